@@ -22,8 +22,8 @@ import (
 	"verbena/roce"
 )
 
-// tapped returns an unsealed packet from a to b.
-func tapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
+// newTapped returns an unsealed packet from a to b.
+func newTapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
 	data := make([]byte, op.PacketLen(payload))
 	k := roce.NewPacket(data, &roce.BTHFields{Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp, PSN: 5}, payload)
 	if h := k.DETH(); h != nil {
@@ -38,11 +38,11 @@ func tapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
 	}
 }
 
-// TestFrame checks that a frame has the same ICRC and checksums as the packet on the wire.
-func TestFrame(t *testing.T) {
+// TestFrameMatchesWirePacket checks that a frame has the same ICRC and checksums as the packet on the wire.
+func TestFrameMatchesWirePacket(t *testing.T) {
 	for _, ips := range [][2]string{{"10.0.0.1", "10.0.0.2"}, {"fd00::1", "fd00::2"}, {"fe80::1%eth0", "fe80::2%eth0"}} {
 		for _, size := range []int{0, 1, 3, 64, 1023, 4096} {
-			p := tapped(ips[0], ips[1], roce.RCSendOnly, 17, size)
+			p := newTapped(ips[0], ips[1], roce.RCSendOnly, 17, size)
 			p.ID, p.TOS, p.TTL = 7, 0xb8, 12
 			f := appendFrame([]byte("before"), p)[len("before"):]
 			if ok, is := roce.CheckIP(f); !ok || !is {
@@ -86,25 +86,26 @@ func TestFrame(t *testing.T) {
 
 // TestFrameChecksumZero checks that a UDP checksum of 0 is sent as 0xffff.
 func TestFrameChecksumZero(t *testing.T) {
-	p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64)
+	p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64)
 	f := appendFrame(nil, p)
 	udp := f[20:]
 	p.Data, p.Unsealed = udp[8:], false
 	// Adding the checksum to a word makes the sum 0xffff.
 	word := p.Data[20:]
-	binary.BigEndian.PutUint16(word, fold(uint32(binary.BigEndian.Uint16(word))+uint32(binary.BigEndian.Uint16(udp[6:]))))
+	binary.BigEndian.PutUint16(word,
+		foldChecksum(uint32(binary.BigEndian.Uint16(word))+uint32(binary.BigEndian.Uint16(udp[6:]))))
 	if f := appendFrame(nil, p); binary.BigEndian.Uint16(f[26:]) != 0xffff {
 		t.Errorf("checksum: got %#x, want 0xffff", f[26:28])
 	}
 }
 
-func TestFilter(t *testing.T) {
-	out := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 8)
+func TestFilterSelectsPackets(t *testing.T) {
+	out := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 8)
 	out.QP = 18
-	in := tapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 18, 0)
+	in := newTapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 18, 0)
 	in.Out = false
-	ud := tapped("fe80::1%eth0", "fd00::2", roce.UDSendOnlyWithImmediate, 20, 8)
-	read := tapped("10.0.0.1", "10.0.0.3", roce.RCRDMAReadResponseMiddle, 30, 8)
+	ud := newTapped("fe80::1%eth0", "fd00::2", roce.UDSendOnlyWithImmediate, 20, 8)
+	read := newTapped("10.0.0.1", "10.0.0.3", roce.RCRDMAReadResponseMiddle, 30, 8)
 	all := []*link.Tapped{out, in, ud, read}
 	for _, c := range []struct {
 		text string
@@ -165,14 +166,14 @@ func FuzzFilter(f *testing.F) {
 			}
 			return
 		}
-		p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 0)
+		p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 0)
 		p.Data = data
 		filter.Match(p)
 	})
 }
 
-// read parses a capture file.
-func read(t *testing.T, b []byte) (frames [][]byte, infos []gopacket.CaptureInfo, ng *pcapgo.NgReader) {
+// parseCapture parses a capture file.
+func parseCapture(t *testing.T, b []byte) (frames [][]byte, infos []gopacket.CaptureInfo, ng *pcapgo.NgReader) {
 	t.Helper()
 	ng, err := pcapgo.NewNgReader(bytes.NewReader(b), pcapgo.NgReaderOptions{WantMixedLinkType: true})
 	if err != nil {
@@ -190,8 +191,8 @@ func read(t *testing.T, b []byte) (frames [][]byte, infos []gopacket.CaptureInfo
 	}
 }
 
-// directions returns the directions of the packets in a file, in the encoding of epb_flags: 1 is in, 2 is out.
-func directions(b []byte) (d []uint32) {
+// packetDirections returns the directions of the packets in a file, in the encoding of epb_flags: 1 is in, 2 is out.
+func packetDirections(b []byte) (d []uint32) {
 	for len(b) >= 12 {
 		n := binary.LittleEndian.Uint32(b[4:])
 		if binary.LittleEndian.Uint32(b) == 6 {
@@ -205,7 +206,7 @@ func directions(b []byte) (d []uint32) {
 	return d
 }
 
-func TestRecorder(t *testing.T) {
+func TestRecorderWritesFilteredPackets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var file bytes.Buffer
 		filter, err := ParseFilter("qp=17")
@@ -215,34 +216,34 @@ func TestRecorder(t *testing.T) {
 		r := New(&file, Options{Filter: filter})
 		a := r.Interface("rxe0", "eth0")
 		start := time.Now()
-		p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
-		q := tapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
+		p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
+		q := newTapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
 		q.Out, q.Time = false, start.Add(3*time.Nanosecond)
 		a.Packet(q) // the response is recorded first
 		a.Packet(p)
-		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
+		a.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
 		clear(p.Data) // the recorder must have copied the data
 		testutil.Advance(time.Second)
-		if len(directions(file.Bytes())) != 2 {
+		if len(packetDirections(file.Bytes())) != 2 {
 			t.Error("packets in the file before Close: got none, want 2")
 		}
 		b := r.Interface("rxe1", "")
-		b.Packet(tapped("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
+		b.Packet(newTapped("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
 		sum, err := r.Close()
-		if err != nil || sum != (summary{Packets: 3}) {
+		if err != nil || sum != (recordingStats{Packets: 3}) {
 			t.Errorf("Close: got %+v and error %v, want 3 packets", sum, err)
 		}
-		a.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // after the end of the recording
+		a.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // after the end of the recording
 		if again, err := r.Close(); again != sum || err != nil {
 			t.Errorf("second Close: got %+v and error %v, want the same", again, err)
 		}
 
-		_, infos, ng := read(t, file.Bytes())
+		_, infos, ng := parseCapture(t, file.Bytes())
 		if len(infos) != 3 || infos[0].InterfaceIndex != 0 || infos[2].InterfaceIndex != 1 ||
 			!infos[0].Timestamp.Equal(start) || !infos[1].Timestamp.Equal(start.Add(3)) {
 			t.Errorf("packets: got %+v, want 3 of two interfaces", infos)
 		}
-		if d := directions(file.Bytes()); !slices.Equal(d, []uint32{2, 1, 2}) {
+		if d := packetDirections(file.Bytes()); !slices.Equal(d, []uint32{2, 1, 2}) {
 			t.Errorf("directions: got %v, want out, in, out", d)
 		}
 		for i, want := range []struct {
@@ -262,23 +263,23 @@ func TestRecorder(t *testing.T) {
 	})
 }
 
-func TestRecorderCount(t *testing.T) {
+func TestRecorderEndsAfterCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var file bytes.Buffer
 		r := New(&file, Options{Count: 5})
 		tap := r.Interface("rxe0", "")
 		for range 9 {
-			tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100))
+			tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100))
 		}
 		select {
 		case <-r.Done():
 		case <-time.After(time.Minute):
 			t.Error("recording after Count packets: got no end, want one")
 		}
-		if sum, err := r.Close(); err != nil || sum != (summary{Packets: 5}) {
+		if sum, err := r.Close(); err != nil || sum != (recordingStats{Packets: 5}) {
 			t.Errorf("Close: got %+v and error %v, want 5 packets", sum, err)
 		}
-		if frames, _, _ := read(t, file.Bytes()); len(frames) != 5 {
+		if frames, _, _ := parseCapture(t, file.Bytes()); len(frames) != 5 {
 			t.Errorf("packets in the file: got %d, want 5", len(frames))
 		}
 	})
@@ -293,15 +294,15 @@ func TestRecorderReorders(t *testing.T) {
 		tap := r.Interface("rxe0", "")
 		start := time.Now()
 		for i, late := range []time.Duration{500, 150, 400, 350} { // times in milliseconds
-			p := tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
+			p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
 			p.Time = start.Add(late * time.Millisecond)
 			tap.Packet(p)
 			testutil.Advance(flushPeriod)
 		}
-		if sum, err := r.Close(); err != nil || sum != (summary{Packets: 4}) {
+		if sum, err := r.Close(); err != nil || sum != (recordingStats{Packets: 4}) {
 			t.Errorf("Close: got %+v and error %v, want 4 packets", sum, err)
 		}
-		frames, infos, _ := read(t, file.Bytes())
+		frames, infos, _ := parseCapture(t, file.Bytes())
 		var qps []uint32
 		for i, f := range frames {
 			qps = append(qps, roce.BTH(f[ip4Len+udpLen:]).DestQPN())
@@ -318,13 +319,13 @@ func TestRecorderReorders(t *testing.T) {
 	})
 }
 
-// stuck is a writer that blocks until it is released.
-type stuck struct {
+// stuckWriter is a writer that blocks until it is released.
+type stuckWriter struct {
 	bytes.Buffer
 	let chan struct{}
 }
 
-func (s *stuck) Write(b []byte) (int, error) {
+func (s *stuckWriter) Write(b []byte) (int, error) {
 	<-s.let
 	return s.Buffer.Write(b)
 }
@@ -332,12 +333,12 @@ func (s *stuck) Write(b []byte) (int, error) {
 // TestRecorderStuckWriter checks that a blocked writer does not block devices, and that dropped packets are counted.
 func TestRecorderStuckWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &stuck{let: make(chan struct{})}
+		w := &stuckWriter{let: make(chan struct{})}
 		r := New(w, Options{Buffer: 100 << 10})
 		tap := r.Interface("rxe0", "")
 		const packets, fit = 1000, (100 << 10) / (1000 + recordCost)
 		for range packets {
-			tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
+			tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
 			testutil.Advance(time.Millisecond)
 		}
 		close(w.let)
@@ -346,7 +347,7 @@ func TestRecorderStuckWriter(t *testing.T) {
 		if err != nil || sum.Packets+sum.Dropped != packets || sum.Packets < fit || sum.Packets > 2*fit {
 			t.Errorf("Close: got %+v and error %v, want one to two buffers of packets and the rest dropped", sum, err)
 		}
-		frames, _, ng := read(t, w.Bytes())
+		frames, _, ng := parseCapture(t, w.Bytes())
 		if f, _ := ng.Interface(0); uint64(len(frames)) != sum.Packets || f.Statistics.PacketsReceived != packets ||
 			f.Statistics.PacketsDropped != sum.Dropped {
 			t.Errorf("file: got %d packets and statistics %+v, want those of the summary", len(frames), f.Statistics)
@@ -354,17 +355,17 @@ func TestRecorderStuckWriter(t *testing.T) {
 	})
 }
 
-type broken struct{}
+type brokenWriter struct{}
 
 var errBroken = errors.New("no space left")
 
-func (broken) Write([]byte) (int, error) { return 0, errBroken }
+func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
 
 func TestRecorderBrokenWriter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := New(broken{}, Options{})
+		r := New(brokenWriter{}, Options{})
 		tap := r.Interface("rxe0", "")
-		tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
+		tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
 		<-r.Done()
 		if _, err := r.Close(); !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "write the capture") {
 			t.Errorf("Close: got %v, want the error of the writer", err)
@@ -382,7 +383,7 @@ func TestRecorderConcurrent(t *testing.T) {
 		tap := r.Interface("rxe0", "")
 		wg.Go(func() {
 			for range each {
-				tap.Packet(tapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64))
+				tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64))
 			}
 		})
 	}
@@ -391,7 +392,7 @@ func TestRecorderConcurrent(t *testing.T) {
 	if err != nil || sum.Packets+sum.Dropped != threads*each {
 		t.Errorf("Close: got %+v and error %v, want the sum of all packets", sum, err)
 	}
-	_, infos, _ := read(t, file.Bytes())
+	_, infos, _ := parseCapture(t, file.Bytes())
 	if uint64(len(infos)) != sum.Packets || sum.Dropped != 0 {
 		t.Errorf("packets in the file: got %d, want those of %+v", len(infos), sum)
 	}

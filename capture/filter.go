@@ -49,14 +49,14 @@ func ParseFilter(text string) (*filter, error) {
 		if !ok || value == "" {
 			return nil, fmt.Errorf("%w: %q is not KEY=VALUE; keys are qp, src, dst, host, dir and opcode", ErrFilter, term)
 		}
-		if err := f.add(key, value); err != nil {
+		if err := f.addCondition(key, value); err != nil {
 			return nil, err
 		}
 	}
 	return f, nil
 }
 
-func (f *filter) add(key, value string) error {
+func (f *filter) addCondition(key, value string) error {
 	addr := func(list *[]netip.Addr) error {
 		a, err := netip.ParseAddr(value)
 		if err != nil {
@@ -102,10 +102,10 @@ func (f *filter) addOpcode(value string) error {
 		return nil
 	}
 	any := false
-	want := words(value)
+	want := normaliseName(value)
 	for n := range len(f.opcodes) {
 		op := roce.Opcode(n)
-		if op.Known() && strings.Contains(words(op.String()), want) {
+		if op.Known() && strings.Contains(normaliseName(op.String()), want) {
 			f.opcodes[n], any = true, true
 		}
 	}
@@ -116,8 +116,8 @@ func (f *filter) addOpcode(value string) error {
 	return nil
 }
 
-// words normalises names for comparisons.
-func words(s string) string {
+// normaliseName normalises names for comparisons.
+func normaliseName(s string) string {
 	return strings.Join(strings.FieldsFunc(strings.ToLower(s),
 		func(r rune) bool { return r == ' ' || r == '-' || r == '_' }), " ")
 }
@@ -142,7 +142,7 @@ func (f *filter) Match(p *link.Tapped) bool {
 	src, dst := p.Src.Addr(), p.Dst.Addr()
 	has := func(list []netip.Addr, a netip.Addr) bool { return slices.Contains(list, a.Unmap().WithZone("")) }
 	switch {
-	case len(f.qps) > 0 && !slices.Contains(f.qps, h.DestQPN()) && !slices.Contains(f.qps, sender(p)),
+	case len(f.qps) > 0 && !slices.Contains(f.qps, h.DestQPN()) && !slices.Contains(f.qps, senderQP(p)),
 		len(f.src) > 0 && !has(f.src, src),
 		len(f.dst) > 0 && !has(f.dst, dst),
 		len(f.host) > 0 && !has(f.host, src) && !has(f.host, dst),
@@ -156,9 +156,9 @@ func (f *filter) Match(p *link.Tapped) bool {
 // unknownQP is not a valid queue pair number.
 const unknownQP = 1 << 24
 
-// sender returns the number of the sending queue pair, if the device or the packet has it. Otherwise it returns
+// senderQP returns the number of the sending queue pair, if the device or the packet has it. Otherwise it returns
 // unknownQP.
-func sender(p *link.Tapped) uint32 {
+func senderQP(p *link.Tapped) uint32 {
 	if p.QP != 0 {
 		return p.QP
 	}

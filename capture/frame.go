@@ -30,8 +30,8 @@ func appendFrame(b []byte, p *link.Tapped) []byte {
 		s, d := src.As4(), dst.As4()
 		copy(h[12:], s[:])
 		copy(h[16:], d[:])
-		binary.BigEndian.PutUint16(h[10:], ^fold(sum(0, h[:])))
-		pseudo = sum(0, h[12:])
+		binary.BigEndian.PutUint16(h[10:], ^foldChecksum(addChecksum(0, h[:])))
+		pseudo = addChecksum(0, h[12:])
 		b = append(b, h[:]...)
 	} else {
 		var h [ip6Len]byte
@@ -41,7 +41,7 @@ func appendFrame(b []byte, p *link.Tapped) []byte {
 		s, d := src.As16(), dst.As16()
 		copy(h[8:], s[:])
 		copy(h[24:], d[:])
-		pseudo = sum(0, h[8:])
+		pseudo = addChecksum(0, h[8:])
 		b = append(b, h[:]...)
 	}
 	u := len(b)
@@ -54,7 +54,7 @@ func appendFrame(b []byte, p *link.Tapped) []byte {
 		flow := roce.NewFlow(netip.AddrPortFrom(src, p.Src.Port()), netip.AddrPortFrom(dst, p.Dst.Port()))
 		flow.Seal(p.ID, data)
 	}
-	check := ^fold(sum(pseudo+protUDP+uint32(udp), b[u:]))
+	check := ^foldChecksum(addChecksum(pseudo+protUDP+uint32(udp), b[u:]))
 	if check == 0 {
 		check = 0xffff // 0 means no checksum
 	}
@@ -62,8 +62,8 @@ func appendFrame(b []byte, p *link.Tapped) []byte {
 	return b
 }
 
-// sum adds 16-bit words for a checksum (RFC 1071).
-func sum(s uint32, b []byte) uint32 {
+// addChecksum adds 16-bit words for a checksum (RFC 1071).
+func addChecksum(s uint32, b []byte) uint32 {
 	n := uint64(s)
 	for ; len(b) >= 2; b = b[2:] {
 		n += uint64(binary.BigEndian.Uint16(b))
@@ -77,7 +77,7 @@ func sum(s uint32, b []byte) uint32 {
 	return uint32(n)
 }
 
-func fold(s uint32) uint16 {
+func foldChecksum(s uint32) uint16 {
 	for s>>16 != 0 {
 		s = s&0xffff + s>>16
 	}

@@ -38,8 +38,8 @@ const (
 	reorderTime = 20 * time.Millisecond
 )
 
-// summary holds the numbers of packets of a recording.
-type summary struct {
+// recordingStats holds the numbers of packets of a recording.
+type recordingStats struct {
 	Packets uint64 `json:"packets"` // packets written to the file
 	Dropped uint64 `json:"dropped"` // packets selected by the filter, but lost because the buffer was full
 }
@@ -60,19 +60,19 @@ type Recorder struct {
 	mu         sync.Mutex
 	accepted   uint64 // number of accepted packets, up to Count
 	interfaces []*tap
-	filled     batch
+	filled     packetBuffer
 
 	// Only the goroutine uses the following fields.
-	spare   batch
+	spare   packetBuffer
 	young   []record // packets that are too young to be written, with their own copies of the bytes
 	frame   []byte
 	known   int // number of interfaces in the file
-	summary summary
+	summary recordingStats
 	err     error
 }
 
-// batch is a buffer of packets.
-type batch struct {
+// packetBuffer is a buffer of packets.
+type packetBuffer struct {
 	records []record
 	bytes   []byte
 }
@@ -103,8 +103,8 @@ func New(w io.Writer, opts Options) *Recorder {
 		ending: make(chan struct{}), done: make(chan struct{}), finished: make(chan struct{}), full: make(chan struct{}, 1),
 	}
 	// New allocates the whole buffer at once. A growing buffer would be copied while a device waits.
-	for _, b := range []*batch{&r.filled, &r.spare} {
-		*b = batch{make([]record, 0, opts.Buffer/recordCost+1), make([]byte, 0, opts.Buffer)}
+	for _, b := range []*packetBuffer{&r.filled, &r.spare} {
+		*b = packetBuffer{make([]record, 0, opts.Buffer/recordCost+1), make([]byte, 0, opts.Buffer)}
 	}
 	go r.run()
 	return r
@@ -125,7 +125,7 @@ func (r *Recorder) Done() <-chan struct{} { return r.done }
 
 // Close ends the recording, and writes the remaining packets and the statistics. Close blocks until all data are
 // written, and returns the first error of the writer.
-func (r *Recorder) Close() (summary, error) {
+func (r *Recorder) Close() (recordingStats, error) {
 	r.over.Store(true)
 	r.once.Do(func() { close(r.ending) })
 	<-r.finished
@@ -186,7 +186,7 @@ func (r *Recorder) run() {
 		}
 	}
 	r.flush(true)
-	r.finish()
+	r.writeStatistics()
 }
 
 // flush writes the packets that are old enough, or all of them. flush reports whether the recording should end, which
@@ -194,7 +194,7 @@ func (r *Recorder) run() {
 func (r *Recorder) flush(all bool) (enough bool) {
 	r.mu.Lock()
 	b := r.filled
-	r.filled, r.spare = batch{r.spare.records[:0], r.spare.bytes[:0]}, batch{}
+	r.filled, r.spare = packetBuffer{r.spare.records[:0], r.spare.bytes[:0]}, packetBuffer{}
 	interfaces := r.interfaces
 	enough = r.opts.Count != 0 && r.accepted == r.opts.Count
 	r.mu.Unlock()
@@ -255,7 +255,7 @@ func (r *Recorder) addInterface(t *tap) error {
 	return err
 }
 
-var flags = map[bool]*pcapgo.NgEpbFlags{
+var directionFlags = map[bool]*pcapgo.NgEpbFlags{
 	false: {Direction: pcapgo.NgEpbFlagDirectionInbound},
 	true:  {Direction: pcapgo.NgEpbFlagDirectionOutbound},
 }
@@ -265,11 +265,11 @@ func (r *Recorder) write(x *record) error {
 	r.summary.Packets++
 	return r.w.WritePacketWithOptions(gopacket.CaptureInfo{
 		Timestamp: x.Time, CaptureLength: len(r.frame), Length: len(r.frame), InterfaceIndex: x.tap.id,
-	}, r.frame, pcapgo.NgPacketOptions{Flags: flags[x.Out]})
+	}, r.frame, pcapgo.NgPacketOptions{Flags: directionFlags[x.Out]})
 }
 
-// finish writes the statistics.
-func (r *Recorder) finish() {
+// writeStatistics writes the statistics.
+func (r *Recorder) writeStatistics() {
 	r.mu.Lock()
 	interfaces := r.interfaces
 	for _, x := range r.filled.records { // accepted by calls that were in progress at the end

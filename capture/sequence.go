@@ -34,8 +34,8 @@ type packet struct {
 	BadICRC     bool
 }
 
-// At returns the time of the packet's first record.
-func (p *packet) At() time.Time {
+// FirstSeen returns the time of the packet's first record.
+func (p *packet) FirstSeen() time.Time {
 	if p.Sent.IsZero() {
 		return p.Arrived
 	}
@@ -84,7 +84,7 @@ const maxPackets = 1 << 20
 // Connections returns the connections in a pcap or pcapng capture, in the order of their first packets. Connections
 // ignores datagrams and packets between more than two parties.
 func Connections(r io.Reader) ([]*Connection, error) {
-	next, err := frames(r)
+	next, err := frameReader(r)
 	if err != nil {
 		return nil, fmt.Errorf("read capture: %w", err)
 	}
@@ -94,11 +94,11 @@ func Connections(r io.Reader) ([]*Connection, error) {
 		f, err := next()
 		switch {
 		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-			return join(all, dropped), nil
+			return groupConnections(all, dropped), nil
 		case err != nil:
 			return nil, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		ip, err := network(f.link, f.data)
+		ip, err := networkPacket(f.link, f.data)
 		if err != nil {
 			return nil, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
@@ -161,8 +161,8 @@ func parse(ip []byte) (p seenPacket, ok bool) {
 	return p, true
 }
 
-// join groups packets into connections.
-func join(all []seenPacket, dropped int) []*Connection {
+// groupConnections groups packets into connections.
+func groupConnections(all []seenPacket, dropped int) []*Connection {
 	// The following map holds the flows between two addresses.
 	type pair struct {
 		src, dst netip.Addr
@@ -222,7 +222,7 @@ func join(all []seenPacket, dropped int) []*Connection {
 		syndrome roce.Syndrome
 	}
 	away := map[key][]int{}
-	highest := map[flow]request{}
+	highest := map[flow]latestRequest{}
 	for i := range all {
 		p := &all[i]
 		c := of[p.flow]
@@ -237,12 +237,12 @@ func join(all []seenPacket, dropped int) []*Connection {
 		}
 		x := p.packet
 		x.From = 1 - end[p.flow]
-		if x.request() {
+		if x.isRequest() {
 			last, known := highest[p.flow]
 			x.Again = known && !last.psn.Less(p.PSN)
 			if !x.Again {
 				x.Gap = known && !last.read && p.PSN != last.psn.Next()
-				highest[p.flow] = request{p.PSN, p.Op.Has(roce.FlagRead)}
+				highest[p.flow] = latestRequest{p.PSN, p.Op.Has(roce.FlagRead)}
 			}
 		}
 		if p.out {
@@ -261,19 +261,19 @@ func join(all []seenPacket, dropped int) []*Connection {
 	return list
 }
 
-// request is the latest request of a flow. A READ takes one PSN for each packet of its response.
-type request struct {
+// latestRequest is the latest request of a flow. A READ takes one PSN for each packet of its response.
+type latestRequest struct {
 	psn  roce.PSN
 	read bool
 }
 
-// request reports whether a packet has a PSN of the sender's own sequence.
-func (p *packet) request() bool {
+// isRequest reports whether a packet has a PSN of the sender's own sequence.
+func (p *packet) isRequest() bool {
 	return !p.HasSyndrome && !strings.Contains(p.Op.String(), "RESPONSE")
 }
 
-// description returns a description of the packet.
-func (p *packet) description() string {
+// describe returns a description of the packet.
+func (p *packet) describe() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s psn %d", strings.TrimPrefix(p.Op.String(), p.Op.Service().String()+" "), p.PSN)
 	if p.Payload > 0 {
@@ -288,8 +288,8 @@ func (p *packet) description() string {
 	return b.String()
 }
 
-// faults returns the faults of the packet, or an empty string.
-func (p *packet) faults() string {
+// describeFaults returns the faults of the packet, or an empty string.
+func (p *packet) describeFaults() string {
 	var w []string
 	for _, x := range []struct {
 		on   bool
@@ -331,12 +331,12 @@ func (c *Connection) Summary() string {
 	return s
 }
 
-// Has reports whether an end has the queue pair number.
-func (c *Connection) Has(qp uint32) bool { return c.Ends[0].QP == qp || c.Ends[1].QP == qp }
+// HasQP reports whether an end has the queue pair number.
+func (c *Connection) HasQP(qp uint32) bool { return c.Ends[0].QP == qp || c.Ends[1].QP == qp }
 
-// Trouble reports whether a packet has a fault.
-func (c *Connection) Trouble() bool {
-	return slices.ContainsFunc(c.Packets, func(p packet) bool { return p.faults() != "" })
+// HasFault reports whether a packet has a fault.
+func (c *Connection) HasFault() bool {
+	return slices.ContainsFunc(c.Packets, func(p packet) bool { return p.describeFaults() != "" })
 }
 
 // shownPackets returns at most limit packets to show; 0 means all packets. With trouble set, the shown packets start a
@@ -345,7 +345,7 @@ func (c *Connection) shownPackets(limit int, trouble bool) []packet {
 	list := c.Packets
 	if trouble {
 		const before = 5
-		at := slices.IndexFunc(list, func(p packet) bool { return p.faults() != "" })
+		at := slices.IndexFunc(list, func(p packet) bool { return p.describeFaults() != "" })
 		if at < 0 {
 			return nil
 		}
@@ -357,32 +357,32 @@ func (c *Connection) shownPackets(limit int, trouble bool) []packet {
 	return list
 }
 
-// Text writes the packets, one a line. A line contains the time since the first packet, and the packet with its
+// WriteText writes the packets, one a line. A line contains the time since the first packet, and the packet with its
 // direction.
-func (c *Connection) Text(w io.Writer, limit int, trouble bool) error {
+func (c *Connection) WriteText(w io.Writer, limit int, trouble bool) error {
 	const width = 46
 	list := c.shownPackets(limit, trouble)
 	if _, err := fmt.Fprintf(w, "%14s  %-*s  %s\n", "seconds", width, c.Ends[0], c.Ends[1]); err != nil {
 		return err
 	}
-	first := c.first()
+	first := c.startTime()
 	for i := range list {
 		p := &list[i]
-		left, arrow, right := p.description(), "-->", ""
+		left, arrow, right := p.describe(), "-->", ""
 		if p.Lost {
 			arrow = "--x"
 		}
 		if p.From == 1 {
-			left, right, arrow = "", p.description(), "<--"
+			left, right, arrow = "", p.describe(), "<--"
 			if p.Lost {
 				arrow = "x--"
 			}
 		}
-		note := p.faults()
+		note := p.describeFaults()
 		if note != "" {
 			note = "  ! " + note
 		}
-		if _, err := fmt.Fprintf(w, "%14.6f  %-*s %s %s%s\n", p.At().Sub(first).Seconds(), width-4, left, arrow, right,
+		if _, err := fmt.Fprintf(w, "%14.6f  %-*s %s %s%s\n", p.FirstSeen().Sub(first).Seconds(), width-4, left, arrow, right,
 			note); err != nil {
 			return err
 		}
@@ -394,19 +394,22 @@ func (c *Connection) Text(w io.Writer, limit int, trouble bool) error {
 	return nil
 }
 
-func (c *Connection) first() time.Time {
+func (c *Connection) startTime() time.Time {
 	if len(c.Packets) == 0 {
 		return time.Time{}
 	}
-	return c.Packets[0].At()
+	return c.Packets[0].FirstSeen()
 }
 
-// SVG writes the packets as a picture. Each end is a vertical line, and each packet is an arrow. Packets with
+// WriteSVG writes the packets as a picture. Each end is a vertical line, and each packet is an arrow. Packets with
 // faults are red.
-func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
+func (c *Connection) WriteSVG(w io.Writer, limit int, trouble bool) error {
 	const width, left, right, top, row = 900, 300, 720, 96, 20
 	list := c.shownPackets(limit, trouble)
-	slices.SortStableFunc(list, func(a, b packet) int { return cmp.Compare(a.At().UnixNano(), b.At().UnixNano()) })
+	slices.SortStableFunc(list, func(a, b packet) int {
+		return cmp.Compare(a.FirstSeen().UnixNano(),
+			b.FirstSeen().UnixNano())
+	})
 	var b strings.Builder
 	height := top + row*(len(list)+2)
 	esc := func(s string) string {
@@ -417,7 +420,8 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 	text := func(x, y int, anchor, class, s string) {
 		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="%s" class="%s">%s</text>`+"\n", x, y, anchor, class, esc(s))
 	}
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d">`+"\n", width, height)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %[1]d %[2]d">`+"\n",
+		width, height)
 	b.WriteString(`<style>text{font-family:'DejaVu Sans',Verdana,sans-serif;font-size:11px;fill:#1d3557}.h{font-size:13px;font-weight:bold}.s{fill:#5c677d}.r{fill:#b02a3a;font-weight:bold}</style>` + "\n")
 	b.WriteString(`<defs><marker id="a" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto"><path d="M0 0 L9 4 L0 8 Z" fill="#457b9d"/></marker>` +
 		`<marker id="r" markerWidth="9" markerHeight="8" refX="8" refY="4" orient="auto"><path d="M0 0 L9 4 L0 8 Z" fill="#d1495b"/></marker></defs>` + "\n")
@@ -428,7 +432,7 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 	for _, x := range []int{left, right} {
 		fmt.Fprintf(&b, `<line x1="%d" y1="72" x2="%[1]d" y2="%d" stroke="#8d99ae"/>`+"\n", x, height-row)
 	}
-	first, before := c.first(), time.Time{}
+	first, before := c.startTime(), time.Time{}
 	for i := range list {
 		p := &list[i]
 		y := top + row*i
@@ -437,7 +441,7 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 			x1, x2 = right, left
 		}
 		colour, marker, class := "#457b9d", "a", "s"
-		note := p.faults()
+		note := p.describeFaults()
 		if note != "" {
 			colour, marker, class = "#d1495b", "r", "r"
 		}
@@ -448,15 +452,15 @@ func (c *Connection) SVG(w io.Writer, limit int, trouble bool) error {
 			fmt.Fprintf(&b, `<path d="M%d %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`+"\n", x2-4, y2-4, colour)
 		}
 		fmt.Fprintf(&b, `<line x1="%d" y1="%d" x2="%d" y2="%d" stroke="%s" %s/>`+"\n", x1, y, x2, y2, colour, end)
-		text((left+right)/2, y-1, "middle", "", p.description())
-		text(left-130, y+4, "end", "s", fmt.Sprintf("%.6f s", p.At().Sub(first).Seconds()))
-		if d := p.At().Sub(before); i > 0 && d >= time.Millisecond {
+		text((left+right)/2, y-1, "middle", "", p.describe())
+		text(left-130, y+4, "end", "s", fmt.Sprintf("%.6f s", p.FirstSeen().Sub(first).Seconds()))
+		if d := p.FirstSeen().Sub(before); i > 0 && d >= time.Millisecond {
 			text(left-50, y+4, "end", "r", "+"+d.Round(10*time.Microsecond).String())
 		}
 		if note != "" {
 			text(right+16, y+8, "start", class, note)
 		}
-		before = p.At()
+		before = p.FirstSeen()
 	}
 	if n := len(c.Packets) - len(list); n > 0 {
 		text(20, height-8, "start", "s", fmt.Sprintf("%d other packets", n))

@@ -14,8 +14,9 @@ import (
 	"verbena/roce"
 )
 
-// wire records packets of queue pair 17 at 10.0.0.1 and queue pair 18 at 10.0.0.2, like a capture of the devices.
-type wire struct {
+// recordedPair records packets of queue pair 17 at 10.0.0.1 and queue pair 18 at 10.0.0.2, like a capture of the
+// devices.
+type recordedPair struct {
 	t    *testing.T
 	buf  bytes.Buffer
 	rec  *Recorder
@@ -23,17 +24,17 @@ type wire struct {
 	at   time.Time
 }
 
-var wireAddrs = [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
+var pairAddrs = [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")}
 
-func newWire(t *testing.T) *wire {
-	w := &wire{t: t, at: time.Unix(1700000000, 0)}
+func newRecordedPair(t *testing.T) *recordedPair {
+	w := &recordedPair{t: t, at: time.Unix(1700000000, 0)}
 	w.rec = New(&w.buf, Options{})
 	w.taps = [2]link.Tap{w.rec.Interface("rxe0", ""), w.rec.Interface("rxe1", "")}
 	return w
 }
 
-// packet records a packet from an end. leaves and arrives select the records at that end and at the opposite end.
-func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndrome roce.Syndrome, leaves,
+// recordPacket records a packet from an end. leaves and arrives select the records at that end and at the opposite end.
+func (w *recordedPair) recordPacket(from int, op roce.Opcode, psn roce.PSN, payload int, syndrome roce.Syndrome, leaves,
 	arrives bool) {
 	w.t.Helper()
 	buf := make([]byte, 8192)
@@ -42,8 +43,8 @@ func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndr
 		h.Encode(syndrome, 1)
 	}
 	w.at = w.at.Add(time.Millisecond)
-	tapped := link.Tapped{Time: w.at, Src: netip.AddrPortFrom(wireAddrs[from], 50000),
-		Dst: netip.AddrPortFrom(wireAddrs[1-from], roce.UDPPort), Data: p.Data, Unsealed: true, TTL: 64}
+	tapped := link.Tapped{Time: w.at, Src: netip.AddrPortFrom(pairAddrs[from], 50000),
+		Dst: netip.AddrPortFrom(pairAddrs[1-from], roce.UDPPort), Data: p.Data, Unsealed: true, TTL: 64}
 	for i, on := range []bool{leaves, arrives} {
 		if on {
 			tapped.Out = i == 0
@@ -52,7 +53,7 @@ func (w *wire) packet(from int, op roce.Opcode, psn roce.PSN, payload int, syndr
 	}
 }
 
-func (w *wire) connections() []*Connection {
+func (w *recordedPair) parseConnections() []*Connection {
 	w.t.Helper()
 	if _, err := w.rec.Close(); err != nil {
 		w.t.Fatal(err)
@@ -64,34 +65,35 @@ func (w *wire) connections() []*Connection {
 	return list
 }
 
-// TestConnections checks that the packets of both directions form one connection without duplicates, with a note on
-// each fault.
-func TestConnections(t *testing.T) {
-	w := newWire(t)
-	w.packet(0, roce.RCSendOnly, 5, 64, 0, true, true)
-	w.packet(1, roce.RCAcknowledge, 5, 0, roce.ACK(31), true, true)
-	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, false) // lost in transit
-	w.packet(0, roce.RCSendOnly, 7, 64, 0, true, true)
-	w.packet(1, roce.RCAcknowledge, 6, 0, roce.NAKPSNSequenceError, true, true)
-	w.packet(0, roce.RCSendOnly, 6, 64, 0, true, true)
-	w.packet(0, roce.RCSendOnly, 7, 64, 0, true, true)
-	w.packet(0, roce.RCSendOnly, 9, 64, 0, true, true) // PSN 8 was not sent
-	w.packet(0, roce.RCRDMAReadRequest, 10, 0, 0, true, true)
-	w.packet(1, roce.RCRDMAReadResponseOnly, 10, 4, roce.ACK(31), true, true)
-	w.packet(0, roce.RCSendOnly, 13, 0, 0, true, true) // the READ used three PSNs
-	w.packet(1, roce.RCAcknowledge, 13, 0, roce.RNRNAK(1), true, true)
-	list := w.connections()
+// TestConnectionsMergeBothEnds checks that the packets of both directions form one connection without duplicates, with
+// a note on each fault.
+func TestConnectionsMergeBothEnds(t *testing.T) {
+	w := newRecordedPair(t)
+	w.recordPacket(0, roce.RCSendOnly, 5, 64, 0, true, true)
+	w.recordPacket(1, roce.RCAcknowledge, 5, 0, roce.ACK(31), true, true)
+	w.recordPacket(0, roce.RCSendOnly, 6, 64, 0, true, false) // lost in transit
+	w.recordPacket(0, roce.RCSendOnly, 7, 64, 0, true, true)
+	w.recordPacket(1, roce.RCAcknowledge, 6, 0, roce.NAKPSNSequenceError, true, true)
+	w.recordPacket(0, roce.RCSendOnly, 6, 64, 0, true, true)
+	w.recordPacket(0, roce.RCSendOnly, 7, 64, 0, true, true)
+	w.recordPacket(0, roce.RCSendOnly, 9, 64, 0, true, true) // PSN 8 was not sent
+	w.recordPacket(0, roce.RCRDMAReadRequest, 10, 0, 0, true, true)
+	w.recordPacket(1, roce.RCRDMAReadResponseOnly, 10, 4, roce.ACK(31), true, true)
+	w.recordPacket(0, roce.RCSendOnly, 13, 0, 0, true, true) // the READ used three PSNs
+	w.recordPacket(1, roce.RCAcknowledge, 13, 0, roce.RNRNAK(1), true, true)
+	list := w.parseConnections()
 	if len(list) != 1 {
 		t.Fatalf("connections: got %d, want 1", len(list))
 	}
 	c := list[0]
-	if c.Ends != [2]endpoint{{wireAddrs[0], 17}, {wireAddrs[1], 18}} || c.Service != roce.RC || !c.Has(17) || !c.Has(18) ||
-		c.Has(19) {
+	if c.Ends != [2]endpoint{{pairAddrs[0], 17}, {pairAddrs[1], 18}} || c.Service != roce.RC || !c.HasQP(17) ||
+		!c.HasQP(18) ||
+		c.HasQP(19) {
 		t.Errorf("connection: got ends %v and service %v, want QPs 17 and 18 of RC", c.Ends, c.Service)
 	}
 	var notes []string
 	for i := range c.Packets {
-		notes = append(notes, c.Packets[i].faults())
+		notes = append(notes, c.Packets[i].describeFaults())
 	}
 	if got, want := strings.Join(notes, "|"), "||lost||NAK|again|again|after a gap||||not ready"; got != want {
 		t.Errorf("notes: got %s, want %s", got, want)
@@ -110,27 +112,27 @@ func TestConnections(t *testing.T) {
 	}
 }
 
-// TestShow checks that the text has a line for each shown packet, and that the picture is well-formed.
-func TestShow(t *testing.T) {
-	w := newWire(t)
+// TestTextAndSVGShowPackets checks that the text has a line for each shown packet, and that the picture is well-formed.
+func TestTextAndSVGShowPackets(t *testing.T) {
+	w := newRecordedPair(t)
 	for i := range roce.PSN(20) {
-		w.packet(0, roce.RCSendOnly, i, 64, 0, true, i != 12)
+		w.recordPacket(0, roce.RCSendOnly, i, 64, 0, true, i != 12)
 	}
-	c := w.connections()[0]
+	c := w.parseConnections()[0]
 	for _, x := range []struct {
 		limit   int
 		trouble bool
 		lines   int
 	}{{0, false, 21}, {5, false, 7}, {0, true, 15}, {3, true, 5}} {
 		var b bytes.Buffer
-		if err := c.Text(&b, x.limit, x.trouble); err != nil {
+		if err := c.WriteText(&b, x.limit, x.trouble); err != nil {
 			t.Fatal(err)
 		}
 		if n := strings.Count(b.String(), "\n"); n != x.lines {
 			t.Errorf("limit %d, trouble %t: got %d lines, want %d:\n%s", x.limit, x.trouble, n, x.lines, b.String())
 		}
 		var svg bytes.Buffer
-		if err := c.SVG(&svg, x.limit, x.trouble); err != nil {
+		if err := c.WriteSVG(&svg, x.limit, x.trouble); err != nil {
 			t.Fatal(err)
 		}
 		for d := xml.NewDecoder(&svg); ; {
@@ -141,19 +143,19 @@ func TestShow(t *testing.T) {
 			}
 		}
 	}
-	if !c.Trouble() {
+	if !c.HasFault() {
 		t.Error("Trouble for a lost packet: got false, want true")
 	}
 }
 
-// TestOneEnd checks that in a capture of one device, packets are not marked as lost because the opposite end was
-// not captured.
-func TestOneEnd(t *testing.T) {
-	w := newWire(t)
-	w.packet(0, roce.RCSendOnly, 1, 64, 0, true, false)
-	w.packet(1, roce.RCAcknowledge, 1, 0, roce.ACK(31), false, true)
-	list := w.connections()
-	if len(list) != 1 || len(list[0].Packets) != 2 || list[0].Trouble() {
+// TestOneEndedCaptureReportsNoLoss checks that in a capture of one device, packets are not marked as lost because the
+// opposite end was not captured.
+func TestOneEndedCaptureReportsNoLoss(t *testing.T) {
+	w := newRecordedPair(t)
+	w.recordPacket(0, roce.RCSendOnly, 1, 64, 0, true, false)
+	w.recordPacket(1, roce.RCAcknowledge, 1, 0, roce.ACK(31), false, true)
+	list := w.parseConnections()
+	if len(list) != 1 || len(list[0].Packets) != 2 || list[0].HasFault() {
 		t.Errorf("connections: got %d, want 1 with 2 packets without a fault: %s", len(list), list[0].Summary())
 	}
 }
@@ -161,9 +163,9 @@ func TestOneEnd(t *testing.T) {
 // FuzzConnections checks that any file is parsed in a short time without a panic, and that the result can be shown.
 func FuzzConnections(f *testing.F) {
 	t := &testing.T{}
-	w := newWire(t)
-	w.packet(0, roce.RCSendOnly, 1, 64, 0, true, true)
-	w.packet(1, roce.RCAcknowledge, 1, 0, roce.ACK(31), true, true)
+	w := newRecordedPair(t)
+	w.recordPacket(0, roce.RCSendOnly, 1, 64, 0, true, true)
+	w.recordPacket(1, roce.RCAcknowledge, 1, 0, roce.ACK(31), true, true)
 	w.rec.Close()
 	f.Add(w.buf.Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -173,7 +175,7 @@ func FuzzConnections(f *testing.F) {
 		}
 		for _, c := range list {
 			_ = c.Summary()
-			if c.Text(io.Discard, 50, false) != nil || c.SVG(io.Discard, 50, true) != nil {
+			if c.WriteText(io.Discard, 50, false) != nil || c.WriteSVG(io.Discard, 50, true) != nil {
 				t.Error("Text or SVG: got an error, want success")
 			}
 		}

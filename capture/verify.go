@@ -53,7 +53,7 @@ var ErrLinkType = errors.New("link type not supported")
 // stopped, is valid up to that frame.
 func Verify(r io.Reader) (Verification, error) {
 	var res Verification
-	next, err := frames(r)
+	next, err := frameReader(r)
 	if err != nil {
 		return res, fmt.Errorf("read capture: %w", err)
 	}
@@ -65,7 +65,7 @@ func Verify(r io.Reader) (Verification, error) {
 		case err != nil:
 			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		ip, err := network(f.link, f.data)
+		ip, err := networkPacket(f.link, f.data)
 		if err != nil {
 			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
@@ -82,8 +82,8 @@ type frame struct {
 	in, out bool   // direction, if the capture contains it
 }
 
-// frames returns a function that reads the frames one after another.
-func frames(r io.Reader) (func() (frame, error), error) {
+// frameReader returns a function that reads the frames one after another.
+func frameReader(r io.Reader) (func() (frame, error), error) {
 	const ngMagic = 0x0a0d0d0a // a palindrome, which is valid in both byte orders
 	b := bufio.NewReader(r)
 	magic, err := b.Peek(4)
@@ -110,7 +110,7 @@ func frames(r io.Reader) (func() (frame, error), error) {
 		}
 		return func() (frame, error) {
 			data, ci, o, err := ng.ZeroCopyReadPacketDataWithOptions()
-			f := frame{link: ngLink(ci), at: ci.Timestamp, data: data, whole: ci.Length}
+			f := frame{link: ngLinkType(ci), at: ci.Timestamp, data: data, whole: ci.Length}
 			if o.Flags != nil {
 				f.in, f.out = o.Flags.Direction == pcapgo.NgEpbFlagDirectionInbound,
 					o.Flags.Direction == pcapgo.NgEpbFlagDirectionOutbound
@@ -131,7 +131,7 @@ func frames(r io.Reader) (func() (frame, error), error) {
 // isGzip reports whether a file with this beginning is compressed (RFC 1952, 2.3.1).
 func isGzip(magic []byte) bool { return magic[0] == 0x1f && magic[1] == 0x8b }
 
-func ngLink(ci gopacket.CaptureInfo) layers.LinkType {
+func ngLinkType(ci gopacket.CaptureInfo) layers.LinkType {
 	if len(ci.AncillaryData) > 0 {
 		if link, ok := ci.AncillaryData[0].(layers.LinkType); ok {
 			return link
@@ -146,8 +146,8 @@ const (
 	linkRawOpenBSD layers.LinkType = 14
 )
 
-// network returns the IP packet in a frame, or nil if there is none.
-func network(link layers.LinkType, frame []byte) ([]byte, error) {
+// networkPacket returns the IP packet in a frame, or nil if there is none.
+func networkPacket(link layers.LinkType, frame []byte) ([]byte, error) {
 	var typeAt, start int // offsets of the EtherType and of the packet
 	switch link {
 	case layers.LinkTypeRaw, layers.LinkTypeIPv4, layers.LinkTypeIPv6, linkRawBSD, linkRawOpenBSD:
@@ -182,7 +182,7 @@ func (r *Verification) verifyPacket(frame int, ip []byte, cut bool) {
 		r.Good++
 		return
 	case !isRoCE:
-		if firstFragment(ip) {
+		if isFirstFragment(ip) {
 			r.Unchecked++
 		}
 		return
@@ -190,7 +190,7 @@ func (r *Verification) verifyPacket(frame int, ip []byte, cut bool) {
 		r.Unchecked++
 		return
 	}
-	good, bad := segments(ip)
+	good, bad := verifySegments(ip)
 	r.Good += good
 	r.Bad += bad
 	if bad > 0 && len(r.BadFrames) < maxBadFrames {
@@ -198,14 +198,14 @@ func (r *Verification) verifyPacket(frame int, ip []byte, cut bool) {
 	}
 }
 
-// maxSegment is at least the size of the longest RoCEv2 packet from BTH to ICRC. That packet has a path MTU of 4096
-// bytes, and at most 48 bytes of headers and ICRC (XRCETH, AtomicETH). maxSegment limits the number and the size of
-// the segments that segments tries. Without maxSegment, the check of a hostile packet of 64 KiB would take the CRC
+// maxSegmentLen is at least the size of the longest RoCEv2 packet from BTH to ICRC. That packet has a path MTU of 4096
+// bytes, and at most 48 bytes of headers and ICRC (XRCETH, AtomicETH). maxSegmentLen limits the number and the size of
+// the segments that segments tries. Without maxSegmentLen, the check of a hostile packet of 64 KiB would take the CRC
 // of 500 MiB.
-const maxSegment = 4096 + 48
+const maxSegmentLen = 4096 + 48
 
-// segments checks the packets in an unsegmented batch. A packet that is not a batch counts as one bad packet.
-func segments(ip []byte) (good, bad int) {
+// verifySegments checks the packets in an unsegmented batch. A packet that is not a batch counts as one bad packet.
+func verifySegments(ip []byte) (good, bad int) {
 	const ip4, ip6, udp, shortest = 20, 40, 8, roce.BTHLen + roce.ICRCLen
 	var src, dst netip.Addr
 	var id uint16
@@ -231,7 +231,7 @@ func segments(ip []byte) (good, bad int) {
 			flow.ICRC(id, p) == binary.LittleEndian.Uint32(p[len(p)-roce.ICRCLen:])
 	}
 	// The capture does not contain the segment size. Only the right size makes the ICRC of the first packet valid.
-	for size := shortest; size < min(len(data), maxSegment+1); size += 4 {
+	for size := shortest; size < min(len(data), maxSegmentLen+1); size += 4 {
 		if !check(id, data[:size]) {
 			continue
 		}
@@ -249,8 +249,8 @@ func segments(ip []byte) (good, bad int) {
 	return 0, 1
 }
 
-// firstFragment reports whether p is the first fragment of a RoCEv2 packet over IPv4, which has the UDP header.
-func firstFragment(p []byte) bool {
+// isFirstFragment reports whether p is the first fragment of a RoCEv2 packet over IPv4, which has the UDP header.
+func isFirstFragment(p []byte) bool {
 	const moreFragments, offset = 0x2000, 0x1fff
 	if len(p) < 28 || p[0]>>4 != 4 || p[9] != 17 ||
 		binary.BigEndian.Uint16(p[6:])&(moreFragments|offset) != moreFragments {

@@ -20,8 +20,8 @@ import (
 	"verbena/roce"
 )
 
-// known returns valid IP packets that were sent by Linux's rxe.
-func known(t testing.TB) [][]byte {
+// rxePackets returns valid IP packets that were sent by Linux's rxe.
+func rxePackets(t testing.TB) [][]byte {
 	t.Helper()
 	f, err := os.Open("../roce/testdata/rxe-6.1.hex")
 	if err != nil {
@@ -44,9 +44,9 @@ func known(t testing.TB) [][]byte {
 	return list
 }
 
-func ofVersion(t testing.TB, v byte) []byte {
+func rxePacketOfVersion(t testing.TB, v byte) []byte {
 	t.Helper()
-	list := known(t)
+	list := rxePackets(t)
 	i := slices.IndexFunc(list, func(p []byte) bool { return p[0]>>4 == v })
 	if i < 0 {
 		t.Fatalf("known packets of IPv%d: got none, want one", v)
@@ -54,15 +54,15 @@ func ofVersion(t testing.TB, v byte) []byte {
 	return list[i]
 }
 
-// damaged returns p with its last payload bit before the ICRC flipped.
-func damaged(p []byte) []byte {
+// corruptPacket returns p with its last payload bit before the ICRC flipped.
+func corruptPacket(p []byte) []byte {
 	p = bytes.Clone(p)
 	p[len(p)-5] ^= 1
 	return p
 }
 
-// changed returns a copy of p, modified by f.
-func changed(p []byte, f func([]byte)) []byte {
+// modifiedCopy returns a copy of p, modified by f.
+func modifiedCopy(p []byte, f func([]byte)) []byte {
 	p = bytes.Clone(p)
 	f(p)
 	return p
@@ -75,8 +75,8 @@ func etherType(p []byte) uint16 {
 	return 0x0800
 }
 
-// framed returns an IP packet in a frame of a link type. Ethernet frames may have VLAN tags.
-func framed(l layers.LinkType, p []byte, tags ...uint16) []byte {
+// addLinkHeader returns an IP packet in a frame of a link type. Ethernet frames may have VLAN tags.
+func addLinkHeader(l layers.LinkType, p []byte, tags ...uint16) []byte {
 	var b []byte
 	switch l {
 	case layers.LinkTypeEthernet:
@@ -94,8 +94,8 @@ func framed(l layers.LinkType, p []byte, tags ...uint16) []byte {
 	return append(b, p...)
 }
 
-// file returns a capture file. The recorded length of each frame exceeds the captured length by cut bytes.
-func file(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) []byte {
+// captureFile returns a capture file. The recorded length of each frame exceeds the captured length by cut bytes.
+func captureFile(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	var write func(gopacket.CaptureInfo, []byte) error
@@ -124,15 +124,17 @@ func file(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) [
 	return b.Bytes()
 }
 
-const batchLen = 7
+const packetsPerBatch = 7
 
-// segmented returns an unsegmented batch of packets of 200 bytes, of which the last has 40. If bad is not 0, the
-// packet with that index is damaged, or the last packet if there is none.
-func segmented(version byte, bad int) []byte { return segmentedAt(200, version, bad) }
+// newUnsegmentedBatch returns an unsegmented batch of packets of 200 bytes, of which the last has 40. If bad is not 0,
+// the packet with that index is damaged, or the last packet if there is none.
+func newUnsegmentedBatch(version byte, bad int) []byte {
+	return newUnsegmentedBatchOfSize(200, version, bad)
+}
 
-// segmentedAt is like segmented, with another packet size.
-func segmentedAt(size int, version byte, bad int) []byte {
-	data := make([]byte, (batchLen-1)*size+40)
+// newUnsegmentedBatchOfSize is like segmented, with another packet size.
+func newUnsegmentedBatchOfSize(size int, version byte, bad int) []byte {
+	data := make([]byte, (packetsPerBatch-1)*size+40)
 	n := uint16(8 + len(data))
 	src, dst := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
 	ip := []byte{0x45, 0, 0, 0, 0xff, 0xfe, 0x40, 0, 64, 17, 0, 0}
@@ -146,26 +148,26 @@ func segmentedAt(size int, version byte, bad int) []byte {
 	ip = append(append(ip, src.AsSlice()...), dst.AsSlice()...)
 	ip = append(ip, 0x12, 0xb7, 0x12, 0xb7, byte(n>>8), byte(n), 0, 0)
 	flow := roce.NewFlow(netip.AddrPortFrom(src, 4791), netip.AddrPortFrom(dst, 4791))
-	for i := range batchLen {
+	for i := range packetsPerBatch {
 		p := data[i*size : min((i+1)*size, len(data))]
 		for k := range p {
 			p[k] = byte(i*31 + k)
 		}
 		flow.Seal(id+uint16(i), p)
-		if bad > 0 && i == min(bad, batchLen-1) {
+		if bad > 0 && i == min(bad, packetsPerBatch-1) {
 			p[20] ^= 8
 		}
 	}
 	return append(ip, data...)
 }
 
-func TestVerify(t *testing.T) {
-	v4, v6 := ofVersion(t, 4), ofVersion(t, 6)
+func TestVerifyCountsPackets(t *testing.T) {
+	v4, v6 := rxePacketOfVersion(t, 4), rxePacketOfVersion(t, 6)
 	const eth = layers.LinkTypeEthernet
-	tcp := changed(v4, func(p []byte) { p[9] = 6 })
-	dns := changed(v4, func(p []byte) { p[22], p[23] = 0, 53 })
-	firstFrag := changed(v4, func(p []byte) { p[6] = 0x20 })
-	lastFrag := changed(v4, func(p []byte) { p[6], p[7] = 0, 100 })
+	tcp := modifiedCopy(v4, func(p []byte) { p[9] = 6 })
+	dns := modifiedCopy(v4, func(p []byte) { p[22], p[23] = 0, 53 })
+	firstFrag := modifiedCopy(v4, func(p []byte) { p[6] = 0x20 })
+	lastFrag := modifiedCopy(v4, func(p []byte) { p[6], p[7] = 0, 100 })
 	arp := append(append(make([]byte, 12), 8, 6), make([]byte, 28)...)
 	for _, test := range []struct {
 		name   string
@@ -174,24 +176,26 @@ func TestVerify(t *testing.T) {
 		frames [][]byte
 		want   Verification
 	}{
-		{"Ethernet", eth, 0, [][]byte{framed(eth, v4), framed(eth, v6)}, Verification{Good: 2}},
-		{"Ethernet with a VLAN tag", eth, 0, [][]byte{framed(eth, v4, 0x8100), framed(eth, v6, 0x8100)},
+		{"Ethernet", eth, 0, [][]byte{addLinkHeader(eth, v4), addLinkHeader(eth, v6)}, Verification{Good: 2}},
+		{"Ethernet with a VLAN tag", eth, 0, [][]byte{addLinkHeader(eth, v4, 0x8100), addLinkHeader(eth, v6, 0x8100)},
 			Verification{Good: 2}},
-		{"Ethernet with two VLAN tags", eth, 0, [][]byte{framed(eth, v4, 0x88a8, 0x8100)}, Verification{Good: 1}},
-		{"Ethernet with padding", eth, 0, [][]byte{append(framed(eth, v4), 0, 0, 0, 0, 0)}, Verification{Good: 1}},
+		{"Ethernet with two VLAN tags", eth, 0, [][]byte{addLinkHeader(eth, v4, 0x88a8, 0x8100)}, Verification{Good: 1}},
+		{"Ethernet with padding", eth, 0, [][]byte{append(addLinkHeader(eth, v4), 0, 0, 0, 0, 0)}, Verification{Good: 1}},
 		{"raw", layers.LinkTypeRaw, 0, [][]byte{v4, v6}, Verification{Good: 2}},
 		{"raw IPv4", layers.LinkTypeIPv4, 0, [][]byte{v4}, Verification{Good: 1}},
 		{"raw IPv6", layers.LinkTypeIPv6, 0, [][]byte{v6}, Verification{Good: 1}},
 		{"raw of BSD", 12, 0, [][]byte{v4}, Verification{Good: 1}},
-		{"cooked", layers.LinkTypeLinuxSLL, 0, [][]byte{framed(113, v4), framed(113, v6)}, Verification{Good: 2}},
-		{"cooked 2", layers.LinkTypeLinuxSLL2, 0, [][]byte{framed(276, v4), framed(276, v6)}, Verification{Good: 2}},
-		{"all known", layers.LinkTypeRaw, 0, known(t), Verification{Good: len(known(t))}},
+		{"cooked", layers.LinkTypeLinuxSLL, 0, [][]byte{addLinkHeader(113, v4), addLinkHeader(113, v6)},
+			Verification{Good: 2}},
+		{"cooked 2", layers.LinkTypeLinuxSLL2, 0, [][]byte{addLinkHeader(276, v4), addLinkHeader(276, v6)},
+			Verification{Good: 2}},
+		{"all known", layers.LinkTypeRaw, 0, rxePackets(t), Verification{Good: len(rxePackets(t))}},
 		{
-			"bad ones", layers.LinkTypeRaw, 0, [][]byte{v4, damaged(v4), v6, damaged(v6)},
+			"bad ones", layers.LinkTypeRaw, 0, [][]byte{v4, corruptPacket(v4), v6, corruptPacket(v6)},
 			Verification{Good: 2, Bad: 2, BadFrames: []int{2, 4}},
 		},
 		{
-			"many bad packets", layers.LinkTypeRaw, 0, slices.Repeat([][]byte{damaged(v4)}, 12),
+			"many bad packets", layers.LinkTypeRaw, 0, slices.Repeat([][]byte{corruptPacket(v4)}, 12),
 			Verification{Bad: 12, BadFrames: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
 		},
 		{"not RoCEv2", layers.LinkTypeRaw, 0, [][]byte{tcp, dns, {}, {0x45}, v4[:27]}, Verification{}},
@@ -202,19 +206,20 @@ func TestVerify(t *testing.T) {
 		{"shorter than the length in its IP header", layers.LinkTypeRaw, 0, [][]byte{v4[:len(v4)-10]},
 			Verification{Bad: 1, BadFrames: []int{1}}},
 		{"fragments", layers.LinkTypeRaw, 0, [][]byte{firstFrag, lastFrag}, Verification{Unchecked: 1}},
-		{"before segmentation", layers.LinkTypeRaw, 0, [][]byte{segmented(4, 0), v4, segmented(6, 0)},
-			Verification{Good: 2*batchLen + 1}},
+		{"before segmentation", layers.LinkTypeRaw, 0, [][]byte{newUnsegmentedBatch(4, 0), v4, newUnsegmentedBatch(6, 0)},
+			Verification{Good: 2*packetsPerBatch + 1}},
 		{
 			"before segmentation, with bad packets", layers.LinkTypeRaw, 0,
-			[][]byte{segmented(4, 1), segmented(6, 2), segmented(4, batchLen)},
-			Verification{Good: 3 * (batchLen - 1), Bad: 3, BadFrames: []int{1, 2, 3}},
+			[][]byte{newUnsegmentedBatch(4, 1), newUnsegmentedBatch(6, 2), newUnsegmentedBatch(4, packetsPerBatch)},
+			Verification{Good: 3 * (packetsPerBatch - 1), Bad: 3, BadFrames: []int{1, 2, 3}},
 		},
-		{"before segmentation, cut", layers.LinkTypeRaw, 50, [][]byte{segmented(4, 0)[:900]}, Verification{Unchecked: 1}},
+		{"before segmentation, cut", layers.LinkTypeRaw, 50, [][]byte{newUnsegmentedBatch(4, 0)[:900]},
+			Verification{Unchecked: 1}},
 		{"empty", eth, 0, nil, Verification{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, ng := range []bool{false, true} {
-				b := file(t, ng, test.link, test.cut, test.frames...)
+				b := captureFile(t, ng, test.link, test.cut, test.frames...)
 				var zipped bytes.Buffer
 				z := gzip.NewWriter(&zipped)
 				z.Write(b)
@@ -245,11 +250,12 @@ func TestVerifyMixedLinkTypes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v4, v6 := ofVersion(t, 4), ofVersion(t, 6)
+	v4, v6 := rxePacketOfVersion(t, 4), rxePacketOfVersion(t, 6)
 	for _, x := range []struct {
 		on    int
 		frame []byte
-	}{{0, framed(layers.LinkTypeEthernet, v4)}, {raw, v6}, {raw, damaged(v4)}, {0, framed(layers.LinkTypeEthernet, v6)}} {
+	}{{0, addLinkHeader(layers.LinkTypeEthernet, v4)}, {raw, v6}, {raw, corruptPacket(v4)}, {0,
+		addLinkHeader(layers.LinkTypeEthernet, v6)}} {
 		ci := gopacket.CaptureInfo{CaptureLength: len(x.frame), Length: len(x.frame), InterfaceIndex: x.on}
 		if err := w.WritePacket(ci, x.frame); err != nil {
 			t.Fatal(err)
@@ -267,9 +273,9 @@ func TestVerifyMixedLinkTypes(t *testing.T) {
 // TestVerifyCutFile checks that a truncated file, such as a stopped program leaves, is valid up to the truncated
 // frame.
 func TestVerifyCutFile(t *testing.T) {
-	v4 := ofVersion(t, 4)
+	v4 := rxePacketOfVersion(t, 4)
 	for _, ng := range []bool{false, true} {
-		b := file(t, ng, layers.LinkTypeRaw, 0, v4, v4, v4)
+		b := captureFile(t, ng, layers.LinkTypeRaw, 0, v4, v4, v4)
 		for _, n := range []int{1, len(v4) / 2, len(v4)} {
 			got, err := Verify(bytes.NewReader(b[:len(b)-n]))
 			if err != nil || got.Good != 2 || got.Bad != 0 {
@@ -283,21 +289,21 @@ func TestVerifyErrors(t *testing.T) {
 	for name, b := range map[string][]byte{
 		"empty":     {},
 		"text":      []byte("certainly not a capture of anything"),
-		"header":    file(t, false, layers.LinkTypeRaw, 0)[:20],
-		"ng header": file(t, true, layers.LinkTypeRaw, 0)[:20],
+		"header":    captureFile(t, false, layers.LinkTypeRaw, 0)[:20],
+		"ng header": captureFile(t, true, layers.LinkTypeRaw, 0)[:20],
 		"gzip":      {0x1f, 0x8b, 0, 0, 0},
 	} {
 		if got, err := Verify(bytes.NewReader(b)); err == nil {
 			t.Errorf("Verify of %s: got %+v, want an error", name, got)
 		}
 	}
-	v4 := ofVersion(t, 4)
-	if _, err := Verify(bytes.NewReader(file(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err, ErrLinkType) {
+	v4 := rxePacketOfVersion(t, 4)
+	if _, err := Verify(bytes.NewReader(captureFile(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err, ErrLinkType) {
 		t.Errorf("Verify of link type PPP: got %v, want %v", err, ErrLinkType)
 	}
 }
 
-func TestVerification(t *testing.T) {
+func TestVerificationResult(t *testing.T) {
 	for _, test := range []struct {
 		r    Verification
 		ok   bool
@@ -325,8 +331,8 @@ func TestVerifySegmentSizes(t *testing.T) {
 		64: "icrc good 7 bad 0", 4096 + 48: "icrc good 7 bad 0", 4096 + 52: "icrc good 0 bad 1", 9000: "icrc good 0 bad 1",
 	} {
 		for _, version := range []byte{4, 6} {
-			p := segmentedAt(size, version, 0)
-			res, err := Verify(bytes.NewReader(file(t, false, layers.LinkTypeRaw, 0, p)))
+			p := newUnsegmentedBatchOfSize(size, version, 0)
+			res, err := Verify(bytes.NewReader(captureFile(t, false, layers.LinkTypeRaw, 0, p)))
 			if err != nil || res.String() != want {
 				t.Errorf("packets of %d bytes over IPv%d: got %v, %v, want %s", size, version, res, err, want)
 			}
@@ -336,9 +342,9 @@ func TestVerifySegmentSizes(t *testing.T) {
 
 // BenchmarkVerifyHostile verifies packets of 64 KiB that are not a batch of any segment size.
 func BenchmarkVerifyHostile(b *testing.B) {
-	p := segmentedAt(9000, 4, 0)
+	p := newUnsegmentedBatchOfSize(9000, 4, 0)
 	p[60] ^= 1 // damages the first packet
-	f := file(b, false, layers.LinkTypeRaw, 0, p)
+	f := captureFile(b, false, layers.LinkTypeRaw, 0, p)
 	b.SetBytes(int64(len(p)))
 	for b.Loop() {
 		if res, err := Verify(bytes.NewReader(f)); err != nil || res.Bad != 1 {
@@ -348,11 +354,11 @@ func BenchmarkVerifyHostile(b *testing.B) {
 }
 
 func FuzzVerify(f *testing.F) {
-	v4, v6 := ofVersion(f, 4), ofVersion(f, 6)
-	f.Add(file(f, false, layers.LinkTypeRaw, 0, v4, v6))
-	f.Add(file(f, true, layers.LinkTypeEthernet, 3, framed(layers.LinkTypeEthernet, v4, 0x8100),
-		framed(layers.LinkTypeEthernet, v6)))
-	f.Add(file(f, true, layers.LinkTypeLinuxSLL2, 0, framed(276, v4)))
+	v4, v6 := rxePacketOfVersion(f, 4), rxePacketOfVersion(f, 6)
+	f.Add(captureFile(f, false, layers.LinkTypeRaw, 0, v4, v6))
+	f.Add(captureFile(f, true, layers.LinkTypeEthernet, 3, addLinkHeader(layers.LinkTypeEthernet, v4, 0x8100),
+		addLinkHeader(layers.LinkTypeEthernet, v6)))
+	f.Add(captureFile(f, true, layers.LinkTypeLinuxSLL2, 0, addLinkHeader(276, v4)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		res, err := Verify(bytes.NewReader(b))
 		if res.Good < 0 || res.Bad < len(res.BadFrames) || len(res.BadFrames) > maxBadFrames {

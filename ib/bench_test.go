@@ -12,24 +12,24 @@ type nullCQ struct{ fakeCQ }
 func (*nullCQ) Poll([]WC) (int, error)              { return 0, nil }
 func (*nullCQ) ReqNotify(NotifyFlags) (bool, error) { return false, nil }
 
-// stub installs nullQP and nullCQ in the bench.
-func (b *bench) stub() {
+// installNullObjects installs nullQP and nullCQ in the bench.
+func (b *testBench) installNullObjects() {
 	b.qp.drv, b.cq.drv = &nullQP{fakeQP{d: b.drv}}, &nullCQ{fakeCQ{d: b.drv}}
 	b.qp.queue, b.cq.queue = b.qp.drv, b.cq.drv
 }
 
 // benchModes measures a direct call of the driver's method and the same call through the midlayer. Package check has
 // the benchmarks of checked mode.
-func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
-	run := func(name string, f func(*bench)) {
+func benchModes(b *testing.B, direct func(b *testBench), through func(b *testBench)) {
+	run := func(name string, f func(*testBench)) {
 		b.Run(name, func(b *testing.B) {
 			w := newBench(b, func(*CQ) {}, nil, nil)
-			w.stub()
+			w.installNullObjects()
 			b.ReportAllocs()
 			for b.Loop() {
 				f(w)
 			}
-			w.free(b)
+			w.destroyAll(b)
 		})
 	}
 	if direct != nil {
@@ -40,21 +40,22 @@ func benchModes(b *testing.B, direct func(b *bench), through func(b *bench)) {
 
 func BenchmarkPostSend(b *testing.B) {
 	wrs := make([]SendWR, 1)
-	benchModes(b, func(b *bench) { b.qp.drv.PostSend(wrs) }, func(b *bench) { b.qp.PostSend(wrs...) })
+	benchModes(b, func(b *testBench) { b.qp.drv.PostSend(wrs) }, func(b *testBench) { b.qp.PostSend(wrs...) })
 }
 
 func BenchmarkPollCQ(b *testing.B) {
 	wc := make([]WC, 1)
-	benchModes(b, func(b *bench) { b.cq.drv.Poll(wc) }, func(b *bench) { b.cq.Poll(wc) })
+	benchModes(b, func(b *testBench) { b.cq.drv.Poll(wc) }, func(b *testBench) { b.cq.Poll(wc) })
 }
 
 func BenchmarkReqNotifyCQ(b *testing.B) {
-	benchModes(b, func(b *bench) { b.cq.drv.ReqNotify(NotifyNextComp) }, func(b *bench) { b.cq.ReqNotify(NotifyNextComp) })
+	benchModes(b, func(b *testBench) { b.cq.drv.ReqNotify(NotifyNextComp) },
+		func(b *testBench) { b.cq.ReqNotify(NotifyNextComp) })
 }
 
 // BenchmarkCallback measures a completion and its handler, both on the same thread.
 func BenchmarkCallback(b *testing.B) {
-	benchModes(b, nil, func(b *bench) {
+	benchModes(b, nil, func(b *testBench) {
 		b.cq.ReqNotify(NotifyNextComp)
 		b.dev.handle.HoldCallbacks()
 		CQHandle{cq: b.cq}.Completed()
@@ -64,17 +65,17 @@ func BenchmarkCallback(b *testing.B) {
 
 // BenchmarkCallbackWorker measures a completion and its handler on a worker goroutine.
 func BenchmarkCallbackWorker(b *testing.B) {
-	benchModes(b, nil, func(b *bench) {
+	benchModes(b, nil, func(b *testBench) {
 		b.cq.ReqNotify(NotifyNextComp)
 		CQHandle{cq: b.cq}.Completed()
-		b.dev.callbacks.drain()
+		b.dev.callbacks.drainCallbacks()
 	})
 }
 
 // TestDataPathDoesNotAllocate checks that the midlayer does not allocate in post, poll and notification requests.
 func TestDataPathDoesNotAllocate(t *testing.T) {
 	w := newBench(t, func(*CQ) {}, nil, nil)
-	w.stub()
+	w.installNullObjects()
 	wrs, recvs, wc := make([]SendWR, 4), make([]RecvWR, 4), make([]WC, 4)
 	for name, f := range map[string]func(){
 		"PostSend":  func() { w.qp.PostSend(wrs...) },
@@ -86,5 +87,5 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 			t.Errorf("%s: got %v allocations, want 0", name, n)
 		}
 	}
-	w.free(t)
+	w.destroyAll(t)
 }

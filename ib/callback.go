@@ -10,14 +10,15 @@ import (
 	"verbena/internal/notify"
 )
 
-// callbacks holds the due callbacks of the consumers of a device. A callback never runs in the callchain of the method
-// that raised it. The method queues the callback. A thread without locks runs it: a thread that called HoldCallbacks,
-// or a worker goroutine. Workers exist only while callbacks are due. Callbacks are short, and a thread switch for each
-// would cost more than it saves. A further worker therefore starts only when a callback has waited for helpDelay.
+// callbackQueue holds the due callbacks of the consumers of a device. A callback never runs in the callchain of the
+// method that raised it. The method queues the callback. A thread without locks runs it: a thread that called
+// HoldCallbacks, or a worker goroutine. Workers exist only while callbacks are due. Callbacks are short, and a thread
+// switch for each would cost more than it saves. A further worker therefore starts only when a callback has waited for
+// helpDelay.
 //
 // A thread that holds callbacks may block on the memory of an unresponsive program. If no due callback starts within
 // lateDelay, the existing holds count as stale.
-type callbacks struct {
+type callbackQueue struct {
 	// holds is the number of threads that run callbacks or will run them soon. A thread locks mu to end its hold, but
 	// not to begin it.
 	holds atomic.Int32
@@ -25,7 +26,7 @@ type callbacks struct {
 	mu      sync.Mutex
 	idle    sync.Cond      // on mu; signalled when a callback returns
 	due     fifo[*CQ]      // completion handlers; contains each CQ at most once
-	events  fifo[callback] // asynchronous events, delivered one at a time in this order
+	events  fifo[dueEvent] // asynchronous events, delivered one at a time in this order
 	inEvent bool           // an event is being delivered
 	closed  bool           // new events of the device are dropped
 	raised  EventCounts
@@ -48,9 +49,9 @@ const (
 	lateDelay = 10 * time.Millisecond
 )
 
-// callback is a due asynchronous event. Exactly one of the fields cq, qp, srq and on names the target; on is the
+// dueEvent is a due asynchronous event. Exactly one of the fields cq, qp, srq and on names the target; on is the
 // device.
-type callback struct {
+type dueEvent struct {
 	cq  *CQ
 	qp  *QP
 	srq *SRQ
@@ -84,125 +85,125 @@ func (q *fifo[T]) pop() (v T) {
 	return v
 }
 
-func (c *callbacks) init() { c.idle.L = &c.mu }
+func (c *callbackQueue) init() { c.idle.L = &c.mu }
 
-func (c *callbacks) runningNow() int { return c.running[0] + c.running[1] }
+func (c *callbackQueue) runningCount() int { return c.running[0] + c.running[1] }
 
 // pushHandler queues a completion handler. pushHandler may not sleep.
-func (c *callbacks) pushHandler(cq *CQ) {
+func (c *callbackQueue) pushHandler(cq *CQ) {
 	c.mu.Lock()
 	c.due.push(cq)
 	c.unlockAndServe()
 }
 
 // pushEvent queues an asynchronous event. pushEvent may not sleep.
-func (c *callbacks) pushEvent(cb callback) {
+func (c *callbackQueue) pushEvent(cb dueEvent) {
 	c.mu.Lock()
 	if cb.on == nil || !c.closed {
 		c.events.push(cb)
-		c.raised.add(cb.ev.Type)
+		c.raised.addOne(cb.ev.Type)
 	}
 	c.unlockAndServe()
 }
 
-// ready reports whether a callback can run now.
+// canRun reports whether a callback can run now.
 //
 //verbena:held mu
-func (c *callbacks) ready() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
+func (c *callbackQueue) canRun() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
 
 // unlockAndServe releases mu. unlockAndServe starts a worker if callbacks are due and no thread will run them.
 //
 //verbena:held mu
-func (c *callbacks) unlockAndServe() {
-	start := c.ready() && c.helpers() == 0
+func (c *callbackQueue) unlockAndServe() {
+	start := c.canRun() && c.runnerCount() == 0
 	if start {
 		c.workers++
 	} else {
-		c.callHelp()
-		c.expect()
+		c.requestWorker()
+		c.startLateTimer()
 	}
 	c.mu.Unlock()
 	if start {
-		go c.work()
+		go c.runWorker()
 	}
 }
 
-// helpers returns the number of threads that run callbacks or will run them soon.
+// runnerCount returns the number of threads that run callbacks or will run them soon.
 //
 //verbena:held mu
-func (c *callbacks) helpers() int { return int(c.holds.Load()) - c.stale + c.workers }
+func (c *callbackQueue) runnerCount() int { return int(c.holds.Load()) - c.stale + c.workers }
 
-// expect starts a timer: after lateDelay, isLate checks that a callback has started.
+// startLateTimer starts a timer: after lateDelay, markStaleHolds checks that a callback has started.
 //
 //verbena:held mu
-func (c *callbacks) expect() {
-	if c.looking || !c.ready() || c.workers > 0 {
+func (c *callbackQueue) startLateTimer() {
+	if c.looking || !c.canRun() || c.workers > 0 {
 		return
 	}
 	c.looking, c.seen = true, c.begun
 	if c.late == nil {
-		c.late = time.AfterFunc(lateDelay, c.isLate)
+		c.late = time.AfterFunc(lateDelay, c.markStaleHolds)
 	} else {
 		c.late.Reset(lateDelay)
 	}
 }
 
-// isLate marks the holds as stale if a callback is due and no callback has started since expect.
-func (c *callbacks) isLate() {
+// markStaleHolds marks the holds as stale if a callback is due and no callback has started since expect.
+func (c *callbackQueue) markStaleHolds() {
 	c.mu.Lock()
 	c.looking = false
-	if c.ready() && c.begun == c.seen {
+	if c.canRun() && c.begun == c.seen {
 		c.stale = int(c.holds.Load())
 	}
 	c.unlockAndServe()
 }
 
-// short reports whether a callback is due while all threads that could run it are busy.
+// needsRunner reports whether a callback is due while all threads that could run it are busy.
 //
 //verbena:held mu
-func (c *callbacks) short() bool {
-	return c.ready() && c.runningNow() >= c.helpers() && c.workers < max(2, runtime.GOMAXPROCS(0))
+func (c *callbackQueue) needsRunner() bool {
+	return c.canRun() && c.runningCount() >= c.runnerCount() && c.workers < max(2, runtime.GOMAXPROCS(0))
 }
 
 //verbena:held mu
-func (c *callbacks) callHelp() {
-	if c.helpSet || !c.short() {
+func (c *callbackQueue) requestWorker() {
+	if c.helpSet || !c.needsRunner() {
 		return
 	}
 	c.helpSet = true
 	if c.help == nil {
-		c.help = time.AfterFunc(helpDelay, c.helpOut)
+		c.help = time.AfterFunc(helpDelay, c.runWorkerIfNeeded)
 	} else {
 		c.help.Reset(helpDelay)
 	}
 }
 
-func (c *callbacks) helpOut() {
+func (c *callbackQueue) runWorkerIfNeeded() {
 	c.mu.Lock()
 	c.helpSet = false
-	start := c.short()
+	start := c.needsRunner()
 	if start {
 		c.workers++
 	}
 	c.mu.Unlock()
 	if start {
-		c.work()
+		c.runWorker()
 	}
 }
 
-// work is the loop of a worker.
-func (c *callbacks) work() {
+// runWorker is the loop of a worker.
+func (c *callbackQueue) runWorker() {
 	c.mu.Lock()
-	for c.ready() {
+	for c.canRun() {
 		c.runOne(true)
 	}
-	c.leave(true)
+	c.endRunner(true)
 }
 
-// leave ends a worker or the hold of a thread, and releases mu.
+// endRunner ends a worker or the hold of a thread, and releases mu.
 //
 //verbena:held mu
-func (c *callbacks) leave(worker bool) {
+func (c *callbackQueue) endRunner(worker bool) {
 	if worker {
 		c.workers--
 		c.idle.Broadcast()
@@ -217,7 +218,7 @@ func (c *callbacks) leave(worker bool) {
 // callbacks.
 //
 //verbena:held mu
-func (c *callbacks) runOne(worker bool) {
+func (c *callbackQueue) runOne(worker bool) {
 	epoch := c.epoch % 2
 	c.running[epoch]++
 	c.begun++
@@ -225,60 +226,60 @@ func (c *callbacks) runOne(worker bool) {
 		cb := c.events.pop()
 		c.taken[1]++
 		c.inEvent = true
-		c.callHelp()
+		c.requestWorker()
 		c.mu.Unlock()
 		returned := false
 		defer func() {
-			c.eventRan(epoch)
+			c.finishEvent(epoch)
 			if !returned {
-				c.leave(worker)
+				c.endRunner(worker)
 			}
 		}()
-		cb.call()
+		cb.deliverEvent()
 		returned = true
 		return
 	}
 	cq := c.due.pop()
 	c.taken[0]++
-	c.callHelp()
+	c.requestWorker()
 	c.mu.Unlock()
 	returned := false
 	defer func() {
-		c.handlerRan(epoch, cq)
+		c.finishHandler(epoch, cq)
 		if !returned {
-			c.leave(worker)
+			c.endRunner(worker)
 		}
 	}()
 	cq.callHandler()
 	returned = true
 }
 
-// eventRan records that the event function has returned. eventRan returns with mu held.
-func (c *callbacks) eventRan(epoch uint) {
+// finishEvent records that the event function has returned. finishEvent returns with mu held.
+func (c *callbackQueue) finishEvent(epoch uint) {
 	c.mu.Lock()
 	c.inEvent = false
-	c.ran(epoch)
+	c.finishCallback(epoch)
 }
 
-// handlerRan records that the handler of cq has returned. handlerRan returns with mu held.
-func (c *callbacks) handlerRan(epoch uint, cq *CQ) {
-	again := cq.notify.step(notify.Notice.Return)
+// finishHandler records that the handler of cq has returned. finishHandler returns with mu held.
+func (c *callbackQueue) finishHandler(epoch uint, cq *CQ) {
+	again := cq.notify.applyTransition(notify.Notice.Return)
 	c.mu.Lock()
 	if again {
 		c.due.push(cq)
 	}
-	c.ran(epoch)
+	c.finishCallback(epoch)
 }
 
 //verbena:held mu
-func (c *callbacks) ran(epoch uint) {
+func (c *callbackQueue) finishCallback(epoch uint) {
 	c.running[epoch]--
 	c.idle.Broadcast()
 }
 
-// drain waits until all callbacks that were due or running at the call have returned. From then on the device drops new
-// events. drain does not wait for callbacks that the remaining objects raise later.
-func (c *callbacks) drain() {
+// drainCallbacks waits until all callbacks that were due or running at the call have returned. From then on the device
+// drops new events. drainCallbacks does not wait for callbacks that the remaining objects raise later.
+func (c *callbackQueue) drainCallbacks() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
@@ -293,15 +294,15 @@ func (c *callbacks) drain() {
 	}
 }
 
-// ender is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the
+// endingObserver is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the
 // destruction of the object begins, or when an event function of the device ends. If Ending returns true, the due
 // callbacks begin first. These include callbacks raised by Ending.
-type ender interface{ Ending() bool }
+type endingObserver interface{ Ending() bool }
 
-// lastCallbacks calls Ending of an ender and waits until the due callbacks have begun. For other drivers it does
+// awaitLastCallbacks calls Ending of an ender and waits until the due callbacks have begun. For other drivers it does
 // nothing. The wait is limited, because a callback may wait for the caller.
-func lastCallbacks[D any](c *callbacks, d D) {
-	e, ok := As[ender](d)
+func awaitLastCallbacks[D any](c *callbackQueue, d D) {
+	e, ok := As[endingObserver](d)
 	if !ok {
 		return
 	}
@@ -325,9 +326,9 @@ func lastCallbacks[D any](c *callbacks, d D) {
 	}
 }
 
-// waitFor blocks until done returns true. waitFor calls done with mu held, first at once and then each time a callback
-// has returned.
-func (c *callbacks) waitFor(done func() bool) {
+// waitUntil blocks until done returns true. waitUntil calls done with mu held, first at once and then each time a
+// callback has returned.
+func (c *callbackQueue) waitUntil(done func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !done() {
@@ -335,9 +336,9 @@ func (c *callbacks) waitFor(done func() bool) {
 	}
 }
 
-// runBatch limits the number of callbacks that a thread runs before it returns to its own work. A worker runs the rest.
-// Otherwise other threads could occupy this thread for ever.
-const runBatch = 256
+// maxCallbacksPerRun limits the number of callbacks that a thread runs before it returns to its own work. A worker runs
+// the rest. Otherwise other threads could occupy this thread for ever.
+const maxCallbacksPerRun = 256
 
 // HoldCallbacks announces that the calling thread will soon call RunCallbacks. Until that call, due callbacks wait for
 // this thread and do not wake a worker. The hold saves a context switch between a doorbell or a packet and the
@@ -349,7 +350,7 @@ func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
 // holdCallbacks begins a hold. If by is not nil, the hold belongs to by.
 func (d *Device) holdCallbacks(by *Hold) {
 	d.callbacks.holds.Add(1) // first: see startObserving
-	if s := d.observed(); s != nil {
+	if s := d.observedSubject(); s != nil {
 		s.Note(observe.HoldBegins, by)
 	}
 }
@@ -357,19 +358,19 @@ func (d *Device) holdCallbacks(by *Hold) {
 // RunCallbacks runs the due callbacks and ends the hold of HoldCallbacks. The caller must hold no lock that a callback
 // could need, and must not be in the callchain of a consumer's call. RunCallbacks may not sleep; the callbacks may not
 // sleep either.
-func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, runBatch) }
+func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, maxCallbacksPerRun) }
 
 // runCallbacks runs at most most due callbacks and ends the hold. The hold ends even if a callback does not return.
 func (d *Device) runCallbacks(by *Hold, most int) {
-	if s := d.observed(); s != nil {
+	if s := d.observedSubject(); s != nil {
 		s.Note(observe.HoldEnds, by)
 	}
 	c := &d.callbacks
 	c.mu.Lock()
-	for n := 0; n < most && c.ready(); n++ {
+	for n := 0; n < most && c.canRun(); n++ {
 		c.runOne(false)
 	}
-	c.leave(false)
+	c.endRunner(false)
 }
 
 // Hold is a set of devices. One thread will run the callbacks of all these devices. A Hold has the effect of
@@ -485,7 +486,7 @@ func (h *Hold) Run() {
 	for next < len(h.devices) {
 		d := h.devices[next]
 		next++
-		d.runCallbacks(h, runBatch)
+		d.runCallbacks(h, maxCallbacksPerRun)
 	}
 }
 
@@ -494,8 +495,8 @@ type notifier struct{ word atomic.Uint32 }
 
 func (n *notifier) notice() notify.Notice { return notify.Notice(n.word.Load()) }
 
-// step applies the transition f and returns the second result of f.
-func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
+// applyTransition applies the transition f and returns the second result of f.
+func (n *notifier) applyTransition(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
 	for {
 		old := n.notice()
 		next, yes := f(old)
@@ -505,39 +506,39 @@ func (n *notifier) step(f func(notify.Notice) (notify.Notice, bool)) (yes bool) 
 	}
 }
 
-// quiet reports whether no callback is due or running.
-func (n *notifier) quiet() bool { return n.notice().Quiet() }
+// isQuiet reports whether no callback is due or running.
+func (n *notifier) isQuiet() bool { return n.notice().IsQuiet() }
 
 // callHandler runs the completion handler.
 func (cq *CQ) callHandler() {
-	call := cq.notify.step(notify.Notice.Begin)
+	call := cq.notify.applyTransition(notify.Notice.Begin)
 	if f := cq.dev.atHandler.Load(); f != nil && cq.dev.atHandler.CompareAndSwap(f, nil) {
 		(*f)()
 	}
 	if call {
-		callBack(cq.subject, observe.Handler, "the completion handler", nil, func() { cq.handler(cq) })
+		runObserved(cq.subject, observe.Handler, "the completion handler", nil, func() { cq.handler(cq) })
 	}
 }
 
-// call delivers the event.
-func (cb *callback) call() {
+// deliverEvent delivers the event.
+func (cb *dueEvent) deliverEvent() {
 	switch {
 	case cb.cq != nil:
-		defer cb.cq.notify.step(notify.Notice.Delivered)
-		if cb.cq.notify.step(notify.Notice.Deliver) {
-			cb.cq.callEvent(cb.ev.Type)
+		defer cb.cq.notify.applyTransition(notify.Notice.Delivered)
+		if cb.cq.notify.applyTransition(notify.Notice.Deliver) {
+			cb.cq.callEventHandler(cb.ev.Type)
 		}
 	case cb.qp != nil:
 		defer cb.qp.pending.Add(-1)
 		if !cb.qp.dead.Load() {
-			cb.qp.callEvent(cb.ev.Type)
+			cb.qp.callEventHandler(cb.ev.Type)
 		}
 	case cb.srq != nil:
 		defer cb.srq.pending.Add(-1)
 		if !cb.srq.dead.Load() {
-			cb.srq.callEvent(cb.ev.Type)
+			cb.srq.callEventHandler(cb.ev.Type)
 		}
 	case cb.on != nil:
-		cb.on.call(cb.ev)
+		cb.on.callAll(cb.ev)
 	}
 }

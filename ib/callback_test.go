@@ -163,8 +163,8 @@ func TestCallbackModel(t *testing.T) {
 				if holds > 0 {
 					return
 				}
-				b.dev.callbacks.drain()
-				b.dev.callbacks.drain() // the running handler may have become due again during the first drain
+				b.dev.callbacks.drainCallbacks()
+				b.dev.callbacks.drainCallbacks() // the running handler may have become due again during the first drain
 				if seen.Load() != completed.Load() {
 					rt.Errorf("completions at the last handler call: got %d, want %d", seen.Load(), completed.Load())
 				}
@@ -181,7 +181,7 @@ func TestCallbackModel(t *testing.T) {
 		must(t, b.cq.Destroy())
 		n := calls.Load()
 		CQHandle{cq: b.cq}.Completed()
-		b.dev.callbacks.drain()
+		b.dev.callbacks.drainCallbacks()
 		if calls.Load() != n {
 			rt.Errorf("handler calls: got %d after Destroy returned, want %d", calls.Load(), n)
 		}
@@ -209,18 +209,18 @@ func TestCallbackQueueStaysSmall(t *testing.T) {
 func TestDestroyWaitsForCallback(t *testing.T) {
 	for _, test := range []struct {
 		name    string
-		raise   func(b *bench)
-		destroy func(b *bench) error
+		raise   func(b *testBench)
+		destroy func(b *testBench) error
 	}{
-		{"completion handler", func(b *bench) { CQHandle{cq: b.cq}.Completed() },
-			func(b *bench) error { return b.cq.Destroy() }},
+		{"completion handler", func(b *testBench) { CQHandle{cq: b.cq}.Completed() },
+			func(b *testBench) error { return b.cq.Destroy() }},
 		{"completion handler, due again",
-			func(b *bench) { CQHandle{cq: b.cq}.Completed(); synctest.Wait(); CQHandle{cq: b.cq}.Completed() },
-			func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue", func(b *bench) { CQHandle{cq: b.cq}.Raise(EventCQErr) },
-			func(b *bench) error { return b.cq.Destroy() }},
-		{"event of a queue pair", func(b *bench) { QPHandle{qp: b.qp}.Raise(EventQPFatal) },
-			func(b *bench) error { return b.qp.Destroy() }},
+			func(b *testBench) { CQHandle{cq: b.cq}.Completed(); synctest.Wait(); CQHandle{cq: b.cq}.Completed() },
+			func(b *testBench) error { return b.cq.Destroy() }},
+		{"event of a queue", func(b *testBench) { CQHandle{cq: b.cq}.Raise(EventCQErr) },
+			func(b *testBench) error { return b.cq.Destroy() }},
+		{"event of a queue pair", func(b *testBench) { QPHandle{qp: b.qp}.Raise(EventQPFatal) },
+			func(b *testBench) error { return b.qp.Destroy() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -329,7 +329,7 @@ func TestCallbacksOfDifferentQueuesRunInParallel(t *testing.T) {
 		<-done
 		<-done
 		must(t, other.Destroy())
-		b.free(t)
+		b.destroyAll(t)
 	}
 }
 
@@ -360,11 +360,11 @@ func TestEventsComeInOrder(t *testing.T) {
 			QPHandle{qp: b.qp}.Raise(e)
 		}
 	}
-	b.dev.callbacks.drain()
+	b.dev.callbacks.drainCallbacks()
 	if !slices.Equal(got, want) {
 		t.Errorf("events: got %d, want %d in order", len(got), n)
 	}
-	b.free(t)
+	b.destroyAll(t)
 }
 
 // TestNotificationSurvivesRefusedDestroy checks that a completion raised during a failing Destroy is delivered.
@@ -389,10 +389,11 @@ func TestNotificationSurvivesRefusedDestroy(t *testing.T) {
 	})
 }
 
-// TestRunCallbacksIsBounded checks that RunCallbacks returns after runBatch callbacks and that a worker runs the rest.
+// TestRunCallbacksIsBounded checks that RunCallbacks returns after maxCallbacksPerRun callbacks and that a worker runs
+// the rest.
 func TestRunCallbacksIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const events = 3 * runBatch
+		const events = 3 * maxCallbacksPerRun
 		calls := 0
 		b := newBench(t, nil, nil, nil)
 		defer b.dev.OnEvent(func(Event) { calls++ })()
@@ -405,7 +406,7 @@ func TestRunCallbacksIsBounded(t *testing.T) {
 		if calls != events {
 			t.Errorf("got %d calls, want %d", calls, events)
 		}
-		b.free(t)
+		b.destroyAll(t)
 	})
 }
 
@@ -438,6 +439,6 @@ func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 			t.Errorf("got %d calls, want 3", calls)
 		}
 		b.dev.handle.RunCallbacks() // the first thread runs callbacks at last
-		b.free(t)
+		b.destroyAll(t)
 	})
 }

@@ -9,18 +9,18 @@ import (
 	"verbena/ib"
 )
 
-// parts holds the objects that a queue pair needs.
-type parts struct {
+// qpParts holds the objects that a queue pair needs.
+type qpParts struct {
 	dev *ib.Device
 	at  ib.Local
 	pd  *ib.PD
 	cq  *ib.CQ
 }
 
-func newParts(t testing.TB) parts {
+func newQPParts(t testing.TB) qpParts {
 	core := &ib.Core{}
 	d := loopback.New("lo0", nil)
-	p := parts{dev: d.IB()}
+	p := qpParts{dev: d.IB()}
 	err := core.Register(d.Handle())
 	var e [3]error
 	p.at, e[0] = p.dev.Local(1)
@@ -37,7 +37,7 @@ func newParts(t testing.TB) parts {
 	return p
 }
 
-func (p parts) qp(t testing.TB, kind ib.QPType) *ib.QP {
+func (p qpParts) newQP(t testing.TB, kind ib.QPType) *ib.QP {
 	qp, err := p.pd.CreateQP(ib.QPInitAttr{Type: kind, SendCQ: p.cq, RecvCQ: p.cq,
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4}})
 	if err != nil {
@@ -51,10 +51,10 @@ func (p parts) qp(t testing.TB, kind ib.QPType) *ib.QP {
 	return qp
 }
 
-func TestConnect(t *testing.T) {
-	p := newParts(t)
+func TestConnectReachesRTS(t *testing.T) {
+	p := newQPParts(t)
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
-		a, b := p.qp(t, kind), p.qp(t, kind)
+		a, b := p.newQP(t, kind), p.newQP(t, kind)
 		x, y := p.at.Endpoint(a), p.at.Endpoint(b)
 		y.MTU = ib.MTU512
 		path := ib.Path{Access: ib.AccessRemoteRead, MaxRdAtomic: 3, Timeout: 17, RetryCnt: 2}
@@ -75,7 +75,7 @@ func TestConnect(t *testing.T) {
 			t.Errorf("%v: got %+v", kind, attr)
 		}
 	}
-	early := p.qp(t, ib.QPTypeRC)
+	early := p.newQP(t, ib.QPTypeRC)
 	own := p.at.Endpoint(early)
 	err := early.Prepare(p.at, ib.AccessRemoteWrite)
 	_, posted := early.PostRecv(ib.RecvWR{})
@@ -85,7 +85,7 @@ func TestConnect(t *testing.T) {
 	if attr, _, err := early.Query(0); err != nil || attr.AccessFlags != ib.AccessRemoteWrite {
 		t.Errorf("got %+v, %v", attr, err)
 	}
-	ud := p.qp(t, ib.QPTypeUD)
+	ud := p.newQP(t, ib.QPTypeUD)
 	if err := ud.ConnectDatagram(p.at, ib.Endpoint{QKey: 5}); err != nil {
 		t.Error(err)
 	}
@@ -94,9 +94,9 @@ func TestConnect(t *testing.T) {
 	}
 }
 
-func TestConnectRefuses(t *testing.T) {
-	p := newParts(t)
-	rc, ud := p.qp(t, ib.QPTypeRC), p.qp(t, ib.QPTypeUD)
+func TestConnectRejectsBadArguments(t *testing.T) {
+	p := newQPParts(t)
+	rc, ud := p.newQP(t, ib.QPTypeRC), p.newQP(t, ib.QPTypeUD)
 	own := p.at.Endpoint(rc)
 	small := own
 	small.MTU = 77

@@ -35,7 +35,7 @@ type Client struct {
 
 	// The next fields are protected by Core.mu.
 	leaving bool
-	going   *ending // set with leaving
+	going   *pendingDestroy // set with leaving
 }
 
 // attachState is the state of a client on a device.
@@ -69,11 +69,11 @@ func (c *Core) lock() {
 // device must be ready for use. Register may sleep. (ib_register_device)
 func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev
-	o, s := c.observing(), observe.Subject(nil)
+	o, s := c.currentObserver(), observe.Subject(nil)
 	if o != nil {
 		s = o.Device(d, nil, nil)
 	}
-	in, _ := registers(s, "Core.Register", nil)
+	in, _ := enterRegister(s, "Core.Register", nil)
 	defer in.leave()
 	c.lock()
 	defer c.mu.Unlock()
@@ -113,13 +113,13 @@ func (c *Core) UnregisterContext(ctx context.Context, h *DeviceHandle) error {
 
 func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	d := h.dev
-	in, err := registers(d.observed(), "Core.Unregister", nil)
+	in, err := enterRegister(d.observedSubject(), "Core.Unregister", nil)
 	defer in.leave()
 	if err != nil {
 		return fmt.Errorf("unregister device %s: called from a callback that it would wait for: %w", d.name, err)
 	}
 	c.lock()
-	if e := d.going; e != nil && (!e.over() || e.abandoned) {
+	if e := d.going; e != nil && (!e.isDone() || e.abandoned) {
 		c.mu.Unlock()
 		return c.awaitDevice(ctx, d, e)
 	}
@@ -127,7 +127,7 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 		c.mu.Unlock()
 		return fmt.Errorf("unregister device %s: not registered: %w", d.name, syscall.ENODEV)
 	}
-	e := newEnding()
+	e := newPendingDestroy()
 	d.leaving, d.going = true, e
 	c.mu.Unlock()
 	if ctx.Done() == nil {
@@ -137,7 +137,7 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	}
 	go func() {
 		defer close(e.done)
-		in, _ := registers(d.observed(), "Core.Unregister", nil)
+		in, _ := enterRegister(d.observedSubject(), "Core.Unregister", nil)
 		defer in.leave()
 		e.err = c.detachAndUnregister(d)
 	}()
@@ -146,11 +146,11 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 
 // awaitDevice waits for the end of an unregistration. If ctx ends first, the next call of unregisterIn returns the
 // result.
-func (c *Core) awaitDevice(ctx context.Context, d *Device, e *ending) error {
+func (c *Core) awaitDevice(ctx context.Context, d *Device, e *pendingDestroy) error {
 	err := e.wait(ctx)
 	c.lock()
 	defer c.mu.Unlock()
-	if e.abandoned = !e.over(); e.abandoned {
+	if e.abandoned = !e.isDone(); e.abandoned {
 		return fmt.Errorf("unregister device %s: %w", d.name, err)
 	}
 	return e.err
@@ -160,9 +160,9 @@ func (c *Core) awaitDevice(ctx context.Context, d *Device, e *ending) error {
 func (c *Core) detachAndUnregister(d *Device) error {
 	c.lock()
 	c.detachAll(d)
-	d.callbacks.drain()
-	note(d.observed(), observe.Unregistered, nil)
-	states.Step(&d.state, states.Device.Unregister)
+	d.callbacks.drainCallbacks()
+	noteEvent(d.observedSubject(), observe.Unregistered, nil)
+	states.Transition(&d.state, states.Device.Unregister)
 	if n := d.making.Load(); n > 0 {
 		d.logf("unregister device %s: %d calls to create objects have not returned; they will fail", d.name, n)
 	}
@@ -186,7 +186,7 @@ func (c *Core) detachAll(d *Device) {
 // RegisterClient adds the client to the registry. RegisterClient calls Add for every registered device before it
 // returns. RegisterClient may sleep. (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
-	in, _ := registers(c.observing(), "Core.RegisterClient", cl)
+	in, _ := enterRegister(c.currentObserver(), "Core.RegisterClient", cl)
 	defer in.leave()
 	c.lock()
 	defer c.mu.Unlock()
@@ -212,7 +212,7 @@ func (c *Core) UnregisterClientContext(ctx context.Context, cl *Client) error {
 }
 
 func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
-	in, err := registers(c.observing(), "Core.UnregisterClient", cl)
+	in, err := enterRegister(c.currentObserver(), "Core.UnregisterClient", cl)
 	defer in.leave()
 	if err != nil {
 		return fmt.Errorf("unregister client %s: called from a callback that it would wait for: %w", cl.Name, err)
@@ -225,7 +225,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	}
 	begins := e == nil
 	if begins {
-		e = newEnding()
+		e = newPendingDestroy()
 		e.err = nil
 		cl.leaving, cl.going = true, e
 	}
@@ -236,7 +236,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	}
 	if begins {
 		go func() {
-			in, _ := registers(c.observing(), "Core.UnregisterClient", cl)
+			in, _ := enterRegister(c.currentObserver(), "Core.UnregisterClient", cl)
 			defer in.leave()
 			c.removeClient(cl, e)
 		}()
@@ -248,7 +248,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 }
 
 // removeClient implements UnregisterClient.
-func (c *Core) removeClient(cl *Client, e *ending) {
+func (c *Core) removeClient(cl *Client, e *pendingDestroy) {
 	defer close(e.done)
 	c.lock()
 	defer c.mu.Unlock()
@@ -295,15 +295,15 @@ func (c *Core) attach(d *Device, cl *Client) {
 		return
 	}
 	a := &attachment{client: cl, dev: &Device{device: d.device, client: cl}, state: adding}
-	a.dev.observeFor(cl)
+	a.dev.observeClientHandle(cl)
 	d.attached = append(d.attached, a)
 	defer c.cond.Broadcast()
 	defer func() {
 		if a.state == adding { // Add failed or did not return
-			d.remove(a)
+			d.removeAttachment(a)
 		}
 	}()
-	data, err := c.add(a)
+	data, err := c.callAdd(a)
 	if err != nil {
 		d.logf("client %s: add failed: %v", cl.Name, err)
 		return
@@ -327,33 +327,33 @@ func (c *Core) detach(d *Device, a *attachment) {
 	}
 	a.state = removing
 	defer c.cond.Broadcast()
-	defer d.remove(a)
-	c.remove(a)
+	defer d.removeAttachment(a)
+	c.callRemove(a)
 }
 
-// add calls the client's Add with c.mu released, because Add may panic or call runtime.Goexit.
-func (c *Core) add(a *attachment) (any, error) {
+// callAdd calls the client's Add with c.mu released, because Add may panic or call runtime.Goexit.
+func (c *Core) callAdd(a *attachment) (any, error) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	defer a.enter("Add").leave()
+	defer a.enterClientCall("Add").leave()
 	data, err := a.client.Add(a.dev)
 	if err != nil {
-		note(a.dev.observed(), observe.Removed, "the failing Add")
+		noteEvent(a.dev.observedSubject(), observe.Removed, "the failing Add")
 	}
 	return data, err
 }
 
-// remove calls the client's Remove in the same way.
-func (c *Core) remove(a *attachment) {
+// callRemove calls the client's Remove in the same way.
+func (c *Core) callRemove(a *attachment) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
-	defer a.enter("Remove").leave()
+	defer a.enterClientCall("Remove").leave()
 	a.client.Remove(a.dev, a.data)
-	note(a.dev.observed(), observe.Removed, "Remove")
+	noteEvent(a.dev.observedSubject(), observe.Removed, "Remove")
 }
 
-// enter records the start of the client's Add or Remove.
-func (a *attachment) enter(what string) observedCall {
-	in, _ := enter(a.dev.observed(), observe.Client, what, nil)
+// enterClientCall records the start of the client's Add or Remove.
+func (a *attachment) enterClientCall(what string) observedCall {
+	in, _ := enterCall(a.dev.observedSubject(), observe.Client, what, nil)
 	return in
 }

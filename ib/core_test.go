@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// recorder is a client that records the calls of its functions.
-type recorder struct {
+// clientRecorder is a client that records the calls of its functions.
+type clientRecorder struct {
 	mu  sync.Mutex
 	log []string
 }
 
-func (r *recorder) client(name string) *Client {
+func (r *clientRecorder) newClient(name string) *Client {
 	note := func(what string, d *Device) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -32,11 +32,11 @@ func (r *recorder) client(name string) *Client {
 	}
 }
 
-func (r *recorder) String() string { return strings.Join(r.log, " ") }
+func (r *clientRecorder) String() string { return strings.Join(r.log, " ") }
 
 // Each line is a test case: clients A, B, C and devices 1, 2, 3 are registered (+) and unregistered (-), and the rest
 // lists the expected calls of Add and Remove.
-func TestHotPlugOrder(t *testing.T) {
+func TestHotPlugCallOrder(t *testing.T) {
 	for _, test := range []struct{ history, want string }{
 		{"+A +B +1 -1", "+A1 +B1 -B1 -A1"},
 		{"+1 +A +B -1", "+A1 +B1 -B1 -A1"},
@@ -50,7 +50,7 @@ func TestHotPlugOrder(t *testing.T) {
 		{"+A +1 +B +2 +C -A -2 -B -1", "+A1 +B1 +A2 +B2 +C1 +C2 -A2 -A1 -C2 -B2 -B1 -C1"},
 	} {
 		t.Run(test.history, func(t *testing.T) {
-			core, rec := &Core{}, &recorder{}
+			core, rec := &Core{}, &clientRecorder{}
 			clients, devices := map[string]*Client{}, map[string]*Device{}
 			for _, step := range strings.Fields(test.history) {
 				come, name := step[0] == '+', step[1:]
@@ -62,7 +62,7 @@ func TestHotPlugOrder(t *testing.T) {
 					must(t, core.Unregister(&devices[name].handle))
 				case come:
 					if clients[name] == nil {
-						clients[name] = rec.client(name)
+						clients[name] = rec.newClient(name)
 					}
 					must(t, core.RegisterClient(clients[name]))
 				default:
@@ -76,7 +76,7 @@ func TestHotPlugOrder(t *testing.T) {
 	}
 }
 
-func TestRegisterErrors(t *testing.T) {
+func TestRegisterRejectsBadArguments(t *testing.T) {
 	core := &Core{}
 	d, _ := newDevice("fake0")
 	if err := core.Unregister(&d.handle); !errors.Is(err, syscall.ENODEV) {
@@ -93,7 +93,7 @@ func TestRegisterErrors(t *testing.T) {
 	if core.Device("fake0") != d || core.Device("fake1") != nil || !slices.Equal(core.Devices(), []*Device{d}) {
 		t.Errorf("devices: got %v, want only fake0", core.Devices())
 	}
-	cl := (&recorder{}).client("A")
+	cl := (&clientRecorder{}).newClient("A")
 	must(t, core.RegisterClient(cl))
 	if err := core.RegisterClient(cl); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("second RegisterClient of a client: got %v, want EEXIST", err)
@@ -106,15 +106,15 @@ func TestRegisterErrors(t *testing.T) {
 		t.Errorf("Register of an unregistered device: got %v, want EINVAL", err)
 	}
 	must(t, core.Register(&twin.handle))
-	core.UnregisterClient((&recorder{}).client("never registered"))
+	core.UnregisterClient((&clientRecorder{}).newClient("never registered"))
 }
 
-func TestClientThatRefuses(t *testing.T) {
-	core, rec := &Core{}, &recorder{}
-	refuser := rec.client("A")
+func TestClientAddFails(t *testing.T) {
+	core, rec := &Core{}, &clientRecorder{}
+	refuser := rec.newClient("A")
 	refuser.Add = func(*Device) (any, error) { return nil, errors.New("no, thanks") }
 	must(t, core.RegisterClient(refuser))
-	must(t, core.RegisterClient(rec.client("B")))
+	must(t, core.RegisterClient(rec.newClient("B")))
 	var log []string
 	d := NewDevice("1", &fakeDriver{}, func(format string,
 		args ...any) {
@@ -133,9 +133,9 @@ func TestClientThatRefuses(t *testing.T) {
 	}
 }
 
-// TestClientUsesDevice checks that the device is usable from the start of Add to the end of Remove, and that Remove
-// receives the data of Add.
-func TestClientUsesDevice(t *testing.T) {
+// TestDeviceUsableFromAddToRemove checks that the device is usable from the start of Add to the end of Remove, and that
+// Remove receives the data of Add.
+func TestDeviceUsableFromAddToRemove(t *testing.T) {
 	core := &Core{}
 	var state DeviceState
 	var recorded *Client
@@ -178,7 +178,7 @@ func TestClientUsesDevice(t *testing.T) {
 	}
 }
 
-func TestUnregisterNamesWhatIsLeft(t *testing.T) {
+func TestUnregisterNamesRemainingObjects(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	err := b.core.Unregister(&b.dev.handle)
 	if !errors.Is(err, syscall.EBUSY) || !strings.Contains(err.Error(), "1 PD, 1 CQ, 1 QP") {
@@ -259,9 +259,9 @@ func TestUnregisterWaits(t *testing.T) {
 	}
 }
 
-// TestHotPlugConcurrent registers and unregisters devices and clients concurrently and in any order. For each pair of
+// TestConcurrentHotPlug registers and unregisters devices and clients concurrently and in any order. For each pair of
 // client and device, Add and Remove must alternate. In the end no client may remain on a device.
-func TestHotPlugConcurrent(t *testing.T) {
+func TestConcurrentHotPlug(t *testing.T) {
 	const clients, devices, rounds = 4, 4, 40
 	core := &Core{}
 	type pair struct{ client, device int }
@@ -334,8 +334,8 @@ func TestHotPlugConcurrent(t *testing.T) {
 	}
 }
 
-// TestClientPanics checks that a panic in Add or Remove of a client does not block other clients.
-func TestClientPanics(t *testing.T) {
+// TestClientPanicDoesNotBlockOthers checks that a panic in Add or Remove of a client does not block other clients.
+func TestClientPanicDoesNotBlockOthers(t *testing.T) {
 	for _, inAdd := range []bool{true, false} {
 		core := &Core{}
 		boom := func(here bool) {

@@ -55,23 +55,23 @@ func (d *Device) CreateCQ(init CQInit) (*CQ, error) {
 
 func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 	fail := func(err error) (*CQ, error) { return nil, fmt.Errorf("create cq on %s: %w", d.name, err) }
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	if init.Entries < 1 {
 		return fail(fmt.Errorf("%d entries: %w", init.Entries, syscall.EINVAL))
 	}
 	cq := &CQ{handler: init.Handler, event: init.Event}
 	cq.entries.Store(int64(init.Entries))
-	cq.bind(d, kindCQ, cq, nil)
+	cq.initObject(d, kindCQ, cq, nil)
 	drv, err := d.drv.CreateCQ(CQHandle{cq: cq}, CQAttr{Entries: init.Entries, Vector: init.Vector, Flags: init.Flags}, u)
 	if err != nil {
 		return fail(err)
 	}
 	cq.drv = drv
 	cq.queue = wrapDriver(&cq.object, drv, observe.Made{User: u != nil, Overruns: init.Flags&CQIgnoreOverrun != 0})
-	if err := cq.finishCreate(cq.destroy); err != nil {
+	if err := cq.finishCreate(cq.endCallbacksAndDestroy); err != nil {
 		return fail(err)
 	}
 	return cq, nil
@@ -94,10 +94,10 @@ func (h CQHandle) Completed() {
 		return
 	}
 	cq := h.cq
-	if note(cq.subject, observe.Completed, nil) != nil || cq.handler == nil {
+	if noteEvent(cq.subject, observe.Completed, nil) != nil || cq.handler == nil {
 		return
 	}
-	if cq.notify.step(notify.Notice.Completed) {
+	if cq.notify.applyTransition(notify.Notice.Completed) {
 		cq.dev.callbacks.pushHandler(cq)
 	}
 }
@@ -105,32 +105,32 @@ func (h CQHandle) Completed() {
 // Raise reports an asynchronous error of the queue (EventCQErr). Raise may not sleep.
 func (h CQHandle) Raise(e EventType) {
 	cq := h.cq
-	note(cq.subject, observe.Raised, nil)
-	if cq.event != nil && cq.notify.step(notify.Notice.Event) {
-		cq.dev.callbacks.pushEvent(callback{cq: cq, ev: Event{Device: cq.dev, Type: e}})
+	noteEvent(cq.subject, observe.Raised, nil)
+	if cq.event != nil && cq.notify.applyTransition(notify.Notice.Event) {
+		cq.dev.callbacks.pushEvent(dueEvent{cq: cq, ev: Event{Device: cq.dev, Type: e}})
 	}
 }
 
-func (cq *CQ) callEvent(e EventType) {
-	callBack(cq.subject, observe.Callback, "the event function of a CQ", e, func() { cq.event(cq, e) })
+func (cq *CQ) callEventHandler(e EventType) {
+	runObserved(cq.subject, observe.Callback, "the event function of a CQ", e, func() { cq.event(cq, e) })
 }
 
 // Resize changes the capacity. Resize returns EOPNOTSUPP if the driver lacks the method. Resize may sleep.
 // (ib_resize_cq)
 func (cq *CQ) Resize(entries int) error {
 	defer cq.enterSleeping("CQ.Resize").leave()
-	return cq.resizeTo(entries, nil)
+	return cq.resize(entries, nil)
 }
 
-func (cq *CQ) resizeTo(entries int, u *Udata) error {
+func (cq *CQ) resize(entries int, u *Udata) error {
 	r, ok := As[CQResizer](cq.drv)
 	if !ok {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, syscall.EOPNOTSUPP)
 	}
-	if err := cq.dev.usable(); err != nil {
+	if err := cq.dev.checkUsable(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
-	if err := cq.live(); err != nil {
+	if err := cq.checkAlive(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
 	if err := r.Resize(entries, u); err != nil {
@@ -145,7 +145,7 @@ func (cq *CQ) resizeTo(entries int, u *Udata) error {
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.enterSleeping("CQ.Moderate").leave()
 	m, ok := As[CQModerator](cq.drv)
-	err := cq.dev.usable()
+	err := cq.dev.checkUsable()
 	switch {
 	case err != nil:
 	case !ok:
@@ -171,21 +171,21 @@ func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
 func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
 
 func (cq *CQ) destroyIn(ctx context.Context) error {
-	err := cq.endObject(ctx, "CQ.Destroy", cq.destroy, func() {})
+	err := cq.destroyObject(ctx, "CQ.Destroy", cq.endCallbacksAndDestroy, func() {})
 	if err != nil {
 		return fmt.Errorf("destroy cq on %s: %w", cq.dev.name, err)
 	}
 	return nil
 }
 
-// destroy ends the callbacks first, because they use the driver's queue.
-func (cq *CQ) destroy() error {
-	lastCallbacks(&cq.dev.callbacks, cq.drv)
-	cq.notify.step(notify.Notice.Die)
-	cq.dev.callbacks.waitFor(cq.notify.quiet)
+// endCallbacksAndDestroy ends the callbacks first, because they use the driver's queue.
+func (cq *CQ) endCallbacksAndDestroy() error {
+	awaitLastCallbacks(&cq.dev.callbacks, cq.drv)
+	cq.notify.applyTransition(notify.Notice.Die)
+	cq.dev.callbacks.waitUntil(cq.notify.isQuiet)
 	err := cq.queue.Destroy()
 	if err != nil {
-		if cq.notify.step(notify.Notice.Revive) {
+		if cq.notify.applyTransition(notify.Notice.Revive) {
 			cq.dev.callbacks.pushHandler(cq)
 		}
 	}

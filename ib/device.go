@@ -52,7 +52,7 @@ type device struct {
 	log    func(format string, args ...any)
 
 	state     atomic.Int32 // DeviceState
-	callbacks callbacks
+	callbacks callbackQueue
 	events    eventHandlers
 	objects   [numObjectKinds]atomic.Int64
 	atHandler atomic.Pointer[func()] // see AtHandler
@@ -68,7 +68,7 @@ type device struct {
 	// attached is protected by Core.mu once the device is registered.
 	attached []*attachment // in order of Add
 	leaving  bool
-	going    *ending // set with leaving
+	going    *pendingDestroy // set with leaving
 }
 
 // NewDevice creates a device with the driver drv, and returns the driver's handle. Core.Register makes the device
@@ -96,10 +96,10 @@ func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 // EnterError takes. SetError may not sleep and may be called from any context.
 func (h *DeviceHandle) SetError() {
 	d := h.dev
-	if !states.Step(&d.state, states.Device.Fail) {
+	if !states.Transition(&d.state, states.Device.Fail) {
 		return
 	}
-	in, _ := enter(d.observed(), observe.Atomic, "DeviceHandle.SetError", nil)
+	in, _ := enterCall(d.observedSubject(), observe.Atomic, "DeviceHandle.SetError", nil)
 	defer in.leave()
 	d.drv.EnterError()
 }
@@ -139,10 +139,10 @@ func (h *DeviceHandle) AtHandler(f func()) {
 	d.atHandler.Store(&f)
 }
 
-// usable returns nil if objects may be created and modified.
-func (d *Device) usable() error {
+// checkUsable returns nil if objects may be created and modified.
+func (d *Device) checkUsable() error {
 	switch s := states.Device(d.state.Load()); {
-	case s.Makes():
+	case s.CanCreate():
 		return nil
 	case s == states.DeviceError:
 		return syscall.EIO
@@ -150,17 +150,17 @@ func (d *Device) usable() error {
 	return syscall.ENODEV
 }
 
-// begin checks usable for a call that creates an object. The call counts as in progress until end.
-func (d *Device) begin() error {
+// beginCreate checks usable for a call that creates an object. The call counts as in progress until end.
+func (d *Device) beginCreate() error {
 	d.making.Add(1)
-	err := d.usable()
+	err := d.checkUsable()
 	if err != nil {
 		d.making.Add(-1)
 	}
 	return err
 }
 
-func (d *Device) end() { d.making.Add(-1) }
+func (d *Device) endCreate() { d.making.Add(-1) }
 
 // Dealloc announces that the driver is about to free the resources of the device, such as memory, threads and sockets.
 // The driver calls Dealloc after Unregister has returned, or without Unregister if it has not called Register. Dealloc
@@ -171,7 +171,7 @@ func (h *DeviceHandle) Dealloc() error {
 	if s := d.State(); s == DeviceNew || s == DeviceGone {
 		return nil
 	}
-	note(d.observed(), observe.Freed, nil)
+	noteEvent(d.observedSubject(), observe.Freed, nil)
 	return fmt.Errorf("dealloc device %s: device is %v, unregister the device first: %w",
 		d.name, d.State(), syscall.EBUSY)
 }
@@ -286,7 +286,7 @@ func (d *Device) attachmentOf(cl *Client) *attachment {
 	return nil
 }
 
-func (d *Device) remove(a *attachment) {
+func (d *Device) removeAttachment(a *attachment) {
 	d.attached = slices.DeleteFunc(d.attached, func(o *attachment) bool { return o == a })
 }
 
@@ -311,9 +311,9 @@ const (
 	numObjectKinds
 )
 
-var kindNames = [numObjectKinds]string{"PD", "MR", "CQ", "QP", "AH", "MW", "SRQ", "XRCD", "GID"}
+var objectKindNames = [numObjectKinds]string{"PD", "MR", "CQ", "QP", "AH", "MW", "SRQ", "XRCD", "GID"}
 
-func (k objectKind) String() string { return kindNames[k] }
+func (k objectKind) String() string { return objectKindNames[k] }
 
 // ObjectCounts holds the number of existing objects of a device by kind. GID counts the references of consumers to
 // GIDs.
@@ -345,7 +345,7 @@ type object struct {
 	kind    objectKind
 	uses    atomic.Int32    // number of objects that refer to this object, or the object's state: see ending.go
 	ends    sync.Mutex      // held at the start and at the end of destruction
-	ending  *ending         // under ends; nil if no destruction that another call can join is in progress
+	ending  *pendingDestroy // under ends; nil if no destruction that another call can join is in progress
 	counted atomic.Bool     // counted in dev.objects
 	subject observe.Subject // nil: not observed
 }
@@ -356,11 +356,11 @@ func (o *object) Device() *Device { return o.dev }
 // Uses returns the number of objects that refer to o. Uses may not sleep. (usecnt of struct ib_pd, ib_cq and others)
 func (o *object) Uses() int { return int(max(o.uses.Load(), 0)) }
 
-// bind initialises o before the driver's create method is called, because this method may report events of the object
-// at once. The object self embeds o. The object of is the parent of o, or nil.
-func (o *object) bind(d *Device, kind objectKind, self any, of *object) {
+// initObject initialises o before the driver's create method is called, because this method may report events of the
+// object at once. The object self embeds o. The object of is the parent of o, or nil.
+func (o *object) initObject(d *Device, kind objectKind, self any, of *object) {
 	o.dev, o.kind = d, kind
-	if s := d.observed(); s != nil {
+	if s := d.observedSubject(); s != nil {
 		var parent observe.Subject
 		if of != nil {
 			parent = of.subject
@@ -374,27 +374,27 @@ func (o *object) bind(d *Device, kind objectKind, self any, of *object) {
 func (o *object) finishCreate(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
-	note(o.subject, observe.Born, nil)
+	noteEvent(o.subject, observe.Born, nil)
 	if o.dev.State() != DeviceGone { // Unregister sets the state before it reads the counter making
 		return nil
 	}
-	return errors.Join(syscall.ENODEV, o.kill(unmake))
+	return errors.Join(syscall.ENODEV, o.destroyAtomic(unmake))
 }
 
-// get adds a use of the object by another object on device d.
-func (o *object) get(d *Device) error {
+// addUse adds a use of the object by another object on device d.
+func (o *object) addUse(d *Device) error {
 	if !o.dev.Same(d) {
 		return fmt.Errorf("object of device %s used on device %s: %w", o.dev.name, d.name, syscall.EINVAL)
 	}
-	for !states.Step(&o.uses, states.Object.Get) {
-		if err := o.live(); err != nil {
+	for !states.Transition(&o.uses, states.Object.Get) {
+		if err := o.checkAlive(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (o *object) put() { states.Step(&o.uses, states.Object.Put) }
+func (o *object) dropUse() { states.Transition(&o.uses, states.Object.Put) }
 
 // Abandon excludes the object from the device's counts. Unregister then does not report the object. Abandon is for a
 // consumer that cannot destroy the object before its Remove returns: a call on the object is blocked on the memory of
@@ -404,5 +404,5 @@ func (o *object) Abandon() {
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}
-	note(o.subject, observe.Abandoned, nil)
+	noteEvent(o.subject, observe.Abandoned, nil)
 }

@@ -26,18 +26,19 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 		must(t, err)
 		for _, d := range file.Decls {
 			f, ok := d.(*ast.FuncDecl)
-			if !ok || !f.Name.IsExported() || f.Recv != nil && !ast.IsExported(receiver(f)) {
+			if !ok || !f.Name.IsExported() || f.Recv != nil && !ast.IsExported(receiverType(f)) {
 				continue
 			}
-			where := name + ": " + receiver(f) + "." + f.Name.Name
+			where := name + ": " + receiverType(f) + "." + f.Name.Name
 			doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
 			sleeps := strings.Contains(doc, " may sleep")
 			never := strings.Contains(doc, "may not sleep") && !sleeps
-			watched := calls(f.Body, "enterSleeping", "enterChange", "enterDestroy", "registers", "destroyIn", "unregisterIn",
+			watched := containsCall(f.Body, "enterSleeping", "enterChange", "enterDestroy", "registers", "destroyIn",
+				"unregisterIn",
 				"unregisterClientIn")
 			switch {
 			case f.Name.Name == "String": // the name is sufficient
-			case simple(f.Body):
+			case isSimple(f.Body):
 				if doc == "" {
 					t.Errorf("comment of %s: got none, want one", where)
 				}
@@ -60,7 +61,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 	}
 }
 
-func receiver(f *ast.FuncDecl) string {
+func receiverType(f *ast.FuncDecl) string {
 	if f.Recv == nil {
 		return ""
 	}
@@ -74,8 +75,8 @@ func receiver(f *ast.FuncDecl) string {
 	return ""
 }
 
-// simple reports whether a function calls only loads, conversions and the like.
-func simple(body *ast.BlockStmt) bool {
+// isSimple reports whether a function calls only loads, conversions and the like.
+func isSimple(body *ast.BlockStmt) bool {
 	ok := true
 	ast.Inspect(body, func(n ast.Node) bool {
 		if c, call := n.(*ast.CallExpr); call {
@@ -93,8 +94,8 @@ func simple(body *ast.BlockStmt) bool {
 	return ok
 }
 
-// calls reports whether body contains a call of a function or method with one of the names.
-func calls(body *ast.BlockStmt, names ...string) (found bool) {
+// containsCall reports whether body contains a call of a function or method with one of the names.
+func containsCall(body *ast.BlockStmt, names ...string) (found bool) {
 	ast.Inspect(body, func(n ast.Node) bool {
 		if c, ok := n.(*ast.CallExpr); ok {
 			switch f := c.Fun.(type) {

@@ -10,9 +10,9 @@ import (
 	"verbena/internal/states"
 )
 
-// ending is a destruction or unregistration in progress, of an object, a device or a client. Concurrent calls for the
-// same destruction join it.
-type ending struct {
+// pendingDestroy is a destruction or unregistration in progress, of an object, a device or a client. Concurrent calls
+// for the same destruction join it.
+type pendingDestroy struct {
 	done chan struct{}
 	err  error // valid when done is closed
 	// abandoned is set if the caller has returned before the end, because its context ended. The next call then returns
@@ -20,12 +20,14 @@ type ending struct {
 	abandoned bool
 }
 
-var errUnfinished = errors.New("the call did not return")
+var errCallDidNotReturn = errors.New("the call did not return")
 
-func newEnding() *ending { return &ending{done: make(chan struct{}), err: errUnfinished} }
+func newPendingDestroy() *pendingDestroy {
+	return &pendingDestroy{done: make(chan struct{}), err: errCallDidNotReturn}
+}
 
-// over reports whether the ending is complete.
-func (e *ending) over() bool {
+// isDone reports whether the ending is complete.
+func (e *pendingDestroy) isDone() bool {
 	select {
 	case <-e.done:
 		return true
@@ -35,7 +37,7 @@ func (e *ending) over() bool {
 }
 
 // wait returns the result of the ending. If ctx ends first, wait returns the cause, and the destruction continues.
-func (e *ending) wait(ctx context.Context) error {
+func (e *pendingDestroy) wait(ctx context.Context) error {
 	select {
 	case <-e.done:
 		return e.err
@@ -44,13 +46,13 @@ func (e *ending) wait(ctx context.Context) error {
 	}
 }
 
-// inContext runs f on the caller's goroutine if ctx cannot end. Otherwise it runs f on a new goroutine and waits until
-// f returns or ctx ends.
-func inContext(ctx context.Context, f func() error) error {
+// runInContext runs f on the caller's goroutine if ctx cannot end. Otherwise it runs f on a new goroutine and waits
+// until f returns or ctx ends.
+func runInContext(ctx context.Context, f func() error) error {
 	if ctx.Done() == nil {
 		return f()
 	}
-	e := newEnding()
+	e := newPendingDestroy()
 	go func() {
 		defer close(e.done)
 		e.err = f()
@@ -61,17 +63,17 @@ func inContext(ctx context.Context, f func() error) error {
 // lifeState returns the state and use count of the object.
 func (o *object) lifeState() states.Object { return states.Object(o.uses.Load()) }
 
-// live returns nil while the object is alive.
-func (o *object) live() error {
-	if !o.lifeState().Alive() {
+// checkAlive returns nil while the object is alive.
+func (o *object) checkAlive() error {
+	if !o.lifeState().IsAlive() {
 		return fmt.Errorf("%v is destroyed, or is being destroyed: %w", o.kind, syscall.EINVAL)
 	}
 	return nil
 }
 
-// endObject destroys the object like end, or joins a destruction that an earlier call has abandoned.
-func (o *object) endObject(ctx context.Context, what string, destroy func() error, after func()) error {
-	if err, joined := o.rejoin(ctx, what); joined {
+// destroyObject destroys the object like end, or joins a destruction that an earlier call has abandoned.
+func (o *object) destroyObject(ctx context.Context, what string, destroy func() error, after func()) error {
+	if err, joined := o.rejoinDestroy(ctx, what); joined {
 		return err
 	}
 	f, err := o.enterDestroy(what)
@@ -79,25 +81,25 @@ func (o *object) endObject(ctx context.Context, what string, destroy func() erro
 	if err != nil {
 		return err
 	}
-	return o.end(ctx, what, destroy, after)
+	return o.destroyOrJoin(ctx, what, destroy, after)
 }
 
-// end destroys the object if no other object uses it, or joins a destruction in progress. destroy is the driver's
-// method and may fail. after runs if destroy has succeeded. ctx limits only the wait.
-func (o *object) end(ctx context.Context, what string, destroy func() error, after func()) error {
+// destroyOrJoin destroys the object if no other object uses it, or joins a destruction in progress. destroy is the
+// driver's method and may fail. after runs if destroy has succeeded. ctx limits only the wait.
+func (o *object) destroyOrJoin(ctx context.Context, what string, destroy func() error, after func()) error {
 	o.ends.Lock()
-	if !states.Step(&o.uses, states.Object.End) {
+	if !states.Transition(&o.uses, states.Object.End) {
 		n, e := o.lifeState(), o.ending
 		o.ends.Unlock()
 		switch {
 		case n == states.ObjectEnding && e != nil:
-			return o.await(ctx, e)
-		case !n.Alive():
+			return o.awaitDestroy(ctx, e)
+		case !n.IsAlive():
 			return syscall.EINVAL
 		}
-		return inUse(n)
+		return errInUse(n)
 	}
-	e := newEnding()
+	e := newPendingDestroy()
 	o.ending = e
 	o.ends.Unlock()
 	run := func() error {
@@ -109,7 +111,7 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 			}
 			close(e.done)
 		}()
-		if e.err = o.finish(destroy()); e.err == nil {
+		if e.err = o.finishDestroy(destroy()); e.err == nil {
 			after()
 		}
 		return e.err
@@ -121,24 +123,24 @@ func (o *object) end(ctx context.Context, what string, destroy func() error, aft
 		defer o.enterSleeping(what).leave()
 		_ = run()
 	}()
-	return o.await(ctx, e)
+	return o.awaitDestroy(ctx, e)
 }
 
-// await waits for the end of a destruction. If ctx ends first, a further call of rejoin returns the result.
-func (o *object) await(ctx context.Context, e *ending) error {
+// awaitDestroy waits for the end of a destruction. If ctx ends first, a further call of rejoin returns the result.
+func (o *object) awaitDestroy(ctx context.Context, e *pendingDestroy) error {
 	err := e.wait(ctx)
 	o.ends.Lock()
 	defer o.ends.Unlock()
-	if e.over() {
+	if e.isDone() {
 		return e.err
 	}
 	e.abandoned = true
 	return err
 }
 
-// rejoin waits for a destruction whose caller has returned before the end. It returns false if there is none, or if
-// another call has returned the result.
-func (o *object) rejoin(ctx context.Context, what string) (err error, ok bool) {
+// rejoinDestroy waits for a destruction whose caller has returned before the end. It returns false if there is none, or
+// if another call has returned the result.
+func (o *object) rejoinDestroy(ctx context.Context, what string) (err error, ok bool) {
 	o.ends.Lock()
 	e := o.ending
 	ok = e != nil && e.abandoned
@@ -147,45 +149,45 @@ func (o *object) rejoin(ctx context.Context, what string) (err error, ok bool) {
 		return nil, false
 	}
 	defer o.dev.enterSleeping(what).leave() // the object may be destroyed already
-	err = o.await(ctx, e)
+	err = o.awaitDestroy(ctx, e)
 	o.ends.Lock()
 	defer o.ends.Unlock()
-	if o.ending == e && e.over() {
+	if o.ending == e && e.isDone() {
 		o.ending = nil
 	}
 	return err, true
 }
 
-// kill is end for callers that may not sleep. A second call fails and does not join the first one.
-func (o *object) kill(destroy func() error) error {
-	if !states.Step(&o.uses, states.Object.End) {
+// destroyAtomic is end for callers that may not sleep. A second call fails and does not join the first one.
+func (o *object) destroyAtomic(destroy func() error) error {
+	if !states.Transition(&o.uses, states.Object.End) {
 		n := o.lifeState()
-		if !n.Alive() {
+		if !n.IsAlive() {
 			return syscall.EINVAL
 		}
-		return inUse(n)
+		return errInUse(n)
 	}
-	return o.finish(destroy())
+	return o.finishDestroy(destroy())
 }
 
-// inUse returns the error for an object to which n other objects refer.
-func inUse(n states.Object) error {
+// errInUse returns the error for an object to which n other objects refer.
+func errInUse(n states.Object) error {
 	if n < 1 { // destroyed meanwhile
 		return syscall.EBUSY
 	}
 	return fmt.Errorf("the object is in use by %d other objects: %w", n, syscall.EBUSY)
 }
 
-// finish records the result of the driver's destroy method. The object must be in the state destroying.
-func (o *object) finish(err error) error {
+// finishDestroy records the result of the driver's destroy method. The object must be in the state destroying.
+func (o *object) finishDestroy(err error) error {
 	if err != nil {
-		states.Step(&o.uses, states.Object.Refused)
+		states.Transition(&o.uses, states.Object.Refused)
 		return err
 	}
-	states.Step(&o.uses, states.Object.Ended)
+	states.Transition(&o.uses, states.Object.Ended)
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}
-	note(o.subject, observe.Died, nil)
+	noteEvent(o.subject, observe.Died, nil)
 	return nil
 }

@@ -9,8 +9,9 @@ import (
 	"time"
 )
 
-// holdAt blocks a method of the driver until release is called. The argument of release is the result of the method.
-func (d *fakeDriver) holdAt(method string) (release func(error)) {
+// blockMethod blocks a method of the driver until release is called. The argument of release is the result of the
+// method.
+func (d *fakeDriver) blockMethod(method string) (release func(error)) {
 	result := make(chan error)
 	d.fail = func(what string) error {
 		if what == method {
@@ -28,40 +29,40 @@ func TestDestroyContext(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		for _, test := range []struct {
 			kind, method string
-			destroy      func(b *bench) (in func(context.Context) error, plain func() error)
-			used         func(b *bench) error // the call must fail during the destruction
+			destroy      func(b *testBench) (in func(context.Context) error, plain func() error)
+			used         func(b *testBench) error // the call must fail during the destruction
 		}{
-			{"PD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) {
+			{"PD", "dealloc pd", func(b *testBench) (func(context.Context) error, func() error) {
 				return b.pd.DeallocContext,
 					b.pd.Dealloc
 			},
-				func(b *bench) error { return second(b.pd.AllocMR(1)) }},
-			{"CQ", "destroy cq", func(b *bench) (func(context.Context) error, func() error) {
+				func(b *testBench) error { return errorOf(b.pd.AllocMR(1)) }},
+			{"CQ", "destroy cq", func(b *testBench) (func(context.Context) error, func() error) {
 				return b.cq.DestroyContext,
 					b.cq.Destroy
 			},
-				func(b *bench) error { return b.cq.Resize(4) }},
-			{"QP", "destroy qp", func(b *bench) (func(context.Context) error, func() error) {
+				func(b *testBench) error { return b.cq.Resize(4) }},
+			{"QP", "destroy qp", func(b *testBench) (func(context.Context) error, func() error) {
 				return b.qp.DestroyContext,
 					b.qp.Destroy
 			},
-				func(b *bench) error { return b.qp.Modify(QPAttr{State: QPErr}, QPAttrState) }},
-			{"MR", "dereg mr", func(b *bench) (func(context.Context) error, func() error) {
+				func(b *testBench) error { return b.qp.Modify(QPAttr{State: QPErr}, QPAttrState) }},
+			{"MR", "dereg mr", func(b *testBench) (func(context.Context) error, func() error) {
 				mr, err := b.pd.RegBytes(make([]byte, 8), 0)
 				must(t, err)
 				return mr.DeregContext, mr.Dereg
 			}, nil},
-			{"MW", "dealloc mw", func(b *bench) (func(context.Context) error, func() error) {
+			{"MW", "dealloc mw", func(b *testBench) (func(context.Context) error, func() error) {
 				mw, err := b.pd.AllocMW(MWType1)
 				must(t, err)
 				return mw.DeallocContext, mw.Dealloc
 			}, nil},
-			{"SRQ", "destroy srq", func(b *bench) (func(context.Context) error, func() error) {
+			{"SRQ", "destroy srq", func(b *testBench) (func(context.Context) error, func() error) {
 				srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})
 				must(t, err)
 				return srq.DestroyContext, srq.Destroy
 			}, nil},
-			{"XRCD", "dealloc pd", func(b *bench) (func(context.Context) error, func() error) {
+			{"XRCD", "dealloc pd", func(b *testBench) (func(context.Context) error, func() error) {
 				x, err := b.dev.AllocXRCD() // the fake driver uses its domains for XRC domains
 				must(t, err)
 				return x.DeallocContext, x.Dealloc
@@ -69,7 +70,7 @@ func TestDestroyContext(t *testing.T) {
 		} {
 			t.Run(test.kind, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					testDestroyContext(t, observed, test.kind, test.method, test.destroy,
+					checkDestroyContext(t, observed, test.kind, test.method, test.destroy,
 						test.used)
 				})
 			})
@@ -77,18 +78,18 @@ func TestDestroyContext(t *testing.T) {
 	}
 }
 
-func testDestroyContext(t *testing.T, observed bool, kind, method string,
-	destroyer func(*bench) (func(context.Context) error, func() error), used func(*bench) error) {
-	core, rec := &Core{}, &recording{}
+func checkDestroyContext(t *testing.T, observed bool, kind, method string,
+	destroyer func(*testBench) (func(context.Context) error, func() error), used func(*testBench) error) {
+	core, rec := &Core{}, &recordingObserver{}
 	if observed {
-		core.observe(rec)
+		core.setObserver(rec)
 	}
 	b := newFullBenchOn(t, core)
 	if kind == "PD" || kind == "CQ" {
 		must(t, b.qp.Destroy())
 	}
 	destroy, plain := destroyer(b)
-	release := b.drv.holdAt(method)
+	release := b.drv.blockMethod(method)
 	before := b.dev.Objects()
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -132,7 +133,7 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 		must(t, errors.Join(b.qp.Destroy(), b.cq.Destroy(), b.pd.Dealloc()))
 	}
 	must(t, b.core.Unregister(&b.dev.handle))
-	rec.left(t)
+	rec.checkAllLeft(t)
 }
 
 // TestUnregisterContext checks that Modify and Unregister continue after their contexts have ended. The test also
@@ -140,7 +141,7 @@ func testDestroyContext(t *testing.T, observed bool, kind, method string,
 func TestUnregisterContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)
-		release := b.drv.holdAt("modify qp")
+		release := b.drv.blockMethod("modify qp")
 		short := func() context.Context {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			t.Cleanup(cancel)

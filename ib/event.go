@@ -28,32 +28,32 @@ type eventHandler struct {
 	subject observe.Subject // nil: the observer has not been asked yet
 }
 
-// observed returns the observer's subject for x, or nil if the device is not observed.
+// subjectOf returns the observer's subject for x, or nil if the device is not observed.
 //
 //verbena:held mu
-func (h *eventHandlers) observed(x *eventHandler) observe.Subject {
-	if s := x.dev.observed(); s != nil && x.subject == nil {
+func (h *eventHandlers) subjectOf(x *eventHandler) observe.Subject {
+	if s := x.dev.observedSubject(); s != nil && x.subject == nil {
 		x.subject = (*x.dev.observer.Load()).Object(x, "event function", s, nil)
 	}
 	return x.subject
 }
 
-// call calls the functions one after the other, in the order of registration.
-func (h *eventHandlers) call(e Event) {
+// callAll calls the functions one after the other, in the order of registration.
+func (h *eventHandlers) callAll(e Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, x := range slices.Clone(h.list) {
 		if !x.ended {
-			h.run(x, e)
+			h.callOne(x, e)
 		}
 	}
 }
 
-// run releases mu during the call of the function, because the function may panic or call runtime.Goexit.
-func (h *eventHandlers) run(x *eventHandler, e Event) {
+// callOne releases mu during the call of the function, because the function may panic or call runtime.Goexit.
+func (h *eventHandlers) callOne(x *eventHandler, e Event) {
 	h.running, h.thread = x, observe.Goroutine()
 	e.Device = x.dev
-	s := h.observed(x)
+	s := h.subjectOf(x)
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
@@ -64,12 +64,12 @@ func (h *eventHandlers) run(x *eventHandler, e Event) {
 		x.f(e)
 		return
 	}
-	callBack(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
+	runObserved(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
 }
 
-// end removes x. end returns when the function is not running and will not run again. If the function itself calls end,
-// end does not wait.
-func (h *eventHandlers) end(x *eventHandler) {
+// removeHandler removes x. removeHandler returns when the function is not running and will not run again. If the
+// function itself calls end, end does not wait.
+func (h *eventHandlers) removeHandler(x *eventHandler) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	x.ended = true
@@ -87,17 +87,17 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	h, x := &d.events, &eventHandler{f: f, dev: d}
 	h.mu.Lock()
 	h.list = append(h.list, x)
-	note(h.observed(x), observe.Born, nil)
+	noteEvent(h.subjectOf(x), observe.Born, nil)
 	h.mu.Unlock()
 	return func() {
 		h.mu.Lock()
-		s := h.observed(x)
+		s := h.subjectOf(x)
 		h.mu.Unlock()
-		in, _ := enter(s, observe.Destroy, "the end of Device.OnEvent", nil)
+		in, _ := enterCall(s, observe.Destroy, "the end of Device.OnEvent", nil)
 		defer in.leave()
-		lastCallbacks(&d.callbacks, d.drv)
-		h.end(x)
-		note(s, observe.Died, nil)
+		awaitLastCallbacks(&d.callbacks, d.drv)
+		h.removeHandler(x)
+		noteEvent(s, observe.Died, nil)
 	}
 }
 
@@ -111,7 +111,7 @@ func (n *EventCounts) Add(m EventCounts) {
 	}
 }
 
-func (n *EventCounts) add(t EventType) {
+func (n *EventCounts) addOne(t EventType) {
 	if int(t) < len(n) { // a driver may raise types without a name
 		n[t]++
 	}
@@ -132,6 +132,6 @@ func (h *DeviceHandle) Events() EventCounts {
 // (ib_dispatch_event)
 func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
 	d := h.dev
-	note(d.observed(), observe.Raised, nil)
-	d.callbacks.pushEvent(callback{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
+	noteEvent(d.observedSubject(), observe.Raised, nil)
+	d.callbacks.pushEvent(dueEvent{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
 }

@@ -10,8 +10,9 @@ import (
 	"verbena/internal/notify"
 )
 
-// TestEventEndWaits checks that after stop has returned, its function is not running and does not start again.
-func TestEventEndWaits(t *testing.T) {
+// TestStopWaitsForEventFunction checks that after stop has returned, its function is not running and does not start
+// again.
+func TestStopWaitsForEventFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)
 		enter, leave := make(chan int), make(chan int)
@@ -35,12 +36,12 @@ func TestEventEndWaits(t *testing.T) {
 		if n := later.Load(); n != 0 {
 			t.Errorf("calls begun after stop: got %d, want 0", n)
 		}
-		b.free(t)
+		b.destroyAll(t)
 	})
 }
 
-// TestUnregisterUnderEvents checks that an endless stream of events and completions does not block Unregister.
-func TestUnregisterUnderEvents(t *testing.T) {
+// TestUnregisterDuringEvents checks that an endless stream of events and completions does not block Unregister.
+func TestUnregisterDuringEvents(t *testing.T) {
 	// The handler always raises the next completion. The CQ is never destroyed.
 	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil)
 	b.dev.OnEvent(func(Event) { time.Sleep(10 * time.Microsecond) })
@@ -60,6 +61,6 @@ func TestUnregisterUnderEvents(t *testing.T) {
 	}
 	stop.Store(true)
 	<-flooded
-	b.cq.notify.step(notify.Notice.Die)
-	b.dev.callbacks.waitFor(b.cq.notify.quiet)
+	b.cq.notify.applyTransition(notify.Notice.Die)
+	b.dev.callbacks.waitUntil(b.cq.notify.isQuiet)
 }

@@ -21,8 +21,8 @@ func newDevice(core *ib.Core) (d *ib.Device, remove func()) {
 	}
 }
 
-// try ends the program on an error.
-func try[T any](x T, err error) T {
+// must ends the program on an error.
+func must[T any](x T, err error) T {
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -56,17 +56,17 @@ func ExampleConnectPair() {
 	var core ib.Core
 	d, remove := newDevice(&core)
 	defer remove()
-	here := try(d.Local(1))
-	pd := try(d.AllocPD())
+	here := must(d.Local(1))
+	pd := must(d.AllocPD())
 	defer pd.Dealloc()
 	buf := []byte("ping....")
-	mr := try(pd.RegBytes(buf, ib.AccessLocalWrite))
+	mr := must(pd.RegBytes(buf, ib.AccessLocalWrite))
 	defer mr.Dereg()
-	cq := try(d.CreateCQ(ib.CQInit{Entries: 8}))
+	cq := must(d.CreateCQ(ib.CQInit{Entries: 8}))
 	defer cq.Destroy()
 	var qps [2]*ib.QP
 	for i := range qps {
-		qps[i] = try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+		qps[i] = must(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}))
 		defer qps[i].Destroy()
 	}
@@ -74,11 +74,11 @@ func ExampleConnectPair() {
 		log.Fatal(err)
 	}
 	at := func(off int) []ib.SGE { return []ib.SGE{{Addr: mr.Addr() + uint64(off), Length: 4, LKey: mr.LKey()}} }
-	try(qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: at(4)}))
-	try(qps[0].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: at(0)}))
+	must(qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: at(4)}))
+	must(qps[0].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: at(0)}))
 	for n := 0; n < 2; {
 		var wc [2]ib.WC
-		k := try(cq.Poll(wc[:]))
+		k := must(cq.Poll(wc[:]))
 		for _, c := range wc[:k] {
 			if c.Status != ib.WCSuccess {
 				log.Fatalf("work request %d: %v", c.ID, c.Status)
@@ -96,17 +96,17 @@ func ExampleQP_PostSend() {
 	var core ib.Core
 	d, remove := newDevice(&core)
 	defer remove()
-	here := try(d.Local(1))
-	pd := try(d.AllocPD())
+	here := must(d.Local(1))
+	pd := must(d.AllocPD())
 	defer pd.Dealloc()
 	mine, theirs := []byte("written"), make([]byte, 7)
-	local := try(pd.RegBytes(mine, 0))
+	local := must(pd.RegBytes(mine, 0))
 	defer local.Dereg()
-	remote := try(pd.RegBytes(theirs, ib.AccessLocalWrite|ib.AccessRemoteWrite))
+	remote := must(pd.RegBytes(theirs, ib.AccessLocalWrite|ib.AccessRemoteWrite))
 	defer remote.Dereg()
-	cq := try(d.CreateCQ(ib.CQInit{Entries: 4}))
+	cq := must(d.CreateCQ(ib.CQInit{Entries: 4}))
 	defer cq.Destroy()
-	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+	qp := must(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
 		Cap: ib.QPCap{MaxSendWR: 2, MaxSendSGE: 1}}))
 	defer qp.Destroy()
 	self := here.Endpoint(qp)
@@ -119,10 +119,10 @@ func ExampleQP_PostSend() {
 	}
 	read := wr
 	read.Opcode = ib.WRRDMARead // neither the queue pair nor the region allows reading
-	try(qp.PostSend(wr, read))
+	must(qp.PostSend(wr, read))
 	var wc [1]ib.WC
 	for n := 0; n < 2; {
-		if try(cq.Poll(wc[:])) == 1 {
+		if must(cq.Poll(wc[:])) == 1 {
 			fmt.Println(wc[0].Status)
 			n++
 		}
@@ -140,10 +140,10 @@ func ExampleCQ_ReqNotify() {
 	var core ib.Core
 	d, remove := newDevice(&core)
 	defer remove()
-	pd := try(d.AllocPD())
+	pd := must(d.AllocPD())
 	defer pd.Dealloc()
 	seen := make(chan ib.WC, 4)
-	cq := try(d.CreateCQ(ib.CQInit{Entries: 4, Handler: func(cq *ib.CQ) {
+	cq := must(d.CreateCQ(ib.CQInit{Entries: 4, Handler: func(cq *ib.CQ) {
 		for {
 			var wc [4]ib.WC
 			n, err := cq.Poll(wc[:])
@@ -162,15 +162,15 @@ func ExampleCQ_ReqNotify() {
 		}
 	}}))
 	defer cq.Destroy()
-	try(cq.ReqNotify(ib.NotifyNextComp)) // arms the queue before the first completion
-	qp := try(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
+	must(cq.ReqNotify(ib.NotifyNextComp)) // arms the queue before the first completion
+	qp := must(pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
 		Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 4}}))
 	defer qp.Destroy()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 		log.Fatal(err)
 	}
 	for id := range uint64(3) {
-		try(qp.PostRecv(ib.RecvWR{ID: id}))
+		must(qp.PostRecv(ib.RecvWR{ID: id}))
 	}
 	for range 3 {
 		c := <-seen

@@ -23,13 +23,13 @@ type fakeDriver struct {
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 }
 
-func do(f func()) {
+func callIfSet(f func()) {
 	if f != nil {
 		f()
 	}
 }
 
-func (d *fakeDriver) err(what string) error {
+func (d *fakeDriver) methodError(what string) error {
 	if d.fail == nil {
 		return nil
 	}
@@ -37,7 +37,7 @@ func (d *fakeDriver) err(what string) error {
 }
 
 func (d *fakeDriver) QueryDevice() (DeviceAttr, error) {
-	do(d.onQuery)
+	callIfSet(d.onQuery)
 	return DeviceAttr{PhysPorts: 1}, nil
 }
 
@@ -46,48 +46,48 @@ func (d *fakeDriver) QueryGID(port, i int) (GIDEntry, error)    { return GIDEntr
 func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
 
 func (d *fakeDriver) AllocPD(*Udata) (DriverPD, error) {
-	return fakePD{d}, d.err("alloc pd")
+	return fakePD{d}, d.methodError("alloc pd")
 }
 
 func (d *fakeDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
 	mr.SetKeys(1, 2)
-	return fakeMR{d}, d.err("reg mr")
+	return fakeMR{d}, d.methodError("reg mr")
 }
 
 func (d *fakeDriver) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
-	return &fakeCQ{d: d, cq: cq}, d.err("create cq")
+	return &fakeCQ{d: d, cq: cq}, d.methodError("create cq")
 }
 
 func (d *fakeDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
 	qp.SetNum(d.nextQ.Add(1))
-	return newFakeQP(d, qp, init), d.err("create qp")
+	return newFakeQP(d, qp, init), d.methodError("create qp")
 }
 
 func (d *fakeDriver) CreateAH(pd DriverPD, attr *AHAttr, u *Udata) (DriverAH, error) {
-	return fakeAH{d}, d.err("create ah")
+	return fakeAH{d}, d.methodError("create ah")
 }
 
-func (d *fakeDriver) EnterError() { _ = d.err("error state") }
+func (d *fakeDriver) EnterError() { _ = d.methodError("error state") }
 
-func (d *fakeDriver) destroy(what string) error {
+func (d *fakeDriver) recordDestroy(what string) error {
 	d.calls.Add(1)
-	do(d.onDestroy)
-	return d.err(what)
+	callIfSet(d.onDestroy)
+	return d.methodError(what)
 }
 
 type fakePD struct{ d *fakeDriver }
 
-func (p fakePD) Dealloc() error { return p.d.destroy("dealloc pd") }
+func (p fakePD) Dealloc() error { return p.d.recordDestroy("dealloc pd") }
 
 type fakeMR struct{ d *fakeDriver }
 
-func (m fakeMR) Dereg() error { return m.d.destroy("dereg mr") }
+func (m fakeMR) Dereg() error { return m.d.recordDestroy("dereg mr") }
 
 type fakeAH struct{ d *fakeDriver }
 
 func (a fakeAH) Modify(*AHAttr) error   { return nil }
 func (a fakeAH) Query() (AHAttr, error) { return AHAttr{}, nil }
-func (a fakeAH) Destroy() error         { return a.d.destroy("destroy ah") }
+func (a fakeAH) Destroy() error         { return a.d.recordDestroy("destroy ah") }
 
 // fakeCQ counts completions but does not store them.
 type fakeCQ struct {
@@ -99,8 +99,8 @@ type fakeCQ struct {
 	armed   bool
 }
 
-// complete reports a completion like a driver that has finished a work request.
-func (c *fakeCQ) complete() {
+// raiseCompletion reports a completion like a driver that has finished a work request.
+func (c *fakeCQ) raiseCompletion() {
 	c.mu.Lock()
 	c.waiting++
 	notify := c.armed
@@ -112,7 +112,7 @@ func (c *fakeCQ) complete() {
 }
 
 func (c *fakeCQ) Poll(wc []WC) (int, error) {
-	do(c.d.onPoll)
+	callIfSet(c.d.onPoll)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := min(len(wc), c.waiting)
@@ -121,14 +121,14 @@ func (c *fakeCQ) Poll(wc []WC) (int, error) {
 }
 
 func (c *fakeCQ) ReqNotify(flags NotifyFlags) (bool, error) {
-	do(c.d.onNotify)
+	callIfSet(c.d.onNotify)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.armed = true
 	return flags&NotifyReportMissed != 0 && c.waiting > 0, nil
 }
 
-func (c *fakeCQ) Destroy() error { return c.d.destroy("destroy cq") }
+func (c *fakeCQ) Destroy() error { return c.d.recordDestroy("destroy cq") }
 
 // fakeQP completes each work request inside PostSend.
 type fakeQP struct {
@@ -147,9 +147,9 @@ func newFakeQP(d *fakeDriver, qp QPHandle, init *DriverQPInit) *fakeQP {
 }
 
 func (q *fakeQP) PostSend(wrs []SendWR) (int, error) {
-	do(q.d.onPost)
+	callIfSet(q.d.onPost)
 	for range wrs {
-		q.sendCQ.complete()
+		q.sendCQ.raiseCompletion()
 	}
 	return len(wrs), nil
 }
@@ -157,7 +157,7 @@ func (q *fakeQP) PostSend(wrs []SendWR) (int, error) {
 func (q *fakeQP) PostRecv(wrs []RecvWR) (int, error) { return 0, syscall.ENOMEM }
 
 func (q *fakeQP) Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error {
-	if err := q.d.err("modify qp"); err != nil {
+	if err := q.d.methodError("modify qp"); err != nil {
 		return err
 	}
 	next, err := NextState(q.State(), q.typ, attr, mask)
@@ -171,10 +171,10 @@ func (q *fakeQP) State() QPState { return QPState(q.state.Load()) }
 
 func (q *fakeQP) Query(mask QPAttrMask) (QPAttr, error) { return QPAttr{State: q.State()}, nil }
 
-func (q *fakeQP) Destroy() error { return q.d.destroy("destroy qp") }
+func (q *fakeQP) Destroy() error { return q.d.recordDestroy("destroy qp") }
 
-// bench is a registered device with one object of each kind.
-type bench struct {
+// testBench is a registered device with one object of each kind.
+type testBench struct {
 	core *Core
 	drv  *fakeDriver
 	dev  *Device
@@ -189,21 +189,21 @@ func newDevice(name string) (*Device, *fakeDriver) {
 }
 
 // newBench creates a bench. The test may destroy the objects or leave them undestroyed.
-func newBench(t testing.TB, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *bench {
+func newBench(t testing.TB, handler func(*CQ), cqEvent func(*CQ, EventType), qpEvent func(*QP, EventType)) *testBench {
 	t.Helper()
 	return newBenchOn(t, &Core{}, handler, cqEvent, qpEvent)
 }
 
 func newBenchOn(t testing.TB, core *Core, handler func(*CQ), cqEvent func(*CQ, EventType),
-	qpEvent func(*QP, EventType)) *bench {
+	qpEvent func(*QP, EventType)) *testBench {
 	t.Helper()
 	return newBenchNamed(t, core, "fake0", handler, cqEvent, qpEvent)
 }
 
 func newBenchNamed(t testing.TB, core *Core, name string, handler func(*CQ), cqEvent func(*CQ, EventType),
-	qpEvent func(*QP, EventType)) *bench {
+	qpEvent func(*QP, EventType)) *testBench {
 	t.Helper()
-	b := &bench{core: core}
+	b := &testBench{core: core}
 	b.dev, b.drv = newDevice(name)
 	must(t, b.core.Register(&b.dev.handle))
 	var err error
@@ -216,8 +216,8 @@ func newBenchNamed(t testing.TB, core *Core, name string, handler func(*CQ), cqE
 	return b
 }
 
-// free destroys the objects and unregisters the device.
-func (b *bench) free(t testing.TB) {
+// destroyAll destroys the objects and unregisters the device.
+func (b *testBench) destroyAll(t testing.TB) {
 	t.Helper()
 	must(t, b.qp.Destroy())
 	must(t, b.cq.Destroy())

@@ -23,10 +23,10 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	d := pd.dev
 	defer pd.enterSleeping("PD.AllocMR").leave()
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("alloc mr on %s: %w", d.name, err) }
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	drv, ok := As[FastRegDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -34,18 +34,18 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 	if maxPages < 1 {
 		return fail(fmt.Errorf("invalid number of pages %d: %w", maxPages, syscall.EINVAL))
 	}
-	if err := pd.get(d); err != nil {
+	if err := pd.addUse(d); err != nil {
 		return fail(err)
 	}
 	mr := &MR{pd: pd, maxPages: maxPages}
-	mr.bind(d, kindMR, mr, &pd.object)
+	mr.initObject(d, kindMR, mr, &pd.object)
 	var err error
 	if mr.drv, err = drv.AllocMR(MRHandle{mr: mr}, pd.drv, maxPages); err != nil {
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	if err := mr.finishCreate(mr.drv.Dereg); err != nil {
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	return mr, nil
@@ -59,7 +59,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
 	defer mr.enterChange("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
-	if err := mr.dev.usable(); err != nil {
+	if err := mr.dev.checkUsable(); err != nil {
 		return fail(err)
 	}
 	drv, ok := As[FastMR](mr.drv)

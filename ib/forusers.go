@@ -31,7 +31,7 @@ func (s UserSide) RegMR(pd *PD, init MRInit, u *Udata) (*MR, error) {
 func (s UserSide) ReregMR(mr *MR, flags MRChangeFlags, to MRChange, u *Udata) error {
 	s.key.Check()
 	defer mr.enterSleeping("user.ReregMR").leave()
-	return mr.reregister(flags, to, u)
+	return mr.observedRereg(flags, to, u)
 }
 
 // AllocMW is [PD.AllocMW]. AllocMW may sleep.
@@ -52,7 +52,7 @@ func (s UserSide) CreateCQ(d *Device, init CQInit, u *Udata) (*CQ, error) {
 func (s UserSide) ResizeCQ(cq *CQ, entries int, u *Udata) error {
 	s.key.Check()
 	defer cq.enterSleeping("user.ResizeCQ").leave()
-	return cq.resizeTo(entries, u)
+	return cq.resize(entries, u)
 }
 
 // CreateQP is [PD.CreateQP]. CreateQP may sleep.
@@ -66,7 +66,7 @@ func (s UserSide) CreateQP(pd *PD, init QPInitAttr, u *Udata) (*QP, error) {
 func (s UserSide) ModifyQP(qp *QP, attr QPAttr, mask QPAttrMask, u *Udata) error {
 	s.key.Check()
 	defer qp.enterSleeping("user.ModifyQP").leave()
-	return qp.change(attr, mask, u)
+	return qp.modify(attr, mask, u)
 }
 
 // CreateSRQ is [PD.CreateSRQ]. CreateSRQ may sleep.
@@ -80,7 +80,7 @@ func (s UserSide) CreateSRQ(pd *PD, init SRQInitAttr, u *Udata) (*SRQ, error) {
 func (s UserSide) ModifySRQ(srq *SRQ, attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 	s.key.Check()
 	defer srq.enterSleeping("user.ModifySRQ").leave()
-	return srq.change(attr, mask, u)
+	return srq.modify(attr, mask, u)
 }
 
 // CreateAH is [PD.CreateAH]. CreateAH may not sleep.

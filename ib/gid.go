@@ -96,12 +96,12 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 		s := &t.slots[i]
 		switch g := s.entry.GID; {
 		case i == 0 && (g == def || s.refs == 0):
-			changed += s.set(entry(def))
+			changed += s.setEntry(entry(def))
 		case g.IsZero():
 		case i > 0 && slices.Contains(want, g) && !placed[g]:
 			placed[g] = true
-			changed += s.set(entry(g))
-		case s.clear():
+			changed += s.setEntry(entry(g))
+		case s.clearEntry():
 			changed++
 		}
 	}
@@ -119,14 +119,14 @@ func (t *GIDTable) Update(ifi netdev.Interface, addrs []netip.Addr) (changed int
 		if free == len(t.slots) {
 			t.slots = append(t.slots, gidSlot{})
 		}
-		changed += t.slots[free].set(entry(g))
+		changed += t.slots[free].setEntry(entry(g))
 	}
-	t.show()
+	t.publishEntries()
 	return changed
 }
 
-// set stores a valid entry. set returns 1 if queries see a change, otherwise 0.
-func (s *gidSlot) set(e GIDEntry) int {
+// setEntry stores a valid entry. setEntry returns 1 if queries see a change, otherwise 0.
+func (s *gidSlot) setEntry(e GIDEntry) int {
 	if s.entry == e && !s.leaving {
 		return 0
 	}
@@ -134,9 +134,9 @@ func (s *gidSlot) set(e GIDEntry) int {
 	return 1
 }
 
-// clear empties the entry, either at once or after the release of the last reference. clear reports whether queries see
-// a change.
-func (s *gidSlot) clear() bool {
+// clearEntry empties the entry, either at once or after the release of the last reference. clearEntry reports whether
+// queries see a change.
+func (s *gidSlot) clearEntry() bool {
 	if s.leaving {
 		return false
 	}
@@ -147,7 +147,7 @@ func (s *gidSlot) clear() bool {
 }
 
 //verbena:held mu
-func (t *GIDTable) show() {
+func (t *GIDTable) publishEntries() {
 	e := make([]GIDEntry, len(t.slots))
 	for i, s := range t.slots {
 		if !s.leaving {
@@ -157,26 +157,26 @@ func (t *GIDTable) show() {
 	t.shown.Store(&e)
 }
 
-// gidHold is a reference to an entry of a table.
-type gidHold struct {
+// gidTableRef is a reference to an entry of a table.
+type gidTableRef struct {
 	table *GIDTable
 	index int
 	entry GIDEntry
 }
 
-// hold takes a reference to an entry. hold returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
-func (t *GIDTable) hold(index int) (*gidHold, error) {
+// takeRef takes a reference to an entry. takeRef returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
+func (t *GIDTable) takeRef(index int) (*gidTableRef, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if index < 0 || index >= len(t.slots) || t.slots[index].leaving || t.slots[index].entry.GID.IsZero() {
 		return nil, fmt.Errorf("GID index %d is empty: %w", index, syscall.EINVAL)
 	}
 	t.slots[index].refs++
-	return &gidHold{t, index, t.slots[index].entry}, nil
+	return &gidTableRef{t, index, t.slots[index].entry}, nil
 }
 
-// put releases the reference, if h is not nil. (rdma_put_gid_attr)
-func (h *gidHold) put() {
+// release releases the reference, if h is not nil. (rdma_put_gid_attr)
+func (h *gidTableRef) release() {
 	if h == nil {
 		return
 	}
@@ -188,9 +188,9 @@ func (h *gidHold) put() {
 	}
 }
 
-// holdGID takes a reference to the source GID of an address vector. holdGID returns nil if the driver has no GIDTable.
-// In that case the driver checks the index.
-func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
+// takeGIDRef takes a reference to the source GID of an address vector. takeGIDRef returns nil if the driver has no
+// GIDTable. In that case the driver checks the index.
+func (d *Device) takeGIDRef(a *AHAttr) (*gidTableRef, error) {
 	drv, ok := As[GIDDriver](d.drv)
 	if !ok || !a.HasGRH {
 		return nil, nil
@@ -199,7 +199,7 @@ func (d *Device) holdGID(a *AHAttr) (*gidHold, error) {
 	if t == nil {
 		return nil, nil
 	}
-	return t.hold(int(a.GRH.SGIDIndex))
+	return t.takeRef(int(a.GRH.SGIDIndex))
 }
 
 // GIDRef is a reference to a GID. The index is not reused while the reference exists. The source of an address vector
@@ -208,7 +208,7 @@ type GIDRef struct {
 	object
 	GIDEntry
 	Port, Index int
-	held        *gidHold // nil if the driver has no GIDTable: its GIDs never change
+	held        *gidTableRef // nil if the driver has no GIDTable: its GIDs never change
 }
 
 // GetGID returns a reference to a GID. The client must release the reference with Put before its Remove returns. GetGID
@@ -218,14 +218,14 @@ func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	fail := func(err error) (*GIDRef, error) {
 		return nil, fmt.Errorf("get gid of port %d of %s: %w", port, d.name, err)
 	}
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	r := &GIDRef{Port: port, Index: index}
 	var err error
 	if drv, ok := As[GIDDriver](d.drv); ok && drv.GIDTable(port) != nil {
-		if r.held, err = drv.GIDTable(port).hold(index); err == nil {
+		if r.held, err = drv.GIDTable(port).takeRef(index); err == nil {
 			r.GIDEntry = r.held.entry
 		}
 	} else if r.GIDEntry, err = d.drv.QueryGID(port, index); err == nil && r.GID.IsZero() {
@@ -234,24 +234,24 @@ func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	if err != nil {
 		return fail(err)
 	}
-	r.bind(d, kindGID, r, nil)
-	if err := r.finishCreate(r.unhold); err != nil {
+	r.initObject(d, kindGID, r, nil)
+	if err := r.finishCreate(r.releaseRef); err != nil {
 		return fail(err)
 	}
 	return r, nil
 }
 
-func (r *GIDRef) unhold() error {
-	r.held.put()
+func (r *GIDRef) releaseRef() error {
+	r.held.release()
 	return nil
 }
 
 // Put releases the reference. A second call returns EINVAL. Put may not sleep. (rdma_put_gid_attr)
 func (r *GIDRef) Put() error {
-	f, err := r.atomically("GIDRef.Put")
+	f, err := r.enterAtomic("GIDRef.Put")
 	defer f.leave()
 	if err == nil {
-		err = r.kill(r.unhold)
+		err = r.destroyAtomic(r.releaseRef)
 	}
 	if err != nil {
 		return fmt.Errorf("put gid %d of port %d of %s: %w", r.Index, r.Port, r.dev.name, err)

@@ -13,15 +13,15 @@ import (
 	"verbena/roce"
 )
 
-func addrs(list string) (a []netip.Addr) {
+func parseAddrs(list string) (a []netip.Addr) {
 	for _, s := range strings.Fields(list) {
 		a = append(a, netip.MustParseAddr(s))
 	}
 	return a
 }
 
-// places returns the addresses of the table's entries, with "-" for an empty entry.
-func places(t *GIDTable) string {
+// formatEntries returns the addresses of the table's entries, with "-" for an empty entry.
+func formatEntries(t *GIDTable) string {
 	var s []string
 	for _, e := range t.Entries() {
 		if e.GID.IsZero() {
@@ -33,13 +33,13 @@ func places(t *GIDTable) string {
 	return strings.Join(s, " ")
 }
 
-// TestGIDTable applies a sequence of updates to one table.
-func TestGIDTable(t *testing.T) {
+// TestGIDTableUpdates applies a sequence of updates to one table.
+func TestGIDTableUpdates(t *testing.T) {
 	const mac, def = "\x02\x00\x00\x00\x00\x01", "fe80::ff:fe00:1"
 	const mac2, def2 = "\x02\x00\x00\x00\x00\x02", "fe80::ff:fe00:2"
-	held := map[int]*gidHold{}
+	held := map[int]*gidTableRef{}
 	table := NewGIDTable(4)
-	if got := places(table); got != "" {
+	if got := formatEntries(table); got != "" {
 		t.Errorf("new table: got %q, want none", got)
 	}
 	for _, step := range []struct {
@@ -80,12 +80,12 @@ func TestGIDTable(t *testing.T) {
 	} {
 		place := func(n int) int { return max(n, 0) } // -1 stands for index 0
 		if step.hold != 0 {
-			h, err := table.hold(place(step.hold))
+			h, err := table.takeRef(place(step.hold))
 			must(t, err)
 			held[step.hold] = h
 		}
 		if step.put != 0 {
-			held[step.put].put()
+			held[step.put].release()
 		}
 		ifi := netdev.Interface{Name: "eth0", Index: 3, MAC: []byte(mac)}
 		if step.mac != "" {
@@ -93,8 +93,8 @@ func TestGIDTable(t *testing.T) {
 		}
 		before := table.Entries()
 		kept := slices.Clone(before)
-		changed := table.Update(ifi, addrs(step.addrs))
-		if got := places(table); got != step.want || changed != step.changed {
+		changed := table.Update(ifi, parseAddrs(step.addrs))
+		if got := formatEntries(table); got != step.want || changed != step.changed {
 			t.Errorf("%s: got %q, %d changes, want %q, %d", step.name, got, changed, step.want, step.changed)
 		}
 		if !slices.Equal(before, kept) {
@@ -107,10 +107,10 @@ func TestGIDTable(t *testing.T) {
 	for _, i := range []int{-1, 4} {
 		_, err := table.Query(i)
 		wantErr(t, "query outside", err, syscall.EINVAL)
-		_, err = table.hold(i)
+		_, err = table.takeRef(i)
 		wantErr(t, "hold outside", err, syscall.EINVAL)
 	}
-	_, err := table.hold(1)
+	_, err := table.takeRef(1)
 	wantErr(t, "hold an empty entry", err, syscall.EINVAL)
 }
 
@@ -121,7 +121,7 @@ func TestGIDPlaceIsKept(t *testing.T) {
 		const size = 5
 		table := NewGIDTable(size)
 		type ref struct {
-			*gidHold
+			*gidTableRef
 			gid GID
 		}
 		var refs []ref
@@ -133,11 +133,11 @@ func TestGIDPlaceIsKept(t *testing.T) {
 					list = append(list, netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}))
 				}
 				mac := []byte{2, 0, 0, 0, 0, byte(rapid.IntRange(0, 1).Draw(t, "mac"))}
-				before := places(table)
+				before := formatEntries(table)
 				changed := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list)
-				if (changed == 0) != (before == places(table)) && len(table.Entries()) == len(strings.Fields(before)) {
+				if (changed == 0) != (before == formatEntries(table)) && len(table.Entries()) == len(strings.Fields(before)) {
 					t.Fatalf("update from %q to %q: got %d changes, want 0 exactly if the tables are equal",
-						before, places(table),
+						before, formatEntries(table),
 						changed)
 				}
 				if again := table.Update(netdev.Interface{Name: "eth0", MAC: mac}, list); again != 0 {
@@ -145,7 +145,7 @@ func TestGIDPlaceIsKept(t *testing.T) {
 				}
 			case 2:
 				i := rapid.IntRange(0, size-1).Draw(t, "hold")
-				h, err := table.hold(i)
+				h, err := table.takeRef(i)
 				e, _ := table.Query(i)
 				if (err == nil) == e.GID.IsZero() {
 					t.Fatalf("hold of %v: %v", e.GID, err)
@@ -156,7 +156,7 @@ func TestGIDPlaceIsKept(t *testing.T) {
 			case 3:
 				if len(refs) > 0 {
 					i := rapid.IntRange(0, len(refs)-1).Draw(t, "put")
-					refs[i].put()
+					refs[i].release()
 					refs = slices.Delete(refs, i, i+1)
 				}
 			}
@@ -168,13 +168,13 @@ func TestGIDPlaceIsKept(t *testing.T) {
 			seen := map[GID]bool{}
 			for _, e := range table.Entries() {
 				if !e.GID.IsZero() && seen[e.GID] {
-					t.Fatalf("%v has two indexes: %s", e.GID, places(table))
+					t.Fatalf("%v has two indexes: %s", e.GID, formatEntries(table))
 				}
 				seen[e.GID] = true
 			}
 		}
 		for _, r := range refs {
-			r.put()
+			r.release()
 		}
 		for i := range table.slots {
 			if s := table.slots[i]; s.refs != 0 || s.leaving {
@@ -210,12 +210,12 @@ func TestGIDReferences(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		// take takes a reference to index 1. take returns a function that releases the reference.
-		take func(t *testing.T, b *bench) (put func() error)
+		take func(t *testing.T, b *testBench) (put func() error)
 	}{
-		{"a consumer", func(t *testing.T, b *bench) func() error {
+		{"a consumer", func(t *testing.T, b *testBench) func() error {
 			r, err := b.dev.GetGID(1, 1)
 			must(t, err)
-			if r.GID != GIDFromAddr(addrs("10.0.0.1")[0]) || r.Port != 1 || r.Index != 1 || b.dev.Objects().GID != 1 {
+			if r.GID != GIDFromAddr(parseAddrs("10.0.0.1")[0]) || r.Port != 1 || r.Index != 1 || b.dev.Objects().GID != 1 {
 				t.Errorf("got %+v, %v", r, b.dev.Objects())
 			}
 			return func() error {
@@ -224,13 +224,13 @@ func TestGIDReferences(t *testing.T) {
 				return err
 			}
 		}},
-		{"an address handle", func(t *testing.T, b *bench) func() error {
+		{"an address handle", func(t *testing.T, b *testBench) func() error {
 			a := route(1)
 			ah, err := b.pd.CreateAH(&a)
 			must(t, err)
 			return ah.Destroy
 		}},
-		{"an address handle, later", func(t *testing.T, b *bench) func() error {
+		{"an address handle, later", func(t *testing.T, b *testBench) func() error {
 			a := route(2)
 			ah, err := b.pd.CreateAH(&a)
 			must(t, err)
@@ -240,7 +240,7 @@ func TestGIDReferences(t *testing.T) {
 			wantErr(t, "modify to an empty index", ah.Modify(&a), syscall.EINVAL)
 			return ah.Destroy
 		}},
-		{"an address handle, until it is modified", func(t *testing.T, b *bench) func() error {
+		{"an address handle, until it is modified", func(t *testing.T, b *testBench) func() error {
 			a := route(1)
 			ah, err := b.pd.CreateAH(&a)
 			must(t, err)
@@ -250,7 +250,7 @@ func TestGIDReferences(t *testing.T) {
 				return ah.Modify(&a)
 			}
 		}},
-		{"a queue pair", func(t *testing.T, b *bench) func() error {
+		{"a queue pair", func(t *testing.T, b *testBench) func() error {
 			qp, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC})
 			must(t, err)
 			must(t, qp.Modify(QPAttr{State: QPInit, Port: 1}, QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags))
@@ -270,25 +270,25 @@ func TestGIDReferences(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			table := NewGIDTable(8)
-			table.Update(ifi, addrs("10.0.0.1 10.0.0.2"))
-			b := newBenchWith(t, gidDriver{fullDriver{&fakeDriver{}}, table})
-			t.Cleanup(func() { b.free(t) })
+			table.Update(ifi, parseAddrs("10.0.0.1 10.0.0.2"))
+			b := newBenchWithGIDTable(t, gidDriver{fullDriver{&fakeDriver{}}, table})
+			t.Cleanup(func() { b.destroyAll(t) })
 			put := test.take(t, b)
-			table.Update(ifi, addrs("10.0.0.2 10.0.0.3"))
-			if got := places(table); !strings.HasSuffix(got, " - 10.0.0.2 10.0.0.3") {
+			table.Update(ifi, parseAddrs("10.0.0.2 10.0.0.3"))
+			if got := formatEntries(table); !strings.HasSuffix(got, " - 10.0.0.2 10.0.0.3") {
 				t.Errorf("with a reference: got %q", got)
 			}
 			must(t, put())
-			table.Update(ifi, addrs("10.0.0.2 10.0.0.3 10.0.0.4"))
-			if got := places(table); !strings.HasSuffix(got, " 10.0.0.4 10.0.0.2 10.0.0.3") {
+			table.Update(ifi, parseAddrs("10.0.0.2 10.0.0.3 10.0.0.4"))
+			if got := formatEntries(table); !strings.HasSuffix(got, " 10.0.0.4 10.0.0.2 10.0.0.3") {
 				t.Errorf("table after the last reference: got %q, want 10.0.0.4 10.0.0.2 10.0.0.3 at the end", got)
 			}
 		})
 	}
 }
 
-// TestGIDReferenceWithoutTable checks references to GIDs of a driver without a GIDTable.
-func TestGIDReferenceWithoutTable(t *testing.T) {
+// TestGIDReferenceWithoutGIDTable checks references to GIDs of a driver without a GIDTable.
+func TestGIDReferenceWithoutGIDTable(t *testing.T) {
 	b := newFullBench(t)
 	r, err := b.dev.GetGID(2, 1)
 	must(t, err)
@@ -299,13 +299,13 @@ func TestGIDReferenceWithoutTable(t *testing.T) {
 	b.dev.handle.SetError()
 	_, err = b.dev.GetGID(1, 0)
 	wantErr(t, "on a device in error", err, syscall.EIO)
-	b.free(t)
+	b.destroyAll(t)
 	_, err = b.dev.GetGID(1, 0)
 	wantErr(t, "on a device that is gone", err, syscall.ENODEV)
 }
 
-// TestDefaultGIDIsTheMAC checks the constants of this file.
-func TestDefaultGIDIsTheMAC(t *testing.T) {
+// TestDefaultGIDIsFromMAC checks the constants of this file.
+func TestDefaultGIDIsFromMAC(t *testing.T) {
 	if got := roce.LinkLocalGID([6]byte{2, 0, 0, 0, 0, 1}).Addr().String(); got != "fe80::ff:fe00:1" {
 		t.Errorf("default GID: got %s", got)
 	}

@@ -162,7 +162,7 @@ func (h QPHandle) Num() uint32 { return h.qp.num }
 
 // AH returns the driver's side of an address handle. AH may not sleep.
 func (h QPHandle) AH(ah *AH) DriverAH {
-	if ah == nil || !ah.lifeState().Alive() {
+	if ah == nil || !ah.lifeState().IsAlive() {
 		return nil
 	}
 	return h.qp.dev.handle.AH(ah)
@@ -187,7 +187,7 @@ func (h QPHandle) CopyAH(ah *AH, d AHDriver) (*AH, error) {
 
 // MR returns the driver's side of a memory region. MR may not sleep.
 func (h QPHandle) MR(mr *MR) DriverMR {
-	if mr == nil || !mr.lifeState().Alive() {
+	if mr == nil || !mr.lifeState().IsAlive() {
 		return nil
 	}
 	return h.qp.dev.handle.MR(mr)
@@ -195,7 +195,7 @@ func (h QPHandle) MR(mr *MR) DriverMR {
 
 // MW returns the driver's side of a memory window. MW may not sleep.
 func (h QPHandle) MW(mw *MW) DriverMW {
-	if mw == nil || !mw.lifeState().Alive() {
+	if mw == nil || !mw.lifeState().IsAlive() {
 		return nil
 	}
 	return h.qp.dev.handle.MW(mw)

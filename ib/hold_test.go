@@ -22,11 +22,11 @@ func (q *doorbellQP) Doorbell(h *Hold)       { q.ring(h) }
 func (q *doorbellQP) Posted() (uint32, bool) { return 0, true }
 func (q *doorbellQP) TakeBack()              {}
 
-// holdWorld is a core with several devices. The completion handlers record the threads that run them.
-type holdWorld struct {
+// deviceGroup is a core with several devices. The completion handlers record the threads that run them.
+type deviceGroup struct {
 	*testing.T
-	benches []*bench
-	rec     recording
+	benches []*testBench
+	rec     recordingObserver
 	queue   UserQP // a queue pair of the first device
 
 	mu         sync.Mutex
@@ -36,11 +36,11 @@ type holdWorld struct {
 	handler    func(i int) // additional action of the handlers; may be nil
 }
 
-func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWorld, h *Hold)) *holdWorld {
-	w := &holdWorld{T: t}
+func newDeviceGroup(t *testing.T, devices int, observed bool, ring func(w *deviceGroup, h *Hold)) *deviceGroup {
+	w := &deviceGroup{T: t}
 	core := &Core{}
 	if observed {
-		core.observe(&w.rec)
+		core.setObserver(&w.rec)
 	}
 	for i := range devices {
 		w.benches = append(w.benches, newBenchNamed(t, core, "fake"+strconv.Itoa(i), func(*CQ) {
@@ -52,50 +52,50 @@ func newHoldWorld(t *testing.T, devices int, observed bool, ring func(w *holdWor
 				w.handler(i)
 			}
 		}, nil, nil))
-		w.arm(i)
+		w.armCQ(i)
 	}
 	qp := w.benches[0].qp
 	qp.queue = &doorbellQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
-	w.queue, _ = ForUser(gate.Open()).Queue(qp)
+	w.queue, _ = ForUser(gate.NewKey()).Queue(qp)
 	return w
 }
 
-func (w *holdWorld) arm(i int) { second(w.benches[i].cq.ReqNotify(NotifyNextComp)) }
+func (w *deviceGroup) armCQ(i int) { errorOf(w.benches[i].cq.ReqNotify(NotifyNextComp)) }
 
-// complete makes the handler of device i due.
-func (w *holdWorld) complete(i int) { CQHandle{cq: w.benches[i].cq}.Completed() }
+// raiseCompletion makes the handler of device i due.
+func (w *deviceGroup) raiseCompletion(i int) { CQHandle{cq: w.benches[i].cq}.Completed() }
 
-// ring calls Doorbell in the same way as uverbs: the callbacks of the first device are held from the start.
-func (w *holdWorld) ring(h *Hold, run func()) {
-	ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
+// ringDoorbell calls Doorbell in the same way as uverbs: the callbacks of the first device are held from the start.
+func (w *deviceGroup) ringDoorbell(h *Hold, run func()) {
+	ForUser(gate.NewKey()).HoldCallbacks(w.benches[0].dev, h)
 	w.queue.Doorbell(h)
 	run()
 }
 
-// free destroys all objects, and checks that no hold remains.
-func (w *holdWorld) free() {
+// destroyAll destroys all objects, and checks that no hold remains.
+func (w *deviceGroup) destroyAll() {
 	w.Helper()
 	for i, b := range w.benches {
 		if n := b.dev.callbacks.holds.Load(); n != 0 {
 			w.Errorf("holds of device %d: got %d, want 0", i, n)
 		}
-		b.free(w)
+		b.destroyAll(w)
 	}
-	w.rec.left(w.T)
+	w.rec.checkAllLeft(w.T)
 }
 
-// TestHoldOfSeveralDevices checks the callbacks of the devices that Doorbell adds. The callbacks must run on the
-// calling thread, in the order of Add, after Doorbell has returned.
-func TestHoldOfSeveralDevices(t *testing.T) {
+// TestHoldRunsCallbacksOfAllDevices checks the callbacks of the devices that Doorbell adds. The callbacks must run on
+// the calling thread, in the order of Add, after Doorbell has returned.
+func TestHoldRunsCallbacksOfAllDevices(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		t.Run("observed="+strconv.FormatBool(observed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale
 				const devices = 6 // more than the initial capacity of a Hold
-				w := newHoldWorld(t, devices, observed, func(w *holdWorld, h *Hold) {
+				w := newDeviceGroup(t, devices, observed, func(w *deviceGroup, h *Hold) {
 					for i := devices - 1; i >= 0; i-- {
 						h.Add(&w.benches[i].dev.handle)
 						h.Add(&w.benches[i].dev.handle)
-						w.complete(i)
+						w.raiseCompletion(i)
 					}
 					for i, b := range w.benches {
 						if n := b.dev.callbacks.holds.Load(); n != 1 {
@@ -106,7 +106,7 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 				var h Hold
 				for range 2 { // the Hold can be reused
 					w.ran, w.threads = nil, nil
-					w.ring(&h, func() {
+					w.ringDoorbell(&h, func() {
 						w.mu.Lock()
 						if len(w.ran) != 0 {
 							t.Errorf("handlers before Run: got calls for devices %v, want none", w.ran)
@@ -124,13 +124,13 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 						}
 					}
 					for i := range devices {
-						w.arm(i)
+						w.armCQ(i)
 					}
 				}
 				if w.inDoorbell {
 					t.Error("callchain: got a handler call inside Doorbell, want none")
 				}
-				w.free()
+				w.destroyAll()
 			})
 		})
 	}
@@ -138,18 +138,18 @@ func TestHoldOfSeveralDevices(t *testing.T) {
 
 // TestDoorbellWithoutHold checks that another thread runs the callbacks of a doorbell if there is no Hold.
 func TestDoorbellWithoutHold(t *testing.T) {
-	w := newHoldWorld(t, 2, true, func(w *holdWorld, h *Hold) {
+	w := newDeviceGroup(t, 2, true, func(w *deviceGroup, h *Hold) {
 		h.Add(&w.benches[1].dev.handle)
-		w.complete(1)
+		w.raiseCompletion(1)
 	})
 	w.queue.Doorbell(nil)
-	w.benches[1].dev.callbacks.drain()
+	w.benches[1].dev.callbacks.drainCallbacks()
 	if w.inDoorbell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.Goroutine() {
 		t.Errorf("handlers: got devices %v on goroutines %v, in Doorbell %v, want device 1 on another goroutine "+
 			"than %d", w.ran,
 			w.threads, w.inDoorbell, observe.Goroutine())
 	}
-	w.free()
+	w.destroyAll()
 }
 
 // TestHoldWhenCallbackDoesNotReturn checks a callback that does not return. The holds of all devices must end, and
@@ -159,10 +159,10 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 		for _, observed := range []bool{false, true} {
 			t.Run(name+"/observed="+strconv.FormatBool(observed), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newHoldWorld(t, 3, observed, func(w *holdWorld, h *Hold) {
+					w := newDeviceGroup(t, 3, observed, func(w *deviceGroup, h *Hold) {
 						for i := range w.benches {
 							h.Add(&w.benches[i].dev.handle)
-							w.complete(i)
+							w.raiseCompletion(i)
 						}
 					})
 					w.handler = func(i int) {
@@ -174,7 +174,7 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 					var wg sync.WaitGroup
 					wg.Go(func() {
 						defer func() { _ = recover() }()
-						w.ring(&h, h.Run)
+						w.ringDoorbell(&h, h.Run)
 					})
 					wg.Wait()
 					synctest.Wait()
@@ -189,13 +189,13 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 						t.Errorf("devices of the Hold after Run: got %d, want 0", len(h.devices))
 					}
 					w.handler = nil
-					w.arm(2)
-					w.ring(&h, h.Run)
+					w.armCQ(2)
+					w.ringDoorbell(&h, h.Run)
 					if n := len(w.ran); n < 4 {
 						t.Errorf("handler calls with the reused Hold: got %d, want at least 4", n)
 					}
 					synctest.Wait()
-					w.free()
+					w.destroyAll()
 				})
 			})
 		}
@@ -206,10 +206,10 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 // new Hold must not allocate either.
 func TestHoldDoesNotAllocate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale
-		w := newHoldWorld(t, 4, false, func(w *holdWorld, h *Hold) {
+		w := newDeviceGroup(t, 4, false, func(w *deviceGroup, h *Hold) {
 			for i, b := range w.benches {
 				h.Add(&b.dev.handle)
-				w.complete(i)
+				w.raiseCompletion(i)
 			}
 		})
 		for i, b := range w.benches {
@@ -219,7 +219,7 @@ func TestHoldDoesNotAllocate(t *testing.T) {
 		var h Hold
 		if n := testing.AllocsPerRun(100, func() {
 			h = Hold{}
-			ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, &h)
+			ForUser(gate.NewKey()).HoldCallbacks(w.benches[0].dev, &h)
 			w.queue.Doorbell(&h)
 			h.Run()
 		}); n != 0 {
@@ -228,7 +228,7 @@ func TestHoldDoesNotAllocate(t *testing.T) {
 		if want := []int{101, 101, 101, 101}; !slices.Equal(w.ran, want) {
 			t.Errorf("handler calls: got %v, want %v", w.ran, want)
 		}
-		w.free()
+		w.destroyAll()
 	})
 }
 
@@ -236,11 +236,12 @@ type workFunc func()
 
 func (f workFunc) Run() { f() }
 
-// TestHoldDefer checks that Run executes deferred work once, after the method has returned and before callbacks.
-func TestHoldDefer(t *testing.T) {
+// TestHoldRunsDeferredWorkOnce checks that Run executes deferred work once, after the method has returned and before
+// callbacks.
+func TestHoldRunsDeferredWorkOnce(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		done := 0
-		w := newHoldWorld(t, 2, observed, nil)
+		w := newDeviceGroup(t, 2, observed, nil)
 		w.benches[0].qp.queue = &doorbellQP{w.benches[0].qp.drv.(*fakeQP), func(h *Hold) {
 			if h.Deferred() != nil {
 				t.Error("Deferred before Defer: got work, want nil")
@@ -254,15 +255,15 @@ func TestHoldDefer(t *testing.T) {
 					t.Error("order: got deferred work after a callback, want it before")
 				}
 				h.Add(&w.benches[1].dev.handle)
-				w.complete(1)
+				w.raiseCompletion(1)
 			}))
 			if h.Deferred() == nil {
 				t.Error("Deferred after Defer: got nil, want work")
 			}
 		}}
-		w.queue, _ = ForUser(gate.Open()).Queue(w.benches[0].qp)
+		w.queue, _ = ForUser(gate.NewKey()).Queue(w.benches[0].qp)
 		var h Hold
-		w.ring(&h, func() {
+		w.ringDoorbell(&h, func() {
 			if done != 0 {
 				t.Errorf("deferred work before Run: got %d calls, want none", done)
 			}
@@ -277,7 +278,7 @@ func TestHoldDefer(t *testing.T) {
 		if done != 1 {
 			t.Errorf("deferred work after the second Run: got %d calls in total, want 1", done)
 		}
-		w.free()
+		w.destroyAll()
 	}
 }
 
@@ -285,8 +286,8 @@ type stallFunc func()
 
 func (f stallFunc) Stalled() { f() }
 
-// TestHoldStalled checks that a driver can report blocked deferred work until Run has returned.
-func TestHoldStalled(t *testing.T) {
+// TestHoldReportsStalledWork checks that a driver can report blocked deferred work until Run has returned.
+func TestHoldReportsStalledWork(t *testing.T) {
 	n := 0
 	var h Hold
 	h.Stalled() // without a Staller, Stalled does nothing
@@ -303,8 +304,9 @@ func TestHoldStalled(t *testing.T) {
 	}
 }
 
-// TestHoldResume checks that Run stores unfinished work only after Keep, and only one piece of work at a time.
-func TestHoldResume(t *testing.T) {
+// TestHoldKeepsUnfinishedWork checks that Run stores unfinished work only after Keep, and only one piece of work at a
+// time.
+func TestHoldKeepsUnfinishedWork(t *testing.T) {
 	if (*Hold)(nil).Resume(workFunc(func() {})) {
 		t.Error("Resume of a nil Hold: got true, want false")
 	}

@@ -10,16 +10,16 @@ import (
 // method. AttachMcast may sleep. (ib_attach_mcast)
 func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 	defer qp.enterSleeping("QP.AttachMcast").leave()
-	m, err := qp.mcast(gid)
+	m, err := qp.mcastQP(gid)
 	if err == nil {
-		err = qp.dev.usable()
+		err = qp.dev.checkUsable()
 	}
 	if err == nil {
-		err = qp.get(qp.dev)
+		err = qp.addUse(qp.dev)
 	}
 	if err == nil {
 		if err = m.AttachMcast(gid, lid); err != nil {
-			qp.put()
+			qp.dropUse()
 		}
 	}
 	if err != nil {
@@ -31,10 +31,10 @@ func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 // DetachMcast removes the queue pair from a multicast group. DetachMcast may sleep. (ib_detach_mcast)
 func (qp *QP) DetachMcast(gid GID, lid uint16) error {
 	defer qp.enterSleeping("QP.DetachMcast").leave()
-	m, err := qp.mcast(gid)
+	m, err := qp.mcastQP(gid)
 	if err == nil {
 		if err = m.DetachMcast(gid, lid); err == nil {
-			qp.put()
+			qp.dropUse()
 		}
 	}
 	if err != nil {
@@ -43,7 +43,7 @@ func (qp *QP) DetachMcast(gid GID, lid uint16) error {
 	return nil
 }
 
-func (qp *QP) mcast(gid GID) (McastQP, error) {
+func (qp *QP) mcastQP(gid GID) (McastQP, error) {
 	m, ok := As[McastQP](qp.drv)
 	if !ok {
 		return nil, syscall.EOPNOTSUPP

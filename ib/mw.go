@@ -47,10 +47,10 @@ func (pd *PD) AllocMW(kind MWType) (*MW, error) {
 func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 	d := pd.dev
 	fail := func(err error) (*MW, error) { return nil, fmt.Errorf("alloc mw on %s: %w", d.name, err) }
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	drv, ok := As[MWDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -58,18 +58,18 @@ func (pd *PD) allocMW(kind MWType, u *Udata) (*MW, error) {
 	if kind != MWType1 && kind != MWType2 {
 		return fail(fmt.Errorf("unknown window type %d: %w", kind, syscall.EINVAL))
 	}
-	if err := pd.get(d); err != nil {
+	if err := pd.addUse(d); err != nil {
 		return fail(err)
 	}
 	mw := &MW{pd: pd, kind: kind}
-	mw.bind(d, kindMW, mw, &pd.object)
+	mw.initObject(d, kindMW, mw, &pd.object)
 	var err error
 	if mw.drv, err = drv.AllocMW(MWHandle{mw}, pd.drv, kind, u); err != nil {
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	if err := mw.finishCreate(mw.drv.Dealloc); err != nil {
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	return mw, nil
@@ -93,7 +93,7 @@ func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
 func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
 
 func (mw *MW) destroyIn(ctx context.Context) error {
-	err := mw.endObject(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.put() })
+	err := mw.destroyObject(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.dropUse() })
 	if err != nil {
 		return fmt.Errorf("dealloc mw on %s: %w", mw.dev.name, err)
 	}

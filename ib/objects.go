@@ -25,12 +25,12 @@ func (d *Device) AllocPD() (*PD, error) {
 // allocPD implements AllocPD for all callers, including user contexts. In allocPD and the following functions u is nil
 // for a consumer in this process.
 func (d *Device) allocPD(u *Udata) (*PD, error) {
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	pd := &PD{}
-	pd.bind(d, kindPD, pd, nil)
+	pd.initObject(d, kindPD, pd, nil)
 	drv, err := d.drv.AllocPD(u)
 	if err != nil {
 		return nil, fmt.Errorf("alloc pd on %s: %w", d.name, err)
@@ -51,7 +51,7 @@ func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
 func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
 
 func (pd *PD) destroyIn(ctx context.Context) error {
-	err := pd.endObject(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
+	err := pd.destroyObject(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
 	if err != nil {
 		return fmt.Errorf("dealloc pd on %s: %w", pd.dev.name, err)
 	}
@@ -113,38 +113,38 @@ func (pd *PD) RegBytes(b []byte, access AccessFlags) (*MR, error) {
 func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 	d := pd.dev
 	fail := func(err error) (*MR, error) { return nil, fmt.Errorf("register memory on %s: %w", d.name, err) }
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	if err := checkAccess(init.Access); err != nil {
 		return fail(err)
 	}
-	if err := pd.get(d); err != nil {
+	if err := pd.addUse(d); err != nil {
 		return fail(err)
 	}
-	region, err := d.region(init)
+	region, err := d.newRegion(init)
 	if err != nil {
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	mr := &MR{pd: pd, region: region, access: init.Access}
-	mr.bind(d, kindMR, mr, &pd.object)
+	mr.initObject(d, kindMR, mr, &pd.object)
 	if mr.drv, err = d.drv.RegMR(MRHandle{mr: mr}, pd.drv, region, init.Access, u); err != nil {
 		region.Release()
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	if err := mr.finishCreate(mr.drv.Dereg); err != nil {
 		region.Release()
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	return mr, nil
 }
 
-// region creates the memory of a registration. (ib_umem_get, ib_umem_odp_get)
-func (d *Device) region(init MRInit) (*umem.Region, error) {
+// newRegion creates the memory of a registration. (ib_umem_get, ib_umem_odp_get)
+func (d *Device) newRegion(init MRInit) (*umem.Region, error) {
 	if init.Access&AccessZeroBased != 0 {
 		init.IOVA = 0
 	}
@@ -157,7 +157,7 @@ func (d *Device) region(init MRInit) (*umem.Region, error) {
 		return nil, err
 	case attr.ODP.General&ODPSupport == 0:
 		return nil, fmt.Errorf("on-demand paging: %w", syscall.EOPNOTSUPP)
-	case init.Addr == 0 && init.Length == umem.Everything && attr.ODP.General&ODPImplicit == 0:
+	case init.Addr == 0 && init.Length == umem.ImplicitLength && attr.ODP.General&ODPImplicit == 0:
 		return nil, fmt.Errorf("on-demand paging of all memory: %w", syscall.EINVAL)
 	}
 	return umem.OnDemand(init.Space, init.Addr, init.Length, init.IOVA)
@@ -170,17 +170,17 @@ func (d *Device) region(init MRInit) (*umem.Region, error) {
 func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	d := pd.dev
 	defer pd.enterSleeping("PD.AdviseMR").leave()
-	if err := d.usable(); err != nil {
+	if err := d.checkUsable(); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
 	a, ok := As[MRAdviser](d.drv)
 	if !ok {
 		return fmt.Errorf("advise on %s: %w", d.name, syscall.EOPNOTSUPP)
 	}
-	if err := pd.get(d); err != nil {
+	if err := pd.addUse(d); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
-	defer pd.put()
+	defer pd.dropUse()
 	if err := a.AdviseMR(pd.drv, advice, flags, sgl); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
@@ -224,22 +224,22 @@ func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
 func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
 
 func (mr *MR) destroyIn(ctx context.Context) error {
-	err := mr.endObject(ctx, "MR.Dereg", mr.dereg, func() { mr.released() })
+	err := mr.destroyObject(ctx, "MR.Dereg", mr.deregAndRelease, func() { mr.releaseMemory() })
 	if err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
 	}
 	return nil
 }
 
-// released runs after the driver has released the region.
-func (mr *MR) released() {
+// releaseMemory runs after the driver has released the region.
+func (mr *MR) releaseMemory() {
 	if mr.region != nil {
 		mr.region.Release()
 	}
-	mr.pd.put()
+	mr.pd.dropUse()
 }
 
-func (mr *MR) dereg() error {
+func (mr *MR) deregAndRelease() error {
 	if err := mr.beginChange(); err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func (mr *MR) dereg() error {
 // change therefore fails and does not wait.
 func (mr *MR) beginChange() error {
 	if mr.lifeState() == states.ObjectEnded {
-		return mr.live()
+		return mr.checkAlive()
 	}
 	if mr.changing.Swap(true) {
 		return fmt.Errorf("another call is changing the region: %w", syscall.EBUSY)
@@ -264,7 +264,7 @@ type AH struct {
 	object
 	drv DriverAH
 	pd  *PD
-	gid atomic.Pointer[gidHold] // source GID
+	gid atomic.Pointer[gidTableRef] // source GID
 }
 
 // CreateAH creates an address handle. CreateAH returns EOPNOTSUPP if the driver lacks datagram service. CreateAH may
@@ -274,36 +274,36 @@ func (pd *PD) CreateAH(attr *AHAttr) (*AH, error) { return pd.createAH(attr, nil
 func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	d := pd.dev
 	fail := func(err error) (*AH, error) { return nil, fmt.Errorf("create ah on %s: %w", d.name, err) }
-	f, err := pd.atomically("PD.CreateAH")
+	f, err := pd.enterAtomic("PD.CreateAH")
 	defer f.leave()
 	if err != nil {
 		return fail(err)
 	}
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	drv, ok := As[AHDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}
-	if err := pd.get(d); err != nil {
+	if err := pd.addUse(d); err != nil {
 		return fail(err)
 	}
-	gid, err := d.holdGID(attr)
+	gid, err := d.takeGIDRef(attr)
 	if err != nil {
-		pd.put()
+		pd.dropUse()
 		return fail(err)
 	}
 	ah := &AH{pd: pd}
 	ah.gid.Store(gid)
-	ah.bind(d, kindAH, ah, &pd.object)
+	ah.initObject(d, kindAH, ah, &pd.object)
 	if ah.drv, err = drv.CreateAH(pd.drv, attr, u); err == nil {
 		err = ah.finishCreate(ah.drv.Destroy)
 	}
 	if err != nil {
-		gid.put()
-		pd.put()
+		gid.release()
+		pd.dropUse()
 		return fail(err)
 	}
 	return ah, nil
@@ -314,29 +314,29 @@ func (ah *AH) PD() *PD { return ah.pd }
 
 // Modify changes the address. Modify may not sleep. (rdma_modify_ah)
 func (ah *AH) Modify(attr *AHAttr) error {
-	f, err := ah.atomically("AH.Modify")
+	f, err := ah.enterAtomic("AH.Modify")
 	defer f.leave()
 	if err != nil {
 		return err
 	}
-	if err := ah.dev.usable(); err != nil {
+	if err := ah.dev.checkUsable(); err != nil {
 		return fmt.Errorf("modify ah on %s: %w", ah.dev.name, err)
 	}
-	gid, err := ah.dev.holdGID(attr)
+	gid, err := ah.dev.takeGIDRef(attr)
 	if err != nil {
 		return fmt.Errorf("modify ah on %s: %w", ah.dev.name, err)
 	}
 	if err := ah.drv.Modify(attr); err != nil {
-		gid.put()
+		gid.release()
 		return err
 	}
-	ah.gid.Swap(gid).put()
+	ah.gid.Swap(gid).release()
 	return nil
 }
 
 // Query returns the address. Query may not sleep. (rdma_query_ah)
 func (ah *AH) Query() (AHAttr, error) {
-	f, err := ah.atomically("AH.Query")
+	f, err := ah.enterAtomic("AH.Query")
 	defer f.leave()
 	if err != nil {
 		return AHAttr{}, err
@@ -346,15 +346,15 @@ func (ah *AH) Query() (AHAttr, error) {
 
 // Destroy frees the handle. Destroy may not sleep. (rdma_destroy_ah)
 func (ah *AH) Destroy() error {
-	f, err := ah.atomically("AH.Destroy")
+	f, err := ah.enterAtomic("AH.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = ah.kill(ah.drv.Destroy)
+		err = ah.destroyAtomic(ah.drv.Destroy)
 	}
 	if err != nil {
 		return fmt.Errorf("destroy ah on %s: %w", ah.dev.name, err)
 	}
-	ah.gid.Swap(nil).put()
-	ah.pd.put()
+	ah.gid.Swap(nil).release()
+	ah.pd.dropUse()
 	return nil
 }

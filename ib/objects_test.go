@@ -10,9 +10,9 @@ import (
 	"verbena/umem"
 )
 
-// TestUseCounts checks that an object in use cannot be destroyed. The test also checks that the use ends when the using
-// object is destroyed.
-func TestUseCounts(t *testing.T) {
+// TestObjectInUseIsNotDestroyed checks that an object in use cannot be destroyed. The test also checks that the use
+// ends when the using object is destroyed.
+func TestObjectInUseIsNotDestroyed(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 10))
@@ -47,9 +47,9 @@ func TestUseCounts(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"mr": second(b.pd.RegMR(MRInit{Space: mem, Addr: addr, Length: 1, Access: 0})),
-		"ah": second(b.pd.CreateAH(&AHAttr{})),
-		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
+		"mr": errorOf(b.pd.RegMR(MRInit{Space: mem, Addr: addr, Length: 1, Access: 0})),
+		"ah": errorOf(b.pd.CreateAH(&AHAttr{})),
+		"qp": errorOf(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
 	} {
 		if !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("creation of %s from destroyed objects: got %v, want EINVAL", what, err)
@@ -57,10 +57,10 @@ func TestUseCounts(t *testing.T) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
+func errorOf[T any](_ T, err error) error { return err }
 
-// TestDriverRefuses checks that a failing driver method leaves neither objects nor charged pages.
-func TestDriverRefuses(t *testing.T) {
+// TestFailedDriverMethodLeavesNothing checks that a failing driver method leaves neither objects nor charged pages.
+func TestFailedDriverMethodLeavesNothing(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 10))
@@ -74,11 +74,11 @@ func TestDriverRefuses(t *testing.T) {
 	}
 	before := b.dev.Objects()
 	for what, err := range map[string]error{
-		"pd": second(b.dev.AllocPD()),
-		"mr": second(b.pd.RegMR(MRInit{Space: mem, Account: acct, Addr: addr, Length: 1, Access: 0})),
-		"cq": second(b.dev.CreateCQ(CQInit{Entries: 1})),
-		"qp": second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
-		"ah": second(b.pd.CreateAH(&AHAttr{})),
+		"pd": errorOf(b.dev.AllocPD()),
+		"mr": errorOf(b.pd.RegMR(MRInit{Space: mem, Account: acct, Addr: addr, Length: 1, Access: 0})),
+		"cq": errorOf(b.dev.CreateCQ(CQInit{Entries: 1})),
+		"qp": errorOf(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
+		"ah": errorOf(b.pd.CreateAH(&AHAttr{})),
 	} {
 		if !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("%s: got %v", what, err)
@@ -98,7 +98,7 @@ func TestDriverRefuses(t *testing.T) {
 	must(t, b.pd.Dealloc())
 }
 
-func TestObjectsOfAnotherDevice(t *testing.T) {
+func TestObjectsOfAnotherDeviceAreRejected(t *testing.T) {
 	a, b := newBench(t, nil, nil, nil), newBench(t, nil, nil, nil)
 	if _, err := a.pd.CreateQP(QPInitAttr{SendCQ: a.cq, RecvCQ: b.cq}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("got %v", err)
@@ -111,7 +111,7 @@ func TestObjectsOfAnotherDevice(t *testing.T) {
 	must(t, a.pd.Dealloc())
 }
 
-func TestRegMRChecks(t *testing.T) {
+func TestRegMRRejectsBadArguments(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 10))
@@ -147,9 +147,9 @@ func TestRegMRChecks(t *testing.T) {
 	}
 }
 
-// TestDeviceInError checks the error state of a device. No object can be created or modified, but a queue pair can be
-// moved to ERR or RESET and every object can be destroyed.
-func TestDeviceInError(t *testing.T) {
+// TestErrorStateForbidsCreation checks the error state of a device. No object can be created or modified, but a queue
+// pair can be moved to ERR or RESET and every object can be destroyed.
+func TestErrorStateForbidsCreation(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	init := QPAttr{State: QPInit, Port: 1}
 	initMask := QPAttrState | QPAttrPort | QPAttrPKeyIndex | QPAttrAccessFlags
@@ -159,11 +159,11 @@ func TestDeviceInError(t *testing.T) {
 		t.Fatalf("device state: got %v", b.dev.State())
 	}
 	for what, err := range map[string]error{
-		"pd":     second(b.dev.AllocPD()),
-		"mr":     second(b.pd.RegMR(MRInit{Space: umem.NewLocal(), Addr: 0, Length: 0, Access: 0})),
-		"cq":     second(b.dev.CreateCQ(CQInit{Entries: 1})),
-		"qp":     second(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
-		"ah":     second(b.pd.CreateAH(&AHAttr{})),
+		"pd":     errorOf(b.dev.AllocPD()),
+		"mr":     errorOf(b.pd.RegMR(MRInit{Space: umem.NewLocal(), Addr: 0, Length: 0, Access: 0})),
+		"cq":     errorOf(b.dev.CreateCQ(CQInit{Entries: 1})),
+		"qp":     errorOf(b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq})),
+		"ah":     errorOf(b.pd.CreateAH(&AHAttr{})),
 		"modify": b.qp.Modify(init, initMask),
 	} {
 		if !errors.Is(err, syscall.EIO) {
@@ -191,14 +191,14 @@ func TestCQResizeUnsupported(t *testing.T) {
 	}
 }
 
-// TestRegMRAddresses checks the addresses of regions. A consumer's region has its memory address unless IOVA is set.
+// TestRegMRSetsAddress checks the addresses of regions. A consumer's region has its memory address unless IOVA is set.
 // RegBytes registers a byte slice. A program's IOVA is used unchanged, even 0.
-func TestRegMRAddresses(t *testing.T) {
+func TestRegMRSetsAddress(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 64))
 	must(t, err)
-	side := ForUser(gate.Open())
+	side := ForUser(gate.NewKey())
 	reg := func(init MRInit) (*MR, error) { return b.pd.RegMR(init) }
 	forUser := func(init MRInit) (*MR, error) { return side.RegMR(b.pd, init, nil) }
 	for _, test := range []struct {
@@ -231,7 +231,7 @@ func TestRegMRAddresses(t *testing.T) {
 		t.Errorf("read %q", got)
 	}
 	must(t, mr.Dereg())
-	b.free(t)
+	b.destroyAll(t)
 }
 
 // TestForUserNeedsKey checks that the calls for user contexts panic without the key.

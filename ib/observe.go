@@ -20,26 +20,28 @@ type observer interface {
 func init() {
 	observe.Set = func(core, o any) {
 		c, _ := o.(observer)
-		core.(*Core).observe(c)
+		core.(*Core).setObserver(c)
 	}
-	observe.Of = func(o any) observe.Subject { return o.(interface{ observed() observe.Subject }).observed() }
+	observe.Of = func(o any) observe.Subject {
+		return o.(interface{ observedSubject() observe.Subject }).observedSubject()
+	}
 }
 
-func (c *Core) observe(o observer) {
+func (c *Core) setObserver(o observer) {
 	c.lock()
 	defer c.mu.Unlock()
 	c.observer = o
 }
 
-// observing returns the observer, or nil.
-func (c *Core) observing() observer {
+// currentObserver returns the observer, or nil.
+func (c *Core) currentObserver() observer {
 	c.lock()
 	defer c.mu.Unlock()
 	return c.observer
 }
 
-// observed returns the subject of the device, or nil if the device is not observed.
-func (d *Device) observed() observe.Subject {
+// observedSubject returns the subject of the device, or nil if the device is not observed.
+func (d *Device) observedSubject() observe.Subject {
 	if d.observer.Load() == nil {
 		return nil
 	}
@@ -54,18 +56,18 @@ func (d *Device) startObserving(o observer, s observe.Subject) {
 	c := &d.callbacks
 	s.Note(observe.Started, observe.Start{Holds: int(c.holds.Load()), Drop: func() {
 		c.mu.Lock()
-		c.leave(false)
+		c.endRunner(false)
 	}})
 }
 
-// observeFor begins to observe the client's handle if the shared handle is observed.
-func (d *Device) observeFor(cl *Client) {
+// observeClientHandle begins to observe the client's handle if the shared handle is observed.
+func (d *Device) observeClientHandle(cl *Client) {
 	if o := d.observer.Load(); o != nil {
 		d.subject = (*o).Device(d, d.root.subject, cl)
 	}
 }
 
-func (o *object) observed() observe.Subject { return o.subject }
+func (o *object) observedSubject() observe.Subject { return o.subject }
 
 // observedCall is an observed call in progress. The zero observedCall stands for a call that is not observed.
 type observedCall struct {
@@ -79,8 +81,8 @@ func (i observedCall) leave() {
 	}
 }
 
-// enter reports the start of a call on subject s. s may be nil.
-func enter(s observe.Calls, kind observe.Kind, what string, arg any) (observedCall, error) {
+// enterCall reports the start of a call on subject s. s may be nil.
+func enterCall(s observe.Calls, kind observe.Kind, what string, arg any) (observedCall, error) {
 	if s == nil {
 		return observedCall{}, nil
 	}
@@ -88,8 +90,8 @@ func enter(s observe.Calls, kind observe.Kind, what string, arg any) (observedCa
 	return i, s.Enter(i.c)
 }
 
-// note reports an event of subject s. s may be nil.
-func note(s observe.Subject, e observe.Event, arg any) error {
+// noteEvent reports an event of subject s. s may be nil.
+func noteEvent(s observe.Subject, e observe.Event, arg any) error {
 	if s == nil {
 		return nil
 	}
@@ -98,39 +100,39 @@ func note(s observe.Subject, e observe.Event, arg any) error {
 
 // A function of a device that may sleep calls enterSleeping at its start.
 func (d *Device) enterSleeping(what string) observedCall {
-	i, _ := enter(d.observed(), observe.Method, what, nil)
+	i, _ := enterCall(d.observedSubject(), observe.Method, what, nil)
 	return i
 }
 
 // A function of an object that may sleep calls enterSleeping at its start.
 func (o *object) enterSleeping(what string) observedCall {
-	i, _ := enter(o.subject, observe.Method, what, nil)
+	i, _ := enterCall(o.subject, observe.Method, what, nil)
 	return i
 }
 
 // enterChange is the equivalent of enterSleeping for functions that change the memory of a region.
 func (mr *MR) enterChange(what string) observedCall {
-	i, _ := enter(mr.subject, observe.Change, what, nil)
+	i, _ := enterCall(mr.subject, observe.Change, what, nil)
 	return i
 }
 
 // A function that destroys the object calls enterDestroy at its start. If enterDestroy fails, the function must return.
 func (o *object) enterDestroy(what string) (observedCall, error) {
-	return enter(o.subject, observe.Destroy, what, nil)
+	return enterCall(o.subject, observe.Destroy, what, nil)
 }
 
 // A function that may not sleep calls atomically at its start. If atomically fails, the function must return.
-func (o *object) atomically(what string) (observedCall, error) {
-	return enter(o.subject, observe.Atomic, what, nil)
+func (o *object) enterAtomic(what string) (observedCall, error) {
+	return enterCall(o.subject, observe.Atomic, what, nil)
 }
 
 // A function that registers or unregisters a device or a client calls registers at its start. cl is the client, or nil.
-func registers(s observe.Calls, what string, cl any) (observedCall, error) {
-	return enter(s, observe.Register, what, cl)
+func enterRegister(s observe.Calls, what string, cl any) (observedCall, error) {
+	return enterCall(s, observe.Register, what, cl)
 }
 
-// callBack runs a consumer's function. arg is the event type of an event function.
-func callBack(s observe.Subject, kind observe.Kind, what string, arg any, f func()) {
+// runObserved runs a consumer's function. arg is the event type of an event function.
+func runObserved(s observe.Subject, kind observe.Kind, what string, arg any, f func()) {
 	if s == nil {
 		f()
 		return

@@ -10,8 +10,8 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// recording is an observer that records its calls. The zero value is ready for use.
-type recording struct {
+// recordingObserver is an observer that records its calls. The zero value is ready for use.
+type recordingObserver struct {
 	mu     sync.Mutex
 	inside map[*observe.Call]bool
 	log    []string
@@ -19,9 +19,9 @@ type recording struct {
 	refuse map[observe.Kind]error
 }
 
-func (r *recording) Enter(c *observe.Call) error { return r.enter("core", c) }
+func (r *recordingObserver) Enter(c *observe.Call) error { return r.recordEnter("core", c) }
 
-func (r *recording) enter(of string, c *observe.Call) error {
+func (r *recordingObserver) recordEnter(of string, c *observe.Call) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.inside == nil {
@@ -32,7 +32,7 @@ func (r *recording) enter(of string, c *observe.Call) error {
 	return r.refuse[c.Kind]
 }
 
-func (r *recording) Leave(c *observe.Call) {
+func (r *recordingObserver) Leave(c *observe.Call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.inside[c] {
@@ -41,34 +41,34 @@ func (r *recording) Leave(c *observe.Call) {
 	delete(r.inside, c)
 }
 
-func (r *recording) Device(d *Device, root observe.Subject, cl *Client) observe.Subject {
+func (r *recordingObserver) Device(d *Device, root observe.Subject, cl *Client) observe.Subject {
 	if cl == nil {
-		return &recorded{r, "device"}
+		return &recordedSubject{r, "device"}
 	}
-	return &recorded{r, cl.Name}
+	return &recordedSubject{r, cl.Name}
 }
 
-func (r *recording) Object(_ any, kind string, by, of observe.Subject) observe.Subject {
-	name := kind + " by " + by.(*recorded).name
+func (r *recordingObserver) Object(_ any, kind string, by, of observe.Subject) observe.Subject {
+	name := kind + " by " + by.(*recordedSubject).name
 	if of != nil {
-		name += " of a " + of.(*recorded).name
+		name += " of a " + of.(*recordedSubject).name
 	}
-	return &recorded{r, name}
+	return &recordedSubject{r, name}
 }
 
-func (r *recording) Queue(s observe.Subject, drv any, m observe.Made) any {
-	r.add("%s: %T, %+v", s.(*recorded).name, drv, m)
+func (r *recordingObserver) Queue(s observe.Subject, drv any, m observe.Made) any {
+	r.addLine("%s: %T, %+v", s.(*recordedSubject).name, drv, m)
 	return drv
 }
 
-func (r *recording) add(format string, args ...any) {
+func (r *recordingObserver) addLine(format string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.log = append(r.log, fmt.Sprintf(format, args...))
 }
 
-// left checks that each enter is followed by a leave.
-func (r *recording) left(t testing.TB) {
+// checkAllLeft checks that each enter is followed by a leave.
+func (r *recordingObserver) checkAllLeft(t testing.TB) {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -77,28 +77,28 @@ func (r *recording) left(t testing.TB) {
 	}
 }
 
-type recorded struct {
-	*recording
+type recordedSubject struct {
+	*recordingObserver
 	name string
 }
 
-func (s *recorded) Enter(c *observe.Call) error { return s.enter(s.name, c) }
+func (s *recordedSubject) Enter(c *observe.Call) error { return s.recordEnter(s.name, c) }
 
-func (s *recorded) Note(e observe.Event, arg any) error {
+func (s *recordedSubject) Note(e observe.Event, arg any) error {
 	if e == observe.Started {
 		s.start = arg.(observe.Start)
 		arg = s.start.Holds
 	}
-	s.add("%s: %s %v", s.name, [...]string{"born", "died", "abandoned", "started", "removed", "unregistered",
+	s.addLine("%s: %s %v", s.name, [...]string{"born", "died", "abandoned", "started", "removed", "unregistered",
 		"hold begins", "hold ends",
 		"freed", "completed", "raised"}[e], arg)
 	return nil
 }
 
-// TestObserver checks that an observer sees the calls of consumers and the driver in order.
-func TestObserver(t *testing.T) {
-	core, rec := &Core{}, &recording{}
-	core.observe(rec)
+// TestObserverSeesCallsInOrder checks that an observer sees the calls of consumers and the driver in order.
+func TestObserverSeesCallsInOrder(t *testing.T) {
+	core, rec := &Core{}, &recordingObserver{}
+	core.setObserver(rec)
 	cl := &Client{Name: "client",
 		Add: func(d *Device) (any, error) { return d.AllocPD() },
 		Remove: func(_ *Device, data any) {
@@ -107,17 +107,17 @@ func TestObserver(t *testing.T) {
 	}
 	must(t, core.RegisterClient(cl))
 	b := newBenchOn(t, core, func(*CQ) {}, nil, nil)
-	second(b.cq.ReqNotify(NotifyNextComp))
+	errorOf(b.cq.ReqNotify(NotifyNextComp))
 	b.dev.handle.HoldCallbacks()
-	second(b.qp.PostSend(SendWR{}))
+	errorOf(b.qp.PostSend(SendWR{}))
 	b.dev.handle.RunCallbacks()
 	stop := b.dev.OnEvent(func(Event) {})
 	QPHandle{qp: b.qp}.Raise(EventCommEst)
 	stop()
 	wantErr(t, "Dealloc", b.dev.handle.Dealloc(), syscall.EBUSY)
 	b.qp.Abandon()
-	b.free(t)
-	rec.left(t)
+	b.destroyAll(t)
+	rec.checkAllLeft(t)
 	want := []string{
 		"core: Core.RegisterClient",
 		"device: Core.Register", "device: started 0",
@@ -145,16 +145,16 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// TestObserverRefuses checks that a call fails if the observer returns an error.
-func TestObserverRefuses(t *testing.T) {
-	core, rec := &Core{}, &recording{}
-	core.observe(rec)
+// TestObserverErrorFailsCall checks that a call fails if the observer returns an error.
+func TestObserverErrorFailsCall(t *testing.T) {
+	core, rec := &Core{}, &recordingObserver{}
+	core.setObserver(rec)
 	b := newBenchOn(t, core, nil, nil, nil)
 	const no = syscall.EPERM
 	rec.refuse = map[observe.Kind]error{observe.Atomic: no, observe.Destroy: no, observe.Register: no}
 	calls := b.drv.calls.Load()
 	for what, err := range map[string]error{
-		"PD.CreateAH": second(b.pd.CreateAH(&AHAttr{})), "QP.Destroy": b.qp.Destroy(), "CQ.Destroy": b.cq.Destroy(),
+		"PD.CreateAH": errorOf(b.pd.CreateAH(&AHAttr{})), "QP.Destroy": b.qp.Destroy(), "CQ.Destroy": b.cq.Destroy(),
 		"Core.Unregister": core.Unregister(&b.dev.handle),
 	} {
 		wantErr(t, what, err, no)
@@ -163,14 +163,14 @@ func TestObserverRefuses(t *testing.T) {
 		t.Errorf("destroy calls in the driver: got %d, want none", n-calls)
 	}
 	rec.refuse = nil
-	b.free(t)
-	rec.left(t)
+	b.destroyAll(t)
+	rec.checkAllLeft(t)
 }
 
-// TestObserverOfHolds checks that an observer receives the number of earlier holds, and can end one of them.
-func TestObserverOfHolds(t *testing.T) {
-	core, rec := &Core{}, &recording{}
-	core.observe(rec)
+// TestObserverSeesEarlierHolds checks that an observer receives the number of earlier holds, and can end one of them.
+func TestObserverSeesEarlierHolds(t *testing.T) {
+	core, rec := &Core{}, &recordingObserver{}
+	core.setObserver(rec)
 	d, _ := newDevice("fake0")
 	d.handle.HoldCallbacks()
 	d.handle.HoldCallbacks()

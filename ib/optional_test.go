@@ -18,16 +18,16 @@ func wantErr(t *testing.T, what string, err error, want syscall.Errno) {
 	}
 }
 
-// TestOptionalAbilitiesMissing checks a driver without optional interfaces. The calls must return EOPNOTSUPP and leave
-// no objects.
-func TestOptionalAbilitiesMissing(t *testing.T) {
+// TestMissingInterfacesAreUnsupported checks a driver without optional interfaces. The calls must return EOPNOTSUPP and
+// leave no objects.
+func TestMissingInterfacesAreUnsupported(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	before := b.dev.Objects()
 	for what, err := range map[string]error{
-		"srq":      second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})),
-		"mw":       second(b.pd.AllocMW(MWType1)),
-		"mr":       second(b.pd.AllocMR(1)),
-		"xrcd":     second(b.dev.AllocXRCD()),
+		"srq":      errorOf(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})),
+		"mw":       errorOf(b.pd.AllocMW(MWType1)),
+		"mr":       errorOf(b.pd.AllocMR(1)),
+		"xrcd":     errorOf(b.dev.AllocXRCD()),
 		"resize":   b.cq.Resize(4),
 		"moderate": b.cq.Moderate(4, 0),
 		"attach":   b.qp.AttachMcast(GID{0: 0xff}, 0),
@@ -38,10 +38,10 @@ func TestOptionalAbilitiesMissing(t *testing.T) {
 	if b.dev.Objects() != before {
 		t.Errorf("got objects %v, want %v", b.dev.Objects(), before)
 	}
-	b.free(t)
+	b.destroyAll(t)
 }
 
-func TestOptionalUseCounts(t *testing.T) {
+func TestOptionalObjectsCountUses(t *testing.T) {
 	b := newFullBench(t)
 	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}})
 	must(t, err)
@@ -90,24 +90,24 @@ func TestOptionalUseCounts(t *testing.T) {
 	must(t, b.core.Unregister(&b.dev.handle))
 }
 
-func TestOptionalArguments(t *testing.T) {
+func TestOptionalCallsRejectBadArguments(t *testing.T) {
 	b := newFullBench(t)
 	x, err := b.dev.AllocXRCD()
 	must(t, err)
 	srq, err := b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 4}})
 	must(t, err)
 	cq := b.cq
-	qp := func(init QPInitAttr) error { return second(b.pd.CreateQP(init)) }
+	qp := func(init QPInitAttr) error { return errorOf(b.pd.CreateQP(init)) }
 	for what, err := range map[string]error{
-		"srq of no room":          second(b.pd.CreateSRQ(SRQInitAttr{})),
-		"srq, limit above room":   second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1, Limit: 2}})),
-		"basic srq with a domain": second(b.pd.CreateSRQ(SRQInitAttr{XRCD: x, Attr: SRQAttr{MaxWR: 1}})),
-		"basic srq with a cq":     second(b.pd.CreateSRQ(SRQInitAttr{CQ: cq, Attr: SRQAttr{MaxWR: 1}})),
-		"xrc srq without":         second(b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, Attr: SRQAttr{MaxWR: 1}})),
-		"srq of no type":          second(b.pd.CreateSRQ(SRQInitAttr{Type: 2, Attr: SRQAttr{MaxWR: 1}})),
+		"srq of no room":          errorOf(b.pd.CreateSRQ(SRQInitAttr{})),
+		"srq, limit above room":   errorOf(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1, Limit: 2}})),
+		"basic srq with a domain": errorOf(b.pd.CreateSRQ(SRQInitAttr{XRCD: x, Attr: SRQAttr{MaxWR: 1}})),
+		"basic srq with a cq":     errorOf(b.pd.CreateSRQ(SRQInitAttr{CQ: cq, Attr: SRQAttr{MaxWR: 1}})),
+		"xrc srq without":         errorOf(b.pd.CreateSRQ(SRQInitAttr{Type: SRQXRC, Attr: SRQAttr{MaxWR: 1}})),
+		"srq of no type":          errorOf(b.pd.CreateSRQ(SRQInitAttr{Type: 2, Attr: SRQAttr{MaxWR: 1}})),
 		"srq attributes":          srq.Modify(SRQAttr{}, 4),
-		"mw of no type":           second(b.pd.AllocMW(3)),
-		"mr of no pages":          second(b.pd.AllocMR(0)),
+		"mw of no type":           errorOf(b.pd.AllocMW(3)),
+		"mr of no pages":          errorOf(b.pd.AllocMR(0)),
 		"group of a single":       b.qp.AttachMcast(GID{0: 0xfe}, 0),
 		"moderate backwards":      cq.Moderate(1, -1),
 		"moderate too long":       cq.Moderate(1, time.Second),
@@ -133,10 +133,10 @@ func TestOptionalArguments(t *testing.T) {
 		t.Errorf("got %d entries", cq.Entries())
 	}
 	must(t, errors.Join(x.Dealloc(), srq.Destroy()))
-	b.free(t)
+	b.destroyAll(t)
 }
 
-func TestOptionalRefusedAndInError(t *testing.T) {
+func TestOptionalCallsFailInError(t *testing.T) {
 	b := newFullBench(t)
 	acct := umem.NewAccount(nil)
 	mem := umem.NewLocal()
@@ -150,10 +150,10 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 	try := func(want syscall.Errno) {
 		t.Helper()
 		for what, err := range map[string]error{
-			"srq":        second(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})),
-			"mw":         second(b.pd.AllocMW(MWType1)),
-			"mr":         second(b.pd.AllocMR(1)),
-			"xrcd":       second(b.dev.AllocXRCD()),
+			"srq":        errorOf(b.pd.CreateSRQ(SRQInitAttr{Attr: SRQAttr{MaxWR: 1}})),
+			"mw":         errorOf(b.pd.AllocMW(MWType1)),
+			"mr":         errorOf(b.pd.AllocMR(1)),
+			"xrcd":       errorOf(b.dev.AllocXRCD()),
 			"attach":     b.qp.AttachMcast(GID{0: 0xff}, 0),
 			"map":        mr.Map(mem, acct, []umem.Range{{Addr: addr, Length: 10}}, 0),
 			"modify srq": srq.Modify(SRQAttr{}, 0),
@@ -176,11 +176,11 @@ func TestOptionalRefusedAndInError(t *testing.T) {
 	try(syscall.EIO)
 	wantErr(t, "moderate", b.cq.Moderate(1, 0), syscall.EIO)
 	must(t, errors.Join(mr.Dereg(), srq.Destroy()))
-	b.free(t)
+	b.destroyAll(t)
 }
 
-// TestFastRegMap checks that the memory of a fast registration is charged while it is mapped.
-func TestFastRegMap(t *testing.T) {
+// TestFastRegMapChargesMemory checks that the memory of a fast registration is charged while it is mapped.
+func TestFastRegMapChargesMemory(t *testing.T) {
 	b := newFullBench(t)
 	acct := umem.NewAccount(nil)
 	mem := umem.NewLocal()
@@ -221,10 +221,10 @@ func TestFastRegMap(t *testing.T) {
 			t.Errorf("IncRKey(%#x): got %#x, want %#x", k, got, want)
 		}
 	}
-	b.free(t)
+	b.destroyAll(t)
 }
 
-func TestSRQ(t *testing.T) {
+func TestSRQLifeCycle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFullBench(t)
 		var got []EventType
@@ -256,7 +256,7 @@ func TestSRQ(t *testing.T) {
 		if !gone || !slices.Equal(got, []EventType{EventSRQLimitReached}) {
 			t.Errorf("got destroyed %v, events %v", gone, got)
 		}
-		b.free(t)
+		b.destroyAll(t)
 	})
 }
 
@@ -277,16 +277,16 @@ func TestFindGIDAndPKey(t *testing.T) {
 	wantErr(t, "no such key", err, syscall.ENOENT)
 	_, err = b.dev.FindPKey(3, 0xffff)
 	wantErr(t, "no such port", err, syscall.EINVAL)
-	b.free(t)
+	b.destroyAll(t)
 }
 
-// TestEnterError checks that the driver's EnterError is called once, even with an observer. EnterError is not called
-// for a device that is not active.
-func TestEnterError(t *testing.T) {
+// TestEnterErrorIsCalledOnce checks that the driver's EnterError is called once, even with an observer. EnterError is
+// not called for a device that is not active.
+func TestEnterErrorIsCalledOnce(t *testing.T) {
 	for _, observed := range []bool{false, true} {
-		rec, core, drv, calls := &recording{}, &Core{}, &fakeDriver{}, 0
+		rec, core, drv, calls := &recordingObserver{}, &Core{}, &fakeDriver{}, 0
 		if observed {
-			core.observe(rec)
+			core.setObserver(rec)
 		}
 		drv.fail = func(string) error { calls++; return nil }
 		d := NewDevice("full0", fullDriver{drv}, nil)
@@ -302,6 +302,6 @@ func TestEnterError(t *testing.T) {
 			t.Errorf("got %d calls, state %v", calls, d.dev.State())
 		}
 		must(t, core.Unregister(d))
-		rec.left(t)
+		rec.checkAllLeft(t)
 	}
 }

@@ -18,9 +18,9 @@ type QP struct {
 	init  QPInitAttr
 	num   uint32
 
-	gid     atomic.Pointer[gidHold] // source GID
-	pending atomic.Int32            // number of due events
-	dead    atomic.Bool             // new events are dropped
+	gid     atomic.Pointer[gidTableRef] // source GID
+	pending atomic.Int32                // number of due events
+	dead    atomic.Bool                 // new events are dropped
 
 	// UserData is for the consumer; the midlayer does not use it.
 	UserData any
@@ -36,35 +36,35 @@ func (pd *PD) CreateQP(init QPInitAttr) (*QP, error) {
 func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	d := pd.dev
 	fail := func(err error) (*QP, error) { return nil, fmt.Errorf("create qp on %s: %w", d.name, err) }
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
-	if err := init.check(); err != nil {
+	defer d.endCreate()
+	if err := init.checkQueues(); err != nil {
 		return fail(err)
 	}
 	qp := &QP{pd: pd, init: init}
-	qp.bind(d, kindQP, qp, &pd.object)
-	if err := getAll(d, qp.refersTo()); err != nil {
+	qp.initObject(d, kindQP, qp, &pd.object)
+	if err := addUses(d, qp.referencedObjects()); err != nil {
 		return fail(err)
 	}
-	drvInit := qp.init.forDriver(pd)
+	drvInit := qp.init.driverInit(pd)
 	var err error
 	if qp.drv, err = d.drv.CreateQP(QPHandle{qp: qp}, &drvInit, u); err != nil {
-		putAll(qp.refersTo())
+		dropUses(qp.referencedObjects())
 		return fail(err)
 	}
 	qp.init.Cap = drvInit.Cap
 	qp.queue = wrapDriver(&qp.object, qp.drv, observe.Made{User: u != nil})
-	if err := qp.finishCreate(qp.destroy); err != nil {
-		putAll(qp.refersTo())
+	if err := qp.finishCreate(qp.endCallbacksAndDestroy); err != nil {
+		dropUses(qp.referencedObjects())
 		return fail(err)
 	}
 	return qp, nil
 }
 
-// forDriver returns the parameters in the form that the driver receives.
-func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
+// driverInit returns the parameters in the form that the driver receives.
+func (init *QPInitAttr) driverInit(pd *PD) DriverQPInit {
 	di := DriverQPInit{PD: pd.drv, Cap: init.Cap, SigAll: init.SigAll, Type: init.Type, Port: init.Port}
 	if init.SendCQ != nil {
 		di.SendCQ = init.SendCQ.drv
@@ -81,8 +81,8 @@ func (init *QPInitAttr) forDriver(pd *PD) DriverQPInit {
 	return di
 }
 
-// check returns an error if the queues and domains do not suit the type.
-func (init *QPInitAttr) check() error {
+// checkQueues returns an error if the queues and domains do not suit the type.
+func (init *QPInitAttr) checkQueues() error {
 	target, initiator := init.Type == QPTypeXRCTgt, init.Type == QPTypeXRCInit
 	var what string
 	switch {
@@ -100,7 +100,7 @@ func (init *QPInitAttr) check() error {
 	return fmt.Errorf("%s: %w", what, syscall.EINVAL)
 }
 
-func (qp *QP) refersTo() []*object {
+func (qp *QP) referencedObjects() []*object {
 	o := []*object{&qp.pd.object}
 	if qp.init.SendCQ != nil {
 		o = append(o, &qp.init.SendCQ.object)
@@ -117,20 +117,20 @@ func (qp *QP) refersTo() []*object {
 	return o
 }
 
-// getAll takes a use count of all objects. If this fails, getAll takes none.
-func getAll(d *Device, objects []*object) error {
+// addUses takes a use count of all objects. If this fails, addUses takes none.
+func addUses(d *Device, objects []*object) error {
 	for i, o := range objects {
-		if err := o.get(d); err != nil {
-			putAll(objects[:i])
+		if err := o.addUse(d); err != nil {
+			dropUses(objects[:i])
 			return err
 		}
 	}
 	return nil
 }
 
-func putAll(objects []*object) {
+func dropUses(objects []*object) {
 	for _, o := range objects {
-		o.put()
+		o.dropUse()
 	}
 }
 
@@ -150,31 +150,31 @@ func (qp *QP) Type() QPType { return qp.init.Type }
 // type and the transition, or if a value is invalid. Modify may sleep. (ib_modify_qp)
 func (qp *QP) Modify(attr QPAttr, mask QPAttrMask) error {
 	defer qp.enterSleeping("QP.Modify").leave()
-	return qp.change(attr, mask, nil)
+	return qp.modify(attr, mask, nil)
 }
 
 // ModifyContext is Modify with a limit for the wait. When ctx ends, the call continues in the driver. A later Modify
 // may then be executed first. ModifyContext may sleep.
 func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) error {
 	defer qp.enterSleeping("QP.ModifyContext").leave()
-	return inContext(ctx, func() error {
+	return runInContext(ctx, func() error {
 		defer qp.enterSleeping("QP.Modify").leave()
-		return qp.change(attr, mask, nil)
+		return qp.modify(attr, mask, nil)
 	})
 }
 
-func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
+func (qp *QP) modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
-		if e := qp.dev.usable(); e != nil && !toEnd {
+		if e := qp.dev.checkUsable(); e != nil && !toEnd {
 			err = e // the earlier error may be a consequence of e
 		}
 		return fmt.Errorf("modify qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
-	if err := qp.dev.usable(); err != nil && !toEnd {
+	if err := qp.dev.checkUsable(); err != nil && !toEnd {
 		return fail(err)
 	}
-	if err := qp.live(); err != nil {
+	if err := qp.checkAlive(); err != nil {
 		return fail(err)
 	}
 	if mask&QPAttrAV == 0 {
@@ -183,15 +183,15 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 		}
 		return nil
 	}
-	gid, err := qp.dev.holdGID(&attr.AH)
+	gid, err := qp.dev.takeGIDRef(&attr.AH)
 	if err != nil {
 		return fail(err)
 	}
 	if err := qp.queue.Modify(&attr, mask, u); err != nil {
-		gid.put()
+		gid.release()
 		return fail(err)
 	}
-	qp.gid.Swap(gid).put()
+	qp.gid.Swap(gid).release()
 	return nil
 }
 
@@ -199,7 +199,7 @@ func (qp *QP) change(attr QPAttr, mask QPAttrMask, u *Udata) error {
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	defer qp.enterSleeping("QP.Query").leave()
 	var a QPAttr
-	err := qp.live()
+	err := qp.checkAlive()
 	if err == nil {
 		a, err = qp.drv.Query(mask)
 	}
@@ -235,16 +235,16 @@ func (h QPHandle) Raise(e EventType) {
 		return
 	}
 	qp := h.qp
-	note(qp.subject, observe.Raised, nil)
+	noteEvent(qp.subject, observe.Raised, nil)
 	if qp.init.Event == nil || qp.dead.Load() {
 		return
 	}
 	qp.pending.Add(1)
-	qp.dev.callbacks.pushEvent(callback{qp: qp, ev: Event{Device: qp.dev, Type: e}})
+	qp.dev.callbacks.pushEvent(dueEvent{qp: qp, ev: Event{Device: qp.dev, Type: e}})
 }
 
-func (qp *QP) callEvent(e EventType) {
-	callBack(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
+func (qp *QP) callEventHandler(e EventType) {
+	runObserved(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
 }
 
 // Destroy frees the queue pair. Destroy returns EBUSY while the queue pair is a member of a multicast group. After
@@ -258,9 +258,9 @@ func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
 func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
 
 func (qp *QP) destroyIn(ctx context.Context) error {
-	err := qp.endObject(ctx, "QP.Destroy", qp.destroy, func() {
-		qp.gid.Swap(nil).put()
-		putAll(qp.refersTo())
+	err := qp.destroyObject(ctx, "QP.Destroy", qp.endCallbacksAndDestroy, func() {
+		qp.gid.Swap(nil).release()
+		dropUses(qp.referencedObjects())
 	})
 	if err != nil {
 		return fmt.Errorf("destroy qp %d on %s: %w", qp.num, qp.dev.name, err)
@@ -268,12 +268,12 @@ func (qp *QP) destroyIn(ctx context.Context) error {
 	return nil
 }
 
-// destroy ends the callbacks first, because they may use the driver's queue pair. If the driver's method fails, an
-// event may be lost. The loss is acceptable because the consumer wants to destroy the queue pair.
-func (qp *QP) destroy() error {
-	lastCallbacks(&qp.dev.callbacks, qp.drv)
+// endCallbacksAndDestroy ends the callbacks first, because they may use the driver's queue pair. If the driver's method
+// fails, an event may be lost. The loss is acceptable because the consumer wants to destroy the queue pair.
+func (qp *QP) endCallbacksAndDestroy() error {
+	awaitLastCallbacks(&qp.dev.callbacks, qp.drv)
 	qp.dead.Store(true)
-	qp.dev.callbacks.waitFor(func() bool { return qp.pending.Load() == 0 })
+	qp.dev.callbacks.waitUntil(func() bool { return qp.pending.Load() == 0 })
 	err := qp.queue.Destroy()
 	if err != nil {
 		qp.dead.Store(false)

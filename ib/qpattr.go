@@ -8,30 +8,30 @@ import (
 // Set copies the attributes named by mask from from. Set does not copy State, CurState, Cap and RateLimit, because a
 // driver changes these itself. Set is for a driver's Modify, and may not sleep.
 func (a *QPAttr) Set(from *QPAttr, mask QPAttrMask) {
-	copyAttr(mask, QPAttrEnSQDAsyncNotify, &a.EnSQDAsyncNotify, from.EnSQDAsyncNotify)
-	copyAttr(mask, QPAttrAccessFlags, &a.AccessFlags, from.AccessFlags)
-	copyAttr(mask, QPAttrPKeyIndex, &a.PKeyIndex, from.PKeyIndex)
-	copyAttr(mask, QPAttrPort, &a.Port, from.Port)
-	copyAttr(mask, QPAttrQKey, &a.QKey, from.QKey)
-	copyAttr(mask, QPAttrAV, &a.AH, from.AH)
-	copyAttr(mask, QPAttrPathMTU, &a.PathMTU, from.PathMTU)
-	copyAttr(mask, QPAttrTimeout, &a.Timeout, from.Timeout)
-	copyAttr(mask, QPAttrRetryCnt, &a.RetryCnt, from.RetryCnt)
-	copyAttr(mask, QPAttrRNRRetry, &a.RNRRetry, from.RNRRetry)
-	copyAttr(mask, QPAttrRQPSN, &a.RQPSN, from.RQPSN)
-	copyAttr(mask, QPAttrMaxRdAtomic, &a.MaxRdAtomic, from.MaxRdAtomic)
-	copyAttr(mask, QPAttrAltPath, &a.AltAH, from.AltAH)
-	copyAttr(mask, QPAttrAltPath, &a.AltPort, from.AltPort)
-	copyAttr(mask, QPAttrAltPath, &a.AltPKeyIndex, from.AltPKeyIndex)
-	copyAttr(mask, QPAttrAltPath, &a.AltTimeout, from.AltTimeout)
-	copyAttr(mask, QPAttrMinRNRTimer, &a.MinRNRTimer, from.MinRNRTimer)
-	copyAttr(mask, QPAttrSQPSN, &a.SQPSN, from.SQPSN)
-	copyAttr(mask, QPAttrMaxDestRdAtomic, &a.MaxDestRdAtomic, from.MaxDestRdAtomic)
-	copyAttr(mask, QPAttrPathMigState, &a.PathMigState, from.PathMigState)
-	copyAttr(mask, QPAttrDestQPN, &a.DestQPN, from.DestQPN)
+	copyAttrIf(mask, QPAttrEnSQDAsyncNotify, &a.EnSQDAsyncNotify, from.EnSQDAsyncNotify)
+	copyAttrIf(mask, QPAttrAccessFlags, &a.AccessFlags, from.AccessFlags)
+	copyAttrIf(mask, QPAttrPKeyIndex, &a.PKeyIndex, from.PKeyIndex)
+	copyAttrIf(mask, QPAttrPort, &a.Port, from.Port)
+	copyAttrIf(mask, QPAttrQKey, &a.QKey, from.QKey)
+	copyAttrIf(mask, QPAttrAV, &a.AH, from.AH)
+	copyAttrIf(mask, QPAttrPathMTU, &a.PathMTU, from.PathMTU)
+	copyAttrIf(mask, QPAttrTimeout, &a.Timeout, from.Timeout)
+	copyAttrIf(mask, QPAttrRetryCnt, &a.RetryCnt, from.RetryCnt)
+	copyAttrIf(mask, QPAttrRNRRetry, &a.RNRRetry, from.RNRRetry)
+	copyAttrIf(mask, QPAttrRQPSN, &a.RQPSN, from.RQPSN)
+	copyAttrIf(mask, QPAttrMaxRdAtomic, &a.MaxRdAtomic, from.MaxRdAtomic)
+	copyAttrIf(mask, QPAttrAltPath, &a.AltAH, from.AltAH)
+	copyAttrIf(mask, QPAttrAltPath, &a.AltPort, from.AltPort)
+	copyAttrIf(mask, QPAttrAltPath, &a.AltPKeyIndex, from.AltPKeyIndex)
+	copyAttrIf(mask, QPAttrAltPath, &a.AltTimeout, from.AltTimeout)
+	copyAttrIf(mask, QPAttrMinRNRTimer, &a.MinRNRTimer, from.MinRNRTimer)
+	copyAttrIf(mask, QPAttrSQPSN, &a.SQPSN, from.SQPSN)
+	copyAttrIf(mask, QPAttrMaxDestRdAtomic, &a.MaxDestRdAtomic, from.MaxDestRdAtomic)
+	copyAttrIf(mask, QPAttrPathMigState, &a.PathMigState, from.PathMigState)
+	copyAttrIf(mask, QPAttrDestQPN, &a.DestQPN, from.DestQPN)
 }
 
-func copyAttr[T any](mask, bit QPAttrMask, to *T, v T) {
+func copyAttrIf[T any](mask, bit QPAttrMask, to *T, v T) {
 	if mask&bit != 0 {
 		*to = v
 	}

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// TestSetQPAttr checks that each attribute is copied for exactly one bit of the mask. Attributes of the state and the
-// capacities are exceptions.
-func TestSetQPAttr(t *testing.T) {
+// TestQPAttrSetCopiesMaskedFields checks that each attribute is copied for exactly one bit of the mask. Attributes of
+// the state and the capacities are exceptions.
+func TestQPAttrSetCopiesMaskedFields(t *testing.T) {
 	var from QPAttr
 	v := reflect.ValueOf(&from).Elem()
 	for i := range v.NumField() {
@@ -53,9 +53,9 @@ func TestSetQPAttr(t *testing.T) {
 	}
 }
 
-// TestQPAttrFits checks that the largest value of a field fits, and that the next larger value does not. The test also
-// checks that Fits ignores attributes that are not in the mask.
-func TestQPAttrFits(t *testing.T) {
+// TestQPAttrFitsChecksLargestValue checks that the largest value of a field fits, and that the next larger value does
+// not. The test also checks that Fits ignores attributes that are not in the mask.
+func TestQPAttrFitsChecksLargestValue(t *testing.T) {
 	for _, tt := range []struct {
 		bit  QPAttrMask
 		most uint32

@@ -19,12 +19,12 @@ var (
 	allTypes        = append([]QPType{QPTypeSMI, QPTypeGSI, QPTypeUD, QPTypeRaw}, connectedTypes...)
 )
 
-type masks []struct {
+type masksByType []struct {
 	types []QPType
 	mask  QPAttrMask
 }
 
-func (m masks) byType() map[QPType]QPAttrMask {
+func (m masksByType) expandTypes() map[QPType]QPAttrMask {
 	r := map[QPType]QPAttrMask{}
 	for _, x := range m {
 		for _, t := range x.types {
@@ -34,7 +34,7 @@ func (m masks) byType() map[QPType]QPAttrMask {
 	return r
 }
 
-var transitions = func() map[[2]QPState]transition {
+var qpTransitions = func() map[[2]QPState]transition {
 	const (
 		move  = QPAttrCurState
 		path  = QPAttrAltPath | QPAttrPathMigState
@@ -42,45 +42,45 @@ var transitions = func() map[[2]QPState]transition {
 	)
 	ud, rc, uc, ini, tgt := []QPType{QPTypeUD}, []QPType{QPTypeRC}, []QPType{QPTypeUC}, []QPType{QPTypeXRCInit},
 		[]QPType{QPTypeXRCTgt}
-	initial := masks{
+	initial := masksByType{
 		{ud, QPAttrPKeyIndex | QPAttrPort | QPAttrQKey},
 		{connectedTypes, QPAttrPKeyIndex | QPAttrPort | QPAttrAccessFlags},
 		{managementTypes, QPAttrPKeyIndex | QPAttrQKey},
 	}
-	running := masks{
+	running := masksByType{
 		{ud, move | QPAttrQKey},
 		{managementTypes, move | QPAttrQKey},
 		{connectedTypes, move | QPAttrAccessFlags | path},
 		{append(rc, tgt...), QPAttrMinRNRTimer},
 	}
-	table := map[[2]QPState]struct{ required, optional masks }{
-		{QPReset, QPInit}: {required: append(masks{{[]QPType{QPTypeRaw}, QPAttrPort}}, initial...)},
+	table := map[[2]QPState]struct{ required, optional masksByType }{
+		{QPReset, QPInit}: {required: append(masksByType{{[]QPType{QPTypeRaw}, QPAttrPort}}, initial...)},
 		{QPInit, QPInit}:  {optional: initial},
 		{QPInit, QPRTR}: {
-			required: masks{
+			required: masksByType{
 				{connectedTypes, toRTR},
 				{append(rc, tgt...), QPAttrMaxDestRdAtomic | QPAttrMinRNRTimer},
 			},
-			optional: masks{
+			optional: masksByType{
 				{ud, QPAttrPKeyIndex | QPAttrQKey},
 				{managementTypes, QPAttrPKeyIndex | QPAttrQKey},
 				{connectedTypes, QPAttrAltPath | QPAttrAccessFlags | QPAttrPKeyIndex},
 			},
 		},
 		{QPRTR, QPRTS}: {
-			required: masks{
+			required: masksByType{
 				{append(ud, managementTypes...), QPAttrSQPSN},
 				{uc, QPAttrSQPSN},
 				{append(rc, ini...), QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrSQPSN | QPAttrMaxRdAtomic},
 				{tgt, QPAttrTimeout | QPAttrSQPSN},
 			},
-			optional: append(masks{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...),
+			optional: append(masksByType{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...),
 		},
-		{QPRTS, QPRTS}: {optional: append(masks{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...)},
-		{QPRTS, QPSQD}: {optional: masks{{allTypes, QPAttrEnSQDAsyncNotify}}},
+		{QPRTS, QPRTS}: {optional: append(masksByType{{[]QPType{QPTypeRaw}, QPAttrRateLimit}}, running...)},
+		{QPRTS, QPSQD}: {optional: masksByType{{allTypes, QPAttrEnSQDAsyncNotify}}},
 		{QPSQD, QPRTS}: {optional: running},
 		{QPSQD, QPSQD}: {
-			optional: masks{
+			optional: masksByType{
 				{append(ud, managementTypes...), QPAttrPKeyIndex | QPAttrQKey},
 				{connectedTypes, QPAttrAV | path | QPAttrAccessFlags | QPAttrPKeyIndex},
 				{append(rc, ini...), QPAttrPort | QPAttrTimeout | QPAttrRetryCnt | QPAttrRNRRetry | QPAttrMaxRdAtomic},
@@ -89,12 +89,12 @@ var transitions = func() map[[2]QPState]transition {
 			},
 		},
 		{QPSQE, QPRTS}: {
-			optional: masks{{append(ud, managementTypes...), move | QPAttrQKey}, {uc, move | QPAttrAccessFlags}},
+			optional: masksByType{{append(ud, managementTypes...), move | QPAttrQKey}, {uc, move | QPAttrAccessFlags}},
 		},
 	}
 	r := map[[2]QPState]transition{}
 	for k, v := range table {
-		r[k] = transition{required: v.required.byType(), optional: v.optional.byType()}
+		r[k] = transition{required: v.required.expandTypes(), optional: v.optional.expandTypes()}
 	}
 	return r
 }()
@@ -111,7 +111,7 @@ func checkTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	var tr transition
 	if to != QPReset && to != QPErr {
 		var ok bool
-		if tr, ok = transitions[[2]QPState{from, to}]; !ok {
+		if tr, ok = qpTransitions[[2]QPState{from, to}]; !ok {
 			return fmt.Errorf("no transition from %v to %v: %w", from, to, syscall.EINVAL)
 		}
 	}

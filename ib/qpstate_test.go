@@ -13,15 +13,15 @@ import (
 	"verbena/umem"
 )
 
-// TestQPTableNames compares the names and bits of the specification's table with those of the midlayer.
-func TestQPTableNames(t *testing.T) {
+// TestQPTableMatchesMidlayerNames compares the names and bits of the specification's table with those of the midlayer.
+func TestQPTableMatchesMidlayerNames(t *testing.T) {
 	for i, name := range qptable.States {
 		if QPState(i).String() != name {
 			t.Errorf("state %d: got %v, want %s", i, QPState(i), name)
 		}
 	}
 	for _, name := range qptable.Types {
-		qpType(t, name)
+		parseQPType(t, name)
 	}
 	for name, bit := range map[string]QPAttrMask{
 		"state": QPAttrState, "cur": QPAttrCurState, "notify": QPAttrEnSQDAsyncNotify, "access": QPAttrAccessFlags,
@@ -37,7 +37,7 @@ func TestQPTableNames(t *testing.T) {
 	}
 }
 
-func qpType(t testing.TB, name string) QPType {
+func parseQPType(t testing.TB, name string) QPType {
 	for _, kind := range allTypes {
 		if kind.String() == name {
 			return kind
@@ -47,16 +47,16 @@ func qpType(t testing.TB, name string) QPType {
 	return 0
 }
 
-// TestQPTransitions checks every transition of every type. The test uses the attributes of the table, then leaves out
-// each one, and then adds each other attribute.
-func TestQPTransitions(t *testing.T) {
+// TestEachQPTransition checks every transition of every type. The test uses the attributes of the table, then leaves
+// out each one, and then adds each other attribute.
+func TestEachQPTransition(t *testing.T) {
 	for from, fromName := range qptable.States {
 		for to, toName := range qptable.States {
 			for _, kind := range qptable.Types {
 				t.Run(fmt.Sprintf("%s/%s-%s", kind, fromName, toName), func(t *testing.T) {
 					check := func(mask uint32) {
 						t.Helper()
-						err := checkTransition(QPState(from), QPState(to), qpType(t, kind), QPAttrMask(mask))
+						err := checkTransition(QPState(from), QPState(to), parseQPType(t, kind), QPAttrMask(mask))
 						want := qptable.Allowed(fromName, toName, kind, mask)
 						if (err == nil) != want || err != nil && !errors.Is(err, syscall.EINVAL) {
 							t.Errorf("CheckTransition with mask %#x: got %v, want allowed %v", mask, err, want)
@@ -82,12 +82,12 @@ func TestQPTransitions(t *testing.T) {
 	}
 }
 
-// TestQPStateMachine compares the state after random sequences of Modify calls with the table.
-func TestQPStateMachine(t *testing.T) {
+// TestRandomModifiesMatchTable compares the state after random sequences of Modify calls with the table.
+func TestRandomModifiesMatchTable(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newBench(t, nil, nil, nil)
 		kind := rapid.SampledFrom(qptable.Types).Draw(rt, "type")
-		b.qp.drv.(*fakeQP).typ = qpType(t, kind)
+		b.qp.drv.(*fakeQP).typ = parseQPType(t, kind)
 		state := "RESET" // state of the model
 		rt.Repeat(map[string]func(*rapid.T){
 			"modify": func(rt *rapid.T) {
@@ -101,7 +101,7 @@ func TestQPStateMachine(t *testing.T) {
 				if mask&qptable.Attrs["state"] == 0 {
 					to = from
 				}
-				err := b.qp.Modify(QPAttr{State: stateOf(to), CurState: stateOf(from)}, QPAttrMask(mask))
+				err := b.qp.Modify(QPAttr{State: parseQPState(to), CurState: parseQPState(from)}, QPAttrMask(mask))
 				want := qptable.Allowed(from, to, kind, mask)
 				if (err == nil) != want {
 					rt.Fatalf("%s: %s to %s, mask %#x: got %v, want allowed %v", kind, from, to, mask, err, want)
@@ -123,11 +123,11 @@ func TestQPStateMachine(t *testing.T) {
 				}
 			},
 		})
-		b.free(t)
+		b.destroyAll(t)
 	})
 }
 
-func stateOf(name string) QPState {
+func parseQPState(name string) QPState {
 	for i, n := range qptable.States {
 		if n == name {
 			return QPState(i)
@@ -136,9 +136,9 @@ func stateOf(name string) QPState {
 	panic("no state " + name)
 }
 
-// TestQPModify checks that Modify starts from the driver's state unless the caller asserts a state. The test also
-// checks that the state does not change if mask names no new state.
-func TestQPModify(t *testing.T) {
+// TestModifyStartsFromDriverState checks that Modify starts from the driver's state unless the caller asserts a state.
+// The test also checks that the state does not change if mask names no new state.
+func TestModifyStartsFromDriverState(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	steps := []struct {
 		name string
@@ -200,11 +200,11 @@ func TestModifyIsNotSerialised(t *testing.T) {
 	}
 	close(release)
 	wantErr(t, "the first, now in ERR", <-done, syscall.EINVAL)
-	b.free(t)
+	b.destroyAll(t)
 }
 
-// TestMapDuringMap starts two concurrent changes of a region. The second change must fail without waiting.
-func TestMapDuringMap(t *testing.T) {
+// TestConcurrentMapFails starts two concurrent changes of a region. The second change must fail without waiting.
+func TestConcurrentMapFails(t *testing.T) {
 	b := newFullBench(t)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 8))
@@ -221,5 +221,5 @@ func TestMapDuringMap(t *testing.T) {
 	must(t, mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr))
 	b.drv.fail = nil
 	must(t, mr.Dereg())
-	b.free(t)
+	b.destroyAll(t)
 }

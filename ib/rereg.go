@@ -47,18 +47,18 @@ func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	if to.IOVA == 0 {
 		to.IOVA = to.Addr
 	}
-	return mr.reregister(flags, to, nil)
+	return mr.observedRereg(flags, to, nil)
 }
 
-func (mr *MR) reregister(flags MRChangeFlags, to MRChange, u *Udata) error {
-	if err := mr.rereg(flags, to, u); err != nil {
+func (mr *MR) observedRereg(flags MRChangeFlags, to MRChange, u *Udata) error {
+	if err := mr.changeRegion(flags, to, u); err != nil {
 		return fmt.Errorf("reregister memory on %s: %w", mr.dev.name, err)
 	}
 	return nil
 }
 
-func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
-	if err := mr.dev.usable(); err != nil {
+func (mr *MR) changeRegion(flags MRChangeFlags, to MRChange, u *Udata) error {
+	if err := mr.dev.checkUsable(); err != nil {
 		return err
 	}
 	const known = MRChangeTranslation | MRChangePD | MRChangeAccess
@@ -88,7 +88,7 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if flags&MRChangeTranslation != 0 {
 		init := MRInit{Space: to.Space, Account: to.Account, Addr: to.Addr, Length: to.Length, IOVA: to.IOVA, Access: access}
 		var err error
-		if region, err = mr.dev.region(init); err != nil {
+		if region, err = mr.dev.newRegion(init); err != nil {
 			return err
 		}
 	} else if region.OnDemand() != (access&AccessOnDemand != 0) {
@@ -103,16 +103,16 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if flags&MRChangePD != 0 {
 		pd = to.PD
 	}
-	if err := pd.get(mr.dev); err != nil { // the former domain stays referenced until the driver has succeeded
-		mr.forget(region)
+	if err := pd.addUse(mr.dev); err != nil { // the former domain stays referenced until the driver has succeeded
+		mr.releaseUnused(region)
 		return err
 	}
 	if err := drv.Rereg(region, pd.drv, access, u); err != nil {
-		pd.put()
-		mr.forget(region)
+		pd.dropUse()
+		mr.releaseUnused(region)
 		return err
 	}
-	mr.pd.put()
+	mr.pd.dropUse()
 	mr.pd, mr.access = pd, access
 	if region != mr.region {
 		mr.region.Release()
@@ -121,8 +121,8 @@ func (mr *MR) rereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 	return nil
 }
 
-// forget releases r if Rereg has created r.
-func (mr *MR) forget(r *umem.Region) {
+// releaseUnused releases r if Rereg has created r.
+func (mr *MR) releaseUnused(r *umem.Region) {
 	if r != mr.region {
 		r.Release()
 	}

@@ -7,10 +7,10 @@ import (
 	"verbena/umem"
 )
 
-// readOnly is memory without write permission.
-type readOnly struct{ *umem.Local }
+// readOnlyMemory is memory without write permission.
+type readOnlyMemory struct{ *umem.Local }
 
-func (r readOnly) Check(addr, length uint64, write bool) error {
+func (r readOnlyMemory) Check(addr, length uint64, write bool) error {
 	if write {
 		return umem.ErrFault
 	}
@@ -27,7 +27,8 @@ func TestRereg(t *testing.T) {
 	acct := umem.NewAccount(func() uint64 { return umem.Unlimited })
 	other, err := b.dev.AllocPD()
 	must(t, err)
-	mr, err := b.pd.RegMR(MRInit{Space: readOnly{mem}, Account: acct, Addr: addr, Length: 8, Access: AccessRemoteRead})
+	mr, err := b.pd.RegMR(MRInit{Space: readOnlyMemory{mem}, Account: acct, Addr: addr, Length: 8,
+		Access: AccessRemoteRead})
 	must(t, err)
 	drv := mr.drv.(*fakeReregMR)
 	before := acct.Pages()
@@ -93,7 +94,7 @@ func TestRereg(t *testing.T) {
 	must(t, fast.Dereg())
 }
 
-func TestReregMissing(t *testing.T) {
+func TestReregUnsupported(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 8))
@@ -102,5 +103,5 @@ func TestReregMissing(t *testing.T) {
 	must(t, err)
 	wantErr(t, "a driver without", mr.Rereg(MRChangeAccess, MRChange{}), syscall.EOPNOTSUPP)
 	must(t, mr.Dereg())
-	b.free(t)
+	b.destroyAll(t)
 }

@@ -69,10 +69,10 @@ func (pd *PD) CreateSRQ(init SRQInitAttr) (*SRQ, error) {
 func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	d := pd.dev
 	fail := func(err error) (*SRQ, error) { return nil, fmt.Errorf("create srq on %s: %w", d.name, err) }
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	drv, ok := As[SRQDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
@@ -86,8 +86,8 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 			init.Attr.MaxWR, init.Attr.Limit, syscall.EINVAL))
 	}
 	srq := &SRQ{pd: pd, init: init}
-	srq.bind(d, kindSRQ, srq, &pd.object)
-	if err := getAll(d, srq.refersTo()); err != nil {
+	srq.initObject(d, kindSRQ, srq, &pd.object)
+	if err := addUses(d, srq.referencedObjects()); err != nil {
 		return fail(err)
 	}
 	drvInit := DriverSRQInit{PD: pd.drv, Type: init.Type, Attr: init.Attr}
@@ -96,19 +96,19 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 	}
 	var err error
 	if srq.drv, err = drv.CreateSRQ(SRQHandle{srq}, &drvInit, u); err != nil {
-		putAll(srq.refersTo())
+		dropUses(srq.referencedObjects())
 		return fail(err)
 	}
 	srq.init.Attr = drvInit.Attr
 	srq.queue = wrapDriver(&srq.object, srq.drv, observe.Made{User: u != nil})
-	if err := srq.finishCreate(srq.destroy); err != nil {
-		putAll(srq.refersTo())
+	if err := srq.finishCreate(srq.endCallbacksAndDestroy); err != nil {
+		dropUses(srq.referencedObjects())
 		return fail(err)
 	}
 	return srq, nil
 }
 
-func (srq *SRQ) refersTo() []*object {
+func (srq *SRQ) referencedObjects() []*object {
 	o := []*object{&srq.pd.object}
 	if srq.init.Type == SRQXRC {
 		o = append(o, &srq.init.XRCD.object, &srq.init.CQ.object)
@@ -128,16 +128,16 @@ func (srq *SRQ) Init() SRQInitAttr { return srq.init }
 // Modify changes the attributes named by mask. Modify may sleep. (ib_modify_srq)
 func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask) error {
 	defer srq.enterSleeping("SRQ.Modify").leave()
-	return srq.change(attr, mask, nil)
+	return srq.modify(attr, mask, nil)
 }
 
-func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
-	err := srq.dev.usable()
+func (srq *SRQ) modify(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
+	err := srq.dev.checkUsable()
 	if err == nil && mask&^(SRQAttrMaxWR|SRQAttrLimit) != 0 {
 		err = fmt.Errorf("attributes %#x: %w", uint32(mask), syscall.EINVAL)
 	}
 	if err == nil {
-		err = srq.live()
+		err = srq.checkAlive()
 	}
 	if err == nil {
 		err = srq.drv.Modify(&attr, mask, u)
@@ -152,7 +152,7 @@ func (srq *SRQ) change(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 func (srq *SRQ) Query() (SRQAttr, error) {
 	defer srq.enterSleeping("SRQ.Query").leave()
 	var a SRQAttr
-	err := srq.live()
+	err := srq.checkAlive()
 	if err == nil {
 		a, err = srq.drv.Query()
 	}
@@ -170,16 +170,16 @@ func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.queue.PostRecv
 // may not sleep. (ib_srq.event_handler)
 func (h SRQHandle) Raise(e EventType) {
 	srq := h.srq
-	note(srq.subject, observe.Raised, nil)
+	noteEvent(srq.subject, observe.Raised, nil)
 	if srq.init.Event == nil || srq.dead.Load() {
 		return
 	}
 	srq.pending.Add(1)
-	srq.dev.callbacks.pushEvent(callback{srq: srq, ev: Event{Device: srq.dev, Type: e}})
+	srq.dev.callbacks.pushEvent(dueEvent{srq: srq, ev: Event{Device: srq.dev, Type: e}})
 }
 
-func (srq *SRQ) callEvent(e EventType) {
-	callBack(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
+func (srq *SRQ) callEventHandler(e EventType) {
+	runObserved(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
 }
 
 // Destroy frees the queue. Destroy returns EBUSY while a queue pair uses the queue. After Destroy has returned, the
@@ -192,18 +192,18 @@ func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
 func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
 
 func (srq *SRQ) destroyIn(ctx context.Context) error {
-	err := srq.endObject(ctx, "SRQ.Destroy", srq.destroy, func() { putAll(srq.refersTo()) })
+	err := srq.destroyObject(ctx, "SRQ.Destroy", srq.endCallbacksAndDestroy, func() { dropUses(srq.referencedObjects()) })
 	if err != nil {
 		return fmt.Errorf("destroy srq %d on %s: %w", srq.num, srq.dev.name, err)
 	}
 	return nil
 }
 
-// destroy ends the callbacks first, like QP.destroy.
-func (srq *SRQ) destroy() error {
-	lastCallbacks(&srq.dev.callbacks, srq.drv)
+// endCallbacksAndDestroy ends the callbacks first, like QP.destroy.
+func (srq *SRQ) endCallbacksAndDestroy() error {
+	awaitLastCallbacks(&srq.dev.callbacks, srq.drv)
 	srq.dead.Store(true)
-	srq.dev.callbacks.waitFor(func() bool { return srq.pending.Load() == 0 })
+	srq.dev.callbacks.waitUntil(func() bool { return srq.pending.Load() == 0 })
 	err := srq.drv.Destroy()
 	if err != nil {
 		srq.dead.Store(false)

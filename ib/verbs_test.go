@@ -21,8 +21,8 @@ var notVerbs = map[string]bool{
 	"MethodCall.Bytes": true, "MethodCall.Object": true, "MethodCall.Output": true,
 }
 
-// TestDriverVerbs checks that the table of verbs names exactly the driver's methods that are verbs.
-func TestDriverVerbs(t *testing.T) {
+// TestVerbTableMatchesDriver checks that the table of verbs names exactly the driver's methods that are verbs.
+func TestVerbTableMatchesDriver(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "driver.go", nil, parser.SkipObjectResolution)
 	if err != nil {
 		t.Fatal(err)

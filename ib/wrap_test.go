@@ -10,10 +10,11 @@ import (
 	"verbena/umem"
 )
 
-// wrapped is a transparent wrapper of a driver. Neither the wrapper nor its objects implement an optional interface.
-type wrapped struct{ Driver }
+// wrappedDriver is a transparent wrapper of a driver. Neither the wrapper nor its objects implement an optional
+// interface.
+type wrappedDriver struct{ Driver }
 
-func (w wrapped) Unwrap() Driver { return w.Driver }
+func (w wrappedDriver) Unwrap() Driver { return w.Driver }
 
 type wrappedMR struct{ DriverMR }
 
@@ -27,29 +28,29 @@ type wrappedQP struct{ DriverQP }
 
 func (w wrappedQP) Unwrap() DriverQP { return w.DriverQP }
 
-func (w wrapped) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+func (w wrappedDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
 	m, err := w.Driver.RegMR(mr, pd, r, access, u)
 	return wrappedMR{m}, err
 }
 
-func (w wrapped) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
+func (w wrappedDriver) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
 	c, err := w.Driver.CreateCQ(cq, attr, u)
 	return wrappedCQ{c}, err
 }
 
-func (w wrapped) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
+func (w wrappedDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
 	q, err := w.Driver.CreateQP(qp, init, u)
 	return wrappedQP{q}, err
 }
 
-// everything is a driver that also implements the interfaces for user contexts.
-type everything struct{ fullDriver }
+// fullUserDriver is a driver that also implements the interfaces for user contexts.
+type fullUserDriver struct{ fullDriver }
 
-func (everything) AllocUserContext(*Udata) error                           { return nil }
-func (everything) DeallocUserContext(UserContext)                          {}
-func (everything) Disassociate(UserContext)                                {}
-func (everything) AdviseMR(DriverPD, MRAdvice, MRAdviceFlags, []SGE) error { return nil }
-func (d everything) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
+func (fullUserDriver) AllocUserContext(*Udata) error                           { return nil }
+func (fullUserDriver) DeallocUserContext(UserContext)                          {}
+func (fullUserDriver) Disassociate(UserContext)                                {}
+func (fullUserDriver) AdviseMR(DriverPD, MRAdvice, MRAdviceFlags, []SGE) error { return nil }
+func (d fullUserDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
 	q, err := d.fullDriver.CreateQP(qp, init, u)
 	return &userQP{q.(*fullQP)}, err
 }
@@ -64,11 +65,11 @@ func (*userQP) TakeBack()              {}
 func TestWrappersKeepAbilities(t *testing.T) {
 	for _, wrap := range []func(Driver) Driver{
 		func(d Driver) Driver { return d },
-		func(d Driver) Driver { return wrapped{d} },
-		func(d Driver) Driver { return wrapped{wrapped{d}} },
+		func(d Driver) Driver { return wrappedDriver{d} },
+		func(d Driver) Driver { return wrappedDriver{wrappedDriver{d}} },
 	} {
 		core := &Core{}
-		d := NewDevice("full0", wrap(everything{fullDriver{&fakeDriver{}}}), nil)
+		d := NewDevice("full0", wrap(fullUserDriver{fullDriver{&fakeDriver{}}}), nil)
 		must(t, core.Register(d))
 		dev := d.Device()
 		pd, err := dev.AllocPD()
@@ -100,10 +101,10 @@ func TestWrappersKeepAbilities(t *testing.T) {
 			"ReregMR":        mr.Rereg(MRChangeAccess, MRChange{Access: 0}),
 			"FastMR":         fast.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr),
 			"MRAdviser":      pd.AdviseMR(0, 0, nil),
-			"UserQP":         lacks(As[UserQP](qp.drv)),
-			"UserContexter":  lacks(As[UserContexter](dev.drv)),
-			"Disassociator":  lacks(As[Disassociator](dev.drv)),
-			"the own driver": lacks(As[everything](dev.drv)),
+			"UserQP":         missingInterface(As[UserQP](qp.drv)),
+			"UserContexter":  missingInterface(As[UserContexter](dev.drv)),
+			"Disassociator":  missingInterface(As[Disassociator](dev.drv)),
+			"the own driver": missingInterface(As[fullUserDriver](dev.drv)),
 		} {
 			if err != nil {
 				t.Errorf("%T: %s: got %v", dev.drv, what, err)
@@ -118,15 +119,15 @@ func TestWrappersKeepAbilities(t *testing.T) {
 	}
 }
 
-func lacks[T any](_ T, ok bool) error {
+func missingInterface[T any](_ T, ok bool) error {
 	if !ok {
 		return errors.New("lost")
 	}
 	return nil
 }
 
-// redirecting is a wrapper that passes its own handles to the wrapped driver.
-type redirecting struct {
+// redirectingDriver is a wrapper that passes its own handles to the wrapped driver.
+type redirectingDriver struct {
 	Driver
 	completed int
 	cq        CQHandle
@@ -134,28 +135,29 @@ type redirecting struct {
 	qp        QPHandle
 }
 
-func (d *redirecting) Unwrap() Driver { return d.Driver }
+func (d *redirectingDriver) Unwrap() Driver { return d.Driver }
 
-func (d *redirecting) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
+func (d *redirectingDriver) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
 	d.cq = cq.Redirect(func() { d.completed++ })
 	return d.Driver.CreateCQ(d.cq, attr, u)
 }
 
-func (d *redirecting) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
+func (d *redirectingDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
 	d.qp = qp.Redirect(func(e EventType) { d.raised = append(d.raised, e) })
 	return d.Driver.CreateQP(d.qp, init, u)
 }
 
-func (d *redirecting) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
+func (d *redirectingDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR,
+	error) {
 	return d.Driver.RegMR(mr.Redirect(func(lkey, rkey uint32) { mr.SetKeys(lkey+100, rkey) }), pd, r, access, u)
 }
 
 // TestRedirect checks that a wrapper receives the reports of the wrapped driver, and can replace them.
 func TestRedirect(t *testing.T) {
-	var d *redirecting
+	var d *redirectingDriver
 	h := NewDevice("full0", fullDriver{&fakeDriver{}}, nil)
 	h.Wrap(func(inner Driver) Driver {
-		d = &redirecting{Driver: inner}
+		d = &redirectingDriver{Driver: inner}
 		return d
 	})
 	core := &Core{}

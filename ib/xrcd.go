@@ -23,16 +23,16 @@ func (d *Device) AllocXRCD() (*XRCD, error) {
 
 func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 	fail := func(err error) (*XRCD, error) { return nil, fmt.Errorf("alloc xrcd on %s: %w", d.name, err) }
-	if err := d.begin(); err != nil {
+	if err := d.beginCreate(); err != nil {
 		return fail(err)
 	}
-	defer d.end()
+	defer d.endCreate()
 	drv, ok := As[XRCDriver](d.drv)
 	if !ok {
 		return fail(syscall.EOPNOTSUPP)
 	}
 	x := &XRCD{}
-	x.bind(d, kindXRCD, x, nil)
+	x.initObject(d, kindXRCD, x, nil)
 	var err error
 	if x.drv, err = drv.AllocXRCD(u); err != nil {
 		return fail(err)
@@ -52,7 +52,7 @@ func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
 func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
 
 func (x *XRCD) destroyIn(ctx context.Context) error {
-	err := x.endObject(ctx, "XRCD.Dealloc", x.drv.Dealloc, func() {})
+	err := x.destroyObject(ctx, "XRCD.Dealloc", x.drv.Dealloc, func() {})
 	if err != nil {
 		return fmt.Errorf("dealloc xrcd on %s: %w", x.dev.name, err)
 	}

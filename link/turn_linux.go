@@ -78,7 +78,8 @@ func (e *UDPEndpoint) start(to Receiver, spin time.Duration) error {
 
 // epollAdd makes packets for a socket wake who waits for epoll.
 func epollAdd(epoll, fd int) error {
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(fd)}); err != nil {
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLIN,
+		Fd: int32(fd)}); err != nil {
 		return fmt.Errorf("wait for packets: %w", os.NewSyscallError("epoll_ctl", err))
 	}
 	return nil
@@ -88,7 +89,7 @@ func epollAdd(epoll, fd int) error {
 func (e *UDPEndpoint) receive() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	sched.Prompt(sched.SleeperSlice)
+	sched.SetSlice(sched.SleeperSlice)
 	idle := idleness{most: e.turn.spin, pass: 1, fail: 1}
 	for fd := e.fd; e.users.Load() >= 0; fd = e.sleep(&idle) {
 		if r := e.enterTurn(); r != nil && (!r.receive(fd) || !e.turn.yield(r)) {

@@ -90,10 +90,11 @@ func TestClaimHolds(t *testing.T) {
 		if err := from.Send(makeTrain(to.Addr(), 1, 100, 100, 1)); err != nil {
 			t.Fatal(err)
 		}
-		testutil.Stays(t, time.Millisecond, "what arrives does not wake the receive thread while another has the turn", func() bool {
-			_, woken := epollWait(to.(*UDPEndpoint).turn.epoll, false)
-			return !woken
-		})
+		testutil.Consistently(t, time.Millisecond,
+			"what arrives does not wake the receive thread while another has the turn", func() bool {
+				_, woken := epollWait(to.(*UDPEndpoint).turn.epoll, false)
+				return !woken
+			})
 		if n := c.count(); n != before {
 			t.Fatal("received by another than who has the turn")
 		}
@@ -152,8 +153,8 @@ func TestClaimIsForgotten(t *testing.T) {
 	}
 }
 
-// TestTakeThatDoesNotReturn: a sender that is stopped in Receive loses its batch, and the receive thread goes on; Close does not
-// wait for it.
+// TestTakeThatDoesNotReturn: a sender that is stopped in Receive loses its batch, and the receive thread goes on; Close
+// does not wait for it.
 func TestTakeThatDoesNotReturn(t *testing.T) {
 	c := newTaken()
 	hold, inside := make(chan struct{}), make(chan *Arrival)
@@ -244,7 +245,7 @@ func TestCloseDuringTake(t *testing.T) {
 	}()
 	<-inside
 	closed := make(chan error, 1)
-	testutil.Block(t, func() { closed <- to.Close() })
+	testutil.WaitBlocked(t, func() { closed <- to.Close() })
 	if len(closed) > 0 {
 		t.Error("Close has returned during a call of Receive")
 	}

@@ -36,12 +36,12 @@ func (q *request) newLink() syscall.Errno {
 	if !q.parse(true, attrDevName, attrLinkType, attrNdevName) {
 		return syscall.EINVAL
 	}
-	name := q.tb.text(attrDevName, nameSize)
+	name := q.tb.getText(attrDevName, nameSize)
 	if name == "" || strings.Contains(name, "%") {
 		return syscall.EINVAL
 	}
 	q.loaded = false
-	return errnoOf(q.admin.AddLink(name, q.tb.text(attrLinkType, netdevSize), q.tb.text(attrNdevName, netdevSize)))
+	return errnoOf(q.admin.AddLink(name, q.tb.getText(attrLinkType, netdevSize), q.tb.getText(attrNdevName, netdevSize)))
 }
 
 // deleteLink mirrors nldev_dellink.
@@ -60,23 +60,23 @@ func (q *request) parseDevice(need ...int) *Device {
 	if !q.parse(true, attrDevIndex) || !q.tb.has(need...) {
 		return nil
 	}
-	return q.device()
+	return q.namedDevice()
 }
 
-// set mirrors nldev_set_doit for devices that cannot be changed. It accepts the current value, and returns
+// setDevice mirrors nldev_set_doit for devices that cannot be changed. It accepts the current value, and returns
 // EOPNOTSUPP for any other value.
-func (q *request) set() syscall.Errno {
+func (q *request) setDevice() syscall.Errno {
 	dev := q.parseDevice()
 	if dev == nil {
 		return syscall.EINVAL
 	}
 	switch {
 	case q.tb.has(attrDevName):
-		return q.rename(dev, q.tb.text(attrDevName, nameSize))
+		return q.rename(dev, q.tb.getText(attrDevName, nameSize))
 	case q.tb.has(attrNetNSFD):
 		return syscall.EOPNOTSUPP
 	case q.tb.has(attrDevDIM):
-		return setFlag(q.tb.u8(attrDevDIM), dev.DIM)
+		return setFlag(q.tb.getU8(attrDevDIM), dev.DIM)
 	}
 	return 0
 }

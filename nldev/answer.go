@@ -14,9 +14,9 @@ const defaultDatagram = 3776
 // maxDatagram is the size in bytes of the kernel's largest datagram of a dump, 32 KiB less its own overhead.
 const maxDatagram = 32<<10 - 320
 
-// receiveQueue limits the bytes of the answers to one request, except dumps, like the default receive buffer of a
+// receiveQueueSize limits the bytes of the answers to one request, except dumps, like the default receive buffer of a
 // socket (net.core.rmem_default).
-const receiveQueue = 212992
+const receiveQueueSize = 212992
 
 // A Socket holds the properties of the program's netlink socket that affect answers.
 type Socket struct {
@@ -49,7 +49,7 @@ func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byt
 		if size < headerSize || uint64(size) > uint64(len(request)) {
 			break
 		}
-		r.answer(request[:size:size])
+		r.answerMessage(request[:size:size])
 		request = request[min(align(int(size)), len(request)):]
 	}
 	return r.out
@@ -66,7 +66,7 @@ func (s Socket) Refuse(request []byte, why syscall.Errno) [][]byte {
 	if size < headerSize || uint64(size) > uint64(len(request)) {
 		return nil
 	}
-	r.read(request[:size:size]).ack(why)
+	r.parseHeader(request[:size:size]).ack(why)
 	return r.out
 }
 
@@ -103,25 +103,25 @@ type command struct {
 
 // commands is nldev_cb_table.
 var commands = [cmdCount]command{
-	cmdGet:          {do: (*request).get, dump: (*request).dumpDevices},
-	cmdSet:          {do: (*request).set, admin: true},
+	cmdGet:          {do: (*request).getDevice, dump: (*request).dumpDevices},
+	cmdSet:          {do: (*request).setDevice, admin: true},
 	cmdNewLink:      {do: (*request).newLink, admin: true},
 	cmdDelLink:      {do: (*request).deleteLink, admin: true},
 	cmdPortGet:      {do: (*request).getPort, dump: (*request).dumpPorts},
 	cmdSysGet:       {do: (*request).getSystem},
 	cmdSysSet:       {do: (*request).setSystem, admin: true},
 	cmdResGet:       {do: (*request).getSummary, dump: (*request).dumpSummaries},
-	cmdResQPGet:     query(kindQP, resource.fill),
-	cmdResCMIDGet:   query(kindCMID, resource.fill),
-	cmdResCQGet:     query(kindCQ, resource.fill),
-	cmdResMRGet:     query(kindMR, resource.fill),
-	cmdResPDGet:     query(kindPD, resource.fill),
-	cmdResCtxGet:    query(kindCtx, resource.fill),
-	cmdResSRQGet:    query(kindSRQ, resource.fill),
-	cmdResQPGetRaw:  privileged(query(kindQP, fillRaw)),
-	cmdResCQGetRaw:  privileged(query(kindCQ, fillRaw)),
-	cmdResMRGetRaw:  privileged(query(kindMR, fillRaw)),
-	cmdResSRQGetRaw: privileged(query(kindSRQ, fillRaw)),
+	cmdResQPGet:     resourceCommand(kindQP, resource.fill),
+	cmdResCMIDGet:   resourceCommand(kindCMID, resource.fill),
+	cmdResCQGet:     resourceCommand(kindCQ, resource.fill),
+	cmdResMRGet:     resourceCommand(kindMR, resource.fill),
+	cmdResPDGet:     resourceCommand(kindPD, resource.fill),
+	cmdResCtxGet:    resourceCommand(kindCtx, resource.fill),
+	cmdResSRQGet:    resourceCommand(kindSRQ, resource.fill),
+	cmdResQPGetRaw:  requireAdmin(resourceCommand(kindQP, fillRaw)),
+	cmdResCQGetRaw:  requireAdmin(resourceCommand(kindCQ, fillRaw)),
+	cmdResMRGetRaw:  requireAdmin(resourceCommand(kindMR, fillRaw)),
+	cmdResSRQGetRaw: requireAdmin(resourceCommand(kindSRQ, fillRaw)),
 	cmdGetChardev:   {do: (*request).getChardev},
 	cmdStatSet:      {do: (*request).setCounters, admin: true},
 	cmdStatGet:      {do: (*request).getCounters, dump: (*request).dumpCounters},
@@ -132,14 +132,14 @@ var commands = [cmdCount]command{
 	cmdMonitor:      {}, // the type of notifications, which is not a request
 }
 
-// privileged returns the command restricted to programs with CAP_NET_ADMIN.
-func privileged(c command) command {
+// requireAdmin returns the command restricted to programs with CAP_NET_ADMIN.
+func requireAdmin(c command) command {
 	c.admin = true
 	return c
 }
 
-// read reads the header of a message. The caller must have checked the length.
-func (r *responder) read(msg []byte) *request {
+// parseHeader reads the header of a message. The caller must have checked the length.
+func (r *responder) parseHeader(msg []byte) *request {
 	return &request{
 		responder: r,
 		msg:       msg,
@@ -149,9 +149,9 @@ func (r *responder) read(msg []byte) *request {
 	}
 }
 
-// answer answers one message. The caller must have checked its length.
-func (r *responder) answer(msg []byte) {
-	q := r.read(msg)
+// answerMessage answers one message. The caller must have checked its length.
+func (r *responder) answerMessage(msg []byte) {
+	q := r.parseHeader(msg)
 	var errno syscall.Errno
 	if q.flags&flagRequest != 0 && q.typ >= typeMin {
 		var dumped bool
@@ -181,8 +181,8 @@ func (q *request) run() (errno syscall.Errno, dumped bool) {
 	case isDump && q.dumping:
 		return syscall.EBUSY, false
 	case isDump:
-		d := &dump{request: q, cur: q.datagram()}
-		d.done(c.dump(q, d))
+		d := &dump{request: q, cur: q.newDatagram()}
+		d.endDump(c.dump(q, d))
 		return 0, true
 	}
 	return c.do(q), false
@@ -194,8 +194,8 @@ func (q *request) parse(strict bool, need ...int) bool {
 	return q.tb.parse(q.msg[headerSize:], strict) == 0 && q.tb.has(need...)
 }
 
-// list returns the devices, ordered by index.
-func (r *responder) list() []Device {
+// sortedDevices returns the devices, ordered by index.
+func (r *responder) sortedDevices() []Device {
 	if !r.loaded {
 		r.devices = slices.Clone(r.src.Devices())
 		slices.SortStableFunc(r.devices, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
@@ -204,9 +204,9 @@ func (r *responder) list() []Device {
 	return r.devices
 }
 
-// device returns the device that attribute DEV_INDEX of the parsed request names, or nil if it does not exist.
-func (q *request) device() *Device {
-	devices, index := q.list(), q.tb.u32(attrDevIndex)
+// namedDevice returns the device that attribute DEV_INDEX of the parsed request names, or nil if it does not exist.
+func (q *request) namedDevice() *Device {
+	devices, index := q.sortedDevices(), q.tb.getU32(attrDevIndex)
 	i, ok := slices.BinarySearchFunc(devices, index, func(d Device, index uint32) int {
 		return cmp.Compare(d.Index, index)
 	})
@@ -216,12 +216,12 @@ func (q *request) device() *Device {
 	return &devices[i]
 }
 
-// datagram returns an empty datagram with the size limit of the program.
-func (r *responder) datagram() datagram { return datagram{size: r.socket.Datagram} }
+// newDatagram returns an empty datagram with the size limit of the program.
+func (r *responder) newDatagram() datagram { return datagram{size: r.socket.Datagram} }
 
-// send queues a datagram that is not part of a dump, or drops it if the receive queue of the program is full.
-func (r *responder) send(b []byte) {
-	if r.queued+len(b) > receiveQueue {
+// queueDatagram queues a datagram that is not part of a dump, or drops it if the receive queue of the program is full.
+func (r *responder) queueDatagram(b []byte) {
+	if r.queued+len(b) > receiveQueueSize {
 		return
 	}
 	r.queued += len(b)
@@ -231,7 +231,7 @@ func (r *responder) send(b []byte) {
 // reply queues the one message that answers the request. reply returns the error of fill, or EMSGSIZE if the
 // message exceeds a datagram.
 func (q *request) reply(cmd uint16, fill func(*datagram) syscall.Errno) syscall.Errno {
-	d := q.datagram()
+	d := q.newDatagram()
 	at := d.begin(clientNldev<<clientShift|cmd, 0, q.seq, q.socket.PortID)
 	if errno := fill(&d); errno != 0 {
 		return errno
@@ -240,7 +240,7 @@ func (q *request) reply(cmd uint16, fill func(*datagram) syscall.Errno) syscall.
 		return syscall.EMSGSIZE
 	}
 	d.end(at)
-	q.send(d.b)
+	q.queueDatagram(d.b)
 	return 0
 }
 
@@ -260,7 +260,7 @@ func (q *request) ack(errno syscall.Errno) {
 	binary.NativeEndian.PutUint32(b[12:], q.socket.PortID)
 	binary.NativeEndian.PutUint32(b[headerSize:], uint32(-int32(errno)))
 	copy(b[headerSize+4:], echo)
-	q.send(b)
+	q.queueDatagram(b)
 }
 
 // A dump is the answer to a message with NLM_F_DUMP, under construction.
@@ -278,24 +278,24 @@ func (d *dump) flush() {
 		d.out = append(d.out, d.cur.b)
 		d.dumping = true
 	}
-	d.cur = d.datagram()
+	d.cur = d.newDatagram()
 }
 
-// message appends a message. message returns EMSGSIZE if the message exceeds a datagram of its own.
-func (d *dump) message(fill func(*datagram)) syscall.Errno {
-	if d.fits(fill) {
+// addMessage appends a message. addMessage returns EMSGSIZE if the message exceeds a datagram of its own.
+func (d *dump) addMessage(fill func(*datagram)) syscall.Errno {
+	if d.tryAddMessage(fill) {
 		return 0
 	}
 	d.flush()
-	if d.fits(fill) {
+	if d.tryAddMessage(fill) {
 		return 0
 	}
 	return syscall.EMSGSIZE
 }
 
-// fits appends a message to the current datagram. fits reports false, with nothing appended, if there is no space
-// left.
-func (d *dump) fits(fill func(*datagram)) bool {
+// tryAddMessage appends a message to the current datagram. tryAddMessage reports false, with nothing appended, if there
+// is no space left.
+func (d *dump) tryAddMessage(fill func(*datagram)) bool {
 	before := len(d.cur.b)
 	at := d.begin()
 	fill(&d.cur)
@@ -307,8 +307,8 @@ func (d *dump) fits(fill func(*datagram)) bool {
 	return true
 }
 
-// done ends the dump with NLMSG_DONE. Mirrors netlink_dump_done.
-func (d *dump) done(errno syscall.Errno) {
+// endDump ends the dump with NLMSG_DONE. Mirrors netlink_dump_done.
+func (d *dump) endDump(errno syscall.Errno) {
 	d.flush()
 	at := d.cur.begin(typeDone, flagMulti, d.seq, d.socket.PortID)
 	if i, ok := d.cur.reserve(4); ok {

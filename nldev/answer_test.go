@@ -118,8 +118,8 @@ const (
 		`RES_SUMMARY_ENTRY={RES_SUMMARY_ENTRY_NAME="srq" RES_SUMMARY_ENTRY_CURR=%d}}`
 )
 
-// cm7 returns the attributes of the CM ID of testSource.
-func cm7() string {
+// cmIDAttrs returns the attributes of the CM ID of testSource.
+func cmIDAttrs() string {
 	src := make([]byte, sockaddrSize)
 	binary.NativeEndian.PutUint16(src, syscall.AF_INET)
 	copy(src[2:], []byte{7471 >> 8, 7471 & 0xff, 10, 0, 0, 1})
@@ -147,153 +147,156 @@ var (
 	port2   = attrU32(attrPortIndex, 2)
 )
 
-// TestAnswer checks the answers to single requests of a program without CAP_NET_ADMIN.
-func TestAnswer(t *testing.T) {
+// TestAnswersWithoutAdmin checks the answers to single requests of a program without CAP_NET_ADMIN.
+func TestAnswersWithoutAdmin(t *testing.T) {
 	const ack, dump = flagAck, flagDump
 	for _, test := range []struct {
 		name    string
 		request []byte
 		want    []string
 	}{
-		{"get", message(cmdGet, 0, devRxe), []string{"5/1 " + deviceRxe}},
-		{"get with ack", message(cmdGet, ack, devIB), []string{"5/1 " + deviceIB, "--", "ack"}},
-		{"get unknown", message(cmdGet, 0, devNone), []string{einval}},
-		{"get without index", message(cmdGet, 0), []string{einval}},
-		{"get with short index", message(cmdGet, 0, rawAttr(attrDevIndex, []byte{3, 0})), []string{einval}},
-		{"get with long index", message(cmdGet, 0, rawAttr(attrDevIndex, append(devRxe[4:8:8], 1, 2))),
+		{"get", newMessage(cmdGet, 0, devRxe), []string{"5/1 " + deviceRxe}},
+		{"get with ack", newMessage(cmdGet, ack, devIB), []string{"5/1 " + deviceIB, "--", "ack"}},
+		{"get unknown", newMessage(cmdGet, 0, devNone), []string{einval}},
+		{"get without index", newMessage(cmdGet, 0), []string{einval}},
+		{"get with short index", newMessage(cmdGet, 0, rawAttr(attrDevIndex, []byte{3, 0})), []string{einval}},
+		{"get with long index", newMessage(cmdGet, 0, rawAttr(attrDevIndex, append(devRxe[4:8:8], 1, 2))),
 			[]string{"5/1 " + deviceRxe}},
-		{"get with two indexes, of which the last counts", message(cmdGet, 0, devNone, devRxe), []string{"5/1 " + deviceRxe}},
-		{"get with unknown attributes", message(cmdGet, 0, rawAttr(attrCount, nil), rawAttr(0, nil), devRxe),
+		{"get with two indexes, of which the last counts", newMessage(cmdGet, 0, devNone, devRxe), []string{"5/1 " +
+			deviceRxe}},
+		{"get with unknown attributes", newMessage(cmdGet, 0, rawAttr(attrCount, nil), rawAttr(0, nil), devRxe),
 			[]string{"5/1 " + deviceRxe}},
-		{"get with truncated attribute", message(cmdGet, 0, devRxe, []byte{200, 0, 1, 0}), []string{"5/1 " + deviceRxe}},
-		{"get with nested flag", message(cmdGet, 0, attrU32(attrDevIndex|attrFlagNested, 3)),
+		{"get with truncated attribute", newMessage(cmdGet, 0, devRxe, []byte{200, 0, 1, 0}), []string{"5/1 " + deviceRxe}},
+		{"get with nested flag", newMessage(cmdGet, 0, attrU32(attrDevIndex|attrFlagNested, 3)),
 			[]string{"5/1 " + deviceRxe}},
-		{"dump", message(cmdGet, dump|ack), []string{"5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0"}},
-		{"dump by one bit", message(cmdGet, 0x200, rawAttr(attrDevIndex, nil)),
+		{"dump", newMessage(cmdGet, dump|ack), []string{"5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0"}},
+		{"dump by one bit", newMessage(cmdGet, 0x200, rawAttr(attrDevIndex, nil)),
 			[]string{"5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0"}},
 
-		{"port", message(cmdPortGet, 0, devRxe, port1), []string{"5/1 " + portRxe}},
-		{"port of ib", message(cmdPortGet, 0, devIB, port1), []string{`5/1 DEV_INDEX=1 DEV_NAME="ib1" PORT_INDEX=1 ` +
+		{"port", newMessage(cmdPortGet, 0, devRxe, port1), []string{"5/1 " + portRxe}},
+		{"port of ib", newMessage(cmdPortGet, 0, devIB, port1), []string{`5/1 DEV_INDEX=1 DEV_NAME="ib1" PORT_INDEX=1 ` +
 			`CAP_FLAGS=1 SUBNET_PREFIX=2 LID=3 SM_LID=4 LMC=5 PORT_STATE=1 PORT_PHYS_STATE=3`}},
-		{"port 0", message(cmdPortGet, 0, devRxe, attrU32(attrPortIndex, 0)), []string{einval}},
-		{"port 2 of 1", message(cmdPortGet, 0, devRxe, port2), []string{einval}},
-		{"port without index", message(cmdPortGet, 0, devRxe), []string{einval}},
-		{"port of unknown device", message(cmdPortGet, 0, devNone, port1), []string{einval}},
-		{"ports", message(cmdPortGet, dump, devRxe), []string{"5/5 multi " + portRxe, "--", "done 0"}},
-		{"ports of unknown device", message(cmdPortGet, dump|ack, devNone), []string{"done -22"}},
-		{"ports without device", message(cmdPortGet, dump), []string{"done -22"}},
+		{"port 0", newMessage(cmdPortGet, 0, devRxe, attrU32(attrPortIndex, 0)), []string{einval}},
+		{"port 2 of 1", newMessage(cmdPortGet, 0, devRxe, port2), []string{einval}},
+		{"port without index", newMessage(cmdPortGet, 0, devRxe), []string{einval}},
+		{"port of unknown device", newMessage(cmdPortGet, 0, devNone, port1), []string{einval}},
+		{"ports", newMessage(cmdPortGet, dump, devRxe), []string{"5/5 multi " + portRxe, "--", "done 0"}},
+		{"ports of unknown device", newMessage(cmdPortGet, dump|ack, devNone), []string{"done -22"}},
+		{"ports without device", newMessage(cmdPortGet, dump), []string{"done -22"}},
 
-		{"system", message(cmdSysGet, 0), []string{"5/6 SYS_ATTR_NETNS_MODE=1 SYS_ATTR_PRIVILEGED_QKEY_MODE=0 " +
+		{"system", newMessage(cmdSysGet, 0), []string{"5/6 SYS_ATTR_NETNS_MODE=1 SYS_ATTR_PRIVILEGED_QKEY_MODE=0 " +
 			"SYS_ATTR_MONITOR_MODE=0 SYS_ATTR_COPY_ON_FORK=1"}},
-		{"system with short attribute", message(cmdSysGet, 0, rawAttr(attrDevIndex, nil)), []string{erange}},
-		{"system with long string", message(cmdSysGet, 0, attrText(attrDevName, strings.Repeat("x", 65))),
+		{"system with short attribute", newMessage(cmdSysGet, 0, rawAttr(attrDevIndex, nil)), []string{erange}},
+		{"system with long string", newMessage(cmdSysGet, 0, attrText(attrDevName, strings.Repeat("x", 65))),
 			[]string{einval}},
-		{"system with bytes after a string", message(cmdSysGet, 0, rawAttr(attrDevName, make([]byte, 70))),
+		{"system with bytes after a string", newMessage(cmdSysGet, 0, rawAttr(attrDevName, make([]byte, 70))),
 			[]string{erange}},
-		{"system with short address", message(cmdSysGet, 0, rawAttr(attrResSrcAddr, make([]byte, 16))), []string{erange}},
-		{"system with short table", message(cmdSysGet, 0, rawAttr(attrResQP, make([]byte, 3))), []string{erange}},
-		{"system dump", message(cmdSysGet, dump), []string{einval}},
+		{"system with short address", newMessage(cmdSysGet, 0, rawAttr(attrResSrcAddr, make([]byte, 16))), []string{erange}},
+		{"system with short table", newMessage(cmdSysGet, 0, rawAttr(attrResQP, make([]byte, 3))), []string{erange}},
+		{"system dump", newMessage(cmdSysGet, dump), []string{einval}},
 
-		{"uverbs", message(cmdGetChardev, ack, devRxe, attrText(attrChardevType, "uverbs")),
+		{"uverbs", newMessage(cmdGetChardev, ack, devRxe, attrText(attrChardevType, "uverbs")),
 			[]string{fmt.Sprintf(`5/15 UVERBS_DRIVER_ID=14 CHARDEV=%d CHARDEV_ABI=1 CHARDEV_NAME="uverbs0"`, 231<<8|192),
 				"--", "ack"}},
-		{"rdma_cm", message(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")),
+		{"rdma_cm", newMessage(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")),
 			[]string{fmt.Sprintf(`5/15 CHARDEV=%d CHARDEV_ABI=4 CHARDEV_NAME="rdma_cm"`, 1<<20|10<<8|0x23)}},
-		{"rdma_cm of a device", message(cmdGetChardev, 0, devRxe, attrText(attrChardevType, "rdma_cm")), []string{enotsup}},
-		{"uverbs of no device", message(cmdGetChardev, 0, attrText(attrChardevType, "uverbs")), []string{enotsup}},
-		{"uverbs of a device without uverbs", message(cmdGetChardev, 0, devIB, attrText(attrChardevType, "uverbs")),
+		{"rdma_cm of a device", newMessage(cmdGetChardev, 0, devRxe, attrText(attrChardevType, "rdma_cm")),
 			[]string{enotsup}},
-		{"uverbs of a port", message(cmdGetChardev, 0, devRxe, port1, attrText(attrChardevType, "uverbs")),
+		{"uverbs of no device", newMessage(cmdGetChardev, 0, attrText(attrChardevType, "uverbs")), []string{enotsup}},
+		{"uverbs of a device without uverbs", newMessage(cmdGetChardev, 0, devIB, attrText(attrChardevType, "uverbs")),
+			[]string{enotsup}},
+		{"uverbs of a port", newMessage(cmdGetChardev, 0, devRxe, port1, attrText(attrChardevType, "uverbs")),
 			[]string{einval}},
-		{"umad of a port", message(cmdGetChardev, 0, devRxe, port1, attrText(attrChardevType, "umad")), []string{enotsup}},
-		{"umad of an unknown port", message(cmdGetChardev, 0, devRxe, port2, attrText(attrChardevType, "umad")),
+		{"umad of a port", newMessage(cmdGetChardev, 0, devRxe, port1, attrText(attrChardevType, "umad")), []string{enotsup}},
+		{"umad of an unknown port", newMessage(cmdGetChardev, 0, devRxe, port2, attrText(attrChardevType, "umad")),
 			[]string{einval}},
-		{"rdma_cm of a port", message(cmdGetChardev, 0, port1, attrText(attrChardevType, "rdma_cm")), []string{einval}},
-		{"chardev of unknown device", message(cmdGetChardev, 0, devNone, attrText(attrChardevType, "uverbs")),
+		{"rdma_cm of a port", newMessage(cmdGetChardev, 0, port1, attrText(attrChardevType, "rdma_cm")), []string{einval}},
+		{"chardev of unknown device", newMessage(cmdGetChardev, 0, devNone, attrText(attrChardevType, "uverbs")),
 			[]string{einval}},
-		{"chardev without type", message(cmdGetChardev, 0, devRxe), []string{einval}},
-		{"chardev with a type without NUL", message(cmdGetChardev, 0, devRxe, rawAttr(attrChardevType, []byte("uverbs"))),
+		{"chardev without type", newMessage(cmdGetChardev, 0, devRxe), []string{einval}},
+		{"chardev with a type without NUL", newMessage(cmdGetChardev, 0, devRxe, rawAttr(attrChardevType, []byte("uverbs"))),
 			[]string{einval}},
-		{"chardev dump", message(cmdGetChardev, dump), []string{einval}},
+		{"chardev dump", newMessage(cmdGetChardev, dump), []string{einval}},
 
-		{"summary", message(cmdResGet, 0, devRxe), []string{"5/9 " + rxe + fmt.Sprintf(summaryOf, 2, 2, 3, 1, 1, 1, 2)}},
-		{"summaries", message(cmdResGet, dump), []string{
+		{"summary", newMessage(cmdResGet, 0, devRxe), []string{"5/9 " + rxe + fmt.Sprintf(summaryOf, 2, 2, 3, 1, 1, 1, 2)}},
+		{"summaries", newMessage(cmdResGet, dump), []string{
 			`5/9 multi DEV_INDEX=1 DEV_NAME="ib1" ` + fmt.Sprintf(summaryOf, 0, 0, 0, 0, 0, 0, 0),
 			"5/9 multi " + rxe + fmt.Sprintf(summaryOf, 2, 2, 3, 1, 1, 1, 2), "--", "done 0"}},
-		{"summary of unknown device", message(cmdResGet, 0, devNone), []string{einval}},
+		{"summary of unknown device", newMessage(cmdResGet, 0, devNone), []string{einval}},
 
-		{"qps", message(cmdResQPGet, dump, devRxe), []string{"5/10 multi " + rxe + "RES_QP={RES_QP_ENTRY={" + qp17 +
+		{"qps", newMessage(cmdResQPGet, dump, devRxe), []string{"5/10 multi " + rxe + "RES_QP={RES_QP_ENTRY={" + qp17 +
 			"} RES_QP_ENTRY={" + qp18 + "} RES_QP_ENTRY={" + qp19 + "}}", "--", "done 0"}},
-		{"qps of a port", message(cmdResQPGet, dump, devRxe, port1), []string{"5/10 multi " + rxe +
+		{"qps of a port", newMessage(cmdResQPGet, dump, devRxe, port1), []string{"5/10 multi " + rxe +
 			"RES_QP={RES_QP_ENTRY={" + qp17 + "} RES_QP_ENTRY={" + qp18 + "}}", "--", "done 0"}},
-		{"qps of an unknown port", message(cmdResQPGet, dump, devRxe, port2), []string{"done -22"}},
-		{"qps of an empty device", message(cmdResQPGet, dump, devIB), []string{"done 0"}},
-		{"qps of an unknown device", message(cmdResQPGet, dump, devNone), []string{"done -22"}},
-		{"qps of no device", message(cmdResQPGet, dump), []string{"done -22"}},
-		{"qp", message(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 18)), []string{"5/10 " + rxe + qp18}},
-		{"qp without port", message(cmdResQPGet, 0, devRxe, attrU32(attrResLQPN, 18)), []string{einval}},
-		{"qp without number", message(cmdResQPGet, 0, devRxe, port1), []string{einval}},
-		{"qp of no device", message(cmdResQPGet, 0, port1, attrU32(attrResLQPN, 18)), []string{einval}},
-		{"unknown qp", message(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 1)), []string{enoent}},
-		{"qp of another port", message(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 19)),
+		{"qps of an unknown port", newMessage(cmdResQPGet, dump, devRxe, port2), []string{"done -22"}},
+		{"qps of an empty device", newMessage(cmdResQPGet, dump, devIB), []string{"done 0"}},
+		{"qps of an unknown device", newMessage(cmdResQPGet, dump, devNone), []string{"done -22"}},
+		{"qps of no device", newMessage(cmdResQPGet, dump), []string{"done -22"}},
+		{"qp", newMessage(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 18)), []string{"5/10 " + rxe + qp18}},
+		{"qp without port", newMessage(cmdResQPGet, 0, devRxe, attrU32(attrResLQPN, 18)), []string{einval}},
+		{"qp without number", newMessage(cmdResQPGet, 0, devRxe, port1), []string{einval}},
+		{"qp of no device", newMessage(cmdResQPGet, 0, port1, attrU32(attrResLQPN, 18)), []string{einval}},
+		{"unknown qp", newMessage(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 1)), []string{enoent}},
+		{"qp of another port", newMessage(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 19)),
 			[]string{"error resource temporarily unavailable"}},
 
-		{"cm ids", message(cmdResCMIDGet, dump, devRxe), []string{"5/11 multi " + rxe + "RES_CM_ID={RES_CM_ID_ENTRY={" +
-			cm7() + "}}", "--", "done 0"}},
-		{"cm id", message(cmdResCMIDGet, 0, devRxe, port1, attrU32(attrResCMIDN, 7)), []string{"5/11 " + rxe + cm7()}},
-		{"cqs", message(cmdResCQGet, dump, devRxe), []string{"5/12 multi " + rxe + "RES_CQ={" +
+		{"cm ids", newMessage(cmdResCMIDGet, dump, devRxe), []string{"5/11 multi " + rxe + "RES_CM_ID={RES_CM_ID_ENTRY={" +
+			cmIDAttrs() + "}}", "--", "done 0"}},
+		{"cm id", newMessage(cmdResCMIDGet, 0, devRxe, port1, attrU32(attrResCMIDN, 7)), []string{"5/11 " + rxe +
+			cmIDAttrs()}},
+		{"cqs", newMessage(cmdResCQGet, dump, devRxe), []string{"5/12 multi " + rxe + "RES_CQ={" +
 			"RES_CQ_ENTRY={RES_CQE=64 RES_USECNT=2 DEV_DIM=0 RES_CQN=0 RES_CTXN=5 RES_PID=100} " +
 			`RES_CQ_ENTRY={RES_CQE=128 RES_USECNT=0 RES_POLL_CTX=1 DEV_DIM=1 RES_CQN=1 RES_KERN_NAME="ib_core"}}`,
 			"--", "done 0"}},
-		{"cq with port", message(cmdResCQGet, 0, devRxe, port1, attrU32(attrResCQN, 0)), []string{einval}},
-		{"cq", message(cmdResCQGet, 0, devRxe, attrU32(attrResCQN, 0)),
+		{"cq with port", newMessage(cmdResCQGet, 0, devRxe, port1, attrU32(attrResCQN, 0)), []string{einval}},
+		{"cq", newMessage(cmdResCQGet, 0, devRxe, attrU32(attrResCQN, 0)),
 			[]string{"5/12 " + rxe + "RES_CQE=64 RES_USECNT=2 DEV_DIM=0 RES_CQN=0 RES_CTXN=5 RES_PID=100"}},
-		{"mrs", message(cmdResMRGet, dump, devRxe), []string{"5/13 multi " + rxe +
+		{"mrs", newMessage(cmdResMRGet, dump, devRxe), []string{"5/13 multi " + rxe +
 			"RES_MR={RES_MR_ENTRY={RES_MRLEN=8589934592 RES_MRN=4 RES_PDN=2 RES_PID=100}}", "--", "done 0"}},
-		{"pds", message(cmdResPDGet, dump, devRxe), []string{"5/14 multi " + rxe + "RES_PD={" +
+		{"pds", newMessage(cmdResPDGet, dump, devRxe), []string{"5/14 multi " + rxe + "RES_PD={" +
 			`RES_PD_ENTRY={RES_USECNT=1 RES_PDN=1 RES_KERN_NAME="ib_core"} ` +
 			"RES_PD_ENTRY={RES_USECNT=3 RES_PDN=2 RES_CTXN=5 RES_PID=100}}", "--", "done 0"}},
-		{"contexts", message(cmdResCtxGet, dump, devRxe), []string{"5/22 multi " + rxe +
+		{"contexts", newMessage(cmdResCtxGet, dump, devRxe), []string{"5/22 multi " + rxe +
 			"RES_CTX={RES_CTX_ENTRY={RES_CTXN=5 RES_PID=100}}", "--", "done 0"}},
-		{"srqs", message(cmdResSRQGet, dump, devRxe), []string{"5/23 multi " + rxe + "RES_SRQ={" +
+		{"srqs", newMessage(cmdResSRQGet, dump, devRxe), []string{"5/23 multi " + rxe + "RES_SRQ={" +
 			"RES_SRQ_ENTRY={RES_SRQN=0 RES_TYPE=0 RES_PDN=2 RES_QP=[RES_QP_ENTRY=[MIN_RANGE=19 MAX_RANGE=21] " +
 			"RES_QP_ENTRY=[RES_LQPN=25]] RES_PID=100} " +
 			"RES_SRQ_ENTRY={RES_SRQN=1 RES_TYPE=1 RES_PDN=2 RES_CQN=1 RES_QP=[] RES_PID=100}}", "--", "done 0"}},
 
-		{"counters", message(cmdStatGet, ack, devRxe, port1), []string{"5/17 " + rxe + "PORT_INDEX=1 STAT_HWCOUNTERS=[" +
+		{"counters", newMessage(cmdStatGet, ack, devRxe, port1), []string{"5/17 " + rxe + "PORT_INDEX=1 STAT_HWCOUNTERS=[" +
 			`STAT_HWCOUNTER_ENTRY=[STAT_HWCOUNTER_ENTRY_NAME="rcvd_pkts" STAT_HWCOUNTER_ENTRY_VALUE=1] ` +
 			`STAT_HWCOUNTER_ENTRY=[STAT_HWCOUNTER_ENTRY_NAME="sent_pkts" STAT_HWCOUNTER_ENTRY_VALUE=10]]`, "--", "ack"}},
-		{"counters of a device without counters", message(cmdStatGet, 0, devIB, port1), []string{einval}},
-		{"counters without port", message(cmdStatGet, 0, devRxe), []string{einval}},
-		{"counters of an unknown port", message(cmdStatGet, 0, devRxe, port2), []string{einval}},
-		{"counter mode", message(cmdStatGet, 0, devRxe, port1, attrU32(attrStatRes, attrResQP), attrU32(attrStatMode, 0)),
+		{"counters of a device without counters", newMessage(cmdStatGet, 0, devIB, port1), []string{einval}},
+		{"counters without port", newMessage(cmdStatGet, 0, devRxe), []string{einval}},
+		{"counters of an unknown port", newMessage(cmdStatGet, 0, devRxe, port2), []string{einval}},
+		{"counter mode", newMessage(cmdStatGet, 0, devRxe, port1, attrU32(attrStatRes, attrResQP), attrU32(attrStatMode, 0)),
 			[]string{"5/17 " + rxe + "PORT_INDEX=1 STAT_MODE=0"}},
-		{"counter by id", message(cmdStatGet, 0, devRxe, port1, attrU32(attrStatRes, attrResQP),
+		{"counter by id", newMessage(cmdStatGet, 0, devRxe, port1, attrU32(attrStatRes, attrResQP),
 			attrU32(attrStatCounterID, 1)), []string{enoent}},
-		{"counters of qps", message(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResQP)), []string{"done 0"}},
-		{"counters of mrs", message(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResMR)),
+		{"counters of qps", newMessage(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResQP)), []string{"done 0"}},
+		{"counters of mrs", newMessage(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResMR)),
 			[]string{"5/17 multi " + rxe + "RES_MR={RES_MR_ENTRY={RES_MRN=4}}", "--", "done 0"}},
-		{"counters of pds", message(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResPD)), []string{"done -22"}},
-		{"counter dump without kind", message(cmdStatGet, dump, devRxe), []string{"done -22"}},
-		{"counter status", message(cmdStatStatus, 0, devRxe, port1), []string{"5/24 " + rxe +
+		{"counters of pds", newMessage(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResPD)), []string{"done -22"}},
+		{"counter dump without kind", newMessage(cmdStatGet, dump, devRxe), []string{"done -22"}},
+		{"counter status", newMessage(cmdStatStatus, 0, devRxe, port1), []string{"5/24 " + rxe +
 			`PORT_INDEX=1 STAT_HWCOUNTERS=[STAT_HWCOUNTER_ENTRY=[STAT_HWCOUNTER_ENTRY_NAME="rcvd_pkts" ` +
 			`STAT_HWCOUNTER_INDEX=0] STAT_HWCOUNTER_ENTRY=[STAT_HWCOUNTER_ENTRY_NAME="sent_pkts" STAT_HWCOUNTER_INDEX=1]]`}},
 
-		{"unspecified command", message(0, 0), []string{einval}},
-		{"command 8", message(8, 0), []string{einval}},
-		{"monitor", message(cmdMonitor, 0), []string{einval}},
-		{"unknown command", message(cmdCount, 0), []string{einval}},
-		{"unknown command, dump", message(commandMask, dump), []string{einval}},
-		{"privileged command", message(cmdSet, ack, devRxe, attrText(attrDevName, "x")), []string{eperm}},
-		{"privileged dump", message(cmdResQPGetRaw, dump, devRxe), []string{eperm}},
+		{"unspecified command", newMessage(0, 0), []string{einval}},
+		{"command 8", newMessage(8, 0), []string{einval}},
+		{"monitor", newMessage(cmdMonitor, 0), []string{einval}},
+		{"unknown command", newMessage(cmdCount, 0), []string{einval}},
+		{"unknown command, dump", newMessage(commandMask, dump), []string{einval}},
+		{"privileged command", newMessage(cmdSet, ack, devRxe, attrText(attrDevName, "x")), []string{eperm}},
+		{"privileged dump", newMessage(cmdResQPGetRaw, dump, devRxe), []string{eperm}},
 
 		{"nothing", nil, nil},
-		{"short header", message(cmdGet, dump)[:15], nil},
-		{"length below header", message(cmdGet, dump, devRxe)[8:], nil},
+		{"short header", newMessage(cmdGet, dump)[:15], nil},
+		{"length below header", newMessage(cmdGet, dump, devRxe)[8:], nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := slices.Clone(test.request)
-			got := lines(t, Answer(testSource(), nil, test.request, testPort))
+			got := describeAnswers(t, Answer(testSource(), nil, test.request, testPort))
 			if !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
@@ -304,8 +307,8 @@ func TestAnswer(t *testing.T) {
 	}
 }
 
-// TestAdmin checks the commands of a program with CAP_NET_ADMIN.
-func TestAdmin(t *testing.T) {
+// TestAnswersWithAdmin checks the commands of a program with CAP_NET_ADMIN.
+func TestAnswersWithAdmin(t *testing.T) {
 	name := func(s string) []byte { return attrText(attrDevName, s) }
 	rxeType, eth1 := attrText(attrLinkType, "rxe"), attrText(attrNdevName, "eth1")
 	res := attrU32(attrStatRes, attrResQP)
@@ -316,87 +319,87 @@ func TestAdmin(t *testing.T) {
 		want    []string
 		calls   []string
 	}{
-		{name: "add", request: message(cmdNewLink, flagAck, name("rxe1"), rxeType, eth1), want: []string{"ack"},
+		{name: "add", request: newMessage(cmdNewLink, flagAck, name("rxe1"), rxeType, eth1), want: []string{"ack"},
 			calls: []string{"add rxe1 rxe eth1"}},
-		{name: "add without ack", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
+		{name: "add without ack", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
 			calls: []string{"add rxe1 rxe eth1"}},
-		{name: "add fails", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
+		{name: "add fails", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
 			err: fmt.Errorf("add rxe1: %w", syscall.EEXIST), want: []string{"error file exists"},
 			calls: []string{"add rxe1 rxe eth1"}},
-		{name: "add fails without errno", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
+		{name: "add fails without errno", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
 			err: errors.New("no"), want: []string{einval}, calls: []string{"add rxe1 rxe eth1"}},
-		{name: "add fails with errno 0", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
+		{name: "add fails with errno 0", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
 			err: syscall.Errno(0), want: []string{einval}, calls: []string{"add rxe1 rxe eth1"}},
-		{name: "add with the longest names", request: message(cmdNewLink, 0, name(strings.Repeat("n", 64)),
+		{name: "add with the longest names", request: newMessage(cmdNewLink, 0, name(strings.Repeat("n", 64)),
 			attrText(attrLinkType, strings.Repeat("t", 16)), eth1),
 			calls: []string{"add " + strings.Repeat("n", 63) + " " + strings.Repeat("t", 15) + " eth1"}},
-		{name: "add pattern", request: message(cmdNewLink, 0, name("rxe%d"), rxeType, eth1), want: []string{einval}},
-		{name: "add empty name", request: message(cmdNewLink, 0, name(""), rxeType, eth1), want: []string{einval}},
-		{name: "add without type", request: message(cmdNewLink, 0, name("rxe1"), eth1), want: []string{einval}},
-		{name: "add without interface", request: message(cmdNewLink, 0, name("rxe1"), rxeType), want: []string{einval}},
-		{name: "add with unknown attribute", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1,
+		{name: "add pattern", request: newMessage(cmdNewLink, 0, name("rxe%d"), rxeType, eth1), want: []string{einval}},
+		{name: "add empty name", request: newMessage(cmdNewLink, 0, name(""), rxeType, eth1), want: []string{einval}},
+		{name: "add without type", request: newMessage(cmdNewLink, 0, name("rxe1"), eth1), want: []string{einval}},
+		{name: "add without interface", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType), want: []string{einval}},
+		{name: "add with unknown attribute", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1,
 			rawAttr(attrCount, nil)), want: []string{einval}},
-		{name: "add with trailing bytes", request: message(cmdNewLink, 0, name("rxe1"), rxeType, eth1, []byte{1}),
+		{name: "add with trailing bytes", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1, []byte{1}),
 			want: []string{einval}},
-		{name: "delete", request: message(cmdDelLink, flagAck, devRxe), want: []string{"ack"},
+		{name: "delete", request: newMessage(cmdDelLink, flagAck, devRxe), want: []string{"ack"},
 			calls: []string{"delete rxe0"}},
-		{name: "delete fails", request: message(cmdDelLink, 0, devRxe), err: syscall.EBUSY,
+		{name: "delete fails", request: newMessage(cmdDelLink, 0, devRxe), err: syscall.EBUSY,
 			want: []string{"error device or resource busy"}, calls: []string{"delete rxe0"}},
-		{name: "delete unknown", request: message(cmdDelLink, 0, devNone), want: []string{einval}},
-		{name: "delete with long index", request: message(cmdDelLink, 0, rawAttr(attrDevIndex, make([]byte, 8))),
+		{name: "delete unknown", request: newMessage(cmdDelLink, 0, devNone), want: []string{einval}},
+		{name: "delete with long index", request: newMessage(cmdDelLink, 0, rawAttr(attrDevIndex, make([]byte, 8))),
 			want: []string{einval}},
 
-		{name: "rename", request: message(cmdSet, flagAck, devRxe, name("x")), want: []string{enotsup}},
-		{name: "rename to itself", request: message(cmdSet, flagAck, devRxe, name("rxe0")), want: []string{"ack"}},
-		{name: "rename to another", request: message(cmdSet, 0, devRxe, name("ib1")), want: []string{"error file exists"}},
-		{name: "rename to nothing", request: message(cmdSet, 0, devRxe, name("")), want: []string{einval}},
-		{name: "rename unknown", request: message(cmdSet, 0, devNone, name("x")), want: []string{einval}},
-		{name: "set namespace", request: message(cmdSet, 0, devRxe, attrU32(attrNetNSFD, 3)), want: []string{enotsup}},
-		{name: "set moderation", request: message(cmdSet, 0, devRxe, attrU8(attrDevDIM, 0)), want: []string{enotsup}},
-		{name: "set moderation to the current value", request: message(cmdSet, flagAck, devRxe, attrU8(attrDevDIM, 1)),
+		{name: "rename", request: newMessage(cmdSet, flagAck, devRxe, name("x")), want: []string{enotsup}},
+		{name: "rename to itself", request: newMessage(cmdSet, flagAck, devRxe, name("rxe0")), want: []string{"ack"}},
+		{name: "rename to another", request: newMessage(cmdSet, 0, devRxe, name("ib1")), want: []string{"error file exists"}},
+		{name: "rename to nothing", request: newMessage(cmdSet, 0, devRxe, name("")), want: []string{einval}},
+		{name: "rename unknown", request: newMessage(cmdSet, 0, devNone, name("x")), want: []string{einval}},
+		{name: "set namespace", request: newMessage(cmdSet, 0, devRxe, attrU32(attrNetNSFD, 3)), want: []string{enotsup}},
+		{name: "set moderation", request: newMessage(cmdSet, 0, devRxe, attrU8(attrDevDIM, 0)), want: []string{enotsup}},
+		{name: "set moderation to the current value", request: newMessage(cmdSet, flagAck, devRxe, attrU8(attrDevDIM, 1)),
 			want: []string{"ack"}},
-		{name: "set moderation to 2", request: message(cmdSet, 0, devRxe, attrU8(attrDevDIM, 2)), want: []string{einval}},
-		{name: "set nothing", request: message(cmdSet, flagAck, devRxe), want: []string{"ack"}},
-		{name: "exclusive namespaces", request: message(cmdSysSet, 0, attrU8(attrSysNetnsMode, 0)),
+		{name: "set moderation to 2", request: newMessage(cmdSet, 0, devRxe, attrU8(attrDevDIM, 2)), want: []string{einval}},
+		{name: "set nothing", request: newMessage(cmdSet, flagAck, devRxe), want: []string{"ack"}},
+		{name: "exclusive namespaces", request: newMessage(cmdSysSet, 0, attrU8(attrSysNetnsMode, 0)),
 			want: []string{enotsup}},
-		{name: "shared namespaces", request: message(cmdSysSet, flagAck, attrU8(attrSysNetnsMode, 1)),
+		{name: "shared namespaces", request: newMessage(cmdSysSet, flagAck, attrU8(attrSysNetnsMode, 1)),
 			want: []string{"ack"}},
-		{name: "privileged Q_Key", request: message(cmdSysSet, 0, attrU8(attrSysPrivilegedQkeyMode, 1)),
+		{name: "privileged Q_Key", request: newMessage(cmdSysSet, 0, attrU8(attrSysPrivilegedQkeyMode, 1)),
 			want: []string{enotsup}},
-		{name: "set no system attribute", request: message(cmdSysSet, 0), want: []string{einval}},
+		{name: "set no system attribute", request: newMessage(cmdSysSet, 0), want: []string{einval}},
 
-		{name: "bind counter", request: message(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 2),
+		{name: "bind counter", request: newMessage(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 2),
 			attrU32(attrResLQPN, 17)), want: []string{enotsup}},
-		{name: "bind counter without QP", request: message(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 2)),
+		{name: "bind counter without QP", request: newMessage(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 2)),
 			want: []string{einval}},
-		{name: "automatic counters", request: message(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 1)),
+		{name: "automatic counters", request: newMessage(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 1)),
 			want: []string{enotsup}},
-		{name: "no optional counters", request: message(cmdStatSet, 0, devRxe, port1,
+		{name: "no optional counters", request: newMessage(cmdStatSet, 0, devRxe, port1,
 			rawAttr(attrStatHwcounters|attrFlagNested, nil)), want: []string{"5/16 " + rxe + "PORT_INDEX=1"}},
-		{name: "optional counter", request: message(cmdStatSet, 0, devRxe, port1,
+		{name: "optional counter", request: newMessage(cmdStatSet, 0, devRxe, port1,
 			rawAttr(attrStatHwcounters|attrFlagNested, attrU32(attrStatHwcounterIndex, 0))), want: []string{einval}},
-		{name: "set no counter", request: message(cmdStatSet, 0, devRxe, port1), want: []string{einval}},
-		{name: "unbind counter", request: message(cmdStatDel, 0, devRxe, port1, res, attrU32(attrStatCounterID, 1),
+		{name: "set no counter", request: newMessage(cmdStatSet, 0, devRxe, port1), want: []string{einval}},
+		{name: "unbind counter", request: newMessage(cmdStatDel, 0, devRxe, port1, res, attrU32(attrStatCounterID, 1),
 			attrU32(attrResLQPN, 17)), want: []string{einval}},
-		{name: "unbind counter of unknown QP", request: message(cmdStatDel, 0, devRxe, port1, res,
+		{name: "unbind counter of unknown QP", request: newMessage(cmdStatDel, 0, devRxe, port1, res,
 			attrU32(attrStatCounterID, 1), attrU32(attrResLQPN, 1)), want: []string{enoent}},
-		{name: "add sub-device", request: message(cmdNewDev, 0, devRxe, name("x"), attrU8(attrDevType, 1)),
+		{name: "add sub-device", request: newMessage(cmdNewDev, 0, devRxe, name("x"), attrU8(attrDevType, 1)),
 			want: []string{enotsup}},
-		{name: "add sub-device without type", request: message(cmdNewDev, 0, devRxe, name("x")), want: []string{einval}},
-		{name: "delete sub-device", request: message(cmdDelDev, 0, devRxe), want: []string{enotsup}},
+		{name: "add sub-device without type", request: newMessage(cmdNewDev, 0, devRxe, name("x")), want: []string{einval}},
+		{name: "delete sub-device", request: newMessage(cmdDelDev, 0, devRxe), want: []string{enotsup}},
 
-		{name: "keys of MRs", request: message(cmdResMRGet, 0, devRxe, attrU32(attrResMRN, 4)), want: []string{"5/13 " +
+		{name: "keys of MRs", request: newMessage(cmdResMRGet, 0, devRxe, attrU32(attrResMRN, 4)), want: []string{"5/13 " +
 			rxe + "RES_RKEY=18 RES_LKEY=17 RES_MRLEN=8589934592 RES_MRN=4 RES_PDN=2 RES_PID=100"}},
-		{name: "keys of PDs", request: message(cmdResPDGet, 0, devRxe, attrU32(attrResPDN, 1)), want: []string{"5/14 " +
+		{name: "keys of PDs", request: newMessage(cmdResPDGet, 0, devRxe, attrU32(attrResPDN, 1)), want: []string{"5/14 " +
 			rxe + `RES_LOCAL_DMA_LKEY=0 RES_UNSAFE_GLOBAL_RKEY=8 RES_USECNT=1 RES_PDN=1 RES_KERN_NAME="ib_core"`}},
-		{name: "raw QP", request: message(cmdResQPGetRaw, 0, devRxe, port1, attrU32(attrResLQPN, 17)),
+		{name: "raw QP", request: newMessage(cmdResQPGetRaw, 0, devRxe, port1, attrU32(attrResLQPN, 17)),
 			want: []string{einval}},
-		{name: "raw QPs", request: message(cmdResQPGetRaw, flagDump, devRxe), want: []string{"done -22"}},
-		{name: "raw QPs of an empty device", request: message(cmdResQPGetRaw, flagDump, devIB), want: []string{"done 0"}},
+		{name: "raw QPs", request: newMessage(cmdResQPGetRaw, flagDump, devRxe), want: []string{"done -22"}},
+		{name: "raw QPs of an empty device", request: newMessage(cmdResQPGetRaw, flagDump, devIB), want: []string{"done 0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			admin := &fakeAdmin{err: test.err}
-			got := lines(t, Answer(testSource(), admin, test.request, testPort))
+			got := describeAnswers(t, Answer(testSource(), admin, test.request, testPort))
 			if !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
@@ -407,31 +410,31 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
-// edit returns the message with another type and other flags.
-func edit(m []byte, typ, flags uint16) []byte {
+// withHeader returns the message with another type and other flags.
+func withHeader(m []byte, typ, flags uint16) []byte {
 	binary.NativeEndian.PutUint16(m[4:], typ)
 	binary.NativeEndian.PutUint16(m[6:], flags)
 	return m
 }
 
-// TestHeaders checks messages that are not passed to a command.
-func TestHeaders(t *testing.T) {
+// TestMessagesWithoutCommand checks messages that are not passed to a command.
+func TestMessagesWithoutCommand(t *testing.T) {
 	const get = clientNldev<<clientShift | cmdGet
 	for _, test := range []struct {
 		name    string
 		request []byte
 		want    []string
 	}{
-		{"no request", edit(message(cmdGet, 0, devRxe), get, 0), nil},
-		{"no request, ack", edit(message(cmdGet, 0, devRxe), get, flagAck), []string{"ack"}},
-		{"control message", edit(message(0, 0), typeDone, flagRequest), nil},
-		{"control message, ack", edit(message(0, 0), typeDone, flagRequest|flagAck), []string{"ack"}},
-		{"family 0", edit(message(0, 0), typeMin, flagRequest), []string{einval}},
-		{"family 2", edit(message(0, 0), 2<<clientShift, flagRequest|flagDump), []string{einval}},
-		{"family 63", edit(message(0, 0), 0xffff, flagRequest), []string{einval}},
+		{"no request", withHeader(newMessage(cmdGet, 0, devRxe), get, 0), nil},
+		{"no request, ack", withHeader(newMessage(cmdGet, 0, devRxe), get, flagAck), []string{"ack"}},
+		{"control message", withHeader(newMessage(0, 0), typeDone, flagRequest), nil},
+		{"control message, ack", withHeader(newMessage(0, 0), typeDone, flagRequest|flagAck), []string{"ack"}},
+		{"family 0", withHeader(newMessage(0, 0), typeMin, flagRequest), []string{einval}},
+		{"family 2", withHeader(newMessage(0, 0), 2<<clientShift, flagRequest|flagDump), []string{einval}},
+		{"family 63", withHeader(newMessage(0, 0), 0xffff, flagRequest), []string{einval}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := lines(t, Answer(testSource(), nil, test.request, testPort)); !slices.Equal(got, test.want) {
+			if got := describeAnswers(t, Answer(testSource(), nil, test.request, testPort)); !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
@@ -440,12 +443,13 @@ func TestHeaders(t *testing.T) {
 
 // TestSeveralMessages checks a datagram with several messages, one of which has an unaligned length.
 func TestSeveralMessages(t *testing.T) {
-	odd := message(cmdResQPGet, 0, devNone, []byte{0})
+	odd := newMessage(cmdResQPGet, 0, devNone, []byte{0})
 	odd = append(odd, 0, 0, 0)
-	request := slices.Concat(odd, message(cmdGet, flagDump), message(cmdGet, flagDump), message(cmdGet, flagAck, devRxe),
-		message(cmdGet, 0, devIB)[:20])
+	request := slices.Concat(odd, newMessage(cmdGet, flagDump), newMessage(cmdGet, flagDump), newMessage(cmdGet, flagAck,
+		devRxe),
+		newMessage(cmdGet, 0, devIB)[:20])
 	src := testSource()
-	got := lines(t, Answer(src, nil, request, testPort))
+	got := describeAnswers(t, Answer(src, nil, request, testPort))
 	want := []string{einval, "--", "5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0", "--",
 		"error device or resource busy", "--", "5/1 " + deviceRxe, "--", "ack"}
 	if !slices.Equal(got, want) {
@@ -456,12 +460,13 @@ func TestSeveralMessages(t *testing.T) {
 	}
 }
 
-// TestChangeIsSeen checks that a message sees a change that an earlier message in the same datagram has made.
-func TestChangeIsSeen(t *testing.T) {
+// TestLaterMessageSeesChange checks that a message sees a change that an earlier message in the same datagram has made.
+func TestLaterMessageSeesChange(t *testing.T) {
 	src := testSource()
 	admin := adminFunc(func() { src.devices = src.devices[1:] })
-	request := slices.Concat(message(cmdDelLink, 0, devRxe), message(cmdGet, 0, devRxe), message(cmdGet, 0, devIB))
-	got := lines(t, Answer(src, admin, request, testPort))
+	request := slices.Concat(newMessage(cmdDelLink, 0, devRxe), newMessage(cmdGet, 0, devRxe), newMessage(cmdGet, 0,
+		devIB))
+	got := describeAnswers(t, Answer(src, admin, request, testPort))
 	if want := []string{einval, "--", "5/1 " + deviceIB}; !slices.Equal(got, want) {
 		t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -480,7 +485,7 @@ func (f adminFunc) DeleteLink(string) error {
 // TestCapAck checks that an error does not repeat the request of a socket with NETLINK_CAP_ACK.
 func TestCapAck(t *testing.T) {
 	s := Socket{PortID: testPort, CapAck: true}
-	got := lines(t, s.Answer(testSource(), nil, message(cmdGet, 0, devNone)))
+	got := describeAnswers(t, s.Answer(testSource(), nil, newMessage(cmdGet, 0, devNone)))
 	if want := []string{"capped " + einval}; !slices.Equal(got, want) {
 		t.Errorf("answer: got %q, want %q", got, want)
 	}
@@ -501,8 +506,9 @@ func manyMRs(n int) *fakeSource {
 	return src
 }
 
-// TestPacking checks that a dump fills its datagrams, exceeds none, and reports every entry once and in order.
-func TestPacking(t *testing.T) {
+// TestDumpFillsDatagrams checks that a dump fills its datagrams, exceeds none, and reports every entry once and in
+// order.
+func TestDumpFillsDatagrams(t *testing.T) {
 	const n = 1000
 	src := manyMRs(n)
 	for _, test := range []struct {
@@ -510,18 +516,19 @@ func TestPacking(t *testing.T) {
 	}{{0, defaultDatagram}, {1, defaultDatagram}, {16 << 10, 16 << 10}, {1 << 20, maxDatagram}} {
 		for _, cmd := range []uint16{cmdGet, cmdResMRGet} {
 			s := Socket{PortID: testPort, Datagram: test.set}
-			answers := s.Answer(src, nil, message(cmd, flagDump, attrU32(attrDevIndex, 0)))
+			answers := s.Answer(src, nil, newMessage(cmd, flagDump, attrU32(attrDevIndex, 0)))
 			var next int
 			for i, b := range answers[:len(answers)-1] {
 				if len(b) > test.size || i < len(answers)-2 && len(b) < test.size-200 {
-					t.Errorf("command %d: size of datagram %d: got %d bytes, want at most %d and nearly as many", cmd, i, len(b), test.size)
+					t.Errorf("command %d: size of datagram %d: got %d bytes, want at most %d and nearly as many", cmd, i, len(b),
+						test.size)
 				}
 				list, err := parseDatagram(b)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for _, m := range list {
-					for _, id := range ids(t, cmd, m.payload) {
+					for _, id := range messageIDs(t, cmd, m.payload) {
 						if id != next {
 							t.Fatalf("command %d: got entry %d, want %d", cmd, id, next)
 						}
@@ -532,16 +539,16 @@ func TestPacking(t *testing.T) {
 			if next != n {
 				t.Errorf("command %d: got %d entries, want %d", cmd, next, n)
 			}
-			if got := lines(t, answers[len(answers)-1:]); got[0] != "done 0" {
+			if got := describeAnswers(t, answers[len(answers)-1:]); got[0] != "done 0" {
 				t.Errorf("command %d: last datagram: got %q, want %q", cmd, got, "done 0")
 			}
 		}
 	}
 }
 
-// ids returns the identifiers of the MRs in the table of a message, or the index of the device that the message
+// messageIDs returns the identifiers of the MRs in the table of a message, or the index of the device that the message
 // describes.
-func ids(t *testing.T, cmd uint16, payload []byte) []int {
+func messageIDs(t *testing.T, cmd uint16, payload []byte) []int {
 	t.Helper()
 	var out []int
 	var walk func([]byte)
@@ -563,8 +570,8 @@ func ids(t *testing.T, cmd uint16, payload []byte) []int {
 	return out
 }
 
-// TestTooLarge checks entries that exceed a datagram.
-func TestTooLarge(t *testing.T) {
+// TestEntryExceedsDatagram checks entries that exceed a datagram.
+func TestEntryExceedsDatagram(t *testing.T) {
 	long := strings.Repeat("x", maxDatagram)
 	src := &fakeSource{devices: []Device{
 		{Index: 1, Name: "a"},
@@ -584,19 +591,19 @@ func TestTooLarge(t *testing.T) {
 		request []byte
 		want    []string
 	}{
-		{"device", message(cmdGet, 0, index(2)), []string{tooLong}},
-		{"devices", message(cmdGet, flagDump), []string{`5/1 multi DEV_INDEX=1 DEV_NAME="a" PORT_INDEX=0 CAP_FLAGS=0 ` +
+		{"device", newMessage(cmdGet, 0, index(2)), []string{tooLong}},
+		{"devices", newMessage(cmdGet, flagDump), []string{`5/1 multi DEV_INDEX=1 DEV_NAME="a" PORT_INDEX=0 CAP_FLAGS=0 ` +
 			`NODE_GUID=0 SYS_IMAGE_GUID=0 DEV_NODE_TYPE=0 DEV_DIM=0 NAME_ASSIGN_TYPE=0`, "--", "done -90"}},
-		{"handle of a table", message(cmdResPDGet, flagDump, index(2)), []string{"done -90"}},
-		{"handle of a table without entries", message(cmdResQPGet, flagDump, index(2), port1), []string{"done -90"}},
-		{"entry of a table", message(cmdResPDGet, flagDump, index(3)), []string{
+		{"handle of a table", newMessage(cmdResPDGet, flagDump, index(2)), []string{"done -90"}},
+		{"handle of a table without entries", newMessage(cmdResQPGet, flagDump, index(2), port1), []string{"done -90"}},
+		{"entry of a table", newMessage(cmdResPDGet, flagDump, index(3)), []string{
 			`5/14 multi DEV_INDEX=3 DEV_NAME="c" RES_PD={RES_PD_ENTRY={RES_USECNT=0 RES_PDN=1 RES_CTXN=0}}`,
 			"--", "done -90"}},
-		{"table in an entry", message(cmdResSRQGet, flagDump, index(3)), []string{"done -90"}},
-		{"counters", message(cmdStatGet, 0, index(3), port1), []string{tooLong}},
+		{"table in an entry", newMessage(cmdResSRQGet, flagDump, index(3)), []string{"done -90"}},
+		{"counters", newMessage(cmdStatGet, 0, index(3), port1), []string{tooLong}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := lines(t, Answer(src, nil, test.request, testPort)); !slices.Equal(got, test.want) {
+			if got := describeAnswers(t, Answer(src, nil, test.request, testPort)); !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%.300s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
@@ -612,23 +619,23 @@ func evenNumbers(n int) []uint32 {
 	return out
 }
 
-// TestBound checks that the answers to a request are limited, regardless of the number of messages.
-func TestBound(t *testing.T) {
+// TestAnswersAreLimited checks that the answers to a request are limited, regardless of the number of messages.
+func TestAnswersAreLimited(t *testing.T) {
 	src := manyMRs(100)
-	one := message(cmdGet, 0, attrU32(attrDevIndex, 0))
-	request := slices.Concat(bytes.Repeat(one, 10000), bytes.Repeat(message(cmdGet, flagDump), 10000))
+	one := newMessage(cmdGet, 0, attrU32(attrDevIndex, 0))
+	request := slices.Concat(bytes.Repeat(one, 10000), bytes.Repeat(newMessage(cmdGet, flagDump), 10000))
 	var size int
 	for _, b := range Answer(src, nil, request, testPort) {
 		size += len(b)
 	}
-	if most := receiveQueue + 100*200; size > most || size < receiveQueue/2 {
-		t.Errorf("size of the answers: got %d bytes, want between %d and %d", size, receiveQueue/2, most)
+	if most := receiveQueueSize + 100*200; size > most || size < receiveQueueSize/2 {
+		t.Errorf("size of the answers: got %d bytes, want between %d and %d", size, receiveQueueSize/2, most)
 	}
 }
 
-// TestRefuse checks that a rejected request is answered by one error and not executed.
-func TestRefuse(t *testing.T) {
-	one := message(cmdGet, flagDump)
+// TestRefuseReturnsOneError checks that a rejected request is answered by one error and not executed.
+func TestRefuseReturnsOneError(t *testing.T) {
+	one := newMessage(cmdGet, flagDump)
 	for _, c := range []struct {
 		request []byte
 		want    int
@@ -651,9 +658,9 @@ func TestRefuse(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	for cmd := range uint16(cmdCount + 1) {
 		for _, flags := range []uint16{flagAck, flagDump} {
-			f.Add(message(cmd, flags, devRxe, port1, attrU32(attrResLQPN, 17), attrU32(attrStatRes, attrResQP)), 0, true)
-			f.Add(message(cmd, flags, devRxe, attrU32(attrResMRN, 4), attrU32(attrResPDN, 1)), 1, false)
-			f.Add(message(cmd, flags, attrText(attrDevName, "a"), attrText(attrLinkType, "rxe"),
+			f.Add(newMessage(cmd, flags, devRxe, port1, attrU32(attrResLQPN, 17), attrU32(attrStatRes, attrResQP)), 0, true)
+			f.Add(newMessage(cmd, flags, devRxe, attrU32(attrResMRN, 4), attrU32(attrResPDN, 1)), 1, false)
+			f.Add(newMessage(cmd, flags, attrText(attrDevName, "a"), attrText(attrLinkType, "rxe"),
 				attrText(attrNdevName, "lo"), attrText(attrChardevType, "rdma_cm")), 1<<20, true)
 		}
 	}
@@ -684,7 +691,8 @@ func FuzzAnswer(f *testing.F) {
 					}
 				case typeError:
 					if len(m.payload) < 4+headerSize {
-						t.Fatalf("datagram %d: payload of NLMSG_ERROR: got %d bytes, want at least an errno and a header", i, len(m.payload))
+						t.Fatalf("datagram %d: payload of NLMSG_ERROR: got %d bytes, want at least an errno and a header", i,
+							len(m.payload))
 					}
 				default:
 					if _, err := parseAttrs(m.payload); err != nil {

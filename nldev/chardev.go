@@ -9,8 +9,11 @@ type Chardev struct {
 	ABI          uint64 // revision of the file's interface
 }
 
-// dev returns the device number in the encoding of huge_encode_dev: minor bits 0 to 7, major, minor bits 8 to 19.
-func (c Chardev) dev() uint64 { return uint64(c.Minor&0xff | c.Major<<8 | c.Minor&^uint32(0xff)<<12) }
+// deviceNumber returns the device number in the encoding of huge_encode_dev: minor bits 0 to 7, major, minor bits 8 to
+// 19.
+func (c Chardev) deviceNumber() uint64 {
+	return uint64(c.Minor&0xff | c.Major<<8 | c.Minor&^uint32(0xff)<<12)
+}
 
 // getChardev mirrors nldev_get_chardev, ib_get_client_nl_info, ib_uverbs_get_nl_info and ucma_get_global_nl_info.
 // There are two clients. "uverbs" has a file for each device, and "rdma_cm" has one file for all devices.
@@ -19,14 +22,14 @@ func (q *request) getChardev() syscall.Errno {
 	if !q.parse(false, attrChardevType) {
 		return syscall.EINVAL
 	}
-	client := q.tb.text(attrChardevType, chardevTypeSize)
+	client := q.tb.getText(attrChardevType, chardevTypeSize)
 	var dev *Device
 	hasPort := q.tb.has(attrPortIndex)
 	if q.tb.has(attrDevIndex) {
-		if dev = q.device(); dev == nil {
+		if dev = q.namedDevice(); dev == nil {
 			return syscall.EINVAL
 		}
-		if hasPort && !dev.validPort(q.tb.u32(attrPortIndex)) {
+		if hasPort && !dev.validPort(q.tb.getU32(attrPortIndex)) {
 			return syscall.EINVAL
 		}
 	} else if hasPort {
@@ -50,11 +53,11 @@ func (q *request) getChardev() syscall.Errno {
 	}
 	return q.reply(cmdGetChardev, func(d *datagram) syscall.Errno {
 		if dev != nil {
-			d.u32(attrUverbsDriverID, dev.DriverID)
+			d.putU32(attrUverbsDriverID, dev.DriverID)
 		}
-		d.u64(attrChardev, file.dev())
-		d.u64(attrChardevABI, file.ABI)
-		d.text(attrChardevName, file.Name)
+		d.putU64(attrChardev, file.deviceNumber())
+		d.putU64(attrChardevABI, file.ABI)
+		d.putText(attrChardevName, file.Name)
 		return 0
 	})
 }

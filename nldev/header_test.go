@@ -205,8 +205,8 @@ func readHeader(t *testing.T) map[string]int {
 	return values
 }
 
-// TestHeader compares the numbers of this package with those in the system's header.
-func TestHeader(t *testing.T) {
+// TestNumbersMatchHeader compares the numbers of this package with those in the system's header.
+func TestNumbersMatchHeader(t *testing.T) {
 	header := readHeader(t)
 	check := func(name string, value int, mayLack bool) {
 		t.Helper()

@@ -2,70 +2,70 @@ package nldev
 
 import "syscall"
 
-// handle appends the attributes that identify the device. Mirrors fill_nldev_handle.
-func (d *datagram) handle(dev *Device) {
-	d.u32(attrDevIndex, dev.Index)
-	d.text(attrDevName, dev.Name)
+// putHandle appends the attributes that identify the device. Mirrors fill_nldev_handle.
+func (d *datagram) putHandle(dev *Device) {
+	d.putU32(attrDevIndex, dev.Index)
+	d.putText(attrDevName, dev.Name)
 }
 
-// device appends the attributes of a device. Mirrors fill_dev_info.
-func (d *datagram) device(dev *Device) {
-	d.handle(dev)
-	d.u32(attrPortIndex, uint32(len(dev.Ports)))
-	d.u64(attrCapFlags, dev.CapFlags)
+// putDevice appends the attributes of a device. Mirrors fill_dev_info.
+func (d *datagram) putDevice(dev *Device) {
+	d.putHandle(dev)
+	d.putU32(attrPortIndex, uint32(len(dev.Ports)))
+	d.putU64(attrCapFlags, dev.CapFlags)
 	if dev.FWVer != "" {
-		d.text(attrFWVersion, dev.FWVer)
+		d.putText(attrFWVersion, dev.FWVer)
 	}
-	d.u64(attrNodeGUID, dev.NodeGUID)
-	d.u64(attrSysImageGUID, dev.SysImageGUID)
-	d.u8(attrDevNodeType, dev.NodeType)
-	d.flag(attrDevDIM, dev.DIM)
-	d.flag(attrNameAssignType, dev.NameByUser)
+	d.putU64(attrNodeGUID, dev.NodeGUID)
+	d.putU64(attrSysImageGUID, dev.SysImageGUID)
+	d.putU8(attrDevNodeType, dev.NodeType)
+	d.putFlag(attrDevDIM, dev.DIM)
+	d.putFlag(attrNameAssignType, dev.NameByUser)
 	if dev.Protocol != "" {
-		d.text(attrDevProtocol, dev.Protocol)
+		d.putText(attrDevProtocol, dev.Protocol)
 	}
 }
 
-// port appends the attributes of a port that exists. Mirrors fill_port_info.
-func (d *datagram) port(dev *Device, port uint32) {
-	p := &dev.Ports[port-1]
-	d.handle(dev)
-	d.u32(attrPortIndex, port)
+// putPort appends the attributes of a port that exists. Mirrors fill_port_info.
+func (d *datagram) putPort(dev *Device, putPort uint32) {
+	p := &dev.Ports[putPort-1]
+	d.putHandle(dev)
+	d.putU32(attrPortIndex, putPort)
 	if dev.Protocol == "ib" {
-		d.u64(attrCapFlags, p.CapFlags)
-		d.u64(attrSubnetPrefix, p.SubnetPrefix)
-		d.u32(attrLID, p.LID)
-		d.u32(attrSMLID, p.SMLID)
-		d.u8(attrLMC, p.LMC)
+		d.putU64(attrCapFlags, p.CapFlags)
+		d.putU64(attrSubnetPrefix, p.SubnetPrefix)
+		d.putU32(attrLID, p.LID)
+		d.putU32(attrSMLID, p.SMLID)
+		d.putU8(attrLMC, p.LMC)
 	}
-	d.u8(attrPortState, p.State)
-	d.u8(attrPortPhysState, p.PhysState)
+	d.putU8(attrPortState, p.State)
+	d.putU8(attrPortPhysState, p.PhysState)
 	if p.NetdevName != "" {
-		d.u32(attrNdevIndex, p.NetdevIndex)
-		d.text(attrNdevName, p.NetdevName)
+		d.putU32(attrNdevIndex, p.NetdevIndex)
+		d.putText(attrNdevName, p.NetdevName)
 	}
 }
 
-// get mirrors nldev_get_doit.
-func (q *request) get() syscall.Errno {
+// getDevice mirrors nldev_get_doit.
+func (q *request) getDevice() syscall.Errno {
 	if !q.parse(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
-	dev := q.device()
+	dev := q.namedDevice()
 	if dev == nil {
 		return syscall.EINVAL
 	}
 	return q.reply(cmdGet, func(d *datagram) syscall.Errno {
-		d.device(dev)
+		d.putDevice(dev)
 		return 0
 	})
 }
 
 // dumpDevices mirrors nldev_get_dumpit, which ignores all attributes.
 func (q *request) dumpDevices(d *dump) syscall.Errno {
-	devices := q.list()
+	devices := q.sortedDevices()
 	for i := range devices {
-		if errno := d.message(func(g *datagram) { g.device(&devices[i]) }); errno != 0 {
+		if errno := d.addMessage(func(g *datagram) { g.putDevice(&devices[i]) }); errno != 0 {
 			return errno
 		}
 	}
@@ -79,7 +79,7 @@ func (q *request) getPort() syscall.Errno {
 		return errno
 	}
 	return q.reply(cmdGet, func(d *datagram) syscall.Errno {
-		d.port(dev, port)
+		d.putPort(dev, port)
 		return 0
 	})
 }
@@ -89,12 +89,12 @@ func (q *request) dumpPorts(d *dump) syscall.Errno {
 	if !q.parse(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
-	dev := q.device()
+	dev := q.namedDevice()
 	if dev == nil {
 		return syscall.EINVAL
 	}
 	for i := range dev.Ports {
-		if errno := d.message(func(g *datagram) { g.port(dev, uint32(i)+1) }); errno != 0 {
+		if errno := d.addMessage(func(g *datagram) { g.putPort(dev, uint32(i)+1) }); errno != 0 {
 			return errno
 		}
 	}
@@ -107,7 +107,7 @@ func (q *request) parsePort(strict bool) (dev *Device, port uint32, errno syscal
 	if !q.parse(strict, attrDevIndex, attrPortIndex) {
 		return nil, 0, syscall.EINVAL
 	}
-	dev, port = q.device(), q.tb.u32(attrPortIndex)
+	dev, port = q.namedDevice(), q.tb.getU32(attrPortIndex)
 	if dev == nil || !dev.validPort(port) {
 		return nil, 0, syscall.EINVAL
 	}

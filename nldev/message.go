@@ -46,9 +46,9 @@ func (d *datagram) cancel(at int) {
 	d.full = false
 }
 
-// attr appends an attribute with a payload of n zero bytes, and returns the payload. The payload is nil if d is
+// reserveAttr appends an attribute with a payload of n zero bytes, and returns the payload. The payload is nil if d is
 // full.
-func (d *datagram) attr(typ uint16, n int) []byte {
+func (d *datagram) reserveAttr(typ uint16, n int) []byte {
 	at, ok := d.reserve(attrSize + n)
 	if !ok {
 		return nil
@@ -58,47 +58,47 @@ func (d *datagram) attr(typ uint16, n int) []byte {
 	return d.b[at+attrSize : at+attrSize+n]
 }
 
-// u8 appends an attribute of one byte.
-func (d *datagram) u8(typ uint16, v uint8) {
-	if p := d.attr(typ, 1); p != nil {
+// putU8 appends an attribute of one byte.
+func (d *datagram) putU8(typ uint16, v uint8) {
+	if p := d.reserveAttr(typ, 1); p != nil {
 		p[0] = v
 	}
 }
 
-// u32 appends an attribute of 32 bits.
-func (d *datagram) u32(typ uint16, v uint32) {
-	if p := d.attr(typ, 4); p != nil {
+// putU32 appends an attribute of 32 bits.
+func (d *datagram) putU32(typ uint16, v uint32) {
+	if p := d.reserveAttr(typ, 4); p != nil {
 		binary.NativeEndian.PutUint32(p, v)
 	}
 }
 
-// u64 appends an attribute of 64 bits, without the padding that machines with aligned access use.
-func (d *datagram) u64(typ uint16, v uint64) {
-	if p := d.attr(typ, 8); p != nil {
+// putU64 appends an attribute of 64 bits, without the padding that machines with aligned access use.
+func (d *datagram) putU64(typ uint16, v uint64) {
+	if p := d.reserveAttr(typ, 8); p != nil {
 		binary.NativeEndian.PutUint64(p, v)
 	}
 }
 
-// flag appends an attribute of one byte, which is 1 for true.
-func (d *datagram) flag(typ uint16, v bool) {
+// putFlag appends an attribute of one byte, which is 1 for true.
+func (d *datagram) putFlag(typ uint16, v bool) {
 	var b uint8
 	if v {
 		b = 1
 	}
-	d.u8(typ, b)
+	d.putU8(typ, b)
 }
 
-// text appends a string with its terminating NUL. The string ends at the first NUL that it contains.
-func (d *datagram) text(typ uint16, s string) {
+// putText appends a string with its terminating NUL. The string ends at the first NUL that it contains.
+func (d *datagram) putText(typ uint16, s string) {
 	s, _, _ = strings.Cut(s, "\x00")
-	copy(d.attr(typ, len(s)+1), s)
+	copy(d.reserveAttr(typ, len(s)+1), s)
 }
 
-// nest appends the header of a nested attribute and returns its offset, for endNest. typ contains attrFlagNested
-// only for some tables. nest mirrors nla_nest_start and nla_nest_start_noflag.
-func (d *datagram) nest(typ uint16) int {
+// beginNest appends the header of a nested attribute and returns its offset, for endNest. typ contains attrFlagNested
+// only for some tables. beginNest mirrors nla_nest_start and nla_nest_start_noflag.
+func (d *datagram) beginNest(typ uint16) int {
 	at := len(d.b)
-	d.attr(typ, 0)
+	d.reserveAttr(typ, 0)
 	return at
 }
 

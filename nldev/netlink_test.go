@@ -54,8 +54,8 @@ func parseDatagram(b []byte) ([]parsedMessage, error) {
 	return out, nil
 }
 
-// tables lists the attributes with a payload of attributes.
-var tables = map[int]bool{
+// nestedAttrs lists the attributes with a payload of attributes.
+var nestedAttrs = map[int]bool{
 	attrResSummary: true, attrResSummaryEntry: true, attrResQP: true, attrResQPEntry: true, attrResCMID: true,
 	attrResCMIDEntry: true, attrResCQ: true, attrResCQEntry: true, attrResMR: true, attrResMREntry: true,
 	attrResPD: true, attrResPDEntry: true, attrResCTX: true, attrResCTXEntry: true, attrResSRQ: true,
@@ -87,7 +87,7 @@ func parseAttrs(b []byte) ([]parsedAttr, error) {
 		case p.kind == kindString && strings.IndexByte(string(a.data), 0) != len(a.data)-1:
 			return nil, fmt.Errorf("attribute %d is the string %q", a.typ, a.data)
 		case p.kind == kindNested:
-			if !tables[a.typ] {
+			if !nestedAttrs[a.typ] {
 				return nil, fmt.Errorf("attribute %d is no table of an answer", a.typ)
 			}
 			if _, err := parseAttrs(a.data); err != nil {
@@ -100,9 +100,9 @@ func parseAttrs(b []byte) ([]parsedAttr, error) {
 	return out, nil
 }
 
-// show writes attributes in a compact form: integers as numbers, strings in quotes, tables in braces (in brackets
-// with NLA_F_NESTED), and other payloads in hexadecimal. show writes a type by its name in attrNames.
-func show(b []byte) string {
+// formatAttrs writes attributes in a compact form: integers as numbers, strings in quotes, tables in braces (in
+// brackets with NLA_F_NESTED), and other payloads in hexadecimal. formatAttrs writes a type by its name in attrNames.
+func formatAttrs(b []byte) string {
 	list, err := parseAttrs(b)
 	if err != nil {
 		return "error: " + err.Error()
@@ -112,10 +112,10 @@ func show(b []byte) string {
 		name := strings.TrimPrefix(strings.TrimPrefix(attrName(a.typ), "RDMA_NLDEV_"), "ATTR_")
 		value := fmt.Sprintf("%x", a.data)
 		switch {
-		case tables[a.typ] && a.nested:
-			value = "[" + show(a.data) + "]"
-		case tables[a.typ]:
-			value = "{" + show(a.data) + "}"
+		case nestedAttrs[a.typ] && a.nested:
+			value = "[" + formatAttrs(a.data) + "]"
+		case nestedAttrs[a.typ]:
+			value = "{" + formatAttrs(a.data) + "}"
 		case policies[a.typ].kind == kindString:
 			value = fmt.Sprintf("%q", a.data[:len(a.data)-1])
 		case len(a.data) == 1:
@@ -145,8 +145,8 @@ const (
 	testPort = 4711
 )
 
-// message returns a message of the family NLDEV.
-func message(cmd, flags uint16, attrs ...[]byte) []byte {
+// newMessage returns a message of the family NLDEV.
+func newMessage(cmd, flags uint16, attrs ...[]byte) []byte {
 	b := make([]byte, headerSize)
 	for _, a := range attrs {
 		b = append(b, a...)
@@ -175,9 +175,9 @@ func attrU32(typ uint16, v uint32) []byte {
 
 func attrText(typ uint16, s string) []byte { return rawAttr(typ, append([]byte(s), 0)) }
 
-// lines describes the answers to a request, one line for each message. "--" separates datagrams. lines checks the
-// sequence number, the address and the flags of each.
-func lines(t testing.TB, answers [][]byte) []string {
+// describeAnswers describes the answers to a request, one line for each message. "--" separates datagrams.
+// describeAnswers checks the sequence number, the address and the flags of each.
+func describeAnswers(t testing.TB, answers [][]byte) []string {
 	t.Helper()
 	var out []string
 	for i, b := range answers {
@@ -230,5 +230,5 @@ func (m parsedMessage) String() string {
 	default:
 		text += fmt.Sprintf(" flags %#x", m.flags)
 	}
-	return text + " " + show(m.payload)
+	return text + " " + formatAttrs(m.payload)
 }

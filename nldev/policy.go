@@ -6,13 +6,13 @@ import (
 	"syscall"
 )
 
-// A kind is the type of an attribute in the kernel's policy table (NLA_U8 and so on).
-type kind uint8
+// A attrKind is the type of an attribute in the kernel's policy table (NLA_U8 and so on).
+type attrKind uint8
 
 // The following constants are the kinds that nldev uses. kindUnspec is also the kind of an attribute without a
 // policy.
 const (
-	kindUnspec kind = iota
+	kindUnspec attrKind = iota
 	kindU8
 	kindU32
 	kindU64
@@ -22,7 +22,7 @@ const (
 )
 
 // size returns the size of an integer in bytes, or 0 for other kinds.
-func (k kind) size() int {
+func (k attrKind) size() int {
 	switch k {
 	case kindU8:
 		return 1
@@ -36,7 +36,7 @@ func (k kind) size() int {
 
 // A policy restricts the payload of an attribute of a request.
 type policy struct {
-	kind kind
+	kind attrKind
 	// max is a number of bytes. For a string, it is the maximum length without the NUL, or 0 for no limit. For an
 	// unspecified attribute, it is the minimum size.
 	max int
@@ -230,15 +230,15 @@ func (tb *attrs) has(types ...int) bool {
 	return true
 }
 
-// u8 returns the value of an attribute of kindU8, which must be present.
-func (tb *attrs) u8(typ int) uint8 { return tb[typ][0] }
+// getU8 returns the value of an attribute of kindU8, which must be present.
+func (tb *attrs) getU8(typ int) uint8 { return tb[typ][0] }
 
-// u32 returns the value of an attribute of kindU32, which must be present.
-func (tb *attrs) u32(typ int) uint32 { return binary.NativeEndian.Uint32(tb[typ]) }
+// getU32 returns the value of an attribute of kindU32, which must be present.
+func (tb *attrs) getU32(typ int) uint32 { return binary.NativeEndian.Uint32(tb[typ]) }
 
-// text returns a string attribute as stored in a buffer of size bytes: up to the first NUL, and at most size-1
+// getText returns a string attribute as stored in a buffer of size bytes: up to the first NUL, and at most size-1
 // bytes. Mirrors nla_strscpy.
-func (tb *attrs) text(typ, size int) string {
+func (tb *attrs) getText(typ, size int) string {
 	b := tb[typ]
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestAttributes checks attributes at and beyond the bounds of their kinds. SYS_GET parses leniently and reports the
-// errno. DELLINK parses strictly and reports EINVAL.
-func TestAttributes(t *testing.T) {
+// TestAttributeBounds checks attributes at and beyond the bounds of their kinds. SYS_GET parses leniently and reports
+// the errno. DELLINK parses strictly and reports EINVAL.
+func TestAttributeBounds(t *testing.T) {
 	zeros := func(typ uint16, n int) []byte { return rawAttr(typ, make([]byte, n)) }
 	text := func(typ uint16, n int) []byte { return attrText(typ, strings.Repeat("x", n)) }
 	const (
@@ -64,7 +64,7 @@ func TestAttributes(t *testing.T) {
 		{"header of 3 bytes", []byte{attrSize, 0, attrDevDIM}, ok, inval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := lines(t, Answer(testSource(), nil, message(cmdSysGet, 0, test.attr), testPort))
+			got := describeAnswers(t, Answer(testSource(), nil, newMessage(cmdSysGet, 0, test.attr), testPort))
 			if len(got) == 1 && strings.HasPrefix(got[0], "5/6 ") {
 				got[0] = ok
 			}
@@ -72,7 +72,7 @@ func TestAttributes(t *testing.T) {
 				t.Errorf("SYS_GET: got %q, want %q", got, want)
 			}
 			admin := &fakeAdmin{}
-			got = lines(t, Answer(testSource(), admin, message(cmdDelLink, flagAck, devRxe, test.attr), testPort))
+			got = describeAnswers(t, Answer(testSource(), admin, newMessage(cmdDelLink, flagAck, devRxe, test.attr), testPort))
 			want, calls := []string{test.strict}, []string(nil)
 			if test.strict == ok {
 				want, calls = []string{"ack"}, []string{"delete rxe0"}
@@ -84,8 +84,9 @@ func TestAttributes(t *testing.T) {
 	}
 }
 
-// TestMalformed checks that each command rejects a malformed attribute that accompanies its required attributes.
-func TestMalformed(t *testing.T) {
+// TestMalformedAttributeIsRejected checks that each command rejects a malformed attribute that accompanies its required
+// attributes.
+func TestMalformedAttributeIsRejected(t *testing.T) {
 	short := rawAttr(attrDevDIM, nil)
 	res, mode, qp := attrU32(attrStatRes, attrResQP), attrU32(attrStatMode, counterModeAuto), attrU32(attrResLQPN, 17)
 	need := map[uint16][][]byte{
@@ -114,10 +115,10 @@ func TestMalformed(t *testing.T) {
 		cmdStatDel:      nil,
 		cmdNewDev:       nil,
 		cmdDelDev:       nil,
-		cmdSysGet:       nil, // covered by TestAttributes
+		cmdSysGet:       nil, // covered by TestAttributeBounds
 	}
 	answer := func(cmd, flags uint16, attrs ...[]byte) []string {
-		return lines(t, Answer(testSource(), &fakeAdmin{}, message(cmd, flags, attrs...), testPort))
+		return describeAnswers(t, Answer(testSource(), &fakeAdmin{}, newMessage(cmd, flags, attrs...), testPort))
 	}
 	for cmd := range uint16(cmdCount) {
 		attrs, known := need[cmd]
@@ -178,7 +179,7 @@ func TestCounterAttributes(t *testing.T) {
 		{"unbind without port", cmdStatDel, [][]byte{devRxe, qps, counter, qp}, einval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := lines(t, Answer(testSource(), &fakeAdmin{}, message(test.cmd, 0, test.attrs...), testPort))
+			got := describeAnswers(t, Answer(testSource(), &fakeAdmin{}, newMessage(test.cmd, 0, test.attrs...), testPort))
 			if !slices.Equal(got, []string{test.want}) {
 				t.Errorf("answer: got %q, want %q", got, test.want)
 			}
@@ -186,8 +187,8 @@ func TestCounterAttributes(t *testing.T) {
 	}
 }
 
-// TestPorts checks that QPs and CM IDs are reported only for their own port.
-func TestPorts(t *testing.T) {
+// TestResourcesOfOtherPorts checks that QPs and CM IDs are reported only for their own port.
+func TestResourcesOfOtherPorts(t *testing.T) {
 	src := &fakeSource{devices: []Device{{Index: 3, Name: "rxe0", Ports: make([]Port, 2), Resources: Resources{
 		QPs:   func() []QP { return []QP{{Num: 10}, {Num: 11, Port: 1}, {Num: 12, Port: 2}} },
 		CMIDs: func() []CMID { return []CMID{{ID: 10}, {ID: 11, Port: 1}, {ID: 12, Port: 2}} },
@@ -208,8 +209,8 @@ func TestPorts(t *testing.T) {
 				if id == 10+port {
 					want = strings.ReplaceAll(k.match, "%d", fmt.Sprint(port))
 				}
-				request := message(k.cmd, 0, devRxe, attrU32(attrPortIndex, port), attrU32(k.id, id))
-				got := lines(t, Answer(src, &fakeAdmin{}, request, testPort))
+				request := newMessage(k.cmd, 0, devRxe, attrU32(attrPortIndex, port), attrU32(k.id, id))
+				got := describeAnswers(t, Answer(src, &fakeAdmin{}, request, testPort))
 				if len(got) != 1 || !strings.HasPrefix(got[0], want) {
 					t.Errorf("%s %d of port %d: got %q, want %s", k.name, id, port, got, want)
 				}
@@ -225,7 +226,7 @@ func TestPorts(t *testing.T) {
 			if test.port != 0 {
 				attrs = append(attrs, attrU32(attrPortIndex, test.port))
 			}
-			got := lines(t, Answer(src, nil, message(cmd, flagDump, attrs...), testPort))
+			got := describeAnswers(t, Answer(src, nil, newMessage(cmd, flagDump, attrs...), testPort))
 			if len(got) != 3 || got[2] != "done 0" || strings.Count(got[0], entry) != test.want ||
 				strings.Contains(got[0], "PORT_INDEX=1") != (test.port != 2) ||
 				strings.Contains(got[0], "PORT_INDEX=2") != (test.port != 1) {
@@ -235,10 +236,10 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestRefusals checks refusals that depend on the service: the errno of an Admin, sub-devices, and a service
+// TestRefusalErrnos checks refusals that depend on the service: the errno of an Admin, sub-devices, and a service
 // without a connection manager.
-func TestRefusals(t *testing.T) {
-	del := message(cmdDelLink, 0, devRxe)
+func TestRefusalErrnos(t *testing.T) {
+	del := newMessage(cmdDelLink, 0, devRxe)
 	for _, test := range []struct {
 		err  error
 		want int32
@@ -264,14 +265,14 @@ func TestRefusals(t *testing.T) {
 		request []byte
 		want    string
 	}{
-		{"rdma_cm without a manager", noCM, message(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")), enotsup},
-		{"delete unknown sub-device", testSource(), message(cmdDelDev, 0, devNone), einval},
-		{"delete sub-device without index", testSource(), message(cmdDelDev, 0), einval},
-		{"no command, privileged", testSource(), message(cmdMonitor, 0), einval},
-		{"no command, dump", testSource(), message(cmdMonitor, flagDump), einval},
+		{"rdma_cm without a manager", noCM, newMessage(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")), enotsup},
+		{"delete unknown sub-device", testSource(), newMessage(cmdDelDev, 0, devNone), einval},
+		{"delete sub-device without index", testSource(), newMessage(cmdDelDev, 0), einval},
+		{"no command, privileged", testSource(), newMessage(cmdMonitor, 0), einval},
+		{"no command, dump", testSource(), newMessage(cmdMonitor, flagDump), einval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := lines(t, Answer(test.src, &fakeAdmin{}, test.request, testPort))
+			got := describeAnswers(t, Answer(test.src, &fakeAdmin{}, test.request, testPort))
 			if !slices.Equal(got, []string{test.want}) {
 				t.Errorf("answer: got %q, want %q", got, test.want)
 			}

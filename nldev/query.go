@@ -3,10 +3,10 @@ package nldev
 import "syscall"
 
 // A fillFunc appends the attributes of one resource for a command. Mirrors res_fill_func_t.
-type fillFunc func(r resource, d *datagram, v view) syscall.Errno
+type fillFunc func(r resource, d *datagram, v requestView) syscall.Errno
 
-// query returns the command that reports resources of one kind. Mirrors RES_GET_FUNCS.
-func query(k *resourceKind, fill fillFunc) command {
+// resourceCommand returns the command that reports resources of one kind. Mirrors RES_GET_FUNCS.
+func resourceCommand(k *resourceKind, fill fillFunc) command {
 	return command{
 		do:   func(q *request) syscall.Errno { return q.getResource(k, fill) },
 		dump: func(q *request, d *dump) syscall.Errno { return q.dumpResources(d, k, fill) },
@@ -14,7 +14,7 @@ func query(k *resourceKind, fill fillFunc) command {
 }
 
 // fillRaw mirrors fill_res_qp_raw_entry and similar functions, for drivers without a raw form.
-func fillRaw(r resource, _ *datagram, v view) syscall.Errno {
+func fillRaw(r resource, _ *datagram, v requestView) syscall.Errno {
 	if qp, ok := r.(*QP); ok && v.port != 0 && v.port != qp.Port {
 		return syscall.EAGAIN
 	}
@@ -22,24 +22,24 @@ func fillRaw(r resource, _ *datagram, v view) syscall.Errno {
 }
 
 // fillStatMR mirrors fill_stat_mr_entry.
-func fillStatMR(r resource, d *datagram, _ view) syscall.Errno {
-	d.u32(attrResMRN, r.id())
+func fillStatMR(r resource, d *datagram, _ requestView) syscall.Errno {
+	d.putU32(attrResMRN, r.id())
 	return 0
 }
 
 // parseQuery parses a request for resources. need lists the required attributes besides the index of the device.
 // The returned port is 0 if the request has none. The error is EINVAL.
-func (q *request) parseQuery(need ...int) (dev *Device, v view, errno syscall.Errno) {
+func (q *request) parseQuery(need ...int) (dev *Device, v requestView, errno syscall.Errno) {
 	if !q.parse(false, attrDevIndex) || !q.tb.has(need...) {
-		return nil, view{}, syscall.EINVAL
+		return nil, requestView{}, syscall.EINVAL
 	}
-	if dev = q.device(); dev == nil {
-		return nil, view{}, syscall.EINVAL
+	if dev = q.namedDevice(); dev == nil {
+		return nil, requestView{}, syscall.EINVAL
 	}
 	v.admin = q.admin != nil
 	if q.tb.has(attrPortIndex) {
-		if v.port = q.tb.u32(attrPortIndex); !dev.validPort(v.port) {
-			return nil, view{}, syscall.EINVAL
+		if v.port = q.tb.getU32(attrPortIndex); !dev.validPort(v.port) {
+			return nil, requestView{}, syscall.EINVAL
 		}
 	}
 	return dev, v, 0
@@ -55,12 +55,12 @@ func (q *request) getResource(k *resourceKind, fill fillFunc) syscall.Errno {
 	if (v.port != 0) == k.perDevice {
 		return syscall.EINVAL
 	}
-	r, ok := find(k.list(&dev.Resources), q.tb.u32(int(k.id)))
+	r, ok := findResource(k.list(&dev.Resources), q.tb.getU32(int(k.id)))
 	if !ok {
 		return syscall.ENOENT
 	}
 	return q.reply(q.typ&commandMask, func(d *datagram) syscall.Errno {
-		d.handle(dev)
+		d.putHandle(dev)
 		return fill(r, d, v)
 	})
 }
@@ -74,7 +74,7 @@ func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall
 	}
 	list := k.list(&dev.Resources)
 	for len(list) > 0 {
-		n, errno := d.table(dev, k, list, v, fill)
+		n, errno := d.fillTable(dev, k, list, v, fill)
 		if errno != 0 {
 			d.cur.cancel(0)
 			return errno
@@ -85,19 +85,20 @@ func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall
 	return 0
 }
 
-// table fills the current, empty datagram with one message. It returns the number of resources of the list in the
-// message, which is at least one. table returns EMSGSIZE if the first one does not fit.
-func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill fillFunc) (int, syscall.Errno) {
+// fillTable fills the current, empty datagram with one message. It returns the number of resources of the list in the
+// message, which is at least one. fillTable returns EMSGSIZE if the first one does not fit.
+func (d *dump) fillTable(dev *Device, k *resourceKind, list []resource, v requestView, fill fillFunc) (int,
+	syscall.Errno) {
 	g := &d.cur
 	at := d.begin()
-	g.handle(dev)
-	table := g.nest(k.table)
+	g.putHandle(dev)
+	table := g.beginNest(k.table)
 	if g.full {
 		return 0, syscall.EMSGSIZE
 	}
 	n, result := 0, syscall.EMSGSIZE // until the first resource fits
 	for n < len(list) {
-		entry := g.nest(k.entry)
+		entry := g.beginNest(k.entry)
 		errno := fill(list[n], g, v)
 		if errno == 0 && g.full {
 			g.cancel(entry)
@@ -119,14 +120,14 @@ func (d *dump) table(dev *Device, k *resourceKind, list []resource, v view, fill
 	return n, result
 }
 
-// summary appends the number of resources of a device by kind. Mirrors fill_res_info.
-func (d *datagram) summary(dev *Device) {
-	d.handle(dev)
-	table := d.nest(attrResSummary)
+// putSummary appends the number of resources of a device by kind. Mirrors fill_res_info.
+func (d *datagram) putSummary(dev *Device) {
+	d.putHandle(dev)
+	table := d.beginNest(attrResSummary)
 	for _, k := range summaryKinds {
-		entry := d.nest(attrResSummaryEntry)
-		d.text(attrResSummaryEntryName, k.name)
-		d.u64(attrResSummaryEntryCurr, uint64(len(k.list(&dev.Resources))))
+		entry := d.beginNest(attrResSummaryEntry)
+		d.putText(attrResSummaryEntryName, k.name)
+		d.putU64(attrResSummaryEntryCurr, uint64(len(k.list(&dev.Resources))))
 		d.endNest(entry)
 	}
 	d.endNest(table)
@@ -137,21 +138,21 @@ func (q *request) getSummary() syscall.Errno {
 	if !q.parse(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
-	dev := q.device()
+	dev := q.namedDevice()
 	if dev == nil {
 		return syscall.EINVAL
 	}
 	return q.reply(cmdResGet, func(d *datagram) syscall.Errno {
-		d.summary(dev)
+		d.putSummary(dev)
 		return 0
 	})
 }
 
 // dumpSummaries mirrors nldev_res_get_dumpit, which ignores all attributes.
 func (q *request) dumpSummaries(d *dump) syscall.Errno {
-	devices := q.list()
+	devices := q.sortedDevices()
 	for i := range devices {
-		if errno := d.message(func(g *datagram) { g.summary(&devices[i]) }); errno != 0 {
+		if errno := d.addMessage(func(g *datagram) { g.putSummary(&devices[i]) }); errno != 0 {
 			return errno
 		}
 	}

@@ -18,8 +18,8 @@ type toolServer struct {
 	admin Admin
 }
 
-// set changes the source and the admin of the server.
-func (s *toolServer) set(src Source, admin Admin) {
+// setSource changes the source and the admin of the server.
+func (s *toolServer) setSource(src Source, admin Admin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.src, s.admin = src, admin
@@ -102,7 +102,7 @@ func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 func TestRDMATool(t *testing.T) {
 	server, run := startTool(t)
 	admin := &fakeAdmin{}
-	server.set(testSource(), admin)
+	server.setSource(testSource(), admin)
 	for _, test := range []struct {
 		args string
 		want []string // required parts of the output
@@ -148,16 +148,16 @@ func TestRDMATool(t *testing.T) {
 		t.Errorf("calls: got %q, want %q", admin.calls, want)
 	}
 
-	server.set(testSource(), &fakeAdmin{err: syscall.EEXIST})
+	server.setSource(testSource(), &fakeAdmin{err: syscall.EEXIST})
 	if got := run("link", "add", "rxe1", "type", "rxe", "netdev", "eth1"); !strings.Contains(got, "File exists") {
 		t.Errorf("rdma link add of a link that exists: got %q, want %q in the output", got, "File exists")
 	}
-	server.set(testSource(), nil)
+	server.setSource(testSource(), nil)
 	if got := run("link", "delete", "rxe0"); !strings.Contains(got, "not permitted") {
 		t.Errorf("rdma link delete without CAP_NET_ADMIN: got %q, want %q in the output", got, "not permitted")
 	}
 
-	server.set(manyMRs(500), nil)
+	server.setSource(manyMRs(500), nil)
 	if got := strings.Count(run("resource", "show", "mr", "dev", "rxe0"), "mrn "); got != 500 {
 		t.Errorf("lines of rdma resource show mr: got %d, want 500", got)
 	}

@@ -31,16 +31,16 @@ type Owner struct {
 	Kernel string
 }
 
-// user reports whether a user context owns the object.
-func (o Owner) user() bool { return o.Kernel == "" }
+// isUser reports whether a user context owns the object.
+func (o Owner) isUser() bool { return o.Kernel == "" }
 
 // fill mirrors fill_res_name_pid.
 func (o Owner) fill(d *datagram) {
 	switch {
-	case !o.user():
-		d.text(attrResKernName, o.Kernel)
+	case !o.isUser():
+		d.putText(attrResKernName, o.Kernel)
 	case o.PID != 0:
-		d.u32(attrResPID, o.PID)
+		d.putU32(attrResPID, o.PID)
 	}
 }
 
@@ -131,8 +131,8 @@ const (
 	srqTM  = 2
 )
 
-// A view holds the properties of a request that affect the reported attributes.
-type view struct {
+// A requestView holds the properties of a request that affect the reported attributes.
+type requestView struct {
 	admin bool   // the program has CAP_NET_ADMIN
 	port  uint32 // selects objects of this port; 0 selects all objects
 }
@@ -143,7 +143,7 @@ type resource interface {
 	id() uint32
 	// fill appends the attributes of the object. If v requests another port than the object's port, fill returns
 	// EAGAIN and appends nothing.
-	fill(d *datagram, v view) syscall.Errno
+	fill(d *datagram, v requestView) syscall.Errno
 }
 
 // A resourceKind describes a kind of resources with its attributes. Mirrors struct nldev_fill_res_entry.
@@ -201,8 +201,8 @@ func listOf[T any, P interface {
 	}
 }
 
-// find returns the resource with the identifier, or false if there is none. list must be sorted by identifier.
-func find(list []resource, id uint32) (resource, bool) {
+// findResource returns the resource with the identifier, or false if there is none. list must be sorted by identifier.
+func findResource(list []resource, id uint32) (resource, bool) {
 	i, ok := slices.BinarySearchFunc(list, id, func(r resource, id uint32) int { return cmp.Compare(r.id(), id) })
 	if !ok {
 		return nil, false
@@ -219,117 +219,117 @@ func (r *Context) id() uint32 { return r.ID }
 func (r *SRQ) id() uint32     { return r.ID }
 
 // fill mirrors fill_res_pd_entry.
-func (r *PD) fill(d *datagram, v view) syscall.Errno {
+func (r *PD) fill(d *datagram, v requestView) syscall.Errno {
 	if v.admin {
-		d.u32(attrResLocalDMALKEY, r.LocalDMALKey)
+		d.putU32(attrResLocalDMALKEY, r.LocalDMALKey)
 		if r.UnsafeGlobalRKey {
-			d.u32(attrResUnsafeGlobalRKEY, r.GlobalRKey)
+			d.putU32(attrResUnsafeGlobalRKEY, r.GlobalRKey)
 		}
 	}
-	d.u64(attrResUsecnt, r.UseCount)
-	d.u32(attrResPDN, r.ID)
-	if r.user() {
-		d.u32(attrResCTXN, r.Context)
+	d.putU64(attrResUsecnt, r.UseCount)
+	d.putU32(attrResPDN, r.ID)
+	if r.isUser() {
+		d.putU32(attrResCTXN, r.Context)
 	}
 	r.Owner.fill(d)
 	return 0
 }
 
 // fill mirrors fill_res_cq_entry.
-func (r *CQ) fill(d *datagram, _ view) syscall.Errno {
-	d.u32(attrResCQE, r.CQE)
-	d.u64(attrResUsecnt, r.UseCount)
-	if !r.user() {
-		d.u8(attrResPollCTX, r.PollCtx)
+func (r *CQ) fill(d *datagram, _ requestView) syscall.Errno {
+	d.putU32(attrResCQE, r.CQE)
+	d.putU64(attrResUsecnt, r.UseCount)
+	if !r.isUser() {
+		d.putU8(attrResPollCTX, r.PollCtx)
 	}
-	d.flag(attrDevDIM, r.DIM)
-	d.u32(attrResCQN, r.ID)
-	if r.user() {
-		d.u32(attrResCTXN, r.Context)
+	d.putFlag(attrDevDIM, r.DIM)
+	d.putU32(attrResCQN, r.ID)
+	if r.isUser() {
+		d.putU32(attrResCTXN, r.Context)
 	}
 	r.Owner.fill(d)
 	return 0
 }
 
 // fill mirrors fill_res_qp_entry and fill_res_qp_entry_query.
-func (r *QP) fill(d *datagram, v view) syscall.Errno {
+func (r *QP) fill(d *datagram, v requestView) syscall.Errno {
 	if v.port != 0 && v.port != r.Port {
 		return syscall.EAGAIN
 	}
 	if r.Port != 0 {
-		d.u32(attrPortIndex, r.Port)
+		d.putU32(attrPortIndex, r.Port)
 	}
-	d.u32(attrResLQPN, r.Num)
-	if r.user() {
-		d.u32(attrResPDN, r.PD)
+	d.putU32(attrResLQPN, r.Num)
+	if r.isUser() {
+		d.putU32(attrResPDN, r.PD)
 	}
 	r.Owner.fill(d)
 	connected := r.Type == qptRC || r.Type == qptUC
 	if connected {
-		d.u32(attrResRQPN, r.RemoteNum)
-		d.u32(attrResRQPSN, r.RQPSN)
+		d.putU32(attrResRQPN, r.RemoteNum)
+		d.putU32(attrResRQPSN, r.RQPSN)
 	}
-	d.u32(attrResSQPSN, r.SQPSN)
+	d.putU32(attrResSQPSN, r.SQPSN)
 	if connected || r.Type == qptXRCIni || r.Type == qptXRCTgt {
-		d.u8(attrResPathMigState, r.PathMigState)
+		d.putU8(attrResPathMigState, r.PathMigState)
 	}
-	d.u8(attrResType, r.Type)
-	d.u8(attrResState, r.State)
+	d.putU8(attrResType, r.Type)
+	d.putU8(attrResState, r.State)
 	return 0
 }
 
 // fill mirrors fill_res_cm_id_entry.
-func (r *CMID) fill(d *datagram, v view) syscall.Errno {
+func (r *CMID) fill(d *datagram, v requestView) syscall.Errno {
 	if v.port != 0 && v.port != r.Port {
 		return syscall.EAGAIN
 	}
 	if r.Port != 0 {
-		d.u32(attrPortIndex, r.Port)
+		d.putU32(attrPortIndex, r.Port)
 	}
 	if r.QPNum != 0 {
-		d.u32(attrResLQPN, r.QPNum)
-		d.u8(attrResType, r.QPType)
+		d.putU32(attrResLQPN, r.QPNum)
+		d.putU8(attrResType, r.QPType)
 	}
-	d.u32(attrResPS, r.PS)
-	d.u8(attrResState, r.State)
-	d.sockaddr(attrResSrcAddr, r.Src)
-	d.sockaddr(attrResDstAddr, r.Dst)
-	d.u32(attrResCMIDN, r.ID)
+	d.putU32(attrResPS, r.PS)
+	d.putU8(attrResState, r.State)
+	d.putSockaddr(attrResSrcAddr, r.Src)
+	d.putSockaddr(attrResDstAddr, r.Dst)
+	d.putU32(attrResCMIDN, r.ID)
 	r.Owner.fill(d)
 	return 0
 }
 
 // fill mirrors fill_res_mr_entry.
-func (r *MR) fill(d *datagram, v view) syscall.Errno {
+func (r *MR) fill(d *datagram, v requestView) syscall.Errno {
 	if v.admin {
-		d.u32(attrResRKEY, r.RKey)
-		d.u32(attrResLKEY, r.LKey)
+		d.putU32(attrResRKEY, r.RKey)
+		d.putU32(attrResLKEY, r.LKey)
 	}
-	d.u64(attrResMrlen, r.Length)
-	d.u32(attrResMRN, r.ID)
-	if r.user() {
-		d.u32(attrResPDN, r.PD)
+	d.putU64(attrResMrlen, r.Length)
+	d.putU32(attrResMRN, r.ID)
+	if r.isUser() {
+		d.putU32(attrResPDN, r.PD)
 	}
 	r.Owner.fill(d)
 	return 0
 }
 
 // fill mirrors fill_res_ctx_entry.
-func (r *Context) fill(d *datagram, _ view) syscall.Errno {
-	if r.user() {
-		d.u32(attrResCTXN, r.ID)
+func (r *Context) fill(d *datagram, _ requestView) syscall.Errno {
+	if r.isUser() {
+		d.putU32(attrResCTXN, r.ID)
 		r.Owner.fill(d)
 	}
 	return 0
 }
 
 // fill mirrors fill_res_srq_entry.
-func (r *SRQ) fill(d *datagram, _ view) syscall.Errno {
-	d.u32(attrResSRQN, r.ID)
-	d.u8(attrResType, r.Type)
-	d.u32(attrResPDN, r.PD)
+func (r *SRQ) fill(d *datagram, _ requestView) syscall.Errno {
+	d.putU32(attrResSRQN, r.ID)
+	d.putU8(attrResType, r.Type)
+	d.putU32(attrResPDN, r.PD)
 	if r.Type == srqXRC || r.Type == srqTM {
-		d.u32(attrResCQN, r.CQ)
+		d.putU32(attrResCQN, r.CQ)
 	}
 	r.fillQPs(d)
 	r.Owner.fill(d)
@@ -342,18 +342,18 @@ func (r *SRQ) fillQPs(d *datagram) {
 	slices.Sort(nums)
 	nums = slices.Compact(nums)
 
-	table := d.nest(attrResQP | attrFlagNested)
+	table := d.beginNest(attrResQP | attrFlagNested)
 	for len(nums) > 0 && !d.full {
 		n := 1
 		for n < len(nums) && nums[n] == nums[n-1]+1 {
 			n++
 		}
-		entry := d.nest(attrResQPEntry | attrFlagNested)
+		entry := d.beginNest(attrResQPEntry | attrFlagNested)
 		if n == 1 {
-			d.u32(attrResLQPN, nums[0])
+			d.putU32(attrResLQPN, nums[0])
 		} else {
-			d.u32(attrMinRange, nums[0])
-			d.u32(attrMaxRange, nums[n-1])
+			d.putU32(attrMinRange, nums[0])
+			d.putU32(attrMaxRange, nums[n-1])
 		}
 		d.endNest(entry)
 		nums = nums[n:]
@@ -364,14 +364,14 @@ func (r *SRQ) fillQPs(d *datagram) {
 // sockaddrSize is the size of struct sockaddr_storage in bytes.
 const sockaddrSize = 128
 
-// sockaddr appends an address as a struct sockaddr_in or sockaddr_in6 in a sockaddr_storage. sockaddr appends
+// putSockaddr appends an address as a struct sockaddr_in or sockaddr_in6 in a sockaddr_storage. putSockaddr appends
 // nothing for an address that is not valid. A zone that is not a number yields scope 0.
-func (d *datagram) sockaddr(typ uint16, addr netip.AddrPort) {
+func (d *datagram) putSockaddr(typ uint16, addr netip.AddrPort) {
 	ip := addr.Addr()
 	if !ip.IsValid() {
 		return
 	}
-	p := d.attr(typ, sockaddrSize)
+	p := d.reserveAttr(typ, sockaddrSize)
 	if p == nil {
 		return
 	}

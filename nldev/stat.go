@@ -12,7 +12,7 @@ func (q *request) getCounters() syscall.Errno {
 	if !q.parse(false, attrStatRes) {
 		return q.getPortCounters() // returns EINVAL if an attribute is malformed
 	}
-	switch q.tb.u32(attrStatRes) {
+	switch q.tb.getU32(attrStatRes) {
 	case attrResQP:
 		return q.getCounterMode()
 	case attrResMR:
@@ -32,13 +32,13 @@ func (q *request) getPortCounters() syscall.Errno {
 		return syscall.EINVAL
 	}
 	return q.reply(cmdStatGet, func(d *datagram) syscall.Errno {
-		d.handle(dev)
-		d.u32(attrPortIndex, port)
-		table := d.nest(attrStatHwcounters | attrFlagNested)
+		d.putHandle(dev)
+		d.putU32(attrPortIndex, port)
+		table := d.beginNest(attrStatHwcounters | attrFlagNested)
 		for _, name := range slices.Sorted(maps.Keys(counters)) {
-			entry := d.nest(attrStatHwcounterEntry | attrFlagNested)
-			d.text(attrStatHwcounterEntryName, name)
-			d.u64(attrStatHwcounterEntryValue, counters[name])
+			entry := d.beginNest(attrStatHwcounterEntry | attrFlagNested)
+			d.putText(attrStatHwcounterEntryName, name)
+			d.putU64(attrStatHwcounterEntryValue, counters[name])
 			d.endNest(entry)
 		}
 		d.endNest(table)
@@ -60,9 +60,9 @@ func (q *request) getCounterMode() syscall.Errno {
 		return errno
 	}
 	return q.reply(cmdStatGet, func(d *datagram) syscall.Errno {
-		d.handle(dev)
-		d.u32(attrPortIndex, port)
-		d.u32(attrStatMode, counterModeNone)
+		d.putHandle(dev)
+		d.putU32(attrPortIndex, port)
+		d.putU32(attrStatMode, counterModeNone)
 		return 0
 	})
 }
@@ -72,7 +72,7 @@ func (q *request) dumpCounters(d *dump) syscall.Errno {
 	if !q.parse(false, attrStatRes) {
 		return syscall.EINVAL
 	}
-	switch q.tb.u32(attrStatRes) {
+	switch q.tb.getU32(attrStatRes) {
 	case attrResQP:
 		return q.dumpResources(d, kindCounter, resource.fill)
 	case attrResMR:
@@ -93,13 +93,13 @@ func (q *request) getCounterStatus() syscall.Errno {
 		return syscall.EINVAL
 	}
 	return q.reply(cmdStatStatus, func(d *datagram) syscall.Errno {
-		d.handle(dev)
-		d.u32(attrPortIndex, port)
-		table := d.nest(attrStatHwcounters | attrFlagNested)
+		d.putHandle(dev)
+		d.putU32(attrPortIndex, port)
+		table := d.beginNest(attrStatHwcounters | attrFlagNested)
 		for i, name := range slices.Sorted(maps.Keys(counters)) {
-			entry := d.nest(attrStatHwcounterEntry | attrFlagNested)
-			d.text(attrStatHwcounterEntryName, name)
-			d.u32(attrStatHwcounterIndex, uint32(i))
+			entry := d.beginNest(attrStatHwcounterEntry | attrFlagNested)
+			d.putText(attrStatHwcounterEntryName, name)
+			d.putU32(attrStatHwcounterIndex, uint32(i))
 			d.endNest(entry)
 		}
 		d.endNest(table)
@@ -124,18 +124,18 @@ func (q *request) setCounters() syscall.Errno {
 		return syscall.EINVAL
 	}
 	return q.reply(cmdStatSet, func(d *datagram) syscall.Errno {
-		d.handle(dev)
-		d.u32(attrPortIndex, port)
+		d.putHandle(dev)
+		d.putU32(attrPortIndex, port)
 		return 0
 	})
 }
 
 // bindCounter mirrors nldev_stat_set_mode_doit.
 func (q *request) bindCounter() syscall.Errno {
-	if !q.tb.has(attrStatRes) || q.tb.u32(attrStatRes) != attrResQP {
+	if !q.tb.has(attrStatRes) || q.tb.getU32(attrStatRes) != attrResQP {
 		return syscall.EINVAL
 	}
-	if q.tb.u32(attrStatMode) != counterModeAuto && !q.tb.has(attrResLQPN) {
+	if q.tb.getU32(attrStatMode) != counterModeAuto && !q.tb.has(attrResLQPN) {
 		return syscall.EINVAL
 	}
 	return syscall.EOPNOTSUPP
@@ -148,10 +148,10 @@ func (q *request) deleteCounter() syscall.Errno {
 	if errno != 0 {
 		return errno
 	}
-	if !q.tb.has(attrStatRes, attrStatCounterID, attrResLQPN) || q.tb.u32(attrStatRes) != attrResQP {
+	if !q.tb.has(attrStatRes, attrStatCounterID, attrResLQPN) || q.tb.getU32(attrStatRes) != attrResQP {
 		return syscall.EINVAL
 	}
-	if _, ok := find(kindQP.list(&dev.Resources), q.tb.u32(attrResLQPN)); !ok {
+	if _, ok := findResource(kindQP.list(&dev.Resources), q.tb.getU32(attrResLQPN)); !ok {
 		return syscall.ENOENT
 	}
 	return syscall.EINVAL

@@ -17,10 +17,10 @@ func (q *request) getSystem() syscall.Errno {
 		return errno
 	}
 	return q.reply(cmdSysGet, func(d *datagram) syscall.Errno {
-		d.flag(attrSysNetnsMode, sharedNetns)
-		d.flag(attrSysPrivilegedQkeyMode, privilegedQKey)
-		d.flag(attrSysMonitorMode, monitor)
-		d.flag(attrSysCopyOnFork, copyOnFork)
+		d.putFlag(attrSysNetnsMode, sharedNetns)
+		d.putFlag(attrSysPrivilegedQkeyMode, privilegedQKey)
+		d.putFlag(attrSysMonitorMode, monitor)
+		d.putFlag(attrSysCopyOnFork, copyOnFork)
 		return 0
 	})
 }
@@ -32,9 +32,9 @@ func (q *request) setSystem() syscall.Errno {
 	}
 	switch {
 	case q.tb.has(attrSysNetnsMode):
-		return setFlag(q.tb.u8(attrSysNetnsMode), sharedNetns)
+		return setFlag(q.tb.getU8(attrSysNetnsMode), sharedNetns)
 	case q.tb.has(attrSysPrivilegedQkeyMode):
-		return setFlag(q.tb.u8(attrSysPrivilegedQkeyMode), privilegedQKey)
+		return setFlag(q.tb.getU8(attrSysPrivilegedQkeyMode), privilegedQKey)
 	}
 	return syscall.EINVAL
 }

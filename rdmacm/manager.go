@@ -160,7 +160,7 @@ func (m *Manager) Close() {
 // containPanic calls f, which processes a peer's message. A panic in f is logged, and the manager continues. f must
 // therefore unlock m.mu by a deferred call.
 func (m *Manager) containPanic(f func()) {
-	contain.Do(f, contain.Logged(m.cfg.Log, "panic in the connection manager: the message is dropped"))
+	contain.RecoverPanic(f, contain.LogPanic(m.cfg.Log, "panic in the connection manager: the message is dropped"))
 }
 
 // Stats returns the counters.

@@ -58,7 +58,7 @@ func expectCallsFail(t *testing.T, list []blockingCall, do func(), want ...error
 	for _, c := range list {
 		waiting = append(waiting, func() { results <- result{c.name, c.f()} })
 	}
-	testutil.Block(t, waiting...)
+	testutil.WaitBlocked(t, waiting...)
 	do()
 	over := time.After(callTimeout)
 	for range list {
@@ -262,7 +262,7 @@ func TestCMDisconnect(t *testing.T) {
 			}
 		})
 	}
-	testutil.Block(t, readers...)
+	testutil.WaitBlocked(t, readers...)
 	must(t, m.Close())
 	wg.Wait()
 	_, err = e.l.Accept()

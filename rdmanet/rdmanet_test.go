@@ -457,11 +457,11 @@ func TestCallsAreIndependent(t *testing.T) {
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	read, written := make(chan error), make(chan error)
-	testutil.Block(t, func() { // this Read sleeps on behalf of all waiters
+	testutil.WaitBlocked(t, func() { // this Read sleeps on behalf of all waiters
 		_, err := a.Read(make([]byte, 1))
 		read <- err
 	})
-	testutil.Block(t, func() {
+	testutil.WaitBlocked(t, func() {
 		_, err := a.Write(make([]byte, 10_000))
 		written <- err
 	})
@@ -550,7 +550,7 @@ func TestCloseUnblocks(t *testing.T) {
 		_, err := a.Write(make([]byte, 1<<20))
 		errs <- err
 	}
-	testutil.Block(t, read, write, read, write)
+	testutil.WaitBlocked(t, read, write, read, write)
 	must(t, a.CloseWrite())
 	for range 2 {
 		checkOpError(t, "Write", <-errs, syscall.EPIPE)
@@ -609,7 +609,7 @@ func TestLostDevice(t *testing.T) {
 	d := w.openDevice(t)
 	a, b := connect(t, d, d, noRNRConfig, noRNRConfig)
 	errs := make(chan error, 2)
-	testutil.Block(t, func() {
+	testutil.WaitBlocked(t, func() {
 		_, err := a.Read(make([]byte, 1))
 		errs <- err
 	}, func() {

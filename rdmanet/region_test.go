@@ -215,7 +215,7 @@ func TestRemoteDeadlines(t *testing.T) {
 			t.Errorf("ReadAt with a deadline: got wrong bytes among %d, want the bytes of the region", n)
 		}
 		kept := bytes.Clone(buf[n:])
-		testutil.Stays(t, 200*time.Microsecond, "the caller's memory does not change after ReadAt",
+		testutil.Consistently(t, 200*time.Microsecond, "the caller's memory does not change after ReadAt",
 			func() bool { return bytes.Equal(kept, buf[n:]) })
 	}
 	must(t, a.SetReadDeadline(time.Time{}))
@@ -294,7 +294,7 @@ func TestRemoteTimeout(t *testing.T) {
 	giveUp("ReadRegion", func(ctx context.Context) error { return m.ReadRegion(ctx, 0, mine, 0, r.Len()) })
 	kept := bytes.Clone(mine.Bytes())
 	// This period is longer than several timeouts of the device.
-	testutil.Stays(t, 40*time.Millisecond, "the caller's memory does not change after ReadRegion",
+	testutil.Consistently(t, 40*time.Millisecond, "the caller's memory does not change after ReadRegion",
 		func() bool { return bytes.Equal(kept, mine.Bytes()) })
 	_, err = a.Write(text)
 	checkOpError(t, "Write", err, syscall.ECONNABORTED)

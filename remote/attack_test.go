@@ -52,7 +52,7 @@ type attacker struct {
 	fds []int // the descriptors that package devfile defines
 }
 
-func attack(t testing.TB, loc ctl.Location, name string) *attacker {
+func newAttacker(t testing.TB, loc ctl.Location, name string) *attacker {
 	t.Helper()
 	client, err := ctl.Dial(loc)
 	if err != nil {
@@ -63,7 +63,7 @@ func attack(t testing.TB, loc ctl.Location, name string) *attacker {
 		t.Fatal(err)
 	}
 	a := &attacker{t: t, c: devfile.Conn{UnixConn: nc}}
-	greeting, fds, err := a.c.Answered()
+	greeting, fds, err := a.c.ReceiveAnswer()
 	if err != nil || greeting.Err() != nil {
 		t.Fatal(err, greeting.Err())
 	}
@@ -78,14 +78,14 @@ func (a *attacker) close() {
 	a.fds = nil
 }
 
-// ask sends a request and returns the reply.
-func (a *attacker) ask(r devfile.Request, fds ...int) devfile.Answer {
+// sendRequest sends a request and returns the reply.
+func (a *attacker) sendRequest(r devfile.Request, fds ...int) devfile.Answer {
 	a.t.Helper()
-	if err := a.c.Ask(r, fds...); err != nil {
+	if err := a.c.SendRequest(r, fds...); err != nil {
 		a.t.Fatal(err)
 	}
 	a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
-	answer, got, err := a.c.Answered()
+	answer, got, err := a.c.ReceiveAnswer()
 	if err != nil {
 		a.t.Fatalf("answer to %+v: got %v, want success", r, err)
 	}
@@ -93,8 +93,8 @@ func (a *attacker) ask(r devfile.Request, fds ...int) devfile.Answer {
 	return answer
 }
 
-// threads returns the number of threads of this process.
-func threads(t testing.TB) int {
+// countThreads returns the number of threads of this process.
+func countThreads(t testing.TB) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -103,9 +103,9 @@ func threads(t testing.TB) int {
 	return len(list)
 }
 
-// lingering returns sockets with a last close that blocks until the listener is closed, because SO_LINGER waits for
-// unread data.
-func lingering(t testing.TB, n int) (fds []int, release func()) {
+// newLingeringSockets returns sockets with a last close that blocks until the listener is closed, because SO_LINGER
+// waits for unread data.
+func newLingeringSockets(t testing.TB, n int) (fds []int, release func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.91.13.30:0")
 	if err != nil {
@@ -159,20 +159,20 @@ func lingering(t testing.TB, n int) (fds []int, release func()) {
 // descriptors may cost the service only a few threads, and must not block other clients or the end of the service.
 func TestLingeringDescriptors(t *testing.T) {
 	_, loc := servicetest.Device(t, "127.91.13.1")
-	fds, release := lingering(t, 60)
+	fds, release := newLingeringSockets(t, 60)
 	var kept []int
 	defer func() {
 		release()
 		devfile.CloseAll(kept)
 	}()
-	before := threads(t)
+	before := countThreads(t)
 	for len(fds) > 0 {
-		a := attack(t, loc, "rxe0")
+		a := newAttacker(t, loc, "rxe0")
 		sent := []error{
 			unix.Sendmsg(a.fds[devfile.Signal], []byte{1}, unix.UnixRights(fds[0]), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL),
 			unix.Sendmsg(a.fds[devfile.Doorbell], []byte{1}, unix.UnixRights(fds[1]), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL),
-			a.c.Ask(devfile.Request{Op: devfile.OpWrite}, fds[2]),
-			a.c.Ask(devfile.Request{Op: devfile.OpWrite}, fds[3]),
+			a.c.SendRequest(devfile.Request{Op: devfile.OpWrite}, fds[2]),
+			a.c.SendRequest(devfile.Request{Op: devfile.OpWrite}, fds[3]),
 		}
 		for i, err := range sent {
 			if err != nil {
@@ -186,20 +186,20 @@ func TestLingeringDescriptors(t *testing.T) {
 		}
 		fds = fds[len(sent):]
 		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
-		if _, _, err := a.c.Answered(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		if _, _, err := a.c.ReceiveAnswer(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("connection of a client that sends unexpected descriptors: got %v, want the end of the connection", err)
 		}
 	}
-	testutil.Eventually(t, "all but a few threads to go on", func() bool { return threads(t) <= before+10 })
-	b := attack(t, loc, "rxe0")
-	if a := b.ask(devfile.Request{Op: devfile.OpForget}); a.Err() != nil {
+	testutil.Eventually(t, "all but a few threads to go on", func() bool { return countThreads(t) <= before+10 })
+	b := newAttacker(t, loc, "rxe0")
+	if a := b.sendRequest(devfile.Request{Op: devfile.OpForget}); a.Err() != nil {
 		t.Error(a.Err())
 	}
 }
 
-// TestMemoryFiles checks that OpMemory accepts only a client's /proc/self/mem and maps, and that a repeated
-// OpMemory is not charged again.
-func TestMemoryFiles(t *testing.T) {
+// TestMemoryRequestChecksFiles checks that OpMemory accepts only a client's /proc/self/mem and maps, and that a
+// repeated OpMemory is not charged again.
+func TestMemoryRequestChecksFiles(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.1")
 	files := map[string]int{}
 	for _, name := range []string{"/proc/self/mem", "/proc/self/maps", "/proc/self/smaps", "/proc/self/environ",
@@ -217,25 +217,25 @@ func TestMemoryFiles(t *testing.T) {
 		{"environ maps", false},
 		{"zero maps", false}, {"mem zero", false}, {"mem maps maps", false},
 	} {
-		a := attack(t, loc, "rxe0")
+		a := newAttacker(t, loc, "rxe0")
 		var fds []int
 		for _, name := range strings.Fields(test.names) {
 			fds = append(fds, files[name])
 		}
-		must(t, a.c.Ask(devfile.Request{Op: devfile.OpMemory}, fds...))
+		must(t, a.c.SendRequest(devfile.Request{Op: devfile.OpMemory}, fds...))
 		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
-		answer, _, err := a.c.Answered()
+		answer, _, err := a.c.ReceiveAnswer()
 		if ok := err == nil && answer.Err() == nil; ok != test.ok {
 			t.Errorf("OpMemory with %q: got %v and error %v, want the opposite", test.names, answer, err)
 		}
 		if test.ok {
-			before := held(srv)
+			before := heldCharges(srv)
 			for range 50 {
-				if x := a.ask(devfile.Request{Op: devfile.OpMemory}, fds...); x.Err() != nil {
+				if x := a.sendRequest(devfile.Request{Op: devfile.OpMemory}, fds...); x.Err() != nil {
 					t.Error(x.Err())
 				}
 			}
-			if now := held(srv); now != before {
+			if now := heldCharges(srv); now != before {
 				t.Errorf("charges after another OpMemory: got %s, want %s", now, before)
 			}
 		}
@@ -243,9 +243,9 @@ func TestMemoryFiles(t *testing.T) {
 	}
 }
 
-// held lists the charges of users, without the connections that the tests themselves open. held waits until charges
-// for descriptors in flight are gone.
-func held(s *service.Service) (list string) {
+// heldCharges lists the charges of users, without the connections that the tests themselves open. heldCharges waits
+// until charges for descriptors in flight are gone.
+func heldCharges(s *service.Service) (list string) {
 	testutil.Poll(func() bool {
 		var b strings.Builder
 		flying := false
@@ -263,20 +263,20 @@ func held(s *service.Service) (list string) {
 	return list
 }
 
-// TestAbandoned checks that clients that disconnect at any point leave no resources behind. The service must
-// disconnect clients that never read their replies, without an effect on other clients.
-func TestAbandoned(t *testing.T) {
+// TestDisconnectedClientLeavesNothing checks that clients that disconnect at any point leave no resources behind. The
+// service must disconnect clients that never read their replies, without an effect on other clients.
+func TestDisconnectedClientLeavesNothing(t *testing.T) {
 	b := startTarget(t)
 	s, err := verbsservice.At(b.loc.Socket)
 	must(t, err)
-	before, files := held(b.srv), openFiles()
+	before, files := heldCharges(b.srv), countOpenFiles()
 	raw := func() *net.UnixConn {
 		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: b.loc.Socket, Net: "unix"})
 		must(t, err)
 		return c
 	}
 	request := func(name string) []byte {
-		body := fmt.Appendf(nil, `{"protocol":%d,"op":"open","name":%q}`, ctl.Protocol, name)
+		body := fmt.Appendf(nil, `{"protocol":%d,"op":"open","name":%q}`, ctl.ProtocolVersion, name)
 		return append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
 	}
 	clients := 300
@@ -299,15 +299,15 @@ func TestAbandoned(t *testing.T) {
 			_, _ = c.Write(make([]byte, 24*(i%9)+i%24))
 			c.Close()
 		case 3:
-			a := attack(t, b.loc, "rxe0")
-			a.ask(devfile.Request{Op: devfile.OpAlloc, Addr: window, N: windowSize})
+			a := newAttacker(t, b.loc, "rxe0")
+			a.sendRequest(devfile.Request{Op: devfile.OpAlloc, Addr: windowAddr, N: windowSize})
 			_, _ = a.c.Write(make([]byte, 24*(i%9)+i%24))
 			a.close()
 		case 4: // a complete program with all its objects
 			d, err := s.Open("")
 			must(t, err)
-			w := wire(t, d, nil)
-			w.send()
+			w := connectPair(t, d, nil)
+			w.sendMessage()
 			must(t, d.Close())
 		}
 	}
@@ -318,16 +318,16 @@ func TestAbandoned(t *testing.T) {
 		}
 	}()
 	testutil.Eventually(t, "the charges to be released", func() bool {
-		left = fmt.Sprintf("%s; %d files, before %d", held(b.srv), openFiles(), files)
-		return held(b.srv) == before && openFiles() <= files
+		left = fmt.Sprintf("%s; %d files, before %d", heldCharges(b.srv), countOpenFiles(), files)
+		return heldCharges(b.srv) == before && countOpenFiles() <= files
 	})
 	if n := b.panics.n.Load(); n > 0 {
 		t.Errorf("panics of the service: got %d, want 0", n)
 	}
 }
 
-// openFiles counts the descriptors of this process, without the reserve descriptors of a service.
-func openFiles() (n int) {
+// countOpenFiles counts the descriptors of this process, without the reserve descriptors of a service.
+func countOpenFiles() (n int) {
 	list, _ := filepath.Glob("/proc/self/fd/*")
 	for _, path := range list {
 		if what, err := os.Readlink(path); err == nil && what != os.DevNull {
@@ -340,7 +340,7 @@ func openFiles() (n int) {
 // TestStopAtAnyPoint stops the service, and resets and removes the device, while clients open, use and close
 // devices.
 func TestStopAtAnyPoint(t *testing.T) {
-	for round := range testutil.Fewer(6, 2) {
+	for round := range testutil.FewerIfShort(6, 2) {
 		b := startTarget(t)
 		s, err := verbsservice.At(b.loc.Socket)
 		must(t, err)
@@ -392,7 +392,7 @@ func TestStopAtAnyPoint(t *testing.T) {
 		must(t, b.srv.Close())
 		close(stop)
 		clients.Wait()
-		testutil.Eventually(t, "the charges to be released", func() bool { return held(b.srv) == "" })
+		testutil.Eventually(t, "the charges to be released", func() bool { return heldCharges(b.srv) == "" })
 		if n := b.panics.n.Load(); n > 0 {
 			t.Errorf("panics of the service: got %d, want 0", n)
 		}

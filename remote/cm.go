@@ -34,8 +34,8 @@ func (f *File) openCM() error {
 	f.memory = &memory{buffers: buffers}
 	b := &eventSignal{fd: int(f.signal.Fd())}
 	f.cm = f.srv.cfg.CM.Open(ucma.Config{
-		User: f.user, PID: f.client.PID, UID: f.client.UID, Alive: func() bool { return !exited(f.client.Process) },
-		Ready: b.ready,
+		User: f.user, PID: f.client.PID, UID: f.client.UID, Alive: func() bool { return !hasExited(f.client.Process) },
+		Ready: b.setReady,
 	})
 	f.cmSignal = b
 	return nil
@@ -56,14 +56,14 @@ type eventSignal struct {
 	fd int // -1 once closed
 }
 
-func (b *eventSignal) ready(on bool) {
+func (b *eventSignal) setReady(on bool) {
 	if !on {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// One unread byte is enough. Each byte takes about 800 bytes of the kernel's memory.
-	if b.fd >= 0 && !kept.Unread(b.fd).InUse() {
+	if b.fd >= 0 && !kept.UnreadSocket(b.fd).InUse() {
 		_ = unix.Send(b.fd, []byte{0}, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	}
 }
@@ -103,4 +103,4 @@ func (c cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 }
 
 // MayBindLowPorts reports whether the client has CAP_NET_BIND_SERVICE in the service's user namespace.
-func (c cmCaller) MayBindLowPorts() bool { return c.f.client.Has(unix.CAP_NET_BIND_SERVICE) }
+func (c cmCaller) MayBindLowPorts() bool { return c.f.client.HasCapability(unix.CAP_NET_BIND_SERVICE) }

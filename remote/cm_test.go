@@ -76,36 +76,36 @@ func openCM(t *testing.T, s *Server, process *os.File) *cmProgram {
 	return p
 }
 
-func command[C any](p *cmProgram, cmd ucm.Command, v C, out int) {
+func runCommand[C any](p *cmProgram, cmd ucm.Command, v C, out int) {
 	p.t.Helper()
 	h := ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}
 	b := uapi.AppendTo(uapi.AppendTo(nil, &h), &v)
-	if n, err := p.write(b); err != nil || int(n) != len(b) {
+	if n, err := p.writeCommand(b); err != nil || int(n) != len(b) {
 		p.t.Fatalf("%v: got %d and error %v, want %d bytes", cmd, n, err, len(b))
 	}
 }
 
-func (p *cmProgram) write(b []byte) (uint64, error) {
+func (p *cmProgram) writeCommand(b []byte) (uint64, error) {
 	copy(p.mem, b)
-	return p.f.do(devfile.Request{Op: devfile.OpWrite, Addr: cmMemory, N: uint64(len(b))}, nil)
+	return p.f.executeRequest(devfile.Request{Op: devfile.OpWrite, Addr: cmMemory, N: uint64(len(b))}, nil)
 }
 
-func (p *cmProgram) create() uint32 {
+func (p *cmProgram) createID() uint32 {
 	p.t.Helper()
 	create := ucm.CreateID{UID: 1, Response: cmMemory + cmResponse, PS: uint16(msg.PortSpaceTCP)}
 	create.QPType = uint8(ib.QPTypeRC)
-	command(p, ucm.CmdCreateID, create, 4)
+	runCommand(p, ucm.CmdCreateID, create, 4)
 	r, _ := uapi.Decode[ucm.CreateIDResp](p.mem[cmResponse:])
 	return r.ID
 }
 
-// event returns the type of the next event, or noEvent.
-func (p *cmProgram) event() rdmacm.EventType {
+// nextEvent returns the type of the next event, or noEvent.
+func (p *cmProgram) nextEvent() rdmacm.EventType {
 	p.t.Helper()
 	synctest.Wait()
 	h := ucm.Hdr{Cmd: ucm.CmdGetEvent, In: 8, Out: uint16(uapi.SizeOf[ucm.EventResp]())}
 	get := ucm.GetEvent{Response: cmMemory + cmResponse}
-	_, err := p.write(uapi.AppendTo(uapi.AppendTo(nil, &h), &get))
+	_, err := p.writeCommand(uapi.AppendTo(uapi.AppendTo(nil, &h), &get))
 	if errors.Is(err, syscall.EAGAIN) {
 		return noEvent
 	}
@@ -116,16 +116,16 @@ func (p *cmProgram) event() rdmacm.EventType {
 	return rdmacm.EventType(r.Event)
 }
 
-// inet returns an IPv4 address for a command.
-func inet(port uint16) (s ucm.Sockaddr) {
+// inetSockaddr returns an IPv4 address for a command.
+func inetSockaddr(port uint16) (s ucm.Sockaddr) {
 	copy(s[:], []byte{syscall.AF_INET, 0, byte(port >> 8), byte(port), 10, 0, 0, 1})
 	return s
 }
 
-// TestListenerOfEndedClient tests a connection request after the client has destroyed its listener. The request
+// TestRequestAfterListenerDestroyed tests a connection request after the client has destroyed its listener. The request
 // waits for the next listener, or is rejected at once if the client has ended.
-func TestListenerOfEndedClient(t *testing.T) {
-	own, ended := processOf(t, os.Getpid()), endedProcess(t)
+func TestRequestAfterListenerDestroyed(t *testing.T) {
+	own, ended := pidfdOf(t, os.Getpid()), endedProcess(t)
 	duplicate := func(f *os.File) *os.File { // a File closes the client's pidfd
 		fd, err := syscall.Dup(int(f.Fd()))
 		if err != nil {
@@ -142,22 +142,22 @@ func TestListenerOfEndedClient(t *testing.T) {
 			server, client := openCM(t, s, duplicate(tt.process)), openCM(t, s, duplicate(own))
 			defer server.f.Close()
 			defer client.f.Close()
-			l := server.create()
-			command(server, ucm.CmdBind, ucm.Bind{ID: l, AddrSize: 16, Addr: inet(7001)}, 0)
-			command(server, ucm.CmdListen, ucm.Listen{ID: l}, 0)
-			command(server, ucm.CmdDestroyID, ucm.DestroyID{Response: cmMemory + cmResponse, ID: l}, 4)
-			c := client.create()
-			command(client, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: 16, DstAddr: inet(7001)}, 0)
-			if e := client.event(); e != rdmacm.AddrResolved {
+			l := server.createID()
+			runCommand(server, ucm.CmdBind, ucm.Bind{ID: l, AddrSize: 16, Addr: inetSockaddr(7001)}, 0)
+			runCommand(server, ucm.CmdListen, ucm.Listen{ID: l}, 0)
+			runCommand(server, ucm.CmdDestroyID, ucm.DestroyID{Response: cmMemory + cmResponse, ID: l}, 4)
+			c := client.createID()
+			runCommand(client, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: 16, DstAddr: inetSockaddr(7001)}, 0)
+			if e := client.nextEvent(); e != rdmacm.AddrResolved {
 				t.Fatalf("%s: got event %v, want %v", name, e, rdmacm.AddrResolved)
 			}
-			command(client, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0)
-			client.event()
+			runCommand(client, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0)
+			client.nextEvent()
 			s.cfg.Uverbs = newUverbs(t)
 			defer s.cfg.Uverbs.Close()
 			client.f.client.Manager = true // a manager may connect any queue pair
-			command(client, ucm.CmdConnect, ucm.Connect{ID: c, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0)
-			if e := client.event(); e != tt.want {
+			runCommand(client, ucm.CmdConnect, ucm.Connect{ID: c, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0)
+			if e := client.nextEvent(); e != tt.want {
 				t.Errorf("%s: got event %v, want %v", name, e, tt.want)
 			}
 		})
@@ -171,7 +171,7 @@ func TestConnectionManagerCharges(t *testing.T) {
 		s := New(Config{CM: cm, Quota: ledger})
 		user := ledger.User(4242)
 		open := func() (*File, error) {
-			c := Client{PID: os.Getpid(), UID: 4242, Process: processOf(t, os.Getpid())}
+			c := Client{PID: os.Getpid(), UID: 4242, Process: pidfdOf(t, os.Getpid())}
 			c.Principal = principal.Principal{Account: user.ID()}
 			f, _, err := s.Open(c, devfile.ConnectionManager)
 			return f, err
@@ -200,10 +200,10 @@ func TestConnectionManagerCharges(t *testing.T) {
 	})
 }
 
-// TestAnswers tests the replies of a file of the connection manager to invalid requests.
-func TestAnswers(t *testing.T) {
+// TestCMFileRefusesInvalidRequests tests the replies of a file of the connection manager to invalid requests.
+func TestCMFileRefusesInvalidRequests(t *testing.T) {
 	withCM(t, func(t *testing.T, cm *ucma.Server) {
-		p := openCM(t, New(Config{CM: cm}), processOf(t, os.Getpid()))
+		p := openCM(t, New(Config{CM: cm}), pidfdOf(t, os.Getpid()))
 		defer p.f.Close()
 		list := ucm.Hdr{Cmd: ucm.CmdListen, In: 8}
 		id := ucm.Listen{ID: 9}
@@ -226,7 +226,7 @@ func TestAnswers(t *testing.T) {
 			{devfile.Request{Op: devfile.OpForget, N: 1 << 40}, 0, ""},
 		} {
 			want := devfile.Answer{Errno: tt.errno, Text: tt.text}
-			if got := p.f.answer(tt.r, nil); got != want {
+			if got := p.f.answerRequest(tt.r, nil); got != want {
 				t.Errorf("answer to %+v:\ngot  %+v\nwant %+v", tt.r, got, want)
 			}
 		}

@@ -20,52 +20,53 @@ import (
 	verbsservice "verbena/verbs/service"
 )
 
-// commander is an attacker that issues commands to the connection manager.
-type commander struct {
+// cmAttacker is an attacker that issues commands to the connection manager.
+type cmAttacker struct {
 	*attacker
 	mem []byte // memory at window
 }
 
-func command(t testing.TB, a *attacker) *commander {
+func newCommander(t testing.TB, a *attacker) *cmAttacker {
 	t.Helper()
-	w := a.ask(devfile.Request{Op: devfile.OpAlloc, Addr: window, N: windowSize})
+	w := a.sendRequest(devfile.Request{Op: devfile.OpAlloc, Addr: windowAddr, N: windowSize})
 	must(t, w.Err())
 	const prot = unix.PROT_READ | unix.PROT_WRITE
 	mem, err := unix.Mmap(a.fds[devfile.BufferFile], int64(w.N), windowSize, prot, unix.MAP_SHARED)
 	must(t, err)
 	t.Cleanup(func() { unix.Munmap(mem) })
-	return &commander{a, mem}
+	return &cmAttacker{a, mem}
 }
 
-// response is the offset of responses in the window.
-const response = 4096
+// responseOffset is the offset of responses in the window.
+const responseOffset = 4096
 
-func issue[C any](c *commander, cmd ucm.Command, v C, out int) error {
+func issueCommand[C any](c *cmAttacker, cmd ucm.Command, v C, out int) error {
 	h := ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}
 	b := uapi.AppendTo(uapi.AppendTo(nil, &h), &v)
 	copy(c.mem, b)
-	a := c.ask(devfile.Request{Op: devfile.OpWrite, Addr: window, N: uint64(len(b))})
+	a := c.sendRequest(devfile.Request{Op: devfile.OpWrite, Addr: windowAddr, N: uint64(len(b))})
 	return a.Err()
 }
 
-// event waits for an event.
-func (c *commander) event() {
+// waitForEvent waits for an event.
+func (c *cmAttacker) waitForEvent() {
 	c.t.Helper()
 	var err error
 	testutil.Eventually(c.t, "an event of the connection manager", func() bool {
-		err = issue(c, ucm.CmdGetEvent, ucm.GetEvent{Response: window + response}, uapi.SizeOf[ucm.EventResp]())
+		err = issueCommand(c, ucm.CmdGetEvent, ucm.GetEvent{Response: windowAddr + responseOffset},
+			uapi.SizeOf[ucm.EventResp]())
 		return !errors.Is(err, syscall.EAGAIN)
 	})
 	must(c.t, err)
 }
 
-// TestConnectAnothersQueuePair tests that a user cannot connect the queue pair of another user, while its owner and
-// a manager can.
-func TestConnectAnothersQueuePair(t *testing.T) {
+// TestConnectOthersQueuePairIsRefused tests that a user cannot connect the queue pair of another user, while its owner
+// and a manager can.
+func TestConnectOthersQueuePairIsRefused(t *testing.T) {
 	testutil.NeedRoot(t, "to act as several users")
 	const owner, other = 65532, 65533
 	_, loc := servicetest.Device(t, "127.91.13.3")
-	testutil.Searchable(t, filepath.Dir(loc.Socket))
+	testutil.MakeSearchable(t, filepath.Dir(loc.Socket))
 	must(t, os.Chmod(loc.Socket, 0o666))
 	var d *verbs.Device
 	testutil.AsUser(t, owner, func() {
@@ -81,33 +82,33 @@ func TestConnectAnothersQueuePair(t *testing.T) {
 		t.FailNow()
 	}
 	defer d.Close()
-	foreign := wire(t, d, nil).from.Num()
+	foreign := connectPair(t, d, nil).from.Num()
 	for _, tt := range []struct {
 		name string
 		uid  int
 		want error
 	}{{"another user", other, syscall.EINVAL}, {"the owner", owner, nil}, {"a manager", 0, nil}} {
-		var c *commander
-		testutil.AsUser(t, tt.uid, func() { c = command(t, attack(t, loc, devfile.ConnectionManager)) })
+		var c *cmAttacker
+		testutil.AsUser(t, tt.uid, func() { c = newCommander(t, newAttacker(t, loc, devfile.ConnectionManager)) })
 		if c == nil {
 			t.FailNow()
 		}
 		var address ucm.Sockaddr
 		copy(address[:], []byte{unix.AF_INET, 0, 0x1b, 0x59, 127, 91, 13, 3})
-		create := ucm.CreateID{UID: 1, Response: window + response, PS: uint16(msg.PortSpaceTCP)}
+		create := ucm.CreateID{UID: 1, Response: windowAddr + responseOffset, PS: uint16(msg.PortSpaceTCP)}
 		create.QPType = uint8(ib.QPTypeRC)
-		must(t, issue(c, ucm.CmdCreateID, create, 4))
-		r, _ := uapi.Decode[ucm.CreateIDResp](c.mem[response:])
-		must(t, issue(c, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: r.ID, DstSize: 16, DstAddr: address}, 0))
-		c.event()
-		must(t, issue(c, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: r.ID}, 0))
-		c.event()
+		must(t, issueCommand(c, ucm.CmdCreateID, create, 4))
+		r, _ := uapi.Decode[ucm.CreateIDResp](c.mem[responseOffset:])
+		must(t, issueCommand(c, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: r.ID, DstSize: 16, DstAddr: address}, 0))
+		c.waitForEvent()
+		must(t, issueCommand(c, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: r.ID}, 0))
+		c.waitForEvent()
 		for _, high := range []uint32{1 << 24, 0} { // high bits that no queue pair number has
 			connect := ucm.Connect{ID: r.ID, ConnParam: ucm.ConnParam{QPNum: high | foreign, Valid: 1}}
 			if high != 0 && tt.want == nil {
 				continue
 			}
-			if err := issue(c, ucm.CmdConnect, connect, 0); !errors.Is(err, tt.want) {
+			if err := issueCommand(c, ucm.CmdConnect, connect, 0); !errors.Is(err, tt.want) {
 				t.Errorf("connect queue pair %#[2]x by %[1]s: got %[3]v, want %[4]v", tt.name, high|foreign, err, tt.want)
 			}
 		}

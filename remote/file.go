@@ -33,16 +33,16 @@ type File struct {
 	srv    *Server
 	client Client
 	user   *quota.User
-	kept   *kept.Kept
+	kept   *kept.UserObjects
 	taken  []charge
 
 	acct  *account
-	space space
+	space clientSpace
 
-	signal *os.File    // the service's end
-	theirs *os.File    // the client's end, or nil once it was sent
-	bell   int         // an eventfd, or -1 for the connection manager
-	given  []kept.Note // the file descriptions sent to the client, each charged as a descriptor
+	signal *os.File        // the service's end
+	theirs *os.File        // the client's end, or nil once it was sent
+	bell   int             // an eventfd, or -1 for the connection manager
+	given  []kept.FileNote // the file descriptions sent to the client, each charged as a descriptor
 
 	strays []int // unexpected descriptors from the client; closing them may block
 
@@ -50,14 +50,14 @@ type File struct {
 
 	// For a device.
 	uverbs *uverbs.File
-	polled *poller.Polled
+	polled *poller.PolledSource
 
 	// The following fields are for the connection manager.
 	cm       *ucma.File
 	cmSignal *eventSignal
 
 	// The following map holds the event files of the client, by their numbers in commands.
-	events     map[uint32]inode
+	events     map[uint32]eventFileID
 	nextNumber uint32
 	installed  *os.File // event file that the current command created
 	number     uint32   // number of the installed event file
@@ -68,8 +68,8 @@ type charge struct {
 	n    uint64
 }
 
-// inode identifies an event file.
-type inode struct{ dev, ino uint64 }
+// eventFileID identifies an event file.
+type eventFileID struct{ dev, ino uint64 }
 
 const (
 	// firstNumber is the first number of an event file. firstNumber exceeds the numbers that a program takes for
@@ -89,15 +89,15 @@ const (
 )
 
 func (f *File) chargeQuota(k quota.Kind, n uint64) error {
-	if err := f.user.Take(k, n); err != nil {
+	if err := f.user.Charge(k, n); err != nil {
 		return err
 	}
 	f.taken = append(f.taken, charge{k, n})
 	return nil
 }
 
-// release frees the resources of the file itself.
-func (f *File) release() {
+// freeResources frees the resources of the file itself.
+func (f *File) freeResources() {
 	for _, x := range []*os.File{f.signal, f.theirs, f.client.Process} {
 		if x != nil {
 			x.Close()
@@ -107,14 +107,14 @@ func (f *File) release() {
 		unix.Close(f.bell)
 	}
 	for _, n := range f.given {
-		f.kept.Keep(n, func() { f.user.Give(quota.Descriptors, 1) })
+		f.kept.Keep(n, func() { f.user.Release(quota.Descriptors, 1) })
 	}
 	if f.acct != nil {
 		f.acct.put()
 	}
 	f.space.close()
 	for _, c := range f.taken {
-		f.user.Give(c.kind, c.n)
+		f.user.Release(c.kind, c.n)
 	}
 	f.taken = nil
 }
@@ -139,12 +139,12 @@ func (f *File) makeSignal() error {
 
 // chargeDescriptor charges the client's user for a file description, for as long as the client has the description.
 func (f *File) chargeDescriptor(fd int) error {
-	if err := f.user.Take(quota.Descriptors, 1); err != nil {
+	if err := f.user.Charge(quota.Descriptors, 1); err != nil {
 		return err
 	}
-	n, err := f.kept.Note(fd)
+	n, err := f.kept.NoteFile(fd)
 	if err != nil {
-		f.user.Give(quota.Descriptors, 1)
+		f.user.Release(quota.Descriptors, 1)
 		return err
 	}
 	f.given = append(f.given, n)
@@ -160,12 +160,12 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		f.memory.Close()
 		return err
 	}
-	control, err := f.memory.buffers.Alloc(devfile.ControlSize)
+	control, err := f.memory.buffers.Alloc(devfile.ControlAreaSize)
 	if err != nil {
 		f.memory.Close()
 		return err
 	}
-	f.memory.control = shm.Word(control.Mem)
+	f.memory.control = shm.FirstWord(control.Mem)
 	if f.bell, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
 		f.memory.Close()
 		return fmt.Errorf("make a doorbell: eventfd: %w", err)
@@ -179,7 +179,7 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 		return err
 	}
 	f.polled, err = f.srv.cfg.Pollers.Add(f.user, poller.Source{
-		File: f.uverbs, Doorbell: f.bell, Tell: f.memory.setAwake, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
+		File: f.uverbs, Doorbell: f.bell, Tell: f.memory.setPollerAwake, Who: []any{"uid", f.client.UID, "pid", f.client.PID},
 	})
 	if err != nil {
 		f.uverbs.Close()
@@ -212,26 +212,26 @@ func (f *File) serve(nc *net.UnixConn) error {
 	if err := nc.SetWriteBuffer(sendBuffer); err != nil {
 		return err
 	}
-	if err := f.greet(c); err != nil {
+	if err := f.sendDescriptors(c); err != nil {
 		return err
 	}
 	for {
-		r, fds, err := c.Requested(sendTimeout)
+		r, fds, err := c.ReceiveRequest(sendTimeout)
 		if err == nil {
-			fds, err = f.accept(r, fds)
+			fds, err = f.checkDescriptors(r, fds)
 		}
 		if err != nil {
 			f.strays = fds
 			return err
 		}
-		a := f.answer(r, fds)
+		a := f.answerRequest(r, fds)
 		c.SetWriteDeadline(time.Now().Add(sendTimeout))
 		if f.installed != nil {
-			err = c.Answer(a, int(f.installed.Fd()))
+			err = c.SendAnswer(a, int(f.installed.Fd()))
 			f.installed.Close()
 			f.installed = nil
 		} else {
-			err = c.Answer(a)
+			err = c.SendAnswer(a)
 		}
 		if err != nil {
 			return fmt.Errorf("answer: %w", err)
@@ -239,8 +239,8 @@ func (f *File) serve(nc *net.UnixConn) error {
 	}
 }
 
-// greet sends the descriptors of the file to the client.
-func (f *File) greet(c devfile.Conn) error {
+// sendDescriptors sends the descriptors of the file to the client.
+func (f *File) sendDescriptors(c devfile.Conn) error {
 	fds := []int{int(f.theirs.Fd())}
 	for _, m := range []*shm.File{f.memory.buffers, f.memory.queues} {
 		if m == nil {
@@ -257,20 +257,20 @@ func (f *File) greet(c devfile.Conn) error {
 		fds = append(fds, f.bell)
 	}
 	c.SetWriteDeadline(time.Now().Add(sendTimeout))
-	err := c.Answer(devfile.Answer{}, fds...)
+	err := c.SendAnswer(devfile.Answer{}, fds...)
 	f.theirs.Close()
 	f.theirs = nil
 	if refused := (*quota.Error)(nil); errors.As(err, &refused) { // no reply was sent
-		_ = c.Answer(failed(err))
+		_ = c.SendAnswer(errorAnswer(err))
 	}
 	return err
 }
 
-// accept checks the descriptors of a request. It returns unexpected descriptors with an error. The close of
+// checkDescriptors checks the descriptors of a request. It returns unexpected descriptors with an error. The close of
 // accepted descriptors never blocks.
-func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
+func (f *File) checkDescriptors(r devfile.Request, fds []int) (_ []int, err error) {
 	switch {
-	case r.Op != devfile.OpMemory && len(fds) > 0, r.Op == devfile.OpMemory && len(fds) != devfile.MemoryFiles:
+	case r.Op != devfile.OpMemory && len(fds) > 0, r.Op == devfile.OpMemory && len(fds) != devfile.NumMemoryFiles:
 		err = fmt.Errorf("request %d came with %d descriptors: %w", r.Op, len(fds), syscall.EINVAL)
 	case r.Op == devfile.OpMemory:
 		if err = umem.IsProcMem(fds[0]); err == nil {
@@ -280,9 +280,9 @@ func (f *File) accept(r devfile.Request, fds []int) (_ []int, err error) {
 	return fds, err
 }
 
-// Strays returns the unexpected descriptors that the client has sent. The caller must close them after Close, and
-// must limit the number of concurrent closes, because the client can delay each close without limit.
-func (f *File) Strays() []int { return f.strays }
+// UnexpectedDescriptors returns the unexpected descriptors that the client has sent. The caller must close them after
+// Close, and must limit the number of concurrent closes, because the client can delay each close without limit.
+func (f *File) UnexpectedDescriptors() []int { return f.strays }
 
 // Close closes the file. It may sleep.
 func (f *File) Close() {
@@ -291,11 +291,11 @@ func (f *File) Close() {
 		f.uverbs.Close()
 	}
 	f.closeCM()
-	f.release()
+	f.freeResources()
 }
 
-// answer executes a request. answer converts a panic to an error.
-func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
+// answerRequest executes a request. answerRequest converts a panic to an error.
+func (f *File) answerRequest(r devfile.Request, fds []int) (a devfile.Answer) {
 	defer func() {
 		if p := recover(); p != nil {
 			err := fmt.Errorf("panic in a command: %v", p)
@@ -303,17 +303,17 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 			if f.uverbs != nil {
 				f.uverbs.Fail(err)
 			}
-			a = failed(fmt.Errorf("internal error; see the log of the service: %w", syscall.EIO))
+			a = errorAnswer(fmt.Errorf("internal error; see the log of the service: %w", syscall.EIO))
 		}
 	}()
-	n, err := f.do(r, fds)
+	n, err := f.executeRequest(r, fds)
 	if err != nil {
 		if f.installed != nil { // the client does not receive the number
 			f.installed.Close()
 			f.installed = nil
 			delete(f.events, f.number)
 		}
-		return failed(err)
+		return errorAnswer(err)
 	}
 	if f.installed != nil {
 		return devfile.Answer{N: n, Number: f.number}
@@ -321,15 +321,17 @@ func (f *File) answer(r devfile.Request, fds []int) (a devfile.Answer) {
 	return devfile.Answer{N: n}
 }
 
-func failed(err error) devfile.Answer { return devfile.Answer{Errno: errno(err), Text: err.Error()} }
+func errorAnswer(err error) devfile.Answer {
+	return devfile.Answer{Errno: errnoOf(err), Text: err.Error()}
+}
 
-// do executes a request. do owns the descriptors of the request, which accept has checked.
+// executeRequest executes a request. executeRequest owns the descriptors of the request, which accept has checked.
 //
 //verbena:parses
-func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
+func (f *File) executeRequest(r devfile.Request, fds []int) (n uint64, err error) {
 	switch r.Op {
 	case devfile.OpMemory:
-		return 0, f.takeMemory(fds)
+		return 0, f.addClientMemory(fds)
 	case devfile.OpWrite:
 		size := int(min(r.N, maxCommand))
 		if f.cm != nil {
@@ -343,7 +345,7 @@ func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
 		}
 		return 0, f.uverbs.Ioctl(caller{f}, uapi.VerbsIoctl, r.Addr)
 	case devfile.OpAlloc:
-		return f.alloc(r.Addr, r.N)
+		return f.allocShared(r.Addr, r.N)
 	case devfile.OpForget:
 		delete(f.events, uint32(r.N))
 		return 0, nil
@@ -351,9 +353,9 @@ func (f *File) do(r devfile.Request, fds []int) (n uint64, err error) {
 	return 0, fmt.Errorf("request %d is unknown: %w", r.Op, syscall.EINVAL)
 }
 
-// alloc allocates shared memory that the client maps at addr, and returns the offset of the memory in the buffer
+// allocShared allocates shared memory that the client maps at addr, and returns the offset of the memory in the buffer
 // file.
-func (f *File) alloc(addr, n uint64) (offset uint64, err error) {
+func (f *File) allocShared(addr, n uint64) (offset uint64, err error) {
 	page := umem.PageSize
 	switch {
 	case n == 0, n%page != 0, addr%page != 0, n > 1<<62, addr+n < addr:
@@ -405,14 +407,14 @@ func (c caller) InstallFD(fd int, _ bool) (int, error) {
 		return 0, err
 	}
 	f.installed = os.NewFile(uintptr(dup), "events")
-	f.number = f.unusedNumber()
-	f.events[f.number] = inode{st.Dev, st.Ino}
+	f.number = f.unusedFileNumber()
+	f.events[f.number] = eventFileID{st.Dev, st.Ino}
 	return int(f.number), nil
 }
 
-// unusedNumber returns a number that no event file has. The number is non-negative as int32, because commands use it as
-// a descriptor.
-func (f *File) unusedNumber() uint32 {
+// unusedFileNumber returns a number that no event file has. The number is non-negative as int32, because commands use
+// it as a descriptor.
+func (f *File) unusedFileNumber() uint32 {
 	for {
 		n := f.nextNumber
 		if f.nextNumber++; f.nextNumber > math.MaxInt32 {
@@ -457,8 +459,8 @@ func (m *memory) Depart() {
 	}
 }
 
-// setAwake writes to the control word whether the poller is awake.
-func (m *memory) setAwake(awake bool) {
+// setPollerAwake writes to the control word whether the poller is awake.
+func (m *memory) setPollerAwake(awake bool) {
 	state := devfile.Asleep
 	if awake {
 		state = devfile.Awake

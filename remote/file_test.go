@@ -16,8 +16,8 @@ import (
 	"verbena/umem"
 )
 
-// procFile opens a file in /proc/self.
-func procFile(t *testing.T, name string) int {
+// openProcFile opens a file in /proc/self.
+func openProcFile(t *testing.T, name string) int {
 	t.Helper()
 	f, err := os.Open("/proc/self/" + name)
 	if err != nil {
@@ -27,9 +27,10 @@ func procFile(t *testing.T, name string) int {
 	return int(f.Fd())
 }
 
-// TestAccept checks that only OpMemory accepts descriptors, and only the memory and mappings of a process.
-func TestAccept(t *testing.T) {
-	mem, maps, status := procFile(t, "mem"), procFile(t, "maps"), procFile(t, "status")
+// TestOnlyMemoryRequestHasDescriptors checks that only OpMemory accepts descriptors, and only the memory and mappings
+// of a process.
+func TestOnlyMemoryRequestHasDescriptors(t *testing.T) {
+	mem, maps, status := openProcFile(t, "mem"), openProcFile(t, "maps"), openProcFile(t, "status")
 	f := &File{}
 	for _, tt := range []struct {
 		name string
@@ -46,7 +47,7 @@ func TestAccept(t *testing.T) {
 		{"another file for memory", devfile.OpMemory, []int{status, maps}, false},
 		{"another file for maps", devfile.OpMemory, []int{mem, status}, false},
 	} {
-		fds, err := f.accept(devfile.Request{Op: tt.op}, tt.fds)
+		fds, err := f.checkDescriptors(devfile.Request{Op: tt.op}, tt.fds)
 		if (err == nil) != tt.ok || len(fds) != len(tt.fds) {
 			t.Errorf("accept of %s: got %d descriptors and error %v", tt.name, len(fds), err)
 		}
@@ -73,8 +74,8 @@ func TestClosedByClient(t *testing.T) {
 	}
 }
 
-// TestAlloc checks the limits of buffer allocations.
-func TestAlloc(t *testing.T) {
+// TestAllocLimits checks the limits of buffer allocations.
+func TestAllocLimits(t *testing.T) {
 	f := &File{}
 	page := umem.PageSize
 	for _, tt := range []struct {
@@ -91,7 +92,7 @@ func TestAlloc(t *testing.T) {
 		{"too many", page, page, maxWindows, syscall.ENOMEM},
 	} {
 		f.space.count = tt.count
-		if _, err := f.alloc(tt.addr, tt.n); !errors.Is(err, tt.want) {
+		if _, err := f.allocShared(tt.addr, tt.n); !errors.Is(err, tt.want) {
 			t.Errorf("alloc %s: got %v, want %v", tt.name, err, tt.want)
 		}
 	}
@@ -100,11 +101,11 @@ func TestAlloc(t *testing.T) {
 // TestEventFilesAreBounded checks the limit of event files of a client, and that a command returns at most one
 // event file.
 func TestEventFilesAreBounded(t *testing.T) {
-	f := &File{events: map[uint32]inode{}, nextNumber: firstNumber}
-	fd := procFile(t, "status")
+	f := &File{events: map[uint32]eventFileID{}, nextNumber: firstNumber}
+	fd := openProcFile(t, "status")
 	c := caller{f}
 	for i := range maxEvents - 1 {
-		f.events[uint32(i)] = inode{}
+		f.events[uint32(i)] = eventFileID{}
 	}
 	if _, err := c.InstallFD(fd, true); err != nil {
 		t.Fatal(err)
@@ -123,12 +124,12 @@ func TestEventFilesAreBounded(t *testing.T) {
 	}
 }
 
-// TestEventNumbers tests that numbers of event files are reused only after all other numbers, and are valid
+// TestEventFileNumberReuse tests that numbers of event files are reused only after all other numbers, and are valid
 // descriptors for a program.
-func TestEventNumbers(t *testing.T) {
+func TestEventFileNumberReuse(t *testing.T) {
 	const last = 1<<31 - 1
-	f := &File{events: map[uint32]inode{firstNumber: {}, firstNumber + 2: {}}, nextNumber: last - 1}
-	fd := procFile(t, "status")
+	f := &File{events: map[uint32]eventFileID{firstNumber: {}, firstNumber + 2: {}}, nextNumber: last - 1}
+	fd := openProcFile(t, "status")
 	for _, want := range []int{last - 1, last, firstNumber + 1, firstNumber + 3} {
 		got, err := (caller{f}).InstallFD(fd, true)
 		if err != nil {
@@ -150,11 +151,11 @@ func TestControlWord(t *testing.T) {
 		do   func()
 		want uint32
 	}{
-		{func() { m.setAwake(true) }, devfile.Awake},
-		{func() { m.setAwake(false) }, devfile.Asleep},
+		{func() { m.setPollerAwake(true) }, devfile.Awake},
+		{func() { m.setPollerAwake(false) }, devfile.Asleep},
 		{m.Depart, devfile.Gone},
-		{func() { m.setAwake(true) }, devfile.Gone},
-		{func() { m.setAwake(false) }, devfile.Gone},
+		{func() { m.setPollerAwake(true) }, devfile.Gone},
+		{func() { m.setPollerAwake(false) }, devfile.Gone},
 	} {
 		tt.do()
 		if got := word.Load(); got != tt.want {
@@ -162,6 +163,6 @@ func TestControlWord(t *testing.T) {
 		}
 	}
 	m.control = nil // as after a close
-	m.setAwake(true)
+	m.setPollerAwake(true)
 	m.Depart()
 }

@@ -24,13 +24,13 @@ func endedProcess(t *testing.T) *os.File {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	f := processOf(t, c.Process.Pid)
+	f := pidfdOf(t, c.Process.Pid)
 	_ = c.Process.Kill()
 	_ = c.Wait()
 	return f
 }
 
-func processOf(t *testing.T, pid int) *os.File {
+func pidfdOf(t *testing.T, pid int) *os.File {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -55,17 +55,17 @@ func ownMemory(t *testing.T) []int {
 	return fds
 }
 
-// TestMemoryOfAnothersNumber tests that the service does not accept the memory of a client that has ended when
+// TestMemoryOfReusedPID tests that the service does not accept the memory of a client that has ended when
 // another process has the client's ID.
-func TestMemoryOfAnothersNumber(t *testing.T) {
+func TestMemoryOfReusedPID(t *testing.T) {
 	for name, tt := range map[string]struct {
 		process *os.File
 		want    error
-	}{"the client": {processOf(t, os.Getpid()), nil}, "another": {endedProcess(t), syscall.ESRCH}} {
+	}{"the client": {pidfdOf(t, os.Getpid()), nil}, "another": {endedProcess(t), syscall.ESRCH}} {
 		user := quota.New(quota.Limits{}).User(1)
 		f := &File{srv: New(Config{}), user: user, client: Client{PID: os.Getpid(), UID: os.Getuid(), Process: tt.process}}
 		f.space.windows = umem.NewLocal()
-		if err := f.takeMemory(ownMemory(t)); !errors.Is(err, tt.want) {
+		if err := f.addClientMemory(ownMemory(t)); !errors.Is(err, tt.want) {
 			t.Errorf("takeMemory %s: got %v, want %v", name, err, tt.want)
 		}
 		if p := f.space.process.Load(); (p != nil) != (tt.want == nil) {
@@ -78,34 +78,35 @@ func TestMemoryOfAnothersNumber(t *testing.T) {
 	}
 }
 
-// TestLimitOfAnothersNumber tests that a client that has ended has no limit, and does not get the limit of a
+// TestLimitOfReusedPID tests that a client that has ended has no limit, and does not get the limit of a
 // process with the same ID.
-func TestLimitOfAnothersNumber(t *testing.T) {
+func TestLimitOfReusedPID(t *testing.T) {
 	c := Client{PID: os.Getpid(), UID: os.Getuid(), Process: endedProcess(t)}
 	if l, err := c.lockLimit(); !errors.Is(err, umem.ErrLimit) {
 		t.Errorf("lockLimit: got %d and error %v, want ErrLimit", l, err)
 	}
 }
 
-// TestCharges tests that a connection, and the memory of a client, are rejected at the limit of descriptors.
-func TestCharges(t *testing.T) {
+// TestConnectionRefusedAtLimit tests that a connection, and the memory of a client, are rejected at the limit of
+// descriptors.
+func TestConnectionRefusedAtLimit(t *testing.T) {
 	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: connectionDescriptors + memoryDescriptors - 1}})
 	client := Client{PID: os.Getpid(), UID: 4242, Principal: principal.Principal{Account: quota.ID{UID: 4242}}}
 	user := ledger.User(client.UID)
-	if err := user.Take(quota.Descriptors, memoryDescriptors); err != nil {
+	if err := user.Charge(quota.Descriptors, memoryDescriptors); err != nil {
 		t.Fatal(err)
 	}
-	client.Process = processOf(t, os.Getpid())
+	client.Process = pidfdOf(t, os.Getpid())
 	if f, _, err := New(Config{Quota: ledger}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("Open: got %v and error %v, want EMFILE", f, err)
 	}
 	if n := user.Held(quota.Descriptors); n != memoryDescriptors {
 		t.Errorf("charged descriptors after a refusal: got %d, want %d", n, memoryDescriptors)
 	}
-	user.Give(quota.Descriptors, memoryDescriptors)
+	user.Release(quota.Descriptors, memoryDescriptors)
 
 	f := &File{srv: New(Config{}), user: user, client: client}
-	f.client.Process = processOf(t, os.Getpid())
+	f.client.Process = pidfdOf(t, os.Getpid())
 	f.space.windows = umem.NewLocal()
 	if err := f.chargeQuota(quota.Descriptors, connectionDescriptors); err != nil {
 		t.Fatal(err)
@@ -113,22 +114,22 @@ func TestCharges(t *testing.T) {
 	if err := f.chargeQuota(quota.Descriptors, memoryDescriptors); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("take: got %v, want EMFILE", err)
 	}
-	if err := f.takeMemory(ownMemory(t)); !errors.Is(err, syscall.EMFILE) {
+	if err := f.addClientMemory(ownMemory(t)); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("takeMemory: got %v, want EMFILE", err)
 	}
 	if f.space.process.Load() != nil {
 		t.Error("memory without a charge: got access to it, want none")
 	}
 	f.client.Process = nil
-	f.release()
+	f.freeResources()
 	if n := user.Held(quota.Descriptors); n != 0 {
 		t.Errorf("charged descriptors at the end: got %d, want 0", n)
 	}
 }
 
-// TestNoConnectionManager tests that Open fails for the connection manager of a service without one.
-func TestNoConnectionManager(t *testing.T) {
-	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: processOf(t, os.Getpid())}
+// TestOpenWithoutConnectionManager tests that Open fails for the connection manager of a service without one.
+func TestOpenWithoutConnectionManager(t *testing.T) {
+	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: pidfdOf(t, os.Getpid())}
 	if f, _, err := New(Config{}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("Open: got %v and error %v, want ENODEV", f, err)
 	}
@@ -144,8 +145,8 @@ func newUverbs(t *testing.T) *uverbs.Server {
 	return srv
 }
 
-// TestUnknownQueuePair tests that an ordinary user cannot connect a queue pair without an owner.
-func TestUnknownQueuePair(t *testing.T) {
+// TestUserCannotConnectUnownedQP tests that an ordinary user cannot connect a queue pair without an owner.
+func TestUserCannotConnectUnownedQP(t *testing.T) {
 	srv := newUverbs(t)
 	defer srv.Close()
 	user := quota.New(quota.Limits{}).User(4242)

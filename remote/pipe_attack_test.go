@@ -18,16 +18,16 @@ import (
 	verbsservice "verbena/verbs/service"
 )
 
-// channelOf creates a completion channel, and returns it with the descriptor of its reading end.
-func channelOf(t *testing.T, d *verbs.Device) (*verbs.Channel, int) {
+// newChannel creates a completion channel, and returns it with the descriptor of its reading end.
+func newChannel(t *testing.T, d *verbs.Device) (*verbs.Channel, int) {
 	t.Helper()
-	before := readingEnds()
+	before := pipeReadEnds()
 	ch, err := d.CreateChannel()
 	must(t, err)
 	fd := -1
 	testutil.Eventually(t, "the program alone to have the reading end", func() bool {
 		n := 0
-		for pipe, fds := range readingEnds() {
+		for pipe, fds := range pipeReadEnds() {
 			if before[pipe] == nil {
 				fd = fds[0]
 				n += len(fds)
@@ -38,8 +38,8 @@ func channelOf(t *testing.T, d *verbs.Device) (*verbs.Channel, int) {
 	return ch, fd
 }
 
-// readingEnds returns the descriptors of the reading ends of this process's pipes, by inode.
-func readingEnds() map[string][]int {
+// pipeReadEnds returns the descriptors of the reading ends of this process's pipes, by inode.
+func pipeReadEnds() map[string][]int {
 	ends := map[string][]int{}
 	list, _ := filepath.Glob("/proc/self/fd/*")
 	for _, path := range list {
@@ -53,10 +53,10 @@ func readingEnds() map[string][]int {
 	return ends
 }
 
-// holdPipe makes a thread hold the kernel's lock of a non-empty pipe until release. holdPipe calls splice(2) to a
+// lockPipe makes a thread hold the kernel's lock of a non-empty pipe until release. lockPipe calls splice(2) to a
 // full socket, which holds the lock until the socket has room. A read(2) into memory that blocks access holds the
 // lock in the same way.
-func holdPipe(t *testing.T, fd int) (release func()) {
+func lockPipe(t *testing.T, fd int) (release func()) {
 	t.Helper()
 	var s [2]int
 	s, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -67,7 +67,7 @@ func holdPipe(t *testing.T, fd int) (release func()) {
 		}
 	}
 	done := make(chan struct{})
-	testutil.Block(t, func() {
+	testutil.WaitBlocked(t, func() {
 		defer close(done)
 		_, _ = unix.Splice(fd, nil, s[0], nil, 4096, 0)
 	})
@@ -85,15 +85,15 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// wired is a pair of connected queue pairs with a completion channel.
-type wired struct {
+// connectedPair is a pair of connected queue pairs with a completion channel.
+type connectedPair struct {
 	t          *testing.T
 	from, to   *verbs.QP
 	sent, came *verbs.CQ
 	mr         *verbs.MR
 }
 
-func wire(t *testing.T, d *verbs.Device, ch *verbs.Channel) (w wired) {
+func connectPair(t *testing.T, d *verbs.Device, ch *verbs.Channel) (w connectedPair) {
 	t.Helper()
 	w.t = t
 	pd, err := d.AllocPD()
@@ -112,16 +112,16 @@ func wire(t *testing.T, d *verbs.Device, ch *verbs.Channel) (w wired) {
 	return w
 }
 
-func (w wired) send() {
+func (w connectedPair) sendMessage() {
 	w.t.Helper()
 	must(w.t, w.to.PostRecv(&verbs.RecvWR{Local: w.mr.SGE(0, 64)}))
 	must(w.t, w.from.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 8)}))
 }
 
-// TestHeldPipes makes programs hold the locks of their completion channels' pipes. A held lock blocks each write to
-// the pipe. TestHeldPipes checks that this does not delay other programs' completions or the reset of the device,
-// and costs few threads.
-func TestHeldPipes(t *testing.T) {
+// TestLockedPipesDoNotBlock makes programs hold the locks of their completion channels' pipes. A held lock blocks each
+// write to the pipe. TestLockedPipesDoNotBlock checks that this does not delay other programs' completions or the reset
+// of the device, and costs few threads.
+func TestLockedPipesDoNotBlock(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.2")
 	s, err := verbsservice.At(loc.Socket)
 	must(t, err)
@@ -131,10 +131,10 @@ func TestHeldPipes(t *testing.T) {
 		t.Cleanup(func() { d.Close() })
 		return d
 	}
-	victim := wire(t, open(), nil)
+	victim := connectPair(t, open(), nil)
 	works := func() {
 		t.Helper()
-		victim.send()
+		victim.sendMessage()
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		if _, err := victim.came.Wait(ctx, make([]verbs.WC, 4)); err != nil {
@@ -142,33 +142,33 @@ func TestHeldPipes(t *testing.T) {
 		}
 	}
 	works()
-	before := threads(t)
+	before := countThreads(t)
 
 	d := open()
-	var pairs []wired
+	var pairs []connectedPair
 	for range 12 {
-		ch, fd := channelOf(t, d)
+		ch, fd := newChannel(t, d)
 		for range 5 {
-			w := wire(t, d, ch)
+			w := connectPair(t, d, ch)
 			must(t, w.sent.Arm(false))
 			must(t, w.came.Arm(false))
 			pairs = append(pairs, w)
 		}
-		pairs[len(pairs)-1].send()
+		pairs[len(pairs)-1].sendMessage()
 		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		if n, err := unix.Poll(pfd, 5000); n != 1 {
 			t.Fatal("event on the completion channel: got none, want one", err)
 		}
-		release := holdPipe(t, fd)
+		release := lockPipe(t, fd)
 		defer release()
 	}
 	for _, w := range pairs {
-		w.send()
+		w.sendMessage()
 	}
 	for range 20 {
 		works()
 	}
-	if n := threads(t) - before - 12; n > 12 { // each splice has a thread in this process
+	if n := countThreads(t) - before - 12; n > 12 { // each splice has a thread in this process
 		t.Errorf("blocked threads: got %d, want at most 12", n)
 	}
 	began := time.Now()

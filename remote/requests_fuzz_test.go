@@ -23,10 +23,10 @@ import (
 	"verbena/service/servicetest"
 )
 
-// panics counts the panics in the log of a service.
-type panics struct{ n atomic.Int64 }
+// panicCounter counts the panics in the log of a service.
+type panicCounter struct{ n atomic.Int64 }
 
-func (p *panics) Write(b []byte) (int, error) {
+func (p *panicCounter) Write(b []byte) (int, error) {
 	if strings.Contains(string(b), "panic") {
 		p.n.Add(1)
 		os.Stderr.Write(b)
@@ -34,18 +34,18 @@ func (p *panics) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// target is a service under attack by hostile clients.
-type target struct {
+// attackTarget is a service under attack by hostile clients.
+type attackTarget struct {
 	srv    *service.Service
 	loc    ctl.Location
-	panics panics
+	panics panicCounter
 }
 
 // startTarget starts a service at the first free address of a range. Fuzzing needs several addresses, because it uses
 // several processes.
-func startTarget(t testing.TB) *target {
+func startTarget(t testing.TB) *attackTarget {
 	t.Helper()
-	b := &target{loc: ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}}
+	b := &attackTarget{loc: ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}}
 	limits := service.DefaultLimits(true)
 	var err error
 	for host := 10; b.srv == nil && host < 20; host++ {
@@ -58,28 +58,28 @@ func startTarget(t testing.TB) *target {
 	return b
 }
 
-// window is the address of a client's command buffer. No mapping of this process is near it.
-const window, windowSize = 0x4000_0000_0000, 64 << 10
+// windowAddr is the address of a client's command buffer. No mapping of this process is near it.
+const windowAddr, windowSize = 0x4000_0000_0000, 64 << 10
 
 // sendRandomRequests sends requests made of random bytes: commands in shared memory that is changed concurrently,
 // invalid requests, and changes of the shared files. The service must reply or close the connection.
-func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, steps int) {
+func sendRandomRequests(t testing.TB, b *attackTarget, device string, seed uint64, steps int) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	a := attack(t, b.loc, device)
+	a := newAttacker(t, b.loc, device)
 	defer a.close()
 	ask := func(r devfile.Request, fds ...int) (answer devfile.Answer, ok bool) {
-		if a.c.Ask(r, fds...) != nil {
+		if a.c.SendRequest(r, fds...) != nil {
 			return answer, false
 		}
 		a.c.SetReadDeadline(time.Now().Add(10 * time.Second))
-		answer, got, err := a.c.Answered()
+		answer, got, err := a.c.ReceiveAnswer()
 		devfile.CloseAll(got)
 		if err != nil && os.IsTimeout(err) {
 			t.Errorf("seed %d: answer to %+v: got none, want one", seed, r)
 		}
 		return answer, err == nil
 	}
-	w, ok := ask(devfile.Request{Op: devfile.OpAlloc, Addr: window, N: windowSize})
+	w, ok := ask(devfile.Request{Op: devfile.OpAlloc, Addr: windowAddr, N: windowSize})
 	if !ok || w.Err() != nil {
 		t.Fatal(w.Err())
 	}
@@ -88,13 +88,14 @@ func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, ste
 	must(t, err)
 	defer unix.Munmap(mem)
 	page := uint64(os.Getpagesize())
-	odd := []uint64{0, 1, page, window, window + windowSize - 8, window + windowSize, 1 << 47, 1 << 63, -page, 1<<64 - 1}
+	odd := []uint64{0, 1, page, windowAddr, windowAddr + windowSize - 8, windowAddr + windowSize, 1 << 47, 1 << 63,
+		-page, 1<<64 - 1}
 	number := func() uint64 {
 		switch rnd.IntN(4) {
 		case 0:
 			return odd[rnd.IntN(len(odd))]
 		case 1:
-			return window + rnd.Uint64N(windowSize)
+			return windowAddr + rnd.Uint64N(windowSize)
 		case 2:
 			return page * rnd.Uint64N(64)
 		}
@@ -108,19 +109,19 @@ func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, ste
 			binary.LittleEndian.PutUint32(mem, rnd.Uint32N(64)|rnd.Uint32N(8)/7<<31)
 			binary.LittleEndian.PutUint16(mem[4:], uint16(size/4))
 			binary.LittleEndian.PutUint16(mem[6:], uint16(rnd.IntN(64)))
-			binary.LittleEndian.PutUint64(mem[8:], window+4096)
+			binary.LittleEndian.PutUint64(mem[8:], windowAddr+4096)
 			for i := 16; i < size; i += 4 {
 				binary.LittleEndian.PutUint32(mem[i:], uint32(rnd.IntN(1<<rnd.IntN(10))))
 			}
 			if device == devfile.ConnectionManager {
 				binary.LittleEndian.PutUint16(mem[4:], uint16(size-8))
 			}
-			r.Addr, r.N = window, uint64(size)
+			r.Addr, r.N = windowAddr, uint64(size)
 		case devfile.OpIoctl:
 			for i := 0; i < 128; i += 2 {
 				binary.LittleEndian.PutUint16(mem[i:], uint16(rnd.IntN(1<<rnd.IntN(16))))
 			}
-			r.Addr = window
+			r.Addr = windowAddr
 		case devfile.OpMemory:
 			if rnd.IntN(8) > 0 {
 				continue // usually the connection has ended
@@ -145,14 +146,14 @@ func sendRandomRequests(t testing.TB, b *target, device string, seed uint64, ste
 	}
 }
 
-// TestSieges runs several random sieges. FuzzRequests runs more sieges.
-func TestSieges(t *testing.T) {
+// TestRandomRequests runs several random sieges. FuzzRequests runs more sieges.
+func TestRandomRequests(t *testing.T) {
 	b := startTarget(t)
-	before := held(b.srv)
+	before := heldCharges(b.srv)
 	for seed := range uint64(60) {
 		sendRandomRequests(t, b, []string{"rxe0", "rxe0", devfile.ConnectionManager}[seed%3], seed, 100)
 	}
-	testutil.Eventually(t, "the charges to be released", func() bool { return held(b.srv) == before })
+	testutil.Eventually(t, "the charges to be released", func() bool { return heldCharges(b.srv) == before })
 	if n := b.panics.n.Load(); n > 0 {
 		t.Errorf("panics of the service: got %d, want 0", n)
 	}
@@ -188,10 +189,10 @@ func FuzzFrames(f *testing.F) {
 			var fds []int
 			var err error
 			if request {
-				_, fds, err = c.Requested(time.Second)
+				_, fds, err = c.ReceiveRequest(time.Second)
 			} else {
 				var a devfile.Answer
-				a, fds, err = c.Answered()
+				a, fds, err = c.ReceiveAnswer()
 				_ = a.Err()
 			}
 			if len(fds) > 0 {

@@ -74,8 +74,8 @@ type Client struct {
 	Process  *os.File // a pidfd, which the File closes
 }
 
-// info describes an opened file.
-type info struct {
+// openInfo describes an opened file.
+type openInfo struct {
 	Device string // name of the device, such as rxe0
 	Driver uapi.DriverID
 	ABI    int
@@ -84,33 +84,34 @@ type info struct {
 // Open opens the named device, such as rxe0, or the connection manager (devfile.ConnectionManager) for a client. The
 // error is ENODEV if there is no such device. It may sleep. The Server takes ownership of c.Process, even if Open
 // fails.
-func (s *Server) Open(c Client, name string) (_ *File, _ info, err error) {
+func (s *Server) Open(c Client, name string) (_ *File, _ openInfo, err error) {
 	f := &File{srv: s, client: c, bell: -1, user: s.cfg.Quota.Account(c.Account),
-		kept: s.cfg.Kept.KeptOf(s.cfg.Quota.Account(c.Account)), events: map[uint32]inode{}, nextNumber: firstNumber}
+		kept: s.cfg.Kept.ObjectsOf(s.cfg.Quota.Account(c.Account)), events: map[uint32]eventFileID{}, nextNumber: firstNumber}
 	f.space.windows = umem.NewLocal()
 	defer func() {
 		if err != nil {
-			f.release()
+			f.freeResources()
 		}
 	}()
 	if err := f.chargeQuota(quota.Descriptors, connectionDescriptors); err != nil {
-		return nil, info{}, err
+		return nil, openInfo{}, err
 	}
 	if f.acct, err = s.accountOf(c); err != nil {
-		return nil, info{}, err
+		return nil, openInfo{}, err
 	}
 	if err := f.makeSignal(); err != nil {
-		return nil, info{}, err
+		return nil, openInfo{}, err
 	}
 	if name == devfile.ConnectionManager {
-		return f, info{Device: name}, f.openCM()
+		return f, openInfo{Device: name}, f.openCM()
 	}
 	for _, d := range s.cfg.Uverbs.Devices() {
 		if d.IB().Name() == name {
-			return f, info{Device: name, Driver: d.DriverID(), ABI: d.DriverABI()}, f.openDevice(d)
+			return f, openInfo{Device: name, Driver: d.DriverID(), ABI: d.DriverABI()}, f.openDevice(d)
 		}
 	}
-	return nil, info{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w", name,
+	return nil, openInfo{}, fmt.Errorf("open %q: this service has no such device (`verbena link show` lists them): %w",
+		name,
 		syscall.ENODEV)
 }
 
@@ -129,7 +130,7 @@ func (c Client) lockLimit() (limit uint64, err error) {
 			limit, err = umem.SoftLockLimit(c.PID)
 		}
 	}
-	if err != nil || exited(c.Process) { // the process ID may have been reused
+	if err != nil || hasExited(c.Process) { // the process ID may have been reused
 		return 0, umem.ErrLimit
 	}
 	return limit, nil
@@ -153,7 +154,7 @@ func (s *Server) accountOf(c Client) (*account, error) {
 	defer s.mu.Unlock()
 	key := accountKey{c.PID, c.UID}
 	a := s.accounts[key]
-	if a == nil || exited(a.owner.Process) { // the process ID was reused
+	if a == nil || hasExited(a.owner.Process) { // the process ID was reused
 		var pidfd int
 		conn, err := c.Process.SyscallConn()
 		if err == nil {
@@ -186,8 +187,8 @@ func (a *account) put() {
 	a.owner.Process.Close()
 }
 
-// exited reports whether the process of a pidfd has ended. The pidfd of an ended process is readable.
-func exited(pidfd *os.File) bool {
+// hasExited reports whether the process of a pidfd has ended. The pidfd of an ended process is readable.
+func hasExited(pidfd *os.File) bool {
 	conn, err := pidfd.SyscallConn()
 	if err != nil {
 		return true
@@ -206,8 +207,8 @@ func exited(pidfd *os.File) bool {
 	return over
 }
 
-// errno returns the error number for the client.
-func errno(err error) syscall.Errno {
+// errnoOf returns the error number for the client.
+func errnoOf(err error) syscall.Errno {
 	var e syscall.Errno
 	if errors.As(err, &e) && e > 0 {
 		return e

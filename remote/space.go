@@ -12,16 +12,16 @@ import (
 	"verbena/umem"
 )
 
-// space is the memory that a client's commands can address. It is the shared memory and, once passed to the
+// clientSpace is the memory that a client's commands can address. It is the shared memory and, once passed to the
 // service, the client's own memory. It implements umem.Space.
-type space struct {
+type clientSpace struct {
 	windows *umem.Local
 	count   int                          // number of windows; only the serving goroutine uses it
 	process atomic.Pointer[umem.Process] // nil until the client has passed its memory
 }
 
 // Check implements umem.Space.
-func (s *space) Check(addr, length uint64, write bool) error {
+func (s *clientSpace) Check(addr, length uint64, write bool) error {
 	err := s.windows.Check(addr, length, write)
 	if p := s.process.Load(); err != nil && p != nil {
 		return p.Check(addr, length, write)
@@ -30,10 +30,10 @@ func (s *space) Check(addr, length uint64, write bool) error {
 }
 
 // Windows returns the memory that the client shares with the service, as described at umem.Region.Direct.
-func (s *space) Windows() *umem.Local { return s.windows }
+func (s *clientSpace) Windows() *umem.Local { return s.windows }
 
 // ReadV implements umem.Space.
-func (s *space) ReadV(dst [][]byte, addr uint64) error {
+func (s *clientSpace) ReadV(dst [][]byte, addr uint64) error {
 	err := s.windows.ReadV(dst, addr)
 	if p := s.process.Load(); err != nil && p != nil {
 		return p.ReadV(dst, addr)
@@ -42,7 +42,7 @@ func (s *space) ReadV(dst [][]byte, addr uint64) error {
 }
 
 // WriteV implements umem.Space.
-func (s *space) WriteV(src [][]byte, addr uint64) error {
+func (s *clientSpace) WriteV(src [][]byte, addr uint64) error {
 	err := s.windows.WriteV(src, addr)
 	if p := s.process.Load(); err != nil && p != nil {
 		return p.WriteV(src, addr)
@@ -50,7 +50,7 @@ func (s *space) WriteV(src [][]byte, addr uint64) error {
 	return err
 }
 
-func (s *space) close() {
+func (s *clientSpace) close() {
 	if p := s.process.Load(); p != nil {
 		p.Close()
 	}
@@ -59,12 +59,12 @@ func (s *space) close() {
 // memoryDescriptors is the number of descriptors for the memory of a client: two files of /proc, and a pidfd.
 const memoryDescriptors = 3
 
-// takeMemory adds the client's own memory to the space. The descriptors are /proc/self/mem and /proc/self/maps,
+// addClientMemory adds the client's own memory to the space. The descriptors are /proc/self/mem and /proc/self/maps,
 // opened by the client, so they give no access beyond the client's own. The service must not open these files by
 // process ID. If the process executed a set-uid program in between, they would show the mappings of that program.
 //
 //verbena:allow close both were found to be files of /proc, whose close does not wait
-func (f *File) takeMemory(fds []int) (err error) {
+func (f *File) addClientMemory(fds []int) (err error) {
 	mem, maps := os.NewFile(uintptr(fds[0]), "mem"), os.NewFile(uintptr(fds[1]), "maps")
 	pidfd := -1
 	fail := func(err error) error {
@@ -83,10 +83,10 @@ func (f *File) takeMemory(fds []int) (err error) {
 	if pidfd, err = unix.PidfdOpen(f.client.PID, unix.PIDFD_NONBLOCK); err != nil {
 		return fail(err)
 	}
-	if exited(f.client.Process) { // the process ID may have been reused
+	if hasExited(f.client.Process) { // the process ID may have been reused
 		return fail(syscall.ESRCH)
 	}
-	if err := f.user.Take(quota.Descriptors, memoryDescriptors); err != nil {
+	if err := f.user.Charge(quota.Descriptors, memoryDescriptors); err != nil {
 		return fail(err)
 	}
 	var copies *umem.Copies
@@ -97,7 +97,7 @@ func (f *File) takeMemory(fds []int) (err error) {
 		PID: f.client.PID, Pidfd: os.NewFile(uintptr(pidfd), "pidfd"), Mem: mem, Maps: maps, Bound: true, Copies: copies,
 	})
 	if err != nil {
-		f.user.Give(quota.Descriptors, memoryDescriptors)
+		f.user.Release(quota.Descriptors, memoryDescriptors)
 		return err
 	}
 	f.taken = append(f.taken, charge{quota.Descriptors, memoryDescriptors})

@@ -21,7 +21,7 @@ func TestSpaceDirect(t *testing.T) {
 		return b
 	}
 	shared, own := pages(), pages()
-	s := &space{windows: umem.NewLocal()}
+	s := &clientSpace{windows: umem.NewLocal()}
 	const addr = 0x5000_0000_0000 // address of the client's mapping
 	if err := s.windows.AddAt(addr, shared); err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func TestSpaceCheck(t *testing.T) {
 		}
 		return at + page
 	}
-	s := &space{windows: umem.NewLocal()}
+	s := &clientSpace{windows: umem.NewLocal()}
 	const shared = 0x5000_0000_0000
 	if err := s.windows.AddAt(shared, make([]byte, page)); err != nil {
 		t.Fatal(err)

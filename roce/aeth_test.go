@@ -7,7 +7,7 @@ import (
 	"verbena/roce"
 )
 
-func TestSyndrome(t *testing.T) {
+func TestSyndromeKinds(t *testing.T) {
 	for _, c := range []struct {
 		s             roce.Syndrome
 		ack, rnr, nak bool
@@ -39,7 +39,7 @@ func TestSyndrome(t *testing.T) {
 	}
 }
 
-func TestCredits(t *testing.T) {
+func TestCreditCodes(t *testing.T) {
 	for _, c := range []struct {
 		grant int
 		want  roce.Syndrome

@@ -7,7 +7,7 @@ import (
 	"verbena/roce"
 )
 
-func TestBTH(t *testing.T) {
+func TestBTHEncodeDecode(t *testing.T) {
 	for _, c := range []struct {
 		f    roce.BTHFields
 		wire []byte

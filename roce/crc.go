@@ -69,7 +69,7 @@ func init() {
 	q := uint32(1 << 31)
 	for n := range t.back256 {
 		t.back256[n] = q
-		q = mul(q, p)
+		q = mulPoly(q, p)
 	}
 }
 
@@ -81,8 +81,8 @@ func step8(s, lo, hi uint32) uint32 {
 		t[3][hi&0xff] ^ t[2][hi>>8&0xff] ^ t[1][hi>>16&0xff] ^ t[0][hi>>24]
 }
 
-// update advances a state by the bytes of p. p does not escape to the heap.
-func update(s uint32, p []byte) uint32 {
+// updateCRC advances a state by the bytes of p. p does not escape to the heap.
+func updateCRC(s uint32, p []byte) uint32 {
 	for len(p) >= 8 {
 		s = step8(s, binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]))
 		p = p[8:]
@@ -93,13 +93,13 @@ func update(s uint32, p []byte) uint32 {
 	return s
 }
 
-// unshift undoes the effect of n zero bytes on a state. n is less than 64 KiB.
-func unshift(s uint32, n int) uint32 {
-	return mul(mul(s, crcTab.back[n&0xff]), crcTab.back256[n>>8])
+// undoZeroBytes undoes the effect of n zero bytes on a state. n is less than 64 KiB.
+func undoZeroBytes(s uint32, n int) uint32 {
+	return mulPoly(mulPoly(s, crcTab.back[n&0xff]), crcTab.back256[n>>8])
 }
 
-// mul multiplies two polynomials.
-func mul(a, b uint32) uint32 {
+// mulPoly multiplies two polynomials.
+func mulPoly(a, b uint32) uint32 {
 	t := &crcTab.shift
 	// The product of degree 62 is shifted so that x^63 is in bit 0. The low word is then a state. Four more zero bytes
 	// move this state to the position of the high word.

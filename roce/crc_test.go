@@ -23,7 +23,7 @@ func slowMul(a, b uint32) uint32 {
 	return r
 }
 
-func TestMul(t *testing.T) {
+func TestMulPoly(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	words := []uint32{0, 1, 1 << 31, 1 << 30, 0xffffffff, 0x11111111, 0x88888888, crc32.IEEE}
 	for range 100 {
@@ -31,7 +31,7 @@ func TestMul(t *testing.T) {
 	}
 	for _, a := range words {
 		for _, b := range words {
-			if got, want := mul(a, b), slowMul(a, b); got != want {
+			if got, want := mulPoly(a, b), slowMul(a, b); got != want {
 				t.Fatalf("mul(%#x, %#x) = %#x, want %#x", a, b, got, want)
 			}
 		}
@@ -45,17 +45,17 @@ func TestUpdateIsCRC32(t *testing.T) {
 		b[i] = byte(rnd.Uint32())
 	}
 	for n := range b {
-		if got, want := ^update(0xffffffff, b[:n]), crc32.ChecksumIEEE(b[:n]); got != want {
+		if got, want := ^updateCRC(0xffffffff, b[:n]), crc32.ChecksumIEEE(b[:n]); got != want {
 			t.Errorf("%d bytes: %#x, want %#x", n, got, want)
 		}
 	}
-	ones := update(0xffffffff, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
+	ones := updateCRC(0xffffffff, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff})
 	if ones != stateOnes {
 		t.Errorf("state after eight ones: got %#x, want %#x", ones, uint32(stateOnes))
 	}
 }
 
-func TestUnshift(t *testing.T) {
+func TestUndoZeroBytes(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(5, 6))
 	zeros := make([]byte, 1<<16-1)
 	lengths := []int{0, 1, 2, 255, 256, 257, 65535}
@@ -65,7 +65,7 @@ func TestUnshift(t *testing.T) {
 	for _, n := range lengths {
 		s := rnd.Uint32()
 		shifted := ^crc32.Update(^s, crc32.IEEETable, zeros[:n])
-		if got := unshift(shifted, n); got != s {
+		if got := undoZeroBytes(shifted, n); got != s {
 			t.Errorf("unshift of %d zeros from %#x: got %#x, want %#x", n, shifted, got, s)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 // The test encodes each header into a buffer of ones, compares the result with the bytes on the wire, and decodes it.
-func TestExtendedHeaders(t *testing.T) {
+func TestExtendedHeadersEncodeDecode(t *testing.T) {
 	buf := func(n int) []byte { return bytes.Repeat([]byte{0xff}, n) }
 	check := func(name string, h []byte, wire []byte, decoded bool) {
 		t.Helper()

@@ -7,7 +7,7 @@ import (
 	"verbena/roce"
 )
 
-func TestGID(t *testing.T) {
+func TestGIDOfAddress(t *testing.T) {
 	for _, c := range []struct {
 		addr, gid                 string
 		is4, linkLocal, multicast bool

@@ -45,11 +45,11 @@ func (h GRH) Encode(f *GRHFields) {
 	ip[10], ip[11] = 0, 0
 	copy(ip[12:16], f.SGID[12:])
 	copy(ip[16:20], f.DGID[12:])
-	binary.BigEndian.PutUint16(ip[10:], ^ip4Sum(ip))
+	binary.BigEndian.PutUint16(ip[10:], ^ip4Checksum(ip))
 }
 
-// ip4Sum returns the one's complement sum of the 16-bit words of an IPv4 header.
-func ip4Sum(h []byte) uint16 {
+// ip4Checksum returns the one's complement sum of the 16-bit words of an IPv4 header.
+func ip4Checksum(h []byte) uint16 {
 	var s uint32
 	for i := 0; i < ip4Len; i += 2 {
 		s += uint32(binary.BigEndian.Uint16(h[i:]))

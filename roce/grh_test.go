@@ -11,7 +11,7 @@ import (
 
 func gid(s string) roce.GID { return roce.GIDFromAddr(netip.MustParseAddr(s)) }
 
-func TestGRH(t *testing.T) {
+func TestGRHEncodeDecode(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		f       roce.GRHFields

@@ -71,7 +71,7 @@ func NewFlow(src, dst netip.AddrPort) Flow {
 	binary.BigEndian.PutUint16(h[n:], src.Port())
 	binary.BigEndian.PutUint16(h[n+2:], dst.Port())
 	h[n+6], h[n+7] = 0xff, 0xff
-	f.state = update(stateOnes, h[:n+udpLen])
+	f.state = updateCRC(stateOnes, h[:n+udpLen])
 	return f
 }
 
@@ -136,7 +136,7 @@ func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
 	if f.ipv6 {
 		return 0, false
 	}
-	d := unshift(diff, ip4Len+udpLen-idOffset+len(pkt)-ICRCLen)
+	d := undoZeroBytes(diff, ip4Len+udpLen-idOffset+len(pkt)-ICRCLen)
 	if d>>16 != 0 {
 		return 0, false
 	}
@@ -186,6 +186,6 @@ func CheckIP(p []byte) (ok, isRoCE bool) {
 	}
 	h[ipLen+6], h[ipLen+7] = 0xff, 0xff
 	h[start+bthQPN] = 0xff
-	crc := crc32.Update(^update(stateOnes, h), crc32.IEEETable, p[start+bthHead:end-ICRCLen])
+	crc := crc32.Update(^updateCRC(stateOnes, h), crc32.IEEETable, p[start+bthHead:end-ICRCLen])
 	return crc == binary.LittleEndian.Uint32(p[end-ICRCLen:]), true
 }

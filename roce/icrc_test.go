@@ -26,7 +26,7 @@ func rxeFrames(t testing.TB) [][]byte {
 	var frames [][]byte
 	for s := bufio.NewScanner(f); s.Scan(); {
 		if line := s.Text(); !strings.HasPrefix(line, "#") {
-			frames = append(frames, unhex(t, line))
+			frames = append(frames, decodeHex(t, line))
 		}
 	}
 	if len(frames) != 17 {
@@ -35,7 +35,7 @@ func rxeFrames(t testing.TB) [][]byte {
 	return frames
 }
 
-func unhex(t testing.TB, s string) []byte {
+func decodeHex(t testing.TB, s string) []byte {
 	t.Helper()
 	b, err := hex.DecodeString(strings.ReplaceAll(s, " ", ""))
 	if err != nil {
@@ -48,16 +48,16 @@ func unhex(t testing.TB, s string) []byte {
 // ICRC: its UC packet and the CNP captured on a ConnectX-4 Lx.
 func scapyFrames(t testing.TB) [][]byte {
 	return [][]byte{
-		unhex(t, "45010040 04784000 4011b4d5 c0a80007 c0a80007 c00012b7 002caca2"+
+		decodeHex(t, "45010040 04784000 4011b4d5 c0a80007 c0a80007 c00012b7 002caca2"+
 			"2460ffff 000000d3 00cf1710 4630818b e28935d9 0e9a9550 5401be88 5e500000 78f353f3"),
-		unhex(t, "45c2003c 718c4000 40119161 0a001101 0a001201 000012b7 00280000"+
+		decodeHex(t, "45c2003c 718c4000 40119161 0a001101 0a001201 000012b7 00280000"+
 			"8100ffff 40000118 00000000 00000000 00000000 00000000 00000000 82fd002a"),
 	}
 }
 
-// split divides an IP packet into the parts that a receiver on a UDP socket has, which are the flow and the UDP
+// splitPacket divides an IP packet into the parts that a receiver on a UDP socket has, which are the flow and the UDP
 // payload, and the identification, which it does not have.
-func split(ip []byte) (f roce.Flow, id uint16, pkt []byte) {
+func splitPacket(ip []byte) (f roce.Flow, id uint16, pkt []byte) {
 	var src, dst netip.Addr
 	if ip[0]>>4 == 4 {
 		id = binary.BigEndian.Uint16(ip[4:])
@@ -75,7 +75,7 @@ func split(ip []byte) (f roce.Flow, id uint16, pkt []byte) {
 func TestICRCOfKnownFrames(t *testing.T) {
 	opcodes := map[roce.Opcode]bool{}
 	for _, ip := range append(rxeFrames(t), scapyFrames(t)...) {
-		f, id, pkt := split(ip)
+		f, id, pkt := splitPacket(ip)
 		p, err := roce.ParsePacket(pkt)
 		if err != nil {
 			t.Errorf("%x: %v", ip, err)
@@ -160,7 +160,7 @@ func randomAddr(rnd *rand.Rand, v6 bool) netip.AddrPort {
 	return netip.AddrPortFrom(addr, uint16(rnd.Uint32()))
 }
 
-func TestICRCIsThatOfTheWholePacket(t *testing.T) {
+func TestICRCCoversWholePacket(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 8))
 	sizes := []int{16, 17, 18, 19, 20, 23, 24, 63, 64, 255, 256, 4112, 65507}
 	for range 200 {
@@ -205,7 +205,7 @@ func TestVerifySolvesEveryIdentification(t *testing.T) {
 // TestVerifyFindsDamage flips each bit of a packet. Verify must reject each packet, unless the bit is outside the ICRC.
 func TestVerifyFindsDamage(t *testing.T) {
 	for _, ip := range rxeFrames(t) {
-		f, id, pkt := split(ip)
+		f, id, pkt := splitPacket(ip)
 		if len(pkt) > 600 {
 			continue
 		}
@@ -272,9 +272,9 @@ func TestICRCPanicsOnImpossibleLength(t *testing.T) {
 	}
 }
 
-// TestVerifySolvesNothingButTheIdentification: Verify accepts any identification, but no other flags and no other
+// TestVerifySolvesOnlyIdentification: Verify accepts any identification, but no other flags and no other
 // fragment offset. CheckIP receives the header and rejects all of these packets.
-func TestVerifySolvesNothingButTheIdentification(t *testing.T) {
+func TestVerifySolvesOnlyIdentification(t *testing.T) {
 	src, dst := netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.3:4791")
 	f := roce.NewFlow(src, dst)
 	for bit := range 32 {
@@ -409,7 +409,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 
 func FuzzVerify(f *testing.F) {
 	for _, ip := range append(scapyFrames(f), rxeFrames(f)[0]) {
-		_, id, pkt := split(ip)
+		_, id, pkt := splitPacket(ip)
 		f.Add(pkt, uint32(0x0a000001), uint32(0x0a000002), uint16(0xc132), id, uint16(0), false, uint16(3))
 		f.Add(pkt, uint32(0x0a000001), uint32(0x0a000002), uint16(0xc132), id, uint16(0), true, uint16(0))
 	}
@@ -475,7 +475,7 @@ func FuzzCheckIP(f *testing.F) {
 		if ok && (ip[0] == 0x45 && ip[6] == 0x40 && ip[7] == 0 &&
 			int(binary.BigEndian.Uint16(ip[2:])) == 20+int(binary.BigEndian.Uint16(ip[24:])) ||
 			ip[0]>>4 == 6 && bytes.Equal(ip[4:6], ip[44:46])) {
-			flow, id, _ := split(ip)
+			flow, id, _ := splitPacket(ip)
 			udp := ip[20:]
 			if ip[0]>>4 == 6 {
 				udp = ip[40:]

@@ -6,7 +6,7 @@ import (
 	"verbena/roce"
 )
 
-func TestMTU(t *testing.T) {
+func TestMTUBytes(t *testing.T) {
 	for m, want := range map[roce.MTU]int{
 		0: 0, roce.MTU256: 256, roce.MTU512: 512, roce.MTU1024: 1024, roce.MTU2048: 2048, roce.MTU4096: 4096, 6: 0,
 	} {

@@ -63,8 +63,8 @@ type opcodeRow struct {
 	name, headers, props string
 }
 
-// table38 returns a row for each opcode.
-func table38() map[roce.Opcode]opcodeRow {
+// opcodeTable returns a row for each opcode.
+func opcodeTable() map[roce.Opcode]opcodeRow {
 	t := map[roce.Opcode]opcodeRow{
 		0x64: {"UD SEND Only", "DETH", "request only send takes completes payload"},
 		0x65: {"UD SEND Only with Immediate", "DETH ImmDt", "request only send takes completes payload"},
@@ -84,8 +84,8 @@ func table38() map[roce.Opcode]opcodeRow {
 	return t
 }
 
-func TestOpcodes(t *testing.T) {
-	table := table38()
+func TestOpcodesMatchSpecification(t *testing.T) {
+	table := opcodeTable()
 	if len(table) != 25+12+2+1+25 {
 		t.Fatalf("opcodes in the table of the test: got %d, want 65", len(table))
 	}
@@ -134,7 +134,7 @@ func TestOpcodes(t *testing.T) {
 
 // The views of a packet must have the offsets of the headers.
 func TestHeaderOffsets(t *testing.T) {
-	for op, row := range table38() {
+	for op, row := range opcodeTable() {
 		buf := make([]byte, op.PacketLen(0))
 		p := roce.NewPacket(buf, &roce.BTHFields{Opcode: op}, 0)
 		for i := range buf {

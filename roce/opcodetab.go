@@ -1,9 +1,9 @@
 package roce
 
-// layout contains the offsets of a packet's headers from the start of the BTH, and the total length of the headers. The
-// offset of an absent header is 0. The order is fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH, AETH,
-// AtomicAckETH, ImmDt, IETH.
-type layout struct {
+// headerLayout contains the offsets of a packet's headers from the start of the BTH, and the total length of the
+// headers. The offset of an absent header is 0. The order is fixed (IBA 5.2): XRCETH, DETH, FETH, RETH, AtomicETH,
+// AETH, AtomicAckETH, ImmDt, IETH.
+type headerLayout struct {
 	len          uint8
 	xrceth       uint8
 	deth         uint8
@@ -18,35 +18,37 @@ type layout struct {
 
 type opcodeInfo struct {
 	flags Flags
-	layout
+	headerLayout
 }
 
-// afterXRC is the offset of the first header after an XRCETH.
-const afterXRC = BTHLen + XRCETHLen
+// afterXRCETH is the offset of the first header after an XRCETH.
+const afterXRCETH = BTHLen + XRCETHLen
 
 var (
-	layNone      = layout{len: BTHLen}
-	layImm       = layout{immdt: BTHLen, len: BTHLen + ImmDtLen}
-	layInv       = layout{ieth: BTHLen, len: BTHLen + IETHLen}
-	layRETH      = layout{reth: BTHLen, len: BTHLen + RETHLen}
-	layRETHImm   = layout{reth: BTHLen, immdt: BTHLen + RETHLen, len: BTHLen + RETHLen + ImmDtLen}
-	layAETH      = layout{aeth: BTHLen, len: BTHLen + AETHLen}
-	layAtomicAck = layout{aeth: BTHLen, atomicacketh: BTHLen + AETHLen, len: BTHLen + AETHLen + AtomicAckETHLen}
-	layAtomic    = layout{atomiceth: BTHLen, len: BTHLen + AtomicETHLen}
-	layFlush     = layout{feth: BTHLen, reth: BTHLen + FETHLen, len: BTHLen + FETHLen + RETHLen}
+	layNone      = headerLayout{len: BTHLen}
+	layImm       = headerLayout{immdt: BTHLen, len: BTHLen + ImmDtLen}
+	layInv       = headerLayout{ieth: BTHLen, len: BTHLen + IETHLen}
+	layRETH      = headerLayout{reth: BTHLen, len: BTHLen + RETHLen}
+	layRETHImm   = headerLayout{reth: BTHLen, immdt: BTHLen + RETHLen, len: BTHLen + RETHLen + ImmDtLen}
+	layAETH      = headerLayout{aeth: BTHLen, len: BTHLen + AETHLen}
+	layAtomicAck = headerLayout{aeth: BTHLen, atomicacketh: BTHLen + AETHLen, len: BTHLen + AETHLen + AtomicAckETHLen}
+	layAtomic    = headerLayout{atomiceth: BTHLen, len: BTHLen + AtomicETHLen}
+	layFlush     = headerLayout{feth: BTHLen, reth: BTHLen + FETHLen, len: BTHLen + FETHLen + RETHLen}
 
-	layDETH    = layout{deth: BTHLen, len: BTHLen + DETHLen}
-	layDETHImm = layout{deth: BTHLen, immdt: BTHLen + DETHLen, len: BTHLen + DETHLen + ImmDtLen}
+	layDETH    = headerLayout{deth: BTHLen, len: BTHLen + DETHLen}
+	layDETHImm = headerLayout{deth: BTHLen, immdt: BTHLen + DETHLen, len: BTHLen + DETHLen + ImmDtLen}
 
-	layCNP = layout{len: BTHLen + CNPLen}
+	layCNP = headerLayout{len: BTHLen + CNPLen}
 
-	layXRC        = layout{xrceth: BTHLen, len: afterXRC}
-	layXRCImm     = layout{xrceth: BTHLen, immdt: afterXRC, len: afterXRC + ImmDtLen}
-	layXRCInv     = layout{xrceth: BTHLen, ieth: afterXRC, len: afterXRC + IETHLen}
-	layXRCRETH    = layout{xrceth: BTHLen, reth: afterXRC, len: afterXRC + RETHLen}
-	layXRCRETHImm = layout{xrceth: BTHLen, reth: afterXRC, immdt: afterXRC + RETHLen, len: afterXRC + RETHLen + ImmDtLen}
-	layXRCAtomic  = layout{xrceth: BTHLen, atomiceth: afterXRC, len: afterXRC + AtomicETHLen}
-	layXRCFlush   = layout{xrceth: BTHLen, feth: afterXRC, reth: afterXRC + FETHLen, len: afterXRC + FETHLen + RETHLen}
+	layXRC        = headerLayout{xrceth: BTHLen, len: afterXRCETH}
+	layXRCImm     = headerLayout{xrceth: BTHLen, immdt: afterXRCETH, len: afterXRCETH + ImmDtLen}
+	layXRCInv     = headerLayout{xrceth: BTHLen, ieth: afterXRCETH, len: afterXRCETH + IETHLen}
+	layXRCRETH    = headerLayout{xrceth: BTHLen, reth: afterXRCETH, len: afterXRCETH + RETHLen}
+	layXRCRETHImm = headerLayout{xrceth: BTHLen, reth: afterXRCETH, immdt: afterXRCETH + RETHLen, len: afterXRCETH +
+		RETHLen + ImmDtLen}
+	layXRCAtomic = headerLayout{xrceth: BTHLen, atomiceth: afterXRCETH, len: afterXRCETH + AtomicETHLen}
+	layXRCFlush  = headerLayout{xrceth: BTHLen, feth: afterXRCETH, reth: afterXRCETH + FETHLen, len: afterXRCETH +
+		FETHLen + RETHLen}
 )
 
 // The next constants are combinations of flags that several services share.

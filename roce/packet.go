@@ -138,40 +138,40 @@ func (p *Packet) BTH() BTH { return BTH(p.Data[:BTHLen:BTHLen]) }
 
 // RETH returns the RDMA extended header, or nil if the opcode has none. The methods for other headers work in the same
 // way. [Packet.Flags] shows which headers exist.
-func (p *Packet) RETH() RETH { return view(p.Data, opcodes[p.Opcode].reth, RETHLen) }
+func (p *Packet) RETH() RETH { return headerView(p.Data, opcodes[p.Opcode].reth, RETHLen) }
 
 // AETH returns the acknowledgement extended header, or nil.
-func (p *Packet) AETH() AETH { return view(p.Data, opcodes[p.Opcode].aeth, AETHLen) }
+func (p *Packet) AETH() AETH { return headerView(p.Data, opcodes[p.Opcode].aeth, AETHLen) }
 
 // ImmDt returns the immediate data header, or nil.
-func (p *Packet) ImmDt() ImmDt { return view(p.Data, opcodes[p.Opcode].immdt, ImmDtLen) }
+func (p *Packet) ImmDt() ImmDt { return headerView(p.Data, opcodes[p.Opcode].immdt, ImmDtLen) }
 
 // IETH returns the invalidate extended header, or nil.
-func (p *Packet) IETH() IETH { return view(p.Data, opcodes[p.Opcode].ieth, IETHLen) }
+func (p *Packet) IETH() IETH { return headerView(p.Data, opcodes[p.Opcode].ieth, IETHLen) }
 
 // DETH returns the datagram extended header, or nil.
-func (p *Packet) DETH() DETH { return view(p.Data, opcodes[p.Opcode].deth, DETHLen) }
+func (p *Packet) DETH() DETH { return headerView(p.Data, opcodes[p.Opcode].deth, DETHLen) }
 
 // AtomicETH returns the atomic extended header, or nil.
 func (p *Packet) AtomicETH() AtomicETH {
-	return view(p.Data, opcodes[p.Opcode].atomiceth, AtomicETHLen)
+	return headerView(p.Data, opcodes[p.Opcode].atomiceth, AtomicETHLen)
 }
 
 // AtomicAckETH returns the atomic acknowledgement extended header, or nil.
 func (p *Packet) AtomicAckETH() AtomicAckETH {
-	return view(p.Data, opcodes[p.Opcode].atomicacketh, AtomicAckETHLen)
+	return headerView(p.Data, opcodes[p.Opcode].atomicacketh, AtomicAckETHLen)
 }
 
 // XRCETH returns the XRC extended header, or nil.
-func (p *Packet) XRCETH() XRCETH { return view(p.Data, opcodes[p.Opcode].xrceth, XRCETHLen) }
+func (p *Packet) XRCETH() XRCETH { return headerView(p.Data, opcodes[p.Opcode].xrceth, XRCETHLen) }
 
 // FETH returns the FLUSH extended header, or nil.
-func (p *Packet) FETH() FETH { return view(p.Data, opcodes[p.Opcode].feth, FETHLen) }
+func (p *Packet) FETH() FETH { return headerView(p.Data, opcodes[p.Opcode].feth, FETHLen) }
 
 // ICRC returns the invariant CRC in the packet, even if it is invalid.
 func (p *Packet) ICRC() uint32 { return binary.LittleEndian.Uint32(p.Data[len(p.Data)-ICRCLen:]) }
 
-func view(b []byte, off uint8, n int) []byte {
+func headerView(b []byte, off uint8, n int) []byte {
 	if off == 0 {
 		return nil
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 func TestNewAndParsePacket(t *testing.T) {
-	for op := range table38() {
+	for op := range opcodeTable() {
 		for n := range 10 {
 			if n > 0 && !op.Has(roce.FlagPayload) {
 				continue

@@ -13,7 +13,7 @@ func TestPublicVectors(t *testing.T) {
 	frames := scapyFrames(t)
 	// The article's CNP goes from 22.22.22.8 to 22.22.22.7 with identification 0x98c6, source port 56238 and queue pair
 	// 0xd2. The CNP has no ICRC.
-	article := unhex(t, "4589003c 98c64000 20110000 16161608 16161607 dbae12b7 00280000"+
+	article := decodeHex(t, "4589003c 98c64000 20110000 16161608 16161607 dbae12b7 00280000"+
 		"8100ffff 400000d2 00000000 00000000 00000000 00000000 00000000 00000000")
 	for _, c := range []struct {
 		name       string
@@ -38,7 +38,7 @@ func TestPublicVectors(t *testing.T) {
 		{name: "CNP of an article", ip: article, op: roce.CNP, qpn: 0xd2, becn: true,
 			port: 56238, tos: 0x89, ttl: 32, ident: 0x98c6, checkSize: 60},
 	} {
-		flow, ident, pkt := split(c.ip)
+		flow, ident, pkt := splitPacket(c.ip)
 		p, err := roce.ParsePacket(pkt)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)

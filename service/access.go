@@ -41,15 +41,15 @@ func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 		return p, err
 	}
 	if p.pid == 0 {
-		p.Principal = s.authority.Unseen(p.uid)
+		p.Principal = s.authority.InaccessiblePrincipal(p.uid)
 		return p, nil
 	}
-	process, err := p.process(c)
+	process, err := p.openPidfd(c)
 	if err != nil {
 		return p, err
 	}
 	defer process.Close()
-	dir, err := p.directory(process)
+	dir, err := p.openProcDir(process)
 	if err != nil {
 		return p, err
 	}
@@ -58,25 +58,25 @@ func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 	return p, err
 }
 
-// directory opens the /proc directory of the peer's process. directory returns EPERM if the process has ended,
+// openProcDir opens the /proc directory of the peer's process. openProcDir returns EPERM if the process has ended,
 // since the kernel may have reused its number.
-func (p peer) directory(process *os.File) (int, error) {
+func (p peer) openProcDir(process *os.File) (int, error) {
 	dir, err := unix.Open("/proc/"+strconv.Itoa(p.pid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("look up connecting process %d: %w", p.pid, err)
 	}
-	if exited(int(process.Fd())) {
+	if hasExited(int(process.Fd())) {
 		unix.Close(dir)
 		return -1, fmt.Errorf("connecting process %d has ended: %w", p.pid, syscall.EPERM)
 	}
 	return dir, nil
 }
 
-// process returns a pidfd of the peer's process. While the process runs, its number is not reused. Linux 6.5 and
+// openPidfd returns a pidfd of the peer's process. While the process runs, its number is not reused. Linux 6.5 and
 // later keep a pidfd from the time of the connection (SO_PEERPIDFD). On older kernels, process opens the current
-// process of that number and requires it to belong to the peer's user. process returns EPERM if the process has
+// process of that number and requires it to belong to the peer's user. openPidfd returns EPERM if the process has
 // ended or is not visible in this pid namespace.
-func (p peer) process(c *net.UnixConn) (*os.File, error) {
+func (p peer) openPidfd(c *net.UnixConn) (*os.File, error) {
 	if p.pid == 0 {
 		return nil, fmt.Errorf("the connecting process is in a pid namespace that this service cannot see: run the service in that namespace or in one above it: %w",
 			syscall.EPERM)
@@ -90,22 +90,22 @@ func (p peer) process(c *net.UnixConn) (*os.File, error) {
 	case nil:
 		unix.CloseOnExec(pidfd)
 	case unix.ENOPROTOOPT:
-		if pidfd, err = p.openProcess(); err != nil {
+		if pidfd, err = p.openPidfdByNumber(); err != nil {
 			return nil, err
 		}
 	default:
 		return nil, fmt.Errorf("look up connecting process %d: %w", p.pid, err)
 	}
 	f := os.NewFile(uintptr(pidfd), "pidfd")
-	if exited(pidfd) {
+	if hasExited(pidfd) {
 		f.Close()
 		return nil, fmt.Errorf("connecting process %d has ended: %w", p.pid, syscall.EPERM)
 	}
 	return f, nil
 }
 
-// openProcess opens a pidfd of the process that has the peer's number now.
-func (p peer) openProcess() (int, error) {
+// openPidfdByNumber opens a pidfd of the process that has the peer's number now.
+func (p peer) openPidfdByNumber() (int, error) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
 		return -1, fmt.Errorf("look up connecting process %d: %w", p.pid, err)
@@ -118,8 +118,8 @@ func (p peer) openProcess() (int, error) {
 	return fd, nil
 }
 
-// exited reports whether the process of a pidfd has ended. A pidfd becomes readable when its process ends.
-func exited(pidfd int) bool {
+// hasExited reports whether the process of a pidfd has ended. A pidfd becomes readable when its process ends.
+func hasExited(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(fds, 0)
 	return err == nil && n > 0
@@ -135,6 +135,6 @@ func (p peer) authorize(op ctl.Op) error {
 		return nil
 	}
 	return fmt.Errorf("%s: user %v may run programs here, but only root with CAP_SYS_ADMIN or CAP_NET_ADMIN, user %d, the owner of the service, "+
-		"and users of `verbena serve --manager-uid` may do this: %w", ctl.Clip(string(op)), p.Account, os.Geteuid(),
+		"and users of `verbena serve --manager-uid` may do this: %w", ctl.ClipText(string(op)), p.Account, os.Geteuid(),
 		syscall.EPERM)
 }

@@ -22,10 +22,10 @@ func userPeer(uid int) peer {
 	return peer{uid: uid, Principal: principal.Principal{Account: quota.ID{UID: uid}}}
 }
 
-func manager() peer { return peer{Principal: principal.Principal{Manager: true}} }
+func managerPeer() peer { return peer{Principal: principal.Principal{Manager: true}} }
 
-// lookingService returns a service that looks up the process and user of its clients.
-func lookingService(t *testing.T) *Service {
+// newIdentifyingService returns a service that looks up the process and user of its clients.
+func newIdentifyingService(t *testing.T) *Service {
 	t.Helper()
 	a, err := principal.New(nil, -1)
 	if err != nil {
@@ -37,14 +37,14 @@ func lookingService(t *testing.T) *Service {
 // TestPeerProcess tests that the process of a peer is the one reported by the kernel, and that an invisible or ended
 // process is refused.
 func TestPeerProcess(t *testing.T) {
-	s := lookingService(t)
+	s := newIdentifyingService(t)
 	ends := testutil.UnixPair(t)
 	who, err := s.peerOf(ends[0])
 	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager ||
 		who.Account != (quota.ID{UID: os.Getuid()}) {
 		t.Fatalf("peerOf: got %+v, %v", who, err)
 	}
-	f, err := who.process(ends[0])
+	f, err := who.openPidfd(ends[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,16 +52,16 @@ func TestPeerProcess(t *testing.T) {
 		t.Error("pidfd of the peer: got a descriptor without FD_CLOEXEC")
 	}
 	f.Close()
-	if f, err := userPeer(who.uid).process(ends[0]); !errors.Is(err, syscall.EPERM) ||
+	if f, err := userPeer(who.uid).openPidfd(ends[0]); !errors.Is(err, syscall.EPERM) ||
 		!strings.Contains(err.Error(), "pid namespace") {
 		t.Errorf("pidfd of an invisible process: got %v, %v, want EPERM", f, err)
 	}
 	// Linux before 6.5 has no SO_PEERPIDFD.
-	fd, err := who.openProcess()
+	fd, err := who.openPidfdByNumber()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if exited(fd) {
+	if hasExited(fd) {
 		t.Error("exited of this process: got true, want false")
 	}
 	unix.Close(fd)
@@ -75,10 +75,10 @@ func TestPeerProcess(t *testing.T) {
 	}
 	defer unix.Close(fd)
 	child.Wait()
-	if !exited(fd) {
+	if !hasExited(fd) {
 		t.Error("exited of an ended process: got false, want true")
 	}
-	fd, err = (peer{pid: os.Getpid(), uid: 65533}).openProcess()
+	fd, err = (peer{pid: os.Getpid(), uid: 65533}).openPidfdByNumber()
 	if os.Geteuid() != 0 && !errors.Is(err, syscall.EPERM) {
 		t.Errorf("pidfd of another user's process: got %v, want EPERM", err)
 	}
@@ -114,11 +114,11 @@ func TestPeerProcessEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	who, err := lookingService(t).peerOf(c)
+	who, err := newIdentifyingService(t).peerOf(c)
 	if !errors.Is(err, syscall.EPERM) || who.pid != child.Process.Pid {
 		t.Fatalf("peerOf of an ended client: got %+v, %v, want EPERM", who, err)
 	}
-	if f, err := who.process(c); err == nil {
+	if f, err := who.openPidfd(c); err == nil {
 		t.Errorf("pidfd of an ended client: got %v, want an error", f)
 	}
 }
@@ -136,7 +136,7 @@ func TestPeerDirectory(t *testing.T) {
 	}
 	process := os.NewFile(uintptr(fd), "pidfd")
 	defer process.Close()
-	dir, err := p.directory(process)
+	dir, err := p.openProcDir(process)
 	if err != nil {
 		t.Errorf("directory while the peer runs: got %v, want success", err)
 	} else {
@@ -144,7 +144,7 @@ func TestPeerDirectory(t *testing.T) {
 	}
 	_ = child.Process.Kill()
 	_ = child.Wait()
-	if dir, err := p.directory(process); !errors.Is(err, syscall.EPERM) || dir != -1 {
+	if dir, err := p.openProcDir(process); !errors.Is(err, syscall.EPERM) || dir != -1 {
 		t.Errorf("directory after the end of the peer: got %d, %v, want EPERM", dir, err)
 	}
 }

@@ -15,19 +15,19 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAdmissionPace tests that clients of a user ID are identified at a limited rate after a burst, and that
+// TestAdmissionRateLimit tests that clients of a user ID are identified at a limited rate after a burst, and that
 // another burst is possible after an idle time.
-func TestAdmissionPace(t *testing.T) {
+func TestAdmissionRateLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var a admissions
-		q := &admission{tokens: admissionBurst, at: time.Now(), busy: true}
+		q := &admissionQueue{tokens: admissionBurst, at: time.Now(), busy: true}
 		began := time.Now()
 		look := func(n int) {
 			for range n {
 				q.waiting = append(q.waiting, &net.UnixConn{})
 			}
 			for {
-				c, pause := a.next(q)
+				c, pause := a.dequeue(q)
 				if c == nil {
 					return
 				}
@@ -54,11 +54,12 @@ func TestAdmissionPace(t *testing.T) {
 	})
 }
 
-// TestSurplusAdmissions tests that clients beyond a full queue are disconnected, and queued clients are not.
-func TestSurplusAdmissions(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
+// TestSurplusClientsAreDisconnected tests that clients beyond a full queue are disconnected, and queued clients are
+// not.
+func TestSurplusClientsAreDisconnected(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
 	// busy makes a goroutine seem to be at work, so no client leaves the queue.
-	a := admissions{of: map[quota.ID]*admission{{UID: os.Geteuid()}: {busy: true, known: true}}}
+	a := admissions{of: map[quota.ID]*admissionQueue{{UID: os.Geteuid()}: {busy: true, known: true}}}
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
 		ends := testutil.UnixPair(t)
@@ -85,38 +86,38 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	var a admissions
 	sub := func(n int) quota.ID { return quota.ID{UID: 100000 + n} }
 	owner, pod := quota.ID{UID: 1000}, quota.ID{Container: 7}
-	own := a.queue(owner)
+	own := a.queueOf(owner)
 	if own.known {
 		t.Error("known: got true before the first identified client, want false")
 	}
-	a.identified(owner, owner)
+	a.recordAccount(owner, owner)
 	if !own.known {
 		t.Error("known: got false after an identified client, want true")
 	}
-	first := a.queue(sub(0))
+	first := a.queueOf(sub(0))
 	if first == own || first.known {
 		t.Error("queue of a new user ID: got the queue of another user, want a separate one")
 	}
-	a.identified(sub(0), owner)
-	a.identified(sub(1), owner)
-	if a.queue(sub(0)) != own || a.queue(sub(1)) != own || first.known {
+	a.recordAccount(sub(0), owner)
+	a.recordAccount(sub(1), owner)
+	if a.queueOf(sub(0)) != own || a.queueOf(sub(1)) != own || first.known {
 		t.Error("queues of subordinate IDs: got separate queues, want one")
 	}
-	a.identified(sub(2), pod) // pod is a container with a user namespace created by root
-	if a.queue(sub(2)) == a.queue(quota.ID{}) || a.queue(sub(2)) != a.queue(pod) {
+	a.recordAccount(sub(2), pod) // pod is a container with a user namespace created by root
+	if a.queueOf(sub(2)) == a.queueOf(quota.ID{}) || a.queueOf(sub(2)) != a.queueOf(pod) {
 		t.Error("queues of a container's user IDs: got separate queues, want one")
 	}
 	for n := range maxQueues + 1 {
-		a.identified(sub(n), owner)
+		a.recordAccount(sub(n), owner)
 	}
 	if n := len(a.accounts); n == 0 || n > maxQueues {
 		t.Errorf("accounts of subordinate ids: got %d, want at most %d", n, maxQueues)
 	}
 	own.busy = true
 	for n := range maxQueues {
-		a.queue(sub(100 + n))
+		a.queueOf(sub(100 + n))
 	}
-	if a.queue(owner) != own {
+	if a.queueOf(owner) != own {
 		t.Error("remembered users: got no busy user, want one")
 	}
 	if n := len(a.of); n > maxQueues {
@@ -157,7 +158,7 @@ func TestPrivilegedAdmissions(t *testing.T) {
 	}
 	defer child.Wait()
 	defer end.Close()
-	s := lookingService(t)
+	s := newIdentifyingService(t)
 	for _, tt := range []struct {
 		name       string
 		connection func() *net.UnixConn
@@ -196,8 +197,8 @@ func TestPrivilegedAdmissions(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			q := &admission{waiting: make([]*net.UnixConn, full.waiting), busy: true}
-			a := admissions{of: map[quota.ID]*admission{id: q}, total: full.total}
+			q := &admissionQueue{waiting: make([]*net.UnixConn, full.waiting), busy: true}
+			a := admissions{of: map[quota.ID]*admissionQueue{id: q}, total: full.total}
 			if got := a.add(s, c); got != full.want || (len(q.waiting) > full.waiting) != full.want {
 				t.Errorf("add a client of %s with %d waiting of its ID and %d of all users: got %v, want %v",
 					tt.name, full.waiting, full.total, got, full.want)

@@ -14,13 +14,13 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestUnreadAnswers tests that a request is charged to its user until its answer was sent, since the answer takes
-// memory.
-func TestUnreadAnswers(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+// TestUnreadAnswerIsCharged tests that a request is charged to its user until its answer was sent, since the answer
+// takes memory.
+func TestUnreadAnswerIsCharged(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	const uid = 4242
 	ask := func(c *net.UnixConn) {
-		if _, err := c.Write(message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpStatShow})); err != nil {
+		if _, err := c.Write(encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion, Op: ctl.OpStatShow})); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,22 +59,23 @@ func TestUnreadAnswers(t *testing.T) {
 	testutil.Eventually(t, "the requests to end", func() bool { return held() == 0 })
 }
 
-// TestUnreadAtTheEnd tests that an ended connection is charged until its data was read, since the unread data takes
-// memory.
-func TestUnreadAtTheEnd(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
+// TestUnreadDataIsChargedAfterEnd tests that an ended connection is charged until its data was read, since the unread
+// data takes memory.
+func TestUnreadDataIsChargedAfterEnd(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	user := s.quota.User(4242)
 	for _, how := range []string{"read", "closed"} {
 		ends := testutil.UnixPair(t)
 		s.admitPeer(ends[0], userPeer(4242))
-		if _, err := ends[1].Write(message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpStatShow})); err != nil {
+		if _, err := ends[1].Write(encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion,
+			Op: ctl.OpStatShow})); err != nil {
 			t.Fatal(err)
 		}
 		ends[1].CloseWrite()
 		testutil.Eventually(t, "the connection to end", func() bool {
 			return errors.Is(ends[0].SetReadDeadline(time.Time{}), net.ErrClosed)
 		})
-		testutil.Stays(t, 20*time.Millisecond, "the connection is charged while the answer is unread",
+		testutil.Consistently(t, 20*time.Millisecond, "the connection is charged while the answer is unread",
 			func() bool { return user.Held(quota.Connections) == 1 })
 		if how == "read" {
 			if b, err := io.ReadAll(ends[1]); err != nil || len(b) < 100 {
@@ -87,9 +88,9 @@ func TestUnreadAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestUnheard tests that the service answers only a limited number of refused clients of a user that do not read
-// the answer.
-func TestUnheard(t *testing.T) {
+// TestUnreadRefusalsAreLimited tests that the service answers only a limited number of refused clients of a user that
+// do not read the answer.
+func TestUnreadRefusalsAreLimited(t *testing.T) {
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 1, Total: 100}
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}, Limits: &limits})
@@ -144,7 +145,7 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 	for range 20 {
 		ends := testutil.UnixPair(t)
 		if _, err := ends[1].Write(
-			message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
+			encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
 			t.Fatal(err)
 		}
 		s.admitPeer(ends[0], userPeer(4242))

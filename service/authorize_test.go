@@ -18,7 +18,7 @@ import (
 // TestRequestsOfUsers tests the answer to each request of a user who is not a manager. Requests that affect other users
 // or show their objects are refused.
 func TestRequestsOfUsers(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
 	ends := testutil.UnixPair(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
@@ -43,7 +43,7 @@ func TestRequestsOfUsers(t *testing.T) {
 		return s.requests.users[quota.ID{UID: 4242}] == 0
 	})
 	for range maxRequests {
-		done, ok := s.requests.begin(quota.ID{UID: 4242}, maxRequests)
+		done, ok := s.requests.beginItem(quota.ID{UID: 4242}, maxRequests)
 		if !ok {
 			t.Fatal("begin a request below the limit: got a refusal, want success")
 		}
@@ -56,13 +56,13 @@ func TestRequestsOfUsers(t *testing.T) {
 
 // TestTraceIsRefused tests that a user at the limit of descriptors gets no trace.
 func TestTraceIsRefused(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.34"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.34"}})
 	user := s.quota.User(4242)
-	n := s.quota.Limits()[quota.Descriptors].Most()
-	for n > 0 && user.Take(quota.Descriptors, n) != nil {
+	n := s.quota.Limits()[quota.Descriptors].UserMaximum()
+	for n > 0 && user.Charge(quota.Descriptors, n) != nil {
 		n--
 	}
-	defer user.Give(quota.Descriptors, n)
+	defer user.Release(quota.Descriptors, n)
 	if _, theirs, end, err := s.startTrace(userPeer(4242)); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("start a trace without free descriptors: got %v, want EMFILE", err)
 		if err == nil {
@@ -101,7 +101,7 @@ func TestSharedSocket(t *testing.T) {
 // TestNamesInUse tests that a device name is refused while another link has the name, even if that link is
 // incomplete. An ending service accepts no new link.
 func TestNamesInUse(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	if err := s.links.reserve(s.ended, "rxe0"); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("reserve the name of a link: got %v, want EEXIST", err)
 	}
@@ -121,8 +121,8 @@ func TestNamesInUse(t *testing.T) {
 
 // TestLinkTypes tests that a program's `rdma link add` creates devices of type rxe only.
 func TestLinkTypes(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
-	if err := (linksOf{s}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
+	if err := (programLinks{s}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("add a link of another type: got %v, want EINVAL", err)
 	}
 }

@@ -56,9 +56,9 @@ func newCallTrace() (_ *callTrace, theirs *os.File, err error) {
 	return &callTrace{fd: fds[0]}, os.NewFile(uintptr(fds[1]), "trace"), nil
 }
 
-// line sends a line to the launcher, or counts the line if the socket is full. line does not sleep. line must not
-// be called after close.
-func (t *callTrace) line(s string) {
+// sendLine sends a line to the launcher, or counts the line if the socket is full. sendLine does not sleep. sendLine
+// must not be called after close.
+func (t *callTrace) sendLine(s string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.gone {
@@ -97,22 +97,22 @@ func (t *callTrace) close() {
 
 // startTrace makes the trace of a program and charges it to the user. The caller calls end when the program has ended.
 func (s *Service) startTrace(who peer) (_ *callTrace, theirs *os.File, end func(), err error) {
-	user, keep := s.quota.Account(who.Account), s.kept.KeptOf(s.quota.Account(who.Account))
-	if err := user.Take(quota.Descriptors, traceDescriptors); err != nil {
+	user, keep := s.quota.Account(who.Account), s.kept.ObjectsOf(s.quota.Account(who.Account))
+	if err := user.Charge(quota.Descriptors, traceDescriptors); err != nil {
 		return nil, nil, nil, err
 	}
-	if err := user.Take(quota.BufferBytes, traceBytes); err != nil {
-		user.Give(quota.Descriptors, traceDescriptors)
+	if err := user.Charge(quota.BufferBytes, traceBytes); err != nil {
+		user.Release(quota.Descriptors, traceDescriptors)
 		return nil, nil, nil, err
 	}
 	give := func() {
-		user.Give(quota.Descriptors, traceDescriptors)
-		user.Give(quota.BufferBytes, traceBytes)
+		user.Release(quota.Descriptors, traceDescriptors)
+		user.Release(quota.BufferBytes, traceBytes)
 	}
 	t, theirs, err := newCallTrace()
-	var note kept.Note
+	var note kept.FileNote
 	if err == nil {
-		if note, err = keep.Note(int(theirs.Fd())); err != nil {
+		if note, err = keep.NoteFile(int(theirs.Fd())); err != nil {
 			t.close()
 			theirs.Close()
 		}

@@ -37,18 +37,18 @@ func TestCallTraceNotRead(t *testing.T) {
 	go func() {
 		defer close(done)
 		for i := range half {
-			trace.line(fmt.Sprint("line ", i))
+			trace.sendLine(fmt.Sprint("line ", i))
 		}
 		close(full)
 		<-goOn // some lines were read
 		for i := range half {
-			trace.line(fmt.Sprint("line ", half+i))
+			trace.sendLine(fmt.Sprint("line ", half+i))
 		}
 		trace.close()
 	}()
 	var shown, missed, reports int
 	next := func() bool {
-		line, err := reader.Line()
+		line, err := reader.ReadLine()
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
 				t.Errorf("read at the end of the trace: got %v, want io.EOF", err)
@@ -92,7 +92,7 @@ func TestCallTraceReaderGone(t *testing.T) {
 	}
 	theirs.Close()
 	for range 3 {
-		trace.line("line")
+		trace.sendLine("line")
 	}
 	if !trace.gone || trace.missed > 1 {
 		t.Errorf("trace: got gone %v and %d missed lines, want true and at most 1", trace.gone, trace.missed)
@@ -101,10 +101,10 @@ func TestCallTraceReaderGone(t *testing.T) {
 
 // TestCallTraceCharged tests that a trace is charged to its user until it ends.
 func TestCallTraceCharged(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	who := userPeer(4242)
 	held := func() (n uint64) {
-		for _, u := range s.Users(who.Owns) {
+		for _, u := range s.Users(who.OwnsAccount) {
 			for _, h := range u.Holds {
 				n += h.Held
 			}

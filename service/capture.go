@@ -21,8 +21,8 @@ type recording struct {
 	taps map[*rdmaLink]link.Tap
 }
 
-// put adds the recording's tap to a device.
-func (r *recording) put(l *rdmaLink) {
+// addTap adds the recording's tap to a device.
+func (r *recording) addTap(l *rdmaLink) {
 	if r.dev != "" && r.dev != l.spec.Name {
 		return
 	}
@@ -35,7 +35,7 @@ func (r *recording) put(l *rdmaLink) {
 	l.taps.Add(tap)
 }
 
-func (r *recording) remove(l *rdmaLink) {
+func (r *recording) removeTap(l *rdmaLink) {
 	if tap := r.taps[l]; tap != nil {
 		l.taps.Remove(tap)
 		delete(r.taps, l)
@@ -63,31 +63,31 @@ func (s *Service) capture(c *ctl.Capture, socket *os.File) error {
 	}
 	if c.Dev != "" && s.links.find(c.Dev) == nil || len(s.links.list) == 0 {
 		to.Close()
-		return s.links.noLink(c.Dev)
+		return s.links.noLinkError(c.Dev)
 	}
 	r := &recording{
 		dev: c.Dev, taps: map[*rdmaLink]link.Tap{},
 		rec: capture.New(ctl.PieceWriter{Conn: to}, capture.Options{Filter: filter, Count: c.Count}),
 	}
 	for _, l := range s.links.list {
-		r.put(l)
+		r.addTap(l)
 	}
 	s.links.recordings[r] = struct{}{}
 	s.programs.count(1)
 	s.recorders.Go(func() {
 		defer s.programs.count(-1)
-		s.record(r, ctl.PieceWriter{Conn: to})
+		s.awaitRecording(r, ctl.PieceWriter{Conn: to})
 	})
 	return nil
 }
 
-// endTime is the time that an ending service allows a capture for its last writes.
-const endTime = 5 * time.Second
+// captureEndTimeout is the time that an ending service allows a capture for its last writes.
+const captureEndTimeout = 5 * time.Second
 
-// record waits for the end of a recording, and reports its summary to the client.
+// awaitRecording waits for the end of a recording, and reports its summary to the client.
 //
 //verbena:allow receive the socket of a manager
-func (s *Service) record(r *recording, c ctl.PieceWriter) {
+func (s *Service) awaitRecording(r *recording, c ctl.PieceWriter) {
 	defer c.Close()
 	closed := make(chan struct{})
 	go func() {
@@ -98,12 +98,12 @@ func (s *Service) record(r *recording, c ctl.PieceWriter) {
 	case <-closed:
 	case <-r.rec.Done():
 	case <-s.ended.Done():
-		c.SetWriteDeadline(time.Now().Add(endTime)) // limits the time of the writes if the client does not read
+		c.SetWriteDeadline(time.Now().Add(captureEndTimeout)) // limits the time of the writes if the client does not read
 	}
 	s.links.mu.Lock()
 	delete(s.links.recordings, r)
 	for _, l := range s.links.list {
-		r.remove(l)
+		r.removeTap(l)
 	}
 	s.links.mu.Unlock()
 	sum, err := r.rec.Close()
@@ -116,5 +116,5 @@ func (s *Service) record(r *recording, c ctl.PieceWriter) {
 		}
 		s.log.Warn("capture", "err", err)
 	}
-	_ = c.End(&end) // an error means a disconnected client
+	_ = c.SendEnd(&end) // an error means a disconnected client
 }

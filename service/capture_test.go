@@ -29,8 +29,8 @@ func newService(opts Options) (*Service, error) {
 	return New(opts)
 }
 
-// served returns a service with the links, and a client of it.
-func served(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
+// newServedService returns a service with the links, and a client of it.
+func newServedService(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
 	t.Helper()
 	s, err := newService(Options{Links: links})
 	if err != nil {
@@ -57,10 +57,10 @@ func served(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Client) {
 	return s, c
 }
 
-// TestCapture tests that a capture is a stream ended by the client, and that the control connection serves other
-// requests meanwhile.
-func TestCapture(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.1"}})
+// TestCaptureStreamEndsByClient tests that a capture is a stream ended by the client, and that the control connection
+// serves other requests meanwhile.
+func TestCaptureStreamEndsByClient(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.1"}})
 	for _, bad := range []struct {
 		capture ctl.Capture
 		errno   syscall.Errno
@@ -83,10 +83,10 @@ func TestCapture(t *testing.T) {
 	if !s.links.list[0].taps.On() || !s.links.list[1].taps.On() {
 		t.Error("taps: a device has none, want one")
 	}
-	stream.Stop()
+	stream.RequestEnd()
 	file, err := io.ReadAll(stream)
-	if err != nil || stream.End() != (ctl.CaptureEnd{}) {
-		t.Errorf("end of the capture: got %+v and error %v, want success", stream.End(), err)
+	if err != nil || stream.Result() != (ctl.CaptureEnd{}) {
+		t.Errorf("end of the capture: got %+v and error %v, want success", stream.Result(), err)
 	}
 	ng, err := pcapgo.NewNgReader(bytes.NewReader(file), pcapgo.NgReaderOptions{})
 	if err != nil {
@@ -107,7 +107,7 @@ func TestCapture(t *testing.T) {
 
 // TestCaptureServiceEnds tests that the end of the service ends its captures.
 func TestCaptureServiceEnds(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
 	stream, err := c.Capture(ctl.Capture{})
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func TestCaptureServiceEnds(t *testing.T) {
 
 // TestFaultRules tests that rule numbers are unique across devices, and that rules are cleared one by one.
 func TestFaultRules(t *testing.T) {
-	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}},
+	_, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}},
 		ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
 	add := func(dev string, r fault.Rule) int {
 		t.Helper()

@@ -43,9 +43,9 @@ func dial(loc ctl.Location) (*Client, error) {
 	return &Client{Client: c}, nil
 }
 
-// dialSame connects to the service at loc. If that service speaks another version of the protocol, was started by a
-// client and is idle, dialSame ends the service and returns ErrNotRunning.
-func dialSame(loc ctl.Location) (*Client, error) {
+// dialSameVersion connects to the service at loc. If that service speaks another version of the protocol, was started
+// by a client and is idle, dialSameVersion ends the service and returns ErrNotRunning.
+func dialSameVersion(loc ctl.Location) (*Client, error) {
 	c, err := dial(loc)
 	if err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func dialSame(loc ctl.Location) (*Client, error) {
 // Start connects to the service at loc, and starts a service first if none runs. self is the path of the verbena
 // command, and args are the arguments of `serve`.
 func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
-	if c, err := dialSame(loc); !errors.Is(err, ctl.ErrNotRunning) {
+	if c, err := dialSameVersion(loc); !errors.Is(err, ctl.ErrNotRunning) {
 		return c, err
 	}
 	// If two clients start a service at the same time, the second client connects to the service of the first.
@@ -89,11 +89,11 @@ func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 	return c, err
 }
 
-// Daemon starts a service at loc and returns when the service is ready. self is the path of the verbena command,
+// StartDaemon starts a service at loc and returns when the service is ready. self is the path of the verbena command,
 // and args is its command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that
 // already runs at loc is replaced if it yields (see TakeOver). Otherwise the error wraps EADDRINUSE. Daemon may
 // sleep.
-func Daemon(loc ctl.Location, self string, args ...string) (*Client, error) {
+func StartDaemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 	if c, err := dial(loc); err == nil {
 		c.Close()
 		if c.UID() != os.Geteuid() {
@@ -116,7 +116,7 @@ func Daemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 
 // spawnAt starts self at loc and connects to it. The caller holds startPath(loc).
 func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
-	logFile, err := openLog(loc.Log())
+	logFile, err := openLog(loc.LogPath())
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
@@ -137,17 +137,17 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 }
 
 // TakeOver ends the service at loc, if a client started it and it is not in use, and waits for its end. A program
-// that has just ended may still count as in use, so TakeOver repeats the request for endNotice. Any other service
-// keeps running, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
+// that has just ended may still count as in use, so TakeOver repeats the request for endDetectionTime. Any other
+// service keeps running, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
 func TakeOver(loc ctl.Location) error {
-	for deadline := time.Now().Add(endNotice); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(endDetectionTime); ; time.Sleep(20 * time.Millisecond) {
 		err := takeOver(loc)
 		if no := (*ctl.YieldError)(nil); errors.As(err, &no) {
 			if errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline) {
 				continue
 			}
 			return fmt.Errorf("a service is running already at %s: %w; use that one, end it with `verbena stop`, "+
-				"or choose another path with --socket or VERBENA_SOCKET", loc.Socket, &takenError{err})
+				"or choose another path with --socket or VERBENA_SOCKET", loc.Socket, &lockedLocationError{err})
 		}
 		return err
 	}
@@ -165,17 +165,17 @@ func takeOver(loc ctl.Location) error {
 	return c.Yield(takeOverTimeout)
 }
 
-// endNotice is the time that a service may need to detect the end of a program.
-const endNotice = time.Second
+// endDetectionTime is the time that a service may need to detect the end of a program.
+const endDetectionTime = time.Second
 
 // takeOverTimeout limits the wait for the answer of a service that may still be starting.
 const takeOverTimeout = 5 * time.Second
 
-// takenError is the error for a location that another service has locked.
-type takenError struct{ cause error }
+// lockedLocationError is the error for a location that another service has locked.
+type lockedLocationError struct{ cause error }
 
-func (e *takenError) Error() string   { return e.cause.Error() }
-func (e *takenError) Unwrap() []error { return []error{e.cause, syscall.EADDRINUSE} }
+func (e *lockedLocationError) Error() string   { return e.cause.Error() }
+func (e *lockedLocationError) Unwrap() []error { return []error{e.cause, syscall.EADDRINUSE} }
 
 // StartPrivate starts a service that serves only the returned client and ends with the client. The messages of the
 // service go to log.

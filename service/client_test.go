@@ -38,9 +38,9 @@ func TestReplacesOtherVersion(t *testing.T) {
 					if _, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest}); err != nil {
 						return
 					}
-					a := ctl.Failure(r.Refuse()).Named()
+					a := ctl.ErrorResponse(r.VersionError()).WithBuild()
 					if r.Op == ctl.OpYield {
-						if a = ctl.Failure(syscall.EBUSY); yields {
+						if a = ctl.ErrorResponse(syscall.EBUSY); yields {
 							a = &ctl.Response{}
 						}
 					}
@@ -49,14 +49,15 @@ func TestReplacesOtherVersion(t *testing.T) {
 					}
 				}
 			}()
-			c, err := dialSame(loc)
+			c, err := dialSameVersion(loc)
 			if want := map[bool]error{true: ctl.ErrNotRunning, false: syscall.EPROTO}[yields]; c != nil ||
 				!errors.Is(err, want) {
 				t.Errorf("dialSame: got %v, %v, want %v", c, err, want)
 			}
 		})
 	}
-	if _, err := dialSame(ctl.Location{Socket: filepath.Join(os.TempDir(), "no-such-socket-of-verbena")}); !errors.Is(err,
+	if _, err := dialSameVersion(ctl.Location{Socket: filepath.Join(os.TempDir(),
+		"no-such-socket-of-verbena")}); !errors.Is(err,
 		ctl.ErrNotRunning) {
 		t.Errorf("dialSame without a service: got %v, want ErrNotRunning", err)
 	}
@@ -67,7 +68,7 @@ func TestReplacesOtherVersion(t *testing.T) {
 func TestDaemonBesideAnotherUsers(t *testing.T) {
 	testutil.NeedRoot(t, "to act as another user")
 	dir := t.TempDir()
-	testutil.Searchable(t, dir)
+	testutil.MakeSearchable(t, dir)
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func TestDaemonBesideAnotherUsers(t *testing.T) {
 			c.Close()
 		}
 	}()
-	c, err := Daemon(loc, "/bin/false")
+	c, err := StartDaemon(loc, "/bin/false")
 	const want = "user 65533's service is running already at "
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("Daemon: got %v, %v, want EADDRINUSE and %q", c, err, want)
@@ -121,7 +122,7 @@ func TestStartWhileRefused(t *testing.T) {
 	go func() {
 		c, err := l.AcceptUnix()
 		if err == nil {
-			err = ctl.Conn{UnixConn: c}.Send(ctl.Failure(why), nil)
+			err = ctl.Conn{UnixConn: c}.Send(ctl.ErrorResponse(why), nil)
 			c.CloseWrite()
 			_, _ = io.Copy(io.Discard, c)
 			c.Close()

@@ -39,14 +39,14 @@ const (
 // Serve answers clients of l until Stop, a client's request to stop, or idleness. It closes l.
 func (s *Service) Serve(l *Listener) error {
 	go func() {
-		s.waitUntilOver()
+		s.waitForEnd()
 		s.stop()
 		l.Close()
 	}()
 	var logged time.Time // time of the last log message about failed accepts
-	defer s.spare.begin()()
+	defer s.spare.allocate()()
 	for {
-		s.spare.fill()
+		s.spare.refill()
 		c, err := l.AcceptUnix()
 		if err == nil {
 			if !s.admissions.add(s, c) {
@@ -59,8 +59,8 @@ func (s *Service) Serve(l *Listener) error {
 		}
 		switch {
 		case errors.Is(err, syscall.ECONNABORTED):
-		case noDescriptor(err):
-			s.acceptWithSpare(l, err)
+		case isDescriptorShortage(err):
+			s.acceptWithReserve(l, err)
 		case errors.Is(err, net.ErrClosed):
 			return fmt.Errorf("accept clients: %w", err)
 		default: // lack of memory or of another resource that the kernel limits
@@ -86,37 +86,38 @@ const (
 	refusalTime = time.Second
 )
 
-// refuse sends the error to a client that is not served, and closes the connection. refuse starts a goroutine for
-// this and does not sleep.
-func (s *Service) refuse(uc *net.UnixConn, who peer, err error) {
+// refuseClient sends the error to a client that is not served, and closes the connection. refuseClient starts a
+// goroutine for this and does not sleep.
+func (s *Service) refuseClient(uc *net.UnixConn, who peer, err error) {
 	user := s.quota.Account(who.Account)
 	c := ctl.Conn{UnixConn: uc, Rights: s.rights.QueueOf(user)}
 	go func() {
-		heard, counted := s.unheard.begin(who.Account, maxUnheard)
+		heard, counted := s.unheard.beginItem(who.Account, maxUnheard)
 		if counted {
-			contain.Do(func() { s.sayWhy(c, err) }, contain.Logged(s.log, "panic while refusing a client", uidKey, who.uid))
+			contain.RecoverPanic(func() { s.sendRefusal(c, err) }, contain.LogPanic(s.log, "panic while refusing a client",
+				uidKey, who.uid))
 		}
-		s.end(c, user, heard)
+		s.closeWhenRead(c, user, heard)
 	}()
 }
 
-// end closes a connection. end calls ended, which ends a charge, when the client has read all data or closed its
-// end. Until then the unread data takes memory of the service's control group.
-func (s *Service) end(c ctl.Conn, user *quota.User, ended func()) {
+// closeWhenRead closes a connection. closeWhenRead calls ended, which ends a charge, when the client has read all data
+// or closed its end. Until then the unread data takes memory of the service's control group.
+func (s *Service) closeWhenRead(c ctl.Conn, user *quota.User, ended func()) {
 	fd, err := rights.Duplicate(c)
-	c.End()
+	c.DrainAndClose()
 	if err != nil {
 		ended()
 		return
 	}
-	s.kept.KeptOf(user).Keep(kept.Unread(fd), ended)
+	s.kept.ObjectsOf(user).Keep(kept.UnreadSocket(fd), ended)
 }
 
-// sayWhy sends a refused client the reason, and waits until the client closes its end. If the service closed the
+// sendRefusal sends a refused client the reason, and waits until the client closes its end. If the service closed the
 // connection with an unread request, the kernel would reset the connection and discard the answer.
-func (s *Service) sayWhy(c ctl.Conn, why error) {
+func (s *Service) sendRefusal(c ctl.Conn, why error) {
 	c.SetDeadline(time.Now().Add(refusalTime))
-	if c.Send(failure(why), nil) != nil {
+	if c.Send(errorResponse(why), nil) != nil {
 		return
 	}
 	select {
@@ -146,13 +147,13 @@ func (s *Service) sayWhy(c ctl.Conn, why error) {
 // container with user ID 0 cannot fill the queue of managers.
 type admissions struct {
 	mu       sync.Mutex
-	of       map[quota.ID]*admission
-	accounts map[quota.ID]quota.ID // accounts of user IDs, where the account has another ID
+	of       map[quota.ID]*admissionQueue
+	accounts map[quota.ID]quota.ID // accounts of user IDMap, where the account has another ID
 	total    int                   // number of waiting clients
 }
 
-// admission is the queue of one user's clients.
-type admission struct {
+// admissionQueue is the queue of one user's clients.
+type admissionQueue struct {
 	waiting []*net.UnixConn
 	known   bool      // at least one client of the ID was identified
 	busy    bool      // a goroutine is identifying clients of this queue
@@ -167,7 +168,7 @@ const (
 	maxUnknown = 16
 	// maxAllAdmissions limits the number of waiting clients of all users.
 	maxAllAdmissions = 2048
-	// maxQueues limits the number of remembered users and subordinate IDs.
+	// maxQueues limits the number of remembered users and subordinate IDMap.
 	maxQueues = 1 << 16
 	// admissionRate is the number of clients identified per second for one user after a burst.
 	admissionRate  = 500
@@ -190,14 +191,14 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 	closing := s.rights.QueueOf(s.quota.User(uid))
 	if privileged && pid != 0 {
 		if id.Container, err = s.authority.PIDNamespace(pid); err != nil { // the client's process has ended
-			go closing.End(c)
+			go closing.DrainAndClose(c)
 			return false
 		}
 	}
 	privileged = privileged && id.Container == 0 // a client that may be a manager: other users must not fill its queue
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	q := a.queue(id)
+	q := a.queueOf(id)
 	most := maxUnknown
 	if q.known {
 		most = maxAdmissions
@@ -206,22 +207,22 @@ func (a *admissions) add(s *Service, c *net.UnixConn) bool {
 		most = maxAdmissions
 	}
 	if len(q.waiting) >= most || a.total >= maxAllAdmissions && !privileged {
-		go closing.End(c)
+		go closing.DrainAndClose(c)
 		return false
 	}
 	q.waiting = append(q.waiting, c)
 	a.total++
 	if !q.busy {
 		q.busy = true
-		go a.admit(s, id, q)
+		go a.serveQueue(s, id, q)
 	}
 	return true
 }
 
-// queue returns the queue of a user. queue removes idle users if there are too many.
+// queueOf returns the queue of a user. queueOf removes idle users if there are too many.
 //
 //verbena:held mu
-func (a *admissions) queue(id quota.ID) *admission {
+func (a *admissions) queueOf(id quota.ID) *admissionQueue {
 	if account, ok := a.accounts[id]; ok {
 		id = account
 	}
@@ -229,7 +230,7 @@ func (a *admissions) queue(id quota.ID) *admission {
 		return q
 	}
 	if a.of == nil || len(a.of) >= maxQueues {
-		busy := map[quota.ID]*admission{}
+		busy := map[quota.ID]*admissionQueue{}
 		for id, q := range a.of {
 			if q.busy {
 				busy[id] = q
@@ -237,13 +238,13 @@ func (a *admissions) queue(id quota.ID) *admission {
 		}
 		a.of = busy
 	}
-	q := &admission{tokens: admissionBurst, at: time.Now()}
+	q := &admissionQueue{tokens: admissionBurst, at: time.Now()}
 	a.of[id] = q
 	return q
 }
 
-// identified records the account of a user ID.
-func (a *admissions) identified(id, account quota.ID) {
+// recordAccount records the account of a user ID.
+func (a *admissions) recordAccount(id, account quota.ID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if account != id {
@@ -252,26 +253,26 @@ func (a *admissions) identified(id, account quota.ID) {
 		}
 		a.accounts[id] = account // the queue of the ID remains until its waiting clients were served
 	}
-	a.queue(account).known = true
+	a.queueOf(account).known = true
 }
 
-// admit serves the clients of a queue until the queue is empty.
-func (a *admissions) admit(s *Service, id quota.ID, q *admission) {
+// serveQueue serves the clients of a queue until the queue is empty.
+func (a *admissions) serveQueue(s *Service, id quota.ID, q *admissionQueue) {
 	for {
-		c, pause := a.next(q)
+		c, pause := a.dequeue(q)
 		if c == nil {
 			return
 		}
 		time.Sleep(pause)
-		if account, ok := s.admit(c); ok {
-			a.identified(id, account)
+		if account, ok := s.admitClient(c); ok {
+			a.recordAccount(id, account)
 		}
 	}
 }
 
-// next removes a client from a queue, and returns the time to wait before the client is served. next returns nil if
-// the queue is empty.
-func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
+// dequeue removes a client from a queue, and returns the time to wait before the client is served. dequeue returns nil
+// if the queue is empty.
+func (a *admissions) dequeue(q *admissionQueue) (c *net.UnixConn, pause time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(q.waiting) == 0 {
@@ -289,19 +290,20 @@ func (a *admissions) next(q *admission) (c *net.UnixConn, pause time.Duration) {
 	return c, pause
 }
 
-// admit serves a client if its user may have another connection. admit returns the account of the user, if known.
-func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
+// admitClient serves a client if its user may have another connection. admitClient returns the account of the user, if
+// known.
+func (s *Service) admitClient(c *net.UnixConn) (_ quota.ID, ok bool) {
 	who, err := s.peerOf(c)
-	if noDescriptor(err) { // the client used the last descriptor
-		s.spare.warn(s.log, err)
+	if isDescriptorShortage(err) { // the client used the last descriptor
+		s.spare.warnShortage(s.log, err)
 		s.spare.release()
 		who, err = s.peerOf(c)
-		s.admitShort(c, who, err)
+		s.admitWithReserve(c, who, err)
 		return who.Account, err == nil
 	}
 	if err != nil {
 		s.log.Debug("client", uidKey, who.uid, "err", err) // the usual cause is a disconnected client
-		s.rights.QueueOf(s.quota.User(who.uid)).End(c)
+		s.rights.QueueOf(s.quota.User(who.uid)).DrainAndClose(c)
 		return quota.ID{}, false
 	}
 	s.admitPeer(c, who)
@@ -310,9 +312,9 @@ func (s *Service) admit(c *net.UnixConn) (_ quota.ID, ok bool) {
 
 func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 	user := s.quota.Account(who.Account)
-	if err := user.Take(quota.Connections, 1); err != nil {
+	if err := user.Charge(quota.Connections, 1); err != nil {
 		if !who.Manager {
-			s.refuse(c, who, err)
+			s.refuseClient(c, who, err)
 			return
 		}
 		user = nil
@@ -321,9 +323,9 @@ func (s *Service) admitPeer(c *net.UnixConn, who peer) {
 		account := s.quota.Account(who.Account)
 		c := ctl.Conn{UnixConn: c, Rights: s.rights.QueueOf(account)}
 		s.answerAll(c, who, s.firstMessage)
-		s.end(c, account, func() {
-			user.Give(quota.Connections, 1)
-			s.spare.fill()
+		s.closeWhenRead(c, account, func() {
+			user.Release(quota.Connections, 1)
+			s.spare.refill()
 		})
 	}()
 }
@@ -341,7 +343,7 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 
 // serve answers a client like answerAll, and then closes the connection.
 func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
-	defer c.End()
+	defer c.DrainAndClose()
 	s.answerAll(c, who, within)
 }
 
@@ -365,20 +367,20 @@ func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 			return
 		}
 		within = 0
-		if r.Op == ctl.OpAttach && r.Protocol == ctl.Protocol && fd != nil && r.Attach != nil {
-			s.attach(c, who, r.Attach, fd)
+		if r.Op == ctl.OpAttach && r.Protocol == ctl.ProtocolVersion && fd != nil && r.Attach != nil {
+			s.attachProgram(c, who, r.Attach, fd)
 			return
 		}
-		if r.Op == ctl.OpOpen && r.Protocol == ctl.Protocol && fd == nil {
-			strays := s.open(c, who, r.Name)
+		if r.Op == ctl.OpOpen && r.Protocol == ctl.ProtocolVersion && fd == nil {
+			strays := s.serveDevice(c, who, r.Name)
 			c.CloseRead() // makes a program's wait for an answer to its next request fail
 			c.CloseWrite()
 			c.Rights.CloseAll(strays)
 			return
 		}
-		a, sent, err := s.request(c, who, &r, fd)
+		a, sent, err := s.handleRequest(c, who, &r, fd)
 		if err != nil {
-			a = failure(err)
+			a = errorResponse(err)
 		}
 		rerr := s.reply(c, a)
 		sent()
@@ -422,8 +424,8 @@ func (o *connections) close() {
 	}
 }
 
-// failure returns the answer for an error.
-func failure(err error) *ctl.Response { return ctl.Failure(err).Named() }
+// errorResponse returns the answer for an error.
+func errorResponse(err error) *ctl.Response { return ctl.ErrorResponse(err).WithBuild() }
 
 // reply sends an answer to a client.
 func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWith(c, a, nil) }
@@ -435,22 +437,23 @@ func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	return c.Send(a, fd)
 }
 
-// request answers every request except the attachment of a program. It closes fd. The caller calls sent after it
+// handleRequest answers every request except the attachment of a program. It closes fd. The caller calls sent after it
 // sent the answer or failed to send the answer. Until then the request counts against its user, since the answer
 // takes memory.
-func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ *ctl.Response, sent func(), err error) {
+func (s *Service) handleRequest(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ *ctl.Response, sent func(),
+	err error) {
 	sent = func() {}
 	if err := who.authorize(r.Op); err != nil {
 		c.Discard(fd)
 		return nil, sent, err
 	}
-	if r.Op == ctl.OpCapture && r.Protocol == ctl.Protocol && fd != nil && r.Capture != nil {
+	if r.Op == ctl.OpCapture && r.Protocol == ctl.ProtocolVersion && fd != nil && r.Capture != nil {
 		return &ctl.Response{}, sent, s.capture(r.Capture, fd)
 	}
 	c.Discard(fd)
 	made := func() {}
 	if !who.Manager {
-		done, ok := s.requests.begin(who.Account, maxRequests)
+		done, ok := s.requests.beginItem(who.Account, maxRequests)
 		if !ok {
 			return nil, sent, fmt.Errorf("user %v has %d requests in progress, which is the limit: %w", who.Account,
 				maxRequests, syscall.EBUSY)
@@ -465,16 +468,16 @@ func (s *Service) request(c ctl.Conn, who peer, r *ctl.Request, fd *os.File) (_ 
 		}
 		sent = made
 	}
-	a, err := s.bounded(r, func() (*ctl.Response, error) {
+	a, err := s.answerWithTimeout(r, func() (*ctl.Response, error) {
 		defer made()
-		return s.answer(who, r)
+		return s.executeRequest(who, r)
 	})
 	return a, sent, err
 }
 
-// bounded returns the result of f, or ETIMEDOUT after requestTimeout. After a timeout f continues, and may be
+// answerWithTimeout returns the result of f, or ETIMEDOUT after requestTimeout. After a timeout f continues, and may be
 // waiting for the memory of a program.
-func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl.Response, error) {
+func (s *Service) answerWithTimeout(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl.Response, error) {
 	type result struct {
 		a   *ctl.Response
 		err error
@@ -485,7 +488,7 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 		defer func() {
 			if p := recover(); p != nil {
 				s.log.Error("panic in a request", "op", r.Op, "panic", p, "stack", string(debug.Stack()))
-				res = result{err: fmt.Errorf("%s: internal error; see the log of the service: %w", ctl.Clip(string(r.Op)),
+				res = result{err: fmt.Errorf("%s: internal error; see the log of the service: %w", ctl.ClipText(string(r.Op)),
 					syscall.EIO)}
 			}
 			done <- res
@@ -509,7 +512,7 @@ func (s *Service) bounded(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl
 		return res.a, res.err
 	case <-timer.C:
 		return nil, fmt.Errorf("%s: not complete after %v, because access to a program's memory blocks; the request continues, and `verbena dev show` shows its progress: %w",
-			ctl.Clip(string(r.Op)), limit, syscall.ETIMEDOUT)
+			ctl.ClipText(string(r.Op)), limit, syscall.ETIMEDOUT)
 	}
 }
 
@@ -519,9 +522,9 @@ type userCount struct {
 	users map[quota.ID]int
 }
 
-// begin counts an item of a user until the caller calls done. begin returns false if the user already has most of
-// them.
-func (q *userCount) begin(id quota.ID, most int) (done func(), ok bool) {
+// beginItem counts an item of a user until the caller calls done. beginItem returns false if the user already has most
+// of them.
+func (q *userCount) beginItem(id quota.ID, most int) (done func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.users == nil {
@@ -540,15 +543,15 @@ func (q *userCount) begin(id quota.ID, most int) (done func(), ok bool) {
 	}, true
 }
 
-func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
+func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error) {
 	if !r.Understood() {
-		return nil, r.Refuse()
+		return nil, r.VersionError()
 	}
 	switch r.Op {
 	case ctl.OpInfo, ctl.OpStop:
 		s.programs.Lock()
 		defer s.programs.Unlock()
-		return &ctl.Response{Info: &ctl.Info{PID: os.Getpid(), Programs: s.programs.n, OnDemand: s.opts.OnDemand}}, nil
+		return &ctl.Response{Info: &ctl.ServiceInfo{PID: os.Getpid(), Programs: s.programs.n, OnDemand: s.opts.OnDemand}}, nil
 	case ctl.OpYield:
 		return &ctl.Response{}, s.yield()
 	case ctl.OpLinkAdd:
@@ -557,17 +560,17 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 		}
 		return &ctl.Response{}, s.createLink(*r.Link)
 	case ctl.OpLinkDel:
-		return &ctl.Response{}, s.linkDel(r.Name)
+		return &ctl.Response{}, s.deleteLink(r.Name)
 	case ctl.OpLinkSet:
 		if r.Set == nil {
 			break
 		}
-		return &ctl.Response{}, s.linkSet(*r.Set)
+		return &ctl.Response{}, s.changeLink(*r.Set)
 	case ctl.OpLinkShow:
 		links, err := s.Links()
 		return &ctl.Response{Links: links}, err
 	case ctl.OpResShow:
-		return &ctl.Response{Contexts: s.resources(who.Sees), Users: s.Users(who.Sees)}, nil
+		return &ctl.Response{Contexts: s.listContexts(who.SeesAccount), Users: s.Users(who.SeesAccount)}, nil
 	case ctl.OpDevReset:
 		if r.Reset == nil {
 			break
@@ -578,90 +581,90 @@ func (s *Service) answer(who peer, r *ctl.Request) (*ctl.Response, error) {
 	case ctl.OpDevPlug:
 		return &ctl.Response{}, s.DevPlug(r.Name)
 	case ctl.OpDevHang:
-		return &ctl.Response{}, s.devHang(r.Name)
+		return &ctl.Response{}, s.hangDevice(r.Name)
 	case ctl.OpDevEvent:
 		if r.Event == nil {
 			break
 		}
-		return &ctl.Response{}, s.devEvent(*r.Event)
+		return &ctl.Response{}, s.raiseDevEvent(*r.Event)
 	case ctl.OpDevShow:
-		return &ctl.Response{Devs: s.Devs(who.Sees)}, nil
+		return &ctl.Response{Devs: s.Devs(who.SeesAccount)}, nil
 	case ctl.OpStatShow:
 		stats, err := s.Stats(r.Name)
 		return &ctl.Response{Stats: stats}, err
 	case ctl.OpQPShow:
-		qps, err := s.qps(r.Name)
+		qps, err := s.listQPs(r.Name)
 		return &ctl.Response{QPs: qps}, err
 	case ctl.OpQPTrace:
 		if r.Trace == nil {
 			break
 		}
-		t, err := s.qpTrace(*r.Trace)
+		t, err := s.traceQP(*r.Trace)
 		return &ctl.Response{Trace: &t}, err
 	case ctl.OpProfile:
 		if r.Profile == nil {
 			break
 		}
-		b, err := s.profile(*r.Profile)
+		b, err := s.collectProfile(*r.Profile)
 		return &ctl.Response{Profile: b}, err
 	case ctl.OpFaultAdd:
 		if r.Fault == nil {
 			break
 		}
-		id, err := s.faultAdd(*r.Fault)
+		id, err := s.addFault(*r.Fault)
 		return &ctl.Response{ID: id}, err
 	case ctl.OpFaultShow:
-		f, err := s.faults(r.Name)
+		f, err := s.listFaults(r.Name)
 		return &ctl.Response{Faults: f}, err
 	case ctl.OpFaultClear:
-		return &ctl.Response{}, s.faultClear(r.Name, r.ID)
+		return &ctl.Response{}, s.clearFaults(r.Name, r.ID)
 	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture:
 	default:
-		return nil, r.Refuse()
+		return nil, r.VersionError()
 	}
-	return nil, fmt.Errorf("malformed request %q: %w", ctl.Clip(string(r.Op)), syscall.EINVAL)
+	return nil, fmt.Errorf("malformed request %q: %w", ctl.ClipText(string(r.Op)), syscall.EINVAL)
 }
 
-// attach supervises a program until all its processes have ended. The launcher detects the end of the service by
+// attachProgram supervises a program until all its processes have ended. The launcher detects the end of the service by
 // the close of the connection. The program continues if its launcher ends.
-func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
-	process, err := who.process(c.UnixConn)
+func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File) {
+	process, err := who.openPidfd(c.UnixConn)
 	if err != nil {
-		_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
+		_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
 		c.Discard(listener)
 		return
 	}
 	defer process.Close()
 	done, err := s.programs.attach(s.ended, c)
 	if err != nil {
-		_ = s.reply(c, failure(err))
+		_ = s.reply(c, errorResponse(err))
 		c.Discard(listener)
 		return
 	}
 	defer done()
 	launcher := &launcher{c: c}
-	info := who.session(a, process, launcher)
-	info.Notice = launcher.notice
+	info := who.sessionInfo(a, process, launcher)
+	info.Notice = launcher.printNotice
 	var theirs *os.File // the launcher's end of the trace
 	if a.Trace {
 		trace, f, end, err := s.startTrace(who)
 		if err != nil {
-			_ = s.reply(c, failure(fmt.Errorf("attach a program: %w", err)))
+			_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
 			c.Discard(listener)
 			return
 		}
 		defer end()
 		defer f.Close()
-		theirs, info.Trace = f, trace.line
+		theirs, info.Trace = f, trace.sendLine
 	}
 	session, err := s.guests.Attach(listener, info)
 	if err != nil {
-		_ = s.reply(c, failure(err))
+		_ = s.reply(c, errorResponse(err))
 		c.Discard(listener)
 		return
 	}
 	err = s.replyWith(c,
-		&ctl.Response{Attached: &ctl.Attached{Dir: session.Name(), Helped: session.Helped(),
+		&ctl.Response{Attached: &ctl.AttachResult{Dir: session.Name(), Helped: session.UsesHelper(),
 			Traced: session.NeedsPtracer()}}, theirs)
 	if theirs != nil {
 		theirs.Close() // the trace ends when the launcher closes its own end
@@ -670,19 +673,19 @@ func (s *Service) attach(c ctl.Conn, who peer, a *ctl.Attach, listener *os.File)
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
 	log := s.log.With(uidKey, who.uid, "pid", who.pid)
-	log.Debug("program attached", "args", ctl.CutArgs(a.Args))
+	log.Debug("program attached", "args", ctl.TruncateArgs(a.Args))
 	began := time.Now()
 	<-session.Done()
-	log.Debug("program ended", "args", ctl.CutArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
+	log.Debug("program ended", "args", ctl.TruncateArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 
-// open serves a device file to a program until it closes the connection. open returns descriptors that the program
-// has sent, for the caller to close.
-func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
-	fail := func(err error) { _ = s.reply(c, failure(err)) }
-	process, err := who.process(c.UnixConn)
+// serveDevice serves a device file to a program until it closes the connection. serveDevice returns descriptors that
+// the program has sent, for the caller to close.
+func (s *Service) serveDevice(c ctl.Conn, who peer, name string) (strays []int) {
+	fail := func(err error) { _ = s.reply(c, errorResponse(err)) }
+	process, err := who.openPidfd(c.UnixConn)
 	if err != nil {
-		fail(fmt.Errorf("open %q: %w", ctl.Clip(name), err))
+		fail(fmt.Errorf("open %q: %w", ctl.ClipText(name), err))
 		return nil
 	}
 	done, err := s.programs.attach(s.ended, c)
@@ -692,21 +695,21 @@ func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 		return nil
 	}
 	defer done()
-	if !s.openFile() {
+	if !s.countOpenFile() {
 		process.Close()
 		fail(errEnding)
 		return nil
 	}
 	defer s.files.Done()
 	f, info, err := s.remote.Open(remote.Client{PID: who.pid, UID: who.uid, Principal: who.Principal,
-		Name: commandOf(who.pid), Process: process}, name)
+		Name: commandName(who.pid), Process: process}, name)
 	if err != nil {
 		fail(err)
 		return nil
 	}
 	defer f.Close()
 	if err := s.reply(c,
-		&ctl.Response{Opened: &ctl.Opened{Device: info.Device, Driver: uint32(info.Driver), ABI: info.ABI}}); err != nil {
+		&ctl.Response{Opened: &ctl.OpenResult{Device: info.Device, Driver: uint32(info.Driver), ABI: info.ABI}}); err != nil {
 		return nil
 	}
 	log := s.log.With(uidKey, who.uid, "pid", who.pid, "dev", info.Device)
@@ -715,11 +718,11 @@ func (s *Service) open(c ctl.Conn, who peer, name string) (strays []int) {
 		log.Warn("disconnected a program that used a device over the socket", "err", err)
 	}
 	log.Debug("device closed over the socket")
-	return f.Strays()
+	return f.UnexpectedDescriptors()
 }
 
-// openFile counts an open file. openFile returns false if the service is ending.
-func (s *Service) openFile() bool {
+// countOpenFile counts an open file. countOpenFile returns false if the service is ending.
+func (s *Service) countOpenFile() bool {
 	s.programs.Lock()
 	defer s.programs.Unlock()
 	if s.ended.Err() != nil {
@@ -729,8 +732,8 @@ func (s *Service) openFile() bool {
 	return true
 }
 
-// commandOf returns the command name of a process, for messages.
-func commandOf(pid int) string {
+// commandName returns the command name of a process, for messages.
+func commandName(pid int) string {
 	b, err := procfile.Read("/proc/" + strconv.Itoa(pid) + "/comm")
 	if err != nil {
 		return ""
@@ -738,9 +741,9 @@ func commandOf(pid int) string {
 	return strings.TrimSpace(string(b))
 }
 
-// session describes an attached program. The process and user IDs come from the kernel. The launcher provides only
-// text for display.
-func (p peer) session(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
+// sessionInfo describes an attached program. The process and user IDMap come from the kernel. The launcher provides
+// only text for display.
+func (p peer) sessionInfo(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
 	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process,
-		Args: ctl.CutArgs(a.Args), Helper: h}
+		Args: ctl.TruncateArgs(a.Args), Helper: h}
 }

@@ -29,8 +29,8 @@ import (
 
 const timeout = 10 * time.Second
 
-// message returns an encoded message.
-func message(t *testing.T, v any) []byte {
+// encodeMessage returns an encoded message.
+func encodeMessage(t *testing.T, v any) []byte {
 	t.Helper()
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -39,8 +39,8 @@ func message(t *testing.T, v any) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
-// closes checks that the other end closes the connection, and returns the data received before the close.
-func closes(t *testing.T, c *net.UnixConn, what string) []byte {
+// wantClosed checks that the other end closes the connection, and returns the data received before the close.
+func wantClosed(t *testing.T, c *net.UnixConn, what string) []byte {
 	t.Helper()
 	c.SetReadDeadline(time.Now().Add(timeout))
 	b, err := io.ReadAll(c)
@@ -53,7 +53,7 @@ func closes(t *testing.T, c *net.UnixConn, what string) []byte {
 // TestSilentClients tests that a client that sends nothing, or half a message, is disconnected. A client that was
 // answered may stay connected.
 func TestSilentClients(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
 	const within = 100 * time.Millisecond
 	for what, b := range map[string][]byte{
 		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
@@ -63,7 +63,7 @@ func TestSilentClients(t *testing.T) {
 		if _, err := ends[1].Write(b); err != nil {
 			t.Fatal(err)
 		}
-		closes(t, ends[1], what)
+		wantClosed(t, ends[1], what)
 	}
 	ends := testutil.UnixPair(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
@@ -101,15 +101,15 @@ func TestSilentClients(t *testing.T) {
 	}
 }
 
-// TestMessageBounds tests that the service checks the size of a request, and of a launcher's answer, before it
+// TestMessageSizeIsChecked tests that the service checks the size of a request, and of a launcher's answer, before it
 // reads the rest.
-func TestMessageBounds(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
+func TestMessageSizeIsChecked(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
 	for _, size := range []uint32{ctl.MaxRequest + 1, 12 << 20, 1<<32 - 1} {
 		ends := testutil.UnixPair(t)
 		go s.ServeConn(ends[0])
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, size))
-		if b := closes(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
+		if b := wantClosed(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
 			t.Errorf("message of %d bytes: got answer %q, want none", size, b)
 		}
 	}
@@ -130,8 +130,8 @@ func TestMessageBounds(t *testing.T) {
 	}
 }
 
-// descriptors counts the descriptors of this process that refer to a file.
-func descriptors(t *testing.T, to string) (n int) {
+// countDescriptors counts the descriptors of this process that refer to a file.
+func countDescriptors(t *testing.T, to string) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -148,7 +148,7 @@ func descriptors(t *testing.T, to string) (n int) {
 // TestDescriptorsDoNotLeak tests that the service closes descriptors sent with a message, whether the request uses
 // a descriptor, is malformed or is refused.
 func TestDescriptorsDoNotLeak(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.12"}})
 	path := filepath.Join(t.TempDir(), "passed")
 	f, err := os.Create(path)
 	if err != nil {
@@ -157,10 +157,11 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 	defer f.Close()
 	fd := int(f.Fd())
 	for what, b := range map[string][]byte{
-		"info":      message(t, &ctl.Request{Op: ctl.OpInfo, Protocol: ctl.Protocol}),
-		"attach":    message(t, &ctl.Request{Op: ctl.OpAttach, Protocol: ctl.Protocol, Attach: &ctl.Attach{}}),
-		"capture":   message(t, &ctl.Request{Op: ctl.OpCapture, Protocol: ctl.Protocol, Capture: &ctl.Capture{}}),
-		"refused":   message(t, &ctl.Request{Op: ctl.OpLinkDel, Protocol: ctl.Protocol}),
+		"info":   encodeMessage(t, &ctl.Request{Op: ctl.OpInfo, Protocol: ctl.ProtocolVersion}),
+		"attach": encodeMessage(t, &ctl.Request{Op: ctl.OpAttach, Protocol: ctl.ProtocolVersion, Attach: &ctl.Attach{}}),
+		"capture": encodeMessage(t, &ctl.Request{Op: ctl.OpCapture, Protocol: ctl.ProtocolVersion,
+			Capture: &ctl.Capture{}}),
+		"refused":   encodeMessage(t, &ctl.Request{Op: ctl.OpLinkDel, Protocol: ctl.ProtocolVersion}),
 		"malformed": {2, 0, 0, 0, '{', '{'},
 		"too long":  {255, 255, 255, 255},
 		"cut":       {9, 0, 0, 0, 1},
@@ -180,25 +181,25 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 				t.Fatal(err)
 			}
 			ends[1].CloseWrite()
-			closes(t, ends[1], what)
+			wantClosed(t, ends[1], what)
 			<-served
-			if got := descriptors(t, path); got != 1 {
+			if got := countDescriptors(t, path); got != 1 {
 				t.Fatalf("%s with %d descriptors: got %d open descriptors, want 0", what, n, got-1)
 			}
 		}
 	}
 }
 
-// TestAttachBelievesTheKernel tests that the attached process is the process reported by the kernel, not a process
+// TestAttachUsesKernelPID tests that the attached process is the process reported by the kernel, not a process
 // named by the client.
-func TestAttachBelievesTheKernel(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.13"}})
+func TestAttachUsesKernelPID(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.13"}})
 	f, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	request := message(t, map[string]any{"Protocol": ctl.Protocol, "Op": ctl.OpAttach,
+	request := encodeMessage(t, map[string]any{"Protocol": ctl.ProtocolVersion, "Op": ctl.OpAttach,
 		"Attach": map[string]any{"PID": 1, "UID": 0, "Args": []string{"x"}}})
 	for pid, want := range map[int]string{
 		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
@@ -221,9 +222,9 @@ func TestAttachBelievesTheKernel(t *testing.T) {
 	}
 }
 
-// TestSessionInfo tests that the description of a session comes from the kernel.
-func TestSessionInfo(t *testing.T) {
-	got := peer{pid: 17, uid: 1001}.session(&ctl.Attach{Args: []string{strings.Repeat("x", 2*ctl.MaxArgs)}}, os.Stdin,
+// TestSessionInfoIsFromKernel tests that the description of a session comes from the kernel.
+func TestSessionInfoIsFromKernel(t *testing.T) {
+	got := peer{pid: 17, uid: 1001}.sessionInfo(&ctl.Attach{Args: []string{strings.Repeat("x", 2*ctl.MaxArgs)}}, os.Stdin,
 		&launcher{})
 	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil ||
 		len(got.Args) != 1 || len(got.Args[0]) > ctl.MaxArgs+3 {
@@ -231,19 +232,19 @@ func TestSessionInfo(t *testing.T) {
 	}
 }
 
-// TestVisible tests that a user sees only the user's own holdings.
-func TestVisible(t *testing.T) {
+// TestUserSeesOwnHoldings tests that a user sees only the user's own holdings.
+func TestUserSeesOwnHoldings(t *testing.T) {
 	s := &Service{quota: quota.New(quota.Limits{quota.QPs: {PerUser: 5, Total: 9}})}
 	for _, uid := range []int{1001, 1002} {
-		if err := s.quota.User(uid).Take(quota.QPs, 2); err != nil {
+		if err := s.quota.User(uid).Charge(quota.QPs, 2); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if got := s.Users(userPeer(1001).Sees); len(got) != 1 || got[0].UID != 1001 ||
+	if got := s.Users(userPeer(1001).SeesAccount); len(got) != 1 || got[0].UID != 1001 ||
 		got[0].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 2, Limit: 5}) {
 		t.Errorf("resources visible to user 1001: got %+v, want only the user's own", got)
 	}
-	if got := s.Users(manager().Sees); len(got) != 3 || got[2].UID != -1 ||
+	if got := s.Users(managerPeer().SeesAccount); len(got) != 3 || got[2].UID != -1 ||
 		got[2].Holds[quota.QPs] != (ctl.UsageInfo{Kind: "qps", Held: 4, Limit: 9}) {
 		t.Errorf("resources visible to root: got %+v, want those of all users", got)
 	}
@@ -263,7 +264,7 @@ func TestConnectionsPerUser(t *testing.T) {
 	defer s.Close()
 	connect := func(uid int) *ctl.Client {
 		ends := testutil.UnixPair(t)
-		who := manager()
+		who := managerPeer()
 		if uid != 0 {
 			who = userPeer(uid)
 		}
@@ -307,26 +308,26 @@ func TestRequestsPerUser(t *testing.T) {
 	var q userCount
 	var done []func()
 	for range maxRequests {
-		d, ok := q.begin(quota.ID{UID: 4242}, maxRequests)
+		d, ok := q.beginItem(quota.ID{UID: 4242}, maxRequests)
 		if !ok {
 			t.Fatal("begin below the limit: got a refusal, want success")
 		}
 		done = append(done, d)
 	}
-	if _, ok := q.begin(quota.ID{UID: 4242}, maxRequests); ok {
+	if _, ok := q.beginItem(quota.ID{UID: 4242}, maxRequests); ok {
 		t.Error("begin beyond the limit: got success, want an error")
 	}
-	if _, ok := q.begin(quota.ID{UID: 4243}, maxRequests); !ok {
+	if _, ok := q.beginItem(quota.ID{UID: 4243}, maxRequests); !ok {
 		t.Error("begin for another user: got an error")
 	}
 	done[0]()
-	if _, ok := q.begin(quota.ID{UID: 4242}, maxRequests); !ok {
+	if _, ok := q.beginItem(quota.ID{UID: 4242}, maxRequests); !ok {
 		t.Error("begin after another was done: got an error")
 	}
 }
 
-// TestNothingUnboundedIsEchoed tests that the service answers and logs only a limited length of the client's data.
-func TestNothingUnboundedIsEchoed(t *testing.T) {
+// TestEchoedDataIsLimited tests that the service answers and logs only a limited length of the client's data.
+func TestEchoedDataIsLimited(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.15"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -347,7 +348,7 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 		for _, uid := range []int{4242, 0} {
 			ends := testutil.UnixPair(t)
 			go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, timeout)
-			r.Protocol = ctl.Protocol
+			r.Protocol = ctl.ProtocolVersion
 			if err := (ctl.Conn{UnixConn: ends[1]}).Send(r, f); err != nil {
 				t.Fatal(err)
 			}
@@ -360,23 +361,23 @@ func TestNothingUnboundedIsEchoed(t *testing.T) {
 	}
 	ends := testutil.UnixPair(t)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), timeout)
-	ends[1].Write(message(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
-	closes(t, ends[1], "a malformed message")
+	ends[1].Write(encodeMessage(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
+	wantClosed(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
 		t.Errorf("log: got %d bytes, want 1 to 4000", n)
 	}
-	if got := strings.Join(ctl.CutArgs([]string{"a", long, "b"}), " "); len(got) > ctl.MaxArgs+10 ||
+	if got := strings.Join(ctl.TruncateArgs([]string{"a", long, "b"}), " "); len(got) > ctl.MaxArgs+10 ||
 		!strings.HasPrefix(got, "a yyy") || !strings.HasSuffix(got, "y...") {
 		t.Errorf("long arguments: got %d bytes, want a limited number and their beginning", len(got))
 	}
-	if got := ctl.CutArgs([]string{"a", "b"}); len(got) != 2 {
+	if got := ctl.TruncateArgs([]string{"a", "b"}); len(got) != 2 {
 		t.Errorf("short arguments: got %q, want both arguments", got)
 	}
 }
 
-// TestPanicOfARequest tests that a panic in a request fails only that request.
-func TestPanicOfARequest(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
+// TestPanicFailsOnlyRequest tests that a panic in a request fails only that request.
+func TestPanicFailsOnlyRequest(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
 	broken := &Service{log: s.log, requestTimeout: timeout, restOfMessage: timeout, authority: s.authority}
 	ends := testutil.UnixPair(t)
 	go broken.ServeConn(ends[0])
@@ -399,10 +400,10 @@ func TestPanicOfARequest(t *testing.T) {
 	}
 }
 
-// TestStuckDevice tests that the removal of a device that is blocked on a program's memory delays neither other
-// requests nor the end of the service.
-func TestStuckDevice(t *testing.T) {
-	f := fakeNothing{make(chan struct{})}
+// TestBlockedDeviceDelaysNoOther tests that the removal of a device that is blocked on a program's memory delays
+// neither other requests nor the end of the service.
+func TestBlockedDeviceDelaysNoOther(t *testing.T) {
+	f := staticInterfaces{make(chan struct{})}
 	s, err := newService(Options{Interfaces: f,
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.17"}},
 			{Name: "rxe1", Addrs: []string{"127.91.8.18"}}}})
@@ -436,7 +437,7 @@ func TestStuckDevice(t *testing.T) {
 	}
 	go s.DevReset(ctl.DevReset{Name: "rxe0"})
 	testutil.Eventually(t, "the reset to begin", func() bool {
-		return s.Devs(manager().Sees)[0].State == slot.Recovering.String()
+		return s.Devs(managerPeer().SeesAccount)[0].State == slot.Recovering.String()
 	})
 	for _, r := range []*ctl.Request{
 		{Op: ctl.OpLinkShow}, {Op: ctl.OpDevShow}, {Op: ctl.OpStatShow}, {Op: ctl.OpResShow}, {Op: ctl.OpFaultShow}, {
@@ -448,7 +449,7 @@ func TestStuckDevice(t *testing.T) {
 			t.Errorf("%s beside the stuck device: got %v, want success", r.Op, err)
 		}
 	}
-	go s.linkDel("rxe0")
+	go s.deleteLink("rxe0")
 	testutil.Eventually(t, "the removal to begin", func() bool {
 		if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
 			t.Fatal(err)
@@ -470,12 +471,12 @@ func TestStuckDevice(t *testing.T) {
 	close(stuck)
 }
 
-// TestBounded tests that a request is answered after a timeout, and counts against its user until it ends.
-func TestBounded(t *testing.T) {
+// TestRequestTimesOut tests that a request is answered after a timeout, and counts against its user until it ends.
+func TestRequestTimesOut(t *testing.T) {
 	s := &Service{log: slog.New(slog.DiscardHandler), requestTimeout: 20 * time.Millisecond, restOfMessage: time.Second}
 	stuck := make(chan struct{})
 	ended := make(chan struct{})
-	_, err := s.bounded(&ctl.Request{Op: ctl.OpResShow}, func() (*ctl.Response, error) {
+	_, err := s.answerWithTimeout(&ctl.Request{Op: ctl.OpResShow}, func() (*ctl.Response, error) {
 		defer close(ended)
 		<-stuck
 		return nil, nil
@@ -486,16 +487,16 @@ func TestBounded(t *testing.T) {
 	close(stuck)
 	<-ended
 	s.requestTimeout = timeout
-	if a, err := s.bounded(&ctl.Request{}, func() (*ctl.Response, error) {
+	if a, err := s.answerWithTimeout(&ctl.Request{}, func() (*ctl.Response, error) {
 		return &ctl.Response{ID: 7}, nil
 	}); err != nil || a.ID != 7 {
 		t.Errorf("bounded after the end: got %+v, %v, want the answer", a, err)
 	}
 }
 
-// TestStuckEnd tests that the error of a blocked Close names the blocked step, and that Abandon removes the
-// directory on /dev/shm.
-func TestStuckEnd(t *testing.T) {
+// TestBlockedCloseNamesStep tests that the error of a blocked Close names the blocked step, and that Abandon removes
+// the directory on /dev/shm.
+func TestBlockedCloseNamesStep(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.20"}}}})
 	if err != nil {
 		t.Fatal(err)
@@ -518,7 +519,7 @@ func TestStuckEnd(t *testing.T) {
 		t.Errorf("Close: got %v, want ETIMEDOUT", err)
 	}
 	s.Abandon()
-	closes(t, ends[1], "a launcher")
+	wantClosed(t, ends[1], "a launcher")
 	if _, err := os.Stat(s.dir.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("directory after Abandon: got %v, want ErrNotExist", err)
 	}
@@ -526,9 +527,9 @@ func TestStuckEnd(t *testing.T) {
 	<-gone
 }
 
-// TestYield tests that a service yields once, if a client started the service and it is not in use. After the yield
-// no program can attach.
-func TestYield(t *testing.T) {
+// TestYieldRefusesPrograms tests that a service yields once, if a client started the service and it is not in use.
+// After the yield no program can attach.
+func TestYieldRefusesPrograms(t *testing.T) {
 	made := func(onDemand bool) *Service {
 		s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.22"}}},
 			OnDemand: onDemand})
@@ -554,7 +555,7 @@ func TestYield(t *testing.T) {
 		t.Errorf("yield with a program attached: got %v, want EBUSY", err)
 	}
 	done()
-	if _, err := s.faultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5}}); err != nil {
+	if _, err := s.addFault(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5}}); err != nil {
 		t.Fatal(err)
 	}
 	s.links.mu.Lock()
@@ -563,7 +564,7 @@ func TestYield(t *testing.T) {
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) || !kept {
 		t.Errorf("yield with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
 	}
-	if err := s.faultClear("", 0); err != nil {
+	if err := s.clearFaults("", 0); err != nil {
 		t.Fatal(err)
 	}
 	s.links.mu.Lock()
@@ -588,21 +589,21 @@ func TestYield(t *testing.T) {
 		t.Errorf("yield while idle: got %v, want success", err)
 	}
 	_, err = s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]})
-	if !errors.Is(err, syscall.ESHUTDOWN) || !ctl.Ending(err) {
+	if !errors.Is(err, syscall.ESHUTDOWN) || !ctl.IsEnding(err) {
 		t.Errorf("attach after the yield: got %v, want ESHUTDOWN", err)
 	}
 }
 
-// fakeNothing provides network interfaces that never change.
-type fakeNothing struct{ closed chan struct{} }
+// staticInterfaces provides network interfaces that never change.
+type staticInterfaces struct{ closed chan struct{} }
 
-func (f fakeNothing) All() ([]netdev.Interface, error) { return nil, errors.New("none") }
-func (f fakeNothing) Wait() error                      { <-f.closed; return os.ErrClosed }
-func (f fakeNothing) Close() error                     { close(f.closed); return nil }
+func (f staticInterfaces) All() ([]netdev.Interface, error) { return nil, errors.New("none") }
+func (f staticInterfaces) Wait() error                      { <-f.closed; return os.ErrClosed }
+func (f staticInterfaces) Close() error                     { close(f.closed); return nil }
 
-// TestNoDescriptors tests that a service without free descriptors still serves managers, does not spin, and does not
-// flood the log.
-func TestNoDescriptors(t *testing.T) {
+// TestServiceWithoutDescriptors tests that a service without free descriptors still serves managers, does not spin, and
+// does not flood the log.
+func TestServiceWithoutDescriptors(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -686,7 +687,8 @@ func TestNoDescriptors(t *testing.T) {
 		if err := unix.Connect(fd, &unix.SockaddrUnix{Name: loc.Socket}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := unix.Write(fd, message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpLinkShow})); err != nil {
+		if _, err := unix.Write(fd, encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion,
+			Op: ctl.OpLinkShow})); err != nil {
 			t.Fatalf("client with %d free descriptors: got %v, want success", free, err)
 		}
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
@@ -713,8 +715,9 @@ func TestNoDescriptors(t *testing.T) {
 	}
 }
 
-// TestTakeOver tests that TakeOver ends a service after its program ended a moment ago, and keeps a service in use.
-func TestTakeOver(t *testing.T) {
+// TestTakeOverKeepsUsedService tests that TakeOver ends a service after its program ended a moment ago, and keeps a
+// service in use.
+func TestTakeOverKeepsUsedService(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})
 	if err != nil {
 		t.Fatal(err)
@@ -739,15 +742,16 @@ func TestTakeOver(t *testing.T) {
 	if err := TakeOver(loc); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("TakeOver of a service in use: got %v, want EADDRINUSE", err)
 	}
-	time.AfterFunc(endNotice/5, done)
+	time.AfterFunc(endDetectionTime/5, done)
 	if err := TakeOver(loc); err != nil {
 		t.Errorf("TakeOver of a service that is in use for a short time: got %v, want success", err)
 	}
 	<-ended
 }
 
-// TestKeptByDevices tests which commands for a device keep an idle service alive, because its end would undo them.
-func TestKeptByDevices(t *testing.T) {
+// TestDeviceCommandsKeepService tests which commands for a device keep an idle service alive, because its end would
+// undo them.
+func TestDeviceCommandsKeepService(t *testing.T) {
 	s, err := newService(Options{
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -764,12 +768,12 @@ func TestKeptByDevices(t *testing.T) {
 		{"reset canceled", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", Cancel: true}) }, false},
 		{"unplug", func() error { return s.DevUnplug("rxe0") }, true},
 		{"plug", func() error { return s.DevPlug("rxe0") }, false},
-		{"hang", func() error { return s.devHang("rxe0") }, true},
+		{"hang", func() error { return s.hangDevice("rxe0") }, true},
 		{"reset of a device that hangs", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0"}) }, false},
-		{"event", func() error { return s.devEvent(ctl.DevEvent{Name: "rxe0", Event: "client_reregister"}) }, false},
+		{"event", func() error { return s.raiseDevEvent(ctl.DevEvent{Name: "rxe0", Event: "client_reregister"}) }, false},
 		{"reset, unreachable", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", Unreachable: true}) }, true},
 		{"plug after that", func() error { return s.DevPlug("rxe0") }, false},
-		{"link down", func() error { return s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown}) }, true},
+		{"link down", func() error { return s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown}) }, true},
 	} {
 		if err := c.f(); err != nil {
 			t.Fatalf("%s: %v", c.name, err)

@@ -10,11 +10,11 @@ import (
 	"verbena/uapi"
 )
 
-// subject is the kind of object that an event concerns.
-type subject uint8
+// eventSubject is the kind of object that an event concerns.
+type eventSubject uint8
 
 const (
-	subjectDevice subject = iota
+	subjectDevice eventSubject = iota
 	subjectPort
 	subjectQP
 	subjectCQ
@@ -25,7 +25,7 @@ const (
 var devEvents = []struct {
 	name string
 	typ  ib.EventType
-	of   subject
+	of   eventSubject
 }{
 	{"cq_err", uapi.EventCQErr, subjectCQ},
 	{"qp_fatal", uapi.EventQPFatal, subjectQP},
@@ -49,7 +49,7 @@ var devEvents = []struct {
 	{"device_speed_change", uapi.EventDeviceSpeedChange, subjectPort},
 }
 
-// EventNames returns the names of the events that devEvent raises.
+// EventNames returns the names of the events that raiseDevEvent raises.
 func EventNames() (names []string) {
 	for _, e := range devEvents {
 		names = append(names, e.name)
@@ -57,14 +57,14 @@ func EventNames() (names []string) {
 	return names
 }
 
-// devEvent raises an asynchronous event in the same way as the driver, but without a cause.
-func (s *Service) devEvent(r ctl.DevEvent) error {
+// raiseDevEvent raises an asynchronous event in the same way as the driver, but without a cause.
+func (s *Service) raiseDevEvent(r ctl.DevEvent) error {
 	l, err := s.links.get(r.Name)
 	if err != nil {
 		return err
 	}
 	fail := func(format string, args ...any) error {
-		return fmt.Errorf("dev event %s %s: %w", r.Name, ctl.Clip(r.Event), fmt.Errorf(format, args...))
+		return fmt.Errorf("dev event %s %s: %w", r.Name, ctl.ClipText(r.Event), fmt.Errorf(format, args...))
 	}
 	name := strings.TrimPrefix(strings.ToLower(r.Event), "ibv_event_")
 	i := 0
@@ -75,8 +75,10 @@ func (s *Service) devEvent(r ctl.DevEvent) error {
 		return fail("there are %s: %w", strings.Join(EventNames(), ", "), syscall.EINVAL)
 	}
 	e := devEvents[i]
-	given := map[subject]bool{subjectPort: r.Port != 0, subjectQP: r.QP != 0, subjectCQ: r.CQ != 0, subjectSRQ: r.SRQ != 0}
-	for of, word := range map[subject]string{subjectPort: "port", subjectQP: "queue pair", subjectCQ: "completion queue",
+	given := map[eventSubject]bool{subjectPort: r.Port != 0, subjectQP: r.QP != 0, subjectCQ: r.CQ != 0,
+		subjectSRQ: r.SRQ != 0}
+	for of, word := range map[eventSubject]string{subjectPort: "port", subjectQP: "queue pair",
+		subjectCQ:  "completion queue",
 		subjectSRQ: "shared receive queue"} {
 		switch {
 		case given[of] && e.of != of:

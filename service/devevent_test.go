@@ -12,10 +12,10 @@ import (
 	"verbena/uapi"
 )
 
-// TestDevEvents tests that each event of the device, its port and a queue pair reaches the consumer, with the right
-// port.
-func TestDevEvents(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+// TestRaisedEventReachesConsumer tests that each event of the device, its port and a queue pair reaches the consumer,
+// with the right port.
+func TestRaisedEventReachesConsumer(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	dev := s.links.list[0].dev.Handle().Device()
 	events := make(chan ib.Event, 10)
 	stop := dev.OnEvent(func(e ib.Event) { events <- e })
@@ -62,9 +62,9 @@ func TestDevEvents(t *testing.T) {
 		case subjectQP:
 			r.QP = qp.Num()
 		case subjectCQ, subjectSRQ:
-			continue // TestDevEvents does not cover this event; a test with programs does
+			continue // TestRaisedEventReachesConsumer does not cover this event; a test with programs does
 		}
-		if err := s.devEvent(r); err != nil {
+		if err := s.raiseDevEvent(r); err != nil {
 			t.Errorf("raise %s: got %v, want success", e.name, err)
 			continue
 		}
@@ -89,9 +89,9 @@ func TestDevEvents(t *testing.T) {
 	}
 }
 
-// TestDevEventMistakes tests that invalid requests are refused, and that the error lists the valid values.
-func TestDevEventMistakes(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+// TestInvalidDevEventIsRefused tests that invalid requests are refused, and that the error lists the valid values.
+func TestInvalidDevEventIsRefused(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct {
 		r    ctl.DevEvent
 		want syscall.Errno
@@ -120,7 +120,7 @@ func TestDevEventMistakes(t *testing.T) {
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.devEvent(ctl.DevEvent{Name: "rxe0", Event: "port_err"}); !errors.Is(err, syscall.ENODEV) {
+	if err := s.raiseDevEvent(ctl.DevEvent{Name: "rxe0", Event: "port_err"}); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("event without a device: got %v, want ENODEV", err)
 	}
 }

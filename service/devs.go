@@ -41,7 +41,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 		return fmt.Errorf("dev reset %s: a reset is waiting for the hardware, which does not respond; `verbena dev plug %s` makes it respond: %w",
 			r.Name, r.Name, syscall.EBUSY)
 	}
-	if err := l.plugged("dev reset"); err != nil {
+	if err := l.checkPlugged("dev reset"); err != nil {
 		return err
 	}
 	away := func() {
@@ -70,17 +70,17 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 	}
 	if r.Unreachable && r.Outage == 0 {
 		go func() {
-			if err := s.reset(l); err != nil {
+			if err := s.resetDevice(l); err != nil {
 				s.log.Warn("dev reset", "err", err)
 			}
 		}()
 		return nil
 	}
-	return s.reset(l)
+	return s.resetDevice(l)
 }
 
-// reset resets a link's device, and returns when the reset is complete.
-func (s *Service) reset(l *rdmaLink) error {
+// resetDevice resets a link's device, and returns when the reset is complete.
+func (s *Service) resetDevice(l *rdmaLink) error {
 	s.log.Debug("device reset begins", "dev", l.spec.Name)
 	began := time.Now()
 	err := l.slot.Reset(s.ended)
@@ -88,8 +88,8 @@ func (s *Service) reset(l *rdmaLink) error {
 	return err
 }
 
-// plugged returns an error if there is no device and no reset is in progress.
-func (l *rdmaLink) plugged(doing string) error {
+// checkPlugged returns an error if there is no device and no reset is in progress.
+func (l *rdmaLink) checkPlugged(doing string) error {
 	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (s *Service) DevUnplug(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.plugged("dev unplug"); err != nil {
+	if err := l.checkPlugged("dev unplug"); err != nil {
 		return err
 	}
 	return l.slot.UnplugContext(s.ended)
@@ -172,14 +172,14 @@ func (s *Service) DevPlug(name string) error {
 	return l.slot.Status().Err
 }
 
-// devHang makes a device hang. The device then accepts work requests and executes none, until it is reset or
+// hangDevice makes a device hang. The device then accepts work requests and executes none, until it is reset or
 // plugged in again.
-func (s *Service) devHang(name string) error {
+func (s *Service) hangDevice(name string) error {
 	l, err := s.links.get(name)
 	if err != nil {
 		return err
 	}
-	if err := l.plugged("dev hang"); err != nil {
+	if err := l.checkPlugged("dev hang"); err != nil {
 		return err
 	}
 	if l.slot.Device() == nil || l.hw.State() == driver.Unreachable {

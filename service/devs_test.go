@@ -15,10 +15,10 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestDevMistakes tests that invalid requests to reset or unplug a device are refused, and that the error names the
-// remedy.
-func TestDevMistakes(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
+// TestInvalidDevRequestIsRefused tests that invalid requests to reset or unplug a device are refused, and that the
+// error names the remedy.
+func TestInvalidDevRequestIsRefused(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
 	reset := func(r ctl.DevReset) error {
 		r.Name = "rxe0"
 		_, err := c.Do(&ctl.Request{Op: ctl.OpDevReset, Reset: &r})
@@ -56,7 +56,7 @@ func TestDevMistakes(t *testing.T) {
 		{"a device that is out of reach", func() error { return reset(ctl.DevReset{Unreachable: true}) }, 0, ""},
 		{"which the service knows", func() error {
 			testutil.Eventually(t, "the reset to begin", func() bool {
-				return s.Devs(manager().Sees)[0].State == slot.Recovering.String()
+				return s.Devs(managerPeer().SeesAccount)[0].State == slot.Recovering.String()
 			})
 			return nil
 		}, 0, ""},
@@ -78,7 +78,7 @@ func TestDevMistakes(t *testing.T) {
 
 // TestOutageEndsOnce tests that the timer of an outage that ended early does not end the next outage.
 func TestOutageEndsOnce(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}})
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}})
 	hw := s.links.list[0].hw
 	const short = 50 * time.Millisecond
 	s.links.list[0].outage.begin(hw, short)
@@ -87,17 +87,17 @@ func TestOutageEndsOnce(t *testing.T) {
 		Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true}}); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Stays(t, 2*short, "the device to stay unreachable", func() bool {
-		return s.Devs(manager().Sees)[0].Hardware == "unreachable"
+	testutil.Consistently(t, 2*short, "the device to stay unreachable", func() bool {
+		return s.Devs(managerPeer().SeesAccount)[0].Hardware == "unreachable"
 	})
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpDevPlug, Name: "rxe0"}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestDevCancel tests that armed moments are shown and can be cancelled.
-func TestDevCancel(t *testing.T) {
-	_, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.5"}})
+// TestArmedMomentCanBeCancelled tests that armed moments are shown and can be cancelled.
+func TestArmedMomentCanBeCancelled(t *testing.T) {
+	_, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.5"}})
 	armed := func() string {
 		t.Helper()
 		r, err := c.Do(&ctl.Request{Op: ctl.OpDevShow})
@@ -123,9 +123,9 @@ func TestDevCancel(t *testing.T) {
 	}
 }
 
-// TestDevShowOfOthers tests that a user other than the service's owner sees the devices, but only the user's own
-// contexts.
-func TestDevShowOfOthers(t *testing.T) {
+// TestUserSeesOwnContextsOnly tests that a user other than the service's owner sees the devices, but only the user's
+// own contexts.
+func TestUserSeesOwnContextsOnly(t *testing.T) {
 	other := userPeer(4242)
 	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow} {
 		if err := other.authorize(op); err != nil {
@@ -138,47 +138,49 @@ func TestDevShowOfOthers(t *testing.T) {
 			t.Errorf("%s: got %v, want EPERM", op, err)
 		}
 	}
-	if !other.Sees(quota.ID{UID: 4242}) || other.Sees(quota.ID{}) {
+	if !other.SeesAccount(quota.ID{UID: 4242}) || other.SeesAccount(quota.ID{}) {
 		t.Error("Sees of user 4242: got true for root or false for the user itself, want the opposite")
 	}
 }
 
-// TestOtherVersion tests that a command of another version can end the service or replace an idle service, and can
-// do nothing else. The error names the older version and the remedy.
-func TestOtherVersion(t *testing.T) {
-	defer func(b string) { ctl.Build = b }(ctl.Build)
-	ctl.Build = "verbena v2"
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.6"}})
+// TestCommandOfOtherVersion tests that a command of another version can end the service or replace an idle service, and
+// can do nothing else. The error names the older version and the remedy.
+func TestCommandOfOtherVersion(t *testing.T) {
+	defer func(b string) { ctl.BuildName = b }(ctl.BuildName)
+	ctl.BuildName = "verbena v2"
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.6"}})
 	for _, r := range []struct {
 		ctl.Request
 		want string
 	}{
-		{ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpDevShow, Build: "verbena v3"},
+		{ctl.Request{Protocol: ctl.ProtocolVersion + 1, Op: ctl.OpDevShow, Build: "verbena v3"},
 			"the running service (process PID, verbena v2, control protocol N) is older than this command (verbena v3, control protocol N+1): end it with `verbena stop`, and run this again"},
-		{ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpInfo},
+		{ctl.Request{Protocol: ctl.ProtocolVersion + 1, Op: ctl.OpInfo},
 			"is older than this command (of an unnamed version, control protocol N+1): end it with `verbena stop`"},
-		{ctl.Request{Protocol: ctl.Protocol - 1, Op: ctl.OpDevReset},
+		{ctl.Request{Protocol: ctl.ProtocolVersion - 1, Op: ctl.OpDevReset},
 			"is newer than this command (of an unnamed version, control protocol N-1): use the newer verbena, or end the service with `verbena stop`"},
-		{ctl.Request{Protocol: ctl.Protocol, Op: "new", Build: "verbena v3"},
+		{ctl.Request{Protocol: ctl.ProtocolVersion, Op: "new", Build: "verbena v3"},
 			"is older than this command (verbena v3, control protocol N): end it with `verbena stop`"},
 	} {
-		want := strings.NewReplacer("PID", strconv.Itoa(os.Getpid()), "N+1", strconv.Itoa(ctl.Protocol+1), "N-1",
-			strconv.Itoa(ctl.Protocol-1),
-			"N", strconv.Itoa(ctl.Protocol)).Replace(r.want)
-		if _, err := s.answer(peer{}, &r.Request); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), want) {
+		want := strings.NewReplacer("PID", strconv.Itoa(os.Getpid()), "N+1", strconv.Itoa(ctl.ProtocolVersion+1), "N-1",
+			strconv.Itoa(ctl.ProtocolVersion-1),
+			"N", strconv.Itoa(ctl.ProtocolVersion)).Replace(r.want)
+		if _, err := s.executeRequest(peer{}, &r.Request); !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(),
+			want) {
 			t.Errorf("%s, protocol %d:\n got %v\nwant %v", r.Op, r.Protocol, err, want)
 		}
 	}
-	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpYield}); !errors.Is(err,
+	if _, err := s.executeRequest(peer{}, &ctl.Request{Protocol: ctl.ProtocolVersion + 1,
+		Op: ctl.OpYield}); !errors.Is(err,
 		syscall.EBUSY) {
 		t.Errorf("Yield: got %v, want EBUSY", err)
 	}
-	if _, err := s.answer(peer{}, &ctl.Request{Protocol: ctl.Protocol + 1, Op: ctl.OpStop}); err != nil {
+	if _, err := s.executeRequest(peer{}, &ctl.Request{Protocol: ctl.ProtocolVersion + 1, Op: ctl.OpStop}); err != nil {
 		t.Errorf("Stop: got %v, want success", err)
 	}
 }
 
-func TestSocketPath(t *testing.T) {
+func TestDialRefusesLongPath(t *testing.T) {
 	_, err := ctl.Dial(ctl.Location{Socket: "/tmp/" + strings.Repeat("x", 200)})
 	if !errors.Is(err, syscall.ENAMETOOLONG) || !strings.Contains(err.Error(), "VERBENA_SOCKET") {
 		t.Error(err)

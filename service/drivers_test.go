@@ -16,8 +16,9 @@ type otherDriver struct{ rxe.Driver }
 
 func (*otherDriver) Type() string { return "soft" }
 
-// TestDrivers tests that a service selects the driver of a device by the type at the start of the device's name.
-func TestDrivers(t *testing.T) {
+// TestDriverIsSelectedByName tests that a service selects the driver of a device by the type at the start of the
+// device's name.
+func TestDriverIsSelectedByName(t *testing.T) {
 	other := &otherDriver{}
 	s, err := New(Options{Drivers: []driver.Driver{other, &rxe.Driver{}}})
 	if err != nil {
@@ -45,7 +46,7 @@ func TestDrivers(t *testing.T) {
 		{"mlx5_0", "rxe", syscall.EINVAL, "must be rxe followed by up to 60"},
 		{"soft0", "soft", syscall.EEXIST, ""},
 	} {
-		err := (linksOf{s}).AddLink(c.name, c.linkType, "lo")
+		err := (programLinks{s}).AddLink(c.name, c.linkType, "lo")
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("add %s of type %s: got %v, want %v with %q", c.name, c.linkType, err, c.want, c.text)
 		}

@@ -8,19 +8,19 @@ import (
 	"verbena/internal/fault"
 )
 
-// faultAdd adds a fault rule and returns its ID, which is unique in the service. While a device has rules, all its
+// addFault adds a fault rule and returns its ID, which is unique in the service. While a device has rules, all its
 // packets take the full path.
 //
 // A rule for a verb applies to the programs of one device, or of all devices if the rule names none.
-func (s *Service) faultAdd(r ctl.FaultRule) (id int, err error) {
+func (s *Service) addFault(r ctl.FaultRule) (id int, err error) {
 	if r.Verb != nil {
-		return s.verbFaultAdd(&r)
+		return s.addVerbFault(&r)
 	}
 	s.links.mu.Lock()
 	defer s.links.mu.Unlock()
 	l := s.links.find(r.Dev)
 	if l == nil {
-		return 0, s.links.noLink(r.Dev)
+		return 0, s.links.noLinkError(r.Dev)
 	}
 	if len(l.faults.List()) >= maxRules {
 		return 0, fmt.Errorf("fault add: device %s: %w", r.Dev, errTooManyRules)
@@ -32,14 +32,14 @@ func (s *Service) faultAdd(r ctl.FaultRule) (id int, err error) {
 	return rules[len(rules)-1].ID, nil
 }
 
-func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
+func (s *Service) addVerbFault(r *ctl.FaultRule) (id int, err error) {
 	switch {
 	case r.Rule != (fault.Rule{}):
 		err = fmt.Errorf("a rule is for a verb or for packets: %w", syscall.EINVAL)
 	case r.Dev != "":
 		s.links.mu.Lock()
 		if s.links.find(r.Dev) == nil {
-			err = s.links.noLink(r.Dev)
+			err = s.links.noLinkError(r.Dev)
 		}
 		s.links.mu.Unlock()
 	}
@@ -52,9 +52,9 @@ func (s *Service) verbFaultAdd(r *ctl.FaultRule) (id int, err error) {
 	return id, nil
 }
 
-// faultClear removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if the
+// clearFaults removes rules of one device, or of all devices if dev is empty: the rule with the ID, or all rules if the
 // ID is 0.
-func (s *Service) faultClear(dev string, id int) error {
+func (s *Service) clearFaults(dev string, id int) error {
 	links, err := s.links.linksNamed(dev)
 	if err != nil {
 		return err
@@ -76,8 +76,8 @@ func (s *Service) faultClear(dev string, id int) error {
 	return nil
 }
 
-// faults lists the rules of one device, or of all devices if dev is empty, with their counters.
-func (s *Service) faults(dev string) ([]ctl.FaultRuleState, error) {
+// listFaults lists the rules of one device, or of all devices if dev is empty, with their counters.
+func (s *Service) listFaults(dev string) ([]ctl.FaultRuleState, error) {
 	links, err := s.links.linksNamed(dev)
 	list := []ctl.FaultRuleState{}
 	for _, l := range links {

@@ -8,8 +8,8 @@ import (
 	"verbena/netdev"
 )
 
-// interfaces provides the host's network interfaces, which the devices follow.
-type interfaces interface {
+// interfaceSource provides the host's network interfaces, which the devices follow.
+type interfaceSource interface {
 	// All returns the interfaces, ordered by index.
 	All() ([]netdev.Interface, error)
 	// Wait blocks until an interface may have changed since Wait last returned. Wait returns an error after Close.
@@ -23,10 +23,10 @@ type hostInterfaces struct{ *netdev.Watcher }
 
 func (hostInterfaces) All() ([]netdev.Interface, error) { return netdev.All() }
 
-// follow updates the devices to the state of their interfaces until from is closed.
-func (s *Service) follow(from interfaces) {
+// followInterfaces updates the devices to the state of their interfaces until from is closed.
+func (s *Service) followInterfaces(from interfaceSource) {
 	for {
-		s.refresh(from)
+		s.updateDevices(from)
 		if err := from.Wait(); err != nil {
 			if s.ended.Err() == nil {
 				s.log.Warn("devices no longer follow their interfaces", "err", err)
@@ -36,8 +36,8 @@ func (s *Service) follow(from interfaces) {
 	}
 }
 
-// refresh updates all devices to the state of their interfaces.
-func (s *Service) refresh(from interfaces) {
+// updateDevices updates all devices to the state of their interfaces.
+func (s *Service) updateDevices(from interfaceSource) {
 	list, err := from.All()
 	if err != nil {
 		s.log.Warn("read the interfaces of the devices", "err", err)
@@ -48,7 +48,7 @@ func (s *Service) refresh(from interfaces) {
 		go func() {
 			defer close(done)
 			l.news.Store(&list)
-			s.bringUp(l)
+			s.applyInterfaceChanges(l)
 		}()
 		timer := time.NewTimer(followTimeout)
 		select {
@@ -63,9 +63,9 @@ func (s *Service) refresh(from interfaces) {
 // followTimeout limits the time for which the update of one device delays the update of the next device.
 const followTimeout = 2 * time.Second
 
-// bringUp applies pending interface changes to a device. If another call is already applying the changes, bringUp
-// leaves them to that call.
-func (s *Service) bringUp(l *rdmaLink) {
+// applyInterfaceChanges applies pending interface changes to a device. If another call is already applying the changes,
+// applyInterfaceChanges leaves them to that call.
+func (s *Service) applyInterfaceChanges(l *rdmaLink) {
 	for l.news.Load() != nil && l.following.TryLock() {
 		if news := l.news.Swap(nil); news != nil {
 			s.setInterface(l, *news)
@@ -77,12 +77,12 @@ func (s *Service) bringUp(l *rdmaLink) {
 // setInterface updates the device to the state of its interface. The caller holds l.following.
 func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
 	s.links.mu.Lock()
-	host, addrs := l.now(list)
+	host, addrs := l.currentInterface(list)
 	dev := l.dev
 	l.host = &host
 	s.links.mu.Unlock()
 	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-		o := s.links.owner(a)
+		o := s.links.ownerOf(a)
 		return o != nil && o != l
 	})
 	if dev.SetInterface(l.port.shownInterface(host), addrs) {
@@ -92,8 +92,8 @@ func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
 	}
 }
 
-// now returns the link's interface and the addresses to use. A missing interface counts as down.
-func (l *rdmaLink) now(list []netdev.Interface) (netdev.Interface, []netip.Addr) {
+// currentInterface returns the link's interface and the addresses to use. A missing interface counts as down.
+func (l *rdmaLink) currentInterface(list []netdev.Interface) (netdev.Interface, []netip.Addr) {
 	i := slices.IndexFunc(list, func(i netdev.Interface) bool { return i.Index == l.host.Index })
 	if i < 0 {
 		i = slices.IndexFunc(list, func(i netdev.Interface) bool { return i.Name == l.host.Name })

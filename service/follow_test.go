@@ -16,20 +16,20 @@ import (
 	"verbena/netdev"
 )
 
-func addrs(list ...string) (a []netip.Addr) {
+func parseAddrs(list ...string) (a []netip.Addr) {
 	for _, s := range list {
 		a = append(a, netip.MustParseAddr(s))
 	}
 	return a
 }
 
-// TestLinkNow tests which interface and addresses a link selects from a list of interfaces.
-func TestLinkNow(t *testing.T) {
+// TestLinkCurrentInterface tests which interface and addresses a link selects from a list of interfaces.
+func TestLinkCurrentInterface(t *testing.T) {
 	eth := netdev.Interface{Name: "eth0", Index: 2, MTU: 1500, Up: true, Running: true,
 		MAC:   net.HardwareAddr{2, 0, 0, 0, 0, 1},
-		Addrs: addrs("10.0.0.1", "10.0.0.2", "fe80::1%eth0")}
+		Addrs: parseAddrs("10.0.0.1", "10.0.0.2", "fe80::1%eth0")}
 	lo := netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true,
-		Addrs: addrs("127.0.0.1")}
+		Addrs: parseAddrs("127.0.0.1")}
 	with := func(i netdev.Interface, f func(i *netdev.Interface)) netdev.Interface {
 		f(&i)
 		return i
@@ -44,25 +44,27 @@ func TestLinkNow(t *testing.T) {
 		index int
 	}{
 		{"all", eth, nil, []netdev.Interface{lo, eth}, eth.Addrs, true, 2},
-		{"fixed", eth, addrs("fe80::1%eth0", "10.0.0.2"), []netdev.Interface{lo, eth}, addrs("fe80::1%eth0", "10.0.0.2"),
+		{"fixed", eth, parseAddrs("fe80::1%eth0", "10.0.0.2"), []netdev.Interface{lo, eth}, parseAddrs("fe80::1%eth0",
+			"10.0.0.2"),
 			true, 2},
-		{"fixed, one gone", eth, addrs("10.0.0.9", "10.0.0.2"), []netdev.Interface{lo, eth}, addrs("10.0.0.2"), true, 2},
+		{"fixed, one gone", eth, parseAddrs("10.0.0.9", "10.0.0.2"), []netdev.Interface{lo, eth}, parseAddrs("10.0.0.2"),
+			true, 2},
 		{"down", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) {
-			i.Up, i.Running, i.Addrs = false, false, addrs("10.0.0.1")
+			i.Up, i.Running, i.Addrs = false, false, parseAddrs("10.0.0.1")
 		})},
-			addrs("10.0.0.1"), false, 2},
+			parseAddrs("10.0.0.1"), false, 2},
 		{"gone", eth, nil, []netdev.Interface{lo}, nil, false, 2},
-		{"gone, fixed", eth, addrs("10.0.0.1"), nil, nil, false, 2},
+		{"gone, fixed", eth, parseAddrs("10.0.0.1"), nil, nil, false, 2},
 		{"made again", eth, nil, []netdev.Interface{lo, with(eth, func(i *netdev.Interface) {
 			i.Index = 7
 		})}, eth.Addrs, true, 7},
 		{"renamed", eth, nil, []netdev.Interface{with(eth, func(i *netdev.Interface) {
 			i.Name = "lan0"
 		})}, eth.Addrs, true, 2},
-		{"any loopback address", lo, addrs("127.5.5.5"), []netdev.Interface{lo, eth}, addrs("127.5.5.5"), true, 1},
+		{"any loopback address", lo, parseAddrs("127.5.5.5"), []netdev.Interface{lo, eth}, parseAddrs("127.5.5.5"), true, 1},
 	} {
 		l := &rdmaLink{host: &c.host, addrs: c.fixed}
-		host, got := l.now(c.list)
+		host, got := l.currentInterface(c.list)
 		if !slices.Equal(got, c.want) || host.Index != c.index || (host.Up && host.Running) != c.up ||
 			host.MAC.String() != c.host.MAC.String() {
 			t.Errorf("%s: got %+v with %v, want %v", c.name, host, got, c.want)
@@ -99,8 +101,8 @@ func (f *fakeInterfaces) Close() error {
 	return nil
 }
 
-// TestFollow tests that the port, the GID table, and the files shown to programs follow the interfaces.
-func TestFollow(t *testing.T) {
+// TestDeviceFollowsInterface tests that the port, the GID table, and the files shown to programs follow the interfaces.
+func TestDeviceFollowsInterface(t *testing.T) {
 	all, err := netdev.All()
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +152,7 @@ func TestFollow(t *testing.T) {
 			t.Errorf("got event %v, want no more", <-events)
 		}
 	}
-	file := func(name, want string) { t.Helper(); portFile(t, s, name, want) } // the files that programs see
+	file := func(name, want string) { t.Helper(); wantPortFile(t, s, name, want) } // the files that programs see
 	gid2 := func(want string) {
 		t.Helper()
 		g, err := s.links.list[0].dev.Handle().Device().QueryGID(1, 2)
@@ -164,7 +166,7 @@ func TestFollow(t *testing.T) {
 
 	down := lo
 	down.Up, down.Running = false, false
-	down.Addrs = addrs("127.91.7.1") // a loopback interface with other addresses does not imply 127.91.7.2
+	down.Addrs = parseAddrs("127.91.7.1") // a loopback interface with other addresses does not imply 127.91.7.2
 	step(down, ib.EventPortErr, ib.EventGIDChange)
 	file("state", "1: DOWN\n")
 	gid2("::")
@@ -183,9 +185,9 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestProbedLate tests that changes for a replaced device may be processed after the changes for its successor,
-// when resets follow each other closely.
-func TestProbedLate(t *testing.T) {
+// TestLateChangeOfReplacedDevice tests that changes for a replaced device may be processed after the changes for its
+// successor, when resets follow each other closely.
+func TestLateChangeOfReplacedDevice(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
 	if err != nil {
 		t.Fatal(err)

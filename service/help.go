@@ -22,22 +22,22 @@ type launcher struct {
 }
 
 func (l *launcher) OpenMem(tid int) (*os.File, error) {
-	f, err := l.ask(&ctl.Help{MemOf: tid})
+	f, err := l.requestHelp(&ctl.HelpRequest{MemOf: tid})
 	if err == nil && f == nil {
 		err = errors.New("ask the launcher: an answer without a descriptor")
 	}
 	return f, err
 }
 
-// notice makes the launcher print a line for the user of the program. It may sleep.
-func (l *launcher) notice(text string) error {
-	f, err := l.ask(&ctl.Help{Notice: text})
+// printNotice makes the launcher print a line for the user of the program. It may sleep.
+func (l *launcher) printNotice(text string) error {
+	f, err := l.requestHelp(&ctl.HelpRequest{Notice: text})
 	l.c.Discard(f)
 	return err
 }
 
-// ask returns the descriptor in the launcher's answer, or nil.
-func (l *launcher) ask(h *ctl.Help) (*os.File, error) {
+// requestHelp returns the descriptor in the launcher's answer, or nil.
+func (l *launcher) requestHelp(h *ctl.HelpRequest) (*os.File, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gone != nil {

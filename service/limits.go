@@ -19,8 +19,8 @@ import (
 	"verbena/link"
 )
 
-// machine lists the resources of this process, from which the limits are derived.
-type machine struct {
+// machineResources lists the resources of this process, from which the limits are derived.
+type machineResources struct {
 	descriptors uint64        // RLIMIT_NOFILE
 	mappings    uint64        // vm.max_map_count
 	memory      uint64        // memory of the machine or of the cgroup in bytes; 0 if unknown
@@ -28,10 +28,10 @@ type machine struct {
 	cgroup      cgroup.Limits // the limits of memory and tasks that come from a cgroup
 }
 
-// thisMachine raises RLIMIT_NOFILE to its maximum, and reads the available resources. thisMachine does not notice a
-// limit of the cgroup that is lowered later.
-func thisMachine() machine {
-	m := machine{descriptors: 1024, mappings: 65530}
+// thisMachineResources raises RLIMIT_NOFILE to its maximum, and reads the available resources. thisMachineResources
+// does not notice a limit of the cgroup that is lowered later.
+func thisMachineResources() machineResources {
+	m := machineResources{descriptors: 1024, mappings: 65530}
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil {
 		raised := unix.Rlimit{Cur: l.Max, Max: l.Max}
@@ -60,7 +60,7 @@ func thisMachine() machine {
 }
 
 // limitedTo returns the machine reduced to the limits of a cgroup.
-func (m machine) limitedTo(l cgroup.Limits) machine {
+func (m machineResources) limitedTo(l cgroup.Limits) machineResources {
 	m.cgroup = l
 	m.memory = lowerLimit(m.memory, l.Memory)
 	m.tasks = lowerLimit(m.tasks, l.Tasks)
@@ -84,9 +84,9 @@ func lowerLimit(a, b uint64) uint64 {
 	return a
 }
 
-// users is the divisor that yields one user's share of the total of all users. Three full shares reach the reserve
+// userShares is the divisor that yields one user's share of the total of all users. Three full shares reach the reserve
 // of package quota, which is for users with few resources.
-const users = 4
+const userShares = 4
 
 const (
 	// maxRingBytes limits the queues of one user of a shared service, regardless of the amount of memory.
@@ -126,24 +126,24 @@ const (
 // With two users at their limits and 4 GiB of memory, a third user still gets 10,000 queue pairs and their related
 // objects. The descriptors of all users together stay below seven eighths of RLIMIT_NOFILE, and the mappings below
 // half of vm.max_map_count.
-func DefaultLimits(shared bool) quota.Limits { return thisMachine().limits(shared) }
+func DefaultLimits(shared bool) quota.Limits { return thisMachineResources().defaultLimits(shared) }
 
-func (m machine) limits(shared bool) (l quota.Limits) {
+func (m machineResources) defaultLimits(shared bool) (l quota.Limits) {
 	fds := min(m.descriptors, 1<<20)
-	threads := m.threads()
+	threads := m.threadLimit()
 	// A connection uses one descriptor, and a session about four.
-	l[quota.Connections] = bounded(min(2048, fds/8, threads/2), 256)
-	l[quota.Sessions] = bounded(min(1024, fds/16, threads/4), 128)
-	l[quota.Workers] = bounded(threads/2, 512)
-	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / users, Total: fds / 2}
+	l[quota.Connections] = userAndTotalLimit(min(2048, fds/8, threads/2), 256)
+	l[quota.Sessions] = userAndTotalLimit(min(1024, fds/16, threads/4), 128)
+	l[quota.Workers] = userAndTotalLimit(threads/2, 512)
+	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / userShares, Total: fds / 2}
 	// The kernel counts the descriptors against the service's user ID, and refuses other processes of that ID
 	// beyond RLIMIT_NOFILE.
-	l[quota.InFlight] = bounded(max(min(512, fds/16), 32), 64)
-	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / users, Total: m.mappings / 2}
+	l[quota.InFlight] = userAndTotalLimit(max(min(512, fds/16), 32), 64)
+	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / userShares, Total: m.mappings / 2}
 	rings := m.memory / allShares * ringShare
-	l[quota.RingBytes] = quota.Limit{PerUser: min(rings/users, maxRingBytes), Total: rings}
+	l[quota.RingBytes] = quota.Limit{PerUser: min(rings/userShares, maxRingBytes), Total: rings}
 	buffers := m.memory / allShares * bufferShare
-	l[quota.BufferBytes] = quota.Limit{PerUser: buffers / users, Total: buffers}
+	l[quota.BufferBytes] = quota.Limit{PerUser: buffers / userShares, Total: buffers}
 	if !shared {
 		for k := range l {
 			l[k] = quota.Limit{PerUser: l[k].Total} // no reserve for other users
@@ -159,28 +159,29 @@ func (m machine) limits(shared bool) (l quota.Limits) {
 		if room := m.memory / allShares * objectShare; room != 0 && room < objectBytes {
 			total = total * (room >> 10) / (objectBytes >> 10)
 		}
-		l[k] = bounded(total, total)
+		l[k] = userAndTotalLimit(total, total)
 	}
 	// A multicast group uses a descriptor, and a kernel buffer for each address of the device.
-	l[quota.Multicast] = bounded(lowerLimit(min(256, fds/16), m.memory/allShares*threadShare/link.GroupMemory), 64)
+	l[quota.Multicast] = userAndTotalLimit(lowerLimit(min(256, fds/16), m.memory/allShares*threadShare/link.GroupMemory),
+		64)
 	return l
 }
 
-// threads returns the number of threads that all users together may cause. The other half of the service's tasks is for
-// the service itself and for other processes of its cgroup or user.
-func (m machine) threads() uint64 {
+// threadLimit returns the number of threads that all users together may cause. The other half of the service's tasks is
+// for the service itself and for other processes of its cgroup or user.
+func (m machineResources) threadLimit() uint64 {
 	return lowerLimit(lowerLimit(userThreads, m.tasks/2), m.memory/allShares*threadShare/threadBytes)
 }
 
-// bounded returns a limit for one user and a limit for all users that is not below the minimum.
-func bounded(total, mostPerUser uint64) quota.Limit {
+// userAndTotalLimit returns a limit for one user and a limit for all users that is not below the minimum.
+func userAndTotalLimit(total, mostPerUser uint64) quota.Limit {
 	total = max(total, minThreadLimit)
-	return quota.Limit{PerUser: min(total/users, mostPerUser), Total: total}
+	return quota.Limit{PerUser: min(total/userShares, mostPerUser), Total: total}
 }
 
-// heap returns the memory that the limits leave to the service, including the objects of users. The result is at
+// serviceHeap returns the memory that the limits leave to the service, including the objects of users. The result is at
 // least an eighth of the memory, or 0 if the memory is unknown.
-func (m machine) heap(l quota.Limits) uint64 {
+func (m machineResources) serviceHeap(l quota.Limits) uint64 {
 	if m.memory == 0 {
 		return 0
 	}
@@ -193,8 +194,8 @@ func (m machine) heap(l quota.Limits) uint64 {
 
 // limitHeap makes the runtime collect garbage before the heap exceeds the service's share of memory. By default the
 // heap may grow to twice the live memory. GOMEMLIMIT takes precedence.
-func (m machine) limitHeap(l quota.Limits) {
-	if n := m.heap(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
+func (m machineResources) limitHeap(l quota.Limits) {
+	if n := m.serviceHeap(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(int64(n)) // the runtime ignores a negative number, which exceeds any memory
 	}
 }
@@ -229,8 +230,8 @@ func ParseLimit(text string, into *quota.Limits) error {
 }
 
 // checkRingBytes returns an error if the limit is below the size of one queue pair of a driver.
-func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
-	most, least := l.Most(), uint64(0)
+func (m machineResources) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
+	most, least := l.UserMaximum(), uint64(0)
 	for _, d := range drivers {
 		least = max(least, d.MinQueueMemory())
 	}
@@ -245,20 +246,20 @@ func (m machine) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
 		"raise --limit ring-bytes=: %w", most, least, syscall.EINVAL)
 }
 
-// fewEntries is less than the queue depth of programs that ignore the device's limits. perftest has 512 WRITEs in
-// flight, ibv_rc_pingpong posts 500 receives, and other programs post a few thousand.
-const fewEntries = 4000
+// shortQueueEntries is less than the queue depth of programs that ignore the device's limits. perftest has 512 WRITEs
+// in flight, ibv_rc_pingpong posts 500 receives, and other programs post a few thousand.
+const shortQueueEntries = 4000
 
 // warnOfShortQueues logs a warning if the limit allows only short queues.
 func warnOfShortQueues(log *slog.Logger, l quota.Limit, drivers []driver.Driver) {
 	for _, d := range drivers {
-		work, completions, err := d.QueueLimits(l.Most())
-		if err != nil || min(work, completions) >= fewEntries {
+		work, completions, err := d.QueueLimits(l.UserMaximum())
+		if err != nil || min(work, completions) >= shortQueueEntries {
 			continue
 		}
 		log.Warn("queues are short; programs that request longer ones fail with EINVAL", "work_requests", work, "completions",
 			completions,
-			"bytes", l.Most(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
+			"bytes", l.UserMaximum(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
 	}
 }
 

@@ -19,20 +19,20 @@ import (
 // TestDefaultLimits tests that a shared service with two users at their limits has room for 10,000 queue pairs of a
 // third user, and stays within the kernel's limits for a process.
 func TestDefaultLimits(t *testing.T) {
-	for _, m := range []machine{
+	for _, m := range []machineResources{
 		{descriptors: 20000, mappings: 65530, memory: 48 << 30},
 		{descriptors: 1 << 20, mappings: 1 << 20, memory: 16 << 30},
 		{descriptors: 4096, mappings: 65530, memory: 8 << 30, tasks: 32768},
 		{descriptors: 1024, mappings: 65530, memory: 4 << 30},
 	} {
-		l := m.limits(true)
+		l := m.defaultLimits(true)
 		ledger := quota.New(l)
 		for uid := range 2 {
 			for k := range quota.NumKinds {
 				if l[k].PerUser == 0 || l[k].Total == 0 {
 					t.Errorf("limits of %+v: got none of %v, want one", m, k)
 				}
-				if err := ledger.User(uid).Take(k, l[k].PerUser); err != nil {
+				if err := ledger.User(uid).Charge(k, l[k].PerUser); err != nil {
 					t.Errorf("%+v: charge user %d: got %v, want success", m, uid, err)
 				}
 			}
@@ -46,7 +46,7 @@ func TestDefaultLimits(t *testing.T) {
 			needs[quota.RingBytes] = 10000 * 4 * 4096 // two queues, and two completion queues
 		}
 		for k, n := range needs {
-			if err := third.Take(k, n); err != nil {
+			if err := third.Charge(k, n); err != nil {
 				t.Errorf("%+v: charge the third user: got %v, want success", m, err)
 			}
 		}
@@ -76,12 +76,14 @@ func TestDefaultLimits(t *testing.T) {
 // TestContainerLimits tests that all users together, at their limits, leave memory and threads of the cgroup to the
 // service.
 func TestContainerLimits(t *testing.T) {
-	big := machine{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
-	with := func(memory, tasks uint64) machine { return big.limitedTo(cgroup.Limits{Memory: memory, Tasks: tasks}) }
+	big := machineResources{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
+	with := func(memory, tasks uint64) machineResources {
+		return big.limitedTo(cgroup.Limits{Memory: memory, Tasks: tasks})
+	}
 	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // limits of all users together
 	for _, c := range []struct {
 		name string
-		m    machine
+		m    machineResources
 		want want
 	}{
 		{"no limits", big, want{2048, 1024, 2048, 4608 << 20, 9 << 30, 65000}},
@@ -92,7 +94,7 @@ func TestContainerLimits(t *testing.T) {
 		{"few threads", with(0, 10), want{8, 8, 8, 4608 << 20, 9 << 30, 65000}},
 	} {
 		for _, shared := range []bool{true, false} {
-			l := c.m.limits(shared)
+			l := c.m.defaultLimits(shared)
 			total := func(k quota.Kind) uint64 { return max(l[k].Total, l[k].PerUser) }
 			got := want{total(quota.Workers), total(quota.Sessions), total(quota.Connections), total(quota.RingBytes),
 				total(quota.BufferBytes),
@@ -103,8 +105,8 @@ func TestContainerLimits(t *testing.T) {
 			if got != c.want {
 				t.Errorf("%s, shared %v: got %+v, want %+v", c.name, shared, got, c.want)
 			}
-			if shared && l[quota.QPs].PerUser != c.want.qps/users {
-				t.Errorf("%s: queue pairs of one user: got %d, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/users)
+			if shared && l[quota.QPs].PerUser != c.want.qps/userShares {
+				t.Errorf("%s: queue pairs of one user: got %d, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/userShares)
 			}
 			if shared {
 				for k := range quota.NumKinds {
@@ -124,34 +126,35 @@ func TestContainerLimits(t *testing.T) {
 			if threads > max(c.m.tasks/2, 2*minThreadLimit) {
 				t.Errorf("%s: threads of users: got %d of %d, want at most half", c.name, threads, c.m.tasks)
 			}
-			if n := c.m.heap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
-				t.Errorf("%s: heap: got %d bytes beside %d bytes of users, want at most %d together", c.name, n, got.rings+got.buffers, c.m.memory)
+			if n := c.m.serviceHeap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
+				t.Errorf("%s: heap: got %d bytes beside %d bytes of users, want at most %d together", c.name, n,
+					got.rings+got.buffers, c.m.memory)
 			}
 		}
 	}
-	l := big.limits(true)
+	l := big.defaultLimits(true)
 	l[quota.BufferBytes] = quota.Limit{PerUser: 1 << 63, Total: 1 << 63} // as set by --limit
-	if got := big.heap(l); got != big.memory/8 {
+	if got := big.serviceHeap(l); got != big.memory/8 {
 		t.Errorf("heap with more buffers than memory: got %d bytes, want an eighth", got)
 	}
 }
 
-// TestOwnLimits tests that the user of a private service may use all resources of that service.
-func TestOwnLimits(t *testing.T) {
-	l := machine{descriptors: 20000, mappings: 65530, memory: 8 << 30}.limits(false)
+// TestPrivateServiceLimits tests that the user of a private service may use all resources of that service.
+func TestPrivateServiceLimits(t *testing.T) {
+	l := machineResources{descriptors: 20000, mappings: 65530, memory: 8 << 30}.defaultLimits(false)
 	if l[quota.QPs].PerUser != 0 || l[quota.RingBytes].PerUser == 0 || l[quota.Workers].PerUser == 0 {
 		t.Errorf("limits of a private service: got %+v, want limits of ring-bytes and workers and none of qps", l)
 	}
 	user := quota.New(l).User(1001)
 	for k := range quota.NumKinds {
-		if err := user.Take(k, l[k].PerUser); err != nil {
+		if err := user.Charge(k, l[k].PerUser); err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-// TestTooFewRingBytes tests that a service does not start if its limit allows no queue pair.
-func TestTooFewRingBytes(t *testing.T) {
+// TestServiceNeedsRingBytes tests that a service does not start if its limit allows no queue pair.
+func TestServiceNeedsRingBytes(t *testing.T) {
 	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {
 		limit quota.Limit
@@ -185,16 +188,16 @@ func TestCheckRingBytes(t *testing.T) {
 		{1 << 50, syscall.EINVAL, "raise --limit ring-bytes="},
 		{1 << 10, syscall.ENOMEM, "do not fit into the memory of this machine or control group, 1024 bytes"},
 	} {
-		err := machine{memory: c.memory}.checkRingBytes(quota.Limit{PerUser: least - 1}, testDrivers())
+		err := machineResources{memory: c.memory}.checkRingBytes(quota.Limit{PerUser: least - 1}, testDrivers())
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%d bytes of memory: got %v, want %v and %q", c.memory, err, c.want, c.says)
 		}
 	}
 }
 
-// TestShortQueues tests that the service warns about short queues and names the remedy if a user may have little memory
-// for queues.
-func TestShortQueues(t *testing.T) {
+// TestShortQueueWarning tests that the service warns about short queues and names the remedy if a user may have little
+// memory for queues.
+func TestShortQueueWarning(t *testing.T) {
 	for most, says := range map[uint64]bool{300 << 10: true, 1 << 20: true, 48 << 20: false, 0: false} {
 		var log strings.Builder
 		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: most}, testDrivers())
@@ -245,12 +248,12 @@ func TestTasksOfUser(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Setrlimit(unix.RLIMIT_NPROC, &old)
-	all := thisMachine().tasks
+	all := thisMachineResources().tasks
 	if all == limit {
 		t.Errorf("tasks of root: got %d, want no limit by user", all)
 	}
 	var got uint64
-	testutil.AsUser(t, 65533, func() { got = thisMachine().tasks })
+	testutil.AsUser(t, 65533, func() { got = thisMachineResources().tasks })
 	if want := lowerLimit(all, limit); got != want {
 		t.Errorf("tasks of user 65533: got %d, want %d", got, want)
 	}

@@ -47,14 +47,14 @@ func driverOf(name string, drivers []driver.Driver) (driver.Driver, error) {
 	}
 	like := drivers[max(i, 0)].Type()
 	return nil, fmt.Errorf("device name %q: must be %s followed by up to %d letters, digits or any of \"._-\", such as %s1: libibverbs finds the driver by that name: %w",
-		ctl.Clip(name), types(drivers, " or "), maxName-len(like), like, syscall.EINVAL)
+		ctl.ClipText(name), linkTypes(drivers, " or "), maxName-len(like), like, syscall.EINVAL)
 }
 
 // maxName is the maximum length of a device name, IBV_SYSFS_NAME_MAX without the zero byte.
 const maxName = 63
 
-// types returns the link types of drivers.
-func types(drivers []driver.Driver, separator string) string {
+// linkTypes returns the link types of drivers.
+func linkTypes(drivers []driver.Driver, separator string) string {
 	var list []string
 	for _, d := range drivers {
 		list = append(list, d.Type())
@@ -69,7 +69,7 @@ type rdmaLink struct {
 	slot   *slot.Slot
 	outage outage
 	faults *link.Faults
-	port   port
+	port   linkPort
 	taps   *link.Taps
 	addrs  []netip.Addr // addresses of the device, or nil for all addresses of the interface
 
@@ -87,7 +87,7 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 	if err != nil {
 		return nil, err
 	}
-	host, addrs, err := resolve(&spec)
+	host, addrs, err := resolveInterface(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
@@ -99,7 +99,7 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
 	fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
-		if o := s.links.owner(a); o != nil {
+		if o := s.links.ownerOf(a); o != nil {
 			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
 				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
 		}
@@ -121,7 +121,7 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 		Taps:        l.taps,
 		Wire:        spec.Wire,
 		NoProbe:     spec.NoProbe,
-		QueueMemory: s.quota.Limits()[quota.RingBytes].Most(),
+		QueueMemory: s.quota.Limits()[quota.RingBytes].UserMaximum(),
 		Rand:        rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
 		Logf:        func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
@@ -178,11 +178,11 @@ func (s *Service) recordDevice(l *rdmaLink, d driver.Device) {
 	s.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while the link had no device.
 	l.news.CompareAndSwap(nil, &list)
-	s.bringUp(l)
+	s.applyInterfaceChanges(l)
 }
 
-// resolve returns the interface and the addresses for a device.
-func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err error) {
+// resolveInterface returns the interface and the addresses for a device.
+func resolveInterface(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err error) {
 	if len(l.Addrs) == 0 {
 		if l.Netdev != "" {
 			host, err = netdev.ByName(l.Netdev)
@@ -222,7 +222,7 @@ func resolve(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Addr, err e
 func (s *Service) openDefaultLink() (*rdmaLink, error) {
 	d := s.opts.Drivers[0]
 	spec := ctl.LinkSpec{Name: d.Type() + "0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
-	host, addrs, err := resolve(&spec)
+	host, addrs, err := resolveInterface(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
@@ -254,17 +254,17 @@ func (s *Service) openDefaultLink() (*rdmaLink, error) {
 
 // createLink creates a device and shows it to programs.
 func (s *Service) createLink(spec ctl.LinkSpec) error {
-	if err := s.linkAdd(spec); err != nil {
+	if err := s.addLink(spec); err != nil {
 		return err
 	}
-	if err := s.guests.Shown(); err != nil {
-		_ = s.linkDel(spec.Name)
+	if err := s.guests.CheckShown(); err != nil {
+		_ = s.deleteLink(spec.Name)
 		return fmt.Errorf("link %s: %w", spec.Name, err)
 	}
 	return nil
 }
 
-func (s *Service) linkAdd(spec ctl.LinkSpec) error {
+func (s *Service) addLink(spec ctl.LinkSpec) error {
 	if err := s.links.reserve(s.ended, spec.Name); err != nil {
 		return err
 	}
@@ -279,14 +279,15 @@ func (s *Service) linkAdd(spec ctl.LinkSpec) error {
 	return nil
 }
 
-// linksOf implements supervisor.Links for programs that change links.
-type linksOf struct{ s *Service }
+// programLinks implements supervisor.Links for programs that change links.
+type programLinks struct{ s *Service }
 
-func (l linksOf) AddLink(name, linkType, netdev string) error {
+func (l programLinks) AddLink(name, linkType, netdev string) error {
 	drivers := l.s.opts.Drivers
 	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return d.Type() == linkType })
 	if i < 0 {
-		return fmt.Errorf("link %s: type %q; there is %s: %w", ctl.Clip(name), ctl.Clip(linkType), types(drivers, ", "),
+		return fmt.Errorf("link %s: type %q; there is %s: %w", ctl.ClipText(name), ctl.ClipText(linkType),
+			linkTypes(drivers, ", "),
 			syscall.EINVAL)
 	}
 	if _, err := driverOf(name, drivers[i:i+1]); err != nil {
@@ -295,18 +296,18 @@ func (l linksOf) AddLink(name, linkType, netdev string) error {
 	return l.s.createLink(ctl.LinkSpec{Name: name, Netdev: netdev})
 }
 
-func (l linksOf) DeleteLink(name string) error { return l.s.linkDel(name) }
+func (l programLinks) DeleteLink(name string) error { return l.s.deleteLink(name) }
 
-// linkDel removes a device. Open contexts of programs become zombies.
-func (s *Service) linkDel(name string) error {
+// deleteLink removes a device. Open contexts of programs become zombies.
+func (s *Service) deleteLink(name string) error {
 	s.links.mu.Lock()
 	l := s.links.find(name)
 	if l == nil {
 		defer s.links.mu.Unlock()
-		return s.links.noLink(name)
+		return s.links.noLinkError(name)
 	}
 	s.links.configured = true
-	s.links.forget(l)
+	s.links.removeLink(l)
 	s.links.mu.Unlock()
 	return l.slot.Close()
 }
@@ -322,7 +323,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		if dev == nil {
 			info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: l.slot.Status().State.String(), Wire: l.spec.Wire,
 				NoProbe: l.spec.NoProbe}
-			l.describe(&info)
+			l.describeState(&info)
 			list = append(list, info)
 			continue
 		}
@@ -333,7 +334,7 @@ func (s *Service) Links() ([]ctl.LinkInfo, error) {
 		}
 		info := ctl.LinkInfo{Name: l.spec.Name, Netdev: netdev, State: port.State.String(), MTU: port.ActiveMTU.Bytes(),
 			Wire: l.spec.Wire, NoProbe: l.spec.NoProbe}
-		l.describe(&info)
+		l.describeState(&info)
 		for _, d := range s.uverbs.Devices() {
 			if d.IB().Same(ibdev) {
 				info.Uverbs = d.Name()

@@ -13,13 +13,13 @@ import (
 	"verbena/roce"
 )
 
-// port is the state of a link as set by linkSet.
+// linkPort is the state of a link as set by changeLink.
 //
 //	       down, flap, moment
 //	up ------------------------> down
 //	  <-------------------------
 //	       up, end of the flap
-type port struct {
+type linkPort struct {
 	change sync.Mutex // held during a change of state, for as long as the device needs
 
 	mu    sync.Mutex
@@ -34,11 +34,11 @@ type port struct {
 	moment     uint64        // number of moments armed so far
 }
 
-// shownInterface returns the interface as changed by linkSet, for the device.
-func (p *port) shownInterface(host netdev.Interface) netdev.Interface {
+// shownInterface returns the interface as changed by changeLink, for the device.
+func (p *linkPort) shownInterface(host netdev.Interface) netdev.Interface {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.down() {
+	if p.isDown() {
 		host.Running = false
 	}
 	if p.mtu > 0 {
@@ -47,10 +47,10 @@ func (p *port) shownInterface(host netdev.Interface) netdev.Interface {
 	return host
 }
 
-func (p *port) down() bool { return p.state == ctl.LinkDown || p.state == ctl.LinkFlap }
+func (p *linkPort) isDown() bool { return p.state == ctl.LinkDown || p.state == ctl.LinkFlap }
 
-// enter records a change of state, which replaces a flap.
-func (p *port) enter(state ctl.LinkState) (generation uint64, ended <-chan struct{}) {
+// setState records a change of state, which replaces a flap.
+func (p *linkPort) setState(state ctl.LinkState) (generation uint64, ended <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.generation++
@@ -68,8 +68,8 @@ func (p *port) enter(state ctl.LinkState) (generation uint64, ended <-chan struc
 	return p.generation, p.ended
 }
 
-// disarm clears the armed moment. disarm reports whether the moment was the n-th one; 0: any.
-func (p *port) disarm(n uint64) bool {
+// disarmMoment clears the armed moment. disarmMoment reports whether the moment was the n-th one; 0: any.
+func (p *linkPort) disarmMoment(n uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n != 0 && n != p.moment {
@@ -80,8 +80,8 @@ func (p *port) disarm(n uint64) bool {
 	return true
 }
 
-// arm records an armed moment and returns its number.
-func (p *port) arm(what string, ofWR bool) uint64 {
+// armMoment records an armed moment and returns its number.
+func (p *linkPort) armMoment(what string, ofWR bool) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.moment++
@@ -90,7 +90,7 @@ func (p *port) arm(what string, ofWR bool) uint64 {
 }
 
 // clearCountedMoment clears a moment that counts work requests, because the replaced device did the counting.
-func (p *port) clearCountedMoment() {
+func (p *linkPort) clearCountedMoment() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ofWR {
@@ -98,10 +98,10 @@ func (p *port) clearCountedMoment() {
 	}
 }
 
-// linkSet changes the link of a device. A flap ends before linkSet returns, unless the flap is armed for a moment or
-// another change replaces it.
-func (s *Service) linkSet(r ctl.LinkSet) error {
-	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.Clip(r.Name), err) }
+// changeLink changes the link of a device. A flap ends before changeLink returns, unless the flap is armed for a moment
+// or another change replaces it.
+func (s *Service) changeLink(r ctl.LinkSet) error {
+	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.ClipText(r.Name), err) }
 	l, err := s.links.get(r.Name)
 	if err != nil {
 		return err
@@ -125,13 +125,13 @@ func (s *Service) linkSet(r ctl.LinkSet) error {
 		l.port.mu.Lock()
 		l.port.mtu = max(r.MTU, 0)
 		l.port.mu.Unlock()
-		s.relink(l)
+		s.updateLinkState(l)
 	}
 	switch {
 	case r.State == "":
 		return nil
 	case r.AtWR != 0 || r.AtPacket != 0:
-		return s.linkAt(l, &r)
+		return s.armLinkChange(l, &r)
 	}
 	l.cancelMoment()
 	ended := s.setLink(l, r.State, r.Down)
@@ -151,7 +151,7 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	switch r.State {
 	case "", ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap:
 	default:
-		return fmt.Errorf("state %q: there are %s, %s and %s: %w", ctl.Clip(string(r.State)), ctl.LinkUp, ctl.LinkDown,
+		return fmt.Errorf("state %q: there are %s, %s and %s: %w", ctl.ClipText(string(r.State)), ctl.LinkUp, ctl.LinkDown,
 			ctl.LinkFlap, syscall.EINVAL)
 	}
 	switch {
@@ -173,7 +173,7 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 			return fmt.Errorf("%w: %w", err, syscall.EINVAL)
 		}
 	}
-	if r.MTU != 0 && r.MTU != ctl.MTUOfInterface {
+	if r.MTU != 0 && r.MTU != ctl.UseInterfaceMTU {
 		if !slices.Contains([]int{256, 512, 1024, 2048, 4096}, r.MTU) {
 			return fmt.Errorf("mtu %d: there are 256, 512, 1024, 2048 and 4096: %w", r.MTU, syscall.EINVAL)
 		}
@@ -191,7 +191,7 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 // setLink sets the state of a link. setLink returns a channel that is closed at the end of a flap, or nil for other
 // states.
 func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
-	generation, ended := l.port.enter(state)
+	generation, ended := l.port.setState(state)
 	s.followPort(l)
 	if state != ctl.LinkFlap {
 		return nil
@@ -228,35 +228,35 @@ func (s *Service) followPort(l *rdmaLink) {
 	l.port.change.Lock()
 	defer l.port.change.Unlock()
 	l.port.mu.Lock()
-	down := l.port.down()
+	down := l.port.isDown()
 	l.port.mu.Unlock()
 	l.faults.SetLink(!down)
-	s.relink(l)
+	s.updateLinkState(l)
 	s.log.Debug("link set", "dev", l.spec.Name, "up", !down)
 }
 
-// relink updates the device to its interface as changed by linkSet.
-func (s *Service) relink(l *rdmaLink) {
+// updateLinkState updates the device to its interface as changed by changeLink.
+func (s *Service) updateLinkState(l *rdmaLink) {
 	l.following.Lock()
 	s.links.mu.Lock()
 	list := []netdev.Interface{*l.host}
 	s.links.mu.Unlock()
 	s.setInterface(l, list)
 	l.following.Unlock()
-	s.bringUp(l) // applies changes of the interface that arrived in the meantime
+	s.applyInterfaceChanges(l) // applies changes of the interface that arrived in the meantime
 }
 
-// linkAt arms the change of state for a moment.
-func (s *Service) linkAt(l *rdmaLink, r *ctl.LinkSet) error {
+// armLinkChange arms the change of state for a moment.
+func (s *Service) armLinkChange(l *rdmaLink, r *ctl.LinkSet) error {
 	l.cancelMoment()
 	what := fmt.Sprintf("%s at packet %d", r.State, r.AtPacket)
 	if r.AtWR != 0 {
 		what = fmt.Sprintf("%s at send work request %d", r.State, r.AtWR)
 	}
-	n := l.port.arm(what, r.AtWR != 0)
+	n := l.port.armMoment(what, r.AtWR != 0)
 	hit := func() { // must not sleep
 		go func() {
-			if l.port.disarm(n) {
+			if l.port.disarmMoment(n) {
 				s.setLink(l, r.State, r.Down)
 			} else {
 				s.followPort(l) // the moment was cancelled after the network had used it
@@ -271,20 +271,20 @@ func (s *Service) linkAt(l *rdmaLink, r *ctl.LinkSet) error {
 		l.faults.SetLink(false)
 		hit()
 	}) {
-		l.port.disarm(n)
+		l.port.disarmMoment(n)
 		return fmt.Errorf("link set %s: there is no device to execute work requests: %w", l.spec.Name, syscall.ENODEV)
 	}
 	return nil
 }
 
 func (l *rdmaLink) cancelMoment() {
-	l.port.disarm(0)
+	l.port.disarmMoment(0)
 	l.faults.AtPacket(0, nil)
 	l.hw.BeforeWorkRequest(0, nil)
 }
 
-// describe adds the state set by linkSet to the description of the link.
-func (l *rdmaLink) describe(info *ctl.LinkInfo) {
+// describeState adds the state set by changeLink to the description of the link.
+func (l *rdmaLink) describeState(info *ctl.LinkInfo) {
 	l.port.mu.Lock()
 	defer l.port.mu.Unlock()
 	if info.Link = l.port.state; info.Link == "" {

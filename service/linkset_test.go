@@ -47,10 +47,10 @@ func wantEvents(t *testing.T, events <-chan ib.EventType, want ...ib.EventType) 
 	}
 }
 
-// portFile checks the content of a file of the port in the tree shown to programs.
-func portFile(t *testing.T, s *Service, name, want string) {
+// wantPortFile checks the content of a file of the port in the tree shown to programs.
+func wantPortFile(t *testing.T, s *Service, name, want string) {
 	t.Helper()
-	// The file changes shortly after the event, so portFile waits.
+	// The file changes shortly after the event, so wantPortFile waits.
 	testutil.Eventually(t, fmt.Sprintf("%s of the port to be %q", name, want), func() bool {
 		b, err := os.ReadFile(s.dir.path + "/trees/1/sys/class/infiniband/rxe0/ports/1/" + name)
 		return err == nil && string(b) == want
@@ -60,7 +60,7 @@ func portFile(t *testing.T, s *Service, name, want string) {
 // TestLinkDown tests that consumers and programs see a link that is down as a link without a carrier, also after a
 // reset.
 func TestLinkDown(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links.list[0]
 	events := portEvents(l)
 	set := func(r ctl.LinkSet) {
@@ -72,8 +72,8 @@ func TestLinkDown(t *testing.T) {
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown})
 	wantEvents(t, events, ib.EventPortErr)
-	portFile(t, s, "state", "1: DOWN\n")
-	portFile(t, s, "phys_state", "2: Polling\n")
+	wantPortFile(t, s, "state", "1: DOWN\n")
+	wantPortFile(t, s, "phys_state", "2: Polling\n")
 	if !l.faults.Active() {
 		t.Error("path of packets on a link that is down: got the shortcut, want the full path")
 	}
@@ -102,8 +102,8 @@ func TestLinkDown(t *testing.T) {
 	}
 	set(ctl.LinkSet{State: ctl.LinkUp})
 	wantEvents(t, events, ib.EventPortActive)
-	portFile(t, s, "state", "4: ACTIVE\n")
-	portFile(t, s, "phys_state", "5: LinkUp\n")
+	wantPortFile(t, s, "state", "4: ACTIVE\n")
+	wantPortFile(t, s, "phys_state", "5: LinkUp\n")
 	if l.faults.Active() {
 		t.Error("path of packets on a link that is up: got the full path, want the shortcut")
 	}
@@ -112,20 +112,20 @@ func TestLinkDown(t *testing.T) {
 // TestLinkFlap tests that a flap raises both events, returns when the link is up, and ends when another change
 // replaces it.
 func TestLinkFlap(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links.list[0]
 	events := portEvents(l)
 	for range 5 {
-		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
+		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
 			t.Fatal(err)
 		}
 		wantEvents(t, events, ib.EventPortErr, ib.EventPortActive)
 	}
 	for _, by := range []ctl.LinkState{ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap} {
 		done := make(chan error)
-		go func() { done <- s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+		go func() { done <- s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
 		wantEvents(t, events, ib.EventPortErr)
-		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: by}); err != nil {
+		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: by}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-done; err != nil {
@@ -136,7 +136,7 @@ func TestLinkFlap(t *testing.T) {
 		if list, err := s.Links(); err != nil || list[0].Link != want {
 			t.Errorf("link after %s: got %+v and error %v, want %v", by, list, err, want)
 		}
-		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 			t.Fatal(err)
 		}
 		wantEvents(t, events, ib.EventPortActive)
@@ -151,22 +151,22 @@ func TestLinkFlap(t *testing.T) {
 				if state == ctl.LinkFlap {
 					down = 1
 				}
-				if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: state, Down: down}); err != nil {
+				if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: state, Down: down}); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+	if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := l.dev.Handle().Device().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
 		t.Errorf("concurrent changes: got %v, %v, full path %v, want an active port", p.State, err, l.faults.Active())
 	}
-	// linkSet with a flap returns when the service ends or the link is deleted.
+	// changeLink with a flap returns when the service ends or the link is deleted.
 	done := make(chan error)
-	go func() { done <- s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+	go func() { done <- s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
 	testutil.Eventually(t, "the link to go down", func() bool { return l.faults.Active() })
 	s.Stop()
 	if err := <-done; !errors.Is(err, syscall.ESHUTDOWN) {
@@ -176,9 +176,9 @@ func TestLinkFlap(t *testing.T) {
 
 // TestLinkMTU tests that the active MTU is the lower of the requested MTU and the MTU of the interface.
 func TestLinkMTU(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
-	for _, x := range []struct{ set, want int }{{1024, 1024}, {256, 256}, {4096, 4096}, {ctl.MTUOfInterface, 4096}} {
-		if err := s.linkSet(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	for _, x := range []struct{ set, want int }{{1024, 1024}, {256, 256}, {4096, 4096}, {ctl.UseInterfaceMTU, 4096}} {
+		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
 			t.Fatal(err)
 		}
 		p, err := s.links.list[0].dev.Handle().Device().QueryPort(1)
@@ -190,7 +190,7 @@ func TestLinkMTU(t *testing.T) {
 
 // TestLinkSetBounds tests the longest flap, and the largest MTU for an interface.
 func TestLinkSetBounds(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.2"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.2"}})
 	// This link is not in the service's list, so the service does not update it.
 	l := &rdmaLink{host: &netdev.Interface{Name: "eth7", MTU: 1500}}
 	for _, tt := range []struct {
@@ -215,9 +215,9 @@ func TestLinkSetBounds(t *testing.T) {
 	}
 }
 
-// TestLinkSetMistakes tests that invalid requests are refused without effect.
-func TestLinkSetMistakes(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+// TestInvalidLinkSetIsRefused tests that invalid requests are refused without effect.
+func TestInvalidLinkSetIsRefused(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	good := &fault.Shape{Rate: 1e9}
 	for _, x := range []struct {
 		r    ctl.LinkSet
@@ -259,11 +259,11 @@ func TestLinkSetMistakes(t *testing.T) {
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
+	if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("moment without a device: got %v, want ENODEV", err)
 	}
-	// linkSet accepts a link that has no device. The next device starts in the new state.
-	if err := s.linkSet(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
+	// changeLink accepts a link that has no device. The next device starts in the new state.
+	if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.DevPlug("rxe0"); err != nil {
@@ -278,10 +278,10 @@ func TestLinkSetMistakes(t *testing.T) {
 	}
 }
 
-// TestLinkMoments tests that a link shows its armed moment until the moment is reached or cancelled, or the device
-// is replaced.
-func TestLinkMoments(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+// TestArmedLinkMomentIsShown tests that a link shows its armed moment until the moment is reached or cancelled, or the
+// device is replaced.
+func TestArmedLinkMomentIsShown(t *testing.T) {
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	armed := func() string {
 		t.Helper()
 		list, err := s.Links()
@@ -293,7 +293,7 @@ func TestLinkMoments(t *testing.T) {
 	set := func(r ctl.LinkSet) {
 		t.Helper()
 		r.Name = "rxe0"
-		if err := s.linkSet(r); err != nil {
+		if err := s.changeLink(r); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -36,7 +36,7 @@ func (t *linkTable) reserve(ended context.Context, name string) error {
 	case t.names[name]:
 		return fmt.Errorf("link %s is being made already: %w", name, syscall.EEXIST)
 	case ended.Err() != nil:
-		return fmt.Errorf("link %s: the service ends: %w", ctl.Clip(name), syscall.ESHUTDOWN)
+		return fmt.Errorf("link %s: the service ends: %w", ctl.ClipText(name), syscall.ESHUTDOWN)
 	}
 	t.names[name] = true
 	t.making.Add(1)
@@ -57,17 +57,17 @@ func (t *linkTable) add(l *rdmaLink) {
 	t.configured = true
 	t.list = append(t.list, l)
 	for r := range t.recordings {
-		r.put(l)
+		r.addTap(l)
 	}
 }
 
-// forget removes the link from the service's list.
+// removeLink removes the link from the service's list.
 //
 //verbena:held t.mu
-func (t *linkTable) forget(l *rdmaLink) {
+func (t *linkTable) removeLink(l *rdmaLink) {
 	t.list = slices.DeleteFunc(slices.Clone(t.list), func(o *rdmaLink) bool { return o == l })
 	for r := range t.recordings {
-		r.remove(l)
+		r.removeTap(l)
 	}
 }
 
@@ -90,7 +90,7 @@ func (t *linkTable) find(name string) *rdmaLink {
 	return nil
 }
 
-func (t *linkTable) noLink(name string) error {
+func (t *linkTable) noLinkError(name string) error {
 	names := "none"
 	if len(t.list) > 0 {
 		var n []string
@@ -99,7 +99,7 @@ func (t *linkTable) noLink(name string) error {
 		}
 		names = strings.Join(n, ", ")
 	}
-	return fmt.Errorf("no device named %q (there are: %s): %w", ctl.Clip(name), names, syscall.ENODEV)
+	return fmt.Errorf("no device named %q (there are: %s): %w", ctl.ClipText(name), names, syscall.ENODEV)
 }
 
 // get returns the link with a name.
@@ -108,7 +108,7 @@ func (t *linkTable) get(name string) (*rdmaLink, error) {
 	defer t.mu.Unlock()
 	l := t.find(name)
 	if l == nil {
-		return nil, t.noLink(name)
+		return nil, t.noLinkError(name)
 	}
 	return l, nil
 }
@@ -122,20 +122,20 @@ func (t *linkTable) linksNamed(dev string) ([]*rdmaLink, error) {
 	}
 	l := t.find(dev)
 	if l == nil {
-		return nil, t.noLink(dev)
+		return nil, t.noLinkError(dev)
 	}
 	return []*rdmaLink{l}, nil
 }
 
-// latest returns a link's current device, or nil if the link has none.
-func (t *linkTable) latest(l *rdmaLink) driver.Device {
+// currentDevice returns a link's current device, or nil if the link has none.
+func (t *linkTable) currentDevice(l *rdmaLink) driver.Device {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return l.dev
 }
 
-// owner returns the link that uses an address, or nil.
-func (t *linkTable) owner(a netip.Addr) *rdmaLink {
+// ownerOf returns the link that uses an address, or nil.
+func (t *linkTable) ownerOf(a netip.Addr) *rdmaLink {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.list {

@@ -59,7 +59,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 	if l.dir, err = openDirectory(filepath.Dir(loc.Socket)); err != nil {
 		return nil, fmt.Errorf("listen on the control socket: %w", err)
 	}
-	if err := l.trusted(); err != nil {
+	if err := l.checkTrusted(); err != nil {
 		return nil, err
 	}
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
@@ -75,7 +75,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 			return nil, fmt.Errorf("a service is running already at %s: %w", loc.Socket, syscall.EADDRINUSE)
 		}
 	}
-	if err := l.clear(loc); err != nil {
+	if err := l.removeDeadSocket(loc); err != nil {
 		return nil, err
 	}
 	if err := l.bind(shared); err != nil {
@@ -84,8 +84,8 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 	return l, nil
 }
 
-// trusted returns an error if users other than the directory's owner can rename files in the directory.
-func (l *Listener) trusted() error {
+// checkTrusted returns an error if users other than the directory's owner can rename files in the directory.
+func (l *Listener) checkTrusted() error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(l.dir.Fd()), &st); err != nil {
 		return fmt.Errorf("directory of the control socket: %w", err)
@@ -106,9 +106,9 @@ func isListening(loc ctl.Location) bool {
 	return err == nil
 }
 
-// clear removes a socket without a listener. The caller holds the lock, so no other service is about to listen on
-// the socket.
-func (l *Listener) clear(loc ctl.Location) error {
+// removeDeadSocket removes a socket without a listener. The caller holds the lock, so no other service is about to
+// listen on the socket.
+func (l *Listener) removeDeadSocket(loc ctl.Location) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(l.dir.Fd()), l.name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
@@ -164,12 +164,12 @@ func (l *Listener) bind(shared *supervisor.Node) error {
 	if shared == nil {
 		return nil
 	}
-	return l.share(shared)
+	return l.setSharedMode(shared)
 }
 
-// share sets the owner and the mode of the socket to those of shared. share returns EPERM if another file has
-// replaced the socket.
-func (l *Listener) share(shared *supervisor.Node) error {
+// setSharedMode sets the owner and the mode of the socket to those of shared. setSharedMode returns EPERM if another
+// file has replaced the socket.
+func (l *Listener) setSharedMode(shared *supervisor.Node) error {
 	fd := int(l.socket.Fd())
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

@@ -18,10 +18,10 @@ import (
 	"verbena/supervisor"
 )
 
-const soon = 200 * time.Millisecond
+const shortTimeout = 200 * time.Millisecond
 
-// TestListenLeavesAlone tests that Listen changes no file other than a socket of this user without a listener.
-func TestListenLeavesAlone(t *testing.T) {
+// TestListenKeepsOtherFiles tests that Listen changes no file other than a socket of this user without a listener.
+func TestListenKeepsOtherFiles(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
 		make  func(path string) error
@@ -48,7 +48,7 @@ func TestListenLeavesAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := os.Lstat(path)
-		l, err := listen(ctl.Location{Socket: path}, nil, soon)
+		l, err := listen(ctl.Location{Socket: path}, nil, shortTimeout)
 		if !errors.Is(err, c.errno) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: got %v, want %v", name, err, c.errno)
 		}
@@ -68,11 +68,11 @@ func TestListenLeavesAlone(t *testing.T) {
 func TestListenOtherUsersSocket(t *testing.T) {
 	testutil.NeedRoot(t, "to give a socket to another user")
 	path := filepath.Join(t.TempDir(), "sock")
-	deadSocket(t, path)
+	makeDeadSocket(t, path)
 	if err := os.Lchown(path, 65533, -1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listen(ctl.Location{Socket: path}, nil, soon); !errors.Is(err, syscall.EPERM) {
+	if _, err := listen(ctl.Location{Socket: path}, nil, shortTimeout); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("Listen: got %v, want EPERM", err)
 	}
 	if _, err := os.Lstat(path); err != nil {
@@ -80,7 +80,7 @@ func TestListenOtherUsersSocket(t *testing.T) {
 	}
 }
 
-func deadSocket(t *testing.T, path string) {
+func makeDeadSocket(t *testing.T, path string) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -94,7 +94,7 @@ func deadSocket(t *testing.T, path string) {
 // its owner and mode from the start.
 func TestListenReplacesDeadSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
-	deadSocket(t, path)
+	makeDeadSocket(t, path)
 	old := unix.Umask(0)
 	l, err := Listen(ctl.Location{Socket: path}, nil)
 	unix.Umask(old)
@@ -116,13 +116,13 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	}
 }
 
-// TestShareOwnSocketOnly tests that share changes the owner and the mode only of this user's sockets.
-func TestShareOwnSocketOnly(t *testing.T) {
+// TestOnlyOwnSocketIsShared tests that share changes the owner and the mode only of this user's sockets.
+func TestOnlyOwnSocketIsShared(t *testing.T) {
 	testutil.NeedRoot(t, "to give a socket to another user")
 	dir := t.TempDir()
 	text, foreign, own := filepath.Join(dir, "text"), filepath.Join(dir, "foreign"), filepath.Join(dir, "own")
-	deadSocket(t, foreign)
-	deadSocket(t, own)
+	makeDeadSocket(t, foreign)
+	makeDeadSocket(t, own)
 	if err := errors.Join(os.WriteFile(text, nil, 0o600), os.Lchown(foreign, 65533, -1)); err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestShareOwnSocketOnly(t *testing.T) {
 		}
 		before, _ := os.Lstat(path)
 		l := &Listener{socket: os.NewFile(uintptr(fd), path)}
-		err = l.share(&supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o666})
+		err = l.setSharedMode(&supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o666})
 		l.socket.Close()
 		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "it has been replaced") {
 			t.Errorf("share %s: got %v, want %v", path, err, want)
@@ -153,7 +153,7 @@ func TestListenLongPath(t *testing.T) {
 	defer os.RemoveAll(dir)
 	for n, want := range map[int]error{107: nil, 108: syscall.ENAMETOOLONG} {
 		path := filepath.Join(dir, strings.Repeat("x", n-len(dir)-1))
-		l, err := listen(ctl.Location{Socket: path}, nil, soon)
+		l, err := listen(ctl.Location{Socket: path}, nil, shortTimeout)
 		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "108 bytes exceed 107") {
 			t.Errorf("Listen at a path of %d bytes: got %v, want %v", n, err, want)
 		}
@@ -178,13 +178,13 @@ func TestListenShared(t *testing.T) {
 	}
 }
 
-// TestListenOnce tests that exactly one of several concurrent services locks a location, and that the end of
+// TestListenLocksLocation tests that exactly one of several concurrent services locks a location, and that the end of
 // another service does not remove its socket.
-func TestListenOnce(t *testing.T) {
+func TestListenLocksLocation(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	for round := range 30 {
 		if round%2 == 0 {
-			deadSocket(t, loc.Socket)
+			makeDeadSocket(t, loc.Socket)
 		}
 		const claims = 4
 		results := make(chan *Listener, claims)
@@ -249,29 +249,29 @@ func TestListenerCloseOwnOnly(t *testing.T) {
 	}
 }
 
-// TestListenWaits tests that Listen waits for an ending service.
-func TestListenWaits(t *testing.T) {
+// TestListenWaitsForEndingService tests that Listen waits for an ending service.
+func TestListenWaitsForEndingService(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	first, err := Listen(loc, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	first.Close()
-	time.AfterFunc(soon, first.Release)
+	time.AfterFunc(shortTimeout, first.Release)
 	began := time.Now()
 	second, err := Listen(loc, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	second.Release()
-	if d := time.Since(began); d < soon/2 {
-		t.Errorf("Listen at a claimed location: got a wait of %v, want at least %v", d, soon/2)
+	if d := time.Since(began); d < shortTimeout/2 {
+		t.Errorf("Listen at a claimed location: got a wait of %v, want at least %v", d, shortTimeout/2)
 	}
 }
 
-// TestListenDirectory tests that Listen refuses a directory in which other users can rename files, since they could
-// replace the service.
-func TestListenDirectory(t *testing.T) {
+// TestListenRefusesUntrustedDirectory tests that Listen refuses a directory in which other users can rename files,
+// since they could replace the service.
+func TestListenRefusesUntrustedDirectory(t *testing.T) {
 	for mode, want := range map[os.FileMode]error{
 		0o777: syscall.EPERM, 0o770: syscall.EPERM, 0o707: syscall.EPERM, 0o755: nil, 0o777 | fs.ModeSticky: nil,
 	} {
@@ -279,7 +279,7 @@ func TestListenDirectory(t *testing.T) {
 		if err := os.Chmod(dir, mode); err != nil {
 			t.Fatal(err)
 		}
-		l, err := listen(ctl.Location{Socket: filepath.Join(dir, "sock")}, nil, soon)
+		l, err := listen(ctl.Location{Socket: filepath.Join(dir, "sock")}, nil, shortTimeout)
 		if !errors.Is(err, want) {
 			t.Errorf("Listen in a directory of mode %v: got %v, want %v", mode, err, want)
 		}
@@ -289,8 +289,8 @@ func TestListenDirectory(t *testing.T) {
 	}
 }
 
-// TestDefaultLocation tests that no other user can write to the default directory.
-func TestDefaultLocation(t *testing.T) {
+// TestDefaultLocationIsPrivate tests that no other user can write to the default directory.
+func TestDefaultLocationIsPrivate(t *testing.T) {
 	t.Setenv("VERBENA_SOCKET", "")
 	dir := t.TempDir()
 	t.Setenv("XDG_RUNTIME_DIR", dir)
@@ -322,8 +322,9 @@ func TestDefaultLocation(t *testing.T) {
 	}
 }
 
-// TestOpenOwn tests that opening a lock or log file in a shared directory does not damage other users' files.
-func TestOpenOwn(t *testing.T) {
+// TestOpenOwnKeepsOthersFiles tests that opening a lock or log file in a shared directory does not damage other users'
+// files.
+func TestOpenOwnKeepsOthersFiles(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(dir, "victim")
 	if err := os.WriteFile(victim, []byte("dear"), 0o600); err != nil {
@@ -379,7 +380,7 @@ func TestFlockFollowsPath(t *testing.T) {
 		t.Errorf("flock of a locked file: got %v, want EWOULDBLOCK", err)
 	}
 	got := make(chan *os.File, 1)
-	testutil.Block(t, func() {
+	testutil.WaitBlocked(t, func() {
 		f, err := flock(path, unix.LOCK_EX)
 		if err != nil {
 			t.Error(err)

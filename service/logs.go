@@ -115,8 +115,8 @@ type logBucket struct {
 	at   time.Time // time of the last change of left; zero before the first line
 }
 
-// take removes one line from the bucket. take returns false if the bucket is empty.
-func (b *logBucket) take(l logLimit, now time.Time) bool {
+// takeLine removes one line from the bucket. takeLine returns false if the bucket is empty.
+func (b *logBucket) takeLine(l logLimit, now time.Time) bool {
 	if b.at.IsZero() {
 		b.left = float64(l.burst)
 	} else {
@@ -164,7 +164,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 		state = h.debug
 	}
 	report := func() { h.report(state) }
-	if !state.allow(uid, known, time.Now(), report) {
+	if !state.allowLine(uid, known, time.Now(), report) {
 		return nil
 	}
 	if r.Level >= slog.LevelInfo {
@@ -178,11 +178,11 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// allow reports whether a line may be written. For the first suppressed line, allow schedules report.
-func (s *logState) allow(uid int64, known bool, now time.Time, report func()) bool {
+// allowLine reports whether a line may be written. For the first suppressed line, allow schedules report.
+func (s *logState) allowLine(uid int64, known bool, now time.Time, report func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if (!known || s.user(uid).take(s.perUser, now)) && s.total.take(s.all, now) {
+	if (!known || s.bucketOf(uid).takeLine(s.perUser, now)) && s.total.takeLine(s.all, now) {
 		return true
 	}
 	s.suppressLocked(report)
@@ -205,7 +205,7 @@ func (s *logState) suppressLocked(report func()) {
 // reportSuppressed is the delay until the number of suppressed lines is logged.
 const reportSuppressed = 5 * time.Second
 
-func (s *logState) user(uid int64) *logBucket {
+func (s *logState) bucketOf(uid int64) *logBucket {
 	b := s.users[uid]
 	if b == nil {
 		if len(s.users) >= maxLogUsers {

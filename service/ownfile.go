@@ -63,7 +63,7 @@ func flock(path string, how int) (*os.File, error) {
 	const attempts = 100 // an attempt fails if the file was replaced meanwhile
 	for range attempts {
 		f, err := openOwn(path)
-		if errors.Is(err, syscall.EPERM) && gone(path) {
+		if errors.Is(err, syscall.EPERM) && isMissing(path) {
 			continue // the last link of the file was removed meanwhile
 		}
 		if err != nil {
@@ -88,7 +88,7 @@ func lockFile(f *os.File, how int) error {
 	return nil
 }
 
-func gone(path string) bool {
+func isMissing(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }

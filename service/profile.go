@@ -16,21 +16,22 @@ import (
 	"verbena/internal/ctl"
 )
 
-// maxProfile is the maximum size of a profile in bytes. The encoded form of such a profile fits into ctl.MaxResponse.
-var maxProfile = 32 << 20 // tests use a smaller value
+// maxProfileSize is the maximum size of a profile in bytes. The encoded form of such a profile fits into
+// ctl.MaxResponse.
+var maxProfileSize = 32 << 20 // tests use a smaller value
 
 // profileMu is held while a profile is collected. The runtime collects one profile at a time.
 var profileMu sync.Mutex
 
-// profile collects a profile of this process and returns it. profile ends early if the service ends. profile
-// returns EBUSY while another profile is being made, EINVAL for an unknown kind or an invalid time, and EFBIG for a
-// profile of more than 32 MiB.
-func (s *Service) profile(p ctl.Profile) ([]byte, error) {
+// collectProfile collects a profile of this process and returns it. collectProfile ends early if the service ends.
+// collectProfile returns EBUSY while another profile is being made, EINVAL for an unknown kind or an invalid time, and
+// EFBIG for a profile of more than 32 MiB.
+func (s *Service) collectProfile(p ctl.Profile) ([]byte, error) {
 	timed := p.Kind == ctl.ProfileCPU || p.Kind == ctl.ProfileTrace
 	switch {
 	case !timed && p.Kind != ctl.ProfileHeap && p.Kind != ctl.ProfileGoroutines:
 		return nil, fmt.Errorf("debug pprof %s: the kinds are %s, %s, %s and %s: %w",
-			ctl.Clip(p.Kind), ctl.ProfileHeap, ctl.ProfileGoroutines, ctl.ProfileCPU, ctl.ProfileTrace, syscall.EINVAL)
+			ctl.ClipText(p.Kind), ctl.ProfileHeap, ctl.ProfileGoroutines, ctl.ProfileCPU, ctl.ProfileTrace, syscall.EINVAL)
 	case timed && (p.Duration <= 0 || p.Duration > ctl.MaxProfileTime):
 		return nil, fmt.Errorf("debug pprof %s: duration %v is not between 0 and %v: %w", p.Kind, p.Duration,
 			ctl.MaxProfileTime, syscall.EINVAL)
@@ -42,11 +43,11 @@ func (s *Service) profile(p ctl.Profile) ([]byte, error) {
 			syscall.EBUSY)
 	}
 	defer profileMu.Unlock()
-	to := &boundedBuffer{most: maxProfile}
+	to := &boundedBuffer{most: maxProfileSize}
 	err := writeProfile(s.ended, to, p)
-	if to.full() {
+	if to.isFull() {
 		return nil, fmt.Errorf("debug pprof %s: the profile exceeds %d MiB: choose a shorter duration: %w", p.Kind,
-			maxProfile>>20, syscall.EFBIG)
+			maxProfileSize>>20, syscall.EFBIG)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("debug pprof %s: %w", p.Kind, err)
@@ -101,7 +102,7 @@ func (b *boundedBuffer) Write(p []byte) (int, error) {
 	return b.b.Write(p)
 }
 
-func (b *boundedBuffer) full() bool {
+func (b *boundedBuffer) isFull() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.over

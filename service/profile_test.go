@@ -10,10 +10,10 @@ import (
 	"verbena/internal/ctl"
 )
 
-// TestProfile tests that profiles of each kind are available over the control socket, one at a time, with limited
-// duration and size.
-func TestProfile(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
+// TestProfileOfEachKind tests that profiles of each kind are available over the control socket, one at a time, with
+// limited duration and size.
+func TestProfileOfEachKind(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.32"}})
 	gzip, goTrace := []byte{0x1f, 0x8b}, []byte("go 1.")
 	for _, ok := range []struct {
 		p      ctl.Profile
@@ -44,10 +44,10 @@ func TestProfile(t *testing.T) {
 	if !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("second profile at the same time: got %v, want EBUSY", err)
 	}
-	whole := maxProfile
-	maxProfile = 10
+	whole := maxProfileSize
+	maxProfileSize = 10
 	_, err = c.Do(&ctl.Request{Op: ctl.OpProfile, Profile: &ctl.Profile{Kind: ctl.ProfileHeap}})
-	maxProfile = whole
+	maxProfileSize = whole
 	if !errors.Is(err, syscall.EFBIG) {
 		t.Errorf("profile above the size limit: got %v, want EFBIG", err)
 	}
@@ -55,7 +55,7 @@ func TestProfile(t *testing.T) {
 	s.Stop()
 	done := make(chan error, 1)
 	go func() {
-		_, err := s.profile(ctl.Profile{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime})
+		_, err := s.collectProfile(ctl.Profile{Kind: ctl.ProfileCPU, Duration: ctl.MaxProfileTime})
 		done <- err
 	}()
 	select {
@@ -73,18 +73,18 @@ func TestProfileIsForManagers(t *testing.T) {
 	if err := (userPeer(4242)).authorize(ctl.OpProfile); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("profile for a user: got %v, want EPERM", err)
 	}
-	if err := (manager()).authorize(ctl.OpProfile); err != nil {
+	if err := (managerPeer()).authorize(ctl.OpProfile); err != nil {
 		t.Errorf("profile for root: got %v, want success", err)
 	}
 }
 
-// TestProfileBounded tests that boundedBuffer refuses data beyond its limit and does not keep it.
-func TestProfileBounded(t *testing.T) {
+// TestBoundedBufferRefusesExcess tests that boundedBuffer refuses data beyond its limit and does not keep it.
+func TestBoundedBufferRefusesExcess(t *testing.T) {
 	b := boundedBuffer{most: 10}
-	if n, err := b.Write(make([]byte, 6)); n != 6 || err != nil || b.full() {
+	if n, err := b.Write(make([]byte, 6)); n != 6 || err != nil || b.isFull() {
 		t.Errorf("write of 6 bytes: got %d and error %v, want 6", n, err)
 	}
-	if _, err := b.Write(make([]byte, 5)); err == nil || !b.full() || b.b.Len() != 6 {
+	if _, err := b.Write(make([]byte, 5)); err == nil || !b.isFull() || b.b.Len() != 6 {
 		t.Errorf("write of 5 more bytes of 10: got error %v and %d bytes kept, want an error and 6", err, b.b.Len())
 	}
 }

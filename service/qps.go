@@ -9,16 +9,16 @@ import (
 	"verbena/roce"
 )
 
-// qps lists the queue pairs of a device, or of all devices. qps omits the general services queue pair (QP 1), which
-// belongs to the connection manager.
-func (s *Service) qps(dev string) ([]ctl.QPStatusInfo, error) {
+// listQPs lists the queue pairs of a device, or of all devices. listQPs omits the general services queue pair (QP 1),
+// which belongs to the connection manager.
+func (s *Service) listQPs(dev string) ([]ctl.QPStatusInfo, error) {
 	links, err := s.links.linksNamed(dev)
 	if err != nil {
 		return nil, err
 	}
 	list := []ctl.QPStatusInfo{}
 	for _, l := range links {
-		d := s.links.latest(l)
+		d := s.links.currentDevice(l)
 		if d == nil {
 			continue
 		}
@@ -32,8 +32,8 @@ func (s *Service) qps(dev string) ([]ctl.QPStatusInfo, error) {
 	return list, nil
 }
 
-// qpTrace returns the latest protocol events of a queue pair, and starts or stops the recording of events.
-func (s *Service) qpTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
+// traceQP returns the latest protocol events of a queue pair, and starts or stops the recording of events.
+func (s *Service) traceQP(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 	links, err := s.links.linksNamed(r.Dev)
 	if err != nil {
 		return ctl.QPTraceInfo{}, err
@@ -46,7 +46,7 @@ func (s *Service) qpTrace(r ctl.QPTrace) (ctl.QPTraceInfo, error) {
 		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: no device: %w", r.Num, syscall.ENODEV)
 	}
 	l := links[0]
-	d := s.links.latest(l)
+	d := s.links.currentDevice(l)
 	if d == nil {
 		return ctl.QPTraceInfo{}, fmt.Errorf("qp trace %d: device %s is unplugged: %w", r.Num, l.spec.Name, syscall.ENODEV)
 	}

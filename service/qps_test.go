@@ -9,10 +9,10 @@ import (
 	"verbena/internal/ctl"
 )
 
-// TestQPTraceMistakes tests that the error of an invalid request names the cause, and that a device without queue
-// pairs has an empty list.
-func TestQPTraceMistakes(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.9"}})
+// TestInvalidQPTraceIsRefused tests that the error of an invalid request names the cause, and that a device without
+// queue pairs has an empty list.
+func TestInvalidQPTraceIsRefused(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.9"}})
 	r, err := c.Do(&ctl.Request{Op: ctl.OpQPShow})
 	if err != nil || len(r.QPs) != 0 {
 		t.Errorf("qp show without a queue pair: got %+v and error %v, want an empty list", r, err)
@@ -51,7 +51,7 @@ func TestQPTraceMistakes(t *testing.T) {
 		t.Error("qp trace of an unplugged device: got success, want an error")
 	}
 	defer func() {
-		if err := errors.Join(s.linkDel("rxe0"), s.linkDel("rxe1")); err != nil {
+		if err := errors.Join(s.deleteLink("rxe0"), s.deleteLink("rxe1")); err != nil {
 			t.Fatal(err)
 		}
 		err := trace(ctl.QPTrace{Num: 77})

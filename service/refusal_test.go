@@ -19,11 +19,11 @@ import (
 	"verbena/internal/testutil"
 )
 
-// sharedSocket returns a listener on a socket that all users may connect to.
-func sharedSocket(t *testing.T) (*Listener, ctl.Location) {
+// listenShared returns a listener on a socket that all users may connect to.
+func listenShared(t *testing.T) (*Listener, ctl.Location) {
 	t.Helper()
 	dir := t.TempDir()
-	testutil.Searchable(t, dir)
+	testutil.MakeSearchable(t, dir)
 	loc := ctl.Location{Socket: filepath.Join(dir, "sock")}
 	l, err := Listen(loc, nil)
 	if err != nil {
@@ -36,15 +36,15 @@ func sharedSocket(t *testing.T) (*Listener, ctl.Location) {
 	return l, loc
 }
 
-// TestContextsOfOthers tests that users see their own open devices, and that managers see the open devices of all
+// TestUserSeesOwnOpenDevices tests that users see their own open devices, and that managers see the open devices of all
 // users.
-func TestContextsOfOthers(t *testing.T) {
+func TestUserSeesOwnOpenDevices(t *testing.T) {
 	testutil.NeedRoot(t, "to act as several users")
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, loc := sharedSocket(t)
+	l, loc := listenShared(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	defer func() {
@@ -98,8 +98,8 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to act as another user")
 	}
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
-	l, loc := sharedSocket(t)
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
+	l, loc := listenShared(t)
 	ask := func() (err error) {
 		var c *ctl.Client
 		if c, err = ctl.Dial(loc); err != nil {
@@ -109,7 +109,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 		accepted := make(chan struct{})
 		go func() { // this goroutine runs on a thread of the service's user
 			defer close(accepted)
-			s.acceptWithSpare(l, syscall.EMFILE)
+			s.acceptWithReserve(l, syscall.EMFILE)
 		}()
 		<-accepted
 		_, err = c.Do(&ctl.Request{Op: ctl.OpInfo})
@@ -149,7 +149,7 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 		t.Errorf("a late answer: got file %s, want an error", f.Name())
 		f.Close()
 	}
-	if err := l.notice("text"); err == nil {
+	if err := l.printNotice("text"); err == nil {
 		t.Error("notice after a malformed answer: got success, want an error")
 	}
 	// The descriptor of the late answer is still unread in the socket.
@@ -159,8 +159,8 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 	}
 }
 
-// TestClientsThatWait tests that the service disconnects clients that send no request or read no answers.
-func TestClientsThatWait(t *testing.T) {
+// TestIdleClientsAreDisconnected tests that the service disconnects clients that send no request or read no answers.
+func TestIdleClientsAreDisconnected(t *testing.T) {
 	t.Parallel()
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.32"}}}})
 	if err != nil {
@@ -179,7 +179,7 @@ func TestClientsThatWait(t *testing.T) {
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, 0)
 	ended := make(chan error, 1)
 	go func() {
-		ask := message(t, &ctl.Request{Protocol: ctl.Protocol, Op: ctl.OpLinkShow})
+		ask := encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion, Op: ctl.OpLinkShow})
 		ends[1].SetWriteDeadline(began.Add(most))
 		for {
 			if _, err := ends[1].Write(ask); err != nil {
@@ -200,9 +200,9 @@ func TestClientsThatWait(t *testing.T) {
 	}
 }
 
-// TestPeerProcessOfAnother tests that on Linux before 6.5 the process with the peer's process ID is accepted only
+// TestPeerProcessWithReusedPID tests that on Linux before 6.5 the process with the peer's process ID is accepted only
 // if it belongs to the peer's user or to root.
-func TestPeerProcessOfAnother(t *testing.T) {
+func TestPeerProcessWithReusedPID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to act as another user")
 	}
@@ -214,7 +214,7 @@ func TestPeerProcessOfAnother(t *testing.T) {
 	defer child.Wait()
 	defer child.Kill()
 	for uid, ok := range map[int]bool{65533: true, 65532: false, 0: false} {
-		fd, err := (peer{pid: child.Pid, uid: uid}).openProcess()
+		fd, err := (peer{pid: child.Pid, uid: uid}).openPidfdByNumber()
 		if (err == nil) != ok || err != nil && !errors.Is(err, syscall.EPERM) {
 			t.Errorf("process of the peer of user %d: got %v, want success: %v", uid, err, ok)
 		}
@@ -224,11 +224,11 @@ func TestPeerProcessOfAnother(t *testing.T) {
 	}
 }
 
-// TestLauncherAnswersNothing tests that an answer without a descriptor is an error.
-func TestLauncherAnswersNothing(t *testing.T) {
+// TestAnswerNeedsDescriptor tests that an answer without a descriptor is an error.
+func TestAnswerNeedsDescriptor(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go func(c *net.UnixConn) {
-		var h ctl.Help
+		var h ctl.HelpRequest
 		if _, err := (ctl.Conn{UnixConn: c}).Receive(&h, ctl.Limits{Size: ctl.MaxRequest}); err == nil {
 			_ = ctl.Conn{UnixConn: c}.Send(&ctl.HelpAnswer{}, nil)
 		}
@@ -239,15 +239,15 @@ func TestLauncherAnswersNothing(t *testing.T) {
 	}
 }
 
-// TestAcceptGoesOn tests that the service accepts clients again after accept(2) has failed for some time.
-func TestAcceptGoesOn(t *testing.T) {
+// TestAcceptResumesAfterErrors tests that the service accepts clients again after accept(2) has failed for some time.
+func TestAcceptResumesAfterErrors(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	l, loc := sharedSocket(t)
+	l, loc := listenShared(t)
 	l.SetDeadline(time.Unix(0, 1)) // each accept fails
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()

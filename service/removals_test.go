@@ -15,8 +15,8 @@ import (
 	"testing"
 )
 
-// removing lists the functions of the standard library and of x/sys/unix that remove a file or its content.
-var removing = map[string][]string{
+// removingFunctions lists the functions of the standard library and of x/sys/unix that remove a file or its content.
+var removingFunctions = map[string][]string{
 	"os": {"Remove", "RemoveAll", "Rename", "Truncate", "Create", "OpenRoot", "WriteFile", "O_TRUNC"},
 	"unix": {"Unlink", "Unlinkat", "Rmdir", "Rename", "Renameat", "Renameat2", "Truncate",
 		"Ftruncate", "Creat", "O_TRUNC", "Fallocate"},
@@ -27,8 +27,8 @@ var removing = map[string][]string{
 // removingMethods lists methods of os.File and os.Root that remove a file or its content.
 var removingMethods = []string{"Truncate", "RemoveAll"}
 
-// removals returns the calls in a source file that may remove a file, as "file function call".
-func removals(t *testing.T, root, path string) (found []string) {
+// findRemovals returns the calls in a source file that may remove a file, as "file function call".
+func findRemovals(t *testing.T, root, path string) (found []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
 	if err != nil {
@@ -62,7 +62,8 @@ func removals(t *testing.T, root, path string) (found []string) {
 			if x, ok := s.X.(*ast.Ident); ok && packages[x.Name] != "" {
 				of = packages[x.Name]
 			}
-			if slices.Contains(removing[of], s.Sel.Name) || of == "file" && slices.Contains(removingMethods, s.Sel.Name) {
+			if slices.Contains(removingFunctions[of], s.Sel.Name) || of == "file" && slices.Contains(removingMethods,
+				s.Sel.Name) {
 				found = append(found, fmt.Sprintf("%s %s %s.%s", filepath.ToSlash(rel), function, of, s.Sel.Name))
 			}
 			return true
@@ -98,7 +99,7 @@ func TestRemovalsAreDocumented(t *testing.T) {
 			return nil
 		}
 		files++
-		for _, r := range removals(t, root, path) {
+		for _, r := range findRemovals(t, root, path) {
 			if _, ok := listed[r]; !ok {
 				t.Errorf("docs/results/removals.md: got no row, want\n%s", r)
 			}

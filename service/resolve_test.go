@@ -14,9 +14,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestResolve tests that a device must have one interface with an address. The test creates a network namespace
-// with two interfaces.
-func TestResolve(t *testing.T) {
+// TestResolveNeedsOneInterface tests that a device must have one interface with an address. The test creates a network
+// namespace with two interfaces.
+func TestResolveNeedsOneInterface(t *testing.T) {
 	testutil.NeedRoot(t, "to create a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("needs ip: apt-get install iproute2")
@@ -29,12 +29,12 @@ func TestResolve(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		resolveHere(t)
+		testResolveInNamespace(t)
 	}()
 	<-done
 }
 
-func resolveHere(t *testing.T) {
+func testResolveInNamespace(t *testing.T) {
 	for _, args := range []string{
 		"link add d0 type veth peer name d1", "link add d2 type veth peer name d3", "addr add 10.9.8.7/24 dev d0",
 		"addr add 10.9.8.8/24 dev d0", "addr add 10.9.9.7/24 dev d1",
@@ -56,7 +56,7 @@ func resolveHere(t *testing.T) {
 		{"addresses of two interfaces", ctl.LinkSpec{Addrs: []string{"10.9.8.7", "10.9.9.7"}}, syscall.EINVAL,
 			"10.9.8.7 is an address of d0, 10.9.9.7 of d1: a device has one interface"},
 	} {
-		host, addrs, err := resolve(&c.spec)
+		host, addrs, err := resolveInterface(&c.spec)
 		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: got %v, want %v and %q", c.what, err, c.want, c.says)
 		}

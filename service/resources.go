@@ -8,9 +8,9 @@ import (
 	"verbena/uverbs"
 )
 
-// resources lists the objects of programs by device and process, for the users for whom sees returns true.
-// resources does not show keys and numbers of objects of other users.
-func (s *Service) resources(sees func(quota.ID) bool) []ctl.ContextInfo {
+// listContexts lists the objects of programs by device and process, for the users for whom sees returns true.
+// listContexts does not show keys and numbers of objects of other users.
+func (s *Service) listContexts(sees func(quota.ID) bool) []ctl.ContextInfo {
 	list := []ctl.ContextInfo{}
 	for _, c := range s.uverbs.Resources() {
 		if sees(c.Owner) {

@@ -82,8 +82,8 @@ func (d *runDir) close() {
 	})
 }
 
-// remove removes the directory even if it is locked. remove is for a process that is about to end by force.
-func (d *runDir) remove() {
+// forceRemove removes the directory even if it is locked. forceRemove is for a process that is about to end by force.
+func (d *runDir) forceRemove() {
 	runWithTimeout(func() { _ = d.root.RemoveAll(filepath.Base(d.path)) })
 }
 
@@ -115,10 +115,10 @@ func removeIfUnheldIn(root *os.Root, name string) {
 	_ = root.RemoveAll(name)
 }
 
-// sweep removes the directories of services that were killed. A program can block the removing thread in the kernel
-// by holding the lock of a directory. Callers must confine the process before sweep, because confinement requires
-// every thread to respond.
-func (d *runDir) sweep() {
+// removeStale removes the directories of services that were killed. A program can block the removing thread in the
+// kernel by holding the lock of a directory. Callers must confine the process before sweep, because confinement
+// requires every thread to respond.
+func (d *runDir) removeStale() {
 	shm, err := d.root.OpenFile(".", os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return
@@ -138,7 +138,7 @@ var (
 
 // SessionName returns the name of a program's session, which is the prefix of its queue files. SessionName returns
 // EPERM for a name that no service of its user would choose.
-func (c *Client) SessionName(a *ctl.Attached) (string, error) { return sessionName(a.Dir, c.UID()) }
+func (c *Client) SessionName(a *ctl.AttachResult) (string, error) { return sessionName(a.Dir, c.UID()) }
 
 func sessionName(name string, uid int) (string, error) {
 	below, ok := strings.CutPrefix(name, shmRoot+"/")

@@ -21,9 +21,9 @@ func testRunDir(t *testing.T) *runDir {
 	return d
 }
 
-// TestRunDirsAtOnce tests that a sweep does not remove a directory that another service has just created and not locked
-// yet.
-func TestRunDirsAtOnce(t *testing.T) {
+// TestRemoveStaleKeepsNewDirectory tests that a sweep does not remove a directory that another service has just created
+// and not locked yet.
+func TestRemoveStaleKeepsNewDirectory(t *testing.T) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	var closed []string
@@ -35,7 +35,7 @@ func TestRunDirsAtOnce(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				d.sweep()
+				d.removeStale()
 				if _, err := os.Stat(d.path); err != nil {
 					t.Error(err)
 				}
@@ -100,8 +100,8 @@ func TestRemoveIfUnheld(t *testing.T) {
 	}
 }
 
-// TestSessionName tests that a launcher accepts a session name from its service only in the form of that service.
-func TestSessionName(t *testing.T) {
+// TestSessionNameForm tests that a launcher accepts a session name from its service only in the form of that service.
+func TestSessionNameForm(t *testing.T) {
 	const good = "/dev/shm/verbena-7-123/run/4-56"
 	if got, err := sessionName(good, 7); err != nil || got != good {
 		t.Errorf("SessionName: got %q and error %v, want the name", got, err)

@@ -61,7 +61,7 @@ type Options struct {
 	// OnDemand marks a service that was started by a client and not by a user. While idle, an on-demand service
 	// yields to a service that a user starts.
 	OnDemand bool
-	// Managers are additional user IDs that may manage the service, beside those defined by package principal.
+	// Managers are additional user IDMap that may manage the service, beside those defined by package principal.
 	Managers []int
 	// Limits limits the resources of users; nil means the DefaultLimits of a service that is not shared.
 	Limits *quota.Limits
@@ -70,7 +70,7 @@ type Options struct {
 	Confine bool
 	// interfaces provides the network interfaces that the devices follow; nil means the interfaces of this network
 	// namespace.
-	Interfaces interfaces
+	Interfaces interfaceSource
 	Log        *slog.Logger
 }
 
@@ -94,9 +94,9 @@ type Service struct {
 	files      sync.WaitGroup // counts the device files opened over the socket
 	quota      *quota.Ledger
 	admissions admissions
-	spare      spare     // reserve of descriptors for managers
-	requests   userCount // pending requests by user
-	unheard    userCount // refused clients, by user, that have not read the reason
+	spare      descriptorReserve // reserve of descriptors for managers
+	requests   userCount         // pending requests by user
+	unheard    userCount         // refused clients, by user, that have not read the reason
 	authority  *principal.Authority
 	rights     rights.Queues // descriptors in transit from users
 	kept       *kept.Keeper  // resources that users' programs keep in use
@@ -104,7 +104,7 @@ type Service struct {
 	stop       context.CancelFunc
 	ended      context.Context // done when the service begins to stop
 	recorders  sync.WaitGroup  // counts captures in progress
-	interfaces interfaces      // nil without interfaces to follow
+	interfaces interfaceSource // nil without interfaces to follow
 	follower   sync.WaitGroup
 
 	requestTimeout, closeTimeout, firstMessage, restOfMessage time.Duration
@@ -119,8 +119,8 @@ func New(opts Options) (_ *Service, err error) {
 	if len(opts.Drivers) == 0 {
 		return nil, fmt.Errorf("a service without drivers: %w", syscall.EINVAL)
 	}
-	m := thisMachine() // must be read before the process confines itself
-	limits := m.limits(false)
+	m := thisMachineResources() // must be read before the process confines itself
+	limits := m.defaultLimits(false)
 	if opts.Limits != nil {
 		limits = *opts.Limits
 	}
@@ -137,7 +137,7 @@ func New(opts Options) (_ *Service, err error) {
 		go s.debugLog.run()
 	}
 	overflow := -1
-	if m := ctl.IDs(); !m.All {
+	if m := ctl.IDMap(); !m.All {
 		overflow = m.Overflow
 	}
 	if s.authority, err = principal.New(opts.Managers, overflow); err != nil {
@@ -147,7 +147,7 @@ func New(opts Options) (_ *Service, err error) {
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)
 	s.kept = kept.New(s.log)
-	s.quota.OnShort(s.kept.Release)
+	s.quota.OnShortage(s.kept.Release)
 	raiseThreadLimit()
 	if opts.Confine { // the process runs the service and nothing else
 		m.limitHeap(limits)
@@ -184,18 +184,18 @@ func New(opts Options) (_ *Service, err error) {
 	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: cm, Links: linksOf{
+		Uverbs: s.uverbs, CM: cm, Links: programLinks{
 			s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
 		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Kept: s.kept, Authority: s.authority,
 		Log: s.log}); err != nil {
 		return nil, err
 	}
-	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.Copies,
+	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.CopiesOf,
 		Pollers: pollers, Rights: &s.rights,
 		Kept: s.kept, Log: s.log})
 	if opts.Confine {
 		// At this point the supervisor needs no more privileges, and no thread blocks signals yet.
-		if err := privilege.Confine(privilege.Kept); errors.Is(err, syscall.ENOTSUP) {
+		if err := privilege.DropPrivileges(privilege.KeptCapabilities); errors.Is(err, syscall.ENOTSUP) {
 			s.log.Warn("capabilities are kept because this binary uses cgo", "err", err)
 		} else if err != nil {
 			return nil, err
@@ -207,7 +207,7 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 		s.links.add(l)
-		if err := s.guests.Shown(); err != nil {
+		if err := s.guests.CheckShown(); err != nil {
 			return nil, err
 		}
 	}
@@ -218,26 +218,26 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s.links.configured = false
 	if s.interfaces != nil {
-		s.follower.Go(func() { s.follow(s.interfaces) })
+		s.follower.Go(func() { s.followInterfaces(s.interfaces) })
 	}
 	warnOfShortQueues(s.log, limits[quota.RingBytes], opts.Drivers)
 	if opts.Confine { // a confined process opens files in another way
-		if err := s.confine(); err != nil {
+		if err := s.dropPermissions(); err != nil {
 			return nil, err
 		}
 	}
-	runWithTimeout(s.dir.sweep) // after a timeout, the next service removes the remaining directories
+	runWithTimeout(s.dir.removeStale) // after a timeout, the next service removes the remaining directories
 	return s, nil
 }
 
-// confine reduces the process to the permissions that it still needs, as described in package confine.
-func (s *Service) confine() error {
-	if err := confine.Opener(s.dir.path); errors.Is(err, syscall.ENOTSUP) {
+// dropPermissions reduces the process to the permissions that it still needs, as described in package confine.
+func (s *Service) dropPermissions() error {
+	if err := confine.StartOpener(s.dir.path); errors.Is(err, syscall.ENOTSUP) {
 		s.log.Debug("files are reopened outside a Landlock domain", "err", err)
 	} else if err != nil {
 		return err
 	}
-	if err := confine.Process(); errors.Is(err, syscall.ENOTSUP) {
+	if err := confine.FilterProcess(); errors.Is(err, syscall.ENOTSUP) {
 		s.log.Warn("the service runs without a seccomp filter", "err", err)
 	} else if err != nil {
 		return err
@@ -290,7 +290,7 @@ func (s *Service) close(step func(string)) {
 			break
 		}
 		l := s.links.list[n-1]
-		s.links.forget(l)
+		s.links.removeLink(l)
 		s.links.mu.Unlock()
 		step("device " + l.spec.Name)
 		if err := l.slot.Close(); err != nil {
@@ -334,7 +334,7 @@ func (s *Service) Abandon() {
 	}
 	s.programs.Unlock()
 	time.Sleep(abandonTime)
-	s.dir.remove()
+	s.dir.forceRemove()
 	s.connections.close()
 }
 
@@ -347,7 +347,7 @@ func (s *Service) Stop() { s.stop() }
 // Ended returns a channel that is closed when the service begins to stop.
 func (s *Service) Ended() <-chan struct{} { return s.ended.Done() }
 
-func (s *Service) waitUntilOver() {
+func (s *Service) waitForEnd() {
 	if s.opts.Idle == 0 {
 		<-s.ended.Done()
 		return

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spare is a reserve of descriptors for answers to managers when no other descriptor is free.
-type spare struct {
+// descriptorReserve is a reserve of descriptors for answers to managers when no other descriptor is free.
+type descriptorReserve struct {
 	mu     sync.Mutex
 	wanted bool // a listener is being served
 	files  []*os.File
@@ -26,23 +26,23 @@ type spare struct {
 
 const spareDescriptors = 16
 
-// begin allocates the descriptors until the caller calls end.
-func (p *spare) begin() (end func()) {
+// allocate allocates the descriptors until the caller calls end.
+func (p *descriptorReserve) allocate() (end func()) {
 	want := func(yes bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.wanted = yes
 	}
 	want(true)
-	p.fill()
+	p.refill()
 	return func() {
 		want(false)
 		p.release()
 	}
 }
 
-// fill allocates the missing descriptors of the reserve, as far as possible.
-func (p *spare) fill() {
+// refill allocates the missing descriptors of the reserve, as far as possible.
+func (p *descriptorReserve) refill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.wanted && len(p.files) < spareDescriptors {
@@ -55,7 +55,7 @@ func (p *spare) fill() {
 }
 
 // release closes the descriptors of the reserve.
-func (p *spare) release() {
+func (p *descriptorReserve) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, f := range p.files {
@@ -64,8 +64,8 @@ func (p *spare) release() {
 	p.files = nil
 }
 
-// warn logs that no descriptor is free, at most once a minute.
-func (p *spare) warn(log *slog.Logger, err error) {
+// warnShortage logs that no descriptor is free, at most once a minute.
+func (p *descriptorReserve) warnShortage(log *slog.Logger, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); now.Sub(p.logged) >= time.Minute {
@@ -74,16 +74,16 @@ func (p *spare) warn(log *slog.Logger, err error) {
 	}
 }
 
-// noDescriptor reports whether an error is a lack of descriptors.
-func noDescriptor(err error) bool {
+// isDescriptorShortage reports whether an error is a lack of descriptors.
+func isDescriptorShortage(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// acceptWithSpare waits a short time for a client and answers the client, after accept(2) found no free descriptor.
-func (s *Service) acceptWithSpare(l *Listener, lack error) {
+// acceptWithReserve waits a short time for a client and answers the client, after accept(2) found no free descriptor.
+func (s *Service) acceptWithReserve(l *Listener, lack error) {
 	const pause = 50 * time.Millisecond
-	s.spare.warn(s.log, lack)
-	if !l.waiting(pause) {
+	s.spare.warnShortage(s.log, lack)
+	if !l.hasWaitingClient(pause) {
 		return
 	}
 	s.spare.release()
@@ -95,12 +95,12 @@ func (s *Service) acceptWithSpare(l *Listener, lack error) {
 		return
 	}
 	who, err := s.peerOf(c)
-	s.admitShort(c, who, err)
+	s.admitWithReserve(c, who, err)
 }
 
-// admitShort answers a client while only the descriptors of the reserve are free. admitShort serves managers
-// normally. Other users receive an error that asks them to retry.
-func (s *Service) admitShort(c *net.UnixConn, who peer, err error) {
+// admitWithReserve answers a client while only the descriptors of the reserve are free. admitWithReserve serves
+// managers normally. Other users receive an error that asks them to retry.
+func (s *Service) admitWithReserve(c *net.UnixConn, who peer, err error) {
 	if err == nil && who.Manager {
 		s.admitPeer(c, who)
 		return
@@ -108,12 +108,12 @@ func (s *Service) admitShort(c *net.UnixConn, who peer, err error) {
 	if err != nil { // an error means an unknown account
 		who.Account = quota.ID{UID: who.uid}
 	}
-	s.refuse(c, who, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
+	s.refuseClient(c, who, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
 }
 
-// waiting reports whether a client is waiting or arrives within the time. waiting takes no descriptor, and blocks a
-// thread.
-func (l *Listener) waiting(within time.Duration) (yes bool) {
+// hasWaitingClient reports whether a client is waiting or arrives within the time. hasWaitingClient takes no
+// descriptor, and blocks a thread.
+func (l *Listener) hasWaitingClient(within time.Duration) (yes bool) {
 	raw, err := l.SyscallConn()
 	if err != nil {
 		return false

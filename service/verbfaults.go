@@ -85,11 +85,11 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 	states := []string{"reset", "init", "rtr", "rts", "sqd", "sqe", "err"}
 	switch r.state = state; {
 	case !ok:
-		return bad("verb %q; there are: %s", ctl.Clip(name), strings.Join(VerbNames(), ", "))
+		return bad("verb %q; there are: %s", ctl.ClipText(name), strings.Join(VerbNames(), ", "))
 	case stated && r.verb != "modify_qp":
-		return bad("verb %q: modify_qp alone has a state", ctl.Clip(f.Verb))
+		return bad("verb %q: modify_qp alone has a state", ctl.ClipText(f.Verb))
 	case stated && !slices.Contains(states, state):
-		return bad("verb %q: unknown state %q; there are: %s", name, ctl.Clip(state), strings.Join(states, ", "))
+		return bad("verb %q: unknown state %q; there are: %s", name, ctl.ClipText(state), strings.Join(states, ", "))
 	case dev != "" && strings.HasPrefix(r.verb, cmPrefix):
 		return bad("verb %s does not belong to a device: omit the device", r.verb)
 	case f.Delay < 0 || f.Delay > ctl.MaxVerbDelay:
@@ -101,7 +101,7 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 	}
 	if f.Errno != "" {
 		if r.errno, ok = errnoByName(f.Errno); !ok {
-			return bad("errno %q is unknown; use a name of errno(3), such as ENOMEM or EIO", ctl.Clip(f.Errno))
+			return bad("errno %q is unknown; use a name of errno(3), such as ENOMEM or EIO", ctl.ClipText(f.Errno))
 		}
 	}
 	if pid, err := strconv.Atoi(f.Process); err == nil {
@@ -127,18 +127,18 @@ func ErrnoNames() (names []string) {
 	return names
 }
 
-// concerns reports whether the rule matches a call.
-func (r *verbRule) concerns(c *uverbs.VerbCall) bool {
+// matches reports whether the rule matches a call.
+func (r *verbRule) matches(c *uverbs.VerbCall) bool {
 	return r.verb == c.Verb && (r.state == "" || r.state == c.State) && (r.dev == "" || r.dev == c.Device) &&
 		(r.Process == "" || r.Process == c.Process || r.pid != 0 && r.pid == c.PID)
 }
 
-// next counts a call, and returns the rules that apply to it, up to the first rule that makes it fail.
-func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
+// matchingRules counts a call, and returns the rules that apply to it, up to the first rule that makes it fail.
+func (v *verbFaults) matchingRules(c *uverbs.VerbCall) (act []*verbRule) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, r := range v.rules {
-		if !r.concerns(c) {
+		if !r.matches(c) {
 			continue
 		}
 		r.seen++
@@ -153,15 +153,15 @@ func (v *verbFaults) next(c *uverbs.VerbCall) (act []*verbRule) {
 	return act
 }
 
-// lookForProcess is the interval at which a delayed call checks whether its process still exists.
-const lookForProcess = 100 * time.Millisecond
+// processCheckInterval is the interval at which a delayed call checks whether its process still exists.
+const processCheckInterval = 100 * time.Millisecond
 
 // wait waits for the delay of the rule. wait returns early if the rule, the service or the process ends; pid is 0
 // if unknown.
 func (r *verbRule) wait(pid int, ended context.Context) {
 	over := time.NewTimer(r.Delay)
 	defer over.Stop()
-	look := time.NewTicker(lookForProcess)
+	look := time.NewTicker(processCheckInterval)
 	defer look.Stop()
 	for {
 		select {
@@ -189,9 +189,9 @@ func hasEnded(pid int) bool {
 	return strings.HasPrefix(rest, "Z") || strings.HasPrefix(rest, "X")
 }
 
-// carryOut applies the matching rules to a call. carryOut delays the call and returns the error to inject.
-func (v *verbFaults) carryOut(c *uverbs.VerbCall, ended context.Context) error {
-	for _, r := range v.next(c) {
+// applyFaults applies the matching rules to a call. applyFaults delays the call and returns the error to inject.
+func (v *verbFaults) applyFaults(c *uverbs.VerbCall, ended context.Context) error {
+	for _, r := range v.matchingRules(c) {
 		if r.Delay > 0 {
 			r.wait(c.PID, ended)
 		}
@@ -214,18 +214,18 @@ func (v *verbFaults) list() []ctl.FaultRuleState {
 	return list
 }
 
-// watch makes the servers announce verbs while fault rules exist.
+// updateAnnouncements makes the servers announce verbs while fault rules exist.
 //
 //verbena:held v.mu
-func (v *verbFaults) watch() {
+func (v *verbFaults) updateAnnouncements() {
 	if len(v.rules) == 0 {
 		v.uverbs.OnVerb(nil)
 		v.cm.OnVerb(nil)
 		return
 	}
-	v.uverbs.OnVerb(func(c uverbs.VerbCall) error { return v.carryOut(&c, v.ended) })
+	v.uverbs.OnVerb(func(c uverbs.VerbCall) error { return v.applyFaults(&c, v.ended) })
 	v.cm.OnVerb(func(c ucma.VerbCall) error {
-		return v.carryOut(&uverbs.VerbCall{Verb: c.Verb, PID: c.PID, Process: commandOf(c.PID)}, v.ended)
+		return v.applyFaults(&uverbs.VerbCall{Verb: c.Verb, PID: c.PID, Process: commandName(c.PID)}, v.ended)
 	})
 }
 
@@ -242,7 +242,7 @@ func (v *verbFaults) add(dev string, f *ctl.VerbFault) (id int, err error) {
 	}
 	r.id = int(v.ids.Add(1))
 	v.rules = append(v.rules, r)
-	v.watch()
+	v.updateAnnouncements()
 	return r.id, nil
 }
 
@@ -263,6 +263,6 @@ func (v *verbFaults) clear(dev string, id int) (removed bool) {
 		}
 		return gone
 	})
-	v.watch()
+	v.updateAnnouncements()
 	return removed
 }

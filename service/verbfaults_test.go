@@ -17,7 +17,7 @@ import (
 	"verbena/uverbs"
 )
 
-func newFault(t *testing.T, dev string, f ctl.VerbFault) *verbRule {
+func mustVerbRule(t *testing.T, dev string, f ctl.VerbFault) *verbRule {
 	t.Helper()
 	r, err := newVerbRule(dev, &f)
 	if err != nil {
@@ -26,8 +26,8 @@ func newFault(t *testing.T, dev string, f ctl.VerbFault) *verbRule {
 	return r
 }
 
-// TestVerbRules tests which calls a fault rule applies to.
-func TestVerbRules(t *testing.T) {
+// TestVerbRuleMatchesCalls tests which calls a fault rule applies to.
+func TestVerbRuleMatchesCalls(t *testing.T) {
 	call := uverbs.VerbCall{Verb: "create_cq", Device: "rxe0", PID: 17, Process: "server"}
 	rtr := uverbs.VerbCall{Verb: "modify_qp", State: "rtr", Device: "rxe0"}
 	for name, c := range map[string]struct {
@@ -56,10 +56,10 @@ func TestVerbRules(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.rule.Errno = "ENOMEM"
-			v := verbFaults{rules: []*verbRule{newFault(t, c.dev, c.rule)}}
+			v := verbFaults{rules: []*verbRule{mustVerbRule(t, c.dev, c.rule)}}
 			var hits []int
 			for i := range 10 {
-				if err := v.carryOut(&c.call, t.Context()); errors.Is(err, syscall.ENOMEM) {
+				if err := v.applyFaults(&c.call, t.Context()); errors.Is(err, syscall.ENOMEM) {
 					hits = append(hits, i+1)
 				} else if err != nil {
 					t.Error(err)
@@ -75,18 +75,18 @@ func TestVerbRules(t *testing.T) {
 	}
 }
 
-// TestVerbDelay tests that a call is delayed for the time of the rule, or until the rule or the service ends, and
+// TestVerbDelayEnds tests that a call is delayed for the time of the rule, or until the rule or the service ends, and
 // that other calls are not delayed.
-func TestVerbDelay(t *testing.T) {
+func TestVerbDelayEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := uverbs.VerbCall{Verb: "reg_mr"}
 		ctx, cancel := context.WithCancel(t.Context())
-		r := newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
-		v := verbFaults{rules: []*verbRule{r, newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Errno: "EIO", Nth: 2})}}
+		r := mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
+		v := verbFaults{rules: []*verbRule{r, mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Errno: "EIO", Nth: 2})}}
 		start := time.Now()
 		took := func(want time.Duration, errno error) {
 			t.Helper()
-			if err := v.carryOut(&slow, ctx); !errors.Is(err, errno) {
+			if err := v.applyFaults(&slow, ctx); !errors.Is(err, errno) {
 				t.Errorf("delayed call: got %v, want %v", err, errno)
 			}
 			if got := time.Since(start); got != want {
@@ -98,9 +98,9 @@ func TestVerbDelay(t *testing.T) {
 		took(time.Minute, syscall.EIO)
 		time.AfterFunc(time.Second, func() { close(r.ended) })
 		took(time.Second, syscall.EIO)
-		v.rules[0] = newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
+		v.rules[0] = mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
 		go func() {
-			if err := v.carryOut(&uverbs.VerbCall{Verb: "alloc_pd"}, ctx); err != nil || time.Since(start) > 0 {
+			if err := v.applyFaults(&uverbs.VerbCall{Verb: "alloc_pd"}, ctx); err != nil || time.Since(start) > 0 {
 				t.Error("call of another verb: got a delay, want none")
 			}
 			time.AfterFunc(time.Second, cancel)
@@ -109,9 +109,9 @@ func TestVerbDelay(t *testing.T) {
 	})
 }
 
-// TestVerbFaultMistakes tests that invalid rules are refused, and that the error lists the valid values.
-func TestVerbFaultMistakes(t *testing.T) {
-	s, c := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+// TestInvalidVerbFaultIsRefused tests that invalid rules are refused, and that the error lists the valid values.
+func TestInvalidVerbFaultIsRefused(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct {
 		dev  string
 		rule fault.Rule
@@ -139,7 +139,7 @@ func TestVerbFaultMistakes(t *testing.T) {
 			t.Errorf("%+v: got %v, want %v and %q", x.f, err, x.want, x.says)
 		}
 	}
-	if list, err := s.faults(""); err != nil || len(list) != 0 {
+	if list, err := s.listFaults(""); err != nil || len(list) != 0 {
 		t.Errorf("rules: got %+v and error %v, want none", list, err)
 	}
 }
@@ -147,10 +147,10 @@ func TestVerbFaultMistakes(t *testing.T) {
 // TestVerbFaultRules tests that rules for verbs and packets are listed and cleared together, and that their number is
 // limited.
 func TestVerbFaultRules(t *testing.T) {
-	s, _ := served(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	add := func(r ctl.FaultRule) int {
 		t.Helper()
-		id, err := s.faultAdd(r)
+		id, err := s.addFault(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,18 +160,18 @@ func TestVerbFaultRules(t *testing.T) {
 	any := add(ctl.FaultRule{Verb: verb})
 	of0 := add(ctl.FaultRule{Dev: "rxe0", Verb: verb})
 	packets := add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
-	if list, err := s.faults("rxe0"); err != nil || len(list) != 3 || any == of0 || of0 == packets {
+	if list, err := s.listFaults("rxe0"); err != nil || len(list) != 3 || any == of0 || of0 == packets {
 		t.Errorf("rules: got %v and error %v, want 3 with different IDs", list, err)
 	}
 	for _, id := range []int{of0, packets} {
-		if err := s.faultClear("rxe0", id); err != nil {
+		if err := s.clearFaults("rxe0", id); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := s.faultClear("rxe0", any); !errors.Is(err, syscall.ENOENT) {
+	if err := s.clearFaults("rxe0", any); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("clear a rule of all devices by device rxe0: got %v, want ENOENT", err)
 	}
-	if list, _ := s.faults(""); len(list) != 1 || list[0].ID != any {
+	if list, _ := s.listFaults(""); len(list) != 1 || list[0].ID != any {
 		t.Errorf("rules: got %v, want only the first", list)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
@@ -180,25 +180,25 @@ func TestVerbFaultRules(t *testing.T) {
 	for range maxRules - 1 {
 		add(ctl.FaultRule{Verb: verb})
 	}
-	if _, err := s.faultAdd(ctl.FaultRule{Verb: verb}); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := s.addFault(ctl.FaultRule{Verb: verb}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("rule for verbs beyond the limit: got %v, want ENOSPC", err)
 	}
 	for range maxRules {
 		add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
 	}
-	if _, err := s.faultAdd(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := s.addFault(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("rule for packets beyond the limit: got %v, want ENOSPC", err)
 	}
-	if err := s.faultClear("", 0); err != nil {
+	if err := s.clearFaults("", 0); err != nil {
 		t.Fatal(err)
 	}
-	if list, _ := s.faults(""); len(list) != 0 {
+	if list, _ := s.listFaults(""); len(list) != 0 {
 		t.Errorf("rules: got %d, want none", len(list))
 	}
 }
 
-// TestVerbDelayOfDead tests that the delay of a call ends with its process.
-func TestVerbDelayOfDead(t *testing.T) {
+// TestVerbDelayEndsWithProcess tests that the delay of a call ends with its process.
+func TestVerbDelayEndsWithProcess(t *testing.T) {
 	if hasEnded(os.Getpid()) {
 		t.Fatal("hasEnded of this process: got true, want false")
 	}
@@ -207,10 +207,10 @@ func TestVerbDelayOfDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	const delay = 15 * time.Second
-	v := verbFaults{rules: []*verbRule{newFault(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: delay, Times: 2})}}
+	v := verbFaults{rules: []*verbRule{mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: delay, Times: 2})}}
 	start := time.Now()
 	for range 2 { // before and after the parent waits for the process
-		if err := v.carryOut(&uverbs.VerbCall{Verb: "reg_mr", PID: cmd.Process.Pid}, t.Context()); err != nil {
+		if err := v.applyFaults(&uverbs.VerbCall{Verb: "reg_mr", PID: cmd.Process.Pid}, t.Context()); err != nil {
 			t.Error(err)
 		}
 		if err := cmd.Wait(); err != nil && cmd.ProcessState == nil {

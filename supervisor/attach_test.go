@@ -15,7 +15,7 @@ func TestAttachIsChargedFirst(t *testing.T) {
 	var l quota.Limits
 	l[quota.Sessions].PerUser = 1
 	ledger := quota.New(l)
-	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = ledger })
+	w := newFixture(t, func(c *SupervisorConfig) { c.Quota = ledger })
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestAttachIsChargedFirst(t *testing.T) {
 			t.Errorf("charge after the refusal: got %d %v, want 0", n, c.kind)
 		}
 	}
-	if err := user.Take(quota.Sessions, 1); err != nil {
+	if err := user.Charge(quota.Sessions, 1); err != nil {
 		t.Fatal(err)
 	}
 	if err := attach(); !errors.Is(err, syscall.EAGAIN) {

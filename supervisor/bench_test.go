@@ -13,9 +13,9 @@ import (
 func BenchmarkDoorbell(b *testing.B) {
 	for _, threads := range []int{1, 2} {
 		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {
-			w := newWorld(b)
+			w := newFixture(b)
 			r := w.startSelf("doorbells", strconv.Itoa(threads), strconv.Itoa(b.N))
-			code, out := w.finish(r)
+			code, out := w.waitForExit(r)
 			ns, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 			if code != 0 || err != nil {
 				b.Fatalf("exit code: got %d, want 0; printed %q", code, out)
@@ -31,7 +31,7 @@ func BenchmarkDoorbell(b *testing.B) {
 // same program without a supervisor.
 func BenchmarkWrite(b *testing.B) {
 	args := []string{"writes", strconv.Itoa(max(b.N, 2000)), "50", "800", "1000"}
-	w := newWorld(b)
+	w := newFixture(b)
 	self, err := os.Executable()
 	if err != nil {
 		b.Fatal(err)
@@ -52,7 +52,7 @@ func BenchmarkWrite(b *testing.B) {
 		b.Fatal(err)
 	}
 	times("alone", string(out))
-	code, under := w.finish(w.startSelf(args[0], args[1:]...))
+	code, under := w.waitForExit(w.startSelf(args[0], args[1:]...))
 	if code != 0 {
 		b.Fatalf("exit code: got %d, want 0; printed %q", code, under)
 	}
@@ -60,10 +60,10 @@ func BenchmarkWrite(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkPingPong measures a doorbell that follows a doorbell of another thread.
-func BenchmarkPingPong(b *testing.B) {
-	w := newWorld(b)
-	code, out := w.finish(w.startSelf("pingpong", strconv.Itoa(b.N)))
+// BenchmarkAlternatingDoorbells measures a doorbell that follows a doorbell of another thread.
+func BenchmarkAlternatingDoorbells(b *testing.B) {
+	w := newFixture(b)
+	code, out := w.waitForExit(w.startSelf("pingpong", strconv.Itoa(b.N)))
 	ns, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 	if code != 0 || err != nil {
 		b.Fatalf("exit code: got %d, want 0; printed %q", code, out)
@@ -72,12 +72,12 @@ func BenchmarkPingPong(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkPath measures the round trip of stat(2) on a path outside of the virtual files, and on a virtual path.
-func BenchmarkPath(b *testing.B) {
+// BenchmarkStatPath measures the round trip of stat(2) on a path outside of the virtual files, and on a virtual path.
+func BenchmarkStatPath(b *testing.B) {
 	for _, path := range []string{"/etc/hostname", deviceFile} {
 		b.Run(path[1:4], func(b *testing.B) {
-			w := newWorld(b)
-			code, out := w.finish(w.startSelf("stats", path, strconv.Itoa(b.N)))
+			w := newFixture(b)
+			code, out := w.waitForExit(w.startSelf("stats", path, strconv.Itoa(b.N)))
 			ns, err := strconv.ParseFloat(strings.TrimSpace(out), 64)
 			if code != 0 || err != nil {
 				b.Fatalf("exit code: got %d, want 0; printed %q", code, out)

@@ -27,7 +27,7 @@ var errGone = fmt.Errorf("the caller was killed: %w", syscall.EFAULT)
 // thread ID valid. Otherwise checkTrapped returns errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
 func (w *worker) checkTrapped() error {
 	w.pause("prove")
-	if stillTrapped(w.session.fd, w.n.id) != nil {
+	if checkStillTrapped(w.session.fd, w.n.id) != nil {
 		return errGone
 	}
 	return nil
@@ -67,7 +67,7 @@ func (w *worker) lookUpThread() (*procThread, error) {
 		return nil, fmt.Errorf("look up thread %d: %w", w.n.tid, err)
 	}
 	t := &procThread{dir: dir}
-	t.id, err = identifyAt(dir)
+	t.id, err = readIdentityAt(dir)
 	if gone := w.checkTrapped(); gone != nil {
 		err = gone
 	}
@@ -80,9 +80,9 @@ func (w *worker) lookUpThread() (*procThread, error) {
 
 func (t *procThread) close() { unix.Close(t.dir) }
 
-// principal returns the account charged for the thread's process, and whether it manages the service. The caller
+// principalOf returns the account charged for the thread's process, and whether it manages the service. The caller
 // must prove afterwards that the thread is still trapped.
-func (s *Supervisor) principal(th *procThread) (principal.Principal, error) {
+func (s *Supervisor) principalOf(th *procThread) (principal.Principal, error) {
 	return s.cfg.Authority.PrincipalOf(th.dir, th.id.uids.real, th.id.uids.effective)
 }
 
@@ -90,8 +90,8 @@ func openProc(tid int) (int, error) {
 	return unix.Open("/proc/"+strconv.Itoa(tid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// identifyAt reads the identity of a thread from its directory in /proc.
-func identifyAt(dir int) (*identity, error) {
+// readIdentityAt reads the identity of a thread from its directory in /proc.
+func readIdentityAt(dir int) (*identity, error) {
 	f, err := openAt(dir, "status", unix.O_RDONLY)
 	if err != nil {
 		return nil, err
@@ -153,8 +153,8 @@ const (
 	spaceDescriptors   = 3
 )
 
-// alive reports whether the process exists. While the process exists, its process ID is not reused.
-func (p *process) alive() bool {
+// isAlive reports whether the process exists. While the process exists, its process ID is not reused.
+func (p *process) isAlive() bool {
 	alive := false
 	err := p.conn.Control(func(fd uintptr) {
 		pfd := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
@@ -169,10 +169,10 @@ func (p *process) alive() bool {
 	return err == nil && alive
 }
 
-// has reports whether a thread belongs to the process.
-func (p *process) has(tid uint32) bool {
+// hasThread reports whether a thread belongs to the process.
+func (p *process) hasThread(tid uint32) bool {
 	// Signal 0 only checks whether the thread exists. EPERM also means that the thread exists.
-	return unix.Tgkill(p.pid, int(tid), 0) != unix.ESRCH && p.alive()
+	return unix.Tgkill(p.pid, int(tid), 0) != unix.ESRCH && p.isAlive()
 }
 
 // closeLocked ends all access to the process. The caller holds Session.mu.
@@ -185,12 +185,12 @@ func (p *process) closeLocked() {
 	}
 	p.former, p.space = nil, nil
 	p.pidfd.Close()
-	p.user.Give(quota.Descriptors, processDescriptors)
+	p.user.Release(quota.Descriptors, processDescriptors)
 }
 
 func (p *process) closeSpace(s *umem.Process) {
 	s.Close()
-	p.user.Give(quota.Descriptors, spaceDescriptors)
+	p.user.Release(quota.Descriptors, spaceDescriptors)
 }
 
 // lockLimit returns the RLIMIT_MEMLOCK of the process that owns the account.
@@ -207,9 +207,9 @@ func (t *Session) lockLimit(p *process) (uint64, error) {
 	return s.LockLimit()
 }
 
-// errForeign is the error for a caller of a user other than the one that opened the device file.
+// errOtherUser is the error for a caller of a user other than the one that opened the device file.
 // (ib_safe_file_access)
-var errForeign = fmt.Errorf("the device file was opened by another user: %w", syscall.EACCES)
+var errOtherUser = fmt.Errorf("the device file was opened by another user: %w", syscall.EACCES)
 
 // callerCache holds cached facts about the caller of the current call.
 type callerCache struct {
@@ -226,11 +226,11 @@ func (w *worker) caller() (*process, *umem.Process, error) {
 		k.done = true
 		k.proc, k.space, k.err = w.findCaller()
 		if k.err == nil && w.desc != nil && k.proc.user != w.desc.file.user {
-			k.err = fmt.Errorf("user %v's process %d: %w", k.proc.user.ID(), k.proc.pid, errForeign)
+			k.err = fmt.Errorf("user %v's process %d: %w", k.proc.user.ID(), k.proc.pid, errOtherUser)
 			k.proc, k.space = nil, nil
 		}
-		if k.err != nil && !errors.Is(k.err, errGone) && !errors.Is(k.err, errForeign) {
-			w.session.warn(func() error { return k.err })
+		if k.err != nil && !errors.Is(k.err, errGone) && !errors.Is(k.err, errOtherUser) {
+			w.session.warnOnce(func() error { return k.err })
 		}
 	}
 	return w.known.proc, w.known.space, w.known.err
@@ -243,7 +243,7 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 			w.known.stale = true
 			return nil, nil, errGone
 		}
-		if p := d.process.Load(); p != nil && p.has(w.n.tid) {
+		if p := d.process.Load(); p != nil && p.hasThread(w.n.tid) {
 			if s := w.session.spaceOf(p); s != nil {
 				return p, s, w.checkTrapped()
 			}
@@ -254,7 +254,7 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 		return nil, nil, err
 	}
 	defer t.close()
-	p, s, err := w.process(t)
+	p, s, err := w.processOfThread(t)
 	if err == nil && w.desc != nil && p.user == w.desc.file.user {
 		w.desc.process.Store(p)
 	}
@@ -267,14 +267,14 @@ func (t *Session) spaceOf(p *process) *umem.Process {
 	return p.space
 }
 
-// process returns the process of a thread and its address space. process opens them if necessary.
-func (w *worker) process(th *procThread) (*process, *umem.Process, error) {
+// processOfThread returns the process of a thread and its address space. processOfThread opens them if necessary.
+func (w *worker) processOfThread(th *procThread) (*process, *umem.Process, error) {
 	t := w.session
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.processes[th.id.pid]
-	if p == nil || !p.alive() {
-		t.reapLocked()
+	if p == nil || !p.isAlive() {
+		t.removeEndedLocked()
 		var err error
 		if p, err = w.newProcessLocked(th); err != nil {
 			return nil, nil, err
@@ -292,10 +292,10 @@ func (w *worker) process(th *procThread) (*process, *umem.Process, error) {
 	return p, p.space, w.checkTrapped()
 }
 
-// reapLocked removes processes that have ended.
-func (t *Session) reapLocked() {
+// removeEndedLocked removes processes that have ended.
+func (t *Session) removeEndedLocked() {
 	for pid, p := range t.processes {
-		if !p.alive() {
+		if !p.isAlive() {
 			p.closeLocked()
 			delete(t.processes, pid)
 		}
@@ -304,16 +304,16 @@ func (t *Session) reapLocked() {
 
 func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	t := w.session
-	who, err := t.sup.principal(th)
+	who, err := t.sup.principalOf(th)
 	if err != nil {
 		return nil, w.preferErrGone(err)
 	}
 	user := t.sup.cfg.Quota.Account(who.Account)
-	if err := user.Take(quota.Descriptors, processDescriptors); err != nil {
+	if err := user.Charge(quota.Descriptors, processDescriptors); err != nil {
 		return nil, err
 	}
 	fail := func(err error) (*process, error) {
-		user.Give(quota.Descriptors, processDescriptors)
+		user.Release(quota.Descriptors, processDescriptors)
 		return nil, fmt.Errorf("open process %d: %w", th.id.pid, err)
 	}
 	fd, err := unix.PidfdOpen(th.id.pid, unix.PIDFD_NONBLOCK)
@@ -336,12 +336,12 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 // openSpaceLocked opens the current address space of the process.
 func (w *worker) openSpaceLocked(th *procThread, p *process) (*umem.Process, error) {
 	t := w.session
-	if err := p.user.Take(quota.Descriptors, spaceDescriptors); err != nil {
+	if err := p.user.Charge(quota.Descriptors, spaceDescriptors); err != nil {
 		return nil, err
 	}
-	s, err := w.openSpace(th, p, t.execs.pending(w.n.tid, p))
+	s, err := w.openSpace(th, p, t.execs.execPending(w.n.tid, p))
 	if err != nil {
-		p.user.Give(quota.Descriptors, spaceDescriptors)
+		p.user.Release(quota.Descriptors, spaceDescriptors)
 		return nil, err
 	}
 	return s, nil
@@ -360,9 +360,10 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		return nil, w.preferErrGone(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
-		PID: p.pid, Pidfd: os.NewFile(uintptr(fd), "pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.Copies(
+		PID: p.pid, Pidfd: os.NewFile(uintptr(fd),
+			"pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.CopiesOf(
 			p.user),
-		Trusting: !accessesOthers(),
+		Trusting: !canAccessOthers(),
 	})
 	if err != nil {
 		return nil, err
@@ -371,12 +372,12 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		s.Close()
 		return nil, err
 	}
-	w.session.log.Debug("memory of a process opened", "pid", p.pid, "by", access(direct))
+	w.session.log.Debug("memory of a process opened", "pid", p.pid, "by", accessText(direct))
 	return s, nil
 }
 
-// access returns the log text for the process that opened a program's memory.
-func access(direct bool) string {
+// accessText returns the log text for the process that opened a program's memory.
+func accessText(direct bool) string {
 	if direct {
 		return "service"
 	}
@@ -410,8 +411,8 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 	return nil, nil, false, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
 }
 
-// memory returns the caller's memory for one answer. The memory stays valid if the caller ends meanwhile.
-func (w *worker) memory() (*umem.Files, error) {
+// callerMemory returns the caller's memory for one answer. The memory stays valid if the caller ends meanwhile.
+func (w *worker) callerMemory() (*umem.Files, error) {
 	th, err := w.lookUpThread()
 	if err != nil {
 		return nil, err
@@ -434,9 +435,9 @@ func (w *worker) memory() (*umem.Files, error) {
 	return f, nil
 }
 
-// write copies an answer to the caller's memory.
-func (w *worker) write(addr uint64, b []byte) error {
-	m, err := w.memory()
+// writeToCaller copies an answer to the caller's memory.
+func (w *worker) writeToCaller(addr uint64, b []byte) error {
+	m, err := w.callerMemory()
 	if err != nil {
 		return err
 	}

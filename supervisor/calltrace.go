@@ -30,7 +30,7 @@ func (w *worker) CommandTrace() *uverbs.CommandTrace {
 }
 
 // handleTraced handles the call and traces it.
-func (w *worker) handleTraced() verdict {
+func (w *worker) handleTraced() callResult {
 	w.trace = &callTrace{}
 	began := time.Now()
 	v := w.handle()
@@ -38,7 +38,7 @@ func (w *worker) handleTraced() verdict {
 	c := callOf(&w.n)
 	doorbell := c == callWrite && w.trace.command.Name == "" && v.err == nil
 	if v.fate != fateContinued && !doorbell && !w.trace.later {
-		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.traceArgs(c), w.trace.result(v), took.Seconds())
+		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.traceArgs(c), w.trace.formatResult(v), took.Seconds())
 		w.session.info.Trace(line[:min(len(line), maxTraceLine)])
 	}
 	return v
@@ -66,21 +66,21 @@ func (w *worker) traceArgs(c call) string {
 	case callFstat, callDup, callBind, callGetsockname:
 		return fd
 	case callSocket:
-		return fmt.Sprintf("AF_NETLINK, %s, NETLINK_RDMA", socketType(a[1]))
+		return fmt.Sprintf("AF_NETLINK, %s, NETLINK_RDMA", formatSocketType(a[1]))
 	case callSetsockopt:
 		return fmt.Sprintf("%s, %d, %d", fd, int32(a[1]), int32(a[2]))
 	case callDup2:
 		return fmt.Sprintf("%s, %d", fd, int32(a[1]))
 	case callDup3:
-		return fmt.Sprintf("%s, %d, %s", fd, int32(a[1]), openFlags(a[2]&unix.O_CLOEXEC))
+		return fmt.Sprintf("%s, %d, %s", fd, int32(a[1]), formatOpenFlags(a[2]&unix.O_CLOEXEC))
 	case callFcntl:
 		return fmt.Sprintf("%s, %d, %d", fd, int32(a[1]), int32(a[2]))
 	case callOpen:
-		return fmt.Sprintf("%s, %s", path, openFlags(a[1]))
+		return fmt.Sprintf("%s, %s", path, formatOpenFlags(a[1]))
 	case callOpenat:
-		return fmt.Sprintf("AT_FDCWD, %s, %s", path, openFlags(a[2]))
+		return fmt.Sprintf("AT_FDCWD, %s, %s", path, formatOpenFlags(a[2]))
 	case callOpenat2:
-		return fmt.Sprintf("AT_FDCWD, %s, %s", path, openFlags(t.flags))
+		return fmt.Sprintf("AT_FDCWD, %s, %s", path, formatOpenFlags(t.flags))
 	case callAccess:
 		return fmt.Sprintf("%s, %#o", path, uint32(a[1]))
 	case callFaccessat, callFaccessat2:
@@ -97,10 +97,10 @@ func (w *worker) traceArgs(c call) string {
 	return "AT_FDCWD, " + path
 }
 
-// result formats the result of the call.
-func (t *callTrace) result(v verdict) string {
+// formatResult formats the result of the call.
+func (t *callTrace) formatResult(v callResult) string {
 	if v.err != nil {
-		return fmt.Sprintf("-1 %s (%v)", unix.ErrnoName(errno(v.err)), v.err)
+		return fmt.Sprintf("-1 %s (%v)", unix.ErrnoName(errnoOf(v.err)), v.err)
 	}
 	if r := t.command.Response; r != "" {
 		return fmt.Sprintf("%d %s", v.val, r)
@@ -108,26 +108,26 @@ func (t *callTrace) result(v verdict) string {
 	return fmt.Sprint(v.val)
 }
 
-// flag is a bit of a call's argument, and the name of its C constant.
-type flag struct {
+// namedFlag is a bit of a call's argument, and the name of its C constant.
+type namedFlag struct {
 	bit  uint64
 	name string
 }
 
-// openFlags formats the flags of open(2).
-func openFlags(flags uint64) string {
+// formatOpenFlags formats the flags of open(2).
+func formatOpenFlags(flags uint64) string {
 	flags &= 1<<32 - 1
 	mode := [...]string{unix.O_RDONLY: "O_RDONLY", unix.O_WRONLY: "O_WRONLY", unix.O_RDWR: "O_RDWR",
 		3: "O_ACCMODE"}[flags&unix.O_ACCMODE]
-	return withFlags(mode, flags&^unix.O_ACCMODE, []flag{
+	return appendFlags(mode, flags&^unix.O_ACCMODE, []namedFlag{
 		{unix.O_CLOEXEC, "O_CLOEXEC"}, {unix.O_NONBLOCK, "O_NONBLOCK"}, {unix.O_DIRECTORY, "O_DIRECTORY"}, {unix.O_NOFOLLOW,
 			"O_NOFOLLOW"},
 		{unix.O_PATH, "O_PATH"}, {unix.O_CREAT, "O_CREAT"}, {unix.O_EXCL, "O_EXCL"}, {unix.O_TRUNC, "O_TRUNC"},
 	})
 }
 
-// socketType formats the type of a netlink socket(2), with names for SOCK_RAW and SOCK_DGRAM.
-func socketType(typ uint64) string {
+// formatSocketType formats the type of a netlink socket(2), with names for SOCK_RAW and SOCK_DGRAM.
+func formatSocketType(typ uint64) string {
 	flags := typ & (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK)
 	name := fmt.Sprint(uint32(typ &^ flags))
 	switch uint32(typ &^ flags) {
@@ -136,11 +136,12 @@ func socketType(typ uint64) string {
 	case unix.SOCK_DGRAM:
 		name = "SOCK_DGRAM"
 	}
-	return withFlags(name, flags, []flag{{unix.SOCK_CLOEXEC, "SOCK_CLOEXEC"}, {unix.SOCK_NONBLOCK, "SOCK_NONBLOCK"}})
+	return appendFlags(name, flags, []namedFlag{{unix.SOCK_CLOEXEC, "SOCK_CLOEXEC"}, {unix.SOCK_NONBLOCK,
+		"SOCK_NONBLOCK"}})
 }
 
-// withFlags appends the names of the flags to s, and unknown flags as a number.
-func withFlags(s string, flags uint64, names []flag) string {
+// appendFlags appends the names of the flags to s, and unknown flags as a number.
+func appendFlags(s string, flags uint64, names []namedFlag) string {
 	for _, f := range names {
 		if flags&f.bit != 0 {
 			s += "|" + f.name

@@ -7,32 +7,32 @@ import (
 	"testing"
 )
 
-// TestTrace tests that each answered call is traced once, with its arguments, result and time. Doorbells, calls
-// continued in the kernel, and calls of other sessions are not traced.
-func TestTrace(t *testing.T) {
-	w := newWorld(t)
-	var traced logBook
+// TestEachCallIsTracedOnce tests that each answered call is traced once, with its arguments, result and time.
+// Doorbells, calls continued in the kernel, and calls of other sessions are not traced.
+func TestEachCallIsTracedOnce(t *testing.T) {
+	w := newFixture(t)
+	var traced logRecorder
 	w.trace = func(line string) { traced.logf("%s", line) }
 	r := w.startSelf("hold")
-	w.printed(r, "open")
+	w.waitForText(r, "open")
 	w.trace = nil
 	w.mustRunSelf("opens", deviceFile)
 	w.mustRunSelf("opens", deviceFile)
-	before := len(traced.take())
+	before := len(traced.takeLines())
 	r.Signal(9)
-	w.finish(r)
-	if more := traced.take(); before == 0 || len(more) > 0 {
+	w.waitForExit(r)
+	if more := traced.takeLines(); before == 0 || len(more) > 0 {
 		t.Errorf("traced lines: got %d, want some; lines of other sessions: got %q, want none", before, more)
 	}
 
 	w.trace = func(line string) { traced.logf("%s", line) }
-	if code, out := w.sh(
+	if code, out := w.runShell(
 		"cat /sys/class/infiniband/rxe0/node_type /etc/hostname; cat /sys/class/infiniband/rxe0/nosuch"); code == 0 {
 		t.Errorf("exit code: got 0, want an error; printed %s", out)
 	}
 	w.mustRunSelf("commands") // the commands include doorbells
-	w.logs.take()             // removes the log of the panic that the program causes
-	lines := traced.take()
+	w.logs.takeLines()        // removes the log of the panic that the program causes
+	lines := traced.takeLines()
 	line := regexp.MustCompile(`^\d+ [a-z0-9]+\(.*\) = (-1 E[A-Z]+ \(.+\)|\d+) <\d+\.\d{6}>$`)
 	for _, l := range lines {
 		if !line.MatchString(l) {

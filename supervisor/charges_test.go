@@ -11,17 +11,20 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestCharges tests that an operation is refused, without a lasting charge, if one unit is missing in the user's
-// limit. With exactly its charge left, the operation succeeds.
-func TestCharges(t *testing.T) {
+// TestRefusedOperationLeavesNoCharge tests that an operation is refused, without a lasting charge, if one unit is
+// missing in the user's limit. With exactly its charge left, the operation succeeds.
+func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 	const limit = 1000
 	var limits quota.Limits
 	for _, k := range []quota.Kind{quota.Descriptors, quota.Contexts} {
 		limits[k].PerUser = limit
 	}
 	ledger := quota.New(limits)
-	c := newTrapped(t, nil, withCM(t), func(cfg *SupervisorConfig) { cfg.Quota, cfg.Doorbells = ledger, DoorbellsNative })
-	p, th := c.mustProcess(), c.lookOnce()
+	c := newTrappedCall(t, nil, withCM(t), func(cfg *SupervisorConfig) {
+		cfg.Quota, cfg.Doorbells = ledger,
+			DoorbellsNative
+	})
+	p, th := c.mustProcess(), c.lookUpUnproven()
 	file, _ := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
 	open := func(n *node) func() (func(), error) {
 		make := newOpenFile
@@ -63,7 +66,7 @@ func TestCharges(t *testing.T) {
 		{"a file of the connection manager", quota.Contexts, 1, open(cmNode)},
 		{"its pipe", quota.Descriptors, pipeDescriptors, open(cmNode)},
 		{"a netlink socket", quota.Descriptors, netlinkDescriptors, func() (func(), error) {
-			n, end, err := c.sup.newNetlink(p.user, netlinkOpener{}, false, 1)
+			n, end, err := c.sup.newNetlinkSocket(p.user, netlinkOpener{}, false, 1)
 			return func() {
 				unix.Close(end)
 				n.serve()
@@ -85,7 +88,7 @@ func TestCharges(t *testing.T) {
 			held := p.user.Held(tt.kind)
 			for left := range tt.n + 1 {
 				others := limit - held - left
-				if err := p.user.Take(tt.kind, others); err != nil {
+				if err := p.user.Charge(tt.kind, others); err != nil {
 					t.Fatal(err)
 				}
 				for k := range quota.NumKinds {
@@ -105,20 +108,20 @@ func TestCharges(t *testing.T) {
 					undo()
 				}
 				unchanged(map[bool]string{true: "after its end", false: "after the refusal"}[left == tt.n])
-				p.user.Give(tt.kind, others)
+				p.user.Release(tt.kind, others)
 			}
 		})
 	}
 }
 
-// TestWorkersOfAUser tests that a worker for a user's program is started only if the user's limit allows another
-// worker.
-func TestWorkersOfAUser(t *testing.T) {
+// TestWorkersAreLimitedPerUser tests that a worker for a user's program is started only if the user's limit allows
+// another worker.
+func TestWorkersAreLimitedPerUser(t *testing.T) {
 	for _, left := range []uint64{0, 1} {
 		var limits quota.Limits
 		limits[quota.Workers].PerUser = 5
 		user := quota.New(limits).User(1)
-		if err := user.Take(quota.Workers, 5-left); err != nil {
+		if err := user.Charge(quota.Workers, 5-left); err != nil {
 			t.Fatal(err)
 		}
 		updated := uint64(0)
@@ -133,7 +136,7 @@ func TestWorkersOfAUser(t *testing.T) {
 		started := uint64(0)
 		var receiveTokens tokens
 		receiveTokens.init(func() { started++ }, user)
-		if receiveTokens.pass(); started != 1+left || user.Held(quota.Workers) != 5 {
+		if receiveTokens.passToken(); started != 1+left || user.Held(quota.Workers) != 5 {
 			t.Errorf("%d workers left: got %d started workers, want %d", left, started, 1+left)
 		}
 	}
@@ -142,7 +145,7 @@ func TestWorkersOfAUser(t *testing.T) {
 	receiveTokens.init(func() { started++ }, nil)
 	atomic.StoreUint32(&receiveTokens.free, 0)
 	for range 2 * maxWorkers {
-		receiveTokens.pass()
+		receiveTokens.passToken()
 		receiveTokens.waiting.Store(int32(atomic.LoadUint32(&receiveTokens.free)))
 	}
 	if started != maxWorkers {
@@ -153,8 +156,8 @@ func TestWorkersOfAUser(t *testing.T) {
 // TestClosedSupervisor tests that a closed supervisor accepts no new files, sockets or sessions, and leaves no
 // charge.
 func TestClosedSupervisor(t *testing.T) {
-	c := newTrapped(t, nil, withCM(t))
-	p, th := c.mustProcess(), c.lookOnce()
+	c := newTrappedCall(t, nil, withCM(t))
+	p, th := c.mustProcess(), c.lookUpUnproven()
 	before := p.user.Held(quota.Descriptors)
 	filtered, listener := filteredThread(t)
 	defer filtered.end()
@@ -181,7 +184,7 @@ func TestClosedSupervisor(t *testing.T) {
 			return err
 		}},
 		{"a netlink socket", func() error {
-			_, _, err := c.sup.newNetlink(p.user, netlinkOpener{}, false, 1)
+			_, _, err := c.sup.newNetlinkSocket(p.user, netlinkOpener{}, false, 1)
 			return err
 		}},
 		{"a session", func() error {

@@ -26,14 +26,14 @@ import (
 	"verbena/uverbs"
 )
 
-// mortal is a pidfd. Its process seems to have ended from the at-th check on.
-type mortal struct {
+// endingPidfd is a pidfd. Its process seems to have ended from the at-th check on.
+type endingPidfd struct {
 	syscall.RawConn
 	ended     syscall.RawConn
 	looks, at int
 }
 
-func (m *mortal) Control(f func(uintptr)) error {
+func (m *endingPidfd) Control(f func(uintptr)) error {
 	if m.looks++; m.looks == m.at {
 		return m.ended.Control(f)
 	}
@@ -65,7 +65,7 @@ func TestRaiseLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
-	var logs logBook
+	var logs logRecorder
 	w := &worker{session: &Session{sup: &Supervisor{}, log: logs.logger()}}
 	p := thisProcess(t)
 	alive, ended := p.conn, endedProcess(t).conn
@@ -101,7 +101,7 @@ func TestRaiseLimit(t *testing.T) {
 				}
 				return l.Cur
 			}
-			p.conn = &mortal{RawConn: alive, ended: ended, at: tt.endsAt}
+			p.conn = &endingPidfd{RawConn: alive, ended: ended, at: tt.endsAt}
 			restore, err := w.raiseLimit(p, tt.least)
 			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
 				t.Errorf("raiseLimit: got %v, want %v", err, tt.want)
@@ -112,7 +112,7 @@ func TestRaiseLimit(t *testing.T) {
 			if restore(); limit() != tt.after {
 				t.Errorf("restored limit: got %d, want %d", limit(), tt.after)
 			}
-			if l := logs.take(); (len(l) > 0) != tt.warned {
+			if l := logs.takeLines(); (len(l) > 0) != tt.warned {
 				t.Errorf("log: got %q, want lines: %t", l, tt.warned)
 			}
 		})
@@ -122,7 +122,7 @@ func TestRaiseLimit(t *testing.T) {
 // TestAttachByHelper tests that a session uses a helper only for programs of the service's own user.
 func TestAttachByHelper(t *testing.T) {
 	testutil.NeedRoot(t, "to start a process of another user")
-	w := newWorld(t, func(c *SupervisorConfig) { c.AskHelper = true })
+	w := newFixture(t, func(c *SupervisorConfig) { c.AskHelper = true })
 	other := exec.Command("/bin/sleep", "60")
 	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if err := other.Start(); err != nil {
@@ -155,10 +155,10 @@ func TestAttachByHelper(t *testing.T) {
 			listener.Close()
 			continue
 		}
-		if !s.Helped() || s.NeedsPtracer() {
-			t.Errorf("%s: got helped %v and traced %v, want true and false", tt.name, s.Helped(), s.NeedsPtracer())
+		if !s.UsesHelper() || s.NeedsPtracer() {
+			t.Errorf("%s: got helped %v and traced %v, want true and false", tt.name, s.UsesHelper(), s.NeedsPtracer())
 		}
-		w.await("the end of the session", s.Done())
+		w.waitForClose("the end of the session", s.Done())
 	}
 }
 
@@ -175,8 +175,8 @@ func TestExplainAccess(t *testing.T) {
 	}
 }
 
-// TestHardLimitIn tests that hardLimitIn reads the second column of the line about open files.
-func TestHardLimitIn(t *testing.T) {
+// TestParseHardLimit tests that parseHardLimit reads the second column of the line about open files.
+func TestParseHardLimit(t *testing.T) {
 	const none = "read the limit of open files: /proc/PID/limits does not contain it"
 	for _, tt := range []struct {
 		text string
@@ -191,29 +191,29 @@ func TestHardLimitIn(t *testing.T) {
 		{"", 0, none},
 		{"Max open files 1 x files\n", 0, `strconv.ParseUint: parsing "x": invalid syntax`},
 	} {
-		got, err := hardLimitIn(strings.NewReader(tt.text))
+		got, err := parseHardLimit(strings.NewReader(tt.text))
 		if got != tt.want || fmt.Sprint(err) != tt.err && (err != nil || tt.err != "") {
 			t.Errorf("%q: got %d, %v, want %d, %q", tt.text, got, err, tt.want, tt.err)
 		}
 	}
 }
 
-// TestDoorbellsPossible tests that DoorbellsAuto selects native doorbells with three processors or more.
-func TestDoorbellsPossible(t *testing.T) {
+// TestNativeDoorbellsNeedProcessors tests that DoorbellsAuto selects native doorbells with three processors or more.
+func TestNativeDoorbellsNeedProcessors(t *testing.T) {
 	for processors := range 5 {
 		for how, want := range map[Doorbells]bool{
 			DoorbellsAuto: processors >= 3, DoorbellsTrapped: false, DoorbellsNative: true,
 		} {
-			if got := how.possible(processors); got != want {
+			if got := how.isPossible(processors); got != want {
 				t.Errorf("possible of doorbells %d with %d processors: got %v, want %v", how, processors, got, want)
 			}
 		}
 	}
 }
 
-// TestAdmit tests that a process may access this process's memory only while a pidfd proves that the process ID was
-// not reused.
-func TestAdmit(t *testing.T) {
+// TestAllowAccessChecksPidfd tests that a process may access this process's memory only while a pidfd proves that the
+// process ID was not reused.
+func TestAllowAccessChecksPidfd(t *testing.T) {
 	live, ended := openPidfd(t, os.Getpid()), endedProcess(t).pidfd
 	for _, tt := range []struct {
 		name  string
@@ -226,7 +226,7 @@ func TestAdmit(t *testing.T) {
 		{"without Yama", ended, unix.EINVAL, []int{7}},
 	} {
 		var set []int
-		admit(7, int(tt.pidfd.Fd()), func(pid int) error {
+		allowAccess(7, int(tt.pidfd.Fd()), func(pid int) error {
 			set = append(set, pid)
 			return tt.err
 		})
@@ -257,12 +257,12 @@ func TestSameFile(t *testing.T) {
 	}
 }
 
-// TestProcessesOfASession tests that the state kept for a process is removed at its end, and that an exec binds
+// TestProcessStateIsRemoved tests that the state kept for a process is removed at its end, and that an exec binds
 // only the memory of its own process.
-func TestProcessesOfASession(t *testing.T) {
+func TestProcessStateIsRemoved(t *testing.T) {
 	own, ended := thisProcess(t), endedProcess(t)
 	s := &Session{processes: map[int]*process{1: own, 2: ended}}
-	s.reapLocked()
+	s.removeEndedLocked()
 	if len(s.processes) != 1 || s.processes[1] != own {
 		t.Errorf("processes after the end of one: got %v, want the other one", s.processes)
 	}
@@ -291,9 +291,10 @@ func TestProcessesOfASession(t *testing.T) {
 	own.former = []*umem.Process{left, former}
 	s.processes[foreign.pid] = foreign
 	tid := uint32(os.Getpid())
-	got := s.executes(tid)
+	got := s.beginExec(tid)
 	if !slices.Equal(got, []*umem.Process{former, space}) || own.space != nil || foreign.space == nil {
-		t.Errorf("executes: got %v and current space %v, want both address spaces of the process and no current one", got, own.space)
+		t.Errorf("executes: got %v and current space %v, want both address spaces of the process and no current one", got,
+			own.space)
 	}
 	for _, tt := range []struct {
 		name   string
@@ -305,22 +306,23 @@ func TestProcessesOfASession(t *testing.T) {
 		{"the thread itself", tid, own, false},
 		{"another process", tid + 1<<30, foreign, false},
 	} {
-		if got := s.execs.pending(tt.caller, tt.p); got != tt.want {
+		if got := s.execs.execPending(tt.caller, tt.p); got != tt.want {
 			t.Errorf("pending for %s: got %v, want %v", tt.name, got, tt.want)
 		}
 	}
-	for i := range uint32(firstExecLook) {
+	for i := range uint32(firstExecCheck) {
 		s.execs.add(1<<30 + i)
 	}
 	if n := len(s.execs.tids); n != 2 {
-		t.Errorf("entries after %d execs of ended threads: got %d, want 2, the existing thread and the last one", firstExecLook,
+		t.Errorf("entries after %d execs of ended threads: got %d, want 2, the existing thread and the last one",
+			firstExecCheck,
 			n)
 	}
 }
 
-// TestLaunchRefusals tests that Start requires an argument vector and a supported architecture, and that an ended
-// program receives no signal.
-func TestLaunchRefusals(t *testing.T) {
+// TestStartRefusesInvalidLaunch tests that Start requires an argument vector and a supported architecture, and that an
+// ended program receives no signal.
+func TestStartRefusesInvalidLaunch(t *testing.T) {
 	var e *ExecError
 	const noArguments = "run /bin/true: no argument vector"
 	if _, err := Start(&Launch{Path: "/bin/true"}); !errors.As(err, &e) || err.Error() != noArguments {
@@ -340,15 +342,15 @@ func TestLaunchRefusals(t *testing.T) {
 	}
 }
 
-// TestPollFails tests that an error of poll(2) ends a source.
-func TestPollFails(t *testing.T) {
+// TestPollErrorEndsSource tests that an error of poll(2) ends a source.
+func TestPollErrorEndsSource(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	defer w.Close()
-	s := newSource(r, r, &intake{})
+	s := newNotificationSource(r, r, &receiveState{})
 	if ready, ok := s.poll(0); ready || !ok {
 		t.Errorf("poll without a notification: got ready %v and ok %v, want false and true", ready, ok)
 	}
@@ -365,9 +367,9 @@ func TestPollFails(t *testing.T) {
 	}
 }
 
-// TestDeviceInfoOfNothing tests that fstat fails on an open file after both its device and its queues were removed.
-func TestDeviceInfoOfNothing(t *testing.T) {
-	sup := newWorld(t).sup
+// TestFstatOfRemovedDevice tests that fstat fails on an open file after both its device and its queues were removed.
+func TestFstatOfRemovedDevice(t *testing.T) {
+	sup := newFixture(t).sup
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -386,25 +388,25 @@ func TestDeviceInfoOfNothing(t *testing.T) {
 			m.Close()
 		}
 		f := &openFile{node: node{device: "gone"}, memory: tt.memory}
-		v := w.withDeviceInfo(f, func(int, fileInfo) verdict { return verdict{} })
+		v := w.withDeviceInfo(f, func(int, fileInfo) callResult { return callResult{} })
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
 	}
 }
 
-func TestPhysState(t *testing.T) {
+func TestPhysStateText(t *testing.T) {
 	for s, want := range map[uint8]string{
 		0: "<unknown>", 1: "Sleep", 5: "LinkUp", 7: "Phy Test", 8: "<unknown>", 255: "<unknown>",
 	} {
-		if got := physState(s); got != want {
+		if got := physStateText(s); got != want {
 			t.Errorf("physState of %d: got %q, want %q", s, got, want)
 		}
 	}
 }
 
-// TestGIDAttributes tests that reading the type and the interface of an empty entry of the GID table fails.
-func TestGIDAttributes(t *testing.T) {
+// TestEmptyGIDAttributesFail tests that reading the type and the interface of an empty entry of the GID table fails.
+func TestEmptyGIDAttributesFail(t *testing.T) {
 	srv := newFakeServer()
 	gid := ib.GID{0xfe, 0x80, 15: 9}
 	entry := ib.GIDEntry{GID: gid, Type: ib.GIDTypeRoCEv2}
@@ -420,7 +422,7 @@ func TestGIDAttributes(t *testing.T) {
 			}
 			got, err := e.read()
 			if err != nil {
-				got = unix.ErrnoName(errno(err))
+				got = unix.ErrnoName(errnoOf(err))
 			}
 			if got != want[j] {
 				t.Errorf("%s of entry %d: got %q, want %q", name, i, got, want[j])
@@ -432,7 +434,7 @@ func TestGIDAttributes(t *testing.T) {
 // TestNetlinkResources tests that a user sees only the user's own objects and connections, and that a manager sees
 // those of all users.
 func TestNetlinkResources(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	mine, others := quota.ID{UID: 1001}, quota.ID{UID: 1002}
 	w.srv.contexts = []uverbs.ContextInfo{
 		{Device: "rxe0", PID: 1, Owner: mine}, {Device: "rxe0", PID: 2, Owner: others}, {Device: "rxe1", PID: 3, Owner: mine},
@@ -452,10 +454,10 @@ func TestNetlinkResources(t *testing.T) {
 		{"a manager", netlinkSource{sup: w.sup, account: mine, manages: true}, []int{1, 2}},
 	} {
 		var contexts, connections []int
-		for _, c := range tt.source.resources("rxe0").Contexts() {
+		for _, c := range tt.source.visibleResources("rxe0").Contexts() {
 			contexts = append(contexts, int(c.Owner.PID))
 		}
-		for _, i := range tt.source.ids(ids, "rxe0") {
+		for _, i := range tt.source.visibleIDs(ids, "rxe0") {
 			connections = append(connections, i.PID)
 		}
 		if !slices.Equal(contexts, tt.want) || !slices.Equal(connections, tt.want) {
@@ -480,20 +482,20 @@ func TestDoorbellPassesToken(t *testing.T) {
 		}
 		receiveTokens.mixture.Store(mixtureLimit)
 		receiveTokens.doorbell.Store(int64(tt.lately))
-		w.begin(callWrite)
+		w.beginBusy(callWrite)
 		if n := atomic.LoadUint32(&receiveTokens.free); n != tt.free || w.hasToken != (tt.free == 0) {
 			t.Errorf("doorbells of %v: got %d free tokens and a held token %v, want %d free", tt.lately, n, w.hasToken, tt.free)
 		}
-		w.end()
+		w.endBusy()
 	}
 }
 
-// TestSharedTurns tests that the receive token is shared from the third change of callers on.
-func TestSharedTurns(t *testing.T) {
+// TestTokenIsSharedAfterChanges tests that the receive token is shared from the third change of callers on.
+func TestTokenIsSharedAfterChanges(t *testing.T) {
 	var receiveTokens tokens
 	for i, want := range []bool{false, false, true, true} {
-		receiveTokens.note(uint32(i + 1))
-		if got := receiveTokens.shared(); got != want {
+		receiveTokens.recordCaller(uint32(i + 1))
+		if got := receiveTokens.isShared(); got != want {
 			t.Errorf("shared after %d changes: got %v, want %v", i+1, got, want)
 		}
 	}

@@ -15,9 +15,9 @@ const (
 	mostCloseWait  = 500 * time.Millisecond
 )
 
-// awaitCloses reports whether to repeat a call that failed with err because the user lacked a resource. For a program, a
-// file has ended when close(2) returns, but the service ends it slightly later. Supervisor.awaitCloses therefore waits
-// until the user's closed files have ended. It may sleep.
+// awaitCloses reports whether to repeat a call that failed with err because the user lacked a resource. For a program,
+// a file has ended when close(2) returns, but the service ends it slightly later. Supervisor.awaitCloses therefore
+// waits until the user's closed files have ended. It may sleep.
 func (s *Supervisor) awaitCloses(u *quota.User, err error) bool {
 	if err == nil { // only the failure path allocates memory
 		return false
@@ -49,31 +49,31 @@ func (s *Supervisor) awaitCloses(u *quota.User, err error) bool {
 	}()
 	for began := time.Now(); time.Since(began) < mostCloseWait; {
 		time.Sleep(leastCloseWait)
-		if !s.closing(u) {
+		if !s.hasPendingCloses(u) {
 			break
 		}
 	}
 	return true
 }
 
-// closing reports whether there are closes that the kernel has reported and the service has not processed, or
+// hasPendingCloses reports whether there are closes that the kernel has reported and the service has not processed, or
 // files of the user that are about to end.
-func (s *Supervisor) closing(u *quota.User) bool {
+func (s *Supervisor) hasPendingCloses(u *quota.User) bool {
 	if n, err := unix.IoctlGetInt(s.notifyFD, unix.TIOCINQ); err == nil && n > 0 {
 		return true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.files {
-		if f.user == u && (f.closed() || f.looking()) {
+		if f.user == u && (f.isClosed() || f.closeCheckPending()) {
 			return true
 		}
 	}
 	return false
 }
 
-// looking reports whether a close of the file was not checked yet, or was not checked for long enough.
-func (f *openFile) looking() bool {
+// closeCheckPending reports whether a close of the file was not checked yet, or was not checked for long enough.
+func (f *openFile) closeCheckPending() bool {
 	f.look.Lock()
 	defer f.look.Unlock()
 	return f.look.timer != nil && f.look.next < mostCloseWait

@@ -35,7 +35,7 @@ func TestAwaitCloses(t *testing.T) {
 				s := &Supervisor{notifyFD: -1, files: map[inode]*openFile{}}
 				if tt.closed != nil {
 					f := &openFile{sup: s, user: tt.closed}
-					f.calls.Store(closing)
+					f.calls.Store(closingFlag)
 					s.files[inode{}] = f
 				}
 				began := time.Now()

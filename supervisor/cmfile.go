@@ -42,8 +42,8 @@ const cmDevice = "rdma_cm"
 type cmPipe struct {
 	end    *os.File // the writing end of the pipe
 	user   *quota.User
-	kept   *kept.Kept
-	note   kept.Note                    // charge for the program's end
+	kept   *kept.UserObjects
+	note   kept.FileNote                // charge for the program's end
 	setter func(fd int, full bool) bool // replacement of setPipe in tests, or nil
 
 	mu   sync.Mutex
@@ -61,23 +61,23 @@ const pipeDescriptors = 2
 // pipeTimeout limits the time that a call waits for another thread to update the pipe.
 const pipeTimeout = 100 * time.Millisecond
 
-// ready records whether there are events. cmPipe.update updates the pipe soon afterwards. ready does not sleep.
+// setReady records whether there are events. cmPipe.update updates the pipe soon afterwards. setReady does not sleep.
 // (ucma.Config)
-func (p *cmPipe) ready(on bool) {
+func (p *cmPipe) setReady(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.edge = on && (p.edge || !p.want)
 	p.want = on
-	if !p.current() && p.busy == nil && p.fd >= 0 {
+	if !p.isUpToDate() && p.busy == nil && p.fd >= 0 {
 		go p.update()
 	}
 }
 
-// current reports whether the pipe agrees with the last call of ready. A byte written before a new event does not
+// isUpToDate reports whether the pipe agrees with the last call of ready. A byte written before a new event does not
 // suffice, since the program may already have seen that byte and found no events.
 //
 //verbena:held mu
-func (p *cmPipe) current() bool { return p.want == p.full && !p.edge }
+func (p *cmPipe) isUpToDate() bool { return p.want == p.full && !p.edge }
 
 // update writes a byte to the pipe or removes the byte, until poll(2) on the pipe agrees with the last call of
 // ready. update can block as long as the program blocks the pipe.
@@ -95,7 +95,7 @@ func (p *cmPipe) update() {
 				return
 			}
 		}
-		if p.over || p.fd < 0 || p.current() || p.user.Take(quota.Workers, 1) != nil {
+		if p.over || p.fd < 0 || p.isUpToDate() || p.user.Charge(quota.Workers, 1) != nil {
 			p.mu.Unlock()
 			return
 		}
@@ -104,8 +104,8 @@ func (p *cmPipe) update() {
 		p.edge = false
 		p.mu.Unlock()
 		ok := false
-		contain.Do(func() { ok = p.set(fd, on) }, nil)
-		p.user.Give(quota.Workers, 1)
+		contain.RecoverPanic(func() { ok = p.setPipeState(fd, on) }, nil)
+		p.user.Release(quota.Workers, 1)
 		p.mu.Lock()
 		close(p.busy)
 		p.busy = nil
@@ -123,8 +123,8 @@ func (p *cmPipe) update() {
 	}
 }
 
-// set calls setPipe or its replacement in tests.
-func (p *cmPipe) set(fd int, full bool) bool {
+// setPipeState calls setPipe or its replacement in tests.
+func (p *cmPipe) setPipeState(fd int, full bool) bool {
 	if p.setter != nil {
 		return p.setter(fd, full)
 	}
@@ -138,7 +138,7 @@ func setPipe(fd int, full bool) bool {
 		return true
 	}
 	// Only the program keeps a descriptor of the reading end, so the service can detect its close.
-	other, err := reopen.Own(fd, unix.O_RDONLY|unix.O_NONBLOCK)
+	other, err := reopen.OnCallingThread(fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return false
 	}
@@ -163,12 +163,12 @@ func (p *cmPipe) close() {
 	p.mu.Unlock()
 	if now {
 		p.end.Close()
-		p.kept.Keep(p.note, func() { p.user.Give(quota.Descriptors, pipeDescriptors) })
+		p.kept.Keep(p.note, func() { p.user.Release(quota.Descriptors, pipeDescriptors) })
 	}
 }
 
-// watch calls gone after the program has closed all descriptors of its end, or after close was called.
-func (p *cmPipe) watch(gone func()) {
+// watchReaders calls gone after the program has closed all descriptors of its end, or after close was called.
+func (p *cmPipe) watchReaders(gone func()) {
 	defer gone()
 	raw, err := p.end.SyscallConn()
 	if err != nil {
@@ -249,22 +249,22 @@ func (f cmFile) Fail(error) {}
 func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, access: how & unix.O_ACCMODE,
 		ended: make(chan struct{})}
-	if err := f.user.Take(quota.Contexts, 1); err != nil {
+	if err := f.user.Charge(quota.Contexts, 1); err != nil {
 		return nil, nil, err
 	}
-	if err := f.user.Take(quota.Descriptors, pipeDescriptors); err != nil {
-		f.user.Give(quota.Contexts, 1)
+	if err := f.user.Charge(quota.Descriptors, pipeDescriptors); err != nil {
+		f.user.Release(quota.Contexts, 1)
 		return nil, nil, err
 	}
 	fail := func(err error) (*openFile, *os.File, error) {
 		if f.pipe == nil {
-			f.user.Give(quota.Descriptors, pipeDescriptors)
+			f.user.Release(quota.Descriptors, pipeDescriptors)
 		}
-		f.user.Give(quota.Contexts, 1)
+		f.user.Release(quota.Contexts, 1)
 		return nil, nil, fmt.Errorf("open %s: %w", cmDevice, err)
 	}
-	keep := t.sup.cfg.Kept.KeptOf(p.user)
-	reader, writer, note, err := keep.Pipe()
+	keep := t.sup.cfg.Kept.ObjectsOf(p.user)
+	reader, writer, note, err := keep.MakePipe()
 	if err != nil {
 		return fail(err)
 	}
@@ -280,8 +280,8 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	f.inode = inode{st.Dev, st.Ino}
 	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitsOf(p.user)
 	f.pipe = &cmPipe{end: os.NewFile(uintptr(writer), cmDevice), fd: writer, user: p.user, kept: keep, note: note}
-	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.alive,
-		Ready: f.pipe.ready})
+	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.isAlive,
+		Ready: f.pipe.setReady})
 	f.file = cmFile{f.cm}
 	s := t.sup
 	s.mu.Lock()
@@ -299,11 +299,11 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	return f, os.NewFile(uintptr(reader), cmDevice), nil
 }
 
-// endCM ends a file of the connection manager.
-func (f *openFile) endCM() {
+// closeCMFile ends a file of the connection manager.
+func (f *openFile) closeCMFile() {
 	f.cm.Close()
 	f.pipe.close()
-	f.user.Give(quota.Contexts, 1)
+	f.user.Release(quota.Contexts, 1)
 }
 
 // cmCaller is the caller of a command, which may outlive the worker's call. (ucma.Caller)
@@ -336,7 +336,7 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	if err := c.w.checkTrapped(); err != nil {
 		return nil, err
 	}
-	f := c.w.session.sup.file(i)
+	f := c.w.session.sup.fileOf(i)
 	if f == nil || f.cm == nil {
 		return nil, fmt.Errorf("descriptor %d does not refer to %s: %w", fd, cmDevice, syscall.EINVAL)
 	}
@@ -360,7 +360,7 @@ func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 		return false
 	}
 	defer th.close()
-	who, err := s.principal(th)
+	who, err := s.principalOf(th)
 	if err != nil || c.w.checkTrapped() != nil {
 		return false
 	}
@@ -392,7 +392,7 @@ func (w *worker) NetRaw() bool {
 
 // cmCommand answers a command on a file that the caller has entered. If waits is true, the command is a GET_EVENT
 // that await answers later.
-func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
+func (w *worker) cmCommand(f *openFile) (v callResult, waits bool) {
 	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
 	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
 	f.pipe.update()
@@ -402,9 +402,9 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 	switch {
 	case errors.Is(err, ucma.ErrNoEvent):
 		if w.known.stale {
-			return verdict{fate: fateContinued}, false
+			return callResult{fate: fateContinued}, false
 		}
-		switch nonBlocking, err := w.nonBlocking(f); {
+		switch nonBlocking, err := w.isNonBlocking(f); {
 		case err != nil:
 			return failWith(err), false
 		case nonBlocking:
@@ -418,20 +418,20 @@ func (w *worker) cmCommand(f *openFile) (v verdict, waits bool) {
 			d.caller.trace, w.trace.later = &callTrace{}, true
 		}
 		f.beginWait()
-		go contain.Do(d.await, d.panicked)
-		return verdict{fate: fateSent}, true
+		go contain.RecoverPanic(d.awaitEvent, d.handlePanic)
+		return callResult{fate: fateSent}, true
 	case err != nil:
 		return failWith(err), false
 	}
 	if taken != nil {
 		w.taken = taken
 	}
-	return verdict{val: int64(n)}, false
+	return callResult{val: int64(n)}, false
 }
 
-// nonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. nonBlocking returns false if that is
-// unknown. An error of nonBlocking is errGone.
-func (w *worker) nonBlocking(f *openFile) (bool, error) {
+// isNonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. isNonBlocking returns false if that is
+// unknown. An error of isNonBlocking is errGone.
+func (w *worker) isNonBlocking(f *openFile) (bool, error) {
 	th, err := w.lookUpThread()
 	if err != nil {
 		return false, keepErrGone(err)
@@ -440,7 +440,7 @@ func (w *worker) nonBlocking(f *openFile) (bool, error) {
 	fd := int32(w.n.args[0])
 	copied, err := w.copyFile(th, fd)
 	if err != nil {
-		return err == unix.EPERM && w.nonBlockingByProc(fd), keepErrGone(err)
+		return err == unix.EPERM && w.isNonBlockingByProc(fd), keepErrGone(err)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
@@ -455,10 +455,10 @@ func keepErrGone(err error) error {
 	return nil
 }
 
-// nonBlockingByProc returns the flag for a service that may not call pidfd_getfd(2). Such a service serves only its own
-// user. Other users could replace the file by an epoll instance. The kernel would then list the entries of the
+// isNonBlockingByProc returns the flag for a service that may not call pidfd_getfd(2). Such a service serves only its
+// own user. Other users could replace the file by an epoll instance. The kernel would then list the entries of the
 // epoll instance in memory charged to the service. (proc_pid_fdinfo(5))
-func (w *worker) nonBlockingByProc(fd int32) bool {
+func (w *worker) isNonBlockingByProc(fd int32) bool {
 	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
 	if err != nil {
 		return false
@@ -495,9 +495,9 @@ const (
 // SA_RESTART. (ERESTARTSYS)
 const errRestart = syscall.Errno(512)
 
-// await answers the call when there is an event, the file is closed, or a signal arrives. The caller of await has
+// awaitEvent answers the call when there is an event, the file is closed, or a signal arrives. The caller of await has
 // entered the file.
-func (d *deferredGetEvent) await() {
+func (d *deferredGetEvent) awaitEvent() {
 	defer d.f.endWait()
 	defer d.f.leave()
 	d.f.waits.user.Add(1)
@@ -509,7 +509,7 @@ func (d *deferredGetEvent) await() {
 		ready := make(chan struct{})
 		w := d.f.cm.AddWaiter(func() { close(ready) })
 		if w == nil {
-			if d.try() {
+			if d.tryGetEvent() {
 				return
 			}
 			continue
@@ -518,7 +518,7 @@ func (d *deferredGetEvent) await() {
 		select {
 		case <-ready:
 			timer.Stop()
-			if d.try() {
+			if d.tryGetEvent() {
 				return
 			}
 			continue
@@ -528,22 +528,22 @@ func (d *deferredGetEvent) await() {
 		case <-timer.C:
 		}
 		if !d.f.cm.Cancel(w) { // the event is just being delivered
-			if d.try() {
+			if d.tryGetEvent() {
 				return
 			}
 			continue
 		}
-		if stillTrapped(d.session.fd, d.n.id) != nil {
+		if checkStillTrapped(d.session.fd, d.n.id) != nil {
 			return
 		}
-		s := signalsOf(int(d.n.tid))
+		s := readPendingSignals(int(d.n.tid))
 		switch {
 		case s.own, s.shared && shared:
 			why := errRestart
 			if !s.own && !s.alone {
 				why = syscall.EINTR // another thread may handle the signal, which this thread does not see
 			}
-			d.answer(verdict{err: why}) // if the thread has ended, no other thread receives the answer
+			d.sendAnswer(callResult{err: why}) // if the thread has ended, no other thread receives the answer
 			return
 		}
 		shared = s.shared
@@ -555,56 +555,56 @@ func (d *deferredGetEvent) await() {
 	}
 }
 
-// panicked answers the call after a panic and closes the file, because the state of the file is unknown.
-func (d *deferredGetEvent) panicked(p any, stack []byte) {
+// handlePanic answers the call after a panic and closes the file, because the state of the file is unknown.
+func (d *deferredGetEvent) handlePanic(p any, stack []byte) {
 	d.session.log.Error(fmt.Sprintf("panic in a call of thread %d that waits for events", d.n.tid), "panic", p, "stack",
 		string(stack))
-	d.answer(verdict{err: syscall.EIO})
+	d.sendAnswer(callResult{err: syscall.EIO})
 	d.f.close()
 }
 
-// try takes an event from the queue, and reports whether it answered the call.
+// tryGetEvent takes an event from the queue, and reports whether it answered the call.
 //
 //verbena:parses
-func (d *deferredGetEvent) try() bool {
+func (d *deferredGetEvent) tryGetEvent() bool {
 	if f := d.session.sup.cfg.pause; f != nil {
 		f("event", d.n.tid)
 	}
 	n, taken, err := d.f.cm.Write(d.caller, d.n.args[1], int(min(d.n.args[2], 1<<20)))
 	if errors.Is(err, ucma.ErrNoEvent) {
-		return stillTrapped(d.session.fd, d.n.id) != nil
+		return checkStillTrapped(d.session.fd, d.n.id) != nil
 	}
 	d.f.pipe.update()
-	if !d.answer(verdict{val: int64(n), err: err}) && taken != nil {
+	if !d.sendAnswer(callResult{val: int64(n), err: err}) && taken != nil {
 		taken.Undo()
 	}
 	return true
 }
 
-// answer answers the call, and reports whether the thread has received the answer.
-func (d *deferredGetEvent) answer(v verdict) bool {
+// sendAnswer answers the call, and reports whether the thread has received the answer.
+func (d *deferredGetEvent) sendAnswer(v callResult) bool {
 	r := response{id: d.n.id, val: v.val}
 	if v.err != nil {
-		r = response{id: d.n.id, errno: -int32(errno(v.err))}
+		r = response{id: d.n.id, errno: -int32(errnoOf(v.err))}
 	}
 	if t := d.caller.trace; t != nil {
 		d.session.info.Trace(fmt.Sprintf("%d write(%d<%s>, %s, %d) = %s <%.6f>", d.n.tid, int32(d.n.args[0]), cmDevice,
 			t.command.Name,
-			d.n.args[2], t.result(v), time.Since(d.began).Seconds()))
+			d.n.args[2], t.formatResult(v), time.Since(d.began).Seconds()))
 	}
-	return send(d.session.fd, &r) == nil
+	return sendResponse(d.session.fd, &r) == nil
 }
 
-// signals describes the pending signals that would interrupt a thread.
-type signals struct {
+// pendingSignals describes the pending signals that would interrupt a thread.
+type pendingSignals struct {
 	own     bool // a signal was sent to the thread, or to its process if it is the main thread
 	shared  bool // a signal was sent to the process
 	alone   bool // no other thread can handle the shared signals
 	handles bool // the process has signal handlers
 }
 
-// signalsOf reads the pending signals of a thread. (proc_pid_status(5))
-func signalsOf(tid int) (s signals) {
+// readPendingSignals reads the pending signals of a thread. (proc_pid_status(5))
+func readPendingSignals(tid int) (s pendingSignals) {
 	b, err := procfile.Read("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
 		return s

@@ -10,9 +10,9 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestEdge tests that each new event wakes a program that polls edge-triggered and has seen no events, even if the
-// byte of an earlier event is still in the pipe.
-func TestEdge(t *testing.T) {
+// TestEventWakesEdgeTriggeredPoll tests that each new event wakes a program that polls edge-triggered and has seen no
+// events, even if the byte of an earlier event is still in the pipe.
+func TestEventWakesEdgeTriggeredPoll(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		t.Fatal(err)
@@ -35,9 +35,9 @@ func TestEdge(t *testing.T) {
 		return n > 0
 	}
 	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1],
-		user: withPipe(t, quota.New(quota.Limits{}).User(0))}
+		user: chargePipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
-	p.ready(true)
+	p.setReady(true)
 	p.update()
 	if !woken() {
 		t.Error("poll after a new event: got no wakeup, want one")
@@ -48,8 +48,8 @@ func TestEdge(t *testing.T) {
 	busy := make(chan struct{})
 	p.busy = busy
 	p.mu.Unlock()
-	p.ready(false)
-	p.ready(true)
+	p.setReady(false)
+	p.setReady(true)
 	p.mu.Lock()
 	p.busy = nil
 	p.mu.Unlock()
@@ -58,45 +58,45 @@ func TestEdge(t *testing.T) {
 	if !woken() {
 		t.Error("poll after another new event: got no wakeup, want one")
 	}
-	p.ready(true) // one event remains
+	p.setReady(true) // one event remains
 	p.update()
 	if woken() {
 		t.Error("poll without a new event: got a wakeup, want none")
 	}
-	p.ready(false)
+	p.setReady(false)
 	p.update()
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
 		t.Errorf("bytes in the pipe without events: got %d and error %v, want 0", n, err)
 	}
 }
 
-// withPipe charges a pipe to a user.
-func withPipe(t *testing.T, u *quota.User) *quota.User {
+// chargePipe charges a pipe to a user.
+func chargePipe(t *testing.T, u *quota.User) *quota.User {
 	t.Helper()
-	if err := u.Take(quota.Descriptors, pipeDescriptors); err != nil {
+	if err := u.Charge(quota.Descriptors, pipeDescriptors); err != nil {
 		t.Fatal(err)
 	}
 	return u
 }
 
-// TestUpdateWaits takes an event while the thread that wrote the event's byte to the pipe has not returned yet. The
-// supervisor must answer the call that takes the event after the byte was removed. Otherwise a program that polls
-// meanwhile would wait for an event that does not exist. (rsockets closes a socket in this way.)
-func TestUpdateWaits(t *testing.T) {
+// TestEventTakenDuringPipeWrite takes an event while the thread that wrote the event's byte to the pipe has not
+// returned yet. The supervisor must answer the call that takes the event after the byte was removed. Otherwise a
+// program that polls meanwhile would wait for an event that does not exist. (rsockets closes a socket in this way.)
+func TestEventTakenDuringPipeWrite(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(ends[0])
 	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1],
-		user: withPipe(t, quota.New(quota.Limits{}).User(0))}
+		user: chargePipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
 	busy := make(chan struct{})
 	p.mu.Lock()
 	p.want, p.busy = true, busy // the test acts as the updating thread
 	p.mu.Unlock()
 	setPipe(ends[1], true)
-	p.ready(false)
+	p.setReady(false)
 	updated := make(chan struct{})
 	go func() {
 		p.update()

@@ -21,10 +21,10 @@ var unsupportedCalls = map[call]syscall.Errno{
 	callFsync:     syscall.EINVAL,
 }
 
-// deviceLacks answers a call that device files do not support.
-func (w *worker) deviceLacks(c call) verdict {
-	if w.desc = w.descriptor(int32(w.n.args[0])); w.desc == nil {
-		return verdict{fate: fateContinued}
+// answerUnsupported answers a call that device files do not support.
+func (w *worker) answerUnsupported(c call) callResult {
+	if w.desc = w.lookUpFile(int32(w.n.args[0])); w.desc == nil {
+		return callResult{fate: fateContinued}
 	}
 	return failWith(unsupportedCalls[c])
 }
@@ -36,46 +36,46 @@ const (
 	fioCloseOnExec   = 0x5451 // FIOCLEX
 )
 
-// otherIoctl answers a request other than RDMA_VERBS_IOCTL. The kernel itself answers requests that all files
+// answerOtherIoctl answers a request other than RDMA_VERBS_IOCTL. The kernel itself answers requests that all files
 // support. (do_vfs_ioctl)
-func (w *worker) otherIoctl() verdict {
+func (w *worker) answerOtherIoctl() callResult {
 	switch uint32(w.n.args[1]) {
 	case fioNonBlock, fioNoCloseOnExec, fioCloseOnExec:
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
 	return failWith(syscall.ENOTTY)
 }
 
-// fcntl answers fcntl(2).
-func (w *worker) fcntl() verdict {
+// answerFcntl answers fcntl(2).
+func (w *worker) answerFcntl() callResult {
 	command := uint32(w.n.args[1])
 	if command == unix.F_DUPFD || command == unix.F_DUPFD_CLOEXEC {
 		return w.duplicate(callFcntl)
 	}
 	switch command {
 	case unix.F_GETFL, unix.F_GETPIPE_SZ, unix.F_SETPIPE_SZ, unix.F_GET_SEALS, unix.F_ADD_SEALS:
-		w.desc = w.descriptor(int32(w.n.args[0]))
+		w.desc = w.lookUpFile(int32(w.n.args[0]))
 	}
 	switch {
 	case w.desc == nil:
 	case command == unix.F_GETFL:
-		return w.statusFlags(w.desc.file)
+		return w.answerStatusFlags(w.desc.file)
 	case command == unix.F_GETPIPE_SZ, command == unix.F_SETPIPE_SZ:
 		return failWith(syscall.EBADF)
 	default:
 		return failWith(syscall.EINVAL)
 	}
-	return verdict{fate: fateContinued}
+	return callResult{fate: fateContinued}
 }
 
-// largeFile is O_LARGEFILE, which the kernel sets when a 64-bit program opens a file.
-const largeFile = 0o100000
+// oLargeFile is O_LARGEFILE, which the kernel sets when a 64-bit program opens a file.
+const oLargeFile = 0o100000
 
-// statusFlags answers F_GETFL. The pipe behind rdma_cm is open for reading only, unlike the file that the program
+// answerStatusFlags answers F_GETFL. The pipe behind rdma_cm is open for reading only, unlike the file that the program
 // opened.
-func (w *worker) statusFlags(f *openFile) verdict {
+func (w *worker) answerStatusFlags(f *openFile) callResult {
 	if f.cm == nil {
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
 	th, err := w.lookUpThread()
 	if err != nil {
@@ -84,12 +84,12 @@ func (w *worker) statusFlags(f *openFile) verdict {
 	defer th.close()
 	copied, err := w.copyFile(th, int32(w.n.args[0]))
 	if err != nil {
-		return verdict{fate: fateContinued} // access is denied (Yama, Docker)
+		return callResult{fate: fateContinued} // access is denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
 	if err != nil || !isFile(copied, f.inode) {
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
-	return verdict{val: int64(flags&^unix.O_ACCMODE | f.access | largeFile)}
+	return callResult{val: int64(flags&^unix.O_ACCMODE | f.access | oLargeFile)}
 }

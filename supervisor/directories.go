@@ -36,14 +36,14 @@ type virtualChild struct {
 	entry *entry
 }
 
-// locate returns the places for a set of entries.
-func (t *tree) locate(all entries) *baseDirectories {
+// findBaseDirectories returns the places for a set of entries.
+func (t *tree) findBaseDirectories(all entries) *baseDirectories {
 	p := &baseDirectories{
 		inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]virtualChild),
 	}
 	for path, e := range all {
 		if e.dir {
-			if i, ok := directoryAt(t.real(path)); ok {
+			if i, ok := directoryAt(t.realPath(path)); ok {
 				p.inside[i] = path
 			}
 		}
@@ -74,9 +74,9 @@ func directoryAt(path string) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// directory returns the path of the directory that a link in the caller's directory in /proc refers to. ok is false
-// if paths relative to that directory are not completed.
-func (w *worker) directory(link string) (path string, ok bool) {
+// directoryOfLink returns the path of the directory that a link in the caller's directory in /proc refers to. ok is
+// false if paths relative to that directory are not completed.
+func (w *worker) directoryOfLink(link string) (path string, ok bool) {
 	i, err := inodeAt(w.n.tid, link)
 	if err != nil {
 		return "", false
@@ -91,19 +91,19 @@ func (w *worker) directory(link string) (path string, ok bool) {
 // workingDirectory is the name of the link to the working directory in /proc/TID.
 const workingDirectory = "cwd"
 
-// listing is the purpose for which a call may open a directory.
-type listing uint8
+// listPurpose is the purpose for which a call may open a directory.
+type listPurpose uint8
 
 const (
-	noDirectory listing = iota
-	anyFile             // opens a file of any kind for reading
+	noDirectory listPurpose = iota
+	anyFile                 // opens a file of any kind for reading
 	directory
 )
 
-// mayList derives the listing from the flags of open(2).
-func mayList(flags uint64) listing {
+// listPurposeOf derives the listing from the flags of open(2).
+func listPurposeOf(flags uint64) listPurpose {
 	const may = unix.O_DIRECTORY | unix.O_CLOEXEC | unix.O_NONBLOCK | unix.O_NOFOLLOW | unix.O_NOCTTY | unix.O_NOATIME |
-		largeFile
+		oLargeFile
 	switch {
 	case uint32(flags)&^may != 0:
 		return noDirectory
@@ -113,38 +113,38 @@ func mayList(flags uint64) listing {
 	return anyFile
 }
 
-// fromRoot makes a raw path absolute if it may refer to virtual files, which is rare. A relative path may refer to
+// absolutePath makes a raw path absolute if it may refer to virtual files, which is rare. A relative path may refer to
 // a virtual file if it contains one of virtualWords or opens a directory. Any relative path may refer to a virtual
 // file if the working directory is virtual.
-func (w *worker) fromRoot(dirfd int32, raw []byte, may listing) (path []byte, ok bool) {
+func (w *worker) absolutePath(dirfd int32, raw []byte, may listPurpose) (path []byte, ok bool) {
 	link := workingDirectory
 	switch {
 	case raw[0] == '/':
-		return raw, hasVirtualWord(raw) || may != noDirectory && w.isAbove(raw)
+		return raw, hasVirtualWord(raw) || may != noDirectory && w.hasVirtualEntries(raw)
 	case dirfd != unix.AT_FDCWD:
 		link = fdLink(dirfd)
 	case !w.session.entered.Load() && may != directory && !hasVirtualWord(raw):
 		return nil, false
 	}
-	dir, ok := w.directory(link)
+	dir, ok := w.directoryOfLink(link)
 	return []byte(dir + "/" + string(raw)), ok
 }
 
-// isAbove reports whether a path names a directory of the file system with virtual entries.
-func (w *worker) isAbove(path []byte) bool {
+// hasVirtualEntries reports whether a path names a directory of the file system with virtual entries.
+func (w *worker) hasVirtualEntries(path []byte) bool {
 	return len(w.session.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
 }
 
-// openAbove opens a directory of the file system with virtual entries. The program receives a descriptor that also
-// lists the virtual entries. The kernel handles all other opens. openAbove opens only directories known to the
-// supervisor, with the rights of the caller.
-func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
-	through := verdict{fate: fateContinued}
+// openMergedDirectory opens a directory of the file system with virtual entries. The program receives a descriptor that
+// also lists the virtual entries. The kernel handles all other opens. openMergedDirectory opens only directories known
+// to the supervisor, with the rights of the caller.
+func (w *worker) openMergedDirectory(path string, flags uint64, may listPurpose) callResult {
+	through := callResult{fate: fateContinued}
 	path = filepath.Clean(path)
-	if may == noDirectory || !w.isAbove([]byte(path)) {
+	if may == noDirectory || !w.hasVirtualEntries([]byte(path)) {
 		return through
 	}
-	w.begin(callOpen)
+	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -158,21 +158,21 @@ func (w *worker) openAbove(path string, flags uint64, may listing) verdict {
 		return through
 	}
 	defer unix.Close(fd)
-	if !th.may(fd, mayRead) {
+	if !th.hasRights(fd, mayRead) {
 		return through
 	}
 	return w.installFrom(th, fd, 0, flags)
 }
 
-// statAbove answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel
+// statAboveTree answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel
 // would not find that directory.
-func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
-	through := verdict{fate: fateContinued}
+func (w *worker) statAboveTree(path string, answer func(fd int) callResult) callResult {
+	through := callResult{fate: fateContinued}
 	path = filepath.Clean(path)
 	if !slices.Contains(w.session.tree.places.Load().ancestors, path) {
 		return through
 	}
-	w.begin(callOpen)
+	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -191,7 +191,7 @@ func (w *worker) statAbove(path string, answer func(fd int) verdict) verdict {
 }
 
 // installDirectory gives the program a descriptor of a directory of the tree as the call's answer.
-func (w *worker) installDirectory(fd int, flags uint64) verdict {
+func (w *worker) installDirectory(fd int, flags uint64) callResult {
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -202,20 +202,20 @@ func (w *worker) installDirectory(fd int, flags uint64) verdict {
 
 // installFrom gives the program such a descriptor at a number that the filter traps, from least on. If the limit of
 // the program may not be raised, installFrom uses any number.
-func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) verdict {
+func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) callResult {
 	number, err := w.installTrapped(th, nil, fd, least, flags)
 	if err == unix.EBADF { // the soft limit of open files is too low
-		if p, _, perr := w.process(th); perr == nil {
+		if p, _, perr := w.processOfThread(th); perr == nil {
 			number, err = w.installTrapped(th, p, fd, least, flags)
 		}
 	}
 	switch {
 	case err == nil:
-		return verdict{val: int64(number)}
+		return callResult{val: int64(number)}
 	case err == unix.EBADF && least == 0:
 		return w.installAnswer(fd, flags)
 	case err == unix.EBADF:
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
 	return failWith(err)
 }
@@ -226,7 +226,7 @@ func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
-	number := t.numbers.choose(th, least, false)
+	number := t.numbers.chooseNumber(th, least, false)
 	if p != nil {
 		restore, err := w.raiseLimit(p, uint64(number)+1)
 		if err != nil {
@@ -237,17 +237,17 @@ func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32
 	return number, w.installLocked(fd, number, flags)
 }
 
-// fchdir answers fchdir(2), which afterwards continues in the kernel.
-func (w *worker) fchdir() verdict {
-	if _, ok := w.directory(fdLink(int32(w.n.args[0]))); ok {
+// answerFchdir answers fchdir(2), which afterwards continues in the kernel.
+func (w *worker) answerFchdir() callResult {
+	if _, ok := w.directoryOfLink(fdLink(int32(w.n.args[0]))); ok {
 		w.session.entered.Store(true)
 	}
-	return verdict{fate: fateContinued}
+	return callResult{fate: fateContinued}
 }
 
-// getcwd answers getcwd(2) in a directory of the tree. The returned length includes the zero byte.
-func (w *worker) getcwd() verdict {
-	through := verdict{fate: fateContinued}
+// answerGetcwd answers getcwd(2) in a directory of the tree. The returned length includes the zero byte.
+func (w *worker) answerGetcwd() callResult {
+	through := callResult{fate: fateContinued}
 	if !w.session.entered.Load() {
 		return through
 	}
@@ -263,10 +263,10 @@ func (w *worker) getcwd() verdict {
 	if uint64(len(b)) > w.n.args[1] {
 		return failWith(syscall.ERANGE)
 	}
-	if err := w.write(w.n.args[0], b); err != nil {
+	if err := w.writeToCaller(w.n.args[0], b); err != nil {
 		return failWith(err)
 	}
-	return verdict{val: int64(len(b))}
+	return callResult{val: int64(len(b))}
 }
 
 const (
@@ -277,15 +277,16 @@ const (
 	recordHeader = 19
 )
 
-// list answers getdents64(2) of a directory with virtual entries. The first answer includes the virtual entries.
-func (w *worker) list() verdict {
-	through := verdict{fate: fateContinued}
+// listDirectory answers getdents64(2) of a directory with virtual entries. The first answer includes the virtual
+// entries.
+func (w *worker) listDirectory() callResult {
+	through := callResult{fate: fateContinued}
 	fd := int32(w.n.args[0])
-	path, ok := w.directory(fdLink(fd))
+	path, ok := w.directoryOfLink(fdLink(fd))
 	if !ok || len(w.session.tree.places.Load().names[path]) == 0 {
 		return through
 	}
-	w.begin(callOpen)
+	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -302,7 +303,7 @@ func (w *worker) list() verdict {
 	if at, err := unix.Seek(copied, 0, unix.SEEK_CUR); err != nil || at != 0 {
 		return through
 	}
-	records := w.session.tree.records(copied, path)
+	records := w.session.tree.virtualRecords(copied, path)
 	room := int(min(uint64(uint32(w.n.args[2])), maxListing)) - len(records)
 	if room < maxRecord {
 		return through
@@ -312,12 +313,12 @@ func (w *worker) list() verdict {
 	if err != nil {
 		return failWith(err)
 	}
-	listing := withRecords(buf[:n], records)
-	if err := w.write(w.n.args[1], listing); err != nil {
+	listing := mergeRecords(buf[:n], records)
+	if err := w.writeToCaller(w.n.args[1], listing); err != nil {
 		_, _ = unix.Seek(copied, 0, unix.SEEK_SET) // the caller has received no entry
 		return failWith(err)
 	}
-	return verdict{val: int64(len(listing))}
+	return callResult{val: int64(len(listing))}
 }
 
 func directoryOf(fd int) (inode, bool) {
@@ -326,13 +327,13 @@ func directoryOf(fd int) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// records returns the virtual entries of a directory of the file system, without names that exist in the file
+// virtualRecords returns the virtual entries of a directory of the file system, without names that exist in the file
 // system.
-func (t *tree) records(dir int, path string) (b []byte) {
+func (t *tree) virtualRecords(dir int, path string) (b []byte) {
 	for _, c := range t.places.Load().names[path] {
 		var st unix.Stat_t
 		if unix.Fstatat(dir, c.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil ||
-			unix.Lstat(t.real(filepath.Join(path, c.name)), &st) != nil {
+			unix.Lstat(t.realPath(filepath.Join(path, c.name)), &st) != nil {
 			continue
 		}
 		kind := byte(unix.DT_REG)
@@ -355,10 +356,10 @@ func (t *tree) records(dir int, path string) (b []byte) {
 	return b
 }
 
-// withRecords returns the records "." and "..", then the virtual records, then all others. A program that walks a
+// mergeRecords returns the records "." and "..", then the virtual records, then all others. A program that walks a
 // tree therefore enters the virtual directories while it still has the descriptor of the listing. A program that
 // seeks to a virtual record continues after "..".
-func withRecords(kernel, records []byte) []byte {
+func mergeRecords(kernel, records []byte) []byte {
 	var off uint64
 	at := 0
 	for b := kernel; len(b) > recordHeader && b[recordHeader] == '.'; b = kernel[at:] {

@@ -16,8 +16,8 @@ import (
 // traps. A duplicate at a low number chosen by the program, or a descriptor sent over a socket, supports only
 // ioctl(2). The supervisor duplicates other files only if their new number is in the range of device files, as
 // described at duplicateTo.
-func (w *worker) duplicate(c call) verdict {
-	through := verdict{fate: fateContinued}
+func (w *worker) duplicate(c call) callResult {
+	through := callResult{fate: fateContinued}
 	t := w.session
 	least, flags := uint32(0), uint64(0)
 	if c == callFcntl {
@@ -33,20 +33,20 @@ func (w *worker) duplicate(c call) verdict {
 		}
 	}
 	fd := int32(w.n.args[0])
-	d := w.descriptor(fd)
+	d := w.lookUpFile(fd)
 	directory := false
-	if d == nil && !t.numbers.has(least) {
-		if _, directory = w.directory(fdLink(fd)); !directory {
+	if d == nil && !t.numbers.contains(least) {
+		if _, directory = w.directoryOfLink(fdLink(fd)); !directory {
 			return through
 		}
 	}
-	if d == nil && !directory && t.numbers.low.has(least) {
+	if d == nil && !directory && t.numbers.low.contains(least) {
 		// The kernel chooses a free number. If the supervisor chose the number, another thread could allocate it
 		// before the install.
-		t.forget(least, math.MaxInt32)
+		t.dropCached(least, math.MaxInt32)
 		return through
 	}
-	w.begin(callOpen)
+	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -65,9 +65,9 @@ func (w *worker) duplicate(c call) verdict {
 		if err == unix.EBADF { // the limit of open files is too low
 			return through
 		}
-		return verdict{val: int64(number), err: err}
+		return callResult{val: int64(number), err: err}
 	}
-	p, _, err := w.process(th)
+	p, _, err := w.processOfThread(th)
 	if err != nil {
 		return failWith(err)
 	}
@@ -81,20 +81,21 @@ func (w *worker) duplicate(c call) verdict {
 	if err != nil {
 		return failWith(err)
 	}
-	return verdict{val: int64(number)}
+	return callResult{val: int64(number)}
 }
 
-// errOwnTable is the error for a thread that does not share its descriptors with the main thread, before Linux 6.9.
-var errOwnTable = fmt.Errorf("the thread has a separate descriptor table: %w", unix.EPERM)
+// errSeparateTable is the error for a thread that does not share its descriptors with the main thread, before Linux
+// 6.9.
+var errSeparateTable = fmt.Errorf("the thread has a separate descriptor table: %w", unix.EPERM)
 
-// copyFile returns a duplicate of a descriptor of the caller. copyFile returns errOwnTable, or EPERM if
+// copyFile returns a duplicate of a descriptor of the caller. copyFile returns errSeparateTable, or EPERM if
 // pidfd_getfd(2) is denied (Yama, Docker).
 func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	const thread = unix.O_EXCL // PIDFD_THREAD
 	pidfd, err := unix.PidfdOpen(int(w.n.tid), thread)
 	if err == unix.EINVAL {
 		if !sharesFiles(th.id.pid, int(w.n.tid)) {
-			return -1, errOwnTable
+			return -1, errSeparateTable
 		}
 		pidfd, err = unix.PidfdOpen(th.id.pid, 0)
 	}
@@ -137,7 +138,7 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 		how = unix.O_RDONLY
 	}
 	if f.cm != nil { // the read end of a pipe of the service, for events of rdma_cm
-		how, open = unix.O_RDONLY, reopen.Own
+		how, open = unix.O_RDONLY, reopen.OnCallingThread
 	}
 	return w.reopen(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
 }
@@ -184,8 +185,8 @@ func isFile(fd int, file inode) bool {
 
 // duplicateTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these
 // numbers itself, so two threads of a program cannot get the same number.
-func (w *worker) duplicateTo(c call) verdict {
-	through := verdict{fate: fateContinued}
+func (w *worker) duplicateTo(c call) callResult {
+	through := callResult{fate: fateContinued}
 	from, to := int32(w.n.args[0]), int32(w.n.args[1])
 	flags := uint32(0)
 	if c == callDup3 {
@@ -194,13 +195,13 @@ func (w *worker) duplicateTo(c call) verdict {
 	if from == to || flags&^unix.O_CLOEXEC != 0 {
 		return through // the kernel reports the error
 	}
-	w.begin(callOpen)
+	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
-	w.session.forget(uint32(to), uint32(to))
+	w.session.dropCached(uint32(to), uint32(to))
 	copied, err := w.copyFile(th, from)
 	if err != nil {
 		return through // the descriptor is not open, or access is denied (Yama)
@@ -213,5 +214,5 @@ func (w *worker) duplicateTo(c call) verdict {
 	} else if err != nil {
 		return failWith(err)
 	}
-	return verdict{val: int64(to)}
+	return callResult{val: int64(to)}
 }

@@ -22,31 +22,31 @@ import (
 const execTimeout = time.Second
 
 // execute answers execve(2) or execveat(2).
-func (w *worker) execute() verdict {
-	w.begin(callExecve)
-	w.session.forget(0, math.MaxUint32) // the exec closes descriptors
-	for _, s := range w.session.executes(w.n.tid) {
+func (w *worker) execute() callResult {
+	w.beginBusy(callExecve)
+	w.session.dropCached(0, math.MaxUint32) // the exec closes descriptors
+	for _, s := range w.session.beginExec(w.n.tid) {
 		if err := s.Bind(execTimeout); err != nil {
 			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
 			return failWith(err)
 		}
 	}
 	w.pause("exec")
-	return verdict{fate: fateContinued}
+	return callResult{fate: fateContinued}
 }
 
-// executes records that a thread is about to execute a program, and returns the address spaces of its process.
-func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
+// beginExec records that a thread is about to execute a program, and returns the address spaces of its process.
+func (t *Session) beginExec(tid uint32) (spaces []*umem.Process) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.execs.add(tid)
 	for _, p := range t.processes {
-		if !p.has(tid) {
+		if !p.hasThread(tid) {
 			continue
 		}
 		kept := p.former[:0]
 		for _, s := range p.former {
-			if s.Left() {
+			if s.SpaceGone() {
 				p.closeSpace(s)
 			} else {
 				kept = append(kept, s)
@@ -63,22 +63,22 @@ func (t *Session) executes(tid uint32) (spaces []*umem.Process) {
 	return spaces
 }
 
-// execs holds the threads that may be executing a program. execs is safe for concurrent use.
-type execs struct {
+// execThreads holds the threads that may be executing a program. execThreads is safe for concurrent use.
+type execThreads struct {
 	mu   sync.Mutex
 	tids map[uint32]struct{}
 	look int // number of threads from which on add removes ended threads
 }
 
-const firstExecLook = 64
+const firstExecCheck = 64
 
-func (e *execs) add(tid uint32) {
+func (e *execThreads) add(tid uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.tids == nil {
 		e.tids = map[uint32]struct{}{}
 	}
-	if len(e.tids) >= max(e.look, firstExecLook) {
+	if len(e.tids) >= max(e.look, firstExecCheck) {
 		for t := range e.tids {
 			var st unix.Stat_t
 			if unix.Stat("/proc/"+strconv.Itoa(int(t)), &st) == unix.ENOENT {
@@ -92,7 +92,7 @@ func (e *execs) add(tid uint32) {
 
 // noteCall records that the thread of a worker's call is not executing a program, because it is making a call. If that
 // thread was killed, its thread ID may belong to another thread, and noteCall does nothing.
-func (e *execs) noteCall(w *worker) {
+func (e *execThreads) noteCall(w *worker) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, there := e.tids[w.n.tid]; there && w.checkTrapped() == nil {
@@ -100,12 +100,12 @@ func (e *execs) noteCall(w *worker) {
 	}
 }
 
-// pending reports whether a thread of the process other than the caller may be executing a program.
-func (e *execs) pending(caller uint32, p *process) bool {
+// execPending reports whether a thread of the process other than the caller may be executing a program.
+func (e *execThreads) execPending(caller uint32, p *process) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for t := range e.tids {
-		if t != caller && p.has(t) {
+		if t != caller && p.hasThread(t) {
 			return true
 		}
 	}

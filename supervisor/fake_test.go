@@ -125,8 +125,8 @@ func (s *fakeServer) open(name string, p uverbs.Process, m uverbs.Memory) (uverb
 	return nil, syscall.ENODEV
 }
 
-// release ends the waits of commands on all files, including commands that arrive within a second.
-func (s *fakeServer) release() {
+// releaseWaits ends the waits of commands on all files, including commands that arrive within a second.
+func (s *fakeServer) releaseWaits() {
 	for range 100 {
 		s.mu.Lock()
 		for _, f := range s.files {
@@ -140,8 +140,8 @@ func (s *fakeServer) release() {
 	}
 }
 
-// opened waits until the n-th file is opened.
-func (s *fakeServer) opened(t *testing.T, n int) *fakeFile {
+// waitOpened waits until the n-th file is opened.
+func (s *fakeServer) waitOpened(t *testing.T, n int) *fakeFile {
 	t.Helper()
 	var f *fakeFile
 	testutil.Eventually(t, fmt.Sprintf("file %d to be opened", n), func() bool {
@@ -196,7 +196,7 @@ func (f *fakeFile) Write(c uverbs.Caller, addr uint64, n int) (int, error) {
 	}
 	f.ringing.Lock()
 	defer f.ringing.Unlock()
-	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(1)))
+	shm.FirstWord(f.region.Mem[8:]).Store(uint32(f.rung.Add(1)))
 	return n, nil
 }
 
@@ -263,7 +263,7 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	return c.Space().WriteV([][]byte{b[:8]}, arg+16)
 }
 
-func (f *fakeFile) HasNew() bool { return true }
+func (f *fakeFile) HasNewRequests() bool { return true }
 
 // RingPosted reads the number of posts from the third word of the region. RingPosted stores the number that it has
 // seen in the second word.
@@ -273,13 +273,13 @@ func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err e
 	if f.isClosed() {
 		return false, syscall.EIO
 	}
-	posted := shm.Word(f.region.Mem[16:]).Load()
+	posted := shm.FirstWord(f.region.Mem[16:]).Load()
 	n := int64(posted) - f.polled
 	if n == 0 {
 		return false, nil
 	}
 	f.polled = int64(posted)
-	shm.Word(f.region.Mem[8:]).Store(uint32(f.rung.Add(n))) // trapped doorbells are counted too
+	shm.FirstWord(f.region.Mem[8:]).Store(uint32(f.rung.Add(n))) // trapped doorbells are counted too
 	return true, nil
 }
 
@@ -301,42 +301,42 @@ func (f *fakeFile) isClosed() bool {
 	}
 }
 
-// world is a supervisor with a fake server in this process.
-type world struct {
+// fixture is a supervisor with a fake server in this process.
+type fixture struct {
 	testing.TB
 	srv  *fakeServer
 	sup  *Supervisor
 	dir  string
-	logs logBook
+	logs logRecorder
 
 	trace func(line string) // trace function of the sessions started in the test
 }
 
-type logBook struct {
+type logRecorder struct {
 	mu    sync.Mutex
 	lines []string
 }
 
-func (l *logBook) logf(format string, args ...any) {
+func (l *logRecorder) logf(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lines = append(l.lines, fmt.Sprintf(format, args...))
 }
 
 // logger returns a logger that records all lines of level Info and above.
-func (l *logBook) logger() *slog.Logger { return l.loggerAt(slog.LevelInfo) }
+func (l *logRecorder) logger() *slog.Logger { return l.loggerAt(slog.LevelInfo) }
 
-func (l *logBook) loggerAt(level slog.Level) *slog.Logger {
+func (l *logRecorder) loggerAt(level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: level}))
 }
 
 // Write records one line of a logger.
-func (l *logBook) Write(line []byte) (int, error) {
+func (l *logRecorder) Write(line []byte) (int, error) {
 	l.logf("%s", line)
 	return len(line), nil
 }
 
-func (l *logBook) take() []string {
+func (l *logRecorder) takeLines() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lines := l.lines
@@ -344,7 +344,7 @@ func (l *logBook) take() []string {
 	return lines
 }
 
-func shmDir(t testing.TB) string {
+func newShmDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "verbena-supervisor-test-")
 	if err != nil {
@@ -361,12 +361,12 @@ var (
 	tracer    *Tracer
 )
 
-func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
+func newFixture(t testing.TB, edit ...func(*SupervisorConfig)) *fixture {
 	t.Helper()
 	if err := Probe(); err != nil {
 		t.Skip(err)
 	}
-	w := &world{TB: t, srv: newFakeServer(), dir: shmDir(t)}
+	w := &fixture{TB: t, srv: newFakeServer(), dir: newShmDir(t)}
 	cfg := SupervisorConfig{Dir: w.dir, AskHelper: askHelper, Log: w.logs.logger()}
 	for _, f := range edit {
 		f(&cfg)
@@ -377,7 +377,7 @@ func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
 	}
 	t.Cleanup(func() {
 		w.sup.Close()
-		for _, l := range w.logs.take() {
+		for _, l := range w.logs.takeLines() {
 			t.Errorf("log: got %s, want no lines", l)
 		}
 		if left, _ := filepath.Glob(filepath.Join(w.dir, "run", "*")); len(left) > 0 {
@@ -387,21 +387,21 @@ func newWorld(t testing.TB, edit ...func(*SupervisorConfig)) *world {
 	return w
 }
 
-// run is a running program.
-type run struct {
+// runningProgram is a running program.
+type runningProgram struct {
 	*Program
 	session *Session
-	output  *output
+	output  *programOutput
 }
 
-// output collects the standard output and error of a program.
-type output struct {
+// programOutput collects the standard output and error of a program.
+type programOutput struct {
 	mu   sync.Mutex
 	text []byte
 	end  chan struct{}
 }
 
-func (o *output) copyFrom(r *os.File) {
+func (o *programOutput) copyFrom(r *os.File) {
 	defer close(o.end)
 	defer r.Close()
 	var b [4096]byte
@@ -416,22 +416,22 @@ func (o *output) copyFrom(r *os.File) {
 	}
 }
 
-func (o *output) String() string {
+func (o *programOutput) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return string(o.text)
 }
 
-// printed waits until the program has written a given text.
-func (w *world) printed(r *run, text string) {
+// waitForText waits until the program has written a given text.
+func (w *fixture) waitForText(r *runningProgram, text string) {
 	w.Helper()
 	testutil.Eventually(w.TB, fmt.Sprintf("%q to be printed", text), func() bool {
 		return strings.Contains(r.output.String(), text)
 	})
 }
 
-// start starts a program. env is added to the environment.
-func (w *world) start(env []string, args ...string) *run {
+// startProgram starts a program. env is added to the environment.
+func (w *fixture) startProgram(env []string, args ...string) *runningProgram {
 	w.Helper()
 	path, err := exec.LookPath(args[0])
 	if err != nil {
@@ -440,7 +440,7 @@ func (w *world) start(env []string, args ...string) *run {
 	return w.startPath(path, env, args...)
 }
 
-func (w *world) startPath(path string, env []string, args ...string) *run {
+func (w *fixture) startPath(path string, env []string, args ...string) *runningProgram {
 	w.Helper()
 	r, err := w.tryStart(path, env, args...)
 	if err != nil {
@@ -449,34 +449,34 @@ func (w *world) startPath(path string, env []string, args ...string) *run {
 	return r
 }
 
-func (w *world) tryStart(path string, env []string, args ...string) (*run, error) {
+func (w *fixture) tryStart(path string, env []string, args ...string) (*runningProgram, error) {
 	w.Helper()
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		w.Fatal(err)
 	}
 	defer null.Close()
-	return w.tryStartWith(null, path, env, args...)
+	return w.tryStartWithInput(null, path, env, args...)
 }
 
-// startWith starts this test binary as a program with in as standard input.
-func (w *world) startWith(in *os.File, env []string, args ...string) *run {
+// startWithInput starts this test binary as a program with in as standard input.
+func (w *fixture) startWithInput(in *os.File, env []string, args ...string) *runningProgram {
 	w.Helper()
-	r, err := w.tryStartWith(in, args[0], env, args...)
+	r, err := w.tryStartWithInput(in, args[0], env, args...)
 	if err != nil {
 		w.Fatal(err)
 	}
 	return r
 }
 
-func (w *world) tryStartWith(in *os.File, path string, env []string, args ...string) (*run, error) {
+func (w *fixture) tryStartWithInput(in *os.File, path string, env []string, args ...string) (*runningProgram, error) {
 	w.Helper()
 	rd, wr, err := os.Pipe()
 	if err != nil {
 		w.Fatal(err)
 	}
 	defer wr.Close()
-	r := &run{output: &output{end: make(chan struct{})}}
+	r := &runningProgram{output: &programOutput{end: make(chan struct{})}}
 	go r.output.copyFrom(rd)
 	// The supervisor runs in this process, and could not answer if a garbage collection waited for the fork.
 	runtime.GC()
@@ -505,22 +505,22 @@ func (w *world) tryStartWith(in *os.File, path string, env []string, args ...str
 // may wait for the supervisor, and each thread of the supervisor may wait for a processor.
 const programTimeout = 2 * testutil.Timeout
 
-// finish waits for the end of a program and its session, and returns its exit code and output.
-func (w *world) finish(r *run) (code int, out string) {
+// waitForExit waits for the end of a program and its session, and returns its exit code and output.
+func (w *fixture) waitForExit(r *runningProgram) (code int, out string) {
 	w.Helper()
 	stuck := time.AfterFunc(programTimeout, func() {
 		w.Errorf("program: got no exit after %v, want one", programTimeout)
 		r.Signal(unix.SIGKILL)
-		w.srv.release()
+		w.srv.releaseWaits()
 	})
 	code = r.Wait()
 	stuck.Stop()
-	w.await("the end of the output", r.output.end)
-	w.await("the end of the session", r.session.Done())
+	w.waitForClose("the end of the output", r.output.end)
+	w.waitForClose("the end of the session", r.session.Done())
 	return code, r.output.String()
 }
 
-func (w *world) await(what string, c <-chan struct{}) {
+func (w *fixture) waitForClose(what string, c <-chan struct{}) {
 	w.Helper()
 	select {
 	case <-c:
@@ -530,19 +530,19 @@ func (w *world) await(what string, c <-chan struct{}) {
 }
 
 // mustRun runs a program that must succeed, and returns its output.
-func (w *world) mustRun(args ...string) string {
+func (w *fixture) mustRun(args ...string) string {
 	w.Helper()
-	code, out := w.finish(w.start(nil, args...))
+	code, out := w.waitForExit(w.startProgram(nil, args...))
 	if code != 0 {
 		w.Fatalf("%q: exit code: got %d, want 0; output:\n%s", args, code, out)
 	}
 	return out
 }
 
-// sh runs a shell script.
-func (w *world) sh(script string) (code int, out string) {
+// runShell runs a shell script.
+func (w *fixture) runShell(script string) (code int, out string) {
 	w.Helper()
-	return w.finish(w.start(nil, "/bin/sh", "-c", script))
+	return w.waitForExit(w.startProgram(nil, "/bin/sh", "-c", script))
 }
 
 // programEnv is the environment variable that selects the function of this test binary to run as a program (see
@@ -550,14 +550,14 @@ func (w *world) sh(script string) (code int, out string) {
 const programEnv = "VERBENA_GUEST_TEST_PROGRAM"
 
 // startSelf starts one of the programs of programs_test.go.
-func (w *world) startSelf(program string, args ...string) *run {
+func (w *fixture) startSelf(program string, args ...string) *runningProgram {
 	w.Helper()
 	return w.startPath("/proc/self/exe", []string{programEnv + "=" + program}, append([]string{program}, args...)...)
 }
 
-func (w *world) mustRunSelf(program string, args ...string) string {
+func (w *fixture) mustRunSelf(program string, args ...string) string {
 	w.Helper()
-	code, out := w.finish(w.startSelf(program, args...))
+	code, out := w.waitForExit(w.startSelf(program, args...))
 	if code != 0 {
 		w.Fatalf("program %s%q: exit code: got %d, want 0; output:\n%s", program, args, code, out)
 	}

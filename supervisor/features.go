@@ -31,8 +31,8 @@ func Features() ([]Feature, error) {
 	defer t.end()
 	var err error
 	here := map[string]bool{
-		"pidfd_getfd": copiesDescriptors(), "SO_PEERPIDFD": peerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(),
-		"short slices": sched.Slices(),
+		"pidfd_getfd": copiesDescriptors(), "SO_PEERPIDFD": hasPeerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(),
+		"short slices": sched.SupportsSlices(),
 		"Landlock":     confine.HasLandlock(), "SO_PASSRIGHTS": refusesRights(),
 	}
 	t.do(func() { err = probeListener(here) })
@@ -75,7 +75,7 @@ func probeListener(here map[string]bool) error {
 	killable := err == nil
 	if err != nil {
 		if listener, err = setFilter(filter, 0); err != nil {
-			return explain(err, isGVisor)
+			return explainFilterError(err, isGVisor)
 		}
 	}
 	defer unix.Close(listener)
@@ -113,8 +113,8 @@ func refusesRights() bool {
 	return unix.SetsockoptInt(ends[0], unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) == nil
 }
 
-// peerPidfd reports whether a socket provides a pidfd of its peer.
-func peerPidfd() bool {
+// hasPeerPidfd reports whether a socket provides a pidfd of its peer.
+func hasPeerPidfd() bool {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false
@@ -129,8 +129,8 @@ func peerPidfd() bool {
 	return true
 }
 
-// Access describes how the service accesses the memory of programs on this machine, depending on Yama.
-func Access() string {
+// DescribeAccess describes how the service accesses the memory of programs on this machine, depending on Yama.
+func DescribeAccess() string {
 	switch scope := ptraceScope(); scope {
 	case "0":
 		return "the service itself accesses programs' memory"

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestFeatures compares the detected features with the version of the kernel. A kernel of sufficient version must have
-// a feature unless a policy denies it.
-func TestFeatures(t *testing.T) {
+// TestFeaturesMatchKernelVersion compares the detected features with the version of the kernel. A kernel of sufficient
+// version must have a feature unless a policy denies it.
+func TestFeaturesMatchKernelVersion(t *testing.T) {
 	list, err := Features()
 	if errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNested) {
 		t.Skip(err)
@@ -23,10 +23,10 @@ func TestFeatures(t *testing.T) {
 	if err := unix.Uname(&u); err != nil {
 		t.Fatal(err)
 	}
-	here := version(unix.ByteSliceToString(u.Release[:]))
+	here := parseKernelVersion(unix.ByteSliceToString(u.Release[:]))
 	last := 0
 	for _, f := range list {
-		since := version(f.Since)
+		since := parseKernelVersion(f.Since)
 		if since < last {
 			t.Errorf("place of %s in the list: got it after a newer feature, want the order of versions", f.Name)
 		}
@@ -43,13 +43,13 @@ func TestFeatures(t *testing.T) {
 			t.Errorf("%s: got an empty Without, want a text", f.Name)
 		}
 	}
-	if !strings.Contains(Access(), "memory") {
-		t.Errorf("Access: got %q, want a text about memory", Access())
+	if !strings.Contains(DescribeAccess(), "memory") {
+		t.Errorf("Access: got %q, want a text about memory", DescribeAccess())
 	}
 }
 
-// version converts the version of a kernel, such as 6.12, to a number.
-func version(text string) int {
+// parseKernelVersion converts the version of a kernel, such as 6.12, to a number.
+func parseKernelVersion(text string) int {
 	major, rest, _ := strings.Cut(text, ".")
 	minor := rest
 	if i := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {

@@ -11,16 +11,17 @@ import (
 	"verbena/uapi"
 )
 
-// TestClosingFile tests that a closing file accepts no further call, and that it ends once, with its last call.
-func TestClosingFile(t *testing.T) {
-	c := newTrapped(t, nil)
+// TestClosingFileRefusesCalls tests that a closing file accepts no further call, and that it ends once, with its last
+// call.
+func TestClosingFileRefusesCalls(t *testing.T) {
+	c := newTrappedCall(t, nil)
 	f, _ := c.mustOpen(verbsNode, nil, unix.O_RDWR)
-	if !f.enter() || f.closed() {
+	if !f.enter() || f.isClosed() {
 		t.Error("enter of an open file: got false, want true")
 	}
 	for range 2 {
 		f.close()
-		if f.enter() || !f.closed() {
+		if f.enter() || !f.isClosed() {
 			t.Error("enter of a closing file: got true, want false")
 		}
 		select {
@@ -44,8 +45,8 @@ func TestClosingFile(t *testing.T) {
 // TestOpenForAnotherUser tests that without root, the queue file stays owned by the service's user, whichever user
 // opens the device.
 func TestOpenForAnotherUser(t *testing.T) {
-	c := newTrapped(t, nil)
-	id := *c.lookOnce().id
+	c := newTrappedCall(t, nil)
+	id := *c.lookUpUnproven().id
 	id.uids.fs = 1
 	f, description, err := newOpenFile(c.s, verbsNode, &opener{process: &process{}, session: c.s, id: &id}, unix.O_RDWR)
 	if err != nil {
@@ -66,7 +67,7 @@ func TestOpenForAnotherUser(t *testing.T) {
 // TestDescriptorOfAnotherUser tests that the process of a thread is cached with a descriptor only if the process
 // exists and belongs to the user who opened the file.
 func TestDescriptorOfAnotherUser(t *testing.T) {
-	c := newTrapped(t, nil)
+	c := newTrappedCall(t, nil)
 	p := c.mustProcess()
 	ended := endedProcess(t)
 	ended.user = p.user
@@ -84,10 +85,10 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		{"its own, of a process that has ended", own, ownFD, ended, nil},
 	} {
 		fd := int32(tt.fd.Fd())
-		old := &descriptor{tid: c.w.n.tid, fd: fd, file: tt.file}
+		old := &cachedFile{tid: c.w.n.tid, fd: fd, file: tt.file}
 		old.process.Store(tt.remembered)
-		c.s.cache[slot(c.w.n.tid, fd)].Store(old) // an expired cache entry
-		d := c.w.descriptor(fd)
+		c.s.cache[cacheSlot(c.w.n.tid, fd)].Store(old) // an expired cache entry
+		d := c.w.lookUpFile(fd)
 		if d == nil || d == old || d.file != tt.file || d.process.Load() != tt.want {
 			t.Errorf("%s: cached descriptor: got %+v, want a new one with process %v", tt.name, d, tt.want)
 		}
@@ -106,7 +107,7 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		{"closed", own, 1 << 20, nil, true},
 	} {
 		c.setArgs()
-		c.w.desc = &descriptor{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
+		c.w.desc = &cachedFile{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
 		_, _, err := c.w.findCaller()
 		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale || (err == errGone) != tt.stale {
 			t.Errorf("%s: got process %v, stale %v, error %v, want %v, stale %v",
@@ -114,19 +115,19 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		}
 	}
 	c.setArgs()
-	c.w.desc = &descriptor{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
-	if _, _, err := c.w.caller(); !errors.Is(err, errForeign) {
-		t.Errorf("command on a file of another user: got %v, want %v", err, errForeign)
+	c.w.desc = &cachedFile{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
+	if _, _, err := c.w.caller(); !errors.Is(err, errOtherUser) {
+		t.Errorf("command on a file of another user: got %v, want %v", err, errOtherUser)
 	}
 }
 
 // TestCommandOnClosingFile tests that a command on a closing file fails with EIO.
 func TestCommandOnClosingFile(t *testing.T) {
-	c := newTrapped(t, nil)
+	c := newTrappedCall(t, nil)
 	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
 	ioctl := func() string {
-		c.setArgs(uint64(description.Fd()), uapi.VerbsIoctl, c.at(0))
-		c.w.n.nr = int32(native.numbers[callIoctl].nr)
+		c.setArgs(uint64(description.Fd()), uapi.VerbsIoctl, c.memAddr(0))
+		c.w.n.nr = int32(nativeArchitecture.numbers[callIoctl].nr)
 		return c.w.handle().String()
 	}
 	if got := ioctl(); got != "ok" {

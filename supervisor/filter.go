@@ -60,26 +60,27 @@ const (
 	numCalls
 )
 
-// condition is a condition of the filter in addition to the number of the system call.
-type condition uint8
+// trapCondition is a condition of the filter in addition to the number of the system call.
+type trapCondition uint8
 
 const (
-	always            condition = iota
-	ifVerbs                     // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 is a command file's number
-	ifFile                      // argument 0 is a command file's number
-	ifTrappedDoorbell           // argument 0 is a command file's number with trapped doorbells
-	ifTo                        // argument 1 is a command file's number
-	ifUpTo                      // argument 1 is a command file's number, or greater
-	ifDup                       // argument 0 is a command file's number, or arguments 1 and 2 request a duplicate there
-	ifCwdFile                   // argument 0 is a command file's number, or AT_FDCWD because the path may be absolute
-	ifNetlink                   // arguments 0 and 2 request a NETLINK_RDMA socket
+	always            trapCondition = iota
+	ifVerbs                         // argument 1 is the request RDMA_VERBS_IOCTL, or argument 0 is a command file's number
+	ifFile                          // argument 0 is a command file's number
+	ifTrappedDoorbell               // argument 0 is a command file's number with trapped doorbells
+	ifTo                            // argument 1 is a command file's number
+	ifUpTo                          // argument 1 is a command file's number, or greater
+	// argument 0 is a command file's number, or arguments 1 and 2 request a duplicate there
+	ifDup
+	ifCwdFile // argument 0 is a command file's number, or AT_FDCWD because the path may be absolute
+	ifNetlink // arguments 0 and 2 request a NETLINK_RDMA socket
 	numConditions
 )
 
-// calls lists the names of the calls, and the conditions under which the filter traps each call.
-var calls = [numCalls]struct {
+// callTable lists the names of the calls, and the conditions under which the filter traps each call.
+var callTable = [numCalls]struct {
 	name string
-	trap condition
+	trap trapCondition
 }{
 	callOther:       {"other", always},
 	callWrite:       {"write", ifTrappedDoorbell},
@@ -124,125 +125,125 @@ var calls = [numCalls]struct {
 	callLlistxattr:  {"llistxattr", always},
 }
 
-func (c call) String() string { return calls[c].name }
+func (c call) String() string { return callTable[c].name }
 
 // architecture is a system call table.
 type architecture struct {
-	audit   uint32           // AUDIT_ARCH_*
-	numbers [numCalls]number // numbers of the calls; some calls do not exist on some architectures
+	audit   uint32                   // AUDIT_ARCH_*
+	numbers [numCalls]optionalNumber // numbers of the calls; some calls do not exist on some architectures
 	// Programs of this architecture can also make calls of other architectures. The filter traps such a call if it
 	// executes a program.
 	execs  []uint32 // other numbers of execve in the same table
-	compat compat
+	compat compatTable
 }
 
-// compat is the system call table of 32-bit programs.
-type compat struct {
+// compatTable is the system call table of 32-bit programs.
+type compatTable struct {
 	audit uint32
 	execs []uint32
 }
 
-type number struct {
+type optionalNumber struct {
 	nr uint32
 	ok bool
 }
 
-func no(nr uint32) number { return number{nr, true} }
+func syscallNumber(nr uint32) optionalNumber { return optionalNumber{nr, true} }
 
 // architectures holds the supported architectures, by GOARCH. Newer architectures never had the calls without a
 // directory argument.
 var architectures = map[string]*architecture{
 	"amd64": {
 		audit: unix.AUDIT_ARCH_X86_64,
-		numbers: [numCalls]number{
-			callWrite:       no(1),
-			callOpen:        no(2),
-			callClose:       no(3),
-			callStat:        no(4),
-			callFstat:       no(5),
-			callLstat:       no(6),
-			callLseek:       no(8),
-			callIoctl:       no(16),
-			callPread64:     no(17),
-			callPwrite64:    no(18),
-			callAccess:      no(21),
-			callDup:         no(32),
-			callDup2:        no(33),
-			callSocket:      no(41),
-			callBind:        no(49),
-			callGetsockname: no(51),
-			callSetsockopt:  no(54),
-			callExecve:      no(59),
-			callFcntl:       no(72),
-			callFsync:       no(74),
-			callFtruncate:   no(77),
-			callGetcwd:      no(79),
-			callFchdir:      no(81),
-			callReadlink:    no(89),
-			callGetxattr:    no(191),
-			callLgetxattr:   no(192),
-			callListxattr:   no(194),
-			callLlistxattr:  no(195),
-			callGetdents64:  no(217),
-			callOpenat:      no(257),
-			callNewfstatat:  no(262),
-			callReadlinkat:  no(267),
-			callFaccessat:   no(269),
-			callFallocate:   no(285),
-			callDup3:        no(292),
-			callExecveat:    no(322),
-			callStatx:       no(332),
-			callCloseRange:  no(436),
-			callOpenat2:     no(437),
-			callFaccessat2:  no(439),
+		numbers: [numCalls]optionalNumber{
+			callWrite:       syscallNumber(1),
+			callOpen:        syscallNumber(2),
+			callClose:       syscallNumber(3),
+			callStat:        syscallNumber(4),
+			callFstat:       syscallNumber(5),
+			callLstat:       syscallNumber(6),
+			callLseek:       syscallNumber(8),
+			callIoctl:       syscallNumber(16),
+			callPread64:     syscallNumber(17),
+			callPwrite64:    syscallNumber(18),
+			callAccess:      syscallNumber(21),
+			callDup:         syscallNumber(32),
+			callDup2:        syscallNumber(33),
+			callSocket:      syscallNumber(41),
+			callBind:        syscallNumber(49),
+			callGetsockname: syscallNumber(51),
+			callSetsockopt:  syscallNumber(54),
+			callExecve:      syscallNumber(59),
+			callFcntl:       syscallNumber(72),
+			callFsync:       syscallNumber(74),
+			callFtruncate:   syscallNumber(77),
+			callGetcwd:      syscallNumber(79),
+			callFchdir:      syscallNumber(81),
+			callReadlink:    syscallNumber(89),
+			callGetxattr:    syscallNumber(191),
+			callLgetxattr:   syscallNumber(192),
+			callListxattr:   syscallNumber(194),
+			callLlistxattr:  syscallNumber(195),
+			callGetdents64:  syscallNumber(217),
+			callOpenat:      syscallNumber(257),
+			callNewfstatat:  syscallNumber(262),
+			callReadlinkat:  syscallNumber(267),
+			callFaccessat:   syscallNumber(269),
+			callFallocate:   syscallNumber(285),
+			callDup3:        syscallNumber(292),
+			callExecveat:    syscallNumber(322),
+			callStatx:       syscallNumber(332),
+			callCloseRange:  syscallNumber(436),
+			callOpenat2:     syscallNumber(437),
+			callFaccessat2:  syscallNumber(439),
 		},
-		execs:  []uint32{x32 + 520, x32 + 545},
-		compat: compat{unix.AUDIT_ARCH_I386, []uint32{11, 358}},
+		execs:  []uint32{x32Flag + 520, x32Flag + 545},
+		compat: compatTable{unix.AUDIT_ARCH_I386, []uint32{11, 358}},
 	},
 	"arm64": {
 		audit: unix.AUDIT_ARCH_AARCH64,
-		numbers: [numCalls]number{
-			callGetxattr:    no(8),
-			callLgetxattr:   no(9),
-			callListxattr:   no(11),
-			callLlistxattr:  no(12),
-			callGetcwd:      no(17),
-			callDup:         no(23),
-			callDup3:        no(24),
-			callFcntl:       no(25),
-			callIoctl:       no(29),
-			callFtruncate:   no(46),
-			callFallocate:   no(47),
-			callFaccessat:   no(48),
-			callFchdir:      no(50),
-			callOpenat:      no(56),
-			callClose:       no(57),
-			callGetdents64:  no(61),
-			callLseek:       no(62),
-			callWrite:       no(64),
-			callPread64:     no(67),
-			callPwrite64:    no(68),
-			callReadlinkat:  no(78),
-			callNewfstatat:  no(79),
-			callFstat:       no(80),
-			callFsync:       no(82),
-			callSocket:      no(198),
-			callBind:        no(200),
-			callGetsockname: no(204),
-			callSetsockopt:  no(208),
-			callExecve:      no(221),
-			callExecveat:    no(281),
-			callStatx:       no(291),
-			callCloseRange:  no(436),
-			callOpenat2:     no(437),
-			callFaccessat2:  no(439),
+		numbers: [numCalls]optionalNumber{
+			callGetxattr:    syscallNumber(8),
+			callLgetxattr:   syscallNumber(9),
+			callListxattr:   syscallNumber(11),
+			callLlistxattr:  syscallNumber(12),
+			callGetcwd:      syscallNumber(17),
+			callDup:         syscallNumber(23),
+			callDup3:        syscallNumber(24),
+			callFcntl:       syscallNumber(25),
+			callIoctl:       syscallNumber(29),
+			callFtruncate:   syscallNumber(46),
+			callFallocate:   syscallNumber(47),
+			callFaccessat:   syscallNumber(48),
+			callFchdir:      syscallNumber(50),
+			callOpenat:      syscallNumber(56),
+			callClose:       syscallNumber(57),
+			callGetdents64:  syscallNumber(61),
+			callLseek:       syscallNumber(62),
+			callWrite:       syscallNumber(64),
+			callPread64:     syscallNumber(67),
+			callPwrite64:    syscallNumber(68),
+			callReadlinkat:  syscallNumber(78),
+			callNewfstatat:  syscallNumber(79),
+			callFstat:       syscallNumber(80),
+			callFsync:       syscallNumber(82),
+			callSocket:      syscallNumber(198),
+			callBind:        syscallNumber(200),
+			callGetsockname: syscallNumber(204),
+			callSetsockopt:  syscallNumber(208),
+			callExecve:      syscallNumber(221),
+			callExecveat:    syscallNumber(281),
+			callStatx:       syscallNumber(291),
+			callCloseRange:  syscallNumber(436),
+			callOpenat2:     syscallNumber(437),
+			callFaccessat2:  syscallNumber(439),
 		},
-		compat: compat{unix.AUDIT_ARCH_ARM, []uint32{11, 387}},
+		compat: compatTable{unix.AUDIT_ARCH_ARM, []uint32{11, 387}},
 	},
 }
 
-// x32 is the flag in the numbers of calls with 32-bit pointers (x32 ABI). (__X32_SYSCALL_BIT)
-const x32 = 0x40000000
+// x32Flag is the flag in the numbers of calls with 32-bit pointers (x32 ABI). (__X32_SYSCALL_BIT)
+const x32Flag = 0x40000000
 
 // callsByNumber maps system call numbers of this architecture to calls.
 var callsByNumber = func() (t [512]call) {
@@ -256,8 +257,8 @@ var callsByNumber = func() (t [512]call) {
 	return t
 }()
 
-// native is the entry of this architecture, or the zero value if it is not supported.
-var native = func() architecture {
+// nativeArchitecture is the entry of this architecture, or the zero value if it is not supported.
+var nativeArchitecture = func() architecture {
 	if a := architectures[runtime.GOARCH]; a != nil {
 		return *a
 	}
@@ -267,13 +268,13 @@ var native = func() architecture {
 // callOf returns the call of a notification. Every trapped number beyond the table executes a program.
 func callOf(n *notification) call {
 	switch {
-	case n.arch != native.audit:
-		if n.arch == native.compat.audit && slices.Contains(native.compat.execs, uint32(n.nr)) {
+	case n.arch != nativeArchitecture.audit:
+		if n.arch == nativeArchitecture.compat.audit && slices.Contains(nativeArchitecture.compat.execs, uint32(n.nr)) {
 			return callExecve
 		}
 	case uint32(n.nr) < uint32(len(callsByNumber)):
 		return callsByNumber[n.nr]
-	case slices.Contains(native.execs, uint32(n.nr)):
+	case slices.Contains(nativeArchitecture.execs, uint32(n.nr)):
 		return callExecve
 	}
 	return callOther
@@ -287,14 +288,14 @@ const (
 	offArgs = 16
 )
 
-// filter makes the filter for the numbers of command files. The filter allows the calls of programs of another
+// makeFilter makes the filter for the numbers of command files. The filter allows the calls of programs of another
 // architecture (32-bit), except for calls that execute a program. Such programs find no device.
 //
 //	arch is of 32-bit programs -> trap if nr executes a program, else allow
 //	arch is another one        -> allow
 //	nr is not of a call        -> allow
 //	the condition's block      -> trap if it holds, else allow
-func (a *architecture) filter(n numbers) []unix.SockFilter {
+func (a *architecture) makeFilter(n numberSet) []unix.SockFilter {
 	const (
 		ld   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 		jeq  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K
@@ -348,12 +349,12 @@ func (a *architecture) filter(n numbers) []unix.SockFilter {
 	}
 	type row struct {
 		nr   uint32
-		trap condition
+		trap trapCondition
 	}
 	var table []row
 	for c, no := range a.numbers {
 		if no.ok {
-			table = append(table, row{no.nr, calls[c].trap})
+			table = append(table, row{no.nr, callTable[c].trap})
 		}
 	}
 	for _, nr := range a.execs {

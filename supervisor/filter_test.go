@@ -25,9 +25,9 @@ const (
 	trap  = uint32(unix.SECCOMP_RET_USER_NOTIF)
 )
 
-// verdictOf runs a filter on a system call. It uses an interpreter of BPF for packets, which reads big-endian
+// filterVerdict runs a filter on a system call. It uses an interpreter of BPF for packets, which reads big-endian
 // words.
-func verdictOf(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...uint64) uint32 {
+func filterVerdict(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args ...uint64) uint32 {
 	t.Helper()
 	var prog []bpf.Instruction
 	for _, ins := range filter {
@@ -61,7 +61,7 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 	n := numbersFor(1 << 20)
 	first, end := n.native.first, n.native.end
 	for name, arch := range architectures {
-		prog := arch.filter(n)
+		prog := arch.makeFilter(n)
 		for _, tt := range []struct {
 			call call
 			fd   uint32
@@ -75,7 +75,7 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 				trap}, {callBind, first, trap},
 		} {
 			if nr := arch.numbers[tt.call]; nr.ok {
-				if got := verdictOf(t, prog, arch.audit, nr.nr, uint64(tt.fd)); got != tt.want {
+				if got := filterVerdict(t, prog, arch.audit, nr.nr, uint64(tt.fd)); got != tt.want {
 					t.Errorf("%s: verdict of %v of %d: got %#x, want %#x", name, tt.call, tt.fd, got, tt.want)
 				}
 			}
@@ -84,7 +84,7 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 }
 
 func TestFilterVerdicts(t *testing.T) {
-	n := numbers{low: span{700, 900}, native: span{800, 900}, high: 1000}
+	n := numberSet{low: numberRange{700, 900}, native: numberRange{800, 900}, high: 1000}
 	const low, native, lowEnd, first = 700, 800, 900, 1000
 	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int, sign-extended to a register
 	const cwd32 = uint64(1<<32 - 100)
@@ -231,25 +231,26 @@ func TestFilterVerdicts(t *testing.T) {
 		{"arm64", unix.AUDIT_ARCH_AARCH64, 221}, {"arm64", unix.AUDIT_ARCH_AARCH64, 281},
 		{"arm64", unix.AUDIT_ARCH_ARM, 11}, {"arm64", unix.AUDIT_ARCH_ARM, 387},
 	} {
-		if got := verdictOf(t, architectures[tt.name].filter(n), tt.audit, tt.nr); got != trap {
-			t.Errorf("%s: verdict of number %#x of architecture %#x, which executes a program: got %#x, want a trap", tt.name, tt.nr, tt.audit, got)
+		if got := filterVerdict(t, architectures[tt.name].makeFilter(n), tt.audit, tt.nr); got != trap {
+			t.Errorf("%s: verdict of number %#x of architecture %#x, which executes a program: got %#x, want a trap", tt.name,
+				tt.nr, tt.audit, got)
 		}
 	}
 	for name, a := range architectures {
-		filter := a.filter(n)
+		filter := a.makeFilter(n)
 		for _, tt := range tests {
 			n := a.numbers[tt.call]
 			if !n.ok {
 				continue
 			}
-			if got := verdictOf(t, filter, a.audit, n.nr, tt.args...); got != tt.want {
+			if got := filterVerdict(t, filter, a.audit, n.nr, tt.args...); got != tt.want {
 				t.Errorf("%s: verdict of %v%x: got %#x, want %#x", name, tt.call, tt.args, got, tt.want)
 			}
 			for _, audit := range []uint32{a.compat.audit, unix.AUDIT_ARCH_PPC} {
 				if audit == a.compat.audit && slices.Contains(a.compat.execs, n.nr) {
 					continue
 				}
-				if got := verdictOf(t, filter, audit, n.nr, tt.args...); got != allow {
+				if got := filterVerdict(t, filter, audit, n.nr, tt.args...); got != allow {
 					t.Errorf("%s: verdict of %v of architecture %#x: got %#x, want allow", name, tt.call, audit, got)
 				}
 			}
@@ -260,14 +261,14 @@ func TestFilterVerdicts(t *testing.T) {
 			if slices.Contains(a.compat.execs, nr) {
 				want = trap
 			}
-			if got := verdictOf(t, filter, a.compat.audit, nr); got != want {
+			if got := filterVerdict(t, filter, a.compat.audit, nr); got != want {
 				t.Errorf("%s: verdict of system call %d of a 32-bit program: got %#x, want %#x", name, nr, got, want)
 			}
 			want = allow
-			if slices.Contains(a.execs, x32+nr) {
+			if slices.Contains(a.execs, x32Flag+nr) {
 				want = trap
 			}
-			if got := verdictOf(t, filter, a.audit, x32+nr); got != want {
+			if got := filterVerdict(t, filter, a.audit, x32Flag+nr); got != want {
 				t.Errorf("%s: verdict of system call %d with 32-bit pointers: got %#x, want %#x", name, nr, got, want)
 			}
 		}
@@ -279,7 +280,7 @@ func TestFilterVerdicts(t *testing.T) {
 			if trapped[nr] {
 				continue
 			}
-			if got := verdictOf(t, filter, a.audit, nr, cwd, uapi.VerbsIoctl); got != allow {
+			if got := filterVerdict(t, filter, a.audit, nr, cwd, uapi.VerbsIoctl); got != allow {
 				t.Errorf("%s: verdict of system call %d: got %#x, want allow", name, nr, got)
 			}
 		}
@@ -293,7 +294,7 @@ func TestSystemCallNumbers(t *testing.T) {
 		t.Skipf("found no sources of golang.org/x/sys: %v", err)
 	}
 	for arch, a := range architectures {
-		want := constants(t, filepath.Join(strings.TrimSpace(string(dir)), "unix", "zsysnum_linux_"+arch+".go"))
+		want := parseConstants(t, filepath.Join(strings.TrimSpace(string(dir)), "unix", "zsysnum_linux_"+arch+".go"))
 		for c := callOther + 1; c < numCalls; c++ {
 			n, have := a.numbers[c], want["SYS_"+strings.ToUpper(c.String())]
 			if n.ok != (have != 0) || n.nr != have {
@@ -301,29 +302,29 @@ func TestSystemCallNumbers(t *testing.T) {
 			}
 		}
 	}
-	for c, n := range native.numbers {
-		if got := callOf(&notification{arch: native.audit, nr: int32(n.nr)}); n.ok && got != call(c) {
+	for c, n := range nativeArchitecture.numbers {
+		if got := callOf(&notification{arch: nativeArchitecture.audit, nr: int32(n.nr)}); n.ok && got != call(c) {
 			t.Errorf("callOf number %d: got %v, want %v", n.nr, got, call(c))
 		}
 	}
 	for _, nr := range []int32{-1, math.MinInt32, 600, math.MaxInt32} {
-		if got := callOf(&notification{arch: native.audit, nr: nr}); got != callOther {
+		if got := callOf(&notification{arch: nativeArchitecture.audit, nr: nr}); got != callOther {
 			t.Errorf("callOf number %d: got %v, want callOther", nr, got)
 		}
 	}
-	for _, nr := range native.compat.execs {
-		if got := callOf(&notification{arch: native.compat.audit, nr: int32(nr)}); got != callExecve {
+	for _, nr := range nativeArchitecture.compat.execs {
+		if got := callOf(&notification{arch: nativeArchitecture.compat.audit, nr: int32(nr)}); got != callExecve {
 			t.Errorf("callOf number %d of a 32-bit program: got %v, want callExecve", nr, got)
 		}
 	}
-	for _, nr := range native.execs {
-		if got := callOf(&notification{arch: native.audit, nr: int32(nr)}); got != callExecve {
+	for _, nr := range nativeArchitecture.execs {
+		if got := callOf(&notification{arch: nativeArchitecture.audit, nr: int32(nr)}); got != callExecve {
 			t.Errorf("callOf number %#x: got %v, want callExecve", nr, got)
 		}
 	}
 }
 
-func constants(t *testing.T, file string) map[string]uint32 {
+func parseConstants(t *testing.T, file string) map[string]uint32 {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -351,21 +352,21 @@ func constants(t *testing.T, file string) map[string]uint32 {
 	return m
 }
 
-func TestNumbers(t *testing.T) {
+func TestNumbersForHardLimit(t *testing.T) {
 	for _, tt := range []struct {
 		hard uint64
-		want numbers
+		want numberSet
 	}{
-		{256, numbers{span{192, 256}, span{256, 256}, 192}},
-		{1024, numbers{span{768, 1024}, span{1024, 1024}, 768}},
-		{1100, numbers{span{768, 1024}, span{1024, 1024}, 1024}},
-		{2048, numbers{span{768, 1024}, span{1024, 1024}, 1536}},
-		{4096, numbers{span{768, 1024}, span{960, 1024}, 3072}},
-		{20000, numbers{span{768, 1024}, span{960, 1024}, 15000}},
-		{32767, numbers{span{768, 1024}, span{960, 1024}, 24573}},
-		{32768, numbers{span{768, 1024}, span{960, 1024}, 16384}},
-		{1 << 20, numbers{span{768, 1024}, span{960, 1024}, 16384}},
-		{math.MaxUint64, numbers{span{768, 1024}, span{960, 1024}, 16384}},
+		{256, numberSet{numberRange{192, 256}, numberRange{256, 256}, 192}},
+		{1024, numberSet{numberRange{768, 1024}, numberRange{1024, 1024}, 768}},
+		{1100, numberSet{numberRange{768, 1024}, numberRange{1024, 1024}, 1024}},
+		{2048, numberSet{numberRange{768, 1024}, numberRange{1024, 1024}, 1536}},
+		{4096, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 3072}},
+		{20000, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 15000}},
+		{32767, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 24573}},
+		{32768, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
+		{1 << 20, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
+		{math.MaxUint64, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
 	} {
 		got := numbersFor(tt.hard)
 		if got != tt.want {
@@ -375,10 +376,10 @@ func TestNumbers(t *testing.T) {
 		for name, arch := range architectures {
 			for _, fd := range []uint32{0, 191, 192, 255, 256, 767, 768, 1023, 1024, 1535, 1536, 3072, 14999, 15000, 16383,
 				16384, 24573, 1<<31 - 1, 1 << 31} {
-				trapped := verdictOf(t, arch.filter(got), arch.audit, arch.numbers[callFstat].nr, uint64(fd)) == trap
-				if trapped != got.has(fd) {
+				trapped := filterVerdict(t, arch.makeFilter(got), arch.audit, arch.numbers[callFstat].nr, uint64(fd)) == trap
+				if trapped != got.contains(fd) {
 					t.Errorf("%s with a limit of %d: fstat of %d: got trapped %v, want %v", name, tt.hard, fd, trapped,
-						got.has(fd))
+						got.contains(fd))
 				}
 			}
 		}

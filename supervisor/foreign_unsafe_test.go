@@ -15,12 +15,12 @@ import (
 )
 
 func init() {
-	programs["gives"] = programGives
-	programs["given"] = programGiven
+	programs["gives"] = programPassDevice
+	programs["given"] = programInheritDevice
 }
 
-// programGives opens the device, and passes it to a process of another user and to a process of its own user.
-func programGives(args []string) {
+// programPassDevice opens the device, and passes it to a process of another user and to a process of its own user.
+func programPassDevice(args []string) {
 	fd := openDevice()
 	number := must(unix.Dup(fd))
 	must(unix.FcntlInt(uintptr(number), unix.F_SETFD, 0))
@@ -33,14 +33,14 @@ func programGives(args []string) {
 		must(0, c.Run())
 	}
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(fd, &op) == 0, "the owner's command")
+	panicUnless(issueOp(fd, &op) == 0, "the owner's command")
 }
 
-// programGiven uses an inherited descriptor of the device.
-func programGiven(args []string) {
+// programInheritDevice uses an inherited descriptor of the device.
+func programInheritDevice(args []string) {
 	fd := must(strconv.Atoi(args[0]))
 	op := fakeOp{op: opIncrement, in: 1}
-	e := operate(fd, &op)
+	e := issueOp(fd, &op)
 	var werr error
 	if os.Getuid() != 0 { // a command of the owner would wait in the fake device
 		_, werr = unix.Write(fd, make([]byte, 64))
@@ -52,7 +52,7 @@ func programGiven(args []string) {
 // and by write(2).
 func TestFileOfAnotherUser(t *testing.T) {
 	testutil.NeedRoot(t, "to act as several users")
-	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })
+	w := newFixture(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })
 	own := w.mustRunSelf("gives", "0", "65533")
 	const want = "user 0: ioctl errno 0, write <nil>\nuser 65533: ioctl permission denied, write permission denied"
 	if own != want {

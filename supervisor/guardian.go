@@ -28,17 +28,18 @@ func (p *Program) Guard(lost <-chan struct{}, abandon func()) {
 		defer p.guards.Done()
 		select {
 		case <-lost:
-			p.guard(abandon)
+			p.runGuardian(abandon)
 		case <-p.over:
 		}
 	}()
 }
 
-// attendTime limits the wait for the answer to a call that the dead supervisor may have received.
-const attendTime = time.Second
+// lostAnswerTimeout limits the wait for the answer to a call that the dead supervisor may have received.
+const lostAnswerTimeout = time.Second
 
-// attend continues the program's calls, until end is called, if its supervisor dies before there is a guard.
-func (p *Program) attend(lost <-chan struct{}) (end func()) {
+// continueUntilGuarded continues the program's calls, until end is called, if its supervisor dies before there is a
+// guard.
+func (p *Program) continueUntilGuarded(lost <-chan struct{}) (end func()) {
 	over := make(chan struct{})
 	var done sync.WaitGroup
 	done.Go(func() {
@@ -57,11 +58,11 @@ func (p *Program) attend(lost <-chan struct{}) (end func()) {
 			defer stopper.Close()
 			select {
 			case <-over:
-			case <-time.After(attendTime):
+			case <-time.After(lostAnswerTimeout):
 				late.Store(true)
 			}
 		})
-		(&guardian{source: newSource(p.listener, stop, new(intake))}).serve()
+		(&guardian{source: newNotificationSource(p.listener, stop, new(receiveState))}).serve()
 		if late.Load() { // the supervisor had received the call, and no process answers it
 			p.listener.Close()
 		}
@@ -72,13 +73,13 @@ func (p *Program) attend(lost <-chan struct{}) (end func()) {
 	}
 }
 
-func (p *Program) guard(abandon func()) {
+func (p *Program) runGuardian(abandon func()) {
 	stop, stopper, err := os.Pipe()
 	if err != nil {
 		return // no free descriptor: the program runs without a guard
 	}
 	defer stop.Close()
-	g := &guardian{source: newSource(p.listener, stop, new(intake)), tid: uint32(p.thread.tid)}
+	g := &guardian{source: newNotificationSource(p.listener, stop, new(receiveState)), tid: uint32(p.thread.tid)}
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -95,7 +96,7 @@ func (p *Program) guard(abandon func()) {
 
 // guardian answers trapped calls in place of the supervisor.
 type guardian struct {
-	source *source
+	source *notificationSource
 	tid    uint32        // thread ID of this process's filtered thread
 	id     atomic.Uint64 // number of the notification for tid's trapped call
 }
@@ -119,7 +120,7 @@ const (
 func (g *guardian) continueCalls(from, to uint64) {
 	id := g.id.Load() - 1
 	for i := from; i < to; i++ {
-		_ = send(g.source.listener, &response{id: id - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
+		_ = sendResponse(g.source.listener, &response{id: id - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
 	}
 }
 
@@ -147,7 +148,7 @@ func (g *guardian) serve() {
 		} else {
 			r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
 		}
-		_ = send(g.source.listener, &r) // the thread may have been killed
+		_ = sendResponse(g.source.listener, &r) // the thread may have been killed
 	}
 }
 

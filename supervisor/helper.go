@@ -29,19 +29,19 @@ type Ancestor struct{}
 
 // OpenMem implements Helper.
 func (Ancestor) OpenMem(tid int) (*os.File, error) {
-	if err := Descends(tid); err != nil {
+	if err := CheckDescendant(tid); err != nil {
 		return nil, err
 	}
 	return os.OpenFile("/proc/"+strconv.Itoa(tid)+"/mem", os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
-// maxDescent limits the walk from a process to its ancestors, since these may change meanwhile.
-const maxDescent = 4096
+// maxAncestors limits the walk from a process to its ancestors, since these may change meanwhile.
+const maxAncestors = 4096
 
-// Descends returns an error unless a thread's process is a descendant of this process.
-func Descends(tid int) error {
+// CheckDescendant returns an error unless a thread's process is a descendant of this process.
+func CheckDescendant(tid int) error {
 	at := tid
-	for range maxDescent {
+	for range maxAncestors {
 		pid, parent, err := parentOf(at)
 		if err != nil {
 			return err
@@ -89,9 +89,9 @@ func ptraceScope() string {
 	return strings.TrimSpace(string(b))
 }
 
-// Helped reports whether the session may need the Helper to access its program. The launcher of such a session
+// UsesHelper reports whether the session may need the Helper to access its program. The launcher of such a session
 // should adopt orphans.
-func (t *Session) Helped() bool { return t.helper != nil }
+func (t *Session) UsesHelper() bool { return t.helper != nil }
 
 // NeedsPtracer reports whether the session directly accesses processes that allow the access. The program of such a
 // session should name this process with PR_SET_PTRACER (Tracer).
@@ -107,8 +107,9 @@ func directAccess(pid int) error {
 	return nil
 }
 
-// read reads from the memory of a thread's process. n is less than len(b) if part of the range is not mapped.
-func (t *Session) read(tid int, addr uint64, b []byte) (n int, err error) {
+// readThreadMemory reads from the memory of a thread's process. n is less than len(b) if part of the range is not
+// mapped.
+func (t *Session) readThreadMemory(tid int, addr uint64, b []byte) (n int, err error) {
 	if !t.asksOnly {
 		if n, err = readMemory(tid, addr, b); t.helper == nil || err != unix.EPERM {
 			return n, err
@@ -140,32 +141,32 @@ func (t *Session) openMem(tid int) (*os.File, error) {
 	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
 		return nil, unix.ESRCH // the thread was killed in its call, for example by another thread's exec
 	}
-	t.warn(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
+	t.warnOnce(func() error { return fmt.Errorf("memory of thread %d: %w", tid, err) })
 	return nil, err
 }
 
-// orphanage adopts processes after the end of their parent. The orphans become children of this process, so this
+// orphanReaper adopts processes after the end of their parent. The orphans become children of this process, so this
 // process stays an ancestor of all processes of the program, including daemons.
-type orphanage struct{ ended chan os.Signal }
+type orphanReaper struct{ ended chan os.Signal }
 
-// openOrphanage must run before the fork, so that it misses no child.
-func openOrphanage() (*orphanage, error) {
+// newOrphanReaper must run before the fork, so that it misses no child.
+func newOrphanReaper() (*orphanReaper, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the parent of orphans: %w", err)
 	}
-	o := &orphanage{make(chan os.Signal, 1)}
+	o := &orphanReaper{make(chan os.Signal, 1)}
 	signal.Notify(o.ended, unix.SIGCHLD)
 	return o, nil
 }
 
-func (o *orphanage) close() {
+func (o *orphanReaper) close() {
 	signal.Stop(o.ended)
 	_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 }
 
 // run must start after the fork, because it must exclude the program, which is not an orphan. run returns when p is
 // released.
-func (o *orphanage) run(p *Program) {
+func (o *orphanReaper) run(p *Program) {
 	defer o.close()
 	for {
 		select {

@@ -32,13 +32,13 @@ func endedProcess(t *testing.T) *process {
 	return &process{pid: os.Getpid(), pidfd: pidfd, conn: conn}
 }
 
-// TestEndedProcessHasNothing tests that an ended process is not confused with the process that now has its ID.
-func TestEndedProcessHasNothing(t *testing.T) {
+// TestEndedProcessIsNotConfused tests that an ended process is not confused with the process that now has its ID.
+func TestEndedProcessIsNotConfused(t *testing.T) {
 	p := endedProcess(t)
-	if p.alive() {
+	if p.isAlive() {
 		t.Error("alive of an ended process: got true, want false")
 	}
-	if p.has(uint32(unix.Gettid())) {
+	if p.hasThread(uint32(unix.Gettid())) {
 		t.Error("has of an ended process: got true, want false")
 	}
 	if processExists(p.pidfd) {
@@ -46,9 +46,9 @@ func TestEndedProcessHasNothing(t *testing.T) {
 	}
 }
 
-// TestLimitOfAnothersNumber tests that raiseLimit does not raise the limit of open files of a process that merely
+// TestRaiseLimitOfReusedPID tests that raiseLimit does not raise the limit of open files of a process that merely
 // has the caller's process ID.
-func TestLimitOfAnothersNumber(t *testing.T) {
+func TestRaiseLimitOfReusedPID(t *testing.T) {
 	var before, after unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestCapabilitiesOfUserNamespace(t *testing.T) {
 		}
 		defer c.Wait()
 		defer c.Process.Kill()
-		id, err := identify(c.Process.Pid)
+		id, err := readIdentity(c.Process.Pid)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,8 @@ func TestCapabilitiesOfUserNamespace(t *testing.T) {
 			inside.bindCapability, inside.rawCapability)
 	}
 	if !outside.fileCapability || !outside.bindCapability || !outside.rawCapability {
-		t.Errorf("outside: got CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want all", outside.fileCapability,
+		t.Errorf("outside: got CAP_DAC_OVERRIDE %v, CAP_NET_BIND_SERVICE %v, CAP_NET_RAW %v, want all",
+			outside.fileCapability,
 			outside.bindCapability, outside.rawCapability)
 	}
 }
@@ -122,7 +123,7 @@ func TestOverflowUserOwnsNothing(t *testing.T) {
 // TestAttachOfEndedLauncher tests that an ended launcher cannot attach a program, because its process ID may have
 // been reused.
 func TestAttachOfEndedLauncher(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	th, listener := filteredThread(t)
 	defer th.end()
 	defer listener.Close()
@@ -132,10 +133,10 @@ func TestAttachOfEndedLauncher(t *testing.T) {
 	}
 }
 
-// TestListenerIsNothingElse tests that Attach accepts no other file as a listener, even if the file answers an
+// TestAttachRefusesOtherFiles tests that Attach accepts no other file as a listener, even if the file answers an
 // unknown ioctl(2) like an old listener.
-func TestListenerIsNothingElse(t *testing.T) {
-	w := newWorld(t)
+func TestAttachRefusesOtherFiles(t *testing.T) {
+	w := newFixture(t)
 	const userModeOnly = 1 // UFFD_USER_MODE_ONLY
 	fd, _, e := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|userModeOnly, 0, 0)
 	if e != 0 {
@@ -158,7 +159,7 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 		n := &netlinkSocket{sup: s, user: ledger.User(uid), inode: inode{1, next}}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return n, s.enterNetlink(n)
+		return n, s.countNetlink(n)
 	}
 	var last *netlinkSocket
 	for i := range maxNetlinkSockets {
@@ -173,7 +174,7 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 	if _, err := enter(2); err != nil {
 		t.Errorf("socket of another user: got %v, want success", err)
 	}
-	s.leaveNetlink(last)
+	s.uncountNetlink(last)
 	if _, err := enter(1); err != nil {
 		t.Errorf("socket after the close of another: got %v, want success", err)
 	}
@@ -182,7 +183,7 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 // TestUnreadAnswersAreBounded tests the limit of unread netlink answers per user, for all sockets of the user
 // together.
 func TestUnreadAnswersAreBounded(t *testing.T) {
-	s := newWorld(t).sup
+	s := newFixture(t).sup
 	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: netlinkOpener{uid: 1},
 		all: &netlinkUser{}}
 	request := make([]byte, unix.SizeofNlMsghdr)
@@ -190,7 +191,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	binary.NativeEndian.PutUint16(request[4:], 5<<10|1) // RDMA_NL_NLDEV, RDMA_NLDEV_CMD_GET
 	binary.NativeEndian.PutUint16(request[6:], unix.NLM_F_REQUEST|unix.NLM_F_DUMP)
 	errno := func() syscall.Errno {
-		for _, b := range n.answers(&rights.Sender{PID: 1, UID: 1}, request) {
+		for _, b := range n.answerDatagram(&rights.Sender{PID: 1, UID: 1}, request) {
 			if binary.NativeEndian.Uint16(b[4:]) == unix.NLMSG_ERROR {
 				return syscall.Errno(-int32(binary.NativeEndian.Uint32(b[unix.SizeofNlMsghdr:])))
 			}
@@ -213,9 +214,9 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 func TestMemoryByHelperIsBound(t *testing.T) {
 	defer func() { askHelper = false }()
 	askHelper = true
-	w := newWorld(t)
+	w := newFixture(t)
 	r := w.startSelf("hold")
-	w.printed(r, "open")
+	w.waitForText(r, "open")
 	r.session.mu.Lock()
 	spaces := 0
 	for _, p := range r.session.processes {
@@ -230,5 +231,5 @@ func TestMemoryByHelperIsBound(t *testing.T) {
 		t.Error("open address spaces: got none, want one")
 	}
 	r.Signal(unix.SIGKILL)
-	w.finish(r)
+	w.waitForExit(r)
 }

@@ -8,7 +8,7 @@ import (
 
 // installUnreadable gives the program a descriptor on which read(2) fails with EINVAL. The descriptor is a pidfd of
 // the program, which holds no resource that the kernel charges to the service.
-func (w *worker) installUnreadable(flags uint64) verdict {
+func (w *worker) installUnreadable(flags uint64) callResult {
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -23,12 +23,12 @@ func (w *worker) installUnreadable(flags uint64) verdict {
 }
 
 // installAnswer gives the program a duplicate of a descriptor, with its number as the call's answer.
-func (w *worker) installAnswer(fd int, flags uint64) verdict {
+func (w *worker) installAnswer(fd int, flags uint64) callResult {
 	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd),
 		newFlags: uint32(flags & unix.O_CLOEXEC)}
 	n, err := sendAddFD(w.session.fd, &a)
 	if err == nil {
-		return verdict{val: int64(n), fate: fateSent}
+		return callResult{val: int64(n), fate: fateSent}
 	}
 	if err != unix.EINVAL {
 		return failWith(err)
@@ -38,7 +38,7 @@ func (w *worker) installAnswer(fd int, flags uint64) verdict {
 	if err != nil {
 		return failWith(err)
 	}
-	return verdict{val: int64(n)}
+	return callResult{val: int64(n)}
 }
 
 // installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps,
@@ -48,7 +48,7 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
-	number := t.numbers.choose(th, least, rings)
+	number := t.numbers.chooseNumber(th, least, rings)
 	// The number must be below the soft limit only during the install.
 	restore, err := w.raiseLimit(p, uint64(number)+1)
 	if err != nil {
@@ -77,7 +77,7 @@ func (w *worker) installAbove(th *procThread, fd int, least uint32, flags uint64
 // installLocked installs a duplicate of a descriptor at a number. The caller holds Session.opening.
 func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
 	t := w.session
-	t.forget(number, number)
+	t.dropCached(number, number)
 	w.pause("addfd")
 	_, err := sendAddFD(t.fd, &addFD{
 		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
@@ -93,7 +93,7 @@ func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error
 	w.pause("limit")
 	var limit unix.Rlimit
 	// prlimit(2) takes a process ID. Right before the call, alive shows that the ID still belongs to the process.
-	if !p.alive() {
+	if !p.isAlive() {
 		return restore, errGone
 	}
 	if err := unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil || limit.Cur >= least {
@@ -105,7 +105,7 @@ func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error
 			"pid", p.pid, "needs", least, "limit", limit.Max)
 		return restore, syscall.EMFILE
 	}
-	if !p.alive() {
+	if !p.isAlive() {
 		return restore, errGone
 	}
 	if unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &raised, nil) != nil {
@@ -113,7 +113,7 @@ func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error
 	}
 	return func() {
 		var now unix.Rlimit
-		if p.alive() && unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &now) == nil && now == raised && p.alive() {
+		if p.isAlive() && unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &now) == nil && now == raised && p.isAlive() {
 			_ = unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &limit, nil)
 		}
 	}, nil

@@ -51,7 +51,7 @@ type Program struct {
 	pid      int
 	thread   *thread  // thread with the filter
 	listener *os.File // the launcher's descriptor of the listener
-	signals  *forwarder
+	signals  *signalForwarder
 	over     chan struct{} // closed when the program has ended
 	guards   sync.WaitGroup
 
@@ -87,14 +87,14 @@ func Start(l *Launch) (_ *Program, err error) {
 	p := &Program{thread: newThread(), over: make(chan struct{})}
 	defer func() {
 		if err != nil {
-			p.release()
+			p.releaseGuards()
 		}
 	}()
 	// A trapped call of the filtered thread would wait for a supervisor that does not serve yet. Operations that
 	// may make a trapped call therefore run on other threads. The filter does not trap the calls of the filtered
 	// thread before the exec.
 	var fd int
-	p.thread.do(func() { fd, err = install(arch.filter(numbersFor(limit))) })
+	p.thread.do(func() { fd, err = installFilter(arch.makeFilter(numbersFor(limit))) })
 	if err != nil {
 		return nil, err
 	}
@@ -109,14 +109,14 @@ func Start(l *Launch) (_ *Program, err error) {
 	for _, f := range l.Files {
 		attr.Files = append(attr.Files, f.Fd())
 	}
-	var orphans *orphanage
+	var orphans *orphanReaper
 	if l.AdoptOrphans {
-		if orphans, err = openOrphanage(); err != nil {
+		if orphans, err = newOrphanReaper(); err != nil {
 			return nil, err
 		}
 	}
 	p.signals = catchSignals()
-	attended := p.attend(l.Lost)
+	attended := p.continueUntilGuarded(l.Lost)
 	outcome := func() error { return nil }
 	p.thread.do(func() { p.pid, outcome, err = forkExec(l, attr) })
 	if err == nil {
@@ -148,16 +148,16 @@ func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error,
 	}
 	pid, err = syscall.ForkExec(l.Path, l.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {
-		pid, err = syscall.ForkExec(shell, scriptArgs(l.Path, l.Args), attr)
+		pid, err = syscall.ForkExec(shellPath, scriptArgs(l.Path, l.Args), attr)
 	}
 	return pid, func() error { return nil }, err
 }
 
-const shell = "/bin/sh"
+const shellPath = "/bin/sh"
 
 // scriptArgs returns the argument vector of the shell for a script with these arguments.
 func scriptArgs(path string, args []string) []string {
-	return append([]string{shell, path}, args[1:]...)
+	return append([]string{shellPath, path}, args[1:]...)
 }
 
 // PID returns the program's process ID.
@@ -198,13 +198,13 @@ func (p *Program) Wait() (code int) {
 		if p.code = status.ExitStatus(); status.Signaled() {
 			p.code = 128 + int(status.Signal())
 		}
-		p.release()
+		p.releaseGuards()
 	})
 	return p.code
 }
 
-// release ends the guards and the filtered thread, and thereby this process's part in the session.
-func (p *Program) release() {
+// releaseGuards ends the guards and the filtered thread, and thereby this process's part in the session.
+func (p *Program) releaseGuards() {
 	close(p.over)
 	p.guards.Wait()
 	p.thread.end()

@@ -10,8 +10,8 @@ import (
 	"verbena/uverbs"
 )
 
-// TestLibibverbs runs the C library and its tools with package uverbs.
-func TestLibibverbs(t *testing.T) {
+// TestLibibverbsTools runs the C library and its tools with package uverbs.
+func TestLibibverbsTools(t *testing.T) {
 	for _, tool := range []string{"ibv_devices", "ibv_devinfo"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skip(err)
@@ -23,9 +23,9 @@ func TestLibibverbs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer srv.Close()
-	w := newWorld(t)
+	w := newFixture(t)
 	w.sup.Close()
-	if w.sup, err = NewSupervisor(SupervisorConfig{Uverbs: srv, Dir: shmDir(t), Log: w.logs.logger()}); err != nil {
+	if w.sup, err = NewSupervisor(SupervisorConfig{Uverbs: srv, Dir: newShmDir(t), Log: w.logs.logger()}); err != nil {
 		t.Fatal(err)
 	}
 	defer w.sup.Close()

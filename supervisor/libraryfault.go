@@ -40,9 +40,9 @@ func (o *opener) LibraryFault(fault ib.LibraryFault) {
 	o.session.faults[fault].CompareAndSwap(faultNotFound, faultFound)
 }
 
-// tellLibraryFaults shows the user a notice for each fault of the library that the device has detected, once per
+// showLibraryFaults shows the user a notice for each fault of the library that the device has detected, once per
 // session. It may sleep. A thread of the program waits for the notice, so the program cannot end before it.
-func (f *openFile) tellLibraryFaults() {
+func (f *openFile) showLibraryFaults() {
 	t := f.session
 	for fault := range ib.NumLibraryFaults {
 		state := &t.faults[fault]
@@ -62,7 +62,7 @@ func (f *openFile) tellLibraryFaults() {
 func explainLibraryFault(fault ib.LibraryFault, pid int, name, version string) string {
 	f := libraryFaults[fault]
 	text := fmt.Sprintf("%s (process %d) %s", name, pid, f.what)
-	n, known := majorOf(version)
+	n, known := majorVersion(version)
 	switch {
 	case known && n >= f.mended:
 		return text // another part of the program wrote to the queue
@@ -73,8 +73,8 @@ func explainLibraryFault(fault ib.LibraryFault, pid int, name, version string) s
 	}
 }
 
-// maxMaps limits the size of the maps file that is searched for a library.
-const maxMaps = 16 << 20
+// maxMapsSize limits the size of the maps file that is searched for a library.
+const maxMapsSize = 16 << 20
 
 // mappedRDMACore returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0, or "" if it is
 // unknown. It may sleep.
@@ -84,12 +84,12 @@ func mappedRDMACore(pid int) string {
 		return ""
 	}
 	defer f.Close()
-	return rdmaCoreOf(io.LimitReader(f, maxMaps))
+	return findRDMACore(io.LimitReader(f, maxMapsSize))
 }
 
-// rdmaCoreOf finds the version in a maps file (proc_pid_maps(5)). rdmaCoreOf returns "" if there is no libibverbs,
+// findRDMACore finds the version in a maps file (proc_pid_maps(5)). findRDMACore returns "" if there is no libibverbs,
 // as in a statically linked program, or more than one, or if the file name does not follow rdma-core's convention.
-func rdmaCoreOf(maps io.Reader) string {
+func findRDMACore(maps io.Reader) string {
 	const name = "/libibverbs.so."
 	found, version := "", ""
 	for lines := bufio.NewScanner(maps); lines.Scan(); {
@@ -116,8 +116,8 @@ func rdmaCoreOf(maps io.Reader) string {
 	return version
 }
 
-// majorOf returns the first number of a version of rdma-core, and false if the version is unknown.
-func majorOf(version string) (n int, ok bool) {
+// majorVersion returns the first number of a version of rdma-core, and false if the version is unknown.
+func majorVersion(version string) (n int, ok bool) {
 	major, _, _ := strings.Cut(version, ".")
 	n, err := strconv.Atoi(major)
 	return n, err == nil

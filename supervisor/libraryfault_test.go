@@ -7,7 +7,7 @@ import (
 	"verbena/ib"
 )
 
-func TestRDMACoreOf(t *testing.T) {
+func TestFindRDMACore(t *testing.T) {
 	const other = "7f00-7f01 r-xp 00000000 fe:00 1 /usr/lib/x86_64-linux-gnu/libc.so.6\n"
 	for _, c := range []struct{ maps, want string }{
 		{"", ""},
@@ -19,7 +19,7 @@ func TestRDMACoreOf(t *testing.T) {
 		{"7f10-7f11 r--p 00000000 fe:00 2 /a/libibverbs.so.1.14.44.0\n7f20-7f21 r--p 00000000 fe:00 2 /b/libibverbs.so.1.14.44.0\n", ""},
 		{"7f10-7f11 r--p 00000000 fe:00 2 /usr/lib/libibverbs/librxe-rdmav34.so\n", ""},
 	} {
-		if got := rdmaCoreOf(strings.NewReader(c.maps)); got != c.want {
+		if got := findRDMACore(strings.NewReader(c.maps)); got != c.want {
 			t.Errorf("rdmaCoreOf(%q): got %q, want %q", c.maps, got, c.want)
 		}
 	}

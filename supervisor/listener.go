@@ -9,24 +9,24 @@ import (
 	"verbena/internal/sched"
 )
 
-// source receives notifications for one thread until it is stopped.
-type source struct {
+// notificationSource receives notifications for one thread until it is stopped.
+type notificationSource struct {
 	listener int
 	fds      [2]unix.PollFd
-	in       *intake
+	in       *receiveState
 }
 
-// intake is the state shared by the sources of one listener. Receiving without a pending notification may sleep
+// receiveState is the state shared by the sources of one listener. Receiving without a pending notification may sleep
 // without bound. Therefore only one source at a time receives, and first checks whether another source has taken
 // the notification.
-type intake struct {
+type receiveState struct {
 	mu    sched.Mutex
 	taken atomic.Uint64 // number of notifications received
 }
 
-// newSource returns a source that ends when stop becomes readable or loses its last writer.
-func newSource(listener, stop *os.File, in *intake) *source {
-	s := &source{listener: int(listener.Fd()), in: in}
+// newNotificationSource returns a source that ends when stop becomes readable or loses its last writer.
+func newNotificationSource(listener, stop *os.File, in *receiveState) *notificationSource {
+	s := &notificationSource{listener: int(listener.Fd()), in: in}
 	s.fds[0] = unix.PollFd{Fd: int32(s.listener), Events: unix.POLLIN}
 	s.fds[1] = unix.PollFd{Fd: int32(stop.Fd()), Events: unix.POLLIN}
 	return s
@@ -35,21 +35,21 @@ func newSource(listener, stop *os.File, in *intake) *source {
 // next waits for a notification. It returns false when no process is left under the filter, or after stop.
 //
 // next polls, because before Linux 6.11 receiving from a listener without processes would never return.
-func (s *source) next(n *notification) bool {
+func (s *notificationSource) next(n *notification) bool {
 	for {
 		before := s.in.taken.Load()
 		if ready, ok := s.poll(-1); !ok {
 			return false
-		} else if ready && s.receive(before, n) {
+		} else if ready && s.takePending(before, n) {
 			return true
 		}
 		// A signal arrived, another source took the notification, or the thread was killed.
 	}
 }
 
-// receive takes the notification that the caller saw when before notifications had been taken, if it is still
+// takePending takes the notification that the caller saw when before notifications had been taken, if it is still
 // pending.
-func (s *source) receive(before uint64, n *notification) bool {
+func (s *notificationSource) takePending(before uint64, n *notification) bool {
 	s.in.mu.Lock()
 	defer s.in.mu.Unlock()
 	if s.in.taken.Load() != before {
@@ -58,11 +58,11 @@ func (s *source) receive(before uint64, n *notification) bool {
 		}
 	}
 	s.in.taken.Add(1)
-	return receive(s.listener, n) == nil
+	return receiveNotification(s.listener, n) == nil
 }
 
 // poll waits for a notification, up to a time in milliseconds; -1 means without limit. ok is false at the end.
-func (s *source) poll(timeout int) (ready, ok bool) {
+func (s *notificationSource) poll(timeout int) (ready, ok bool) {
 	n, err := unix.Poll(s.fds[:], timeout)
 	if err != nil || n == 0 {
 		return false, err == nil || err == unix.EINTR

@@ -6,14 +6,14 @@ import (
 	"testing"
 )
 
-// TestDebugLog tests that the log at level Debug shows each open and close of a device file with its user, and each
-// refused command with its errno, reason and user. At higher levels the log shows none of these events.
-func TestDebugLog(t *testing.T) {
-	var logs logBook
-	w := newWorld(t, func(c *SupervisorConfig) { c.Log = logs.loggerAt(slog.LevelDebug) })
+// TestDebugLogShowsFiles tests that the log at level Debug shows each open and close of a device file with its user,
+// and each refused command with its errno, reason and user. At higher levels the log shows none of these events.
+func TestDebugLogShowsFiles(t *testing.T) {
+	var logs logRecorder
+	w := newFixture(t, func(c *SupervisorConfig) { c.Log = logs.loggerAt(slog.LevelDebug) })
 	w.mustRunSelf("commands")
 	var opened, closed, busy, memory int
-	for _, l := range logs.take() {
+	for _, l := range logs.takeLines() {
 		if !strings.Contains(l, " uid=") {
 			t.Errorf("log line: got %s, want one with \" uid=\"", l)
 		}

@@ -38,18 +38,18 @@ const (
 	DoorbellsNative // native wherever possible
 )
 
-// leastProcessors is the minimum number of processors at which DoorbellsAuto selects native doorbells.
-const leastProcessors = 3
+// minProcessors is the minimum number of processors at which DoorbellsAuto selects native doorbells.
+const minProcessors = 3
 
-// natives counts the device files with native doorbells.
-type natives struct {
+// nativeFiles counts the device files with native doorbells.
+type nativeFiles struct {
 	mu    sync.Mutex
 	all   int
 	users map[*quota.User]int
 }
 
-// take counts another file, and returns false if there are too few processors. give ends the count of a file.
-func (n *natives) take(u *quota.User, how Doorbells, processors int) bool {
+// countFile counts another file, and returns false if there are too few processors. give ends the count of a file.
+func (n *nativeFiles) countFile(u *quota.User, how Doorbells, processors int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	threads := len(n.users)
@@ -64,7 +64,7 @@ func (n *natives) take(u *quota.User, how Doorbells, processors int) bool {
 	return true
 }
 
-func (n *natives) give(u *quota.User) {
+func (n *nativeFiles) uncountFile(u *quota.User) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.all--
@@ -76,7 +76,7 @@ func (n *natives) give(u *quota.User) {
 // nativeDoorbells holds the resources for a device file's native doorbells.
 type nativeDoorbells struct {
 	scratch *shm.Scratch
-	polled  *poller.Polled // nil if no thread polls the queues
+	polled  *poller.PolledSource // nil if no thread polls the queues
 }
 
 // doorbellDescriptors is the number of descriptors charged for native doorbells: a descriptor of the queue file, and a
@@ -92,33 +92,34 @@ const doorbellDescriptors = 2
 func (w *worker) mayRingNatively(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
 	native := t.numbers.native
-	if native.first == native.end || !t.sup.cfg.Doorbells.possible(sched.Processors()) ||
+	if native.first == native.end || !t.sup.cfg.Doorbells.isPossible(sched.Processors()) ||
 		t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
-	return th.writesOnlyDoorbells() && th.limitsLeave(uint64(native.end)) && native.has(t.numbers.choose(th, 0, true))
+	return th.writesOnlyDoorbells() && th.limitsAllow(uint64(native.end)) && native.contains(t.numbers.chooseNumber(th,
+		0, true))
 }
 
-// possible reports whether native doorbells are possible with this number of processors.
-func (d Doorbells) possible(processors int) bool {
-	return d == DoorbellsNative || d == DoorbellsAuto && processors >= leastProcessors
+// isPossible reports whether native doorbells are possible with this number of processors.
+func (d Doorbells) isPossible(processors int) bool {
+	return d == DoorbellsNative || d == DoorbellsAuto && processors >= minProcessors
 }
 
-// maxLimits limits the size of the part of proc_pid_limits(5) that is read.
-const maxLimits = 64 << 10
+// maxLimitsSize limits the size of the part of proc_pid_limits(5) that is read.
+const maxLimitsSize = 64 << 10
 
-// limitsLeave reports whether the process has no limit of the file size, and a hard limit of open files of at least
+// limitsAllow reports whether the process has no limit of the file size, and a hard limit of open files of at least
 // files.
-func (t *procThread) limitsLeave(files uint64) bool {
+func (t *procThread) limitsAllow(files uint64) bool {
 	f, err := openAt(t.dir, "limits", unix.O_RDONLY)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	return limitsLeave(io.LimitReader(f, maxLimits), files)
+	return limitsAllow(io.LimitReader(f, maxLimitsSize), files)
 }
 
-func limitsLeave(limits io.Reader, files uint64) bool {
+func limitsAllow(limits io.Reader, files uint64) bool {
 	const unlimited = "unlimited"
 	size, open := false, false
 	for lines := bufio.NewScanner(limits); lines.Scan(); {
@@ -136,8 +137,8 @@ func limitsLeave(limits io.Reader, files uint64) bool {
 	return size && open
 }
 
-// firstRinging is the first version of rdma-core that sends no command by write(2).
-const firstRinging = 34
+// firstRingingVersion is the first version of rdma-core that sends no command by write(2).
+const firstRingingVersion = 34
 
 // writesOnlyDoorbells reports whether the thread's program has exactly one libibverbs, in a version that sends
 // commands only by ioctl(2).
@@ -147,8 +148,8 @@ func (t *procThread) writesOnlyDoorbells() bool {
 		return false
 	}
 	defer f.Close()
-	n, ok := majorOf(rdmaCoreOf(io.LimitReader(f, maxMaps)))
-	return ok && n >= firstRinging
+	n, ok := majorVersion(findRDMACore(io.LimitReader(f, maxMapsSize)))
+	return ok && n >= firstRingingVersion
 }
 
 // nativeMemory is the queue memory of a file with native doorbells.
@@ -158,7 +159,7 @@ type nativeMemory struct {
 }
 
 // Depart makes the program's doorbells fail from now on. (uverbs.Departer)
-func (m nativeMemory) Depart() { m.f.bar() }
+func (m nativeMemory) Depart() { m.f.denyWrites() }
 
 // openNativeDoorbells opens the program's description for native doorbells, if another file with native doorbells
 // is possible. Otherwise openNativeDoorbells opens the usual description.
@@ -176,18 +177,18 @@ func (f *openFile) openNativeDoorbells() (description *os.File, err error) {
 // and returns no error.
 func (f *openFile) newNativeDoorbells() (description *os.File, err error) {
 	s := f.sup
-	if !s.natives.take(f.user, s.cfg.Doorbells, sched.Processors()) {
+	if !s.natives.countFile(f.user, s.cfg.Doorbells, sched.Processors()) {
 		return nil, nil
 	}
-	if err = f.user.Take(quota.Descriptors, doorbellDescriptors); err == nil {
+	if err = f.user.Charge(quota.Descriptors, doorbellDescriptors); err == nil {
 		b := &nativeDoorbells{}
 		if description, b.scratch, err = f.memory.OpenScratch(); err == nil {
 			f.native = b
 			return description, nil
 		}
-		f.user.Give(quota.Descriptors, doorbellDescriptors)
+		f.user.Release(quota.Descriptors, doorbellDescriptors)
 	}
-	s.natives.give(f.user)
+	s.natives.uncountFile(f.user)
 	return nil, err
 }
 
@@ -198,7 +199,7 @@ func (f *openFile) pollDoorbells(file poller.Ringer) {
 	}
 	var err error
 	f.native.polled, err = f.sup.pollers.Add(f.user, poller.Source{
-		File: file, Watched: f.native.scratch.Watch, Due: f.native.scratch.Due, Tend: f.native.scratch.Drop,
+		File: file, Watched: f.native.scratch.Watch, Due: f.native.scratch.DropDue, Tend: f.native.scratch.FreeWrittenPages,
 		Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
 	})
 	if err != nil {
@@ -220,18 +221,18 @@ func (f *openFile) stopPolling() {
 func (f *openFile) closeNativeDoorbells() {
 	if f.native != nil {
 		f.native.scratch.Close()
-		f.user.Give(quota.Descriptors, doorbellDescriptors)
-		f.sup.natives.give(f.user)
+		f.user.Release(quota.Descriptors, doorbellDescriptors)
+		f.sup.natives.uncountFile(f.user)
 	}
 }
 
-// bar makes programs' writes to all descriptors of the file fail. bar can block as long as the program blocks the
-// file.
-func (f *openFile) bar() {
+// denyWrites makes programs' writes to all descriptors of the file fail. denyWrites can block as long as the program
+// blocks the file.
+func (f *openFile) denyWrites() {
 	if f.native == nil {
 		return
 	}
-	if err := f.native.scratch.Bar(); err != nil && !errors.Is(err, os.ErrClosed) {
+	if err := f.native.scratch.DenyWrites(); err != nil && !errors.Is(err, os.ErrClosed) {
 		f.session.log.Warn("doorbells of a removed device succeed", "pid", f.pid, "dev", f.node.device, "err", err)
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"verbena/uverbs"
 )
 
-// withLibrary maps a file with the name of a library, which simulates a program linked with that library.
-func withLibrary(dir, name string) {
+// mapAsLibrary maps a file with the name of a library, which simulates a program linked with that library.
+func mapAsLibrary(dir, name string) {
 	path := filepath.Join(dir, name)
 	must(0, os.WriteFile(path, make([]byte, 4096), 0o644))
 	f := must(os.Open(path))
@@ -58,26 +58,26 @@ func newPoster(fd int) poster {
 	return poster{fd, (*atomic.Uint32)(unsafe.Pointer(&mem[16])), (*atomic.Uint32)(unsafe.Pointer(&mem[8]))}
 }
 
-// post posts a request, rings the doorbell, and waits until the post was seen.
-func (p poster) post() {
+// postAndWait posts a request, rings the doorbell, and waits until the post was seen.
+func (p poster) postAndWait() {
 	n := p.posted.Add(1)
-	size, err := doorbell(p.fd)
-	check(size == 32 && err == nil, "doorbell: %d, %v", size, err)
-	p.await(n)
+	size, err := ringDoorbell(p.fd)
+	panicUnless(size == 32 && err == nil, "doorbell: %d, %v", size, err)
+	p.awaitSeen(n)
 }
 
-func (p poster) await(n uint32) {
-	check(testutil.Poll(func() bool { return p.seen.Load() == n }), "post %d: got no poll of it, want one", n)
+func (p poster) awaitSeen(n uint32) {
+	panicUnless(testutil.Poll(func() bool { return p.seen.Load() == n }), "post %d: got no poll of it, want one", n)
 }
 
-// besideMain calls a function on a new thread other than the main thread.
-func besideMain(f func()) {
+// runOnOtherThread calls a function on a new thread other than the main thread.
+func runOnOtherThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread() // the thread ends with the goroutine
 		if unix.Gettid() == unix.Getpid() {
-			besideMain(f)
+			runOnOtherThread(f)
 			return
 		}
 		f()
@@ -89,34 +89,35 @@ func programNative(args []string) {
 	dir := args[1]
 	switch what := args[0]; what {
 	case "rings":
-		withLibrary(dir, nativeLibrary)
+		mapAsLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		check(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
+		panicUnless(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
 		for i := range 200 {
-			p.post()
+			p.postAndWait()
 			if i%10 == 0 {
 				time.Sleep(2 * time.Millisecond) // long enough for the polling thread to sleep
 			}
 		}
 		// The supervisor traps the doorbell of a duplicate. Other files with native numbers behave normally.
 		d := must(unix.Dup(fd))
-		check(!isNative(d), "duplicate: got the native number %d, want another one", d)
+		panicUnless(!isNative(d), "duplicate: got the native number %d, want another one", d)
 		before := p.seen.Load()
-		n, err := doorbell(d)
-		check(n == 32 && err == nil && p.seen.Load() == before+1, "doorbell by a duplicate: got %d and error %v, want 32 bytes and one doorbell", n, err)
+		n, err := ringDoorbell(d)
+		panicUnless(n == 32 && err == nil && p.seen.Load() == before+1,
+			"doorbell by a duplicate: got %d and error %v, want 32 bytes and one doorbell", n, err)
 		first, end := nativeRange()
 		d = must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, first+5))
-		check(d >= end, "duplicate from %d on: got number %d, want one beyond the native range", first+5, d)
+		panicUnless(d >= end, "duplicate from %d on: got number %d, want one beyond the native range", first+5, d)
 		r, w, err := os.Pipe()
-		check(err == nil, "pipe: %v", err)
+		panicUnless(err == nil, "pipe: %v", err)
 		must(0, unix.Dup3(int(w.Fd()), first, unix.O_CLOEXEC))
 		must(unix.Write(first, []byte("x")))
 		var b [1]byte
 		must(r.Read(b[:]))
 		var st unix.Stat_t
 		must(0, unix.Fstat(fd, &st))
-		isCharDevice(&st)
+		checkCharDevice(&st)
 	case "opens": // opens the device with several libraries and in a given access mode
 		how := must(strconv.Atoi(args[2]))
 		for _, name := range args[3:] {
@@ -136,15 +137,15 @@ func programNative(args []string) {
 				must(0, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(first), Max: uint64(first)}))
 				continue
 			}
-			withLibrary(dir, name)
+			mapAsLibrary(dir, name)
 		}
 		fmt.Println(isNative(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
 	case "barred": // posts until a post fails, by the original descriptor, a duplicate, or a descriptor of a child
-		withLibrary(dir, nativeLibrary)
+		mapAsLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		check(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
+		panicUnless(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
-		p.post()
+		p.postAndWait()
 		if args[2] == "low" {
 			p.fd = 40
 			must(0, unix.Dup3(fd, p.fd, unix.O_CLOEXEC))
@@ -153,7 +154,7 @@ func programNative(args []string) {
 		ring := func() {
 			fmt.Println("posted")
 			for range 20000 {
-				if _, err := doorbell(p.fd); err != nil {
+				if _, err := ringDoorbell(p.fd); err != nil {
 					fmt.Println(err)
 					return
 				}
@@ -161,7 +162,7 @@ func programNative(args []string) {
 			}
 		}
 		if args[2] == "own table" { // only another thread's table contains the descriptor
-			besideMain(func() {
+			runOnOtherThread(func() {
 				must(0, unix.Unshare(unix.CLONE_FILES))
 				closed := make(chan struct{})
 				go func() {
@@ -175,18 +176,18 @@ func programNative(args []string) {
 		}
 		ring()
 	case "floods": // writes more than doorbells
-		withLibrary(dir, nativeLibrary)
+		mapAsLibrary(dir, nativeLibrary)
 		fd := openDevice()
 		b := make([]byte, 1<<20)
 		for range 512 {
 			must(unix.Write(fd, b))
 		}
 		p := newPoster(fd)
-		p.post()
+		p.postAndWait()
 		fmt.Println("written")
-		sleep()
+		sleepForever()
 	case "several":
-		withLibrary(dir, nativeLibrary)
+		mapAsLibrary(dir, nativeLibrary)
 		n := 0
 		for range must(strconv.Atoi(args[2])) {
 			if isNative(openDevice()) {
@@ -197,26 +198,27 @@ func programNative(args []string) {
 	}
 }
 
-// newNativeWorld makes a world with native doorbells, regardless of the number of processors.
-func newNativeWorld(t *testing.T, edit ...func(*SupervisorConfig)) *world {
+// newNativeFixture makes a world with native doorbells, regardless of the number of processors.
+func newNativeFixture(t *testing.T, edit ...func(*SupervisorConfig)) *fixture {
 	t.Helper()
 	if askHelper {
 		t.Skip("doorbells are trapped if the launcher accesses the program")
 	}
-	return newWorld(t, append([]func(*SupervisorConfig){func(c *SupervisorConfig) {
+	return newFixture(t, append([]func(*SupervisorConfig){func(c *SupervisorConfig) {
 		c.Doorbells = DoorbellsNative
 	}}, edit...)...)
 }
 
-// TestNativeDoorbells tests that posts are seen without a trapped call, whether or not the polling thread is awake.
-func TestNativeDoorbells(t *testing.T) {
-	w := newNativeWorld(t)
+// TestNativeDoorbellsAreSeen tests that posts are seen without a trapped call, whether or not the polling thread is
+// awake.
+func TestNativeDoorbellsAreSeen(t *testing.T) {
+	w := newNativeFixture(t)
 	w.mustRunSelf("native", "rings", t.TempDir())
 }
 
-// TestNativeOrTrapped tests which programs have native doorbells.
-func TestNativeOrTrapped(t *testing.T) {
-	w := newNativeWorld(t)
+// TestProgramsWithNativeDoorbells tests which programs have native doorbells.
+func TestProgramsWithNativeDoorbells(t *testing.T) {
+	w := newNativeFixture(t)
 	rdwr, rdonly, wronly := strconv.Itoa(unix.O_RDWR), strconv.Itoa(unix.O_RDONLY), strconv.Itoa(unix.O_WRONLY)
 	for _, tt := range []struct {
 		name string
@@ -245,7 +247,7 @@ func TestNativeOrTrapped(t *testing.T) {
 		})
 	}
 	t.Run("not wanted", func(t *testing.T) {
-		w := newWorld(t, func(c *SupervisorConfig) { c.Doorbells = DoorbellsTrapped })
+		w := newFixture(t, func(c *SupervisorConfig) { c.Doorbells = DoorbellsTrapped })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
 			t.Error("doorbells: got native, want trapped")
 		}
@@ -254,11 +256,11 @@ func TestNativeOrTrapped(t *testing.T) {
 		// The limits suffice for the session, its process, its address space, the file and its native doorbells.
 		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors +
 			fileDescriptors + 2 + 1}}
-		w := newNativeWorld(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
+		w := newNativeFixture(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
 			t.Error("doorbells without a watch: got native, want trapped")
 		}
-		if logs := w.logs.take(); len(logs) != 1 || !strings.Contains(logs[0], "doorbells are trapped") {
+		if logs := w.logs.takeLines(); len(logs) != 1 || !strings.Contains(logs[0], "doorbells are trapped") {
 			t.Errorf("log: got %q, want 1 line about trapped doorbells", logs)
 		}
 	})
@@ -269,36 +271,36 @@ func TestNativeOrTrapped(t *testing.T) {
 func TestProcessorsForDoorbells(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	a, b := ledger.User(1), ledger.User(2)
-	n := natives{users: map[*quota.User]int{}}
+	n := nativeFiles{users: map[*quota.User]int{}}
 	for i, tt := range []struct {
 		user *quota.User
 		want bool
 	}{{a, true}, {a, true}, {b, false}, {a, true}, {a, false}} { // with 4 processors
-		if got := n.take(tt.user, DoorbellsAuto, 4); got != tt.want {
+		if got := n.countFile(tt.user, DoorbellsAuto, 4); got != tt.want {
 			t.Errorf("file %d: native doorbells: got %v, want %v", i, got, tt.want)
 		}
 	}
-	if !n.take(b, DoorbellsNative, 1) {
+	if !n.countFile(b, DoorbellsNative, 1) {
 		t.Error("take with DoorbellsNative: got false, want true")
 	}
 	for _, u := range []*quota.User{a, a, a, b} {
-		n.give(u)
+		n.uncountFile(u)
 	}
 	if n.all != 0 || len(n.users) != 0 {
 		t.Errorf("count after give: got %d files of %d users, want none", n.all, len(n.users))
 	}
 }
 
-// TestBarredDoorbells tests that a doorbell fails after the device was removed or the service has ended, for each
-// process and each descriptor.
-func TestBarredDoorbells(t *testing.T) {
+// TestDoorbellFailsAfterRemoval tests that a doorbell fails after the device was removed or the service has ended, for
+// each process and each descriptor.
+func TestDoorbellFailsAfterRemoval(t *testing.T) {
 	for _, number := range []string{"high", "low", "own table"} {
 		for _, end := range []string{"depart", "close"} {
 			t.Run(number+"/"+end, func(t *testing.T) {
-				w := newNativeWorld(t)
+				w := newNativeFixture(t)
 				r := w.startSelf("native", "barred", t.TempDir(), number)
-				f := w.srv.opened(t, 1)
-				w.printed(r, "posted")
+				f := w.srv.waitOpened(t, 1)
+				w.waitForText(r, "posted")
 				if end == "depart" {
 					f.mem.(uverbs.Departer).Depart()
 				} else {
@@ -307,7 +309,7 @@ func TestBarredDoorbells(t *testing.T) {
 				testutil.Eventually(t, "the doorbell to fail", func() bool {
 					return strings.Contains(r.output.String(), syscall.EFBIG.Error())
 				})
-				if code, out := w.finish(r); code != 0 {
+				if code, out := w.waitForExit(r); code != 0 {
 					t.Errorf("exit code: got %d, want 0; printed %s", code, out)
 				}
 			})
@@ -315,11 +317,11 @@ func TestBarredDoorbells(t *testing.T) {
 	}
 }
 
-// TestFloodOfDoorbells tests that the supervisor frees the pages that a program writes.
-func TestFloodOfDoorbells(t *testing.T) {
-	w := newNativeWorld(t)
+// TestWrittenPagesAreFreed tests that the supervisor frees the pages that a program writes.
+func TestWrittenPagesAreFreed(t *testing.T) {
+	w := newNativeFixture(t)
 	r := w.startSelf("native", "floods", t.TempDir())
-	w.printed(r, "written")
+	w.waitForText(r, "written")
 	files := queuesOf(t, r)
 	if len(files) == 0 {
 		t.Fatal("queue files: got none, want one")
@@ -329,12 +331,12 @@ func TestFloodOfDoorbells(t *testing.T) {
 		return unix.Stat(files[0], &st) == nil && st.Blocks*512 < 1<<20
 	})
 	r.Signal(unix.SIGKILL)
-	w.finish(r)
+	w.waitForExit(r)
 }
 
 // TestManyNativeFiles tests that each of many files gets a native number.
 func TestManyNativeFiles(t *testing.T) {
-	w := newNativeWorld(t)
+	w := newNativeFixture(t)
 	if out := w.mustRunSelf("native", "several", t.TempDir(), "40"); strings.TrimSpace(out) != "40" {
 		t.Errorf("native doorbells: got %s, want 40", out)
 	}

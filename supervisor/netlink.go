@@ -38,8 +38,8 @@ type netlinkSocket struct {
 	sup    *Supervisor
 	end    *os.File
 	user   *quota.User // user that opened the socket
-	kept   *kept.Kept
-	note   kept.Note // charge for the program's end
+	kept   *kept.UserObjects
+	note   kept.FileNote // charge for the program's end
 	opener netlinkOpener
 	inode  inode // inode of the program's end
 	portID uint32
@@ -76,23 +76,23 @@ type Links interface {
 }
 
 // openNetlink answers socket(2) for a NETLINK_RDMA socket.
-func (w *worker) openNetlink() verdict {
+func (w *worker) openNetlink() callResult {
 	kind := uint32(w.n.args[1])
 	t := w.session
 	if t := kind &^ (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK); t != unix.SOCK_RAW && t != unix.SOCK_DGRAM {
 		return failWith(syscall.ESOCKTNOSUPPORT)
 	}
-	w.begin(callOpen)
+	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
-	p, _, err := w.process(th)
+	p, _, err := w.processOfThread(th)
 	if err != nil {
 		return failWith(err)
 	}
-	who, err := t.sup.principal(th)
+	who, err := t.sup.principalOf(th)
 	if err == nil {
 		err = w.checkTrapped()
 	}
@@ -100,9 +100,9 @@ func (w *worker) openNetlink() verdict {
 		return failWith(w.preferErrGone(err))
 	}
 	opener := netlinkOpener{who, th.id.uids.real}
-	s, end, err := t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+	s, end, err := t.sup.newNetlinkSocket(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
 	if t.sup.awaitCloses(p.user, err) {
-		s, end, err = t.sup.newNetlink(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
+		s, end, err = t.sup.newNetlinkSocket(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
 	}
 	if err != nil {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
@@ -114,21 +114,22 @@ func (w *worker) openNetlink() verdict {
 	if err != nil {
 		return failWith(err) // the socket ends, because no process has its end
 	}
-	return verdict{val: int64(number)}
+	return callResult{val: int64(number)}
 }
 
 // netlinkDescriptors is the number of descriptors charged for a pair of sockets while a program has its end.
 const netlinkDescriptors = 2
 
-// newNetlink makes a socket and returns the program's end. The caller must close that end.
-func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock bool, portID uint32) (n *netlinkSocket,
+// newNetlinkSocket makes a socket and returns the program's end. The caller must close that end.
+func (s *Supervisor) newNetlinkSocket(user *quota.User, opener netlinkOpener, nonblock bool,
+	portID uint32) (n *netlinkSocket,
 	end int, err error) {
-	if err := user.Take(quota.Descriptors, netlinkDescriptors); err != nil {
+	if err := user.Charge(quota.Descriptors, netlinkDescriptors); err != nil {
 		return nil, -1, err
 	}
 	defer func() {
 		if err != nil {
-			user.Give(quota.Descriptors, netlinkDescriptors)
+			user.Release(quota.Descriptors, netlinkDescriptors)
 		}
 	}()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -136,13 +137,13 @@ func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock
 		return nil, -1, fmt.Errorf("make a pair of sockets: %w", err)
 	}
 	var st unix.Stat_t
-	if err := rights.Refuse(ends[1]); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
+	if err := rights.RefuseDescriptors(ends[1]); err != nil && !errors.Is(err, unix.ENOPROTOOPT) {
 		unix.Close(ends[0])
 		unix.Close(ends[1])
 		return nil, -1, err
 	}
-	keep := s.cfg.Kept.KeptOf(user)
-	note, err := keep.Note(ends[0])
+	keep := s.cfg.Kept.ObjectsOf(user)
+	note, err := keep.NoteFile(ends[0])
 	err = errors.Join(err,
 		bindAsKernel(ends[1]), unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_SNDBUF, netlinkSendBuffer),
 		unix.SetsockoptInt(ends[1], unix.SOL_SOCKET, unix.SO_PASSCRED, 1),
@@ -160,7 +161,7 @@ func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock
 	if s.closed {
 		err = fmt.Errorf("the service is ending: %w", unix.ENODEV)
 	} else {
-		err = s.enterNetlink(n)
+		err = s.countNetlink(n)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -171,10 +172,10 @@ func (s *Supervisor) newNetlink(user *quota.User, opener netlinkOpener, nonblock
 	return n, ends[0], nil
 }
 
-// enterNetlink counts a new socket.
+// countNetlink counts a new socket.
 //
 //verbena:held mu
-func (s *Supervisor) enterNetlink(n *netlinkSocket) error {
+func (s *Supervisor) countNetlink(n *netlinkSocket) error {
 	u := s.netlinkUsers[n.user]
 	if u == nil {
 		u = &netlinkUser{}
@@ -189,7 +190,7 @@ func (s *Supervisor) enterNetlink(n *netlinkSocket) error {
 	return nil
 }
 
-func (s *Supervisor) leaveNetlink(n *netlinkSocket) {
+func (s *Supervisor) uncountNetlink(n *netlinkSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.netlinks, n.inode)
@@ -223,23 +224,23 @@ func (n *netlinkSocket) serve() {
 	s := n.sup
 	queue := s.cfg.Rights.QueueOf(n.user)
 	defer func() {
-		s.leaveNetlink(n)
-		queue.End(n.end)
-		n.kept.Keep(n.note, func() { n.user.Give(quota.Descriptors, netlinkDescriptors) })
+		s.uncountNetlink(n)
+		queue.DrainAndClose(n.end)
+		n.kept.Keep(n.note, func() { n.user.Release(quota.Descriptors, netlinkDescriptors) })
 	}()
 	raw, err := n.end.SyscallConn()
 	if err != nil {
 		return
 	}
-	contain.Do(func() {
+	contain.RecoverPanic(func() {
 		for n.answerNext(queue, raw) {
 		}
-	}, contain.Logged(s.cfg.Log, "panic in a netlink request: the socket is closed", "uid", n.user.ID().UID))
+	}, contain.LogPanic(s.cfg.Log, "panic in a netlink request: the socket is closed", "uid", n.user.ID().UID))
 }
 
 // answerNext receives a datagram and answers it. It returns false after the last datagram.
 func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) bool {
-	if rights.Await(raw) != nil {
+	if rights.AwaitMessage(raw) != nil {
 		return false
 	}
 	buf := netlinkBuffers.Get().(*[maxNetlinkRequest]byte)
@@ -251,7 +252,7 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 	if f := n.sup.cfg.pause; f != nil {
 		f("netlink", 0)
 	}
-	answers := n.answers(m.Sender, buf[:m.N])
+	answers := n.answerDatagram(m.Sender, buf[:m.N])
 	for i, b := range answers {
 		werr := raw.Write(func(fd uintptr) bool {
 			err = unix.Sendmsg(int(fd), b, nil, nil, unix.MSG_NOSIGNAL)
@@ -259,24 +260,24 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 		})
 		if answers[i] = nil; werr != nil || err != nil {
 			for _, b := range answers[i+1:] {
-				n.read(len(b))
+				n.recordRead(len(b))
 			}
-			n.read(len(b))
+			n.recordRead(len(b))
 			return false
 		}
-		n.read(len(b))
+		n.recordRead(len(b))
 	}
 	return true
 }
 
-// answers returns the answers to a datagram, and counts them as unread. A program may write another program's data
-// to an inherited descriptor. A request therefore has only the rights that the opener of the socket also has.
+// answerDatagram returns the answers to a datagram, and counts them as unread. A program may write another program's
+// data to an inherited descriptor. A request therefore has only the rights that the opener of the socket also has.
 // (netlink_ns_capable)
 //
 //verbena:parses
-func (n *netlinkSocket) answers(sender *rights.Sender, request []byte) [][]byte {
+func (n *netlinkSocket) answerDatagram(sender *rights.Sender, request []byte) [][]byte {
 	s := n.sup
-	who := s.source(sender, n.opener)
+	who := s.sourceFor(sender, n.opener)
 	var admin nldev.Admin
 	if s.cfg.Links != nil && who.manages {
 		admin = s.cfg.Links
@@ -301,8 +302,8 @@ func (n *netlinkSocket) answers(sender *rights.Sender, request []byte) [][]byte 
 	return answers
 }
 
-// read records that the program has read some bytes.
-func (n *netlinkSocket) read(size int) {
+// recordRead records that the program has read some bytes.
+func (n *netlinkSocket) recordRead(size int) {
 	n.sup.mu.Lock()
 	defer n.sup.mu.Unlock()
 	n.all.unread -= size
@@ -317,8 +318,8 @@ func (s *Supervisor) closeNetlinks() {
 	}
 }
 
-// netlink returns the socket of a descriptor number of the caller, or nil for other files.
-func (w *worker) netlink(fd int32) *netlinkSocket {
+// netlinkOf returns the socket of a descriptor number of the caller, or nil for other files.
+func (w *worker) netlinkOf(fd int32) *netlinkSocket {
 	i, err := inodeOf(w.n.tid, fd)
 	if err != nil {
 		return nil
@@ -334,12 +335,12 @@ func (w *worker) netlink(fd int32) *netlinkSocket {
 }
 
 // netlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor with a command file's number.
-func (w *worker) netlinkCall(c call) verdict {
-	n := w.netlink(int32(w.n.args[0]))
+func (w *worker) netlinkCall(c call) callResult {
+	n := w.netlinkOf(int32(w.n.args[0]))
 	if n == nil {
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
-	w.begin(callOpen)
+	w.beginBusy(callOpen)
 	s := w.session.sup
 	switch c {
 	case callBind:
@@ -347,7 +348,7 @@ func (w *worker) netlinkCall(c call) verdict {
 		if w.n.args[2] < netlinkAddr {
 			return failWith(syscall.EINVAL)
 		}
-		if got, err := w.session.read(int(w.n.tid), w.n.args[1], a[:]); err != nil || got < len(a) {
+		if got, err := w.session.readThreadMemory(int(w.n.tid), w.n.args[1], a[:]); err != nil || got < len(a) {
 			return failWith(syscall.EFAULT)
 		}
 		if err := w.checkTrapped(); err != nil {
@@ -361,10 +362,10 @@ func (w *worker) netlinkCall(c call) verdict {
 			n.portID = id
 			s.mu.Unlock()
 		}
-		return verdict{}
+		return callResult{}
 	case callGetsockname:
 		var room [4]byte
-		if got, err := w.session.read(int(w.n.tid), w.n.args[2], room[:]); err != nil || got < len(room) {
+		if got, err := w.session.readThreadMemory(int(w.n.tid), w.n.args[2], room[:]); err != nil || got < len(room) {
 			return failWith(syscall.EFAULT)
 		}
 		size := int32(binary.NativeEndian.Uint32(room[:]))
@@ -376,16 +377,16 @@ func (w *worker) netlinkCall(c call) verdict {
 		s.mu.Lock()
 		binary.NativeEndian.PutUint32(a[4:], n.portID)
 		s.mu.Unlock()
-		if err := w.write(w.n.args[1], a[:min(int(size), len(a))]); err != nil {
+		if err := w.writeToCaller(w.n.args[1], a[:min(int(size), len(a))]); err != nil {
 			return failWith(err)
 		}
 		binary.NativeEndian.PutUint32(room[:], netlinkAddr)
-		return failWith(w.write(w.n.args[2], room[:]))
+		return failWith(w.writeToCaller(w.n.args[2], room[:]))
 	}
 	if int32(w.n.args[1]) != unix.SOL_NETLINK {
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
-	return verdict{} // the options have no effect here
+	return callResult{} // the options have no effect here
 }
 
 // netlinkOpener is the process that opened a socket.
@@ -403,8 +404,8 @@ type netlinkSource struct {
 	manages bool
 }
 
-// source returns the netlinkSource for a sender, or nil for an unknown sender.
-func (s *Supervisor) source(sender *rights.Sender, opener netlinkOpener) netlinkSource {
+// sourceFor returns the netlinkSource for a sender, or nil for an unknown sender.
+func (s *Supervisor) sourceFor(sender *rights.Sender, opener netlinkOpener) netlinkSource {
 	n := netlinkSource{sup: s, account: opener.Account}
 	if sender == nil {
 		return n
@@ -454,7 +455,7 @@ func (s netlinkSource) Devices() (list []nldev.Device) {
 			SysImageGUID: a.SysImageGUID, CapFlags: uint64(a.DeviceCapFlags), DriverID: driverRXE,
 			Uverbs: nldev.Chardev{Name: d.name, Major: verbsMajor, Minor: uint32(baseMinor + d.minor),
 				ABI: uint64(d.driverABI)},
-			Resources: s.resources(d.ib.Name()),
+			Resources: s.visibleResources(d.ib.Name()),
 		}
 		if c := d.counters; c != nil {
 			n.Counters = func(uint32) map[string]uint64 { return c.Stats() }
@@ -485,8 +486,8 @@ func ifIndexOf(d *device, port int) uint32 {
 // handleBits is the number of bits of an object's handle in an ID. The other bits identify the context.
 const handleBits = 20
 
-// ids returns the connection manager's IDs on a device that the sender may see.
-func (s netlinkSource) ids(all []ucma.IDInfo, dev string) (list []ucma.IDInfo) {
+// visibleIDs returns the connection manager's IDs on a device that the sender may see.
+func (s netlinkSource) visibleIDs(all []ucma.IDInfo, dev string) (list []ucma.IDInfo) {
 	for _, i := range all {
 		if s.sees(i.Owner) && i.View.Device != nil && i.View.Device.Name() == dev {
 			list = append(list, i)
@@ -495,9 +496,9 @@ func (s netlinkSource) ids(all []ucma.IDInfo, dev string) (list []ucma.IDInfo) {
 	return list
 }
 
-// resources lists the objects on a device that the sender may see. A user sees the objects of the user's own
+// visibleResources lists the objects on a device that the sender may see. A user sees the objects of the user's own
 // programs, and a manager of the service sees the objects of all programs.
-func (s netlinkSource) resources(dev string) nldev.Resources {
+func (s netlinkSource) visibleResources(dev string) nldev.Resources {
 	each := func(f func(id func(handle uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner)) {
 		for i, c := range s.sup.server.resources() {
 			if c.Device != dev || c.Zombie || !s.sees(c.Owner) {
@@ -560,7 +561,7 @@ func (s netlinkSource) resources(dev string) nldev.Resources {
 			if s.sup.cfg.CM == nil {
 				return nil
 			}
-			for _, i := range s.ids(s.sup.cfg.CM.IDs(), dev) {
+			for _, i := range s.visibleIDs(s.sup.cfg.CM.IDs(), dev) {
 				l = append(l, nldev.CMID{
 					ID: i.ID, Port: uint32(i.View.Port), QPNum: i.View.QPN, QPType: uint8(i.Type), PS: uint32(
 						i.Space), State: i.View.State,

@@ -16,7 +16,7 @@ import (
 // TestNetlinkRights tests that a request has only the rights that both its sender and the opener of the socket
 // have.
 func TestNetlinkRights(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	self := &rights.Sender{PID: os.Getpid(), UID: os.Getuid()}
 	const user, other = 1001, 1002
 	account := func(uid int) quota.ID { return quota.ID{UID: uid} }
@@ -37,20 +37,20 @@ func TestNetlinkRights(t *testing.T) {
 		{"an ended manager", &rights.Sender{PID: 1 << 30, UID: 0}, opener(0, true), false, false, false},
 		{"an unknown sender", nil, opener(0, true), false, false, false},
 	} {
-		s := w.sup.source(c.sender, c.opener)
+		s := w.sup.sourceFor(c.sender, c.opener)
 		if s.manages != c.manages || s.sees(account(user)) != c.seesUser || s.sees(account(other)) != c.seesOthers {
 			t.Errorf("%s: got manages %v, sees user %v and others %v", c.what, s.manages, s.sees(account(user)),
 				s.sees(account(other)))
 		}
 	}
 	anonymous := netlinkOpener{principal.Principal{Account: account(65534), Anonymous: true}, 65534}
-	if s := w.sup.source(&rights.Sender{PID: 1, UID: 65534}, anonymous); s.manages || s.sees(account(65534)) {
+	if s := w.sup.sourceFor(&rights.Sender{PID: 1, UID: 65534}, anonymous); s.manages || s.sees(account(65534)) {
 		t.Error("sees of unmapped users: got true, want false")
 	}
 	// Two containers may have equal user IDs.
 	pod := opener(0, false)
 	pod.Account.Container = 7
-	s := w.sup.source(&rights.Sender{PID: 1, UID: 0}, pod)
+	s := w.sup.sourceFor(&rights.Sender{PID: 1, UID: 0}, pod)
 	if s.sees(account(0)) || s.sees(quota.ID{Container: 8}) || !s.sees(quota.ID{Container: 7}) {
 		t.Error("sees of users of containers: got objects of another container, want only the own ones")
 	}
@@ -66,10 +66,10 @@ func (d *deletedLinks) DeleteLink(name string) error {
 	return nil
 }
 
-// TestNetlinkAdmin tests that only a manager can delete a link.
-func TestNetlinkAdmin(t *testing.T) {
+// TestOnlyManagerDeletesLink tests that only a manager can delete a link.
+func TestOnlyManagerDeletesLink(t *testing.T) {
 	var links deletedLinks
-	s := newWorld(t, func(cfg *SupervisorConfig) { cfg.Links = &links }).sup
+	s := newFixture(t, func(cfg *SupervisorConfig) { cfg.Links = &links }).sup
 	request := make([]byte, unix.SizeofNlMsghdr+8)
 	binary.NativeEndian.PutUint32(request, uint32(len(request)))
 	binary.NativeEndian.PutUint16(request[4:], 5<<10|4) // RDMA_NL_NLDEV, RDMA_NLDEV_CMD_DELLINK
@@ -87,7 +87,7 @@ func TestNetlinkAdmin(t *testing.T) {
 			sup: s, user: quota.New(quota.Limits{}).User(1), all: &netlinkUser{},
 			opener: netlinkOpener{principal.Principal{Manager: c.manages}, self.UID},
 		}
-		answers := n.answers(&self, request)
+		answers := n.answerDatagram(&self, request)
 		if len(answers) != 1 || binary.NativeEndian.Uint16(answers[0][4:]) != unix.NLMSG_ERROR {
 			t.Errorf("%s: got answers %v, want one, NLMSG_ERROR", c.what, answers)
 			continue

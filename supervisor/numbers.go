@@ -8,20 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// span is the range of numbers from first up to, but not including, end.
-type span struct{ first, end uint32 }
+// numberRange is the range of numbers from first up to, but not including, end.
+type numberRange struct{ first, end uint32 }
 
-func (s span) has(n uint32) bool { return s.first <= n && n < s.end }
+func (s numberRange) contains(n uint32) bool { return s.first <= n && n < s.end }
 
-// numbers is the set of descriptor numbers of command files in a program. The filter recognises the descriptors
+// numberSet is the set of descriptor numbers of command files in a program. The filter recognises the descriptors
 // that it traps by their number. There are two ranges of numbers:
 //
 //   - low ends at the limit of select(2), for event loops with few slots. A program with hundreds of open files also
 //     gets numbers of this range for other files. Calls on these are trapped, and continue in the kernel.
 //   - high and above. These are for programs with other descriptors near the low range.
-type numbers struct {
-	low    span
-	native span   // the end of low, for command files with native doorbells, on which write(2) is not trapped (native.go)
+type numberSet struct {
+	low numberRange
+	// the end of low, for command files with native doorbells, on which write(2) is not trapped (native.go)
+	native numberRange
 	high   uint32 // equals low.first if few numbers are available
 }
 
@@ -32,9 +33,9 @@ const (
 )
 
 // numbersFor returns the numbers for programs with this hard RLIMIT_NOFILE. All these numbers are below the limit.
-func numbersFor(hardLimit uint64) numbers {
+func numbersFor(hardLimit uint64) numberSet {
 	end := uint32(min(hardLimit, selectLimit))
-	n := numbers{low: span{end / 4 * 3, end}, native: span{end, end}}
+	n := numberSet{low: numberRange{end / 4 * 3, end}, native: numberRange{end, end}}
 	switch {
 	case hardLimit >= 2*usualHigh:
 		n.high = usualHigh
@@ -49,22 +50,24 @@ func numbersFor(hardLimit uint64) numbers {
 	return n
 }
 
-// has reports whether the filter treats a number as a command file's number.
-func (n *numbers) has(fd uint32) bool { return n.low.has(fd) || n.high <= fd && fd <= math.MaxInt32 }
+// contains reports whether the filter treats a number as a command file's number.
+func (n *numberSet) contains(fd uint32) bool {
+	return n.low.contains(fd) || n.high <= fd && fd <= math.MaxInt32
+}
 
 // minFreeBelow is the number of free numbers required below a chosen number of the low range. The kernel gives a new
 // file of the program the lowest free number. Other threads would therefore have to open minFreeBelow files before they
 // could get the chosen number.
 const minFreeBelow = 256
 
-// choose returns a free number for a command file, from least on. If rings is true, choose prefers a native number.
-// The caller holds Session.opening.
-func (n *numbers) choose(th *procThread, least uint32, rings bool) uint32 {
-	spans := []span{n.native, {n.low.first, n.native.first}}
+// chooseNumber returns a free number for a command file, from least on. If rings is true, choose prefers a native
+// number. The caller holds Session.opening.
+func (n *numberSet) chooseNumber(th *procThread, least uint32, rings bool) uint32 {
+	spans := []numberRange{n.native, {n.low.first, n.native.first}}
 	if !rings {
 		spans = spans[1:]
 	}
-	open := th.descriptors(n.low.end)
+	open := th.countDescriptors(n.low.end)
 	for _, s := range spans {
 		// The program's other descriptors reach the end of the range last.
 		for fd := s.end; fd > max(s.first, least) && fd > open+minFreeBelow; {
@@ -86,8 +89,8 @@ func (t *procThread) hasDescriptor(fd uint32) bool {
 	return unix.Fstatat(t.dir, fmt.Sprintf("fd/%d", fd), &st, unix.AT_SYMLINK_NOFOLLOW) == nil
 }
 
-// descriptors counts the thread's descriptors, up to the number most.
-func (t *procThread) descriptors(most uint32) uint32 {
+// countDescriptors counts the thread's descriptors, up to the number most.
+func (t *procThread) countDescriptors(most uint32) uint32 {
 	fd, err := unix.Openat(t.dir, "fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return most

@@ -53,7 +53,7 @@ type openFile struct {
 	ended chan struct{}
 }
 
-const closing = 1 << 62
+const closingFlag = 1 << 62
 
 // newOpenFile opens a device for a process. newOpenFile also returns the description for the program. The caller
 // closes the description after the program has received it. how is the access mode of the description. When the
@@ -64,7 +64,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, access: how & unix.O_ACCMODE,
 		ended: make(chan struct{}),
 	}
-	if err := f.user.Take(quota.Descriptors, fileDescriptors); err != nil {
+	if err := f.user.Charge(quota.Descriptors, fileDescriptors); err != nil {
 		return nil, nil, err
 	}
 	fail := func(err error) (*openFile, *os.File, error) {
@@ -75,14 +75,14 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		if f.memory != nil {
 			f.memory.Close()
 		}
-		f.user.Give(quota.Descriptors, fileDescriptors)
+		f.user.Release(quota.Descriptors, fileDescriptors)
 		return nil, nil, err
 	}
 	name := fmt.Sprintf("%s/%s.%d%s", t.name, n.device, s.fileCount.Add(1), queueSuffix)
-	if f.memory, err = shm.Create(name, quota.RingBytes, p.user, s.cfg.Kept.KeptOf(p.user)); err != nil {
+	if f.memory, err = shm.Create(name, quota.RingBytes, p.user, s.cfg.Kept.ObjectsOf(p.user)); err != nil {
 		return fail(err)
 	}
-	f.memory.LeavePages()
+	f.memory.KeepPagesOnClose()
 	if p.nativeDoorbells {
 		description, err = f.openNativeDoorbells()
 	} else {
@@ -152,7 +152,7 @@ func (f *openFile) register() error {
 func (f *openFile) enter() bool {
 	for {
 		n := f.calls.Load()
-		if n >= closing {
+		if n >= closingFlag {
 			return false
 		}
 		if f.calls.CompareAndSwap(n, n+1) {
@@ -162,24 +162,24 @@ func (f *openFile) enter() bool {
 }
 
 func (f *openFile) leave() {
-	if f.calls.Add(-1) == closing {
-		f.end()
+	if f.calls.Add(-1) == closingFlag {
+		f.endFile()
 	}
 }
 
-// closed reports whether close was called.
-func (f *openFile) closed() bool { return f.calls.Load() >= closing }
+// isClosed reports whether close was called.
+func (f *openFile) isClosed() bool { return f.calls.Load() >= closingFlag }
 
 // close ends the file, and closes f.ended, after the calls in progress have returned. close may be called
 // repeatedly.
 func (f *openFile) close() {
 	for {
 		n := f.calls.Load()
-		if n >= closing {
+		if n >= closingFlag {
 			return
 		}
 		// Counting one more call ensures that there is a last call to return.
-		if f.calls.CompareAndSwap(n, n+1+closing) {
+		if f.calls.CompareAndSwap(n, n+1+closingFlag) {
 			if f.cm != nil {
 				f.cm.Close() // wakes the calls that wait for events
 			}
@@ -196,10 +196,10 @@ const (
 	lastCheckDelay  = 5 * time.Second
 )
 
-// closedOne checks whether the file is still in use after a descriptor of the queue file was closed. A program may
-// have opened the closed descriptor through /proc/self/fd. In that case another close will follow. At most one
+// checkAfterClose checks whether the file is still in use after a descriptor of the queue file was closed. A program
+// may have opened the closed descriptor through /proc/self/fd. In that case another close will follow. At most one
 // check is pending, regardless of the number of closed descriptors.
-func (f *openFile) closedOne() {
+func (f *openFile) checkAfterClose() {
 	if f.memory == nil {
 		return // the pipe reports its own close
 	}
@@ -207,13 +207,13 @@ func (f *openFile) closedOne() {
 	defer f.look.Unlock()
 	f.look.next = firstCheckDelay
 	if f.look.timer == nil {
-		f.look.timer = time.AfterFunc(firstCheckDelay, f.checkAgain)
+		f.look.timer = time.AfterFunc(firstCheckDelay, f.recheckUse)
 	}
 }
 
-func (f *openFile) checkAgain() {
+func (f *openFile) recheckUse() {
 	f.sup.looks.Add(1)
-	inUse := !f.closed() && f.memory.InUse()
+	inUse := !f.isClosed() && f.memory.InUse()
 	if !inUse {
 		f.close()
 	}
@@ -221,7 +221,7 @@ func (f *openFile) checkAgain() {
 	defer f.look.Unlock()
 	f.look.timer = nil
 	if f.look.next *= 4; inUse && f.look.next <= lastCheckDelay {
-		f.look.timer = time.AfterFunc(f.look.next, f.checkAgain)
+		f.look.timer = time.AfterFunc(f.look.next, f.recheckUse)
 	}
 }
 
@@ -231,10 +231,10 @@ func (f *openFile) endQueueFile() {
 	f.file.Close()
 	f.closeNativeDoorbells()
 	f.memory.Close() // the file has usually closed its memory already
-	f.user.Give(quota.Descriptors, fileDescriptors)
+	f.user.Release(quota.Descriptors, fileDescriptors)
 }
 
-func (f *openFile) end() {
+func (f *openFile) endFile() {
 	s := f.sup
 	s.mu.Lock()
 	if s.watches[f.watch] == f {
@@ -243,7 +243,7 @@ func (f *openFile) end() {
 	}
 	s.mu.Unlock()
 	if f.cm != nil {
-		f.endCM()
+		f.closeCMFile()
 	} else {
 		f.endQueueFile()
 	}

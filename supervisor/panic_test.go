@@ -16,7 +16,7 @@ import (
 // TestNetlinkPanic tests that a panic in a netlink request closes only the socket of the request.
 func TestNetlinkPanic(t *testing.T) {
 	var calls atomic.Int32
-	w := newWorld(t, func(c *SupervisorConfig) {
+	w := newFixture(t, func(c *SupervisorConfig) {
 		c.pause = func(point string, _ uint32) {
 			if point == "netlink" && calls.Add(1) == 1 {
 				panic("a bad request")
@@ -25,7 +25,7 @@ func TestNetlinkPanic(t *testing.T) {
 	})
 	user := quota.New(quota.Limits{}).User(1001)
 	open := func() int {
-		n, end, err := w.sup.newNetlink(user, netlinkOpener{uid: 1001}, false, 1)
+		n, end, err := w.sup.newNetlinkSocket(user, netlinkOpener{uid: 1001}, false, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -51,7 +51,7 @@ func TestNetlinkPanic(t *testing.T) {
 	unix.Close(first)
 	unix.Close(second)
 	testutil.Eventually(t, "both sockets to end", func() bool { return user.Held(quota.Descriptors) == 0 })
-	if l := w.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad request") {
+	if l := w.logs.takeLines(); len(l) != 1 || !strings.Contains(l[0], "a bad request") {
 		t.Errorf("log: got %q, want the panic", l)
 	}
 }
@@ -65,10 +65,10 @@ func TestPipePanic(t *testing.T) {
 	}
 	defer unix.Close(ends[0])
 	user := quota.New(quota.Limits{}).User(0)
-	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: withPipe(t, user)}
+	p := &cmPipe{end: os.NewFile(uintptr(ends[1]), "pipe"), fd: ends[1], user: chargePipe(t, user)}
 	defer p.close()
 	p.setter = func(int, bool) bool { panic("a bug") }
-	p.ready(true)
+	p.setReady(true)
 	testutil.Eventually(t, "the panic", func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()

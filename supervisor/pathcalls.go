@@ -14,9 +14,9 @@ import (
 // pathCall answers a system call with a path. Most files are not virtual, so their calls continue in the kernel.
 //
 //verbena:parses
-func (w *worker) pathCall(c call) verdict {
+func (w *worker) pathCall(c call) callResult {
 	a := &w.n.args
-	through := verdict{fate: fateContinued}
+	through := callResult{fate: fateContinued}
 	at := 1 // index of the path argument
 	switch c {
 	case callOpen, callStat, callLstat, callReadlink, callAccess, callGetxattr, callLgetxattr, callListxattr,
@@ -39,18 +39,18 @@ func (w *worker) pathCall(c call) verdict {
 	}
 	may := noDirectory
 	if c == callOpen || c == callOpenat {
-		may = mayList(a[at+1])
+		may = listPurposeOf(a[at+1])
 	}
-	raw, ok := w.fromRoot(dirfd, raw, may)
+	raw, ok := w.absolutePath(dirfd, raw, may)
 	if !ok {
 		return through
 	}
-	path, err := w.clean(raw)
+	path, err := w.cleanPath(raw)
 	switch {
-	case err == errKernel:
+	case err == errNotVirtual:
 		return through
 	case err == nil && !isVirtual(path):
-		return w.aboveCall(c, path, may)
+		return w.fileSystemCall(c, path, may)
 	case err != nil:
 		return failWith(err)
 	}
@@ -59,7 +59,7 @@ func (w *worker) pathCall(c call) verdict {
 		if a[3] < openHowSize {
 			return through // the kernel reports the error
 		}
-		if n, err := w.session.read(int(w.n.tid), a[2], how[:]); err != nil || n < len(how) {
+		if n, err := w.session.readThreadMemory(int(w.n.tid), a[2], how[:]); err != nil || n < len(how) {
 			return failWith(syscall.EFAULT)
 		}
 	}
@@ -71,61 +71,61 @@ func (w *worker) pathCall(c call) verdict {
 		w.trace.path, w.trace.flags = path, binary.NativeEndian.Uint64(how[:])
 	}
 	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int; the upper half is undefined
-	var v verdict
+	var v callResult
 	switch c {
 	case callOpen:
-		v = w.open(path, arg(1))
+		v = w.answerOpen(path, arg(1))
 	case callOpenat:
-		v = w.open(path, arg(2))
+		v = w.answerOpen(path, arg(2))
 	case callOpenat2:
-		v = w.openat2(path, &how)
+		v = w.answerOpenat2(path, &how)
 	case callStat:
-		v = w.stat(path, 0, a[1])
+		v = w.answerStat(path, 0, a[1])
 	case callLstat:
-		v = w.stat(path, unix.AT_SYMLINK_NOFOLLOW, a[1])
+		v = w.answerStat(path, unix.AT_SYMLINK_NOFOLLOW, a[1])
 	case callNewfstatat:
-		v = w.stat(path, arg(3), a[2])
+		v = w.answerStat(path, arg(3), a[2])
 	case callStatx:
-		v = w.statx(path)
+		v = w.answerStatx(path)
 	case callReadlink:
-		v = w.readlink(path, a[1], arg(2))
+		v = w.answerReadlink(path, a[1], arg(2))
 	case callReadlinkat:
-		v = w.readlink(path, a[2], arg(3))
+		v = w.answerReadlink(path, a[2], arg(3))
 	case callAccess:
-		v = w.access(path, arg(1), 0)
+		v = w.answerAccess(path, arg(1), 0)
 	case callFaccessat:
-		v = w.access(path, arg(2), 0)
+		v = w.answerAccess(path, arg(2), 0)
 	case callFaccessat2:
-		v = w.access(path, arg(2), arg(3))
+		v = w.answerAccess(path, arg(2), arg(3))
 	case callGetxattr, callListxattr:
-		v = w.attributes(c, path, 0)
+		v = w.answerXattr(c, path, 0)
 	case callLgetxattr, callLlistxattr:
-		v = w.attributes(c, path, unix.AT_SYMLINK_NOFOLLOW)
+		v = w.answerXattr(c, path, unix.AT_SYMLINK_NOFOLLOW)
 	}
 	return v
 }
 
-// aboveCall answers a call with a path in the file system. Most of these calls continue in the kernel.
-func (w *worker) aboveCall(c call, path string, may listing) verdict {
+// fileSystemCall answers a call with a path in the file system. Most of these calls continue in the kernel.
+func (w *worker) fileSystemCall(c call, path string, may listPurpose) callResult {
 	a := &w.n.args
-	stat := func(buf uint64) func(int) verdict {
-		return func(fd int) verdict { return w.putStat(fd, fileInfo{}, buf) }
+	stat := func(buf uint64) func(int) callResult {
+		return func(fd int) callResult { return w.writeStat(fd, fileInfo{}, buf) }
 	}
 	switch c {
 	case callOpen:
-		return w.openAbove(path, a[1], may)
+		return w.openMergedDirectory(path, a[1], may)
 	case callOpenat:
-		return w.openAbove(path, a[2], may)
+		return w.openMergedDirectory(path, a[2], may)
 	case callStat, callLstat:
-		return w.statAbove(path, stat(a[1]))
+		return w.statAboveTree(path, stat(a[1]))
 	case callNewfstatat:
-		return w.statAbove(path, stat(a[2]))
+		return w.statAboveTree(path, stat(a[2]))
 	case callStatx:
-		return w.statAbove(path, func(fd int) verdict { return w.putStatx(fd, fileInfo{}) })
+		return w.statAboveTree(path, func(fd int) callResult { return w.writeStatx(fd, fileInfo{}) })
 	case callGetxattr, callLgetxattr, callListxattr, callLlistxattr:
-		return w.statAbove(path, func(int) verdict { return noAttributes(c) })
+		return w.statAboveTree(path, func(int) callResult { return xattrUnsupported(c) })
 	}
-	return verdict{fate: fateContinued}
+	return callResult{fate: fateContinued}
 }
 
 // readPath reads a path up to its end. It returns an empty path if the memory cannot be read, since the kernel will
@@ -134,10 +134,10 @@ func (w *worker) readPath(addr uint64) []byte {
 	const usual = 256
 	have := 0
 	for _, size := range [...]int{usual, len(w.path)} {
-		n, err := w.session.read(int(w.n.tid), addr+uint64(have), w.path[have:size])
+		n, err := w.session.readThreadMemory(int(w.n.tid), addr+uint64(have), w.path[have:size])
 		if err != nil {
 			if err == unix.EPERM {
-				w.session.warn(func() error { return fmt.Errorf("read thread %d: %w", w.n.tid, explainAccess(ptraceScope())) })
+				w.session.warnOnce(func() error { return fmt.Errorf("read thread %d: %w", w.n.tid, explainAccess(ptraceScope())) })
 			}
 			return nil
 		}
@@ -149,27 +149,27 @@ func (w *worker) readPath(addr uint64) []byte {
 	return nil
 }
 
-// errNone is the error for a virtual path without a file.
-var errNone error = syscall.ENOENT
+// errNoFile is the error for a virtual path without a file.
+var errNoFile error = syscall.ENOENT
 
 // openHowSize is the size of the first version of struct open_how.
 const openHowSize = 24
 
-func (w *worker) openat2(path string, how *[openHowSize]byte) verdict {
+func (w *worker) answerOpenat2(path string, how *[openHowSize]byte) callResult {
 	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
-		return verdict{fate: fateContinued} // the path turned out to be relative or invalid
+		return callResult{fate: fateContinued} // the path turned out to be relative or invalid
 	}
-	return w.open(path, binary.NativeEndian.Uint64(how[:]))
+	return w.answerOpen(path, binary.NativeEndian.Uint64(how[:]))
 }
 
-// errKernel makes the kernel execute the call and report its error.
-var errKernel = errors.New("the path is not virtual")
+// errNotVirtual makes the kernel execute the call and report its error.
+var errNotVirtual = errors.New("the path is not virtual")
 
-// clean makes a path absolute, and removes ".", ".." and empty components by the rules of the kernel. If ".."
-// follows a virtual file that is not a directory, clean returns the error of the call. clean returns errKernel if
-// ".." follows a component in the file system that is not a plain directory. If the last component must be a
+// cleanPath makes a path absolute, and removes ".", ".." and empty components by the rules of the kernel. If ".."
+// follows a virtual file that is not a directory, clean returns the error of the call. cleanPath returns errNotVirtual
+// if ".." follows a component in the file system that is not a plain directory. If the last component must be a
 // directory, the resulting path ends in a slash.
-func (w *worker) clean(raw []byte) (path string, err error) {
+func (w *worker) cleanPath(raw []byte) (path string, err error) {
 	var parts []string
 	last := ""
 	for part := range strings.SplitSeq(string(raw), "/") {
@@ -177,7 +177,7 @@ func (w *worker) clean(raw []byte) (path string, err error) {
 		switch part {
 		case "", ".":
 		case "..":
-			if parts, err = w.parent(parts); err != nil {
+			if parts, err = w.parentPath(parts); err != nil {
 				return "", err
 			}
 		default:
@@ -191,23 +191,23 @@ func (w *worker) clean(raw []byte) (path string, err error) {
 	return path, nil
 }
 
-// parent removes the last component of a path, which must be a directory. The component may not be a link to a
+// parentPath removes the last component of a path, which must be a directory. The component may not be a link to a
 // directory, because ".." of the link's target is another directory.
-func (w *worker) parent(parts []string) ([]string, error) {
+func (w *worker) parentPath(parts []string) ([]string, error) {
 	if len(parts) == 0 {
 		return parts, nil
 	}
 	dir := "/" + strings.Join(parts, "/")
 	if !isVirtual(dir) {
 		if !w.isDirectory(dir) {
-			return nil, errKernel
+			return nil, errNotVirtual
 		}
 		return parts[:len(parts)-1], nil
 	}
 	dir, e := w.session.tree.lookup(dir, false)
 	switch {
 	case e == nil:
-		return nil, errNone
+		return nil, errNoFile
 	case !e.dir:
 		return nil, syscall.ENOTDIR
 	}
@@ -217,7 +217,7 @@ func (w *worker) parent(parts []string) ([]string, error) {
 
 // isDirectory reports whether a path leads to a directory, for the caller and without links.
 func (w *worker) isDirectory(path string) bool {
-	w.begin(callOpen) // the file system may be a program of the user (FUSE)
+	w.beginBusy(callOpen) // the file system may be a program of the user (FUSE)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return false
@@ -248,10 +248,10 @@ func (w *worker) isDirectory(path string) bool {
 }
 
 // maySearch reports whether the mode of a directory allows the thread to look up names in the directory.
-func (t *procThread) maySearch(dir int) bool { return t.may(dir, mayExecute) }
+func (t *procThread) maySearch(dir int) bool { return t.hasRights(dir, mayExecute) }
 
-// may reports whether the mode of a file gives the thread the rights.
-func (t *procThread) may(dir int, rights uint32) bool {
+// hasRights reports whether the mode of a file gives the thread the rights.
+func (t *procThread) hasRights(dir int, rights uint32) bool {
 	var st unix.Statx_t
 	const what = unix.STATX_MODE | unix.STATX_UID | unix.STATX_GID
 	if unix.Statx(dir, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, what, &st) != nil {
@@ -260,29 +260,29 @@ func (t *procThread) may(dir int, rights uint32) bool {
 	return Node{UID: int(st.Uid), GID: int(st.Gid), Mode: uint32(st.Mode)}.allows(t.id, t.id.uids.fs, t.id.gids.fs, rights)
 }
 
-// find returns the entry of a clean path, and the path after following links. With nofollow, the last component is
-// not followed. find returns the error of the call if there is no entry, or if the path must be a directory and is
+// findEntry returns the entry of a clean path, and the path after following links. With nofollow, the last component is
+// not followed. findEntry returns the error of the call if there is no entry, or if the path must be a directory and is
 // not.
-func (w *worker) find(path string, nofollow bool) (string, *entry, error) {
+func (w *worker) findEntry(path string, nofollow bool) (string, *entry, error) {
 	plain, slash := strings.CutSuffix(path, "/")
 	path, e := w.session.tree.lookup(plain, nofollow && !slash)
 	switch {
 	case e == nil:
-		return path, nil, errNone
+		return path, nil, errNoFile
 	case slash && !e.dir:
 		return path, nil, syscall.ENOTDIR
 	}
 	return path, e, nil
 }
 
-func (w *worker) open(path string, flags uint64) verdict {
+func (w *worker) answerOpen(path string, flags uint64) callResult {
 	tree := w.session.tree
-	path, e, err := w.find(path, flags&unix.O_NOFOLLOW != 0)
+	path, e, err := w.findEntry(path, flags&unix.O_NOFOLLOW != 0)
 	creates := flags&(unix.O_CREAT|unix.O_EXCL) == unix.O_CREAT|unix.O_EXCL
 	mode := flags & unix.O_ACCMODE
 	onlyPath := flags&unix.O_PATH != 0
 	switch {
-	case err == errNone && flags&unix.O_CREAT != 0 && !onlyPath:
+	case err == errNoFile && flags&unix.O_CREAT != 0 && !onlyPath:
 		return failWith(syscall.EACCES)
 	case err != nil:
 		return failWith(err)
@@ -295,22 +295,22 @@ func (w *worker) open(path string, flags uint64) verdict {
 	case onlyPath && (e.node != nil || e.link != ""):
 		return failWith(syscall.EOPNOTSUPP)
 	case onlyPath && e.read != nil:
-		w.begin(callOpen)
-		if err := tree.make(path, e); err != nil {
+		w.beginBusy(callOpen)
+		if err := tree.makeDeferred(path, e); err != nil {
 			return failWith(err)
 		}
 	case e.dir && !onlyPath && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
 		return failWith(syscall.EISDIR)
 	case e.dir && (path == ibDir || strings.HasPrefix(path, virtualDir)):
-		w.begin(callOpen)
-		if err := tree.complete(); err != nil {
+		w.beginBusy(callOpen)
+		if err := tree.makeAllDeferred(); err != nil {
 			return failWith(err)
 		}
 	case e.read != nil && (mode != unix.O_RDONLY || flags&unix.O_TRUNC != 0):
 		return failWith(syscall.EACCES)
 	case e.read != nil:
-		w.begin(callOpen)
-		if err := tree.refresh(path, e); errors.Is(err, errEmpty) {
+		w.beginBusy(callOpen)
+		if err := tree.refreshFile(path, e); errors.Is(err, errEmptyGID) {
 			return w.installUnreadable(flags)
 		} else if err != nil {
 			return failWith(err)
@@ -325,7 +325,7 @@ func (w *worker) open(path string, flags uint64) verdict {
 		elsewhere := th.hasOtherRoot()
 		th.close()
 		if elsewhere {
-			w.session.warn(func() error {
+			w.session.warnOnce(func() error {
 				return fmt.Errorf("%s is not shown to a program with a separate root directory or separate mounts: only a service with CAP_SYS_ADMIN can show it",
 					path)
 			})
@@ -346,8 +346,8 @@ func (w *worker) open(path string, flags uint64) verdict {
 }
 
 // openDevice opens a device file.
-func (w *worker) openDevice(n *node, flags uint64) verdict {
-	w.begin(callOpen)
+func (w *worker) openDevice(n *node, flags uint64) callResult {
+	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -360,10 +360,10 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 	if !t.sup.cfg.Node.allows(id, id.uids.fs, id.gids.fs, rights[flags&unix.O_ACCMODE]) {
 		return failWith(syscall.EACCES)
 	}
-	p, space, err := w.process(th)
+	p, space, err := w.processOfThread(th)
 	if err != nil {
 		if !errors.Is(err, errGone) {
-			t.warn(func() error { return err })
+			t.warnOnce(func() error { return err })
 		}
 		return failWith(err)
 	}
@@ -383,7 +383,7 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		f, description, err = make(t, n, o, how)
 	}
 	if err != nil {
-		if e := errno(err); e != syscall.ENODEV {
+		if e := errnoOf(err); e != syscall.ENODEV {
 			t.log.Warn("open a device file", "pid", id.pid, "name", id.name, "dev", n.device, "err", err)
 		}
 		return failWith(err)
@@ -397,14 +397,14 @@ func (w *worker) openDevice(n *node, flags uint64) verdict {
 		return failWith(err)
 	}
 	if f.pipe != nil {
-		go f.pipe.watch(f.noteLastClose)
+		go f.pipe.watchReaders(f.noteLastClose)
 	}
 	t.log.Debug("device file opened", "pid", id.pid, "name", id.name, "dev", n.device, "fd", number)
-	return verdict{val: int64(number)}
+	return callResult{val: int64(number)}
 }
 
-func (w *worker) readlink(path string, buf, size uint64) verdict {
-	_, e, err := w.find(path, true)
+func (w *worker) answerReadlink(path string, buf, size uint64) callResult {
+	_, e, err := w.findEntry(path, true)
 	switch {
 	case err != nil:
 		return failWith(err)
@@ -412,30 +412,30 @@ func (w *worker) readlink(path string, buf, size uint64) verdict {
 		return failWith(syscall.EINVAL)
 	}
 	target := []byte(e.link)[:min(uint64(len(e.link)), size)]
-	if err := w.write(buf, target); err != nil {
+	if err := w.writeToCaller(buf, target); err != nil {
 		return failWith(err)
 	}
-	return verdict{val: int64(len(target))}
+	return callResult{val: int64(len(target))}
 }
 
-// attributes answers system calls about extended attributes. Files of /sys and /dev have no readable extended
+// answerXattr answers system calls about extended attributes. Files of /sys and /dev have no readable extended
 // attributes.
-func (w *worker) attributes(c call, path string, flags uint64) verdict {
-	if _, _, err := w.findFor(path, flags); err != nil {
+func (w *worker) answerXattr(c call, path string, flags uint64) callResult {
+	if _, _, err := w.findWithFlags(path, flags); err != nil {
 		return failWith(err)
 	}
-	return noAttributes(c)
+	return xattrUnsupported(c)
 }
 
-func noAttributes(c call) verdict {
+func xattrUnsupported(c call) callResult {
 	if c == callGetxattr || c == callLgetxattr {
 		return failWith(syscall.EOPNOTSUPP)
 	}
-	return verdict{}
+	return callResult{}
 }
 
-func (w *worker) access(path string, rights, flags uint64) verdict {
-	_, e, err := w.findFor(path, flags)
+func (w *worker) answerAccess(path string, rights, flags uint64) callResult {
+	_, e, err := w.findWithFlags(path, flags)
 	if err != nil {
 		return failWith(err)
 	}
@@ -452,9 +452,9 @@ func (w *worker) access(path string, rights, flags uint64) verdict {
 	if flags&unix.AT_EACCESS != 0 {
 		uid, gid = id.uids.effective, id.gids.effective
 	}
-	info := w.session.sup.info(e)
+	info := w.session.sup.infoOf(e)
 	if !(Node{UID: int(info.uid), GID: int(info.gid), Mode: info.mode}).allows(id, uid, gid, uint32(rights)) {
 		return failWith(syscall.EACCES)
 	}
-	return verdict{}
+	return callResult{}
 }

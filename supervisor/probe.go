@@ -48,7 +48,7 @@ func Probe() error {
 	var err error
 	t.do(func() {
 		var listener int
-		if listener, err = install(
+		if listener, err = installFilter(
 			[]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}}); err != nil {
 			return
 		}
@@ -61,12 +61,12 @@ func Probe() error {
 	return err
 }
 
-// install installs a filter on the calling thread and returns its listener.
+// installFilter installs a filter on the calling thread and returns its listener.
 //
 // install avoids no_new_privs if allowed (CAP_SYS_ADMIN), so that setuid programs keep working. On a kernel without
 // WAIT_KILLABLE_RECV (5.19), a signal interrupts a trapped call, and the thread then repeats the call. The
 // repetition is harmless, except that a descriptor may remain open in the program if its install was interrupted.
-func install(filter []unix.SockFilter) (listener int, err error) {
+func installFilter(filter []unix.SockFilter) (listener int, err error) {
 	flags := uintptr(unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	privileged := true
 	for {
@@ -82,12 +82,12 @@ func install(filter []unix.SockFilter) (listener int, err error) {
 		case errors.Is(err, unix.EINVAL) && flags != 0:
 			flags = 0
 		default:
-			return -1, explain(err, isGVisor)
+			return -1, explainFilterError(err, isGVisor)
 		}
 	}
 }
 
-func explain(err error, gVisor func() bool) error {
+func explainFilterError(err error, gVisor func() bool) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
 		return ErrNested
@@ -113,14 +113,14 @@ func isGVisor() bool {
 	if err != nil { // on Linux, reading the messages may need a privilege
 		n = 0
 	}
-	return saysGVisor(string(version), string(messages[:n]))
+	return mentionsGVisor(string(version), string(messages[:n]))
 }
 
 // maxMessages exceeds the size of gVisor's messages.
 const maxMessages = 16 << 10
 
-// saysGVisor looks for gVisor's name in /proc/version and at the beginning of the kernel's messages.
-func saysGVisor(version, messages string) bool {
+// mentionsGVisor looks for gVisor's name in /proc/version and at the beginning of the kernel's messages.
+func mentionsGVisor(version, messages string) bool {
 	const old = "#1 SMP Sun Jan 10 15:06:54 PST 2016" // an old version that does not contain the name
 	return strings.Contains(strings.ToLower(version), "gvisor") || strings.Contains(version, old) ||
 		strings.Contains(messages, "] Starting gVisor")

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestExplain tests that the error names the reason for which the filter cannot be installed, and the remedy.
-func TestExplain(t *testing.T) {
+// TestExplainFilterError tests that the error names the reason for which the filter cannot be installed, and the
+// remedy.
+func TestExplainFilterError(t *testing.T) {
 	linux, gVisor := func() bool { return false }, func() bool { return true }
 	for _, tt := range []struct {
 		err    unix.Errno
@@ -25,7 +26,7 @@ func TestExplain(t *testing.T) {
 		{unix.EPERM, linux, ErrUnsupported, []string{"seccomp profile must allow"}},
 		{unix.ENOMEM, linux, unix.ENOMEM, []string{"install the system call filter"}},
 	} {
-		err := explain(tt.err, tt.where)
+		err := explainFilterError(tt.err, tt.where)
 		if !errors.Is(err, tt.is) {
 			t.Errorf("%v: got %v, want %v", tt.err, err, tt.is)
 		}
@@ -40,7 +41,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-func TestSaysGVisor(t *testing.T) {
+func TestMentionsGVisor(t *testing.T) {
 	for _, tt := range []struct {
 		version, messages string
 		want              bool
@@ -53,7 +54,7 @@ func TestSaysGVisor(t *testing.T) {
 			"[    0.000000] Linux version", false},
 		{"", "", false},
 	} {
-		if got := saysGVisor(tt.version, tt.messages); got != tt.want {
+		if got := mentionsGVisor(tt.version, tt.messages); got != tt.want {
 			t.Errorf("saysGVisor(%q, %q): got %v, want %v", tt.version, tt.messages, got, tt.want)
 		}
 	}

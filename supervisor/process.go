@@ -20,25 +20,25 @@ import (
 type identity struct {
 	pid            int // ID of the process (thread group)
 	name           string
-	uids, gids     ids
+	uids, gids     idSet
 	groups         []int
 	fileCapability bool // the thread has CAP_DAC_OVERRIDE in this process's user namespace
 	bindCapability bool // the thread has CAP_NET_BIND_SERVICE in this process's user namespace
 	rawCapability  bool // the thread has CAP_NET_RAW in this process's user namespace
 }
 
-// ids holds the real, effective, saved and file system ID.
-type ids struct{ real, effective, saved, fs int }
+// idSet holds the real, effective, saved and file system ID.
+type idSet struct{ real, effective, saved, fs int }
 
-// identify reads the identity of a thread by its ID. The caller must ensure that the ID still belongs to the
+// readIdentity reads the identity of a thread by its ID. The caller must ensure that the ID still belongs to the
 // thread.
-func identify(tid int) (*identity, error) {
+func readIdentity(tid int) (*identity, error) {
 	dir, err := openProc(tid)
 	if err != nil {
 		return nil, fmt.Errorf("look up process %d: %w", tid, err)
 	}
 	defer unix.Close(dir)
-	id, err := identifyAt(dir)
+	id, err := readIdentityAt(dir)
 	if err != nil {
 		return nil, fmt.Errorf("look up process %d: %w", tid, err)
 	}
@@ -164,8 +164,8 @@ func (o *opener) Account() *umem.Account { return o.acct }
 // User returns the user charged for objects. For a set-uid program, the charged user is the real user.
 func (o *opener) User() *quota.User { return o.user }
 
-// accessesOthers reports whether this process may access the memory of other users' processes.
-var accessesOthers = sync.OnceValue(func() bool {
+// canAccessOthers reports whether this process may access the memory of other users' processes.
+var canAccessOthers = sync.OnceValue(func() bool {
 	status, err := procfile.Read("/proc/self/status")
 	if err != nil || os.Geteuid() == 0 {
 		return true

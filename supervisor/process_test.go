@@ -9,7 +9,8 @@ import (
 func TestParseStatus(t *testing.T) {
 	const text = "Name:\tib send\\nlat\nUmask:\t0022\nTgid:\t4711\nPid:\t4712\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 10 \nCapEff:\t0000000000000002\n"
 	got, err := parseStatus([]byte(text))
-	want := &identity{pid: 4711, name: `ib send\nlat`, uids: ids{1, 2, 3, 4}, gids: ids{5, 6, 7, 8}, groups: []int{9, 10},
+	want := &identity{pid: 4711, name: `ib send\nlat`, uids: idSet{1, 2, 3, 4}, gids: idSet{5, 6, 7, 8}, groups: []int{9,
+		10},
 		fileCapability: true}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("parseStatus: got %+v and error %v, want %+v", got, err, want)
@@ -20,7 +21,7 @@ func TestParseStatus(t *testing.T) {
 			t.Errorf("parseStatus(%q): got %+v, want an error", bad, id)
 		}
 	}
-	self, err := identify(os.Getpid())
+	self, err := readIdentity(os.Getpid())
 	if err != nil || self.pid != os.Getpid() || self.uids.effective != os.Geteuid() || self.gids.fs != os.Getegid() {
 		t.Errorf("this process: got %+v and error %v, want its IDs", self, err)
 	}

@@ -30,19 +30,19 @@ var programs = map[string]func(args []string){
 	"hold":      programHold,
 	"lastclose": programLastClose,
 	"nested":    programNested,
-	"threads":   programThreads,
-	"turns":     programTurns,
+	"threads":   programWaitOnThread,
+	"turns":     programAlternateDoorbells,
 	"signals":   programSignals,
-	"stray":     programStray,
+	"stray":     programOutliveParent,
 	"doorbells": programDoorbells,
-	"numbers":   programNumbers,
-	"writes":    programWrites,
+	"numbers":   programFileNumbers,
+	"writes":    programMeasureWrites,
 	"guarded":   programGuarded,
 	"service":   programService,
-	"gone":      programGone,
-	"opens":     programOpens,
-	"reopens":   programReopens,
-	"stats":     programStats,
+	"gone":      programDeviceGone,
+	"opens":     programOpenPaths,
+	"reopens":   programReopenDirectory,
+	"stats":     programMeasureStat,
 	"pingpong":  programPingPong,
 	"launcher":  programLauncher,
 	"native":    programNative,
@@ -70,7 +70,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-func check(ok bool, format string, args ...any) {
+func panicUnless(ok bool, format string, args ...any) {
 	if !ok {
 		panic(fmt.Sprintf(format, args...))
 	}
@@ -78,71 +78,71 @@ func check(ok bool, format string, args ...any) {
 
 func openDevice() int { return must(unix.Open(deviceFile, unix.O_RDWR|unix.O_CLOEXEC, 0)) }
 
-func operate(fd int, op *fakeOp) syscall.Errno {
+func issueOp(fd int, op *fakeOp) syscall.Errno {
 	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uapi.VerbsIoctl, uintptr(unsafe.Pointer(op)))
 	return e
 }
 
-func doorbell(fd int) (int, error) {
+func ringDoorbell(fd int) (int, error) {
 	var b [32]byte
 	return unix.Write(fd, b[:])
 }
 
-// isCharDevice checks that the fields of stat(2) describe the device.
-func isCharDevice(st *unix.Stat_t) {
-	check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "mode: got %#o, want a character device", st.Mode)
-	check(st.Rdev == unix.Mkdev(231, 192), "device number %#x", st.Rdev)
+// checkCharDevice checks that the fields of stat(2) describe the device.
+func checkCharDevice(st *unix.Stat_t) {
+	panicUnless(st.Mode&unix.S_IFMT == unix.S_IFCHR, "mode: got %#o, want a character device", st.Mode)
+	panicUnless(st.Rdev == unix.Mkdev(231, 192), "device number %#x", st.Rdev)
 }
 
 func programCommands(args []string) {
 	fd := openDevice()
 	var st, at unix.Stat_t
 	must(0, unix.Fstat(fd, &st))
-	isCharDevice(&st)
+	checkCharDevice(&st)
 	// The next calls are fstat in the form that the C library uses, and statx.
 	_, _, e := unix.Syscall6(unix.SYS_NEWFSTATAT, uintptr(fd), uintptr(unsafe.Pointer(must(unix.BytePtrFromString("")))),
 		uintptr(unsafe.Pointer(&at)), unix.AT_EMPTY_PATH, 0, 0)
-	check(e == 0, "newfstatat: %v", e)
-	isCharDevice(&at)
+	panicUnless(e == 0, "newfstatat: %v", e)
+	checkCharDevice(&at)
 	var x unix.Statx_t
 	must(0, unix.Statx(fd, "", unix.AT_EMPTY_PATH, unix.STATX_BASIC_STATS, &x))
-	check(x.Mode&unix.S_IFMT == unix.S_IFCHR && x.Rdev_major == 231 &&
+	panicUnless(x.Mode&unix.S_IFMT == unix.S_IFCHR && x.Rdev_major == 231 &&
 		x.Rdev_minor == 192, "statx: mode %#o, device %d:%d", x.Mode, x.Rdev_major, x.Rdev_minor)
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	low := numbersFor(limit.Max).low
-	check(low.has(uint32(fd)), "descriptor: got %d, want one of the low range %v", fd, low)
+	panicUnless(low.contains(uint32(fd)), "descriptor: got %d, want one of the low range %v", fd, low)
 
 	for _, tt := range []struct {
 		op   uint64
 		want syscall.Errno
 	}{{opIncrement, 0}, {opBusy, syscall.EBUSY}, {opPanic, syscall.EIO}, {opUnset, syscall.EIO}, {opIncrement, 0}} {
 		op := fakeOp{op: tt.op, in: 41}
-		e := operate(fd, &op)
-		check(e == tt.want, "operation %d: %v, want %v", tt.op, e, tt.want)
-		check(e != 0 || op.out == 42, "operation %d: answer %d", tt.op, op.out)
+		e := issueOp(fd, &op)
+		panicUnless(e == tt.want, "operation %d: %v, want %v", tt.op, e, tt.want)
+		panicUnless(e != 0 || op.out == 42, "operation %d: answer %d", tt.op, op.out)
 	}
 	_, _, e = unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uapi.VerbsIoctl, 16)
-	check(e == syscall.EFAULT, "ioctl with a bad address: got %v, want EFAULT", e)
+	panicUnless(e == syscall.EFAULT, "ioctl with a bad address: got %v, want EFAULT", e)
 
 	for _, cloexec := range []uint64{0, 1} {
 		op := fakeOp{op: opInstall, in: cloexec}
-		check(operate(fd, &op) == 0, "install")
+		panicUnless(issueOp(fd, &op) == 0, "install")
 		var b [8]byte
 		n := must(unix.Read(int(op.out), b[:]))
-		check(string(b[:n]) == "hello", "read %q", b[:n])
+		panicUnless(string(b[:n]) == "hello", "read %q", b[:n])
 		flags := must(unix.FcntlInt(uintptr(op.out), unix.F_GETFD, 0))
-		check(uint64(flags&unix.FD_CLOEXEC) == cloexec, "close-on-exec %d, want %d", flags, cloexec)
+		panicUnless(uint64(flags&unix.FD_CLOEXEC) == cloexec, "close-on-exec %d, want %d", flags, cloexec)
 		must(0, unix.Fstat(int(op.out), &st))
 		same := fakeOp{op: opSameFile, in: op.out}
-		check(operate(fd, &same) == 0 && same.out == st.Ino, "inode %d, want %d", same.out, st.Ino)
+		panicUnless(issueOp(fd, &same) == 0 && same.out == st.Ino, "inode %d, want %d", same.out, st.Ino)
 	}
 
 	mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
 	for i := range 3 {
-		n, err := doorbell(fd)
-		check(n == 32 && err == nil, "doorbell: %d, %v", n, err)
-		check(int(mem[8]) == i+1, "doorbell %d: got count %d in the region", i+1, mem[8])
+		n, err := ringDoorbell(fd)
+		panicUnless(n == 32 && err == nil, "doorbell: %d, %v", n, err)
+		panicUnless(int(mem[8]) == i+1, "doorbell %d: got count %d in the region", i+1, mem[8])
 	}
 	// Duplicates refer to the device too, for any minimum number that the program requests.
 	for i, d := range []int{
@@ -150,42 +150,43 @@ func programCommands(args []string) {
 			unix.Dup(fd)),
 	} {
 		must(0, unix.Fstat(d, &st))
-		isCharDevice(&st)
-		n, err := doorbell(d)
-		check(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: got %d, %v and count %d", i, n, err,
+		checkCharDevice(&st)
+		n, err := ringDoorbell(d)
+		panicUnless(n == 32 && err == nil && int(mem[8]) == i+4, "doorbell by duplicate %d: got %d, %v and count %d", i, n,
+			err,
 			mem[8])
 		flags := must(unix.FcntlInt(uintptr(d), unix.F_GETFD, 0))
-		check((flags&unix.FD_CLOEXEC != 0) == (i == 0), "duplicate %d: close-on-exec %d", i, flags)
-		check(i != 1 || d >= fd+7, "duplicate: got %d, want at least %d", d, fd+7)
+		panicUnless((flags&unix.FD_CLOEXEC != 0) == (i == 0), "duplicate %d: close-on-exec %d", i, flags)
+		panicUnless(i != 1 || d >= fd+7, "duplicate: got %d, want at least %d", d, fd+7)
 		unix.Close(d)
 	}
 	// At a number chosen by the program, ioctl works and doorbells fail.
 	must(0, unix.Dup3(fd, 40, unix.O_CLOEXEC))
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(40, &op) == 0 && op.out == 2, "ioctl by a low descriptor: got a failure, want success")
-	_, err := doorbell(40)
-	check(err != nil && mem[8] == 6, "write by a low descriptor: got %v, want an error", err)
+	panicUnless(issueOp(40, &op) == 0 && op.out == 2, "ioctl by a low descriptor: got a failure, want success")
+	_, err := ringDoorbell(40)
+	panicUnless(err != nil && mem[8] == 6, "write by a low descriptor: got %v, want an error", err)
 	high := must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, fd+1))
-	_, err = doorbell(high)
-	check(err == nil && mem[8] == 7, "doorbell by another descriptor: got %v, want success", err)
+	_, err = ringDoorbell(high)
+	panicUnless(err == nil && mem[8] == 7, "doorbell by another descriptor: got %v, want success", err)
 	// Other files are not affected, even at such numbers.
 	r, w, err := os.Pipe()
-	check(err == nil, "pipe: %v", err)
+	panicUnless(err == nil, "pipe: %v", err)
 	n := must(unix.FcntlInt(w.Fd(), unix.F_DUPFD_CLOEXEC, fd+10))
 	must(unix.Write(n, []byte("x")))
 	var b [1]byte
 	must(r.Read(b[:]))
 	must(0, unix.Fstat(n, &st))
-	check(st.Mode&unix.S_IFMT == unix.S_IFIFO, "mode: got %#o, want a pipe", st.Mode)
-	check(operate(n, &op) == syscall.ENOTTY, "ioctl of a pipe: got another result, want ENOTTY")
-	check(operate(-1, &op) == syscall.EBADF, "ioctl of descriptor -1: got another result, want EBADF")
+	panicUnless(st.Mode&unix.S_IFMT == unix.S_IFIFO, "mode: got %#o, want a pipe", st.Mode)
+	panicUnless(issueOp(n, &op) == syscall.ENOTTY, "ioctl of a pipe: got another result, want ENOTTY")
+	panicUnless(issueOp(-1, &op) == syscall.EBADF, "ioctl of descriptor -1: got another result, want EBADF")
 
 	// The limits are restored, and a second file gets a different number.
 	var after unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &after))
-	check(after == limit, "limit of open files: got %v, want the earlier %v", after, limit)
+	panicUnless(after == limit, "limit of open files: got %v, want the earlier %v", after, limit)
 	second := openDevice()
-	check(second != fd && low.has(uint32(second)), "second descriptor %d, first %d", second, fd)
+	panicUnless(second != fd && low.contains(uint32(second)), "second descriptor %d, first %d", second, fd)
 	fmt.Println("ok")
 }
 
@@ -193,7 +194,7 @@ func programCommands(args []string) {
 func programHold(args []string) {
 	openDevice()
 	fmt.Println("open")
-	sleep()
+	sleepForever()
 }
 
 // programLastClose passes the device on in various ways. The test observes each step in /proc.
@@ -206,19 +207,19 @@ func programLastClose(args []string) {
 	case "dup":
 		d := must(unix.Dup(fd))
 		unix.Close(fd)
-		check(operate(d, &op) == 0, "wait") // during the check of the test
+		panicUnless(issueOp(d, &op) == 0, "wait") // during the check of the test
 		unix.Close(d)
 	case "mapping":
 		mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED))
 		d := must(unix.Dup(fd))
 		unix.Close(fd)
-		check(operate(d, &op) == 0, "wait")
+		panicUnless(issueOp(d, &op) == 0, "wait")
 		unix.Close(d)
 		unix.Munmap(mem)
 	case "reopen": // closing the second description is not the last close
 		d := must(unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDWR, 0))
 		unix.Close(d)
-		check(operate(fd, &op) == 0, "wait")
+		panicUnless(issueOp(fd, &op) == 0, "wait")
 		unix.Close(fd)
 	case "child": // the child inherits the device and has its last descriptor
 		must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
@@ -232,11 +233,11 @@ func programLastClose(args []string) {
 	case "exec": // the exec closes the device
 		must(0, unix.Exec("/bin/sleep", []string{"sleep", "1000"}, os.Environ()))
 	}
-	sleep()
+	sleepForever()
 }
 
-// sleep never returns. (Go would report an empty select as a deadlock.)
-func sleep() { time.Sleep(time.Hour) }
+// sleepForever never returns. (Go would report an empty select as a deadlock.)
+func sleepForever() { time.Sleep(time.Hour) }
 
 func init() {
 	inner := programs["lastclose"]
@@ -247,7 +248,7 @@ func init() {
 		}
 		// The child also inherits the device as descriptor 3, and the filter traps that number.
 		op := fakeOp{op: opWait}
-		check(operate(3, &op) == 0, "the child's ioctl")
+		panicUnless(issueOp(3, &op) == 0, "the child's ioctl")
 	}
 }
 
@@ -259,15 +260,15 @@ func programNested([]string) {
 	fmt.Println(err)
 }
 
-// programThreads makes a thread wait in a command for the effect of another thread's command.
-func programThreads(args []string) {
+// programWaitOnThread makes a thread wait in a command for the effect of another thread's command.
+func programWaitOnThread(args []string) {
 	fd := openDevice()
 	if args[0] == "known" { // the second thread has made a call before
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			runtime.LockOSThread()
 			op := fakeOp{op: opIncrement}
-			check(operate(fd, &op) == 0, "increment")
+			panicUnless(issueOp(fd, &op) == 0, "increment")
 		})
 		wg.Wait()
 	}
@@ -276,32 +277,32 @@ func programThreads(args []string) {
 	for range n {
 		wg.Go(func() {
 			op := fakeOp{op: opWait}
-			check(operate(fd, &op) == 0, "wait")
+			panicUnless(issueOp(fd, &op) == 0, "wait")
 		})
 	}
 	for range n {
 		time.Sleep(2 * time.Millisecond) // most threads wait by then; any order works
 		op := fakeOp{op: opGo}
-		check(operate(fd, &op) == 0, "go")
+		panicUnless(issueOp(fd, &op) == 0, "go")
 	}
 	wg.Wait()
 	fmt.Println("ok")
 }
 
-// programTurns rings doorbells alternately from two threads, then from one thread, and repeats both once. The test
-// checks after each step.
-func programTurns([]string) {
+// programAlternateDoorbells rings doorbells alternately from two threads, then from one thread, and repeats both once.
+// The test checks after each step.
+func programAlternateDoorbells([]string) {
 	runtime.LockOSThread() // each caller is a separate thread
 	fd := openDevice()
 	rings := 0
 	ring := func() {
-		_, err := doorbell(fd)
-		check(err == nil, "doorbell: %v", err)
+		_, err := ringDoorbell(fd)
+		panicUnless(err == nil, "doorbell: %v", err)
 		rings++
 	}
 	look := func() {
 		op := fakeOp{op: opWait}
-		check(operate(fd, &op) == 0, "wait")
+		panicUnless(issueOp(fd, &op) == 0, "wait")
 	}
 	for range 2 {
 		var wg sync.WaitGroup
@@ -343,8 +344,8 @@ func programSignals([]string) {
 	}
 }
 
-// programStray opens the device in a process that outlives its parent.
-func programStray(args []string) {
+// programOutliveParent opens the device in a process that outlives its parent.
+func programOutliveParent(args []string) {
 	c := exec.Command("/proc/self/exe")
 	c.Env = append(os.Environ(), programEnv+"=hold")
 	c.Stdout = os.Stderr
@@ -370,9 +371,9 @@ func programDoorbells(args []string) {
 	fmt.Println(time.Since(start).Nanoseconds())
 }
 
-// programNumbers opens enough files to get numbers in the range of device files, including a number that it has just
-// closed.
-func programNumbers(args []string) {
+// programFileNumbers opens enough files to get numbers in the range of device files, including a number that it has
+// just closed.
+func programFileNumbers(args []string) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	must(0, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit.Max, Max: limit.Max}))
@@ -385,22 +386,23 @@ func programNumbers(args []string) {
 		return max(p[0], p[1])
 	}
 	fd := openDevice()
-	check(fd < selectLimit, "first device file: got number %d, want one of the low range", fd)
+	panicUnless(fd < selectLimit, "first device file: got number %d, want one of the low range", fd)
 	kept := must(unix.Dup(fd)) // keeps the file open
 	for pipe() < fd+10 {
 	}
-	check(openDevice() >= int(n.high), "device file among the program's own files: got a low number, want a high one")
+	panicUnless(openDevice() >= int(n.high),
+		"device file among the program's own files: got a low number, want a high one")
 	for _, leave := range []func(){
 		func() { must(0, unix.Close(fd)) },
 		func() { must(0, unix.CloseRange(uint(fd), uint(fd), 0)) },
 		func() { must(0, unix.Dup3(1, fd, unix.O_CLOEXEC)); must(0, unix.Close(fd)) },
 	} {
-		must(doorbell(fd))
+		must(ringDoorbell(fd))
 		leave()
 		event := must(unix.Eventfd(0, unix.EFD_CLOEXEC))
-		check(event == fd, "new file: got number %d, want %d", event, fd)
-		size, err := doorbell(event)
-		check(size != 32, "write of 32 bytes to an eventfd: got %d and error %v, want not a doorbell", size, err)
+		panicUnless(event == fd, "new file: got number %d, want %d", event, fd)
+		size, err := ringDoorbell(event)
+		panicUnless(size != 32, "write of 32 bytes to an eventfd: got %d and error %v, want not a doorbell", size, err)
 		must(0, unix.Dup3(kept, fd, unix.O_CLOEXEC))
 	}
 	// Each number refers to the program's own file.
@@ -409,7 +411,7 @@ func programNumbers(args []string) {
 		must(unix.Write(p[1], []byte(msg)))
 		var b [64]byte
 		k := must(unix.Read(p[0], b[:]))
-		check(string(b[:k]) == msg, "pipe %v: %q, want %q", p, b[:k], msg)
+		panicUnless(string(b[:k]) == msg, "pipe %v: %q, want %q", p, b[:k], msg)
 	}
 	// A duplicate does not use a number that another thread gets at the same time.
 	for _, p := range pipes[len(pipes)-50:] {
@@ -429,7 +431,7 @@ func programNumbers(args []string) {
 			}
 			f := must(unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0))
 			must(0, unix.Fstat(f, &st))
-			check(st.Rdev == null.Rdev, "file %d of another thread: got another file, want no change", f)
+			panicUnless(st.Rdev == null.Rdev, "file %d of another thread: got another file, want no change", f)
 			must(0, unix.Close(f))
 		}
 	}()
@@ -441,9 +443,9 @@ func programNumbers(args []string) {
 	fmt.Println("ok")
 }
 
-// programWrites writes to a file at each of some numbers, a given number of times, and prints the nanoseconds per
-// write.
-func programWrites(args []string) {
+// programMeasureWrites writes to a file at each of some numbers, a given number of times, and prints the nanoseconds
+// per write.
+func programMeasureWrites(args []string) {
 	n := must(strconv.Atoi(args[0]))
 	null := must(unix.Open(os.DevNull, unix.O_WRONLY|unix.O_CLOEXEC, 0))
 	var b [32]byte
@@ -481,15 +483,15 @@ func programGuarded([]string) {
 	for range 2 {
 		wg.Go(func() { // in a command that the supervisor never answers
 			op := fakeOp{op: opWait}
-			e := operate(fd, &op)
-			check(e == syscall.ENOTTY || e == syscall.EIO, "interrupted command: %v", e)
+			e := issueOp(fd, &op)
+			panicUnless(e == syscall.ENOTTY || e == syscall.EIO, "interrupted command: %v", e)
 			dead.Store(true)
 		})
 	}
 	wg.Go(func() { // rings doorbells continuously
 		for !dead.Load() {
-			_, err := doorbell(fd)
-			check(err == nil || err == syscall.EIO || err == syscall.EINVAL, "doorbell: %v", err)
+			_, err := ringDoorbell(fd)
+			panicUnless(err == nil || err == syscall.EIO || err == syscall.EINVAL, "doorbell: %v", err)
 		}
 	})
 	wg.Go(func() { // opens files continuously
@@ -499,30 +501,30 @@ func programGuarded([]string) {
 	})
 	wg.Wait()
 	op := fakeOp{op: opIncrement}
-	check(operate(fd, &op) == syscall.EIO, "command after the supervisor's death: got another result, want EIO")
-	_, err := doorbell(fd)
-	check(err == syscall.EIO, "doorbell after the supervisor's death: got %v, want EIO", err)
+	panicUnless(issueOp(fd, &op) == syscall.EIO, "command after the supervisor's death: got another result, want EIO")
+	_, err := ringDoorbell(fd)
+	panicUnless(err == syscall.EIO, "doorbell after the supervisor's death: got %v, want EIO", err)
 	out := must(exec.Command("cat", "/etc/passwd").Output())
-	check(string(out) == string(must(os.ReadFile("/etc/passwd"))), "cat printed %q", out)
+	panicUnless(string(out) == string(must(os.ReadFile("/etc/passwd"))), "cat printed %q", out)
 	_, err = os.Stat(deviceFile)
-	check(os.IsNotExist(err), "device file: %v", err)
+	panicUnless(os.IsNotExist(err), "device file: %v", err)
 	fmt.Println("ok")
 }
 
-func programGone([]string) {
+func programDeviceGone([]string) {
 	fd := openDevice()
 	op := fakeOp{op: opWait}
-	check(operate(fd, &op) == 0, "wait")
+	panicUnless(issueOp(fd, &op) == 0, "wait")
 	var st unix.Stat_t
 	must(0, unix.Fstat(fd, &st))
-	isCharDevice(&st)
+	checkCharDevice(&st)
 	_, err := unix.Open(deviceFile, unix.O_RDWR, 0)
-	check(err == unix.ENOENT, "open of a device after the supervisor's death: got %v, want ENOENT", err)
+	panicUnless(err == unix.ENOENT, "open of a device after the supervisor's death: got %v, want ENOENT", err)
 	fmt.Println("ok")
 }
 
-// programOpens opens the paths in its arguments and prints the results.
-func programOpens(args []string) {
+// programOpenPaths opens the paths in its arguments and prints the results.
+func programOpenPaths(args []string) {
 	for _, p := range args {
 		fd, err := unix.Open(p, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
@@ -540,13 +542,14 @@ func programOpens(args []string) {
 	}
 }
 
-// programReopens opens a directory a given number of times, and checks each descriptor.
-func programReopens(args []string) {
+// programReopenDirectory opens a directory a given number of times, and checks each descriptor.
+func programReopenDirectory(args []string) {
 	for i := range must(strconv.Atoi(args[0])) {
 		fd := must(unix.Open(ibDir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0))
 		var st unix.Stat_t
 		must(0, unix.Fstat(fd, &st))
-		check(st.Mode&unix.S_IFMT == unix.S_IFDIR, "open number %d: got descriptor %d of mode %#o, want a directory", i, fd, st.Mode)
+		panicUnless(st.Mode&unix.S_IFMT == unix.S_IFDIR, "open number %d: got descriptor %d of mode %#o, want a directory",
+			i, fd, st.Mode)
 		must(0, unix.Close(fd))
 	}
 	fmt.Println("ok")
@@ -558,7 +561,7 @@ func programService(args []string) {
 	s := must(newSupervisor(SupervisorConfig{Dir: args[0]}, srv))
 	t := must(s.Attach(os.NewFile(3, "listener"), SessionInfo{LauncherPID: os.Getppid()}))
 	fmt.Println("attached", t.Name())
-	check(testutil.Poll(func() bool {
+	panicUnless(testutil.Poll(func() bool {
 		srv.mu.Lock()
 		defer srv.mu.Unlock()
 		return len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].rung.Load() > 1000
@@ -567,7 +570,7 @@ func programService(args []string) {
 	select {}
 }
 
-func programStats(args []string) {
+func programMeasureStat(args []string) {
 	start := time.Now()
 	var st unix.Stat_t
 	for range must(strconv.Atoi(args[1])) {

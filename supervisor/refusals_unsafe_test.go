@@ -16,8 +16,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// asNobody switches the calling thread to another user, without capabilities.
-func asNobody() {
+// becomeNobody switches the calling thread to another user, without capabilities.
+func becomeNobody() {
 	must(0, unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 	for _, nr := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
 		if _, _, e := unix.RawSyscall(nr, 65534, 65534, 65534); e != 0 {
@@ -28,40 +28,40 @@ func asNobody() {
 
 // TestPathRefusals tests that calls with a virtual path fail with the same errno as in the kernel.
 func TestPathRefusals(t *testing.T) {
-	c := newTrapped(t, nil)
+	c := newTrappedCall(t, nil)
 	const (
 		guid = "/sys/class/infiniband/rxe0/node_guid"
 		link = devChar + "192"
 	)
 	cwd := uint64(1<<64 - 100)
-	open := func(path string, flags uint64) func() verdict {
-		return func() verdict {
-			c.setArgs(cwd, c.path(path), flags|unix.O_CLOEXEC)
+	open := func(path string, flags uint64) func() callResult {
+		return func() callResult {
+			c.setArgs(cwd, c.storePath(path), flags|unix.O_CLOEXEC)
 			return c.w.pathCall(callOpenat)
 		}
 	}
-	stat := func(path string) func() verdict {
-		return func() verdict {
-			c.setArgs(cwd, c.path(path), c.at(4096), 0)
+	stat := func(path string) func() callResult {
+		return func() callResult {
+			c.setArgs(cwd, c.storePath(path), c.memAddr(4096), 0)
 			return c.w.pathCall(callNewfstatat)
 		}
 	}
-	access := func(path string, rights uint64) func() verdict {
-		return func() verdict {
-			c.setArgs(cwd, c.path(path), rights)
+	access := func(path string, rights uint64) func() callResult {
+		return func() callResult {
+			c.setArgs(cwd, c.storePath(path), rights)
 			return c.w.pathCall(callFaccessat)
 		}
 	}
-	readlink := func(path string, size uint64) func() verdict {
-		return func() verdict {
-			c.setArgs(cwd, c.path(path), c.at(4096), size)
+	readlink := func(path string, size uint64) func() callResult {
+		return func() callResult {
+			c.setArgs(cwd, c.storePath(path), c.memAddr(4096), size)
 			return c.w.pathCall(callReadlinkat)
 		}
 	}
 	end := len(c.mem)
-	openat2 := func(at int, size uint64) func() verdict {
-		return func() verdict {
-			c.setArgs(cwd, c.path(deviceFile), c.at(0)+uint64(at), size)
+	openat2 := func(at int, size uint64) func() callResult {
+		return func() callResult {
+			c.setArgs(cwd, c.storePath(deviceFile), c.memAddr(0)+uint64(at), size)
 			v := c.w.pathCall(callOpenat2)
 			if v.fate == fateAnswered && v.err == nil {
 				unix.Close(int(v.val))
@@ -77,7 +77,7 @@ func TestPathRefusals(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name string
-		call func() verdict
+		call func() callResult
 		want string
 	}{
 		{"no virtual path", stat("/tmp/infiniband"), "let through"},
@@ -113,12 +113,12 @@ func TestPathRefusals(t *testing.T) {
 	}
 }
 
-// TestWayUp tests that ".." leads up through a directory only if the caller may search that directory and all
-// directories above it.
-func TestWayUp(t *testing.T) {
+// TestParentPathNeedsSearchRight tests that ".." leads up through a directory only if the caller may search that
+// directory and all directories above it.
+func TestParentPathNeedsSearchRight(t *testing.T) {
 	testutil.NeedRoot(t, "to create directories of another user")
-	c := newTrapped(t, asNobody)
-	dir := shmDir(t)
+	c := newTrappedCall(t, becomeNobody)
+	dir := newShmDir(t)
 	for _, d := range []struct {
 		name string
 		mode os.FileMode
@@ -140,8 +140,8 @@ func TestWayUp(t *testing.T) {
 // TestNetlinkRefusals tests that malformed calls on a netlink socket fail with the kernel's errors and change
 // nothing.
 func TestNetlinkRefusals(t *testing.T) {
-	c := newTrapped(t, nil)
-	n, end, err := c.sup.newNetlink(c.ledger.User(1), netlinkOpener{}, false, 7)
+	c := newTrappedCall(t, nil)
+	n, end, err := c.sup.newNetlinkSocket(c.ledger.User(1), netlinkOpener{}, false, 7)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,13 +153,13 @@ func TestNetlinkRefusals(t *testing.T) {
 	}
 	address := func(at int, family uint16) uint64 {
 		*(*uint16)(unsafe.Pointer(&c.mem[at])) = family
-		return c.at(0) + uint64(at)
+		return c.memAddr(0) + uint64(at)
 	}
 	room := func(at int, size int32) uint64 {
 		*(*int32)(unsafe.Pointer(&c.mem[at])) = size
-		return c.at(at)
+		return c.memAddr(at)
 	}
-	beyond := c.at(0) + uint64(half)
+	beyond := c.memAddr(0) + uint64(half)
 	*(*uint16)(unsafe.Pointer(&c.mem[half-2])) = netlinkAddr
 	fd := uint64(end)
 	for _, tt := range []struct {
@@ -173,16 +173,16 @@ func TestNetlinkRefusals(t *testing.T) {
 		{"bind to another family", callBind, []uint64{fd, address(32, unix.AF_INET), netlinkAddr}, "EINVAL"},
 		{"bind to half an address", callBind, []uint64{fd, address(half-4, unix.AF_NETLINK), netlinkAddr}, "EFAULT"},
 		{"bind to no address", callBind, []uint64{fd, beyond, netlinkAddr}, "EFAULT"},
-		{"getsockname into a negative size", callGetsockname, []uint64{fd, c.at(128), room(64, -1)}, "EINVAL"},
-		{"getsockname into half a size", callGetsockname, []uint64{fd, c.at(128), beyond - 2}, "EFAULT"},
-		{"getsockname into no size", callGetsockname, []uint64{fd, c.at(128), beyond}, "EFAULT"},
-		{"getsockname", callGetsockname, []uint64{fd, c.at(128), room(96, netlinkAddr)}, "ok"},
+		{"getsockname into a negative size", callGetsockname, []uint64{fd, c.memAddr(128), room(64, -1)}, "EINVAL"},
+		{"getsockname into half a size", callGetsockname, []uint64{fd, c.memAddr(128), beyond - 2}, "EFAULT"},
+		{"getsockname into no size", callGetsockname, []uint64{fd, c.memAddr(128), beyond}, "EFAULT"},
+		{"getsockname", callGetsockname, []uint64{fd, c.memAddr(128), room(96, netlinkAddr)}, "ok"},
 		{"an option", callSetsockopt, []uint64{fd, unix.SOL_NETLINK}, "ok"},
 		{"an option of another protocol", callSetsockopt, []uint64{fd, unix.SOL_SOCKET}, "let through"},
 		{"a call on another file", callBind, []uint64{0, address(0, unix.AF_NETLINK), netlinkAddr}, "let through"},
 	} {
 		c.setArgs(tt.args...)
-		var v verdict
+		var v callResult
 		if tt.c == callSocket {
 			v = c.w.openNetlink()
 		} else {
@@ -201,14 +201,14 @@ func TestNetlinkRefusals(t *testing.T) {
 	}
 }
 
-// TestCMCaller tests that queries of the connection manager about a caller are answered only for that caller.
-func TestCMCaller(t *testing.T) {
+// TestCMCallerQueries tests that queries of the connection manager about a caller are answered only for that caller.
+func TestCMCallerQueries(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	authority, err := principal.New(nil, 65534)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := newTrapped(t, asNobody, withCM(t), func(cfg *SupervisorConfig) { cfg.Authority = authority })
+	c := newTrappedCall(t, becomeNobody, withCM(t), func(cfg *SupervisorConfig) { cfg.Authority = authority })
 	p := c.mustProcess()
 	opener, foreign := c.ledger.User(1001), c.ledger.User(1002)
 	const own, openers, others, none = 1, 2, 3, 4
@@ -252,13 +252,13 @@ func TestCMCaller(t *testing.T) {
 	}
 }
 
-// TestGetEvent tests GET_EVENT on a file without an event. With O_NONBLOCK, GET_EVENT fails with EAGAIN. Otherwise
-// it waits. A waiting GET_EVENT ends when its thread has ended, and continues after a spurious wakeup.
-func TestGetEvent(t *testing.T) {
-	c := newTrapped(t, nil, withCM(t))
+// TestGetEventWithoutEvent tests GET_EVENT on a file without an event. With O_NONBLOCK, GET_EVENT fails with EAGAIN.
+// Otherwise it waits. A waiting GET_EVENT ends when its thread has ended, and continues after a spurious wakeup.
+func TestGetEventWithoutEvent(t *testing.T) {
+	c := newTrappedCall(t, nil, withCM(t))
 	p := c.mustProcess()
 	f, description := c.mustOpen(cmNode, p.user, 0)
-	c.getEvent(description)
+	c.setGetEvent(description)
 	c.w.known = callerCache{done: true, proc: p, space: p.space}
 	if err := unix.SetNonblock(int(description.Fd()), true); err != nil {
 		t.Fatal(err)
@@ -275,23 +275,23 @@ func TestGetEvent(t *testing.T) {
 	}
 	defer null.Close()
 	c.w.n.args[0] = uint64(null.Fd())
-	if got, err := c.w.nonBlocking(f); got || err != nil {
+	if got, err := c.w.isNonBlocking(f); got || err != nil {
 		t.Errorf("nonBlocking of another file: got %v and error %v, want false", got, err)
 	}
 	c.w.n.args[0] = number
 	d := &deferredGetEvent{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
-	if d.try() {
+	if d.tryGetEvent() {
 		t.Error("spurious wakeup of a trapped thread: got the end of the call, want none")
 	}
 	d.n.id = ^c.id
-	if !d.try() {
+	if !d.tryGetEvent() {
 		t.Error("wakeup of an ended thread: got no end of the call, want one")
 	}
 	over := make(chan struct{})
 	f.beginWait()
 	go func() {
 		defer close(over)
-		d.await()
+		d.awaitEvent()
 	}()
 	select {
 	case <-over:
@@ -305,11 +305,11 @@ func TestGetEvent(t *testing.T) {
 // TestGetEventPanic tests that a panic in a call that waits for an event makes the call fail with EIO and closes
 // only its file.
 func TestGetEventPanic(t *testing.T) {
-	c := newTrapped(t, nil, withCM(t))
+	c := newTrappedCall(t, nil, withCM(t))
 	p := c.mustProcess()
 	f, description := c.mustOpen(cmNode, p.user, 0)
 	other, _ := c.mustOpen(cmNode, p.user, 0)
-	c.getEvent(description)
+	c.setGetEvent(description)
 	c.w.known = callerCache{done: true, proc: p, space: p.space}
 	c.sup.cfg.pause = func(point string, tid uint32) {
 		if point == "event" {
@@ -324,14 +324,14 @@ func TestGetEventPanic(t *testing.T) {
 		t.Fatalf("GET_EVENT without an event: got %v, want a wait", v)
 	}
 	f.cm.Close() // wakes the call
-	testutil.Eventually(t, "the answer", func() bool { return stillTrapped(c.s.fd, c.id) != nil })
-	testutil.Eventually(t, "the file to be closed", func() bool { return f.calls.Load() >= closing })
+	testutil.Eventually(t, "the answer", func() bool { return checkStillTrapped(c.s.fd, c.id) != nil })
+	testutil.Eventually(t, "the file to be closed", func() bool { return f.calls.Load() >= closingFlag })
 	if !other.enter() {
 		t.Error("enter of another file of the program: got false, want true")
 	} else {
 		other.leave()
 	}
-	if l := c.logs.take(); len(l) != 1 || !strings.Contains(l[0], "a bad event") ||
+	if l := c.logs.takeLines(); len(l) != 1 || !strings.Contains(l[0], "a bad event") ||
 		!strings.Contains(l[0], "waits for events") {
 		t.Errorf("log: got %q, want the panic", l)
 	}
@@ -341,14 +341,14 @@ func TestGetEventPanic(t *testing.T) {
 // supervisor duplicates another file only if the duplicate needs such a number. The kernel handles an invalid
 // number.
 func TestDuplicateNumbers(t *testing.T) {
-	c := newTrapped(t, nil)
+	c := newTrappedCall(t, nil)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer null.Close()
 	_, device := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
-	raise(t)
+	raiseFileLimit(t)
 	for _, tt := range []struct {
 		name  string
 		f     *os.File
@@ -371,14 +371,14 @@ func TestDuplicateNumbers(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
 		if v.fate == fateAnswered && v.err == nil {
-			if n := uint32(v.val); !c.s.numbers.has(n) || uint64(n) < tt.least {
+			if n := uint32(v.val); !c.s.numbers.contains(n) || uint64(n) < tt.least {
 				t.Errorf("%s: got number %d, want one of %v from %d on", tt.name, n, c.s.numbers, tt.least)
 			}
 			unix.Close(int(v.val))
 		}
 	}
 	refused := errors.New("refused")
-	th := c.lookOnce()
+	th := c.lookUpUnproven()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(null.Fd()), &st); err != nil {
 		t.Fatal(err)
@@ -402,8 +402,8 @@ func TestDuplicateNumbers(t *testing.T) {
 	}
 }
 
-// raise raises this process's limit of open files above the numbers of device files, during the test.
-func raise(t *testing.T) {
+// raiseFileLimit raises this process's limit of open files above the numbers of device files, during the test.
+func raiseFileLimit(t *testing.T) {
 	t.Helper()
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -418,14 +418,14 @@ func raise(t *testing.T) {
 // TestChosenNumbers tests that a file gets the last free number of the low range, as long as the program's other
 // descriptors leave room below it.
 func TestChosenNumbers(t *testing.T) {
-	c := newTrapped(t, nil)
-	th := c.lookOnce()
-	raise(t)
-	n := numbers{low: span{768, 1024}, native: span{960, 1024}, high: 1500}
+	c := newTrappedCall(t, nil)
+	th := c.lookUpUnproven()
+	raiseFileLimit(t)
+	n := numberSet{low: numberRange{768, 1024}, native: numberRange{960, 1024}, high: 1500}
 	occupy := func(first, end int) {
 		t.Helper()
 		for fd := first; fd < end; fd++ {
-			if c.lookOnce().hasDescriptor(uint32(fd)) {
+			if c.lookUpUnproven().hasDescriptor(uint32(fd)) {
 				continue
 			}
 			if err := unix.Dup3(0, fd, unix.O_CLOEXEC); err != nil {
@@ -436,7 +436,8 @@ func TestChosenNumbers(t *testing.T) {
 	}
 	check := func(name string, want [3]uint32) {
 		t.Helper()
-		if got := [3]uint32{n.choose(th, 0, false), n.choose(th, 0, true), n.choose(th, 900, false)}; got != want {
+		if got := [3]uint32{n.chooseNumber(th, 0, false), n.chooseNumber(th, 0, true), n.chooseNumber(th, 900,
+			false)}; got != want {
 			t.Errorf("choose with %s: got %d, want %d", name, got, want)
 		}
 	}
@@ -448,22 +449,22 @@ func TestChosenNumbers(t *testing.T) {
 	check("the end in use", [3]uint32{899, 1022, 1500})
 	occupy(960, 1024)
 	check("no native number", [3]uint32{899, 899, 1500})
-	if got := n.choose(th, 2000, true); got != 2000 {
+	if got := n.chooseNumber(th, 2000, true); got != 2000 {
 		t.Errorf("choose from 2000 on: got %d, want 2000", got)
 	}
 	occupy(1500, 1502)
 	occupy(0, 600)
 	check("no room", [3]uint32{1502, 1502, 1502})
-	n.native, n.high = span{1024, 1024}, 768
+	n.native, n.high = numberRange{1024, 1024}, 768
 	check("no room, and no other numbers", [3]uint32{768, 768, 1024})
 }
 
 // TestDescriptorsAreCounted tests that descriptors are counted as in the kernel's directory /proc/TID/fd, up to a
 // limit.
 func TestDescriptorsAreCounted(t *testing.T) {
-	c := newTrapped(t, nil)
-	th := c.lookOnce()
-	before := th.descriptors(1000)
+	c := newTrappedCall(t, nil)
+	th := c.lookUpUnproven()
+	before := th.countDescriptors(1000)
 	for range 10 {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
@@ -471,10 +472,10 @@ func TestDescriptorsAreCounted(t *testing.T) {
 		}
 		defer f.Close()
 	}
-	if got := th.descriptors(1000); got < before+5 || got > before+15 { // other goroutines also open descriptors
+	if got := th.countDescriptors(1000); got < before+5 || got > before+15 { // other goroutines also open descriptors
 		t.Errorf("count of descriptors: got %d, want about %d", got, before+10)
 	}
-	if got := th.descriptors(3); got != 3 {
+	if got := th.countDescriptors(3); got != 3 {
 		t.Errorf("count of descriptors up to 3: got %d, want 3", got)
 	}
 }
@@ -487,7 +488,7 @@ func (f helperFunc) OpenMem(tid int) (*os.File, error) { return f(tid) }
 // TestHelperIsNotTrusted tests that the supervisor reads and writes only a memory file returned by a helper, and
 // not beyond the end of that file.
 func TestHelperIsNotTrusted(t *testing.T) {
-	var logs logBook
+	var logs logRecorder
 	path := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(path, []byte("no memory"), 0o600); err != nil {
 		t.Fatal(err)
@@ -508,11 +509,11 @@ func TestHelperIsNotTrusted(t *testing.T) {
 		helper := helperFunc(func(int) (*os.File, error) { return os.Open(tt.file) })
 		s := &Session{sup: &Supervisor{}, log: logs.logger(), asksOnly: true, helper: helper}
 		got := make([]byte, len(word))
-		if n, err := s.read(os.Getpid(), tt.addr, got); n != tt.n || !errors.Is(err, tt.want) {
+		if n, err := s.readThreadMemory(os.Getpid(), tt.addr, got); n != tt.n || !errors.Is(err, tt.want) {
 			t.Errorf("read of %s: got %d bytes and error %v, want %d and %v", tt.name, n, err, tt.n, tt.want)
 		}
 	}
-	if l := logs.take(); len(l) != 1 || !strings.Contains(l[0], "open /proc/PID/mem: got the file") {
+	if l := logs.takeLines(); len(l) != 1 || !strings.Contains(l[0], "open /proc/PID/mem: got the file") {
 		t.Errorf("log: got %q, want the name of the other file", l)
 	}
 }

@@ -13,15 +13,15 @@ import (
 )
 
 func init() {
-	programs["swaps"] = programSwaps
+	programs["swaps"] = programSwapFile
 	if os.Getenv(programEnv) == "swaps" {
 		runtime.LockOSThread() // keeps the main thread for the program, because pidfd_getfd(2) uses the main thread's table
 	}
 }
 
-// programSwaps duplicates a device file on a thread that does not share descriptors with the main thread. After a
+// programSwapFile duplicates a device file on a thread that does not share descriptors with the main thread. After a
 // line of input, another thread replaces the file at that number.
-func programSwaps(args []string) {
+func programSwapFile(args []string) {
 	device := openDevice()
 	other := must(unix.Open(args[0], unix.O_PATH|unix.O_CLOEXEC, 0))
 	files := make(chan func()) // functions for a thread with the table that the main thread leaves
@@ -66,7 +66,7 @@ func TestDuplicateOfSwappedFile(t *testing.T) {
 func testSwappedFile(t *testing.T, at, want string) {
 	reached, goOn := make(chan struct{}), make(chan struct{})
 	hit := false
-	w := newWorld(t, func(c *SupervisorConfig) {
+	w := newFixture(t, func(c *SupervisorConfig) {
 		c.pause = func(point string, _ uint32) {
 			if point == at && !hit {
 				hit = true
@@ -92,15 +92,15 @@ func testSwappedFile(t *testing.T, at, want string) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWith(in, []string{programEnv + "=swaps"}, "/proc/self/exe", secret)
+	r := w.startWithInput(in, []string{programEnv + "=swaps"}, "/proc/self/exe", secret)
 	in.Close()
-	w.await("the comparison", reached)
+	w.waitForClose("the comparison", reached)
 	io.WriteString(out, "\n")
-	w.printed(r, "swapped")
+	w.waitForText(r, "swapped")
 	close(goOn)
-	w.printed(r, want)
-	w.finish(r)
-	w.logs.take() // removes the line about the refusal
+	w.waitForText(r, want)
+	w.waitForExit(r)
+	w.logs.takeLines() // removes the line about the refusal
 	if n, err := unix.Read(watch, make([]byte, 256)); err != unix.EAGAIN {
 		t.Errorf("inotify events of an open by the supervisor: got %d bytes and error %v, want EAGAIN", n, err)
 	}

@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-func TestProgramSees(t *testing.T) {
-	w := newWorld(t)
+func TestProgramSeesDeviceFiles(t *testing.T) {
+	w := newFixture(t)
 	for _, tt := range []struct{ script, want string }{
 		{`cat /sys/class/infiniband_verbs/abi_version`, "6\n"},
 		{`cat /sys/class/infiniband_verbs/uverbs0/ibdev`, "rxe0\n"},
@@ -76,7 +76,7 @@ func TestProgramSees(t *testing.T) {
 		{`echo x 2>&1 >/sys/class/infiniband/rxe0/node_desc || echo refused`, "refused\n"},
 		{`cd /tmp && pwd`, "/tmp\n"},
 	} {
-		code, out := w.sh("exec 2>&1; " + tt.script)
+		code, out := w.runShell("exec 2>&1; " + tt.script)
 		if out = strings.ReplaceAll(out,
 			"/bin/sh: 1: cannot create /sys/class/infiniband/rxe0/node_desc: Permission denied\n", ""); out != tt.want {
 			t.Errorf("%s:\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
@@ -87,7 +87,7 @@ func TestProgramSees(t *testing.T) {
 // TestProgramInDirectories tests paths relative to virtual directories and to the directories above them. The
 // directories above must list the virtual directories.
 func TestProgramInDirectories(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	python := func(script string) string { return "python3 -c '\nimport os, stat, sys\n" + script + "'" }
 	for i, tt := range []struct{ script, want string }{
 		{"cd /sys/class && ls infiniband && cat infiniband/rxe0/node_type && cat ./infiniband_verbs/../infiniband/rxe0/node_type",
@@ -136,16 +136,16 @@ os.system("pwd; ls; cat ../../sys/class/infiniband/rxe0/node_type")`),
 		if testing.Short() && i%3 > 0 {
 			continue // each test takes several programs with many trapped system calls
 		}
-		code, out := w.sh("exec 2>&1; " + tt.script)
+		code, out := w.runShell("exec 2>&1; " + tt.script)
 		if out != tt.want {
 			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
 		}
 	}
 }
 
-// TestProgramLooks tests that the supervisor makes the files of a GID table when a program accesses them in any
+// TestGIDFilesMadeOnAccess tests that the supervisor makes the files of a GID table when a program accesses them in any
 // way.
-func TestProgramLooks(t *testing.T) {
+func TestGIDFilesMadeOnAccess(t *testing.T) {
 	const gids = "/sys/class/infiniband/rxe0/ports/1/gids"
 	for i, tt := range []struct{ script, want string }{
 		{"stat -c %F " + gids + "/3", "regular file\n"},
@@ -166,15 +166,15 @@ func TestProgramLooks(t *testing.T) {
 		if testing.Short() && i%3 > 0 {
 			continue // each test needs a separate service
 		}
-		w := newWorld(t) // no program has accessed the files before
-		if code, out := w.sh("exec 2>&1; " + tt.script); out != tt.want {
+		w := newFixture(t) // no program has accessed the files before
+		if code, out := w.runShell("exec 2>&1; " + tt.script); out != tt.want {
 			t.Errorf("%s\n got %q (exit code %d)\nwant %q", tt.script, out, code, tt.want)
 		}
 	}
 }
 
 func TestProgramOpens(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	port := "/sys/class/infiniband/rxe0/ports/1/"
 	got := w.mustRunSelf("opens", port+"gid_attrs/types/0", port+"gid_attrs/types/1", port+"gid_attrs/ndevs/7",
 		port+"gids/8", "/sys/class/infiniband/rxe1/node_guid")
@@ -191,8 +191,8 @@ P/gids/8: open: no such file or directory
 // TestSignalsToService tests that a program's opens return the right file while the answering threads receive
 // signals, such as those of Go's runtime.
 func TestSignalsToService(t *testing.T) {
-	w := newWorld(t)
-	r := w.startSelf("reopens", testutil.Fewer("5000", "1000"))
+	w := newFixture(t)
+	r := w.startSelf("reopens", testutil.FewerIfShort("5000", "1000"))
 	for ended := false; !ended; {
 		tasks, err := os.ReadDir("/proc/self/task")
 		if err != nil {
@@ -209,13 +209,13 @@ func TestSignalsToService(t *testing.T) {
 		default:
 		}
 	}
-	if code, out := w.finish(r); code != 0 || out != "ok\n" {
+	if code, out := w.waitForExit(r); code != 0 || out != "ok\n" {
 		t.Errorf("exit code and output: got %d and %s, want 0 and ok", code, out)
 	}
 }
 
-func TestPython(t *testing.T) {
-	w := newWorld(t)
+func TestPythonUsesDevice(t *testing.T) {
+	w := newFixture(t)
 	out := w.mustRun("python3", "-c", `
 import os, stat, fcntl, struct
 fd = os.open("/dev/infiniband/uverbs0", os.O_RDWR)
@@ -231,13 +231,13 @@ print(struct.unpack("QQQ", b)[2], sorted(os.listdir("/sys/class/infiniband/rxe0/
 }
 
 func TestCommands(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	fds := openDescriptors(t)
 	if got := w.mustRunSelf("commands"); got != "ok" {
 		t.Errorf("output: got %q, want ok", got)
 	}
 	for _, f := range w.srv.files {
-		w.await("the file to be closed", f.closed)
+		w.waitForClose("the file to be closed", f.closed)
 	}
 	f := w.srv.files[0]
 	if f.uid != os.Geteuid() || f.name != "exe" {
@@ -250,7 +250,7 @@ func TestCommands(t *testing.T) {
 		t.Errorf("doorbells: got %d, want 7", n)
 	}
 	var panics int
-	for _, l := range w.logs.take() {
+	for _, l := range w.logs.takeLines() {
 		if strings.Contains(l, "panic in ioctl") && strings.Contains(l, "requested by the program") &&
 			strings.Contains(l, "fake_test.go") {
 			panics++
@@ -267,7 +267,7 @@ func TestCommands(t *testing.T) {
 // TestNumbersOfManyFiles tests that a program with hundreds of open files can use all of them, also at numbers in
 // the range of device files.
 func TestNumbersOfManyFiles(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if got := w.mustRunSelf("numbers"); got != "ok" {
 		t.Errorf("output: got %q, want ok", got)
 	}
@@ -283,11 +283,11 @@ func openDescriptors(t *testing.T) int {
 }
 
 func TestNoDescriptorIsLeftOver(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.mustRunSelf("opens", deviceFile)
 	before := openDescriptors(t)
 	for range 20 {
-		if code, out := w.sh("ls /sys/class/infiniband >/dev/null; cat /sys/class/infiniband/*/ports/1/gid_attrs/types/1 2>&1; exec 3<>/dev/infiniband/uverbs0"); code != 0 {
+		if code, out := w.runShell("ls /sys/class/infiniband >/dev/null; cat /sys/class/infiniband/*/ports/1/gid_attrs/types/1 2>&1; exec 3<>/dev/infiniband/uverbs0"); code != 0 {
 			t.Fatalf("exit code: got %d, want 0; printed %s", code, out)
 		}
 	}
@@ -295,19 +295,19 @@ func TestNoDescriptorIsLeftOver(t *testing.T) {
 }
 
 func TestExitCodes(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for _, tt := range []struct {
 		script string
 		want   int
 	}{{"exit 0", 0}, {"exit 3", 3}, {"exit 255", 255}, {"kill -KILL $$", 128 + 9}, {"kill -SEGV $$", 128 + 11}} {
-		if code, _ := w.sh(tt.script); code != tt.want {
+		if code, _ := w.runShell(tt.script); code != tt.want {
 			t.Errorf("%s: exit code: got %d, want %d", tt.script, code, tt.want)
 		}
 	}
 }
 
-func TestExec(t *testing.T) {
-	w := newWorld(t)
+func TestExecOfScripts(t *testing.T) {
+	w := newFixture(t)
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
 		p := filepath.Join(dir, name)
@@ -331,18 +331,18 @@ func TestExec(t *testing.T) {
 			t.Errorf("Start %s: got %v, want %v", tt.path, err, tt.want)
 			continue
 		}
-		w.await("the end of the session", r.session.Done())
+		w.waitForClose("the end of the session", r.session.Done())
 	}
 	// A file without a magic number is a script for the shell.
 	script := write("plain", "echo $0 $*\nexit 5\n", 0o755)
-	code, out := w.finish(w.startPath(script, nil, "plain", "a", "b"))
+	code, out := w.waitForExit(w.startPath(script, nil, "plain", "a", "b"))
 	if want := script + " a b\n"; code != 5 || out != want {
 		t.Errorf("script: got exit code %d and output %q, want 5 and %q", code, out, want)
 	}
 }
 
 func TestProgramInheritsAttributes(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	script := `umask; ulimit -n; ulimit -Hn; pwd; ps -o pgid= -p $$ | tr -d ' '; ps -o sid= -p $$ | tr -d ' '; echo $VERBENA_GUEST_TEST`
 	want, err := os.Getwd()
 	if err != nil {
@@ -355,7 +355,7 @@ func TestProgramInheritsAttributes(t *testing.T) {
 	}
 	old := unix.Umask(0o027)
 	defer unix.Umask(old)
-	code, out := w.sh(script)
+	code, out := w.runShell(script)
 	got := strings.Split(out, "\n")
 	if code != 0 || len(got) < 7 {
 		t.Fatalf("exit code: got %d, want 0 and at least 7 results; printed %s", code, out)
@@ -373,9 +373,9 @@ func TestProgramInheritsAttributes(t *testing.T) {
 }
 
 func TestSignalsArePassedOn(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r := w.startSelf("signals")
-	w.printed(r, "ready")
+	w.waitForText(r, "ready")
 	for _, tt := range []struct {
 		sig  syscall.Signal
 		want string
@@ -383,12 +383,12 @@ func TestSignalsArePassedOn(t *testing.T) {
 		if err := unix.Kill(os.Getpid(), tt.sig); err != nil { // this process is the launcher of the program
 			t.Fatal(err)
 		}
-		w.printed(r, tt.want)
+		w.waitForText(r, tt.want)
 	}
 	if err := r.Signal(unix.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if code, out := w.finish(r); code != 7 {
+	if code, out := w.waitForExit(r); code != 7 {
 		t.Errorf("exit code: got %d, want 7; printed %q", code, out)
 	}
 	if err := r.Signal(unix.SIGTERM); err != os.ErrProcessDone {

@@ -49,23 +49,23 @@ func ioctl(fd int, request uintptr, arg unsafe.Pointer) (uintptr, error) {
 	}
 }
 
-// receive takes the oldest pending notification, and sleeps while there is none. It returns ENOENT if the thread of
-// the notification was killed, or if no process is left.
-func receive(listener int, n *notification) error {
+// receiveNotification takes the oldest pending notification, and sleeps while there is none. It returns ENOENT if the
+// thread of the notification was killed, or if no process is left.
+func receiveNotification(listener int, n *notification) error {
 	*n = notification{} // the kernel requires a zeroed structure
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
 	return err
 }
 
-// send sends an answer. It returns ENOENT if the thread does not wait for the answer any more.
-func send(listener int, r *response) error {
+// sendResponse sends an answer. It returns ENOENT if the thread does not wait for the answer any more.
+func sendResponse(listener int, r *response) error {
 	//verbena:allow nosleep the kernel takes an answer without waiting for the thread that gets it
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
 	return err
 }
 
-// stillTrapped returns an error if the thread of a notification was killed.
-func stillTrapped(listener int, id uint64) error {
+// checkStillTrapped returns an error if the thread of a notification was killed.
+func checkStillTrapped(listener int, id uint64) error {
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
 	return err
 }

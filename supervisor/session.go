@@ -57,23 +57,23 @@ type Session struct {
 	// If helper is not nil, this process may access only processes that allow the access (Tracer), and asks the
 	// helper for other processes.
 	helper   Helper
-	asksOnly bool    // asks the helper for every process
-	fd       int     // descriptor of listener
-	numbers  numbers // descriptor numbers for command files
+	asksOnly bool      // asks the helper for every process
+	fd       int       // descriptor of listener
+	numbers  numberSet // descriptor numbers for command files
 	done     chan struct{}
 
 	canSync bool        // the kernel supports SYNC_WAKE_UP
 	sync    atomic.Bool // SYNC_WAKE_UP is enabled
 
 	tokens  tokens
-	intake  intake
+	intake  receiveState
 	workers sync.WaitGroup
-	cache   [cacheSize]atomic.Pointer[descriptor]
+	cache   [cacheSize]atomic.Pointer[cachedFile]
 
 	entered atomic.Bool // the working directory of a process may be virtual
 
 	opening sync.Mutex // serialises the choice of descriptor numbers
-	execs   execs
+	execs   execThreads
 
 	//verbena:program the processes of one session: what is read of a new one is an address of the kernel's
 	mu        sync.Mutex
@@ -95,18 +95,18 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	if err != nil {
 		return fail(err)
 	}
-	id, err := identify(info.LauncherPID)
+	id, err := readIdentity(info.LauncherPID)
 	if err != nil {
 		return fail(err)
 	}
 	// From here on a thread may wait for the launcher's memory. The thread is charged to the user.
 	user := s.cfg.Quota.Account(info.Account)
-	if err := sessionCharges.take(user); err != nil {
+	if err := sessionCharges.takeAll(user); err != nil {
 		return fail(err)
 	}
 	defer func() {
 		if err != nil {
-			sessionCharges.give(user)
+			sessionCharges.giveBack(user)
 		}
 	}()
 	// If access to the launcher's memory is denied, access to the program's memory will be denied too.
@@ -139,14 +139,14 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	}
 	// The next step may wait for a directory that another program of the user keeps locked. The session is already
 	// charged.
-	t.tree, err = s.trees.enter(user.ID())
+	t.tree, err = s.trees.acquireTree(user.ID())
 	defer func() {
 		if err != nil {
-			s.trees.leave(t.tree)
+			s.trees.releaseTree(t.tree)
 		}
 	}()
 	if err != nil {
-		return fail(s.explainFull(err))
+		return fail(s.explainFullDisk(err))
 	}
 	t.name = filepath.Join(s.cfg.Dir, "run", fmt.Sprintf("%d-%d", s.sessionCount.Add(1), info.LauncherPID))
 	switch err := setSyncWakeUp(t.fd, true); {
@@ -164,7 +164,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	s.sessions[t] = struct{}{}
 	s.mu.Unlock()
 	t.tokens.init(func() { t.workers.Go(newWorker(t).run) }, t.user)
-	go t.finish()
+	go t.awaitEndAndRelease()
 	return t, nil
 }
 
@@ -180,27 +180,27 @@ type charges []struct {
 	n    uint64
 }
 
-// take makes all charges or none. give ends the charges.
-func (list charges) take(u *quota.User) error {
+// takeAll makes all charges or none. give ends the charges.
+func (list charges) takeAll(u *quota.User) error {
 	for i, c := range list {
-		if err := u.Take(c.kind, c.n); err != nil {
-			list[:i].give(u)
+		if err := u.Charge(c.kind, c.n); err != nil {
+			list[:i].giveBack(u)
 			return err
 		}
 	}
 	return nil
 }
 
-func (list charges) give(u *quota.User) {
+func (list charges) giveBack(u *quota.User) {
 	for _, c := range list {
-		u.Give(c.kind, c.n)
+		u.Release(c.kind, c.n)
 	}
 }
 
 // processExists reports whether the process of a pidfd exists.
 func processExists(pidfd *os.File) bool {
 	conn, err := pidfd.SyscallConn()
-	return err == nil && (&process{conn: conn}).alive()
+	return err == nil && (&process{conn: conn}).isAlive()
 }
 
 // maxCopies limits the number of threads that the memory of one user's programs can block. maxAllCopies is the
@@ -210,8 +210,8 @@ const (
 	maxAllCopies = 2048
 )
 
-// Copies returns the limit that a user's programs share.
-func (s *Supervisor) Copies(u *quota.User) *umem.Copies {
+// CopiesOf returns the limit that a user's programs share.
+func (s *Supervisor) CopiesOf(u *quota.User) *umem.Copies {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.copies[u]
@@ -238,12 +238,12 @@ func (t *Session) syncWakeUp(on bool) {
 	}
 }
 
-// finish waits for the end of the session and releases its resources.
+// awaitEndAndRelease waits for the end of the session and releases its resources.
 //
 //verbena:allow close the listener was found to be one, whose close does not wait
-func (t *Session) finish() {
+func (t *Session) awaitEndAndRelease() {
 	t.workers.Wait()
-	t.tokens.ended()
+	t.tokens.releaseWorkers()
 	s := t.sup
 	s.closeFiles(nil, func(f *openFile) bool { return f.session == t })
 	t.mu.Lock()
@@ -253,8 +253,8 @@ func (t *Session) finish() {
 	clear(t.processes)
 	t.mu.Unlock()
 	t.listener.Close()
-	s.trees.leave(t.tree)
-	sessionCharges.give(t.user)
+	s.trees.releaseTree(t.tree)
+	sessionCharges.giveBack(t.user)
 	s.mu.Lock()
 	delete(s.sessions, t)
 	s.mu.Unlock()
@@ -278,11 +278,11 @@ func hardLimitOf(pid int) (uint64, error) {
 		return 0, fmt.Errorf("read the limit of open files: %w", err)
 	}
 	defer f.Close()
-	return hardLimitIn(f)
+	return parseHardLimit(f)
 }
 
-// hardLimitIn reads the limit from the text of proc_pid_limits(5).
-func hardLimitIn(limits io.Reader) (uint64, error) {
+// parseHardLimit reads the limit from the text of proc_pid_limits(5).
+func parseHardLimit(limits io.Reader) (uint64, error) {
 	for lines := bufio.NewScanner(limits); lines.Scan(); {
 		rest, ok := strings.CutPrefix(lines.Text(), "Max open files")
 		if !ok {
@@ -303,7 +303,7 @@ func hardLimitIn(limits io.Reader) (uint64, error) {
 // warnOfLimit logs the first error of each errno that means that a program has reached a limit. The program itself
 // receives only the errno. The ledger logs its own refusals.
 func (t *Session) warnOfLimit(err error) {
-	e := errno(err)
+	e := errnoOf(err)
 	var refusal *quota.Error
 	switch {
 	case e != unix.ENOMEM && e != unix.EMFILE && e != unix.ENFILE, errors.As(err, &refusal):
@@ -314,8 +314,8 @@ func (t *Session) warnOfLimit(err error) {
 	}
 }
 
-// warn logs the first error that affects the program as a whole.
-func (t *Session) warn(what func() error) {
+// warnOnce logs the first error that affects the program as a whole.
+func (t *Session) warnOnce(what func() error) {
 	if t.warned.CompareAndSwap(false, true) {
 		t.log.Warn("session", "args", t.info.Args, "err", what())
 	}

@@ -22,13 +22,13 @@ import (
 )
 
 func TestLastClose(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	n := 0
 	for _, how := range []string{"close", "dup", "mapping", "reopen", "child", "exec"} {
 		t.Run(how, func(t *testing.T) {
 			r := w.startSelf("lastclose", how)
 			n++
-			f := w.srv.opened(t, n)
+			f := w.srv.waitOpened(t, n)
 			if how == "dup" || how == "mapping" || how == "reopen" || how == "child" {
 				testutil.Eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
 				if how == "reopen" {
@@ -36,22 +36,22 @@ func TestLastClose(t *testing.T) {
 					// description.
 					w.mustRunSelf("opens", deviceFile)
 					n++
-					w.await("the other file's close", w.srv.opened(t, n).closed)
+					w.waitForClose("the other file's close", w.srv.waitOpened(t, n).closed)
 				}
 				if f.isClosed() {
 					t.Error("device file: got a close while a descriptor was open, want none")
 				}
 				f.gate <- struct{}{}
 			}
-			w.await("the last close", f.closed)
+			w.waitForClose("the last close", f.closed)
 			r.Signal(unix.SIGKILL)
-			w.finish(r)
+			w.waitForExit(r)
 		})
 	}
 }
 
 // queuesOf returns links to the queue files that this process, which runs the service, has open for a session.
-func queuesOf(t *testing.T, r *run) (links []string) {
+func queuesOf(t *testing.T, r *runningProgram) (links []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/self/fd/*")
 	if err != nil {
@@ -66,16 +66,16 @@ func queuesOf(t *testing.T, r *run) (links []string) {
 }
 
 func TestKilledProgramLeavesNothing(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r := w.startSelf("hold")
-	f := w.srv.opened(t, 1)
-	w.printed(r, "open")
+	f := w.srv.waitOpened(t, 1)
+	w.waitForText(r, "open")
 	if files := queuesOf(t, r); len(files) != 1 {
 		t.Errorf("queue files: got %q, want one", files)
 	}
 	r.Signal(unix.SIGKILL)
-	w.await("the file to be closed", f.closed)
-	if code, _ := w.finish(r); code != 128+9 {
+	w.waitForClose("the file to be closed", f.closed)
+	if code, _ := w.waitForExit(r); code != 128+9 {
 		t.Errorf("exit code: got %d, want 137", code)
 	}
 	if files := queuesOf(t, r); len(files) != 0 {
@@ -84,9 +84,9 @@ func TestKilledProgramLeavesNothing(t *testing.T) {
 }
 
 func TestKilledInACommand(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r := w.startSelf("lastclose", "dup") // waits in a command
-	f := w.srv.opened(t, 1)
+	f := w.srv.waitOpened(t, 1)
 	testutil.Eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	r.Signal(unix.SIGKILL)
 	if code := r.Wait(); code != 128+9 {
@@ -96,14 +96,14 @@ func TestKilledInACommand(t *testing.T) {
 		t.Error("device file: got a close during a command, want none")
 	}
 	f.gate <- struct{}{}
-	w.await("the file to be closed", f.closed)
-	w.finish(r)
+	w.waitForClose("the file to be closed", f.closed)
+	w.waitForExit(r)
 }
 
 func TestSessionOutlivesTheProgram(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	r := w.startSelf("stray")
-	f := w.srv.opened(t, 1)
+	f := w.srv.waitOpened(t, 1)
 	if code := r.Wait(); code != 0 {
 		t.Fatalf("exit code: got %d, want 0", code)
 	}
@@ -119,14 +119,14 @@ func TestSessionOutlivesTheProgram(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	w.await("the end of the session", r.session.Done())
+	w.waitForClose("the end of the session", r.session.Done())
 	if !f.isClosed() {
 		t.Error("device file at the end of the session: got an open file, want a closed one")
 	}
 }
 
 func TestNestedIsRefused(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	out := w.mustRunSelf("nested")
 	if want := ErrNested.Error() + "\n" + ErrNested.Error(); out != want {
 		t.Errorf("nested run: got\n%s\nwant\n%s", out, want)
@@ -134,7 +134,7 @@ func TestNestedIsRefused(t *testing.T) {
 }
 
 func TestOneThreadDoesNotStallAnother(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	for _, second := range []string{"known", "unknown"} {
 		if got := w.mustRunSelf("threads", second); got != "ok" {
 			t.Errorf("output: got %q, want ok", got)
@@ -142,12 +142,12 @@ func TestOneThreadDoesNotStallAnother(t *testing.T) {
 	}
 }
 
-// TestTurns tests that two workers receive while several threads make calls, that one worker receives afterwards,
-// and that no call is lost.
-func TestTurns(t *testing.T) {
-	w := newWorld(t)
+// TestWorkersShareTokens tests that two workers receive while several threads make calls, that one worker receives
+// afterwards, and that no call is lost.
+func TestWorkersShareTokens(t *testing.T) {
+	w := newFixture(t)
 	r := w.startSelf("turns")
-	f := w.srv.opened(t, 1)
+	f := w.srv.waitOpened(t, 1)
 	defer func() { // releases the program after a failure
 		r.Signal(unix.SIGKILL)
 		close(f.gate)
@@ -159,14 +159,14 @@ func TestTurns(t *testing.T) {
 		})
 		f.gate <- struct{}{}
 	}
-	code, out := w.finish(r)
+	code, out := w.waitForExit(r)
 	if want := fmt.Sprintln(f.rung.Load()); code != 0 || out != want {
 		t.Errorf("got exit code %d and %q doorbells, want 0 and %s", code, out, want)
 	}
 }
 
-func TestDevicesComeAndGo(t *testing.T) {
-	w := newWorld(t)
+func TestProgramSeesDeviceChanges(t *testing.T) {
+	w := newFixture(t)
 	list := func() string { return w.mustRun("sh", "-c", "echo /sys/class/infiniband/* /dev/infiniband/*") }
 	created := func() string { return w.mustRun("stat", "-c", "%y", "/sys/class/infiniband/rxe0") }
 	first := created()
@@ -183,11 +183,11 @@ func TestDevicesComeAndGo(t *testing.T) {
 		t.Errorf("time stamp of the device: got %q, want the earlier %q", got, first)
 	}
 	r := w.startSelf("gone")
-	f := w.srv.opened(t, 1)
+	f := w.srv.waitOpened(t, 1)
 	testutil.Eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	w.srv.unplug()
 	f.gate <- struct{}{}
-	if code, out := w.finish(r); code != 0 || out != "ok\n" {
+	if code, out := w.waitForExit(r); code != 0 || out != "ok\n" {
 		t.Errorf("exit code and output: got %d and %s, want 0 and ok", code, out)
 	}
 	if got, want := list(), "/sys/class/infiniband/* /dev/infiniband/*\n"; got != want {
@@ -200,7 +200,7 @@ func TestDevicesComeAndGo(t *testing.T) {
 }
 
 func TestChangesAreSeenAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	cat := func(name string) string {
 		return w.mustRun("sh", "-c", "cat /sys/class/infiniband/rxe0/ports/1/"+name+" 2>&1 || true")
 	}
@@ -226,7 +226,7 @@ func TestChangesAreSeenAtOnce(t *testing.T) {
 
 func TestNodePermissions(t *testing.T) {
 	testutil.NeedRoot(t, "to act as different users")
-	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
+	w := newFixture(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	for _, tt := range []struct {
 		who  []string
 		want string
@@ -238,18 +238,18 @@ func TestNodePermissions(t *testing.T) {
 	} {
 		args := append(append([]string{"setpriv"}, tt.who...), "sh", "-c",
 			`test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`)
-		if _, got := w.finish(w.start(nil, args...)); got != tt.want {
+		if _, got := w.waitForExit(w.startProgram(nil, args...)); got != tt.want {
 			t.Errorf("open as %q: got %q, want %q", tt.who, got, tt.want)
 		}
 	}
 }
 
-// TestSupervisorCloses tests that a closed supervisor leaves running programs to their guardians.
-func TestSupervisorCloses(t *testing.T) {
-	w := newWorld(t)
+// TestClosedSupervisorLeavesPrograms tests that a closed supervisor leaves running programs to their guardians.
+func TestClosedSupervisorLeavesPrograms(t *testing.T) {
+	w := newFixture(t)
 	r := w.startSelf("hold")
-	f := w.srv.opened(t, 1)
-	w.printed(r, "open")
+	f := w.srv.waitOpened(t, 1)
+	w.waitForText(r, "open")
 	lost := make(chan struct{})
 	abandoned := make(chan struct{})
 	r.Guard(lost, func() { close(abandoned) })
@@ -258,29 +258,29 @@ func TestSupervisorCloses(t *testing.T) {
 		t.Error("device file after Close: got an open file, want a closed one")
 	}
 	close(lost)
-	w.await("abandon", abandoned)
+	w.waitForClose("abandon", abandoned)
 	r.Signal(unix.SIGKILL)
-	w.finish(r)
+	w.waitForExit(r)
 	if _, err := w.sup.Attach(nil, SessionInfo{LauncherPID: os.Getpid()}); err == nil {
 		t.Error("Attach after Close: got success, want an error")
 	}
 }
 
-// TestReceive tests that a thread does not sleep until the next call if another thread has taken the call that it
-// saw.
-func TestReceive(t *testing.T) {
-	w := newWorld(t)
+// TestReceiveOfTakenCall tests that a thread does not sleep until the next call if another thread has taken the call
+// that it saw.
+func TestReceiveOfTakenCall(t *testing.T) {
+	w := newFixture(t)
 	r := w.startSelf("hold")
-	w.printed(r, "open")
+	w.waitForText(r, "open")
 	fd, err := unix.FcntlInt(uintptr(r.session.fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	listener := os.NewFile(uintptr(fd), "listener")
 	defer listener.Close()
-	s := newSource(listener, w.sup.stop, &r.session.intake)
+	s := newNotificationSource(listener, w.sup.stop, &r.session.intake)
 	got := make(chan bool)
-	go func() { got <- s.receive(r.session.intake.taken.Load()-1, new(notification)) }()
+	go func() { got <- s.takePending(r.session.intake.taken.Load()-1, new(notification)) }()
 	select {
 	case ok := <-got:
 		if ok {
@@ -290,7 +290,7 @@ func TestReceive(t *testing.T) {
 		t.Error("receive without a notification: got no return after 20 s, want one")
 	}
 	r.Signal(unix.SIGKILL)
-	w.finish(r)
+	w.waitForExit(r)
 }
 
 func TestGuardian(t *testing.T) {
@@ -303,7 +303,7 @@ func TestGuardian(t *testing.T) {
 }
 
 func testGuardian(t *testing.T) {
-	service := exec.Command("/proc/self/exe", shmDir(t))
+	service := exec.Command("/proc/self/exe", newShmDir(t))
 	service.Env = append(os.Environ(), programEnv+"=service")
 	service.Stderr = os.Stderr
 	pipe, err := service.StdoutPipe()
@@ -370,8 +370,8 @@ func TestHandoverFails(t *testing.T) {
 	}
 }
 
-// again runs tests of this binary under other conditions.
-func again(t *testing.T, cmd *exec.Cmd) {
+// rerunTests runs tests of this binary under other conditions.
+func rerunTests(t *testing.T, cmd *exec.Cmd) {
 	t.Helper()
 	cmd.Env = append(os.Environ(), "GORACE=atexit_sleep_ms=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -390,15 +390,15 @@ func TestAsNobody(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "-test.v", "-test.run", tests)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	cmd.Dir = "/"
-	again(t, cmd)
+	rerunTests(t, cmd)
 }
 
 func TestLowLimitOfOpenFiles(t *testing.T) {
-	again(t, exec.Command("/bin/sh", "-c",
-		`ulimit -n 256; exec "$0" -test.v -test.run '^TestCommands$'`, mustSelf(t)))
+	rerunTests(t, exec.Command("/bin/sh", "-c",
+		`ulimit -n 256; exec "$0" -test.v -test.run '^TestCommands$'`, executablePath(t)))
 }
 
-func mustSelf(t *testing.T) string {
+func executablePath(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarder passes signals of this process on to the program.
-type forwarder struct {
+// signalForwarder passes signals of this process on to the program.
+type signalForwarder struct {
 	c    chan os.Signal
 	once sync.Once
 	done chan struct{}
@@ -34,8 +34,8 @@ var forwardedSignals = map[syscall.Signal]struct{ byTerminal bool }{
 
 // catchSignals catches signals for forward from the call on. Signals that were ignored at the start of this process
 // (nohup) stay ignored in this process and in the program.
-func catchSignals() *forwarder {
-	f := &forwarder{c: make(chan os.Signal, 64), done: make(chan struct{})}
+func catchSignals() *signalForwarder {
+	f := &signalForwarder{c: make(chan os.Signal, 64), done: make(chan struct{})}
 	for sig := range forwardedSignals {
 		if !signal.Ignored(sig) {
 			signal.Notify(f.c, sig)
@@ -44,7 +44,7 @@ func catchSignals() *forwarder {
 	return f
 }
 
-func (f *forwarder) forward(p *Program) {
+func (f *signalForwarder) forward(p *Program) {
 	for {
 		var sig syscall.Signal
 		select {
@@ -64,7 +64,7 @@ func (f *forwarder) forward(p *Program) {
 	}
 }
 
-func (f *forwarder) stop() {
+func (f *signalForwarder) stop() {
 	f.once.Do(func() {
 		signal.Stop(f.c)
 		close(f.done)

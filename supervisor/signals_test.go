@@ -18,7 +18,7 @@ import (
 // launcher is a process that has started the program "signals".
 type launcher struct {
 	*exec.Cmd
-	output *output
+	output *programOutput
 }
 
 func startLauncher(t *testing.T, attr *syscall.SysProcAttr, in, out, outReader *os.File) *launcher {
@@ -26,7 +26,7 @@ func startLauncher(t *testing.T, attr *syscall.SysProcAttr, in, out, outReader *
 	if err := Probe(); err != nil {
 		t.Skip(err)
 	}
-	l := &launcher{exec.Command("/proc/self/exe"), &output{end: make(chan struct{})}}
+	l := &launcher{exec.Command("/proc/self/exe"), &programOutput{end: make(chan struct{})}}
 	l.Env = append(os.Environ(), programEnv+"=launcher", "GORACE=atexit_sleep_ms=0")
 	l.Stdin, l.Stdout, l.Stderr = in, out, out
 	l.SysProcAttr = attr
@@ -86,8 +86,9 @@ func TestSignalsToTheLauncherAlone(t *testing.T) {
 	}
 }
 
-// TestStop tests that a launcher passes SIGTSTP on and then stops, and that it continues together with the program.
-func TestStop(t *testing.T) {
+// TestLauncherStopsWithProgram tests that a launcher passes SIGTSTP on and then stops, and that it continues together
+// with the program.
+func TestLauncherStopsWithProgram(t *testing.T) {
 	rd, wr, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -122,8 +123,9 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestKeyboard tests that a signal that the terminal sends to the process group reaches the program once.
-func TestKeyboard(t *testing.T) {
+// TestTerminalSignalArrivesOnce tests that a signal that the terminal sends to the process group reaches the program
+// once.
+func TestTerminalSignalArrivesOnce(t *testing.T) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
 		t.Skip(err)

@@ -20,7 +20,7 @@ func (s *Supervisor) nodeInfo(d *node) fileInfo {
 	return fileInfo{mode: unix.S_IFCHR | n.Mode, uid: uint32(n.UID), gid: uint32(n.GID), major: d.major(), minor: d.minor}
 }
 
-func (s *Supervisor) info(e *entry) fileInfo {
+func (s *Supervisor) infoOf(e *entry) fileInfo {
 	switch {
 	case e.node != nil:
 		return s.nodeInfo(e.node)
@@ -32,7 +32,7 @@ func (s *Supervisor) info(e *entry) fileInfo {
 	return fileInfo{mode: unix.S_IFREG | 0o444}
 }
 
-func (i fileInfo) apply(st *unix.Stat_t) {
+func (i fileInfo) applyToStat(st *unix.Stat_t) {
 	if i == (fileInfo{}) {
 		return
 	}
@@ -42,7 +42,7 @@ func (i fileInfo) apply(st *unix.Stat_t) {
 	}
 }
 
-func (i fileInfo) applyx(st *unix.Statx_t) {
+func (i fileInfo) applyToStatx(st *unix.Statx_t) {
 	if i == (fileInfo{}) {
 		return
 	}
@@ -52,90 +52,90 @@ func (i fileInfo) applyx(st *unix.Statx_t) {
 	}
 }
 
-// findFor returns the entry for a call with AT_ flags.
-func (w *worker) findFor(path string, flags uint64) (string, *entry, error) {
-	return w.find(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
+// findWithFlags returns the entry for a call with AT_ flags.
+func (w *worker) findWithFlags(path string, flags uint64) (string, *entry, error) {
+	return w.findEntry(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
 }
 
-func (w *worker) stat(path string, flags, buf uint64) verdict {
+func (w *worker) answerStat(path string, flags, buf uint64) callResult {
 	fd, info, err := w.openInfo(path, flags)
 	if err != nil {
 		return failWith(err)
 	}
 	defer unix.Close(fd)
-	return w.putStat(fd, info, buf)
+	return w.writeStat(fd, info, buf)
 }
 
 // openInfo opens the file of a virtual path with O_PATH, for a stat.
 func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
 	s := w.session.sup
-	path, e, err := w.findFor(path, flags)
+	path, e, err := w.findWithFlags(path, flags)
 	if err != nil {
 		return -1, info, err
 	}
-	if err := w.session.tree.make(path, e); err != nil {
+	if err := w.session.tree.makeDeferred(path, e); err != nil {
 		return -1, info, err
 	}
 	fd, err = w.session.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
-	return fd, s.info(e), err
+	return fd, s.infoOf(e), err
 }
 
-func (w *worker) putStat(fd int, info fileInfo, buf uint64) verdict {
+func (w *worker) writeStat(fd int, info fileInfo, buf uint64) callResult {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return failWith(err)
 	}
-	info.apply(&st)
-	return failWith(w.write(buf, bytesOf(&st)))
+	info.applyToStat(&st)
+	return failWith(w.writeToCaller(buf, bytesOf(&st)))
 }
 
-func (w *worker) statx(path string) verdict {
+func (w *worker) answerStatx(path string) callResult {
 	fd, info, err := w.openInfo(path, w.n.args[2])
 	if err != nil {
 		return failWith(err)
 	}
 	defer unix.Close(fd)
-	return w.putStatx(fd, info)
+	return w.writeStatx(fd, info)
 }
 
-func (w *worker) putStatx(fd int, info fileInfo) verdict {
+func (w *worker) writeStatx(fd int, info fileInfo) callResult {
 	var st unix.Statx_t
 	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(w.n.args[3])), &st); err != nil {
 		return failWith(err)
 	}
-	info.applyx(&st)
-	return failWith(w.write(w.n.args[4], bytesOf(&st)))
+	info.applyToStatx(&st)
+	return failWith(w.writeToCaller(w.n.args[4], bytesOf(&st)))
 }
 
 // statEmptyPath answers a stat with an empty path, which refers to the descriptor itself.
-func (w *worker) statEmptyPath(c call) verdict {
+func (w *worker) statEmptyPath(c call) callResult {
 	flags := w.n.args[3]
 	if c == callStatx {
 		flags = w.n.args[2]
 	}
 	if flags&unix.AT_EMPTY_PATH == 0 {
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
-	d := w.descriptor(int32(w.n.args[0]))
+	d := w.lookUpFile(int32(w.n.args[0]))
 	if d == nil {
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
-	return w.withDeviceInfo(d.file, func(fd int, info fileInfo) verdict {
+	return w.withDeviceInfo(d.file, func(fd int, info fileInfo) callResult {
 		if c == callStatx {
-			return w.putStatx(fd, info)
+			return w.writeStatx(fd, info)
 		}
-		return w.putStat(fd, info, w.n.args[2])
+		return w.writeStat(fd, info, w.n.args[2])
 	})
 }
 
 // statDevice answers fstat of an open device file.
-func (w *worker) statDevice(f *openFile) verdict {
-	return w.withDeviceInfo(f, func(fd int, info fileInfo) verdict { return w.putStat(fd, info, w.n.args[1]) })
+func (w *worker) statDevice(f *openFile) callResult {
+	return w.withDeviceInfo(f, func(fd int, info fileInfo) callResult { return w.writeStat(fd, info, w.n.args[1]) })
 }
 
 // withDeviceInfo calls answer with the attributes of an open device file. The attributes equal those of the file's
 // device node, even after the node was removed.
-func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) verdict) verdict {
+func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) callResult) callResult {
 	s := w.session.sup
 	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
 	if _, e := w.session.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {

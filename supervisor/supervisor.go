@@ -85,7 +85,7 @@ type Supervisor struct {
 	looks        atomic.Int64 // number of checks for last closes
 	allCopies    *umem.Copies
 	pollers      *poller.Pollers
-	natives      natives
+	natives      nativeFiles
 
 	shown struct {
 		sync.Mutex
@@ -191,16 +191,16 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 
 		allCopies: umem.NewCopies(maxAllCopies, nil),
 		pollers:   cfg.Pollers,
-		natives:   natives{users: make(map[*quota.User]int)},
+		natives:   nativeFiles{users: make(map[*quota.User]int)},
 	}
 	if s.pollers == nil {
 		s.pollers = poller.New(cfg.Log)
 	}
 	var err error
-	if s.trees, err = newTrees(filepath.Join(cfg.Dir, "trees"), cfg.Quota, cfg.Log, s.describe); err != nil {
+	if s.trees, err = newTrees(filepath.Join(cfg.Dir, "trees"), cfg.Quota, cfg.Log, s.describeDevices); err != nil {
 		return nil, err
 	}
-	if s.own, err = s.trees.enter(s.trees.own); s.own.tree == nil {
+	if s.own, err = s.trees.acquireTree(s.trees.own); s.own.tree == nil {
 		s.trees.close()
 		return nil, err
 	}
@@ -223,8 +223,8 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 	s.notifyFD = fd
 	s.notify = os.NewFile(uintptr(fd), "inotify")
 	s.reader.Go(s.watchCloses)
-	srv.onChange(s.update)
-	s.update() // applies changes since the tree was made
+	srv.onChange(s.updateTrees)
+	s.updateTrees() // applies changes since the tree was made
 	return s, nil
 }
 
@@ -232,13 +232,13 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 // by relative paths. Opening a file by its absolute path updates that file. Callers must call Refresh after a
 // change of a device's attributes, such as its ports. The Supervisor detects new and removed devices without
 // Refresh. It may sleep.
-func (s *Supervisor) Refresh() { s.update() }
+func (s *Supervisor) Refresh() { s.updateTrees() }
 
-// describe makes the entries of the current devices.
-func (s *Supervisor) describe() entries { return describe(s.server.devices(), s.cfg.CM != nil) }
+// describeDevices makes the entries of the current devices.
+func (s *Supervisor) describeDevices() entries { return describe(s.server.devices(), s.cfg.CM != nil) }
 
-// update updates the trees to the current devices.
-func (s *Supervisor) update() {
+// updateTrees updates the trees to the current devices.
+func (s *Supervisor) updateTrees() {
 	s.mu.Lock()
 	closed := s.closed
 	s.mu.Unlock()
@@ -254,27 +254,27 @@ func (s *Supervisor) update() {
 	s.shown.err = err
 }
 
-// Shown returns an error if programs do not see the current state of the devices. The error wraps an errno, such as
-// ENOSPC for a full /dev/shm. After an error, Shown first tries to update the trees again. The Supervisor logs
-// later errors. It may sleep.
-func (s *Supervisor) Shown() error {
+// CheckShown returns an error if programs do not see the current state of the devices. The error wraps an errno, such
+// as ENOSPC for a full /dev/shm. After an error, Shown first tries to update the trees again. The Supervisor logs later
+// errors. It may sleep.
+func (s *Supervisor) CheckShown() error {
 	s.shown.Lock()
 	s.shown.asked = true
 	err := s.shown.err
 	s.shown.Unlock()
 	if err != nil {
-		s.update()
+		s.updateTrees()
 		s.shown.Lock()
 		err = s.shown.err
 		s.shown.Unlock()
 	}
-	return s.explainFull(err)
+	return s.explainFullDisk(err)
 }
 
-// explainFull adds the remedy to the error of a tree on a full file system.
-func (s *Supervisor) explainFull(err error) error {
+// explainFullDisk adds the remedy to the error of a tree on a full file system.
+func (s *Supervisor) explainFullDisk(err error) error {
 	if errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("%w; %s is full (df %[2]s): %s", err, filepath.Dir(s.cfg.Dir), shm.Enlarge(s.cfg.Dir))
+		return fmt.Errorf("%w; %s is full (df %[2]s): %s", err, filepath.Dir(s.cfg.Dir), shm.EnlargeAdvice(s.cfg.Dir))
 	}
 	return err
 }
@@ -299,7 +299,7 @@ func (s *Supervisor) Close() {
 	timeout, cancel := context.WithTimeout(context.Background(), closeTimeout)
 	defer cancel()
 	late := timeout.Done()
-	s.barAll()
+	s.denyAllWrites()
 	s.stopper.Close()
 	for _, t := range sessions {
 		select {
@@ -345,7 +345,7 @@ func (s *Supervisor) watchCloses() {
 			b = b[inotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
 			switch {
 			case mask&unix.IN_Q_OVERFLOW != 0:
-				s.lookAtAll()
+				s.checkAllFiles()
 			case mask&(unix.IN_CLOSE_WRITE|unix.IN_CLOSE_NOWRITE) != 0:
 				s.mu.Lock()
 				f := s.watches[wd]
@@ -356,31 +356,31 @@ func (s *Supervisor) watchCloses() {
 			}
 		}
 		for f := range closed {
-			f.closedOne()
+			f.checkAfterClose()
 		}
 	}
 }
 
-// lookAtAll checks each file as if one of its descriptors had been closed.
-func (s *Supervisor) lookAtAll() {
+// checkAllFiles checks each file as if one of its descriptors had been closed.
+func (s *Supervisor) checkAllFiles() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.files {
-		f.closedOne()
+		f.checkAfterClose()
 	}
 }
 
-// barTimeout is the time for which Close waits until native doorbells fail. It is less than closeTimeout, so a
+// denyTimeout is the time for which Close waits until native doorbells fail. It is less than closeTimeout, so a
 // program that takes longer leaves time for the end of the other programs.
-const barTimeout = closeTimeout / 4
+const denyTimeout = closeTimeout / 4
 
-// barAll makes all native doorbells fail, and waits for at most barTimeout.
-func (s *Supervisor) barAll() {
+// denyAllWrites makes all native doorbells fail, and waits for at most denyTimeout.
+func (s *Supervisor) denyAllWrites() {
 	s.mu.Lock()
 	var all sync.WaitGroup
 	for _, f := range s.files {
 		if f.native != nil {
-			all.Go(f.bar)
+			all.Go(f.denyWrites)
 		}
 	}
 	s.mu.Unlock()
@@ -391,7 +391,7 @@ func (s *Supervisor) barAll() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(barTimeout):
+	case <-time.After(denyTimeout):
 	}
 }
 
@@ -415,7 +415,7 @@ func (s *Supervisor) closeFiles(late <-chan struct{}, which func(*openFile) bool
 	}
 }
 
-func (s *Supervisor) file(i inode) *openFile {
+func (s *Supervisor) fileOf(i inode) *openFile {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.files[i]

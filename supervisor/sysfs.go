@@ -49,14 +49,14 @@ const (
 // (device_add_class_symlinks)
 func (t entries) addClass(class, name string, id any) (dir string) {
 	dir = virtualDir + "/" + class + "/" + name
-	t.at(dir, &entry{dir: true, id: id})
-	t.at("/sys/class/"+class+"/"+name, &entry{link: "../../devices/virtual/" + class + "/" + name, id: id})
-	t.at(dir+"/subsystem", &entry{link: "../../../../class/" + class})
+	t.addEntry(dir, &entry{dir: true, id: id})
+	t.addEntry("/sys/class/"+class+"/"+name, &entry{link: "../../devices/virtual/" + class + "/" + name, id: id})
+	t.addEntry(dir+"/subsystem", &entry{link: "../../../../class/" + class})
 	return dir
 }
 
-// errEmpty is the error of reading the attribute of an empty entry of the GID table. libibverbs requires EINVAL.
-var errEmpty = fmt.Errorf("the entry of the GID table is empty: %w", syscall.EINVAL)
+// errEmptyGID is the error of reading the attribute of an empty entry of the GID table. libibverbs requires EINVAL.
+var errEmptyGID = fmt.Errorf("the entry of the GID table is empty: %w", syscall.EINVAL)
 
 // device is a device as reported by the server.
 type device struct {
@@ -82,9 +82,9 @@ func describe(devices []device, cm bool) entries {
 		describeCM(t)
 	}
 	for _, d := range []string{devDir, ibDir, verbsDir} {
-		t.at(d, &entry{dir: true})
+		t.addEntry(d, &entry{dir: true})
 	}
-	t.text(verbsDir+"/abi_version", fmt.Sprintf("%d\n", uapi.ABIVersion))
+	t.addText(verbsDir+"/abi_version", fmt.Sprintf("%d\n", uapi.ABIVersion))
 	for i := range devices {
 		devices[i].describe(t)
 	}
@@ -93,40 +93,41 @@ func describe(devices []device, cm bool) entries {
 
 // describeCM makes the entries of the connection manager. (core/ucma.c)
 func describeCM(t entries) {
-	t.at(devDir+"/"+cmDevice, &entry{node: &node{device: cmDevice, minor: cmMinor, cm: true}})
-	t.at("/dev/char/"+cmNumber, &entry{link: "../infiniband/" + cmDevice})
+	t.addEntry(devDir+"/"+cmDevice, &entry{node: &node{device: cmDevice, minor: cmMinor, cm: true}})
+	t.addEntry("/dev/char/"+cmNumber, &entry{link: "../infiniband/" + cmDevice})
 	dir := t.addClass("misc", cmDevice, nil)
-	t.text(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
-	t.text(dir+"/dev", cmNumber+"\n")
-	t.text(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor, cmMinor,
+	t.addText(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
+	t.addText(dir+"/dev", cmNumber+"\n")
+	t.addText(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor, cmMinor,
 		cmDevice))
-	t.at("/sys/dev/char/"+cmNumber, &entry{link: "../../devices/virtual/misc/" + cmDevice})
-	t.text(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
+	t.addEntry("/sys/dev/char/"+cmNumber, &entry{link: "../../devices/virtual/misc/" + cmDevice})
+	t.addText(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
 }
 
 func (d *device) describe(t entries) {
 	number := fmt.Sprintf("%d:%d", verbsMajor, baseMinor+d.minor)
-	t.at(devDir+"/"+d.name, &entry{node: &node{device: d.name, minor: uint32(baseMinor + d.minor)}})
-	t.at("/dev/char/"+number, &entry{link: "../infiniband/" + d.name})
+	t.addEntry(devDir+"/"+d.name, &entry{node: &node{device: d.name, minor: uint32(baseMinor + d.minor)}})
+	t.addEntry("/dev/char/"+number, &entry{link: "../infiniband/" + d.name})
 
 	uv := t.addClass("infiniband_verbs", d.name, d.identity)
-	t.text(uv+"/dev", number+"\n")
-	t.text(uv+"/ibdev", d.ib.Name()+"\n")
-	t.text(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
-	t.text(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor, d.name))
-	t.at("/sys/dev/char/"+number, &entry{link: "../../devices/virtual/infiniband_verbs/" + d.name})
+	t.addText(uv+"/dev", number+"\n")
+	t.addText(uv+"/ibdev", d.ib.Name()+"\n")
+	t.addText(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
+	t.addText(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor,
+		d.name))
+	t.addEntry("/sys/dev/char/"+number, &entry{link: "../../devices/virtual/infiniband_verbs/" + d.name})
 
 	dir := t.addClass("infiniband", d.ib.Name(), d.identity)
 	attr := func(name string, text func(a *ib.DeviceAttr) string) {
-		t.file(dir+"/"+name, func() (string, error) {
+		t.addFile(dir+"/"+name, func() (string, error) {
 			a, err := d.ib.QueryDevice()
 			return text(&a) + "\n", err
 		})
 	}
-	t.text(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every RoCE driver
-	t.text(dir+"/node_desc", d.ib.Name()+"\n")
-	attr("node_guid", func(a *ib.DeviceAttr) string { return guid(a.NodeGUID) })
-	attr("sys_image_guid", func(a *ib.DeviceAttr) string { return guid(a.SysImageGUID) })
+	t.addText(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every RoCE driver
+	t.addText(dir+"/node_desc", d.ib.Name()+"\n")
+	attr("node_guid", func(a *ib.DeviceAttr) string { return formatGUID(a.NodeGUID) })
+	attr("sys_image_guid", func(a *ib.DeviceAttr) string { return formatGUID(a.SysImageGUID) })
 	attr("fw_ver", func(a *ib.DeviceAttr) string {
 		return fmt.Sprintf("%d.%d.%d", a.FWVer>>32, a.FWVer>>16&0xffff, a.FWVer&0xffff)
 	})
@@ -139,8 +140,8 @@ func (d *device) describe(t entries) {
 		d.describePort(t, fmt.Sprintf("%s/ports/%d", dir, port), port)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.files)) {
-		if p := dir + "/" + name; t.free(p) {
-			t.file(p, d.files[name])
+		if p := dir + "/" + name; t.isFree(p) {
+			t.addFile(p, d.files[name])
 		}
 	}
 }
@@ -154,13 +155,13 @@ func (d *device) describeHost(t entries, dir string) {
 		return
 	}
 	if p.Netdev != "" {
-		t.text(dir+"/parent", p.Netdev+"\n")
-		t.at(dir+"/device/net/"+p.Netdev, &entry{dir: true})
+		t.addText(dir+"/parent", p.Netdev+"\n")
+		t.addEntry(dir+"/device/net/"+p.Netdev, &entry{dir: true})
 	}
-	t.text(dir+"/device/numa_node", "-1\n")
+	t.addText(dir+"/device/numa_node", "-1\n")
 	n := runtime.NumCPU()
-	t.text(dir+"/device/local_cpulist", fmt.Sprintf("0-%d\n", n-1))
-	t.text(dir+"/device/local_cpus", cpuMask(n)+"\n")
+	t.addText(dir+"/device/local_cpulist", fmt.Sprintf("0-%d\n", n-1))
+	t.addText(dir+"/device/local_cpus", cpuMask(n)+"\n")
 }
 
 // cpuMask returns a mask of n processors in the kernel's format: groups of 32 bits, the highest first.
@@ -174,20 +175,23 @@ func cpuMask(n int) string {
 
 // portAttributes lists the files of a port. (core/sysfs.c)
 var portAttributes = map[string]func(a *ib.PortAttr) string{
-	"state":          func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.State, a.State) },
-	"phys_state":     func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.PhysState, physState(a.PhysState)) },
-	"rate":           rate,
+	"state": func(a *ib.PortAttr) string { return fmt.Sprintf("%d: %s", a.State, a.State) },
+	"phys_state": func(a *ib.PortAttr) string {
+		return fmt.Sprintf("%d: %s", a.PhysState,
+			physStateText(a.PhysState))
+	},
+	"rate":           rateText,
 	"lid":            func(a *ib.PortAttr) string { return fmt.Sprintf("0x%x", a.LID) },
 	"sm_lid":         func(a *ib.PortAttr) string { return fmt.Sprintf("0x%x", a.SMLID) },
 	"sm_sl":          func(a *ib.PortAttr) string { return fmt.Sprint(a.SMSL) },
 	"lid_mask_count": func(a *ib.PortAttr) string { return fmt.Sprint(a.LMC) },
 	"cap_mask":       func(a *ib.PortAttr) string { return fmt.Sprintf("0x%08x", a.CapFlags) },
-	"link_layer":     linkLayer,
+	"link_layer":     linkLayerText,
 }
 
 func (d *device) describePort(t entries, dir string, port int) {
 	for name, text := range portAttributes {
-		t.file(dir+"/"+name, func() (string, error) {
+		t.addFile(dir+"/"+name, func() (string, error) {
 			a, err := d.ib.QueryPort(port)
 			return text(&a) + "\n", err
 		})
@@ -198,7 +202,7 @@ func (d *device) describePort(t entries, dir string, port int) {
 	}
 	gid := func(path string, text func(g *ib.GIDEntry) (string, error)) {
 		for i := range p.GIDTableLen {
-			t.at(fmt.Sprintf("%s/%s/%d", dir, path, i), &entry{deferred: true, read: func() (string, error) {
+			t.addEntry(fmt.Sprintf("%s/%s/%d", dir, path, i), &entry{deferred: true, read: func() (string, error) {
 				g, err := d.ib.QueryGID(port, i)
 				if err != nil {
 					return "", err
@@ -211,7 +215,7 @@ func (d *device) describePort(t entries, dir string, port int) {
 	gid("gid_attrs/types", func(g *ib.GIDEntry) (string, error) {
 		switch {
 		case g.GID.IsZero():
-			return "", errEmpty
+			return "", errEmptyGID
 		case g.Type == ib.GIDTypeRoCEv2:
 			return "RoCE v2\n", nil
 		}
@@ -219,28 +223,28 @@ func (d *device) describePort(t entries, dir string, port int) {
 	})
 	gid("gid_attrs/ndevs", func(g *ib.GIDEntry) (string, error) {
 		if g.GID.IsZero() || g.Netdev == "" {
-			return "", errEmpty
+			return "", errEmptyGID
 		}
 		return g.Netdev + "\n", nil
 	})
 	for i := range p.PKeyTableLen {
-		t.file(fmt.Sprintf("%s/pkeys/%d", dir, i), func() (string, error) {
+		t.addFile(fmt.Sprintf("%s/pkeys/%d", dir, i), func() (string, error) {
 			k, err := d.ib.QueryPKey(port, i)
 			return fmt.Sprintf("0x%04x\n", k), err
 		})
 	}
 	if c := d.counters; c != nil && port == 1 {
 		for _, name := range slices.Sorted(maps.Keys(c.Stats())) {
-			t.file(dir+"/hw_counters/"+name, func() (string, error) { return fmt.Sprintln(c.Stats()[name]), nil })
+			t.addFile(dir+"/hw_counters/"+name, func() (string, error) { return fmt.Sprintln(c.Stats()[name]), nil })
 		}
 	}
 }
 
-func guid(g uint64) string {
+func formatGUID(g uint64) string {
 	return fmt.Sprintf("%04x:%04x:%04x:%04x", g>>48, g>>32&0xffff, g>>16&0xffff, g&0xffff)
 }
 
-func physState(s uint8) string {
+func physStateText(s uint8) string {
 	names := [...]string{1: "Sleep", 2: "Polling", 3: "Disabled", 4: "PortConfigurationTraining", 5: "LinkUp",
 		6: "LinkErrorRecovery", 7: "Phy Test"}
 	if int(s) < len(names) && names[s] != "" {
@@ -249,7 +253,7 @@ func physState(s uint8) string {
 	return "<unknown>"
 }
 
-func linkLayer(a *ib.PortAttr) string {
+func linkLayerText(a *ib.PortAttr) string {
 	switch a.LinkLayer {
 	case ib.LinkInfiniBand:
 		return "InfiniBand"
@@ -259,8 +263,8 @@ func linkLayer(a *ib.PortAttr) string {
 	return "Unknown"
 }
 
-// rate returns width times speed. (rate_show, enum ib_port_speed, ib_width_enum_to_int)
-func rate(a *ib.PortAttr) string {
+// rateText returns width times speed. (rate_show, enum ib_port_speed, ib_width_enum_to_int)
+func rateText(a *ib.PortAttr) string {
 	lanes := map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[a.ActiveWidth]
 	speed, ok := map[uint16]struct {
 		name  string

@@ -102,8 +102,8 @@ func (t *tokens) leave(w *worker) {
 	delete(t.all, w)
 }
 
-// take waits for a token. It returns false after workerIdle, when the worker is not needed.
-func (t *tokens) take() bool {
+// takeToken waits for a token. It returns false after workerIdle, when the worker is not needed.
+func (t *tokens) takeToken() bool {
 	t.waiting.Add(1)
 	for {
 		n := atomic.LoadUint32(&t.free)
@@ -132,50 +132,50 @@ func (t *tokens) retire() bool {
 	}
 	t.waiting.Add(-1)
 	t.workers.Add(-1)
-	t.user.Give(quota.Workers, 1)
+	t.user.Release(quota.Workers, 1)
 	return true
 }
 
-// release frees a token for a worker that is waiting or will wait.
-func (t *tokens) release() {
+// releaseToken frees a token for a worker that is waiting or will wait.
+func (t *tokens) releaseToken() {
 	atomic.AddUint32(&t.free, 1)
 	futexWake(&t.free, 1)
 }
 
-// pass frees a token. If no waiting worker can take the token, pass starts another worker, within the limits.
-func (t *tokens) pass() {
+// passToken frees a token. If no waiting worker can take the token, pass starts another worker, within the limits.
+func (t *tokens) passToken() {
 	t.passing.Lock()
 	defer t.passing.Unlock()
 	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) && t.workers.Load() < maxWorkers &&
-		t.user.Take(quota.Workers, 1) == nil {
+		t.user.Charge(quota.Workers, 1) == nil {
 		t.workers.Add(1)
 		t.start()
 	}
-	t.release()
+	t.releaseToken()
 }
 
-// ended ends the charges for workers that have not retired, except the first. It is called after the last worker
-// has ended.
-func (t *tokens) ended() {
+// releaseWorkers ends the charges for workers that have not retired, except the first. It is called after the last
+// worker has ended.
+func (t *tokens) releaseWorkers() {
 	if n := t.workers.Swap(0); n > 1 {
-		t.user.Give(quota.Workers, uint64(n-1))
+		t.user.Release(quota.Workers, uint64(n-1))
 	}
 }
 
-// adapt adds a token when several threads have begun to make calls.
-func (t *tokens) adapt() {
-	if t.shared() && t.total.CompareAndSwap(1, sharedTokens) {
-		t.pass()
+// addTokenIfShared adds a token when several threads have begun to make calls.
+func (t *tokens) addTokenIfShared() {
+	if t.isShared() && t.total.CompareAndSwap(1, sharedTokens) {
+		t.passToken()
 	}
 }
 
-// surplus removes a token when only one thread makes calls. Another worker must be receiving.
-func (t *tokens) surplus() bool {
-	return t.total.Load() > 1 && !t.shared() && t.receiving.Load() > 0 && t.total.CompareAndSwap(sharedTokens, 1)
+// removeSurplus removes a token when only one thread makes calls. Another worker must be receiving.
+func (t *tokens) removeSurplus() bool {
+	return t.total.Load() > 1 && !t.isShared() && t.receiving.Load() > 0 && t.total.CompareAndSwap(sharedTokens, 1)
 }
 
-// note records the calling thread. Concurrent workers may miss some calls.
-func (t *tokens) note(tid uint32) {
+// recordCaller records the calling thread. Concurrent workers may miss some calls.
+func (t *tokens) recordCaller(tid uint32) {
 	m := t.mixture.Load()
 	switch {
 	case t.lastCaller.Load() != tid:
@@ -186,16 +186,16 @@ func (t *tokens) note(tid uint32) {
 	}
 }
 
-// shared reports whether several threads of the program make calls.
-func (t *tokens) shared() bool { return t.mixture.Load() > mixtureThreshold }
+// isShared reports whether several threads of the program make calls.
+func (t *tokens) isShared() bool { return t.mixture.Load() > mixtureThreshold }
 
-// begin must be called before each part of an answer that may take long. The caller must call end afterwards.
-func (w *worker) begin(c call) {
+// beginBusy must be called before each part of an answer that may take long. The caller must call end afterwards.
+func (w *worker) beginBusy(c call) {
 	if !w.hasToken || w.busy.Load() != idle {
 		return // passed already, or watched; a second pass would create another token
 	}
 	t := &w.session.tokens
-	shared := t.shared()
+	shared := t.isShared()
 	pass := shared && t.receiving.Load() == 0
 	if c == callWrite {
 		if shared {
@@ -208,15 +208,15 @@ func (w *worker) begin(c call) {
 	if !pass {
 		w.calls.Add(1)
 		w.busy.Store(busy)
-		t.watch(c == callWrite && w.n.args[2] == doorbellSize)
+		t.startWatchdog(c == callWrite && w.n.args[2] == doorbellSize)
 		return
 	}
 	w.hasToken = false
-	t.pass()
+	t.passToken()
 }
 
-// end is called after the answer is complete.
-func (w *worker) end() {
+// endBusy is called after the answer is complete.
+func (w *worker) endBusy() {
 	t := &w.session.tokens
 	if w.timed {
 		w.timed = false
@@ -239,9 +239,9 @@ func threadTime() int64 {
 // doorbellSize is the size of nearly all write(2) calls on a device file.
 const doorbellSize = 32
 
-// watch starts the watchdog if it is not running. For doorbells alone the watchdog runs rarely, because a timer
+// startWatchdog starts the watchdog if it is not running. For doorbells alone the watchdog runs rarely, because a timer
 // takes processor time from the program.
-func (t *tokens) watch(doorbell bool) {
+func (t *tokens) startWatchdog(doorbell bool) {
 	i, after := 0, doorbellTimeout
 	if !doorbell {
 		i, after = 1, timeout
@@ -268,10 +268,10 @@ func (t *tokens) passStalled(i int) {
 		if n != seen {
 			again = true
 		} else if w.busy.CompareAndSwap(busy, claimed) {
-			t.pass()
+			t.passToken()
 		}
 	}
 	if again {
-		t.watch(i == 0)
+		t.startWatchdog(i == 0)
 	}
 }

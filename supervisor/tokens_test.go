@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTurnIsPassedOnce tests that an answer passes its token only once, regardless of the number of calls of begin.
-func TestTurnIsPassedOnce(t *testing.T) {
+// TestTokenIsPassedOnce tests that an answer passes its token only once, regardless of the number of calls of begin.
+func TestTokenIsPassedOnce(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		several  bool // several threads make calls
@@ -28,13 +28,13 @@ func TestTurnIsPassedOnce(t *testing.T) {
 			if tt.several {
 				receiveTokens.mixture.Store(mixtureLimit)
 			}
-			w.begin(callOpen)
+			w.beginBusy(callOpen)
 			if tt.watchdog && w.busy.CompareAndSwap(busy, claimed) {
-				receiveTokens.pass()
+				receiveTokens.passToken()
 			}
-			w.begin(callOpen)
-			w.begin(callOpen)
-			w.end()
+			w.beginBusy(callOpen)
+			w.beginBusy(callOpen)
+			w.endBusy()
 			if n := atomic.LoadUint32(&receiveTokens.free); n != tt.free {
 				t.Errorf("free tokens: got %d, want %d", n, tt.free)
 			}

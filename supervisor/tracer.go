@@ -33,14 +33,14 @@ type Tracer struct {
 // execTraced is the first argument that makes a program call ExecTraced.
 const execTraced = "exec-traced"
 
-// numTraced is the number of arguments before the program's own arguments: the name, execTraced, the process, two
+// numTracedArgs is the number of arguments before the program's own arguments: the name, execTraced, the process, two
 // descriptors, and the program's path.
-const numTraced = 6
+const numTracedArgs = 6
 
 // ExecTraced must be the first call in the main function of a launcher, with the launcher's arguments. ExecTraced
 // returns unless Start has executed the launcher for this purpose.
 func ExecTraced(args []string) {
-	if len(args) < numTraced+1 || args[1] != execTraced {
+	if len(args) < numTracedArgs+1 || args[1] != execTraced {
 		return
 	}
 	pid, err := strconv.Atoi(args[2])
@@ -51,11 +51,11 @@ func ExecTraced(args []string) {
 	}
 	unix.CloseOnExec(status)
 	unix.CloseOnExec(pidfd)
-	admit(pid, pidfd, setPtracer)
-	path, argv := args[numTraced-1], args[numTraced:]
+	allowAccess(pid, pidfd, setPtracer)
+	path, argv := args[numTracedArgs-1], args[numTracedArgs:]
 	err = syscall.Exec(path, argv, os.Environ())
 	if errors.Is(err, syscall.ENOEXEC) {
-		err = syscall.Exec(shell, scriptArgs(path, argv), os.Environ())
+		err = syscall.Exec(shellPath, scriptArgs(path, argv), os.Environ())
 	}
 	number := syscall.EINVAL
 	errors.As(err, &number)
@@ -73,10 +73,10 @@ func closeOnExec(f *os.File, on bool) error {
 	return err
 }
 
-// admit allows a process to access this process's memory, if the process ID still belongs to the process of the
-// pidfd. admit ignores errors, which occur without Yama.
-func admit(pid, pidfd int, set func(pid int) error) {
-	if set(pid) == nil && ended(pidfd) {
+// allowAccess allows a process to access this process's memory, if the process ID still belongs to the process of the
+// pidfd. allowAccess ignores errors, which occur without Yama.
+func allowAccess(pid, pidfd int, set func(pid int) error) {
+	if set(pid) == nil && hasEnded(pidfd) {
 		_ = set(0)
 	}
 }
@@ -84,8 +84,8 @@ func admit(pid, pidfd int, set func(pid int) error) {
 // setPtracer names the process that may access this process's memory; 0 names none.
 func setPtracer(pid int) error { return unix.Prctl(unix.PR_SET_PTRACER, uintptr(pid), 0, 0, 0) }
 
-// ended reports whether the process of a pidfd has ended. It returns true if the state is unknown.
-func ended(pidfd int) bool {
+// hasEnded reports whether the process of a pidfd has ended. It returns true if the state is unknown.
+func hasEnded(pidfd int) bool {
 	pfd := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	for {
 		n, err := unix.Poll(pfd, 0)

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTraced tests that programs that name their supervisor before the exec behave like other programs.
-func TestTraced(t *testing.T) {
+// TestTracedProgramsBehaveAlike tests that programs that name their supervisor before the exec behave like other
+// programs.
+func TestTracedProgramsBehaveAlike(t *testing.T) {
 	pidfd := openPidfd(t, os.Getpid())
 	askHelper, tracer = true, &Tracer{PID: os.Getpid(), Pidfd: pidfd, Exec: "/proc/self/exe"}
 	defer func() { askHelper, tracer = false, nil }()
@@ -20,7 +21,7 @@ func TestTraced(t *testing.T) {
 		test func(*testing.T)
 	}{
 		{"Commands", TestCommands},
-		{"Exec", TestExec},
+		{"Exec", TestExecOfScripts},
 		{"ExitCodes", TestExitCodes},
 		{"ProgramInheritsAttributes", TestProgramInheritsAttributes},
 		{"SignalsArePassedOn", TestSignalsArePassedOn},
@@ -32,10 +33,10 @@ func TestTraced(t *testing.T) {
 		t.Run(c.name, c.test)
 	}
 	t.Run("Descriptors", func(t *testing.T) {
-		w := newWorld(t)
-		code, out := w.sh("ls /proc/$$/fd; ulimit -n")
+		w := newFixture(t)
+		code, out := w.runShell("ls /proc/$$/fd; ulimit -n")
 		tracer = nil
-		if plain, want := w.sh("ls /proc/$$/fd; ulimit -n"); code != plain || out != want {
+		if plain, want := w.runShell("ls /proc/$$/fd; ulimit -n"); code != plain || out != want {
 			t.Errorf("program with a tracer: got %q (exit code %d), want %q (%d)", out, code, want, plain)
 		}
 	})
@@ -59,7 +60,7 @@ func TestTracedInherits(t *testing.T) {
 	}
 	tracer = &Tracer{PID: os.Getpid(), Pidfd: openPidfd(t, os.Getpid()), Exec: "/proc/self/exe"}
 	defer func() { tracer = nil }()
-	if code, out := newWorld(t).sh(script + "true"); code != 0 || out != "3\n4\n5\n6\n7\n8\n" {
+	if code, out := newFixture(t).runShell(script + "true"); code != 0 || out != "3\n4\n5\n6\n7\n8\n" {
 		t.Errorf("got exit code %d and descriptors %q, want 0 and 3 to 8", code, out)
 	}
 }
@@ -68,27 +69,27 @@ func TestTracedInherits(t *testing.T) {
 func TestTracerCannotExecute(t *testing.T) {
 	tracer = &Tracer{PID: os.Getpid(), Pidfd: openPidfd(t, os.Getpid()), Exec: "/no/such/file"}
 	defer func() { tracer = nil }()
-	w := newWorld(t)
-	if code, out := w.sh("echo started"); code != 0 || out != "started\n" {
+	w := newFixture(t)
+	if code, out := w.runShell("echo started"); code != 0 || out != "started\n" {
 		t.Errorf("exit code and output: got %d and %q, want 0 and started", code, out)
 	}
 }
 
-func TestEnded(t *testing.T) {
+func TestHasEnded(t *testing.T) {
 	c := exec.Command("sleep", "60")
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
 	pidfd := openPidfd(t, c.Process.Pid)
-	if ended(int(pidfd.Fd())) {
+	if hasEnded(int(pidfd.Fd())) {
 		t.Error("ended of a running process: got true, want false")
 	}
 	c.Process.Kill()
 	c.Wait()
-	if !ended(int(pidfd.Fd())) {
+	if !hasEnded(int(pidfd.Fd())) {
 		t.Error("ended of an ended process: got false, want true")
 	}
-	if !ended(1 << 20) {
+	if !hasEnded(1 << 20) {
 		t.Error("ended of a closed pidfd: got false, want true")
 	}
 }

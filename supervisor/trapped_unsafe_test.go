@@ -16,10 +16,10 @@ import (
 	"verbena/rdmacm/ucma"
 )
 
-// trapped is a worker of a session without threads. The worker has a call of a thread of this process. The thread
+// trappedCall is a worker of a session without threads. The worker has a call of a thread of this process. The thread
 // stays trapped until the test ends. The test chooses the arguments of the call.
-type trapped struct {
-	*world
+type trappedCall struct {
+	*fixture
 	s      *Session
 	w      *worker
 	id     uint64 // ID of the notification
@@ -31,11 +31,11 @@ type trapped struct {
 	paused  func(string) // called at each point where the worker can pause; may be nil
 }
 
-// newTrapped traps a thread after the thread has called prepare.
-func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *trapped {
+// newTrappedCall traps a thread after the thread has called prepare.
+func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *trappedCall {
 	t.Helper()
-	c := &trapped{ledger: quota.New(quota.Limits{})}
-	c.world = newWorld(t, append(edit, func(cfg *SupervisorConfig) {
+	c := &trappedCall{ledger: quota.New(quota.Limits{})}
+	c.fixture = newFixture(t, append(edit, func(cfg *SupervisorConfig) {
 		if cfg.Quota == nil {
 			cfg.Quota = c.ledger
 		}
@@ -49,7 +49,7 @@ func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *
 		if prepare != nil {
 			prepare()
 		}
-		fd, err = install([]unix.SockFilter{
+		fd, err = installFilter([]unix.SockFilter{
 			{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS},
 			{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_GETPRIORITY, Jf: 1},
 			{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF},
@@ -75,17 +75,17 @@ func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *
 	}
 	c.w = &worker{session: c.s}
 	for c.w.n.tid == 0 {
-		if err := receive(fd, &c.w.n); err != nil && err != unix.ENOENT {
+		if err := receiveNotification(fd, &c.w.n); err != nil && err != unix.ENOENT {
 			t.Fatal(err)
 		}
 	}
-	c.id, c.w.n.arch = c.w.n.id, native.audit
+	c.id, c.w.n.arch = c.w.n.id, nativeArchitecture.audit
 	const access = unix.PROT_READ | unix.PROT_WRITE
 	if c.mem, err = unix.Mmap(-1, 0, 2*os.Getpagesize(), access, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = send(fd, &response{id: c.id})
+		_ = sendResponse(fd, &response{id: c.id})
 		<-returned
 		th.end()
 		c.forgetProcesses()
@@ -97,7 +97,7 @@ func newTrapped(t *testing.T, prepare func(), edit ...func(*SupervisorConfig)) *
 
 // pause counts the proofs. The failing proof uses a notification that does not exist. All other proofs use the
 // notification of the trapped thread.
-func (c *trapped) pause(point string, tid uint32) {
+func (c *trappedCall) pause(point string, tid uint32) {
 	if c.w == nil || point == "event" || tid != c.w.n.tid { // for a waiting call, on another thread
 		return
 	}
@@ -113,7 +113,7 @@ func (c *trapped) pause(point string, tid uint32) {
 }
 
 // eachProof calls f once for each proof, with only that proof failing, and a last time without a failing proof.
-func (c *trapped) eachProof(f func() string) (got []string) {
+func (c *trappedCall) eachProof(f func() string) (got []string) {
 	for n := 1; ; n++ {
 		c.proofs, c.failing = 0, n
 		got = append(got, f())
@@ -124,15 +124,15 @@ func (c *trapped) eachProof(f func() string) (got []string) {
 	}
 }
 
-func (c *trapped) forgetProcesses() {
+func (c *trappedCall) forgetProcesses() {
 	for pid, p := range c.s.processes {
 		p.closeLocked()
 		delete(c.s.processes, pid)
 	}
 }
 
-// lookOnce calls look without a proof.
-func (c *trapped) lookOnce() *procThread {
+// lookUpUnproven calls look without a proof.
+func (c *trappedCall) lookUpUnproven() *procThread {
 	c.Helper()
 	dir, err := openProc(int(c.w.n.tid))
 	if err != nil {
@@ -140,32 +140,32 @@ func (c *trapped) lookOnce() *procThread {
 	}
 	th := &procThread{dir: dir}
 	c.Cleanup(th.close)
-	if th.id, err = identifyAt(dir); err != nil {
+	if th.id, err = readIdentityAt(dir); err != nil {
 		c.Fatal(err)
 	}
 	return th
 }
 
-// at returns an address in the caller's memory.
-func (c *trapped) at(off int) uint64 { return uint64(uintptr(unsafe.Pointer(&c.mem[off]))) }
+// memAddr returns an address in the caller's memory.
+func (c *trappedCall) memAddr(off int) uint64 { return uint64(uintptr(unsafe.Pointer(&c.mem[off]))) }
 
-// path stores a path in the caller's memory and returns its address.
-func (c *trapped) path(s string) uint64 {
+// storePath stores a path in the caller's memory and returns its address.
+func (c *trappedCall) storePath(s string) uint64 {
 	copy(c.mem, s+"\x00")
-	return c.at(0)
+	return c.memAddr(0)
 }
 
 // setArgs sets the arguments of the call.
-func (c *trapped) setArgs(args ...uint64) {
+func (c *trappedCall) setArgs(args ...uint64) {
 	c.w.n.args = [6]uint64{}
 	copy(c.w.n.args[:], args)
 	c.w.known, c.w.desc = callerCache{}, nil
 }
 
 // mustProcess returns the caller's process, with its address space.
-func (c *trapped) mustProcess() *process {
+func (c *trappedCall) mustProcess() *process {
 	c.Helper()
-	p, _, err := c.w.process(c.lookOnce())
+	p, _, err := c.w.processOfThread(c.lookUpUnproven())
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -173,21 +173,21 @@ func (c *trapped) mustProcess() *process {
 }
 
 // mustOpen opens the device, or the connection manager's file, for a user. The test closes both files at its end.
-func (c *trapped) mustOpen(n *node, user *quota.User, how int) (f *openFile, description *os.File) {
+func (c *trappedCall) mustOpen(n *node, user *quota.User, how int) (f *openFile, description *os.File) {
 	c.Helper()
 	make := newOpenFile
 	if n.cm {
 		make = newCMFile
 	}
 	p := c.mustProcess()
-	f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: c.lookOnce().id, user: user}, how)
+	f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: c.lookUpUnproven().id, user: user}, how)
 	if err != nil {
 		c.Fatal(err)
 	}
 	c.Cleanup(func() {
 		description.Close()
 		f.close()
-		c.await("the file's end", f.ended)
+		c.waitForClose("the file's end", f.ended)
 	})
 	return f, description
 }
@@ -208,8 +208,8 @@ func withCM(t *testing.T) func(*SupervisorConfig) {
 	return func(c *SupervisorConfig) { c.CM = ucma.NewServer(m) }
 }
 
-// outcome returns the text of an error, or "ok".
-func outcome(err error) string {
+// errorText returns the text of an error, or "ok".
+func errorText(err error) string {
 	switch {
 	case err == nil:
 		return "ok"
@@ -220,14 +220,14 @@ func outcome(err error) string {
 }
 
 // String formats the answer to a call, for tests.
-func (v verdict) String() string {
+func (v callResult) String() string {
 	switch {
 	case v.fate == fateContinued:
 		return "let through"
 	case v.err == errGone:
 		return "gone"
 	case v.err != nil:
-		return unix.ErrnoName(errno(v.err))
+		return unix.ErrnoName(errnoOf(v.err))
 	}
 	return "ok"
 }
@@ -235,15 +235,15 @@ func (v verdict) String() string {
 // TestEachProof tests each proof that a caller is still trapped separately. If a proof fails, the supervisor does
 // not answer the call for the process that now has the caller's ID, and closes the files opened meanwhile.
 func TestEachProof(t *testing.T) {
-	c := newTrapped(t, nil, withCM(t))
+	c := newTrappedCall(t, nil, withCM(t))
 	w, s := c.w, c.s
 	foreign := c.ledger.User(4711)
 	c.srv.queuePair = func(uint32) (*quota.User, bool) { return foreign, true }
 	p := c.mustProcess()
-	th := c.lookOnce()
+	th := c.lookUpUnproven()
 	device, deviceFD := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
 	cm, cmFD := c.mustOpen(cmNode, p.user, 0)
-	netlink, netlinkEnd, err := c.sup.newNetlink(p.user, netlinkOpener{}, false, 1)
+	netlink, netlinkEnd, err := c.sup.newNetlinkSocket(p.user, netlinkOpener{}, false, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +252,7 @@ func TestEachProof(t *testing.T) {
 	cwd := uint64(1<<64 - 100)
 	held := p.user.Held(quota.Descriptors)
 	found := func(ok bool) string { return map[bool]string{true: "found", false: "none"}[ok] }
-	closing := func(v verdict) verdict {
+	closing := func(v callResult) callResult {
 		if v.err == nil && v.fate == fateAnswered {
 			unix.Close(int(v.val))
 		}
@@ -269,71 +269,71 @@ func TestEachProof(t *testing.T) {
 			if err == nil {
 				th.close()
 			}
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, ok}},
 		{"a known process", func() string {
-			_, _, err := w.process(th)
-			return outcome(err)
+			_, _, err := w.processOfThread(th)
+			return errorText(err)
 		}, []string{gone, ok}},
 		{"a new process", func() string {
 			p, err := w.newProcessLocked(th)
 			if err == nil {
 				p.closeLocked()
 			}
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, ok}},
 		{"a new address space", func() string {
 			m, err := w.openSpace(th, p, false)
 			if err == nil {
 				m.Close()
 			}
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, ok}},
 		{"memory for one answer", func() string {
-			m, err := w.memory()
+			m, err := w.callerMemory()
 			if err == nil {
 				m.Close()
 			}
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, gone, ok}},
 		{"a cached process", func() string {
-			w.desc = &descriptor{tid: w.n.tid, fd: int32(deviceFD.Fd()), file: device}
+			w.desc = &cachedFile{tid: w.n.tid, fd: int32(deviceFD.Fd()), file: device}
 			w.desc.process.Store(p)
 			got, _, err := w.findCaller()
 			if got != p {
 				t.Errorf("process: got %v, want the cached one", got)
 			}
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, ok}},
 		{"SameFile", func() string {
 			_, _, err := w.SameFile(int(deviceFD.Fd()))
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, ok}},
-		{"descriptor", func() string { return found(w.descriptor(int32(deviceFD.Fd())) != nil) }, []string{"none", "found"}},
+		{"descriptor", func() string { return found(w.lookUpFile(int32(deviceFD.Fd())) != nil) }, []string{"none", "found"}},
 		{"a copy of a file", func() string {
 			fd, err := w.copyFile(th, int32(deviceFD.Fd()))
 			if err == nil {
 				unix.Close(fd)
 			}
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, ok}},
 		{"a new netlink socket", func() string {
 			c.setArgs(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_RDMA)
 			return closing(w.openNetlink()).String()
 		}, []string{gone, gone, gone, ok}},
-		{"netlink", func() string { return found(w.netlink(int32(netlinkEnd)) != nil) }, []string{"none", "found"}},
+		{"netlink", func() string { return found(w.netlinkOf(int32(netlinkEnd)) != nil) }, []string{"none", "found"}},
 		{"bind", func() string {
 			netlink.portID = 1
 			*(*unix.RawSockaddrNetlink)(unsafe.Pointer(&c.mem[0])) = unix.RawSockaddrNetlink{Family: unix.AF_NETLINK, Pid: 99}
-			c.setArgs(uint64(netlinkEnd), c.at(0), netlinkAddr)
+			c.setArgs(uint64(netlinkEnd), c.memAddr(0), netlinkAddr)
 			return fmt.Sprint(w.netlinkCall(callBind), " ", netlink.portID)
 		}, []string{"let through 1", "gone 1", "ok 99"}},
 		{"access", func() string {
-			c.setArgs(cwd, c.path(deviceFile), unix.R_OK)
+			c.setArgs(cwd, c.storePath(deviceFile), unix.R_OK)
 			return w.pathCall(callFaccessat).String()
 		}, []string{gone, gone, ok}},
 		{"readlink", func() string {
-			c.setArgs(cwd, c.path(devChar+"192"), c.at(4096), 100)
+			c.setArgs(cwd, c.storePath(devChar+"192"), c.memAddr(4096), 100)
 			return w.pathCall(callReadlinkat).String()
 		}, []string{gone, gone, gone, ok}},
 		{"an ended exec", func() string {
@@ -347,13 +347,13 @@ func TestEachProof(t *testing.T) {
 			if err == nil && f != cm.cm {
 				t.Errorf("CMFile: got %p, want %p", f, cm.cm)
 			}
-			return outcome(err)
+			return errorText(err)
 		}, []string{gone, ok}},
 		{"a queue pair of another user", func() string { // the service's own user may connect the queue pair
 			return fmt.Sprint((&cmCaller{w: w, user: p.user}).MayConnect(nil, 1))
 		}, []string{"false", "false", "true"}},
 		{"a wait for an event", func() string {
-			c.getEvent(cmFD)
+			c.setGetEvent(cmFD)
 			w.known = callerCache{done: true, proc: p, space: p.space}
 			cm.enter()
 			v, waits := w.cmCommand(cm)
@@ -376,10 +376,10 @@ func TestEachProof(t *testing.T) {
 	})
 }
 
-// getEvent makes the call a GET_EVENT on a file of the connection manager.
-func (c *trapped) getEvent(f *os.File) {
+// setGetEvent makes the call a GET_EVENT on a file of the connection manager.
+func (c *trappedCall) setGetEvent(f *os.File) {
 	// struct rdma_ucm_cmd_hdr: The command is RDMA_USER_CM_CMD_GET_EVENT, with 8 bytes of input and 512 bytes of
 	// output.
 	copy(c.mem, []byte{12, 0, 0, 0, 8, 0, 0, 2})
-	c.setArgs(uint64(f.Fd()), c.at(0), 16)
+	c.setArgs(uint64(f.Fd()), c.memAddr(0), 16)
 }

@@ -49,16 +49,16 @@ func (n *node) major() uint32 {
 // entries maps virtual paths, absolute and clean, to their entries.
 type entries map[string]*entry
 
-// at adds an entry and the directories above it.
-func (t entries) at(path string, e *entry) {
+// addEntry adds an entry and the directories above it.
+func (t entries) addEntry(path string, e *entry) {
 	t[path] = e
 	if up := filepath.Dir(path); up != "/" && t[up] == nil {
-		t.at(up, &entry{dir: true})
+		t.addEntry(up, &entry{dir: true})
 	}
 }
 
-// free reports whether a file can be added. No entry may have its path, and all entries above it must be directories.
-func (t entries) free(path string) bool {
+// isFree reports whether a file can be added. No entry may have its path, and all entries above it must be directories.
+func (t entries) isFree(path string) bool {
 	if t[path] != nil {
 		return false
 	}
@@ -70,10 +70,12 @@ func (t entries) free(path string) bool {
 	return true
 }
 
-func (t entries) file(path string, read func() (string, error)) { t.at(path, &entry{read: read}) }
+func (t entries) addFile(path string, read func() (string, error)) {
+	t.addEntry(path, &entry{read: read})
+}
 
-func (t entries) text(path, content string) {
-	t.file(path, func() (string, error) { return content, nil })
+func (t entries) addText(path, content string) {
+	t.addFile(path, func() (string, error) { return content, nil })
 }
 
 // resolve follows links. No link refers to another link. With nofollow, a link in the last component is not
@@ -133,16 +135,16 @@ func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 	t.places.Store(&baseDirectories{})
 	if err := errors.Join(
 		makeDir(t.root),
-		makeDir(t.common("")),
-		makeFile(t.common("nogid"), noGID, 0o444),
-		makeFile(t.common("nothing"), emptyContent, 0o444)); err != nil {
-		return nil, errors.Join(fmt.Errorf("make the tree of virtual files: %w", err), t.remove())
+		makeDir(t.commonPath("")),
+		makeFile(t.commonPath("nogid"), noGID, 0o444),
+		makeFile(t.commonPath("nothing"), emptyContent, 0o444)); err != nil {
+		return nil, errors.Join(fmt.Errorf("make the tree of virtual files: %w", err), t.removeTree())
 	}
 	return t, nil
 }
 
-// remove removes the tree.
-func (t *tree) remove() error { return t.above.RemoveAll(t.name) }
+// removeTree removes the tree.
+func (t *tree) removeTree() error { return t.above.RemoveAll(t.name) }
 
 // open opens the file of a virtual path without following links. Programs of this process's user may write to the
 // tree, so they may have replaced the file.
@@ -172,10 +174,10 @@ func makeFile(path, content string, mode os.FileMode) error {
 	return errors.Join(err, f.Chmod(mode), f.Close())
 }
 
-func (t *tree) common(name string) string { return filepath.Join(t.root, ".common", name) }
+func (t *tree) commonPath(name string) string { return filepath.Join(t.root, ".common", name) }
 
-// real returns the path of the file that represents a virtual path.
-func (t *tree) real(path string) string { return t.root + path }
+// realPath returns the path of the file that represents a virtual path.
+func (t *tree) realPath(path string) string { return t.root + path }
 
 // lookup returns the entry of a clean path, or nil, and the path after following links. With nofollow, a link in
 // the last component is not followed.
@@ -220,15 +222,15 @@ func (t *tree) update(describe func() entries) error {
 		switch {
 		case w.read != nil:
 			if _, there := t.shown[path]; there || !w.deferred || t.completed.Load() {
-				err = t.show(path, w.content())
+				err = t.showFile(path, w.readContent())
 			}
 		case kept[path] != nil:
 		case w.dir:
-			err = makeDir(t.real(path))
+			err = makeDir(t.realPath(path))
 		case w.link != "":
-			err = os.Symlink(w.link, t.real(path))
+			err = os.Symlink(w.link, t.realPath(path))
 		default:
-			err = makeFile(t.real(path), "", 0)
+			err = makeFile(t.realPath(path), "", 0)
 		}
 		if err != nil && kept[path] == nil {
 			delete(made, path)
@@ -237,15 +239,15 @@ func (t *tree) update(describe func() entries) error {
 		errs = append(errs, err)
 	}
 	t.current.Store(&made)
-	t.places.Store(t.locate(made))
+	t.places.Store(t.findBaseDirectories(made))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("update the tree of virtual files: %w", err)
 	}
 	return nil
 }
 
-// content returns the content of an entry's file, or "" if reading it fails.
-func (e *entry) content() string {
+// readContent returns the content of an entry's file, or "" if reading it fails.
+func (e *entry) readContent() string {
 	s, err := e.read()
 	if err != nil {
 		return emptyContent
@@ -253,11 +255,11 @@ func (e *entry) content() string {
 	return s
 }
 
-// complete makes all deferred files, before a program opens a directory through which it could reach them without a
-// trap. Most programs never open such a directory. Making the thousands of files of a GID table would take most of
-// the time of a service's start or a device's reset. Files stay complete after this call, since the program may
-// keep the directory open. complete may sleep.
-func (t *tree) complete() error {
+// makeAllDeferred makes all deferred files, before a program opens a directory through which it could reach them
+// without a trap. Most programs never open such a directory. Making the thousands of files of a GID table would take
+// most of the time of a service's start or a device's reset. Files stay complete after this call, since the program may
+// keep the directory open. makeAllDeferred may sleep.
+func (t *tree) makeAllDeferred() error {
 	if t.completed.Load() {
 		return nil
 	}
@@ -266,7 +268,7 @@ func (t *tree) complete() error {
 	var errs []error
 	for path, e := range *t.current.Load() {
 		if _, there := t.shown[path]; e.deferred && !there {
-			errs = append(errs, t.show(path, e.content()))
+			errs = append(errs, t.showFile(path, e.readContent()))
 		}
 	}
 	err := errors.Join(errs...)
@@ -274,25 +276,26 @@ func (t *tree) complete() error {
 	return err
 }
 
-// make makes the file of a deferred entry for a program that accesses the file without reading it. It may sleep.
-func (t *tree) make(path string, e *entry) error {
+// makeDeferred makes the file of a deferred entry for a program that accesses the file without reading it. It may
+// sleep.
+func (t *tree) makeDeferred(path string, e *entry) error {
 	if !e.deferred || t.completed.Load() {
 		return nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if (*t.current.Load())[path] != e {
-		return errNone // removed in the meantime
+		return errNoFile // removed in the meantime
 	}
 	if _, there := t.shown[path]; there {
 		return nil
 	}
-	return t.show(path, e.content())
+	return t.showFile(path, e.readContent())
 }
 
-// refresh updates the file of an entry. If the entry cannot be read, refresh returns that error, even if the entry has
-// been removed meanwhile.
-func (t *tree) refresh(path string, e *entry) error {
+// refreshFile updates the file of an entry. If the entry cannot be read, refresh returns that error, even if the entry
+// has been removed meanwhile.
+func (t *tree) refreshFile(path string, e *entry) error {
 	content, err := e.read()
 	if err != nil {
 		return err
@@ -300,22 +303,22 @@ func (t *tree) refresh(path string, e *entry) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if (*t.current.Load())[path] != e {
-		return errNone // removed in the meantime
+		return errNoFile // removed in the meantime
 	}
-	return t.show(path, content)
+	return t.showFile(path, content)
 }
 
-// show makes a file or changes its content. A file keeps its inode. Programs with many open descriptors of the file
+// showFile makes a file or changes its content. A file keeps its inode. Programs with many open descriptors of the file
 // therefore hold one page of memory, and read the new content. A reader may see parts of both contents. The inode
 // changes only for files with a shared content.
-func (t *tree) show(path, content string) error {
+func (t *tree) showFile(path, content string) error {
 	old, shown := t.shown[path]
 	if shown && old == content {
 		return nil
 	}
-	change := t.replace
+	change := t.replaceFile
 	if shown && !isCommon(old) && !isCommon(content) {
-		change = t.rewrite
+		change = t.rewriteFile
 	}
 	if err := change(path, content); err != nil {
 		return err
@@ -326,9 +329,9 @@ func (t *tree) show(path, content string) error {
 
 func isCommon(content string) bool { return content == noGID || content == emptyContent }
 
-// rewrite changes the content of a file. If programs of this process's user have replaced the file, rewrite makes a
+// rewriteFile changes the content of a file. If programs of this process's user have replaced the file, rewrite makes a
 // new one.
-func (t *tree) rewrite(path, content string) error {
+func (t *tree) rewriteFile(path, content string) error {
 	name := t.name + path
 	open := func() (*os.File, error) {
 		return t.above.OpenFile(name, os.O_WRONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
@@ -344,12 +347,12 @@ func (t *tree) rewrite(path, content string) error {
 		if f != nil {
 			f.Close()
 		}
-		return t.replace(path, content)
+		return t.replaceFile(path, content)
 	}
 	st, err := f.Stat()
 	if err == nil && (!st.Mode().IsRegular() || st.Sys().(*syscall.Stat_t).Nlink != 1) {
 		f.Close()
-		return t.replace(path, content)
+		return t.replaceFile(path, content)
 	}
 	if err == nil {
 		_, err = f.WriteString(content)
@@ -360,22 +363,22 @@ func (t *tree) rewrite(path, content string) error {
 	return errors.Join(err, f.Close())
 }
 
-// replace replaces the file at a path. A rename out of the directory would hold a lock of the file system while
+// replaceFile replaces the file at a path. A rename out of the directory would hold a lock of the file system while
 // waiting for the lock of the directory.
-func (t *tree) replace(path, content string) error {
+func (t *tree) replaceFile(path, content string) error {
 	t.temps++
-	temp := filepath.Join(filepath.Dir(t.real(path)), fmt.Sprintf(".%d", t.temps))
+	temp := filepath.Join(filepath.Dir(t.realPath(path)), fmt.Sprintf(".%d", t.temps))
 	var err error
 	switch content {
 	case noGID:
-		err = os.Link(t.common("nogid"), temp)
+		err = os.Link(t.commonPath("nogid"), temp)
 	case emptyContent:
-		err = os.Link(t.common("nothing"), temp)
+		err = os.Link(t.commonPath("nothing"), temp)
 	default:
 		err = makeFile(temp, content, 0o444)
 	}
 	if err == nil {
-		err = os.Rename(temp, t.real(path))
+		err = os.Rename(temp, t.realPath(path))
 	}
 	if err != nil {
 		os.Remove(temp)

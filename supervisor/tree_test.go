@@ -15,7 +15,7 @@ import (
 
 func newTestTree(t *testing.T) *tree {
 	t.Helper()
-	dir := shmDir(t)
+	dir := newShmDir(t)
 	above, err := os.OpenRoot(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -40,8 +40,8 @@ func (t *tree) mustUpdate(tb testing.TB, want entries) {
 	}
 }
 
-// list returns the entries of the tree's directory, by path, with their content, type or target.
-func (t *tree) list(tb testing.TB) map[string]string {
+// listFiles returns the entries of the tree's directory, by path, with their content, type or target.
+func (t *tree) listFiles(tb testing.TB) map[string]string {
 	tb.Helper()
 	m := make(map[string]string)
 	err := filepath.WalkDir(t.root, func(path string, d os.DirEntry, err error) error {
@@ -50,7 +50,7 @@ func (t *tree) list(tb testing.TB) map[string]string {
 		}
 		name := strings.TrimPrefix(path, t.root)
 		switch {
-		case path == t.common(""):
+		case path == t.commonPath(""):
 			return filepath.SkipDir
 		case name == "":
 		case d.IsDir():
@@ -73,13 +73,13 @@ func (t *tree) list(tb testing.TB) map[string]string {
 func TestTreeFollowsTheDevices(t *testing.T) {
 	tr := newTestTree(t)
 	one := make(entries)
-	one.text("/a/x", "1\n")
-	one.text("/a/y", "y\n")
-	one.at("/b/dev", &entry{node: &node{device: "dev"}})
-	one.at("/c", &entry{link: "a"})
+	one.addText("/a/x", "1\n")
+	one.addText("/a/y", "y\n")
+	one.addEntry("/b/dev", &entry{node: &node{device: "dev"}})
+	one.addEntry("/c", &entry{link: "a"})
 	two := make(entries)
-	two.text("/a/x", "2\n")
-	two.text("/a/d/z", "z\n")
+	two.addText("/a/x", "2\n")
+	two.addText("/a/d/z", "z\n")
 	for _, tt := range []struct {
 		set  entries
 		want map[string]string
@@ -90,11 +90,11 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 		{entries{}, map[string]string{}},
 	} {
 		tr.mustUpdate(t, tt.set)
-		if got := tr.list(t); !maps.Equal(got, tt.want) {
+		if got := tr.listFiles(t); !maps.Equal(got, tt.want) {
 			t.Errorf("entries: got %q, want %q", got, tt.want)
 		}
 	}
-	if left, _ := os.ReadDir(tr.common("")); len(left) != 2 {
+	if left, _ := os.ReadDir(tr.commonPath("")); len(left) != 2 {
 		t.Errorf("remaining temporary files: got %v, want none", left)
 	}
 }
@@ -102,12 +102,12 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 // TestTreeUpdateFails tests that an update makes the files that the previous update failed to make.
 func TestTreeUpdateFails(t *testing.T) {
 	tr := newTestTree(t)
-	inTheWay := tr.real("/sys")
+	inTheWay := tr.realPath("/sys")
 	if err := os.WriteFile(inTheWay, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	want := make(entries)
-	want.text("/sys/class/name", "rxe0\n")
+	want.addText("/sys/class/name", "rxe0\n")
 	if err := tr.update(func() entries { return want }); err == nil {
 		t.Error("update: got success, want an error")
 	}
@@ -118,7 +118,7 @@ func TestTreeUpdateFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	tr.mustUpdate(t, want)
-	if got := tr.list(t)["/sys/class/name"]; got != "rxe0\n" {
+	if got := tr.listFiles(t)["/sys/class/name"]; got != "rxe0\n" {
 		t.Errorf("content after the second update: got %q, want rxe0", got)
 	}
 }
@@ -127,7 +127,7 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	tr := newTestTree(t)
 	at := func(path string) int64 {
 		t.Helper()
-		st, err := os.Stat(tr.real(path))
+		st, err := os.Stat(tr.realPath(path))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,11 +135,11 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	}
 	set := func(id any, state string, more ...string) {
 		e := make(entries)
-		e.at("/dev0", &entry{dir: true, id: id})
-		e.text("/dev0/guid", "g\n")
-		e.text("/dev0/port/state", state)
+		e.addEntry("/dev0", &entry{dir: true, id: id})
+		e.addText("/dev0/guid", "g\n")
+		e.addText("/dev0/port/state", state)
 		for _, m := range more {
-			e.text("/"+m+"/guid", "g\n")
+			e.addText("/"+m+"/guid", "g\n")
 		}
 		tr.mustUpdate(t, e)
 	}
@@ -154,7 +154,7 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	if at("/dev0") == first {
 		t.Error("time stamp of another device's directory: got the old one, want a new one")
 	}
-	if tr.list(t)["/dev0/port/state"] != "up" {
+	if tr.listFiles(t)["/dev0/port/state"] != "up" {
 		t.Error("files of a new directory: got some missing, want all")
 	}
 }
@@ -163,18 +163,18 @@ func TestTreeRefresh(t *testing.T) {
 	tr := newTestTree(t)
 	content, fail := "1", error(nil)
 	e := make(entries)
-	e.file("/f", func() (string, error) { return content, fail })
+	e.addFile("/f", func() (string, error) { return content, fail })
 	tr.mustUpdate(t, e)
-	open, err := os.Open(tr.real("/f"))
+	open, err := os.Open(tr.realPath("/f"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer open.Close()
 	for _, content = range []string{"2", noGID, emptyContent, noGID, "3"} {
-		if err := tr.refresh("/f", e["/f"]); err != nil {
+		if err := tr.refreshFile("/f", e["/f"]); err != nil {
 			t.Fatal(err)
 		}
-		if got, _ := os.ReadFile(tr.real("/f")); string(got) != content {
+		if got, _ := os.ReadFile(tr.realPath("/f")); string(got) != content {
 			t.Errorf("content: got %q, want %q", got, content)
 		}
 	}
@@ -183,48 +183,48 @@ func TestTreeRefresh(t *testing.T) {
 		t.Errorf("read of an open file: got %q, want 2, the content before the shared one", b[:n])
 	}
 	// Without a shared content, the file keeps its inode, even if a program has replaced the file meanwhile.
-	again, err := os.Open(tr.real("/f"))
+	again, err := os.Open(tr.realPath("/f"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer again.Close()
 	for _, content = range []string{"4321", "5", "67"} {
-		if err := tr.refresh("/f", e["/f"]); err != nil {
+		if err := tr.refreshFile("/f", e["/f"]); err != nil {
 			t.Fatal(err)
 		}
 		if n, _ := again.ReadAt(b[:], 0); string(b[:n]) != content {
 			t.Errorf("read of an open file: got %q, want %q", b[:n], content)
 		}
 	}
-	if st, err := os.Stat(tr.real("/f")); err != nil || st.Mode() != 0o444 {
+	if st, err := os.Stat(tr.realPath("/f")); err != nil || st.Mode() != 0o444 {
 		t.Errorf("file: got %v and error %v, want mode 0444", st, err)
 	}
 	for _, put := range []func(path string) error{
 		func(path string) error { return syscall.Mkfifo(path, 0o600) },
-		func(path string) error { return os.Link(tr.common("nothing"), path) },
+		func(path string) error { return os.Link(tr.commonPath("nothing"), path) },
 		func(path string) error { return os.Symlink("/dev/null", path) },
 		func(string) error { return nil },
 	} {
-		if err := errors.Join(os.Remove(tr.real("/f")), put(tr.real("/f"))); err != nil {
+		if err := errors.Join(os.Remove(tr.realPath("/f")), put(tr.realPath("/f"))); err != nil {
 			t.Fatal(err)
 		}
 		content += "1"
-		if err := tr.refresh("/f", e["/f"]); err != nil {
+		if err := tr.refreshFile("/f", e["/f"]); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := os.ReadFile(tr.real("/f")); string(got) != content {
+		if got, err := os.ReadFile(tr.realPath("/f")); string(got) != content {
 			t.Errorf("content: got %q and error %v, want %q", got, err, content)
 		}
 	}
-	if got, _ := os.ReadFile(tr.common("nothing")); len(got) != 0 {
+	if got, _ := os.ReadFile(tr.commonPath("nothing")); len(got) != 0 {
 		t.Errorf("content of the shared file: got %q, want none", got)
 	}
-	if fail = errEmpty; !errors.Is(tr.refresh("/f", e["/f"]), syscall.EINVAL) {
+	if fail = errEmptyGID; !errors.Is(tr.refreshFile("/f", e["/f"]), syscall.EINVAL) {
 		t.Error("refresh of an unreadable attribute: got success, want EINVAL")
 	}
 	fail = nil
 	tr.mustUpdate(t, entries{})
-	if err := tr.refresh("/f", e["/f"]); !errors.Is(err, os.ErrNotExist) {
+	if err := tr.refreshFile("/f", e["/f"]); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("refresh of a removed file: got %v, want ErrNotExist", err)
 	}
 }
@@ -286,28 +286,28 @@ func TestTreeLookup(t *testing.T) {
 		}, path) {
 			t.Errorf("%s: got a real path, want a virtual one", path)
 		}
-		if _, err := os.Lstat(tr.real(path)); (err == nil) == entry.deferred {
+		if _, err := os.Lstat(tr.realPath(path)); (err == nil) == entry.deferred {
 			t.Errorf("file of entry %v: got error %v, want a file unless it is deferred", entry, err)
 		}
 	}
 }
 
-func TestTreeDefers(t *testing.T) {
+func TestTreeDefersFiles(t *testing.T) {
 	describe := func(content string, id any) entries {
 		e := make(entries)
-		e.at("/d", &entry{dir: true, id: id})
-		e.text("/d/now", content)
+		e.addEntry("/d", &entry{dir: true, id: id})
+		e.addText("/d/now", content)
 		for _, name := range []string{"/d/x", "/d/y"} {
-			e.at(name, &entry{deferred: true, read: func() (string, error) { return content, nil }})
+			e.addEntry(name, &entry{deferred: true, read: func() (string, error) { return content, nil }})
 		}
-		e.at("/d/bad", &entry{deferred: true, read: func() (string, error) { return "", errEmpty }})
+		e.addEntry("/d/bad", &entry{deferred: true, read: func() (string, error) { return "", errEmptyGID }})
 		return e
 	}
 	tr := newTestTree(t)
 	have := func(what string, want map[string]string) {
 		t.Helper()
 		want["/d"] = "dir"
-		if got := tr.list(t); !maps.Equal(got, want) {
+		if got := tr.listFiles(t); !maps.Equal(got, want) {
 			t.Errorf("entries %s: got %q, want %q", what, got, want)
 		}
 	}
@@ -315,7 +315,7 @@ func TestTreeDefers(t *testing.T) {
 	tr.mustUpdate(t, one)
 	have("at first", map[string]string{"/d/now": "1"})
 	for _, path := range []string{"/d/x", "/d/bad"} {
-		if err := tr.make(path, one[path]); err != nil {
+		if err := tr.makeDeferred(path, one[path]); err != nil {
 			t.Error(err)
 		}
 	}
@@ -323,23 +323,23 @@ func TestTreeDefers(t *testing.T) {
 	two := describe("2", 1)
 	tr.mustUpdate(t, two)
 	have("after a change of two", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
-	if err := tr.make("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
+	if err := tr.makeDeferred("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("make of a removed file: got %v, want ENOENT", err)
 	}
 	tr.mustUpdate(t, describe("3", 2))
 	have("of another directory", map[string]string{"/d/now": "3"})
 	// The steps simulate a full file system: first an error, later success.
-	if err := os.Rename(tr.real("/d"), tr.real("/away")); err != nil {
+	if err := os.Rename(tr.realPath("/d"), tr.realPath("/away")); err != nil {
 		t.Fatal(err)
 	}
-	if err := tr.complete(); err == nil {
+	if err := tr.makeAllDeferred(); err == nil {
 		t.Error("complete in a missing directory: got success, want an error")
 	}
-	if err := os.Rename(tr.real("/away"), tr.real("/d")); err != nil {
+	if err := os.Rename(tr.realPath("/away"), tr.realPath("/d")); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := tr.complete(); err != nil {
+		if err := tr.makeAllDeferred(); err != nil {
 			t.Error(err)
 		}
 		have("after the directory was opened", map[string]string{"/d/now": "3", "/d/x": "3", "/d/y": "3", "/d/bad": ""})

@@ -52,16 +52,16 @@ type userTree struct {
 
 	changes struct {
 		sync.Mutex
-		working *change // the change in progress
-		next    *change // the next change
-		err     error   // error of the last change
-		late    bool    // working has timed out, and no thread waits for it
-		ended   bool    // the tree is being removed
+		working *treeChange // the change in progress
+		next    *treeChange // the next change
+		err     error       // error of the last change
+		late    bool        // working has timed out, and no thread waits for it
+		ended   bool        // the tree is being removed
 	}
 }
 
-// change is a change of a tree. done is closed at the end of the change.
-type change struct {
+// treeChange is a change of a tree. done is closed at the end of the change.
+type treeChange struct {
 	done chan struct{}
 	err  error
 }
@@ -107,7 +107,7 @@ func makeTreesDir(path string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(reopen.Withhold(int(d.Fd())), d.Close())
+	return errors.Join(reopen.DenyReopen(int(d.Fd())), d.Close())
 }
 
 func (s *trees) close() {
@@ -144,10 +144,10 @@ func detachedMount(dir *os.File) *os.File {
 	return os.NewFile(uintptr(fd), dir.Name())
 }
 
-// enter returns the tree of a user, and makes the tree for the first session. After an error the tree is
+// acquireTree returns the tree of a user, and makes the tree for the first session. After an error the tree is
 // incomplete, or t.tree is nil if it could not be made. Each call of enter needs a call of leave, also after an
-// error. enter can block as long as the user's programs lock a directory of the tree.
-func (s *trees) enter(id quota.ID) (t *userTree, err error) {
+// error. acquireTree can block as long as the user's programs lock a directory of the tree.
+func (s *trees) acquireTree(id quota.ID) (t *userTree, err error) {
 	s.mu.Lock()
 	if t = s.users[id]; t == nil {
 		s.made++
@@ -170,13 +170,14 @@ func (s *trees) enter(id quota.ID) (t *userTree, err error) {
 	} else if t.lastChangeComplete() {
 		return t, nil
 	}
-	c := t.change(s.describe)
+	c := t.startChange(s.describe)
 	<-c.done
 	return t, c.err
 }
 
-// leave ends a session's use of the tree, and removes the tree after the last session. leave can block like enter.
-func (s *trees) leave(t *userTree) {
+// releaseTree ends a session's use of the tree, and removes the tree after the last session. releaseTree can block like
+// enter.
+func (s *trees) releaseTree(t *userTree) {
 	s.mu.Lock()
 	t.sessions--
 	last := t.sessions == 0
@@ -188,7 +189,7 @@ func (s *trees) leave(t *userTree) {
 		return
 	}
 	t.finish()
-	if err := t.remove(); err != nil && !errors.Is(err, os.ErrClosed) {
+	if err := t.removeTree(); err != nil && !errors.Is(err, os.ErrClosed) {
 		s.log.Warn("the virtual files of a user were not removed", "user", t.user, "err", err)
 	}
 }
@@ -204,19 +205,19 @@ func (s *trees) update() error {
 		}
 	}
 	s.mu.Unlock()
-	changes := make([]*change, len(all))
+	changes := make([]*treeChange, len(all))
 	for i, t := range all {
-		changes[i] = t.change(s.describe)
+		changes[i] = t.startChange(s.describe)
 	}
 	timeout, cancel := context.WithTimeout(context.Background(), treeTimeout)
 	defer cancel()
 	var errs []error
 	for i, t := range all {
-		if t.wait(changes[i], timeout.Done()) {
+		if t.waitForChange(changes[i], timeout.Done()) {
 			errs = append(errs, changes[i].err)
 			continue
 		}
-		if t.isLate() {
+		if t.markLate() {
 			s.log.Warn("the virtual files of a user are not up to date: a program of the user may keep a directory locked; they are updated when the program ends",
 				"user", t.user, "after", treeTimeout)
 		}
@@ -224,20 +225,20 @@ func (s *trees) update() error {
 	return errors.Join(errs...)
 }
 
-// change starts an update of the tree to the entries that describe returns.
-func (t *userTree) change(describe func() entries) *change {
+// startChange starts an update of the tree to the entries that describe returns.
+func (t *userTree) startChange(describe func() entries) *treeChange {
 	t.changes.Lock()
 	defer t.changes.Unlock()
 	if c := t.changes.next; c != nil {
 		return c
 	}
-	c := &change{done: make(chan struct{})}
+	c := &treeChange{done: make(chan struct{})}
 	switch {
 	case t.changes.ended:
 		close(c.done)
 	case t.changes.working == nil:
 		t.changes.working = c
-		go t.work(c, describe)
+		go t.applyChanges(c, describe)
 	default:
 		t.changes.next = c
 	}
@@ -251,8 +252,8 @@ func (t *userTree) lastChangeComplete() bool {
 	return t.changes.err == nil
 }
 
-// work makes pending changes, beginning with c.
-func (t *userTree) work(c *change, describe func() entries) {
+// applyChanges makes pending changes, beginning with c.
+func (t *userTree) applyChanges(c *treeChange, describe func() entries) {
 	for c != nil {
 		c.err = t.update(describe)
 		t.changes.Lock()
@@ -264,9 +265,9 @@ func (t *userTree) work(c *change, describe func() entries) {
 	}
 }
 
-// wait waits until a change has ended or the channel is closed. If the tree is already late, wait does not wait.
-// wait reports whether the change has ended.
-func (t *userTree) wait(c *change, timeout <-chan struct{}) bool {
+// waitForChange waits until a change has ended or the channel is closed. If the tree is already late, wait does not
+// wait. waitForChange reports whether the change has ended.
+func (t *userTree) waitForChange(c *treeChange, timeout <-chan struct{}) bool {
 	t.changes.Lock()
 	late := t.changes.late
 	t.changes.Unlock()
@@ -285,8 +286,8 @@ func (t *userTree) wait(c *change, timeout <-chan struct{}) bool {
 	}
 }
 
-// isLate marks the tree as late, and reports whether the tree was not late before.
-func (t *userTree) isLate() bool {
+// markLate marks the tree as late, and reports whether the tree was not late before.
+func (t *userTree) markLate() bool {
 	t.changes.Lock()
 	defer t.changes.Unlock()
 	was := t.changes.late
@@ -300,7 +301,7 @@ func (t *userTree) finish() {
 	t.changes.ended = true
 	working, next := t.changes.working, t.changes.next
 	t.changes.Unlock()
-	for _, c := range []*change{working, next} {
+	for _, c := range []*treeChange{working, next} {
 		if c != nil {
 			<-c.done
 		}

@@ -31,31 +31,31 @@ import (
 func init() {
 	for name, f := range map[string]func([]string){
 		"steps":    programSteps,
-		"victim":   programVictim,
-		"executes": programExecutes,
-		"beside":   programBeside,
-		"secret":   programSecret,
-		"jailed":   programJailed,
+		"victim":   programReplacement,
+		"executes": programExecOther,
+		"beside":   programBesideExec,
+		"secret":   programUntouchedMemory,
+		"jailed":   programOtherRoot,
 		"readonly": programReadOnly,
-		"mainexit": programMainExit,
-		"dup2":     programDup2,
-		"ownfiles": programOwnFiles,
-		"slow":     programSlow,
-		"parallel": programParallel,
-		"churn":    programChurn,
-		"closed":   programClosed,
-		"twice":    programTwice,
+		"mainexit": programEndMainThread,
+		"dup2":     programDup2Race,
+		"ownfiles": programSeparateTable,
+		"slow":     programSlowCommand,
+		"parallel": programParallelWaits,
+		"churn":    programReopenAndClose,
+		"closed":   programClosedNumber,
+		"twice":    programTwoCommands,
 	} {
 		programs[name] = f
 	}
 }
 
-// arena returns memory at the same address in each program that calls it.
-func arena(fill byte) []byte {
+// fixedMemory returns memory at the same address in each program that calls it.
+func fixedMemory(fill byte) []byte {
 	const addr, size = 0x7e0000000000, 1 << 16
 	p, _, e := unix.Syscall6(unix.SYS_MMAP, addr, size, unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_FIXED, ^uintptr(0), 0)
-	check(e == 0 && p == addr, "mmap: %v", e)
+	panicUnless(e == 0 && p == addr, "mmap: %v", e)
 	mem := unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&p))), size)
 	for i := range mem {
 		mem[i] = fill
@@ -78,7 +78,7 @@ func init() {
 
 // programSteps opens the device, reports the open, and takes one step after a line of input.
 func programSteps(args []string) {
-	mem := arena('p')
+	mem := fixedMemory('p')
 	at := func(off int) uintptr { return uintptr(unsafe.Pointer(&mem[off])) }
 	str := func(off int, s string) uintptr { copy(mem[off:], s+"\x00"); return at(off) }
 	step := args[0]
@@ -141,10 +141,10 @@ func programSteps(args []string) {
 	os.Exit(0)
 }
 
-// programVictim has memory at the same address as programSteps. After a line of input, the victim reports whether
+// programReplacement has memory at the same address as programSteps. After a line of input, the victim reports whether
 // that memory has changed, and which files it has open.
-func programVictim([]string) {
-	mem := arena('v')
+func programReplacement([]string) {
+	mem := fixedMemory('v')
 	state := func() string {
 		var limit unix.Rlimit
 		must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
@@ -171,11 +171,11 @@ while [ $i -lt 300 ]; do
 done
 exit 8`
 
-// replace starts a victim with the process ID. It returns a function that queries the victim's state, or nil if
-// another process has the ID.
-func replace(t *testing.T, pid int) (ask func() string) {
+// startReplacement starts a victim with the process ID. It returns a function that queries the victim's state, or nil
+// if another process has the ID.
+func startReplacement(t *testing.T, pid int) (ask func() string) {
 	t.Helper()
-	c := exec.Command("/bin/sh", "-c", victimScript, mustSelf(t), strconv.Itoa(pid))
+	c := exec.Command("/bin/sh", "-c", victimScript, executablePath(t), strconv.Itoa(pid))
 	c.Env = append(os.Environ(), programEnv+"=victim", "GORACE=atexit_sleep_ms=0")
 	c.Stderr = os.Stderr
 	in, err := c.StdinPipe()
@@ -218,14 +218,14 @@ func TestCallerIsReplaced(t *testing.T) {
 	}
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
-			points, _ := replaced(t, step, -1)
+			points, _ := replaceAtPoint(t, step, -1)
 			if len(points) == 0 && step != "access" {
 				t.Error("pause points: got none, want some")
 			}
 			for i, point := range points {
 				t.Run(fmt.Sprint(i, " ", point), func(t *testing.T) {
 					for range 10 {
-						if _, ok := replaced(t, step, i); ok {
+						if _, ok := replaceAtPoint(t, step, i); ok {
 							return
 						}
 					}
@@ -236,13 +236,13 @@ func TestCallerIsReplaced(t *testing.T) {
 	}
 }
 
-// replaced takes one step and replaces the caller at the at-th point, or never if at is -1. It returns the points
+// replaceAtPoint takes one step and replaces the caller at the at-th point, or never if at is -1. It returns the points
 // passed. ok is false if the caller's process ID could not be reused.
-func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
+func replaceAtPoint(t *testing.T, step string, at int) (points []string, ok bool) {
 	var mu sync.Mutex
 	var pid uint32
 	reached, goOn := make(chan struct{}), make(chan struct{})
-	w := newWorld(t, func(c *SupervisorConfig) {
+	w := newFixture(t, func(c *SupervisorConfig) {
 		c.pause = func(point string, tid uint32) {
 			mu.Lock()
 			mine := tid == pid
@@ -262,27 +262,27 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWith(in, []string{programEnv + "=steps"}, "/proc/self/exe", step)
+	r := w.startWithInput(in, []string{programEnv + "=steps"}, "/proc/self/exe", step)
 	in.Close()
-	w.printed(r, "ready")
+	w.waitForText(r, "ready")
 	mu.Lock()
 	pid = uint32(r.PID())
 	mu.Unlock()
 	io.WriteString(out, "\n")
 	if at < 0 {
-		if code, said := w.finish(r); code != 0 {
+		if code, said := w.waitForExit(r); code != 0 {
 			t.Fatalf("exit code: got %d, want 0; printed %s", code, said)
 		}
 		return points, true
 	}
-	w.await("the point", reached)
+	w.waitForClose("the point", reached)
 	r.Signal(unix.SIGKILL)
 	r.Wait()
-	ask := replace(t, r.PID())
+	ask := startReplacement(t, r.PID())
 	close(goOn)
-	w.await("the end of the session", r.session.Done())
+	w.waitForClose("the end of the session", r.session.Done())
 	if ask == nil {
-		w.logs.take()
+		w.logs.takeLines()
 		return points, false
 	}
 	if got := ask(); got != "same true\n" {
@@ -299,7 +299,7 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 			t.Error("region after the end of the caller: got access to memory, want an error")
 		}
 	}
-	for _, l := range w.logs.take() {
+	for _, l := range w.logs.takeLines() {
 		if !strings.Contains(l, errGone.Error()) {
 			t.Errorf("log: got %s, want only errGone", l)
 		}
@@ -309,24 +309,24 @@ func replaced(t *testing.T, step string, at int) (points []string, ok bool) {
 
 const verbsIoctl = 0xc0181b01
 
-// programExecutes registers a page, makes a child keep the device, and executes a program in one of several ways,
+// programExecOther registers a page, makes a child keep the device, and executes a program in one of several ways,
 // or attempts to.
-func programExecutes(args []string) {
+func programExecOther(args []string) {
 	how := args[0]
-	mem := arena('r')
+	mem := fixedMemory('r')
 	fd := openDevice()
 	op := fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&mem[0])))}
-	check(operate(fd, &op) == 0, "register")
+	panicUnless(issueOp(fd, &op) == 0, "register")
 	must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
 	keeper := exec.Command("/bin/sleep", "1000")
 	keeper.ExtraFiles = []*os.File{os.NewFile(uintptr(fd), "device")}
 	must(0, keeper.Start()) // the fork and exec of another process have no effect on this process
 	load := func() uint64 {
 		op := fakeOp{op: opLoad}
-		check(operate(fd, &op) == 0, "load")
+		panicUnless(issueOp(fd, &op) == 0, "load")
 		return op.out
 	}
-	check(load() == 0x7272727272727272, "registered page: got %#x, want 0x7272727272727272", load())
+	panicUnless(load() == 0x7272727272727272, "registered page: got %#x, want 0x7272727272727272", load())
 	secret := func() error {
 		return unix.Exec("/proc/self/exe", []string{"secret", strconv.Itoa(keeper.Process.Pid)},
 			append(os.Environ(), programEnv+"=secret"))
@@ -334,13 +334,14 @@ func programExecutes(args []string) {
 	switch how {
 	case "fails":
 		for _, path := range []string{"/nonexistent", "/etc/passwd", "/"} {
-			check(unix.Exec(path, []string{"x"}, nil) != nil, "exec of %s", path)
+			panicUnless(unix.Exec(path, []string{"x"}, nil) != nil, "exec of %s", path)
 		}
-		check(load() == 0x7272727272727272, "registered page after a failed exec: got %#x, want 0x7272727272727272", load())
+		panicUnless(load() == 0x7272727272727272, "registered page after a failed exec: got %#x, want 0x7272727272727272",
+			load())
 		mem[0] = 1
-		check(load()&0xff == 1, "registered page after a failed exec: got other memory, want the program's page")
+		panicUnless(load()&0xff == 1, "registered page after a failed exec: got other memory, want the program's page")
 		again := fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&mem[4096])))}
-		check(operate(fd, &again) == 0 && load() == 0x7272727272727272, "new registration: got a failure, want success")
+		panicUnless(issueOp(fd, &again) == 0 && load() == 0x7272727272727272, "new registration: got a failure, want success")
 		must(0, keeper.Process.Kill())
 		fmt.Println("ok")
 	case "leader":
@@ -359,9 +360,9 @@ func programExecutes(args []string) {
 	}
 }
 
-// programSecret registers no memory, and checks that its memory stays unchanged.
-func programSecret(args []string) {
-	mem := arena('s')
+// programUntouchedMemory registers no memory, and checks that its memory stays unchanged.
+func programUntouchedMemory(args []string) {
+	mem := fixedMemory('s')
 	fmt.Println("ready", unix.Getpid(), os.Args[1])
 	for mem[0] == 's' {
 		time.Sleep(time.Millisecond)
@@ -376,15 +377,15 @@ func TestRegistrationsEndWithExec(t *testing.T) { eachAccess(t, testRegistration
 func testRegistrationsEndWithExec(t *testing.T) {
 	for _, how := range []string{"leader", "thread", "execveat"} {
 		t.Run(how, func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			r := w.startSelf("executes", how)
 			testutil.Eventually(t, "the program", func() bool { return strings.Contains(r.output.String(), "\n") })
 			var pid, keeper int
 			if _, err := fmt.Sscanf(r.output.String(), "ready %d %d\n", &pid, &keeper); err != nil || pid != r.PID() {
 				t.Fatalf("output of the program: got %q and error %v, want ready", r.output.String(), err)
 			}
-			w.bound(r.session, pid)
-			region := w.srv.opened(t, 1).page.Load()
+			w.wantBound(r.session, pid)
+			region := w.srv.waitOpened(t, 1).page.Load()
 			word := make([]byte, 8)
 			if err := region.ReadV([][]byte{word}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
 				t.Errorf("read of the page: got %q and error %v, want ErrFault", word, err)
@@ -395,16 +396,16 @@ func testRegistrationsEndWithExec(t *testing.T) {
 			for _, pid := range []int{pid, keeper} {
 				unix.Kill(pid, unix.SIGKILL)
 			}
-			if _, out := w.finish(r); strings.Contains(out, "written to") {
+			if _, out := w.waitForExit(r); strings.Contains(out, "written to") {
 				t.Error("memory of the next program: got a change, want none")
 			}
 		})
 	}
 }
 
-// bound makes the test fail unless the former address spaces of a process are bound. Access by process ID would
+// wantBound makes the test fail unless the former address spaces of a process are bound. Access by process ID would
 // reach the memory of the next program.
-func (w *world) bound(t *Session, pid int) {
+func (w *fixture) wantBound(t *Session, pid int) {
 	w.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -419,11 +420,11 @@ func (w *world) bound(t *Session, pid int) {
 	}
 }
 
-// programBeside issues a command while another thread executes a missing file.
-func programBeside([]string) {
+// programBesideExec issues a command while another thread executes a missing file.
+func programBesideExec([]string) {
 	fd := openDevice()
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(fd, &op) == 0, "command before the exec: got a failure, want success")
+	panicUnless(issueOp(fd, &op) == 0, "command before the exec: got a failure, want success")
 	in := bufio.NewReader(os.Stdin)
 	executed := make(chan struct{})
 	go func() {
@@ -433,11 +434,11 @@ func programBeside([]string) {
 		path, _ := unix.BytePtrFromString("/nonexistent")
 		args := []*byte{path, nil}
 		_, _, errno := unix.Syscall(unix.SYS_EXECVE, uintptr(unsafe.Pointer(path)), uintptr(unsafe.Pointer(&args[0])), 0)
-		check(errno == unix.ENOENT, "exec")
+		panicUnless(errno == unix.ENOENT, "exec")
 		close(executed)
 	}()
 	must(in.ReadString('\n'))
-	check(operate(fd, &op) == 0, "command during the exec: got a failure, want success")
+	panicUnless(issueOp(fd, &op) == 0, "command during the exec: got a failure, want success")
 	fmt.Println("done")
 	<-executed
 	fmt.Println("ok")
@@ -446,7 +447,7 @@ func programBeside([]string) {
 // TestCommandBesideExec tests that during a thread's exec, the address space that another thread uses is bound.
 func TestCommandBesideExec(t *testing.T) {
 	reached, goOn := make(chan struct{}), make(chan struct{})
-	w := newWorld(t, func(c *SupervisorConfig) {
+	w := newFixture(t, func(c *SupervisorConfig) {
 		var first atomic.Bool
 		c.pause = func(point string, _ uint32) {
 			if point == "exec" && first.Swap(true) { // the first program is the test program itself
@@ -460,11 +461,11 @@ func TestCommandBesideExec(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWith(in, []string{programEnv + "=beside"}, "/proc/self/exe", "beside")
+	r := w.startWithInput(in, []string{programEnv + "=beside"}, "/proc/self/exe", "beside")
 	in.Close()
-	w.await("the exec", reached)
+	w.waitForClose("the exec", reached)
 	io.WriteString(out, "\n")
-	w.printed(r, "done")
+	w.waitForText(r, "done")
 	r.session.mu.Lock()
 	space := r.session.processes[r.PID()].space
 	r.session.mu.Unlock()
@@ -472,14 +473,14 @@ func TestCommandBesideExec(t *testing.T) {
 		t.Error("address space of a command beside an exec: got an unbound one, want a bound one")
 	}
 	close(goOn)
-	if code, said := w.finish(r); code != 0 || !strings.HasSuffix(said, "ok\n") {
+	if code, said := w.waitForExit(r); code != 0 || !strings.HasSuffix(said, "ok\n") {
 		t.Errorf("exit code and output: got %d and %s, want 0 and ok at the end", code, said)
 	}
 }
 
 func TestFailedExecKeepsRegistrations(t *testing.T) {
 	eachAccess(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		if out := w.mustRunSelf("executes", "fails"); out != "ok" {
 			t.Errorf("output: got %q, want ok", out)
 		}
@@ -499,8 +500,8 @@ func eachAccess(t *testing.T, f func(*testing.T)) {
 	})
 }
 
-// programJailed looks for a path that leads up from the tree's directories.
-func programJailed(args []string) {
+// programOtherRoot looks for a path that leads up from the tree's directories.
+func programOtherRoot(args []string) {
 	if args[0] == "chroot" {
 		must(0, unix.Chroot(args[1]))
 		must(0, unix.Chdir("/"))
@@ -530,15 +531,15 @@ func programJailed(args []string) {
 	fmt.Println("climbed", unix.Mkdirat(fd, "evil", 0o700)) // this call is not trapped
 }
 
-// TestNoWayUp tests programs with a different root directory, or with different mounts. Such a program gets no
-// directory, or a directory from which no path leads up to this process's root.
-func TestNoWayUp(t *testing.T) {
+// TestOtherRootSeesNoPathUp tests programs with a different root directory, or with different mounts. Such a program
+// gets no directory, or a directory from which no path leads up to this process's root.
+func TestOtherRootSeesNoPathUp(t *testing.T) {
 	testutil.NeedRoot(t, "for chroot")
 	jail := t.TempDir()
 	for _, how := range []string{"chroot", "unshare"} {
 		for _, mounts := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, mounts=%v", how, mounts), func(t *testing.T) {
-				w := newWorld(t)
+				w := newFixture(t)
 				want := "climbed read-only file system"
 				if !mounts {
 					w.sup.trees.mounted, want = false, "permission denied"
@@ -548,22 +549,22 @@ func TestNoWayUp(t *testing.T) {
 				if got := w.mustRunSelf("jailed", how, jail); got != want {
 					t.Errorf("output: got %q, want %q", got, want)
 				}
-				w.logs.take() // removes the line about the refused directory
+				w.logs.takeLines() // removes the line about the refused directory
 			})
 		}
 	}
 }
 
-// TestTreeIsWhatItWas tests that the supervisor does not follow links that a program puts into the tree. A program
-// of the service's own user can write to the tree.
-func TestTreeIsWhatItWas(t *testing.T) {
-	w := newWorld(t)
+// TestTreeLinksAreNotFollowed tests that the supervisor does not follow links that a program puts into the tree. A
+// program of the service's own user can write to the tree.
+func TestTreeLinksAreNotFollowed(t *testing.T) {
+	w := newFixture(t)
 	w.mustRun("cat", "/sys/class/infiniband/rxe0/node_guid")
 	guid := w.sup.own.root + "/sys/devices/virtual/infiniband/rxe0/node_desc"
 	if err := errors.Join(os.Remove(guid), os.Symlink("/etc/passwd", guid)); err != nil {
 		t.Fatal(err)
 	}
-	if code, out := w.sh(
+	if code, out := w.runShell(
 		"cat /sys/class/infiniband/rxe0/node_desc 2>&1; stat -c %F /sys/class/infiniband/rxe0/node_desc"); strings.Contains(
 		out, "root:") {
 		t.Errorf("replacement of files: got exit code %d, want 0: %s", code, out)
@@ -572,7 +573,7 @@ func TestTreeIsWhatItWas(t *testing.T) {
 	if err := errors.Join(os.Rename(dir, dir+".moved"), os.Symlink("/etc", dir)); err != nil {
 		t.Fatal(err)
 	}
-	if _, out := w.sh("ls /sys/class/infiniband/rxe0/ 2>&1"); !strings.HasPrefix(out, "ls: cannot open directory") {
+	if _, out := w.runShell("ls /sys/class/infiniband/rxe0/ 2>&1"); !strings.HasPrefix(out, "ls: cannot open directory") {
 		t.Errorf("ls: got %s, want \"cannot open directory\"", out)
 	}
 	if err := errors.Join(os.Remove(dir), os.Rename(dir+".moved", dir)); err != nil {
@@ -580,67 +581,68 @@ func TestTreeIsWhatItWas(t *testing.T) {
 	}
 }
 
-// TestUserNamespaceGivesNothing tests that all capabilities in a new user namespace give no rights in the service's
+// TestUserNamespaceGivesNoRights tests that all capabilities in a new user namespace give no rights in the service's
 // namespace.
-func TestUserNamespaceGivesNothing(t *testing.T) {
+func TestUserNamespaceGivesNoRights(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
-	w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
+	w := newFixture(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	const open = `test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`
-	_, got := w.finish(w.start(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-Ur", "sh",
+	_, got := w.waitForExit(w.startProgram(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare",
+		"-Ur", "sh",
 		"-c", "id -u; "+open))
 	if got != "0\nno\nno\n" {
 		t.Errorf("output in a user namespace: got %q, want no rights", got)
 	}
-	if _, got := w.finish(w.start(nil, "sh", "-c", open)); got != "yes\nyes\n" {
+	if _, got := w.waitForExit(w.startProgram(nil, "sh", "-c", open)); got != "yes\nyes\n" {
 		t.Errorf("output as root: got %q, want both rights", got)
 	}
 }
 
 func programReadOnly([]string) {
 	fd := must(unix.Open(deviceFile, unix.O_RDONLY|unix.O_CLOEXEC, 0))
-	_, err := doorbell(fd)
-	check(err == unix.EBADF, "write: %v", err)
+	_, err := ringDoorbell(fd)
+	panicUnless(err == unix.EBADF, "write: %v", err)
 	_, err = unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	check(err == unix.EACCES, "map writable: %v", err)
+	panicUnless(err == unix.EACCES, "map writable: %v", err)
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(fd, &op) == 0 && op.out == 2, "ioctl") // same result as in the kernel
+	panicUnless(issueOp(fd, &op) == 0 && op.out == 2, "ioctl") // same result as in the kernel
 	d := must(unix.Dup(fd))
-	_, err = doorbell(d)
-	check(err == unix.EBADF, "write to a duplicate: got %v, want EBADF", err)
+	_, err = ringDoorbell(d)
+	panicUnless(err == unix.EBADF, "write to a duplicate: got %v, want EBADF", err)
 	fmt.Println("ok")
 }
 
 func TestOpenedForReading(t *testing.T) {
 	eachAccess(t, func(t *testing.T) {
-		w := newWorld(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 0, Mode: 0o644} })
+		w := newFixture(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 0, Mode: 0o644} })
 		if out := w.mustRunSelf("readonly"); out != "ok" {
 			t.Errorf("output: got %q, want ok", out)
 		}
 	})
 }
 
-// programMainExit ends its main thread and continues on another.
-func programMainExit([]string) {
+// programEndMainThread ends its main thread and continues on another.
+func programEndMainThread([]string) {
 	go func() {
 		runtime.LockOSThread()
-		check(testutil.Poll(func() bool {
+		panicUnless(testutil.Poll(func() bool {
 			b, err := os.ReadFile("/proc/self/stat")
 			return err == nil && strings.Contains(string(b), ") Z ")
 		}), "main thread: got no zombie, want one")
 		fd := openDevice()
 		op := fakeOp{op: opIncrement, in: 1}
-		check(operate(fd, &op) == 0 && op.out == 2, "increment")
+		panicUnless(issueOp(fd, &op) == 0 && op.out == 2, "increment")
 		d := must(unix.Dup(fd))
-		check(operate(d, &op) == 0, "increment by a duplicate: got a failure, want success")
+		panicUnless(issueOp(d, &op) == 0, "increment by a duplicate: got a failure, want success")
 		page := make([]byte, 2*os.Getpagesize())
 		op = fakeOp{op: opRegister, in: uint64(uintptr(unsafe.Pointer(&page[0])))}
-		check(operate(fd, &op) == 0, "register")
+		panicUnless(issueOp(fd, &op) == 0, "register")
 		op = fakeOp{op: opStore, in: 77}
-		check(operate(fd, &op) == 0 && page[0] == 77, "store")
+		panicUnless(issueOp(fd, &op) == 0 && page[0] == 77, "store")
 		fmt.Println("ok")
 		os.Exit(0)
 	}()
-	check(unix.Gettid() == unix.Getpid(), "thread: got another one, want the main thread")
+	panicUnless(unix.Gettid() == unix.Getpid(), "thread: got another one, want the main thread")
 	unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 }
 
@@ -652,16 +654,16 @@ func init() {
 
 func TestMainThreadEnded(t *testing.T) {
 	eachAccess(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFixture(t)
 		if out := w.mustRunSelf("mainexit"); out != "ok" {
 			t.Errorf("output: got %q, want ok", out)
 		}
 	})
 }
 
-// programDup2 duplicates pipes to numbers in the range of device files while another thread opens devices. Neither
+// programDup2Race duplicates pipes to numbers in the range of device files while another thread opens devices. Neither
 // thread may replace the other thread's files.
-func programDup2([]string) {
+func programDup2Race([]string) {
 	first := openDevice()
 	unix.Close(first)
 	var stop atomic.Bool
@@ -671,7 +673,7 @@ func programDup2([]string) {
 		for !stop.Load() {
 			fd := openDevice()
 			op := fakeOp{op: opIncrement, in: 1}
-			check(operate(fd, &op) == 0, "descriptor %d: got another file, want a device", fd)
+			panicUnless(issueOp(fd, &op) == 0, "descriptor %d: got another file, want a device", fd)
 			unix.Close(fd)
 		}
 	})
@@ -683,7 +685,7 @@ func programDup2([]string) {
 		n := first + 1 + i%3
 		must(0, unix.Dup3(p[0], n, unix.O_CLOEXEC))
 		must(0, unix.Fstat(n, &st))
-		check(st.Ino == pipe.Ino, "descriptor %d: got another file, want the pipe", n)
+		panicUnless(st.Ino == pipe.Ino, "descriptor %d: got another file, want the pipe", n)
 		unix.Close(n)
 	}
 	stop.Store(true)
@@ -692,14 +694,14 @@ func programDup2([]string) {
 }
 
 func TestNumbersAreAssignedOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if out := w.mustRunSelf("dup2"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
 	}
 }
 
-// programSlow blocks one thread in a command by write(2), and opens files on another thread.
-func programSlow([]string) {
+// programSlowCommand blocks one thread in a command by write(2), and opens files on another thread.
+func programSlowCommand([]string) {
 	fd := openDevice()
 	done := make(chan bool)
 	go func() {
@@ -715,44 +717,44 @@ func programSlow([]string) {
 		time.Sleep(time.Millisecond)
 	}
 	op := fakeOp{op: opGo}
-	check(operate(fd, &op) == 0, "go")
+	panicUnless(issueOp(fd, &op) == 0, "go")
 	<-done
 	fmt.Println("ok", longest)
 }
 
 // TestSlowCommandStopsNoOtherThread blocks a command until after the other thread's calls.
 func TestSlowCommandStopsNoOtherThread(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if out := w.mustRunSelf("slow"); !strings.HasPrefix(out, "ok ") {
 		t.Errorf("output: got %q, want ok and more", out)
 	}
 }
 
-// programParallel makes several threads wait, each in a command.
-func programParallel(args []string) {
+// programParallelWaits makes several threads wait, each in a command.
+func programParallelWaits(args []string) {
 	fd := openDevice()
 	var wg sync.WaitGroup
 	for range must(strconv.Atoi(args[0])) {
 		wg.Go(func() {
 			op := fakeOp{op: opWait}
-			check(operate(fd, &op) == 0, "wait")
+			panicUnless(issueOp(fd, &op) == 0, "wait")
 		})
 	}
 	wg.Wait()
 	fmt.Println("ran")
-	sleep()
+	sleepForever()
 }
 
-// TestWorkersEnd tests that unneeded workers end, and that the running workers are charged to the user.
-func TestWorkersEnd(t *testing.T) {
+// TestUnneededWorkersEnd tests that unneeded workers end, and that the running workers are charged to the user.
+func TestUnneededWorkersEnd(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Workers].PerUser = 5
 	ledger := quota.New(limits)
-	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = ledger })
+	w := newFixture(t, func(c *SupervisorConfig) { c.Quota = ledger })
 	user := ledger.User(0)
 	const calls = 9
 	r := w.startSelf("parallel", strconv.Itoa(calls))
-	f := w.srv.opened(t, 1)
+	f := w.srv.waitOpened(t, 1)
 	testutil.Eventually(t, "the calls", func() bool { return f.waiting.Load() >= 4 })
 	if n := user.Held(quota.Workers); n > 5 || n < 4 {
 		t.Errorf("charged workers: got %d, want 4 or 5", n)
@@ -760,7 +762,7 @@ func TestWorkersEnd(t *testing.T) {
 	for range calls {
 		f.gate <- struct{}{}
 	}
-	w.printed(r, "ran")
+	w.waitForText(r, "ran")
 	testutil.Eventually(t, "workers to end", func() bool {
 		return user.Held(quota.Workers) <= 2 && r.session.tokens.workers.Load() <= 2
 	})
@@ -770,7 +772,7 @@ func TestWorkersEnd(t *testing.T) {
 		}
 	}
 	r.Signal(unix.SIGKILL)
-	w.finish(r)
+	w.waitForExit(r)
 	if users, _ := ledger.Usage(); len(users) > 0 {
 		t.Errorf("charges at the end: got %+v, want none", users)
 	}
@@ -780,16 +782,16 @@ func TestSessionLimit(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Sessions].PerUser = 1
 	ledger := quota.New(limits)
-	w := newWorld(t, func(c *SupervisorConfig) { c.Quota = ledger })
+	w := newFixture(t, func(c *SupervisorConfig) { c.Quota = ledger })
 	r := w.startSelf("hold")
-	w.printed(r, "open")
+	w.waitForText(r, "open")
 	if _, err := w.tryStart("/bin/true", nil, "true"); !errors.Is(err, unix.EAGAIN) ||
 		!strings.Contains(err.Error(), "sessions") {
 		t.Errorf("second session: got %v, want EAGAIN", err)
 	}
 	r.Signal(unix.SIGKILL)
-	w.finish(r)
-	if code, _ := w.finish(w.start(nil, "true")); code != 0 {
+	w.waitForExit(r)
+	if code, _ := w.waitForExit(w.startProgram(nil, "true")); code != 0 {
 		t.Errorf("exit code of a session after the first: got %d, want 0", code)
 	}
 	if users, _ := ledger.Usage(); len(users) > 0 {
@@ -797,8 +799,9 @@ func TestSessionLimit(t *testing.T) {
 	}
 }
 
-// programChurn repeatedly opens the device's file by its link in /proc, which is not trapped, and closes the file.
-func programChurn([]string) {
+// programReopenAndClose repeatedly opens the device's file by its link in /proc, which is not trapped, and closes the
+// file.
+func programReopenAndClose([]string) {
 	fd := openDevice()
 	link := fmt.Sprintf("fd/%d", fd)
 	self := must(unix.Open("/proc/self", unix.O_PATH|unix.O_DIRECTORY, 0))
@@ -808,18 +811,18 @@ func programChurn([]string) {
 	fmt.Println("ok")
 }
 
-// TestManyCloses tests that the last close of a file is detected after any number of closes.
-func TestManyCloses(t *testing.T) {
-	w := newWorld(t)
+// TestLastCloseAfterManyCloses tests that the last close of a file is detected after any number of closes.
+func TestLastCloseAfterManyCloses(t *testing.T) {
+	w := newFixture(t)
 	if out := w.mustRunSelf("churn"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
 	}
-	w.await("the last close", w.srv.files[0].closed)
+	w.waitForClose("the last close", w.srv.files[0].closed)
 }
 
-// TestOneLookAtATime tests that at most one check of a file is pending while its descriptors are closed one after
+// TestOneCheckAtATime tests that at most one check of a file is pending while its descriptors are closed one after
 // another.
-func TestOneLookAtATime(t *testing.T) {
+func TestOneCheckAtATime(t *testing.T) {
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -833,7 +836,7 @@ func TestOneLookAtATime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &openFile{sup: &Supervisor{}, memory: m}
 		for range 5 {
-			f.closedOne()
+			f.checkAfterClose()
 		}
 		testutil.Advance(firstCheckDelay)
 		if n := f.sup.looks.Load(); n != 1 {
@@ -846,8 +849,9 @@ func TestOneLookAtATime(t *testing.T) {
 	})
 }
 
-// TestExecOfANumber tests that a call of a killed thread does not end the exec of a thread with the same thread ID.
-func TestExecOfANumber(t *testing.T) {
+// TestExecOfReusedThreadID tests that a call of a killed thread does not end the exec of a thread with the same thread
+// ID.
+func TestExecOfReusedThreadID(t *testing.T) {
 	const tid = 1 << 30
 	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasToken: true, n: notification{tid: tid}}
 	execs := &w.session.execs
@@ -856,9 +860,9 @@ func TestExecOfANumber(t *testing.T) {
 	if _, there := execs.tids[tid]; !there {
 		t.Error("exec of another thread: got its end, want none")
 	}
-	world := newWorld(t)
-	r := world.start(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
-	world.printed(r, "ready")
+	world := newFixture(t)
+	r := world.startProgram(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
+	world.waitForText(r, "ready")
 	testutil.Eventually(t, "the program to have opened files", func() bool {
 		execs := &r.session.execs
 		execs.mu.Lock()
@@ -867,15 +871,15 @@ func TestExecOfANumber(t *testing.T) {
 		return !there
 	})
 	r.Signal(unix.SIGKILL)
-	world.finish(r)
+	world.waitForExit(r)
 }
 
-// TestWayUpThroughWhatIsNotTheCallers tests that paths reveal nothing about a directory that the caller may not
+// TestPathRevealsNoDirectory tests that paths reveal nothing about a directory that the caller may not
 // search.
-func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
+func TestPathRevealsNoDirectory(t *testing.T) {
 	testutil.NeedRoot(t, "to create a directory of another user")
-	w := newWorld(t)
-	dir := shmDir(t) // with mode 0700
+	w := newFixture(t)
+	dir := newShmDir(t) // with mode 0700
 	if err := unix.Mkdir(dir+"/secret", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -886,7 +890,7 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 			{"", map[string]string{"/secret": "yes\n", "/none": "no\n"}[name]},
 		} {
 			script := caller.setpriv + "test -e " + dir + name + up + "/dev/infiniband/uverbs0 && echo yes || echo no"
-			if _, out := w.sh(script); out != caller.want {
+			if _, out := w.runShell(script); out != caller.want {
 				t.Errorf("%s: got %q, want %q", script, out, caller.want)
 			}
 		}
@@ -897,9 +901,9 @@ func TestWayUpThroughWhatIsNotTheCallers(t *testing.T) {
 	}
 }
 
-// programOwnFiles duplicates descriptors on a thread with a separate table, including a descriptor opened with
+// programSeparateTable duplicates descriptors on a thread with a separate table, including a descriptor opened with
 // O_PATH.
-func programOwnFiles([]string) {
+func programSeparateTable([]string) {
 	device := openDevice()
 	low := must(unix.Open("/proc/self/comm", unix.O_RDONLY|unix.O_CLOEXEC, 0))
 	var want, st unix.Stat_t
@@ -907,7 +911,7 @@ func programOwnFiles([]string) {
 	must(0, unix.Fstat(path, &want))
 	must(0, unix.Dup3(path, device+1, unix.O_CLOEXEC))
 	must(0, unix.Fstat(device+1, &st))
-	check(st.Ino == want.Ino, "duplicate of the path: got another file, want the same")
+	panicUnless(st.Ino == want.Ino, "duplicate of the path: got another file, want the same")
 	unshared, replaced, done := make(chan bool), make(chan bool), make(chan bool)
 	th := newThread() // never the main thread
 	go th.do(func() {
@@ -919,10 +923,11 @@ func programOwnFiles([]string) {
 		<-replaced
 		must(0, unix.Dup3(low, device+2, unix.O_CLOEXEC))
 		must(0, unix.Fstat(device+2, &st))
-		check(st.Mode&unix.S_IFMT == unix.S_IFCHR, "duplicate on the thread: got the main thread's file, want the thread's device")
+		panicUnless(st.Mode&unix.S_IFMT == unix.S_IFCHR,
+			"duplicate on the thread: got the main thread's file, want the thread's device")
 		fd := must(unix.Dup(device))
 		op := fakeOp{op: opIncrement, in: 1}
-		check(operate(fd, &op) == 0, "ioctl by the duplicate: got a failure, want success")
+		panicUnless(issueOp(fd, &op) == 0, "ioctl by the duplicate: got a failure, want success")
 	})
 	<-unshared
 	must(0, unix.Dup3(path, device, unix.O_CLOEXEC)) // in the main thread's table
@@ -932,37 +937,37 @@ func programOwnFiles([]string) {
 }
 
 func TestDuplicatesInSeparateTable(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	if out := w.mustRunSelf("ownfiles"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
 	}
 }
 
-// programClosed uses the number of a closed descriptor while another descriptor keeps the file open.
-func programClosed([]string) {
+// programClosedNumber uses the number of a closed descriptor while another descriptor keeps the file open.
+func programClosedNumber([]string) {
 	runtime.LockOSThread() // the number is cached for its thread
 	fd := openDevice()
 	other := must(unix.Dup(fd))
 	op := fakeOp{op: opIncrement, in: 1}
-	check(operate(fd, &op) == 0, "ioctl")
+	panicUnless(issueOp(fd, &op) == 0, "ioctl")
 	unix.Close(fd)
-	e := operate(fd, &op)
-	check(e == unix.EBADF, "ioctl of a closed descriptor: got %v, want EBADF", e)
-	check(operate(other, &op) == 0, "ioctl of the open descriptor: got a failure, want success")
+	e := issueOp(fd, &op)
+	panicUnless(e == unix.EBADF, "ioctl of a closed descriptor: got %v, want EBADF", e)
+	panicUnless(issueOp(other, &op) == 0, "ioctl of the open descriptor: got a failure, want success")
 	fmt.Println("ok")
 }
 
-// TestClosedNumber tests that a cached device file suffices for doorbells only.
-func TestClosedNumber(t *testing.T) {
-	w := newWorld(t)
+// TestCachedFileOfClosedNumber tests that a cached device file suffices for doorbells only.
+func TestCachedFileOfClosedNumber(t *testing.T) {
+	w := newFixture(t)
 	if out := w.mustRunSelf("closed"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
 	}
 }
 
-// programTwice issues a command, and a second command after a line of input. With an argument, programTwice first
-// waits for a line of input.
-func programTwice(args []string) {
+// programTwoCommands issues a command, and a second command after a line of input. With an argument, programTwoCommands
+// first waits for a line of input.
+func programTwoCommands(args []string) {
 	runtime.LockOSThread()
 	if len(args) > 0 {
 		fmt.Println("ready")
@@ -971,24 +976,24 @@ func programTwice(args []string) {
 	fd := openDevice()
 	for i := range uint64(2) {
 		op := fakeOp{op: opIncrement, in: i}
-		check(operate(fd, &op) == 0 && op.out == i+1, "ioctl %d", i)
+		panicUnless(issueOp(fd, &op) == 0 && op.out == i+1, "ioctl %d", i)
 		fmt.Println("command", i)
 		bufio.NewReader(os.Stdin).ReadString('\n')
 	}
 }
 
-// TestRememberedProcess tests that the cached process of a thread ID is not confused with the process that now has
-// the ID.
-func TestRememberedProcess(t *testing.T) {
-	w := newWorld(t)
+// TestCachedProcessIsNotConfused tests that the cached process of a thread ID is not confused with the process that now
+// has the ID.
+func TestCachedProcessIsNotConfused(t *testing.T) {
+	w := newFixture(t)
 	in, out, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWith(in, []string{programEnv + "=twice"}, "/proc/self/exe")
+	r := w.startWithInput(in, []string{programEnv + "=twice"}, "/proc/self/exe")
 	in.Close()
-	w.printed(r, "command 0")
+	w.waitForText(r, "command 0")
 	own, err := umem.OpenProcess(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
@@ -1015,24 +1020,24 @@ func TestRememberedProcess(t *testing.T) {
 		t.Error("cache: got no process, want one")
 	}
 	io.WriteString(out, "\n")
-	w.printed(r, "command 1")
+	w.waitForText(r, "command 1")
 	io.WriteString(out, "\n")
-	if code, said := w.finish(r); code != 0 {
+	if code, said := w.waitForExit(r); code != 0 {
 		t.Errorf("exit code: got %d, want 0; printed %s", code, said)
 	}
 }
 
 // TestEndedProcess tests that the state of an ended process is not used for the process that now has its ID.
 func TestEndedProcess(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	in, out, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWith(in, []string{programEnv + "=twice"}, "/proc/self/exe", "late")
+	r := w.startWithInput(in, []string{programEnv + "=twice"}, "/proc/self/exe", "late")
 	in.Close()
-	w.printed(r, "ready")
+	w.waitForText(r, "ready")
 	c := exec.Command("/bin/cat")
 	if _, err := c.StdinPipe(); err != nil {
 		t.Fatal(err)
@@ -1059,10 +1064,10 @@ func TestEndedProcess(t *testing.T) {
 	r.session.mu.Unlock()
 	for _, want := range []string{"command 0", "command 1"} {
 		io.WriteString(out, "\n")
-		w.printed(r, want)
+		w.waitForText(r, want)
 	}
 	io.WriteString(out, "\n")
-	if code, said := w.finish(r); code != 0 {
+	if code, said := w.waitForExit(r); code != 0 {
 		t.Errorf("exit code: got %d, want 0; printed %s", code, said)
 	}
 }

@@ -28,12 +28,12 @@ import (
 // the commands that it executes.
 type worker struct {
 	session  *Session
-	source   *source
+	source   *notificationSource
 	hasToken bool
 
 	// The current call.
 	n     notification
-	desc  *descriptor // the device file of argument 0, for calls on a device file
+	desc  *cachedFile // the device file of argument 0, for calls on a device file
 	known callerCache // cached facts about the caller
 	path  [unix.PathMax]byte
 	trace *callTrace       // nil if the session is not traced
@@ -54,7 +54,7 @@ var (
 )
 
 func newWorker(t *Session) *worker {
-	return &worker{session: t, source: newSource(t.listener, t.sup.stop, &t.intake)}
+	return &worker{session: t, source: newNotificationSource(t.listener, t.sup.stop, &t.intake)}
 }
 
 // run answers calls until no process of the session is left, or the Supervisor closes. The thread of run ends with
@@ -64,22 +64,22 @@ func (w *worker) run() {
 	if err := blockSignals(); err != nil {
 		w.session.log.Warn("worker", "err", err)
 	}
-	sched.Prompt(sched.SleeperSlice)
+	sched.SetSlice(sched.SleeperSlice)
 	// A program can remove pages of shared memory (ftruncate). The resulting fault must be an error of the
 	// program's call, not a crash of the service.
 	debug.SetPanicOnFault(true)
 	t := &w.session.tokens
 	t.join(w)
 	defer t.leave(w)
-	for t.take() {
+	for t.takeToken() {
 		w.hasToken = true
 		for w.hasToken {
 			if !w.receive() {
-				t.release() // the next worker then ends too
+				t.releaseToken() // the next worker then ends too
 				return
 			}
 			w.answer()
-			w.hasToken = w.hasToken && !t.surplus()
+			w.hasToken = w.hasToken && !t.removeSurplus()
 		}
 	}
 }
@@ -93,34 +93,34 @@ func (w *worker) receive() bool {
 	if !ok {
 		return false
 	}
-	t.tokens.note(w.n.tid)
-	t.tokens.adapt()
+	t.tokens.recordCaller(w.n.tid)
+	t.tokens.addTokenIfShared()
 	// SYNC_WAKE_UP makes the kernel run the woken thread on the processor of the waking thread. The answer to a
 	// caller that alternates with a worker is then several times as fast. With several callers, SYNC_WAKE_UP would
 	// move all of them to one processor, where threads that poll a completion queue delay the others.
-	t.syncWakeUp(!t.tokens.shared())
+	t.syncWakeUp(!t.tokens.isShared())
 	return true
 }
 
-// verdict is the result of a call.
-type verdict struct {
+// callResult is the result of a call.
+type callResult struct {
 	val  int64
 	err  error // wraps an errno
-	fate fate
+	fate resultKind
 }
 
-type fate uint8
+type resultKind uint8
 
 const (
-	fateAnswered  fate = iota // val and err are the answer
-	fateContinued             // the call continues in the kernel
-	fateSent                  // the answer was already sent
+	fateAnswered  resultKind = iota // val and err are the answer
+	fateContinued                   // the call continues in the kernel
+	fateSent                        // the answer was already sent
 )
 
-func failWith(err error) verdict { return verdict{err: err} }
+func failWith(err error) callResult { return callResult{err: err} }
 
-// errno returns the error number for the program.
-func errno(err error) syscall.Errno {
+// errnoOf returns the error number for the program.
+func errnoOf(err error) syscall.Errno {
 	if e, ok := err.(syscall.Errno); ok {
 		return e
 	}
@@ -132,7 +132,7 @@ func errno(err error) syscall.Errno {
 }
 
 func (w *worker) answer() {
-	var v verdict
+	var v callResult
 	if w.session.info.Trace == nil {
 		v = w.handle()
 	} else {
@@ -145,13 +145,13 @@ func (w *worker) answer() {
 	case v.fate == fateContinued:
 		r.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
 	case v.err != nil:
-		r.errno = -int32(errno(v.err))
+		r.errno = -int32(errnoOf(v.err))
 	default:
 		r.val = v.val
 	}
 	// ENOENT means that the thread was killed. The kernel has closed the descriptors installed in the thread's
 	// process, and the supervisor detects their last close.
-	err := send(w.session.fd, &r)
+	err := sendResponse(w.session.fd, &r)
 	if t := w.taken; t != nil {
 		if w.taken = nil; err != nil {
 			t.Undo()
@@ -164,7 +164,7 @@ func (w *worker) answer() {
 
 // handle answers the current call. A panic becomes an error of the call, and the service continues. After a panic
 // the device may have locked mutexes, so it gets a fatal event.
-func (w *worker) handle() (v verdict) {
+func (w *worker) handle() (v callResult) {
 	w.known, w.desc = callerCache{}, nil
 	defer func() {
 		if r := recover(); r != nil {
@@ -175,7 +175,7 @@ func (w *worker) handle() (v verdict) {
 				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
 			}
 		}
-		w.end()
+		w.endBusy()
 	}()
 	c := callOf(&w.n)
 	switch c {
@@ -184,46 +184,46 @@ func (w *worker) handle() (v verdict) {
 	case callDup:
 		return w.duplicate(c)
 	case callFcntl:
-		return w.fcntl()
+		return w.answerFcntl()
 	case callGetdents64:
-		return w.list()
+		return w.listDirectory()
 	case callFchdir:
-		return w.fchdir()
+		return w.answerFchdir()
 	case callGetcwd:
-		return w.getcwd()
+		return w.answerGetcwd()
 	case callDup2, callDup3:
 		return w.duplicateTo(c)
 	case callClose, callCloseRange:
-		return w.closes(c)
+		return w.answerClose(c)
 	case callSocket:
 		return w.openNetlink()
 	case callBind, callGetsockname, callSetsockopt:
 		return w.netlinkCall(c)
 	case callLseek, callPread64, callPwrite64, callFtruncate, callFallocate, callFsync:
-		return w.deviceLacks(c)
+		return w.answerUnsupported(c)
 	case callWrite, callIoctl, callFstat:
 		fd := int32(w.n.args[0])
-		w.desc = w.descriptor(fd)
+		w.desc = w.lookUpFile(fd)
 		if w.desc == nil {
-			return verdict{fate: fateContinued}
+			return callResult{fate: fateContinued}
 		}
 		f := w.desc.file
 		switch {
 		case c == callFstat:
 			return w.statDevice(f)
 		case c == callIoctl && uint32(w.n.args[1]) != uapi.VerbsIoctl:
-			return w.otherIoctl()
+			return w.answerOtherIoctl()
 		}
 		if !f.enter() {
 			return failWith(syscall.EIO)
 		}
-		return w.command(c, f)
+		return w.answerCommand(c, f)
 	}
 	return w.pathCall(c)
 }
 
-// carryOut executes a command of a call on a device file.
-func (w *worker) carryOut(c call, f *openFile) (v verdict) {
+// executeCommand executes a command of a call on a device file.
+func (w *worker) executeCommand(c call, f *openFile) (v callResult) {
 	if c == callIoctl {
 		v.err = f.file.Ioctl(w, uint32(w.n.args[1]), w.n.args[2])
 		return v
@@ -233,10 +233,10 @@ func (w *worker) carryOut(c call, f *openFile) (v verdict) {
 	return v
 }
 
-// command answers a call on an open device file that the caller has entered.
+// answerCommand answers a call on an open device file that the caller has entered.
 //
 //verbena:parses
-func (w *worker) command(c call, f *openFile) verdict {
+func (w *worker) answerCommand(c call, f *openFile) callResult {
 	w.stalled = false
 	waits := false
 	defer func() {
@@ -247,38 +247,38 @@ func (w *worker) command(c call, f *openFile) verdict {
 	if c == callWrite && f.access == unix.O_RDONLY {
 		return failWith(syscall.EBADF)
 	}
-	w.begin(c)
-	var v verdict
-	if err := w.mayCommand(c, f); err != nil {
+	w.beginBusy(c)
+	var v callResult
+	if err := w.checkCommandAllowed(c, f); err != nil {
 		return failWith(err)
 	}
 	if f.cm != nil && c == callWrite {
 		v, waits = w.cmCommand(f)
-	} else if v = w.carryOut(c, f); w.session.sup.awaitCloses(f.user, v.err) {
-		v = w.carryOut(c, f) // a refused command has no effect
+	} else if v = w.executeCommand(c, f); w.session.sup.awaitCloses(f.user, v.err) {
+		v = w.executeCommand(c, f) // a refused command has no effect
 	}
 	if w.stalled || waits {
-		return verdict{fate: fateSent}
+		return callResult{fate: fateSent}
 	}
-	f.tellLibraryFaults()
+	f.showLibraryFaults()
 	if w.known.stale { // no data was read and nothing was executed
-		return verdict{fate: fateContinued}
+		return callResult{fate: fateContinued}
 	}
 	if v.err != nil {
 		w.session.warnOfLimit(v.err)
-		w.refused(f, v.err)
+		w.logRefusal(f, v.err)
 	}
 	return v
 }
 
-// mayCommand returns EACCES for a command on a file that another user has opened. A program may have been tricked
-// into writing to an inherited descriptor, or the number may refer to another file than before. Doorbells are
+// checkCommandAllowed returns EACCES for a command on a file that another user has opened. A program may have been
+// tricked into writing to an inherited descriptor, or the number may refer to another file than before. Doorbells are
 // allowed, because they read nothing and only report that there may be work. (ib_safe_file_access)
-func (w *worker) mayCommand(c call, f *openFile) error {
+func (w *worker) checkCommandAllowed(c call, f *openFile) error {
 	if c == callWrite && w.n.args[2] == doorbellSize && f.cm == nil {
 		return nil
 	}
-	if _, _, err := w.caller(); errors.Is(err, errForeign) {
+	if _, _, err := w.caller(); errors.Is(err, errOtherUser) {
 		return err
 	}
 	return nil // a command fails if it cannot access the caller's memory
@@ -293,7 +293,7 @@ func (w *worker) Stalled() {
 	}
 	w.stalled = true
 	r := response{id: w.n.id, val: int64(w.n.args[2])}
-	err := send(w.session.fd, &r)
+	err := sendResponse(w.session.fd, &r)
 	log, tid, file := w.session.log, w.n.tid, w.desc.file
 	go func() {
 		if err != nil && err != unix.ENOENT {
@@ -303,13 +303,13 @@ func (w *worker) Stalled() {
 	}()
 }
 
-// refused logs a command that fails. The error begins with the name of the command.
-func (w *worker) refused(f *openFile, err error) {
+// logRefusal logs a command that fails. The error begins with the name of the command.
+func (w *worker) logRefusal(f *openFile, err error) {
 	t := w.session
 	if !t.log.Enabled(context.Background(), slog.LevelDebug) {
 		return
 	}
-	t.log.Debug("command refused", "tid", w.n.tid, "dev", f.node.device, "errno", unix.ErrnoName(errno(err)), "err", err)
+	t.log.Debug("command refused", "tid", w.n.tid, "dev", f.node.device, "errno", unix.ErrnoName(errnoOf(err)), "err", err)
 }
 
 // Space returns the address space of the current call. (uverbs.Caller)
@@ -374,9 +374,9 @@ func (n inaccessibleMemory) Check(uint64, uint64, bool) error    { return n.faul
 func (n inaccessibleMemory) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
 func (n inaccessibleMemory) WriteV(src [][]byte, _ uint64) error { return n.fault() }
 
-// descriptor is a device file as accessed by one thread. The lookup of a device file takes longer than most calls,
+// cachedFile is a device file as accessed by one thread. The lookup of a device file takes longer than most calls,
 // so the result is cached for a while, for doorbells only. Other calls look the file up again (findCaller).
-type descriptor struct {
+type cachedFile struct {
 	tid     uint32
 	fd      int32
 	file    *openFile
@@ -394,27 +394,27 @@ const (
 // clockBase is the origin of until. Reading only the monotonic clock takes half as long as time.Now.
 var clockBase = time.Now()
 
-func slot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
+func cacheSlot(tid uint32, fd int32) uint32 { return (tid*31 + uint32(fd)) % cacheSize }
 
-// descriptor returns the device file at a number of the caller, or nil for other files.
-func (w *worker) descriptor(fd int32) *descriptor {
+// lookUpFile returns the device file at a number of the caller, or nil for other files.
+func (w *worker) lookUpFile(fd int32) *cachedFile {
 	t, tid := w.session, w.n.tid
-	at := &t.cache[slot(tid, fd)]
+	at := &t.cache[cacheSlot(tid, fd)]
 	old := at.Load()
-	if old != nil && old.tid == tid && old.fd == fd && !old.file.closed() && time.Since(clockBase) < old.until {
+	if old != nil && old.tid == tid && old.fd == fd && !old.file.isClosed() && time.Since(clockBase) < old.until {
 		return old
 	}
 	i, err := inodeOf(tid, fd)
 	if err != nil {
 		return nil
 	}
-	f := t.sup.file(i)
+	f := t.sup.fileOf(i)
 	if f == nil || w.checkTrapped() != nil {
 		return nil
 	}
-	d := &descriptor{tid: tid, fd: fd, file: f, until: time.Since(clockBase) + descriptorCacheTime}
+	d := &cachedFile{tid: tid, fd: fd, file: f, until: time.Since(clockBase) + descriptorCacheTime}
 	if old != nil && old.tid == tid {
-		if p := old.process.Load(); p != nil && p.user == f.user && p.has(tid) {
+		if p := old.process.Load(); p != nil && p.user == f.user && p.hasThread(tid) {
 			d.process.Store(p)
 		}
 	}
@@ -422,8 +422,8 @@ func (w *worker) descriptor(fd int32) *descriptor {
 	return d
 }
 
-// forget removes the cached entries for the numbers from first to last.
-func (t *Session) forget(first, last uint32) {
+// dropCached removes the cached entries for the numbers from first to last.
+func (t *Session) dropCached(first, last uint32) {
 	for i := range t.cache {
 		if d := t.cache[i].Load(); d != nil && first <= uint32(d.fd) && uint32(d.fd) <= last {
 			t.cache[i].CompareAndSwap(d, nil)
@@ -431,16 +431,16 @@ func (t *Session) forget(first, last uint32) {
 	}
 }
 
-// closes answers close(2) and close_range(2). Each closed number may later refer to another file, on which writes
+// answerClose answers close(2) and close_range(2). Each closed number may later refer to another file, on which writes
 // are not doorbells.
-func (w *worker) closes(c call) verdict {
+func (w *worker) answerClose(c call) callResult {
 	first := uint32(w.n.args[0])
 	last := first
 	if c == callCloseRange {
 		last = uint32(w.n.args[1])
 	}
-	w.session.forget(first, last)
-	return verdict{fate: fateContinued}
+	w.session.dropCached(first, last)
+	return callResult{fate: fateContinued}
 }
 
 // fdLink returns the path of the link for a number in a thread's directory in /proc.

@@ -26,24 +26,24 @@ func TestNoAllocationPerCall(t *testing.T) {
 	s := &Session{sup: &Supervisor{}, tree: &userTree{tree: tr}}
 	w := &worker{session: s, hasToken: true}
 	tid := uint32(os.Getpid())
-	s.cache[slot(tid, 1000)].Store(&descriptor{tid: tid, fd: 1000,
+	s.cache[cacheSlot(tid, 1000)].Store(&cachedFile{tid: tid, fd: 1000,
 		file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(clockBase) + time.Hour})
 	numbers := architectures[runtime.GOARCH].numbers
 	path := []byte("/etc/hostname\x00")
 	for _, tt := range []struct {
 		name string
 		n    notification
-		want fate
+		want resultKind
 	}{
 		{"doorbell", notification{nr: int32(numbers[callWrite].nr), args: [6]uint64{1000, 0, 32}}, fateAnswered},
 		{"path", notification{nr: int32(numbers[callOpenat].nr),
 			args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, fateContinued},
 	} {
 		w.n = tt.n
-		w.n.arch = native.audit
+		w.n.arch = nativeArchitecture.audit
 		w.n.tid = tid
 		if n := testing.AllocsPerRun(100, func() {
-			s.tokens.note(tid)
+			s.tokens.recordCaller(tid)
 			if v := w.handle(); v.fate != tt.want || v.err != nil {
 				t.Fatalf("handle %s: got %+v, want fate %v", tt.name, v, tt.want)
 			}
@@ -57,7 +57,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 	}
 }
 
-func TestErrno(t *testing.T) {
+func TestErrnoOf(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		want syscall.Errno
@@ -69,7 +69,7 @@ func TestErrno(t *testing.T) {
 		{&os.PathError{Op: "open", Path: "x", Err: syscall.ENOSPC}, syscall.ENOSPC},
 		{errors.New("x"), syscall.EIO},
 	} {
-		if got := errno(tt.err); got != tt.want {
+		if got := errnoOf(tt.err); got != tt.want {
 			t.Errorf("errno of %v: got %v, want %v", tt.err, got, tt.want)
 		}
 	}
@@ -82,7 +82,7 @@ func filteredThread(t *testing.T) (*thread, *os.File) {
 	var fd int
 	var err error
 	th.do(func() {
-		fd, err = install([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
+		fd, err = installFilter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
 	})
 	if err != nil {
 		th.end()
@@ -92,7 +92,7 @@ func filteredThread(t *testing.T) (*thread, *os.File) {
 }
 
 func TestAttachRefuses(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
@@ -114,7 +114,7 @@ func TestAttachRefuses(t *testing.T) {
 
 func TestQueueFilesBelongToTheUser(t *testing.T) {
 	testutil.NeedRoot(t, "to run a service for another user")
-	w := newWorld(t)
+	w := newFixture(t)
 	c := exec.Command("/bin/sleep", "1000")
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if err := c.Start(); err != nil {
@@ -127,7 +127,7 @@ func TestQueueFilesBelongToTheUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	id, err := identify(c.Process.Pid)
+	id, err := readIdentity(c.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func TestQueueFilesBelongToTheUser(t *testing.T) {
 		t.Errorf("owner and mode of the file: got %d, %#o and error %v, want 65534 and 0600", st.Uid, st.Mode&0o777, err)
 	}
 	description.Close() // closes the last descriptor
-	w.await("the last close", f.ended)
+	w.waitForClose("the last close", f.ended)
 	th.end()
-	w.await("the end of the session", s.Done())
+	w.waitForClose("the end of the session", s.Done())
 }

@@ -132,8 +132,8 @@ func TestByteOrder(t *testing.T) {
 	}
 }
 
-// TestUnions checks that each variant starts at the offset of its union. TestStructs checks the sizes.
-func TestUnions(t *testing.T) {
+// TestUnionVariantOffsets checks that each variant starts at the offset of its union. TestStructs checks the sizes.
+func TestUnionVariantOffsets(t *testing.T) {
 	const ones = 0x1111_1111_1111_1111
 	var w SendWR
 	var x RXESendWR
@@ -181,10 +181,10 @@ func TestRXESockaddr(t *testing.T) {
 	}
 }
 
-// TestRXERings checks that the sizes and offsets of ring elements agree with the structs. TestStructs compares the
+// TestRXERingLayout checks that the sizes and offsets of ring elements agree with the structs. TestStructs compares the
 // structs with C.
-func TestRXERings(t *testing.T) {
-	table := newest(readTable(t, kernelTable))
+func TestRXERingLayout(t *testing.T) {
+	table := newestFacts(readTable(t, kernelTable))
 	at := func(kind layout.Kind, name string) int64 {
 		f := table.Lookup(kind, name)
 		if len(f) != 1 {
@@ -224,9 +224,9 @@ func TestRXERings(t *testing.T) {
 	}
 }
 
-// TestKernelOnly checks constants that no header for user space defines. The test compares the constants with the
-// values in the kernel's include/rdma/ib_verbs.h.
-func TestKernelOnly(t *testing.T) {
+// TestKernelOnlyConstants checks constants that no header for user space defines. The test compares the constants with
+// the values in the kernel's include/rdma/ib_verbs.h.
+func TestKernelOnlyConstants(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		got, want uint32

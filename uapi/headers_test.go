@@ -21,8 +21,8 @@ func TestTablesMatchHeaders(t *testing.T) {
 		table string
 		src   layout.Source
 	}{
-		{kernelTable, layout.Kernel},
-		{verbsTable, layout.Verbs},
+		{kernelTable, layout.KernelABI},
+		{verbsTable, layout.VerbsABI},
 	} {
 		t.Run(strings.TrimSuffix(strings.TrimPrefix(test.table, "testdata/"), ".txt"), func(t *testing.T) {
 			facts, err := layout.Extract(cc, include, test.src)
@@ -38,7 +38,7 @@ func TestTablesMatchHeaders(t *testing.T) {
 			table := readTable(t, test.table)
 			wrong, missing, unknown := table.Diff(facts)
 			for _, f := range wrong {
-				t.Errorf("headers: %s\ntable: %s", &f, lines(table.Lookup(f.Kind, f.Name)))
+				t.Errorf("headers: %s\ntable: %s", &f, tableLines(table.Lookup(f.Kind, f.Name)))
 			}
 			if len(unknown) == len(facts) {
 				t.Error("headers and table: got no common facts, want some")
@@ -57,17 +57,17 @@ func TestTablesMatchHeaders(t *testing.T) {
 				report = t.Errorf
 			}
 			if len(missing) > 0 {
-				report("facts of the table that headers %s lack:\n%s", set, lines(missing))
+				report("facts of the table that headers %s lack:\n%s", set, tableLines(missing))
 			}
 			if len(unknown) > 0 {
 				report("facts of headers %s that the table lacks; run go generate, then add them to the package:\n%s",
-					set, lines(unknown))
+					set, tableLines(unknown))
 			}
 		})
 	}
 }
 
-func lines(table layout.Table) string {
+func tableLines(table layout.Table) string {
 	var b strings.Builder
 	for i := range table {
 		fmt.Fprintln(&b, table[i].String())

@@ -39,8 +39,8 @@ func readTable(t *testing.T, file string) layout.Table {
 	return table
 }
 
-// newest returns the facts of the newest headers.
-func newest(table layout.Table) layout.Table {
+// newestFacts returns the facts of the newest headers.
+func newestFacts(table layout.Table) layout.Table {
 	return slices.DeleteFunc(slices.Clone(table), func(f layout.Fact) bool {
 		return !slices.Contains(f.Sets, newestSet)
 	})
@@ -52,11 +52,11 @@ type goPackage struct {
 	docs  map[string]string // doc comments, by type name
 }
 
-// emptyImports replaces the imported packages by empty packages. Neither struct layouts nor constants depend on their
+// emptyImporter replaces the imported packages by empty packages. Neither struct layouts nor constants depend on their
 // contents.
-type emptyImports struct{}
+type emptyImporter struct{}
 
-func (emptyImports) Import(path string) (*types.Package, error) {
+func (emptyImporter) Import(path string) (*types.Package, error) {
 	if path == "unsafe" {
 		return types.Unsafe, nil
 	}
@@ -90,7 +90,7 @@ func loadPackage(t *testing.T) goPackage {
 		}
 	}
 	conf := types.Config{
-		Importer:         emptyImports{},
+		Importer:         emptyImporter{},
 		IgnoreFuncBodies: true,
 		Error:            func(error) {}, // ignores errors from uses of the empty imports
 	}
@@ -98,8 +98,8 @@ func loadPackage(t *testing.T) goPackage {
 	return goPackage{scope: pkg.Scope(), docs: docs}
 }
 
-// structs returns the struct types of the package.
-func (p goPackage) structs() map[string]*types.Struct {
+// structTypes returns the struct types of the package.
+func (p goPackage) structTypes() map[string]*types.Struct {
 	all := make(map[string]*types.Struct)
 	for _, name := range p.scope.Names() {
 		if tn, ok := p.scope.Lookup(name).(*types.TypeName); ok && tn.Exported() {
@@ -111,50 +111,51 @@ func (p goPackage) structs() map[string]*types.Struct {
 	return all
 }
 
-// fold makes C and Go names comparable. For example, it converts both max_qp_wr and MaxQPWR to maxqpwr.
-func fold(name string) string {
+// foldName makes C and Go names comparable. For example, it converts both max_qp_wr and MaxQPWR to maxqpwr.
+func foldName(name string) string {
 	return strings.ToLower(strings.ReplaceAll(name, "_", ""))
 }
 
-// mirrored matches the name of the C struct in a doc comment: "(struct x)", or "(x.y)" for a struct without a tag.
-var mirrored = regexp.MustCompile(`\((?:struct (\w+)|(\w+(?:\.\w+)+))\)`)
+// cStructPattern matches the name of the C struct in a doc comment: "(struct x)", or "(x.y)" for a struct without a
+// tag.
+var cStructPattern = regexp.MustCompile(`\((?:struct (\w+)|(\w+(?:\.\w+)+))\)`)
 
 // TestStructs checks every struct of the package on every architecture. The struct must have the size of the C struct
 // in its comment, and the same members at the same offsets.
 func TestStructs(t *testing.T) {
-	table := newest(readTable(t, kernelTable))
+	table := newestFacts(readTable(t, kernelTable))
 	pkg := loadPackage(t)
 
 	mirrors := make(map[string]string) // maps the name of a C struct to the name of its Go struct
-	for name := range pkg.structs() {
-		m := mirrored.FindStringSubmatch(strings.ReplaceAll(pkg.docs[name], "\n", " "))
+	for name := range pkg.structTypes() {
+		m := cStructPattern.FindStringSubmatch(strings.ReplaceAll(pkg.docs[name], "\n", " "))
 		if m == nil {
 			t.Errorf("comment of %s: got no C struct, want one", name)
 			continue
 		}
 		mirrors[m[1]+m[2]] = name
 	}
-	if len(mirrors) != len(pkg.structs()) {
-		t.Errorf("%d structs mirror %d C structs", len(pkg.structs()), len(mirrors))
+	if len(mirrors) != len(pkg.structTypes()) {
+		t.Errorf("%d structs mirror %d C structs", len(pkg.structTypes()), len(mirrors))
 	}
 
 	for _, arch := range []string{"amd64", "arm64"} {
 		t.Run(arch, func(t *testing.T) {
 			sizes := types.SizesFor("gc", arch)
 			for cname, name := range mirrors {
-				checkStruct(t, table, sizes, cname, name, pkg.structs()[name])
+				checkStruct(t, table, sizes, cname, name, pkg.structTypes()[name])
 			}
 		})
 	}
 
 }
 
-// members returns the members of a C struct by folded name.
-func members(table layout.Table, cname string) map[string]layout.Fact {
+// membersOf returns the members of a C struct by folded name.
+func membersOf(table layout.Table, cname string) map[string]layout.Fact {
 	all := make(map[string]layout.Fact)
 	for _, f := range table {
 		if tag, member := f.Struct(); tag == cname && (f.Kind == layout.Field || f.Kind == layout.Flex) {
-			all[fold(member)] = f
+			all[foldName(member)] = f
 		}
 	}
 	return all
@@ -176,7 +177,7 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 		fields = append(fields, f)
 	}
 	offsets := sizes.Offsetsof(fields)
-	want := members(table, cname)
+	want := membersOf(table, cname)
 	seen := make(map[string]bool)    // C members that have been compared, by folded name
 	covered := make(map[string]bool) // unnamed unions
 	end := int64(0)
@@ -189,14 +190,14 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 		if hasPointer(f.Type()) {
 			t.Errorf("%s.%s contains a pointer", name, f.Name())
 		}
-		m, ok := want[fold(f.Name())]
+		m, ok := want[foldName(f.Name())]
 		switch {
 		case ok && (m.Kind != layout.Field || m.Off != off || m.Size != n):
 			t.Errorf("%s.%s: got offset %d and %d bytes, want those of C: %s", name, f.Name(), off, n, &m)
 		case ok:
-			seen[fold(f.Name())] = true
+			seen[foldName(f.Name())] = true
 			covered[m.Group] = true
-		case f.Name() != "Pad" || overlaps(want, off, n):
+		case f.Name() != "Pad" || overlapsField(want, off, n):
 			t.Errorf("%s.%s is not in %s", name, f.Name(), cname)
 		}
 	}
@@ -215,7 +216,7 @@ func checkStruct(t *testing.T, table layout.Table, sizes types.Sizes, cname, nam
 	}
 }
 
-func overlaps(members map[string]layout.Fact, off, n int64) bool {
+func overlapsField(members map[string]layout.Fact, off, n int64) bool {
 	for _, m := range members {
 		if m.Kind == layout.Field && m.Off < off+n && off < m.Off+m.Size {
 			return true
@@ -268,8 +269,8 @@ var goNames = []struct{ enum, prefix, name string }{
 	{"", "RXE_", "RXE"},
 }
 
-// notMirrored matches the C constants that the package omits.
-var notMirrored = regexp.MustCompile(`^(` + strings.Join([]string{
+// omittedConstants matches the C constants that the package omits.
+var omittedConstants = regexp.MustCompile(`^(` + strings.Join([]string{
 	`IB_IOCTL_MAGIC`,                       // old name of RDMA_IOCTL_MAGIC
 	`_IBV_QP_\w+`,                          // used by the kernel's connection manager
 	`IBV_\w+_RESERVED`,                     // the first undefined bit
@@ -280,17 +281,17 @@ var notMirrored = regexp.MustCompile(`^(` + strings.Join([]string{
 	`IBV_DEVICE_INIT_TYPE`,                 // a bit that old kernels may set by accident
 }, "|") + `)$`)
 
-// kernelOnly matches the constants that no header for user space defines (include/rdma/ib_verbs.h, rxe_queue.c).
-// TestKernelOnly and TestRXERings check the values.
-var kernelOnly = regexp.MustCompile(`^(WCFlag|QPT(SMI|GSI)$|PortPhys|PortWidth|PortSpeed|RXE(SendWQE|RecvWQE|CQE|Queue))`)
+// kernelOnlyConstants matches the constants that no header for user space defines (include/rdma/ib_verbs.h,
+// rxe_queue.c). TestKernelOnlyConstants and TestRXERingLayout check the values.
+var kernelOnlyConstants = regexp.MustCompile(`^(WCFlag|QPT(SMI|GSI)$|PortPhys|PortWidth|PortSpeed|RXE(SendWQE|RecvWQE|CQE|Queue))`)
 
 func goName(enum, cname string) string {
 	for _, r := range goNames {
 		if rest, ok := strings.CutPrefix(cname, r.prefix); ok && (r.enum == "" || r.enum == enum) {
-			return fold(r.name + rest)
+			return foldName(r.name + rest)
 		}
 	}
-	return fold(cname)
+	return foldName(cname)
 }
 
 // TestConstants checks that the package contains every constant of the C headers with the same name and value, and no
@@ -300,30 +301,30 @@ func TestConstants(t *testing.T) {
 	consts := make(map[string]*types.Const) // by folded name
 	for _, name := range pkg.scope.Names() {
 		if c, ok := pkg.scope.Lookup(name).(*types.Const); ok && c.Exported() {
-			if other := consts[fold(name)]; other != nil {
+			if other := consts[foldName(name)]; other != nil {
 				t.Errorf("constants %s and %s: got names that differ only in case, want a greater difference", other.Name(), name)
 			}
-			consts[fold(name)] = c
+			consts[foldName(name)] = c
 		}
 	}
 	used := make(map[string]bool)
 	for _, file := range []string{kernelTable, verbsTable} {
-		for _, f := range newest(readTable(t, file)) {
-			if f.Kind != layout.Const || notMirrored.MatchString(f.Name) {
+		for _, f := range newestFacts(readTable(t, file)) {
+			if f.Kind != layout.Const || omittedConstants.MatchString(f.Name) {
 				continue
 			}
 			c := consts[goName(f.Group, f.Name)]
 			if c == nil {
 				continue
 			}
-			used[fold(c.Name())] = true
+			used[foldName(c.Name())] = true
 			if v, ok := constant.Int64Val(c.Val()); !ok || v != f.Value {
 				t.Errorf("%s = %s, %s = %d", c.Name(), c.Val(), f.Name, f.Value)
 			}
 		}
 	}
 	for _, folded := range slices.Sorted(maps.Keys(consts)) {
-		if c := consts[folded]; !used[folded] && !kernelOnly.MatchString(c.Name()) {
+		if c := consts[folded]; !used[folded] && !kernelOnlyConstants.MatchString(c.Name()) {
 			t.Errorf("constant %s: got no counterpart in a C header, want one", c.Name())
 		}
 	}

@@ -5,17 +5,17 @@ import (
 	"strings"
 )
 
-// name returns names[v], or typ(v) if v has no name.
-func name(names []string, v uint64, typ string) string {
+// nameOf returns names[v], or typ(v) if v has no name.
+func nameOf(names []string, v uint64, typ string) string {
 	if v < uint64(len(names)) && names[v] != "" {
 		return names[v]
 	}
 	return typ + "(" + strconv.FormatUint(v, 10) + ")"
 }
 
-// flags joins the names of the bits in v with "|". Bits without a name follow in hexadecimal. If no bit is set, flags
-// returns "0".
-func flags(names []string, v uint64) string {
+// flagNames joins the names of the bits in v with "|". Bits without a name follow in hexadecimal. If no bit is set,
+// flags returns "0".
+func flagNames(names []string, v uint64) string {
 	if v == 0 {
 		return "0"
 	}
@@ -38,19 +38,19 @@ var wcFlagNames = []string{
 }
 
 // String returns the names in C without IB_WC_.
-func (f WCFlags) String() string { return flags(wcFlagNames, uint64(f)) }
+func (f WCFlags) String() string { return flagNames(wcFlagNames, uint64(f)) }
 
 var ibvWCFlagNames = []string{
 	"GRH", "WITH_IMM", "IP_CSUM_OK", "WITH_INV", "TM_SYNC_REQ", "TM_MATCH", "TM_DATA_VALID",
 }
 
 // String returns the names in C without IBV_WC_.
-func (f IBVWCFlags) String() string { return flags(ibvWCFlagNames, uint64(f)) }
+func (f IBVWCFlags) String() string { return flagNames(ibvWCFlagNames, uint64(f)) }
 
 var sendFlagNames = []string{"FENCE", "SIGNALED", "SOLICITED", "INLINE", "IP_CSUM"}
 
 // String returns the names in C without IBV_SEND_.
-func (f SendFlags) String() string { return flags(sendFlagNames, uint64(f)) }
+func (f SendFlags) String() string { return flagNames(sendFlagNames, uint64(f)) }
 
 var accessFlagNames = []string{
 	0: "LOCAL_WRITE", 1: "REMOTE_WRITE", 2: "REMOTE_READ", 3: "REMOTE_ATOMIC", 4: "MW_BIND",
@@ -59,7 +59,7 @@ var accessFlagNames = []string{
 }
 
 // String returns the names in C without IB_UVERBS_ACCESS_.
-func (f AccessFlags) String() string { return flags(accessFlagNames, uint64(f)) }
+func (f AccessFlags) String() string { return flagNames(accessFlagNames, uint64(f)) }
 
 var qpAttrNames = []string{
 	0: "STATE", 1: "CUR_STATE", 2: "EN_SQD_ASYNC_NOTIFY", 3: "ACCESS_FLAGS", 4: "PKEY_INDEX",
@@ -70,7 +70,7 @@ var qpAttrNames = []string{
 }
 
 // String returns the names in C without IBV_QP_.
-func (m QPAttrMask) String() string { return flags(qpAttrNames, uint64(m)) }
+func (m QPAttrMask) String() string { return flagNames(qpAttrNames, uint64(m)) }
 
 var methodNames = [...][]string{
 	ObjectDevice: {
@@ -124,5 +124,5 @@ func MethodName(o ObjectID, m MethodID) string {
 			return names[m]
 		}
 	}
-	return o.String() + " " + name(nil, uint64(m), "MethodID")
+	return o.String() + " " + nameOf(nil, uint64(m), "MethodID")
 }

@@ -30,9 +30,9 @@ func TestNamesInC(t *testing.T) {
 		{verbsTable, "ibv_access_flags", "IBV_ACCESS_", func(v int64) string { return AccessFlags(v).String() }},
 	} {
 		n := 0
-		for _, f := range newest(readTable(t, test.table)) {
+		for _, f := range newestFacts(readTable(t, test.table)) {
 			want, ok := strings.CutPrefix(f.Name, test.prefix)
-			if f.Group != test.enum || !ok || notMirrored.MatchString(f.Name) {
+			if f.Group != test.enum || !ok || omittedConstants.MatchString(f.Name) {
 				continue
 			}
 			n++
@@ -68,7 +68,7 @@ func TestMethodName(t *testing.T) {
 		ObjectDMAH:       "uverbs_methods_dmah",
 		ObjectDMABuf:     "uverbs_methods_dmabuf",
 	}
-	table := newest(readTable(t, kernelTable))
+	table := newestFacts(readTable(t, kernelTable))
 	for o, enum := range enums {
 		n := 0
 		for _, f := range table {
@@ -100,9 +100,9 @@ func TestMethodName(t *testing.T) {
 	}
 }
 
-// TestOwnWords checks the String methods that do not return C names. Each value must have a text, and no two values may
-// have the same text.
-func TestOwnWords(t *testing.T) {
+// TestTextsAreUnique checks the String methods that do not return C names. Each value must have a text, and no two
+// values may have the same text.
+func TestTextsAreUnique(t *testing.T) {
 	for _, test := range []struct {
 		table, enum string
 		name        func(v int64) string
@@ -113,7 +113,7 @@ func TestOwnWords(t *testing.T) {
 		{kernelTable, "ib_uverbs_gid_type", func(v int64) string { return GIDType(v).String() }},
 	} {
 		words := make(map[string]string)
-		for _, f := range newest(readTable(t, test.table)) {
+		for _, f := range newestFacts(readTable(t, test.table)) {
 			if f.Group != test.enum {
 				continue
 			}
@@ -132,7 +132,7 @@ func TestOwnWords(t *testing.T) {
 	}
 }
 
-func TestString(t *testing.T) {
+func TestStringOfValues(t *testing.T) {
 	for _, test := range []struct {
 		got, want string
 	}{

@@ -37,8 +37,8 @@ const (
 // nil. The limit all applies to the accesses of each user beyond the first few.
 func NewCopies(most int, all *Copies) *Copies { return &Copies{most: int64(most), all: all} }
 
-// Going returns the number of accesses in progress.
-func (c *Copies) Going() int {
+// InProgress returns the number of accesses in progress.
+func (c *Copies) InProgress() int {
 	if c == nil {
 		return 0
 	}
@@ -52,7 +52,7 @@ func (c *Copies) begin() error {
 		return nil
 	}
 	c.decrement()
-	return c.wait()
+	return c.waitForOthers()
 }
 
 func (c *Copies) end() {
@@ -82,7 +82,7 @@ func (c *Copies) decrement() {
 	}
 }
 
-func (c *Copies) wait() error {
+func (c *Copies) waitForOthers() error {
 	defer c.waiting.Add(-1)
 	if c.waiting.Add(1) > maxCopiesWaiting {
 		return ErrStuck

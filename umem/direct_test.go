@@ -6,14 +6,14 @@ import (
 	"verbena/umem"
 )
 
-// window is a Space. A part of its memory is a Local.
-type window struct{ umem.Space }
+// spaceWithWindows is a Space. A part of its memory is a Local.
+type spaceWithWindows struct{ umem.Space }
 
-func (w window) Windows() *umem.Local { return w.Space.(*umem.Local) }
+func (w spaceWithWindows) Windows() *umem.Local { return w.Space.(*umem.Local) }
 
-// TestDirect checks that Direct returns the memory of a region if it lies in one buffer of a Local. The test also
-// checks that ranges do not wrap around.
-func TestDirect(t *testing.T) {
+// TestDirectReturnsLocalMemory checks that Direct returns the memory of a region if it lies in one buffer of a Local.
+// The test also checks that ranges do not wrap around.
+func TestDirectReturnsLocalMemory(t *testing.T) {
 	local := umem.NewLocal()
 	buf := make([]byte, 3<<12)
 	addr, err := local.Add(buf)
@@ -38,7 +38,7 @@ func TestDirect(t *testing.T) {
 	}{
 		{"all", r, 0x1000, uint64(len(buf)), 0},
 		{"a part", r, 0x1010, 5, 0x10},
-		{"a window", get(window{local}, all), 0x1010, 5, 0x10},
+		{"a window", get(spaceWithWindows{local}, all), 0x1010, 5, 0x10},
 		{"nothing", r, 0x1010, 0, -1},
 		{"before", r, 0xfff, 5, -1},
 		{"beyond", r, 0x1010, uint64(len(buf)), -1},
@@ -53,7 +53,7 @@ func TestDirect(t *testing.T) {
 			t.Errorf("%s: got other memory", c.name)
 		}
 	}
-	onDemand, err := umem.OnDemand(local, 0, umem.Everything, 0)
+	onDemand, err := umem.OnDemand(local, 0, umem.ImplicitLength, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,8 +59,8 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 	<-done
 }
 
-// TestMapsIsNothingElse checks that /proc/PID/maps is the only file accepted as the mappings of a process.
-func TestMapsIsNothingElse(t *testing.T) {
+// TestOnlyProcMapsIsAccepted checks that /proc/PID/maps is the only file accepted as the mappings of a process.
+func TestOnlyProcMapsIsAccepted(t *testing.T) {
 	for path, want := range map[string]error{"/proc/self/maps": nil, "/proc/self/mem": unix.EINVAL,
 		"/proc/version": unix.EINVAL, os.DevNull: unix.EINVAL} {
 		f, err := os.Open(path)
@@ -74,11 +74,11 @@ func TestMapsIsNothingElse(t *testing.T) {
 	}
 }
 
-// TestNumberOfAnother checks reads by number after another process has received the number, or after the process has
+// TestReadOfReusedPID checks reads by number after another process has received the number, or after the process has
 // executed another program. Only the pidfd, or only the address space, shows the change.
-func TestNumberOfAnother(t *testing.T) {
-	defer func(n uint64) { small = n }(small)
-	small = 0
+func TestReadOfReusedPID(t *testing.T) {
+	defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
+	maxFileAccess = 0
 	for name, change := range map[string]func(p *Process, gone *childProcess){
 		"the process has ended":      func(p *Process, gone *childProcess) { p.pidfdFD = gone.pidfdFD },
 		"the address space has gone": func(p *Process, gone *childProcess) { p.files = gone.files },
@@ -86,7 +86,7 @@ func TestNumberOfAnother(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			gone, other := startChild(t, "plain"), startChild(t, "plain")
 			gone.kill()
-			cfg := configOf(t, other.PID(), fmt.Sprintf("/proc/%d/mem", other.PID()))
+			cfg := processConfig(t, other.PID(), fmt.Sprintf("/proc/%d/mem", other.PID()))
 			cfg.Bound = false
 			p, err := NewProcess(cfg)
 			if err != nil {
@@ -105,8 +105,8 @@ func TestNumberOfAnother(t *testing.T) {
 	}
 }
 
-// TestEndedMemory checks that no access is made by either method after the process has been treated as exited.
-func TestEndedMemory(t *testing.T) {
+// TestNoAccessAfterExit checks that no access is made by either method after the process has been treated as exited.
+func TestNoAccessAfterExit(t *testing.T) {
 	c := startChild(t, "plain")
 	c.MarkDead()
 	b := make([]byte, 8)
@@ -125,8 +125,8 @@ func TestEndedMemory(t *testing.T) {
 	}
 }
 
-// TestRangesThatWrap checks that an access fails if its end wraps around or exceeds the addresses of a process.
-func TestRangesThatWrap(t *testing.T) {
+// TestWrappingRangeFails checks that an access fails if its end wraps around or exceeds the addresses of a process.
+func TestWrappingRangeFails(t *testing.T) {
 	c := startChild(t, "plain")
 	b := make([]byte, 2*PageSize)
 	for _, addr := range []uint64{^uint64(0) - PageSize, 1<<63 - PageSize, 1 << 63} {
@@ -139,8 +139,8 @@ func TestRangesThatWrap(t *testing.T) {
 	}
 }
 
-// TestNoLock checks that a process that may not lock memory cannot register memory.
-func TestNoLock(t *testing.T) {
+// TestRegistrationNeedsLockLimit checks that a process that may not lock memory cannot register memory.
+func TestRegistrationNeedsLockLimit(t *testing.T) {
 	a := NewAccount(func() uint64 { return 0 })
 	if err := a.charge(0); !errors.Is(err, ErrNoLock) {
 		t.Errorf("charge: got %v, want ErrNoLock", err)

@@ -9,8 +9,8 @@ import (
 // Range is a part of a Space: Length bytes at Addr. (struct scatterlist)
 type Range struct{ Addr, Length uint64 }
 
-// span is one range of a region with several ranges.
-type span struct {
+// regionRange is one range of a region with several ranges.
+type regionRange struct {
 	Range
 	off uint64 // offset of the first byte in the region
 }
@@ -30,14 +30,14 @@ func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) 
 		return nil, fmt.Errorf("register range %d of %d, %d bytes at %#x: %w", i, len(list), list[i].Length, list[i].Addr,
 			err)
 	}
-	r := &Region{space: lastingOf(space), acct: acct, addr: list[0].Addr, iova: iova, list: make([]span, len(list))}
+	r := &Region{space: lastingOf(space), acct: acct, addr: list[0].Addr, iova: iova, list: make([]regionRange, len(list))}
 	var pages uint64
 	for i, part := range list {
 		addr, n := part.Addr, part.Length
 		if addr+n < addr || addr+n+PageSize < addr+n || r.length+n < n || iova+r.length+n < iova {
 			return fail(i, ErrRange)
 		}
-		r.list[i] = span{part, r.length}
+		r.list[i] = regionRange{part, r.length}
 		r.length += n
 		pages += (addr+n-1)/PageSize - addr/PageSize + 1
 	}
@@ -56,7 +56,7 @@ func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) 
 
 // rangeIndex returns the index of the range that contains the byte at offset off of the region.
 func (r *Region) rangeIndex(off uint64) int {
-	i, found := slices.BinarySearchFunc(r.list, off, func(s span, off uint64) int {
+	i, found := slices.BinarySearchFunc(r.list, off, func(s regionRange, off uint64) int {
 		switch {
 		case s.off < off:
 			return -1
@@ -71,8 +71,8 @@ func (r *Region) rangeIndex(off uint64) int {
 	return i
 }
 
-// each calls f for each part of a region's range that is contiguous in the space.
-func (r *Region) each(iova, length uint64, f func(addr, n uint64) error) error {
+// eachRange calls f for each part of a region's range that is contiguous in the space.
+func (r *Region) eachRange(iova, length uint64, f func(addr, n uint64) error) error {
 	if length == 0 {
 		return nil
 	}
@@ -91,17 +91,17 @@ func (r *Region) each(iova, length uint64, f func(addr, n uint64) error) error {
 	return nil
 }
 
-// vectors is a pool of slices for parts of the buffers of one access. It avoids allocations.
-var vectors = sync.Pool{New: func() any { return new([][]byte) }}
+// vectorPool is a pool of slices for parts of the buffers of one access. It avoids allocations.
+var vectorPool = sync.Pool{New: func() any { return new([][]byte) }}
 
-// moveList implements ReadV and WriteV for a region of several ranges. The region must contain all bytes.
-func (r *Region) moveList(bufs [][]byte, iova uint64, move func(s Space, bufs [][]byte, addr uint64) error) error {
-	kept := vectors.Get().(*[][]byte)
+// transferList implements ReadV and WriteV for a region of several ranges. The region must contain all bytes.
+func (r *Region) transferList(bufs [][]byte, iova uint64, move func(s Space, bufs [][]byte, addr uint64) error) error {
+	kept := vectorPool.Get().(*[][]byte)
 	part := *kept
 	defer func() {
 		clear(part[:cap(part)])
 		*kept = part[:0]
-		vectors.Put(kept)
+		vectorPool.Put(kept)
 	}()
 	off, left := iova-r.iova, totalLen(bufs)
 	if left == 0 {

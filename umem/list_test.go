@@ -10,14 +10,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestListIsOneRange compares a list of ranges with one range that has the same bytes. Reads and writes must have the
-// same results.
-func TestListIsOneRange(t *testing.T) {
+// TestListEqualsOneRange compares a list of ranges with one range that has the same bytes. Reads and writes must have
+// the same results.
+func TestListEqualsOneRange(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const size, iova = 4096, 0x7000_0001
 		mem := make([]byte, size)
 		for i := range mem {
-			mem[i] = pattern(i)
+			mem[i] = patternByte(i)
 		}
 		space := NewLocal()
 		base, err := space.Add(mem)
@@ -74,13 +74,13 @@ func TestListIsOneRange(t *testing.T) {
 	})
 }
 
-// flawed is a Space with an unmapped range and read-only memory.
-type flawed struct {
+// flawedSpace is a Space with an unmapped range and read-only memory.
+type flawedSpace struct {
 	Space
 	hole, readOnly uint64
 }
 
-func (f flawed) Check(addr, length uint64, write bool) error {
+func (f flawedSpace) Check(addr, length uint64, write bool) error {
 	if in := func(at uint64) bool { return at-addr < length }; in(f.hole) || write && in(f.readOnly) {
 		return ErrFault
 	}
@@ -89,7 +89,7 @@ func (f flawed) Check(addr, length uint64, write bool) error {
 
 func TestListErrors(t *testing.T) {
 	p := PageSize
-	space := flawed{hole: 50 * p, readOnly: 60 * p}
+	space := flawedSpace{hole: 50 * p, readOnly: 60 * p}
 	for _, test := range []struct {
 		name  string
 		list  []Range

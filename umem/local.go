@@ -48,7 +48,7 @@ func (l *Local) AddAt(addr uint64, b []byte) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := *l.buffers.Load()
-	i, found := find(old, addr)
+	i, found := findBuffer(old, addr)
 	if found || i < len(old) && old[i].addr < addr+uint64(len(b)) || i > 0 && old[i-1].end() > addr {
 		return fmt.Errorf("add %d bytes at %#x: the range overlaps another buffer: %w", len(b), addr, syscall.EEXIST)
 	}
@@ -62,7 +62,7 @@ func (l *Local) Remove(addr uint64) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	old := *l.buffers.Load()
-	i, found := find(old, addr)
+	i, found := findBuffer(old, addr)
 	if !found {
 		return fmt.Errorf("remove the buffer at %#x: no such buffer: %w", addr, syscall.ENOENT)
 	}
@@ -73,18 +73,18 @@ func (l *Local) Remove(addr uint64) error {
 
 func (b *localBuffer) end() uint64 { return b.addr + uint64(len(b.mem)) }
 
-// find returns the index of the buffer that starts at addr, or its insertion point.
-func find(buffers []localBuffer, addr uint64) (int, bool) {
+// findBuffer returns the index of the buffer that starts at addr, or its insertion point.
+func findBuffer(buffers []localBuffer, addr uint64) (int, bool) {
 	return slices.BinarySearchFunc(buffers, addr, func(b localBuffer, a uint64) int { return cmp.Compare(b.addr, a) })
 }
 
-// at returns the memory of a range. The range must lie within one buffer.
-func (l *Local) at(addr, length uint64) ([]byte, error) {
+// rangeMemory returns the memory of a range. The range must lie within one buffer.
+func (l *Local) rangeMemory(addr, length uint64) ([]byte, error) {
 	if length == 0 {
 		return nil, nil
 	}
 	buffers := *l.buffers.Load()
-	i, found := find(buffers, addr)
+	i, found := findBuffer(buffers, addr)
 	if !found {
 		i--
 	}
@@ -101,13 +101,13 @@ func (l *Local) at(addr, length uint64) ([]byte, error) {
 
 // Check implements Space. The range must lie within one buffer.
 func (l *Local) Check(addr, length uint64, write bool) error {
-	_, err := l.at(addr, length)
+	_, err := l.rangeMemory(addr, length)
 	return err
 }
 
 // ReadV implements Space.
 func (l *Local) ReadV(dst [][]byte, addr uint64) error {
-	mem, err := l.at(addr, totalLen(dst))
+	mem, err := l.rangeMemory(addr, totalLen(dst))
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (l *Local) ReadV(dst [][]byte, addr uint64) error {
 
 // WriteV implements Space.
 func (l *Local) WriteV(src [][]byte, addr uint64) error {
-	mem, err := l.at(addr, totalLen(src))
+	mem, err := l.rangeMemory(addr, totalLen(src))
 	if err != nil {
 		return err
 	}

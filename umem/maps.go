@@ -9,11 +9,11 @@ import (
 	"sync"
 )
 
-// mapsLine is the number of bytes of a line that contain all needed fields: addresses, rights, offset, device and
+// mapsLineSize is the number of bytes of a line that contain all needed fields: addresses, rights, offset, device and
 // inode. The rest of a line with a long path is skipped.
-const mapsLine = 4096
+const mapsLineSize = 4096
 
-var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLine) }}
+var mapsReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, mapsLineSize) }}
 
 // mapsCover reads a process's list of mappings (proc_pid_maps(5)), which is sorted by address. mapsCover reads until it
 // is certain whether [addr, end) is mapped without a gap. The mappings must be readable, and writable if write is set.

@@ -5,14 +5,15 @@ import (
 	"time"
 )
 
-// TestRecentMappings checks that the cache stores all mappings that one message uses, each until its time limit.
-func TestRecentMappings(t *testing.T) {
+// TestRecentMappingsAreCached checks that the cache stores all mappings that one message uses, each until its time
+// limit.
+func TestRecentMappingsAreCached(t *testing.T) {
 	const page = 4096
 	var r recentMappings
 	now := time.Since(clockBase)
 	n := uint64(len(r.places))
 	for i := range n {
-		r.note(mapping{start: 2 * i * page, end: (2*i + 1) * page}, now+time.Hour)
+		r.record(mapping{start: 2 * i * page, end: (2*i + 1) * page}, now+time.Hour)
 	}
 	for i := range n {
 		at := 2 * i * page
@@ -23,7 +24,7 @@ func TestRecentMappings(t *testing.T) {
 			t.Errorf("range after mapping %d: got it covered, want it not covered", i)
 		}
 	}
-	r.note(mapping{start: 100 * page, end: 101 * page}, now)
+	r.record(mapping{start: 100 * page, end: 101 * page}, now)
 	if r.covers(100*page, 101*page) {
 		t.Error("mapping after its time limit: got it covered, want it dropped")
 	}

@@ -61,7 +61,7 @@ type Process struct {
 	once   sync.Once // closes exited
 }
 
-const binding = 1 << 62
+const bindingFlag = 1 << 62
 
 // ProcessConfig holds the parameters of a Process. The new Process owns the files, even if NewProcess fails.
 type ProcessConfig struct {
@@ -154,7 +154,7 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 		cfg.Bound = err == unix.EPERM || err == unix.ESRCH
 	}
 	if cfg.Bound {
-		p.direct.Store(binding)
+		p.direct.Store(bindingFlag)
 		p.drainOnce.Do(func() { close(p.drained) })
 	}
 	go p.watch()
@@ -163,12 +163,12 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 
 // watch waits in the poller until the process exits or Close is called.
 func (p *Process) watch() {
-	_ = p.conn.Read(func(fd uintptr) bool { return exited(int(fd)) })
+	_ = p.conn.Read(func(fd uintptr) bool { return hasExited(int(fd)) })
 	p.MarkDead()
 }
 
-// exited reports whether the process of a pidfd has exited. The pidfd is then readable.
-func exited(pidfd int) bool {
+// hasExited reports whether the process of a pidfd has exited. The pidfd is then readable.
+func hasExited(pidfd int) bool {
 	pfd := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	n, err := unix.Poll(pfd, 0)
 	return err == nil && n > 0
@@ -182,7 +182,7 @@ func (p *Process) Exited() <-chan struct{} { return p.exited }
 
 // Alive asks the kernel whether the process exists. If the process exists, its id has not been reused.
 func (p *Process) Alive() bool {
-	alive := !exited(p.pidfdFD)
+	alive := !hasExited(p.pidfdFD)
 	return alive && !p.dead.Load() // dead is set before the pidfd is closed
 }
 
@@ -211,11 +211,11 @@ func (p *Process) Close() error {
 func (p *Process) Bind(timeout time.Duration) error {
 	for {
 		n := p.direct.Load()
-		if n >= binding {
+		if n >= bindingFlag {
 			break
 		}
 		// Bind counts as an access itself, so that some access is the last one.
-		if p.direct.CompareAndSwap(n, n+1+binding) {
+		if p.direct.CompareAndSwap(n, n+1+bindingFlag) {
 			p.leave()
 			break
 		}
@@ -242,14 +242,14 @@ func QueriesMappings() bool {
 }
 
 // Bound reports whether all accesses use the address space.
-func (p *Process) Bound() bool { return p.direct.Load() >= binding }
+func (p *Process) Bound() bool { return p.direct.Load() >= bindingFlag }
 
-// Left reports whether no process has the address space any more. Left returns false if this is unknown.
-func (p *Process) Left() bool { return p.dead.Load() || p.files.gone() }
+// SpaceGone reports whether no process has the address space any more. Left returns false if this is unknown.
+func (p *Process) SpaceGone() bool { return p.dead.Load() || p.files.isGone() }
 
 // enter begins an access by number. enter returns false if no access may begin. leave ends the access.
 func (p *Process) enter() bool {
-	if p.direct.Add(1) > binding {
+	if p.direct.Add(1) > bindingFlag {
 		p.leave()
 		return false
 	}
@@ -257,7 +257,7 @@ func (p *Process) enter() bool {
 }
 
 func (p *Process) leave() {
-	if p.direct.Add(-1) == binding {
+	if p.direct.Add(-1) == bindingFlag {
 		p.drainOnce.Do(func() { close(p.drained) })
 	}
 }
@@ -275,9 +275,9 @@ const (
 
 var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 
-// small is the size in bytes up to which access by file is as fast as access by number. The size applies if the kernel
-// supports the query for one mapping. Tests change this variable.
-var small uint64 = 8 << 10
+// maxFileAccess is the size in bytes up to which access by file is as fast as access by number. The size applies if the
+// kernel supports the query for one mapping. Tests change this variable.
+var maxFileAccess uint64 = 8 << 10
 
 func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 	if p.dead.Load() {
@@ -288,7 +288,7 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 	}
 	defer p.copies.end()
 	byNumber := p.trusting || !write
-	if totalLen(bufs) <= small && !p.files.noQuery.Load() || !byNumber || !p.enter() {
+	if totalLen(bufs) <= maxFileAccess && !p.files.noQuery.Load() || !byNumber || !p.enter() {
 		return p.files.move(bufs, addr, write)
 	}
 	err := moveVectors(p, nil, bufs, addr, write)
@@ -300,7 +300,7 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 			return err
 		}
 		return p.files.move(bufs, addr, write)
-	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.gone()):
+	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.isGone()):
 		// The number may now belong to another process.
 		return ErrFault
 	}
@@ -385,15 +385,17 @@ func (p *Process) Check(addr, length uint64, write bool) error {
 
 // Exact returns the same memory for use within one call. From the start, all accesses through the returned Space are
 // accesses by file, and reach only the address space. Regions created from the returned Space belong to the Process.
-func (p *Process) Exact() Space { return exact{p} }
+func (p *Process) Exact() Space { return exactSpace{p} }
 
-type exact struct{ p *Process }
+type exactSpace struct{ p *Process }
 
-func (e exact) Check(addr, length uint64, write bool) error { return e.p.Check(addr, length, write) }
-func (e exact) ReadV(dst [][]byte, addr uint64) error       { return e.move(dst, addr, false) }
-func (e exact) WriteV(src [][]byte, addr uint64) error      { return e.move(src, addr, true) }
+func (e exactSpace) Check(addr, length uint64, write bool) error {
+	return e.p.Check(addr, length, write)
+}
+func (e exactSpace) ReadV(dst [][]byte, addr uint64) error  { return e.move(dst, addr, false) }
+func (e exactSpace) WriteV(src [][]byte, addr uint64) error { return e.move(src, addr, true) }
 
-func (e exact) move(bufs [][]byte, addr uint64, write bool) error {
+func (e exactSpace) move(bufs [][]byte, addr uint64, write bool) error {
 	if e.p.dead.Load() {
 		return ErrFault
 	}
@@ -405,4 +407,4 @@ func (e exact) move(bufs [][]byte, addr uint64, write bool) error {
 }
 
 // Lasting implements lasting.
-func (e exact) Lasting() Space { return e.p }
+func (e exactSpace) Lasting() Space { return e.p }

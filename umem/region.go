@@ -41,25 +41,25 @@ type Space interface {
 	WriteV(src [][]byte, addr uint64) error
 }
 
-// lasting is implemented by a Space that is valid for one call only. A Region exists longer than the call and uses the
-// Space that Lasting returns.
-type lasting interface{ Lasting() Space }
+// lastingSpace is implemented by a Space that is valid for one call only. A Region exists longer than the call and uses
+// the Space that Lasting returns.
+type lastingSpace interface{ Lasting() Space }
 
 func lastingOf(s Space) Space {
-	if l, ok := s.(lasting); ok {
+	if l, ok := s.(lastingSpace); ok {
 		return l.Lasting()
 	}
 	return s
 }
 
-// windowed is implemented by a Space that has a Local as a part of its memory. This Local is searched first.
-type windowed interface{ Windows() *Local }
+// windowedSpace is implemented by a Space that has a Local as a part of its memory. This Local is searched first.
+type windowedSpace interface{ Windows() *Local }
 
 func localOf(s Space) *Local {
 	switch s := s.(type) {
 	case *Local:
 		return s
-	case windowed:
+	case windowedSpace:
 		return s.Windows()
 	}
 	return nil
@@ -74,8 +74,8 @@ type Region struct {
 	length uint64
 	iova   uint64
 	pages  uint64
-	list   []span // nil: one range
-	local  *Local // the Local of the space, or nil
+	list   []regionRange // nil: one range
+	local  *Local        // the Local of the space, or nil
 
 	onDemand bool
 }
@@ -117,8 +117,8 @@ func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	return &Region{space: space, addr: addr, length: length, iova: iova, local: localOf(space), onDemand: true}, nil
 }
 
-// Everything is the length of an implicit region.
-const Everything = math.MaxUint64
+// ImplicitLength is the length of an implicit region.
+const ImplicitLength = math.MaxUint64
 
 // OnDemand reports whether the region was created by OnDemand.
 func (r *Region) OnDemand() bool { return r.onDemand }
@@ -132,7 +132,7 @@ func (r *Region) Prefetch(iova, length uint64, write bool) error {
 	if length == 0 {
 		return nil
 	}
-	if err := r.each(iova, length, func(addr, n uint64) error { return r.space.Check(addr, n, write) }); err != nil {
+	if err := r.eachRange(iova, length, func(addr, n uint64) error { return r.space.Check(addr, n, write) }); err != nil {
 		return err
 	}
 	buf := [][]byte{make([]byte, min(length, prefetchChunk))}
@@ -161,7 +161,7 @@ func (r *Region) Release() {
 // Check reports whether the memory is still mapped, and writable if write is set. The errors are those of Space.Check.
 // Check may sleep.
 func (r *Region) Check(write bool) error {
-	return r.each(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
+	return r.eachRange(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
 }
 
 // IOVA returns the address of the first byte for work requests and peers.
@@ -192,7 +192,7 @@ func (r *Region) ReadV(dst [][]byte, iova uint64) error {
 		return ErrRange
 	}
 	if r.list != nil {
-		return r.moveList(dst, iova, Space.ReadV)
+		return r.transferList(dst, iova, Space.ReadV)
 	}
 	return r.space.ReadV(dst, iova-r.iova+r.addr)
 }
@@ -204,7 +204,7 @@ func (r *Region) WriteV(src [][]byte, iova uint64) error {
 		return ErrRange
 	}
 	if r.list != nil {
-		return r.moveList(src, iova, Space.WriteV)
+		return r.transferList(src, iova, Space.WriteV)
 	}
 	return r.space.WriteV(src, iova-r.iova+r.addr)
 }
@@ -216,7 +216,7 @@ func (r *Region) Direct(iova, length uint64) []byte {
 	if r.local == nil || r.list != nil || length == 0 || !r.Contains(iova, length) {
 		return nil
 	}
-	mem, _ := r.local.at(iova-r.iova+r.addr, length)
+	mem, _ := r.local.rangeMemory(iova-r.iova+r.addr, length)
 	return mem
 }
 

@@ -47,9 +47,9 @@ func (r *recentMappings) covers(addr, end uint64) bool {
 	return false
 }
 
-// note stores a mapping. The mapping is treated as present until a time after clockBase.
-func (r *recentMappings) note(m mapping, until time.Duration) {
-	r.places[r.next.Add(1)%uint32(len(r.places))].note(m, until)
+// record stores a mapping. The mapping is treated as present until a time after clockBase.
+func (r *recentMappings) record(m mapping, until time.Duration) {
+	r.places[r.next.Add(1)%uint32(len(r.places))].record(m, until)
 }
 
 // recentMapping is a mapping that was found to allow an access. The mapping is treated as unchanged for a short time.
@@ -60,10 +60,10 @@ type recentMapping struct {
 	until      atomic.Int64 // time since clockBase; 0 while the mapping is being stored
 }
 
-// mappingLasts is the time for which a mapping is treated as unchanged. Within this time a doorbell costs no further
+// mappingLifetime is the time for which a mapping is treated as unchanged. Within this time a doorbell costs no further
 // system call. A device may write to the pages of a region regardless of later changes of the mappings. A change of
 // protection takes effect after this time, and an unmapping takes effect at once.
-const mappingLasts = 10 * time.Millisecond
+const mappingLifetime = 10 * time.Millisecond
 
 var clockBase = time.Now()
 
@@ -76,7 +76,7 @@ func (r *recentMapping) covers(addr, end uint64, now int64) bool {
 	return covered && r.until.Load() == until
 }
 
-func (r *recentMapping) note(m mapping, until time.Duration) {
+func (r *recentMapping) record(m mapping, until time.Duration) {
 	if !r.mu.TryLock() {
 		return
 	}
@@ -147,9 +147,9 @@ func (s *Files) Check(addr, length uint64, write bool) error {
 	return s.check(addr, addr+length, write)
 }
 
-// gone reports whether no process has the address space any more. In this case the file is empty. Otherwise a read at
+// isGone reports whether no process has the address space any more. In this case the file is empty. Otherwise a read at
 // address 0 returns an error or memory.
-func (s *Files) gone() bool {
+func (s *Files) isGone() bool {
 	if !s.enter() {
 		return true
 	}
@@ -261,7 +261,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 		if !m.read || write && !m.write {
 			return false, nil
 		}
-		s.mappingCache(write).note(m, since+mappingLasts)
+		s.mappingCache(write).record(m, since+mappingLifetime)
 		addr = m.end
 	}
 	if addr >= end {
@@ -272,7 +272,7 @@ func (s *Files) covers(addr, end uint64, write bool) (bool, error) {
 	since := time.Since(clockBase)
 	span, covered, err := mapsCover(io.NewSectionReader(s.maps, 0, math.MaxInt64), addr, end, write)
 	if covered {
-		s.mappingCache(write).note(span, since+mappingLasts)
+		s.mappingCache(write).record(span, since+mappingLifetime)
 	}
 	return covered, err
 }

@@ -36,7 +36,7 @@ func init() {
 
 func TestMain(m *testing.M) {
 	if os.Getenv("UMEM_TEST_CHILD") != "" {
-		child()
+		runChild()
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -46,15 +46,15 @@ func TestMain(m *testing.M) {
 // rights.
 const childPages = 4
 
-// child maps its pages and prints their address. child then answers each line of input with the contents of the first
-// page.
-func child() {
+// runChild maps its pages and prints their address. runChild then answers each line of input with the contents of the
+// first page.
+func runChild() {
 	mem, err := unix.Mmap(-1, 0, childPages*int(PageSize), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		panic(err)
 	}
 	for i := range mem {
-		mem[i] = pattern(i)
+		mem[i] = patternByte(i)
 	}
 	protect := func(page, prot int) {
 		if err := unix.Mprotect(mem[page*int(PageSize):(page+1)*int(PageSize)], prot); err != nil {
@@ -104,7 +104,7 @@ func endMainThread() {
 	_, _, _ = syscall.Syscall(unix.SYS_EXIT, 0, 0, 0) // makes the runtime take the processor from the ended thread
 }
 
-func pattern(i int) byte { return byte(i*7 + i>>12) }
+func patternByte(i int) byte { return byte(i*7 + i>>12) }
 
 func dropCapabilities() {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
@@ -122,11 +122,11 @@ type childProcess struct {
 	out   *bufio.Reader
 }
 
-// eachWay runs a test twice, once for each method of access to another process.
-func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
+// eachAccessMethod runs a test twice, once for each method of access to another process.
+func eachAccessMethod(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
 	t.Run("process_vm", func(t *testing.T) {
-		defer func(n uint64) { small = n }(small)
-		small = 0
+		defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
+		maxFileAccess = 0
 		f(t, func(t *testing.T, mode string) *childProcess {
 			c := startChild(t, mode)
 			c.trusting = true
@@ -149,14 +149,14 @@ func eachWay(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *
 // openBound opens the memory of a process for access by files only.
 func openBound(t *testing.T, pid int) *Process {
 	t.Helper()
-	p, err := NewProcess(configOf(t, pid, fmt.Sprintf("/proc/%d/mem", pid)))
+	p, err := NewProcess(processConfig(t, pid, fmt.Sprintf("/proc/%d/mem", pid)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-func configOf(t *testing.T, pid int, mem string) ProcessConfig {
+func processConfig(t *testing.T, pid int, mem string) ProcessConfig {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -226,8 +226,8 @@ func (c *childProcess) firstPage(t *testing.T) []byte {
 	return b
 }
 
-// split cuts b into n buffers.
-func split(b []byte, n int) [][]byte {
+// splitBuffer cuts b into n buffers.
+func splitBuffer(b []byte, n int) [][]byte {
 	v := make([][]byte, n)
 	for i := range v {
 		v[i] = b[i*len(b)/n : (i+1)*len(b)/n]
@@ -235,23 +235,25 @@ func split(b []byte, n int) [][]byte {
 	return v
 }
 
-func TestProcessReadsAndWritesAnother(t *testing.T) { eachWay(t, testProcessReadsAndWritesAnother) }
+func TestProcessReadsAndWritesAnother(t *testing.T) {
+	eachAccessMethod(t, testProcessReadsAndWritesAnother)
+}
 
 func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, string) *childProcess) {
 	c := start(t, "plain")
 	// The cases include more buffers than one call accepts, and empty buffers.
 	for _, buffers := range []int{1, 2, iovStack, iovStack + 1, iovMax, iovMax + 1, 3000} {
 		got := make([]byte, PageSize)
-		if err := c.ReadV(split(got, buffers), c.base+PageSize); err != nil {
+		if err := c.ReadV(splitBuffer(got, buffers), c.base+PageSize); err != nil {
 			t.Fatalf("%d buffers: %v", buffers, err)
 		}
 		for i, b := range got {
-			if want := pattern(i + int(PageSize)); b != want {
+			if want := patternByte(i + int(PageSize)); b != want {
 				t.Fatalf("read with %d buffers: byte %d: got %#x, want %#x", buffers, i, b, want)
 			}
 		}
 		want := bytes.Repeat([]byte{byte(buffers)}, int(PageSize))
-		if err := c.WriteV(split(want, buffers), c.base); err != nil {
+		if err := c.WriteV(splitBuffer(want, buffers), c.base); err != nil {
 			t.Fatalf("%d buffers: %v", buffers, err)
 		}
 		if !bytes.Equal(c.firstPage(t), want) {
@@ -263,7 +265,7 @@ func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, strin
 	}
 }
 
-func TestProcessProtection(t *testing.T) { eachWay(t, testProcessProtection) }
+func TestProcessProtection(t *testing.T) { eachAccessMethod(t, testProcessProtection) }
 
 func testProcessProtection(t *testing.T, start func(*testing.T, string) *childProcess) {
 	c := start(t, "plain")
@@ -305,7 +307,7 @@ func testProcessProtection(t *testing.T, start func(*testing.T, string) *childPr
 	}
 }
 
-func TestProcessAfterExit(t *testing.T) { eachWay(t, testProcessAfterExit) }
+func TestProcessAfterExit(t *testing.T) { eachAccessMethod(t, testProcessAfterExit) }
 
 func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childProcess) {
 	for _, test := range []struct {
@@ -341,21 +343,21 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 // TestExecEndsTheAddressSpace checks memory that was opened or registered before Bind and an exec. The memory must
 // never refer to the new program.
 func TestExecEndsTheAddressSpace(t *testing.T) {
-	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
+	eachAccessMethod(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "exec")
 		old, base := c.Process, c.base
 		region, err := Get(old, nil, base, 2*PageSize, base, true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		everything, err := OnDemand(old, 0, Everything, 0)
+		everything, err := OnDemand(old, 0, ImplicitLength, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := old.Bind(time.Second); err != nil {
 			t.Fatal(err)
 		}
-		if old.Left() {
+		if old.SpaceGone() {
 			t.Error("Left before the exec: got true, want false")
 		}
 		if err := region.WriteV([][]byte{{1, 2}}, base); err != nil {
@@ -365,7 +367,7 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 		if _, err := fmt.Fscanln(c.out, &c.base); err != nil {
 			t.Fatal(err)
 		}
-		if !old.Left() {
+		if !old.SpaceGone() {
 			t.Error("Left after the exec: got false, want true")
 		}
 		next, err := OpenProcess(c.cmd.Process.Pid)
@@ -399,17 +401,17 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 	})
 }
 
-// TestNumberIsAnothers checks accesses after the process has ended and another process has received its number. The
+// TestAccessWithReusedPID checks accesses after the process has ended and another process has received its number. The
 // pidfd has not reported the end yet.
-func TestNumberIsAnothers(t *testing.T) {
-	for _, least := range []uint64{0, small} {
+func TestAccessWithReusedPID(t *testing.T) {
+	for _, least := range []uint64{0, maxFileAccess} {
 		t.Run(fmt.Sprintf("by file up to %d bytes", least), func(t *testing.T) {
-			defer func(n uint64) { small = n }(small)
-			small = least
+			defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
+			maxFileAccess = least
 			gone, other := startChild(t, "plain"), startChild(t, "plain")
 			gone.kill()
 			p, err := NewProcess(func() ProcessConfig {
-				cfg := configOf(t, other.PID(), fmt.Sprintf("/proc/%d/mem", other.PID()))
+				cfg := processConfig(t, other.PID(), fmt.Sprintf("/proc/%d/mem", other.PID()))
 				cfg.Bound = false
 				return cfg
 			}())
@@ -441,7 +443,7 @@ func TestNumberIsAnothers(t *testing.T) {
 
 // TestAccessesAreBounded checks the limit of concurrent accesses for both methods.
 func TestAccessesAreBounded(t *testing.T) {
-	eachWay(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
+	eachAccessMethod(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "plain")
 		c.copies = NewCopies(1, nil)
 		b := [][]byte{make([]byte, 8)}
@@ -462,14 +464,14 @@ func TestAccessesAreBounded(t *testing.T) {
 			}
 		}
 		c.copies.end()
-		if n := c.copies.Going(); n != 0 {
+		if n := c.copies.InProgress(); n != 0 {
 			t.Errorf("%d go on", n)
 		}
 	})
 }
 
-// TestProtectionIsSeenSoon checks that a change to read-only takes effect within the time limit.
-func TestProtectionIsSeenSoon(t *testing.T) {
+// TestProtectionChangeIsSeen checks that a change to read-only takes effect within the time limit.
+func TestProtectionChangeIsSeen(t *testing.T) {
 	c := startChild(t, "protect")
 	page := [][]byte{make([]byte, PageSize)}
 	if err := c.WriteV(page, c.base); err != nil {
@@ -479,19 +481,19 @@ func TestProtectionIsSeenSoon(t *testing.T) {
 	if line, err := c.out.ReadString('\n'); err != nil || line != "protected\n" {
 		t.Fatalf("%q, %v", line, err)
 	}
-	time.Sleep(2 * mappingLasts) // the test waits because it tests the limit itself
+	time.Sleep(2 * mappingLifetime) // the test waits because it tests the limit itself
 	if err := c.WriteV(page, c.base); !errors.Is(err, ErrFault) {
 		t.Errorf("write: %v", err)
 	}
 }
 
-// TestExactIsTheAddressSpace checks that memory for one call is bound from the start. A region created from it must not
+// TestExactIsBound checks that memory for one call is bound from the start. A region created from it must not
 // be bound.
-func TestExactIsTheAddressSpace(t *testing.T) {
+func TestExactIsBound(t *testing.T) {
 	c := startChild(t, "exec")
 	e := c.Exact()
 	got := make([]byte, 4)
-	if err := e.ReadV([][]byte{got}, c.base+PageSize); err != nil || got[0] != pattern(int(PageSize)) {
+	if err := e.ReadV([][]byte{got}, c.base+PageSize); err != nil || got[0] != patternByte(int(PageSize)) {
 		t.Fatalf("read %x, %v", got, err)
 	}
 	if err := e.WriteV([][]byte{{9}}, c.base+2*PageSize); !errors.Is(err, ErrFault) {
@@ -516,9 +518,9 @@ func TestExactIsTheAddressSpace(t *testing.T) {
 	}
 }
 
-// TestBindWaits checks that Bind waits only for a limited time for an access by number. Such an access need not have
-// begun in the kernel yet.
-func TestBindWaits(t *testing.T) {
+// TestBindWaitIsLimited checks that Bind waits only for a limited time for an access by number. Such an access need not
+// have begun in the kernel yet.
+func TestBindWaitIsLimited(t *testing.T) {
 	c := startChild(t, "plain")
 	if !c.enter() {
 		t.Fatal("enter before Bind: got false, want true")
@@ -530,7 +532,7 @@ func TestBindWaits(t *testing.T) {
 		t.Error("enter after Bind: got true, want false")
 	}
 	got := make([]byte, 1)
-	if err := c.ReadV([][]byte{got}, c.base+1); err != nil || got[0] != pattern(1) {
+	if err := c.ReadV([][]byte{got}, c.base+1); err != nil || got[0] != patternByte(1) {
 		t.Errorf("meanwhile: %x, %v", got, err)
 	}
 	if err := c.Bind(0); !errors.Is(err, ErrExec) {
@@ -552,7 +554,7 @@ func TestMainThreadHasEnded(t *testing.T) {
 		t.Fatalf("%q, %v", line, err)
 	}
 	got := make([]byte, 2)
-	if err := c.ReadV([][]byte{got}, c.base); err != nil || got[1] != pattern(1) {
+	if err := c.ReadV([][]byte{got}, c.base); err != nil || got[1] != patternByte(1) {
 		t.Errorf("read: %x, %v", got, err)
 	}
 	if err := errors.Join(c.WriteV([][]byte{got}, c.base), c.Check(c.base, 2, true)); err != nil {
@@ -563,9 +565,9 @@ func TestMainThreadHasEnded(t *testing.T) {
 	}
 }
 
-// TestProcMemIsNothingElse checks that files other than /proc/PID/mem are rejected, because the sender may be
+// TestOnlyProcMemIsAccepted checks that files other than /proc/PID/mem are rejected, because the sender may be
 // malicious.
-func TestProcMemIsNothingElse(t *testing.T) {
+func TestOnlyProcMemIsAccepted(t *testing.T) {
 	own := filepath.Join(t.TempDir(), "proc", "1")
 	if err := os.MkdirAll(own, 0o700); err != nil {
 		t.Fatal(err)
@@ -575,7 +577,7 @@ func TestProcMemIsNothingElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{"/proc/self/maps", "/proc/version", "/dev/zero", os.DevNull, "/proc/self", own} {
-		p, err := NewProcess(configOf(t, os.Getpid(), path))
+		p, err := NewProcess(processConfig(t, os.Getpid(), path))
 		if !errors.Is(err, unix.EINVAL) {
 			t.Errorf("%s: %v, %v", path, p, err)
 		}
@@ -607,8 +609,9 @@ func TestMappingsWithoutQuery(t *testing.T) {
 	}
 }
 
-// TestCopies checks that accesses that are blocked block further accesses, but only those of the same user.
-func TestCopies(t *testing.T) {
+// TestBlockedAccessesAreLimited checks that accesses that are blocked block further accesses, but only those of the
+// same user.
+func TestBlockedAccessesAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var err error
 		c, other := NewCopies(2, nil), NewCopies(2, nil)
@@ -668,15 +671,15 @@ func TestCopies(t *testing.T) {
 		wg.Wait()
 		c.end()
 		c.end()
-		if n := c.Going(); n != 0 {
+		if n := c.InProgress(); n != 0 {
 			t.Errorf("%d go on", n)
 		}
 	})
 }
 
-// TestCopiesOfAllUsers checks that many users together block only a few threads. Each user must still be able to make a
-// few accesses.
-func TestCopiesOfAllUsers(t *testing.T) {
+// TestBlockedAccessesOfAllUsers checks that many users together block only a few threads. Each user must still be able
+// to make a few accesses.
+func TestBlockedAccessesOfAllUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := NewCopies(5, nil)
 		first, second := NewCopies(64, all), NewCopies(64, all)
@@ -706,13 +709,13 @@ func TestCopiesOfAllUsers(t *testing.T) {
 		for range ownCopies + 1 {
 			second.end()
 		}
-		if first.Going() != 0 || second.Going() != 0 || all.Going() != 0 {
-			t.Errorf("%d, %d and %d go on", first.Going(), second.Going(), all.Going())
+		if first.InProgress() != 0 || second.InProgress() != 0 || all.InProgress() != 0 {
+			t.Errorf("%d, %d and %d go on", first.InProgress(), second.InProgress(), all.InProgress())
 		}
 	})
 }
 
-func TestOpenProcessThatIsNotThere(t *testing.T) {
+func TestOpenMissingProcess(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
@@ -726,8 +729,8 @@ func TestOpenProcessThatIsNotThere(t *testing.T) {
 // process that was opened before must remain accessible by file. A program may revoke access by number where Yama
 // restricts ptrace.
 func TestProcessOfAnotherUser(t *testing.T) {
-	defer func(n uint64) { small = n }(small)
-	small = 0
+	defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
+	maxFileAccess = 0
 	testutil.NeedRoot(t, "to run a process as another user")
 	c := startChild(t, "plain")
 	if c.Bound() {
@@ -753,8 +756,9 @@ func TestProcessDataPathDoesNotAllocate(t *testing.T) {
 	}
 	defer p.Close()
 	p.trusting = true // makes the test use access by number as well
-	mem := make([]byte, 8*small)
-	few, many, large := split(make([]byte, 4096), 3), split(make([]byte, 4096), 40), split(make([]byte, 8*small), 16)
+	mem := make([]byte, 8*maxFileAccess)
+	few, many, large := splitBuffer(make([]byte, 4096), 3), splitBuffer(make([]byte, 4096), 40), splitBuffer(make([]byte,
+		8*maxFileAccess), 16)
 	if n := testing.AllocsPerRun(100, func() {
 		for _, v := range [][][]byte{few, many, large} {
 			if err := errors.Join(p.ReadV(v, addressOf(mem)), p.WriteV(v, addressOf(mem))); err != nil {
@@ -770,7 +774,7 @@ func TestProcessDataPathDoesNotAllocate(t *testing.T) {
 }
 
 func TestMapsCover(t *testing.T) {
-	long := strings.Repeat("x", 3*mapsLine)
+	long := strings.Repeat("x", 3*mapsLineSize)
 	const maps = `1000-2000 rw-p 00000000 00:00 0
 2000-4000 r--p 00000000 08:01 77 /lib/libibverbs.so.1
 4000-5000 rw-s 00000000 00:05 78 /dev/shm/%s
@@ -813,7 +817,7 @@ ffffffffff600000-ffffffffff601000 r-xp 00000000 00:00 0 [vsyscall]
 	}
 }
 
-func TestLocal(t *testing.T) {
+func TestLocalBuffers(t *testing.T) {
 	mem := make([]byte, 300)
 	a, gap, b := mem[:100], mem[100:150], mem[150:]
 	l := NewLocal()
@@ -898,7 +902,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-func TestRegion(t *testing.T) {
+func TestRegionAccess(t *testing.T) {
 	mem := make([]byte, 3*PageSize)
 	l := NewLocal()
 	addr, err := l.Add(mem)
@@ -954,8 +958,8 @@ func TestRegion(t *testing.T) {
 	}
 }
 
-// TestOnDemand checks that a region on demand is not charged, and that it is checked only when it is used.
-func TestOnDemand(t *testing.T) {
+// TestOnDemandIsNotCharged checks that a region on demand is not charged, and that it is checked only when it is used.
+func TestOnDemandIsNotCharged(t *testing.T) {
 	mem := make([]byte, 3*PageSize)
 	l := NewLocal()
 	addr, err := l.Add(mem)
@@ -978,7 +982,7 @@ func TestOnDemand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, err := OnDemand(l, 0, Everything, 0)
+	all, err := OnDemand(l, 0, ImplicitLength, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -995,8 +999,8 @@ func TestOnDemand(t *testing.T) {
 		{"across the end of the range", r, at + 2*PageSize, 2 * PageSize, ErrFault},
 		{"outside the region", r, at, 5 * PageSize, ErrRange},
 		{"by address, without IOVA", all, addr + 5, 2 * PageSize, nil},
-		{"all memory", all, 0, Everything, ErrFault},
-		{"the last byte", all, Everything, 1, ErrRange},
+		{"all memory", all, 0, ImplicitLength, ErrFault},
+		{"the last byte", all, ImplicitLength, 1, ErrRange},
 	} {
 		if err := test.r.Prefetch(test.iova, test.length, true); !errors.Is(err, test.want) {
 			t.Errorf("prefetch %s: %v, want %v", test.name, err, test.want)
@@ -1011,7 +1015,7 @@ func TestOnDemand(t *testing.T) {
 	if r.Pages() != 0 || !r.OnDemand() || !all.OnDemand() {
 		t.Errorf("%d pages", r.Pages())
 	}
-	if _, err := OnDemand(l, 8, Everything, 8); !errors.Is(err, ErrRange) {
+	if _, err := OnDemand(l, 8, ImplicitLength, 8); !errors.Is(err, ErrRange) {
 		t.Errorf("OnDemand with a range that wraps around: got %v, want ErrRange", err)
 	}
 	r.Release()

@@ -18,46 +18,47 @@ type guestCaller struct {
 func (c *guestCaller) Space() umem.Space      { return c.space }
 func (c *guestCaller) Account() *umem.Account { return c.acct }
 
-// overlay is the memory of a program, extended by additional memory.
-type overlay struct {
+// overlaySpace is the memory of a program, extended by additional memory.
+type overlaySpace struct {
 	umem.Space
 	more *umem.Local
 	at   uint64
 }
 
-func (o overlay) Check(addr, length uint64, write bool) error {
+func (o overlaySpace) Check(addr, length uint64, write bool) error {
 	if addr == o.at {
 		return o.more.Check(addr, length, write)
 	}
 	return umem.ErrFault
 }
 
-func (o overlay) ReadV(dst [][]byte, addr uint64) error {
+func (o overlaySpace) ReadV(dst [][]byte, addr uint64) error {
 	if addr == o.at {
 		return o.more.ReadV(dst, addr)
 	}
 	return o.Space.ReadV(dst, addr)
 }
 
-// TestRegionsAreTheCallers checks a process that registers memory through another process's file. The process must
+// TestRegionBelongsToCaller checks a process that registers memory through another process's file. The process must
 // register its own memory and be charged for it.
-func TestRegionsAreTheCallers(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+func TestRegionBelongsToCaller(t *testing.T) {
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		pd := p.allocPD()
 		mine := make([]byte, 2*umem.PageSize)
 		more := umem.NewLocal()
 		addr, err := more.Add(mine)
 		must(t, err)
-		guest := &guestCaller{p, overlay{p.space, more, addr}, umem.NewAccount(func() uint64 { return 3 * umem.PageSize })}
+		guest := &guestCaller{p, overlaySpace{p.space, more, addr},
+			umem.NewAccount(func() uint64 { return 3 * umem.PageSize })}
 		reg := func(at, length uint64) error {
 			req := uapi.RegMR{Start: at, HCAVA: at, Length: length, PDHandle: pd, AccessFlags: uapi.AccessLocalWrite}
-			resp := p.alloc(16)
+			resp := p.allocMem(16)
 			req.Response = addressOf(resp)
 			b := uapi.AppendTo(nil, &req)
 			hdr := uapi.CmdHdr{Command: uint32(uapi.CmdRegMR), InWords: uint16((8 + len(b)) / 4), OutWords: 3}
-			b = p.store(append(uapi.AppendTo(nil, &hdr), b...))
+			b = p.storeBytes(append(uapi.AppendTo(nil, &hdr), b...))
 			_, err := p.f.Write(guest, addressOf(b), len(b))
 			return err
 		}
@@ -67,7 +68,7 @@ func TestRegionsAreTheCallers(t *testing.T) {
 				guest.acct.Pages())
 		}
 		wantErrno(t, "over the caller's limit", reg(addr, 2*umem.PageSize), syscall.ENOMEM)
-		opener := (addressOf(p.alloc(2*int(umem.PageSize))) + umem.PageSize - 1) &^ (umem.PageSize - 1)
+		opener := (addressOf(p.allocMem(2*int(umem.PageSize))) + umem.PageSize - 1) &^ (umem.PageSize - 1)
 		guest.acct = umem.NewAccount(nil)
 		wantErrno(t, "memory of the opener", reg(opener, 1), syscall.EFAULT)
 		var mr *mrObject

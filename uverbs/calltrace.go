@@ -50,8 +50,8 @@ func (t *CommandTrace) recordNumber(id uapi.AttrID, v uint64) {
 	t.Response += fmt.Sprintf("%s%d: %#x}", sep, id, v)
 }
 
-// number returns the value of an output that has the size of a number.
-func number(b []byte) (uint64, bool) {
+// numberOf returns the value of an output that has the size of a number.
+func numberOf(b []byte) (uint64, bool) {
 	switch len(b) {
 	case 4:
 		return uint64(binary.NativeEndian.Uint32(b)), true
@@ -61,15 +61,15 @@ func number(b []byte) (uint64, bool) {
 	return 0, false
 }
 
-// describe formats the fields of a structure of the ABI. describe omits reserved fields. describe omits zeros, except
-// in handles and numbers.
-func describe(v any) string {
+// formatFields formats the fields of a structure of the ABI. formatFields omits reserved fields. formatFields omits
+// zeros, except in handles and numbers.
+func formatFields(v any) string {
 	var b strings.Builder
-	describeTo(&b, reflect.ValueOf(v))
+	formatFieldsTo(&b, reflect.ValueOf(v))
 	return b.String()
 }
 
-func describeTo(b *strings.Builder, v reflect.Value) {
+func formatFieldsTo(b *strings.Builder, v reflect.Value) {
 	b.WriteByte('{')
 	sep := ""
 	for i := range v.NumField() {
@@ -89,7 +89,7 @@ func describeTo(b *strings.Builder, v reflect.Value) {
 		case named:
 			fmt.Fprint(b, f.Interface())
 		case f.Kind() == reflect.Struct:
-			describeTo(b, f)
+			formatFieldsTo(b, f)
 		case f.Kind() == reflect.Uint64, f.Kind() == reflect.Array:
 			fmt.Fprintf(b, "%#x", f.Interface())
 		default:
@@ -99,8 +99,8 @@ func describeTo(b *strings.Builder, v reflect.Value) {
 	b.WriteByte('}')
 }
 
-// describeAttributes formats the attributes of a method.
-func describeAttributes(attrs []attribute) string {
+// formatAttributes formats the attributes of a method.
+func formatAttributes(attrs []attribute) string {
 	var b strings.Builder
 	b.WriteByte('{')
 	for i, a := range attrs {

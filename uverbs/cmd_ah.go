@@ -10,16 +10,16 @@ import (
 
 type ahObject struct{ *ib.AH }
 
-func (*ahObject) kind() kind       { return kindAH }
+func (*ahObject) kind() objectKind { return kindAH }
 func (o *ahObject) destroy() error { return o.Destroy() }
 
 // cmdCreateAH creates an address handle. (ib_uverbs_create_ah)
 func cmdCreateAH(c *call) error {
-	req, err := request[uapi.CreateAH](c)
+	req, err := decodeRequest[uapi.CreateAH](c)
 	if err != nil {
 		return err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
 	if !c.f.dev.validPort(int(req.Attr.PortNum)) {
@@ -29,7 +29,7 @@ func cmdCreateAH(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer pd.done()
+	defer pd.releaseUse()
 	attr := ib.AHAttr{
 		DLID:        req.Attr.DLID,
 		SL:          req.Attr.SL,
@@ -48,8 +48,8 @@ func cmdCreateAH(c *call) error {
 		}
 	}
 	var ah *ib.AH
-	err = c.f.charged(kindAH, func() (err error) {
-		ah, err = user.CreateAH(pd.res.PD, &attr, &c.udata)
+	err = c.f.createCharged(kindAH, func() (err error) {
+		ah, err = userOps.CreateAH(pd.res.PD, &attr, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -57,13 +57,13 @@ func cmdCreateAH(c *call) error {
 	}
 	o := c.f.objects.add(&ahObject{ah})
 	c.publishCreated(o)
-	reply(c, uapi.CreateAHResp{AHHandle: o.handle})
+	setResponse(c, uapi.CreateAHResp{AHHandle: o.handle})
 	return nil
 }
 
 // cmdDestroyAH frees an address handle. (ib_uverbs_destroy_ah)
 func cmdDestroyAH(c *call) error {
-	req, err := request[uapi.DestroyAH](c)
+	req, err := decodeRequest[uapi.DestroyAH](c)
 	if err != nil {
 		return err
 	}

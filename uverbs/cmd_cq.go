@@ -22,24 +22,24 @@ type cqObject struct {
 	compReported, asyncReported uint32 // valid after destruction: number of events that the program has read
 }
 
-func (*cqObject) kind() kind { return kindCQ }
+func (*cqObject) kind() objectKind { return kindCQ }
 
 func (o *cqObject) destroy() error {
 	if err := o.Destroy(); err != nil {
 		return err
 	}
-	o.compReported = o.channel.retire(&o.comp)
-	o.asyncReported = o.asyncEvents.retire(&o.async)
-	o.f.events.release(o.channel)
+	o.compReported = o.channel.removeEvents(&o.comp)
+	o.asyncReported = o.asyncEvents.removeEvents(&o.async)
+	o.f.events.releaseChannel(o.channel)
 	return nil
 }
 
 // cmdCreateCompChannel creates a completion channel. (ib_uverbs_create_comp_channel)
 func cmdCreateCompChannel(c *call) error {
-	if _, err := request[uapi.CreateCompChannel](c); err != nil {
+	if _, err := decodeRequest[uapi.CreateCompChannel](c); err != nil {
 		return err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
 	e, reader, err := c.f.events.newChannel()
@@ -47,14 +47,14 @@ func cmdCreateCompChannel(c *call) error {
 		return err
 	}
 	c.reader = reader
-	c.abort = func() { c.f.events.discard(e) }
-	reply(c, uapi.CreateCompChannelResp{})
+	c.abort = func() { c.f.events.undoNew(e) }
+	setResponse(c, uapi.CreateCompChannelResp{})
 	return nil
 }
 
 // cmdCreateCQ creates a completion queue. (ib_uverbs_create_cq)
 func cmdCreateCQ(c *call) error {
-	req, err := request[uapi.CreateCQ](c)
+	req, err := decodeRequest[uapi.CreateCQ](c)
 	if err != nil {
 		return err
 	}
@@ -67,13 +67,13 @@ func cmdCreateCQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, resp)
+	setResponse(c, resp)
 	return nil
 }
 
 // cmdExCreateCQ creates a completion queue with options. (ib_uverbs_ex_create_cq)
 func cmdExCreateCQ(c *call) error {
-	req, err := request[uapi.ExCreateCQ](c)
+	req, err := decodeRequest[uapi.ExCreateCQ](c)
 	if err != nil {
 		return err
 	}
@@ -84,7 +84,7 @@ func cmdExCreateCQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, uapi.ExCreateCQResp{Base: resp, ResponseLength: replyLength[uapi.ExCreateCQResp](c)})
+	setResponse(c, uapi.ExCreateCQResp{Base: resp, ResponseLength: responseLength[uapi.ExCreateCQResp](c)})
 	return nil
 }
 
@@ -94,7 +94,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 	if req.CompVector >= uint32(f.dev.srv.opts.CompVectors) {
 		return fail(fmt.Errorf("no completion vector %d: %w", req.CompVector, syscall.EINVAL))
 	}
-	if err := f.context(); err != nil {
+	if err := f.checkContext(); err != nil {
 		return fail(err)
 	}
 	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: c.asyncEvents()}
@@ -104,21 +104,21 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 		if err != nil {
 			return fail(fmt.Errorf("completion channel %d: %w: %v", req.CompChannel, syscall.EBADF, err))
 		}
-		if o.channel, err = f.events.channel(dev, ino); err != nil {
+		if o.channel, err = f.events.findChannel(dev, ino); err != nil {
 			return fail(fmt.Errorf("descriptor %d: %w", req.CompChannel, err))
 		}
-		completed = func(*ib.CQ) { o.channel.completed(&o.comp, o.user) }
+		completed = func(*ib.CQ) { o.channel.raiseCompletion(&o.comp, o.user) }
 	}
-	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.user, e) }
+	failed := func(_ *ib.CQ, e ib.EventType) { o.asyncEvents.raiseAsync(&o.async, o.user, e) }
 	init := ib.CQInit{
 		Entries: int(req.CQE), Vector: int(req.CompVector), Flags: req.Flags, Handler: completed, Event: failed,
 	}
-	err := f.charged(kindCQ, func() (err error) {
-		o.CQ, err = user.CreateCQ(f.dev.ib, init, &c.udata)
+	err := f.createCharged(kindCQ, func() (err error) {
+		o.CQ, err = userOps.CreateCQ(f.dev.ib, init, &c.udata)
 		return err
 	})
 	if err != nil {
-		f.events.release(o.channel)
+		f.events.releaseChannel(o.channel)
 		return fail(err)
 	}
 	obj := f.objects.add(o)
@@ -128,7 +128,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 
 // cmdResizeCQ changes the capacity of a completion queue. (ib_uverbs_resize_cq)
 func cmdResizeCQ(c *call) error {
-	req, err := request[uapi.ResizeCQ](c)
+	req, err := decodeRequest[uapi.ResizeCQ](c)
 	if err != nil {
 		return err
 	}
@@ -136,17 +136,17 @@ func cmdResizeCQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer cq.done()
-	if err := user.ResizeCQ(cq.res.CQ, int(req.CQE), &c.udata); err != nil {
+	defer cq.releaseUse()
+	if err := userOps.ResizeCQ(cq.res.CQ, int(req.CQE), &c.udata); err != nil {
 		return err
 	}
-	reply(c, uapi.ResizeCQResp{CQE: uint32(cq.res.Entries())})
+	setResponse(c, uapi.ResizeCQResp{CQE: uint32(cq.res.Entries())})
 	return nil
 }
 
 // cmdPollCQ polls as many completions as fit into the caller's buffer. (ib_uverbs_poll_cq)
 func cmdPollCQ(c *call) error {
-	req, err := request[uapi.PollCQ](c)
+	req, err := decodeRequest[uapi.PollCQ](c)
 	if err != nil {
 		return err
 	}
@@ -154,11 +154,11 @@ func cmdPollCQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer cq.done()
+	defer cq.releaseUse()
 	most := min(int64(req.NE), int64(c.room-uapi.SizeOf[uapi.PollCQResp]())/int64(uapi.SizeOf[uapi.WC]()))
 	var wc [16]ib.WC
 	var resp uapi.PollCQResp
-	reply(c, resp)
+	setResponse(c, resp)
 	for int64(resp.Count) < most {
 		n, err := cq.res.Poll(wc[:min(int64(len(wc)), most-int64(resp.Count))])
 		if err != nil {
@@ -205,7 +205,7 @@ func userWC(w *ib.WC) uapi.WC {
 
 // cmdReqNotifyCQ arms a queue for one event. (ib_uverbs_req_notify_cq)
 func cmdReqNotifyCQ(c *call) error {
-	req, err := request[uapi.ReqNotifyCQ](c)
+	req, err := decodeRequest[uapi.ReqNotifyCQ](c)
 	if err != nil {
 		return err
 	}
@@ -213,15 +213,15 @@ func cmdReqNotifyCQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer cq.done()
-	c.hold()
+	defer cq.releaseUse()
+	c.holdCallbacks()
 	_, err = cq.res.ReqNotify(notifyFlags(req))
 	return err
 }
 
 // cmdDestroyCQ frees a queue and reports the number of its events that the program has read. (ib_uverbs_destroy_cq)
 func cmdDestroyCQ(c *call) error {
-	req, err := request[uapi.DestroyCQ](c)
+	req, err := decodeRequest[uapi.DestroyCQ](c)
 	if err != nil {
 		return err
 	}
@@ -230,6 +230,6 @@ func cmdDestroyCQ(c *call) error {
 		return err
 	}
 	cq := res.(*cqObject)
-	reply(c, uapi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported})
+	setResponse(c, uapi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported})
 	return nil
 }

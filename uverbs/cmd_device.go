@@ -18,7 +18,7 @@ func uint64At(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }
 
 // cmdGetContext creates the context and its first asynchronous event file. (ib_uverbs_get_context)
 func cmdGetContext(c *call) error {
-	if _, err := request[uapi.GetContext](c); err != nil {
+	if _, err := decodeRequest[uapi.GetContext](c); err != nil {
 		return err
 	}
 	e, reader, err := c.f.events.newAsync()
@@ -27,14 +27,14 @@ func cmdGetContext(c *call) error {
 	}
 	if err := c.f.openContext(&c.udata); err != nil {
 		unix.Close(reader)
-		c.f.events.discard(e)
+		c.f.events.undoNew(e)
 		return err
 	}
 	c.reader = reader
-	reply(c, uapi.GetContextResp{NumCompVectors: uint32(c.f.dev.srv.opts.CompVectors)})
+	setResponse(c, uapi.GetContextResp{NumCompVectors: uint32(c.f.dev.srv.opts.CompVectors)})
 	c.commit = c.f.commitContext
 	c.abort = func() {
-		c.f.events.discard(e)
+		c.f.events.undoNew(e)
 		c.f.abortContext()
 	}
 	return nil
@@ -42,26 +42,26 @@ func cmdGetContext(c *call) error {
 
 // cmdQueryDevice returns the attributes of the device. (ib_uverbs_query_device)
 func cmdQueryDevice(c *call) error {
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
-	if _, err := request[uapi.QueryDevice](c); err != nil {
+	if _, err := decodeRequest[uapi.QueryDevice](c); err != nil {
 		return err
 	}
 	attr, err := c.f.dev.ib.QueryDevice()
 	if err != nil {
 		return err
 	}
-	reply(c, deviceResp(&attr))
+	setResponse(c, deviceResp(&attr))
 	return nil
 }
 
 // cmdExQueryDevice also returns the extended attributes. (ib_uverbs_ex_query_device)
 func cmdExQueryDevice(c *call) error {
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
-	req, err := request[uapi.ExQueryDevice](c)
+	req, err := decodeRequest[uapi.ExQueryDevice](c)
 	if err != nil {
 		return err
 	}
@@ -72,9 +72,9 @@ func cmdExQueryDevice(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, uapi.ExQueryDeviceResp{
+	setResponse(c, uapi.ExQueryDeviceResp{
 		Base:             deviceResp(&attr),
-		ResponseLength:   replyLength[uapi.ExQueryDeviceResp](c),
+		ResponseLength:   responseLength[uapi.ExQueryDeviceResp](c),
 		DeviceCapFlagsEx: attr.DeviceCapFlags,
 		ODPCaps: uapi.ODPCaps{
 			GeneralCaps: attr.ODP.General,
@@ -138,10 +138,10 @@ func (d *Device) validPort(port int) bool { return port >= 1 && port <= d.ports 
 
 // cmdQueryPort returns the state of a port. (ib_uverbs_query_port)
 func cmdQueryPort(c *call) error {
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
-	req, err := request[uapi.QueryPort](c)
+	req, err := decodeRequest[uapi.QueryPort](c)
 	if err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func cmdQueryPort(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, resp)
+	setResponse(c, resp)
 	return nil
 }
 

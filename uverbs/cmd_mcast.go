@@ -25,7 +25,7 @@ type memberships struct {
 // cmdAttachMcast adds a datagram queue pair to a group. cmdAttachMcast succeeds if the queue pair is already a member.
 // (ib_uverbs_attach_mcast)
 func cmdAttachMcast(c *call) error {
-	req, err := request[uapi.AttachMcast](c)
+	req, err := decodeRequest[uapi.AttachMcast](c)
 	if err != nil {
 		return err
 	}
@@ -33,14 +33,14 @@ func cmdAttachMcast(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer qp.done()
+	defer qp.releaseUse()
 	return qp.res.groups.attach(qp.res.QP, c.f.user, membership{req.GID, req.MLID})
 }
 
 // cmdDetachMcast removes a queue pair from a group. cmdDetachMcast returns EINVAL if the queue pair is not a member.
 // (ib_uverbs_detach_mcast)
 func cmdDetachMcast(c *call) error {
-	req, err := request[uapi.DetachMcast](c)
+	req, err := decodeRequest[uapi.DetachMcast](c)
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func cmdDetachMcast(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer qp.done()
+	defer qp.releaseUse()
 	return qp.res.groups.detach(qp.res.QP, c.f.user, membership{req.GID, req.MLID})
 }
 
@@ -58,11 +58,11 @@ func (m *memberships) attach(qp *ib.QP, user *quota.User, g membership) error {
 	if _, ok := m.groups[g]; ok {
 		return nil
 	}
-	if err := user.Take(quota.Multicast, 1); err != nil {
+	if err := user.Charge(quota.Multicast, 1); err != nil {
 		return err
 	}
 	if err := qp.AttachMcast(g.gid, g.lid); err != nil {
-		user.Give(quota.Multicast, 1)
+		user.Release(quota.Multicast, 1)
 		return err
 	}
 	if m.groups == nil {
@@ -82,7 +82,7 @@ func (m *memberships) detach(qp *ib.QP, user *quota.User, g membership) error {
 		return err
 	}
 	delete(m.groups, g)
-	user.Give(quota.Multicast, 1)
+	user.Release(quota.Multicast, 1)
 	return nil
 }
 
@@ -93,6 +93,6 @@ func (m *memberships) leaveAll(qp *ib.QP, user *quota.User) {
 	for g := range m.groups {
 		_ = qp.DetachMcast(g.gid, g.lid) // after a failure the destruction fails too, and reports the error
 		delete(m.groups, g)
-		user.Give(quota.Multicast, 1)
+		user.Release(quota.Multicast, 1)
 	}
 }

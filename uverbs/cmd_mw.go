@@ -13,26 +13,26 @@ type mwObject struct {
 	pd uint32 // handle
 }
 
-func (*mwObject) kind() kind       { return kindMW }
+func (*mwObject) kind() objectKind { return kindMW }
 func (o *mwObject) destroy() error { return o.Dealloc() }
 
 // cmdAllocMW allocates a memory window. Work requests bind the window. (ib_uverbs_alloc_mw)
 func cmdAllocMW(c *call) error {
-	req, err := request[uapi.AllocMW](c)
+	req, err := decodeRequest[uapi.AllocMW](c)
 	if err != nil {
 		return err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
 	pd, err := lookup[*pdObject](c.f, req.PDHandle)
 	if err != nil {
 		return err
 	}
-	defer pd.done()
+	defer pd.releaseUse()
 	var mw *ib.MW
-	err = c.f.charged(kindMW, func() (err error) {
-		mw, err = user.AllocMW(pd.res.PD, req.MWType, &c.udata)
+	err = c.f.createCharged(kindMW, func() (err error) {
+		mw, err = userOps.AllocMW(pd.res.PD, req.MWType, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -40,13 +40,13 @@ func cmdAllocMW(c *call) error {
 	}
 	o := c.f.objects.add(&mwObject{mw, req.PDHandle})
 	c.publishCreated(o)
-	reply(c, uapi.AllocMWResp{MWHandle: o.handle, RKey: mw.RKey()})
+	setResponse(c, uapi.AllocMWResp{MWHandle: o.handle, RKey: mw.RKey()})
 	return nil
 }
 
 // cmdDeallocMW frees a memory window. (ib_uverbs_dealloc_mw)
 func cmdDeallocMW(c *call) error {
-	req, err := request[uapi.DeallocMW](c)
+	req, err := decodeRequest[uapi.DeallocMW](c)
 	if err != nil {
 		return err
 	}
@@ -56,11 +56,11 @@ func cmdDeallocMW(c *call) error {
 
 // cmdReregMR changes a registration. (ib_uverbs_rereg_mr)
 func cmdReregMR(c *call) error {
-	req, err := request[uapi.ReregMR](c)
+	req, err := decodeRequest[uapi.ReregMR](c)
 	if err != nil {
 		return err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
 	const known = uapi.ReregMRChangeTranslation | uapi.ReregMRChangePD | uapi.ReregMRChangeAccess
@@ -79,7 +79,7 @@ func cmdReregMR(c *call) error {
 			return err
 		}
 	}
-	o, err := c.f.objects.take(req.MRHandle, kindMR)
+	o, err := c.f.objects.takeForDestroy(req.MRHandle, kindMR)
 	if err != nil {
 		return err
 	}
@@ -94,15 +94,15 @@ func cmdReregMR(c *call) error {
 		if err != nil {
 			return err
 		}
-		defer pd.done()
+		defer pd.releaseUse()
 		to.PD = pd.res.PD
 	}
-	if err := user.ReregMR(mr.MR, req.Flags, to, &c.udata); err != nil {
+	if err := userOps.ReregMR(mr.MR, req.Flags, to, &c.udata); err != nil {
 		return err
 	}
 	if to.PD != nil {
 		mr.pd = req.PDHandle
 	}
-	reply(c, uapi.ReregMRResp{LKey: mr.LKey(), RKey: mr.RKey()})
+	setResponse(c, uapi.ReregMRResp{LKey: mr.LKey(), RKey: mr.RKey()})
 	return nil
 }

@@ -11,20 +11,20 @@ import (
 
 type pdObject struct{ *ib.PD }
 
-func (*pdObject) kind() kind       { return kindPD }
+func (*pdObject) kind() objectKind { return kindPD }
 func (o *pdObject) destroy() error { return o.Dealloc() }
 
 // cmdAllocPD allocates a protection domain. (ib_uverbs_alloc_pd)
 func cmdAllocPD(c *call) error {
-	if _, err := request[uapi.AllocPD](c); err != nil {
+	if _, err := decodeRequest[uapi.AllocPD](c); err != nil {
 		return err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
 	var pd *ib.PD
-	err := c.f.charged(kindPD, func() (err error) {
-		pd, err = user.AllocPD(c.f.dev.ib, &c.udata)
+	err := c.f.createCharged(kindPD, func() (err error) {
+		pd, err = userOps.AllocPD(c.f.dev.ib, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -32,13 +32,13 @@ func cmdAllocPD(c *call) error {
 	}
 	o := c.f.objects.add(&pdObject{pd})
 	c.publishCreated(o)
-	reply(c, uapi.AllocPDResp{PDHandle: o.handle})
+	setResponse(c, uapi.AllocPDResp{PDHandle: o.handle})
 	return nil
 }
 
 // cmdDeallocPD frees a protection domain. (ib_uverbs_dealloc_pd)
 func cmdDeallocPD(c *call) error {
-	req, err := request[uapi.DeallocPD](c)
+	req, err := decodeRequest[uapi.DeallocPD](c)
 	if err != nil {
 		return err
 	}
@@ -51,16 +51,16 @@ type mrObject struct {
 	pd uint32 // handle
 }
 
-func (*mrObject) kind() kind       { return kindMR }
+func (*mrObject) kind() objectKind { return kindMR }
 func (o *mrObject) destroy() error { return o.Dereg() }
 
-// accessKnown is the set of rights that the ABI defines, including rights that the device lacks.
-const accessKnown = uapi.AccessFlushPersistent<<1 - 1 | uapi.AccessOptionalRange
+// knownAccess is the set of rights that the ABI defines, including rights that the device lacks.
+const knownAccess = uapi.AccessFlushPersistent<<1 - 1 | uapi.AccessOptionalRange
 
 // checkAccess checks for unknown access rights. The midlayer checks that remote write access implies local write
 // access. (ib_check_mr_access)
 func checkAccess(flags uapi.AccessFlags) error {
-	if bad := flags &^ accessKnown; bad != 0 {
+	if bad := flags &^ knownAccess; bad != 0 {
 		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
 	}
 	return nil
@@ -77,7 +77,7 @@ func checkOffset(start, iova uint64) error {
 
 // cmdRegMR registers memory. (ib_uverbs_reg_mr)
 func cmdRegMR(c *call) error {
-	req, err := request[uapi.RegMR](c)
+	req, err := decodeRequest[uapi.RegMR](c)
 	if err != nil {
 		return err
 	}
@@ -85,7 +85,7 @@ func cmdRegMR(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, resp)
+	setResponse(c, resp)
 	return nil
 }
 
@@ -94,7 +94,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	if err := checkOffset(req.Start, req.HCAVA); err != nil {
 		return resp, err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return resp, err
 	}
 	if err := checkAccess(req.AccessFlags); err != nil {
@@ -104,10 +104,10 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	if err != nil {
 		return resp, err
 	}
-	defer pd.done()
+	defer pd.releaseUse()
 	var mr *ib.MR
-	err = c.f.charged(kindMR, func() (err error) {
-		mr, err = user.RegMR(pd.res.PD, ib.MRInit{Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start,
+	err = c.f.createCharged(kindMR, func() (err error) {
+		mr, err = userOps.RegMR(pd.res.PD, ib.MRInit{Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start,
 			Length: req.Length, IOVA: req.HCAVA, Access: req.AccessFlags}, &c.udata)
 		return err
 	})
@@ -121,7 +121,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 
 // cmdDeregMR deregisters memory. (ib_uverbs_dereg_mr)
 func cmdDeregMR(c *call) error {
-	req, err := request[uapi.DeregMR](c)
+	req, err := decodeRequest[uapi.DeregMR](c)
 	if err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ func cmdPostSend(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer qp.done()
+	defer qp.releaseUse()
 	if req.WRCount == 0 {
 		c.room = 0
 		if qp.res.user != nil {
@@ -32,7 +32,7 @@ func cmdPostSend(c *call) error {
 				qp.res.user.TakeBack()
 				return fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.res.Num(), s, syscall.EINVAL)
 			}
-			c.hold()
+			c.holdCallbacks()
 			qp.res.user.Doorbell(&c.callbacks)
 		}
 		return nil
@@ -45,13 +45,13 @@ func cmdPostSend(c *call) error {
 		if err != nil {
 			return fmt.Errorf("work request %d: %w", i, err)
 		}
-		defer ah.done()
-		if wr.SGList, err = list.sges(w.NumSGE); err != nil {
+		defer ah.releaseUse()
+		if wr.SGList, err = list.nextSGEs(w.NumSGE); err != nil {
 			return fmt.Errorf("work request %d: %w", i, err)
 		}
 		wrs = append(wrs, wr)
 	}
-	c.hold()
+	c.holdCallbacks()
 	n, err := qp.res.PostSend(wrs...)
 	return c.writePostResponse(n, err)
 }
@@ -63,7 +63,7 @@ func (c *call) writePostResponse(n int, err error) error {
 	if err != nil {
 		resp.BadWR = uint32(n) + 1
 	}
-	reply(c, resp)
+	setResponse(c, resp)
 	c.failed = err
 	return nil
 }
@@ -118,8 +118,8 @@ func cmdPostRecv(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer qp.done()
-	c.hold()
+	defer qp.releaseUse()
+	c.holdCallbacks()
 	n, err := qp.res.PostRecv(wrs...)
 	return c.writePostResponse(n, err)
 }
@@ -133,7 +133,7 @@ func recvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
 	wrs := make([]ib.RecvWR, 0, count)
 	for i := range int(count) {
 		w, _ := uapi.Decode[uapi.RecvWR](list.wqe(i))
-		sges, err := list.sges(w.NumSGE)
+		sges, err := list.nextSGEs(w.NumSGE)
 		if err != nil {
 			return nil, fmt.Errorf("work request %d: %w", i, err)
 		}
@@ -180,8 +180,8 @@ func (l *wrList) wqe(i int) []byte { return l.wqes[i*l.size:] }
 
 var errTooFewSGEs = errors.New("work requests need more elements than the command has")
 
-// sges consumes the next n elements.
-func (l *wrList) sges(n uint32) ([]ib.SGE, error) {
+// nextSGEs consumes the next n elements.
+func (l *wrList) nextSGEs(n uint32) ([]ib.SGE, error) {
 	if uint64(n) > uint64(len(l.sge)) {
 		return nil, fmt.Errorf("%w: %w", errTooFewSGEs, syscall.EINVAL)
 	}

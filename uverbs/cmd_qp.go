@@ -30,7 +30,7 @@ type qpObject struct {
 	reported uint32 // valid after destruction: number of events that the program has read
 }
 
-func (*qpObject) kind() kind { return kindQP }
+func (*qpObject) kind() objectKind { return kindQP }
 
 func (o *qpObject) destroy() error {
 	end := o.Destroy
@@ -43,14 +43,14 @@ func (o *qpObject) destroy() error {
 		return err
 	}
 	o.f.dev.queuePairs.CompareAndDelete(o.Num(), o)
-	o.reported = o.asyncEvents.retire(&o.async)
+	o.reported = o.asyncEvents.removeEvents(&o.async)
 	o.xrcd.unuse()
 	return nil
 }
 
 // cmdCreateQP creates a queue pair. (ib_uverbs_create_qp)
 func cmdCreateQP(c *call) error {
-	req, err := request[uapi.CreateQP](c)
+	req, err := decodeRequest[uapi.CreateQP](c)
 	if err != nil {
 		return err
 	}
@@ -72,13 +72,13 @@ func cmdCreateQP(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, resp)
+	setResponse(c, resp)
 	return nil
 }
 
 // cmdExCreateQP creates a queue pair with options. (ib_uverbs_ex_create_qp)
 func cmdExCreateQP(c *call) error {
-	req, err := request[uapi.ExCreateQP](c)
+	req, err := decodeRequest[uapi.ExCreateQP](c)
 	if err != nil {
 		return err
 	}
@@ -89,16 +89,16 @@ func cmdExCreateQP(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, uapi.ExCreateQPResp{Base: resp, ResponseLength: replyLength[uapi.ExCreateQPResp](c)})
+	setResponse(c, uapi.ExCreateQPResp{Base: resp, ResponseLength: responseLength[uapi.ExCreateQPResp](c)})
 	return nil
 }
 
 // qpCreateFlags is the set of flags that the write form defines.
 const qpCreateFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping | uapi.QPCreatePCIWriteEndPadding
 
-// checkQP checks for unsupported parameters. A handle of an indirection table is always invalid, because no such tables
-// exist. (create_qp)
-func checkQP(req *uapi.ExCreateQP) error {
+// checkQPParameters checks for unsupported parameters. A handle of an indirection table is always invalid, because no
+// such tables exist. (create_qp)
+func checkQPParameters(req *uapi.ExCreateQP) error {
 	switch req.QPType {
 	case uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTRawPacket, uapi.QPTXRCIni, uapi.QPTXRCTgt, uapi.QPTDriver:
 	default:
@@ -117,10 +117,10 @@ func checkQP(req *uapi.ExCreateQP) error {
 
 func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error) {
 	f := c.f
-	if err := f.context(); err != nil {
+	if err := f.checkContext(); err != nil {
 		return resp, err
 	}
-	if err := checkQP(req); err != nil {
+	if err := checkQPParameters(req); err != nil {
 		return resp, err
 	}
 	if req.QPType == uapi.QPTXRCTgt {
@@ -130,12 +130,12 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	if err != nil {
 		return resp, fmt.Errorf("protection domain: %w", err)
 	}
-	defer pd.done()
+	defer pd.releaseUse()
 	scq, err := lookup[*cqObject](f, req.SendCQHandle)
 	if err != nil {
 		return resp, fmt.Errorf("send completion queue: %w", err)
 	}
-	defer scq.done()
+	defer scq.releaseUse()
 	o := &qpObject{f: f, pd: req.PDHandle, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: c.asyncEvents()}
 	init := ib.QPInitAttr{
 		SendCQ: scq.res.CQ,
@@ -148,7 +148,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		},
 		SigAll: req.SQSigAll != 0,
 		Type:   req.QPType,
-		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, e) },
+		Event:  func(_ *ib.QP, e ib.EventType) { o.asyncEvents.raiseAsync(&o.async, o.uid, e) },
 	}
 	if req.QPType == uapi.QPTXRCIni { // an XRC initiator cannot receive
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
@@ -157,25 +157,25 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		if err != nil {
 			return resp, fmt.Errorf("receive completion queue: %w", err)
 		}
-		defer rcq.done()
+		defer rcq.releaseUse()
 		init.RecvCQ = rcq.res.CQ
 		if req.IsSRQ != 0 {
 			srq, err := lookup[*srqObject](f, req.SRQHandle)
 			if err != nil {
 				return resp, fmt.Errorf("shared receive queue: %w", err)
 			}
-			defer srq.done()
+			defer srq.releaseUse()
 			o.srq, init.SRQ = req.SRQHandle, srq.res.SRQ
 		}
 	}
-	err = f.charged(kindQP, func() (err error) {
-		o.QP, err = user.CreateQP(pd.res.PD, init, &c.udata)
+	err = f.createCharged(kindQP, func() (err error) {
+		o.QP, err = userOps.CreateQP(pd.res.PD, init, &c.udata)
 		return err
 	})
 	if err != nil {
 		return resp, err
 	}
-	o.user, _ = user.Queue(o.QP)
+	o.user, _ = userOps.Queue(o.QP)
 	obj := f.objects.add(o)
 	o.handle = obj.handle
 	f.dev.queuePairs.Store(o.Num(), o)
@@ -195,7 +195,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 
 // cmdQueryQP returns the attributes of a queue pair. (ib_uverbs_query_qp)
 func cmdQueryQP(c *call) error {
-	req, err := request[uapi.QueryQP](c)
+	req, err := decodeRequest[uapi.QueryQP](c)
 	if err != nil {
 		return err
 	}
@@ -203,12 +203,12 @@ func cmdQueryQP(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer qp.done()
+	defer qp.releaseUse()
 	a, init, err := qp.res.Query(req.AttrMask)
 	if err != nil {
 		return err
 	}
-	reply(c, uapi.QueryQPResp{
+	setResponse(c, uapi.QueryQPResp{
 		Dest:            userDest(&a.AH),
 		AltDest:         userDest(&a.AltAH),
 		MaxSendWR:       init.Cap.MaxSendWR,
@@ -297,17 +297,17 @@ type NetRaw interface {
 	NetRaw() bool
 }
 
-// mayControl reports whether the caller may set a controlled Q_Key, which is a Q_Key with the highest bit set. With the
-// Q_Key of connection managers, the caller could impersonate other programs of its host. (rdma_uattrs_has_raw_cap; IBA
-// 3.5.3)
-func mayControl(c Caller) bool {
+// maySetControlledQKey reports whether the caller may set a controlled Q_Key, which is a Q_Key with the highest bit
+// set. With the Q_Key of connection managers, the caller could impersonate other programs of its host.
+// (rdma_uattrs_has_raw_cap; IBA 3.5.3)
+func maySetControlledQKey(c Caller) bool {
 	n, ok := c.(NetRaw)
 	return ok && n.NetRaw()
 }
 
 // cmdModifyQP changes a queue pair. (ib_uverbs_modify_qp)
 func cmdModifyQP(c *call) error {
-	req, err := request[uapi.ModifyQP](c)
+	req, err := decodeRequest[uapi.ModifyQP](c)
 	if err != nil {
 		return err
 	}
@@ -316,14 +316,14 @@ func cmdModifyQP(c *call) error {
 
 // cmdExModifyQP changes a queue pair, including its rate limit. (ib_uverbs_ex_modify_qp)
 func cmdExModifyQP(c *call) error {
-	req, err := request[uapi.ExModifyQP](c)
+	req, err := decodeRequest[uapi.ExModifyQP](c)
 	if err != nil {
 		return err
 	}
 	if err := c.modifyQP(&req, modifyExtended); err != nil {
 		return err
 	}
-	reply(c, uapi.ExModifyQPResp{ResponseLength: replyLength[uapi.ExModifyQPResp](c)})
+	setResponse(c, uapi.ExModifyQPResp{ResponseLength: responseLength[uapi.ExModifyQPResp](c)})
 	return nil
 }
 
@@ -332,14 +332,14 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 	if bad := r.AttrMask &^ known; bad != 0 {
 		return fmt.Errorf("unknown attributes %#x: %w", uint32(bad), syscall.EOPNOTSUPP)
 	}
-	if r.AttrMask&uapi.QPAttrQKey != 0 && r.QKey>>31 != 0 && !mayControl(c.caller) {
+	if r.AttrMask&uapi.QPAttrQKey != 0 && r.QKey>>31 != 0 && !maySetControlledQKey(c.caller) {
 		return fmt.Errorf("setting the controlled Q_Key %#x requires CAP_NET_RAW: %w", r.QKey, syscall.EPERM)
 	}
 	qp, err := lookup[*qpObject](c.f, r.QPHandle)
 	if err != nil {
 		return err
 	}
-	defer qp.done()
+	defer qp.releaseUse()
 	if err := c.f.dev.checkModify(r, uint8(qp.res.port.Load())); err != nil {
 		return err
 	}
@@ -369,7 +369,7 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 		RNRRetry:         r.RNRRetry,
 		RateLimit:        req.RateLimit,
 	}
-	if err := user.ModifyQP(qp.res.QP, attr, r.AttrMask, &c.udata); err != nil {
+	if err := userOps.ModifyQP(qp.res.QP, attr, r.AttrMask, &c.udata); err != nil {
 		return err
 	}
 	if r.AttrMask&uapi.QPAttrPort != 0 {
@@ -411,7 +411,7 @@ func (d *Device) checkModify(r *uapi.ModifyQP, port uint8) error {
 // cmdDestroyQP frees a queue pair and reports the number of its events that the program has read.
 // (ib_uverbs_destroy_qp)
 func cmdDestroyQP(c *call) error {
-	req, err := request[uapi.DestroyQP](c)
+	req, err := decodeRequest[uapi.DestroyQP](c)
 	if err != nil {
 		return err
 	}
@@ -419,6 +419,6 @@ func cmdDestroyQP(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, uapi.DestroyQPResp{EventsReported: res.(*qpObject).reported})
+	setResponse(c, uapi.DestroyQPResp{EventsReported: res.(*qpObject).reported})
 	return nil
 }

@@ -22,20 +22,20 @@ type srqObject struct {
 	reported uint32 // valid after destruction: number of events that the program has read
 }
 
-func (*srqObject) kind() kind { return kindSRQ }
+func (*srqObject) kind() objectKind { return kindSRQ }
 
 func (o *srqObject) destroy() error {
 	if err := o.Destroy(); err != nil {
 		return err
 	}
-	o.reported = o.asyncEvents.retire(&o.async)
+	o.reported = o.asyncEvents.removeEvents(&o.async)
 	o.xrcd.unuse()
 	return nil
 }
 
 // cmdCreateSRQ creates a basic shared receive queue. (ib_uverbs_create_srq)
 func cmdCreateSRQ(c *call) error {
-	req, err := request[uapi.CreateSRQ](c)
+	req, err := decodeRequest[uapi.CreateSRQ](c)
 	if err != nil {
 		return err
 	}
@@ -50,13 +50,13 @@ func cmdCreateSRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, resp)
+	setResponse(c, resp)
 	return nil
 }
 
 // cmdCreateXSRQ creates a shared receive queue of any type. (ib_uverbs_create_xsrq)
 func cmdCreateXSRQ(c *call) error {
-	req, err := request[uapi.CreateXSRQ](c)
+	req, err := decodeRequest[uapi.CreateXSRQ](c)
 	if err != nil {
 		return err
 	}
@@ -64,20 +64,20 @@ func cmdCreateXSRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, resp)
+	setResponse(c, resp)
 	return nil
 }
 
 func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err error) {
 	f := c.f
-	if err := f.context(); err != nil {
+	if err := f.checkContext(); err != nil {
 		return resp, err
 	}
 	o := &srqObject{pd: req.PDHandle, uid: req.UserHandle, asyncEvents: c.asyncEvents()}
 	init := ib.SRQInitAttr{
 		Type:  req.SRQType,
 		Attr:  ib.SRQAttr{MaxWR: req.MaxWR, MaxSGE: req.MaxSGE, Limit: req.SRQLimit},
-		Event: func(_ *ib.SRQ, e ib.EventType) { o.asyncEvents.async(&o.async, o.uid, e) },
+		Event: func(_ *ib.SRQ, e ib.EventType) { o.asyncEvents.raiseAsync(&o.async, o.uid, e) },
 	}
 	switch req.SRQType {
 	case uapi.SRQTBasic:
@@ -86,12 +86,12 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 		if err != nil {
 			return resp, err
 		}
-		defer x.done()
+		defer x.releaseUse()
 		cq, err := lookup[*cqObject](f, req.CQHandle)
 		if err != nil {
 			return resp, fmt.Errorf("completion queue: %w", err)
 		}
-		defer cq.done()
+		defer cq.releaseUse()
 		o.cq = req.CQHandle
 		o.xrcd, init.XRCD, init.CQ = x.res, x.res.domain.XRCD, cq.res.CQ
 	case uapi.SRQTTM:
@@ -103,9 +103,9 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	if err != nil {
 		return resp, fmt.Errorf("protection domain: %w", err)
 	}
-	defer pd.done()
-	err = f.charged(kindSRQ, func() (err error) {
-		o.SRQ, err = user.CreateSRQ(pd.res.PD, init, &c.udata)
+	defer pd.releaseUse()
+	err = f.createCharged(kindSRQ, func() (err error) {
+		o.SRQ, err = userOps.CreateSRQ(pd.res.PD, init, &c.udata)
 		return err
 	})
 	if err != nil {
@@ -124,7 +124,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 
 // cmdModifySRQ changes the capacity or the limit of a queue. (ib_uverbs_modify_srq)
 func cmdModifySRQ(c *call) error {
-	req, err := request[uapi.ModifySRQ](c)
+	req, err := decodeRequest[uapi.ModifySRQ](c)
 	if err != nil {
 		return err
 	}
@@ -132,14 +132,14 @@ func cmdModifySRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer srq.done()
-	c.hold()
-	return user.ModifySRQ(srq.res.SRQ, ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, req.AttrMask, &c.udata)
+	defer srq.releaseUse()
+	c.holdCallbacks()
+	return userOps.ModifySRQ(srq.res.SRQ, ib.SRQAttr{MaxWR: req.MaxWR, Limit: req.SRQLimit}, req.AttrMask, &c.udata)
 }
 
 // cmdQuerySRQ returns the attributes of a queue. (ib_uverbs_query_srq)
 func cmdQuerySRQ(c *call) error {
-	req, err := request[uapi.QuerySRQ](c)
+	req, err := decodeRequest[uapi.QuerySRQ](c)
 	if err != nil {
 		return err
 	}
@@ -147,12 +147,12 @@ func cmdQuerySRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer srq.done()
+	defer srq.releaseUse()
 	a, err := srq.res.Query()
 	if err != nil {
 		return err
 	}
-	reply(c, uapi.QuerySRQResp{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit})
+	setResponse(c, uapi.QuerySRQResp{MaxWR: a.MaxWR, MaxSGE: a.MaxSGE, SRQLimit: a.Limit})
 	return nil
 }
 
@@ -167,15 +167,15 @@ func cmdPostSRQRecv(c *call) error {
 	if err != nil {
 		return err
 	}
-	defer srq.done()
-	c.hold()
+	defer srq.releaseUse()
+	c.holdCallbacks()
 	n, err := srq.res.PostRecv(wrs...)
 	return c.writePostResponse(n, err)
 }
 
 // cmdDestroySRQ frees a queue and reports the number of its events that the program has read. (ib_uverbs_destroy_srq)
 func cmdDestroySRQ(c *call) error {
-	req, err := request[uapi.DestroySRQ](c)
+	req, err := decodeRequest[uapi.DestroySRQ](c)
 	if err != nil {
 		return err
 	}
@@ -183,6 +183,6 @@ func cmdDestroySRQ(c *call) error {
 	if err != nil {
 		return err
 	}
-	reply(c, uapi.DestroySRQResp{EventsReported: res.(*srqObject).reported})
+	setResponse(c, uapi.DestroySRQResp{EventsReported: res.(*srqObject).reported})
 	return nil
 }

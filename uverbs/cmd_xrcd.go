@@ -47,12 +47,12 @@ type xrcTarget struct {
 	opened []*qpObject
 }
 
-// event reports an event to every program that has opened the target. event may not sleep.
-func (t *xrcTarget) event(e ib.EventType) {
+// reportEvent reports an event to every program that has opened the target. reportEvent may not sleep.
+func (t *xrcTarget) reportEvent(e ib.EventType) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, o := range t.opened {
-		o.asyncEvents.async(&o.async, o.uid, e)
+		o.asyncEvents.raiseAsync(&o.async, o.uid, e)
 	}
 }
 
@@ -63,7 +63,7 @@ type xrcdObject struct {
 	users  atomic.Int32 // number of queues and queue pairs of this file in the domain
 }
 
-func (*xrcdObject) kind() kind { return kindXRCD }
+func (*xrcdObject) kind() objectKind { return kindXRCD }
 
 // use and unuse count the objects that use the domain. Both accept a nil receiver.
 func (o *xrcdObject) use() {
@@ -117,14 +117,14 @@ func lookupDomain(f *File, handle uint32) (objectUse[*xrcdObject], error) {
 // cmdOpenXRCD opens or creates an XRC domain. Programs that name the same file share a domain. The domain exists while
 // at least one program has it open. (ib_uverbs_open_xrcd)
 func cmdOpenXRCD(c *call) error {
-	req, err := request[uapi.OpenXRCD](c)
+	req, err := decodeRequest[uapi.OpenXRCD](c)
 	if err != nil {
 		return err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
-	if err := c.f.dev.usable(); err != nil { // for an existing domain the midlayer is not called
+	if err := c.f.dev.checkUsable(); err != nil { // for an existing domain the midlayer is not called
 		return err
 	}
 	var file fileID
@@ -134,7 +134,7 @@ func cmdOpenXRCD(c *call) error {
 		}
 	}
 	var domain *xrcDomain
-	err = c.f.charged(kindXRCD, func() (err error) {
+	err = c.f.createCharged(kindXRCD, func() (err error) {
 		domain, err = c.f.dev.xrc.open(c.f.dev.ib, file, req.OFlags, &c.udata)
 		return err
 	})
@@ -143,7 +143,7 @@ func cmdOpenXRCD(c *call) error {
 	}
 	obj := c.f.objects.add(&xrcdObject{f: c.f, domain: domain})
 	c.publishCreated(obj)
-	reply(c, uapi.OpenXRCDResp{XRCDHandle: obj.handle})
+	setResponse(c, uapi.OpenXRCDResp{XRCDHandle: obj.handle})
 	return nil
 }
 
@@ -163,7 +163,7 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 	}
 	d = &xrcDomain{file: file, opened: 1, targets: map[uint32]*xrcTarget{}}
 	var err error
-	if d.XRCD, err = user.AllocXRCD(dev, u); err != nil {
+	if d.XRCD, err = userOps.AllocXRCD(dev, u); err != nil {
 		return nil, err
 	}
 	if d.pd, err = dev.AllocPD(); err != nil {
@@ -182,7 +182,7 @@ func (x *xrcDomains) open(dev *ib.Device, file fileID, flags uint32, u *ib.Udata
 // cmdCloseXRCD closes a domain. cmdCloseXRCD returns EBUSY while the program has objects in the domain.
 // (ib_uverbs_close_xrcd)
 func cmdCloseXRCD(c *call) error {
-	req, err := request[uapi.CloseXRCD](c)
+	req, err := decodeRequest[uapi.CloseXRCD](c)
 	if err != nil {
 		return err
 	}
@@ -197,16 +197,16 @@ func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err e
 	if err != nil {
 		return resp, err
 	}
-	defer x.done()
+	defer x.releaseUse()
 	d := x.res.domain
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := &xrcTarget{port: new(atomic.Uint32)}
-	err = c.f.charged(kindQP, func() (err error) {
-		t.QP, err = user.CreateQP(d.pd, ib.QPInitAttr{
+	err = c.f.createCharged(kindQP, func() (err error) {
+		t.QP, err = userOps.CreateQP(d.pd, ib.QPInitAttr{
 			Type:  ib.QPTypeXRCTgt,
 			XRCD:  d.XRCD,
-			Event: func(_ *ib.QP, e ib.EventType) { t.event(e) },
+			Event: func(_ *ib.QP, e ib.EventType) { t.reportEvent(e) },
 		}, &c.udata)
 		return err
 	})
@@ -219,19 +219,19 @@ func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err e
 
 // cmdOpenQP opens an XRC target queue pair by its number. (ib_uverbs_open_qp)
 func cmdOpenQP(c *call) error {
-	req, err := request[uapi.OpenQP](c)
+	req, err := decodeRequest[uapi.OpenQP](c)
 	if err != nil {
 		return err
 	}
-	if err := c.f.context(); err != nil {
+	if err := c.f.checkContext(); err != nil {
 		return err
 	}
 	x, err := lookupDomain(c.f, req.PDHandle)
 	if err != nil {
 		return err
 	}
-	defer x.done()
-	if err := c.f.dev.usable(); err != nil { // for an existing target the midlayer is not called
+	defer x.releaseUse()
+	if err := c.f.dev.checkUsable(); err != nil { // for an existing target the midlayer is not called
 		return err
 	}
 	d := x.res.domain
@@ -241,8 +241,8 @@ func cmdOpenQP(c *call) error {
 	if t == nil || req.QPType != uapi.QPTXRCTgt {
 		return fmt.Errorf("the domain has no XRC target with queue pair number %d: %w", req.QPN, syscall.EINVAL)
 	}
-	return c.f.charged(kindQP, func() error {
-		reply(c, c.openTarget(x.res, t, req.UserHandle))
+	return c.f.createCharged(kindQP, func() error {
+		setResponse(c, c.openTarget(x.res, t, req.UserHandle))
 		return nil
 	})
 }

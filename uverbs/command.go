@@ -31,8 +31,8 @@ type command struct {
 	run  func(*call) error
 }
 
-// plainRuns maps each plain command in the table of verbs to its function.
-var plainRuns = map[uapi.Command]func(*call) error{
+// plainHandlers maps each plain command in the table of verbs to its function.
+var plainHandlers = map[uapi.Command]func(*call) error{
 	uapi.CmdGetContext:        cmdGetContext,
 	uapi.CmdQueryDevice:       cmdQueryDevice,
 	uapi.CmdQueryPort:         cmdQueryPort,
@@ -70,8 +70,8 @@ var plainRuns = map[uapi.Command]func(*call) error{
 	uapi.CmdOpenQP:            cmdOpenQP,
 }
 
-// extendedRuns maps each extended command to its function.
-var extendedRuns = map[uapi.ExCommand]func(*call) error{
+// extendedHandlers maps each extended command to its function.
+var extendedHandlers = map[uapi.ExCommand]func(*call) error{
 	uapi.ExCmdQueryDevice: cmdExQueryDevice,
 	uapi.ExCmdCreateCQ:    cmdExCreateCQ,
 	uapi.ExCmdCreateQP:    cmdExCreateQP,
@@ -85,19 +85,19 @@ func init() {
 	for i := range verb.Table {
 		v := &verb.Table[i]
 		for _, c := range v.Commands {
-			run := plainRuns[uapi.Command(c.Number)]
+			run := plainHandlers[uapi.Command(c.Number)]
 			if c.Number&uapi.CmdFlagExtended != 0 {
-				run = extendedRuns[uapi.ExCommand(c.Number&uapi.CmdCommandMask)]
+				run = extendedHandlers[uapi.ExCommand(c.Number&uapi.CmdCommandMask)]
 			}
 			commands[c.Number] = &command{c, v, run}
 		}
 	}
 }
 
-// beyondCommands reports whether a number exceeds the numbers of all commands of its form. For an unknown number below
+// exceedsCommands reports whether a number exceeds the numbers of all commands of its form. For an unknown number below
 // this limit, the header is checked first, in either form like the header of a plain command.
 // (uverbs_api.notsupp_method)
-func beyondCommands(number uint32) bool {
+func exceedsCommands(number uint32) bool {
 	if number&uapi.CmdFlagExtended != 0 {
 		return uapi.ExCommand(number&uapi.CmdCommandMask) > uapi.ExCmdModifyQP
 	}
@@ -145,12 +145,12 @@ type call struct {
 	trace     *CommandTrace // nil if the command is not traced
 }
 
-// request decodes the core's request. Missing fields at the end of the request are zero; additional data must be zero.
-// (uverbs_request)
-func request[T any](c *call) (T, error) {
+// decodeRequest decodes the core's request. Missing fields at the end of the request are zero; additional data must be
+// zero. (uverbs_request)
+func decodeRequest[T any](c *call) (T, error) {
 	v, excess := uapi.DecodePrefix[T](c.in)
 	if c.trace != nil {
-		c.trace.Request = describe(v)
+		c.trace.Request = formatFields(v)
 	}
 	if excess {
 		return v, fmt.Errorf("unknown data at the end of the command are not zero: %w", syscall.EOPNOTSUPP)
@@ -158,31 +158,31 @@ func request[T any](c *call) (T, error) {
 	return v, nil
 }
 
-// reply sets the core's response. (uverbs_response)
-func reply[T any](c *call, v T) {
+// setResponse sets the core's response. (uverbs_response)
+func setResponse[T any](c *call, v T) {
 	c.resp = uapi.AppendTo(c.resp[:0], &v)
 	if c.trace != nil {
-		c.trace.Response = describe(v)
+		c.trace.Response = formatFields(v)
 	}
 }
 
-// replyLength returns the value for the field ResponseLength of a response. (uverbs_response_length)
-func replyLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[T]())) }
+// responseLength returns the value for the field ResponseLength of a response. (uverbs_response_length)
+func responseLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.SizeOf[T]())) }
 
-// hold announces that this thread will soon run the device's callbacks.
-func (c *call) hold() { user.HoldCallbacks(c.f.dev.ib, &c.callbacks) }
+// holdCallbacks announces that this thread will soon run the device's callbacks.
+func (c *call) holdCallbacks() { userOps.HoldCallbacks(c.f.dev.ib, &c.callbacks) }
 
 // publishCreated publishes a new object after the response has been delivered.
 func (c *call) publishCreated(o *object) {
 	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
 }
 
-// asyncEvents returns the event file for the asynchronous events of a new object, or nil.
+// readAsyncEvents returns the event file for the asynchronous events of a new object, or nil.
 func (c *call) asyncEvents() *eventFile {
 	if c.async != nil {
 		return c.async
 	}
-	return c.f.events.objectsAsync()
+	return c.f.events.defaultAsyncFile()
 }
 
 // run executes the command in the midlayer. The caller must call finish.
@@ -191,15 +191,15 @@ func (c *call) run(cmd func(*call) error) error {
 	c.udata.Context, c.udata.Space = userContext{c.f}, c.caller.Space()
 	c.udata.Defer = func(s ib.Stored) { c.stored = &s }
 	defer c.callbacks.Run()
-	if err := c.announce(); err != nil {
+	if err := c.announceVerb(); err != nil {
 		return err
 	}
-	if err := c.f.enter(); err != nil {
+	if err := c.f.beginCommand(); err != nil {
 		return err
 	}
 	defer c.f.life.RUnlock()
 	if c.f.contextState() == states.ContextClosed {
-		return errClosed
+		return errFileClosed
 	}
 	return cmd(c)
 }
@@ -207,9 +207,9 @@ func (c *call) run(cmd func(*call) error) error {
 // finish delivers the response of a successful command. finish publishes new objects. If delivery fails, it destroys
 // them.
 func (c *call) finish(deliver func() error) error {
-	err := c.install()
+	err := c.installEventFile()
 	if err == nil && c.stored != nil {
-		err = c.store()
+		err = c.storeDriverData()
 	}
 	if err == nil {
 		err = deliver()
@@ -223,14 +223,14 @@ func (c *call) finish(deliver func() error) error {
 	return err
 }
 
-// store writes the driver's data to the program's memory and then completes the driver's call.
-func (c *call) store() error {
+// storeDriverData writes the driver's data to the program's memory and then completes the driver's call.
+func (c *call) storeDriverData() error {
 	failed := c.caller.Space().WriteV([][]byte{c.stored.Data}, c.stored.Addr)
-	if err := c.f.enter(); err != nil {
+	if err := c.f.beginCommand(); err != nil {
 		return err
 	}
 	defer c.f.life.RUnlock()
-	switch err := c.f.context(); {
+	switch err := c.f.checkContext(); {
 	case c.f.contextState() == states.ContextClosed: // the end of the context has destroyed the driver's objects
 		return err
 	case failed == nil && err == nil:
@@ -242,8 +242,8 @@ func (c *call) store() error {
 	return failed
 }
 
-// install duplicates the read end of a new event file into the program.
-func (c *call) install() error {
+// installEventFile duplicates the read end of a new event file into the program.
+func (c *call) installEventFile() error {
 	if c.reader < 0 {
 		return nil
 	}
@@ -259,8 +259,8 @@ func (c *call) install() error {
 // zeros fills the caller's buffer after the response.
 var zeros [4096]byte
 
-// buffers returns the response for the caller.
-func (c *call) buffers() [][]byte {
+// responseBuffers returns the response for the caller.
+func (c *call) responseBuffers() [][]byte {
 	bufs := [][]byte{c.resp[:min(len(c.resp), c.room)]}
 	if !c.exact {
 		for rest := c.room - len(bufs[0]); rest > 0; rest -= len(zeros) {
@@ -310,7 +310,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	if n == doorbellSize && f.ringHandle(c, b) {
 		return n, nil
 	}
-	if n == armWriteSize && f.dev.srv.onVerb.Load() == nil && f.armWritten(c, b) {
+	if n == armWriteSize && f.dev.srv.onVerb.Load() == nil && f.armByWrite(c, b) {
 		return n, nil
 	}
 	if err := f.write(c, b); err != nil {
@@ -328,7 +328,7 @@ func (f *File) write(c Caller, b []byte) error {
 		trace.setName(name)
 	}
 	if err != nil {
-		if !beyondCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {
+		if !exceedsCommands(hdr.Command) && int(hdr.InWords)*4 != len(b) {
 			return fmt.Errorf("%s: header states %d bytes, command has %d: %w", name, int(hdr.InWords)*4, len(b), syscall.EINVAL)
 		}
 		return err
@@ -350,9 +350,9 @@ func (f *File) write(c Caller, b []byte) error {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	err = k.finish(func() error {
-		core := output{response, k.buffers()}
-		driver := output{driverResponse, [][]byte{k.udata.Out[:k.udata.N]}}
-		return deliver(c.Space(), core, driver)
+		core := callerOutput{response, k.responseBuffers()}
+		driver := callerOutput{driverResponse, [][]byte{k.udata.Out[:k.udata.N]}}
+		return storeOutputs(c.Space(), core, driver)
 	})
 	if err != nil {
 		return fmt.Errorf("%s: write the response: %w", name, err)
@@ -386,7 +386,7 @@ func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, dr
 	c.room = room
 	if cmd.Driver {
 		c.room = cmd.Response
-		c.driverRoom(room - cmd.Response)
+		c.allocDriverResponse(room - cmd.Response)
 	}
 	return response, response + uint64(c.room), nil
 }
@@ -411,32 +411,32 @@ func (c *call) parseExtended(hdr uapi.CmdHdr, b []byte) (response, driverRespons
 	}
 	c.in, c.udata.In = b[:in], b[in:]
 	c.room = room
-	c.driverRoom(driverRoom)
+	c.allocDriverResponse(driverRoom)
 	return ex.Response, ex.Response + uint64(room), nil
 }
 
-// driverRoom allocates the buffer for the driver's response.
-func (c *call) driverRoom(n int) {
+// allocDriverResponse allocates the buffer for the driver's response.
+func (c *call) allocDriverResponse(n int) {
 	if n > 0 {
 		c.udata.Out = make([]byte, min(n, maxCommand))
 	}
 }
 
-// output is data for the caller's memory, with its address.
-type output struct {
+// callerOutput is data for the caller's memory, with its address.
+type callerOutput struct {
 	addr uint64
 	bufs [][]byte
 }
 
-func (o output) len() (n uint64) {
+func (o callerOutput) len() (n uint64) {
 	for _, b := range o.bufs {
 		n += uint64(len(b))
 	}
 	return n
 }
 
-// deliver stores outputs. deliver stores two outputs at once if the second one directly follows the first.
-func deliver(space umem.Space, outs ...output) error {
+// storeOutputs stores outputs. storeOutputs stores two outputs at once if the second one directly follows the first.
+func storeOutputs(space umem.Space, outs ...callerOutput) error {
 	for i := 0; i < len(outs); i++ {
 		o := outs[i]
 		for ; i+1 < len(outs) && outs[i+1].addr == o.addr+o.len(); i++ {

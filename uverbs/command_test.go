@@ -16,30 +16,30 @@ import (
 	"verbena/uapi/verb"
 )
 
-// both runs a test twice: with commands by write and by ioctl.
-func both(t *testing.T, f func(t *testing.T, form form)) {
+// eachForm runs a test twice: with commands by write and by ioctl.
+func eachForm(t *testing.T, f func(t *testing.T, form form)) {
 	for _, form := range []form{byWrite, byIoctl} {
 		t.Run(form.String(), func(t *testing.T) { f(t, form) })
 	}
 }
 
-// TestSession runs a complete session of a ping-pong program.
-func TestSession(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
+// TestPingPongSession runs a complete session of a ping-pong program.
+func TestPingPongSession(t *testing.T) {
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
 		p := w.open(form)
-		ctx, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+		ctx, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 		must(t, err)
 		if ctx.NumCompVectors != 2 {
 			t.Errorf("completion vectors: got %d, want 2", ctx.NumCompVectors)
 		}
-		dev, err := do[uapi.QueryDeviceResp](p, uapi.CmdQueryDevice, uapi.QueryDevice{})
+		dev, err := sendPlain[uapi.QueryDeviceResp](p, uapi.CmdQueryDevice, uapi.QueryDevice{})
 		must(t, err)
 		if dev.NodeGUID != (uapi.BE64{1, 2, 3, 4, 5, 6, 7, 8}) || dev.MaxSGE != 30 || dev.DeviceCapFlags != 2 ||
 			dev.PhysPortCnt != 1 {
 			t.Errorf("device: got %+v, want the values of the fake device", dev)
 		}
-		port, err := do[uapi.QueryPortResp](p, uapi.CmdQueryPort, uapi.QueryPort{PortNum: 1})
+		port, err := sendPlain[uapi.QueryPortResp](p, uapi.CmdQueryPort, uapi.QueryPort{PortNum: 1})
 		must(t, err)
 		if port.State != uapi.PortActive || port.PortCapFlags != uapi.PCFCMSup|uapi.PCFIPBasedGIDs ||
 			port.Flags != uapi.QPFGRHRequired || port.LinkLayer != uapi.LinkLayerEthernet {
@@ -51,7 +51,7 @@ func TestSession(t *testing.T) {
 		if mr.LKey != 1 || mr.RKey != 1<<8 || p.acct.Pages() != 1 {
 			t.Errorf("region: got %+v and %d charged pages, want keys 1 and 0x100 and 1 page", mr, p.acct.Pages())
 		}
-		cqResp, mminfo, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1},
+		cqResp, mminfo, err := sendPlainWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1},
 			[]byte("to the driver..."), 16)
 		must(t, err)
 		if cqResp.CQE != 101 || string(mminfo) != ibfake.CQResponse || string(w.drv.Udata()) != "to the driver..." {
@@ -59,7 +59,7 @@ func TestSession(t *testing.T) {
 				cqResp, mminfo, w.drv.Udata())
 		}
 		cq := cqResp.CQHandle
-		qpResp, mminfo, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{
+		qpResp, mminfo, err := sendPlainWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{
 			UserHandle: 77, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, MaxRecvWR: 6, MaxSendSGE: 1,
 			MaxRecvSGE:    2,
 			MaxInlineData: 64, SQSigAll: 1, QPType: uapi.QPTRC,
@@ -72,7 +72,7 @@ func TestSession(t *testing.T) {
 		}
 		qp := qpResp.QPHandle
 
-		must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, PKeyIndex: 3,
+		must(t, sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, PKeyIndex: 3,
 			QPAccessFlags: uapi.AccessRemoteRead,
 			AttrMask:      uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
 		dest := uapi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1,
@@ -80,33 +80,34 @@ func TestSession(t *testing.T) {
 		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uint8(roce.MTU1024), DestQPNum: 99,
 			RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN | uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer}
-		must(t, silently(p, uapi.CmdModifyQP, toRTR))
-		query, err := do[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp, AttrMask: uapi.QPAttrState})
+		must(t, sendSilent(p, uapi.CmdModifyQP, toRTR))
+		query, err := sendPlain[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp, AttrMask: uapi.QPAttrState})
 		must(t, err)
 		if query.QPState != uapi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 ||
 			query.SQSigAll != 1 {
 			t.Errorf("query qp: got %+v, want the values of the creation", query)
 		}
 
-		ah, ahNum, err := doWith[uapi.CreateAHResp](p, uapi.CmdCreateAH,
+		ah, ahNum, err := sendPlainWith[uapi.CreateAHResp](p, uapi.CmdCreateAH,
 			uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1, GRH: uapi.GlobalRoute{HopLimit: 3}}}, nil, 8)
 		must(t, err)
 		if !bytes.Equal(ahNum[:4], []byte{7, 0, 0, 0}) {
 			t.Errorf("driver response of create ah: got %x, want 7", ahNum)
 		}
-		resized, mminfo, err := doWith[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 50}, nil, 16)
+		resized, mminfo, err := sendPlainWith[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 50},
+			nil, 16)
 		must(t, err)
 		if resized.CQE != 51 || string(mminfo) != ibfake.CQResponse {
 			t.Errorf("resize cq: got %+v with driver response %q, want 51 entries", resized, mminfo)
 		}
 
-		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH(ah)))
-		_, err = do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+		must(t, sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH(ah)))
+		_, err = sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
-		_, err = do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
+		_, err = sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 		must(t, err)
-		must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
-		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
+		must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
 			t.Errorf("destroyed %v", got)
 		}
@@ -117,16 +118,17 @@ func TestSession(t *testing.T) {
 }
 
 func TestExtendedCommands(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
-		dev, _, err := doEx[uapi.ExQueryDeviceResp](p, uapi.ExCmdQueryDevice, uapi.ExQueryDevice{}, 0)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
+		dev, _, err := sendExtended[uapi.ExQueryDeviceResp](p, uapi.ExCmdQueryDevice, uapi.ExQueryDevice{}, 0)
 		must(t, err)
 		if dev.ResponseLength != 304 || dev.Base.VendorID != 0xffffff || dev.DeviceCapFlagsEx != 0x1_0000_0002 {
 			t.Errorf("device: got %+v, want the extended values of the fake device", dev)
 		}
 		// An older library has a shorter buffer and receives the length of the valid part.
-		short, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 8),
+		short, _, err := p.sendCommand(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte,
+			8),
 			room: 208})
 		must(t, err)
 		if length, _ := uapi.DecodePrefix[uapi.ExQueryDeviceResp](short); length.ResponseLength != 208 ||
@@ -134,7 +136,8 @@ func TestExtendedCommands(t *testing.T) {
 			t.Errorf("device with a short response: got %+v, want only the fields that fit", length)
 		}
 		// A newer library has a longer buffer, and the rest of this buffer is cleared.
-		long, _, err := p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte, 16),
+		long, _, err := p.sendCommand(rawCommand{extended: true, number: uint32(uapi.ExCmdQueryDevice), core: make([]byte,
+			16),
 			room: 320})
 		must(t, err)
 		if length, _ := uapi.Decode[uapi.ExQueryDeviceResp](long); length.ResponseLength != 304 ||
@@ -143,14 +146,14 @@ func TestExtendedCommands(t *testing.T) {
 				long[304:])
 		}
 
-		cq, mminfo, err := doEx[uapi.ExCreateCQResp](p, uapi.ExCmdCreateCQ,
+		cq, mminfo, err := sendExtended[uapi.ExCreateCQResp](p, uapi.ExCmdCreateCQ,
 			uapi.ExCreateCQ{CQE: 10, CompChannel: -1, UserHandle: 5}, 16)
 		must(t, err)
 		if cq.ResponseLength != 16 || cq.Base.CQE != 11 || string(mminfo) != ibfake.CQResponse {
 			t.Errorf("CQ: got %+v with driver response %q, want 11 entries", cq, mminfo)
 		}
 		pd := p.allocPD()
-		qp, _, err := doEx[uapi.ExCreateQPResp](p, uapi.ExCmdCreateQP,
+		qp, _, err := sendExtended[uapi.ExCreateQPResp](p, uapi.ExCmdCreateQP,
 			uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle, RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTUD},
 			32)
 		must(t, err)
@@ -158,11 +161,11 @@ func TestExtendedCommands(t *testing.T) {
 			t.Errorf("QP: got %+v, want a response of 40 bytes with a number", qp)
 		}
 		// The flags and the subsequent fields are newer than the command.
-		_, _, err = p.send(rawCommand{extended: true, number: uint32(uapi.ExCmdCreateQP), room: 40,
+		_, _, err = p.sendCommand(rawCommand{extended: true, number: uint32(uapi.ExCmdCreateQP), room: 40,
 			core: uapi.AppendTo(nil, &uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq.Base.CQHandle,
 				RecvCQHandle: cq.Base.CQHandle, QPType: uapi.QPTRC})[:56]})
 		must(t, err)
-		mod, _, err := doEx[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP,
+		mod, _, err := sendExtended[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP,
 			uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp.Base.QPHandle, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}},
 			0)
 		must(t, err)
@@ -174,15 +177,15 @@ func TestExtendedCommands(t *testing.T) {
 
 // Each line is a command that must fail. The objects are those of a session: see the variables.
 func TestCommandErrors(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
 		mr := p.regMR(pd).MRHandle
 		qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 		ah := p.createAH(pd)
 		const none = 12345
-		addr := addressOf(p.alloc(4096))
+		addr := addressOf(p.allocMem(4096))
 		read, err := unix.Mmap(-1, 0, 4096, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANON)
 		must(t, err)
 		defer unix.Munmap(read)
@@ -196,153 +199,160 @@ func TestCommandErrors(t *testing.T) {
 			room int
 			want syscall.Errno
 		}{
-			{"second context", uapi.CmdGetContext, enc(uapi.GetContext{}), 8, syscall.EINVAL},
-			{"port 0", uapi.CmdQueryPort, enc(uapi.QueryPort{PortNum: 0}), 40, syscall.EINVAL},
-			{"port 2", uapi.CmdQueryPort, enc(uapi.QueryPort{PortNum: 2}), 40, syscall.EINVAL},
-			{"query device, reserved set", ex(uapi.CmdQueryDevice), enc(uapi.ExQueryDevice{Reserved: 1}), 304, syscall.EINVAL},
-			{"query device, mask set", ex(uapi.CmdQueryDevice), enc(uapi.ExQueryDevice{CompMask: 1}), 304, syscall.EINVAL},
-
-			{"dealloc no pd", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: none}), 0, syscall.ENOENT},
-			{"dealloc a cq", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: cq}), 0, syscall.EINVAL},
-			{"dealloc a pd in use", uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: pd}), 0, syscall.EBUSY},
-
-			{"mr: no pd", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12,
-				syscall.ENOENT},
-			{"mr: pd is a cq", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12,
+			{"second context", uapi.CmdGetContext, encode(uapi.GetContext{}), 8, syscall.EINVAL},
+			{"port 0", uapi.CmdQueryPort, encode(uapi.QueryPort{PortNum: 0}), 40, syscall.EINVAL},
+			{"port 2", uapi.CmdQueryPort, encode(uapi.QueryPort{PortNum: 2}), 40, syscall.EINVAL},
+			{"query device, reserved set", ex(uapi.CmdQueryDevice), encode(uapi.ExQueryDevice{Reserved: 1}), 304,
 				syscall.EINVAL},
-			{"mr: not mapped", uapi.CmdRegMR, enc(uapi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12,
+			{"query device, mask set", ex(uapi.CmdQueryDevice), encode(uapi.ExQueryDevice{CompMask: 1}), 304, syscall.EINVAL},
+
+			{"dealloc no pd", uapi.CmdDeallocPD, encode(uapi.DeallocPD{PDHandle: none}), 0, syscall.ENOENT},
+			{"dealloc a cq", uapi.CmdDeallocPD, encode(uapi.DeallocPD{PDHandle: cq}), 0, syscall.EINVAL},
+			{"dealloc a pd in use", uapi.CmdDeallocPD, encode(uapi.DeallocPD{PDHandle: pd}), 0, syscall.EBUSY},
+
+			{"mr: no pd", uapi.CmdRegMR, encode(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: none}), 12,
+				syscall.ENOENT},
+			{"mr: pd is a cq", uapi.CmdRegMR, encode(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: cq}), 12,
+				syscall.EINVAL},
+			{"mr: not mapped", uapi.CmdRegMR, encode(uapi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}), 12,
 				syscall.EFAULT},
-			{"mr: read-only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1,
+			{"mr: read-only", uapi.CmdRegMR, encode(uapi.RegMR{Start: addressOf(read), HCAVA: addressOf(read), Length: 1,
 				PDHandle: pd, AccessFlags: uapi.AccessLocalWrite}), 12, syscall.EFAULT},
 			{"mr: offset in the page differs", uapi.CmdRegMR,
-				enc(uapi.RegMR{Start: addr, HCAVA: addr + 1, Length: 1, PDHandle: pd}), 12, syscall.EINVAL},
-			{"mr: wraps", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1<<64 - 1, PDHandle: pd}), 12,
+				encode(uapi.RegMR{Start: addr, HCAVA: addr + 1, Length: 1, PDHandle: pd}), 12, syscall.EINVAL},
+			{"mr: wraps", uapi.CmdRegMR, encode(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1<<64 - 1, PDHandle: pd}), 12,
 				syscall.EINVAL},
-			{"mr: remote write only", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
+			{"mr: remote write only", uapi.CmdRegMR, encode(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
 				AccessFlags: uapi.AccessRemoteWrite}), 12, syscall.EINVAL},
-			{"mr: unknown right", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
+			{"mr: unknown right", uapi.CmdRegMR, encode(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
 				AccessFlags: 1 << 31}), 12, syscall.EINVAL},
-			{"mr: on demand", uapi.CmdRegMR, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
+			{"mr: on demand", uapi.CmdRegMR, encode(uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd,
 				AccessFlags: uapi.AccessOnDemand}), 12, syscall.EOPNOTSUPP},
-			{"dereg no mr", uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: none}), 0, syscall.ENOENT},
-			{"dereg a qp", uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: qp}), 0, syscall.EINVAL},
+			{"dereg no mr", uapi.CmdDeregMR, encode(uapi.DeregMR{MRHandle: none}), 0, syscall.ENOENT},
+			{"dereg a qp", uapi.CmdDeregMR, encode(uapi.DeregMR{MRHandle: qp}), 0, syscall.EINVAL},
 
-			{"cq: no entries", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1}), 8, syscall.EINVAL},
-			{"cq: too large", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: ibfake.MaxCQE + 1}), 8, syscall.EINVAL},
-			{"cq: no such vector", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8,
+			{"cq: no entries", uapi.CmdCreateCQ, encode(uapi.CreateCQ{CompChannel: -1}), 8, syscall.EINVAL},
+			{"cq: too large", uapi.CmdCreateCQ, encode(uapi.CreateCQ{CompChannel: -1, CQE: ibfake.MaxCQE + 1}), 8,
 				syscall.EINVAL},
-			{"cq: channel is no descriptor", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: 9999, CQE: 1}), 8, syscall.EBADF},
-			{"cq: channel is another file", uapi.CmdCreateCQ, enc(uapi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8,
+			{"cq: no such vector", uapi.CmdCreateCQ, encode(uapi.CreateCQ{CompChannel: -1, CQE: 1, CompVector: 2}), 8,
+				syscall.EINVAL},
+			{"cq: channel is no descriptor", uapi.CmdCreateCQ, encode(uapi.CreateCQ{CompChannel: 9999, CQE: 1}), 8,
 				syscall.EBADF},
-			{"cq: mask set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16,
+			{"cq: channel is another file", uapi.CmdCreateCQ, encode(uapi.CreateCQ{CompChannel: int32(p.async), CQE: 1}), 8,
+				syscall.EBADF},
+			{"cq: mask set", ex(uapi.CmdCreateCQ), encode(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, CompMask: 1}), 16,
 				syscall.EINVAL},
-			{"cq: reserved set", ex(uapi.CmdCreateCQ), enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16,
+			{"cq: reserved set", ex(uapi.CmdCreateCQ), encode(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Reserved: 1}), 16,
 				syscall.EINVAL},
 			{"cq: flags that the driver does not support", ex(uapi.CmdCreateCQ),
-				enc(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
-			{"resize no cq", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.ENOENT},
-			{"resize too large", uapi.CmdResizeCQ, enc(uapi.ResizeCQ{CQHandle: cq, CQE: ibfake.MaxCQE + 1}), 8, syscall.EINVAL},
-			{"poll no cq", uapi.CmdPollCQ, enc(uapi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.ENOENT},
-			{"notify no cq", uapi.CmdReqNotifyCQ, enc(uapi.ReqNotifyCQ{CQHandle: none}), 0, syscall.ENOENT},
-			{"notify a pd", uapi.CmdReqNotifyCQ, enc(uapi.ReqNotifyCQ{CQHandle: pd}), 0, syscall.EINVAL},
-			{"destroy no cq", uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: none}), 8, syscall.ENOENT},
-			{"destroy a cq in use", uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: cq}), 8, syscall.EBUSY},
+				encode(uapi.ExCreateCQ{CompChannel: -1, CQE: 1, Flags: 1}), 16, syscall.EOPNOTSUPP},
+			{"resize no cq", uapi.CmdResizeCQ, encode(uapi.ResizeCQ{CQHandle: none, CQE: 1}), 8, syscall.ENOENT},
+			{"resize too large", uapi.CmdResizeCQ, encode(uapi.ResizeCQ{CQHandle: cq, CQE: ibfake.MaxCQE + 1}), 8,
+				syscall.EINVAL},
+			{"poll no cq", uapi.CmdPollCQ, encode(uapi.PollCQ{CQHandle: none, NE: 1}), 56, syscall.ENOENT},
+			{"notify no cq", uapi.CmdReqNotifyCQ, encode(uapi.ReqNotifyCQ{CQHandle: none}), 0, syscall.ENOENT},
+			{"notify a pd", uapi.CmdReqNotifyCQ, encode(uapi.ReqNotifyCQ{CQHandle: pd}), 0, syscall.EINVAL},
+			{"destroy no cq", uapi.CmdDestroyCQ, encode(uapi.DestroyCQ{CQHandle: none}), 8, syscall.ENOENT},
+			{"destroy a cq in use", uapi.CmdDestroyCQ, encode(uapi.DestroyCQ{CQHandle: cq}), 8, syscall.EBUSY},
 
-			{"qp: no pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq,
+			{"qp: no pd", uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: none, SendCQHandle: cq, RecvCQHandle: cq,
 				QPType: uapi.QPTRC}), 32, syscall.ENOENT},
-			{"qp: no send cq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq,
+			{"qp: no send cq", uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: pd, SendCQHandle: none, RecvCQHandle: cq,
 				QPType: uapi.QPTRC}), 32, syscall.ENOENT},
-			{"qp: receive cq is a pd", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd,
+			{"qp: receive cq is a pd", uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pd,
 				QPType: uapi.QPTRC}), 32, syscall.EINVAL},
-			{"qp: no such type", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+			{"qp: no such type", uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 				QPType: 7}), 32, syscall.EINVAL},
 			{"qp: type that the driver lacks", uapi.CmdCreateQP,
-				enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRawPacket}), 32,
+				encode(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRawPacket}), 32,
 				syscall.EOPNOTSUPP},
-			{"qp: no xrc domain", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+			{"qp: no xrc domain", uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 				QPType: uapi.QPTXRCTgt}), 32, syscall.EINVAL},
-			{"qp: no srq", uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+			{"qp: no srq", uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 				QPType: uapi.QPTRC, IsSRQ: 1}), 32, syscall.ENOENT},
-			{"qp: reserved set", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+			{"qp: reserved set", ex(uapi.CmdCreateQP), encode(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 				QPType: uapi.QPTRC, Reserved: 1}), 40, syscall.EINVAL},
-			{"qp: unknown mask", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+			{"qp: unknown mask", ex(uapi.CmdCreateQP), encode(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 				QPType: uapi.QPTRC, CompMask: 2}), 40, syscall.EINVAL},
 			{"qp: no indirection table", ex(uapi.CmdCreateQP),
-				enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CompMask: 1}), 40,
+				encode(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, CompMask: 1}), 40,
 				syscall.EINVAL},
-			{"qp: unknown flags", ex(uapi.CmdCreateQP), enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+			{"qp: unknown flags", ex(uapi.CmdCreateQP), encode(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 				QPType: uapi.QPTRC, CreateFlags: 1 << 31}), 40, syscall.EINVAL},
 			{"qp: undefined flags", ex(uapi.CmdCreateQP),
-				enc(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC,
+				encode(uapi.ExCreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC,
 					CreateFlags: uapi.QPCreateScatterFCS}), 40, syscall.EOPNOTSUPP},
-			{"query no qp", uapi.CmdQueryQP, enc(uapi.QueryQP{QPHandle: none}), 128, syscall.ENOENT},
-			{"destroy no qp", uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: none}), 4, syscall.ENOENT},
-			{"destroy an mr as qp", uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: mr}), 4, syscall.EINVAL},
+			{"query no qp", uapi.CmdQueryQP, encode(uapi.QueryQP{QPHandle: none}), 128, syscall.ENOENT},
+			{"destroy no qp", uapi.CmdDestroyQP, encode(uapi.DestroyQP{QPHandle: none}), 4, syscall.ENOENT},
+			{"destroy an mr as qp", uapi.CmdDestroyQP, encode(uapi.DestroyQP{QPHandle: mr}), 4, syscall.EINVAL},
 
-			{"modify no qp", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: none}), 0, syscall.ENOENT},
-			{"modify: wrong transition", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTS,
+			{"modify no qp", uapi.CmdModifyQP, encode(uapi.ModifyQP{QPHandle: none}), 0, syscall.ENOENT},
+			{"modify: wrong transition", uapi.CmdModifyQP, encode(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTS,
 				AttrMask: uapi.QPAttrState}), 0, syscall.EINVAL},
-			{"modify: no such state", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: 7, AttrMask: uapi.QPAttrState}),
+			{"modify: no such state", uapi.CmdModifyQP, encode(uapi.ModifyQP{QPHandle: qp, QPState: 7,
+				AttrMask: uapi.QPAttrState}),
 				0, syscall.EINVAL},
 			{"modify: no such current state", uapi.CmdModifyQP,
-				enc(uapi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: uapi.QPAttrCurState}), 0, syscall.EINVAL},
-			{"modify: no such port", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 2,
+				encode(uapi.ModifyQP{QPHandle: qp, CurQPState: 7, AttrMask: uapi.QPAttrCurState}), 0, syscall.EINVAL},
+			{"modify: no such port", uapi.CmdModifyQP, encode(uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 2,
 				AttrMask: initMask}), 0, syscall.EINVAL},
 			{"modify: no such port in the address", uapi.CmdModifyQP,
-				enc(uapi.ModifyQP{QPHandle: qp, Dest: uapi.QPDest{PortNum: 2}, AttrMask: uapi.QPAttrAV}), 0, syscall.EINVAL},
+				encode(uapi.ModifyQP{QPHandle: qp, Dest: uapi.QPDest{PortNum: 2}, AttrMask: uapi.QPAttrAV}), 0, syscall.EINVAL},
 			{"modify: ports differ in the alternate path", uapi.CmdModifyQP,
-				enc(uapi.ModifyQP{QPHandle: qp, AltPortNum: 1, AttrMask: uapi.QPAttrAltPath}), 0, syscall.EINVAL},
-			{"modify: unknown attribute", uapi.CmdModifyQP, enc(uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}), 0,
+				encode(uapi.ModifyQP{QPHandle: qp, AltPortNum: 1, AttrMask: uapi.QPAttrAltPath}), 0, syscall.EINVAL},
+			{"modify: unknown attribute", uapi.CmdModifyQP, encode(uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}), 0,
 				syscall.EOPNOTSUPP},
 			{"modify: rate limit needs the extended form", uapi.CmdModifyQP,
-				enc(uapi.ModifyQP{QPHandle: qp, AttrMask: uapi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
+				encode(uapi.ModifyQP{QPHandle: qp, AttrMask: uapi.QPAttrRateLimit}), 0, syscall.EOPNOTSUPP},
 			{"modify, extended: unknown attribute", ex(uapi.CmdModifyQP),
-				enc(uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
+				encode(uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, AttrMask: 1 << 31}}), 8, syscall.EOPNOTSUPP},
 
-			{"ah: no pd", uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: none, Attr: uapi.AHAttr{PortNum: 1}}), 4,
+			{"ah: no pd", uapi.CmdCreateAH, encode(uapi.CreateAH{PDHandle: none, Attr: uapi.AHAttr{PortNum: 1}}), 4,
 				syscall.ENOENT},
-			{"ah: no port", uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: pd}), 4, syscall.EINVAL},
-			{"destroy no ah", uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: none}), 0, syscall.ENOENT},
-			{"destroy a pd as ah", uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: pd}), 0, syscall.EINVAL},
+			{"ah: no port", uapi.CmdCreateAH, encode(uapi.CreateAH{PDHandle: pd}), 4, syscall.EINVAL},
+			{"destroy no ah", uapi.CmdDestroyAH, encode(uapi.DestroyAH{AHHandle: none}), 0, syscall.ENOENT},
+			{"destroy a pd as ah", uapi.CmdDestroyAH, encode(uapi.DestroyAH{AHHandle: pd}), 0, syscall.EINVAL},
 
-			{"post to no qp", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: none}), 4, syscall.ENOENT},
-			{"post: does not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4,
+			{"post to no qp", uapi.CmdPostSend, encode(uapi.PostSend{QPHandle: none}), 4, syscall.ENOENT},
+			{"post: does not fit", uapi.CmdPostSend, encode(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 56}), 4,
 				syscall.ENOSPC},
-			{"post: elements do not fit", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4,
+			{"post: elements do not fit", uapi.CmdPostSend, encode(uapi.PostSend{QPHandle: qp, SGECount: 1 << 31}), 4,
 				syscall.ENOSPC},
-			{"post: small requests", uapi.CmdPostSend, enc(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4,
+			{"post: small requests", uapi.CmdPostSend, encode(uapi.PostSend{QPHandle: qp, WRCount: 1, WQESize: 55}), 4,
 				syscall.EINVAL},
-			{"post receives to no qp", uapi.CmdPostRecv, enc(uapi.PostRecv{QPHandle: none}), 4, syscall.ENOENT},
+			{"post receives to no qp", uapi.CmdPostRecv, encode(uapi.PostRecv{QPHandle: none}), 4, syscall.ENOENT},
 
-			{"rereg mr: nothing", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr}), 8, syscall.EINVAL},
-			{"rereg mr: nothing of none", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: none}), 8, syscall.EINVAL},
-			{"rereg mr: unknown change", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Flags: 8}), 8, syscall.EOPNOTSUPP},
-			{"rereg mr: none", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: none, Flags: uapi.ReregMRChangeAccess}), 8,
+			{"rereg mr: nothing", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: mr}), 8, syscall.EINVAL},
+			{"rereg mr: nothing of none", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: none}), 8, syscall.EINVAL},
+			{"rereg mr: unknown change", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: mr, Flags: 8}), 8, syscall.EOPNOTSUPP},
+			{"rereg mr: none", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: none, Flags: uapi.ReregMRChangeAccess}), 8,
 				syscall.ENOENT},
-			{"rereg mr: a pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: pd, Flags: uapi.ReregMRChangeAccess}), 8,
+			{"rereg mr: a pd", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: pd, Flags: uapi.ReregMRChangeAccess}), 8,
 				syscall.EINVAL},
-			{"rereg mr: no pd", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, PDHandle: none, Flags: uapi.ReregMRChangePD}), 8,
+			{"rereg mr: no pd", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: mr, PDHandle: none,
+				Flags: uapi.ReregMRChangePD}), 8,
 				syscall.ENOENT},
 			{"rereg mr: remote write only", uapi.CmdReregMR,
-				enc(uapi.ReregMR{MRHandle: mr, AccessFlags: uapi.AccessRemoteWrite, Flags: uapi.ReregMRChangeAccess}), 8,
+				encode(uapi.ReregMR{MRHandle: mr, AccessFlags: uapi.AccessRemoteWrite, Flags: uapi.ReregMRChangeAccess}), 8,
 				syscall.EINVAL},
-			{"rereg mr: unknown right", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31,
+			{"rereg mr: unknown right", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: mr, AccessFlags: 1 << 31,
 				Flags: uapi.ReregMRChangeAccess}), 8, syscall.EINVAL},
 			{"rereg mr: offset in the page differs", uapi.CmdReregMR,
-				enc(uapi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1, Flags: uapi.ReregMRChangeTranslation}), 8,
+				encode(uapi.ReregMR{MRHandle: mr, Start: addr, HCAVA: addr + 1, Length: 1,
+					Flags: uapi.ReregMRChangeTranslation}), 8,
 				syscall.EINVAL},
-			{"rereg mr: not mapped", uapi.CmdReregMR, enc(uapi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1,
+			{"rereg mr: not mapped", uapi.CmdReregMR, encode(uapi.ReregMR{MRHandle: mr, Start: 0x1000, HCAVA: 0x1000, Length: 1,
 				Flags: uapi.ReregMRChangeTranslation}), 8, syscall.EFAULT},
-			{"alloc mw: no pd", uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: none, MWType: uapi.MWType1}), 8, syscall.ENOENT},
-			{"alloc mw: no such type", uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: pd, MWType: 3}), 8, syscall.EINVAL},
-			{"dealloc no mw", uapi.CmdDeallocMW, enc(uapi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
-			{"dealloc a pd as mw", uapi.CmdDeallocMW, enc(uapi.DeallocMW{MWHandle: pd}), 0, syscall.EINVAL},
-			{"create srq", uapi.CmdCreateSRQ, enc(uapi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
-			{"open xrcd", uapi.CmdOpenXRCD, enc(uapi.OpenXRCD{FD: ^uint32(0)}), 4, syscall.EOPNOTSUPP},
-			{"attach multicast", uapi.CmdAttachMcast, enc(uapi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
-			{"no such command", uapi.Command(200), enc(uapi.DeallocPD{}), 0, syscall.EOPNOTSUPP},
+			{"alloc mw: no pd", uapi.CmdAllocMW, encode(uapi.AllocMW{PDHandle: none, MWType: uapi.MWType1}), 8, syscall.ENOENT},
+			{"alloc mw: no such type", uapi.CmdAllocMW, encode(uapi.AllocMW{PDHandle: pd, MWType: 3}), 8, syscall.EINVAL},
+			{"dealloc no mw", uapi.CmdDeallocMW, encode(uapi.DeallocMW{MWHandle: none}), 0, syscall.ENOENT},
+			{"dealloc a pd as mw", uapi.CmdDeallocMW, encode(uapi.DeallocMW{MWHandle: pd}), 0, syscall.EINVAL},
+			{"create srq", uapi.CmdCreateSRQ, encode(uapi.CreateSRQ{PDHandle: pd}), 16, syscall.EOPNOTSUPP},
+			{"open xrcd", uapi.CmdOpenXRCD, encode(uapi.OpenXRCD{FD: ^uint32(0)}), 4, syscall.EOPNOTSUPP},
+			{"attach multicast", uapi.CmdAttachMcast, encode(uapi.AttachMcast{QPHandle: qp}), 0, syscall.EOPNOTSUPP},
+			{"no such command", uapi.Command(200), encode(uapi.DeallocPD{}), 0, syscall.EOPNOTSUPP},
 			{"create flow", uapi.ExCmdCreateFlow, make([]byte, 24), 8, syscall.EOPNOTSUPP},
-			{"modify cq", uapi.ExCmdModifyCQ, enc(uapi.ExModifyCQ{CQHandle: cq}), 0, syscall.EOPNOTSUPP},
+			{"modify cq", uapi.ExCmdModifyCQ, encode(uapi.ExModifyCQ{CQHandle: cq}), 0, syscall.EOPNOTSUPP},
 			{"no such extended command", uapi.ExCommand(200), make([]byte, 8), 0, syscall.EOPNOTSUPP},
 		} {
 			c := rawCommand{core: test.req, room: test.room}
@@ -352,7 +362,7 @@ func TestCommandErrors(t *testing.T) {
 			case uapi.ExCommand:
 				c.number, c.extended = uint32(n), true
 			}
-			_, _, err := p.send(c)
+			_, _, err := p.sendCommand(c)
 			wantErrno(t, test.name, err, test.want)
 		}
 		if got := w.drv.Destroyed(); len(got) != 0 {
@@ -364,43 +374,43 @@ func TestCommandErrors(t *testing.T) {
 	})
 }
 
-func enc[T any](v T) []byte { return uapi.AppendTo(nil, &v) }
+func encode[T any](v T) []byte { return uapi.AppendTo(nil, &v) }
 
 // TestCommandSizes sends every command with invalid sizes.
 func TestCommandSizes(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		for _, cmd := range commands {
-			name, good := cmd.String(), least(cmd)
+			name, good := cmd.String(), minimalCommand(cmd)
 			unit := 4
 			if good.extended {
 				unit = 8
 			}
 			short := good
 			if short.core = short.core[:(cmd.Request-1)/unit*unit]; len(short.core) > 0 {
-				_, _, err := p.send(short)
+				_, _, err := p.sendCommand(short)
 				wantErrno(t, name+": short request", err, syscall.ENOSPC)
 			}
 			if cmd.Response > 0 {
 				short := good
 				if short.room = (cmd.Response - 1) / unit * unit; short.room > 0 {
-					_, _, err := p.send(short)
+					_, _, err := p.sendCommand(short)
 					wantErrno(t, name+": little room", err, syscall.ENOSPC)
 				}
 			}
 			if !cmd.Driver || form == byIoctl {
 				long := good
 				long.core = append(make([]byte, 504), 0, 0, 0, 0, 0, 0, 0, 1)
-				_, _, err := p.send(long)
+				_, _, err := p.sendCommand(long)
 				wantErrno(t, name+": more than is known", err, syscall.EOPNOTSUPP)
 			}
 		}
 	})
 }
 
-// least returns a command of zeros with the minimum sizes.
-func least(c *command) rawCommand {
+// minimalCommand returns a command of zeros with the minimum sizes.
+func minimalCommand(c *command) rawCommand {
 	extended := c.Number&uapi.CmdFlagExtended != 0
 	raw := rawCommand{number: c.Number &^ uapi.CmdFlagExtended, extended: extended, core: make([]byte, c.Request),
 		room: c.Response}
@@ -410,9 +420,9 @@ func least(c *command) rawCommand {
 	return raw
 }
 
-// handleFirst lists the commands that look up their object before any other check. Commands that destroy an object are
-// not in the list.
-var handleFirst = []uint32{
+// handleFirstCommands lists the commands that look up their object before any other check. Commands that destroy an
+// object are not in the list.
+var handleFirstCommands = []uint32{
 	uint32(uapi.CmdResizeCQ), uint32(uapi.CmdPollCQ), uint32(uapi.CmdReqNotifyCQ), uint32(uapi.CmdQueryQP),
 	uint32(uapi.CmdModifyQP),
 	uint32(uapi.CmdPostSend), uint32(uapi.CmdPostRecv), uint32(uapi.CmdAttachMcast), uint32(uapi.CmdDetachMcast),
@@ -423,8 +433,8 @@ var handleFirst = []uint32{
 // TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT. The test sends the commands before
 // there is a context, and after the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
 		p := w.open(form)
 		for _, closed := range []bool{false, true} {
 			if closed {
@@ -438,10 +448,10 @@ func TestCommandsWithoutContext(t *testing.T) {
 				switch {
 				case closed:
 					want = syscall.EBADF
-				case cmd.spec.Effect == verb.Destroys, slices.Contains(handleFirst, n):
+				case cmd.spec.Effect == verb.Destroys, slices.Contains(handleFirstCommands, n):
 					want = syscall.ENOENT
 				}
-				_, _, err := p.send(least(cmd))
+				_, _, err := p.sendCommand(minimalCommand(cmd))
 				wantErrno(t, cmd.String(), err, want)
 			}
 		}
@@ -450,9 +460,9 @@ func TestCommandsWithoutContext(t *testing.T) {
 
 // TestWriteHeaders sends invalid headers with write(2).
 func TestWriteHeaders(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
-	resp := addressOf(p.alloc(4096))
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
+	resp := addressOf(p.allocMem(4096))
 	plain := func(command uint32, in, out uint16, body int) []byte {
 		hdr := uapi.CmdHdr{Command: command, InWords: in, OutWords: out}
 		b := append(uapi.AppendTo(nil, &hdr), make([]byte, body)...)
@@ -512,10 +522,10 @@ func TestWriteHeaders(t *testing.T) {
 
 // TestResponseFaults checks that an object is destroyed if its response cannot be delivered.
 func TestResponseFaults(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
-	addr := addressOf(p.alloc(4096))
+	addr := addressOf(p.allocMem(4096))
 	counts := w.dev.Objects()
 	w.drv.Destroyed()
 	const nowhere = 0x1000
@@ -530,13 +540,13 @@ func TestResponseFaults(t *testing.T) {
 		req  []byte
 		want []string
 	}{
-		{uapi.CmdAllocPD, 4, enc(uapi.AllocPD{}), []string{"PD"}},
-		{uapi.CmdRegMR, 12, enc(uapi.RegMR{Start: addr, HCAVA: addr, Length: 10, PDHandle: pd}), []string{"MR"}},
-		{uapi.CmdCreateCQ, 8, enc(uapi.CreateCQ{CQE: 1, CompChannel: -1}), []string{"CQ"}},
-		{uapi.CmdCreateQP, 32, enc(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC}),
+		{uapi.CmdAllocPD, 4, encode(uapi.AllocPD{}), []string{"PD"}},
+		{uapi.CmdRegMR, 12, encode(uapi.RegMR{Start: addr, HCAVA: addr, Length: 10, PDHandle: pd}), []string{"MR"}},
+		{uapi.CmdCreateCQ, 8, encode(uapi.CreateCQ{CQE: 1, CompChannel: -1}), []string{"CQ"}},
+		{uapi.CmdCreateQP, 32, encode(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC}),
 			[]string{"QP"}},
-		{uapi.CmdCreateAH, 4, enc(uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}}), []string{"AH"}},
-		{uapi.CmdCreateCompChannel, 4, enc(uapi.AllocPD{}), nil},
+		{uapi.CmdCreateAH, 4, encode(uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}}), []string{"AH"}},
+		{uapi.CmdCreateCompChannel, 4, encode(uapi.AllocPD{}), nil},
 	} {
 		wantErrno(t, test.cmd.String(), send(test.cmd, test.out, test.req), syscall.EFAULT)
 		if got := w.drv.Destroyed(); !slices.Equal(got, test.want) {
@@ -555,27 +565,27 @@ func TestResponseFaults(t *testing.T) {
 	if w.drv.Contexts() != 1 {
 		t.Errorf("contexts in the driver: got %d, want 1", w.drv.Contexts())
 	}
-	if _, err := do[uapi.GetContextResp](fresh, uapi.CmdGetContext, uapi.GetContext{}); err != nil {
+	if _, err := sendPlain[uapi.GetContextResp](fresh, uapi.CmdGetContext, uapi.GetContext{}); err != nil {
 		t.Errorf("GET_CONTEXT again: %v", err)
 	}
 }
 
-// TestHandles checks that a handle is not reused soon, and that each context has its own handles.
-func TestHandles(t *testing.T) {
-	w := newWorld(t)
-	a, b := w.start(byWrite), w.start(byIoctl)
+// TestHandlesAreNotReusedSoon checks that a handle is not reused soon, and that each context has its own handles.
+func TestHandlesAreNotReusedSoon(t *testing.T) {
+	w := newFixture(t)
+	a, b := w.startProgram(byWrite), w.startProgram(byIoctl)
 	first := a.allocPD()
-	must(t, silently(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}))
+	must(t, sendSilent(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}))
 	second := a.allocPD()
 	if second == first || first == 0 {
 		t.Errorf("handles: got %d and %d, want different ones above 0", first, second)
 	}
-	wantErrno(t, "stale handle", silently(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}), syscall.ENOENT)
+	wantErrno(t, "stale handle", sendSilent(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}), syscall.ENOENT)
 	b.allocPD()
-	wantErrno(t, "handle of another context", silently(b, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: second}),
+	wantErrno(t, "handle of another context", sendSilent(b, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: second}),
 		syscall.ENOENT)
 
-	var tab table
+	var tab objectTable
 	tab.last = 1<<31 - 2
 	taken := tab.add(&pdObject{})
 	if taken.handle != 1<<31-1 {
@@ -604,8 +614,8 @@ func TestHandles(t *testing.T) {
 	}
 }
 
-func TestOpen(t *testing.T) {
-	w := newWorld(t)
+func TestOpenDevice(t *testing.T) {
+	w := newFixture(t)
 	m := &memory{}
 	_, err := w.srv.Open("uverbs1", nil, m)
 	wantErrno(t, "open what is not there", err, syscall.ENODEV)
@@ -620,10 +630,10 @@ func TestOpen(t *testing.T) {
 	}
 }
 
-// TestDevicesComeAndGo checks that a new device gets the first free number, and that OnChange reports changes of the
-// list.
-func TestDevicesComeAndGo(t *testing.T) {
-	w := newWorld(t)
+// TestDeviceNumbersAndChanges checks that a new device gets the first free number, and that OnChange reports changes of
+// the list.
+func TestDeviceNumbersAndChanges(t *testing.T) {
+	w := newFixture(t)
 	changes := 0
 	w.srv.OnChange(func() { changes++ })
 	second, third := ib.NewDevice("rxe1", ibfake.New(), nil), ib.NewDevice("rxe2", ibfake.New(), nil)
@@ -658,14 +668,14 @@ func TestDevicesComeAndGo(t *testing.T) {
 // TestWindowsAndReregistration checks handles, keys, pages and the order of destruction for memory windows and
 // reregistered regions.
 func TestWindowsAndReregistration(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		pd, other := p.allocPD(), p.allocPD()
 		mr := p.regMR(pd)
 		var windows []uapi.AllocMWResp
 		for _, kind := range []uapi.MWType{uapi.MWType1, uapi.MWType2} {
-			mw, err := do[uapi.AllocMWResp](p, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: pd, MWType: kind})
+			mw, err := sendPlain[uapi.AllocMWResp](p, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: pd, MWType: kind})
 			must(t, err)
 			windows = append(windows, mw)
 		}
@@ -676,14 +686,14 @@ func TestWindowsAndReregistration(t *testing.T) {
 		if len(info) != 2 || info[1] != (mwInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
 			t.Errorf("list of windows: got %+v, want both windows", info)
 		}
-		must(t, silently(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))
+		must(t, sendSilent(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))
 
 		region := p.f.objects.find(mr.MRHandle).res.(*mrObject)
 		start := region.Region().Addr()
 		rereg := func(change uapi.ReregMR) uapi.ReregMRResp {
 			t.Helper()
 			change.MRHandle = mr.MRHandle
-			resp, err := do[uapi.ReregMRResp](p, uapi.CmdReregMR, change)
+			resp, err := sendPlain[uapi.ReregMRResp](p, uapi.CmdReregMR, change)
 			must(t, err)
 			return resp
 		}
@@ -696,12 +706,12 @@ func TestWindowsAndReregistration(t *testing.T) {
 				got, region.Region(), region.Access(), region.pd,
 				p.acct.Pages())
 		}
-		wantErrno(t, "dealloc the region's domain", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}),
+		wantErrno(t, "dealloc the region's domain", sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}),
 			syscall.EBUSY)
 		rereg(uapi.ReregMR{Flags: uapi.ReregMRChangePD, PDHandle: pd})
-		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
+		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
 		w.drv.Fail(ibfake.ReregMR, syscall.EBUSY)
-		_, err := do[uapi.ReregMRResp](p, uapi.CmdReregMR,
+		_, err := sendPlain[uapi.ReregMRResp](p, uapi.CmdReregMR,
 			uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
 		wantErrno(t, "a driver that refuses", err, syscall.EBUSY)
 		if region.Region().Addr() != start+8 || p.acct.Pages() != 1 {

@@ -20,16 +20,16 @@ import (
 func TestConcurrency(t *testing.T) {
 	for _, end := range []string{"removal", "close"} {
 		t.Run(end, func(t *testing.T) {
-			w := newWorld(t)
-			p := w.start(byIoctl)
+			w := newFixture(t)
+			p := w.startProgram(byIoctl)
 			var mu sync.Mutex
-			shared := map[kind][]uint32{}
-			put := func(k kind, h uint32) {
+			shared := map[objectKind][]uint32{}
+			put := func(k objectKind, h uint32) {
 				mu.Lock()
 				defer mu.Unlock()
 				shared[k] = append(shared[k], h)
 			}
-			pick := func(r *rand.Rand, k kind) uint32 {
+			pick := func(r *rand.Rand, k objectKind) uint32 {
 				mu.Lock()
 				defer mu.Unlock()
 				if len(shared[k]) == 0 {
@@ -49,48 +49,49 @@ func TestConcurrency(t *testing.T) {
 				pd, cq, qp := pick(r, kindPD), pick(r, kindCQ), pick(r, kindQP)
 				switch r.IntN(12) {
 				case 0:
-					resp, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
+					resp, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 					if err == nil {
 						put(kindPD, resp.PDHandle)
 					}
 					return err
 				case 1:
-					resp, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
+					resp, err := sendPlain[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 					if err != nil {
 						return err
 					}
-					cq, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 1, CompChannel: int32(resp.FD)})
+					cq, err := sendPlain[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 1, CompChannel: int32(resp.FD)})
 					if err == nil {
 						put(kindCQ, cq.CQHandle)
 					}
-					p.close(int(resp.FD))
+					p.closeFD(int(resp.FD))
 					return err
 				case 2:
-					resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+					resp, err := sendPlain[uapi.CreateQPResp](p, uapi.CmdCreateQP,
 						uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: pick(r, kindCQ), QPType: uapi.QPTRC})
 					if err == nil {
 						put(kindQP, resp.QPHandle)
 					}
 					return err
 				case 3:
-					return silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
+					return sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 				case 4:
-					_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
+					_, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 					return err
 				case 5:
-					_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+					_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 					return err
 				case 6:
-					return p.ring(qp)
+					return p.ringDoorbell(qp)
 				case 7:
-					return silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})
+					return sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})
 				case 8:
-					_, err := do[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 1 + r.Uint32N(9)})
+					_, err := sendPlain[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 1 + r.Uint32N(9)})
 					return err
 				case 9:
 					w.srv.Resources()
 				case 10:
-					return silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
+					return sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr,
+						AttrMask: uapi.QPAttrState})
 				case 11:
 					if o := p.f.objects.find(cq); o != nil {
 						w.handle.CQ(o.res.(*cqObject).CQ).(*ibfake.CQ).Complete(ib.WC{})
@@ -126,10 +127,10 @@ func TestConcurrency(t *testing.T) {
 							t.Error(err)
 							return
 						}
-						if _, err := do[uapi.GetContextResp](q, uapi.CmdGetContext, uapi.GetContext{}); !harmless(err) {
+						if _, err := sendPlain[uapi.GetContextResp](q, uapi.CmdGetContext, uapi.GetContext{}); !harmless(err) {
 							t.Error(err)
 						}
-						if _, err := do[uapi.AllocPDResp](q, uapi.CmdAllocPD, uapi.AllocPD{}); !harmless(err) {
+						if _, err := sendPlain[uapi.AllocPDResp](q, uapi.CmdAllocPD, uapi.AllocPD{}); !harmless(err) {
 							t.Error(err)
 						}
 						f.Close()
@@ -164,15 +165,15 @@ func TestConcurrency(t *testing.T) {
 // TestUseWhileDestroying checks that an object in use by a command is not destroyed, and that an object being destroyed
 // is not found.
 func TestUseWhileDestroying(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	modify := func() error {
-		return silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
+		return sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
 	}
 	destroy := func() error {
-		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+		_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		return err
 	}
 	during := func(method ibfake.Method, first func() error, then func()) {
@@ -197,7 +198,7 @@ func TestUseWhileDestroying(t *testing.T) {
 		wantErrno(t, "modify while it is destroyed", modify(), syscall.EBUSY)
 		wantErrno(t, "destroy while it is destroyed", destroy(), syscall.EBUSY)
 		wantErrno(t, "destroy the queue of one that is being destroyed", func() error {
-			_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
+			_, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 			return err
 		}(), syscall.EBUSY)
 		if got := p.f.Info(); len(got.QPs) != 0 {
@@ -208,7 +209,7 @@ func TestUseWhileDestroying(t *testing.T) {
 
 	// A failure of the driver leaves the object unchanged.
 	w.drv.Fail(ibfake.DestroyCQ, syscall.EAGAIN)
-	_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
+	_, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	wantErrno(t, "driver refuses", err, syscall.EAGAIN)
 	w.drv.Fail(ibfake.DestroyCQ, nil)
 	qp = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
@@ -216,7 +217,7 @@ func TestUseWhileDestroying(t *testing.T) {
 	wantErrno(t, "driver refuses", destroy(), syscall.EAGAIN)
 	w.drv.Fail(ibfake.DestroyQP, nil)
 	p.fakeQP(qp).SetPosted()
-	if !p.f.ringPosted(p) || p.fakeQP(qp).Rung() != 1 {
+	if !p.f.ringPosted(p) || p.fakeQP(qp).DoorbellCount() != 1 {
 		t.Error("doorbell after the failed destroy: got no ring, want one")
 	}
 }
@@ -224,10 +225,10 @@ func TestUseWhileDestroying(t *testing.T) {
 // TestGetContextTwiceAtOnce checks that a second GET_CONTEXT fails while the first one is in progress. The test also
 // checks that no object can be created before the first one has completed.
 func TestGetContextTwiceAtOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.open(byWrite)
 	waiting, release := make(chan struct{}), make(chan struct{})
-	c := &slowCaller{program: p, before: func(what string) {
+	c := &observedCaller{program: p, before: func(what string) {
 		if what == "stores the response" {
 			close(waiting)
 			<-release
@@ -235,17 +236,17 @@ func TestGetContextTwiceAtOnce(t *testing.T) {
 	}}
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdGetContext), InWords: 4, OutWords: 2}
 	cmd := append(uapi.AppendTo(nil, &hdr), make([]byte, 8)...)
-	putUint64(cmd[8:], addressOf(p.alloc(8)))
-	cmd = p.store(cmd)
+	putUint64(cmd[8:], addressOf(p.allocMem(8)))
+	cmd = p.storeBytes(cmd)
 	done := make(chan error)
 	go func() {
 		_, err := p.f.Write(c, addressOf(cmd), len(cmd))
 		done <- err
 	}()
 	<-waiting
-	_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+	_, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	wantErrno(t, "second", err, syscall.EINVAL)
-	_, err = do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
+	_, err = sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 	wantErrno(t, "alloc pd", err, syscall.EINVAL)
 	close(release)
 	must(t, <-done)

@@ -60,7 +60,7 @@
 //	doorbells.mu  held when queue pairs are added or removed; the doorbell does not lock it
 //	doorbell.ringing  read-locked by the doorbell of one queue pair, write-locked when the queue pair is added or removed
 //	table.mu      the handles
-//	eventFiles.mu the event files; eventFile.mu of one file follows
+//	eventFiles.mu the event files; setEventFile.mu of one file follows
 //
 // No lock is held while a command accesses the memory of the program, because such an access may take an unlimited
 // time. One exception is the data that the driver copies for work requests of POST_SEND and for advice. File.life is

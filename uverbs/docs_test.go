@@ -13,9 +13,9 @@ import (
 
 const verbsDoc = "../docs/results/verbs.md"
 
-// TestDocs generates the tables of commands and methods of docs/results/verbs.md. The columns of the kernel's rxe come
-// from recorded answers of the kernel, one for each command or method.
-func TestDocs(t *testing.T) {
+// TestVerbsDocIsCurrent generates the tables of commands and methods of docs/results/verbs.md. The columns of the
+// kernel's rxe come from recorded answers of the kernel, one for each command or method.
+func TestVerbsDocIsCurrent(t *testing.T) {
 	const noCommand, noMethod = "EOPNOTSUPP", "EPROTONOSUPPORT"
 	kernel, version := kernelabi.Device.Kernel()
 	yes := func(there bool, errno string) string {

@@ -50,7 +50,7 @@ func (d *doorbells) add(qp *qpObject) {
 	if d.silenced {
 		return
 	}
-	qp.doorbell.set(true)
+	qp.doorbell.allowRings(true)
 	qp.doorbell.at = len(d.list)
 	d.list = append(d.list, qp)
 	d.byHandle.Store(qp.handle, qp)
@@ -62,7 +62,7 @@ func (d *doorbells) remove(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
-	qp.doorbell.set(false) // precedes the removal from the list, so that silence also waits for this doorbell
+	qp.doorbell.allowRings(false) // precedes the removal from the list, so that silence also waits for this doorbell
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	at, last := qp.doorbell.at, len(d.list)-1
@@ -84,8 +84,8 @@ func (d *doorbells) hasQueuePairs() bool {
 	return len(d.list) > 0
 }
 
-// silence removes all queue pairs. When silence has returned, no doorbell is being rung or will be rung again.
-func (d *doorbells) silence() {
+// removeAll removes all queue pairs. When silence has returned, no doorbell is being rung or will be rung again.
+func (d *doorbells) removeAll() {
 	d.mu.Lock()
 	list := d.list
 	d.list, d.silenced = nil, true
@@ -93,7 +93,7 @@ func (d *doorbells) silence() {
 	d.publish()
 	d.mu.Unlock()
 	for _, qp := range list {
-		qp.doorbell.set(false)
+		qp.doorbell.allowRings(false)
 	}
 }
 
@@ -110,8 +110,8 @@ func (d *doorbells) publish() {
 	d.few.Store(&few)
 }
 
-// set allows or forbids rings of the doorbell. set waits for the end of a ring in progress.
-func (b *doorbell) set(on bool) {
+// allowRings allows or forbids rings of the doorbell. allowRings waits for the end of a ring in progress.
+func (b *doorbell) allowRings(on bool) {
 	b.ringing.Lock()
 	defer b.ringing.Unlock()
 	b.on = on
@@ -120,23 +120,23 @@ func (b *doorbell) set(on bool) {
 // holdPool is a pool of Holds for doorbells, which must not allocate.
 var holdPool = sync.Pool{New: func() any { return new(ib.Hold) }}
 
-// hold returns a Hold. With this Hold the thread runs the device's callbacks in runCallbacks. If s is not nil, s is
+// newHold returns a Hold. With this Hold the thread runs the device's callbacks in runCallbacks. If s is not nil, s is
 // called when the doorbell blocks on the memory of another program.
-func (f *File) hold(s ib.Staller) *ib.Hold {
+func (f *File) newHold(s ib.Staller) *ib.Hold {
 	h := holdPool.Get().(*ib.Hold)
-	f.holdBy(h, s)
+	f.beginHold(h, s)
 	return h
 }
 
-func (f *File) holdBy(h *ib.Hold, s ib.Staller) {
-	user.HoldCallbacks(f.dev.ib, h)
+func (f *File) beginHold(h *ib.Hold, s ib.Staller) {
+	userOps.HoldCallbacks(f.dev.ib, h)
 	if s != nil {
 		h.OnStall(s)
 	}
 }
 
-// staller returns the caller as an ib.Staller, or nil.
-func staller(c Caller) ib.Staller {
+// stallerOf returns the caller as an ib.Staller, or nil.
+func stallerOf(c Caller) ib.Staller {
 	s, _ := c.(ib.Staller)
 	return s
 }
@@ -161,7 +161,7 @@ func (f *File) ring(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h *
 		return false
 	}
 	if *h == nil {
-		*h = f.hold(s)
+		*h = f.newHold(s)
 	}
 	qp.user.Doorbell(*h)
 	return true
@@ -178,13 +178,13 @@ func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 // was found.
 func (f *File) ringPosted(c Caller) (rang bool) {
 	few := f.doorbells.few.Load()
-	if few == nil || !f.contextState().Makes() {
+	if few == nil || !f.contextState().CanCreate() {
 		return false // the command is rejected, or names the queue pair
 	}
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	for _, qp := range *few {
-		if f.ring(staller(c), qp, hasPosted, &h) {
+		if f.ring(stallerOf(c), qp, hasPosted, &h) {
 			rang = true
 		}
 	}
@@ -196,7 +196,7 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
-	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || !f.contextState().Makes() {
+	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || !f.contextState().CanCreate() {
 		return false
 	}
 	qp, ok := f.doorbells.byHandle.Load(req.QPHandle)
@@ -205,7 +205,7 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	}
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
-	return f.ring(staller(c), qp.(*qpObject), canSend, &h)
+	return f.ring(stallerOf(c), qp.(*qpObject), canSend, &h)
 }
 
 // Scan is the position of RingPosted in a long list of queue pairs, together with the set of recently busy queue pairs.
@@ -228,7 +228,7 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	found, err = f.ringSome(on, s, all, &h)
-	patient, _ := on.(Patient)
+	patient, _ := on.(IdleReporter)
 	for h != nil && patient != nil {
 		h.Keep()
 		h.Run()
@@ -238,7 +238,7 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 			h = nil
 			break
 		}
-		f.holdBy(h, on)
+		f.beginHold(h, on)
 		h.Defer(rest)
 		if !patient.Idle() {
 			break
@@ -248,16 +248,16 @@ func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err err
 	return found, err
 }
 
-// Patient is a caller of RingPosted. Idle reports whether its thread has no other work. Idle may not sleep.
-type Patient interface {
+// IdleReporter is a caller of RingPosted. Idle reports whether its thread has no other work. Idle may not sleep.
+type IdleReporter interface {
 	ib.Staller
 	Idle() bool
 }
 
-// HasNew reports whether RingPosted, without all, would find new requests. With many queue pairs it may return true
-// although there are none. HasNew may not sleep.
-func (f *File) HasNew() bool {
-	if !f.contextState().Makes() {
+// HasNewRequests reports whether RingPosted, without all, would find new requests. With many queue pairs it may return
+// true although there are none. HasNewRequests may not sleep.
+func (f *File) HasNewRequests() bool {
+	if !f.contextState().CanCreate() {
 		return false
 	}
 	few := f.doorbells.few.Load()
@@ -275,7 +275,7 @@ func (f *File) HasNew() bool {
 // ringSome checks queue pairs as described at RingPosted.
 func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bool, err error) {
 	switch state := f.contextState(); {
-	case state.Makes():
+	case state.CanCreate():
 	case state == states.ContextFresh:
 		return false, nil
 	default:
@@ -299,7 +299,7 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	for rest, first := true, true; rest; rest, first = rest && all, false {
 		var n int
 		var changes uint64
-		n, changes, rest = f.doorbells.some(s)
+		n, changes, rest = f.doorbells.nextWindow(s)
 		if first {
 			before = changes
 		}
@@ -317,9 +317,9 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	return found, nil
 }
 
-// some copies the next queue pairs of the list to the window. some returns their number, the change count of the list,
-// and whether the list continues.
-func (d *doorbells) some(s *Scan) (n int, changes uint64, rest bool) {
+// nextWindow copies the next queue pairs of the list to the window. nextWindow returns their number, the change count
+// of the list, and whether the list continues.
+func (d *doorbells) nextWindow(s *Scan) (n int, changes uint64, rest bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.next >= len(d.list) {
@@ -353,7 +353,7 @@ func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more 
 		return false
 	}
 	if *h == nil {
-		*h = f.hold(s)
+		*h = f.newHold(s)
 	}
 	qp.user.Doorbell(*h)
 	return more
@@ -366,8 +366,8 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	case s == states.ContextZombie:
 		return errGone
 	case s == states.ContextClosed:
-		return errClosed
-	case !s.Makes():
+		return errFileClosed
+	case !s.CanCreate():
 		return errNoContext
 	}
 	o, ok := f.doorbells.byHandle.Load(handle)
@@ -376,7 +376,7 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	}
 	qp := o.(*qpObject)
 	var h *ib.Hold
-	rang := f.ring(staller(c), qp, canSend, &h)
+	rang := f.ring(stallerOf(c), qp, canSend, &h)
 	runCallbacks(h)
 	if !rang {
 		return fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.Num(), qp.State(), syscall.EINVAL)

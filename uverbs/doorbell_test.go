@@ -19,16 +19,16 @@ import (
 	"verbena/umem"
 )
 
-// slowCaller is a caller that lets a test observe its calls.
-type slowCaller struct {
+// observedCaller is a caller that lets a test observe its calls.
+type observedCaller struct {
 	*program
 	before  func(what string)
 	install error // error of InstallFD
 }
 
-func (c *slowCaller) Space() umem.Space { return watchedSpace{c} }
+func (c *observedCaller) Space() umem.Space { return observedSpace{c} }
 
-func (c *slowCaller) InstallFD(fd int, cloexec bool) (int, error) {
+func (c *observedCaller) InstallFD(fd int, cloexec bool) (int, error) {
 	c.before("installs a descriptor")
 	if c.install != nil {
 		return 0, c.install
@@ -36,18 +36,18 @@ func (c *slowCaller) InstallFD(fd int, cloexec bool) (int, error) {
 	return c.program.InstallFD(fd, cloexec)
 }
 
-type watchedSpace struct{ c *slowCaller }
+type observedSpace struct{ c *observedCaller }
 
-func (s watchedSpace) Check(addr, length uint64, write bool) error {
+func (s observedSpace) Check(addr, length uint64, write bool) error {
 	return s.c.space.Check(addr, length, write)
 }
 
-func (s watchedSpace) ReadV(dst [][]byte, addr uint64) error {
+func (s observedSpace) ReadV(dst [][]byte, addr uint64) error {
 	s.c.before("reads")
 	return s.c.space.ReadV(dst, addr)
 }
 
-func (s watchedSpace) WriteV(src [][]byte, addr uint64) error {
+func (s observedSpace) WriteV(src [][]byte, addr uint64) error {
 	s.c.before("stores the response")
 	return s.c.space.WriteV(src, addr)
 }
@@ -59,26 +59,26 @@ func doorbellCommand(qp uint32) []byte {
 	return uapi.AppendTo(uapi.AppendTo(nil, &hdr), &req)
 }
 
-func (p *program) ring(qp uint32) error { return p.write(doorbellCommand(qp)) }
+func (p *program) ringDoorbell(qp uint32) error { return p.write(doorbellCommand(qp)) }
 
 // TestDoorbellTooEarly checks that the program receives an error if it posts requests before the queue pair can send.
 // (test_post_send_qp_state_bad_flow of pyverbs)
 func TestDoorbellTooEarly(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
-		p := newWorld(t).start(form)
+		p := newFixture(t).startProgram(form)
 		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
-		if err := p.ring(handle); !errors.Is(err, syscall.EINVAL) {
+		if err := p.ringDoorbell(handle); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("doorbell of a queue pair in RESET: got %v, want EINVAL", err)
 		}
-		if n := p.fakeQP(handle).Rung(); n != 0 {
+		if n := p.fakeQP(handle).DoorbellCount(); n != 0 {
 			t.Errorf("doorbells: got %d, want 0", n)
 		}
 	}
 }
 
-// TestDoorbell checks programs that send other commands by ioctl. The service must not read their doorbells while
-// checking the queue pairs is cheaper and safe.
-func TestDoorbell(t *testing.T) {
+// TestDoorbellBesideIoctl checks programs that send other commands by ioctl. The service must not read their doorbells
+// while checking the queue pairs is cheaper and safe.
+func TestDoorbellBesideIoctl(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		form  form
@@ -95,7 +95,7 @@ func TestDoorbell(t *testing.T) {
 		{"by write", byWrite, 1, true, false, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := newWorld(t).start(test.form)
+			p := newFixture(t).startProgram(test.form)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			var qps []*ibfake.QP
 			var handle uint32
@@ -112,14 +112,14 @@ func TestDoorbell(t *testing.T) {
 				last.SetPosted()
 			}
 			reads := 0
-			c := &slowCaller{program: p, before: func(what string) {
+			c := &observedCaller{program: p, before: func(what string) {
 				if what == "reads" {
 					reads++
 				} else {
 					t.Errorf("the service %s", what)
 				}
 			}}
-			cmd := p.store(doorbellCommand(handle))
+			cmd := p.storeBytes(doorbellCommand(handle))
 			n, err := p.f.Write(c, addressOf(cmd), len(cmd))
 			if n != len(cmd) || err != nil {
 				t.Errorf("Write: got %d and error %v, want the whole command", n, err)
@@ -128,12 +128,12 @@ func TestDoorbell(t *testing.T) {
 				t.Errorf("%d reads, want %d", reads, test.reads)
 			}
 			for _, qp := range qps {
-				if qp != last && qp.Rung() != 0 {
-					t.Errorf("doorbells of QP %d: got %d, want 0", qp.QP().Num(), qp.Rung())
+				if qp != last && qp.DoorbellCount() != 0 {
+					t.Errorf("doorbells of QP %d: got %d, want 0", qp.QP().Num(), qp.DoorbellCount())
 				}
 			}
-			if last.Rung() != 1 {
-				t.Errorf("doorbells: got %d, want 1", last.Rung())
+			if last.DoorbellCount() != 1 {
+				t.Errorf("doorbells: got %d, want 1", last.DoorbellCount())
 			}
 		})
 	}
@@ -184,7 +184,7 @@ func TestDoorbellPeeked(t *testing.T) {
 			func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 0, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := newWorld(t).start(test.form)
+			p := newFixture(t).startProgram(test.form)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			early := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 			var handle uint32
@@ -194,17 +194,17 @@ func TestDoorbellPeeked(t *testing.T) {
 			}
 			p.fakeQP(handle).SetPosted()
 			c := &peekingCaller{program: p, seen: test.seen(handle, early)}
-			cmd := p.store(doorbellCommand(handle))
+			cmd := p.storeBytes(doorbellCommand(handle))
 			if n, err := p.f.Write(c, addressOf(cmd), len(cmd)); n != len(cmd) || err != nil {
 				t.Errorf("Write: got %d and error %v, want the whole command", n, err)
 			}
 			if c.peeks != test.peeks || c.reads != test.reads {
 				t.Errorf("accesses: got %d peeks and %d reads, want %d and %d", c.peeks, c.reads, test.peeks, test.reads)
 			}
-			if n := p.fakeQP(handle).Rung(); n != 1 {
+			if n := p.fakeQP(handle).DoorbellCount(); n != 1 {
 				t.Errorf("doorbells: got %d, want 1", n)
 			}
-			if n := p.fakeQP(early).Rung(); n != 0 {
+			if n := p.fakeQP(early).DoorbellCount(); n != 0 {
 				t.Errorf("doorbells of a queue pair that cannot send: got %d, want 0", n)
 			}
 		})
@@ -213,17 +213,17 @@ func TestDoorbellPeeked(t *testing.T) {
 
 // TestCommandOfDoorbellSize checks that another command of the same length is not mistaken for a doorbell.
 func TestCommandOfDoorbellSize(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
+	p := newFixture(t).startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-	wantErrno(t, "doorbell of no queue pair", p.ring(qp+1), syscall.ENOENT)
+	wantErrno(t, "doorbell of no queue pair", p.ringDoorbell(qp+1), syscall.ENOENT)
 	if p.f.byWrite.Load() {
 		t.Error("doorbell with a wrong handle: got it counted as another command, want a doorbell")
 	}
 	wantErrno(t, "garbage", p.write(make([]byte, doorbellSize)), syscall.EINVAL)
-	_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+	_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 	must(t, err)
-	wantErrno(t, "doorbell of one that is gone", p.ring(qp), syscall.ENOENT)
+	wantErrno(t, "doorbell of one that is gone", p.ringDoorbell(qp), syscall.ENOENT)
 	if p.fakeCQ(cq) == nil {
 		t.Error("no queue")
 	}
@@ -235,10 +235,10 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 		form form
 	}{{"not read", byIoctl}, {"read", byWrite}} {
 		t.Run(test.name, func(t *testing.T) {
-			p := newWorld(t).start(test.form)
+			p := newFixture(t).startProgram(test.form)
 			p.f.objects.last = 1 << 16 // the runtime boxes smaller numbers without an allocation
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
-			qp, cmd := p.fakeQP(handle).Ready(), p.store(doorbellCommand(handle))
+			qp, cmd := p.fakeQP(handle).Ready(), p.storeBytes(doorbellCommand(handle))
 			addr := addressOf(cmd)
 			if n := testing.AllocsPerRun(200, func() {
 				qp.SetPosted()
@@ -248,8 +248,8 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 			}); n != 0 {
 				t.Errorf("allocations: got %v, want 0", n)
 			}
-			if qp.Rung() != 201 {
-				t.Errorf("doorbells: got %d, want 201", qp.Rung())
+			if qp.DoorbellCount() != 201 {
+				t.Errorf("doorbells: got %d, want 201", qp.DoorbellCount())
 			}
 		})
 	}
@@ -260,12 +260,12 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		t.Run(form.String(), func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			other := ib.NewDevice("rxe1", ibfake.New(), nil)
 			must(t, w.core.Register(other))
 			var stacks []string
 			stop := other.Device().OnEvent(func(ib.Event) { stacks = append(stacks, string(debug.Stack())) })
-			p := w.start(form)
+			p := w.startProgram(form)
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 			qp := p.fakeQP(handle).Ready()
 			qp.OnDoorbell(func(h *ib.Hold) {
@@ -274,7 +274,7 @@ func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 			})
 			for range 2 {
 				qp.SetPosted()
-				must(t, p.ring(handle))
+				must(t, p.ringDoorbell(handle))
 			}
 			if len(stacks) != 2 {
 				t.Fatalf("callbacks: got %d, want 2", len(stacks))
@@ -293,12 +293,12 @@ func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 // TestDoorbellWhileDestroying rings on one thread while another thread creates and destroys queue pairs. The doorbell
 // of a destroyed queue pair must not be rung, and a ring must not delay the destruction of another queue pair.
 func TestDoorbellWhileDestroying(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	steady := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	steadyQP := p.fakeQP(steady).Ready()
-	cmd := addressOf(p.store(doorbellCommand(steady)))
+	cmd := addressOf(p.storeBytes(doorbellCommand(steady)))
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -318,13 +318,13 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 		qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 		fake := p.fakeQP(qp).Ready()
 		fake.SetPosted()
-		if _, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp}); err != nil {
+		if _, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp}); err != nil {
 			t.Fatal(err)
 		}
-		rung := fake.Rung()
+		rung := fake.DoorbellCount()
 		fake.SetPosted()
-		p.ring(steady)
-		if fake.Rung() != rung {
+		p.ringDoorbell(steady)
+		if fake.DoorbellCount() != rung {
 			t.Fatal("destroyed queue pair: got a doorbell, want none")
 		}
 	}
@@ -359,8 +359,8 @@ func (q *doorbellQueue) Doorbell(*ib.Hold) {
 	q.inside.Add(-1)
 }
 
-// doorbells returns queue pairs that exist only in the table of doorbells. The handles start at 1<<16.
-func (p *program) doorbells(t testing.TB, n int) ([]*qpObject, []*doorbellQueue) {
+// addDoorbellQueues returns queue pairs that exist only in the table of doorbells. The handles start at 1<<16.
+func (p *program) addDoorbellQueues(t testing.TB, n int) ([]*qpObject, []*doorbellQueue) {
 	handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 	p.fakeQP(handle).Ready()
 	obj := p.f.objects.find(handle).res.(*qpObject)
@@ -373,14 +373,14 @@ func (p *program) doorbells(t testing.TB, n int) ([]*qpObject, []*doorbellQueue)
 	return qps, queues
 }
 
-// TestRingPostedLooksAtAll checks that RingPosted with all checks every queue pair, independently of earlier calls.
-func TestRingPostedLooksAtAll(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
-	qps, queues := p.doorbells(t, 5*maxScan)
+// TestRingPostedChecksAll checks that RingPosted with all checks every queue pair, independently of earlier calls.
+func TestRingPostedChecksAll(t *testing.T) {
+	p := newFixture(t).startProgram(byIoctl)
+	qps, queues := p.addDoorbellQueues(t, 5*maxScan)
 	for _, qp := range qps {
 		p.f.doorbells.add(qp)
 	}
-	defer p.f.doorbells.silence()
+	defer p.f.doorbells.removeAll()
 	var scan Scan
 	for rounds := range 7 {
 		for range rounds {
@@ -405,8 +405,8 @@ func TestRingPostedLooksAtAll(t *testing.T) {
 // TestDoorbellsAreSilentWhenRemoved rings on several threads while another thread removes and adds queue pairs, and
 // finally calls silence. After remove or silence has returned, no doorbell of a removed queue pair may be rung.
 func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
-	qps, queues := p.doorbells(t, maxScan+2) // more than maxScan, so that the slice few is set and reset
+	p := newFixture(t).startProgram(byIoctl)
+	qps, queues := p.addDoorbellQueues(t, maxScan+2) // more than maxScan, so that the slice few is set and reset
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for range 2 {
@@ -445,7 +445,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 		queues[i].removed.Store(false)
 		p.f.doorbells.add(qp)
 	}
-	p.f.doorbells.silence()
+	p.f.doorbells.removeAll()
 	for i, qp := range qps {
 		silent("silence", i)
 		p.f.doorbells.add(qp) // add is rejected
@@ -462,11 +462,11 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	}
 }
 
-// TestDoorbellDoesNotWait checks a queue pair with a blocked doorbell while the queue pair is removed. Neither other
-// queue pairs nor other threads may wait.
-func TestDoorbellDoesNotWait(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
-	qps, queues := p.doorbells(t, 3)
+// TestBlockedDoorbellDelaysNoOther checks a queue pair with a blocked doorbell while the queue pair is removed. Neither
+// other queue pairs nor other threads may wait.
+func TestBlockedDoorbellDelaysNoOther(t *testing.T) {
+	p := newFixture(t).startProgram(byIoctl)
+	qps, queues := p.addDoorbellQueues(t, 3)
 	stuck, other, late := qps[0], qps[1], qps[2]
 	queues[0].wait = make(chan struct{})
 	p.f.doorbells.add(stuck)
@@ -504,11 +504,11 @@ func TestDoorbellDoesNotWait(t *testing.T) {
 	p.f.doorbells.remove(late)
 }
 
-// TestDoorbellsEndIsWaitedFor checks that remove and silence wait for the end of a doorbell, even if one is called
+// TestRemoveWaitsForDoorbell checks that remove and silence wait for the end of a doorbell, even if one is called
 // after the other.
-func TestDoorbellsEndIsWaitedFor(t *testing.T) {
+func TestRemoveWaitsForDoorbell(t *testing.T) {
 	remove := func(d *doorbells, qp *qpObject) { d.remove(qp) }
-	silence := func(d *doorbells, _ *qpObject) { d.silence() }
+	silence := func(d *doorbells, _ *qpObject) { d.removeAll() }
 	for _, test := range []struct {
 		name  string
 		calls []func(d *doorbells, qp *qpObject)
@@ -519,8 +519,8 @@ func TestDoorbellsEndIsWaitedFor(t *testing.T) {
 		{"silence, remove", []func(*doorbells, *qpObject){silence, remove}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := newWorld(t).start(byIoctl)
-			qps, queues := p.doorbells(t, 1)
+			p := newFixture(t).startProgram(byIoctl)
+			qps, queues := p.addDoorbellQueues(t, 1)
 			queues[0].wait = make(chan struct{})
 			p.f.doorbells.add(qps[0])
 			var wg sync.WaitGroup
@@ -568,15 +568,15 @@ func BenchmarkDoorbells(b *testing.B) {
 	}
 }
 
-// patient is a caller of RingPosted that reports n times that it is idle.
-type patient struct {
+// idleCaller is a caller of RingPosted that reports n times that it is idle.
+type idleCaller struct {
 	n    int
 	idle func()
 }
 
-func (p *patient) Stalled() {}
+func (p *idleCaller) Stalled() {}
 
-func (p *patient) Idle() bool {
+func (p *idleCaller) Idle() bool {
 	p.idle()
 	p.n--
 	return p.n >= 0
@@ -604,9 +604,9 @@ func (q *longQueue) Run() {
 	}
 }
 
-// TestRingPostedGoesOn checks that an idle caller continues long work and also polls the other queue pairs. If the
-// caller must return, another thread executes the rest of the work.
-func TestRingPostedGoesOn(t *testing.T) {
+// TestRingPostedContinuesWork checks that an idle caller continues long work and also polls the other queue pairs. If
+// the caller must return, another thread executes the rest of the work.
+func TestRingPostedContinuesWork(t *testing.T) {
 	for _, c := range []struct {
 		name       string
 		runs, idle int
@@ -619,14 +619,14 @@ func TestRingPostedGoesOn(t *testing.T) {
 		{"the caller is never idle", 3, 0, []bool{true, false}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newWorld(t).start(byIoctl)
-			qps, queues := p.doorbells(t, 2)
+			p := newFixture(t).startProgram(byIoctl)
+			qps, queues := p.addDoorbellQueues(t, 2)
 			long := &longQueue{left: c.runs}
 			qps[0].user = long
 			p.f.doorbells.add(qps[0])
-			defer p.f.doorbells.silence()
+			defer p.f.doorbells.removeAll()
 			asked := 0
-			on := &patient{n: c.idle, idle: func() {
+			on := &idleCaller{n: c.idle, idle: func() {
 				if asked++; asked == 1 { // from now on another queue pair has requests
 					p.f.doorbells.add(qps[1])
 				}
@@ -645,17 +645,17 @@ func TestRingPostedGoesOn(t *testing.T) {
 	}
 }
 
-// TestHasNew checks that HasNew predicts the result of RingPosted.
-func TestHasNew(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
-	if p.f.HasNew() {
+// TestHasNewRequests checks that HasNewRequests predicts the result of RingPosted.
+func TestHasNewRequests(t *testing.T) {
+	p := newFixture(t).startProgram(byIoctl)
+	if p.f.HasNewRequests() {
 		t.Error("HasNew without queue pairs: got true, want false")
 	}
-	qps, _ := p.doorbells(t, maxScan+1)
+	qps, _ := p.addDoorbellQueues(t, maxScan+1)
 	p.f.doorbells.add(qps[0])
-	defer p.f.doorbells.silence()
+	defer p.f.doorbells.removeAll()
 	for _, want := range []bool{true, false} {
-		if got := p.f.HasNew(); got != want {
+		if got := p.f.HasNewRequests(); got != want {
 			t.Errorf("HasNew: got %t, want %t", got, want)
 		}
 		if found, err := p.f.RingPosted(nil, new(Scan), false); found != want || err != nil {
@@ -665,7 +665,7 @@ func TestHasNew(t *testing.T) {
 	for _, qp := range qps[1:] {
 		p.f.doorbells.add(qp)
 	}
-	if !p.f.HasNew() {
+	if !p.f.HasNewRequests() {
 		t.Error("HasNew with many queue pairs: got false, want true")
 	}
 }

@@ -21,7 +21,7 @@ type sysfsFilesDriver interface {
 
 // driverMethods checks the methods of a driver, and returns the methods that programs can call.
 func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
-	d, ok := ib.As[ib.MethodDriver](user.Driver(dev))
+	d, ok := ib.As[ib.MethodDriver](userOps.Driver(dev))
 	if !ok {
 		return nil, nil
 	}
@@ -57,7 +57,7 @@ func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 
 // sysfsFiles checks the paths of a driver's files.
 func sysfsFiles(dev *ib.Device) (map[string]func() (string, error), error) {
-	d, ok := ib.As[sysfsFilesDriver](user.Driver(dev))
+	d, ok := ib.As[sysfsFilesDriver](userOps.Driver(dev))
 	if !ok {
 		return nil, nil
 	}
@@ -85,25 +85,25 @@ func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
 		if a.Kind != verb.In {
 			continue
 		}
-		b, err := c.input(a.ID)
+		b, err := c.inputBytes(a.ID)
 		if err != nil {
 			return err
 		}
 		d.inputs[a.ID] = b
 	}
-	return c.native(func() error {
+	return c.runNative(func() error {
 		if m.Effect != verb.Lists {
-			if err := c.f.context(); err != nil {
+			if err := c.f.checkContext(); err != nil {
 				return err
 			}
 		}
 		if m.Effect == verb.Makes || m.Effect == verb.Posts {
-			if err := c.f.dev.usable(); err != nil {
+			if err := c.f.dev.checkUsable(); err != nil {
 				return err
 			}
 		}
-		defer d.release()
-		if err := d.hold(m); err != nil {
+		defer d.releaseObjects()
+		if err := d.useObjects(m); err != nil {
 			return err
 		}
 		err := m.Run(d)
@@ -114,10 +114,10 @@ func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
 	})
 }
 
-// hold takes a share of each object that the attributes name.
-func (c *driverCall) hold(m *ib.DriverMethod) error {
+// useObjects takes a share of each object that the attributes name.
+func (c *driverCall) useObjects(m *ib.DriverMethod) error {
 	for _, a := range m.Attrs {
-		given := c.has(a.ID)
+		given := c.attrOf(a.ID)
 		if a.Kind != verb.Use || given == nil {
 			continue
 		}
@@ -138,9 +138,9 @@ func (c *driverCall) hold(m *ib.DriverMethod) error {
 	return nil
 }
 
-func (c *driverCall) release() {
+func (c *driverCall) releaseObjects() {
 	for _, s := range c.objects {
-		s.done()
+		s.releaseUse()
 	}
 }
 
@@ -148,7 +148,7 @@ func (c *driverCall) release() {
 func (c *driverCall) Context() ib.UserContext { return userContext{c.f} }
 
 // Has reports whether the caller passed an attribute.
-func (c *driverCall) Has(id uapi.AttrID) bool { return c.has(id) != nil }
+func (c *driverCall) Has(id uapi.AttrID) bool { return c.attrOf(id) != nil }
 
 // Number returns an attribute of 4 or 8 bytes, or 0 if the caller did not pass it.
 func (c *driverCall) Number(id uapi.AttrID) uint64 { return c.uint64(id) }
@@ -160,24 +160,24 @@ func (c *driverCall) Bytes(id uapi.AttrID) []byte { return c.inputs[id] }
 func (c *driverCall) Object(id uapi.AttrID) any {
 	switch r := c.objects[id].res.(type) {
 	case *pdObject:
-		return user.DriverSide(r.PD)
+		return userOps.DriverSide(r.PD)
 	case *ahObject:
-		return user.DriverSide(r.AH)
+		return userOps.DriverSide(r.AH)
 	case *mrObject:
-		return user.DriverSide(r.MR)
+		return userOps.DriverSide(r.MR)
 	case *mwObject:
-		return user.DriverSide(r.MW)
+		return userOps.DriverSide(r.MW)
 	case *cqObject:
-		return user.DriverSide(r.CQ)
+		return userOps.DriverSide(r.CQ)
 	case *qpObject:
-		return user.DriverSide(r.QP)
+		return userOps.DriverSide(r.QP)
 	case *srqObject:
-		return user.DriverSide(r.SRQ)
+		return userOps.DriverSide(r.SRQ)
 	case *xrcdObject:
-		return user.DriverSide(r.domain.XRCD)
+		return userOps.DriverSide(r.domain.XRCD)
 	}
 	return nil
 }
 
 // Output sets an output attribute, truncated to the caller's buffer.
-func (c *driverCall) Output(id uapi.AttrID, b []byte) { c.outputStruct(id, b) }
+func (c *driverCall) Output(id uapi.AttrID, b []byte) { c.setOutputStruct(id, b) }

@@ -31,8 +31,8 @@ const (
 	ownAnswer = uapi.AttrID(uapi.IDDriverNS + 3)
 )
 
-// newExtended creates a world with a driver that has one method, MR_ROTATE, with an attribute of each kind.
-func newExtended(t *testing.T, effect verb.Effect, run func(ib.MethodCall) error) *world {
+// newExtendedFixture creates a world with a driver that has one method, MR_ROTATE, with an attribute of each kind.
+func newExtendedFixture(t *testing.T, effect verb.Effect, run func(ib.MethodCall) error) *fixture {
 	t.Helper()
 	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{{
 		Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod, Attrs: []verb.Attr{
@@ -43,13 +43,13 @@ func newExtended(t *testing.T, effect verb.Effect, run func(ib.MethodCall) error
 		}},
 		Name: "MR_ROTATE", Effect: effect, Run: run,
 	}}}
-	return worldOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver)
+	return fixtureOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver)
 }
 
 // TestDriverMethod checks that a driver's method receives checked attributes and the driver's side of objects.
 func TestDriverMethod(t *testing.T) {
 	var seen ib.DriverMR
-	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
+	w := newExtendedFixture(t, verb.Reads, func(c ib.MethodCall) error {
 		b := c.Bytes(ownBytes)
 		seen, _ = c.Object(ownRegion).(ib.DriverMR)
 		if c.Context() == nil || c.Has(ownBytes) != (b != nil) {
@@ -64,13 +64,13 @@ func TestDriverMethod(t *testing.T) {
 		c.Output(ownAnswer, binary.NativeEndian.AppendUint64(nil, c.Number(ownNumber)+uint64(len(b))))
 		return nil
 	})
-	p, other := w.start(byIoctl), w.start(byIoctl)
+	p, other := w.startProgram(byIoctl), w.startProgram(byIoctl)
 	pd := p.allocPD()
 	mr := p.regMR(pd).MRHandle
 	foreign := other.regMR(other.allocPD()).MRHandle + 1000
 
-	number := inline(ownNumber, 4, 7)
-	text := input(ownBytes, make([]byte, 9))
+	number := inlineAttr(ownNumber, 4, 7)
+	text := inputAttr(ownBytes, make([]byte, 9))
 	for _, test := range []struct {
 		name  string
 		attrs []uapi.Attr
@@ -80,18 +80,18 @@ func TestDriverMethod(t *testing.T) {
 		{"valid call", []uapi.Attr{number, text, handleAttr(ownRegion, uint64(mr))}, 0, true},
 		{"without an optional attribute", []uapi.Attr{number}, 0, false},
 		{"without the mandatory attribute", []uapi.Attr{text}, syscall.EINVAL, false},
-		{"too short", []uapi.Attr{number, input(ownBytes, make([]byte, 8))}, syscall.EINVAL, false},
+		{"too short", []uapi.Attr{number, inputAttr(ownBytes, make([]byte, 8))}, syscall.EINVAL, false},
 		{"twice", []uapi.Attr{number, number}, syscall.EINVAL, false},
 		{"an unknown mandatory attribute", []uapi.Attr{number, {AttrID: 77, Flags: uapi.AttrFMandatory}},
 			syscall.EPROTONOSUPPORT, false},
 		{"no such object", []uapi.Attr{number, handleAttr(ownRegion, uint64(foreign))}, syscall.ENOENT, false},
 		{"another kind of object", []uapi.Attr{number, handleAttr(ownRegion, uint64(pd))}, syscall.EINVAL, false},
-		{"an error of the driver", []uapi.Attr{inline(ownNumber, 4, 1)}, syscall.ERANGE, false},
-		{"an error without errno", []uapi.Attr{inline(ownNumber, 4, 2)}, syscall.EIO, false},
+		{"an error of the driver", []uapi.Attr{inlineAttr(ownNumber, 4, 1)}, syscall.ERANGE, false},
+		{"an error without errno", []uapi.Attr{inlineAttr(ownNumber, 4, 2)}, syscall.EIO, false},
 	} {
 		seen = nil
-		out := p.alloc(8)[:8]
-		_, err := p.ioctl(uapi.ObjectMR, ownMethod, append(test.attrs, outAttr(ownAnswer, out))...)
+		out := p.allocMem(8)[:8]
+		_, err := p.callMethod(uapi.ObjectMR, ownMethod, append(test.attrs, outAttr(ownAnswer, out))...)
 		wantErrno(t, test.name, err, test.want)
 		if err != nil && test.want != syscall.EPROTONOSUPPORT && !strings.Contains(err.Error(), "MR_ROTATE") {
 			t.Errorf("%s: got error %[2]v, want it to contain MR_ROTATE", test.name, err)
@@ -103,44 +103,44 @@ func TestDriverMethod(t *testing.T) {
 			t.Errorf("%s: answer %d, want 16", test.name, n)
 		}
 	}
-	_, err := p.ioctl(uapi.ObjectMR, ownMethod+1, number)
+	_, err := p.callMethod(uapi.ObjectMR, ownMethod+1, number)
 	wantErrno(t, "a method that the driver lacks", err, syscall.EPROTONOSUPPORT)
-	_, err = w.open(byIoctl).ioctl(uapi.ObjectMR, ownMethod, number)
+	_, err = w.open(byIoctl).callMethod(uapi.ObjectMR, ownMethod, number)
 	wantErrno(t, "without a context", err, syscall.EINVAL)
 }
 
-// TestDriverMethodHolds checks that the objects of a call are not destroyed before the call has returned.
-func TestDriverMethodHolds(t *testing.T) {
+// TestDriverMethodKeepsObjects checks that the objects of a call are not destroyed before the call has returned.
+func TestDriverMethodKeepsObjects(t *testing.T) {
 	var p *program
 	var mr uint32
 	var destroyed error
-	w := newExtended(t, verb.Reads, func(ib.MethodCall) error {
+	w := newExtendedFixture(t, verb.Reads, func(ib.MethodCall) error {
 		p.f.life.RUnlock() // the next command takes the lock
 		defer p.f.life.RLock()
-		destroyed = silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr})
+		destroyed = sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr})
 		return nil
 	})
-	p = w.start(byWrite)
+	p = w.startProgram(byWrite)
 	mr = p.regMR(p.allocPD()).MRHandle
-	_, err := p.ioctl(uapi.ObjectMR, ownMethod, inline(ownNumber, 4, 7), handleAttr(ownRegion, uint64(mr)))
+	_, err := p.callMethod(uapi.ObjectMR, ownMethod, inlineAttr(ownNumber, 4, 7), handleAttr(ownRegion, uint64(mr)))
 	must(t, err)
 	wantErrno(t, "destroy the region during the call", destroyed, syscall.EBUSY)
-	must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr}))
+	must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr}))
 }
 
-// TestDriverMethodReads checks that the context is not locked while the memory of the program, which may block, is
-// accessed.
-func TestDriverMethodReads(t *testing.T) {
-	w := newExtended(t, verb.Reads, func(c ib.MethodCall) error {
+// TestContextUnlockedDuringRead checks that the context is not locked while the memory of the program, which may block,
+// is accessed.
+func TestContextUnlockedDuringRead(t *testing.T) {
+	w := newExtendedFixture(t, verb.Reads, func(c ib.MethodCall) error {
 		if b := c.Bytes(ownBytes); len(b) != 9 || b[8] != 5 {
 			t.Errorf("driver's bytes: got %v, want 9 with 5 at the end", b)
 		}
 		c.Output(ownAnswer, make([]byte, 8))
 		return nil
 	})
-	p := w.start(byIoctl)
+	p := w.startProgram(byIoctl)
 	accesses := 0
-	c := &slowCaller{program: p, before: func(what string) {
+	c := &observedCaller{program: p, before: func(what string) {
 		accesses++
 		if !p.f.life.TryLock() {
 			t.Errorf("File.life when the thread %s: locked, want it unlocked", what)
@@ -149,7 +149,7 @@ func TestDriverMethodReads(t *testing.T) {
 		p.f.life.Unlock()
 	}}
 	attrs := []uapi.Attr{
-		inline(ownNumber, 4, 7), input(ownBytes, p.store([]byte{8: 5})), outAttr(ownAnswer, p.alloc(8)[:8]),
+		inlineAttr(ownNumber, 4, 7), inputAttr(ownBytes, p.storeBytes([]byte{8: 5})), outAttr(ownAnswer, p.allocMem(8)[:8]),
 	}
 	hdr := uapi.IoctlHdr{
 		Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: uapi.ObjectMR, MethodID: ownMethod,
@@ -160,7 +160,7 @@ func TestDriverMethodReads(t *testing.T) {
 	for i := range attrs {
 		b = uapi.AppendTo(b, &attrs[i])
 	}
-	must(t, p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(p.store(b))))
+	must(t, p.f.Ioctl(c, uapi.VerbsIoctl, addressOf(p.storeBytes(b))))
 	if accesses < 3 { // the accesses read the attributes, read the bytes, and write the response
 		t.Errorf("accesses to the memory: got %d, want at least 3", accesses)
 	}
@@ -168,10 +168,10 @@ func TestDriverMethodReads(t *testing.T) {
 
 // TestDriverMethodStates checks that a driver's method is called in the states that its effect allows.
 func TestDriverMethodStates(t *testing.T) {
-	for effect, want := range effects {
+	for effect, want := range effectOutcomes {
 		called := 0
-		w := newExtended(t, effect, func(ib.MethodCall) error { called++; return nil })
-		p := w.start(byIoctl)
+		w := newExtendedFixture(t, effect, func(ib.MethodCall) error { called++; return nil })
+		p := w.startProgram(byIoctl)
 		expect := 0
 		for state := range 3 {
 			switch state {
@@ -188,7 +188,7 @@ func TestDriverMethodStates(t *testing.T) {
 			if effect == verb.Destroys && state == 2 {
 				outcome = syscall.EIO
 			}
-			_, err := p.ioctl(uapi.ObjectMR, ownMethod, inline(ownNumber, 4, 7))
+			_, err := p.callMethod(uapi.ObjectMR, ownMethod, inlineAttr(ownNumber, 4, 7))
 			wantErrno(t, "", err, outcome)
 			if outcome == 0 {
 				expect++
@@ -233,13 +233,13 @@ func TestDriverMethodsRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "same number") {
 		t.Errorf("two methods with one number: got %v, want an error", err)
 	}
-	if w := worldOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver); len(w.srv.Devices()) != 0 {
+	if w := fixtureOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver); len(w.srv.Devices()) != 0 {
 		t.Error("device with invalid methods: got it listed, want none")
 	}
 }
 
-// TestSysfsFiles checks that a driver's files must have clean paths below the device's directory.
-func TestSysfsFiles(t *testing.T) {
+// TestSysfsFilePaths checks that a driver's files must have clean paths below the device's directory.
+func TestSysfsFilePaths(t *testing.T) {
 	for name, ok := range map[string]bool{"parent": true, "ports/1/hw/state": true, "": false, "../rxe1/x": false,
 		"/a": false, "a/": false, "a//b": false, "./a": false} {
 		d := &extendedDriver{Driver: ibfake.New(), files: map[string]func() (string, error){name: nil}}

@@ -16,8 +16,8 @@ import (
 	"verbena/uapi"
 )
 
-// eventFile is the service's end of a completion channel or of an asynchronous event file (struct
-// ib_uverbs_event_queue). An eventFile is a pipe; the program has the read end.
+// setEventFile is the service's end of a completion channel or of an asynchronous event file (struct
+// ib_uverbs_event_queue). An setEventFile is a pipe; the program has the read end.
 //
 // The kernel holds a lock of the pipe while it copies data into the memory of the reader, and this copy may block.
 // Until the copy ends, every call on the pipe blocks, even a non-blocking call. The thread that raises an event
@@ -44,8 +44,8 @@ type eventFile struct {
 	fd       int // write end, used with the token while state is not closed
 	cqs      int // number of completion queues of the channel; under eventFiles.mu
 	user     *quota.User
-	kept     *kept.Kept
-	note     kept.Note // charge for the read end
+	kept     *kept.UserObjects
+	note     kept.FileNote // charge for the read end
 	gate     *pipeGate
 	run      func()        // pump, stored so that starting it does not allocate
 	token    chan struct{} // contains an element while a thread has the token
@@ -136,21 +136,22 @@ const (
 	asyncRecordSize = 16 // struct ib_uverbs_async_event_desc
 )
 
-// pipeEnds is the charge for an event file. The service has the read end until the program has it.
-const pipeEnds = 2
+// pipeDescriptors is the charge for an event file. The service has the read end until the program has it.
+const pipeDescriptors = 2
 
 // newEventFile creates a pipe. The caller passes the read end to the program. The read end is in blocking mode, as the
 // program expects. The pipe remains charged to the user until the program has closed the read end.
-func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (e *eventFile, reader int, err error) {
-	if err := user.Take(quota.Descriptors, pipeEnds); err != nil {
+func newEventFile(size int, user *quota.User, keep *kept.UserObjects, gate *pipeGate) (e *eventFile, reader int,
+	err error) {
+	if err := user.Charge(quota.Descriptors, pipeDescriptors); err != nil {
 		return nil, -1, err
 	}
 	defer func() {
 		if err != nil {
-			user.Give(quota.Descriptors, pipeEnds)
+			user.Release(quota.Descriptors, pipeDescriptors)
 		}
 	}()
-	reader, writer, note, err := keep.Pipe()
+	reader, writer, note, err := keep.MakePipe()
 	var st unix.Stat_t
 	if err == nil {
 		if err = unix.Fstat(writer, &st); err != nil {
@@ -166,28 +167,29 @@ func newEventFile(size int, user *quota.User, keep *kept.Kept, gate *pipeGate) (
 		records: make([]eventRecord, 0, 32), user: user, kept: keep, note: note, gate: gate, token: make(chan struct{}, 1),
 		over: make(chan struct{}),
 	}
-	e.run = e.pump
+	e.run = e.writeLoop
 	return e, reader, nil
 }
 
 // closePipe closes the pipe of a file in state eventsClosed. The caller must have the token.
 func (e *eventFile) closePipe() {
 	e.pipe.Close()
-	e.kept.Keep(e.note, func() { e.user.Give(quota.Descriptors, pipeEnds) })
+	e.kept.Keep(e.note, func() { e.user.Release(quota.Descriptors, pipeDescriptors) })
 	close(e.over)
 }
 
-// completed raises a completion event. completed may not sleep, and does not allocate after the first events.
-func (e *eventFile) completed(src *eventSource, userHandle uint64) {
+// raiseCompletion raises a completion event. raiseCompletion may not sleep, and does not allocate after the first
+// events.
+func (e *eventFile) raiseCompletion(src *eventSource, userHandle uint64) {
 	r := eventRecord{src: src}
 	desc := uapi.CompEventDesc{CQHandle: userHandle}
 	uapi.Encode(r.data[:], &desc)
 	e.raise(r)
 }
 
-// async raises an asynchronous event. element is the user's handle of the object, or a port. e may be nil, if there is
-// no reader. async may not sleep.
-func (e *eventFile) async(src *eventSource, element uint64, t uapi.EventType) {
+// raiseAsync raises an asynchronous event. element is the user's handle of the object, or a port. e may be nil, if
+// there is no reader. raiseAsync may not sleep.
+func (e *eventFile) raiseAsync(src *eventSource, element uint64, t uapi.EventType) {
 	if e != nil {
 		e.raise(asyncRecord(src, element, t))
 	}
@@ -212,51 +214,52 @@ func (e *eventFile) raise(r eventRecord) {
 //verbena:held mu
 func (e *eventFile) add(r eventRecord) {
 	// An identical unread event is coalesced. The queue therefore contains few records per source.
-	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxWaiting) && slices.Contains(e.records[e.sent+e.writing:], r) {
+	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxIdenticalEvents) &&
+		slices.Contains(e.records[e.sent+e.writing:], r) {
 		return
 	}
 	e.records = append(e.records, r)
 	r.src.raised++
 	r.src.waiting++
-	e.flush()
+	e.startPump()
 }
 
-// flush starts pump if pump has work.
+// startPump starts pump if pump has work.
 //
 //verbena:held mu
-func (e *eventFile) flush() {
+func (e *eventFile) startPump() {
 	if !e.flushing {
 		e.flushing = true
 		go e.run()
 	}
 }
 
-// pump writes the queued records, waits while the pipe is full, and closes the pipe at the end.
-func (e *eventFile) pump() {
+// writeLoop writes the queued records, waits while the pipe is full, and closes the pipe at the end.
+func (e *eventFile) writeLoop() {
 	for {
 		e.token <- struct{}{}
 		e.gate.enter(nil)
-		next := e.work()
+		next := e.pumpOnce()
 		e.gate.leave()
 		<-e.token
 		switch next {
 		case pumpWaits:
-			e.awaitRoom()
+			e.awaitSpace()
 		case pumpEnds:
 			return
 		}
 	}
 }
 
-// maxWaiting is the maximum number of identical events that wait for a pipe that is not full. More identical events
-// wait only if the pipe is blocked.
-const maxWaiting = 16
+// maxIdenticalEvents is the maximum number of identical events that wait for a pipe that is not full. More identical
+// events wait only if the pipe is blocked.
+const maxIdenticalEvents = 16
 
-// pumpNext is the next step of pump.
-type pumpNext uint8
+// pumpStep is the next step of pump.
+type pumpStep uint8
 
 const (
-	pumpGoesOn pumpNext = iota
+	pumpGoesOn pumpStep = iota
 	pumpWaits           // the pipe is full
 	pumpEnds
 )
@@ -264,13 +267,13 @@ const (
 // pumpWriteSize is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
 const pumpWriteSize = 512
 
-// work executes one step of pump. The caller must have the token.
-func (e *eventFile) work() pumpNext {
+// pumpOnce executes one step of pump. The caller must have the token.
+func (e *eventFile) pumpOnce() pumpStep {
 	e.mu.Lock()
 	switch nothing := e.sent == len(e.records); {
 	case e.state == eventsEnding && !e.swept:
 		e.mu.Unlock()
-		e.sweep()
+		e.beginEndFile()
 		return pumpGoesOn
 	case e.state == eventsClosed, e.state == eventsEnding && nothing:
 		e.state = eventsClosed // flushing stays set
@@ -288,7 +291,7 @@ func (e *eventFile) work() pumpNext {
 
 // write writes a batch of queued records. write returns pumpEnds if there are no queued records. The caller must have
 // the token.
-func (e *eventFile) write() pumpNext {
+func (e *eventFile) write() pumpStep {
 	e.mu.Lock()
 	forget := e.sent >= cap(e.records)/2
 	e.mu.Unlock()
@@ -296,7 +299,7 @@ func (e *eventFile) write() pumpNext {
 		e.forgetRead()
 	}
 	var buf [pumpWriteSize]byte
-	n := e.next(buf[:])
+	n := e.nextRecords(buf[:])
 	if n == 0 {
 		return pumpEnds
 	}
@@ -304,8 +307,8 @@ func (e *eventFile) write() pumpNext {
 	return e.afterWrite(err)
 }
 
-// next fills buf with the next records and returns the number of bytes. The caller must call wrote afterwards.
-func (e *eventFile) next(buf []byte) (n int) {
+// nextRecords fills buf with the next records and returns the number of bytes. The caller must call wrote afterwards.
+func (e *eventFile) nextRecords(buf []byte) (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.writing = min(len(e.records)-e.sent, len(buf)/e.size)
@@ -316,7 +319,7 @@ func (e *eventFile) next(buf []byte) (n int) {
 }
 
 // afterWrite records the result of a write.
-func (e *eventFile) afterWrite(err error) pumpNext {
+func (e *eventFile) afterWrite(err error) pumpStep {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := e.writing
@@ -340,8 +343,8 @@ func (e *eventFile) afterWrite(err error) pumpNext {
 	return pumpGoesOn
 }
 
-// awaitRoom waits in the poller until the pipe has space or must be closed.
-func (e *eventFile) awaitRoom() {
+// awaitSpace waits in the poller until the pipe has space or must be closed.
+func (e *eventFile) awaitSpace() {
 	raw, err := e.pipe.SyscallConn()
 	if err != nil {
 		return
@@ -353,9 +356,9 @@ func (e *eventFile) awaitRoom() {
 	})
 }
 
-// hold acquires the token for a thread that must not block for ever. release returns the token. hold returns false if
-// the pipe is blocked.
-func (e *eventFile) hold() bool {
+// takeToken acquires the token for a thread that must not block for ever. release returns the token. takeToken returns
+// false if the pipe is blocked.
+func (e *eventFile) takeToken() bool {
 	e.mu.Lock()
 	timeout := pipeTimeout
 	if e.mute {
@@ -378,7 +381,7 @@ func (e *eventFile) hold() bool {
 	return false
 }
 
-func (e *eventFile) release() {
+func (e *eventFile) releaseToken() {
 	e.gate.leave()
 	<-e.token
 }
@@ -397,48 +400,48 @@ func (e *eventFile) forgetRead() {
 	}
 }
 
-// retire removes the unread events of a destroyed object, and returns the number of events that the program has read.
-// The caller guarantees that the object raises no further events. e may be nil. retire may sleep.
+// removeEvents removes the unread events of a destroyed object, and returns the number of events that the program has
+// read. The caller guarantees that the object raises no further events. e may be nil. removeEvents may sleep.
 // (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
-func (e *eventFile) retire(src *eventSource) (reported uint32) {
+func (e *eventFile) removeEvents(src *eventSource) (reported uint32) {
 	if e == nil {
 		return 0
 	}
 	e.mu.Lock()
 	some := e.state != eventsClosed && slices.ContainsFunc(e.records, func(r eventRecord) bool { return r.src == src })
 	e.mu.Unlock()
-	if some && e.hold() {
-		e.takeBack(func(r eventRecord) bool { return r.src == src })
+	if some && e.takeToken() {
+		e.removeUnread(func(r eventRecord) bool { return r.src == src })
 		for e.write() == pumpGoesOn { // writes the records after the removed ones
 		}
-		e.release()
+		e.releaseToken()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return uint32(src.raised)
 }
 
-// takeBack removes unread records from the pipe and the queue. The caller must have the token.
-func (e *eventFile) takeBack(which func(eventRecord) bool) {
+// removeUnread removes unread records from the pipe and the queue. The caller must have the token.
+func (e *eventFile) removeUnread(which func(eventRecord) bool) {
 	e.forgetRead()
 	e.mu.Lock()
 	inPipe := slices.ContainsFunc(e.records[:e.sent], which)
 	e.mu.Unlock()
 	if inPipe {
-		e.empty()
+		e.requeueUnread()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.full = false
-	if e.drop(which); e.sent < len(e.records) {
-		e.flush()
+	if e.removeQueued(which); e.sent < len(e.records) {
+		e.startPump()
 	}
 }
 
-// drop removes records that are not in the pipe.
+// removeQueued removes records that are not in the pipe.
 //
 //verbena:held mu
-func (e *eventFile) drop(which func(eventRecord) bool) {
+func (e *eventFile) removeQueued(which func(eventRecord) bool) {
 	kept := e.records[:e.sent]
 	for _, r := range e.records[e.sent:] {
 		if which(r) {
@@ -452,13 +455,13 @@ func (e *eventFile) drop(which func(eventRecord) bool) {
 	e.records = kept
 }
 
-// empty reads all records from the pipe and queues the unread records again. The caller must have the token.
+// requeueUnread reads all records from the pipe and queues the unread records again. The caller must have the token.
 //
-// The service does not keep a descriptor of the read end, so that it can detect the program's close. empty therefore
-// opens the read end temporarily. The program may read at the same time. Only the records that empty itself reads count
-// as unread.
-func (e *eventFile) empty() {
-	fd, err := reopen.Own(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
+// The service does not keep a descriptor of the read end, so that it can detect the program's close. requeueUnread
+// therefore opens the read end temporarily. The program may read at the same time. Only the records that empty itself
+// reads count as unread.
+func (e *eventFile) requeueUnread() {
+	fd, err := reopen.OnCallingThread(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return // out of descriptors: the program will read an event of a destroyed object
 	}
@@ -487,21 +490,21 @@ func (e *eventFile) empty() {
 	e.sent = 0
 }
 
-// end ends the event file after the removal of the device. end removes unread events of objects, which have been
-// destroyed, and preserves the events of the device. If fatal is set, IBV_EVENT_DEVICE_FATAL is the last event. The
-// reader then sees the end of the file. The goroutine pump executes these steps.
-func (e *eventFile) end(fatal bool) {
+// endFile ends the event file after the removal of the device. endFile removes unread events of objects, which have
+// been destroyed, and preserves the events of the device. If fatal is set, IBV_EVENT_DEVICE_FATAL is the last event.
+// The reader then sees the end of the file. The goroutine pump executes these steps.
+func (e *eventFile) endFile(fatal bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == eventsOpen {
 		e.state, e.fatal = eventsEnding, fatal
-		e.flush()
+		e.startPump()
 	}
 }
 
-// sweep executes the first step of the end. The caller must have the token.
-func (e *eventFile) sweep() {
-	e.takeBack(func(r eventRecord) bool { return r.src != &e.device })
+// beginEndFile executes the first step of the end. The caller must have the token.
+func (e *eventFile) beginEndFile() {
+	e.removeUnread(func(r eventRecord) bool { return r.src != &e.device })
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.swept = true
@@ -518,8 +521,8 @@ func (e *eventFile) close() {
 		return
 	}
 	e.state = eventsClosed
-	e.flush()
-	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitRoom, and waits for nobody
+	e.startPump()
+	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitSpace, and waits for nobody
 }
 
 // readerClosed reports whether the program has closed its end permanently, or the event file is closed.
@@ -559,7 +562,7 @@ func (e *eventFile) closeIfReaderClosed() bool {
 // eventFiles holds the event files of one context.
 type eventFiles struct {
 	user     *quota.User
-	kept     *kept.Kept
+	kept     *kept.UserObjects
 	gate     *pipeGate
 	mu       sync.Mutex
 	closed   bool
@@ -571,7 +574,7 @@ type eventFiles struct {
 	fallback *eventFile   // the first asynchronous event file, which objects use (default_async_file)
 }
 
-var errClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
+var errFileClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 
 // fewChannels is the number of channels up to which newChannel checks all channels.
 const fewChannels = 16
@@ -586,22 +589,22 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	s.mu.Lock()
 	var gone []*eventFile
 	if n := len(s.channels); n <= fewChannels || n >= s.sweepAt {
-		gone = s.sweep(&s.channels, nil)
+		gone = s.removeUnused(&s.channels, nil)
 		s.sweepAt = 2 * len(s.channels)
 	}
-	err = s.keep(&s.channels, e, reader)
+	err = s.addFile(&s.channels, e, reader)
 	s.mu.Unlock()
-	shut(gone)
+	closeRemoved(gone)
 	return e, reader, err
 }
 
-// sweepAll closes all files that neither the program nor a completion queue uses. sweepAll runs when the user has
-// reached a quota. sweepAll does not sleep.
-func (s *eventFiles) sweepAll() {
+// closeAllUnused closes all files that neither the program nor a completion queue uses. closeAllUnused runs when the
+// user has reached a quota. closeAllUnused does not sleep.
+func (s *eventFiles) closeAllUnused() {
 	s.mu.Lock()
-	gone := append(s.sweep(&s.channels, nil), s.sweep(&s.async, s.fallback)...)
+	gone := append(s.removeUnused(&s.channels, nil), s.removeUnused(&s.async, s.fallback)...)
 	s.mu.Unlock()
-	shut(gone)
+	closeRemoved(gone)
 }
 
 // newAsync creates an asynchronous event file.
@@ -610,12 +613,12 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 		return nil, -1, err
 	}
 	s.mu.Lock()
-	gone := s.sweep(&s.async, s.fallback)
-	if err = s.keep(&s.async, e, reader); err == nil && s.fallback == nil {
+	gone := s.removeUnused(&s.async, s.fallback)
+	if err = s.addFile(&s.async, e, reader); err == nil && s.fallback == nil {
 		s.fallback = e
 	}
 	s.mu.Unlock()
-	shut(gone)
+	closeRemoved(gone)
 	if err != nil {
 		return nil, -1, err
 	}
@@ -623,20 +626,20 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 }
 
 //verbena:held mu
-func (s *eventFiles) keep(list *[]*eventFile, e *eventFile, reader int) error {
+func (s *eventFiles) addFile(list *[]*eventFile, e *eventFile, reader int) error {
 	if s.closed {
-		s.drop(e)
+		s.closeDropped(e)
 		unix.Close(reader) //verbena:allow nosleep the end of a pipe waits for nobody
-		return errClosed
+		return errFileClosed
 	}
 	*list = append(*list, e)
 	return nil
 }
 
-// sweep removes the files with a closed reader from a list. The caller must close them with shut.
+// removeUnused removes the files with a closed reader from a list. The caller must close them with shut.
 //
 //verbena:held mu
-func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
+func (s *eventFiles) removeUnused(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
 	*list = slices.DeleteFunc(*list, func(e *eventFile) bool {
 		deserted := e != needed && e.cqs == 0 && e.readerClosed()
 		if deserted {
@@ -644,12 +647,12 @@ func (s *eventFiles) sweep(list *[]*eventFile, needed *eventFile) (gone []*event
 		}
 		return deserted
 	})
-	s.detached = append(slices.DeleteFunc(s.detached, (*eventFile).isOver), gone...)
+	s.detached = append(slices.DeleteFunc(s.detached, (*eventFile).hasEnded), gone...)
 	return gone
 }
 
-// shut closes the removed files, at once if no thread has the token.
-func shut(gone []*eventFile) {
+// closeRemoved closes the removed files, at once if no thread has the token.
+func closeRemoved(gone []*eventFile) {
 	for _, e := range gone {
 		if !e.closeIfReaderClosed() {
 			e.close()
@@ -657,15 +660,15 @@ func shut(gone []*eventFile) {
 	}
 }
 
-// drop closes a file that has been removed from the lists.
+// closeDropped closes a file that has been removed from the lists.
 //
 //verbena:held mu
-func (s *eventFiles) drop(e *eventFile) {
+func (s *eventFiles) closeDropped(e *eventFile) {
 	e.close()
-	s.detached = append(slices.DeleteFunc(s.detached, (*eventFile).isOver), e)
+	s.detached = append(slices.DeleteFunc(s.detached, (*eventFile).hasEnded), e)
 }
 
-func (e *eventFile) isOver() bool {
+func (e *eventFile) hasEnded() bool {
 	select {
 	case <-e.over:
 		return true
@@ -674,8 +677,8 @@ func (e *eventFile) isOver() bool {
 	}
 }
 
-// discard undoes newChannel or newAsync.
-func (s *eventFiles) discard(e *eventFile) {
+// undoNew undoes newChannel or newAsync.
+func (s *eventFiles) undoNew(e *eventFile) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	is := func(o *eventFile) bool { return o == e }
@@ -683,12 +686,12 @@ func (s *eventFiles) discard(e *eventFile) {
 	if s.fallback == e {
 		s.fallback = nil
 	}
-	s.drop(e)
+	s.closeDropped(e)
 }
 
-// channel finds a completion channel by the identity of its pipe. channel adds a use by a completion queue. channel
-// returns EBADF if no channel has this identity.
-func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
+// findChannel finds a completion channel by the identity of its pipe. findChannel adds a use by a completion queue.
+// findChannel returns EBADF if no channel has this identity.
+func (s *eventFiles) findChannel(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.channels {
@@ -700,9 +703,9 @@ func (s *eventFiles) channel(dev, ino uint64) (*eventFile, error) {
 	return nil, fmt.Errorf("not a completion channel of this context: %w", syscall.EBADF)
 }
 
-// asyncFile finds an asynchronous event file by the identity of its pipe. asyncFile returns EBADF if no file has this
-// identity.
-func (s *eventFiles) asyncFile(dev, ino uint64) (*eventFile, error) {
+// findAsyncFile finds an asynchronous event file by the identity of its pipe. findAsyncFile returns EBADF if no file
+// has this identity.
+func (s *eventFiles) findAsyncFile(dev, ino uint64) (*eventFile, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.async {
@@ -713,7 +716,7 @@ func (s *eventFiles) asyncFile(dev, ino uint64) (*eventFile, error) {
 	return nil, fmt.Errorf("not an asynchronous event file of this context: %w", syscall.EBADF)
 }
 
-func (s *eventFiles) release(channel *eventFile) {
+func (s *eventFiles) releaseChannel(channel *eventFile) {
 	if channel == nil {
 		return
 	}
@@ -722,19 +725,19 @@ func (s *eventFiles) release(channel *eventFile) {
 	s.mu.Unlock()
 }
 
-// objectsAsync returns the file for events of new objects, or nil if there is no such file.
-func (s *eventFiles) objectsAsync() *eventFile {
+// defaultAsyncFile returns the file for events of new objects, or nil if there is no such file.
+func (s *eventFiles) defaultAsyncFile() *eventFile {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.fallback
 }
 
-// device raises an event of the device on every asynchronous event file. device may not sleep.
-func (s *eventFiles) device(port int, t uapi.EventType) {
+// raiseDeviceEvent raises an event of the device on every asynchronous event file. raiseDeviceEvent may not sleep.
+func (s *eventFiles) raiseDeviceEvent(port int, t uapi.EventType) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.async {
-		e.async(&e.device, uint64(port), t)
+		e.raiseAsync(&e.device, uint64(port), t)
 	}
 }
 
@@ -743,16 +746,16 @@ func (s *eventFiles) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.channels {
-		e.end(false)
+		e.endFile(false)
 	}
 	for _, e := range s.async {
-		e.end(true)
+		e.endFile(true)
 	}
 }
 
 // close closes all files. close waits unless a pipe is blocked. close may sleep.
 func (s *eventFiles) close() {
-	s.kept.Forget(s.swept)
+	s.kept.RemoveSweep(s.swept)
 	s.mu.Lock()
 	s.closed = true
 	all := slices.Concat(s.channels, s.async, s.detached)

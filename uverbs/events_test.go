@@ -15,33 +15,33 @@ import (
 	"verbena/uapi"
 )
 
-// notify arms a queue and raises a completion on the queue.
-func (p *program) notify(cq uint32) {
+// armAndComplete arms a queue and raises a completion on the queue.
+func (p *program) armAndComplete(cq uint32) {
 	p.t.Helper()
-	must(p.t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
-	p.w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
+	must(p.t, sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
+	p.w.runWithCallbacks(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 }
 
 func (p *program) destroyCQ(cq uint32) uapi.DestroyCQResp {
 	p.t.Helper()
-	resp, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
+	resp, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	must(p.t, err)
 	return resp
 }
 
 func TestCompletionEvents(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		p := newWorld(t).start(form)
-		ch := p.channel()
+	eachForm(t, func(t *testing.T, form form) {
+		p := newFixture(t).startProgram(form)
+		ch := p.createChannel()
 		a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
-		p.w.now(func() { p.fakeCQ(a).Complete(ib.WC{}) })
-		if got, _ := p.completions(ch); len(got) != 0 {
+		p.w.runWithCallbacks(func() { p.fakeCQ(a).Complete(ib.WC{}) })
+		if got, _ := p.readCompletions(ch); len(got) != 0 {
 			t.Errorf("queue that is not armed: got events %x, want none", got)
 		}
 		for _, cq := range []uint32{a, b, a} {
-			p.notify(cq)
+			p.armAndComplete(cq)
 		}
-		if got, end := p.completions(ch); end || !slices.Equal(got, []uint64{0xa, 0xb, 0xa}) {
+		if got, end := p.readCompletions(ch); end || !slices.Equal(got, []uint64{0xa, 0xb, 0xa}) {
 			t.Errorf("events of %x, end %v", got, end)
 		}
 		if r := p.destroyCQ(a); r.CompEventsReported != 2 || r.AsyncEventsReported != 0 {
@@ -50,7 +50,7 @@ func TestCompletionEvents(t *testing.T) {
 		if r := p.destroyCQ(b); r.CompEventsReported != 1 {
 			t.Errorf("destroy CQ b: got %+v, want 1 completion event", r)
 		}
-		if _, end := p.completions(ch); end {
+		if _, end := p.readCompletions(ch); end {
 			t.Error("channel after the destruction of its last queue: got the end of the file, want it open")
 		}
 	})
@@ -81,8 +81,8 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 		{strings.Repeat("ab", 100) + strings.Repeat(".", 51), 26, 25, strings.Repeat("b", 75)},
 	} {
 		t.Run(test.history, func(t *testing.T) {
-			p := newWorld(t).start(byWrite)
-			ch := p.channel()
+			p := newFixture(t).startProgram(byWrite)
+			ch := p.createChannel()
 			// Both queues have the same user handle, which therefore does not identify a queue.
 			cq := map[rune]uint32{'a': p.createCQ(ch, 7), 'b': p.createCQ(ch, 7)}
 			for _, c := range test.history {
@@ -92,19 +92,19 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 					}
 					continue
 				}
-				p.notify(cq[c])
+				p.armAndComplete(cq[c])
 				// waits for the writes, because many waiting events would be coalesced
-				written(p.f.events.channels[0])
+				waitUntilWritten(p.f.events.channels[0])
 			}
 			if r := p.destroyCQ(cq['a']); r.CompEventsReported != test.a {
 				t.Errorf("a: %d reported, want %d", r.CompEventsReported, test.a)
 			}
-			written(p.f.events.channels[0])
+			waitUntilWritten(p.f.events.channels[0])
 			if n := p.f.objects.find(cq['b']).res.(*cqObject).comp.waiting; n != 0 {
 				t.Errorf("waiting events of CQ b: got %d, want 0 because the pipe has space", n)
 			}
 			if test.rest == "" {
-				if got, _ := p.completions(ch); len(got) != 0 {
+				if got, _ := p.readCompletions(ch); len(got) != 0 {
 					t.Errorf("left: %d events", len(got))
 				}
 			}
@@ -117,52 +117,52 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 
 // TestDestroyKeepsOrder checks that the remaining events of the channel are in order.
 func TestDestroyKeepsOrder(t *testing.T) {
-	p := newWorld(t).start(byWrite)
-	ch := p.channel()
+	p := newFixture(t).startProgram(byWrite)
+	ch := p.createChannel()
 	var cqs []uint32
 	for i := range 5 {
 		cqs = append(cqs, p.createCQ(ch, uint64(i)))
 	}
 	for i := range 10 {
-		p.notify(cqs[i*3%5])
+		p.armAndComplete(cqs[i*3%5])
 	}
 	p.destroyCQ(cqs[3])
-	if got, _ := p.completions(ch); !slices.Equal(got, []uint64{0, 1, 4, 2, 0, 1, 4, 2}) {
+	if got, _ := p.readCompletions(ch); !slices.Equal(got, []uint64{0, 1, 4, 2, 0, 1, 4, 2}) {
 		t.Errorf("left: %d", got)
 	}
 }
 
-// written waits until all raised events have been written, and the pipe has been closed if requested. written reports
-// whether some events did not fit into the pipe.
-func written(e *eventFile) (full bool) {
+// waitUntilWritten waits until all raised events have been written, and the pipe has been closed if requested.
+// waitUntilWritten reports whether some events did not fit into the pipe.
+func waitUntilWritten(e *eventFile) (full bool) {
 	for ; ; runtime.Gosched() {
 		e.mu.Lock()
 		idle := !e.flushing
 		full = e.full
 		e.mu.Unlock()
-		if idle = idle || e.isOver(); idle || full {
+		if idle = idle || e.hasEnded(); idle || full {
 			return full
 		}
 	}
 }
 
-// TestFullChannel fills the pipe of a channel, which holds 64 KB. Events raised while the pipe is full must be
+// TestEventsOfFullChannel fills the pipe of a channel, which holds 64 KB. Events raised while the pipe is full must be
 // delivered when the program reads. Identical events of a queue are coalesced.
-func TestFullChannel(t *testing.T) {
-	p := newWorld(t).start(byWrite)
-	ch := p.channel()
+func TestEventsOfFullChannel(t *testing.T) {
+	p := newFixture(t).startProgram(byWrite)
+	ch := p.createChannel()
 	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
 	e := p.f.events.channels[0]
 	full := 0
-	for !written(e) {
-		p.notify(a)
+	for !waitUntilWritten(e) {
+		p.armAndComplete(a)
 		full++
 	}
 	full-- // the last event waits
-	p.notify(a)
-	p.notify(b)
-	p.notify(b)
-	p.notify(a)
+	p.armAndComplete(a)
+	p.armAndComplete(b)
+	p.armAndComplete(b)
+	p.armAndComplete(a)
 
 	var got []uint64
 	buf := make([]byte, compRecordSize)
@@ -175,7 +175,7 @@ func TestFullChannel(t *testing.T) {
 	if slices.Contains(got[:full], 0xb) || !slices.Equal(got[full:], []uint64{0xa, 0xb}) {
 		t.Errorf("%d events, then %x", full, got[full:])
 	}
-	if rest, _ := p.completions(ch); len(rest) != 0 {
+	if rest, _ := p.readCompletions(ch); len(rest) != 0 {
 		t.Errorf("further completion events: got %x, want none", rest)
 	}
 	if r := p.destroyCQ(a); int(r.CompEventsReported) != full+1 {
@@ -189,14 +189,14 @@ func TestFullChannel(t *testing.T) {
 // TestDestroyOnFullChannel destroys a queue while the pipe is full. The queue must deliver no further events, and later
 // events of other queues must be delivered.
 func TestDestroyOnFullChannel(t *testing.T) {
-	p := newWorld(t).start(byWrite)
-	ch := p.channel()
+	p := newFixture(t).startProgram(byWrite)
+	ch := p.createChannel()
 	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
 	e := p.f.events.channels[0]
-	for !written(e) {
-		p.notify(a)
+	for !waitUntilWritten(e) {
+		p.armAndComplete(a)
 	}
-	p.notify(b)
+	p.armAndComplete(b)
 	if r := p.destroyCQ(a); r.CompEventsReported != 0 {
 		t.Errorf("reported events of CQ a: got %d, want 0", r.CompEventsReported)
 	}
@@ -209,73 +209,73 @@ func TestDestroyOnFullChannel(t *testing.T) {
 	}
 }
 
-// TestDesertedChannel checks that the service does not write to a channel whose read end is closed.
-func TestDesertedChannel(t *testing.T) {
-	p := newWorld(t).start(byWrite)
-	ch := p.channel()
+// TestNoWriteToClosedChannel checks that the service does not write to a channel whose read end is closed.
+func TestNoWriteToClosedChannel(t *testing.T) {
+	p := newFixture(t).startProgram(byWrite)
+	ch := p.createChannel()
 	cq := p.createCQ(ch, 1)
-	p.notify(cq)
-	p.close(ch)
-	p.notify(cq)
-	p.notify(cq)
+	p.armAndComplete(cq)
+	p.closeFD(ch)
+	p.armAndComplete(cq)
+	p.armAndComplete(cq)
 	if r := p.destroyCQ(cq); r.CompEventsReported != 0 {
 		t.Errorf("reported events: got %d, want 0", r.CompEventsReported)
 	}
 
 	// A program that creates and closes many channels must not exhaust the service's descriptors.
 	for range 50 {
-		p.close(p.channel())
+		p.closeFD(p.createChannel())
 	}
 	if n := len(p.f.events.channels); n > 1 {
 		t.Errorf("channels: got %d, want at most 1", n)
 	}
 	// A channel with a queue must not be closed, even if its read end is closed.
-	ch = p.channel()
+	ch = p.createChannel()
 	cq = p.createCQ(ch, 2)
-	p.close(ch)
-	last := p.channel()
+	p.closeFD(ch)
+	last := p.createChannel()
 	if n := len(p.f.events.channels); n != 2 {
 		t.Errorf("channels: got %d, want 2", n)
 	}
 	p.destroyCQ(cq)
-	p.channel()
+	p.createChannel()
 	if n := len(p.f.events.channels); n != 2 {
 		t.Errorf("channels: got %d, want 2", n)
 	}
 	p.createCQ(last, 3)
 }
 
-// TestManyDesertedChannels creates many channels. Deserted channels may remain until the number of channels has
+// TestClosedChannelsAreRemoved creates many channels. Deserted channels may remain until the number of channels has
 // doubled, or until the user reaches a quota.
-func TestManyDesertedChannels(t *testing.T) {
+func TestClosedChannelsAreRemoved(t *testing.T) {
 	const many = 4 * fewChannels
-	p := newWorld(t).start(byWrite)
+	p := newFixture(t).startProgram(byWrite)
 	var all []int
 	for range many {
-		all = append(all, p.channel())
+		all = append(all, p.createChannel())
 	}
 	for _, ch := range all[1:] {
-		p.close(ch)
+		p.closeFD(ch)
 	}
 	for range 2 * many {
-		p.close(p.channel())
+		p.closeFD(p.createChannel())
 	}
 	if n := len(p.f.events.channels); n > 2*many {
 		t.Errorf("channels: got %d, want at most %d", n, 2*many)
 	}
-	p.f.events.sweepAll()
+	p.f.events.closeAllUnused()
 	if n := len(p.f.events.channels); n != 1 {
 		t.Errorf("channels after the sweep: got %d, want the program's own channel", n)
 	}
 }
 
 func TestAsyncEvents(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 100)
 		qp := p.createQP(pd, cq, 200, uapi.QPTRC).QPHandle
-		w.now(func() {
+		w.runWithCallbacks(func() {
 			p.fakeQP(qp).Raise(ib.EventCommEst)
 			w.handle.DispatchEvent(ib.EventPortErr, 1)
 			p.fakeCQ(cq).Raise(ib.EventCQErr)
@@ -287,13 +287,13 @@ func TestAsyncEvents(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+		r, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		if r.EventsReported != 1 {
 			t.Errorf("reported events of the queue pair: got %d, want 1", r.EventsReported)
 		}
 		want := []string{fmt.Sprintf("%v:100", uapi.EventCQErr)}
-		if got, end := p.asyncEvents(p.async); end || !slices.Equal(got, want) {
+		if got, end := p.readAsyncEvents(p.async); end || !slices.Equal(got, want) {
 			t.Errorf("left: %v, end %v, want %v", got, end, want)
 		}
 		if r := p.destroyCQ(cq); r.AsyncEventsReported != 1 || r.CompEventsReported != 0 {
@@ -302,17 +302,17 @@ func TestAsyncEvents(t *testing.T) {
 	})
 }
 
-// TestAsyncFiles checks several asynchronous event files. Objects must use the first file, and all files must receive
-// events of the device.
-func TestAsyncFiles(t *testing.T) {
-	w := newWorld(t)
+// TestSeveralAsyncFiles checks several asynchronous event files. Objects must use the first file, and all files must
+// receive events of the device.
+func TestSeveralAsyncFiles(t *testing.T) {
+	w := newFixture(t)
 	p := w.open(byIoctl)
-	_, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
+	_, err := p.callMethod(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
 	wantErrno(t, "no context yet", err, syscall.EINVAL)
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
+	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext)
 	must(t, err)
 	alloc := func() int {
-		attrs, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{AttrID: 99}, uapi.Attr{})
+		attrs, err := p.callMethod(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{AttrID: 99}, uapi.Attr{})
 		must(t, err)
 		return int(int64(attrs[1].Data))
 	}
@@ -320,25 +320,25 @@ func TestAsyncFiles(t *testing.T) {
 	first := alloc()
 	second := alloc()
 	after := p.createCQ(-1, 2)
-	w.now(func() {
+	w.runWithCallbacks(func() {
 		p.fakeCQ(before).Raise(ib.EventCQErr)
 		p.fakeCQ(after).Raise(ib.EventCQErr)
 		w.handle.DispatchEvent(ib.EventPortActive, 1)
 	})
 	port := fmt.Sprintf("%v:1", uapi.EventPortActive)
-	if got, _ := p.asyncEvents(first); !slices.Equal(got, []string{fmt.Sprintf("%v:2", uapi.EventCQErr), port}) {
+	if got, _ := p.readAsyncEvents(first); !slices.Equal(got, []string{fmt.Sprintf("%v:2", uapi.EventCQErr), port}) {
 		t.Errorf("first: %v", got)
 	}
-	if got, _ := p.asyncEvents(second); !slices.Equal(got, []string{port}) {
+	if got, _ := p.readAsyncEvents(second); !slices.Equal(got, []string{port}) {
 		t.Errorf("second: %v", got)
 	}
-	p.close(second)
+	p.closeFD(second)
 	third := alloc()
 	if n := len(p.f.events.async); n != 2 {
 		t.Errorf("event files: got %d, want 2", n)
 	}
-	w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
-	if got, _ := p.asyncEvents(third); !slices.Equal(got, []string{port}) {
+	w.runWithCallbacks(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
+	if got, _ := p.readAsyncEvents(third); !slices.Equal(got, []string{port}) {
 		t.Errorf("third: %v", got)
 	}
 }
@@ -346,9 +346,9 @@ func TestAsyncFiles(t *testing.T) {
 // TestDestroyAccountingUnderLoad reads, arms and destroys as fast as possible while completions arrive. The numbers
 // that the destructions report must equal the events read.
 func TestDestroyAccountingUnderLoad(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
-	ch := p.channel()
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
+	ch := p.createChannel()
 	must(t, unix.SetNonblock(ch, true))
 	read, reported := map[uint64]uint32{}, map[uint64]uint32{}
 	stop := make(chan struct{})
@@ -375,7 +375,7 @@ func TestDestroyAccountingUnderLoad(t *testing.T) {
 			producers.Go(func() {
 				for range 5 {
 					for _, h := range []uint32{other, cq} {
-						if err := silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}); err != nil {
+						if err := sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}); err != nil {
 							t.Error(err)
 						}
 						p.fakeCQ(h).Complete(ib.WC{})
@@ -401,19 +401,19 @@ func TestDestroyAccountingUnderLoad(t *testing.T) {
 
 // TestProgramWritesIntoItsChannel checks that data which a program writes to its own pipe affect only this program.
 func TestProgramWritesIntoItsChannel(t *testing.T) {
-	p := newWorld(t).start(byWrite)
-	ch := p.channel()
+	p := newFixture(t).startProgram(byWrite)
+	ch := p.createChannel()
 	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", ch), unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	must(t, err)
 	defer unix.Close(fd)
-	p.notify(a)
+	p.armAndComplete(a)
 	if _, err := unix.Write(fd, make([]byte, 1001)); err != nil {
 		t.Fatal(err)
 	}
-	p.notify(b)
+	p.armAndComplete(b)
 	p.destroyCQ(a)
-	p.notify(b)
+	p.armAndComplete(b)
 	p.destroyCQ(b)
 }
 
@@ -425,7 +425,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 	wantErrno(t, "channel", err, syscall.EBADF)
 	_, _, err = s.newAsync()
 	wantErrno(t, "asynchronous event file", err, syscall.EBADF)
-	if s.objectsAsync() != nil {
+	if s.defaultAsyncFile() != nil {
 		t.Error("objectsAsync after the close of the file: got a file, want nil")
 	}
 
@@ -441,7 +441,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 	if other[1] != e.fd {
 		t.Fatalf("descriptor: got %d, want %d", other[1], e.fd)
 	}
-	e.completed(new(eventSource), 1)
+	e.raiseCompletion(new(eventSource), 1)
 	if n, err := unix.Read(other[0], make([]byte, 8)); err != unix.EAGAIN {
 		t.Errorf("bytes in another file: got %d, want none", n)
 	}
@@ -459,9 +459,9 @@ func TestEventAfterWrite(t *testing.T) {
 	defer e.close()
 	e.token <- struct{}{} // the test acts as the writer
 	src := &eventSource{}
-	e.completed(src, 0xa)
+	e.raiseCompletion(src, 0xa)
 	var buf [pumpWriteSize]byte
-	n := e.next(buf[:])
+	n := e.nextRecords(buf[:])
 	if n != e.size {
 		t.Fatalf("bytes of one event: got %d, want %d", n, e.size)
 	}
@@ -469,7 +469,7 @@ func TestEventAfterWrite(t *testing.T) {
 	e.full = true // the state after a write to a full pipe
 	e.mu.Unlock()
 	for range 2 {
-		e.completed(src, 0xa)
+		e.raiseCompletion(src, 0xa)
 	}
 	if _, err := unix.Write(e.fd, buf[:n]); err != nil {
 		t.Fatal(err)
@@ -493,42 +493,42 @@ func TestEventsAreBounded(t *testing.T) {
 	defer e.close()
 	e.token <- struct{}{} // simulates a thread that is in a call on the pipe
 	srcs := []*eventSource{{}, {}}
-	for range 3 * maxWaiting {
+	for range 3 * maxIdenticalEvents {
 		for i, src := range srcs {
-			e.completed(src, uint64(i))
+			e.raiseCompletion(src, uint64(i))
 		}
 	}
 	e.mu.Lock()
 	for i, src := range srcs {
-		if src.waiting != maxWaiting || src.raised != maxWaiting {
-			t.Errorf("source %d: got %d of %d raised events waiting, want %d", i, src.waiting, src.raised, maxWaiting)
+		if src.waiting != maxIdenticalEvents || src.raised != maxIdenticalEvents {
+			t.Errorf("source %d: got %d of %d raised events waiting, want %d", i, src.waiting, src.raised, maxIdenticalEvents)
 		}
 	}
-	if got, want := len(e.records), 2*maxWaiting; got != want {
+	if got, want := len(e.records), 2*maxIdenticalEvents; got != want {
 		t.Errorf("got %d records, want %d", got, want)
 	}
 	e.mu.Unlock()
 	<-e.token
 	read := func(n int) {
 		t.Helper()
-		written(e)
+		waitUntilWritten(e)
 		for range n {
 			if n, err := unix.Read(reader, make([]byte, compRecordSize)); n != compRecordSize {
 				t.Fatalf("read: got %d bytes, %v", n, err)
 			}
 		}
 	}
-	read(2 * maxWaiting)
+	read(2 * maxIdenticalEvents)
 	for range 1000 {
-		e.completed(srcs[0], 0)
+		e.raiseCompletion(srcs[0], 0)
 		read(1)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if got, most := len(e.records), 4*maxWaiting; got > most {
+	if got, most := len(e.records), 4*maxIdenticalEvents; got > most {
 		t.Errorf("records after all were read: got %d, want at most %d", got, most)
 	}
-	if got, want := srcs[0].raised, maxWaiting+1000; got != want {
+	if got, want := srcs[0].raised, maxIdenticalEvents+1000; got != want {
 		t.Errorf("raised events: got %d, want %d", got, want)
 	}
 }
@@ -553,14 +553,14 @@ func TestEventFilesByIdentity(t *testing.T) {
 		want     *eventFile
 		text     string
 	}{
-		{"channel", s.channel, channel.dev, channel.ino, channel, ""},
-		{"channel, another device", s.channel, channel.dev + 1, channel.ino, nil, noChannel},
-		{"channel, another inode", s.channel, channel.dev, channel.ino + 1, nil, noChannel},
-		{"channel that is an asynchronous event file", s.channel, async.dev, async.ino, nil, noChannel},
-		{"asynchronous event file", s.asyncFile, async.dev, async.ino, async, ""},
-		{"asynchronous event file, another device", s.asyncFile, async.dev + 1, async.ino, nil, noAsync},
-		{"asynchronous event file, another inode", s.asyncFile, async.dev, async.ino + 1, nil, noAsync},
-		{"asynchronous event file that is a channel", s.asyncFile, channel.dev, channel.ino, nil, noAsync},
+		{"channel", s.findChannel, channel.dev, channel.ino, channel, ""},
+		{"channel, another device", s.findChannel, channel.dev + 1, channel.ino, nil, noChannel},
+		{"channel, another inode", s.findChannel, channel.dev, channel.ino + 1, nil, noChannel},
+		{"channel that is an asynchronous event file", s.findChannel, async.dev, async.ino, nil, noChannel},
+		{"asynchronous event file", s.findAsyncFile, async.dev, async.ino, async, ""},
+		{"asynchronous event file, another device", s.findAsyncFile, async.dev + 1, async.ino, nil, noAsync},
+		{"asynchronous event file, another inode", s.findAsyncFile, async.dev, async.ino + 1, nil, noAsync},
+		{"asynchronous event file that is a channel", s.findAsyncFile, channel.dev, channel.ino, nil, noAsync},
 	} {
 		got, err := test.find(test.dev, test.ino)
 		if got != test.want || test.want == nil && (err == nil || err.Error() != test.text) {
@@ -573,5 +573,5 @@ func TestEventFilesByIdentity(t *testing.T) {
 	if channel.cqs != 1 {
 		t.Errorf("uses of the channel: got %d, want 1", channel.cqs)
 	}
-	s.release(channel)
+	s.releaseChannel(channel)
 }

@@ -74,13 +74,13 @@ type File struct {
 	// life is read-locked while a command is in the midlayer, and write-locked to end the context.
 	//verbena:program the commands of one context, and its end, which gives up after a time
 	life  sync.RWMutex
-	state atomic.Int32           // states.Context
-	end   atomic.Pointer[ending] // not nil if the end of the context has begun
-	endMu sync.Mutex             // held while a thread decides whether to end the context
-	open  sync.Mutex             // serialises GET_CONTEXT
-	stop  func()                 // stops the device's events; nil if the driver has no context; under open or life
+	state atomic.Int32               // states.Context
+	end   atomic.Pointer[contextEnd] // not nil if the end of the context has begun
+	endMu sync.Mutex                 // held while a thread decides whether to end the context
+	open  sync.Mutex                 // serialises GET_CONTEXT
+	stop  func()                     // stops the device's events; nil if the driver has no context; under open or life
 
-	objects table
+	objects objectTable
 	events  eventFiles
 
 	doorbells doorbells
@@ -93,7 +93,7 @@ type File struct {
 
 func newFile(d *Device, p Process, m Memory) *File {
 	f := &File{dev: d, proc: p, user: p.User(), mem: m}
-	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.KeptOf(f.user), d.srv.pipeGate(f.user)
+	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.ObjectsOf(f.user), d.srv.pipeGate(f.user)
 	return f
 }
 
@@ -103,14 +103,14 @@ var quotaKinds = [numKinds]quota.Kind{
 	kindXRCD: quota.XRCDs, kindPD: quota.PDs,
 }
 
-// charged creates an object. The object is charged to the user until it is destroyed.
-func (f *File) charged(k kind, create func() error) error {
-	if err := f.user.Take(quotaKinds[k], 1); err != nil {
+// createCharged creates an object. The object is charged to the user until it is destroyed.
+func (f *File) createCharged(k objectKind, create func() error) error {
+	if err := f.user.Charge(quotaKinds[k], 1); err != nil {
 		return err
 	}
 	err := create()
 	if err != nil {
-		f.user.Give(quotaKinds[k], 1)
+		f.user.Release(quotaKinds[k], 1)
 	}
 	return err
 }
@@ -118,7 +118,7 @@ func (f *File) charged(k kind, create func() error) error {
 // recordDestroyed records that an object has been destroyed.
 func (f *File) recordDestroyed(o *object) {
 	o.gone = true
-	f.user.Give(quotaKinds[o.res.kind()], 1)
+	f.user.Release(quotaKinds[o.res.kind()], 1)
 }
 
 // Device returns the device on which the file was opened.
@@ -127,17 +127,17 @@ func (f *File) Device() *Device { return f.dev }
 // contextState returns the state of the file; see the package comment.
 func (f *File) contextState() states.Context { return states.Context(f.state.Load()) }
 
-// context returns nil while objects can be created. (ib_uverbs_get_ucontext_file)
+// checkContext returns nil while objects can be created. (ib_uverbs_get_ucontext_file)
 //
 //verbena:held life
-func (f *File) context() error {
+func (f *File) checkContext() error {
 	switch s := f.contextState(); {
-	case s.Makes():
+	case s.CanCreate():
 		return nil
 	case s == states.ContextZombie:
 		return errGone
 	case s == states.ContextClosed:
-		return errClosed
+		return errFileClosed
 	}
 	return errNoContext
 }
@@ -153,42 +153,42 @@ func (f *File) openContext(u *ib.Udata) error {
 	case states.ContextZombie:
 		return errGone
 	case states.ContextClosed:
-		return errClosed
+		return errFileClosed
 	default:
 		return fmt.Errorf("the file already has a context: %w", syscall.EINVAL)
 	}
-	if err := f.dev.usable(); err != nil {
+	if err := f.dev.checkUsable(); err != nil {
 		return err
 	}
 	if err := allocContext(f.dev.ib, u); err != nil {
 		return err
 	}
-	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.device(e.Port, e.Type) })
-	if !states.Step(&f.state, states.Context.Open) {
-		f.dealloc() // the device has been removed in the meantime
+	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.raiseDeviceEvent(e.Port, e.Type) })
+	if !states.Transition(&f.state, states.Context.Open) {
+		f.endDriverContext() // the device has been removed in the meantime
 		return errGone
 	}
 	return nil
 }
 
 // commitContext and abortContext complete openContext. Both are called without the lock life.
-func (f *File) commitContext() { states.Step(&f.state, states.Context.Commit) }
+func (f *File) commitContext() { states.Transition(&f.state, states.Context.Commit) }
 
 func (f *File) abortContext() {
-	if f.enter() != nil {
+	if f.beginCommand() != nil {
 		return // the thread that ends the context also ends it in the driver
 	}
 	defer f.life.RUnlock()
 	f.open.Lock()
 	defer f.open.Unlock()
-	if states.Step(&f.state, states.Context.Abort) {
-		f.dealloc()
+	if states.Transition(&f.state, states.Context.Abort) {
+		f.endDriverContext()
 	}
 }
 
-// dealloc ends the context in the driver, if it exists in the driver. All objects of the context must have been
-// destroyed.
-func (f *File) dealloc() {
+// endDriverContext ends the context in the driver, if it exists in the driver. All objects of the context must have
+// been destroyed.
+func (f *File) endDriverContext() {
 	if f.stop == nil {
 		return
 	}
@@ -225,7 +225,7 @@ func (c userContext) LibraryFault(fault ib.LibraryFault) {
 
 // abortObject destroys an object after the delivery of its response has failed.
 func (f *File) abortObject(o *object) {
-	if f.enter() != nil {
+	if f.beginCommand() != nil {
 		return // the thread that ends the context destroys the object
 	}
 	defer f.life.RUnlock()
@@ -236,8 +236,8 @@ func (f *File) abortObject(o *object) {
 // destroyObject destroys the object of a handle. In a zombie it only removes the handle. (uobj_get_destroy)
 //
 //verbena:held life
-func (f *File) destroyObject(handle uint32, k kind) (resource, error) {
-	o, err := f.objects.take(handle, k)
+func (f *File) destroyObject(handle uint32, k objectKind) (resource, error) {
+	o, err := f.objects.takeForDestroy(handle, k)
 	if err != nil {
 		return nil, err
 	}
@@ -266,10 +266,10 @@ func (f *File) destroyNow(o *object) {
 	}
 }
 
-// leave destroys all objects on the device, in dependency order. (uverbs_destroy_ufile_hw)
+// destroyAll destroys all objects on the device, in dependency order. (uverbs_destroy_ufile_hw)
 //
 //verbena:held life
-func (f *File) leave() {
+func (f *File) destroyAll() {
 	if f.stop == nil {
 		return
 	}
@@ -280,7 +280,7 @@ func (f *File) leave() {
 	for _, ofKind := range objects {
 		f.destroyEach(ofKind)
 	}
-	f.dealloc()
+	f.endDriverContext()
 }
 
 // destroyTimeout is the maximum wait for the destruction of one object before the next destruction starts.
@@ -321,15 +321,15 @@ func (f *File) destroyEach(objects []*object) {
 	}
 }
 
-// flush completes the program's outstanding requests with a flush error. The program may be polling its mapped queues
-// and may make no call that would report the removal of the device.
+// flushQueuePairs completes the program's outstanding requests with a flush error. The program may be polling its
+// mapped queues and may make no call that would report the removal of the device.
 //
 //verbena:held life
-func (f *File) flush() {
+func (f *File) flushQueuePairs() {
 	if f.stop == nil {
 		return
 	}
-	f.doorbells.silence() // later doorbells are rejected and need no completion
+	f.doorbells.removeAll() // later doorbells are rejected and need no completion
 	if disassociateContext(f.dev.ib, userContext{f}) {
 		return
 	}
@@ -341,17 +341,17 @@ func (f *File) flush() {
 	}
 }
 
-// ending is the end of a context or of the file.
-type ending struct {
+// contextEnd is the end of a context or of the file.
+type contextEnd struct {
 	f      *File
 	done   chan struct{} // closed when no object of the context is left on the device
 	gaveUp chan struct{} // closed when the wait has taken too long
 	once   sync.Once     // closes gaveUp
 }
 
-// enter begins a command. enter returns nil and holds life read-locked. While the context is being ended, enter waits.
-// enter returns EIO if the wait takes too long.
-func (f *File) enter() error {
+// beginCommand begins a command. beginCommand returns nil and holds life read-locked. While the context is being ended,
+// enter waits. beginCommand returns EIO if the wait takes too long.
+func (f *File) beginCommand() error {
 	if f.life.TryRLock() {
 		return nil
 	}
@@ -366,9 +366,9 @@ func (f *File) enter() error {
 	return nil
 }
 
-// begin starts the end of the context on a new goroutine, which calls f with life write-locked.
-func (f *File) begin(end func()) *ending {
-	e := &ending{f: f, done: make(chan struct{}), gaveUp: make(chan struct{})}
+// beginEnd starts the end of the context on a new goroutine, which calls f with life write-locked.
+func (f *File) beginEnd(end func()) *contextEnd {
+	e := &contextEnd{f: f, done: make(chan struct{}), gaveUp: make(chan struct{})}
 	f.end.Store(e) // precedes the time at which commands must wait for life
 	go func() {
 		defer close(e.done)
@@ -380,7 +380,7 @@ func (f *File) begin(end func()) *ending {
 }
 
 // wait waits until the context has ended or expired is closed. wait returns false if expired is closed first.
-func (e *ending) wait(expired <-chan struct{}) bool {
+func (e *contextEnd) wait(expired <-chan struct{}) bool {
 	select {
 	case <-e.done:
 		return true
@@ -395,26 +395,26 @@ func (e *ending) wait(expired <-chan struct{}) bool {
 	}
 }
 
-// expiry returns a channel that is closed after the grace period for blocked calls, unless stop is called earlier.
-func (s *Server) expiry() (expired <-chan struct{}, stop func() bool) {
+// graceTimer returns a channel that is closed after the grace period for blocked calls, unless stop is called earlier.
+func (s *Server) graceTimer() (expired <-chan struct{}, stop func() bool) {
 	c := make(chan struct{})
 	return c, time.AfterFunc(s.opts.Grace, func() { close(c) }).Stop
 }
 
 // disassociate begins the end of the context for the removal of the device, unless Close has already begun it.
-func (f *File) disassociate() *ending {
+func (f *File) disassociate() *contextEnd {
 	f.endMu.Lock()
 	defer f.endMu.Unlock()
-	if !states.Step(&f.state, states.Context.Disassociate) {
+	if !states.Transition(&f.state, states.Context.Disassociate) {
 		return f.end.Load()
 	}
-	return f.begin(func() {
+	return f.beginEnd(func() {
 		if d, ok := f.mem.(Departer); ok {
 			d.Depart()
 		}
-		f.flush()
+		f.flushQueuePairs()
 		f.parting.Store(true)
-		f.leave()
+		f.destroyAll()
 		f.events.end()
 	})
 }
@@ -434,7 +434,7 @@ func (f *File) abandon() {
 
 // Fail is called after a method of the file has panicked and the panic was recovered. The state of the device's locks
 // and tables is unknown after a panic. The device is therefore reset. Fail may not sleep.
-func (f *File) Fail(why error) { user.Fail(f.dev.ib, why) }
+func (f *File) Fail(why error) { userOps.Fail(f.dev.ib, why) }
 
 func (f *File) logf(format string, args ...any) {
 	f.dev.srv.opts.Log.Warn(fmt.Sprintf(format, args...),
@@ -446,21 +446,21 @@ func (f *File) logf(format string, args ...any) {
 // work continues when the process responds or ends. Close may sleep. (ib_uverbs_close)
 func (f *File) Close() {
 	f.endMu.Lock()
-	if !states.Step(&f.state, states.Context.Close) {
+	if !states.Transition(&f.state, states.Context.Close) {
 		f.endMu.Unlock()
 		return
 	}
-	e := f.begin(func() {
-		f.leave()
-		f.dev.detach(f)
-		f.user.Give(quota.Contexts, 1)
+	e := f.beginEnd(func() {
+		f.destroyAll()
+		f.dev.detachFile(f)
+		f.user.Release(quota.Contexts, 1)
 		f.events.close()
 		if err := f.mem.Close(); err != nil {
 			f.logf("close shared memory: %v", err)
 		}
 	})
 	f.endMu.Unlock()
-	expired, stop := f.dev.srv.expiry()
+	expired, stop := f.dev.srv.graceTimer()
 	defer stop()
 	if !e.wait(expired) {
 		f.logf("closed, but a call of it has been stopped in the memory of a process for %v", f.dev.srv.opts.Grace)

@@ -119,10 +119,10 @@ func FuzzCommand(f *testing.F) {
 	session := [][]byte{
 		plain(uapi.CmdGetContext, make([]byte, 8), 0),
 		plain(uapi.CmdAllocPD, make([]byte, 8), 0),
-		plain(uapi.CmdCreateCQ, enc(uapi.CreateCQ{CQE: 5, CompChannel: -1}), 8),
-		plain(uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: 1, SendCQHandle: 2, RecvCQHandle: 2, QPType: uapi.QPTRC}), 0),
-		plain(uapi.CmdRegMR, enc(uapi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: 1}), 0),
-		plain(uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: 1, Attr: uapi.AHAttr{PortNum: 1}}), 0),
+		plain(uapi.CmdCreateCQ, encode(uapi.CreateCQ{CQE: 5, CompChannel: -1}), 8),
+		plain(uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: 1, SendCQHandle: 2, RecvCQHandle: 2, QPType: uapi.QPTRC}), 0),
+		plain(uapi.CmdRegMR, encode(uapi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: 1}), 0),
+		plain(uapi.CmdCreateAH, encode(uapi.CreateAH{PDHandle: 1, Attr: uapi.AHAttr{PortNum: 1}}), 0),
 	}
 	seed(session...)
 	for n, cmd := range commands {
@@ -192,7 +192,7 @@ func FuzzCommand(f *testing.F) {
 			t.Errorf("remaining objects: got %s, %d pages and %d contexts, want none", left, p.acct.Pages(),
 				drv.Contexts())
 		}
-		notCharged(t, ledger)
+		checkNoCharges(t, ledger)
 		drv.Destroyed()
 	})
 }

@@ -11,11 +11,11 @@ import (
 	"verbena/internal/states"
 )
 
-// kind is the kind of an object. A context destroys its objects in the order of kinds.
-type kind uint8
+// objectKind is the kind of an object. A context destroys its objects in the order of kinds.
+type objectKind uint8
 
 const (
-	kindQP kind = iota
+	kindQP objectKind = iota
 	kindAH
 	kindMW
 	kindMR
@@ -26,13 +26,13 @@ const (
 	numKinds
 )
 
-func (k kind) String() string {
+func (k objectKind) String() string {
 	return [...]string{"QP", "AH", "MW", "MR", "SRQ", "CQ", "XRCD", "PD"}[k]
 }
 
 // resource is the object of a handle: one of the types *qpObject, *ahObject and so on.
 type resource interface {
-	kind() kind
+	kind() objectKind
 	// destroy destroys the object in the midlayer. destroy may sleep.
 	destroy() error
 	// Abandon excludes the object from the device's counts. The object can be destroyed after the device has been
@@ -72,8 +72,8 @@ func (o *object) use() error {
 // publish ends the exclusive use.
 func (o *object) publish() { o.users.Store(0) }
 
-// table holds the objects of one context. The zero table is empty.
-type table struct {
+// objectTable holds the objects of one context. The zero table is empty.
+type objectTable struct {
 	mu          sync.RWMutex
 	last        uint32 // the most recently assigned handle
 	objects     map[uint32]*object
@@ -82,7 +82,7 @@ type table struct {
 
 // add adds a new object. The caller uses the object exclusively until publish. Handles increase, so that a stale handle
 // does not soon refer to another object. Handles range from 1 to 2^31-1, as in the kernel.
-func (t *table) add(res resource) *object {
+func (t *objectTable) add(res resource) *object {
 	o := &object{res: res}
 	o.users.Store(exclusiveUse)
 	t.mu.Lock()
@@ -110,7 +110,7 @@ func (t *table) add(res resource) *object {
 }
 
 // remove removes an object that the caller uses exclusively.
-func (t *table) remove(o *object) {
+func (t *objectTable) remove(o *object) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.objects, o.handle)
@@ -128,16 +128,16 @@ func (t *table) remove(o *object) {
 }
 
 // find returns the object of a handle, or nil, without taking a share.
-func (t *table) find(handle uint32) *object {
+func (t *objectTable) find(handle uint32) *object {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	return t.objects[handle]
 }
 
-// take returns the object of a handle for destruction, with exclusive use. take returns ENOENT if the object does not
-// exist, EINVAL if it is of another kind, and EBUSY if a command uses it. (rdma_lookup_get_uobject,
+// takeForDestroy returns the object of a handle for destruction, with exclusive use. takeForDestroy returns ENOENT if
+// the object does not exist, EINVAL if it is of another kind, and EBUSY if a command uses it. (rdma_lookup_get_uobject,
 // UVERBS_LOOKUP_DESTROY)
-func (t *table) take(handle uint32, k kind) (*object, error) {
+func (t *objectTable) takeForDestroy(handle uint32, k objectKind) (*object, error) {
 	t.mu.Lock() // a write lock is needed: see all
 	defer t.mu.Unlock()
 	o := t.objects[handle]
@@ -155,7 +155,7 @@ func (t *table) take(handle uint32, k kind) (*object, error) {
 
 // all yields the objects, latest first, with mu read-locked. An object that is not used exclusively is not destroyed
 // before the next object is yielded.
-func (t *table) all() iter.Seq[*object] {
+func (t *objectTable) all() iter.Seq[*object] {
 	return func(yield func(*object) bool) {
 		t.mu.RLock()
 		defer t.mu.RUnlock()
@@ -194,7 +194,7 @@ func lookup[R resource](f *File, handle uint32) (objectUse[R], error) {
 	return objectUse[R]{o, res}, nil
 }
 
-func (s objectUse[R]) done() {
+func (s objectUse[R]) releaseUse() {
 	if s.obj != nil {
 		s.obj.users.Add(-1)
 	}

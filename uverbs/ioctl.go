@@ -47,7 +47,7 @@ type ioctlCall struct {
 	addr  uint64 // address of the attributes in the caller's memory
 	raw   []attribute
 	place map[uapi.AttrID]int // indexes in raw of the attributes that were passed
-	outs  []output
+	outs  []callerOutput
 	// changed marks the attributes that are written back to the caller.
 	changed []bool
 }
@@ -86,7 +86,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: m.spec}, addr: arg + ioctlHdrSize,
 		raw: attrs, changed: make([]bool, len(attrs))}
 	if k.trace != nil {
-		k.trace.Name, k.trace.Request = m.String(), describeAttributes(attrs)
+		k.trace.Name, k.trace.Request = m.String(), formatAttributes(attrs)
 	}
 	if err := k.parse(&m.Method); err != nil {
 		return fmt.Errorf("%v: %w", m, err)
@@ -144,7 +144,7 @@ func (c *ioctlCall) parse(m *verb.Method) error {
 		if _, twice := c.place[a.AttrID]; twice {
 			return fmt.Errorf("attribute %d is given twice: %w", a.AttrID, syscall.EINVAL)
 		}
-		if err := c.check(a, spec); err != nil {
+		if err := c.checkAttr(a, spec); err != nil {
 			return fmt.Errorf("attribute %d: %w", a.AttrID, err)
 		}
 		c.place[a.AttrID] = i
@@ -157,7 +157,7 @@ func (c *ioctlCall) parse(m *verb.Method) error {
 	return nil
 }
 
-func (c *ioctlCall) check(a *attribute, s *verb.Attr) error {
+func (c *ioctlCall) checkAttr(a *attribute, s *verb.Attr) error {
 	n := int(a.Len)
 	if s.Kind == verb.In && s.Extensible && n > s.Max {
 		b, err := c.bytes(a)
@@ -177,17 +177,17 @@ func (c *ioctlCall) check(a *attribute, s *verb.Attr) error {
 	return nil
 }
 
-// has returns an attribute, or nil if the caller did not pass it.
-func (c *ioctlCall) has(id uapi.AttrID) *attribute {
+// attrOf returns an attribute, or nil if the caller did not pass it.
+func (c *ioctlCall) attrOf(id uapi.AttrID) *attribute {
 	if i, ok := c.place[id]; ok {
 		return &c.raw[i]
 	}
 	return nil
 }
 
-// value returns a number in an attribute. value returns EINVAL if the number exceeds most. (uverbs_get_const)
-func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
-	v := c.has(id).Data
+// numberUpTo returns a number in an attribute. numberUpTo returns EINVAL if the number exceeds most. (uverbs_get_const)
+func (c *ioctlCall) numberUpTo(id uapi.AttrID, most uint64) (uint64, error) {
+	v := c.attrOf(id).Data
 	if v > most {
 		return 0, fmt.Errorf("attribute %d: %#x: %w", id, v, syscall.EINVAL)
 	}
@@ -197,7 +197,7 @@ func (c *ioctlCall) value(id uapi.AttrID, most uint64) (uint64, error) {
 // flags returns the flags in an attribute, or 0 if the caller did not pass the attribute. flags returns EINVAL if a
 // flag is not allowed. (uverbs_get_flags32)
 func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
-	a := c.has(id)
+	a := c.attrOf(id)
 	if a == nil {
 		return 0, nil
 	}
@@ -216,15 +216,15 @@ func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 func (c *ioctlCall) uint32(id uapi.AttrID) uint32 { return uint32(c.uint64(id)) }
 
 func (c *ioctlCall) uint64(id uapi.AttrID) uint64 {
-	if a := c.has(id); a != nil {
+	if a := c.attrOf(id); a != nil {
 		return a.number()
 	}
 	return 0
 }
 
-// input returns the bytes of an attribute, or nil if the caller did not pass the attribute.
-func (c *ioctlCall) input(id uapi.AttrID) ([]byte, error) {
-	a := c.has(id)
+// inputBytes returns the bytes of an attribute, or nil if the caller did not pass the attribute.
+func (c *ioctlCall) inputBytes(id uapi.AttrID) ([]byte, error) {
+	a := c.attrOf(id)
 	if a == nil || a.Len == 0 {
 		return nil, nil
 	}
@@ -267,24 +267,24 @@ func (c *ioctlCall) setNumber(id uapi.AttrID, v uint64) {
 	c.trace.recordNumber(id, v)
 }
 
-// room returns the length of an attribute's buffer, or 0 if the caller did not pass the attribute.
-func (c *ioctlCall) room(id uapi.AttrID) int {
-	if a := c.has(id); a != nil {
+// bufferLen returns the length of an attribute's buffer, or 0 if the caller did not pass the attribute.
+func (c *ioctlCall) bufferLen(id uapi.AttrID) int {
+	if a := c.attrOf(id); a != nil {
 		return int(a.Len)
 	}
 	return 0
 }
 
-// output sets the bytes that are stored in the buffer of an attribute when the call succeeds. output truncates them to
-// the length of the buffer, and marks the attribute as valid. output does nothing if the caller did not pass the
-// attribute. (uverbs_copy_to)
-func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
+// setOutput sets the bytes that are stored in the buffer of an attribute when the call succeeds. setOutput truncates
+// them to the length of the buffer, and marks the attribute as valid. setOutput does nothing if the caller did not pass
+// the attribute. (uverbs_copy_to)
+func (c *ioctlCall) setOutput(id uapi.AttrID, bufs ...[]byte) {
 	i, ok := c.place[id]
 	if !ok {
 		return
 	}
 	if len(bufs) == 1 && c.trace != nil {
-		if v, ok := number(bufs[0]); ok {
+		if v, ok := numberOf(bufs[0]); ok {
 			c.trace.recordNumber(id, v)
 		}
 	}
@@ -293,19 +293,19 @@ func (c *ioctlCall) output(id uapi.AttrID, bufs ...[]byte) {
 		bufs[k] = b[:min(len(b), room)]
 		room -= len(bufs[k])
 	}
-	c.outs = append(c.outs, output{c.raw[i].Data, bufs})
+	c.outs = append(c.outs, callerOutput{c.raw[i].Data, bufs})
 	c.raw[i].Flags |= uapi.AttrFValidOutput
 	c.changed[i] = true
 }
 
-// outputStruct is the equivalent of output for a structure. outputStruct also clears the rest of the buffer.
+// setOutputStruct is the equivalent of output for a structure. setOutputStruct also clears the rest of the buffer.
 // (uverbs_copy_to_struct_or_zero)
-func (c *ioctlCall) outputStruct(id uapi.AttrID, b []byte) {
+func (c *ioctlCall) setOutputStruct(id uapi.AttrID, b []byte) {
 	bufs := [][]byte{b}
-	for rest := c.room(id) - len(b); rest > 0; rest -= len(zeros) {
+	for rest := c.bufferLen(id) - len(b); rest > 0; rest -= len(zeros) {
 		bufs = append(bufs, zeros[:min(rest, len(zeros))])
 	}
-	c.output(id, bufs...)
+	c.setOutput(id, bufs...)
 }
 
 // deliver stores the outputs and the changed attributes.
@@ -319,9 +319,9 @@ func (c *ioctlCall) deliver() error {
 		for ; i < len(c.raw) && c.changed[i]; i++ {
 			b = uapi.AppendTo(b, &c.raw[i].Attr)
 		}
-		c.outs = append(c.outs, output{c.addr + uint64(first*attrSize), [][]byte{b}})
+		c.outs = append(c.outs, callerOutput{c.addr + uint64(first*attrSize), [][]byte{b}})
 	}
-	if err := deliver(c.caller.Space(), c.outs...); err != nil {
+	if err := storeOutputs(c.caller.Space(), c.outs...); err != nil {
 		return fmt.Errorf("write the response: %w", err)
 	}
 	return nil

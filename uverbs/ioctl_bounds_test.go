@@ -9,32 +9,32 @@ import (
 	"verbena/uapi"
 )
 
-// TestIoctlLength checks the longest accepted header, and a header with one more attribute.
-func TestIoctlLength(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
+// TestLongestIoctl checks the longest accepted header, and a header with one more attribute.
+func TestLongestIoctl(t *testing.T) {
+	p := newFixture(t).startProgram(byIoctl)
 	const most = (maxIoctl - ioctlHdrSize) / attrSize
 	for n, want := range map[int]syscall.Errno{0: 0, most: 0, most + 1: syscall.EINVAL} {
 		attrs := make([]uapi.Attr, n)
 		for i := range attrs {
 			attrs[i].AttrID = 0xfff // unknown and optional
 		}
-		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext, attrs...)
+		_, err := p.callMethod(uapi.ObjectDevice, uapi.MethodQueryContext, attrs...)
 		wantErrno(t, fmt.Sprintf("%d attributes", n), err, want)
 	}
 }
 
 // TestCreateQPAttributes checks the attributes of QP_CREATE at and beyond their bounds.
 func TestCreateQPAttributes(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	limits := func(n int, last byte) uapi.Attr {
-		b := p.alloc(n + 1)[:n]
+		b := p.allocMem(n + 1)[:n]
 		b[n-1] = last
-		return input(uapi.AttrCreateQPCap, b)
+		return inputAttr(uapi.AttrCreateQPCap, b)
 	}
-	flags := func(n int, v uapi.QPCreateFlags) uapi.Attr { return inline(uapi.AttrCreateQPFlags, n, uint64(v)) }
-	typ := func(v uint64) uapi.Attr { return inline(uapi.AttrCreateQPType, 8, v) }
+	flags := func(n int, v uapi.QPCreateFlags) uapi.Attr { return inlineAttr(uapi.AttrCreateQPFlags, n, uint64(v)) }
+	typ := func(v uint64) uapi.Attr { return inlineAttr(uapi.AttrCreateQPType, 8, v) }
 	ofPD := func(h uint64) uapi.Attr { return handleAttr(uapi.AttrCreateQPPDHandle, h) }
 	const (
 		blockLoopback = uapi.QPCreateBlockMulticastLoopback
@@ -73,7 +73,7 @@ func TestCreateQPAttributes(t *testing.T) {
 		{"UD with another option of raw packets", uapi.QPTUD, flags(8, stripping|blockLoopback), inval},
 		{"raw packets with their option", uapi.QPTRawPacket, flags(8, scatterFCS|stripping), notSup},
 		{"driver's type with an option", uapi.QPTDriver, flags(8, scatterFCS), notSup},
-		{"source queue pair number", uapi.QPTUD, inline(uapi.AttrCreateQPSourceQPN, 4, 1), notSup},
+		{"source queue pair number", uapi.QPTUD, inlineAttr(uapi.AttrCreateQPSourceQPN, 4, 1), notSup},
 
 		{"no such type", uapi.QPTRC, typ(uint64(uapi.QPTDriver) - 1), inval},
 		{"type beyond 8 bits", uapi.QPTRC, typ(1<<8 + uint64(uapi.QPTRC)), inval},
@@ -85,7 +85,7 @@ func TestCreateQPAttributes(t *testing.T) {
 		{"handle below zero", uapi.QPTRC, ofPD(1<<63 + uint64(pd)), inval},
 	} {
 		before := w.dev.Objects().QP
-		_, err := p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 0, test.typ), test.attr)...)
+		_, err := p.callMethod(uapi.ObjectQP, uapi.MethodQPCreate, withAttrs(p.qpAttrs(pd, cq, 0, test.typ), test.attr)...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().QP - before; (made == 1) != (test.want == 0) {
 			t.Errorf("%s: got %d queue pairs, want 1 if there is no error, else 0", test.name, made)
@@ -95,9 +95,9 @@ func TestCreateQPAttributes(t *testing.T) {
 
 // TestDescriptorAttributes checks descriptors at and beyond their bounds.
 func TestDescriptorAttributes(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
-	channel := int64(p.channel())
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
+	channel := int64(p.createChannel())
 	for _, test := range []struct {
 		name string
 		fd   int64
@@ -112,8 +112,8 @@ func TestDescriptorAttributes(t *testing.T) {
 		{"the least descriptor", math.MinInt32, syscall.EBADF},
 		{"below the least descriptor", math.MinInt32 - 1, syscall.EINVAL},
 	} {
-		attrs := with(p.cqAttrs(0), handleAttr(uapi.AttrCreateCQCompChannel, uint64(test.fd)))
-		_, err := p.ioctl(uapi.ObjectCQ, uapi.MethodCQCreate, attrs...)
+		attrs := withAttrs(p.cqAttrs(0), handleAttr(uapi.AttrCreateCQCompChannel, uint64(test.fd)))
+		_, err := p.callMethod(uapi.ObjectCQ, uapi.MethodCQCreate, attrs...)
 		wantErrno(t, test.name, err, test.want)
 	}
 	if n := w.dev.Objects().CQ; n != 1 {
@@ -121,14 +121,14 @@ func TestDescriptorAttributes(t *testing.T) {
 	}
 }
 
-// TestDescribeAttributes checks that attributes with values in the header are formatted as numbers, and others by their
+// TestFormatAttributes checks that attributes with values in the header are formatted as numbers, and others by their
 // length.
-func TestDescribeAttributes(t *testing.T) {
+func TestFormatAttributes(t *testing.T) {
 	var list []attribute
 	for i, n := range []uint16{0, 4, 8, 9} {
 		list = append(list, attribute{uapi.Attr{AttrID: uapi.AttrID(i), Len: n, Data: 0x70}})
 	}
-	if got, want := describeAttributes(list), "{0: 0x70, 1: 0x70, 2: 0x70, 3: 9 bytes}"; got != want {
+	if got, want := formatAttributes(list), "{0: 0x70, 1: 0x70, 2: 0x70, 3: 9 bytes}"; got != want {
 		t.Errorf("describeAttributes: got %s, want %s", got, want)
 	}
 }

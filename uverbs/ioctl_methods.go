@@ -17,9 +17,9 @@ func uint32Bytes(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil,
 
 func uint64Bytes(v uint64) []byte { return binary.NativeEndian.AppendUint64(nil, v) }
 
-// methodRuns returns the function of each method in the table of verbs. (uverbs_std_types_*.c)
-// methodRuns is not a variable, because the variable would refer to itself through INVOKE_WRITE.
-func methodRuns() map[methodID]func(*ioctlCall) error {
+// methodHandlers returns the function of each method in the table of verbs. (uverbs_std_types_*.c)
+// methodHandlers is not a variable, because the variable would refer to itself through INVOKE_WRITE.
+func methodHandlers() map[methodID]func(*ioctlCall) error {
 	return map[methodID]func(*ioctlCall) error{
 		{uapi.ObjectDevice, uapi.MethodInvokeWrite}:   invokeWrite,
 		{uapi.ObjectDevice, uapi.MethodInfoHandles}:   infoHandles,
@@ -31,11 +31,11 @@ func methodRuns() map[methodID]func(*ioctlCall) error {
 
 		{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc}: asyncEventAlloc,
 
-		{uapi.ObjectPD, uapi.MethodPDDestroy}:     destroyer(uapi.AttrDestroyPDHandle, kindPD),
-		{uapi.ObjectAH, uapi.MethodAHDestroy}:     destroyer(uapi.AttrDestroyAHHandle, kindAH),
-		{uapi.ObjectMR, uapi.MethodMRDestroy}:     destroyer(uapi.AttrDestroyMRHandle, kindMR),
-		{uapi.ObjectMW, uapi.MethodMWDestroy}:     destroyer(uapi.AttrDestroyMWHandle, kindMW),
-		{uapi.ObjectXRCD, uapi.MethodXRCDDestroy}: destroyer(uapi.AttrDestroyXRCDHandle, kindXRCD),
+		{uapi.ObjectPD, uapi.MethodPDDestroy}:     destroyMethod(uapi.AttrDestroyPDHandle, kindPD),
+		{uapi.ObjectAH, uapi.MethodAHDestroy}:     destroyMethod(uapi.AttrDestroyAHHandle, kindAH),
+		{uapi.ObjectMR, uapi.MethodMRDestroy}:     destroyMethod(uapi.AttrDestroyMRHandle, kindMR),
+		{uapi.ObjectMW, uapi.MethodMWDestroy}:     destroyMethod(uapi.AttrDestroyMWHandle, kindMW),
+		{uapi.ObjectXRCD, uapi.MethodXRCDDestroy}: destroyMethod(uapi.AttrDestroyXRCDHandle, kindXRCD),
 		{uapi.ObjectCQ, uapi.MethodCQCreate}:      ioctlCreateCQ,
 		{uapi.ObjectCQ, uapi.MethodCQDestroy}:     ioctlDestroyCQ,
 		{uapi.ObjectQP, uapi.MethodQPCreate}:      ioctlCreateQP,
@@ -53,7 +53,7 @@ func methodRuns() map[methodID]func(*ioctlCall) error {
 var methods = map[methodID]*method{}
 
 func init() {
-	runs := methodRuns()
+	runs := methodHandlers()
 	for i := range verb.Table {
 		v := &verb.Table[i]
 		for _, m := range v.Methods {
@@ -66,7 +66,7 @@ func init() {
 // invokeWrite executes a command of the write form. The attributes contain the parts of the command.
 // (UVERBS_HANDLER(UVERBS_METHOD_INVOKE_WRITE))
 func invokeWrite(c *ioctlCall) error {
-	number, err := c.value(uapi.AttrWriteCmd, math.MaxUint32)
+	number, err := c.numberUpTo(uapi.AttrWriteCmd, math.MaxUint32)
 	if err != nil {
 		return err
 	}
@@ -76,14 +76,14 @@ func invokeWrite(c *ioctlCall) error {
 	if err != nil {
 		return err
 	}
-	if c.in, err = c.input(uapi.AttrCoreIn); err != nil {
+	if c.in, err = c.inputBytes(uapi.AttrCoreIn); err != nil {
 		return err
 	}
-	if c.udata.In, err = c.input(uapi.AttrUHWIn); err != nil {
+	if c.udata.In, err = c.inputBytes(uapi.AttrUHWIn); err != nil {
 		return err
 	}
-	c.call.room = c.room(uapi.AttrCoreOut)
-	c.driverRoom(c.room(uapi.AttrUHWOut))
+	c.call.room = c.bufferLen(uapi.AttrCoreOut)
+	c.allocDriverResponse(c.bufferLen(uapi.AttrUHWOut))
 	if len(c.in) < cmd.Request || c.call.room < cmd.Response {
 		return fmt.Errorf("%s: request has %d bytes and response buffer %d, want at least %d and %d: %w",
 			name, len(c.in), c.call.room,
@@ -96,9 +96,9 @@ func invokeWrite(c *ioctlCall) error {
 	c.trace = nil // the response has been described already
 	err = c.finish(func() error {
 		if c.resp != nil {
-			c.output(uapi.AttrCoreOut, c.buffers()...)
+			c.setOutput(uapi.AttrCoreOut, c.responseBuffers()...)
 		}
-		c.output(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		c.setOutput(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
 		return c.deliver()
 	})
 	if err == nil {
@@ -110,8 +110,8 @@ func invokeWrite(c *ioctlCall) error {
 	return nil
 }
 
-// native runs a method that is not a command of the write form, and delivers its outputs.
-func (c *ioctlCall) native(run func() error) error {
+// runNative runs a method that is not a command of the write form, and delivers its outputs.
+func (c *ioctlCall) runNative(run func() error) error {
 	if err := c.run(func(*call) error { return run() }); err != nil {
 		return err
 	}
@@ -121,11 +121,11 @@ func (c *ioctlCall) native(run func() error) error {
 // infoHandles lists the handles of the objects of a type. In a zombie the list is empty, because the objects have been
 // destroyed. The handles of the objects can still be destroyed. (UVERBS_HANDLER(UVERBS_METHOD_INFO_HANDLES))
 func infoHandles(c *ioctlCall) error {
-	object, err := c.value(uapi.AttrInfoObjectID, math.MaxUint16)
+	object, err := c.numberUpTo(uapi.AttrInfoObjectID, math.MaxUint16)
 	if err != nil {
 		return err
 	}
-	room := c.room(uapi.AttrInfoHandlesList)
+	room := c.bufferLen(uapi.AttrInfoHandlesList)
 	if room == 0 || room%4 != 0 {
 		return fmt.Errorf("buffer of %d bytes does not hold a list of 4-byte handles: %w", room, syscall.EINVAL)
 	}
@@ -133,7 +133,7 @@ func infoHandles(c *ioctlCall) error {
 	if !ok {
 		return fmt.Errorf("unknown object type %d: %w", object, syscall.ENOENT)
 	}
-	return c.native(func() error {
+	return c.runNative(func() error {
 		var handles []byte
 		var n uint32
 		for o := range c.f.objects.all() {
@@ -146,20 +146,20 @@ func infoHandles(c *ioctlCall) error {
 			handles = binary.NativeEndian.AppendUint32(handles, o.handle)
 			n++
 		}
-		c.output(uapi.AttrInfoHandlesList, handles)
-		c.output(uapi.AttrInfoTotalHandles, uint32Bytes(n))
+		c.setOutput(uapi.AttrInfoHandlesList, handles)
+		c.setOutput(uapi.AttrInfoTotalHandles, uint32Bytes(n))
 		return nil
 	})
 }
 
 // queryPort returns the state of a port. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_PORT))
 func queryPort(c *ioctlCall) error {
-	port, err := c.value(uapi.AttrQueryPortPortNum, math.MaxUint8)
+	port, err := c.numberUpTo(uapi.AttrQueryPortPortNum, math.MaxUint8)
 	if err != nil {
 		return err
 	}
-	return c.native(func() error {
-		if err := c.f.context(); err != nil {
+	return c.runNative(func() error {
+		if err := c.f.checkContext(); err != nil {
 			return err
 		}
 		legacy, err := c.f.dev.portResp(int(port))
@@ -167,7 +167,7 @@ func queryPort(c *ioctlCall) error {
 			return err
 		}
 		resp := uapi.QueryPortRespEx{LegacyResp: legacy}
-		c.outputStruct(uapi.AttrQueryPortResp, uapi.AppendTo(nil, &resp))
+		c.setOutputStruct(uapi.AttrQueryPortResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }
@@ -175,17 +175,17 @@ func queryPort(c *ioctlCall) error {
 // getContext makes the context, without an asynchronous event file.
 // (UVERBS_HANDLER(UVERBS_METHOD_GET_CONTEXT))
 func getContext(c *ioctlCall) (err error) {
-	if c.udata.In, err = c.input(uapi.AttrUHWIn); err != nil {
+	if c.udata.In, err = c.inputBytes(uapi.AttrUHWIn); err != nil {
 		return err
 	}
-	c.driverRoom(c.room(uapi.AttrUHWOut))
-	return c.native(func() error {
+	c.allocDriverResponse(c.bufferLen(uapi.AttrUHWOut))
+	return c.runNative(func() error {
 		if err := c.f.openContext(&c.udata); err != nil {
 			return err
 		}
 		c.commit, c.abort = c.f.commitContext, c.f.abortContext
 		c.outputContext(uapi.AttrGetContextNumCompVectors, uapi.AttrGetContextCoreSupport)
-		c.output(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		c.setOutput(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
 		return nil
 	})
 }
@@ -193,8 +193,8 @@ func getContext(c *ioctlCall) (err error) {
 // queryContext returns the results of getContext to a process that has inherited the file.
 // (UVERBS_HANDLER(UVERBS_METHOD_QUERY_CONTEXT))
 func queryContext(c *ioctlCall) error {
-	return c.native(func() error {
-		if err := c.f.context(); err != nil {
+	return c.runNative(func() error {
+		if err := c.f.checkContext(); err != nil {
 			return err
 		}
 		c.outputContext(uapi.AttrQueryContextNumCompVectors, uapi.AttrQueryContextCoreSupport)
@@ -203,8 +203,8 @@ func queryContext(c *ioctlCall) error {
 }
 
 func (c *ioctlCall) outputContext(vectors, support uapi.AttrID) {
-	c.output(vectors, uint32Bytes(uint32(c.f.dev.srv.opts.CompVectors)))
-	c.output(support, uint64Bytes(uint64(uapi.CoreSupportOptionalMRAccess)))
+	c.setOutput(vectors, uint32Bytes(uint32(c.f.dev.srv.opts.CompVectors)))
+	c.setOutput(support, uint64Bytes(uint64(uapi.CoreSupportOptionalMRAccess)))
 }
 
 // queryGIDTable returns the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
@@ -212,16 +212,16 @@ func queryGIDTable(c *ioctlCall) error {
 	if _, err := c.flags(uapi.AttrQueryGIDTableFlags, 0); err != nil {
 		return err
 	}
-	size, err := c.value(uapi.AttrQueryGIDTableEntrySize, math.MaxUint16)
+	size, err := c.numberUpTo(uapi.AttrQueryGIDTableEntrySize, math.MaxUint16)
 	if err != nil {
 		return err
 	}
-	room := c.room(uapi.AttrQueryGIDTableRespEntries)
+	room := c.bufferLen(uapi.AttrQueryGIDTableRespEntries)
 	if size == 0 || room == 0 || room%int(size) != 0 {
 		return fmt.Errorf("buffer of %d bytes does not hold a list of entries of %d bytes: %w", room, size, syscall.EINVAL)
 	}
-	return c.native(func() error {
-		if err := c.f.context(); err != nil {
+	return c.runNative(func() error {
+		if err := c.f.checkContext(); err != nil {
 			return err
 		}
 		entries, err := c.f.dev.gidTable(room / int(size))
@@ -234,8 +234,8 @@ func queryGIDTable(c *ioctlCall) error {
 			e = append(e, make([]byte, max(0, int(size)-len(e)))...)
 			b = append(b, e[:size]...)
 		}
-		c.output(uapi.AttrQueryGIDTableRespEntries, b)
-		c.output(uapi.AttrQueryGIDTableRespNumEntries, uint64Bytes(uint64(len(entries))))
+		c.setOutput(uapi.AttrQueryGIDTableRespEntries, b)
+		c.setOutput(uapi.AttrQueryGIDTableRespNumEntries, uint64Bytes(uint64(len(entries))))
 		return nil
 	})
 }
@@ -246,16 +246,16 @@ func queryGIDEntry(c *ioctlCall) error {
 	if _, err := c.flags(uapi.AttrQueryGIDEntryFlags, 0); err != nil {
 		return err
 	}
-	port, err := c.value(uapi.AttrQueryGIDEntryPort, math.MaxUint32)
+	port, err := c.numberUpTo(uapi.AttrQueryGIDEntryPort, math.MaxUint32)
 	if err != nil {
 		return err
 	}
-	index, err := c.value(uapi.AttrQueryGIDEntryGIDIndex, math.MaxUint32)
+	index, err := c.numberUpTo(uapi.AttrQueryGIDEntryGIDIndex, math.MaxUint32)
 	if err != nil {
 		return err
 	}
-	return c.native(func() error {
-		if err := c.f.context(); err != nil {
+	return c.runNative(func() error {
+		if err := c.f.checkContext(); err != nil {
 			return err
 		}
 		if !c.f.dev.validPort(int(port)) {
@@ -265,7 +265,7 @@ func queryGIDEntry(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.outputStruct(uapi.AttrQueryGIDEntryRespEntry, uapi.AppendTo(nil, &e))
+		c.setOutputStruct(uapi.AttrQueryGIDEntryRespEntry, uapi.AppendTo(nil, &e))
 		return nil
 	})
 }
@@ -274,14 +274,14 @@ func queryGIDEntry(c *ioctlCall) error {
 // (UVERBS_HANDLER(UVERBS_METHOD_ASYNC_EVENT_ALLOC))
 func asyncEventAlloc(c *ioctlCall) error {
 	err := c.run(func(*call) error {
-		if err := c.f.context(); err != nil {
+		if err := c.f.checkContext(); err != nil {
 			return err
 		}
 		e, reader, err := c.f.events.newAsync()
 		if err != nil {
 			return err
 		}
-		c.reader, c.abort = reader, func() { c.f.events.discard(e) }
+		c.reader, c.abort = reader, func() { c.f.events.undoNew(e) }
 		c.resp = make([]byte, 8) // the descriptor as a signed 64-bit number, stored by install
 		return nil
 	})

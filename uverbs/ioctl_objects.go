@@ -11,7 +11,7 @@ import (
 )
 
 // objectKinds maps the object types of the ioctl form to kinds.
-var objectKinds = map[uapi.ObjectID]kind{
+var objectKinds = map[uapi.ObjectID]objectKind{
 	uapi.ObjectPD:   kindPD,
 	uapi.ObjectCQ:   kindCQ,
 	uapi.ObjectQP:   kindQP,
@@ -35,16 +35,16 @@ func (a *attribute) handle() (uint32, error) {
 
 // handleOf returns the handle in an attribute. handleOf returns ENOENT if the caller did not pass the attribute.
 func (c *ioctlCall) handleOf(id uapi.AttrID) (uint32, error) {
-	a := c.has(id)
+	a := c.attrOf(id)
 	if a == nil {
 		return 0, fmt.Errorf("attribute %d is missing: %w", id, syscall.ENOENT)
 	}
 	return a.handle()
 }
 
-// file returns the descriptor in an attribute, or -1 if the caller did not pass the attribute.
-func (c *ioctlCall) file(id uapi.AttrID) (int32, error) {
-	a := c.has(id)
+// descriptorOf returns the descriptor in an attribute, or -1 if the caller did not pass the attribute.
+func (c *ioctlCall) descriptorOf(id uapi.AttrID) (int32, error) {
+	a := c.attrOf(id)
 	if a == nil {
 		return -1, nil
 	}
@@ -58,10 +58,10 @@ func (c *ioctlCall) file(id uapi.AttrID) (int32, error) {
 	return int32(fd), nil
 }
 
-// eventFile records the asynchronous event file for a new object. By default a new object uses the first event file of
-// the context. (ib_uverbs_get_async_event)
-func (c *ioctlCall) eventFile(id uapi.AttrID) error {
-	fd, err := c.file(id)
+// setEventFile records the asynchronous event file for a new object. By default a new object uses the first event file
+// of the context. (ib_uverbs_get_async_event)
+func (c *ioctlCall) setEventFile(id uapi.AttrID) error {
+	fd, err := c.descriptorOf(id)
 	if err != nil || fd < 0 {
 		return err
 	}
@@ -69,23 +69,23 @@ func (c *ioctlCall) eventFile(id uapi.AttrID) error {
 	if err != nil {
 		return fmt.Errorf("asynchronous event file %d: %w: %v", fd, syscall.EBADF, err)
 	}
-	if c.async, err = c.f.events.asyncFile(dev, ino); err != nil {
+	if c.async, err = c.f.events.findAsyncFile(dev, ino); err != nil {
 		return fmt.Errorf("descriptor %d: %w", fd, err)
 	}
 	return nil
 }
 
-// create runs a method that creates an object. The driver-private data are in attributes.
-func (c *ioctlCall) create(run func() error) (err error) {
-	if c.udata.In, err = c.input(uapi.AttrUHWIn); err != nil {
+// runCreate runs a method that creates an object. The driver-private data are in attributes.
+func (c *ioctlCall) runCreate(run func() error) (err error) {
+	if c.udata.In, err = c.inputBytes(uapi.AttrUHWIn); err != nil {
 		return err
 	}
-	c.driverRoom(c.room(uapi.AttrUHWOut))
-	return c.native(func() error {
+	c.allocDriverResponse(c.bufferLen(uapi.AttrUHWOut))
+	return c.runNative(func() error {
 		if err := run(); err != nil {
 			return err
 		}
-		c.output(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
+		c.setOutput(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
 		return nil
 	})
 }
@@ -96,12 +96,12 @@ func ioctlCreateCQ(c *ioctlCall) error {
 	if err != nil {
 		return err
 	}
-	channel, err := c.file(uapi.AttrCreateCQCompChannel)
+	channel, err := c.descriptorOf(uapi.AttrCreateCQCompChannel)
 	if err != nil {
 		return err
 	}
-	return c.create(func() error {
-		if err := c.eventFile(uapi.AttrCreateCQEventFD); err != nil {
+	return c.runCreate(func() error {
+		if err := c.setEventFile(uapi.AttrCreateCQEventFD); err != nil {
 			return err
 		}
 		resp, err := c.createCQ(&uapi.ExCreateCQ{
@@ -115,23 +115,23 @@ func ioctlCreateCQ(c *ioctlCall) error {
 			return err
 		}
 		c.setNumber(uapi.AttrCreateCQHandle, uint64(resp.CQHandle))
-		c.output(uapi.AttrCreateCQRespCQE, uint32Bytes(resp.CQE))
+		c.setOutput(uapi.AttrCreateCQRespCQE, uint32Bytes(resp.CQE))
 		return nil
 	})
 }
 
 // ioctlCreateQP creates a queue pair. (UVERBS_HANDLER(UVERBS_METHOD_QP_CREATE))
 func ioctlCreateQP(c *ioctlCall) error {
-	b, err := c.input(uapi.AttrCreateQPCap)
+	b, err := c.inputBytes(uapi.AttrCreateQPCap)
 	if err != nil {
 		return err
 	}
 	limits, _ := uapi.DecodePrefix[uapi.QPCap](b)
-	typ, err := c.value(uapi.AttrCreateQPType, math.MaxUint8)
+	typ, err := c.numberUpTo(uapi.AttrCreateQPType, math.MaxUint8)
 	if err != nil {
 		return err
 	}
-	return c.create(func() error {
+	return c.runCreate(func() error {
 		req := uapi.ExCreateQP{
 			UserHandle:    c.uint64(uapi.AttrCreateQPUserHandle),
 			MaxSendWR:     limits.MaxSendWR,
@@ -141,13 +141,13 @@ func ioctlCreateQP(c *ioctlCall) error {
 			MaxInlineData: limits.MaxInlineData,
 			QPType:        uapi.QPType(typ),
 		}
-		if err := c.qpHandles(&req); err != nil {
+		if err := c.setQPHandles(&req); err != nil {
 			return err
 		}
-		if err := c.qpFlags(&req); err != nil {
+		if err := c.setQPFlags(&req); err != nil {
 			return err
 		}
-		if err := c.eventFile(uapi.AttrCreateQPEventFD); err != nil {
+		if err := c.setEventFile(uapi.AttrCreateQPEventFD); err != nil {
 			return err
 		}
 		resp, err := c.createQP(&req)
@@ -162,16 +162,16 @@ func ioctlCreateQP(c *ioctlCall) error {
 			MaxRecvSGE:    resp.MaxRecvSGE,
 			MaxInlineData: resp.MaxInlineData,
 		}
-		c.outputStruct(uapi.AttrCreateQPRespCap, uapi.AppendTo(nil, &granted))
-		c.output(uapi.AttrCreateQPRespQPNum, uint32Bytes(resp.QPN))
+		c.setOutputStruct(uapi.AttrCreateQPRespCap, uapi.AppendTo(nil, &granted))
+		c.setOutput(uapi.AttrCreateQPRespQPNum, uint32Bytes(resp.QPN))
 		return nil
 	})
 }
 
-// qpHandles sets the handles of the objects that a new queue pair uses, depending on its type.
-func (c *ioctlCall) qpHandles(req *uapi.ExCreateQP) (err error) {
+// setQPHandles sets the handles of the objects that a new queue pair uses, depending on its type.
+func (c *ioctlCall) setQPHandles(req *uapi.ExCreateQP) (err error) {
 	given := func(ids ...uapi.AttrID) bool {
-		return slices.ContainsFunc(ids, func(id uapi.AttrID) bool { return c.has(id) != nil })
+		return slices.ContainsFunc(ids, func(id uapi.AttrID) bool { return c.attrOf(id) != nil })
 	}
 	misfit := fmt.Errorf("object given that a queue pair of type %d does not use: %w", req.QPType, syscall.EINVAL)
 	switch req.QPType {
@@ -208,8 +208,8 @@ func (c *ioctlCall) qpHandles(req *uapi.ExCreateQP) (err error) {
 	return err
 }
 
-// qpFlags sets the options of a new queue pair. (check_creation_flags)
-func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
+// setQPFlags sets the options of a new queue pair. (check_creation_flags)
+func (c *ioctlCall) setQPFlags(req *uapi.ExCreateQP) error {
 	v, err := c.flags(uapi.AttrCreateQPFlags, uint32(qpCreateFlags|uapi.QPCreateSQSigAll))
 	if err != nil {
 		return err
@@ -224,7 +224,7 @@ func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
 		!raw && req.CreateFlags&(uapi.QPCreateScatterFCS|uapi.QPCreateCVLANStripping) != 0:
 		return fmt.Errorf("flags %#x for type %d: %w", uint32(flags), req.QPType, syscall.EINVAL)
 	}
-	if c.has(uapi.AttrCreateQPSourceQPN) != nil {
+	if c.attrOf(uapi.AttrCreateQPSourceQPN) != nil {
 		return fmt.Errorf("a source queue pair number is not supported: %w", syscall.EOPNOTSUPP)
 	}
 	return nil
@@ -232,11 +232,11 @@ func (c *ioctlCall) qpFlags(req *uapi.ExCreateQP) error {
 
 // ioctlCreateSRQ creates a shared receive queue. (UVERBS_HANDLER(UVERBS_METHOD_SRQ_CREATE))
 func ioctlCreateSRQ(c *ioctlCall) error {
-	typ, err := c.value(uapi.AttrCreateSRQType, math.MaxUint32)
+	typ, err := c.numberUpTo(uapi.AttrCreateSRQType, math.MaxUint32)
 	if err != nil {
 		return err
 	}
-	return c.create(func() error {
+	return c.runCreate(func() error {
 		req := uapi.CreateXSRQ{
 			UserHandle: c.uint64(uapi.AttrCreateSRQUserHandle),
 			SRQType:    uapi.SRQType(typ),
@@ -258,7 +258,7 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 				return err
 			}
 		}
-		if err := c.eventFile(uapi.AttrCreateSRQEventFD); err != nil {
+		if err := c.setEventFile(uapi.AttrCreateSRQEventFD); err != nil {
 			return err
 		}
 		resp, err := c.createSRQ(&req)
@@ -266,10 +266,10 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 			return err
 		}
 		c.setNumber(uapi.AttrCreateSRQHandle, uint64(resp.SRQHandle))
-		c.output(uapi.AttrCreateSRQRespMaxWR, uint32Bytes(resp.MaxWR))
-		c.output(uapi.AttrCreateSRQRespMaxSGE, uint32Bytes(resp.MaxSGE))
+		c.setOutput(uapi.AttrCreateSRQRespMaxWR, uint32Bytes(resp.MaxWR))
+		c.setOutput(uapi.AttrCreateSRQRespMaxSGE, uint32Bytes(resp.MaxSGE))
 		if req.SRQType == uapi.SRQTXRC {
-			c.output(uapi.AttrCreateSRQRespSRQNum, uint32Bytes(resp.SRQN))
+			c.setOutput(uapi.AttrCreateSRQRespSRQNum, uint32Bytes(resp.SRQN))
 		}
 		return nil
 	})
@@ -277,16 +277,16 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 
 // ioctlRegMR registers memory of the process by address. (UVERBS_HANDLER(UVERBS_METHOD_REG_MR))
 func ioctlRegMR(c *ioctlCall) error {
-	byAddr, byFD := c.has(uapi.AttrRegMRAddr) != nil, c.has(uapi.AttrRegMRFD) != nil
-	if byFD != (c.has(uapi.AttrRegMRFDOffset) != nil) || byFD == byAddr {
+	byAddr, byFD := c.attrOf(uapi.AttrRegMRAddr) != nil, c.attrOf(uapi.AttrRegMRFD) != nil
+	if byFD != (c.attrOf(uapi.AttrRegMRFDOffset) != nil) || byFD == byAddr {
 		return fmt.Errorf("want either an address, or a descriptor and an offset: %w", syscall.EINVAL)
 	}
-	access, err := c.flags(uapi.AttrRegMRAccessFlags, uint32(accessKnown))
+	access, err := c.flags(uapi.AttrRegMRAccessFlags, uint32(knownAccess))
 	if err != nil {
 		return err
 	}
-	return c.native(func() error {
-		if err := c.f.context(); err != nil {
+	return c.runNative(func() error {
+		if err := c.f.checkContext(); err != nil {
 			return err
 		}
 		if byFD {
@@ -304,15 +304,15 @@ func ioctlRegMR(c *ioctlCall) error {
 			return err
 		}
 		c.setNumber(uapi.AttrRegMRHandle, uint64(resp.MRHandle))
-		c.output(uapi.AttrRegMRRespLKey, uint32Bytes(resp.LKey))
-		c.output(uapi.AttrRegMRRespRKey, uint32Bytes(resp.RKey))
+		c.setOutput(uapi.AttrRegMRRespLKey, uint32Bytes(resp.LKey))
+		c.setOutput(uapi.AttrRegMRRespRKey, uint32Bytes(resp.RKey))
 		return nil
 	})
 }
 
 // adviseMR announces the use of memory. (UVERBS_HANDLER(UVERBS_METHOD_ADVISE_MR))
 func adviseMR(c *ioctlCall) error {
-	advice, err := c.value(uapi.AttrAdviseMRAdvice, math.MaxUint32)
+	advice, err := c.numberUpTo(uapi.AttrAdviseMRAdvice, math.MaxUint32)
 	if err != nil {
 		return err
 	}
@@ -320,7 +320,7 @@ func adviseMR(c *ioctlCall) error {
 	if err != nil {
 		return err
 	}
-	b, err := c.input(uapi.AttrAdviseMRSGEList)
+	b, err := c.inputBytes(uapi.AttrAdviseMRSGEList)
 	if err != nil {
 		return err
 	}
@@ -333,7 +333,7 @@ func adviseMR(c *ioctlCall) error {
 		s, _ := uapi.Decode[uapi.SGE](b)
 		sgl = append(sgl, ib.SGE{Addr: s.Addr, Length: s.Length, LKey: s.LKey})
 	}
-	return c.native(func() error {
+	return c.runNative(func() error {
 		handle, err := c.handleOf(uapi.AttrAdviseMRPDHandle)
 		if err != nil {
 			return err
@@ -342,14 +342,14 @@ func adviseMR(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		defer pd.done()
+		defer pd.releaseUse()
 		return pd.res.AdviseMR(ib.MRAdvice(advice), ib.MRAdviceFlags(flags), sgl)
 	})
 }
 
 // queryMR returns the attributes of a region to a process that imports it. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_MR))
 func queryMR(c *ioctlCall) error {
-	return c.native(func() error {
+	return c.runNative(func() error {
 		handle, err := c.handleOf(uapi.AttrQueryMRHandle)
 		if err != nil {
 			return err
@@ -358,11 +358,11 @@ func queryMR(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		defer mr.done()
-		c.output(uapi.AttrQueryMRRespLKey, uint32Bytes(mr.res.LKey()))
-		c.output(uapi.AttrQueryMRRespRKey, uint32Bytes(mr.res.RKey()))
-		c.output(uapi.AttrQueryMRRespLength, uint64Bytes(mr.res.Region().Len()))
-		c.output(uapi.AttrQueryMRRespIOVA, uint64Bytes(mr.res.Region().IOVA()))
+		defer mr.releaseUse()
+		c.setOutput(uapi.AttrQueryMRRespLKey, uint32Bytes(mr.res.LKey()))
+		c.setOutput(uapi.AttrQueryMRRespRKey, uint32Bytes(mr.res.RKey()))
+		c.setOutput(uapi.AttrQueryMRRespLength, uint64Bytes(mr.res.Region().Len()))
+		c.setOutput(uapi.AttrQueryMRRespIOVA, uint64Bytes(mr.res.Region().IOVA()))
 		return nil
 	})
 }
@@ -370,25 +370,25 @@ func queryMR(c *ioctlCall) error {
 // regDMABufMR rejects the registration of a dma-buf. The memory of a dma-buf belongs to a kernel driver.
 // (UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR))
 func regDMABufMR(c *ioctlCall) error {
-	return c.native(func() error {
-		if err := c.f.context(); err != nil {
+	return c.runNative(func() error {
+		if err := c.f.checkContext(); err != nil {
 			return err
 		}
 		return fmt.Errorf("a dma-buf: %w", syscall.EOPNOTSUPP)
 	})
 }
 
-// destroyer returns a method that destroys an object and returns no data.
-func destroyer(id uapi.AttrID, k kind) func(*ioctlCall) error {
+// destroyMethod returns a method that destroys an object and returns no data.
+func destroyMethod(id uapi.AttrID, k objectKind) func(*ioctlCall) error {
 	return func(c *ioctlCall) error {
-		return c.native(func() error {
+		return c.runNative(func() error {
 			_, err := c.destroy(id, k)
 			return err
 		})
 	}
 }
 
-func (c *ioctlCall) destroy(id uapi.AttrID, k kind) (resource, error) {
+func (c *ioctlCall) destroy(id uapi.AttrID, k objectKind) (resource, error) {
 	handle, err := c.handleOf(id)
 	if err != nil {
 		return nil, err
@@ -399,14 +399,14 @@ func (c *ioctlCall) destroy(id uapi.AttrID, k kind) (resource, error) {
 // ioctlDestroyCQ destroys a queue and returns the number of its events that the program has read.
 // (UVERBS_HANDLER(UVERBS_METHOD_CQ_DESTROY))
 func ioctlDestroyCQ(c *ioctlCall) error {
-	return c.native(func() error {
+	return c.runNative(func() error {
 		res, err := c.destroy(uapi.AttrDestroyCQHandle, kindCQ)
 		if err != nil {
 			return err
 		}
 		cq := res.(*cqObject)
 		resp := uapi.DestroyCQResp{CompEventsReported: cq.compReported, AsyncEventsReported: cq.asyncReported}
-		c.output(uapi.AttrDestroyCQResp, uapi.AppendTo(nil, &resp))
+		c.setOutput(uapi.AttrDestroyCQResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }
@@ -414,13 +414,13 @@ func ioctlDestroyCQ(c *ioctlCall) error {
 // ioctlDestroyQP destroys a queue pair and returns the number of its events that the program has read.
 // (UVERBS_HANDLER(UVERBS_METHOD_QP_DESTROY))
 func ioctlDestroyQP(c *ioctlCall) error {
-	return c.native(func() error {
+	return c.runNative(func() error {
 		res, err := c.destroy(uapi.AttrDestroyQPHandle, kindQP)
 		if err != nil {
 			return err
 		}
 		resp := uapi.DestroyQPResp{EventsReported: res.(*qpObject).reported}
-		c.output(uapi.AttrDestroyQPResp, uapi.AppendTo(nil, &resp))
+		c.setOutput(uapi.AttrDestroyQPResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }
@@ -428,13 +428,13 @@ func ioctlDestroyQP(c *ioctlCall) error {
 // ioctlDestroySRQ destroys a queue and returns the number of its events that the program has read.
 // (UVERBS_HANDLER(UVERBS_METHOD_SRQ_DESTROY))
 func ioctlDestroySRQ(c *ioctlCall) error {
-	return c.native(func() error {
+	return c.runNative(func() error {
 		res, err := c.destroy(uapi.AttrDestroySRQHandle, kindSRQ)
 		if err != nil {
 			return err
 		}
 		resp := uapi.DestroySRQResp{EventsReported: res.(*srqObject).reported}
-		c.output(uapi.AttrDestroySRQResp, uapi.AppendTo(nil, &resp))
+		c.setOutput(uapi.AttrDestroySRQResp, uapi.AppendTo(nil, &resp))
 		return nil
 	})
 }

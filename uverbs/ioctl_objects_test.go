@@ -14,14 +14,14 @@ func handleAttr(id uapi.AttrID, handle uint64) uapi.Attr {
 	return uapi.Attr{AttrID: id, Flags: uapi.AttrFMandatory, Data: handle}
 }
 
-// without removes the attribute with the given number. with replaces or adds it.
-func without(attrs []uapi.Attr, id uapi.AttrID) []uapi.Attr {
+// withoutAttr removes the attribute with the given number. with replaces or adds it.
+func withoutAttr(attrs []uapi.Attr, id uapi.AttrID) []uapi.Attr {
 	return slices.DeleteFunc(slices.Clone(attrs), func(a uapi.Attr) bool { return a.AttrID == id })
 }
 
-func with(attrs []uapi.Attr, changed ...uapi.Attr) []uapi.Attr {
+func withAttrs(attrs []uapi.Attr, changed ...uapi.Attr) []uapi.Attr {
 	for _, c := range changed {
-		attrs = append(without(attrs, c.AttrID), c)
+		attrs = append(withoutAttr(attrs, c.AttrID), c)
 	}
 	return attrs
 }
@@ -32,10 +32,10 @@ func dataOf(attrs []uapi.Attr, id uapi.AttrID) uint64 {
 
 func (p *program) cqAttrs(user uint64) []uapi.Attr {
 	return []uapi.Attr{
-		handleAttr(uapi.AttrCreateCQHandle, 0), inline(uapi.AttrCreateCQCQE, 4, 10),
-		inline(uapi.AttrCreateCQUserHandle, 8, user),
-		inline(uapi.AttrCreateCQCompVector, 4, 0), outAttr(uapi.AttrCreateCQRespCQE, p.alloc(8)[:4]),
-		outAttr(uapi.AttrUHWOut, p.alloc(16)[:16]),
+		handleAttr(uapi.AttrCreateCQHandle, 0), inlineAttr(uapi.AttrCreateCQCQE, 4, 10),
+		inlineAttr(uapi.AttrCreateCQUserHandle, 8, user),
+		inlineAttr(uapi.AttrCreateCQCompVector, 4, 0), outAttr(uapi.AttrCreateCQRespCQE, p.allocMem(8)[:4]),
+		outAttr(uapi.AttrUHWOut, p.allocMem(16)[:16]),
 	}
 }
 
@@ -44,29 +44,30 @@ func (p *program) qpAttrs(pd, cq uint32, user uint64, t uapi.QPType) []uapi.Attr
 	return []uapi.Attr{
 		handleAttr(uapi.AttrCreateQPHandle, 0), handleAttr(uapi.AttrCreateQPPDHandle, uint64(pd)),
 		handleAttr(uapi.AttrCreateQPSendCQHandle, uint64(cq)), handleAttr(uapi.AttrCreateQPRecvCQHandle, uint64(cq)),
-		inline(uapi.AttrCreateQPUserHandle, 8, user), input(uapi.AttrCreateQPCap, p.store(uapi.AppendTo(nil, &limits))),
-		inline(uapi.AttrCreateQPType, 8, uint64(t)), outAttr(uapi.AttrCreateQPRespCap, p.alloc(20)[:20]),
-		outAttr(uapi.AttrCreateQPRespQPNum, p.alloc(8)[:4]), outAttr(uapi.AttrUHWOut, p.alloc(32)[:32]),
+		inlineAttr(uapi.AttrCreateQPUserHandle, 8, user), inputAttr(uapi.AttrCreateQPCap, p.storeBytes(uapi.AppendTo(nil,
+			&limits))),
+		inlineAttr(uapi.AttrCreateQPType, 8, uint64(t)), outAttr(uapi.AttrCreateQPRespCap, p.allocMem(20)[:20]),
+		outAttr(uapi.AttrCreateQPRespQPNum, p.allocMem(8)[:4]), outAttr(uapi.AttrUHWOut, p.allocMem(32)[:32]),
 	}
 }
 
 // TestObjectsByMethods creates and destroys all objects by methods, like newer libraries. Events must be delivered to
 // the event files that the methods name.
 func TestObjectsByMethods(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
-	pd, channel := p.allocPD(), p.channel()
-	after, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, handleAttr(0, 0))
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
+	pd, channel := p.allocPD(), p.createChannel()
+	after, err := p.callMethod(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, handleAttr(0, 0))
 	must(t, err)
 	events := int(int64(after[0].Data))
 
-	cqAttrs := with(p.cqAttrs(11), handleAttr(uapi.AttrCreateCQCompChannel, uint64(channel)),
+	cqAttrs := withAttrs(p.cqAttrs(11), handleAttr(uapi.AttrCreateCQCompChannel, uint64(channel)),
 		handleAttr(uapi.AttrCreateCQEventFD, uint64(events)))
-	after, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQCreate, cqAttrs...)
+	after, err = p.callMethod(uapi.ObjectCQ, uapi.MethodCQCreate, cqAttrs...)
 	must(t, err)
 	cq := uint32(dataOf(after, uapi.AttrCreateCQHandle))
-	after, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPCreate,
-		with(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
+	after, err = p.callMethod(uapi.ObjectQP, uapi.MethodQPCreate,
+		withAttrs(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
 	qp := uint32(dataOf(after, uapi.AttrCreateQPHandle))
 	// The driver's capacities exceed the requested ones by one.
@@ -74,59 +75,60 @@ func TestObjectsByMethods(t *testing.T) {
 		t.Errorf("capacities: got %+v", g)
 	}
 
-	must(t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
-	w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
-	w.now(func() { p.fakeQP(qp).Raise(ib.EventQPFatal) })
-	if users, _ := p.completions(channel); !slices.Equal(users, []uint64{11}) {
+	must(t, sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
+	w.runWithCallbacks(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
+	w.runWithCallbacks(func() { p.fakeQP(qp).Raise(ib.EventQPFatal) })
+	if users, _ := p.readCompletions(channel); !slices.Equal(users, []uint64{11}) {
 		t.Errorf("completion events: got user handles %v, want 11", users)
 	}
-	if got, _ := p.asyncEvents(events); len(got) != 1 {
+	if got, _ := p.readAsyncEvents(events); len(got) != 1 {
 		t.Errorf("asynchronous events %v", got)
 	}
 
-	_, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)),
-		outAttr(uapi.AttrDestroyCQResp, p.alloc(8)[:8]))
+	_, err = p.callMethod(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)),
+		outAttr(uapi.AttrDestroyCQResp, p.allocMem(8)[:8]))
 	wantErrno(t, "destroy a queue in use", err, syscall.EBUSY)
-	reported := p.alloc(8)[:8]
-	_, err = p.ioctl(uapi.ObjectQP, uapi.MethodQPDestroy, handleAttr(uapi.AttrDestroyQPHandle, uint64(qp)),
+	reported := p.allocMem(8)[:8]
+	_, err = p.callMethod(uapi.ObjectQP, uapi.MethodQPDestroy, handleAttr(uapi.AttrDestroyQPHandle, uint64(qp)),
 		outAttr(uapi.AttrDestroyQPResp, reported[:4]))
 	must(t, err)
 	if n := binary.NativeEndian.Uint32(reported); n != 1 {
 		t.Errorf("reported events of the queue pair: got %d, want 1", n)
 	}
-	_, err = p.ioctl(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)),
+	_, err = p.callMethod(uapi.ObjectCQ, uapi.MethodCQDestroy, handleAttr(uapi.AttrDestroyCQHandle, uint64(cq)),
 		outAttr(uapi.AttrDestroyCQResp, reported))
 	must(t, err)
 	if n := binary.NativeEndian.Uint32(reported); n != 1 {
 		t.Errorf("reported completion events: got %d, want 1", n)
 	}
-	_, err = p.ioctl(uapi.ObjectPD, uapi.MethodPDDestroy, handleAttr(uapi.AttrDestroyPDHandle, uint64(pd)))
+	_, err = p.callMethod(uapi.ObjectPD, uapi.MethodPDDestroy, handleAttr(uapi.AttrDestroyPDHandle, uint64(pd)))
 	must(t, err)
 	if n := w.dev.Objects(); n.PD+n.CQ+n.QP != 0 {
 		t.Errorf("remaining objects: got %+v, want no PD, CQ or QP", n)
 	}
 }
 
-// TestMethodsUndone checks that an object is destroyed if the delivery of its response fails.
-func TestMethodsUndone(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+// TestUndeliveredObjectIsDestroyed checks that an object is destroyed if the delivery of its response fails.
+func TestUndeliveredObjectIsDestroyed(t *testing.T) {
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	before := w.dev.Objects()
 	nowhere := uapi.Attr{Len: 4, Flags: uapi.AttrFMandatory, Data: 0x1000}
 	at := func(id uapi.AttrID) uapi.Attr { nowhere.AttrID = id; return nowhere }
-	addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
+	addr := (addressOf(p.allocMem(8192)) + 4095) &^ 4095
 	for _, test := range []struct {
 		name   string
 		object uapi.ObjectID
 		method uapi.MethodID
 		attrs  []uapi.Attr
 	}{
-		{"CQ", uapi.ObjectCQ, uapi.MethodCQCreate, with(p.cqAttrs(1), at(uapi.AttrCreateCQRespCQE))},
-		{"QP", uapi.ObjectQP, uapi.MethodQPCreate, with(p.qpAttrs(pd, cq, 1, uapi.QPTRC), at(uapi.AttrCreateQPRespQPNum))},
-		{"MR", uapi.ObjectMR, uapi.MethodRegMR, with(mrAttrs(p, pd, addr, 100), at(uapi.AttrRegMRRespRKey))},
+		{"CQ", uapi.ObjectCQ, uapi.MethodCQCreate, withAttrs(p.cqAttrs(1), at(uapi.AttrCreateCQRespCQE))},
+		{"QP", uapi.ObjectQP, uapi.MethodQPCreate, withAttrs(p.qpAttrs(pd, cq, 1, uapi.QPTRC),
+			at(uapi.AttrCreateQPRespQPNum))},
+		{"MR", uapi.ObjectMR, uapi.MethodRegMR, withAttrs(mrAttrs(p, pd, addr, 100), at(uapi.AttrRegMRRespRKey))},
 	} {
-		_, err := p.ioctl(test.object, test.method, test.attrs...)
+		_, err := p.callMethod(test.object, test.method, test.attrs...)
 		wantErrno(t, test.name, err, syscall.EFAULT)
 	}
 	if after := w.dev.Objects(); after != before {
@@ -137,68 +139,69 @@ func TestMethodsUndone(t *testing.T) {
 func mrAttrs(p *program, pd uint32, addr, length uint64) []uapi.Attr {
 	return []uapi.Attr{
 		handleAttr(uapi.AttrRegMRHandle, 0), handleAttr(uapi.AttrRegMRPDHandle, uint64(pd)),
-		inline(uapi.AttrRegMRIOVA, 8, addr),
-		inline(uapi.AttrRegMRAddr, 8, addr), inline(uapi.AttrRegMRLength, 8, length),
-		inline(uapi.AttrRegMRAccessFlags, 4, uint64(uapi.AccessLocalWrite)),
-		outAttr(uapi.AttrRegMRRespLKey, p.alloc(8)[:4]), outAttr(uapi.AttrRegMRRespRKey, p.alloc(8)[:4]),
+		inlineAttr(uapi.AttrRegMRIOVA, 8, addr),
+		inlineAttr(uapi.AttrRegMRAddr, 8, addr), inlineAttr(uapi.AttrRegMRLength, 8, length),
+		inlineAttr(uapi.AttrRegMRAccessFlags, 4, uint64(uapi.AccessLocalWrite)),
+		outAttr(uapi.AttrRegMRRespLKey, p.allocMem(8)[:4]), outAttr(uapi.AttrRegMRRespRKey, p.allocMem(8)[:4]),
 	}
 }
 
 func TestRegMRByMethod(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	pd := p.allocPD()
-	addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
+	addr := (addressOf(p.allocMem(8192)) + 4095) &^ 4095
 	good := mrAttrs(p, pd, addr, 4096)
-	fd, offset := inline(uapi.AttrRegMRFD, 4, 0), inline(uapi.AttrRegMRFDOffset, 8, 0)
+	fd, offset := inlineAttr(uapi.AttrRegMRFD, 4, 0), inlineAttr(uapi.AttrRegMRFDOffset, 8, 0)
 	for _, test := range []struct {
 		name  string
 		attrs []uapi.Attr
 		want  syscall.Errno
 	}{
 		{"fine", good, 0},
-		{"neither address nor descriptor", without(good, uapi.AttrRegMRAddr), syscall.EINVAL},
-		{"address and descriptor", with(good, fd, offset), syscall.EINVAL},
-		{"address and offset", with(good, offset), syscall.EINVAL},
-		{"descriptor without offset", with(without(good, uapi.AttrRegMRAddr), fd), syscall.EINVAL},
-		{"descriptor", with(without(good, uapi.AttrRegMRAddr), fd, offset), syscall.EOPNOTSUPP},
-		{"unknown rights", with(good, inline(uapi.AttrRegMRAccessFlags, 4, 1<<12)), syscall.EINVAL},
-		{"no such PD", with(good, handleAttr(uapi.AttrRegMRPDHandle, 99)), syscall.ENOENT},
-		{"another place in the page", with(good, inline(uapi.AttrRegMRIOVA, 8, addr+1)), syscall.EINVAL},
+		{"neither address nor descriptor", withoutAttr(good, uapi.AttrRegMRAddr), syscall.EINVAL},
+		{"address and descriptor", withAttrs(good, fd, offset), syscall.EINVAL},
+		{"address and offset", withAttrs(good, offset), syscall.EINVAL},
+		{"descriptor without offset", withAttrs(withoutAttr(good, uapi.AttrRegMRAddr), fd), syscall.EINVAL},
+		{"descriptor", withAttrs(withoutAttr(good, uapi.AttrRegMRAddr), fd, offset), syscall.EOPNOTSUPP},
+		{"unknown rights", withAttrs(good, inlineAttr(uapi.AttrRegMRAccessFlags, 4, 1<<12)), syscall.EINVAL},
+		{"no such PD", withAttrs(good, handleAttr(uapi.AttrRegMRPDHandle, 99)), syscall.ENOENT},
+		{"another place in the page", withAttrs(good, inlineAttr(uapi.AttrRegMRIOVA, 8, addr+1)), syscall.EINVAL},
 	} {
-		_, err := p.ioctl(uapi.ObjectMR, uapi.MethodRegMR, test.attrs...)
+		_, err := p.callMethod(uapi.ObjectMR, uapi.MethodRegMR, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 	}
-	after, err := p.ioctl(uapi.ObjectMR, uapi.MethodRegMR, good...)
+	after, err := p.callMethod(uapi.ObjectMR, uapi.MethodRegMR, good...)
 	must(t, err)
 	mr := dataOf(after, uapi.AttrRegMRHandle)
-	length, iova := p.alloc(8)[:8], p.alloc(8)[:8]
-	_, err = p.ioctl(uapi.ObjectMR, uapi.MethodQueryMR, handleAttr(uapi.AttrQueryMRHandle, mr),
-		outAttr(uapi.AttrQueryMRRespLKey, p.alloc(8)[:4]),
-		outAttr(uapi.AttrQueryMRRespRKey, p.alloc(8)[:4]), outAttr(uapi.AttrQueryMRRespLength, length),
+	length, iova := p.allocMem(8)[:8], p.allocMem(8)[:8]
+	_, err = p.callMethod(uapi.ObjectMR, uapi.MethodQueryMR, handleAttr(uapi.AttrQueryMRHandle, mr),
+		outAttr(uapi.AttrQueryMRRespLKey, p.allocMem(8)[:4]),
+		outAttr(uapi.AttrQueryMRRespRKey, p.allocMem(8)[:4]), outAttr(uapi.AttrQueryMRRespLength, length),
 		outAttr(uapi.AttrQueryMRRespIOVA, iova))
 	must(t, err)
 	if l, a := uint64At(length), uint64At(iova); l != 4096 || a != addr {
 		t.Errorf("query: got %d bytes at %#x, want 4096 at %#x", l, a, addr)
 	}
 	sge := uapi.SGE{Addr: addr, Length: 1}
-	list := input(uapi.AttrAdviseMRSGEList, p.store(uapi.AppendTo(nil, &sge)))
-	advise := []uapi.Attr{handleAttr(uapi.AttrAdviseMRPDHandle, uint64(pd)), inline(uapi.AttrAdviseMRAdvice, 8, 0),
-		inline(uapi.AttrAdviseMRFlags, 4, 1), list}
-	_, err = p.ioctl(uapi.ObjectMR, uapi.MethodAdviseMR, advise...)
+	list := inputAttr(uapi.AttrAdviseMRSGEList, p.storeBytes(uapi.AppendTo(nil, &sge)))
+	advise := []uapi.Attr{handleAttr(uapi.AttrAdviseMRPDHandle, uint64(pd)), inlineAttr(uapi.AttrAdviseMRAdvice, 8, 0),
+		inlineAttr(uapi.AttrAdviseMRFlags, 4, 1), list}
+	_, err = p.callMethod(uapi.ObjectMR, uapi.MethodAdviseMR, advise...)
 	wantErrno(t, "advice to a driver that takes none", err, syscall.EOPNOTSUPP)
 	list.Len++
-	_, err = p.ioctl(uapi.ObjectMR, uapi.MethodAdviseMR, with(advise, list)...)
+	_, err = p.callMethod(uapi.ObjectMR, uapi.MethodAdviseMR, withAttrs(advise, list)...)
 	wantErrno(t, "advice with half an element", err, syscall.EINVAL)
-	_, err = p.ioctl(uapi.ObjectMR, uapi.MethodAdviseMR, with(advise, inline(uapi.AttrAdviseMRFlags, 4, 2))...)
+	_, err = p.callMethod(uapi.ObjectMR, uapi.MethodAdviseMR, withAttrs(advise, inlineAttr(uapi.AttrAdviseMRFlags, 4,
+		2))...)
 	wantErrno(t, "advice with an unknown flag", err, syscall.EINVAL)
 }
 
 // TestMethodsOfZombie checks methods after the removal of the device. Methods that destroy must succeed, and all others
 // must fail.
 func TestMethodsOfZombie(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	mr := p.regMR(pd)
 	w.srv.Close()
@@ -212,14 +215,14 @@ func TestMethodsOfZombie(t *testing.T) {
 		{"make a CQ", uapi.ObjectCQ, uapi.MethodCQCreate, p.cqAttrs(1), syscall.EIO},
 		{"make a QP", uapi.ObjectQP, uapi.MethodQPCreate, p.qpAttrs(pd, cq, 1, uapi.QPTRC), syscall.EIO},
 		{"query the port", uapi.ObjectDevice, uapi.MethodQueryPort,
-			[]uapi.Attr{inline(0, 8, 1), outAttr(1, p.alloc(48)[:48])}, syscall.EIO},
+			[]uapi.Attr{inlineAttr(0, 8, 1), outAttr(1, p.allocMem(48)[:48])}, syscall.EIO},
 		{"destroy the MR", uapi.ObjectMR, uapi.MethodMRDestroy, []uapi.Attr{handleAttr(0, uint64(mr.MRHandle))}, 0},
 		{"destroy the CQ", uapi.ObjectCQ, uapi.MethodCQDestroy,
-			[]uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.alloc(8)[:8])}, 0},
+			[]uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.allocMem(8)[:8])}, 0},
 		{"destroy it again", uapi.ObjectCQ, uapi.MethodCQDestroy,
-			[]uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.alloc(8)[:8])}, syscall.ENOENT},
+			[]uapi.Attr{handleAttr(0, uint64(cq)), outAttr(1, p.allocMem(8)[:8])}, syscall.ENOENT},
 	} {
-		_, err := p.ioctl(test.object, test.method, test.attrs...)
+		_, err := p.callMethod(test.object, test.method, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 	}
 }

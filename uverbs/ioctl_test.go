@@ -18,8 +18,8 @@ func outAttr(id uapi.AttrID, b []byte) uapi.Attr {
 }
 
 func TestIoctlHeader(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	good := uapi.IoctlHdr{Length: ioctlHdrSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodQueryContext,
 		DriverID: uapi.DriverRXE}
 	for _, test := range []struct {
@@ -45,7 +45,7 @@ func TestIoctlHeader(t *testing.T) {
 	} {
 		h := good
 		test.change(&h)
-		_, err := p.ioctlRaw(h, nil)
+		_, err := p.callMethodRaw(h, nil)
 		wantErrno(t, test.name, err, test.want)
 	}
 	wantErrno(t, "another request", p.f.Ioctl(p, 0x5401, 0), syscall.ENOTTY)
@@ -54,8 +54,8 @@ func TestIoctlHeader(t *testing.T) {
 
 // TestIoctlAtTheEndOfMemory checks arguments at the end of a mapping, including a long argument.
 func TestIoctlAtTheEndOfMemory(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	mem, err := unix.Mmap(-1, 0, 2*4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	must(t, err)
 	defer unix.Munmap(mem)
@@ -81,10 +81,10 @@ func TestIoctlAtTheEndOfMemory(t *testing.T) {
 }
 
 func TestIoctlAttributes(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
-	room := p.alloc(64)
-	port := inline(uapi.AttrQueryPortPortNum, 8, 1)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
+	room := p.allocMem(64)
+	port := inlineAttr(uapi.AttrQueryPortPortNum, 8, 1)
 	resp := outAttr(uapi.AttrQueryPortResp, room[:48])
 	for _, test := range []struct {
 		name  string
@@ -97,9 +97,9 @@ func TestIoctlAttributes(t *testing.T) {
 		{"twice", []uapi.Attr{port, port, resp}, syscall.EINVAL},
 		{"unknown", []uapi.Attr{port, resp, {AttrID: 77}}, 0},
 		{"unknown and mandatory", []uapi.Attr{port, resp, {AttrID: 77, Flags: uapi.AttrFMandatory}}, syscall.EPROTONOSUPPORT},
-		{"number of 4 bytes", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 4, 1), resp}, syscall.EINVAL},
-		{"number of 16 bytes", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 16, 1), resp}, syscall.EINVAL},
-		{"number that is too large", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 257), resp}, syscall.EINVAL},
+		{"number of 4 bytes", []uapi.Attr{inlineAttr(uapi.AttrQueryPortPortNum, 4, 1), resp}, syscall.EINVAL},
+		{"number of 16 bytes", []uapi.Attr{inlineAttr(uapi.AttrQueryPortPortNum, 16, 1), resp}, syscall.EINVAL},
+		{"number that is too large", []uapi.Attr{inlineAttr(uapi.AttrQueryPortPortNum, 8, 257), resp}, syscall.EINVAL},
 		{"reserved set", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1,
 			AttrData: uapi.AttrEnumData{Reserved: 1}}, resp}, syscall.EINVAL},
 		{"enumeration element in another attribute", []uapi.Attr{{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Data: 1,
@@ -108,12 +108,12 @@ func TestIoctlAttributes(t *testing.T) {
 		{"larger buffer than needed", []uapi.Attr{port, outAttr(uapi.AttrQueryPortResp, room[:64])}, 0},
 		{"unmapped buffer", []uapi.Attr{port, {AttrID: uapi.AttrQueryPortResp, Len: 48, Data: 0x1000}},
 			syscall.EFAULT},
-		{"no such port", []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 2), resp}, syscall.EINVAL},
+		{"no such port", []uapi.Attr{inlineAttr(uapi.AttrQueryPortPortNum, 8, 2), resp}, syscall.EINVAL},
 	} {
 		for i := range room {
 			room[i] = 0xee
 		}
-		after, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryPort, test.attrs...)
+		after, err := p.callMethod(uapi.ObjectDevice, uapi.MethodQueryPort, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 		for i, a := range after {
 			valid := a.Flags&uapi.AttrFValidOutput != 0
@@ -134,7 +134,7 @@ func TestIoctlAttributes(t *testing.T) {
 	if !bytes.Equal(room, bytes.Repeat([]byte{0xee}, 64)) {
 		t.Errorf("failed call: got the output %x, want none", room)
 	}
-	_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryPort, port, outAttr(uapi.AttrQueryPortResp, room[:64]))
+	_, err := p.callMethod(uapi.ObjectDevice, uapi.MethodQueryPort, port, outAttr(uapi.AttrQueryPortResp, room[:64]))
 	must(t, err)
 	if !bytes.Equal(room[48:], make([]byte, 16)) {
 		t.Errorf("bytes after the answer: got %x, want zeros", room[48:])
@@ -142,10 +142,10 @@ func TestIoctlAttributes(t *testing.T) {
 }
 
 func TestInvokeWriteAttributes(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
-	number := inline(uapi.AttrWriteCmd, 8, uint64(uapi.CmdAllocPD))
-	resp := p.alloc(16)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
+	number := inlineAttr(uapi.AttrWriteCmd, 8, uint64(uapi.CmdAllocPD))
+	resp := p.allocMem(16)
 	core := uapi.Attr{AttrID: uapi.AttrCoreIn, Len: 8} // the attribute itself contains these bytes
 	for _, test := range []struct {
 		name  string
@@ -153,7 +153,7 @@ func TestInvokeWriteAttributes(t *testing.T) {
 		want  syscall.Errno
 	}{
 		{"nothing", nil, syscall.EINVAL},
-		{"the C library's probe", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, uint64(uapi.CmdQueryDevice))}, syscall.ENOSPC},
+		{"the C library's probe", []uapi.Attr{inlineAttr(uapi.AttrWriteCmd, 8, uint64(uapi.CmdQueryDevice))}, syscall.ENOSPC},
 		{"fine", []uapi.Attr{number, core, outAttr(uapi.AttrCoreOut, resp[:4])}, 0},
 		{"no request", []uapi.Attr{number, outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.ENOSPC},
 		{"no room", []uapi.Attr{number, core}, syscall.ENOSPC},
@@ -165,14 +165,14 @@ func TestInvokeWriteAttributes(t *testing.T) {
 			{AttrID: uapi.AttrUHWIn, Len: 16, Data: 0x1000}}, syscall.EFAULT},
 		{"very long request", []uapi.Attr{number, {AttrID: uapi.AttrCoreIn, Len: maxCommand + 8, Data: addressOf(p.arena)},
 			outAttr(uapi.AttrCoreOut, resp[:4])}, syscall.EINVAL},
-		{"no such command", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 255)}, syscall.EOPNOTSUPP},
-		{"flags", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 1<<30)}, syscall.EINVAL},
-		{"command beyond 32 bits", []uapi.Attr{inline(uapi.AttrWriteCmd, 8, 1<<32)}, syscall.EINVAL},
+		{"no such command", []uapi.Attr{inlineAttr(uapi.AttrWriteCmd, 8, 255)}, syscall.EOPNOTSUPP},
+		{"flags", []uapi.Attr{inlineAttr(uapi.AttrWriteCmd, 8, 1<<30)}, syscall.EINVAL},
+		{"command beyond 32 bits", []uapi.Attr{inlineAttr(uapi.AttrWriteCmd, 8, 1<<32)}, syscall.EINVAL},
 		{"response that is not mapped", []uapi.Attr{number, core, {AttrID: uapi.AttrCoreOut, Len: 4, Data: 0x1000}},
 			syscall.EFAULT},
 	} {
 		before := w.dev.Objects().PD
-		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, test.attrs...)
+		_, err := p.callMethod(uapi.ObjectDevice, uapi.MethodInvokeWrite, test.attrs...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().PD - before; (made == 1) != (test.want == 0) {
 			t.Errorf("%s: got %d PDs, want 1 if there is no error, else 0", test.name, made)
@@ -183,69 +183,70 @@ func TestInvokeWriteAttributes(t *testing.T) {
 // TestNativeContext creates a context like newer libraries: by methods of the context, and without an asynchronous
 // event file.
 func TestNativeContext(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.open(byIoctl)
-	vectors, support := p.alloc(4)[:4], p.alloc(8)[:8]
-	_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext)
+	vectors, support := p.allocMem(4)[:4], p.allocMem(8)[:8]
+	_, err := p.callMethod(uapi.ObjectDevice, uapi.MethodQueryContext)
 	wantErrno(t, "query before get", err, syscall.EINVAL)
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext,
+	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext,
 		uapi.Attr{AttrID: uapi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
 	wantErrno(t, "answer faults", err, syscall.EFAULT)
 	if w.drv.Contexts() != 0 {
 		t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
 	}
 	w.drv.Fail(ibfake.AllocUserContext, syscall.ENOMEM)
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
+	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "driver refuses", err, syscall.ENOMEM)
 	w.drv.Fail(ibfake.AllocUserContext, nil)
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext, outAttr(uapi.AttrGetContextNumCompVectors, vectors),
+	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext, outAttr(uapi.AttrGetContextNumCompVectors, vectors),
 		outAttr(uapi.AttrGetContextCoreSupport, support))
 	must(t, err)
 	if v, s := uint64At(append(slices.Clone(vectors), 0, 0, 0, 0)), uint64At(support); v != 2 ||
 		s != uint64(uapi.CoreSupportOptionalMRAccess) {
 		t.Errorf("context: got %d vectors and support %#x, want the values of the fake device", v, s)
 	}
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodGetContext)
+	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "twice", err, syscall.EINVAL)
 	clear(vectors)
-	_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext, outAttr(uapi.AttrQueryContextNumCompVectors, vectors))
+	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodQueryContext, outAttr(uapi.AttrQueryContextNumCompVectors,
+		vectors))
 	must(t, err)
 	if vectors[0] != 2 {
 		t.Errorf("completion vectors: got %v, want 2", vectors)
 	}
-	attrs, err := p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Flags: uapi.AttrFMandatory})
+	attrs, err := p.callMethod(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Flags: uapi.AttrFMandatory})
 	must(t, err)
-	w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
-	if events, _ := p.asyncEvents(int(int64(attrs[0].Data))); len(events) != 1 {
+	w.runWithCallbacks(func() { w.handle.DispatchEvent(ib.EventPortActive, 1) })
+	if events, _ := p.readAsyncEvents(int(int64(attrs[0].Data))); len(events) != 1 {
 		t.Errorf("events: got %v, want 1", events)
 	}
-	_, err = p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Len: 4})
+	_, err = p.callMethod(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{Len: 4})
 	wantErrno(t, "a descriptor has no length", err, syscall.EINVAL)
 	p.allocPD()
 }
 
 func TestQueryGIDs(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	link, v4 := ib.GID{0: 0xfe, 1: 0x80, 15: 1}, ib.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}
 	w.drv.Answer(func(a *ibfake.Answers) {
 		a.GIDs = []ib.GIDEntry{{GID: link, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}, {},
 			{GID: v4, Type: ib.GIDTypeRoCEv2, IfIndex: 7}, {}}
 	})
-	p := w.start(byIoctl)
+	p := w.startProgram(byIoctl)
 	want := []uapi.GIDEntry{
 		{GID: link, GIDIndex: 0, PortNum: 1, GIDType: uapi.GIDTypeRoCEV2, NetdevIfindex: 1},
 		{GID: v4, GIDIndex: 2, PortNum: 1, GIDType: uapi.GIDTypeRoCEV2, NetdevIfindex: 7},
 	}
 	size := uapi.SizeOf[uapi.GIDEntry]()
-	count := p.alloc(8)[:8]
+	count := p.allocMem(8)[:8]
 	table := func(entrySize, room int) ([]uapi.GIDEntry, []byte, error) {
-		b := p.alloc(room + 1)[:room]
+		b := p.allocMem(room + 1)[:room]
 		for i := range b {
 			b[i] = 0xee
 		}
-		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryGIDTable,
-			inline(uapi.AttrQueryGIDTableEntrySize, 8, uint64(entrySize)),
-			inline(uapi.AttrQueryGIDTableFlags, 4, 0), outAttr(uapi.AttrQueryGIDTableRespEntries, b),
+		_, err := p.callMethod(uapi.ObjectDevice, uapi.MethodQueryGIDTable,
+			inlineAttr(uapi.AttrQueryGIDTableEntrySize, 8, uint64(entrySize)),
+			inlineAttr(uapi.AttrQueryGIDTableFlags, 4, 0), outAttr(uapi.AttrQueryGIDTableRespEntries, b),
 			outAttr(uapi.AttrQueryGIDTableRespNumEntries, count))
 		var entries []uapi.GIDEntry
 		for i := 0; err == nil && i < int(uint64At(count)); i++ {
@@ -282,10 +283,10 @@ func TestQueryGIDs(t *testing.T) {
 		t.Errorf("shorter entries: got %+v, want 2 without the port", short)
 	}
 
-	resp := p.alloc(size)[:size]
+	resp := p.allocMem(size)[:size]
 	entry := func(port, index uint64, flags uint64) error {
-		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodQueryGIDEntry, inline(uapi.AttrQueryGIDEntryPort, 8, port),
-			inline(uapi.AttrQueryGIDEntryGIDIndex, 8, index), inline(uapi.AttrQueryGIDEntryFlags, 4, flags),
+		_, err := p.callMethod(uapi.ObjectDevice, uapi.MethodQueryGIDEntry, inlineAttr(uapi.AttrQueryGIDEntryPort, 8, port),
+			inlineAttr(uapi.AttrQueryGIDEntryGIDIndex, 8, index), inlineAttr(uapi.AttrQueryGIDEntryFlags, 4, flags),
 			outAttr(uapi.AttrQueryGIDEntryRespEntry, resp))
 		return err
 	}
@@ -303,13 +304,14 @@ func TestQueryGIDs(t *testing.T) {
 }
 
 func TestInfoHandles(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	a, cq, b := p.allocPD(), p.createCQ(-1, 0), p.allocPD()
-	list, total := p.alloc(16)[:16], p.alloc(4)[:4]
+	list, total := p.allocMem(16)[:16], p.allocMem(4)[:4]
 	info := func(object uapi.ObjectID, room int) error {
 		clear(list)
-		_, err := p.ioctl(uapi.ObjectDevice, uapi.MethodInfoHandles, inline(uapi.AttrInfoObjectID, 8, uint64(object)),
+		_, err := p.callMethod(uapi.ObjectDevice, uapi.MethodInfoHandles, inlineAttr(uapi.AttrInfoObjectID, 8,
+			uint64(object)),
 			outAttr(uapi.AttrInfoHandlesList, list[:room]), outAttr(uapi.AttrInfoTotalHandles, total))
 		return err
 	}

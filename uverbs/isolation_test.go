@@ -9,25 +9,25 @@ import (
 	"verbena/uapi"
 )
 
-// hasHandle reports whether a request names an object by handle.
-func hasHandle(t reflect.Type) bool {
+// namesHandle reports whether a request names an object by handle.
+func namesHandle(t reflect.Type) bool {
 	for i := range t.NumField() {
 		f := t.Field(i)
-		if f.Type.Kind() == reflect.Struct && hasHandle(f.Type) || poolsByField[f.Name] != poolNone {
+		if f.Type.Kind() == reflect.Struct && namesHandle(f.Type) || poolsByField[f.Name] != poolNone {
 			return true
 		}
 	}
 	return false
 }
 
-// TestOthersHandles checks every command that names an object of another context, in each form. The command must fail
-// and must not affect that context. The intruder has no objects: handles are local to a context, and the intruder could
-// therefore reach its own objects.
-func TestOthersHandles(t *testing.T) {
-	w := newSessionWorld(t)
+// TestHandlesOfOtherContext checks every command that names an object of another context, in each form. The command
+// must fail and must not affect that context. The intruder has no objects: handles are local to a context, and the
+// intruder could therefore reach its own objects.
+func TestHandlesOfOtherContext(t *testing.T) {
+	w := newSessionFixture(t)
 	p := w.open(t)
 	defer p.close(t)
-	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
+	mustCommand[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
 	info := w.other.file.Info()
 	var handles []uint32
 	for _, o := range info.PDs {
@@ -45,7 +45,7 @@ func TestOthersHandles(t *testing.T) {
 	if len(handles) != 5 {
 		t.Fatalf("objects of the other context: got %+v, want 5", info)
 	}
-	x := &session{t: t, w: w, p: p, s: new(script)}
+	x := &fuzzSession{t: t, w: w, p: p, s: new(fuzzScript)}
 	tried := 0
 	for _, h := range handles {
 		for i := range p.handles {
@@ -54,21 +54,21 @@ func TestOthersHandles(t *testing.T) {
 		p.qpns = []uint32{w.other.qps[0].QPN}
 		for i := range sessionCommands {
 			c := &sessionCommands[i]
-			if !hasHandle(reflect.TypeOf(c.req)) {
+			if !namesHandle(reflect.TypeOf(c.req)) {
 				continue
 			}
 			for _, form := range []string{"write", "ioctl"} {
 				req := reflect.New(reflect.TypeOf(c.req)).Elem()
-				x.fill(req)
+				x.fillRequest(req)
 				core, driverRoom := encodeValue(req), c.driver
 				if c.extended {
 					driverRoom = (driverRoom + 7) &^ 7
 				}
 				var err error
 				if form == "write" {
-					_, err = p.command(c.number, c.extended, core, nil, c.resp, driverRoom)
+					_, err = p.sendCommand(c.number, c.extended, core, nil, c.resp, driverRoom)
 				} else {
-					_, err = x.invoke(c.number, c.extended, core, nil, c.resp, driverRoom)
+					_, err = x.sendByInvokeWrite(c.number, c.extended, core, nil, c.resp, driverRoom)
 				}
 				tried++
 				if err == nil {
@@ -82,33 +82,34 @@ func TestOthersHandles(t *testing.T) {
 			for _, s := range m.Attrs {
 				attrs = append(attrs, uapi.Attr{AttrID: s.ID, Len: uint16(s.Min), Data: uint64(h)})
 			}
-			x.errno(x.ioctl(id.object, id.method, attrs))
+			x.checkErrno(x.callIoctl(id.object, id.method, attrs))
 			tried++
 		}
-		x.doorbell()
+		x.ringRandomDoorbell()
 		for _, cmd := range []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv} {
 			core := uapi.AppendTo(nil, &uapi.PostSend{Response: sessionResponse, QPHandle: h})
-			if _, err := p.command(uint32(cmd), false, core, nil, 8, 0); err == nil {
+			if _, err := p.sendCommand(uint32(cmd), false, core, nil, 8, 0); err == nil {
 				t.Errorf("%v with handle %d of another context: got success, want an error", cmd, h)
 			}
 		}
 	}
 	t.Logf("tried %d", tried)
-	w.other.check(t)
+	w.other.checkUnchanged(t)
 	if now := p.file.Info(); len(now.PDs)+len(now.MRs)+len(now.CQs)+len(now.QPs)+len(now.AHs) != 0 {
 		t.Errorf("objects of the intruder: got %+v, want none", now)
 	}
 }
 
-// TestOthersKeys checks that a queue pair of one context cannot use another context's region with any key, and cannot
-// send into the other context's connections.
-func TestOthersKeys(t *testing.T) {
-	w := newSessionWorld(t)
+// TestKeysOfOtherContext checks that a queue pair of one context cannot use another context's region with any key, and
+// cannot send into the other context's connections.
+func TestKeysOfOtherContext(t *testing.T) {
+	w := newSessionFixture(t)
 	p := w.open(t)
 	defer p.close(t)
-	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
-	pd := call1[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
-	own := call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000,
+	mustCommand[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
+	pd := mustCommand[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
+	own := mustCommand[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData,
+		Length:      0x4000,
 		PDHandle:    pd,
 		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil,
 		0)
@@ -131,10 +132,11 @@ func TestOthersKeys(t *testing.T) {
 		{"their connection, to read by", uapi.WRRDMARead, own.LKey, w.other.mr.RKey, w.other.qps[1].QPN, uapi.WCRetryExcErr},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cq := call1[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
+			cq := mustCommand[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil,
+				16).CQHandle
 			var qps [2]uapi.CreateQPResp
 			for i := range qps {
-				qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP,
+				qps[i] = mustCommand[uapi.CreateQPResp](t, p, uapi.CmdCreateQP,
 					uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
 						MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 			}
@@ -143,8 +145,8 @@ func TestOthersKeys(t *testing.T) {
 				if i == 0 && c.peer != 0 {
 					peer = c.peer
 				}
-				for _, m := range connection(qps[i].QPHandle, peer, w.gid) {
-					call1[none](t, p, uapi.CmdModifyQP, m, nil, 0)
+				for _, m := range connectTransitions(qps[i].QPHandle, peer, w.gid) {
+					mustCommand[noResponse](t, p, uapi.CmdModifyQP, m, nil, 0)
 				}
 			}
 			wr := uapi.SendWR{WRID: 1, NumSGE: 1, Opcode: c.op, SendFlags: uapi.SendSignaled}
@@ -154,17 +156,17 @@ func TestOthersKeys(t *testing.T) {
 				a := wr.Atomic()
 				a.RemoteAddr, a.RKey, a.CompareAdd = sessionData, c.rkey, 1
 			}
-			call1[uapi.PostSendResp](t, p, uapi.CmdPostSend,
+			mustCommand[uapi.PostSendResp](t, p, uapi.CmdPostSend,
 				uapi.PostSend{QPHandle: qps[0].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())},
-				concat(wr, uapi.SGE{Addr: sessionData, Length: 8, LKey: c.lkey}), 0)
+				encodePair(wr, uapi.SGE{Addr: sessionData, Length: 8, LKey: c.lkey}), 0)
 			if got := p.awaitCompletion(t, cq, 1); got.Status != c.want {
 				t.Errorf("status %v, want %v", got.Status, c.want)
 			}
 			for i := range qps {
-				call1[uapi.DestroyQPResp](t, p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qps[i].QPHandle}, nil, 0)
+				mustCommand[uapi.DestroyQPResp](t, p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qps[i].QPHandle}, nil, 0)
 			}
-			call1[uapi.DestroyCQResp](t, p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq}, nil, 0)
-			w.other.check(t)
+			mustCommand[uapi.DestroyCQResp](t, p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq}, nil, 0)
+			w.other.checkUnchanged(t)
 		})
 	}
 }

@@ -33,8 +33,8 @@ func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool)
 	return b != nil && f.ringHandle(c, b)
 }
 
-// armSize is the length of a REQ_NOTIFY_CQ by ioctl(2) in the form of libibverbs.
-const armSize = ioctlHdrSize + 2*attrSize
+// armIoctlSize is the length of a REQ_NOTIFY_CQ by ioctl(2) in the form of libibverbs.
+const armIoctlSize = ioctlHdrSize + 2*attrSize
 
 // armPeeked executes the REQ_NOTIFY_CQ at addr. After the doorbell, this command is the most frequent call of programs.
 // armPeeked returns false if the memory contains another call or an invalid call, or can only be read through the
@@ -43,50 +43,50 @@ func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool)
 	if traceOf(c) != nil {
 		return false
 	}
-	b := buf.peek(c, addr, armSize)
+	b := buf.peek(c, addr, armIoctlSize)
 	if b == nil {
 		return false
 	}
 	req, ok := parseArm(b)
-	if !ok || f.dev.checkDriver && driverOf(b) != f.dev.driverID {
+	if !ok || f.dev.checkDriver && driverIDOf(b) != f.dev.driverID {
 		return false
 	}
-	return f.arm(c, req)
+	return f.armCQ(c, req)
 }
 
 // armWriteSize is the length of a REQ_NOTIFY_CQ by write(2).
 var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
 
-// armWritten executes the REQ_NOTIFY_CQ in b without the overhead of other commands. armWritten returns false in the
+// armByWrite executes the REQ_NOTIFY_CQ in b without the overhead of other commands. armByWrite returns false in the
 // same cases as armPeeked.
-func (f *File) armWritten(c Caller, b []byte) (armed bool) {
+func (f *File) armByWrite(c Caller, b []byte) (armed bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil ||
 		!f.byWrite.Load() {
 		return false
 	}
 	req, ok := uapi.Decode[uapi.ReqNotifyCQ](b[cmdHdrSize:])
-	return ok && f.arm(c, req)
+	return ok && f.armCQ(c, req)
 }
 
-// arm arms a completion queue. arm returns false if arming fails or would have to wait.
-func (f *File) arm(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
+// armCQ arms a completion queue. armCQ returns false if arming fails or would have to wait.
+func (f *File) armCQ(c Caller, req uapi.ReqNotifyCQ) (armed bool) {
 	if !f.life.TryRLock() {
 		return false
 	}
-	h := f.hold(staller(c))
+	h := f.newHold(stallerOf(c))
 	defer runCallbacks(h)
 	defer f.life.RUnlock()
 	cq, err := lookup[*cqObject](f, req.CQHandle)
 	if err != nil {
 		return false
 	}
-	defer cq.done()
+	defer cq.releaseUse()
 	_, err = cq.res.ReqNotify(notifyFlags(req))
 	return err == nil
 }
 
-func driverOf(b []byte) uapi.DriverID {
+func driverIDOf(b []byte) uapi.DriverID {
 	hdr, _ := uapi.Decode[uapi.IoctlHdr](b)
 	return hdr.DriverID
 }
@@ -99,7 +99,7 @@ func parseArm(b []byte) (req uapi.ReqNotifyCQ, ok bool) {
 	if cmd.AttrID != uapi.AttrWriteCmd {
 		cmd, in = in, cmd
 	}
-	ok = hdr.Length == armSize && hdr.NumAttrs == 2 && hdr.Reserved1 == 0 && hdr.Reserved2 == 0 &&
+	ok = hdr.Length == armIoctlSize && hdr.NumAttrs == 2 && hdr.Reserved1 == 0 && hdr.Reserved2 == 0 &&
 		hdr.ObjectID == uapi.ObjectDevice && hdr.MethodID == uapi.MethodInvokeWrite &&
 		cmd.AttrID == uapi.AttrWriteCmd && cmd.Len == 8 && cmd.Data == uint64(uapi.CmdReqNotifyCQ) &&
 		cmd.AttrData == (uapi.AttrEnumData{}) &&

@@ -19,7 +19,7 @@ type armCall struct {
 
 func newArmCall(cq uint32) *armCall {
 	return &armCall{
-		uapi.IoctlHdr{Length: armSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodInvokeWrite, NumAttrs: 2,
+		uapi.IoctlHdr{Length: armIoctlSize, ObjectID: uapi.ObjectDevice, MethodID: uapi.MethodInvokeWrite, NumAttrs: 2,
 			DriverID: uapi.DriverRXE},
 		[]uapi.Attr{
 			{AttrID: uapi.AttrWriteCmd, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(uapi.CmdReqNotifyCQ)},
@@ -36,10 +36,10 @@ func (a *armCall) bytes() []byte {
 	return b
 }
 
-// armed reports whether a completion raises an event.
-func (p *program) armed(ch int, cq uint32) bool {
-	p.w.now(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
-	events, _ := p.completions(ch)
+// armRaisesEvent reports whether a completion raises an event.
+func (p *program) armRaisesEvent(ch int, cq uint32) bool {
+	p.w.runWithCallbacks(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
+	events, _ := p.readCompletions(ch)
 	return len(events) == 1
 }
 
@@ -56,7 +56,7 @@ func TestArmPeeked(t *testing.T) {
 		{"the other way round", func(a *armCall, _ uint32) { slices.Reverse(a.attrs) }, false, nil},
 		{"for solicited events", func(a *armCall, _ uint32) { a.attrs[1].Data |= 1 << 32 }, false, nil},
 		{"with room for an answer", func(a *armCall, _ uint32) {
-			a.hdr.Length, a.hdr.NumAttrs = armSize+attrSize, 3
+			a.hdr.Length, a.hdr.NumAttrs = armIoctlSize+attrSize, 3
 			a.attrs = append(a.attrs, uapi.Attr{AttrID: uapi.AttrUHWOut})
 		}, true, nil},
 		{"no queue", func(a *armCall, _ uint32) { a.attrs[1].Data = 1 << 20 }, true, syscall.ENOENT},
@@ -82,18 +82,18 @@ func TestArmPeeked(t *testing.T) {
 		{"another driver", func(a *armCall, _ uint32) { a.hdr.DriverID++ }, true, syscall.EINVAL},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := newWorld(t).start(byIoctl)
-			pd, ch := p.allocPD(), p.channel()
+			p := newFixture(t).startProgram(byIoctl)
+			pd, ch := p.allocPD(), p.createChannel()
 			cq := p.createCQ(ch, 7)
 			call := newArmCall(cq)
 			test.change(call, pd)
-			b := p.store(append(call.bytes(), make([]byte, 64)...))
+			b := p.storeBytes(append(call.bytes(), make([]byte, 64)...))
 
 			err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(b)) // without a Peeker
 			if !errors.Is(err, test.want) {
 				t.Errorf("%v, want %v", err, test.want)
 			}
-			if armed := p.armed(ch, cq); armed != (test.want == nil) {
+			if armed := p.armRaisesEvent(ch, cq); armed != (test.want == nil) {
 				t.Errorf("armed: got %v, want %v", armed, test.want == nil)
 			}
 			c := &peekingCaller{program: p, seen: slices.Clone(b)}
@@ -103,7 +103,7 @@ func TestArmPeeked(t *testing.T) {
 			if reads := c.reads > 0; reads != test.reads {
 				t.Errorf("reads of the caller's memory: got %d, want any: %v", c.reads, test.reads)
 			}
-			if armed := p.armed(ch, cq); armed != (test.want == nil) {
+			if armed := p.armRaisesEvent(ch, cq); armed != (test.want == nil) {
 				t.Errorf("queue armed: got %v, want %v", armed, test.want == nil)
 			}
 		})
@@ -122,21 +122,21 @@ func TestNotifyFlags(t *testing.T) {
 	}
 }
 
-// TestArmPeekedElsewhere checks peeked data that belong to another program. Such data may arm at most a queue of this
-// file, and a zombie must return its usual errors.
-func TestArmPeekedElsewhere(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
-	ch := p.channel()
+// TestArmPeekedOfOtherProgram checks peeked data that belong to another program. Such data may arm at most a queue of
+// this file, and a zombie must return its usual errors.
+func TestArmPeekedOfOtherProgram(t *testing.T) {
+	p := newFixture(t).startProgram(byIoctl)
+	ch := p.createChannel()
 	cq := p.createCQ(ch, 7)
-	b := p.store(newArmCall(cq).bytes())
+	b := p.storeBytes(newArmCall(cq).bytes())
 	for name, seen := range map[string][]byte{
-		"nothing": nil, "zeros": make([]byte, armSize), "another file's queue": newArmCall(1 << 20).bytes(),
-		"a doorbell": append(doorbellCommand(cq), make([]byte, armSize)...)[:armSize],
+		"nothing": nil, "zeros": make([]byte, armIoctlSize), "another file's queue": newArmCall(1 << 20).bytes(),
+		"a doorbell": append(doorbellCommand(cq), make([]byte, armIoctlSize)...)[:armIoctlSize],
 	} {
 		if err := p.f.Ioctl(&peekingCaller{program: p, seen: seen}, uapi.VerbsIoctl, addressOf(b)); err != nil {
 			t.Errorf("%s is seen: %v", name, err)
 		}
-		if !p.armed(ch, cq) {
+		if !p.armRaisesEvent(ch, cq) {
 			t.Errorf("%s: got a queue that is not armed, want an armed queue", name)
 		}
 	}
@@ -148,9 +148,9 @@ func TestArmPeekedElsewhere(t *testing.T) {
 
 // TestArmPeekedFails checks that the program receives the driver's error.
 func TestArmPeekedFails(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
-	cq := p.createCQ(p.channel(), 7)
-	b := p.store(newArmCall(cq).bytes())
+	p := newFixture(t).startProgram(byIoctl)
+	cq := p.createCQ(p.createChannel(), 7)
+	b := p.storeBytes(newArmCall(cq).bytes())
 	p.w.drv.Fail(ibfake.ReqNotifyCQ, syscall.ENOMEM)
 	if err := p.f.Ioctl(&peekingCaller{program: p, seen: b}, uapi.VerbsIoctl, addressOf(b)); !errors.Is(err,
 		syscall.ENOMEM) {

@@ -10,26 +10,27 @@ import (
 	"verbena/uapi"
 )
 
-// post sends work requests, followed by the elements of all requests. post returns the number of the rejected request.
-func post[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []uapi.SGE) (uint32, error) {
+// postWRs sends work requests, followed by the elements of all requests. postWRs returns the number of the rejected
+// request.
+func postWRs[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []uapi.SGE) (uint32, error) {
 	req := uapi.PostSend{QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)),
 		WQESize: uint32(uapi.SizeOf[WR]())}
-	b := enc(req)
+	b := encode(req)
 	for i := range wrs {
 		b = uapi.AppendTo(b, &wrs[i])
 	}
 	for i := range sges {
 		b = uapi.AppendTo(b, &sges[i])
 	}
-	resp, _, err := p.send(rawCommand{number: uint32(cmd), core: b, room: 4})
+	resp, _, err := p.sendCommand(rawCommand{number: uint32(cmd), core: b, room: 4})
 	r, _ := uapi.Decode[uapi.PostSendResp](resp)
 	return r.BadWR, err
 }
 
 func TestPostSend(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
 		rc := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 		write := uapi.SendWR{WRID: 1, NumSGE: 2, Opcode: uapi.WRRDMAWriteWithImm, SendFlags: uapi.SendSignaled,
@@ -39,7 +40,7 @@ func TestPostSend(t *testing.T) {
 		*atomic.Atomic() = uapi.SendWRAtomic{RemoteAddr: 0x2000, CompareAdd: 5, Swap: 6, RKey: 8}
 		inv := uapi.SendWR{WRID: 3, Opcode: uapi.WRSendWithInv, Ex: uapi.NewImmRKey(9)}
 		sges := []uapi.SGE{{Addr: 1, Length: 2, LKey: 3}, {Addr: 4, Length: 5, LKey: 6}, {Addr: 7, Length: 8, LKey: 9}}
-		bad, err := post(p, uapi.CmdPostSend, rc, []uapi.SendWR{write, atomic, inv}, sges)
+		bad, err := postWRs(p, uapi.CmdPostSend, rc, []uapi.SendWR{write, atomic, inv}, sges)
 		if err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
@@ -60,7 +61,7 @@ func TestPostSend(t *testing.T) {
 		}
 
 		// At this point the queue is full.
-		bad, err = post(p, uapi.CmdPostSend, rc, []uapi.SendWR{inv, inv}, nil)
+		bad, err = postWRs(p, uapi.CmdPostSend, rc, []uapi.SendWR{inv, inv}, nil)
 		wantErrno(t, "full queue", err, syscall.ENOMEM)
 		if bad != 1 {
 			t.Errorf("full queue: got request %d as the rejected one, want 1", bad)
@@ -70,14 +71,14 @@ func TestPostSend(t *testing.T) {
 		ah := p.createAH(pd)
 		send := uapi.SendWR{Opcode: uapi.WRSend}
 		*send.UD() = uapi.SendWRUD{AH: ah, RemoteQPN: 0x11, RemoteQKey: 0x22}
-		if bad, err := post(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil); err != nil || bad != 0 {
+		if bad, err := postWRs(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil); err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
 		if g := p.fakeQP(ud).Sent()[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
 			t.Errorf("datagram: got %+v, want QP 0x11 with Q_Key 0x22", g)
 		}
 		// the address handle is no longer in use
-		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
+		must(t, sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
 
 		for _, test := range []struct {
 			name string
@@ -90,35 +91,35 @@ func TestPostSend(t *testing.T) {
 			{"elements that are not there", rc, uapi.SendWR{Opcode: uapi.WRSend, NumSGE: 1}},
 			{"very many elements", rc, uapi.SendWR{Opcode: uapi.WRSend, NumSGE: 1<<32 - 1}},
 		} {
-			_, err := post(p, uapi.CmdPostSend, test.qp, []uapi.SendWR{test.wr}, nil)
+			_, err := postWRs(p, uapi.CmdPostSend, test.qp, []uapi.SendWR{test.wr}, nil)
 			wantErrno(t, test.name, err, syscall.EINVAL)
 		}
-		_, err = post(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil)
+		_, err = postWRs(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil)
 		wantErrno(t, "datagram to no address handle", err, syscall.ENOENT)
 	})
 }
 
 func TestPostRecv(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		p := newWorld(t).start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		p := newFixture(t).startProgram(form)
 		qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 		wrs := []uapi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
-		bad, err := post(p, uapi.CmdPostRecv, qp, wrs, []uapi.SGE{{Addr: 10, Length: 20, LKey: 30}})
+		bad, err := postWRs(p, uapi.CmdPostRecv, qp, wrs, []uapi.SGE{{Addr: 10, Length: 20, LKey: 30}})
 		wantErrno(t, "one too many", err, syscall.ENOMEM)
 		got := p.fakeQP(qp).Received()
 		if bad != 4 || len(got) != 3 || got[0].ID != 1 || got[0].SGList[0] != (ib.SGE{Addr: 10, Length: 20, LKey: 30}) ||
 			got[2].ID != 3 {
 			t.Errorf("refused %d of %+v", bad, got)
 		}
-		_, err = post(p, uapi.CmdPostRecv, qp, []uapi.RecvWR{{NumSGE: 2}}, []uapi.SGE{{}})
+		_, err = postWRs(p, uapi.CmdPostRecv, qp, []uapi.RecvWR{{NumSGE: 2}}, []uapi.SGE{{}})
 		wantErrno(t, "elements that are not there", err, syscall.EINVAL)
 	})
 }
 
 func TestPollCQ(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		cq := p.createCQ(-1, 0)
 		qp := p.createQP(p.allocPD(), cq, 0, uapi.QPTRC)
 		fake := p.fakeCQ(cq)
@@ -137,7 +138,8 @@ func TestPollCQ(t *testing.T) {
 		poll := func(ne uint32, room int) (got []uapi.WC) {
 			t.Helper()
 			size := uapi.SizeOf[uapi.WC]()
-			resp, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: ne}),
+			resp, _, err := p.sendCommand(rawCommand{number: uint32(uapi.CmdPollCQ), core: encode(uapi.PollCQ{CQHandle: cq,
+				NE: ne}),
 				room: 8 + room*size})
 			must(t, err)
 			head, _ := uapi.Decode[uapi.PollCQResp](resp)
@@ -168,14 +170,15 @@ func TestPollCQ(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 		w.drv.Fail(ibfake.PollCQ, syscall.EIO)
-		_, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 56})
+		_, _, err := p.sendCommand(rawCommand{number: uint32(uapi.CmdPollCQ), core: encode(uapi.PollCQ{CQHandle: cq,
+			NE: 1}), room: 56})
 		wantErrno(t, "driver fails", err, syscall.EIO)
 	})
 }
 
-// TestModifyPorts checks the port of an address. In the transition to RTR it must be the port of INIT, and in SQD a new
-// address sets the port.
-func TestModifyPorts(t *testing.T) {
+// TestModifyChecksPort checks the port of an address. In the transition to RTR it must be the port of INIT, and in SQD
+// a new address sets the port.
+func TestModifyChecksPort(t *testing.T) {
 	for _, test := range []struct {
 		name      string
 		req       uapi.ModifyQP
@@ -232,13 +235,13 @@ func TestModifyPorts(t *testing.T) {
 	}
 }
 
-// controller is a Caller with or without CAP_NET_RAW.
-type controller struct {
+// rawCaller is a Caller with or without CAP_NET_RAW.
+type rawCaller struct {
 	Caller
 	raw bool
 }
 
-func (c controller) NetRaw() bool { return c.raw }
+func (c rawCaller) NetRaw() bool { return c.raw }
 
 // TestControlledQKey checks that a controlled Q_Key requires CAP_NET_RAW. With the Q_Key of connection managers, a
 // program could end the connections of other programs.
@@ -251,12 +254,12 @@ func TestControlledQKey(t *testing.T) {
 		// ENOENT means that the Q_Key was accepted: the next check fails, because the queue pair does not exist
 		want syscall.Errno
 	}{
-		{"without a capability", controller{raw: false}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
+		{"without a capability", rawCaller{raw: false}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
 		{"a caller who does not say", struct{ Caller }{}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
-		{"the least", controller{raw: false}, uapi.QPAttrQKey | uapi.QPAttrState, 1 << 31, syscall.EPERM},
-		{"with the capability", controller{raw: true}, uapi.QPAttrQKey, 0x80010000, syscall.ENOENT},
-		{"a common one", controller{raw: false}, uapi.QPAttrQKey, 1<<31 - 1, syscall.ENOENT},
-		{"not meant", controller{raw: false}, uapi.QPAttrState, 0x80010000, syscall.ENOENT},
+		{"the least", rawCaller{raw: false}, uapi.QPAttrQKey | uapi.QPAttrState, 1 << 31, syscall.EPERM},
+		{"with the capability", rawCaller{raw: true}, uapi.QPAttrQKey, 0x80010000, syscall.ENOENT},
+		{"a common one", rawCaller{raw: false}, uapi.QPAttrQKey, 1<<31 - 1, syscall.ENOENT},
+		{"not meant", rawCaller{raw: false}, uapi.QPAttrState, 0x80010000, syscall.ENOENT},
 	} {
 		c := &call{f: &File{}, caller: test.caller}
 		err := c.modifyQP(&uapi.ExModifyQP{Base: uapi.ModifyQP{AttrMask: test.mask, QKey: test.key}}, modifyStandard)

@@ -26,8 +26,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// world is a server with one device.
-type world struct {
+// fixture is a server with one device.
+type fixture struct {
 	t      *testing.T
 	core   *ib.Core
 	drv    *ibfake.Driver
@@ -38,25 +38,25 @@ type world struct {
 	ledger *quota.Ledger
 }
 
-func newWorld(t *testing.T) *world {
-	return newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+func newFixture(t *testing.T) *fixture {
+	return newFixtureWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
 
-func newWorldWith(t *testing.T, opts ServerOptions) *world {
+func newFixtureWith(t *testing.T, opts ServerOptions) *fixture {
 	t.Helper()
 	checkDescriptors(t)
 	drv := ibfake.New()
-	return worldWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
+	return fixtureOfWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
 }
 
-// worldOf returns a server with a given device.
-func worldOf(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver) *world {
-	return worldWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+// fixtureOf returns a server with a given device.
+func fixtureOf(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver) *fixture {
+	return fixtureOfWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 }
 
-func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts ServerOptions) *world {
+func fixtureOfWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts ServerOptions) *fixture {
 	t.Helper()
-	w := &world{t: t, core: &ib.Core{}, drv: drv, dev: dev.Device(), handle: dev, ledger: quota.New(quota.Limits{})}
+	w := &fixture{t: t, core: &ib.Core{}, drv: drv, dev: dev.Device(), handle: dev, ledger: quota.New(quota.Limits{})}
 	must(t, w.core.Register(w.handle))
 	var err error
 	w.srv, err = NewServer(w.core, opts)
@@ -71,13 +71,13 @@ func worldWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts Serv
 		if w.drv.Contexts() != 0 {
 			t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
 		}
-		notCharged(t, w.ledger)
+		checkNoCharges(t, w.ledger)
 	})
 	return w
 }
 
-// notCharged checks that no user has charges left. A double release would make the ledger panic.
-func notCharged(t testing.TB, l *quota.Ledger) {
+// checkNoCharges checks that no user has charges left. A double release would make the ledger panic.
+func checkNoCharges(t testing.TB, l *quota.Ledger) {
 	t.Helper()
 	var s []string
 	_, all := l.Usage()
@@ -94,11 +94,11 @@ func notCharged(t testing.TB, l *quota.Ledger) {
 // checkDescriptors fails the test if the number of open descriptors has changed at the end of the test.
 func checkDescriptors(t *testing.T) {
 	t.Helper()
-	before := descriptors(t)
+	before := openDescriptors(t)
 	t.Cleanup(func() {
 		var after map[string]string
 		testutil.Poll(func() bool { // a goroutine may reference a closed file for a moment
-			after = descriptors(t)
+			after = openDescriptors(t)
 			return len(after) <= len(before)
 		})
 		for fd, what := range after {
@@ -109,7 +109,7 @@ func checkDescriptors(t *testing.T) {
 	})
 }
 
-func descriptors(t *testing.T) map[string]string {
+func openDescriptors(t *testing.T) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
@@ -154,7 +154,7 @@ func (m *memory) Close() error {
 // program acts as a program: this process with an open file, which it uses like the C library.
 type program struct {
 	t     *testing.T
-	w     *world
+	w     *fixture
 	f     *File
 	mem   *memory
 	space *umem.Process
@@ -181,7 +181,7 @@ func (f form) String() string { return [...]string{"write", "ioctl"}[f] }
 const arenaSize = 4 << 20
 
 // open opens the device. The file is closed at the end of the test.
-func (w *world) open(form form) *program {
+func (w *fixture) open(form form) *program {
 	w.t.Helper()
 	p := &program{t: w.t, w: w, mem: &memory{}, acct: umem.NewAccount(nil), form: form, async: -1}
 	var err error
@@ -208,11 +208,11 @@ func (w *world) open(form form) *program {
 	return p
 }
 
-// start opens the device and creates the context.
-func (w *world) start(form form) *program {
+// startProgram opens the device and creates the context.
+func (w *fixture) startProgram(form form) *program {
 	w.t.Helper()
 	p := w.open(form)
-	resp, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+	resp, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	must(w.t, err)
 	p.async = int(resp.AsyncFD)
 	return p
@@ -240,8 +240,8 @@ func (p *program) InstallFD(fd int, cloexec bool) (int, error) {
 	return n, err
 }
 
-// close closes a descriptor of the program.
-func (p *program) close(fd int) {
+// closeFD closes a descriptor of the program.
+func (p *program) closeFD(fd int) {
 	p.mu.Lock()
 	p.fds = slices.DeleteFunc(p.fds, func(n int) bool { return n == fd })
 	p.mu.Unlock()
@@ -254,8 +254,8 @@ func (p *program) SameFile(fd int) (dev, ino uint64, err error) {
 	return st.Dev, st.Ino, err
 }
 
-// alloc returns memory of the program.
-func (p *program) alloc(n int) []byte {
+// allocMem returns memory of the program.
+func (p *program) allocMem(n int) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n = (n + 15) &^ 15
@@ -268,16 +268,16 @@ func (p *program) alloc(n int) []byte {
 	return b
 }
 
-// store copies b into memory of the program.
-func (p *program) store(b []byte) []byte {
-	m := p.alloc(len(b))[:len(b)]
+// storeBytes copies b into memory of the program.
+func (p *program) storeBytes(b []byte) []byte {
+	m := p.allocMem(len(b))[:len(b)]
 	copy(m, b)
 	return m
 }
 
 // write writes a command unchanged.
 func (p *program) write(cmd []byte) error {
-	n, err := p.f.Write(p, addressOf(p.store(cmd)), len(cmd))
+	n, err := p.f.Write(p, addressOf(p.storeBytes(cmd)), len(cmd))
 	if err == nil && n != len(cmd) {
 		p.t.Errorf("Write: got %d, want %d", n, len(cmd))
 	}
@@ -294,9 +294,9 @@ type rawCommand struct {
 	driverOut int
 }
 
-// send sends the command in the program's form and returns its response.
-func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
-	out := p.alloc(c.room + c.driverOut)[:c.room+c.driverOut]
+// sendCommand sends the command in the program's form and returns its response.
+func (p *program) sendCommand(c rawCommand) (resp, driver []byte, err error) {
+	out := p.allocMem(c.room + c.driverOut)[:c.room+c.driverOut]
 	for i := range out {
 		out[i] = 0xee
 	}
@@ -308,21 +308,21 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 		if c.extended {
 			number |= uapi.CmdFlagExtended
 		}
-		in := p.store(core)
-		attrs := []uapi.Attr{inline(uapi.AttrWriteCmd, 8, number)}
+		in := p.storeBytes(core)
+		attrs := []uapi.Attr{inlineAttr(uapi.AttrWriteCmd, 8, number)}
 		if len(core) > 0 {
-			attrs = append(attrs, input(uapi.AttrCoreIn, in))
+			attrs = append(attrs, inputAttr(uapi.AttrCoreIn, in))
 		}
 		if c.room > 0 {
 			attrs = append(attrs, uapi.Attr{AttrID: uapi.AttrCoreOut, Len: uint16(c.room), Data: addressOf(resp)})
 		}
 		if len(c.driver) > 0 {
-			attrs = append(attrs, input(uapi.AttrUHWIn, p.store(c.driver)))
+			attrs = append(attrs, inputAttr(uapi.AttrUHWIn, p.storeBytes(c.driver)))
 		}
 		if c.driverOut > 0 {
 			attrs = append(attrs, uapi.Attr{AttrID: uapi.AttrUHWOut, Len: uint16(c.driverOut), Data: addressOf(driver)})
 		}
-		_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, attrs...)
+		_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodInvokeWrite, attrs...)
 	case c.extended:
 		hdr := uapi.CmdHdr{Command: c.number | uapi.CmdFlagExtended, InWords: uint16(len(core) / 8),
 			OutWords: uint16(c.room / 8)}
@@ -344,13 +344,13 @@ func (p *program) send(c rawCommand) (resp, driver []byte, err error) {
 	return resp, driver, err
 }
 
-// inline returns an attribute that contains its data. input returns an attribute that points to its data if they are
-// too long to be contained.
-func inline(id uapi.AttrID, n int, v uint64) uapi.Attr {
+// inlineAttr returns an attribute that contains its data. input returns an attribute that points to its data if they
+// are too long to be contained.
+func inlineAttr(id uapi.AttrID, n int, v uint64) uapi.Attr {
 	return uapi.Attr{AttrID: id, Len: uint16(n), Flags: uapi.AttrFMandatory, Data: v}
 }
 
-func input(id uapi.AttrID, b []byte) uapi.Attr {
+func inputAttr(id uapi.AttrID, b []byte) uapi.Attr {
 	a := uapi.Attr{AttrID: id, Len: uint16(len(b)), Flags: uapi.AttrFMandatory, Data: addressOf(b)}
 	if len(b) <= 8 {
 		a.Data = uint64At(append(slices.Clone(b), make([]byte, 8)...))
@@ -358,8 +358,8 @@ func input(id uapi.AttrID, b []byte) uapi.Attr {
 	return a
 }
 
-// ioctl calls a method and returns the attributes after the call.
-func (p *program) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs ...uapi.Attr) ([]uapi.Attr, error) {
+// callMethod calls a method and returns the attributes after the call.
+func (p *program) callMethod(object uapi.ObjectID, method uapi.MethodID, attrs ...uapi.Attr) ([]uapi.Attr, error) {
 	hdr := uapi.IoctlHdr{
 		Length:   uint16(ioctlHdrSize + attrSize*len(attrs)),
 		ObjectID: object,
@@ -367,15 +367,15 @@ func (p *program) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs ...uap
 		NumAttrs: uint16(len(attrs)),
 		DriverID: uapi.DriverRXE,
 	}
-	return p.ioctlRaw(hdr, attrs)
+	return p.callMethodRaw(hdr, attrs)
 }
 
-func (p *program) ioctlRaw(hdr uapi.IoctlHdr, attrs []uapi.Attr) ([]uapi.Attr, error) {
+func (p *program) callMethodRaw(hdr uapi.IoctlHdr, attrs []uapi.Attr) ([]uapi.Attr, error) {
 	b := uapi.AppendTo(nil, &hdr)
 	for i := range attrs {
 		b = uapi.AppendTo(b, &attrs[i])
 	}
-	b = p.store(b)
+	b = p.storeBytes(b)
 	err := p.f.Ioctl(p, uapi.VerbsIoctl, addressOf(b))
 	after := make([]uapi.Attr, len(attrs))
 	for i := range after {
@@ -384,20 +384,22 @@ func (p *program) ioctlRaw(hdr uapi.IoctlHdr, attrs []uapi.Attr) ([]uapi.Attr, e
 	return after, err
 }
 
-// do sends a plain command and returns its response.
-func do[Resp, Req any](p *program, cmd uapi.Command, req Req) (Resp, error) {
-	resp, _, err := doWith[Resp](p, cmd, req, nil, 0)
+// sendPlain sends a plain command and returns its response.
+func sendPlain[Resp, Req any](p *program, cmd uapi.Command, req Req) (Resp, error) {
+	resp, _, err := sendPlainWith[Resp](p, cmd, req, nil, 0)
 	return resp, err
 }
 
-// doWith sends a plain command with driver-private data and a buffer for the driver's response.
-func doWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte, driverOut int) (resp Resp, out []byte,
+// sendPlainWith sends a plain command with driver-private data and a buffer for the driver's response.
+func sendPlainWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte, driverOut int) (resp Resp,
+	out []byte,
 	err error) {
 	room := 0
 	if commands[uint32(cmd)].Answers {
 		room = reflectSize(resp)
 	}
-	b, out, err := p.send(rawCommand{number: uint32(cmd), core: uapi.AppendTo(nil, &req), driver: driver, room: room,
+	b, out, err := p.sendCommand(rawCommand{number: uint32(cmd), core: uapi.AppendTo(nil, &req), driver: driver,
+		room:      room,
 		driverOut: driverOut})
 	if err == nil && room > 0 {
 		resp, _ = uapi.Decode[Resp](b)
@@ -407,9 +409,10 @@ func doWith[Resp, Req any](p *program, cmd uapi.Command, req Req, driver []byte,
 
 func reflectSize(v any) int { return int(reflect.TypeOf(v).Size()) }
 
-// doEx sends an extended command.
-func doEx[Resp, Req any](p *program, cmd uapi.ExCommand, req Req, driverOut int) (resp Resp, out []byte, err error) {
-	b, out, err := p.send(rawCommand{extended: true, number: uint32(cmd), core: uapi.AppendTo(nil, &req),
+// sendExtended sends an extended command.
+func sendExtended[Resp, Req any](p *program, cmd uapi.ExCommand, req Req, driverOut int) (resp Resp, out []byte,
+	err error) {
+	b, out, err := p.sendCommand(rawCommand{extended: true, number: uint32(cmd), core: uapi.AppendTo(nil, &req),
 		room: reflectSize(resp), driverOut: driverOut})
 	if err == nil {
 		resp, _ = uapi.Decode[Resp](b)
@@ -417,11 +420,11 @@ func doEx[Resp, Req any](p *program, cmd uapi.ExCommand, req Req, driverOut int)
 	return resp, out, err
 }
 
-// none is the type of an empty response.
-type none struct{}
+// noResponse is the type of an empty response.
+type noResponse struct{}
 
-func silently[Req any](p *program, cmd uapi.Command, req Req) error {
-	_, err := do[none](p, cmd, req)
+func sendSilent[Req any](p *program, cmd uapi.Command, req Req) error {
+	_, err := sendPlain[noResponse](p, cmd, req)
 	return err
 }
 
@@ -429,24 +432,25 @@ func silently[Req any](p *program, cmd uapi.Command, req Req) error {
 
 func (p *program) allocPD() uint32 {
 	p.t.Helper()
-	resp, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
+	resp, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 	must(p.t, err)
 	return resp.PDHandle
 }
 
 func (p *program) regMR(pd uint32) uapi.RegMRResp {
 	p.t.Helper()
-	addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
-	resp, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd,
+	addr := (addressOf(p.allocMem(8192)) + 4095) &^ 4095
+	resp, err := sendPlain[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096,
+		PDHandle:    pd,
 		AccessFlags: uapi.AccessLocalWrite})
 	must(p.t, err)
 	return resp
 }
 
-// channel creates a completion channel and returns its descriptor.
-func (p *program) channel() int {
+// createChannel creates a completion channel and returns its descriptor.
+func (p *program) createChannel() int {
 	p.t.Helper()
-	resp, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
+	resp, err := sendPlain[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 	must(p.t, err)
 	return int(resp.FD)
 }
@@ -454,7 +458,7 @@ func (p *program) channel() int {
 // createCQ creates a queue. channel is -1 for no channel, and user is the program's handle.
 func (p *program) createCQ(channel int, user uint64) uint32 {
 	p.t.Helper()
-	resp, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ,
+	resp, err := sendPlain[uapi.CreateCQResp](p, uapi.CmdCreateCQ,
 		uapi.CreateCQ{UserHandle: user, CQE: 10, CompChannel: int32(channel)})
 	must(p.t, err)
 	return resp.CQHandle
@@ -462,7 +466,7 @@ func (p *program) createCQ(channel int, user uint64) uint32 {
 
 func (p *program) createQP(pd, cq uint32, user uint64, t uapi.QPType) uapi.CreateQPResp {
 	p.t.Helper()
-	resp, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+	resp, err := sendPlain[uapi.CreateQPResp](p, uapi.CmdCreateQP,
 		uapi.CreateQP{UserHandle: user, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 5, QPType: t})
 	must(p.t, err)
 	return resp
@@ -470,7 +474,8 @@ func (p *program) createQP(pd, cq uint32, user uint64, t uapi.QPType) uapi.Creat
 
 func (p *program) createAH(pd uint32) uint32 {
 	p.t.Helper()
-	resp, err := do[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}})
+	resp, err := sendPlain[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd,
+		Attr: uapi.AHAttr{PortNum: 1}})
 	must(p.t, err)
 	return resp.AHHandle
 }
@@ -487,7 +492,7 @@ func (p *program) fakeQP(handle uint32) *ibfake.QP {
 // readEvents reads the events of an event file without waiting. end reports the end of the file.
 func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
 	p.t.Helper()
-	p.settle()
+	p.waitForPipes()
 	must(p.t, unix.SetNonblock(fd, true))
 	defer unix.SetNonblock(fd, false)
 	for {
@@ -504,8 +509,8 @@ func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
 	}
 }
 
-// completions returns the user handles of the completion events that can be read now.
-func (p *program) completions(channel int) (users []uint64, end bool) {
+// readCompletions returns the user handles of the completion events that can be read now.
+func (p *program) readCompletions(channel int) (users []uint64, end bool) {
 	p.t.Helper()
 	records, end := p.readEvents(channel, compRecordSize)
 	for _, r := range records {
@@ -518,19 +523,19 @@ func (p *program) completions(channel int) (users []uint64, end bool) {
 	return users, end
 }
 
-// settle waits until the service has written the raised events to the pipes, as far as the pipes have space.
-func (p *program) settle() {
+// waitForPipes waits until the service has written the raised events to the pipes, as far as the pipes have space.
+func (p *program) waitForPipes() {
 	e := &p.f.events
 	e.mu.Lock()
 	files := slices.Concat(e.channels, e.async)
 	e.mu.Unlock()
 	for _, e := range files {
-		written(e)
+		waitUntilWritten(e)
 	}
 }
 
-// asyncEvents returns the asynchronous events that can be read now, as "type:element".
-func (p *program) asyncEvents(fd int) (events []string, end bool) {
+// readAsyncEvents returns the asynchronous events that can be read now, as "type:element".
+func (p *program) readAsyncEvents(fd int) (events []string, end bool) {
 	p.t.Helper()
 	records, end := p.readEvents(fd, asyncRecordSize)
 	for _, r := range records {
@@ -543,8 +548,8 @@ func (p *program) asyncEvents(fd int) (events []string, end bool) {
 	return events, end
 }
 
-// now runs f and the callbacks that f makes due.
-func (w *world) now(f func()) {
+// runWithCallbacks runs f and the callbacks that f makes due.
+func (w *fixture) runWithCallbacks(f func()) {
 	w.handle.HoldCallbacks()
 	f()
 	w.handle.RunCallbacks()

@@ -22,8 +22,8 @@ import (
 	"verbena/uapi"
 )
 
-// newRXEWorld returns a server with a device that has real queues.
-func newRXEWorld(t *testing.T) *world {
+// newRXEFixture returns a server with a device that has real queues.
+func newRXEFixture(t *testing.T) *fixture {
 	t.Helper()
 	checkDescriptors(t)
 	drv, err := rxe.New(rxe.Config{
@@ -36,14 +36,15 @@ func newRXEWorld(t *testing.T) *world {
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, drv.Close()) })
-	return worldOf(t, drv.Handle(), ibfake.New())
+	return fixtureOf(t, drv.Handle(), ibfake.New())
 }
 
 // createSRQ creates a shared receive queue and also returns the driver's response.
 func (p *program) createSRQ(pd uint32, req uapi.CreateXSRQ) (uapi.CreateSRQResp, uapi.RXECreateSRQResp) {
 	p.t.Helper()
 	req.PDHandle, req.MaxWR, req.MaxSGE = pd, 8, 1
-	resp, out, err := doWith[uapi.CreateSRQResp](p, uapi.CmdCreateXSRQ, req, nil, uapi.SizeOf[uapi.RXECreateSRQResp]())
+	resp, out, err := sendPlainWith[uapi.CreateSRQResp](p, uapi.CmdCreateXSRQ, req, nil,
+		uapi.SizeOf[uapi.RXECreateSRQResp]())
 	must(p.t, err)
 	drv, ok := uapi.Decode[uapi.RXECreateSRQResp](out)
 	if !ok || resp.MaxWR < 8 || resp.MaxSGE < 1 || drv.MI.Size == 0 {
@@ -52,23 +53,23 @@ func (p *program) createSRQ(pd uint32, req uapi.CreateXSRQ) (uapi.CreateSRQResp,
 	return resp, drv
 }
 
-func (p *program) rxeCQ() uint32 {
+func (p *program) createRXECQ() uint32 {
 	p.t.Helper()
-	resp, _, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 20, CompChannel: -1}, nil, 16)
+	resp, _, err := sendPlainWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 20, CompChannel: -1}, nil, 16)
 	must(p.t, err)
 	return resp.CQHandle
 }
 
-func (p *program) rxeQP(req uapi.CreateQP) uapi.CreateQPResp {
+func (p *program) createRXEQP(req uapi.CreateQP) uapi.CreateQPResp {
 	p.t.Helper()
 	req.MaxSendWR, req.MaxSendSGE = 4, 1
-	resp, _, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, req, nil, 32)
+	resp, _, err := sendPlainWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, req, nil, 32)
 	must(p.t, err)
 	return resp
 }
 
-// connect moves a queue pair to RTS, connected to another queue pair of the same device.
-func (p *program) connect(handle, peer uint32, t uapi.QPType) {
+// connectQP moves a queue pair to RTS, connected to another queue pair of the same device.
+func (p *program) connectQP(handle, peer uint32, t uapi.QPType) {
 	p.t.Helper()
 	gid, err := p.w.dev.QueryGID(1, 1)
 	must(p.t, err)
@@ -76,7 +77,7 @@ func (p *program) connect(handle, peer uint32, t uapi.QPType) {
 		p.t.Helper()
 		m.QPHandle = handle
 		m.AttrMask |= uapi.QPAttrState
-		must(p.t, silently(p, uapi.CmdModifyQP, m))
+		must(p.t, sendSilent(p, uapi.CmdModifyQP, m))
 	}
 	modify(uapi.ModifyQP{QPState: uapi.QPSInit, PortNum: 1,
 		AttrMask: uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags})
@@ -102,7 +103,8 @@ func (p *program) waitWC(cq uint32) uapi.WC {
 	p.t.Helper()
 	var wc uapi.WC
 	testutil.Eventually(p.t, "a completion", func() bool {
-		b, _, err := p.send(rawCommand{number: uint32(uapi.CmdPollCQ), core: enc(uapi.PollCQ{CQHandle: cq, NE: 1}), room: 8 +
+		b, _, err := p.sendCommand(rawCommand{number: uint32(uapi.CmdPollCQ), core: encode(uapi.PollCQ{CQHandle: cq,
+			NE: 1}), room: 8 +
 			48})
 		must(p.t, err)
 		r, _ := uapi.Decode[uapi.PollCQResp](b)
@@ -119,7 +121,7 @@ func (p *program) expectEvents(want ...string) {
 	p.t.Helper()
 	var got []string
 	testutil.Poll(func() bool {
-		more, _ := p.asyncEvents(p.async)
+		more, _ := p.readAsyncEvents(p.async)
 		got = append(got, more...)
 		return len(got) >= len(want)
 	})
@@ -129,9 +131,9 @@ func (p *program) expectEvents(want ...string) {
 }
 
 func TestSRQCommands(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		p := newRXEWorld(t).start(form)
-		pd, cq := p.allocPD(), p.rxeCQ()
+	eachForm(t, func(t *testing.T, form form) {
+		p := newRXEFixture(t).startProgram(form)
+		pd, cq := p.allocPD(), p.createRXECQ()
 		mr := p.regMR(pd)
 		addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().IOVA()
 		srq, drv := p.createSRQ(pd, uapi.CreateXSRQ{UserHandle: 77})
@@ -140,34 +142,34 @@ func TestSRQCommands(t *testing.T) {
 		}
 		var qps [2]uapi.CreateQPResp
 		for i := range qps {
-			qps[i] = p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, IsSRQ: 1,
+			qps[i] = p.createRXEQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC, IsSRQ: 1,
 				SRQHandle: srq.SRQHandle})
 		}
 		for i := range qps {
-			p.connect(qps[i].QPHandle, qps[1-i].QPN, uapi.QPTRC)
+			p.connectQP(qps[i].QPHandle, qps[1-i].QPN, uapi.QPTRC)
 		}
 		wantErrno(t, "destroy in use", func() error {
-			_, err := do[uapi.DestroySRQResp](p, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: srq.SRQHandle})
+			_, err := sendPlain[uapi.DestroySRQResp](p, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: srq.SRQHandle})
 			return err
 		}(), syscall.EBUSY)
 
 		sge := []uapi.SGE{{Addr: addr, Length: 64, LKey: mr.LKey}}
 		for i := range 3 {
-			bad, err := post(p, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: uint64(i), NumSGE: 1}}, sge)
+			bad, err := postWRs(p, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: uint64(i), NumSGE: 1}}, sge)
 			if err != nil || bad != 0 {
 				t.Fatalf("refused %d: %v", bad, err)
 			}
 		}
-		must(t, silently(p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrLimit,
+		must(t, sendSilent(p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrLimit,
 			SRQLimit: 2}))
-		q, err := do[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
+		q, err := sendPlain[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
 		if q.SRQLimit != 2 || q.MaxWR != srq.MaxWR || q.MaxSGE != srq.MaxSGE {
 			t.Errorf("query: got %+v, want limit 2 and the values of the creation", q)
 		}
 		for i := range 2 { // from either queue pair, to the same SRQ
 			wr := uapi.SendWR{WRID: 10, NumSGE: 1, Opcode: uapi.WRSend}
-			if bad, err := post(p, uapi.CmdPostSend, qps[i].QPHandle, []uapi.SendWR{wr}, sge); err != nil || bad != 0 {
+			if bad, err := postWRs(p, uapi.CmdPostSend, qps[i].QPHandle, []uapi.SendWR{wr}, sge); err != nil || bad != 0 {
 				t.Fatalf("refused %d: %v", bad, err)
 			}
 			if wc := p.waitWC(cq); wc.Status != uapi.WCSuccess || wc.WRID != uint64(i) || wc.QPNum != qps[1-i].QPN {
@@ -177,15 +179,16 @@ func TestSRQCommands(t *testing.T) {
 		p.expectEvents(fmt.Sprintf("%v:77", uapi.EventSRQLimitReached))
 
 		// The request asks for another capacity, and the driver returns the offset.
-		place := p.alloc(16)[:16]
-		_, _, err = doWith[none](p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR,
-			MaxWR: 100},
-			enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
+		place := p.allocMem(16)[:16]
+		_, _, err = sendPlainWith[noResponse](p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle,
+			AttrMask: uapi.SRQAttrMaxWR,
+			MaxWR:    100},
+			encode(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)}), 0)
 		must(t, err)
 		if mi, _ := uapi.Decode[uapi.MMInfo](place); mi.Size <= drv.MI.Size {
 			t.Errorf("queue after the resize: got %+v, want it larger than %+v", mi, drv.MI)
 		}
-		wantErrno(t, "resize without telling where", silently(p, uapi.CmdModifySRQ,
+		wantErrno(t, "resize without telling where", sendSilent(p, uapi.CmdModifySRQ,
 			uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 50}), syscall.EINVAL)
 		info := p.f.Info()
 		if len(info.SRQs) != 1 || info.SRQs[0].MaxWR < 100 || info.SRQs[0].XRC {
@@ -200,10 +203,10 @@ func TestSRQCommands(t *testing.T) {
 			}
 		}
 		for i := range qps {
-			_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qps[i].QPHandle})
+			_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qps[i].QPHandle})
 			must(t, err)
 		}
-		r, err := do[uapi.DestroySRQResp](p, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: srq.SRQHandle})
+		r, err := sendPlain[uapi.DestroySRQResp](p, uapi.CmdDestroySRQ, uapi.DestroySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
 		if r.EventsReported != 1 {
 			t.Errorf("reported events: got %d, want 1", r.EventsReported)
@@ -220,7 +223,7 @@ func TestSRQCommands(t *testing.T) {
 			{"XRC without domain", uapi.CreateXSRQ{PDHandle: pd, MaxWR: 1, SRQType: uapi.SRQTXRC, CQHandle: cq}, syscall.EINVAL},
 			{"no room", uapi.CreateXSRQ{PDHandle: pd}, syscall.EINVAL},
 		} {
-			_, _, err := doWith[uapi.CreateSRQResp](p, uapi.CmdCreateXSRQ, bad.req, nil, 32)
+			_, _, err := sendPlainWith[uapi.CreateSRQResp](p, uapi.CmdCreateXSRQ, bad.req, nil, 32)
 			wantErrno(t, bad.name, err, bad.want)
 		}
 	})
@@ -228,7 +231,7 @@ func TestSRQCommands(t *testing.T) {
 
 // openXRCD opens the XRC domain of a descriptor. -1 means a private domain.
 func (p *program) openXRCD(fd, flags int) (uint32, error) {
-	r, err := do[uapi.OpenXRCDResp](p, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: uint32(fd), OFlags: uint32(flags)})
+	r, err := sendPlain[uapi.OpenXRCDResp](p, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: uint32(fd), OFlags: uint32(flags)})
 	return r.XRCDHandle, err
 }
 
@@ -236,9 +239,9 @@ func (p *program) openXRCD(fd, flags int) (uint32, error) {
 // receives at a target that the first program has created. The rxe provider of libibverbs has no XRC. An unmodified
 // program can therefore not test XRC.
 func TestXRCCommands(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newRXEWorld(t)
-		a, b := w.start(form), w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newRXEFixture(t)
+		a, b := w.startProgram(form), w.startProgram(form)
 		name := t.TempDir() + "/domain"
 		file, err := os.Create(name)
 		must(t, err)
@@ -258,36 +261,36 @@ func TestXRCCommands(t *testing.T) {
 		own, err := b.openXRCD(-1, 0)
 		must(t, err)
 
-		tgt, err := do[uapi.CreateQPResp](a, uapi.CmdCreateQP,
+		tgt, err := sendPlain[uapi.CreateQPResp](a, uapi.CmdCreateQP,
 			uapi.CreateQP{PDHandle: xa, QPType: uapi.QPTXRCTgt, UserHandle: 5})
 		must(t, err)
-		_, err = do[uapi.CreateQPResp](a, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: 999, QPType: uapi.QPTXRCTgt})
+		_, err = sendPlain[uapi.CreateQPResp](a, uapi.CmdCreateQP, uapi.CreateQP{PDHandle: 999, QPType: uapi.QPTXRCTgt})
 		wantErrno(t, "a target in no domain", err, syscall.EINVAL)
 		open := uapi.OpenQP{PDHandle: own, QPN: tgt.QPN, QPType: uapi.QPTXRCTgt, UserHandle: 6}
-		_, err = do[uapi.CreateQPResp](b, uapi.CmdOpenQP, open)
+		_, err = sendPlain[uapi.CreateQPResp](b, uapi.CmdOpenQP, open)
 		wantErrno(t, "a target of another domain", err, syscall.EINVAL)
 		open.PDHandle = xb
-		opened, err := do[uapi.CreateQPResp](b, uapi.CmdOpenQP, open)
+		opened, err := sendPlain[uapi.CreateQPResp](b, uapi.CmdOpenQP, open)
 		must(t, err)
 		if opened.QPN != tgt.QPN {
 			t.Errorf("opened %d, want %d", opened.QPN, tgt.QPN)
 		}
 
-		pda, pdb, cqa, cqb := a.allocPD(), b.allocPD(), a.rxeCQ(), b.rxeCQ()
+		pda, pdb, cqa, cqb := a.allocPD(), b.allocPD(), a.createRXECQ(), b.createRXECQ()
 		mra, mrb := a.regMR(pda), b.regMR(pdb)
-		ini := a.rxeQP(uapi.CreateQP{PDHandle: pda, SendCQHandle: cqa, QPType: uapi.QPTXRCIni})
-		a.connect(ini.QPHandle, tgt.QPN, uapi.QPTXRCIni)
+		ini := a.createRXEQP(uapi.CreateQP{PDHandle: pda, SendCQHandle: cqa, QPType: uapi.QPTXRCIni})
+		a.connectQP(ini.QPHandle, tgt.QPN, uapi.QPTXRCIni)
 		// a program that has opened the target may also modify it
-		b.connect(opened.QPHandle, ini.QPN, uapi.QPTXRCTgt)
+		b.connectQP(opened.QPHandle, ini.QPN, uapi.QPTXRCTgt)
 		// The next send names no queue, because commands have no field for the queue's number. The target moves to the
 		// error state, and both programs receive the event.
 		srq, drv := b.createSRQ(pdb, uapi.CreateXSRQ{SRQType: uapi.SRQTXRC, XRCDHandle: xb, CQHandle: cqb})
 		if srq.SRQN == 0 || srq.SRQN != drv.SRQNum {
 			t.Errorf("SRQ numbers: got %d and %d, want equal ones above 0", srq.SRQN, drv.SRQNum)
 		}
-		wantErrno(t, "close a domain in use", silently(b, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xb}), syscall.EBUSY)
+		wantErrno(t, "close a domain in use", sendSilent(b, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xb}), syscall.EBUSY)
 		region := b.f.objects.find(mrb.MRHandle).res.(*mrObject).Region()
-		post(b, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: 3, NumSGE: 1}},
+		postWRs(b, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: 3, NumSGE: 1}},
 			[]uapi.SGE{{Addr: region.IOVA(), Length: 64, LKey: mrb.LKey}})
 		src := a.f.objects.find(mra.MRHandle).res.(*mrObject).Region()
 		send := func(srqn uint32) {
@@ -314,14 +317,15 @@ func TestXRCCommands(t *testing.T) {
 			p.expectEvents(fmt.Sprintf("%v:%d", uapi.EventQPReqErr, 5+i))
 		}
 		// The target exists until the last program has closed it.
-		r, err := do[uapi.DestroyQPResp](a, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: tgt.QPHandle})
+		r, err := sendPlain[uapi.DestroyQPResp](a, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: tgt.QPHandle})
 		must(t, err)
 		if r.EventsReported != 1 {
 			t.Errorf("reported events: got %d, want 1", r.EventsReported)
 		}
-		_, err = do[uapi.QueryQPResp](b, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: opened.QPHandle, AttrMask: uapi.QPAttrState})
+		_, err = sendPlain[uapi.QueryQPResp](b, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: opened.QPHandle,
+			AttrMask: uapi.QPAttrState})
 		must(t, err)
-		must(t, silently(a, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xa}))
+		must(t, sendSilent(a, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xa}))
 		info := b.f.Info()
 		if len(info.XRCDs) != 2 || len(info.SRQs) != 1 || !info.SRQs[0].XRC {
 			t.Errorf("resources: got %+v, want 2 XRC domains and 1 XRC SRQ", info)
@@ -339,18 +343,18 @@ func TestXRCCommands(t *testing.T) {
 }
 
 func TestMulticastCommands(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newRXEWorld(t)
-		p := w.start(form)
-		pd, cq := p.allocPD(), p.rxeCQ()
-		ud := p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
-		rc := p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
+	eachForm(t, func(t *testing.T, form form) {
+		w := newRXEFixture(t)
+		p := w.startProgram(form)
+		pd, cq := p.allocPD(), p.createRXECQ()
+		ud := p.createRXEQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
+		rc := p.createRXEQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 		group := netip.MustParseAddr("239.5.6.7").As16()
 		attach := func(qp uint32, gid [16]byte) error {
-			return silently(p, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp})
+			return sendSilent(p, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp})
 		}
 		detach := func(qp uint32) error {
-			return silently(p, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group, QPHandle: qp})
+			return sendSilent(p, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group, QPHandle: qp})
 		}
 		wantErrno(t, "detach before", detach(ud.QPHandle), syscall.EINVAL)
 		must(t, attach(ud.QPHandle, group))
@@ -358,7 +362,7 @@ func TestMulticastCommands(t *testing.T) {
 		wantErrno(t, "no group", attach(ud.QPHandle, netip.MustParseAddr("10.0.0.1").As16()), syscall.EINVAL)
 		wantErrno(t, "a connected queue pair", attach(rc.QPHandle, group), syscall.EINVAL)
 		wantErrno(t, "no queue pair", attach(999, group), syscall.ENOENT)
-		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: ud.QPHandle})
+		_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: ud.QPHandle})
 		wantErrno(t, "destroy a member", err, syscall.EBUSY)
 		must(t, detach(ud.QPHandle))
 		wantErrno(t, "detach twice", detach(ud.QPHandle), syscall.EINVAL)
@@ -373,13 +377,13 @@ func TestMulticastCommands(t *testing.T) {
 // TestMulticastMemberships checks that each membership is charged once, up to the limit of the user. Only a detach with
 // the same GID and LID may release the charge.
 func TestMulticastMemberships(t *testing.T) {
-	w := newRXEWorld(t)
+	w := newRXEFixture(t)
 	limits := quota.Limits{}
 	limits[quota.Multicast].PerUser = 2
 	w.ledger = quota.New(limits)
-	p := w.start(byWrite)
-	pd, cq := p.allocPD(), p.rxeCQ()
-	ud := p.rxeQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
+	p := w.startProgram(byWrite)
+	pd, cq := p.allocPD(), p.createRXECQ()
+	ud := p.createRXEQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
 	for i, step := range []struct {
 		cmd   uapi.Command
 		group byte
@@ -401,7 +405,7 @@ func TestMulticastMemberships(t *testing.T) {
 		{uapi.CmdDetachMcast, 3, 0, 0, "", 0},
 	} {
 		gid := netip.AddrFrom4([4]byte{239, 5, 6, step.group}).As16()
-		err := silently(p, step.cmd, uapi.AttachMcast{GID: gid, QPHandle: ud.QPHandle, MLID: step.lid})
+		err := sendSilent(p, step.cmd, uapi.AttachMcast{GID: gid, QPHandle: ud.QPHandle, MLID: step.lid})
 		name := fmt.Sprintf("step %d: %v of group %d with LID %d", i, step.cmd, step.group, step.lid)
 		wantErrno(t, name, err, step.want)
 		if err != nil && !strings.Contains(err.Error(), step.text) {

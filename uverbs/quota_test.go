@@ -16,17 +16,17 @@ import (
 	"verbena/umem"
 )
 
-// TestQuota checks the quota of each kind of object. The object must be charged to the user who opened the file,
-// rejected beyond the limit with the errno of the kind, and released by its destruction.
-func TestQuota(t *testing.T) {
-	w := newWorld(t)
+// TestQuotaOfEachKind checks the quota of each kind of object. The object must be charged to the user who opened the
+// file, rejected beyond the limit with the errno of the kind, and released by its destruction.
+func TestQuotaOfEachKind(t *testing.T) {
+	w := newFixture(t)
 	limits := quota.Limits{}
 	for k := range quota.NumKinds {
 		limits[k].PerUser = 3
 	}
-	limits[quota.Descriptors].PerUser = 3 * pipeEnds
+	limits[quota.Descriptors].PerUser = 3 * pipeDescriptors
 	w.ledger = quota.New(limits)
-	p := w.start(byWrite)
+	p := w.startProgram(byWrite)
 	u := p.User()
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	for _, k := range []struct {
@@ -39,51 +39,53 @@ func TestQuota(t *testing.T) {
 	}{
 		{quota.PDs, 1, 1, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
+				r, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 				return r.PDHandle, err
 			},
-			func(h uint32) error { return silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}) }},
+			func(h uint32) error { return sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}) }},
 		{quota.CQs, 1, 1, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1})
+				r, err := sendPlain[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1})
 				return r.CQHandle, err
 			},
 			func(h uint32) error {
-				_, err := do[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: h})
+				_, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: h})
 				return err
 			}},
 		{quota.QPs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+				r, err := sendPlain[uapi.CreateQPResp](p, uapi.CmdCreateQP,
 					uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTUD})
 				return r.QPHandle, err
 			},
 			func(h uint32) error {
-				_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: h})
+				_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: h})
 				return err
 			}},
 		{quota.AHs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd, Attr: uapi.AHAttr{PortNum: 1}})
+				r, err := sendPlain[uapi.CreateAHResp](p, uapi.CmdCreateAH, uapi.CreateAH{PDHandle: pd,
+					Attr: uapi.AHAttr{PortNum: 1}})
 				return r.AHHandle, err
 			},
-			func(h uint32) error { return silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}) }},
+			func(h uint32) error { return sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}) }},
 		{quota.MWs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				r, err := do[uapi.AllocMWResp](p, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: pd, MWType: uapi.MWType1})
+				r, err := sendPlain[uapi.AllocMWResp](p, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: pd, MWType: uapi.MWType1})
 				return r.MWHandle, err
 			},
-			func(h uint32) error { return silently(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}) }},
+			func(h uint32) error { return sendSilent(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}) }},
 		{quota.MRs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
-				addr := (addressOf(p.alloc(8192)) + 4095) &^ 4095
-				r, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096, PDHandle: pd})
+				addr := (addressOf(p.allocMem(8192)) + 4095) &^ 4095
+				r, err := sendPlain[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 4096,
+					PDHandle: pd})
 				return r.MRHandle, err
 			},
-			func(h uint32) error { return silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}) }},
-		{quota.Descriptors, pipeEnds, 1, syscall.EMFILE,
+			func(h uint32) error { return sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}) }},
+		{quota.Descriptors, pipeDescriptors, 1, syscall.EMFILE,
 			func() (uint32, error) {
-				r, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
+				r, err := sendPlain[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 				return r.FD, err
 			},
 			nil},
@@ -126,17 +128,17 @@ func TestQuota(t *testing.T) {
 	w.open(byWrite)
 }
 
-// TestQuotaBalances executes random sequences of commands and removes the device in between. Some commands fail in the
-// driver, at the delivery of the response or at a limit. In the end there must be no charges, and no charge may have
-// been released twice.
-func TestQuotaBalances(t *testing.T) {
+// TestQuotaAfterRandomCommands executes random sequences of commands and removes the device in between. Some commands
+// fail in the driver, at the delivery of the response or at a limit. In the end there must be no charges, and no charge
+// may have been released twice.
+func TestQuotaAfterRandomCommands(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		t.Run(fmt.Sprint(seed), func(t *testing.T) { balance(t, r) })
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { runRandomCommands(t, r) })
 	}
 }
 
-func balance(t *testing.T, r *rand.Rand) {
+func runRandomCommands(t *testing.T, r *rand.Rand) {
 	core, drv := &ib.Core{}, ibfake.New()
 	drv.Answer(func(a *ibfake.Answers) { a.GIDs = make([]ib.GIDEntry, 3) })
 	dev := ib.NewDevice("rxe0", drv, nil)
@@ -198,28 +200,28 @@ func balance(t *testing.T, r *rand.Rand) {
 		case 2, 3:
 			send(i, uapi.CmdAllocPD, make([]byte, 8))
 		case 4:
-			send(i, uapi.CmdCreateCQ, enc(uapi.CreateCQ{CQE: 5, CompChannel: -1}))
+			send(i, uapi.CmdCreateCQ, encode(uapi.CreateCQ{CQE: 5, CompChannel: -1}))
 		case 5, 6:
-			send(i, uapi.CmdCreateQP, enc(uapi.CreateQP{PDHandle: handle(), SendCQHandle: handle(), RecvCQHandle: handle(),
+			send(i, uapi.CmdCreateQP, encode(uapi.CreateQP{PDHandle: handle(), SendCQHandle: handle(), RecvCQHandle: handle(),
 				QPType: uapi.QPTRC}))
 		case 7:
-			send(i, uapi.CmdRegMR, enc(uapi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: handle()}))
+			send(i, uapi.CmdRegMR, encode(uapi.RegMR{Start: fuzzBase, HCAVA: fuzzBase, Length: 4096, PDHandle: handle()}))
 		case 8:
-			send(i, uapi.CmdCreateAH, enc(uapi.CreateAH{PDHandle: handle(), Attr: uapi.AHAttr{PortNum: 1}}))
+			send(i, uapi.CmdCreateAH, encode(uapi.CreateAH{PDHandle: handle(), Attr: uapi.AHAttr{PortNum: 1}}))
 		case 9:
-			send(i, uapi.CmdAllocMW, enc(uapi.AllocMW{PDHandle: handle(), MWType: uapi.MWType1}))
+			send(i, uapi.CmdAllocMW, encode(uapi.AllocMW{PDHandle: handle(), MWType: uapi.MWType1}))
 		case 10:
 			send(i, uapi.CmdCreateCompChannel, make([]byte, 8))
 		case 11:
-			send(i, uapi.CmdDestroyQP, enc(uapi.DestroyQP{QPHandle: handle()}))
+			send(i, uapi.CmdDestroyQP, encode(uapi.DestroyQP{QPHandle: handle()}))
 		case 12:
-			send(i, uapi.CmdDestroyCQ, enc(uapi.DestroyCQ{CQHandle: handle()}))
+			send(i, uapi.CmdDestroyCQ, encode(uapi.DestroyCQ{CQHandle: handle()}))
 		case 13:
-			send(i, uapi.CmdDeregMR, enc(uapi.DeregMR{MRHandle: handle()}))
+			send(i, uapi.CmdDeregMR, encode(uapi.DeregMR{MRHandle: handle()}))
 		case 14:
-			send(i, uapi.CmdDestroyAH, enc(uapi.DestroyAH{AHHandle: handle()}))
+			send(i, uapi.CmdDestroyAH, encode(uapi.DestroyAH{AHHandle: handle()}))
 		case 15:
-			send(i, uapi.CmdDeallocPD, enc(uapi.DeallocPD{PDHandle: handle()}))
+			send(i, uapi.CmdDeallocPD, encode(uapi.DeallocPD{PDHandle: handle()}))
 		}
 	}
 	for _, m := range methods {
@@ -231,7 +233,7 @@ func balance(t *testing.T, r *rand.Rand) {
 			unix.Close(fd)
 		}
 	}
-	notCharged(t, ledger)
+	checkNoCharges(t, ledger)
 	if removal >= 300 {
 		must(t, core.Unregister(dev))
 	}

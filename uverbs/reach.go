@@ -58,7 +58,7 @@ func withHandle[T resource](file *File, handle uint32, f func(T)) bool {
 	if err != nil {
 		return false
 	}
-	defer o.done()
+	defer o.releaseUse()
 	f(o.res)
 	return true
 }

@@ -13,19 +13,19 @@ import (
 	"verbena/uapi"
 )
 
-// numbered is a program with another process number.
-type numbered struct {
+// programWithPID is a program with another process number.
+type programWithPID struct {
 	*program
 	pid int
 }
 
-func (n numbered) PID() int { return n.pid }
+func (n programWithPID) PID() int { return n.pid }
 
-// TestReachByHandle checks which completion queue a handle and a process number select for an operator.
-func TestReachByHandle(t *testing.T) {
-	w := newWorld(t)
-	a, b, closed := w.start(byWrite), w.start(byWrite), w.start(byWrite)
-	a.f.proc, b.f.proc, closed.f.proc = numbered{a, 7}, numbered{b, 8}, numbered{closed, 9}
+// TestWithCQSelectsProgram checks which completion queue a handle and a process number select for an operator.
+func TestWithCQSelectsProgram(t *testing.T) {
+	w := newFixture(t)
+	a, b, closed := w.startProgram(byWrite), w.startProgram(byWrite), w.startProgram(byWrite)
+	a.f.proc, b.f.proc, closed.f.proc = programWithPID{a, 7}, programWithPID{b, 8}, programWithPID{closed, 9}
 	shared, other := a.createCQ(-1, 0), b.createCQ(-1, 0)
 	if shared != other {
 		t.Fatalf("first handles: got %d and %d, want equal ones", shared, other)
@@ -33,7 +33,7 @@ func TestReachByHandle(t *testing.T) {
 	own := b.createCQ(-1, 0)
 	pd := b.allocPD()
 	busy := b.createCQ(-1, 0)
-	_, err := b.f.objects.take(busy, kindCQ)
+	_, err := b.f.objects.takeForDestroy(busy, kindCQ)
 	must(t, err)
 	defer b.f.objects.find(busy).publish()
 	closed.createCQ(-1, 0)
@@ -80,22 +80,22 @@ func TestReachByHandle(t *testing.T) {
 	wantErrno(t, "another kind", err, syscall.ENOENT)
 }
 
-// TestRing checks the doorbell of a caller that does not issue system calls, in each state of the context and of the
-// queue pair.
-func TestRing(t *testing.T) {
-	w := newWorld(t)
-	p, other := w.open(byWrite), w.start(byWrite)
+// TestRingByHandle checks the doorbell of a caller that does not issue system calls, in each state of the context and
+// of the queue pair.
+func TestRingByHandle(t *testing.T) {
+	w := newFixture(t)
+	p, other := w.open(byWrite), w.startProgram(byWrite)
 	if err := p.f.Ring(p, 1); !errors.Is(err, errNoContext) {
 		t.Errorf("fresh: got %v, want %v", err, errNoContext)
 	}
-	_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+	_, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	must(t, err)
 	newQP := func(p *program, pd, cq uint32) uint32 { return p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle }
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	early, ready, gone := newQP(p, pd, cq), newQP(p, pd, cq), newQP(p, pd, cq)
 	p.fakeQP(ready).Ready()
 	p.fakeQP(gone).Ready()
-	_, err = do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: gone})
+	_, err = sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: gone})
 	must(t, err)
 	var others uint32
 	for pd, cq := other.allocPD(), other.createCQ(-1, 0); others <= gone; {
@@ -123,12 +123,12 @@ func TestRing(t *testing.T) {
 			t.Errorf("%s: got %q, want it to contain %q", test.name, err, test.text)
 		}
 	}
-	if r, e, o := p.fakeQP(ready).Rung(), p.fakeQP(early).Rung(), other.fakeQP(others).Rung(); r != 1 || e != 0 || o != 0 {
+	if r, e, o := p.fakeQP(ready).DoorbellCount(), p.fakeQP(early).DoorbellCount(), other.fakeQP(others).DoorbellCount(); r != 1 || e != 0 || o != 0 {
 		t.Errorf("doorbells: got %d, %d and %d, want 1, 0 and 0", r, e, o)
 	}
 	other.f.Close()
-	if err := other.f.Ring(other, others); !errors.Is(err, errClosed) {
-		t.Errorf("closed: got %v, want %v", err, errClosed)
+	if err := other.f.Ring(other, others); !errors.Is(err, errFileClosed) {
+		t.Errorf("closed: got %v, want %v", err, errFileClosed)
 	}
 	must(t, w.core.Unregister(w.handle))
 	if err := p.f.Ring(p, ready); !errors.Is(err, errGone) {
@@ -138,27 +138,27 @@ func TestRing(t *testing.T) {
 
 // TestDoorbellByInvokeWrite checks the doorbell by INVOKE_WRITE, for which there is no fast path.
 func TestDoorbellByInvokeWrite(t *testing.T) {
-	p := newWorld(t).start(byIoctl)
+	p := newFixture(t).startProgram(byIoctl)
 	qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 	fake := p.fakeQP(qp)
-	_, err := post(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
+	_, err := postWRs(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
 	wantErrno(t, "in RESET", err, syscall.EINVAL)
 	fake.Ready()
-	_, err = post(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
+	_, err = postWRs(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
 	must(t, err)
-	if n := fake.Rung(); n != 1 {
+	if n := fake.DoorbellCount(); n != 1 {
 		t.Errorf("doorbells: got %d, want 1", n)
 	}
 }
 
-// TestDeviceGoesDuringGetContext removes the device after GET_CONTEXT has checked it. The context must not be created.
-func TestDeviceGoesDuringGetContext(t *testing.T) {
-	w := newWorld(t)
+// TestRemovalDuringGetContext removes the device after GET_CONTEXT has checked it. The context must not be created.
+func TestRemovalDuringGetContext(t *testing.T) {
+	w := newFixture(t)
 	p := w.open(byWrite)
 	entered, release := w.drv.Hold(ibfake.AllocUserContext)
 	done, removed := make(chan error, 1), make(chan error, 1)
 	go func() {
-		_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+		_, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 		done <- err
 	}()
 	<-entered

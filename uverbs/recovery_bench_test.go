@@ -17,7 +17,7 @@ import (
 func BenchmarkRecovery(b *testing.B) {
 	for _, qps := range []int{1, 100, 10000} {
 		b.Run(fmt.Sprintf("qps=%d", qps), func(b *testing.B) {
-			s := newSoak(b)
+			s := newSoakFixture(b)
 			must(b, s.slot.Plug())
 			procs := make([]*soakProc, min(qps, 10))
 			for i := range procs {
@@ -30,7 +30,7 @@ func BenchmarkRecovery(b *testing.B) {
 					var err error
 					p.program.f, err = s.srv.Open("uverbs0", p, &memory{})
 					must(b, err)
-					p.hold(b, qps/len(procs))
+					p.createQPs(b, qps/len(procs))
 				}
 				b.StartTimer()
 				must(b, s.slot.Reset(context.Background()))
@@ -57,26 +57,28 @@ func BenchmarkRecovery(b *testing.B) {
 	}
 }
 
-// hold creates queue pairs, each with an outstanding receive.
-func (p *soakProc) hold(b *testing.B, qps int) {
-	_, err := do[uapi.GetContextResp](p.program, uapi.CmdGetContext, uapi.GetContext{})
+// createQPs creates queue pairs, each with an outstanding receive.
+func (p *soakProc) createQPs(b *testing.B, qps int) {
+	_, err := sendPlain[uapi.GetContextResp](p.program, uapi.CmdGetContext, uapi.GetContext{})
 	must(b, err)
-	pd, err := do[uapi.AllocPDResp](p.program, uapi.CmdAllocPD, uapi.AllocPD{})
+	pd, err := sendPlain[uapi.AllocPDResp](p.program, uapi.CmdAllocPD, uapi.AllocPD{})
 	must(b, err)
-	cq, _, err := doWith[uapi.CreateCQResp](p.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: uint32(qps), CompChannel: -1},
+	cq, _, err := sendPlainWith[uapi.CreateCQResp](p.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: uint32(qps),
+		CompChannel: -1},
 		nil, 16)
 	must(b, err)
 	for range qps {
-		qp, _, err := doWith[uapi.CreateQPResp](p.program, uapi.CmdCreateQP,
+		qp, _, err := sendPlainWith[uapi.CreateQPResp](p.program, uapi.CmdCreateQP,
 			uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: cq.CQHandle,
 				RecvCQHandle: cq.CQHandle, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 		must(b, err)
-		must(b, silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSInit, PortNum: 1,
+		must(b, sendSilent(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSInit,
+			PortNum:  1,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
-		resp := addressOf(p.program.alloc(8))
+		resp := addressOf(p.program.allocMem(8))
 		req := uapi.PostRecv{Response: resp, QPHandle: qp.QPHandle, WRCount: 1, WQESize: uint32(uapi.SizeOf[uapi.RecvWR]())}
-		core := concat(req, uapi.RecvWR{WRID: 1})
-		_, _, err = p.program.send(rawCommand{number: uint32(uapi.CmdPostRecv), core: core, room: 4})
+		core := encodePair(req, uapi.RecvWR{WRID: 1})
+		_, _, err = p.program.sendCommand(rawCommand{number: uint32(uapi.CmdPostRecv), core: core, room: 4})
 		must(b, err)
 	}
 }

@@ -11,16 +11,16 @@ import (
 	"verbena/umem"
 )
 
-func TestResources(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
+func TestResourcesOfPrograms(t *testing.T) {
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
 	idle := w.open(byWrite)
 	pd := p.allocPD()
 	mr := p.regMR(pd)
-	cq, other := p.createCQ(p.channel(), 0), p.createCQ(-1, 0)
+	cq, other := p.createCQ(p.createChannel(), 0), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, uapi.QPTUD)
 	ah := p.createAH(pd)
-	must(t, silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSErr,
+	must(t, sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSErr,
 		AttrMask: uapi.QPAttrState}))
 
 	addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().Addr()
@@ -50,18 +50,18 @@ func TestResources(t *testing.T) {
 
 // TestRegistrationLimit checks that the limit of the process covers all its registrations together.
 func TestRegistrationLimit(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byIoctl)
+	w := newFixture(t)
+	p := w.startProgram(byIoctl)
 	p.acct = umem.NewAccount(func() uint64 { return 2 * umem.PageSize })
 	pd := p.allocPD()
 	p.regMR(pd)
 	second := p.regMR(pd)
-	addr := addressOf(p.alloc(16))
+	addr := addressOf(p.allocMem(16))
 	reg := func() error {
-		_, err := do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd})
+		_, err := sendPlain[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: 1, PDHandle: pd})
 		return err
 	}
 	wantErrno(t, "over the limit", reg(), syscall.ENOMEM)
-	must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: second.MRHandle}))
+	must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: second.MRHandle}))
 	must(t, reg())
 }

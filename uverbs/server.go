@@ -125,7 +125,7 @@ func (s *Server) OnChange(f func()) {
 	s.onChange = append(s.onChange, f)
 }
 
-func (s *Server) changed() {
+func (s *Server) notifyChange() {
 	s.mu.Lock()
 	fs := slices.Clone(s.onChange)
 	s.mu.Unlock()
@@ -141,7 +141,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
 	}
 	d := &Device{srv: s, ib: dev, ports: attr.PhysPorts, abiVersion: 1, files: map[*File]struct{}{}}
-	if u, ok := ib.As[userABI](user.Driver(dev)); ok {
+	if u, ok := ib.As[userABI](userOps.Driver(dev)); ok {
 		id, version := u.UserABI()
 		d.driverID, d.abiVersion, d.checkDriver = uapi.DriverID(id), int(version), true
 	}
@@ -159,7 +159,7 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 	d.name = fmt.Sprintf("uverbs%d", d.minor)
 	s.devices[d.minor] = d
 	s.mu.Unlock()
-	s.changed()
+	s.notifyChange()
 	return d, nil
 }
 
@@ -170,13 +170,13 @@ func (s *Server) remove(_ *ib.Device, data any) {
 	s.devices[d.minor] = nil
 	s.gone = append(s.gone, d)
 	s.mu.Unlock()
-	s.changed()
+	s.notifyChange()
 	d.disassociate()
-	s.forget(d)
+	s.forgetDevice(d)
 }
 
-// forget removes a removed device from the list after the close of its last zombie.
-func (s *Server) forget(d *Device) {
+// forgetDevice removes a removed device from the list after the close of its last zombie.
+func (s *Server) forgetDevice(d *Device) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.mu.Lock()
@@ -194,14 +194,14 @@ func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 			continue
 		}
 		f := newFile(d, p, m)
-		if err := f.user.Take(quota.Contexts, 1); err != nil {
+		if err := f.user.Charge(quota.Contexts, 1); err != nil {
 			return nil, fmt.Errorf("open %s: %w", name, err)
 		}
-		if !d.attach(f) {
-			f.user.Give(quota.Contexts, 1)
+		if !d.attachFile(f) {
+			f.user.Release(quota.Contexts, 1)
 			break
 		}
-		f.events.swept = f.events.kept.OnRelease(f.events.sweepAll)
+		f.events.swept = f.events.kept.OnRelease(f.events.closeAllUnused)
 		return f, nil
 	}
 	return nil, fmt.Errorf("open %s: no such device: %w", name, syscall.ENODEV)
@@ -240,7 +240,7 @@ func (d *Device) IB() *ib.Device { return d.ib }
 
 // Counters returns the counters of the driver, or nil.
 func (d *Device) Counters() Counters {
-	c, _ := ib.As[Counters](user.Driver(d.ib))
+	c, _ := ib.As[Counters](userOps.Driver(d.ib))
 	return c
 }
 
@@ -256,15 +256,16 @@ func (d *Device) DriverID() uapi.DriverID { return d.driverID }
 // DriverABI returns the version of the driver's private data, shown in sysfs as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 
-// usable returns nil unless the device is in the error state. usable is for calls that do not call the midlayer.
-func (d *Device) usable() error {
+// checkUsable returns nil unless the device is in the error state. checkUsable is for calls that do not call the
+// midlayer.
+func (d *Device) checkUsable() error {
 	if d.ib.State() == ib.DeviceError {
 		return fmt.Errorf("the device is in the error state: %w", syscall.EIO)
 	}
 	return nil
 }
 
-func (d *Device) attach(f *File) bool {
+func (d *Device) attachFile(f *File) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.gone {
@@ -274,13 +275,13 @@ func (d *Device) attach(f *File) bool {
 	return true
 }
 
-func (d *Device) detach(f *File) {
+func (d *Device) detachFile(f *File) {
 	d.mu.Lock()
 	delete(d.files, f)
 	gone := d.gone
 	d.mu.Unlock()
 	if gone {
-		d.srv.forget(d)
+		d.srv.forgetDevice(d)
 	}
 }
 
@@ -302,13 +303,13 @@ func (d *Device) disassociate() {
 	d.mu.Lock()
 	d.gone = true
 	d.mu.Unlock()
-	var ends []*ending
+	var ends []*contextEnd
 	for _, f := range d.openFiles() {
 		if e := f.disassociate(); e != nil {
 			ends = append(ends, e)
 		}
 	}
-	expired, stop := d.srv.expiry()
+	expired, stop := d.srv.graceTimer()
 	defer stop()
 	for _, e := range ends {
 		if !e.wait(expired) {

@@ -60,13 +60,13 @@ func (s *lockedSpace) WriteV(src [][]byte, addr uint64) error {
 	return s.flatSpace.WriteV(src, addr)
 }
 
-func (s *lockedSpace) put(addr uint64, b []byte) {
+func (s *lockedSpace) writeMem(addr uint64, b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	copy(s.mem[addr-s.base:], b)
 }
 
-func (s *lockedSpace) get(addr uint64, n int) []byte {
+func (s *lockedSpace) readMem(addr uint64, n int) []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return bytes.Clone(s.mem[addr-s.base:][:n])
@@ -133,11 +133,11 @@ const (
 	sessionResponse = fuzzBase + 0xc000
 )
 
-// pool is a kind of number in commands.
-type pool int
+// numberPool is a kind of number in commands.
+type numberPool int
 
 const (
-	poolNone pool = iota
+	poolNone numberPool = iota
 	poolPD
 	poolMR
 	poolCQ
@@ -154,10 +154,10 @@ const (
 type sessionCommandKind struct {
 	number   uint32
 	extended bool
-	req      any  // the type of the request
-	resp     int  // buffer size for the core's response
-	makes    pool // kind of the number in the response
-	driver   int  // buffer size for the driver's response
+	req      any        // the type of the request
+	resp     int        // buffer size for the core's response
+	makes    numberPool // kind of the number in the response
+	driver   int        // buffer size for the driver's response
 }
 
 var sessionCommands = []sessionCommandKind{
@@ -201,8 +201,8 @@ var sessionCommands = []sessionCommandKind{
 	{number: uint32(uapi.ExCmdModifyCQ), extended: true, req: uapi.ExModifyCQ{}},
 }
 
-// sessionWorld is the state that all sessions of a process share.
-type sessionWorld struct {
+// sessionFixture is the state that all sessions of a process share.
+type sessionFixture struct {
 	dev   *ib.Device
 	srv   *Server
 	gid   ib.GID
@@ -211,7 +211,7 @@ type sessionWorld struct {
 	round int
 }
 
-func newSessionWorld(t testing.TB) *sessionWorld {
+func newSessionFixture(t testing.TB) *sessionFixture {
 	t.Helper()
 	addr := netip.MustParseAddr("10.0.0.1")
 	dev, err := rxe.New(rxe.Config{
@@ -226,7 +226,7 @@ func newSessionWorld(t testing.TB) *sessionWorld {
 	must(t, err)
 	gid, err := dev.IB().QueryGID(1, 1)
 	must(t, err)
-	w := &sessionWorld{dev: dev.IB(), srv: srv, gid: gid.GID}
+	w := &sessionFixture{dev: dev.IB(), srv: srv, gid: gid.GID}
 	w.other = newBystander(t, w)
 	w.base = w.dev.Objects().String()
 	t.Cleanup(func() {
@@ -241,7 +241,7 @@ func newSessionWorld(t testing.TB) *sessionWorld {
 	return w
 }
 
-func (w *sessionWorld) open(t testing.TB) *sessionProgram {
+func (w *sessionFixture) open(t testing.TB) *sessionProgram {
 	t.Helper()
 	p := &sessionProgram{space: newLockedSpace(t, sessionMemory), mem: &queueMemory{}}
 	p.acct = umem.NewAccount(func() uint64 { return 64 << 12 })
@@ -262,12 +262,12 @@ func (p *sessionProgram) close(t testing.TB) {
 	if n := p.acct.Pages(); n != 0 {
 		t.Errorf("charged pages at the end: got %d, want 0", n)
 	}
-	notCharged(t, p.ledger)
+	checkNoCharges(t, p.ledger)
 	must(t, unix.Munmap(p.space.mem))
 }
 
-// command sends a command and returns the contents of the response buffer.
-func (p *sessionProgram) command(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte,
+// sendCommand sends a command and returns the contents of the response buffer.
+func (p *sessionProgram) sendCommand(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte,
 	error) {
 	var b []byte
 	if extended {
@@ -285,20 +285,20 @@ func (p *sessionProgram) command(number uint32, extended bool, core, driver []by
 		b = uapi.AppendTo(nil, &hdr)
 	}
 	b = append(append(b, core...), driver...)
-	p.space.put(sessionCommand, b)
+	p.space.writeMem(sessionCommand, b)
 	_, err := p.file.Write(p, sessionCommand, len(b))
-	return p.space.get(sessionResponse, room+driverRoom), err
+	return p.space.readMem(sessionResponse, room+driverRoom), err
 }
 
-// call1 sends a plain command that must succeed.
-func call1[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req Req, tail []byte,
+// mustCommand sends a plain command that must succeed.
+func mustCommand[Resp, Req any](t testing.TB, p *sessionProgram, cmd uapi.Command, req Req, tail []byte,
 	driverRoom int) Resp {
 	t.Helper()
 	core := append(uapi.AppendTo(nil, &req), tail...)
 	if commands[uint32(cmd)].Answers {
 		putUint64(core, sessionResponse)
 	}
-	resp, err := p.command(uint32(cmd), false, core, nil, max(uapi.SizeOf[Resp](), 8), driverRoom)
+	resp, err := p.sendCommand(uint32(cmd), false, core, nil, max(uapi.SizeOf[Resp](), 8), driverRoom)
 	if err != nil {
 		t.Fatalf("%v: %v", cmd, err)
 	}
@@ -316,35 +316,37 @@ type bystander struct {
 	seen int
 }
 
-func newBystander(t testing.TB, w *sessionWorld) *bystander {
+func newBystander(t testing.TB, w *sessionFixture) *bystander {
 	t.Helper()
 	o := &bystander{sessionProgram: w.open(t)}
 	p := o.sessionProgram
-	call1[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
-	pd := call1[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
-	o.mr = call1[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData, Length: 0x4000,
+	mustCommand[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
+	pd := mustCommand[uapi.AllocPDResp](t, p, uapi.CmdAllocPD, uapi.AllocPD{}, nil, 0).PDHandle
+	o.mr = mustCommand[uapi.RegMRResp](t, p, uapi.CmdRegMR, uapi.RegMR{Start: sessionData, HCAVA: sessionData,
+		Length:      0x4000,
 		PDHandle:    pd,
 		AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic}, nil,
 		0)
-	o.cq = call1[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil, 16).CQHandle
+	o.cq = mustCommand[uapi.CreateCQResp](t, p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 16, CompChannel: -1}, nil,
+		16).CQHandle
 	for i := range o.qps {
-		o.qps[i] = call1[uapi.CreateQPResp](t, p, uapi.CmdCreateQP,
+		o.qps[i] = mustCommand[uapi.CreateQPResp](t, p, uapi.CmdCreateQP,
 			uapi.CreateQP{PDHandle: pd, SendCQHandle: o.cq, RecvCQHandle: o.cq,
 				MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 	}
 	for i := range o.qps {
-		for _, m := range connection(o.qps[i].QPHandle, o.qps[1-i].QPN, w.gid) {
+		for _, m := range connectTransitions(o.qps[i].QPHandle, o.qps[1-i].QPN, w.gid) {
 			m.Timeout, m.RetryCnt = 18, 7 // one second, so that the connection does not fail on a slow machine
-			call1[none](t, p, uapi.CmdModifyQP, m, nil, 0)
+			mustCommand[noResponse](t, p, uapi.CmdModifyQP, m, nil, 0)
 		}
 	}
-	o.check(t)
-	o.info = o.objects()
+	o.checkUnchanged(t)
+	o.info = o.describeObjects()
 	return o
 }
 
-// connection returns the transitions of a reliable queue pair from RESET to RTS.
-func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
+// connectTransitions returns the transitions of a reliable queue pair from RESET to RTS.
+func connectTransitions(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 	const access = uapi.AccessRemoteWrite | uapi.AccessRemoteRead | uapi.AccessRemoteAtomic
 	return []uapi.ModifyQP{
 		{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, QPAccessFlags: access,
@@ -359,8 +361,8 @@ func connection(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 	}
 }
 
-// check sends a message from the bystander to itself, and checks that the bystander's objects are unchanged.
-func (o *bystander) check(t testing.TB) {
+// checkUnchanged sends a message from the bystander to itself, and checks that the bystander's objects are unchanged.
+func (o *bystander) checkUnchanged(t testing.TB) {
 	t.Helper()
 	o.seen++
 	const size = 64
@@ -369,33 +371,33 @@ func (o *bystander) check(t testing.TB) {
 	for i := range o.space.mem[:0x4000] {
 		o.space.mem[i] = byte(i * 7)
 	}
-	o.space.put(sessionData, mark)
-	want := o.space.get(sessionData, 0x4000)
+	o.space.writeMem(sessionData, mark)
+	want := o.space.readMem(sessionData, 0x4000)
 	copy(want[0x1000:], mark)
-	call1[uapi.PostRecvResp](t, o.sessionProgram, uapi.CmdPostRecv,
+	mustCommand[uapi.PostRecvResp](t, o.sessionProgram, uapi.CmdPostRecv,
 		uapi.PostRecv{QPHandle: o.qps[to].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.RecvWR]())},
-		concat(uapi.RecvWR{WRID: uint64(o.seen), NumSGE: 1},
+		encodePair(uapi.RecvWR{WRID: uint64(o.seen), NumSGE: 1},
 			uapi.SGE{Addr: sessionData + 0x1000, Length: size, LKey: o.mr.LKey}), 0)
-	call1[uapi.PostSendResp](t, o.sessionProgram, uapi.CmdPostSend,
+	mustCommand[uapi.PostSendResp](t, o.sessionProgram, uapi.CmdPostSend,
 		uapi.PostSend{QPHandle: o.qps[from].QPHandle, WRCount: 1, SGECount: 1, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())},
-		concat(uapi.SendWR{WRID: uint64(o.seen), NumSGE: 1, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled},
+		encodePair(uapi.SendWR{WRID: uint64(o.seen), NumSGE: 1, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled},
 			uapi.SGE{Addr: sessionData, Length: size, LKey: o.mr.LKey}), 0)
 	for range 2 {
 		if wc := o.awaitCompletion(t, o.cq, uint64(o.seen)); wc.Status != uapi.WCSuccess {
 			t.Fatalf("bystander: got %+v for message %d, want success", wc, o.seen)
 		}
 	}
-	if got := o.space.get(sessionData, 0x4000); !bytes.Equal(got, want) {
+	if got := o.space.readMem(sessionData, 0x4000); !bytes.Equal(got, want) {
 		t.Fatal("memory of the bystander: got other bytes, want the message")
 	}
-	if info := o.objects(); o.info != "" && info != o.info {
+	if info := o.describeObjects(); o.info != "" && info != o.info {
 		t.Fatalf("bystander's objects: got %s, want %s", info, o.info)
 	}
 }
 
-// objects returns the bystander's objects, without the packet sequence numbers. The bystander's own messages change
-// these numbers.
-func (o *bystander) objects() string {
+// describeObjects returns the bystander's objects, without the packet sequence numbers. The bystander's own messages
+// change these numbers.
+func (o *bystander) describeObjects() string {
 	info := o.file.Info()
 	for i := range info.QPs {
 		info.QPs[i].RQPSN, info.QPs[i].SQPSN = 0, 0
@@ -409,7 +411,7 @@ func (p *sessionProgram) awaitCompletion(t testing.TB, cq uint32, id uint64) uap
 	size := uapi.SizeOf[uapi.WC]()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); runtime.Gosched() {
 		core := uapi.AppendTo(nil, &uapi.PollCQ{Response: sessionResponse, CQHandle: cq, NE: 1})
-		resp, err := p.command(uint32(uapi.CmdPollCQ), false, core, nil, 8+size, 0)
+		resp, err := p.sendCommand(uint32(uapi.CmdPollCQ), false, core, nil, 8+size, 0)
 		must(t, err)
 		if binary.NativeEndian.Uint32(resp) == 0 {
 			continue
@@ -432,12 +434,12 @@ func (p *fuzzProgram) closeFDs() {
 	}
 }
 
-func concat[A, B any](a A, b B) []byte { return uapi.AppendTo(uapi.AppendTo(nil, &a), &b) }
+func encodePair[A, B any](a A, b B) []byte { return uapi.AppendTo(uapi.AppendTo(nil, &a), &b) }
 
-// script is the fuzzer's input: every decision of a session. After the end of the script all decisions are 0.
-type script []byte
+// fuzzScript is the fuzzer's input: every decision of a session. After the end of the script all decisions are 0.
+type fuzzScript []byte
 
-func (s *script) byte() byte {
+func (s *fuzzScript) nextByte() byte {
 	if len(*s) == 0 {
 		return 0
 	}
@@ -446,138 +448,138 @@ func (s *script) byte() byte {
 	return b
 }
 
-func (s *script) below(n int) int {
+func (s *fuzzScript) nextBelow(n int) int {
 	if n <= 0 {
 		return 0
 	}
-	return int(s.byte()) % n
+	return int(s.nextByte()) % n
 }
 
-func (s *script) word() uint32 {
+func (s *fuzzScript) nextWord() uint32 {
 	var b [4]byte
 	for i := range b {
-		b[i] = s.byte()
+		b[i] = s.nextByte()
 	}
 	return binary.LittleEndian.Uint32(b[:])
 }
 
-// session runs a program according to a script.
-type session struct {
+// fuzzSession runs a program according to a script.
+type fuzzSession struct {
 	t testing.TB
-	w *sessionWorld
+	w *sessionFixture
 	p *sessionProgram
-	s *script
+	s *fuzzScript
 }
 
-// number usually returns a number from a pool, and otherwise a number of the bystander or an arbitrary number.
-func (x *session) number(from []uint32) uint32 {
-	switch c := x.s.byte(); {
+// pickNumber usually returns a number from a pool, and otherwise a number of the bystander or an arbitrary number.
+func (x *fuzzSession) pickNumber(from []uint32) uint32 {
+	switch c := x.s.nextByte(); {
 	case len(from) > 0 && c < 224:
 		return from[len(from)-1-int(c)%len(from)]
 	case c < 240:
 		o := x.w.other
 		return []uint32{o.qps[0].QPN, o.qps[1].QPN, o.mr.LKey, o.mr.RKey, o.qps[0].QPHandle, o.mr.MRHandle,
-			o.cq}[x.s.below(7)]
+			o.cq}[x.s.nextBelow(7)]
 	case c < 252:
-		return uint32(x.s.byte())
+		return uint32(x.s.nextByte())
 	}
-	return x.s.word()
+	return x.s.nextWord()
 }
 
-// fill sets every field of a request according to its name.
-func (x *session) fill(v reflect.Value) {
+// fillRequest sets every field of a request according to its name.
+func (x *fuzzSession) fillRequest(v reflect.Value) {
 	for i := range v.NumField() {
 		f, name := v.Field(i), v.Type().Field(i).Name
 		switch f.Kind() {
 		case reflect.Struct:
-			x.fill(f)
+			x.fillRequest(f)
 		case reflect.Array:
-			if strings.HasSuffix(name, "GID") && x.s.byte() < 240 {
+			if strings.HasSuffix(name, "GID") && x.s.nextByte() < 240 {
 				reflect.Copy(f, reflect.ValueOf(x.w.gid[:]))
 			}
 		case reflect.Int32:
 			f.SetInt(-1)
-			if n := len(x.p.channels); n > 0 && x.s.byte() < 160 {
-				f.SetInt(int64(x.p.channels[x.s.below(n)]))
+			if n := len(x.p.channels); n > 0 && x.s.nextByte() < 160 {
+				f.SetInt(int64(x.p.channels[x.s.nextBelow(n)]))
 			}
 		case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-			v := x.field(name)
+			v := x.fieldValue(name)
 			f.SetUint(v & (1<<(f.Type().Size()*8-1)<<1 - 1))
 		}
 	}
 }
 
-func (x *session) field(name string) uint64 {
+func (x *fuzzSession) fieldValue(name string) uint64 {
 	if p, ok := poolsByField[name]; ok {
-		return uint64(x.number(x.p.handles[p]))
+		return uint64(x.pickNumber(x.p.handles[p]))
 	}
 	switch name {
 	case "Response":
 		return sessionResponse
 	case "Start", "HCAVA":
-		if v := uint64(x.s.byte()); v > 230 {
+		if v := uint64(x.s.nextByte()); v > 230 {
 			return sessionData + v<<6
 		}
 		return sessionData
 	case "Length":
-		if v := uint64(x.s.byte()); v > 200 {
-			return v << (x.s.byte() & 7)
+		if v := uint64(x.s.nextByte()); v > 200 {
+			return v << (x.s.nextByte() & 7)
 		}
 		return 0x4000
 	case "PortNum", "SGIDIndex", "IsGlobal":
-		if x.s.byte() < 250 {
+		if x.s.nextByte() < 250 {
 			return 1
 		}
-		return uint64(x.s.byte())
+		return uint64(x.s.nextByte())
 	case "QPType":
 		return uint64([]uapi.QPType{uapi.QPTRC, uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTUD, uapi.QPTXRCIni,
-			uapi.QPTXRCTgt, uapi.QPTRawPacket}[x.s.below(8)])
+			uapi.QPTXRCTgt, uapi.QPTRawPacket}[x.s.nextBelow(8)])
 	case "MWType":
-		return uint64(1 + x.s.below(3))
+		return uint64(1 + x.s.nextBelow(3))
 	case "QPState", "CurQPState", "SRQType", "PathMTU":
-		return uint64(x.s.below(8))
+		return uint64(x.s.nextBelow(8))
 	case "AccessFlags", "QPAccessFlags":
-		if v := uint64(x.s.byte()); v > 200 {
+		if v := uint64(x.s.nextByte()); v > 200 {
 			return v & 0x7f
 		}
 		return 0xf
 	case "DestQPNum", "QPN":
-		return uint64(x.number(x.p.qpns))
+		return uint64(x.pickNumber(x.p.qpns))
 	case "AttrMask", "Flags":
-		if x.s.byte() < 200 {
-			return uint64(x.s.byte() & 7)
+		if x.s.nextByte() < 200 {
+			return uint64(x.s.nextByte() & 7)
 		}
-		return uint64(x.s.word())
+		return uint64(x.s.nextWord())
 	case "CreateFlags", "IsSRQ", "CompVector":
-		return uint64(max(x.s.byte(), 224) - 224)
+		return uint64(max(x.s.nextByte(), 224) - 224)
 	case "CompMask", "Reserved", "DLID", "FlowLabel", "MLID", "OFlags", "MaxNumTags":
 		return 0
 	}
-	return 1 + uint64(x.s.byte()&15) // for counts, numbers in a small range, and handles of the program itself
+	return 1 + uint64(x.s.nextByte()&15) // for counts, numbers in a small range, and handles of the program itself
 }
 
-var poolsByField = map[string]pool{
+var poolsByField = map[string]numberPool{
 	"PDHandle": poolPD, "MRHandle": poolMR, "CQHandle": poolCQ, "SendCQHandle": poolCQ, "RecvCQHandle": poolCQ,
 	"QPHandle": poolQP, "AHHandle": poolAH, "SRQHandle": poolSRQ, "MWHandle": poolMW, "XRCDHandle": poolXRCD,
 }
 
-// send sends a command of the table, possibly damaged, in any of the three forms.
-func (x *session) send(i int, damages int) {
+// sendRandom sends a command of the table, possibly damaged, in any of the three forms.
+func (x *fuzzSession) sendRandom(i int, damages int) {
 	c := &sessionCommands[i]
 	req := reflect.New(reflect.TypeOf(c.req)).Elem()
-	x.fill(req)
+	x.fillRequest(req)
 	core := encodeValue(req)
-	form := x.s.byte()
+	form := x.s.nextByte()
 	var driver []byte
 	if c.number == uint32(uapi.CmdResizeCQ) || form&0x40 != 0 {
 		driver = make([]byte, 8)
 	}
 	for range damages {
-		x.damage(core)
+		x.damageWord(core)
 	}
 	if damages > 0 && form&0x80 != 0 {
-		core = append(core, make([]byte, 4*x.s.below(5))...)
-		core = core[:max(0, len(core)-4*x.s.below(5))]
+		core = append(core, make([]byte, 4*x.s.nextBelow(5))...)
+		core = core[:max(0, len(core)-4*x.s.nextBelow(5))]
 	}
 	driverRoom := c.driver
 	if c.extended {
@@ -586,17 +588,17 @@ func (x *session) send(i int, damages int) {
 	var resp []byte
 	var err error
 	if form&3 == 3 {
-		resp, err = x.invoke(c.number, c.extended, core, driver, c.resp, driverRoom)
+		resp, err = x.sendByInvokeWrite(c.number, c.extended, core, driver, c.resp, driverRoom)
 	} else {
-		resp, err = x.p.command(c.number, c.extended, core, driver, c.resp, driverRoom)
+		resp, err = x.p.sendCommand(c.number, c.extended, core, driver, c.resp, driverRoom)
 	}
-	x.errno(err)
+	x.checkErrno(err)
 	if err == nil && c.makes != poolNone && len(resp) >= 4 {
-		x.made(c.makes, resp)
+		x.recordObject(c.makes, resp)
 	}
 }
 
-func (x *session) made(k pool, resp []byte) {
+func (x *fuzzSession) recordObject(k numberPool, resp []byte) {
 	n := binary.NativeEndian.Uint32(resp)
 	p := x.p
 	p.handles[k] = append(p.handles[k], n)
@@ -619,35 +621,36 @@ func encodeValue(v reflect.Value) []byte {
 	return append(b.Bytes(), make([]byte, max(0, int(v.Type().Size())-b.Len()))...)
 }
 
-// damage changes a word of b.
-func (x *session) damage(b []byte) {
+// damageWord changes a word of b.
+func (x *fuzzSession) damageWord(b []byte) {
 	if len(b) < 4 {
 		return
 	}
-	at := x.s.below(len(b)/4) * 4
+	at := x.s.nextBelow(len(b)/4) * 4
 	var v uint32
-	switch x.s.below(5) {
+	switch x.s.nextBelow(5) {
 	case 0:
-		v = x.s.word()
+		v = x.s.nextWord()
 	case 1:
-		v = 1 << (x.s.byte() & 31)
+		v = 1 << (x.s.nextByte() & 31)
 	case 2:
-		v = ^uint32(0) - uint32(x.s.byte())
+		v = ^uint32(0) - uint32(x.s.nextByte())
 	case 3:
-		v = x.number(slices.Concat(x.p.handles[:]...))
+		v = x.pickNumber(slices.Concat(x.p.handles[:]...))
 	case 4:
-		v = binary.NativeEndian.Uint32(b[at:]) ^ 1<<(x.s.byte()&31)
+		v = binary.NativeEndian.Uint32(b[at:]) ^ 1<<(x.s.nextByte()&31)
 	}
 	binary.NativeEndian.PutUint32(b[at:], v)
 }
 
-// invoke sends a command by INVOKE_WRITE.
-func (x *session) invoke(number uint32, extended bool, core, driver []byte, room, driverRoom int) ([]byte, error) {
+// sendByInvokeWrite sends a command by INVOKE_WRITE.
+func (x *fuzzSession) sendByInvokeWrite(number uint32, extended bool, core, driver []byte, room,
+	driverRoom int) ([]byte, error) {
 	if extended {
 		number |= uapi.CmdFlagExtended
 	}
 	const in = sessionCommand + 0x1000
-	x.p.space.put(in, slices.Concat(core, driver))
+	x.p.space.writeMem(in, slices.Concat(core, driver))
 	attrs := []uapi.Attr{{AttrID: uapi.AttrWriteCmd, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(number)}}
 	add := func(id uapi.AttrID, n int, addr uint64, b []byte) {
 		if n == 0 {
@@ -663,31 +666,31 @@ func (x *session) invoke(number uint32, extended bool, core, driver []byte, room
 	add(uapi.AttrUHWIn, len(driver), in+uint64(len(core)), driver)
 	add(uapi.AttrCoreOut, room, sessionResponse, nil)
 	add(uapi.AttrUHWOut, driverRoom, sessionResponse+uint64(room), nil)
-	err := x.ioctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, attrs)
-	return x.p.space.get(sessionResponse, room+driverRoom), err
+	err := x.callIoctl(uapi.ObjectDevice, uapi.MethodInvokeWrite, attrs)
+	return x.p.space.readMem(sessionResponse, room+driverRoom), err
 }
 
-func (x *session) ioctl(object uapi.ObjectID, method uapi.MethodID, attrs []uapi.Attr) error {
+func (x *fuzzSession) callIoctl(object uapi.ObjectID, method uapi.MethodID, attrs []uapi.Attr) error {
 	hdr := uapi.IoctlHdr{Length: uint16(ioctlHdrSize + attrSize*len(attrs)), ObjectID: object, MethodID: method,
 		NumAttrs: uint16(len(attrs)), DriverID: uapi.DriverRXE}
 	b := uapi.AppendTo(nil, &hdr)
 	for i := range attrs {
 		b = uapi.AppendTo(b, &attrs[i])
 	}
-	x.p.space.put(sessionCommand, b)
+	x.p.space.writeMem(sessionCommand, b)
 	return x.p.file.Ioctl(x.p, uapi.VerbsIoctl, sessionCommand)
 }
 
-// method calls a method with attributes that may or may not be suitable.
-func (x *session) method() {
+// callRandomMethod calls a method with attributes that may or may not be suitable.
+func (x *fuzzSession) callRandomMethod() {
 	ids := slices.SortedFunc(mapKeys(methods), func(a, b methodID) int {
 		return int(a.object)<<16 + int(a.method) - int(b.object)<<16 - int(b.method)
 	})
-	id := ids[x.s.below(len(ids))]
+	id := ids[x.s.nextBelow(len(ids))]
 	spec := methods[id].Attrs
 	var attrs []uapi.Attr
 	for i := range spec {
-		what := x.s.byte()
+		what := x.s.nextByte()
 		if what < 16 {
 			continue
 		}
@@ -695,24 +698,24 @@ func (x *session) method() {
 		n := uint16(spec[i].Min)
 		switch what >> 1 % 8 {
 		case 0, 1, 2:
-			a.Len, a.Data = n, uint64(x.number(x.p.handles[x.s.below(int(numPools))]))
+			a.Len, a.Data = n, uint64(x.pickNumber(x.p.handles[x.s.nextBelow(int(numPools))]))
 		case 3, 4:
 			a.Len, a.Data = n, sessionResponse
 		case 5:
-			a.Len, a.Data = n+uint16(x.s.byte())<<2, sessionResponse
+			a.Len, a.Data = n+uint16(x.s.nextByte())<<2, sessionResponse
 		case 6:
-			a.Len, a.Data = n, uint64(x.s.byte()&3)
+			a.Len, a.Data = n, uint64(x.s.nextByte()&3)
 		case 7:
-			a.Len, a.Data = uint16(x.s.byte()), sessionData
+			a.Len, a.Data = uint16(x.s.nextByte()), sessionData
 		}
 		attrs = append(attrs, a)
 	}
-	if x.s.byte() > 240 && len(attrs) > 0 {
+	if x.s.nextByte() > 240 && len(attrs) > 0 {
 		b := uapi.AppendTo(nil, &attrs[0])
-		x.damage(b)
+		x.damageWord(b)
 		attrs[0], _ = uapi.Decode[uapi.Attr](b)
 	}
-	x.errno(x.ioctl(id.object, id.method, attrs))
+	x.checkErrno(x.callIoctl(id.object, id.method, attrs))
 }
 
 func mapKeys[K comparable, V any](m map[K]V) func(func(K) bool) {
@@ -725,65 +728,65 @@ func mapKeys[K comparable, V any](m map[K]V) func(func(K) bool) {
 	}
 }
 
-// connect moves a queue pair to a state in which it can receive and send.
-func (x *session) connect() {
-	qp, dest := x.number(x.p.handles[poolQP]), x.number(x.p.qpns)
-	way := connection(qp, dest, x.w.gid)
-	if x.s.byte() < 128 {
+// connectRandomQP moves a queue pair to a state in which it can receive and send.
+func (x *fuzzSession) connectRandomQP() {
+	qp, dest := x.pickNumber(x.p.handles[poolQP]), x.pickNumber(x.p.qpns)
+	way := connectTransitions(qp, dest, x.w.gid)
+	if x.s.nextByte() < 128 {
 		way = slices.Insert(way, 0, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSReset, AttrMask: uapi.QPAttrState})
 	}
 	for _, m := range way {
-		m.RQPSN, m.SQPSN = uint32(x.s.byte()), uint32(x.s.byte())
-		_, err := x.p.command(uint32(uapi.CmdModifyQP), false, uapi.AppendTo(nil, &m), nil, 0, 0)
-		x.errno(err)
+		m.RQPSN, m.SQPSN = uint32(x.s.nextByte()), uint32(x.s.nextByte())
+		_, err := x.p.sendCommand(uint32(uapi.CmdModifyQP), false, uapi.AppendTo(nil, &m), nil, 0, 0)
+		x.checkErrno(err)
 	}
 }
 
-// post posts work requests by command.
-func (x *session) post() {
-	cmd := []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv}[x.s.below(3)]
-	n := x.s.below(4)
-	handle := x.number(x.p.handles[poolQP])
+// postRandom posts work requests by command.
+func (x *fuzzSession) postRandom() {
+	cmd := []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv}[x.s.nextBelow(3)]
+	n := x.s.nextBelow(4)
+	handle := x.pickNumber(x.p.handles[poolQP])
 	size := uapi.SizeOf[uapi.SendWR]()
 	if cmd != uapi.CmdPostSend {
 		size = uapi.SizeOf[uapi.RecvWR]()
 	}
 	if cmd == uapi.CmdPostSRQRecv {
-		handle = x.number(x.p.handles[poolSRQ])
+		handle = x.pickNumber(x.p.handles[poolSRQ])
 	}
 	var wrs, sges []byte
 	for range n {
-		k := x.s.below(3)
+		k := x.s.nextBelow(3)
 		if cmd == uapi.CmdPostSend {
-			w := uapi.SendWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k), Opcode: uapi.WROpcode(x.s.below(16)),
-				SendFlags: uapi.SendFlags(x.s.byte() & 0x1f)}
+			w := uapi.SendWR{WRID: uint64(x.s.nextByte()), NumSGE: uint32(k), Opcode: uapi.WROpcode(x.s.nextBelow(16)),
+				SendFlags: uapi.SendFlags(x.s.nextByte() & 0x1f)}
 			r := w.Atomic()
-			r.RemoteAddr, r.RKey = sessionData+uint64(x.s.byte())<<3, x.number(x.p.keys)
-			if x.s.byte()&1 != 0 {
-				*w.UD() = uapi.SendWRUD{AH: x.number(x.p.handles[poolAH]), RemoteQPN: x.number(x.p.qpns),
-					RemoteQKey: uint32(x.s.byte())}
+			r.RemoteAddr, r.RKey = sessionData+uint64(x.s.nextByte())<<3, x.pickNumber(x.p.keys)
+			if x.s.nextByte()&1 != 0 {
+				*w.UD() = uapi.SendWRUD{AH: x.pickNumber(x.p.handles[poolAH]), RemoteQPN: x.pickNumber(x.p.qpns),
+					RemoteQKey: uint32(x.s.nextByte())}
 			}
 			wrs = uapi.AppendTo(wrs, &w)
 		} else {
-			wrs = uapi.AppendTo(wrs, &uapi.RecvWR{WRID: uint64(x.s.byte()), NumSGE: uint32(k)})
+			wrs = uapi.AppendTo(wrs, &uapi.RecvWR{WRID: uint64(x.s.nextByte()), NumSGE: uint32(k)})
 		}
 		for range k {
-			sges = uapi.AppendTo(sges, &uapi.SGE{Addr: sessionData + uint64(x.s.byte())<<6, Length: uint32(x.s.byte()),
-				LKey: x.number(x.p.keys)})
+			sges = uapi.AppendTo(sges, &uapi.SGE{Addr: sessionData + uint64(x.s.nextByte())<<6, Length: uint32(x.s.nextByte()),
+				LKey: x.pickNumber(x.p.keys)})
 		}
 	}
 	req := uapi.PostSend{Response: sessionResponse, QPHandle: handle, WRCount: uint32(n), SGECount: uint32(len(sges) / 16),
 		WQESize: uint32(size)}
 	b := slices.Concat(uapi.AppendTo(nil, &req), wrs, sges)
-	if x.s.byte() > 200 {
-		x.damage(b)
+	if x.s.nextByte() > 200 {
+		x.damageWord(b)
 	}
-	_, err := x.p.command(uint32(cmd), false, b, nil, 8, 0)
-	x.errno(err)
+	_, err := x.p.sendCommand(uint32(cmd), false, b, nil, 8, 0)
+	x.checkErrno(err)
 }
 
-// scribble overwrites a shared queue, which starts with its indices, and then rings the doorbell.
-func (x *session) scribble() {
+// overwriteQueue overwrites a shared queue, which starts with its indices, and then rings the doorbell.
+func (x *fuzzSession) overwriteQueue() {
 	m := x.p.mem
 	m.mu.Lock()
 	regions := m.regions
@@ -791,49 +794,49 @@ func (x *session) scribble() {
 	if len(regions) == 0 {
 		return
 	}
-	q := regions[len(regions)-1-x.s.below(len(regions))]
-	for range 1 + x.s.below(6) {
+	q := regions[len(regions)-1-x.s.nextBelow(len(regions))]
+	for range 1 + x.s.nextBelow(6) {
 		at := 0
-		switch x.s.below(4) {
+		switch x.s.nextBelow(4) {
 		case 0:
 			at = uapi.RXEQueueProducerOffset
 		case 1:
 			at = uapi.RXEQueueConsumerOffset
 		default:
-			at = (uapi.RXEQueueDataOffset + int(x.s.byte())*4 + x.s.below(3)*1024) % (len(q) - 4) &^ 3
+			at = (uapi.RXEQueueDataOffset + int(x.s.nextByte())*4 + x.s.nextBelow(3)*1024) % (len(q) - 4) &^ 3
 		}
-		v := uint32(x.s.byte())
-		if x.s.byte() > 200 {
-			v = x.number(x.p.keys)
+		v := uint32(x.s.nextByte())
+		if x.s.nextByte() > 200 {
+			v = x.pickNumber(x.p.keys)
 		}
 		storeWord(q, at, v)
 	}
-	x.doorbell()
+	x.ringRandomDoorbell()
 }
 
-func (x *session) doorbell() {
-	req := uapi.PostSend{Response: sessionResponse, QPHandle: x.number(x.p.handles[poolQP])}
-	_, err := x.p.command(uint32(uapi.CmdPostSend), false, uapi.AppendTo(nil, &req), nil, 4, 0)
-	x.errno(err)
+func (x *fuzzSession) ringRandomDoorbell() {
+	req := uapi.PostSend{Response: sessionResponse, QPHandle: x.pickNumber(x.p.handles[poolQP])}
+	_, err := x.p.sendCommand(uint32(uapi.CmdPostSend), false, uapi.AppendTo(nil, &req), nil, 4, 0)
+	x.checkErrno(err)
 }
 
-// errno checks that an error wraps an errno for a program.
-func (x *session) errno(err error) {
+// checkErrno checks that an error wraps an errno for a program.
+func (x *fuzzSession) checkErrno(err error) {
 	var errno syscall.Errno
 	if err != nil && !errors.As(err, &errno) {
 		x.t.Errorf("error: got %v, want an errno", err)
 	}
 }
 
-// run runs a session to its end.
-func (x *session) run() {
-	if x.s.byte() != 0xff { // otherwise the script itself must contain the sequence
+// runSession runs a session to its end.
+func (x *fuzzSession) runSession() {
+	if x.s.nextByte() != 0xff { // otherwise the script itself must contain the sequence
 		given := x.s
-		x.s = new(script)
+		x.s = new(fuzzScript)
 		for _, number := range []uapi.Command{uapi.CmdGetContext, uapi.CmdAllocPD, uapi.CmdRegMR, uapi.CmdCreateCompChannel,
 			uapi.CmdCreateCQ,
 			uapi.CmdCreateQP, uapi.CmdCreateQP, uapi.CmdCreateSRQ, uapi.CmdCreateAH} {
-			x.send(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool {
+			x.sendRandom(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool {
 				return c.number == uint32(number) &&
 					!c.extended
 			}), 0)
@@ -841,36 +844,36 @@ func (x *session) run() {
 		x.s = given
 	}
 	for steps := 0; len(*x.s) > 0 && steps < 200; steps++ {
-		switch x.s.below(16) {
+		switch x.s.nextBelow(16) {
 		case 0, 1, 2, 3, 4, 5:
-			x.send(x.s.below(len(sessionCommands)), 0)
+			x.sendRandom(x.s.nextBelow(len(sessionCommands)), 0)
 		case 6, 7:
-			x.send(x.s.below(len(sessionCommands)), 1+x.s.below(3))
+			x.sendRandom(x.s.nextBelow(len(sessionCommands)), 1+x.s.nextBelow(3))
 		case 8:
-			x.method()
+			x.callRandomMethod()
 		case 9, 10:
-			x.connect()
+			x.connectRandomQP()
 		case 11, 12:
-			x.post()
+			x.postRandom()
 		case 13:
-			x.scribble()
+			x.overwriteQueue()
 		case 14:
-			x.doorbell()
+			x.ringRandomDoorbell()
 		case 15:
-			x.event()
+			x.readOrCloseEvents()
 		}
 	}
 }
 
-// event reads an event file, or closes it.
-func (x *session) event() {
+// readOrCloseEvents reads an event file, or closes it.
+func (x *fuzzSession) readOrCloseEvents() {
 	if len(x.p.fds) == 0 {
 		return
 	}
-	i := x.s.below(len(x.p.fds))
-	if fd := x.p.fds[i]; x.s.byte() < 200 {
+	i := x.s.nextBelow(len(x.p.fds))
+	if fd := x.p.fds[i]; x.s.nextByte() < 200 {
 		must(x.t, unix.SetNonblock(fd, true))
-		unix.Read(fd, make([]byte, 8*int(1+x.s.byte()&7)))
+		unix.Read(fd, make([]byte, 8*int(1+x.s.nextByte()&7)))
 	} else {
 		unix.Close(fd)
 		x.p.fds = slices.Delete(x.p.fds, i, i+1)
@@ -892,7 +895,7 @@ func FuzzSession(f *testing.F) {
 		b[0] = 0
 		f.Add(b)
 	}
-	w := newSessionWorld(f)
+	w := newSessionFixture(f)
 	goroutines, fds := runtime.NumGoroutine()+16, countFDs(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		watchdog := time.AfterFunc(sessionHang, func() {
@@ -901,15 +904,15 @@ func FuzzSession(f *testing.F) {
 		})
 		defer watchdog.Stop()
 		p := w.open(t)
-		s := script(b)
-		x := &session{t: t, w: w, p: p, s: &s}
-		x.run()
+		s := fuzzScript(b)
+		x := &fuzzSession{t: t, w: w, p: p, s: &s}
+		x.runSession()
 		p.file.Info()
 		p.close(t)
 		if left := w.dev.Objects().String(); left != w.base {
 			t.Errorf("remaining objects: got %s, want %s", left, w.base)
 		}
-		w.other.check(t)
+		w.other.checkUnchanged(t)
 		if w.round++; w.round%256 == 0 {
 			if !testutil.Poll(func() bool { return runtime.NumGoroutine() <= goroutines && countFDs(t) <= fds }) {
 				t.Fatalf("at the end: got %d goroutines and %d descriptors, want at most %d and %d",

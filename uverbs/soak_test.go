@@ -50,7 +50,7 @@ func soakCycles(name string, short int) int {
 	return short
 }
 
-type soak struct {
+type soakFixture struct {
 	t     testing.TB
 	core  *ib.Core
 	srv   *Server
@@ -62,9 +62,9 @@ type soak struct {
 	wg    sync.WaitGroup
 }
 
-func newSoak(t testing.TB) *soak {
+func newSoakFixture(t testing.TB) *soakFixture {
 	t.Helper()
-	s := &soak{t: t, core: &ib.Core{}}
+	s := &soakFixture{t: t, core: &ib.Core{}}
 	hw := rxe.NewHardware(rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}),
 		Fabric: &rxe.Fabric{},
@@ -76,14 +76,14 @@ func newSoak(t testing.TB) *soak {
 		}
 	})
 	var err error
-	s.srv, err = NewServer(s.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(failing{t}, nil))})
+	s.srv, err = NewServer(s.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(failingLog{t}, nil))})
 	must(t, err)
 	return s
 }
 
-// ledger counts posted and completed requests.
-type ledger struct {
-	s    *soak
+// requestLedger counts posted and completed requests.
+type requestLedger struct {
+	s    *soakFixture
 	who  string
 	mu   sync.Mutex
 	next uint64
@@ -91,11 +91,11 @@ type ledger struct {
 	seen map[uint64]bool // IDs of completed requests, stored for a while to find double completions
 }
 
-func newLedger(s *soak, who string) *ledger {
-	return &ledger{s: s, who: who, open: map[uint64]bool{}, seen: map[uint64]bool{}}
+func newRequestLedger(s *soakFixture, who string) *requestLedger {
+	return &requestLedger{s: s, who: who, open: map[uint64]bool{}, seen: map[uint64]bool{}}
 }
 
-func (l *ledger) post() uint64 {
+func (l *requestLedger) addPosted() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next++
@@ -103,15 +103,15 @@ func (l *ledger) post() uint64 {
 	return l.next
 }
 
-// drop records that the work request was not posted.
-func (l *ledger) drop(id uint64) {
+// dropPosted records that the work request was not posted.
+func (l *requestLedger) dropPosted(id uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, id)
 }
 
-// taken records that the device has accepted all posted requests.
-func (l *ledger) taken() {
+// confirmPosted records that the device has accepted all posted requests.
+func (l *requestLedger) confirmPosted() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id := range l.open {
@@ -119,7 +119,7 @@ func (l *ledger) taken() {
 	}
 }
 
-func (l *ledger) done(id uint64, ok, flushed bool) {
+func (l *requestLedger) recordCompletion(id uint64, ok, flushed bool) {
 	l.s.dones.Add(1)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -135,14 +135,14 @@ func (l *ledger) done(id uint64, ok, flushed bool) {
 	}
 }
 
-func (l *ledger) count() int {
+func (l *requestLedger) countOutstanding() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.open)
 }
 
-// settle checks that no request accepted by the device is outstanding.
-func (l *ledger) settle() {
+// checkNoneOutstanding checks that no request accepted by the device is outstanding.
+func (l *requestLedger) checkNoneOutstanding() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, taken := range l.open {
@@ -155,14 +155,14 @@ func (l *ledger) settle() {
 // soakProc is a user process that runs its program repeatedly.
 type soakProc struct {
 	*program
-	s      *soak
+	s      *soakFixture
 	waits  bool // the program sleeps in its completion channel instead of polling
 	data   []byte
 	rnd    *rand.Rand
 	zombie []func()
 }
 
-func (s *soak) newProc(n int) *soakProc {
+func (s *soakFixture) newProc(n int) *soakProc {
 	p := &program{acct: umem.NewAccount(nil), form: byWrite}
 	var err error
 	p.space, err = umem.OpenProcess(os.Getpid())
@@ -178,7 +178,7 @@ func (s *soak) newProc(n int) *soakProc {
 
 func (p *soakProc) run() {
 	for !p.s.stop.Load() {
-		if !p.live() {
+		if !p.runOnce() {
 			time.Sleep(100 * time.Microsecond)
 		}
 		// Zombies remain for a while in addition to the next context.
@@ -198,8 +198,8 @@ func (p *soakProc) run() {
 	must(p.s.t, unix.Munmap(p.data))
 }
 
-// gone reports whether the removal of the device has caused the error.
-func (p *soakProc) gone(what string, err error) bool {
+// isRemovalError reports whether the removal of the device has caused the error.
+func (p *soakProc) isRemovalError(what string, err error) bool {
 	if err == nil {
 		return false
 	}
@@ -221,7 +221,7 @@ type soakContext struct {
 	cqRing  userRing
 	mr      uapi.RegMRResp
 	qps     []soakQP
-	book    *ledger
+	book    *requestLedger
 }
 
 type soakQP struct {
@@ -230,17 +230,17 @@ type soakQP struct {
 	out    int // outstanding sends
 }
 
-func (m *queueMemory) ring(mi uapi.MMInfo) userRing {
+func (m *queueMemory) userRingOf(mi uapi.MMInfo) userRing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return userRing{m.regions[mi.Offset>>32-1]}
 }
 
-// live runs the program once. live returns false if the device was absent.
-func (p *soakProc) live() bool {
-	x := &soakContext{soakProc: p, mem: &queueMemory{}, async: -1, book: newLedger(p.s, "a process")}
+// runOnce runs the program once. runOnce returns false if the device was absent.
+func (p *soakProc) runOnce() bool {
+	x := &soakContext{soakProc: p, mem: &queueMemory{}, async: -1, book: newRequestLedger(p.s, "a process")}
 	var err error
-	if x.f, err = p.s.srv.Open("uverbs0", p, x.mem); p.gone("open", err) {
+	if x.f, err = p.s.srv.Open("uverbs0", p, x.mem); p.isRemovalError("open", err) {
 		return false
 	}
 	p.program.f = x.f
@@ -258,21 +258,21 @@ func (p *soakProc) live() bool {
 		return false
 	}
 	p.s.lives.Add(1)
-	for x.work() {
+	for x.postUntilRemoved() {
 	}
-	if p.s.stop.Load() && x.f.contextState().Makes() {
+	if p.s.stop.Load() && x.f.contextState().CanCreate() {
 		for _, q := range x.qps {
-			err := silently(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr,
+			err := sendSilent(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr,
 				AttrMask: uapi.QPAttrState})
-			p.gone("modify to ERR", err)
+			p.isRemovalError("modify to ERR", err)
 		}
 	} else {
-		x.fatal()
+		x.waitForFatalEvent()
 	}
-	x.drain()
-	x.book.settle()
+	x.pollAvailable()
+	x.book.checkNoneOutstanding()
 	f, fds := x.f, x.fds
-	x.bury()
+	x.destroyObjects()
 	p.zombie = append(p.zombie, func() {
 		f.Close()
 		for _, fd := range fds {
@@ -285,57 +285,58 @@ func (p *soakProc) live() bool {
 // setup creates the objects and connects each queue pair to its neighbour.
 func (x *soakContext) setup() bool {
 	p := x.program
-	ctx, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
-	if x.gone("get context", err) {
+	ctx, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+	if x.isRemovalError("get context", err) {
 		return false
 	}
 	x.async = int(ctx.AsyncFD)
-	pd, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
-	if x.gone("alloc pd", err) {
+	pd, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
+	if x.isRemovalError("alloc pd", err) {
 		return false
 	}
 	addr := addressOf(x.data)
-	x.mr, err = do[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr, Length: uint64(len(x.data)),
+	x.mr, err = sendPlain[uapi.RegMRResp](p, uapi.CmdRegMR, uapi.RegMR{Start: addr, HCAVA: addr,
+		Length:   uint64(len(x.data)),
 		PDHandle: pd.PDHandle, AccessFlags: uapi.AccessLocalWrite})
-	if x.gone("reg mr", err) {
+	if x.isRemovalError("reg mr", err) {
 		return false
 	}
-	ch, err := do[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
-	if x.gone("create channel", err) {
+	ch, err := sendPlain[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
+	if x.isRemovalError("create channel", err) {
 		return false
 	}
 	x.channel = int(ch.FD)
-	cq, out, err := doWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ,
+	cq, out, err := sendPlainWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ,
 		uapi.CreateCQ{CQE: soakQPs * soakDepth * 4, CompChannel: int32(x.channel)}, nil, 16)
-	if x.gone("create cq", err) {
+	if x.isRemovalError("create cq", err) {
 		return false
 	}
 	x.cq = cq.CQHandle
 	mi, _ := uapi.Decode[uapi.RXECreateCQResp](out)
-	x.cqRing = x.mem.ring(mi.MI)
+	x.cqRing = x.mem.userRingOf(mi.MI)
 	var nums []uint32
 	for range soakQPs {
-		qp, out, err := doWith[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+		qp, out, err := sendPlainWith[uapi.CreateQPResp](p, uapi.CmdCreateQP,
 			uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: x.cq, RecvCQHandle: x.cq,
 				MaxSendWR: soakDepth, MaxRecvWR: 2 * soakDepth, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
-		if x.gone("create qp", err) {
+		if x.isRemovalError("create qp", err) {
 			return false
 		}
 		mi, _ := uapi.Decode[uapi.RXECreateQPResp](out)
-		x.qps = append(x.qps, soakQP{handle: qp.QPHandle, sq: x.mem.ring(mi.SQMI), rq: x.mem.ring(mi.RQMI)})
+		x.qps = append(x.qps, soakQP{handle: qp.QPHandle, sq: x.mem.userRingOf(mi.SQMI), rq: x.mem.userRingOf(mi.RQMI)})
 		nums = append(nums, qp.QPN)
 	}
 	gid := ib.GIDFromAddr(netip.MustParseAddr("10.0.0.1"))
 	for i := range x.qps {
-		for _, m := range connection(x.qps[i].handle, nums[i^1], gid) {
+		for _, m := range connectTransitions(x.qps[i].handle, nums[i^1], gid) {
 			// four seconds, so that the connection does not fail on a slow machine
 			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7
-			if x.gone("modify qp", silently(p, uapi.CmdModifyQP, m)) {
+			if x.isRemovalError("modify qp", sendSilent(p, uapi.CmdModifyQP, m)) {
 				return false
 			}
 		}
 		for range 2 * soakDepth {
-			x.recv(i)
+			x.postRecv(i)
 		}
 	}
 	return true
@@ -345,46 +346,46 @@ func (x *soakContext) sge(n int) uapi.RXESGE {
 	return uapi.RXESGE{Addr: addressOf(x.data) + uint64(n*soakMessage), Length: soakMessage, LKey: x.mr.LKey}
 }
 
-func (x *soakContext) recv(i int) {
-	id := x.book.post()
+func (x *soakContext) postRecv(i int) {
+	id := x.book.addPosted()
 	w := uapi.RXERecvWQE{WRID: id<<8 | uint64(i)<<1 | 1}
 	w.DMA.NumSGE = 1
 	sge := x.sge(i)
 	if !x.qps[i].rq.post(uapi.AppendTo(uapi.AppendTo(nil, &w), &sge)) {
-		x.book.drop(id)
+		x.book.dropPosted(id)
 	}
 }
 
-// work posts, rings and polls until the device is removed or the test stops.
-func (x *soakContext) work() bool {
+// postUntilRemoved posts, rings and polls until the device is removed or the test stops.
+func (x *soakContext) postUntilRemoved() bool {
 	if x.s.stop.Load() {
 		return false
 	}
 	for i := range x.qps {
 		q := &x.qps[i]
 		for q.out < soakDepth {
-			id := x.book.post()
+			id := x.book.addPosted()
 			w := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: id<<8 | uint64(i)<<1, Opcode: uapi.WRSend,
 				SendFlags: uapi.SendSignaled}}
 			w.DMA.NumSGE, w.DMA.Length = 1, soakMessage
 			sge := x.sge(soakQPs + i)
 			if !q.sq.post(uapi.AppendTo(uapi.AppendTo(nil, &w), &sge)) {
-				x.book.drop(id)
+				x.book.dropPosted(id)
 				break
 			}
 			q.out++
 		}
-		if x.gone("doorbell", x.program.ring(q.handle)) {
+		if x.isRemovalError("doorbell", x.program.ringDoorbell(q.handle)) {
 			return false
 		}
-		x.book.taken()
+		x.book.confirmPosted()
 	}
 	if x.waits {
 		// Completions that arrived before the notification request are polled below, each exactly once.
-		if x.gone("req notify", silently(x.program, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: x.cq})) {
+		if x.isRemovalError("req notify", sendSilent(x.program, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: x.cq})) {
 			return false
 		}
-		if !x.drain() {
+		if !x.pollAvailable() {
 			return false
 		}
 		idle := true
@@ -400,11 +401,11 @@ func (x *soakContext) work() bool {
 		}
 	}
 	runtime.Gosched()
-	return x.drain()
+	return x.pollAvailable()
 }
 
-// drain polls the available completions. drain returns false if a completion was flushed.
-func (x *soakContext) drain() bool {
+// pollAvailable polls the available completions. pollAvailable returns false if a completion was flushed.
+func (x *soakContext) pollAvailable() bool {
 	fine := true
 	for {
 		wc, ok := x.cqRing.poll()
@@ -413,20 +414,21 @@ func (x *soakContext) drain() bool {
 		}
 		i := int(wc.WRID >> 1 & 0x7f)
 		flushed := wc.Status == uapi.WCWRFlushErr
-		x.book.done(wc.WRID>>8, wc.Status == uapi.WCSuccess, flushed)
+		x.book.recordCompletion(wc.WRID>>8, wc.Status == uapi.WCSuccess, flushed)
 		if flushed {
 			fine = false
 		}
 		if wc.WRID&1 == 0 {
 			x.qps[i].out--
 		} else if !flushed {
-			x.recv(i)
+			x.postRecv(i)
 		}
 	}
 }
 
-// fatal waits for the asynchronous event that reports the removal of the device, like a program after an error.
-func (x *soakContext) fatal() {
+// waitForFatalEvent waits for the asynchronous event that reports the removal of the device, like a program after an
+// error.
+func (x *soakContext) waitForFatalEvent() {
 	var last uapi.AsyncEventDesc
 	var b [asyncRecordSize]byte
 	for {
@@ -448,47 +450,49 @@ func (x *soakContext) fatal() {
 	}
 }
 
-// bury destroys objects, which is allowed in a zombie.
-func (x *soakContext) bury() {
+// destroyObjects destroys objects, which is allowed in a zombie.
+func (x *soakContext) destroyObjects() {
 	if x.f.contextState() != states.ContextZombie {
 		return
 	}
-	if _, err := do[uapi.AllocPDResp](x.program, uapi.CmdAllocPD, uapi.AllocPD{}); !errors.Is(err, syscall.EIO) {
+	if _, err := sendPlain[uapi.AllocPDResp](x.program, uapi.CmdAllocPD, uapi.AllocPD{}); !errors.Is(err, syscall.EIO) {
 		x.s.t.Errorf("alloc pd of a zombie: got %v, want EIO", err)
 	}
 	for i, q := range x.qps {
 		if i%2 == 0 { // the last close destroys the remaining objects
-			if _, err := do[uapi.DestroyQPResp](x.program, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: q.handle}); err != nil {
+			if _, err := sendPlain[uapi.DestroyQPResp](x.program, uapi.CmdDestroyQP,
+				uapi.DestroyQP{QPHandle: q.handle}); err != nil {
 				x.s.t.Errorf("destroy qp of a zombie: got %v, want nil", err)
 			}
 		}
 	}
-	x.drain()
-	x.book.settle()
+	x.pollAvailable()
+	x.book.checkNoneOutstanding()
 }
 
 // soakKernel is a consumer in this process.
 type soakKernel struct {
-	s    *soak
+	s    *soakFixture
 	pd   *ib.PD
 	cq   *ib.CQ
 	qps  []*ib.QP
 	mr   *ib.MR
 	addr uint64
-	book *ledger
+	book *requestLedger
 	room []atomic.Int32 // number of free entries of the send queues, by queue pair
 	stop atomic.Bool
 	over chan struct{}
 }
 
-func (s *soak) kernelClient() *ib.Client {
+func (s *soakFixture) kernelClient() *ib.Client {
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, (1+soakKernelQPs)*soakMessage))
 	must(s.t, err)
 	return &ib.Client{
 		Name: "soak",
 		Add: func(d *ib.Device) (any, error) {
-			k := &soakKernel{s: s, addr: addr, book: newLedger(s, "the consumer in this process"), over: make(chan struct{}),
+			k := &soakKernel{s: s, addr: addr, book: newRequestLedger(s, "the consumer in this process"),
+				over: make(chan struct{}),
 				room: make([]atomic.Int32, soakKernelQPs)}
 			if err := k.setup(d, mem); err != nil {
 				k.destroy()
@@ -502,8 +506,8 @@ func (s *soak) kernelClient() *ib.Client {
 			k.stop.Store(true)
 			<-k.over
 			k.destroy()
-			k.book.taken()
-			k.book.settle()
+			k.book.confirmPosted()
+			k.book.checkNoneOutstanding()
 		},
 	}
 }
@@ -512,7 +516,7 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 	if k.pd, err = d.AllocPD(); err != nil {
 		return err
 	}
-	if k.cq, err = d.CreateCQ(ib.CQInit{Entries: soakKernelQPs * 4 * soakDepth, Handler: k.completed}); err != nil {
+	if k.cq, err = d.CreateCQ(ib.CQInit{Entries: soakKernelQPs * 4 * soakDepth, Handler: k.onCompletion}); err != nil {
 		return err
 	}
 	if k.mr, err = k.pd.RegMR(ib.MRInit{Space: mem, Addr: k.addr, Length: (1 + soakKernelQPs) * soakMessage,
@@ -548,7 +552,7 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 			}
 		}
 		for range 2 * soakDepth {
-			k.recv(i)
+			k.postRecv(i)
 		}
 		k.room[i].Store(soakDepth)
 	}
@@ -562,10 +566,10 @@ func (k *soakKernel) sge(place int) []ib.SGE {
 	return []ib.SGE{{Addr: k.addr + uint64(place)*soakMessage, Length: soakMessage, LKey: k.mr.LKey()}}
 }
 
-func (k *soakKernel) recv(i int) {
-	id := k.book.post()
+func (k *soakKernel) postRecv(i int) {
+	id := k.book.addPosted()
 	if n, _ := k.qps[i].PostRecv(ib.RecvWR{ID: id<<8 | uint64(i)<<1 | 1, SGList: k.sge(1 + i)}); n == 0 {
-		k.book.drop(id)
+		k.book.dropPosted(id)
 	}
 }
 
@@ -574,10 +578,10 @@ func (k *soakKernel) run() {
 	for !k.stop.Load() {
 		for i, qp := range k.qps {
 			for k.room[i].Add(-1) >= 0 {
-				id := k.book.post()
+				id := k.book.addPosted()
 				if n, _ := qp.PostSend(ib.SendWR{ID: id<<8 | uint64(i)<<1, Opcode: ib.WRSend, Flags: ib.SendSignaled,
 					SGList: k.sge(0)}); n == 0 {
-					k.book.drop(id)
+					k.book.dropPosted(id)
 					break
 				}
 			}
@@ -587,8 +591,8 @@ func (k *soakKernel) run() {
 	}
 }
 
-// completed is the completion handler.
-func (k *soakKernel) completed(*ib.CQ) {
+// onCompletion is the completion handler.
+func (k *soakKernel) onCompletion(*ib.CQ) {
 	for again := true; again; {
 		k.drain()
 		again, _ = k.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
@@ -604,11 +608,11 @@ func (k *soakKernel) drain() {
 		}
 		for _, w := range wc[:n] {
 			i, flushed := int(w.ID>>1&0x7f), w.Status == ib.WCWRFlushErr
-			k.book.done(w.ID>>8, w.Status == ib.WCSuccess, flushed)
+			k.book.recordCompletion(w.ID>>8, w.Status == ib.WCSuccess, flushed)
 			if w.ID&1 == 0 {
 				k.room[i].Add(1)
 			} else if !flushed && !k.stop.Load() {
-				k.recv(i)
+				k.postRecv(i)
 			}
 		}
 	}
@@ -619,7 +623,8 @@ func (k *soakKernel) destroy() {
 		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	}
 	// The handler may be about to post a receive. A queue pair in ERR flushes receives that it accepts (ib_drain_qp).
-	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.count() > 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.countOutstanding() > 0 &&
+		time.Now().Before(deadline); {
 		k.drain()
 		runtime.Gosched()
 	}
@@ -645,8 +650,8 @@ func soakUntil(f func() bool) {
 	}
 }
 
-// busy waits until the device has all its queue pairs and each consumer has requests in flight.
-func (s *soak) busy() {
+// waitUntilBusy waits until the device has all its queue pairs and each consumer has requests in flight.
+func (s *soakFixture) waitUntilBusy() {
 	soakUntil(func() bool {
 		d := s.slot.Device()
 		return d != nil && d.Handle().Device().Objects().QP >= soakProcesses*soakQPs+soakKernelQPs
@@ -655,8 +660,8 @@ func (s *soak) busy() {
 	soakUntil(func() bool { return s.dones.Load() >= began+100 })
 }
 
-// cycle executes one reset, or an unplug and a plug, at one of the moments.
-func (s *soak) cycle(n int, plug bool, rnd *rand.Rand) {
+// runCycle executes one reset, or an unplug and a plug, at one of the moments.
+func (s *soakFixture) runCycle(n int, plug bool, rnd *rand.Rand) {
 	hw := s.slot.Hardware().(*rxe.Hardware)
 	settled := func(resets int) { soakUntil(func() bool { return s.slot.Status().Resets >= resets }) }
 	resets := s.slot.Status().Resets
@@ -695,7 +700,7 @@ func TestSoakReset(t *testing.T) {
 	}
 	resets, plugs = soakCycles("SOAK_RESETS", resets), soakCycles("SOAK_PLUGS", plugs)
 	checkDescriptors(t)
-	s := newSoak(t)
+	s := newSoakFixture(t)
 	client := s.kernelClient()
 	must(t, s.core.RegisterClient(client))
 	must(t, s.slot.Plug())
@@ -716,14 +721,14 @@ func TestSoakReset(t *testing.T) {
 			buf := make([]byte, 1<<22)
 			panic(fmt.Sprintf("cycle %d hangs:\n%s", n, buf[:runtime.Stack(buf, true)]))
 		})
-		s.busy()
+		s.waitUntilBusy()
 		time.Sleep(time.Duration(rnd.IntN(500)) * time.Microsecond)
 		kind := 0
 		if rnd.IntN(left[0]+left[1]) >= left[0] {
 			kind = 1
 		}
 		left[kind]--
-		s.cycle(left[kind], kind == 1, rnd)
+		s.runCycle(left[kind], kind == 1, rnd)
 		if kind == 0 {
 			recoveries = append(recoveries, s.slot.Status().Recovery)
 		}
@@ -734,7 +739,7 @@ func TestSoakReset(t *testing.T) {
 		}
 	}
 	if !t.Failed() {
-		s.busy()
+		s.waitUntilBusy()
 	}
 	s.stop.Store(true)
 	done := make(chan struct{})
@@ -763,10 +768,10 @@ func TestSoakReset(t *testing.T) {
 	}
 }
 
-// failing is the output of a logger that must log nothing.
-type failing struct{ t testing.TB }
+// failingLog is the output of a logger that must log nothing.
+type failingLog struct{ t testing.TB }
 
-func (f failing) Write(line []byte) (int, error) {
+func (f failingLog) Write(line []byte) (int, error) {
 	f.t.Errorf("log: got %s, want no lines", line)
 	return len(line), nil
 }

@@ -23,37 +23,37 @@ type ioctlRow struct {
 
 func (r ioctlRow) name() string { return uapi.MethodName(r.object, r.method) }
 
-// expected returns the expected results of a call.
-func (r ioctlRow) expected() outcomes {
+// expectedOutcomes returns the expected results of a call.
+func (r ioctlRow) expectedOutcomes() outcomes {
 	// Neither the drivers of this test nor Linux's rxe accept a dma-buf.
 	if r.object == uapi.ObjectMR && r.method == uapi.MethodRegDMABufMR {
 		return outcomes{syscall.EOPNOTSUPP, syscall.EOPNOTSUPP, syscall.EIO, never}
 	}
-	return effects[methods[methodID{r.object, r.method}].spec.Effect]
+	return effectOutcomes[methods[methodID{r.object, r.method}].spec.Effect]
 }
 
 func (r ioctlRow) run(x *stateProgram) error {
 	call := func() error {
-		_, err := x.ioctl(r.object, r.method, r.attrs(x)...)
+		_, err := x.callMethod(r.object, r.method, r.attrs(x)...)
 		return err
 	}
-	if r.method == uapi.MethodGetContext && r.object == uapi.ObjectDevice && x.f.contextState().Makes() {
+	if r.method == uapi.MethodGetContext && r.object == uapi.ObjectDevice && x.f.contextState().CanCreate() {
 		return x.onFreshFile(call)
 	}
 	return call()
 }
 
-// room returns an attribute with a buffer for a response.
-func (x *stateProgram) room(id uapi.AttrID, size int) uapi.Attr {
-	return outAttr(id, x.alloc(size)[:size])
+// responseAttr returns an attribute with a buffer for a response.
+func (x *stateProgram) responseAttr(id uapi.AttrID, size int) uapi.Attr {
+	return outAttr(id, x.allocMem(size)[:size])
 }
 
-// destroyed returns the row of a method that destroys an object and reports size bytes.
-func destroyed(object uapi.ObjectID, method uapi.MethodID, handle func(*stateProgram) uint32, size int) ioctlRow {
+// destroyRow returns the row of a method that destroys an object and reports size bytes.
+func destroyRow(object uapi.ObjectID, method uapi.MethodID, handle func(*stateProgram) uint32, size int) ioctlRow {
 	return ioctlRow{object, method, func(x *stateProgram) []uapi.Attr {
 		attrs := []uapi.Attr{handleAttr(0, uint64(handle(x)))}
 		if size > 0 {
-			attrs = append(attrs, x.room(1, size))
+			attrs = append(attrs, x.responseAttr(1, size))
 		}
 		return attrs
 	}}
@@ -61,92 +61,96 @@ func destroyed(object uapi.ObjectID, method uapi.MethodID, handle func(*statePro
 
 var ioctlRows = []ioctlRow{
 	{uapi.ObjectDevice, uapi.MethodGetContext, func(x *stateProgram) []uapi.Attr {
-		return []uapi.Attr{x.room(uapi.AttrGetContextNumCompVectors, 4), x.room(uapi.AttrGetContextCoreSupport, 8)}
+		return []uapi.Attr{x.responseAttr(uapi.AttrGetContextNumCompVectors, 4),
+			x.responseAttr(uapi.AttrGetContextCoreSupport, 8)}
 	}},
 	{uapi.ObjectDevice, uapi.MethodQueryContext, func(x *stateProgram) []uapi.Attr {
-		return []uapi.Attr{x.room(uapi.AttrQueryContextNumCompVectors, 4), x.room(uapi.AttrQueryContextCoreSupport, 8)}
+		return []uapi.Attr{x.responseAttr(uapi.AttrQueryContextNumCompVectors, 4),
+			x.responseAttr(uapi.AttrQueryContextCoreSupport, 8)}
 	}},
 	{uapi.ObjectDevice, uapi.MethodQueryPort, func(x *stateProgram) []uapi.Attr {
-		return []uapi.Attr{inline(uapi.AttrQueryPortPortNum, 8, 1),
-			x.room(uapi.AttrQueryPortResp, uapi.SizeOf[uapi.QueryPortRespEx]())}
+		return []uapi.Attr{inlineAttr(uapi.AttrQueryPortPortNum, 8, 1),
+			x.responseAttr(uapi.AttrQueryPortResp, uapi.SizeOf[uapi.QueryPortRespEx]())}
 	}},
 	{uapi.ObjectDevice, uapi.MethodQueryGIDTable, func(x *stateProgram) []uapi.Attr {
 		size := uapi.SizeOf[uapi.GIDEntry]()
 		return []uapi.Attr{
-			inline(uapi.AttrQueryGIDTableEntrySize, 8, uint64(size)), inline(uapi.AttrQueryGIDTableFlags, 4, 0),
-			x.room(uapi.AttrQueryGIDTableRespEntries, 64*size), x.room(uapi.AttrQueryGIDTableRespNumEntries, 8),
+			inlineAttr(uapi.AttrQueryGIDTableEntrySize, 8, uint64(size)), inlineAttr(uapi.AttrQueryGIDTableFlags, 4, 0),
+			x.responseAttr(uapi.AttrQueryGIDTableRespEntries, 64*size), x.responseAttr(uapi.AttrQueryGIDTableRespNumEntries, 8),
 		}
 	}},
 	{uapi.ObjectDevice, uapi.MethodQueryGIDEntry, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
-			inline(uapi.AttrQueryGIDEntryPort, 8, 1), inline(uapi.AttrQueryGIDEntryGIDIndex, 8, 1),
-			inline(uapi.AttrQueryGIDEntryFlags, 4, 0),
-			x.room(uapi.AttrQueryGIDEntryRespEntry, uapi.SizeOf[uapi.GIDEntry]()),
+			inlineAttr(uapi.AttrQueryGIDEntryPort, 8, 1), inlineAttr(uapi.AttrQueryGIDEntryGIDIndex, 8, 1),
+			inlineAttr(uapi.AttrQueryGIDEntryFlags, 4, 0),
+			x.responseAttr(uapi.AttrQueryGIDEntryRespEntry, uapi.SizeOf[uapi.GIDEntry]()),
 		}
 	}},
 	// INFO_HANDLES does not use the device and needs no context. Linux lists the objects of the file, and a zombie has
 	// no objects.
 	{uapi.ObjectDevice, uapi.MethodInfoHandles, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
-			inline(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)), x.room(uapi.AttrInfoTotalHandles, 4),
-			x.room(uapi.AttrInfoHandlesList, 64),
+			inlineAttr(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)), x.responseAttr(uapi.AttrInfoTotalHandles, 4),
+			x.responseAttr(uapi.AttrInfoHandlesList, 64),
 		}
 	}},
 	{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, func(*stateProgram) []uapi.Attr {
 		return []uapi.Attr{handleAttr(uapi.AttrAsyncEventAllocFDHandle, 0)}
 	}},
-	destroyed(uapi.ObjectPD, uapi.MethodPDDestroy, func(x *stateProgram) uint32 { return x.spare }, 0),
+	destroyRow(uapi.ObjectPD, uapi.MethodPDDestroy, func(x *stateProgram) uint32 { return x.spare }, 0),
 	{uapi.ObjectMR, uapi.MethodRegMR, func(x *stateProgram) []uapi.Attr { return mrAttrs(x.program, x.pd, x.data, 4096) }},
 	{uapi.ObjectMR, uapi.MethodRegDMABufMR, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			handleAttr(uapi.AttrRegDMABufMRHandle, 0), handleAttr(uapi.AttrRegDMABufMRPDHandle, uint64(x.pd)),
-			inline(uapi.AttrRegDMABufMROffset, 8, 0), inline(uapi.AttrRegDMABufMRLength, 8, 4096),
-			inline(uapi.AttrRegDMABufMRIOVA, 8, 0),
-			inline(uapi.AttrRegDMABufMRFD, 4, 0), inline(uapi.AttrRegDMABufMRAccessFlags, 4, uint64(uapi.AccessLocalWrite)),
-			x.room(uapi.AttrRegDMABufMRRespLKey, 4), x.room(uapi.AttrRegDMABufMRRespRKey, 4),
+			inlineAttr(uapi.AttrRegDMABufMROffset, 8, 0), inlineAttr(uapi.AttrRegDMABufMRLength, 8, 4096),
+			inlineAttr(uapi.AttrRegDMABufMRIOVA, 8, 0),
+			inlineAttr(uapi.AttrRegDMABufMRFD, 4, 0), inlineAttr(uapi.AttrRegDMABufMRAccessFlags, 4,
+				uint64(uapi.AccessLocalWrite)),
+			x.responseAttr(uapi.AttrRegDMABufMRRespLKey, 4), x.responseAttr(uapi.AttrRegDMABufMRRespRKey, 4),
 		}
 	}},
 	{uapi.ObjectMR, uapi.MethodQueryMR, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
-			handleAttr(uapi.AttrQueryMRHandle, uint64(x.mr)), x.room(uapi.AttrQueryMRRespLKey, 4),
-			x.room(uapi.AttrQueryMRRespRKey, 4),
-			x.room(uapi.AttrQueryMRRespLength, 8), x.room(uapi.AttrQueryMRRespIOVA, 8),
+			handleAttr(uapi.AttrQueryMRHandle, uint64(x.mr)), x.responseAttr(uapi.AttrQueryMRRespLKey, 4),
+			x.responseAttr(uapi.AttrQueryMRRespRKey, 4),
+			x.responseAttr(uapi.AttrQueryMRRespLength, 8), x.responseAttr(uapi.AttrQueryMRRespIOVA, 8),
 		}
 	}},
 	{uapi.ObjectMR, uapi.MethodAdviseMR, func(x *stateProgram) []uapi.Attr {
 		sge := uapi.SGE{Addr: x.data, Length: 8, LKey: x.onDemand}
 		return []uapi.Attr{
-			handleAttr(uapi.AttrAdviseMRPDHandle, uint64(x.pd)), inline(uapi.AttrAdviseMRAdvice, 8, 0),
-			inline(uapi.AttrAdviseMRFlags, 4, 0),
-			input(uapi.AttrAdviseMRSGEList, x.store(uapi.AppendTo(nil, &sge))),
+			handleAttr(uapi.AttrAdviseMRPDHandle, uint64(x.pd)), inlineAttr(uapi.AttrAdviseMRAdvice, 8, 0),
+			inlineAttr(uapi.AttrAdviseMRFlags, 4, 0),
+			inputAttr(uapi.AttrAdviseMRSGEList, x.storeBytes(uapi.AppendTo(nil, &sge))),
 		}
 	}},
-	destroyed(uapi.ObjectMR, uapi.MethodMRDestroy, func(x *stateProgram) uint32 { return x.mr }, 0),
-	destroyed(uapi.ObjectMW, uapi.MethodMWDestroy, func(x *stateProgram) uint32 { return x.mw }, 0),
-	destroyed(uapi.ObjectAH, uapi.MethodAHDestroy, func(x *stateProgram) uint32 { return x.ah }, 0),
+	destroyRow(uapi.ObjectMR, uapi.MethodMRDestroy, func(x *stateProgram) uint32 { return x.mr }, 0),
+	destroyRow(uapi.ObjectMW, uapi.MethodMWDestroy, func(x *stateProgram) uint32 { return x.mw }, 0),
+	destroyRow(uapi.ObjectAH, uapi.MethodAHDestroy, func(x *stateProgram) uint32 { return x.ah }, 0),
 	{uapi.ObjectCQ, uapi.MethodCQCreate, func(x *stateProgram) []uapi.Attr {
-		return with(x.cqAttrs(1), handleAttr(uapi.AttrCreateCQCompChannel, uint64(x.channel)))
+		return withAttrs(x.cqAttrs(1), handleAttr(uapi.AttrCreateCQCompChannel, uint64(x.channel)))
 	}},
-	destroyed(uapi.ObjectCQ, uapi.MethodCQDestroy, func(x *stateProgram) uint32 { return x.spareCQ },
+	destroyRow(uapi.ObjectCQ, uapi.MethodCQDestroy, func(x *stateProgram) uint32 { return x.spareCQ },
 		uapi.SizeOf[uapi.DestroyCQResp]()),
 	{uapi.ObjectQP, uapi.MethodQPCreate, func(x *stateProgram) []uapi.Attr {
 		return x.qpAttrs(x.pd, x.cq, 1,
 			uapi.QPTRC)
 	}},
-	destroyed(uapi.ObjectQP, uapi.MethodQPDestroy, func(x *stateProgram) uint32 { return x.qp },
+	destroyRow(uapi.ObjectQP, uapi.MethodQPDestroy, func(x *stateProgram) uint32 { return x.qp },
 		uapi.SizeOf[uapi.DestroyQPResp]()),
 	{uapi.ObjectSRQ, uapi.MethodSRQCreate, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			handleAttr(uapi.AttrCreateSRQHandle, 0), handleAttr(uapi.AttrCreateSRQPDHandle, uint64(x.pd)),
-			inline(uapi.AttrCreateSRQType, 8, 0), inline(uapi.AttrCreateSRQUserHandle, 8, 1),
-			inline(uapi.AttrCreateSRQMaxWR, 4, 4),
-			inline(uapi.AttrCreateSRQMaxSGE, 4, 1), inline(uapi.AttrCreateSRQLimit, 4, 0),
-			x.room(uapi.AttrCreateSRQRespMaxWR, 4), x.room(uapi.AttrCreateSRQRespMaxSGE, 4), x.room(uapi.AttrUHWOut, 24),
+			inlineAttr(uapi.AttrCreateSRQType, 8, 0), inlineAttr(uapi.AttrCreateSRQUserHandle, 8, 1),
+			inlineAttr(uapi.AttrCreateSRQMaxWR, 4, 4),
+			inlineAttr(uapi.AttrCreateSRQMaxSGE, 4, 1), inlineAttr(uapi.AttrCreateSRQLimit, 4, 0),
+			x.responseAttr(uapi.AttrCreateSRQRespMaxWR, 4), x.responseAttr(uapi.AttrCreateSRQRespMaxSGE,
+				4), x.responseAttr(uapi.AttrUHWOut, 24),
 		}
 	}},
-	destroyed(uapi.ObjectSRQ, uapi.MethodSRQDestroy, func(x *stateProgram) uint32 { return x.srq },
+	destroyRow(uapi.ObjectSRQ, uapi.MethodSRQDestroy, func(x *stateProgram) uint32 { return x.srq },
 		uapi.SizeOf[uapi.DestroySRQResp]()),
-	destroyed(uapi.ObjectXRCD, uapi.MethodXRCDDestroy, func(x *stateProgram) uint32 { return x.spareXRCD }, 0),
+	destroyRow(uapi.ObjectXRCD, uapi.MethodXRCDDestroy, func(x *stateProgram) uint32 { return x.spareXRCD }, 0),
 }
 
 // onFreshFile opens the device again and creates a context on it.
@@ -166,7 +170,8 @@ func (x *stateProgram) onFreshFile(run func() error) error {
 // openXRCDomain opens a private domain.
 func (x *stateProgram) openXRCDomain() uint32 {
 	x.t.Helper()
-	resp, err := do[uapi.OpenXRCDResp](x.program, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: ^uint32(0), OFlags: unix.O_CREAT})
+	resp, err := sendPlain[uapi.OpenXRCDResp](x.program, uapi.CmdOpenXRCD, uapi.OpenXRCD{FD: ^uint32(0),
+		OFlags: unix.O_CREAT})
 	must(x.t, err)
 	return resp.XRCDHandle
 }
@@ -175,16 +180,17 @@ func (x *stateProgram) openXRCDomain() uint32 {
 func TestInfoHandlesOfZombie(t *testing.T) {
 	x := newStateProgram(t)
 	list := func() uint32 {
-		total := x.alloc(4)
-		_, err := x.ioctl(uapi.ObjectDevice, uapi.MethodInfoHandles, inline(uapi.AttrInfoObjectID, 8, uint64(uapi.ObjectPD)),
-			outAttr(uapi.AttrInfoTotalHandles, total[:4]), x.room(uapi.AttrInfoHandlesList, 64))
+		total := x.allocMem(4)
+		_, err := x.callMethod(uapi.ObjectDevice, uapi.MethodInfoHandles, inlineAttr(uapi.AttrInfoObjectID, 8,
+			uint64(uapi.ObjectPD)),
+			outAttr(uapi.AttrInfoTotalHandles, total[:4]), x.responseAttr(uapi.AttrInfoHandlesList, 64))
 		must(t, err)
 		return binary.NativeEndian.Uint32(total)
 	}
 	if n := list(); n != 2 {
 		t.Errorf("handles of protection domains: got %d, want 2", n)
 	}
-	x.to(2)
+	x.moveToState(2)
 	if n := list(); n != 0 {
 		t.Errorf("handles of protection domains in a zombie: got %d, want 0", n)
 	}

@@ -40,7 +40,7 @@ const (
 	never = syscall.Errno(1 << 17)
 )
 
-func outcome(e syscall.Errno) string {
+func outcomeText(e syscall.Errno) string {
 	switch e {
 	case works:
 		return "works"
@@ -63,8 +63,8 @@ func errnoOf(err error) syscall.Errno {
 // outcomes holds the results of a row in the states active, error, zombie (none for methods) and gone.
 type outcomes [4]syscall.Errno
 
-// effects maps the effect of a verb to the results of user calls.
-var effects = map[verb.Effect]outcomes{
+// effectOutcomes maps the effect of a verb to the results of user calls.
+var effectOutcomes = map[verb.Effect]outcomes{
 	verb.Makes:    {works, syscall.EIO, syscall.EIO, never},
 	verb.Reads:    {works, works, syscall.EIO, never},
 	verb.Destroys: {works, works, works, never},
@@ -103,9 +103,9 @@ func newStateProgram(t *testing.T) *stateProgram {
 	must(t, x.core.Register(x.handle))
 	x.srv, err = NewServer(x.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	must(t, err)
-	w := &world{t: t, core: x.core, dev: x.dev, handle: x.handle, srv: x.srv}
-	x.program = w.start(byWrite)
-	x.data = (addressOf(x.alloc(3*4096)) + 4095) &^ 4095
+	w := &fixture{t: t, core: x.core, dev: x.dev, handle: x.handle, srv: x.srv}
+	x.program = w.startProgram(byWrite)
+	x.data = (addressOf(x.allocMem(3*4096)) + 4095) &^ 4095
 	t.Cleanup(func() {
 		x.f.Close()
 		x.srv.Close()
@@ -116,56 +116,57 @@ func newStateProgram(t *testing.T) *stateProgram {
 		}
 		must(t, dev.Close())
 	})
-	x.pd, x.channel = x.allocPD(), x.program.channel()
+	x.pd, x.channel = x.allocPD(), x.program.createChannel()
 	need := func(err error) { t.Helper(); must(t, err) }
-	cq, _, err := doWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ,
+	cq, _, err := sendPlainWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ,
 		uapi.CreateCQ{CQE: 10, CompChannel: int32(x.channel)}, nil, 16)
 	need(err)
 	x.cq = cq.CQHandle
-	cq, _, err = doWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1}, nil, 16)
+	cq, _, err = sendPlainWith[uapi.CreateCQResp](x.program, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1},
+		nil, 16)
 	need(err)
 	x.spareCQ, x.spare = cq.CQHandle, x.allocPD()
-	mr, err := do[uapi.RegMRResp](x.program, uapi.CmdRegMR, x.regMR())
+	mr, err := sendPlain[uapi.RegMRResp](x.program, uapi.CmdRegMR, x.regMR())
 	need(err)
 	x.mr = mr.MRHandle
-	mw, err := do[uapi.AllocMWResp](x.program, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: x.pd, MWType: 1})
+	mw, err := sendPlain[uapi.AllocMWResp](x.program, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: x.pd, MWType: 1})
 	need(err)
 	x.mw = mw.MWHandle
 	for _, q := range []struct {
 		to *uint32
 		t  uapi.QPType
 	}{{&x.qp, uapi.QPTRC}, {&x.ud, uapi.QPTUD}} {
-		r, _, err := doWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP, x.newQP(q.t), nil, 32)
+		r, _, err := sendPlainWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP, x.newQP(q.t), nil, 32)
 		need(err)
 		*q.to = r.QPHandle
 	}
-	for _, m := range connection(x.qp, 17, x.gid) {
-		need(silently(x.program, uapi.CmdModifyQP, m))
+	for _, m := range connectTransitions(x.qp, 17, x.gid) {
+		need(sendSilent(x.program, uapi.CmdModifyQP, m))
 	}
-	ah, _, err := doWith[uapi.CreateAHResp](x.program, uapi.CmdCreateAH, x.newAH(), nil, 8)
+	ah, _, err := sendPlainWith[uapi.CreateAHResp](x.program, uapi.CmdCreateAH, x.newAH(), nil, 8)
 	need(err)
 	x.ah = ah.AHHandle
-	srq, _, err := doWith[uapi.CreateSRQResp](x.program, uapi.CmdCreateSRQ,
+	srq, _, err := sendPlainWith[uapi.CreateSRQResp](x.program, uapi.CmdCreateSRQ,
 		uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1}, nil, 24)
 	need(err)
 	x.srq = srq.SRQHandle
 	x.xrcd, x.spareXRCD = x.openXRCDomain(), x.openXRCDomain()
-	tgt, _, err := doWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP,
+	tgt, _, err := sendPlainWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP,
 		uapi.CreateQP{PDHandle: x.xrcd, QPType: uapi.QPTXRCTgt}, nil, 32)
 	need(err)
 	x.target = tgt.QPN
 	odp := x.regMR()
 	odp.AccessFlags |= uapi.AccessOnDemand
-	mr, err = do[uapi.RegMRResp](x.program, uapi.CmdRegMR, odp)
+	mr, err = sendPlain[uapi.RegMRResp](x.program, uapi.CmdRegMR, odp)
 	need(err)
 	x.onDemand = mr.LKey
-	must(t, silently(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: group(7), QPHandle: x.ud}))
-	must(t, silently(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group(7), QPHandle: x.ud}))
+	must(t, sendSilent(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: multicastGroup(7), QPHandle: x.ud}))
+	must(t, sendSilent(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: multicastGroup(7), QPHandle: x.ud}))
 	return x
 }
 
-// group returns a multicast group.
-func group(n byte) [16]byte { return [16]byte{0: 0xff, 1: 0x0e, 15: n} }
+// multicastGroup returns a multicast group.
+func multicastGroup(n byte) [16]byte { return [16]byte{0: 0xff, 1: 0x0e, 15: n} }
 
 func (x *stateProgram) regMR() uapi.RegMR {
 	return uapi.RegMR{Start: x.data, HCAVA: x.data, Length: 4096, PDHandle: x.pd, AccessFlags: uapi.AccessLocalWrite}
@@ -181,8 +182,8 @@ func (x *stateProgram) newAH() uapi.CreateAH {
 		GRH: uapi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
 }
 
-// to moves the device to a state.
-func (x *stateProgram) to(state int) {
+// moveToState moves the device to a state.
+func (x *stateProgram) moveToState(state int) {
 	switch state {
 	case 1:
 		x.handle.SetError()
@@ -199,10 +200,10 @@ type stateRow struct {
 	run    func(x *stateProgram) error
 }
 
-// expected returns the expected results of a call.
-func (r *stateRow) expected() outcomes {
+// expectedOutcomes returns the expected results of a call.
+func (r *stateRow) expectedOutcomes() outcomes {
 	if r.want == (outcomes{}) {
-		return effects[commands[r.number].spec.Effect]
+		return effectOutcomes[commands[r.number].spec.Effect]
 	}
 	return r.want
 }
@@ -217,26 +218,26 @@ func (r *stateRow) String() string {
 	return commandName(r.number)
 }
 
-func plain[Resp, Req any](cmd uapi.Command, req func(x *stateProgram) Req) stateRow {
+func plainRow[Resp, Req any](cmd uapi.Command, req func(x *stateProgram) Req) stateRow {
 	return stateRow{number: uint32(cmd), run: func(x *stateProgram) error {
 		driver := 0
 		if commands[uint32(cmd)].Driver {
 			driver = 32
 		}
-		_, _, err := doWith[Resp](x.program, cmd, req(x), nil, driver)
+		_, _, err := sendPlainWith[Resp](x.program, cmd, req(x), nil, driver)
 		return err
 	}}
 }
 
 func silentRow[Req any](cmd uapi.Command, req func(x *stateProgram) Req) stateRow {
 	return stateRow{number: uint32(cmd), run: func(x *stateProgram) error {
-		return silently(x.program, cmd, req(x))
+		return sendSilent(x.program, cmd, req(x))
 	}}
 }
 
-func extended[Resp, Req any](cmd uapi.ExCommand, req func(x *stateProgram) Req) stateRow {
+func extendedRow[Resp, Req any](cmd uapi.ExCommand, req func(x *stateProgram) Req) stateRow {
 	return stateRow{number: uint32(cmd) | uapi.CmdFlagExtended, run: func(x *stateProgram) error {
-		_, _, err := doEx[Resp](x.program, cmd, req(x), 32)
+		_, _, err := sendExtended[Resp](x.program, cmd, req(x), 32)
 		return err
 	}}
 }
@@ -250,113 +251,119 @@ var stateRows = []stateRow{
 		return err
 	}},
 	{number: uint32(uapi.CmdGetContext), run: func(x *stateProgram) error {
-		if !x.f.contextState().Makes() {
-			_, err := do[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
+		if !x.f.contextState().CanCreate() {
+			_, err := sendPlain[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		}
 		return x.onFreshFile(func() error {
-			_, err := do[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
+			_, err := sendPlain[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		})
 	}},
-	plain[uapi.QueryDeviceResp](uapi.CmdQueryDevice, func(*stateProgram) uapi.QueryDevice { return uapi.QueryDevice{} }),
-	plain[uapi.QueryPortResp](uapi.CmdQueryPort, func(*stateProgram) uapi.QueryPort { return uapi.QueryPort{PortNum: 1} }),
-	plain[uapi.AllocPDResp](uapi.CmdAllocPD, func(*stateProgram) uapi.AllocPD { return uapi.AllocPD{} }),
+	plainRow[uapi.QueryDeviceResp](uapi.CmdQueryDevice,
+		func(*stateProgram) uapi.QueryDevice { return uapi.QueryDevice{} }),
+	plainRow[uapi.QueryPortResp](uapi.CmdQueryPort,
+		func(*stateProgram) uapi.QueryPort { return uapi.QueryPort{PortNum: 1} }),
+	plainRow[uapi.AllocPDResp](uapi.CmdAllocPD, func(*stateProgram) uapi.AllocPD { return uapi.AllocPD{} }),
 	{number: uint32(uapi.CmdDeallocPD), run: func(x *stateProgram) error {
-		return silently(x.program, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: x.spare})
+		return sendSilent(x.program, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: x.spare})
 	}},
-	plain[uapi.RegMRResp](uapi.CmdRegMR, (*stateProgram).regMR),
-	plain[uapi.ReregMRResp](uapi.CmdReregMR, func(x *stateProgram) uapi.ReregMR {
+	plainRow[uapi.RegMRResp](uapi.CmdRegMR, (*stateProgram).regMR),
+	plainRow[uapi.ReregMRResp](uapi.CmdReregMR, func(x *stateProgram) uapi.ReregMR {
 		return uapi.ReregMR{MRHandle: x.mr, Flags: uapi.ReregMRChangeAccess,
 			AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteRead}
 	}),
 	silentRow(uapi.CmdDeregMR, func(x *stateProgram) uapi.DeregMR { return uapi.DeregMR{MRHandle: x.mr} }),
-	plain[uapi.AllocMWResp](uapi.CmdAllocMW, func(x *stateProgram) uapi.AllocMW {
+	plainRow[uapi.AllocMWResp](uapi.CmdAllocMW, func(x *stateProgram) uapi.AllocMW {
 		return uapi.AllocMW{PDHandle: x.pd,
 			MWType: 1}
 	}),
 	silentRow(uapi.CmdDeallocMW, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
-	plain[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newAH),
+	plainRow[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newAH),
 	silentRow(uapi.CmdDestroyAH, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
 	// The core alone implements channels. Channels exist while there is a context.
-	plain[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel,
+	plainRow[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel,
 		func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
-	plain[uapi.CreateCQResp](uapi.CmdCreateCQ, func(*stateProgram) uapi.CreateCQ {
+	plainRow[uapi.CreateCQResp](uapi.CmdCreateCQ, func(*stateProgram) uapi.CreateCQ {
 		return uapi.CreateCQ{CQE: 4,
 			CompChannel: -1}
 	}),
-	plain[uapi.ResizeCQResp](uapi.CmdResizeCQ, func(x *stateProgram) uapi.ResizeCQ {
+	plainRow[uapi.ResizeCQResp](uapi.CmdResizeCQ, func(x *stateProgram) uapi.ResizeCQ {
 		return uapi.ResizeCQ{CQHandle: x.cq,
 			CQE: 20}
 	}),
-	plain[uapi.PollCQResp](uapi.CmdPollCQ, func(x *stateProgram) uapi.PollCQ {
+	plainRow[uapi.PollCQResp](uapi.CmdPollCQ, func(x *stateProgram) uapi.PollCQ {
 		return uapi.PollCQ{CQHandle: x.cq,
 			NE: 0}
 	}),
 	silentRow(uapi.CmdReqNotifyCQ, func(x *stateProgram) uapi.ReqNotifyCQ { return uapi.ReqNotifyCQ{CQHandle: x.cq} }),
 	{number: uint32(uapi.CmdDestroyCQ), run: func(x *stateProgram) error {
-		_, err := do[uapi.DestroyCQResp](x.program, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: x.spareCQ})
+		_, err := sendPlain[uapi.DestroyCQResp](x.program, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: x.spareCQ})
 		return err
 	}},
-	plain[uapi.CreateQPResp](uapi.CmdCreateQP, func(x *stateProgram) uapi.CreateQP { return x.newQP(uapi.QPTRC) }),
-	plain[uapi.QueryQPResp](uapi.CmdQueryQP, func(x *stateProgram) uapi.QueryQP { return uapi.QueryQP{QPHandle: x.qp} }),
+	plainRow[uapi.CreateQPResp](uapi.CmdCreateQP, func(x *stateProgram) uapi.CreateQP { return x.newQP(uapi.QPTRC) }),
+	plainRow[uapi.QueryQPResp](uapi.CmdQueryQP,
+		func(x *stateProgram) uapi.QueryQP { return uapi.QueryQP{QPHandle: x.qp} }),
 	silentRow(uapi.CmdModifyQP, func(x *stateProgram) uapi.ModifyQP {
 		return uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSSQD, AttrMask: uapi.QPAttrState}
 	}),
-	{name: "MODIFY_QP to ERR or RESET", number: uint32(uapi.CmdModifyQP), want: effects[verb.Reads],
+	{name: "MODIFY_QP to ERR or RESET", number: uint32(uapi.CmdModifyQP), want: effectOutcomes[verb.Reads],
 		run: func(x *stateProgram) error {
-			return silently(x.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSErr,
+			return sendSilent(x.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSErr,
 				AttrMask: uapi.QPAttrState})
 		}},
-	plain[uapi.DestroyQPResp](uapi.CmdDestroyQP,
+	plainRow[uapi.DestroyQPResp](uapi.CmdDestroyQP,
 		func(x *stateProgram) uapi.DestroyQP { return uapi.DestroyQP{QPHandle: x.qp} }),
-	{number: uint32(uapi.CmdPostSend), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSend, x.qp) }},
-	{number: uint32(uapi.CmdPostRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostRecv, x.qp) }},
+	{number: uint32(uapi.CmdPostSend), run: func(x *stateProgram) error { return x.postWR(uapi.CmdPostSend, x.qp) }},
+	{number: uint32(uapi.CmdPostRecv), run: func(x *stateProgram) error { return x.postWR(uapi.CmdPostRecv, x.qp) }},
 	// Receives of a shared receive queue belong to no queue pair and are not flushed (IBA 10.2.9.3).
-	{number: uint32(uapi.CmdPostSRQRecv), run: func(x *stateProgram) error { return x.post(uapi.CmdPostSRQRecv, x.srq) }},
+	{number: uint32(uapi.CmdPostSRQRecv), run: func(x *stateProgram) error {
+		return x.postWR(uapi.CmdPostSRQRecv,
+			x.srq)
+	}},
 	silentRow(uapi.CmdAttachMcast, func(x *stateProgram) uapi.AttachMcast {
-		return uapi.AttachMcast{GID: group(7),
+		return uapi.AttachMcast{GID: multicastGroup(7),
 			QPHandle: x.ud}
 	}),
 	{number: uint32(uapi.CmdDetachMcast), run: func(x *stateProgram) error {
-		return silently(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group(9), QPHandle: x.ud})
+		return sendSilent(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: multicastGroup(9), QPHandle: x.ud})
 	}},
-	plain[uapi.CreateSRQResp](uapi.CmdCreateSRQ,
+	plainRow[uapi.CreateSRQResp](uapi.CmdCreateSRQ,
 		func(x *stateProgram) uapi.CreateSRQ { return uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1} }),
-	plain[uapi.CreateSRQResp](uapi.CmdCreateXSRQ, func(x *stateProgram) uapi.CreateXSRQ {
+	plainRow[uapi.CreateSRQResp](uapi.CmdCreateXSRQ, func(x *stateProgram) uapi.CreateXSRQ {
 		return uapi.CreateXSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1, SRQType: 1, XRCDHandle: x.xrcd, CQHandle: x.cq}
 	}),
 	silentRow(uapi.CmdModifySRQ, func(x *stateProgram) uapi.ModifySRQ {
 		return uapi.ModifySRQ{SRQHandle: x.srq, AttrMask: 2, SRQLimit: 1}
 	}),
-	plain[uapi.QuerySRQResp](uapi.CmdQuerySRQ,
+	plainRow[uapi.QuerySRQResp](uapi.CmdQuerySRQ,
 		func(x *stateProgram) uapi.QuerySRQ { return uapi.QuerySRQ{SRQHandle: x.srq} }),
-	plain[uapi.DestroySRQResp](uapi.CmdDestroySRQ,
+	plainRow[uapi.DestroySRQResp](uapi.CmdDestroySRQ,
 		func(x *stateProgram) uapi.DestroySRQ { return uapi.DestroySRQ{SRQHandle: x.srq} }),
-	plain[uapi.OpenXRCDResp](uapi.CmdOpenXRCD, func(*stateProgram) uapi.OpenXRCD {
+	plainRow[uapi.OpenXRCDResp](uapi.CmdOpenXRCD, func(*stateProgram) uapi.OpenXRCD {
 		return uapi.OpenXRCD{FD: ^uint32(0),
 			OFlags: unix.O_CREAT}
 	}),
 	silentRow(uapi.CmdCloseXRCD, func(x *stateProgram) uapi.CloseXRCD { return uapi.CloseXRCD{XRCDHandle: x.spareXRCD} }),
-	plain[uapi.CreateQPResp](uapi.CmdOpenQP, func(x *stateProgram) uapi.OpenQP {
+	plainRow[uapi.CreateQPResp](uapi.CmdOpenQP, func(x *stateProgram) uapi.OpenQP {
 		return uapi.OpenQP{PDHandle: x.xrcd, QPN: x.target, QPType: uapi.QPTXRCTgt}
 	}),
-	extended[uapi.ExQueryDeviceResp](uapi.ExCmdQueryDevice,
+	extendedRow[uapi.ExQueryDeviceResp](uapi.ExCmdQueryDevice,
 		func(*stateProgram) uapi.ExQueryDevice { return uapi.ExQueryDevice{} }),
-	extended[uapi.ExCreateCQResp](uapi.ExCmdCreateCQ, func(*stateProgram) uapi.ExCreateCQ {
+	extendedRow[uapi.ExCreateCQResp](uapi.ExCmdCreateCQ, func(*stateProgram) uapi.ExCreateCQ {
 		return uapi.ExCreateCQ{CQE: 4,
 			CompChannel: -1}
 	}),
-	extended[uapi.ExCreateQPResp](uapi.ExCmdCreateQP, func(x *stateProgram) uapi.ExCreateQP {
+	extendedRow[uapi.ExCreateQPResp](uapi.ExCmdCreateQP, func(x *stateProgram) uapi.ExCreateQP {
 		return uapi.ExCreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, QPType: uapi.QPTRC}
 	}),
-	extended[uapi.ExModifyQPResp](uapi.ExCmdModifyQP, func(x *stateProgram) uapi.ExModifyQP {
+	extendedRow[uapi.ExModifyQPResp](uapi.ExCmdModifyQP, func(x *stateProgram) uapi.ExModifyQP {
 		return uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSSQD, AttrMask: uapi.QPAttrState}}
 	}),
 }
 
-// post posts a work request. post returns a special error if the request was flushed.
-func (x *stateProgram) post(cmd uapi.Command, handle uint32) error {
+// postWR posts a work request. postWR returns a special error if the request was flushed.
+func (x *stateProgram) postWR(cmd uapi.Command, handle uint32) error {
 	size := uapi.SizeOf[uapi.RecvWR]()
 	wr := uapi.AppendTo(nil, &uapi.RecvWR{WRID: 77})
 	if cmd == uapi.CmdPostSend {
@@ -364,7 +371,7 @@ func (x *stateProgram) post(cmd uapi.Command, handle uint32) error {
 		wr = uapi.AppendTo(nil, &uapi.SendWR{WRID: 77, Opcode: uapi.WRSend, SendFlags: uapi.SendSignaled})
 	}
 	core := append(uapi.AppendTo(nil, &uapi.PostSend{QPHandle: handle, WRCount: 1, WQESize: uint32(size)}), wr...)
-	if _, _, err := x.send(rawCommand{number: uint32(cmd), core: core, room: 8}); err != nil {
+	if _, _, err := x.sendCommand(rawCommand{number: uint32(cmd), core: core, room: 8}); err != nil {
 		return err
 	}
 	var wc [4]ib.WC
@@ -412,8 +419,8 @@ func methodOutcomes(object string, e verb.Effect) outcomes {
 	return o
 }
 
-// expected returns the expected results of a call.
-func (r *methodRow) expected(t *testing.T) outcomes {
+// expectedOutcomes returns the expected results of a call.
+func (r *methodRow) expectedOutcomes(t *testing.T) outcomes {
 	if o, ok := methodExceptions[r.name]; ok {
 		return o
 	}
@@ -476,7 +483,7 @@ var methodRows = []methodRow{
 	}},
 	{"PD.AllocMR", func(k *stateConsumer) error { _, err := k.pd.AllocMR(4); return err }},
 	{"PD.AllocMW", func(k *stateConsumer) error { _, err := k.pd.AllocMW(ib.MWType1); return err }},
-	{"PD.CreateAH", func(k *stateConsumer) error { _, err := k.pd.CreateAH(k.address()); return err }},
+	{"PD.CreateAH", func(k *stateConsumer) error { _, err := k.pd.CreateAH(k.newAHAttr()); return err }},
 	{"PD.CreateQP", func(k *stateConsumer) error { _, err := k.pd.CreateQP(k.newQP(ib.QPTypeRC)); return err }},
 	{"PD.CreateSRQ", func(k *stateConsumer) error {
 		_, err := k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
@@ -494,7 +501,7 @@ var methodRows = []methodRow{
 		return k.fast.Map(k.mem, nil, []umem.Range{{Addr: k.at, Length: 4096}}, k.at)
 	}},
 	{"MW.Dealloc", func(k *stateConsumer) error { return k.mw.Dealloc() }},
-	{"AH.Modify", func(k *stateConsumer) error { return k.ah.Modify(k.address()) }},
+	{"AH.Modify", func(k *stateConsumer) error { return k.ah.Modify(k.newAHAttr()) }},
 	{"AH.Query", func(k *stateConsumer) error { _, err := k.ah.Query(); return err }},
 	{"AH.Destroy", func(k *stateConsumer) error { return k.ah.Destroy() }},
 	{"CQ.Poll", func(k *stateConsumer) error { _, err := k.cq.Poll(make([]ib.WC, 1)); return err }},
@@ -525,15 +532,15 @@ var methodRows = []methodRow{
 	{"QP.PostSend", func(k *stateConsumer) error {
 		ah := k.ah
 		_, err := k.ud.PostSend(ib.SendWR{ID: 77, Opcode: ib.WRSend, Flags: ib.SendSignaled, AH: ah, RemoteQPN: 1})
-		return k.flushed(err)
+		return k.pollFlushed(err)
 	}},
 	{"QP.PostRecv", func(k *stateConsumer) error {
 		_, err := k.ud.PostRecv(ib.RecvWR{ID: 77})
-		return k.flushed(err)
+		return k.pollFlushed(err)
 	}},
 	{"QP.State", func(k *stateConsumer) error { k.qp.State(); return nil }},
-	{"QP.AttachMcast", func(k *stateConsumer) error { return k.ud.AttachMcast(group(7), 0) }},
-	{"QP.DetachMcast", func(k *stateConsumer) error { return k.ud.DetachMcast(group(9), 0) }},
+	{"QP.AttachMcast", func(k *stateConsumer) error { return k.ud.AttachMcast(multicastGroup(7), 0) }},
+	{"QP.DetachMcast", func(k *stateConsumer) error { return k.ud.DetachMcast(multicastGroup(9), 0) }},
 	{"QP.Destroy", func(k *stateConsumer) error { return k.qp.Destroy() }},
 	{"SRQ.PostRecv", func(k *stateConsumer) error { _, err := k.srq.PostRecv(ib.RecvWR{}); return err }},
 	{"SRQ.Modify", func(k *stateConsumer) error { return k.srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit) }},
@@ -543,7 +550,7 @@ var methodRows = []methodRow{
 	{"GIDRef.Put", func(k *stateConsumer) error { return k.sgid.Put() }},
 }
 
-func (k *stateConsumer) address() *ib.AHAttr {
+func (k *stateConsumer) newAHAttr() *ib.AHAttr {
 	return &ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: k.gid, SGIDIndex: 1}}
 }
 
@@ -552,7 +559,7 @@ func (k *stateConsumer) newQP(t ib.QPType) ib.QPInitAttr {
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}}
 }
 
-func (k *stateConsumer) flushed(err error) error {
+func (k *stateConsumer) pollFlushed(err error) error {
 	if err != nil {
 		return err
 	}
@@ -594,10 +601,10 @@ func newStateConsumer(t *testing.T, x *stateProgram) *stateConsumer {
 	take(err)
 	k.fast, err = k.pd.AllocMR(4)
 	take(err)
-	take(k.ud.AttachMcast(group(9), 0))
+	take(k.ud.AttachMcast(multicastGroup(9), 0))
 	k.mw, err = k.pd.AllocMW(ib.MWType1)
 	take(err)
-	k.ah, err = k.pd.CreateAH(k.address())
+	k.ah, err = k.pd.CreateAH(k.newAHAttr())
 	take(err)
 	k.srq, err = k.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	take(err)
@@ -630,9 +637,9 @@ context of a device that has gone is a zombie, and a consumer in this process ha
 returns. Destroying reports the event counts in every state.
 `
 
-// noState lists the methods that do not depend on the state of the device. The methods return parameters of an object,
-// are called by drivers, or are not used by the rxe driver or by this process.
-var noState = map[string]bool{
+// stateIndependent lists the methods that do not depend on the state of the device. The methods return parameters of an
+// object, are called by drivers, or are not used by the rxe driver or by this process.
+var stateIndependent = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true,
 	"PD":     true,
 	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Peek": true,
@@ -653,13 +660,13 @@ func TestStates(t *testing.T) {
 	check := func(name string, state int, want, got syscall.Errno) {
 		if got != want {
 			t.Errorf("%s in state %s: got %s, want %s", name, [...]string{"active", "error", "zombie", "gone"}[state],
-				outcome(got), outcome(want))
+				outcomeText(got), outcomeText(want))
 		}
 	}
 	line := func(name string, seen outcomes) {
 		fmt.Fprintf(&b, "| %s |", name)
 		for _, e := range seen {
-			fmt.Fprintf(&b, " %s |", outcome(e))
+			fmt.Fprintf(&b, " %s |", outcomeText(e))
 		}
 		b.WriteString("\n")
 	}
@@ -667,7 +674,7 @@ func TestStates(t *testing.T) {
 	commandSeen := map[uint32]bool{}
 	for _, row := range stateRows {
 		commandSeen[row.number] = true
-		want := row.expected()
+		want := row.expectedOutcomes()
 		seen := want
 		for state := range 4 {
 			if want[state] == never {
@@ -676,9 +683,9 @@ func TestStates(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/%d", &row, state), func(t *testing.T) {
 				x := newStateProgram(t)
 				if row.number == uint32(uapi.CmdDetachMcast) {
-					must(t, silently(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: group(9), QPHandle: x.ud}))
+					must(t, sendSilent(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: multicastGroup(9), QPHandle: x.ud}))
 				}
-				x.to(min(state, 2))
+				x.moveToState(min(state, 2))
 				seen[state] = errnoOf(row.run(x))
 			})
 			check(row.String(), state, want[state], seen[state])
@@ -695,12 +702,12 @@ func TestStates(t *testing.T) {
 	methodSeen := map[methodID]bool{{uapi.ObjectDevice, uapi.MethodInvokeWrite}: true}
 	for _, row := range ioctlRows {
 		methodSeen[methodID{row.object, row.method}] = true
-		want := row.expected()
+		want := row.expectedOutcomes()
 		seen := want
 		for state := range 3 {
 			t.Run(fmt.Sprintf("%s/%d", row.name(), state), func(t *testing.T) {
 				x := newStateProgram(t)
-				x.to(state)
+				x.moveToState(state)
 				seen[state] = errnoOf(row.run(x))
 			})
 			check(row.name(), state, want[state], seen[state])
@@ -714,7 +721,7 @@ func TestStates(t *testing.T) {
 	}
 	header("Methods of the midlayer", "method")
 	for _, row := range methodRows {
-		want := row.expected(t)
+		want := row.expectedOutcomes(t)
 		seen := want
 		for _, state := range []int{0, 1, 3} {
 			if want[state] == never {
@@ -725,9 +732,9 @@ func TestStates(t *testing.T) {
 			k := &stateConsumer{dev: x.dev}
 			if state != 3 {
 				k = newStateConsumer(t, x)
-				x.to(state)
+				x.moveToState(state)
 			} else {
-				x.to(2)
+				x.moveToState(2)
 			}
 			seen[state] = errnoOf(row.run(k))
 			check(row.name, state, want[state], seen[state])
@@ -740,7 +747,7 @@ func TestStates(t *testing.T) {
 		typ := reflect.TypeOf(v)
 		for i := range typ.NumMethod() {
 			name := typ.Elem().Name() + "." + typ.Method(i).Name
-			if !noState[typ.Method(i).Name] && !noState[name] &&
+			if !stateIndependent[typ.Method(i).Name] && !stateIndependent[name] &&
 				!slices.ContainsFunc(methodRows, func(r methodRow) bool { return r.name == name }) {
 				t.Errorf("methodRows: got no row for %s, want one", name)
 			}

@@ -18,8 +18,8 @@ import (
 	"verbena/uapi"
 )
 
-// within fails the test if f exceeds a generous limit. The limit distinguishes a wait from a hang.
-func within(t testing.TB, what string, f func()) {
+// runWithin fails the test if f exceeds a generous limit. The limit distinguishes a wait from a hang.
+func runWithin(t testing.TB, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
 	go func() {
@@ -40,30 +40,30 @@ var stuckCalls = []struct {
 	run    func(p *program, pd, cq, qp uint32) error
 }{
 	{ibfake.CreateQP, func(p *program, pd, cq, _ uint32) error {
-		_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+		_, err := sendPlain[uapi.CreateQPResp](p, uapi.CmdCreateQP,
 			uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 		return err
 	}},
-	{ibfake.Doorbell, func(p *program, _, _, qp uint32) error { return p.ring(qp) }},
+	{ibfake.Doorbell, func(p *program, _, _, qp uint32) error { return p.ringDoorbell(qp) }},
 	{ibfake.DestroyQP, func(p *program, _, _, qp uint32) error {
-		_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+		_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		return err
 	}},
 }
 
-// TestStuckCallDoesNotKeepTheDevice checks a blocked call. The call must prevent neither the removal of the device nor
+// TestStuckCallDelaysNoRemoval checks a blocked call. The call must prevent neither the removal of the device nor
 // the progress of other contexts. The context of the blocked call must become a zombie at once and be named in the log.
 // The context must end when the call returns.
-func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
+func TestStuckCallDelaysNoRemoval(t *testing.T) {
 	for _, test := range stuckCalls {
 		t.Run(string(test.method), func(t *testing.T) {
 			var log testutil.Buffer
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)),
+			w := newFixtureWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)),
 				Grace: 100 * time.Millisecond})
 			var violations []check.Violation
 			check.On(w.core, check.Config{Report: func(v check.Violation) { violations = append(violations, v) },
 				Timeout: time.Minute})
-			p, other := w.start(byWrite), w.start(byWrite)
+			p, other := w.startProgram(byWrite), w.startProgram(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 			p.fakeQP(qp).Ready()
@@ -74,8 +74,8 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			returned := make(chan error, 1)
 			go func() { returned <- test.run(p, pd, cq, qp) }()
 			<-entered
-			within(t, "Info", func() { p.f.Info() })
-			within(t, "Unregister", func() {
+			runWithin(t, "Info", func() { p.f.Info() })
+			runWithin(t, "Unregister", func() {
 				if err := w.core.Unregister(w.handle); err != nil {
 					t.Errorf("Unregister: got %v, want nil because the remaining objects do not belong to the device", err)
 				}
@@ -86,23 +86,23 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 			if i := p.f.Info(); !i.Zombie || !i.Busy {
 				t.Errorf("the context of the call: got %+v, want a busy zombie", i)
 			}
-			within(t, "a command", func() {
-				_, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
+			runWithin(t, "a command", func() {
+				_, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 				wantErrno(t, "alloc pd after the removal", err, syscall.EIO)
 			})
-			within(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ring(qp), syscall.EIO) })
+			runWithin(t, "a doorbell", func() { wantErrno(t, "doorbell after the removal", p.ringDoorbell(qp), syscall.EIO) })
 			if !strings.Contains(log.String(), "left behind") ||
 				!strings.Contains(log.String(), fmt.Sprintf("uid=%d pid=%d name=test", p.UID(), p.PID())) {
 				t.Errorf("log: got %q, want it to name the process", log.String())
 			}
-			within(t, "Resources", func() { w.srv.Resources() })
-			within(t, "Close", p.f.Close)
+			runWithin(t, "Resources", func() { w.srv.Resources() })
+			runWithin(t, "Close", p.f.Close)
 			if n := p.mem.closed.Load(); n != 0 {
 				t.Errorf("calls of Close of the memory during a call: got %d, want 0", n)
 			}
 			once.Do(release)
 			<-returned
-			within(t, "the end of the context", func() { <-p.f.end.Load().done })
+			runWithin(t, "the end of the context", func() { <-p.f.end.Load().done })
 			if got := w.dev.Objects(); got != (ib.ObjectCounts{}) {
 				t.Errorf("left: %v", got)
 			}
@@ -113,15 +113,15 @@ func TestStuckCallDoesNotKeepTheDevice(t *testing.T) {
 	}
 }
 
-// TestStuckCallDoesNotKeepTheFile checks that the close of a file does not wait for a blocked call. A later removal of
+// TestStuckCallDelaysNoClose checks that the close of a file does not wait for a blocked call. A later removal of
 // the device must include the file.
-func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
+func TestStuckCallDelaysNoClose(t *testing.T) {
 	for _, goes := range []bool{false, true} {
 		t.Run(fmt.Sprint(goes), func(t *testing.T) {
 			var log testutil.Buffer
-			w := newWorldWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)),
+			w := newFixtureWith(t, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(&log, nil)),
 				Grace: 100 * time.Millisecond})
-			p, other := w.start(byWrite), w.start(byWrite)
+			p, other := w.startProgram(byWrite), w.startProgram(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			for range 3 {
 				p.createQP(pd, cq, 0, uapi.QPTRC)
@@ -141,16 +141,16 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 					}
 				}
 			}()
-			within(t, "Close", p.f.Close)
+			runWithin(t, "Close", p.f.Close)
 			if !strings.Contains(log.String(), "closed, but") {
 				t.Errorf("log: got %q, want \"closed, but\"", log.String())
 			}
 			other.allocPD()
 			if goes {
-				within(t, "Unregister", func() { must(t, w.core.Unregister(w.handle)) })
+				runWithin(t, "Unregister", func() { must(t, w.core.Unregister(w.handle)) })
 			}
 			once.Do(release)
-			within(t, "the end of the context", func() { <-p.f.end.Load().done })
+			runWithin(t, "the end of the context", func() { <-p.f.end.Load().done })
 			if n := len(w.drv.Destroyed()); n < 5 {
 				t.Errorf("destroyed objects: got %d, want at least 5: 3 QPs, a CQ and a PD", n)
 			}
@@ -158,10 +158,11 @@ func TestStuckCallDoesNotKeepTheFile(t *testing.T) {
 	}
 }
 
-// TestDestroyEach checks that the slow destruction of an object does not delay the destruction of the next objects.
-func TestDestroyEach(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
+// TestSlowDestructionDelaysNoOther checks that the slow destruction of an object does not delay the destruction of the
+// next objects.
+func TestSlowDestructionDelaysNoOther(t *testing.T) {
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
 	gate := make(chan struct{})
 	var mu sync.Mutex
 	var order []uint32
@@ -181,8 +182,8 @@ func TestDestroyEach(t *testing.T) {
 		})
 		objects = append(objects, o)
 	}
-	must(t, p.f.user.Take(quota.PDs, 20))
-	within(t, "destroyEach", func() { p.f.destroyEach(objects) })
+	must(t, p.f.user.Charge(quota.PDs, 20))
+	runWithin(t, "destroyEach", func() { p.f.destroyEach(objects) })
 	if len(order) != 20 || order[19] != 3 {
 		t.Errorf("order of destruction: got %v, want 20 objects with 3 as the last one", order)
 	}
@@ -190,7 +191,7 @@ func TestDestroyEach(t *testing.T) {
 
 type destroyFunc func() error
 
-func (destroyFunc) kind() kind       { return kindPD }
+func (destroyFunc) kind() objectKind { return kindPD }
 func (f destroyFunc) destroy() error { return f() }
 func (destroyFunc) Abandon()         {}
 
@@ -199,19 +200,19 @@ func (destroyFunc) Abandon()         {}
 func TestNoLockAcrossStore(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		do   func(w *world, p *program)
+		do   func(w *fixture, p *program)
 		want syscall.Errno
 	}{
-		{"nothing", func(*world, *program) {}, 0},
-		{"removal", func(w *world, p *program) { must(t, w.core.Unregister(w.handle)) }, syscall.EIO},
-		{"close", func(w *world, p *program) { p.f.Close() }, syscall.EBADF},
+		{"nothing", func(*fixture, *program) {}, 0},
+		{"removal", func(w *fixture, p *program) { must(t, w.core.Unregister(w.handle)) }, syscall.EIO},
+		{"close", func(w *fixture, p *program) { p.f.Close() }, syscall.EBADF},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newRXEWorld(t)
-			p := w.start(byWrite)
+			w := newRXEFixture(t)
+			p := w.startProgram(byWrite)
 			srq, _ := p.createSRQ(p.allocPD(), uapi.CreateXSRQ{SRQType: uapi.SRQTBasic})
 			stored := 0
-			c := &slowCaller{program: p, before: func(what string) {
+			c := &observedCaller{program: p, before: func(what string) {
 				if what != "stores the response" {
 					return
 				}
@@ -221,20 +222,20 @@ func TestNoLockAcrossStore(t *testing.T) {
 				} else {
 					p.f.life.Unlock()
 				}
-				within(t, test.name, func() { test.do(w, p) })
+				runWithin(t, test.name, func() { test.do(w, p) })
 			}}
-			place := p.alloc(uapi.SizeOf[uapi.MMInfo]())
+			place := p.allocMem(uapi.SizeOf[uapi.MMInfo]())
 			req := uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 100}
-			body := append(enc(req), enc(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)})...)
+			body := append(encode(req), encode(uapi.RXEModifySRQCmd{MMapInfoAddr: addressOf(place)})...)
 			hdr := uapi.CmdHdr{Command: uint32(uapi.CmdModifySRQ), InWords: uint16(2 + len(body)/4)}
-			cmd := p.store(append(uapi.AppendTo(nil, &hdr), body...))
+			cmd := p.storeBytes(append(uapi.AppendTo(nil, &hdr), body...))
 			_, err := p.f.Write(c, addressOf(cmd), len(cmd))
 			wantErrno(t, "resize", err, test.want)
 			if stored != 1 {
 				t.Errorf("stores: got %d, want 1", stored)
 			}
 			if test.want == 0 {
-				resp, err := do[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
+				resp, err := sendPlain[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 				if err != nil || resp.MaxWR < 100 {
 					t.Errorf("query srq: got %+v and error %v, want a capacity of at least 100", resp, err)
 				}

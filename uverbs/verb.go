@@ -59,8 +59,8 @@ func CanonicalVerb(name string) (string, bool) {
 	return name, false
 }
 
-// announce calls the function of OnVerb.
-func (c *call) announce() error {
+// announceVerb calls the function of OnVerb.
+func (c *call) announceVerb() error {
 	f := c.f.dev.srv.onVerb.Load()
 	if f == nil || c.verb == nil || c.verb.Name == "" {
 		return nil

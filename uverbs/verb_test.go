@@ -17,7 +17,7 @@ import (
 // TestVerbTable checks the table of verbs. Every command and method must have a function, and every function must have
 // a row. No call may be in two rows, and no name may belong to two verbs.
 func TestVerbTable(t *testing.T) {
-	runs := methodRuns()
+	runs := methodHandlers()
 	rows, names, calls := 0, map[string]bool{}, map[string]bool{}
 	once := func(set map[string]bool, name string) {
 		if set[name] {
@@ -48,9 +48,9 @@ func TestVerbTable(t *testing.T) {
 		}
 		rows += len(v.Commands) + len(v.Methods)
 	}
-	if rows != len(plainRuns)+len(extendedRuns)+len(runs) || rows != len(commands)+len(methods) {
+	if rows != len(plainHandlers)+len(extendedHandlers)+len(runs) || rows != len(commands)+len(methods) {
 		t.Errorf("table: got %d calls for %d functions, want equal numbers", rows,
-			len(plainRuns)+len(extendedRuns)+len(runs))
+			len(plainHandlers)+len(extendedHandlers)+len(runs))
 	}
 	for _, want := range [][2]string{{"create_cq_ex", "create_cq"}, {"reg_mr", "reg_mr"}} {
 		if v, ok := CanonicalVerb(want[0]); !ok || v != want[1] {
@@ -66,12 +66,12 @@ func TestVerbTable(t *testing.T) {
 // be executed.
 func TestOnVerb(t *testing.T) {
 	for _, form := range []form{byWrite, byIoctl} {
-		w := newWorld(t)
-		p := w.start(form)
+		w := newFixture(t)
+		p := w.startProgram(form)
 		pd := p.allocPD()
 		cq := p.createCQ(-1, 1)
 		qp := p.createQP(pd, cq, 2, uapi.QPTRC).QPHandle
-		must(t, silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})) // the fast path
+		must(t, sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})) // the fast path
 		var calls []string
 		fail := true
 		w.srv.OnVerb(func(c VerbCall) error {
@@ -89,16 +89,16 @@ func TestOnVerb(t *testing.T) {
 			t.Helper()
 			calls = nil
 			for i, err := range []error{
-				func() error { _, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{}); return err }(),
-				silently(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}),
+				func() error { _, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{}); return err }(),
+				sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}),
 				func() error {
-					_, _, err := doEx[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP,
+					_, _, err := sendExtended[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP,
 						uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSReset, AttrMask: uapi.QPAttrState}}, 0)
 					return err
 				}(),
-				silently(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}),
+				sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}),
 				func() error {
-					_, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+					_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 					return err
 				}(),
 			} {
@@ -115,8 +115,8 @@ func TestOnVerb(t *testing.T) {
 		if after := p.f.Info(); !reflect.DeepEqual(after, before) {
 			t.Errorf("objects after failed calls: got %+v, want %+v", after, before)
 		}
-		if _, err := p.ioctl(uapi.ObjectPD, uapi.MethodPDDestroy,
-			inline(uapi.AttrDestroyPDHandle, 0, uint64(pd))); !errors.Is(err, syscall.EDOM) {
+		if _, err := p.callMethod(uapi.ObjectPD, uapi.MethodPDDestroy,
+			inlineAttr(uapi.AttrDestroyPDHandle, 0, uint64(pd))); !errors.Is(err, syscall.EDOM) {
 			t.Errorf("a method: %v", err)
 		}
 		fail = false

@@ -23,22 +23,22 @@ import (
 
 // TestDeviceRemoval removes the device while a program has it open.
 func TestDeviceRemoval(t *testing.T) {
-	both(t, func(t *testing.T, form form) {
-		w := newWorld(t)
-		p := w.start(form)
+	eachForm(t, func(t *testing.T, form form) {
+		w := newFixture(t)
+		p := w.startProgram(form)
 		pd := p.allocPD()
-		ch := p.channel()
+		ch := p.createChannel()
 		cq, silent := p.createCQ(ch, 1), p.createCQ(-1, 2)
 		mr := p.regMR(pd)
 		qp := p.createQP(pd, cq, 3, uapi.QPTRC).QPHandle
 		qp2 := p.createQP(pd, silent, 4, uapi.QPTUD).QPHandle
 		ah := p.createAH(pd)
-		p.notify(cq)
-		if got, _ := p.completions(ch); len(got) != 1 {
+		p.armAndComplete(cq)
+		if got, _ := p.readCompletions(ch); len(got) != 1 {
 			t.Fatalf("events %v", got)
 		}
-		p.notify(cq) // stays unread
-		w.now(func() {
+		p.armAndComplete(cq) // stays unread
+		w.runWithCallbacks(func() {
 			p.fakeQP(qp).Raise(ib.EventQPFatal)
 			w.handle.DispatchEvent(ib.EventPortErr, 1)
 		})
@@ -54,11 +54,11 @@ func TestDeviceRemoval(t *testing.T) {
 		if len(w.srv.Devices()) != 0 || p.mem.closed.Load() != 0 {
 			t.Error("device after the removal: got it listed or its memory closed, want neither")
 		}
-		if got, end := p.completions(ch); !end || len(got) != 0 {
+		if got, end := p.readCompletions(ch); !end || len(got) != 0 {
 			t.Errorf("completion channel: %v, end %v", got, end)
 		}
 		want := []string{fmt.Sprintf("%v:1", uapi.EventPortErr), fmt.Sprintf("%v:0", uapi.EventDeviceFatal)}
-		if got, end := p.asyncEvents(p.async); !end || !slices.Equal(got, want) {
+		if got, end := p.readAsyncEvents(p.async); !end || !slices.Equal(got, want) {
 			t.Errorf("asynchronous events: got %v with end of file %v, want %v and the end", got, end, want)
 		}
 
@@ -66,31 +66,32 @@ func TestDeviceRemoval(t *testing.T) {
 			if cmd.spec.Effect == verb.Destroys || n&uapi.CmdFlagExtended != 0 {
 				continue
 			}
-			_, _, err := p.send(least(cmd))
+			_, _, err := p.sendCommand(minimalCommand(cmd))
 			wantErrno(t, cmd.String(), err, syscall.EIO)
 		}
-		_, err := do[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp})
+		_, err := sendPlain[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp})
 		wantErrno(t, "query a queue pair of old", err, syscall.EIO)
-		wantErrno(t, "ring the doorbell", p.ring(qp), syscall.EIO)
-		_, err = p.ioctl(uapi.ObjectDevice, uapi.MethodQueryContext)
+		wantErrno(t, "ring the doorbell", p.ringDoorbell(qp), syscall.EIO)
+		_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodQueryContext)
 		wantErrno(t, "query context", err, syscall.EIO)
-		_, err = p.ioctl(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
+		_, err = p.callMethod(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
 		wantErrno(t, "another asynchronous event file", err, syscall.EIO)
 
 		// Each handle can be destroyed once, in any order.
-		must(t, silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
+		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if r := p.destroyCQ(cq); r.CompEventsReported != 1 {
 			t.Errorf("destroy CQ: got %+v, want 1 completion event reported", r)
 		}
-		r, err := do[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
+		r, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		if r.EventsReported != 0 {
 			t.Errorf("destroy QP: got %+v, want 0 events reported", r)
 		}
-		must(t, silently(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
-		must(t, silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
-		wantErrno(t, "destroy twice", silently(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
-		wantErrno(t, "destroy as another kind", silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}), syscall.EINVAL)
+		must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
+		wantErrno(t, "destroy twice", sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
+		wantErrno(t, "destroy as another kind", sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}),
+			syscall.EINVAL)
 		if got := w.drv.Destroyed(); len(got) != 0 {
 			t.Errorf("objects that the driver destroyed again: got %v, want none", got)
 		}
@@ -99,14 +100,14 @@ func TestDeviceRemoval(t *testing.T) {
 
 // TestRemovalBeforeContext opens a file, and creates a context, while the device is being removed.
 func TestRemovalBeforeContext(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	p := w.open(byWrite)
 	d := w.srv.Devices()[0]
 	must(t, w.core.Unregister(w.handle))
-	if d.attach(&File{}) {
+	if d.attachFile(&File{}) {
 		t.Error("attach to a removed device: got success, want a failure")
 	}
-	_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+	_, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	wantErrno(t, "GET_CONTEXT", err, syscall.EIO)
 	_, err = w.srv.Open("uverbs0", p, &memory{})
 	wantErrno(t, "open", err, syscall.ENODEV)
@@ -117,9 +118,9 @@ func TestRemovalBeforeContext(t *testing.T) {
 
 // TestRemovalWakesReaders checks that blocked readers of events wake up.
 func TestRemovalWakesReaders(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
-	ch := p.channel()
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
+	ch := p.createChannel()
 	p.createCQ(ch, 1)
 	type result struct {
 		n   int
@@ -139,11 +140,11 @@ func TestRemovalWakesReaders(t *testing.T) {
 // TestRemovalWithFullAsyncFile removes the device while the pipe is full. The program must read the fatal event last,
 // and then the end of the file.
 func TestRemovalWithFullAsyncFile(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
 	e := p.f.events.fallback
-	for i := 0; !written(e); i++ {
-		w.now(func() { w.handle.DispatchEvent(ib.EventPortActive, i) })
+	for i := 0; !waitUntilWritten(e); i++ {
+		w.runWithCallbacks(func() { w.handle.DispatchEvent(ib.EventPortActive, i) })
 	}
 	must(t, w.core.Unregister(w.handle))
 	var last uapi.AsyncEventDesc
@@ -170,22 +171,22 @@ func TestRemovalDuringCommand(t *testing.T) {
 		run    func(p *program, pd, cq uint32) error
 	}{
 		{ibfake.AllocPD, func(p *program, pd, cq uint32) error {
-			_, err := do[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
+			_, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 			return err
 		}},
 		{ibfake.CreateQP, func(p *program, pd, cq uint32) error {
-			_, err := do[uapi.CreateQPResp](p, uapi.CmdCreateQP,
+			_, err := sendPlain[uapi.CreateQPResp](p, uapi.CmdCreateQP,
 				uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 			return err
 		}},
 		{ibfake.DeallocPD, func(p *program, pd, cq uint32) error {
-			return silently(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
+			return sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 		}},
 	} {
 		for _, end := range []string{"removal", "close"} {
 			t.Run(string(test.method)+"/"+end, func(t *testing.T) {
-				w := newWorld(t)
-				p := w.start(byWrite)
+				w := newFixture(t)
+				p := w.startProgram(byWrite)
 				pd, cq := p.allocPD(), p.createCQ(-1, 0)
 				entered, release := w.drv.Hold(test.method)
 				var wg sync.WaitGroup
@@ -239,14 +240,14 @@ func TestRemovalDuringAnswer(t *testing.T) {
 		{"stores the response", uapi.CmdGetContext, nil},
 	} {
 		t.Run(fmt.Sprint(test.cmd, test.what, test.install), func(t *testing.T) {
-			w := newWorld(t)
+			w := newFixture(t)
 			p := w.open(byWrite)
 			if test.cmd != uapi.CmdGetContext {
-				_, err := do[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
+				_, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 				must(t, err)
 			}
 			waiting, release := make(chan struct{}), make(chan struct{})
-			c := &slowCaller{program: p, install: test.install, before: func(now string) {
+			c := &observedCaller{program: p, install: test.install, before: func(now string) {
 				if now == test.what {
 					close(waiting)
 					<-release
@@ -254,8 +255,8 @@ func TestRemovalDuringAnswer(t *testing.T) {
 			}}
 			hdr := uapi.CmdHdr{Command: uint32(test.cmd), InWords: 4, OutWords: 2}
 			cmd := append(uapi.AppendTo(nil, &hdr), make([]byte, 8)...)
-			putUint64(cmd[8:], addressOf(p.alloc(8)))
-			cmd = p.store(cmd)
+			putUint64(cmd[8:], addressOf(p.allocMem(8)))
+			cmd = p.storeBytes(cmd)
 			done := make(chan error)
 			go func() {
 				_, err := p.f.Write(c, addressOf(cmd), len(cmd))
@@ -277,13 +278,13 @@ func TestRemovalDuringAnswer(t *testing.T) {
 	}
 }
 
-// TestClose checks that a close in any state destroys each object once, in dependency order.
-func TestClose(t *testing.T) {
-	w := newWorld(t)
-	p := w.start(byWrite)
+// TestCloseDestroysOnce checks that a close in any state destroys each object once, in dependency order.
+func TestCloseDestroysOnce(t *testing.T) {
+	w := newFixture(t)
+	p := w.startProgram(byWrite)
 	for range 2 {
 		pd := p.allocPD()
-		cq := p.createCQ(p.channel(), 0)
+		cq := p.createCQ(p.createChannel(), 0)
 		p.createAH(pd)
 		p.regMR(pd)
 		p.createQP(pd, cq, 0, uapi.QPTRC)
@@ -296,7 +297,7 @@ func TestClose(t *testing.T) {
 	if w.drv.Contexts() != 0 {
 		t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
 	}
-	if _, end := p.asyncEvents(p.async); !end {
+	if _, end := p.readAsyncEvents(p.async); !end {
 		t.Error("asynchronous event file after the close: got no end of the file, want one")
 	}
 	if got := w.srv.Resources(); len(got) != 0 {
@@ -312,7 +313,7 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 	var log testutil.Buffer
 	srv, err := NewServer(core, ServerOptions{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	must(t, err)
-	p := (&world{t: t, core: core, drv: drv, srv: srv}).start(byWrite)
+	p := (&fixture{t: t, core: core, drv: drv, srv: srv}).startProgram(byWrite)
 	p.createAH(p.allocPD())
 	p.createCQ(-1, 0)
 	drv.Fail(ibfake.DestroyAH, syscall.EIO)

@@ -62,14 +62,14 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	if mask&AttrState != 0 {
 		what = fmt.Sprintf("take QP %d to %v", q.num, a.State)
 	}
-	if err := a.AH.check(); err != nil {
-		return opError(what, q.pd.d.name, err)
+	if err := a.AH.checkRange(); err != nil {
+		return wrapOpError(what, q.pd.d.name, err)
 	}
 	req := uapi.ModifyQP{
 		Dest: uapi.QPDest{
-			DGID: a.AH.GID, FlowLabel: a.AH.FlowLabel, SGIDIndex: uint8(a.AH.SGIDIndex), HopLimit: a.AH.hops(),
+			DGID: a.AH.GID, FlowLabel: a.AH.FlowLabel, SGIDIndex: uint8(a.AH.SGIDIndex), HopLimit: a.AH.hopLimit(),
 			TrafficClass: a.AH.TrafficClass,
-			SL:           a.AH.SL, IsGlobal: 1, PortNum: a.AH.port(),
+			SL:           a.AH.SL, IsGlobal: 1, PortNum: a.AH.portNumber(),
 		},
 		QPHandle: q.handle, AttrMask: mask, QKey: a.QKey, RQPSN: a.RecvPSN, SQPSN: a.SendPSN, DestQPNum: a.DestQPN,
 		QPAccessFlags: a.Access,
@@ -81,10 +81,10 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	if a.NotifyWhenDrained {
 		req.EnSQDAsyncNotify = 1
 	}
-	return opError(what, q.pd.d.name, q.life.use(func() error { return q.modify(req) }))
+	return wrapOpError(what, q.pd.d.name, q.life.whileOpen(func() error { return q.modifyState(req) }))
 }
 
-func (q *QP) modify(req uapi.ModifyQP) error {
+func (q *QP) modifyState(req uapi.ModifyQP) error {
 	if req.AttrMask&AttrState == 0 {
 		return q.pd.d.cmd.ModifyQP(req)
 	}
@@ -121,12 +121,12 @@ func (q *QP) setState(s QPState) (before QPState) {
 // Query returns the attributes. Query may sleep. (ibv_query_qp)
 func (q *QP) Query() (QPAttr, error) {
 	var r uapi.QueryQPResp
-	err := q.life.use(func() (err error) {
+	err := q.life.whileOpen(func() (err error) {
 		r, err = q.pd.d.cmd.QueryQP(q.handle, ^AttrMask(0)>>11)
 		return err
 	})
 	if err != nil {
-		return QPAttr{}, opError(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
+		return QPAttr{}, wrapOpError(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
 	}
 	return QPAttr{
 		State: r.QPState, CurState: r.CurQPState, Access: r.QPAccessFlags, PKeyIndex: r.PKeyIndex, Port: r.PortNum,
@@ -213,25 +213,25 @@ func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
 
 // LocalVia returns the endpoint of a queue pair that will be connected with Path p.
 func (q *QP) LocalVia(p Path) (Endpoint, error) {
-	if err := q.life.use(func() error { return nil }); err != nil {
-		return Endpoint{}, opError(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
+	if err := q.life.whileOpen(func() error { return nil }); err != nil {
+		return Endpoint{}, wrapOpError(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
 	}
 	gid, mtu, err := q.localAddress(&p)
 	if err != nil {
 		return Endpoint{}, err
 	}
-	return Endpoint{GID: gid.GID, QPN: q.num, PSN: q.psn(), QKey: p.qkey(), MTU: mtu}, nil
+	return Endpoint{GID: gid.GID, QPN: q.num, PSN: q.initialPSN(), QKey: p.qkeyOrDefault(), MTU: mtu}, nil
 }
 
-func (p *Path) qkey() uint32 {
+func (p *Path) qkeyOrDefault() uint32 {
 	if p.QKey == 0 {
 		return DefaultQKey
 	}
 	return p.QKey
 }
 
-// psn returns the initial PSN of the queue pair. The PSN does not change between calls.
-func (q *QP) psn() uint32 {
+// initialPSN returns the initial PSN of the queue pair. The PSN does not change between calls.
+func (q *QP) initialPSN() uint32 {
 	k := &q.kept
 	k.Lock()
 	defer k.Unlock()
@@ -263,7 +263,7 @@ func (q *QP) localAddress(p *Path) (g GIDEntry, mtu MTU, err error) {
 			return e, attr.ActiveMTU, nil
 		}
 	}
-	return g, 0, opError(fmt.Sprintf("find GID %d of port %d", max(p.SGIDIndex, 0), p.Port), q.pd.d.name, errNoGID)
+	return g, 0, wrapOpError(fmt.Sprintf("find GID %d of port %d", max(p.SGIDIndex, 0), p.Port), q.pd.d.name, errNoGID)
 }
 
 // Connect moves the queue pair from RESET or INIT to RTS, connected to a peer. Receives should be posted before the
@@ -289,11 +289,11 @@ func ConnectPair(a, b *QP) error {
 // Prepare moves the queue pair from RESET to INIT. In INIT receives can be posted. Prepare may sleep.
 func (q *QP) Prepare(p Path) error {
 	if p.Port < 0 || p.Port > 255 {
-		return opError(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name,
+		return wrapOpError(fmt.Sprintf("prepare QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("port %d is not within 1 to 255: %w", p.Port, errInvalid))
 	}
 	mask := AttrState | AttrPKeyIndex | AttrPort
-	a := QPAttr{State: Init, Port: uint8(max(p.Port, 1)), Access: p.Access, QKey: p.qkey()}
+	a := QPAttr{State: Init, Port: uint8(max(p.Port, 1)), Access: p.Access, QKey: p.qkeyOrDefault()}
 	if q.init.Type == UD {
 		return q.Modify(a, mask|AttrQKey)
 	}
@@ -319,20 +319,20 @@ func (q *QP) Prepare(p Path) error {
 // Activate moves a UD queue pair from RESET or INIT to RTS. Activate may sleep.
 func (q *QP) Activate(p Path) error {
 	if q.init.Type != UD {
-		return opError(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
+		return wrapOpError(fmt.Sprintf("activate QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("the queue pair is of type %v, which needs a peer: %w", q.init.Type, errInvalid))
 	}
-	if err := q.readyToConnect(p); err != nil {
+	if err := q.ensureInit(p); err != nil {
 		return err
 	}
 	if err := q.Modify(QPAttr{State: RTR}, AttrState); err != nil {
 		return err
 	}
-	return q.Modify(QPAttr{State: RTS, SendPSN: q.psn()}, AttrState|AttrSendPSN)
+	return q.Modify(QPAttr{State: RTS, SendPSN: q.initialPSN()}, AttrState|AttrSendPSN)
 }
 
-// readyToConnect moves the queue pair to INIT, unless the queue pair is already in INIT.
-func (q *QP) readyToConnect(p Path) error {
+// ensureInit moves the queue pair to INIT, unless the queue pair is already in INIT.
+func (q *QP) ensureInit(p Path) error {
 	a, err := q.Query()
 	if err != nil {
 		return err
@@ -346,11 +346,11 @@ func (q *QP) readyToConnect(p Path) error {
 // ConnectVia is Connect with the options of a Path.
 func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	if q.init.Type == UD {
-		return opError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
+		return wrapOpError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("the queue pair is of type UD, which has no peer: %w", errInvalid))
 	}
 	if p.Reads < 0 || p.Reads > 255 {
-		return opError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
+		return wrapOpError(fmt.Sprintf("connect QP %d", q.num), q.pd.d.name,
 			fmt.Errorf("%d READs in flight are not within 0 to 255: %w", p.Reads, errInvalid))
 	}
 	gid, mtu, err := q.localAddress(&p)
@@ -363,7 +363,7 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 	case peer.MTU != 0:
 		mtu = min(mtu, peer.MTU)
 	}
-	if err := q.readyToConnect(p); err != nil {
+	if err := q.ensureInit(p); err != nil {
 		return err
 	}
 	reads := p.Reads
@@ -388,7 +388,7 @@ func (q *QP) ConnectVia(peer Endpoint, p Path) error {
 		return err
 	}
 	rts := QPAttr{
-		State: RTS, SendPSN: q.psn(), Timeout: timeoutCode(p.Timeout), RetryCount: retryCode(p.Retries),
+		State: RTS, SendPSN: q.initialPSN(), Timeout: timeoutCode(p.Timeout), RetryCount: retryCode(p.Retries),
 		RNRRetry: retryCode(p.RNRRetries), MaxReads: uint8(reads),
 	}
 	mask = AttrState | AttrSendPSN

@@ -45,19 +45,19 @@ type Channel struct {
 	d      *Device
 	events *transport.Events
 	id     uint64
-	life   life
+	life   useCount
 }
 
 // CreateChannel creates a completion channel. CreateChannel may sleep. (ibv_create_comp_channel)
 func (d *Device) CreateChannel() (*Channel, error) {
 	e, err := d.cmd.CreateChannel()
 	if err != nil {
-		return nil, opError("create a completion channel", d.name, err)
+		return nil, wrapOpError("create a completion channel", d.name, err)
 	}
-	c := &Channel{d: d, events: e, id: d.number()}
-	if err := d.add(c.id, c); err != nil {
+	c := &Channel{d: d, events: e, id: d.nextNumber()}
+	if err := d.addObject(c.id, c); err != nil {
 		e.Close()
-		return nil, opError("create a completion channel", d.name, err)
+		return nil, wrapOpError("create a completion channel", d.name, err)
 	}
 	return c, nil
 }
@@ -79,7 +79,7 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 		if !ok {
 			continue
 		}
-		if cq, ok := c.d.find(r.CQHandle).(*CQ); ok {
+		if cq, ok := c.d.findObject(r.CQHandle).(*CQ); ok {
 			return cq, nil
 		}
 	}
@@ -88,8 +88,8 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 // Close closes the channel. Waiting goroutines return ErrClosed. Close returns EBUSY while completion queues use the
 // channel. Close may sleep. (ibv_destroy_comp_channel)
 func (c *Channel) Close() error {
-	return opError("close a completion channel", c.d.name, c.life.end(c.d, func() error {
-		c.d.remove(c.id)
+	return wrapOpError("close a completion channel", c.d.name, c.life.endOnce(c.d, func() error {
+		c.d.removeObject(c.id)
 		return c.events.Close()
 	}))
 }
@@ -101,7 +101,7 @@ type CQ struct {
 	own     bool     // the CQ has created its own channel
 	handle  uint32
 	id      uint64
-	life    life
+	life    useCount
 
 	//verbena:program those of one program who use the queue
 	mu      sync.Mutex
@@ -117,10 +117,10 @@ type CQ struct {
 // (ibv_create_cq)
 func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	fail := func(err error) (*CQ, error) {
-		if d.closed() {
+		if d.isClosed() {
 			err = ErrClosed // Close has also closed the descriptor of the channel
 		}
-		return nil, opError(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
+		return nil, wrapOpError(fmt.Sprintf("create a CQ of %d entries", entries), d.name, err)
 	}
 	if entries < 1 || int64(entries) > 1<<31-1 {
 		return fail(errInvalid)
@@ -138,15 +138,15 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 		c.own = true
 	}
 	release := func() {
-		c.channel.life.put()
+		c.channel.life.dropUse()
 		if c.own {
 			_ = c.channel.Close()
 		}
 	}
-	if err := c.channel.life.get(); err != nil {
+	if err := c.channel.life.addUse(); err != nil {
 		return fail(err)
 	}
-	c.id = d.number()
+	c.id = d.nextNumber()
 	q, r, err := d.p.CreateCQ(d.cmd, uapi.CreateCQ{UserHandle: c.id, CQE: uint32(entries),
 		CompChannel: int32(c.channel.events.FD())})
 	if err != nil {
@@ -154,7 +154,7 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 		return fail(err)
 	}
 	c.q, c.handle, c.entries = q, r.CQHandle, int(r.CQE)
-	if err := d.add(c.id, c); err != nil {
+	if err := d.addObject(c.id, c); err != nil {
 		c.abandon()
 		release()
 		return fail(err)
@@ -177,7 +177,7 @@ func (c *CQ) Channel() *Channel { return c.channel }
 // loops on all processors would delay the service or the peer's program. Do not call runtime.Gosched in such a loop,
 // because it would slow the loop down. (ibv_poll_cq)
 func (c *CQ) Poll(wc []WC) (int, error) {
-	n, vain, err := c.poll(wc)
+	n, vain, err := c.pollCounting(wc)
 	if vain > yieldAfter {
 		sched.Relax(vain)
 	}
@@ -192,8 +192,8 @@ var yieldAfter = func() int {
 	return 1024 // about 20 us
 }()
 
-// poll is Poll without the yield. poll also returns the number of successive empty polls.
-func (c *CQ) poll(wc []WC) (n, vain int, err error) {
+// pollCounting is Poll without the yield. pollCounting also returns the number of successive empty polls.
+func (c *CQ) pollCounting(wc []WC) (n, vain int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.q == nil {
@@ -211,26 +211,26 @@ func (c *CQ) poll(wc []WC) (n, vain int, err error) {
 // completions are not reported. The caller must therefore poll once more after Arm. Arm returns ErrOverflow, like
 // [CQ.Wait], if no more completions can arrive. Arm may sleep. (ibv_req_notify_cq)
 func (c *CQ) Arm(solicitedOnly bool) error {
-	if c.closed() {
+	if c.isClosed() {
 		return ErrClosed
 	}
-	err := c.life.use(func() error { return c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly) })
+	err := c.life.whileOpen(func() error { return c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly) })
 	if isErrno(err, syscall.EOVERFLOW) {
 		err = ErrOverflow
 	}
-	return opError("arm a CQ", c.d.name, err)
+	return wrapOpError("arm a CQ", c.d.name, err)
 }
 
-func (c *CQ) closed() bool {
+func (c *CQ) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.q == nil
 }
 
-// spins is the number of polls in Wait before it arms the queue. The polls take a few microseconds, about as long as
-// arming. Between polls Wait yields to other goroutines and processes, because one of them may be the sender. If there
-// are more polling threads than processors, yielding reduces half a round trip from 60 us to 3 us.
-const spins = 32
+// spinPolls is the number of polls in Wait before it arms the queue. The polls take a few microseconds, about as long
+// as arming. Between polls Wait yields to other goroutines and processes, because one of them may be the sender. If
+// there are more polling threads than processors, yielding reduces half a round trip from 60 us to 3 us.
+const spinPolls = 32
 
 // Wait waits for completions, moves the oldest ones to wc, and returns their number. Wait polls for a few microseconds,
 // and then sleeps. The queue must have its own channel (see [Device.CreateCQ]). The error is one of these: the cause of
@@ -238,13 +238,13 @@ const spins = 32
 // kernel's rxe arms a queue that has overflowed. On the kernel's rxe, watch for [EventCQError].) Wait may sleep.
 func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 	if !c.own {
-		return 0, opError("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
+		return 0, wrapOpError("wait for a CQ that was created with a channel: use Channel.Wait", c.d.name, errInvalid)
 	}
 	if len(wc) == 0 {
-		return 0, opError("wait for completions with an empty slice", c.d.name, errInvalid)
+		return 0, wrapOpError("wait for completions with an empty slice", c.d.name, errInvalid)
 	}
-	for i := range spins {
-		if n, _, err := c.poll(wc); n > 0 || err != nil {
+	for i := range spinPolls {
+		if n, _, err := c.pollCounting(wc); n > 0 || err != nil {
 			return n, err
 		}
 		sched.Relax(i)
@@ -256,13 +256,13 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 		defer func() { c.waits <- struct{}{} }()
 	}
 	for {
-		if n, _, err := c.poll(wc); n > 0 || err != nil {
+		if n, _, err := c.pollCounting(wc); n > 0 || err != nil {
 			return n, err
 		}
 		if err := c.Arm(false); err != nil {
 			return c.remainingCompletions(wc, err)
 		}
-		if n, _, err := c.poll(wc); n > 0 || err != nil {
+		if n, _, err := c.pollCounting(wc); n > 0 || err != nil {
 			return n, err
 		}
 		if _, err := c.channel.Wait(ctx); err != nil {
@@ -273,7 +273,7 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 
 // remainingCompletions returns the remaining completions of a removed device.
 func (c *CQ) remainingCompletions(wc []WC, err error) (int, error) {
-	if n, _, _ := c.poll(wc); n > 0 {
+	if n, _, _ := c.pollCounting(wc); n > 0 {
 		return n, nil
 	}
 	return 0, err
@@ -307,9 +307,9 @@ func (c *CQ) Completions(ctx context.Context) iter.Seq2[WC, error] {
 func (c *CQ) Resize(entries int) error {
 	what := fmt.Sprintf("resize a CQ to %d entries", entries)
 	if entries < 1 || int64(entries) > 1<<31-1 {
-		return opError(what, c.d.name, errInvalid)
+		return wrapOpError(what, c.d.name, errInvalid)
 	}
-	return opError(what, c.d.name, c.life.use(func() error {
+	return wrapOpError(what, c.d.name, c.life.whileOpen(func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.q == nil {
@@ -326,13 +326,13 @@ func (c *CQ) Resize(entries int) error {
 // Close destroys the queue. Waiting goroutines return ErrClosed. Close returns EBUSY while queue pairs use the queue.
 // Close may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
-	return opError("close a CQ", c.d.name, c.life.end(c.d, func() error {
+	return wrapOpError("close a CQ", c.d.name, c.life.endOnce(c.d, func() error {
 		if err := ignoreRemoved(c.d.cmd.DestroyCQ(c.handle)); err != nil {
 			return err
 		}
-		c.d.remove(c.id)
+		c.d.removeObject(c.id)
 		c.abandon()
-		c.channel.life.put()
+		c.channel.life.dropUse()
 		if c.own {
 			return c.channel.Close()
 		}

@@ -48,10 +48,10 @@ func NewDeviceInfo(e Entry) DeviceInfo {
 // Devices returns the devices of the kernel or of the service under which the program runs, sorted by name. Devices
 // without a provider are omitted. The list may be empty. (ibv_get_device_list)
 func Devices() ([]DeviceInfo, error) {
-	return devicesIn("/sys/class/infiniband_verbs", "/dev/infiniband")
+	return readDevices("/sys/class/infiniband_verbs", "/dev/infiniband")
 }
 
-func devicesIn(class, nodes string) ([]DeviceInfo, error) {
+func readDevices(class, nodes string) ([]DeviceInfo, error) {
 	entries, err := os.ReadDir(class)
 	if os.IsNotExist(err) {
 		return nil, nil
@@ -62,11 +62,11 @@ func devicesIn(class, nodes string) ([]DeviceInfo, error) {
 	var list []DeviceInfo
 	for _, e := range entries {
 		dir := filepath.Join(class, e.Name())
-		name, err := attribute(dir, "ibdev")
+		name, err := readAttribute(dir, "ibdev")
 		if err != nil {
 			continue // unknown abi_version, or the device is being removed
 		}
-		text, err := attribute(dir, "abi_version")
+		text, err := readAttribute(dir, "abi_version")
 		if err != nil {
 			continue
 		}
@@ -85,7 +85,7 @@ func devicesIn(class, nodes string) ([]DeviceInfo, error) {
 	return list, nil
 }
 
-func attribute(dir, name string) (string, error) {
+func readAttribute(dir, name string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(dir, name))
 	return strings.TrimSpace(string(b)), err
 }
@@ -128,7 +128,7 @@ func (i DeviceInfo) Open() (*Device, error) {
 		return nil, fmt.Errorf("verbs: open %s: %w", i.Name, err)
 	}
 	d := &Device{name: i.Name, p: p, cmd: &cmd.Device{T: t}}
-	d.objects.byID = map[uint64]object{}
+	d.objects.byID = map[uint64]abandoner{}
 	events, _, err := d.cmd.GetContext()
 	if err != nil {
 		t.Close()
@@ -148,13 +148,13 @@ type Device struct {
 	objects struct {
 		sync.Mutex
 		last   uint64
-		byID   map[uint64]object // by the object's number in events
+		byID   map[uint64]abandoner // by the object's number in events
 		closed bool
 	}
 }
 
-// object is an object that asynchronous events and completion events name.
-type object interface{ abandon() }
+// abandoner is an object that asynchronous events and completion events name.
+type abandoner interface{ abandon() }
 
 // Name returns the name of the device, such as rxe0.
 func (d *Device) Name() string { return d.name }
@@ -162,17 +162,17 @@ func (d *Device) Name() string { return d.name }
 // Provider returns the name of the device's provider.
 func (d *Device) Provider() string { return d.p.Name() }
 
-// number returns a new number for an object.
-func (d *Device) number() uint64 {
+// nextNumber returns a new number for an object.
+func (d *Device) nextNumber() uint64 {
 	d.objects.Lock()
 	defer d.objects.Unlock()
 	d.objects.last++
 	return d.objects.last
 }
 
-// add registers a complete object under its number. From then on events may name the object, and Close ends it. add
-// returns ErrClosed if Close was called.
-func (d *Device) add(id uint64, o object) error {
+// addObject registers a complete object under its number. From then on events may name the object, and Close ends it.
+// addObject returns ErrClosed if Close was called.
+func (d *Device) addObject(id uint64, o abandoner) error {
 	d.objects.Lock()
 	defer d.objects.Unlock()
 	if d.objects.closed {
@@ -182,20 +182,20 @@ func (d *Device) add(id uint64, o object) error {
 	return nil
 }
 
-// closed reports whether Close was called.
-func (d *Device) closed() bool {
+// isClosed reports whether Close was called.
+func (d *Device) isClosed() bool {
 	d.objects.Lock()
 	defer d.objects.Unlock()
 	return d.objects.closed
 }
 
-func (d *Device) remove(id uint64) {
+func (d *Device) removeObject(id uint64) {
 	d.objects.Lock()
 	defer d.objects.Unlock()
 	delete(d.objects.byID, id)
 }
 
-func (d *Device) find(id uint64) object {
+func (d *Device) findObject(id uint64) abandoner {
 	d.objects.Lock()
 	defer d.objects.Unlock()
 	return d.objects.byID[id]
@@ -209,7 +209,7 @@ func (d *Device) Close() error {
 	closed := l.closed
 	l.closed = true
 	left := l.byID
-	l.byID = map[uint64]object{}
+	l.byID = map[uint64]abandoner{}
 	l.Unlock()
 	if closed {
 		return nil
@@ -224,18 +224,18 @@ func (d *Device) Close() error {
 	// earlier, because memory may be reused after its registration has been closed.
 	for _, o := range left {
 		if q, ok := o.(*QP); ok && q.Close() != nil {
-			_ = q.life.use(func() error {
-				return q.modify(uapi.ModifyQP{QPHandle: q.handle, AttrMask: AttrState, QPState: Reset})
+			_ = q.life.whileOpen(func() error {
+				return q.modifyState(uapi.ModifyQP{QPHandle: q.handle, AttrMask: AttrState, QPState: Reset})
 			})
 		}
 	}
 	for _, o := range left {
 		if m, ok := o.(*MR); ok {
-			_ = m.life.use(func() error { return d.cmd.DeregMR(m.handle) })
+			_ = m.life.whileOpen(func() error { return d.cmd.DeregMR(m.handle) })
 			m.abandon()
 		}
 	}
-	return opError("close", d.name, d.cmd.T.Close())
+	return wrapOpError("close", d.name, d.cmd.T.Close())
 }
 
 // EventType is a kind of asynchronous event (enum ibv_event_type).
@@ -287,7 +287,7 @@ func (d *Device) NextEvent(ctx context.Context) (Event, error) {
 			uapi.EventClientReregister, uapi.EventGIDChange, uapi.EventDeviceSpeedChange:
 			e.Port = uint8(r.Element)
 		default:
-			switch o := d.find(r.Element).(type) {
+			switch o := d.findObject(r.Element).(type) {
 			case *QP:
 				e.QP = o
 			case *CQ:

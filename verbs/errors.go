@@ -70,8 +70,8 @@ func CompletionError(wc *WC) error {
 	return &WCError{Status: wc.Status, QPN: wc.QPN, ID: wc.ID, Vendor: wc.VendorErr}
 }
 
-// opError returns the error of an operation on a device, with a description of the operation.
-func opError(what, dev string, err error) error {
+// wrapOpError returns the error of an operation on a device, with a description of the operation.
+func wrapOpError(what, dev string, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -46,11 +46,11 @@ type SGE struct {
 type PD struct {
 	d      *Device
 	handle uint32
-	life   life
+	life   useCount
 }
 
-// life counts the uses of an object, and ends exactly once.
-type life struct {
+// useCount counts the uses of an object, and ends exactly once.
+type useCount struct {
 	mu     sync.Mutex
 	users  int
 	calls  int           // calls in progress
@@ -58,8 +58,8 @@ type life struct {
 	closed bool
 }
 
-// get records that another object is created from this object. put records the end of the other object.
-func (l *life) get() error {
+// addUse records that another object is created from this object. put records the end of the other object.
+func (l *useCount) addUse() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -69,16 +69,16 @@ func (l *life) get() error {
 	return nil
 }
 
-func (l *life) put() {
+func (l *useCount) dropUse() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.users--
 }
 
-// use calls f with the object held open. Without the hold, a concurrent Close could free the handle and the kernel
-// could reuse it. Calls run concurrently. A blocked call therefore does not delay another call, such as a transition to
-// ERR.
-func (l *life) use(f func() error) error {
+// whileOpen calls f with the object held open. Without the hold, a concurrent Close could free the handle and the
+// kernel could reuse it. Calls run concurrently. A blocked call therefore does not delay another call, such as a
+// transition to ERR.
+func (l *useCount) whileOpen(f func() error) error {
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -97,9 +97,9 @@ func (l *life) use(f func() error) error {
 	return f()
 }
 
-// end calls f, once. end fails if other objects use this object while the device is open. end waits for calls in
-// progress. After an error the object remains open.
-func (l *life) end(d *Device, f func() error) error {
+// endOnce calls f, once. endOnce fails if other objects use this object while the device is open. endOnce waits for
+// calls in progress. After an error the object remains open.
+func (l *useCount) endOnce(d *Device, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for l.calls > 0 {
@@ -114,7 +114,7 @@ func (l *life) end(d *Device, f func() error) error {
 	switch {
 	case l.closed:
 		return nil
-	case l.users > 0 && !d.closed():
+	case l.users > 0 && !d.isClosed():
 		return fmt.Errorf("%d objects use the object, close them first: %w", l.users, errBusy)
 	}
 	if err := f(); err != nil {
@@ -128,7 +128,7 @@ func (l *life) end(d *Device, f func() error) error {
 func (d *Device) AllocPD() (*PD, error) {
 	h, err := d.cmd.AllocPD()
 	if err != nil {
-		return nil, opError("allocate a PD", d.name, err)
+		return nil, wrapOpError("allocate a PD", d.name, err)
 	}
 	return &PD{d: d, handle: h}, nil
 }
@@ -138,8 +138,8 @@ func (p *PD) Device() *Device { return p.d }
 
 // Close frees the domain. Close returns EBUSY while objects use the domain. Close may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
-	err := p.life.end(p.d, func() error { return ignoreRemoved(p.d.cmd.DeallocPD(p.handle)) })
-	return opError("close a PD", p.d.name, err)
+	err := p.life.endOnce(p.d, func() error { return ignoreRemoved(p.d.cmd.DeallocPD(p.handle)) })
+	return wrapOpError("close a PD", p.d.name, err)
 }
 
 // ignoreRemoved ignores the error of destroying an object on a removed device.
@@ -164,7 +164,7 @@ type MR struct {
 	home   *Buffer         // the owner of the memory; nil for a slice of the program
 	pin    *runtime.Pinner // for a slice of the program; nil for a buffer, or after unpinning; under life.mu
 	id     uint64          // number of the registration
-	life   life
+	life   useCount
 }
 
 // Alloc returns registered memory in a new buffer. The memory is zeroed and page-aligned. MR.Close frees it. Alloc may
@@ -180,14 +180,14 @@ func (p *PD) Alloc(size int, access Access) (*MR, error) {
 
 // Register registers a buffer. Register may sleep. (ibv_reg_mr)
 func (p *PD) Register(b *Buffer, access Access) (*MR, error) {
-	mem, err := b.get()
+	mem, err := b.addRef()
 	if err != nil {
-		return nil, opError("register memory", p.d.name, err)
+		return nil, wrapOpError("register memory", p.d.name, err)
 	}
-	m, err := p.register(mem, access)
+	m, err := p.registerBytes(mem, access)
 	if err != nil {
-		b.put()
-		return nil, opError(fmt.Sprintf("register %d bytes", len(mem)), p.d.name, err)
+		b.dropRef()
+		return nil, wrapOpError(fmt.Sprintf("register %d bytes", len(mem)), p.d.name, err)
 	}
 	m.home = b
 	return m, nil
@@ -200,16 +200,16 @@ func (p *PD) RegSlice(b []byte, access Access) (*MR, error) {
 	if len(b) > 0 {
 		pin.Pin(&b[0])
 	}
-	m, err := p.register(b, access)
+	m, err := p.registerBytes(b, access)
 	if err != nil {
 		pin.Unpin()
-		return nil, opError(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
+		return nil, wrapOpError(fmt.Sprintf("register %d bytes", len(b)), p.d.name, err)
 	}
 	m.life.mu.Lock()
 	m.pin = &pin
 	m.life.mu.Unlock()
 	pinnedSlices.Store(m, struct{}{})
-	if p.d.closed() {
+	if p.d.isClosed() {
 		m.abandon() // Device.Close may have called abandon before the memory was recorded
 	}
 	return m, nil
@@ -223,11 +223,11 @@ var pinnedSlices sync.Map
 func (m *MR) abandon() {
 	m.life.mu.Lock()
 	defer m.life.mu.Unlock()
-	m.unpin()
+	m.unpinSlice()
 }
 
-// unpin must be called with life.mu held.
-func (m *MR) unpin() {
+// unpinSlice must be called with life.mu held.
+func (m *MR) unpinSlice() {
 	if m.pin != nil {
 		m.pin.Unpin()
 		m.pin = nil
@@ -235,11 +235,11 @@ func (m *MR) unpin() {
 	}
 }
 
-func (p *PD) register(mem []byte, access Access) (*MR, error) {
+func (p *PD) registerBytes(mem []byte, access Access) (*MR, error) {
 	if len(mem) == 0 {
 		return nil, fmt.Errorf("no memory: %w", errInvalid)
 	}
-	if err := p.life.get(); err != nil {
+	if err := p.life.addUse(); err != nil {
 		return nil, err
 	}
 	iova := transport.AddressOf(mem)
@@ -248,13 +248,13 @@ func (p *PD) register(mem []byte, access Access) (*MR, error) {
 	}
 	r, err := p.d.cmd.RegMR(p.handle, mem, iova, access)
 	if err != nil {
-		p.life.put()
+		p.life.dropUse()
 		return nil, err
 	}
-	m := &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova, id: p.d.number()}
-	if err := p.d.add(m.id, m); err != nil {
+	m := &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova, id: p.d.nextNumber()}
+	if err := p.d.addObject(m.id, m); err != nil {
 		_ = p.d.cmd.DeregMR(r.MRHandle)
-		p.life.put()
+		p.life.dropUse()
 		return nil, err
 	}
 	return m, nil
@@ -302,19 +302,19 @@ func (m *MR) Remote(off int) Remote {
 // Close ends the registration. After Close has returned, no device accesses the memory. Close returns EBUSY while a
 // memory window is bound to the region. Close may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
-	return opError("end a registration", m.pd.d.name, m.life.end(m.pd.d, func() error {
+	return wrapOpError("end a registration", m.pd.d.name, m.life.endOnce(m.pd.d, func() error {
 		err := ignoreRemoved(m.pd.d.cmd.DeregMR(m.handle))
-		if isErrno(err, syscall.ENOENT) && m.pd.d.closed() {
+		if isErrno(err, syscall.ENOENT) && m.pd.d.isClosed() {
 			err = nil // Device.Close has ended the registration
 		}
 		if err != nil {
 			return err
 		}
-		m.pd.life.put()
-		m.pd.d.remove(m.id)
-		m.unpin()
+		m.pd.life.dropUse()
+		m.pd.d.removeObject(m.id)
+		m.unpinSlice()
 		if m.home != nil {
-			m.home.put()
+			m.home.dropRef()
 		}
 		return nil
 	}))
@@ -333,12 +333,12 @@ type Buffer struct {
 // Alloc returns a Buffer with one reference, which the caller owns. Alloc may sleep.
 func (d *Device) Alloc(size int) (*Buffer, error) {
 	fail := func(err error) (*Buffer, error) {
-		return nil, opError(fmt.Sprintf("allocate %d bytes", size), d.name, err)
+		return nil, wrapOpError(fmt.Sprintf("allocate %d bytes", size), d.name, err)
 	}
 	if size <= 0 {
 		return fail(errInvalid)
 	}
-	if d.closed() {
+	if d.isClosed() {
 		return fail(ErrClosed)
 	}
 	m, err := d.cmd.T.Alloc(size)
@@ -358,7 +358,7 @@ func (b *Buffer) Bytes() []byte {
 	return b.mem
 }
 
-func (b *Buffer) get() ([]byte, error) {
+func (b *Buffer) addRef() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.shut {
@@ -368,7 +368,7 @@ func (b *Buffer) get() ([]byte, error) {
 	return b.mem, nil
 }
 
-func (b *Buffer) put() {
+func (b *Buffer) dropRef() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.refs--; b.refs == 0 {
@@ -384,7 +384,7 @@ func (b *Buffer) Close() error {
 	b.shut = true
 	b.mu.Unlock()
 	if !shut {
-		b.put()
+		b.dropRef()
 	}
 	return nil
 }

@@ -48,7 +48,7 @@ type QPInit struct {
 	SignalAll bool
 }
 
-const defaultWRs = 64
+const defaultMaxWR = 64
 
 // QP is a queue pair. (struct ibv_qp)
 type QP struct {
@@ -57,7 +57,7 @@ type QP struct {
 	handle uint32
 	num    uint32
 	id     uint64
-	life   life
+	life   useCount
 
 	//verbena:program those of one program who post sends
 	send sync.Mutex
@@ -78,7 +78,7 @@ type QP struct {
 
 // CreateQP creates a queue pair. CreateQP may sleep. (ibv_create_qp)
 func (p *PD) CreateQP(init QPInit) (*QP, error) {
-	fail := func(err error) (*QP, error) { return nil, opError("create a QP", p.d.name, err) }
+	fail := func(err error) (*QP, error) { return nil, wrapOpError("create a QP", p.d.name, err) }
 	if init.SendCQ == nil || init.SRQ != nil && init.SRQ.pd.d != p.d || init.SendCQ.d != p.d || init.RecvCQ != nil &&
 		init.RecvCQ.d != p.d {
 		return fail(fmt.Errorf("the CQs and the SRQ must belong to the same device: %w", errInvalid))
@@ -92,7 +92,7 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	for _, f := range []struct {
 		v        *int
 		standard int
-	}{{&init.SendWRs, defaultWRs}, {&init.RecvWRs, defaultWRs}, {&init.SendSGEs, 1}, {&init.RecvSGEs, 1},
+	}{{&init.SendWRs, defaultMaxWR}, {&init.RecvWRs, defaultMaxWR}, {&init.SendSGEs, 1}, {&init.RecvSGEs, 1},
 		{&init.Inline, 0}} {
 		if *f.v < 0 || int64(*f.v) > 1<<31-1 {
 			return fail(fmt.Errorf("size %d: %w", *f.v, errInvalid))
@@ -101,7 +101,7 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 			*f.v = f.standard
 		}
 	}
-	users := []*life{&p.life, &init.SendCQ.life, &init.RecvCQ.life}
+	users := []*useCount{&p.life, &init.SendCQ.life, &init.RecvCQ.life}
 	req := uapi.CreateQP{
 		PDHandle: p.handle, SendCQHandle: init.SendCQ.handle, RecvCQHandle: init.RecvCQ.handle,
 		MaxSendWR: uint32(init.SendWRs),
@@ -115,40 +115,40 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 		req.SRQHandle, req.IsSRQ, req.MaxRecvWR, req.MaxRecvSGE = init.SRQ.handle, 1, 0, 0
 		users = append(users, &init.SRQ.life)
 	}
-	if err := getAll(users); err != nil {
+	if err := addUses(users); err != nil {
 		return fail(err)
 	}
-	qp := &QP{pd: p, init: init, id: p.d.number()}
+	qp := &QP{pd: p, init: init, id: p.d.nextNumber()}
 	req.UserHandle = qp.id
 	q, r, err := p.d.p.CreateQP(p.d.cmd, req)
 	if err != nil {
-		putAll(users)
+		dropUses(users)
 		return fail(err)
 	}
 	qp.q, qp.handle, qp.num = q, r.QPHandle, r.QPN
 	qp.init.SendWRs, qp.init.RecvWRs, qp.init.SendSGEs = int(r.MaxSendWR), int(r.MaxRecvWR), int(r.MaxSendSGE)
 	qp.init.RecvSGEs, qp.init.Inline = int(r.MaxRecvSGE), int(r.MaxInlineData)
-	if err := p.d.add(qp.id, qp); err != nil {
+	if err := p.d.addObject(qp.id, qp); err != nil {
 		qp.abandon()
-		putAll(users)
+		dropUses(users)
 		return fail(err)
 	}
 	return qp, nil
 }
 
-func getAll(l []*life) error {
+func addUses(l []*useCount) error {
 	for i, u := range l {
-		if err := u.get(); err != nil {
-			putAll(l[:i])
+		if err := u.addUse(); err != nil {
+			dropUses(l[:i])
 			return err
 		}
 	}
 	return nil
 }
 
-func putAll(l []*life) {
+func dropUses(l []*useCount) {
 	for _, u := range l {
-		u.put()
+		u.dropUse()
 	}
 }
 
@@ -242,10 +242,10 @@ type RecvWR struct {
 func (q *QP) PostSend(wr *SendWR) error {
 	q.send.Lock()
 	defer q.send.Unlock()
-	if err := q.push(wr); err != nil {
+	if err := q.queueSend(wr); err != nil {
 		return err
 	}
-	return q.ring()
+	return q.ringDoorbell()
 }
 
 // PostSends queues work requests, rings the doorbell once, and returns the number of queued requests. If not all
@@ -254,12 +254,12 @@ func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 	q.send.Lock()
 	defer q.send.Unlock()
 	for ; n < len(wrs); n++ {
-		if err = q.push(&wrs[n]); err != nil {
+		if err = q.queueSend(&wrs[n]); err != nil {
 			break
 		}
 	}
 	if n > 0 {
-		if e := q.ring(); e != nil && err == nil {
+		if e := q.ringDoorbell(); e != nil && err == nil {
 			err = e
 		}
 	}
@@ -267,44 +267,44 @@ func (q *QP) PostSends(wrs []SendWR) (n int, err error) {
 }
 
 //verbena:held send
-func (q *QP) ring() error {
+func (q *QP) ringDoorbell() error {
 	if err := q.q.Ring(); err != nil {
-		return opError(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
+		return wrapOpError(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
 	}
 	return nil
 }
 
 //verbena:held send
-func (q *QP) push(wr *SendWR) error {
+func (q *QP) queueSend(wr *SendWR) error {
 	if q.dead {
 		return ErrClosed
 	}
 	// The device would reject the request too. But at that time the request is already in the queue, and would be sent
 	// later.
 	if q.now < RTS {
-		return q.refused(fmt.Errorf("cannot send in state %v: %w", q.now, errInvalid))
+		return q.wrapPostError(fmt.Errorf("cannot send in state %v: %w", q.now, errInvalid))
 	}
 	w := &q.wr
 	*w = provider.SendWR{
-		ID: wr.ID, Opcode: wr.Opcode, Flags: wr.Flags, SGE: gather(&q.sges[0], wr.Local, wr.List), Inline: wr.Inline,
+		ID: wr.ID, Opcode: wr.Opcode, Flags: wr.Flags, SGE: gatherSGL(&q.sges[0], wr.Local, wr.List), Inline: wr.Inline,
 		Imm: wr.Imm,
 		Key: wr.InvalidateKey, RemoteAddr: wr.Remote.Addr, RKey: wr.Remote.RKey, CompareAdd: wr.CompareAdd, Swap: wr.Swap,
 		Flush: wr.Flush,
 	}
 	if q.init.Type == UD {
 		if wr.To.AH == nil {
-			return q.refused(fmt.Errorf("a datagram needs an address handle: %w", errInvalid))
+			return q.wrapPostError(fmt.Errorf("a datagram needs an address handle: %w", errInvalid))
 		}
-		h, err := wr.To.AH.use(q.pd)
+		h, err := wr.To.AH.deviceHandle(q.pd)
 		if err != nil {
-			return q.refused(err)
+			return q.wrapPostError(err)
 		}
 		w.AH, w.RemoteQPN, w.RemoteQKey = h, wr.To.QPN, wr.To.QKey
 	}
 	if wr.Opcode == BindWindow {
-		b, err := wr.Window.forDevice()
+		b, err := wr.Window.providerBind()
 		if err != nil {
-			return q.refused(err)
+			return q.wrapPostError(err)
 		}
 		w.Bind = b
 	}
@@ -312,17 +312,17 @@ func (q *QP) push(wr *SendWR) error {
 		if err == ErrQueueFull {
 			return err
 		}
-		return q.refused(err)
+		return q.wrapPostError(err)
 	}
 	return nil
 }
 
-func (q *QP) refused(err error) error {
-	return opError(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
+func (q *QP) wrapPostError(err error) error {
+	return wrapOpError(fmt.Sprintf("post to QP %d", q.num), q.pd.d.name, err)
 }
 
-// gather returns the list of elements in a buffer that is reused.
-func gather(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
+// gatherSGL returns the list of elements in a buffer that is reused.
+func gatherSGL(scratch *[]provider.SGE, one SGE, more []SGE) []provider.SGE {
 	l := (*scratch)[:0]
 	if one != (SGE{}) {
 		l = append(l, provider.SGE(one))
@@ -343,14 +343,14 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 		return ErrClosed
 	}
 	if q.now == Reset { // the device would drop the receive without a completion
-		return q.refused(fmt.Errorf("cannot receive in state %v: %w", q.now, errInvalid))
+		return q.wrapPostError(fmt.Errorf("cannot receive in state %v: %w", q.now, errInvalid))
 	}
-	q.in = provider.RecvWR{ID: wr.ID, SGE: gather(&q.sges[1], wr.Local, wr.List)}
+	q.in = provider.RecvWR{ID: wr.ID, SGE: gatherSGL(&q.sges[1], wr.Local, wr.List)}
 	if err := q.q.Recv(&q.in); err != nil {
 		if err == ErrQueueFull {
 			return err
 		}
-		return q.refused(err)
+		return q.wrapPostError(err)
 	}
 	return nil
 }
@@ -358,15 +358,15 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 // Close destroys the queue pair and drops outstanding requests without completions. Close may be called again, and may
 // sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
-	return opError(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.end(q.pd.d, func() error {
+	return wrapOpError(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.endOnce(q.pd.d, func() error {
 		if err := ignoreRemoved(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
 			return err
 		}
-		q.pd.d.remove(q.id)
+		q.pd.d.removeObject(q.id)
 		q.abandon()
-		putAll([]*life{&q.pd.life, &q.init.SendCQ.life, &q.init.RecvCQ.life})
+		dropUses([]*useCount{&q.pd.life, &q.init.SendCQ.life, &q.init.RecvCQ.life})
 		if q.init.SRQ != nil {
-			q.init.SRQ.life.put()
+			q.init.SRQ.life.dropUse()
 		}
 		return nil
 	}))
@@ -385,14 +385,14 @@ func (q *QP) abandon() {
 
 // Attach adds a UD queue pair to a multicast group. Attach may sleep. (ibv_attach_mcast)
 func (q *QP) Attach(group GID) error {
-	return opError(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
-		q.life.use(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
+	return wrapOpError(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
+		q.life.whileOpen(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
 }
 
 // Detach removes a UD queue pair from a multicast group. Detach may sleep. (ibv_detach_mcast)
 func (q *QP) Detach(group GID) error {
-	return opError(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
-		q.life.use(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
+	return wrapOpError(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
+		q.life.whileOpen(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
 }
 
 // SRQ is a shared receive queue. (struct ibv_srq)
@@ -400,7 +400,7 @@ type SRQ struct {
 	pd     *PD
 	handle uint32
 	id     uint64
-	life   life
+	life   useCount
 
 	//verbena:program those of one program who use the queue
 	mu   sync.Mutex
@@ -413,27 +413,27 @@ type SRQ struct {
 // CreateSRQ creates a shared receive queue. wrs is the capacity in work requests, and 0 means 64. sges is the capacity
 // in elements per request, and 0 means 1. CreateSRQ may sleep. (ibv_create_srq)
 func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
-	fail := func(err error) (*SRQ, error) { return nil, opError("create an SRQ", p.d.name, err) }
+	fail := func(err error) (*SRQ, error) { return nil, wrapOpError("create an SRQ", p.d.name, err) }
 	if wrs < 0 || sges < 0 || int64(max(wrs, sges)) > 1<<31-1 {
 		return fail(errInvalid)
 	}
 	if wrs == 0 {
-		wrs = defaultWRs
+		wrs = defaultMaxWR
 	}
-	if err := p.life.get(); err != nil {
+	if err := p.life.addUse(); err != nil {
 		return fail(err)
 	}
-	s := &SRQ{pd: p, id: p.d.number()}
+	s := &SRQ{pd: p, id: p.d.nextNumber()}
 	q, r, err := p.d.p.CreateSRQ(p.d.cmd, uapi.CreateSRQ{UserHandle: s.id, PDHandle: p.handle, MaxWR: uint32(wrs),
 		MaxSGE: uint32(max(sges, 1))})
 	if err != nil {
-		p.life.put()
+		p.life.dropUse()
 		return fail(err)
 	}
 	s.q, s.handle = q, r.SRQHandle
-	if err := p.d.add(s.id, s); err != nil {
+	if err := p.d.addObject(s.id, s); err != nil {
 		s.abandon()
-		p.life.put()
+		p.life.dropUse()
 		return fail(err)
 	}
 	return s, nil
@@ -447,12 +447,12 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 	if s.dead {
 		return ErrClosed
 	}
-	s.in = provider.RecvWR{ID: wr.ID, SGE: gather(&s.sges, wr.Local, wr.List)}
+	s.in = provider.RecvWR{ID: wr.ID, SGE: gatherSGL(&s.sges, wr.Local, wr.List)}
 	if err := s.q.Recv(&s.in); err != nil {
 		if err == ErrQueueFull {
 			return err
 		}
-		return opError("post to an SRQ", s.pd.d.name, err)
+		return wrapOpError("post to an SRQ", s.pd.d.name, err)
 	}
 	return nil
 }
@@ -461,21 +461,21 @@ func (s *SRQ) PostRecv(wr *RecvWR) error {
 // (ibv_modify_srq)
 func (s *SRQ) SetLimit(limit int) error {
 	if limit < 0 || int64(limit) > 1<<31-1 {
-		return opError(fmt.Sprintf("set the limit of an SRQ to %d", limit), s.pd.d.name, errInvalid)
+		return wrapOpError(fmt.Sprintf("set the limit of an SRQ to %d", limit), s.pd.d.name, errInvalid)
 	}
-	return s.modify("set the limit of an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrLimit, SRQLimit: uint32(limit)})
+	return s.modifySRQ("set the limit of an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrLimit, SRQLimit: uint32(limit)})
 }
 
 // Resize changes the capacity to at least the given number of work requests. Resize may sleep. (ibv_modify_srq)
 func (s *SRQ) Resize(wrs int) error {
 	if wrs < 1 || int64(wrs) > 1<<31-1 {
-		return opError(fmt.Sprintf("resize an SRQ to %d work requests", wrs), s.pd.d.name, errInvalid)
+		return wrapOpError(fmt.Sprintf("resize an SRQ to %d work requests", wrs), s.pd.d.name, errInvalid)
 	}
-	return s.modify("resize an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrMaxWR, MaxWR: uint32(wrs)})
+	return s.modifySRQ("resize an SRQ", uapi.ModifySRQ{AttrMask: uapi.SRQAttrMaxWR, MaxWR: uint32(wrs)})
 }
 
-func (s *SRQ) modify(what string, req uapi.ModifySRQ) error {
-	return opError(what, s.pd.d.name, s.life.use(func() error {
+func (s *SRQ) modifySRQ(what string, req uapi.ModifySRQ) error {
+	return wrapOpError(what, s.pd.d.name, s.life.whileOpen(func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.dead {
@@ -492,22 +492,22 @@ type SRQAttr struct{ MaxWR, MaxSGE, Limit int }
 // Query returns the state of the queue. Query may sleep. (ibv_query_srq)
 func (s *SRQ) Query() (SRQAttr, error) {
 	var r uapi.QuerySRQResp
-	err := s.life.use(func() (err error) {
+	err := s.life.whileOpen(func() (err error) {
 		r, err = s.pd.d.cmd.QuerySRQ(s.handle)
 		return err
 	})
-	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, opError("query an SRQ", s.pd.d.name, err)
+	return SRQAttr{int(r.MaxWR), int(r.MaxSGE), int(r.SRQLimit)}, wrapOpError("query an SRQ", s.pd.d.name, err)
 }
 
 // Close destroys the queue. Close returns EBUSY while queue pairs use the queue. Close may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
-	return opError("close an SRQ", s.pd.d.name, s.life.end(s.pd.d, func() error {
+	return wrapOpError("close an SRQ", s.pd.d.name, s.life.endOnce(s.pd.d, func() error {
 		if err := ignoreRemoved(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
 			return err
 		}
-		s.pd.d.remove(s.id)
+		s.pd.d.removeObject(s.id)
 		s.abandon()
-		s.pd.life.put()
+		s.pd.life.dropUse()
 		return nil
 	}))
 }
@@ -532,8 +532,8 @@ type AHAttr struct {
 	SL           uint8
 }
 
-// check returns an error for a number that exceeds its field.
-func (a *AHAttr) check() error {
+// checkRange returns an error for a number that exceeds its field.
+func (a *AHAttr) checkRange() error {
 	for _, f := range []struct {
 		name string
 		v    int
@@ -545,9 +545,9 @@ func (a *AHAttr) check() error {
 	return nil
 }
 
-func (a *AHAttr) port() uint8 { return uint8(max(a.Port, 1)) }
+func (a *AHAttr) portNumber() uint8 { return uint8(max(a.Port, 1)) }
 
-func (a *AHAttr) hops() uint8 {
+func (a *AHAttr) hopLimit() uint8 {
 	if a.HopLimit == 0 {
 		return 64
 	}
@@ -558,27 +558,27 @@ func (a *AHAttr) hops() uint8 {
 type AH struct {
 	pd   *PD
 	h    provider.AH
-	life life
+	life useCount
 }
 
 // CreateAH creates an address handle. CreateAH may sleep. (ibv_create_ah)
 func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 	fail := func(err error) (*AH, error) {
-		return nil, opError(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
+		return nil, wrapOpError(fmt.Sprintf("create an address handle for %v", a.GID), p.d.name, err)
 	}
-	if err := a.check(); err != nil {
+	if err := a.checkRange(); err != nil {
 		return fail(err)
 	}
-	if err := p.life.get(); err != nil {
+	if err := p.life.addUse(); err != nil {
 		return fail(err)
 	}
 	h, err := p.d.p.CreateAH(p.d.cmd, p.handle, uapi.AHAttr{
-		GRH: uapi.GlobalRoute{DGID: a.GID, FlowLabel: a.FlowLabel, SGIDIndex: uint8(a.SGIDIndex), HopLimit: a.hops(),
+		GRH: uapi.GlobalRoute{DGID: a.GID, FlowLabel: a.FlowLabel, SGIDIndex: uint8(a.SGIDIndex), HopLimit: a.hopLimit(),
 			TrafficClass: a.TrafficClass},
-		SL: a.SL, IsGlobal: 1, PortNum: a.port(),
+		SL: a.SL, IsGlobal: 1, PortNum: a.portNumber(),
 	})
 	if err != nil {
-		p.life.put()
+		p.life.dropUse()
 		return fail(err)
 	}
 	return &AH{pd: p, h: h}, nil
@@ -588,7 +588,7 @@ func (p *PD) CreateAH(a AHAttr) (*AH, error) {
 // header is the first 40 bytes of the receive memory. AddressOf may sleep. (ibv_create_ah_from_wc)
 func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
 	if wc.Flags&WithGRH == 0 || len(header) < 40 {
-		return nil, opError("create an address handle of a datagram", p.d.name,
+		return nil, wrapOpError("create an address handle of a datagram", p.d.name,
 			fmt.Errorf("the completion has no global route header: %w", errInvalid))
 	}
 	var g GID
@@ -601,7 +601,7 @@ func (p *PD) AddressOf(wc *WC, header []byte, sgidIndex int) (*AH, error) {
 	return p.CreateAH(AHAttr{GID: g, SGIDIndex: sgidIndex})
 }
 
-func (a *AH) use(p *PD) (provider.AH, error) {
+func (a *AH) deviceHandle(p *PD) (provider.AH, error) {
 	a.life.mu.Lock()
 	defer a.life.mu.Unlock()
 	if a.life.closed {
@@ -616,11 +616,11 @@ func (a *AH) use(p *PD) (provider.AH, error) {
 // Close destroys the address handle. Datagrams that use the address handle must have completed. Close may sleep.
 // (ibv_destroy_ah)
 func (a *AH) Close() error {
-	return opError("close an address handle", a.pd.d.name, a.life.end(a.pd.d, func() error {
+	return wrapOpError("close an address handle", a.pd.d.name, a.life.endOnce(a.pd.d, func() error {
 		if err := ignoreRemoved(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
 			return err
 		}
-		a.pd.life.put()
+		a.pd.life.dropUse()
 		return nil
 	}))
 }
@@ -630,7 +630,7 @@ func (a *AH) Close() error {
 type MW struct {
 	pd     *PD
 	handle uint32
-	life   life
+	life   useCount
 
 	mu   sync.Mutex
 	rkey uint32
@@ -638,13 +638,13 @@ type MW struct {
 
 // AllocMW allocates a memory window. AllocMW may sleep. (ibv_alloc_mw)
 func (p *PD) AllocMW() (*MW, error) {
-	if err := p.life.get(); err != nil {
-		return nil, opError("allocate a memory window", p.d.name, err)
+	if err := p.life.addUse(); err != nil {
+		return nil, wrapOpError("allocate a memory window", p.d.name, err)
 	}
 	r, err := p.d.cmd.AllocMW(p.handle, uapi.MWType2)
 	if err != nil {
-		p.life.put()
-		return nil, opError("allocate a memory window", p.d.name, err)
+		p.life.dropUse()
+		return nil, wrapOpError("allocate a memory window", p.d.name, err)
 	}
 	return &MW{pd: p, handle: r.MWHandle, rkey: r.RKey}, nil
 }
@@ -660,7 +660,7 @@ type Bind struct {
 	NewKey uint32
 }
 
-func (b *Bind) forDevice() (provider.Bind, error) {
+func (b *Bind) providerBind() (provider.Bind, error) {
 	if b.MW == nil || b.MR == nil {
 		return provider.Bind{}, fmt.Errorf("a bind needs a window and a region: %w", errInvalid)
 	}
@@ -697,11 +697,11 @@ func (w *MW) Bound(key uint32) {
 
 // Close frees the window. Close may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
-	return opError("close a memory window", w.pd.d.name, w.life.end(w.pd.d, func() error {
+	return wrapOpError("close a memory window", w.pd.d.name, w.life.endOnce(w.pd.d, func() error {
 		if err := ignoreRemoved(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
 			return err
 		}
-		w.pd.life.put()
+		w.pd.life.dropUse()
 		return nil
 	}))
 }

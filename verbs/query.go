@@ -37,7 +37,7 @@ type DeviceAttr struct {
 func (d *Device) Query() (DeviceAttr, error) {
 	r, err := d.cmd.QueryDevice()
 	if err != nil {
-		return DeviceAttr{}, opError("query", d.name, err)
+		return DeviceAttr{}, wrapOpError("query", d.name, err)
 	}
 	b := &r.Base
 	return DeviceAttr{
@@ -78,11 +78,11 @@ type PortAttr struct {
 // QueryPort returns the state of a port; ports are numbered from 1. QueryPort may sleep. (ibv_query_port)
 func (d *Device) QueryPort(port int) (PortAttr, error) {
 	if port < 1 || port > 255 {
-		return PortAttr{}, opError(fmt.Sprintf("query port %d", port), d.name, errInvalid)
+		return PortAttr{}, wrapOpError(fmt.Sprintf("query port %d", port), d.name, errInvalid)
 	}
 	r, err := d.cmd.QueryPort(uint8(port))
 	if err != nil {
-		return PortAttr{}, opError(fmt.Sprintf("query port %d", port), d.name, err)
+		return PortAttr{}, wrapOpError(fmt.Sprintf("query port %d", port), d.name, err)
 	}
 	return PortAttr{
 		State: r.State, Phys: r.PhysState, MaxMTU: MTU(r.MaxMTU), ActiveMTU: MTU(r.ActiveMTU), GIDs: int(r.GIDTblLen),
@@ -129,7 +129,7 @@ type GIDEntry struct {
 func (d *Device) GIDs() ([]GIDEntry, error) {
 	table, err := d.cmd.GIDTable(d.p.DriverID())
 	if err != nil {
-		return nil, opError("query", d.name, err)
+		return nil, wrapOpError("query", d.name, err)
 	}
 	list := make([]GIDEntry, len(table))
 	for i, e := range table {
@@ -168,7 +168,7 @@ func (d *Device) DefaultGID(port int) (GIDEntry, error) {
 		}
 	}
 	if found == 0 {
-		return best, opError(fmt.Sprintf("find a GID of port %d", port), d.name, errNoGID)
+		return best, wrapOpError(fmt.Sprintf("find a GID of port %d", port), d.name, errNoGID)
 	}
 	return best, nil
 }

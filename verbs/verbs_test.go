@@ -18,9 +18,9 @@ import (
 	"verbena/verbs/provider"
 )
 
-// TestDevicesIn checks that devices with a provider are listed by name, and that devices that are being removed are
-// omitted.
-func TestDevicesIn(t *testing.T) {
+// TestDevicesListedByName checks that devices with a provider are listed by name, and that devices that are being
+// removed are omitted.
+func TestDevicesListedByName(t *testing.T) {
 	dir := t.TempDir()
 	for name, files := range map[string]map[string]string{
 		"uverbs0": {"ibdev": "rxe1\n", "abi_version": "2\n"},
@@ -42,18 +42,18 @@ func TestDevicesIn(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "abi_version"), []byte("6\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	list, err := devicesIn(dir, "/dev/infiniband")
+	list, err := readDevices(dir, "/dev/infiniband")
 	if err != nil || len(list) != 2 || list[0].Name != "rxe0" || list[0].Path != "/dev/infiniband/uverbs1" ||
 		list[1].Name != "rxe1" {
 		t.Errorf("devices: got %v with error %v, want rxe0 and rxe1", list, err)
 	}
-	if list, err := devicesIn(filepath.Join(dir, "none"), ""); err != nil || len(list) != 0 {
+	if list, err := readDevices(filepath.Join(dir, "none"), ""); err != nil || len(list) != 0 {
 		t.Errorf("devices without RDMA: got %v with error %v, want none", list, err)
 	}
 }
 
-// TestEndpoint checks that an endpoint is unchanged by encoding and decoding.
-func TestEndpoint(t *testing.T) {
+// TestEndpointRoundTrip checks that an endpoint is unchanged by encoding and decoding.
+func TestEndpointRoundTrip(t *testing.T) {
 	want := Endpoint{GID: GIDOf(netip.MustParseAddr("10.0.0.7")), QPN: 0x123456, PSN: 0x654321, QKey: 7, MTU: 5}
 	b, err := want.MarshalBinary()
 	if err != nil || len(b) != EndpointSize {
@@ -71,8 +71,8 @@ func TestEndpoint(t *testing.T) {
 	}
 }
 
-// TestCodes checks that times are rounded up to the next code of the device.
-func TestCodes(t *testing.T) {
+// TestTimesRoundUpToCodes checks that times are rounded up to the next code of the device.
+func TestTimesRoundUpToCodes(t *testing.T) {
 	for d, want := range map[time.Duration]uint8{
 		0: 14, 1: 1, 8192: 1, 8193: 2, 67 * time.Millisecond: 14, 68 * time.Millisecond: 15, time.Hour: 30, 3 * time.Hour: 31,
 		1 << 62: 31,
@@ -96,8 +96,9 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestStatus checks that each status has a description, and that errors.Is can compare errors with each status.
-func TestStatus(t *testing.T) {
+// TestStatusDescriptions checks that each status has a description, and that errors.Is can compare errors with each
+// status.
+func TestStatusDescriptions(t *testing.T) {
 	for s := Success; s <= UnspecifiedFailure; s++ {
 		if s.Error() == "" || s.String() == "" {
 			t.Errorf("text of status %d: got none, want a description", s)
@@ -118,23 +119,23 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// TestGather checks that the buffer for elements is reused.
-func TestGather(t *testing.T) {
+// TestGatherReusesBuffer checks that the buffer for elements is reused.
+func TestGatherReusesBuffer(t *testing.T) {
 	var scratch []provider.SGE
 	one, list := SGE{Addr: 1, Length: 2, LKey: 3}, []SGE{{Addr: 4}, {Addr: 5}}
-	if got := gather(&scratch, one, list); len(got) != 3 || got[0] != provider.SGE(one) || got[2].Addr != 5 {
+	if got := gatherSGL(&scratch, one, list); len(got) != 3 || got[0] != provider.SGE(one) || got[2].Addr != 5 {
 		t.Errorf("got %v", got)
 	}
-	if got := gather(&scratch, SGE{}, nil); len(got) != 0 {
+	if got := gatherSGL(&scratch, SGE{}, nil); len(got) != 0 {
 		t.Errorf("no elements: got %v", got)
 	}
-	if n := testing.AllocsPerRun(10, func() { gather(&scratch, one, list) }); n != 0 {
+	if n := testing.AllocsPerRun(10, func() { gatherSGL(&scratch, one, list) }); n != 0 {
 		t.Errorf("%v allocations, want 0", n)
 	}
 }
 
-// TestSGE checks that SGE returns a valid element or panics. The length of an element has 32 bits.
-func TestSGE(t *testing.T) {
+// TestSGEChecksRange checks that SGE returns a valid element or panics. The length of an element has 32 bits.
+func TestSGEChecksRange(t *testing.T) {
 	const size = 5 << 30
 	mem, err := unix.Mmap(-1, 0, size, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
@@ -168,8 +169,8 @@ func TestSGE(t *testing.T) {
 	}
 }
 
-// TestEndpointJSON checks that an endpoint in JSON is readable and can be decoded.
-func TestEndpointJSON(t *testing.T) {
+// TestEndpointJSONRoundTrip checks that an endpoint in JSON is readable and can be decoded.
+func TestEndpointJSONRoundTrip(t *testing.T) {
 	for _, text := range []string{"127.0.0.1", "fd00::7", "::"} {
 		e := Endpoint{GID: GIDOf(netip.MustParseAddr(text)), QPN: 1, PSN: 2, QKey: 3, MTU: 5}
 		b, err := json.Marshal(e)
@@ -187,19 +188,19 @@ func TestEndpointJSON(t *testing.T) {
 	}
 }
 
-// TestUse checks that calls on an object do not wait for each other. The end of the object must wait for the calls, and
-// no call may begin after the end.
-func TestUse(t *testing.T) {
+// TestCallsShareObjectUse checks that calls on an object do not wait for each other. The end of the object must wait
+// for the calls, and no call may begin after the end.
+func TestCallsShareObjectUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var l life
+		var l useCount
 		d := &Device{}
 		hang, ended := make(chan struct{}), false
-		go l.use(func() error { <-hang; return nil })
+		go l.whileOpen(func() error { <-hang; return nil })
 		synctest.Wait()
-		if err := l.use(func() error { return nil }); err != nil {
+		if err := l.whileOpen(func() error { return nil }); err != nil {
 			t.Errorf("use during another blocked call: got %v, want nil", err)
 		}
-		go l.end(d, func() error { ended = true; return nil })
+		go l.endOnce(d, func() error { ended = true; return nil })
 		synctest.Wait()
 		if ended {
 			t.Error("end during a call: returned, want it to wait")
@@ -209,7 +210,7 @@ func TestUse(t *testing.T) {
 		if !ended {
 			t.Error("end without a call: still blocked, want it to return")
 		}
-		if err := l.use(func() error { return nil }); err != ErrClosed {
+		if err := l.whileOpen(func() error { return nil }); err != ErrClosed {
 			t.Errorf("use after the end: got %v, want %v", err, ErrClosed)
 		}
 	})

@@ -71,7 +71,7 @@ func startTracing(from *ctl.CallTrace, to io.WriteCloser) *traceCopier {
 	go func() {
 		defer close(t.lines)
 		for {
-			line, err := from.Line()
+			line, err := from.ReadLine()
 			if err != nil {
 				return
 			}

@@ -98,7 +98,7 @@ func startRecording(client *service.Client, name string, c ctl.Capture) (*record
 
 // finish ends the capture and prints its result.
 func (r *recordingFile) finish() error {
-	r.stream.Stop()
+	r.stream.RequestEnd()
 	<-r.done
 	if errors.Is(r.err, syscall.EPIPE) {
 		return nil // the process that reads the standard output has closed the pipe
@@ -106,7 +106,7 @@ func (r *recordingFile) finish() error {
 	if r.err != nil {
 		return fmt.Errorf("capture: %s: %w", r.name, r.err)
 	}
-	end := r.stream.End()
+	end := r.stream.Result()
 	if end.Error != "" {
 		return errors.New(end.Error)
 	}

@@ -50,11 +50,12 @@ func (c *captureShowCmd) show(out io.Writer) error {
 	}
 	list := all
 	if c.QP != 0 {
-		list = slices.DeleteFunc(slices.Clone(all), func(x *capture.Connection) bool { return !x.Has(c.QP) })
+		list = slices.DeleteFunc(slices.Clone(all), func(x *capture.Connection) bool { return !x.HasQP(c.QP) })
 	}
 	switch {
 	case len(list) == 0:
-		return fmt.Errorf("capture show: %s contains no connection with queue pair %d; omit --qp to list the connections", c.File, c.QP)
+		return fmt.Errorf("capture show: %s contains no connection with queue pair %d; omit --qp to list the connections",
+			c.File, c.QP)
 	case len(list) > 1 && c.SVG != "":
 		return errors.New("capture show: --svg needs --qp: a picture shows one connection")
 	case len(list) > 1:
@@ -64,12 +65,12 @@ func (c *captureShowCmd) show(out io.Writer) error {
 		return nil
 	}
 	x := list[0]
-	if c.Trouble && !x.Trouble() {
+	if c.Trouble && !x.HasFault() {
 		fmt.Fprintf(out, "%s\nnothing is wrong with them\n", x.Summary())
 		return nil
 	}
 	if c.SVG != "" {
-		err := writeFile(c.SVG, func(w io.Writer) error { return x.SVG(w, c.Limit, c.Trouble) })
+		err := writeFile(c.SVG, func(w io.Writer) error { return x.WriteSVG(w, c.Limit, c.Trouble) })
 		if err != nil {
 			return fmt.Errorf("capture show: %w", err)
 		}
@@ -77,7 +78,7 @@ func (c *captureShowCmd) show(out io.Writer) error {
 	}
 	w := bufio.NewWriter(out)
 	fmt.Fprintln(w, x.Summary())
-	if err := errors.Join(x.Text(w, c.Limit, c.Trouble), w.Flush()); err != nil &&
+	if err := errors.Join(x.WriteText(w, c.Limit, c.Trouble), w.Flush()); err != nil &&
 		!strings.Contains(err.Error(), "broken pipe") {
 		return fmt.Errorf("capture show: %w", err)
 	}

@@ -56,12 +56,12 @@ func (n *ordinal) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// momentFlag is a ctl.DevMoment.
-type momentFlag ctl.DevMoment
+// momentFlag is a ctl.ResetMoment.
+type momentFlag ctl.ResetMoment
 
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *momentFlag) UnmarshalText(b []byte) error {
-	switch v := ctl.DevMoment(b); v {
+	switch v := ctl.ResetMoment(b); v {
 	case ctl.DevRegistration, ctl.DevCompletion:
 		*m = momentFlag(v)
 		return nil
@@ -96,7 +96,7 @@ func (d *devResetCmd) Run(c *cli) error {
 	}
 	_, err := c.sendRequest(&ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{
 		Name: d.Name, Unreachable: d.Unreachable.set, Outage: d.Unreachable.d, NoFlush: d.NoFlush, AtWR: uint64(
-			d.AtWR), At: ctl.DevMoment(d.At), Cancel: d.Cancel}})
+			d.AtWR), At: ctl.ResetMoment(d.At), Cancel: d.Cancel}})
 	return err
 }
 

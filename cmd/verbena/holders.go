@@ -111,7 +111,7 @@ func (f queueFiles) holders() (pids []int) {
 func (f queueFiles) heldBy(pid int) (held bool) {
 	f.forEachOpenFile(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()
-		held = held || allIDsAre(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.Descends(pid) == nil)
+		held = held || allIDsAre(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.CheckDescendant(pid) == nil)
 	})
 	return held
 }

@@ -70,7 +70,7 @@ type pathMTU int
 // UnmarshalText implements encoding.TextUnmarshaler.
 func (m *pathMTU) UnmarshalText(b []byte) error {
 	if string(b) == "none" {
-		*m = ctl.MTUOfInterface
+		*m = ctl.UseInterfaceMTU
 		return nil
 	}
 	v, err := strconv.Atoi(string(b))

@@ -95,7 +95,7 @@ func init() { runtime.LockOSThread() }
 func main() {
 	supervisor.ExecTraced(os.Args)
 	info, _ := debug.ReadBuildInfo()
-	ctl.Build = "verbena " + buildName(info)
+	ctl.BuildName = "verbena " + buildName(info)
 	var c cli
 	parser := newParser(&c)
 	if len(os.Args) == 1 {

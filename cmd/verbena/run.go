@@ -81,7 +81,7 @@ func (r *runCmd) Run(c *cli) error {
 	for i := 1; ; i++ {
 		err := r.startProgram(c, path, argv)
 		var code exitCode
-		if i == attempts || errors.As(err, &code) || !ctl.Ending(err) {
+		if i == attempts || errors.As(err, &code) || !ctl.IsEnding(err) {
 			return err
 		}
 		time.Sleep(startRetryPause)
@@ -130,7 +130,7 @@ func (r *runCmd) connectService(c *cli) (*service.Client, error) {
 }
 
 func (r *runCmd) launchProgram(client *service.Client, path string, argv []string) (err error) {
-	var attached *ctl.Attached
+	var attached *ctl.AttachResult
 	var lost <-chan struct{}
 	var trace *traceCopier
 	defer func() {
@@ -184,7 +184,7 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		return err
 	}
 	// The program was executed, and this process will execute no other program.
-	if err := confine.Threads(); err != nil && !errors.Is(err, unix.ENOTSUP) {
+	if err := confine.FilterThreads(); err != nil && !errors.Is(err, unix.ENOTSUP) {
 		fmt.Fprintln(os.Stderr, "verbena:", err)
 	}
 	session, sessionErr := client.SessionName(attached)
@@ -291,7 +291,7 @@ func failDoorbells(files []*os.File) (err error) {
 	go func() {
 		var errs []error
 		for _, f := range files {
-			errs = append(errs, shm.Bar(f))
+			errs = append(errs, shm.DenyWrites(f))
 		}
 		barred <- errors.Join(errs...)
 	}()

@@ -143,7 +143,7 @@ func (s *serveCmd) runDaemon(c *cli) error {
 	}
 	// daemon appends flags, and "--" may be only at the end.
 	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool { return a == "--" })
-	client, err := service.Daemon(loc, self, append(args, "--spawned")...)
+	client, err := service.StartDaemon(loc, self, append(args, "--spawned")...)
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (s *serveCmd) runDaemon(c *cli) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("process %d serves at %s; its messages are in %s\n", info.Info.PID, loc.Socket, loc.Log())
+	fmt.Printf("process %d serves at %s; its messages are in %s\n", info.Info.PID, loc.Socket, loc.LogPath())
 	return nil
 }
 
@@ -163,7 +163,7 @@ func printStatus(line string) {
 }
 
 func (s *serveCmd) serve(c *cli, ready func()) error {
-	sched.Widen()
+	sched.RaiseMaxProcs()
 	if err := supervisor.CheckProc(); err != nil {
 		return err
 	}

@@ -171,7 +171,7 @@ func TestSeccompFilters(t *testing.T) {
 // threads.
 func TestLeastPrivilege(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities")
-	own, err := privilege.Read("self")
+	own, err := privilege.ReadCapabilities("self")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,18 +179,18 @@ func TestLeastPrivilege(t *testing.T) {
 		t.Skip("needs CAP_SYS_PTRACE")
 	}
 	var want uint64
-	for _, c := range privilege.Kept {
+	for _, c := range privilege.KeptCapabilities {
 		want |= 1 << c.Number
 	}
 	want &= own.Bounding
 	cmd, loc := startServe(t, "--link", "rxe0=127.91.10.1", "--mode", "0666")
 	check := func(when string) {
 		for _, who := range threadStatuses(t, cmd.Process.Pid) {
-			got, err := privilege.Read(who)
+			got, err := privilege.ReadCapabilities(who)
 			if errors.Is(err, os.ErrNotExist) {
 				continue // the thread has ended meanwhile
 			}
-			if err != nil || got != (privilege.Sets{Permitted: want, Effective: want, Bounding: want}) {
+			if err != nil || got != (privilege.CapabilitySets{Permitted: want, Effective: want, Bounding: want}) {
 				t.Errorf("%s, thread %s: got %x, %v, want %x", when, who, got, err, want)
 			}
 			b, _ := os.ReadFile("/proc/" + who + "/status")
@@ -341,7 +341,7 @@ func capabilityList(list ...privilege.Capability) (n []string) {
 // TestCapabilitiesAreDocumented tests that the systemd unit and SECURITY.md list the capabilities that the code
 // keeps.
 func TestCapabilitiesAreDocumented(t *testing.T) {
-	all := capabilityList(append(slices.Clone(privilege.Kept), privilege.AtStart...)...)
+	all := capabilityList(append(slices.Clone(privilege.KeptCapabilities), privilege.StartCapabilities...)...)
 	unit, err := os.ReadFile("../../packaging/verbena.service")
 	if err != nil {
 		t.Fatal(err)
@@ -359,7 +359,7 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range append(slices.Clone(privilege.Kept), privilege.AtStart...) {
+	for _, c := range append(slices.Clone(privilege.KeptCapabilities), privilege.StartCapabilities...) {
 		if line := fmt.Sprintf("| `%s` | %s |", c.Name, c.Reason); !bytes.Contains(page, []byte(line)) {
 			t.Errorf("SECURITY.md: got no line\n%s", line)
 		}

@@ -250,7 +250,7 @@ func (f *faultAddCmd) rule() (*ctl.FaultRule, error) {
 // effectFlags returns the flags that set a kind of fault, as a list for a sentence.
 func effectFlags() string {
 	var list []string
-	for _, k := range fault.Flags() {
+	for _, k := range fault.FlagKinds() {
 		list = append(list, "--"+k.Name)
 	}
 	last := len(list) - 1
@@ -261,7 +261,7 @@ func effectFlags() string {
 func setUpFaultFlags(k *kong.Kong) error {
 	add := commandAt(k.Model.Node, "fault", "add")
 	order := []string{"dev", "qp", "peer"}
-	for _, kind := range fault.Flags() {
+	for _, kind := range fault.FlagKinds() {
 		order = append(order, kind.Name)
 		flag := add.Flags[slices.IndexFunc(add.Flags, func(f *kong.Flag) bool { return f.Name == kind.Name })]
 		flag.Help, flag.PlaceHolder = kind.Usage(), kind.Unit().Placeholder()

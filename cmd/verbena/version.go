@@ -41,7 +41,7 @@ func (v *versionCmd) Run() error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("Linux %s: %s\n", kernelRelease(), supervisor.Access())
+	fmt.Printf("Linux %s: %s\n", kernelRelease(), supervisor.DescribeAccess())
 	return printOutput(false, list, func(w io.Writer) {
 		fmt.Fprintln(w, "FEATURE\tSINCE\tHERE\tWITHOUT IT")
 		for _, f := range list {
@@ -100,7 +100,7 @@ func (k kernelFeatures) logMissing(logMissing *slog.Logger) {
 		}
 	}
 	logMissing.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory",
-		supervisor.Access())
+		supervisor.DescribeAccess())
 }
 
 // release is the version of a release, set by the linker (packaging/release).
@@ -113,7 +113,7 @@ func versionText(info *debug.BuildInfo) string {
 	if info != nil {
 		goVersion = info.GoVersion
 	}
-	return fmt.Sprintf("verbena %s (%s, control protocol %d)", buildName(info), goVersion, ctl.Protocol)
+	return fmt.Sprintf("verbena %s (%s, control protocol %d)", buildName(info), goVersion, ctl.ProtocolVersion)
 }
 
 // buildName returns a build's version or revision.

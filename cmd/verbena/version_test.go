@@ -51,7 +51,7 @@ func TestVersionText(t *testing.T) {
 		t.Errorf("verbena version: got %q, verbena --version: got %q, want the same", command, out)
 	}
 	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()),
-		ctl.Protocol)
+		ctl.ProtocolVersion)
 	if !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("version: got %q, want %s", out, want)
 	}
@@ -63,7 +63,7 @@ func TestVersionText(t *testing.T) {
 		return &debug.BuildInfo{GoVersion: "go1.26", Main: debug.Module{Version: v}, Settings: settings}
 	}
 	revision := debug.BuildSetting{Key: "vcs.revision", Value: "0123456789abcdef0123"}
-	tail := fmt.Sprintf(" (go1.26, control protocol %d)", ctl.Protocol)
+	tail := fmt.Sprintf(" (go1.26, control protocol %d)", ctl.ProtocolVersion)
 	for _, c := range []struct {
 		info *debug.BuildInfo
 		want string
@@ -73,7 +73,7 @@ func TestVersionText(t *testing.T) {
 		{of("", revision, debug.BuildSetting{Key: "vcs.modified", Value: "true"}),
 			"verbena revision 0123456789ab, modified" + tail},
 		{of("(devel)"), "verbena of an unknown version" + tail},
-		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", ctl.Protocol)},
+		{nil, fmt.Sprintf("verbena of an unknown version (unknown, control protocol %d)", ctl.ProtocolVersion)},
 	} {
 		if got := versionText(c.info); got != c.want {
 			t.Errorf("version: got %q, want %q", got, c.want)

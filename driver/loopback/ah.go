@@ -14,15 +14,15 @@ type AH struct {
 	attr ib.AHAttr
 }
 
-// addresser is the interface through which queue pairs use an address handle.
-type addresser interface {
+// addressHandle is the interface through which queue pairs use an address handle.
+type addressHandle interface {
 	address() ib.AHAttr
-	domain() *pd
+	protectionDomain() *pd
 }
 
 // CreateAH implements ib.AHDriver. CreateAH may not sleep.
 func (d *Device) CreateAH(p ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
-	a := &AH{dev: d, pd: domain(p)}
+	a := &AH{dev: d, pd: domainOf(p)}
 	return a, a.Modify(attr)
 }
 
@@ -32,7 +32,7 @@ func (a *AH) address() ib.AHAttr {
 	return a.attr
 }
 
-func (a *AH) domain() *pd { return a.pd }
+func (a *AH) protectionDomain() *pd { return a.pd }
 
 // Modify implements ib.DriverAH. Modify may not sleep.
 func (a *AH) Modify(attr *ib.AHAttr) error {

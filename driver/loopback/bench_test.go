@@ -11,8 +11,8 @@ import (
 
 const grhLen = 40 // length of the header before a datagram in the receive buffer
 
-// world is a device with a connected queue pair and its peer. Both complete on one queue.
-type world struct {
+// connectedPair is a device with a connected queue pair and its peer. Both complete on one queue.
+type connectedPair struct {
 	core   *ib.Core
 	dev    *ib.Device
 	handle *ib.DeviceHandle // the handle of dev
@@ -35,21 +35,21 @@ func must[T any](v T, err error) func(testing.TB) T {
 	}
 }
 
-func done(t testing.TB, err error) {
+func mustSucceed(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func newWorld(t testing.TB, kind ib.QPType, checked bool, size int, handler func(*ib.CQ)) *world {
-	w := &world{core: &ib.Core{}}
+func newConnectedPair(t testing.TB, kind ib.QPType, checked bool, size int, handler func(*ib.CQ)) *connectedPair {
+	w := &connectedPair{core: &ib.Core{}}
 	if checked {
 		check.On(w.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	}
 	w.handle = loopback.New("loop0", nil).Handle()
 	w.dev = w.handle.Device()
-	done(t, w.core.Register(w.handle))
+	mustSucceed(t, w.core.Register(w.handle))
 	pd := must(w.dev.AllocPD())(t)
 	mem := umem.NewLocal()
 	w.addr = must(mem.Add(make([]byte, 2*size+grhLen)))(t)
@@ -67,12 +67,12 @@ func newWorld(t testing.TB, kind ib.QPType, checked bool, size int, handler func
 	}
 	here := must(w.dev.Local(1))(t)
 	if kind == ib.QPTypeRC {
-		done(t, ib.ConnectPair(w.qps[0], w.qps[1], here, here, ib.Path{Access: access}))
+		mustSucceed(t, ib.ConnectPair(w.qps[0], w.qps[1], here, here, ib.Path{Access: access}))
 		return w
 	}
 	to := here.Endpoint(w.qps[1])
 	for i, qp := range w.qps {
-		done(t, qp.ConnectDatagram(here, []ib.Endpoint{here.Endpoint(qp), to}[i]))
+		mustSucceed(t, qp.ConnectDatagram(here, []ib.Endpoint{here.Endpoint(qp), to}[i]))
 	}
 	route := here.AddressTo(here.GID)
 	ah := must(pd.CreateAH(&route))(t)
@@ -81,14 +81,14 @@ func newWorld(t testing.TB, kind ib.QPType, checked bool, size int, handler func
 	return w
 }
 
-func (w *world) close(t testing.TB) {
+func (w *connectedPair) close(t testing.TB) {
 	for i := len(w.free) - 1; i >= 0; i-- {
-		done(t, w.free[i]())
+		mustSucceed(t, w.free[i]())
 	}
 }
 
-// message posts a receive and a send, and polls both completions.
-func (w *world) message(t testing.TB, recv []ib.RecvWR, send []ib.SendWR, wc []ib.WC) {
+// exchangeMessage posts a receive and a send, and polls both completions.
+func (w *connectedPair) exchangeMessage(t testing.TB, recv []ib.RecvWR, send []ib.SendWR, wc []ib.WC) {
 	_, err1 := w.qps[1].PostRecv(recv...)
 	_, err2 := w.qps[0].PostSend(send...)
 	if n, err3 := w.cq.Poll(wc); n != 2 || err1 != nil || err2 != nil || err3 != nil {
@@ -96,7 +96,7 @@ func (w *world) message(t testing.TB, recv []ib.RecvWR, send []ib.SendWR, wc []i
 	}
 }
 
-func (w *world) work() ([]ib.RecvWR, []ib.SendWR, []ib.WC) {
+func (w *connectedPair) newRequests() ([]ib.RecvWR, []ib.SendWR, []ib.WC) {
 	send, target := w.to, w.sgl[0]
 	send.Opcode, send.Flags, send.SGList = ib.WRSend, ib.SendSignaled, w.sgl
 	target.Addr += uint64(target.Length)
@@ -108,9 +108,9 @@ func (w *world) work() ([]ib.RecvWR, []ib.SendWR, []ib.WC) {
 
 func TestDataPathDoesNotAllocate(t *testing.T) {
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUD} {
-		w := newWorld(t, kind, false, 64, nil)
-		recv, send, wc := w.work()
-		if n := testing.AllocsPerRun(100, func() { w.message(t, recv, send, wc) }); n != 0 {
+		w := newConnectedPair(t, kind, false, 64, nil)
+		recv, send, wc := w.newRequests()
+		if n := testing.AllocsPerRun(100, func() { w.exchangeMessage(t, recv, send, wc) }); n != 0 {
 			t.Errorf("%v: %v allocations per message", kind, n)
 		}
 		w.close(t)
@@ -124,11 +124,11 @@ func BenchmarkMessage(b *testing.B) {
 		check bool
 	}{{"plain", false}, {"checked", true}} {
 		b.Run(mode.name, func(b *testing.B) {
-			w := newWorld(b, ib.QPTypeRC, mode.check, 64, nil)
-			recv, send, wc := w.work()
+			w := newConnectedPair(b, ib.QPTypeRC, mode.check, 64, nil)
+			recv, send, wc := w.newRequests()
 			b.ReportAllocs()
 			for b.Loop() {
-				w.message(b, recv, send, wc)
+				w.exchangeMessage(b, recv, send, wc)
 			}
 			w.close(b)
 		})
@@ -137,11 +137,11 @@ func BenchmarkMessage(b *testing.B) {
 
 // BenchmarkDatagram measures the same for UD. The work requests name an address handle.
 func BenchmarkDatagram(b *testing.B) {
-	w := newWorld(b, ib.QPTypeUD, false, 64, nil)
-	recv, send, wc := w.work()
+	w := newConnectedPair(b, ib.QPTypeUD, false, 64, nil)
+	recv, send, wc := w.newRequests()
 	b.ReportAllocs()
 	for b.Loop() {
-		w.message(b, recv, send, wc)
+		w.exchangeMessage(b, recv, send, wc)
 	}
 	w.close(b)
 }
@@ -154,11 +154,11 @@ func BenchmarkHandler(b *testing.B) {
 	}{{"plain", false}, {"checked", true}} {
 		b.Run(mode.name, func(b *testing.B) {
 			wc := make([]ib.WC, 4)
-			w := newWorld(b, ib.QPTypeRC, mode.check, 64, func(cq *ib.CQ) {
+			w := newConnectedPair(b, ib.QPTypeRC, mode.check, 64, func(cq *ib.CQ) {
 				cq.Poll(wc)
 				cq.ReqNotify(ib.NotifyNextComp)
 			})
-			recv, send, _ := w.work()
+			recv, send, _ := w.newRequests()
 			w.cq.ReqNotify(ib.NotifyNextComp)
 			b.ReportAllocs()
 			for b.Loop() {

@@ -26,15 +26,15 @@ type CQ struct {
 	due    int // number of completions since the queue was armed that require a notification
 }
 
-// completer is the interface through which queue pairs use a completion queue.
-type completer interface {
+// completionQueue is the interface through which queue pairs use a completion queue.
+type completionQueue interface {
 	// post adds a completion. post returns false if the queue is full or has overrun.
-	post(wc ib.WC, solicited bool) bool
+	addCompletion(wc ib.WC, solicited bool) bool
 	// forget removes a queue pair from its completions before the queue pair is destroyed. The completions keep the
 	// number of the queue pair.
-	forget(qp *ib.QP)
+	forgetQP(qp *ib.QP)
 	// gone reports whether the queue has been destroyed.
-	gone() bool
+	isDestroyed() bool
 }
 
 // CreateCQ implements ib.Driver.
@@ -48,7 +48,7 @@ func (d *Device) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driv
 	return &CQ{obj: obj, wcs: newRing[ib.WC](attr.Entries)}, nil
 }
 
-func (c *CQ) post(wc ib.WC, solicited bool) bool {
+func (c *CQ) addCompletion(wc ib.WC, solicited bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lost {
@@ -67,7 +67,7 @@ func (c *CQ) post(wc ib.WC, solicited bool) bool {
 	return true
 }
 
-func (c *CQ) forget(qp *ib.QP) {
+func (c *CQ) forgetQP(qp *ib.QP) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.wcs.n {
@@ -84,14 +84,14 @@ func (c *CQ) notify() {
 	c.due++
 	if c.due < c.count {
 		if c.due == 1 && c.period > 0 {
-			c.timer = time.AfterFunc(c.period, c.timeout)
+			c.timer = time.AfterFunc(c.period, c.notifyAfterPeriod)
 		}
 		return
 	}
-	c.fire()
+	c.raiseCompletion()
 }
 
-func (c *CQ) fire() {
+func (c *CQ) raiseCompletion() {
 	if c.timer != nil {
 		c.timer.Stop()
 		c.timer = nil
@@ -100,11 +100,11 @@ func (c *CQ) fire() {
 	c.obj.Completed()
 }
 
-func (c *CQ) timeout() {
+func (c *CQ) notifyAfterPeriod() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.timer != nil {
-		c.fire()
+		c.raiseCompletion()
 	}
 }
 
@@ -114,7 +114,7 @@ func (c *CQ) Moderate(count int, period time.Duration) error {
 	defer c.mu.Unlock()
 	c.count, c.period = count, period
 	if c.due > 0 {
-		c.fire()
+		c.raiseCompletion()
 	}
 	return nil
 }
@@ -179,8 +179,8 @@ func (c *CQ) Destroy() error {
 	return nil
 }
 
-// gone implements completer.
-func (c *CQ) gone() bool {
+// isDestroyed implements completer.
+func (c *CQ) isDestroyed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended

@@ -46,7 +46,7 @@ type Device struct {
 	blocked []*QP // queue pairs with a first send that waits for a receive
 	failed  bool  // a queue pair has entered ERR, and its peers may have to stop waiting
 	dead    bool  // the device is in the error state
-	copier  copier
+	copier  messageCopier
 }
 
 // New returns a device that is ready for registration. logf may be nil, as in ib.NewDevice. The only GID of the device,
@@ -140,7 +140,7 @@ func (d *Device) Disassociate(c ib.UserContext) {
 			q.toError()
 		}
 	}
-	d.unblock() // peers may wait for these queue pairs
+	d.resumeWaiting() // peers may wait for these queue pairs
 }
 
 // pd is a protection domain. The only property of a pd is its identity.
@@ -151,8 +151,8 @@ func (*pd) Dealloc() error { return nil }
 // AllocPD implements ib.Driver.
 func (d *Device) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, nil }
 
-// freeNumber returns the next unused number from 1 to 0xfffffe and wraps around. mu must be held.
-func freeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {
+// nextFreeNumber returns the next unused number from 1 to 0xfffffe and wraps around. mu must be held.
+func nextFreeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint32 {
 	for {
 		n := *next
 		if *next++; *next >= 0xffffff {

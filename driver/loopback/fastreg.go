@@ -35,18 +35,18 @@ func (m *fastMR) Map(r *umem.Region) error {
 	return nil
 }
 
-// fastReg executes WRRegMR.
+// executeRegMR executes WRRegMR.
 //
 //verbena:held q.dev.mu
-func (q *QP) fastReg(w *sendWQE) ib.WCStatus {
+func (q *QP) executeRegMR(w *sendWQE) ib.WCStatus {
 	m := w.fast
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	switch {
-	case m == nil, m.gone(), m.valid, m.mapped == nil, m.pd != q.pd, w.reg.Key>>8 != m.num>>8,
+	case m == nil, m.isDestroyed(), m.valid, m.mapped == nil, m.pd != q.pd, w.reg.Key>>8 != m.num>>8,
 		checkAccess(w.reg.Access) != nil, w.reg.Access&writes != 0 && w.reg.Access&ib.AccessLocalWrite == 0: // as for RegMR
 		return ib.WCLocQPOpErr
 	}
 	m.num = w.reg.Key
-	m.cover(m.mapped, w.reg.Access)
+	m.setRegion(m.mapped, w.reg.Access)
 	return ib.WCSuccess
 }

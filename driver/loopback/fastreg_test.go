@@ -7,16 +7,16 @@ import (
 	"verbena/umem"
 )
 
-// TestFastRegRights checks that a work request cannot register memory with remote write access but without local write
-// access. RegMR has the same rule.
-func TestFastRegRights(t *testing.T) {
-	w := newWorld(t, ib.QPTypeRC, false, 64, nil)
+// TestFastRegNeedsLocalWrite checks that a work request cannot register memory with remote write access but without
+// local write access. RegMR has the same rule.
+func TestFastRegNeedsLocalWrite(t *testing.T) {
+	w := newConnectedPair(t, ib.QPTypeRC, false, 64, nil)
 	defer w.close(t)
 	mem := umem.NewLocal()
 	addr := must(mem.Add(make([]byte, 64)))(t)
 	mr := must(w.qps[0].PD().AllocMR(2))(t)
 	w.free = append(w.free, mr.Dereg)
-	done(t, mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
+	mustSucceed(t, mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
 	reg := &ib.FastReg{MR: mr, Key: mr.RKey(), Access: ib.AccessRemoteWrite}
 	must(w.qps[0].PostSend(ib.SendWR{Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: reg}))(t)
 	wc := make([]ib.WC, 1)

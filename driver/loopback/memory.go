@@ -7,53 +7,54 @@ import (
 	"verbena/umem"
 )
 
-// memory is the checked source or destination of a message. A memory consists of parts of regions, or of inline data.
-type memory struct {
-	parts  []part
+// messageMemory is the checked source or destination of a message. A memory consists of parts of regions, or of inline
+// data.
+type messageMemory struct {
+	parts  []regionPart
 	inline []byte
 	n      uint64 // bytes
 }
 
-type part struct {
+type regionPart struct {
 	region *umem.Region
 	addr   uint64
 	n      uint64
 }
 
-func (m *memory) reset() { m.parts, m.inline, m.n = m.parts[:0], nil, 0 }
+func (m *messageMemory) reset() { m.parts, m.inline, m.n = m.parts[:0], nil, 0 }
 
-func (m *memory) add(r *umem.Region, addr, n uint64) {
+func (m *messageMemory) addPart(r *umem.Region, addr, n uint64) {
 	if n > 0 {
-		m.parts = append(m.parts, part{r, addr, n})
+		m.parts = append(m.parts, regionPart{r, addr, n})
 		m.n += n
 	}
 }
 
-// copier copies messages. All objects of a device share the buffers of its copier. The caller must hold the lock of the
-// device.
-type copier struct {
-	src, dst memory
+// messageCopier copies messages. All objects of a device share the buffers of its copier. The caller must hold the lock
+// of the device.
+type messageCopier struct {
+	src, dst messageMemory
 	buf      [16 << 10]byte
 	vec      [1][]byte
 }
 
-// side identifies the side on which a copy has failed.
-type side uint8
+// failedSide identifies the side on which a copy has failed.
+type failedSide uint8
 
 const (
-	neither side = iota
+	neither failedSide = iota
 	atSource
 	atTarget
 )
 
-// move copies the first n bytes of src to dst, starting at offset skip in dst.
-func (c *copier) move(dst, src *memory, skip, n uint64) side {
+// copyMessage copies the first n bytes of src to dst, starting at offset skip in dst.
+func (c *messageCopier) copyMessage(dst, src *messageMemory, skip, n uint64) failedSide {
 	for off := uint64(0); off < n; {
 		chunk := min(n-off, uint64(len(c.buf)))
-		if !c.access(src, off, c.buf[:chunk], false) {
+		if !c.readOrWrite(src, off, c.buf[:chunk], false) {
 			return atSource
 		}
-		if !c.access(dst, skip+off, c.buf[:chunk], true) {
+		if !c.readOrWrite(dst, skip+off, c.buf[:chunk], true) {
 			return atTarget
 		}
 		off += chunk
@@ -61,8 +62,8 @@ func (c *copier) move(dst, src *memory, skip, n uint64) side {
 	return neither
 }
 
-// access reads or writes the len(b) bytes at offset off of m.
-func (c *copier) access(m *memory, off uint64, b []byte, write bool) bool {
+// readOrWrite reads or writes the len(b) bytes at offset off of m.
+func (c *messageCopier) readOrWrite(m *messageMemory, off uint64, b []byte, write bool) bool {
 	if m.inline != nil {
 		copy(b, m.inline[off:])
 		return true
@@ -91,12 +92,12 @@ func (c *copier) access(m *memory, off uint64, b []byte, write bool) bool {
 	return len(b) == 0
 }
 
-// everything is the argument of local for a message that uses the whole list.
-const everything = math.MaxUint64
+// wholeList is the argument of local for a message that uses the whole list.
+const wholeList = math.MaxUint64
 
-// local checks the scatter/gather list of a consumer in the domain, and stores the memory of the list in m. As on rxe,
-// the check covers the first used bytes, which a message accesses, and no element beyond these bytes.
-func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags, used uint64) bool {
+// checkLocalList checks the scatter/gather list of a consumer in the domain, and stores the memory of the list in m. As
+// on rxe, the check covers the first used bytes, which a message accesses, and no element beyond these bytes.
+func (d *Device) checkLocalList(m *messageMemory, sgl []ib.SGE, pd *pd, need ib.AccessFlags, used uint64) bool {
 	m.reset()
 	unused := uint64(0)
 	for _, s := range sgl {
@@ -105,32 +106,32 @@ func (d *Device) local(m *memory, sgl []ib.SGE, pd *pd, need ib.AccessFlags, use
 		if n == 0 {
 			continue
 		}
-		k := d.key(s.LKey)
+		k := d.lookupKey(s.LKey)
 		if k == nil || k.mw != nil || k.pd != pd || k.access&need != need || !k.contains(s.Addr, n) {
 			return false
 		}
-		m.add(k.region, s.Addr, n)
+		m.addPart(k.region, s.Addr, n)
 	}
 	m.n += unused
 	return true
 }
 
-// remote checks the access of a request from a peer of q to n bytes, and stores the memory in m. For an XRC target, the
-// protection domain is that of the shared receive queue that the request specifies (IBA A14).
-func (d *Device) remote(m *memory, w *sendWQE, n uint64, q *QP, need ib.AccessFlags) bool {
+// checkRemoteAccess checks the access of a request from a peer of q to n bytes, and stores the memory in m. For an XRC
+// target, the protection domain is that of the shared receive queue that the request specifies (IBA A14).
+func (d *Device) checkRemoteAccess(m *messageMemory, w *sendWQE, n uint64, q *QP, need ib.AccessFlags) bool {
 	m.reset()
 	if n == 0 {
 		return true
 	}
-	k, pd, addr := d.key(w.wr.RKey), q.pd, w.wr.RemoteAddr
+	k, pd, addr := d.lookupKey(w.wr.RKey), q.pd, w.wr.RemoteAddr
 	if q.xrcd != nil {
-		if rq := q.xrcQueue(w.wr.RemoteSRQN); rq != nil {
+		if rq := q.xrcRecvQueue(w.wr.RemoteSRQN); rq != nil {
 			pd = rq.pd
 		}
 	}
 	if k == nil || k.pd != pd || k.access&need != need || k.qp != nil && k.qp != q || !k.contains(addr, n) {
 		return false
 	}
-	m.add(k.region, addr+k.shift, n)
+	m.addPart(k.region, addr+k.shift, n)
 	return true
 }

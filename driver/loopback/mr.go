@@ -27,13 +27,13 @@ type key struct {
 	fast   bool   // created by AllocMR
 	bound  int    // number of windows bound to this region
 
-	mw *window // nil: a region
-	of *key    // the region to which the window is bound
-	qp *QP     // the queue pair that peers must use; nil if any may be used
+	mw *memoryWindow // nil: a region
+	of *key          // the region to which the window is bound
+	qp *QP           // the queue pair that peers must use; nil if any may be used
 }
 
-// domain returns the driver's side of a protection domain.
-func domain(p ib.DriverPD) *pd {
+// domainOf returns the driver's side of a protection domain.
+func domainOf(p ib.DriverPD) *pd {
 	d, _ := ib.As[*pd](p)
 	return d
 }
@@ -42,33 +42,33 @@ func domain(p ib.DriverPD) *pd {
 //
 //verbena:held mu
 func (d *Device) newKey(p ib.DriverPD) *key {
-	i := freeNumber(d.keys, &d.nextKey, 0)
-	k := &key{dev: d, num: i << 8, pd: domain(p)}
+	i := nextFreeNumber(d.keys, &d.nextKey, 0)
+	k := &key{dev: d, num: i << 8, pd: domainOf(p)}
 	d.keys[i] = k
 	return k
 }
 
-// key returns the valid key with the given number, or nil.
+// lookupKey returns the valid key with the given number, or nil.
 //
 //verbena:held mu
-func (d *Device) key(num uint32) *key {
+func (d *Device) lookupKey(num uint32) *key {
 	if k := d.keys[num>>8]; k != nil && k.valid && k.num == num {
 		return k
 	}
 	return nil
 }
 
-// gone reports whether the region or window of the key has been destroyed.
+// isDestroyed reports whether the region or window of the key has been destroyed.
 //
 //verbena:held k.dev.mu
-func (k *key) gone() bool { return k.dev.keys[k.num>>8] != k }
+func (k *key) isDestroyed() bool { return k.dev.keys[k.num>>8] != k }
 
 func (k *key) contains(addr, n uint64) bool {
 	return addr >= k.first && addr-k.first <= k.n && n <= k.n-(addr-k.first)
 }
 
-// cover makes the key valid for a whole region.
-func (k *key) cover(r *umem.Region, access ib.AccessFlags) {
+// setRegion makes the key valid for a whole region.
+func (k *key) setRegion(r *umem.Region, access ib.AccessFlags) {
 	k.region, k.access, k.first, k.n, k.valid = r, access, r.IOVA(), r.Len(), true
 }
 
@@ -84,7 +84,7 @@ func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	k := d.newKey(p)
-	k.cover(r, access)
+	k.setRegion(r, access)
 	obj.SetKeys(k.num, k.num)
 	return k, nil
 }
@@ -116,8 +116,8 @@ func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.
 	if err := checkLength(r); err != nil {
 		return err
 	}
-	k.pd = domain(p)
-	k.cover(r, access)
+	k.pd = domainOf(p)
+	k.setRegion(r, access)
 	return nil
 }
 
@@ -139,8 +139,8 @@ func (d *Device) invalidate(num uint32, q *QP) bool {
 	if !d.mayInvalidate(num, q) {
 		return false
 	}
-	if k := d.key(num); k.mw != nil {
-		k.unbind()
+	if k := d.lookupKey(num); k.mw != nil {
+		k.unbindWindow()
 	} else {
 		k.valid = false
 	}
@@ -151,7 +151,7 @@ func (d *Device) invalidate(num uint32, q *QP) bool {
 //
 //verbena:held d.mu
 func (d *Device) mayInvalidate(num uint32, q *QP) bool {
-	k := d.key(num)
+	k := d.lookupKey(num)
 	switch {
 	case k == nil || k.pd != q.pd:
 		return false

@@ -2,8 +2,8 @@ package loopback
 
 import "verbena/ib"
 
-// window is a memory window.
-type window struct {
+// memoryWindow is a memory window.
+type memoryWindow struct {
 	*key
 	obj  ib.MWHandle
 	kind ib.MWType
@@ -13,37 +13,37 @@ type window struct {
 func (d *Device) AllocMW(obj ib.MWHandle, p ib.DriverPD, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	w := &window{key: d.newKey(p), obj: obj, kind: kind}
+	w := &memoryWindow{key: d.newKey(p), obj: obj, kind: kind}
 	w.mw = w
 	obj.SetRKey(w.num)
 	return w, nil
 }
 
 // Dealloc implements ib.DriverMW.
-func (w *window) Dealloc() error {
+func (w *memoryWindow) Dealloc() error {
 	w.dev.mu.Lock()
 	defer w.dev.mu.Unlock()
-	w.unbind()
+	w.unbindWindow()
 	delete(w.dev.keys, w.num>>8)
 	return nil
 }
 
-// unbind removes the window from its region.
+// unbindWindow removes the window from its region.
 //
 //verbena:held k.dev.mu
-func (k *key) unbind() {
+func (k *key) unbindWindow() {
 	if k.of != nil {
 		k.of.bound--
 	}
 	k.of, k.qp, k.region, k.valid = nil, nil, nil, false
 }
 
-// bindMW executes WRBindMW (IBA 10.6.7.2.1).
+// executeBind executes WRBindMW (IBA 10.6.7.2.1).
 //
 //verbena:held q.dev.mu
-func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
+func (q *QP) executeBind(w *sendWQE) ib.WCStatus {
 	b, win := &w.bind, w.window
-	if win.gone() || win.pd != q.pd {
+	if win.isDestroyed() || win.pd != q.pd {
 		return ib.WCMWBindErr
 	}
 	num := win.num&^0xff | b.RKey&0xff
@@ -55,12 +55,12 @@ func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 		return ib.WCMWBindErr
 	}
 	if b.Length == 0 && !type2 {
-		win.unbind()
+		win.unbindWindow()
 		win.num = num
 		win.obj.SetRKey(num)
 		return ib.WCSuccess
 	}
-	mr := q.dev.key(w.region)
+	mr := q.dev.lookupKey(w.region)
 	const write = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	switch {
 	case mr == nil || mr.mw != nil || mr.pd != q.pd || mr.access&ib.AccessMWBind == 0,
@@ -69,7 +69,7 @@ func (q *QP) bindMW(w *sendWQE) ib.WCStatus {
 		!mr.contains(b.Addr, b.Length):
 		return ib.WCMWBindErr
 	}
-	win.unbind()
+	win.unbindWindow()
 	win.num, win.region, win.access, win.valid = num, mr.region, b.Access, true
 	win.first, win.n, win.shift = b.Addr, b.Length, 0
 	if b.Access&ib.AccessZeroBased != 0 {

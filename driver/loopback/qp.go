@@ -16,18 +16,18 @@ type QP struct {
 	xrcd   *xrcd           // the domain of an XRC target
 	user   ib.UserContext  // nil for a consumer in this process
 	init   ib.DriverQPInit // with the actual capacities
-	sendCQ completer       // nil for an XRC target
-	recvCQ completer       // nil: XRC
+	sendCQ completionQueue // nil for an XRC target
+	recvCQ completionQueue // nil: XRC
 
 	// The next fields are protected by Device.mu.
 	state   ib.QPState
 	attr    ib.QPAttr
 	sq      ring[sendWQE]
 	own     recvQueue
-	rq      *recvQueue  // the queue pair's own receive queue, or the shared one
-	waiting bool        // the first send has begun, and waits for a receive or until the peer leaves INIT
-	busy    bool        // a send that was removed from sq is being executed
-	usedCQs []completer // for an XRC target: CQs of the shared receive queues that it has used
+	rq      *recvQueue        // the queue pair's own receive queue, or the shared one
+	waiting bool              // the first send has begun, and waits for a receive or until the peer leaves INIT
+	busy    bool              // a send that was removed from sq is being executed
+	usedCQs []completionQueue // for an XRC target: CQs of the shared receive queues that it has used
 }
 
 // sendWQE is an accepted send work request. The slices belong to the slot and are reused.
@@ -38,8 +38,8 @@ type sendWQE struct {
 	ah     ib.AHAttr
 	ahPD   *pd // nil if there is no address handle
 	bind   ib.BindMW
-	window *window // for a bind
-	region uint32  // for a bind: the key of the region
+	window *memoryWindow // for a bind
+	region uint32        // for a bind: the key of the region
 	reg    ib.FastReg
 	fast   *fastMR // for a registration; nil if the region is not for fast registration
 }
@@ -59,7 +59,7 @@ type recvQueue struct {
 	srq   *SRQ // nil: not shared
 	limit uint32
 	xrcd  *xrcd
-	cq    completer // for XRC: used in place of the CQ of the queue pair
+	cq    completionQueue // for XRC: used in place of the CQ of the queue pair
 }
 
 // CreateQP implements ib.Driver.
@@ -74,16 +74,16 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 		c.MaxInlineData > maxInline {
 		return nil, fmt.Errorf("invalid capacities %+v: %w", *c, syscall.EINVAL)
 	}
-	q := &QP{dev: d, obj: obj, pd: domain(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}
+	q := &QP{dev: d, obj: obj, pd: domainOf(init.PD), init: *init, sq: newRing[sendWQE](int(c.MaxSendWR))}
 	if u != nil {
 		q.user = u.Context // the queues are in this process as well: a user context posts by commands
 	}
-	q.sendCQ, _ = ib.As[completer](init.SendCQ)
-	q.recvCQ, _ = ib.As[completer](init.RecvCQ)
+	q.sendCQ, _ = ib.As[completionQueue](init.SendCQ)
+	q.recvCQ, _ = ib.As[completionQueue](init.RecvCQ)
 	q.xrcd, _ = ib.As[*xrcd](init.XRCD)
 	q.own = recvQueue{ring: newRing[recvWQE](int(c.MaxRecvWR)), maxSGE: c.MaxRecvSGE, pd: q.pd}
 	q.rq = &q.own
-	if srq, ok := ib.As[receiver](init.SRQ); ok {
+	if srq, ok := ib.As[sharedReceiveQueue](init.SRQ); ok {
 		q.rq = srq.queue()
 	}
 	d.mu.Lock()
@@ -94,7 +94,7 @@ func (d *Device) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (
 	if d.reuse {
 		d.nextQPN = firstQPN
 	}
-	n := freeNumber(d.qps, &d.nextQPN, firstQPN)
+	n := nextFreeNumber(d.qps, &d.nextQPN, firstQPN)
 	d.qps[n] = q
 	obj.SetNum(n)
 	return q, nil
@@ -140,10 +140,10 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		q.reset()
 	default:
 		q.state = attr.State
-		q.run()
-		q.drained()
+		q.runSends()
+		q.reportDrained()
 	}
-	d.unblock() // queue pairs that wait for this one may have to stop waiting
+	d.resumeWaiting() // queue pairs that wait for this one may have to stop waiting
 	return nil
 }
 
@@ -215,20 +215,20 @@ func (q *QP) Destroy() error {
 	defer d.mu.Unlock()
 	for _, k := range d.keys {
 		if k.qp == q {
-			k.unbind()
+			k.unbindWindow()
 		}
 	}
 	q.reset()
-	for _, cq := range []completer{q.sendCQ, q.recvCQ} {
+	for _, cq := range []completionQueue{q.sendCQ, q.recvCQ} {
 		if cq != nil {
-			cq.forget(q.obj.QP())
+			cq.forgetQP(q.obj.QP())
 		}
 	}
 	for _, cq := range q.usedCQs {
-		cq.forget(q.obj.QP())
+		cq.forgetQP(q.obj.QP())
 	}
 	delete(d.qps, q.obj.Num())
-	d.unblock()
+	d.resumeWaiting()
 	return nil
 }
 
@@ -245,40 +245,40 @@ func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 		return 0, fmt.Errorf("post send on an XRC target: %w", syscall.EINVAL)
 	}
 	for ; n < len(wrs) && err == nil; n++ {
-		if err = q.take(&wrs[n]); err != nil {
+		if err = q.enqueueSend(&wrs[n]); err != nil {
 			break
 		}
-		q.run()
+		q.runSends()
 	}
 	if d.failed {
-		d.unblock()
+		d.resumeWaiting()
 	}
 	return n, err
 }
 
-// take copies a work request to the send queue.
+// enqueueSend copies a work request to the send queue.
 //
 //verbena:held q.dev.mu
-func (q *QP) take(wr *ib.SendWR) error {
+func (q *QP) enqueueSend(wr *ib.SendWR) error {
 	c := &q.init.Cap
 	switch {
-	case !q.supports(wr):
+	case !q.isSupported(wr):
 		return fmt.Errorf("invalid opcode %d for a %v queue pair: %w", wr.Opcode, q.init.Type, syscall.EINVAL)
 	case len(wr.SGList) > int(c.MaxSendSGE):
 		return fmt.Errorf("%d gather elements exceed %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
-	case wr.Flags&ib.SendInline != 0 && fetches(wr.Opcode):
+	case wr.Flags&ib.SendInline != 0 && returnsData(wr.Opcode):
 		return fmt.Errorf("opcode %d does not allow inline data: %w", wr.Opcode, syscall.EINVAL)
 	case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(c.MaxInlineData):
 		return fmt.Errorf("%d bytes of inline data exceed the limit %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
 	}
-	var ah addresser
+	var ah addressHandle
 	if wr.AH != nil {
 		var ok bool
-		if ah, ok = ib.As[addresser](q.obj.AH(wr.AH)); !ok {
+		if ah, ok = ib.As[addressHandle](q.obj.AH(wr.AH)); !ok {
 			return fmt.Errorf("the address handle is destroyed or belongs to another device: %w", syscall.EINVAL)
 		}
 	}
-	win, bound, fast, err := q.named(wr)
+	win, bound, fast, err := q.resolveObjects(wr)
 	if err != nil {
 		return err
 	}
@@ -293,7 +293,7 @@ func (q *QP) take(wr *ib.SendWR) error {
 		w.inline = append(w.inline, wr.Inline...)
 	}
 	if w.ahPD = nil; ah != nil {
-		w.ah, w.ahPD = ah.address(), ah.domain()
+		w.ah, w.ahPD = ah.address(), ah.protectionDomain()
 	}
 	w.window, w.region, w.fast = win, bound, fast
 	if wr.Bind != nil {
@@ -306,14 +306,14 @@ func (q *QP) take(wr *ib.SendWR) error {
 	return nil
 }
 
-// named returns the driver's side of the objects that a bind or a registration names. The objects are the window, the
-// key of its region, and the region to register.
-func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err error) {
+// resolveObjects returns the driver's side of the objects that a bind or a registration names. The objects are the
+// window, the key of its region, and the region to register.
+func (q *QP) resolveObjects(wr *ib.SendWR) (win *memoryWindow, bound uint32, fast *fastMR, err error) {
 	const gone = "the %s is destroyed or of another device: %w"
 	switch b := wr.Bind; {
 	case wr.Opcode == ib.WRBindMW:
 		var ok bool
-		if win, ok = ib.As[*window](q.obj.MW(b.MW)); !ok {
+		if win, ok = ib.As[*memoryWindow](q.obj.MW(b.MW)); !ok {
 			return nil, 0, nil, fmt.Errorf(gone, "window", syscall.EINVAL)
 		}
 		if b.MR == nil {
@@ -333,13 +333,13 @@ func (q *QP) named(wr *ib.SendWR) (win *window, bound uint32, fast *fastMR, err 
 	return win, bound, fast, nil
 }
 
-// fetches reports whether an operation stores its result in the memory of the requester.
-func fetches(op ib.WROpcode) bool {
+// returnsData reports whether an operation stores its result in the memory of the requester.
+func returnsData(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
-// supports reports whether the service supports the operation, and whether the request has the required fields.
-func (q *QP) supports(wr *ib.SendWR) bool {
+// isSupported reports whether the service supports the operation, and whether the request has the required fields.
+func (q *QP) isSupported(wr *ib.SendWR) bool {
 	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
 	switch wr.Opcode {
 	case ib.WRSend, ib.WRSendWithImm:
@@ -377,7 +377,7 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	if q.state == ib.QPErr || d.dead {
 		q.toError()
 	}
-	d.unblock()
+	d.resumeWaiting()
 	return n, err
 }
 
@@ -396,38 +396,38 @@ func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
 	return n, nil
 }
 
-// block records that the first send of q waits.
+// markWaiting records that the first send of q waits.
 //
 //verbena:held q.dev.mu
-func (q *QP) block() {
+func (q *QP) markWaiting() {
 	q.waiting = true
 	if !slices.Contains(q.dev.blocked, q) {
 		q.dev.blocked = append(q.dev.blocked, q)
 	}
 }
 
-// unblock continues the waiting queue pairs. A queue pair that fails during this call may end the wait of other queue
-// pairs.
+// resumeWaiting continues the waiting queue pairs. A queue pair that fails during this call may end the wait of other
+// queue pairs.
 //
 //verbena:held mu
-func (d *Device) unblock() {
+func (d *Device) resumeWaiting() {
 	for again := true; again; again = d.failed {
 		d.failed = false
-		d.unblockOnce()
+		d.resumeWaitingOnce()
 	}
 }
 
 //verbena:held mu
-func (d *Device) unblockOnce() {
+func (d *Device) resumeWaitingOnce() {
 	for n := len(d.blocked); n > 0; n-- {
 		q := d.blocked[0]
 		d.blocked = slices.Delete(d.blocked, 0, 1)
 		if !q.waiting {
 			continue // the queue pair no longer waits
 		}
-		if q.waiting = false; q.step() {
-			q.run()
+		if q.waiting = false; q.executeFirst() {
+			q.runSends()
 		}
-		q.drained()
+		q.reportDrained()
 	}
 }

@@ -7,43 +7,43 @@ import (
 	"verbena/ib"
 )
 
-// run executes the send queue as far as possible.
+// runSends executes the send queue as far as possible.
 //
 //verbena:held q.dev.mu
-func (q *QP) run() {
+func (q *QP) runSends() {
 	for q.sq.n > 0 && !q.waiting {
 		switch {
 		case q.dev.dead:
 			q.toError()
 		case q.state == ib.QPErr, q.state == ib.QPSQE:
 			q.flushSends()
-		case q.state != ib.QPRTS || !q.step():
+		case q.state != ib.QPRTS || !q.executeFirst():
 			return
 		}
 	}
 }
 
-// step executes the first work request. step returns false if the request must wait.
+// executeFirst executes the first work request. executeFirst returns false if the request must wait.
 //
 //verbena:held q.dev.mu
-func (q *QP) step() bool {
+func (q *QP) executeFirst() bool {
 	w := q.sq.pop()
 	q.busy = true
 	status, n, wait := q.execute(w)
 	q.busy = false
 	if wait {
 		q.sq.unpop()
-		q.block()
+		q.markWaiting()
 		return false
 	}
 	q.completeSend(w, status, n)
 	return true
 }
 
-// drained raises EventSQDrained if it was requested and the send queue is idle.
+// reportDrained raises EventSQDrained if it was requested and the send queue is idle.
 //
 //verbena:held q.dev.mu
-func (q *QP) drained() {
+func (q *QP) reportDrained() {
 	if q.state == ib.QPSQD && !q.waiting && q.attr.EnSQDAsyncNotify {
 		q.attr.EnSQDAsyncNotify = false
 		q.obj.Raise(ib.EventSQDrained)
@@ -58,9 +58,9 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	over := q.state == ib.QPErr || q.state == ib.QPSQE
 	lost := false
 	if failed || q.init.SigAll || w.wr.Flags&ib.SendSignaled != 0 {
-		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: opcodes[w.wr.Opcode], ByteLen: uint32(n),
+		wc := ib.WC{ID: w.wr.ID, Status: status, Opcode: wcOpcodes[w.wr.Opcode], ByteLen: uint32(n),
 			QPNum: q.obj.Num(), QP: q.obj.QP(), Port: 1}
-		if !q.sendCQ.post(wc, false) && q.state != ib.QPErr {
+		if !q.sendCQ.addCompletion(wc, false) && q.state != ib.QPErr {
 			q.obj.Raise(ib.EventQPFatal)
 			lost = true
 		}
@@ -77,7 +77,7 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	}
 }
 
-var opcodes = [...]ib.WCOpcode{
+var wcOpcodes = [...]ib.WCOpcode{
 	ib.WRSend: ib.WCSend, ib.WRSendWithImm: ib.WCSend, ib.WRSendWithInv: ib.WCSend,
 	ib.WRRDMAWrite: ib.WCRDMAWrite, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite, ib.WRRDMARead: ib.WCRDMARead,
 	ib.WRAtomicCmpAndSwp: ib.WCCompSwap, ib.WRAtomicFetchAdd: ib.WCFetchAdd,
@@ -98,21 +98,21 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	cq := q.recvCQ
 	if r.cq != nil {
 		cq = r.cq
-		q.used(r.cq)
+		q.recordForeignCQ(r.cq)
 	}
-	if !cq.post(*wc, solicited) && q.state != ib.QPErr {
+	if !cq.addCompletion(*wc, solicited) && q.state != ib.QPErr {
 		q.obj.Raise(ib.EventQPFatal)
 		q.toError()
 	}
 	r.checkLimit()
 }
 
-// used records a CQ that is not the queue pair's own, for use by Destroy.
+// recordForeignCQ records a CQ that is not the queue pair's own, for use by Destroy.
 //
 //verbena:held q.dev.mu
-func (q *QP) used(cq completer) {
+func (q *QP) recordForeignCQ(cq completionQueue) {
 	if !slices.Contains(q.usedCQs, cq) {
-		q.usedCQs = append(slices.DeleteFunc(q.usedCQs, completer.gone), cq)
+		q.usedCQs = append(slices.DeleteFunc(q.usedCQs, completionQueue.isDestroyed), cq)
 	}
 }
 
@@ -129,21 +129,21 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		}
 		return ib.WCSuccess, 0, false
 	case ib.WRBindMW:
-		return q.bindMW(w), 0, false
+		return q.executeBind(w), 0, false
 	case ib.WRRegMR:
-		return q.fastReg(w), 0, false
+		return q.executeRegMR(w), 0, false
 	}
 	src := &d.copier.src
 	switch {
 	case w.wr.Opcode == ib.WRFlush:
-		status, wait = q.flush(w)
+		status, wait = q.executeFlush(w)
 		return status, 0, wait
 	case w.wr.Flags&ib.SendInline != 0, w.wr.Opcode == ib.WRAtomicWrite:
 		src.reset()
 		src.inline, src.n = w.inline, uint64(len(w.inline))
-	case fetches(w.wr.Opcode):
-		return q.fetch(w)
-	case !d.local(src, w.sges, q.pd, 0, everything):
+	case returnsData(w.wr.Opcode):
+		return q.executeFetch(w)
+	case !d.checkLocalList(src, w.sges, q.pd, 0, wholeList):
 		return ib.WCLocProtErr, 0, false
 	}
 	if src.n > maxMsgSize || q.init.Type == ib.QPTypeUD && src.n > uint64(mtu.Bytes()) {
@@ -153,24 +153,24 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		if w.ahPD != q.pd { // C10-70
 			return ib.WCLocQPOpErr, 0, false
 		}
-		return q.datagram(w), 0, false
+		return q.sendDatagram(w), 0, false
 	}
 	peer := q.peer()
 	if peer == nil {
-		status, wait = q.unanswered()
+		status, wait = q.noResponseStatus()
 		return status, 0, wait
 	}
 	switch w.wr.Opcode {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRAtomicWrite:
-		status, wait = q.write(w, peer)
+		status, wait = q.executeWrite(w, peer)
 	default:
-		status, wait = q.send(w, peer)
+		status, wait = q.executeSend(w, peer)
 	}
 	return status, 0, wait
 }
 
-// unreliable returns the sender's status for a failure at the peer.
-func (q *QP) unreliable(s ib.WCStatus) ib.WCStatus {
+// senderStatus returns the sender's status for a failure at the peer.
+func (q *QP) senderStatus(s ib.WCStatus) ib.WCStatus {
 	if q.init.Type == ib.QPTypeUC && s != ib.WCLocProtErr {
 		return ib.WCSuccess
 	}
@@ -180,7 +180,7 @@ func (q *QP) unreliable(s ib.WCStatus) ib.WCStatus {
 // peer returns the peer of a connection, or nil.
 func (q *QP) peer() *QP {
 	p := q.destination()
-	if p == nil || p.attr.DestQPN != q.obj.Num() || !p.receives() {
+	if p == nil || p.attr.DestQPN != q.obj.Num() || !p.canReceive() {
 		return nil
 	}
 	return p
@@ -198,32 +198,33 @@ func (q *QP) destination() *QP {
 	return p
 }
 
-// unanswered returns the result of a request without a responding peer. A peer in INIT may be about to be connected.
-// With real hardware, retries would wait for the connection. In this driver retries take no time, and therefore never
-// end.
-func (q *QP) unanswered() (status ib.WCStatus, wait bool) {
+// noResponseStatus returns the result of a request without a responding peer. A peer in INIT may be about to be
+// connected. With real hardware, retries would wait for the connection. In this driver retries take no time, and
+// therefore never end.
+func (q *QP) noResponseStatus() (status ib.WCStatus, wait bool) {
 	if p := q.destination(); p != nil && p.state == ib.QPInit && q.init.Type != ib.QPTypeUC {
 		return 0, true
 	}
-	return q.unreliable(ib.WCRetryExcErr), false
+	return q.senderStatus(ib.WCRetryExcErr), false
 }
 
-func (q *QP) receives() bool { return q.state >= ib.QPRTR && q.state <= ib.QPSQE }
+func (q *QP) canReceive() bool { return q.state >= ib.QPRTR && q.state <= ib.QPSQE }
 
-// fail moves the responder to the error state. fail raises the event e if no completion reports the failure.
-func (p *QP) fail(e ib.EventType) {
+// failResponder moves the responder to the error state. failResponder raises the event e if no completion reports the
+// failure.
+func (p *QP) failResponder(e ib.EventType) {
 	if p.init.Type != ib.QPTypeUC {
 		p.obj.Raise(e)
 		p.toError()
 	}
 }
 
-// incoming returns the receive queue for a message of q to p.
-func (q *QP) incoming(w *sendWQE, p *QP) (rq *recvQueue, status ib.WCStatus, wait bool) {
+// receiveQueueFor returns the receive queue for a message of q to p.
+func (q *QP) receiveQueueFor(w *sendWQE, p *QP) (rq *recvQueue, status ib.WCStatus, wait bool) {
 	rq = p.rq
 	if q.init.Type == ib.QPTypeXRCInit {
-		if rq = p.xrcQueue(w.wr.RemoteSRQN); rq == nil {
-			p.fail(ib.EventQPReqErr)
+		if rq = p.xrcRecvQueue(w.wr.RemoteSRQN); rq == nil {
+			p.failResponder(ib.EventQPReqErr)
 			return nil, ib.WCRemInvReqErr, false
 		}
 	}
@@ -239,9 +240,9 @@ func (q *QP) incoming(w *sendWQE, p *QP) (rq *recvQueue, status ib.WCStatus, wai
 	return nil, ib.WCSuccess, true // retries take no time in this driver, and therefore never end
 }
 
-// send executes a SEND from q to p.
-func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
-	rq, status, wait := q.incoming(w, p)
+// executeSend executes a SEND from q to p.
+func (q *QP) executeSend(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
+	rq, status, wait := q.receiveQueueFor(w, p)
 	if rq == nil {
 		return status, wait
 	}
@@ -250,7 +251,7 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	wc := ib.WC{SrcQP: q.obj.Num(), ByteLen: uint32(src.n)}
 	status = ib.WCSuccess
 	switch {
-	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite, src.n):
+	case !d.checkLocalList(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite, src.n):
 		wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
 	case dst.n < src.n && q.init.Type == ib.QPTypeUC:
 		return ib.WCSuccess, false // the message is lost and the receive remains (class D of IBA 9.9.3)
@@ -259,7 +260,7 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	case w.wr.Opcode == ib.WRSendWithInv && !d.mayInvalidate(w.wr.InvalidateRKey, p):
 		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // the sender receives no response
 	default:
-		switch d.copier.move(dst, src, 0, src.n) {
+		switch d.copier.copyMessage(dst, src, 0, src.n) {
 		case atSource:
 			return ib.WCLocProtErr, false // no data have arrived
 		case atTarget:
@@ -280,28 +281,28 @@ func (q *QP) send(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	if wc.Status != ib.WCSuccess {
 		p.toError()
 	}
-	return q.unreliable(status), false
+	return q.senderStatus(status), false
 }
 
-// write executes an RDMA WRITE from q to p. A rejected request consumes no receive (IBA 9.9.3).
-func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
+// executeWrite executes an RDMA WRITE from q to p. A rejected request consumes no receive (IBA 9.9.3).
+func (q *QP) executeWrite(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
-	if status = d.access(dst, w, src.n, p, ib.AccessRemoteWrite); status != ib.WCSuccess {
-		return q.unreliable(status), false
+	if status = d.checkPeerAccess(dst, w, src.n, p, ib.AccessRemoteWrite); status != ib.WCSuccess {
+		return q.senderStatus(status), false
 	}
 	var rq *recvQueue
 	if w.wr.Opcode == ib.WRRDMAWriteWithImm {
-		if rq, status, wait = q.incoming(w, p); rq == nil {
+		if rq, status, wait = q.receiveQueueFor(w, p); rq == nil {
 			return status, wait
 		}
 	}
-	switch d.copier.move(dst, src, 0, src.n) {
+	switch d.copier.copyMessage(dst, src, 0, src.n) {
 	case atSource:
 		return ib.WCLocProtErr, false
 	case atTarget:
-		p.fail(ib.EventQPFatal)
-		return q.unreliable(ib.WCRemOpErr), false
+		p.failResponder(ib.EventQPFatal)
+		return q.senderStatus(ib.WCRemOpErr), false
 	}
 	if rq != nil {
 		wc := ib.WC{
@@ -312,8 +313,8 @@ func (q *QP) write(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	return ib.WCSuccess, false
 }
 
-// atomic reports whether the request is for 8 contiguous bytes at an address that is a multiple of 8.
-func (w *sendWQE) atomic() bool {
+// isAlignedAtomic reports whether the request is for 8 contiguous bytes at an address that is a multiple of 8.
+func (w *sendWQE) isAlignedAtomic() bool {
 	switch w.wr.Opcode {
 	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicWrite:
 		return true
@@ -321,26 +322,27 @@ func (w *sendWQE) atomic() bool {
 	return false
 }
 
-// access checks a request for n bytes of p's memory, and stores the memory in m. An operation that the queue pair does
-// not allow is an invalid request, and so is a misaligned atomic operation. An operation that the memory does not allow
-// is an access error (IBA 9.9.3).
-func (d *Device) access(m *memory, w *sendWQE, n uint64, p *QP, need ib.AccessFlags) ib.WCStatus {
+// checkPeerAccess checks a request for n bytes of p's memory, and stores the memory in m. An operation that the queue
+// pair does not allow is an invalid request, and so is a misaligned atomic operation. An operation that the memory does
+// not allow is an access error (IBA 9.9.3).
+func (d *Device) checkPeerAccess(m *messageMemory, w *sendWQE, n uint64, p *QP, need ib.AccessFlags) ib.WCStatus {
 	switch {
-	case p.attr.AccessFlags&need != need, w.atomic() && w.wr.RemoteAddr%8 != 0:
-		p.fail(ib.EventQPReqErr)
+	case p.attr.AccessFlags&need != need, w.isAlignedAtomic() && w.wr.RemoteAddr%8 != 0:
+		p.failResponder(ib.EventQPReqErr)
 		return ib.WCRemInvReqErr
-	case !d.remote(m, w, n, p, need):
-		p.fail(ib.EventQPAccessErr)
+	case !d.checkRemoteAccess(m, w, n, p, need):
+		p.failResponder(ib.EventQPAccessErr)
 		return ib.WCRemAccessErr
 	}
 	return ib.WCSuccess
 }
 
-// fetch executes an RDMA READ or an atomic operation. Data of p are stored in the memory of the work request's list.
-func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
+// executeFetch executes an RDMA READ or an atomic operation. Data of p are stored in the memory of the work request's
+// list.
+func (q *QP) executeFetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
-	if !d.local(dst, w.sges, q.pd, ib.AccessLocalWrite, everything) {
+	if !d.checkLocalList(dst, w.sges, q.pd, ib.AccessLocalWrite, wholeList) {
 		return ib.WCLocProtErr, 0, false
 	}
 	need, atomic := ib.AccessRemoteRead, w.wr.Opcode != ib.WRRDMARead
@@ -354,18 +356,18 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	}
 	p := q.peer()
 	if p == nil {
-		status, wait = q.unanswered()
+		status, wait = q.noResponseStatus()
 		return status, 0, wait
 	}
-	if status = d.access(src, w, n, p, need); status != ib.WCSuccess {
+	if status = d.checkPeerAccess(src, w, n, p, need); status != ib.WCSuccess {
 		return status, 0, false
 	}
 	if atomic {
-		return q.atomic(w, p)
+		return q.executeAtomic(w, p)
 	}
-	switch d.copier.move(dst, src, 0, n) {
+	switch d.copier.copyMessage(dst, src, 0, n) {
 	case atSource:
-		p.fail(ib.EventQPFatal)
+		p.failResponder(ib.EventQPFatal)
 		return ib.WCRemOpErr, 0, false
 	case atTarget:
 		return ib.WCLocProtErr, 0, false
@@ -373,12 +375,12 @@ func (q *QP) fetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	return ib.WCSuccess, n, false
 }
 
-// atomic modifies the 8 bytes of the source, in host byte order, and stores the old value in the target.
-func (q *QP) atomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool) {
+// executeAtomic modifies the 8 bytes of the source, in host byte order, and stores the old value in the target.
+func (q *QP) executeAtomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool) {
 	c := &q.dev.copier
 	old := c.buf[:8]
-	if !c.access(&c.src, 0, old, false) {
-		p.fail(ib.EventQPFatal)
+	if !c.readOrWrite(&c.src, 0, old, false) {
+		p.failResponder(ib.EventQPFatal)
 		return ib.WCRemOpErr, 0, false
 	}
 	v := binary.NativeEndian.Uint64(old)
@@ -388,42 +390,42 @@ func (q *QP) atomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool)
 			fresh = w.wr.Swap
 		}
 	}
-	if !c.access(&c.dst, 0, old, true) {
+	if !c.readOrWrite(&c.dst, 0, old, true) {
 		return ib.WCLocProtErr, 0, false
 	}
 	binary.NativeEndian.PutUint64(old, fresh)
-	if !c.access(&c.src, 0, old, true) {
-		p.fail(ib.EventQPFatal)
+	if !c.readOrWrite(&c.src, 0, old, true) {
+		p.failResponder(ib.EventQPFatal)
 		return ib.WCRemOpErr, 0, false
 	}
 	return ib.WCSuccess, 8, false
 }
 
-// datagram sends the source to a queue pair or to a multicast group. The sender is not notified of losses.
-func (q *QP) datagram(w *sendWQE) ib.WCStatus {
+// sendDatagram sends the source to a queue pair or to a multicast group. The sender is not notified of losses.
+func (q *QP) sendDatagram(w *sendWQE) ib.WCStatus {
 	d := q.dev
 	dgid := w.ah.GRH.DGID
 	if dgid[0] == 0xff && w.wr.RemoteQPN == multicastQPN {
 		for _, p := range d.groups[dgid] {
-			if !q.deliver(w, p) {
+			if !q.deliverDatagram(w, p) {
 				return ib.WCLocProtErr
 			}
 		}
 	} else if p := d.qps[w.wr.RemoteQPN]; p != nil && dgid == d.gid {
-		if !q.deliver(w, p) {
+		if !q.deliverDatagram(w, p) {
 			return ib.WCLocProtErr
 		}
 	}
 	return ib.WCSuccess
 }
 
-// deliver copies the source to p. deliver returns false if the source cannot be read.
-func (q *QP) deliver(w *sendWQE, p *QP) bool {
+// deliverDatagram copies the source to p. deliverDatagram returns false if the source cannot be read.
+func (q *QP) deliverDatagram(w *sendWQE, p *QP) bool {
 	qkey := w.wr.RemoteQKey
 	if qkey&(1<<31) != 0 { // controlled Q_Key: the sender's own Q_Key is used (IBA 10.2.5)
 		qkey = q.attr.QKey
 	}
-	if p.init.Type != ib.QPTypeUD || !p.receives() || p.attr.QKey != qkey || p.rq.n == 0 {
+	if p.init.Type != ib.QPTypeUD || !p.canReceive() || p.attr.QKey != qkey || p.rq.n == 0 {
 		return true
 	}
 	d := q.dev
@@ -433,18 +435,18 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 		wc.Flags, wc.Imm = wc.Flags|ib.WCWithImm, w.wr.Imm
 	}
 	switch {
-	case !d.local(dst, p.rq.front().sges, p.rq.pd, ib.AccessLocalWrite, grhLen+src.n):
+	case !d.checkLocalList(dst, p.rq.front().sges, p.rq.pd, ib.AccessLocalWrite, grhLen+src.n):
 		wc.Status = ib.WCLocProtErr
 	case dst.n < grhLen+src.n:
 		return true // the message is lost and the receive remains (class D of IBA 9.9.3)
 	default:
-		switch d.copier.move(dst, src, grhLen, src.n) {
+		switch d.copier.copyMessage(dst, src, grhLen, src.n) {
 		case atSource:
 			return false
 		case atTarget:
 			wc.Status = ib.WCLocProtErr
 		}
-		if !d.copier.access(dst, 0, d.grh(w, src.n), true) {
+		if !d.copier.readOrWrite(dst, 0, d.buildGRH(w, src.n), true) {
 			wc.Status = ib.WCLocProtErr
 		}
 	}
@@ -455,8 +457,9 @@ func (q *QP) deliver(w *sendWQE, p *QP) bool {
 	return true
 }
 
-// grh returns the global route header. The header precedes the data of a datagram in the receiver's buffer (IBA 8.3).
-func (d *Device) grh(w *sendWQE, n uint64) []byte {
+// buildGRH returns the global route header. The header precedes the data of a datagram in the receiver's buffer (IBA
+// 8.3).
+func (d *Device) buildGRH(w *sendWQE, n uint64) []byte {
 	h := d.copier.buf[:grhLen]
 	clear(h)
 	g := &w.ah.GRH

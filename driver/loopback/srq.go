@@ -14,8 +14,8 @@ type SRQ struct {
 	rq  recvQueue // under Device.mu
 }
 
-// receiver is the interface through which queue pairs use a shared receive queue.
-type receiver interface{ queue() *recvQueue }
+// sharedReceiveQueue is the interface through which queue pairs use a shared receive queue.
+type sharedReceiveQueue interface{ queue() *recvQueue }
 
 func (s *SRQ) queue() *recvQueue { return &s.rq }
 
@@ -26,10 +26,10 @@ func (d *Device) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata
 			syscall.EINVAL)
 	}
 	s := &SRQ{dev: d, obj: obj}
-	s.rq = recvQueue{ring: newRing[recvWQE](int(init.Attr.MaxWR)), maxSGE: init.Attr.MaxSGE, pd: domain(init.PD), srq: s}
+	s.rq = recvQueue{ring: newRing[recvWQE](int(init.Attr.MaxWR)), maxSGE: init.Attr.MaxSGE, pd: domainOf(init.PD), srq: s}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.addXRC(s, init)
+	d.addXRCSRQ(s, init)
 	return s, nil
 }
 
@@ -38,7 +38,7 @@ func (s *SRQ) PostRecv(wrs []ib.RecvWR) (int, error) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	n, err := s.rq.post(wrs)
-	s.dev.unblock()
+	s.dev.resumeWaiting()
 	return n, err
 }
 
@@ -79,8 +79,8 @@ func (s *SRQ) Query() (ib.SRQAttr, error) {
 func (s *SRQ) Destroy() error {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
-	s.dev.removeXRC(s)
-	s.dev.unblock() // a sender may wait for a receive in the queue
+	s.dev.removeXRCSRQ(s)
+	s.dev.resumeWaiting() // a sender may wait for a receive in the queue
 	return nil
 }
 

@@ -9,9 +9,9 @@ import (
 // TestUnreliableTooLong checks a message that is longer than its receive. The message must be lost without an error on
 // either side, and the receive must remain (class D of IBA 9.9.3).
 func TestUnreliableTooLong(t *testing.T) {
-	w := newWorld(t, ib.QPTypeUD, false, 64, nil)
+	w := newConnectedPair(t, ib.QPTypeUD, false, 64, nil)
 	defer w.close(t)
-	recv, send, wc := w.work()
+	recv, send, wc := w.newRequests()
 	recv[0].SGList[0].Length = grhLen + 63
 	must(w.qps[1].PostRecv(recv...))(t)
 	must(w.qps[0].PostSend(send...))(t)

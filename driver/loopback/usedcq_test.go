@@ -2,23 +2,24 @@ package loopback
 
 import "testing"
 
-// TestUsedCQs checks that a queue pair releases references to destroyed completion queues of shared receive queues.
-func TestUsedCQs(t *testing.T) {
+// TestDestroyedCQsAreReleased checks that a queue pair releases references to destroyed completion queues of shared
+// receive queues.
+func TestDestroyedCQsAreReleased(t *testing.T) {
 	d := New("loop0", nil)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	q := &QP{dev: d}
 	for range 100 {
 		c := &CQ{}
-		q.used(c)
+		q.recordForeignCQ(c)
 		if err := c.Destroy(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	kept := &CQ{}
-	q.used(kept)
-	q.used(kept)
-	if len(q.usedCQs) != 1 || q.usedCQs[0] != completer(kept) {
+	q.recordForeignCQ(kept)
+	q.recordForeignCQ(kept)
+	if len(q.usedCQs) != 1 || q.usedCQs[0] != completionQueue(kept) {
 		t.Errorf("used completion queues: got %d, want only the remaining one", len(q.usedCQs))
 	}
 }

@@ -20,7 +20,7 @@ func TestWindowBindRefused(t *testing.T) {
 		{"zero-based", 1, ib.AccessRemoteRead | ib.AccessZeroBased, ib.WCMWBindErr},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, ib.QPTypeRC, false, 64, nil)
+			w := newConnectedPair(t, ib.QPTypeRC, false, 64, nil)
 			defer w.close(t)
 			pd := w.qps[0].PD()
 			mr := must(pd.RegBytes(make([]byte, 64), ib.AccessLocalWrite|ib.AccessMWBind))(t)

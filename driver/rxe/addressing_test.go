@@ -30,7 +30,8 @@ func ips(list ...string) (a []netip.Addr) {
 
 // iface is an interface that is up.
 func iface() netdev.Interface {
-	return netdev.Interface{Name: "eth0", Index: 2, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, MTU: 1500, Up: true, Running: true}
+	return netdev.Interface{Name: "eth0", Index: 2, MAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, MTU: 1500, Up: true,
+		Running: true}
 }
 
 const eth0LinkLocal = "fe80::ff:fe00:1%eth0" // of its MAC address
@@ -123,23 +124,32 @@ func TestSetInterface(t *testing.T) {
 		defer h.close()
 		for _, s := range []step{
 			{"as at first", up, []string{"10.0.0.1", "fd00::1", eth0LinkLocal}, []string{def, "10.0.0.1", "fd00::1"}, nil},
-			{"one added", up, []string{"10.0.0.1", "10.0.0.2", "fd00::1", eth0LinkLocal}, []string{def, "10.0.0.1", "fd00::1", "10.0.0.2"}, gid(1)},
-			{"one removed leaves a hole", up, []string{"10.0.0.2", "fd00::1", eth0LinkLocal}, []string{def, "", "fd00::1", "10.0.0.2"}, gid(1)},
-			{"another fills it", up, []string{"10.0.0.2", "10.0.0.3", "fd00::1", eth0LinkLocal}, []string{def, "10.0.0.3", "fd00::1", "10.0.0.2"}, gid(1)},
+			{"one added", up, []string{"10.0.0.1", "10.0.0.2", "fd00::1", eth0LinkLocal}, []string{def, "10.0.0.1", "fd00::1",
+				"10.0.0.2"}, gid(1)},
+			{"one removed leaves a hole", up, []string{"10.0.0.2", "fd00::1", eth0LinkLocal}, []string{def, "", "fd00::1",
+				"10.0.0.2"}, gid(1)},
+			{"another fills it", up, []string{"10.0.0.2", "10.0.0.3", "fd00::1", eth0LinkLocal}, []string{def, "10.0.0.3",
+				"fd00::1", "10.0.0.2"}, gid(1)},
 			{"the first one returns", up, []string{"10.0.0.1", "10.0.0.2", "10.0.0.3", "fd00::1", eth0LinkLocal},
 				[]string{def, "10.0.0.3", "fd00::1", "10.0.0.2", "10.0.0.1"}, gid(1)},
 			{"all but one removed", up, []string{"10.0.0.2"}, []string{def, "", "", "10.0.0.2"}, gid(3)},
-			{"several return, IPv4 first", up, []string{"fd00::2", "10.0.0.2", "10.0.0.9", "fd00::1"}, []string{def, "10.0.0.9", "fd00::2", "10.0.0.2", "fd00::1"}, gid(3)},
-			{"no carrier", func(i *netdev.Interface) { i.Running = false }, []string{"10.0.0.2", "10.0.0.9", "fd00::1", "fd00::2"},
+			{"several return, IPv4 first", up, []string{"fd00::2", "10.0.0.2", "10.0.0.9", "fd00::1"}, []string{def,
+				"10.0.0.9", "fd00::2", "10.0.0.2", "fd00::1"}, gid(3)},
+			{"no carrier", func(i *netdev.Interface) { i.Running = false }, []string{"10.0.0.2", "10.0.0.9", "fd00::1",
+				"fd00::2"},
 				[]string{def, "10.0.0.9", "fd00::2", "10.0.0.2", "fd00::1"}, []string{"PORT_ERR 1"}},
-			{"down, which costs IPv6", func(i *netdev.Interface) { i.Running, i.Up = false, false }, []string{"10.0.0.2", "10.0.0.9"},
+			{"down, which costs IPv6", func(i *netdev.Interface) { i.Running, i.Up = false, false }, []string{"10.0.0.2",
+				"10.0.0.9"},
 				[]string{def, "10.0.0.9", "", "10.0.0.2"}, gid(2)},
-			{"up", up, []string{"10.0.0.2", "10.0.0.9", "fd00::1"}, []string{def, "10.0.0.9", "fd00::1", "10.0.0.2"}, append([]string{"PORT_ACTIVE 1"}, gid(1)...)},
-			{"another MTU", func(i *netdev.Interface) { i.MTU = 9000 }, []string{"10.0.0.2", "10.0.0.9", "fd00::1"}, []string{def, "10.0.0.9", "fd00::1", "10.0.0.2"}, nil},
+			{"up", up, []string{"10.0.0.2", "10.0.0.9", "fd00::1"}, []string{def, "10.0.0.9", "fd00::1", "10.0.0.2"},
+				append([]string{"PORT_ACTIVE 1"}, gid(1)...)},
+			{"another MTU", func(i *netdev.Interface) { i.MTU = 9000 }, []string{"10.0.0.2", "10.0.0.9", "fd00::1"},
+				[]string{def, "10.0.0.9", "fd00::1", "10.0.0.2"}, nil},
 			{"gone", func(i *netdev.Interface) { *i = netdev.Interface{Name: i.Name, Index: i.Index, MAC: i.MAC} }, nil,
 				[]string{def}, append([]string{"PORT_ERR 1"}, gid(3)...)},
 			{"back", up, []string{"10.0.0.1"}, []string{def, "10.0.0.1"}, append([]string{"PORT_ACTIVE 1"}, gid(1)...)},
-			{"another MAC address", func(i *netdev.Interface) { i.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 2} }, []string{"10.0.0.1"},
+			{"another MAC address", func(i *netdev.Interface) { i.MAC = net.HardwareAddr{2, 0, 0, 0, 0, 2} },
+				[]string{"10.0.0.1"},
 				[]string{"fe80::ff:fe00:2", "10.0.0.1"}, gid(1)},
 		} {
 			i := iface()
@@ -271,7 +281,8 @@ func TestSetInterfaceRandom(t *testing.T) {
 // A connection does not survive that its address goes for longer than its retries last, and survives a shorter absence.
 func TestAddressLost(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
-		for _, end := range []string{"address of the sender", "address of the receiver", "link of the sender", "link of the receiver"} {
+		for _, end := range []string{"address of the sender", "address of the receiver", "link of the sender",
+			"link of the receiver"} {
 			t.Log(end)
 			b := newBenchIn(t, s)
 			b.connect(conn{timeout: 14, retry: 7})
@@ -332,7 +343,8 @@ func (n *slowNetwork) Listen(addr netip.Addr, r link.Receiver) (link.Endpoint, e
 
 // A device that is closed while its addresses change leaves them to the next one.
 func TestCloseDuringChange(t *testing.T) {
-	network := &slowNetwork{Net: simnet.New(simnet.Config{}), at: ips("10.0.0.2")[0], entered: make(chan int), release: make(chan int)}
+	network := &slowNetwork{Net: simnet.New(simnet.Config{}), at: ips("10.0.0.2")[0], entered: make(chan int),
+		release: make(chan int)}
 	cfg := Config{Name: "rxe0", Addrs: ips("10.0.0.1"), Network: network, Netdev: iface(), Fabric: &Fabric{}}
 	d, err := New(cfg)
 	check(t, err)
@@ -340,7 +352,7 @@ func TestCloseDuringChange(t *testing.T) {
 	wg.Go(func() { d.SetInterface(iface(), ips("10.0.0.1", "10.0.0.2")) })
 	<-network.entered
 	closed := make(chan error, 1)
-	testutil.Block(t, func() { closed <- d.Close() }) // it must not leave the Fabric before the change is over
+	testutil.WaitBlocked(t, func() { closed <- d.Close() }) // it must not leave the Fabric before the change is over
 	close(network.release)
 	wg.Wait()
 	check(t, <-closed)

@@ -10,8 +10,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestRunQueueUnderAttack: threads that post, ring, look, change states and make programs slow, all at once, leave nothing behind:
-// in the end no queue pair is being run, no event waits, no train counts, and messages flow.
+// TestRunQueueUnderAttack: threads that post, ring, look, change states and make programs slow, all at once, leave
+// nothing behind: in the end no queue pair is being run, no event waits, no train counts, and messages flow.
 func TestRunQueueUnderAttack(t *testing.T) {
 	for _, shortcut := range []bool{true, false} {
 		b := newBench(t, setup{shortcut: shortcut, cqe: 30000})
@@ -30,7 +30,8 @@ func TestRunQueueUnderAttack(t *testing.T) {
 		const source, room = 0, 8192
 		write := func(n, to *node, qp *ib.QP, place int, r *rand.Rand) {
 			wr := ib.SendWR{
-				ID: 1, Opcode: ib.WRRDMAWrite, SGList: n.sge(source, 1+r.IntN(5000)), RemoteAddr: to.addr + uint64(room*(1+2*place)),
+				ID: 1, Opcode: ib.WRRDMAWrite, SGList: n.sge(source, 1+r.IntN(5000)), RemoteAddr: to.addr +
+					uint64(room*(1+2*place)),
 				RKey: to.mr.RKey(), Flags: ib.SendSignaled,
 			}
 			if qp.Type() == ib.QPTypeRC && r.IntN(3) == 0 {
@@ -38,7 +39,7 @@ func TestRunQueueUnderAttack(t *testing.T) {
 			}
 			_, _ = qp.PostSend(wr)
 		}
-		stop := time.Now().Add(testutil.Fewer(400*time.Millisecond, 100*time.Millisecond))
+		stop := time.Now().Add(testutil.FewerIfShort(400*time.Millisecond, 100*time.Millisecond))
 		var wg sync.WaitGroup
 		for k := range 4 {
 			wg.Go(func() {
@@ -118,7 +119,8 @@ func TestRunQueueUnderAttack(t *testing.T) {
 	}
 }
 
-// TestLifeUnderAttack: queue pairs are reset, connected anew, put into the error state and destroyed while others send to them.
+// TestLifeUnderAttack: queue pairs are reset, connected anew, put into the error state and destroyed while others send
+// to them.
 func TestLifeUnderAttack(t *testing.T) {
 	for _, shortcut := range []bool{true, false} {
 		b := newBench(t, setup{shortcut: shortcut, cqe: 30000})
@@ -131,7 +133,8 @@ func TestLifeUnderAttack(t *testing.T) {
 			for range 2 {
 				wg.Go(func() {
 					for range 40 {
-						_, _ = a.PostSend(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 3000), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+						_, _ = a.PostSend(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 3000), RemoteAddr: b.b.addr,
+							RKey: b.b.mr.RKey()})
 					}
 				})
 			}

@@ -87,7 +87,8 @@ func TestMemoryGone(t *testing.T) {
 				if c.op == ib.WRAtomicFetchAdd {
 					size = 8
 				}
-				_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 5, SGList: []ib.SGE{{Addr: b.b.addr, Length: uint32(size), LKey: mb.LKey()}}})
+				_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 5, SGList: []ib.SGE{{Addr: b.b.addr, Length: uint32(size),
+					LKey: mb.LKey()}}})
 				check(t, err)
 				if c.atA {
 					ua.gone.Store(true)
@@ -132,11 +133,12 @@ func TestRevocationWaits(t *testing.T) {
 			u.blocks.Store(true)
 			var wg sync.WaitGroup
 			wg.Go(func() {
-				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: mr.RKey()})
+				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100),
+					RemoteAddr: b.b.addr, RKey: mr.RKey()})
 			})
 			testutil.Eventually(t, "the memory is being written", u.blocked.Load)
 			ended := make(chan error, 1)
-			testutil.Block(t, func() { ended <- c.end(b, mr) })
+			testutil.WaitBlocked(t, func() { ended <- c.end(b, mr) })
 			if len(ended) > 0 {
 				t.Error("it has ended while the memory is being written")
 			}
@@ -227,7 +229,8 @@ func TestZeroBased(t *testing.T) {
 			b := newBench(t, s)
 			b.connect(conn{})
 			zero := func(n *node) *ib.MR {
-				mr, err := n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr + off, Length: size, Access: bindable | ib.AccessZeroBased | onDemand})
+				mr, err := n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr + off, Length: size,
+					Access: bindable | ib.AccessZeroBased | onDemand})
 				check(t, err)
 				n.mrs = append(n.mrs, mr)
 				return mr

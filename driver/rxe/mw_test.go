@@ -104,13 +104,26 @@ func TestWindowBind(t *testing.T) {
 		{"its last byte", both, 0, func(b *bench, w *ib.BindMW) { w.Addr += w.Length - 1; w.Length = 1 }, true},
 		{"a byte too many", both, 0, func(b *bench, w *ib.BindMW) { w.Length++ }, false},
 		{"from a byte before", both, 0, func(b *bench, w *ib.BindMW) { w.Addr--; w.Length = 1 }, false},
-		{"around the end of the address space", both, 0, func(b *bench, w *ib.BindMW) { w.Addr, w.Length = ^uint64(0), w.Addr }, false},
+		{"around the end of the address space", both, 0, func(b *bench, w *ib.BindMW) {
+			w.Addr, w.Length = ^uint64(0),
+				w.Addr
+		}, false},
 		{"no rights", both, 0, func(b *bench, w *ib.BindMW) { w.Access = 0 }, true},
-		{"writing, where the region cannot be written", both, ib.AccessMWBind, func(b *bench, w *ib.BindMW) { w.Access = ib.AccessRemoteWrite }, false},
-		{"atomics, where the region cannot be written", both, ib.AccessMWBind, func(b *bench, w *ib.BindMW) { w.Access = ib.AccessRemoteAtomic }, false},
-		{"reading, where the region has no remote rights", both, ib.AccessMWBind, func(b *bench, w *ib.BindMW) { w.Access = ib.AccessRemoteRead }, true},
+		{"writing, where the region cannot be written", both, ib.AccessMWBind, func(b *bench,
+			w *ib.BindMW) {
+			w.Access = ib.AccessRemoteWrite
+		}, false},
+		{"atomics, where the region cannot be written", both, ib.AccessMWBind, func(b *bench,
+			w *ib.BindMW) {
+			w.Access = ib.AccessRemoteAtomic
+		}, false},
+		{"reading, where the region has no remote rights", both, ib.AccessMWBind, func(b *bench,
+			w *ib.BindMW) {
+			w.Access = ib.AccessRemoteRead
+		}, true},
 		{"a region without the right to bind", both, allAccess, func(b *bench, w *ib.BindMW) {}, false},
-		{"a region of another domain", both, 0, func(b *bench, w *ib.BindMW) { w.MR = b.b.regMR(b.b.newPD(), bindable) }, false},
+		{"a region of another domain", both, 0, func(b *bench, w *ib.BindMW) { w.MR = b.b.regMR(b.b.newPD(), bindable) },
+			false},
 		{"a window of another domain", both, 0, func(b *bench, w *ib.BindMW) {
 			w.MW = b.b.allocMW(b.b.newPD(), w.MW.Type())
 			w.RKey = ib.IncRKey(w.MW.RKey())
@@ -131,7 +144,10 @@ func TestWindowBind(t *testing.T) {
 		{"the key that it has", []ib.MWType{ib.MWType1}, 0, func(b *bench, w *ib.BindMW) { w.RKey = w.MW.RKey() }, false},
 		{"the key that it has", []ib.MWType{ib.MWType2}, 0, func(b *bench, w *ib.BindMW) { w.RKey = w.MW.RKey() }, true},
 		{"the right to bind", both, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessMWBind }, false},
-		{"the right to write locally, which means nothing", both, 0, func(b *bench, w *ib.BindMW) { w.Access |= ib.AccessLocalWrite }, true},
+		{"the right to write locally, which means nothing", both, 0, func(b *bench,
+			w *ib.BindMW) {
+			w.Access |= ib.AccessLocalWrite
+		}, true},
 	} {
 		for _, kind := range c.kinds {
 			for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
@@ -227,7 +243,8 @@ func TestWindowRights(t *testing.T) {
 								want = ib.WCSuccess
 							}
 							if got := b.access(op, base+uint64(at.off), at.n, key); got != want {
-								t.Errorf("type %d, rights %#x, opcode %d of %d bytes at %d: %v, want %v", kind, access, op, at.n, at.off, got, want)
+								t.Errorf("type %d, rights %#x, opcode %d of %d bytes at %d: %v, want %v", kind, access, op, at.n, at.off, got,
+									want)
 							}
 							if want != ib.WCSuccess {
 								testutil.Advance(time.Millisecond)
@@ -273,7 +290,8 @@ func TestWindowData(t *testing.T) {
 			fill(b.a.buf, 1)
 			clear(b.b.buf)
 			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 10_000), RemoteAddr: base + 100, RKey: key},
-				ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(20_000, 10_000), RemoteAddr: base + 100, RKey: key})
+				ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(20_000, 10_000),
+					RemoteAddr: base + 100, RKey: key})
 			b.a.expect(ib.WC{ID: 2, Opcode: ib.WCRDMARead})
 			if !slices.Equal(b.b.buf[3100:13100], b.a.buf[:10_000]) || !slices.Equal(b.a.buf[20_000:30_000], b.a.buf[:10_000]) {
 				t.Error("data differ")
@@ -370,7 +388,8 @@ func TestWindowUsers(t *testing.T) {
 					if c.pd {
 						pd = b.b.newPD()
 					}
-					qp, err := pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
+					qp, err := pd.CreateQP(ib.QPInitAttr{SendCQ: b.b.cq, RecvCQ: b.b.cq, Type: ib.QPTypeRC,
+						Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 					check(t, err)
 					defer func() { check(t, qp.Destroy()) }()
 					check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
@@ -440,7 +459,8 @@ func TestInvalidate(t *testing.T) {
 						}
 					} else {
 						w.b.recv(1, 0, 3000)
-						w.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: w.a.sge(0, 3000), InvalidateRKey: w.key})
+						w.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: w.a.sge(0, 3000),
+							InvalidateRKey: w.key})
 						sent, received := w.a.poll(1)[0], w.b.poll(1)[0]
 						if !c.want {
 							if sent.Status != ib.WCRetryExcErr || received.Status != ib.WCMWBindErr || w.b.qp.State() != ib.QPErr {
@@ -468,8 +488,8 @@ func TestInvalidate(t *testing.T) {
 	}
 }
 
-// TestWindowLifetime: a region cannot go, nor change, before its windows, wherever these have moved to; those of type 2 go with their
-// queue pair.
+// TestWindowLifetime: a region cannot go, nor change, before its windows, wherever these have moved to; those of type 2
+// go with their queue pair.
 func TestWindowLifetime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -498,7 +518,8 @@ func TestWindowLifetime(t *testing.T) {
 		}
 		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}))
 		b.b.bind(one, mr, 0, 10, 0)
-		if s := b.b.status(ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: one, RKey: ib.IncRKey(one.RKey())}}); s != ib.WCSuccess {
+		if s := b.b.status(ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: one,
+			RKey: ib.IncRKey(one.RKey())}}); s != ib.WCSuccess {
 			t.Fatal(s)
 		}
 		check(t, mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: bindable}))
@@ -520,7 +541,8 @@ func TestWindowLifetime(t *testing.T) {
 	})
 }
 
-// TestWindowKeys: however the consumer has chosen the last key of a window, that of the next one with its index differs.
+// TestWindowKeys: however the consumer has chosen the last key of a window, that of the next one with its index
+// differs.
 func TestWindowKeys(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true})
@@ -551,7 +573,7 @@ func TestWindowKeys(t *testing.T) {
 // TestWindowRace binds and frees windows, and invalidates them, while a peer writes by their keys: nothing is written
 // after the window has gone. The race detector sees it too.
 func TestWindowRace(t *testing.T) {
-	windows := testutil.Fewer(40, 10)
+	windows := testutil.FewerIfShort(40, 10)
 	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
 		// On an unreliable connection, which goes on after a write by a wrong key.
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUC})
@@ -565,7 +587,8 @@ func TestWindowRace(t *testing.T) {
 		var wg sync.WaitGroup
 		wg.Go(func() {
 			for !stop.Load() {
-				wr := ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte{1}, RemoteAddr: b.b.addr, RKey: key.Load()}
+				wr := ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte{1}, RemoteAddr: b.b.addr,
+					RKey: key.Load()}
 				switch _, err := b.a.qp.PostSend(wr); {
 				case err == nil:
 					writes.Add(1)

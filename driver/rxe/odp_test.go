@@ -17,25 +17,28 @@ func TestOnDemand(t *testing.T) {
 		addr, length func(n *node) uint64
 	}{
 		{"explicit", func(n *node) uint64 { return n.addr }, func(n *node) uint64 { return uint64(len(n.buf)) }},
-		{"implicit", func(*node) uint64 { return 0 }, func(*node) uint64 { return umem.Everything }},
+		{"implicit", func(*node) uint64 { return 0 }, func(*node) uint64 { return umem.ImplicitLength }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eachNetwork(t, func(t *testing.T, s setup) {
 				b := newBench(t, s)
 				b.connect(conn{})
 				mem := umem.NewLocal()
-				mr, err := b.b.pd.RegMR(ib.MRInit{Space: mem, Account: umem.NewAccount(func() uint64 { return 0 }), Addr: c.addr(b.b), Length: c.length(b.b), Access: allAccess | ib.AccessOnDemand})
+				mr, err := b.b.pd.RegMR(ib.MRInit{Space: mem, Account: umem.NewAccount(func() uint64 { return 0 }),
+					Addr: c.addr(b.b), Length: c.length(b.b), Access: allAccess | ib.AccessOnDemand})
 				check(t, err)
 				_, err = mem.Add(b.b.buf)
 				check(t, err)
 				fill(b.a.buf[:5000], 1)
-				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5000), RemoteAddr: b.b.addr, RKey: mr.RKey()})
+				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5000),
+					RemoteAddr: b.b.addr, RKey: mr.RKey()})
 				b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite, ByteLen: 5000})
 				if i := firstDifference(b.a.buf[:5000], b.b.buf[:5000]); i >= 0 {
 					t.Errorf("byte %d differs", i)
 				}
 				check(t, mem.Remove(b.b.addr))
-				b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: mr.RKey()})
+				b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8),
+					RemoteAddr: b.b.addr, RKey: mr.RKey()})
 				b.a.expect(ib.WC{ID: 2, Status: ib.WCRemAccessErr})
 				check(t, mr.Dereg())
 			})
@@ -48,7 +51,8 @@ func TestAdvice(t *testing.T) {
 		b := newBench(t, setup{})
 		n := b.a
 		reg := func(access ib.AccessFlags) *ib.MR {
-			mr, err := n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr, Length: uint64(len(n.buf)) + 1<<20, Access: access | ib.AccessOnDemand})
+			mr, err := n.pd.RegMR(ib.MRInit{Space: n.mem, Addr: n.addr, Length: uint64(len(n.buf)) + 1<<20,
+				Access: access | ib.AccessOnDemand})
 			check(t, err)
 			return mr
 		}
@@ -66,10 +70,13 @@ func TestAdvice(t *testing.T) {
 			{"read", n.pd, ib.AdvicePrefetch, ib.SGE{Addr: n.addr, Length: size, LKey: mr.LKey()}, nil},
 			{"write", n.pd, ib.AdvicePrefetchWrite, ib.SGE{Addr: n.addr, Length: size, LKey: mr.LKey()}, nil},
 			{"read what is read only", n.pd, ib.AdvicePrefetch, ib.SGE{Addr: n.addr, Length: size, LKey: readOnly.LKey()}, nil},
-			{"write what is read only", n.pd, ib.AdvicePrefetchWrite, ib.SGE{Addr: n.addr, Length: size, LKey: readOnly.LKey()}, syscall.EPERM},
-			{"what is not there", n.pd, ib.AdvicePrefetch, ib.SGE{Addr: n.addr, Length: size + 1, LKey: mr.LKey()}, syscall.EFAULT},
+			{"write what is read only", n.pd, ib.AdvicePrefetchWrite, ib.SGE{Addr: n.addr, Length: size,
+				LKey: readOnly.LKey()}, syscall.EPERM},
+			{"what is not there", n.pd, ib.AdvicePrefetch, ib.SGE{Addr: n.addr, Length: size + 1, LKey: mr.LKey()},
+				syscall.EFAULT},
 			{"without a fault", n.pd, ib.AdvicePrefetchNoFault, ib.SGE{Addr: n.addr, Length: size + 1, LKey: mr.LKey()}, nil},
-			{"outside the region", n.pd, ib.AdvicePrefetchNoFault, ib.SGE{Addr: n.addr - 1, Length: 1, LKey: mr.LKey()}, syscall.EINVAL},
+			{"outside the region", n.pd, ib.AdvicePrefetchNoFault, ib.SGE{Addr: n.addr - 1, Length: 1, LKey: mr.LKey()},
+				syscall.EINVAL},
 			{"no such key", n.pd, ib.AdvicePrefetch, ib.SGE{Addr: n.addr, Length: 1, LKey: mr.LKey() + 1}, syscall.EINVAL},
 			{"of another domain", other, ib.AdvicePrefetch, ib.SGE{Addr: n.addr, Length: 1, LKey: mr.LKey()}, syscall.EINVAL},
 			{"not on demand", n.pd, ib.AdvicePrefetch, ib.SGE{Addr: n.addr, Length: 1, LKey: n.mr.LKey()}, syscall.EINVAL},

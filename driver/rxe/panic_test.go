@@ -38,8 +38,8 @@ func (s *brittleSpace) WriteV(src [][]byte, addr uint64) error {
 	return s.Local.WriteV(src, addr)
 }
 
-// couple is a consumer with two queue pairs on one device, which are connected with each other, for as long as the device is
-// there.
+// couple is a consumer with two queue pairs on one device, which are connected with each other, for as long as the
+// device is there.
 type couple struct {
 	t     *testing.T
 	space brittleSpace
@@ -88,8 +88,8 @@ func (c *couple) write() error {
 	return err
 }
 
-// TestPanic: a panic of the engine, on whichever thread, makes the device fail; it is reset, although the lock of a queue
-// pair stays locked, and works again.
+// TestPanic: a panic of the engine, on whichever thread, makes the device fail; it is reset, although the lock of a
+// queue pair stays locked, and works again.
 func TestPanic(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -105,7 +105,8 @@ func TestPanic(t *testing.T) {
 		{"doorbell", true, func(c *couple) {
 			qp := qpOf(c.qps[0])
 			p := qp.dev.begin(false)
-			_, err := qp.req.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8, LKey: c.mr.LKey()}}}})
+			_, err := qp.req.postSend(p, []ib.SendWR{{ID: 1, Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: c.addr, Length: 8,
+				LKey: c.mr.LKey()}}}})
 			p.end()
 			check(c.t, err)
 			c.space.broken.Store(true)
@@ -205,14 +206,16 @@ func TestPanicWithoutRecover(t *testing.T) {
 	}()
 }
 
-// TestFailedDeviceFreesSenders: a queue pair of another device does not wait for trains that a failed device will never receive.
+// TestFailedDeviceFreesSenders: a queue pair of another device does not wait for trains that a failed device will never
+// receive.
 func TestFailedDeviceFreesSenders(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
 	from, to := qpOf(b.a.qp), qpOf(b.b.qp)
 	takeRun(to) // as a panic leaves it
 	for i := range maxHanded {
-		b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+		b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"),
+			RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
 	}
 	if n := from.egress.handed.Load(); n != maxHanded {
 		t.Fatalf("%d trains are handed over, want %d", n, maxHanded)
@@ -222,11 +225,13 @@ func TestFailedDeviceFreesSenders(t *testing.T) {
 		if n := from.egress.handed.Load(); n != 0 {
 			t.Errorf("%d trains of the sender count still", n)
 		}
-		b.a.send(ib.SendWR{ID: 9, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+		b.a.send(ib.SendWR{ID: 9, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: b.b.addr,
+			RKey: b.b.mr.RKey()})
 	}
 }
 
-// TestFailedDeviceDoesNotHang: of a device that has failed, and has left locks behind, every method of a queue pair returns.
+// TestFailedDeviceDoesNotHang: of a device that has failed, and has left locks behind, every method of a queue pair
+// returns.
 func TestFailedDeviceDoesNotHang(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
@@ -234,7 +239,7 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 	qp := qpOf(x.qps[0])
 	takeRun(qp) // as a panic leaves it
 	done := make(chan struct{})
-	testutil.Block(t, func() {
+	testutil.WaitBlocked(t, func() {
 		defer close(done)
 		_, _ = qp.Query(0)
 	})

@@ -138,13 +138,15 @@ func TestReferOnce(t *testing.T) {
 			}
 			within(t, "Dereg", func() { check(t, b.a.mr.Dereg()) })
 			var err error
-			b.a.mr, err = b.a.pd.RegMR(ib.MRInit{Space: b.a.mem, Addr: b.a.addr, Length: uint64(len(b.a.buf)), Access: allAccess})
+			b.a.mr, err = b.a.pd.RegMR(ib.MRInit{Space: b.a.mem, Addr: b.a.addr, Length: uint64(len(b.a.buf)),
+				Access: allAccess})
 			check(t, err)
 		})
 	}
 }
 
-// TestReferElements tests that of a WRITE of several elements little more is copied than the packets in which they meet.
+// TestReferElements tests that of a WRITE of several elements little more is copied than the packets in which they
+// meet.
 func TestReferElements(t *testing.T) {
 	const mtu, elements = 4096, 8
 	for _, more := range []int{0, -100, 100, -1, -2, -3, 1, 2, 3} { // with 1 to 3 bytes less, padding would be as long
@@ -258,8 +260,8 @@ func (e *fullOnce) Send(t *link.Train) error {
 	return e.Endpoint.Send(t)
 }
 
-// TestReferElsewhere: a train that refers to memory may yet have to wait, to go to the network, or be tapped. Then it has a
-// copy.
+// TestReferElsewhere: a train that refers to memory may yet have to wait, to go to the network, or be tapped. Then it
+// has a copy.
 func TestReferElsewhere(t *testing.T) {
 	var seen []byte
 	nothing := func() {}
@@ -542,7 +544,8 @@ func TestReferStalledTarget(t *testing.T) {
 	check(t, err)
 }
 
-// TestReferKeyMoves: a key that comes to stand for memory that may stall, between the look at it and the store, is refused.
+// TestReferKeyMoves: a key that comes to stand for memory that may stall, between the look at it and the store, is
+// refused.
 func TestReferKeyMoves(t *testing.T) {
 	b := newReferBench(t, setup{})
 	to := qpOf(b.b.qp)
@@ -568,7 +571,8 @@ func TestReferKeyMoves(t *testing.T) {
 	b.a.expect(ib.WC{ID: 1, Status: ib.WCRemAccessErr})
 }
 
-// TestReferPanic: a panic of the receiver, in the run of the sender, makes the devices of both fail, and holds no memory.
+// TestReferPanic: a panic of the receiver, in the run of the sender, makes the devices of both fail, and holds no
+// memory.
 func TestReferPanic(t *testing.T) {
 	b := newReferBench(t, setup{recover: true, failed: func(uint32, string) { panic("by the test") }})
 	mr, err := b.a.pd.RegMR(ib.MRInit{Space: b.a.mem, Addr: b.a.addr, Length: uint64(len(b.a.buf)), Access: allAccess})
@@ -584,8 +588,8 @@ func TestReferPanic(t *testing.T) {
 	within(t, "Dereg", func() { check(t, mr.Dereg()) })
 }
 
-// TestReferStolen: while it receives in the run of its sender, a queue pair is not where the watchdog finds it for another
-// thread.
+// TestReferStolen: while it receives in the run of its sender, a queue pair is not where the watchdog finds it for
+// another thread.
 func TestReferStolen(t *testing.T) {
 	var during atomic.Pointer[pass]
 	var to *QP
@@ -627,8 +631,8 @@ func (r *reuse) drain() {
 	r.a.poll(int(r.posted.Load()))
 }
 
-// TestReferReuse: whatever ends the use of memory, it is not read afterwards. While WRITEs go both ways, so that some are
-// received in the run of the sender and others later, a consumer reuses its memory as soon as it may.
+// TestReferReuse: whatever ends the use of memory, it is not read afterwards. While WRITEs go both ways, so that some
+// are received in the run of the sender and others later, a consumer reuses its memory as soon as it may.
 func TestReferReuse(t *testing.T) {
 	const half = 1 << 19 // of the buffers: it is written from a to b, the other one from b to a
 	for _, c := range []struct {
@@ -663,7 +667,8 @@ func TestReferReuse(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			rng := rand.New(rand.NewPCG(1, 1))
-			for stop := time.Now().Add(testutil.Fewer(200*time.Millisecond, 50*time.Millisecond)); time.Now().Before(stop); {
+			for stop := time.Now().Add(testutil.FewerIfShort(200*time.Millisecond,
+				50*time.Millisecond)); time.Now().Before(stop); {
 				s := setup{shortcut: true, bufLen: 2 * half}
 				s.cap = ib.QPCap{MaxSendWR: 64, MaxSendSGE: 1, MaxRecvWR: 1, MaxRecvSGE: 1}
 				b := newBench(noCleanup{t}, s)
@@ -715,14 +720,16 @@ func TestReferReuse(t *testing.T) {
 	}
 }
 
-// TestReferItself: a queue pair may be connected to itself, and the two ranges of a WRITE may be of one region and overlap.
+// TestReferItself: a queue pair may be connected to itself, and the two ranges of a WRITE may be of one region and
+// overlap.
 func TestReferItself(t *testing.T) {
 	const size = 300_000
 	for _, c := range []struct {
 		name string
 		own  bool
 		off  int // of the target from the source
-	}{{"own", true, size}, {"own, overlapping", true, 10_000}, {"of one region", false, size}, {"overlapping", false, 10_000}} {
+	}{{"own", true, size}, {"own, overlapping", true, 10_000}, {"of one region", false, size}, {"overlapping", false,
+		10_000}} {
 		t.Run(c.name, func(t *testing.T) {
 			b := newBench(t, setup{shortcut: true, bufLen: 1 << 20})
 			x := conn{mtu: ib.MTU4096}

@@ -6,4 +6,4 @@ import (
 )
 
 // ibuser has the midlayer's calls for user contexts.
-var ibuser = ib.ForUser(gate.Open())
+var ibuser = ib.ForUser(gate.NewKey())

@@ -28,8 +28,8 @@ func Of(d *ib.Device) (Identity, error) {
 	return Identity{Name: d.Name(), NodeGUID: attr.NodeGUID}, nil
 }
 
-// fits reports whether a device matches. fits may sleep.
-func (id Identity) fits(d *ib.Device) (bool, error) {
+// matches reports whether a device matches. matches may sleep.
+func (id Identity) matches(d *ib.Device) (bool, error) {
 	if id.Name != "" && id.Name != d.Name() {
 		return false, nil
 	}
@@ -160,11 +160,11 @@ func New[S any](core *ib.Core, cfg Config[S]) (*Attachment[S], error) {
 	a := &Attachment[S]{
 		cfg: cfg, core: core, ended: make(chan struct{}), changed: make(chan struct{}), kick: make(chan struct{}, 1),
 	}
-	a.client = ib.Client{Name: cfg.Name, Add: a.add, Remove: a.remove}
+	a.client = ib.Client{Name: cfg.Name, Add: a.addDevice, Remove: a.removeDevice}
 	if err := core.RegisterClient(&a.client); err != nil {
 		return nil, fmt.Errorf("attach %s: %w", cfg.Name, err)
 	}
-	go a.work()
+	go a.runSessions()
 	return a, nil
 }
 
@@ -179,7 +179,7 @@ func (a *Attachment[S]) Close() {
 	a.core.UnregisterClient(&a.client)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.set(Closed) // also if the attachment was lost
+	a.setState(Closed) // also if the attachment was lost
 }
 
 // State returns the current state. State may not sleep.
@@ -195,7 +195,7 @@ func (a *Attachment[S]) State() State {
 // requests.
 func (a *Attachment[S]) Acquire(ctx context.Context) (s S, err error) {
 	for {
-		s, changed, err := a.take()
+		s, changed, err := a.currentSession()
 		if changed == nil {
 			return s, err
 		}
@@ -209,13 +209,13 @@ func (a *Attachment[S]) Acquire(ctx context.Context) (s S, err error) {
 
 // TryAcquire is Acquire for callers that may not sleep: ok is false if there is no session.
 func (a *Attachment[S]) TryAcquire() (s S, ok bool) {
-	s, changed, err := a.take()
+	s, changed, err := a.currentSession()
 	return s, changed == nil && err == nil
 }
 
-// take returns the session, or the error of a lost or closed attachment. If there is neither a session nor an error,
-// take returns a channel that is closed at the next state change.
-func (a *Attachment[S]) take() (s S, changed <-chan struct{}, err error) {
+// currentSession returns the session, or the error of a lost or closed attachment. If there is neither a session nor an
+// error, take returns a channel that is closed at the next state change.
+func (a *Attachment[S]) currentSession() (s S, changed <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch a.state {
@@ -238,24 +238,24 @@ func (a *Attachment[S]) Release() {
 		panic("attach: Release without Acquire")
 	}
 	if a.users == 0 && a.state == Detaching {
-		a.wake()
+		a.wakeWorker()
 	}
 }
 
-// wake wakes work. wake may not sleep.
+// wakeWorker wakes work. wakeWorker may not sleep.
 //
 //verbena:held mu
-func (a *Attachment[S]) wake() {
+func (a *Attachment[S]) wakeWorker() {
 	select {
 	case a.kick <- struct{}{}:
 	default:
 	}
 }
 
-// set changes the state.
+// setState changes the state.
 //
 //verbena:held mu
-func (a *Attachment[S]) set(s State) {
+func (a *Attachment[S]) setState(s State) {
 	a.state = s
 	close(a.changed)
 	a.changed = make(chan struct{})
@@ -268,12 +268,12 @@ func (a *Attachment[S]) endSession(cause error) {
 	if a.current != nil {
 		a.current.end(cause)
 	}
-	a.wake()
+	a.wakeWorker()
 }
 
-// add implements Client.Add.
-func (a *Attachment[S]) add(d *ib.Device) (any, error) {
-	if ok, err := a.cfg.Device.fits(d); err != nil || !ok {
+// addDevice implements Client.Add.
+func (a *Attachment[S]) addDevice(d *ib.Device) (any, error) {
+	if ok, err := a.cfg.Device.matches(d); err != nil || !ok {
 		return nil, err
 	}
 	stop := d.OnEvent(func(e ib.Event) {
@@ -289,12 +289,12 @@ func (a *Attachment[S]) add(d *ib.Device) (any, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.present = append(a.present, d)
-	a.wake()
+	a.wakeWorker()
 	return stop, nil
 }
 
-// remove implements Client.Remove. remove returns after all objects of the session have been destroyed.
-func (a *Attachment[S]) remove(d *ib.Device, data any) {
+// removeDevice implements Client.Remove. removeDevice returns after all objects of the session have been destroyed.
+func (a *Attachment[S]) removeDevice(d *ib.Device, data any) {
 	stop, ok := data.(func())
 	if !ok {
 		return // the device does not match
@@ -312,24 +312,25 @@ func (a *Attachment[S]) remove(d *ib.Device, data any) {
 	<-x.over
 }
 
-// work creates and ends sessions until the attachment is lost or closed.
-func (a *Attachment[S]) work() {
+// runSessions creates and ends sessions until the attachment is lost or closed.
+func (a *Attachment[S]) runSessions() {
 	defer close(a.ended)
 	var tried *ib.Device // the device of the last session
 	for {
-		x := a.hold(tried)
+		x := a.awaitSession(tried)
 		if x == nil {
-			a.endLost()
+			a.endLostAttachment()
 			return
 		}
-		a.finish(x)
+		a.finishSession(x)
 		tried = x.dev
 	}
 }
 
-// hold calls Attach until there is a session. hold returns nil after the timeout or Close. hold waits RetryDelay before
-// it retries the device of the last session. hold retries at once if the same hardware has been registered again.
-func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
+// awaitSession calls Attach until there is a session. awaitSession returns nil after the timeout or Close. awaitSession
+// waits RetryDelay before it retries the device of the last session. awaitSession retries at once if the same hardware
+// has been registered again.
+func (a *Attachment[S]) awaitSession(tried *ib.Device) *session[S] {
 	timeout, cancel := context.WithCancel(context.Background())
 	if a.cfg.LossTimeout > 0 {
 		timeout, cancel = context.WithTimeout(timeout, a.cfg.LossTimeout)
@@ -338,9 +339,9 @@ func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	retry := time.NewTimer(a.cfg.RetryDelay)
 	defer retry.Stop()
 	for {
-		x, closing := a.begin(tried)
+		x, closing := a.beginAttempt(tried)
 		if x != nil {
-			if a.try(x, timeout) {
+			if a.createSession(x, timeout) {
 				return x
 			}
 			tried = x.dev
@@ -358,9 +359,9 @@ func (a *Attachment[S]) hold(tried *ib.Device) *session[S] {
 	}
 }
 
-// begin starts an attempt on the first device, other than but, that is present and active. begin returns nil if there
-// is no such device.
-func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
+// beginAttempt starts an attempt on the first device, other than but, that is present and active. beginAttempt returns
+// nil if there is no such device.
+func (a *Attachment[S]) beginAttempt(but *ib.Device) (x *session[S], closing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closing {
@@ -377,8 +378,8 @@ func (a *Attachment[S]) begin(but *ib.Device) (x *session[S], closing bool) {
 	return nil, false
 }
 
-// try creates the session. The session must be usable before the context timeout ends.
-func (a *Attachment[S]) try(x *session[S], timeout context.Context) bool {
+// createSession creates the session. The session must be usable before the context timeout ends.
+func (a *Attachment[S]) createSession(x *session[S], timeout context.Context) bool {
 	ctx, cancel := context.WithCancelCause(x.ended)
 	defer cancel(nil)
 	inTime := context.AfterFunc(timeout, func() { cancel(ErrLost) })
@@ -386,13 +387,13 @@ func (a *Attachment[S]) try(x *session[S], timeout context.Context) bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		x.end(cause)
-		a.wake()
+		a.wakeWorker()
 	})
 	if err == nil {
 		a.mu.Lock()
 		if inTime() && x.ended.Err() == nil {
 			x.s = s
-			a.set(Attached)
+			a.setState(Attached)
 			a.mu.Unlock()
 			a.logged = ""
 			a.cfg.Logf("%s: attached to %s", a.cfg.Name, x.dev.Name())
@@ -407,15 +408,15 @@ func (a *Attachment[S]) try(x *session[S], timeout context.Context) bool {
 		a.logged = why
 		a.cfg.Logf("%s: %s", a.cfg.Name, why)
 	}
-	a.forget(x, err)
+	a.dropAttempt(x, err)
 	return false
 }
 
-// finish waits for the end of a session and destroys the objects of the session.
-func (a *Attachment[S]) finish(x *session[S]) {
+// finishSession waits for the end of a session and destroys the objects of the session.
+func (a *Attachment[S]) finishSession(x *session[S]) {
 	<-x.ended.Done()
 	a.mu.Lock()
-	a.set(Detaching)
+	a.setState(Detaching)
 	for a.users > 0 {
 		a.mu.Unlock()
 		<-a.kick
@@ -425,26 +426,26 @@ func (a *Attachment[S]) finish(x *session[S]) {
 	cause := context.Cause(x.ended)
 	a.cfg.Logf("%s: detach from %s: %v", a.cfg.Name, x.dev.Name(), cause)
 	a.cfg.Detach(x.dev, x.s)
-	a.forget(x, cause)
+	a.dropAttempt(x, cause)
 }
 
-// forget ends a session, or an attempt, that has no objects on the device.
-func (a *Attachment[S]) forget(x *session[S], cause error) {
+// dropAttempt ends a session, or an attempt, that has no objects on the device.
+func (a *Attachment[S]) dropAttempt(x *session[S], cause error) {
 	x.end(cause)
 	a.mu.Lock()
 	a.current, a.cause = nil, cause
 	if a.state != Held {
-		a.set(Held)
+		a.setState(Held)
 	}
 	a.mu.Unlock()
 	close(x.over)
 }
 
-// endLost ends an attachment that is in state Held.
-func (a *Attachment[S]) endLost() {
+// endLostAttachment ends an attachment that is in state Held.
+func (a *Attachment[S]) endLostAttachment() {
 	a.mu.Lock()
 	if a.closing {
-		a.set(Closed)
+		a.setState(Closed)
 		a.mu.Unlock()
 		return
 	}
@@ -452,7 +453,7 @@ func (a *Attachment[S]) endLost() {
 	if cause == nil {
 		cause = fmt.Errorf("no device that is %v: %w", a.cfg.Device, syscall.ENODEV)
 	}
-	a.set(Lost)
+	a.setState(Lost)
 	a.mu.Unlock()
 	a.cfg.Logf("%s: lost: %v", a.cfg.Name, cause)
 	if a.cfg.Lost != nil {

@@ -30,8 +30,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// disk is an object of an upper-level protocol. The session of a disk is a protection domain.
-type disk struct {
+// diskAttachment is an object of an upper-level protocol. The session of a disk is a protection domain.
+type diskAttachment struct {
 	t    *testing.T
 	core *ib.Core
 	a    *attach.Attachment[*ib.PD]
@@ -44,24 +44,24 @@ type disk struct {
 	failed func(error)
 }
 
-func newDisk(t *testing.T, core *ib.Core, cfg attach.Config[*ib.PD]) *disk {
+func newDiskAttachment(t *testing.T, core *ib.Core, cfg attach.Config[*ib.PD]) *diskAttachment {
 	t.Helper()
-	d := &disk{t: t, core: core, made: time.Now()}
-	cfg.Name, cfg.Attach, cfg.Detach, cfg.Lost = "disk0", d.attach, d.detach, d.lost
+	d := &diskAttachment{t: t, core: core, made: time.Now()}
+	cfg.Name, cfg.Attach, cfg.Detach, cfg.Lost = "disk0", d.attach, d.detach, d.recordLoss
 	var err error
 	d.a, err = attach.New(core, cfg)
 	must(t, err)
 	return d
 }
 
-func (d *disk) note(format string, args ...any) {
+func (d *diskAttachment) recordCall(format string, args ...any) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.log = append(d.log, fmt.Sprintf("%v ", time.Since(d.made).Round(time.Second))+fmt.Sprintf(format, args...))
 }
 
-// calls returns the calls since the previous invocation of calls.
-func (d *disk) calls() []string {
+// takeCalls returns the calls since the previous invocation of calls.
+func (d *diskAttachment) takeCalls() []string {
 	synctest.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -70,14 +70,14 @@ func (d *disk) calls() []string {
 	return log
 }
 
-func (d *disk) want(calls ...string) {
+func (d *diskAttachment) wantCalls(calls ...string) {
 	d.t.Helper()
-	if got := d.calls(); !slices.Equal(got, calls) {
+	if got := d.takeCalls(); !slices.Equal(got, calls) {
 		d.t.Errorf("got calls %q, want %q", got, calls)
 	}
 }
 
-func (d *disk) wantState(s attach.State) {
+func (d *diskAttachment) wantState(s attach.State) {
 	d.t.Helper()
 	synctest.Wait()
 	if got := d.a.State(); got != s {
@@ -85,7 +85,7 @@ func (d *disk) wantState(s attach.State) {
 	}
 }
 
-func (d *disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*ib.PD, error) {
+func (d *diskAttachment) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*ib.PD, error) {
 	d.mu.Lock()
 	fail, slow := d.fail, d.slow
 	d.failed = failed
@@ -95,28 +95,28 @@ func (d *disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		fail = context.Cause(ctx)
 	}
 	if fail != nil {
-		d.note("no %s", dev.Name())
+		d.recordCall("no %s", dev.Name())
 		return nil, fail
 	}
-	d.note("attach %s", dev.Name())
+	d.recordCall("attach %s", dev.Name())
 	return dev.AllocPD()
 }
 
-func (d *disk) detach(dev *ib.Device, pd *ib.PD) {
-	d.note("detach %s", dev.Name())
+func (d *diskAttachment) detach(dev *ib.Device, pd *ib.PD) {
+	d.recordCall("detach %s", dev.Name())
 	if err := pd.Dealloc(); err != nil {
 		d.t.Error(err)
 	}
 }
 
-func (d *disk) lost(cause error) {
+func (d *diskAttachment) recordLoss(cause error) {
 	if !errors.Is(cause, attach.ErrLost) {
 		d.t.Errorf("cause in Lost: got %v, want ErrLost", cause)
 	}
-	d.note("lost")
+	d.recordCall("lost")
 }
 
-func plug(t *testing.T, core *ib.Core, name string) *ib.DeviceHandle {
+func registerDevice(t *testing.T, core *ib.Core, name string) *ib.DeviceHandle {
 	t.Helper()
 	d := loopback.New(name, nil).Handle()
 	must(t, core.Register(d))
@@ -127,9 +127,10 @@ func plug(t *testing.T, core *ib.Core, name string) *ib.DeviceHandle {
 func TestTransientReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		d := newDisk(t, core, attach.Config[*ib.PD]{Device: attach.Identity{Name: "lo0"}, LossTimeout: 10 * time.Second})
-		dev := plug(t, core, "lo0")
-		d.want("0s attach lo0")
+		d := newDiskAttachment(t, core, attach.Config[*ib.PD]{Device: attach.Identity{Name: "lo0"},
+			LossTimeout: 10 * time.Second})
+		dev := registerDevice(t, core, "lo0")
+		d.wantCalls("0s attach lo0")
 		for i := range 3 {
 			dev.DispatchEvent(ib.EventDeviceFatal, 0)
 			dev.SetError()
@@ -137,7 +138,7 @@ func TestTransientReset(t *testing.T) {
 			d.wantState(attach.Held)
 			began := time.Now()
 			back := make(chan *ib.DeviceHandle, 1)
-			time.AfterFunc(3*time.Second, func() { back <- plug(t, core, "lo0") })
+			time.AfterFunc(3*time.Second, func() { back <- registerDevice(t, core, "lo0") })
 			pd, err := d.a.Acquire(t.Context())
 			must(t, err)
 			dev = <-back
@@ -145,11 +146,11 @@ func TestTransientReset(t *testing.T) {
 				t.Errorf("Acquire: got PD %p after %v, want %p after 3s", pd.Device(), time.Since(began), dev)
 			}
 			d.a.Release()
-			d.want(fmt.Sprintf("%ds detach lo0", 3*i), fmt.Sprintf("%ds attach lo0", 3*i+3))
+			d.wantCalls(fmt.Sprintf("%ds detach lo0", 3*i), fmt.Sprintf("%ds attach lo0", 3*i+3))
 		}
 		d.a.Close()
 		d.wantState(attach.Closed)
-		d.want("9s detach lo0")
+		d.wantCalls("9s detach lo0")
 		if _, err := d.a.Acquire(t.Context()); !errors.Is(err, attach.ErrClosed) {
 			t.Errorf("Acquire: got %v", err)
 		}
@@ -161,9 +162,9 @@ func TestTransientReset(t *testing.T) {
 func TestLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		dev := plug(t, core, "lo0")
-		d := newDisk(t, core, attach.Config[*ib.PD]{LossTimeout: 10 * time.Second})
-		d.want("0s attach lo0")
+		dev := registerDevice(t, core, "lo0")
+		d := newDiskAttachment(t, core, attach.Config[*ib.PD]{LossTimeout: 10 * time.Second})
+		d.wantCalls("0s attach lo0")
 		testutil.Advance(20 * time.Second) // LossTimeout does not run while the object is attached
 		must(t, core.Unregister(dev))
 		waits := make(chan error)
@@ -179,8 +180,8 @@ func TestLoss(t *testing.T) {
 		if err := <-waits; !errors.Is(err, attach.ErrLost) || !errors.Is(err, syscall.EIO) {
 			t.Errorf("Acquire after the loss: got %v, want ErrLost and EIO", err)
 		}
-		d.want("20s detach lo0", "30s lost")
-		dev = plug(t, core, "lo0")
+		d.wantCalls("20s detach lo0", "30s lost")
+		dev = registerDevice(t, core, "lo0")
 		d.wantState(attach.Lost)
 		if _, ok := d.a.TryAcquire(); ok {
 			t.Error("TryAcquire after the loss: got a session, want none")
@@ -188,7 +189,7 @@ func TestLoss(t *testing.T) {
 		must(t, core.Unregister(dev))
 		d.a.Close()
 		d.wantState(attach.Closed)
-		d.want()
+		d.wantCalls()
 	})
 }
 
@@ -197,14 +198,14 @@ func TestLossWhileAttaching(t *testing.T) {
 	for _, slow := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			core := &ib.Core{}
-			d := newDisk(t, core, attach.Config[*ib.PD]{LossTimeout: 2500 * time.Millisecond})
+			d := newDiskAttachment(t, core, attach.Config[*ib.PD]{LossTimeout: 2500 * time.Millisecond})
 			d.slow, d.fail = slow, syscall.ECONNREFUSED
-			dev := plug(t, core, "lo0")
+			dev := registerDevice(t, core, "lo0")
 			testutil.Advance(time.Minute)
 			if slow {
-				d.want("3s no lo0", "3s lost")
+				d.wantCalls("3s no lo0", "3s lost")
 			} else {
-				d.want("0s no lo0", "1s no lo0", "2s no lo0", "3s lost")
+				d.wantCalls("0s no lo0", "1s no lo0", "2s no lo0", "3s lost")
 			}
 			d.a.Close()
 			must(t, core.Unregister(dev))
@@ -220,7 +221,7 @@ func TestIdentity(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		first, second := plug(t, core, "a"), plug(t, core, "b")
+		first, second := registerDevice(t, core, "a"), registerDevice(t, core, "b")
 		a, b := first.Device(), second.Device()
 		for _, test := range []struct {
 			id   attach.Identity
@@ -233,7 +234,7 @@ func TestIdentity(t *testing.T) {
 			{attach.Identity{Name: "b", NodeGUID: guid(b) + 1}, nil},
 			{attach.Identity{Name: "c"}, nil},
 		} {
-			d := newDisk(t, core, attach.Config[*ib.PD]{Device: test.id})
+			d := newDiskAttachment(t, core, attach.Config[*ib.PD]{Device: test.id})
 			synctest.Wait()
 			pd, ok := d.a.TryAcquire()
 			switch {
@@ -257,31 +258,31 @@ func TestIdentity(t *testing.T) {
 func TestSessionFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		dev := plug(t, core, "lo0")
-		d := newDisk(t, core, attach.Config[*ib.PD]{RetryDelay: 2 * time.Second})
-		d.want("0s attach lo0")
+		dev := registerDevice(t, core, "lo0")
+		d := newDiskAttachment(t, core, attach.Config[*ib.PD]{RetryDelay: 2 * time.Second})
+		d.wantCalls("0s attach lo0")
 		first := d.failed
 		first(syscall.ECONNRESET)
-		d.want("0s detach lo0")
+		d.wantCalls("0s detach lo0")
 		testutil.Advance(3 * time.Second)
-		d.want("2s attach lo0")
+		d.wantCalls("2s attach lo0")
 		first(syscall.ECONNRESET) // failure report of a session that has already ended
-		d.want()
+		d.wantCalls()
 		// After a new registration, the same hardware is tried at once.
 		d.failed(syscall.ECONNRESET)
 		must(t, core.Unregister(dev))
-		dev = plug(t, core, "lo0")
-		d.want("3s detach lo0", "3s attach lo0")
+		dev = registerDevice(t, core, "lo0")
+		d.wantCalls("3s detach lo0", "3s attach lo0")
 		d.a.Close()
 		must(t, core.Unregister(dev))
 	})
 }
 
-// TestRepeatedFailure checks that a repeated failure with the same reason is logged once.
-func TestRepeatedFailure(t *testing.T) {
+// TestRepeatedFailureIsLoggedOnce checks that a repeated failure with the same reason is logged once.
+func TestRepeatedFailureIsLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		dev := plug(t, core, "lo0")
+		dev := registerDevice(t, core, "lo0")
 		var said []string
 		var fail atomic.Value
 		fail.Store(errors.New("no route"))
@@ -304,18 +305,18 @@ func TestRepeatedFailure(t *testing.T) {
 	})
 }
 
-// TestFatalEvent checks that a device in the error state has no sessions and no attempts.
-func TestFatalEvent(t *testing.T) {
+// TestFatalEventEndsSessions checks that a device in the error state has no sessions and no attempts.
+func TestFatalEventEndsSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		dev := plug(t, core, "lo0")
-		d := newDisk(t, core, attach.Config[*ib.PD]{})
-		d.want("0s attach lo0")
+		dev := registerDevice(t, core, "lo0")
+		d := newDiskAttachment(t, core, attach.Config[*ib.PD]{})
+		d.wantCalls("0s attach lo0")
 		dev.SetError()
 		dev.DispatchEvent(ib.EventDeviceFatal, 0)
-		d.want("0s detach lo0")
+		d.wantCalls("0s detach lo0")
 		testutil.Advance(time.Minute)
-		d.want()
+		d.wantCalls()
 		d.wantState(attach.Held)
 		must(t, core.Unregister(dev))
 		d.a.Close()
@@ -327,8 +328,8 @@ func TestFatalEvent(t *testing.T) {
 func TestUnregisterWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
-		dev := plug(t, core, "lo0")
-		d := newDisk(t, core, attach.Config[*ib.PD]{})
+		dev := registerDevice(t, core, "lo0")
+		d := newDiskAttachment(t, core, attach.Config[*ib.PD]{})
 		_, err := d.a.Acquire(t.Context())
 		must(t, err)
 		gone := make(chan error, 1)
@@ -342,14 +343,14 @@ func TestUnregisterWaits(t *testing.T) {
 		}
 		d.a.Release()
 		must(t, <-gone)
-		d.want("0s attach lo0", "0s detach lo0")
+		d.wantCalls("0s attach lo0", "0s detach lo0")
 		d.mu.Lock()
 		d.slow = true
 		d.mu.Unlock()
-		dev = plug(t, core, "lo0")
+		dev = registerDevice(t, core, "lo0")
 		testutil.Advance(time.Second)
 		must(t, core.Unregister(dev))
-		d.want("1s no lo0")
+		d.wantCalls("1s no lo0")
 		d.wantState(attach.Held)
 		d.a.Close()
 	})
@@ -361,10 +362,10 @@ func TestNoCallchain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core := &ib.Core{}
 		check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
-		d := newDisk(t, core, attach.Config[*ib.PD]{RetryDelay: time.Millisecond})
+		d := newDiskAttachment(t, core, attach.Config[*ib.PD]{RetryDelay: time.Millisecond})
 		// The functions Attach and Detach also lock d.mu.
 		d.mu.Lock()
-		dev := plug(t, core, "lo0")
+		dev := registerDevice(t, core, "lo0")
 		d.mu.Unlock()
 		_, err := d.a.Acquire(t.Context())
 		must(t, err)
@@ -376,13 +377,13 @@ func TestNoCallchain(t *testing.T) {
 		d.a.Release()
 		d.mu.Unlock()
 		testutil.Advance(time.Second)
-		d.want("0s attach lo0", "0s detach lo0", "0s attach lo0")
+		d.wantCalls("0s attach lo0", "0s detach lo0", "0s attach lo0")
 		must(t, core.Unregister(dev))
 		d.a.Close()
 	})
 }
 
-func TestNewErrors(t *testing.T) {
+func TestNewRejectsBadConfig(t *testing.T) {
 	for _, cfg := range []attach.Config[int]{
 		{},
 		{Attach: func(context.Context, *ib.Device, func(error)) (int, error) { return 0, nil }},

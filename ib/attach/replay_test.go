@@ -16,9 +16,9 @@ import (
 	"verbena/umem"
 )
 
-// store is a minimal consumer that survives resets through an attachment. Each request writes eight bytes over a queue
-// pair that is connected to itself.
-type store struct {
+// replayStore is a minimal consumer that survives resets through an attachment. Each request writes eight bytes over a
+// queue pair that is connected to itself.
+type replayStore struct {
 	mem *umem.Local
 	src []byte
 	dst []byte // copy of src
@@ -32,7 +32,7 @@ type store struct {
 }
 
 type storeSession struct {
-	st     *store
+	st     *replayStore
 	pd     *ib.PD
 	cq     *ib.CQ
 	qp     *ib.QP
@@ -43,9 +43,9 @@ type storeSession struct {
 	outstanding map[uint64]bool
 }
 
-const storeDepth = 64
+const storeQueueDepth = 64
 
-func (st *store) attach(_ context.Context, d *ib.Device, failed func(error)) (_ *storeSession, err error) {
+func (st *replayStore) attach(_ context.Context, d *ib.Device, failed func(error)) (_ *storeSession, err error) {
 	s := &storeSession{st: st, failed: failed, outstanding: map[uint64]bool{}}
 	defer func() {
 		if err != nil {
@@ -55,7 +55,7 @@ func (st *store) attach(_ context.Context, d *ib.Device, failed func(error)) (_ 
 	if s.pd, err = d.AllocPD(); err != nil {
 		return nil, err
 	}
-	if s.cq, err = d.CreateCQ(ib.CQInit{Entries: 2 * storeDepth, Handler: s.completed}); err != nil {
+	if s.cq, err = d.CreateCQ(ib.CQInit{Entries: 2 * storeQueueDepth, Handler: s.handleCompletion}); err != nil {
 		return nil, err
 	}
 	if _, err = s.cq.ReqNotify(ib.NotifyNextComp); err != nil {
@@ -67,7 +67,7 @@ func (st *store) attach(_ context.Context, d *ib.Device, failed func(error)) (_ 
 		return nil, err
 	}
 	init := ib.QPInitAttr{SendCQ: s.cq, RecvCQ: s.cq, Type: ib.QPTypeRC,
-		Cap: ib.QPCap{MaxSendWR: storeDepth, MaxSendSGE: 1}}
+		Cap: ib.QPCap{MaxSendWR: storeQueueDepth, MaxSendSGE: 1}}
 	if s.qp, err = s.pd.CreateQP(init); err != nil {
 		return nil, err
 	}
@@ -97,7 +97,7 @@ func (st *store) attach(_ context.Context, d *ib.Device, failed func(error)) (_ 
 func (s *storeSession) destroy() {
 	if s.qp != nil {
 		_ = s.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
-		s.drain()
+		s.pollCompletions()
 		s.qp.Destroy()
 	}
 	if s.mr != nil {
@@ -117,15 +117,15 @@ func (s *storeSession) destroy() {
 	}
 }
 
-// completed is the completion handler.
-func (s *storeSession) completed(*ib.CQ) {
+// handleCompletion is the completion handler.
+func (s *storeSession) handleCompletion(*ib.CQ) {
 	for again := true; again; {
-		s.drain()
+		s.pollCompletions()
 		again, _ = s.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
 	}
 }
 
-func (s *storeSession) drain() {
+func (s *storeSession) pollCompletions() {
 	var wc [16]ib.WC
 	for {
 		n, _ := s.cq.Poll(wc[:])
@@ -148,7 +148,7 @@ func (s *storeSession) drain() {
 
 // submit posts one request together with all held requests. If a request cannot be posted now, submit adds it to the
 // held requests.
-func (st *store) submit(ctx context.Context, id int) error {
+func (st *replayStore) submit(ctx context.Context, id int) error {
 	s, err := st.a.Acquire(ctx)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func (st *store) submit(ctx context.Context, id int) error {
 	st.held = nil
 	st.mu.Unlock()
 	for i, id := range todo {
-		if !s.post(id) {
+		if !s.postWrite(id) {
 			st.mu.Lock()
 			st.held = append(st.held, todo[i:]...)
 			st.mu.Unlock()
@@ -169,7 +169,7 @@ func (st *store) submit(ctx context.Context, id int) error {
 	return nil
 }
 
-func (s *storeSession) post(id int) bool {
+func (s *storeSession) postWrite(id int) bool {
 	st := s.st
 	s.mu.Lock()
 	s.outstanding[uint64(id)] = true
@@ -192,7 +192,8 @@ func TestReplay(t *testing.T) {
 	const requests, resets = 2000, 60
 	core := &ib.Core{}
 	buf := make([]byte, 16*requests)
-	st := &store{mem: umem.NewLocal(), src: buf[:8*requests], dst: buf[8*requests:], done: make([]atomic.Int32, requests)}
+	st := &replayStore{mem: umem.NewLocal(), src: buf[:8*requests], dst: buf[8*requests:], done: make([]atomic.Int32,
+		requests)}
 	for i := range st.src {
 		st.src[i] = byte(i%251 + 1)
 	}
@@ -254,7 +255,7 @@ func TestReplay(t *testing.T) {
 			id := st.held[0]
 			st.held = st.held[1:]
 			st.mu.Unlock()
-			if !s.post(id) {
+			if !s.postWrite(id) {
 				st.mu.Lock()
 				st.held = append(st.held, id)
 				st.mu.Unlock()

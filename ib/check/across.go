@@ -19,16 +19,16 @@ const (
 	acrossDump = 2000        // looks for one checker
 )
 
-// checkAcross delays the return of f, a call that may sleep, while a callback waits for a lock, and reports the
-// callback if the wait does not end. The delay uses the real time, because in a bubble of package synctest no time
+// checkBlockedCallback delays the return of f, a call that may sleep, while a callback waits for a lock, and reports
+// the callback if the wait does not end. The delay uses the real time, because in a bubble of package synctest no time
 // passes while a goroutine waits for a mutex.
 //
 //verbena:allow nosleep the call may sleep
-func (k *checker) checkAcross(f *frame) {
+func (k *checker) checkBlockedCallback(f *frame) {
 	if f.kind != inMethod || f.dev == nil || k.acrossTime.Load() > int64(acrossAll) || k.acrossLooks.Load() > acrossDump {
 		return
 	}
-	x, seq := k.callbackBeside(f)
+	x, seq := k.concurrentCallback(f)
 	if x == nil {
 		return
 	}
@@ -36,19 +36,19 @@ func (k *checker) checkAcross(f *frame) {
 	rest, busy, began := 0, 0, time.Duration(0)
 	for n := range acrossMost {
 		k.acrossLooks.Add(1)
-		all := goroutines()
+		all := allGoroutines()
 		g := all[x.th.id]
 		k.mu.Lock()
 		same := !x.left && x.th.seq == seq
 		k.mu.Unlock()
-		if !same || !g.waitsForLock() {
+		if !same || !g.isWaitingForLock() {
 			return
 		}
 		now := time.Duration(n) * acrossLook // at least this time has passed
 		if rest++; rest == 1 {
 			began = now
 		}
-		if !atRest(all) {
+		if !allAsleep(all) {
 			rest = 0
 			if busy++; busy == acrossBusy {
 				return
@@ -60,7 +60,7 @@ func (k *checker) checkAcross(f *frame) {
 				What: fmt.Sprintf("%s waits for a lock (%s) until %s returns, and no other goroutine was running: the lock is "+
 					"held across a call that may sleep", x.what, g.state, f.what),
 				Stacks: append([]Stack{{x.what + ", waiting", g.trace}, {f.what + ", returning", all[self].trace}},
-					x.raisedAt()...),
+					x.raiseStacks()...),
 			}, x.dev, x.entry)
 			return
 		}
@@ -70,9 +70,9 @@ func (k *checker) checkAcross(f *frame) {
 	}
 }
 
-// callbackBeside returns a callback of f's device that another thread executes outside of calls, and the number of the
-// thread's pushes and pops.
-func (k *checker) callbackBeside(f *frame) (*frame, uint64) {
+// concurrentCallback returns a callback of f's device that another thread executes outside of calls, and the number of
+// the thread's pushes and pops.
+func (k *checker) concurrentCallback(f *frame) (*frame, uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, th := range k.threads {

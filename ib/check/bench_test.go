@@ -10,9 +10,9 @@ import (
 
 // benchChecked runs f in checked mode on a driver with empty methods. Package ib has the same benchmarks without
 // checked mode.
-func benchChecked(b *testing.B, f func(b *bench)) { benchHandler(b, func(*ib.CQ) {}, f) }
+func benchChecked(b *testing.B, f func(b *testBench)) { benchHandler(b, func(*ib.CQ) {}, f) }
 
-func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *bench)) {
+func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *testBench)) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { b.Error(v) }, Timeout: time.Minute})
 	w := newBenchOn(b, core, handler, nil)
@@ -23,26 +23,26 @@ func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *bench)) {
 	for b.Loop() {
 		f(w)
 	}
-	w.free(b)
+	w.destroyAll(b)
 }
 
 func BenchmarkPostSend(b *testing.B) {
 	wrs := make([]ib.SendWR, 1)
-	benchChecked(b, func(b *bench) { b.qp.PostSend(wrs...) })
+	benchChecked(b, func(b *testBench) { b.qp.PostSend(wrs...) })
 }
 
 func BenchmarkPollCQ(b *testing.B) {
 	wc := make([]ib.WC, 1)
-	benchChecked(b, func(b *bench) { b.cq.Poll(wc) })
+	benchChecked(b, func(b *testBench) { b.cq.Poll(wc) })
 }
 
 func BenchmarkReqNotifyCQ(b *testing.B) {
-	benchChecked(b, func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) })
+	benchChecked(b, func(b *testBench) { b.cq.ReqNotify(ib.NotifyNextComp) })
 }
 
 // BenchmarkCallback measures a completion and its handler, both on the same thread.
 func BenchmarkCallback(b *testing.B) {
-	benchChecked(b, func(b *bench) {
+	benchChecked(b, func(b *testBench) {
 		b.cq.ReqNotify(ib.NotifyNextComp)
 		b.handle.HoldCallbacks()
 		b.drv.cq.Completed()
@@ -53,7 +53,7 @@ func BenchmarkCallback(b *testing.B) {
 // BenchmarkCallbackWorker measures a completion and its handler on a worker goroutine.
 func BenchmarkCallbackWorker(b *testing.B) {
 	called := make(chan int, 1)
-	benchHandler(b, func(*ib.CQ) { called <- 1 }, func(b *bench) {
+	benchHandler(b, func(*ib.CQ) { called <- 1 }, func(b *testBench) {
 		b.cq.ReqNotify(ib.NotifyNextComp)
 		b.drv.cq.Completed()
 		<-called

@@ -19,29 +19,29 @@ import (
 	"verbena/internal/testutil"
 )
 
-// witness collects violations.
-type witness struct {
+// violationRecorder collects violations.
+type violationRecorder struct {
 	mu  sync.Mutex
 	all []check.Violation
 }
 
-func (w *witness) report(v check.Violation) {
+func (w *violationRecorder) report(v check.Violation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all = append(w.all, v)
 }
 
-func (w *witness) seen() []check.Violation {
+func (w *violationRecorder) violations() []check.Violation {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.all)
 }
 
-// expect checks that the reported violations match the rules, and that each has complete stacks.
-func (w *witness) expect(t *testing.T, rules ...check.Rule) {
+// expectRules checks that the reported violations match the rules, and that each has complete stacks.
+func (w *violationRecorder) expectRules(t *testing.T, rules ...check.Rule) {
 	t.Helper()
 	var got []check.Rule
-	for _, v := range w.seen() {
+	for _, v := range w.violations() {
 		got = append(got, v.Rule)
 		for _, s := range v.Stacks {
 			if s.Title == "" || !strings.Contains(s.Trace, ".go:") {
@@ -54,83 +54,84 @@ func (w *witness) expect(t *testing.T, rules ...check.Rule) {
 	}
 	if !slices.Equal(got, rules) {
 		t.Errorf("reported %v, want %v", got, rules)
-		for _, v := range w.seen() {
+		for _, v := range w.violations() {
 			t.Log(v)
 		}
 	}
 }
 
-func checkedBench(t *testing.T, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) (*bench, *witness) {
-	return patientBench(t, 100*time.Millisecond, handler, qpEvent)
+func checkedBench(t *testing.T, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) (*testBench,
+	*violationRecorder) {
+	return checkedBenchWithTimeout(t, 100*time.Millisecond, handler, qpEvent)
 }
 
-func patientBench(t *testing.T, timeout time.Duration, handler func(*ib.CQ),
-	qpEvent func(*ib.QP, ib.EventType)) (*bench, *witness) {
-	w := &witness{}
+func checkedBenchWithTimeout(t *testing.T, timeout time.Duration, handler func(*ib.CQ),
+	qpEvent func(*ib.QP, ib.EventType)) (*testBench, *violationRecorder) {
+	w := &violationRecorder{}
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: w.report, Timeout: timeout})
 	return newBenchOn(t, core, handler, qpEvent), w
 }
 
-// sleep violates the rule against sleeping in callbacks and in methods that may be called from any context.
-func sleep() { time.Sleep(time.Second) }
+// sleepOneSecond violates the rule against sleeping in callbacks and in methods that may be called from any context.
+func sleepOneSecond() { time.Sleep(time.Second) }
 
 // Each test case is a wrong driver or a wrong consumer. The test runs in virtual time.
-func TestCheckSleep(t *testing.T) {
+func TestCheckReportsSleep(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule check.Rule
-		run  func(t *testing.T, b *bench)
+		run  func(t *testing.T, b *testBench)
 	}{
-		{"driver sleeps in post send", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
-			b.drv.onPost = sleep
+		{"driver sleeps in post send", check.RuleSleepInMethod, func(t *testing.T, b *testBench) {
+			b.drv.onPost = sleepOneSecond
 			b.qp.PostSend(ib.SendWR{})
 		}},
-		{"driver waits for a goroutine in poll", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+		{"driver waits for a goroutine in poll", check.RuleSleepInMethod, func(t *testing.T, b *testBench) {
 			b.drv.onPoll = func() {
 				done := make(chan int)
-				go func() { sleep(); close(done) }()
+				go func() { sleepOneSecond(); close(done) }()
 				<-done
 			}
 			b.cq.Poll(make([]ib.WC, 1))
 		}},
-		{"driver waits for a condition in request notify", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+		{"driver waits for a condition in request notify", check.RuleSleepInMethod, func(t *testing.T, b *testBench) {
 			b.drv.onNotify = func() {
 				var wg sync.WaitGroup
-				wg.Go(sleep)
+				wg.Go(sleepOneSecond)
 				wg.Wait()
 			}
 			b.cq.ReqNotify(ib.NotifyNextComp)
 		}},
-		{"driver calls a sleeping function from post send", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+		{"driver calls a sleeping function from post send", check.RuleSleepInMethod, func(t *testing.T, b *testBench) {
 			b.drv.onPost = func() { b.dev.QueryDevice() }
 			b.qp.PostSend(ib.SendWR{})
 		}},
-		{"driver sleeps while it destroys an address handle", check.RuleSleepInMethod, func(t *testing.T, b *bench) {
+		{"driver sleeps while it destroys an address handle", check.RuleSleepInMethod, func(t *testing.T, b *testBench) {
 			ah, err := b.pd.CreateAH(&ib.AHAttr{})
 			must(t, err)
-			b.drv.onDestroy = sleep
+			b.drv.onDestroy = sleepOneSecond
 			must(t, ah.Destroy())
 			b.drv.onDestroy = nil
 		}},
-		{"thread sleeps while it holds callbacks", check.RuleHold, func(t *testing.T, b *bench) {
+		{"thread sleeps while it holds callbacks", check.RuleHold, func(t *testing.T, b *testBench) {
 			b.handle.HoldCallbacks()
-			sleep()
+			sleepOneSecond()
 			b.handle.RunCallbacks()
 		}},
-		{"thread calls a sleeping function while it holds callbacks", check.RuleHold, func(t *testing.T, b *bench) {
+		{"thread calls a sleeping function while it holds callbacks", check.RuleHold, func(t *testing.T, b *testBench) {
 			b.handle.HoldCallbacks()
 			b.dev.QueryDevice()
 			b.handle.RunCallbacks()
 		}},
-		{"thread runs callbacks out of the blue", check.RuleHold, func(t *testing.T, b *bench) {
+		{"thread runs callbacks out of the blue", check.RuleHold, func(t *testing.T, b *testBench) {
 			b.handle.HoldCallbacks()
 			var wg sync.WaitGroup
 			wg.Go(b.handle.RunCallbacks)
 			synctest.Wait()
 			observe.Of(b.dev).Note(observe.HoldEnds, (*ib.Hold)(nil)) // ends the hold on this thread
 		}},
-		{"driver holds callbacks in post send", check.RuleHold, func(t *testing.T, b *bench) {
+		{"driver holds callbacks in post send", check.RuleHold, func(t *testing.T, b *testBench) {
 			b.drv.onPost = b.handle.HoldCallbacks
 			b.qp.PostSend(ib.SendWR{})
 			b.handle.RunCallbacks()
@@ -140,8 +141,8 @@ func TestCheckSleep(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b, w := checkedBench(t, nil, nil)
 				test.run(t, b)
-				b.free(t)
-				w.expect(t, test.rule)
+				b.destroyAll(t)
+				w.expectRules(t, test.rule)
 			})
 		})
 	}
@@ -153,47 +154,50 @@ func TestCheckCallsInHandler(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule check.Rule // 0: allowed
-		call func(t *testing.T, b *bench)
+		call func(t *testing.T, b *testBench)
 	}{
-		{"poll", 0, func(t *testing.T, b *bench) { second(b.cq.Poll(make([]ib.WC, 1))) }},
-		{"request notify", 0, func(t *testing.T, b *bench) {
-			second(b.cq.ReqNotify(ib.NotifyNextComp))
-			second(b.cq.Poll(make([]ib.WC, 1)))
+		{"poll", 0, func(t *testing.T, b *testBench) { errorOf(b.cq.Poll(make([]ib.WC, 1))) }},
+		{"request notify", 0, func(t *testing.T, b *testBench) {
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
+			errorOf(b.cq.Poll(make([]ib.WC, 1)))
 		}},
-		{"post send", 0, func(t *testing.T, b *bench) { second(b.qp.PostSend(ib.SendWR{})) }},
-		{"post receive", 0, func(t *testing.T, b *bench) { second(b.qp.PostRecv(ib.RecvWR{})) }},
-		{"address handle", 0, func(t *testing.T, b *bench) {
+		{"post send", 0, func(t *testing.T, b *testBench) { errorOf(b.qp.PostSend(ib.SendWR{})) }},
+		{"post receive", 0, func(t *testing.T, b *testBench) { errorOf(b.qp.PostRecv(ib.RecvWR{})) }},
+		{"address handle", 0, func(t *testing.T, b *testBench) {
 			ah, err := b.pd.CreateAH(&ib.AHAttr{})
 			must(t, err)
 			_, err = ah.Query()
 			must(t, errors.Join(err, ah.Modify(&ib.AHAttr{}), ah.Destroy()))
 		}},
-		{"dispatch event", 0, func(t *testing.T, b *bench) { b.handle.DispatchEvent(ib.EventPortErr, 1) }},
-		{"raise", 0, func(t *testing.T, b *bench) { b.drv.qp.Raise(ib.EventQPFatal) }},
-		{"state", 0, func(t *testing.T, b *bench) { b.qp.State(); b.dev.State() }},
-		{"sleep", check.RuleSleepInCallback, func(*testing.T, *bench) { sleep() }},
-		{"query device", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryDevice() }},
-		{"query port", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryPort(1) }},
-		{"query gid", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryGID(1, 0) }},
-		{"query pkey", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.QueryPKey(1, 0) }},
-		{"alloc pd", check.RuleSleepInCallback, func(t *testing.T, b *bench) {
+		{"dispatch event", 0, func(t *testing.T, b *testBench) { b.handle.DispatchEvent(ib.EventPortErr, 1) }},
+		{"raise", 0, func(t *testing.T, b *testBench) { b.drv.qp.Raise(ib.EventQPFatal) }},
+		{"state", 0, func(t *testing.T, b *testBench) { b.qp.State(); b.dev.State() }},
+		{"sleep", check.RuleSleepInCallback, func(*testing.T, *testBench) { sleepOneSecond() }},
+		{"query device", check.RuleSleepInCallback, func(t *testing.T, b *testBench) { b.dev.QueryDevice() }},
+		{"query port", check.RuleSleepInCallback, func(t *testing.T, b *testBench) { b.dev.QueryPort(1) }},
+		{"query gid", check.RuleSleepInCallback, func(t *testing.T, b *testBench) { b.dev.QueryGID(1, 0) }},
+		{"query pkey", check.RuleSleepInCallback, func(t *testing.T, b *testBench) { b.dev.QueryPKey(1, 0) }},
+		{"alloc pd", check.RuleSleepInCallback, func(t *testing.T, b *testBench) {
 			pd, err := b.dev.AllocPD()
 			must(t, errors.Join(err, pd.Dealloc()))
 		}},
-		{"modify qp", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Modify(ib.QPAttr{}, ib.QPAttrState) }},
-		{"query qp", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.qp.Query(0) }},
-		{"resize cq", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.cq.Resize(4) }},
-		{"on event", check.RuleSleepInCallback, func(t *testing.T, b *bench) { b.dev.OnEvent(func(ib.Event) {}) }},
-		{"register a client", check.RuleSleepInCallback, func(t *testing.T, b *bench) {
+		{"modify qp", check.RuleSleepInCallback, func(t *testing.T, b *testBench) {
+			b.qp.Modify(ib.QPAttr{},
+				ib.QPAttrState)
+		}},
+		{"query qp", check.RuleSleepInCallback, func(t *testing.T, b *testBench) { b.qp.Query(0) }},
+		{"resize cq", check.RuleSleepInCallback, func(t *testing.T, b *testBench) { b.cq.Resize(4) }},
+		{"on event", check.RuleSleepInCallback, func(t *testing.T, b *testBench) { b.dev.OnEvent(func(ib.Event) {}) }},
+		{"register a client", check.RuleSleepInCallback, func(t *testing.T, b *testBench) {
 			b.core.RegisterClient(&ib.Client{Name: "A", Add: func(*ib.Device) (any, error) { return nil, nil },
 				Remove: func(*ib.Device, any) {}})
 		}},
-		{"destroy the queue itself", check.RuleWaitForSelf, func(t *testing.T, b *bench) {
+		{"destroy the queue itself", check.RuleWaitForSelf, func(t *testing.T, b *testBench) {
 			if err := b.cq.Destroy(); !errors.Is(err, syscall.EDEADLK) {
 				t.Error(err)
 			}
 		}},
-		{"unregister the device", check.RuleWaitForSelf, func(t *testing.T, b *bench) {
+		{"unregister the device", check.RuleWaitForSelf, func(t *testing.T, b *testBench) {
 			if err := b.core.Unregister(b.handle); !errors.Is(err, syscall.EDEADLK) {
 				t.Error(err)
 			}
@@ -201,29 +205,29 @@ func TestCheckCallsInHandler(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var b *bench
+				var b *testBench
 				calls := 0
 				b, w := checkedBench(t, func(*ib.CQ) {
 					if calls++; calls == 1 {
 						test.call(t, b)
 					}
 				}, nil)
-				second(b.cq.ReqNotify(ib.NotifyNextComp))
+				errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 				b.qp.PostSend(ib.SendWR{})
 				testutil.Advance(2 * time.Second)
-				b.free(t)
+				b.destroyAll(t)
 				if calls == 0 {
 					t.Error("handler calls: got none, want at least 1")
 				}
-				switch seen := w.seen(); {
+				switch seen := w.violations(); {
 				case test.rule == 0:
-					w.expect(t)
+					w.expectRules(t)
 				case test.name == "alloc pd": // alloc and dealloc
-					w.expect(t, test.rule, test.rule)
+					w.expectRules(t, test.rule, test.rule)
 				case len(seen) == 1 && test.rule != check.RuleSleepInCallback:
-					w.expect(t, test.rule)
+					w.expectRules(t, test.rule)
 				default:
-					w.expect(t, test.rule)
+					w.expectRules(t, test.rule)
 					if len(seen) > 0 && !strings.Contains(fmt.Sprint(seen[0].Stacks), "raised at") {
 						t.Error("stacks of the report: got no place that raised the completion, want one")
 					}
@@ -233,23 +237,24 @@ func TestCheckCallsInHandler(t *testing.T) {
 	}
 }
 
-func TestCheckCallchain(t *testing.T) {
+func TestCheckReportsCallbackInCallchain(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		hook func(b *bench) *func() // the driver's hook
-		call func(b *bench)
+		hook func(b *testBench) *func() // the driver's hook
+		call func(b *testBench)
 	}{
-		{"post send", func(b *bench) *func() { return &b.drv.onPost }, func(b *bench) { b.qp.PostSend(ib.SendWR{}) }},
-		{"poll", func(b *bench) *func() { return &b.drv.onPoll }, func(b *bench) { b.cq.Poll(make([]ib.WC, 1)) }},
-		{"request notify", func(b *bench) *func() { return &b.drv.onNotify },
-			func(b *bench) { b.cq.ReqNotify(ib.NotifyNextComp) }},
-		{"a method that may sleep", func(b *bench) *func() { return &b.drv.onQuery }, func(b *bench) { b.dev.QueryDevice() }},
+		{"post send", func(b *testBench) *func() { return &b.drv.onPost }, func(b *testBench) { b.qp.PostSend(ib.SendWR{}) }},
+		{"poll", func(b *testBench) *func() { return &b.drv.onPoll }, func(b *testBench) { b.cq.Poll(make([]ib.WC, 1)) }},
+		{"request notify", func(b *testBench) *func() { return &b.drv.onNotify },
+			func(b *testBench) { b.cq.ReqNotify(ib.NotifyNextComp) }},
+		{"a method that may sleep", func(b *testBench) *func() { return &b.drv.onQuery },
+			func(b *testBench) { b.dev.QueryDevice() }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var called atomic.Bool
 			b, w := checkedBench(t, func(*ib.CQ) { called.Store(true) }, nil)
-			second(b.cq.ReqNotify(ib.NotifyNextComp))
-			second(b.cq.ReqNotify(ib.NotifyNextComp)) // post send completes again, later and on another thread
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp)) // post send completes again, later and on another thread
 			*test.hook(b) = func() {
 				b.handle.HoldCallbacks()
 				b.drv.cq.Completed()
@@ -260,8 +265,8 @@ func TestCheckCallchain(t *testing.T) {
 			if !called.Load() {
 				t.Error("handler calls: got none, want at least 1")
 			}
-			b.free(t)
-			w.expect(t, check.RuleHold, check.RuleCallchain)
+			b.destroyAll(t)
+			w.expectRules(t, check.RuleHold, check.RuleCallchain)
 		})
 	}
 }
@@ -285,9 +290,9 @@ func TestCheckTwoHandlers(t *testing.T) {
 	close(leave)
 	<-inside
 	<-inside
-	b.free(t)
+	b.destroyAll(t)
 	var rules []check.Rule
-	for _, v := range w.seen() {
+	for _, v := range w.violations() {
 		if v.Rule != check.RuleSleepInCallback { // the handler really sleeps
 			rules = append(rules, v.Rule)
 		}
@@ -297,49 +302,49 @@ func TestCheckTwoHandlers(t *testing.T) {
 	}
 }
 
-func TestCheckNotifyOnce(t *testing.T) {
+func TestCheckReportsSecondNotification(t *testing.T) {
 	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 	for range 2 {
-		second(b.cq.ReqNotify(ib.NotifyNextComp))
+		errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 		b.drv.cq.Completed()
 	}
-	w.expect(t)
+	w.expectRules(t)
 	b.drv.cq.Completed()
-	b.free(t)
-	w.expect(t, check.RuleNotifyOnce)
+	b.destroyAll(t)
+	w.expectRules(t, check.RuleNotifyOnce)
 }
 
-// TestCheckLocks checks that a lock held in the wrong place is reported even if every thread waits for the lock. The
-// test releases the lock afterwards.
-func TestCheckLocks(t *testing.T) {
+// TestCheckReportsHeldLocks checks that a lock held in the wrong place is reported even if every thread waits for the
+// lock. The test releases the lock afterwards.
+func TestCheckReportsHeldLocks(t *testing.T) {
 	t.Run("callbacks run under the lock of the queue", func(t *testing.T) {
 		var lock sync.Mutex
-		w, core := &witness{}, &ib.Core{}
+		w, core := &violationRecorder{}, &ib.Core{}
 		reported := make(chan int, 1)
 		check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 			w.report(v)
 			reported <- 1
 		}})
 		b := newBenchOn(t, core, func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }, nil)
-		second(b.cq.ReqNotify(ib.NotifyNextComp))
+		errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 		b.drv.onNotify = func() { lock.Lock(); defer lock.Unlock() }
 		go func() { <-reported; lock.Unlock() }()
 		b.handle.HoldCallbacks()
 		lock.Lock()
 		b.drv.cq.Completed()
 		b.handle.RunCallbacks()
-		b.free(t)
-		w.expect(t, check.RuleLockAcrossCallback)
+		b.destroyAll(t)
+		w.expectRules(t, check.RuleLockAcrossCallback)
 	})
 	for _, test := range []struct {
 		name   string
-		client func(b func() *bench) *ib.Client
+		client func(b func() *testBench) *ib.Client
 	}{
-		{"unregister, and Remove calls the driver", func(b func() *bench) *ib.Client {
+		{"unregister, and Remove calls the driver", func(b func() *testBench) *ib.Client {
 			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil },
 				Remove: func(d *ib.Device, _ any) { d.QueryDevice() }}
 		}},
-		{"unregister, and Remove waits for a thread that calls the driver", func(b func() *bench) *ib.Client {
+		{"unregister, and Remove waits for a thread that calls the driver", func(b func() *testBench) *ib.Client {
 			return &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) { return nil, nil },
 				Remove: func(d *ib.Device, _ any) {
 					done := make(chan int)
@@ -350,7 +355,7 @@ func TestCheckLocks(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var lock sync.Mutex
-			w, core := &witness{}, &ib.Core{}
+			w, core := &violationRecorder{}, &ib.Core{}
 			reported := make(chan int, 1)
 			check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 				w.report(v)
@@ -359,8 +364,8 @@ func TestCheckLocks(t *testing.T) {
 				default:
 				}
 			}})
-			var b *bench
-			must(t, core.RegisterClient(test.client(func() *bench { return b })))
+			var b *testBench
+			must(t, core.RegisterClient(test.client(func() *testBench { return b })))
 			b = newBenchOn(t, core, nil, nil)
 			take := func() { lock.Lock(); defer lock.Unlock() }
 			b.drv.onQuery, b.drv.onPoll = take, take
@@ -370,22 +375,22 @@ func TestCheckLocks(t *testing.T) {
 			if !errors.Is(err, syscall.EBUSY) { // the objects of the bench exist
 				t.Error(err)
 			}
-			for _, v := range w.seen() {
+			for _, v := range w.violations() {
 				if v.Rule != check.RuleLockAcrossRegister && v.Rule != check.RuleLeftBehind {
 					t.Error(v)
 				}
 			}
-			if seen := w.seen(); len(seen) < 2 || seen[0].Rule != check.RuleLockAcrossRegister {
+			if seen := w.violations(); len(seen) < 2 || seen[0].Rule != check.RuleLockAcrossRegister {
 				t.Errorf("reports: got %v, want at least 2, the first of lock-across-register", seen)
 			}
 		})
 	}
 }
 
-func TestCheckWaitForSelf(t *testing.T) {
+func TestCheckReportsWaitForSelf(t *testing.T) {
 	h, _ := newDevice("fake0")
 	var cl *ib.Client
-	core, w := &ib.Core{}, &witness{}
+	core, w := &ib.Core{}, &violationRecorder{}
 	check.On(core, check.Config{Report: w.report})
 	cl = &ib.Client{
 		Name: "A",
@@ -401,25 +406,25 @@ func TestCheckWaitForSelf(t *testing.T) {
 	must(t, core.Register(h))
 	must(t, core.Unregister(h))
 	core.UnregisterClient(cl)
-	w.expect(t, check.RuleWaitForSelf, check.RuleWaitForSelf)
+	w.expectRules(t, check.RuleWaitForSelf, check.RuleWaitForSelf)
 }
 
-func TestCheckUseAfter(t *testing.T) {
+func TestCheckReportsUseAfterDestroy(t *testing.T) {
 	t.Run("destroy", func(t *testing.T) {
 		b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 		ah, err := b.pd.CreateAH(&ib.AHAttr{})
 		must(t, errors.Join(err, ah.Destroy()))
-		b.free(t)
+		b.destroyAll(t)
 		for what, err := range map[string]error{
-			"poll":    second(b.cq.Poll(make([]ib.WC, 1))),
-			"notify":  second(b.cq.ReqNotify(ib.NotifyNextComp)),
-			"send":    second(b.qp.PostSend(ib.SendWR{})),
-			"receive": second(b.qp.PostRecv(ib.RecvWR{})),
+			"poll":    errorOf(b.cq.Poll(make([]ib.WC, 1))),
+			"notify":  errorOf(b.cq.ReqNotify(ib.NotifyNextComp)),
+			"send":    errorOf(b.qp.PostSend(ib.SendWR{})),
+			"receive": errorOf(b.qp.PostRecv(ib.RecvWR{})),
 			"destroy": b.qp.Destroy(),
 			"dealloc": b.pd.Dealloc(),
 			"ah":      ah.Destroy(),
 			"ah2":     ah.Modify(nil),
-			"ah3":     second(ah.Query()),
+			"ah3":     errorOf(ah.Query()),
 		} {
 			if !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%s: %v", what, err)
@@ -427,7 +432,7 @@ func TestCheckUseAfter(t *testing.T) {
 		}
 		b.drv.cq.Completed()
 		b.drv.qp.Raise(ib.EventQPFatal)
-		for _, v := range w.seen() {
+		for _, v := range w.violations() {
 			if v.Rule != check.RuleUseAfterDestroy && v.Rule != check.RuleNotifyOnce {
 				t.Error(v)
 			}
@@ -435,7 +440,7 @@ func TestCheckUseAfter(t *testing.T) {
 				t.Errorf("stacks: got %d, want 3: the use, the end and the beginning", len(v.Stacks))
 			}
 		}
-		if n := len(w.seen()); n != 12 {
+		if n := len(w.violations()); n != 12 {
 			t.Errorf("reports: got %d, want 12", n)
 		}
 	})
@@ -445,17 +450,17 @@ func TestCheckUseAfter(t *testing.T) {
 		must(t, b.cq.Destroy())
 		must(t, b.pd.Dealloc())
 		must(t, b.core.Unregister(b.handle))
-		w.expect(t)
+		w.expectRules(t)
 		b.dev.QueryPort(1)
 		b.dev.AllocPD()
-		w.expect(t, check.RuleUseAfterUnregister, check.RuleUseAfterUnregister)
+		w.expectRules(t, check.RuleUseAfterUnregister, check.RuleUseAfterUnregister)
 	})
 }
 
-// TestCheckLeftBehind checks that a report names the remaining objects and the places of their creation. The report is
-// made when Remove of the owning client returns, if the client is known.
-func TestCheckLeftBehind(t *testing.T) {
-	core, w := &ib.Core{}, &witness{}
+// TestCheckReportsLeftObjects checks that a report names the remaining objects and the places of their creation. The
+// report is made when Remove of the owning client returns, if the client is known.
+func TestCheckReportsLeftObjects(t *testing.T) {
+	core, w := &ib.Core{}, &violationRecorder{}
 	check.On(core, check.Config{Report: w.report})
 	keeper := func(name string, fail error) *ib.Client {
 		return &ib.Client{
@@ -480,27 +485,27 @@ func TestCheckLeftBehind(t *testing.T) {
 	if err := core.Unregister(d); !errors.Is(err, syscall.EBUSY) {
 		t.Error(err)
 	}
-	w.expect(t, check.RuleLeftBehind, check.RuleLeftBehind, check.RuleLeftBehind)
+	w.expectRules(t, check.RuleLeftBehind, check.RuleLeftBehind, check.RuleLeftBehind)
 	for i, want := range []string{"Add of client B returned: PD", "Remove of client A returned: PD, AH",
 		"Unregister returned: CQ"} {
-		if v := w.seen()[i]; !strings.Contains(v.What, want) {
+		if v := w.violations()[i]; !strings.Contains(v.What, want) {
 			t.Errorf("%q, want %q", v.What, want)
 		}
 	}
 }
 
-func TestDeallocDevice(t *testing.T) {
+func TestCheckReportsObjectsAtDealloc(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	if err := b.handle.Dealloc(); !errors.Is(err, syscall.EBUSY) {
 		t.Error(err)
 	}
-	b.free(t)
+	b.destroyAll(t)
 	must(t, b.handle.Dealloc())
 	must(t, ib.NewDevice("never", ibfake.New(), nil).Dealloc())
-	w.expect(t, check.RuleFreeBeforeUnregister)
+	w.expectRules(t, check.RuleFreeBeforeUnregister)
 }
 
-func TestCheckResults(t *testing.T) {
+func TestCheckReportsBadResults(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	post := func(n int, err error) {
 		b.drv.post = func() (int, error) { return n, err }
@@ -509,7 +514,7 @@ func TestCheckResults(t *testing.T) {
 	post(2, nil)
 	post(1, syscall.ENOMEM)
 	post(0, syscall.EINVAL)
-	w.expect(t)
+	w.expectRules(t)
 	post(1, nil)
 	post(2, syscall.ENOMEM)
 	post(3, nil)
@@ -518,8 +523,8 @@ func TestCheckResults(t *testing.T) {
 	b.drv.arm = func() (bool, error) { return true, nil }
 	b.cq.Poll(make([]ib.WC, 1))
 	b.cq.ReqNotify(ib.NotifyNextComp)
-	b.free(t)
-	w.expect(t, slices.Repeat([]check.Rule{check.RuleResult}, 6)...)
+	b.destroyAll(t)
+	w.expectRules(t, slices.Repeat([]check.Rule{check.RuleResult}, 6)...)
 }
 
 // TestCheckReportsOnce checks that a violation is reported once for each place in the code.
@@ -531,13 +536,15 @@ func TestCheckReportsOnce(t *testing.T) {
 	}
 	b.drv.onPost = func() { b.dev.QueryPort(1) }
 	b.qp.PostSend(ib.SendWR{})
-	b.free(t)
-	w.expect(t, check.RuleSleepInMethod, check.RuleSleepInMethod)
+	b.destroyAll(t)
+	w.expectRules(t, check.RuleSleepInMethod, check.RuleSleepInMethod)
 }
 
 func TestCheckLeavesNoThreads(t *testing.T) {
 	// On a busy machine, a handler may not run for a long time.
-	b, w := patientBench(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP, ib.EventType) {})
+	b, w := checkedBenchWithTimeout(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP,
+		ib.EventType) {
+	})
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -552,18 +559,18 @@ func TestCheckLeavesNoThreads(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	b.free(t)
-	w.expect(t)
-	if threads, objects := check.Left(b.dev); threads != 0 || objects != 0 {
+	b.destroyAll(t)
+	w.expectRules(t)
+	if threads, objects := check.RemainingState(b.dev); threads != 0 || objects != 0 {
 		t.Errorf("checker state: got %d threads, %d objects, want none", threads, objects)
 	}
 }
 
-func TestRuleNames(t *testing.T) {
+func TestRulesHaveNames(t *testing.T) {
 	names := map[string]bool{}
-	for r := check.RuleSleepInMethod; r.Point() != 0; r++ {
-		if s := r.String(); s == "" || names[s] || r.Point() > 6 {
-			t.Errorf("rule %d: got name %q and point %d, want a new name and at most 6", r, s, r.Point())
+	for r := check.RuleSleepInMethod; r.ContractPoint() != 0; r++ {
+		if s := r.String(); s == "" || names[s] || r.ContractPoint() > 6 {
+			t.Errorf("rule %d: got name %q and point %d, want a new name and at most 6", r, s, r.ContractPoint())
 		}
 		names[r.String()] = true
 	}
@@ -572,9 +579,9 @@ func TestRuleNames(t *testing.T) {
 	}
 }
 
-// TestAbandon checks that an abandoned object is not reported at the unregistration of the device, and can be destroyed
-// afterwards.
-func TestAbandon(t *testing.T) {
+// TestAbandonedObjectIsNotReported checks that an abandoned object is not reported at the unregistration of the device,
+// and can be destroyed afterwards.
+func TestAbandonedObjectIsNotReported(t *testing.T) {
 	var found []check.Violation
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { found = append(found, v) }})

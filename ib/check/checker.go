@@ -16,18 +16,18 @@ import (
 // pushes a frame on the stack of its goroutine, and pops the frame on return. Each new frame is checked against the
 // frames below it.
 type checker struct {
-	ending
+	callEnd
 	cfg Config
 
 	mu      sync.Mutex
-	threads map[int64]*thread // by goroutine; contains only threads with frames
+	threads map[int64]*checkedThread // by goroutine; contains only threads with frames
 	live    map[*object]struct{}
 	made    uint64 // number of objects created
 	// abandoned contains abandoned objects of clients, except those of user contexts.
 	abandoned map[*object]struct{}
 
 	regions  sync.Map // from regionKey to *region
-	landings landings
+	landings memoryChanges
 
 	acrossTime, acrossLooks atomic.Int64 // see across.go
 
@@ -38,7 +38,7 @@ type checker struct {
 
 func newChecker(cfg Config) *checker {
 	return &checker{
-		cfg: cfg, threads: map[int64]*thread{}, live: map[*object]struct{}{}, abandoned: map[*object]struct{}{},
+		cfg: cfg, threads: map[int64]*checkedThread{}, live: map[*object]struct{}{}, abandoned: map[*object]struct{}{},
 		reported: map[string]bool{},
 	}
 }
@@ -46,11 +46,11 @@ func newChecker(cfg Config) *checker {
 // Enter begins the registration or unregistration of a client.
 func (k *checker) Enter(c *observe.Call) error {
 	cl, _ := c.Arg.(*ib.Client)
-	return k.begin(c, &frame{kind: inRegister, what: c.What, client: cl, waits: true})
+	return k.beginCall(c, &frame{kind: inRegister, what: c.What, client: cl, waits: true})
 }
 
-// begin enters the frame of a call. begin returns EDEADLK if the call would wait for its own end.
-func (k *checker) begin(c *observe.Call, f *frame) error {
+// beginCall enters the frame of a call. beginCall returns EDEADLK if the call would wait for its own end.
+func (k *checker) beginCall(c *observe.Call, f *frame) error {
 	c.State = f
 	if k.enter(f) {
 		return syscall.EDEADLK
@@ -58,46 +58,46 @@ func (k *checker) begin(c *observe.Call, f *frame) error {
 	return nil
 }
 
-// ending implements the end of a call for every kind of subject.
-type ending struct{}
+// callEnd implements the end of a call for every kind of subject.
+type callEnd struct{}
 
-func (ending) Leave(c *observe.Call) {
+func (callEnd) Leave(c *observe.Call) {
 	f := c.State.(*frame)
 	switch c.Kind {
 	case observe.Handler:
-		f.obj.noteReturned(f, c.Returned)
+		f.obj.noteHandlerReturned(f, c.Returned)
 	case observe.Change:
 		f.obj.addRegion()
 	}
 	if f.unregistered {
-		f.k.stillInside(f)
+		f.k.reportCallsAtUnregister(f)
 	}
-	f.k.checkAcross(f)
-	f.leave()
+	f.k.checkBlockedCallback(f)
+	f.popFrame()
 	if f.kind == inCallback && !c.Returned {
 		f.k.report(Violation{
 			Rule: RuleCallbackReturns, What: f.what + " panicked or ended its goroutine (runtime.Goexit, testing's FailNow)",
-			Stacks: append([]Stack{{f.what, trace(callers())}}, f.raisedAt()...),
+			Stacks: append([]Stack{{f.what, formatStack(callerPCs())}}, f.raiseStacks()...),
 		}, f.dev, f.entry)
 	}
 }
 
-// thread is a goroutine with frames. All fields are under checker.mu.
-type thread struct {
+// checkedThread is a goroutine with frames. All fields are under checker.mu.
+type checkedThread struct {
 	id     int64
 	frames []*frame // innermost last
 	seq    uint64   // number of pushes and pops
 }
 
-func (th *thread) innermost() *frame {
+func (th *checkedThread) innermost() *frame {
 	if len(th.frames) == 0 {
 		return nil
 	}
 	return th.frames[len(th.frames)-1]
 }
 
-// find returns the innermost frame that f accepts, or nil.
-func (th *thread) find(f func(*frame) bool) *frame {
+// findFrame returns the innermost frame that f accepts, or nil.
+func (th *checkedThread) findFrame(f func(*frame) bool) *frame {
 	for i := len(th.frames) - 1; i >= 0; i-- {
 		if f(th.frames[i]) {
 			return th.frames[i]
@@ -155,7 +155,7 @@ type frame struct {
 	batch   bool      // the last poll since arming filled its array
 
 	// The next fields are protected by checker.mu.
-	th         *thread
+	th         *checkedThread
 	left       bool
 	timer      *time.Timer
 	late       *time.Timer // inCallback: reports a late return
@@ -173,24 +173,24 @@ type frame struct {
 // wait for its own end.
 func (k *checker) enter(f *frame) (refuse bool) {
 	f.k = k
-	f.entry = callers()
+	f.entry = callerPCs()
 	id := observe.Goroutine()
 	k.mu.Lock()
 	th := k.threads[id]
 	if th == nil {
-		th = &thread{id: id}
+		th = &checkedThread{id: id}
 		k.threads[id] = th
 	}
 	rule, outer := th.violatedRule(f)
 	refuse = rule == RuleWaitForSelf
 	f.th = th
 	at := len(th.frames)
-	if x := th.doorbell(f); x != nil {
+	if x := th.doorbellFrame(f); x != nil {
 		at = slices.Index(th.frames, x) // the hold outlives the method
 	}
 	th.frames = slices.Insert(th.frames, at, f)
 	th.seq++
-	k.watch(f)
+	k.startWatching(f)
 	k.mu.Unlock()
 	if outer != nil {
 		k.reportNested(rule, f, outer)
@@ -198,16 +198,16 @@ func (k *checker) enter(f *frame) (refuse bool) {
 	return refuse
 }
 
-// leave pops the frame.
-func (f *frame) leave() {
+// popFrame pops the frame.
+func (f *frame) popFrame() {
 	k := f.k
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.pop(f)
+	k.removeFrame(f)
 }
 
 //verbena:held mu
-func (k *checker) pop(f *frame) {
+func (k *checker) removeFrame(f *frame) {
 	f.left = true
 	if f.timer != nil {
 		f.timer.Stop()
@@ -228,13 +228,13 @@ func (k *checker) pop(f *frame) {
 	}
 }
 
-// doorbell returns the innermost method call if f is a hold that may begin inside this call. Otherwise doorbell returns
-// nil.
-func (th *thread) doorbell(f *frame) *frame {
+// doorbellFrame returns the innermost method call if f is a hold that may begin inside this call. Otherwise doorbell
+// returns nil.
+func (th *checkedThread) doorbellFrame(f *frame) *frame {
 	if f.kind != inHold || f.holder == nil {
 		return nil
 	}
-	if x := th.find(func(x *frame) bool { return x.kind.isCall() }); x != nil && x.holder == f.holder {
+	if x := th.findFrame(func(x *frame) bool { return x.kind.isCall() }); x != nil && x.holder == f.holder {
 		return x
 	}
 	return nil
@@ -242,24 +242,24 @@ func (th *thread) doorbell(f *frame) *frame {
 
 // violatedRule returns the rule that entering f violates, and the outer frame that conflicts with f. The frame is nil
 // if there is no violation.
-func (th *thread) violatedRule(f *frame) (Rule, *frame) {
+func (th *checkedThread) violatedRule(f *frame) (Rule, *frame) {
 	switch f.kind {
 	case inCallback, inHold:
-		if x := th.find(func(x *frame) bool { return x.kind.isCall() }); x != nil && x != th.doorbell(f) {
+		if x := th.findFrame(func(x *frame) bool { return x.kind.isCall() }); x != nil && x != th.doorbellFrame(f) {
 			if f.kind == inHold {
 				return RuleHold, x
 			}
 			return RuleCallchain, x
 		}
 	case inRegister:
-		if x := th.find(func(x *frame) bool {
+		if x := th.findFrame(func(x *frame) bool {
 			return x.kind == inClient && (f.client != nil && x.client == f.client || f.dev != nil && x.dev == f.dev)
 		}); x != nil {
 			return RuleWaitForSelf, x
 		}
 		fallthrough
 	case inMethod:
-		if x := th.find(func(x *frame) bool { return x.kind.mayNotSleep() }); x != nil {
+		if x := th.findFrame(func(x *frame) bool { return x.kind.mayNotSleep() }); x != nil {
 			if f.waitsFor(x) {
 				return RuleWaitForSelf, x
 			}
@@ -300,16 +300,16 @@ func (k *checker) reportNested(rule Rule, inner, outer *frame) {
 		what = fmt.Sprintf("%s called in %s", begin, outer.what)
 	}
 	k.report(Violation{Rule: rule, What: what, Stacks: append([]Stack{
-		{inner.what, trace(inner.entry)},
-		{"inside of " + outer.what, trace(outer.entry)},
-	}, outer.raisedAt()...)}, d, inner.entry)
+		{inner.what, formatStack(inner.entry)},
+		{"inside of " + outer.what, formatStack(outer.entry)},
+	}, outer.raiseStacks()...)}, d, inner.entry)
 }
 
-func (f *frame) raisedAt() []Stack {
+func (f *frame) raiseStacks() []Stack {
 	if f.raised == nil {
 		return nil
 	}
-	return []Stack{{f.what + " raised at", trace(f.raised)}}
+	return []Stack{{f.what + " raised at", formatStack(f.raised)}}
 }
 
 // report calls Config.Report once for each violation and place. A place is the call and its two callers.
@@ -337,22 +337,23 @@ func holdCalls(by *ib.Hold) (begin, end string) {
 	return "HoldCallbacks", "RunCallbacks"
 }
 
-// hold begins a hold of the calling thread.
-func (d *device) hold(by *ib.Hold) {
+// beginHold begins a hold of the calling thread.
+func (d *device) beginHold(by *ib.Hold) {
 	begin, _ := holdCalls(by)
-	d.k.enter(&frame{kind: inHold, what: "the thread that called " + begin, dev: d.dev, holder: by, drop: d.root.dropHold})
+	d.k.enter(&frame{kind: inHold, what: "the thread that called " + begin, dev: d.dev, holder: by,
+		drop: d.root.endMidlayerHold})
 }
 
-// dropHold ends a hold in the midlayer.
-func (d *device) dropHold() {
+// endMidlayerHold ends a hold in the midlayer.
+func (d *device) endMidlayerHold() {
 	if start := d.start.Load(); start != nil {
 		start.Drop()
 	}
 }
 
-// wasEarly reports whether the hold may have begun before the checks. wasEarly also counts down the number of such
-// holds.
-func (d *device) wasEarly() bool {
+// consumeEarlyHold reports whether the hold may have begun before the checks. consumeEarlyHold also counts down the
+// number of such holds.
+func (d *device) consumeEarlyHold() bool {
 	for n := d.early.Load(); n > 0; n = d.early.Load() {
 		if d.early.CompareAndSwap(n, n-1) {
 			return true
@@ -367,29 +368,29 @@ func (d *device) endHold(by *ib.Hold) {
 	var held, inside *frame
 	k.mu.Lock()
 	if th := k.threads[id]; th != nil {
-		held = th.find(func(f *frame) bool { return f.kind == inHold && f.dev == d.dev && f.holder == by })
+		held = th.findFrame(func(f *frame) bool { return f.kind == inHold && f.dev == d.dev && f.holder == by })
 		if held != nil {
 			for _, f := range th.frames[slices.Index(th.frames, held):] {
 				if f.kind.isCall() {
 					inside = f
 				}
 			}
-			k.pop(held)
+			k.removeFrame(held)
 		}
 	}
 	k.mu.Unlock()
-	if inside == nil && (held != nil || d.wasEarly()) {
+	if inside == nil && (held != nil || d.consumeEarlyHold()) {
 		return
 	}
 	begin, end := holdCalls(by)
-	at := callers()
+	at := callerPCs()
 	v := Violation{
 		Rule: RuleHold, What: fmt.Sprintf("%s called by a thread that has not called %s", end, begin),
-		Stacks: []Stack{{end, trace(at)}},
+		Stacks: []Stack{{end, formatStack(at)}},
 	}
 	if inside != nil {
 		v.What = fmt.Sprintf("%s called in %s", end, inside.what)
-		v.Stacks = append(v.Stacks, Stack{"inside of " + inside.what, trace(inside.entry)})
+		v.Stacks = append(v.Stacks, Stack{"inside of " + inside.what, formatStack(inside.entry)})
 	}
 	k.report(v, d.dev, at)
 }

@@ -15,7 +15,7 @@ import (
 
 // device is the checked state of one consumer's handle of a device.
 type device struct {
-	ending
+	callEnd
 	k      *checker
 	dev    *ib.Device // the shared handle
 	root   *device    // subject of dev
@@ -37,7 +37,7 @@ func (k *checker) Device(d *ib.Device, root observe.Subject, cl *ib.Client) obse
 		r := root.(*device)
 		return &device{k: k, dev: r.dev, root: r, client: cl}
 	}
-	r := &device{k: k, dev: d, registered: callers()}
+	r := &device{k: k, dev: d, registered: callerPCs()}
 	const many = 1 << 30 // until the number is known
 	r.early.Store(many)
 	r.root = r
@@ -55,10 +55,10 @@ func (d *device) Enter(c *observe.Call) error {
 		f.kind = inAtomic
 	default:
 		f.kind, f.by = inMethod, d
-		// deferred until the frame exists; then either checkGone or Removed finds the call
-		defer d.checkGone(c.What)
+		// deferred until the frame exists; then either checkDeviceGone or Removed finds the call
+		defer d.checkDeviceGone(c.What)
 	}
-	return d.k.begin(c, f)
+	return d.k.beginCall(c, f)
 }
 
 func (d *device) Note(e observe.Event, arg any) error {
@@ -68,45 +68,45 @@ func (d *device) Note(e observe.Event, arg any) error {
 		d.start.Store(&start)
 		d.early.Store(int64(start.Holds))
 	case observe.HoldBegins:
-		d.hold(arg.(*ib.Hold))
+		d.beginHold(arg.(*ib.Hold))
 	case observe.HoldEnds:
 		d.endHold(arg.(*ib.Hold))
 	case observe.Removed: // the client has left no objects, and makes no further use of the device
-		at, when := callers(), fmt.Sprintf("%s of client %s", arg, d.client.Name)
+		at, when := callerPCs(), fmt.Sprintf("%s of client %s", arg, d.client.Name)
 		d.removed.Store(&at)
-		inside := d.k.callsInside(observe.Goroutine(), func(x *frame) bool { return x.by == d })
-		d.k.reportInside(RuleUseAfterRemove, d.dev, inside, when, at)
-		d.leftBehind(d.client, when)
-		d.abandonedIdle(when)
+		inside := d.k.callsInProgress(observe.Goroutine(), func(x *frame) bool { return x.by == d })
+		d.k.reportCallsInside(RuleUseAfterRemove, d.dev, inside, when, at)
+		d.reportLeftBehind(d.client, when)
+		d.reportIdleAbandoned(when)
 	case observe.Unregistered:
-		at := callers()
+		at := callerPCs()
 		d.unregistered.Store(&at)
-		d.leftBehind(nil, "Core.Unregister")
-		d.k.unregistered()
+		d.reportLeftBehind(nil, "Core.Unregister")
+		d.k.recordUnregister()
 	case observe.Raised:
-		return d.checkGone("DeviceHandle.DispatchEvent")
+		return d.checkDeviceGone("DeviceHandle.DispatchEvent")
 	case observe.Freed:
-		at := callers()
+		at := callerPCs()
 		d.k.report(Violation{
 			Rule: RuleFreeBeforeUnregister, What: "DeviceHandle.Dealloc called when Unregister had not returned",
-			Stacks: []Stack{{"DeviceHandle.Dealloc", trace(at)}, {"registered at", trace(d.registered)}},
+			Stacks: []Stack{{"DeviceHandle.Dealloc", formatStack(at)}, {"registered at", formatStack(d.registered)}},
 		}, d.dev, at)
 	}
 	return nil
 }
 
-// checkGone reports the use of a device after Unregister, or by a client after the client's Remove. The call continues
-// after the report.
-func (d *device) checkGone(what string) error {
+// checkDeviceGone reports the use of a device after Unregister, or by a client after the client's Remove. The call
+// continues after the report.
+func (d *device) checkDeviceGone(what string) error {
 	at := d.root.unregistered.Load()
 	if at == nil {
 		d.checkRemoved(what)
 		return nil
 	}
-	used := callers()
+	used := callerPCs()
 	d.k.report(Violation{
 		Rule: RuleUseAfterUnregister, What: what + " called when Unregister had returned",
-		Stacks: []Stack{{what, trace(used)}, {"unregistered at", trace(*at)}},
+		Stacks: []Stack{{what, formatStack(used)}, {"unregistered at", formatStack(*at)}},
 	}, d.dev, used)
 	return syscall.ENODEV
 }
@@ -117,16 +117,16 @@ func (d *device) checkRemoved(what string) {
 	if at == nil {
 		return
 	}
-	used := callers()
+	used := callerPCs()
 	d.k.report(Violation{
 		Rule: RuleUseAfterRemove, What: fmt.Sprintf("%s called when Remove of client %s had returned",
 			what, d.client.Name),
-		Stacks: []Stack{{what, trace(used)}, {"removed at", trace(*at)}},
+		Stacks: []Stack{{what, formatStack(used)}, {"removed at", formatStack(*at)}},
 	}, d.dev, used)
 }
 
-// owner returns the client in whose Add or Remove of d the calling thread is, or nil.
-func (d *device) owner() *ib.Client {
+// currentClient returns the client in whose Add or Remove of d the calling thread is, or nil.
+func (d *device) currentClient() *ib.Client {
 	if d.client != nil {
 		return d.client
 	}
@@ -134,16 +134,16 @@ func (d *device) owner() *ib.Client {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if th := k.threads[id]; th != nil {
-		if f := th.find(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d.dev {
+		if f := th.findFrame(func(f *frame) bool { return f.kind == inClient }); f != nil && f.dev == d.dev {
 			return f.client
 		}
 	}
 	return nil
 }
 
-// leftBehind reports, once, the objects and event functions on d that cl should have destroyed. A nil cl means all
-// clients. Event functions without a client may remain.
-func (d *device) leftBehind(cl *ib.Client, when string) {
+// reportLeftBehind reports, once, the objects and event functions on d that cl should have destroyed. A nil cl means
+// all clients. Event functions without a client may remain.
+func (d *device) reportLeftBehind(cl *ib.Client, when string) {
 	k := d.k
 	k.mu.Lock()
 	var left []*object
@@ -158,12 +158,12 @@ func (d *device) leftBehind(cl *ib.Client, when string) {
 		}
 	}
 	k.mu.Unlock()
-	d.reportLeft(left, fmt.Sprintf("objects left when %s returned", when), when)
+	d.reportObjects(left, fmt.Sprintf("objects left when %s returned", when), when)
 }
 
-// abandonedIdle reports, once, the client's abandoned objects at the end of its Remove. Abandon is allowed if a
+// reportIdleAbandoned reports, once, the client's abandoned objects at the end of its Remove. Abandon is allowed if a
 // destruction, or another call of the client, is in progress.
-func (d *device) abandonedIdle(when string) {
+func (d *device) reportIdleAbandoned(when string) {
 	k, self := d.k, observe.Goroutine()
 	k.mu.Lock()
 	var left []*object
@@ -177,30 +177,31 @@ func (d *device) abandonedIdle(when string) {
 		idle = idle && o.ends.Load() == nil
 	}
 	for id, th := range k.threads {
-		idle = idle && (id == self || th.find(func(x *frame) bool {
+		idle = idle && (id == self || th.findFrame(func(x *frame) bool {
 			return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d.dev &&
 				(x.by == d || x.obj != nil && x.obj.owner == d.client)
 		}) == nil)
 	}
 	k.mu.Unlock()
 	if idle {
-		d.reportLeft(left, fmt.Sprintf("objects abandoned when %s returned, although no call on them was in progress", when),
+		d.reportObjects(left, fmt.Sprintf("objects abandoned when %s returned, although no call on them was in progress",
+			when),
 			when)
 	}
 }
 
-// reportLeft reports objects that a client has not destroyed.
-func (d *device) reportLeft(left []*object, what, when string) {
+// reportObjects reports objects that a client has not destroyed.
+func (d *device) reportObjects(left []*object, what, when string) {
 	if len(left) == 0 {
 		return
 	}
 	slices.SortFunc(left, func(a, b *object) int { return cmp.Compare(a.order, b.order) })
 	var kinds []string
-	stacks := []Stack{{when, trace(callers())}}
+	stacks := []Stack{{when, formatStack(callerPCs())}}
 	for _, o := range left {
 		kinds = append(kinds, o.kind)
 		if len(stacks) < 10 {
-			stacks = append(stacks, Stack{o.kind + " made at", trace(o.made)})
+			stacks = append(stacks, Stack{o.kind + " made at", formatStack(o.made)})
 		}
 	}
 	d.k.report(Violation{
@@ -208,57 +209,58 @@ func (d *device) reportLeft(left []*object, what, when string) {
 	}, d.dev, left[0].made)
 }
 
-// unregistered records that the calling thread's Unregister has removed the device from its clients.
-func (k *checker) unregistered() {
+// recordUnregister records that the calling thread's Unregister has removed the device from its clients.
+func (k *checker) recordUnregister() {
 	id := observe.Goroutine()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if th := k.threads[id]; th != nil {
-		if f := th.find(func(f *frame) bool { return f.kind == inRegister }); f != nil {
+		if f := th.findFrame(func(f *frame) bool { return f.kind == inRegister }); f != nil {
 			f.unregistered = true
 		}
 	}
 }
 
-// stillInside reports the calls on the device that are in progress when Unregister, with frame f, is about to return.
-func (k *checker) stillInside(f *frame) {
+// reportCallsAtUnregister reports the calls on the device that are in progress when Unregister, with frame f, is about
+// to return.
+func (k *checker) reportCallsAtUnregister(f *frame) {
 	d := f.dev
-	calls := k.callsInside(f.th.id, func(x *frame) bool {
+	calls := k.callsInProgress(f.th.id, func(x *frame) bool {
 		return (x.kind == inMethod || x.kind == inAtomic) && x.dev == d
 	})
 	maps.DeleteFunc(calls, func(_ int64, x *frame) bool {
 		// the use after destruction is reported instead
 		return x.obj != nil && (x.obj.abandoned.Load() || x.obj.destroyed.Load() != nil)
 	})
-	k.reportInside(RuleInsideAtUnregister, d, calls, "Unregister", f.entry)
+	k.reportCallsInside(RuleInsideAtUnregister, d, calls, "Unregister", f.entry)
 }
 
-// callsInside returns the calls of other threads than but, by thread. kind selects the calls.
-func (k *checker) callsInside(but int64, kind func(*frame) bool) map[int64]*frame {
+// callsInProgress returns the calls of other threads than but, by thread. kind selects the calls.
+func (k *checker) callsInProgress(but int64, kind func(*frame) bool) map[int64]*frame {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	calls := map[int64]*frame{}
 	for id, th := range k.threads {
-		if x := th.find(kind); x != nil && id != but {
+		if x := th.findFrame(kind); x != nil && id != but {
 			calls[id] = x
 		}
 	}
 	return calls
 }
 
-// reportInside reports the calls on d that are in progress when another call returns.
-func (k *checker) reportInside(rule Rule, d *ib.Device, calls map[int64]*frame, when string, at []uintptr) {
+// reportCallsInside reports the calls on d that are in progress when another call returns.
+func (k *checker) reportCallsInside(rule Rule, d *ib.Device, calls map[int64]*frame, when string, at []uintptr) {
 	if len(calls) == 0 {
 		return
 	}
-	all := goroutines()
+	all := allGoroutines()
 	for id, c := range calls {
 		if all[id].trace == "" {
 			continue // has just returned
 		}
 		k.report(Violation{
 			Rule: rule, What: fmt.Sprintf("%s has not returned when %s returns", c.what, when),
-			Stacks: []Stack{{c.what + ", still inside", all[id].trace}, {when, trace(at)}},
+			Stacks: []Stack{{c.what + ", still inside", all[id].trace}, {when, formatStack(at)}},
 		}, d, c.entry)
 	}
 }

@@ -14,26 +14,26 @@ import (
 	"verbena/ib/ibfake"
 )
 
-// TestCheckDestroyGoesOn checks that a destruction may block in the driver: there is no violation when the context of
-// its caller ends and a second call joins the destruction, or comes after its end.
-func TestCheckDestroyGoesOn(t *testing.T) {
+// TestCheckAllowsBlockedDestroy checks that a destruction may block in the driver: there is no violation when the
+// context of its caller ends and a second call joins the destruction, or comes after its end.
+func TestCheckAllowsBlockedDestroy(t *testing.T) {
 	type destroyer interface {
 		DestroyContext(context.Context) error
 		Destroy() error
 	}
 	for name, c := range map[string]struct {
 		method ibfake.Method
-		of     func(b *bench) destroyer
+		of     func(b *testBench) destroyer
 		late   bool // the second call comes after the end
 	}{
-		"CQ":       {ibfake.DestroyCQ, func(b *bench) destroyer { must(t, b.qp.Destroy()); return b.cq }, false},
-		"QP":       {ibfake.DestroyQP, func(b *bench) destroyer { return b.qp }, false},
-		"CQ, late": {ibfake.DestroyCQ, func(b *bench) destroyer { must(t, b.qp.Destroy()); return b.cq }, true},
-		"QP, late": {ibfake.DestroyQP, func(b *bench) destroyer { return b.qp }, true},
+		"CQ":       {ibfake.DestroyCQ, func(b *testBench) destroyer { must(t, b.qp.Destroy()); return b.cq }, false},
+		"QP":       {ibfake.DestroyQP, func(b *testBench) destroyer { return b.qp }, false},
+		"CQ, late": {ibfake.DestroyCQ, func(b *testBench) destroyer { must(t, b.qp.Destroy()); return b.cq }, true},
+		"QP, late": {ibfake.DestroyQP, func(b *testBench) destroyer { return b.qp }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b, w := patientBench(t, time.Hour, nil, nil)
+				b, w := checkedBenchWithTimeout(t, time.Hour, nil, nil)
 				x := c.of(b)
 				entered, release := b.drv.Hold(c.method)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -53,11 +53,11 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 					release()
 					must(t, <-joined)
 				}
-				w.expect(t)
+				w.expectRules(t)
 				if err := x.Destroy(); !errors.Is(err, syscall.EINVAL) {
 					t.Errorf("second Destroy: got %v, want %v", err, syscall.EINVAL)
 				}
-				w.expect(t, check.RuleUseAfterDestroy)
+				w.expectRules(t, check.RuleUseAfterDestroy)
 				if strings.HasPrefix(name, "QP") {
 					must(t, b.cq.Destroy())
 				}
@@ -67,8 +67,9 @@ func TestCheckDestroyGoesOn(t *testing.T) {
 	}
 }
 
-// TestCheckInsideAtUnregister checks that checked mode reports a call that creates an object during Unregister.
-func TestCheckInsideAtUnregister(t *testing.T) {
+// TestCheckReportsCreateDuringUnregister checks that checked mode reports a call that creates an object during
+// Unregister.
+func TestCheckReportsCreateDuringUnregister(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	entered, release := b.drv.Hold(ibfake.AllocPD)
 	done := make(chan error)
@@ -77,21 +78,21 @@ func TestCheckInsideAtUnregister(t *testing.T) {
 		done <- err
 	}()
 	<-entered
-	b.free(t)
+	b.destroyAll(t)
 	release()
 	if err := <-done; !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("AllocPD: got %v, want %v", err, syscall.ENODEV)
 	}
-	w.expect(t, check.RuleInsideAtUnregister)
+	w.expectRules(t, check.RuleInsideAtUnregister)
 }
 
-// TestCheckSetError checks that the error state violates no rule.
-func TestCheckSetError(t *testing.T) {
+// TestCheckAllowsSetError checks that the error state violates no rule.
+func TestCheckAllowsSetError(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	b.handle.SetError()
 	if s := b.dev.State(); s != ib.DeviceError {
 		t.Errorf("State: got %v, want %v", s, ib.DeviceError)
 	}
-	b.free(t)
-	w.expect(t)
+	b.destroyAll(t)
+	w.expectRules(t)
 }

@@ -10,9 +10,9 @@ import (
 	"verbena/ib/check"
 )
 
-// TestEventEndsItself checks that an event function that calls its own stop function does not wait for itself and is
-// reported.
-func TestEventEndsItself(t *testing.T) {
+// TestEventFunctionStopsItself checks that an event function that calls its own stop function does not wait for itself
+// and is reported.
+func TestEventFunctionStopsItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
 		var calls atomic.Int32
@@ -21,11 +21,11 @@ func TestEventEndsItself(t *testing.T) {
 		b.handle.DispatchEvent(ib.EventPortErr, 1)
 		b.handle.DispatchEvent(ib.EventPortErr, 1)
 		synctest.Wait()
-		b.free(t)
+		b.destroyAll(t)
 		if n := calls.Load(); n != 1 {
 			t.Errorf("got %d calls, want 1", n)
 		}
-		w.expect(t, check.RuleWaitForSelf)
+		w.expectRules(t, check.RuleWaitForSelf)
 	})
 }
 
@@ -37,7 +37,7 @@ func TestEventAfterUnregister(t *testing.T) {
 		calls := 0
 		b.dev.OnEvent(func(ib.Event) { calls++ })
 		b.handle.DispatchEvent(ib.EventPortErr, 1)
-		b.free(t)
+		b.destroyAll(t)
 		if calls != 1 {
 			t.Errorf("got %d calls, want 1", calls)
 		}
@@ -46,7 +46,7 @@ func TestEventAfterUnregister(t *testing.T) {
 		if calls != 1 {
 			t.Errorf("event calls after Unregister: got %d, want none", calls-1)
 		}
-		w.expect(t, check.RuleUseAfterUnregister)
+		w.expectRules(t, check.RuleUseAfterUnregister)
 	})
 }
 
@@ -62,7 +62,7 @@ func TestCallbackEndsItsGoroutine(t *testing.T) {
 				func() { b.handle.DispatchEvent(ib.EventPortErr, 1) }}
 			for range 2 {
 				for _, f := range raise {
-					second(b.cq.ReqNotify(ib.NotifyNextComp))
+					errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 					go func() {
 						if hold {
 							b.handle.HoldCallbacks()
@@ -77,8 +77,8 @@ func TestCallbackEndsItsGoroutine(t *testing.T) {
 				t.Errorf("got %d calls, want 2", calls)
 			}
 			end()
-			b.free(t)
-			w.expect(t, check.RuleCallbackReturns, check.RuleCallbackReturns, check.RuleCallbackReturns)
+			b.destroyAll(t)
+			w.expectRules(t, check.RuleCallbackReturns, check.RuleCallbackReturns, check.RuleCallbackReturns)
 		})
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// Left returns the number of threads with frames, and the number of live objects, in the checker of a device.
-func Left(d *ib.Device) (threads, objects int) {
+// RemainingState returns the number of threads with frames, and the number of live objects, in the checker of a device.
+func RemainingState(d *ib.Device) (threads, objects int) {
 	k := observe.Of(d).(*device).k
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// hooked is a driver with methods that call its fields of the same names, if not nil.
-type hooked struct {
+// hookedDriver is a driver with methods that call its fields of the same names, if not nil.
+type hookedDriver struct {
 	*ibfake.Driver
 	onPost, onPoll, onNotify, onQuery, onDestroy func()
 
@@ -25,18 +25,18 @@ type hooked struct {
 	qp *hookedQP
 }
 
-func do(f func()) {
+func callIfSet(f func()) {
 	if f != nil {
 		f()
 	}
 }
 
-func (d *hooked) QueryDevice() (ib.DeviceAttr, error) {
-	do(d.onQuery)
+func (d *hookedDriver) QueryDevice() (ib.DeviceAttr, error) {
+	callIfSet(d.onQuery)
 	return d.Driver.QueryDevice()
 }
 
-func (d *hooked) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+func (d *hookedDriver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	c, err := d.Driver.CreateCQ(h, attr, u)
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (d *hooked) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return d.cq, nil
 }
 
-func (d *hooked) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
+func (d *hookedDriver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	q, err := d.Driver.CreateQP(h, init, u)
 	if err != nil {
 		return nil, err
@@ -55,28 +55,28 @@ func (d *hooked) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	return d.qp, nil
 }
 
-func (d *hooked) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+func (d *hookedDriver) CreateAH(pd ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
 	ah, err := d.Driver.CreateAH(pd, attr, u)
 	return hookedAH{ah, d}, err
 }
 
 type hookedAH struct {
 	ib.DriverAH
-	d *hooked
+	d *hookedDriver
 }
 
 func (a hookedAH) Destroy() error {
-	do(a.d.onDestroy)
+	callIfSet(a.d.onDestroy)
 	return a.DriverAH.Destroy()
 }
 
 type hookedCQ struct {
 	*ibfake.CQ
-	d *hooked
+	d *hookedDriver
 }
 
 func (c *hookedCQ) Poll(wc []ib.WC) (int, error) {
-	do(c.d.onPoll)
+	callIfSet(c.d.onPoll)
 	if c.d.poll != nil {
 		return c.d.poll()
 	}
@@ -84,7 +84,7 @@ func (c *hookedCQ) Poll(wc []ib.WC) (int, error) {
 }
 
 func (c *hookedCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
-	do(c.d.onNotify)
+	callIfSet(c.d.onNotify)
 	if c.d.arm != nil {
 		return c.d.arm()
 	}
@@ -94,11 +94,11 @@ func (c *hookedCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 // hookedQP completes each send inside PostSend.
 type hookedQP struct {
 	*ibfake.QP
-	d *hooked
+	d *hookedDriver
 }
 
 func (q *hookedQP) PostSend(wrs []ib.SendWR) (int, error) {
-	do(q.d.onPost)
+	callIfSet(q.d.onPost)
 	if q.d.post != nil {
 		return q.d.post()
 	}
@@ -108,31 +108,31 @@ func (q *hookedQP) PostSend(wrs []ib.SendWR) (int, error) {
 	return len(wrs), nil
 }
 
-// bench is a registered device with a protection domain and two queues.
-type bench struct {
+// testBench is a registered device with a protection domain and two queues.
+type testBench struct {
 	core   *ib.Core
 	handle *ib.DeviceHandle
 	dev    *ib.Device
-	drv    *hooked
+	drv    *hookedDriver
 	pd     *ib.PD
 	cq     *ib.CQ
 	qp     *ib.QP
 }
 
-func newDevice(name string) (*ib.DeviceHandle, *hooked) {
-	drv := &hooked{Driver: ibfake.New()}
+func newDevice(name string) (*ib.DeviceHandle, *hookedDriver) {
+	drv := &hookedDriver{Driver: ibfake.New()}
 	return ib.NewDevice(name, drv, nil), drv
 }
 
-func newBenchOn(t testing.TB, core *ib.Core, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) *bench {
+func newBenchOn(t testing.TB, core *ib.Core, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) *testBench {
 	t.Helper()
 	return newBenchNamed(t, core, "fake0", handler, qpEvent)
 }
 
 func newBenchNamed(t testing.TB, core *ib.Core, name string, handler func(*ib.CQ),
-	qpEvent func(*ib.QP, ib.EventType)) *bench {
+	qpEvent func(*ib.QP, ib.EventType)) *testBench {
 	t.Helper()
-	b := &bench{core: core}
+	b := &testBench{core: core}
 	b.handle, b.drv = newDevice(name)
 	b.dev = b.handle.Device()
 	must(t, core.Register(b.handle))
@@ -146,8 +146,8 @@ func newBenchNamed(t testing.TB, core *ib.Core, name string, handler func(*ib.CQ
 	return b
 }
 
-// free destroys the objects and unregisters the device.
-func (b *bench) free(t testing.TB) {
+// destroyAll destroys the objects and unregisters the device.
+func (b *testBench) destroyAll(t testing.TB) {
 	t.Helper()
 	must(t, b.qp.Destroy())
 	must(t, b.cq.Destroy())
@@ -162,4 +162,4 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
+func errorOf[T any](_ T, err error) error { return err }

@@ -49,7 +49,7 @@ func FuzzParseGoroutines(f *testing.F) {
 	})
 }
 
-func TestLockedIn(t *testing.T) {
+func TestLockedInReturnsPackage(t *testing.T) {
 	for trace, want := range map[string]string{
 		"sync.runtime_SemacquireMutex(0x1)\n\tsema.go:1\ninternal/sync.(*Mutex).lockSlow(0x1)\n\tmutex.go:2\n" +
 			"verbena/tools/wrong.init.func3.1(0x1)\n\tc.go:7\n": "verbena/tools/wrong.",
@@ -57,7 +57,7 @@ func TestLockedIn(t *testing.T) {
 		"gopkg.in/x.v1/y.F({0x1, 0x2})\n\ty.go:1\n": "gopkg.in/x.v1/y.",
 		"": "",
 	} {
-		if got := (goroutine{trace: trace}).lockedIn(); got != want {
+		if got := (goroutine{trace: trace}).lockingPackage(); got != want {
 			t.Errorf("package of %q: got %q, want %q", trace, got, want)
 		}
 	}

@@ -15,17 +15,17 @@ import (
 	"verbena/internal/testutil"
 )
 
-// holdWorld is two devices of one core. The first device has a doorbell.
-type holdWorld struct {
+// twoDevices is two devices of one core. The first device has a doorbell.
+type twoDevices struct {
 	*testing.T
-	benches []*bench
-	seen    *witness
+	benches []*testBench
+	seen    *violationRecorder
 	queue   ib.UserQP
 	handler func(i int) // called by the completion handlers; may be nil
 }
 
-func newHoldWorld(t *testing.T, ring func(w *holdWorld, h *ib.Hold)) *holdWorld {
-	w := &holdWorld{T: t, seen: &witness{}}
+func newTwoDevices(t *testing.T, ring func(w *twoDevices, h *ib.Hold)) *twoDevices {
+	w := &twoDevices{T: t, seen: &violationRecorder{}}
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: w.seen.report})
 	for i := range 2 {
@@ -34,90 +34,90 @@ func newHoldWorld(t *testing.T, ring func(w *holdWorld, h *ib.Hold)) *holdWorld 
 				w.handler(i)
 			}
 		}, nil))
-		must(t, second(w.benches[i].cq.ReqNotify(ib.NotifyNextComp)))
+		must(t, errorOf(w.benches[i].cq.ReqNotify(ib.NotifyNextComp)))
 	}
 	w.benches[0].drv.qp.OnDoorbell(func(h *ib.Hold) { ring(w, h) })
-	w.queue, _ = ib.ForUser(gate.Open()).Queue(w.benches[0].qp)
+	w.queue, _ = ib.ForUser(gate.NewKey()).Queue(w.benches[0].qp)
 	return w
 }
 
-// complete makes the handler of device i due.
-func (w *holdWorld) complete(i int) { w.benches[i].drv.cq.Completed() }
+// raiseCompletion makes the handler of device i due.
+func (w *twoDevices) raiseCompletion(i int) { w.benches[i].drv.cq.Completed() }
 
-// ring calls Doorbell in the same way as uverbs: the callbacks of the first device are held from the start.
-func (w *holdWorld) ring(h *ib.Hold, run func()) {
-	ib.ForUser(gate.Open()).HoldCallbacks(w.benches[0].dev, h)
+// ringDoorbell calls Doorbell in the same way as uverbs: the callbacks of the first device are held from the start.
+func (w *twoDevices) ringDoorbell(h *ib.Hold, run func()) {
+	ib.ForUser(gate.NewKey()).HoldCallbacks(w.benches[0].dev, h)
 	w.queue.Doorbell(h)
 	run()
 }
 
 // free destroys all objects, and checks that exactly these rules were violated.
-func (w *holdWorld) free(rules ...check.Rule) {
+func (w *twoDevices) free(rules ...check.Rule) {
 	w.Helper()
 	for _, b := range w.benches {
-		b.free(w)
+		b.destroyAll(w)
 	}
-	w.seen.expect(w.T, rules...)
+	w.seen.expectRules(w.T, rules...)
 }
 
 type workFunc func()
 
 func (f workFunc) Run() { f() }
 
-// TestCheckHold checks the reports for incorrect use of Holds.
-func TestCheckHold(t *testing.T) {
-	add := func(w *holdWorld, h *ib.Hold) { h.Add(w.benches[1].handle) }
-	none := func(*holdWorld, *ib.Hold) {}
+// TestCheckReportsBadHolds checks the reports for incorrect use of Holds.
+func TestCheckReportsBadHolds(t *testing.T) {
+	add := func(w *twoDevices, h *ib.Hold) { h.Add(w.benches[1].handle) }
+	none := func(*twoDevices, *ib.Hold) {}
 	for _, test := range []struct {
 		name     string
-		doorbell func(w *holdWorld, h *ib.Hold)
-		run      func(w *holdWorld, h *ib.Hold)
+		doorbell func(w *twoDevices, h *ib.Hold)
+		run      func(w *twoDevices, h *ib.Hold)
 		want     string // "": no report
 	}{
-		{"Add in a doorbell with this Hold", add, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
-		{"added by deferred work", func(w *holdWorld, h *ib.Hold) {
-			h.Defer(workFunc(func() { add(w, h); w.complete(1) }))
-		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, ""},
-		{"run in the doorbell", func(w *holdWorld, h *ib.Hold) { add(w, h); h.Run() }, func(w *holdWorld, h *ib.Hold) {
-			w.ring(h, h.Run)
+		{"Add in a doorbell with this Hold", add, func(w *twoDevices, h *ib.Hold) { w.ringDoorbell(h, h.Run) }, ""},
+		{"added by deferred work", func(w *twoDevices, h *ib.Hold) {
+			h.Defer(workFunc(func() { add(w, h); w.raiseCompletion(1) }))
+		}, func(w *twoDevices, h *ib.Hold) { w.ringDoorbell(h, h.Run) }, ""},
+		{"run in the doorbell", func(w *twoDevices, h *ib.Hold) { add(w, h); h.Run() }, func(w *twoDevices, h *ib.Hold) {
+			w.ringDoorbell(h, h.Run)
 		}, "Hold.Run called in UserQP.Doorbell"},
-		{"Add to another Hold in a doorbell", func(w *holdWorld, h *ib.Hold) {
+		{"Add to another Hold in a doorbell", func(w *twoDevices, h *ib.Hold) {
 			var other ib.Hold
 			add(w, &other)
 			other.Run()
-		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, "Hold.Add called in UserQP.Doorbell"},
-		{"Add to another Hold in a doorbell without a Hold", func(w *holdWorld, h *ib.Hold) {
+		}, func(w *twoDevices, h *ib.Hold) { w.ringDoorbell(h, h.Run) }, "Hold.Add called in UserQP.Doorbell"},
+		{"Add to another Hold in a doorbell without a Hold", func(w *twoDevices, h *ib.Hold) {
 			var other ib.Hold
 			add(w, &other)
 			other.Run()
-		}, func(w *holdWorld, h *ib.Hold) { w.queue.Doorbell(nil) }, "Hold.Add called in UserQP.Doorbell"},
-		{"HoldCallbacks in a doorbell", func(w *holdWorld, h *ib.Hold) {
+		}, func(w *twoDevices, h *ib.Hold) { w.queue.Doorbell(nil) }, "Hold.Add called in UserQP.Doorbell"},
+		{"HoldCallbacks in a doorbell", func(w *twoDevices, h *ib.Hold) {
 			w.benches[1].handle.HoldCallbacks()
 			w.benches[1].handle.RunCallbacks()
-		}, func(w *holdWorld, h *ib.Hold) { w.ring(h, h.Run) }, "HoldCallbacks called in UserQP.Doorbell"},
-		{"RunCallbacks in a doorbell", func(w *holdWorld, h *ib.Hold) { w.benches[1].handle.RunCallbacks() },
-			func(w *holdWorld, h *ib.Hold) {
+		}, func(w *twoDevices, h *ib.Hold) { w.ringDoorbell(h, h.Run) }, "HoldCallbacks called in UserQP.Doorbell"},
+		{"RunCallbacks in a doorbell", func(w *twoDevices, h *ib.Hold) { w.benches[1].handle.RunCallbacks() },
+			func(w *twoDevices, h *ib.Hold) {
 				w.benches[1].handle.HoldCallbacks()
-				w.ring(h, h.Run)
+				w.ringDoorbell(h, h.Run)
 			}, "RunCallbacks called in UserQP.Doorbell"},
-		{"added in post send", none, func(w *holdWorld, h *ib.Hold) {
+		{"added in post send", none, func(w *twoDevices, h *ib.Hold) {
 			w.benches[0].drv.onPost = func() { add(w, h) }
 			w.benches[0].qp.PostSend(ib.SendWR{})
 			w.benches[0].drv.onPost = nil
 			h.Run()
 		}, "Hold.Add called in QP.PostSend"},
-		{"run in post send", none, func(w *holdWorld, h *ib.Hold) {
+		{"run in post send", none, func(w *twoDevices, h *ib.Hold) {
 			add(w, h)
 			w.benches[0].drv.onPost = h.Run
 			w.benches[0].qp.PostSend(ib.SendWR{})
 			w.benches[0].drv.onPost = nil
 		}, "Hold.Run called in QP.PostSend"},
-		{"added in a callback", none, func(w *holdWorld, h *ib.Hold) {
+		{"added in a callback", none, func(w *twoDevices, h *ib.Hold) {
 			w.handler = func(int) { w.handler = nil; add(w, h); h.Run() }
-			w.complete(0)
-			testutil.Eventually(t, "a report", func() bool { return len(w.seen.seen()) > 0 })
+			w.raiseCompletion(0)
+			testutil.Eventually(t, "a report", func() bool { return len(w.seen.violations()) > 0 })
 		}, "Hold.Add called in the completion handler"},
-		{"run by another thread", none, func(w *holdWorld, h *ib.Hold) {
+		{"run by another thread", none, func(w *twoDevices, h *ib.Hold) {
 			add(w, h)
 			var ran atomic.Bool
 			go func() {
@@ -129,28 +129,28 @@ func TestCheckHold(t *testing.T) {
 			}
 			observe.Of(w.benches[1].dev).Note(observe.HoldEnds, h) // ends the hold on this thread
 		}, "Hold.Run called by a thread that has not called Hold.Add"},
-		{"never run", none, func(w *holdWorld, h *ib.Hold) {
+		{"never run", none, func(w *twoDevices, h *ib.Hold) {
 			var wg sync.WaitGroup
 			wg.Go(func() { add(w, h) })
 			wg.Wait()
-			for len(w.seen.seen()) == 0 {
+			for len(w.seen.violations()) == 0 {
 				runtime.Gosched()
 			}
 		}, "the thread that called Hold.Add ended without Hold.Run"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newHoldWorld(t, test.doorbell)
+			w := newTwoDevices(t, test.doorbell)
 			var h ib.Hold
 			test.run(w, &h)
 			rules := make([]check.Rule, 0)
-			for range w.seen.seen() {
+			for range w.seen.violations() {
 				rules = append(rules, check.RuleHold) // one violation for each held device
 			}
 			w.free(rules...)
 			if reported := len(rules) > 0; reported != (test.want != "") {
 				t.Errorf("reported: got %v, want %v", reported, !reported)
 			}
-			for _, v := range w.seen.seen() {
+			for _, v := range w.seen.violations() {
 				if v.What != test.want {
 					t.Errorf("got %q, want %q", v.What, test.want)
 				}
@@ -165,10 +165,10 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newHoldWorld(t, func(w *holdWorld, h *ib.Hold) {
+				w := newTwoDevices(t, func(w *twoDevices, h *ib.Hold) {
 					h.Add(w.benches[1].handle)
-					w.complete(0)
-					w.complete(1)
+					w.raiseCompletion(0)
+					w.raiseCompletion(1)
 				})
 				var ran [2]int
 				w.handler = func(i int) {
@@ -180,7 +180,7 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 				wg.Go(func() {
 					defer func() { _ = recover() }()
 					var h ib.Hold
-					w.ring(&h, h.Run)
+					w.ringDoorbell(&h, h.Run)
 				})
 				wg.Wait()
 				synctest.Wait()
@@ -193,25 +193,25 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 	}
 }
 
-// TestHoldBeforeChecks begins a hold before Register, which is not observed. The test checks that the end of this hold
-// is no violation, and that the end of another hold is one.
-func TestHoldBeforeChecks(t *testing.T) {
-	w, core := &witness{}, &ib.Core{}
+// TestHoldBeforeChecksIsIgnored begins a hold before Register, which is not observed. The test checks that the end of
+// this hold is no violation, and that the end of another hold is one.
+func TestHoldBeforeChecksIsIgnored(t *testing.T) {
+	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})
 	d, _ := newDevice("fake0")
 	var h ib.Hold
 	h.Add(d)
 	must(t, core.Register(d))
 	h.Run()
-	w.expect(t)
+	w.expectRules(t)
 	observe.Of(d.Device()).Note(observe.HoldEnds, &h)
-	w.expect(t, check.RuleHold)
+	w.expectRules(t, check.RuleHold)
 	must(t, core.Unregister(d))
 }
 
 // Packets arrive during Register, and threads hold the callbacks of the device while they process the packets.
-func TestHoldWhileRegistering(t *testing.T) {
-	w := &witness{}
+func TestHoldDuringRegister(t *testing.T) {
+	w := &violationRecorder{}
 	for range 100 {
 		core := &ib.Core{}
 		check.On(core, check.Config{Report: w.report})
@@ -236,5 +236,5 @@ func TestHoldWhileRegistering(t *testing.T) {
 		wg.Wait()
 		must(t, core.Unregister(h))
 	}
-	w.expect(t)
+	w.expectRules(t)
 }

@@ -21,15 +21,15 @@ func TestCheckHoldOfThreadThatEnded(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(b.handle.HoldCallbacks)
 	wg.Wait()
-	testutil.Eventually(t, "the hold to be reported", func() bool { return len(w.seen()) > 0 })
-	w.expect(t, check.RuleHold)
-	b.free(t)
+	testutil.Eventually(t, "the hold to be reported", func() bool { return len(w.violations()) > 0 })
+	w.expectRules(t, check.RuleHold)
+	b.destroyAll(t)
 }
 
-// TestCheckLockAcrossUnregisterClient: Remove waits for a lock that the caller of UnregisterClient holds.
-func TestCheckLockAcrossUnregisterClient(t *testing.T) {
+// TestCheckReportsLockAcrossUnregisterClient: Remove waits for a lock that the caller of UnregisterClient holds.
+func TestCheckReportsLockAcrossUnregisterClient(t *testing.T) {
 	var lock sync.Mutex
-	w, core := &witness{}, &ib.Core{}
+	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 		w.report(v)
 		lock.Unlock()
@@ -43,13 +43,13 @@ func TestCheckLockAcrossUnregisterClient(t *testing.T) {
 	must(t, core.RegisterClient(cl))
 	lock.Lock()
 	core.UnregisterClient(cl)
-	w.expect(t, check.RuleLockAcrossRegister)
+	w.expectRules(t, check.RuleLockAcrossRegister)
 	must(t, core.Unregister(dev))
 }
 
-// TestCheckLockOfClient checks a client that sleeps in Add with a lock held. The client's event function waits for the
-// same lock. The report must not name the driver.
-func TestCheckLockOfClient(t *testing.T) {
+// TestCheckReportsClientAsleepWithLock checks a client that sleeps in Add with a lock held. The client's event function
+// waits for the same lock. The report must not name the driver.
+func TestCheckReportsClientAsleepWithLock(t *testing.T) {
 	var lock sync.Mutex
 	reported := make(chan check.Violation, 1)
 	core := &ib.Core{}
@@ -75,10 +75,10 @@ func TestCheckLockOfClient(t *testing.T) {
 	must(t, core.Unregister(dev))
 }
 
-// TestCheckClientReturns checks that an Add and a Remove that take too long are reported.
-func TestCheckClientReturns(t *testing.T) {
+// TestCheckReportsSlowClient checks that an Add and a Remove that take too long are reported.
+func TestCheckReportsSlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w, core := &witness{}, &ib.Core{}
+		w, core := &violationRecorder{}, &ib.Core{}
 		check.On(core, check.Config{Report: w.report, ClientTimeout: time.Minute})
 		dev, _ := newDevice("fake0")
 		cl := &ib.Client{
@@ -89,15 +89,15 @@ func TestCheckClientReturns(t *testing.T) {
 		must(t, core.RegisterClient(cl))
 		must(t, core.Register(dev))
 		must(t, core.Unregister(dev))
-		w.expect(t, check.RuleClientReturns)
+		w.expectRules(t, check.RuleClientReturns)
 	})
 }
 
-// TestCheckCallbackRunsLong checks that a callback that computes for too long is reported, unless the callback makes
+// TestCheckReportsLongCallback checks that a callback that computes for too long is reported, unless the callback makes
 // calls.
-func TestCheckCallbackRunsLong(t *testing.T) {
+func TestCheckReportsLongCallback(t *testing.T) {
 	var done atomic.Bool
-	w, core := &witness{}, &ib.Core{}
+	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{Timeout: 50 * time.Millisecond, Report: func(v check.Violation) {
 		w.report(v)
 		done.Store(true)
@@ -107,26 +107,26 @@ func TestCheckCallbackRunsLong(t *testing.T) {
 	b := newBenchOn(t, core, func(cq *ib.CQ) {
 		begun <- 1
 		for time.Since(began) < 200*time.Millisecond {
-			second(cq.Poll(nil)) // progress
+			errorOf(cq.Poll(nil)) // progress
 		}
 		for !done.Load() && time.Since(began) < 20*time.Second {
 		}
 	}, nil)
-	second(b.cq.ReqNotify(ib.NotifyNextComp))
+	errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 	b.drv.cq.Completed()
 	<-begun
-	b.free(t)
-	w.expect(t, check.RuleSleepInCallback)
+	b.destroyAll(t)
+	w.expectRules(t, check.RuleSleepInCallback)
 	if d := time.Since(began); d < 200*time.Millisecond {
 		t.Errorf("delay of the report: got %v, want at least 200ms", d)
 	}
 }
 
-// TestCheckCallbackDoesNotReturn checks that a callback that makes progress but does not return is reported after
-// ClientTimeout.
-func TestCheckCallbackDoesNotReturn(t *testing.T) {
+// TestCheckReportsCallbackWithoutReturn checks that a callback that makes progress but does not return is reported
+// after ClientTimeout.
+func TestCheckReportsCallbackWithoutReturn(t *testing.T) {
 	var done atomic.Bool
-	w, core := &witness{}, &ib.Core{}
+	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{ClientTimeout: 100 * time.Millisecond, Report: func(v check.Violation) {
 		w.report(v)
 		done.Store(true)
@@ -136,21 +136,22 @@ func TestCheckCallbackDoesNotReturn(t *testing.T) {
 	b := newBenchOn(t, core, func(cq *ib.CQ) {
 		begun <- 1
 		for !done.Load() && time.Since(began) < 20*time.Second {
-			second(cq.Poll(nil))
+			errorOf(cq.Poll(nil))
 		}
 	}, nil)
-	second(b.cq.ReqNotify(ib.NotifyNextComp))
+	errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 	b.drv.cq.Completed()
 	<-begun
-	b.free(t)
-	w.expect(t, check.RuleCallbackReturns)
+	b.destroyAll(t)
+	w.expectRules(t, check.RuleCallbackReturns)
 	if d := time.Since(began); d < 100*time.Millisecond {
 		t.Errorf("delay of the report: got %v, want at least 100ms", d)
 	}
 }
 
-// TestCheckInUseAtDestroy checks that a thread inside a call on an object is reported when the object is destroyed.
-func TestCheckInUseAtDestroy(t *testing.T) {
+// TestCheckReportsCallDuringDestroy checks that a thread inside a call on an object is reported when the object is
+// destroyed.
+func TestCheckReportsCallDuringDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
 		enter, leave := make(chan int), make(chan int)
@@ -163,13 +164,13 @@ func TestCheckInUseAtDestroy(t *testing.T) {
 		close(leave)
 		must(t, b.pd.Dealloc())
 		must(t, b.core.Unregister(b.handle))
-		w.expect(t, check.RuleInUse)
+		w.expectRules(t, check.RuleInUse)
 	})
 }
 
-// TestCheckDestroyContext checks that a thread waiting for the destruction of an object does not count as inside the
-// object. The thread may have started the destruction with a context or may have joined it.
-func TestCheckDestroyContext(t *testing.T) {
+// TestCheckAllowsJoinedDestroy checks that a thread waiting for the destruction of an object does not count as inside
+// the object. The thread may have started the destruction with a context or may have joined it.
+func TestCheckAllowsJoinedDestroy(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -181,38 +182,38 @@ func TestCheckDestroyContext(t *testing.T) {
 	must(t, b.cq.DestroyContext(ctx))
 	must(t, b.pd.DeallocContext(ctx))
 	must(t, b.core.UnregisterContext(ctx, b.handle))
-	for _, v := range w.seen() {
+	for _, v := range w.violations() {
 		if v.Rule != check.RuleUseAfterDestroy { // a late second call is reported as well
 			t.Error(v)
 		}
 	}
 }
 
-// TestCheckArmWithoutPoll checks a consumer that arms a queue with completions in it and does not poll afterwards. Such
-// a consumer may wait for ever.
-func TestCheckArmWithoutPoll(t *testing.T) {
+// TestCheckReportsArmWithoutPoll checks a consumer that arms a queue with completions in it and does not poll
+// afterwards. Such a consumer may wait for ever.
+func TestCheckReportsArmWithoutPoll(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		rules []check.Rule
-		run   func(b *bench)
+		run   func(b *testBench)
 	}{
-		{"arms after polling, and does not poll again", []check.Rule{check.RuleArmWithoutPoll}, func(b *bench) {
-			second(b.cq.Poll(make([]ib.WC, 8)))
+		{"arms after polling, and does not poll again", []check.Rule{check.RuleArmWithoutPoll}, func(b *testBench) {
+			errorOf(b.cq.Poll(make([]ib.WC, 8)))
 			b.qp.PostSend(ib.SendWR{})
-			second(b.cq.ReqNotify(ib.NotifyNextComp))
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 		}},
-		{"ignores that completions were missed", []check.Rule{check.RuleArmWithoutPoll}, func(b *bench) {
+		{"ignores that completions were missed", []check.Rule{check.RuleArmWithoutPoll}, func(b *testBench) {
 			b.qp.PostSend(ib.SendWR{})
-			second(b.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed))
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed))
 		}},
-		{"polls then", nil, func(b *bench) {
+		{"polls then", nil, func(b *testBench) {
 			b.qp.PostSend(ib.SendWR{})
-			second(b.cq.ReqNotify(ib.NotifyNextComp))
-			second(b.cq.Poll(make([]ib.WC, 8)))
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
+			errorOf(b.cq.Poll(make([]ib.WC, 8)))
 		}},
-		{"arms an empty queue", nil, func(b *bench) { second(b.cq.ReqNotify(ib.NotifyNextComp)) }},
-		{"is notified after it has armed", nil, func(b *bench) {
-			second(b.cq.ReqNotify(ib.NotifyNextComp))
+		{"arms an empty queue", nil, func(b *testBench) { errorOf(b.cq.ReqNotify(ib.NotifyNextComp)) }},
+		{"is notified after it has armed", nil, func(b *testBench) {
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 			b.qp.PostSend(ib.SendWR{})
 		}},
 	} {
@@ -221,8 +222,8 @@ func TestCheckArmWithoutPoll(t *testing.T) {
 				b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 				test.run(b)
 				testutil.Advance(time.Second)
-				b.free(t)
-				w.expect(t, test.rules...)
+				b.destroyAll(t)
+				w.expectRules(t, test.rules...)
 			})
 		})
 	}

@@ -11,7 +11,7 @@ import (
 func (f *frame) noteArmed(flags ib.NotifyFlags) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
-	if h := f.handler(); h != nil {
+	if h := f.handlerFrame(); h != nil {
 		h.blind, h.batch = nil, false
 		if flags&ib.NotifyReportMissed == 0 {
 			h.blind = f.entry
@@ -19,36 +19,37 @@ func (f *frame) noteArmed(flags ib.NotifyFlags) {
 	}
 }
 
-// handler returns the frame of the CQ's completion handler that contains f, or nil.
+// handlerFrame returns the frame of the CQ's completion handler that contains f, or nil.
 //
 //verbena:held f.k.mu
-func (f *frame) handler() *frame {
-	return f.th.find(func(x *frame) bool { return x.kind == inCallback && x.obj == f.obj })
+func (f *frame) handlerFrame() *frame {
+	return f.th.findFrame(func(x *frame) bool { return x.kind == inCallback && x.obj == f.obj })
 }
 
-// expectRest is called after a handler that armed the queue and did not empty the queue with its last poll. If no
-// handler call is due and no other thread polls, the remaining completions may never be reported.
-func (o *object) expectRest(at []uintptr) {
+// expectRemainingPolled is called after a handler that armed the queue and did not empty the queue with its last poll.
+// If no handler call is due and no other thread polls, the remaining completions may never be reported.
+func (o *object) expectRemainingPolled(at []uintptr) {
 	c, ok := ib.As[ib.CQCounter](o.cq)
-	if !ok || o.user || c.Waiting() == 0 || o.handlerDue() {
+	if !ok || o.user || c.Waiting() == 0 || o.isHandlerDue() {
 		return
 	}
-	r := &rearm{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at}
+	r := &rearmWatch{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at}
 	r.afterTimeout(func() {
-		if n := o.waiting(c); n > 0 && r.idle() && !o.handlerDue() {
+		if n := o.waitingCompletions(c); n > 0 && r.isIdle() && !o.isHandlerDue() {
 			o.k.report(Violation{
 				Rule: RuleLeftInCQ,
 				What: fmt.Sprintf("a completion handler armed its CQ without NotifyReportMissed and returned with "+
 					"completions in it, "+
 					"of which %d have not been polled for %v: they raise no call", n, o.k.cfg.Timeout),
-				Stacks: []Stack{{"CQ.ReqNotify in the completion handler", trace(at)}, {"the CQ made at", trace(o.made)}},
+				Stacks: []Stack{{"CQ.ReqNotify in the completion handler", formatStack(at)}, {"the CQ made at",
+					formatStack(o.made)}},
 			}, o.dev, at)
 		}
 	})
 }
 
-// waiting returns the number of completions in the queue, or 0 if the queue has been destroyed.
-func (o *object) waiting(c ib.CQCounter) int {
+// waitingCompletions returns the number of completions in the queue, or 0 if the queue has been destroyed.
+func (o *object) waitingCompletions(c ib.CQCounter) int {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
 	if o.gone {

@@ -10,9 +10,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestCheckLeftInCQ checks a handler that arms its CQ before polling. Such a handler must poll until the CQ is empty,
-// use NotifyReportMissed, or leave the rest to another thread.
-func TestCheckLeftInCQ(t *testing.T) {
+// TestCheckReportsCompletionsLeftInCQ checks a handler that arms its CQ before polling. Such a handler must poll until
+// the CQ is empty, use NotifyReportMissed, or leave the rest to another thread.
+func TestCheckReportsCompletionsLeftInCQ(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	poll := func(cq *ib.CQ, n int) int {
 		n, err := cq.Poll(make([]ib.WC, n))
@@ -27,22 +27,22 @@ func TestCheckLeftInCQ(t *testing.T) {
 		caught bool
 	}{
 		{"one batch", func(_ *consumer, cq *ib.CQ) {
-			ok(cq.ReqNotify(ib.NotifyNextComp))
+			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
 		}, true},
 		{"one batch, after a poll", func(_ *consumer, cq *ib.CQ) {
 			poll(cq, 1)
-			ok(cq.ReqNotify(ib.NotifyNextComp))
+			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
 		}, true},
 		{"polls until the CQ is empty", func(_ *consumer, cq *ib.CQ) {
-			ok(cq.ReqNotify(ib.NotifyNextComp))
+			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			for poll(cq, 2) == 2 {
 			}
 		}, false},
 		{"one batch polls all completions", func(_ *consumer, cq *ib.CQ) {
-			ok(cq.ReqNotify(ib.NotifyNextComp))
-			poll(cq, 2*depth)
+			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
+			poll(cq, 2*queueDepth)
 		}, false},
 		{"uses NotifyReportMissed", func(_ *consumer, cq *ib.CQ) {
 			for missed := true; missed; {
@@ -55,15 +55,15 @@ func TestCheckLeftInCQ(t *testing.T) {
 			}
 		}, false},
 		{"leaves the rest to another thread", func(x *consumer, cq *ib.CQ) {
-			ok(cq.ReqNotify(ib.NotifyNextComp))
+			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
-			time.AfterFunc(timeout/10, func() { x.poll() })
+			time.AfterFunc(timeout/10, func() { x.pollAll() })
 		}, false},
 		{"is called again for later completions", func(x *consumer, cq *ib.CQ) {
-			ok(cq.ReqNotify(ib.NotifyNextComp))
+			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			if x.calls.Add(1) == 1 {
-				x.recv(8)
-				x.send(8, ib.SendSignaled)
+				x.postRecv(8)
+				x.postSend(8, ib.SendSignaled)
 				poll(cq, 2)
 				return
 			}
@@ -75,18 +75,18 @@ func TestCheckLeftInCQ(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var x *consumer
 				x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) { c.handle(x, cq) }})
-				for i := range uint64(depth - 1) {
-					x.recv(i)
-					x.send(i, ib.SendSignaled)
+				for i := range uint64(queueDepth - 1) {
+					x.postRecv(i)
+					x.postSend(i, ib.SendSignaled)
 				}
-				ok(x.cq.ReqNotify(ib.NotifyNextComp))
-				x.recv(7)
-				x.send(7, ib.SendSignaled)
+				ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
+				x.postRecv(7)
+				x.postSend(7, ib.SendSignaled)
 				testutil.Advance(5 * timeout)
 				if c.caught {
-					x.end(check.RuleLeftInCQ)
+					x.endAndExpect(check.RuleLeftInCQ)
 				} else {
-					x.end()
+					x.endAndExpect()
 				}
 			})
 		})

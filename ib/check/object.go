@@ -16,7 +16,7 @@ import (
 
 // object is the checked state of an object of package ib, or of an event function.
 type object struct {
-	ending
+	callEnd
 	k    *checker
 	self any        // the object, such as an *ib.MR
 	dev  *ib.Device // the shared handle
@@ -37,9 +37,9 @@ type object struct {
 
 	// The next fields belong to a CQ.
 	cq        ib.DriverCQ
-	requests  atomic.Int64          // notifications requested by ReqNotify, minus the calls of Completed
-	armings   atomic.Int64          // calls of ReqNotify
-	probed    atomic.Pointer[rearm] // set while only checked mode, but not the consumer, has armed the queue
+	requests  atomic.Int64               // notifications requested by ReqNotify, minus the calls of Completed
+	armings   atomic.Int64               // calls of ReqNotify
+	probed    atomic.Pointer[rearmWatch] // set while only checked mode, but not the consumer, has armed the queue
 	rearm     atomic.Pointer[time.Timer]
 	answers   atomic.Int64 // calls of Completed
 	calls     atomic.Int64 // calls of Completed that cause a handler call
@@ -53,7 +53,7 @@ type object struct {
 
 	mayOverrun bool // CQIgnoreOverrun
 	deadMu     sync.Mutex
-	dead       map[uint32]*work // destroyed queue pairs, by number, that may have completions in the CQ
+	dead       map[uint32]*workTracker // destroyed queue pairs, by number, that may have completions in the CQ
 
 	armed atomic.Pointer[time.Timer]
 	// held while the checker polls the driver for completions, and while the driver destroys the queue
@@ -62,11 +62,11 @@ type object struct {
 	raised  atomic.Pointer[[]uintptr]
 	handler atomic.Pointer[frame] // the handler call in progress
 
-	region atomic.Pointer[region] // MR
+	region atomic.Pointer[memoryRegion] // MR
 
 	// The next fields belong to a QP or SRQ.
-	work     *work       // nil: the work requests of the queue are not tracked
-	stopping atomic.Bool // the driver has begun the destruction
+	work     *workTracker // nil: the work requests of the queue are not tracked
+	stopping atomic.Bool  // the driver has begun the destruction
 }
 
 // eventFunction is the kind of an object that represents an event function.
@@ -75,14 +75,14 @@ const eventFunction = "event function"
 // Object records the creator of a new object and the place of its creation.
 func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.Subject {
 	d := by.(*device)
-	o := &object{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callers(), owner: d.client}
+	o := &object{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callerPCs(), owner: d.client}
 	if of != nil {
 		o.program = of.(*object).program
 		o.owner = cmp.Or(o.owner, of.(*object).owner)
 	}
 	o.program = o.program || k.inUserCall()
 	if o.owner == nil {
-		o.owner = d.owner()
+		o.owner = d.currentClient()
 	}
 	return o
 }
@@ -93,7 +93,7 @@ func (k *checker) inUserCall() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	th := k.threads[id]
-	return th != nil && th.find(func(f *frame) bool { return strings.HasPrefix(f.what, "user.") }) != nil
+	return th != nil && th.findFrame(func(f *frame) bool { return strings.HasPrefix(f.what, "user.") }) != nil
 }
 
 // objectOf returns the checked state of an object of package ib, or nil if the object is not checked.
@@ -107,32 +107,32 @@ func (o *object) Enter(c *observe.Call) error {
 	f := &frame{kind: inMethod, what: c.What, obj: o, dev: o.dev}
 	switch c.Kind {
 	case observe.Handler:
-		return o.handle(c, f)
+		return o.beginHandler(c, f)
 	case observe.Callback:
 		f.kind = inCallback
 		if c.Arg == ib.EventQPLastWQEReached {
-			o.work.lastWQE()
+			o.work.noteLastWQE()
 		}
-		return o.k.begin(c, f)
+		return o.k.beginCall(c, f)
 	case observe.Atomic:
 		f.kind = inAtomic
 	case observe.Destroy:
-		return o.destroy(c, f)
+		return o.beginDestroy(c, f)
 	case observe.Change:
 		o.endRegion()
-		defer o.checkInFlight(c.What)
+		defer o.checkRegionInUse(c.What)
 	}
 	c.State = f
-	return o.enter(f)
+	return o.enterCall(f)
 }
 
-// enter enters the frame of a call on the object. enter returns an error if the object has been destroyed. In that case
-// the driver must not be called.
-func (o *object) enter(f *frame) error {
+// enterCall enters the frame of a call on the object. enterCall returns an error if the object has been destroyed. In
+// that case the driver must not be called.
+func (o *object) enterCall(f *frame) error {
 	f.obj, f.dev = o, o.dev
 	err := o.checkDestroyed(f.what)
 	if err == nil && !o.abandoned.Load() {
-		err = o.by.checkGone(f.what)
+		err = o.by.checkDeviceGone(f.what)
 	}
 	if o.k.enter(f) {
 		err = syscall.EDEADLK
@@ -140,53 +140,54 @@ func (o *object) enter(f *frame) error {
 	return err
 }
 
-// destroy records the start of a destruction. destroy returns EDEADLK in a callback for whose end the destruction would
-// wait. All other errors come from the driver.
-func (o *object) destroy(c *observe.Call, f *frame) error {
+// beginDestroy records the start of a destruction. beginDestroy returns EDEADLK in a callback for whose end the
+// destruction would wait. All other errors come from the driver.
+func (o *object) beginDestroy(c *observe.Call, f *frame) error {
 	f.waits = true
 	if o.kind == eventFunction {
-		return o.k.begin(c, f)
+		return o.k.beginCall(c, f)
 	}
 	c.State = f
-	if err := o.enter(f); err == syscall.EDEADLK {
+	if err := o.enterCall(f); err == syscall.EDEADLK {
 		return err
 	}
 	o.ends.Store(&f.entry)
 	o.endRegion()
-	o.checkInFlight(c.What)
+	o.checkRegionInUse(c.What)
 	return nil
 }
 
-// handle records the start of a call of the completion handler.
-func (o *object) handle(c *observe.Call, f *frame) error {
+// beginHandler records the start of a call of the completion handler.
+func (o *object) beginHandler(c *observe.Call, f *frame) error {
 	f.kind, f.armings = inCallback, o.armings.Load()
 	o.handlerAt.Store(o.calls.Load())
 	if at := o.raised.Load(); at != nil {
 		f.raised = *at
 	}
-	err := o.k.begin(c, f)
+	err := o.k.beginCall(c, f)
 	if other := o.handler.Swap(f); other != nil {
 		o.k.report(Violation{
 			Rule: RuleOneHandler, What: "a second completion handler of a CQ started while the first was running",
-			Stacks: []Stack{{"the second", trace(f.entry)}, {"the first", trace(other.entry)}, {"raised at", trace(f.raised)}},
+			Stacks: []Stack{{"the second", formatStack(f.entry)}, {"the first", formatStack(other.entry)}, {"raised at",
+				formatStack(f.raised)}},
 		}, o.dev, f.entry)
 	}
 	return err
 }
 
-// noteReturned records the end of a call of the completion handler.
-func (o *object) noteReturned(f *frame, returned bool) {
+// noteHandlerReturned records the end of a call of the completion handler.
+func (o *object) noteHandlerReturned(f *frame, returned bool) {
 	if returned && f.polled != nil && o.armings.Load() == f.armings {
 		o.expectRearm(f.polled, f.batch)
 	}
 	if returned && f.blind != nil && f.batch {
-		o.expectRest(f.blind)
+		o.expectRemainingPolled(f.blind)
 	}
 	o.handler.CompareAndSwap(f, nil)
 }
 
-// handlerDue reports whether a handler call is due.
-func (o *object) handlerDue() bool { return o.calls.Load() > o.handlerAt.Load() }
+// isHandlerDue reports whether a handler call is due.
+func (o *object) isHandlerDue() bool { return o.calls.Load() > o.handlerAt.Load() }
 
 // Note records an event of the object.
 func (o *object) Note(e observe.Event, _ any) error {
@@ -197,12 +198,12 @@ func (o *object) Note(e observe.Event, _ any) error {
 	case observe.Died:
 		o.removeLive()
 	case observe.Abandoned:
-		o.abandon()
+		o.markAbandoned()
 	case observe.Raised:
 		_ = o.checkDestroyed(o.kind + "Handle.Raise")
 		o.broken.Store(true) // for a CQ
 	case observe.Completed:
-		return o.completed()
+		return o.checkCompleted()
 	}
 	return nil
 }
@@ -219,10 +220,10 @@ func (o *object) checkUse(what, format string) error {
 	if at == nil {
 		return nil
 	}
-	used := callers()
+	used := callerPCs()
 	o.k.report(Violation{
 		Rule: RuleUseAfterDestroy, What: fmt.Sprintf(format, what, o.kind),
-		Stacks: []Stack{{what, trace(used)}, {"destroyed at", trace(*at)}, {"made at", trace(o.made)}},
+		Stacks: []Stack{{what, formatStack(used)}, {"destroyed at", formatStack(*at)}, {"made at", formatStack(o.made)}},
 	}, o.dev, used)
 	return syscall.EINVAL
 }
@@ -236,7 +237,7 @@ func (o *object) addLive() {
 }
 
 func (o *object) removeLive() {
-	at := callers()
+	at := callerPCs()
 	if called := o.ends.Load(); called != nil {
 		at = *called // the destruction may run on another goroutine
 	}
@@ -254,7 +255,7 @@ func (o *object) removeLive() {
 	var inside *frame
 	for _, th := range o.k.threads {
 		// A thread that waits for its own destruction call is not inside the object.
-		if f := th.find(func(f *frame) bool { return f.obj == o && !f.waits }); f != nil && th.id != id {
+		if f := th.findFrame(func(f *frame) bool { return f.obj == o && !f.waits }); f != nil && th.id != id {
 			inside = f
 		}
 	}
@@ -264,12 +265,12 @@ func (o *object) removeLive() {
 	}
 	o.k.report(Violation{
 		Rule: RuleInUse, What: fmt.Sprintf("a thread was inside %s when the %v was destroyed", inside.what, o.kind),
-		Stacks: []Stack{{inside.what + " called at", trace(inside.entry)}, {"destroyed at", trace(at)},
-			{"made at", trace(o.made)}},
+		Stacks: []Stack{{inside.what + " called at", formatStack(inside.entry)}, {"destroyed at", formatStack(at)},
+			{"made at", formatStack(o.made)}},
 	}, o.dev, at)
 }
 
-func (o *object) abandon() {
+func (o *object) markAbandoned() {
 	o.abandoned.Store(true)
 	o.k.mu.Lock()
 	defer o.k.mu.Unlock()
@@ -279,24 +280,24 @@ func (o *object) abandon() {
 	}
 }
 
-var errProbe = errors.New("only checked mode has armed the queue")
+var errArmedOnlyByCheck = errors.New("only checked mode has armed the queue")
 
-// completed checks that a ReqNotify preceded the driver's report. completed returns an error if only checked mode had
-// armed the queue.
-func (o *object) completed() error {
+// checkCompleted checks that a ReqNotify preceded the driver's report. checkCompleted returns an error if only checked
+// mode had armed the queue.
+func (o *object) checkCompleted() error {
 	_ = o.checkDestroyed("CQHandle.Completed")
-	at := callers()
+	at := callerPCs()
 	o.raised.Store(&at)
 	o.answers.Add(1)
 	if o.requests.Add(-1) < 0 {
 		o.requests.Add(1)
 		o.k.report(Violation{
 			Rule: RuleNotifyOnce, What: "CQHandle.Completed called more often than ReqNotify",
-			Stacks: []Stack{{"CQHandle.Completed", trace(at)}, {"the CQ made at", trace(o.made)}},
+			Stacks: []Stack{{"CQHandle.Completed", formatStack(at)}, {"the CQ made at", formatStack(o.made)}},
 		}, o.dev, at)
 	}
-	if o.ownProbe() {
-		return errProbe
+	if o.armedOnlyByCheck() {
+		return errArmedOnlyByCheck
 	}
 	o.calls.Add(1)
 	return nil

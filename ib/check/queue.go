@@ -37,14 +37,14 @@ func (k *checker) Queue(s observe.Subject, drv any, m observe.Made) any {
 		o.cq = d
 		return &queueCQ{d, o}
 	case ib.DriverQP:
-		o.followQP(o.self.(*ib.QP))
+		o.trackQP(o.self.(*ib.QP))
 		q := queueQP{d, o}
 		if u, ok := ib.As[ib.UserQP](d); ok {
 			return &queueUserQP{q, u}
 		}
 		return &q
 	case ib.DriverSRQ:
-		o.followSRQ(o.self.(*ib.SRQ))
+		o.trackSRQ(o.self.(*ib.SRQ))
 		return &queueSRQ{d, o}
 	}
 	return drv
@@ -55,13 +55,14 @@ func (q *queueQP) Unwrap() ib.DriverQP { return q.DriverQP }
 
 func (q *queueQP) PostSend(wrs []ib.SendWR) (int, error) {
 	for i := range wrs {
-		checkNamed(&wrs[i])
+		checkReferencedObjects(&wrs[i])
 	}
-	return post(q.o, "QP.PostSend", wrs, q.DriverQP.PostSend, q.o.work.sends)
+	return checkedPost(q.o, "QP.PostSend", wrs, q.DriverQP.PostSend, q.o.work.recordSends)
 }
 
-// checkNamed reports each destroyed object that the work request names. The driver then rejects the request.
-func checkNamed(wr *ib.SendWR) {
+// checkReferencedObjects reports each destroyed object that the work request names. The driver then rejects the
+// request.
+func checkReferencedObjects(wr *ib.SendWR) {
 	check := func(x any) {
 		if o := objectOf(x); o != nil {
 			_ = o.checkUse("QP.PostSend", "%s of a work request that names a %v that was destroyed")
@@ -82,7 +83,7 @@ func checkNamed(wr *ib.SendWR) {
 }
 
 func (q *queueQP) PostRecv(wrs []ib.RecvWR) (int, error) {
-	return post(q.o, "QP.PostRecv", wrs, q.DriverQP.PostRecv, q.o.work.recvs)
+	return checkedPost(q.o, "QP.PostRecv", wrs, q.DriverQP.PostRecv, q.o.work.recordRecvs)
 }
 
 func (q *queueQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
@@ -104,16 +105,16 @@ func (q *queueQP) Destroy() error {
 
 func (q *queueUserQP) Doorbell(h *ib.Hold) {
 	f := &frame{kind: inAtomic, what: "UserQP.Doorbell", holder: h}
-	err := q.o.enter(f)
-	defer f.leave()
+	err := q.o.enterCall(f)
+	defer f.popFrame()
 	if err == nil {
 		q.user.Doorbell(h)
 	}
 }
 
 func (q *queueUserQP) Posted() (at uint32, some bool) {
-	f, err := q.o.atomically("UserQP.Posted")
-	defer f.leave()
+	f, err := q.o.enterAtomic("UserQP.Posted")
+	defer f.popFrame()
 	if err != nil {
 		return 0, false
 	}
@@ -123,13 +124,13 @@ func (q *queueUserQP) Posted() (at uint32, some bool) {
 func (q *queueUserQP) TakeBack() { q.user.TakeBack() }
 
 func (q *queueSRQ) PostRecv(wrs []ib.RecvWR) (int, error) {
-	return post(q.o, "SRQ.PostRecv", wrs, q.DriverSRQ.PostRecv, q.o.work.recvs)
+	return checkedPost(q.o, "SRQ.PostRecv", wrs, q.DriverSRQ.PostRecv, q.o.work.recordRecvs)
 }
 
 func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 	o := q.o
-	f, err := o.atomically("CQ.Poll")
-	defer f.leave()
+	f, err := o.enterAtomic("CQ.Poll")
+	defer f.popFrame()
 	if err != nil {
 		return 0, err
 	}
@@ -140,11 +141,11 @@ func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 	n, err := q.DriverCQ.Poll(wc)
 	switch {
 	case n < 0 || n > len(wc):
-		f.result(fmt.Sprintf("%d completions returned in an array of %d", n, len(wc)))
+		f.reportBadResult(fmt.Sprintf("%d completions returned in an array of %d", n, len(wc)))
 	case err != nil:
 		o.broken.Store(true)
 	case len(wc) > 0:
-		o.polled(f, wc[:n], before)
+		o.recordPolled(f, wc[:n], before)
 		f.notePolled(n == len(wc))
 	}
 	return n, err
@@ -152,8 +153,8 @@ func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 
 func (q *queueCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 	o := q.o
-	f, err := o.atomically("CQ.ReqNotify")
-	defer f.leave()
+	f, err := o.enterAtomic("CQ.ReqNotify")
+	defer f.popFrame()
 	if err != nil {
 		return false, err
 	}
@@ -164,7 +165,7 @@ func (q *queueCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 		o.requests.Add(-1)
 	}
 	if missed && flags&ib.NotifyReportMissed == 0 {
-		f.result("missed completions reported without NotifyReportMissed")
+		f.reportBadResult("missed completions reported without NotifyReportMissed")
 	}
 	if err == nil {
 		f.noteArmed(flags)
@@ -182,10 +183,10 @@ func (q *queueCQ) Destroy() error {
 	return err
 }
 
-// atomically enters a call on the object that may not sleep.
-func (o *object) atomically(what string) (*frame, error) {
+// enterAtomic enters a call on the object that may not sleep.
+func (o *object) enterAtomic(what string) (*frame, error) {
 	f := &frame{kind: inAtomic, what: what}
-	return f, o.enter(f)
+	return f, o.enterCall(f)
 }
 
 // holdsCompletions asks the driver whether the queue holds completions. holdsCompletions does not ask if the queue has
@@ -228,7 +229,7 @@ func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 			Rule: RuleArmWithoutPoll,
 			What: fmt.Sprintf("a CQ with completions in it was armed, and not polled for %v: "+
 				"the notification that the consumer waits for may never come", o.k.cfg.Timeout),
-			Stacks: []Stack{{"CQ.ReqNotify", trace(at)}, {"the CQ made at", trace(o.made)}},
+			Stacks: []Stack{{"CQ.ReqNotify", formatStack(at)}, {"the CQ made at", formatStack(o.made)}},
 		}, o.dev, at)
 	}
 	after(o.k.cfg.Timeout, func() {
@@ -242,27 +243,27 @@ func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 	})
 }
 
-// post calls PostSend or PostRecv of a queue.
-func post[WR any](o *object, what string, wrs []WR, post func([]WR) (int, error),
+// checkedPost calls PostSend or PostRecv of a queue.
+func checkedPost[WR any](o *object, what string, wrs []WR, checkedPost func([]WR) (int, error),
 	note func(*frame, []WR) (taken func(int))) (int, error) {
 
-	f, err := o.atomically(what)
-	defer f.leave()
+	f, err := o.enterAtomic(what)
+	defer f.popFrame()
 	if err != nil {
 		return 0, err
 	}
 	taken := note(f, wrs)
-	n, err := post(wrs)
+	n, err := checkedPost(wrs)
 	taken(n)
 	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
-		f.result(fmt.Sprintf("%d of %d work requests accepted, error %v", n, len(wrs), err))
+		f.reportBadResult(fmt.Sprintf("%d of %d work requests accepted, error %v", n, len(wrs), err))
 	}
 	return n, err
 }
 
-// result reports an inconsistent result of a driver's method.
-func (f *frame) result(what string) {
+// reportBadResult reports an inconsistent result of a driver's method.
+func (f *frame) reportBadResult(what string) {
 	f.k.report(Violation{
-		Rule: RuleResult, What: f.what + ": " + what, Stacks: []Stack{{f.what, trace(f.entry)}},
+		Rule: RuleResult, What: f.what + ": " + what, Stacks: []Stack{{f.what, formatStack(f.entry)}},
 	}, f.dev, f.entry)
 }

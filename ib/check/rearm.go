@@ -8,11 +8,11 @@ import (
 	"verbena/ib"
 )
 
-// rearm tracks a completion handler that has polled its CQ and returned without arming the CQ. The behaviour is correct
-// if no more completions arrive, or if another thread polls. The checker therefore waits until the CQ has been neither
-// polled nor armed for Timeout. The checker then arms the CQ itself to detect present and later completions. The
-// consumer's handler is not called for these completions.
-type rearm struct {
+// rearmWatch tracks a completion handler that has polled its CQ and returned without arming the CQ. The behaviour is
+// correct if no more completions arrive, or if another thread polls. The checker therefore waits until the CQ has been
+// neither polled nor armed for Timeout. The checker then arms the CQ itself to detect present and later completions.
+// The consumer's handler is not called for these completions.
+type rearmWatch struct {
 	o              *object
 	polls, armings int64
 	at             []uintptr // last poll of the handler
@@ -24,20 +24,20 @@ type rearm struct {
 func (f *frame) notePolled(full bool) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
-	if h := f.handler(); h != nil {
+	if h := f.handlerFrame(); h != nil {
 		h.polled, h.batch = f.entry, full
 	}
 }
 
-// idle reports whether the consumer has neither polled nor armed the queue since the handler.
-func (r *rearm) idle() bool {
+// isIdle reports whether the consumer has neither polled nor armed the queue since the handler.
+func (r *rearmWatch) isIdle() bool {
 	o := r.o
 	return o.polls.Load() == r.polls && o.armings.Load() == r.armings && o.handler.Load() == nil &&
 		o.destroyed.Load() == nil && o.dev.State() == ib.DeviceActive
 }
 
 // afterTimeout calls f after Timeout, unless the queue has been destroyed.
-func (r *rearm) afterTimeout(f func()) {
+func (r *rearmWatch) afterTimeout(f func()) {
 	t := time.AfterFunc(r.o.k.cfg.Timeout, f)
 	if old := r.o.rearm.Swap(t); old != nil {
 		old.Stop()
@@ -49,19 +49,19 @@ func (o *object) expectRearm(at []uintptr, batch bool) {
 	if o.user {
 		return
 	}
-	r := &rearm{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at, batch: batch}
+	r := &rearmWatch{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at, batch: batch}
 	r.afterTimeout(func() {
-		if r.idle() && o.probe(r) {
-			r.completionArrived()
+		if r.isIdle() && o.armForCheck(r) {
+			r.noteCompletionArrived()
 		}
 	})
 }
 
-// probe arms the queue on behalf of the checker, and reports whether the queue holds completions.
-func (o *object) probe(r *rearm) bool {
+// armForCheck arms the queue on behalf of the checker, and reports whether the queue holds completions.
+func (o *object) armForCheck(r *rearmWatch) bool {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
-	if o.gone || r.batch && !o.inUse() {
+	if o.gone || r.batch && !o.isInUse() {
 		return false
 	}
 	o.requests.Add(1)
@@ -72,10 +72,10 @@ func (o *object) probe(r *rearm) bool {
 	return missed && err == nil
 }
 
-// inUse reports whether a queue pair that completes on the CQ is in a state other than error. A handler need not poll
+// isInUse reports whether a queue pair that completes on the CQ is in a state other than error. A handler need not poll
 // completions of queue pairs in the error state.
-func (o *object) inUse() bool {
-	var all []*work
+func (o *object) isInUse() bool {
+	var all []*workTracker
 	o.k.mu.Lock()
 	for x := range o.k.live {
 		if w := x.work; w != nil && w.qp != nil && (w.sendCQ == o || w.recvCQ == o) {
@@ -83,25 +83,25 @@ func (o *object) inUse() bool {
 		}
 	}
 	o.k.mu.Unlock()
-	return slices.ContainsFunc(all, func(w *work) bool { return !w.o.stopping.Load() && w.qp.State() != ib.QPErr })
+	return slices.ContainsFunc(all, func(w *workTracker) bool { return !w.o.stopping.Load() && w.qp.State() != ib.QPErr })
 }
 
-// ownProbe reports whether only probe has armed the queue. If so, the completion must not call the consumer's handler.
-// The caller may be a driver that holds locks.
-func (o *object) ownProbe() bool {
+// armedOnlyByCheck reports whether only probe has armed the queue. If so, the completion must not call the consumer's
+// handler. The caller may be a driver that holds locks.
+func (o *object) armedOnlyByCheck() bool {
 	r := o.probed.Swap(nil)
 	if r == nil || o.armings.Load() != r.armings {
 		return false
 	}
-	r.completionArrived()
+	r.noteCompletionArrived()
 	return true
 }
 
-// completionArrived is called when the queue holds a completion. If the consumer neither polls nor arms the queue
-// within Timeout, completionArrived reports the violation.
-func (r *rearm) completionArrived() {
+// noteCompletionArrived is called when the queue holds a completion. If the consumer neither polls nor arms the queue
+// within Timeout, noteCompletionArrived reports the violation.
+func (r *rearmWatch) noteCompletionArrived() {
 	r.afterTimeout(func() {
-		if !r.idle() {
+		if !r.isIdle() {
 			return
 		}
 		o := r.o
@@ -110,9 +110,10 @@ func (r *rearm) completionArrived() {
 			what = "polled one batch and returned without ReqNotify; completions are in the CQ, and were not polled for %v"
 		}
 		o.k.report(Violation{
-			Rule:   RuleNotRearmed,
-			What:   fmt.Sprintf("a completion handler "+what, o.k.cfg.Timeout),
-			Stacks: []Stack{{"the completion handler's last CQ.Poll", trace(r.at)}, {"the CQ made at", trace(o.made)}},
+			Rule: RuleNotRearmed,
+			What: fmt.Sprintf("a completion handler "+what, o.k.cfg.Timeout),
+			Stacks: []Stack{{"the completion handler's last CQ.Poll", formatStack(r.at)}, {"the CQ made at",
+				formatStack(o.made)}},
 		}, o.dev, o.made)
 	})
 }

@@ -10,9 +10,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestCheckNotRearmed checks that a handler that empties its CQ must arm it again, unless other threads poll or no
-// completions follow.
-func TestCheckNotRearmed(t *testing.T) {
+// TestCheckReportsUnarmedCQ checks that a handler that empties its CQ must arm it again, unless other threads poll or
+// no completions follow.
+func TestCheckReportsUnarmedCQ(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for _, c := range []struct {
 		name   string
@@ -21,46 +21,46 @@ func TestCheckNotRearmed(t *testing.T) {
 		caught bool
 	}{
 		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
-			x.recv(1)
-			x.send(1, 0)
+			x.postRecv(1)
+			x.postSend(1, 0)
 			testutil.Advance(5 * timeout)
 		}, true},
 		{"completions that come late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			testutil.Advance(5 * timeout)
-			x.recv(1)
-			x.send(1, 0)
+			x.postRecv(1)
+			x.postSend(1, 0)
 			testutil.Advance(5 * timeout)
 		}, true},
 		{"forgotten in the second call", func(n int32, _ *ib.CQ) bool { return n < 2 }, func(x *consumer) {
 			for range 2 {
-				x.recv(1)
-				x.send(1, 0)
+				x.postRecv(1)
+				x.postSend(1, 0)
 				testutil.Advance(5 * timeout)
 			}
 		}, true},
 		{"armed again", func(n int32, _ *ib.CQ) bool { return true }, func(x *consumer) {
-			x.recv(1)
-			x.send(1, 0)
+			x.postRecv(1)
+			x.postSend(1, 0)
 			testutil.Advance(5 * timeout)
 		}, false},
 		{"no further completions", func(n int32, _ *ib.CQ) bool { return false },
 			func(*consumer) { testutil.Advance(5 * timeout) },
 			false},
 		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
-			x.recv(1)
-			x.send(1, 0)
+			x.postRecv(1)
+			x.postSend(1, 0)
 			for range 50 {
 				testutil.Advance(timeout / 10)
-				x.poll()
+				x.pollAll()
 			}
 		}, false},
 		{"armed by another thread, late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
 			testutil.Advance(5 * timeout)
 			_, err := x.cq.ReqNotify(ib.NotifyNextComp)
-			x.must(err)
+			x.failOnError(err)
 			calls := x.calls.Load()
-			x.recv(1)
-			x.send(1, 0)
+			x.postRecv(1)
+			x.postSend(1, 0)
 			testutil.Advance(timeout)
 			if n := x.calls.Load() - calls; n != 1 {
 				x.t.Errorf("calls of the handler: got %d, want 1", n)
@@ -72,30 +72,30 @@ func TestCheckNotRearmed(t *testing.T) {
 				var x *consumer
 				x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
 					n := x.calls.Add(1)
-					wc := make([]ib.WC, 2*depth)
-					ok(cq.Poll(wc))
+					wc := make([]ib.WC, 2*queueDepth)
+					ignoreError(cq.Poll(wc))
 					if c.rearm(n, cq) {
-						ok(cq.ReqNotify(ib.NotifyNextComp))
+						ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 					}
 				}})
-				ok(x.cq.ReqNotify(ib.NotifyNextComp))
-				x.recv(1)
-				x.send(1, 0)
+				ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
+				x.postRecv(1)
+				x.postSend(1, 0)
 				synctest.Wait()
 				c.then(x)
 				if c.caught {
-					x.end(check.RuleNotRearmed)
+					x.endAndExpect(check.RuleNotRearmed)
 				} else {
-					x.end()
+					x.endAndExpect()
 				}
 			})
 		})
 	}
 }
 
-// TestCheckNotRearmedAfterBatch checks that a handler that polls only one batch must arm its CQ, unless another thread
-// polls.
-func TestCheckNotRearmedAfterBatch(t *testing.T) {
+// TestCheckReportsUnarmedCQAfterBatch checks that a handler that polls only one batch must arm its CQ, unless another
+// thread polls.
+func TestCheckReportsUnarmedCQAfterBatch(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	for _, c := range []struct {
 		name   string
@@ -106,11 +106,11 @@ func TestCheckNotRearmedAfterBatch(t *testing.T) {
 	}{
 		{"left", false, false, func(*consumer) {}, true},
 		{"armed with NotifyReportMissed", true, false, func(*consumer) {}, false},
-		{"another thread polls", false, false, func(x *consumer) { testutil.Advance(timeout / 2); x.poll() }, false},
+		{"another thread polls", false, false, func(x *consumer) { testutil.Advance(timeout / 2); x.pollAll() }, false},
 		{"another thread arms", false, false, func(x *consumer) {
 			testutil.Advance(timeout / 2)
-			ok(x.cq.ReqNotify(ib.NotifyNextComp))
-			x.poll()
+			ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
+			x.pollAll()
 		}, false},
 		{"all queue pairs are in error", false, true, func(*consumer) {}, false},
 	} {
@@ -119,7 +119,7 @@ func TestCheckNotRearmedAfterBatch(t *testing.T) {
 				x := newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
 					for missed := true; missed; {
 						var wc [1]ib.WC
-						ok(cq.Poll(wc[:]))
+						ignoreError(cq.Poll(wc[:]))
 						if !c.arm {
 							return
 						}
@@ -129,59 +129,59 @@ func TestCheckNotRearmedAfterBatch(t *testing.T) {
 						}
 					}
 				}})
-				x.recv(1)
-				x.recv(2)
-				ok(x.cq.ReqNotify(ib.NotifyNextComp))
+				x.postRecv(1)
+				x.postRecv(2)
+				ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
 				if c.fail {
-					x.toError(x.b)
-					x.toError(x.a)
+					x.moveToError(x.b)
+					x.moveToError(x.a)
 				} else {
-					x.send(3, ib.SendSignaled)
+					x.postSend(3, ib.SendSignaled)
 				}
 				c.then(x)
 				testutil.Advance(5 * timeout)
 				if c.caught {
-					x.end(check.RuleNotRearmed)
+					x.endAndExpect(check.RuleNotRearmed)
 				} else {
-					x.end()
+					x.endAndExpect()
 				}
 			})
 		})
 	}
 }
 
-func ok[T any](_ T, err error) {
+func ignoreError[T any](_ T, err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// TestCheckProbeIsNotSeen checks that the handler is not called for completions if only checked mode has armed the
+// TestCheckArmingIsInvisible checks that the handler is not called for completions if only checked mode has armed the
 // queue.
-func TestCheckProbeIsNotSeen(t *testing.T) {
+func TestCheckArmingIsInvisible(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var x *consumer
 		x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
 			x.calls.Add(1)
-			ok(cq.Poll(make([]ib.WC, 2*depth)))
+			ignoreError(cq.Poll(make([]ib.WC, 2*queueDepth)))
 		}})
-		ok(x.cq.ReqNotify(ib.NotifyNextComp))
-		x.recv(1)
-		x.send(1, 0)
+		ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
+		x.postRecv(1)
+		x.postSend(1, 0)
 		testutil.Advance(time.Second) // checked mode arms the queue
-		x.recv(1)
-		x.send(1, 0)
+		x.postRecv(1)
+		x.postSend(1, 0)
 		synctest.Wait()
-		x.poll()
+		x.pollAll()
 		if n := x.calls.Load(); n != 1 {
 			t.Errorf("calls of the handler: got %d, want 1", n)
 		}
-		x.end()
+		x.endAndExpect()
 	})
 }
 
-// TestCheckEventFunctionLeft checks that a client must end its event functions before its Remove returns.
-func TestCheckEventFunctionLeft(t *testing.T) {
+// TestCheckReportsEventFunctionLeft checks that a client must end its event functions before its Remove returns.
+func TestCheckReportsEventFunctionLeft(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		x := newConsumer(t, consumerConfig{})
 		client := &ib.Client{Name: "A",
@@ -192,12 +192,12 @@ func TestCheckEventFunctionLeft(t *testing.T) {
 				}
 			},
 		}
-		x.must(x.core.RegisterClient(client))
+		x.failOnError(x.core.RegisterClient(client))
 		x.core.UnregisterClient(client)
 		if ended {
-			x.end()
+			x.endAndExpect()
 		} else {
-			x.end(check.RuleLeftBehind)
+			x.endAndExpect(check.RuleLeftBehind)
 		}
 	}
 }

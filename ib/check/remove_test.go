@@ -11,15 +11,15 @@ import (
 	"verbena/ib/ibfake"
 )
 
-// TestCheckUseAfterRemove checks that checked mode reports a client that uses its device handle after Remove has
+// TestCheckReportsUseAfterRemove checks that checked mode reports a client that uses its device handle after Remove has
 // returned. Handles of other clients are not affected.
-func TestCheckUseAfterRemove(t *testing.T) {
+func TestCheckReportsUseAfterRemove(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		use   func(d *ib.Device)
 		rules []check.Rule
 	}{
-		{"asks", func(d *ib.Device) { second(d.QueryPort(1)) }, []check.Rule{check.RuleUseAfterRemove}},
+		{"asks", func(d *ib.Device) { errorOf(d.QueryPort(1)) }, []check.Rule{check.RuleUseAfterRemove}},
 		{"makes an object", func(d *ib.Device) {
 			if pd, err := d.AllocPD(); err == nil {
 				pd.Dealloc()
@@ -29,7 +29,7 @@ func TestCheckUseAfterRemove(t *testing.T) {
 		{"reads the name", func(d *ib.Device) { _ = d.Name() }, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w, core := &witness{}, &ib.Core{}
+			w, core := &violationRecorder{}, &ib.Core{}
 			check.On(core, check.Config{Report: w.report})
 			h, _ := newDevice("fake0")
 			dev := h.Device()
@@ -50,29 +50,29 @@ func TestCheckUseAfterRemove(t *testing.T) {
 			core.UnregisterClient(first)
 			c.use(b)
 			c.use(dev)
-			w.expect(t)
+			w.expectRules(t)
 			var wg sync.WaitGroup
 			wg.Go(func() { c.use(a) })
 			wg.Wait()
-			w.expect(t, c.rules...)
+			w.expectRules(t, c.rules...)
 			was := a
 			must(t, core.RegisterClient(first))
 			if a == was {
 				t.Error("handle of the second Add: got the handle of the first Add, want a new one")
 			}
 			c.use(a)
-			w.expect(t, c.rules...)
+			w.expectRules(t, c.rules...)
 			core.UnregisterClient(other)
 			must(t, core.Unregister(h))
 		})
 	}
 }
 
-// TestCheckInsideAtRemove checks that a client's thread inside a call when Remove returns is reported: the thread uses
-// the device after Remove. A thread for which Remove has waited is not reported.
-func TestCheckInsideAtRemove(t *testing.T) {
+// TestCheckReportsCallDuringRemove checks that a client's thread inside a call when Remove returns is reported: the
+// thread uses the device after Remove. A thread for which Remove has waited is not reported.
+func TestCheckReportsCallDuringRemove(t *testing.T) {
 	for _, waits := range []bool{false, true} {
-		w, core := &witness{}, &ib.Core{}
+		w, core := &violationRecorder{}, &ib.Core{}
 		check.On(core, check.Config{Report: w.report})
 		h, drv := newDevice("fake0")
 		must(t, core.Register(h))
@@ -80,7 +80,7 @@ func TestCheckInsideAtRemove(t *testing.T) {
 		drv.onQuery = func() { inside <- true; <-goOn }
 		var wg sync.WaitGroup
 		cl := &ib.Client{Name: "A", Add: func(d *ib.Device) (any, error) {
-			wg.Go(func() { second(d.QueryDevice()) })
+			wg.Go(func() { errorOf(d.QueryDevice()) })
 			<-inside
 			return nil, nil
 		}, Remove: func(*ib.Device, any) {
@@ -92,9 +92,9 @@ func TestCheckInsideAtRemove(t *testing.T) {
 		must(t, core.RegisterClient(cl))
 		core.UnregisterClient(cl)
 		if waits {
-			w.expect(t)
+			w.expectRules(t)
 		} else {
-			w.expect(t, check.RuleUseAfterRemove)
+			w.expectRules(t, check.RuleUseAfterRemove)
 			close(goOn)
 			wg.Wait()
 		}
@@ -102,10 +102,10 @@ func TestCheckInsideAtRemove(t *testing.T) {
 	}
 }
 
-// TestClientsDevice checks that objects created by another goroutine of a client belong to the client. The test also
-// checks that events of the client name the client's own handle.
-func TestClientsDevice(t *testing.T) {
-	w, core := &witness{}, &ib.Core{}
+// TestObjectsBelongToClient checks that objects created by another goroutine of a client belong to the client. The test
+// also checks that events of the client name the client's own handle.
+func TestObjectsBelongToClient(t *testing.T) {
+	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{Report: w.report})
 	dev, _ := newDevice("fake0")
 	must(t, core.Register(dev))
@@ -130,14 +130,15 @@ func TestClientsDevice(t *testing.T) {
 	}}
 	must(t, core.RegisterClient(cl))
 	core.UnregisterClient(cl)
-	w.expect(t, check.RuleLeftBehind)
+	w.expectRules(t, check.RuleLeftBehind)
 	if err := core.Unregister(dev); err == nil {
 		t.Error("Unregister with a remaining object: got nil, want an error")
 	}
 }
 
-// TestCheckAbandonedIdle checks that a client must not abandon objects in Remove, unless a destruction is in progress.
-func TestCheckAbandonedIdle(t *testing.T) {
+// TestCheckReportsIdleAbandoned checks that a client must not abandon objects in Remove, unless a destruction is in
+// progress.
+func TestCheckReportsIdleAbandoned(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		destroys bool
@@ -147,7 +148,7 @@ func TestCheckAbandonedIdle(t *testing.T) {
 		{"a destruction goes on", true, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w, core := &witness{}, &ib.Core{}
+			w, core := &violationRecorder{}, &ib.Core{}
 			check.On(core, check.Config{Report: w.report})
 			h, drv := newDevice("fake0")
 			must(t, core.Register(h))
@@ -175,7 +176,7 @@ func TestCheckAbandonedIdle(t *testing.T) {
 			}}
 			must(t, core.RegisterClient(cl))
 			core.UnregisterClient(cl)
-			w.expect(t, c.rules...)
+			w.expectRules(t, c.rules...)
 			release()
 			must(t, core.Unregister(h))
 		})

@@ -16,48 +16,49 @@ const (
 	restTime  = 50 * time.Millisecond
 )
 
-// countRest counts inspections that find a callback waiting for a lock while no goroutine runs. countRest reports
-// whether their number is sufficient.
-func (f *frame) countRest(all map[int64]goroutine) bool {
-	if f.kind != inCallback || !atRest(all) {
+// countStuckInspection counts inspections that find a callback waiting for a lock while no goroutine runs.
+// countStuckInspection reports whether their number is sufficient.
+func (f *frame) countStuckInspection(all map[int64]goroutine) bool {
+	if f.kind != inCallback || !allAsleep(all) {
 		f.resting = 0
 		return false
 	}
 	if f.resting++; f.resting == 1 {
 		f.restSince = time.Now()
 	}
-	return f.ownerAsleep()
+	return f.isOwnerAsleep()
 }
 
-// ownerAsleep reports whether inspections have found the owner of the lock asleep.
-func (f *frame) ownerAsleep() bool {
+// isOwnerAsleep reports whether inspections have found the owner of the lock asleep.
+func (f *frame) isOwnerAsleep() bool {
 	return f.resting >= restLooks && time.Since(f.restSince) >= restTime
 }
 
-// atRest reports whether all goroutines except the caller sleep or wait for locks.
-func atRest(all map[int64]goroutine) bool {
+// allAsleep reports whether all goroutines except the caller sleep or wait for locks.
+func allAsleep(all map[int64]goroutine) bool {
 	self := observe.Goroutine()
 	for id, g := range all {
-		if id != self && !g.sleeps() && !g.waitsForLock() && !strings.HasPrefix(g.trace, "os/signal.signal_recv(") {
+		if id != self && !g.isAsleep() && !g.isWaitingForLock() && !strings.HasPrefix(g.trace, "os/signal.signal_recv(") {
 			return false
 		}
 	}
 	return true
 }
 
-// suspects returns the sleeping goroutines in the package of the function that waits for the lock.
-func (g goroutine) suspects(all map[int64]goroutine) (s []Stack) {
-	p := g.lockedIn()
+// sleepersInPackage returns the sleeping goroutines in the package of the function that waits for the lock.
+func (g goroutine) sleepersInPackage(all map[int64]goroutine) (s []Stack) {
+	p := g.lockingPackage()
 	for _, o := range all {
-		if p != "" && o.sleeps() && strings.Contains("\n"+o.trace, "\n"+p) && len(s) < 4 {
+		if p != "" && o.isAsleep() && strings.Contains("\n"+o.trace, "\n"+p) && len(s) < 4 {
 			s = append(s, Stack{"a sleeping goroutine, which may hold it", o.trace})
 		}
 	}
 	return s
 }
 
-// lockedIn returns the package of the innermost function that is not in a package of locks. The name ends with a dot.
-func (g goroutine) lockedIn() string {
+// lockingPackage returns the package of the innermost function that is not in a package of locks. The name ends with a
+// dot.
+func (g goroutine) lockingPackage() string {
 	for line := range strings.Lines(g.trace) {
 		if strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "sync.") || strings.HasPrefix(line, "internal/sync.") ||
 			strings.HasPrefix(line, "runtime.") {

@@ -15,7 +15,7 @@ import (
 // if the lock holder sleeps, and must not be reported if the holder works.
 func TestCheckLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
-		w, core := &witness{}, &ib.Core{}
+		w, core := &violationRecorder{}, &ib.Core{}
 		check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.report})
 		var mu sync.Mutex
 		begun := make(chan int, 1)
@@ -25,22 +25,22 @@ func TestCheckLockHeldBySleeper(t *testing.T) {
 			defer mu.Unlock()
 		}, nil)
 		mu.Lock()
-		second(b.cq.ReqNotify(ib.NotifyNextComp))
+		errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 		b.drv.cq.Completed()
 		<-begun
-		for end := time.Now().Add(time.Second); time.Now().Before(end) && len(w.seen()) == 0; {
+		for end := time.Now().Add(time.Second); time.Now().Before(end) && len(w.violations()) == 0; {
 			if sleeps {
 				time.Sleep(300 * time.Millisecond)
 			}
 		}
 		mu.Unlock()
-		b.free(t)
+		b.destroyAll(t)
 		if !sleeps {
-			w.expect(t)
+			w.expectRules(t)
 			continue
 		}
-		w.expect(t, check.RuleSleepInCallback)
-		for _, v := range w.seen() {
+		w.expectRules(t, check.RuleSleepInCallback)
+		for _, v := range w.violations() {
 			if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockHeldBySleeper") {
 				t.Errorf("second stack: got %v, want the stack of the lock holder", v)
 			}
@@ -56,7 +56,7 @@ func TestCheckLockAcrossCall(t *testing.T) {
 		across bool
 	}{{"held across the call", true}, {"held by a thread that works", false}} {
 		t.Run(c.name, func(t *testing.T) {
-			w, core := &witness{}, &ib.Core{}
+			w, core := &violationRecorder{}, &ib.Core{}
 			check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.report})
 			var mu sync.Mutex
 			begun := make(chan int, 1)
@@ -80,24 +80,24 @@ func TestCheckLockAcrossCall(t *testing.T) {
 				})
 				<-locked
 			}
-			second(b.cq.ReqNotify(ib.NotifyNextComp))
+			errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 			b.drv.cq.Completed()
 			<-begun
 			for range 10 {
-				must(t, second(b.dev.QueryDevice()))
+				must(t, errorOf(b.dev.QueryDevice()))
 				calls.Add(1)
 			}
 			if c.across {
 				mu.Unlock()
 			}
 			wg.Wait()
-			b.free(t)
+			b.destroyAll(t)
 			if !c.across {
-				w.expect(t)
+				w.expectRules(t)
 				return
 			}
-			w.expect(t, check.RuleSleepInCallback)
-			for _, v := range w.seen() {
+			w.expectRules(t, check.RuleSleepInCallback)
+			for _, v := range w.violations() {
 				if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockAcrossCall") {
 					t.Errorf("second stack: got %v, want the stack of the lock holder", v)
 				}

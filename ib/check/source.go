@@ -16,8 +16,8 @@ const (
 	maxLandings = 4096
 )
 
-// region is the memory of an MR, from its registration until its deregistration or change begins.
-type region struct {
+// memoryRegion is the memory of an MR, from its registration until its deregistration or change begins.
+type memoryRegion struct {
 	key    regionKey
 	mu     sync.RWMutex // read-locked while the memory is read
 	gone   bool         // the memory may not be read any more
@@ -31,33 +31,33 @@ type regionKey struct {
 	lkey uint32
 }
 
-// source is a part of the memory that a work request sends.
-type source struct {
-	of      *region
+// sendSource is a part of the memory that a work request sends.
+type sendSource struct {
+	of      *memoryRegion
 	addr, n uint64 // in the region's addresses
 	at      uint64 // address in this process
 	sum     uint64
 }
 
-// span is a range of memory of this process that a work request may change.
-type span struct{ addr, n uint64 }
+// memorySpan is a range of memory of this process that a work request may change.
+type memorySpan struct{ addr, n uint64 }
 
-func (s span) overlaps(o span) bool { return s.addr < o.addr+o.n && o.addr < s.addr+s.n }
+func (s memorySpan) overlaps(o memorySpan) bool { return s.addr < o.addr+o.n && o.addr < s.addr+s.n }
 
-// landings records the memory of the last requests that may have changed memory, and are done.
-type landings struct {
+// memoryChanges records the memory of the last requests that may have changed memory, and are done.
+type memoryChanges struct {
 	mu    sync.Mutex
 	count uint64
-	last  []span // by number, modulo maxLandings
+	last  []memorySpan // by number, modulo maxLandings
 }
 
-func (l *landings) now() uint64 {
+func (l *memoryChanges) changeCount() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.count
 }
 
-func (l *landings) add(all []span) {
+func (l *memoryChanges) addChanges(all []memorySpan) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range all {
@@ -70,8 +70,8 @@ func (l *landings) add(all []span) {
 	}
 }
 
-// may reports whether a request that has ended since a count may have changed a range.
-func (l *landings) may(s span, since uint64) bool {
+// mayHaveChanged reports whether a request that has ended since a count may have changed a range.
+func (l *memoryChanges) mayHaveChanged(s memorySpan, since uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.count-since > maxLandings {
@@ -92,7 +92,7 @@ func (o *object) addRegion() {
 		return
 	}
 	const mayChange = ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessMWBind
-	r := &region{key: regionKey{o.dev, mr.LKey()}, memory: mr.Region(), remote: mr.Access()&mayChange != 0}
+	r := &memoryRegion{key: regionKey{o.dev, mr.LKey()}, memory: mr.Region(), remote: mr.Access()&mayChange != 0}
 	o.region.Store(r)
 	o.k.regions.Store(r.key, r)
 	if o.ends.Load() != nil {
@@ -112,60 +112,60 @@ func (o *object) endRegion() {
 	r.gone = true
 }
 
-// regionOf returns the region of a scatter/gather element, or nil if its memory is unknown.
-func (w *work) regionOf(s ib.SGE) *region {
+// findRegion returns the region of a scatter/gather element, or nil if its memory is unknown.
+func (w *workTracker) findRegion(s ib.SGE) *memoryRegion {
 	x, ok := w.o.k.regions.Load(regionKey{w.o.dev, s.LKey})
 	if !ok {
 		return nil
 	}
-	r := x.(*region)
+	r := x.(*memoryRegion)
 	if r.memory == nil || !r.memory.Contains(s.Addr, uint64(s.Length)) {
 		return nil
 	}
 	return r
 }
 
-// targetsOf returns the memory that a request may change.
-func (w *work) targetsOf(list []ib.SGE) (targets []span) {
+// changedSpans returns the memory that a request may change.
+func (w *workTracker) changedSpans(list []ib.SGE) (targets []memorySpan) {
 	for _, s := range list {
 		if s.Length == 0 {
 			continue
 		}
 		addr := s.Addr
-		if r := w.regionOf(s); r != nil {
+		if r := w.findRegion(s); r != nil {
 			addr += r.memory.Addr() - r.memory.IOVA()
 		}
-		targets = append(targets, span{addr, uint64(s.Length)})
+		targets = append(targets, memorySpan{addr, uint64(s.Length)})
 	}
 	return targets
 }
 
 // noteMemory records the memory that a send reads or changes.
-func (w *work) noteMemory(r *request, wr *ib.SendWR) {
+func (w *workTracker) noteMemory(r *request, wr *ib.SendWR) {
 	switch wr.Opcode {
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
-		r.targets = w.targetsOf(wr.SGList)
+		r.targets = w.changedSpans(wr.SGList)
 	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
 		if wr.Flags&ib.SendInline == 0 {
-			r.since = w.o.k.landings.now()
-			r.sources = w.sourcesOf(wr.SGList)
+			r.since = w.o.k.landings.changeCount()
+			r.sources = w.sendSources(wr.SGList)
 		}
 	}
 }
 
-// sourcesOf returns the memory of a list with its sums, without memory that a peer may change.
-func (w *work) sourcesOf(list []ib.SGE) (sources []source) {
+// sendSources returns the memory of a list with its sums, without memory that a peer may change.
+func (w *workTracker) sendSources(list []ib.SGE) (sources []sendSource) {
 	n := uint64(0)
 	for _, s := range list {
 		n += uint64(s.Length)
 	}
 	for _, e := range list {
-		of := w.regionOf(e)
+		of := w.findRegion(e)
 		if e.Length == 0 || of == nil || of.remote {
 			continue
 		}
-		s := source{of: of, addr: e.Addr, n: uint64(e.Length), at: e.Addr + of.memory.Addr() - of.memory.IOVA()}
-		if sum, ok := s.read(n <= maxWhole); ok {
+		s := sendSource{of: of, addr: e.Addr, n: uint64(e.Length), at: e.Addr + of.memory.Addr() - of.memory.IOVA()}
+		if sum, ok := s.sumContents(n <= maxWhole); ok {
 			s.sum = sum
 			sources = append(sources, s)
 		}
@@ -173,8 +173,8 @@ func (w *work) sourcesOf(list []ib.SGE) (sources []source) {
 	return sources
 }
 
-// read returns the sum of the present contents. ok is false if the memory cannot be read without a wait.
-func (s *source) read(whole bool) (sum uint64, ok bool) {
+// sumContents returns the sum of the present contents. ok is false if the memory cannot be read without a wait.
+func (s *sendSource) sumContents(whole bool) (sum uint64, ok bool) {
 	if !s.of.mu.TryRLock() {
 		return 0, false // the region ends
 	}
@@ -187,22 +187,22 @@ func (s *source) read(whole bool) (sum uint64, ok bool) {
 		return 0, false
 	}
 	if whole {
-		return sumOf(b, sumSeed), true
+		return checksum(b, checksumSeed), true
 	}
-	sum = sumSeed
+	sum = checksumSeed
 	for i := 0; i < len(b); i += sampleEvery {
-		sum = sumOf(b[i:min(i+sampleLen, len(b))], sum)
+		sum = checksum(b[i:min(i+sampleLen, len(b))], sum)
 	}
 	return sum, true
 }
 
-const sumSeed = 0x9e3779b97f4a7c15
+const checksumSeed = 0x9e3779b97f4a7c15
 
-// sumOf returns a sum of b, beginning with a former sum. The race detector must not see these accesses: a consumer may
-// send memory that the device changes, if the contents do not matter.
+// checksum returns a sum of b, beginning with a former sum. The race detector must not see these accesses: a consumer
+// may send memory that the device changes, if the contents do not matter.
 //
 //go:norace
-func sumOf(b []byte, sum uint64) uint64 {
+func checksum(b []byte, sum uint64) uint64 {
 	for ; len(b) >= 8; b = b[8:] {
 		sum = (sum ^ binary.LittleEndian.Uint64(b)) * 0x94d049bb133111eb
 		sum ^= sum >> 29
@@ -213,15 +213,15 @@ func sumOf(b []byte, sum uint64) uint64 {
 	return sum
 }
 
-// changed reports whether the source memory of the request has changed since the post.
-func (r *request) changed() bool {
+// hasChangedSource reports whether the source memory of the request has changed since the post.
+func (r *request) hasChangedSource() bool {
 	n := uint64(0)
 	for i := range r.sources {
 		n += r.sources[i].n
 	}
 	for i := range r.sources {
 		s := &r.sources[i]
-		if sum, ok := s.read(n <= maxWhole); ok && sum != s.sum {
+		if sum, ok := s.sumContents(n <= maxWhole); ok && sum != s.sum {
 			r.sources = r.sources[i : i+1]
 			return true
 		}
@@ -231,36 +231,36 @@ func (r *request) changed() bool {
 
 // checkSources reports requests of one queue with source memory that has changed before their completion. Changes by
 // the device are not reported. f is the poll that returns the completion.
-func (w *work) checkSources(f *frame, changed []*request) {
+func (w *workTracker) checkSources(f *frame, changed []*request) {
 	for _, r := range changed {
 		s := r.sources[0]
-		at := span{s.at, s.n}
-		if w.lost() || w.o.k.deviceMayChange(at) || w.o.k.landings.may(at, r.since) {
+		at := memorySpan{s.at, s.n}
+		if w.mayHaveLostCompletions() || w.o.k.deviceMayChange(at) || w.o.k.landings.mayHaveChanged(at, r.since) {
 			continue
 		}
 		w.o.k.report(Violation{
 			Rule: RuleSourceChanged,
 			What: "the memory of a work request was changed before the completion was polled: the peer may get the old " +
 				"data or the new data",
-			Stacks: []Stack{{"the work request posted at", trace(r.at)}, {"CQ.Poll, which returns the completion",
-				trace(f.entry)}, {"the QP made at", trace(w.o.made)}},
+			Stacks: []Stack{{"the work request posted at", formatStack(r.at)}, {"CQ.Poll, which returns the completion",
+				formatStack(f.entry)}, {"the QP made at", formatStack(w.o.made)}},
 		}, w.o.dev, r.at)
 	}
 }
 
 // deviceMayChange reports whether an outstanding request or a peer may change memory of this process. The memory of a
 // region of AllocMR is unknown, so such a region may have any memory.
-func (k *checker) deviceMayChange(s span) bool {
+func (k *checker) deviceMayChange(s memorySpan) bool {
 	may := false
 	k.regions.Range(func(_, x any) bool {
-		r := x.(*region)
-		may = r.memory == nil || r.remote && s.overlaps(span{r.memory.Addr(), r.memory.Len()})
+		r := x.(*memoryRegion)
+		may = r.memory == nil || r.remote && s.overlaps(memorySpan{r.memory.Addr(), r.memory.Len()})
 		return !may
 	})
 	if may {
 		return true
 	}
-	var all []*work
+	var all []*workTracker
 	k.mu.Lock()
 	for o := range k.live {
 		if o.work != nil {
@@ -277,7 +277,7 @@ func (k *checker) deviceMayChange(s span) bool {
 }
 
 // mayChange reports whether an outstanding request of the queue may change a range.
-func (w *work) mayChange(s span) bool {
+func (w *workTracker) mayChange(s memorySpan) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, q := range [][]*request{w.send, w.recv} {

@@ -84,7 +84,7 @@ const (
 	numRules
 )
 
-var ruleText = [numRules]struct {
+var ruleTexts = [numRules]struct {
 	name  string
 	point int
 }{
@@ -121,16 +121,16 @@ var ruleText = [numRules]struct {
 // String returns the name of the rule, such as "callchain".
 func (r Rule) String() string {
 	if r > 0 && r < numRules {
-		return ruleText[r].name
+		return ruleTexts[r].name
 	}
 	return fmt.Sprintf("Rule(%d)", uint8(r))
 }
 
-// Point returns the number of the point of the contract that contains the rule. The comment of package ib has the
-// contract.
-func (r Rule) Point() int {
+// ContractPoint returns the number of the point of the contract that contains the rule. The comment of package ib has
+// the contract.
+func (r Rule) ContractPoint() int {
 	if r < numRules {
-		return ruleText[r].point
+		return ruleTexts[r].point
 	}
 	return 0
 }
@@ -153,27 +153,27 @@ type Stack struct {
 // String returns a report of several lines.
 func (v Violation) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: rule %v (point %d): %s", v.Device, v.Rule, v.Rule.Point(), v.What)
+	fmt.Fprintf(&b, "%s: rule %v (point %d): %s", v.Device, v.Rule, v.Rule.ContractPoint(), v.What)
 	for _, s := range v.Stacks {
 		fmt.Fprintf(&b, "\n  %s:\n\t%s", s.Title, strings.ReplaceAll(strings.TrimRight(s.Trace, "\n"), "\n", "\n\t"))
 	}
 	return b.String()
 }
 
-// callers returns the stack of the caller.
-func callers() []uintptr {
+// callerPCs returns the stack of the caller.
+func callerPCs() []uintptr {
 	var pc [56]uintptr
 	return append([]uintptr(nil), pc[:runtime.Callers(2, pc[:])]...)
 }
 
-// trace formats a stack like runtime.Stack, without the midlayer's own functions at the top.
-func trace(pc []uintptr) string {
+// formatStack formats a stack like runtime.Stack, without the midlayer's own functions at the top.
+func formatStack(pc []uintptr) string {
 	var b, top strings.Builder
 	frames := runtime.CallersFrames(pc)
 	for len(pc) > 0 {
 		f, more := frames.Next()
 		to := &b
-		if b.Len() == 0 && internalFunction(f.Function) {
+		if b.Len() == 0 && isInternalFunction(f.Function) {
 			to = &top
 		}
 		if f.Function != "runtime.goexit" {
@@ -191,7 +191,7 @@ func trace(pc []uintptr) string {
 
 // callSite returns the innermost call of a stack and its two callers, as formatted by trace.
 func callSite(pc []uintptr) string {
-	lines := strings.SplitAfterN(trace(pc), "\n", 7)
+	lines := strings.SplitAfterN(formatStack(pc), "\n", 7)
 	return strings.Join(lines[:min(6, len(lines))], "")
 }
 
@@ -200,8 +200,8 @@ var (
 	ownPath      = reflect.TypeFor[checker]().PkgPath()
 )
 
-// internalFunction reports whether a function belongs to this package, or is an unexported function of package ib.
-func internalFunction(name string) bool {
+// isInternalFunction reports whether a function belongs to this package, or is an unexported function of package ib.
+func isInternalFunction(name string) bool {
 	if strings.HasPrefix(name, ownPath+".") {
 		return true
 	}

@@ -22,14 +22,14 @@ const (
 )
 
 //verbena:held mu
-func (k *checker) watch(f *frame) {
+func (k *checker) startWatching(f *frame) {
 	if f.kind == inCallback {
 		f.late = time.AfterFunc(k.cfg.ClientTimeout, func() { k.checkClientReturned(f, RuleCallbackReturns) })
 	}
 	switch {
 	case f.kind.mayNotSleep():
 		f.delay = firstLook
-		f.timer = time.AfterFunc(f.delay, func() { k.inspect(f) })
+		f.timer = time.AfterFunc(f.delay, func() { k.inspectFrame(f) })
 	case f.kind == inRegister:
 		f.delay = k.cfg.Timeout / longWait
 		f.blocked = map[*frame]int{}
@@ -40,15 +40,15 @@ func (k *checker) watch(f *frame) {
 }
 
 //verbena:held mu
-func (k *checker) again(f *frame) {
+func (k *checker) restartTimer(f *frame) {
 	if !f.left {
 		f.delay = min(2*f.delay, k.cfg.Timeout/longWait)
 		f.timer.Reset(f.delay)
 	}
 }
 
-// inspect inspects the thread of f, a call that may not sleep.
-func (k *checker) inspect(f *frame) {
+// inspectFrame inspects the thread of f, a call that may not sleep.
+func (k *checker) inspectFrame(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	k.mu.Lock()
@@ -57,57 +57,57 @@ func (k *checker) inspect(f *frame) {
 	k.mu.Unlock()
 	var all map[int64]goroutine
 	if inside {
-		all = goroutines()
+		all = allGoroutines()
 	}
 	k.mu.Lock()
 	g, ok := all[th.id]
 	if inside && !ok && !f.left && th.seq == seq && f.kind == inHold {
-		k.pop(f)
+		k.removeFrame(f)
 		k.mu.Unlock()
 		f.drop()
 		begin, end := holdCalls(f.holder)
 		k.report(Violation{
 			Rule: RuleHold, What: fmt.Sprintf("the thread that called %s ended without %s", begin, end),
-			Stacks: []Stack{{begin + " called at", trace(f.entry)}},
+			Stacks: []Stack{{begin + " called at", formatStack(f.entry)}},
 		}, f.dev, f.entry)
 		return
 	}
 	if !inside || !ok || f.left || th.seq != seq {
 		f.blockedFor, f.ran, f.suspected, f.resting = 0, 0, false, 0
-		k.again(f)
+		k.restartTimer(f)
 		k.mu.Unlock()
 		return
 	}
 	v := Violation{Rule: f.kind.sleepRule()}
 	var suspects []Stack
 	switch {
-	case g.sleeps() && g.state == runtimeToo && !f.suspected:
+	case g.isAsleep() && g.state == ambiguousState && !f.suspected:
 		f.suspected = true // confirmed by the next inspection
-	case g.sleeps():
+	case g.isAsleep():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.waitsForLock() && f.countRest(all), g.inLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
-		if f.blockedFor++; f.blockedFor < longWait && !f.ownerAsleep() {
+	case g.isWaitingForLock() && f.countStuckInspection(all), g.isInLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
+		if f.blockedFor++; f.blockedFor < longWait && !f.isOwnerAsleep() {
 			break
 		}
 		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or the thread that it waits for sleeps",
 			f.what, g.state)
-		if f.ownerAsleep() {
+		if f.isOwnerAsleep() {
 			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the owner of the "+
 				"lock sleeps",
 				f.what, g.state)
-			suspects = g.suspects(all)
+			suspects = g.sleepersInPackage(all)
 		}
-		switch reg := k.registering(f.dev); {
-		case reg != nil && f.kind == inCallback && reg.clientCall() != nil:
+		switch reg := k.currentRegister(f.dev); {
+		case reg != nil && f.kind == inCallback && reg.clientFrame() != nil:
 			// The lock belongs to the client, because the callback is not inside a call of the driver.
-			v.What += fmt.Sprintf("; %s is in progress", reg.clientCall().what)
+			v.What += fmt.Sprintf("; %s is in progress", reg.clientFrame().what)
 		case reg != nil:
 			v.Rule = RuleLockAcrossRegister
 			v.What += fmt.Sprintf("; %s is in progress", reg.what)
-		case th.find(func(x *frame) bool { return x.kind == inCallback }) != nil && f.kind == inAtomic:
+		case th.findFrame(func(x *frame) bool { return x.kind == inCallback }) != nil && f.kind == inAtomic:
 			v.Rule = RuleLockAcrossCallback
 		}
-	case !g.inLockOrSyscall():
+	case !g.isInLockOrSyscall():
 		f.blockedFor, f.suspected, f.resting = 0, false, 0
 		if f.lastSeq != seq {
 			f.ran, f.lastSeq = 0, seq
@@ -120,12 +120,12 @@ func (k *checker) inspect(f *frame) {
 		}
 	}
 	if v.What == "" {
-		k.again(f)
+		k.restartTimer(f)
 		k.mu.Unlock()
 		return
 	}
-	v.Stacks = append([]Stack{{f.what + ", waiting", g.trace}}, f.raisedAt()...)
-	if g.inLockOrSyscall() {
+	v.Stacks = append([]Stack{{f.what + ", waiting", g.trace}}, f.raiseStacks()...)
+	if g.isInLockOrSyscall() {
 		v.Stacks = append(append(v.Stacks, suspects...), k.otherStacks(f.dev, th, all)...)
 	}
 	k.mu.Unlock()
@@ -146,7 +146,7 @@ func (k *checker) inspectOthers(f *frame) {
 	k.mu.Unlock()
 	var all map[int64]goroutine
 	if len(candidates) > 0 {
-		all = goroutines()
+		all = allGoroutines()
 	}
 	k.mu.Lock()
 	if f.left {
@@ -156,7 +156,7 @@ func (k *checker) inspectOthers(f *frame) {
 	seen := map[*frame]int{}
 	var stuck *frame
 	for x, seq := range candidates {
-		if g, ok := all[x.th.id]; ok && !x.left && x.th.seq == seq && g.waitsForLock() {
+		if g, ok := all[x.th.id]; ok && !x.left && x.th.seq == seq && g.isWaitingForLock() {
 			seen[x] = f.blocked[x] + 1
 			if seen[x] == longWait {
 				stuck = x
@@ -164,7 +164,7 @@ func (k *checker) inspectOthers(f *frame) {
 		}
 	}
 	f.blocked = seen
-	k.again(f)
+	k.restartTimer(f)
 	if stuck == nil {
 		k.mu.Unlock()
 		return
@@ -172,7 +172,8 @@ func (k *checker) inspectOthers(f *frame) {
 	v := Violation{
 		Rule: RuleLockAcrossRegister,
 		What: fmt.Sprintf("%s has waited long for a lock while %s is in progress: a deadlock", stuck.what, f.what),
-		Stacks: append([]Stack{{stuck.what + ", waiting", all[stuck.th.id].trace}, {f.what + " called at", trace(f.entry)}},
+		Stacks: append([]Stack{{stuck.what + ", waiting", all[stuck.th.id].trace}, {f.what + " called at",
+			formatStack(f.entry)}},
 			k.otherStacks(stuck.dev, stuck.th, all)...),
 	}
 	k.mu.Unlock()
@@ -183,7 +184,7 @@ func (k *checker) inspectOthers(f *frame) {
 func (k *checker) checkClientReturned(f *frame, rule Rule) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
-	all := goroutines()
+	all := allGoroutines()
 	k.mu.Lock()
 	if f.left {
 		k.mu.Unlock()
@@ -193,36 +194,36 @@ func (k *checker) checkClientReturned(f *frame, rule Rule) {
 	v := Violation{
 		Rule: rule,
 		What: fmt.Sprintf("%s has not returned for %v (%s)", f.what, k.cfg.ClientTimeout, g.state),
-		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", trace(f.entry)}},
+		Stacks: append([]Stack{{f.what + ", now", g.trace}, {"called at", formatStack(f.entry)}},
 			k.otherStacks(f.dev, f.th, all)...),
 	}
 	k.mu.Unlock()
 	k.report(v, f.dev, f.entry)
 }
 
-// registering returns the Register or Unregister call in progress on the device, or nil.
+// currentRegister returns the Register or Unregister call in progress on the device, or nil.
 //
 //verbena:held mu
-func (k *checker) registering(d *ib.Device) *frame {
+func (k *checker) currentRegister(d *ib.Device) *frame {
 	for _, th := range k.threads {
-		if f := th.find(func(f *frame) bool { return f.kind == inRegister && f.dev == d }); f != nil {
+		if f := th.findFrame(func(f *frame) bool { return f.kind == inRegister && f.dev == d }); f != nil {
 			return f
 		}
 	}
 	return nil
 }
 
-// clientCall returns the frame of the client's Add or Remove inside the Register or Unregister f, or nil.
+// clientFrame returns the frame of the client's Add or Remove inside the Register or Unregister f, or nil.
 //
 //verbena:held f.k.mu
-func (f *frame) clientCall() *frame {
-	return f.th.find(func(x *frame) bool { return x.kind == inClient })
+func (f *frame) clientFrame() *frame {
+	return f.th.findFrame(func(x *frame) bool { return x.kind == inClient })
 }
 
 // otherStacks returns the stacks of other threads with calls on the device. k.mu must be held.
-func (k *checker) otherStacks(d *ib.Device, but *thread, all map[int64]goroutine) (s []Stack) {
+func (k *checker) otherStacks(d *ib.Device, but *checkedThread, all map[int64]goroutine) (s []Stack) {
 	for _, th := range k.threads {
-		if f := th.find(func(f *frame) bool { return f.dev == d }); f != nil && th != but && len(s) < 8 {
+		if f := th.findFrame(func(f *frame) bool { return f.dev == d }); f != nil && th != but && len(s) < 8 {
 			s = append(s, Stack{"another thread, in " + f.what, all[th.id].trace})
 		}
 	}
@@ -235,24 +236,24 @@ type goroutine struct {
 	trace string
 }
 
-// sleeping lists the states of a goroutine that waits for an event without a time limit.
-var sleeping = []string{
+// sleepingStates lists the states of a goroutine that waits for an event without a time limit.
+var sleepingStates = []string{
 	"chan receive", "chan send", "select", "sleep", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait",
 }
 
-// runtimeToo is the one state in sleeping that an allocation can also cause briefly, when it starts a garbage
+// ambiguousState is the one state in sleeping that an allocation can also cause briefly, when it starts a garbage
 // collection.
-const runtimeToo = "chan receive"
+const ambiguousState = "chan receive"
 
-// waitingForLock lists the states of a goroutine that waits for a lock. A short wait is allowed.
-var waitingForLock = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock", "semacquire"}
+// lockWaitStates lists the states of a goroutine that waits for a lock. A short wait is allowed.
+var lockWaitStates = []string{"sync.Mutex.Lock", "sync.RWMutex.Lock", "sync.RWMutex.RLock", "semacquire"}
 
-func (g goroutine) sleeps() bool          { return slices.Contains(sleeping, g.state) }
-func (g goroutine) waitsForLock() bool    { return slices.Contains(waitingForLock, g.state) }
-func (g goroutine) inLockOrSyscall() bool { return g.waitsForLock() || g.state == "syscall" }
+func (g goroutine) isAsleep() bool          { return slices.Contains(sleepingStates, g.state) }
+func (g goroutine) isWaitingForLock() bool  { return slices.Contains(lockWaitStates, g.state) }
+func (g goroutine) isInLockOrSyscall() bool { return g.isWaitingForLock() || g.state == "syscall" }
 
-// goroutines returns all goroutines by number. goroutines stops the world briefly.
-func goroutines() map[int64]goroutine {
+// allGoroutines returns all goroutines by number. allGoroutines stops the world briefly.
+func allGoroutines() map[int64]goroutine {
 	buf := make([]byte, 64<<10)
 	n := runtime.Stack(buf, true)
 	for n == len(buf) && n < 16<<20 {

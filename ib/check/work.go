@@ -21,20 +21,20 @@ type request struct {
 
 	// sources is the memory that the request sends. targets is memory that the request may change. since is the number
 	// of landings at the post.
-	sources []source
-	targets []span
+	sources []sendSource
+	targets []memorySpan
 	since   uint64
 }
 
-// work tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are not
-// tracked, since a program posts and polls without a call. If threads post or poll concurrently, the order in the
+// workTracker tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are
+// not tracked, since a program posts and polls without a call. If threads post or poll concurrently, the order in the
 // device is unknown. In that case requests may count as done too early.
-type work struct {
+type workTracker struct {
 	o              *object
 	pd             *ib.PD
 	qp             *ib.QP // nil if the work belongs to an SRQ
 	sigAll         bool
-	srq            *work // the work of the queue pair's SRQ
+	srq            *workTracker // the work of the queue pair's SRQ
 	sendCQ, recvCQ *object
 	sendCap        int // 0: unknown
 	recvCap        int
@@ -49,10 +49,10 @@ type work struct {
 	unsure     bool       // SRQ: a QP was destroyed while its requests were outstanding
 }
 
-// followQP starts tracking the work requests of a queue pair.
-func (o *object) followQP(qp *ib.QP) {
+// trackQP starts tracking the work requests of a queue pair.
+func (o *object) trackQP(qp *ib.QP) {
 	init := qp.Init()
-	w := &work{o: o, pd: qp.PD(), qp: qp, sigAll: init.SigAll, sendCap: int(init.Cap.MaxSendWR),
+	w := &workTracker{o: o, pd: qp.PD(), qp: qp, sigAll: init.SigAll, sendCap: int(init.Cap.MaxSendWR),
 		recvCap: int(init.Cap.MaxRecvWR)}
 	for _, c := range []struct {
 		cq *ib.CQ
@@ -76,14 +76,14 @@ func (o *object) followQP(qp *ib.QP) {
 	o.work = w
 }
 
-// followSRQ starts tracking the work requests of a shared receive queue.
-func (o *object) followSRQ(srq *ib.SRQ) {
+// trackSRQ starts tracking the work requests of a shared receive queue.
+func (o *object) trackSRQ(srq *ib.SRQ) {
 	if !o.user {
-		o.work = &work{o: o, pd: srq.PD(), recvCap: int(srq.Init().Attr.MaxWR)}
+		o.work = &workTracker{o: o, pd: srq.PD(), recvCap: int(srq.Init().Attr.MaxWR)}
 	}
 }
 
-func keysOf(sgl []ib.SGE) []uint32 {
+func lkeysOf(sgl []ib.SGE) []uint32 {
 	var keys []uint32
 	for _, s := range sgl {
 		if s.Length != 0 {
@@ -93,9 +93,9 @@ func keysOf(sgl []ib.SGE) []uint32 {
 	return keys
 }
 
-// sends records work requests that are about to be posted. After the post, the caller calls the returned function with
-// the number of accepted requests.
-func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
+// recordSends records work requests that are about to be posted. After the post, the caller calls the returned function
+// with the number of accepted requests.
+func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 	if w == nil || w.sendCap == 0 || f == nil {
 		return func(int) {}
 	}
@@ -105,7 +105,7 @@ func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 		r := &request{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry}
 		w.noteMemory(r, wr)
 		if wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite {
-			r.keys = keysOf(wr.SGList)
+			r.keys = lkeysOf(wr.SGList)
 		}
 		switch {
 		case wr.Opcode == ib.WRLocalInv:
@@ -117,33 +117,33 @@ func (w *work) sends(f *frame, wrs []ib.SendWR) func(n int) {
 		}
 		posted = append(posted, r)
 	}
-	w.begin(&w.send, posted)
+	w.beginPost(&w.send, posted)
 	return func(n int) {
 		w.noteAccepted(&w.send, posted, n, w.sendCQ, w.sendCap)
 		w.checkSignaled(f)
-		w.checkRoom(f, w.sendCQ)
+		w.checkCQRoom(f, w.sendCQ)
 	}
 }
 
-// recvs is the equivalent of sends for receives.
-func (w *work) recvs(f *frame, wrs []ib.RecvWR) func(n int) {
+// recordRecvs is the equivalent of sends for receives.
+func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	if w == nil || w.recvCap == 0 || f == nil {
 		return func(int) {}
 	}
 	var posted []*request
 	for i := range wrs {
-		posted = append(posted, &request{id: wrs[i].ID, keys: keysOf(wrs[i].SGList), signaled: true, at: f.entry,
-			targets: w.targetsOf(wrs[i].SGList)})
+		posted = append(posted, &request{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
+			targets: w.changedSpans(wrs[i].SGList)})
 	}
-	w.begin(&w.recv, posted)
+	w.beginPost(&w.recv, posted)
 	return func(n int) {
 		w.noteAccepted(&w.recv, posted, n, w.recvCQ, w.recvCap)
-		w.checkRoom(f, w.recvCQ)
+		w.checkCQRoom(f, w.recvCQ)
 	}
 }
 
-// begin appends requests to a queue at the start of their post.
-func (w *work) begin(queue *[]*request, posted []*request) {
+// beginPost appends requests to a queue at the start of their post.
+func (w *workTracker) beginPost(queue *[]*request, posted []*request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -155,7 +155,7 @@ func (w *work) begin(queue *[]*request, posted []*request) {
 
 // noteAccepted records that the driver has accepted the first n requests. If the number of requests then exceeds the
 // capacity, the oldest requests must be done.
-func (w *work) noteAccepted(queue *[]*request, posted []*request, n int, cq *object, room int) {
+func (w *workTracker) noteAccepted(queue *[]*request, posted []*request, n int, cq *object, room int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -172,17 +172,17 @@ func (w *work) noteAccepted(queue *[]*request, posted []*request, n int, cq *obj
 		return r.end == 0 && slices.Contains(posted, r)
 	})
 	for len(*queue) > 2*room+64 {
-		w.done((*queue)[0])
+		w.finishRequest((*queue)[0])
 		*queue = (*queue)[1:]
 	}
 }
 
-// done records that a request is done, or will not complete.
+// finishRequest records that a request is done, or will not complete.
 //
 //verbena:held mu
-func (w *work) done(r *request) {
+func (w *workTracker) finishRequest(r *request) {
 	if len(r.targets) > 0 {
-		w.o.k.landings.add(r.targets)
+		w.o.k.landings.addChanges(r.targets)
 	}
 	if r.pending != nil {
 		r.pending.pending.Add(-1)
@@ -193,7 +193,7 @@ func (w *work) done(r *request) {
 // checkSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled. The
 // function ignores queues with signaled requests. Hardware would reject a further post until their completions are
 // polled, and the consumer may rely on that.
-func (w *work) checkSignaled(f *frame) {
+func (w *workTracker) checkSignaled(f *frame) {
 	w.mu.Lock()
 	full := len(w.send) > w.sendCap &&
 		!slices.ContainsFunc(w.send, func(r *request) bool { return r.signaled || r.end == 0 })
@@ -202,21 +202,21 @@ func (w *work) checkSignaled(f *frame) {
 		oldest = w.send[0].at
 	}
 	w.mu.Unlock()
-	if !full || w.sendCQ.pollers.Load() > 0 || w.o.uncertain() {
+	if !full || w.sendCQ.pollers.Load() > 0 || w.o.isUncertain() {
 		return
 	}
 	w.o.k.report(Violation{
 		Rule: RuleUnsignaledOnly,
 		What: fmt.Sprintf("a send queue of %d entries was filled with unsignaled work requests only: "+
 			"no completion would make room for another", w.sendCap),
-		Stacks: []Stack{{"QP.PostSend", trace(f.entry)}, {"the oldest posted at", trace(oldest)},
-			{"the QP made at", trace(w.o.made)}},
+		Stacks: []Stack{{"QP.PostSend", formatStack(f.entry)}, {"the oldest posted at", formatStack(oldest)},
+			{"the QP made at", formatStack(w.o.made)}},
 	}, w.o.dev, f.entry)
 }
 
-// checkRoom reports a CQ on which more requests may complete than the CQ has entries.
-func (w *work) checkRoom(f *frame, cq *object) {
-	if cq == nil || cq.mayOverrun || cq.broken.Load() || w.o.uncertain() {
+// checkCQRoom reports a CQ on which more requests may complete than the CQ has entries.
+func (w *workTracker) checkCQRoom(f *frame, cq *object) {
+	if cq == nil || cq.mayOverrun || cq.broken.Load() || w.o.isUncertain() {
 		return
 	}
 	n, entries := cq.pending.Load(), cq.self.(*ib.CQ).Entries()
@@ -231,29 +231,29 @@ func (w *work) checkRoom(f *frame, cq *object) {
 			Rule: RuleResult,
 			What: fmt.Sprintf("%d completions of a CQ of %d entries name no QP (WC.QP), so up to %d posted work requests may "+
 				"still complete on it", k, entries, n),
-			Stacks: []Stack{{f.what, trace(f.entry)}, {"the CQ made at", trace(cq.made)}},
+			Stacks: []Stack{{f.what, formatStack(f.entry)}, {"the CQ made at", formatStack(cq.made)}},
 		}, w.o.dev, f.entry)
 		return
 	}
 	w.o.k.report(Violation{
 		Rule: RuleCQTooSmall,
 		What: fmt.Sprintf("%d posted work requests may complete on a CQ of %d entries", n, entries),
-		Stacks: []Stack{{f.what, trace(f.entry)}, {"the CQ made at", trace(cq.made)},
-			{"the QP made at", trace(w.o.made)}},
+		Stacks: []Stack{{f.what, formatStack(f.entry)}, {"the CQ made at", formatStack(cq.made)},
+			{"the QP made at", formatStack(w.o.made)}},
 	}, w.o.dev, f.entry)
 }
 
-// uncertain reports whether no conclusion is possible because the device is in the error state or unregistered.
-func (o *object) uncertain() bool { return o.dev.State() != ib.DeviceActive }
+// isUncertain reports whether no conclusion is possible because the device is in the error state or unregistered.
+func (o *object) isUncertain() bool { return o.dev.State() != ib.DeviceActive }
 
-// lost reports whether completions of the queue pair may have been lost.
-func (w *work) lost() bool {
-	return w.o.uncertain() || w.sendCQ != nil && w.sendCQ.broken.Load() || w.recvCQ != nil && w.recvCQ.broken.Load()
+// mayHaveLostCompletions reports whether completions of the queue pair may have been lost.
+func (w *workTracker) mayHaveLostCompletions() bool {
+	return w.o.isUncertain() || w.sendCQ != nil && w.sendCQ.broken.Load() || w.recvCQ != nil && w.recvCQ.broken.Load()
 }
 
-// polled records completions that a consumer has polled from the CQ. before holds the queue pairs that were destroyed
-// before the poll.
-func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
+// recordPolled records completions that a consumer has polled from the CQ. before holds the queue pairs that were
+// destroyed before the poll.
+func (o *object) recordPolled(f *frame, wcs []ib.WC, before map[uint32]*workTracker) {
 	for i := range wcs {
 		wc := &wcs[i]
 		if wc.QP != nil {
@@ -267,13 +267,13 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 			o.nameless.Add(1)
 		}
 		if w != nil && wc.QP == nil {
-			if r := w.noteCompletion(f, o, wc); r != nil && !w.lost() {
+			if r := w.noteCompletion(f, o, wc); r != nil && !w.mayHaveLostCompletions() {
 				o.k.report(Violation{
 					Rule: RuleDestroyUndrained,
 					What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: "+
 						"the ID may name what has been freed", wc.QPNum),
-					Stacks: []Stack{{"CQ.Poll", trace(f.entry)}, {"the QP destroyed at", trace(w.ended)},
-						{"the work request posted at", trace(r.at)}},
+					Stacks: []Stack{{"CQ.Poll", formatStack(f.entry)}, {"the QP destroyed at", formatStack(w.ended)},
+						{"the work request posted at", formatStack(r.at)}},
 				}, o.dev, w.ended)
 			}
 		}
@@ -294,13 +294,13 @@ func (o *object) polled(f *frame, wcs []ib.WC, before map[uint32]*work) {
 }
 
 // destroyedQPs returns the destroyed queue pairs that may have completions in the queue.
-func (o *object) destroyedQPs() map[uint32]*work {
+func (o *object) destroyedQPs() map[uint32]*workTracker {
 	o.deadMu.Lock()
 	defer o.deadMu.Unlock()
 	if len(o.dead) == 0 {
 		return nil
 	}
-	m := make(map[uint32]*work, len(o.dead))
+	m := make(map[uint32]*workTracker, len(o.dead))
 	for num, w := range o.dead {
 		m[num] = w
 	}
@@ -309,7 +309,7 @@ func (o *object) destroyedQPs() map[uint32]*work {
 
 // noteCompletion records a completion on cq. noteCompletion returns the request of the completion, or nil if the
 // request is unknown.
-func (w *work) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *request) {
+func (w *workTracker) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *request) {
 	if w == nil {
 		return nil
 	}
@@ -318,7 +318,7 @@ func (w *work) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *request) {
 	if maySend {
 		var changed []*request
 		w.mu.Lock()
-		r, changed = w.sent(wc)
+		r, changed = w.removeCompletedSends(wc)
 		w.mu.Unlock()
 		w.checkSources(f, changed)
 	}
@@ -336,18 +336,18 @@ func (w *work) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *request) {
 		return r
 	}
 	r = from.recv[i]
-	from.done(r)
+	from.finishRequest(r)
 	from.recv = slices.Delete(from.recv, i, i+1)
 	return r
 }
 
-// sent removes the request of a completion from the send queue, together with all requests that may have preceded it.
-// Later requests of the same PostSend remain. changed is the list of the removed requests with source memory that has
-// changed. The comparison is under the lock, because another thread may poll a later completion and then change the
-// memory.
+// removeCompletedSends removes the request of a completion from the send queue, together with all requests that may
+// have preceded it. Later requests of the same PostSend remain. changed is the list of the removed requests with source
+// memory that has changed. The comparison is under the lock, because another thread may poll a later completion and
+// then change the memory.
 //
 //verbena:held w.mu
-func (w *work) sent(wc *ib.WC) (r *request, changed []*request) {
+func (w *workTracker) removeCompletedSends(wc *ib.WC) (r *request, changed []*request) {
 	same := 0
 	for _, x := range w.send {
 		if x.id != wc.ID {
@@ -370,8 +370,8 @@ func (w *work) sent(wc *ib.WC) (r *request, changed []*request) {
 		behind := passed && x.begin == r.begin
 		passed = passed || x == r
 		if !behind && (r.end == 0 || x.begin < r.end) {
-			w.done(x)
-			if wc.Status == ib.WCSuccess && x.changed() {
+			w.finishRequest(x)
+			if wc.Status == ib.WCSuccess && x.hasChangedSource() {
 				changed = append(changed, x)
 			}
 			return true
@@ -382,7 +382,7 @@ func (w *work) sent(wc *ib.WC) (r *request, changed []*request) {
 }
 
 // noteState records the state of the queue pair after a Modify.
-func (w *work) noteState(s ib.QPState) {
+func (w *workTracker) noteState(s ib.QPState) {
 	if w == nil {
 		return
 	}
@@ -390,16 +390,16 @@ func (w *work) noteState(s ib.QPState) {
 	defer w.mu.Unlock()
 	switch s {
 	case ib.QPRTR:
-		w.connect(true)
+		w.setConnected(true)
 		w.last = false
 	case ib.QPReset:
-		w.connect(false)
-		w.forget()
+		w.setConnected(false)
+		w.dropOutstanding()
 	}
 }
 
 //verbena:held w.mu
-func (w *work) connect(on bool) {
+func (w *workTracker) setConnected(on bool) {
 	if w.connected != on && w.srq != nil {
 		w.srq.mu.Lock()
 		defer w.srq.mu.Unlock()
@@ -412,33 +412,33 @@ func (w *work) connect(on bool) {
 	w.connected = on
 }
 
-// forget drops the outstanding requests that will not complete.
+// dropOutstanding drops the outstanding requests that will not complete.
 //
 //verbena:held w.mu
-func (w *work) forget() {
+func (w *workTracker) dropOutstanding() {
 	for _, r := range slices.Concat(w.send, w.recv) {
-		w.done(r)
+		w.finishRequest(r)
 	}
 	w.send, w.recv = nil, nil
 }
 
 // noteDestroyed records the destruction of the queue pair or shared receive queue.
-func (w *work) noteDestroyed(at []uintptr) {
+func (w *workTracker) noteDestroyed(at []uintptr) {
 	if w == nil {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range slices.Concat(w.send, w.recv) {
-		w.done(r)
+		w.finishRequest(r)
 	}
 	if w.qp == nil {
 		return
 	}
 	w.ended = at
-	w.checkLast(at)
-	w.connect(false)
-	if len(w.send) == 0 && len(w.recv) == 0 && w.srq == nil || w.o.uncertain() {
+	w.checkLastWQE(at)
+	w.setConnected(false)
+	if len(w.send) == 0 && len(w.recv) == 0 && w.srq == nil || w.o.isUncertain() {
 		return
 	}
 	for _, cq := range []*object{w.sendCQ, w.recvCQ} {
@@ -447,17 +447,17 @@ func (w *work) noteDestroyed(at []uintptr) {
 		}
 		cq.deadMu.Lock()
 		if cq.dead == nil {
-			cq.dead = map[uint32]*work{}
+			cq.dead = map[uint32]*workTracker{}
 		}
 		cq.dead[w.qp.Num()] = w
 		cq.deadMu.Unlock()
 	}
 }
 
-// checkLast reports the destruction of a queue pair if the completions of receives from its SRQ may be lost.
+// checkLastWQE reports the destruction of a queue pair if the completions of receives from its SRQ may be lost.
 //
 //verbena:held w.mu
-func (w *work) checkLast(at []uintptr) {
+func (w *workTracker) checkLastWQE(at []uintptr) {
 	if w.srq == nil || !w.connected || w.last {
 		return
 	}
@@ -465,19 +465,19 @@ func (w *work) checkLast(at []uintptr) {
 	n := len(w.srq.recv)
 	w.srq.unsure = w.srq.unsure || n > 0
 	w.srq.mu.Unlock()
-	if n == 0 || w.lost() {
+	if n == 0 || w.mayHaveLostCompletions() {
 		return
 	}
 	w.o.k.report(Violation{
 		Rule: RuleSRQUndrained,
 		What: "a QP with a shared receive queue was destroyed before EventQPLastWQEReached: receives that it had taken may be lost",
-		Stacks: []Stack{{"the QP destroyed at", trace(at)}, {"the QP made at", trace(w.o.made)},
-			{"the SRQ made at", trace(w.srq.o.made)}},
+		Stacks: []Stack{{"the QP destroyed at", formatStack(at)}, {"the QP made at", formatStack(w.o.made)},
+			{"the SRQ made at", formatStack(w.srq.o.made)}},
 	}, w.o.dev, at)
 }
 
-// lastWQE records the delivery of EventQPLastWQEReached.
-func (w *work) lastWQE() {
+// noteLastWQE records the delivery of EventQPLastWQEReached.
+func (w *workTracker) noteLastWQE() {
 	if w == nil {
 		return
 	}
@@ -486,12 +486,13 @@ func (w *work) lastWQE() {
 	w.last = true
 }
 
-// inFlight reports a call that ends or changes a region while a work request that uses the region may be in progress.
-func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*request) bool, at []uintptr) {
+// reportRegionInUse reports a call that ends or changes a region while a work request that uses the region may be in
+// progress.
+func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named func(*request) bool, at []uintptr) {
 	if d.State() != ib.DeviceActive {
 		return
 	}
-	var all []*work
+	var all []*workTracker
 	k.mu.Lock()
 	for o := range k.live {
 		if o.dev == d && o.work != nil && o.work.pd == pd {
@@ -500,23 +501,23 @@ func (k *checker) inFlight(d *ib.Device, pd *ib.PD, what string, named func(*req
 	}
 	k.mu.Unlock()
 	for _, w := range all {
-		r := w.outstanding(named)
+		r := w.findOutstanding(named)
 		if r == nil {
 			continue
 		}
 		k.report(Violation{
 			Rule: RuleInFlight,
 			What: fmt.Sprintf("%s while a work request that names the region is outstanding on a %v", what, w.o.kind),
-			Stacks: []Stack{{what, trace(at)}, {"the work request posted at", trace(r.at)},
-				{fmt.Sprintf("the %v made at", w.o.kind), trace(w.o.made)}},
+			Stacks: []Stack{{what, formatStack(at)}, {"the work request posted at", formatStack(r.at)},
+				{fmt.Sprintf("the %v made at", w.o.kind), formatStack(w.o.made)}},
 		}, d, at)
 		return
 	}
 }
 
-// outstanding returns a request that the device may be executing, or nil. kind selects the requests.
-func (w *work) outstanding(kind func(*request) bool) *request {
-	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.lost()) {
+// findOutstanding returns a request that the device may be executing, or nil. kind selects the requests.
+func (w *workTracker) findOutstanding(kind func(*request) bool) *request {
+	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.mayHaveLostCompletions()) {
 		return nil
 	}
 	w.mu.Lock()
@@ -537,8 +538,8 @@ func (w *work) outstanding(kind func(*request) bool) *request {
 	return nil
 }
 
-// checkInFlight reports a region that is deregistered or changed while a work request uses the region.
-func (o *object) checkInFlight(what string) {
+// checkRegionInUse reports a region that is deregistered or changed while a work request uses the region.
+func (o *object) checkRegionInUse(what string) {
 	mr, ok := o.self.(*ib.MR)
 	if !ok {
 		return
@@ -548,8 +549,8 @@ func (o *object) checkInFlight(what string) {
 		variants = 0xff
 	}
 	lkey, rkey := mr.LKey()|variants, mr.RKey()|variants
-	o.k.inFlight(o.dev, mr.PD(), what, func(r *request) bool {
+	o.k.reportRegionInUse(o.dev, mr.PD(), what, func(r *request) bool {
 		return r.region == mr || byRequest && r.ends != 0 && r.ends|variants == rkey ||
 			slices.ContainsFunc(r.keys, func(k uint32) bool { return k|variants == lkey })
-	}, callers())
+	}, callerPCs())
 }

@@ -41,7 +41,7 @@ type consumerConfig struct {
 	wrap    func(ib.Driver) ib.Driver
 }
 
-const depth = 4 // number of entries of each queue
+const queueDepth = 4 // number of entries of each queue
 
 func newConsumer(t *testing.T, c consumerConfig) *consumer {
 	t.Helper()
@@ -59,86 +59,86 @@ func newConsumer(t *testing.T, c consumerConfig) *consumer {
 		x.h.Wrap(c.wrap)
 	}
 	x.dev = x.h.Device()
-	x.must(x.core.Register(x.h))
+	x.failOnError(x.core.Register(x.h))
 	if c.entries == 0 {
-		c.entries = 4 * depth
+		c.entries = 4 * queueDepth
 	}
 	var err error
 	x.pd, err = x.dev.AllocPD()
-	x.must(err)
+	x.failOnError(err)
 	x.cq, err = x.dev.CreateCQ(ib.CQInit{Entries: c.entries, Handler: c.handler})
-	x.must(err)
+	x.failOnError(err)
 	x.mr, err = x.pd.RegBytes(make([]byte, 4096), ib.AccessLocalWrite)
-	x.must(err)
+	x.failOnError(err)
 	init := ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: x.cq, RecvCQ: x.cq, Event: c.event,
-		Cap: ib.QPCap{MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: 8}}
+		Cap: ib.QPCap{MaxSendWR: queueDepth, MaxRecvWR: queueDepth, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: 8}}
 	x.a, err = x.pd.CreateQP(init)
-	x.must(err)
+	x.failOnError(err)
 	if c.shared {
-		x.srq, err = x.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: depth, MaxSGE: 1}})
-		x.must(err)
+		x.srq, err = x.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: queueDepth, MaxSGE: 1}})
+		x.failOnError(err)
 		init.SRQ = x.srq
 	}
 	x.b, err = x.pd.CreateQP(init)
-	x.must(err)
+	x.failOnError(err)
 	here, err := x.dev.Local(1)
-	x.must(err)
-	x.must(ib.ConnectPair(x.a, x.b, here, here, ib.Path{}))
+	x.failOnError(err)
+	x.failOnError(ib.ConnectPair(x.a, x.b, here, here, ib.Path{}))
 	return x
 }
 
-func (x *consumer) must(err error) {
+func (x *consumer) failOnError(err error) {
 	x.t.Helper()
 	if err != nil {
 		x.t.Fatal(err)
 	}
 }
 
-func (x *consumer) rules() (rules []check.Rule) {
+func (x *consumer) reportedRules() (reportedRules []check.Rule) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, v := range x.seen {
-		rules = append(rules, v.Rule)
+		reportedRules = append(reportedRules, v.Rule)
 	}
-	return rules
+	return reportedRules
 }
 
-// end destroys the remaining objects, and checks that exactly these rules were violated.
-func (x *consumer) end(want ...check.Rule) {
+// endAndExpect destroys the remaining objects, and checks that exactly these rules were violated.
+func (x *consumer) endAndExpect(want ...check.Rule) {
 	x.t.Helper()
-	x.endOf([]*ib.QP{x.a, x.b}, want)
+	x.endQPsAndExpect([]*ib.QP{x.a, x.b}, want)
 }
 
-// endAlone is end for a consumer without b, which has been destroyed.
-func (x *consumer) endAlone(want ...check.Rule) {
+// endAloneAndExpect is end for a consumer without b, which has been destroyed.
+func (x *consumer) endAloneAndExpect(want ...check.Rule) {
 	x.t.Helper()
-	x.endOf([]*ib.QP{x.a}, want)
+	x.endQPsAndExpect([]*ib.QP{x.a}, want)
 }
 
-func (x *consumer) endOf(qps []*ib.QP, want []check.Rule) {
+func (x *consumer) endQPsAndExpect(qps []*ib.QP, want []check.Rule) {
 	x.t.Helper()
 	for _, qp := range qps {
-		x.toError(qp)
+		x.moveToError(qp)
 	}
-	x.poll()
+	x.pollAll()
 	for _, qp := range qps {
-		x.must(qp.Destroy())
+		x.failOnError(qp.Destroy())
 	}
 	if x.srq != nil {
-		x.must(x.srq.Destroy())
+		x.failOnError(x.srq.Destroy())
 	}
-	x.must(x.cq.Destroy())
+	x.failOnError(x.cq.Destroy())
 	if x.mr != nil {
-		x.must(x.mr.Dereg())
+		x.failOnError(x.mr.Dereg())
 	}
-	x.must(x.pd.Dealloc())
-	x.must(x.core.Unregister(x.h))
-	x.expect(want...)
+	x.failOnError(x.pd.Dealloc())
+	x.failOnError(x.core.Unregister(x.h))
+	x.expectRules(want...)
 }
 
-func (x *consumer) expect(want ...check.Rule) {
+func (x *consumer) expectRules(want ...check.Rule) {
 	x.t.Helper()
-	if got := x.rules(); !slices.Equal(got, want) {
+	if got := x.reportedRules(); !slices.Equal(got, want) {
 		x.t.Errorf("reported: got %v, want %v", got, want)
 		for _, v := range x.seen {
 			x.t.Log(v)
@@ -151,155 +151,164 @@ func (x *consumer) expect(want ...check.Rule) {
 	}
 }
 
-func (x *consumer) toError(qp *ib.QP) { x.must(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) }
-
-func (x *consumer) sgl() []ib.SGE { return []ib.SGE{{Addr: x.mr.Addr(), Length: 8, LKey: x.mr.LKey()}} }
-
-func (x *consumer) send(id uint64, flags ib.SendFlags) {
-	x.t.Helper()
-	_, err := x.a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: flags, SGList: x.sgl()})
-	x.must(err)
+func (x *consumer) moveToError(qp *ib.QP) {
+	x.failOnError(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 }
 
-func (x *consumer) recv(id uint64) {
+func (x *consumer) firstSGL() []ib.SGE {
+	return []ib.SGE{{Addr: x.mr.Addr(), Length: 8, LKey: x.mr.LKey()}}
+}
+
+func (x *consumer) postSend(id uint64, flags ib.SendFlags) {
 	x.t.Helper()
-	wr := ib.RecvWR{ID: id, SGList: x.sgl()}
+	_, err := x.a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: flags, SGList: x.firstSGL()})
+	x.failOnError(err)
+}
+
+func (x *consumer) postRecv(id uint64) {
+	x.t.Helper()
+	wr := ib.RecvWR{ID: id, SGList: x.firstSGL()}
 	var err error
 	if x.srq != nil {
 		_, err = x.srq.PostRecv(wr)
 	} else {
 		_, err = x.b.PostRecv(wr)
 	}
-	x.must(err)
+	x.failOnError(err)
 }
 
-// poll polls until the queue is empty, and returns the number of completions.
-func (x *consumer) poll() (all int) {
+// pollAll polls until the queue is empty, and returns the number of completions.
+func (x *consumer) pollAll() (all int) {
 	x.t.Helper()
 	wc := make([]ib.WC, 3)
 	for {
 		n, err := x.cq.Poll(wc)
-		x.must(err)
+		x.failOnError(err)
 		if all += n; n == 0 {
 			return all
 		}
 	}
 }
 
-// dereg deregisters the memory, and registers new memory.
-func (x *consumer) dereg() {
+// reregister deregisters the memory, and registers new memory.
+func (x *consumer) reregister() {
 	x.t.Helper()
-	x.must(x.mr.Dereg())
+	x.failOnError(x.mr.Dereg())
 	x.mr = nil
 }
 
-// TestCheckInFlight checks that a region must not be freed before a completion proves that no work request uses the
-// region.
-func TestCheckInFlight(t *testing.T) {
+// TestCheckReportsRegionInFlight checks that a region must not be freed before a completion proves that no work request
+// uses the region.
+func TestCheckReportsRegionInFlight(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		use    func(x *consumer)
 		caught bool
 	}{
-		{"a send that waits", func(x *consumer) { x.send(1, ib.SendSignaled) }, true},
-		{"a receive", func(x *consumer) { x.recv(1) }, true},
-		{"a send that was not polled", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled) }, true},
+		{"a send that waits", func(x *consumer) { x.postSend(1, ib.SendSignaled) }, true},
+		{"a receive", func(x *consumer) { x.postRecv(1) }, true},
+		{"a send that was not polled", func(x *consumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled) }, true},
 		{"of two sends, one was polled", func(x *consumer) {
-			x.recv(1)
-			x.send(2, ib.SendSignaled)
-			x.poll()
-			x.send(3, ib.SendSignaled)
+			x.postRecv(1)
+			x.postSend(2, ib.SendSignaled)
+			x.pollAll()
+			x.postSend(3, ib.SendSignaled)
 		}, true},
-		{"an unsignaled send", func(x *consumer) { x.recv(1); x.send(2, 0); x.poll() }, true},
+		{"an unsignaled send", func(x *consumer) { x.postRecv(1); x.postSend(2, 0); x.pollAll() }, true},
 		{"an unsignaled send behind one that was polled, in one list", func(x *consumer) {
-			x.recv(1)
-			x.recv(2)
+			x.postRecv(1)
+			x.postRecv(2)
 			wr := ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled}
-			_, err := x.a.PostSend(wr, ib.SendWR{ID: 4, Opcode: ib.WRSend, SGList: x.sgl()})
-			x.must(err)
-			x.poll()
+			_, err := x.a.PostSend(wr, ib.SendWR{ID: 4, Opcode: ib.WRSend, SGList: x.firstSGL()})
+			x.failOnError(err)
+			x.pollAll()
 		}, true},
 		{"an unsignaled send before one that was polled, in one list", func(x *consumer) {
-			x.recv(1)
-			x.recv(2)
-			_, err := x.a.PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: x.sgl()},
-				ib.SendWR{ID: 4, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.sgl()})
-			x.must(err)
-			x.poll()
+			x.postRecv(1)
+			x.postRecv(2)
+			_, err := x.a.PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: x.firstSGL()},
+				ib.SendWR{ID: 4, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.firstSGL()})
+			x.failOnError(err)
+			x.pollAll()
 		}, false},
-		{"the same IDs", func(x *consumer) { x.recv(0); x.send(0, ib.SendSignaled); x.poll(); x.send(0, ib.SendSignaled) },
+		{"the same IDs", func(x *consumer) {
+			x.postRecv(0)
+			x.postSend(0, ib.SendSignaled)
+			x.pollAll()
+			x.postSend(0, ib.SendSignaled)
+		},
 			true},
-		{"flushed, and not polled", func(x *consumer) { x.recv(1); x.toError(x.b) }, true},
-		{"polled", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled); x.poll() }, false},
+		{"flushed, and not polled", func(x *consumer) { x.postRecv(1); x.moveToError(x.b) }, true},
+		{"polled", func(x *consumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled); x.pollAll() }, false},
 		{"an unsignaled send before one that was polled", func(x *consumer) {
-			x.recv(1)
-			x.recv(2)
-			x.send(3, 0)
-			x.send(4, ib.SendSignaled)
-			x.poll()
+			x.postRecv(1)
+			x.postRecv(2)
+			x.postSend(3, 0)
+			x.postSend(4, ib.SendSignaled)
+			x.pollAll()
 		}, false},
 		{"the same IDs, polled", func(x *consumer) {
 			for range 3 {
-				x.recv(0)
-				x.send(0, 0)
-				x.recv(0)
-				x.send(0, ib.SendSignaled)
-				x.poll()
+				x.postRecv(0)
+				x.postSend(0, 0)
+				x.postRecv(0)
+				x.postSend(0, ib.SendSignaled)
+				x.pollAll()
 			}
 		}, false},
 		{"flushed and polled", func(x *consumer) {
-			x.recv(1)
-			x.send(2, 0)
-			x.send(3, 0)
-			x.toError(x.a)
-			x.toError(x.b)
-			x.poll()
+			x.postRecv(1)
+			x.postSend(2, 0)
+			x.postSend(3, 0)
+			x.moveToError(x.a)
+			x.moveToError(x.b)
+			x.pollAll()
 		}, false},
 		{"flushed and polled, the same IDs", func(x *consumer) {
-			x.recv(0)
-			x.send(0, 0) // completed
-			x.send(0, ib.SendSignaled)
-			x.send(0, 0)
-			x.toError(x.a)
-			x.toError(x.b)
-			x.poll()
+			x.postRecv(0)
+			x.postSend(0, 0) // completed
+			x.postSend(0, ib.SendSignaled)
+			x.postSend(0, 0)
+			x.moveToError(x.a)
+			x.moveToError(x.b)
+			x.pollAll()
 		}, false},
 		{"reset", func(x *consumer) {
-			x.send(1, ib.SendSignaled)
-			x.must(x.a.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+			x.postSend(1, ib.SendSignaled)
+			x.failOnError(x.a.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}, false},
 		{"inline", func(x *consumer) {
 			_, err := x.a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: []byte{1}})
-			x.must(err)
+			x.failOnError(err)
 		}, false},
-		{"a device in error", func(x *consumer) { x.send(1, ib.SendSignaled); x.h.SetError() }, false},
+		{"a device in error", func(x *consumer) { x.postSend(1, ib.SendSignaled); x.h.SetError() }, false},
 		{"a receive that was refused", func(x *consumer) {
-			for range depth {
-				x.recv(1)
+			for range queueDepth {
+				x.postRecv(1)
 			}
-			if n, err := x.b.PostRecv(ib.RecvWR{ID: 9, SGList: x.sgl()}); n != 0 || err == nil {
+			if n, err := x.b.PostRecv(ib.RecvWR{ID: 9, SGList: x.firstSGL()}); n != 0 || err == nil {
 				x.t.Errorf("PostRecv to a full queue: got %d, %v, want 0 and an error", n, err)
 			}
-			x.toError(x.b)
-			x.poll()
+			x.moveToError(x.b)
+			x.pollAll()
 		}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newConsumer(t, consumerConfig{})
 			c.use(x)
-			x.dereg()
+			x.reregister()
 			if c.caught {
-				x.end(check.RuleInFlight)
+				x.endAndExpect(check.RuleInFlight)
 			} else {
-				x.end()
+				x.endAndExpect()
 			}
 		})
 	}
 }
 
-// TestCheckInFlightOfRegions checks requests that register, invalidate or bind. The requests use a region that is not
-// in their gather list.
-func TestCheckInFlightOfRegions(t *testing.T) {
+// TestCheckReportsRegionRequestsInFlight checks requests that register, invalidate or bind. The requests use a region
+// that is not in their gather list.
+func TestCheckReportsRegionRequestsInFlight(t *testing.T) {
 	const access = ib.AccessLocalWrite | ib.AccessRemoteRead
 	type world struct {
 		*consumer
@@ -309,8 +318,8 @@ func TestCheckInFlightOfRegions(t *testing.T) {
 	post := func(x *world, wrs ...ib.SendWR) {
 		x.t.Helper()
 		_, err := x.a.PostSend(wrs...)
-		x.must(err)
-		x.poll()
+		x.failOnError(err)
+		x.pollAll()
 	}
 	reg := func(x *world, flags ib.SendFlags) ib.SendWR {
 		return ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: flags,
@@ -347,75 +356,75 @@ func TestCheckInFlightOfRegions(t *testing.T) {
 			x := &world{consumer: newConsumer(t, consumerConfig{})}
 			var err error
 			x.fast, err = x.pd.AllocMR(2)
-			x.must(err)
+			x.failOnError(err)
 			space := umem.NewLocal()
 			addr, err := space.Add(make([]byte, 64))
-			x.must(err)
-			x.must(x.fast.Map(space, nil, []umem.Range{{Addr: addr, Length: 64}}, 0x1000))
+			x.failOnError(err)
+			x.failOnError(x.fast.Map(space, nil, []umem.Range{{Addr: addr, Length: 64}}, 0x1000))
 			x.plain, err = x.pd.RegBytes(make([]byte, 64), ib.AccessLocalWrite|ib.AccessMWBind)
-			x.must(err)
+			x.failOnError(err)
 			x.mw, err = x.pd.AllocMW(ib.MWType2)
-			x.must(err)
+			x.failOnError(err)
 			c.use(x)
-			x.must(x.fast.Dereg())
-			x.must(x.mw.Dealloc())
-			x.must(x.plain.Dereg())
+			x.failOnError(x.fast.Dereg())
+			x.failOnError(x.mw.Dealloc())
+			x.failOnError(x.plain.Dereg())
 			if c.caught {
-				x.end(check.RuleInFlight)
+				x.endAndExpect(check.RuleInFlight)
 			} else {
-				x.end()
+				x.endAndExpect()
 			}
 		})
 	}
 }
 
-// TestCheckDestroyUndrained checks that polling a completion of a destroyed queue pair is reported. Without such a
-// completion nothing is reported.
-func TestCheckDestroyUndrained(t *testing.T) {
+// TestCheckReportsUndrainedDestroy checks that polling a completion of a destroyed queue pair is reported. Without such
+// a completion nothing is reported.
+func TestCheckReportsUndrainedDestroy(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		use    func(x *consumer)
 		caught bool
 	}{
-		{"flushed", func(x *consumer) { x.recv(1); x.recv(2); x.toError(x.b) }, true},
-		{"completed", func(x *consumer) { x.recv(1); x.send(2, ib.SendSignaled) }, true},
-		{"drained", func(x *consumer) { x.recv(1); x.toError(x.b); x.poll() }, false},
-		{"not completed", func(x *consumer) { x.recv(1) }, false},
+		{"flushed", func(x *consumer) { x.postRecv(1); x.postRecv(2); x.moveToError(x.b) }, true},
+		{"completed", func(x *consumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled) }, true},
+		{"drained", func(x *consumer) { x.postRecv(1); x.moveToError(x.b); x.pollAll() }, false},
+		{"not completed", func(x *consumer) { x.postRecv(1) }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newConsumer(t, consumerConfig{})
 			c.use(x)
-			x.must(x.b.Destroy())
-			x.poll()
+			x.failOnError(x.b.Destroy())
+			x.pollAll()
 			if c.caught {
-				x.endAlone(check.RuleDestroyUndrained)
+				x.endAloneAndExpect(check.RuleDestroyUndrained)
 			} else {
-				x.endAlone()
+				x.endAloneAndExpect()
 			}
 		})
 	}
 }
 
-// TestCheckDestroyUndrainedDelayed checks that an empty poll does not count as draining on a device that delays
+// TestCheckEmptyPollIsNoDrain checks that an empty poll does not count as draining on a device that delays
 // completions.
-func TestCheckDestroyUndrainedDelayed(t *testing.T) {
+func TestCheckEmptyPollIsNoDrain(t *testing.T) {
 	x := newConsumer(t, consumerConfig{weak: weak.Of(weak.LateFlush)})
-	x.recv(1)
-	x.toError(x.b)
-	x.must(x.b.Destroy())
-	if n := x.poll(); n != 0 {
+	x.postRecv(1)
+	x.moveToError(x.b)
+	x.failOnError(x.b.Destroy())
+	if n := x.pollAll(); n != 0 {
 		t.Fatalf("completions in the first poll: got %d, want 0", n)
 	}
-	for begin := time.Now(); x.poll() == 0; {
+	for begin := time.Now(); x.pollAll() == 0; {
 		if time.Since(begin) > 10*time.Second {
 			t.Fatal("completion of the flushed receive: got none in 10s, want one")
 		}
 	}
-	x.endAlone(check.RuleDestroyUndrained)
+	x.endAloneAndExpect(check.RuleDestroyUndrained)
 }
 
-// TestCheckSRQUndrained checks that a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
-func TestCheckSRQUndrained(t *testing.T) {
+// TestCheckReportsUndrainedSRQ checks that a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
+func TestCheckReportsUndrainedSRQ(t *testing.T) {
 	for _, awaited := range []bool{false, true} {
 		last := make(chan bool, 1)
 		x := newConsumer(t, consumerConfig{shared: true, event: func(_ *ib.QP, e ib.EventType) {
@@ -423,21 +432,21 @@ func TestCheckSRQUndrained(t *testing.T) {
 				last <- true
 			}
 		}})
-		x.recv(1)
-		x.recv(2)
+		x.postRecv(1)
+		x.postRecv(2)
 		if awaited {
-			x.toError(x.b)
+			x.moveToError(x.b)
 			<-last
-			x.end()
+			x.endAndExpect()
 			continue
 		}
-		x.must(x.b.Destroy())
-		x.endAlone(check.RuleSRQUndrained)
+		x.failOnError(x.b.Destroy())
+		x.endAloneAndExpect(check.RuleSRQUndrained)
 	}
 }
 
-// TestCheckCQTooSmall checks that a CQ must have an entry for each request that may complete on the CQ.
-func TestCheckCQTooSmall(t *testing.T) {
+// TestCheckReportsSmallCQ checks that a CQ must have an entry for each request that may complete on the CQ.
+func TestCheckReportsSmallCQ(t *testing.T) {
 	const entries = 5
 	for _, c := range []struct {
 		name   string
@@ -445,21 +454,21 @@ func TestCheckCQTooSmall(t *testing.T) {
 		caught bool
 	}{
 		{"unsignaled sends and receives", func(x *consumer) {
-			for i := range uint64(depth) {
-				x.send(i, 0) // the sends wait for receives of the peer
+			for i := range uint64(queueDepth) {
+				x.postSend(i, 0) // the sends wait for receives of the peer
 			}
-			x.expect()
+			x.expectRules()
 			for i := range 2 {
-				x.expect()
-				_, err := x.a.PostRecv(ib.RecvWR{ID: uint64(i), SGList: x.sgl()})
-				x.must(err)
+				x.expectRules()
+				_, err := x.a.PostRecv(ib.RecvWR{ID: uint64(i), SGList: x.firstSGL()})
+				x.failOnError(err)
 			}
 		}, true},
 		{"polled in between", func(x *consumer) {
 			for i := range uint64(50) {
-				x.recv(i)
-				x.send(i, ib.SendSignaled)
-				x.poll()
+				x.postRecv(i)
+				x.postSend(i, ib.SendSignaled)
+				x.pollAll()
 			}
 		}, false},
 	} {
@@ -467,9 +476,9 @@ func TestCheckCQTooSmall(t *testing.T) {
 			x := newConsumer(t, consumerConfig{entries: entries})
 			c.use(x)
 			if c.caught {
-				x.end(check.RuleCQTooSmall)
+				x.endAndExpect(check.RuleCQTooSmall)
 			} else {
-				x.end()
+				x.endAndExpect()
 			}
 		})
 	}
@@ -478,17 +487,17 @@ func TestCheckCQTooSmall(t *testing.T) {
 // noCompletionQPDriver is a driver whose completions do not name their queue pair.
 type noCompletionQPDriver struct{ ib.Driver }
 
-type namelessCQ struct{ ib.DriverCQ }
+type noCompletionQPCQ struct{ ib.DriverCQ }
 
 func (d noCompletionQPDriver) Unwrap() ib.Driver { return d.Driver }
-func (c namelessCQ) Unwrap() ib.DriverCQ         { return c.DriverCQ }
+func (c noCompletionQPCQ) Unwrap() ib.DriverCQ   { return c.DriverCQ }
 
 func (d noCompletionQPDriver) CreateCQ(cq ib.CQHandle, a ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
 	c, err := d.Driver.CreateCQ(cq, a, u)
-	return namelessCQ{c}, err
+	return noCompletionQPCQ{c}, err
 }
 
-func (c namelessCQ) Poll(wc []ib.WC) (int, error) {
+func (c noCompletionQPCQ) Poll(wc []ib.WC) (int, error) {
 	n, err := c.DriverCQ.Poll(wc)
 	for i := range wc[:n] {
 		wc[i].QP = nil
@@ -496,46 +505,46 @@ func (c namelessCQ) Poll(wc []ib.WC) (int, error) {
 	return n, err
 }
 
-// TestCheckNameless checks that a driver whose completions do not name their queue pair is reported, and not the
-// consumer, whose CQ seems to be too small.
-func TestCheckNameless(t *testing.T) {
+// TestCheckReportsCompletionWithoutQP checks that a driver whose completions do not name their queue pair is reported,
+// and not the consumer, whose CQ seems to be too small.
+func TestCheckReportsCompletionWithoutQP(t *testing.T) {
 	x := newConsumer(t, consumerConfig{entries: 5, wrap: func(d ib.Driver) ib.Driver { return noCompletionQPDriver{d} }})
 	for i := range uint64(5) {
-		x.recv(i)
-		x.send(i, ib.SendSignaled)
-		x.poll()
+		x.postRecv(i)
+		x.postSend(i, ib.SendSignaled)
+		x.pollAll()
 	}
-	x.end(check.RuleResult)
+	x.endAndExpect(check.RuleResult)
 }
 
-// TestCheckUnsignaledOnly checks the report for a send queue that is filled with unsignaled work requests only. Such a
-// queue stays full for ever.
-func TestCheckUnsignaledOnly(t *testing.T) {
+// TestCheckReportsUnsignaledOnlyQueue checks the report for a send queue that is filled with unsignaled work requests
+// only. Such a queue stays full for ever.
+func TestCheckReportsUnsignaledOnlyQueue(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		signaled uint64 // each n-th request is signaled
 		n        uint64
 		caught   bool
 	}{
-		{"none is signaled", 1000, depth + 1, true},
-		{"the queue is filled once", 1000, depth, false},
-		{"one request per queue length is signaled", depth, 5 * depth, false},
+		{"none is signaled", 1000, queueDepth + 1, true},
+		{"the queue is filled once", 1000, queueDepth, false},
+		{"one request per queue length is signaled", queueDepth, 5 * queueDepth, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newConsumer(t, consumerConfig{})
 			for i := range c.n {
-				x.recv(i)
+				x.postRecv(i)
 				var flags ib.SendFlags
 				if i%c.signaled == c.signaled-1 {
 					flags = ib.SendSignaled
 				}
-				x.send(i, flags)
-				x.poll()
+				x.postSend(i, flags)
+				x.pollAll()
 			}
 			if c.caught {
-				x.end(check.RuleUnsignaledOnly)
+				x.endAndExpect(check.RuleUnsignaledOnly)
 			} else {
-				x.end()
+				x.endAndExpect()
 			}
 		})
 	}

@@ -21,12 +21,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var contexts = map[string]completion.Context{
+var contextsByName = map[string]completion.Context{
 	"direct": completion.Direct, "callback": completion.Callback, "worker": completion.Worker,
 }
 
-// world is a device with memory, in checked mode.
-type world struct {
+// checkedDevice is a device with memory, in checked mode.
+type checkedDevice struct {
 	t   *testing.T
 	dev *ib.Device
 	at  ib.Local
@@ -37,9 +37,9 @@ type world struct {
 	allowed check.Rule // rule that the test violates on purpose
 }
 
-func newWorld(t *testing.T) *world {
+func newCheckedDevice(t *testing.T) *checkedDevice {
 	core := &ib.Core{}
-	w := &world{t: t}
+	w := &checkedDevice{t: t}
 	check.On(core, check.Config{Report: func(v check.Violation) {
 		if v.Rule != w.allowed {
 			t.Error(v)
@@ -70,11 +70,11 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func (w *world) sgl(off, n int) []ib.SGE {
+func (w *checkedDevice) sglAt(off, n int) []ib.SGE {
 	return []ib.SGE{{Addr: w.mr.Addr() + uint64(off), Length: uint32(n), LKey: w.mr.LKey()}}
 }
 
-func (w *world) cq(entries int, c completion.Context) *completion.CQ {
+func (w *checkedDevice) newCQ(entries int, c completion.Context) *completion.CQ {
 	w.t.Helper()
 	cq, err := completion.New(w.dev, completion.Init{Entries: entries, Context: c,
 		Failed: func(err error) { w.t.Error(err) }})
@@ -83,7 +83,7 @@ func (w *world) cq(entries int, c completion.Context) *completion.CQ {
 	return cq
 }
 
-func (w *world) qp(cq *completion.CQ, depth uint32) *completion.QP {
+func (w *checkedDevice) newQP(cq *completion.CQ, depth uint32) *completion.QP {
 	w.t.Helper()
 	qp, err := cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC, Cap: ib.QPCap{
 		MaxSendWR: depth, MaxRecvWR: depth, MaxSendSGE: 1, MaxRecvSGE: 1,
@@ -92,16 +92,16 @@ func (w *world) qp(cq *completion.CQ, depth uint32) *completion.QP {
 	return qp
 }
 
-func (w *world) pair(cq *completion.CQ, depth uint32) (a, b *completion.QP) {
+func (w *checkedDevice) newConnectedPair(cq *completion.CQ, depth uint32) (a, b *completion.QP) {
 	w.t.Helper()
-	a, b = w.qp(cq, depth), w.qp(cq, depth)
+	a, b = w.newQP(cq, depth), w.newQP(cq, depth)
 	must(w.t, ib.ConnectPair(a.QP, b.QP, w.at, w.at, ib.Path{}))
 	return a, b
 }
 
-// process handles the completions of a Direct queue until done reports true. For the other contexts process only waits,
-// because the queue handles its completions itself.
-func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() bool) {
+// processUntil handles the completions of a Direct queue until done reports true. For the other contexts process only
+// waits, because the queue handles its completions itself.
+func processUntil(t *testing.T, cq *completion.CQ, c completion.Context, done func() bool) {
 	t.Helper()
 	testutil.Eventually(t, "the completions", func() bool {
 		if c == completion.Direct && !done() {
@@ -112,19 +112,19 @@ func process(t *testing.T, cq *completion.CQ, c completion.Context, done func() 
 	})
 }
 
-// TestExchange checks that every done function is called once, in order and with the posted ID. The test also checks
-// that done functions may post.
-func TestExchange(t *testing.T) {
+// TestEachDoneCalledOnceInOrder checks that every done function is called once, in order and with the posted ID. The
+// test also checks that done functions may post.
+func TestEachDoneCalledOnceInOrder(t *testing.T) {
 	const messages, depth = 1000, 4
-	for name, c := range contexts {
+	for name, c := range contextsByName {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			cq := w.cq(4*depth, c)
-			a, b := w.pair(cq, depth)
+			w := newCheckedDevice(t)
+			cq := w.newCQ(4*depth, c)
+			a, b := w.newConnectedPair(cq, depth)
 			var sent, received atomic.Uint64
 			var recv func(id uint64) error
 			recv = func(id uint64) error {
-				return b.PostRecv(ib.RecvWR{ID: id, SGList: w.sgl(8, 8)}, func(wc *ib.WC) {
+				return b.PostRecv(ib.RecvWR{ID: id, SGList: w.sglAt(8, 8)}, func(wc *ib.WC) {
 					n := received.Add(1)
 					if wc.ID != n || wc.Status != ib.WCSuccess || wc.Opcode != ib.WCRecv {
 						t.Errorf("receive %d: got %+v", n, wc)
@@ -141,7 +141,7 @@ func TestExchange(t *testing.T) {
 			}
 			var send func(id uint64) error
 			send = func(id uint64) error {
-				return a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(wc *ib.WC) {
+				return a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, SGList: w.sglAt(0, 8)}, func(wc *ib.WC) {
 					n := sent.Add(1)
 					if wc.ID != n || wc.Status != ib.WCSuccess || wc.Opcode != ib.WCSend {
 						t.Errorf("send %d: got %+v", n, wc)
@@ -157,23 +157,23 @@ func TestExchange(t *testing.T) {
 				})
 			}
 			must(t, send(1))
-			process(t, cq, c, func() bool { return sent.Load() == messages && received.Load() == messages })
+			processUntil(t, cq, c, func() bool { return sent.Load() == messages && received.Load() == messages })
 			must(t, a.Close(t.Context()))
 			must(t, b.Close(t.Context()))
 		})
 	}
 }
 
-// TestNoOverrun checks that a completion queue cannot overrun: if a post exceeds the entries of the queue, the post
-// fails until a done function has been called.
-func TestNoOverrun(t *testing.T) {
-	w := newWorld(t)
-	cq := w.cq(3, completion.Direct)
-	qp := w.qp(cq, 8)
+// TestCQDoesNotOverrun checks that a completion queue cannot overrun: if a post exceeds the entries of the queue, the
+// post fails until a done function has been called.
+func TestCQDoesNotOverrun(t *testing.T) {
+	w := newCheckedDevice(t)
+	cq := w.newCQ(3, completion.Direct)
+	qp := w.newQP(cq, 8)
 	must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	calls := 0
 	post := func() error {
-		return qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(wc *ib.WC) { calls++ })
+		return qp.PostRecv(ib.RecvWR{SGList: w.sglAt(0, 8)}, func(wc *ib.WC) { calls++ })
 	}
 	for range 3 {
 		must(t, post())
@@ -200,12 +200,12 @@ func TestNoOverrun(t *testing.T) {
 // full queues.
 func TestDrain(t *testing.T) {
 	const depth = 8
-	for name, c := range contexts {
+	for name, c := range contextsByName {
 		for _, connected := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s,connected=%v", name, connected), func(t *testing.T) {
-				w := newWorld(t)
-				cq := w.cq(4*depth, c)
-				a, b := w.qp(cq, depth), w.qp(cq, depth)
+				w := newCheckedDevice(t)
+				cq := w.newCQ(4*depth, c)
+				a, b := w.newQP(cq, depth), w.newQP(cq, depth)
 				if connected {
 					must(t, ib.ConnectPair(a.QP, b.QP, w.at, w.at, ib.Path{}))
 				} else {
@@ -215,7 +215,7 @@ func TestDrain(t *testing.T) {
 				var calls atomic.Int32
 				want := int32(0)
 				for range depth {
-					must(t, a.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(wc *ib.WC) {
+					must(t, a.PostRecv(ib.RecvWR{SGList: w.sglAt(0, 8)}, func(wc *ib.WC) {
 						if wc.Status != ib.WCWRFlushErr {
 							t.Errorf("receive: got %v", wc.Status)
 						}
@@ -223,7 +223,7 @@ func TestDrain(t *testing.T) {
 					}))
 					want++
 					if connected { // the peer has posted no receives, and the sends wait
-						must(t, a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))
+						must(t, a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sglAt(0, 8)}, func(*ib.WC) { calls.Add(1) }))
 						want++
 					}
 				}
@@ -239,13 +239,13 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainTogether calls Drain concurrently. If the context of one caller ends, the other callers must continue.
-func TestDrainTogether(t *testing.T) {
-	w := newWorld(t)
-	cq := w.cq(16, completion.Worker)
-	a, b := w.pair(cq, 4)
+// TestConcurrentDrain calls Drain concurrently. If the context of one caller ends, the other callers must continue.
+func TestConcurrentDrain(t *testing.T) {
+	w := newCheckedDevice(t)
+	cq := w.newCQ(16, completion.Worker)
+	a, b := w.newConnectedPair(cq, 4)
 	hold := make(chan int)
-	must(t, a.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) { <-hold }))
+	must(t, a.PostRecv(ib.RecvWR{SGList: w.sglAt(0, 8)}, func(*ib.WC) { <-hold }))
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
 	defer cancel()
 	if err := a.Drain(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -265,13 +265,13 @@ func TestDrainTogether(t *testing.T) {
 	must(t, b.Close(t.Context()))
 }
 
-// TestSharedReceiveQueue checks that receives of a shared queue complete on the CQ through which they were posted. The
-// test also checks that unused receives free their slots.
-func TestSharedReceiveQueue(t *testing.T) {
-	for name, c := range contexts {
+// TestSRQReceivesCompleteOnPostingCQ checks that receives of a shared queue complete on the CQ through which they were
+// posted. The test also checks that unused receives free their slots.
+func TestSRQReceivesCompleteOnPostingCQ(t *testing.T) {
+	for name, c := range contextsByName {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			cq := w.cq(6, c)
+			w := newCheckedDevice(t)
+			cq := w.newCQ(6, c)
 			srq, err := w.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 			must(t, err)
 			var pairs [2]*completion.QP
@@ -283,61 +283,61 @@ func TestSharedReceiveQueue(t *testing.T) {
 			must(t, ib.ConnectPair(pairs[0].QP, pairs[1].QP, w.at, w.at, ib.Path{}))
 			var received, sent atomic.Int32
 			for id := range uint64(3) {
-				must(t, cq.PostSRQ(srq, ib.RecvWR{ID: id, SGList: w.sgl(8, 8)}, func(wc *ib.WC) {
+				must(t, cq.PostSRQ(srq, ib.RecvWR{ID: id, SGList: w.sglAt(8, 8)}, func(wc *ib.WC) {
 					if n := received.Add(1); uint64(n) != wc.ID+1 {
 						t.Errorf("call %d: got receive %d", n, wc.ID)
 					}
 				}))
 			}
-			must(t, pairs[0].PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(*ib.WC) { sent.Add(1) }))
-			process(t, cq, c, func() bool { return sent.Load() == 1 && received.Load() == 1 })
+			must(t, pairs[0].PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sglAt(0, 8)}, func(*ib.WC) { sent.Add(1) }))
+			processUntil(t, cq, c, func() bool { return sent.Load() == 1 && received.Load() == 1 })
 			must(t, errors.Join(pairs[0].Close(t.Context()), pairs[1].Close(t.Context()), cq.DestroySRQ(srq)))
 			if n := received.Load(); n != 1 {
 				t.Errorf("calls of done functions for receives: got %d, want 1", n)
 			}
-			qp := w.qp(cq, 8) // all slots are free again
+			qp := w.newQP(cq, 8) // all slots are free again
 			must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			for range 6 {
-				must(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, nil))
+				must(t, qp.PostRecv(ib.RecvWR{SGList: w.sglAt(0, 8)}, nil))
 			}
 			must(t, qp.Close(t.Context()))
 		})
 	}
 }
 
-// TestDestroyRefused checks that a CQ with a queue pair cannot be destroyed and continues to work.
-func TestDestroyRefused(t *testing.T) {
-	for name, c := range contexts {
+// TestDestroyFailsWhileQPUsesCQ checks that a CQ with a queue pair cannot be destroyed and continues to work.
+func TestDestroyFailsWhileQPUsesCQ(t *testing.T) {
+	for name, c := range contextsByName {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			cq := w.cq(16, c)
-			a, b := w.pair(cq, 4)
+			w := newCheckedDevice(t)
+			cq := w.newCQ(16, c)
+			a, b := w.newConnectedPair(cq, 4)
 			if err := cq.Destroy(); !errors.Is(err, syscall.EBUSY) {
 				t.Fatalf("got %v, want EBUSY", err)
 			}
 			var calls atomic.Int32
-			must(t, b.PostRecv(ib.RecvWR{SGList: w.sgl(8, 8)}, func(*ib.WC) { calls.Add(1) }))
-			must(t, a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))
-			process(t, cq, c, func() bool { return calls.Load() == 2 })
+			must(t, b.PostRecv(ib.RecvWR{SGList: w.sglAt(8, 8)}, func(*ib.WC) { calls.Add(1) }))
+			must(t, a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sglAt(0, 8)}, func(*ib.WC) { calls.Add(1) }))
+			processUntil(t, cq, c, func() bool { return calls.Load() == 2 })
 			must(t, a.Close(t.Context()))
 			must(t, b.Close(t.Context()))
 		})
 	}
 }
 
-// TestManyAtOnce checks that the queue handles more completions than one batch.
-func TestManyAtOnce(t *testing.T) {
+// TestMoreCompletionsThanBatch checks that the queue handles more completions than one batch.
+func TestMoreCompletionsThanBatch(t *testing.T) {
 	const n = 1000
-	for name, c := range contexts {
+	for name, c := range contextsByName {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			cq := w.cq(n, c)
-			qp := w.qp(cq, n)
+			w := newCheckedDevice(t)
+			cq := w.newCQ(n, c)
+			qp := w.newQP(cq, n)
 			must(t, qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
 				ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags))
 			var calls atomic.Int32
 			for range n {
-				must(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) { calls.Add(1) }))
+				must(t, qp.PostRecv(ib.RecvWR{SGList: w.sglAt(0, 8)}, func(*ib.WC) { calls.Add(1) }))
 			}
 			must(t, qp.Close(t.Context()))
 			if got := calls.Load(); got != n {
@@ -347,18 +347,18 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-func TestBadArguments(t *testing.T) {
-	w := newWorld(t)
+func TestBadArgumentsAreRejected(t *testing.T) {
+	w := newCheckedDevice(t)
 	for _, init := range []completion.Init{{}, {Entries: -1}, {Entries: 1, Context: completion.Worker + 1}} {
 		if _, err := completion.New(w.dev, init); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("%+v: got %v, want EINVAL", init, err)
 		}
 	}
-	cq := w.cq(1, completion.Direct)
+	cq := w.newCQ(1, completion.Direct)
 	if _, err := cq.CreateQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt}); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("CreateQP of an XRC target: got %v, want EINVAL", err)
 	}
-	qp, err := completion.NewQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}, cq, w.cq(2, completion.Callback))
+	qp, err := completion.NewQP(w.pd, ib.QPInitAttr{Type: ib.QPTypeRC}, cq, w.newCQ(2, completion.Callback))
 	must(t, err)
 	must(t, qp.Close(t.Context()))
 	if err := qp.PostRecv(ib.RecvWR{}, nil); !errors.Is(err, syscall.ESHUTDOWN) {
@@ -366,23 +366,23 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// TestFailedQueue checks that Drain and Close do not wait for the lost completions of a failed queue.
-func TestFailedQueue(t *testing.T) {
-	for name, c := range contexts {
+// TestDrainOfFailedQueueReturns checks that Drain and Close do not wait for the lost completions of a failed queue.
+func TestDrainOfFailedQueueReturns(t *testing.T) {
+	for name, c := range contextsByName {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newCheckedDevice(t)
 			w.allowed = check.RuleCQTooSmall
 			failed := make(chan error, 1)
 			cq, err := completion.New(w.dev, completion.Init{Entries: 1, Context: c, Failed: func(err error) { failed <- err }})
 			must(t, err)
-			qp := w.qp(cq, 8)
+			qp := w.newQP(cq, 8)
 			must(t, qp.Prepare(w.at, 0))
 			for range 4 { // posts more requests than the queue has entries, through the underlying queue pair
 				if _, err := qp.QP.PostRecv(ib.RecvWR{ID: 1 << 40}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			must(t, qp.PostRecv(ib.RecvWR{SGList: w.sgl(0, 8)}, func(*ib.WC) {}))
+			must(t, qp.PostRecv(ib.RecvWR{SGList: w.sglAt(0, 8)}, func(*ib.WC) {}))
 			if err := qp.Destroy(); !errors.Is(err, syscall.EIO) {
 				t.Errorf("got %v, want EIO", err)
 			}
@@ -399,19 +399,19 @@ func TestPostDuringClose(t *testing.T) {
 	if testing.Short() {
 		rounds = 5
 	}
-	for name, c := range contexts {
+	for name, c := range contextsByName {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			w := newCheckedDevice(t)
 			for range rounds {
-				cq := w.cq(32, c)
-				a, b := w.pair(cq, 8)
+				cq := w.newCQ(32, c)
+				a, b := w.newConnectedPair(cq, 8)
 				var threads sync.WaitGroup
 				var taken, called atomic.Int64
 				done := func(*ib.WC) { called.Add(1) }
 				for _, post := range []func() error{
-					func() error { return a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sgl(0, 8)}, done) },
-					func() error { return b.PostRecv(ib.RecvWR{SGList: w.sgl(8, 8)}, done) },
-					func() error { return a.PostRecv(ib.RecvWR{SGList: w.sgl(16, 8)}, done) },
+					func() error { return a.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: w.sglAt(0, 8)}, done) },
+					func() error { return b.PostRecv(ib.RecvWR{SGList: w.sglAt(8, 8)}, done) },
+					func() error { return a.PostRecv(ib.RecvWR{SGList: w.sglAt(16, 8)}, done) },
 				} {
 					threads.Go(func() {
 						for {
@@ -427,7 +427,7 @@ func TestPostDuringClose(t *testing.T) {
 						}
 					})
 				}
-				process(t, cq, c, func() bool { return called.Load() > 3 })
+				processUntil(t, cq, c, func() bool { return called.Load() > 3 })
 				must(t, errors.Join(a.Destroy(), b.Destroy()))
 				threads.Wait()
 				if taken.Load() != called.Load() {

@@ -52,16 +52,16 @@ type CQ struct {
 	broken chan struct{} // closed, under mu, when the queue fails
 
 	mu    sync.Mutex
-	slots []slot
+	slots []requestSlot
 	free  []uint32 // free slots
 
 	wake chan struct{} // Worker: completions may be available; closed by Destroy
 	end  sync.WaitGroup
 }
 
-// slot is a posted work request. The work request ID on the device consists of index and generation. A completion with
-// an unknown ID belongs to another user of the queue.
-type slot struct {
+// requestSlot is a posted work request. The work request ID on the device consists of index and generation. A
+// completion with an unknown ID belongs to another user of the queue.
+type requestSlot struct {
 	done  Done
 	id    uint64 // the caller's ID
 	owner any    // the QP or ib.SRQ of the request; nil if the slot is free
@@ -77,17 +77,17 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 		return nil, fmt.Errorf("create cq: invalid entries %d or context %d: %w",
 			init.Entries, init.Context, syscall.EINVAL)
 	}
-	q := &CQ{init: init, broken: make(chan struct{}), slots: make([]slot, init.Entries),
+	q := &CQ{init: init, broken: make(chan struct{}), slots: make([]requestSlot, init.Entries),
 		free: make([]uint32, init.Entries)}
 	for i := range q.free {
 		q.free[i] = uint32(len(q.free) - 1 - i)
 	}
 	attr := ib.CQInit{Entries: init.Entries, Vector: init.Vector, Event: func(_ *ib.CQ, e ib.EventType) {
-		q.fail(fmt.Errorf("completion queue: %v: %w", e, syscall.EIO))
+		q.failQueue(fmt.Errorf("completion queue: %v: %w", e, syscall.EIO))
 	}}
 	switch init.Context {
 	case Callback:
-		attr.Handler = func(*ib.CQ) { q.serve() }
+		attr.Handler = func(*ib.CQ) { q.pollAndArm() }
 	case Worker:
 		q.wake = make(chan struct{}, 1)
 		attr.Handler = func(*ib.CQ) {
@@ -111,7 +111,7 @@ func New(d *ib.Device, init Init) (*CQ, error) {
 	if init.Context == Worker {
 		q.end.Go(func() {
 			for range q.wake {
-				q.serve()
+				q.pollAndArm()
 			}
 		})
 	}
@@ -134,11 +134,11 @@ func (q *CQ) process(budget int) (handled int, err error) {
 	for handled < budget {
 		n, err := q.cq.Poll(q.wc[:min(len(q.wc), budget-handled)])
 		for i := range q.wc[:n] {
-			q.complete(&q.wc[i])
+			q.callDone(&q.wc[i])
 		}
 		handled += n
 		if err != nil {
-			q.fail(err)
+			q.failQueue(err)
 			return handled, err
 		}
 		if n == 0 {
@@ -148,8 +148,8 @@ func (q *CQ) process(budget int) (handled int, err error) {
 	return handled, nil
 }
 
-// serve handles completions until the queue is empty, and then arms the queue.
-func (q *CQ) serve() {
+// pollAndArm handles completions until the queue is empty, and then arms the queue.
+func (q *CQ) pollAndArm() {
 	q.polled.Lock()
 	defer q.polled.Unlock()
 	for !q.closing.Load() {
@@ -159,7 +159,7 @@ func (q *CQ) serve() {
 		}
 		if n == pollBudget {
 			if q.init.Context == Callback { // other callbacks may run first
-				q.end.Go(q.serve)
+				q.end.Go(q.pollAndArm)
 				return
 			}
 			runtime.Gosched() //verbena:allow nosleep the goroutine of a Worker queue, which is no callback
@@ -167,21 +167,21 @@ func (q *CQ) serve() {
 		}
 		if missed, err := q.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed); err != nil || !missed {
 			if err != nil {
-				q.fail(err)
+				q.failQueue(err)
 			}
 			return
 		}
 	}
 }
 
-func (q *CQ) complete(wc *ib.WC) {
-	s, ok := q.put(wc.ID)
+func (q *CQ) callDone(wc *ib.WC) {
+	s, ok := q.freeSlot(wc.ID)
 	if !ok {
 		return // the request was posted to the underlying queue pair
 	}
 	wc.ID = s.id
 	if qp, ok := s.owner.(*QP); ok {
-		defer qp.end()
+		defer qp.endRequest()
 	}
 	if s.done != nil {
 		s.done(wc)
@@ -197,7 +197,7 @@ func (q *CQ) hasFailed() bool {
 	}
 }
 
-func (q *CQ) fail(err error) {
+func (q *CQ) failQueue(err error) {
 	q.mu.Lock()
 	first := !q.hasFailed()
 	if first {
@@ -209,8 +209,9 @@ func (q *CQ) fail(err error) {
 	}
 }
 
-// get reserves a slot for a work request, and returns the request ID for the device. get does not sleep.
-func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
+// reserveSlot reserves a slot for a work request, and returns the request ID for the device. reserveSlot does not
+// sleep.
+func (q *CQ) reserveSlot(owner any, done Done, id uint64) (uint64, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	n := len(q.free)
@@ -220,36 +221,36 @@ func (q *CQ) get(owner any, done Done, id uint64) (uint64, error) {
 	i := q.free[n-1]
 	q.free = q.free[:n-1]
 	s := &q.slots[i]
-	*s = slot{done: done, id: id, owner: owner, gen: s.gen + 1}
+	*s = requestSlot{done: done, id: id, owner: owner, gen: s.gen + 1}
 	return uint64(s.gen)<<32 | uint64(i), nil
 }
 
-// put frees the slot of a work request. put returns false if the request has no slot.
-func (q *CQ) put(id uint64) (slot, bool) {
+// freeSlot frees the slot of a work request. freeSlot returns false if the request has no slot.
+func (q *CQ) freeSlot(id uint64) (requestSlot, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	i := uint32(id)
 	if int(i) >= len(q.slots) || q.slots[i].owner == nil || q.slots[i].gen != uint32(id>>32) {
-		return slot{}, false
+		return requestSlot{}, false
 	}
-	return q.release(i), true
+	return q.releaseSlot(i), true
 }
 
 //verbena:held mu
-func (q *CQ) release(i uint32) slot {
+func (q *CQ) releaseSlot(i uint32) requestSlot {
 	s := q.slots[i]
-	q.slots[i] = slot{gen: s.gen}
+	q.slots[i] = requestSlot{gen: s.gen}
 	q.free = append(q.free, i)
 	return s
 }
 
-// forget frees the slots of a destroyed owner.
-func (q *CQ) forget(owner any) {
+// freeSlotsOf frees the slots of a destroyed owner.
+func (q *CQ) freeSlotsOf(owner any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.slots {
 		if q.slots[i].owner == owner {
-			q.release(uint32(i))
+			q.releaseSlot(uint32(i))
 		}
 	}
 }
@@ -257,13 +258,13 @@ func (q *CQ) forget(owner any) {
 // PostSRQ posts a receive to a shared receive queue. All queue pairs of the SRQ must complete their receives on q.
 // PostSRQ may not sleep.
 func (q *CQ) PostSRQ(srq *ib.SRQ, wr ib.RecvWR, done Done) error {
-	i, err := q.get(srq, done, wr.ID)
+	i, err := q.reserveSlot(srq, done, wr.ID)
 	if err != nil {
 		return fmt.Errorf("post receive: %w", err)
 	}
 	wr.ID = i
 	if _, err := srq.PostRecv(wr); err != nil {
-		q.put(i)
+		q.freeSlot(i)
 		return err
 	}
 	return nil
@@ -279,7 +280,7 @@ func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	q.polled.Lock()
 	defer q.polled.Unlock()
 	_, err := q.process(len(q.slots))
-	q.forget(srq)
+	q.freeSlotsOf(srq)
 	return err
 }
 
@@ -300,7 +301,7 @@ func (q *CQ) Destroy() error {
 		}
 		q.closing.Store(false)
 		if q.init.Context != Direct {
-			q.end.Go(q.serve) // handles the completions that have arrived meanwhile
+			q.end.Go(q.pollAndArm) // handles the completions that have arrived meanwhile
 		}
 		return err
 	}

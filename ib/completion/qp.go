@@ -39,7 +39,7 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	qp := &QP{send: send, recv: recv, idle: make(chan struct{}, 1), drainToken: make(chan struct{}, 1)}
 	if init.SRQ != nil {
 		qp.last = make(chan struct{})
-		init.Event = qp.eventFunc(init.Event)
+		init.Event = qp.wrapEventFunc(init.Event)
 	}
 	var err error
 	if qp.QP, err = pd.CreateQP(init); err != nil {
@@ -48,8 +48,8 @@ func NewQP(pd *ib.PD, init ib.QPInitAttr, send, recv *CQ) (*QP, error) {
 	return qp, nil
 }
 
-// eventFunc returns an event function that records EventQPLastWQEReached and calls f. f may be nil.
-func (qp *QP) eventFunc(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
+// wrapEventFunc returns an event function that records EventQPLastWQEReached and calls f. f may be nil.
+func (qp *QP) wrapEventFunc(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType) {
 	var once sync.Once
 	return func(q *ib.QP, e ib.EventType) {
 		if e == ib.EventQPLastWQEReached {
@@ -61,30 +61,30 @@ func (qp *QP) eventFunc(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventType)
 	}
 }
 
-// begin counts a post call and a work request, and reserves a slot for the request. returned ends the post call, and
-// end ends the request.
-func (qp *QP) begin(what string, q *CQ, done Done, id uint64) (uint64, error) {
+// beginPost counts a post call and a work request, and reserves a slot for the request. returned ends the post call,
+// and end ends the request.
+func (qp *QP) beginPost(what string, q *CQ, done Done, id uint64) (uint64, error) {
 	qp.posting.Add(1)
 	qp.outstanding.Add(1)
 	if qp.draining.Load() {
-		return 0, qp.refuse(fmt.Errorf("%s: qp %d is being drained: %w", what, qp.Num(), syscall.ESHUTDOWN))
+		return 0, qp.endFailedPost(fmt.Errorf("%s: qp %d is being drained: %w", what, qp.Num(), syscall.ESHUTDOWN))
 	}
-	slot, err := q.get(qp, done, id)
+	slot, err := q.reserveSlot(qp, done, id)
 	if err != nil {
-		return 0, qp.refuse(fmt.Errorf("%s: %w", what, err))
+		return 0, qp.endFailedPost(fmt.Errorf("%s: %w", what, err))
 	}
 	return slot, nil
 }
 
-// refuse ends a call that does not post its work request.
-func (qp *QP) refuse(err error) error {
-	qp.end()
+// endFailedPost ends a call that does not post its work request.
+func (qp *QP) endFailedPost(err error) error {
+	qp.endRequest()
 	qp.notePostReturned()
 	return err
 }
 
-// end is called after the done function of a work request has returned.
-func (qp *QP) end() {
+// endRequest is called after the done function of a work request has returned.
+func (qp *QP) endRequest() {
 	if qp.outstanding.Add(-1) == 0 {
 		qp.wakeDrain()
 	}
@@ -109,15 +109,15 @@ func (qp *QP) wakeDrain() {
 // done may be nil. PostSend returns ENOMEM while the send queue or the completion queue is full, and ESHUTDOWN after
 // Drain, Close or Destroy was called. PostSend may not sleep.
 func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
-	slot, err := qp.begin("post send", qp.send, done, wr.ID)
+	slot, err := qp.beginPost("post send", qp.send, done, wr.ID)
 	if err != nil {
 		return err
 	}
 	wr.ID = slot
 	wr.Flags |= ib.SendSignaled
 	if _, err := qp.QP.PostSend(wr); err != nil {
-		qp.send.put(slot)
-		return qp.refuse(err)
+		qp.send.freeSlot(slot)
+		return qp.endFailedPost(err)
 	}
 	qp.notePostReturned()
 	return nil
@@ -125,14 +125,14 @@ func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 
 // PostRecv posts a receive work request, like PostSend. PostRecv may not sleep.
 func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
-	slot, err := qp.begin("post receive", qp.recv, done, wr.ID)
+	slot, err := qp.beginPost("post receive", qp.recv, done, wr.ID)
 	if err != nil {
 		return err
 	}
 	wr.ID = slot
 	if _, err := qp.QP.PostRecv(wr); err != nil {
-		qp.recv.put(slot)
-		return qp.refuse(err)
+		qp.recv.freeSlot(slot)
+		return qp.endFailedPost(err)
 	}
 	qp.notePostReturned()
 	return nil
@@ -167,7 +167,7 @@ func (qp *QP) drain(ctx context.Context) error {
 		if qp.posting.Load() == 0 && (qp.send.hasFailed() || qp.recv.hasFailed()) {
 			return errFailed
 		}
-		if err := qp.await(ctx); err != nil {
+		if err := qp.awaitCompletions(ctx); err != nil {
 			return err
 		}
 	}
@@ -177,16 +177,16 @@ func (qp *QP) drain(ctx context.Context) error {
 	return qp.drainShared(ctx)
 }
 
-// lastPause limits the wait for EventQPLastWQEReached. A queue pair that was never connected need not raise this event.
-// (__ib_drain_srq)
-const lastPause = 10 * time.Second
+// lastWQETimeout limits the wait for EventQPLastWQEReached. A queue pair that was never connected need not raise this
+// event. (__ib_drain_srq)
+const lastWQETimeout = 10 * time.Second
 
 // drainShared waits for the done functions of the receives that the queue pair has consumed from the shared receive
 // queue.
 func (qp *QP) drainShared(ctx context.Context) error {
 	select {
 	case <-qp.last:
-	case <-time.After(lastPause):
+	case <-time.After(lastWQETimeout):
 	case <-qp.recv.broken:
 		return errFailed
 	case <-ctx.Done():
@@ -200,11 +200,11 @@ func (qp *QP) drainShared(ctx context.Context) error {
 
 var errFailed = fmt.Errorf("completion queue failed, remaining completion functions skipped: %w", syscall.EIO)
 
-// directPause is the interval at which a Direct queue is processed while it is drained.
-const directPause = 50 * time.Microsecond
+// directDrainInterval is the interval at which a Direct queue is processed while it is drained.
+const directDrainInterval = 50 * time.Microsecond
 
-// await waits for completions to be handled.
-func (qp *QP) await(ctx context.Context) error {
+// awaitCompletions waits for completions to be handled.
+func (qp *QP) awaitCompletions(ctx context.Context) error {
 	var direct <-chan time.Time
 	for _, q := range [...]*CQ{qp.send, qp.recv} {
 		if q.init.Context != Direct {
@@ -217,7 +217,7 @@ func (qp *QP) await(ctx context.Context) error {
 		if n > 0 {
 			return nil
 		}
-		direct = time.After(directPause)
+		direct = time.After(directDrainInterval)
 	}
 	select {
 	case <-qp.idle:

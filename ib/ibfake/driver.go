@@ -49,8 +49,8 @@ const (
 // MaxCQE is the maximum number of entries of a completion queue.
 const MaxCQE = 1 << 10
 
-// qpRoom is the capacity of each queue of a queue pair.
-const qpRoom = 3
+// qpQueueCapacity is the capacity of each queue of a queue pair.
+const qpQueueCapacity = 3
 
 // The driver-private responses to user contexts. A real driver responds with the mmap offsets of the queues.
 const (
@@ -73,13 +73,13 @@ type Driver struct {
 	mu        sync.Mutex
 	answers   Answers
 	fail      map[Method]error
-	gates     map[Method]*gate
+	gates     map[Method]*methodGate
 	contexts  int
 	destroyed []string
 	udata     []byte
 }
 
-type gate struct{ entered, open chan struct{} }
+type methodGate struct{ entered, open chan struct{} }
 
 var (
 	_ ib.UserContexter = (*Driver)(nil)
@@ -95,7 +95,7 @@ var (
 // New returns a driver of a device with one active RoCE port and no GIDs.
 func New() *Driver {
 	return &Driver{
-		fail: map[Method]error{}, gates: map[Method]*gate{},
+		fail: map[Method]error{}, gates: map[Method]*methodGate{},
 		answers: Answers{
 			Device: ib.DeviceAttr{
 				FWVer: 1, NodeGUID: 0x0102030405060708, SysImageGUID: 0x1112131415161718, MaxMRSize: 1 << 40, VendorID: 0xffffff,
@@ -111,11 +111,11 @@ func New() *Driver {
 	}
 }
 
-// enter is called at the start of every method. enter waits while Hold blocks the method, and returns the error set by
-// Fail.
+// enterMethod is called at the start of every method. enterMethod waits while Hold blocks the method, and returns the
+// error set by Fail.
 //
 //verbena:allow nosleep a test has asked for the wait, by Hold
-func (d *Driver) enter(m Method) error {
+func (d *Driver) enterMethod(m Method) error {
 	d.mu.Lock()
 	g, err := d.gates[m], d.fail[m]
 	d.mu.Unlock()
@@ -135,7 +135,7 @@ func (d *Driver) Fail(m Method, err error) {
 
 // Hold makes a method wait until release is called. entered receives a value for each call that begins to wait.
 func (d *Driver) Hold(m Method) (entered <-chan struct{}, release func()) {
-	g := &gate{make(chan struct{}, 1), make(chan struct{})}
+	g := &methodGate{make(chan struct{}, 1), make(chan struct{})}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.gates[m] = g
@@ -177,8 +177,8 @@ func (d *Driver) Udata() []byte {
 	return d.udata
 }
 
-func (d *Driver) destroy(m Method, kind string) error {
-	if err := d.enter(m); err != nil {
+func (d *Driver) recordDestroy(m Method, kind string) error {
+	if err := d.enterMethod(m); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -193,7 +193,7 @@ func (d *Driver) UserABI() (driver, version uint32) { return 14, 2 }
 
 // AllocUserContext implements ib.UserContexter.
 func (d *Driver) AllocUserContext(*ib.Udata) error {
-	if err := d.enter(AllocUserContext); err != nil {
+	if err := d.enterMethod(AllocUserContext); err != nil {
 		return err
 	}
 	d.mu.Lock()
@@ -209,7 +209,7 @@ func (d *Driver) DeallocUserContext(ib.UserContext) {
 	d.contexts--
 }
 
-func (d *Driver) answer() Answers {
+func (d *Driver) currentAnswers() Answers {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a := d.answers
@@ -218,14 +218,18 @@ func (d *Driver) answer() Answers {
 }
 
 // QueryDevice implements ib.Driver.
-func (d *Driver) QueryDevice() (ib.DeviceAttr, error) { return d.answer().Device, d.enter(QueryDevice) }
+func (d *Driver) QueryDevice() (ib.DeviceAttr, error) {
+	return d.currentAnswers().Device, d.enterMethod(QueryDevice)
+}
 
 // QueryPort implements ib.Driver. All ports have the same attributes.
-func (d *Driver) QueryPort(int) (ib.PortAttr, error) { return d.answer().Port, d.enter(QueryPort) }
+func (d *Driver) QueryPort(int) (ib.PortAttr, error) {
+	return d.currentAnswers().Port, d.enterMethod(QueryPort)
+}
 
 // QueryGID implements ib.Driver.
 func (d *Driver) QueryGID(port, index int) (ib.GIDEntry, error) {
-	gids := d.answer().GIDs
+	gids := d.currentAnswers().GIDs
 	if index < 0 || index >= len(gids) {
 		return ib.GIDEntry{}, fmt.Errorf("gid %d of port %d: %w", index, port, syscall.EINVAL)
 	}
@@ -239,27 +243,27 @@ func (d *Driver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil
 func (d *Driver) EnterError() {}
 
 // AllocPD implements ib.Driver.
-func (d *Driver) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, d.enter(AllocPD) }
+func (d *Driver) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, d.enterMethod(AllocPD) }
 
 // RegMR implements ib.Driver.
 func (d *Driver) RegMR(h ib.MRHandle, _ ib.DriverPD, _ *umem.Region, _ ib.AccessFlags, _ *ib.Udata) (ib.DriverMR,
 	error) {
 	m := &mr{region{h, d}}
 	m.newKeys()
-	return m, d.enter(RegMR)
+	return m, d.enterMethod(RegMR)
 }
 
 // AllocMR implements ib.FastRegDriver.
 func (d *Driver) AllocMR(h ib.MRHandle, _ ib.DriverPD, _ int) (ib.DriverMR, error) {
 	m := &fastMR{region: region{h, d}}
 	m.newKeys()
-	return m, d.enter(AllocMR)
+	return m, d.enterMethod(AllocMR)
 }
 
 // AllocMW implements ib.MWDriver.
 func (d *Driver) AllocMW(h ib.MWHandle, _ ib.DriverPD, _ ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
 	h.SetRKey(d.keys.Add(1) << 8)
-	return &mw{d}, d.enter(AllocMW)
+	return &mw{d}, d.enterMethod(AllocMW)
 }
 
 // CreateAH implements ib.AHDriver.
@@ -267,7 +271,7 @@ func (d *Driver) CreateAH(_ ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.Drive
 	if u != nil {
 		u.Respond([]byte{7, 0, 0, 0})
 	}
-	return &ah{d: d, attr: *attr}, d.enter(CreateAH)
+	return &ah{d: d, attr: *attr}, d.enterMethod(CreateAH)
 }
 
 // CreateCQ implements ib.Driver. The queue has one entry more than requested.
@@ -285,7 +289,7 @@ func (d *Driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 		d.udata = slices.Clone(u.In)
 		d.mu.Unlock()
 	}
-	return &CQ{d: d, CQHandle: h}, d.enter(CreateCQ)
+	return &CQ{d: d, CQHandle: h}, d.enterMethod(CreateCQ)
 }
 
 // CreateQP implements ib.Driver. The capacity of the send queue is one more than requested.
@@ -298,5 +302,5 @@ func (d *Driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	if u != nil {
 		u.Respond([]byte(QPResponse))
 	}
-	return &QP{d: d, QPHandle: h, typ: init.Type}, d.enter(CreateQP)
+	return &QP{d: d, QPHandle: h, typ: init.Type}, d.enterMethod(CreateQP)
 }

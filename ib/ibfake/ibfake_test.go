@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world has one object of each kind, created through package ib.
-type world struct {
+// allObjects has one object of each kind, created through package ib.
+type allObjects struct {
 	*testing.T
 	core ib.Core
 	drv  *Driver
@@ -35,102 +35,104 @@ type world struct {
 	qp   *ib.QP
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{T: t, drv: New(), mem: umem.NewLocal()}
+func newAllObjects(t *testing.T) *allObjects {
+	w := &allObjects{T: t, drv: New(), mem: umem.NewLocal()}
 	w.dev = ib.NewDevice("fake0", w.drv, nil)
 	d := w.dev.Device()
-	w.must(w.core.Register(w.dev))
+	w.failOnError(w.core.Register(w.dev))
 	var err error
 	w.at, err = w.mem.Add(make([]byte, 100))
-	w.must(err)
+	w.failOnError(err)
 	w.pd, err = d.AllocPD()
-	w.must(err)
-	w.mr, err = w.pd.RegMR(w.region())
-	w.must(err)
+	w.failOnError(err)
+	w.mr, err = w.pd.RegMR(w.mrInit())
+	w.failOnError(err)
 	w.fast, err = w.pd.AllocMR(2)
-	w.must(err)
+	w.failOnError(err)
 	w.mw, err = w.pd.AllocMW(ib.MWType1)
-	w.must(err)
+	w.failOnError(err)
 	w.ah, err = w.pd.CreateAH(&ib.AHAttr{SL: 3})
-	w.must(err)
+	w.failOnError(err)
 	w.cq, err = d.CreateCQ(ib.CQInit{Entries: 7, Handler: func(*ib.CQ) {}})
-	w.must(err)
-	w.qp, err = w.pd.CreateQP(w.init())
-	w.must(err)
+	w.failOnError(err)
+	w.qp, err = w.pd.CreateQP(w.qpInit())
+	w.failOnError(err)
 	return w
 }
 
-func (w *world) must(err error) {
+func (w *allObjects) failOnError(err error) {
 	w.Helper()
 	if err != nil {
 		w.Fatal(err)
 	}
 }
 
-func (w *world) region() ib.MRInit {
+func (w *allObjects) mrInit() ib.MRInit {
 	return ib.MRInit{Space: w.mem, Addr: w.at, Length: 100, Access: ib.AccessLocalWrite}
 }
 
-func (w *world) init() ib.QPInitAttr {
+func (w *allObjects) qpInit() ib.QPInitAttr {
 	return ib.QPInitAttr{SendCQ: w.cq, RecvCQ: w.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 5}}
 }
 
-func (w *world) toInit() error {
+func (w *allObjects) moveToInit() error {
 	return w.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
 		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
 }
 
-func (w *world) free() {
+func (w *allObjects) destroyAll() {
 	w.Helper()
-	w.must(errors.Join(w.qp.Destroy(), w.cq.Destroy(), w.ah.Destroy(), w.mw.Dealloc(), w.fast.Dereg(), w.mr.Dereg(),
+	w.failOnError(errors.Join(w.qp.Destroy(), w.cq.Destroy(), w.ah.Destroy(), w.mw.Dealloc(), w.fast.Dereg(), w.mr.Dereg(),
 		w.pd.Dealloc(),
 		w.core.Unregister(w.dev)))
 }
 
-func second[T any](_ T, err error) error { return err }
+func errorOf[T any](_ T, err error) error { return err }
 
-// calls has one call for each method that a consumer can cause.
-var calls = map[Method]func(w *world) error{
-	QueryDevice: func(w *world) error { return second(w.dev.Device().QueryDevice()) },
-	QueryPort:   func(w *world) error { return second(w.dev.Device().QueryPort(1)) },
-	AllocPD:     func(w *world) error { return second(w.dev.Device().AllocPD()) },
-	DeallocPD: func(w *world) error {
+// callsByMethod has one call for each method that a consumer can cause.
+var callsByMethod = map[Method]func(w *allObjects) error{
+	QueryDevice: func(w *allObjects) error { return errorOf(w.dev.Device().QueryDevice()) },
+	QueryPort:   func(w *allObjects) error { return errorOf(w.dev.Device().QueryPort(1)) },
+	AllocPD:     func(w *allObjects) error { return errorOf(w.dev.Device().AllocPD()) },
+	DeallocPD: func(w *allObjects) error {
 		pd, err := w.dev.Device().AllocPD()
-		w.must(err)
+		w.failOnError(err)
 		return pd.Dealloc()
 	},
-	RegMR:       func(w *world) error { return second(w.pd.RegMR(w.region())) },
-	AllocMR:     func(w *world) error { return second(w.pd.AllocMR(1)) },
-	MapMR:       func(w *world) error { return w.fast.Map(w.mem, nil, []umem.Range{{Addr: w.at, Length: 10}}, 0) },
-	ReregMR:     func(w *world) error { return w.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessRemoteRead}) },
-	DeregMR:     func(w *world) error { return w.mr.Dereg() },
-	AllocMW:     func(w *world) error { return second(w.pd.AllocMW(ib.MWType2)) },
-	DeallocMW:   func(w *world) error { return w.mw.Dealloc() },
-	CreateAH:    func(w *world) error { return second(w.pd.CreateAH(&ib.AHAttr{})) },
-	ModifyAH:    func(w *world) error { return w.ah.Modify(&ib.AHAttr{SL: 5}) },
-	QueryAH:     func(w *world) error { return second(w.ah.Query()) },
-	DestroyAH:   func(w *world) error { return w.ah.Destroy() },
-	CreateCQ:    func(w *world) error { return second(w.dev.Device().CreateCQ(ib.CQInit{Entries: 1})) },
-	ResizeCQ:    func(w *world) error { return w.cq.Resize(9) },
-	PollCQ:      func(w *world) error { return second(w.cq.Poll(make([]ib.WC, 1))) },
-	ReqNotifyCQ: func(w *world) error { return second(w.cq.ReqNotify(ib.NotifyNextComp)) },
-	DestroyCQ: func(w *world) error {
+	RegMR:   func(w *allObjects) error { return errorOf(w.pd.RegMR(w.mrInit())) },
+	AllocMR: func(w *allObjects) error { return errorOf(w.pd.AllocMR(1)) },
+	MapMR:   func(w *allObjects) error { return w.fast.Map(w.mem, nil, []umem.Range{{Addr: w.at, Length: 10}}, 0) },
+	ReregMR: func(w *allObjects) error {
+		return w.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessRemoteRead})
+	},
+	DeregMR:     func(w *allObjects) error { return w.mr.Dereg() },
+	AllocMW:     func(w *allObjects) error { return errorOf(w.pd.AllocMW(ib.MWType2)) },
+	DeallocMW:   func(w *allObjects) error { return w.mw.Dealloc() },
+	CreateAH:    func(w *allObjects) error { return errorOf(w.pd.CreateAH(&ib.AHAttr{})) },
+	ModifyAH:    func(w *allObjects) error { return w.ah.Modify(&ib.AHAttr{SL: 5}) },
+	QueryAH:     func(w *allObjects) error { return errorOf(w.ah.Query()) },
+	DestroyAH:   func(w *allObjects) error { return w.ah.Destroy() },
+	CreateCQ:    func(w *allObjects) error { return errorOf(w.dev.Device().CreateCQ(ib.CQInit{Entries: 1})) },
+	ResizeCQ:    func(w *allObjects) error { return w.cq.Resize(9) },
+	PollCQ:      func(w *allObjects) error { return errorOf(w.cq.Poll(make([]ib.WC, 1))) },
+	ReqNotifyCQ: func(w *allObjects) error { return errorOf(w.cq.ReqNotify(ib.NotifyNextComp)) },
+	DestroyCQ: func(w *allObjects) error {
 		cq, err := w.dev.Device().CreateCQ(ib.CQInit{Entries: 1})
-		w.must(err)
+		w.failOnError(err)
 		return cq.Destroy()
 	},
-	CreateQP:  func(w *world) error { return second(w.pd.CreateQP(w.init())) },
-	ModifyQP:  func(w *world) error { return w.toInit() },
-	QueryQP:   func(w *world) error { _, _, err := w.qp.Query(0); return err },
-	PostSend:  func(w *world) error { return second(w.qp.PostSend(ib.SendWR{})) },
-	PostRecv:  func(w *world) error { return second(w.qp.PostRecv(ib.RecvWR{})) },
-	DestroyQP: func(w *world) error { return w.qp.Destroy() },
+	CreateQP:  func(w *allObjects) error { return errorOf(w.pd.CreateQP(w.qpInit())) },
+	ModifyQP:  func(w *allObjects) error { return w.moveToInit() },
+	QueryQP:   func(w *allObjects) error { _, _, err := w.qp.Query(0); return err },
+	PostSend:  func(w *allObjects) error { return errorOf(w.qp.PostSend(ib.SendWR{})) },
+	PostRecv:  func(w *allObjects) error { return errorOf(w.qp.PostRecv(ib.RecvWR{})) },
+	DestroyQP: func(w *allObjects) error { return w.qp.Destroy() },
 }
 
-// TestFail checks that each method fails when requested, and succeeds again afterwards.
-func TestFail(t *testing.T) {
-	for _, m := range methods(t) {
-		call := calls[m]
+// TestFailedMethodReturnsError checks that each method fails when requested, and succeeds again afterwards.
+func TestFailedMethodReturnsError(t *testing.T) {
+	for _, m := range parseMethods(t) {
+		call := callsByMethod[m]
 		if call == nil {
 			if m != AllocUserContext && m != Doorbell { // package uverbs causes the calls of these methods
 				t.Errorf("calls[%s]: got none, want one", m)
@@ -138,7 +140,7 @@ func TestFail(t *testing.T) {
 			continue
 		}
 		t.Run(string(m), func(t *testing.T) {
-			w := newWorld(t)
+			w := newAllObjects(t)
 			w.drv.Fail(m, syscall.EXFULL)
 			if err := call(w); !errors.Is(err, syscall.EXFULL) {
 				t.Errorf("got %v, want %v", err, syscall.EXFULL)
@@ -151,8 +153,8 @@ func TestFail(t *testing.T) {
 	}
 }
 
-// methods returns the constants of type Method from the source file.
-func methods(t *testing.T) (all []Method) {
+// parseMethods returns the constants of type Method from the source file.
+func parseMethods(t *testing.T) (all []Method) {
 	f, err := parser.ParseFile(token.NewFileSet(), "driver.go", nil, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -177,8 +179,8 @@ func methods(t *testing.T) (all []Method) {
 	return all
 }
 
-func TestHold(t *testing.T) {
-	w := newWorld(t)
+func TestHoldBlocksMethod(t *testing.T) {
+	w := newAllObjects(t)
 	entered, release := w.drv.Hold(DestroyAH)
 	done := make(chan error)
 	go func() { done <- w.ah.Destroy() }()
@@ -187,7 +189,7 @@ func TestHold(t *testing.T) {
 		t.Errorf("Destroyed while the method is held: got %q, want none", got)
 	}
 	release()
-	w.must(<-done)
+	w.failOnError(<-done)
 	if got := w.drv.Destroyed(); !slices.Equal(got, []string{"AH"}) {
 		t.Errorf("got %q", got)
 	}
@@ -196,11 +198,11 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestObjects checks the state that the objects of the driver expose to tests.
-func TestObjects(t *testing.T) {
-	w := newWorld(t)
-	defer w.free()
-	w.must(w.toInit())
+// TestObjectsExposeState checks the state that the objects of the driver expose to tests.
+func TestObjectsExposeState(t *testing.T) {
+	w := newAllObjects(t)
+	defer w.destroyAll()
+	w.failOnError(w.moveToInit())
 	q := w.dev.QP(w.qp).(*QP)
 	if a, mask := q.Modified(); a.Port != 1 || mask&ib.QPAttrPort == 0 || w.qp.State() != ib.QPInit {
 		t.Errorf("Modified: got %+v, %v", a, mask)
@@ -209,7 +211,7 @@ func TestObjects(t *testing.T) {
 		t.Errorf("capacities: got %+v, %d", w.qp.Init().Cap, w.cq.Entries())
 	}
 	n, err := w.qp.PostSend(ib.SendWR{ID: 1}, ib.SendWR{ID: 2}, ib.SendWR{ID: 3}, ib.SendWR{ID: 4})
-	if n != qpRoom || !errors.Is(err, syscall.ENOMEM) || len(q.Sent()) != qpRoom || q.Sent()[2].ID != 3 {
+	if n != qpQueueCapacity || !errors.Is(err, syscall.ENOMEM) || len(q.Sent()) != qpQueueCapacity || q.Sent()[2].ID != 3 {
 		t.Errorf("post send: got %d, %v, %+v", n, err, q.Sent())
 	}
 	if n, err := w.qp.PostRecv(ib.RecvWR{ID: 7}); n != 1 || err != nil || q.Received()[0].ID != 7 {
@@ -224,7 +226,7 @@ func TestObjects(t *testing.T) {
 	if n, err := w.cq.Poll(wc[:]); n != 1 || err != nil || wc[0].ID != 5 {
 		t.Errorf("poll: got %d, %v, %+v", n, err, wc[0])
 	}
-	w.must(calls[MapMR](w))
+	w.failOnError(callsByMethod[MapMR](w))
 	if r := w.dev.MR(w.fast).(*fastMR).Mapped(); r.Len() != 10 {
 		t.Errorf("Mapped: got %+v", r)
 	}

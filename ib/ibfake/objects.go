@@ -12,11 +12,11 @@ import (
 
 type pd struct{ d *Driver }
 
-func (p *pd) Dealloc() error { return p.d.destroy(DeallocPD, "PD") }
+func (p *pd) Dealloc() error { return p.d.recordDestroy(DeallocPD, "PD") }
 
 type mw struct{ d *Driver }
 
-func (m *mw) Dealloc() error { return m.d.destroy(DeallocMW, "MW") }
+func (m *mw) Dealloc() error { return m.d.recordDestroy(DeallocMW, "MW") }
 
 type region struct {
 	ib.MRHandle
@@ -29,14 +29,14 @@ func (m *region) newKeys() {
 }
 
 // Dereg implements ib.DriverMR.
-func (m *region) Dereg() error { return m.d.destroy(DeregMR, "MR") }
+func (m *region) Dereg() error { return m.d.recordDestroy(DeregMR, "MR") }
 
 // mr is the driver's side of a memory region.
 type mr struct{ region }
 
 // Rereg implements ib.ReregMR. The keys change.
 func (m *mr) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
-	err := m.d.enter(ReregMR)
+	err := m.d.enterMethod(ReregMR)
 	if err == nil {
 		m.newKeys()
 	}
@@ -51,7 +51,7 @@ type fastMR struct {
 
 // Map implements ib.FastMR.
 func (m *fastMR) Map(r *umem.Region) error {
-	err := m.d.enter(MapMR)
+	err := m.d.enterMethod(MapMR)
 	if err == nil {
 		m.mapped.Store(r)
 	}
@@ -68,7 +68,7 @@ type ah struct {
 }
 
 func (a *ah) Modify(attr *ib.AHAttr) error {
-	err := a.d.enter(ModifyAH)
+	err := a.d.enterMethod(ModifyAH)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil {
@@ -80,10 +80,10 @@ func (a *ah) Modify(attr *ib.AHAttr) error {
 func (a *ah) Query() (ib.AHAttr, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.attr, a.d.enter(QueryAH)
+	return a.attr, a.d.enterMethod(QueryAH)
 }
 
-func (a *ah) Destroy() error { return a.d.destroy(DestroyAH, "AH") }
+func (a *ah) Destroy() error { return a.d.recordDestroy(DestroyAH, "AH") }
 
 // CQ is the driver's side of a completion queue, returned by ib.DeviceHandle.CQ.
 type CQ struct {
@@ -109,7 +109,7 @@ func (c *CQ) Complete(wc ib.WC) {
 
 // Poll implements ib.DriverCQ.
 func (c *CQ) Poll(wc []ib.WC) (int, error) {
-	err := c.d.enter(PollCQ)
+	err := c.d.enterMethod(PollCQ)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := copy(wc, c.wcs)
@@ -119,7 +119,7 @@ func (c *CQ) Poll(wc []ib.WC) (int, error) {
 
 // ReqNotify implements ib.DriverCQ.
 func (c *CQ) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
-	if err := c.d.enter(ReqNotifyCQ); err != nil {
+	if err := c.d.enterMethod(ReqNotifyCQ); err != nil {
 		return false, err
 	}
 	c.mu.Lock()
@@ -136,7 +136,7 @@ func (c *CQ) Resize(entries int, u *ib.Udata) error {
 	if u != nil {
 		u.Respond([]byte(CQResponse))
 	}
-	err := c.d.enter(ResizeCQ)
+	err := c.d.enterMethod(ResizeCQ)
 	if err == nil {
 		c.SetEntries(entries + 1)
 	}
@@ -144,7 +144,7 @@ func (c *CQ) Resize(entries int, u *ib.Udata) error {
 }
 
 // Destroy implements ib.DriverCQ.
-func (c *CQ) Destroy() error { return c.d.destroy(DestroyCQ, "CQ") }
+func (c *CQ) Destroy() error { return c.d.recordDestroy(DestroyCQ, "CQ") }
 
 // QP is the driver's side of a queue pair, returned by ib.DeviceHandle.QP. A QP records posted requests, but does not
 // complete them.
@@ -175,7 +175,7 @@ func (q *QP) TakeBack() { q.posted.Store(false) }
 
 // Doorbell implements ib.UserQP.
 func (q *QP) Doorbell(h *ib.Hold) {
-	_ = q.d.enter(Doorbell)
+	_ = q.d.enterMethod(Doorbell)
 	q.rung.Add(1)
 	q.posted.Store(false)
 	if f := q.onDoorbell.Load(); f != nil {
@@ -186,31 +186,31 @@ func (q *QP) Doorbell(h *ib.Hold) {
 // OnDoorbell makes each doorbell call f as its last action. The argument of f is the Hold of the doorbell.
 func (q *QP) OnDoorbell(f func(h *ib.Hold)) { q.onDoorbell.Store(&f) }
 
-// Rung returns the number of doorbells.
-func (q *QP) Rung() int { return int(q.rung.Load()) }
+// DoorbellCount returns the number of doorbells.
+func (q *QP) DoorbellCount() int { return int(q.rung.Load()) }
 
 // PostSend implements ib.DriverQP.
 func (q *QP) PostSend(wrs []ib.SendWR) (int, error) {
-	if err := q.d.enter(PostSend); err != nil {
+	if err := q.d.enterMethod(PostSend); err != nil {
 		return 0, err
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return take(&q.sent, wrs)
+	return acceptRequests(&q.sent, wrs)
 }
 
 // PostRecv implements ib.DriverQP.
 func (q *QP) PostRecv(wrs []ib.RecvWR) (int, error) {
-	if err := q.d.enter(PostRecv); err != nil {
+	if err := q.d.enterMethod(PostRecv); err != nil {
 		return 0, err
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return take(&q.recv, wrs)
+	return acceptRequests(&q.recv, wrs)
 }
 
-func take[W any](queue *[]W, wrs []W) (int, error) {
-	n := min(len(wrs), qpRoom-len(*queue))
+func acceptRequests[W any](queue *[]W, wrs []W) (int, error) {
+	n := min(len(wrs), qpQueueCapacity-len(*queue))
 	*queue = append(*queue, wrs[:n]...)
 	if n < len(wrs) {
 		return n, syscall.ENOMEM
@@ -234,7 +234,7 @@ func (q *QP) Received() []ib.RecvWR {
 
 // Modify implements ib.DriverQP. Modify stores the attributes unchanged.
 func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
-	if err := q.d.enter(ModifyQP); err != nil {
+	if err := q.d.enterMethod(ModifyQP); err != nil {
 		return err
 	}
 	q.mu.Lock()
@@ -273,8 +273,8 @@ func (q *QP) State() ib.QPState {
 func (q *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.attr, q.d.enter(QueryQP)
+	return q.attr, q.d.enterMethod(QueryQP)
 }
 
 // Destroy implements ib.DriverQP.
-func (q *QP) Destroy() error { return q.d.destroy(DestroyQP, "QP") }
+func (q *QP) Destroy() error { return q.d.recordDestroy(DestroyQP, "QP") }

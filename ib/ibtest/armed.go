@@ -15,21 +15,21 @@ var armedChecks = []ruleTest{
 	{
 		name: "Callback/ArmedElsewhere",
 		rule: "a thread that arms a queue, other than that of its handler, while a completion comes finds it missed, or is notified",
-		test: testArmedElsewhere, fast: true,
+		test: testArmedByOtherThread, fast: true,
 	},
 	{
 		name: "Callback/ArmedByTwo",
 		rule: "so do two threads that arm one queue and poll it, when one of them wakes up for each call of the handler",
-		test: testArmedByTwo, fast: true,
+		test: testArmedByTwoThreads, fast: true,
 	},
 }
 
-// rounds returns the number of races between such a thread and a completion.
-func (e *env) rounds() int { return 60 * e.cfg.load }
+// raceRounds returns the number of races between such a thread and a completion.
+func (e *testEnv) raceRounds() int { return 60 * e.cfg.load }
 
-// race calls functions concurrently, each after a delay of zero to a few instructions. It returns when all have
+// runRacing calls functions concurrently, each after a delay of zero to a few instructions. It returns when all have
 // returned.
-func race(fs ...func()) {
+func runRacing(fs ...func()) {
 	var wg sync.WaitGroup
 	var ready atomic.Int32
 	for _, f := range fs {
@@ -47,17 +47,17 @@ func race(fs ...func()) {
 	wg.Wait()
 }
 
-func testArmedElsewhere(e *env) {
+func testArmedByOtherThread(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	for i := range e.rounds() {
-		p.recv(1, uint64(i), 0, 8)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	for i := range e.raceRounds() {
+		p.postRecv(1, uint64(i), 0, 8)
 		before := calls.Load()
 		var missed bool
 		var err error
-		race(
+		runRacing(
 			func() { missed, err = p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed) },
-			func() { p.send(0, uint64(i), 8) },
+			func() { p.postSend(0, uint64(i), 8) },
 		)
 		e.must("request notify", err)
 		if !missed {
@@ -69,11 +69,11 @@ func testArmedElsewhere(e *env) {
 	}
 }
 
-// testArmedByTwo runs two threads that sleep until the handler is called, and then poll.
-func testArmedByTwo(e *env) {
-	total := e.rounds()
+// testArmedByTwoThreads runs two threads that sleep until the handler is called, and then poll.
+func testArmedByTwoThreads(e *testEnv) {
+	total := e.raceRounds()
 	wake := make(chan struct{}, 1)
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		select {
 		case wake <- struct{}{}:
 		default: // it is not asleep
@@ -112,8 +112,8 @@ func testArmedByTwo(e *env) {
 	defer wg.Wait()
 	defer close(stop)
 	for i := range total {
-		p.recv(1, uint64(i), 0, 8)
-		p.send(0, uint64(i), 8)
+		p.postRecv(1, uint64(i), 0, 8)
+		p.postSend(0, uint64(i), 8)
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		e.eventually("a thread that has armed the queue to be notified of a completion",
 			func() bool { return int(polled.Load()) == i+1 })

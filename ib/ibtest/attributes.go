@@ -18,7 +18,7 @@ var attributeChecks = []ruleTest{
 	{
 		name: "QueuePair/Attributes",
 		rule: "Query reports each attribute as Modify has set it, and those that Modify did not name as they were; after an error nothing has changed",
-		test: testAttributes,
+		test: testAttributesReadBack,
 	},
 	{
 		name: "SQ/DrainedEvent",
@@ -28,21 +28,21 @@ var attributeChecks = []ruleTest{
 	{
 		name: "Errors/ReceiverNotReady",
 		rule: "with RNRRetry 7 a sender waits for a receive as long as it takes, however many wait; with 0 it gives up at once",
-		test: testReceiverNotReady,
+		test: testReceiverNotReadyRetries,
 	},
 }
 
-// attribute is an attribute of a queue pair that can be read back.
-type attribute struct {
+// qpAttribute is an attribute of a queue pair that can be read back.
+type qpAttribute struct {
 	name   string
 	bit    ib.QPAttrMask
 	choose func(a *ib.QPAttr, r *rand.Rand)
 	get    func(a *ib.QPAttr) any
 }
 
-// attributes returns the attributes that the device supports, with values that all devices accept. The numbers of READs
-// and atomics are powers of two, because adapters round them up.
-func (e *env) attributes(dev ib.DeviceAttr) []attribute {
+// supportedAttributes returns the attributes that the device supports, with values that all devices accept. The numbers
+// of READs and atomics are powers of two, because adapters round them up.
+func (e *testEnv) supportedAttributes(dev ib.DeviceAttr) []qpAttribute {
 	rights := []ib.AccessFlags{0, ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteRead | ib.AccessRemoteWrite}
 	if dev.AtomicCap != ib.AtomicNone {
 		for _, r := range rights[:4] {
@@ -56,7 +56,7 @@ func (e *env) attributes(dev ib.DeviceAttr) []attribute {
 		}
 	}
 	power := func(r *rand.Rand, most int) uint8 { return 1 << r.IntN(bits.Len8(uint8(max(1, min(most, 255))))) }
-	return []attribute{
+	return []qpAttribute{
 		{"P_Key index", ib.QPAttrPKeyIndex, func(a *ib.QPAttr,
 			r *rand.Rand) {
 			a.PKeyIndex = keys[r.IntN(len(keys))]
@@ -71,7 +71,7 @@ func (e *env) attributes(dev ib.DeviceAttr) []attribute {
 		},
 			func(a *ib.QPAttr) any { return a.AccessFlags }},
 		{"address", ib.QPAttrAV, func(a *ib.QPAttr, r *rand.Rand) {
-			a.AH = e.address()
+			a.AH = e.ownAddress()
 			a.AH.SL, a.AH.GRH.TrafficClass = uint8(r.IntN(8)), uint8(r.IntN(64))<<2
 			a.AH.GRH.HopLimit, a.AH.GRH.FlowLabel = uint8(1+r.IntN(255)), r.Uint32N(1<<20)
 		}, func(a *ib.QPAttr) any { return a.AH }},
@@ -103,50 +103,50 @@ func (e *env) attributes(dev ib.DeviceAttr) []attribute {
 	}
 }
 
-// theWholeWay is a path through all states that a queue pair without traffic can have.
-var theWholeWay = []ib.QPState{ib.QPInit, ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPRTS, ib.QPSQD, ib.QPSQD, ib.QPRTS}
+// everyStatePath is a path through all states that a queue pair without traffic can have.
+var everyStatePath = []ib.QPState{ib.QPInit, ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPRTS, ib.QPSQD, ib.QPSQD, ib.QPRTS}
 
 // all types of queue pairs
-var allKinds = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
+var allQPTypes = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
 
-func testAttributes(e *env) {
+func testAttributesReadBack(e *testEnv) {
 	dev, err := e.dev.QueryDevice()
 	e.must("query device", err)
-	pd, cq := e.pd(), e.cq(8, nil)
-	attrs := e.attributes(dev)
+	pd, cq := e.newPD(), e.newCQ(8, nil)
+	attrs := e.supportedAttributes(dev)
 	r := rand.New(rand.NewPCG(17, 19))
-	for _, kind := range allKinds {
-		qp := e.ofType(kind, pd, cq)
+	for _, kind := range allQPTypes {
+		qp := e.newQPOfType(kind, pd, cq)
 		if qp == nil {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
-		if a := e.query(qp); a.Cap != qp.Init().Cap {
+		if a := e.queryAll(qp); a.Cap != qp.Init().Cap {
 			e.Errorf("capacities of a %v queue pair: Query reports %+v, CreateQP granted %+v", kind, a.Cap, qp.Init().Cap)
 		}
 		for range 6 {
-			for _, to := range theWholeWay {
-				e.step(qp, attrs, to, r)
+			for _, to := range everyStatePath {
+				e.moveWithAttributes(qp, attrs, to, r)
 			}
 			e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}
 	}
 }
 
-// query returns all attributes.
-func (e *env) query(qp *ib.QP) ib.QPAttr {
+// queryAll returns all attributes.
+func (e *testEnv) queryAll(qp *ib.QP) ib.QPAttr {
 	e.Helper()
 	a, _, err := qp.Query(1<<21 - 1)
 	e.must("query qp", err)
 	return a
 }
 
-// step moves a queue pair to a state, with the required attributes and some optional ones, and compares all attributes
-// with the expected values. Before that it tries an invalid value.
-func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
+// moveWithAttributes moves a queue pair to a state, with the required attributes and some optional ones, and compares
+// all attributes with the expected values. Before that it tries an invalid value.
+func (e *testEnv) moveWithAttributes(qp *ib.QP, attrs []qpAttribute, to ib.QPState, r *rand.Rand) {
 	e.Helper()
-	e.eventually("the end of SQDraining", func() bool { return !e.query(qp).SQDraining })
-	before := e.query(qp)
+	e.eventually("the end of SQDraining", func() bool { return !e.queryAll(qp).SQDraining })
+	before := e.queryAll(qp)
 	from, kind := before.State, qp.Type()
 	required, optional, known := qptable.Step(from.String(), to.String(), kind.String())
 	if !known {
@@ -173,13 +173,13 @@ func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
 		bad := set
 		wrong.set(&bad)
 		e.wantErr("modify with a wrong value", qp.Modify(bad, mask), syscall.EINVAL)
-		if got := e.query(qp); got != before {
+		if got := e.queryAll(qp); got != before {
 			e.Fatalf("%v queue pair from %v to %v: after a Modify that failed Query reports %+v, before it %+v", kind, from, to,
 				got, before)
 		}
 	}
 	e.must("modify", qp.Modify(set, mask))
-	got := e.query(qp)
+	got := e.queryAll(qp)
 	if got.State != to || got.CurState != to {
 		e.Fatalf("%v queue pair from %v to %v: Query reports the states %v and %v", kind, from, to, got.State, got.CurState)
 	}
@@ -194,13 +194,13 @@ func (e *env) step(qp *ib.QP, attrs []attribute, to ib.QPState, r *rand.Rand) {
 	}
 }
 
-// drains counts the EventSQDrained events by queue pair.
-type drains struct {
+// drainCounter counts the EventSQDrained events by queue pair.
+type drainCounter struct {
 	mu sync.Mutex
 	n  map[*ib.QP]int
 }
 
-func (d *drains) event(qp *ib.QP, ev ib.EventType) {
+func (d *drainCounter) countEvent(qp *ib.QP, ev ib.EventType) {
 	if ev == ib.EventSQDrained {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -208,22 +208,22 @@ func (d *drains) event(qp *ib.QP, ev ib.EventType) {
 	}
 }
 
-func (d *drains) of(qp *ib.QP) int {
+func (d *drainCounter) count(qp *ib.QP) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.n[qp]
 }
 
-func testDrainedEvent(e *env) {
+func testDrainedEvent(e *testEnv) {
 	tried := 0
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
-		if !e.has(kind) {
+		if !e.supportsType(kind) {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
 		tried++
-		d := drains{n: map[*ib.QP]int{}}
-		p := e.pair(pairConfig{kind: kind, event: d.event})
+		d := drainCounter{n: map[*ib.QP]int{}}
+		p := e.newPair(pairConfig{kind: kind, event: d.countEvent})
 		qp, want := p.qps[0], 0
 		drain := func(how string, ask, name bool) {
 			e.Helper()
@@ -231,13 +231,13 @@ func testDrainedEvent(e *env) {
 			if name {
 				mask |= ib.QPAttrEnSQDAsyncNotify
 			}
-			e.need("the state SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask}, mask))
+			e.requireFeature("the state SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask}, mask))
 			if ask && name {
 				want++
-				e.eventually("the event that the send queue is drained", func() bool { return d.of(qp) >= want })
+				e.eventually("the event that the send queue is drained", func() bool { return d.count(qp) >= want })
 			}
-			e.delivered() // the next step sees late events
-			if n := d.of(qp); n != want {
+			e.awaitEventDelivery() // the next step sees late events
+			if n := d.count(qp); n != want {
 				e.Fatalf("%v queue pair, %s: %d events that the send queue is drained, want %d", kind, how, n, want)
 			}
 		}
@@ -255,18 +255,18 @@ func testDrainedEvent(e *env) {
 		drain("to SQD without asking, which an earlier transition did", false, false)
 		back()
 		drain("to SQD asking for it again", true, true)
-		e.settle()
-		if n := d.of(qp); n != want {
+		e.awaitCallbacks()
+		if n := d.count(qp); n != want {
 			e.Errorf("%v queue pair: %d events that the send queue is drained, asked for %d", kind, n, want)
 		}
-		if n := d.of(p.qps[1]); n != 0 {
+		if n := d.count(p.qps[1]); n != 0 {
 			e.Errorf("%d events of a queue pair that was never in SQD", n)
 		}
 		if kind == ib.QPTypeRC {
 			back()
-			e.drainWaiting(p, &d, false)
-			e.drainWaiting(p, &d, true)
-			e.drainLeft(p, &d)
+			e.drainWithWaitingSend(p, &d, false)
+			e.drainWithWaitingSend(p, &d, true)
+			e.leaveSQDEarly(p, &d)
 		}
 	}
 	if tried == 0 {
@@ -274,68 +274,69 @@ func testDrainedEvent(e *env) {
 	}
 }
 
-// drainLeft leaves SQD before the send queue is drained, if the driver allows that. The request for the event ends then.
-func (e *env) drainLeft(p *pair, d *drains) {
+// leaveSQDEarly leaves SQD before the send queue is drained, if the driver allows that. The request for the event ends
+// then.
+func (e *testEnv) leaveSQDEarly(p *pair, d *drainCounter) {
 	e.Helper()
 	qp := p.qps[0]
-	p.send(0, 1, 8)
+	p.postSend(0, 1, 8)
 	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true},
 		ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
-	e.settle()
-	before := d.of(qp)
+	e.awaitCallbacks()
+	before := d.count(qp)
 	left := qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState) == nil
-	p.recv(1, 1, 0, 8)
+	p.postRecv(1, 1, 0, 8)
 	if !left {
 		e.Log("the driver does not leave SQD before the send queue is drained")
-		e.eventually("the event that the send queue is drained", func() bool { return d.of(qp) > before })
+		e.eventually("the event that the send queue is drained", func() bool { return d.count(qp) > before })
 		e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	}
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
-	e.settle()
-	before = d.of(qp)
+	e.awaitCallbacks()
+	before = d.count(qp)
 	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
-	e.settle()
-	e.delivered()
-	if n := d.of(qp); n != before {
+	e.awaitCallbacks()
+	e.awaitEventDelivery()
+	if n := d.count(qp); n != before {
 		e.Errorf("to SQD without asking: %d events that the send queue is drained, which an earlier transition asked for",
 			n-before)
 	}
 	e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 }
 
-// drainWaiting moves a queue pair to SQD while its message waits for a receive. The driver decides whether the message
-// has begun. A message that has begun completes before the event; another one waits until RTS.
-func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
+// drainWithWaitingSend moves a queue pair to SQD while its message waits for a receive. The driver decides whether the
+// message has begun. A message that has begun completes before the event; another one waits until RTS.
+func (e *testEnv) drainWithWaitingSend(p *pair, d *drainCounter, ask bool) {
 	e.Helper()
-	qp, before := p.qps[0], d.of(p.qps[0])
+	qp, before := p.qps[0], d.count(p.qps[0])
 	want := before
 	if ask {
 		want++
 	}
-	p.send(0, 1, 8)
+	p.postSend(0, 1, 8)
 	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask},
 		ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
-	e.settle()
-	began := e.query(qp).SQDraining
-	if n := d.of(qp); began && n != before {
+	e.awaitCallbacks()
+	began := e.queryAll(qp).SQDraining
+	if n := d.count(qp); began && n != before {
 		e.Fatalf("%d events that the send queue is drained while Query reports that it is not, want %d", n, before)
 	}
-	p.recv(1, 1, 0, 8)
+	p.postRecv(1, 1, 0, 8)
 	if began {
-		e.eventually("the end of SQDraining", func() bool { return !e.query(qp).SQDraining })
+		e.eventually("the end of SQDraining", func() bool { return !e.queryAll(qp).SQDraining })
 	}
 	if ask {
-		e.eventually("the event that the send queue is drained", func() bool { return d.of(qp) >= want })
+		e.eventually("the event that the send queue is drained", func() bool { return d.count(qp) >= want })
 	}
 	wc := make([]ib.WC, 1)
 	n, err := p.cqs[0].Poll(wc)
 	e.must("poll", err)
 	if began && n == 0 { // it has completed, but may be polled later
-		wc[0], n = e.waitAny(p.cqs[0]), 1
+		wc[0], n = e.waitOneOfAny(p.cqs[0]), 1
 	}
-	e.settle()
-	if got := d.of(qp); got != want {
+	e.awaitCallbacks()
+	if got := d.count(qp); got != want {
 		e.Fatalf("a message in flight, EnSQDAsyncNotify %v: %d events that the send queue is drained, want %d", ask,
 			got-before, want-before)
 	}
@@ -344,7 +345,7 @@ func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
 	}
 	e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	if n == 0 {
-		wc[0] = e.waitAny(p.cqs[0])
+		wc[0] = e.waitOneOfAny(p.cqs[0])
 	}
 	if wc[0].ID != 1 || wc[0].Status != ib.WCSuccess {
 		e.Errorf("the message ended with %q", wc[0].Status)
@@ -352,36 +353,36 @@ func (e *env) drainWaiting(p *pair, d *drains, ask bool) {
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 }
 
-// has reports whether the driver supports queue pairs of a type.
-func (e *env) has(kind ib.QPType) bool {
+// supportsType reports whether the driver supports queue pairs of a type.
+func (e *testEnv) supportsType(kind ib.QPType) bool {
 	e.Helper()
-	pd, cq := e.pd(), e.cq(1, nil)
-	qp := e.ofType(kind, pd, cq)
+	pd, cq := e.newPD(), e.newCQ(1, nil)
+	qp := e.newQPOfType(kind, pd, cq)
 	if qp != nil {
 		e.destroy(qp)
 	}
 	return qp != nil
 }
 
-// waiting is a pair with a sender that waits for a receive.
-type waiting struct {
+// waitingPair is a pair with a sender that waits for a receive.
+type waitingPair struct {
 	*pair
 	wr   ib.SendWR
 	recv func()
 }
 
-func testReceiverNotReady(e *env) {
-	var all []waiting
-	pd := e.pd()
+func testReceiverNotReadyRetries(e *testEnv) {
+	var all []waitingPair
+	pd := e.newPD()
 	for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm, ib.WRSend} {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		all = append(all, waiting{p, p.rdma(1, op, p.buf[0].sgl(0, 64), 64), func() { p.recv(1, 2, 0, 64) }})
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		all = append(all, waitingPair{p, p.rdmaRequest(1, op, p.buf[0].sgl(0, 64), 64), func() { p.postRecv(1, 2, 0, 64) }})
 	}
 	if srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}}); err == nil {
-		own(e, srq, srq.Destroy)
+		destroyAtEnd(e, srq, srq.Destroy)
 		for range 2 {
-			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
-			all = append(all, waiting{p, p.rdma(1, ib.WRSend, p.buf[0].sgl(0, 64), 0), func() {
+			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+			all = append(all, waitingPair{p, p.rdmaRequest(1, ib.WRSend, p.buf[0].sgl(0, 64), 0), func() {
 				if n, err := srq.PostRecv(ib.RecvWR{ID: 2, SGList: p.buf[1].sgl(0, 64)}); n != 1 {
 					e.Fatalf("post receive: %v", err)
 				}
@@ -389,7 +390,7 @@ func testReceiverNotReady(e *env) {
 		}
 	}
 	for range 2 { // in the second round each of them has waited before
-		all = slices.DeleteFunc(all, func(w waiting) bool {
+		all = slices.DeleteFunc(all, func(w waitingPair) bool {
 			n, err := w.qps[0].PostSend(w.wr)
 			if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 				e.Logf("the driver has no opcode %d: %v", w.wr.Opcode, err)
@@ -400,9 +401,9 @@ func testReceiverNotReady(e *env) {
 			}
 			return false
 		})
-		e.givesUp(pd)
+		e.checkRNRGiveUp(pd)
 		for range 20 {
-			pause()
+			yieldBriefly()
 		}
 		for _, w := range all {
 			for i, cq := range w.cqs {
@@ -423,18 +424,18 @@ func testReceiverNotReady(e *env) {
 	}
 }
 
-// givesUp sends to a queue pair without a receive, with no retries.
-func (e *env) givesUp(pd *ib.PD) {
+// checkRNRGiveUp sends to a queue pair without a receive, with no retries.
+func (e *testEnv) checkRNRGiveUp(pd *ib.PD) {
 	e.Helper()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	e.reset(p.qps[:]...)
-	e.up(p.qps[1], p.qps[0].Num(), ib.QPRTS)
-	e.up(p.qps[0], p.qps[1].Num(), ib.QPRTR)
-	a := e.attr(ib.QPRTS, p.qps[1].Num())
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	e.resetQPs(p.qps[:]...)
+	e.bringUp(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTR)
+	a := e.qpAttr(ib.QPRTS, p.qps[1].Num())
 	a.RNRRetry = 0
-	e.must("modify to RTS", p.qps[0].Modify(a, upMask(ib.QPTypeRC, ib.QPRTS)))
-	p.send(0, 1, 8)
-	p.send(0, 2, 8)
+	e.must("modify to RTS", p.qps[0].Modify(a, transitionMask(ib.QPTypeRC, ib.QPRTS)))
+	p.postSend(0, 1, 8)
+	p.postSend(0, 2, 8)
 	e.waitOne(p.cqs[0], 1, ib.WCRNRRetryExcErr)
 	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
 	if s := p.qps[1].State(); s != ib.QPRTS {

@@ -33,7 +33,7 @@ func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 			if r.Count <= before[r.Stack0] {
 				continue
 			}
-			if stack := blockedIn(cfg.packages, r.Stack()); stack != nil {
+			if stack := blockedDriverStack(cfg.packages, r.Stack()); stack != nil {
 				t.Errorf("rule sleep-in-method: the driver waited in a method that may not sleep:\n\t%s",
 					strings.Join(stack, "\n\t"))
 			}
@@ -41,15 +41,15 @@ func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 	}
 }
 
-// packages is the set of packages of the types of a driver and its objects.
-type packages struct {
+// driverPackages is the set of packages of the types of a driver and its objects.
+type driverPackages struct {
 	mu   sync.Mutex
 	seen map[reflect.Type]bool
 	all  []string
 }
 
-// add adds the packages of x and of the values that it wraps (see ib.As).
-func (p *packages) add(x any) {
+// addTypeOf adds the packages of x and of the values that it wraps (see ib.As).
+func (p *driverPackages) addTypeOf(x any) {
 	for x != nil {
 		t := reflect.TypeOf(x)
 		next := reflect.ValueOf(x).MethodByName("Unwrap")
@@ -74,8 +74,8 @@ func (p *packages) add(x any) {
 	}
 }
 
-// have reports whether a function belongs to one of the packages, or to a package below one.
-func (p *packages) have(function string) bool {
+// contains reports whether a function belongs to one of the packages, or to a package below one.
+func (p *driverPackages) contains(function string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.ContainsFunc(p.all, func(path string) bool {
@@ -95,9 +95,9 @@ func blockRecords() []runtime.BlockProfileRecord {
 	}
 }
 
-// blockedIn returns the functions of a stack, innermost first, if a function of the driver waits for something other
-// than a lock in a method that may not sleep.
-func blockedIn(driver *packages, pc []uintptr) (stack []string) {
+// blockedDriverStack returns the functions of a stack, innermost first, if a function of the driver waits for something
+// other than a lock in a method that may not sleep.
+func blockedDriverStack(driver *driverPackages, pc []uintptr) (stack []string) {
 	inside := false
 	frames := runtime.CallersFrames(pc)
 	for {
@@ -109,12 +109,12 @@ func blockedIn(driver *packages, pc []uintptr) (stack []string) {
 		case strings.HasPrefix(f.Function, "sync.(*Mutex)."), strings.HasPrefix(f.Function, "sync.(*RWMutex)."),
 			strings.HasPrefix(f.Function, "internal/sync."):
 			return nil
-		case isNoSleep(f.Function):
+		case isNoSleepFunction(f.Function):
 			if inside {
 				return stack
 			}
 			return nil
-		case driver.have(f.Function):
+		case driver.contains(f.Function):
 			inside = true
 		}
 		if !more {
@@ -123,7 +123,7 @@ func blockedIn(driver *packages, pc []uintptr) (stack []string) {
 	}
 }
 
-func isNoSleep(function string) bool {
+func isNoSleepFunction(function string) bool {
 	for _, f := range noSleepFunctions {
 		if strings.HasSuffix(function, "/ib."+f) {
 			return true

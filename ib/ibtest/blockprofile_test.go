@@ -8,9 +8,9 @@ import (
 	"verbena/ib"
 )
 
-// TestNothingBlockedFindsShortWaits checks that the block profile shows waits that are too short for the inspections of
+// TestBlockProfileFindsShortWaits checks that the block profile shows waits that are too short for the inspections of
 // checked mode, and that waits for locks are ignored.
-func TestNothingBlockedFindsShortWaits(t *testing.T) {
+func TestBlockProfileFindsShortWaits(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		post func(d *wrongDriver) // the driver's action in post send
@@ -37,16 +37,16 @@ func TestNothingBlockedFindsShortWaits(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := newConfig(func(t testing.TB) *ib.DeviceHandle {
-				d := newWrong(t)
+				d := newWrongDriver(t)
 				d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 					test.post(d)
 					return q.QP.PostSend(wrs)
 				}
 				return d.dev
-			}, brokenOptions())
+			}, wrongDriverOptions())
 			blocked := watchBlocking(t, cfg)
-			record(t, func(r *recorder) { find(t, "Data/SendReceive").runOn(r, cfg, false) })
-			r := record(t, func(r *recorder) { blocked(r) })
+			recordRun(t, func(r *recordingTB) { findCheck(t, "Data/SendReceive").runOn(r, cfg, false) })
+			r := recordRun(t, func(r *recordingTB) { blocked(r) })
 			if r.failed != test.want {
 				t.Errorf("caught: %v, want %v: %s", r.failed, test.want, r)
 			}

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// fill makes Poll change each completion of the inner driver. had is the caller's former array entry.
-func (d *wrongDriver) fill(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
+// changePolled makes Poll change each completion of the inner driver. had is the caller's former array entry.
+func (d *wrongDriver) changePolled(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
 	d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 		into := make([]ib.WC, len(wc))
 		n, err := c.CQ.Poll(into)
@@ -19,33 +19,33 @@ func (d *wrongDriver) fill(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
 	}
 }
 
-// remember makes the completions selected by which keep the object of a destroyed queue pair.
-func (d *wrongDriver) remember(which func(c *wrongCQ, q *wrongQP) bool) {
+// keepDestroyedQP makes the completions selected by which keep the object of a destroyed queue pair.
+func (d *wrongDriver) keepDestroyedQP(which func(c *wrongCQ, q *wrongQP) bool) {
 	var gone sync.Map // by number
 	d.destroyQP = func(q *wrongQP) error {
 		gone.Store(q.obj.Num(), q)
 		return q.QP.Destroy()
 	}
-	d.fill(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
+	d.changePolled(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
 		if q, ok := gone.Load(wc.QPNum); ok && which(c, q.(*wrongQP)) {
 			wc.QP = q.(*wrongQP).obj.QP()
 		}
 	})
 }
 
-// wrongCompletions report wrong contents of completions.
-var wrongCompletions = []wrong{
+// completionDefects report wrong contents of completions.
+var completionDefects = []driverDefect{
 	{
 		defect: "adds its flags to the previous flags of the caller's completion",
 		break_: func(d *wrongDriver) {
-			d.fill(func(_ *wrongCQ, wc *ib.WC, had ib.WC) { wc.Flags |= had.Flags })
+			d.changePolled(func(_ *wrongCQ, wc *ib.WC, had ib.WC) { wc.Flags |= had.Flags })
 		},
 		by: "Data/WholeCompletion", says: "polled into an entry that has been used",
 	},
 	{
 		defect: "keeps the previous immediate data in a completion without immediate data",
 		break_: func(d *wrongDriver) {
-			d.fill(func(_ *wrongCQ, wc *ib.WC, had ib.WC) {
+			d.changePolled(func(_ *wrongCQ, wc *ib.WC, had ib.WC) {
 				if wc.Flags&ib.WCWithImm == 0 {
 					wc.Imm = had.Imm
 				}
@@ -56,7 +56,7 @@ var wrongCompletions = []wrong{
 	{
 		defect: "flushes each send with the opcode of a SEND",
 		break_: func(d *wrongDriver) {
-			d.fill(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
+			d.changePolled(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
 				if wc.Status == ib.WCWRFlushErr && wc.Opcode&ib.WCRecv == 0 {
 					wc.Opcode = ib.WCSend
 				}
@@ -67,7 +67,7 @@ var wrongCompletions = []wrong{
 	{
 		defect: "flushes receives without an opcode",
 		break_: func(d *wrongDriver) {
-			d.fill(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
+			d.changePolled(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
 				if wc.Status == ib.WCWRFlushErr {
 					wc.Opcode &^= ib.WCRecv
 				}
@@ -78,15 +78,15 @@ var wrongCompletions = []wrong{
 	{
 		defect: "leaves a destroyed queue pair in the completions of its receives if these have a separate queue",
 		break_: func(d *wrongDriver) {
-			d.remember(func(c *wrongCQ, q *wrongQP) bool { return q.sendCQ != nil && c != q.sendCQ })
+			d.keepDestroyedQP(func(c *wrongCQ, q *wrongQP) bool { return q.sendCQ != nil && c != q.sendCQ })
 		},
 		by: "CQ/DestroyedQueuePair", says: "RC, shared receive queue: false, receive queue",
 	},
 	{
 		defect: "names another queue pair of the same queue in the completions of a destroyed one",
 		break_: func(d *wrongDriver) {
-			d.fill(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
-				for _, q := range each(d, &d.qps) {
+			d.changePolled(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
+				for _, q := range copyList(d, &d.qps) {
 					if wc.QP == nil && q.sendCQ == c && q.recvCQ != c {
 						wc.QP = q.obj.QP()
 					}
@@ -98,7 +98,7 @@ var wrongCompletions = []wrong{
 	{
 		defect: "leaves a destroyed XRC target in the completions of a shared receive queue",
 		break_: func(d *wrongDriver) {
-			d.remember(func(_ *wrongCQ, q *wrongQP) bool { return q.sendCQ == nil })
+			d.keepDestroyedQP(func(_ *wrongCQ, q *wrongQP) bool { return q.sendCQ == nil })
 		},
 		by: "XRC/DestroyedTarget", says: "XRC, receive queue",
 	},

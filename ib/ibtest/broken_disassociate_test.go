@@ -36,8 +36,8 @@ func (q *sharedQP) Destroy() error {
 	return q.wrongQP.Destroy()
 }
 
-// wrongDisassociators violate the contract of ib.Disassociator.
-var wrongDisassociators = []wrong{
+// disassociateDefects violate the contract of ib.Disassociator.
+var disassociateDefects = []driverDefect{
 	{
 		defect: "has a disassociate hook that does nothing",
 		break_: func(d *wrongDriver) { d.disassociate = func(ib.UserContext) {} },

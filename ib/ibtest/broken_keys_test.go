@@ -10,7 +10,7 @@ import (
 
 // isKey reports whether key is the current key of a region.
 func (d *wrongDriver) isKey(key uint32) bool {
-	for _, m := range each(d, &d.mrs) {
+	for _, m := range copyList(d, &d.mrs) {
 		if m.num == key {
 			return true
 		}
@@ -18,8 +18,8 @@ func (d *wrongDriver) isKey(key uint32) bool {
 	return false
 }
 
-// wrongKeys have faults in keys, domains, and rejected calls.
-var wrongKeys = []wrong{
+// keyDefects have faults in keys, domains, and rejected calls.
+var keyDefects = []driverDefect{
 	{
 		defect: "looks up the key of an RDMA operation of no bytes",
 		break_: func(d *wrongDriver) {
@@ -29,7 +29,7 @@ var wrongKeys = []wrong{
 				if !remote || d.isKey(wr.RKey) || len(wr.SGList) > 0 && wr.SGList[0].Length > 0 {
 					return q.QP.PostSend(wrs)
 				}
-				for _, m := range each(d, &d.mrs) { // the inner driver checks the key if there are data
+				for _, m := range copyList(d, &d.mrs) { // the inner driver checks the key if there are data
 					if m.pd == q.pd && m.access&ib.AccessLocalWrite != 0 {
 						wr.SGList = []ib.SGE{{Addr: m.region.IOVA(), Length: 8, LKey: m.num}}
 					}
@@ -67,7 +67,7 @@ var wrongKeys = []wrong{
 		break_: func(d *wrongDriver) {
 			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
 				for _, wr := range wrs {
-					d.permit(&wrongQP{pd: s.pd}, wr.SGList, true, 0)
+					d.grantAccess(&wrongQP{pd: s.pd}, wr.SGList, true, 0)
 				}
 				return s.SRQ.PostRecv(wrs)
 			}

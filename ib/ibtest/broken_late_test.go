@@ -8,8 +8,8 @@ import (
 	"verbena/ib"
 )
 
-// wrongTimers act late, or not at all.
-var wrongTimers = []wrong{
+// timerDefects act late, or not at all.
+var timerDefects = []driverDefect{
 	{
 		defect: "does not stop the timer of a moderated queue at its destruction",
 		break_: func(d *wrongDriver) {
@@ -34,13 +34,13 @@ var wrongTimers = []wrong{
 				if q.sendCQ != nil && q.QP.State() == ib.QPRTS {
 					late := ib.WC{Status: ib.WCRetryExcErr, QPNum: q.obj.Num()}
 					time.AfterFunc(time.Millisecond, func() {
-						d.locked(func() { q.sendCQ.stash = append(q.sendCQ.stash, late) })
+						d.withLock(func() { q.sendCQ.stash = append(q.sendCQ.stash, late) })
 					})
 				}
 				return q.QP.Destroy()
 			}
 			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
-				d.locked(func() {
+				d.withLock(func() {
 					n = copy(wc, c.stash)
 					c.stash = c.stash[n:]
 				})
@@ -85,7 +85,7 @@ var wrongTimers = []wrong{
 		defect: "keeps a region that is deregistered while a queue pair is in SQD",
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
-				for _, q := range each(d, &d.qps) {
+				for _, q := range copyList(d, &d.qps) {
 					if q.QP.State() == ib.QPSQD {
 						return nil
 					}

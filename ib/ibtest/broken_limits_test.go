@@ -58,8 +58,8 @@ func (q *wrongQP) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 	return a, err
 }
 
-// wrongAttributes have faults in the attributes of queue pairs.
-var wrongAttributes = []wrong{
+// attributeDefects have faults in the attributes of queue pairs.
+var attributeDefects = []driverDefect{
 	{
 		defect: "swaps the two numbers of READs and atomics",
 		break_: func(d *wrongDriver) {
@@ -123,7 +123,7 @@ var wrongAttributes = []wrong{
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				given := *a
-				if m&ib.QPAttrRNRRetry != 0 && len(each(d, &d.qps)) > 8 {
+				if m&ib.QPAttrRNRRetry != 0 && len(copyList(d, &d.qps)) > 8 {
 					given.RNRRetry = 0
 				}
 				return q.QP.Modify(&given, m, nil)
@@ -133,8 +133,8 @@ var wrongAttributes = []wrong{
 	},
 }
 
-// wrongLimits report wrong limits, or create objects with wrong capacities.
-var wrongLimits = []wrong{
+// limitDefects report wrong limits, or create objects with wrong capacities.
+var limitDefects = []driverDefect{
 	{
 		defect: "reports one completion more than its queues can hold",
 		break_: func(d *wrongDriver) { d.limits = func(a *ib.DeviceAttr) { a.MaxCQE++ } },
@@ -160,7 +160,7 @@ var wrongLimits = []wrong{
 		break_: func(d *wrongDriver) {
 			d.limits = func(a *ib.DeviceAttr) { a.MaxQP = 200 }
 			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
-				if len(each(d, &d.qps)) >= 198 {
+				if len(copyList(d, &d.qps)) >= 198 {
 					return syscall.ENOMEM
 				}
 				return nil
@@ -282,8 +282,8 @@ var wrongLimits = []wrong{
 	},
 }
 
-// wrongDatagrams have faults in datagrams, and in windows of a destroyed queue pair.
-var wrongDatagrams = []wrong{
+// datagramDefects have faults in datagrams, and in windows of a destroyed queue pair.
+var datagramDefects = []driverDefect{
 	{
 		defect: "sends datagrams without the traffic class of the address handle",
 		break_: func(d *wrongDriver) { d.createAH = func(a *ib.AHAttr) { a.GRH.TrafficClass = 0 } },

@@ -11,8 +11,8 @@ import (
 	"verbena/umem"
 )
 
-// wrongValues are drivers with faults that show only with the values of the model's calls.
-var wrongValues = []wrong{
+// valueDefects are drivers with faults that show only with the values of the model's calls.
+var valueDefects = []driverDefect{
 	{
 		defect: "keeps 32 bits of the ID of a work request",
 		break_: func(d *wrongDriver) {
@@ -23,7 +23,7 @@ var wrongValues = []wrong{
 				return q.QP.PostSend(wrs)
 			}
 		},
-		opts: inBubble,
+		opts: withBubble,
 		by:   "Model/Steps", says: "want {ID",
 	},
 	{
@@ -37,7 +37,7 @@ var wrongValues = []wrong{
 				return n, err
 			}
 		},
-		opts: inBubble,
+		opts: withBubble,
 		by:   "Model/Steps", says: "length of the completion",
 	},
 	{
@@ -56,7 +56,7 @@ var wrongValues = []wrong{
 				if s := late.Load(); s != nil {
 					if m := d.regionAt(s.Addr); m != nil {
 						time.AfterFunc(time.Second, func() {
-							if len(each(d, &d.qps)) == 0 {
+							if len(copyList(d, &d.qps)) == 0 {
 								m.region.WriteV([][]byte{{0x5a}}, s.Addr)
 							}
 						})
@@ -65,7 +65,7 @@ var wrongValues = []wrong{
 				return q.QP.Destroy()
 			}
 		},
-		opts: manySeeds,
+		opts: withManySeeds,
 		by:   "Model/Destroyed", says: "when all objects had been destroyed",
 	},
 	{
@@ -73,7 +73,7 @@ var wrongValues = []wrong{
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
 				if d.dev.Device().State() == ib.DeviceError {
-					for _, r := range each(d, &d.dead) {
+					for _, r := range copyList(d, &d.dead) {
 						keptRegions.Store(r.num, r.region)
 					}
 				}
@@ -81,7 +81,7 @@ var wrongValues = []wrong{
 			}
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				for _, wr := range wrs {
-					present := slices.ContainsFunc(each(d, &d.mrs), func(m *wrongMR) bool { return m.num == wr.RKey })
+					present := slices.ContainsFunc(copyList(d, &d.mrs), func(m *wrongMR) bool { return m.num == wr.RKey })
 					if r, ok := keptRegions.Load(wr.RKey); ok && !present {
 						r.(*umem.Region).WriteV([][]byte{{0x5a}}, wr.RemoteAddr)
 					}
@@ -89,7 +89,7 @@ var wrongValues = []wrong{
 				return q.QP.PostSend(wrs)
 			}
 		},
-		opts: manySeeds,
+		opts: withManySeeds,
 		by:   "Model/Steps", says: "memory: byte at",
 	},
 	{
@@ -123,7 +123,7 @@ var wrongValues = []wrong{
 				return nil
 			}
 		},
-		opts: manySeeds,
+		opts: withManySeeds,
 		by:   "Model/Steps", says: "memory: byte at",
 	},
 	{
@@ -143,7 +143,7 @@ var wrongValues = []wrong{
 				return nil
 			}
 		},
-		opts: manySeeds,
+		opts: withManySeeds,
 		by:   "Model/Steps", says: "invalid argument",
 	},
 	{
@@ -162,7 +162,7 @@ var wrongValues = []wrong{
 				return c.CQ.Moderate(count, period)
 			}
 		},
-		opts: manySeeds,
+		opts: withManySeeds,
 		by:   "Model/Steps", says: "handler calls",
 	},
 	{
@@ -181,7 +181,7 @@ var wrongValues = []wrong{
 				return nil
 			}
 		},
-		opts: manySeeds,
+		opts: withManySeeds,
 		by:   "Model/Shared", says: "no order of",
 	},
 	{
@@ -199,7 +199,7 @@ var wrongValues = []wrong{
 				return q.QP.PostRecv(wrs)
 			}
 		},
-		opts: manySeeds,
+		opts: withManySeeds,
 		by:   "Model/Shared", says: "no order of",
 	},
 }
@@ -207,6 +207,6 @@ var wrongValues = []wrong{
 // keptRegions and keptRequests hold the objects that a wrong driver keeps across a reset.
 var keptRegions, keptRequests sync.Map
 
-func manySeeds(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(1600)} }
+func withManySeeds(func() *wrongDriver) []Option { return []Option{Bubble(), Seeds(1600)} }
 
-func inBubble(func() *wrongDriver) []Option { return []Option{Bubble()} }
+func withBubble(func() *wrongDriver) []Option { return []Option{Bubble()} }

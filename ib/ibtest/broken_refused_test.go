@@ -8,14 +8,14 @@ import (
 	"verbena/ib"
 )
 
-// wrongRefusals change state before they reject a call, or before a request is retried.
-var wrongRefusals = []wrong{
+// rejectionDefects change state before they reject a call, or before a request is retried.
+var rejectionDefects = []driverDefect{
 	{
 		defect: "invalidates before it compares the lengths of the message and the receive",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				if wr := wrs[0]; wr.Opcode == ib.WRSendWithInv && length(wr.SGList) > 8 {
-					d.peer(q).QP.PostSend([]ib.SendWR{{Opcode: ib.WRLocalInv, InvalidateRKey: wr.InvalidateRKey}})
+				if wr := wrs[0]; wr.Opcode == ib.WRSendWithInv && sglLength(wr.SGList) > 8 {
+					d.peerOf(q).QP.PostSend([]ib.SendWR{{Opcode: ib.WRLocalInv, InvalidateRKey: wr.InvalidateRKey}})
 				}
 				return q.QP.PostSend(wrs)
 			}
@@ -32,8 +32,8 @@ var wrongRefusals = []wrong{
 			}
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if wr := wrs[0]; wr.Opcode == ib.WRSendWithInv {
-					if _, ok := posted.Load(d.peer(q)); !ok {
-						d.peer(q).QP.PostSend([]ib.SendWR{{Opcode: ib.WRLocalInv, InvalidateRKey: wr.InvalidateRKey}})
+					if _, ok := posted.Load(d.peerOf(q)); !ok {
+						d.peerOf(q).QP.PostSend([]ib.SendWR{{Opcode: ib.WRLocalInv, InvalidateRKey: wr.InvalidateRKey}})
 					}
 				}
 				return q.QP.PostSend(wrs)
@@ -90,7 +90,7 @@ var wrongRefusals = []wrong{
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				mu.Lock()
 				wr := wrs[0]
-				if p := d.peer(q); p != nil && wr.Opcode != ib.WRRDMAWrite && wr.Opcode != ib.WRRDMARead {
+				if p := d.peerOf(q); p != nil && wr.Opcode != ib.WRRDMAWrite && wr.Opcode != ib.WRRDMARead {
 					if receives[p]--; receives[p] < 0 && len(wr.SGList) > 1 {
 						wrs = slices.Clone(wrs)
 						wrs[0].SGList = wr.SGList[1:]
@@ -115,7 +115,7 @@ var wrongRefusals = []wrong{
 				n, err := c.CQ.Poll(wc)
 				keep := wc[:0]
 				for _, w := range wc[:max(n, 0)] {
-					q, send := d.numbered(w.QPNum), w.Status == ib.WCWRFlushErr && w.Opcode != ib.WCRecv
+					q, send := d.qpByNumber(w.QPNum), w.Status == ib.WCWRFlushErr && w.Opcode != ib.WCRecv
 					if q != nil && send && q.recvCQ != nil && q.recvCQ != c {
 						q.recvCQ.stash = append(q.recvCQ.stash, w)
 						continue
@@ -183,16 +183,16 @@ var wrongRefusals = []wrong{
 	},
 }
 
-func length(sgl []ib.SGE) (n uint32) {
+func sglLength(sgl []ib.SGE) (n uint32) {
 	for _, s := range sgl {
 		n += s.Length
 	}
 	return n
 }
 
-// numbered returns the queue pair with a number, or nil.
-func (d *wrongDriver) numbered(num uint32) *wrongQP {
-	for _, q := range each(d, &d.qps) {
+// qpByNumber returns the queue pair with a number, or nil.
+func (d *wrongDriver) qpByNumber(num uint32) *wrongQP {
+	for _, q := range copyList(d, &d.qps) {
 		if q.obj.Num() == num {
 			return q
 		}
@@ -200,5 +200,5 @@ func (d *wrongDriver) numbered(num uint32) *wrongQP {
 	return nil
 }
 
-// peer returns the peer of q, or nil.
-func (d *wrongDriver) peer(q *wrongQP) *wrongQP { return d.numbered(q.dest) }
+// peerOf returns the peer of q, or nil.
+func (d *wrongDriver) peerOf(q *wrongQP) *wrongQP { return d.qpByNumber(q.dest) }

@@ -10,8 +10,8 @@ import (
 	"verbena/ib"
 )
 
-// wrongCrowds are drivers with faults that need many objects, now or before, or a rare call.
-var wrongCrowds = []wrong{
+// scaleDefects are drivers with faults that need many objects, now or before, or a rare call.
+var scaleDefects = []driverDefect{
 	{
 		defect: "keeps 16 bits of the number of the sender of a datagram",
 		break_: func(d *wrongDriver) {
@@ -25,7 +25,7 @@ var wrongCrowds = []wrong{
 				return n, err
 			}
 		},
-		opts: inBubble,
+		opts: withBubble,
 		by:   "Wrap/Old", says: "source",
 	},
 	{
@@ -46,7 +46,7 @@ var wrongCrowds = []wrong{
 		defect: "notifies the handlers of only 128 completion queues",
 		break_: func(d *wrongDriver) {
 			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
-				if slices.Index(each(d, &d.cqs), c) >= 128 {
+				if slices.Index(copyList(d, &d.cqs), c) >= 128 {
 					return false, nil
 				}
 				return c.CQ.ReqNotify(f)
@@ -98,7 +98,7 @@ var wrongCrowds = []wrong{
 				return q.QP.PostSend(wrs)
 			}
 		},
-		opts: inBubble,
+		opts: withBubble,
 		by:   "Model/Steps", says: "PostSend(): got error",
 	},
 	{
@@ -106,7 +106,7 @@ var wrongCrowds = []wrong{
 		break_: func(d *wrongDriver) {
 			d.queried = func(_ *wrongQP, a *ib.QPAttr) { a.SQDraining = false }
 		},
-		opts: inBubble,
+		opts: withBubble,
 		by:   "Model/Steps", says: "want",
 	},
 	{

@@ -9,8 +9,8 @@ import (
 	"verbena/ib"
 )
 
-// sendOnly reduces the driver to SEND and receive. The postSend of a defect runs after that of sendOnly.
-func sendOnly(d *wrongDriver) {
+// limitToSend reduces the driver to SEND and receive. The postSend of a defect runs after that of limitToSend.
+func limitToSend(d *wrongDriver) {
 	d.sendOnly = true
 	d.limits = func(a *ib.DeviceAttr) {
 		a.AtomicCap = ib.AtomicNone
@@ -49,9 +49,9 @@ func (d *wrongDriver) AllocMR(mr ib.MRHandle, pd ib.DriverPD, maxPages int) (ib.
 	return d.Device.AllocMR(mr, pd, maxPages)
 }
 
-// peer returns the queue pair that q sends to, or nil.
-func (q *wrongQP) peer() *wrongQP {
-	for _, p := range each(q.d, &q.d.qps) {
+// currentPeer returns the queue pair that q sends to, or nil.
+func (q *wrongQP) currentPeer() *wrongQP {
+	for _, p := range copyList(q.d, &q.d.qps) {
 		if p.obj.Num() == q.dest {
 			return p
 		}
@@ -59,14 +59,14 @@ func (q *wrongQP) peer() *wrongQP {
 	return nil
 }
 
-// wrongSenders have faults that SEND and receive expose.
-var wrongSenders = []wrong{
+// sendDefects have faults that SEND and receive expose.
+var sendDefects = []driverDefect{
 	{
 		defect: "has SEND only, and in poll releases its lock between copying completions and removing them",
 		break_: func(d *wrongDriver) {
-			sendOnly(d)
+			limitToSend(d)
 			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
-				d.locked(func() {
+				d.withLock(func() {
 					if missing := len(wc) - len(c.stash); missing > 0 {
 						more := make([]ib.WC, missing)
 						n, err = c.CQ.Poll(more)
@@ -74,8 +74,8 @@ var wrongSenders = []wrong{
 					}
 					n = copy(wc, c.stash)
 				})
-				d.dawdle()
-				d.locked(func() { c.stash = c.stash[min(n, len(c.stash)):] })
+				d.spinBriefly()
+				d.withLock(func() { c.stash = c.stash[min(n, len(c.stash)):] })
 				return n, err
 			}
 		},
@@ -84,7 +84,7 @@ var wrongSenders = []wrong{
 	{
 		defect: "has SEND only, and continues to work with the device in error",
 		break_: func(d *wrongDriver) {
-			sendOnly(d)
+			limitToSend(d)
 			d.enterError = func() {}
 		},
 		by: "DeviceError/NoNewWork", says: "want 1 with \"work request flushed\"",
@@ -99,7 +99,7 @@ var wrongSenders = []wrong{
 				}
 				return n, err
 			}
-			sendOnly(d)
+			limitToSend(d)
 		},
 		by: "Errors/PostStopsAtError", says: "0 work requests taken, want 2",
 	},
@@ -107,9 +107,9 @@ var wrongSenders = []wrong{
 		defect: "leaves the local key of a deregistered region valid",
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
-				for _, w := range each(d, &d.dead) {
+				for _, w := range copyList(d, &d.dead) {
 					if w.DriverMR == m {
-						w.change(w.pd, ib.AccessLocalWrite)
+						w.setAccess(w.pd, ib.AccessLocalWrite)
 					}
 				}
 				return nil
@@ -135,7 +135,7 @@ var wrongSenders = []wrong{
 				receives = nil
 			}
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
-				if p := q.peer(); p == nil || p.QP.State() != ib.QPRTS || q.QP.State() != ib.QPRTS {
+				if p := q.currentPeer(); p == nil || p.QP.State() != ib.QPRTS || q.QP.State() != ib.QPRTS {
 					return q.QP.PostRecv(wrs)
 				}
 				mu.Lock()
@@ -155,7 +155,7 @@ var wrongSenders = []wrong{
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				n, err := q.QP.PostSend(wrs)
-				if p := q.peer(); err == nil && p != nil && p.QP.State() == ib.QPInit {
+				if p := q.currentPeer(); err == nil && p != nil && p.QP.State() == ib.QPInit {
 					q.QP.Modify(&ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
 				}
 				return n, err
@@ -182,8 +182,9 @@ var wrongSenders = []wrong{
 		defect: "delivers a message to the queue pair with the number, even if it is not connected with the sender",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				if p := q.peer(); p != nil && p.QP.State() == ib.QPRTS && p.dest != q.obj.Num() && wrs[0].Opcode == ib.WRSend {
-					if owner := p.peer(); owner != nil && owner.dest == p.obj.Num() {
+				if p := q.currentPeer(); p != nil && p.QP.State() == ib.QPRTS && p.dest != q.obj.Num() &&
+					wrs[0].Opcode == ib.WRSend {
+					if owner := p.currentPeer(); owner != nil && owner.dest == p.obj.Num() {
 						silent := slices.Clone(wrs[:1])
 						silent[0].Flags = 0
 						owner.QP.PostSend(silent)
@@ -199,7 +200,7 @@ var wrongSenders = []wrong{
 		break_: func(d *wrongDriver) {
 			var waits sync.Map // by number
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				if p := q.peer(); p != nil && p.QP.State() == ib.QPRTS && p.dest == q.obj.Num() {
+				if p := q.currentPeer(); p != nil && p.QP.State() == ib.QPRTS && p.dest == q.obj.Num() {
 					waits.Store(q.obj.Num(), true)
 				}
 				return q.QP.PostSend(wrs)
@@ -242,14 +243,14 @@ var wrongSenders = []wrong{
 			}
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				n, err := q.QP.PostSend(wrs)
-				d.locked(func() {
+				d.withLock(func() {
 					shadows.Range(func(c, shadow any) bool { drain(c.(*wrongCQ), shadow.(*loopback.CQ)); return true })
 				})
 				return n, err
 			}
 			d.resize = func(c *wrongCQ, entries int) (err error) {
 				if shadow, ok := shadows.Load(c); ok {
-					d.locked(func() {
+					d.withLock(func() {
 						if drain(c, shadow.(*loopback.CQ)); len(c.stash) > entries {
 							err = syscall.EINVAL
 							return
@@ -267,7 +268,7 @@ var wrongSenders = []wrong{
 				if !ok {
 					return c.CQ.Poll(wc)
 				}
-				d.locked(func() {
+				d.withLock(func() {
 					drain(c, shadow.(*loopback.CQ))
 					n = copy(wc, c.stash)
 					c.stash = c.stash[n:]
@@ -293,7 +294,7 @@ var wrongSenders = []wrong{
 				}
 				var next [1]ib.WC
 				n, err := c.CQ.Poll(wc)
-				if n == 1 && wc[0].Status == ib.WCWRFlushErr && wc[0].Opcode == ib.WCSend && connectedToItself(d, wc[0].QPNum) {
+				if n == 1 && wc[0].Status == ib.WCWRFlushErr && wc[0].Opcode == ib.WCSend && isConnectedToItself(d, wc[0].QPNum) {
 					if k, _ := c.CQ.Poll(next[:]); k == 1 {
 						c.stash = append(c.stash, wc[0])
 						wc[0] = next[0]
@@ -306,7 +307,7 @@ var wrongSenders = []wrong{
 	},
 }
 
-// connectedToItself reports whether a queue pair is connected to itself.
-func connectedToItself(d *wrongDriver, num uint32) bool {
-	return slices.ContainsFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.obj.Num() == num && q.dest == num })
+// isConnectedToItself reports whether a queue pair is connected to itself.
+func isConnectedToItself(d *wrongDriver, num uint32) bool {
+	return slices.ContainsFunc(copyList(d, &d.qps), func(q *wrongQP) bool { return q.obj.Num() == num && q.dest == num })
 }

@@ -15,8 +15,8 @@ import (
 	"verbena/ib"
 )
 
-// inPostSend returns a driver that calls f before each post send.
-func inPostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
+// breakPostSend returns a driver that calls f before each post send.
+func breakPostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
 	return func(d *wrongDriver) {
 		f := sync.OnceValue(func() func() { return prepare(d.t) })
 		d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -35,26 +35,26 @@ func nanosleep(d time.Duration) {
 	syscall.Nanosleep(&ts, nil)
 }
 
-// wrongSleepers sleep too briefly for a single inspection, or in ways that do not look like sleep.
-var wrongSleepers = []wrong{
+// sleepDefects sleep too briefly for a single inspection, or in ways that do not look like sleep.
+var sleepDefects = []driverDefect{
 	{
 		defect: "sleeps for 100 µs in post send",
-		break_: inPostSend(func(testing.TB) func() { return func() { sleepFor(100 * time.Microsecond) } }),
+		break_: breakPostSend(func(testing.TB) func() { return func() { sleepFor(100 * time.Microsecond) } }),
 		says:   "rule sleep-in-method",
 	},
 	{
 		defect: "sleeps for 100 µs in post send by a system call",
-		break_: inPostSend(func(testing.TB) func() { return func() { nanosleep(100 * time.Microsecond) } }),
+		break_: breakPostSend(func(testing.TB) func() { return func() { nanosleep(100 * time.Microsecond) } }),
 		by:     "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
 	},
 	{
 		defect: "sleeps for 5 ms in post send by a system call",
-		break_: inPostSend(func(testing.TB) func() { return func() { nanosleep(5 * time.Millisecond) } }),
+		break_: breakPostSend(func(testing.TB) func() { return func() { nanosleep(5 * time.Millisecond) } }),
 		by:     "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
 	},
 	{
 		defect: "sleeps for 20 µs in one post send of 30",
-		break_: inPostSend(func(testing.TB) func() {
+		break_: breakPostSend(func(testing.TB) func() {
 			var n atomic.Int32
 			return func() {
 				if n.Add(1)%30 == 0 {
@@ -67,7 +67,7 @@ var wrongSleepers = []wrong{
 	},
 	{
 		defect: "writes a file in post send, and waits for the disk",
-		break_: inPostSend(func(t testing.TB) func() {
+		break_: breakPostSend(func(t testing.TB) func() {
 			f, err := os.CreateTemp(".", "ibtest") // not in /tmp, which may be in memory
 			if err != nil {
 				t.Fatal(err)
@@ -83,7 +83,7 @@ var wrongSleepers = []wrong{
 	},
 	{
 		defect: "asks a server in post send, and waits for the answer",
-		break_: inPostSend(func(t testing.TB) func() {
+		break_: breakPostSend(func(t testing.TB) func() {
 			a, b := net.Pipe()
 			t.Cleanup(func() { a.Close(); b.Close() })
 			go func() {
@@ -105,11 +105,11 @@ var wrongSleepers = []wrong{
 	},
 	{
 		defect: "spins for 2 ms in post send, waiting for its hardware",
-		break_: inPostSend(func(testing.TB) func() {
+		break_: breakPostSend(func(testing.TB) func() {
 			return func() {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()
-				for end := threadTime() + 2*time.Millisecond; threadTime() < end; { // independent of the load of the machine
+				for end := threadCPUTime() + 2*time.Millisecond; threadCPUTime() < end; { // independent of the load of the machine
 				}
 			}
 		}),
@@ -136,8 +136,8 @@ var wrongSleepers = []wrong{
 	},
 }
 
-// threadTime returns the processor time of the calling thread.
-func threadTime() time.Duration {
+// threadCPUTime returns the processor time of the calling thread.
+func threadCPUTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
 		panic(err)

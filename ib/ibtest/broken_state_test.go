@@ -10,37 +10,37 @@ import (
 	"verbena/ib"
 )
 
-// yieldAwhile yields to other threads, to widen a race window.
-func yieldAwhile() {
+// yieldRepeatedly yields to other threads, to widen a race window.
+func yieldRepeatedly() {
 	for range 300 {
 		runtime.Gosched()
 	}
 }
 
-// dawdle delays without yielding, for less than the limit for spinning.
-func (d *wrongDriver) dawdle() {
+// spinBriefly delays without yielding, for less than the limit for spinning.
+func (d *wrongDriver) spinBriefly() {
 	for began := time.Now(); time.Since(began) < 100*time.Microsecond; {
 	}
 }
 
-// toErr moves queue pairs to ERR.
-func toErr(qps []*wrongQP) {
+// moveToErr moves queue pairs to ERR.
+func moveToErr(qps []*wrongQP) {
 	for _, q := range qps {
 		q.QP.Modify(&ib.QPAttr{State: ib.QPErr}, ib.QPAttrState, nil)
 	}
 }
 
-// deaf stops the notifications of a queue.
-func (c *wrongCQ) deaf() { c.CQ.Moderate(1<<30, 0) }
+// stopNotifications stops the notifications of a queue.
+func (c *wrongCQ) stopNotifications() { c.CQ.Moderate(1<<30, 0) }
 
-// wrongInErrors mishandle outstanding requests at the end of a queue pair, a device or a context.
-var wrongInErrors = []wrong{
+// flushDefects mishandle outstanding requests at the end of a queue pair, a device or a context.
+var flushDefects = []driverDefect{
 	{
 		defect: "flushes in EnterError without notifying armed queues",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				for _, c := range each(d, &d.cqs) {
-					c.deaf()
+				for _, c := range copyList(d, &d.cqs) {
+					c.stopNotifications()
 				}
 				d.Device.EnterError()
 			}
@@ -51,7 +51,7 @@ var wrongInErrors = []wrong{
 		defect: "flushes only the queue pairs in RTS in EnterError",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
+				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
 			}
 		},
 		by: "DeviceError/EveryState", says: "queue pair that was in INIT",
@@ -60,7 +60,10 @@ var wrongInErrors = []wrong{
 		defect: "flushes only the queue pairs in RTS in its disassociate hook",
 		break_: func(d *wrongDriver) {
 			d.disassociate = func(c ib.UserContext) {
-				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.user != c || q.QP.State() != ib.QPRTS }))
+				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(q *wrongQP) bool {
+					return q.user != c ||
+						q.QP.State() != ib.QPRTS
+				}))
 			}
 		},
 		by: "Disassociate/EveryState", says: "queue pair that was in INIT",
@@ -70,7 +73,7 @@ var wrongInErrors = []wrong{
 		break_: func(d *wrongDriver) {
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
 				before := q.QP.State()
-				d.dawdle()
+				d.spinBriefly()
 				if before != ib.QPErr && q.QP.State() == ib.QPErr {
 					return len(wrs), nil
 				}
@@ -89,7 +92,7 @@ var wrongInErrors = []wrong{
 			}
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
 				before := failed.Load()
-				d.dawdle()
+				d.spinBriefly()
 				if !before && failed.Load() {
 					return len(wrs), nil
 				}
@@ -102,11 +105,11 @@ var wrongInErrors = []wrong{
 		defect: "leaves a queue pair working that leaves RESET during the device's transition to the error state",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				toErr(slices.DeleteFunc(each(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
+				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
 			}
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				if q.QP.State() == ib.QPReset {
-					yieldAwhile()
+					yieldRepeatedly()
 				}
 				return q.QP.Modify(a, m, nil)
 			}
@@ -119,10 +122,10 @@ var wrongInErrors = []wrong{
 			const mark = 1 << 62
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if len(wrs) != 1 || wrs[0].Opcode != ib.WRRDMAWrite || len(wrs[0].SGList) == 0 || wrs[0].SGList[0].Length == 0 ||
-					slices.ContainsFunc(each(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
+					slices.ContainsFunc(copyList(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
 					return q.QP.PostSend(wrs)
 				}
-				toErr(slices.DeleteFunc(each(d, &d.qps), func(p *wrongQP) bool { return p.obj.Num() != q.dest && p != q }))
+				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(p *wrongQP) bool { return p.obj.Num() != q.dest && p != q }))
 				wr := wrs[0]
 				wr.ID |= mark
 				return q.QP.PostSend([]ib.SendWR{wr})
@@ -152,14 +155,14 @@ var wrongInErrors = []wrong{
 	},
 }
 
-// wrongQueues have faults in completion queues.
-var wrongQueues = []wrong{
+// cqDefects have faults in completion queues.
+var cqDefects = []driverDefect{
 	{
 		defect: "disarms a queue during a resize",
 		break_: func(d *wrongDriver) {
 			d.resize = func(c *wrongCQ, entries int) error {
 				err := c.CQ.Resize(entries, nil)
-				c.deaf()
+				c.stopNotifications()
 				return err
 			}
 			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
@@ -189,7 +192,7 @@ var wrongQueues = []wrong{
 				if len(c.stash) > entries {
 					return syscall.EINVAL
 				}
-				yieldAwhile()
+				yieldRepeatedly()
 				drain(c)
 				return c.CQ.Resize(entries, nil)
 			}
@@ -251,8 +254,8 @@ var wrongQueues = []wrong{
 	},
 }
 
-// permit moves the regions of a list to a domain and adds rights. undo reverts that.
-func (d *wrongDriver) permit(q *wrongQP, sgl []ib.SGE, alien bool, more ib.AccessFlags) (undo func()) {
+// grantAccess moves the regions of a list to a domain and adds rights. undo reverts that.
+func (d *wrongDriver) grantAccess(q *wrongQP, sgl []ib.SGE, alien bool, more ib.AccessFlags) (undo func()) {
 	var undos []func()
 	for _, s := range sgl {
 		m := d.regionAt(s.Addr)
@@ -263,8 +266,8 @@ func (d *wrongDriver) permit(q *wrongQP, sgl []ib.SGE, alien bool, more ib.Acces
 		if alien {
 			pd = q.pd
 		}
-		m.change(pd, m.access|more)
-		undos = append(undos, func() { m.change(m.pd, m.access) })
+		m.setAccess(pd, m.access|more)
+		undos = append(undos, func() { m.setAccess(m.pd, m.access) })
 	}
 	return func() {
 		for _, f := range undos {
@@ -273,13 +276,13 @@ func (d *wrongDriver) permit(q *wrongQP, sgl []ib.SGE, alien bool, more ib.Acces
 	}
 }
 
-// wrongMemory have faults in memory and its keys.
-var wrongMemory = []wrong{
+// memoryDefects have faults in memory and its keys.
+var memoryDefects = []driverDefect{
 	{
 		defect: "accepts local keys of another domain",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				defer d.permit(q, wrs[0].SGList, true, 0)()
+				defer d.grantAccess(q, wrs[0].SGList, true, 0)()
 				return q.QP.PostSend(wrs)
 			}
 		},
@@ -289,7 +292,7 @@ var wrongMemory = []wrong{
 		defect: "receives into a region without the local right to write",
 		break_: func(d *wrongDriver) {
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
-				d.permit(q, wrs[0].SGList, false, ib.AccessLocalWrite)
+				d.grantAccess(q, wrs[0].SGList, false, ib.AccessLocalWrite)
 				return q.QP.PostRecv(wrs)
 			}
 		},
@@ -300,7 +303,7 @@ var wrongMemory = []wrong{
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if wrs[0].Opcode == ib.WRRDMARead {
-					defer d.permit(q, wrs[0].SGList, false, ib.AccessLocalWrite)()
+					defer d.grantAccess(q, wrs[0].SGList, false, ib.AccessLocalWrite)()
 				}
 				return q.QP.PostSend(wrs)
 			}
@@ -314,16 +317,16 @@ var wrongMemory = []wrong{
 			d.regMR = func(mr ib.MRHandle, m *wrongMR) error {
 				if old := free.Swap(nil); old != nil { // its key is the same
 					old.region, old.pd, old.access = m.region, m.pd, m.access
-					old.change(m.pd, m.access)
+					old.setAccess(m.pd, m.access)
 					mr.SetKeys(old.num, old.num)
 				}
 				return nil
 			}
 			d.dereg = func(inner ib.DriverMR) error {
-				for _, m := range each(d, &d.dead) {
+				for _, m := range copyList(d, &d.dead) {
 					if m.DriverMR == inner {
 						fresh, _ := d.Device.AllocPD(nil)
-						m.change(fresh, 0)
+						m.setAccess(fresh, 0)
 						free.Store(m)
 					}
 				}
@@ -367,7 +370,7 @@ var wrongMemory = []wrong{
 			}
 			d.dereg = func(inner ib.DriverMR) error {
 				wr := last.Load()
-				for _, m := range each(d, &d.dead) {
+				for _, m := range copyList(d, &d.dead) {
 					if m.DriverMR == inner && wr != nil && wr.RKey == m.num {
 						time.AfterFunc(200*time.Microsecond, func() { m.region.WriteV([][]byte{make([]byte, 8)}, wr.RemoteAddr) })
 					}

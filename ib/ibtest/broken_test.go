@@ -25,7 +25,7 @@ type wrongDriver struct {
 	held atomic.Bool
 
 	attributeHooks
-	sendOnly bool // see sendOnly
+	sendOnly bool // see limitToSend
 
 	moreCQEs      int // extra entries of completion queues
 	createCQ      func(cq ib.CQHandle, attr ib.CQAttr) error
@@ -61,8 +61,8 @@ type wrongDriver struct {
 	doorbell     func(shared []byte, h *ib.Hold) // if set, a user's queue pair shares memory with its process
 }
 
-// keptDead is the number of deregistered regions that a wrongDriver remembers.
-const keptDead = 1000
+// maxKeptRegions is the number of deregistered regions that a wrongDriver remembers.
+const maxKeptRegions = 1000
 
 type wrongQP struct {
 	*loopback.QP
@@ -108,20 +108,20 @@ type wrongMR struct {
 	access ib.AccessFlags
 }
 
-// each returns the objects of a list.
-func each[T comparable](d *wrongDriver, list *[]T) []T {
+// copyList returns the objects of a list.
+func copyList[T comparable](d *wrongDriver, list *[]T) []T {
 	d.lists.Lock()
 	defer d.lists.Unlock()
 	return slices.Clone(*list)
 }
 
-func listed[T comparable](d *wrongDriver, list *[]T, x T) {
+func addToList[T comparable](d *wrongDriver, list *[]T, x T) {
 	d.lists.Lock()
 	defer d.lists.Unlock()
 	*list = append(*list, x)
 }
 
-func unlisted[T comparable](d *wrongDriver, list *[]T, x T) {
+func removeFromList[T comparable](d *wrongDriver, list *[]T, x T) {
 	d.lists.Lock()
 	defer d.lists.Unlock()
 	*list = slices.DeleteFunc(*list, func(y T) bool { return y == x })
@@ -129,7 +129,7 @@ func unlisted[T comparable](d *wrongDriver, list *[]T, x T) {
 
 // regionAt returns the region that contains an address, or nil.
 func (d *wrongDriver) regionAt(addr uint64) *wrongMR {
-	for _, m := range each(d, &d.mrs) {
+	for _, m := range copyList(d, &d.mrs) {
 		if addr >= m.region.IOVA() && addr < m.region.IOVA()+m.region.Len() {
 			return m
 		}
@@ -137,14 +137,14 @@ func (d *wrongDriver) regionAt(addr uint64) *wrongMR {
 	return nil
 }
 
-// change sets the domain and the rights of a region; its key stays.
-func (m *wrongMR) change(pd ib.DriverPD, access ib.AccessFlags) {
+// setAccess sets the domain and the rights of a region; its key stays.
+func (m *wrongMR) setAccess(pd ib.DriverPD, access ib.AccessFlags) {
 	if err := m.DriverMR.(ib.ReregMR).Rereg(m.region, pd, access, nil); err != nil {
 		m.d.t.Error(err)
 	}
 }
 
-func newWrong(t testing.TB) *wrongDriver {
+func newWrongDriver(t testing.TB) *wrongDriver {
 	d := &wrongDriver{Device: loopback.New("inner", nil), t: t}
 	d.dev = ib.NewDevice("wrong0", d, nil)
 	return d
@@ -182,7 +182,7 @@ func (d *wrongDriver) CreateCQ(cq ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.
 		return nil, err
 	}
 	c := &wrongCQ{CQ: inner.(*loopback.CQ), d: d, obj: cq, entries: attr.Entries}
-	listed(d, &d.cqs, c)
+	addToList(d, &d.cqs, c)
 	return c, nil
 }
 
@@ -206,7 +206,7 @@ func (d *wrongDriver) CreateQP(qp ib.QPHandle, init *ib.DriverQPInit, u *ib.Udat
 	if u != nil {
 		q.user = u.Context
 	}
-	listed(d, &d.qps, q)
+	addToList(d, &d.qps, q)
 	if d.doorbell != nil && u != nil && u.Context != nil {
 		return newSharedQP(q, u.Context)
 	}
@@ -251,7 +251,7 @@ func (d *wrongDriver) RegMR(mr ib.MRHandle, pd ib.DriverPD, r *umem.Region, acce
 	if err != nil {
 		return nil, err
 	}
-	listed(d, &d.mrs, m)
+	addToList(d, &d.mrs, m)
 	if d.regMR != nil {
 		err = d.regMR(mr, m)
 	}
@@ -297,7 +297,7 @@ func (q *wrongQP) State() ib.QPState {
 }
 
 func (q *wrongQP) Destroy() error {
-	unlisted(q.d, &q.d.qps, q)
+	removeFromList(q.d, &q.d.qps, q)
 	if q.d.destroyQP != nil {
 		return q.d.destroyQP(q)
 	}
@@ -333,7 +333,7 @@ func (c *wrongCQ) Moderate(count int, period time.Duration) error {
 }
 
 func (c *wrongCQ) Destroy() error {
-	unlisted(c.d, &c.d.cqs, c)
+	removeFromList(c.d, &c.d.cqs, c)
 	if c.d.destroyCQ != nil {
 		return c.d.destroyCQ(c)
 	}
@@ -365,9 +365,9 @@ func (m *wrongMR) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u
 }
 
 func (m *wrongMR) Dereg() error {
-	unlisted(m.d, &m.d.mrs, m)
+	removeFromList(m.d, &m.d.mrs, m)
 	m.d.lists.Lock()
-	m.d.dead = append(m.d.dead[max(0, len(m.d.dead)-keptDead):], m)
+	m.d.dead = append(m.d.dead[max(0, len(m.d.dead)-maxKeptRegions):], m)
 	m.d.lists.Unlock()
 	if m.d.dereg != nil {
 		return m.d.dereg(m.DriverMR)
@@ -375,15 +375,15 @@ func (m *wrongMR) Dereg() error {
 	return m.DriverMR.Dereg()
 }
 
-// locked runs f with the driver's lock held.
-func (d *wrongDriver) locked(f func()) {
+// withLock runs f with the driver's lock held.
+func (d *wrongDriver) withLock(f func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f()
 }
 
-// wrong is a driver that violates a rule in a way that real drivers do.
-type wrong struct {
+// driverDefect is a driver that violates a rule in a way that real drivers do.
+type driverDefect struct {
 	defect string
 	break_ func(d *wrongDriver)
 	opts   func(d func() *wrongDriver) []Option
@@ -392,7 +392,7 @@ type wrong struct {
 	sooner string // an alternative report of checked mode in any check, depending on the machine; may be empty
 }
 
-var wrongDrivers = slices.Concat([]wrong{
+var driverDefects = slices.Concat([]driverDefect{
 	{
 		defect: "calls the completion handler from post send",
 		break_: func(d *wrongDriver) {
@@ -435,7 +435,7 @@ var wrongDrivers = slices.Concat([]wrong{
 					for !stop.Load() && !d.t.Failed() {
 						d.dev.HoldCallbacks()
 						runtime.Gosched()
-						d.locked(d.dev.RunCallbacks)
+						d.withLock(d.dev.RunCallbacks)
 					}
 				}()
 				return nil
@@ -487,7 +487,7 @@ var wrongDrivers = slices.Concat([]wrong{
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if posts.Add(1) == 2 {
 					locked := make(chan struct{})
-					go d.locked(func() { close(locked); sleepFor(2 * time.Second) })
+					go d.withLock(func() { close(locked); sleepFor(2 * time.Second) })
 					for len(locked) == 0 { // spin
 						select {
 						case <-locked:
@@ -586,7 +586,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		},
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Plug(func(core *ib.Core, dev *ib.DeviceHandle) (err error) {
-				d().locked(func() { err = core.Register(dev) })
+				d().withLock(func() { err = core.Register(dev) })
 				return err
 			})}
 		},
@@ -599,7 +599,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		},
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) (err error) {
-				d().locked(func() { err = core.Unregister(dev) })
+				d().withLock(func() { err = core.Unregister(dev) })
 				return err
 			})}
 		},
@@ -612,7 +612,7 @@ var wrongDrivers = slices.Concat([]wrong{
 		},
 		opts: func(d func() *wrongDriver) []Option {
 			return []Option{Unplug(func(core *ib.Core, dev *ib.DeviceHandle) (err error) {
-				d().locked(func() { err = core.Unregister(dev) })
+				d().withLock(func() { err = core.Unregister(dev) })
 				return err
 			})}
 		},
@@ -761,12 +761,12 @@ var wrongDrivers = slices.Concat([]wrong{
 		break_: func(d *wrongDriver) {
 			var destroyed *wrongCQ // under mu
 			d.destroyCQ = func(c *wrongCQ) error {
-				d.locked(func() { destroyed = c })
+				d.withLock(func() { destroyed = c })
 				return c.CQ.Destroy()
 			}
 			d.createCQ = func(ib.CQHandle, ib.CQAttr) error {
 				var c *wrongCQ
-				d.locked(func() { c, destroyed = destroyed, nil })
+				d.withLock(func() { c, destroyed = destroyed, nil })
 				if c != nil {
 					c.obj.Completed()
 				}
@@ -780,12 +780,12 @@ var wrongDrivers = slices.Concat([]wrong{
 		break_: func(d *wrongDriver) {
 			var destroyed *wrongQP // under mu
 			d.destroyQP = func(q *wrongQP) error {
-				d.locked(func() { destroyed = q })
+				d.withLock(func() { destroyed = q })
 				return q.QP.Destroy()
 			}
 			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
 				var q *wrongQP
-				d.locked(func() { q, destroyed = destroyed, nil })
+				d.withLock(func() { q, destroyed = destroyed, nil })
 				if q != nil {
 					q.obj.Raise(ib.EventQPFatal)
 				}
@@ -802,7 +802,7 @@ var wrongDrivers = slices.Concat([]wrong{
 					return 0, syscall.EAGAIN
 				}
 				defer d.mu.Unlock()
-				d.dawdle()
+				d.spinBriefly()
 				return q.QP.PostSend(wrs)
 			}
 		},
@@ -897,22 +897,22 @@ var wrongDrivers = slices.Concat([]wrong{
 		},
 		by: "SRQ/Limit", says: "limit events",
 	},
-}, wrongInErrors, wrongQueues, wrongMemory, wrongSleepers, wrongDisassociators,
-	wrongCompletions, wrongKeys, wrongTimers, wrongAttributes, wrongLimits, wrongDatagrams, wrongSenders, wrongRefusals,
-	wrongValues, wrongCrowds)
+}, flushDefects, cqDefects, memoryDefects, sleepDefects, disassociateDefects,
+	completionDefects, keyDefects, timerDefects, attributeDefects, limitDefects, datagramDefects, sendDefects, rejectionDefects,
+	valueDefects, scaleDefects)
 
-// brokenOptions adds the options for runs that are expected to fail: shorter waits for expected events.
-func brokenOptions(o ...Option) []Option {
+// wrongDriverOptions adds the options for runs that are expected to fail: shorter waits for expected events.
+func wrongDriverOptions(o ...Option) []Option {
 	return append([]Option{Timeout(2 * time.Second), Load(1)}, o...)
 }
 
 // TestWrongDrivers checks that each wrong driver fails the suite in the check that names its fault. With -whole this
 // must be the first failing check.
 func TestWrongDrivers(t *testing.T) {
-	checks, outputs := make([]string, len(wrongDrivers)), make([]string, len(wrongDrivers))
-	together(len(wrongDrivers), func(i int) { checks[i], outputs[i] = firstFailure(t, i) })
-	for i, w := range wrongDrivers {
-		if leftOut(i) {
+	checks, outputs := make([]string, len(driverDefects)), make([]string, len(driverDefects))
+	runConcurrently(len(driverDefects), func(i int) { checks[i], outputs[i] = runOnWrongDriver(t, i) })
+	for i, w := range driverDefects {
+		if isOmitted(i) {
 			continue
 		}
 		t.Run(w.defect, func(t *testing.T) {
@@ -929,8 +929,8 @@ func TestWrongDrivers(t *testing.T) {
 	}
 }
 
-// caught checks that the suite found a defect and named it.
-func caught(t *testing.T, r *recorder, says string) {
+// checkFailure checks that the suite found a defect and named it.
+func checkFailure(t *testing.T, r *recordingTB, says string) {
 	t.Helper()
 	if !r.failed || r.skipped {
 		t.Fatalf("driver: got no failed check, want one: %s", r)
@@ -940,16 +940,16 @@ func caught(t *testing.T, r *recorder, says string) {
 	}
 }
 
-// leftOut reports whether -short omits the i-th defect. Each of the hundreds of defects takes a process, or a wait for
-// checked mode.
-func leftOut(i int) bool { return testing.Short() && i%16 != 0 }
+// isOmitted reports whether -short omits the i-th defect. Each of the hundreds of defects takes a process, or a wait
+// for checked mode.
+func isOmitted(i int) bool { return testing.Short() && i%16 != 0 }
 
-// together runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most of them.
-func together(n int, f func(i int)) {
+// runConcurrently runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most of them.
+func runConcurrently(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	for i := range n {
-		if leftOut(i) {
+		if isOmitted(i) {
 			continue
 		}
 		slots <- struct{}{}
@@ -966,5 +966,5 @@ func TestWrongDriversWithoutDefect(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the suite takes seconds, and driver/loopback runs it")
 	}
-	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrong(t).dev }, Bubble(), Load(1), Seeds(100))
+	Run(t, func(t testing.TB) *ib.DeviceHandle { return newWrongDriver(t).dev }, Bubble(), Load(1), Seeds(100))
 }

@@ -18,22 +18,22 @@ var callbackChecks = []ruleTest{
 	{
 		name: "Callback/NotFromCallchain",
 		rule: "a completion that a method call raises is delivered when the call has returned",
-		test: testNotFromCallchain,
+		test: testNoCallbackInCallchain,
 	},
 	{
 		name: "Callback/MissedReport",
 		rule: "a request for notification reports a completion that is there already",
-		test: testMissedReport,
+		test: testReportMissedCompletion,
 	},
 	{
 		name: "Callback/OncePerRequest",
 		rule: "the handler is called once for each request, and not without one",
-		test: testOncePerRequest,
+		test: testHandlerOncePerRequest,
 	},
 	{
 		name: "Callback/SolicitedOnly",
 		rule: "a request for solicited completions is answered by those, and by failures, only",
-		test: testSolicited,
+		test: testSolicitedOnly,
 	},
 	{
 		name: "Callback/SolicitedOperations",
@@ -43,54 +43,54 @@ var callbackChecks = []ruleTest{
 	{
 		name: "Callback/MissedSolicited",
 		rule: "a request for solicited completions reports one that is there already",
-		test: testMissedSolicited,
+		test: testReportMissedSolicited,
 	},
 	{
 		name: "Callback/ArmedFlushOnError",
 		rule: "the flush when the device goes into error wakes an armed CQ, whatever it was armed for",
-		test: testArmedFlush,
+		test: testFlushWakesArmedCQ,
 	},
 	{
 		name: "Callback/NoneAfterDestroy",
 		rule: "no handler runs when its CQ has been destroyed",
-		test: testNoneAfterDestroy, fast: true,
+		test: testNoCallbackAfterDestroy, fast: true,
 	},
 	{
 		name: "Callback/NoLostNotification",
 		rule: "a handler that polls, arms, and polls again when completions were missed, sees every completion",
-		test: testPolledByHandler, fast: true,
+		test: testHandlerPollsAll, fast: true,
 	},
 	{
 		name: "Callback/OneHandlerAtATime",
 		rule: "one completion handler of a CQ runs at a time, also when it arms the CQ while completions come",
-		test: testOneHandler, fast: true,
+		test: testOneHandlerAtATime, fast: true,
 	},
 	{
 		name: "Callback/QueuesInParallel",
 		rule: "handlers of different CQs run in parallel",
-		test: testQueuesInParallel,
+		test: testHandlersInParallel,
 	},
 }
 
-func testNotFromCallchain(e *env) {
+func testNoCallbackInCallchain(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		calls.Add(1)
-		if inCall("ib.(*QP).PostSend", "ib.(*QP).PostRecv", "ib.(*CQ).Poll", "ib.(*CQ).ReqNotify") {
+		if isInCall("ib.(*QP).PostSend", "ib.(*QP).PostRecv", "ib.(*CQ).Poll", "ib.(*CQ).ReqNotify") {
 			e.Errorf("rule callchain: the handler was called from within a method")
 		}
 	}}})
 	for i := range 20 {
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
-		p.exchange(0, uint64(i), 8)
+		p.exchangeMessage(0, uint64(i), 8)
 		e.eventually("a call of the handler for each time that the CQ was armed",
 			func() bool { return int(calls.Load()) == i+1 })
 	}
 }
 
-// inCall reports whether the callchain contains a function with a name that ends in one of names.
-func inCall(names ...string) bool {
+// isInCall reports whether the callchain contains a function with a name that ends in one of names.
+func isInCall(names ...string) bool {
 	pc := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pc[:runtime.Callers(2, pc)])
 	for {
@@ -106,12 +106,12 @@ func inCall(names ...string) bool {
 	}
 }
 
-// testOneHandler completes requests of several connections on one CQ, whose handler re-arms it at once.
-func testOneHandler(e *env) {
+// testOneHandlerAtATime completes requests of several connections on one CQ, whose handler re-arms it at once.
+func testOneHandlerAtATime(e *testEnv) {
 	const senders = 4
 	each := min(200*e.cfg.load, e.limits.MaxCQE/senders)
 	var running, polled atomic.Int32
-	shared := e.cq(senders*each, func(cq *ib.CQ) { // the senders do not wait for the handler
+	shared := e.newCQ(senders*each, func(cq *ib.CQ) { // the senders do not wait for the handler
 		if running.Add(1) != 1 {
 			e.Errorf("rule one-handler: two handlers of one CQ at once")
 		}
@@ -132,15 +132,15 @@ func testOneHandler(e *env) {
 	})
 	_, err := shared.ReqNotify(ib.NotifyNextComp)
 	e.must("request notify", err)
-	pd := e.pd()
-	buf := e.buffer(pd, 64, allAccess)
+	pd := e.newPD()
+	buf := e.newBuffer(pd, 64, allAccess)
 	var threads sync.WaitGroup
 	for i := range senders {
-		cq := e.cq(2*e.queueLen, nil)
-		from := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-		to := e.qp(pd, ib.QPInitAttr{SendCQ: shared, RecvCQ: shared, Type: ib.QPTypeRC})
-		e.up(from, to.Num(), ib.QPRTS)
-		e.up(to, from.Num(), ib.QPRTS)
+		cq := e.newCQ(2*e.queueLen, nil)
+		from := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+		to := e.newQP(pd, ib.QPInitAttr{SendCQ: shared, RecvCQ: shared, Type: ib.QPTypeRC})
+		e.bringUp(from, to.Num(), ib.QPRTS)
+		e.bringUp(to, from.Num(), ib.QPRTS)
 		threads.Go(func() {
 			for k := range each {
 				hold := i%2 == 0 // half of the threads run callbacks themselves
@@ -158,7 +158,7 @@ func testOneHandler(e *env) {
 					e.Errorf("post send: %v", err)
 					return
 				}
-				if err := e.spin(cq, 1); err != nil {
+				if err := e.pollSpinning(cq, 1); err != nil {
 					e.Errorf("%v", err)
 					return
 				}
@@ -170,20 +170,20 @@ func testOneHandler(e *env) {
 }
 
 // spinRecv posts a receive, from any goroutine. The queue may be full until a handler has polled.
-func (e *env) spinRecv(qp *ib.QP, wr ib.RecvWR) error {
+func (e *testEnv) spinRecv(qp *ib.QP, wr ib.RecvWR) error {
 	for p := e.newWait(); ; {
 		_, err := qp.PostRecv(wr)
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, syscall.ENOMEM) || p.over() {
+		if !errors.Is(err, syscall.ENOMEM) || p.isOver() {
 			return fmt.Errorf("post receive: %w", err)
 		}
 	}
 }
 
-// spin polls until it has n completions, from any goroutine.
-func (e *env) spin(cq *ib.CQ, n int) error {
+// pollSpinning polls until it has n completions, from any goroutine.
+func (e *testEnv) pollSpinning(cq *ib.CQ, n int) error {
 	wc := make([]ib.WC, n)
 	for p := e.newWait(); ; {
 		k, err := cq.Poll(wc[:n])
@@ -198,19 +198,19 @@ func (e *env) spin(cq *ib.CQ, n int) error {
 		if n -= k; n == 0 {
 			return nil
 		}
-		if p.over() {
+		if p.isOver() {
 			return fmt.Errorf("waited %v in vain for %d completions", e.cfg.timeout, n)
 		}
 	}
 }
 
-// testPolledByHandler sends a stream of messages to a handler that polls, arms, and polls again if completions were
+// testHandlerPollsAll sends a stream of messages to a handler that polls, arms, and polls again if completions were
 // missed.
-func testPolledByHandler(e *env) {
+func testHandlerPollsAll(e *testEnv) {
 	total := 2000 * e.cfg.load
 	var running, polled, calls atomic.Int32
 	var p *pair
-	p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+	p = e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
 		if running.Add(1) != 1 {
 			e.Errorf("rule one-handler: two handlers of one CQ at once")
 		}
@@ -242,7 +242,7 @@ func testPolledByHandler(e *env) {
 		running.Add(-1)
 	}}})
 	for i := range e.queueLen / 2 {
-		p.recv(1, uint64(i), 0, 8)
+		p.postRecv(1, uint64(i), 0, 8)
 	}
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 	e.must("request notify", err)
@@ -272,10 +272,10 @@ func testPolledByHandler(e *env) {
 	}
 }
 
-func testMissedReport(e *env) {
+func testReportMissedCompletion(e *testEnv) {
 	for range 10 {
 		var calls atomic.Int32
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 		for again := false; ; again = true {
 			missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed)
 			e.must("request notify", err)
@@ -287,8 +287,8 @@ func testMissedReport(e *env) {
 			}
 		}
 		for id := range 2 {
-			p.recv(1, uint64(id), 0, 8)
-			p.send(0, uint64(id), 8)
+			p.postRecv(1, uint64(id), 0, 8)
+			p.postSend(0, uint64(id), 8)
 			e.waitOne(p.cqs[0], uint64(id), ib.WCSuccess)
 		} // so the first receive has completed
 		missed, err := p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
@@ -296,21 +296,21 @@ func testMissedReport(e *env) {
 		if !missed {
 			e.eventually("a call of the handler, since nothing was reported as missed", func() bool { return calls.Load() > 0 })
 		}
-		e.wait(p.cqs[1], 2)
+		e.waitCompletions(p.cqs[1], 2)
 	}
 }
 
-// settle waits for due callbacks. It raises a callback and waits for it.
-func (e *env) settle() {
+// awaitCallbacks waits for due callbacks. It raises a callback and waits for it.
+func (e *testEnv) awaitCallbacks() {
 	e.Helper()
-	e.delivered()
+	e.awaitEventDelivery()
 	for range 10 {
-		pause()
+		yieldBriefly()
 	}
 }
 
-// delivered returns when all raised events have been delivered.
-func (e *env) delivered() {
+// awaitEventDelivery returns when all raised events have been delivered.
+func (e *testEnv) awaitEventDelivery() {
 	e.Helper()
 	var seen atomic.Bool
 	stop := e.dev.OnEvent(func(ib.Event) { seen.Store(true) })
@@ -319,11 +319,11 @@ func (e *env) delivered() {
 	e.eventually("an event of the device", seen.Load)
 }
 
-func testOncePerRequest(e *env) {
+func testHandlerOncePerRequest(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	p.exchange(0, 1, 8)
-	e.settle()
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	p.exchangeMessage(0, 1, 8)
+	e.awaitCallbacks()
 	if n := calls.Load(); n != 0 {
 		e.Fatalf("rule notify-once: without a request got %d handler calls, want 0", n)
 	}
@@ -332,18 +332,18 @@ func testOncePerRequest(e *env) {
 		e.must("request notify", err)
 	}
 	for i := range 5 {
-		p.exchange(0, uint64(i), 8)
+		p.exchangeMessage(0, uint64(i), 8)
 	}
 	e.eventually("the handler", func() bool { return calls.Load() > 0 })
-	e.settle()
+	e.awaitCallbacks()
 	if n := calls.Load(); n != 1 {
 		e.Errorf("rule notify-once: got %d handler calls, want 1", n)
 	}
 }
 
-func testSolicited(e *env) {
+func testSolicitedOnly(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	arm := func(f ib.NotifyFlags) {
 		_, err := p.cqs[1].ReqNotify(f)
 		e.must("request notify", err)
@@ -351,53 +351,54 @@ func testSolicited(e *env) {
 	expect := func(what string, want int32) {
 		e.Helper()
 		e.eventually("a call of the handler for "+what, func() bool { return calls.Load() >= want })
-		e.settle()
+		e.awaitCallbacks()
 		if n := calls.Load(); n != want {
 			e.Fatalf("%s: got %d handler calls, want %d", what, n, want)
 		}
 	}
 	arm(ib.NotifySolicited)
-	p.exchange(0, 1, 8)
+	p.exchangeMessage(0, 1, 8)
 	expect("a completion that was not solicited", 0)
-	p.recv(1, 2, 0, 8)
-	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+	p.postRecv(1, 2, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 	expect("a solicited completion", 1)
 	arm(ib.NotifySolicited)
 	arm(ib.NotifyNextComp) // the wider of two requests applies
 	arm(ib.NotifySolicited)
-	p.exchange(0, 3, 8)
+	p.exchangeMessage(0, 3, 8)
 	expect("any completion, which was asked for, too", 2)
 	arm(ib.NotifySolicited)
-	p.recv(1, 4, 0, 8)
+	p.postRecv(1, 4, 0, 8)
 	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.waitOne(p.cqs[1], 4, ib.WCWRFlushErr)
 	expect("a failure", 3)
 }
 
-func testSolicitedOperations(e *env) {
-	pd := e.pd()
+func testSolicitedOperations(e *testEnv) {
+	pd := e.newPD()
 	for _, kind := range queuePairTypes {
-		if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+		if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 			continue
 		}
 		var calls atomic.Int32
-		p := e.pair(pairConfig{kind: kind, pd: pd, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-		ops := p.known()
+		p := e.newPair(pairConfig{kind: kind, pd: pd, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+		ops := p.supportedOperations()
 		window := func(*ib.SendWR) {}
 		if mw, err := pd.AllocMW(ib.MWType2); err == nil {
-			own(e, mw, mw.Dealloc)
+			destroyAtEnd(e, mw, mw.Dealloc)
 			window = func(wr *ib.SendWR) {
 				if wr.Opcode != ib.WRSendWithInv {
 					return
 				}
-				p.bind(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 64,
+				p.bindAndWait(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 64,
 					Access: remote},
 					ib.WCSuccess)
 				wr.InvalidateRKey = mw.RKey()
 			}
 			if kind == ib.QPTypeRC {
-				ops = append(ops, operation{"SEND with invalidate", ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0, 8)},
+				ops = append(ops, qpOperation{"SEND with invalidate", ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0,
+					8)},
 					ib.WCSend, true})
 			}
 		}
@@ -413,11 +414,11 @@ func testSolicitedOperations(e *env) {
 				calls.Store(0)
 				_, err := p.cqs[1].ReqNotify(ib.NotifySolicited)
 				e.must("request notify", err)
-				p.recv(1, uint64(i), 0, 64)
-				p.post(0, wr)
+				p.postRecv(1, uint64(i), 0, 64)
+				p.postWR(0, wr)
 				e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 				e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-				e.settle()
+				e.awaitCallbacks()
 				if n := calls.Load(); flags == 0 && n != 0 {
 					e.Fatalf("%s, not solicited: got %d handler calls, want 0", what, n)
 				}
@@ -427,13 +428,13 @@ func testSolicitedOperations(e *env) {
 	}
 }
 
-func testMissedSolicited(e *env) {
+func testReportMissedSolicited(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	p.recv(1, 1, 0, 8)
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	p.postRecv(1, 1, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	e.settle()
+	e.awaitCallbacks()
 	missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed)
 	e.must("request notify", err)
 	if !missed {
@@ -443,17 +444,17 @@ func testMissedSolicited(e *env) {
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 }
 
-func testArmedFlush(e *env) {
+func testFlushWakesArmedCQ(e *testEnv) {
 	var calls [2]atomic.Int32
 	var hs [2]func(*ib.CQ)
 	for i := range hs {
 		hs[i] = func(*ib.CQ) { calls[i].Add(1) }
 	}
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: hs})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: hs})
 	for i, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
 		_, err := p.cqs[i].ReqNotify(flags)
 		e.must("request notify", err)
-		p.recv(i, uint64(i), 0, 8)
+		p.postRecv(i, uint64(i), 0, 8)
 	}
 	e.handle.SetError()
 	for i := range p.cqs {
@@ -464,7 +465,7 @@ func testArmedFlush(e *env) {
 			if n > 0 {
 				break
 			}
-			if w.over() {
+			if w.isOver() {
 				e.Log("there is no flush: see DeviceError/NoNewWork and DeviceError/Flush")
 				return
 			}
@@ -472,7 +473,7 @@ func testArmedFlush(e *env) {
 		e.eventually("a call of the handler of an armed queue for the flush of a device in error",
 			func() bool { return calls[i].Load() > 0 })
 	}
-	e.settle()
+	e.awaitCallbacks()
 	for i := range calls {
 		if n := calls[i].Load(); n != 1 {
 			e.Errorf("flush: got %d handler calls, want 1", n)
@@ -480,8 +481,8 @@ func testArmedFlush(e *env) {
 	}
 }
 
-// testQueuesInParallel makes the first handler spin until the other one runs.
-func testQueuesInParallel(e *env) {
+// testHandlersInParallel makes the first handler spin until the other one runs.
+func testHandlersInParallel(e *testEnv) {
 	var first, second, gaveUp atomic.Bool
 	var done atomic.Int32
 	handlers := [2]func(*ib.CQ){
@@ -497,7 +498,7 @@ func testQueuesInParallel(e *env) {
 			done.Add(1)
 		},
 	}
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: handlers})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: handlers})
 	e.Cleanup(func() { gaveUp.Store(true) })
 	defer gaveUp.Store(true)
 	for _, cq := range p.cqs {
@@ -508,7 +509,7 @@ func testQueuesInParallel(e *env) {
 	// thread.
 	var threads sync.WaitGroup
 	flush := func(i int) {
-		p.recv(i, 1, 0, 8)
+		p.postRecv(i, 1, 0, 8)
 		threads.Go(func() {
 			if err := p.qps[i].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 				e.Errorf("modify to ERR: %v", err)
@@ -522,11 +523,11 @@ func testQueuesInParallel(e *env) {
 	threads.Wait()
 }
 
-func testNoneAfterDestroy(e *env) {
+func testNoCallbackAfterDestroy(e *testEnv) {
 	rounds := 50 * e.cfg.load
 	for i := range rounds {
 		var gone, late atomic.Bool
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
 			if gone.Load() {
 				late.Store(true)
 			}
@@ -535,10 +536,10 @@ func testNoneAfterDestroy(e *env) {
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
 		for k := range 10 {
-			p.recv(1, uint64(k), 0, 8)
+			p.postRecv(1, uint64(k), 0, 8)
 		}
 		for k := range i % 10 {
-			p.send(0, uint64(k), 8)
+			p.postSend(0, uint64(k), 8)
 		}
 		e.wantErr("destroy a CQ in use", p.cqs[1].Destroy(), syscall.EBUSY)
 		e.destroy(p.qps[0])
@@ -555,5 +556,5 @@ func testNoneAfterDestroy(e *env) {
 			e.Fatal("a handler ran after its CQ had been destroyed")
 		}
 	}
-	e.settle()
+	e.awaitCallbacks()
 }

@@ -16,32 +16,32 @@ var completionChecks = []ruleTest{
 	{
 		name: "Data/WholeCompletion",
 		rule: "a poll writes every field of a completion: nothing stays of what the caller had there",
-		test: testWholeCompletion,
+		test: testCompletionSetsAllFields,
 	},
 	{
 		name: "Errors/FlushOpcode",
 		rule: "a flushed completion has the opcode that the work request would have had with success",
-		test: testFlushOpcode,
+		test: testFlushedOpcode,
 	},
 	{
 		name: "CQ/DestroyedQueuePair",
 		rule: "completions of a destroyed queue pair have its number and no object on each of its queues; those of others keep theirs",
-		test: testDestroyedQueuePair,
+		test: testPollAfterQPDestroyed,
 	},
 	{
 		name: "Data/Long",
 		rule: "a message of more than 16 MiB arrives whole, and its completions tell its length",
-		test: testLong, plain: true,
+		test: testLongMessages, plain: true,
 	},
 	{
 		name: "XRC/DestroyedTarget",
 		rule: "what a destroyed XRC target received keeps its number on the shared receive queue's completion queue, without the object",
-		test: testDestroyedTarget,
+		test: testPollAfterXRCTargetDestroyed,
 	},
 }
 
-// used returns completions as a caller may have left them in its poll array.
-func used(other *ib.QP) []ib.WC {
+// usedPollArray returns completions as a caller may have left them in its poll array.
+func usedPollArray(other *ib.QP) []ib.WC {
 	wc := ib.WC{
 		ID: 0xabababababababab, Status: ib.WCSuccess, Opcode: ib.WCRecvRDMAWithImm, VendorErr: 0xabababab,
 		ByteLen: 0xabababab,
@@ -54,7 +54,7 @@ func used(other *ib.QP) []ib.WC {
 }
 
 // pollInto polls one completion into wc.
-func (e *env) pollInto(cq *ib.CQ, wc *ib.WC) {
+func (e *testEnv) pollInto(cq *ib.CQ, wc *ib.WC) {
 	e.Helper()
 	into := []ib.WC{*wc}
 	e.eventually("a completion", func() bool {
@@ -65,25 +65,25 @@ func (e *env) pollInto(cq *ib.CQ, wc *ib.WC) {
 	*wc = into[0]
 }
 
-// testWholeCompletion executes each operation several times, and polls its completions into a fresh entry and into used
-// ones.
-func testWholeCompletion(e *env) {
-	pd := e.pd()
+// testCompletionSetsAllFields executes each operation several times, and polls its completions into a fresh entry and
+// into used ones.
+func testCompletionSetsAllFields(e *testEnv) {
+	pd := e.newPD()
 	for _, kind := range queuePairTypes {
-		p := e.tryPair(kind, pd)
+		p := e.newPairIfSupported(kind, pd)
 		if p == nil {
 			continue
 		}
-		other := e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind})
-		entries := append([]ib.WC{{}}, used(other)...)
-		ops := p.known()
+		other := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind})
+		entries := append([]ib.WC{{}}, usedPollArray(other)...)
+		ops := p.supportedOperations()
 		for _, o := range ops {
 			var fresh [2]ib.WC
 			for i, entry := range entries {
 				if o.receives {
-					p.recv(1, 1, 0, bufLen)
+					p.postRecv(1, 1, 0, bufLen)
 				}
-				p.post(0, o.wr)
+				p.postWR(0, o.wr)
 				for side := range fresh {
 					if side == 1 && !o.receives {
 						continue
@@ -93,28 +93,28 @@ func testWholeCompletion(e *env) {
 					if i == 0 {
 						fresh[side] = got
 					}
-					e.sameCompletion(fmt.Sprintf("%v, %s, side %d", kind, o.what, side), got, fresh[side], entry)
+					e.compareCompletions(fmt.Sprintf("%v, %s, side %d", kind, o.what, side), got, fresh[side], entry)
 				}
 			}
 		}
 		e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		var fresh [2]ib.WC
 		for i, entry := range entries {
-			for k, post := range []func(){func() { p.recv(0, 2, 0, 8) }, func() { p.post(0, ops[0].wr) }} {
+			for k, post := range []func(){func() { p.postRecv(0, 2, 0, 8) }, func() { p.postWR(0, ops[0].wr) }} {
 				post()
 				got := entry
 				e.pollInto(p.cqs[0], &got)
 				if i == 0 {
 					fresh[k] = got
 				}
-				e.sameCompletion(fmt.Sprintf("%v, flushed", kind), got, fresh[k], entry)
+				e.compareCompletions(fmt.Sprintf("%v, flushed", kind), got, fresh[k], entry)
 			}
 		}
 	}
 }
 
-// sameCompletion compares a completion polled into a used entry with the same completion polled into a fresh one.
-func (e *env) sameCompletion(what string, got, fresh, entry ib.WC) {
+// compareCompletions compares a completion polled into a used entry with the same completion polled into a fresh one.
+func (e *testEnv) compareCompletions(what string, got, fresh, entry ib.WC) {
 	e.Helper()
 	if got.VendorErr != entry.VendorErr {
 		got.VendorErr = fresh.VendorErr // may have any value except the former one
@@ -127,75 +127,75 @@ func (e *env) sameCompletion(what string, got, fresh, entry ib.WC) {
 // queuePairTypes lists the types whose queue pairs have two completion queues.
 var queuePairTypes = []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD}
 
-// tryPair creates a pair of a type, or returns nil if the driver does not support the type.
-func (e *env) tryPair(kind ib.QPType, pd *ib.PD) *pair {
+// newPairIfSupported creates a pair of a type, or returns nil if the driver does not support the type.
+func (e *testEnv) newPairIfSupported(kind ib.QPType, pd *ib.PD) *pair {
 	e.Helper()
-	if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+	if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 		e.Logf("the driver has no queue pairs of type %v", kind)
 		return nil
 	}
-	return e.pair(pairConfig{kind: kind, pd: pd})
+	return e.newPair(pairConfig{kind: kind, pd: pd})
 }
 
-// operation is a work request for side 0.
-type operation struct {
+// qpOperation is a work request for side 0.
+type qpOperation struct {
 	what     string
 	wr       ib.SendWR
 	want     ib.WCOpcode
 	receives bool // the operation consumes a receive of side 1
 }
 
-// operations returns the operations of the pair's type, each with ID 1 and signaled.
-func (p *pair) operations() []operation {
+// allOperations returns the operations of the pair's type, each with ID 1 and signaled.
+func (p *pair) allOperations() []qpOperation {
 	p.e.Helper()
 	rdma := func(op ib.WROpcode) ib.SendWR {
-		wr := p.rdma(1, op, p.buf[0].sgl(0, 8), 0)
+		wr := p.rdmaRequest(1, op, p.buf[0].sgl(0, 8), 0)
 		wr.Imm = 0x05060708
 		return wr
 	}
 	kind := p.qps[0].Type()
 	send := ib.SendWR{ID: 1, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
 	if kind == ib.QPTypeUD {
-		send = p.datagram(1, p.e.ah(p.pd), 8)
+		send = p.datagramRequest(1, p.e.newAH(p.pd), 8)
 	}
 	imm := send
 	send.Opcode, imm.Opcode, imm.Imm = ib.WRSend, ib.WRSendWithImm, 0x01020304
-	ops := []operation{{"SEND with immediate", imm, ib.WCSend, true}, {"SEND", send, ib.WCSend, true}}
+	ops := []qpOperation{{"SEND with immediate", imm, ib.WCSend, true}, {"SEND", send, ib.WCSend, true}}
 	if kind == ib.QPTypeUD {
 		return ops
 	}
-	ops = append(ops, operation{"RDMA WRITE with immediate", rdma(ib.WRRDMAWriteWithImm), ib.WCRDMAWrite, true},
-		operation{"RDMA WRITE", rdma(ib.WRRDMAWrite), ib.WCRDMAWrite, false})
+	ops = append(ops, qpOperation{"RDMA WRITE with immediate", rdma(ib.WRRDMAWriteWithImm), ib.WCRDMAWrite, true},
+		qpOperation{"RDMA WRITE", rdma(ib.WRRDMAWrite), ib.WCRDMAWrite, false})
 	if kind == ib.QPTypeUC {
 		return ops
 	}
-	ops = append(ops, operation{"RDMA READ", rdma(ib.WRRDMARead), ib.WCRDMARead, false})
+	ops = append(ops, qpOperation{"RDMA READ", rdma(ib.WRRDMARead), ib.WCRDMARead, false})
 	a, err := p.e.dev.QueryDevice()
 	p.e.must("query device", err)
 	if a.AtomicCap != ib.AtomicNone {
-		ops = append(ops, operation{"fetch and add", rdma(ib.WRAtomicFetchAdd), ib.WCFetchAdd, false},
-			operation{"compare and swap", rdma(ib.WRAtomicCmpAndSwp), ib.WCCompSwap, false})
+		ops = append(ops, qpOperation{"fetch and add", rdma(ib.WRAtomicFetchAdd), ib.WCFetchAdd, false},
+			qpOperation{"compare and swap", rdma(ib.WRAtomicCmpAndSwp), ib.WCCompSwap, false})
 	}
 	if a.DeviceCapFlags&ib.DeviceCapAtomicWrite != 0 {
 		wr := rdma(ib.WRAtomicWrite)
 		wr.SGList, wr.Inline = nil, make([]byte, 8)
-		ops = append(ops, operation{"ATOMIC WRITE", wr, ib.WCAtomicWrite, false})
+		ops = append(ops, qpOperation{"ATOMIC WRITE", wr, ib.WCAtomicWrite, false})
 	}
 	return ops
 }
 
-// known executes each operation once, and returns the operations that the driver supports.
-func (p *pair) known() (ops []operation) {
+// supportedOperations executes each operation once, and returns the operations that the driver supports.
+func (p *pair) supportedOperations() (ops []qpOperation) {
 	e := p.e
 	e.Helper()
-	for _, o := range p.operations() {
+	for _, o := range p.allOperations() {
 		if o.receives {
-			p.recv(1, 1, 0, bufLen)
+			p.postRecv(1, 1, 0, bufLen)
 		}
 		n, err := p.qps[0].PostSend(o.wr)
 		if n == 0 && (errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS)) {
 			e.Logf("the driver has no %s", o.what)
-			p.again() // without the receive
+			p.reconnect() // without the receive
 			continue
 		}
 		if n != 1 || err != nil {
@@ -210,21 +210,21 @@ func (p *pair) known() (ops []operation) {
 	return ops
 }
 
-// testFlushOpcode flushes each operation in several ways: it waits in SQD while the queue pair moves to ERR, it follows
-// a failing request, or it is posted in ERR.
-func testFlushOpcode(e *env) {
-	pd := e.pd()
+// testFlushedOpcode flushes each operation in several ways: it waits in SQD while the queue pair moves to ERR, it
+// follows a failing request, or it is posted in ERR.
+func testFlushedOpcode(e *testEnv) {
+	pd := e.newPD()
 	for _, kind := range queuePairTypes {
-		p := e.tryPair(kind, pd)
+		p := e.newPairIfSupported(kind, pd)
 		if p == nil {
 			continue
 		}
-		ops := p.known()
+		ops := p.supportedOperations()
 		post := func() {
 			e.Helper()
 			for i, o := range ops {
 				o.wr.ID = uint64(i)
-				p.post(0, o.wr)
+				p.postWR(0, o.wr)
 			}
 		}
 		flushed := func(when string) {
@@ -245,33 +245,33 @@ func testFlushOpcode(e *env) {
 			e.Helper()
 			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		}
-		if p.hold() {
+		if p.holdInSQD() {
 			post()
 			toErr()
 			flushed("that waited in SQD")
-			p.again()
-			p.hold()
+			p.reconnect()
+			p.holdInSQD()
 			bad := ib.SendWR{ID: 99, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), AH: ops[0].wr.AH}
 			bad.SGList[0].LKey ^= 0x5a5a5a00
-			p.post(0, bad)
+			p.postWR(0, bad)
 			post()
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 			e.waitOne(p.cqs[0], 99, ib.WCLocProtErr)
 			flushed("behind one that failed")
-			p.again()
+			p.reconnect()
 		}
-		p.recv(0, 1<<32, 0, 8)
+		p.postRecv(0, 1<<32, 0, 8)
 		toErr()
 		receive("that waited")
 		post()
 		flushed("posted in ERR")
-		p.recv(0, 1<<32, 0, 8)
+		p.postRecv(0, 1<<32, 0, 8)
 		receive("posted in ERR")
 	}
 }
 
-// hold moves side 0 to SQD, in which work requests wait. It returns false if the driver does not support SQD.
-func (p *pair) hold() bool {
+// holdInSQD moves side 0 to SQD, in which work requests wait. It returns false if the driver does not support SQD.
+func (p *pair) holdInSQD() bool {
 	e := p.e
 	e.Helper()
 	err := p.qps[0].Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState)
@@ -283,27 +283,27 @@ func (p *pair) hold() bool {
 	return true
 }
 
-// reportingCQ is a completion queue with a handler that reports an arrival. The completion stays in the queue.
+// newReportingCQ is a completion queue with a handler that reports an arrival. The completion stays in the queue.
 type reportingCQ struct {
 	*ib.CQ
 	arrived atomic.Bool
 }
 
-func (e *env) reportingCQ() *reportingCQ {
+func (e *testEnv) newReportingCQ() *reportingCQ {
 	e.Helper()
 	b := &reportingCQ{}
-	b.CQ = e.cq(4, func(*ib.CQ) { b.arrived.Store(true) })
+	b.CQ = e.newCQ(4, func(*ib.CQ) { b.arrived.Store(true) })
 	return b
 }
 
-// talker sends messages to itself.
-type talker struct {
+// selfSender sends messages to itself.
+type selfSender struct {
 	sender, receiver *ib.QP // may be the same
 	send             func(id uint64)
 }
 
-// talk sends one message, and waits for its completions, which stay in the queues.
-func (e *env) talk(t talker, id uint64, queues ...*reportingCQ) {
+// sendToSelf sends one message, and waits for its completions, which stay in the queues.
+func (e *testEnv) sendToSelf(t selfSender, id uint64, queues ...*reportingCQ) {
 	e.Helper()
 	for _, b := range queues {
 		b.arrived.Store(false)
@@ -316,19 +316,19 @@ func (e *env) talk(t talker, id uint64, queues ...*reportingCQ) {
 	}
 }
 
-// destroyTalkers destroys talkers whose completions are in the queues, before or after those of a remaining talker, and
-// then polls. The queues wrap around during the rounds. A new talker is created before the poll, possibly with the
+// destroySelfSenders destroys talkers whose completions are in the queues, before or after those of a remaining talker,
+// and then polls. The queues wrap around during the rounds. A new talker is created before the poll, possibly with the
 // number of the destroyed one.
-func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *reportingCQ) {
+func (e *testEnv) destroySelfSenders(what string, fresh func() selfSender, send, recv *reportingCQ) {
 	e.Helper()
 	stays, t := fresh(), fresh()
 	for round := range 5 {
-		order := []talker{t, stays}
+		order := []selfSender{t, stays}
 		if round%2 == 1 {
-			order = []talker{stays, t}
+			order = []selfSender{stays, t}
 		}
 		for i, x := range order {
-			e.talk(x, uint64(i), send, recv)
+			e.sendToSelf(x, uint64(i), send, recv)
 		}
 		gone := [2]*ib.QP{t.sender, t.receiver}
 		e.destroy(t.sender)
@@ -337,7 +337,7 @@ func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *repor
 		}
 		t = fresh()
 		for side, cq := range []*ib.CQ{send.CQ, recv.CQ} {
-			for i, wc := range e.wait(cq, 2) { // completions of different queue pairs, in any order
+			for i, wc := range e.waitCompletions(cq, 2) { // completions of different queue pairs, in any order
 				if wc.ID >= uint64(len(order)) {
 					e.Fatalf("%s: completion of work request %d, which was not posted", what, wc.ID)
 				}
@@ -356,12 +356,12 @@ func (e *env) destroyTalkers(what string, fresh func() talker, send, recv *repor
 	}
 }
 
-func testDestroyedQueuePair(e *env) {
-	pd := e.pd()
-	buf := e.buffer(pd, 256, allAccess)
+func testPollAfterQPDestroyed(e *testEnv) {
+	pd := e.newPD()
+	buf := e.newBuffer(pd, 256, allAccess)
 	for _, kind := range queuePairTypes {
 		for _, shared := range []bool{false, true} {
-			if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+			if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 				e.Logf("the driver has no queue pairs of type %v", kind)
 				continue
 			}
@@ -372,19 +372,19 @@ func testDestroyedQueuePair(e *env) {
 					e.wantErr("create srq", err, syscall.EOPNOTSUPP, syscall.ENOSYS)
 					continue
 				}
-				init.SRQ = own(e, srq, srq.Destroy)
+				init.SRQ = destroyAtEnd(e, srq, srq.Destroy)
 				init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 			}
-			send, recv := e.reportingCQ(), e.reportingCQ()
+			send, recv := e.newReportingCQ(), e.newReportingCQ()
 			init.SendCQ, init.RecvCQ = send.CQ, recv.CQ
 			wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteQKey: qkey}
 			if kind == ib.QPTypeUD {
-				wr.AH = e.ah(pd)
+				wr.AH = e.newAH(pd)
 			}
-			e.destroyTalkers(fmt.Sprintf("%v, shared receive queue: %v", kind, shared), func() talker {
-				qp := e.qp(pd, init)
-				e.up(qp, qp.Num(), ib.QPRTS)
-				return talker{qp, qp, func(id uint64) {
+			e.destroySelfSenders(fmt.Sprintf("%v, shared receive queue: %v", kind, shared), func() selfSender {
+				qp := e.newQP(pd, init)
+				e.bringUp(qp, qp.Num(), ib.QPRTS)
+				return selfSender{qp, qp, func(id uint64) {
 					e.Helper()
 					post := qp.PostRecv
 					if shared {
@@ -404,16 +404,16 @@ func testDestroyedQueuePair(e *env) {
 	}
 }
 
-func testDestroyedTarget(e *env) {
+func testPollAfterXRCTargetDestroyed(e *testEnv) {
 	x, err := e.dev.AllocXRCD()
-	e.need("XRC domains", err)
-	own(e, x, x.Dealloc)
-	pd, send, recv := e.pd(), e.reportingCQ(), e.reportingCQ()
-	srq := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: recv.CQ, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
-	buf := e.buffer(pd, 256, allAccess)
-	e.destroyTalkers("XRC", func() talker {
-		ini, tgt := e.xrcPair(pd, x, send.CQ)
-		return talker{ini, tgt, func(id uint64) {
+	e.requireFeature("XRC domains", err)
+	destroyAtEnd(e, x, x.Dealloc)
+	pd, send, recv := e.newPD(), e.newReportingCQ(), e.newReportingCQ()
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: recv.CQ, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+	buf := e.newBuffer(pd, 256, allAccess)
+	e.destroySelfSenders("XRC", func() selfSender {
+		ini, tgt := e.newXRCPair(pd, x, send.CQ)
+		return selfSender{ini, tgt, func(id uint64) {
 			e.Helper()
 			e.postSRQ(srq, ib.RecvWR{ID: id, SGList: buf.sgl(128, 128)})
 			wr := ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: srq.Num()}
@@ -423,10 +423,10 @@ func testDestroyedTarget(e *env) {
 		}}
 	}, send, recv)
 	// The target keeps no reference to the shared queues that it has used, and knows all their completion queues.
-	other := e.reportingCQ()
-	srqs := []*ib.SRQ{srq, e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: other.CQ,
+	other := e.newReportingCQ()
+	srqs := []*ib.SRQ{srq, e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: other.CQ,
 		Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})}
-	ini, tgt := e.xrcPair(pd, x, send.CQ)
+	ini, tgt := e.newXRCPair(pd, x, send.CQ)
 	for _, s := range srqs {
 		e.postSRQ(s, ib.RecvWR{ID: 9, SGList: buf.sgl(128, 128)})
 		wr := ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: s.Num()}
@@ -448,41 +448,41 @@ func testDestroyedTarget(e *env) {
 	}
 }
 
-// xrcPair returns a connected initiator and target.
-func (e *env) xrcPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.QP) {
+// newXRCPair returns a connected initiator and target.
+func (e *testEnv) newXRCPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.QP) {
 	e.Helper()
-	ini = e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: send})
-	tgt = e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
-	e.up(ini, tgt.Num(), ib.QPRTS)
-	e.up(tgt, ini.Num(), ib.QPRTS)
+	ini = e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: send})
+	tgt = e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
+	e.bringUp(ini, tgt.Num(), ib.QPRTS)
+	e.bringUp(tgt, ini.Num(), ib.QPRTS)
 	return ini, tgt
 }
 
 // postSRQ posts a receive and fails the test if the queue rejects it.
-func (e *env) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
+func (e *testEnv) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
 	e.Helper()
 	if n, err := srq.PostRecv(wr); n != 1 || err != nil {
 		e.Fatalf("post receive: %d taken, %v", n, err)
 	}
 }
 
-// testLong sends messages of more than 2^24 bytes.
-func testLong(e *env) {
+// testLongMessages sends messages of more than 2^24 bytes.
+func testLongMessages(e *testEnv) {
 	const n = 1<<24 + 5
 	if uint64(e.port.MaxMsgSize) < n {
 		e.Skipf("the port sends messages of up to %d bytes", e.port.MaxMsgSize)
 	}
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	from, to := e.buffer(p.pd, n, allAccess), e.buffer(p.pd, n, allAccess)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	from, to := e.newBuffer(p.pd, n, allAccess), e.newBuffer(p.pd, n, allAccess)
 	for i, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWriteWithImm} {
-		if op == ib.WRRDMAWriteWithImm && !p.traffic().write {
+		if op == ib.WRRDMAWriteWithImm && !p.newMessageSender().write {
 			continue
 		}
-		fill(from.b, i+1)
+		fillPattern(from.b, i+1)
 		if k, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: to.sgl(0, n)}); k != 1 {
 			e.Fatalf("post receive: %v", err)
 		}
-		p.post(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(0, n), RemoteAddr: to.addr,
+		p.postWR(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(0, n), RemoteAddr: to.addr,
 			RKey: to.mr.RKey()})
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.ByteLen != n {

@@ -17,50 +17,52 @@ import (
 // wrongConsumer violates a rule in a way that real upper-level protocols do.
 type wrongConsumer struct {
 	defect string
-	use    func(e *env)
+	use    func(e *testEnv)
 	asleep bool // registers the device itself
 	says   string
 }
 
-// inHandler runs f in a completion handler, and waits for it.
-func inHandler(e *env, f func(p *pair, cq *ib.CQ)) {
+// runInHandler runs f in a completion handler, and waits for it.
+func runInHandler(e *testEnv, f func(p *pair, cq *ib.CQ)) {
 	var p *pair
 	var done atomic.Bool
-	p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+	p = e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
 		f(p, cq)
 		done.Store(true)
 	}}})
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 	e.must("request notify", err)
-	p.recv(1, 1, 0, 8)
-	p.send(0, 1, 8)
+	p.postRecv(1, 1, 0, 8)
+	p.postSend(0, 1, 8)
 	e.eventually("the handler", done.Load)
 }
 
-// withClient registers a client with these functions, then the device.
-func withClient(e *env, add func(d *ib.Device) (any, error), remove func(d *ib.Device, data any)) *ib.Client {
+// registerWithClient registers a client with these functions, then the device.
+func registerWithClient(e *testEnv, add func(d *ib.Device) (any, error), remove func(d *ib.Device,
+	data any)) *ib.Client {
 	cl := &ib.Client{Name: "wrong", Add: add, Remove: remove}
 	e.must("register the client", e.core.RegisterClient(cl))
 	e.register()
 	return cl
 }
 
-var wrongConsumers = slices.Concat(basicConsumers, workConsumers, callbackConsumers, lifeConsumers)
+var wrongConsumers = slices.Concat(wrongBasicConsumers, wrongWorkConsumers, wrongCallbackConsumers,
+	wrongLifeCycleConsumers)
 
-var basicConsumers = []wrongConsumer{
+var wrongBasicConsumers = []wrongConsumer{
 	{
 		defect: "sleeps in a completion handler",
-		use: func(e *env) {
-			inHandler(e, func(*pair, *ib.CQ) { sleepFor(longSleep) })
+		use: func(e *testEnv) {
+			runInHandler(e, func(*pair, *ib.CQ) { sleepFor(inspectableSleep) })
 		},
 		says: "rule sleep-in-callback",
 	},
 	{
 		defect: "waits in a handler for a reply from another thread",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			reply := make(chan int)
-			inHandler(e, func(*pair, *ib.CQ) {
-				time.AfterFunc(longSleep, func() { reply <- 1 })
+			runInHandler(e, func(*pair, *ib.CQ) {
+				time.AfterFunc(inspectableSleep, func() { reply <- 1 })
 				<-reply
 			})
 		},
@@ -68,8 +70,8 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "registers memory in a completion handler",
-		use: func(e *env) {
-			inHandler(e, func(p *pair, _ *ib.CQ) {
+		use: func(e *testEnv) {
+			runInHandler(e, func(p *pair, _ *ib.CQ) {
 				mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: p.buf[0].addr, Length: 8, IOVA: 0, Access: 0})
 				e.must("register memory", errors.Join(err, mr.Dereg()))
 			})
@@ -78,14 +80,14 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "modifies a queue pair in a completion handler",
-		use: func(e *env) {
-			inHandler(e, func(p *pair, _ *ib.CQ) { p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState) })
+		use: func(e *testEnv) {
+			runInHandler(e, func(p *pair, _ *ib.CQ) { p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState) })
 		},
 		says: "rule sleep-in-callback",
 	},
 	{
 		defect: "queries the port in the function for events",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			var done atomic.Bool
 			stop := e.dev.OnEvent(func(ib.Event) { e.dev.QueryPort(1); done.Store(true) })
 			defer stop()
@@ -96,8 +98,8 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "destroys a CQ in its own completion handler",
-		use: func(e *env) {
-			inHandler(e, func(_ *pair, cq *ib.CQ) {
+		use: func(e *testEnv) {
+			runInHandler(e, func(_ *pair, cq *ib.CQ) {
 				if err := cq.Destroy(); !errors.Is(err, syscall.EDEADLK) {
 					e.Errorf("destroy in the handler: %v", err)
 				}
@@ -107,12 +109,12 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "sends a datagram with a destroyed address handle",
-		use: func(e *env) {
-			p := e.tryPair(ib.QPTypeUD, e.pd())
-			a := e.address()
+		use: func(e *testEnv) {
+			p := e.newPairIfSupported(ib.QPTypeUD, e.newPD())
+			a := e.ownAddress()
 			ah, err := p.pd.CreateAH(&a)
 			e.must("create and destroy an address handle", errors.Join(err, ah.Destroy()))
-			if n, err := p.qps[0].PostSend(p.datagram(1, ah, 8)); n != 0 || !errors.Is(err, syscall.EINVAL) {
+			if n, err := p.qps[0].PostSend(p.datagramRequest(1, ah, 8)); n != 0 || !errors.Is(err, syscall.EINVAL) {
 				e.Errorf("PostSend: got %d accepted and error %v, want 0 and EINVAL", n, err)
 			}
 		},
@@ -120,9 +122,9 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "binds a deallocated window",
-		use: func(e *env) {
-			p := e.pair(pairConfig{kind: ib.QPTypeRC})
-			o := boundWindow(p)
+		use: func(e *testEnv) {
+			p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+			o := bindOfWindow(p)
 			e.destroy(o.gone)
 			if n, err := p.qps[0].PostSend(o.wr); n != 0 || !errors.Is(err, syscall.EINVAL) {
 				e.Errorf("PostSend: got %d accepted and error %v, want 0 and EINVAL", n, err)
@@ -132,35 +134,35 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "destroys a queue pair in its own event function",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			var done atomic.Bool
-			p := e.pair(pairConfig{kind: ib.QPTypeRC, event: func(qp *ib.QP, _ ib.EventType) {
+			p := e.newPair(pairConfig{kind: ib.QPTypeRC, event: func(qp *ib.QP, _ ib.EventType) {
 				qp.Destroy()
 				done.Store(true)
 			}})
 			// Cause an access error at the peer.
-			p.post(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)})
+			p.postWR(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)})
 			e.eventually("the event", done.Load)
 		},
 		says: "rule wait-for-self",
 	},
 	{
 		defect: "takes a lock in a handler, and holds it during the destruction of the CQ",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			var mu sync.Mutex
 			var once sync.Once
 			unlock := func() { once.Do(mu.Unlock) }
-			e.TB.(*recorder).whenFailed(unlock)
+			e.TB.(*recordingTB).onNextFailure(unlock)
 			var begun atomic.Bool
-			cq := e.cq(4, func(*ib.CQ) {
+			cq := e.newCQ(4, func(*ib.CQ) {
 				begun.Store(true)
 				mu.Lock()
 				defer mu.Unlock()
 			})
 			_, err := cq.ReqNotify(ib.NotifyNextComp)
 			e.must("request notify", err)
-			qp := e.qp(e.pd(), ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-			e.up(qp, 0, ib.QPInit)
+			qp := e.newQP(e.newPD(), ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+			e.bringUp(qp, 0, ib.QPInit)
 			_, err = qp.PostRecv(ib.RecvWR{})
 			e.must("post receive", err)
 			mu.Lock()
@@ -174,10 +176,10 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "keeps a queue pair past Remove",
-		use: func(e *env) {
-			withClient(e, func(d *ib.Device) (any, error) {
-				e.findGID()
-				e.pair(pairConfig{kind: ib.QPTypeRC})
+		use: func(e *testEnv) {
+			registerWithClient(e, func(d *ib.Device) (any, error) {
+				e.selectGID()
+				e.newPair(pairConfig{kind: ib.QPTypeRC})
 				return nil, nil
 			}, func(*ib.Device, any) {})
 			e.unregister()
@@ -187,8 +189,8 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "does not destroy in its Remove an object that another thread created",
-		use: func(e *env) {
-			withClient(e, func(d *ib.Device) (any, error) {
+		use: func(e *testEnv) {
+			registerWithClient(e, func(d *ib.Device) (any, error) {
 				made := make(chan error)
 				go func() {
 					_, err := d.AllocPD()
@@ -202,8 +204,8 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "leaks a PD in a failed Add",
-		use: func(e *env) {
-			withClient(e, func(d *ib.Device) (any, error) {
+		use: func(e *testEnv) {
+			registerWithClient(e, func(d *ib.Device) (any, error) {
 				_, err := d.AllocPD()
 				return nil, errors.Join(err, errors.New("something else went wrong"))
 			}, func(*ib.Device, any) {})
@@ -213,7 +215,7 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "polls a CQ of a removed device",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
 			e.must("create cq", err)
 			e.unregister()
@@ -223,7 +225,7 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "queries a removed device from a timer",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			e.unregister()
 			done := make(chan int)
 			time.AfterFunc(0, func() { e.dev.QueryDevice(); close(done) })
@@ -233,8 +235,8 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "posts on a destroyed queue pair",
-		use: func(e *env) {
-			p := e.pair(pairConfig{kind: ib.QPTypeRC})
+		use: func(e *testEnv) {
+			p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 			e.destroy(p.qps[0])
 			p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend})
 		},
@@ -242,8 +244,8 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "frees a PD twice",
-		use: func(e *env) {
-			pd := e.pd()
+		use: func(e *testEnv) {
+			pd := e.newPD()
 			e.destroy(pd)
 			if err := pd.Dealloc(); !errors.Is(err, syscall.EINVAL) {
 				e.Errorf("dealloc twice: %v", err)
@@ -253,16 +255,18 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "unregisters the device in its Add",
-		use: func(e *env) {
-			withClient(e, func(*ib.Device) (any, error) { return nil, e.core.Unregister(e.handle) }, func(*ib.Device, any) {})
+		use: func(e *testEnv) {
+			registerWithClient(e, func(*ib.Device) (any, error) { return nil, e.core.Unregister(e.handle) }, func(*ib.Device,
+				any) {
+			})
 		},
 		asleep: true, says: "rule wait-for-self",
 	},
 	{
 		defect: "unregisters itself in its Remove",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			var cl *ib.Client
-			cl = withClient(e, func(d *ib.Device) (any, error) { return nil, nil },
+			cl = registerWithClient(e, func(d *ib.Device) (any, error) { return nil, nil },
 				func(*ib.Device, any) { e.core.UnregisterClient(cl) })
 			e.unregister()
 		},
@@ -270,16 +274,16 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "sleeps while it holds callbacks",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			e.handle.HoldCallbacks()
-			sleepFor(longSleep)
+			sleepFor(inspectableSleep)
 			e.handle.RunCallbacks()
 		},
 		says: "rule hold",
 	},
 	{
 		defect: "runs callbacks without having held any",
-		use: func(e *env) {
+		use: func(e *testEnv) {
 			e.handle.HoldCallbacks()
 			var wg sync.WaitGroup
 			wg.Go(e.handle.RunCallbacks)
@@ -294,8 +298,8 @@ var basicConsumers = []wrongConsumer{
 	},
 	{
 		defect: "runs callbacks in a callback",
-		use: func(e *env) {
-			inHandler(e, func(p *pair, _ *ib.CQ) {
+		use: func(e *testEnv) {
+			runInHandler(e, func(p *pair, _ *ib.CQ) {
 				e.handle.HoldCallbacks()
 				e.handle.RunCallbacks()
 			})
@@ -304,21 +308,22 @@ var basicConsumers = []wrongConsumer{
 	},
 }
 
-// longSleep is long enough for checked mode to inspect the sleeping thread, also on a busy machine.
-const longSleep = 500 * time.Millisecond
+// inspectableSleep is long enough for checked mode to inspect the sleeping thread, also on a busy machine.
+const inspectableSleep = 500 * time.Millisecond
 
 // TestWrongConsumers checks that checked mode reports each wrong consumer on a correct driver, and names the rule.
 func TestWrongConsumers(t *testing.T) {
-	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() }, brokenOptions())
-	results := make([]*recorder, len(wrongConsumers))
-	together(len(results), func(i int) {
+	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() },
+		wrongDriverOptions())
+	results := make([]*recordingTB, len(wrongConsumers))
+	runConcurrently(len(results), func(i int) {
 		c := wrongConsumers[i]
-		results[i] = record(t, func(r *recorder) { ruleTest{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
+		results[i] = recordRun(t, func(r *recordingTB) { ruleTest{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
 	})
 	for i, c := range wrongConsumers {
-		if leftOut(i) {
+		if isOmitted(i) {
 			continue
 		}
-		t.Run(c.defect, func(t *testing.T) { caught(t, results[i], c.says) })
+		t.Run(c.defect, func(t *testing.T) { checkFailure(t, results[i], c.says) })
 	}
 }

@@ -18,37 +18,37 @@ var cqChecks = []ruleTest{
 	{
 		name: "CQ/Overrun",
 		rule: "a completion that does not fit raises EventCQErr, once; what is in the queue stays, and the queue pair goes to ERR",
-		test: testOverrun,
+		test: testCQOverrun,
 	},
 	{
 		name: "CQ/Resize",
 		rule: "resizing keeps what is in the queue, and refuses to become too small for it",
-		test: testResize,
+		test: testCQResizeKeepsCompletions,
 	},
 	{
 		name: "CQ/ResizeKeepsOrder",
 		rule: "a completion queue that is resized keeps its completions, in order, wherever it wraps around; it is not made smaller than what it holds",
-		test: testCQResize,
+		test: testCQResizeKeepsOrder,
 	},
 	{
 		name: "CQ/ResizeUnderTraffic",
 		rule: "resizing while completions come and are polled loses none, and shows none twice",
-		test: testResizeUnderTraffic,
+		test: testCQResizeUnderTraffic,
 	},
 	{
 		name: "CQ/ResizeKeepsArmed",
 		rule: "an armed queue is armed after Resize",
-		test: testResizeKeepsArmed,
+		test: testCQResizeKeepsArmed,
 	},
 	{
 		name: "CQ/Moderation",
 		rule: "a moderated CQ notifies after so many completions, or after so long a time",
-		test: testModeration,
+		test: testCQModeration,
 	},
 }
 
-func testOverrun(e *env) {
-	e.allow(check.RuleCQTooSmall)
+func testCQOverrun(e *testEnv) {
+	e.allowViolation(check.RuleCQTooSmall)
 	var events atomic.Int32
 	cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) {
 		if ev != ib.EventCQErr {
@@ -57,16 +57,16 @@ func testOverrun(e *env) {
 		events.Add(1)
 	}})
 	e.must("create cq", err)
-	own(e, cq, cq.Destroy)
-	pd, room := e.pd(), e.room(cq)
-	buf := e.buffer(pd, 8, allAccess)
+	destroyAtEnd(e, cq, cq.Destroy)
+	pd, room := e.newPD(), e.room(cq)
+	buf := e.newBuffer(pd, 8, allAccess)
 	var qps [2]*ib.QP
 	for i := range qps {
-		qps[i] = e.qp(pd, ib.QPInitAttr{
+		qps[i] = e.newQP(pd, ib.QPInitAttr{
 			SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(room + 2), MaxRecvSGE: 1},
 		})
-		e.up(qps[i], qps[i].Num(), ib.QPRTS)
+		e.bringUp(qps[i], qps[i].Num(), ib.QPRTS)
 	}
 	// Flushed receives fill the queue, in order and all at once. Those of the first queue pair just fit.
 	post := func(qp *ib.QP, n int) {
@@ -79,7 +79,7 @@ func testOverrun(e *env) {
 	}
 	post(qps[0], room)
 	e.must("modify to ERR", qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	e.settle()
+	e.awaitCallbacks()
 	if n := events.Load(); n != 0 {
 		e.Fatalf("%d events EventCQErr of a queue that is just full", n)
 	}
@@ -93,13 +93,13 @@ func testOverrun(e *env) {
 	e.eventually("the event that the queue has no room for a completion (EventCQErr)",
 		func() bool { return events.Load() > 0 })
 	e.eventually("ERR of the queue pair whose completion is lost", func() bool { return qps[1].State() == ib.QPErr })
-	for i, wc := range e.wait(cq, room) {
+	for i, wc := range e.waitCompletions(cq, room) {
 		if wc.ID != uint64(i) || wc.Status != ib.WCWRFlushErr {
 			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i,
 				wc.ID, wc.Status)
 		}
 	}
-	e.settle()
+	e.awaitCallbacks()
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)
 	}
@@ -107,17 +107,17 @@ func testOverrun(e *env) {
 
 // room returns the number of completions that a queue like cq holds. A device may hold more completions than it
 // reports.
-func (e *env) room(cq *ib.CQ) int {
+func (e *testEnv) room(cq *ib.CQ) int {
 	e.Helper()
 	var lost atomic.Bool
 	like, err := e.dev.CreateCQ(ib.CQInit{Entries: cq.Entries(), Event: func(*ib.CQ, ib.EventType) { lost.Store(true) }})
 	e.must("create cq", err)
-	own(e, like, like.Destroy)
+	destroyAtEnd(e, like, like.Destroy)
 	flushed := min(2*like.Entries()+2, e.limits.MaxQPWR)
-	pd := e.pd()
-	qp := e.qp(pd, ib.QPInitAttr{SendCQ: like, RecvCQ: like, Type: ib.QPTypeRC,
+	pd := e.newPD()
+	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: like, RecvCQ: like, Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(flushed), MaxRecvSGE: 1}})
-	e.up(qp, qp.Num(), ib.QPRTS)
+	e.bringUp(qp, qp.Num(), ib.QPRTS)
 	for range flushed {
 		e.postRecv(qp, ib.RecvWR{})
 	}
@@ -131,11 +131,11 @@ func (e *env) room(cq *ib.CQ) int {
 	return n
 }
 
-// testResizeUnderTraffic sends a stream of messages while one thread polls and another one resizes.
-func testResizeUnderTraffic(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	e.need("resizing of CQs", p.cqs[0].Resize(2*e.queueLen))
-	t := p.traffic()
+// testCQResizeUnderTraffic sends a stream of messages while one thread polls and another one resizes.
+func testCQResizeUnderTraffic(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	e.requireFeature("resizing of CQs", p.cqs[0].Resize(2*e.queueLen))
+	t := p.newMessageSender()
 	total := 1500 * e.cfg.load
 	var stop atomic.Bool
 	var wg sync.WaitGroup
@@ -154,7 +154,7 @@ func testResizeUnderTraffic(e *env) {
 	wc := make([]ib.WC, 8)
 	for w := e.newWait(); int(next) < total; {
 		for sent < total && sent-int(next) < e.queueLen/2 {
-			t.deliver(uint64(sent), 8)
+			t.deliverMessage(uint64(sent), 8)
 			sent++
 		}
 		n, err := p.cqs[0].Poll(wc)
@@ -168,27 +168,28 @@ func testResizeUnderTraffic(e *env) {
 		}
 		if n > 0 {
 			w = e.newWait()
-		} else if w.over() {
+		} else if w.isOver() {
 			e.Fatalf("waited %v in vain for the completion of work request %d: it is lost, since the queue was resized",
 				e.cfg.timeout, next)
 		}
 	}
 }
 
-func testResizeKeepsArmed(e *env) {
+func testCQResizeKeepsArmed(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	e.need("resizing of CQs", p.cqs[1].Resize(3*e.queueLen))
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	e.requireFeature("resizing of CQs", p.cqs[1].Resize(3*e.queueLen))
 	for i, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
 		_, err := p.cqs[1].ReqNotify(flags)
 		e.must("request notify", err)
 		e.must("resize", p.cqs[1].Resize((4+i)*e.queueLen))
-		e.settle()
+		e.awaitCallbacks()
 		if n := calls.Load(); int(n) != i {
 			e.Fatalf("Resize of an armed queue without completions: got %d handler calls, want 0", int(n)-i)
 		}
-		p.recv(1, uint64(i), 0, 8)
-		p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+		p.postRecv(1, uint64(i), 0, 8)
+		p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0,
+			8)})
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 		e.eventually("a call of the handler of a queue that was armed before Resize",

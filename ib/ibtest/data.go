@@ -16,7 +16,7 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/NothingKept",
 		rule: "what a posting refers to, but for the memory of its regions, is the caller's again when it returns",
-		test: testNothingKept,
+		test: testPostKeepsNoReference,
 	},
 	{
 		name: "Data/SendReceive",
@@ -36,17 +36,17 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/Immediate",
 		rule: "immediate data come with a SEND and with an RDMA WRITE, which consumes a receive",
-		test: testImmediate,
+		test: testImmediateData,
 	},
 	{
 		name: "Data/Write",
 		rule: "RDMA WRITE stores into the peer's memory without a completion there",
-		test: testWrite,
+		test: testRDMAWrite,
 	},
 	{
 		name: "Data/Read",
 		rule: "RDMA READ fetches the peer's memory",
-		test: testRead,
+		test: testRDMARead,
 	},
 	{
 		name: "Data/Atomics",
@@ -61,17 +61,17 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/Flush",
 		rule: "FLUSH completes when what was written is there, and needs the right for its placement, of queue pair and region",
-		test: testFlush,
+		test: testFlushOperation,
 	},
 	{
 		name: "Data/Rereg",
 		rule: "a region changes its memory, its rights and its domain without being deregistered",
-		test: testRereg,
+		test: testReregChangesRegion,
 	},
 	{
 		name: "Data/ZeroBased",
 		rule: "in a zero-based region, addresses count from its first byte",
-		test: testZeroBased,
+		test: testZeroBasedRegion,
 	},
 	{
 		name: "Data/AccessRights",
@@ -81,7 +81,7 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/DeregisteredMemory",
 		rule: "when Dereg has returned nobody reaches the memory",
-		test: testDeregistered,
+		test: testDeregisteredMemory,
 	},
 	{
 		name: "Data/ReceiveTooShort",
@@ -91,38 +91,38 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/LocalKey",
 		rule: "a wrong local key fails the work request and flushes what comes after",
-		test: testLocalKey,
+		test: testWrongLocalKey,
 	},
 	{
 		name: "Data/Unreliable",
 		rule: "an unreliable connection delivers messages, and the sender does not learn of a missing receive",
-		test: testUnreliable,
+		test: testUnreliableConnection,
 	},
 	{
 		name: "Data/Datagram",
 		rule: "a datagram arrives after 40 bytes of header, with its sender's number",
-		test: testDatagram,
+		test: testDatagramHeader,
 	},
 	{
 		name: "Data/DatagramQKey",
 		rule: "a datagram with a wrong Q_Key, or for nobody, is dropped",
-		test: testDatagramDropped,
+		test: testBadDatagramDropped,
 	},
 }
 
-func testSendReceive(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testSendReceive(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	for i, n := range []int{0, 1, 3, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 10000, bufLen} {
-		p.exchange(i%2, uint64(i), n)
+		p.exchangeMessage(i%2, uint64(i), n)
 	}
 	n := min(20, e.queueLen) // one after the other
 	for i := range n {
-		p.recv(1, uint64(i), 64*i, 64)
+		p.postRecv(1, uint64(i), 64*i, 64)
 	}
-	fill(p.buf[0].b[:64], 1)
+	fillPattern(p.buf[0].b[:64], 1)
 	clear(p.buf[1].b)
 	for i := range n {
-		p.send(0, uint64(i), i)
+		p.postSend(0, uint64(i), i)
 	}
 	for i := range n {
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
@@ -138,10 +138,10 @@ func testSendReceive(e *env) {
 
 func allZero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }
 
-func testScatterGather(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testScatterGather(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	a, b := p.buf[0], p.buf[1]
-	fill(a.b[:1000], 3)
+	fillPattern(a.b[:1000], 3)
 	clear(b.b)
 	type element struct{ off, n int }
 	// Use the last elements of lists with the maximum length.
@@ -160,7 +160,7 @@ func testScatterGather(e *env) {
 	if n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: recv}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: send})
+	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: send})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	want := make([]byte, len(b.b))
@@ -172,8 +172,8 @@ func testScatterGather(e *env) {
 	}
 }
 
-func testNothingKept(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testPostKeepsNoReference(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	const n = 10
 	recvs := make([]ib.RecvWR, n)
 	sends := make([]ib.SendWR, n)
@@ -203,7 +203,7 @@ func testNothingKept(e *env) {
 			recvs[i] = ib.RecvWR{ID: uint64(i), SGList: p.buf[1].sgl(8*i, 8)}
 			sends[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(8*i, 8)}
 		}
-		fill(p.buf[0].b, 5+round)
+		fillPattern(p.buf[0].b, 5+round)
 		clear(p.buf[1].b)
 		for _, f := range post {
 			f()
@@ -216,24 +216,24 @@ func testNothingKept(e *env) {
 			e.Error("the messages arrived changed")
 		}
 	}
-	p.inline()
+	p.checkInlineCopied()
 }
 
-// inline sends inline data that change after the post.
-func (p *pair) inline() {
+// checkInlineCopied sends inline data that change after the post.
+func (p *pair) checkInlineCopied() {
 	e := p.e
-	most := e.inlineData(p.pd, ib.QPTypeRC, 32)
+	most := e.maxInlineData(p.pd, ib.QPTypeRC, 32)
 	if most == 0 {
 		e.Log("queue pairs cannot have inline data")
 		return
 	}
-	qp := e.qp(p.pd, ib.QPInitAttr{
+	qp := e.newQP(p.pd, ib.QPInitAttr{
 		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: most},
 	})
-	e.reset(p.qps[:]...)
-	e.up(qp, p.qps[1].Num(), ib.QPRTS)
-	e.up(p.qps[1], qp.Num(), ib.QPRTS)
+	e.resetQPs(p.qps[:]...)
+	e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
+	e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
 	data := []byte("inline data are copied")
 	data = data[:min(len(data), int(most))]
 	want := bytes.Clone(data)
@@ -242,44 +242,44 @@ func (p *pair) inline() {
 		e.Fatalf("post send inline: %v", err)
 	}
 	clear(data)
-	p.recv(1, 9, 0, 100)
+	p.postRecv(1, 9, 0, 100)
 	e.waitOne(p.cqs[0], 9, ib.WCSuccess)
 	if wc := e.waitOne(p.cqs[1], 9, ib.WCSuccess); !bytes.Equal(p.buf[1].b[:wc.ByteLen], want) {
 		e.Errorf("inline data arrived as %q", p.buf[1].b[:wc.ByteLen])
 	}
 }
 
-func testUnsignaled(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.recv(1, 1, 0, 8)
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
+func testUnsignaled(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.postRecv(1, 1, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
-	p.recv(1, 2, 0, 8)
-	p.send(0, 2, 8)
+	p.postRecv(1, 2, 0, 8)
+	p.postSend(0, 2, 8)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess) // the first of them
-	all := e.pair(pairConfig{kind: ib.QPTypeRC, sigAll: true})
-	all.recv(1, 3, 0, 8)
-	all.post(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: all.buf[0].sgl(0, 8)})
+	all := e.newPair(pairConfig{kind: ib.QPTypeRC, sigAll: true})
+	all.postRecv(1, 3, 0, 8)
+	all.postWR(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: all.buf[0].sgl(0, 8)})
 	e.waitOne(all.cqs[0], 3, ib.WCSuccess)
 }
 
-func testImmediate(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	if !e.able(ib.QPTypeRC, ib.WRSendWithImm) {
+func testImmediateData(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	if !e.supportsOperation(ib.QPTypeRC, ib.WRSendWithImm) {
 		e.Skip("the driver has no SEND with immediate data")
 	}
-	p.recv(1, 1, 0, 8)
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].sgl(0, 8),
+	p.postRecv(1, 1, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].sgl(0, 8),
 		Flags: ib.SendSignaled})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess) // until then the driver may read the sent data again
 	if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 ||
 		wc.Opcode != ib.WCRecv {
 		e.Errorf("send with immediate: %+v", wc)
 	}
-	p.recv(1, 2, 0, 8)
-	fill(p.buf[0].b[:100], 7)
+	p.postRecv(1, 2, 0, 8)
+	fillPattern(p.buf[0].b[:100], 7)
 	clear(p.buf[1].b)
-	if !p.tried("RDMA WRITE", 0, ib.SendWR{
+	if !p.postIfSupported("RDMA WRITE", 0, ib.SendWR{
 		ID: 2, Opcode: ib.WRRDMAWriteWithImm, Imm: 0xfffefdfc, SGList: p.buf[0].sgl(0, 100), Flags: ib.SendSignaled,
 		RemoteAddr: p.buf[1].addr + 200, RKey: p.buf[1].mr.RKey(),
 	}) {
@@ -295,34 +295,34 @@ func testImmediate(e *env) {
 	}
 }
 
-// tryPost is post, but skips the test if the driver does not support the operation.
-func (p *pair) tryPost(ability string, side int, wr ib.SendWR) {
+// postOrSkip is post, but skips the test if the driver does not support the operation.
+func (p *pair) postOrSkip(ability string, side int, wr ib.SendWR) {
 	p.e.Helper()
-	if !p.tried(ability, side, wr) {
+	if !p.postIfSupported(ability, side, wr) {
 		p.e.Skipf("the driver has no %s", ability)
 	}
 }
 
-// needWrite skips a test of remote keys if the driver does not support RDMA WRITE.
-func (p *pair) needWrite() {
+// requireRDMAWrite skips a test of remote keys if the driver does not support RDMA WRITE.
+func (p *pair) requireRDMAWrite() {
 	p.e.Helper()
-	p.tryPost("RDMA WRITE", 0, p.rdma(0, ib.WRRDMAWrite, nil, 0))
+	p.postOrSkip("RDMA WRITE", 0, p.rdmaRequest(0, ib.WRRDMAWrite, nil, 0))
 	p.e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 }
 
-func (p *pair) rdma(id uint64, op ib.WROpcode, sgl []ib.SGE, off int) ib.SendWR {
+func (p *pair) rdmaRequest(id uint64, op ib.WROpcode, sgl []ib.SGE, off int) ib.SendWR {
 	return ib.SendWR{
 		ID: id, Opcode: op, Flags: ib.SendSignaled, SGList: sgl,
 		RemoteAddr: p.buf[1].addr + uint64(off), RKey: p.buf[1].mr.RKey(),
 	}
 }
 
-func testWrite(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testRDMAWrite(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	for i, n := range []int{1, 0, 4096, 4097, bufLen} {
-		fill(p.buf[0].b, i)
+		fillPattern(p.buf[0].b, i)
 		clear(p.buf[1].b)
-		p.tryPost("RDMA WRITE", 0, p.rdma(uint64(i), ib.WRRDMAWrite, p.buf[0].sgl(0, n), bufLen-n))
+		p.postOrSkip("RDMA WRITE", 0, p.rdmaRequest(uint64(i), ib.WRRDMAWrite, p.buf[0].sgl(0, n), bufLen-n))
 		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMAWrite {
 			e.Errorf("%+v", wc)
 		}
@@ -335,12 +335,12 @@ func testWrite(e *env) {
 	}
 }
 
-func testRead(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	fill(p.buf[1].b, 1) // once: the response to a retransmitted request may arrive after the completion
+func testRDMARead(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	fillPattern(p.buf[1].b, 1) // once: the response to a retransmitted request may arrive after the completion
 	for i, n := range []int{1, 4096, 4097, bufLen} {
 		clear(p.buf[0].b)
-		p.tryPost("RDMA READ", 0, p.rdma(uint64(i), ib.WRRDMARead, p.buf[0].sgl(bufLen-n, n), 0))
+		p.postOrSkip("RDMA READ", 0, p.rdmaRequest(uint64(i), ib.WRRDMARead, p.buf[0].sgl(bufLen-n, n), 0))
 		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMARead {
 			e.Errorf("%+v", wc)
 		}
@@ -350,20 +350,20 @@ func testRead(e *env) {
 	}
 }
 
-func testAtomics(e *env) {
+func testAtomics(e *testEnv) {
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	if a.AtomicCap == ib.AtomicNone {
 		e.Skip("the driver has no atomics: AtomicCap is none")
 	}
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	value := func() uint64 { return binary.NativeEndian.Uint64(p.buf[1].b[16:]) }
 	binary.NativeEndian.PutUint64(p.buf[1].b[16:], 100)
 	do := func(op ib.WROpcode, add, swap, old, fresh uint64, wcop ib.WCOpcode) {
 		e.Helper()
-		wr := p.rdma(1, op, p.buf[0].sgl(0, 8), 16)
+		wr := p.rdmaRequest(1, op, p.buf[0].sgl(0, 8), 16)
 		wr.CompareAdd, wr.Swap = add, swap
-		p.tryPost("atomics", 0, wr)
+		p.postOrSkip("atomics", 0, wr)
 		if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != wcop {
 			e.Errorf("%+v", wc)
 		}
@@ -375,7 +375,7 @@ func testAtomics(e *env) {
 	do(ib.WRAtomicFetchAdd, ^uint64(0), 0, 105, 104, ib.WCFetchAdd)
 	do(ib.WRAtomicCmpAndSwp, 104, 7, 104, 7, ib.WCCompSwap)
 	do(ib.WRAtomicCmpAndSwp, 104, 9, 7, 7, ib.WCCompSwap)
-	n, err := p.qps[0].PostSend(p.rdma(2, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 17)) // not aligned
+	n, err := p.qps[0].PostSend(p.rdmaRequest(2, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 17)) // not aligned
 	if n == 1 {
 		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
 	} else {
@@ -383,9 +383,9 @@ func testAtomics(e *env) {
 	}
 }
 
-func testAccessRights(e *env) {
-	pd := e.pd()
-	other := e.pd()
+func testAccessRights(e *testEnv) {
+	pd := e.newPD()
+	other := e.newPD()
 	for _, test := range []struct {
 		name   string
 		access ib.AccessFlags
@@ -401,24 +401,24 @@ func testAccessRights(e *env) {
 		{name: "write with a wrong key", access: allAccess, op: ib.WRRDMAWrite, shift: 1},
 		{name: "write with another domain's key", access: allAccess, op: ib.WRRDMAWrite, alien: true},
 	} {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		mrPD := pd
 		if test.alien {
 			mrPD = other
 		}
-		target := e.buffer(mrPD, 64, test.access)
+		target := e.newBuffer(mrPD, 64, test.access)
 		wr := ib.SendWR{
 			ID: 1, Opcode: test.op, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64),
 			RemoteAddr: target.addr + uint64(test.off), RKey: target.mr.RKey() + test.shift,
 		}
-		fill(p.buf[0].b, 1)
+		fillPattern(p.buf[0].b, 1)
 		if n, err := p.qps[0].PostSend(wr); n == 0 && errors.Is(err, syscall.EOPNOTSUPP) {
 			e.Logf("%s: the driver cannot: %v", test.name, err)
 			continue
 		} else if n != 1 {
 			e.Fatalf("%s: post: %v", test.name, err)
 		}
-		wc := e.waitAny(p.cqs[0])
+		wc := e.waitOneOfAny(p.cqs[0])
 		if wc.Status != ib.WCRemAccessErr {
 			e.Errorf("%s: completed with %q, want %q", test.name, wc.Status, ib.WCRemAccessErr)
 		}
@@ -430,12 +430,12 @@ func testAccessRights(e *env) {
 		})
 	}
 	// An operation that the queue pair does not allow is an invalid request for any key (IBA 9.9.3).
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	p.needWrite()
-	fill(p.buf[0].b, 1)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	p.requireRDMAWrite()
+	fillPattern(p.buf[0].b, 1)
 	e.must("modify", p.qps[1].Modify(ib.QPAttr{}, ib.QPAttrAccessFlags))
-	p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
-	if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemInvReqErr {
+	p.postWR(0, p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
+	if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCRemInvReqErr {
 		e.Errorf("write to a queue pair that does not allow it: %q", wc.Status)
 	}
 	if !allZero(p.buf[1].b) {
@@ -443,40 +443,40 @@ func testAccessRights(e *env) {
 	}
 }
 
-func (e *env) waitAny(cq *ib.CQ) ib.WC {
+func (e *testEnv) waitOneOfAny(cq *ib.CQ) ib.WC {
 	e.Helper()
-	return e.wait(cq, 1)[0]
+	return e.waitCompletions(cq, 1)[0]
 }
 
-func testDeregistered(e *env) {
-	e.allow(check.RuleInFlight) // an earlier receive
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	target := e.buffer(p.pd, 64, allAccess)
+func testDeregisteredMemory(e *testEnv) {
+	e.allowViolation(check.RuleInFlight) // an earlier receive
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	target := e.newBuffer(p.pd, 64, allAccess)
 	wr := ib.SendWR{
 		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64), RemoteAddr: target.addr,
 		RKey: target.mr.RKey(),
 	}
-	fill(p.buf[0].b, 1)
-	if p.tried("RDMA WRITE", 0, wr) {
+	fillPattern(p.buf[0].b, 1)
+	if p.postIfSupported("RDMA WRITE", 0, wr) {
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		e.destroy(target.mr)
 		clear(target.b)
 		wr.ID = 2
-		p.post(0, wr)
-		if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemAccessErr || !allZero(target.b) {
+		p.postWR(0, wr)
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCRemAccessErr || !allZero(target.b) {
 			e.Errorf("write to deregistered memory: %q, memory changed: %v", wc.Status, !allZero(target.b))
 		}
 	}
-	e.deregisteredLocally(p.pd)
+	e.checkLocalDeregistered(p.pd)
 }
 
-// deregisteredLocally receives to, and sends from, deregistered memory, also with requests posted before the
+// checkLocalDeregistered receives to, and sends from, deregistered memory, also with requests posted before the
 // deregistration.
-func (e *env) deregisteredLocally(pd *ib.PD) {
+func (e *testEnv) checkLocalDeregistered(pd *ib.PD) {
 	e.Helper()
 	for _, late := range []bool{false, true} {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		target := e.buffer(pd, 64, allAccess)
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		target := e.newBuffer(pd, 64, allAccess)
 		receive := ib.RecvWR{ID: 1, SGList: target.sgl(0, 64)}
 		post := func() {
 			e.Helper()
@@ -484,9 +484,9 @@ func (e *env) deregisteredLocally(pd *ib.PD) {
 				e.Fatalf("post receive: %v", err)
 			}
 		}
-		fill(p.buf[0].b, 1)
+		fillPattern(p.buf[0].b, 1)
 		post()
-		p.send(0, 1, 64) // while it is registered
+		p.postSend(0, 1, 64) // while it is registered
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 		if late {
@@ -497,24 +497,24 @@ func (e *env) deregisteredLocally(pd *ib.PD) {
 		if !late {
 			post()
 		}
-		p.send(0, 2, 64)
-		if wc := e.waitAny(p.cqs[1]); wc.Status != ib.WCLocProtErr || !allZero(target.b) {
+		p.postSend(0, 2, 64)
+		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != ib.WCLocProtErr || !allZero(target.b) {
 			e.Fatalf("receive to deregistered memory, posted before that: %v: completed with %q, want %q; memory changed: %v",
 				late, wc.Status, ib.WCLocProtErr, !allZero(target.b))
 		}
-		if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCRemOpErr {
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCRemOpErr {
 			e.Errorf("send to a receive in deregistered memory completed with %q, want %q", wc.Status, ib.WCRemOpErr)
 		}
 	}
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	source := e.buffer(pd, 64, allAccess)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	source := e.newBuffer(pd, 64, allAccess)
 	sgl := source.sgl(0, 64)
-	fill(source.b, 2)
+	fillPattern(source.b, 2)
 	clear(p.buf[1].b)
-	p.recv(1, 1, 0, 64)
+	p.postRecv(1, 1, 0, 64)
 	e.destroy(source.mr)
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sgl})
-	if wc := e.waitAny(p.cqs[0]); wc.Status != ib.WCLocProtErr {
+	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sgl})
+	if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCLocProtErr {
 		e.Errorf("send from deregistered memory completed with %q, want %q", wc.Status, ib.WCLocProtErr)
 	}
 	if !allZero(p.buf[1].b[:64]) {
@@ -522,20 +522,20 @@ func (e *env) deregisteredLocally(pd *ib.PD) {
 	}
 }
 
-func testReceiveTooShort(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.recv(1, 1, 0, 99)
-	p.recv(1, 2, 0, 99)
+func testReceiveTooShort(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.postRecv(1, 1, 0, 99)
+	p.postRecv(1, 2, 0, 99)
 	clear(p.buf[1].b)
-	p.send(0, 1, 100)
+	p.postSend(0, 1, 100)
 	e.waitOne(p.cqs[1], 1, ib.WCLocLenErr)
 	e.waitOne(p.cqs[1], 2, ib.WCWRFlushErr)
 	e.waitOne(p.cqs[0], 1, ib.WCRemInvReqErr)
 }
 
-func testLocalKey(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.recv(1, 1, 0, 8)
+func testWrongLocalKey(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.postRecv(1, 1, 0, 8)
 	bad := p.buf[0].sge(0, 8)
 	bad.LKey++
 	n, err := p.qps[0].PostSend(
@@ -554,18 +554,18 @@ func testLocalKey(e *env) {
 	}
 }
 
-func testUnreliable(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeUC})
-	p.exchange(0, 1, 5000)
-	p.exchange(1, 2, 10)
-	p.send(0, 3, 11) // no receive matches it, unless it is slow
+func testUnreliableConnection(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeUC})
+	p.exchangeMessage(0, 1, 5000)
+	p.exchangeMessage(1, 2, 10)
+	p.postSend(0, 3, 11) // no receive matches it, unless it is slow
 	e.waitOne(p.cqs[0], 3, ib.WCSuccess)
-	p.recv(1, 1, 0, 100)
-	p.recv(1, 2, 0, 100)
-	p.send(0, 4, 12)
+	p.postRecv(1, 1, 0, 100)
+	p.postRecv(1, 2, 0, 100)
+	p.postSend(0, 4, 12)
 	e.waitOne(p.cqs[0], 4, ib.WCSuccess)
 	for {
-		if wc := e.waitAny(p.cqs[1]); wc.Status != ib.WCSuccess {
+		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != ib.WCSuccess {
 			e.Fatalf("completion with %q", wc.Status)
 		} else if wc.ByteLen == 12 {
 			return
@@ -575,26 +575,26 @@ func testUnreliable(e *env) {
 
 const grhLen = 40
 
-// datagrams returns two datagram queue pairs with an address handle to the device itself.
-func (e *env) datagrams() (*pair, *ib.AH) {
-	p := e.pair(pairConfig{kind: ib.QPTypeUD})
-	return p, e.ah(p.pd)
+// newDatagramPair returns two datagram queue pairs with an address handle to the device itself.
+func (e *testEnv) newDatagramPair() (*pair, *ib.AH) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeUD})
+	return p, e.newAH(p.pd)
 }
 
-func (p *pair) datagram(id uint64, ah *ib.AH, n int) ib.SendWR {
+func (p *pair) datagramRequest(id uint64, ah *ib.AH, n int) ib.SendWR {
 	return ib.SendWR{
 		ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, n),
 		AH: ah, RemoteQPN: p.qps[1].Num(), RemoteQKey: qkey,
 	}
 }
 
-func testDatagram(e *env) {
-	p, ah := e.datagrams()
+func testDatagramHeader(e *testEnv) {
+	p, ah := e.newDatagramPair()
 	for i, n := range []int{1, 0, 100, e.port.ActiveMTU.Bytes()} {
-		fill(p.buf[0].b, i)
+		fillPattern(p.buf[0].b, i)
 		clear(p.buf[1].b)
-		p.recv(1, uint64(i), 0, bufLen)
-		p.post(0, p.datagram(uint64(i), ah, n))
+		p.postRecv(1, uint64(i), 0, bufLen)
+		p.postWR(0, p.datagramRequest(uint64(i), ah, n))
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 		if int(wc.ByteLen) != grhLen+n || wc.SrcQP != p.qps[0].Num() || wc.Flags&ib.WCGRH == 0 {
@@ -610,14 +610,14 @@ func testDatagram(e *env) {
 		if k > 0 && e.recvSGE < 2 {
 			break
 		}
-		fill(p.buf[0].b[:n], k)
+		fillPattern(p.buf[0].b[:n], k)
 		clear(p.buf[1].b)
 		sgl := []ib.SGE{p.buf[1].sge(k, grhLen+n-k)}
 		if k > 0 {
 			sgl = append([]ib.SGE{p.buf[1].sge(0, k)}, sgl...)
 		}
 		e.postRecv(p.qps[1], ib.RecvWR{ID: 8, SGList: sgl})
-		p.post(0, p.datagram(8, ah, n))
+		p.postWR(0, p.datagramRequest(8, ah, n))
 		e.waitOne(p.cqs[0], 8, ib.WCSuccess)
 		e.waitOne(p.cqs[1], 8, ib.WCSuccess)
 		if k == 0 {
@@ -627,28 +627,28 @@ func testDatagram(e *env) {
 			e.Errorf("datagram of %d bytes, received in elements of %d bytes and the rest: it arrived changed", n, k)
 		}
 	}
-	wr := p.datagram(9, ah, 4)
+	wr := p.datagramRequest(9, ah, 4)
 	wr.Opcode, wr.Imm = ib.WRSendWithImm, 0xabcd
-	p.recv(1, 9, 0, bufLen)
-	p.post(0, wr)
+	p.postRecv(1, 9, 0, bufLen)
+	p.postWR(0, wr)
 	if wc := e.waitOne(p.cqs[1], 9, ib.WCSuccess); wc.Imm != 0xabcd || wc.Flags&ib.WCWithImm == 0 {
 		e.Errorf("datagram with immediate: %+v", wc)
 	}
 }
 
-func testDatagramDropped(e *env) {
-	p, ah := e.datagrams()
-	p.recv(1, 1, 0, bufLen)
-	bad := p.datagram(1, ah, 8)
+func testBadDatagramDropped(e *testEnv) {
+	p, ah := e.newDatagramPair()
+	p.postRecv(1, 1, 0, bufLen)
+	bad := p.datagramRequest(1, ah, 8)
 	bad.RemoteQKey++
-	p.post(0, bad)
+	p.postWR(0, bad)
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	bad = p.datagram(2, ah, 8)
+	bad = p.datagramRequest(2, ah, 8)
 	bad.RemoteQPN = 0xfffff0
-	p.post(0, bad)
+	p.postWR(0, bad)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-	fill(p.buf[0].b, 6)
-	p.post(0, p.datagram(3, ah, 8))
+	fillPattern(p.buf[0].b, 6)
+	p.postWR(0, p.datagramRequest(3, ah, 8))
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess) // the receive is still available for the valid message
 	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+8], p.buf[0].b[:8]) {
 		e.Error("a datagram that should have been dropped has arrived")

@@ -27,12 +27,12 @@ var datagramChecks = []ruleTest{
 	{
 		name: "Mcast/Members",
 		rule: "each member of a group receives what is sent to it, whatever keeps others from receiving it",
-		test: testMembers,
+		test: testGroupMembers,
 	},
 }
 
-// route checks the header that precedes a datagram of side 0.
-func (e *env) route(what string, header []byte, a ib.AHAttr) {
+// checkRoute checks the header that precedes a datagram of side 0.
+func (e *testEnv) checkRoute(what string, header []byte, a ib.AHAttr) {
 	e.Helper()
 	h := roce.GRH(header[:roce.GRHLen])
 	const dscp = 0xfc // the network may change the two low bits
@@ -55,7 +55,7 @@ func (e *env) route(what string, header []byte, a ib.AHAttr) {
 
 // hasGID reports whether a GID belongs to the device. The GID of the packet may differ from the requested one: a
 // default GID is not always usable as a packet's address.
-func (e *env) hasGID(g ib.GID) bool {
+func (e *testEnv) hasGID(g ib.GID) bool {
 	e.Helper()
 	for i := range e.port.GIDTableLen {
 		if have, err := e.dev.QueryGID(1, i); err == nil && have.GID == g {
@@ -65,8 +65,8 @@ func (e *env) hasGID(g ib.GID) bool {
 	return false
 }
 
-func testDatagramRoute(e *env) {
-	p, _ := e.datagrams()
+func testDatagramRoute(e *testEnv) {
+	p, _ := e.newDatagramPair()
 	var ahs []*ib.AH
 	var attrs []ib.AHAttr
 	for i, r := range []ib.GlobalRoute{
@@ -74,19 +74,19 @@ func testDatagramRoute(e *env) {
 		{TrafficClass: 0xb8, HopLimit: 255, FlowLabel: 0xfffff},
 		{TrafficClass: 0xfc, HopLimit: 2, FlowLabel: 0x54321},
 	} {
-		a := e.address()
+		a := e.ownAddress()
 		a.SL, a.GRH.TrafficClass, a.GRH.HopLimit, a.GRH.FlowLabel = uint8(i), r.TrafficClass, r.HopLimit, r.FlowLabel
 		ah, err := p.pd.CreateAH(&a)
 		e.must("create ah", err)
-		ahs, attrs = append(ahs, own(e, ah, ah.Destroy)), append(attrs, a)
+		ahs, attrs = append(ahs, destroyAtEnd(e, ah, ah.Destroy)), append(attrs, a)
 	}
 	const each = 128 // bytes of the buffer for each receive
 	exchange := func(what string) {
 		e.Helper()
 		var wrs []ib.SendWR
 		for i, ah := range ahs {
-			p.recv(1, uint64(i), each*i, each)
-			wrs = append(wrs, p.datagram(uint64(i), ah, 8))
+			p.postRecv(1, uint64(i), each*i, each)
+			wrs = append(wrs, p.datagramRequest(uint64(i), ah, 8))
 		}
 		if n, err := p.qps[0].PostSend(wrs...); n != len(wrs) {
 			e.Fatalf("post send: %d taken, %v", n, err)
@@ -94,7 +94,7 @@ func testDatagramRoute(e *env) {
 		for i := range ahs {
 			e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-			e.route(fmt.Sprintf("%s, datagram %d", what, i), p.buf[1].b[each*i:], attrs[i])
+			e.checkRoute(fmt.Sprintf("%s, datagram %d", what, i), p.buf[1].b[each*i:], attrs[i])
 			if got, err := ahs[i].Query(); err != nil || got != attrs[i] {
 				e.Errorf("%s: address handle %d: got %+v (%v), want %+v", what, i, got, err, attrs[i])
 			}
@@ -114,25 +114,25 @@ func testDatagramRoute(e *env) {
 	exchange("address handles that were modified")
 
 	// Reply to the sender.
-	p.recv(1, 1, 0, each)
-	p.post(0, p.datagram(1, ahs[1], 8))
+	p.postRecv(1, 1, 0, each)
+	p.postWR(0, p.datagramRequest(1, ahs[1], 8))
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	a, err := e.dev.AddressOfSender(1, &wc, p.buf[1].b)
 	e.must("find the address of the sender", err)
 	back, err := p.pd.CreateAH(&a)
 	e.must("create ah of the sender", err)
-	own(e, back, back.Destroy)
-	p.recv(0, 2, bufLen-each, each)
-	p.post(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[1].sgl(bufLen-8, 8), AH: back,
+	destroyAtEnd(e, back, back.Destroy)
+	p.postRecv(0, 2, bufLen-each, each)
+	p.postWR(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[1].sgl(bufLen-8, 8), AH: back,
 		RemoteQPN: wc.SrcQP, RemoteQKey: qkey})
 	e.waitOne(p.cqs[1], 3, ib.WCSuccess)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-	e.route("the answer", p.buf[0].b[bufLen-each:], a)
+	e.checkRoute("the answer", p.buf[0].b[bufLen-each:], a)
 }
 
-func testControlledQKey(e *env) {
-	p, ah := e.datagrams()
+func testControlledQKey(e *testEnv) {
+	p, ah := e.newDatagramPair()
 	const high = 1 << 31
 	receives := 0
 	for i, c := range []struct {
@@ -153,14 +153,14 @@ func testControlledQKey(e *env) {
 		{high | 1, 1, 1, true},
 	} {
 		for ; receives < 2; receives++ {
-			p.recv(1, 1, 0, 100)
+			p.postRecv(1, 1, 0, 100)
 		}
 		send := func(sender, sent uint32, size int) {
 			e.Helper()
 			e.must("modify the Q_Key", p.qps[0].Modify(ib.QPAttr{QKey: sender}, ib.QPAttrQKey))
-			wr := p.datagram(2, ah, size)
+			wr := p.datagramRequest(2, ah, size)
 			wr.RemoteQKey = sent
-			p.post(0, wr)
+			p.postWR(0, wr)
 			e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 		}
 		next := func() int {
@@ -183,13 +183,13 @@ func testControlledQKey(e *env) {
 	}
 }
 
-// groups returns multicast addresses of the device's address family, or nil if it does not support multicast.
-func (e *env) groups() func(i int) ib.GID {
+// groupAddresses returns multicast addresses of the device's address family, or nil if it does not support multicast.
+func (e *testEnv) groupAddresses() func(i int) ib.GID {
 	e.Helper()
-	if !e.has(ib.QPTypeUD) {
+	if !e.supportsType(ib.QPTypeUD) {
 		return nil
 	}
-	qp := e.ofType(ib.QPTypeUD, e.pd(), e.cq(1, nil))
+	qp := e.newQPOfType(ib.QPTypeUD, e.newPD(), e.newCQ(1, nil))
 	defer e.destroy(qp)
 	for _, group := range []func(i int) ib.GID{
 		func(i int) ib.GID { return ib.GID{0: 0xff, 1: 0x0e, 14: byte(i >> 8), 15: byte(i)} },
@@ -207,59 +207,60 @@ func (e *env) groups() func(i int) ib.GID {
 	return nil
 }
 
-// member is a member of a group, with posted receives.
-type member struct {
+// groupMember is a member of a group, with posted receives.
+type groupMember struct {
 	qp  *ib.QP
 	cq  *ib.CQ
-	buf *buffer
+	buf *registeredBuffer
 }
 
-func (e *env) member(pd *ib.PD) *member {
+func (e *testEnv) newGroupMember(pd *ib.PD) *groupMember {
 	e.Helper()
-	cq := e.cq(e.queueLen, nil)
-	m := &member{e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD}), cq, e.buffer(pd, 256, allAccess)}
-	e.up(m.qp, 0, ib.QPRTS)
+	cq := e.newCQ(e.queueLen, nil)
+	m := &groupMember{e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD}), cq, e.newBuffer(pd, 256,
+		allAccess)}
+	e.bringUp(m.qp, 0, ib.QPRTS)
 	return m
 }
 
-func (m *member) recv(e *env, id uint64, n int) {
+func (m *groupMember) checkReceived(e *testEnv, id uint64, n int) {
 	e.Helper()
 	if k, err := m.qp.PostRecv(ib.RecvWR{ID: id, SGList: m.buf.sgl(0, n)}); k != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
 }
 
-func testMembers(e *env) {
-	group := e.groups()
+func testGroupMembers(e *testEnv) {
+	group := e.groupAddresses()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
 	if n := e.deviceAttr().MaxMcastQPAttach; n < 3 {
 		e.Skipf("the device has groups of %d members, and the check needs 3", n)
 	}
-	p, _ := e.datagrams()
-	good := []*member{e.member(p.pd), e.member(p.pd)}
+	p, _ := e.newDatagramPair()
+	good := []*groupMember{e.newGroupMember(p.pd), e.newGroupMember(p.pd)}
 	to := map[ib.GID]*ib.AH{}
 	for i := range 2 {
-		a := e.address()
+		a := e.ownAddress()
 		a.GRH.DGID = group(i)
 		ah, err := p.pd.CreateAH(&a)
 		e.must("create ah", err)
-		to[group(i)] = own(e, ah, ah.Destroy)
+		to[group(i)] = destroyAtEnd(e, ah, ah.Destroy)
 	}
 	id := uint64(100)
 	// deliver sends to a group. Some of the members must receive the message.
-	deliver := func(what string, g ib.GID, receivers ...*member) {
+	deliver := func(what string, g ib.GID, receivers ...*groupMember) {
 		e.Helper()
 		id++
-		fill(p.buf[0].b[:16], int(id))
+		fillPattern(p.buf[0].b[:16], int(id))
 		for _, m := range receivers {
 			clear(m.buf.b)
-			m.recv(e, id, 100)
+			m.checkReceived(e, id, 100)
 		}
-		wr := p.datagram(id, to[g], 16)
+		wr := p.datagramRequest(id, to[g], 16)
 		wr.RemoteQPN = 0xffffff
-		p.post(0, wr)
+		p.postWR(0, wr)
 		e.waitOne(p.cqs[0], id, ib.WCSuccess)
 		for i, m := range receivers {
 			e.eventually(fmt.Sprintf("%s: the datagram for receiver %d of the group", what, i), func() bool {
@@ -281,27 +282,27 @@ func testMembers(e *env) {
 	}
 	for _, c := range []struct {
 		what string
-		make func(m *member)
+		make func(m *groupMember)
 	}{
-		{"a member without a receive", func(m *member) {}},
-		{"a member with another Q_Key", func(m *member) {
-			m.recv(e, 1, 100)
+		{"a member without a receive", func(m *groupMember) {}},
+		{"a member with another Q_Key", func(m *groupMember) {
+			m.checkReceived(e, 1, 100)
 			e.must("modify the Q_Key", m.qp.Modify(ib.QPAttr{QKey: qkey + 1}, ib.QPAttrQKey))
 		}},
-		{"a member whose receive is too short", func(m *member) { m.recv(e, 1, 50) }},
-		{"a member in INIT", func(m *member) {
-			e.reset(m.qp)
-			e.up(m.qp, 0, ib.QPInit)
-			m.recv(e, 1, 100)
+		{"a member whose receive is too short", func(m *groupMember) { m.checkReceived(e, 1, 50) }},
+		{"a member in INIT", func(m *groupMember) {
+			e.resetQPs(m.qp)
+			e.bringUp(m.qp, 0, ib.QPInit)
+			m.checkReceived(e, 1, 100)
 		}},
-		{"a member in ERR", func(m *member) {
+		{"a member in ERR", func(m *groupMember) {
 			e.must("modify to ERR", m.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		}},
 		{"a member that receives, too", nil},
 	} {
 		for place := range 3 {
 			what := fmt.Sprintf("%s, attached as number %d", c.what, place)
-			bad, receivers := e.member(p.pd), good
+			bad, receivers := e.newGroupMember(p.pd), good
 			members := slices.Insert([]*ib.QP{good[0].qp, good[1].qp}, place, bad.qp)
 			for _, qp := range members {
 				e.must("attach", qp.AttachMcast(group(0), 0))
@@ -324,7 +325,7 @@ func testMembers(e *env) {
 	e.must("attach", good[0].qp.AttachMcast(group(0), 0))
 	e.must("attach", good[1].qp.AttachMcast(group(0), 0))
 	e.must("attach", good[1].qp.AttachMcast(group(1), 0))
-	good[0].recv(e, id+2, 100) // for the second datagram after this one
+	good[0].checkReceived(e, id+2, 100) // for the second datagram after this one
 	deliver("another group", group(1), good[1])
 	deliver("both", group(0), good[1])
 	e.waitOne(good[0].cq, id, ib.WCSuccess)

@@ -19,25 +19,25 @@ var deviceErrorChecks = []ruleTest{
 	{
 		name: "DeviceError/NothingMade",
 		rule: "in error nothing is created or modified (EIO)",
-		test: testNothingMade,
+		test: testNoCreationInError,
 	},
 	{
 		name: "DeviceError/NoNewWork",
 		rule: "in error no new work request is carried out: it is refused, or completes with a flush error",
-		test: testNoNewWork,
+		test: testNoNewWorkInError,
 	},
 	{
 		name: "DeviceError/Flush",
 		rule: "what is in flight when the device goes into error completes with a flush error",
-		test: testErrorFlush,
+		test: testFlushOnDeviceError,
 	},
 	{
 		name: "DeviceError/EveryState",
 		rule: "that holds for queue pairs of every state, and for both of their queues",
-		test: func(e *env) {
-			states := e.everyState(e.statePairs())
+		test: func(e *testEnv) {
+			states := e.newQPsInEveryState(e.newPairFunc())
 			e.handle.SetError()
-			states.flushed("the device went into error")
+			states.waitFlushed("the device went into error")
 		},
 	},
 	{
@@ -53,9 +53,9 @@ var deviceErrorChecks = []ruleTest{
 	{
 		name: "DeviceError/DestroyWorks",
 		rule: "in error everything can be destroyed, and the device unregistered",
-		test: func(e *env) {
-			p := e.pair(pairConfig{kind: ib.QPTypeRC})
-			p.recv(1, 1, 0, 8)
+		test: func(e *testEnv) {
+			p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+			p.postRecv(1, 1, 0, 8)
 			was := p.qps[0].State()
 			e.handle.SetError()
 			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
@@ -69,30 +69,30 @@ var deviceErrorChecks = []ruleTest{
 	},
 }
 
-func testNothingMade(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	a := e.address()
+func testNoCreationInError(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	a := e.ownAddress()
 	// Features that the driver lacks are not tested.
 	ah, _ := p.pd.CreateAH(&a)
 	srq, _ := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 	fast, _ := p.pd.AllocMR(1)
 	mw, _ := p.pd.AllocMW(ib.MWType1)
 	xrcd, _ := e.dev.AllocXRCD()
-	small := e.cq(8, nil)
+	small := e.newCQ(8, nil)
 	resizes := !errors.Is(small.Resize(9), syscall.EOPNOTSUPP)
 	moderates := !errors.Is(small.Moderate(1, 0), syscall.EOPNOTSUPP)
 	reregs := !errors.Is(p.buf[0].mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}), syscall.EOPNOTSUPP)
-	_, addr := e.memory(64)
+	_, addr := e.newMemory(64)
 	e.handle.SetError()
 	refused := func(what string, err error) {
 		e.Helper()
 		e.wantErr(what, err, syscall.EIO)
 	}
-	refused("alloc pd", second(e.dev.AllocPD()))
-	refused("register memory", second(p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 8, Access: 0})))
-	refused("create cq", second(e.dev.CreateCQ(ib.CQInit{Entries: 1})))
-	refused("create qp", second(p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC})))
-	refused("create ah", second(p.pd.CreateAH(&a)))
+	refused("alloc pd", errorOf(e.dev.AllocPD()))
+	refused("register memory", errorOf(p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 8, Access: 0})))
+	refused("create cq", errorOf(e.dev.CreateCQ(ib.CQInit{Entries: 1})))
+	refused("create qp", errorOf(p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC})))
+	refused("create ah", errorOf(p.pd.CreateAH(&a)))
 	refused("modify qp", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	refused("modify rights of qp", p.qps[0].Modify(ib.QPAttr{AccessFlags: remote}, ib.QPAttrAccessFlags))
 	if resizes {
@@ -109,39 +109,39 @@ func testNothingMade(e *env) {
 		e.must("destroy ah", ah.Destroy())
 	}
 	if srq != nil {
-		refused("create srq", second(p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})))
+		refused("create srq", errorOf(p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})))
 		refused("modify srq", srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit))
 		e.must("destroy srq", srq.Destroy())
 	}
 	if fast != nil {
-		refused("alloc mr", second(p.pd.AllocMR(1)))
+		refused("alloc mr", errorOf(p.pd.AllocMR(1)))
 		refused("map memory", fast.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
 		e.must("dereg", fast.Dereg())
 	}
 	if mw != nil {
-		refused("alloc mw", second(p.pd.AllocMW(ib.MWType1)))
+		refused("alloc mw", errorOf(p.pd.AllocMW(ib.MWType1)))
 		e.must("dealloc mw", mw.Dealloc())
 	}
 	if xrcd != nil {
-		refused("alloc xrcd", second(e.dev.AllocXRCD()))
+		refused("alloc xrcd", errorOf(e.dev.AllocXRCD()))
 		e.must("dealloc xrcd", xrcd.Dealloc())
 	}
 }
 
-func testNoNewWork(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	t := p.traffic()
-	fill(p.buf[0].b[:8], 1)
+func testNoNewWorkInError(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	t := p.newMessageSender()
+	fillPattern(p.buf[0].b[:8], 1)
 	clear(p.buf[1].b[:8])
-	t.ready(1, 8)
+	t.prepareReceive(1, 8)
 	e.handle.SetError()
-	n, err := p.qps[0].PostSend(t.message(1, 8))
+	n, err := p.qps[0].PostSend(t.messageRequest(1, 8))
 	if n == 1 {
 		e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
 	} else if err == nil {
 		e.Error("post send: refused without an error")
 	}
-	e.settle()
+	e.awaitCallbacks()
 	for _, b := range p.buf[1].b[:8] {
 		if b != 0 {
 			e.Fatal("a work request was carried out on a device in error")
@@ -149,10 +149,10 @@ func testNoNewWork(e *env) {
 	}
 }
 
-func testErrorFlush(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testFlushOnDeviceError(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	for i := range 3 {
-		p.recv(1, uint64(i), 0, 8)
+		p.postRecv(1, uint64(i), 0, 8)
 	}
 	e.handle.SetError()
 	for i := range 3 {
@@ -160,45 +160,45 @@ func testErrorFlush(e *env) {
 	}
 }
 
-// everyState holds queue pairs in every state, with work requests in the queues that the state allows.
-type everyState struct {
-	e       *env
+// qpsInEveryState holds queue pairs in every state, with work requests in the queues that the state allows.
+type qpsInEveryState struct {
+	e       *testEnv
 	pairs   []*pair
 	states  []ib.QPState
 	pending []map[uint64]bool // on side 0 of each pair
 }
 
-// statePairs returns a function that creates the pairs of everyState.
-func (e *env) statePairs() func() *pair {
-	pd := e.pd()
+// newPairFunc returns a function that creates the pairs of everyState.
+func (e *testEnv) newPairFunc() func() *pair {
+	pd := e.newPD()
 	return func() *pair {
 		p := &pair{e: e, pd: pd}
 		for i := range p.qps {
-			p.cqs[i] = e.cq(2*e.queueLen, nil)
-			p.buf[i] = e.buffer(pd, 64, allAccess)
-			p.qps[i] = e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: ib.QPTypeRC})
+			p.cqs[i] = e.newCQ(2*e.queueLen, nil)
+			p.buf[i] = e.newBuffer(pd, 64, allAccess)
+			p.qps[i] = e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: ib.QPTypeRC})
 		}
 		return p
 	}
 }
 
-func (e *env) everyState(newPair func() *pair) *everyState {
+func (e *testEnv) newQPsInEveryState(newPair func() *pair) *qpsInEveryState {
 	e.Helper()
-	x := &everyState{e: e}
+	x := &qpsInEveryState{e: e}
 	for _, s := range []ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPSQD} {
 		p, ids := newPair(), map[uint64]bool{}
-		e.up(p.qps[1], p.qps[0].Num(), ib.QPRTS)
-		e.up(p.qps[0], p.qps[1].Num(), min(s, ib.QPRTS))
+		e.bringUp(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+		e.bringUp(p.qps[0], p.qps[1].Num(), min(s, ib.QPRTS))
 		if s == ib.QPSQD {
 			if err := p.qps[0].Modify(ib.QPAttr{State: s}, ib.QPAttrState); err != nil {
 				continue // a state that this driver does not support: SQ/Drain
 			}
 		}
 		for i := range uint64(3) {
-			p.recv(0, i, 0, 8)
+			p.postRecv(0, i, 0, 8)
 			ids[i] = true
 			if s >= ib.QPRTS { // to a peer without receives
-				p.send(0, 100+i, 8)
+				p.postSend(0, 100+i, 8)
 				ids[100+i] = true
 			}
 		}
@@ -207,8 +207,8 @@ func (e *env) everyState(newPair func() *pair) *everyState {
 	return x
 }
 
-// flushed waits for a flush error of each work request.
-func (x *everyState) flushed(since string) {
+// waitFlushed waits for a flush error of each work request.
+func (x *qpsInEveryState) waitFlushed(since string) {
 	e := x.e
 	e.Helper()
 	for i, p := range x.pairs {
@@ -223,13 +223,13 @@ func (x *everyState) flushed(since string) {
 				}
 				delete(ids, c.ID)
 			}
-			if n == 0 && w.over() {
+			if n == 0 && w.isOver() {
 				e.Fatalf("waited %v in vain for %d completions of a queue pair that was in %v when %s", e.cfg.timeout, len(ids),
 					x.states[i], since)
 			}
 		}
 	}
-	e.settle()
+	e.awaitCallbacks()
 	for i, p := range x.pairs {
 		var wc [1]ib.WC
 		if n, _ := p.cqs[0].Poll(wc[:]); n > 0 {
@@ -241,13 +241,13 @@ func (x *everyState) flushed(since string) {
 	}
 }
 
-// each runs a test n times, each time on a fresh device.
-func (e *env) each(n int, f func(e *env, round int)) {
+// runOnFreshDevices runs a test n times, each time on a fresh device.
+func (e *testEnv) runOnFreshDevices(n int, f func(e *testEnv, round int)) {
 	for i := range n {
 		func() {
-			s := &scope{TB: e.TB}
-			defer s.close()
-			fresh := newEnv(s, e.cfg, e.checked)
+			s := &cleanupScope{TB: e.TB}
+			defer s.runCleanups()
+			fresh := newTestEnv(s, e.cfg, e.checked)
 			fresh.register()
 			f(fresh, i)
 		}()
@@ -257,30 +257,30 @@ func (e *env) each(n int, f func(e *env, round int)) {
 // errorRounds is the number of devices that are put in error during other activity.
 const errorRounds = 16
 
-// anyMoment waits up to about 10 µs, so that the next action meets any moment of other threads' calls.
-func (e *env) anyMoment() {
+// waitRandomly waits up to about 10 µs, so that the next action meets any moment of other threads' calls.
+func (e *testEnv) waitRandomly() {
 	for range rand.IntN(2000) {
 		e.dev.State()
 	}
 }
 
-func testPostDuringError(e *env) {
-	e.each(errorRounds*e.cfg.load, func(e *env, round int) {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
-		x := e.poster(p, 0, e.queueLen)
+func testPostDuringError(e *testEnv) {
+	e.runOnFreshDevices(errorRounds*e.cfg.load, func(e *testEnv, round int) {
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
+		x := e.startPoster(p, 0, e.queueLen)
 		for x.recvs.Load() <= int64(round%8) && int(x.sends.Load()) < e.queueLen {
 			runtime.Gosched()
 		}
-		e.anyMoment()
+		e.waitRandomly()
 		e.handle.SetError()
-		x.end(p.cqs[0], "while the device went into error")
+		x.waitFlushed(p.cqs[0], "while the device went into error")
 	})
 }
 
-func testCreateDuringError(e *env) {
-	e.each(errorRounds*e.cfg.load, func(e *env, round int) {
-		pd, cq := e.pd(), e.cq(16*e.queueLen, nil)
-		buf := e.buffer(pd, 64, allAccess)
+func testCreateDuringError(e *testEnv) {
+	e.runOnFreshDevices(errorRounds*e.cfg.load, func(e *testEnv, round int) {
+		pd, cq := e.newPD(), e.newCQ(16*e.queueLen, nil)
+		buf := e.newBuffer(pd, 64, allAccess)
 		var made atomic.Int32
 		var mu sync.Mutex
 		var qps []*ib.QP
@@ -294,11 +294,11 @@ func testCreateDuringError(e *env) {
 					})
 					if err == nil {
 						mu.Lock()
-						qps = append(qps, own(e, qp, qp.Destroy))
+						qps = append(qps, destroyAtEnd(e, qp, qp.Destroy))
 						mu.Unlock()
 					}
 					for s := ib.QPInit; err == nil && s <= ib.QPRTS; s++ {
-						err = qp.Modify(e.attr(s, qp.Num()), upMask(ib.QPTypeRC, s))
+						err = qp.Modify(e.qpAttr(s, qp.Num()), transitionMask(ib.QPTypeRC, s))
 					}
 					made.Add(1)
 					if err != nil {
@@ -311,7 +311,7 @@ func testCreateDuringError(e *env) {
 		for int(made.Load()) < round%4 {
 			runtime.Gosched()
 		}
-		e.anyMoment()
+		e.waitRandomly()
 		e.handle.SetError()
 		wg.Wait()
 		// Each queue pair is in RESET, or flushes the requests that it accepts.

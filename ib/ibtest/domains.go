@@ -14,24 +14,24 @@ var domainChecks = []ruleTest{
 	{
 		name: "SRQ/Domain",
 		rule: "the receives of a shared receive queue are in memory of its own domain, not of the queue pair's",
-		test: testSRQDomain,
+		test: testSRQOfOtherDomain,
 	},
 	{
 		name: "XRC/Domain",
 		rule: "an XRC target reaches the shared receive queues of its XRC domain, and no others",
-		test: testXRCDomain,
+		test: testXRCSRQOfOtherDomain,
 	},
 }
 
-func testSRQDomain(e *env) {
-	theirs, mine := e.pd(), e.pd() // the domains of the queue pairs and of the shared receive queue
-	good, bad := e.buffer(mine, 256, allAccess), e.buffer(theirs, 256, allAccess)
+func testSRQOfOtherDomain(e *testEnv) {
+	theirs, mine := e.newPD(), e.newPD() // the domains of the queue pairs and of the shared receive queue
+	good, bad := e.newBuffer(mine, 256, allAccess), e.newBuffer(theirs, 256, allAccess)
 	for _, kind := range queuePairTypes {
-		if e.ofType(kind, theirs, e.cq(8, nil)) == nil {
+		if e.newQPOfType(kind, theirs, e.newCQ(8, nil)) == nil {
 			e.Logf("the driver has no queue pairs of type %v", kind)
 			continue
 		}
-		srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+		srq := e.newSRQ(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 		// The second element may belong to the other domain.
 		for i, c := range []struct {
 			what string
@@ -44,13 +44,13 @@ func testSRQDomain(e *env) {
 				ib.WCLocProtErr},
 		} {
 			what := fmt.Sprintf("%v, receive into %s", kind, c.what)
-			p := e.pair(pairConfig{kind: kind, pd: theirs, srq: srq})
+			p := e.newPair(pairConfig{kind: kind, pd: theirs, srq: srq})
 			wr := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64)}
 			at := 0
 			if kind == ib.QPTypeUD {
-				wr, at = p.datagram(1, e.ah(theirs), 64), grhLen
+				wr, at = p.datagramRequest(1, e.newAH(theirs), 64), grhLen
 			}
-			fill(p.buf[0].b[:64], i)
+			fillPattern(p.buf[0].b[:64], i)
 			clear(good.b)
 			if n, err := srq.PostRecv(ib.RecvWR{ID: 1, SGList: c.sgl}); n == 0 && c.want != ib.WCSuccess {
 				e.wantErr(what, err, syscall.EINVAL)
@@ -58,8 +58,8 @@ func testSRQDomain(e *env) {
 			} else if n != 1 {
 				e.Fatalf("%s: post receive: %v", what, err)
 			}
-			p.post(0, wr)
-			sent, got := e.waitAny(p.cqs[0]), e.waitAny(p.cqs[1])
+			p.postWR(0, wr)
+			sent, got := e.waitOneOfAny(p.cqs[0]), e.waitOneOfAny(p.cqs[1])
 			if got.Status != c.want {
 				e.Fatalf("%s: completed with %q, want %q", what, got.Status, c.want)
 			}
@@ -75,27 +75,27 @@ func testSRQDomain(e *env) {
 		}
 	}
 	// Remote keys must belong to the queue pair's domain, whichever receive is consumed.
-	srq := e.srq(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
-	for _, target := range []*buffer{bad, good} {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: theirs, srq: srq})
+	srq := e.newSRQ(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+	for _, target := range []*registeredBuffer{bad, good} {
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: theirs, srq: srq})
 		e.postSRQ(srq, ib.RecvWR{ID: 2})
-		wr := p.rdma(2, ib.WRRDMAWriteWithImm, p.buf[0].sgl(0, 8), 0)
+		wr := p.rdmaRequest(2, ib.WRRDMAWriteWithImm, p.buf[0].sgl(0, 8), 0)
 		wr.RemoteAddr, wr.RKey = target.addr, target.mr.RKey()
-		p.tryPost("RDMA WRITE with immediate data", 0, wr)
+		p.postOrSkip("RDMA WRITE with immediate data", 0, wr)
 		want := ib.WCSuccess
 		if target == good {
 			want = ib.WCRemAccessErr
 		}
-		if wc := e.waitAny(p.cqs[0]); wc.Status != want {
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != want {
 			e.Errorf("RDMA WRITE to memory of the queue pair's domain: %v: completed with %q, want %q", target == bad, wc.Status,
 				want)
 		}
 	}
 }
 
-func testXRCDomain(e *env) {
-	pd, send, buf := e.pd(), e.cq(64, nil), (*buffer)(nil)
-	buf = e.buffer(pd, 1024, allAccess)
+func testXRCSRQOfOtherDomain(e *testEnv) {
+	pd, send, buf := e.newPD(), e.newCQ(64, nil), (*registeredBuffer)(nil)
+	buf = e.newBuffer(pd, 1024, allAccess)
 	type side struct {
 		x        *ib.XRCD
 		srq      *ib.SRQ
@@ -106,11 +106,11 @@ func testXRCDomain(e *env) {
 	for i := range sides {
 		s := &sides[i]
 		x, err := e.dev.AllocXRCD()
-		e.need("XRC domains", err)
-		s.x = own(e, x, x.Dealloc)
-		s.recv = e.cq(16, nil)
-		s.srq = e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: s.x, CQ: s.recv, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
-		s.ini, s.tgt = e.xrcPair(pd, s.x, send)
+		e.requireFeature("XRC domains", err)
+		s.x = destroyAtEnd(e, x, x.Dealloc)
+		s.recv = e.newCQ(16, nil)
+		s.srq = e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: s.x, CQ: s.recv, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+		s.ini, s.tgt = e.newXRCPair(pd, s.x, send)
 	}
 	message := func(id uint64, op ib.WROpcode, srqn uint32) ib.SendWR {
 		return ib.SendWR{
@@ -123,9 +123,9 @@ func testXRCDomain(e *env) {
 		if n, err := qp.PostSend(wr); n != 1 {
 			e.Fatalf("post send: %v", err)
 		}
-		return e.waitAny(send)
+		return e.waitOneOfAny(send)
 	}
-	gone := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: sides[0].x, CQ: sides[0].recv,
+	gone := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: sides[0].x, CQ: sides[0].recv,
 		Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 	num := gone.Num()
 	e.destroy(gone)
@@ -135,7 +135,7 @@ func testXRCDomain(e *env) {
 			e.postSRQ(a.srq, ib.RecvWR{ID: 1, SGList: buf.sgl(128, 16)})
 			e.postSRQ(b.srq, ib.RecvWR{ID: 2, SGList: buf.sgl(256, 16)})
 			for what, srqn := range map[string]uint32{"another domain": b.srq.Num(), "none, any more": num} {
-				fill(buf.b[:16], int(op))
+				fillPattern(buf.b[:16], int(op))
 				clear(buf.b[256:])
 				if wc := post(a.ini, message(3, op, srqn)); wc.Status == ib.WCSuccess {
 					e.Fatalf("message, opcode %v, for a shared receive queue of %s: completed with %q", op, what, wc.Status)
@@ -143,9 +143,9 @@ func testXRCDomain(e *env) {
 				if !allZero(buf.b[256:]) {
 					e.Fatalf("message, opcode %v, for a shared receive queue of %s: memory was changed", op, what)
 				}
-				e.reset(a.ini, a.tgt)
-				e.up(a.ini, a.tgt.Num(), ib.QPRTS)
-				e.up(a.tgt, a.ini.Num(), ib.QPRTS)
+				e.resetQPs(a.ini, a.tgt)
+				e.bringUp(a.ini, a.tgt.Num(), ib.QPRTS)
+				e.bringUp(a.tgt, a.ini.Num(), ib.QPRTS)
 			}
 			// The receives are used by messages of their own domain.
 			for k, s := range []*side{a, b} {

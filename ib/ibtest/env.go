@@ -15,8 +15,8 @@ import (
 	"verbena/umem"
 )
 
-// env holds the device of a test, and has helpers that fail the test on errors.
-type env struct {
+// testEnv holds the device of a test, and has helpers that fail the test on errors.
+type testEnv struct {
 	testing.TB
 	cfg     config
 	core    *ib.Core
@@ -40,27 +40,27 @@ type env struct {
 	timeout    uint8  // code of the local ACK timeout of the next connections
 	retries    uint8
 
-	objects []object // existing objects in creation order
+	objects []ownedObject // existing objects in creation order
 
 	mu      sync.Mutex
 	over    bool         // reports are dropped
 	allowed []check.Rule // rules that the test violates on purpose
 }
 
-// allow suppresses reports of a rule that the test violates on purpose.
-func (e *env) allow(r check.Rule) {
+// allowViolation suppresses reports of a rule that the test violates on purpose.
+func (e *testEnv) allowViolation(r check.Rule) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.allowed = append(e.allowed, r)
 }
 
-type object struct {
+type ownedObject struct {
 	what    any
 	destroy func() error
 }
 
-func newEnv(t testing.TB, cfg config, checked bool) *env {
-	e := &env{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456,
+func newTestEnv(t testing.TB, cfg config, checked bool) *testEnv {
+	e := &testEnv{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456,
 		allowed: slices.Clone(cfg.allowed), timeout: 18, retries: 7}
 	if checked {
 		check.On(e.core, check.Config{Report: func(v check.Violation) {
@@ -73,18 +73,18 @@ func newEnv(t testing.TB, cfg config, checked bool) *env {
 	}
 	e.handle = cfg.newDevice(t)
 	e.dev = e.handle.Device()
-	if d, ok := ib.As[ib.Driver](user.Driver(e.dev)); ok {
-		cfg.packages.add(d)
+	if d, ok := ib.As[ib.Driver](userSide.Driver(e.dev)); ok {
+		cfg.packages.addTypeOf(d)
 		a, err := d.QueryDevice()
 		e.must("query device", err)
-		e.fit(a)
+		e.limitCaps(a)
 	}
-	t.Cleanup(e.finish)
+	t.Cleanup(e.destroyAll)
 	return e
 }
 
-// finish destroys the remaining objects, unregisters the device, and checks that nothing is left.
-func (e *env) finish() {
+// destroyAll destroys the remaining objects, unregisters the device, and checks that nothing is left.
+func (e *testEnv) destroyAll() {
 	for _, o := range slices.Backward(slices.Clone(e.objects)) {
 		e.destroy(o.what)
 	}
@@ -96,14 +96,14 @@ func (e *env) finish() {
 	e.over = true
 }
 
-func (e *env) register() {
+func (e *testEnv) register() {
 	e.Helper()
 	e.must("register the device", e.cfg.plug(e.core, e.handle))
 	e.registered = true
-	e.findGID()
+	e.selectGID()
 }
 
-func (e *env) unregister() {
+func (e *testEnv) unregister() {
 	e.Helper()
 	e.registered = false
 	if err := e.cfg.unplug(e.core, e.handle); err != nil && !e.Failed() {
@@ -111,8 +111,8 @@ func (e *env) unregister() {
 	}
 }
 
-// findGID selects the local GID.
-func (e *env) findGID() {
+// selectGID selects the local GID.
+func (e *testEnv) selectGID() {
 	e.Helper()
 	var err error
 	e.port, err = e.dev.QueryPort(1)
@@ -132,7 +132,7 @@ func (e *env) findGID() {
 }
 
 // must fails the test if err is not nil.
-func (e *env) must(what string, err error) {
+func (e *testEnv) must(what string, err error) {
 	e.Helper()
 	if err != nil {
 		e.Fatalf("%s: %v", what, err)
@@ -140,7 +140,7 @@ func (e *env) must(what string, err error) {
 }
 
 // wantErr reports a failure, without ending the test, unless err wraps one of the numbers.
-func (e *env) wantErr(what string, err error, want ...syscall.Errno) {
+func (e *testEnv) wantErr(what string, err error, want ...syscall.Errno) {
 	e.Helper()
 	for _, n := range want {
 		if errors.Is(err, n) {
@@ -150,8 +150,8 @@ func (e *env) wantErr(what string, err error, want ...syscall.Errno) {
 	e.Errorf("%s: got error %v, want %v", what, err, want)
 }
 
-// need skips the test if err means that the driver lacks the feature, and fails it for other errors.
-func (e *env) need(ability string, err error) {
+// requireFeature skips the test if err means that the driver lacks the feature, and fails it for other errors.
+func (e *testEnv) requireFeature(ability string, err error) {
 	e.Helper()
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		e.Skipf("the driver has no %s: %v", ability, err)
@@ -159,15 +159,15 @@ func (e *env) need(ability string, err error) {
 	e.must("use "+ability, err)
 }
 
-// own registers x for destruction at the end of the test, unless destroy(x) is called earlier.
-func own[T any](e *env, x T, destroy func() error) T {
-	e.cfg.packages.add(e.driverSide(x))
-	e.objects = append(e.objects, object{x, destroy})
+// destroyAtEnd registers x for destruction at the end of the test, unless destroy(x) is called earlier.
+func destroyAtEnd[T any](e *testEnv, x T, destroy func() error) T {
+	e.cfg.packages.addTypeOf(e.driverSide(x))
+	e.objects = append(e.objects, ownedObject{x, destroy})
 	return x
 }
 
 // driverSide returns the driver's side of an object, or nil if it is unknown.
-func (e *env) driverSide(x any) any {
+func (e *testEnv) driverSide(x any) any {
 	switch x := x.(type) {
 	case *ib.PD:
 		return e.handle.PD(x)
@@ -188,7 +188,7 @@ func (e *env) driverSide(x any) any {
 }
 
 // destroy destroys an object of the test.
-func (e *env) destroy(x any) {
+func (e *testEnv) destroy(x any) {
 	e.Helper()
 	if err := e.tryDestroy(x); err != nil && !e.Failed() {
 		e.Errorf("destroy %T: %v", x, err)
@@ -196,8 +196,8 @@ func (e *env) destroy(x any) {
 }
 
 // tryDestroy is destroy, but returns the error; after an error the object still exists.
-func (e *env) tryDestroy(x any) error {
-	i := slices.IndexFunc(e.objects, func(o object) bool { return o.what == x })
+func (e *testEnv) tryDestroy(x any) error {
+	i := slices.IndexFunc(e.objects, func(o ownedObject) bool { return o.what == x })
 	if i < 0 {
 		return fmt.Errorf("%T is not the test's: %w", x, syscall.EINVAL)
 	}
@@ -216,34 +216,34 @@ type waitLimit struct {
 	yields     int // yields so far; the first wait does not sleep
 }
 
-func (e *env) newWait() *waitLimit {
+func (e *testEnv) newWait() *waitLimit {
 	return &waitLimit{end: time.Now().Add(e.cfg.timeout), iterations: int(e.cfg.timeout / time.Millisecond)}
 }
 
-// over yields to other threads for a short time, and reports whether the limit is reached.
-func (p *waitLimit) over() bool {
+// isOver yields to other threads for a short time, and reports whether the limit is reached.
+func (p *waitLimit) isOver() bool {
 	if p.yields < 100 { // a sleep takes longer than most calls
 		p.yields++
 		runtime.Gosched()
 		return false
 	}
-	pause()
+	yieldBriefly()
 	p.iterations--
 	return p.iterations < 0 && time.Now().After(p.end)
 }
 
 // eventually waits until cond holds.
-func (e *env) eventually(what string, cond func() bool) {
+func (e *testEnv) eventually(what string, cond func() bool) {
 	e.Helper()
 	for p := e.newWait(); !cond(); {
-		if p.over() {
+		if p.isOver() {
 			e.Fatalf("waited %v in vain: %s", e.cfg.timeout, what)
 		}
 	}
 }
 
-// receive waits for a value from a channel, or for its close.
-func receive[T any](e *env, what string, c <-chan T) (v T) {
+// receiveFrom waits for a value from a channel, or for its close.
+func receiveFrom[T any](e *testEnv, what string, c <-chan T) (v T) {
 	e.Helper()
 	select {
 	case v = <-c:
@@ -253,28 +253,28 @@ func receive[T any](e *env, what string, c <-chan T) (v T) {
 	return v
 }
 
-// pause yields to other threads for a short time.
-func pause() {
+// yieldBriefly yields to other threads for a short time.
+func yieldBriefly() {
 	runtime.Gosched()
 	time.Sleep(20 * time.Microsecond)
 }
 
-func (e *env) pd() *ib.PD {
+func (e *testEnv) newPD() *ib.PD {
 	e.Helper()
 	pd, err := e.dev.AllocPD()
 	e.must("alloc pd", err)
-	return own(e, pd, pd.Dealloc)
+	return destroyAtEnd(e, pd, pd.Dealloc)
 }
 
-func (e *env) cq(entries int, handler func(*ib.CQ)) *ib.CQ {
+func (e *testEnv) newCQ(entries int, handler func(*ib.CQ)) *ib.CQ {
 	e.Helper()
 	cq, err := e.dev.CreateCQ(ib.CQInit{Entries: entries, Handler: handler})
 	e.must("create cq", err)
-	return own(e, cq, cq.Destroy)
+	return destroyAtEnd(e, cq, cq.Destroy)
 }
 
-// buffer is registered memory.
-type buffer struct {
+// registeredBuffer is registered memory.
+type registeredBuffer struct {
 	b    []byte
 	addr uint64
 	mr   *ib.MR
@@ -283,7 +283,7 @@ type buffer struct {
 // allAccess holds all rights of a region.
 const allAccess = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic | ib.AccessMWBind
 
-func (e *env) memory(n int) ([]byte, uint64) {
+func (e *testEnv) newMemory(n int) ([]byte, uint64) {
 	e.Helper()
 	words := make([]uint64, (n+7)/8) // so that the buffer is aligned for atomics
 	b := bytesOf(words)[:n]
@@ -292,16 +292,17 @@ func (e *env) memory(n int) ([]byte, uint64) {
 	return b, addr
 }
 
-// buffer registers n bytes. It omits rights that the driver does not support, if it supports the rest.
-func (e *env) buffer(pd *ib.PD, n int, access ib.AccessFlags) *buffer {
+// newBuffer registers n bytes. It omits rights that the driver does not support, if it supports the rest.
+func (e *testEnv) newBuffer(pd *ib.PD, n int, access ib.AccessFlags) *registeredBuffer {
 	e.Helper()
-	return e.bufferBy(pd.RegMR, n, access)
+	return e.newBufferUsing(pd.RegMR, n, access)
 }
 
-// bufferBy is buffer with a function that registers.
-func (e *env) bufferBy(register func(ib.MRInit) (*ib.MR, error), n int, access ib.AccessFlags) *buffer {
+// newBufferUsing is buffer with a function that registers.
+func (e *testEnv) newBufferUsing(register func(ib.MRInit) (*ib.MR, error), n int,
+	access ib.AccessFlags) *registeredBuffer {
 	e.Helper()
-	b, addr := e.memory(n)
+	b, addr := e.newMemory(n)
 	var mr *ib.MR
 	var err error
 	for _, without := range []ib.AccessFlags{0, ib.AccessMWBind | ib.AccessRemoteAtomic, ^ib.AccessLocalWrite} {
@@ -311,19 +312,19 @@ func (e *env) bufferBy(register func(ib.MRInit) (*ib.MR, error), n int, access i
 		}
 	}
 	e.must("register memory", err)
-	own(e, mr, mr.Dereg)
-	return &buffer{b, addr, mr}
+	destroyAtEnd(e, mr, mr.Dereg)
+	return &registeredBuffer{b, addr, mr}
 }
 
 // sge returns n bytes at an offset.
-func (b *buffer) sge(off, n int) ib.SGE {
+func (b *registeredBuffer) sge(off, n int) ib.SGE {
 	return ib.SGE{Addr: b.addr + uint64(off), Length: uint32(n), LKey: b.mr.LKey()}
 }
 
-func (b *buffer) sgl(off, n int) []ib.SGE { return []ib.SGE{b.sge(off, n)} }
+func (b *registeredBuffer) sgl(off, n int) []ib.SGE { return []ib.SGE{b.sge(off, n)} }
 
-// fill writes a pattern that depends on seed.
-func fill(b []byte, seed int) {
+// fillPattern writes a pattern that depends on seed.
+func fillPattern(b []byte, seed int) {
 	for i := range b {
 		b[i] = byte(i*7 + seed*13 + 1)
 	}
@@ -335,25 +336,25 @@ const (
 	fullSGE      = 4
 )
 
-// cap returns the default capacities of queue pairs.
-func (e *env) cap() ib.QPCap {
+// defaultCap returns the default capacities of queue pairs.
+func (e *testEnv) defaultCap() ib.QPCap {
 	return ib.QPCap{
 		MaxSendWR: uint32(e.queueLen), MaxRecvWR: uint32(e.queueLen), MaxSendSGE: uint32(e.sendSGE),
 		MaxRecvSGE: uint32(e.recvSGE),
 	}
 }
 
-// fit limits the requested capacities to the limits of the device.
-func (e *env) fit(a ib.DeviceAttr) {
+// limitCaps limits the requested capacities to the limits of the device.
+func (e *testEnv) limitCaps(a ib.DeviceAttr) {
 	e.limits = a
 	e.queueLen = max(1, min(fullQueueLen, a.MaxQPWR, a.MaxCQE/16))
 	e.sendSGE, e.recvSGE = max(1, min(fullSGE, a.MaxSendSGE)), max(1, min(fullSGE, a.MaxRecvSGE))
 }
 
-// qp creates a queue pair. Fields of init that are not set get a default.
-func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
+// newQP creates a queue pair. Fields of init that are not set get a default.
+func (e *testEnv) newQP(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 	e.Helper()
-	c, full := &init.Cap, e.cap()
+	c, full := &init.Cap, e.defaultCap()
 	if c.MaxSendWR == 0 && init.Type != ib.QPTypeXRCTgt {
 		c.MaxSendWR, c.MaxSendSGE = full.MaxSendWR, full.MaxSendSGE
 	}
@@ -361,8 +362,8 @@ func (e *env) qp(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 		c.MaxRecvWR, c.MaxRecvSGE = full.MaxRecvWR, full.MaxRecvSGE
 	}
 	qp, err := pd.CreateQP(init)
-	e.need(fmt.Sprintf("queue pairs of type %v", init.Type), err)
-	return own(e, qp, qp.Destroy)
+	e.requireFeature(fmt.Sprintf("queue pairs of type %v", init.Type), err)
+	return destroyAtEnd(e, qp, qp.Destroy)
 }
 
 // Masks of the ordinary transitions up to RTS, by type.
@@ -375,26 +376,26 @@ const (
 	qkey = 0x11223344
 )
 
-// attr returns valid values of all attributes for a queue pair that is connected to dest.
-func (e *env) attr(state ib.QPState, dest uint32) ib.QPAttr {
+// qpAttr returns valid values of all attributes for a queue pair that is connected to dest.
+func (e *testEnv) qpAttr(state ib.QPState, dest uint32) ib.QPAttr {
 	return ib.QPAttr{
-		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.address(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
+		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.ownAddress(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
 		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: e.timeout,
 		RetryCnt: e.retries, RNRRetry: 7,
 	}
 }
 
-// address returns the address of the device itself.
-func (e *env) address() ib.AHAttr {
+// ownAddress returns the address of the device itself.
+func (e *testEnv) ownAddress() ib.AHAttr {
 	return ib.AHAttr{
 		GRH:    ib.GlobalRoute{DGID: e.gid, SGIDIndex: uint8(e.gidIndex), HopLimit: 64},
 		HasGRH: true, Port: 1,
 	}
 }
 
-// reset moves queue pairs to RESET. Later connections use other packet sequence numbers, so that late packets of the
+// resetQPs moves queue pairs to RESET. Later connections use other packet sequence numbers, so that late packets of the
 // former connections are not accepted.
-func (e *env) reset(qps ...*ib.QP) {
+func (e *testEnv) resetQPs(qps ...*ib.QP) {
 	e.Helper()
 	for _, qp := range qps {
 		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
@@ -402,17 +403,17 @@ func (e *env) reset(qps ...*ib.QP) {
 	e.psn = (e.psn + 0x10001) & 0xffffff
 }
 
-// up moves a queue pair to INIT, RTR or RTS, to exchange messages with dest.
-func (e *env) up(qp *ib.QP, dest uint32, state ib.QPState) {
+// bringUp moves a queue pair to INIT, RTR or RTS, to exchange messages with dest.
+func (e *testEnv) bringUp(qp *ib.QP, dest uint32, state ib.QPState) {
 	e.Helper()
 	kind := qp.Type()
 	for s := ib.QPInit; s <= state; s++ {
-		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.attr(s, dest), upMask(kind, s)))
+		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.qpAttr(s, dest), transitionMask(kind, s)))
 	}
 }
 
-// upMask returns the mask of the transition to a state.
-func upMask(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
+// transitionMask returns the mask of the transition to a state.
+func transitionMask(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 	datagram := kind == ib.QPTypeUD
 	requester := kind == ib.QPTypeRC || kind == ib.QPTypeXRCInit
 	responder := kind == ib.QPTypeRC || kind == ib.QPTypeXRCTgt
@@ -437,11 +438,11 @@ func upMask(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 
 // pair is two connected queue pairs with a completion queue and a buffer each.
 type pair struct {
-	e   *env
+	e   *testEnv
 	pd  *ib.PD
 	cqs [2]*ib.CQ
 	qps [2]*ib.QP
-	buf [2]*buffer
+	buf [2]*registeredBuffer
 }
 
 type pairConfig struct {
@@ -456,48 +457,49 @@ type pairConfig struct {
 
 const bufLen = 32 << 10
 
-func (e *env) pair(c pairConfig) *pair {
+func (e *testEnv) newPair(c pairConfig) *pair {
 	e.Helper()
 	p := &pair{e: e, pd: c.pd}
 	if p.pd == nil {
-		p.pd = e.pd()
+		p.pd = e.newPD()
 	}
 	if c.entries == 0 {
 		c.entries = 2 * e.queueLen
 	}
 	for i := range p.qps {
-		p.cqs[i] = e.cq(c.entries, c.handlers[i])
-		p.buf[i] = e.buffer(p.pd, bufLen, allAccess)
-		p.qps[i] = e.qp(p.pd, ib.QPInitAttr{
+		p.cqs[i] = e.newCQ(c.entries, c.handlers[i])
+		p.buf[i] = e.newBuffer(p.pd, bufLen, allAccess)
+		p.qps[i] = e.newQP(p.pd, ib.QPInitAttr{
 			SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: c.kind, SRQ: c.srq, SigAll: c.sigAll, Event: c.event,
 		})
 	}
 	for i := range p.qps {
-		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	return p
 }
 
-// ah returns an address handle to the device itself.
-func (e *env) ah(pd *ib.PD) *ib.AH {
+// newAH returns an address handle to the device itself.
+func (e *testEnv) newAH(pd *ib.PD) *ib.AH {
 	e.Helper()
-	a := e.address()
+	a := e.ownAddress()
 	ah, err := pd.CreateAH(&a)
-	e.need("address handles", err)
-	return own(e, ah, ah.Destroy)
+	e.requireFeature("address handles", err)
+	return destroyAtEnd(e, ah, ah.Destroy)
 }
 
-// send posts a signaled SEND of n bytes from the beginning of the buffer.
-func (p *pair) send(side int, id uint64, n int) {
+// postSend posts a signaled SEND of n bytes from the beginning of the buffer.
+func (p *pair) postSend(side int, id uint64, n int) {
 	p.e.Helper()
-	p.post(side, ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, n)})
+	p.postWR(side, ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, n)})
 }
 
-// post posts a work request and fails the test if it is rejected. It skips the test if the driver lacks the operation.
-func (p *pair) post(side int, wr ib.SendWR) {
+// postWR posts a work request and fails the test if it is rejected. It skips the test if the driver lacks the
+// operation.
+func (p *pair) postWR(side int, wr ib.SendWR) {
 	p.e.Helper()
 	n, err := p.qps[side].PostSend(wr)
-	if p.unable(wr.Opcode, err) {
+	if p.isUnsupportedPost(wr.Opcode, err) {
 		p.e.Skipf("the driver has no operation with opcode %v", wr.Opcode)
 	}
 	if n != 1 || err != nil {
@@ -505,16 +507,16 @@ func (p *pair) post(side int, wr ib.SendWR) {
 	}
 }
 
-// recv posts a receive for up to n bytes at an offset of the buffer.
-func (p *pair) recv(side int, id uint64, off, n int) {
+// postRecv posts a receive for up to n bytes at an offset of the buffer.
+func (p *pair) postRecv(side int, id uint64, off, n int) {
 	p.e.Helper()
 	if k, err := p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].sgl(off, n)}); k != 1 || err != nil {
 		p.e.Fatalf("post receive: %d taken, %v", k, err)
 	}
 }
 
-// wait polls a queue until it has n completions, which it returns in order.
-func (e *env) wait(cq *ib.CQ, n int) []ib.WC {
+// waitCompletions polls a queue until it has n completions, which it returns in order.
+func (e *testEnv) waitCompletions(cq *ib.CQ, n int) []ib.WC {
 	e.Helper()
 	all := make([]ib.WC, 0, n)
 	e.eventually(fmt.Sprintf("%d completions", n), func() bool {
@@ -535,7 +537,7 @@ func (e *env) wait(cq *ib.CQ, n int) []ib.WC {
 const emptyPolls = 16
 
 // drain removes all completions of a queue, and returns their number.
-func (e *env) drain(cq *ib.CQ) (total int) {
+func (e *testEnv) drain(cq *ib.CQ) (total int) {
 	e.Helper()
 	var wc [8]ib.WC
 	for empty := 0; empty < emptyPolls; empty++ {
@@ -549,23 +551,23 @@ func (e *env) drain(cq *ib.CQ) (total int) {
 }
 
 // waitOne waits for one completion and checks its ID and status.
-func (e *env) waitOne(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
+func (e *testEnv) waitOne(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
 	e.Helper()
-	wc := e.wait(cq, 1)[0]
+	wc := e.waitCompletions(cq, 1)[0]
 	if wc.ID != id || wc.Status != status {
 		e.Fatalf("completion of work request %d with %q, want %d with %q", wc.ID, wc.Status, id, status)
 	}
 	return wc
 }
 
-// exchange sends one message from side to the other, and checks that it arrives.
-func (p *pair) exchange(side int, id uint64, n int) {
+// exchangeMessage sends one message from side to the other, and checks that it arrives.
+func (p *pair) exchangeMessage(side int, id uint64, n int) {
 	p.e.Helper()
 	other := 1 - side
-	fill(p.buf[side].b[:n], int(id))
+	fillPattern(p.buf[side].b[:n], int(id))
 	clear(p.buf[other].b[:n])
-	p.recv(other, id, 0, n)
-	p.send(side, id, n)
+	p.postRecv(other, id, 0, n)
+	p.postSend(side, id, n)
 	p.e.waitOne(p.cqs[side], id, ib.WCSuccess)
 	wc := p.e.waitOne(p.cqs[other], id, ib.WCSuccess)
 	if int(wc.ByteLen) != n || !slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]) {

@@ -18,7 +18,7 @@ var errorChecks = []ruleTest{
 	{
 		name: "Errors/UseCounts",
 		rule: "what something refers to cannot be destroyed (EBUSY)",
-		test: testUseCounts,
+		test: testObjectsInUseAreNotDestroyed,
 	},
 	{
 		name: "Errors/PostInWrongState",
@@ -28,7 +28,7 @@ var errorChecks = []ruleTest{
 	{
 		name: "Errors/QueueFull",
 		rule: "a full queue refuses with ENOMEM, and says how many were taken",
-		test: testQueueFull,
+		test: testFullQueueRejectsPost,
 	},
 	{
 		name: "Errors/PostStopsAtError",
@@ -48,40 +48,40 @@ var errorChecks = []ruleTest{
 	{
 		name: "Errors/ResetDrops",
 		rule: "a queue pair that goes to RESET and up again works, and has forgotten what was outstanding",
-		test: testResetDrops,
+		test: testResetDropsRequests,
 	},
 	{
 		name: "Errors/BadArguments",
 		rule: "arguments outside of their range are refused (EINVAL)",
-		test: testBadArguments,
+		test: testBadArgumentsAreRejected,
 	},
 	{
 		name: "Errors/Unsupported",
 		rule: "an ability that the driver lacks is EOPNOTSUPP",
-		test: testUnsupported,
+		test: testUnsupportedFeatures,
 	},
 	{
 		name: "Errors/PostDuringModifyToErr",
 		rule: "what is posted while the queue pair goes to ERR completes, once, in order",
-		test: testPostDuringModify, fast: true,
+		test: testPostDuringModifyToErr, fast: true,
 	},
 	{
 		name: "Errors/AsyncEvents",
 		rule: "a responder that refuses a request of a reliable connection raises EventQPAccessErr or EventQPReqErr, once",
-		test: testAsyncEvents,
+		test: testResponderErrorEvents,
 	},
 	{
 		name: "Errors/CompletionOfDestroyed",
 		rule: "a completion keeps the number of a queue pair that is destroyed before it is polled, and has no queue pair any more",
-		test: testCompletionOfDestroyed,
+		test: testCompletionOfDestroyedQP,
 	},
 }
 
-func testUseCounts(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testObjectsInUseAreNotDestroyed(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	e.wantErr("destroy a CQ in use", p.cqs[0].Destroy(), syscall.EBUSY)
 	e.wantErr("dealloc a PD in use", p.pd.Dealloc(), syscall.EBUSY)
-	p.exchange(0, 1, 8) // the queue pairs are unchanged
+	p.exchangeMessage(0, 1, 8) // the queue pairs are unchanged
 	e.destroy(p.qps[0])
 	e.destroy(p.qps[1])
 	e.destroy(p.cqs[0])
@@ -91,11 +91,11 @@ func testUseCounts(e *env) {
 	e.destroy(p.pd)
 }
 
-func testPostInWrongState(e *env) {
-	pd := e.pd()
-	cq := e.cq(8, nil)
-	buf := e.buffer(pd, 8, allAccess)
-	qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+func testPostInWrongState(e *testEnv) {
+	pd := e.newPD()
+	cq := e.newCQ(8, nil)
+	buf := e.newBuffer(pd, 8, allAccess)
+	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 	send := func(what string, want ...syscall.Errno) {
 		e.Helper()
 		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
@@ -110,20 +110,20 @@ func testPostInWrongState(e *env) {
 		e.Error("post receive in RESET: taken")
 	}
 	e.wantErr("post receive in RESET", err, syscall.EINVAL)
-	e.up(qp, qp.Num(), ib.QPInit)
+	e.bringUp(qp, qp.Num(), ib.QPInit)
 	send("INIT", syscall.EINVAL)
 	if n, err := qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}); n != 1 || err != nil {
 		e.Errorf("post receive in INIT: %d, %v", n, err)
 	}
-	e.must("modify to RTR", qp.Modify(e.attr(ib.QPRTR, qp.Num()), upMask(ib.QPTypeRC, ib.QPRTR)))
+	e.must("modify to RTR", qp.Modify(e.qpAttr(ib.QPRTR, qp.Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
 	send("RTR", syscall.EINVAL)
 }
 
-func testQueueFull(e *env) {
-	pd := e.pd()
-	cq := e.cq(e.queueLen, nil)
-	buf := e.buffer(pd, 8, allAccess)
-	qp := e.qp(pd, ib.QPInitAttr{
+func testFullQueueRejectsPost(e *testEnv) {
+	pd := e.newPD()
+	cq := e.newCQ(e.queueLen, nil)
+	buf := e.newBuffer(pd, 8, allAccess)
+	qp := e.newQP(pd, ib.QPInitAttr{
 		SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1},
 	})
@@ -131,7 +131,7 @@ func testQueueFull(e *env) {
 	if room < 4 {
 		e.Fatalf("room for %d work requests, asked for 4", room)
 	}
-	e.up(qp, qp.Num(), ib.QPInit)
+	e.bringUp(qp, qp.Num(), ib.QPInit)
 	wrs := make([]ib.RecvWR, room+3)
 	for i := range wrs {
 		wrs[i] = ib.RecvWR{ID: uint64(i), SGList: buf.sgl(0, 8)}
@@ -148,12 +148,12 @@ func testQueueFull(e *env) {
 	e.wantErr("post to a full queue again", err, syscall.ENOMEM)
 }
 
-func testPostStopsAtError(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	t := p.traffic()
-	t.ready(0, 8)
-	t.ready(1, 8)
-	good := t.message(0, 8)
+func testPostStopsAtError(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	t := p.newMessageSender()
+	t.prepareReceive(0, 8)
+	t.prepareReceive(1, 8)
+	good := t.messageRequest(0, 8)
 	bad := good
 	for range p.qps[0].Init().Cap.MaxSendSGE + 1 {
 		bad.SGList = append(bad.SGList, p.buf[0].sge(0, 1))
@@ -169,32 +169,32 @@ func testPostStopsAtError(e *env) {
 	e.wantErr("post a work request of too many elements", err, syscall.EINVAL)
 	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	t.arrived(0)
-	t.arrived(1)
+	t.waitArrived(0)
+	t.waitArrived(1)
 	n, err = p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)},
 		ib.RecvWR{SGList: make([]ib.SGE, p.qps[1].Init().Cap.MaxRecvSGE+1)})
 	if n != 1 {
 		e.Errorf("%d receive work requests taken, want 1", n)
 	}
 	e.wantErr("post a receive of too many elements", err, syscall.EINVAL)
-	p.send(0, 7, 8) // the accepted request is valid
+	p.postSend(0, 7, 8) // the accepted request is valid
 	e.waitOne(p.cqs[0], 7, ib.WCSuccess)
 }
 
-func testFlushInOrder(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
+func testFlushInOrder(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
 	n := min(20, e.queueLen)
 	for i := range n {
-		p.recv(1, uint64(i), 0, 8)
+		p.postRecv(1, uint64(i), 0, 8)
 	}
 	// Sends to a queue pair without receives are outstanding, too.
 	for i := range n {
-		p.send(1, uint64(1000+i), 8)
+		p.postSend(1, uint64(1000+i), 8)
 	}
 	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	recv, send := uint64(0), uint64(1000)
 	for range 2 * n {
-		wc := e.wait(p.cqs[1], 1)[0]
+		wc := e.waitCompletions(p.cqs[1], 1)[0]
 		next := &recv
 		if wc.ID >= 1000 {
 			next = &send
@@ -209,12 +209,12 @@ func testFlushInOrder(e *env) {
 	}
 }
 
-func testPostInErr(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testPostInErr(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	p.send(0, 1, 8)
+	p.postSend(0, 1, 8)
 	e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
-	p.recv(0, 2, 0, 8)
+	p.postRecv(0, 2, 0, 8)
 	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
 	// An unsignalled SEND.
 	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)}); n != 1 || err != nil {
@@ -223,24 +223,24 @@ func testPostInErr(e *env) {
 	e.waitOne(p.cqs[0], 3, ib.WCWRFlushErr)
 }
 
-func testResetDrops(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.exchange(0, 1, 8)
+func testResetDropsRequests(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.exchangeMessage(0, 1, 8)
 	for i := range 5 {
-		p.recv(1, uint64(100+i), 0, 8)
+		p.postRecv(1, uint64(100+i), 0, 8)
 	}
-	e.reset(p.qps[:]...)
+	e.resetQPs(p.qps[:]...)
 	for i := range p.qps {
 		if s := p.qps[i].State(); s != ib.QPReset {
 			e.Errorf("state is %v", s)
 		}
-		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
-	p.exchange(0, 2, 8)
-	p.exchange(1, 3, 8)
+	p.exchangeMessage(0, 2, 8)
+	p.exchangeMessage(1, 3, 8)
 }
 
-func testBadArguments(e *env) {
+func testBadArgumentsAreRejected(e *testEnv) {
 	_, err := e.dev.QueryPort(0)
 	e.wantErr("query port 0", err, syscall.EINVAL)
 	a, err := e.dev.QueryDevice()
@@ -260,29 +260,29 @@ func testBadArguments(e *env) {
 	e.wantErr("create a CQ of no entries", err, syscall.EINVAL)
 	_, err = e.dev.CreateCQ(ib.CQInit{Entries: a.MaxCQE + 1})
 	e.wantErr("create a CQ of too many entries", err, syscall.EINVAL, syscall.ENOMEM)
-	pd, cq := e.pd(), e.cq(8, nil)
+	pd, cq := e.newPD(), e.newCQ(8, nil)
 	_, err = pd.CreateQP(ib.QPInitAttr{
 		SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: uint32(a.MaxQPWR) + 1, MaxSendSGE: 1},
 	})
 	e.wantErr("create a QP of too many work requests", err, syscall.EINVAL, syscall.ENOMEM)
-	qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-	bad := e.attr(ib.QPInit, 0)
+	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+	bad := e.qpAttr(ib.QPInit, 0)
 	bad.Port = uint8(a.PhysPorts) + 1
-	e.wantErr("modify to a port that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPInit)), syscall.EINVAL)
+	e.wantErr("modify to a port that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPInit)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPReset {
 		e.Errorf("state after a Modify that failed is %v", s)
 	}
-	e.up(qp, 0, ib.QPInit)
-	bad = e.attr(ib.QPRTR, 0)
+	e.bringUp(qp, 0, ib.QPInit)
+	bad = e.qpAttr(ib.QPRTR, 0)
 	bad.PathMTU = 9
-	e.wantErr("modify to an MTU that is not", qp.Modify(bad, upMask(ib.QPTypeRC, ib.QPRTR)), syscall.EINVAL)
+	e.wantErr("modify to an MTU that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPRTR)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPInit {
 		e.Errorf("state after a Modify that failed is %v", s)
 	}
 }
 
-func testUnsupported(e *env) {
-	pd, cq := e.pd(), e.cq(8, nil)
+func testUnsupportedFeatures(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
 	expect := func(what string, err error) {
 		e.Helper()
 		switch {
@@ -293,42 +293,42 @@ func testUnsupported(e *env) {
 			e.Errorf("%s: %v, want success or EOPNOTSUPP", what, err)
 		}
 	}
-	a := e.address()
+	a := e.ownAddress()
 	ah, err := pd.CreateAH(&a)
 	if expect("address handles", err); err == nil {
-		own(e, ah, ah.Destroy)
+		destroyAtEnd(e, ah, ah.Destroy)
 	}
 	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 	if expect("shared receive queues", err); err == nil {
-		own(e, srq, srq.Destroy)
+		destroyAtEnd(e, srq, srq.Destroy)
 	}
 	mw, err := pd.AllocMW(ib.MWType2)
 	if expect("memory windows", err); err == nil {
-		own(e, mw, mw.Dealloc)
+		destroyAtEnd(e, mw, mw.Dealloc)
 	}
 	mr, err := pd.AllocMR(1)
 	if expect("fast registration", err); err == nil {
-		own(e, mr, mr.Dereg)
+		destroyAtEnd(e, mr, mr.Dereg)
 	}
 	x, err := e.dev.AllocXRCD()
 	if expect("XRC domains", err); err == nil {
-		own(e, x, x.Dealloc)
+		destroyAtEnd(e, x, x.Dealloc)
 	}
 	expect("resizing of CQs", cq.Resize(16))
 	expect("moderation of CQs", cq.Moderate(1, 0))
 }
 
-// ender posts receives and sends on a queue pair, on several threads, while another thread ends the traffic.
-type ender struct {
-	e            *env
+// concurrentPoster posts receives and sends on a queue pair, on several threads, while another thread ends the traffic.
+type concurrentPoster struct {
+	e            *testEnv
 	stop         atomic.Bool
 	wg           sync.WaitGroup
 	recvs, sends atomic.Int64 // number of accepted requests; their IDs count from 0
 }
 
-// poster starts two threads that post on a side of p. A thread ends when its post is rejected.
-func (e *env) poster(p *pair, side, most int) *ender {
-	x := &ender{e: e}
+// startPoster starts two threads that post on a side of p. A thread ends when its post is rejected.
+func (e *testEnv) startPoster(p *pair, side, most int) *concurrentPoster {
+	x := &concurrentPoster{e: e}
 	thread := func(taken *atomic.Int64, post func(id uint64) (int, error)) {
 		x.wg.Go(func() {
 			for i := range most {
@@ -357,8 +357,8 @@ func (e *env) poster(p *pair, side, most int) *ender {
 	return x
 }
 
-// end waits for the threads, and for a flush of all accepted requests.
-func (x *ender) end(cq *ib.CQ, when string) {
+// waitFlushed waits for the threads, and for a flush of all accepted requests.
+func (x *concurrentPoster) waitFlushed(cq *ib.CQ, when string) {
 	e := x.e
 	e.Helper()
 	x.stop.Store(true)
@@ -379,23 +379,23 @@ func (x *ender) end(cq *ib.CQ, when string) {
 		}
 		if n > 0 {
 			w = e.newWait()
-		} else if w.over() {
+		} else if w.isOver() {
 			e.Fatalf("waited %v in vain: of %d receives and %d sends that were posted %s, %d and %d have completed",
 				e.cfg.timeout, want[0], want[1], when, next[0], next[1])
 		}
 	}
 }
 
-func testPostDuringModify(e *env) {
-	pd := e.pd()
+func testPostDuringModifyToErr(e *testEnv) {
+	pd := e.newPD()
 	for i := range 20 * e.cfg.load {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, entries: 4 * e.queueLen})
-		x := e.poster(p, 0, e.queueLen)
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, entries: 4 * e.queueLen})
+		x := e.startPoster(p, 0, e.queueLen)
 		for x.recvs.Load() < int64(i%10) && int(x.sends.Load()) < e.queueLen {
 			runtime.Gosched()
 		}
 		err := p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
-		x.end(p.cqs[0], "while the queue pair went to ERR")
+		x.waitFlushed(p.cqs[0], "while the queue pair went to ERR")
 		e.must("modify to ERR", err)
 		e.destroy(p.qps[0])
 		e.destroy(p.qps[1])
@@ -404,10 +404,10 @@ func testPostDuringModify(e *env) {
 	}
 }
 
-func testAsyncEvents(e *env) {
+func testResponderErrorEvents(e *testEnv) {
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
-	pd := e.pd()
+	pd := e.newPD()
 	for _, c := range []struct {
 		what    string
 		enabled ib.AccessFlags
@@ -416,19 +416,19 @@ func testAsyncEvents(e *env) {
 		want    []ib.EventType // one of these is expected; empty: none
 	}{
 		{"SEND that is longer than its receive, which completes", remote, func(p *pair) ib.SendWR {
-			p.recv(1, 1, 0, 4)
+			p.postRecv(1, 1, 0, 4)
 			return ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
 		}, true, nil},
 		{"write with a wrong key", remote, func(p *pair) ib.SendWR {
-			wr := p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
+			wr := p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
 			wr.RKey += 0x12345600
 			return wr
 		}, true, []ib.EventType{ib.EventQPAccessErr}},
 		{"write to a queue pair that does not allow it", 0, func(p *pair) ib.SendWR {
-			return p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
+			return p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
 		}, true, []ib.EventType{ib.EventQPReqErr}},
 		{"atomic that is not aligned", remote, func(p *pair) ib.SendWR {
-			return p.rdma(1, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 4)
+			return p.rdmaRequest(1, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 4)
 		}, a.AtomicCap != ib.AtomicNone, []ib.EventType{ib.EventQPReqErr}},
 	} {
 		if !c.need {
@@ -436,7 +436,7 @@ func testAsyncEvents(e *env) {
 		}
 		var mu sync.Mutex
 		got := map[*ib.QP][]ib.EventType{}
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, event: func(qp *ib.QP, ev ib.EventType) {
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, event: func(qp *ib.QP, ev ib.EventType) {
 			mu.Lock()
 			defer mu.Unlock()
 			if ev != ib.EventCommEst {
@@ -448,7 +448,7 @@ func testAsyncEvents(e *env) {
 			e.wantErr(c.what, err, syscall.EINVAL, syscall.EOPNOTSUPP, syscall.ENOSYS)
 			continue
 		}
-		if wc := e.waitAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
 			e.Errorf("%s: completed with %q", c.what, wc.Status)
 		}
 		events := func(side int) []ib.EventType {
@@ -462,7 +462,7 @@ func testAsyncEvents(e *env) {
 			e.eventually(fmt.Sprintf("%s: an event of the responder's queue pair (%v)", c.what, c.want),
 				func() bool { return len(events(1)) > 0 })
 		}
-		e.settle()
+		e.awaitCallbacks()
 		if ev := events(1); len(ev) != min(len(c.want), 1) || len(ev) > 0 && !slices.Contains(c.want, ev[0]) {
 			e.Errorf("%s: events of the responder's queue pair: %v, want one of %v", c.what, ev, c.want)
 		}

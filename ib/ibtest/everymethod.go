@@ -19,15 +19,15 @@ var loadChecks = []ruleTest{
 	{
 		name: "Load/EveryMethodAgainstEvery",
 		rule: "every method may be called at the same time as every other on the same objects",
-		test: testEveryMethod, fast: true,
+		test: testMethodsConcurrently, fast: true,
 	},
 }
 
-// works is a set of functions that threads call at random. Each returns an error on failure.
-type works map[string]func(r *rand.Rand) error
+// randomCalls is a set of functions that threads call at random. Each returns an error on failure.
+type randomCalls map[string]func(r *rand.Rand) error
 
-// run calls the functions on several threads, and reports all but the tolerated errors.
-func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
+// runConcurrently calls the functions on several threads, and reports all but the tolerated errors.
+func (w randomCalls) runConcurrently(e *testEnv, threads, rounds int, tolerated ...syscall.Errno) {
 	e.Helper()
 	names := make([]string, 0, len(w))
 	for n := range w {
@@ -68,42 +68,42 @@ func (w works) run(e *env, threads, rounds int, tolerated ...syscall.Errno) {
 	}
 }
 
-func testEveryMethod(e *env) {
+func testMethodsConcurrently(e *testEnv) {
 	again := func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen, handlers: [2]func(*ib.CQ){again, again}})
-	t := p.traffic()
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen, handlers: [2]func(*ib.CQ){again, again}})
+	t := p.newMessageSender()
 	stop := e.dev.OnEvent(func(ib.Event) {})
 	defer stop()
-	l, w := newLedger(e, p), works{}
-	l.addData(e, w)
+	l, w := newRequestCounter(e, p), randomCalls{}
+	l.addDataPath(e, w)
 	if !t.write {
 		delete(w, "post write")
 	}
-	l.addControl(e, w)
+	l.addControlPath(e, w)
 	w["callbacks"] = func(r *rand.Rand) error {
 		e.handle.HoldCallbacks()
-		err := l.poll(0, make([]ib.WC, 1))
+		err := l.pollSide(0, make([]ib.WC, 1))
 		e.handle.RunCallbacks()
 		return err
 	}
 	e.addDatagrams(w)
-	e.addFlushed(w)
-	e.addShared(w)
-	e.addObjects(w)
-	w.run(e, 8, 250*e.cfg.load, syscall.ENOMEM)
-	l.finish(e)
+	e.addErrorQP(w)
+	e.addSRQ(w)
+	e.addObjectCreation(w)
+	w.runConcurrently(e, 8, 250*e.cfg.load, syscall.ENOMEM)
+	l.drainAll(e)
 }
 
-// ledger counts the work requests and completions of a connected pair that several threads use.
-type ledger struct {
+// requestCounter counts the work requests and completions of a connected pair that several threads use.
+type requestCounter struct {
 	*pair
 	posted, polled [2]atomic.Int64  // number of completions expected, and polled, on each side
 	credit         [2]chan struct{} // completions that need an entry of the CQ
 	room           [2]chan struct{} // receives without a send so far
 }
 
-func newLedger(e *env, p *pair) *ledger {
-	l := &ledger{pair: p}
+func newRequestCounter(e *testEnv, p *pair) *requestCounter {
+	l := &requestCounter{pair: p}
 	for i := range l.credit {
 		l.credit[i] = make(chan struct{}, 3*e.queueLen)
 		l.room[i] = make(chan struct{}, 3*e.queueLen)
@@ -111,8 +111,8 @@ func newLedger(e *env, p *pair) *ledger {
 	return l
 }
 
-// try calls post on a side if the CQ has an entry for its completion.
-func (l *ledger) try(i int, post func() (int, error)) (int, error) {
+// postIfRoom calls post on a side if the CQ has an entry for its completion.
+func (l *requestCounter) postIfRoom(i int, post func() (int, error)) (int, error) {
 	select {
 	case l.credit[i] <- struct{}{}:
 	default:
@@ -128,7 +128,7 @@ func (l *ledger) try(i int, post func() (int, error)) (int, error) {
 	return n, err
 }
 
-func (l *ledger) poll(i int, wc []ib.WC) error {
+func (l *requestCounter) pollSide(i int, wc []ib.WC) error {
 	n, err := l.cqs[i].Poll(wc)
 	l.polled[i].Add(int64(n))
 	for _, w := range wc[:max(n, 0)] {
@@ -144,17 +144,17 @@ func (l *ledger) poll(i int, wc []ib.WC) error {
 	return err
 }
 
-func (l *ledger) send(i int) (int, error) {
-	return l.try(i, func() (int, error) {
+func (l *requestCounter) sendFrom(i int) (int, error) {
+	return l.postIfRoom(i, func() (int, error) {
 		return l.qps[i].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: l.buf[i].sgl(8, 8)})
 	})
 }
 
-// addData adds the methods of the data path and of its objects.
-func (l *ledger) addData(e *env, w works) {
+// addDataPath adds the methods of the data path and of its objects.
+func (l *requestCounter) addDataPath(e *testEnv, w randomCalls) {
 	w["post receive"] = func(r *rand.Rand) error {
 		i := r.IntN(2)
-		n, err := l.try(i, func() (int, error) { return l.qps[i].PostRecv(ib.RecvWR{SGList: l.buf[i].sgl(0, 8)}) })
+		n, err := l.postIfRoom(i, func() (int, error) { return l.qps[i].PostRecv(ib.RecvWR{SGList: l.buf[i].sgl(0, 8)}) })
 		if n > 0 {
 			l.room[i] <- struct{}{}
 		}
@@ -167,7 +167,7 @@ func (l *ledger) addData(e *env, w works) {
 		default:
 			return nil
 		}
-		n, err := l.send(i)
+		n, err := l.sendFrom(i)
 		if n == 0 {
 			l.room[1-i] <- struct{}{}
 		}
@@ -175,7 +175,7 @@ func (l *ledger) addData(e *env, w works) {
 	}
 	w["post write"] = func(r *rand.Rand) error {
 		i := r.IntN(2)
-		_, err := l.try(i, func() (int, error) {
+		_, err := l.postIfRoom(i, func() (int, error) {
 			return l.qps[i].PostSend(ib.SendWR{
 				Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: l.buf[i].sgl(16, 8),
 				RemoteAddr: l.buf[1-i].addr + 64, RKey: l.buf[1-i].mr.RKey(),
@@ -183,8 +183,8 @@ func (l *ledger) addData(e *env, w works) {
 		})
 		return err
 	}
-	w["poll"] = func(r *rand.Rand) error { return l.poll(r.IntN(2), make([]ib.WC, 1+r.IntN(8))) }
-	w["request notify"] = func(r *rand.Rand) error { return second(l.cqs[r.IntN(2)].ReqNotify(ib.NotifyNextComp)) }
+	w["poll"] = func(r *rand.Rand) error { return l.pollSide(r.IntN(2), make([]ib.WC, 1+r.IntN(8))) }
+	w["request notify"] = func(r *rand.Rand) error { return errorOf(l.cqs[r.IntN(2)].ReqNotify(ib.NotifyNextComp)) }
 	w["state"] = func(r *rand.Rand) error {
 		if s := l.qps[r.IntN(2)].State(); s != ib.QPRTS {
 			return fmt.Errorf("state is %v", s)
@@ -210,12 +210,12 @@ func (l *ledger) addData(e *env, w works) {
 	}
 }
 
-// addControl adds the methods that query the device, and create and destroy objects beside those in use.
-func (l *ledger) addControl(e *env, w works) {
+// addControlPath adds the methods that query the device, and create and destroy objects beside those in use.
+func (l *requestCounter) addControlPath(e *testEnv, w randomCalls) {
 	w["query"] = func(r *rand.Rand) error {
 		_, err := e.dev.QueryDevice()
-		return errors.Join(err, second(e.dev.QueryPort(1)), second(e.dev.QueryGID(1, e.gidIndex)),
-			second(e.dev.QueryPKey(1, 0)))
+		return errors.Join(err, errorOf(e.dev.QueryPort(1)), errorOf(e.dev.QueryGID(1, e.gidIndex)),
+			errorOf(e.dev.QueryPKey(1, 0)))
 	}
 	w["pd"] = func(r *rand.Rand) error {
 		pd, err := e.dev.AllocPD()
@@ -249,38 +249,38 @@ func (l *ledger) addControl(e *env, w works) {
 		return qp.Destroy()
 	}
 	w["ah"] = func(r *rand.Rand) error {
-		a := e.address()
+		a := e.ownAddress()
 		ah, err := l.pd.CreateAH(&a)
 		if errors.Is(err, syscall.EOPNOTSUPP) {
 			return nil
 		} else if err != nil {
 			return err
 		}
-		return errors.Join(second(ah.Query()), ah.Modify(&a), ah.Destroy())
+		return errors.Join(errorOf(ah.Query()), ah.Modify(&a), ah.Destroy())
 	}
 	w["event"] = func(r *rand.Rand) error { e.handle.DispatchEvent(ib.EventClientReregister, 1); return nil }
 }
 
-// finish posts a send for each receive, and waits until every work request has completed, once.
-func (l *ledger) finish(e *env) {
+// drainAll posts a send for each receive, and waits until every work request has completed, once.
+func (l *requestCounter) drainAll(e *testEnv) {
 	for i := range l.qps {
 		for len(l.room[i]) > 0 {
-			n, err := l.send(1 - i)
+			n, err := l.sendFrom(1 - i)
 			if n > 0 {
 				<-l.room[i]
 			} else if err != nil && !errors.Is(err, syscall.ENOMEM) {
 				e.Fatalf("post send: %v", err)
 			}
-			e.must("poll", errors.Join(l.poll(0, make([]ib.WC, 8)), l.poll(1, make([]ib.WC, 8))))
+			e.must("poll", errors.Join(l.pollSide(0, make([]ib.WC, 8)), l.pollSide(1, make([]ib.WC, 8))))
 		}
 	}
 	for i := range l.cqs {
 		e.eventually("every completion", func() bool {
-			e.must("poll", l.poll(i, make([]ib.WC, 16)))
+			e.must("poll", l.pollSide(i, make([]ib.WC, 16)))
 			return l.polled[i].Load() >= l.posted[i].Load()
 		})
 	}
-	e.settle()
+	e.awaitCallbacks()
 	for i, cq := range l.cqs {
 		if n, _ := cq.Poll(make([]ib.WC, 1)); n != 0 || l.polled[i].Load() != l.posted[i].Load() {
 			e.Errorf("side %d: %d completions of %d work requests", i, l.polled[i].Load()+int64(n), l.posted[i].Load())
@@ -290,16 +290,16 @@ func (l *ledger) finish(e *env) {
 
 // addDatagrams adds the methods of an address handle in use, and of the queue pairs that send and receive datagrams, if
 // the driver supports them.
-func (e *env) addDatagrams(w works) {
+func (e *testEnv) addDatagrams(w randomCalls) {
 	e.Helper()
-	pd := e.pd()
-	a := e.address()
+	pd := e.newPD()
+	a := e.ownAddress()
 	ah, err := pd.CreateAH(&a)
 	if err != nil {
 		return
 	}
-	own(e, ah, ah.Destroy)
-	p := e.tryPair(ib.QPTypeUD, pd)
+	destroyAtEnd(e, ah, ah.Destroy)
+	p := e.newPairIfSupported(ib.QPTypeUD, pd)
 	if p == nil {
 		return
 	}
@@ -310,7 +310,7 @@ func (e *env) addDatagrams(w works) {
 			room.Add(1)
 			return nil
 		}
-		n, err := p.qps[0].PostSend(p.datagram(1, ah, 8))
+		n, err := p.qps[0].PostSend(p.datagramRequest(1, ah, 8))
 		if n == 0 {
 			room.Add(1)
 		}
@@ -322,16 +322,16 @@ func (e *env) addDatagrams(w works) {
 		return err
 	}
 	w["modify ah in use"] = func(*rand.Rand) error { return ah.Modify(&a) }
-	w["query ah in use"] = func(*rand.Rand) error { return second(ah.Query()) }
+	w["query ah in use"] = func(*rand.Rand) error { return errorOf(ah.Query()) }
 	w["modify qp of datagrams"] = func(r *rand.Rand) error {
 		return p.qps[r.IntN(2)].Modify(ib.QPAttr{QKey: qkey}, ib.QPAttrQKey)
 	}
 }
 
-// addFlushed adds the methods of a queue pair in the error state, whose work requests complete with an error.
-func (e *env) addFlushed(w works) {
+// addErrorQP adds the methods of a queue pair in the error state, whose work requests complete with an error.
+func (e *testEnv) addErrorQP(w randomCalls) {
 	e.Helper()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	var room atomic.Int64 // free entries of the completion queue
 	room.Store(int64(e.queueLen))
@@ -365,23 +365,23 @@ func (e *env) addFlushed(w works) {
 		room.Add(int64(n))
 		return err
 	}
-	w["request notify flushed"] = func(*rand.Rand) error { return second(p.cqs[0].ReqNotify(ib.NotifyNextComp)) }
+	w["request notify flushed"] = func(*rand.Rand) error { return errorOf(p.cqs[0].ReqNotify(ib.NotifyNextComp)) }
 	w["modify flushed"] = func(*rand.Rand) error {
 		return p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
 	}
 }
 
-// addShared adds the methods of a shared receive queue in use, if the driver supports them.
-func (e *env) addShared(w works) {
+// addSRQ adds the methods of a shared receive queue in use, if the driver supports them.
+func (e *testEnv) addSRQ(w randomCalls) {
 	e.Helper()
-	pd := e.pd()
+	pd := e.newPD()
 	length := uint32(e.queueLen)
 	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: length, MaxSGE: 1}})
 	if err != nil {
 		return
 	}
-	own(e, srq, srq.Destroy)
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+	destroyAtEnd(e, srq, srq.Destroy)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	var room atomic.Int64 // messages that fit into all queues
 	room.Store(int64(e.queueLen))
 	w["message to a shared queue"] = func(*rand.Rand) error {
@@ -418,7 +418,7 @@ func (e *env) addShared(w works) {
 		room.Add(int64(complete))
 		return err
 	}
-	w["query srq"] = func(*rand.Rand) error { return second(srq.Query()) }
+	w["query srq"] = func(*rand.Rand) error { return errorOf(srq.Query()) }
 	w["arm srq"] = func(r *rand.Rand) error {
 		err := srq.Modify(ib.SRQAttr{Limit: uint32(r.IntN(e.queueLen))}, ib.SRQAttrLimit)
 		if errors.Is(err, syscall.EOPNOTSUPP) {
@@ -428,11 +428,11 @@ func (e *env) addShared(w works) {
 	}
 }
 
-// addObjects adds the creation and destruction of windows, fast registrations and domains, and the changes of a region
-// and of a multicast group.
-func (e *env) addObjects(w works) {
+// addObjectCreation adds the creation and destruction of windows, fast registrations and domains, and the changes of a
+// region and of a multicast group.
+func (e *testEnv) addObjectCreation(w randomCalls) {
 	e.Helper()
-	pd := e.pd()
+	pd := e.newPD()
 	made := func(what string, create func() (func() error, error)) {
 		w[what] = func(*rand.Rand) error {
 			destroy, err := create()
@@ -466,12 +466,12 @@ func (e *env) addObjects(w works) {
 		srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 		return srq.Destroy, err
 	})
-	groups := e.groups()
-	qp := e.ofType(ib.QPTypeUD, pd, e.cq(1, nil))
+	groups := e.groupAddresses()
+	qp := e.newQPOfType(ib.QPTypeUD, pd, e.newCQ(1, nil))
 	if groups == nil || qp == nil {
 		return
 	}
-	e.up(qp, 0, ib.QPRTS)
+	e.bringUp(qp, 0, ib.QPRTS)
 	group := groups(0)
 	var member sync.Mutex
 	w["multicast group"] = func(*rand.Rand) error {

@@ -12,12 +12,12 @@ var failedStateChecks = []ruleTest{
 	{
 		name: "QueuePair/QueryFailed",
 		rule: "Query shows the present state, as State does, also when a failure, or an error of the device, has changed it",
-		test: testQueryFailed,
+		test: testQueryAfterFailure,
 	},
 }
 
 // wantState waits until State returns a state, and checks that Query returns it too.
-func (e *env) wantState(what string, qp *ib.QP, want ib.QPState) {
+func (e *testEnv) wantState(what string, qp *ib.QP, want ib.QPState) {
 	e.Helper()
 	e.eventually(fmt.Sprintf("%s: state %v", what, want), func() bool { return qp.State() == want })
 	for _, mask := range []ib.QPAttrMask{0, ib.QPAttrState, ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrAV} {
@@ -28,30 +28,30 @@ func (e *env) wantState(what string, qp *ib.QP, want ib.QPState) {
 	}
 }
 
-func testQueryFailed(e *env) {
-	pd := e.pd()
+func testQueryAfterFailure(e *testEnv) {
+	pd := e.newPD()
 	for _, kind := range queuePairTypes {
-		p := e.tryPair(kind, pd)
+		p := e.newPairIfSupported(kind, pd)
 		if p == nil {
 			continue
 		}
 		what := func(s string) string { return fmt.Sprintf("%v queue pair, %s", kind, s) }
 		send := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
 		if kind == ib.QPTypeUD {
-			send = p.datagram(1, e.ah(pd), 8)
+			send = p.datagramRequest(1, e.newAH(pd), 8)
 		}
 		for _, qp := range p.qps {
 			e.wantState(what("connected"), qp, ib.QPRTS)
 		}
 		send.SGList[0].LKey += 0x12345600
 		for range 2 {
-			p.post(0, send)
-			if wc := e.waitAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+			p.postWR(0, send)
+			if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
 				e.Fatalf("%s: %q", what("SEND by a wrong local key"), wc.Status)
 			}
 			if kind == ib.QPTypeRC {
 				e.wantState(what("after a SEND by a wrong local key"), p.qps[0], ib.QPErr)
-				p.again()
+				p.reconnect()
 				e.wantState(what("connected again"), p.qps[0], ib.QPRTS)
 				continue
 			}
@@ -62,20 +62,20 @@ func testQueryFailed(e *env) {
 		}
 		if kind == ib.QPTypeRC { // the responder, too
 			for range 2 {
-				p.recv(1, 1, 0, 7)
-				p.send(0, 2, 8)
+				p.postRecv(1, 1, 0, 7)
+				p.postSend(0, 2, 8)
 				e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
 				for side, qp := range p.qps {
 					e.wantState(what(fmt.Sprintf("side %d of a SEND that was too long", side)), qp, ib.QPErr)
 				}
-				p.again()
+				p.reconnect()
 			}
 		}
 		e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		e.wantState(what("modified to ERR"), p.qps[0], ib.QPErr)
 	}
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	p.send(0, 1, 8) // in flight
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	p.postSend(0, 1, 8) // in flight
 	e.handle.SetError()
 	for side, qp := range p.qps {
 		state := qp.State()

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// guard is the testing.TB of a check that runs on a goroutine of its own. A check that blocks can be abandoned: the
+// guardedTB is the testing.TB of a check that runs on a goroutine of its own. A check that blocks can be abandoned: the
 // driver under test may wait for ever at any point, including the clean-up. Later reports of an abandoned check are
 // dropped.
-type guard struct {
+type guardedTB struct {
 	testing.TB
 
 	mu       sync.Mutex
@@ -23,16 +23,16 @@ type guard struct {
 	cleanups []func()
 }
 
-// guarded runs f and then its Cleanup functions, the latest first. It fails t if they exceed limit in all, or
+// runGuarded runs f and then its Cleanup functions, the latest first. It fails t if they exceed limit in all, or
 // afterFailure from the first failure on.
-func guarded(t testing.TB, limit, afterFailure time.Duration, f func(t testing.TB)) {
-	g := &guard{TB: t, failure: make(chan struct{})}
+func runGuarded(t testing.TB, limit, afterFailure time.Duration, f func(t testing.TB)) {
+	g := &guardedTB{TB: t, failure: make(chan struct{})}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		g.alone(func() { f(g) })
-		for c := g.lastCleanup(); c != nil; c = g.lastCleanup() {
-			g.alone(c)
+		g.runOnGoroutine(func() { f(g) })
+		for c := g.popCleanup(); c != nil; c = g.popCleanup() {
+			g.runOnGoroutine(c)
 		}
 	}()
 	end := time.NewTimer(limit)
@@ -45,7 +45,7 @@ func guarded(t testing.TB, limit, afterFailure time.Duration, f func(t testing.T
 			end.Reset(afterFailure)
 			continue
 		case <-end.C:
-			t.Errorf("the check hangs, and is given up; all goroutines:\n%s", stacks())
+			t.Errorf("the check hangs, and is given up; all goroutines:\n%s", allStacks())
 		case <-done:
 		}
 		break
@@ -61,14 +61,14 @@ func guarded(t testing.TB, limit, afterFailure time.Duration, f func(t testing.T
 	}
 }
 
-// alone runs f, which may end its goroutine.
-func (g *guard) alone(f func()) {
+// runOnGoroutine runs f, which may end its goroutine.
+func (g *guardedTB) runOnGoroutine(f func()) {
 	var wg sync.WaitGroup
 	wg.Go(f)
 	wg.Wait()
 }
 
-func (g *guard) lastCleanup() func() {
+func (g *guardedTB) popCleanup() func() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := len(g.cleanups)
@@ -80,16 +80,16 @@ func (g *guard) lastCleanup() func() {
 	return c
 }
 
-// stacks returns the stacks of all goroutines, possibly truncated.
-func stacks() []byte {
+// allStacks returns the stacks of all goroutines, possibly truncated.
+func allStacks() []byte {
 	buf := make([]byte, 256<<10)
 	return buf[:runtime.Stack(buf, true)]
 }
 
-// say calls f unless the check is over.
+// reportUnlessOver calls f unless the check is over.
 //
 //verbena:allow nosleep a finding is told wherever it was made
-func (g *guard) say(fails bool, f func()) {
+func (g *guardedTB) reportUnlessOver(fails bool, f func()) {
 	g.TB.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -103,76 +103,79 @@ func (g *guard) say(fails bool, f func()) {
 	}
 }
 
-func (g *guard) Log(args ...any) {
+func (g *guardedTB) Log(args ...any) {
 	g.TB.Helper()
 	s := fmt.Sprintln(args...)
-	g.say(false, func() { g.TB.Helper(); g.TB.Log(s) })
+	g.reportUnlessOver(false, func() { g.TB.Helper(); g.TB.Log(s) })
 }
 
-func (g *guard) Logf(format string, args ...any) { g.TB.Helper(); g.Log(fmt.Sprintf(format, args...)) }
+func (g *guardedTB) Logf(format string, args ...any) {
+	g.TB.Helper()
+	g.Log(fmt.Sprintf(format, args...))
+}
 
-func (g *guard) Error(args ...any) {
+func (g *guardedTB) Error(args ...any) {
 	g.TB.Helper()
 	s := fmt.Sprintln(args...)
-	g.say(true, func() { g.TB.Helper(); g.TB.Error(s) })
+	g.reportUnlessOver(true, func() { g.TB.Helper(); g.TB.Error(s) })
 }
 
-func (g *guard) Errorf(format string, args ...any) {
+func (g *guardedTB) Errorf(format string, args ...any) {
 	g.TB.Helper()
 	g.Error(fmt.Sprintf(format, args...))
 }
 
-func (g *guard) Fail() { g.say(true, g.TB.Fail) }
+func (g *guardedTB) Fail() { g.reportUnlessOver(true, g.TB.Fail) }
 
-func (g *guard) FailNow() {
+func (g *guardedTB) FailNow() {
 	g.Fail()
 	runtime.Goexit()
 }
 
-func (g *guard) Fatal(args ...any) {
+func (g *guardedTB) Fatal(args ...any) {
 	g.TB.Helper()
 	g.Error(args...)
 	runtime.Goexit()
 }
 
-func (g *guard) Fatalf(format string, args ...any) {
+func (g *guardedTB) Fatalf(format string, args ...any) {
 	g.TB.Helper()
 	g.Errorf(format, args...)
 	runtime.Goexit()
 }
 
-func (g *guard) SkipNow() {
+func (g *guardedTB) SkipNow() {
 	g.mu.Lock()
 	g.skipped = true
 	g.mu.Unlock()
 	runtime.Goexit()
 }
 
-func (g *guard) Skip(args ...any) {
+func (g *guardedTB) Skip(args ...any) {
 	g.TB.Helper()
 	g.Log(args...)
 	g.SkipNow()
 }
 
-func (g *guard) Skipf(format string, args ...any) {
+func (g *guardedTB) Skipf(format string, args ...any) {
 	g.TB.Helper()
 	g.Logf(format, args...)
 	g.SkipNow()
 }
 
-func (g *guard) Failed() bool {
+func (g *guardedTB) Failed() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.failed
 }
 
-func (g *guard) Skipped() bool {
+func (g *guardedTB) Skipped() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.skipped
 }
 
-func (g *guard) Cleanup(f func()) {
+func (g *guardedTB) Cleanup(f func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.cleanups = append(g.cleanups, f)

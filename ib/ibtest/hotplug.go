@@ -18,17 +18,17 @@ var hotPlugChecks = []ruleTest{
 	{
 		name: "HotPlug/ReadyAtRegister",
 		rule: "a client can use everything of the device as soon as its Add runs",
-		test: testReadyAtRegister, asleep: true,
+		test: testDeviceReadyInAdd, asleep: true,
 	},
 	{
 		name: "HotPlug/UsableInRemove",
 		rule: "the device is usable until Remove returns, and Remove may call the driver for everything",
-		test: testUsableInRemove, asleep: true,
+		test: testDeviceUsableInRemove, asleep: true,
 	},
 	{
 		name: "HotPlug/ReverseOrder",
 		rule: "Remove comes in the reverse order of Add",
-		test: testReverseOrder, asleep: true,
+		test: testRemoveInReverseOrder, asleep: true,
 	},
 	{
 		name: "HotPlug/LateClient",
@@ -53,45 +53,45 @@ var hotPlugChecks = []ruleTest{
 	{
 		name: "HotPlug/EventsUntilTheEnd",
 		rule: "events that were dispatched before Unregister are delivered before it returns",
-		test: testEventsUntilTheEnd, asleep: true,
+		test: testEventsBeforeUnregisterDelivered, asleep: true,
 	},
 	{
 		name: "HotPlug/NoEventsAfterUnregister",
 		rule: "when Unregister has returned the driver dispatches no event any more",
-		test: testNoEventsAfter, asleep: true,
+		test: testNoEventsAfterUnregister, asleep: true,
 	},
 	{
 		name: "HotPlug/LeftBehindIsNamed",
 		rule: "Unregister returns EBUSY and names what a client has left behind",
-		test: testLeftBehind, asleep: true,
+		test: testRemainingObjectsAreNamed, asleep: true,
 	},
 	{
 		name: "HotPlug/NoUseAfterUnregister",
 		rule: "when Unregister has returned nothing can be made on the device (ENODEV)",
-		test: testNoUseAfter, asleep: true,
+		test: testNoUseAfterUnregister, asleep: true,
 	},
 }
 
-// client registers the client, and unregisters it at the end of the test.
-func (e *env) client(cl *ib.Client) {
+// registerClient registers the client, and unregisters it at the end of the test.
+func (e *testEnv) registerClient(cl *ib.Client) {
 	e.Helper()
 	e.must("register the client", e.core.RegisterClient(cl))
 	e.Cleanup(func() { e.core.UnregisterClient(cl) })
 }
 
-// use creates every object on the device, exchanges a message, and destroys the objects.
-func (e *env) use(when string) {
+// useAllObjects creates every object on the device, exchanges a message, and destroys the objects.
+func (e *testEnv) useAllObjects(when string) {
 	e.Helper()
-	e.findGID()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
+	e.selectGID()
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 	e.must("request notify "+when, err)
-	p.exchange(0, 1, 100)
-	p.exchange(1, 2, 100)
+	p.exchangeMessage(0, 1, 100)
+	p.exchangeMessage(1, 2, 100)
 	e.destroyPair(p)
 }
 
-func (e *env) destroyPair(p *pair) {
+func (e *testEnv) destroyPair(p *pair) {
 	e.Helper()
 	for _, x := range []any{p.qps[0], p.qps[1], p.cqs[0], p.cqs[1], p.buf[0].mr, p.buf[1].mr, p.pd} {
 		e.destroy(x)
@@ -101,14 +101,14 @@ func (e *env) destroyPair(p *pair) {
 	}
 }
 
-func testReadyAtRegister(e *env) {
+func testDeviceReadyInAdd(e *testEnv) {
 	used := false
-	e.client(&ib.Client{
+	e.registerClient(&ib.Client{
 		Name: "first",
 		Add: func(d *ib.Device) (any, error) {
 			_, err := d.QueryDevice()
 			e.must("query device in Add", err)
-			e.use("in Add")
+			e.useAllObjects("in Add")
 			used = true
 			return nil, nil
 		},
@@ -120,20 +120,20 @@ func testReadyAtRegister(e *env) {
 	}
 }
 
-func testUsableInRemove(e *env) {
+func testDeviceUsableInRemove(e *testEnv) {
 	var p *pair
 	removed := false
-	e.client(&ib.Client{
+	e.registerClient(&ib.Client{
 		Name: "user",
 		Add: func(d *ib.Device) (any, error) {
-			e.findGID()
-			p = e.pair(pairConfig{kind: ib.QPTypeRC})
+			e.selectGID()
+			p = e.newPair(pairConfig{kind: ib.QPTypeRC})
 			return p, nil
 		},
 		Remove: func(d *ib.Device, data any) {
-			data.(*pair).exchange(0, 1, 100)
-			e.use("in Remove")
-			p.recv(1, 5, 0, 8) // outstanding requests do not prevent destruction
+			data.(*pair).exchangeMessage(0, 1, 100)
+			e.useAllObjects("in Remove")
+			p.postRecv(1, 5, 0, 8) // outstanding requests do not prevent destruction
 			e.destroyPair(p)
 			removed = true
 		},
@@ -145,8 +145,8 @@ func testUsableInRemove(e *env) {
 	}
 }
 
-// recorder returns a client that logs its calls.
-func (e *env) recorder(log *[]string, mu *sync.Mutex, name string) *ib.Client {
+// newRecordingClient returns a client that logs its calls.
+func (e *testEnv) newRecordingClient(log *[]string, mu *sync.Mutex, name string) *ib.Client {
 	note := func(s string) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -159,26 +159,26 @@ func (e *env) recorder(log *[]string, mu *sync.Mutex, name string) *ib.Client {
 	}
 }
 
-func testReverseOrder(e *env) {
+func testRemoveInReverseOrder(e *testEnv) {
 	var log []string
 	var mu sync.Mutex
-	e.client(e.recorder(&log, &mu, "A"))
-	e.client(e.recorder(&log, &mu, "B"))
+	e.registerClient(e.newRecordingClient(&log, &mu, "A"))
+	e.registerClient(e.newRecordingClient(&log, &mu, "B"))
 	e.register()
-	e.client(e.recorder(&log, &mu, "C"))
+	e.registerClient(e.newRecordingClient(&log, &mu, "C"))
 	e.unregister()
 	if got := strings.Join(log, " "); got != "+A +B +C -C -B -A" {
 		e.Errorf("calls: %s", got)
 	}
 }
 
-func testLateClient(e *env) {
+func testLateClient(e *testEnv) {
 	e.register()
 	uses := 0
 	cl := &ib.Client{
 		Name:   "late",
-		Add:    func(d *ib.Device) (any, error) { e.use("in a late Add"); uses++; return nil, nil },
-		Remove: func(d *ib.Device, _ any) { e.use("in an early Remove"); uses++ },
+		Add:    func(d *ib.Device) (any, error) { e.useAllObjects("in a late Add"); uses++; return nil, nil },
+		Remove: func(d *ib.Device, _ any) { e.useAllObjects("in an early Remove"); uses++ },
 	}
 	e.must("register the client", e.core.RegisterClient(cl))
 	if uses != 1 || !e.dev.Attached(cl) {
@@ -188,19 +188,19 @@ func testLateClient(e *env) {
 	if uses != 2 || e.dev.Attached(cl) {
 		e.Errorf("UnregisterClient returned before Remove had run")
 	}
-	e.use("when the client has gone")
+	e.useAllObjects("when the client has gone")
 }
 
-func testClientDuringRegister(e *env) {
+func testClientDuringRegister(e *testEnv) {
 	var log []string
 	var mu sync.Mutex
-	second := e.recorder(&log, &mu, "B")
-	e.client(&ib.Client{
+	second := e.newRecordingClient(&log, &mu, "B")
+	e.registerClient(&ib.Client{
 		Name: "A",
 		Add: func(d *ib.Device) (any, error) {
 			registered := make(chan error, 1)
 			go func() { registered <- e.core.RegisterClient(second) }()
-			return nil, receive(e, "the end of RegisterClient while Add of another client runs", registered)
+			return nil, receiveFrom(e, "the end of RegisterClient while Add of another client runs", registered)
 		},
 		Remove: func(*ib.Device, any) {},
 	})
@@ -212,15 +212,15 @@ func testClientDuringRegister(e *env) {
 	}
 }
 
-func testUnregisterDuringAdd(e *env) {
+func testUnregisterDuringAdd(e *testEnv) {
 	inAdd, proceed := make(chan struct{}), make(chan struct{})
 	var removed atomic.Bool
-	e.client(&ib.Client{
+	e.registerClient(&ib.Client{
 		Name: "slow",
 		Add: func(d *ib.Device) (any, error) {
 			close(inAdd)
-			receive(e, "the test to go on", proceed)
-			e.use("in Add while the device is being unregistered")
+			receiveFrom(e, "the test to go on", proceed)
+			e.useAllObjects("in Add while the device is being unregistered")
 			return nil, nil
 		},
 		Remove: func(*ib.Device, any) { removed.Store(true) },
@@ -230,34 +230,34 @@ func testUnregisterDuringAdd(e *env) {
 		defer close(registered) // also if the test fails in Add
 		registered <- e.cfg.plug(e.core, e.handle)
 	}()
-	receive(e, "Add", inAdd)
+	receiveFrom(e, "Add", inAdd)
 	go func() { unregistered <- e.cfg.unplug(e.core, e.handle) }()
 	for range 100 {
-		pause()
+		yieldBriefly()
 		if len(unregistered) > 0 {
 			e.Fatal("Unregister returned while Add ran")
 		}
 	}
 	close(proceed)
-	e.must("register", receive(e, "the end of Register", registered))
-	e.must("unregister", receive(e, "the end of Unregister", unregistered))
+	e.must("register", receiveFrom(e, "the end of Register", registered))
+	e.must("unregister", receiveFrom(e, "the end of Unregister", unregistered))
 	if !removed.Load() {
 		e.Error("Remove was not called")
 	}
 }
 
-func testUnregisterUnderTraffic(e *env) {
+func testUnregisterUnderTraffic(e *testEnv) {
 	var p *pair
 	var stop atomic.Bool
 	var sent atomic.Int32
 	var removing, handled atomic.Bool // handled: a handler has polled since removing
 	var using sync.Mutex              // held while the handler uses the queue pair
 	var wg sync.WaitGroup
-	e.client(&ib.Client{
+	e.registerClient(&ib.Client{
 		Name: "busy",
 		Add: func(d *ib.Device) (any, error) {
-			e.findGID()
-			p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
+			e.selectGID()
+			p = e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
 				var wc [8]ib.WC
 				for {
 					during := removing.Load()
@@ -281,7 +281,7 @@ func testUnregisterUnderTraffic(e *env) {
 				}
 			}}})
 			for range e.queueLen / 2 {
-				p.recv(1, 0, 0, 8)
+				p.postRecv(1, 0, 0, 8)
 			}
 			_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 			e.must("request notify", err)
@@ -302,7 +302,7 @@ func testUnregisterUnderTraffic(e *env) {
 		Remove: func(d *ib.Device, _ any) {
 			removing.Store(true)
 			for p := e.newWait(); !handled.Load(); {
-				if p.over() {
+				if p.isOver() {
 					e.Errorf("waited %v in vain: a completion handler that polls while Unregister waits for Remove", e.cfg.timeout)
 					break
 				}
@@ -319,7 +319,7 @@ func testUnregisterUnderTraffic(e *env) {
 	e.unregister()
 }
 
-func testEventsUntilTheEnd(e *env) {
+func testEventsBeforeUnregisterDelivered(e *testEnv) {
 	e.register()
 	var got atomic.Int32
 	stop := e.dev.OnEvent(func(ev ib.Event) {
@@ -338,8 +338,8 @@ func testEventsUntilTheEnd(e *env) {
 	}
 }
 
-// testLeftBehind runs without checked mode, which would report the same.
-func testLeftBehind(e *env) {
+// testRemainingObjectsAreNamed runs without checked mode, which would report the same.
+func testRemainingObjectsAreNamed(e *testEnv) {
 	check.Off(e.core)
 	e.register()
 	pd, err := e.dev.AllocPD()
@@ -351,7 +351,7 @@ func testLeftBehind(e *env) {
 	e.must("dealloc pd", pd.Dealloc())
 }
 
-func testNoUseAfter(e *env) {
+func testNoUseAfterUnregister(e *testEnv) {
 	check.Off(e.core)
 	e.register()
 	e.unregister()
@@ -365,17 +365,17 @@ func testNoUseAfter(e *env) {
 	}
 }
 
-// testNoEventsAfter relies on checked mode to report events (rule use-after-unregister).
-func testNoEventsAfter(e *env) {
+// testNoEventsAfterUnregister relies on checked mode to report events (rule use-after-unregister).
+func testNoEventsAfterUnregister(e *testEnv) {
 	var got atomic.Int32
 	stop := e.dev.OnEvent(func(ib.Event) { got.Add(1) })
 	defer stop()
 	e.register()
-	e.use("before")
+	e.useAllObjects("before")
 	e.unregister()
 	before := got.Load()
 	for range 50 {
-		pause()
+		yieldBriefly()
 	}
 	if n := got.Load(); n != before {
 		e.Errorf("%d events when Unregister had returned", n-before)

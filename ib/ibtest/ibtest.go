@@ -32,9 +32,9 @@ type config struct {
 	bubble    bool
 	seeds     int // number of seeds of the group Model; 0: defaultSeeds
 	newSeeded func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
-	packages  *packages
+	packages  *driverPackages
 	groups    []string // groups of checks; nil: all
-	abilities *abilities
+	abilities *triedAbilities
 }
 
 // Bubble tells the suite that the driver works in a bubble of package testing/synctest: its threads end when its device
@@ -72,8 +72,8 @@ func Groups(names ...string) Option { return func(c *config) { c.groups = names 
 func newConfig(newDevice NewDevice, opts []Option) config {
 	c := config{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
-		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &packages{},
-		abilities: &abilities{known: map[ability]bool{}},
+		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &driverPackages{},
+		abilities: &triedAbilities{known: map[qpAbility]bool{}},
 	}
 	if testing.Short() {
 		c.load = 1
@@ -92,7 +92,7 @@ func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
 	cfg.allowed = []check.Rule{check.RuleDestroyUndrained, check.RuleSRQUndrained} // drivers must tolerate these
 	blocked := watchBlocking(t, cfg)
-	all := slices.DeleteFunc(checks(), func(c ruleTest) bool {
+	all := slices.DeleteFunc(allChecks(), func(c ruleTest) bool {
 		group, _, _ := strings.Cut(c.name, "/")
 		return cfg.groups != nil && !slices.Contains(cfg.groups, group) || group == "Sleep" &&
 			os.Getenv("SCHEDULE_SEED") != ""
@@ -148,7 +148,7 @@ type ruleTest struct {
 	name string // Group/Name
 	// rule states the rule in a sentence.
 	rule string
-	test func(e *env)
+	test func(e *testEnv)
 	// asleep means that the check registers the device itself.
 	asleep bool
 	// fast means that the check runs a second time without checked mode.
@@ -162,28 +162,28 @@ type ruleTest struct {
 	either bool
 }
 
-// checks returns all checks in execution order: basic ones first, load last, so that the first failing check names the
-// fault. A group runs as a whole, at the place of its first check.
-func checks() []ruleTest {
+// allChecks returns all checks in execution order: basic ones first, load last, so that the first failing check names
+// the fault. A group runs as a whole, at the place of its first check.
+func allChecks() []ruleTest {
 	return slices.Concat(
 		queuePairChecks, dataChecks, rightsChecks, errorChecks, sleepChecks, reentrantChecks, callbackChecks, armedChecks,
 		noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
-		completionChecks, refusedChecks, keyChecks, domainChecks, lateChecks, peerChecks,
-		refusedMemoryChecks, memoryFaultChecks, sideChecks, retriedChecks, failedStateChecks, registrationChecks,
+		completionChecks, rejectedCallChecks, keyChecks, domainChecks, lateEffectChecks, peerChecks,
+		rejectedMemoryChecks, memoryFaultChecks, flushQueueChecks, retriedChecks, failedStateChecks, registrationChecks,
 		srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, namedChecks, scaleChecks, modelChecks,
+		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, destroyedObjectChecks, scaleChecks, modelChecks,
 		wrapChecks, loadChecks,
 	)
 }
 
-// computing is the minimum time before a check that computes in a bubble is abandoned.
-const computing = 2 * time.Minute
+// minComputeTime is the minimum time before a check that computes in a bubble is abandoned.
+const minComputeTime = 2 * time.Minute
 
 func (c ruleTest) run(t *testing.T, cfg config) {
 	run := func(t *testing.T, checked bool) {
-		limit := c.longer(12 * cfg.timeout)
-		guarded(t, limit, 2*cfg.timeout, func(t testing.TB) { c.runOn(t, cfg, checked) })
+		limit := c.scaleLimit(12 * cfg.timeout)
+		runGuarded(t, limit, 2*cfg.timeout, func(t testing.TB) { c.runOn(t, cfg, checked) })
 	}
 	switch {
 	case c.bubble && !cfg.bubble:
@@ -191,9 +191,9 @@ func (c ruleTest) run(t *testing.T, cfg config) {
 	case c.bubble, c.either && cfg.bubble:
 		limit := 2 * cfg.timeout
 		if c.either {
-			limit = c.longer(max(6*limit, computing)) // the check computes, and waits for nothing
+			limit = c.scaleLimit(max(6*limit, minComputeTime)) // the check computes, and waits for nothing
 		}
-		guarded(t, limit, cfg.timeout, func(g testing.TB) { // the guard's time is outside the bubble
+		runGuarded(t, limit, cfg.timeout, func(g testing.TB) { // the guard's time is outside the bubble
 			defer func() {
 				if r := recover(); r != nil {
 					g.Errorf("%v", r) // deadlock
@@ -218,8 +218,8 @@ func (c ruleTest) run(t *testing.T, cfg config) {
 	}
 }
 
-// longer scales the time limit of a check of the group Model by the number of seeds of the flag.
-func (c ruleTest) longer(d time.Duration) time.Duration {
+// scaleLimit scales the time limit of a check of the group Model by the number of seeds of the flag.
+func (c ruleTest) scaleLimit(d time.Duration) time.Duration {
 	if c.either && *modelSeeds > defaultSeeds {
 		return d * time.Duration(*modelSeeds/defaultSeeds+1)
 	}
@@ -227,7 +227,7 @@ func (c ruleTest) longer(d time.Duration) time.Duration {
 }
 
 func (c ruleTest) runOn(t testing.TB, cfg config, checked bool) {
-	e := newEnv(t, cfg, checked)
+	e := newTestEnv(t, cfg, checked)
 	e.virtual = cfg.bubble && (c.bubble || c.either)
 	if !c.asleep {
 		e.register()

@@ -10,27 +10,27 @@ import (
 
 // Failed invalidations and binds, which must not change regions and windows.
 
-var refusedMemoryChecks = []ruleTest{
+var rejectedMemoryChecks = []ruleTest{
 	{
 		name: "FastReg/InvalidateRefused",
 		rule: "an invalidation that is refused, and one of a SEND that fails, or has yet to be received, leaves the region as it was",
-		test: testRegionInvalidateRefused,
+		test: testRegionInvalidateRejected,
 	},
 	{
 		name: "MW/InvalidateRefused",
 		rule: "an invalidation that is refused, and one of a SEND that fails, leaves the window as it was",
-		test: testWindowInvalidateRefused,
+		test: testWindowInvalidateRejected,
 	},
 	{
 		name: "MW/BindRefused",
 		rule: "a bind that is refused leaves the window as it was, or not bound, and its region free",
-		test: testBindRefused,
+		test: testBindRejected,
 	},
 }
 
 // keptKey is a key that failed invalidations must not change.
 type keptKey struct {
-	e    *env
+	e    *testEnv
 	p    *pair // its side 1 has created the key
 	what string
 	key  func() uint32
@@ -39,159 +39,162 @@ type keptKey struct {
 	seed int
 }
 
-// works checks that an RDMA WRITE of p with the key succeeds.
-func (k *keptKey) works(when string) {
+// checkWorks checks that an RDMA WRITE of p with the key succeeds.
+func (k *keptKey) checkWorks(when string) {
 	e, p := k.e, k.p
 	e.Helper()
 	k.seed++
-	fill(p.buf[0].b[:8], k.seed)
-	p.wantWrite(fmt.Sprintf("write by %s, %s", k.what, when), k.addr, k.key(), ib.WCSuccess)
+	fillPattern(p.buf[0].b[:8], k.seed)
+	p.wantWriteStatus(fmt.Sprintf("write by %s, %s", k.what, when), k.addr, k.key(), ib.WCSuccess)
 	if !bytes.Equal(k.b[:8], p.buf[0].b[:8]) {
 		e.Fatalf("write by %s, %s: the data are not where they should be", k.what, when)
 	}
 }
 
-// worksOr is works for a key that may have become invalid; then the write must complete with the status invalid.
-func (k *keptKey) worksOr(when string, invalid ib.WCStatus) {
+// checkWorksOr is works for a key that may have become invalid; then the write must complete with the status invalid.
+func (k *keptKey) checkWorksOr(when string, invalid ib.WCStatus) {
 	e, p := k.e, k.p
 	e.Helper()
 	k.seed++
-	fill(p.buf[0].b[:8], k.seed)
+	fillPattern(p.buf[0].b[:8], k.seed)
 	before := bytes.Clone(k.b[:8])
-	got := p.write(k.addr, k.key())
+	got := p.writeAndWait(k.addr, k.key())
 	want := p.buf[0].b[:8]
 	if got == invalid {
 		want = before
-		p.again()
+		p.reconnect()
 	}
 	if got != ib.WCSuccess && got != invalid || !bytes.Equal(k.b[:8], want) {
 		e.Fatalf("write by %s, %s: %q, memory changed: %v", k.what, when, got, !bytes.Equal(k.b[:8], before))
 	}
 }
 
-// fails makes a SEND with invalidate of a pair fail, and checks the key. unanswered means that the responder may not
-// respond, so the sender has to time out (class J of IBA 9.9.6.3).
-func (k *keptKey) fails(how string, of *pair, key uint32, recv []ib.SGE, n int, unanswered bool) {
+// failInvalidate makes a SEND with invalidate of a pair fail, and checks the key. unanswered means that the responder
+// may not respond, so the sender has to time out (class J of IBA 9.9.6.3).
+func (k *keptKey) failInvalidate(how string, of *pair, key uint32, recv []ib.SGE, n int, unanswered bool) {
 	e := k.e
 	e.Helper()
 	timeout, retries := e.timeout, e.retries
 	if unanswered {
 		e.timeout, e.retries = 12, 1 // 17 ms
 	}
-	of.again()
+	of.reconnect()
 	if taken, err := of.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: recv}); taken != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	of.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: of.buf[0].sgl(0, n),
+	of.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: of.buf[0].sgl(0, n),
 		InvalidateRKey: key})
 	what := fmt.Sprintf("SEND with invalidate of %s, %s", k.what, how)
 	for _, side := range []int{1, 0} {
-		if wc := e.waitAny(of.cqs[side]); wc.Status == ib.WCSuccess {
+		if wc := e.waitOneOfAny(of.cqs[side]); wc.Status == ib.WCSuccess {
 			e.Fatalf("%s: side %d completed with %q", what, side, wc.Status)
 		}
 	}
 	e.timeout, e.retries = timeout, retries
-	of.again()
-	k.works("after a " + what)
+	of.reconnect()
+	k.checkWorks("after a " + what)
 }
 
-// failures makes SENDs with invalidate fail in each way. The queue pairs in strangers may not invalidate the key.
-func (k *keptKey) failures(strangers map[string]*pair) {
+// failInvalidates makes SENDs with invalidate fail in each way. The queue pairs in strangers may not invalidate the
+// key.
+func (k *keptKey) failInvalidates(strangers map[string]*pair) {
 	e, p := k.e, k.p
 	e.Helper()
-	readOnly := e.buffer(p.pd, bufLen, ib.AccessRemoteRead)
+	readOnly := e.newBuffer(p.pd, bufLen, ib.AccessRemoteRead)
 	room := p.buf[1]
-	k.works("at first")
+	k.checkWorks("at first")
 	for _, n := range []int{9, 100, 5000, 2*5000 + 1} {
-		k.fails(fmt.Sprintf("of %d bytes, too long for the receive of %d", n, n-1), p, k.key(), room.sgl(0, n-1), n, false)
+		k.failInvalidate(fmt.Sprintf("of %d bytes, too long for the receive of %d", n, n-1), p, k.key(), room.sgl(0, n-1),
+			n, false)
 	}
 	if e.recvSGE > 1 {
-		k.fails("too long for a receive of two elements", p, k.key(), []ib.SGE{room.sge(0, 8), room.sge(64, 8)}, 17, false)
+		k.failInvalidate("too long for a receive of two elements", p, k.key(), []ib.SGE{room.sge(0, 8), room.sge(64, 8)},
+			17, false)
 	}
-	k.fails("to a receive of no bytes", p, k.key(), nil, 8, false)
+	k.failInvalidate("to a receive of no bytes", p, k.key(), nil, 8, false)
 	bad := room.sge(0, 64)
 	bad.LKey += 0x12345600
-	k.fails("to a receive with a wrong key", p, k.key(), []ib.SGE{bad}, 8, false)
-	k.fails("to a receive in memory that is read-only", p, k.key(), readOnly.sgl(0, 64), 8, false)
-	k.fails("by a key that differs in its low bits", p, k.key()^1, room.sgl(0, 64), 8, true)
+	k.failInvalidate("to a receive with a wrong key", p, k.key(), []ib.SGE{bad}, 8, false)
+	k.failInvalidate("to a receive in memory that is read-only", p, k.key(), readOnly.sgl(0, 64), 8, false)
+	k.failInvalidate("by a key that differs in its low bits", p, k.key()^1, room.sgl(0, 64), 8, true)
 	for who, of := range strangers {
-		k.fails("by "+who, of, k.key(), of.buf[1].sgl(0, 64), 8, true)
+		k.failInvalidate("by "+who, of, k.key(), of.buf[1].sgl(0, 64), 8, true)
 	}
 	for who, of := range strangers {
-		k.localFails("by "+who, of, k.key())
+		k.failLocalInvalidate("by "+who, of, k.key())
 	}
-	k.localFails("by a key that differs in its low bits", p, k.key()^1)
+	k.failLocalInvalidate("by a key that differs in its low bits", p, k.key()^1)
 }
 
-func (k *keptKey) localFails(how string, of *pair, key uint32) {
+func (k *keptKey) failLocalInvalidate(how string, of *pair, key uint32) {
 	e := k.e
 	e.Helper()
-	of.post(1, ib.SendWR{ID: 3, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key})
-	if wc := e.waitAny(of.cqs[1]); wc.Status == ib.WCSuccess {
+	of.postWR(1, ib.SendWR{ID: 3, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key})
+	if wc := e.waitOneOfAny(of.cqs[1]); wc.Status == ib.WCSuccess {
 		e.Fatalf("local invalidation of %s %s: completed with %q", k.what, how, wc.Status)
 	}
-	of.again()
-	k.works("after a local invalidation " + how)
+	of.reconnect()
+	k.checkWorks("after a local invalidation " + how)
 }
 
-// ends checks that the key can still be invalidated.
-func (k *keptKey) ends() {
+// checkStillInvalidates checks that the key can still be invalidated.
+func (k *keptKey) checkStillInvalidates() {
 	e, p := k.e, k.p
 	e.Helper()
-	p.recv(1, 1, 0, 8)
-	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+	p.postRecv(1, 1, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 		InvalidateRKey: k.key()})
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
-	p.wantWrite(fmt.Sprintf("write by %s that was invalidated", k.what), k.addr, k.key(), ib.WCRemAccessErr)
+	p.wantWriteStatus(fmt.Sprintf("write by %s that was invalidated", k.what), k.addr, k.key(), ib.WCRemAccessErr)
 }
 
-func testRegionInvalidateRefused(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testRegionInvalidateRejected(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	mr, err := p.pd.AllocMR(2)
-	e.need("fast registration", err)
-	own(e, mr, mr.Dereg)
-	b, addr := e.memory(64)
+	e.requireFeature("fast registration", err)
+	destroyAtEnd(e, mr, mr.Dereg)
+	b, addr := e.newMemory(64)
 	const iova = 0x400000
 	e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 	mr.UpdateKey(5)
-	p.post(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
+	p.postWR(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
 		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	k := &keptKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
-	k.failures(map[string]*pair{"a queue pair of another domain": e.pair(pairConfig{kind: ib.QPTypeRC})})
+	k.failInvalidates(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
 	// Another queue pair of the domain may invalidate it, but only once it has a receive.
-	other := e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
-	other.post(0, ib.SendWR{
+	other := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
+	other.postWR(0, ib.SendWR{
 		ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].sgl(0, 8), InvalidateRKey: mr.RKey(),
 	})
-	e.settle()
-	k.works("while a SEND with invalidate waits for a receive")
-	other.again()
-	k.works("after a SEND with invalidate that has found no receive")
-	k.ends()
+	e.awaitCallbacks()
+	k.checkWorks("while a SEND with invalidate waits for a receive")
+	other.reconnect()
+	k.checkWorks("after a SEND with invalidate that has found no receive")
+	k.checkStillInvalidates()
 }
 
-func testWindowInvalidateRefused(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	mw := e.mw(p.pd, ib.MWType2)
-	target := e.buffer(p.pd, 64, allAccess)
-	p.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64,
+func testWindowInvalidateRejected(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	mw := e.newMW(p.pd, ib.MWType2)
+	target := e.newBuffer(p.pd, 64, allAccess)
+	p.bindAndWait(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64,
 		Access: ib.AccessRemoteWrite},
 		ib.WCSuccess)
 	k := &keptKey{e: e, p: p, what: "a window", key: mw.RKey, addr: target.addr + 8, b: target.b[8:]}
-	k.failures(map[string]*pair{
-		"a queue pair that has not bound it": e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd}),
-		"a queue pair of another domain":     e.pair(pairConfig{kind: ib.QPTypeRC}),
+	k.failInvalidates(map[string]*pair{
+		"a queue pair that has not bound it": e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd}),
+		"a queue pair of another domain":     e.newPair(pairConfig{kind: ib.QPTypeRC}),
 	})
-	k.ends()
+	k.checkStillInvalidates()
 	if err := e.tryDestroy(target.mr); err != nil {
 		e.Fatalf("deregister a region whose window was invalidated: %v", err)
 	}
 }
 
-// badBind is a bind that drivers must reject, or may reject.
-type badBind struct {
+// invalidBind is a bind that drivers must reject, or may reject.
+type invalidBind struct {
 	what   string
 	access ib.AccessFlags // rights of the region
 	alien  bool           // the region belongs to another domain
@@ -200,7 +203,7 @@ type badBind struct {
 	may    bool      // some drivers accept it
 }
 
-var badBinds = []badBind{
+var invalidBinds = []invalidBind{
 	{what: "a region without the right to be bound", access: allAccess &^ ib.AccessMWBind},
 	{what: "the right to write, to a region without local write", access: ib.AccessRemoteRead | ib.AccessMWBind},
 	{what: "the right to atomics, to a region without local write", access: ib.AccessRemoteRead | ib.AccessMWBind,
@@ -221,28 +224,28 @@ var badBinds = []badBind{
 	{what: "the key that it has", may: true, bind: func(b *ib.BindMW) { b.RKey = b.MW.RKey() }},
 }
 
-func testBindRefused(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	other := e.pair(pairConfig{kind: ib.QPTypeRC})
-	e.destroy(e.mw(p.pd, ib.MWType2))
+func testBindRejected(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	other := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	e.destroy(e.newMW(p.pd, ib.MWType2))
 	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
-		for _, bad := range badBinds {
+		for _, bad := range invalidBinds {
 			for _, bound := range []bool{false, true} {
 				if bad.only == 0 || bad.only == kind {
-					bad.test(e, p, other, kind, bound)
+					bad.checkRejected(e, p, other, kind, bound)
 				}
 			}
 		}
 	}
 }
 
-// test binds a window on p's side 1. bound means that the window is already bound to another region. other belongs to
-// another domain.
-func (c *badBind) test(e *env, p, other *pair, kind ib.MWType, bound bool) {
+// checkRejected binds a window on p's side 1. bound means that the window is already bound to another region. other
+// belongs to another domain.
+func (c *invalidBind) checkRejected(e *testEnv, p, other *pair, kind ib.MWType, bound bool) {
 	e.Helper()
 	what := fmt.Sprintf("bind of a type %d window, bound: %v, to %s", kind, bound, c.what)
 	const n = 64
-	mw, old := e.mw(p.pd, kind), e.buffer(p.pd, n, allAccess)
+	mw, old := e.newMW(p.pd, kind), e.newBuffer(p.pd, n, allAccess)
 	pd, access := p.pd, c.access
 	if c.alien {
 		pd = other.pd
@@ -250,12 +253,12 @@ func (c *badBind) test(e *env, p, other *pair, kind ib.MWType, bound bool) {
 	if access == 0 {
 		access = allAccess
 	}
-	target := e.buffer(pd, n, access)
-	bindTo := func(b *buffer) ib.BindMW {
+	target := e.newBuffer(pd, n, access)
+	bindTo := func(b *registeredBuffer) ib.BindMW {
 		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: n, Access: ib.AccessRemoteWrite}
 	}
 	if bound {
-		p.bind(bindTo(old), ib.WCSuccess)
+		p.bindAndWait(bindTo(old), ib.WCSuccess)
 	}
 	k := &keptKey{e: e, p: p, what: "the window", key: mw.RKey, addr: old.addr, b: old.b}
 	key, b := mw.RKey(), bindTo(target)
@@ -264,9 +267,9 @@ func (c *badBind) test(e *env, p, other *pair, kind ib.MWType, bound bool) {
 	}
 	refused := true
 	if taken, _ := p.qps[1].PostSend(ib.SendWR{ID: 1, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b}); taken == 1 {
-		wc := e.waitAny(p.cqs[1])
+		wc := e.waitOneOfAny(p.cqs[1])
 		if refused = wc.Status != ib.WCSuccess; refused {
-			p.again()
+			p.reconnect()
 		}
 	}
 	switch {
@@ -275,15 +278,15 @@ func (c *badBind) test(e *env, p, other *pair, kind ib.MWType, bound bool) {
 	case refused && mw.RKey() != key:
 		e.Fatalf("%s: was refused, and the key is %#x, want %#x, which it was", what, mw.RKey(), key)
 	case refused && bound:
-		k.worksOr("after a "+what, ib.WCRemAccessErr)
+		k.checkWorksOr("after a "+what, ib.WCRemAccessErr)
 	}
 	if refused {
 		if err := e.tryDestroy(target.mr); err != nil {
 			e.Fatalf("%s: was refused, and the region cannot be deregistered: %v", what, err)
 		}
 		if !bound { // the window can still be bound
-			p.bind(bindTo(old), ib.WCSuccess)
-			k.works("bound after a " + what)
+			p.bindAndWait(bindTo(old), ib.WCSuccess)
+			k.checkWorks("bound after a " + what)
 		}
 	}
 	e.destroy(mw)

@@ -14,19 +14,19 @@ var keyChecks = []ruleTest{
 	{
 		name: "Data/ZeroLength",
 		rule: "an RDMA READ or WRITE of no bytes needs no key and no address, with immediate data or without",
-		test: testZeroLength,
+		test: testZeroLengthRDMA,
 	},
 	{
 		name: "FastReg/BoundRegion",
 		rule: "a region with a window bound to it is not invalidated, by its consumer or by a peer, and both go on working",
-		test: testFastRegBound,
+		test: testInvalidateBoundRegion,
 	},
 }
 
-func testZeroLength(e *env) {
-	pd, other := e.pd(), e.pd()
-	gone := e.buffer(pd, 64, allAccess)
-	alien, plain := e.buffer(other, 64, allAccess), e.buffer(pd, 64, ib.AccessLocalWrite)
+func testZeroLengthRDMA(e *testEnv) {
+	pd, other := e.newPD(), e.newPD()
+	gone := e.newBuffer(pd, 64, allAccess)
+	alien, plain := e.newBuffer(other, 64, allAccess), e.newBuffer(pd, 64, ib.AccessLocalWrite)
 	type place struct {
 		what string
 		addr uint64
@@ -43,17 +43,17 @@ func testZeroLength(e *env) {
 	}
 	e.destroy(gone.mr)
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
-		first := e.tryPair(kind, pd)
+		first := e.newPairIfSupported(kind, pd)
 		if first == nil {
 			continue
 		}
-		for _, o := range first.known() {
+		for _, o := range first.supportedOperations() {
 			switch o.wr.Opcode {
 			case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead:
 			default:
 				continue
 			}
-			p := e.pair(pairConfig{kind: kind, pd: pd})
+			p := e.newPair(pairConfig{kind: kind, pd: pd})
 			for i, at := range places {
 				what := fmt.Sprintf("%v, %s of no bytes with %s", kind, o.what, at.what)
 				wr := o.wr
@@ -62,62 +62,62 @@ func testZeroLength(e *env) {
 					wr.SGList = p.buf[0].sgl(8, 0)
 				}
 				if o.receives {
-					p.recv(1, uint64(i), 0, 8)
+					p.postRecv(1, uint64(i), 0, 8)
 				}
-				p.post(0, wr)
-				if wc := e.waitAny(p.cqs[0]); wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
+				p.postWR(0, wr)
+				if wc := e.waitOneOfAny(p.cqs[0]); wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
 					e.Fatalf("%s: completed with %q, want %q", what, wc.Status, ib.WCSuccess)
 				}
 				if !o.receives {
 					continue
 				}
-				if wc := e.waitAny(p.cqs[1]); wc.ID != uint64(i) || wc.Status != ib.WCSuccess || wc.ByteLen != 0 ||
+				if wc := e.waitOneOfAny(p.cqs[1]); wc.ID != uint64(i) || wc.Status != ib.WCSuccess || wc.ByteLen != 0 ||
 					wc.Imm != wr.Imm {
 					e.Fatalf("%s: the receive completed as %+v, want no bytes and immediate data %#x", what, wc, wr.Imm)
 				}
 			}
-			p.exchange(0, 100, 8) // both queue pairs still work
+			p.exchangeMessage(0, 100, 8) // both queue pairs still work
 		}
 	}
 }
 
-// testFastRegBound invalidates through a connection of its own, which fails.
-func testFastRegBound(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	other := e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
+// testInvalidateBoundRegion invalidates through a connection of its own, which fails.
+func testInvalidateBoundRegion(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	other := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
 	mr, err := p.pd.AllocMR(2)
-	e.need("fast registration", err)
-	own(e, mr, mr.Dereg)
-	_, addr := e.memory(64)
+	e.requireFeature("fast registration", err)
+	destroyAtEnd(e, mr, mr.Dereg)
+	_, addr := e.newMemory(64)
 	const iova = 0x300000
 	register := func() {
 		e.Helper()
 		e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 		mr.UpdateKey(uint8(mr.RKey()) + 1)
-		p.post(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
+		p.postWR(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
 			Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}})
 		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	}
 	invalidate := func(what string, of *pair, want bool) {
 		e.Helper()
-		of.post(1, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: mr.RKey()})
-		if wc := e.waitAny(of.cqs[1]); (wc.Status == ib.WCSuccess) != want {
+		of.postWR(1, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: mr.RKey()})
+		if wc := e.waitOneOfAny(of.cqs[1]); (wc.Status == ib.WCSuccess) != want {
 			e.Fatalf("local invalidation of %s: completed with %q", what, wc.Status)
 		}
 		if !want {
-			of.again()
+			of.reconnect()
 		}
 	}
 	for i, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
 		register()
 		what := fmt.Sprintf("a region with a window of type %d", kind)
-		mw := e.mw(p.pd, kind)
-		p.bind(ib.BindMW{MW: mw, MR: mr, RKey: ib.IncRKey(mw.RKey()), Addr: iova + 8, Length: 16,
+		mw := e.newMW(p.pd, kind)
+		p.bindAndWait(ib.BindMW{MW: mw, MR: mr, RKey: ib.IncRKey(mw.RKey()), Addr: iova + 8, Length: 16,
 			Access: ib.AccessRemoteWrite}, ib.WCSuccess)
 		works := func(after string) {
 			e.Helper()
-			p.wantWrite("write by the window, "+after, iova+16, mw.RKey(), ib.WCSuccess)
-			p.wantWrite("write by the region, "+after, iova, mr.RKey(), ib.WCSuccess)
+			p.wantWriteStatus("write by the window, "+after, iova+16, mw.RKey(), ib.WCSuccess)
+			p.wantWriteStatus("write by the region, "+after, iova, mr.RKey(), ib.WCSuccess)
 		}
 		works("bound")
 		invalidate(what, other, false)
@@ -125,25 +125,25 @@ func testFastRegBound(e *env) {
 		if i == 0 { // A failing invalidation has no response: see MW/Type2.
 			timeout, retries := e.timeout, e.retries
 			e.timeout, e.retries = 12, 1 // 17 ms
-			other.again()
-			other.recv(1, 3, 0, 8)
-			other.post(0, ib.SendWR{
+			other.reconnect()
+			other.postRecv(1, 3, 0, 8)
+			other.postWR(0, ib.SendWR{
 				ID: 3, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].sgl(0, 8), InvalidateRKey: mr.RKey(),
 			})
-			if wc := e.waitAny(other.cqs[1]); wc.Status == ib.WCSuccess {
+			if wc := e.waitOneOfAny(other.cqs[1]); wc.Status == ib.WCSuccess {
 				e.Fatalf("remote invalidation of %s: the receive completed with %q", what, wc.Status)
 			}
-			if wc := e.waitAny(other.cqs[0]); wc.Status == ib.WCSuccess {
+			if wc := e.waitOneOfAny(other.cqs[0]); wc.Status == ib.WCSuccess {
 				e.Fatalf("remote invalidation of %s: the send completed with %q", what, wc.Status)
 			}
 			e.timeout, e.retries = timeout, retries
-			other.again()
+			other.reconnect()
 			works("after a remote invalidation that failed")
 		}
 		e.wantErr("map it anew", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 32}}, iova), syscall.EBUSY)
 		e.wantErr("deregister it", mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
 		e.destroy(mw)
 		invalidate("a region whose window is gone", p, true)
-		p.wantWrite("write after the invalidation", iova, mr.RKey(), ib.WCRemAccessErr)
+		p.wantWriteStatus("write after the invalidation", iova, mr.RKey(), ib.WCRemAccessErr)
 	}
 }

@@ -9,41 +9,41 @@ import (
 
 // Late: posted requests and messages in flight when an object that they use changes or is destroyed.
 
-var lateChecks = []ruleTest{
+var lateEffectChecks = []ruleTest{
 	{
 		name: "Data/AddressOfPost",
 		rule: "a datagram goes where its address handle led when it was posted, whatever becomes of the handle",
-		test: testAddressOfPost,
+		test: testDatagramUsesAddressAtPost,
 	},
 	{
 		name: "CQ/TimersEnd",
 		rule: "a notification that moderation holds back is not reported when the queue has been destroyed",
-		test: testModerationEnds,
+		test: testNoModeratedReportAfterDestroy,
 	},
 	{
 		name: "Errors/DestroyedWhileWaiting",
 		rule: "a queue pair that waits for its peer when it is destroyed makes no completion and no event any more",
-		test: testDestroyedWhileWaiting,
+		test: testDestroyWaitingQP,
 	},
 }
 
-// testAddressOfPost keeps datagrams in SQD while their address handles are modified and destroyed. Each datagram has a
-// different length.
-func testAddressOfPost(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeUD})
-	ah := e.ah(p.pd)
-	here, there := e.address(), e.elsewhere(ah)
-	if !p.hold() {
+// testDatagramUsesAddressAtPost keeps datagrams in SQD while their address handles are modified and destroyed. Each
+// datagram has a different length.
+func testDatagramUsesAddressAtPost(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeUD})
+	ah := e.newAH(p.pd)
+	here, there := e.ownAddress(), e.unreachableAddress(ah)
+	if !p.holdInSQD() {
 		e.Skip("the driver has no state SQD, in which datagrams wait")
 	}
-	fill(p.buf[0].b, 1)
+	fillPattern(p.buf[0].b, 1)
 	var arrive []int
 	length := 0
 	post := func(to *ib.AH, arrives bool) {
 		e.Helper()
 		length++
-		p.recv(1, 0, 0, 100)
-		p.post(0, p.datagram(uint64(length), to, length))
+		p.postRecv(1, 0, 0, 100)
+		p.postWR(0, p.datagramRequest(uint64(length), to, length))
 		if arrives {
 			arrive = append(arrive, length)
 		}
@@ -58,7 +58,7 @@ func testAddressOfPost(e *env) {
 	// A new handle may reuse the space of the destroyed one.
 	other, err := p.pd.CreateAH(&there)
 	e.must("create ah", err)
-	own(e, other, other.Destroy)
+	destroyAtEnd(e, other, other.Destroy)
 	post(other, false)
 	e.must("modify ah", other.Modify(&here))
 	post(other, true)
@@ -68,19 +68,19 @@ func testAddressOfPost(e *env) {
 		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
 	}
 	for _, n := range arrive {
-		if wc := e.waitAny(p.cqs[1]); wc.Status != ib.WCSuccess || int(wc.ByteLen) != grhLen+n {
+		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != ib.WCSuccess || int(wc.ByteLen) != grhLen+n {
 			e.Fatalf("datagram %d arrived, with %q, want %d: one went where its handle led when it was sent, not when it was posted",
 				int(wc.ByteLen)-grhLen, wc.Status, n)
 		}
 	}
 }
 
-// elsewhere returns an address without a receiver that the handle may have.
-func (e *env) elsewhere(ah *ib.AH) ib.AHAttr {
+// unreachableAddress returns an address without a receiver that the handle may have.
+func (e *testEnv) unreachableAddress(ah *ib.AH) ib.AHAttr {
 	e.Helper()
 	var err error
 	for i := range e.port.GIDTableLen { // a neighbour of the device
-		a := e.address()
+		a := e.ownAddress()
 		g, qerr := e.dev.QueryGID(1, i)
 		e.must("query GID", qerr)
 		if a.GRH.DGID = g.GID; g.GID.IsZero() {
@@ -88,7 +88,7 @@ func (e *env) elsewhere(ah *ib.AH) ib.AHAttr {
 		}
 		a.GRH.DGID[15] ^= 0x11
 		if err = ah.Modify(&a); err == nil {
-			here := e.address()
+			here := e.ownAddress()
 			e.must("modify ah", ah.Modify(&here))
 			return a
 		}
@@ -97,19 +97,19 @@ func (e *env) elsewhere(ah *ib.AH) ib.AHAttr {
 	return ib.AHAttr{}
 }
 
-// testModerationEnds destroys queues with delayed notifications, and waits for the notification of a queue with a
-// longer delay. Later reports of the destroyed queues violate the rule use-after-destroy.
-func testModerationEnds(e *env) {
-	pd := e.pd()
-	buf := e.buffer(pd, 64, allAccess)
+// testNoModeratedReportAfterDestroy destroys queues with delayed notifications, and waits for the notification of a
+// queue with a longer delay. Later reports of the destroyed queues violate the rule use-after-destroy.
+func testNoModeratedReportAfterDestroy(e *testEnv) {
+	pd := e.newPD()
+	buf := e.newBuffer(pd, 64, allAccess)
 	const period = 2 * time.Millisecond
 	// moderated returns a queue that contains the n completions that its moderation waits for.
 	moderated := func(n int, flags ib.NotifyFlags, period time.Duration, handler func(*ib.CQ)) (*ib.CQ, *ib.QP) {
 		e.Helper()
-		cq := e.cq(e.queueLen, handler)
-		e.need("moderation of CQs", cq.Moderate(10, period))
-		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-		e.up(qp, qp.Num(), ib.QPInit)
+		cq := e.newCQ(e.queueLen, handler)
+		e.requireFeature("moderation of CQs", cq.Moderate(10, period))
+		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+		e.bringUp(qp, qp.Num(), ib.QPInit)
 		_, err := cq.ReqNotify(flags)
 		e.must("request notify", err)
 		for i := range n { // flushed receives satisfy any request
@@ -124,7 +124,7 @@ func testModerationEnds(e *env) {
 		for _, flags := range []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited} {
 			cq, qp := moderated(n, flags, period, func(*ib.CQ) {})
 			if n == 3 {
-				e.wait(cq, n) // polled completions are reported nevertheless
+				e.waitCompletions(cq, n) // polled completions are reported nevertheless
 			}
 			e.destroy(qp)
 			e.destroy(cq)
@@ -135,24 +135,24 @@ func testModerationEnds(e *env) {
 	e.eventually("the notification of a queue that is there", func() bool { return calls.Load() > 0 })
 	var again atomic.Int32
 	cq, _ := moderated(1, ib.NotifyNextComp, 10*period, func(*ib.CQ) { again.Add(1) })
-	e.must("request notify", second(cq.ReqNotify(ib.NotifyNextComp)))
+	e.must("request notify", errorOf(cq.ReqNotify(ib.NotifyNextComp)))
 	e.eventually("the delayed notification of a queue that has been armed again", func() bool { return again.Load() > 0 })
-	e.settle()
+	e.awaitCallbacks()
 }
 
-// testDestroyedWhileWaiting destroys queue pairs that wait for an acknowledgement or for the peer's receive. It waits
+// testDestroyWaitingQP destroys queue pairs that wait for an acknowledgement or for the peer's receive. It waits
 // until a remaining one has given up. Late events violate the rule use-after-destroy.
-func testDestroyedWhileWaiting(e *env) {
-	pd, cq := e.pd(), e.cq(e.queueLen, nil)
-	buf := e.buffer(pd, 64, allAccess)
+func testDestroyWaitingQP(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(e.queueLen, nil)
+	buf := e.newBuffer(pd, 64, allAccess)
 	e.timeout, e.retries = 8, 1 // 1 ms
 	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Event: func(*ib.QP, ib.EventType) {}}
 	begin := func(receives bool) *ib.QP {
 		e.Helper()
-		qp, peer := e.qp(pd, init), e.qp(pd, init)
-		e.up(qp, peer.Num(), ib.QPRTS)
+		qp, peer := e.newQP(pd, init), e.newQP(pd, init)
+		e.bringUp(qp, peer.Num(), ib.QPRTS)
 		if receives { // without a receive
-			e.up(peer, qp.Num(), ib.QPRTR)
+			e.bringUp(peer, qp.Num(), ib.QPRTR)
 		}
 		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)},
 			ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
@@ -174,7 +174,7 @@ func testDestroyedWhileWaiting(e *env) {
 	poll()
 	left := begin(false)
 	e.eventually("ERR of a queue pair whose peer does not answer", func() bool { return left.State() == ib.QPErr })
-	e.settle()
+	e.awaitCallbacks()
 	for _, wc := range poll() {
 		if wc.QPNum != left.Num() {
 			e.Errorf("completion of work request %d with %q of queue pair %d, which had been destroyed", wc.ID, wc.Status,

@@ -42,7 +42,7 @@ var limitChecks = []ruleTest{
 	{
 		name: "Limits/Elements",
 		rule: "a work request can have as many elements as its queue was granted, and no more",
-		test: testElements,
+		test: testSGELimit,
 	},
 	{
 		name: "Limits/Inline",
@@ -66,15 +66,15 @@ var limitChecks = []ruleTest{
 	},
 }
 
-// limit is a limit for the creation of an object.
-type limit struct {
+// creationLimit is a limit for the creation of an object.
+type creationLimit struct {
 	name string
 	most int
 	make func(n int) error // creates and destroys an object of size n
 }
 
-// upTo fails the test unless an object can be created up to the limit, and not beyond it.
-func (e *env) upTo(of string, limits ...limit) {
+// checkLimits fails the test unless an object can be created up to the limit, and not beyond it.
+func (e *testEnv) checkLimits(of string, limits ...creationLimit) {
 	e.Helper()
 	for _, l := range limits {
 		if l.most < 1 {
@@ -93,15 +93,15 @@ func (e *env) upTo(of string, limits ...limit) {
 	}
 }
 
-func (e *env) deviceAttr() ib.DeviceAttr {
+func (e *testEnv) deviceAttr() ib.DeviceAttr {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	return a
 }
 
-// smallest returns the minimum capacities of a queue pair of a type: one work request in each queue.
-func smallest(kind ib.QPType) ib.QPCap {
+// minQPCap returns the minimum capacities of a queue pair of a type: one work request in each queue.
+func minQPCap(kind ib.QPType) ib.QPCap {
 	c := ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}
 	if kind != ib.QPTypeXRCInit {
 		c.MaxRecvWR, c.MaxRecvSGE = 1, 1
@@ -109,14 +109,14 @@ func smallest(kind ib.QPType) ib.QPCap {
 	return c
 }
 
-// inlineData returns the inline capacity that queue pairs can have: most bytes or, if the driver rejects that, a half, a
-// quarter and so on. No attribute of a device has this limit.
-func (e *env) inlineData(pd *ib.PD, kind ib.QPType, most uint32) uint32 {
+// maxInlineData returns the inline capacity that queue pairs can have: most bytes or, if the driver rejects that, a
+// half, a quarter and so on. No attribute of a device has this limit.
+func (e *testEnv) maxInlineData(pd *ib.PD, kind ib.QPType, most uint32) uint32 {
 	e.Helper()
-	cq := e.cq(2, nil)
+	cq := e.newCQ(2, nil)
 	defer e.destroy(cq)
 	for ; most > 0; most /= 2 {
-		c := smallest(kind)
+		c := minQPCap(kind)
 		c.MaxInlineData = most
 		qp, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
 		if err == nil {
@@ -127,24 +127,24 @@ func (e *env) inlineData(pd *ib.PD, kind ib.QPType, most uint32) uint32 {
 	return most
 }
 
-// atLeast reports whether the actual capacities are at least the requested ones.
-func atLeast(granted, asked ib.QPCap) bool {
+// isAtLeast reports whether the actual capacities are at least the requested ones.
+func isAtLeast(granted, asked ib.QPCap) bool {
 	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR &&
 		granted.MaxSendSGE >= asked.MaxSendSGE &&
 		granted.MaxRecvSGE >= asked.MaxRecvSGE && granted.MaxInlineData >= asked.MaxInlineData
 }
 
-func testQueuePairLimits(e *env) {
+func testQueuePairLimits(e *testEnv) {
 	a := e.deviceAttr()
-	pd, cq := e.pd(), e.cq(1, nil)
+	pd, cq := e.newPD(), e.newCQ(1, nil)
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit} {
-		if !e.has(kind) {
+		if !e.supportsType(kind) {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
 		with := func(set func(c *ib.QPCap, n uint32)) func(n int) error {
 			return func(n int) error {
-				init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: smallest(kind)}
+				init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: minQPCap(kind)}
 				if kind == ib.QPTypeXRCInit {
 					init.RecvCQ = nil
 				}
@@ -153,49 +153,49 @@ func testQueuePairLimits(e *env) {
 				if err != nil {
 					return err
 				}
-				defer e.destroy(own(e, qp, qp.Destroy))
-				if g := qp.Init().Cap; !atLeast(g, init.Cap) {
+				defer e.destroy(destroyAtEnd(e, qp, qp.Destroy))
+				if g := qp.Init().Cap; !isAtLeast(g, init.Cap) {
 					return fmt.Errorf("asked for %+v, granted %+v", init.Cap, g)
 				}
 				return nil
 			}
 		}
-		limits := []limit{
+		limits := []creationLimit{
 			{"MaxQPWR, send", a.MaxQPWR, with(func(c *ib.QPCap, n uint32) { c.MaxSendWR = n })},
 			{"MaxSendSGE", a.MaxSendSGE, with(func(c *ib.QPCap, n uint32) { c.MaxSendSGE = n })},
 		}
 		if kind != ib.QPTypeXRCInit {
 			limits = append(limits,
-				limit{"MaxQPWR, receive", a.MaxQPWR, with(func(c *ib.QPCap, n uint32) { c.MaxRecvWR = n })},
-				limit{"MaxRecvSGE", a.MaxRecvSGE, with(func(c *ib.QPCap, n uint32) { c.MaxRecvSGE = n })},
-				limit{"MaxRecvSGE with all of MaxSendSGE", a.MaxRecvSGE, with(func(c *ib.QPCap, n uint32) {
+				creationLimit{"MaxQPWR, receive", a.MaxQPWR, with(func(c *ib.QPCap, n uint32) { c.MaxRecvWR = n })},
+				creationLimit{"MaxRecvSGE", a.MaxRecvSGE, with(func(c *ib.QPCap, n uint32) { c.MaxRecvSGE = n })},
+				creationLimit{"MaxRecvSGE with all of MaxSendSGE", a.MaxRecvSGE, with(func(c *ib.QPCap, n uint32) {
 					c.MaxSendSGE, c.MaxRecvSGE = uint32(a.MaxSendSGE), n
 				})})
 		}
-		e.upTo(fmt.Sprintf("%v queue pair", kind), limits...)
+		e.checkLimits(fmt.Sprintf("%v queue pair", kind), limits...)
 	}
 }
 
-func testCompletionQueueLimits(e *env) {
+func testCompletionQueueLimits(e *testEnv) {
 	a := e.deviceAttr()
-	e.upTo("completion queue", limit{"MaxCQE", a.MaxCQE, func(n int) error {
+	e.checkLimits("completion queue", creationLimit{"MaxCQE", a.MaxCQE, func(n int) error {
 		cq, err := e.dev.CreateCQ(ib.CQInit{Entries: n})
 		if err != nil {
 			return err
 		}
-		defer e.destroy(own(e, cq, cq.Destroy))
+		defer e.destroy(destroyAtEnd(e, cq, cq.Destroy))
 		if cq.Entries() < n {
 			return fmt.Errorf("asked for %d entries, granted %d", n, cq.Entries())
 		}
 		return nil
 	}})
-	small := e.cq(3, nil)
+	small := e.newCQ(3, nil)
 	if err := small.Resize(4); errors.Is(err, syscall.EOPNOTSUPP) {
 		e.Logf("the driver does not resize completion queues: %v", err)
 		return
 	}
-	e.upTo("completion queue that is resized", limit{"MaxCQE", a.MaxCQE, func(n int) error {
-		cq := e.cq(3, nil)
+	e.checkLimits("completion queue that is resized", creationLimit{"MaxCQE", a.MaxCQE, func(n int) error {
+		cq := e.newCQ(3, nil)
 		defer e.destroy(cq)
 		before := cq.Entries()
 		if err := cq.Resize(n); err != nil {
@@ -211,54 +211,54 @@ func testCompletionQueueLimits(e *env) {
 	}})
 }
 
-func testSharedReceiveQueueLimits(e *env) {
+func testSharedReceiveQueueLimits(e *testEnv) {
 	a := e.deviceAttr()
-	pd := e.pd()
-	e.destroy(e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))
+	pd := e.newPD()
+	e.destroy(e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))
 	create := func(init ib.SRQInitAttr, wr, sge int) error {
 		init.Attr = ib.SRQAttr{MaxWR: uint32(wr), MaxSGE: uint32(sge)}
 		srq, err := pd.CreateSRQ(init)
 		if err != nil {
 			return err
 		}
-		defer e.destroy(own(e, srq, srq.Destroy))
+		defer e.destroy(destroyAtEnd(e, srq, srq.Destroy))
 		if g := srq.Init().Attr; int(g.MaxWR) < wr || int(g.MaxSGE) < sge {
 			return fmt.Errorf("asked for %+v, granted %+v", init.Attr, g)
 		}
 		return nil
 	}
-	limits := func(init ib.SRQInitAttr) []limit {
-		return []limit{
+	limits := func(init ib.SRQInitAttr) []creationLimit {
+		return []creationLimit{
 			{"MaxSRQWR", a.MaxSRQWR, func(n int) error { return create(init, n, 1) }},
 			{"MaxSRQSGE", a.MaxSRQSGE, func(n int) error { return create(init, 1, n) }},
 		}
 	}
-	e.upTo("shared receive queue", limits(ib.SRQInitAttr{})...)
+	e.checkLimits("shared receive queue", limits(ib.SRQInitAttr{})...)
 	if x, err := e.dev.AllocXRCD(); err == nil {
-		own(e, x, x.Dealloc)
-		e.upTo("XRC shared receive queue", limits(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: e.cq(1, nil)})...)
+		destroyAtEnd(e, x, x.Dealloc)
+		e.checkLimits("XRC shared receive queue", limits(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: e.newCQ(1, nil)})...)
 	}
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 3, MaxSGE: 1}})
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 3, MaxSGE: 1}})
 	if err := srq.Modify(ib.SRQAttr{MaxWR: 4}, ib.SRQAttrMaxWR); errors.Is(err, syscall.EOPNOTSUPP) {
 		e.Logf("the driver does not resize shared receive queues: %v", err)
 		return
 	}
-	e.upTo("shared receive queue that is resized", limit{"MaxSRQWR", a.MaxSRQWR, func(n int) error {
+	e.checkLimits("shared receive queue that is resized", creationLimit{"MaxSRQWR", a.MaxSRQWR, func(n int) error {
 		return srq.Modify(ib.SRQAttr{MaxWR: uint32(n)}, ib.SRQAttrMaxWR)
 	}})
 }
 
-func testReadLimits(e *env) {
+func testReadLimits(e *testEnv) {
 	a := e.deviceAttr()
-	pd, cq := e.pd(), e.cq(1, nil)
+	pd, cq := e.newPD(), e.newCQ(1, nil)
 	try := func(name string, most int, at ib.QPState, set func(a *ib.QPAttr, n uint8)) {
 		e.Helper()
 		for n := most; n <= most+1 && n <= 255; n++ { // the attributes have 8 bits
-			qp := e.ofType(ib.QPTypeRC, pd, cq)
-			e.up(qp, qp.Num(), at-1)
-			attr := e.attr(at, qp.Num())
+			qp := e.newQPOfType(ib.QPTypeRC, pd, cq)
+			e.bringUp(qp, qp.Num(), at-1)
+			attr := e.qpAttr(at, qp.Num())
 			set(&attr, uint8(n))
-			err := qp.Modify(attr, upMask(ib.QPTypeRC, at))
+			err := qp.Modify(attr, transitionMask(ib.QPTypeRC, at))
 			switch {
 			case n == most && err != nil:
 				e.Errorf("modify at the limit, %s %d: %v", name, most, err)
@@ -270,7 +270,7 @@ func testReadLimits(e *env) {
 			e.destroy(qp)
 		}
 	}
-	if !e.has(ib.QPTypeRC) {
+	if !e.supportsType(ib.QPTypeRC) {
 		e.Skip("the driver has no RC queue pairs")
 	}
 	try("MaxQPRdAtom", a.MaxQPRdAtom, ib.QPRTR, func(a *ib.QPAttr, n uint8) { a.MaxDestRdAtomic = n })
@@ -279,19 +279,19 @@ func testReadLimits(e *env) {
 	// As many as can be outstanding, and some that must wait.
 	out, serve := min(a.MaxQPInitRdAtom, 255), min(a.MaxQPRdAtom, 255)
 	most := min(out, serve)
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	e.reset(p.qps[:]...)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	e.resetQPs(p.qps[:]...)
 	for s := ib.QPInit; s <= ib.QPRTS; s++ {
 		for i, qp := range p.qps {
-			attr := e.attr(s, p.qps[1-i].Num())
+			attr := e.qpAttr(s, p.qps[1-i].Num())
 			attr.MaxRdAtomic, attr.MaxDestRdAtomic = uint8(most), uint8(most)
-			e.must("modify", qp.Modify(attr, upMask(ib.QPTypeRC, s)))
+			e.must("modify", qp.Modify(attr, transitionMask(ib.QPTypeRC, s)))
 		}
 	}
 	reads := min(most+4, e.queueLen)
-	fill(p.buf[1].b, 3)
+	fillPattern(p.buf[1].b, 3)
 	for i := range reads {
-		n, err := p.qps[0].PostSend(p.rdma(uint64(i), ib.WRRDMARead, p.buf[0].sgl(64*i, 64), 64*i))
+		n, err := p.qps[0].PostSend(p.rdmaRequest(uint64(i), ib.WRRDMARead, p.buf[0].sgl(64*i, 64), 64*i))
 		if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 			e.Logf("the driver has no RDMA READ: %v", err)
 			return
@@ -311,14 +311,14 @@ func testReadLimits(e *env) {
 // manyObjects limits the number of objects that a check creates.
 const manyObjects = 1 << 10
 
-func testObjectLimits(e *env) {
+func testObjectLimits(e *testEnv) {
 	a := e.deviceAttr()
-	pd, cq := e.pd(), e.cq(1, nil)
-	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: smallest(ib.QPTypeRC)}
-	group := e.groups()
+	pd, cq := e.newPD(), e.newCQ(1, nil)
+	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: minQPCap(ib.QPTypeRC)}
+	group := e.groupAddresses()
 	var ud *ib.QP
 	if kind := ib.QPTypeUD; group != nil {
-		ud = e.ofType(kind, pd, cq)
+		ud = e.newQPOfType(kind, pd, cq)
 	}
 	have := e.dev.Objects()
 	attach := func(qp *ib.QP, g ib.GID) (func() error, error) {
@@ -334,22 +334,25 @@ func testObjectLimits(e *env) {
 		have int64 // existing objects
 		make func(i int) (destroy func() error, err error)
 	}{
-		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error, error) { return made(e.dev.AllocPD())((*ib.PD).Dealloc) }},
+		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error, error) { return destroyOf(e.dev.AllocPD())((*ib.PD).Dealloc) }},
 		{"MaxCQ", a.MaxCQ, have.CQ, func(int) (func() error, error) {
-			return made(e.dev.CreateCQ(ib.CQInit{Entries: 1}))((*ib.CQ).Destroy)
+			return destroyOf(e.dev.CreateCQ(ib.CQInit{Entries: 1}))((*ib.CQ).Destroy)
 		}},
-		{"MaxQP", a.MaxQP, have.QP, func(int) (func() error, error) { return made(pd.CreateQP(init))((*ib.QP).Destroy) }},
+		{"MaxQP", a.MaxQP, have.QP, func(int) (func() error,
+			error) {
+			return destroyOf(pd.CreateQP(init))((*ib.QP).Destroy)
+		}},
 		{"MaxSRQ", a.MaxSRQ, 0, func(int) (func() error, error) {
-			return made(pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))((*ib.SRQ).Destroy)
+			return destroyOf(pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))((*ib.SRQ).Destroy)
 		}},
-		{"MaxMW", a.MaxMW, 0, func(int) (func() error, error) { return made(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
+		{"MaxMW", a.MaxMW, 0, func(int) (func() error, error) { return destroyOf(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
 		{"MaxAH", a.MaxAH, 0, func(int) (func() error, error) {
-			to := e.address()
-			return made(pd.CreateAH(&to))((*ib.AH).Destroy)
+			to := e.ownAddress()
+			return destroyOf(pd.CreateAH(&to))((*ib.AH).Destroy)
 		}},
 		{"MaxMcastGrp", a.MaxMcastGrp, 0, func(i int) (func() error, error) { return attach(ud, group(i)) }},
 		{"MaxMcastQPAttach", members, 0, func(int) (func() error, error) {
-			qp := e.ofType(ib.QPTypeUD, pd, cq)
+			qp := e.newQPOfType(ib.QPTypeUD, pd, cq)
 			detach, err := attach(qp, group(0))
 			return func() error { return errors.Join(detach(), e.tryDestroy(qp)) }, err
 		}},
@@ -376,60 +379,60 @@ func testObjectLimits(e *env) {
 	}
 }
 
-// made returns the method that destroys the created object.
-func made[T any](x *T, err error) func(destroy func(*T) error) (func() error, error) {
+// destroyOf returns the method that destroys the created object.
+func destroyOf[T any](x *T, err error) func(destroy func(*T) error) (func() error, error) {
 	return func(destroy func(*T) error) (func() error, error) { return func() error { return destroy(x) }, err }
 }
 
-// pieces returns n elements of 8 bytes in a buffer, in reverse order and with gaps.
-func (b *buffer) pieces(n int) (list []ib.SGE) {
+// scatteredSGL returns n elements of 8 bytes in a buffer, in reverse order and with gaps.
+func (b *registeredBuffer) scatteredSGL(n int) (list []ib.SGE) {
 	for i := range n {
 		list = append(list, b.sge(16*(n-1-i), 8))
 	}
 	return list
 }
 
-// inPieces returns the data that the elements of pieces gather or scatter.
-func (b *buffer) inPieces(n int) (data []byte) {
+// scatteredData returns the data that the elements of pieces gather or scatter.
+func (b *registeredBuffer) scatteredData(n int) (data []byte) {
 	for i := range n {
 		data = append(data, b.b[16*(n-1-i):][:8]...)
 	}
 	return data
 }
 
-func testElements(e *env) {
+func testSGELimit(e *testEnv) {
 	a := e.deviceAttr()
-	pd := e.pd()
+	pd := e.newPD()
 	var cqs [2]*ib.CQ
 	var qps [2]*ib.QP
-	var bufs [2]*buffer
+	var bufs [2]*registeredBuffer
 	for _, asked := range []struct{ send, recv int }{{a.MaxSendSGE, a.MaxRecvSGE}, {1, 1}, {2, 3}} {
 		if asked.send > a.MaxSendSGE || asked.recv > a.MaxRecvSGE {
 			continue
 		}
 		for i := range qps {
-			cqs[i] = e.cq(8, nil)
-			qps[i] = e.qp(pd, ib.QPInitAttr{SendCQ: cqs[i], RecvCQ: cqs[i], Type: ib.QPTypeRC,
+			cqs[i] = e.newCQ(8, nil)
+			qps[i] = e.newQP(pd, ib.QPInitAttr{SendCQ: cqs[i], RecvCQ: cqs[i], Type: ib.QPTypeRC,
 				Cap: ib.QPCap{MaxSendWR: 2, MaxRecvWR: 2, MaxSendSGE: uint32(asked.send), MaxRecvSGE: uint32(asked.recv)}})
 		}
 		send, recv := int(qps[0].Init().Cap.MaxSendSGE), int(qps[1].Init().Cap.MaxRecvSGE)
 		for i := range bufs {
-			bufs[i] = e.buffer(pd, 16*max(send, recv)+16, allAccess)
+			bufs[i] = e.newBuffer(pd, 16*max(send, recv)+16, allAccess)
 		}
 		p := &pair{e: e, pd: pd, cqs: cqs, qps: qps, buf: bufs}
 		for i := range qps {
-			e.up(qps[i], qps[1-i].Num(), ib.QPRTS)
+			e.bringUp(qps[i], qps[1-i].Num(), ib.QPRTS)
 		}
-		n, err := qps[1].PostRecv(ib.RecvWR{ID: 9, SGList: bufs[1].pieces(recv + 1)})
+		n, err := qps[1].PostRecv(ib.RecvWR{ID: 9, SGList: bufs[1].scatteredSGL(recv + 1)})
 		if n != 0 {
 			e.Fatalf("a receive of %d elements was taken by a queue with %d", recv+1, recv)
 		}
 		e.wantErr(fmt.Sprintf("receive of %d elements in a queue with %d", recv+1, recv), err, syscall.EINVAL)
-		if n, err := qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: bufs[1].pieces(recv)}); n != 1 {
+		if n, err := qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: bufs[1].scatteredSGL(recv)}); n != 1 {
 			e.Fatalf("receive of %d elements: %v", recv, err)
 		}
 		for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite} {
-			wr := p.rdma(9, op, bufs[0].pieces(send+1), 0)
+			wr := p.rdmaRequest(9, op, bufs[0].scatteredSGL(send+1), 0)
 			n, err := qps[0].PostSend(wr)
 			if n != 0 {
 				e.Fatalf("opcode %d of %d elements was taken by a queue with %d", op, send+1, send)
@@ -439,22 +442,22 @@ func testElements(e *env) {
 			}
 		}
 		both := min(send, recv) // a message that fills one of the two lists
-		fill(bufs[0].b, send)
+		fillPattern(bufs[0].b, send)
 		if n, err := qps[0].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: append(
-			slices.Repeat([]ib.SGE{bufs[0].sge(0, 0)}, send-both), bufs[0].pieces(both)...)}); n != 1 {
+			slices.Repeat([]ib.SGE{bufs[0].sge(0, 0)}, send-both), bufs[0].scatteredSGL(both)...)}); n != 1 {
 			e.Fatalf("send of %d elements: %v", send, err)
 		}
 		e.waitOne(cqs[0], 2, ib.WCSuccess)
 		if wc := e.waitOne(cqs[1], 1, ib.WCSuccess); int(wc.ByteLen) != 8*both ||
-			!bytes.Equal(bufs[0].inPieces(both), bufs[1].inPieces(recv)[:8*both]) {
+			!bytes.Equal(bufs[0].scatteredData(both), bufs[1].scatteredData(recv)[:8*both]) {
 			e.Errorf("a message of %d elements to a receive of %d: %d bytes, which are not as they were sent", send, recv,
 				wc.ByteLen)
 		}
 		if m := min(send, a.MaxSGERd); m > 0 {
-			fill(bufs[1].b, 5)
-			if n, err := qps[0].PostSend(p.rdma(3, ib.WRRDMARead, bufs[0].pieces(m), 0)); n == 1 {
+			fillPattern(bufs[1].b, 5)
+			if n, err := qps[0].PostSend(p.rdmaRequest(3, ib.WRRDMARead, bufs[0].scatteredSGL(m), 0)); n == 1 {
 				e.waitOne(cqs[0], 3, ib.WCSuccess)
-				if !bytes.Equal(bufs[0].inPieces(m), bufs[1].b[:8*m]) {
+				if !bytes.Equal(bufs[0].scatteredData(m), bufs[1].b[:8*m]) {
 					e.Errorf("a READ of %d elements: the data are not where they should be", m)
 				}
 			} else if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
@@ -474,55 +477,55 @@ func testElements(e *env) {
 			break
 		}
 		e.must("create srq", err)
-		own(e, srq, srq.Destroy)
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+		destroyAtEnd(e, srq, srq.Destroy)
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 		room := int(srq.Init().Attr.MaxSGE)
-		n, err := srq.PostRecv(ib.RecvWR{ID: 9, SGList: p.buf[1].pieces(room + 1)})
+		n, err := srq.PostRecv(ib.RecvWR{ID: 9, SGList: p.buf[1].scatteredSGL(room + 1)})
 		if n != 0 {
 			e.Fatalf("a receive of %d elements was taken by a shared queue with %d", room+1, room)
 		}
 		e.wantErr(fmt.Sprintf("receive of %d elements in a shared queue with %d", room+1, room), err, syscall.EINVAL)
-		if n, err := srq.PostRecv(ib.RecvWR{ID: 1, SGList: p.buf[1].pieces(room)}); n != 1 {
+		if n, err := srq.PostRecv(ib.RecvWR{ID: 1, SGList: p.buf[1].scatteredSGL(room)}); n != 1 {
 			e.Fatalf("receive of %d elements in a shared queue: %v", room, err)
 		}
-		fill(p.buf[0].b, 6)
-		p.send(0, 2, 8*room)
+		fillPattern(p.buf[0].b, 6)
+		p.postSend(0, 2, 8*room)
 		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
-		if !bytes.Equal(p.buf[0].b[:8*room], p.buf[1].inPieces(room)) {
+		if !bytes.Equal(p.buf[0].b[:8*room], p.buf[1].scatteredData(room)) {
 			e.Errorf("a message to a receive of %d elements of a shared queue: the data are not where they should be", room)
 		}
 	}
 }
 
-func testInlineLimit(e *env) {
-	pd := e.pd()
+func testInlineLimit(e *testEnv) {
+	pd := e.newPD()
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
-		if !e.has(kind) {
+		if !e.supportsType(kind) {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
-		most := e.inlineData(pd, kind, 64)
+		most := e.maxInlineData(pd, kind, 64)
 		for _, asked := range []uint32{0, 1, 60, 64} {
 			if asked > most {
 				e.Logf("%v queue pairs cannot have %d bytes of inline data", kind, asked)
 				continue
 			}
-			e.inlineUpTo(e.pair(pairConfig{kind: kind, pd: pd}), asked)
+			e.sendInlineUpTo(e.newPair(pairConfig{kind: kind, pd: pd}), asked)
 		}
 	}
 }
 
-// inlineUpTo sends the requested number of inline bytes from a new queue pair to the other side of p.
-func (e *env) inlineUpTo(p *pair, asked uint32) {
+// sendInlineUpTo sends the requested number of inline bytes from a new queue pair to the other side of p.
+func (e *testEnv) sendInlineUpTo(p *pair, asked uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
-	c := smallest(kind)
+	c := minQPCap(kind)
 	c.MaxSendWR, c.MaxInlineData = 4, asked
-	qp := e.qp(p.pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind, Cap: c})
-	e.reset(p.qps[:]...)
-	e.up(p.qps[1], qp.Num(), ib.QPRTS)
-	e.up(qp, p.qps[1].Num(), ib.QPRTS)
+	qp := e.newQP(p.pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind, Cap: c})
+	e.resetQPs(p.qps[:]...)
+	e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
+	e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
 	p.qps[0] = qp
 	most, grh := int(qp.Init().Cap.MaxInlineData), 0
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm}
@@ -530,13 +533,13 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 	var mw *ib.MW
 	if kind == ib.QPTypeRC {
 		if w, err := p.pd.AllocMW(ib.MWType2); err == nil {
-			own(e, w, w.Dealloc)
+			destroyAtEnd(e, w, w.Dealloc)
 			mw, ops = w, append(ops, ib.WRSendWithInv)
 		}
 	}
 	if kind == ib.QPTypeUD {
 		ops, grh = ops[:2], grhLen
-		wr.AH, wr.RemoteQPN, wr.RemoteQKey = e.ah(p.pd), p.qps[1].Num(), qkey
+		wr.AH, wr.RemoteQPN, wr.RemoteQKey = e.newAH(p.pd), p.qps[1].Num(), qkey
 	}
 	data := make([]byte, most+1)
 	for i, op := range ops {
@@ -551,23 +554,23 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 		e.wantErr(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, granted %d", kind, op, len(data), most), err,
 			syscall.EINVAL)
 		for _, size := range slices.Compact([]int{0, max(0, most-1), most}) {
-			fill(data, size+i)
+			fillPattern(data, size+i)
 			clear(p.buf[1].b[:grh+size])
 			if op != ib.WRRDMAWrite {
-				p.recv(1, 7, 0, grh+most+8)
+				p.postRecv(1, 7, 0, grh+most+8)
 			}
 			if op == ib.WRSendWithInv {
-				p.bind(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 8,
+				p.bindAndWait(ib.BindMW{MW: mw, MR: p.buf[1].mr, RKey: ib.IncRKey(mw.RKey()), Addr: p.buf[1].addr, Length: 8,
 					Access: ib.AccessRemoteWrite}, ib.WCSuccess)
 				wr.InvalidateRKey = mw.RKey()
 			}
 			wr.Inline = data[:size]
-			p.post(0, wr)
+			p.postWR(0, wr)
 			e.waitOne(p.cqs[0], wr.ID, ib.WCSuccess)
 			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC {
 				// Its completion does not prove that the memory is written, another message does.
-				p.recv(1, 7, bufLen-8, 8)
-				p.post(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
+				p.postRecv(1, 7, bufLen-8, 8)
+				p.postWR(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
 				e.waitOne(p.cqs[0], 8, ib.WCSuccess)
 			}
 			if op != ib.WRRDMAWrite || kind != ib.QPTypeRC {
@@ -580,17 +583,17 @@ func (e *env) inlineUpTo(p *pair, asked uint32) {
 	}
 }
 
-func testSendQueueLimit(e *env) {
-	pd := e.pd()
+func testSendQueueLimit(e *testEnv) {
+	pd := e.newPD()
 	for _, asked := range []uint32{1, 4, uint32(min(50, e.limits.MaxQPWR))} {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		c := smallest(ib.QPTypeRC)
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		c := minQPCap(ib.QPTypeRC)
 		c.MaxSendWR = asked
-		cq := e.cq(200, nil)
-		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
-		e.reset(p.qps[:]...)
-		e.up(p.qps[1], qp.Num(), ib.QPRTS)
-		e.up(qp, p.qps[1].Num(), ib.QPRTS)
+		cq := e.newCQ(200, nil)
+		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
+		e.resetQPs(p.qps[:]...)
+		e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
+		e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
 		room := int(qp.Init().Cap.MaxSendWR)
 		wrs := make([]ib.SendWR, room+3)
 		for i := range wrs {
@@ -604,7 +607,7 @@ func testSendQueueLimit(e *env) {
 		for round := range 2 { // in the second round the queue has wrapped around
 			for i := 0; i < n; i += e.queueLen {
 				for j := i; j < min(n, i+e.queueLen); j++ {
-					p.recv(1, uint64(j), 0, 8)
+					p.postRecv(1, uint64(j), 0, 8)
 				}
 				for j := i; j < min(n, i+e.queueLen); j++ {
 					e.waitOne(cq, uint64(j), ib.WCSuccess)

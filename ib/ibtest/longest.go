@@ -13,51 +13,52 @@ import (
 
 // The longest regions and messages, in memory that has no contents.
 
-// zeros is an address space in which every read returns zeros and writes have no effect, so that regions can be large.
-type zeros struct{}
+// zeroSpace is an address space in which every read returns zeros and writes have no effect, so that regions can be
+// large.
+type zeroSpace struct{}
 
-func (zeros) Check(addr, length uint64, write bool) error { return nil }
+func (zeroSpace) Check(addr, length uint64, write bool) error { return nil }
 
-func (zeros) ReadV(dst [][]byte, addr uint64) error {
+func (zeroSpace) ReadV(dst [][]byte, addr uint64) error {
 	for _, b := range dst {
 		clear(b)
 	}
 	return nil
 }
 
-func (zeros) WriteV(src [][]byte, addr uint64) error { return nil }
+func (zeroSpace) WriteV(src [][]byte, addr uint64) error { return nil }
 
-func (e *env) long(pd *ib.PD, n uint64) (*ib.MR, error) {
-	return pd.RegMR(ib.MRInit{Space: zeros{}, Addr: 1 << 20, IOVA: 1 << 20, Length: n, Access: ib.AccessLocalWrite})
+func (e *testEnv) regZeroSpace(pd *ib.PD, n uint64) (*ib.MR, error) {
+	return pd.RegMR(ib.MRInit{Space: zeroSpace{}, Addr: 1 << 20, IOVA: 1 << 20, Length: n, Access: ib.AccessLocalWrite})
 }
 
-func testRegionLimit(e *env) {
+func testRegionLimit(e *testEnv) {
 	a := e.deviceAttr()
-	pd := e.pd()
+	pd := e.newPD()
 	const long = 1 << 32 // registration of more may take a while
 	n := min(a.MaxMRSize, long)
-	mr, err := e.long(pd, n)
+	mr, err := e.regZeroSpace(pd, n)
 	if err != nil {
 		e.Fatalf("register %#x bytes, MaxMRSize is %#x: %v", n, a.MaxMRSize, err)
 	}
-	own(e, mr, mr.Dereg)
+	destroyAtEnd(e, mr, mr.Dereg)
 	if a.MaxMRSize > 1<<48 {
 		e.Logf("MaxMRSize is %#x: not exceeded", a.MaxMRSize)
 		return
 	}
-	over, err := e.long(pd, a.MaxMRSize+1)
+	over, err := e.regZeroSpace(pd, a.MaxMRSize+1)
 	if err == nil {
-		own(e, over, over.Dereg)
+		destroyAtEnd(e, over, over.Dereg)
 		e.Fatalf("a region of %#x bytes was registered, MaxMRSize is %#x", a.MaxMRSize+1, a.MaxMRSize)
 	}
 	e.wantErr("register more than MaxMRSize", err, syscall.EINVAL, syscall.ENOMEM)
 }
 
-func testMessageLimit(e *env) {
-	pd := e.pd()
+func testMessageLimit(e *testEnv) {
+	pd := e.newPD()
 	most := uint64(e.port.MaxMsgSize)
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
-		if !e.has(kind) {
+		if !e.supportsType(kind) {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
@@ -71,18 +72,18 @@ func testMessageLimit(e *env) {
 			e.Logf("the longest message of a %v queue pair is %#x bytes: not exceeded", kind, most)
 			continue
 		}
-		mr, err := e.long(pd, most+8)
+		mr, err := e.regZeroSpace(pd, most+8)
 		e.must("register memory", err)
-		own(e, mr, mr.Dereg)
+		destroyAtEnd(e, mr, mr.Dereg)
 		for _, op := range ops {
 			for _, n := range []uint64{most + 1, most + 8} {
-				e.tooLong(e.pair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
+				e.postTooLong(e.newPair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
 			}
 		}
-		if kind == ib.QPTypeRC && longest > 0 && most <= longest {
+		if kind == ib.QPTypeRC && longestMessage > 0 && most <= longestMessage {
 			for _, op := range ops {
 				began := time.Now()
-				e.longest(pd, op, uint32(most))
+				e.transferLongest(pd, op, uint32(most))
 				if time.Since(began) > time.Second { // a slow device
 					most = min(most, 1<<28+8)
 				}
@@ -91,18 +92,19 @@ func testMessageLimit(e *env) {
 	}
 }
 
-// longest transfers a message of the maximum length, n bytes.
-func (e *env) longest(pd *ib.PD, op ib.WROpcode, n uint32) {
+// transferLongest transfers a message of the maximum length, n bytes.
+func (e *testEnv) transferLongest(pd *ib.PD, op ib.WROpcode, n uint32) {
 	e.Helper()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	var mrs [2]*ib.MR
-	to := &sink{}
-	for i, s := range []umem.Space{zeros{}, to} {
+	to := &countingSink{}
+	for i, s := range []umem.Space{zeroSpace{}, to} {
 		var err error
-		mrs[i], err = pd.RegMR(ib.MRInit{Space: s, Addr: 1 << 20, IOVA: 1 << 20, Length: uint64(n), Access: ib.AccessLocalWrite |
-			ib.AccessRemoteWrite | ib.AccessRemoteRead})
+		mrs[i], err = pd.RegMR(ib.MRInit{Space: s, Addr: 1 << 20, IOVA: 1 << 20, Length: uint64(n),
+			Access: ib.AccessLocalWrite |
+				ib.AccessRemoteWrite | ib.AccessRemoteRead})
 		e.must("register memory", err)
-		own(e, mrs[i], mrs[i].Dereg)
+		destroyAtEnd(e, mrs[i], mrs[i].Dereg)
 	}
 	local, remote := mrs[0], mrs[1]
 	wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled}
@@ -122,9 +124,9 @@ func (e *env) longest(pd *ib.PD, op ib.WROpcode, n uint32) {
 		}
 		e.Fatalf("post opcode %d of %d bytes, MaxMsgSize: %v", op, n, err)
 	}
-	e.waitLong(p.cqs[0], 1, to)
+	e.waitLongMessage(p.cqs[0], 1, to)
 	if op == ib.WRSend {
-		if wc := e.waitLong(p.cqs[1], 2, to); wc.ByteLen != n {
+		if wc := e.waitLongMessage(p.cqs[1], 2, to); wc.ByteLen != n {
 			e.Errorf("receive of %d bytes, MaxMsgSize: got ByteLen %d", n, wc.ByteLen)
 		}
 	}
@@ -133,8 +135,8 @@ func (e *env) longest(pd *ib.PD, op ib.WROpcode, n uint32) {
 	}
 }
 
-// waitLong waits for the successful completion of a message to a sink, as long as data arrive.
-func (e *env) waitLong(cq *ib.CQ, id uint64, to *sink) ib.WC {
+// waitLongMessage waits for the successful completion of a message to a sink, as long as data arrive.
+func (e *testEnv) waitLongMessage(cq *ib.CQ, id uint64, to *countingSink) ib.WC {
 	e.Helper()
 	wait, stored := e.newWait(), uint64(0)
 	for {
@@ -150,36 +152,36 @@ func (e *env) waitLong(cq *ib.CQ, id uint64, to *sink) ib.WC {
 		if now := to.n.Load(); now != stored {
 			wait, stored = e.newWait(), now
 		}
-		if wait.over() {
+		if wait.isOver() {
 			e.Fatalf("a long message: got no data for %v, want a completion", e.cfg.timeout)
 		}
 	}
 }
 
-// sink is memory that only counts the bytes written to it.
-type sink struct {
-	zeros
+// countingSink is memory that only counts the bytes written to it.
+type countingSink struct {
+	zeroSpace
 	n atomic.Uint64
 }
 
-func (s *sink) WriteV(src [][]byte, addr uint64) error {
+func (s *countingSink) WriteV(src [][]byte, addr uint64) error {
 	for _, b := range src {
 		s.n.Add(uint64(len(b)))
 	}
 	return nil
 }
 
-// tooLong posts a work request of n bytes, in two elements, which exceeds the maximum message length.
-func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
+// postTooLong posts a work request of n bytes, in two elements, which exceeds the maximum message length.
+func (e *testEnv) postTooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
-	wr := p.rdma(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},
+	wr := p.rdmaRequest(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},
 		{Addr: mr.Addr() + 8, Length: n - 8, LKey: mr.LKey()}}, 0)
 	if kind == ib.QPTypeUD {
-		wr = p.datagram(1, e.ah(p.pd), 0)
+		wr = p.datagramRequest(1, e.newAH(p.pd), 0)
 		wr.SGList = []ib.SGE{{Addr: mr.Addr(), Length: n, LKey: mr.LKey()}}
 	}
-	p.recv(1, 2, 0, bufLen)
+	p.postRecv(1, 2, 0, bufLen)
 	k, err := p.qps[0].PostSend(wr)
 	switch {
 	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS):
@@ -187,7 +189,7 @@ func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	case k == 0:
 		e.wantErr(fmt.Sprintf("post opcode %d of %d bytes to a %v queue pair", op, n, kind), err, syscall.EINVAL)
 	default:
-		if wc := e.waitAny(p.cqs[0]); wc.ID != 1 || wc.Status != ib.WCLocLenErr {
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.ID != 1 || wc.Status != ib.WCLocLenErr {
 			e.Fatalf("opcode %d of %d bytes on a %v queue pair: %q, want %q", op, n, kind, wc.Status, ib.WCLocLenErr)
 		}
 	}
@@ -199,7 +201,7 @@ func (e *env) tooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 		if p.qps[0].State() == ib.QPSQE {
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 		}
-		p.post(0, p.datagram(3, e.ah(p.pd), 8))
+		p.postWR(0, p.datagramRequest(3, e.newAH(p.pd), 8))
 		e.waitOne(p.cqs[0], 3, ib.WCSuccess)
 		if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != grhLen+8 {
 			e.Errorf("%d bytes of a datagram that is too long have arrived", wc.ByteLen)

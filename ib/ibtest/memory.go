@@ -12,8 +12,8 @@ import (
 
 // Work requests about memory, and changes of regions.
 
-// needCap skips the test unless the device reports a capability.
-func (e *env) needCap(ability string, bit ib.DeviceCapFlags) {
+// requireDeviceCap skips the test unless the device reports a capability.
+func (e *testEnv) requireDeviceCap(ability string, bit ib.DeviceCapFlags) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
@@ -22,37 +22,37 @@ func (e *env) needCap(ability string, bit ib.DeviceCapFlags) {
 	}
 }
 
-// try posts a signaled work request, and returns its status.
-func (p *pair) try(wr ib.SendWR) ib.WCStatus {
+// postAndWait posts a signaled work request, and returns its status.
+func (p *pair) postAndWait(wr ib.SendWR) ib.WCStatus {
 	p.e.Helper()
 	wr.ID, wr.Flags = 90, wr.Flags|ib.SendSignaled
-	p.post(0, wr)
-	return p.e.waitAny(p.cqs[0]).Status
+	p.postWR(0, wr)
+	return p.e.waitOneOfAny(p.cqs[0]).Status
 }
 
-// wantTry checks the status of a work request, and reconnects the pair after a failure. It does nothing if the driver
-// lacks the operation.
-func (p *pair) wantTry(what string, wr ib.SendWR, want ib.WCStatus) {
+// wantPostStatus checks the status of a work request, and reconnects the pair after a failure. It does nothing if the
+// driver lacks the operation.
+func (p *pair) wantPostStatus(what string, wr ib.SendWR, want ib.WCStatus) {
 	p.e.Helper()
-	if !p.e.able(p.qps[0].Type(), wr.Opcode) {
+	if !p.e.supportsOperation(p.qps[0].Type(), wr.Opcode) {
 		return
 	}
-	if got := p.try(wr); got != want {
+	if got := p.postAndWait(wr); got != want {
 		p.e.Fatalf("%s: %q, want %q", what, got, want)
 	}
 	if want != ib.WCSuccess {
-		p.again()
+		p.reconnect()
 	}
 }
 
-func testAtomicWrite(e *env) {
-	e.needCap("ATOMIC WRITE", ib.DeviceCapAtomicWrite)
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testAtomicWrite(e *testEnv) {
+	e.requireDeviceCap("ATOMIC WRITE", ib.DeviceCapAtomicWrite)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	b := p.buf[1]
 	for i := range 3 {
 		data := make([]byte, 8)
-		fill(data, i)
-		p.wantTry("atomic write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: data, RemoteAddr: b.addr + 8*uint64(i),
+		fillPattern(data, i)
+		p.wantPostStatus("atomic write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: data, RemoteAddr: b.addr + 8*uint64(i),
 			RKey: b.mr.RKey()}, ib.WCSuccess)
 		if !bytes.Equal(b.b[8*i:8*i+8], data) {
 			e.Errorf("the memory holds %x, want %x", b.b[8*i:8*i+8], data)
@@ -60,7 +60,7 @@ func testAtomicWrite(e *env) {
 	}
 	wr := ib.SendWR{ID: 1, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr,
 		RKey: b.mr.RKey()}
-	p.post(0, wr)
+	p.postWR(0, wr)
 	if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != ib.WCAtomicWrite {
 		e.Errorf("%+v", wc)
 	}
@@ -73,46 +73,48 @@ func testAtomicWrite(e *env) {
 	})
 	if n == 1 {
 		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
-		p.again()
+		p.reconnect()
 	} else {
 		e.wantErr("misaligned atomic write", err, syscall.EINVAL)
 	}
-	p.wantTry("behind the end", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr + bufLen,
+	p.wantPostStatus("behind the end", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr +
+		bufLen,
 		RKey: b.mr.RKey()}, ib.WCRemAccessErr)
-	readOnly := e.buffer(p.pd, 64, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic)
-	p.wantTry("without the right to write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8),
+	readOnly := e.newBuffer(p.pd, 64, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic)
+	p.wantPostStatus("without the right to write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8),
 		RemoteAddr: readOnly.addr, RKey: readOnly.mr.RKey()}, ib.WCRemAccessErr)
 }
 
-func testFlush(e *env) {
-	e.needCap("FLUSH", ib.DeviceCapFlushGlobal)
+func testFlushOperation(e *testEnv) {
+	e.requireDeviceCap("FLUSH", ib.DeviceCapFlushGlobal)
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	allow := func(access ib.AccessFlags) {
 		e.must("modify", p.qps[1].Modify(ib.QPAttr{AccessFlags: access}, ib.QPAttrAccessFlags))
 	}
-	b := e.buffer(p.pd, bufLen, allAccess|ib.AccessFlushGlobal)
+	b := e.newBuffer(p.pd, bufLen, allAccess|ib.AccessFlushGlobal)
 	flush := func(f ib.Flush) ib.SendWR {
 		return ib.SendWR{Opcode: ib.WRFlush, RemoteAddr: b.addr, RKey: b.mr.RKey(), Flush: f}
 	}
 	global := ib.Flush{Placement: ib.FlushGlobal, Length: bufLen}
 	allow(remote | ib.AccessFlushGlobal)
-	fill(p.buf[0].b, 1)
-	p.post(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, bufLen), RemoteAddr: b.addr,
+	fillPattern(p.buf[0].b, 1)
+	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, bufLen), RemoteAddr: b.addr,
 		RKey: b.mr.RKey()})
 	wr := flush(global)
 	wr.ID, wr.Flags = 2, ib.SendSignaled
-	p.post(0, wr)
+	p.postWR(0, wr)
 	if wc := e.waitOne(p.cqs[0], 2, ib.WCSuccess); wc.Opcode != ib.WCFlush || !bytes.Equal(b.b, p.buf[0].b) {
 		e.Errorf("%+v; all data there: %v", wc, bytes.Equal(b.b, p.buf[0].b))
 	}
-	p.wantTry("the whole region", flush(ib.Flush{Placement: ib.FlushGlobal, Level: ib.FlushRegion}), ib.WCSuccess)
-	p.wantTry("more than the region", flush(ib.Flush{Placement: ib.FlushGlobal, Length: bufLen + 1}), ib.WCRemAccessErr)
-	p.wantTry("a queue pair without the right", flush(global), ib.WCRemInvReqErr)
+	p.wantPostStatus("the whole region", flush(ib.Flush{Placement: ib.FlushGlobal, Level: ib.FlushRegion}), ib.WCSuccess)
+	p.wantPostStatus("more than the region", flush(ib.Flush{Placement: ib.FlushGlobal, Length: bufLen + 1}),
+		ib.WCRemAccessErr)
+	p.wantPostStatus("a queue pair without the right", flush(global), ib.WCRemInvReqErr)
 	allow(remote | ib.AccessFlushGlobal)
-	plain := e.buffer(p.pd, 64, allAccess)
-	p.wantTry("a region without the right", ib.SendWR{
+	plain := e.newBuffer(p.pd, 64, allAccess)
+	p.wantPostStatus("a region without the right", ib.SendWR{
 		Opcode: ib.WRFlush, RemoteAddr: plain.addr, RKey: plain.mr.RKey(),
 		Flush: ib.Flush{Placement: ib.FlushGlobal, Length: 8},
 	}, ib.WCRemAccessErr)
@@ -121,27 +123,28 @@ func testFlush(e *env) {
 	}
 	allow(remote | ib.AccessFlushGlobal)
 	persistent := flush(ib.Flush{Placement: ib.FlushPersistent, Length: 8})
-	p.wantTry("persistence, on a queue pair without the right", persistent, ib.WCRemInvReqErr)
+	p.wantPostStatus("persistence, on a queue pair without the right", persistent, ib.WCRemInvReqErr)
 	allow(remote | ib.AccessFlushGlobal | ib.AccessFlushPersistent) // programs request these on every device
-	p.wantTry("persistence that is not offered", persistent, ib.WCRemAccessErr)
+	p.wantPostStatus("persistence that is not offered", persistent, ib.WCRemAccessErr)
 	if _, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: b.addr, Length: 8,
 		Access: ib.AccessFlushPersistent}); err == nil {
 		e.Error("a region has the right for a placement that the device does not offer")
 	}
 }
 
-func testZeroBased(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
-	b, addr := e.memory(128)
+func testZeroBasedRegion(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.requireRDMAWrite()
+	b, addr := e.newMemory(128)
 	mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr + 8, Length: 64, Access: allAccess | ib.AccessZeroBased})
-	e.need("zero-based regions", err)
-	own(e, mr, mr.Dereg)
+	e.requireFeature("zero-based regions", err)
+	destroyAtEnd(e, mr, mr.Dereg)
 	write := func(what string, at uint64, want ib.WCStatus) {
 		e.Helper()
-		p.wantTry(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: at, RKey: mr.RKey()}, want)
+		p.wantPostStatus(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: at,
+			RKey: mr.RKey()}, want)
 	}
-	fill(p.buf[0].b, 4)
+	fillPattern(p.buf[0].b, 4)
 	write("to the last bytes", 56, ib.WCSuccess)
 	if !bytes.Equal(b[64:72], p.buf[0].b[:8]) {
 		e.Error("the data are not where they should be")
@@ -150,27 +153,29 @@ func testZeroBased(e *env) {
 	write("by the address of the memory", addr+8, ib.WCRemAccessErr)
 }
 
-func testRereg(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
-	b := e.buffer(p.pd, 64, allAccess)
+func testReregChangesRegion(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.requireRDMAWrite()
+	b := e.newBuffer(p.pd, 64, allAccess)
 	write := func(what string, addr uint64, key uint32, want ib.WCStatus) {
 		e.Helper()
-		p.wantTry(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: key}, want)
+		p.wantPostStatus(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: key},
+			want)
 	}
-	e.need("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}))
+	e.requireFeature("reregistration", b.mr.Rereg(ib.MRChangeAccess,
+		ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead}))
 	write("without the right", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
 	e.must("give it back", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}))
 	write("with the right", b.addr, b.mr.RKey(), ib.WCSuccess)
-	other := e.pd()
+	other := e.newPD()
 	e.must("change the domain", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: other}))
 	write("of another domain", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
 	e.wantErr("dealloc the region's new domain", other.Dealloc(), syscall.EBUSY)
 	e.must("change the domain back", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: p.pd}))
-	fresh, addr := e.memory(128)
+	fresh, addr := e.newMemory(128)
 	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation,
 		ib.MRChange{Space: e.mem, Addr: addr, Length: 128, IOVA: addr}))
-	fill(p.buf[0].b, 3)
+	fillPattern(p.buf[0].b, 3)
 	clear(b.b)
 	write("to the new memory", addr+120, b.mr.RKey(), ib.WCSuccess)
 	if !bytes.Equal(fresh[120:], p.buf[0].b[:8]) || !allZero(b.b) {
@@ -181,8 +186,9 @@ func testRereg(e *env) {
 		write("to the old memory", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
 	}
 	if mw, err := p.pd.AllocMW(ib.MWType1); err == nil {
-		own(e, mw, mw.Dealloc)
-		p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: addr, Length: 8, Access: ib.AccessRemoteWrite},
+		destroyAtEnd(e, mw, mw.Dealloc)
+		p.bindAndWait(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: addr, Length: 8,
+			Access: ib.AccessRemoteWrite},
 			ib.WCSuccess)
 		e.wantErr("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}),
 			syscall.EBUSY, syscall.EINVAL)
@@ -192,8 +198,8 @@ func testRereg(e *env) {
 	}
 }
 
-func testMWRights(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testWindowRights(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	b := p.buf[1]
 	const off, n = 256, 64
 	for _, kind := range []ib.MWType{ib.MWType1, ib.MWType2} {
@@ -212,23 +218,24 @@ func testMWRights(e *env) {
 				ib.WRRDMARead: ib.AccessRemoteRead, ib.WRRDMAWrite: ib.AccessRemoteWrite,
 				ib.WRAtomicFetchAdd: ib.AccessRemoteAtomic,
 			} {
-				if !e.able(ib.QPTypeRC, op) {
+				if !e.supportsOperation(ib.QPTypeRC, op) {
 					continue
 				}
 				for _, at := range []int{0, n - 8, n, -8} {
-					mw := e.mw(p.pd, kind)
-					p.bind(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + off, Length: n, Access: access},
+					mw := e.newMW(p.pd, kind)
+					p.bindAndWait(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + off, Length: n,
+						Access: access},
 						ib.WCSuccess)
 					want := ib.WCRemAccessErr
 					if access&need != 0 && at >= 0 && at < n {
 						want = ib.WCSuccess
 					}
 					wr := ib.SendWR{Opcode: op, SGList: p.buf[0].sgl(0, 8), RemoteAddr: base + uint64(at), RKey: mw.RKey()}
-					if got := p.try(wr); got != want {
+					if got := p.postAndWait(wr); got != want {
 						e.Errorf("window of type %d with rights %v, opcode %v at %d: %q, want %q", kind, access, op, at, got, want)
 					}
 					if want != ib.WCSuccess {
-						p.again()
+						p.reconnect()
 					}
 					e.destroy(mw)
 				}
@@ -237,13 +244,13 @@ func testMWRights(e *env) {
 	}
 }
 
-func testFastRegLocal(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testFastRegPostedTogether(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	mr, err := p.pd.AllocMR(2)
-	e.need("fast registration", err)
-	own(e, mr, mr.Dereg)
-	b, addr := e.memory(256)
-	fill(b, 4)
+	e.requireFeature("fast registration", err)
+	destroyAtEnd(e, mr, mr.Dereg)
+	b, addr := e.newMemory(256)
+	fillPattern(b, 4)
 	const iova = 0x200000
 	e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 256}}, iova))
 	mr.UpdateKey(9)
@@ -256,7 +263,7 @@ func testFastRegLocal(e *env) {
 		{Opcode: ib.WRRDMAWrite, SGList: sgl(0), RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()},
 	}
 	want := []ib.WCOpcode{ib.WCRegMR, ib.WCRDMAWrite, ib.WCRDMARead, ib.WCLocalInv}
-	reads := e.able(ib.QPTypeRC, ib.WRRDMARead)
+	reads := e.supportsOperation(ib.QPTypeRC, ib.WRRDMARead)
 	if !reads {
 		wrs, want = slices.Delete(wrs, 2, 3), slices.Delete(want, 2, 3)
 	}
@@ -277,12 +284,12 @@ func testFastRegLocal(e *env) {
 	}
 }
 
-func testFastRegList(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testFastRegRangeList(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	mr, err := p.pd.AllocMR(8)
-	e.need("fast registration", err)
-	own(e, mr, mr.Dereg)
-	b, addr := e.memory(10000)
+	e.requireFeature("fast registration", err)
+	destroyAtEnd(e, mr, mr.Dereg)
+	b, addr := e.newMemory(10000)
 	const iova = 0x300001
 	// The order differs from that of the addresses, and nothing is aligned.
 	parts := []struct{ from, to int }{{7000, 7100}, {10, 11}, {20, 5020}, {6000, 6007}}
@@ -302,7 +309,7 @@ func testFastRegList(e *env) {
 	post := func(side int, wr ib.SendWR) {
 		e.Helper()
 		wr.ID, wr.Flags = 1, ib.SendSignaled
-		p.post(side, wr)
+		p.postWR(side, wr)
 		e.waitOne(p.cqs[side], 1, ib.WCSuccess)
 	}
 	e.must("map", mr.Map(e.mem, nil, list, iova))
@@ -329,5 +336,5 @@ func testFastRegList(e *env) {
 	if !bytes.Equal(p.buf[0].b[bufLen-300:][:20], data[90:110]) {
 		e.Error("RDMA WRITE from a list: the data are not those")
 	}
-	p.wantWrite("write behind the end of a list", iova+uint64(length)-7, mr.RKey(), ib.WCRemAccessErr)
+	p.wantWriteStatus("write behind the end of a list", iova+uint64(length)-7, mr.RKey(), ib.WCRemAccessErr)
 }

@@ -14,18 +14,18 @@ var memoryFaultChecks = []ruleTest{
 	{
 		name: "Errors/MemoryFault",
 		rule: "a request whose memory cannot be read or written fails, and the queue pair of the side with that memory moves to ERR",
-		test: testMemoryFault,
+		test: testFaultFailsRequest,
 	},
 }
 
-// faulty is an address space whose accesses fail once broken is set.
-type faulty struct {
+// faultySpace is an address space whose accesses fail once broken is set.
+type faultySpace struct {
 	umem.Space
 	broken atomic.Bool
 }
 
 // ReadV implements umem.Space.
-func (f *faulty) ReadV(dst [][]byte, addr uint64) error {
+func (f *faultySpace) ReadV(dst [][]byte, addr uint64) error {
 	if f.broken.Load() {
 		return umem.ErrFault
 	}
@@ -33,21 +33,21 @@ func (f *faulty) ReadV(dst [][]byte, addr uint64) error {
 }
 
 // WriteV implements umem.Space.
-func (f *faulty) WriteV(src [][]byte, addr uint64) error {
+func (f *faultySpace) WriteV(src [][]byte, addr uint64) error {
 	if f.broken.Load() {
 		return umem.ErrFault
 	}
 	return f.Space.WriteV(src, addr)
 }
 
-func testMemoryFault(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	space := &faulty{Space: e.mem} // umem.ErrFault, as of an unmapped page
-	b, addr := e.memory(64)
+func testFaultFailsRequest(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	space := &faultySpace{Space: e.mem} // umem.ErrFault, as of an unmapped page
+	b, addr := e.newMemory(64)
 	mr, err := p.pd.RegMR(ib.MRInit{Space: space, Addr: addr, IOVA: addr, Length: 64, Access: p.buf[0].mr.Access()})
 	e.must("register memory", err)
-	own(e, mr, mr.Dereg)
-	bad := (&buffer{b, addr, mr}).sgl(0, 8)
+	destroyAtEnd(e, mr, mr.Dereg)
+	bad := (&registeredBuffer{b, addr, mr}).sgl(0, 8)
 	for _, c := range []struct {
 		op     ib.WROpcode
 		side   int // with the memory that fails
@@ -73,21 +73,21 @@ func testMemoryFault(e *env) {
 		}
 		e.postRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: sgls[1]})
 		space.broken.Store(true)
-		taken := p.tried(what, 0, wr)
+		taken := p.postIfSupported(what, 0, wr)
 		if taken {
 			e.wantStatus(what, p.cqs[0], c.status)
 			e.wantState(what, p.qps[c.side], ib.QPErr)
 		}
 		space.broken.Store(false)
-		p.again()
+		p.reconnect()
 	}
-	p.exchange(0, 1, 8)
+	p.exchangeMessage(0, 1, 8)
 }
 
 // wantStatus waits for the completion of work request 1, which has one of some statuses.
-func (e *env) wantStatus(what string, cq *ib.CQ, want []ib.WCStatus) {
+func (e *testEnv) wantStatus(what string, cq *ib.CQ, want []ib.WCStatus) {
 	e.Helper()
-	wc := e.waitAny(cq)
+	wc := e.waitOneOfAny(cq)
 	for _, s := range want {
 		if wc.ID == 1 && wc.Status == s {
 			return

@@ -25,36 +25,36 @@ var modelChecks = []ruleTest{
 		name: "Model/Steps",
 		rule: "after each of a random sequence of calls, results, completions, states, memory, events and " +
 			"notifications are those of a model that states the specification",
-		test: testModelSteps, asleep: true, plain: true, either: true,
+		test: testModelSequences, asleep: true, plain: true, either: true,
 	},
 	{
 		name: "Model/Destroyed",
 		rule: "when all objects are destroyed right after any of a sequence of calls, all of them go, and no callback and no store " +
 			"follows",
-		test: testModelDestroyed, asleep: true, plain: true, either: true,
+		test: testModelDestroyAfterPrefix, asleep: true, plain: true, either: true,
 	},
 	{
 		name: "Model/Threads",
 		rule: "threads that use one or two devices with objects of their own do not notice one another, and no number or " +
 			"key of a device is given twice",
-		test: testModelThreads, asleep: true, plain: true, either: true,
+		test: testModelOnThreads, asleep: true, plain: true, either: true,
 	},
 	{
 		name: "Model/Shared",
 		rule: "whatever calls threads make on the same objects at the same time, there is an order of the calls in which the model has " +
 			"their results, and what is seen afterwards",
-		test: testModelShared, asleep: true, plain: true, either: true,
+		test: testModelOnSharedObjects, asleep: true, plain: true, either: true,
 	},
 }
 
-// Seeds sets the number of seeds of each check of the group Model. A negative number omits the runs of the model. This is
-// for drivers with timers that depend on the machine's load: they may give up peers that the model considers alive. The
-// flag -ibtest.seeds overrides a positive number.
+// Seeds sets the number of seeds of each check of the group Model. A negative number omits the runs of the model. This
+// is for drivers with timers that depend on the machine's load: they may give up peers that the model considers alive.
+// The flag -ibtest.seeds overrides a positive number.
 func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
 
-// seeds returns the number of seeds of a check. The flag -ibtest.seeds sets the number. Without the flag, -short
+// seedCount returns the number of seeds of a check. The flag -ibtest.seeds sets the number. Without the flag, -short
 // divides the default by ten.
-func (e *env) seeds() int {
+func (e *testEnv) seedCount() int {
 	if *modelSeeds > 0 {
 		return *modelSeeds
 	}
@@ -70,42 +70,42 @@ func (e *env) seeds() int {
 	return max(1, n)
 }
 
-// seedsAlone returns the number of seeds of a check that makes calls on one thread.
-func (e *env) seedsAlone() int {
+// singleThreadSeeds returns the number of seeds of a check that makes calls on one thread.
+func (e *testEnv) singleThreadSeeds() int {
 	if *modelSeeds > 0 {
 		return *modelSeeds
 	}
-	return max(1, e.seeds()/fewerSeeds)
+	return max(1, e.seedCount()/fewerSeeds)
 }
 
-// shortenings limits the runs that shorten a failing sequence.
-const shortenings = 400
+// maxShortenRuns limits the runs that shorten a failing sequence.
+const maxShortenRuns = 400
 
-func testModelSteps(e *env) {
+func testModelSequences(e *testEnv) {
 	known := modeltest.NewAbilities()
-	for i := range e.seedsAlone() {
+	for i := range e.singleThreadSeeds() {
 		seed := *modelSeed + uint64(i)
-		f := modeltest.Run(e.factory(seed, known), seed, *modelSteps, shortenings)
+		f := modeltest.Run(e.modelFactory(seed, known), seed, *modelSteps, maxShortenRuns)
 		if f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.repeatCommand(seed))
 		}
 	}
 }
 
-// testModelDestroyed runs each prefix of a sequence, and then destroys all objects. A sequence takes as long as dozens
-// of seeds of Model/Steps.
-func testModelDestroyed(e *env) {
+// testModelDestroyAfterPrefix runs each prefix of a sequence, and then destroys all objects. A sequence takes as long
+// as dozens of seeds of Model/Steps.
+func testModelDestroyAfterPrefix(e *testEnv) {
 	known := modeltest.NewAbilities()
-	for i := range max(1, e.seeds()/40) {
+	for i := range max(1, e.seedCount()/40) {
 		seed := *modelSeed + uint64(i)
-		if f := modeltest.RunDestroyPrefixes(e.factory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
+		if f := modeltest.RunDestroyPrefixes(e.modelFactory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
+			e.Fatalf("%v\nrun it again: %s", f, e.repeatCommand(seed))
 		}
 	}
 }
 
-// repeat returns the command that repeats one seed of the check.
-func (e *env) repeat(seed uint64) string {
+// repeatCommand returns the command that repeats one seed of the check.
+func (e *testEnv) repeatCommand(seed uint64) string {
 	var parts []string
 	for _, p := range strings.Split(e.Name(), "/") {
 		parts = append(parts, "^"+regexp.QuoteMeta(p)+"$")
@@ -114,10 +114,10 @@ func (e *env) repeat(seed uint64) string {
 		strings.Join(parts, "/"), seed, *modelSteps)
 }
 
-// factory returns the device factory for runs of a seed.
-func (e *env) factory(seed uint64, known *modeltest.Abilities) modeltest.Factory {
+// modelFactory returns the device factory for runs of a seed.
+func (e *testEnv) modelFactory(seed uint64, known *modeltest.Abilities) modeltest.Factory {
 	return func() (modeltest.Target, func() error) {
-		s := &slot{e: e, cl: &ib.Client{Name: "model"}}
+		s := &deviceSlot{e: e, cl: &ib.Client{Name: "model"}}
 		s.cl.Add = func(d *ib.Device) (any, error) { s.dev = d; return nil, nil }
 		s.cl.Remove = func(*ib.Device, any) { s.removeErr = s.remove() }
 		e.must("register the client", s.core.RegisterClient(s.cl))
@@ -136,21 +136,21 @@ func (e *env) factory(seed uint64, known *modeltest.Abilities) modeltest.Factory
 			if t.Virtual {
 				t.Timeout = 2 * time.Minute
 			}
-			g := &env{TB: e.TB, cfg: e.cfg, dev: t.Device}
-			g.findGID()
+			g := &testEnv{TB: e.TB, cfg: e.cfg, dev: t.Device}
+			g.selectGID()
 			t.GID, t.GIDIndex, t.Port = g.gid, g.gidIndex, g.port
 			return t
 		}
-		e.must("register the device", s.plug())
+		e.must("register the device", s.plugDevice())
 		t := target()
 		t.Reset = func(remove func() error) (modeltest.Target, error) {
-			if err := s.reset(remove); err != nil {
+			if err := s.resetDevice(remove); err != nil {
 				return modeltest.Target{}, err
 			}
 			n := target()
 			n.Reset = t.Reset
 			return n, nil
 		}
-		return t, s.unplug
+		return t, s.unplugDevice
 	}
 }

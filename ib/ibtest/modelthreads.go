@@ -9,18 +9,18 @@ import (
 // modelThreads is the number of threads of Model/Threads.
 const modelThreads = 4
 
-// testModelThreads runs the calls of several seeds at the same time, each seed on a thread of its own and compared with a
-// model of its own objects. In turn, all threads use one device, or half of them use a second device. The threads must
-// not affect each other. Numbers and keys must be unique among all threads of a device.
-func testModelThreads(e *env) {
+// testModelOnThreads runs the calls of several seeds at the same time, each seed on a thread of its own and compared
+// with a model of its own objects. In turn, all threads use one device, or half of them use a second device. The
+// threads must not affect each other. Numbers and keys must be unique among all threads of a device.
+func testModelOnThreads(e *testEnv) {
 	known := modeltest.NewAbilities()
-	for i := range max(1, e.seeds()/(2*modelThreads)) {
+	for i := range max(1, e.seedCount()/(2*modelThreads)) {
 		seed := *modelSeed + uint64(i)
 		targets := make([]modeltest.Target, 1+seed%2)
 		ends := make([]func() error, len(targets))
 		for k := range targets {
-			targets[k], ends[k] = e.factory(seed, known)()
-			targets[k].Names = modeltest.NewNames()
+			targets[k], ends[k] = e.modelFactory(seed, known)()
+			targets[k].Names = modeltest.NewKeyNames()
 		}
 		var wg sync.WaitGroup
 		failures := make([]*modeltest.Failure, modelThreads)
@@ -41,18 +41,18 @@ func testModelThreads(e *env) {
 			}
 		}
 		if e.Failed() {
-			e.Fatalf("run it again: %s", e.repeat(seed))
+			e.Fatalf("run it again: %s", e.repeatCommand(seed))
 		}
 	}
 }
 
-// testModelShared makes calls on the same objects on several threads.
-func testModelShared(e *env) {
+// testModelOnSharedObjects makes calls on the same objects on several threads.
+func testModelOnSharedObjects(e *testEnv) {
 	known := modeltest.NewAbilities()
-	for i := range max(1, e.seeds()/2) {
+	for i := range max(1, e.seedCount()/2) {
 		seed := *modelSeed + uint64(i)
-		if f := modeltest.RunShared(e.factory(seed, known), seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.repeat(seed))
+		if f := modeltest.RunShared(e.modelFactory(seed, known), seed, *modelSteps); f != nil {
+			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.repeatCommand(seed))
 		}
 	}
 }

@@ -11,32 +11,32 @@ import (
 	"verbena/umem"
 )
 
-var namedChecks = []ruleTest{
+var destroyedObjectChecks = []ruleTest{
 	{
 		name: "Errors/DestroyedNamed",
 		rule: "a work request that names a destroyed address handle, window or region is refused, or fails if the object is destroyed while " +
 			"the request waits; the other objects that it names are free",
-		test: testDestroyedNamed,
+		test: testRequestNamesDestroyedObject,
 	},
 	{
 		name: "Errors/MemoryEndsWhileWaiting",
 		rule: "a request that waits while one of its regions is deregistered fails, and does not change the region's memory",
-		test: testMemoryEnds,
+		test: testDeregWhileRequestWaits,
 	},
 }
 
-func testDestroyedNamed(e *env) {
-	e.allow(check.RuleUseAfterDestroy)
-	e.allow(check.RuleInFlight) // the request waits
-	e.datagramToDestroyed()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testRequestNamesDestroyedObject(e *testEnv) {
+	e.allowViolation(check.RuleUseAfterDestroy)
+	e.allowViolation(check.RuleInFlight) // the request waits
+	e.postToDestroyedAH()
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	for _, n := range []struct {
 		name string
-		make func(p *pair) *named
+		make func(p *pair) *requestWithObject
 	}{
-		{"bind of a window that is destroyed", boundWindow},
-		{"bind to a region that is destroyed", boundRegion},
-		{"registration of a region that is destroyed", registeredRegion},
+		{"bind of a window that is destroyed", bindOfWindow},
+		{"bind to a region that is destroyed", bindOfRegion},
+		{"registration of a region that is destroyed", regMROfRegion},
 	} {
 		o := n.make(p)
 		if o == nil {
@@ -45,57 +45,57 @@ func testDestroyedNamed(e *env) {
 		e.destroy(o.gone)
 		if k, err := p.qps[0].PostSend(o.wr); k != 0 {
 			e.Errorf("%s: the work request was taken", n.name)
-			e.waitAny(p.cqs[0])
+			e.waitOneOfAny(p.cqs[0])
 		} else {
 			e.wantErr(n.name, err, syscall.EINVAL)
 		}
-		o.free(n.name)
+		o.destroyOthers(n.name)
 
 		// The request waits while the object is destroyed.
-		if !p.hold() {
+		if !p.holdInSQD() {
 			continue
 		}
 		o = n.make(p)
-		p.post(0, o.wr)
+		p.postWR(0, o.wr)
 		e.destroy(o.gone)
 		e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
-		if wc := e.waitAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
 			e.Errorf("%s while the work request waits: completed with success", n.name)
 		}
-		o.free(n.name + " while the work request waits")
-		p.again()
+		o.destroyOthers(n.name + " while the work request waits")
+		p.reconnect()
 	}
-	p.exchange(0, 1, 8)
+	p.exchangeMessage(0, 1, 8)
 }
 
-// datagramToDestroyed posts a datagram with a destroyed address handle.
-func (e *env) datagramToDestroyed() {
-	p := e.tryPair(ib.QPTypeUD, e.pd())
+// postToDestroyedAH posts a datagram with a destroyed address handle.
+func (e *testEnv) postToDestroyedAH() {
+	p := e.newPairIfSupported(ib.QPTypeUD, e.newPD())
 	if p == nil {
 		return
 	}
-	a := e.address()
+	a := e.ownAddress()
 	ah, err := p.pd.CreateAH(&a)
 	e.must("create address handle", err)
 	e.must("destroy address handle", ah.Destroy())
-	p.recv(1, 1, 0, 64)
-	if n, err := p.qps[0].PostSend(p.datagram(1, ah, 8)); n != 0 {
+	p.postRecv(1, 1, 0, 64)
+	if n, err := p.qps[0].PostSend(p.datagramRequest(1, ah, 8)); n != 0 {
 		e.Error("a datagram with a destroyed address handle was taken")
 	} else {
 		e.wantErr("post a datagram with a destroyed address handle", err, syscall.EINVAL)
 	}
 }
 
-// named is a work request and the object that is destroyed before its execution.
-type named struct {
-	e    *env
+// requestWithObject is a work request and the object that is destroyed before its execution.
+type requestWithObject struct {
+	e    *testEnv
 	wr   ib.SendWR
 	gone any
 	rest []any // the other objects
 }
 
-// free destroys the other objects.
-func (n *named) free(what string) {
+// destroyOthers destroys the other objects.
+func (n *requestWithObject) destroyOthers(what string) {
 	n.e.Helper()
 	for _, o := range n.rest {
 		if err := n.e.tryDestroy(o); err != nil {
@@ -104,46 +104,47 @@ func (n *named) free(what string) {
 	}
 }
 
-func boundWindow(p *pair) *named {
+func bindOfWindow(p *pair) *requestWithObject {
 	mw, err := p.pd.AllocMW(ib.MWType2)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		return nil
 	}
 	p.e.must("alloc mw", err)
-	own(p.e, mw, mw.Dealloc)
-	b := p.e.buffer(p.pd, 64, allAccess)
-	return &named{e: p.e, gone: mw, rest: []any{b.mr},
+	destroyAtEnd(p.e, mw, mw.Dealloc)
+	b := p.e.newBuffer(p.pd, 64, allAccess)
+	return &requestWithObject{e: p.e, gone: mw, rest: []any{b.mr},
 		wr: ib.SendWR{ID: 9, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
 			MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: 64, Access: ib.AccessRemoteWrite,
 		}}}
 }
 
-func boundRegion(p *pair) *named {
-	n := boundWindow(p)
+func bindOfRegion(p *pair) *requestWithObject {
+	n := bindOfWindow(p)
 	if n != nil {
 		n.gone, n.rest = n.rest[0], []any{n.gone}
 	}
 	return n
 }
 
-func registeredRegion(p *pair) *named {
+func regMROfRegion(p *pair) *requestWithObject {
 	mr, err := p.pd.AllocMR(1)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		return nil
 	}
 	p.e.must("alloc mr", err)
-	own(p.e, mr, mr.Dereg)
-	_, addr := p.e.memory(64)
+	destroyAtEnd(p.e, mr, mr.Dereg)
+	_, addr := p.e.newMemory(64)
 	p.e.must("map", mr.Map(p.e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
 	mr.UpdateKey(1)
-	return &named{e: p.e, gone: mr, wr: ib.SendWR{ID: 9, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
+	return &requestWithObject{e: p.e, gone: mr, wr: ib.SendWR{ID: 9, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
 		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: ib.AccessLocalWrite | ib.AccessRemoteWrite}}}
 }
 
-// testMemoryEnds deregisters each region that a request uses, while the request waits in SQD or for a receive.
-func testMemoryEnds(e *env) {
-	e.allow(check.RuleInFlight)
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+// testDeregWhileRequestWaits deregisters each region that a request uses, while the request waits in SQD or for a
+// receive.
+func testDeregWhileRequestWaits(e *testEnv) {
+	e.allowViolation(check.RuleInFlight)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	// The regions of a request.
 	const (
 		source = iota // or, for a READ, the destination at the requester
@@ -171,26 +172,27 @@ func testMemoryEnds(e *env) {
 			if !held && (c.op != ib.WRRDMAWriteWithImm || c.region != target) {
 				continue // a driver may have read the data; the other requests need no receive
 			}
-			regions := [...]*buffer{e.buffer(p.pd, 8, allAccess), e.buffer(p.pd, 8, allAccess), e.buffer(p.pd, 8, allAccess)}
+			regions := [...]*registeredBuffer{e.newBuffer(p.pd, 8, allAccess), e.newBuffer(p.pd, 8, allAccess),
+				e.newBuffer(p.pd, 8, allAccess)}
 			gone := regions[c.region]
 			what := fmt.Sprintf("opcode %v whose region %d of source, target, receive is deregistered, in SQD %v", c.op,
 				c.region, held)
 			wr := ib.SendWR{ID: 1, Opcode: c.op, Flags: ib.SendSignaled, SGList: regions[source].sgl(0, 8),
 				RemoteAddr: regions[target].addr, RKey: regions[target].mr.RKey(), CompareAdd: 1}
 			recv := ib.RecvWR{ID: 2, SGList: regions[receive].sgl(0, 8)}
-			fill(regions[source].b, 3)
+			fillPattern(regions[source].b, 3)
 			before := bytes.Clone(gone.b)
-			if held && !p.hold() {
+			if held && !p.holdInSQD() {
 				continue
 			}
-			if !p.tried(what, 0, wr) {
-				p.again()
+			if !p.postIfSupported(what, 0, wr) {
+				p.reconnect()
 				continue
 			}
 			if held {
 				e.postRecv(p.qps[1], recv)
 			} else {
-				e.settle() // the message has been refused for the lack of a receive
+				e.awaitCallbacks() // the message has been refused for the lack of a receive
 				copy(before, gone.b)
 			}
 			e.destroy(gone.mr)
@@ -199,20 +201,20 @@ func testMemoryEnds(e *env) {
 			} else {
 				e.postRecv(p.qps[1], recv)
 			}
-			if wc := e.waitAny(p.cqs[0]); wc.ID != 1 || wc.Status != c.status {
+			if wc := e.waitOneOfAny(p.cqs[0]); wc.ID != 1 || wc.Status != c.status {
 				e.Errorf("%s: got completion of work request %d with %q, want 1 with %q", what, wc.ID, wc.Status, c.status)
 			}
-			p.again()
+			p.reconnect()
 			if !bytes.Equal(gone.b, before) {
 				e.Errorf("%s: the region was written to: got %x, want %x", what, gone.b, before)
 			}
 		}
 	}
-	p.exchange(0, 1, 8)
+	p.exchangeMessage(0, 1, 8)
 }
 
 // postRecv posts a receive and fails the test if it is rejected.
-func (e *env) postRecv(qp *ib.QP, wr ib.RecvWR) {
+func (e *testEnv) postRecv(qp *ib.QP, wr ib.RecvWR) {
 	e.Helper()
 	if n, err := qp.PostRecv(wr); n != 1 || err != nil {
 		e.Fatalf("post receive: got %d taken, %v, want 1", n, err)

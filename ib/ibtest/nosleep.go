@@ -12,12 +12,12 @@ var noSleepChecks = []ruleTest{
 	{
 		name: "NoSleep/CallsInHandler",
 		rule: "post, poll, request notify, address handles and dispatching events work from a completion handler",
-		test: func(e *env) { testCallsInCallback(e, false) },
+		test: func(e *testEnv) { testCallsInCallback(e, false) },
 	},
 	{
 		name: "NoSleep/CallsInEventHandler",
 		rule: "they work from the function for asynchronous events as well",
-		test: func(e *env) { testCallsInCallback(e, true) },
+		test: func(e *testEnv) { testCallsInCallback(e, true) },
 	},
 	{
 		name: "NoSleep/SetErrorInHandler",
@@ -26,7 +26,7 @@ var noSleepChecks = []ruleTest{
 	},
 }
 
-func testCallsInCallback(e *env, onEvent bool) {
+func testCallsInCallback(e *testEnv, onEvent bool) {
 	var p *pair
 	var ah *ib.AH
 	var done atomic.Bool
@@ -55,7 +55,7 @@ func testCallsInCallback(e *env, onEvent bool) {
 		if ah == nil {
 			return
 		}
-		a := e.address()
+		a := e.ownAddress()
 		x, err := p.pd.CreateAH(&a)
 		if err != nil {
 			e.Errorf("create address handle in a callback: %v", err)
@@ -66,14 +66,14 @@ func testCallsInCallback(e *env, onEvent bool) {
 		expect("modify address handle", 0, 0, x.Modify(&a))
 		expect("destroy address handle", 0, 0, x.Destroy())
 	}
-	p = e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+	p = e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		if !onEvent {
 			body()
 		}
 	}}})
-	a := e.address()
+	a := e.ownAddress()
 	if x, err := p.pd.CreateAH(&a); err == nil {
-		ah = own(e, x, x.Destroy)
+		ah = destroyAtEnd(e, x, x.Destroy)
 	}
 	if onEvent {
 		stop := e.dev.OnEvent(func(ib.Event) { body() })
@@ -82,8 +82,8 @@ func testCallsInCallback(e *env, onEvent bool) {
 	} else {
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
-		p.recv(1, 1, 0, 8)
-		p.send(0, 1, 8)
+		p.postRecv(1, 1, 0, 8)
+		p.postSend(0, 1, 8)
 	}
 	e.eventually("the callback", done.Load)
 	e.eventually("the message that it sent", func() bool {
@@ -94,16 +94,16 @@ func testCallsInCallback(e *env, onEvent bool) {
 	})
 }
 
-func testSetErrorInHandler(e *env) {
+func testSetErrorInHandler(e *testEnv) {
 	var done atomic.Bool
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		e.handle.SetError()
 		done.Store(true)
 	}}})
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 	e.must("request notify", err)
-	p.recv(1, 1, 0, 8)
-	p.send(0, 1, 8)
+	p.postRecv(1, 1, 0, 8)
+	p.postSend(0, 1, 8)
 	e.eventually("the handler", done.Load)
 	if s := e.dev.State(); s != ib.DeviceError {
 		e.Errorf("device is %v", s)

@@ -19,93 +19,93 @@ var objectChecks = []ruleTest{
 	{
 		name: "SQ/Drain",
 		rule: "in SQD nothing is sent, until the queue pair goes back to RTS; the event says when it is drained",
-		test: testSQD,
+		test: testSQDrain,
 	},
 	{
 		name: "SRQ/Receive",
 		rule: "queue pairs that share a receive queue take receives from it in order",
-		test: testSRQReceive,
+		test: testSRQReceivesInOrder,
 	},
 	{
 		name: "SRQ/Limit",
 		rule: "the limit event comes once, when fewer receives than the limit are left",
-		test: testSRQLimit,
+		test: testSRQLimitEvent,
 	},
 	{
 		name: "SRQ/Errors",
 		rule: "a shared receive queue has use counts, a capacity and checked attributes",
-		test: testSRQErrors,
+		test: testSRQRejectsBadCalls,
 	},
 	{
 		name: "SRQ/LastWQEReached",
 		rule: "a queue pair with a shared receive queue that goes to ERR raises the event that no more receives are taken",
-		test: testLastWQE,
+		test: testLastWQEReachedEvent,
 	},
 	{
 		name: "SRQ/ConcurrentPost",
 		rule: "several may post to a shared receive queue while messages come",
-		test: testSRQConcurrent, fast: true,
+		test: testSRQConcurrentPost, fast: true,
 	},
 	{
 		name: "MW/Type1",
 		rule: "a type 1 window gives peers its part of a region until it is bound anew, unbound or freed",
-		test: testMWType1,
+		test: testType1Window,
 	},
 	{
 		name: "MW/Type2",
 		rule: "a type 2 window is for one queue pair, and local or remote invalidation ends it",
-		test: testMWType2,
+		test: testType2Window,
 	},
 	{
 		name: "MW/BoundRegion",
 		rule: "a region with a bound window cannot be deregistered",
-		test: testMWBoundRegion,
+		test: testBoundRegionIsInUse,
 	},
 	{
 		name: "MW/Rights",
 		rule: "a window gives the rights of its bind, to a range that may start from zero for type 2",
-		test: testMWRights,
+		test: testWindowRights,
 	},
 	{
 		name: "FastReg/List",
 		rule: "a list of ranges is named as if it were one, by the peer and locally, across their edges",
-		test: testFastRegList,
+		test: testFastRegRangeList,
 	},
 	{
 		name: "FastReg/Local",
 		rule: "what registers, uses and invalidates a region may be posted together, and each finds what the one before it did",
-		test: testFastRegLocal,
+		test: testFastRegPostedTogether,
 	},
 	{
 		name: "FastReg/RegisterInvalidate",
 		rule: "a work request registers a region, with a new key each time, and another one invalidates it",
-		test: testFastReg,
+		test: testRegisterAndInvalidate,
 	},
 	{
 		name: "Mcast/Deliver",
 		rule: "a datagram for a group reaches those that are attached to it",
-		test: testMcast,
+		test: testMcastDelivery,
 	},
 	{
 		name: "XRC/Send",
 		rule: "an XRC message goes to the shared receive queue that the sender names",
-		test: testXRC,
+		test: testXRCSend,
 	},
 }
 
-// srq creates a shared receive queue, or skips the test.
-func (e *env) srq(pd *ib.PD, init ib.SRQInitAttr) *ib.SRQ {
+// newSRQ creates a shared receive queue, or skips the test.
+func (e *testEnv) newSRQ(pd *ib.PD, init ib.SRQInitAttr) *ib.SRQ {
 	e.Helper()
 	srq, err := pd.CreateSRQ(init)
-	e.need("shared receive queues", err)
-	return own(e, srq, srq.Destroy)
+	e.requireFeature("shared receive queues", err)
+	return destroyAtEnd(e, srq, srq.Destroy)
 }
 
-func testSRQReceive(e *env) {
-	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 1}})
-	a := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
-	b := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+func testSRQReceivesInOrder(e *testEnv) {
+	pd := e.newPD()
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 1}})
+	a := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+	b := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	buf := a.buf[1]
 	for i := range 4 {
 		if n, err := srq.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.sgl(64*i, 64)}); n != 1 {
@@ -113,8 +113,8 @@ func testSRQReceive(e *env) {
 		}
 	}
 	for i, p := range []*pair{a, b, b, a} {
-		fill(p.buf[0].b[:64], i)
-		p.send(0, uint64(100+i), 64)
+		fillPattern(p.buf[0].b[:64], i)
+		p.postSend(0, uint64(100+i), 64)
 		e.waitOne(p.cqs[0], uint64(100+i), ib.WCSuccess)
 		if wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess); wc.QP != p.qps[1] ||
 			!bytes.Equal(buf.b[64*i:64*(i+1)], p.buf[0].b[:64]) {
@@ -128,10 +128,10 @@ func testSRQReceive(e *env) {
 	e.wantErr("post receive on a queue pair with a shared queue", err, syscall.EINVAL)
 }
 
-func testSRQLimit(e *env) {
-	pd := e.pd()
+func testSRQLimitEvent(e *testEnv) {
+	pd := e.newPD()
 	var events atomic.Int32
-	srq := e.srq(pd, ib.SRQInitAttr{
+	srq := e.newSRQ(pd, ib.SRQInitAttr{
 		Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
 		Event: func(_ *ib.SRQ, ev ib.EventType) {
 			if ev == ib.EventSRQLimitReached {
@@ -139,14 +139,14 @@ func testSRQLimit(e *env) {
 			}
 		},
 	})
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	take := func(n int) {
 		for range n {
-			p.send(0, 1, 8)
+			p.postSend(0, 1, 8)
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
 		}
-		e.settle()
+		e.awaitCallbacks()
 	}
 	give := func(n int) {
 		for range n {
@@ -194,11 +194,11 @@ func testSRQLimit(e *env) {
 	expect("disarmed", 2)
 }
 
-func testSRQErrors(e *env) {
-	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
-	buf := e.buffer(pd, 64, allAccess)
-	qp := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}).qps
+func testSRQRejectsBadCalls(e *testEnv) {
+	pd := e.newPD()
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+	buf := e.newBuffer(pd, 64, allAccess)
+	qp := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}).qps
 	e.wantErr("destroy a shared receive queue in use", srq.Destroy(), syscall.EBUSY)
 	room := int(srq.Init().Attr.MaxWR)
 	for i := range room {
@@ -220,11 +220,11 @@ func testSRQErrors(e *env) {
 	e.destroy(srq)
 }
 
-func testLastWQE(e *env) {
-	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
+func testLastWQEReachedEvent(e *testEnv) {
+	pd := e.newPD()
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	var last atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq, event: func(qp *ib.QP, ev ib.EventType) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq, event: func(qp *ib.QP, ev ib.EventType) {
 		if ev == ib.EventQPLastWQEReached {
 			last.Add(1)
 		}
@@ -232,21 +232,21 @@ func testLastWQE(e *env) {
 	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.eventually("the event that the last receive was reached", func() bool { return last.Load() == 1 })
 	e.must("modify to ERR again", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	e.settle()
+	e.awaitCallbacks()
 	if n := last.Load(); n != 1 {
 		e.Errorf("%d events, want 1", n)
 	}
 }
 
-func testSRQConcurrent(e *env) {
-	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 1}})
+func testSRQConcurrentPost(e *testEnv) {
+	pd := e.newPD()
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(e.queueLen), MaxSGE: 1}})
 	const pairs = 3
 	each := 150 * e.cfg.load
-	w := works{}
+	w := randomCalls{}
 	var ps []*pair
 	for range pairs {
-		ps = append(ps, e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}))
+		ps = append(ps, e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}))
 	}
 	turn := make(chan *pair, pairs)
 	for _, p := range ps {
@@ -254,7 +254,7 @@ func testSRQConcurrent(e *env) {
 	}
 	// The assignment of messages to receives is undefined, so each receive has its own part of the buffer.
 	const threads = 6
-	places, next := e.buffer(pd, 8*threads*each, ib.AccessLocalWrite), atomic.Int64{}
+	places, next := e.newBuffer(pd, 8*threads*each, ib.AccessLocalWrite), atomic.Int64{}
 	w["message"] = func(*rand.Rand) error {
 		p := <-turn
 		defer func() { turn <- p }()
@@ -265,31 +265,31 @@ func testSRQConcurrent(e *env) {
 			SGList: p.buf[0].sgl(0, 8)}); n != 1 {
 			return err
 		}
-		if err := e.spin(p.cqs[0], 1); err != nil {
+		if err := e.pollSpinning(p.cqs[0], 1); err != nil {
 			return err
 		}
-		return e.spin(p.cqs[1], 1)
+		return e.pollSpinning(p.cqs[1], 1)
 	}
-	w["query"] = func(*rand.Rand) error { return second(srq.Query()) }
+	w["query"] = func(*rand.Rand) error { return errorOf(srq.Query()) }
 	w["modify"] = func(*rand.Rand) error { return srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit) }
-	w.run(e, threads, each)
+	w.runConcurrently(e, threads, each)
 }
 
-func testResize(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 16})
-	e.need("resizing of CQs", p.cqs[0].Resize(32))
-	t := p.traffic()
+func testCQResizeKeepsCompletions(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 16})
+	e.requireFeature("resizing of CQs", p.cqs[0].Resize(32))
+	t := p.newMessageSender()
 	began := time.Now()
 	if n := p.cqs[0].Entries(); n < 32 {
 		e.Errorf("%d entries, asked for 32", n)
 	}
 	for i := range 30 {
-		t.deliver(uint64(i), 8)
+		t.deliverMessage(uint64(i), 8)
 	}
 	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 	// A further message has arrived only after the earlier ones. Their acknowledgements may still be in flight, and
 	// only polling shows which have arrived; so wait much longer than the messages take.
-	p.exchange1(31)
+	p.sendAndKeepCompletion(31)
 	time.Sleep(200*time.Millisecond + 2*time.Since(began))
 	if err := p.cqs[0].Resize(4); p.cqs[0].Entries() < 30 {
 		e.Errorf("a queue with 30 completions has %d entries now", p.cqs[0].Entries())
@@ -301,43 +301,43 @@ func testResize(e *env) {
 		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
 	}
 	e.waitOne(p.cqs[0], 31, ib.WCSuccess)
-	p.exchange(0, 40, 8)
+	p.exchangeMessage(0, 40, 8)
 }
 
-// exchange1 sends a message and leaves its send completion in the queue.
-func (p *pair) exchange1(id uint64) {
+// sendAndKeepCompletion sends a message and leaves its send completion in the queue.
+func (p *pair) sendAndKeepCompletion(id uint64) {
 	p.e.Helper()
-	p.recv(1, id, 0, 8)
-	p.send(0, id, 8)
+	p.postRecv(1, id, 0, 8)
+	p.postSend(0, id, 8)
 	p.e.waitOne(p.cqs[1], id, ib.WCSuccess)
-	p.e.settle()
+	p.e.awaitCallbacks()
 }
 
-func testModeration(e *env) {
+func testCQModeration(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	arm := func() {
 		_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 		e.must("request notify", err)
 	}
-	e.need("moderation of CQs", p.cqs[1].Moderate(3, 0))
+	e.requireFeature("moderation of CQs", p.cqs[1].Moderate(3, 0))
 	arm()
 	for i := range 2 {
-		p.exchange(0, uint64(i), 8)
+		p.exchangeMessage(0, uint64(i), 8)
 	}
-	e.settle()
+	e.awaitCallbacks()
 	if n := calls.Load(); n != 0 {
 		e.Errorf("%d notifications after 2 of 3 completions", n)
 	}
-	p.exchange(0, 3, 8)
+	p.exchangeMessage(0, 3, 8)
 	e.eventually("the notification after 3 completions", func() bool { return calls.Load() == 1 })
 	e.must("moderate", p.cqs[1].Moderate(1000, time.Millisecond))
 	arm()
-	p.exchange(0, 4, 8)
+	p.exchangeMessage(0, 4, 8)
 	e.eventually("the notification after a millisecond", func() bool { return calls.Load() == 2 })
 	e.must("moderate no more", p.cqs[1].Moderate(0, 0))
 	arm()
-	p.exchange(0, 5, 8)
+	p.exchangeMessage(0, 5, 8)
 	e.eventually("the notification without moderation", func() bool { return calls.Load() == 3 })
 	for i, to := range []struct {
 		count  int
@@ -345,7 +345,7 @@ func testModeration(e *env) {
 	}{{0, 0}, {1, 0}, {1000, time.Millisecond}, {2000, time.Millisecond}} { // while a notification is delayed
 		e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
 		arm()
-		p.exchange(0, uint64(10+i), 8)
+		p.exchangeMessage(0, uint64(10+i), 8)
 		e.must("moderate otherwise", p.cqs[1].Moderate(to.count, to.period))
 		e.eventually(fmt.Sprintf("the notification that was held back when moderation changed to %d and %v", to.count,
 			to.period),
@@ -353,162 +353,162 @@ func testModeration(e *env) {
 	}
 	e.must("moderate", p.cqs[1].Moderate(1000, 50*time.Millisecond))
 	arm()
-	p.exchange(0, 6, 8) // a notification is in flight when the objects are destroyed
+	p.exchangeMessage(0, 6, 8) // a notification is in flight when the objects are destroyed
 }
 
-// mw allocates a window, or skips the test.
-func (e *env) mw(pd *ib.PD, kind ib.MWType) *ib.MW {
+// newMW allocates a window, or skips the test.
+func (e *testEnv) newMW(pd *ib.PD, kind ib.MWType) *ib.MW {
 	e.Helper()
 	mw, err := pd.AllocMW(kind)
-	e.need("memory windows", err)
-	return own(e, mw, mw.Dealloc)
+	e.requireFeature("memory windows", err)
+	return destroyAtEnd(e, mw, mw.Dealloc)
 }
 
-// bind posts a bind on side 1, which owns the memory, and waits.
-func (p *pair) bind(b ib.BindMW, status ib.WCStatus) {
+// bindAndWait posts a bind on side 1, which owns the memory, and waits.
+func (p *pair) bindAndWait(b ib.BindMW, status ib.WCStatus) {
 	p.e.Helper()
 	before := b.MW.RKey()
-	p.post(1, ib.SendWR{ID: 77, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b})
+	p.postWR(1, ib.SendWR{ID: 77, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b})
 	wc := p.e.waitOne(p.cqs[1], 77, status)
 	if status == ib.WCSuccess && (wc.Opcode != ib.WCBindMW || b.MW.RKey() != before&^0xff|b.RKey&0xff) {
 		p.e.Fatalf("bind: %+v, key %#x was %#x, want its low bits as in %#x", wc, b.MW.RKey(), before, b.RKey)
 	}
 }
 
-// write posts an RDMA WRITE of 8 bytes from side 0, and returns its status.
-func (p *pair) write(addr uint64, rkey uint32) ib.WCStatus {
+// writeAndWait posts an RDMA WRITE of 8 bytes from side 0, and returns its status.
+func (p *pair) writeAndWait(addr uint64, rkey uint32) ib.WCStatus {
 	p.e.Helper()
-	p.post(0, ib.SendWR{
+	p.postWR(0, ib.SendWR{
 		ID: 78, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: rkey,
 	})
-	return p.e.waitAny(p.cqs[0]).Status
+	return p.e.waitOneOfAny(p.cqs[0]).Status
 }
 
-// again reconnects a pair that has failed.
-func (p *pair) again() {
+// reconnect reconnects a pair that has failed.
+func (p *pair) reconnect() {
 	p.e.Helper()
-	p.e.reset(p.qps[:]...)
+	p.e.resetQPs(p.qps[:]...)
 	for i := range p.qps {
-		p.e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		p.e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 		p.e.drain(p.cqs[i]) // flushed requests
 	}
 }
 
-func (p *pair) wantWrite(what string, addr uint64, rkey uint32, want ib.WCStatus) {
+func (p *pair) wantWriteStatus(what string, addr uint64, rkey uint32, want ib.WCStatus) {
 	p.e.Helper()
-	if got := p.write(addr, rkey); got != want {
+	if got := p.writeAndWait(addr, rkey); got != want {
 		p.e.Fatalf("%s: %q, want %q", what, got, want)
 	}
 	if want != ib.WCSuccess {
-		p.again()
+		p.reconnect()
 	}
 }
 
-func testMWType1(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	mw := e.mw(p.pd, ib.MWType1)
+func testType1Window(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	mw := e.newMW(p.pd, ib.MWType1)
 	b := p.buf[1]
-	p.wantWrite("write by a window that is not bound", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	p.wantWriteStatus("write by a window that is not bound", b.addr, mw.RKey(), ib.WCRemAccessErr)
 	bind := func(off, n int, access ib.AccessFlags) ib.BindMW {
 		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr + uint64(off), Length: uint64(n),
 			Access: access}
 	}
-	p.bind(bind(100, 50, ib.AccessRemoteWrite), ib.WCSuccess)
+	p.bindAndWait(bind(100, 50, ib.AccessRemoteWrite), ib.WCSuccess)
 	first := mw.RKey()
-	p.wantWrite("write by the window", b.addr+100, first, ib.WCSuccess)
-	p.wantWrite("write to the window's end", b.addr+142, first, ib.WCSuccess)
-	p.wantWrite("write behind the window's end", b.addr+143, first, ib.WCRemAccessErr)
-	p.bind(bind(200, 50, ib.AccessRemoteWrite), ib.WCSuccess)
-	p.wantWrite("write by the old key", b.addr+100, first, ib.WCRemAccessErr)
-	p.wantWrite("write by the new key", b.addr+200, mw.RKey(), ib.WCSuccess)
-	p.bind(bind(200, 50, ib.AccessRemoteRead), ib.WCSuccess)
-	p.wantWrite("write by a window for reading", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
-	p.bind(bind(0, 0, 0), ib.WCSuccess)
-	p.wantWrite("write by a window that was unbound", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
-	p.bind(bind(bufLen-8, 16, ib.AccessRemoteWrite), ib.WCMWBindErr)
-	p.again()
-	p.bind(bind(0, 50, ib.AccessRemoteWrite), ib.WCSuccess)
+	p.wantWriteStatus("write by the window", b.addr+100, first, ib.WCSuccess)
+	p.wantWriteStatus("write to the window's end", b.addr+142, first, ib.WCSuccess)
+	p.wantWriteStatus("write behind the window's end", b.addr+143, first, ib.WCRemAccessErr)
+	p.bindAndWait(bind(200, 50, ib.AccessRemoteWrite), ib.WCSuccess)
+	p.wantWriteStatus("write by the old key", b.addr+100, first, ib.WCRemAccessErr)
+	p.wantWriteStatus("write by the new key", b.addr+200, mw.RKey(), ib.WCSuccess)
+	p.bindAndWait(bind(200, 50, ib.AccessRemoteRead), ib.WCSuccess)
+	p.wantWriteStatus("write by a window for reading", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
+	p.bindAndWait(bind(0, 0, 0), ib.WCSuccess)
+	p.wantWriteStatus("write by a window that was unbound", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
+	p.bindAndWait(bind(bufLen-8, 16, ib.AccessRemoteWrite), ib.WCMWBindErr)
+	p.reconnect()
+	p.bindAndWait(bind(0, 50, ib.AccessRemoteWrite), ib.WCSuccess)
 	key := mw.RKey()
 	e.destroy(mw)
-	p.wantWrite("write by a window that was freed", b.addr, key, ib.WCRemAccessErr)
+	p.wantWriteStatus("write by a window that was freed", b.addr, key, ib.WCRemAccessErr)
 }
 
-func testMWType2(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	other := e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
-	mw := e.mw(p.pd, ib.MWType2)
+func testType2Window(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	other := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
+	mw := e.newMW(p.pd, ib.MWType2)
 	b := p.buf[1]
 	bind := func() ib.BindMW {
 		return ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: b.addr, Length: 64,
 			Access: ib.AccessRemoteWrite}
 	}
-	p.bind(bind(), ib.WCSuccess)
-	p.wantWrite("write by the window", b.addr, mw.RKey(), ib.WCSuccess)
-	other.wantWrite("write by another queue pair", b.addr, mw.RKey(), ib.WCRemAccessErr)
-	p.bind(bind(), ib.WCMWBindErr) // the window is already bound
-	p.again()
+	p.bindAndWait(bind(), ib.WCSuccess)
+	p.wantWriteStatus("write by the window", b.addr, mw.RKey(), ib.WCSuccess)
+	other.wantWriteStatus("write by another queue pair", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	p.bindAndWait(bind(), ib.WCMWBindErr) // the window is already bound
+	p.reconnect()
 	invalidate := func(what string, status ib.WCStatus) {
 		e.Helper()
-		p.post(1, ib.SendWR{ID: 79, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: mw.RKey()})
-		if wc := e.waitAny(p.cqs[1]); wc.Status != status {
+		p.postWR(1, ib.SendWR{ID: 79, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: mw.RKey()})
+		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != status {
 			e.Fatalf("%s: %q, want %q", what, wc.Status, status)
 		}
 	}
 	invalidate("local invalidation", ib.WCSuccess)
-	p.wantWrite("write by a window that was invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
-	p.bind(bind(), ib.WCSuccess)
-	p.recv(1, 80, 0, 8)
-	p.post(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+	p.wantWriteStatus("write by a window that was invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	p.bindAndWait(bind(), ib.WCSuccess)
+	p.postRecv(1, 80, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 		InvalidateRKey: mw.RKey()})
 	e.waitOne(p.cqs[0], 80, ib.WCSuccess)
 	wc := e.waitOne(p.cqs[1], 80, ib.WCSuccess)
 	if wc.Flags&ib.WCWithInvalidate == 0 || wc.InvalidateRKey != mw.RKey() {
 		e.Errorf("remote invalidation: %+v", wc)
 	}
-	p.wantWrite("write by a window that the peer invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
+	p.wantWriteStatus("write by a window that the peer invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
 	low := bind()
 	low.RKey = ^mw.RKey()
-	p.bind(low, ib.WCSuccess)
-	p.wantWrite("write by the window, whose key was bound by its low bits", b.addr, mw.RKey(), ib.WCSuccess)
+	p.bindAndWait(low, ib.WCSuccess)
+	p.wantWriteStatus("write by the window, whose key was bound by its low bits", b.addr, mw.RKey(), ib.WCSuccess)
 	// A failing invalidation has no response: the receiver's completion reports it (class J of IBA 9.9.6.3).
 	e.timeout, e.retries = 12, 1 // 17 ms
-	p.again()
-	p.recv(1, 81, 0, 8)
-	p.post(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+	p.reconnect()
+	p.postRecv(1, 81, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 		InvalidateRKey: mw.RKey() ^ 1})
 	e.waitOne(p.cqs[1], 81, ib.WCMWBindErr)
 	e.waitOne(p.cqs[0], 81, ib.WCRetryExcErr)
 }
 
-func testMWBoundRegion(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	mw := e.mw(p.pd, ib.MWType1)
-	target := e.buffer(p.pd, 64, allAccess)
-	p.bind(ib.BindMW{
+func testBoundRegionIsInUse(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	mw := e.newMW(p.pd, ib.MWType1)
+	target := e.newBuffer(p.pd, 64, allAccess)
+	p.bindAndWait(ib.BindMW{
 		MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite,
 	}, ib.WCSuccess)
 	e.wantErr("deregister a region with a bound window", target.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
-	p.wantWrite("write by the window", target.addr, mw.RKey(), ib.WCSuccess)
+	p.wantWriteStatus("write by the window", target.addr, mw.RKey(), ib.WCSuccess)
 	e.destroy(mw)
 	e.destroy(target.mr)
-	plain := e.buffer(p.pd, 64, ib.AccessLocalWrite) // without the right to bind
-	mw = e.mw(p.pd, ib.MWType1)
-	p.bind(ib.BindMW{
+	plain := e.newBuffer(p.pd, 64, ib.AccessLocalWrite) // without the right to bind
+	mw = e.newMW(p.pd, ib.MWType1)
+	p.bindAndWait(ib.BindMW{
 		MW: mw, MR: plain.mr, RKey: ib.IncRKey(mw.RKey()), Addr: plain.addr, Length: 64, Access: ib.AccessRemoteWrite,
 	}, ib.WCMWBindErr)
 }
 
-func testFastReg(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testRegisterAndInvalidate(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	mr, err := p.pd.AllocMR(2)
-	e.need("fast registration", err)
-	own(e, mr, mr.Dereg)
-	b, addr := e.memory(64)
+	e.requireFeature("fast registration", err)
+	destroyAtEnd(e, mr, mr.Dereg)
+	b, addr := e.newMemory(64)
 	post := func(side int, wr ib.SendWR, status ib.WCStatus) {
 		e.Helper()
 		wr.ID, wr.Flags = 81, ib.SendSignaled
-		p.post(side, wr)
-		if wc := e.waitAny(p.cqs[side]); wc.Status != status {
+		p.postWR(side, wr)
+		if wc := e.waitOneOfAny(p.cqs[side]); wc.Status != status {
 			e.Fatalf("opcode %d: %q, want %q", wr.Opcode, wc.Status, status)
 		}
 	}
@@ -517,39 +517,40 @@ func testFastReg(e *env) {
 		const iova = 0x100000
 		e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 		mr.UpdateKey(uint8(round + 1))
-		p.wantWrite("write before the registration", iova, mr.RKey(), ib.WCRemAccessErr)
+		p.wantWriteStatus("write before the registration", iova, mr.RKey(), ib.WCRemAccessErr)
 		post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}},
 			ib.WCSuccess)
 		e.wantErr("map a region that is registered", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 32}}, iova),
 			syscall.EBUSY)
-		fill(p.buf[0].b[:8], round)
-		p.wantWrite("write by the region", iova+8, mr.RKey(), ib.WCSuccess)
+		fillPattern(p.buf[0].b[:8], round)
+		p.wantWriteStatus("write by the region", iova+8, mr.RKey(), ib.WCSuccess)
 		if !bytes.Equal(b[8:16], p.buf[0].b[:8]) {
 			e.Error("the data are not where they should be")
 		}
 		if old != 0 {
-			p.wantWrite("write by the last round's key", iova, old, ib.WCRemAccessErr)
+			p.wantWriteStatus("write by the last round's key", iova, old, ib.WCRemAccessErr)
 		}
 		old = mr.RKey()
 		if round == 1 { // the peer invalidates
-			p.recv(1, 82, 0, 8)
+			p.postRecv(1, 82, 0, 8)
 			post(0, ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: old}, ib.WCSuccess)
 			e.waitOne(p.cqs[1], 82, ib.WCSuccess)
 		} else {
 			post(1, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: old}, ib.WCSuccess)
 		}
-		p.wantWrite("write after the invalidation", iova, old, ib.WCRemAccessErr)
+		p.wantWriteStatus("write after the invalidation", iova, old, ib.WCRemAccessErr)
 	}
 	// The specification has a status of its own, memory management operation error, which enum ib_wc_status lacks.
-	p.post(1, ib.SendWR{ID: 81, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: old})
-	if wc := e.waitAny(p.cqs[1]); wc.ID != 81 || wc.Status != ib.WCLocQPOpErr && wc.Status != ib.WCMWBindErr {
-		e.Errorf("invalidate a region that is invalid: got completion of work request %d with %q, want 81 with %q or %q", wc.ID,
+	p.postWR(1, ib.SendWR{ID: 81, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: old})
+	if wc := e.waitOneOfAny(p.cqs[1]); wc.ID != 81 || wc.Status != ib.WCLocQPOpErr && wc.Status != ib.WCMWBindErr {
+		e.Errorf("invalidate a region that is invalid: got completion of work request %d with %q, want 81 with %q or %q",
+			wc.ID,
 			wc.Status, ib.WCLocQPOpErr, ib.WCMWBindErr)
 	}
 }
 
-func testMcast(e *env) {
-	p, _ := e.datagrams()
+func testMcastDelivery(e *testEnv) {
+	p, _ := e.newDatagramPair()
 	group := ib.GID{0: 0xff, 1: 0x0e, 15: 0x42}
 	e.wantErr("attach to an address that is no group", p.qps[1].AttachMcast(e.gid, 0), syscall.EINVAL, syscall.EOPNOTSUPP)
 	err := p.qps[1].AttachMcast(group, 0)
@@ -557,22 +558,22 @@ func testMcast(e *env) {
 		group = ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: 3}
 		err = p.qps[1].AttachMcast(group, 0)
 	}
-	e.need("multicast", err)
+	e.requireFeature("multicast", err)
 	e.wantErr("destroy a queue pair in a group", p.qps[1].Destroy(), syscall.EBUSY)
 	e.wantErr("attach twice", p.qps[1].AttachMcast(group, 0), syscall.EINVAL)
-	a := e.address()
+	a := e.ownAddress()
 	a.GRH.DGID = group
 	ah, err := p.pd.CreateAH(&a)
 	e.must("create ah", err)
-	own(e, ah, ah.Destroy)
+	destroyAtEnd(e, ah, ah.Destroy)
 	send := func(id uint64) {
-		wr := p.datagram(id, ah, 16)
+		wr := p.datagramRequest(id, ah, 16)
 		wr.RemoteQPN = 0xffffff
-		p.post(0, wr)
+		p.postWR(0, wr)
 		e.waitOne(p.cqs[0], id, ib.WCSuccess)
 	}
-	fill(p.buf[0].b, 1)
-	p.recv(1, 1, 0, 100)
+	fillPattern(p.buf[0].b, 1)
+	p.postRecv(1, 1, 0, 100)
 	send(1)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+16], p.buf[0].b[:16]) {
@@ -580,34 +581,34 @@ func testMcast(e *env) {
 	}
 	e.must("detach", p.qps[1].DetachMcast(group, 0))
 	e.wantErr("detach twice", p.qps[1].DetachMcast(group, 0), syscall.EINVAL)
-	p.recv(1, 2, 0, 100)
+	p.postRecv(1, 2, 0, 100)
 	send(2)
-	own := e.ah(p.pd)
-	p.post(0, p.datagram(3, own, 5)) // is completed later, and consumed first
+	own := e.newAH(p.pd)
+	p.postWR(0, p.datagramRequest(3, own, 5)) // is completed later, and consumed first
 	if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); int(wc.ByteLen) != grhLen+5 {
 		e.Errorf("%d bytes arrived at one that had left the group", wc.ByteLen)
 	}
 }
 
-func testXRC(e *env) {
+func testXRCSend(e *testEnv) {
 	x, err := e.dev.AllocXRCD()
-	e.need("XRC domains", err)
-	own(e, x, x.Dealloc)
-	pd, sender, receiver := e.pd(), e.cq(16, nil), e.cq(16, nil)
+	e.requireFeature("XRC domains", err)
+	destroyAtEnd(e, x, x.Dealloc)
+	pd, sender, receiver := e.newPD(), e.newCQ(16, nil), e.newCQ(16, nil)
 	var srqs [2]*ib.SRQ
 	for i := range srqs {
-		srqs[i] = e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: receiver, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
+		srqs[i] = e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: receiver, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 	}
 	if srqs[0].Num() == srqs[1].Num() {
 		e.Errorf("both shared receive queues have number %d", srqs[0].Num())
 	}
-	ini := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: sender})
-	tgt := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
-	e.up(ini, tgt.Num(), ib.QPRTS)
-	e.up(tgt, ini.Num(), ib.QPRTS)
-	buf := e.buffer(pd, 256, allAccess)
+	ini := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: sender})
+	tgt := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
+	e.bringUp(ini, tgt.Num(), ib.QPRTS)
+	e.bringUp(tgt, ini.Num(), ib.QPRTS)
+	buf := e.newBuffer(pd, 256, allAccess)
 	for i, to := range []int{1, 0, 0, 1} {
-		fill(buf.b[:16], i)
+		fillPattern(buf.b[:16], i)
 		if n, err := srqs[to].PostRecv(ib.RecvWR{ID: uint64(10*to + i), SGList: buf.sgl(128, 16)}); n != 1 {
 			e.Fatalf("post receive: %v", err)
 		}
@@ -625,7 +626,7 @@ func testXRC(e *env) {
 	}
 	// The target's rights, and the limit of the queue, are checked for other services elsewhere.
 	var limits atomic.Int32
-	limited := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: receiver, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
+	limited := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: receiver, Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
 		Event: func(_ *ib.SRQ, ev ib.EventType) {
 			if ev == ib.EventSRQLimitReached {
 				limits.Add(1)
@@ -643,7 +644,7 @@ func testXRC(e *env) {
 		if n != 1 {
 			e.Fatalf("post opcode %v: %v", op, err)
 		}
-		return e.waitAny(sender)
+		return e.waitOneOfAny(sender)
 	}
 	if wc := message(ib.WRSend); wc.Status != ib.WCSuccess {
 		e.Fatalf("a message: %+v", wc)
@@ -656,7 +657,7 @@ func testXRC(e *env) {
 		ops = append(ops, ib.WRAtomicFetchAdd)
 	}
 	for _, op := range ops {
-		if !e.able(ib.QPTypeRC, op) {
+		if !e.supportsOperation(ib.QPTypeRC, op) {
 			continue
 		}
 		if wc := message(op); wc.Status != ib.WCSuccess {
@@ -664,21 +665,21 @@ func testXRC(e *env) {
 		}
 		before := bytes.Clone(buf.b)
 		e.must("take the rights away", tgt.Modify(ib.QPAttr{}, ib.QPAttrAccessFlags))
-		fill(buf.b[:8], 99)
+		fillPattern(buf.b[:8], 99)
 		copy(before, buf.b[:8])
 		if wc := message(op); wc.Status != ib.WCRemInvReqErr || !bytes.Equal(buf.b, before) {
 			e.Errorf("opcode %v to a target that does not allow it: %q, memory changed: %v", op, wc.Status,
 				!bytes.Equal(buf.b, before))
 		}
-		e.reset(ini, tgt)
-		e.up(ini, tgt.Num(), ib.QPRTS)
-		e.up(tgt, ini.Num(), ib.QPRTS)
+		e.resetQPs(ini, tgt)
+		e.bringUp(ini, tgt.Num(), ib.QPRTS)
+		e.bringUp(tgt, ini.Num(), ib.QPRTS)
 	}
 	e.wantErr("dealloc an XRC domain in use", x.Dealloc(), syscall.EBUSY)
 	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.sgl(0, 16), RemoteSRQN: 0xfffffe}); n != 1 {
 		e.Fatalf("post send: %v", err)
 	}
-	if wc := e.waitAny(sender); wc.Status == ib.WCSuccess || wc.ID != 9 {
+	if wc := e.waitOneOfAny(sender); wc.Status == ib.WCSuccess || wc.ID != 9 {
 		e.Errorf("a message to a queue that is not: %+v", wc)
 	}
 }

@@ -16,7 +16,7 @@ var peerChecks = []ruleTest{
 	{
 		name: "Reentrant/OwnPeer",
 		rule: "a queue pair that is connected with itself sends to itself, and goes to ERR in the middle of that, in order",
-		test: testOwnPeer, fast: true,
+		test: testSelfConnectedQP, fast: true,
 	},
 	{
 		name: "Errors/PeerInInit",
@@ -26,12 +26,12 @@ var peerChecks = []ruleTest{
 	{
 		name: "Errors/PeerGone",
 		rule: "a request to a peer that is in RESET or ERR, destroyed, or another's fails after the timeout at the latest, and changes nothing there",
-		test: testPeerGone,
+		test: testRequestToDestroyedPeer,
 	},
 	{
 		name: "Errors/PeerGoesWhileWaiting",
 		rule: "a sender that waits for a receive, or for its peer to leave INIT, does not wait for a peer that goes",
-		test: testPeerGoes,
+		test: testPeerLeavesWhileWaiting,
 	},
 	{
 		name: "CQ/OverrunOneQueue",
@@ -45,64 +45,65 @@ var peerChecks = []ruleTest{
 	},
 }
 
-// ownPeer returns a pair with one queue pair on both sides: sends complete on the first queue, receives on the second.
-func (e *env) ownPeer(pd *ib.PD) *pair {
+// newSelfConnectedPair returns a pair with one queue pair on both sides: sends complete on the first queue, receives on
+// the second.
+func (e *testEnv) newSelfConnectedPair(pd *ib.PD) *pair {
 	e.Helper()
 	p := &pair{e: e, pd: pd}
 	for i := range p.cqs {
-		p.cqs[i] = e.cq(2*e.queueLen, nil)
-		p.buf[i] = e.buffer(pd, bufLen, allAccess)
+		p.cqs[i] = e.newCQ(2*e.queueLen, nil)
+		p.buf[i] = e.newBuffer(pd, bufLen, allAccess)
 	}
-	qp := e.qp(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC})
-	e.up(qp, qp.Num(), ib.QPRTS)
+	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC})
+	e.bringUp(qp, qp.Num(), ib.QPRTS)
 	p.qps = [2]*ib.QP{qp, qp}
 	return p
 }
 
-func (p *pair) toErr(side int) {
+func (p *pair) moveToErr(side int) {
 	p.e.Helper()
 	p.e.must("modify to ERR", p.qps[side].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 }
 
-func testOwnPeer(e *env) {
-	pd := e.pd()
-	p := e.ownPeer(pd)
+func testSelfConnectedQP(e *testEnv) {
+	pd := e.newPD()
+	p := e.newSelfConnectedPair(pd)
 	for i, n := range []int{0, 1, 4097, bufLen} {
-		p.exchange(0, uint64(i), n)
+		p.exchangeMessage(0, uint64(i), n)
 	}
 	const n = 5
 	sends := func() {
 		e.Helper()
 		for i := range n {
-			p.send(0, uint64(i), 8)
+			p.postSend(0, uint64(i), 8)
 		}
 	}
 	sends() // the sends wait
 	for i := range n {
-		p.recv(0, uint64(i), 8*i, 8)
+		p.postRecv(0, uint64(i), 8*i, 8)
 	}
 	for i := range n {
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 	}
 	sends()
-	p.toErr(0)
+	p.moveToErr(0)
 	for i := range n {
 		e.waitOne(p.cqs[0], uint64(i), ib.WCWRFlushErr)
 	}
-	e.reset(p.qps[0])
-	e.up(p.qps[0], p.qps[0].Num(), ib.QPRTS)
+	e.resetQPs(p.qps[0])
+	e.bringUp(p.qps[0], p.qps[0].Num(), ib.QPRTS)
 	for i := range n {
-		p.recv(0, uint64(i), 8*i, 8)
+		p.postRecv(0, uint64(i), 8*i, 8)
 	}
-	p.toErr(0)
+	p.moveToErr(0)
 	for i := range n {
 		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
 	}
 	e.destroy(p.qps[0])
 
 	// Its receive fails during its send.
-	p = e.ownPeer(pd)
+	p = e.newSelfConnectedPair(pd)
 	sends()
 	var recvs []ib.RecvWR
 	for i := range n {
@@ -112,7 +113,7 @@ func testOwnPeer(e *env) {
 		e.Fatalf("post receive: %d of %d taken, %v", k, n, err)
 	}
 	for i := range n {
-		sent, got := e.waitAny(p.cqs[0]), e.waitAny(p.cqs[1])
+		sent, got := e.waitOneOfAny(p.cqs[0]), e.waitOneOfAny(p.cqs[1])
 		recvWant, sendWant := ib.WCWRFlushErr, ib.WCWRFlushErr
 		if i == 0 {
 			recvWant = ib.WCLocLenErr
@@ -128,16 +129,16 @@ func testOwnPeer(e *env) {
 	e.destroy(p.qps[0])
 
 	for range 10 * e.cfg.load {
-		p := e.ownPeer(pd)
-		p.errInTheMiddle()
+		p := e.newSelfConnectedPair(pd)
+		p.moveToErrWhileSending()
 		e.destroy(p.qps[0])
 		e.destroy(p.cqs[0])
 		e.destroy(p.cqs[1])
 	}
 }
 
-// errInTheMiddle moves a queue pair to ERR while it sends to itself.
-func (p *pair) errInTheMiddle() {
+// moveToErrWhileSending moves a queue pair to ERR while it sends to itself.
+func (p *pair) moveToErrWhileSending() {
 	e := p.e
 	e.Helper()
 	var sent, received atomic.Int64 // number of accepted requests
@@ -156,13 +157,13 @@ func (p *pair) errInTheMiddle() {
 		}
 	})
 	e.eventually("a message of a queue pair to itself", func() bool { return sent.Load() > 0 })
-	e.anyMoment()
-	p.toErr(0)
+	e.waitRandomly()
+	p.moveToErr(0)
 	wg.Wait()
 	for side, n := range []int64{sent.Load(), received.Load()} {
 		over := false
 		for i := range uint64(n) {
-			wc := e.waitAny(p.cqs[side])
+			wc := e.waitOneOfAny(p.cqs[side])
 			ok := wc.Status == ib.WCWRFlushErr || wc.Status == ib.WCSuccess && !over
 			if over = over || wc.Status != ib.WCSuccess; wc.ID != i || !ok {
 				e.Fatalf("a queue pair that sends to itself has gone to ERR: work request %d completed with %q, want %d", wc.ID,
@@ -170,7 +171,7 @@ func (p *pair) errInTheMiddle() {
 			}
 		}
 	}
-	e.settle()
+	e.awaitCallbacks()
 	for side := range p.cqs {
 		if n, _ := p.cqs[side].Poll(make([]ib.WC, 1)); n != 0 {
 			e.Error("a queue pair that sends to itself has gone to ERR: a work request has completed twice")
@@ -178,16 +179,16 @@ func (p *pair) errInTheMiddle() {
 	}
 }
 
-// requests lists the operations of a reliable connection; a driver may lack some.
-var requests = []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}
+// reliableOpcodes lists the operations of a reliable connection; a driver may lack some.
+var reliableOpcodes = []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}
 
-// request posts two requests of 64 bytes from side 0 to the memory of another pair's side 1. It returns false if the
-// driver does not support the operation.
-func (p *pair) request(op ib.WROpcode, to *pair) bool {
+// postTwoRequests posts two requests of 64 bytes from side 0 to the memory of another pair's side 1. It returns false
+// if the driver does not support the operation.
+func (p *pair) postTwoRequests(op ib.WROpcode, to *pair) bool {
 	p.e.Helper()
 	for id := range uint64(2) {
-		wr := to.rdma(1+id, op, p.buf[0].sgl(0, 64), 128)
-		if !p.tried(fmt.Sprintf("opcode %d", op), 0, wr) {
+		wr := to.rdmaRequest(1+id, op, p.buf[0].sgl(0, 64), 128)
+		if !p.postIfSupported(fmt.Sprintf("opcode %d", op), 0, wr) {
 			p.e.Logf("the driver has no opcode %d", op)
 			return false
 		}
@@ -195,20 +196,20 @@ func (p *pair) request(op ib.WROpcode, to *pair) bool {
 	return true
 }
 
-// failed waits until the two requests have failed because the peer does not respond.
-func (p *pair) failed(when string) {
+// waitRequestsFailed waits until the two requests have failed because the peer does not respond.
+func (p *pair) waitRequestsFailed(when string) {
 	e := p.e
 	e.Helper()
 	for i, want := range []ib.WCStatus{ib.WCRetryExcErr, ib.WCWRFlushErr} {
-		if wc := e.waitAny(p.cqs[0]); wc.ID != uint64(1+i) || wc.Status != want {
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.ID != uint64(1+i) || wc.Status != want {
 			e.Fatalf("%s: work request %d completed with %q, want %d with %q", when, wc.ID, wc.Status, 1+i, want)
 		}
 	}
 	e.eventually("ERR of a sender, "+when, func() bool { return p.qps[0].State() == ib.QPErr })
 }
 
-func testPeerInInit(e *env) {
-	pd := e.pd()
+func testPeerInInit(e *testEnv) {
+	pd := e.newPD()
 	e.timeout = 18 // 1 s, and the maximum number of retries
 	type early struct {
 		*pair
@@ -217,26 +218,26 @@ func testPeerInInit(e *env) {
 		want []byte
 	}
 	var all []early // all at once, because each may have to wait for a retry
-	for _, op := range requests {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		e.reset(p.qps[:]...)
-		e.up(p.qps[1], 0, ib.QPInit)
-		e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+	for _, op := range reliableOpcodes {
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		e.resetQPs(p.qps[:]...)
+		e.bringUp(p.qps[1], 0, ib.QPInit)
+		e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTS)
 		if op == ib.WRSend {
-			p.recv(1, 1, 128, 64)
-			p.recv(1, 2, 128, 64)
+			p.postRecv(1, 1, 128, 64)
+			p.postRecv(1, 2, 128, 64)
 		}
-		fill(p.buf[0].b[:64], 1)
-		fill(p.buf[1].b[128:192], 2)
+		fillPattern(p.buf[0].b[:64], 1)
+		fillPattern(p.buf[1].b[128:192], 2)
 		source := p.buf[0].b[:64]
 		if op == ib.WRRDMARead {
 			source = p.buf[1].b[128:192]
 		}
-		if p.request(op, p) {
+		if p.postTwoRequests(op, p) {
 			all = append(all, early{p, op, e.psn, bytes.Clone(source)})
 		}
 	}
-	e.settle()
+	e.awaitCallbacks()
 	for _, p := range all {
 		wc := make([]ib.WC, 1)
 		if n, _ := p.cqs[0].Poll(wc); n != 0 {
@@ -244,7 +245,7 @@ func testPeerInInit(e *env) {
 				wc[0].Status)
 		}
 		e.psn = p.psn
-		e.must("modify to RTR", p.qps[1].Modify(e.attr(ib.QPRTR, p.qps[0].Num()), upMask(ib.QPTypeRC, ib.QPRTR)))
+		e.must("modify to RTR", p.qps[1].Modify(e.qpAttr(ib.QPRTR, p.qps[0].Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
 	}
 	for _, p := range all {
 		for id := range uint64(2) {
@@ -259,36 +260,36 @@ func testPeerInInit(e *env) {
 	}
 }
 
-// hurry gives later connections the shortest timeout.
-func (e *env) hurry() (back func()) {
+// useShortTimeout gives later connections the shortest timeout.
+func (e *testEnv) useShortTimeout() (back func()) {
 	timeout, retries := e.timeout, e.retries
 	e.timeout, e.retries = 8, 1 // 1 ms
 	return func() { e.timeout, e.retries = timeout, retries }
 }
 
-func testPeerGone(e *env) {
-	pd := e.pd()
-	for _, op := range requests {
+func testRequestToDestroyedPeer(e *testEnv) {
+	pd := e.newPD()
+	for _, op := range reliableOpcodes {
 		for _, c := range []struct {
 			how string
 			end func(p *pair)
 		}{
-			{"in RESET", func(p *pair) { e.reset(p.qps[1]) }},
-			{"in ERR", func(p *pair) { p.toErr(1) }},
+			{"in RESET", func(p *pair) { e.resetQPs(p.qps[1]) }},
+			{"in ERR", func(p *pair) { p.moveToErr(1) }},
 			{"destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
 		} {
-			back := e.hurry()
-			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+			back := e.useShortTimeout()
+			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 			back()
-			p.recv(1, 1, 128, 64)
+			p.postRecv(1, 1, 128, 64)
 			c.end(p)
-			fill(p.buf[0].b[:64], 1)
+			fillPattern(p.buf[0].b[:64], 1)
 			clear(p.buf[1].b)
-			if !p.request(op, p) {
+			if !p.postTwoRequests(op, p) {
 				break
 			}
 			what := fmt.Sprintf("opcode %d to a peer that is %s", op, c.how)
-			p.failed(what)
+			p.waitRequestsFailed(what)
 			if !allZero(p.buf[1].b) {
 				e.Fatalf("%s: the memory was changed", what)
 			}
@@ -297,39 +298,39 @@ func testPeerGone(e *env) {
 				e.Fatalf("%s: its receive completed with %q", what, wc[0].Status)
 			}
 		}
-		e.anothers(pd, op)
+		e.sendToForeignPeer(pd, op)
 	}
 }
 
-// anothers sends to a queue pair that is connected to another peer. Packets of reliable connections do not identify
-// their sender. So the connections use different packet sequence numbers, as connections with random ones do.
-func (e *env) anothers(pd *ib.PD, op ib.WROpcode) {
+// sendToForeignPeer sends to a queue pair that is connected to another peer. Packets of reliable connections do not
+// identify their sender. So the connections use different packet sequence numbers, as connections with random ones do.
+func (e *testEnv) sendToForeignPeer(pd *ib.PD, op ib.WROpcode) {
 	e.Helper()
 	for _, ahead := range []uint32{0x10001, 1<<24 - 0x10001} {
-		they := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		back, psn := e.hurry(), e.psn
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		e.reset(p.qps[0])
+		they := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		back, psn := e.useShortTimeout(), e.psn
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		e.resetQPs(p.qps[0])
 		e.psn = (psn + ahead) & 0xffffff
-		e.up(p.qps[0], they.qps[1].Num(), ib.QPRTS)
+		e.bringUp(p.qps[0], they.qps[1].Num(), ib.QPRTS)
 		e.psn = psn
 		back()
-		they.recv(1, 5, 128, 64)
-		fill(p.buf[0].b[:64], 1)
-		fill(they.buf[0].b[:64], 2)
+		they.postRecv(1, 5, 128, 64)
+		fillPattern(p.buf[0].b[:64], 1)
+		fillPattern(they.buf[0].b[:64], 2)
 		clear(they.buf[1].b)
-		if !p.request(op, they) {
+		if !p.postTwoRequests(op, they) {
 			return
 		}
 		what := fmt.Sprintf("opcode %d to a queue pair that is connected to another", op)
-		p.failed(what)
+		p.waitRequestsFailed(what)
 		if n, _ := they.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
 			e.Fatalf("%s: the receive of the other's message has completed", what)
 		}
 		if !allZero(they.buf[1].b) {
 			e.Fatalf("%s: the memory was changed", what)
 		}
-		they.send(0, 6, 64)
+		they.postSend(0, 6, 64)
 		e.waitOne(they.cqs[0], 6, ib.WCSuccess)
 		e.waitOne(they.cqs[1], 5, ib.WCSuccess)
 		if !bytes.Equal(they.buf[0].b[:64], they.buf[1].b[128:192]) {
@@ -338,37 +339,37 @@ func (e *env) anothers(pd *ib.PD, op ib.WROpcode) {
 	}
 }
 
-func testPeerGoes(e *env) {
-	pd := e.pd()
-	defer e.hurry()()
+func testPeerLeavesWhileWaiting(e *testEnv) {
+	pd := e.newPD()
+	defer e.useShortTimeout()()
 	for _, init := range []bool{false, true} {
 		for _, c := range []struct {
 			how string
 			end func(p *pair)
 		}{
-			{"goes to ERR", func(p *pair) { p.toErr(1) }},
-			{"goes to RESET", func(p *pair) { e.reset(p.qps[1]) }},
+			{"goes to ERR", func(p *pair) { p.moveToErr(1) }},
+			{"goes to RESET", func(p *pair) { e.resetQPs(p.qps[1]) }},
 			{"is destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
 			{"is connected to another", func(p *pair) {
-				e.reset(p.qps[1])
-				e.up(p.qps[1], p.qps[1].Num(), ib.QPRTS)
-				p.recv(1, 7, 128, 64)
+				e.resetQPs(p.qps[1])
+				e.bringUp(p.qps[1], p.qps[1].Num(), ib.QPRTS)
+				p.postRecv(1, 7, 128, 64)
 			}},
 		} {
-			p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 			what := fmt.Sprintf("a sender that waits for a receive of a peer that %s", c.how)
 			if init {
-				e.reset(p.qps[:]...)
-				e.up(p.qps[1], 0, ib.QPInit)
-				e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+				e.resetQPs(p.qps[:]...)
+				e.bringUp(p.qps[1], 0, ib.QPInit)
+				e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTS)
 				what = fmt.Sprintf("a sender to a peer that is in INIT, and %s", c.how)
 			}
-			fill(p.buf[0].b[:64], 1)
+			fillPattern(p.buf[0].b[:64], 1)
 			clear(p.buf[1].b)
-			p.request(ib.WRSend, p)
-			e.settle()
+			p.postTwoRequests(ib.WRSend, p)
+			e.awaitCallbacks()
 			c.end(p)
-			p.failed(what)
+			p.waitRequestsFailed(what)
 			if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
 				e.Fatalf("%s: its receive has completed", what)
 			}
@@ -379,31 +380,31 @@ func testPeerGoes(e *env) {
 	}
 }
 
-func testOverrunOneQueue(e *env) {
-	e.allow(check.RuleCQTooSmall)
-	pd := e.pd()
+func testOverrunOneQueue(e *testEnv) {
+	e.allowViolation(check.RuleCQTooSmall)
+	pd := e.newPD()
 	for _, kind := range queuePairTypes {
-		if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+		if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 			continue
 		}
-		e.overrunOneQueue(pd, kind, true)
-		e.overrunOneQueue(pd, kind, false)
+		e.checkOverrunOneQueue(pd, kind, true)
+		e.checkOverrunOneQueue(pd, kind, false)
 	}
 }
 
-func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
+func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	e.Helper()
 	name := fmt.Sprintf("%v %s", kind, map[bool]string{true: "send", false: "receive"}[send])
 	var events atomic.Int32
 	small, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) { events.Add(1) }})
 	e.must("create cq", err)
-	own(e, small, small.Destroy)
+	destroyAtEnd(e, small, small.Destroy)
 	room := e.room(small)
 	// Side 0 has the small queue, for its sends or for its receives.
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
-		p.cqs[i] = e.cq(2*room+16, nil)
-		p.buf[i] = e.buffer(pd, 64, allAccess)
+		p.cqs[i] = e.newCQ(2*room+16, nil)
+		p.buf[i] = e.newBuffer(pd, 64, allAccess)
 		init := ib.QPInitAttr{SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: kind,
 			Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: uint32(room + 4), MaxSendSGE: 1, MaxRecvSGE: 1}}
 		switch {
@@ -412,34 +413,34 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 		case i == 0:
 			init.RecvCQ = small
 		}
-		p.qps[i] = e.qp(pd, init)
+		p.qps[i] = e.newQP(pd, init)
 	}
-	e.up(p.qps[0], p.qps[1].Num(), ib.QPRTS)
-	e.up(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+	e.bringUp(p.qps[1], p.qps[0].Num(), ib.QPRTS)
 	from, to := 1, 0
 	if send {
 		from, to = 0, 1
-		p.recv(0, 1<<20, 0, 64) // to be flushed
+		p.postRecv(0, 1<<20, 0, 64) // to be flushed
 	}
 	var ah *ib.AH
 	if kind == ib.QPTypeUD {
-		ah = e.ah(pd)
+		ah = e.newAH(pd)
 	}
 	post := func(side, id int) {
 		e.Helper()
-		p.post(side, ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, 8),
+		p.postWR(side, ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, 8),
 			AH: ah, RemoteQPN: p.qps[1-side].Num(), RemoteQKey: qkey})
 	}
 	message := func(id int) {
 		e.Helper()
-		p.recv(to, uint64(id), 0, 64)
+		p.postRecv(to, uint64(id), 0, 64)
 		post(from, id)
 	}
 	for i := range room {
 		message(i)
-		e.waitAny(p.cqs[1]) // on the other side
+		e.waitOneOfAny(p.cqs[1]) // on the other side
 	}
-	e.settle()
+	e.awaitCallbacks()
 	if n := events.Load(); n != 0 {
 		e.Fatalf("%d events of a queue that is just full", n)
 	}
@@ -448,7 +449,7 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 		func() bool { return events.Load() > 0 })
 	e.eventually("ERR of the queue pair that has lost the completion of its "+name,
 		func() bool { return p.qps[0].State() == ib.QPErr })
-	for i, wc := range e.wait(small, room) {
+	for i, wc := range e.waitCompletions(small, room) {
 		if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
 			e.Fatalf("completion %d of the queue that had no room: work request %d with %q, want what was there before", i,
 				wc.ID, wc.Status)
@@ -458,25 +459,25 @@ func (e *env) overrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 		post(0, 1<<20)
 	}
 	e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // the flush error of the other queue
-	e.settle()
+	e.awaitCallbacks()
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)
 	}
 
 }
 
-func testOverrunInSQE(e *env) {
-	e.allow(check.RuleCQTooSmall)
-	pd, recvs := e.pd(), e.cq(16, nil)
-	small, buf := e.cq(4, nil), e.buffer(pd, 64, allAccess)
+func testOverrunInSQE(e *testEnv) {
+	e.allowViolation(check.RuleCQTooSmall)
+	pd, recvs := e.newPD(), e.newCQ(16, nil)
+	small, buf := e.newCQ(4, nil), e.newBuffer(pd, 64, allAccess)
 	room := e.room(small)
-	qp := e.qp(pd, ib.QPInitAttr{SendCQ: small, RecvCQ: recvs, Type: ib.QPTypeUD,
+	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: small, RecvCQ: recvs, Type: ib.QPTypeUD,
 		Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
-	e.up(qp, 0, ib.QPRTS)
+	e.bringUp(qp, 0, ib.QPRTS)
 	if n, err := qp.PostRecv(ib.RecvWR{ID: 1 << 20, SGList: buf.sgl(0, 64)}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), AH: e.ah(pd), RemoteQPN: qp.Num(),
+	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), AH: e.newAH(pd), RemoteQPN: qp.Num(),
 		RemoteQKey: qkey + 1}
 	post := func(wrs ...ib.SendWR) {
 		e.Helper()

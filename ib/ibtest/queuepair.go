@@ -17,35 +17,35 @@ var queuePairChecks = []ruleTest{
 	{
 		name: "QueuePair/Numbers",
 		rule: "queue pairs that exist at the same time have different numbers of 24 bits",
-		test: testNumbers,
+		test: testUniqueQPNumbers,
 	},
 	{
 		name: "QueuePair/Capacities",
 		rule: "the capacities granted are at least those asked for",
-		test: testCapacities,
+		test: testGrantedCapacities,
 	},
 	{
 		name: "QueuePair/States",
 		rule: "each type takes the transitions and attributes of the specification's table, and no others",
-		test: testStates,
+		test: testQPTransitions,
 	},
 	{
 		name: "QueuePair/Query",
 		rule: "Query reports what Modify has set",
-		test: testQueryQP,
+		test: testQueryReturnsModified,
 	},
 }
 
-// model is the expected state of a queue pair.
-type model struct {
-	e     *env
+// qpModel is the expected state of a queue pair.
+type qpModel struct {
+	e     *testEnv
 	qp    *ib.QP
 	state string
 }
 
-// step makes a transition with required attributes, some optional ones, and sometimes an invalid one, and checks the
-// result. choose returns a number below its argument.
-func (m *model) step(choose func(n int) int) error {
+// stepRandomly makes a transition with required attributes, some optional ones, and sometimes an invalid one, and
+// checks the result. choose returns a number below its argument.
+func (m *qpModel) stepRandomly(choose func(n int) int) error {
 	kind := m.qp.Type().String()
 	to := qptable.States[choose(len(qptable.States))]
 	required, optional, known := qptable.Step(m.state, to, kind)
@@ -63,8 +63,8 @@ func (m *model) step(choose func(n int) int) error {
 	}
 	mask &^= qptable.Attrs["alt"] | qptable.Attrs["mig"] // the existence of alternate paths depends on the device
 	want := qptable.Allowed(m.state, to, kind, mask)
-	a := m.e.attr(stateOf(to), m.qp.Num())
-	a.CurState = stateOf(m.state)
+	a := m.e.qpAttr(parseQPState(to), m.qp.Num())
+	a.CurState = parseQPState(m.state)
 	err := m.qp.Modify(a, ib.QPAttrMask(mask))
 	switch {
 	case want && err != nil:
@@ -89,7 +89,7 @@ var attrNames = []string{
 	"rnr_timer", "sq_psn", "dest_rd_atom", "dest_qpn",
 }
 
-func stateOf(name string) ib.QPState {
+func parseQPState(name string) ib.QPState {
 	for i, n := range qptable.States {
 		if n == name {
 			return ib.QPState(i)
@@ -98,8 +98,8 @@ func stateOf(name string) ib.QPState {
 	panic("no state " + name)
 }
 
-// ofType creates a queue pair of a type, or returns nil if the driver does not support it.
-func (e *env) ofType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
+// newQPOfType creates a queue pair of a type, or returns nil if the driver does not support it.
+func (e *testEnv) newQPOfType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
 	e.Helper()
 	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind,
 		Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}}
@@ -112,7 +112,7 @@ func (e *env) ofType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
 		if err != nil {
 			return nil
 		}
-		own(e, x, x.Dealloc)
+		destroyAtEnd(e, x, x.Dealloc)
 		init = ib.QPInitAttr{Type: kind, XRCD: x}
 	}
 	qp, err := pd.CreateQP(init)
@@ -120,23 +120,23 @@ func (e *env) ofType(kind ib.QPType, pd *ib.PD, cq *ib.CQ) *ib.QP {
 		return nil
 	}
 	e.must(fmt.Sprintf("create %v qp", kind), err)
-	return own(e, qp, qp.Destroy)
+	return destroyAtEnd(e, qp, qp.Destroy)
 }
 
-func testStates(e *env) {
-	pd, cq := e.pd(), e.cq(8, nil)
+func testQPTransitions(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
 	r := rand.New(rand.NewPCG(11, 13))
 	types := 0
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt} {
-		qp := e.ofType(kind, pd, cq)
+		qp := e.newQPOfType(kind, pd, cq)
 		if qp == nil {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
 		types++
-		m := &model{e: e, qp: qp, state: "RESET"}
+		m := &qpModel{e: e, qp: qp, state: "RESET"}
 		for range 600 * e.cfg.load {
-			e.must("modify qp", m.step(r.IntN))
+			e.must("modify qp", m.stepRandomly(r.IntN))
 		}
 	}
 	if types == 0 {
@@ -144,16 +144,16 @@ func testStates(e *env) {
 	}
 }
 
-func testQueryQP(e *env) {
-	pd, cq := e.pd(), e.cq(8, nil)
-	qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+func testQueryReturnsModified(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
+	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 	a, init, err := qp.Query(0)
 	if err != nil || a.State != ib.QPReset || init.SendCQ != cq || init.Type != ib.QPTypeRC {
 		e.Errorf("new: %+v, %+v, %v", a, init, err)
 	}
-	e.up(qp, 0x4711, ib.QPRTS)
+	e.bringUp(qp, 0x4711, ib.QPRTS)
 	a, _, err = qp.Query(ib.QPAttrState | ib.QPAttrAV)
-	w := e.attr(ib.QPRTS, 0x4711)
+	w := e.qpAttr(ib.QPRTS, 0x4711)
 	if err != nil || a.State != w.State || a.DestQPN != w.DestQPN || a.RQPSN != w.RQPSN || a.SQPSN != w.SQPSN ||
 		a.PathMTU != w.PathMTU || a.AccessFlags != w.AccessFlags || a.AH.GRH.DGID != w.AH.GRH.DGID ||
 		a.Timeout != w.Timeout ||
@@ -166,16 +166,16 @@ func testQueryQP(e *env) {
 	}
 }
 
-func testCapacities(e *env) {
-	pd, cq := e.pd(), e.cq(8, nil)
-	all := e.cap()
+func testGrantedCapacities(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
+	all := e.defaultCap()
 	for _, c := range []ib.QPCap{
 		{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
 		{MaxSendWR: min(7, all.MaxSendWR), MaxRecvWR: min(33, all.MaxRecvWR), MaxSendSGE: min(2, all.MaxSendSGE),
 			MaxRecvSGE:    min(3, all.MaxRecvSGE),
-			MaxInlineData: e.inlineData(pd, ib.QPTypeRC, 17)},
+			MaxInlineData: e.maxInlineData(pd, ib.QPTypeRC, 17)},
 	} {
-		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
+		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
 		g := qp.Init().Cap
 		if g.MaxSendWR < c.MaxSendWR || g.MaxRecvWR < c.MaxRecvWR || g.MaxSendSGE < c.MaxSendSGE ||
 			g.MaxRecvSGE < c.MaxRecvSGE || g.MaxInlineData < c.MaxInlineData {
@@ -183,17 +183,17 @@ func testCapacities(e *env) {
 		}
 	}
 	for _, n := range []int{1, 5, 100} {
-		if cq := e.cq(n, nil); cq.Entries() < n {
+		if cq := e.newCQ(n, nil); cq.Entries() < n {
 			e.Errorf("asked for %d entries, granted %d", n, cq.Entries())
 		}
 	}
 }
 
-func testNumbers(e *env) {
-	pd, cq := e.pd(), e.cq(8, nil)
+func testUniqueQPNumbers(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
 	seen := map[uint32]bool{}
 	for range 50 {
-		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
+		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 		if n := qp.Num(); seen[n] || n == 0 || n >= 0xffffff {
 			e.Errorf("number %#x", n)
 		}
@@ -201,30 +201,30 @@ func testNumbers(e *env) {
 	}
 }
 
-func testSQD(e *env) {
+func testSQDrain(e *testEnv) {
 	drained := make(chan ib.EventType, 10)
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, event: func(qp *ib.QP, ev ib.EventType) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, event: func(qp *ib.QP, ev ib.EventType) {
 		select {
 		case drained <- ev:
 		default:
 		}
 	}})
 	err := p.qps[0].Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify)
-	e.need("the state SQD", err)
+	e.requireFeature("the state SQD", err)
 	e.eventually("the event that the send queue is drained", func() bool { return len(drained) > 0 })
 	if ev := <-drained; ev != ib.EventSQDrained {
 		e.Errorf("event %v", ev)
 	}
-	p.recv(1, 1, 0, 8)
-	p.send(0, 1, 8)
+	p.postRecv(1, 1, 0, 8)
+	p.postSend(0, 1, 8)
 	for range 50 {
-		pause()
+		yieldBriefly()
 		if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
 			e.Fatal("a message was sent in SQD")
 		}
 	}
-	p.recv(0, 2, 0, 8)
-	p.send(1, 2, 8) // the other direction works
+	p.postRecv(0, 2, 0, 8)
+	p.postSend(1, 2, 8) // the other direction works
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
@@ -232,9 +232,9 @@ func testSQD(e *env) {
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 }
 
-func testCompletionOfDestroyed(e *env) {
+func testCompletionOfDestroyedQP(e *testEnv) {
 	var calls atomic.Int32
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	// arrives calls f and waits until the resulting completion is in the queue. A flush may put it there after Modify
 	// has returned.
 	arrives := func(f func()) {
@@ -245,14 +245,14 @@ func testCompletionOfDestroyed(e *env) {
 		f()
 		e.eventually("the completion handler", func() bool { return calls.Load() > before })
 	}
-	p.recv(1, 1, 0, 64)
-	arrives(func() { p.send(0, 2, 64) })
+	p.postRecv(1, 1, 0, 64)
+	arrives(func() { p.postSend(0, 2, 64) })
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-	p.recv(1, 3, 0, 64)
+	p.postRecv(1, 3, 0, 64)
 	num := p.qps[1].Num()
 	arrives(func() { e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) })
 	e.destroy(p.qps[1])
-	for _, wc := range e.wait(p.cqs[1], 2) {
+	for _, wc := range e.waitCompletions(p.cqs[1], 2) {
 		if wc.QPNum != num || wc.QP != nil {
 			e.Errorf("completion of a destroyed queue pair %d: got number %d, queue pair %p, want %d and nil", num, wc.QPNum,
 				wc.QP, num)

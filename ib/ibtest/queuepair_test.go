@@ -9,20 +9,20 @@ import (
 	"verbena/ib"
 )
 
-// TestQueuePairModel checks that any sequence of Modify calls on a driver's queue pair follows the specification's
-// table.
-func TestQueuePairModel(t *testing.T) {
+// TestModifySequencesFollowModel checks that any sequence of Modify calls on a driver's queue pair follows the
+// specification's table.
+func TestModifySequencesFollowModel(t *testing.T) {
 	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() }, nil)
 	kinds := []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt}
 	rapid.Check(t, func(rt *rapid.T) {
 		kind := rapid.SampledFrom(kinds).Draw(rt, "type")
 		choices := rapid.SliceOf(rapid.IntRange(0, 1<<20)).Draw(rt, "choices")
-		r := record(t, func(r *recorder) {
-			e := newEnv(r, cfg, false)
+		r := recordRun(t, func(r *recordingTB) {
+			e := newTestEnv(r, cfg, false)
 			e.register()
-			m := &model{e: e, qp: e.ofType(kind, e.pd(), e.cq(8, nil)), state: "RESET"}
+			m := &qpModel{e: e, qp: e.newQPOfType(kind, e.newPD(), e.newCQ(8, nil)), state: "RESET"}
 			for len(choices) > 0 {
-				e.must("modify qp", m.step(func(n int) int {
+				e.must("modify qp", m.stepRandomly(func(n int) int {
 					if len(choices) == 0 {
 						return 0
 					}

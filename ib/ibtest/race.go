@@ -5,14 +5,14 @@ package ibtest
 // defaultLoad is the load without the option Load.
 const defaultLoad = 1
 
-// registrations is the count of testManyRegistrations, which takes seconds under the race detector.
-const registrations = 1 << 12
+// registrationCount is the count of testManyRegistrations, which takes seconds under the race detector.
+const registrationCount = 1 << 12
 
 // defaultSeeds is the number of seeds of a check of the group Model. All four checks take a few seconds with package loopback.
 const defaultSeeds = 30
 
-// refusals is the number of times that testRefusedLeavesNothing repeats each rejected call, on one thread.
-const refusals = leastAsked
+// rejectionCount is the number of times that testRefusedLeavesNothing repeats each rejected call, on one thread.
+const rejectionCount = leastAsked
 
 // These two reduce the work of the checks of the group Model that make calls on one thread.
 const (
@@ -20,11 +20,11 @@ const (
 	fewerSteps = 2 // divides the number of calls of Model/Destroyed, whose time grows with the square
 )
 
-// longest is the longest message of testMessageLimit, which takes seconds under the race detector.
-const longest = 0
+// longestMessage is the longest message of testMessageLimit, which takes seconds under the race detector.
+const longestMessage = 0
 
-// crowd is the number of objects of the group Scale.
-const crowd = 140
+// scaleObjects is the number of objects of the group Scale.
+const scaleObjects = 140
 
-// old divides the number of objects that testOld creates.
-const old = 64
+// oldDivisor divides the number of objects that testOld creates.
+const oldDivisor = 64

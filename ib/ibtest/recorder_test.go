@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// recorder is a testing.TB that records failures instead of failing the test.
-type recorder struct {
+// recordingTB is a testing.TB that records failures instead of failing the test.
+type recordingTB struct {
 	testing.TB // for all other methods
 
 	mu       sync.Mutex
@@ -23,7 +23,7 @@ type recorder struct {
 	cleanups []func()
 }
 
-func (r *recorder) note(fail bool, s string) {
+func (r *recordingTB) recordOutput(fail bool, s string) {
 	r.mu.Lock()
 	r.log = append(r.log, s)
 	var hooks map[int]func()
@@ -37,8 +37,8 @@ func (r *recorder) note(fail bool, s string) {
 	}
 }
 
-// whenFailed makes the next failure call f, which releases the locks of a defect. off cancels that.
-func (r *recorder) whenFailed(f func()) (off func()) {
+// onNextFailure makes the next failure call f, which releases the locks of a defect. off cancels that.
+func (r *recordingTB) onNextFailure(f func()) (off func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.onFail == nil {
@@ -54,44 +54,44 @@ func (r *recorder) whenFailed(f func()) (off func()) {
 	}
 }
 
-func (r *recorder) Helper()                   {}
-func (r *recorder) Name() string              { return "recorder" }
-func (r *recorder) Log(args ...any)           { r.note(false, fmt.Sprintln(args...)) }
-func (r *recorder) Logf(f string, a ...any)   { r.note(false, fmt.Sprintf(f, a...)) }
-func (r *recorder) Error(args ...any)         { r.note(true, fmt.Sprintln(args...)) }
-func (r *recorder) Errorf(f string, a ...any) { r.note(true, fmt.Sprintf(f, a...)) }
-func (r *recorder) Fail()                     { r.note(true, "failed") }
-func (r *recorder) FailNow()                  { r.Fail(); runtime.Goexit() }
-func (r *recorder) Fatal(args ...any)         { r.Error(args...); runtime.Goexit() }
-func (r *recorder) Fatalf(f string, a ...any) { r.Errorf(f, a...); runtime.Goexit() }
-func (r *recorder) SkipNow()                  { r.skipped = true; runtime.Goexit() }
-func (r *recorder) Skip(args ...any)          { r.Log(args...); r.SkipNow() }
-func (r *recorder) Skipf(f string, a ...any)  { r.Logf(f, a...); r.SkipNow() }
+func (r *recordingTB) Helper()                   {}
+func (r *recordingTB) Name() string              { return "recorder" }
+func (r *recordingTB) Log(args ...any)           { r.recordOutput(false, fmt.Sprintln(args...)) }
+func (r *recordingTB) Logf(f string, a ...any)   { r.recordOutput(false, fmt.Sprintf(f, a...)) }
+func (r *recordingTB) Error(args ...any)         { r.recordOutput(true, fmt.Sprintln(args...)) }
+func (r *recordingTB) Errorf(f string, a ...any) { r.recordOutput(true, fmt.Sprintf(f, a...)) }
+func (r *recordingTB) Fail()                     { r.recordOutput(true, "failed") }
+func (r *recordingTB) FailNow()                  { r.Fail(); runtime.Goexit() }
+func (r *recordingTB) Fatal(args ...any)         { r.Error(args...); runtime.Goexit() }
+func (r *recordingTB) Fatalf(f string, a ...any) { r.Errorf(f, a...); runtime.Goexit() }
+func (r *recordingTB) SkipNow()                  { r.skipped = true; runtime.Goexit() }
+func (r *recordingTB) Skip(args ...any)          { r.Log(args...); r.SkipNow() }
+func (r *recordingTB) Skipf(f string, a ...any)  { r.Logf(f, a...); r.SkipNow() }
 
-func (r *recorder) Failed() bool {
+func (r *recordingTB) Failed() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.failed
 }
 
-func (r *recorder) Skipped() bool { return r.skipped }
+func (r *recordingTB) Skipped() bool { return r.skipped }
 
-func (r *recorder) Cleanup(f func()) {
+func (r *recordingTB) Cleanup(f func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cleanups = append(r.cleanups, f)
 }
 
 // String returns the reports.
-func (r *recorder) String() string {
+func (r *recordingTB) String() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return strings.Join(r.log, "\n")
 }
 
-// record runs f and its clean-ups, and abandons a blocked f.
-func record(t testing.TB, f func(r *recorder)) *recorder {
-	r := &recorder{TB: t}
+// recordRun runs f and its clean-ups, and abandons a blocked f.
+func recordRun(t testing.TB, f func(r *recordingTB)) *recordingTB {
+	r := &recordingTB{TB: t}
 	alone := func(f func()) bool {
 		done := make(chan struct{})
 		go func() {
@@ -102,7 +102,7 @@ func record(t testing.TB, f func(r *recorder)) *recorder {
 		case <-done:
 			return true
 		case <-time.After(20 * time.Second):
-			r.note(true, "hangs")
+			r.recordOutput(true, "hangs")
 			return false
 		}
 	}
@@ -125,9 +125,9 @@ func record(t testing.TB, f func(r *recorder)) *recorder {
 	}
 }
 
-// find returns the check with a name.
-func find(t testing.TB, name string) ruleTest {
-	for _, c := range checks() {
+// findCheck returns the check with a name.
+func findCheck(t testing.TB, name string) ruleTest {
+	for _, c := range allChecks() {
 		if c.name == name {
 			return c
 		}

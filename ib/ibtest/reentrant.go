@@ -26,7 +26,7 @@ var reentrantChecks = []ruleTest{
 	{
 		name: "Reentrant/CreateDestroy",
 		rule: "objects come and go while others are used",
-		test: testCreateDestroy, fast: true,
+		test: testConcurrentCreateDestroy, fast: true,
 	},
 	{
 		name: "Reentrant/DestroyUnderTraffic",
@@ -35,13 +35,13 @@ var reentrantChecks = []ruleTest{
 	},
 }
 
-func second[T any](_ T, err error) error { return err }
+func errorOf[T any](_ T, err error) error { return err }
 
-func testConcurrentPoll(e *env) {
+func testConcurrentPoll(e *testEnv) {
 	const pollers = 4
 	total := 2000 * e.cfg.load
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	messages := p.traffic()
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	messages := p.newMessageSender()
 	var mu sync.Mutex
 	seen := map[uint64]int{}
 	var count atomic.Int64
@@ -64,7 +64,7 @@ func testConcurrentPoll(e *env) {
 				}
 				mu.Unlock()
 				if count.Add(int64(n)); n == 0 {
-					pause()
+					yieldBriefly()
 				}
 			}
 		})
@@ -77,14 +77,14 @@ func testConcurrentPoll(e *env) {
 		n := min(e.queueLen, total-sent)
 		wrs := make([]ib.SendWR, n)
 		for i := range wrs {
-			wrs[i] = messages.message(uint64(sent+i), 8)
-			messages.ready(uint64(sent+i), 8)
+			wrs[i] = messages.messageRequest(uint64(sent+i), 8)
+			messages.prepareReceive(uint64(sent+i), 8)
 		}
 		if k, err := p.qps[0].PostSend(wrs...); k != n {
 			e.Fatalf("post send: %d of %d taken, %v", k, n, err)
 		}
 		for i := range wrs {
-			messages.arrived(uint64(sent + i))
+			messages.waitArrived(uint64(sent + i))
 		}
 		sent += n
 		e.eventually("all completions", func() bool { return e.Failed() || count.Load() >= int64(sent) })
@@ -98,13 +98,13 @@ func testConcurrentPoll(e *env) {
 	}
 }
 
-func testConcurrentPost(e *env) {
+func testConcurrentPost(e *testEnv) {
 	const posters = 4
 	each := 300 * e.cfg.load
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	messages := p.traffic()
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	messages := p.newMessageSender()
 	for range e.queueLen { // one for each outstanding request
-		messages.ready(0, 8)
+		messages.prepareReceive(0, 8)
 	}
 	credit, quit := make(chan struct{}, e.queueLen), make(chan struct{}) // completions that need an entry of the CQ
 	var wg sync.WaitGroup
@@ -115,7 +115,7 @@ func testConcurrentPost(e *env) {
 			for k := 0; k < each; {
 				wrs := make([]ib.SendWR, min(1+k%3, each-k))
 				for i := range wrs {
-					wrs[i] = messages.message(uint64(t)<<32|uint64(k+i), 8)
+					wrs[i] = messages.messageRequest(uint64(t)<<32|uint64(k+i), 8)
 					select {
 					case credit <- struct{}{}:
 					case <-quit:
@@ -132,7 +132,7 @@ func testConcurrentPost(e *env) {
 					}
 				}
 				if errors.Is(err, syscall.ENOMEM) {
-					pause()
+					yieldBriefly()
 				} else if err != nil {
 					e.Errorf("post send: %v", err)
 					return
@@ -142,9 +142,9 @@ func testConcurrentPost(e *env) {
 	}
 	next := [posters]uint64{}
 	for range posters * each {
-		wc := e.wait(p.cqs[0], 1)[0]
-		messages.arrived(0)
-		messages.ready(0, 8)
+		wc := e.waitCompletions(p.cqs[0], 1)[0]
+		messages.waitArrived(0)
+		messages.prepareReceive(0, 8)
 		select {
 		case <-credit:
 		default:
@@ -159,10 +159,10 @@ func testConcurrentPost(e *env) {
 	}
 }
 
-func testCreateDestroy(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+func testConcurrentCreateDestroy(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	var messages atomic.Int64 // each arrives at its own address
-	w := works{
+	w := randomCalls{
 		"message path": func(r *rand.Rand) error {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 8, Handler: func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }})
 			if err != nil {
@@ -180,7 +180,7 @@ func testCreateDestroy(e *env) {
 			}
 			for i := range qps {
 				for s := ib.QPInit; s <= ib.QPRTS; s++ {
-					if err := qps[i].Modify(e.attr(s, qps[1-i].Num()), upMask(ib.QPTypeRC, s)); err != nil {
+					if err := qps[i].Modify(e.qpAttr(s, qps[1-i].Num()), transitionMask(ib.QPTypeRC, s)); err != nil {
 						return err
 					}
 				}
@@ -191,7 +191,7 @@ func testCreateDestroy(e *env) {
 				_, err = qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
 			}
 			if err == nil {
-				err = e.spin(cq, 2)
+				err = e.pollSpinning(cq, 2)
 			}
 			return errors.Join(err, qps[0].Destroy(), qps[1].Destroy(), cq.Destroy())
 		},
@@ -207,15 +207,15 @@ func testCreateDestroy(e *env) {
 			return errors.Join(mr.Dereg(), pd.Dealloc())
 		},
 	}
-	w.run(e, 6, 40*e.cfg.load)
-	p.exchange(0, 1, 100)
+	w.runConcurrently(e, 6, 40*e.cfg.load)
+	p.exchangeMessage(0, 1, 100)
 }
 
-func testDestroyUnderTraffic(e *env) {
+func testDestroyUnderTraffic(e *testEnv) {
 	for range 20 * e.cfg.load {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
 		for k := range e.queueLen {
-			p.recv(1, uint64(k), 0, 8)
+			p.postRecv(1, uint64(k), 0, 8)
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() { // until the peer's destruction makes them fail
@@ -223,7 +223,7 @@ func testDestroyUnderTraffic(e *env) {
 				p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
 			}
 		})
-		pause()
+		yieldBriefly()
 		e.destroy(p.qps[1])
 		wg.Wait()
 		e.destroy(p.qps[0])

@@ -14,32 +14,32 @@ import (
 
 // Refused: a rejected call must change nothing.
 
-var refusedChecks = []ruleTest{
+var rejectedCallChecks = []ruleTest{
 	{
 		name: "Errors/RefusedLeavesNothing",
 		rule: "what is refused leaves nothing behind, however often it is asked for: no object, no goroutine, no memory",
-		test: testRefusedLeavesNothing, plain: true,
+		test: testRejectedCallLeavesNothing, plain: true,
 	},
 	{
 		name: "Data/ReregRefused",
 		rule: "after a Rereg that is refused, the region has the memory, the rights and the domain that it had",
-		test: testReregRefused,
+		test: testRejectedReregChangesNothing,
 	},
 }
 
-// refusal is a call that a driver rejects, possibly only beyond its limits.
-type refusal struct {
+// rejectedCall is a call that a driver rejects, possibly only beyond its limits.
+type rejectedCall struct {
 	what string
 	call func() (destroy func() error, err error)
 }
 
-// refusals returns calls that reach the driver and have exactly one fault.
-func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
+// rejectedCreations returns calls that reach the driver and have exactly one fault.
+func (e *testEnv) rejectedCreations(pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	qp := func(what string, kind ib.QPType, change func(c *ib.QPInitAttr)) {
-		all = append(all, refusal{"create QP, " + what, func() (func() error, error) {
+		all = append(all, rejectedCall{"create QP, " + what, func() (func() error, error) {
 			init := ib.QPInitAttr{
 				SendCQ: cq, RecvCQ: cq, Type: kind, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
 			}
@@ -52,7 +52,7 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 		}})
 	}
 	for _, kind := range queuePairTypes {
-		if e.ofType(kind, pd, cq) == nil {
+		if e.newQPOfType(kind, pd, cq) == nil {
 			continue
 		}
 		t := kind.String()
@@ -63,7 +63,7 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 		qp(t+" with too many bytes inline", kind, func(i *ib.QPInitAttr) { i.Cap.MaxInlineData = 1 << 30 })
 	}
 	qp("of no known type", ib.QPType(200), func(*ib.QPInitAttr) {})
-	all = append(all, refusal{"create CQ of too many entries", func() (func() error, error) {
+	all = append(all, rejectedCall{"create CQ of too many entries", func() (func() error, error) {
 		cq, err := e.dev.CreateCQ(ib.CQInit{Entries: a.MaxCQE + 1})
 		if err != nil {
 			return nil, err
@@ -72,7 +72,7 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 	}})
 	for _, attr := range []ib.SRQAttr{{MaxWR: uint32(a.MaxSRQWR) + 1, MaxSGE: 1},
 		{MaxWR: 1, MaxSGE: uint32(a.MaxSRQSGE) + 1}} {
-		all = append(all, refusal{fmt.Sprintf("create SRQ of %d work requests of %d elements", attr.MaxWR, attr.MaxSGE),
+		all = append(all, rejectedCall{fmt.Sprintf("create SRQ of %d work requests of %d elements", attr.MaxWR, attr.MaxSGE),
 			func() (func() error, error) {
 				srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: attr})
 				if err != nil {
@@ -81,9 +81,9 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 				return srq.Destroy, nil
 			}})
 	}
-	_, addr := e.memory(64)
-	for _, access := range e.refusedAccess(pd) {
-		all = append(all, refusal{fmt.Sprintf("register memory with rights %v", access), func() (func() error, error) {
+	_, addr := e.newMemory(64)
+	for _, access := range e.rejectedAccessFlags(pd) {
+		all = append(all, rejectedCall{fmt.Sprintf("register memory with rights %v", access), func() (func() error, error) {
 			mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: access})
 			if err != nil {
 				return nil, err
@@ -91,10 +91,10 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 			return mr.Dereg, nil
 		}})
 	}
-	bad := []ib.AHAttr{e.address(), e.address()}
+	bad := []ib.AHAttr{e.ownAddress(), e.ownAddress()}
 	bad[0].Port, bad[1].GRH.SGIDIndex = uint8(a.PhysPorts)+1, 255
 	for _, at := range bad {
-		all = append(all, refusal{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex),
+		all = append(all, rejectedCall{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex),
 			func() (func() error, error) {
 				ah, err := pd.CreateAH(&at)
 				if err != nil {
@@ -103,21 +103,21 @@ func (e *env) refusals(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 				return ah.Destroy, nil
 			}})
 	}
-	return append(all, e.refusedCalls(pd, cq)...)
+	return append(all, e.rejectedObjectCalls(pd, cq)...)
 }
 
-// refusedCalls returns calls on existing objects.
-func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
+// rejectedObjectCalls returns calls on existing objects.
+func (e *testEnv) rejectedObjectCalls(pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 	e.Helper()
 	add := func(what string, call func() error) {
-		all = append(all, refusal{what, func() (func() error, error) { return func() error { return nil }, call() }})
+		all = append(all, rejectedCall{what, func() (func() error, error) { return func() error { return nil }, call() }})
 	}
-	sgl := e.buffer(pd, 64, ib.AccessLocalWrite).sgl(0, 8)
+	sgl := e.newBuffer(pd, 64, ib.AccessLocalWrite).sgl(0, 8)
 	for _, kind := range queuePairTypes {
-		if e.ofType(kind, pd, cq) == nil {
+		if e.newQPOfType(kind, pd, cq) == nil {
 			continue
 		}
-		qp := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind,
+		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
 		c := qp.Init().Cap
 		post := func(qp *ib.QP, what string, wr ib.SendWR) {
@@ -133,8 +133,8 @@ func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 		})
 		add(fmt.Sprintf("%v: modify without attributes", kind),
 			func() error { return qp.Modify(ib.QPAttr{State: ib.QPInit}, ib.QPAttrState) })
-		up := e.qp(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
-		e.up(up, up.Num(), ib.QPRTS)
+		up := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
+		e.bringUp(up, up.Num(), ib.QPRTS)
 		post(up, "of no known opcode", ib.SendWR{Opcode: 0x77, SGList: sgl})
 		post(up, "of too many elements", ib.SendWR{Opcode: ib.WRSend, SGList: slices.Repeat(sgl, int(c.MaxSendSGE)+1)})
 		post(up, "of too many bytes inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline,
@@ -146,20 +146,20 @@ func (e *env) refusedCalls(pd *ib.PD, cq *ib.CQ) (all []refusal) {
 			return err
 		})
 		add(fmt.Sprintf("%v: modify RTS to INIT", kind), func() error {
-			return up.Modify(e.attr(ib.QPInit, up.Num()),
-				upMask(kind, ib.QPInit))
+			return up.Modify(e.qpAttr(ib.QPInit, up.Num()),
+				transitionMask(kind, ib.QPInit))
 		})
 	}
-	small := e.cq(1, nil)
+	small := e.newCQ(1, nil)
 	add("resize CQ to nothing", func() error { return small.Resize(0) })
 	add("resize CQ to too many entries", func() error { return small.Resize(e.limits.MaxCQE + 1) })
 	return all
 }
 
-// refusedAccess returns sets of access rights, each consistent, that the driver rejects for regions.
-func (e *env) refusedAccess(pd *ib.PD) (refused []ib.AccessFlags) {
+// rejectedAccessFlags returns sets of access rights, each consistent, that the driver rejects for regions.
+func (e *testEnv) rejectedAccessFlags(pd *ib.PD) (refused []ib.AccessFlags) {
 	e.Helper()
-	_, addr := e.memory(64)
+	_, addr := e.newMemory(64)
 	for _, more := range []ib.AccessFlags{ib.AccessFlushPersistent, ib.AccessFlushGlobal, ib.AccessMWBind,
 		ib.AccessRemoteAtomic, 1 << 18} {
 		access := ib.AccessLocalWrite | more
@@ -183,21 +183,22 @@ const (
 	leastAsked = 100
 )
 
-// testRefusedLeavesNothing repeats calls beyond the capacity of the device, if it reaches that soon, and up to 10,000
-// times if they are fast. It watches the objects of the device, and the memory and the goroutines of the process.
-func testRefusedLeavesNothing(e *env) {
+// testRejectedCallLeavesNothing repeats calls beyond the capacity of the device, if it reaches that soon, and up to
+// 10,000 times if they are fast. It watches the objects of the device, and the memory and the goroutines of the
+// process.
+func testRejectedCallLeavesNothing(e *testEnv) {
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
-	times := refusals
+	times := rejectionCount
 	most := 4000 * e.cfg.load * e.cfg.load * e.cfg.load // 108,000 with a load of 3: past 65,536
 	for _, limit := range []int{a.MaxQP, a.MaxCQ, a.MaxSRQ, a.MaxMR, a.MaxAH} {
 		if limit < most {
 			times = max(times, limit+1)
 		}
 	}
-	pd, cq := e.pd(), e.cq(8, nil)
-	var refused []refusal
-	for _, r := range e.refusals(pd, cq) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
+	var refused []rejectedCall
+	for _, r := range e.rejectedCreations(pd, cq) {
 		if destroy, err := r.call(); err != nil {
 			refused = append(refused, r)
 		} else {
@@ -207,7 +208,7 @@ func testRefusedLeavesNothing(e *env) {
 	}
 	objects := e.dev.Objects()
 	// ask returns the number of repetitions of each call.
-	ask := func(refused []refusal) (least int) {
+	ask := func(refused []rejectedCall) (least int) {
 		e.Helper()
 		least = 10_000
 		for _, r := range refused {
@@ -239,7 +240,7 @@ func testRefusedLeavesNothing(e *env) {
 	}
 	// grows returns the counts that rise by about one for each call, in each round. Other activity also creates
 	// objects, but does not keep them.
-	grows := func(rounds int, refused ...refusal) (grow []bool) {
+	grows := func(rounds int, refused ...rejectedCall) (grow []bool) {
 		e.Helper()
 		least := counts()
 		for range 5 {
@@ -273,11 +274,11 @@ func testRefusedLeavesNothing(e *env) {
 		e.Errorf("objects of the device: %v, and %v before all was refused", now, objects)
 	}
 	for _, kind := range queuePairTypes {
-		if e.ofType(kind, pd, cq) == nil && kind == ib.QPTypeRC {
+		if e.newQPOfType(kind, pd, cq) == nil && kind == ib.QPTypeRC {
 			e.Errorf("no %v queue pair can be made after %d that were refused", kind, times)
 		}
 	}
-	e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd}).exchange(0, 1, 8)
+	e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd}).exchangeMessage(0, 1, 8)
 }
 
 // liveObjects returns the number of live objects of the process, including those created since the collection.
@@ -291,46 +292,47 @@ func liveObjects() int {
 // regionProbe holds the expected state of a region. RDMA by a pair of the region's domain must reach its memory, and no
 // other access may.
 type regionProbe struct {
-	e     *env
+	e     *testEnv
 	p     *pair
 	other *pair // a pair of another domain
-	b     *buffer
-	fresh *buffer // memory of a rejected change
+	b     *registeredBuffer
+	fresh *registeredBuffer // memory of a rejected change
 	seed  int
 }
 
-func (r *regionProbe) same(after string) {
+func (r *regionProbe) checkUnchanged(after string) {
 	e := r.e
 	e.Helper()
 	p, b := r.p, r.b
 	r.seed++
-	fill(p.buf[0].b[:8], r.seed)
+	fillPattern(p.buf[0].b[:8], r.seed)
 	clear(b.b)
 	clear(r.fresh.b)
 	key, at := b.mr.RKey(), b.addr+8
 	wr := func(op ib.WROpcode, of *pair) ib.SendWR {
 		return ib.SendWR{Opcode: op, SGList: of.buf[0].sgl(0, 8), RemoteAddr: at, RKey: key}
 	}
-	p.wantTry(after+": write by a queue pair of its domain", wr(ib.WRRDMAWrite, p), ib.WCSuccess)
+	p.wantPostStatus(after+": write by a queue pair of its domain", wr(ib.WRRDMAWrite, p), ib.WCSuccess)
 	if !bytes.Equal(b.b[8:16], p.buf[0].b[:8]) || !allZero(r.fresh.b) {
 		e.Fatalf("%s: the data of a write are not where they should be", after)
 	}
-	p.wantTry(after+": read, for which it has no right", wr(ib.WRRDMARead, p), ib.WCRemAccessErr)
-	r.other.wantTry(after+": write by a queue pair of another domain", wr(ib.WRRDMAWrite, r.other), ib.WCRemAccessErr)
+	p.wantPostStatus(after+": read, for which it has no right", wr(ib.WRRDMARead, p), ib.WCRemAccessErr)
+	r.other.wantPostStatus(after+": write by a queue pair of another domain", wr(ib.WRRDMAWrite, r.other),
+		ib.WCRemAccessErr)
 	// The local key, with a SEND of the region to itself.
 	for _, of := range []*pair{p, r.other} {
 		want := ib.WCSuccess
 		if of != p {
 			want = ib.WCLocProtErr
 		}
-		of.recv(1, 1, 64, 8)
-		if got := of.try(ib.SendWR{Opcode: ib.WRSend, SGList: b.sgl(8, 8)}); got != want {
+		of.postRecv(1, 1, 64, 8)
+		if got := of.postAndWait(ib.SendWR{Opcode: ib.WRSend, SGList: b.sgl(8, 8)}); got != want {
 			e.Fatalf("%s: send from it: got %q, want %q", after, got, want)
 		}
 		if want == ib.WCSuccess {
 			e.waitOne(of.cqs[1], 1, ib.WCSuccess)
 		} else {
-			of.again()
+			of.reconnect()
 		}
 	}
 	if b.mr.PD() != p.pd {
@@ -338,50 +340,51 @@ func (r *regionProbe) same(after string) {
 	}
 }
 
-// testReregRefused requests several changes of which one is invalid. A driver may detect it after it has made the
-// others.
-func testReregRefused(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
+// testRejectedReregChangesNothing requests several changes of which one is invalid. A driver may detect it after it has
+// made the others.
+func testRejectedReregChangesNothing(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.requireRDMAWrite()
 	const access = ib.AccessLocalWrite | ib.AccessRemoteWrite
-	b := e.buffer(p.pd, 64, access)
-	e.need("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: access}))
-	r := &regionProbe{e: e, p: p, other: e.pair(pairConfig{kind: ib.QPTypeRC}), b: b, fresh: e.buffer(p.pd, 64, access)}
-	r.same("at first")
+	b := e.newBuffer(p.pd, 64, access)
+	e.requireFeature("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: access}))
+	r := &regionProbe{e: e, p: p, other: e.newPair(pairConfig{kind: ib.QPTypeRC}), b: b, fresh: e.newBuffer(p.pd, 64,
+		access)}
+	r.checkUnchanged("at first")
 	to := ib.MRChange{PD: r.other.pd, Space: e.mem, Addr: r.fresh.addr, Length: 64, IOVA: b.addr}
 	const all = ib.MRChangePD | ib.MRChangeAccess | ib.MRChangeTranslation
 	tested := false
-	for _, bad := range e.refusedAccess(p.pd) {
+	for _, bad := range e.rejectedAccessFlags(p.pd) {
 		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangeAccess | ib.MRChangePD,
 			ib.MRChangeAccess | ib.MRChangeTranslation, all} {
 			to.Access = bad | ib.AccessRemoteRead
 			if err := b.mr.Rereg(flags, to); err == nil {
 				e.Fatalf("Rereg, changes %#x, to rights %v, which RegMR refuses: was done", flags, to.Access)
 			}
-			r.same(fmt.Sprintf("after a Rereg, changes %#x, to rights %v, that was refused", flags, to.Access))
+			r.checkUnchanged(fmt.Sprintf("after a Rereg, changes %#x, to rights %v, that was refused", flags, to.Access))
 			tested = true
 		}
 	}
 	// The rejected call must not use the domain.
-	to.PD, to.Access = e.pd(), ib.AccessLocalWrite
-	for _, bad := range e.refusedAccess(p.pd) {
+	to.PD, to.Access = e.newPD(), ib.AccessLocalWrite
+	for _, bad := range e.rejectedAccessFlags(p.pd) {
 		to.Access = bad
 		b.mr.Rereg(all, to)
 	}
 	e.destroy(to.PD)
-	bindable := e.buffer(p.pd, 64, access|ib.AccessMWBind)
+	bindable := e.newBuffer(p.pd, 64, access|ib.AccessMWBind)
 	mw, err := p.pd.AllocMW(ib.MWType1)
 	switch {
 	case err == nil:
-		own(e, mw, mw.Dealloc)
-		p.bind(ib.BindMW{
+		destroyAtEnd(e, mw, mw.Dealloc)
+		p.bindAndWait(ib.BindMW{
 			MW: mw, MR: bindable.mr, RKey: ib.IncRKey(mw.RKey()), Addr: bindable.addr, Length: 8, Access: ib.AccessRemoteWrite,
 		}, ib.WCSuccess)
 		r.b = bindable
 		to.PD, to.Access = r.other.pd, access|ib.AccessRemoteRead
 		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangePD, ib.MRChangeTranslation, all} {
 			e.wantErr("Rereg of a region with a window", bindable.mr.Rereg(flags, to), syscall.EBUSY, syscall.EINVAL)
-			r.same(fmt.Sprintf("after a Rereg, changes %#x, of a region with a window", flags))
+			r.checkUnchanged(fmt.Sprintf("after a Rereg, changes %#x, of a region with a window", flags))
 			tested = true
 		}
 		e.destroy(mw)

@@ -14,16 +14,16 @@ import (
 
 // Devices that are plugged and unplugged within one test.
 
-// scope is a testing.TB whose clean-ups run when one device is freed, not at the end of the test.
-type scope struct {
+// cleanupScope is a testing.TB whose clean-ups run when one device is freed, not at the end of the test.
+type cleanupScope struct {
 	testing.TB
 	cleanups []func()
 }
 
-func (s *scope) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
+func (s *cleanupScope) Cleanup(f func()) { s.cleanups = append(s.cleanups, f) }
 
-// close runs the clean-ups, the last one first. They may add others.
-func (s *scope) close() {
+// runCleanups runs the clean-ups, the last one first. They may add others.
+func (s *cleanupScope) runCleanups() {
 	for len(s.cleanups) > 0 {
 		last := len(s.cleanups) - 1
 		f := s.cleanups[last]
@@ -32,14 +32,14 @@ func (s *scope) close() {
 	}
 }
 
-// slot holds the current device of a test.
-type slot struct {
-	e    *env
+// deviceSlot holds the current device of a test.
+type deviceSlot struct {
+	e    *testEnv
 	core ib.Core
 	cl   *ib.Client
 	make func(t testing.TB) *ib.DeviceHandle
 
-	scope  *scope // scope of the device
+	scope  *cleanupScope // scope of the device
 	handle *ib.DeviceHandle
 	dev    *ib.Device // the device as the client sees it
 	lossy  bool
@@ -48,44 +48,44 @@ type slot struct {
 	removeErr error
 }
 
-// plug creates a device and registers it.
-func (s *slot) plug() error {
+// plugDevice creates a device and registers it.
+func (s *deviceSlot) plugDevice() error {
 	s.remove = func() error { return nil }
-	s.scope = &scope{TB: s.e.TB}
+	s.scope = &cleanupScope{TB: s.e.TB}
 	s.handle = s.make(s.scope)
 	return s.e.cfg.plug(&s.core, s.handle)
 }
 
-// unplug unregisters the device and frees it.
-func (s *slot) unplug() error {
+// unplugDevice unregisters the device and frees it.
+func (s *deviceSlot) unplugDevice() error {
 	err := s.e.cfg.unplug(&s.core, s.handle)
-	s.scope.close()
+	s.scope.runCleanups()
 	return err
 }
 
-// reset resets the device in the order of package ib/slot: the fatal event, the error state, the client's shutdown, and
-// the recovered device.
-func (s *slot) reset(remove func() error) error {
-	if err := s.fatal(); err != nil {
+// resetDevice resets the device in the order of package ib/slot: the fatal event, the error state, the client's
+// shutdown, and the recovered device.
+func (s *deviceSlot) resetDevice(remove func() error) error {
+	if err := s.dispatchFatal(); err != nil {
 		return err
 	}
 	s.handle.SetError()
 	s.remove = remove
 	old := s.handle
-	if err := errors.Join(s.unplug(), s.removeErr); err != nil {
+	if err := errors.Join(s.unplugDevice(), s.removeErr); err != nil {
 		return fmt.Errorf("shut down a device in error: %w", err)
 	}
 	if _, err := old.Device().AllocPD(); !errors.Is(err, syscall.ENODEV) {
 		return fmt.Errorf("alloc pd on the device before its reset: got error %v, want %w", err, syscall.ENODEV)
 	}
-	if err := s.plug(); err != nil {
+	if err := s.plugDevice(); err != nil {
 		return fmt.Errorf("register the recovered device: %w", err)
 	}
 	return nil
 }
 
-// fatal dispatches the fatal event, and waits until a consumer has received it.
-func (s *slot) fatal() error {
+// dispatchFatal dispatches the fatal event, and waits until a consumer has received it.
+func (s *deviceSlot) dispatchFatal() error {
 	told := make(chan struct{})
 	var once sync.Once
 	stop := s.dev.OnEvent(func(ev ib.Event) {

@@ -15,33 +15,33 @@ var retriedChecks = []ruleTest{
 	{
 		name: "Data/Retried",
 		rule: "a request that has found no receive, once or more often, arrives whole when there is one, behind those before it",
-		test: testRetried,
+		test: testRetriedMessages,
 	},
 }
 
 // retriedInline is the inline capacity that the check needs.
 const retriedInline = 48
 
-// testRetried posts messages without receives, and then posts the receives one after the other.
-func testRetried(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
+// testRetriedMessages posts messages without receives, and then posts the receives one after the other.
+func testRetriedMessages(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	qp, err := p.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
-		Cap: ib.QPCap{MaxSendWR: e.cap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.cap().MaxSendSGE, MaxRecvSGE: 1,
+		Cap: ib.QPCap{MaxSendWR: e.defaultCap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.defaultCap().MaxSendSGE, MaxRecvSGE: 1,
 			MaxInlineData: retriedInline},
 	})
 	inline := err == nil
 	if inline {
-		own(e, qp, qp.Destroy)
-		e.reset(p.qps[:]...)
-		e.up(qp, p.qps[1].Num(), ib.QPRTS)
-		e.up(p.qps[1], qp.Num(), ib.QPRTS)
+		destroyAtEnd(e, qp, qp.Destroy)
+		e.resetQPs(p.qps[:]...)
+		e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
+		e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
 		p.qps[0] = qp
 	} else {
 		e.Logf("the driver has no inline data: %v", err)
 	}
 	a, b := p.buf[0], p.buf[1]
-	fill(a.b, 9)
+	fillPattern(a.b, 9)
 	// Each WRITE has its own destination, because all packets before the message that needs a receive may be written at
 	// any time. The receive buffers follow, each as long as the longest SEND.
 	const (
@@ -101,9 +101,9 @@ func testRetried(e *env) {
 			if i < times-1 {
 				continue
 			}
-			e.settle() // so that the first has found no receive
+			e.awaitCallbacks() // so that the first has found no receive
 			for i, want := range want {
-				p.recv(1, uint64(i), recvs, most)
+				p.postRecv(1, uint64(i), recvs, most)
 				what := fmt.Sprintf("%s, number %d without a receive at first", c.name, i)
 				wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 				e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
@@ -119,7 +119,7 @@ func testRetried(e *env) {
 				if c.op != ib.WRSend && (wc.Imm != 0x0a0b0c00+uint32(i) || wc.Flags&ib.WCWithImm == 0) {
 					e.Fatalf("%s: completed as %+v, want immediate data %#x", what, wc, 0x0a0b0c00+i)
 				}
-				e.settle() // so that the next one has found no receive, again
+				e.awaitCallbacks() // so that the next one has found no receive, again
 			}
 		}
 	}

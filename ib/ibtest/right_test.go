@@ -8,8 +8,8 @@ import (
 	"verbena/ib"
 )
 
-// rightDrivers keep the contract in unusual ways.
-var rightDrivers = []struct {
+// correctDrivers keep the contract in unusual ways.
+var correctDrivers = []struct {
 	name  string
 	alter func(d *wrongDriver)
 }{
@@ -19,7 +19,7 @@ var rightDrivers = []struct {
 		const most = 64
 		d.limits = func(a *ib.DeviceAttr) { a.MaxQP = most }
 		d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
-			if len(each(d, &d.qps)) >= most {
+			if len(copyList(d, &d.qps)) >= most {
 				return fmt.Errorf("%d queue pairs: %w", most, syscall.ENOMEM)
 			}
 			return nil
@@ -27,13 +27,13 @@ var rightDrivers = []struct {
 	}},
 }
 
-// TestRightDrivers checks that the suite passes on every driver that keeps the contract.
-func TestRightDrivers(t *testing.T) {
-	for _, r := range rightDrivers {
+// TestCorrectDriversPass checks that the suite passes on every driver that keeps the contract.
+func TestCorrectDriversPass(t *testing.T) {
+	for _, r := range correctDrivers {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
 			Run(t, func(t testing.TB) *ib.DeviceHandle {
-				d := newWrong(t)
+				d := newWrongDriver(t)
 				r.alter(d)
 				return d.dev
 			}, Bubble(), Load(1), Seeds(100))

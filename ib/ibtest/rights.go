@@ -21,48 +21,48 @@ var rightsChecks = []ruleTest{
 	{
 		name: "Data/LocalRights",
 		rule: "a local key gives only the domain it was made in; what comes in, by a receive, a read or an atomic, needs the local right to write",
-		test: testLocalRights,
+		test: testLocalKeyRights,
 	},
 	{
 		name: "Data/KeyReuse",
 		rule: "the key of a region or window that is gone is not given to those that are made next",
-		test: testKeyReuse,
+		test: testKeyIsNotReusedAtOnce,
 	},
 	{
 		name: "Data/VisibleAtCompletion",
 		rule: "when a receive completes, all that the peer wrote before is in memory; a completed read has its data",
-		test: testVisible,
+		test: testDataVisibleAtCompletion,
 	},
 	{
 		name: "Data/VisibleElsewhere",
 		rule: "a thread that polls while another one posts finds the data of a message with its completion",
-		test: testVisibleElsewhere, plain: true,
+		test: testDataVisibleOnOtherThread, plain: true,
 	},
 	{
 		name: "Data/AtomicsTogether",
 		rule: "additions to one word by threads with several queue pairs are all counted, and each returns another value",
-		test: testAtomicsTogether, plain: true,
+		test: testConcurrentAtomics, plain: true,
 	},
 	{
 		name: "Data/NothingAfterDestroy",
 		rule: "when Destroy of a queue pair has returned, nothing is written to memory in its name",
-		test: testNothingAfterDestroy,
+		test: testNoWriteAfterDestroy,
 	},
 	{
 		name: "Data/DeregUnderTraffic",
 		rule: "when Dereg has returned, nothing is written through the key, also while the peer goes on writing",
-		test: testDeregUnderTraffic,
+		test: testNoWriteAfterDereg,
 	},
 }
 
-func testLocalRights(e *env) {
-	pd, other := e.pd(), e.pd()
-	write := e.buffer(pd, 64, ib.AccessLocalWrite)
-	plain := e.buffer(pd, 64, 0)
-	alien := e.buffer(other, 64, ib.AccessLocalWrite)
+func testLocalKeyRights(e *testEnv) {
+	pd, other := e.newPD(), e.newPD()
+	write := e.newBuffer(pd, 64, ib.AccessLocalWrite)
+	plain := e.newBuffer(pd, 64, 0)
+	alien := e.newBuffer(other, 64, ib.AccessLocalWrite)
 
 	// lacks fails the test unless the operation has failed and has not changed the memory.
-	lacks := func(what string, b *buffer, wc ib.WC, want ib.WCStatus) {
+	lacks := func(what string, b *registeredBuffer, wc ib.WC, want ib.WCStatus) {
 		e.Helper()
 		if wc.Status != want {
 			e.Errorf("%s: completed with %q, want %q", what, wc.Status, want)
@@ -71,45 +71,45 @@ func testLocalRights(e *env) {
 			e.Errorf("%s: the memory was changed", what)
 		}
 	}
-	sge := func(b *buffer) []ib.SGE { return b.sgl(0, 8) }
-	send := func(what string, b *buffer) {
+	sge := func(b *registeredBuffer) []ib.SGE { return b.sgl(0, 8) }
+	send := func(what string, b *registeredBuffer) {
 		e.Helper()
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		p.recv(1, 1, 0, 8)
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		p.postRecv(1, 1, 0, 8)
 		n, err := p.qps[0].PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(b)})
 		if n == 0 {
 			e.wantErr(what, err, syscall.EINVAL)
 			return
 		}
-		lacks(what, nil, e.waitAny(p.cqs[0]), ib.WCLocProtErr)
+		lacks(what, nil, e.waitOneOfAny(p.cqs[0]), ib.WCLocProtErr)
 	}
-	receive := func(what string, b *buffer) {
+	receive := func(what string, b *registeredBuffer) {
 		e.Helper()
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		fill(p.buf[0].b[:8], 1)
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		fillPattern(p.buf[0].b[:8], 1)
 		n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: sge(b)})
 		if n == 0 {
 			e.wantErr(what, err, syscall.EINVAL)
 			return
 		}
-		p.send(0, 2, 8)
-		lacks(what, b, e.waitAny(p.cqs[1]), ib.WCLocProtErr)
-		if wc := e.waitAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+		p.postSend(0, 2, 8)
+		lacks(what, b, e.waitOneOfAny(p.cqs[1]), ib.WCLocProtErr)
+		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
 			e.Errorf("%s: the sender's completion is a success", what)
 		}
 	}
-	fetch := func(what string, op ib.WROpcode, b *buffer) {
+	fetch := func(what string, op ib.WROpcode, b *registeredBuffer) {
 		e.Helper()
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		fill(p.buf[1].b[:8], 1)
-		n, err := p.qps[0].PostSend(p.rdma(1, op, sge(b), 0))
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		fillPattern(p.buf[1].b[:8], 1)
+		n, err := p.qps[0].PostSend(p.rdmaRequest(1, op, sge(b), 0))
 		if n == 0 {
 			if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
 				e.wantErr(what, err, syscall.EINVAL)
 			}
 			return
 		}
-		lacks(what, b, e.waitAny(p.cqs[0]), ib.WCLocProtErr)
+		lacks(what, b, e.waitOneOfAny(p.cqs[0]), ib.WCLocProtErr)
 	}
 	send("send from a region of another domain", alien)
 	receive("receive into a region of another domain", alien)
@@ -120,25 +120,25 @@ func testLocalRights(e *env) {
 		fetch("atomic whose old value goes into a region without the local right to write", ib.WRAtomicFetchAdd, plain)
 	}
 	// The same with the rights.
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	fill(p.buf[0].b[:8], 2)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+	fillPattern(p.buf[0].b[:8], 2)
 	if n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: sge(write)}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	p.send(0, 1, 8)
+	p.postSend(0, 1, 8)
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	if !bytes.Equal(write.b[:8], p.buf[0].b[:8]) {
 		e.Error("receive: the data are not where they should be")
 	}
-	p.recv(1, 2, 0, 8)
-	p.post(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // reading needs no right
+	p.postRecv(1, 2, 0, 8)
+	p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // reading needs no right
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 }
 
-func testKeyReuse(e *env) {
-	pd := e.pd()
+func testKeyIsNotReusedAtOnce(e *testEnv) {
+	pd := e.newPD()
 	const rounds = 8
 	dead := map[uint32]string{}
 	// once creates an object with keys and destroys it.
@@ -155,7 +155,7 @@ func testKeyReuse(e *env) {
 		}
 	}
 	for i := range rounds {
-		b := e.buffer(pd, 64, allAccess)
+		b := e.newBuffer(pd, 64, allAccess)
 		once(fmt.Sprintf("region %d", i), []uint32{b.mr.LKey(), b.mr.RKey()},
 			func() error { e.destroy(b.mr); return e.mem.Remove(b.addr) })
 		if mr, err := pd.AllocMR(1); err == nil {
@@ -169,17 +169,17 @@ func testKeyReuse(e *env) {
 	}
 }
 
-// testVisible reads the memory at once when a completion reports that the data have arrived.
-func testVisible(e *env) {
-	p, messages := e.pair(pairConfig{kind: ib.QPTypeRC}), e.pair(pairConfig{kind: ib.QPTypeRC})
-	t := p.traffic()
+// testDataVisibleAtCompletion reads the memory at once when a completion reports that the data have arrived.
+func testDataVisibleAtCompletion(e *testEnv) {
+	p, messages := e.newPair(pairConfig{kind: ib.QPTypeRC}), e.newPair(pairConfig{kind: ib.QPTypeRC})
+	t := p.newMessageSender()
 	for i := range 20 * e.cfg.load {
 		const n = 12000 // several packets
 		if t.write {
-			fill(p.buf[0].b[:n], i)
-			p.recv(1, uint64(i), bufLen-8, 8)
-			p.post(0, p.rdma(1, ib.WRRDMAWrite, p.buf[0].sgl(0, n), 0))
-			p.send(0, 2, 8)
+			fillPattern(p.buf[0].b[:n], i)
+			p.postRecv(1, uint64(i), bufLen-8, 8)
+			p.postWR(0, p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, n), 0))
+			p.postSend(0, 2, 8)
 			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 			if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[:n]) {
 				e.Fatal("the message after an RDMA WRITE has arrived, and the data of the write have not")
@@ -187,9 +187,9 @@ func testVisible(e *env) {
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 			e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 		}
-		fill(messages.buf[0].b[:n], i)
-		messages.recv(1, 3, 0, n)
-		messages.send(0, 3, n)
+		fillPattern(messages.buf[0].b[:n], i)
+		messages.postRecv(1, 3, 0, n)
+		messages.postSend(0, 3, n)
 		e.waitOne(messages.cqs[1], 3, ib.WCSuccess)
 		if !bytes.Equal(messages.buf[1].b[:n], messages.buf[0].b[:n]) {
 			e.Fatal("the receive of a message has completed, and the data are not there")
@@ -198,11 +198,11 @@ func testVisible(e *env) {
 	}
 }
 
-// testVisibleElsewhere polls on a second thread, which meets the driver's copy of a long message.
-func testVisibleElsewhere(e *env) {
+// testDataVisibleOnOtherThread polls on a second thread, which meets the driver's copy of a long message.
+func testDataVisibleOnOtherThread(e *testEnv) {
 	n := int(min(1<<20, uint64(e.port.MaxMsgSize)))
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	from, to := e.buffer(p.pd, n, allAccess), e.buffer(p.pd, n, allAccess)
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	from, to := e.newBuffer(p.pd, n, allAccess), e.newBuffer(p.pd, n, allAccess)
 	for i := range 40 * e.cfg.load {
 		from.b[0], from.b[n-1] = byte(i), byte(i)
 		e.postRecv(p.qps[1], ib.RecvWR{ID: uint64(i), SGList: to.sgl(0, n)})
@@ -222,7 +222,7 @@ func testVisibleElsewhere(e *env) {
 		for !begun.Load() {
 			runtime.Gosched()
 		}
-		p.post(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(0, n)})
+		p.postWR(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(0, n)})
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		last, ok := <-polled
 		if !ok {
@@ -234,19 +234,19 @@ func testVisibleElsewhere(e *env) {
 	}
 }
 
-// testAtomicsTogether adds 1 to a word on several queue pairs and threads.
-func testAtomicsTogether(e *env) {
+// testConcurrentAtomics adds 1 to a word on several queue pairs and threads.
+func testConcurrentAtomics(e *testEnv) {
 	if e.deviceAttr().AtomicCap == ib.AtomicNone {
 		e.Skip("the driver has no atomics: AtomicCap is none")
 	}
 	const threads = 3
-	pd := e.pd()
-	word := e.buffer(pd, 8, allAccess)
+	pd := e.newPD()
+	word := e.newBuffer(pd, 8, allAccess)
 	each := 2000 * e.cfg.load
 	old := make([][]uint64, threads)
 	var wg sync.WaitGroup
 	for t := range threads {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		wg.Go(func() {
 			wr := ib.SendWR{Opcode: ib.WRAtomicFetchAdd, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
 				RemoteAddr: word.addr, RKey: word.mr.RKey(), CompareAdd: 1}
@@ -258,7 +258,7 @@ func testAtomicsTogether(e *env) {
 				}
 				for w := e.newWait(); ; {
 					n, err := p.cqs[0].Poll(wc)
-					if err != nil || n > 0 && wc[0].Status != ib.WCSuccess || n == 0 && w.over() {
+					if err != nil || n > 0 && wc[0].Status != ib.WCSuccess || n == 0 && w.isOver() {
 						e.Errorf("completion of an atomic: got %d with %q, %v, want 1 with success", n, wc[0].Status, err)
 						return
 					}
@@ -275,7 +275,8 @@ func testAtomicsTogether(e *env) {
 	for _, list := range old {
 		for _, v := range list {
 			if v >= uint64(len(seen)) || seen[v] {
-				e.Fatalf("atomics of %d threads: got value %d twice or out of range, want each up to %d once", threads, v, len(seen))
+				e.Fatalf("atomics of %d threads: got value %d twice or out of range, want each up to %d once", threads, v,
+					len(seen))
 			}
 			seen[v] = true
 		}
@@ -285,53 +286,53 @@ func testAtomicsTogether(e *env) {
 	}
 }
 
-// quiet fails the test if the memory changes within a short time.
-func (e *env) quiet(b []byte, when string) {
+// wantUnchanged fails the test if the memory changes within a short time.
+func (e *testEnv) wantUnchanged(b []byte, when string) {
 	e.Helper()
-	fill(b, 77)
+	fillPattern(b, 77)
 	want := bytes.Clone(b)
 	for range 30 {
-		pause()
+		yieldBriefly()
 		if !bytes.Equal(b, want) {
 			e.Fatalf("memory was written %s", when)
 		}
 	}
 }
 
-func testNothingAfterDestroy(e *env) {
-	pd := e.pd()
+func testNoWriteAfterDestroy(e *testEnv) {
+	pd := e.newPD()
 	for round := range 6 * e.cfg.load {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		for i := range e.queueLen / 2 {
-			p.recv(1, uint64(i), 512*i, 512)
+			p.postRecv(1, uint64(i), 512*i, 512)
 		}
 		// The first messages have arrived, the others may be in flight.
 		for i := range e.queueLen / 2 {
-			p.send(0, uint64(i), 512)
+			p.postSend(0, uint64(i), 512)
 		}
 		for range round % (e.queueLen/2 + 1) {
-			e.waitAny(p.cqs[1])
+			e.waitOneOfAny(p.cqs[1])
 		}
 		e.destroy(p.qps[1])
-		e.quiet(p.buf[1].b, "when the queue pair had been destroyed")
+		e.wantUnchanged(p.buf[1].b, "when the queue pair had been destroyed")
 		e.destroy(p.qps[0])
 	}
 }
 
-func testDeregUnderTraffic(e *env) {
-	e.allow(check.RuleInFlight)
-	pd := e.pd()
+func testNoWriteAfterDereg(e *testEnv) {
+	e.allowViolation(check.RuleInFlight)
+	pd := e.newPD()
 	for range 6 * e.cfg.load {
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		t := p.traffic()
-		target := e.buffer(pd, bufLen, allAccess)
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		t := p.newMessageSender()
+		target := e.newBuffer(pd, bufLen, allAccess)
 		wr := ib.SendWR{
 			Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, bufLen),
 			RemoteAddr: target.addr, RKey: target.mr.RKey(),
 		}
 		receive := ib.RecvWR{SGList: target.sgl(0, bufLen)}
 		if !t.write {
-			wr = t.message(0, bufLen)
+			wr = t.messageRequest(0, bufLen)
 		}
 		var stop atomic.Bool
 		var written atomic.Int32
@@ -358,7 +359,7 @@ func testDeregUnderTraffic(e *env) {
 			defer stop.Store(true)
 			e.eventually("writes", func() bool { return written.Load() > 2 })
 			e.destroy(target.mr)
-			e.quiet(target.b, "when its region had been deregistered")
+			e.wantUnchanged(target.b, "when its region had been deregistered")
 		}()
 		e.destroy(p.qps[0])
 		e.destroy(p.qps[1])

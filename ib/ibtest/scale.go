@@ -31,19 +31,19 @@ var scaleChecks = []ruleTest{
 	{
 		name: "Scale/Depth",
 		rule: "queues of thousands of entries lose and exchange none of them, in lists of any length",
-		test: testDepth, plain: true,
+		test: testDeepQueues, plain: true,
 	},
 	{
 		name: "Scale/Keys",
 		rule: "each of many regions has its own memory, also when others are deregistered",
-		test: testManyKeys, plain: true,
+		test: testManyRegions, plain: true,
 	},
 }
 
-// crowd returns the number of objects of these checks, within limits of the device.
-func (e *env) crowd(limits ...int) int {
+// scaleCount returns the number of objects of these checks, within limits of the device.
+func (e *testEnv) scaleCount(limits ...int) int {
 	e.Helper()
-	n := crowd
+	n := scaleObjects
 	for _, l := range limits {
 		n = min(n, l)
 	}
@@ -53,21 +53,21 @@ func (e *env) crowd(limits ...int) int {
 	return n
 }
 
-// word returns the memory of an element of 8 bytes.
-func (b *buffer) word(i int) []byte { return b.b[8*i:][:8] }
+// wordAt returns the memory of an element of 8 bytes.
+func (b *registeredBuffer) wordAt(i int) []byte { return b.b[8*i:][:8] }
 
-// small is the capacity of the queue pairs of these checks.
-var small = ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}
+// minScaleCap is the capacity of the queue pairs of these checks.
+var minScaleCap = ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}
 
-// receivers checks the completions of n receives of a shared receive queue. Receive i has element i of to; message i
+// checkSenders checks the completions of n receives of a shared receive queue. Receive i has element i of to; message i
 // contains the number of its sender, and seen counts the messages of each.
-func (e *env) receivers(cq *ib.CQ, to *buffer, n int, seen []int) {
+func (e *testEnv) checkSenders(cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
 	e.Helper()
-	for _, wc := range e.wait(cq, n) {
+	for _, wc := range e.waitCompletions(cq, n) {
 		if wc.Status != ib.WCSuccess || wc.ByteLen != 8 || wc.ID >= uint64(len(seen)) {
 			e.Fatalf("receive %d of %d: got %q, %d bytes", wc.ID, len(seen), wc.Status, wc.ByteLen)
 		}
-		sender := binary.NativeEndian.Uint64(to.word(int(wc.ID)))
+		sender := binary.NativeEndian.Uint64(to.wordAt(int(wc.ID)))
 		if sender >= uint64(len(seen)) {
 			e.Fatalf("receive %d: got data %#x of no sender", wc.ID, sender)
 		}
@@ -75,8 +75,8 @@ func (e *env) receivers(cq *ib.CQ, to *buffer, n int, seen []int) {
 	}
 }
 
-// once fails the test unless each sender has been seen once.
-func (e *env) once(seen []int) {
+// wantEachOnce fails the test unless each sender has been seen once.
+func (e *testEnv) wantEachOnce(seen []int) {
 	e.Helper()
 	for i, n := range seen {
 		if n != 1 {
@@ -85,42 +85,42 @@ func (e *env) once(seen []int) {
 	}
 }
 
-func testManySenders(e *env) {
+func testManySenders(e *testEnv) {
 	a := e.deviceAttr()
-	n := e.crowd((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE/2, a.MaxCQ-2)
-	pd := e.pd()
-	srq := e.srq(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(n), MaxSGE: 1}})
-	from, to := e.buffer(pd, 8*n, allAccess), e.buffer(pd, 8*n, allAccess)
-	sent := e.cq(2*n, nil)
+	n := e.scaleCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE/2, a.MaxCQ-2)
+	pd := e.newPD()
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(n), MaxSGE: 1}})
+	from, to := e.newBuffer(pd, 8*n, allAccess), e.newBuffer(pd, 8*n, allAccess)
+	sent := e.newCQ(2*n, nil)
 	calls, received := make([]atomic.Int32, n), make([]*ib.CQ, n)
 	var senders []*ib.QP
 	for i := range n {
-		binary.NativeEndian.PutUint64(from.word(i), uint64(i))
-		received[i] = e.cq(2, func(*ib.CQ) { calls[i].Add(1) })
-		s := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: sent, RecvCQ: sent, Cap: small})
-		r := e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: received[i], RecvCQ: received[i], SRQ: srq,
+		binary.NativeEndian.PutUint64(from.wordAt(i), uint64(i))
+		received[i] = e.newCQ(2, func(*ib.CQ) { calls[i].Add(1) })
+		s := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: sent, RecvCQ: sent, Cap: minScaleCap})
+		r := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: received[i], RecvCQ: received[i], SRQ: srq,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}})
-		e.up(s, r.Num(), ib.QPRTS)
-		e.up(r, s.Num(), ib.QPRTS)
+		e.bringUp(s, r.Num(), ib.QPRTS)
+		e.bringUp(r, s.Num(), ib.QPRTS)
 		if _, err := received[i].ReqNotify(ib.NotifyNextComp); err != nil {
 			e.Fatalf("request notification: %v", err)
 		}
 		senders = append(senders, s)
 	}
 	for i, s := range senders {
-		e.postOne(s, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8)})
+		e.postSendWR(s, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8)})
 	}
-	e.postMany(srq, to, n)
-	for _, wc := range e.wait(sent, n) {
+	e.postRecvList(srq, to, n)
+	for _, wc := range e.waitCompletions(sent, n) {
 		if wc.Status != ib.WCSuccess {
 			e.Fatalf("sender %d of %d: got %q, want success", wc.ID, n, wc.Status)
 		}
 	}
 	seen := make([]int, n)
 	for i := range n {
-		e.receivers(received[i], to, 1, seen)
+		e.checkSenders(received[i], to, 1, seen)
 	}
-	e.once(seen)
+	e.wantEachOnce(seen)
 	for i := range calls {
 		e.eventually(fmt.Sprintf("the handler of queue %d of %d", i, n), func() bool { return calls[i].Load() > 0 })
 	}
@@ -128,7 +128,7 @@ func testManySenders(e *env) {
 		e.postRecv(s, ib.RecvWR{ID: uint64(i), SGList: to.sgl(8*i, 8)})
 	}
 	e.handle.SetError()
-	for _, wc := range e.wait(sent, n) {
+	for _, wc := range e.waitCompletions(sent, n) {
 		if wc.Status != ib.WCWRFlushErr {
 			e.Fatalf("receive %d of %d after a device error: got %q, want a flush error", wc.ID, n, wc.Status)
 		}
@@ -140,16 +140,16 @@ func testManySenders(e *env) {
 	}
 }
 
-// postOne posts a send and fails the test if it is rejected.
-func (e *env) postOne(qp *ib.QP, wr ib.SendWR) {
+// postSendWR posts a send and fails the test if it is rejected.
+func (e *testEnv) postSendWR(qp *ib.QP, wr ib.SendWR) {
 	e.Helper()
 	if n, err := qp.PostSend(wr); n != 1 || err != nil {
 		e.Fatalf("post send %d: %d taken, %v", wr.ID, n, err)
 	}
 }
 
-// postMany posts n receives with one call.
-func (e *env) postMany(srq *ib.SRQ, to *buffer, n int) {
+// postRecvList posts n receives with one call.
+func (e *testEnv) postRecvList(srq *ib.SRQ, to *registeredBuffer, n int) {
 	e.Helper()
 	var list []ib.RecvWR
 	for i := range n {
@@ -160,61 +160,61 @@ func (e *env) postMany(srq *ib.SRQ, to *buffer, n int) {
 	}
 }
 
-func testManyInitiators(e *env) {
+func testManyInitiators(e *testEnv) {
 	a := e.deviceAttr()
 	x, err := e.dev.AllocXRCD()
-	e.need("XRC domains", err)
-	own(e, x, x.Dealloc)
-	n := e.crowd((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE)
-	pd := e.pd()
-	sent, received := e.cq(n, nil), e.cq(n, nil)
-	srq := e.srq(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: received,
+	e.requireFeature("XRC domains", err)
+	destroyAtEnd(e, x, x.Dealloc)
+	n := e.scaleCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE)
+	pd := e.newPD()
+	sent, received := e.newCQ(n, nil), e.newCQ(n, nil)
+	srq := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: received,
 		Attr: ib.SRQAttr{MaxWR: uint32(n), MaxSGE: 1}})
-	from, to := e.buffer(pd, 8*n, allAccess), e.buffer(pd, 8*n, allAccess)
+	from, to := e.newBuffer(pd, 8*n, allAccess), e.newBuffer(pd, 8*n, allAccess)
 	for i := range n {
-		binary.NativeEndian.PutUint64(from.word(i), uint64(i))
-		ini, _ := e.xrcPair(pd, x, sent)
-		e.postOne(ini, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8),
+		binary.NativeEndian.PutUint64(from.wordAt(i), uint64(i))
+		ini, _ := e.newXRCPair(pd, x, sent)
+		e.postSendWR(ini, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8),
 			RemoteSRQN: srq.Num()})
 	}
-	e.postMany(srq, to, n)
-	for _, wc := range e.wait(sent, n) {
+	e.postRecvList(srq, to, n)
+	for _, wc := range e.waitCompletions(sent, n) {
 		if wc.Status != ib.WCSuccess {
 			e.Fatalf("initiator %d of %d: got %q, want success", wc.ID, n, wc.Status)
 		}
 	}
 	seen := make([]int, n)
-	e.receivers(received, to, n, seen)
-	e.once(seen)
+	e.checkSenders(received, to, n, seen)
+	e.wantEachOnce(seen)
 }
 
-func testManyMembers(e *env) {
-	group := e.groups()
+func testManyMembers(e *testEnv) {
+	group := e.groupAddresses()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
 	a := e.deviceAttr()
-	n := e.crowd(a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
-	p, _ := e.datagrams()
-	addr := e.address()
+	n := e.scaleCount(a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
+	p, _ := e.newDatagramPair()
+	addr := e.ownAddress()
 	addr.GRH.DGID = group(0)
 	ah, err := p.pd.CreateAH(&addr)
 	e.must("create ah", err)
-	own(e, ah, ah.Destroy)
-	var members []*member
+	destroyAtEnd(e, ah, ah.Destroy)
+	var members []*groupMember
 	for range n {
-		cq := e.cq(1, nil)
-		m := &member{e.qp(p.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: small}), cq,
-			e.buffer(p.pd, grhLen+8, allAccess)}
-		e.up(m.qp, 0, ib.QPRTS)
+		cq := e.newCQ(1, nil)
+		m := &groupMember{e.newQP(p.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: minScaleCap}), cq,
+			e.newBuffer(p.pd, grhLen+8, allAccess)}
+		e.bringUp(m.qp, 0, ib.QPRTS)
 		e.must("attach", m.qp.AttachMcast(group(0), 0))
-		m.recv(e, 1, grhLen+8)
+		m.checkReceived(e, 1, grhLen+8)
 		members = append(members, m)
 	}
-	fill(p.buf[0].b[:8], 1)
-	wr := p.datagram(1, ah, 8)
+	fillPattern(p.buf[0].b[:8], 1)
+	wr := p.datagramRequest(1, ah, 8)
 	wr.RemoteQPN = 0xffffff
-	p.post(0, wr)
+	p.postWR(0, wr)
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	for i, m := range members {
 		e.waitOne(m.cq, 1, ib.WCSuccess)
@@ -225,11 +225,11 @@ func testManyMembers(e *env) {
 	}
 }
 
-func testManyKeys(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	p.needWrite()
-	n := e.crowd(e.deviceAttr().MaxMR - 4)
-	b, addr := e.memory(8 * n)
+func testManyRegions(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	p.requireRDMAWrite()
+	n := e.scaleCount(e.deviceAttr().MaxMR - 4)
+	b, addr := e.newMemory(8 * n)
 	var regions []*ib.MR
 	for i := range n {
 		mr, err := p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr + 8*uint64(i), Length: 8, IOVA: addr,
@@ -244,7 +244,7 @@ func testManyKeys(e *env) {
 	for round := range uint64(2) {
 		for _, i := range order {
 			binary.NativeEndian.PutUint64(p.buf[0].b, uint64(i)+round<<32)
-			p.wantTry(fmt.Sprintf("write to region %d of %d", i, n), ib.SendWR{Opcode: ib.WRRDMAWrite,
+			p.wantPostStatus(fmt.Sprintf("write to region %d of %d", i, n), ib.SendWR{Opcode: ib.WRRDMAWrite,
 				SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: regions[i].RKey()}, ib.WCSuccess)
 		}
 		for _, i := range order {
@@ -265,23 +265,24 @@ func testManyKeys(e *env) {
 	}
 }
 
-// depth is the number of requests of testDepth in each queue.
-const depth = 9000
+// deepQueueLen is the number of requests of testDeepQueues in each queue.
+const deepQueueLen = 9000
 
-// testDepth posts thousands of receives in lists of several lengths, then as many sends, and compares all completions.
-func testDepth(e *env) {
+// testDeepQueues posts thousands of receives in lists of several lengths, then as many sends, and compares all
+// completions.
+func testDeepQueues(e *testEnv) {
 	a := e.deviceAttr()
-	n := min(depth, a.MaxQPWR, a.MaxCQE/2)
-	pd := e.pd()
-	from, to := e.buffer(pd, 8*n, allAccess), e.buffer(pd, 8*n, allAccess)
-	cqs := []*ib.CQ{e.cq(n, nil), e.cq(n, nil)}
+	n := min(deepQueueLen, a.MaxQPWR, a.MaxCQE/2)
+	pd := e.newPD()
+	from, to := e.newBuffer(pd, 8*n, allAccess), e.newBuffer(pd, 8*n, allAccess)
+	cqs := []*ib.CQ{e.newCQ(n, nil), e.newCQ(n, nil)}
 	var qps []*ib.QP
 	for i := range cqs {
-		qps = append(qps, e.qp(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cqs[i], RecvCQ: cqs[i],
+		qps = append(qps, e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cqs[i], RecvCQ: cqs[i],
 			Cap: ib.QPCap{MaxSendWR: uint32(n), MaxRecvWR: uint32(n), MaxSendSGE: 1, MaxRecvSGE: 1}}))
 	}
 	for i, qp := range qps {
-		e.up(qp, qps[1-i].Num(), ib.QPRTS)
+		e.bringUp(qp, qps[1-i].Num(), ib.QPRTS)
 	}
 	lists := func(post func(first, k int) (int, error)) {
 		e.Helper()
@@ -303,13 +304,13 @@ func testDepth(e *env) {
 	lists(func(first, k int) (int, error) {
 		var wrs []ib.SendWR
 		for i := first; i < first+k; i++ {
-			binary.NativeEndian.PutUint64(from.word(i), uint64(i)<<32|1)
+			binary.NativeEndian.PutUint64(from.wordAt(i), uint64(i)<<32|1)
 			wrs = append(wrs, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8)})
 		}
 		return qps[0].PostSend(wrs...)
 	})
 	for side, cq := range cqs {
-		for i, wc := range e.wait(cq, n) {
+		for i, wc := range e.waitCompletions(cq, n) {
 			if wc.ID != uint64(i) || wc.Status != ib.WCSuccess {
 				e.Fatalf("completion %d of %d on side %d: got work request %d with %q", i, n, side, wc.ID, wc.Status)
 			}

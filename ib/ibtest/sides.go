@@ -8,7 +8,7 @@ import (
 
 // Queue pairs with separate completion queues for sends and receives.
 
-var sideChecks = []ruleTest{
+var flushQueueChecks = []ruleTest{
 	{
 		name: "Errors/FlushQueues",
 		rule: "flushed work requests complete on the completion queue of their side, in order, as others do, whatever has flushed them",
@@ -21,8 +21,8 @@ var sideChecks = []ruleTest{
 	},
 }
 
-// sided is a queue pair with two completion queues, and its peer.
-type sided struct {
+// sidedQP is a queue pair with two completion queues, and its peer.
+type sidedQP struct {
 	*pair
 	qp  *ib.QP
 	cqs [2]*ib.CQ // for sends, for receives
@@ -32,32 +32,32 @@ type sided struct {
 
 const sidedWRs = 4 // outstanding on each side
 
-// sided connects a queue pair of a type; it returns nil if the driver does not support the type.
-func (e *env) sided(kind ib.QPType, pd *ib.PD) *sided {
+// newSidedQP connects a queue pair of a type; it returns nil if the driver does not support the type.
+func (e *testEnv) newSidedQP(kind ib.QPType, pd *ib.PD) *sidedQP {
 	e.Helper()
-	if e.ofType(kind, pd, e.cq(8, nil)) == nil {
+	if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 		return nil
 	}
-	p := e.pair(pairConfig{kind: kind, pd: pd})
-	s := &sided{pair: p, cqs: [2]*ib.CQ{e.cq(e.queueLen, nil), e.cq(e.queueLen, nil)}}
-	s.qp = e.qp(pd, ib.QPInitAttr{SendCQ: s.cqs[0], RecvCQ: s.cqs[1], Type: kind})
-	e.reset(p.qps[:]...)
-	e.up(s.qp, p.qps[1].Num(), ib.QPRTS)
-	e.up(p.qps[1], s.qp.Num(), ib.QPRTS)
+	p := e.newPair(pairConfig{kind: kind, pd: pd})
+	s := &sidedQP{pair: p, cqs: [2]*ib.CQ{e.newCQ(e.queueLen, nil), e.newCQ(e.queueLen, nil)}}
+	s.qp = e.newQP(pd, ib.QPInitAttr{SendCQ: s.cqs[0], RecvCQ: s.cqs[1], Type: kind})
+	e.resetQPs(p.qps[:]...)
+	e.bringUp(s.qp, p.qps[1].Num(), ib.QPRTS)
+	e.bringUp(p.qps[1], s.qp.Num(), ib.QPRTS)
 	p.qps[0] = s.qp
 	if kind == ib.QPTypeUD {
-		s.ah = e.ah(pd)
+		s.ah = e.newAH(pd)
 	}
 	return s
 }
 
-// postBoth posts sends and receives, numbered from first; it returns false if they were rejected.
-func (s *sided) postBoth(first, n int) bool {
+// postSendsAndRecvs posts sends and receives, numbered from first; it returns false if they were rejected.
+func (s *sidedQP) postSendsAndRecvs(first, n int) bool {
 	s.e.Helper()
 	for i := first; i < first+n; i++ {
 		wr := ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, SGList: s.buf[0].sgl(0, 8), Flags: ib.SendSignaled}
 		if s.qp.Type() == ib.QPTypeUD {
-			wr = s.datagram(uint64(i), s.ah, 8)
+			wr = s.datagramRequest(uint64(i), s.ah, 8)
 		}
 		if s.bad && i == 0 {
 			wr.SGList[0].LKey += 0x12345600
@@ -77,8 +77,8 @@ func (s *sided) postBoth(first, n int) bool {
 	return true
 }
 
-// flushed waits for n completions of each side, and checks that no more follow.
-func (s *sided) flushed(when string, n int) {
+// waitFlushed waits for n completions of each side, and checks that no more follow.
+func (s *sidedQP) waitFlushed(when string, n int) {
 	e := s.e
 	e.Helper()
 	var next [2]int
@@ -102,44 +102,44 @@ func (s *sided) flushed(when string, n int) {
 		poll()
 		return next[0] >= n && next[1] >= n
 	})
-	e.settle()
+	e.awaitCallbacks()
 	if poll(); next != [2]int{n, n} {
 		e.Fatalf("%v, %s: got %v completions, want %d of each side", s.qp.Type(), when, next, n)
 	}
 }
 
-func testFlushQueues(e *env) {
-	pd := e.pd()
+func testFlushQueues(e *testEnv) {
+	pd := e.newPD()
 	toError := ib.QPAttr{State: ib.QPErr}
-	e.flushBy(pd, []flushWay{
-		{"flushed by Modify to ERR", false, func(s *sided) int {
+	e.checkFlushMethods(pd, []flushMethod{
+		{"flushed by Modify to ERR", false, func(s *sidedQP) int {
 			e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
 			return 0
 		}},
-		{"posted in ERR", false, func(s *sided) int {
+		{"posted in ERR", false, func(s *sidedQP) int {
 			e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
-			if !s.postBoth(sidedWRs, 3) {
+			if !s.postSendsAndRecvs(sidedWRs, 3) {
 				e.Fatal("post in ERR: was refused")
 			}
 			return 3
 		}},
-		{"flushed since the first in the send queue has failed, and posted thereafter", true, func(s *sided) int {
+		{"flushed since the first in the send queue has failed, and posted thereafter", true, func(s *sidedQP) int {
 			e.must("modify to RTS", s.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 			e.eventually("an error state", func() bool { return s.qp.State() == ib.QPErr || s.qp.State() == ib.QPSQE })
 			if s.qp.Type() != ib.QPTypeRC {
 				e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
 			}
-			s.postBoth(sidedWRs, 2)
+			s.postSendsAndRecvs(sidedWRs, 2)
 			return 2
 		}},
 	})
 }
 
-func testFlushQueuesInError(e *env) {
-	e.flushBy(e.pd(), []flushWay{
-		{"flushed by an error of the device", false, func(s *sided) int {
+func testFlushQueuesInError(e *testEnv) {
+	e.checkFlushMethods(e.newPD(), []flushMethod{
+		{"flushed by an error of the device", false, func(s *sidedQP) int {
 			e.handle.SetError()
-			if s.postBoth(sidedWRs, 2) {
+			if s.postSendsAndRecvs(sidedWRs, 2) {
 				return 2
 			}
 			return 0
@@ -147,31 +147,31 @@ func testFlushQueuesInError(e *env) {
 	})
 }
 
-// flushWay is a way to flush outstanding requests; do returns the number of further requests on each side.
-type flushWay struct {
+// flushMethod is a way to flush outstanding requests; do returns the number of further requests on each side.
+type flushMethod struct {
 	when string
 	bad  bool
-	do   func(s *sided) (more int)
+	do   func(s *sidedQP) (more int)
 }
 
-func (e *env) flushBy(pd *ib.PD, ways []flushWay) {
+func (e *testEnv) checkFlushMethods(pd *ib.PD, ways []flushMethod) {
 	e.Helper()
 	for _, way := range ways {
-		var all []*sided
+		var all []*sidedQP
 		for _, kind := range queuePairTypes {
-			s := e.sided(kind, pd)
+			s := e.newSidedQP(kind, pd)
 			if s == nil {
 				continue
 			}
 			e.must("modify to SQD", s.qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
 			s.bad = way.bad
-			if !s.postBoth(0, sidedWRs) {
+			if !s.postSendsAndRecvs(0, sidedWRs) {
 				e.Fatal("post in SQD: was refused")
 			}
 			all = append(all, s)
 		}
 		for _, s := range all {
-			s.flushed(way.when, sidedWRs+way.do(s))
+			s.waitFlushed(way.when, sidedWRs+way.do(s))
 		}
 	}
 }

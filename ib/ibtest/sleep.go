@@ -24,22 +24,22 @@ var sleepChecks = []ruleTest{
 	{
 		name: "Sleep/ContextSwitches",
 		rule: "a method that may not sleep keeps its thread: it does not wait for time, another thread, the network or a file",
-		test: testContextSwitches, plain: true,
+		test: testNoContextSwitches, plain: true,
 	},
 	{
 		name: "Sleep/Spin",
 		rule: "nor does it spin until something happens",
-		test: testSpin, plain: true,
+		test: testNoLongSpin, plain: true,
 	},
 	{
 		name: "Sleep/LockHolders",
 		rule: "a method that may sleep does not hold a lock meanwhile that one needs that may not",
-		test: testLockHolders, plain: true,
+		test: testNoWaitForLockHolder, plain: true,
 	},
 	{
 		name: "Sleep/VirtualTime",
 		rule: "no time passes in a method that may not sleep (see Bubble)",
-		test: testVirtualTime, plain: true, bubble: true,
+		test: testNoVirtualTimePasses, plain: true, bubble: true,
 	},
 }
 
@@ -50,79 +50,82 @@ type atomicCall struct {
 	before, call, after func() // before and after are not measured, and may be nil
 }
 
-// measurements is the number of measurements of a call.
-const measurements = 100
+// measurementCount is the number of measurements of a call.
+const measurementCount = 100
 
 // NothingBlocked identifies methods of queues shared with a process by the names of these functions.
 func doorbell(q ib.UserQP, h *ib.Hold) { q.Doorbell(h) }
 func posted(q ib.UserQP)               { q.Posted() }
 
 // atomicCalls returns calls of all methods that may not sleep, except EnterError, which is called once for each device.
-func (e *env) atomicCalls() []atomicCall {
+func (e *testEnv) atomicCalls() []atomicCall {
 	e.Helper()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	recv := func() { p.recv(1, 1, 0, 8) }
-	send := func() { p.send(0, 2, 8) }
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	recv := func() { p.postRecv(1, 1, 0, 8) }
+	send := func() { p.postSend(0, 2, 8) }
 	drain := func() {
 		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	}
 	wc := make([]ib.WC, 1)
-	poll := func(cq *ib.CQ) func() { return func() { e.must("poll", second(cq.Poll(wc))) } }
-	arm := func() { e.must("request notify", second(p.cqs[0].ReqNotify(ib.NotifyNextComp))) }
+	poll := func(cq *ib.CQ) func() { return func() { e.must("poll", errorOf(cq.Poll(wc))) } }
+	arm := func() { e.must("request notify", errorOf(p.cqs[0].ReqNotify(ib.NotifyNextComp))) }
 	dispatch := func() { e.handle.DispatchEvent(ib.EventClientReregister, 1) }
-	message := func() { recv(); send(); e.waitOne(p.cqs[0], 2, ib.WCSuccess); e.settle() }
+	message := func() { recv(); send(); e.waitOne(p.cqs[0], 2, ib.WCSuccess); e.awaitCallbacks() }
 	calls := []atomicCall{
-		{"QP.PostRecv", measurements, nil, recv, func() { send(); drain() }},
-		{"QP.PostSend", measurements, recv, send, drain},
-		{"CQ.Poll of an empty queue", measurements, nil, poll(p.cqs[0]), nil},
-		{"CQ.Poll", measurements / 5, message, poll(p.cqs[1]), nil},
-		{"CQ.ReqNotify", measurements, nil, arm, nil},
-		{"QP.State", measurements, nil, func() { p.qps[0].State() }, nil},
-		{"DeviceHandle.DispatchEvent", measurements, nil, dispatch, nil},
+		{"QP.PostRecv", measurementCount, nil, recv, func() { send(); drain() }},
+		{"QP.PostSend", measurementCount, recv, send, drain},
+		{"CQ.Poll of an empty queue", measurementCount, nil, poll(p.cqs[0]), nil},
+		{"CQ.Poll", measurementCount / 5, message, poll(p.cqs[1]), nil},
+		{"CQ.ReqNotify", measurementCount, nil, arm, nil},
+		{"QP.State", measurementCount, nil, func() { p.qps[0].State() }, nil},
+		{"DeviceHandle.DispatchEvent", measurementCount, nil, dispatch, nil},
 	}
-	a := e.address()
+	a := e.ownAddress()
 	if ah, err := p.pd.CreateAH(&a); err == nil {
-		own(e, ah, ah.Destroy)
+		destroyAtEnd(e, ah, ah.Destroy)
 		var made *ib.AH
 		create := func() { made, err = p.pd.CreateAH(&a) }
 		destroy := func() { e.must("destroy ah", made.Destroy()) }
 		calls = append(calls,
-			atomicCall{"PD.CreateAH", measurements, nil, create, func() { e.must("create ah", err); destroy() }},
-			atomicCall{"AH.Destroy", measurements, func() { create(); e.must("create ah", err) }, destroy, nil},
-			atomicCall{"AH.Query", measurements, nil, func() { e.must("query ah", second(ah.Query())) }, nil},
-			atomicCall{"AH.Modify", measurements, nil, func() { e.must("modify ah", ah.Modify(&a)) }, nil},
+			atomicCall{"PD.CreateAH", measurementCount, nil, create, func() { e.must("create ah", err); destroy() }},
+			atomicCall{"AH.Destroy", measurementCount, func() { create(); e.must("create ah", err) }, destroy, nil},
+			atomicCall{"AH.Query", measurementCount, nil, func() { e.must("query ah", errorOf(ah.Query())) }, nil},
+			atomicCall{"AH.Modify", measurementCount, nil, func() { e.must("modify ah", ah.Modify(&a)) }, nil},
 		)
 	}
-	if srq, err := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 2 * measurements, MaxSGE: 1}}); err == nil {
-		own(e, srq, srq.Destroy)
+	if srq, err := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 2 * measurementCount, MaxSGE: 1}}); err == nil {
+		destroyAtEnd(e, srq, srq.Destroy)
 		wr := ib.RecvWR{ID: 1, SGList: p.buf[1].sgl(0, 8)}
-		calls = append(calls, atomicCall{"SRQ.PostRecv", measurements, nil, func() { srq.PostRecv(wr) }, nil})
+		calls = append(calls, atomicCall{"SRQ.PostRecv", measurementCount, nil, func() { srq.PostRecv(wr) }, nil})
 	}
-	return append(calls, e.doorbells()...)
+	return append(calls, e.doorbellCalls()...)
 }
 
-// doorbells returns calls on the queues of a user context.
-func (e *env) doorbells() []atomicCall {
-	if _, ok := ib.As[ib.Disassociator](user.Driver(e.dev)); !ok {
+// doorbellCalls returns calls on the queues of a user context.
+func (e *testEnv) doorbellCalls() []atomicCall {
+	if _, ok := ib.As[ib.Disassociator](userSide.Driver(e.dev)); !ok {
 		return nil
 	}
-	_, _, p := e.user()
-	q, ok := user.Queue(p.qps[0])
+	_, _, p := e.newUserPair()
+	q, ok := userSide.Queue(p.qps[0])
 	if !ok {
 		return nil
 	}
 	var h ib.Hold
 	return []atomicCall{
-		{"UserQP.Doorbell", measurements, nil, func() { doorbell(q, nil) }, nil},
-		{"UserQP.Doorbell with a hold", measurements, func() { user.HoldCallbacks(e.dev, &h) }, func() { doorbell(q, &h) },
+		{"UserQP.Doorbell", measurementCount, nil, func() { doorbell(q, nil) }, nil},
+		{"UserQP.Doorbell with a hold", measurementCount, func() { userSide.HoldCallbacks(e.dev, &h) }, func() {
+			doorbell(q,
+				&h)
+		},
 			h.Run},
-		{"UserQP.Posted", measurements, nil, func() { posted(q) }, nil},
+		{"UserQP.Posted", measurementCount, nil, func() { posted(q) }, nil},
 	}
 }
 
-// each runs f around each call, and returns the number of calls: fewer than c.times if they take long.
-func (c *atomicCall) each(e *env, f func(call func())) (n int) {
+// aroundEachCall runs f around each call, and returns the number of calls: fewer than c.times if they take long.
+func (c *atomicCall) aroundEachCall(e *testEnv, f func(call func())) (n int) {
 	end := time.Now().Add(e.cfg.timeout / 10)
 	for ; n < c.times && (n < 5 || time.Now().Before(end)); n++ {
 		if c.before != nil {
@@ -136,24 +139,24 @@ func (c *atomicCall) each(e *env, f func(call func())) (n int) {
 	return n
 }
 
-// switches returns the number of voluntary context switches of the calling thread.
-func (e *env) switches() int64 {
+// contextSwitches returns the number of voluntary context switches of the calling thread.
+func (e *testEnv) contextSwitches() int64 {
 	const thread = 1 // RUSAGE_THREAD
 	var u syscall.Rusage
 	e.must("getrusage", syscall.Getrusage(thread, &u))
 	return u.Nvcsw
 }
 
-// processorTime returns the processor time of the calling thread.
-func (e *env) processorTime() time.Duration {
+// threadCPUTime returns the processor time of the calling thread.
+func (e *testEnv) threadCPUTime() time.Duration {
 	var t unix.Timespec
 	e.must("clock_gettime", unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))
 	return time.Duration(t.Nano())
 }
 
-// onThread locks the goroutine to its thread, so that each wait of the goroutine is a voluntary context switch of the
-// thread.
-func (e *env) onThread(f func()) {
+// runOnThread locks the goroutine to its thread, so that each wait of the goroutine is a voluntary context switch of
+// the thread.
+func (e *testEnv) runOnThread(f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	f()
@@ -166,16 +169,16 @@ const (
 	confirmations = 3
 )
 
-func testContextSwitches(e *env) {
+func testNoContextSwitches(e *testEnv) {
 	for _, c := range e.atomicCalls() {
-		e.onThread(func() {
+		e.runOnThread(func() {
 			switched, calls := 0, 0
 			for range confirmations {
 				switched = 0
-				calls = c.each(e, func(call func()) {
-					before := e.switches()
+				calls = c.aroundEachCall(e, func(call func()) {
+					before := e.contextSwitches()
 					call()
-					if e.switches() > before {
+					if e.contextSwitches() > before {
 						switched++
 					}
 				})
@@ -192,17 +195,17 @@ func testContextSwitches(e *env) {
 // spinLimit is a processor time far above that of most calls.
 const spinLimit = 500 * time.Microsecond
 
-func testSpin(e *env) {
+func testNoLongSpin(e *testEnv) {
 	for _, c := range e.atomicCalls() {
-		e.onThread(func() {
+		e.runOnThread(func() {
 			var worst time.Duration
 			c.times = max(c.times/5, 5)
 			for range confirmations {
 				times := make([]time.Duration, 0, c.times)
-				c.each(e, func(call func()) {
-					before := e.processorTime()
+				c.aroundEachCall(e, func(call func()) {
+					before := e.threadCPUTime()
 					call()
-					times = append(times, e.processorTime()-before)
+					times = append(times, e.threadCPUTime()-before)
 				})
 				slices.Sort(times)
 				median := times[len(times)/2]
@@ -225,7 +228,7 @@ type threadState struct {
 // threadStates returns all goroutines, by number.
 func threadStates() map[string]threadState {
 	all := map[string]threadState{}
-	for _, p := range bytes.Split(stacks(), []byte("\n\n")) {
+	for _, p := range bytes.Split(allStacks(), []byte("\n\n")) {
 		head, body, _ := strings.Cut(string(p), "\n")
 		number, state, ok := strings.Cut(strings.TrimPrefix(head, "goroutine "), " [")
 		if ok {
@@ -236,27 +239,27 @@ func threadStates() map[string]threadState {
 	return all
 }
 
-// asleep reports whether the goroutine waits for something other than a lock.
-func (s threadState) asleep() bool {
+// isAsleep reports whether the goroutine waits for something other than a lock.
+func (s threadState) isAsleep() bool {
 	return slices.Contains([]string{
 		"sleep", "chan receive", "chan send", "select", "IO wait", "sync.Cond.Wait", "sync.WaitGroup.Wait", "syscall",
 	}, s.state)
 }
 
-func (s threadState) waitsForLock() bool {
+func (s threadState) isWaitingForLock() bool {
 	return strings.HasPrefix(s.state, "sync.Mutex") || strings.HasPrefix(s.state, "sync.RWMutex")
 }
 
-// runs reports whether the goroutine runs or waits only for a processor.
-func (s threadState) runs() bool { return s.state == "running" || s.state == "runnable" }
+// isRunning reports whether the goroutine runs or waits only for a processor.
+func (s threadState) isRunning() bool { return s.state == "running" || s.state == "runnable" }
 
-// testLockHolders calls methods that may sleep on one thread, and methods that may not on another. If the second thread
-// waits for a lock and the first one sleeps, both unchanged between two inspections, the first one sleeps with the lock
-// held, unless a third thread holds it and waits for a processor.
-func testLockHolders(e *env) {
-	p := e.pair(pairConfig{kind: ib.QPTypeRC})
-	for _, s := range e.sleepers(p) {
-		*p = *e.pair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
+// testNoWaitForLockHolder calls methods that may sleep on one thread, and methods that may not on another. If the
+// second thread waits for a lock and the first one sleeps, both unchanged between two inspections, the first one sleeps
+// with the lock held, unless a third thread holds it and waits for a processor.
+func testNoWaitForLockHolder(e *testEnv) {
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
+	for _, s := range e.sleepingCalls(p) {
+		*p = *e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
 		what := strings.Join(s.methods, " or ")
 		var stop atomic.Bool
 		var wg sync.WaitGroup
@@ -300,11 +303,11 @@ func testLockHolders(e *env) {
 			all := threadStates()
 			othersRest := true
 			for number, s := range all {
-				othersRest = othersRest && (number == own || !s.runs())
+				othersRest = othersRest && (number == own || !s.isRunning())
 			}
 			a, b := all[atomically], all[sleeper]
 			now := ""
-			if a.waitsForLock() && b.asleep() && inDriverMethod(a.stack) && inDriverMethod(b.stack) {
+			if a.isWaitingForLock() && b.isAsleep() && isInDriverMethod(a.stack) && isInDriverMethod(b.stack) {
 				now = a.stack + b.stack
 			}
 			if now != "" && now == last && othersRest {
@@ -325,8 +328,8 @@ func testLockHolders(e *env) {
 	}
 }
 
-// inDriverMethod reports whether a stack contains a call of the midlayer.
-func inDriverMethod(stack string) bool { return strings.Contains(stack, "/ib.(*") }
+// isInDriverMethod reports whether a stack contains a call of the midlayer.
+func isInDriverMethod(stack string) bool { return strings.Contains(stack, "/ib.(*") }
 
 // goroutineID returns the number of the calling goroutine.
 func goroutineID() string {
@@ -335,11 +338,11 @@ func goroutineID() string {
 	return n
 }
 
-// testVirtualTime runs in a bubble of package testing/synctest: time advances only when all threads sleep.
-func testVirtualTime(e *env) {
+// testNoVirtualTimePasses runs in a bubble of package testing/synctest: time advances only when all threads sleep.
+func testNoVirtualTimePasses(e *testEnv) {
 	for _, c := range e.atomicCalls() {
 		slept := map[time.Duration]int{}
-		c.each(e, func(call func()) {
+		c.aroundEachCall(e, func(call func()) {
 			before := time.Now()
 			call()
 			if d := time.Since(before); d > 0 {

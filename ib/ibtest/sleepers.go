@@ -10,23 +10,23 @@ import (
 	"verbena/umem"
 )
 
-// sleeper is a call, or a pair of calls, of methods that may sleep.
-type sleeper struct {
+// sleepingCall is a call, or a pair of calls, of methods that may sleep.
+type sleepingCall struct {
 	methods []string // of package ib, as Type.Method
 	call    func() error
 }
 
-// sleepers returns calls of all driver methods that may sleep (package verb, TestSleepers), on objects of a pair.
+// sleepingCalls returns calls of all driver methods that may sleep (package verb, TestSleepers), on objects of a pair.
 // Methods that the driver does not support return EOPNOTSUPP.
-func (e *env) sleepers(p *pair) []sleeper {
+func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 	e.Helper()
-	b, addr := e.memory(64)
+	b, addr := e.newMemory(64)
 	region := func() (*ib.MR, error) {
 		return p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: uint64(len(b)), Access: ib.AccessLocalWrite})
 	}
 	srq, noSRQ := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	if noSRQ == nil {
-		own(e, srq, srq.Destroy)
+		destroyAtEnd(e, srq, srq.Destroy)
 	}
 	onSRQ := func(f func() error) func() error {
 		return func() error {
@@ -36,24 +36,24 @@ func (e *env) sleepers(p *pair) []sleeper {
 			return f()
 		}
 	}
-	group := e.groups()
+	group := e.groupAddresses()
 	var member *ib.QP
 	if group != nil {
-		member = e.ofType(ib.QPTypeUD, p.pd, p.cqs[0])
+		member = e.newQPOfType(ib.QPTypeUD, p.pd, p.cqs[0])
 	}
 	changed, err := region()
 	e.must("register memory", err)
-	own(e, changed, changed.Dereg)
+	destroyAtEnd(e, changed, changed.Dereg)
 	rooms := atomic.Uint32{}
-	return []sleeper{
-		{[]string{"Device.QueryDevice"}, func() error { return second(e.dev.QueryDevice()) }},
-		{[]string{"Device.QueryPort"}, func() error { return second(e.dev.QueryPort(1)) }},
-		{[]string{"Device.QueryGID"}, func() error { return second(e.dev.QueryGID(1, e.gidIndex)) }},
-		{[]string{"Device.QueryPKey"}, func() error { return second(e.dev.QueryPKey(1, 0)) }},
+	return []sleepingCall{
+		{[]string{"Device.QueryDevice"}, func() error { return errorOf(e.dev.QueryDevice()) }},
+		{[]string{"Device.QueryPort"}, func() error { return errorOf(e.dev.QueryPort(1)) }},
+		{[]string{"Device.QueryGID"}, func() error { return errorOf(e.dev.QueryGID(1, e.gidIndex)) }},
+		{[]string{"Device.QueryPKey"}, func() error { return errorOf(e.dev.QueryPKey(1, 0)) }},
 		{[]string{"Device.AllocPD", "PD.Dealloc"}, func() error {
-			return gone(e.dev.AllocPD())((*ib.PD).Dealloc)
+			return destroyNew(e.dev.AllocPD())((*ib.PD).Dealloc)
 		}},
-		{[]string{"PD.RegMR", "MR.Dereg"}, func() error { return gone(region())((*ib.MR).Dereg) }},
+		{[]string{"PD.RegMR", "MR.Dereg"}, func() error { return destroyNew(region())((*ib.MR).Dereg) }},
 		{[]string{"MR.Rereg"}, func() error {
 			return changed.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead})
 		}},
@@ -71,14 +71,16 @@ func (e *env) sleepers(p *pair) []sleeper {
 			}
 			return errors.Join(mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr), mr.Dereg())
 		}},
-		{[]string{"PD.AllocMW", "MW.Dealloc"}, func() error { return gone(p.pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
+		{[]string{"PD.AllocMW", "MW.Dealloc"},
+			func() error { return destroyNew(p.pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
 		{[]string{"Device.CreateCQ", "CQ.Destroy"}, func() error {
-			return gone(e.dev.CreateCQ(ib.CQInit{Entries: 4}))((*ib.CQ).Destroy)
+			return destroyNew(e.dev.CreateCQ(ib.CQInit{Entries: 4}))((*ib.CQ).Destroy)
 		}},
 		{[]string{"CQ.Resize"}, func() error { return p.cqs[0].Resize(3 * e.queueLen) }},
 		{[]string{"CQ.Moderate"}, func() error { return p.cqs[0].Moderate(1, time.Microsecond) }},
 		{[]string{"PD.CreateQP", "QP.Destroy"}, func() error {
-			return gone(p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC, Cap: small}))(
+			return destroyNew(p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
+				Cap: minScaleCap}))(
 				(*ib.QP).Destroy)
 		}},
 		{[]string{"QP.Modify"}, func() error {
@@ -86,12 +88,12 @@ func (e *env) sleepers(p *pair) []sleeper {
 		}},
 		{[]string{"QP.Query"}, func() error { _, _, err := p.qps[0].Query(0); return err }},
 		{[]string{"PD.CreateSRQ", "SRQ.Destroy"}, func() error {
-			return gone(p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))((*ib.SRQ).Destroy)
+			return destroyNew(p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))((*ib.SRQ).Destroy)
 		}},
 		{[]string{"SRQ.Modify"}, onSRQ(func() error {
 			return srq.Modify(ib.SRQAttr{MaxWR: 4 + rooms.Add(1)%2}, ib.SRQAttrMaxWR)
 		})},
-		{[]string{"SRQ.Query"}, onSRQ(func() error { return second(srq.Query()) })},
+		{[]string{"SRQ.Query"}, onSRQ(func() error { return errorOf(srq.Query()) })},
 		{[]string{"QP.AttachMcast", "QP.DetachMcast"}, func() error {
 			if group == nil {
 				return syscall.EOPNOTSUPP
@@ -99,15 +101,15 @@ func (e *env) sleepers(p *pair) []sleeper {
 			return errors.Join(member.AttachMcast(group(1), 0), member.DetachMcast(group(1), 0))
 		}},
 		{[]string{"Device.AllocXRCD", "XRCD.Dealloc"}, func() error {
-			return gone(e.dev.AllocXRCD())((*ib.XRCD).Dealloc)
+			return destroyNew(e.dev.AllocXRCD())((*ib.XRCD).Dealloc)
 		}},
 	}
 }
 
-// gone destroys a new object.
-func gone[T any](x *T, err error) func(destroy func(*T) error) error {
+// destroyNew destroys a new object.
+func destroyNew[T any](x *T, err error) func(destroy func(*T) error) error {
 	return func(destroy func(*T) error) error {
-		d, err := made(x, err)(destroy)
+		d, err := destroyOf(x, err)(destroy)
 		if err != nil {
 			return err
 		}

@@ -15,10 +15,10 @@ func TestSleepers(t *testing.T) {
 		"QP.Prepare": "calls QP.Modify", "QP.Connect": "calls QP.Modify", "QP.ConnectDatagram": "calls QP.Modify",
 		"Device.GetGID": "calls no driver", "GIDRef.Put": "calls no driver", "Device.Local": "calls no driver",
 	}
-	e := newEnv(t, newConfig(func(t testing.TB) *ib.DeviceHandle { return newWrong(t).dev }, nil), false)
+	e := newTestEnv(t, newConfig(func(t testing.TB) *ib.DeviceHandle { return newWrongDriver(t).dev }, nil), false)
 	e.register()
 	var called []string
-	for _, s := range e.sleepers(e.pair(pairConfig{kind: ib.QPTypeRC})) {
+	for _, s := range e.sleepingCalls(e.newPair(pairConfig{kind: ib.QPTypeRC})) {
 		called = append(called, s.methods...)
 	}
 	for _, v := range verb.Table {

@@ -13,16 +13,16 @@ var srqLimitChecks = []ruleTest{
 	{
 		name: "SRQ/LimitBelow",
 		rule: "a limit that is armed when fewer receives are there raises its event, once: at once, or with the next receive that is taken",
-		test: testSRQLimitBelow,
+		test: testSRQLimitBelowCount,
 	},
 }
 
-func testSRQLimitBelow(e *env) {
-	pd := e.pd()
+func testSRQLimitBelowCount(e *testEnv) {
+	pd := e.newPD()
 	for _, c := range []struct{ there, limit int }{{3, 4}, {3, 8}, {5, 6}, {1, 2}} {
 		what := fmt.Sprintf("limit %d with %d receives", c.limit, c.there)
 		var events atomic.Int32
-		srq := e.srq(pd, ib.SRQInitAttr{
+		srq := e.newSRQ(pd, ib.SRQInitAttr{
 			Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1},
 			Event: func(_ *ib.SRQ, ev ib.EventType) {
 				if ev == ib.EventSRQLimitReached {
@@ -30,10 +30,10 @@ func testSRQLimitBelow(e *env) {
 				}
 			},
 		})
-		p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
+		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 		take := func() {
 			e.Helper()
-			p.send(0, 1, 8)
+			p.postSend(0, 1, 8)
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
 		}
@@ -46,7 +46,7 @@ func testSRQLimitBelow(e *env) {
 		for range c.there - 1 {
 			take()
 		}
-		e.settle()
+		e.awaitCallbacks()
 		if n := events.Load(); n != 1 {
 			e.Fatalf("%s: %d limit events, want 1", what, n)
 		}

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write docs/results/broken.md")
+var updateFlag = flag.Bool("update", false, "write docs/results/broken.md")
 
-const brokenIntro = `# Results: drivers and consumers that break the contract
+const brokenPageIntro = `# Results: drivers and consumers that break the contract
 
 [broken.md](../broken.md) has the conclusions. The tests TestWrongDrivers and TestWrongConsumers of package ib/ibtest
 run each driver and each consumer below, and fail if a fault is not caught or the report lacks the text of the last
@@ -24,15 +24,16 @@ the named check must be the first that fails. The suite passes on the same drive
 // TestBrokenTable checks that docs/results/broken.md lists the cases of TestWrongDrivers and TestWrongConsumers.
 func TestBrokenTable(t *testing.T) {
 	var b strings.Builder
-	b.WriteString(brokenIntro)
+	b.WriteString(brokenPageIntro)
 	says := func(s string) string {
 		if rule, ok := strings.CutPrefix(s, "rule "); ok {
 			return "rule *" + rule + "*"
 		}
 		return "“" + s + "”"
 	}
-	fmt.Fprintf(&b, "\n## %d wrong drivers\n\n| the driver | caught by | which says |\n|---|---|---|\n", len(wrongDrivers))
-	for _, w := range wrongDrivers {
+	fmt.Fprintf(&b, "\n## %d wrong drivers\n\n| the driver | caught by | which says |\n|---|---|---|\n",
+		len(driverDefects))
+	for _, w := range driverDefects {
 		by := "any check"
 		if w.by != "" {
 			by = "`" + w.by + "`"
@@ -44,7 +45,7 @@ func TestBrokenTable(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s |\n", c.defect, says(c.says))
 	}
 	const page = "../../docs/results/broken.md"
-	if *update {
+	if *updateFlag {
 		if os.Getenv("CI") == "true" {
 			t.Fatalf("-update with CI=true would hide that %s is out of date", page)
 		}

@@ -5,5 +5,5 @@ import (
 	"verbena/internal/gate"
 )
 
-// user provides the midlayer's calls for user contexts.
-var user = ib.ForUser(gate.Open())
+// userSide provides the midlayer's calls for user contexts.
+var userSide = ib.ForUser(gate.NewKey())

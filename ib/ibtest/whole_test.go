@@ -14,23 +14,23 @@ import (
 	"verbena/ib"
 )
 
-// wholeEnv selects the wrong driver on which this process runs the suite.
-const wholeEnv = "IBTEST_WRONG_DRIVER"
+// wrongDriverEnv selects the wrong driver on which this process runs the suite.
+const wrongDriverEnv = "IBTEST_WRONG_DRIVER"
 
 // TestSuiteAgainstOne runs in the process that TestWrongDrivers starts for each wrong driver.
 func TestSuiteAgainstOne(t *testing.T) {
-	i, err := strconv.Atoi(os.Getenv(wholeEnv))
+	i, err := strconv.Atoi(os.Getenv(wrongDriverEnv))
 	if err != nil {
 		return // not started by TestWrongDrivers
 	}
-	w := wrongDrivers[i]
+	w := driverDefects[i]
 	var d *wrongDriver
-	opts := brokenOptions()
+	opts := wrongDriverOptions()
 	if w.opts != nil {
-		opts = brokenOptions(w.opts(func() *wrongDriver { return d })...)
+		opts = wrongDriverOptions(w.opts(func() *wrongDriver { return d })...)
 	}
 	Run(t, func(t testing.TB) *ib.DeviceHandle {
-		d = newWrong(t)
+		d = newWrongDriver(t)
 		if w.break_ != nil {
 			w.break_(d)
 		}
@@ -38,18 +38,18 @@ func TestSuiteAgainstOne(t *testing.T) {
 	}, opts...)
 }
 
-var whole = flag.Bool("whole", false,
+var wholeFlag = flag.Bool("whole", false,
 	"run the whole suite against each wrong driver: what names the fault must fail first")
 
-// firstFailure runs the check that must find the fault of a wrong driver, or the whole suite up to the first failure,
-// in a process of its own.
-func firstFailure(t *testing.T, i int) (check, says string) {
+// runOnWrongDriver runs the check that must find the fault of a wrong driver, or the whole suite up to the first
+// failure, in a process of its own.
+func runOnWrongDriver(t *testing.T, i int) (check, says string) {
 	run := "^TestSuiteAgainstOne$"
-	if by := wrongDrivers[i].by; by != "" && !*whole {
+	if by := driverDefects[i].by; by != "" && !*wholeFlag {
 		run += "/^" + strings.ReplaceAll(by, "/", "$/^") + "$"
 	}
 	c := exec.Command(os.Args[0], "-test.run="+run, "-test.v", "-test.failfast", "-test.timeout=100s")
-	c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", wholeEnv, i))
+	c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", wrongDriverEnv, i))
 	out, _ := c.CombinedOutput()
 	var b strings.Builder
 	in := bufio.NewScanner(bytes.NewReader(out))

@@ -13,17 +13,17 @@ var windowChecks = []ruleTest{
 	{
 		name: "MW/QueuePairDestroyed",
 		rule: "with its queue pair a type 2 window is unbound: its key gives nothing, its region is free, and it can be bound again; others stay",
-		test: testWindowOfDestroyed,
+		test: testWindowOfDestroyedQP,
 	},
 }
 
-func testWindowOfDestroyed(e *env) {
-	pd := e.pd()
-	p := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})     // remains
-	probe := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd}) // is reset after a failed write
-	bind := func(q *pair, mw *ib.MW, target *buffer) uint32 {
+func testWindowOfDestroyedQP(e *testEnv) {
+	pd := e.newPD()
+	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})     // remains
+	probe := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd}) // is reset after a failed write
+	bind := func(q *pair, mw *ib.MW, target *registeredBuffer) uint32 {
 		e.Helper()
-		q.bind(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64,
+		q.bindAndWait(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64,
 			Access: ib.AccessRemoteWrite},
 			ib.WCSuccess)
 		return mw.RKey()
@@ -35,34 +35,35 @@ func testWindowOfDestroyed(e *env) {
 	}{{"in RTS", ib.QPRTS, false}, {"in RTS, bound twice", ib.QPRTS, true}, {"in ERR", ib.QPErr, false},
 		{"in RESET", ib.QPReset, false}} {
 		what := func(s string) string { return fmt.Sprintf("%s, whose queue pair was destroyed %s", s, c.how) }
-		target, shared := e.buffer(pd, 64, allAccess), e.buffer(pd, 64, allAccess)
-		q := e.pair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		mw, onShared, of1, others := e.mw(pd, ib.MWType2), e.mw(pd, ib.MWType2), e.mw(pd, ib.MWType1), e.mw(pd, ib.MWType2)
+		target, shared := e.newBuffer(pd, 64, allAccess), e.newBuffer(pd, 64, allAccess)
+		q := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
+		mw, onShared, of1, others := e.newMW(pd, ib.MWType2), e.newMW(pd, ib.MWType2), e.newMW(pd, ib.MWType1), e.newMW(pd,
+			ib.MWType2)
 		if c.again {
-			q.post(1, ib.SendWR{ID: 5, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: bind(q, mw, target)})
+			q.postWR(1, ib.SendWR{ID: 5, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: bind(q, mw, target)})
 			e.waitOne(q.cqs[1], 5, ib.WCSuccess)
 		}
 		dead, deadShared := bind(q, mw, target), bind(q, onShared, shared)
 		alive1, alive2 := bind(q, of1, shared), bind(p, others, shared)
-		q.wantWrite("write by the window", target.addr, dead, ib.WCSuccess)
+		q.wantWriteStatus("write by the window", target.addr, dead, ib.WCSuccess)
 		if c.state != ib.QPRTS {
 			e.must("modify", q.qps[1].Modify(ib.QPAttr{State: c.state}, ib.QPAttrState))
 		}
 		e.destroy(q.qps[1])
 
-		probe.wantWrite(what("write by a window"), target.addr, dead, ib.WCRemAccessErr)
-		probe.wantWrite(what("write by a second window"), shared.addr, deadShared, ib.WCRemAccessErr)
-		p.wantWrite(what("write by a type 1 window"), shared.addr, alive1, ib.WCSuccess)
-		p.wantWrite("write by the window of another queue pair", shared.addr, alive2, ib.WCSuccess)
+		probe.wantWriteStatus(what("write by a window"), target.addr, dead, ib.WCRemAccessErr)
+		probe.wantWriteStatus(what("write by a second window"), shared.addr, deadShared, ib.WCRemAccessErr)
+		p.wantWriteStatus(what("write by a type 1 window"), shared.addr, alive1, ib.WCSuccess)
+		p.wantWriteStatus("write by the window of another queue pair", shared.addr, alive2, ib.WCSuccess)
 		if err := e.tryDestroy(target.mr); err != nil {
 			e.Fatalf("%s: %v", what("deregister the region of a window"), err)
 		}
 		e.wantErr("deregister a region with bound windows", shared.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
-		if err := p.rebind(mw, shared); err != ib.WCSuccess {
+		if err := p.bindAgain(mw, shared); err != ib.WCSuccess {
 			e.Fatalf("%s: %q", what("bind a window"), err)
 		}
-		p.wantWrite("write by the window that was bound again", shared.addr, mw.RKey(), ib.WCSuccess)
-		probe.wantWrite("write by its former key", shared.addr, dead, ib.WCRemAccessErr)
+		p.wantWriteStatus("write by the window that was bound again", shared.addr, mw.RKey(), ib.WCSuccess)
+		probe.wantWriteStatus("write by its former key", shared.addr, dead, ib.WCRemAccessErr)
 		for _, w := range []*ib.MW{mw, onShared, of1, others} {
 			e.destroy(w)
 		}
@@ -73,10 +74,10 @@ func testWindowOfDestroyed(e *env) {
 	}
 }
 
-// rebind binds a window of type 2 on side 1, and returns the status.
-func (p *pair) rebind(mw *ib.MW, target *buffer) ib.WCStatus {
+// bindAgain binds a window of type 2 on side 1, and returns the status.
+func (p *pair) bindAgain(mw *ib.MW, target *registeredBuffer) ib.WCStatus {
 	p.e.Helper()
-	p.post(1, ib.SendWR{ID: 6, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
+	p.postWR(1, ib.SendWR{ID: 6, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
 		MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite}})
-	return p.e.waitAny(p.cqs[1]).Status
+	return p.e.waitOneOfAny(p.cqs[1]).Status
 }

@@ -19,22 +19,22 @@ var wrapChecks = []ruleTest{
 	{
 		name: "Wrap/Numbers",
 		rule: "a number or key is not given twice at a time, however many objects there have been before, and nothing of them stays",
-		test: testNumbersWrap, plain: true,
+		test: testNumbersAfterWrap, plain: true,
 	},
 	{
 		name: "Wrap/Groups",
 		rule: "a group that has been left has no effect on the number of groups that can be joined",
-		test: testGroupsWrap, plain: true,
+		test: testGroupsAfterWrap, plain: true,
 	},
 	{
 		name: "Wrap/Old",
 		rule: "a device on which many objects have been created and destroyed agrees with the model, as a new one does",
-		test: testOld, asleep: true, plain: true, either: true,
+		test: testModelOnOldDevice, asleep: true, plain: true, either: true,
 	},
 	{
 		name: "Wrap/Queues",
 		rule: "queues of any length lose, double and exchange nothing, and notify their handlers, however many work requests there have been before",
-		test: testQueuesWrap, plain: true,
+		test: testQueuesAfterWrap, plain: true,
 	},
 }
 
@@ -45,8 +45,8 @@ const (
 	wrapCount = 1 << 18
 )
 
-// wraps calls f with increasing numbers until the limit of time or count. It returns the number of calls.
-func (e *env) wraps(f func(i int)) int {
+// repeatToWrap calls f with increasing numbers until the limit of time or count. It returns the number of calls.
+func (e *testEnv) repeatToWrap(f func(i int)) int {
 	i := 0
 	for began := time.Now(); i < wrapCount && time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
 		f(i)
@@ -54,8 +54,8 @@ func (e *env) wraps(f func(i int)) int {
 	return i
 }
 
-// numbered is a live object with a number or key.
-type numbered struct {
+// numberedObject is a live object with a number or key.
+type numberedObject struct {
 	number  uint32
 	destroy func() error
 }
@@ -63,76 +63,76 @@ type numbered struct {
 // numberedKind is a kind of numbered objects.
 type numberedKind struct {
 	what string
-	make func() (numbered, error)
+	make func() (numberedObject, error)
 }
 
 // numberedKinds returns the kinds of objects that have a number or key.
 func numberedKinds(dev *ib.Device, pd *ib.PD, cq *ib.CQ, memory ib.MRInit) []numberedKind {
 	return []numberedKind{
-		{"queue pair", func() (numbered, error) {
-			q, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: small})
+		{"queue pair", func() (numberedObject, error) {
+			q, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: minScaleCap})
 			if err != nil {
-				return numbered{}, err
+				return numberedObject{}, err
 			}
-			return numbered{q.Num(), q.Destroy}, nil
+			return numberedObject{q.Num(), q.Destroy}, nil
 		}},
-		{"XRC shared receive queue", func() (numbered, error) {
+		{"XRC shared receive queue", func() (numberedObject, error) {
 			x, err := dev.AllocXRCD()
 			if err != nil {
-				return numbered{}, err
+				return numberedObject{}, err
 			}
 			s, err := pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: cq, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 			if err != nil {
-				return numbered{}, errors.Join(err, x.Dealloc())
+				return numberedObject{}, errors.Join(err, x.Dealloc())
 			}
-			return numbered{s.Num(), func() error { return errors.Join(s.Destroy(), x.Dealloc()) }}, nil
+			return numberedObject{s.Num(), func() error { return errors.Join(s.Destroy(), x.Dealloc()) }}, nil
 		}},
-		{"region", func() (numbered, error) {
+		{"region", func() (numberedObject, error) {
 			m, err := pd.RegMR(memory)
 			if err != nil {
-				return numbered{}, err
+				return numberedObject{}, err
 			}
-			return numbered{m.RKey(), m.Dereg}, nil
+			return numberedObject{m.RKey(), m.Dereg}, nil
 		}},
-		{"window", func() (numbered, error) {
+		{"window", func() (numberedObject, error) {
 			w, err := pd.AllocMW(ib.MWType2)
 			if err != nil {
-				return numbered{}, err
+				return numberedObject{}, err
 			}
-			return numbered{w.RKey(), w.Dealloc}, nil
+			return numberedObject{w.RKey(), w.Dealloc}, nil
 		}},
 	}
 }
 
-// otherKinds returns the kinds of objects without a number, which is 0.
-func (e *env) otherKinds(pd *ib.PD) []numberedKind {
-	address := e.address()
+// unnumberedKinds returns the kinds of objects without a number, which is 0.
+func (e *testEnv) unnumberedKinds(pd *ib.PD) []numberedKind {
+	address := e.ownAddress()
 	return []numberedKind{
-		{"address handle", func() (numbered, error) {
+		{"address handle", func() (numberedObject, error) {
 			ah, err := pd.CreateAH(&address)
-			return numbered{0, func() error { return ah.Destroy() }}, err
+			return numberedObject{0, func() error { return ah.Destroy() }}, err
 		}},
-		{"protection domain", func() (numbered, error) {
+		{"protection domain", func() (numberedObject, error) {
 			pd, err := e.dev.AllocPD()
-			return numbered{0, func() error { return pd.Dealloc() }}, err
+			return numberedObject{0, func() error { return pd.Dealloc() }}, err
 		}},
-		{"completion queue", func() (numbered, error) {
+		{"completion queue", func() (numberedObject, error) {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 1})
-			return numbered{0, func() error { return cq.Destroy() }}, err
+			return numberedObject{0, func() error { return cq.Destroy() }}, err
 		}},
-		{"shared receive queue", func() (numbered, error) {
+		{"shared receive queue", func() (numberedObject, error) {
 			s, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
-			return numbered{0, func() error { return s.Destroy() }}, err
+			return numberedObject{0, func() error { return s.Destroy() }}, err
 		}},
-		{"XRC domain", func() (numbered, error) {
+		{"XRC domain", func() (numberedObject, error) {
 			x, err := e.dev.AllocXRCD()
-			return numbered{0, func() error { return x.Dealloc() }}, err
+			return numberedObject{0, func() error { return x.Dealloc() }}, err
 		}},
 	}
 }
 
-// otherObjects is the number of objects without a number that are created and destroyed to find lost memory.
-const otherObjects = 1 << 15
+// unnumberedCount is the number of objects without a number that are created and destroyed to find lost memory.
+const unnumberedCount = 1 << 15
 
 const (
 	// keptBytes is the average memory per destroyed object that a driver may keep.
@@ -141,23 +141,23 @@ const (
 	keptFree = 1 << 20
 )
 
-// testNumbersWrap keeps a few objects of each kind while others are created and destroyed.
-func testNumbersWrap(e *env) {
-	pd, cq := e.pd(), e.cq(8, nil)
-	_, addr := e.memory(64)
+// testNumbersAfterWrap keeps a few objects of each kind while others are created and destroyed.
+func testNumbersAfterWrap(e *testEnv) {
+	pd, cq := e.newPD(), e.newCQ(8, nil)
+	_, addr := e.newMemory(64)
 	numbers := numberedKinds(e.dev, pd, cq, ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess})
-	for i, k := range append(slices.Clone(numbers), e.otherKinds(pd)...) {
-		wraps := e.wraps
+	for i, k := range append(slices.Clone(numbers), e.unnumberedKinds(pd)...) {
+		wraps := e.repeatToWrap
 		if i >= len(numbers) {
 			wraps = func(next func(int)) int {
-				for i := range otherObjects {
+				for i := range unnumberedCount {
 					next(i)
 				}
-				return otherObjects
+				return unnumberedCount
 			}
 		}
 		kept := map[uint32]bool{}
-		var all []numbered
+		var all []numberedObject
 		for range 3 {
 			m, err := k.make()
 			if err != nil {
@@ -195,13 +195,13 @@ func testNumbersWrap(e *env) {
 	}
 }
 
-// testGroupsWrap joins more groups than the device has at a time, one after the other.
-func testGroupsWrap(e *env) {
-	group := e.groups()
+// testGroupsAfterWrap joins more groups than the device has at a time, one after the other.
+func testGroupsAfterWrap(e *testEnv) {
+	group := e.groupAddresses()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
-	m := e.member(e.pd())
+	m := e.newGroupMember(e.newPD())
 	for i := range min(2*e.deviceAttr().MaxMcastGrp, 1<<14) + 10 {
 		if err := m.qp.AttachMcast(group(i+1), 0); err != nil {
 			e.Fatalf("join group %d, after all others have been left: %v", i, err)
@@ -218,21 +218,21 @@ func liveBytes() int {
 	return int(m.HeapAlloc)
 }
 
-// oldNumbers is the count of objects of each kind before the runs of testOld. It exceeds 16 bits.
-const oldNumbers = 1<<16 + 100
+// oldObjectCount is the count of objects of each kind before the runs of testModelOnOldDevice. It exceeds 16 bits.
+const oldObjectCount = 1<<16 + 100
 
-// testOld runs the model on a device that has given out more numbers than 16 bits can hold.
-func testOld(e *env) {
+// testModelOnOldDevice runs the model on a device that has given out more numbers than 16 bits can hold.
+func testModelOnOldDevice(e *testEnv) {
 	known := modeltest.NewAbilities()
-	target, end := e.factory(*modelSeed, known)()
+	target, end := e.modelFactory(*modelSeed, known)()
 	pd, err := target.Device.AllocPD()
 	e.must("allocate pd", err)
 	cq, err := target.Device.CreateCQ(ib.CQInit{Entries: 1})
 	e.must("create cq", err)
-	_, addr := e.memory(64)
+	_, addr := e.newMemory(64)
 	for _, k := range numberedKinds(target.Device, pd, cq,
 		ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite}) {
-		for i := range oldNumbers / old {
+		for i := range oldObjectCount / oldDivisor {
 			m, err := k.make()
 			if i == 0 && err != nil {
 				break // not supported by this driver
@@ -243,51 +243,51 @@ func testOld(e *env) {
 	}
 	e.must("destroy cq", cq.Destroy())
 	e.must("deallocate pd", pd.Dealloc())
-	runs := max(1, e.seeds()/8)
+	runs := max(1, e.seedCount()/8)
 	if e.cfg.seeds < 0 {
 		runs = 0
 	}
 	for i := range runs {
 		seed := *modelSeed + uint64(i)
 		if f := modeltest.RunOn(target, seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeat(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.repeatCommand(seed))
 		}
 	}
 	e.must("take the device away", end())
 }
 
-// testQueuesWrap fills queues with lengths that are not powers of two, again and again, with a receive queue per queue
-// pair, and with a shared one.
-func testQueuesWrap(e *env) {
-	pd := e.pd()
-	e.queuesWrap(pd, nil)
-	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: wrapLength, MaxSGE: 1}})
+// testQueuesAfterWrap fills queues with lengths that are not powers of two, again and again, with a receive queue per
+// queue pair, and with a shared one.
+func testQueuesAfterWrap(e *testEnv) {
+	pd := e.newPD()
+	e.checkQueuesAfterWrap(pd, nil)
+	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: wrapQueueLen, MaxSGE: 1}})
 	if err != nil {
 		e.Logf("no shared receive queue: %v", err)
 		return
 	}
-	e.queuesWrap(pd, own(e, srq, srq.Destroy))
+	e.checkQueuesAfterWrap(pd, destroyAtEnd(e, srq, srq.Destroy))
 }
 
-// wrapLength is the length of each queue of testQueuesWrap.
-const wrapLength = 3
+// wrapQueueLen is the length of each queue of testQueuesAfterWrap.
+const wrapQueueLen = 3
 
-// queuesWrap sends messages to a queue pair with its own receive queue, or with a shared one.
-func (e *env) queuesWrap(pd *ib.PD, srq *ib.SRQ) {
+// checkQueuesAfterWrap sends messages to a queue pair with its own receive queue, or with a shared one.
+func (e *testEnv) checkQueuesAfterWrap(pd *ib.PD, srq *ib.SRQ) {
 	var calls [2]atomic.Int64
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
-		p.cqs[i] = e.cq(2*wrapLength+1, func(*ib.CQ) { calls[i].Add(1) })
-		p.buf[i] = e.buffer(pd, 64, allAccess)
+		p.cqs[i] = e.newCQ(2*wrapQueueLen+1, func(*ib.CQ) { calls[i].Add(1) })
+		p.buf[i] = e.newBuffer(pd, 64, allAccess)
 		init := ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: p.cqs[i], RecvCQ: p.cqs[i],
-			Cap: ib.QPCap{MaxSendWR: wrapLength, MaxRecvWR: wrapLength, MaxSendSGE: 1, MaxRecvSGE: 1}}
+			Cap: ib.QPCap{MaxSendWR: wrapQueueLen, MaxRecvWR: wrapQueueLen, MaxSendSGE: 1, MaxRecvSGE: 1}}
 		if i == 1 && srq != nil {
 			init.SRQ, init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = srq, 0, 0
 		}
-		p.qps[i] = e.qp(pd, init)
+		p.qps[i] = e.newQP(pd, init)
 	}
 	for i := range p.qps {
-		e.up(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	arm := func() {
 		for _, cq := range p.cqs {
@@ -302,16 +302,16 @@ func (e *env) queuesWrap(pd *ib.PD, srq *ib.SRQ) {
 	want := make([]byte, 8)
 	received := func(i uint64) {
 		e.waitOne(p.cqs[1], i, ib.WCSuccess)
-		fill(want, int(i))
-		if got := p.buf[1].b[8*(i%wrapLength):][:8]; !bytes.Equal(got, want) {
+		fillPattern(want, int(i))
+		if got := p.buf[1].b[8*(i%wrapQueueLen):][:8]; !bytes.Equal(got, want) {
 			e.Fatalf("message %d: got data %x, want %x", i, got, want)
 		}
 	}
 	var id uint64
-	e.wraps(func(round int) {
+	e.repeatToWrap(func(round int) {
 		first := id
-		for range wrapLength {
-			wr := ib.RecvWR{ID: id, SGList: p.buf[1].sgl(int(8*(id%wrapLength)), 8)}
+		for range wrapQueueLen {
+			wr := ib.RecvWR{ID: id, SGList: p.buf[1].sgl(int(8*(id%wrapQueueLen)), 8)}
 			if srq != nil {
 				e.postSRQ(srq, wr)
 			} else if n, err := p.qps[1].PostRecv(wr); n != 1 || err != nil {
@@ -321,8 +321,8 @@ func (e *env) queuesWrap(pd *ib.PD, srq *ib.SRQ) {
 		}
 		arm()
 		for i := first; i < id; i++ {
-			fill(p.buf[0].b[:8], int(i))
-			p.send(0, i, 8)
+			fillPattern(p.buf[0].b[:8], int(i))
+			p.postSend(0, i, 8)
 			e.waitOne(p.cqs[0], i, ib.WCSuccess)
 			if i > first { // most polls leave a completion in the queue
 				received(i - 1)

@@ -13,14 +13,14 @@ import (
 // adapter is hardware without state. A reset of an adapter has no effect.
 type adapter struct{}
 
-func (adapter) Probe() (slot.Device, error) { return life{loopback.New("loop0", nil)}, nil }
+func (adapter) Probe() (slot.Device, error) { return loopbackDevice{loopback.New("loop0", nil)}, nil }
 func (adapter) Reset(context.Context) error { return nil }
 func (adapter) Await(context.Context) error { return nil }
 
-// life is a device of the adapter, from Probe to Close.
-type life struct{ *loopback.Device }
+// loopbackDevice is a device of the adapter, from Probe to Close.
+type loopbackDevice struct{ *loopback.Device }
 
-func (l life) Close() error { return l.Handle().Dealloc() }
+func (l loopbackDevice) Close() error { return l.Handle().Dealloc() }
 
 // A slot resets a device. The clients are removed from the old device and added to the new device.
 func ExampleSlot_Reset() {

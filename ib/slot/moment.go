@@ -51,7 +51,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 		return fmt.Errorf("reset %s at %v: the device is not plugged in: %w", s.name, m, syscall.ENODEV)
 	}
 	hit := func() {
-		s.arm(m.kind, "")
+		s.setPending(m.kind, "")
 		if with != nil {
 			with()
 		}
@@ -60,12 +60,12 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 		hit()
 		stopped := s.Device()
 		s.begun.Go(func() {
-			if err := s.reset(context.Background(), stopped); err != nil {
+			if err := s.resetDevice(context.Background(), stopped); err != nil {
 				s.logf("%v", err)
 			}
 		})
 	}
-	s.arm(m.kind, m.what)
+	s.setPending(m.kind, m.what)
 	var err error
 	switch m.kind {
 	case atWorkRequest:
@@ -88,7 +88,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 		err = fmt.Errorf("unknown moment: %w", syscall.EINVAL)
 	}
 	if err != nil {
-		s.arm(m.kind, "")
+		s.setPending(m.kind, "")
 		return fmt.Errorf("reset %s at %v: %w", s.name, m, err)
 	}
 	return nil
@@ -108,15 +108,15 @@ func (s *Slot) Disarm() {
 	clear(s.armed[:])
 }
 
-// arm records the pending moment of a kind. An empty string removes the record.
-func (s *Slot) arm(k momentKind, what string) {
+// setPending records the pending moment of a kind. An empty string removes the record.
+func (s *Slot) setPending(k momentKind, what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.armed[k] = what
 }
 
-// duringRegistration returns the function for the next registration, or nil.
-func (s *Slot) duringRegistration() func() {
+// takeRegistrationReset returns the function for the next registration, or nil.
+func (s *Slot) takeRegistrationReset() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.registration
@@ -126,7 +126,7 @@ func (s *Slot) duringRegistration() func() {
 
 // Close unplugs the device, if any, and waits for resets that ResetAt has started. Close may sleep.
 func (s *Slot) Close() (err error) {
-	for s.occupied() {
+	for s.isOccupied() {
 		// another call has unplugged the device, or recovery has failed
 		if e := s.Unplug(); !errors.Is(e, syscall.ENODEV) {
 			err = errors.Join(err, e)
@@ -136,9 +136,9 @@ func (s *Slot) Close() (err error) {
 	return err
 }
 
-// occupied reports whether the slot has a device or may soon have a device. occupied cancels a pending
+// isOccupied reports whether the slot has a device or may soon have a device. isOccupied cancels a pending
 // DuringRegistration.
-func (s *Slot) occupied() bool {
+func (s *Slot) isOccupied() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.registration, s.armed[duringRegistration] = nil, ""

@@ -171,8 +171,8 @@ func (s *Slot) runChange(ctx context.Context, what string, f func() error) error
 	}
 }
 
-// hardware calls a method of the hardware.
-func (s *Slot) hardware(ctx context.Context, method func(context.Context) error) error {
+// callHardware calls a method of the hardware.
+func (s *Slot) callHardware(ctx context.Context, method func(context.Context) error) error {
 	s.atHardware.Store(true)
 	defer s.atHardware.Store(false)
 	return method(ctx)
@@ -186,7 +186,7 @@ func (s *Slot) Plug() error {
 	if s.Device() != nil {
 		return fmt.Errorf("plug %s: already plugged in: %w", s.name, syscall.EBUSY)
 	}
-	err := s.change(context.Background(), s.probeAndRegister, func(st *Status) { st.Plugs++ })
+	err := s.startDevice(context.Background(), s.probeAndRegister, func(st *Status) { st.Plugs++ })
 	if err != nil {
 		return fmt.Errorf("plug %s: %w", s.name, err)
 	}
@@ -227,7 +227,7 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 		}
 		dev.Handle().SetError()
 		err := s.unregister(dev)
-		s.update(func(st *Status) { st.State = Empty })
+		s.updateStatus(func(st *Status) { st.State = Empty })
 		return err
 	})
 }
@@ -235,10 +235,10 @@ func (s *Slot) UnplugContext(ctx context.Context) error {
 // Reset resets the device; see the package comment. Reset returns when the recovered device is registered. ctx limits
 // the wait for other changes and for unresponsive hardware. If the recovery fails, the slot is empty afterwards. If ctx
 // ends while a client's function is running, Reset returns an error and the reset continues. Reset may sleep.
-func (s *Slot) Reset(ctx context.Context) error { return s.reset(ctx, nil) }
+func (s *Slot) Reset(ctx context.Context) error { return s.resetDevice(ctx, nil) }
 
-// reset resets the device certain if it is still present. A nil certain means the current device.
-func (s *Slot) reset(ctx context.Context, certain Device) error {
+// resetDevice resets the device certain if it is still present. A nil certain means the current device.
+func (s *Slot) resetDevice(ctx context.Context, certain Device) error {
 	if err := s.lock(ctx); err != nil {
 		return fmt.Errorf("reset %s: wait for another change: %w", s.name, err)
 	}
@@ -251,8 +251,8 @@ func (s *Slot) reset(ctx context.Context, certain Device) error {
 			return fmt.Errorf("reset %s: not plugged in: %w", s.name, syscall.ENODEV)
 		}
 		began := time.Now()
-		s.update(func(st *Status) { st.State = Recovering })
-		err := s.change(ctx, func(ctx context.Context) error { return s.recover(ctx, dev) }, func(st *Status) {
+		s.updateStatus(func(st *Status) { st.State = Recovering })
+		err := s.startDevice(ctx, func(ctx context.Context) error { return s.recoverDevice(ctx, dev) }, func(st *Status) {
 			st.Resets++
 			st.Recovery = time.Since(began)
 		})
@@ -263,9 +263,9 @@ func (s *Slot) reset(ctx context.Context, certain Device) error {
 	})
 }
 
-// change calls f to start a device. A concurrent Unplug cancels the wait for unresponsive hardware, even if Unplug was
-// called first and still waits.
-func (s *Slot) change(ctx context.Context, f func(context.Context) error, done func(*Status)) error {
+// startDevice calls f to start a device. A concurrent Unplug cancels the wait for unresponsive hardware, even if Unplug
+// was called first and still waits.
+func (s *Slot) startDevice(ctx context.Context, f func(context.Context) error, done func(*Status)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.mu.Lock()
@@ -289,37 +289,37 @@ func (s *Slot) change(ctx context.Context, f func(context.Context) error, done f
 	return nil
 }
 
-func (s *Slot) recover(ctx context.Context, dev Device) error {
+func (s *Slot) recoverDevice(ctx context.Context, dev Device) error {
 	if err := dispatchFatal(ctx, dev.Handle()); err != nil {
 		s.logf("reset %s: %v", s.name, err)
 	}
-	unanswered := s.hardware(ctx, s.hw.Reset)
+	unanswered := s.callHardware(ctx, s.hw.Reset)
 	dev.Handle().SetError()
 	if err := s.unregister(dev); err != nil {
 		s.logf("%v", err) // objects that a client has left do not stop the reset
 	}
-	if err := s.await(ctx, unanswered); err != nil {
+	if err := s.awaitHardware(ctx, unanswered); err != nil {
 		return err
 	}
 	return s.probeAndRegister(ctx)
 }
 
-// await waits for hardware that has not responded to its reset. unanswered is the error of the reset.
-func (s *Slot) await(ctx context.Context, unanswered error) error {
+// awaitHardware waits for hardware that has not responded to its reset. unanswered is the error of the reset.
+func (s *Slot) awaitHardware(ctx context.Context, unanswered error) error {
 	if unanswered == nil {
 		return nil
 	}
 	s.logf("reset %s: %v; waiting for the platform to reset it", s.name, unanswered)
-	s.update(func(st *Status) { st.State = Recovering })
-	return s.hardware(ctx, s.hw.Await)
+	s.updateStatus(func(st *Status) { st.State = Recovering })
+	return s.callHardware(ctx, s.hw.Await)
 }
 
-// fatalWait limits the wait for event functions of consumers.
-const fatalWait = time.Second
+// fatalEventTimeout limits the wait for event functions of consumers.
+const fatalEventTimeout = time.Second
 
 // dispatchFatal dispatches the fatal event and waits until the consumers have received the event. Event functions are
 // called in the order of registration. The event function of dispatchFatal is the last one. The wait ends after
-// fatalWait, or when ctx ends.
+// fatalEventTimeout, or when ctx ends.
 func dispatchFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	told := make(chan struct{})
 	var once sync.Once
@@ -330,13 +330,13 @@ func dispatchFatal(ctx context.Context, h *ib.DeviceHandle) error {
 	})
 	defer stop()
 	h.DispatchEvent(ib.EventDeviceFatal, 0)
-	t := time.NewTimer(fatalWait)
+	t := time.NewTimer(fatalEventTimeout)
 	defer t.Stop()
 	select {
 	case <-told:
 		return nil
 	case <-t.C:
-		return fmt.Errorf("a consumer's event function has not returned within %v", fatalWait)
+		return fmt.Errorf("a consumer's event function has not returned within %v", fatalEventTimeout)
 	case <-ctx.Done():
 		return fmt.Errorf("a consumer's event function has not returned: %w", context.Cause(ctx))
 	}
@@ -361,8 +361,8 @@ func (s *Slot) probeAndRegister(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		dev.Handle().OnFailure(func(error) { s.failed(dev) })
-		hit := s.duringRegistration()
+		dev.Handle().OnFailure(func(error) { s.resetFailed(dev) })
+		hit := s.takeRegistrationReset()
 		if hit == nil {
 			if err := s.core.Register(dev.Handle()); err != nil {
 				return errors.Join(err, dev.Close())
@@ -372,24 +372,24 @@ func (s *Slot) probeAndRegister(ctx context.Context) error {
 			s.mu.Unlock()
 			return nil
 		}
-		if err := s.lose(ctx, dev, hit); err != nil {
+		if err := s.failDuringRegistration(ctx, dev, hit); err != nil {
 			return err
 		}
 	}
 }
 
-// failed resets a device that has reported its own failure.
-func (s *Slot) failed(dev Device) {
+// resetFailed resets a device that has reported its own failure.
+func (s *Slot) resetFailed(dev Device) {
 	s.begun.Go(func() {
-		if err := s.reset(context.Background(), dev); err != nil {
+		if err := s.resetDevice(context.Background(), dev); err != nil {
 			s.logf("%v", err)
 		}
 	})
 }
 
-// lose makes the device fail during registration. The device enters the error state in the Add of its last client.
-// Unregister is called before Register has returned.
-func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
+// failDuringRegistration makes the device fail during registration. The device enters the error state in the Add of its
+// last client. Unregister is called before Register has returned.
+func (s *Slot) failDuringRegistration(ctx context.Context, dev Device, hit func()) error {
 	gone := make(chan error, 1)
 	cl := &ib.Client{Name: "slot " + s.name, Remove: func(*ib.Device, any) {}}
 	cl.Add = func(d *ib.Device) (any, error) {
@@ -415,10 +415,10 @@ func (s *Slot) lose(ctx context.Context, dev Device, hit func()) error {
 	s.mu.Lock()
 	s.events.Add(dev.Handle().Events())
 	s.mu.Unlock()
-	if err := s.await(ctx, s.hardware(ctx, s.hw.Reset)); err != nil {
+	if err := s.awaitHardware(ctx, s.callHardware(ctx, s.hw.Reset)); err != nil {
 		return err
 	}
-	s.update(func(st *Status) { st.Resets++ })
+	s.updateStatus(func(st *Status) { st.Resets++ })
 	return nil
 }
 
@@ -439,7 +439,7 @@ func (s *Slot) Settle(ctx context.Context) error {
 	}
 }
 
-func (s *Slot) update(f func(*Status)) {
+func (s *Slot) updateStatus(f func(*Status)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f(&s.status)

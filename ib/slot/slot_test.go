@@ -29,8 +29,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// hardware is a loopback device that can become unreachable.
-type hardware struct {
+// testHardware is a loopback device that can become unreachable.
+type testHardware struct {
 	mu      sync.Mutex
 	log     []string
 	away    chan struct{} // closed when the hardware is reachable again; nil if it is reachable
@@ -40,13 +40,13 @@ type hardware struct {
 	onReset func()
 }
 
-func (h *hardware) note(format string, args ...any) {
+func (h *testHardware) recordStep(format string, args ...any) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.log = append(h.log, fmt.Sprintf(format, args...))
 }
 
-func (h *hardware) take() []string {
+func (h *testHardware) takeSteps() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	log := h.log
@@ -54,26 +54,26 @@ func (h *hardware) take() []string {
 	return log
 }
 
-type device struct {
+type testDevice struct {
 	*loopback.Device
-	h *hardware
+	h *testHardware
 }
 
-func (d device) Close() error {
-	d.h.note("close")
+func (d testDevice) Close() error {
+	d.h.recordStep("close")
 	return d.Handle().Dealloc()
 }
 
-func (h *hardware) Probe() (slot.Device, error) {
-	h.note("probe")
+func (h *testHardware) Probe() (slot.Device, error) {
+	h.recordStep("probe")
 	if h.noProbe != nil {
 		return nil, h.noProbe
 	}
-	return device{loopback.New("lo0", nil), h}, nil
+	return testDevice{loopback.New("lo0", nil), h}, nil
 }
 
-func (h *hardware) Reset(context.Context) error {
-	h.note("reset")
+func (h *testHardware) Reset(context.Context) error {
+	h.recordStep("reset")
 	if h.onReset != nil {
 		h.onReset()
 	}
@@ -83,8 +83,8 @@ func (h *hardware) Reset(context.Context) error {
 	return nil
 }
 
-func (h *hardware) Await(ctx context.Context) error {
-	h.note("await")
+func (h *testHardware) Await(ctx context.Context) error {
+	h.recordStep("await")
 	select {
 	case <-h.away:
 		return h.dead
@@ -93,21 +93,21 @@ func (h *hardware) Await(ctx context.Context) error {
 	}
 }
 
-func (h *hardware) AtWorkRequest(_ uint64, f func()) bool {
+func (h *testHardware) AtWorkRequest(_ uint64, f func()) bool {
 	h.hit = f
 	return true
 }
 
-// witness registers a client that records the calls of its functions, each with the state of the device.
-func witness(t *testing.T, core *ib.Core, h *hardware) {
+// registerRecorder registers a client that records the calls of its functions, each with the state of the device.
+func registerRecorder(t *testing.T, core *ib.Core, h *testHardware) {
 	cl := &ib.Client{
 		Name: "witness",
 		Add: func(d *ib.Device) (any, error) {
-			h.note("add")
-			return d.OnEvent(func(e ib.Event) { h.note("%v", e.Type) }), nil
+			h.recordStep("add")
+			return d.OnEvent(func(e ib.Event) { h.recordStep("%v", e.Type) }), nil
 		},
 		Remove: func(d *ib.Device, data any) {
-			h.note("remove, %v", d.State())
+			h.recordStep("remove, %v", d.State())
 			data.(func())()
 		},
 	}
@@ -115,28 +115,28 @@ func witness(t *testing.T, core *ib.Core, h *hardware) {
 	t.Cleanup(func() { core.UnregisterClient(cl) })
 }
 
-func newSlot(t *testing.T) (*ib.Core, *hardware, *slot.Slot) {
-	core, h := &ib.Core{}, &hardware{}
+func newSlot(t *testing.T) (*ib.Core, *testHardware, *slot.Slot) {
+	core, h := &ib.Core{}, &testHardware{}
 	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
-	witness(t, core, h)
+	registerRecorder(t, core, h)
 	return core, h, slot.New(core, "lo0", h, t.Logf)
 }
 
-func (h *hardware) want(t *testing.T, what string, steps ...string) {
+func (h *testHardware) wantSteps(t *testing.T, what string, steps ...string) {
 	t.Helper()
-	if got := h.take(); !slices.Equal(got, steps) {
+	if got := h.takeSteps(); !slices.Equal(got, steps) {
 		t.Errorf("%s: %q, want %q", what, got, steps)
 	}
 }
 
-// TestSteps checks the steps of each change and their order.
-func TestSteps(t *testing.T) {
+// TestChangeStepsAndOrder checks the steps of each change and their order.
+func TestChangeStepsAndOrder(t *testing.T) {
 	_, h, s := newSlot(t)
 	must(t, s.Plug())
-	h.want(t, "plug", "probe", "add")
+	h.wantSteps(t, "plug", "probe", "add")
 	first := s.Device().Handle().Device()
 	must(t, s.Reset(t.Context()))
-	h.want(t, "reset", "device fatal error", "reset", "remove, in error", "close", "probe", "add")
+	h.wantSteps(t, "reset", "device fatal error", "reset", "remove, in error", "close", "probe", "add")
 	if d := s.Device().Handle().Device(); d == first || d.State() != ib.DeviceActive || first.State() != ib.DeviceGone {
 		t.Errorf("device states after the change: got %v for the old device and %v for the new one, want gone and active",
 			first.State(), d.State())
@@ -145,7 +145,7 @@ func TestSteps(t *testing.T) {
 		t.Errorf("got status %+v", st)
 	}
 	must(t, s.Unplug())
-	h.want(t, "unplug", "remove, in error", "close")
+	h.wantSteps(t, "unplug", "remove, in error", "close")
 	for _, f := range []func() error{s.Unplug, func() error { return s.Reset(t.Context()) },
 		func() error { return s.ResetAt(slot.InHandler, nil) }} {
 		if err := f(); !errors.Is(err, syscall.ENODEV) {
@@ -159,9 +159,9 @@ func TestSteps(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestEvents checks that the event counts of a slot include all its devices. The test also checks that events of an
-// unknown type are not counted.
-func TestEvents(t *testing.T) {
+// TestEventsOfAllDevices checks that the event counts of a slot include all its devices. The test also checks that
+// events of an unknown type are not counted.
+func TestEventsOfAllDevices(t *testing.T) {
 	_, _, s := newSlot(t)
 	must(t, s.Plug())
 	s.Device().Handle().DispatchEvent(ib.EventPortErr, 1)
@@ -180,12 +180,12 @@ func TestEvents(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestUnreachable checks a reset of unresponsive hardware. Remove of the clients must be called at once, and the wait
-// for the hardware has no limit.
-func TestUnreachable(t *testing.T) {
+// TestResetOfUnreachableHardware checks a reset of unresponsive hardware. Remove of the clients must be called at once,
+// and the wait for the hardware has no limit.
+func TestResetOfUnreachableHardware(t *testing.T) {
 	for _, end := range []string{"back", "unplug", "timeout", "dead", "no probe"} {
 		synctest.Test(t, func(t *testing.T) {
-			core, h := &ib.Core{}, &hardware{}
+			core, h := &ib.Core{}, &testHardware{}
 			s := slot.New(core, "lo0", h, t.Logf)
 			must(t, s.Plug())
 			h.away = make(chan struct{})
@@ -194,7 +194,7 @@ func TestUnreachable(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- s.Reset(ctx) }()
 			synctest.Wait()
-			h.want(t, "unreachable", "probe", "reset", "close", "await")
+			h.wantSteps(t, "unreachable", "probe", "reset", "close", "await")
 			if st := s.Status(); st.State != slot.Recovering || len(core.Devices()) != 0 {
 				t.Errorf("got status %+v, devices %v", st, core.Devices())
 			}
@@ -230,19 +230,19 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestMoments checks that a reset occurs at the requested moment.
-func TestMoments(t *testing.T) {
+// TestResetAtMoment checks that a reset occurs at the requested moment.
+func TestResetAtMoment(t *testing.T) {
 	t.Run("registration", func(t *testing.T) {
 		core, h, s := newSlot(t)
 		must(t, s.Plug())
-		h.take()
+		h.takeSteps()
 		with := 0
 		must(t, s.ResetAt(slot.DuringRegistration, func() { with++ }))
 		if a := s.Status().Armed; a != "registration" {
 			t.Errorf("got armed %q", a)
 		}
 		must(t, s.Reset(t.Context()))
-		st, log := s.Status(), h.take()
+		st, log := s.Status(), h.takeSteps()
 		adds, removes := 0, 0
 		for _, l := range log {
 			if l == "add" {
@@ -359,7 +359,7 @@ func TestMoments(t *testing.T) {
 func TestUnreachableDuringRegistration(t *testing.T) {
 	for _, by := range []string{"reset", "plug", "close", "timeout"} {
 		synctest.Test(t, func(t *testing.T) {
-			core, h := &ib.Core{}, &hardware{}
+			core, h := &ib.Core{}, &testHardware{}
 			s := slot.New(core, "lo0", h, t.Logf)
 			must(t, s.Plug())
 			must(t, s.ResetAt(slot.DuringRegistration, func() { h.away = make(chan struct{}) }))
@@ -393,10 +393,10 @@ func TestUnreachableDuringRegistration(t *testing.T) {
 	}
 }
 
-// TestResetInTurn checks that a reset waits for other changes, but only until its context ends.
-func TestResetInTurn(t *testing.T) {
+// TestResetWaitsForOtherChanges checks that a reset waits for other changes, but only until its context ends.
+func TestResetWaitsForOtherChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := &hardware{}
+		h := &testHardware{}
 		s := slot.New(&ib.Core{}, "lo0", h, t.Logf)
 		must(t, s.Plug())
 		h.away = make(chan struct{})
@@ -414,9 +414,9 @@ func TestResetInTurn(t *testing.T) {
 	})
 }
 
-// TestMomentOfAnotherDevice checks that a pending moment is cancelled together with its device. A moment that occurs
+// TestMomentEndsWithDevice checks that a pending moment is cancelled together with its device. A moment that occurs
 // must reset its own device and not the next device.
-func TestMomentOfAnotherDevice(t *testing.T) {
+func TestMomentEndsWithDevice(t *testing.T) {
 	_, h, s := newSlot(t)
 	must(t, s.Plug())
 	must(t, s.ResetAt(slot.AtWorkRequest(7), nil))
@@ -472,11 +472,11 @@ func TestConcurrent(t *testing.T) {
 	}
 }
 
-// TestResetWithStuckEventFunction checks an event function that does not return. Such a function may delay a hardware
-// reset only for fatalWait.
-func TestResetWithStuckEventFunction(t *testing.T) {
+// TestResetDespiteStuckEventFunction checks an event function that does not return. Such a function may delay a
+// hardware reset only for fatalEventTimeout.
+func TestResetDespiteStuckEventFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		core, h := &ib.Core{}, &hardware{}
+		core, h := &ib.Core{}, &testHardware{}
 		s := slot.New(core, "lo0", h, t.Logf)
 		must(t, s.Plug())
 		release, reset := make(chan int), make(chan int)
@@ -492,9 +492,9 @@ func TestResetWithStuckEventFunction(t *testing.T) {
 	})
 }
 
-// TestStuckClient checks a client with a function that does not return. The change of the device must wait, but each
-// caller waits only until its context ends. The change continues when the function returns.
-func TestStuckClient(t *testing.T) {
+// TestChangeWaitsForStuckClient checks a client with a function that does not return. The change of the device must
+// wait, but each caller waits only until its context ends. The change continues when the function returns.
+func TestChangeWaitsForStuckClient(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(s *slot.Slot, ctx context.Context) error
@@ -506,7 +506,7 @@ func TestStuckClient(t *testing.T) {
 		for _, where := range []string{"Remove", "event function"} {
 			t.Run(test.name+"/"+where, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					core, h := &ib.Core{}, &hardware{}
+					core, h := &ib.Core{}, &testHardware{}
 					s := slot.New(core, "lo0", h, t.Logf)
 					release := make(chan int)
 					client := &ib.Client{Name: "stuck"}

@@ -40,7 +40,7 @@ var delayedWrites struct {
 // splitAtomics returns the region to register in the inner driver in place of r, and its memory. The memory is nil if
 // no write is delayed.
 func (d *driver) splitAtomics(r *umem.Region, access ib.AccessFlags) (*umem.Region, *atomicSpace) {
-	if !d.has(SplitAtomic) || access&ib.AccessRemoteAtomic == 0 || !isLocal(r) {
+	if !d.hasChoice(SplitAtomic) || access&ib.AccessRemoteAtomic == 0 || !isLocalMemory(r) {
 		return r, nil
 	}
 	if a, err := d.Driver.QueryDevice(); err != nil || a.AtomicCap != ib.AtomicHCA {
@@ -58,11 +58,11 @@ func (d *driver) splitAtomics(r *umem.Region, access ib.AccessFlags) (*umem.Regi
 	return inner, s
 }
 
-// noteShared ends the delays in regions that have memory in common with m. The driver's accesses through one region do
-// not end the delay of a write through the other.
+// endSharedDelays ends the delays in regions that have memory in common with m. The driver's accesses through one
+// region do not end the delay of a write through the other.
 //
 //verbena:held mu
-func (d *driver) noteShared(m *mr) {
+func (d *driver) endSharedDelays(m *mr) {
 	for _, o := range d.mrs {
 		if o == m || o.atomics == nil && m.atomics == nil {
 			continue
@@ -72,20 +72,20 @@ func (d *driver) noteShared(m *mr) {
 			m.region.Addr() < o.region.Addr()+o.region.Len()
 		o.mu.RUnlock()
 		if overlap {
-			o.atomics.share()
-			m.atomics.share()
+			o.atomics.endDelays()
+			m.atomics.endDelays()
 		}
 	}
 }
 
-// share ends the delays of the space. s may be nil.
-func (s *atomicSpace) share() {
+// endDelays ends the delays of the space. s may be nil.
+func (s *atomicSpace) endDelays() {
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.store()
+	s.executeWrite()
 	s.shared = true
 }
 
@@ -93,9 +93,9 @@ func (s *atomicSpace) share() {
 func (s *atomicSpace) ReadV(dst [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.store()
+	s.executeWrite()
 	s.read = 0
-	if isWord(dst, addr) {
+	if isAtomicWord(dst, addr) {
 		s.read = addr
 	}
 	return s.Local.ReadV(dst, addr)
@@ -105,17 +105,17 @@ func (s *atomicSpace) ReadV(dst [][]byte, addr uint64) error {
 func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.store()
-	if s.read != addr && isWord(src, addr) { // the driver may store the former value of the word in between
+	s.executeWrite()
+	if s.read != addr && isAtomicWord(src, addr) { // the driver may store the former value of the word in between
 		return s.Local.WriteV(src, addr)
 	}
-	atomically := s.read == addr && isWord(src, addr) && !s.shared
+	atomically := s.read == addr && isAtomicWord(src, addr) && !s.shared
 	s.read = 0
 	if !atomically {
 		return s.Local.WriteV(src, addr)
 	}
 	s.count++
-	s.wait = s.d.draw(SplitAtomic, s.ord, s.count, 4)
+	s.wait = s.d.drawRandom(SplitAtomic, s.ord, s.count, 4)
 	if s.wait == 0 {
 		return s.Local.WriteV(src, addr)
 	}
@@ -128,19 +128,19 @@ func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
 	}
 	delayedWrites.in[s] = struct{}{}
 	delayedWrites.count.Store(int64(len(delayedWrites.in)))
-	s.d.kick()
+	s.d.scheduleTick()
 	return nil
 }
 
-// isWord reports whether an access may be the half of an atomic operation.
-func isWord(v [][]byte, addr uint64) bool {
+// isAtomicWord reports whether an access may be the half of an atomic operation.
+func isAtomicWord(v [][]byte, addr uint64) bool {
 	return len(v) == 1 && len(v[0]) == wordLen && addr%wordLen == 0 && addr != 0
 }
 
-// store executes the delayed write.
+// executeWrite executes the delayed write.
 //
 //verbena:held mu
-func (s *atomicSpace) store() {
+func (s *atomicSpace) executeWrite() {
 	if s.addr == 0 {
 		return
 	}
@@ -152,17 +152,17 @@ func (s *atomicSpace) store() {
 	delayedWrites.count.Store(int64(len(delayedWrites.in)))
 }
 
-// storeAtomics executes all delayed writes. The consumer may now have proof that the operations have ended.
-func storeAtomics() {
-	for _, s := range delayed(nil) {
+// executeAllWrites executes all delayed writes. The consumer may now have proof that the operations have ended.
+func executeAllWrites() {
+	for _, s := range spacesWithDelayedWrite(nil) {
 		s.mu.Lock()
-		s.store()
+		s.executeWrite()
 		s.mu.Unlock()
 	}
 }
 
-// delayed returns the spaces of a device with a delayed write. A nil device means all devices.
-func delayed(d *driver) (some []*atomicSpace) {
+// spacesWithDelayedWrite returns the spaces of a device with a delayed write. A nil device means all devices.
+func spacesWithDelayedWrite(d *driver) (some []*atomicSpace) {
 	if delayedWrites.count.Load() == 0 {
 		return nil
 	}
@@ -176,12 +176,12 @@ func delayed(d *driver) (some []*atomicSpace) {
 	return some
 }
 
-// stepAtomics executes one step for the delayed writes of the device. It reports whether more steps are needed.
-func (d *driver) stepAtomics() (more bool) {
-	for _, s := range delayed(d) {
+// stepDelayedWrites executes one step for the delayed writes of the device. It reports whether more steps are needed.
+func (d *driver) stepDelayedWrites() (more bool) {
+	for _, s := range spacesWithDelayedWrite(d) {
 		s.mu.Lock()
 		if s.wait--; s.wait <= 0 {
-			s.store()
+			s.executeWrite()
 		}
 		more = more || s.addr != 0
 		s.mu.Unlock()
@@ -189,12 +189,12 @@ func (d *driver) stepAtomics() (more bool) {
 	return more
 }
 
-// end executes the delayed write of a region that is deregistered or changed. s may be nil.
-func (s *atomicSpace) end() {
+// endSpace executes the delayed write of a region that is deregistered or changed. s may be nil.
+func (s *atomicSpace) endSpace() {
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.store()
+	s.executeWrite()
 }

@@ -26,10 +26,10 @@ var (
 	firstSeed = flag.Uint64("weak.seed", 1, "the first of them")
 )
 
-// comparable is the set of choices that the model of ibtest tolerates. The model polls a queue once for all
+// modelChoices is the set of choices that the model of ibtest tolerates. The model polls a queue once for all
 // completions, expects its own queue to be full when the inner driver's queue is full, and reads memory before it
 // polls.
-const comparable = weak.All &^ (1<<weak.LateCompletion | 1<<weak.MissedCompletion | 1<<weak.CrossOrder | 1<<weak.LateFlush | 1<<weak.ExactRoom |
+const modelChoices = weak.All &^ (1<<weak.LateCompletion | 1<<weak.MissedCompletion | 1<<weak.CrossOrder | 1<<weak.LateFlush | 1<<weak.ExactRoom |
 	1<<weak.LateTarget | 1<<weak.LateRead | 1<<weak.PoisonedTarget | 1<<weak.WriteOrder)
 
 func newLoopback(t testing.TB) *ib.DeviceHandle { return loopback.New("weak0", t.Logf).Handle() }
@@ -50,8 +50,8 @@ func newRXE(t testing.TB) *ib.DeviceHandle {
 	return d.Handle()
 }
 
-// wrapped returns a factory of weak devices.
-func wrapped(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
+// weakFactory returns a factory of weak devices.
+func weakFactory(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
 	return func(t testing.TB) *ib.DeviceHandle {
 		h := inner(t)
 		h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, c) })
@@ -75,7 +75,7 @@ func TestContract(t *testing.T) {
 			}
 			for i := range max(1, *seeds) {
 				c := weak.Config{Seed: *firstSeed + uint64(i)}
-				t.Run(fmt.Sprintf("seed %d", c.Seed), func(t *testing.T) { ibtest.Run(t, wrapped(d.inner, c), options...) })
+				t.Run(fmt.Sprintf("seed %d", c.Seed), func(t *testing.T) { ibtest.Run(t, weakFactory(d.inner, c), options...) })
 			}
 		})
 	}
@@ -84,16 +84,17 @@ func TestContract(t *testing.T) {
 // TestModel runs the model of ibtest with the choices that the model tolerates.
 func TestModel(t *testing.T) {
 	ibtest.Model(t, func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool) {
-		return wrapped(newLoopback, weak.Config{Seed: seed, Choices: comparable})(t), false
+		return weakFactory(newLoopback, weak.Config{Seed: seed, Choices: modelChoices})(t), false
 	}, ibtest.Bubble(), ibtest.Seeds(20))
 }
 
-// TestLateNotificationIsNoBreach checks a completion that arrives just before checked mode inspects an armed queue. If
+// TestLateNotificationIsAllowed checks a completion that arrives just before checked mode inspects an armed queue. If
 // the completion is reported soon afterwards, there is no violation.
-func TestLateNotificationIsNoBreach(t *testing.T) {
+func TestLateNotificationIsAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 200 * time.Millisecond
-		h, core := wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.All &^ weak.Of(weak.SlowMethods)})(t), &ib.Core{}
+		h, core := weakFactory(newLoopback, weak.Config{Seed: 1,
+			Choices: weak.All &^ weak.Of(weak.SlowMethods)})(t), &ib.Core{}
 		check.On(core, check.Config{Timeout: timeout, Report: func(v check.Violation) { t.Error(v) }})
 		must(t, core.Register(h))
 		pd, err := h.Device().AllocPD()

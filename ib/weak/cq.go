@@ -27,23 +27,23 @@ type cq struct {
 
 	ord       uint64 // number in creation order
 	mu        sync.Mutex
-	arms      uint64  // number of ReqNotify calls
-	polls     uint64  // number of Poll calls
-	held      []entry // the window, in the order of the inner queue
+	arms      uint64        // number of ReqNotify calls
+	polls     uint64        // number of Poll calls
+	held      []windowEntry // the window, in the order of the inner queue
 	notify    ib.NotifyFlags
 	later     bool // a completion of the window will be reported later
 	dead      bool
 	moderated bool
 	// requests that will have no completion, or have completed in the inner queue; under driver.mu
-	orphans []*request
+	orphans []*weakRequest
 	one     [1]ib.WC
 }
 
-// entry is a completion in the window.
-type entry struct {
+// windowEntry is a completion in the window.
+type windowEntry struct {
 	wc   ib.WC
-	r    *request // nil if the request was not posted through this driver
-	qp   uint64   // number of the queue pair in creation order
+	r    *weakRequest // nil if the request was not posted through this driver
+	qp   uint64       // number of the queue pair in creation order
 	send bool
 	seq  uint64 // number of the request in its queue
 	wait int    // remaining steps
@@ -60,12 +60,12 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	}
 	d.delayCall()
 	c := &cq{d: d, obj: h}
-	inner, err := d.Driver.CreateCQ(h.Redirect(c.reported), attr, nil)
+	inner, err := d.Driver.CreateCQ(h.Redirect(c.noteReport), attr, nil)
 	if err != nil {
 		return nil, err
 	}
 	c.DriverCQ = inner
-	if d.has(ExactRoom) {
+	if d.hasChoice(ExactRoom) {
 		h.SetEntries(attr.Entries)
 	}
 	d.mu.Lock()
@@ -77,15 +77,15 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 }
 
 // The inner driver calls reported and may hold its locks.
-func (c *cq) reported() {
+func (c *cq) noteReport() {
 	c.rep.Store(true)
-	c.d.kick()
+	c.d.scheduleTick()
 }
 
-// delays reports whether the queue delays completions.
+// delaysCompletions reports whether the queue delays completions.
 //
 //verbena:held mu
-func (c *cq) delays() bool {
+func (c *cq) delaysCompletions() bool {
 	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush, SplitAtomic) != 0 && !c.moderated
 }
 
@@ -102,7 +102,7 @@ func (c *cq) Moderate(count int, period time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.moderated = count > 1 || period > 0; c.moderated {
-		c.due()
+		c.startReport()
 	}
 	return nil
 }
@@ -112,19 +112,19 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	if len(wc) == 0 {
 		return 0, nil
 	}
-	for _, q := range c.d.holding(c) {
-		q.advance()
+	for _, q := range c.d.qpsWithDelayedSends(c) {
+		q.runStep()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.age()
+	c.ageWindow()
 	c.polls++
-	batch := c.d.has(LateCompletion) && c.d.draw(LateCompletion, c.ord, c.polls, 4) == 0
+	batch := c.d.hasChoice(LateCompletion) && c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0
 	most := 1
 	switch {
 	case batch: // fills the array if enough completions have been delayed
 		most = max(reorderWindow, len(wc))
-	case c.delays():
+	case c.delaysCompletions():
 		most = reorderWindow
 	}
 	for n < len(wc) {
@@ -132,24 +132,24 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 			break
 		}
 		if c.notify == ib.NotifySolicited || c.moderated || batch {
-			c.due() // no completion is delayed, because a completion does not record whether it is solicited
+			c.startReport() // no completion is delayed, because a completion does not record whether it is solicited
 		}
-		i := c.nextIndex()
+		i := c.nextPolledIndex()
 		if i < 0 {
 			break
 		}
-		c.take(i, &wc[n])
-		if n++; c.d.has(LateCompletion) && !batch {
+		c.takeEntry(i, &wc[n])
+		if n++; c.d.hasChoice(LateCompletion) && !batch {
 			break
 		}
 	}
 	if n > 0 {
 		err = nil
-		storeAtomics()
+		executeAllWrites()
 	}
-	if c.notify&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delays() {
+	if c.notify&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delaysCompletions() {
 		c.later = true
-		c.d.kick()
+		c.d.scheduleTick()
 	}
 	return n, err
 }
@@ -176,7 +176,7 @@ func (c *cq) fillWindow(most int) error {
 			c.d.mu.Unlock()
 			return nil
 		}
-		e := c.d.entry(c.one[0])
+		e := c.d.translateCompletion(c.one[0])
 		if e.r != nil && e.r.hidden && e.wc.Status == ib.WCSuccess {
 			e.r.arrived = true
 			continue
@@ -192,9 +192,9 @@ func (c *cq) fillWindow(most int) error {
 	return nil
 }
 
-// entry translates a completion of the inner driver for the consumer.
-func (d *driver) entry(wc ib.WC) entry {
-	e := entry{wc: wc}
+// translateCompletion translates a completion of the inner driver for the consumer.
+func (d *driver) translateCompletion(wc ib.WC) windowEntry {
+	e := windowEntry{wc: wc}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	q := d.qps[wc.QP]
@@ -217,59 +217,62 @@ func (d *driver) entry(wc ib.WC) entry {
 		side |= 1
 	}
 	if d.Choices&Of(LateCompletion, MissedCompletion) != 0 {
-		e.wait = d.draw(LateCompletion, side, e.seq, 3)
+		e.wait = d.drawRandom(LateCompletion, side, e.seq, 3)
 	}
-	if d.has(LateFlush) && wc.Status == ib.WCWRFlushErr {
-		e.wait += 1 + d.draw(LateFlush, side, e.seq, 4)
+	if d.hasChoice(LateFlush) && wc.Status == ib.WCWRFlushErr {
+		e.wait += 1 + d.drawRandom(LateFlush, side, e.seq, 4)
 	}
-	if d.has(SplitAtomic) && e.send && wc.Status == ib.WCSuccess &&
+	if d.hasChoice(SplitAtomic) && e.send && wc.Status == ib.WCSuccess &&
 		(wc.Opcode == ib.WCFetchAdd || wc.Opcode == ib.WCCompSwap) {
-		e.wait += 1 + d.draw(SplitAtomic, side, e.seq, 3)
+		e.wait += 1 + d.drawRandom(SplitAtomic, side, e.seq, 3)
 	}
 	return e
 }
 
 //verbena:held mu
-func (c *cq) age() {
+func (c *cq) ageWindow() {
 	for i := range c.held {
 		c.held[i].wait = max(0, c.held[i].wait-1)
 	}
 }
 
 //verbena:held mu
-func (c *cq) due() {
+func (c *cq) startReport() {
 	for i := range c.held {
 		c.held[i].wait = 0
 	}
 }
 
-// nextIndex returns the index of the completion that Poll returns next, or -1.
+// nextPolledIndex returns the index of the completion that Poll returns next, or -1.
 //
 //verbena:held mu
-func (c *cq) nextIndex() int {
+func (c *cq) nextPolledIndex() int {
 	best, rank := -1, 0
 	for i := range c.held {
 		e := &c.held[i]
-		if e.wait > 0 || slices.ContainsFunc(c.held[:i], func(x entry) bool { return x.qp == e.qp && x.send == e.send }) {
+		if e.wait > 0 || slices.ContainsFunc(c.held[:i], func(x windowEntry) bool {
+			return x.qp == e.qp &&
+				x.send == e.send
+		}) {
 			continue
 		}
-		if !c.d.has(CrossOrder) {
+		if !c.d.hasChoice(CrossOrder) {
 			if i == 0 {
 				return 0
 			}
 			break // preserves the order of the inner queue
 		}
-		if n := c.d.draw(CrossOrder, e.qp, e.seq, 1<<30); best < 0 || n < rank {
+		if n := c.d.drawRandom(CrossOrder, e.qp, e.seq, 1<<30); best < 0 || n < rank {
 			best, rank = i, n
 		}
 	}
 	return best
 }
 
-// take removes a completion from the window and stores the completion's data.
+// takeEntry removes a completion from the window and stores the completion's data.
 //
 //verbena:held mu
-func (c *cq) take(i int, wc *ib.WC) {
+func (c *cq) takeEntry(i int, wc *ib.WC) {
 	e := c.held[i]
 	c.held = slices.Delete(c.held, i, i+1)
 	*wc = e.wc
@@ -283,29 +286,29 @@ func (c *cq) take(i int, wc *ib.WC) {
 			e.r.qp.notePolled(e.r)
 		}
 	}
-	if c.d.has(PoisonedFields) {
-		poison(wc)
+	if c.d.hasChoice(PoisonedFields) {
+		poisonCompletion(wc)
 	}
 }
 
-// pattern fills the undefined fields of a completion.
-const pattern = 0xa5a5a5a5
+// poisonPattern fills the undefined fields of a completion.
+const poisonPattern = 0xa5a5a5a5
 
-// poison fills the undefined fields of a completion.
-func poison(wc *ib.WC) {
+// poisonCompletion fills the undefined fields of a completion.
+func poisonCompletion(wc *ib.WC) {
 	if wc.Status == ib.WCSuccess {
 		if wc.Flags&ib.WCWithImm == 0 {
-			wc.Imm = pattern
+			wc.Imm = poisonPattern
 		}
 		if wc.Flags&ib.WCWithInvalidate == 0 {
-			wc.InvalidateRKey = pattern
+			wc.InvalidateRKey = poisonPattern
 		}
 		return
 	}
 	if wc.Status != ib.WCWRFlushErr {
 		wc.Opcode = 0xa5
 	}
-	wc.ByteLen, wc.Imm, wc.InvalidateRKey, wc.SrcQP = pattern, pattern, pattern, pattern&0xffffff
+	wc.ByteLen, wc.Imm, wc.InvalidateRKey, wc.SrcQP = poisonPattern, poisonPattern, poisonPattern, poisonPattern&0xffffff
 	wc.Flags, wc.PKeyIndex, wc.SLID, wc.SL, wc.Port = 0xff, 0xa5a5, 0xa5a5, 0xa5, 0xa5
 }
 
@@ -347,29 +350,29 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 		return missed, nil
 	}
 	c.arms++
-	miss := c.d.has(MissedCompletion) && c.d.draw(MissedCompletion, c.ord, c.arms, 2) == 0
-	if c.notify == ib.NotifySolicited || !c.delays() || miss {
-		c.due()
+	miss := c.d.hasChoice(MissedCompletion) && c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
+	if c.notify == ib.NotifySolicited || !c.delaysCompletions() || miss {
+		c.startReport()
 		return missed || flags&ib.NotifyReportMissed != 0, nil
 	}
 	c.later = true
-	c.d.kick()
+	c.d.scheduleTick()
 	return missed, nil
 }
 
-// tick executes a step that is not caused by a poll. tick reports whether more steps are needed.
-func (c *cq) tick() (more bool) {
+// runStep executes a step that is not caused by a poll. runStep reports whether more steps are needed.
+func (c *cq) runStep() (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dead {
 		return false
 	}
-	c.age()
+	c.ageWindow()
 	report := c.rep.Swap(false)
 	if report && c.notify == ib.NotifyNextComp && c.hides.Load() {
-		report, more = c.shown()
+		report, more = c.decideReport()
 	}
-	if c.later && c.nextIndex() >= 0 {
+	if c.later && c.nextPolledIndex() >= 0 {
 		report = true
 	}
 	if len(c.held) == 0 {
@@ -382,12 +385,12 @@ func (c *cq) tick() (more bool) {
 	return more || c.later
 }
 
-// shown decides whether a report of the inner queue is passed to the consumer. If all completions of the report are
-// hidden, shown arms the inner queue again. Visible completions are reported separately. again is true if the inner
+// decideReport decides whether a report of the inner queue is passed to the consumer. If all completions of the report
+// are hidden, shown arms the inner queue again. Visible completions are reported separately. again is true if the inner
 // queue reports missed completions.
 //
 //verbena:held mu
-func (c *cq) shown() (report, again bool) {
+func (c *cq) decideReport() (report, again bool) {
 	_ = c.fillWindow(1 << 30)
 	if len(c.held) > 0 {
 		c.later = true
@@ -401,8 +404,8 @@ func (c *cq) shown() (report, again bool) {
 	return false, missed
 }
 
-// forget removes a destroyed queue pair from the completions of the window.
-func (c *cq) forget(qp *ib.QP) {
+// forgetQP removes a destroyed queue pair from the completions of the window.
+func (c *cq) forgetQP(qp *ib.QP) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range c.held {
@@ -421,7 +424,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	}
 	var err error
 	c.mu.Lock()
-	if c.delays() || len(c.held) > 0 || c.hides.Load() {
+	if c.delaysCompletions() || len(c.held) > 0 || c.hides.Load() {
 		err = c.fillWindow(1 << 30)
 	}
 	n := len(c.held)
@@ -432,7 +435,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	if err == nil {
 		err = r.Resize(entries, u)
 	}
-	if err == nil && c.d.has(ExactRoom) {
+	if err == nil && c.d.hasChoice(ExactRoom) {
 		c.obj.SetEntries(entries)
 	}
 	return err
@@ -442,7 +445,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 func (c *cq) Ending() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.notify == 0 || !c.d.has(LastCallback) {
+	if c.notify == 0 || !c.d.hasChoice(LastCallback) {
 		return false
 	}
 	c.notify, c.later = 0, false

@@ -15,8 +15,8 @@ type Config struct {
 	Choices Set
 }
 
-// step is the period that counts as one step while no poll occurs.
-const step = 200 * time.Microsecond
+// stepPeriod is the period that counts as one step while no poll occurs.
+const stepPeriod = 200 * time.Microsecond
 
 // driver wraps another driver and applies the choices.
 type driver struct {
@@ -30,13 +30,13 @@ type driver struct {
 	// regions is the number of regions with an atomicSpace.
 	regions uint64
 	last    uint64 // last request number
-	reqs    map[uint64]*request
+	reqs    map[uint64]*weakRequest
 	qps     map[*ib.QP]*qp
 	later   map[*qp]struct{} // queue pairs with delayed sends
 	cqs     map[*cq]struct{}
-	mrs     map[uint32]*mr // by the inner driver's local keys
-	holds   map[kind]bool  // kinds of requests that the inner driver has accepted
-	slept   uint64         // number of calls of slow
+	mrs     map[uint32]*mr       // by the inner driver's local keys
+	holds   map[requestKind]bool // kinds of requests that the inner driver has accepted
+	slept   uint64               // number of calls of slow
 
 	timer   sync.Mutex // taken under the inner driver's locks
 	ticking bool
@@ -49,9 +49,9 @@ func New(d ib.Driver, c Config) ib.Driver {
 		c.Choices = All
 	}
 	w := &driver{
-		Driver: d, Config: c, reqs: map[uint64]*request{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{},
+		Driver: d, Config: c, reqs: map[uint64]*weakRequest{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{},
 		cqs: map[*cq]struct{}{},
-		mrs: map[uint32]*mr{}, holds: map[kind]bool{},
+		mrs: map[uint32]*mr{}, holds: map[requestKind]bool{},
 	}
 	if r, ok := ib.As[ib.NumberReuser](d); ok && c.Choices.Has(EarlyNumbers) {
 		r.ReuseNumbers()
@@ -62,28 +62,28 @@ func New(d ib.Driver, c Config) ib.Driver {
 // Unwrap gives access to the optional interfaces of the inner driver.
 func (d *driver) Unwrap() ib.Driver { return d.Driver }
 
-func (d *driver) has(c Choice) bool { return d.Choices.Has(c) }
+func (d *driver) hasChoice(c Choice) bool { return d.Choices.Has(c) }
 
-// fillsLate reports whether the memory of receives is filled late.
-func (d *driver) fillsLate() bool { return d.Choices&Of(LateTarget, PoisonedTarget) != 0 }
+// fillsReceivesLate reports whether the memory of receives is filled late.
+func (d *driver) fillsReceivesLate() bool { return d.Choices&Of(LateTarget, PoisonedTarget) != 0 }
 
 // Each method that may sleep calls delayCall. delayCall delays only one call in eight, to limit the duration of tests
 // with many calls.
 func (d *driver) delayCall() {
-	if !d.has(SlowMethods) {
+	if !d.hasChoice(SlowMethods) {
 		return
 	}
 	d.mu.Lock()
 	d.slept++
 	n := d.slept
 	d.mu.Unlock()
-	if d.draw(SlowMethods, 0, n, 8) == 0 {
-		time.Sleep(10 * step)
+	if d.drawRandom(SlowMethods, 0, n, 8) == 0 {
+		time.Sleep(10 * stepPeriod)
 	}
 }
 
 // Ending makes pending events begin before an event function of the device ends.
-func (d *driver) Ending() bool { return d.has(LastCallback) }
+func (d *driver) Ending() bool { return d.hasChoice(LastCallback) }
 
 // QueryDevice implements ib.Driver.
 func (d *driver) QueryDevice() (ib.DeviceAttr, error) {
@@ -112,12 +112,12 @@ func (d *driver) QueryPKey(port, index int) (uint16, error) {
 // EnterError implements ib.Driver. Delayed requests are flushed later.
 func (d *driver) EnterError() {
 	d.Driver.EnterError()
-	storeAtomics()
-	d.kick()
+	executeAllWrites()
+	d.scheduleTick()
 }
 
-// request is a work request. The inner driver receives num as its ID.
-type request struct {
+// weakRequest is a work request. The inner driver receives num as its ID.
+type weakRequest struct {
 	id       uint64 // the consumer's ID
 	num      uint64 // the ID in the inner driver
 	qp       *qp    // nil for a receive of a shared receive queue
@@ -125,7 +125,7 @@ type request struct {
 	send     bool
 	signaled bool
 	seq      uint64 // number of the request in its queue
-	targets  []target
+	targets  []fillTarget
 	landed   bool
 	// unsignaled, but signaled in the inner driver; the consumer sees the completion only if the request fails
 	hidden  bool
@@ -141,8 +141,8 @@ type request struct {
 	wait  int       // remaining steps before the request is posted
 }
 
-// enter assigns a number to a request.
-func (d *driver) enter(r *request) *request {
+// assignNumber assigns a number to a request.
+func (d *driver) assignNumber(r *weakRequest) *weakRequest {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.last++
@@ -152,47 +152,47 @@ func (d *driver) enter(r *request) *request {
 }
 
 //verbena:held mu
-func (d *driver) remove(r *request) {
+func (d *driver) removeRequest(r *weakRequest) {
 	delete(d.reqs, r.num)
 	delete(d.reqs, r.half)
 }
 
-// drop removes requests that will not complete.
-func (d *driver) drop(rs ...*request) {
+// dropRequests removes requests that will not complete.
+func (d *driver) dropRequests(rs ...*weakRequest) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range rs {
-		d.remove(r)
+		d.removeRequest(r)
 	}
 }
 
-// kick schedules tick after a step.
-func (d *driver) kick() {
+// scheduleTick schedules tick after a step.
+func (d *driver) scheduleTick() {
 	d.timer.Lock()
 	defer d.timer.Unlock()
-	d.start()
+	d.startTimer()
 }
 
 //verbena:held timer
-func (d *driver) start() {
+func (d *driver) startTimer() {
 	if !d.ticking {
 		d.ticking = true
-		time.AfterFunc(step, d.tick)
+		time.AfterFunc(stepPeriod, d.runStep)
 	}
 }
 
-// wait schedules tick for the events of a queue pair.
-func (d *driver) wait(q *qp) {
+// scheduleEvents schedules tick for the events of a queue pair.
+func (d *driver) scheduleEvents(q *qp) {
 	d.timer.Lock()
 	defer d.timer.Unlock()
 	if !slices.Contains(d.waiting, q) {
 		d.waiting = append(d.waiting, q)
 	}
-	d.start()
+	d.startTimer()
 }
 
-// tick executes one step for all delayed requests, completions and events.
-func (d *driver) tick() {
+// runStep executes one step for all delayed requests, completions and events.
+func (d *driver) runStep() {
 	d.timer.Lock()
 	d.ticking = false
 	waiting := d.waiting
@@ -208,19 +208,19 @@ func (d *driver) tick() {
 		cqs = append(cqs, c)
 	}
 	d.mu.Unlock()
-	more := d.stepAtomics()
+	more := d.stepDelayedWrites()
 	for _, q := range qps {
-		more = q.advance() || more
+		more = q.runStep() || more
 	}
 	for _, c := range cqs {
-		more = c.tick() || more
+		more = c.runStep() || more
 	}
 	for _, q := range waiting {
-		if q.eventTick() {
-			d.wait(q)
+		if q.runEventStep() {
+			d.scheduleEvents(q)
 		}
 	}
 	if more {
-		d.kick()
+		d.scheduleTick()
 	}
 }

@@ -19,68 +19,69 @@ import (
 	"verbena/internal/testutil"
 )
 
-// litmus is a pair of consumer programs for a row of the table. One program relies only on the specification; the other
-// has the misuse that the row exposes.
-type litmus struct {
+// litmusTest is a pair of consumer programs for a row of the table. One program relies only on the specification; the
+// other has the misuse that the row exposes.
+type litmusTest struct {
 	choice weak.Choice
 	misuse string
-	use    func(w *world, wrong bool) error
+	use    func(w *connectedDevice, wrong bool) error
 }
 
 // run runs one of the programs on a device in virtual time.
-func (l litmus) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error) {
-	synctest.Test(t, func(t *testing.T) { err = l.use(newWorld(t, d), wrong) })
+func (l litmusTest) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error) {
+	synctest.Test(t, func(t *testing.T) { err = l.use(newConnectedDevice(t, d), wrong) })
 	return err
 }
 
-var litmuses = []litmus{
-	{weak.LateCompletion, "polls once when the message must have arrived", pollsOnce},
-	{weak.MissedCompletion, "arms an empty queue, and waits for the handler", armsAndWaits},
-	{weak.CrossOrder, "treats a completion of one queue pair as proof of an earlier request on another queue pair", ordersQueuePairs},
-	{weak.LateFlush, "treats the receives as flushed when Modify has returned", drainsByModify},
-	{weak.PoisonedFields, "adds up the lengths of completions, and reads the status afterwards", lengthBeforeStatus},
-	{weak.PoisonedFields, "detects immediate data by the value, and not by the flags", immediateWithoutFlag},
-	{weak.SplitKeys, "names its own memory by the remote key", remoteKeyForLocal},
-	{weak.NewKeys, "sends the remote key to the peer once, and changes the region afterwards", staleRemoteKey},
-	{weak.NewKeys, "stores the local key of a region, and changes the region", staleLocalKey},
-	{weak.ExactRoom, "signals no request", signalsNothing},
-	{weak.EarlyNumbers, "does not remove a destroyed queue pair from a table by number", staleNumbers},
+var litmusTests = []litmusTest{
+	{weak.LateCompletion, "polls once when the message must have arrived", pollOnce},
+	{weak.MissedCompletion, "arms an empty queue, and waits for the handler", armAndWait},
+	{weak.CrossOrder, "treats a completion of one queue pair as proof of an earlier request on another queue pair",
+		relyOnCrossQPOrder},
+	{weak.LateFlush, "treats the receives as flushed when Modify has returned", drainByModify},
+	{weak.PoisonedFields, "adds up the lengths of completions, and reads the status afterwards", readLengthBeforeStatus},
+	{weak.PoisonedFields, "detects immediate data by the value, and not by the flags", readImmediateWithoutFlag},
+	{weak.SplitKeys, "names its own memory by the remote key", useRemoteKeyAsLocal},
+	{weak.NewKeys, "sends the remote key to the peer once, and changes the region afterwards", useStaleRemoteKey},
+	{weak.NewKeys, "stores the local key of a region, and changes the region", useStaleLocalKey},
+	{weak.ExactRoom, "signals no request", signalNothing},
+	{weak.EarlyNumbers, "does not remove a destroyed queue pair from a table by number", useStaleNumbers},
 	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed",
-		drainsByMarker},
-	{weak.LateSource, "fills the buffer again when the post has returned", reusesSource},
-	{weak.LateSource, "fills the buffer of a datagram again when the post has returned", reusesDatagram},
-	{weak.LateTarget, "reads the memory of a receive when the sender has its completion", readsTargetEarly},
+		drainByMarker},
+	{weak.LateSource, "fills the buffer again when the post has returned", reuseSource},
+	{weak.LateSource, "fills the buffer of a datagram again when the post has returned", reuseDatagram},
+	{weak.LateTarget, "reads the memory of a receive when the sender has its completion", readTargetEarly},
 	{weak.LateTarget, "does the same with memory that has all rights, on a connection without rights",
-		readsSharedTargetEarly},
-	{weak.LateRead, "uses the data of a READ when the peer has responded to a later message", readsReadEarly},
-	{weak.LateRead, "sends the data of a READ on without a fence", unfenced},
-	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", unfencedUnsignaled},
-	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostsFirst},
-	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freesHandlerFirst},
-	{weak.WriteOrder, "waits for the last byte of a WRITE", pollsLastByte},
-	{weak.WriteOrder, "waits for the first byte of a WRITE", pollsFirstByte},
-	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollsHeader},
-	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollsTrailer},
-	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", addsByProcessor},
-	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitsByTime},
+		readSharedTargetEarly},
+	{weak.LateRead, "uses the data of a READ when the peer has responded to a later message", useReadDataEarly},
+	{weak.LateRead, "sends the data of a READ on without a fence", sendUnfenced},
+	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", sendUnfencedUnsignaled},
+	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostFirst},
+	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freeHandlerFirst},
+	{weak.WriteOrder, "waits for the last byte of a WRITE", pollLastByte},
+	{weak.WriteOrder, "waits for the first byte of a WRITE", pollFirstByte},
+	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollHeader},
+	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollTrailer},
+	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", addByProcessor},
+	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitByTime},
 }
 
-// world is a registered device with pairs of connected queue pairs.
-type world struct {
+// connectedDevice is a registered device with pairs of connected queue pairs.
+type connectedDevice struct {
 	t   testing.TB
 	dev *ib.Device
 	pd  *ib.PD
 	end []func() error
 }
 
-func newWorld(t testing.TB, newDevice ibtest.NewDevice) *world {
+func newConnectedDevice(t testing.TB, newDevice ibtest.NewDevice) *connectedDevice {
 	h, core := newDevice(t), &ib.Core{}
-	w := &world{t: t, dev: h.Device()}
+	w := &connectedDevice{t: t, dev: h.Device()}
 	must(t, core.Register(h))
 	var err error
 	w.pd, err = w.dev.AllocPD()
 	must(t, err)
-	w.later(w.pd.Dealloc)
+	w.addCleanup(w.pd.Dealloc)
 	t.Cleanup(func() {
 		for len(w.end) > 0 {
 			f := w.end[len(w.end)-1]
@@ -103,41 +104,44 @@ func must(t testing.TB, err error) {
 	}
 }
 
-func (w *world) later(f func() error) { w.end = append(w.end, f) }
+func (w *connectedDevice) addCleanup(f func() error) { w.end = append(w.end, f) }
 
-func (w *world) cq() *ib.CQ {
+func (w *connectedDevice) newCQ() *ib.CQ {
 	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 64})
 	must(w.t, err)
-	w.later(cq.Destroy)
+	w.addCleanup(cq.Destroy)
 	return cq
 }
 
-// memory is a registered buffer.
-type memory struct {
+// registeredBuffer is a registered buffer.
+type registeredBuffer struct {
 	b  []byte
 	mr *ib.MR
 }
 
-func (w *world) memory(access ib.AccessFlags) *memory { return w.buffer(make([]byte, 64), access) }
+func (w *connectedDevice) newBuffer(access ib.AccessFlags) *registeredBuffer {
+	return w.registerBuffer(make([]byte, 64), access)
+}
 
-func (w *world) buffer(b []byte, access ib.AccessFlags) *memory {
-	m := &memory{b: b}
+func (w *connectedDevice) registerBuffer(b []byte, access ib.AccessFlags) *registeredBuffer {
+	m := &registeredBuffer{b: b}
 	var err error
 	m.mr, err = w.pd.RegBytes(m.b, access)
 	must(w.t, err)
-	w.later(m.mr.Dereg)
+	w.addCleanup(m.mr.Dereg)
 	return m
 }
 
-func (m *memory) sgl() []ib.SGE { return m.elements(m.mr.LKey()) }
+func (m *registeredBuffer) fullSGL() []ib.SGE { return m.elementsWithKey(m.mr.LKey()) }
 
-func (m *memory) elements(key uint32) []ib.SGE {
+func (m *registeredBuffer) elementsWithKey(key uint32) []ib.SGE {
 	return []ib.SGE{{Addr: m.mr.Addr(), Length: uint32(len(m.b)), LKey: key}}
 }
 
-// to returns a work request for a transfer of from to the whole buffer of a peer.
-func (m *memory) to(op ib.WROpcode, from *memory) ib.SendWR {
-	return ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(), RemoteAddr: m.mr.Addr(), RKey: m.mr.RKey()}
+// transferTo returns a work request for a transfer of from to the whole buffer of a peer.
+func (m *registeredBuffer) transferTo(op ib.WROpcode, from *registeredBuffer) ib.SendWR {
+	return ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.fullSGL(), RemoteAddr: m.mr.Addr(),
+		RKey: m.mr.RKey()}
 }
 
 const (
@@ -145,30 +149,32 @@ const (
 	shared  = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead
 )
 
-// side is a queue pair with its completion queues.
-type side struct {
-	w          *world
+// qpSide is a queue pair with its completion queues.
+type qpSide struct {
+	w          *connectedDevice
 	qp         *ib.QP
 	send, recv *ib.CQ
 }
 
-const queueLen = 8
+const queueDepth = 8
 
-func (w *world) side(send, recv *ib.CQ) *side { return w.sideOf(send, recv, 1) }
+func (w *connectedDevice) newSide(send, recv *ib.CQ) *qpSide { return w.newSideWithSGEs(send, recv, 1) }
 
-// sideOf returns a side with receives of up to sges elements.
-func (w *world) sideOf(send, recv *ib.CQ, sges uint32) *side {
+// newSideWithSGEs returns a side with receives of up to sges elements.
+func (w *connectedDevice) newSideWithSGEs(send, recv *ib.CQ, sges uint32) *qpSide {
 	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: send, RecvCQ: recv,
-		Cap: ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 1, MaxRecvSGE: sges}})
+		Cap: ib.QPCap{MaxSendWR: queueDepth, MaxRecvWR: queueDepth, MaxSendSGE: 1, MaxRecvSGE: sges}})
 	must(w.t, err)
-	w.later(qp.Destroy)
-	return &side{w, qp, send, recv}
+	w.addCleanup(qp.Destroy)
+	return &qpSide{w, qp, send, recv}
 }
 
-func (w *world) connect(a, b *side) { w.connectWith(a, b, ib.AccessRemoteWrite|ib.AccessRemoteRead) }
+func (w *connectedDevice) connectSides(a, b *qpSide) {
+	w.connectWithRights(a, b, ib.AccessRemoteWrite|ib.AccessRemoteRead)
+}
 
-// connectWith connects two sides with rights for each other.
-func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
+// connectWithRights connects two sides with rights for each other.
+func (w *connectedDevice) connectWithRights(a, b *qpSide, rights ib.AccessFlags) {
 	here, err := w.dev.Local(1)
 	must(w.t, err)
 	ea, eb := here.Endpoint(a.qp), here.Endpoint(b.qp)
@@ -176,40 +182,40 @@ func (w *world) connectWith(a, b *side, rights ib.AccessFlags) {
 	must(w.t, errors.Join(a.qp.Connect(here, ea, eb, path), b.qp.Connect(here, eb, ea, path)))
 }
 
-// pair returns two connected sides, each with its own completion queues.
-func (w *world) pair() (a, b *side) { return w.pairOf(1) }
+// newPair returns two connected sides, each with its own completion queues.
+func (w *connectedDevice) newPair() (a, b *qpSide) { return w.newPairWithSGEs(1) }
 
-// pairOf returns a pair with receives of up to sges elements.
-func (w *world) pairOf(sges uint32) (a, b *side) {
-	a, b = w.sideOf(w.cq(), w.cq(), sges), w.sideOf(w.cq(), w.cq(), sges)
-	w.connect(a, b)
+// newPairWithSGEs returns a pair with receives of up to sges elements.
+func (w *connectedDevice) newPairWithSGEs(sges uint32) (a, b *qpSide) {
+	a, b = w.newSideWithSGEs(w.newCQ(), w.newCQ(), sges), w.newSideWithSGEs(w.newCQ(), w.newCQ(), sges)
+	w.connectSides(a, b)
 	return a, b
 }
 
-func (s *side) post(wr ib.SendWR) {
+func (s *qpSide) postSend(wr ib.SendWR) {
 	s.w.t.Helper()
 	_, err := s.qp.PostSend(wr)
 	must(s.w.t, err)
 }
 
-// done posts a work request and returns an error unless the request succeeds.
-func (s *side) done(wr ib.SendWR) error {
+// postAndAwait posts a work request and returns an error unless the request succeeds.
+func (s *qpSide) postAndAwait(wr ib.SendWR) error {
 	s.w.t.Helper()
-	s.post(wr)
-	if wc := s.w.wait(s.send, 1)[0]; wc.Status != ib.WCSuccess {
+	s.postSend(wr)
+	if wc := s.w.pollCompletions(s.send, 1)[0]; wc.Status != ib.WCSuccess {
 		return fmt.Errorf("opcode %d: %v", wr.Opcode, wc.Status)
 	}
 	return nil
 }
 
-func (s *side) receive(id uint64, m *memory) {
+func (s *qpSide) postReceive(id uint64, m *registeredBuffer) {
 	s.w.t.Helper()
-	_, err := s.qp.PostRecv(ib.RecvWR{ID: id, SGList: m.sgl()})
+	_, err := s.qp.PostRecv(ib.RecvWR{ID: id, SGList: m.fullSGL()})
 	must(s.w.t, err)
 }
 
-// wait polls until it has received n completions.
-func (w *world) wait(cq *ib.CQ, n int) (all []ib.WC) {
+// pollCompletions polls until it has received n completions.
+func (w *connectedDevice) pollCompletions(cq *ib.CQ, n int) (all []ib.WC) {
 	w.t.Helper()
 	if !testutil.Poll(func() bool {
 		var wc [4]ib.WC
@@ -223,35 +229,35 @@ func (w *world) wait(cq *ib.CQ, n int) (all []ib.WC) {
 	return all
 }
 
-// settle waits longer than any delay of the device.
-func settle() { testutil.Advance(5 * time.Millisecond) }
+// advancePastDelays waits longer than any delay of the device.
+func advancePastDelays() { testutil.Advance(5 * time.Millisecond) }
 
-func fill(b []byte, with byte) {
+func fillBytes(b []byte, with byte) {
 	for i := range b {
 		b[i] = with
 	}
 }
 
-func pollsOnce(w *world, wrong bool) error {
-	a, b := w.pair()
-	from, to := w.memory(shared), w.memory(shared)
-	for i := range queueLen {
-		b.receive(uint64(i), to)
-		a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
+func pollOnce(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	for i := range queueDepth {
+		b.postReceive(uint64(i), to)
+		a.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.fullSGL()})
 	}
 	if !wrong {
-		w.wait(b.recv, queueLen)
+		w.pollCompletions(b.recv, queueDepth)
 		return nil
 	}
-	settle()
-	var wc [queueLen]ib.WC
-	if n, err := b.recv.Poll(wc[:]); n < queueLen || err != nil {
-		return fmt.Errorf("got %d of %d messages, %v", n, queueLen, err)
+	advancePastDelays()
+	var wc [queueDepth]ib.WC
+	if n, err := b.recv.Poll(wc[:]); n < queueDepth || err != nil {
+		return fmt.Errorf("got %d of %d messages, %v", n, queueDepth, err)
 	}
 	return nil
 }
 
-func armsAndWaits(w *world, wrong bool) error {
+func armAndWait(w *connectedDevice, wrong bool) error {
 	calls := make(chan int, 1)
 	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
 		select {
@@ -260,13 +266,13 @@ func armsAndWaits(w *world, wrong bool) error {
 		}
 	}})
 	must(w.t, err)
-	w.later(cq.Destroy)
-	a, b := w.side(cq, w.cq()), w.side(w.cq(), w.cq())
-	w.connect(a, b)
-	from, to := w.memory(shared), w.memory(shared)
-	for i := range 2 * queueLen {
-		a.post(to.to(ib.WRRDMAWrite, from))
-		settle()
+	w.addCleanup(cq.Destroy)
+	a, b := w.newSide(cq, w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+	w.connectSides(a, b)
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	for i := range 2 * queueDepth {
+		a.postSend(to.transferTo(ib.WRRDMAWrite, from))
+		advancePastDelays()
 		for done := false; !done; {
 			var wc [1]ib.WC
 			n, err := cq.Poll(wc[:])
@@ -285,7 +291,7 @@ func armsAndWaits(w *world, wrong bool) error {
 			select {
 			case <-calls:
 			case <-time.After(time.Second):
-				w.wait(cq, 1)
+				w.pollCompletions(cq, 1)
 				return fmt.Errorf("completion %d arrived without a handler call", i)
 			}
 		}
@@ -293,22 +299,22 @@ func armsAndWaits(w *world, wrong bool) error {
 	return nil
 }
 
-func ordersQueuePairs(w *world, wrong bool) error {
-	cq := w.cq()
-	first, second := w.side(cq, w.cq()), w.side(cq, w.cq())
-	p, q := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
-	w.connect(first, p)
-	w.connect(second, q)
-	from, to := w.memory(shared), w.memory(shared)
-	for i := range uint64(queueLen) {
-		for id, s := range []*side{first, second} {
-			wr := to.to(ib.WRRDMAWrite, from)
+func relyOnCrossQPOrder(w *connectedDevice, wrong bool) error {
+	cq := w.newCQ()
+	first, second := w.newSide(cq, w.newCQ()), w.newSide(cq, w.newCQ())
+	p, q := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+	w.connectSides(first, p)
+	w.connectSides(second, q)
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	for i := range uint64(queueDepth) {
+		for id, s := range []*qpSide{first, second} {
+			wr := to.transferTo(ib.WRRDMAWrite, from)
 			wr.ID = 2*i + uint64(id)
-			s.post(wr)
+			s.postSend(wr)
 		}
-		settle()
+		advancePastDelays()
 		done := map[uint64]bool{}
-		for _, wc := range w.wait(cq, 2) {
+		for _, wc := range w.pollCompletions(cq, 2) {
 			done[wc.ID] = true
 			if wrong && wc.ID == 2*i+1 && !done[2*i] {
 				return fmt.Errorf("request %d of the second queue pair has completed before the earlier request of the first "+
@@ -319,18 +325,18 @@ func ordersQueuePairs(w *world, wrong bool) error {
 	return nil
 }
 
-func drainsByModify(w *world, wrong bool) error {
-	_, b := w.pair()
-	to := w.memory(shared)
+func drainByModify(w *connectedDevice, wrong bool) error {
+	_, b := w.newPair()
+	to := w.newBuffer(shared)
 	for i := range 4 {
-		b.receive(uint64(i), to)
+		b.postReceive(uint64(i), to)
 	}
 	must(w.t, b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	if !wrong {
-		w.wait(b.recv, 4)
+		w.pollCompletions(b.recv, 4)
 		return nil
 	}
-	settle()
+	advancePastDelays()
 	var wc [4]ib.WC
 	if n, err := b.recv.Poll(wc[:]); n < len(wc) || err != nil {
 		return fmt.Errorf("flushed receives: got %d, want %d, error %v", n, len(wc), err)
@@ -338,13 +344,13 @@ func drainsByModify(w *world, wrong bool) error {
 	return nil
 }
 
-func lengthBeforeStatus(w *world, wrong bool) error {
-	_, b := w.pair()
-	to := w.memory(shared)
-	b.receive(1, to)
+func readLengthBeforeStatus(w *connectedDevice, wrong bool) error {
+	_, b := w.newPair()
+	to := w.newBuffer(shared)
+	b.postReceive(1, to)
 	must(w.t, b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	received := 0
-	for _, wc := range w.wait(b.recv, 1) {
+	for _, wc := range w.pollCompletions(b.recv, 1) {
 		if wrong || wc.Status == ib.WCSuccess {
 			received += int(wc.ByteLen)
 		}
@@ -355,13 +361,13 @@ func lengthBeforeStatus(w *world, wrong bool) error {
 	return nil
 }
 
-func immediateWithoutFlag(w *world, wrong bool) error {
-	a, b := w.pair()
-	from, to := w.memory(shared), w.memory(shared)
+func readImmediateWithoutFlag(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
 	for i, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm} {
-		b.receive(uint64(i), to)
-		a.post(ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(), Imm: uint32(i)})
-		wc := w.wait(b.recv, 1)[0]
+		b.postReceive(uint64(i), to)
+		a.postSend(ib.SendWR{Opcode: op, Flags: ib.SendSignaled, SGList: from.fullSGL(), Imm: uint32(i)})
+		wc := w.pollCompletions(b.recv, 1)[0]
 		has := wc.Flags&ib.WCWithImm != 0
 		if wrong {
 			has = wc.Imm != 0
@@ -373,52 +379,52 @@ func immediateWithoutFlag(w *world, wrong bool) error {
 	return nil
 }
 
-func remoteKeyForLocal(w *world, wrong bool) error {
-	a, _ := w.pair()
-	from, to := w.memory(shared), w.memory(shared)
-	wr := to.to(ib.WRRDMAWrite, from)
+func useRemoteKeyAsLocal(w *connectedDevice, wrong bool) error {
+	a, _ := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	wr := to.transferTo(ib.WRRDMAWrite, from)
 	if wrong {
-		wr.SGList = from.elements(from.mr.RKey())
+		wr.SGList = from.elementsWithKey(from.mr.RKey())
 	}
-	return a.done(wr)
+	return a.postAndAwait(wr)
 }
 
-// changed changes the rights of a region and then restores them.
-func (m *memory) changed() error {
+// changeRights changes the rights of a region and then restores them.
+func (m *registeredBuffer) changeRights() error {
 	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}),
 		m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
 }
 
-func staleRemoteKey(w *world, wrong bool) error {
-	a, _ := w.pair()
-	from, to := w.memory(shared), w.memory(shared)
+func useStaleRemoteKey(w *connectedDevice, wrong bool) error {
+	a, _ := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
 	key := to.mr.RKey()
-	must(w.t, to.changed())
-	wr := to.to(ib.WRRDMAWrite, from)
+	must(w.t, to.changeRights())
+	wr := to.transferTo(ib.WRRDMAWrite, from)
 	if wrong {
 		wr.RKey = key
 	}
-	return a.done(wr)
+	return a.postAndAwait(wr)
 }
 
-func staleLocalKey(w *world, wrong bool) error {
-	a, _ := w.pair()
-	from, to := w.memory(shared), w.memory(shared)
-	list := from.sgl()
-	must(w.t, from.changed())
-	wr := to.to(ib.WRRDMAWrite, from)
+func useStaleLocalKey(w *connectedDevice, wrong bool) error {
+	a, _ := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	list := from.fullSGL()
+	must(w.t, from.changeRights())
+	wr := to.transferTo(ib.WRRDMAWrite, from)
 	if wrong {
 		wr.SGList = list
 	}
-	return a.done(wr)
+	return a.postAndAwait(wr)
 }
 
-func signalsNothing(w *world, wrong bool) error {
-	a, _ := w.pair()
-	from, to := w.memory(shared), w.memory(shared)
-	for i := range 3 * queueLen {
-		wr := to.to(ib.WRRDMAWrite, from)
-		signaled := !wrong && i%queueLen == queueLen-1
+func signalNothing(w *connectedDevice, wrong bool) error {
+	a, _ := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	for i := range 3 * queueDepth {
+		wr := to.transferTo(ib.WRRDMAWrite, from)
+		signaled := !wrong && i%queueDepth == queueDepth-1
 		if !signaled {
 			wr.Flags = 0
 		}
@@ -426,18 +432,18 @@ func signalsNothing(w *world, wrong bool) error {
 			return err
 		}
 		if signaled {
-			w.wait(a.send, 1)
+			w.pollCompletions(a.send, 1)
 		}
-		if i%queueLen == queueLen-1 {
-			settle() // the device has completed all requests
+		if i%queueDepth == queueDepth-1 {
+			advancePastDelays() // the device has completed all requests
 		}
 	}
 	return nil
 }
 
-func staleNumbers(w *world, wrong bool) error {
+func useStaleNumbers(w *connectedDevice, wrong bool) error {
 	peers := map[uint32]int{}
-	cq := w.cq()
+	cq := w.newCQ()
 	for i := range 3 {
 		qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
@@ -455,22 +461,22 @@ func staleNumbers(w *world, wrong bool) error {
 	return nil
 }
 
-func reusesSource(w *world, wrong bool) error {
-	a, b := w.pair()
-	from := w.memory(shared)
-	for i := range queueLen {
-		to := w.memory(shared)
-		b.receive(uint64(i), to)
-		fill(from.b, byte(i+1))
-		a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
+func reuseSource(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	from := w.newBuffer(shared)
+	for i := range queueDepth {
+		to := w.newBuffer(shared)
+		b.postReceive(uint64(i), to)
+		fillBytes(from.b, byte(i+1))
+		a.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.fullSGL()})
 		if !wrong {
-			w.wait(a.send, 1)
+			w.pollCompletions(a.send, 1)
 		}
-		fill(from.b, 0xff)
+		fillBytes(from.b, 0xff)
 		if wrong {
-			w.wait(a.send, 1)
+			w.pollCompletions(a.send, 1)
 		}
-		w.wait(b.recv, 1)
+		w.pollCompletions(b.recv, 1)
 		if to.b[0] != byte(i+1) {
 			return fmt.Errorf("message %d arrived as %#x", i+1, to.b[0])
 		}
@@ -478,35 +484,35 @@ func reusesSource(w *world, wrong bool) error {
 	return nil
 }
 
-func reusesDatagram(w *world, wrong bool) error {
-	cap := ib.QPCap{MaxSendWR: queueLen, MaxRecvWR: queueLen, MaxSendSGE: 1, MaxRecvSGE: 1}
-	send, recv := w.cq(), w.cq()
+func reuseDatagram(w *connectedDevice, wrong bool) error {
+	cap := ib.QPCap{MaxSendWR: queueDepth, MaxRecvWR: queueDepth, MaxSendSGE: 1, MaxRecvSGE: 1}
+	send, recv := w.newCQ(), w.newCQ()
 	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeUD, SendCQ: send, RecvCQ: recv, Cap: cap})
 	must(w.t, err)
-	w.later(qp.Destroy)
+	w.addCleanup(qp.Destroy)
 	here, err := w.dev.Local(1)
 	must(w.t, err)
 	must(w.t, qp.ConnectDatagram(here, ib.Endpoint{QKey: 1}))
 	address := here.AddressTo(here.GID)
-	from := w.memory(private)
-	for i := range queueLen {
-		to := w.buffer(make([]byte, 40+len(from.b)), private) // the global route header precedes the data
-		_, err := qp.PostRecv(ib.RecvWR{SGList: to.sgl()})
+	from := w.newBuffer(private)
+	for i := range queueDepth {
+		to := w.registerBuffer(make([]byte, 40+len(from.b)), private) // the global route header precedes the data
+		_, err := qp.PostRecv(ib.RecvWR{SGList: to.fullSGL()})
 		must(w.t, err)
-		fill(from.b, byte(i+1))
+		fillBytes(from.b, byte(i+1))
 		ah, err := w.pd.CreateAH(&address)
 		must(w.t, err)
-		_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(), AH: ah,
+		_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.fullSGL(), AH: ah,
 			RemoteQPN: qp.Num(), RemoteQKey: 1})
 		must(w.t, errors.Join(err, ah.Destroy())) // the post does not retain the address handle
 		if !wrong {
-			w.wait(send, 1)
+			w.pollCompletions(send, 1)
 		}
-		fill(from.b, 0xff)
+		fillBytes(from.b, 0xff)
 		if wrong {
-			w.wait(send, 1)
+			w.pollCompletions(send, 1)
 		}
-		w.wait(recv, 1)
+		w.pollCompletions(recv, 1)
 		if to.b[40] != byte(i+1) {
 			return fmt.Errorf("datagram %d arrived as %#x", i+1, to.b[40])
 		}
@@ -514,12 +520,12 @@ func reusesDatagram(w *world, wrong bool) error {
 	return nil
 }
 
-func drainsByMarker(w *world, wrong bool) error {
-	srq, err := w.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: queueLen, MaxSGE: 1}})
+func drainByMarker(w *connectedDevice, wrong bool) error {
+	srq, err := w.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: queueDepth, MaxSGE: 1}})
 	must(w.t, err)
-	w.later(srq.Destroy)
+	w.addCleanup(srq.Destroy)
 	last := make(chan int, 1)
-	cq := w.cq()
+	cq := w.newCQ()
 	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, SRQ: srq,
 		Cap: ib.QPCap{MaxSendWR: 1},
 		Event: func(_ *ib.QP, e ib.EventType) {
@@ -528,7 +534,7 @@ func drainsByMarker(w *world, wrong bool) error {
 			}
 		}})
 	must(w.t, err)
-	w.later(qp.Destroy)
+	w.addCleanup(qp.Destroy)
 	here, err := w.dev.Local(1)
 	must(w.t, err)
 	self := here.Endpoint(qp)
@@ -539,7 +545,7 @@ func drainsByMarker(w *world, wrong bool) error {
 	}
 	_, err = qp.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
 	must(w.t, err)
-	w.wait(cq, 1)
+	w.pollCompletions(cq, 1)
 	select {
 	case <-last:
 		return nil
@@ -548,76 +554,77 @@ func drainsByMarker(w *world, wrong bool) error {
 	}
 }
 
-func readsTargetEarly(w *world, wrong bool) error {
-	a, b := w.pair()
-	return w.looks(a, b, w.memory(private), wrong)
+func readTargetEarly(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	return w.readReceiveTarget(a, b, w.newBuffer(private), wrong)
 }
 
-func readsSharedTargetEarly(w *world, wrong bool) error {
-	a, b := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
-	w.connectWith(a, b, 0)
-	return w.looks(a, b, w.memory(shared), wrong)
+func readSharedTargetEarly(w *connectedDevice, wrong bool) error {
+	a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+	w.connectWithRights(a, b, 0)
+	return w.readReceiveTarget(a, b, w.newBuffer(shared), wrong)
 }
 
-// at reads memory that the device may write at the same time.
+// racyByte reads memory that the device may write at the same time.
 //
 //go:norace
-func at(b []byte, i int) byte { return b[i] }
+func racyByte(b []byte, i int) byte { return b[i] }
 
-func pollsLastByte(w *world, wrong bool) error { return pollsByte(w, wrong, 63, 0) }
+func pollLastByte(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 63, 0) }
 
-func pollsFirstByte(w *world, wrong bool) error { return pollsByte(w, wrong, 0, 63) }
+func pollFirstByte(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 0, 63) }
 
-func pollsHeader(w *world, wrong bool) error { return pollsByte(w, wrong, 0, 24) }
+func pollHeader(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 0, 24) }
 
-func pollsTrailer(w *world, wrong bool) error { return pollsByte(w, wrong, 63, 40) }
+func pollTrailer(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 63, 40) }
 
-// increment adds 1 to a word. increment hides the data race with the device from the race detector.
+// racyIncrement adds 1 to a word. racyIncrement hides the data race with the device from the race detector.
 //
 //go:norace
-func increment(b []byte) { (*[8]byte)(b)[0]++ }
+func racyIncrement(b []byte) { (*[8]byte)(b)[0]++ }
 
-func addsByProcessor(w *world, wrong bool) error {
-	a, b := w.side(w.cq(), w.cq()), w.side(w.cq(), w.cq())
-	w.connectWith(a, b, ib.AccessRemoteAtomic)
-	old, word := w.buffer(make([]byte, 8), private), w.buffer(make([]byte, 8), ib.AccessLocalWrite|ib.AccessRemoteAtomic)
+func addByProcessor(w *connectedDevice, wrong bool) error {
+	a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+	w.connectWithRights(a, b, ib.AccessRemoteAtomic)
+	old, word := w.registerBuffer(make([]byte, 8), private), w.registerBuffer(make([]byte, 8),
+		ib.AccessLocalWrite|ib.AccessRemoteAtomic)
 	const n = 16
 	for range n {
-		add := word.to(ib.WRAtomicFetchAdd, old)
+		add := word.transferTo(ib.WRAtomicFetchAdd, old)
 		add.CompareAdd = 1
-		a.post(add)
+		a.postSend(add)
 		if wrong {
-			settleBriefly()
-			increment(word.b)
+			advanceBriefly()
+			racyIncrement(word.b)
 		}
-		if wc := w.wait(a.send, 1)[0]; wc.Status != ib.WCSuccess {
+		if wc := w.pollCompletions(a.send, 1)[0]; wc.Status != ib.WCSuccess {
 			return fmt.Errorf("atomic: %v", wc.Status)
 		}
 		if !wrong {
-			increment(word.b)
+			racyIncrement(word.b)
 		}
 	}
-	if got := at(word.b, 0); got != 2*n {
+	if got := racyByte(word.b, 0); got != 2*n {
 		return fmt.Errorf("word: got %d, want %d", got, 2*n)
 	}
 	return nil
 }
 
-// settleBriefly waits for the execution of a request, but less than a step of the device.
-func settleBriefly() { testutil.Advance(50 * time.Microsecond) }
+// advanceBriefly waits for the execution of a request, but less than a step of the device.
+func advanceBriefly() { testutil.Advance(50 * time.Microsecond) }
 
-// pollsByte polls one byte of the target of WRITEs, and then reads another one.
-func pollsByte(w *world, wrong bool, polled, other int) error {
-	a, _ := w.pair()
-	from, to := w.memory(shared), w.memory(shared)
-	for i := range byte(2 * queueLen) {
-		fill(from.b, i+1)
-		a.post(to.to(ib.WRRDMAWrite, from))
+// pollByte polls one byte of the target of WRITEs, and then reads another one.
+func pollByte(w *connectedDevice, wrong bool, polled, other int) error {
+	a, _ := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	for i := range byte(2 * queueDepth) {
+		fillBytes(from.b, i+1)
+		a.postSend(to.transferTo(ib.WRRDMAWrite, from))
 		early := false
-		if wrong && testutil.Poll(func() bool { return at(to.b, polled) == i+1 }) {
-			early = at(to.b, other) != i+1
+		if wrong && testutil.Poll(func() bool { return racyByte(to.b, polled) == i+1 }) {
+			early = racyByte(to.b, other) != i+1
 		}
-		if wc := w.wait(a.send, 1)[0]; wc.Status != ib.WCSuccess {
+		if wc := w.pollCompletions(a.send, 1)[0]; wc.Status != ib.WCSuccess {
 			return fmt.Errorf("write: %v", wc.Status)
 		}
 		if early || bytes.Count(to.b, []byte{i + 1}) != len(to.b) {
@@ -627,7 +634,7 @@ func pollsByte(w *world, wrong bool, polled, other int) error {
 	return nil
 }
 
-func freesHandlerFirst(w *world, wrong bool) error {
+func freeHandlerFirst(w *connectedDevice, wrong bool) error {
 	var mu sync.Mutex
 	freed, used := false, false
 	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 4, Handler: func(cq *ib.CQ) {
@@ -653,11 +660,11 @@ func freesHandlerFirst(w *world, wrong bool) error {
 	return nil
 }
 
-// TestPendingEvent tests that a pending event of the device begins before the end of an event function.
-func TestPendingEvent(t *testing.T) {
+// TestPendingEventBeginsBeforeEnd tests that a pending event of the device begins before the end of an event function.
+func TestPendingEventBeginsBeforeEnd(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
-			h, core := wrapped(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
+			h, core := weakFactory(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
 			check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 			must(t, core.Register(h))
 			called := false
@@ -672,71 +679,71 @@ func TestPendingEvent(t *testing.T) {
 	}
 }
 
-func repostsFirst(w *world, wrong bool) error {
-	a, b := w.pair()
-	from, to := w.memory(shared), w.memory(private)
-	fill(from.b, 7)
-	fill(to.b[32:], 9)
-	b.receive(1, to)
-	short := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()}
+func repostFirst(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	from, to := w.newBuffer(shared), w.newBuffer(private)
+	fillBytes(from.b, 7)
+	fillBytes(to.b[32:], 9)
+	b.postReceive(1, to)
+	short := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.fullSGL()}
 	short.SGList[0].Length = 32
-	a.post(short)
-	w.wait(a.send, 1)
-	w.wait(b.recv, 1)
+	a.postSend(short)
+	w.pollCompletions(a.send, 1)
+	w.pollCompletions(b.recv, 1)
 	if wrong {
-		b.receive(2, to)
+		b.postReceive(2, to)
 	}
 	if bytes.Count(to.b, []byte{7}) != 32 {
 		return errors.New("the message is not there")
 	}
 	if !wrong {
-		b.receive(2, to)
+		b.postReceive(2, to)
 	}
 	must(w.t, b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	w.wait(b.recv, 1)
+	w.pollCompletions(b.recv, 1)
 	if bytes.Count(to.b, []byte{7}) != 32 || bytes.Count(to.b, []byte{9}) != 32 {
 		return errors.New("the receive changed memory, and no message arrived")
 	}
 	return nil
 }
 
-// looks reads the target memory of a receive.
-func (w *world) looks(a, b *side, to *memory, wrong bool) error {
-	from := w.memory(shared)
-	fill(from.b, 7)
-	b.receive(1, to)
-	a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
-	w.wait(a.send, 1)
+// readReceiveTarget reads the target memory of a receive.
+func (w *connectedDevice) readReceiveTarget(a, b *qpSide, to *registeredBuffer, wrong bool) error {
+	from := w.newBuffer(shared)
+	fillBytes(from.b, 7)
+	b.postReceive(1, to)
+	a.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.fullSGL()})
+	w.pollCompletions(a.send, 1)
 	if !wrong {
-		w.wait(b.recv, 1)
+		w.pollCompletions(b.recv, 1)
 	}
 	if !bytes.Equal(to.b, from.b) {
 		return errors.New("the message has not arrived")
 	}
-	w.wait(b.recv, btoi(wrong))
+	w.pollCompletions(b.recv, boolToInt(wrong))
 	return nil
 }
 
-func btoi(b bool) int {
+func boolToInt(b bool) int {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-func readsReadEarly(w *world, wrong bool) error {
-	a, b := w.pair()
-	remote, target, message := w.memory(shared), w.memory(private), w.memory(shared)
-	fill(remote.b, 7)
-	a.receive(1, message)
-	b.receive(1, message)
-	a.post(remote.to(ib.WRRDMARead, target))
-	a.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.sgl()})
-	w.wait(b.recv, 1)
-	b.post(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.sgl()})
-	w.wait(a.recv, 1) // the reply
+func useReadDataEarly(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	remote, target, message := w.newBuffer(shared), w.newBuffer(private), w.newBuffer(shared)
+	fillBytes(remote.b, 7)
+	a.postReceive(1, message)
+	b.postReceive(1, message)
+	a.postSend(remote.transferTo(ib.WRRDMARead, target))
+	a.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.fullSGL()})
+	w.pollCompletions(b.recv, 1)
+	b.postSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.fullSGL()})
+	w.pollCompletions(a.recv, 1) // the reply
 	if !wrong {
-		w.wait(a.send, 1)
+		w.pollCompletions(a.send, 1)
 	}
 	if !bytes.Equal(target.b, remote.b) {
 		return errors.New("the data of the READ have not arrived")
@@ -744,28 +751,32 @@ func readsReadEarly(w *world, wrong bool) error {
 	return nil
 }
 
-func unfenced(w *world, wrong bool) error { return sendsOn(w, wrong, ib.SendSignaled) }
+func sendUnfenced(w *connectedDevice, wrong bool) error {
+	return forwardReadData(w, wrong, ib.SendSignaled)
+}
 
-func unfencedUnsignaled(w *world, wrong bool) error { return sendsOn(w, wrong, 0) }
+func sendUnfencedUnsignaled(w *connectedDevice, wrong bool) error {
+	return forwardReadData(w, wrong, 0)
+}
 
-// sendsOn writes data to a peer after reading the same data from the peer.
-func sendsOn(w *world, wrong bool, read ib.SendFlags) error {
-	a, _ := w.pair()
-	remote, buf, to := w.memory(shared), w.memory(private), w.memory(shared)
-	fill(remote.b, 7)
-	wr := remote.to(ib.WRRDMARead, buf)
+// forwardReadData writes data to a peer after reading the same data from the peer.
+func forwardReadData(w *connectedDevice, wrong bool, read ib.SendFlags) error {
+	a, _ := w.newPair()
+	remote, buf, to := w.newBuffer(shared), w.newBuffer(private), w.newBuffer(shared)
+	fillBytes(remote.b, 7)
+	wr := remote.transferTo(ib.WRRDMARead, buf)
 	wr.Flags = read
-	a.post(wr)
-	wr = to.to(ib.WRRDMAWrite, buf)
+	a.postSend(wr)
+	wr = to.transferTo(ib.WRRDMAWrite, buf)
 	if !wrong {
 		wr.Flags |= ib.SendFence
 	}
-	a.post(wr)
+	a.postSend(wr)
 	n := 1
 	if read&ib.SendSignaled != 0 {
 		n = 2
 	}
-	for _, wc := range w.wait(a.send, n) {
+	for _, wc := range w.pollCompletions(a.send, n) {
 		if wc.Status != ib.WCSuccess {
 			return fmt.Errorf("%v", wc.Status)
 		}
@@ -779,7 +790,7 @@ func sendsOn(w *world, wrong bool, read ib.SendFlags) error {
 	return nil
 }
 
-func awaitsByTime(w *world, wrong bool) error {
+func awaitByTime(w *connectedDevice, wrong bool) error {
 	done := make(chan int)
 	go func() {
 		defer close(done)
@@ -801,10 +812,10 @@ func awaitsByTime(w *world, wrong bool) error {
 
 const litmusSeeds = 5
 
-// TestLitmus runs the incorrect consumer of each row. The consumer must work on a device without the choice and fail on
-// a device with the choice. The correct consumer must work on both devices, and on a device with all choices.
-func TestLitmus(t *testing.T) {
-	for _, l := range litmuses {
+// TestLitmusPrograms runs the incorrect consumer of each row. The consumer must work on a device without the choice and
+// fail on a device with the choice. The correct consumer must work on both devices, and on a device with all choices.
+func TestLitmusPrograms(t *testing.T) {
+	for _, l := range litmusTests {
 		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {
 			t.Parallel()
 			run := func(name string, d ibtest.NewDevice, wrong bool) (err error) {
@@ -819,14 +830,14 @@ func TestLitmus(t *testing.T) {
 			failed := 0
 			for seed := range uint64(litmusSeeds) {
 				for _, set := range []weak.Set{weak.Of(l.choice), weak.All} {
-					if err := run("right", wrapped(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
+					if err := run("right", weakFactory(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
 						t.Errorf("correct consumer with seed %d and choices %b: got %v, want nil", seed, set, err)
 					}
 				}
-				if run("wrong", wrapped(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
+				if run("wrong", weakFactory(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
 					failed++
 				}
-				if err := run("other choices", wrapped(newLoopback,
+				if err := run("other choices", weakFactory(newLoopback,
 					weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
 					t.Errorf("correct consumer with seed %d without the choice: got %v, want nil", seed, err)
 				}
@@ -852,7 +863,7 @@ func TestTable(t *testing.T) {
 		}
 		names[r.Name] = true
 		var misuses []string
-		for _, l := range litmuses {
+		for _, l := range litmusTests {
 			if l.choice == r.Choice {
 				misuses = append(misuses, l.misuse)
 			}
@@ -870,12 +881,12 @@ func TestTable(t *testing.T) {
 func TestReplay(t *testing.T) {
 	run := func(seed uint64) (results []string) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: seed}))
-			a, b := w.pair()
-			from, to := w.memory(shared), w.memory(shared)
-			for i := range queueLen {
-				b.receive(uint64(i), to)
-				a.post(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl()})
+			w := newConnectedDevice(t, weakFactory(newLoopback, weak.Config{Seed: seed}))
+			a, b := w.newPair()
+			from, to := w.newBuffer(shared), w.newBuffer(shared)
+			for i := range queueDepth {
+				b.postReceive(uint64(i), to)
+				a.postSend(ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.fullSGL()})
 			}
 			for range 100 {
 				for _, cq := range []*ib.CQ{a.send, b.recv} {
@@ -897,20 +908,20 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestUnsignaledReadIsNotSeen checks an unsignaled READ with late data. The READ must cause no completion and no
+// TestUnsignaledReadHasNoCompletion checks an unsignaled READ with late data. The READ must cause no completion and no
 // notification, and occupy no entry of the completion queue.
-func TestUnsignaledReadIsNotSeen(t *testing.T) {
+func TestUnsignaledReadHasNoCompletion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, wrapped(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
-		calls := make(chan int, queueLen)
-		cq, err := w.dev.CreateCQ(ib.CQInit{Entries: queueLen, Handler: func(*ib.CQ) { calls <- 1 }})
+		w := newConnectedDevice(t, weakFactory(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
+		calls := make(chan int, queueDepth)
+		cq, err := w.dev.CreateCQ(ib.CQInit{Entries: queueDepth, Handler: func(*ib.CQ) { calls <- 1 }})
 		must(t, err)
-		w.later(cq.Destroy)
-		a, b := w.side(cq, w.cq()), w.side(w.cq(), w.cq())
-		w.connect(a, b)
-		remote, target := w.memory(shared), w.memory(private)
-		fill(remote.b, 7)
-		read := remote.to(ib.WRRDMARead, target)
+		w.addCleanup(cq.Destroy)
+		a, b := w.newSide(cq, w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+		w.connectSides(a, b)
+		remote, target := w.newBuffer(shared), w.newBuffer(private)
+		fillBytes(remote.b, 7)
+		read := remote.transferTo(ib.WRRDMARead, target)
 		read.Flags = 0
 		arm := func(when string) {
 			t.Helper()
@@ -919,19 +930,19 @@ func TestUnsignaledReadIsNotSeen(t *testing.T) {
 				t.Errorf("ReqNotify %s: got missed completions, want none", when)
 			}
 		}
-		a.post(read)
+		a.postSend(read)
 		arm("after a READ")
-		a.post(read)
-		settle()
+		a.postSend(read)
+		advancePastDelays()
 		if n := len(calls); n != 0 {
 			t.Errorf("calls of the handler: got %d, want 0", n)
 		}
 		if !bytes.Equal(target.b, make([]byte, len(target.b))) {
 			t.Error("data before a completion: got the data of the READ, want zeros")
 		}
-		a.post(w.memory(shared).to(ib.WRRDMAWrite, remote))
+		a.postSend(w.newBuffer(shared).transferTo(ib.WRRDMAWrite, remote))
 		<-calls
-		if wc := w.wait(cq, 1); wc[0].Opcode != ib.WCRDMAWrite {
+		if wc := w.pollCompletions(cq, 1); wc[0].Opcode != ib.WCRDMAWrite {
 			t.Errorf("completion: got %v, want %v", wc[0].Opcode, ib.WCRDMAWrite)
 		}
 		if !bytes.Equal(target.b, remote.b) {
@@ -944,7 +955,7 @@ func TestUnsignaledReadIsNotSeen(t *testing.T) {
 // TestLitmusOnRXE runs the litmus programs on the driver rxe. The incorrect consumers must fail and the correct
 // consumers must work.
 func TestLitmusOnRXE(t *testing.T) {
-	for _, l := range litmuses {
+	for _, l := range litmusTests {
 		if l.choice == weak.EarlyNumbers { // the driver does not implement ib.NumberReuser
 			continue
 		}
@@ -953,7 +964,7 @@ func TestLitmusOnRXE(t *testing.T) {
 			failed := false
 			for seed := range uint64(litmusSeeds) {
 				t.Run("wrong", func(t *testing.T) {
-					err := l.run(t, wrapped(newRXE, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true)
+					err := l.run(t, weakFactory(newRXE, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true)
 					failed = failed || err != nil
 				})
 			}
@@ -961,7 +972,7 @@ func TestLitmusOnRXE(t *testing.T) {
 				t.Error("incorrect consumer: got no failure, want one")
 			}
 			t.Run("right", func(t *testing.T) {
-				if err := l.run(t, wrapped(newRXE, weak.Config{Seed: 1}), false); err != nil {
+				if err := l.run(t, weakFactory(newRXE, weak.Config{Seed: 1}), false); err != nil {
 					t.Error(err)
 				}
 			})

@@ -11,30 +11,30 @@ import (
 	"verbena/umem"
 )
 
-// otherKey is the difference between the inner driver's local keys and the local keys that consumers see, for regions
-// of RegMR. For regions of AllocMR the contract requires equal keys.
-const otherKey = 1 << 31
+// localKeyOffset is the difference between the inner driver's local keys and the local keys that consumers see, for
+// regions of RegMR. For regions of AllocMR the contract requires equal keys.
+const localKeyOffset = 1 << 31
 
-// inner translates the local key of a work request to the inner driver's key. If lkey is a remote key, the result is
-// not a valid key.
-func (d *driver) inner(lkey uint32) uint32 {
-	if !d.has(SplitKeys) {
+// innerLKey translates the local key of a work request to the inner driver's key. If lkey is a remote key, the result
+// is not a valid key.
+func (d *driver) innerLKey(lkey uint32) uint32 {
+	if !d.hasChoice(SplitKeys) {
 		return lkey
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.mrs[lkey] != nil || d.mrs[lkey^otherKey] != nil {
-		return lkey ^ otherKey
+	if d.mrs[lkey] != nil || d.mrs[lkey^localKeyOffset] != nil {
+		return lkey ^ localKeyOffset
 	}
 	return lkey
 }
 
-// maxShadow is the maximum size, in bytes, of regions that are filled late.
-const maxShadow = 1 << 22
+// maxShadowLen is the maximum size, in bytes, of regions that are filled late.
+const maxShadowLen = 1 << 22
 
-// peerRights is the set of rights that allow a peer to observe the arrival of data. The specification guarantees the
-// order of a peer's requests to memory with these rights.
-const peerRights = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessMWBind
+// peerVisibleRights is the set of rights that allow a peer to observe the arrival of data. The specification guarantees
+// the order of a peer's requests to memory with these rights.
+const peerVisibleRights = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessMWBind
 
 // mr is a region. If data must appear late, the inner driver stores the data in a second region with the same
 // addresses, the shadow.
@@ -52,15 +52,15 @@ type mr struct {
 	pd     ib.DriverPD
 	access ib.AccessFlags
 	gone   bool
-	shadow *shadow // nil: none
+	shadow *shadowRegion // nil: none
 	// atomics is the memory that the inner driver uses; nil: that of region. Changes are also under driver.mu.
 	atomics *atomicSpace
 	// poisoned contains the memory of posted receives that is filled with the pattern.
-	poisoned []*target
+	poisoned []*fillTarget
 }
 
-// shadow is the region that first receives the data. The data are copied later.
-type shadow struct {
+// shadowRegion is the region that first receives the data. The data are copied later.
+type shadowRegion struct {
 	ib.DriverMR
 	key    uint32
 	region *umem.Region
@@ -80,7 +80,7 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	inner, atomics := d.splitAtomics(r, access)
 	m.atomics = atomics
 	var err error
-	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.grant), pd, inner, access, nil); err != nil {
+	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.setKeys), pd, inner, access, nil); err != nil {
 		return nil, err
 	}
 	if m.shadow, err = d.newShadow(r, pd, access); err != nil {
@@ -101,50 +101,50 @@ func (d *driver) addRegion(m *mr) {
 		d.regions++
 		m.atomics.ord = d.regions
 	}
-	d.noteShared(m)
+	d.endSharedDelays(m)
 }
 
-// grant sets the keys that consumers see. It hides the inner driver's local key.
-func (m *mr) grant(lkey, rkey uint32) {
+// setKeys sets the keys that consumers see. It hides the inner driver's local key.
+func (m *mr) setKeys(lkey, rkey uint32) {
 	m.key, m.rkey = lkey, rkey
-	if m.d.has(SplitKeys) {
-		lkey ^= otherKey
+	if m.d.hasChoice(SplitKeys) {
+		lkey ^= localKeyOffset
 	}
 	m.obj.SetKeys(lkey, rkey)
 }
 
 // newShadow returns the shadow of a region, or nil if the memory of the region is not filled late.
-func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) (*shadow, error) {
+func (d *driver) newShadow(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) (*shadowRegion, error) {
 	late := d.Choices&Of(LateTarget, LateRead, PoisonedTarget) != 0
-	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadow || !isLocal(r) {
+	if !late || access&ib.AccessLocalWrite == 0 || r.Len() > maxShadowLen || !isLocalMemory(r) {
 		return nil, nil
 	}
-	memory, err := shadowOf(r)
+	memory, err := newShadowMemory(r)
 	if err != nil {
 		return nil, err
 	}
-	s := &shadow{region: memory}
+	s := &shadowRegion{region: memory}
 	s.DriverMR, err = d.Driver.RegMR(ib.MRHandle{}.Redirect(func(lkey, _ uint32) { s.key = lkey }), pd, memory,
-		access&^peerRights, nil)
+		access&^peerVisibleRights, nil)
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// end deregisters the shadow s. s may be nil.
-func (s *shadow) end() error {
+// deregister deregisters the shadow s. s may be nil.
+func (s *shadowRegion) deregister() error {
 	if s == nil {
 		return nil
 	}
 	return s.Dereg()
 }
 
-// isLocal reports whether a region is contiguous memory of this process. A copy of such memory cannot block.
-func isLocal(r *umem.Region) bool { return !r.OnDemand() && r.Direct(r.IOVA(), r.Len()) != nil }
+// isLocalMemory reports whether a region is contiguous memory of this process. A copy of such memory cannot block.
+func isLocalMemory(r *umem.Region) bool { return !r.OnDemand() && r.Direct(r.IOVA(), r.Len()) != nil }
 
-// shadowOf returns new memory with the same addresses as region r.
-func shadowOf(r *umem.Region) (*umem.Region, error) {
+// newShadowMemory returns new memory with the same addresses as region r.
+func newShadowMemory(r *umem.Region) (*umem.Region, error) {
 	space := umem.NewLocal()
 	addr, err := space.Add(make([]byte, r.Len()))
 	if err != nil {
@@ -159,7 +159,7 @@ func (m *mr) Dereg() error {
 	if err := m.DriverMR.Dereg(); err != nil {
 		return err
 	}
-	m.atomics.end()
+	m.atomics.endSpace()
 	m.d.mu.Lock()
 	if m.d.mrs[m.key] == m {
 		delete(m.d.mrs, m.key)
@@ -167,11 +167,11 @@ func (m *mr) Dereg() error {
 	m.d.mu.Unlock()
 	m.mu.Lock()
 	for len(m.poisoned) > 0 {
-		m.poisoned[0].restore(0)
+		m.poisoned[0].restoreBytes(0)
 	}
 	m.gone = true
 	m.mu.Unlock()
-	return m.shadow.end()
+	return m.shadow.deregister()
 }
 
 // Rereg implements ib.ReregMR.
@@ -187,18 +187,18 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 	}
 	was := m.key
 	to, atomics := m.d.splitAtomics(r, access)
-	if m.d.has(NewKeys) {
-		err = m.replace(to, pd, access)
+	if m.d.hasChoice(NewKeys) {
+		err = m.replaceInner(to, pd, access)
 	} else {
 		err = inner.Rereg(to, pd, access, u)
 	}
 	if err != nil {
-		return errors.Join(err, shadow.end())
+		return errors.Join(err, shadow.deregister())
 	}
-	m.atomics.end()
+	m.atomics.endSpace()
 	m.mu.Lock()
 	for len(m.poisoned) > 0 {
-		m.poisoned[0].restore(0)
+		m.poisoned[0].restoreBytes(0)
 	}
 	m.region, m.pd, m.access = r, pd, access
 	shadow, m.shadow = m.shadow, shadow
@@ -208,13 +208,13 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 	m.atomics = atomics
 	m.d.addRegion(m)
 	m.d.mu.Unlock()
-	return shadow.end()
+	return shadow.deregister()
 }
 
-// replace registers a new region in the inner driver and deregisters the old region with its keys.
-func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error {
+// replaceInner registers a new region in the inner driver and deregisters the old region with its keys.
+func (m *mr) replaceInner(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) error {
 	old, lkey, rkey := m.DriverMR, m.key, m.rkey
-	keys := m.obj.Redirect(m.grant)
+	keys := m.obj.Redirect(m.setKeys)
 	fresh, err := m.d.Driver.RegMR(keys, pd, r, access, nil)
 	if err != nil {
 		return err
@@ -227,23 +227,23 @@ func (m *mr) replace(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags) erro
 	return nil
 }
 
-// target is memory that a request writes. The memory is filled when the completion of the request is polled.
-type target struct {
+// fillTarget is memory that a request writes. The memory is filled when the completion of the request is polled.
+type fillTarget struct {
 	mr        *mr
-	shadow    *shadow // region that first receives the data
+	shadow    *shadowRegion // region that first receives the data
 	addr, len uint64
 	saved     []byte // the bytes that the pattern has replaced, nil: none
 }
 
-// poison fills the memory of a posted receive with a pattern.
-func (r *request) poison() {
+// poisonTargets fills the memory of a posted receive with a pattern.
+func (r *weakRequest) poisonTargets() {
 	for i := range r.targets {
-		r.targets[i].poison()
+		r.targets[i].poisonBytes()
 	}
 }
 
-// poison fills the memory with a pattern, unless it overlaps the memory of another posted receive.
-func (t *target) poison() {
+// poisonBytes fills the memory with a pattern, unless it overlaps the memory of another posted receive.
+func (t *fillTarget) poisonBytes() {
 	m := t.mr
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -253,42 +253,45 @@ func (t *target) poison() {
 	b := m.region.Direct(t.addr, t.len)
 	t.saved = slices.Clone(b)
 	for i := range b {
-		b[i] = pattern & 0xff
+		b[i] = poisonPattern & 0xff
 	}
 	m.poisoned = append(m.poisoned, t)
 }
 
-// restore removes the pattern from the memory of a receive whose queue is destroyed.
-func (r *request) restore() {
+// restoreTargets removes the pattern from the memory of a receive whose queue is destroyed.
+func (r *weakRequest) restoreTargets() {
 	for i := range r.targets {
 		t := &r.targets[i]
 		t.mr.mu.Lock()
-		t.restore(0)
+		t.restoreBytes(0)
 		t.mr.mu.Unlock()
 	}
 }
 
-func (t *target) overlaps(o *target) bool { return t.addr < o.addr+o.len && o.addr < t.addr+t.len }
+func (t *fillTarget) overlaps(o *fillTarget) bool {
+	return t.addr < o.addr+o.len && o.addr < t.addr+t.len
+}
 
-// restore replaces the pattern by the former bytes, except the first n bytes.
+// restoreBytes replaces the pattern by the former bytes, except the first n bytes.
 //
 //verbena:held t.mr.mu
-func (t *target) restore(n uint64) {
+func (t *fillTarget) restoreBytes(n uint64) {
 	if t.saved == nil {
 		return
 	}
 	copy(t.mr.region.Direct(t.addr, t.len)[n:], t.saved[n:])
 	t.saved = nil
-	t.mr.poisoned = slices.DeleteFunc(t.mr.poisoned, func(o *target) bool { return o == t })
+	t.mr.poisoned = slices.DeleteFunc(t.mr.poisoned, func(o *fillTarget) bool { return o == t })
 }
 
-// elements translates the keys of a list to the inner driver's keys. If late is set and all memory of the list can be
-// filled late, the result names the shadows, and targets is the memory that must be filled. exposed is the argument of
-// mayFill.
-func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (out []ib.SGE, targets []target) {
+// translateElements translates the keys of a list to the inner driver's keys. If late is set and all memory of the list
+// can be filled late, the result names the shadows, and targets is the memory that must be filled. exposed is the
+// argument of shadowFor.
+func (d *driver) translateElements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (out []ib.SGE,
+	targets []fillTarget) {
 	out = make([]ib.SGE, len(list))
 	for i, s := range list {
-		s.LKey = d.inner(s.LKey)
+		s.LKey = d.innerLKey(s.LKey)
 		out[i] = s
 	}
 	if !late {
@@ -306,12 +309,12 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (ou
 		if m == nil {
 			return out, nil
 		}
-		w := m.mayFill(pd, s.Addr, uint64(s.Length), exposed)
+		w := m.shadowFor(pd, s.Addr, uint64(s.Length), exposed)
 		if w == nil {
 			return out, nil
 		}
 		keys = append(keys, w.key)
-		targets = append(targets, target{mr: m, shadow: w, addr: s.Addr, len: uint64(s.Length)})
+		targets = append(targets, fillTarget{mr: m, shadow: w, addr: s.Addr, len: uint64(s.Length)})
 	}
 	for i := range out {
 		out[i].LKey = keys[i]
@@ -319,19 +322,20 @@ func (d *driver) elements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (ou
 	return out, targets
 }
 
-// mayFill returns the shadow if a queue of the domain can fill the range late, otherwise nil. exposed reports whether
+// shadowFor returns the shadow if a queue of the domain can fill the range late, otherwise nil. exposed reports whether
 // peers of the queue can access regions with rights that allow access.
-func (m *mr) mayFill(pd ib.DriverPD, addr, n uint64, exposed bool) *shadow {
+func (m *mr) shadowFor(pd ib.DriverPD, addr, n uint64, exposed bool) *shadowRegion {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	if m.gone || m.pd != pd || m.access&peerRights != 0 && exposed || !m.region.Contains(addr, n) {
+	if m.gone || m.pd != pd || m.access&peerVisibleRights != 0 && exposed || !m.region.Contains(addr, n) {
 		return nil
 	}
 	return m.shadow
 }
 
-// writable reports whether a region of the device has a remote key with the right to write, and contains a range.
-func (d *driver) writable(rkey uint32, addr, n uint64) bool {
+// isRemotelyWritable reports whether a region of the device has a remote key with the right to write, and contains a
+// range.
+func (d *driver) isRemotelyWritable(rkey uint32, addr, n uint64) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, m := range d.mrs {
@@ -346,7 +350,7 @@ func (d *driver) writable(rkey uint32, addr, n uint64) bool {
 }
 
 // storeData copies the first n bytes of the request's data from the shadows to the targets.
-func (r *request) storeData(n uint64) {
+func (r *weakRequest) storeData(n uint64) {
 	if r.landed {
 		return
 	}
@@ -359,19 +363,19 @@ func (r *request) storeData(n uint64) {
 	}
 }
 
-// landHidden copies the data of a completed hidden request.
-func (r *request) landHidden() {
+// storeHiddenData copies the data of a completed hidden request.
+func (r *weakRequest) storeHiddenData() {
 	if r.hidden && r.arrived {
 		r.storeData(math.MaxUint64)
 	}
 }
 
 // storeData copies the first n bytes, unless the region has been deregistered or changed.
-func (t *target) storeData(n uint64) {
+func (t *fillTarget) storeData(n uint64) {
 	m := t.mr
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t.restore(n); n > 0 && !m.gone && m.shadow == t.shadow {
+	if t.restoreBytes(n); n > 0 && !m.gone && m.shadow == t.shadow {
 		copy(m.region.Direct(t.addr, n), t.shadow.region.Direct(t.addr, n))
 	}
 }

@@ -25,32 +25,32 @@ type qp struct {
 
 	// mu is held while requests are posted to the inner queue pair. Lock order: mu, then cq.mu.
 	mu           sync.Mutex
-	held         []*request
-	sends, recvs uint64     // number posted
-	reading      []*request // requests in the inner queue pair with targets that are filled late
+	held         []*weakRequest
+	sends, recvs uint64         // number posted
+	reading      []*weakRequest // requests in the inner queue pair with targets that are filled late
 
 	// eventMu is locked while the inner driver may hold its locks.
 	eventMu sync.Mutex
-	events  []event // delayed events
-	raised  uint64  // number of events
+	events  []delayedEvent // delayed events
+	raised  uint64         // number of events
 
 	// The next fields are protected by driver.mu.
-	out    []*request // sends for which neither their own completion nor a later completion has been polled
-	in     []*request // posted receives
-	shared uint64     // number of polled completions of receives from a shared receive queue
+	out    []*weakRequest // sends for which neither their own completion nor a later completion has been polled
+	in     []*weakRequest // posted receives
+	shared uint64         // number of polled completions of receives from a shared receive queue
 }
 
-// event is a delayed asynchronous event.
-type event struct {
+// delayedEvent is a delayed asynchronous event.
+type delayedEvent struct {
 	what ib.EventType
 	wait int // remaining steps
 }
 
-// eventSteps is the minimum delay of an event in steps. The delay exceeds the delay of the completions of a flush.
-const eventSteps = 32
+// minEventSteps is the minimum delay of an event in steps. The delay exceeds the delay of the completions of a flush.
+const minEventSteps = 32
 
-// kind holds the properties by which the inner driver accepts or rejects a request.
-type kind struct {
+// requestKind holds the properties by which the inner driver accepts or rejects a request.
+type requestKind struct {
 	service ib.QPType
 	opcode  ib.WROpcode
 	flags   ib.SendFlags
@@ -75,14 +75,14 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	d.delayCall()
 	asked := init.Cap
 	q := &qp{d: d, obj: h, pd: init.PD}
-	if d.has(LateEvent) {
+	if d.hasChoice(LateEvent) {
 		h = h.Redirect(q.noteEvent)
 	}
 	var err error
 	if q.DriverQP, err = d.Driver.CreateQP(h, init, nil); err != nil {
 		return nil, err
 	}
-	if d.has(ExactRoom) {
+	if d.hasChoice(ExactRoom) {
 		init.Cap = asked
 	}
 	q.init, q.room = *init, init.Cap
@@ -96,8 +96,8 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	return q, nil
 }
 
-// holding returns the queue pairs with delayed sends that complete on c.
-func (d *driver) holding(c *cq) (some []*qp) {
+// qpsWithDelayedSends returns the queue pairs with delayed sends that complete on c.
+func (d *driver) qpsWithDelayedSends(c *cq) (some []*qp) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for q := range d.later {
@@ -112,7 +112,7 @@ func (d *driver) holding(c *cq) (some []*qp) {
 func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 	q.d.delayCall()
 	a, err := q.DriverQP.Query(mask)
-	if q.d.has(ExactRoom) {
+	if q.d.hasChoice(ExactRoom) {
 		a.Cap = q.room
 	}
 	return a, err
@@ -123,7 +123,7 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for n = range wrs {
-		if err := q.post(&wrs[n]); err != nil {
+		if err := q.postSend(&wrs[n]); err != nil {
 			return n, err
 		}
 	}
@@ -131,9 +131,9 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 }
 
 //verbena:held mu
-func (q *qp) post(wr *ib.SendWR) error {
-	full := q.full(&q.out, q.sendCQ, q.room.MaxSendWR)
-	if q.d.has(ExactRoom) {
+func (q *qp) postSend(wr *ib.SendWR) error {
+	full := q.isFull(&q.out, q.sendCQ, q.room.MaxSendWR)
+	if q.d.hasChoice(ExactRoom) {
 		switch {
 		case len(wr.SGList) > int(q.room.MaxSendSGE) && wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite:
 			return fmt.Errorf("%d scatter/gather elements exceed the limit %d: %w",
@@ -145,31 +145,31 @@ func (q *qp) post(wr *ib.SendWR) error {
 			return fmt.Errorf("the queue is full: %d work requests are outstanding: %w", q.room.MaxSendWR, syscall.ENOMEM)
 		}
 	}
-	r := q.request(wr)
-	k := kind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
+	r := q.newRequest(wr)
+	k := requestKind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
 	wait := 0
-	if q.d.has(LateSource) {
-		wait = q.d.draw(LateSource, q.ord, r.seq, 4)
+	if q.d.hasChoice(LateSource) {
+		wait = q.d.drawRandom(LateSource, q.ord, r.seq, 4)
 	}
-	cut := q.cut(wr, r.seq)
-	if !full && (wait > 0 || cut > 0 || len(q.held) > 0) && q.mayHold(wr, k) && q.keepAH(r) {
+	cut := q.splitLength(wr, r.seq)
+	if !full && (wait > 0 || cut > 0 || len(q.held) > 0) && q.canDelay(wr, k) && q.copyAH(r) {
 		r.cut = cut
-		q.hold(r, wait)
+		q.delaySend(r, wait)
 		return nil
 	}
-	for len(q.held) > 0 && q.begin() {
+	for len(q.held) > 0 && q.postFirstDelayed() {
 	}
 	switch {
-	case len(q.held) == 0 && !q.blocked(r):
+	case len(q.held) == 0 && !q.isFenceBlocked(r):
 	case full:
-		q.refused(r)
+		q.removeRejected(r)
 		return fmt.Errorf("the queue is full because a fence delays work requests: %w", syscall.ENOMEM)
 	default:
-		q.hold(r, 0)
+		q.delaySend(r, 0)
 		return nil
 	}
-	if err := q.readSource(r); err != nil {
-		q.refused(r)
+	if err := q.postToInner(r); err != nil {
+		q.removeRejected(r)
 		return err
 	}
 	q.d.mu.Lock()
@@ -178,44 +178,44 @@ func (q *qp) post(wr *ib.SendWR) error {
 	return nil
 }
 
-// hold delays a send by a number of steps.
+// delaySend delays a send by a number of steps.
 //
 //verbena:held mu
-func (q *qp) hold(r *request, steps int) {
+func (q *qp) delaySend(r *weakRequest, steps int) {
 	r.wait = steps
-	r.keep()
+	r.copyCallerData()
 	q.held = append(q.held, r)
 	q.d.mu.Lock()
 	q.d.later[q] = struct{}{}
 	q.d.mu.Unlock()
-	q.d.kick()
+	q.d.scheduleTick()
 }
 
-// idle records that no sends are delayed.
+// noteIdle records that no sends are delayed.
 //
 //verbena:held mu
-func (q *qp) idle() {
+func (q *qp) noteIdle() {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	delete(q.d.later, q)
 }
 
-// request returns a new request for a send.
+// newRequest returns a new request for a send.
 //
 //verbena:held mu
-func (q *qp) request(wr *ib.SendWR) *request {
+func (q *qp) newRequest(wr *ib.SendWR) *weakRequest {
 	q.sends++
-	r := &request{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends,
+	r := &weakRequest{id: wr.ID, qp: q, send: true, signaled: wr.Flags&ib.SendSignaled != 0 || q.init.SigAll, seq: q.sends,
 		wr: *wr}
 	stores := wr.Opcode == ib.WRRDMARead || wr.Opcode == ib.WRAtomicCmpAndSwp || wr.Opcode == ib.WRAtomicFetchAdd
-	late := stores && q.sendCQ != nil && q.d.has(LateRead)
-	r.wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, late, q.peerMayAccess())
+	late := stores && q.sendCQ != nil && q.d.hasChoice(LateRead)
+	r.wr.SGList, r.targets = q.d.translateElements(wr.SGList, q.pd, late, q.peerMayAccess())
 	if len(r.targets) > 0 && !r.signaled {
 		r.hidden = true
 		r.wr.Flags |= ib.SendSignaled
 		q.sendCQ.hides.Store(true)
 	}
-	q.d.enter(r)
+	q.d.assignNumber(r)
 	r.wr.ID = r.num
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -223,8 +223,8 @@ func (q *qp) request(wr *ib.SendWR) *request {
 	return r
 }
 
-// keep copies the data that the caller may change after the post.
-func (r *request) keep() {
+// copyCallerData copies the data that the caller may change after the post.
+func (r *weakRequest) copyCallerData() {
 	r.wr.Inline = slices.Clone(r.wr.Inline)
 	if r.wr.Bind != nil {
 		b := *r.wr.Bind
@@ -236,11 +236,11 @@ func (r *request) keep() {
 	}
 }
 
-// keepAH copies the address handle of a delayed request. keepAH returns false if the inner driver cannot copy the
+// copyAH copies the address handle of a delayed request. copyAH returns false if the inner driver cannot copy the
 // handle.
 //
 //verbena:held mu
-func (q *qp) keepAH(r *request) bool {
+func (q *qp) copyAH(r *weakRequest) bool {
 	if r.wr.AH == nil {
 		return true
 	}
@@ -256,8 +256,8 @@ func (q *qp) keepAH(r *request) bool {
 	return true
 }
 
-// freeAH frees the address handle copies of requests that are no longer delayed.
-func (q *qp) freeAH(rs ...*request) {
+// freeAHCopies frees the address handle copies of requests that are no longer delayed.
+func (q *qp) freeAHCopies(rs ...*weakRequest) {
 	for _, r := range rs {
 		if r.ownAH {
 			_ = q.obj.AH(r.wr.AH).Destroy()
@@ -266,31 +266,31 @@ func (q *qp) freeAH(rs ...*request) {
 	}
 }
 
-// refused removes a send that the inner driver has rejected.
-func (q *qp) refused(r *request) {
+// removeRejected removes a send that the inner driver has rejected.
+func (q *qp) removeRejected(r *weakRequest) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	delete(q.d.reqs, r.num)
-	q.out = slices.DeleteFunc(q.out, func(x *request) bool { return x == r })
+	q.out = slices.DeleteFunc(q.out, func(x *weakRequest) bool { return x == r })
 }
 
-// full reports whether the queue has no space for a request. Without ExactRoom the list may also contain completed
+// isFull reports whether the queue has no space for a request. Without ExactRoom the list may also contain completed
 // requests, up to a limit.
-func (q *qp) full(list *[]*request, c *cq, room uint32) bool {
+func (q *qp) isFull(list *[]*weakRequest, c *cq, room uint32) bool {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	if n := len(*list) - 2*int(room) - 64; n > 0 && !q.d.has(ExactRoom) && c != nil {
+	if n := len(*list) - 2*int(room) - 64; n > 0 && !q.d.hasChoice(ExactRoom) && c != nil {
 		c.orphans = append(c.orphans, (*list)[:n]...)
 		*list = slices.Delete(*list, 0, n)
 	}
 	return len(*list) >= int(room)
 }
 
-// mayHold reports whether a request can be delayed. The inner driver must be certain to accept the request later.
+// canDelay reports whether a request can be delayed. The inner driver must be certain to accept the request later.
 // Acceptance is assumed if the driver has accepted a request of the same kind before.
 //
 //verbena:held mu
-func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
+func (q *qp) canDelay(wr *ib.SendWR, k requestKind) bool {
 	most := uint64(maxHeld)
 	switch q.init.Type {
 	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeXRCInit:
@@ -328,10 +328,11 @@ func (q *qp) mayHold(wr *ib.SendWR, k kind) bool {
 	return known && n <= most && q.DriverQP.State() == ib.QPRTS
 }
 
-// blocked reports whether a request has a fence and data of earlier READs have not yet been copied to their targets.
+// isFenceBlocked reports whether a request has a fence and data of earlier READs have not yet been copied to their
+// targets.
 //
 //verbena:held mu
-func (q *qp) blocked(r *request) bool {
+func (q *qp) isFenceBlocked(r *weakRequest) bool {
 	if r.wr.Flags&ib.SendFence == 0 || len(q.reading) == 0 {
 		return false
 	}
@@ -339,7 +340,7 @@ func (q *qp) blocked(r *request) bool {
 	defer q.sendCQ.mu.Unlock()
 	_ = q.sendCQ.fillWindow(1 << 30)
 	for _, x := range q.reading {
-		x.landHidden()
+		x.storeHiddenData()
 	}
 	for i := range q.sendCQ.held {
 		e := &q.sendCQ.held[i]
@@ -349,14 +350,14 @@ func (q *qp) blocked(r *request) bool {
 		if e.wc.Status == ib.WCSuccess {
 			e.r.storeData(uint64(e.wc.ByteLen))
 		}
-		q.reading = slices.DeleteFunc(q.reading, func(x *request) bool { return x == e.r })
+		q.reading = slices.DeleteFunc(q.reading, func(x *weakRequest) bool { return x == e.r })
 	}
-	q.reading = slices.DeleteFunc(q.reading, func(x *request) bool { return x.landed })
+	q.reading = slices.DeleteFunc(q.reading, func(x *weakRequest) bool { return x.landed })
 	return len(q.reading) > 0
 }
 
-// advance executes one step. advance reports whether sends are still delayed.
-func (q *qp) advance() (more bool) {
+// runStep executes one step. runStep reports whether sends are still delayed.
+func (q *qp) runStep() (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for first := true; len(q.held) > 0; first = false {
@@ -368,23 +369,23 @@ func (q *qp) advance() (more bool) {
 				break
 			}
 		}
-		if !q.begin() {
+		if !q.postFirstDelayed() {
 			break
 		}
 	}
 	if len(q.held) == 0 {
-		q.idle()
+		q.noteIdle()
 	}
 	return len(q.held) > 0
 }
 
-// begin posts the first delayed send. begin returns false if a fence blocks the send.
+// postFirstDelayed posts the first delayed send. postFirstDelayed returns false if a fence blocks the send.
 //
 //verbena:held mu
-func (q *qp) begin() bool {
+func (q *qp) postFirstDelayed() bool {
 	r := q.held[0]
 	state := q.DriverQP.State()
-	if state != ib.QPErr && q.blocked(r) {
+	if state != ib.QPErr && q.isFenceBlocked(r) {
 		return false
 	}
 	if r.cut > 0 && state == ib.QPRTS {
@@ -405,33 +406,34 @@ func (q *qp) begin() bool {
 		}
 	}
 	q.held = q.held[1:]
-	if err := q.readSource(r); err != nil {
-		q.fail(r)
+	if err := q.postToInner(r); err != nil {
+		q.completeRejected(r)
 	}
 	return true
 }
 
-// edge is the length, in bytes, of a part that is much shorter than the other part of its WRITE.
-const edge = 16
+// edgeLen is the length, in bytes, of a part that is much shorter than the other part of its WRITE.
+const edgeLen = 16
 
-// cut returns the length of the first part of a WRITE whose parts are written one after the other, or 0. A refused
-// WRITE changes no memory, so the target must be in a region of the same device. The low bits of the drawn number
-// decide whether the WRITE is cut, which part is first, the delay, and the place.
-func (q *qp) cut(wr *ib.SendWR, seq uint64) uint64 {
+// splitLength returns the length of the first part of a WRITE whose parts are written one after the other, or 0. A
+// refused WRITE changes no memory, so the target must be in a region of the same device. The low bits of the drawn
+// number decide whether the WRITE is cut, which part is first, the delay, and the place.
+func (q *qp) splitLength(wr *ib.SendWR, seq uint64) uint64 {
 	n := uint64(len(wr.Inline))
 	for _, s := range wr.SGList {
 		n += uint64(s.Length)
 	}
-	if !q.d.has(WriteOrder) || wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll || n < 32 ||
-		q.d.draw(WriteOrder, q.ord, seq, 64)%2 == 0 || !q.d.writable(wr.RKey, wr.RemoteAddr, n) {
+	if !q.d.hasChoice(WriteOrder) || wr.Opcode != ib.WRRDMAWrite || q.init.Type != ib.QPTypeRC || q.init.SigAll ||
+		n < 32 ||
+		q.d.drawRandom(WriteOrder, q.ord, seq, 64)%2 == 0 || !q.d.isRemotelyWritable(wr.RKey, wr.RemoteAddr, n) {
 		return 0
 	}
 	at := n / 2
-	switch q.d.draw(WriteOrder, q.ord, seq, 64) / 16 {
+	switch q.d.drawRandom(WriteOrder, q.ord, seq, 64) / 16 {
 	case 2:
-		at = edge
+		at = edgeLen
 	case 3:
-		at = n - edge
+		at = n - edgeLen
 	}
 	return at - (wr.RemoteAddr+at)%8 // an aligned word is written as a whole
 }
@@ -439,16 +441,16 @@ func (q *qp) cut(wr *ib.SendWR, seq uint64) uint64 {
 // postSplitWrite posts one part of a WRITE, and delays the other part.
 //
 //verbena:held mu
-func (q *qp) postSplitWrite(r *request) {
+func (q *qp) postSplitWrite(r *weakRequest) {
 	head, tail, cut := r.wr, r.wr, r.cut
 	r.cut = 0
 	tail.RemoteAddr += cut
-	drawn := q.d.draw(WriteOrder, q.ord, r.seq, 16) / 2 // cut has used the last bit
+	drawn := q.d.drawRandom(WriteOrder, q.ord, r.seq, 16) / 2 // cut has used the last bit
 	r.wait = 1 + drawn/2
 	if r.wr.Inline != nil {
 		head.Inline, tail.Inline = r.wr.Inline[:cut], r.wr.Inline[cut:]
 	} else {
-		head.SGList, tail.SGList = split(r.wr.SGList, cut)
+		head.SGList, tail.SGList = splitSGL(r.wr.SGList, cut)
 	}
 	wr, rest := tail, head
 	if drawn%2 == 0 {
@@ -472,8 +474,8 @@ func (q *qp) postSplitWrite(r *request) {
 	r.wr = rest
 }
 
-// split splits a list after n bytes.
-func split(list []ib.SGE, n uint64) (first, rest []ib.SGE) {
+// splitSGL splits a list after n bytes.
+func splitSGL(list []ib.SGE, n uint64) (first, rest []ib.SGE) {
 	for i, s := range list {
 		k := min(n, uint64(s.Length))
 		n -= k
@@ -491,26 +493,26 @@ func split(list []ib.SGE, n uint64) (first, rest []ib.SGE) {
 	return first, nil
 }
 
-// readSource posts a send to the inner queue pair.
+// postToInner posts a send to the inner queue pair.
 //
 //verbena:held mu
-func (q *qp) readSource(r *request) error {
+func (q *qp) postToInner(r *weakRequest) error {
 	_, err := q.DriverQP.PostSend([]ib.SendWR{r.wr})
-	q.freeAH(r)
+	q.freeAHCopies(r)
 	if err == nil && len(r.targets) > 0 {
 		q.reading = append(q.reading, r)
 	}
 	return err
 }
 
-// fail completes a delayed send that the inner driver has rejected. The reason is the error state of the queue pair or
-// the device, or an invalid request.
+// completeRejected completes a delayed send that the inner driver has rejected. The reason is the error state of the
+// queue pair or the device, or an invalid request.
 //
 //verbena:held mu
-func (q *qp) fail(r *request) {
+func (q *qp) completeRejected(r *weakRequest) {
 	state := q.DriverQP.State()
 	if state < ib.QPRTS || q.sendCQ == nil {
-		q.refused(r)
+		q.removeRejected(r)
 		return
 	}
 	status := ib.WCWRFlushErr
@@ -522,10 +524,11 @@ func (q *qp) fail(r *request) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.fillWindow(1 << 30)
-	c.held = append(c.held, q.d.entry(ib.WC{ID: r.num, Status: status, Opcode: opcodeOf(r.wr.Opcode), QPNum: q.obj.Num(),
-		QP: q.obj.QP()}))
+	c.held = append(c.held, q.d.translateCompletion(ib.WC{ID: r.num, Status: status, Opcode: opcodeOf(r.wr.Opcode),
+		QPNum: q.obj.Num(),
+		QP:    q.obj.QP()}))
 	c.rep.Store(true)
-	q.d.kick()
+	q.d.scheduleTick()
 }
 
 // opcodeOf returns the completion opcode of a request.
@@ -555,14 +558,14 @@ func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 
 // notePolled records that the consumer has polled the completion of a request. Earlier hidden requests are done as
 // well.
-func (q *qp) notePolled(r *request) {
-	for _, x := range q.take(r) {
-		x.landHidden()
+func (q *qp) notePolled(r *weakRequest) {
+	for _, x := range q.removeThrough(r) {
+		x.storeHiddenData()
 	}
 }
 
-// take removes a request from its list, together with the sends before it.
-func (q *qp) take(r *request) (done []*request) {
+// removeThrough removes a request from its list, together with the sends before it.
+func (q *qp) removeThrough(r *weakRequest) (done []*weakRequest) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	list := &q.in
@@ -578,7 +581,7 @@ func (q *qp) take(r *request) (done []*request) {
 	}
 	done = slices.Clone((*list)[:i+1])
 	for _, x := range done {
-		q.d.remove(x)
+		q.d.removeRequest(x)
 	}
 	*list = slices.Delete(*list, 0, i+1)
 	return done
@@ -590,22 +593,23 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	defer q.mu.Unlock()
 	for n = range wrs {
 		wr := wrs[n]
-		if q.d.has(ExactRoom) && q.init.SRQ == nil {
+		if q.d.hasChoice(ExactRoom) && q.init.SRQ == nil {
 			if len(wr.SGList) > int(q.room.MaxRecvSGE) {
 				return n, fmt.Errorf("%d scatter/gather elements exceed the limit %d: %w",
 					len(wr.SGList), q.room.MaxRecvSGE, syscall.EINVAL)
 			}
-			if q.full(&q.in, q.recvCQ, q.room.MaxRecvWR) && q.DriverQP.State() != ib.QPReset {
+			if q.isFull(&q.in, q.recvCQ, q.room.MaxRecvWR) && q.DriverQP.State() != ib.QPReset {
 				return n, fmt.Errorf("%d receives are outstanding: %w", q.room.MaxRecvWR, syscall.ENOMEM)
 			}
 		}
 		q.recvs++
-		r := &request{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
-		wr.SGList, r.targets = q.d.elements(wr.SGList, q.pd, q.recvCQ != nil && q.d.fillsLate(), q.peerMayAccess())
-		if q.d.has(PoisonedTarget) {
-			r.poison()
+		r := &weakRequest{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
+		wr.SGList, r.targets = q.d.translateElements(wr.SGList, q.pd, q.recvCQ != nil && q.d.fillsReceivesLate(),
+			q.peerMayAccess())
+		if q.d.hasChoice(PoisonedTarget) {
+			r.poisonTargets()
 		}
-		wr.ID = q.d.enter(r).num
+		wr.ID = q.d.assignNumber(r).num
 		q.d.mu.Lock()
 		q.in = append(q.in, r)
 		q.d.mu.Unlock()
@@ -613,7 +617,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 			r.storeData(0)
 			q.d.mu.Lock()
 			delete(q.d.reqs, r.num)
-			q.in = slices.DeleteFunc(q.in, func(x *request) bool { return x == r })
+			q.in = slices.DeleteFunc(q.in, func(x *weakRequest) bool { return x == r })
 			q.d.mu.Unlock()
 			return n, err
 		}
@@ -624,22 +628,22 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	q.d.delayCall()
-	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peerRights != 0 {
+	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peerVisibleRights != 0 {
 		q.rights.Store(true)
 	}
 	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
 		return err
 	}
-	storeAtomics()
+	executeAllWrites()
 	if mask&ib.QPAttrState == 0 {
 		return nil
 	}
 	if attr.State == ib.QPReset {
-		q.report(true)
+		q.endEventDelays(true)
 		q.rights.Store(false)
-		q.forget()
+		q.dropOutstanding()
 	}
-	q.d.kick()
+	q.d.scheduleTick()
 	return nil
 }
 
@@ -648,13 +652,13 @@ func (q *qp) noteEvent(e ib.EventType) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	q.raised++
-	q.events = append(q.events, event{e, eventSteps + q.d.draw(LateEvent, q.ord, q.raised, eventSteps)})
-	q.d.wait(q)
+	q.events = append(q.events, delayedEvent{e, minEventSteps + q.d.drawRandom(LateEvent, q.ord, q.raised, minEventSteps)})
+	q.d.scheduleEvents(q)
 }
 
-// eventTick executes one step for the delayed events. The events are raised in order. eventTick reports whether delayed
-// events remain.
-func (q *qp) eventTick() (more bool) {
+// runEventStep executes one step for the delayed events. The events are raised in order. runEventStep reports whether
+// delayed events remain.
+func (q *qp) runEventStep() (more bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	for i := range q.events {
@@ -667,8 +671,8 @@ func (q *qp) eventTick() (more bool) {
 	return len(q.events) > 0
 }
 
-// report ends the delay of all events. report raises the events, or drops them if raise is false.
-func (q *qp) report(raise bool) {
+// endEventDelays ends the delay of all events. endEventDelays raises the events, or drops them if raise is false.
+func (q *qp) endEventDelays(raise bool) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	for _, e := range q.events {
@@ -688,15 +692,15 @@ func (q *qp) peerMayAccess() bool {
 	return q.rights.Load() || q.DriverQP.State() < ib.QPRTS // Modify to RTR or RTS may set rights
 }
 
-// forget drops the outstanding requests.
-func (q *qp) forget() {
+// dropOutstanding drops the outstanding requests.
+func (q *qp) dropOutstanding() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	held := q.held
 	q.held, q.reading = nil, nil
-	q.idle()
-	q.freeAH(held...)
-	q.d.drop(held...)
+	q.noteIdle()
+	q.freeAHCopies(held...)
+	q.d.dropRequests(held...)
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	for _, r := range q.in {
@@ -704,7 +708,7 @@ func (q *qp) forget() {
 	}
 	for _, x := range []struct {
 		c    *cq
-		list *[]*request
+		list *[]*weakRequest
 	}{{q.sendCQ, &q.out}, {q.recvCQ, &q.in}} {
 		if x.c != nil {
 			x.c.orphans = append(x.c.orphans, *x.list...)
@@ -716,7 +720,7 @@ func (q *qp) forget() {
 // Ending is called before the callbacks of the queue pair end. The delayed events are reported, except the event for
 // which a consumer must wait before Destroy.
 func (q *qp) Ending() bool {
-	if !q.d.has(LastCallback) {
+	if !q.d.hasChoice(LastCallback) {
 		return false
 	}
 	q.eventMu.Lock()
@@ -728,7 +732,7 @@ func (q *qp) Ending() bool {
 		}
 		q.obj.Raise(e.what)
 	}
-	q.events = slices.DeleteFunc(q.events, func(e event) bool { return e.what != ib.EventQPLastWQEReached })
+	q.events = slices.DeleteFunc(q.events, func(e delayedEvent) bool { return e.what != ib.EventQPLastWQEReached })
 	return len(q.events) < n
 }
 
@@ -745,11 +749,11 @@ func (q *qp) Destroy() error {
 		q.mu.Unlock()
 		return err
 	}
-	storeAtomics()
-	q.freeAH(held...)
-	q.d.drop(held...)
-	q.report(false)
-	q.forget()
+	executeAllWrites()
+	q.freeAHCopies(held...)
+	q.d.dropRequests(held...)
+	q.endEventDelays(false)
+	q.dropOutstanding()
 	q.d.mu.Lock()
 	delete(q.d.qps, q.obj.QP())
 	var cqs []*cq
@@ -758,7 +762,7 @@ func (q *qp) Destroy() error {
 	}
 	q.d.mu.Unlock()
 	for _, c := range cqs {
-		c.forget(q.obj.QP())
+		c.forgetQP(q.obj.QP())
 	}
 	return nil
 }

@@ -33,15 +33,15 @@ func (d *driver) CreateSRQ(h ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) 
 func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	for n = range wrs {
 		wr := wrs[n]
-		r := &request{id: wr.ID, signaled: true}
-		wr.SGList, r.targets = s.d.elements(wr.SGList, s.pd, s.d.fillsLate(), true)
+		r := &weakRequest{id: wr.ID, signaled: true}
+		wr.SGList, r.targets = s.d.translateElements(wr.SGList, s.pd, s.d.fillsReceivesLate(), true)
 		r.srq = s
-		if s.d.has(PoisonedTarget) {
-			r.poison()
+		if s.d.hasChoice(PoisonedTarget) {
+			r.poisonTargets()
 		}
-		wr.ID = s.d.enter(r).num
+		wr.ID = s.d.assignNumber(r).num
 		if k, err := s.DriverSRQ.PostRecv([]ib.RecvWR{wr}); k == 0 {
-			s.d.drop(r)
+			s.d.dropRequests(r)
 			r.storeData(0)
 			return n, err
 		}
@@ -58,7 +58,7 @@ func (s *srq) Destroy() error {
 	defer s.d.mu.Unlock()
 	for _, r := range s.d.reqs {
 		if r.srq == s {
-			r.restore()
+			r.restoreTargets()
 		}
 	}
 	return nil

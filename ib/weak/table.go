@@ -189,8 +189,8 @@ func Of(choices ...Choice) (s Set) {
 // Has reports whether a choice is in the set.
 func (s Set) Has(c Choice) bool { return s&(1<<c) != 0 }
 
-// draw returns a pseudo-random number below n for a choice, for one work request of one queue pair.
-func (c Config) draw(choice Choice, qp, request uint64, n uint64) int {
+// drawRandom returns a pseudo-random number below n for a choice, for one work request of one queue pair.
+func (c Config) drawRandom(choice Choice, qp, request uint64, n uint64) int {
 	x := c.Seed ^ uint64(choice)<<56 ^ qp<<32 ^ request
 	for range 2 { // these steps are the finaliser of a 64-bit hash
 		x += 0x9e3779b97f4a7c15

@@ -25,20 +25,20 @@ func Read(root fs.FS) (l Limits) {
 	groups := readGroups(root)
 	mounts := readMounts(root)
 	if p, ok := groups[""]; ok {
-		for dir := range dirs(mounts, "", p) {
+		for dir := range visibleGroupDirs(mounts, "", p) {
 			lowerFromFile(&l.Memory, root, dir, "memory.max")
 			lowerFromFile(&l.Memory, root, dir, "memory.high") // above this limit the kernel throttles every thread
 			lowerFromFile(&l.Tasks, root, dir, "pids.max")
 		}
 	}
 	if p, ok := groups["memory"]; ok {
-		for dir := range dirs(mounts, "memory", p) {
+		for dir := range visibleGroupDirs(mounts, "memory", p) {
 			lowerFromFile(&l.Memory, root, dir, "memory.limit_in_bytes")
 			lowerHierarchical(&l.Memory, root, dir)
 		}
 	}
 	if p, ok := groups["pids"]; ok {
-		for dir := range dirs(mounts, "pids", p) {
+		for dir := range visibleGroupDirs(mounts, "pids", p) {
 			lowerFromFile(&l.Tasks, root, dir, "pids.max")
 		}
 	}
@@ -50,7 +50,7 @@ func Read(root fs.FS) (l Limits) {
 func readGroups(root fs.FS) map[string]string {
 	groups := map[string]string{}
 	b, _ := fs.ReadFile(root, "proc/self/cgroup")
-	for line := range lines(b) {
+	for line := range eachLine(b) {
 		f := strings.SplitN(line, ":", 3)
 		if len(f) != 3 {
 			continue
@@ -72,14 +72,14 @@ type mount struct {
 // readMounts lists the mounts of cgroup hierarchies.
 func readMounts(root fs.FS) (list []mount) {
 	b, _ := fs.ReadFile(root, "proc/self/mountinfo")
-	for line := range lines(b) {
+	for line := range eachLine(b) {
 		// 35 31 0:32 /group /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
 		place, kind, ok := strings.Cut(line, " - ")
 		f, g := strings.Fields(place), strings.Fields(kind)
 		if !ok || len(f) < 5 || len(g) < 3 {
 			continue
 		}
-		m := mount{root: unescape(f[3]), point: unescape(f[4])}
+		m := mount{root: unescapeMountinfo(f[3]), point: unescapeMountinfo(f[4])}
 		switch g[0] {
 		case "cgroup":
 			m.controllers = strings.Split(g[2], ",")
@@ -92,25 +92,25 @@ func readMounts(root fs.FS) (list []mount) {
 	return list
 }
 
-func (m *mount) shows(controller string) bool {
+func (m *mount) hasController(controller string) bool {
 	if controller == "" {
 		return m.controllers == nil
 	}
 	return slices.Contains(m.controllers, controller)
 }
 
-// dirs returns the directories of a group and of its parents that are visible in a mount, as paths below the root
-// of the file system.
+// visibleGroupDirs returns the directories of a group and of its parents that are visible in a mount, as paths below
+// the root of the file system.
 //
 // The path of the group and the root of a mount are both relative to the root of the cgroup namespace. Outside of
 // the cgroup namespace, the paths begin with "/..". In a container the root of the mount may not match the path of
 // the group. In that case dirs uses the root of the mount, which is the best visible choice.
-func dirs(mounts []mount, controller, group string) func(yield func(string) bool) {
+func visibleGroupDirs(mounts []mount, controller, group string) func(yield func(string) bool) {
 	var best *mount
 	var below string
 	for i := range mounts {
 		m := &mounts[i]
-		if !m.shows(controller) {
+		if !m.hasController(controller) {
 			continue
 		}
 		rest, ok := relativeGroup(m.root, group)
@@ -171,14 +171,14 @@ func lowerTo(limit *uint64, text string) {
 // lowerHierarchical applies the limits of invisible parents, which only version 1 reports.
 func lowerHierarchical(limit *uint64, root fs.FS, dir string) {
 	b, _ := fs.ReadFile(root, path.Join(dir, "memory.stat"))
-	for line := range lines(b) {
+	for line := range eachLine(b) {
 		if n, ok := strings.CutPrefix(line, "hierarchical_memory_limit "); ok {
 			lowerTo(limit, n)
 		}
 	}
 }
 
-func lines(b []byte) func(yield func(string) bool) {
+func eachLine(b []byte) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
 			if !yield(s.Text()) {
@@ -188,8 +188,8 @@ func lines(b []byte) func(yield func(string) bool) {
 	}
 }
 
-// unescape decodes the escapes of mountinfo, such as \040 for a space.
-func unescape(s string) string {
+// unescapeMountinfo decodes the escapes of mountinfo, such as \040 for a space.
+func unescapeMountinfo(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
 		if s[i] == '\\' && i+4 <= len(s) {

@@ -27,12 +27,12 @@ type Timer interface {
 }
 
 // System is the time of package time. In a bubble of testing/synctest, System uses the virtual time of the bubble.
-var System Clock = system{}
+var System Clock = systemClock{}
 
-type system struct{}
+type systemClock struct{}
 
-func (system) Now() time.Time                            { return time.Now() }
-func (system) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
+func (systemClock) Now() time.Time                            { return time.Now() }
+func (systemClock) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
 
 // Virtual is a Clock that advances only in Step and Sleep. Calls due at the same time run in the order of their
 // AfterFunc or Reset. Virtual is safe for concurrent use, but only one thread at a time may step.

@@ -55,9 +55,9 @@ func TestClocksAgree(t *testing.T) {
 	})
 }
 
-// TestOrderAtOneTime tests that calls due at the same time run in the order in which they were scheduled, including
-// calls scheduled by a call.
-func TestOrderAtOneTime(t *testing.T) {
+// TestCallsDueTogetherRunInOrder tests that calls due at the same time run in the order in which they were scheduled,
+// including calls scheduled by a call.
+func TestCallsDueTogetherRunInOrder(t *testing.T) {
 	v := clock.NewVirtual(epoch)
 	var got []int
 	for i := range 10 {

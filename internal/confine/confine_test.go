@@ -30,17 +30,17 @@ const (
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv(envAct); name != "" {
-		fmt.Println(confined(name))
+		fmt.Println(attemptConfined(name))
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// confined runs an act in a process with the filter, and describes the result.
-func confined(name string) string {
-	act, ok := acts[name]
+// attemptConfined runs an act in a process with the filter, and describes the result.
+func attemptConfined(name string) string {
+	act, ok := ruleAttempts[name]
 	if !ok {
-		act = others[name]
+		act = furtherAttempts[name]
 	}
 	dir, err := os.MkdirTemp("", "confine")
 	if err != nil {
@@ -52,19 +52,19 @@ func confined(name string) string {
 		return "prepare: " + err.Error()
 	}
 	if os.Getenv(envKind) == "launcher" {
-		rules, calls := without(Launcher())
-		err = onEach(rules, append(calls, launcherCalls...)...)
+		rules, calls := rulesWithoutDisabled(LauncherRules())
+		err = filterEachThread(rules, append(calls, launcherCalls...)...)
 	} else {
-		rules, calls := without(Service())
-		err = process(rules, calls...)
+		rules, calls := rulesWithoutDisabled(ServiceRules())
+		err = filterProcess(rules, calls...)
 	}
 	if err != nil {
 		return "confine: " + err.Error()
 	}
-	return result(try())
+	return describeError(try())
 }
 
-func result(err error) string {
+func describeError(err error) string {
 	var e syscall.Errno
 	switch {
 	case err == nil:
@@ -75,8 +75,9 @@ func result(err error) string {
 	return err.Error()
 }
 
-// without returns all rules except the rule named in the environment. It also returns the calls of that rule.
-func without(rules []Rule) (left []Rule, calls []string) {
+// rulesWithoutDisabled returns all rules except the rule named in the environment. It also returns the calls of that
+// rule.
+func rulesWithoutDisabled(rules []Rule) (left []Rule, calls []string) {
 	for _, r := range rules {
 		if r.Name == os.Getenv(envRule) {
 			calls = r.calls
@@ -87,11 +88,11 @@ func without(rules []Rule) (left []Rule, calls []string) {
 	return left, calls
 }
 
-// act prepares an attempt that a rule refuses, and returns the attempt. Without the rule, each attempt succeeds or
-// fails with an error of the kernel other than EPERM, for every user.
-type act func(dir string) (try func() error, err error)
+// prepareAttempt prepares an attempt that a rule refuses, and returns the attempt. Without the rule, each attempt
+// succeeds or fails with an error of the kernel other than EPERM, for every user.
+type prepareAttempt func(dir string) (try func() error, err error)
 
-func call(nr uintptr, args ...uintptr) act {
+func attemptCall(nr uintptr, args ...uintptr) prepareAttempt {
 	return func(string) (func() error, error) {
 		return func() error {
 			a := append(args, 0, 0, 0, 0, 0, 0)
@@ -103,10 +104,10 @@ func call(nr uintptr, args ...uintptr) act {
 	}
 }
 
-var minus1 = ^uintptr(0)
+var allOnes = ^uintptr(0)
 
-// acts maps the names of rules to attempts that the rules refuse.
-var acts = map[string]act{
+// ruleAttempts maps the names of rules to attempts that the rules refuse.
+var ruleAttempts = map[string]prepareAttempt{
 	"ioctl": func(string) (func() error, error) {
 		terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 		return func() error {
@@ -114,75 +115,79 @@ var acts = map[string]act{
 			return err
 		}, err
 	},
-	"exec":       func(string) (func() error, error) { return execNothing, nil },
-	"processes":  func(string) (func() error, error) { return forkOne, nil },
-	"code":       call(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON, minus1),
-	"mounts":     call(unix.SYS_FSPICK, minus1, 0, minus1),
-	"namespaces": call(unix.SYS_UNSHARE, unix.CLONE_FS),
-	"ptrace":     call(unix.SYS_PTRACE, minus1, minus1),
-	"kernel":     call(unix.SYS_PERF_EVENT_OPEN, 1),
-	"keys":       call(unix.SYS_KEYCTL, minus1),
-	"rings":      call(unix.SYS_IO_URING_ENTER, minus1, 0, 0, minus1),
-	"identity":   call(unix.SYS_SETRESUID, minus1, minus1, minus1),
-	"prctl":      call(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE),
-	"nodes":      call(unix.SYS_NAME_TO_HANDLE_AT, minus1, 0, 0, 0, 0),
+	"exec":      func(string) (func() error, error) { return execMissingProgram, nil },
+	"processes": func(string) (func() error, error) { return forkExitingProcess, nil },
+	"code": attemptCall(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON,
+		allOnes),
+	"mounts":     attemptCall(unix.SYS_FSPICK, allOnes, 0, allOnes),
+	"namespaces": attemptCall(unix.SYS_UNSHARE, unix.CLONE_FS),
+	"ptrace":     attemptCall(unix.SYS_PTRACE, allOnes, allOnes),
+	"kernel":     attemptCall(unix.SYS_PERF_EVENT_OPEN, 1),
+	"keys":       attemptCall(unix.SYS_KEYCTL, allOnes),
+	"rings":      attemptCall(unix.SYS_IO_URING_ENTER, allOnes, 0, 0, allOnes),
+	"identity":   attemptCall(unix.SYS_SETRESUID, allOnes, allOnes, allOnes),
+	"prctl":      attemptCall(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE),
+	"nodes":      attemptCall(unix.SYS_NAME_TO_HANDLE_AT, allOnes, 0, 0, 0, 0),
 	"open": func(dir string) (func() error, error) {
 		at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
 			return nil, err
 		}
 		return func() error {
-			return closing(unix.Openat(at, "link", unix.O_RDONLY, 0))
+			return closeIfOpened(unix.Openat(at, "link", unix.O_RDONLY, 0))
 		}, os.Symlink("/dev/null", filepath.Join(dir, "link"))
 	},
-	"sockets": call(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0),
-	"signals": call(unix.SYS_KILL, uintptr(os.Getppid()), 0),
+	"sockets": attemptCall(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0),
+	"signals": attemptCall(unix.SYS_KILL, uintptr(os.Getppid()), 0),
 }
 
-// others contains further attempts. The name of a further attempt begins with the name of a rule.
-var others = map[string]act{
+// furtherAttempts contains further attempts. The name of a further attempt begins with the name of a rule.
+var furtherAttempts = map[string]prepareAttempt{
 	"open read": func(string) (func() error, error) {
-		return func() error { return closing(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)) }, nil
+		return func() error { return closeIfOpened(unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)) }, nil
 	},
 	"open write": func(dir string) (func() error, error) {
 		path := filepath.Join(dir, "f")
-		return func() error { return closing(unix.Open(path, unix.O_RDWR, 0)) }, os.WriteFile(path, nil, 0o600)
+		return func() error { return closeIfOpened(unix.Open(path, unix.O_RDWR, 0)) }, os.WriteFile(path, nil, 0o600)
 	},
 	"open create": func(dir string) (func() error, error) {
-		return func() error { return closing(unix.Open(filepath.Join(dir, "f"), unix.O_RDONLY|unix.O_CREAT, 0o600)) }, nil
+		return func() error {
+			return closeIfOpened(unix.Open(filepath.Join(dir, "f"), unix.O_RDONLY|unix.O_CREAT, 0o600))
+		}, nil
 	},
 	"open truncate": func(dir string) (func() error, error) {
 		path := filepath.Join(dir, "f")
-		return func() error { return closing(unix.Open(path, unix.O_RDONLY|unix.O_TRUNC, 0)) }, os.WriteFile(path, nil, 0o600)
+		return func() error { return closeIfOpened(unix.Open(path, unix.O_RDONLY|unix.O_TRUNC, 0)) }, os.WriteFile(path,
+			nil, 0o600)
 	},
 	"open unnamed": func(dir string) (func() error, error) {
-		return func() error { return closing(unix.Open(dir, unix.O_RDWR|unix.O_TMPFILE, 0o600)) }, nil
+		return func() error { return closeIfOpened(unix.Open(dir, unix.O_RDWR|unix.O_TMPFILE, 0o600)) }, nil
 	},
 	"open terminal": func(dir string) (func() error, error) {
 		at, err := unix.Open("/dev", unix.O_PATH|unix.O_DIRECTORY, 0)
-		return func() error { return closing(unix.Openat(at, "null", unix.O_RDONLY|unix.O_NOFOLLOW, 0)) }, err
+		return func() error { return closeIfOpened(unix.Openat(at, "null", unix.O_RDONLY|unix.O_NOFOLLOW, 0)) }, err
 	},
-	"processes namespace": call(unix.SYS_CLONE, unix.CLONE_THREAD|unix.CLONE_NEWNET),
-	"code change":         call(unix.SYS_MPROTECT, 0, 0, unix.PROT_READ|unix.PROT_EXEC),
-	"sockets raw":         call(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_STREAM, 0),
-	"sockets sequenced":   call(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_SEQPACKET, 0),
-	"sockets netlink":     call(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
-	"sockets listen":      call(unix.SYS_LISTEN, minus1),
+	"processes namespace": attemptCall(unix.SYS_CLONE, unix.CLONE_THREAD|unix.CLONE_NEWNET),
+	"code change":         attemptCall(unix.SYS_MPROTECT, 0, 0, unix.PROT_READ|unix.PROT_EXEC),
+	"sockets raw":         attemptCall(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_STREAM, 0),
+	"sockets sequenced":   attemptCall(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_SEQPACKET, 0),
+	"sockets netlink":     attemptCall(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
+	"sockets listen":      attemptCall(unix.SYS_LISTEN, allOnes),
 }
 
-func closing(fd int, err error) error {
+func closeIfOpened(fd int, err error) error {
 	if err == nil {
 		unix.Close(fd)
 	}
 	return err
 }
 
-// execNothing executes a missing program. The dynamic loader of an existing program could not map its code in a
+// execMissingProgram executes a missing program. The dynamic loader of an existing program could not map its code in a
 // confined process.
-func execNothing() error { return unix.Exec("/nonexistent", []string{"nothing"}, nil) }
+func execMissingProgram() error { return unix.Exec("/nonexistent", []string{"nothing"}, nil) }
 
-// run runs an act in a separate process, without a rule, and returns the result.
-func run(t *testing.T, kind, name, rule string) string {
+// runAttempt runs an act in a separate process, without a rule, and returns the result.
+func runAttempt(t *testing.T, kind, name, rule string) string {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), envAct+"="+name, envRule+"="+rule, envKind+"="+kind)
@@ -193,18 +198,18 @@ func run(t *testing.T, kind, name, rule string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestRules tests that each rule refuses its act, and that no other rule refuses it.
-func TestRules(t *testing.T) {
+// TestEachRuleRefusesItsAttempt tests that each rule refuses its act, and that no other rule refuses it.
+func TestEachRuleRefusesItsAttempt(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	for _, r := range Service() {
-		if acts[r.Name] == nil {
+	for _, r := range ServiceRules() {
+		if ruleAttempts[r.Name] == nil {
 			t.Errorf("act of rule %s: got none, want one", r.Name)
 			continue
 		}
 		names := []string{r.Name}
-		for n := range others {
+		for n := range furtherAttempts {
 			if strings.HasPrefix(n, r.Name+" ") {
 				names = append(names, n)
 			}
@@ -212,10 +217,10 @@ func TestRules(t *testing.T) {
 		for _, name := range names {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				if got := run(t, "service", name, ""); got != "EPERM" {
+				if got := runAttempt(t, "service", name, ""); got != "EPERM" {
 					t.Errorf("with the rule: got %s, want EPERM", got)
 				}
-				if got := run(t, "service", name, r.Name); got == "EPERM" || strings.Contains(got, ": ") {
+				if got := runAttempt(t, "service", name, r.Name); got == "EPERM" || strings.Contains(got, ": ") {
 					t.Errorf("without the rule: got %s, want another result than EPERM", got)
 				}
 			})
@@ -231,25 +236,25 @@ func TestLauncherRules(t *testing.T) {
 	if cgo {
 		t.Skip("Go cannot install a filter on all threads of a binary with cgo")
 	}
-	for _, r := range Launcher() {
+	for _, r := range LauncherRules() {
 		t.Run(r.Name, func(t *testing.T) {
 			t.Parallel()
-			if got := run(t, "launcher", r.Name, ""); got != "EPERM" {
+			if got := runAttempt(t, "launcher", r.Name, ""); got != "EPERM" {
 				t.Errorf("with the rule: got %s, want EPERM", got)
 			}
-			if got := run(t, "launcher", r.Name, r.Name); got == "EPERM" || strings.Contains(got, ": ") {
+			if got := runAttempt(t, "launcher", r.Name, r.Name); got == "EPERM" || strings.Contains(got, ": ") {
 				t.Errorf("without the rule: got %s, want another result than EPERM", got)
 			}
 		})
 	}
 }
 
-// TestTable compares docs/results/confine.md with the rules.
-func TestTable(t *testing.T) {
+// TestDocumentedRulesAreCurrent compares docs/results/confine.md with the rules.
+func TestDocumentedRulesAreCurrent(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("| rule | refuses | to |\n|---|---|---|\n")
-	launcher := Launcher()
-	for _, r := range Service() {
+	launcher := LauncherRules()
+	for _, r := range ServiceRules() {
 		to := "a service"
 		if i := slices.IndexFunc(launcher, func(l Rule) bool {
 			return l.Name == r.Name
@@ -265,8 +270,8 @@ func TestTable(t *testing.T) {
 	gendoc.Check(t, "../../docs/results/confine.md", "confine", b.String())
 }
 
-// TestNames tests that each name is a system call of a supported architecture.
-func TestNames(t *testing.T) {
+// TestRulesNameKnownCalls tests that each name is a system call of a supported architecture.
+func TestRulesNameKnownCalls(t *testing.T) {
 	known := func(name string) bool {
 		return slices.ContainsFunc([]string{"amd64", "arm64"}, func(a string) bool {
 			info, err := arch.GetInfo(a)
@@ -277,8 +282,8 @@ func TestNames(t *testing.T) {
 			return ok
 		})
 	}
-	names := slices.Concat(allowed, launcherCalls)
-	for _, r := range slices.Concat(Service(), Launcher()) {
+	names := slices.Concat(allowedCalls, launcherCalls)
+	for _, r := range slices.Concat(ServiceRules(), LauncherRules()) {
 		names = append(names, r.calls...)
 		for _, e := range r.except {
 			if !slices.Contains(r.calls, e.call) {
@@ -294,19 +299,19 @@ func TestNames(t *testing.T) {
 }
 
 func init() {
-	others["opener"] = tryOpener
-	others["domain"] = tryDomain
-	others["threads"] = tryThreads
-	others["default"] = call(unix.SYS_SWAPON, 0)
+	furtherAttempts["opener"] = tryOpenByOpener
+	furtherAttempts["domain"] = tryOpenInDomain
+	furtherAttempts["threads"] = tryThreadsInDomain
+	furtherAttempts["default"] = attemptCall(unix.SYS_SWAPON, 0)
 }
 
-// tryOpener reopens two kinds of files with the opener: files that a service hands out, and files that a program
+// tryOpenByOpener reopens two kinds of files with the opener: files that a service hands out, and files that a program
 // could substitute for them.
-func tryOpener(dir string) (func() error, error) {
+func tryOpenByOpener(dir string) (func() error, error) {
 	below, beside := filepath.Join(dir, "dir"), filepath.Join(dir, "beside")
 	inside := filepath.Join(below, "inside")
 	if err := errors.Join(os.Mkdir(below, 0o700), os.WriteFile(beside, nil, 0o600), os.WriteFile(inside, nil, 0o600),
-		unix.Mkfifo(filepath.Join(below, "fifo"), 0o600), Opener(below)); err != nil {
+		unix.Mkfifo(filepath.Join(below, "fifo"), 0o600), StartOpener(below)); err != nil {
 		return nil, err
 	}
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
@@ -361,8 +366,8 @@ func tryOpener(dir string) (func() error, error) {
 	}, err
 }
 
-// tryDomain opens files on a thread inside the domain, without the opener's check of the file.
-func tryDomain(dir string) (func() error, error) {
+// tryOpenInDomain opens files on a thread inside the domain, without the opener's check of the file.
+func tryOpenInDomain(dir string) (func() error, error) {
 	below := filepath.Join(dir, "dir")
 	inside, beside, fifo := filepath.Join(below, "inside"), filepath.Join(dir, "beside"), filepath.Join(dir, "fifo")
 	if err := errors.Join(os.Mkdir(below, 0o700), os.WriteFile(beside, nil, 0o600), os.WriteFile(inside, nil, 0o600),
@@ -376,7 +381,7 @@ func tryDomain(dir string) (func() error, error) {
 	results := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the lock is permanent
-		if err := restrict([]string{below}); err != nil {
+		if err := enterDomain([]string{below}); err != nil {
 			results <- err
 			return
 		}
@@ -386,12 +391,12 @@ func tryDomain(dir string) (func() error, error) {
 				return err
 			}
 			defer unix.Close(fd)
-			if err := closing(reopen.Own(fd, how)); !errors.Is(err, want) {
+			if err := closeIfOpened(reopen.OnCallingThread(fd, how)); !errors.Is(err, want) {
 				return fmt.Errorf("open %s: got %v, want %v", path, err, want)
 			}
 			return nil
 		}
-		err := closing(reopen.Own(memfd, unix.O_RDWR)) // a memfd is below no directory, so it needs no rule
+		err := closeIfOpened(reopen.OnCallingThread(memfd, unix.O_RDWR)) // a memfd is below no directory, so it needs no rule
 		results <- errors.Join(err,
 			check(inside, unix.O_RDWR, nil),
 			check(beside, unix.O_RDONLY, unix.EACCES),
@@ -405,17 +410,17 @@ func tryDomain(dir string) (func() error, error) {
 	return func() error { return err }, nil
 }
 
-// TestDomain tests that the domain itself refuses the files that the opener's check refuses.
-func TestDomain(t *testing.T) {
+// TestDomainRefusesFiles tests that the domain itself refuses the files that the opener's check refuses.
+func TestDomainRefusesFiles(t *testing.T) {
 	needLandlock(t)
-	if got := run(t, "service", "domain", ""); got != "success" {
+	if got := runAttempt(t, "service", "domain", ""); got != "success" {
 		t.Errorf("domain: got %s, want success", got)
 	}
 }
 
-func TestOpener(t *testing.T) {
+func TestOpenerReopensFiles(t *testing.T) {
 	needLandlock(t)
-	if got := run(t, "service", "opener", ""); got != "success" {
+	if got := runAttempt(t, "service", "opener", ""); got != "success" {
 		t.Errorf("opener: got %s, want success", got)
 	}
 }
@@ -427,11 +432,11 @@ func needLandlock(t *testing.T) {
 	}
 }
 
-// tryThreads tests on many threads whether the thread is in the opener's domain. A thread in the domain cannot read
-// the memory of a process outside of the domain.
-func tryThreads(dir string) (func() error, error) {
+// tryThreadsInDomain tests on many threads whether the thread is in the opener's domain. A thread in the domain cannot
+// read the memory of a process outside of the domain.
+func tryThreadsInDomain(dir string) (func() error, error) {
 	child := exec.Command("sleep", "60")
-	if err := errors.Join(child.Start(), Opener(dir)); err != nil {
+	if err := errors.Join(child.Start(), StartOpener(dir)); err != nil {
 		return nil, err
 	}
 	return func() error {
@@ -470,17 +475,17 @@ func tryThreads(dir string) (func() error, error) {
 	}, nil
 }
 
-// TestThreads tests that only the opener is in its domain, and that every thread has the filter.
-func TestThreads(t *testing.T) {
+// TestOnlyOpenerIsInDomain tests that only the opener is in its domain, and that every thread has the filter.
+func TestOnlyOpenerIsInDomain(t *testing.T) {
 	needLandlock(t)
-	if got := run(t, "service", "threads", ""); got != "success" {
+	if got := runAttempt(t, "service", "threads", ""); got != "success" {
 		t.Errorf("threads: got %s, want success", got)
 	}
 }
 
-// TestDefault tests that the filter refuses a call without a rule.
-func TestDefault(t *testing.T) {
-	if got := run(t, "service", "default", ""); got != "EPERM" {
+// TestUnlistedCallIsRefused tests that the filter refuses a call without a rule.
+func TestUnlistedCallIsRefused(t *testing.T) {
+	if got := runAttempt(t, "service", "default", ""); got != "EPERM" {
 		t.Errorf("call without a rule: got %s, want EPERM", got)
 	}
 }

@@ -40,7 +40,7 @@ func newPolicy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 				seccomp.NameWithConditions{Name: e.call, Conditions: e.conditions})
 		}
 	}
-	for _, c := range slices.Concat(allowed, more) {
+	for _, c := range slices.Concat(allowedCalls, more) {
 		if _, ok := info.SyscallNames[c]; ok && !ruled[c] && !slices.Contains(rest.Names, c) {
 			rest.Names = append(rest.Names, c)
 		}
@@ -52,17 +52,17 @@ func newPolicy(rules []Rule, more ...string) (*seccomp.Policy, error) {
 		nil
 }
 
-// threadPause is the time in which a thread with a different filter can end.
-const threadPause = 10 * time.Millisecond
+// threadEndPause is the time in which a thread with a different filter can end.
+const threadEndPause = 10 * time.Millisecond
 
-// Process permanently installs a filter of the service's rules on all present and future threads of the process. The
-// error wraps ENOTSUP if the kernel, a container's policy or this architecture does not support filters.
+// FilterProcess permanently installs a filter of the service's rules on all present and future threads of the process.
+// The error wraps ENOTSUP if the kernel, a container's policy or this architecture does not support filters.
 //
 // Process fails while a thread has a different filter, such as one of Probe of package supervisor. Process waits up
 // to a second for the end of such threads.
-func Process() error { return process(Service()) }
+func FilterProcess() error { return filterProcess(ServiceRules()) }
 
-func process(rules []Rule, more ...string) error {
+func filterProcess(rules []Rule, more ...string) error {
 	p, err := newPolicy(rules, more...)
 	if err != nil {
 		return fmt.Errorf("confine the process: %w", err)
@@ -75,13 +75,13 @@ func process(rules []Rule, more ...string) error {
 	// one part.
 	const flags = seccomp.FilterFlagTSync | unix.SECCOMP_FILTER_FLAG_TSYNC_ESRCH | unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW
 	filter := seccomp.Filter{NoNewPrivs: true, Flag: flags, Policy: *p}
-	for deadline := time.Now().Add(time.Second); ; time.Sleep(threadPause) {
+	for deadline := time.Now().Add(time.Second); ; time.Sleep(threadEndPause) {
 		err = seccomp.LoadFilter(filter)
 		if !errors.Is(err, unix.ESRCH) || time.Now().After(deadline) {
 			break
 		}
 	}
-	if unavailable(err) {
+	if isUnavailable(err) {
 		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
 	}
 	if err != nil {
@@ -90,18 +90,18 @@ func process(rules []Rule, more ...string) error {
 	return nil
 }
 
-// unavailable reports whether the kernel does not support filters, or a container's policy forbids them.
-func unavailable(err error) bool {
+// isUnavailable reports whether the kernel does not support filters, or a container's policy forbids them.
+func isUnavailable(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) ||
 		errors.Is(err, unix.EACCES)
 }
 
-// Threads installs a filter of the launcher's rules on all threads of the process, one after another, because one
+// FilterThreads installs a filter of the launcher's rules on all threads of the process, one after another, because one
 // of them may already have a filter with a listener. In a binary with cgo, Go cannot reach all threads, and the
 // error wraps ENOTSUP.
-func Threads() error { return onEach(Launcher(), launcherCalls...) }
+func FilterThreads() error { return filterEachThread(LauncherRules(), launcherCalls...) }
 
-func onEach(rules []Rule, more ...string) error {
+func filterEachThread(rules []Rule, more ...string) error {
 	p, err := newPolicy(rules, more...)
 	var program []bpf.Instruction
 	if err == nil {
@@ -112,9 +112,9 @@ func onEach(rules []Rule, more ...string) error {
 		raw, err = bpf.Assemble(program)
 	}
 	if err == nil {
-		err = installOnEach(raw)
+		err = installOnEachThread(raw)
 	}
-	if unavailable(err) {
+	if isUnavailable(err) {
 		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
 	}
 	if err != nil {

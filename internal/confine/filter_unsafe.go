@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installOnEach installs a filter on each thread, in addition to an existing filter.
-func installOnEach(raw []bpf.RawInstruction) error {
+// installOnEachThread installs a filter on each thread, in addition to an existing filter.
+func installOnEachThread(raw []bpf.RawInstruction) error {
 	filter := make([]unix.SockFilter, len(raw))
 	for i, r := range raw {
 		filter[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}

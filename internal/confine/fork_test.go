@@ -2,8 +2,8 @@ package confine
 
 import "golang.org/x/sys/unix"
 
-// forkOne makes a process that ends at once.
-func forkOne() error {
+// forkExitingProcess makes a process that ends at once.
+func forkExitingProcess() error {
 	pid, _, e := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 	if e != 0 {
 		return e

@@ -26,33 +26,33 @@ func HasLandlock() bool {
 
 // opener is a thread in a separate Landlock domain, which opens files for the other threads.
 type opener struct {
-	asked   chan request
-	devices []device // file systems with allowed files
+	asked   chan openRequest
+	devices []fileSystemID // file systems with allowed files
 }
 
-// device identifies a file system.
-type device struct{ major, minor uint32 }
+// fileSystemID identifies a file system.
+type fileSystemID struct{ major, minor uint32 }
 
-type request struct {
+type openRequest struct {
 	fd, how int
-	answer  chan<- answer
+	answer  chan<- openResult
 }
 
-type answer struct {
+type openResult struct {
 	fd  int
 	err error
 }
 
-// Opener starts a thread in a Landlock domain. From then on until the end of the process, package reopen opens
+// StartOpener starts a thread in a Landlock domain. From then on until the end of the process, package reopen opens
 // files on that thread. The thread can open regular files below the directories, and files without a directory,
 // such as memfds. The thread cannot open terminals, devices or FIFOs. The error wraps ENOTSUP if the kernel has no
 // Landlock.
 //
 // Opener must be called before Process, since the filter of Process refuses Landlock's calls. No other thread gets
 // the domain, because the Go runtime does not clone a thread that is locked to its goroutine.
-func Opener(dirs ...string) error {
+func StartOpener(dirs ...string) error {
 	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
-	o := &opener{asked: make(chan request)}
+	o := &opener{asked: make(chan openRequest)}
 	if err := o.recordFileSystems(dirs); err != nil {
 		return fail(err)
 	}
@@ -72,21 +72,21 @@ func (o *opener) recordFileSystems(dirs []string) error {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
 	defer unix.Close(memfd)
-	st, err := statOf(memfd, "")
+	st, err := statxAt(memfd, "")
 	if err != nil {
 		return err
 	}
-	o.devices = append(o.devices, deviceOf(st))
+	o.devices = append(o.devices, fileSystemOf(st))
 	for _, d := range dirs {
-		if st, err = statOf(unix.AT_FDCWD, d); err != nil {
+		if st, err = statxAt(unix.AT_FDCWD, d); err != nil {
 			return err
 		}
-		o.devices = append(o.devices, deviceOf(st))
+		o.devices = append(o.devices, fileSystemOf(st))
 	}
 	return nil
 }
 
-func statOf(dir int, path string) (*unix.Statx_t, error) {
+func statxAt(dir int, path string) (*unix.Statx_t, error) {
 	var st unix.Statx_t
 	// No file system queries a server for this statx.
 	if err := unix.Statx(dir, path, unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
@@ -95,21 +95,21 @@ func statOf(dir int, path string) (*unix.Statx_t, error) {
 	return &st, nil
 }
 
-func deviceOf(st *unix.Statx_t) device { return device{st.Dev_major, st.Dev_minor} }
+func fileSystemOf(st *unix.Statx_t) fileSystemID { return fileSystemID{st.Dev_major, st.Dev_minor} }
 
 // open opens a regular file of one of the allowed file systems on the opener's thread. open returns EPERM for any
 // other file. All users share this thread. A program could block it by a FUSE file's permission check, or by the
 // lock of a pipe.
 func (o *opener) open(fd, how int) (int, error) {
-	st, err := statOf(fd, "")
+	st, err := statxAt(fd, "")
 	if err != nil {
 		return -1, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || !slices.Contains(o.devices, deviceOf(st)) {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || !slices.Contains(o.devices, fileSystemOf(st)) {
 		return -1, fmt.Errorf("reopen descriptor %d: not an ordinary file in memory: %w", fd, syscall.EPERM)
 	}
-	answers := make(chan answer, 1)
-	o.asked <- request{fd, how, answers}
+	answers := make(chan openResult, 1)
+	o.asked <- openRequest{fd, how, answers}
 	a := <-answers
 	return a.fd, a.err
 }
@@ -125,19 +125,19 @@ func (o *opener) run(dirs []string, ready chan<- error) {
 		runtime.UnlockOSThread()
 		return
 	}
-	err := restrict(dirs)
+	err := enterDomain(dirs)
 	ready <- err
 	if err != nil {
 		return // the thread ends
 	}
 	for r := range o.asked {
-		fd, err := reopen.Own(r.fd, r.how)
-		r.answer <- answer{fd, err}
+		fd, err := reopen.OnCallingThread(r.fd, r.how)
+		r.answer <- openResult{fd, err}
 	}
 }
 
-// restrict puts the calling thread into a Landlock domain.
-func restrict(dirs []string) error {
+// enterDomain puts the calling thread into a Landlock domain.
+func enterDomain(dirs []string) error {
 	rule := landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, dirs...)
 	ruleset, flags, err := landlock.V7.BestEffort().NewRulesetFD(rule)
 	switch {

@@ -21,9 +21,9 @@ type conditionalRule struct {
 	conditions seccomp.ArgumentConditions
 }
 
-// allowed lists the system calls that both filters allow with any arguments. Since Linux 5.11 the kernel decides
+// allowedCalls lists the system calls that both filters allow with any arguments. Since Linux 5.11 the kernel decides
 // these calls from a cache, without executing the filter.
-var allowed = []string{
+var allowedCalls = []string{
 	// These calls are for the Go runtime, and for the C library in binaries with cgo.
 	"arch_prctl", "brk", "clock_getres", "clock_gettime", "clock_nanosleep", "exit", "exit_group", "futex", "futex_waitv",
 	"get_robust_list", "getcpu", "getpid", "getppid", "getrandom", "gettid", "gettimeofday", "madvise", "membarrier",
@@ -82,7 +82,8 @@ func commonRules() []Rule {
 		{
 			Name: "ioctl", Refuses: "ioctl(2), except for a few requests of seccomp listeners, mappings, namespaces, sockets and pipes; so terminals and devices are excluded",
 			calls: []string{"ioctl"},
-			except: requests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND, unix.SECCOMP_IOCTL_NOTIF_ID_VALID,
+			except: ioctlRequests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND,
+				unix.SECCOMP_IOCTL_NOTIF_ID_VALID,
 				unix.SECCOMP_IOCTL_NOTIF_ADDFD, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, procmapQuery, unix.TIOCINQ, unix.SIOCOUTQ,
 				nsGetUserNS, nsGetParent, nsGetType, nsGetOwnerUID),
 		},
@@ -155,9 +156,9 @@ func commonRules() []Rule {
 			Refuses: "openat(2) without O_NOFOLLOW and O_NOCTTY, except for directories and O_PATH; open(2) and creat(2)",
 			calls:   []string{"open", "creat", "openat"},
 			except: []conditionalRule{
-				{"openat", flagged(unix.O_PATH)},
-				{"openat", append(flagged(unix.O_DIRECTORY), unflagged(unix.O_ACCMODE|unix.O_CREAT|tmpfile)...)},
-				{"openat", append(flagged(unix.O_NOFOLLOW), flagged(unix.O_NOCTTY)...)},
+				{"openat", thirdArgHasFlag(unix.O_PATH)},
+				{"openat", append(thirdArgHasFlag(unix.O_DIRECTORY), thirdArgLacksFlags(unix.O_ACCMODE|unix.O_CREAT|tmpfile)...)},
+				{"openat", append(thirdArgHasFlag(unix.O_NOFOLLOW), thirdArgHasFlag(unix.O_NOCTTY)...)},
 			},
 		},
 	}
@@ -166,11 +167,11 @@ func commonRules() []Rule {
 // atFDCWD is AT_FDCWD in a register.
 const atFDCWD = 1<<64 + unix.AT_FDCWD
 
-func flagged(flag uint64) seccomp.ArgumentConditions {
+func thirdArgHasFlag(flag uint64) seccomp.ArgumentConditions {
 	return seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsSet, Value: flag}}
 }
 
-func unflagged(flags uint64) seccomp.ArgumentConditions {
+func thirdArgLacksFlags(flags uint64) seccomp.ArgumentConditions {
 	return seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: flags}}
 }
 
@@ -183,7 +184,7 @@ func firstArgIs(call string, values ...uint64) (list []conditionalRule) {
 	return list
 }
 
-func requests(numbers ...uint64) (list []conditionalRule) {
+func ioctlRequests(numbers ...uint64) (list []conditionalRule) {
 	for _, n := range numbers {
 		list = append(list, conditionalRule{
 			"ioctl", seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.Equal, Value: n}},
@@ -192,13 +193,13 @@ func requests(numbers ...uint64) (list []conditionalRule) {
 	return list
 }
 
-// Service returns the rules of a service's filter.
-func Service() []Rule {
+// ServiceRules returns the rules of a service's filter.
+func ServiceRules() []Rule {
 	return append(commonRules(),
 		Rule{
 			Name: "sockets", Refuses: "sockets other than Unix, UDP and NETLINK_ROUTE; listening",
 			calls: []string{"socket", "listen"},
-			except: append(append(udp(unix.AF_INET), udp(unix.AF_INET6)...),
+			except: append(append(udpSocketRules(unix.AF_INET), udpSocketRules(unix.AF_INET6)...),
 				conditionalRule{"socket", seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_UNIX}}},
 				conditionalRule{"socket", seccomp.ArgumentConditions{
 					{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_NETLINK},
@@ -213,20 +214,20 @@ func Service() []Rule {
 	)
 }
 
-// Launcher returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to the
-// program.
-func Launcher() []Rule {
+// LauncherRules returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to
+// the program.
+func LauncherRules() []Rule {
 	rules := commonRules()
 	for i := range rules {
 		switch rules[i].Name {
 		case "ioctl":
 			// The guardian itself makes one trapped call, and queries the foreground process group of the terminal.
-			rules[i].except = append(rules[i].except, requests(verbsIoctl, unix.TIOCGPGRP)...)
+			rules[i].except = append(rules[i].except, ioctlRequests(verbsIoctl, unix.TIOCGPGRP)...)
 		case "open":
 			rules[i].Refuses += "; reading by a path from the working directory is allowed"
 			// The standard library reads files in this way.
 			rules[i].except = append(rules[i].except, conditionalRule{"openat",
-				append(unflagged(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
+				append(thirdArgLacksFlags(unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|tmpfile),
 					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: atFDCWD})})
 		}
 	}
@@ -237,8 +238,8 @@ func Launcher() []Rule {
 // launcherCalls lists the calls that are allowed to a launcher in addition to allowed.
 var launcherCalls = []string{"kill", "tgkill", "pidfd_send_signal", "wait4", "waitid"}
 
-// udp allows datagram sockets of an address family.
-func udp(family uint64) (list []conditionalRule) {
+// udpSocketRules allows datagram sockets of an address family.
+func udpSocketRules(family uint64) (list []conditionalRule) {
 	for _, protocol := range []uint64{0, unix.IPPROTO_UDP} {
 		list = append(list, conditionalRule{"socket", seccomp.ArgumentConditions{
 			{Argument: 0, Operation: seccomp.Equal, Value: family},

@@ -7,8 +7,8 @@ import (
 	"runtime/debug"
 )
 
-// Do calls f. If f panics, Do calls failed with the panic's value and stack, and returns. failed may be nil.
-func Do(f func(), failed func(p any, stack []byte)) {
+// RecoverPanic calls f. If f panics, Do calls failed with the panic's value and stack, and returns. failed may be nil.
+func RecoverPanic(f func(), failed func(p any, stack []byte)) {
 	defer func() {
 		if p := recover(); p != nil && failed != nil {
 			failed(p, debug.Stack())
@@ -17,8 +17,8 @@ func Do(f func(), failed func(p any, stack []byte)) {
 	f()
 }
 
-// Logged returns a function for Do that logs the panic with a text and attributes.
-func Logged(log *slog.Logger, text string, args ...any) func(p any, stack []byte) {
+// LogPanic returns a function for Do that logs the panic with a text and attributes.
+func LogPanic(log *slog.Logger, text string, args ...any) func(p any, stack []byte) {
 	return func(p any, stack []byte) {
 		log.Error(text, append([]any{"panic", p, "stack", string(stack)}, args...)...)
 	}

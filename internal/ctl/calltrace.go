@@ -28,9 +28,9 @@ func NewCallTrace(f *os.File) (*CallTrace, error) {
 // maxTraceLine exceeds the length of any line.
 const maxTraceLine = 4096
 
-// Line waits for the next line. Line returns io.EOF after the last line, when no process of the program is left or
+// ReadLine waits for the next line. Line returns io.EOF after the last line, when no process of the program is left or
 // the service has ended. It may sleep.
-func (t *CallTrace) Line() (string, error) {
+func (t *CallTrace) ReadLine() (string, error) {
 	var b [maxTraceLine]byte
 	n, err := t.c.Read(b[:])
 	if errors.Is(err, syscall.ECONNRESET) {

@@ -35,7 +35,7 @@ func (p PieceWriter) Write(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	var head [headLen]byte
+	var head [lengthFieldSize]byte
 	binary.LittleEndian.PutUint32(head[:], uint32(len(b)))
 	if _, err := (&net.Buffers{head[:], b}).WriteTo(p.UnixConn); err != nil {
 		return 0, err
@@ -43,9 +43,9 @@ func (p PieceWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// End sends the end of the file. It may sleep.
-func (p PieceWriter) End(end *CaptureEnd) error {
-	if _, err := p.UnixConn.Write(make([]byte, headLen)); err != nil {
+// SendEnd sends the end of the file. It may sleep.
+func (p PieceWriter) SendEnd(end *CaptureEnd) error {
+	if _, err := p.UnixConn.Write(make([]byte, lengthFieldSize)); err != nil {
 		return err
 	}
 	return p.Send(end, nil)
@@ -85,7 +85,7 @@ func (s *CaptureStream) Read(b []byte) (int, error) {
 		if s.end != nil {
 			return 0, io.EOF
 		}
-		var head [headLen]byte
+		var head [lengthFieldSize]byte
 		if _, err := io.ReadFull(s.c, head[:]); err != nil {
 			return 0, fmt.Errorf("capture: the service has ended: %w", io.ErrUnexpectedEOF)
 		}
@@ -108,11 +108,11 @@ func (s *CaptureStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Stop requests the end of the capture. Read then returns the rest of the file.
-func (s *CaptureStream) Stop() { s.c.CloseWrite() }
+// RequestEnd requests the end of the capture. Read then returns the rest of the file.
+func (s *CaptureStream) RequestEnd() { s.c.CloseWrite() }
 
-// End returns the result of the capture, once Read has returned io.EOF.
-func (s *CaptureStream) End() CaptureEnd {
+// Result returns the result of the capture, once Read has returned io.EOF.
+func (s *CaptureStream) Result() CaptureEnd {
 	if s.end == nil {
 		return CaptureEnd{}
 	}

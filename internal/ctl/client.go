@@ -20,8 +20,8 @@ import (
 // ErrNotRunning is the error for a location without a listening service.
 var ErrNotRunning = errors.New("no service is running")
 
-// errHungUp is the error if a service has closed the connection without an answer.
-var errHungUp = errors.New("the service closed the connection")
+// errConnectionClosed is the error if a service has closed the connection without an answer.
+var errConnectionClosed = errors.New("the service closed the connection")
 
 // EndTimeout limits the time in which a service must end after a request to stop.
 const EndTimeout = 10 * time.Second
@@ -50,7 +50,7 @@ func Dial(loc Location) (*Client, error) {
 		if err != nil {
 			return nil, err
 		}
-		if !killed(c.pid) {
+		if !isKilled(c.pid) {
 			return c, nil
 		}
 		c.Close()
@@ -68,19 +68,19 @@ const killedTimeout = 2 * time.Second
 // of its threads will answer.
 var errKilled = errors.New("was killed, but one of its threads waits for memory of a program, such as a file of a FUSE server")
 
-// killed reports whether a process was killed but has not ended. It returns false if the state of the process is
+// isKilled reports whether a process was killed but has not ended. It returns false if the state of the process is
 // not visible.
-func killed(pid int) bool {
+func isKilled(pid int) bool {
 	if pid == 0 {
 		return false
 	}
 	status, err := procfile.Read(fmt.Sprintf("/proc/%d/status", pid))
-	return err == nil && dying(string(status))
+	return err == nil && isDying(string(status))
 }
 
-// dying reports whether the file /proc/PID/status shows a process with threads that are about to end. The first
+// isDying reports whether the file /proc/PID/status shows a process with threads that are about to end. The first
 // thread of such a process is a zombie or has SIGKILL pending.
-func dying(status string) bool {
+func isDying(status string) bool {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
 		switch value = strings.TrimSpace(value); key {
@@ -111,7 +111,7 @@ func dial(loc Location) (*Client, error) {
 	}
 	pid, uid, err := PeerCredentials(c)
 	if err == nil {
-		err = loc.trusts(uid)
+		err = loc.checkTrusted(uid)
 	}
 	if err != nil {
 		c.Close()
@@ -192,9 +192,11 @@ func Await(ctx context.Context, loc Location) (*Client, error) {
 // awaitInterval is the time between two attempts of Await.
 const awaitInterval = 10 * time.Millisecond
 
-// Ending reports whether an error of Attach means that the service was ending. In that case another service may
+// IsEnding reports whether an error of Attach means that the service was ending. In that case another service may
 // accept the program.
-func Ending(err error) bool { return errors.Is(err, errHungUp) || errors.Is(err, syscall.ESHUTDOWN) }
+func IsEnding(err error) bool {
+	return errors.Is(err, errConnectionClosed) || errors.Is(err, syscall.ESHUTDOWN)
+}
 
 // PID returns the process ID of the service, as reported by the kernel, or 0 if it is not visible in this pid
 // namespace. If the service has ended, the process ID may have been reused.
@@ -221,9 +223,9 @@ func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
 // exchange sends a request, waits for the answer, and returns it with its descriptor, which may be nil.
 func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) {
 	if r.Protocol == 0 {
-		r.Protocol = Protocol
+		r.Protocol = ProtocolVersion
 	}
-	r.Build = Build
+	r.Build = BuildName
 	sent := c.c.Send(r, fd)
 	if sent != nil && !errors.Is(sent, syscall.EPIPE) {
 		return nil, nil, fmt.Errorf("ask the service: %w", sent)
@@ -234,11 +236,11 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 		err = sent
 	}
 	if err != nil {
-		return nil, f, fmt.Errorf("ask the service: %w: %w", errHungUp, err)
+		return nil, f, fmt.Errorf("ask the service: %w: %w", errConnectionClosed, err)
 	}
-	if a.Error != "" && a.foreign() {
-		a.Error = fmt.Sprintf("the running service%s is older than this command (%s): %s", c.process(),
-			describeBuild(Build, Protocol), replaceService)
+	if a.Error != "" && a.isOldRefusal() {
+		a.Error = fmt.Sprintf("the running service%s is older than this command (%s): %s", c.describeProcess(),
+			describeBuild(BuildName, ProtocolVersion), replaceServiceAdvice)
 		a.Errno = syscall.EPROTO
 	}
 	if err := a.err(); err != nil {
@@ -247,17 +249,17 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 	return &a, f, nil
 }
 
-// process returns the text for the service's process, if the process is visible here.
-func (c *Client) process() string {
+// describeProcess returns the text for the service's process, if the process is visible here.
+func (c *Client) describeProcess() string {
 	if c.pid == 0 {
 		return ""
 	}
 	return fmt.Sprintf(" (process %d)", c.pid)
 }
 
-// firstYield is the first version of the protocol that has OpYield. Services that do not report their build accept
-// OpYield only in their own version.
-const firstYield = 4
+// firstYieldProtocol is the first version of the protocol that has OpYield. Services that do not report their build
+// accept OpYield only in their own version.
+const firstYieldProtocol = 4
 
 // Stop ends the service, and returns after its end. Stop returns ETIMEDOUT if the service has not ended within
 // EndTimeout. It may sleep.
@@ -273,7 +275,7 @@ func (c *Client) Stop() error {
 func (c *Client) Yield(answer time.Duration) error {
 	c.c.SetDeadline(time.Now().Add(answer))
 	var err error
-	for n := Protocol; n >= firstYield; n-- {
+	for n := ProtocolVersion; n >= firstYieldProtocol; n-- {
 		if _, err = c.Do(&Request{Protocol: n, Op: OpYield}); !errors.Is(err, syscall.EPROTO) {
 			break
 		}
@@ -306,7 +308,7 @@ func (c *Client) awaitEnd() error {
 
 // Open opens a device file of the service, by the device's name. From then on the connection carries the protocol
 // of package devfile. Open returns the connection, and the Client must not be used any more. Open may sleep.
-func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
+func (c *Client) Open(name string) (*OpenResult, *net.UnixConn, error) {
 	a, err := c.Do(&Request{Op: OpOpen, Name: name})
 	if err != nil {
 		return nil, nil, err
@@ -322,8 +324,8 @@ func (c *Client) Open(name string) (*Opened, *net.UnixConn, error) {
 // Attached.Trace. Attach may sleep.
 //
 //verbena:allow close a client trusts its service
-func (c *Client) Attach(a Attach, listener *os.File) (*Attached, error) {
-	a.Args = CutArgs(a.Args)
+func (c *Client) Attach(a Attach, listener *os.File) (*AttachResult, error) {
+	a.Args = TruncateArgs(a.Args)
 	r, trace, err := c.exchange(&Request{Op: OpAttach, Attach: &a}, listener)
 	if err == nil && r.Attached == nil {
 		err = errors.New("ask the service: malformed answer to attach")
@@ -360,12 +362,12 @@ func (c *Client) Serve(h Helper) <-chan struct{} {
 	go func() {
 		defer close(lost)
 		for {
-			var r Help
+			var r HelpRequest
 			f, err := c.c.Receive(&r, Limits{Size: MaxRequest})
 			if f != nil {
 				f.Close()
 			}
-			if err != nil || c.help(h, &r) != nil {
+			if err != nil || c.answerHelp(h, &r) != nil {
 				return
 			}
 		}
@@ -373,7 +375,7 @@ func (c *Client) Serve(h Helper) <-chan struct{} {
 	return lost
 }
 
-func (c *Client) help(h Helper, r *Help) error {
+func (c *Client) answerHelp(h Helper, r *HelpRequest) error {
 	var f *os.File
 	var err error
 	switch {
@@ -386,7 +388,7 @@ func (c *Client) help(h Helper, r *Help) error {
 		err = fmt.Errorf("malformed request: %w", syscall.EINVAL)
 	}
 	if err != nil {
-		return c.c.Send(helpFailure(err), nil)
+		return c.c.Send(errorHelpAnswer(err), nil)
 	}
 	defer f.Close()
 	return c.c.Send(&HelpAnswer{}, f)
@@ -395,8 +397,8 @@ func (c *Client) help(h Helper, r *Help) error {
 // MaxArgs is the maximum size of the kept arguments of a program, in bytes.
 const MaxArgs = 4096
 
-// CutArgs truncates an argument vector to a size suitable for messages.
-func CutArgs(args []string) []string {
+// TruncateArgs truncates an argument vector to a size suitable for messages.
+func TruncateArgs(args []string) []string {
 	var short []string
 	left := MaxArgs
 	for _, a := range args {

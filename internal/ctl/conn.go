@@ -61,7 +61,7 @@ func (c Conn) Send(v any, fd *os.File) error {
 		_, err = c.Write(msg)
 		return err
 	}
-	sent, err := c.Rights.Sending(c, 1)
+	sent, err := c.Rights.ChargeInFlight(c, 1)
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	var head [headLen]byte
+	var head [lengthFieldSize]byte
 	m, err := c.Rights.Receive(raw, head[:], 1)
 	if err != nil {
 		return nil, err
@@ -104,22 +104,22 @@ func (c Conn) Receive(v any, l Limits) (*os.File, error) {
 		c.SetReadDeadline(time.Now().Add(l.Rest))
 		defer c.SetReadDeadline(time.Time{})
 	}
-	if err := decode(io.MultiReader(bytes.NewReader(head[:m.N]), c.Rights.Reader(raw)), v, l.Size); err != nil {
+	if err := decodeMessage(io.MultiReader(bytes.NewReader(head[:m.N]), c.Rights.Reader(raw)), v, l.Size); err != nil {
 		c.Discard(fd)
 		return nil, err
 	}
 	return fd, nil
 }
 
-// headLen is the length of a message's length field.
-const headLen = 4
+// lengthFieldSize is the length of a message's length field.
+const lengthFieldSize = 4
 
-// decode reads one message of at most most bytes from r into v. It returns io.EOF if there is no message. decode
-// allocates memory for the bytes read, not for the announced length.
+// decodeMessage reads one message of at most most bytes from r into v. It returns io.EOF if there is no message.
+// decodeMessage allocates memory for the bytes read, not for the announced length.
 //
 //verbena:parses
-func decode(r io.Reader, v any, most uint32) error {
-	var head [headLen]byte
+func decodeMessage(r io.Reader, v any, most uint32) error {
+	var head [lengthFieldSize]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func decode(r io.Reader, v any, most uint32) error {
 		return io.ErrUnexpectedEOF
 	}
 	if err := json.Unmarshal(body, v); err != nil {
-		return fmt.Errorf("malformed message: %s", Clip(err.Error()))
+		return fmt.Errorf("malformed message: %s", ClipText(err.Error()))
 	}
 	return nil
 }
@@ -145,16 +145,16 @@ func decode(r io.Reader, v any, most uint32) error {
 //verbena:closes
 func (c Conn) Discard(f *os.File) {
 	if f != nil {
-		c.Rights.Do(func() { f.Close() })
+		c.Rights.RunClose(func() { f.Close() })
 	}
 }
 
-// End closes the connection, and the descriptors in unread messages of the peer. End may sleep, like
+// DrainAndClose closes the connection, and the descriptors in unread messages of the peer. End may sleep, like
 // rights.Queue.Do.
-func (c Conn) End() { c.Rights.End(c.UnixConn) }
+func (c Conn) DrainAndClose() { c.Rights.DrainAndClose(c.UnixConn) }
 
-// Clip shortens text of a peer to a length suitable for a message or the log.
-func Clip(s string) string {
+// ClipText shortens text of a peer to a length suitable for a message or the log.
+func ClipText(s string) string {
 	const most = 64
 	if len(s) <= most {
 		return s

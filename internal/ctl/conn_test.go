@@ -17,9 +17,9 @@ import (
 
 const timeout = 10 * time.Second
 
-// TestSurplusDescriptors tests that Receive returns one of several descriptors in a message, and closes the others,
-// which leaktest checks.
-func TestSurplusDescriptors(t *testing.T) {
+// TestReceiveClosesSurplusDescriptors tests that Receive returns one of several descriptors in a message, and closes
+// the others, which leaktest checks.
+func TestReceiveClosesSurplusDescriptors(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	msg := append(binary.LittleEndian.AppendUint32(nil, 2), "{}"...)
 	if _, _, err := ends[1].WriteMsgUnix(msg, unix.UnixRights(0, 1, 2), nil); err != nil {
@@ -49,8 +49,8 @@ func openDescriptors(t *testing.T) int {
 	return len(list)
 }
 
-// TestMessageBound tests the receiver's limit for the size of a message.
-func TestMessageBound(t *testing.T) {
+// TestReceiveLimitsMessageSize tests the receiver's limit for the size of a message.
+func TestReceiveLimitsMessageSize(t *testing.T) {
 	for size, want := range map[int]string{100: "", 101: "longer than 100"} {
 		ends := testutil.UnixPair(t)
 		body := append([]byte(`{}`), strings.Repeat(" ", size-2)...)
@@ -65,8 +65,8 @@ func TestMessageBound(t *testing.T) {
 	}
 }
 
-// TestResponseBounds tests that Send and Receive accept a large response, and refuse a response beyond the limit.
-func TestResponseBounds(t *testing.T) {
+// TestResponseSizeLimits tests that Send and Receive accept a large response, and refuse a response beyond the limit.
+func TestResponseSizeLimits(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
 	var a Response
@@ -101,17 +101,17 @@ func TestReceiveTimesOut(t *testing.T) {
 	}
 }
 
-// TestErrors tests that an error has the same errno at both ends of a connection.
-func TestErrors(t *testing.T) {
+// TestErrnoPassesConnection tests that an error has the same errno at both ends of a connection.
+func TestErrnoPassesConnection(t *testing.T) {
 	for _, cause := range []error{fmt.Errorf("no device: %w", syscall.ENODEV), errors.New("no errno")} {
 		ends := testutil.UnixPair(t)
 		go func() {
 			server := Conn{UnixConn: ends[0]}
 			var r Request
-			if _, err := server.Receive(&r, Limits{Size: MaxRequest}); err != nil || r.Protocol != Protocol {
-				t.Errorf("Receive: got protocol %d and error %v, want %d", r.Protocol, err, Protocol)
+			if _, err := server.Receive(&r, Limits{Size: MaxRequest}); err != nil || r.Protocol != ProtocolVersion {
+				t.Errorf("Receive: got protocol %d and error %v, want %d", r.Protocol, err, ProtocolVersion)
 			}
-			_ = server.Send(Failure(cause), nil)
+			_ = server.Send(ErrorResponse(cause), nil)
 		}()
 		_, err := NewClient(ends[1], 0, 0).Do(&Request{Op: OpInfo})
 		var remote *remoteError
@@ -122,29 +122,30 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// helper is a Helper that opens a file, and records the notices.
-type helper struct{ told chan string }
+// fakeHelper is a Helper that opens a file, and records the notices.
+type fakeHelper struct{ told chan string }
 
-func (helper) OpenMem(tid int) (*os.File, error) {
+func (fakeHelper) OpenMem(tid int) (*os.File, error) {
 	if tid == 1 {
 		return nil, fmt.Errorf("thread 1: %w", syscall.EPERM)
 	}
 	return os.Open(os.DevNull)
 }
 
-func (h helper) Notice(text string) { h.told <- text }
+func (h fakeHelper) Notice(text string) { h.told <- text }
 
-// TestServe tests that a launcher answers each Help with a descriptor or an error, until the service closes the
-// connection.
-func TestServe(t *testing.T) {
+// TestServeAnswersHelp tests that a launcher answers each Help with a descriptor or an error, until the service closes
+// the connection.
+func TestServeAnswersHelp(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	told := make(chan string, 1)
-	lost := NewClient(ends[1], 0, 0).Serve(helper{told})
+	lost := NewClient(ends[1], 0, 0).Serve(fakeHelper{told})
 	server := Conn{UnixConn: ends[0]}
 	for _, c := range []struct {
-		ask  Help
+		ask  HelpRequest
 		want error
-	}{{Help{Notice: "text"}, nil}, {Help{MemOf: 2}, nil}, {Help{MemOf: 1}, syscall.EPERM}, {Help{}, syscall.EINVAL}} {
+	}{{HelpRequest{Notice: "text"}, nil}, {HelpRequest{MemOf: 2}, nil}, {HelpRequest{MemOf: 1},
+		syscall.EPERM}, {HelpRequest{}, syscall.EINVAL}} {
 		if err := server.Send(&c.ask, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -166,8 +167,8 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// TestPieces tests that a file sent in pieces of any size arrives unchanged, followed by its CaptureEnd.
-func TestPieces(t *testing.T) {
+// TestFileInPiecesArrives tests that a file sent in pieces of any size arrives unchanged, followed by its CaptureEnd.
+func TestFileInPiecesArrives(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	want := CaptureEnd{Packets: 3, Dropped: 1}
 	go func() {
@@ -177,14 +178,14 @@ func TestPieces(t *testing.T) {
 				t.Errorf("Write of %d bytes: got %d and error %v, want all", len(piece), n, err)
 			}
 		}
-		if err := w.End(&want); err != nil {
+		if err := w.SendEnd(&want); err != nil {
 			t.Error(err)
 		}
 	}()
 	s := &CaptureStream{c: Conn{UnixConn: ends[1]}}
 	b, err := io.ReadAll(s)
-	if err != nil || string(b) != "abcd"+strings.Repeat("e", 100000) || s.End() != want {
-		t.Errorf("stream: got %d bytes, %+v and error %v, want %d and %+v", len(b), s.End(), err, 100004, want)
+	if err != nil || string(b) != "abcd"+strings.Repeat("e", 100000) || s.Result() != want {
+		t.Errorf("stream: got %d bytes, %+v and error %v, want %d and %+v", len(b), s.Result(), err, 100004, want)
 	}
 	ends = testutil.UnixPair(t)
 	ends[0].Write([]byte{9, 0, 0, 0, 'x'})

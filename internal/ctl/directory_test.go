@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestForeignDirectory tests that the control socket is never in a directory that another user controls.
-func TestForeignDirectory(t *testing.T) {
+// TestForeignDirectoryIsRefused tests that the control socket is never in a directory that another user controls.
+func TestForeignDirectoryIsRefused(t *testing.T) {
 	t.Setenv("VERBENA_SOCKET", "")
 	foreign := func(t *testing.T, dir string) {
 		t.Helper()
@@ -89,8 +89,8 @@ func TestForeignDirectory(t *testing.T) {
 	})
 }
 
-// TestLongSocketPath tests that Dial refuses a path that the kernel would truncate, before any connect.
-func TestLongSocketPath(t *testing.T) {
+// TestDialRefusesLongPath tests that Dial refuses a path that the kernel would truncate, before any connect.
+func TestDialRefusesLongPath(t *testing.T) {
 	dir := t.TempDir()
 	for n, want := range map[int]error{107: ErrNotRunning, 108: syscall.ENAMETOOLONG, 4096: syscall.ENAMETOOLONG} {
 		if n <= len(dir)+1 {
@@ -103,8 +103,8 @@ func TestLongSocketPath(t *testing.T) {
 	}
 }
 
-// TestNoSocket tests that NewConn refuses and closes a descriptor that is not a socket.
-func TestNoSocket(t *testing.T) {
+// TestNewConnRefusesNonSocket tests that NewConn refuses and closes a descriptor that is not a socket.
+func TestNewConnRefusesNonSocket(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -127,33 +127,33 @@ func TestNoSocket(t *testing.T) {
 	}
 }
 
-// TestClip tests that Clip passes on only a short part of a peer's text.
-func TestClip(t *testing.T) {
+// TestClipTextShortens tests that Clip passes on only a short part of a peer's text.
+func TestClipTextShortens(t *testing.T) {
 	for _, n := range []int{0, 64, 65, 1 << 20} {
 		s := strings.Repeat("x", n)
 		want := s
 		if n > 64 {
 			want = s[:64] + "..."
 		}
-		if got := Clip(s); got != want {
+		if got := ClipText(s); got != want {
 			t.Errorf("Clip of %d bytes: got %d bytes, want %d", n, len(got), len(want))
 		}
 	}
 }
 
-// TestAnswerWithoutContent tests that Open fails if the answer of the service is empty.
-func TestAnswerWithoutContent(t *testing.T) {
-	c := answering(t, func(*Request) any { return &Response{} })
+// TestOpenRefusesEmptyAnswer tests that Open fails if the answer of the service is empty.
+func TestOpenRefusesEmptyAnswer(t *testing.T) {
+	c := newAnsweredClient(t, func(*Request) any { return &Response{} })
 	if a, _, err := c.Open("rxe0"); !errors.Is(err, syscall.EPROTO) {
 		t.Errorf("Open: got %v and error %v, want EPROTO", a, err)
 	}
 }
 
-// TestRefuseNamesTheOlder tests which end a refusal describes as older.
-func TestRefuseNamesTheOlder(t *testing.T) {
-	for protocol, want := range map[int]string{Protocol - 1: "is newer than this command",
-		Protocol + 1: "is older than this command", Protocol: "is older than this command"} {
-		err := (&Request{Protocol: protocol, Op: "new"}).Refuse()
+// TestVersionErrorNamesOlderEnd tests which end a refusal describes as older.
+func TestVersionErrorNamesOlderEnd(t *testing.T) {
+	for protocol, want := range map[int]string{ProtocolVersion - 1: "is newer than this command",
+		ProtocolVersion + 1: "is older than this command", ProtocolVersion: "is older than this command"} {
+		err := (&Request{Protocol: protocol, Op: "new"}).VersionError()
 		if !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), want) {
 			t.Errorf("Refuse of protocol %d: got %v, want %q", protocol, err, want)
 		}

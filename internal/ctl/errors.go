@@ -22,8 +22,8 @@ func (e *remoteError) Unwrap() error {
 	return e.Errno
 }
 
-// Failure returns the response for an error.
-func Failure(err error) *Response {
+// ErrorResponse returns the response for an error.
+func ErrorResponse(err error) *Response {
 	r := &Response{Error: err.Error()}
 	errors.As(err, &r.Errno)
 	return r
@@ -37,9 +37,9 @@ func (r *Response) err() error {
 	return &remoteError{r.Error, r.Errno}
 }
 
-// helpFailure returns the answer to Help for an error.
-func helpFailure(err error) *HelpAnswer {
-	r := Failure(err)
+// errorHelpAnswer returns the answer to Help for an error.
+func errorHelpAnswer(err error) *HelpAnswer {
+	r := ErrorResponse(err)
 	return &HelpAnswer{Error: r.Error, Errno: r.Errno}
 }
 

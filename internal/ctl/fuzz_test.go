@@ -15,27 +15,27 @@ import (
 	"verbena/internal/qpinfo"
 )
 
-// received lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target
+// receivedTypes lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target
 // uses a smaller size, for speed.
-var received = []struct {
+var receivedTypes = []struct {
 	name string
 	most uint32
 	make func() any
 }{
 	{"request", MaxRequest, func() any { return new(Request) }},
 	{"response", MaxRequest, func() any { return new(Response) }},
-	{"help", MaxRequest, func() any { return new(Help) }},
+	{"help", MaxRequest, func() any { return new(HelpRequest) }},
 	{"help answer", MaxHelpAnswer, func() any { return new(HelpAnswer) }},
 	{"capture end", MaxRequest, func() any { return new(CaptureEnd) }},
 }
 
-// frame returns an encoded message.
-func frame(body []byte) []byte {
+// encodeMessage returns an encoded message.
+func encodeMessage(body []byte) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-// allocated returns the number of bytes that f allocates. Other goroutines may increase the number.
-func allocated(f func()) uint64 {
+// allocatedBytes returns the number of bytes that f allocates. Other goroutines may increase the number.
+func allocatedBytes(f func()) uint64 {
 	s := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(s)
 	before := s[0].Value.Uint64()
@@ -54,36 +54,36 @@ const (
 // FuzzDecode decodes the bytes of a hostile peer, in both directions.
 func FuzzDecode(f *testing.F) {
 	for _, v := range []any{
-		&Request{Protocol: Protocol, Op: OpInfo},
-		&Request{Protocol: Protocol, Op: OpFaultAdd,
+		&Request{Protocol: ProtocolVersion, Op: OpInfo},
+		&Request{Protocol: ProtocolVersion, Op: OpFaultAdd,
 			Fault: &FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.5, Peer: netip.MustParseAddr("::1")}}},
-		&Request{Protocol: Protocol, Op: OpAttach, Attach: &Attach{Args: []string{"a", "b"}, Trace: true}},
-		&Request{Protocol: Protocol, Op: OpDevReset, Reset: &DevReset{Name: "rxe0", At: DevCompletion}},
-		&Response{Info: &Info{PID: 1}},
+		&Request{Protocol: ProtocolVersion, Op: OpAttach, Attach: &Attach{Args: []string{"a", "b"}, Trace: true}},
+		&Request{Protocol: ProtocolVersion, Op: OpDevReset, Reset: &DevReset{Name: "rxe0", At: DevCompletion}},
+		&Response{Info: &ServiceInfo{PID: 1}},
 		&Response{Error: "no device", Errno: syscall.ENODEV},
 		&Response{Contexts: []ContextInfo{{MRs: []MRInfo{{LKey: 1}}, QPs: []QPInfo{{Num: 17}}}}, Profile: []byte("x")},
 		&Response{Stats: []StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"a": 1}}},
 			Trace: &QPTraceInfo{Trace: qpinfo.Trace{Events: []qpinfo.Event{{Event: "send"}}}}},
-		&Help{MemOf: 1}, &HelpAnswer{Error: "no", Errno: 1}, &CaptureEnd{Packets: 1},
+		&HelpRequest{MemOf: 1}, &HelpAnswer{Error: "no", Errno: 1}, &CaptureEnd{Packets: 1},
 	} {
 		b, err := json.Marshal(v)
 		if err != nil {
 			f.Fatal(err)
 		}
-		f.Add(frame(b))
+		f.Add(encodeMessage(b))
 	}
 	f.Add([]byte{255, 255, 255, 255})
 	f.Add([]byte{0, 0, 0, 0})
-	f.Add(frame([]byte(`{"Contexts":[0,0,null,{}]}`)))
+	f.Add(encodeMessage([]byte(`{"Contexts":[0,0,null,{}]}`)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, kind := range received {
+		for _, kind := range receivedTypes {
 			r := bytes.NewReader(b)
 			v := kind.make()
 			var err error
-			n := allocated(func() { err = decode(r, v, kind.most) })
+			n := allocatedBytes(func() { err = decodeMessage(r, v, kind.most) })
 			read := len(b) - r.Len()
-			if read > headLen+int(kind.most) {
-				t.Errorf("decode of %s: got %d bytes read, want at most %d", kind.name, read, headLen+kind.most)
+			if read > lengthFieldSize+int(kind.most) {
+				t.Errorf("decode of %s: got %d bytes read, want at most %d", kind.name, read, lengthFieldSize+kind.most)
 			}
 			if most := uint64(maxFixed + maxFactor*read); n > most {
 				t.Errorf("decode of %s: got %d bytes of memory for a message of %d, want at most %d", kind.name, n, read, most)
@@ -91,13 +91,13 @@ func FuzzDecode(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			if size := binary.LittleEndian.Uint32(b); read != headLen+int(size) {
-				t.Errorf("decode of %s: got %d bytes read, want %d", kind.name, read, headLen+size)
+			if size := binary.LittleEndian.Uint32(b); read != lengthFieldSize+int(size) {
+				t.Errorf("decode of %s: got %d bytes read, want %d", kind.name, read, lengthFieldSize+size)
 			}
 			again := kind.make()
 			body, err := json.Marshal(v)
 			if err == nil {
-				err = decode(bytes.NewReader(frame(body)), again, MaxResponse)
+				err = decodeMessage(bytes.NewReader(encodeMessage(body)), again, MaxResponse)
 			}
 			second, err2 := json.Marshal(again)
 			if err := errors.Join(err, err2); err != nil || !bytes.Equal(body, second) {
@@ -107,12 +107,12 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestDecodeMemory tests that any message to a service takes little memory of the service.
-func TestDecodeMemory(t *testing.T) {
+// TestDecodeTakesLittleMemory tests that any message to a service takes little memory of the service.
+func TestDecodeTakesLittleMemory(t *testing.T) {
 	const maxMemory = 8 << 20 // garbage included
 	fill := func(before, each, after string, most int) []byte {
 		n := (most - len(before) - len(after)) / len(each)
-		return frame([]byte(before + strings.TrimSuffix(strings.Repeat(each, n), ",") + after))
+		return encodeMessage([]byte(before + strings.TrimSuffix(strings.Repeat(each, n), ",") + after))
 	}
 	for name, b := range map[string][]byte{
 		"arguments": fill(`{"Attach":{"Args":[`, `"",`, `]}}`, MaxRequest),
@@ -121,16 +121,19 @@ func TestDecodeMemory(t *testing.T) {
 		"repeated":  fill(`{`, `"Link":{},`, `}`, MaxRequest),
 		"announced": {0, 0, 1, 0, '{'},
 	} {
-		if n := allocated(func() { _ = decode(bytes.NewReader(b), new(Request), MaxRequest) }); n > maxMemory {
+		if n := allocatedBytes(func() { _ = decodeMessage(bytes.NewReader(b), new(Request), MaxRequest) }); n > maxMemory {
 			t.Errorf("request of %s: got %d bytes of memory, want at most %d", name, n, maxMemory)
 		}
 	}
 	b := fill(`{"Contexts":[`, `0,`, `]}`, MaxHelpAnswer)
-	if n := allocated(func() { _ = decode(bytes.NewReader(b), new(HelpAnswer), MaxHelpAnswer) }); n > 64<<10 {
+	if n := allocatedBytes(func() { _ = decodeMessage(bytes.NewReader(b), new(HelpAnswer), MaxHelpAnswer) }); n > 64<<10 {
 		t.Errorf("help answer: got %d bytes of memory, want at most %d", n, 64<<10)
 	}
 	announced := []byte{0, 0, 0, 4} // announces 64 MiB that never arrive
-	if n := allocated(func() { _ = decode(bytes.NewReader(announced), new(Response), MaxResponse) }); n > 64<<10 {
+	if n := allocatedBytes(func() {
+		_ = decodeMessage(bytes.NewReader(announced), new(Response),
+			MaxResponse)
+	}); n > 64<<10 {
 		t.Errorf("response that does not come: got %d bytes of memory, want at most %d", n, 64<<10)
 	}
 }

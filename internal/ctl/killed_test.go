@@ -15,12 +15,12 @@ import (
 	"verbena/internal/testutil"
 )
 
-const remainsEnv = "VERBENA_TEST_REMAINS"
+const fakeKilledEnv = "VERBENA_TEST_REMAINS"
 
-// init makes a process of TestDialKilled resemble a killed service. Its first thread has ended, and its other
-// threads accept no connection.
+// init makes a process of TestDialReportsKilledService resemble a killed service. Its first thread has ended, and its
+// other threads accept no connection.
 func init() {
-	path := os.Getenv(remainsEnv)
+	path := os.Getenv(fakeKilledEnv)
 	if path == "" {
 		return
 	}
@@ -32,11 +32,12 @@ func init() {
 	unix.Syscall(unix.SYS_EXIT, 0, 0, 0) // ends the first thread, which runs init functions
 }
 
-// TestDialKilled tests that Dial reports a killed service that cannot end, instead of waiting for its answer.
-func TestDialKilled(t *testing.T) {
+// TestDialReportsKilledService tests that Dial reports a killed service that cannot end, instead of waiting for its
+// answer.
+func TestDialReportsKilledService(t *testing.T) {
 	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), remainsEnv+"="+loc.Socket)
+	c.Env = append(os.Environ(), fakeKilledEnv+"="+loc.Socket)
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -49,13 +50,13 @@ func TestDialKilled(t *testing.T) {
 	if _, err := out.Read(make([]byte, 16)); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Eventually(t, "the first thread to end", func() bool { return killed(c.Process.Pid) })
+	testutil.Eventually(t, "the first thread to end", func() bool { return isKilled(c.Process.Pid) })
 	if client, err := Dial(loc); !errors.Is(err, errKilled) || !strings.Contains(err.Error(), loc.Socket) {
 		t.Errorf("Dial: got %v and error %v, want %v", client, err, errKilled)
 	}
 }
 
-func TestDying(t *testing.T) {
+func TestIsDyingReadsStatus(t *testing.T) {
 	for status, want := range map[string]bool{
 		"Name:\tverbena\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n": false,
 		"Name:\tverbena\nState:\tD (disk sleep)\nSigPnd:\t0000000000000100\n":                          true,
@@ -63,7 +64,7 @@ func TestDying(t *testing.T) {
 		"Name:\tverbena\nState:\tZ (zombie)\nSigPnd:\t0000000000000000\n":                              true,
 		"": false,
 	} {
-		if got := dying(status); got != want {
+		if got := isDying(status); got != want {
 			t.Errorf("dying(%q): got %v, want %v", status, got, want)
 		}
 	}

@@ -19,15 +19,15 @@ type LinkSet struct {
 	AtPacket uint64 `json:"at_packet,omitempty"`
 	// Cancel cancels the pending moments of earlier requests, and excludes other changes.
 	Cancel bool `json:"cancel,omitempty"`
-	// MTU limits the active MTU, in bytes: a power of two from 256 to 4096. MTUOfInterface removes the limit.
+	// MTU limits the active MTU, in bytes: a power of two from 256 to 4096. UseInterfaceMTU removes the limit.
 	MTU int `json:"mtu,omitempty"`
 	// Shape replaces the limits and delays of the link for sent packets. The zero Shape removes all limits and
 	// delays.
 	Shape *fault.Shape `json:"shape,omitempty"`
 }
 
-// MTUOfInterface is the value of LinkSet.MTU for no limit except that of the interface.
-const MTUOfInterface = -1
+// UseInterfaceMTU is the value of LinkSet.MTU for no limit except that of the interface.
+const UseInterfaceMTU = -1
 
 // LinkState is a state of a link.
 type LinkState string

@@ -28,7 +28,7 @@ func DefaultLocation() (Location, error) {
 		return Location{Socket: s}, nil
 	}
 	dir := os.Getenv("XDG_RUNTIME_DIR")
-	if dir != "" && ownDirectory(dir) == nil {
+	if dir != "" && checkOwnDirectory(dir) == nil {
 		dir = filepath.Join(dir, "verbena")
 	} else {
 		dir = filepath.Join("/tmp", fmt.Sprintf("verbena-%d", os.Geteuid()))
@@ -37,7 +37,7 @@ func DefaultLocation() (Location, error) {
 		return Location{}, fmt.Errorf("make the directory of the control socket: %w; "+
 			"set VERBENA_SOCKET to a path that can be written", err)
 	}
-	if err := ownDirectory(dir); err != nil {
+	if err := checkOwnDirectory(dir); err != nil {
 		return Location{}, err
 	}
 	var ns unix.Stat_t
@@ -47,7 +47,7 @@ func DefaultLocation() (Location, error) {
 	return Location{Socket: filepath.Join(dir, fmt.Sprintf("net-%d.sock", ns.Ino))}, nil
 }
 
-func ownDirectory(dir string) error {
+func checkOwnDirectory(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
 		return fmt.Errorf("directory of the control socket: %s: %w", dir, err)
@@ -71,12 +71,12 @@ func (l Location) Check() error {
 	return nil
 }
 
-// Log returns the path of the log file of a service that was started on demand.
-func (l Location) Log() string { return l.Socket + ".log" }
+// LogPath returns the path of the log file of a service that was started on demand.
+func (l Location) LogPath() string { return l.Socket + ".log" }
 
-// trusts returns an error unless programs may use a service of the given user.
-func (l Location) trusts(uid int) error {
-	if uid == 0 || IDs().Own(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
+// checkTrusted returns an error unless programs may use a service of the given user.
+func (l Location) checkTrusted(uid int) error {
+	if uid == 0 || IDMap().IsOwn(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
 		return nil
 	}
 	return fmt.Errorf("the service at %s belongs to user %d, and could access all memory and files of your programs: "+

@@ -12,9 +12,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestTrusts tests that a program may use a service of root, of its own user, or of a named user. The location
-// alone does not name a user.
-func TestTrusts(t *testing.T) {
+// TestTrustedServiceOwners tests that a program may use a service of root, of its own user, or of a named user. The
+// location alone does not name a user.
+func TestTrustedServiceOwners(t *testing.T) {
 	self, other := os.Geteuid(), 4242
 	for _, c := range []struct {
 		name string
@@ -28,7 +28,7 @@ func TestTrusts(t *testing.T) {
 		{"named", other, Location{ServiceUser: &other}, nil},
 		{"another user than the named one", other + 1, Location{ServiceUser: &other}, syscall.EPERM},
 	} {
-		if err := c.loc.trusts(c.uid); !errors.Is(err, c.want) {
+		if err := c.loc.checkTrusted(c.uid); !errors.Is(err, c.want) {
 			t.Errorf("trusts %s: got %v, want %v", c.name, err, c.want)
 		}
 	}
@@ -98,23 +98,23 @@ func TestDialForeignService(t *testing.T) {
 	<-got
 }
 
-// TestOverflowUser tests that the overflow ID, which represents all unmapped IDs, never counts as this process's
-// own ID.
-func TestOverflowUser(t *testing.T) {
+// TestOverflowIDIsNotOwn tests that the overflow ID, which represents all unmapped IDMap, never counts as this
+// process's own ID.
+func TestOverflowIDIsNotOwn(t *testing.T) {
 	self := os.Geteuid()
 	for _, c := range []struct {
 		ids  idMap
 		want bool
 	}{{idMap{Overflow: self}, false}, {idMap{Overflow: self + 1}, true}, {idMap{Overflow: self, All: true}, true}} {
-		if got := c.ids.Own(self); got != c.want {
+		if got := c.ids.IsOwn(self); got != c.want {
 			t.Errorf("%+v: Own(%d): got %v, want %v", c.ids, self, got, c.want)
 		}
 	}
 	if self != 0 {
-		old := ids
-		defer func() { ids = old }()
-		ids = func() idMap { return idMap{Overflow: self} }
-		if err := (Location{}).trusts(self); !errors.Is(err, syscall.EPERM) {
+		old := readIDMap
+		defer func() { readIDMap = old }()
+		readIDMap = func() idMap { return idMap{Overflow: self} }
+		if err := (Location{}).checkTrusted(self); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("trusts of the overflow ID: got %v, want EPERM", err)
 		}
 	}
@@ -122,7 +122,7 @@ func TestOverflowUser(t *testing.T) {
 		"         0          0 4294967295\n": true, "0 1000 1\n": false, "0 100000 65536\n": false, "": false,
 		"0 1000 1\n1 100000 65536\n": false, "0 0 65536\n": false,
 	} {
-		if got := mapsAll(text); got != want {
+		if got := isIdentityMap(text); got != want {
 			t.Errorf("mapsAll of uid_map %q: got %v, want %v", text, got, want)
 		}
 	}

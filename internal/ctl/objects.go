@@ -55,20 +55,20 @@ type DevReset struct {
 	// NoFlush suppresses the completions of outstanding requests for programs, like the kernel's Soft-RoCE.
 	NoFlush bool `json:"no_flush,omitempty"`
 	// AtWR or At is the moment of the reset. If both are zero, the device is reset now.
-	AtWR uint64    `json:"at_wr,omitempty"` // just before the device executes the AtWR-th send work request from now
-	At   DevMoment `json:"at,omitempty"`
+	AtWR uint64      `json:"at_wr,omitempty"` // just before the device executes the AtWR-th send work request from now
+	At   ResetMoment `json:"at,omitempty"`
 	// Cancel makes no reset, and cancels the pending moments of earlier requests.
 	Cancel bool `json:"cancel,omitempty"`
 }
 
-// DevMoment is a moment for a reset.
-type DevMoment string
+// ResetMoment is a moment for a reset.
+type ResetMoment string
 
 const (
 	// DevRegistration resets the device now, and again while the recovered device is being registered.
-	DevRegistration DevMoment = "registration"
+	DevRegistration ResetMoment = "registration"
 	// DevCompletion resets the device when one of its completion handlers next begins.
-	DevCompletion DevMoment = "completion"
+	DevCompletion ResetMoment = "completion"
 )
 
 // DevInfo describes a device, its hardware and its resets.

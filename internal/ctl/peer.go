@@ -33,23 +33,23 @@ func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	return int(cred.Pid), int(cred.Uid), nil
 }
 
-// idMap describes the user IDs of a user namespace.
+// idMap describes the user IDMap of a user namespace.
 type idMap struct {
-	Overflow int  // ID that represents all unmapped IDs
-	All      bool // all IDs are mapped
+	Overflow int  // ID that represents all unmapped IDMap
+	All      bool // all IDMap are mapped
 }
 
-// Anonymous reports whether a user ID may represent several users.
-func (m idMap) Anonymous(uid int) bool { return !m.All && uid == m.Overflow }
+// IsAnonymous reports whether a user ID may represent several users.
+func (m idMap) IsAnonymous(uid int) bool { return !m.All && uid == m.Overflow }
 
-// Own reports whether a user ID is the user ID of this process. The overflow ID never is an own ID.
-func (m idMap) Own(uid int) bool { return uid == os.Geteuid() && !m.Anonymous(uid) }
+// IsOwn reports whether a user ID is the user ID of this process. The overflow ID never is an own ID.
+func (m idMap) IsOwn(uid int) bool { return uid == os.Geteuid() && !m.IsAnonymous(uid) }
 
-// IDs returns the map of this process.
-func IDs() idMap { return ids() }
+// IDMap returns the map of this process.
+func IDMap() idMap { return readIDMap() }
 
-// ids is read once, because the user namespace of a process with several threads cannot change.
-var ids = sync.OnceValue(func() idMap {
+// readIDMap is read once, because the user namespace of a process with several threads cannot change.
+var readIDMap = sync.OnceValue(func() idMap {
 	m := idMap{Overflow: 65534}
 	if b, err := procfile.Read("/proc/sys/kernel/overflowuid"); err == nil {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
@@ -57,12 +57,12 @@ var ids = sync.OnceValue(func() idMap {
 		}
 	}
 	b, err := procfile.Read("/proc/self/uid_map")
-	m.All = err == nil && mapsAll(string(b))
+	m.All = err == nil && isIdentityMap(string(b))
 	return m
 })
 
-// mapsAll reports whether a uid_map maps every ID to itself, as in the first user namespace.
-func mapsAll(uidMap string) bool {
+// isIdentityMap reports whether a uid_map maps every ID to itself, as in the first user namespace.
+func isIdentityMap(uidMap string) bool {
 	f := strings.Fields(uidMap)
 	return len(f) == 3 && f[0] == "0" && f[1] == "0" && f[2] == "4294967295"
 }

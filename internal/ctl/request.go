@@ -7,51 +7,51 @@ import (
 	"syscall"
 )
 
-// Protocol is the version of the control protocol. Protocol is increased whenever a request or a response changes
-// its meaning. OpStop and OpYield have the same meaning in all versions, so that a service of another version can
-// be replaced.
-const Protocol = 5
+// ProtocolVersion is the version of the control protocol. Protocol is increased whenever a request or a response
+// changes its meaning. OpStop and OpYield have the same meaning in all versions, so that a service of another version
+// can be replaced.
+const ProtocolVersion = 5
 
-// Build names this build of the command or the service for the other end of a connection, such as "verbena v0.1.0".
+// BuildName names this build of the command or the service for the other end of a connection, such as "verbena v0.1.0".
 // Build must be set before any message is sent.
-var Build string
+var BuildName string
 
 // Understood reports whether a request has the meaning that this build assumes.
 func (r *Request) Understood() bool {
-	return r.Protocol == Protocol || r.Op == OpStop || r.Op == OpYield
+	return r.Protocol == ProtocolVersion || r.Op == OpStop || r.Op == OpYield
 }
 
-// Refuse returns the error for a request of another version. The error names the older end and the
+// VersionError returns the error for a request of another version. The error names the older end and the
 // remedy.
-func (r *Request) Refuse() error {
-	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), describeBuild(Build, Protocol))
+func (r *Request) VersionError() error {
+	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), describeBuild(BuildName, ProtocolVersion))
 	command := fmt.Sprintf("this command (%s)", describeBuild(r.Build, r.Protocol))
-	if r.Protocol < Protocol {
+	if r.Protocol < ProtocolVersion {
 		return fmt.Errorf("%s is newer than %s: use the newer verbena, or end the service with `verbena stop`: %w", service,
 			command, syscall.EPROTO)
 	}
-	return fmt.Errorf("%s is older than %s: %s: %w", service, command, replaceService, syscall.EPROTO)
+	return fmt.Errorf("%s is older than %s: %s: %w", service, command, replaceServiceAdvice, syscall.EPROTO)
 }
 
-// replaceService is the remedy for a service that is older than a command.
-const replaceService = "end it with `verbena stop`, and run this again"
+// replaceServiceAdvice is the remedy for a service that is older than a command.
+const replaceServiceAdvice = "end it with `verbena stop`, and run this again"
 
 // describeBuild returns the text for a build.
 func describeBuild(build string, protocol int) string {
 	if build == "" {
 		build = "of an unnamed version"
 	}
-	return fmt.Sprintf("%s, control protocol %d", Clip(build), protocol)
+	return fmt.Sprintf("%s, control protocol %d", ClipText(build), protocol)
 }
 
-// Named returns the response with the version and build of this service, for a client of another version.
-func (r *Response) Named() *Response {
-	r.Protocol, r.Build = Protocol, Build
+// WithBuild returns the response with the version and build of this service, for a client of another version.
+func (r *Response) WithBuild() *Response {
+	r.Protocol, r.Build = ProtocolVersion, BuildName
 	return r
 }
 
-// foreign reports whether a response is the refusal of an older service, which does not name its build.
-func (r *Response) foreign() bool {
+// isOldRefusal reports whether a response is the refusal of an older service, which does not name its build.
+func (r *Response) isOldRefusal() bool {
 	return r.Protocol == 0 && (r.Errno == syscall.EPROTO || r.Errno == syscall.EINVAL &&
 		strings.HasPrefix(r.Error, "malformed request "))
 }
@@ -111,9 +111,9 @@ type Response struct {
 	Errno    syscall.Errno    `json:",omitempty"`
 	Protocol int              `json:",omitempty"` // version of the service, if Error is set
 	Build    string           `json:",omitempty"` // build of the service, if Error is set
-	Info     *Info            `json:",omitempty"`
-	Attached *Attached        `json:",omitempty"`
-	Opened   *Opened          `json:",omitempty"`
+	Info     *ServiceInfo     `json:",omitempty"`
+	Attached *AttachResult    `json:",omitempty"`
+	Opened   *OpenResult      `json:",omitempty"`
 	Links    []LinkInfo       `json:",omitempty"`
 	Contexts []ContextInfo    `json:",omitempty"`
 	Users    []UserInfo       `json:",omitempty"`
@@ -128,13 +128,13 @@ type Response struct {
 
 // Attach describes a program that is about to start.
 type Attach struct {
-	Args []string // arguments of the program for display, shortened by CutArgs
+	Args []string // arguments of the program for display, shortened by TruncateArgs
 	// The answer comes with a socket, on which the service sends a trace of the program's calls.
 	Trace bool `json:",omitempty"`
 }
 
-// Attached is the information for the launcher as the program's guardian.
-type Attached struct {
+// AttachResult is the information for the launcher as the program's guardian.
+type AttachResult struct {
 	Dir    string // name of the session, which is the prefix of the names of its programs' queue files
 	Helped bool   `json:",omitempty"` // the service will send Help, and the launcher must stay an ancestor
 	Traced bool   `json:",omitempty"` // the program must allow the service's process to access its memory (PR_SET_PTRACER)
@@ -143,15 +143,15 @@ type Attached struct {
 	Trace *CallTrace `json:"-"`
 }
 
-// Opened describes an opened device file.
-type Opened struct {
+// OpenResult describes an opened device file.
+type OpenResult struct {
 	Device string // such as rxe0
 	Driver uint32 // enum rdma_driver_id
 	ABI    int    // version of the driver's part of the user ABI
 }
 
-// Help is a request of the service to a launcher, over the connection that represents the program.
-type Help struct {
+// HelpRequest is a request of the service to a launcher, over the connection that represents the program.
+type HelpRequest struct {
 	MemOf  int    `json:",omitempty"` // thread of the requested /proc/TID/mem
 	Notice string `json:",omitempty"` // text for the user of the program; then no descriptor is requested
 }
@@ -162,8 +162,8 @@ type HelpAnswer struct {
 	Errno syscall.Errno `json:",omitempty"`
 }
 
-// Info describes the service.
-type Info struct {
+// ServiceInfo describes the service.
+type ServiceInfo struct {
 	PID      int  `json:"pid"`
 	Programs int  `json:"programs"`  // number of attached programs and captures
 	OnDemand bool `json:"on_demand"` // a client started the service

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// answering returns a client of a service that answers each request with the result of the function answer.
-func answering(t *testing.T, answer func(*Request) any) *Client {
+// newAnsweredClient returns a client of a service that answers each request with the result of the function answer.
+func newAnsweredClient(t *testing.T, answer func(*Request) any) *Client {
 	t.Helper()
-	ends := pair(t)
+	ends := unixSocketPair(t)
 	go func() {
 		for {
 			var r Request
@@ -32,8 +32,8 @@ func answering(t *testing.T, answer func(*Request) any) *Client {
 	return NewClient(ends[1], 4711, 0)
 }
 
-// TestOlderService tests that a service that reports no build is described as older, with the remedy.
-func TestOlderService(t *testing.T) {
+// TestOlderServiceIsDescribed tests that a service that reports no build is described as older, with the remedy.
+func TestOlderServiceIsDescribed(t *testing.T) {
 	for _, old := range []struct {
 		text  string
 		errno syscall.Errno
@@ -41,7 +41,7 @@ func TestOlderService(t *testing.T) {
 		{"the running service speaks protocol 3, this command 4: ...", syscall.EPROTO},
 		{`malformed request "open": invalid argument`, syscall.EINVAL}, // a request that the service does not have
 	} {
-		c := answering(t, func(*Request) any { return map[string]any{"Error": old.text, "Errno": old.errno} })
+		c := newAnsweredClient(t, func(*Request) any { return map[string]any{"Error": old.text, "Errno": old.errno} })
 		_, err := c.Do(&Request{Op: OpInfo})
 		const want = "the running service (process 4711) is older than this command ("
 		if !errors.Is(err, syscall.EPROTO) || !strings.HasPrefix(err.Error(), want) ||
@@ -51,19 +51,19 @@ func TestOlderService(t *testing.T) {
 	}
 	for _, other := range []*Response{
 		{Error: "no device", Errno: syscall.EINVAL},
-		(&Response{Error: `malformed request "x"`, Errno: syscall.EINVAL}).Named(),
-		(&Response{Error: "of another version", Errno: syscall.EPROTO}).Named(),
+		(&Response{Error: `malformed request "x"`, Errno: syscall.EINVAL}).WithBuild(),
+		(&Response{Error: "of another version", Errno: syscall.EPROTO}).WithBuild(),
 	} {
-		c := answering(t, func(*Request) any { return other })
+		c := newAnsweredClient(t, func(*Request) any { return other })
 		if _, err := c.Do(&Request{Op: OpInfo}); err == nil || err.Error() != other.Error {
 			t.Errorf("Do: got %v, want %v", err, other.Error)
 		}
 	}
 }
 
-// TestYieldOfAnotherVersion tests that Yield tries an older version of the protocol if the service refuses the client's
-// version.
-func TestYieldOfAnotherVersion(t *testing.T) {
+// TestYieldTriesOlderProtocol tests that Yield tries an older version of the protocol if the service refuses the
+// client's version.
+func TestYieldTriesOlderProtocol(t *testing.T) {
 	var mu sync.Mutex // the race detector does not recognise a message as a synchronisation
 	var tried []int
 	try := func(protocol int) {
@@ -71,7 +71,7 @@ func TestYieldOfAnotherVersion(t *testing.T) {
 		defer mu.Unlock()
 		tried = append(tried, protocol)
 	}
-	c := answering(t, func(r *Request) any {
+	c := newAnsweredClient(t, func(r *Request) any {
 		try(r.Protocol)
 		if r.Op != OpYield {
 			return map[string]any{"Error": "of another version", "Errno": syscall.EPROTO}
@@ -80,12 +80,12 @@ func TestYieldOfAnotherVersion(t *testing.T) {
 	})
 	err := c.Yield(time.Second)
 	mu.Lock()
-	if err != nil || len(tried) != 1 || tried[0] != Protocol {
+	if err != nil || len(tried) != 1 || tried[0] != ProtocolVersion {
 		t.Errorf("Yield: got %v after versions %v, want success after one", err, tried)
 	}
 	tried = nil
 	mu.Unlock()
-	c = answering(t, func(r *Request) any {
+	c = newAnsweredClient(t, func(r *Request) any {
 		try(r.Protocol)
 		return map[string]any{"Error": "of another version", "Errno": syscall.EPROTO}
 	})
@@ -93,12 +93,13 @@ func TestYieldOfAnotherVersion(t *testing.T) {
 	err = c.Yield(time.Second)
 	mu.Lock()
 	defer mu.Unlock()
-	if !errors.As(err, &no) || len(tried) != Protocol-firstYield+1 || tried[len(tried)-1] != firstYield {
+	if !errors.As(err, &no) || len(tried) != ProtocolVersion-firstYieldProtocol+1 ||
+		tried[len(tried)-1] != firstYieldProtocol {
 		t.Errorf("Yield: got %v after versions %v, want a YieldError after all", err, tried)
 	}
 }
 
-func pair(t *testing.T) (ends [2]*net.UnixConn) {
+func unixSocketPair(t *testing.T) (ends [2]*net.UnixConn) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: t.TempDir() + "/socket", Net: "unix"})
 	if err != nil {

@@ -15,7 +15,7 @@ type counters struct {
 	forgetIt bool // thread 1 does not release the lock
 }
 
-func (c counters) thread(i int) []Step[counters] {
+func (c counters) threadSteps(i int) []Step[counters] {
 	if c.useLock && c.lock != i+1 && c.pc[i] < 2 {
 		if c.lock != 0 {
 			return nil
@@ -37,12 +37,12 @@ func (c counters) thread(i int) []Step[counters] {
 	return nil
 }
 
-func (c counters) explore() (Result, error) {
+func (c counters) exploreAll() (Result, error) {
 	s := System[counters]{
 		Start: c,
 		Threads: []Thread[counters]{
-			func(c counters) []Step[counters] { return c.thread(0) },
-			func(c counters) []Step[counters] { return c.thread(1) },
+			func(c counters) []Step[counters] { return c.threadSteps(0) },
+			func(c counters) []Step[counters] { return c.threadSteps(1) },
 		},
 		Check: func(c counters) error {
 			if c.sum > 2 {
@@ -63,13 +63,13 @@ func (c counters) explore() (Result, error) {
 	return s.Run(1000)
 }
 
-func TestRun(t *testing.T) {
-	if r, err := (counters{useLock: true}).explore(); err != nil || r.States != 13 || r.Ends != 2 || r.Depth != 6 {
+func TestRunFindsViolations(t *testing.T) {
+	if r, err := (counters{useLock: true}).exploreAll(); err != nil || r.States != 13 || r.Ends != 2 || r.Depth != 6 {
 		t.Errorf("explore with a lock: got %v and error %v, want 13 states and 2 ends", r, err)
 	}
 	for name, c := range map[string]counters{"an increment was lost": {},
 		"a thread waits forever": {useLock: true, forgetIt: true}} {
-		_, err := c.explore()
+		_, err := c.exploreAll()
 		var b *violation
 		if !errors.As(err, &b) || !strings.Contains(err.Error(), name) || len(b.Way) == 0 {
 			t.Errorf("explore: got %v, want %s", err, name)

@@ -9,8 +9,8 @@ import (
 	"verbena/internal/gendoc"
 )
 
-// set gives a field a value other than zero.
-func set(v reflect.Value) {
+// setNonzero gives a field a value other than zero.
+func setNonzero(v reflect.Value) {
 	switch {
 	case v.CanFloat():
 		v.SetFloat(0.5)
@@ -47,10 +47,10 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%s: got help %q and counter %q, want a sentence and capital letters", name, k.Help, k.Counter)
 		}
 		var r Rule
-		set(reflect.ValueOf(&r).Elem().FieldByIndex(f.Index))
+		setNonzero(reflect.ValueOf(&r).Elem().FieldByIndex(f.Index))
 		for j := range Kinds {
-			if Kinds[j].On(&r) != (&Kinds[j] == k) {
-				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].On(&r))
+			if Kinds[j].InRule(&r) != (&Kinds[j] == k) {
+				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].InRule(&r))
 			}
 		}
 		if err := r.Validate(); err != nil || !r.Active() || !strings.HasPrefix(r.String(), name) {
@@ -58,7 +58,7 @@ func TestKinds(t *testing.T) {
 		}
 	}
 	if i != len(Kinds) {
-		t.Errorf("rows of Kinds without fields: got %v, want none", names(Kinds[i:], func(*Kind) bool { return true }))
+		t.Errorf("rows of Kinds without fields: got %v, want none", kindNames(Kinds[i:], func(*Kind) bool { return true }))
 	}
 	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).Active() {
 		t.Error("Active: got true for a rule without an effect, want false")
@@ -74,7 +74,7 @@ func TestColumns(t *testing.T) {
 			continue
 		}
 		var c Counts
-		set(reflect.ValueOf(&c).Elem().FieldByIndex(f.Index))
+		setNonzero(reflect.ValueOf(&c).Elem().FieldByIndex(f.Index))
 		n := 0
 		for i := range columns {
 			if columns[i].Count(&c) == 7 {
@@ -99,8 +99,8 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// TestParseShare tests that ParseShare converts a percentage to the nearest number.
-func TestParseShare(t *testing.T) {
+// TestParseShareRounds tests that ParseShare converts a percentage to the nearest number.
+func TestParseShareRounds(t *testing.T) {
 	for text, want := range map[string]Share{"0": 0, "1": 1, "0.57": 0.57, ".5": 0.5, "0%": 0, "57%": 0.57, "0.3%": 0.003,
 		"100%": 1, " 1% ": 0.01} {
 		if got, err := ParseShare(text); err != nil || got != want {
@@ -114,11 +114,11 @@ func TestParseShare(t *testing.T) {
 	}
 }
 
-// TestPages tests that the documentation pages list the kinds.
-func TestPages(t *testing.T) {
+// TestPagesListKinds tests that the documentation pages list the kinds.
+func TestPagesListKinds(t *testing.T) {
 	var table, list strings.Builder
 	table.WriteString("| what | | counted as |\n|---|---|---|\n")
-	for i, k := range Flags() {
+	for i, k := range FlagKinds() {
 		flag := strings.TrimSpace("--" + k.Name + " " + k.Unit().Placeholder())
 		fmt.Fprintf(&table, "| `%s` | %s | %s |\n", flag, k.Usage(), k.Counter)
 		if i > 0 {

@@ -121,8 +121,8 @@ var Kinds = []Kind{
 	},
 }
 
-// On reports whether a rule contains the kind.
-func (k *Kind) On(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
+// InRule reports whether a rule contains the kind.
+func (k *Kind) InRule(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
 
 // Count returns the counter of the kind.
 func (k *Kind) Count(c *Counts) uint64 { return k.count(c) }
@@ -162,8 +162,8 @@ func (k *Kind) Unit() Unit {
 	return unitNumber
 }
 
-// flags holds [Kinds] in the order of the help.
-var flags = func() []Kind {
+// flagKinds holds [Kinds] in the order of the help.
+var flagKinds = func() []Kind {
 	list := slices.Clone(Kinds)
 	rank := func(k *Kind) int {
 		if k.Alone {
@@ -177,8 +177,8 @@ var flags = func() []Kind {
 	return list
 }()
 
-// Flags returns the kinds in the order of the help: by their unit, with the kinds that need separate rules last.
-func Flags() []Kind { return flags }
+// FlagKinds returns the kinds in the order of the help: by their unit, with the kinds that need separate rules last.
+func FlagKinds() []Kind { return flagKinds }
 
 // CounterKinds returns one kind for each counter, for the columns of a table.
 func CounterKinds() (list []Kind) {
@@ -190,8 +190,8 @@ func CounterKinds() (list []Kind) {
 	return list
 }
 
-// names returns the names of the wanted kinds.
-func names(kinds []Kind, want func(*Kind) bool) (list []string) {
+// kindNames returns the names of the wanted kinds.
+func kindNames(kinds []Kind, want func(*Kind) bool) (list []string) {
 	for i := range kinds {
 		if want(&kinds[i]) {
 			list = append(list, kinds[i].Name)

@@ -38,23 +38,23 @@ var ErrRule = errors.New("bad fault rule")
 // Validate returns an error for invalid values. Validate's error wraps [ErrRule].
 func (r *Rule) Validate() error {
 	active, alone := 0, 0
-	for _, k := range Flags() {
-		if err := check(k.Name, k.value(r)); err != nil {
+	for _, k := range FlagKinds() {
+		if err := checkValue(k.Name, k.value(r)); err != nil {
 			return err
 		}
-		if k.On(r) {
+		if k.InRule(r) {
 			active++
 			if k.Alone {
 				alone++
 			}
 		}
 	}
-	if err := check("hold", r.Hold); err != nil {
+	if err := checkValue("hold", r.Hold); err != nil {
 		return err
 	}
 	switch {
 	case alone > 0 && active > 1:
-		return fmt.Errorf("%w: %s need separate rules", ErrRule, strings.Join(names(Kinds, func(k *Kind) bool {
+		return fmt.Errorf("%w: %s need separate rules", ErrRule, strings.Join(kindNames(Kinds, func(k *Kind) bool {
 			return k.Alone
 		}), " and "))
 	case r.QP > maxQPN:
@@ -62,15 +62,16 @@ func (r *Rule) Validate() error {
 	case r.Behind < 0:
 		return fmt.Errorf("%w: cannot be behind %d packets", ErrRule, r.Behind)
 	case active == 0:
-		return fmt.Errorf("%w: the rule has no effect: add one of %s", ErrRule, strings.Join(names(Flags(), func(*Kind) bool {
-			return true
-		}), ", "))
+		return fmt.Errorf("%w: the rule has no effect: add one of %s", ErrRule, strings.Join(kindNames(FlagKinds(),
+			func(*Kind) bool {
+				return true
+			}), ", "))
 	}
 	return nil
 }
 
-// check checks a value by its type.
-func check(name string, v any) error {
+// checkValue checks a value by its type.
+func checkValue(name string, v any) error {
 	switch v := v.(type) {
 	case Share:
 		if !(v >= 0 && v <= 1) {
@@ -87,7 +88,7 @@ func check(name string, v any) error {
 // Active reports whether the rule has any effect.
 func (r *Rule) Active() bool {
 	for i := range Kinds {
-		if Kinds[i].On(r) {
+		if Kinds[i].InRule(r) {
 			return true
 		}
 	}
@@ -108,9 +109,9 @@ func (r Rule) String() string {
 		case bool:
 			word(v, "%s", k.Name)
 		default:
-			word(k.On(&r), "%s %v", k.Name, v)
+			word(k.InRule(&r), "%s %v", k.Name, v)
 		}
-		if k.Name == "reorder" && k.On(&r) {
+		if k.Name == "reorder" && k.InRule(&r) {
 			word(r.Behind > 0, "behind %d", r.Behind)
 			word(r.Hold > 0, "hold %v", r.Hold)
 		}

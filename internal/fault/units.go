@@ -13,7 +13,7 @@ func ParseRate(text string) (Rate, error) {
 	if strings.EqualFold(strings.TrimSpace(text), "none") {
 		return 0, nil
 	}
-	v, ok := number(text, map[string]float64{"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12})
+	v, ok := parseNumber(text, map[string]float64{"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12})
 	if !ok || v < 1 {
 		return 0, fmt.Errorf("%q is not a rate: write 100Mbit, 10Gbit or none", text)
 	}
@@ -22,7 +22,7 @@ func ParseRate(text string) (Rate, error) {
 
 // ParseSize parses a number of bytes, such as 65536, 64K or 64KB. Case is ignored.
 func ParseSize(text string) (Size, error) {
-	v, ok := number(text, map[string]float64{
+	v, ok := parseNumber(text, map[string]float64{
 		"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30})
 	if !ok || v < 0 || v != math.Trunc(v) {
 		return 0, fmt.Errorf("%q is not a number of bytes: write 65536, 64K or 64KB", text)
@@ -30,8 +30,8 @@ func ParseSize(text string) (Size, error) {
 	return Size(v), nil
 }
 
-// number parses a number with a unit, in lower case. It returns false for a number of 2^63 or more.
-func number(text string, units map[string]float64) (float64, bool) {
+// parseNumber parses a number with a unit, in lower case. It returns false for a number of 2^63 or more.
+func parseNumber(text string, units map[string]float64) (float64, bool) {
 	text = strings.TrimSpace(text)
 	end := strings.LastIndexFunc(text, func(r rune) bool { return !unicode.IsLetter(r) }) + 1
 	v, err := strconv.ParseFloat(strings.TrimSpace(text[:end]), 64)

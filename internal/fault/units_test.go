@@ -2,8 +2,8 @@ package fault
 
 import "testing"
 
-// TestUnits tests the spellings of rates and sizes in scenario files and on the command line.
-func TestUnits(t *testing.T) {
+// TestParseRateAndSize tests the spellings of rates and sizes in scenario files and on the command line.
+func TestParseRateAndSize(t *testing.T) {
 	rate := func(s string) (uint64, error) { v, err := ParseRate(s); return uint64(v), err }
 	size := func(s string) (uint64, error) { v, err := ParseSize(s); return uint64(v), err }
 	for _, c := range []struct {

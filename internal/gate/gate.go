@@ -5,8 +5,8 @@ package gate
 // Key is the argument that ib.ForUser requires.
 type Key struct{ valid bool }
 
-// Open returns a key.
-func Open() Key { return Key{valid: true} }
+// NewKey returns a key.
+func NewKey() Key { return Key{valid: true} }
 
 // Check panics for the zero Key, which is the only Key that other packages can make without Open.
 func (k Key) Check() {

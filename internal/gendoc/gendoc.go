@@ -19,7 +19,7 @@ func Check(t testing.TB, file, name, want string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fresh, err := replace(string(text), name, want)
+	fresh, err := replaceSection(string(text), name, want)
 	switch {
 	case err != nil:
 		t.Fatalf("%s: %v", file, err)
@@ -35,7 +35,7 @@ func Check(t testing.TB, file, name, want string) {
 	}
 }
 
-func replace(text, name, want string) (string, error) {
+func replaceSection(text, name, want string) (string, error) {
 	begin, end := fmt.Sprintf("<!-- generated: %s -->\n", name), fmt.Sprintf("<!-- end: %s -->\n", name)
 	before, rest, ok := strings.Cut(text, begin)
 	_, after, closed := strings.Cut(rest, end)

@@ -2,36 +2,36 @@ package hugepage
 
 import "golang.org/x/sys/unix"
 
-// size is the size of a huge page, for base pages of 4 KB. Smaller mappings have ordinary pages.
-const size = 2 << 20
+// hugePageSize is the size of a huge page, for base pages of 4 KB. Smaller mappings have ordinary pages.
+const hugePageSize = 2 << 20
 
 // Align returns the first offset in a file, from off on, that is suitable for the start of n bytes.
 func Align(off, n int64) int64 {
-	if n < size {
+	if n < hugePageSize {
 		return off
 	}
-	return (off + size - 1) &^ (size - 1)
+	return (off + hugePageSize - 1) &^ (hugePageSize - 1)
 }
 
 // AlignDown returns the last offset in a file, up to off, that is suitable for the start of n bytes.
 func AlignDown(off, n int64) int64 {
-	if n < size {
+	if n < hugePageSize {
 		return off
 	}
-	return off &^ (size - 1)
+	return off &^ (hugePageSize - 1)
 }
 
 // Reserve reserves addresses for n bytes, a multiple of the page size, for a mapping from an offset in a file. The
 // addresses cannot be accessed yet. Release frees them.
 func Reserve(n int, offset int64) ([]byte, error) {
-	if n < size {
+	if n < hugePageSize {
 		return reserve(n)
 	}
-	room, err := reserve(n + size)
+	room, err := reserve(n + hugePageSize)
 	if err != nil {
 		return nil, err
 	}
-	before := int((uintptr(offset) - address(room)) % size)
+	before := int((uintptr(offset) - addressOf(room)) % hugePageSize)
 	Release(room[:before])
 	Release(room[before+n:])
 	return room[before : before+n : before+n], nil
@@ -47,7 +47,7 @@ func Release(mem []byte) {
 // Collapse asks the kernel to convert the pages of a shared mapping to huge pages. All pages must be present.
 // Collapse may sleep, because it copies other pages.
 func Collapse(mem []byte) {
-	if len(mem) < size {
+	if len(mem) < hugePageSize {
 		return
 	}
 	for range 3 { // EAGAIN means that pages are temporarily in use

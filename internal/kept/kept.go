@@ -36,7 +36,7 @@ type Keeper struct {
 	log *slog.Logger
 
 	mu     sync.Mutex
-	of     map[*quota.User]*Kept
+	of     map[*quota.User]*UserObjects
 	closed bool
 }
 
@@ -45,11 +45,11 @@ func New(log *slog.Logger) *Keeper {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Keeper{log: log, of: map[*quota.User]*Kept{}}
+	return &Keeper{log: log, of: map[*quota.User]*UserObjects{}}
 }
 
-// KeptOf returns the Kept of a user, which is always the same value. The nil Keeper returns nil.
-func (k *Keeper) KeptOf(u *quota.User) *Kept {
+// ObjectsOf returns the Kept of a user, which is always the same value. The nil Keeper returns nil.
+func (k *Keeper) ObjectsOf(u *quota.User) *UserObjects {
 	if k == nil {
 		return nil
 	}
@@ -57,14 +57,14 @@ func (k *Keeper) KeptOf(u *quota.User) *Kept {
 	defer k.mu.Unlock()
 	s := k.of[u]
 	if s == nil {
-		s = &Kept{user: u, log: k.log, epoll: -1, closed: k.closed}
+		s = &UserObjects{user: u, log: k.log, epoll: -1, closed: k.closed}
 		k.of[u] = s
 	}
 	return s
 }
 
-// Release ends the charges for the user's objects that no program has any more. (quota.Ledger.OnShort)
-func (k *Keeper) Release(u *quota.User) { k.KeptOf(u).Release() }
+// Release ends the charges for the user's objects that no program has any more. (quota.Ledger.OnShortage)
+func (k *Keeper) Release(u *quota.User) { k.ObjectsOf(u).Release() }
 
 // Object is an object that a program may have. Object's methods may not sleep.
 type Object interface {
@@ -74,8 +74,8 @@ type Object interface {
 	Close() error
 }
 
-// Kept tracks the objects of one user. Kept is safe for concurrent use. The nil Kept tracks nothing.
-type Kept struct {
+// UserObjects tracks the objects of one user. Kept is safe for concurrent use. The nil Kept tracks nothing.
+type UserObjects struct {
 	user *quota.User
 	log  *slog.Logger
 
@@ -99,24 +99,24 @@ type charge struct {
 	end func()
 }
 
-// Note identifies a noted description. The zero Note identifies no description, and is not in use.
-type Note struct {
-	of *Kept
+// FileNote identifies a noted description. The zero Note identifies no description, and is not in use.
+type FileNote struct {
+	of *UserObjects
 	id uint64
 }
 
-// Note notes the description of a pipe, a socket or an eventfd, before a program receives it.
-func (s *Kept) Note(fd int) (Note, error) {
+// NoteFile notes the description of a pipe, a socket or an eventfd, before a program receives it.
+func (s *UserObjects) NoteFile(fd int) (FileNote, error) {
 	if s == nil {
-		return Note{}, nil
+		return FileNote{}, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return Note{}, nil
+		return FileNote{}, nil
 	}
-	fail := func(what string, err error) (Note, error) {
-		return Note{}, fmt.Errorf("note a descriptor of a program: %s: %w", what, err)
+	fail := func(what string, err error) (FileNote, error) {
+		return FileNote{}, fmt.Errorf("note a descriptor of a program: %s: %w", what, err)
 	}
 	if s.epoll < 0 {
 		epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -131,53 +131,53 @@ func (s *Kept) Note(fd int) (Note, error) {
 		return fail("epoll_ctl", err)
 	}
 	s.noted++
-	return Note{s, s.last}, nil
+	return FileNote{s, s.last}, nil
 }
 
-// Pipe makes a pipe and notes its reading end, which is for a program. Writes to the writing end do not block. If
+// MakePipe makes a pipe and notes its reading end, which is for a program. Writes to the writing end do not block. If
 // the process can open a file of mode 0, Pipe prevents a program from opening the pipe again, since that would make
 // another description.
-func (s *Kept) Pipe() (read, write int, note Note, err error) {
+func (s *UserObjects) MakePipe() (read, write int, note FileNote, err error) {
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
-		return -1, -1, Note{}, os.NewSyscallError("pipe2", err)
+		return -1, -1, FileNote{}, os.NewSyscallError("pipe2", err)
 	}
 	if err = unix.SetNonblock(p[1], true); err == nil {
-		err = reopen.Withhold(p[0])
+		err = reopen.DenyReopen(p[0])
 	}
 	if err == nil { // one page of memory instead of 16
 		_, err = unix.FcntlInt(uintptr(p[1]), unix.F_SETPIPE_SZ, os.Getpagesize())
 	}
 	if err == nil {
-		note, err = s.Note(p[0])
+		note, err = s.NoteFile(p[0])
 	}
 	if err != nil {
 		unix.Close(p[0])
 		unix.Close(p[1])
-		return -1, -1, Note{}, err
+		return -1, -1, FileNote{}, err
 	}
 	return p[0], p[1], note, nil
 }
 
 // InUse reports whether any process has the description.
-func (n Note) InUse() bool {
+func (n FileNote) InUse() bool {
 	if n.of == nil {
 		return false
 	}
 	n.of.mu.Lock()
 	defer n.of.mu.Unlock()
-	ids, err := n.of.open()
+	ids, err := n.of.openNotes()
 	_, open := slices.BinarySearch(ids, n.id)
 	return open || err != nil
 }
 
 // Close does nothing, because the note ends with the description.
-func (Note) Close() error { return nil }
+func (FileNote) Close() error { return nil }
 
 // Keep closes the object and calls end, which ends a charge, as soon as no program has the object. The service must
 // not use the object any more, and must have closed its descriptors of a noted description. Neither Keep nor end
 // sleeps. end may be called before Keep returns.
-func (s *Kept) Keep(o Object, end func()) {
+func (s *UserObjects) Keep(o Object, end func()) {
 	if s == nil {
 		o.Close()
 		end()
@@ -187,20 +187,20 @@ func (s *Kept) Keep(o Object, end func()) {
 	defer s.mu.Unlock()
 	s.left = append(s.left, charge{o, end})
 	if s.closed {
-		s.giveUp()
+		s.endAllCharges()
 		return
 	}
 	s.pause = firstPause
 	if s.timer == nil && s.noted <= fewNotes {
 		s.check()
 	}
-	s.checkLater()
+	s.scheduleCheck()
 }
 
-// checkLater schedules another check if objects remain.
+// scheduleCheck schedules another check if objects remain.
 //
 //verbena:held mu
-func (s *Kept) checkLater() {
+func (s *UserObjects) scheduleCheck() {
 	if len(s.left) == 0 || s.timer != nil {
 		return
 	}
@@ -212,14 +212,14 @@ func (s *Kept) checkLater() {
 		}
 		s.timer = nil
 		s.check()
-		s.checkLater()
+		s.scheduleCheck()
 	})
 	s.pause = min(2*s.pause, lastPause)
 }
 
 // OnRelease makes Release call f before its check. f closes objects that programs have closed, so that Release ends
 // their charges. f may not sleep, charge the user's account, or call OnRelease or Forget.
-func (s *Kept) OnRelease(f func()) *Sweep {
+func (s *UserObjects) OnRelease(f func()) *Sweep {
 	if s == nil {
 		return nil
 	}
@@ -230,8 +230,8 @@ func (s *Kept) OnRelease(f func()) *Sweep {
 	return sweep
 }
 
-// Forget ends OnRelease. f may still be running when Forget returns.
-func (s *Kept) Forget(sweep *Sweep) {
+// RemoveSweep ends OnRelease. f may still be running when Forget returns.
+func (s *UserObjects) RemoveSweep(sweep *Sweep) {
 	if s == nil || sweep == nil {
 		return
 	}
@@ -241,7 +241,7 @@ func (s *Kept) Forget(sweep *Sweep) {
 }
 
 // Release ends the charges for objects that no program has any more. Release does not sleep.
-func (s *Kept) Release() {
+func (s *UserObjects) Release() {
 	if s == nil {
 		return
 	}
@@ -264,7 +264,7 @@ func (s *Kept) Release() {
 }
 
 //verbena:held mu
-func (s *Kept) check() {
+func (s *UserObjects) check() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s.checkSince(threadTime())
@@ -274,7 +274,7 @@ func (s *Kept) check() {
 // time since began.
 //
 //verbena:held mu
-func (s *Kept) checkSince(began time.Duration) {
+func (s *UserObjects) checkSince(began time.Duration) {
 	defer func() {
 		if took := threadTime() - began; took > longCheck {
 			s.rested = time.Now().Add(checkPauseFactor * took)
@@ -283,12 +283,12 @@ func (s *Kept) checkSince(began time.Duration) {
 	if len(s.left) == 0 || time.Now().Before(s.rested) {
 		return
 	}
-	open, err := s.open()
+	open, err := s.openNotes()
 	if err != nil {
 		return // the next check may succeed
 	}
 	s.left = slices.DeleteFunc(s.left, func(c charge) bool {
-		if n, ok := c.Object.(Note); ok {
+		if n, ok := c.Object.(FileNote); ok {
 			if _, is := slices.BinarySearch(open, n.id); is {
 				return false
 			}
@@ -314,18 +314,18 @@ func threadTime() time.Duration {
 }
 
 //verbena:held mu
-func (s *Kept) closeEpoll() {
+func (s *UserObjects) closeEpoll() {
 	if s.epoll >= 0 {
 		unix.Close(s.epoll)
 		s.epoll = -1
 	}
 }
 
-// open returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
+// openNotes returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
 // caused, and the charges stay. After any other error, open returns no notes, so that no user is charged forever.
 //
 //verbena:held mu
-func (s *Kept) open() ([]uint64, error) {
+func (s *UserObjects) openNotes() ([]uint64, error) {
 	if s.epoll < 0 {
 		return nil, nil
 	}
@@ -339,13 +339,13 @@ func (s *Kept) open() ([]uint64, error) {
 			s.user.ID().UID, "err", err)
 		return nil, nil
 	}
-	ids := parse(info)
+	ids := parseEpollInfo(info)
 	s.noted = len(ids)
 	return ids, nil
 }
 
-// parse returns the data of an epoll instance's entries in fdinfo (proc_pid_fdinfo(5)), in order.
-func parse(info []byte) (ids []uint64) {
+// parseEpollInfo returns the data of an epoll instance's entries in fdinfo (proc_pid_fdinfo(5)), in order.
+func parseEpollInfo(info []byte) (ids []uint64) {
 	for line := range bytes.Lines(info) {
 		if !bytes.HasPrefix(line, []byte("tfd:")) {
 			continue
@@ -374,19 +374,19 @@ func (k *Keeper) Close() {
 	}
 }
 
-func (s *Kept) close() {
+func (s *UserObjects) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	s.giveUp()
+	s.endAllCharges()
 	s.closeEpoll()
 }
 
 //verbena:held mu
-func (s *Kept) giveUp() {
+func (s *UserObjects) endAllCharges() {
 	for _, c := range s.left {
 		c.Close()
 		c.end()
@@ -394,16 +394,16 @@ func (s *Kept) giveUp() {
 	s.left = nil
 }
 
-// Unread is the service's descriptor of a socket that has a program at its other end. Unread is in use until the
+// UnreadSocket is the service's descriptor of a socket that has a program at its other end. Unread is in use until the
 // program has received all sent data, or has closed its end. Unread data takes memory even after the service has
 // closed its end.
-type Unread int
+type UnreadSocket int
 
 // InUse implements Object. (SIOCOUTQ of unix(7))
-func (fd Unread) InUse() bool {
+func (fd UnreadSocket) InUse() bool {
 	n, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ)
 	return err == nil && n > 0
 }
 
 // Close implements Object.
-func (fd Unread) Close() error { return unix.Close(int(fd)) }
+func (fd UnreadSocket) Close() error { return unix.Close(int(fd)) }

@@ -19,9 +19,9 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// descriptions makes objects of each kind. It returns the descriptor for a program, and the descriptors of the
+// descriptionKinds makes objects of each kind. It returns the descriptor for a program, and the descriptors of the
 // service.
-var descriptions = []struct {
+var descriptionKinds = []struct {
 	name string
 	make func(t *testing.T) (theirs int, ours []int)
 }{
@@ -48,36 +48,39 @@ var descriptions = []struct {
 	}},
 }
 
-// keeper returns the Kept of a user who is charged for n descriptors.
-func keeper(t *testing.T, n uint64) (*Kept, *quota.User) {
+// newUserObjects returns the Kept of a user who is charged for n descriptors.
+func newUserObjects(t *testing.T, n uint64) (*UserObjects, *quota.User) {
 	k := New(nil)
 	t.Cleanup(k.Close)
 	var limits quota.Limits
 	limits[quota.Descriptors].PerUser = n
 	ledger := quota.New(limits)
-	ledger.OnShort(k.Release)
+	ledger.OnShortage(k.Release)
 	u := ledger.User(1000)
-	if err := u.Take(quota.Descriptors, n); err != nil {
+	if err := u.Charge(quota.Descriptors, n); err != nil {
 		t.Fatal(err)
 	}
-	return k.KeptOf(u), u
+	return k.ObjectsOf(u), u
 }
 
-func keep(s *Kept, o Object) { s.Keep(o, func() { s.user.Give(quota.Descriptors, 1) }) }
+func keepCharged(s *UserObjects, o Object) {
+	s.Keep(o, func() { s.user.Release(quota.Descriptors, 1) })
+}
 
-// note makes a description and notes it.
-func note(t *testing.T, s *Kept, make func(t *testing.T) (int, []int)) (n Note, theirs int, ours []int) {
+// noteNewFile makes a description and notes it.
+func noteNewFile(t *testing.T, s *UserObjects, make func(t *testing.T) (int, []int)) (n FileNote, theirs int,
+	ours []int) {
 	t.Helper()
 	theirs, ours = make(t)
-	n, err := s.Note(theirs)
+	n, err := s.NoteFile(theirs)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n, theirs, ours
 }
 
-// becomes waits until the user is charged for n descriptors.
-func becomes(t *testing.T, u *quota.User, n uint64) {
+// waitForCharge waits until the user is charged for n descriptors.
+func waitForCharge(t *testing.T, u *quota.User, n uint64) {
 	t.Helper()
 	testutil.Eventually(t, fmt.Sprintf("the user to hold %d descriptors", n), func() bool {
 		return u.Held(quota.Descriptors) == n
@@ -85,17 +88,17 @@ func becomes(t *testing.T, u *quota.User, n uint64) {
 }
 
 func TestClosedBeforeKeep(t *testing.T) {
-	for _, d := range descriptions {
+	for _, d := range descriptionKinds {
 		t.Run(d.name, func(t *testing.T) {
-			s, u := keeper(t, 1)
-			n, theirs, ours := note(t, s, d.make)
+			s, u := newUserObjects(t, 1)
+			n, theirs, ours := noteNewFile(t, s, d.make)
 			if !n.InUse() {
 				t.Error("InUse of an open description: got false, want true")
 			}
 			for _, fd := range append(ours, theirs) {
 				unix.Close(fd)
 			}
-			keep(s, n)
+			keepCharged(s, n)
 			if held := u.Held(quota.Descriptors); held != 0 || s.epoll != -1 {
 				t.Errorf("after Keep: got %d charged descriptors and epoll descriptor %d, want 0 and -1", held, s.epoll)
 			}
@@ -103,38 +106,38 @@ func TestClosedBeforeKeep(t *testing.T) {
 	}
 }
 
-// TestOnRelease tests that a user who lacks descriptors gets the descriptors that Release frees, including those of
-// objects that are closed only then. A forgotten function is not called.
-func TestOnRelease(t *testing.T) {
-	s, u := keeper(t, 2)
-	n, theirs, ours := note(t, s, descriptions[0].make)
+// TestReleaseCallsOnRelease tests that a user who lacks descriptors gets the descriptors that Release frees, including
+// those of objects that are closed only then. A forgotten function is not called.
+func TestReleaseCallsOnRelease(t *testing.T) {
+	s, u := newUserObjects(t, 2)
+	n, theirs, ours := noteNewFile(t, s, descriptionKinds[0].make)
 	unix.Close(theirs)
 	calls := 0
 	sweep := s.OnRelease(func() {
 		if calls++; calls == 1 {
 			unix.Close(ours[0])
-			keep(s, n)
+			keepCharged(s, n)
 		}
 	})
-	if err := u.Take(quota.Descriptors, 1); err != nil || calls != 1 {
+	if err := u.Charge(quota.Descriptors, 1); err != nil || calls != 1 {
 		t.Errorf("Take: got %v after %d calls, want success after 1", err, calls)
 	}
-	s.Forget(sweep)
-	if err := u.Take(quota.Descriptors, 1); err == nil || calls != 1 {
+	s.RemoveSweep(sweep)
+	if err := u.Charge(quota.Descriptors, 1); err == nil || calls != 1 {
 		t.Errorf("Take after Forget: got %v after %d calls, want a refusal after 1", err, calls)
 	}
 }
 
-// TestManyNotes tests that Keep does not check all notes of a user with many notes.
-func TestManyNotes(t *testing.T) {
+// TestKeepIgnoresManyNotes tests that Keep does not check all notes of a user with many notes.
+func TestKeepIgnoresManyNotes(t *testing.T) {
 	for _, tt := range []struct {
 		notes int
 		held  uint64 // charged descriptors when Keep returns
 	}{{fewNotes, fewNotes - 1}, {fewNotes + 1, fewNotes + 1}} {
-		s, u := keeper(t, uint64(tt.notes))
-		var first Note
+		s, u := newUserObjects(t, uint64(tt.notes))
+		var first FileNote
 		for i := range tt.notes {
-			n, theirs, ours := note(t, s, descriptions[0].make)
+			n, theirs, ours := noteNewFile(t, s, descriptionKinds[0].make)
 			if i == 0 {
 				first = n
 			}
@@ -146,19 +149,19 @@ func TestManyNotes(t *testing.T) {
 				}
 			}
 		}
-		keep(s, first)
+		keepCharged(s, first)
 		if held := u.Held(quota.Descriptors); held != tt.held {
 			t.Errorf("%d notes: charged descriptors when Keep returns: got %d, want %d", tt.notes, held, tt.held)
 		}
-		becomes(t, u, uint64(tt.notes-1))
+		waitForCharge(t, u, uint64(tt.notes-1))
 	}
 }
 
 func TestClosedAfterKeep(t *testing.T) {
-	for _, d := range descriptions {
+	for _, d := range descriptionKinds {
 		t.Run(d.name, func(t *testing.T) {
-			s, u := keeper(t, 1)
-			n, theirs, ours := note(t, s, d.make)
+			s, u := newUserObjects(t, 1)
+			n, theirs, ours := noteNewFile(t, s, d.make)
 			again, err := unix.Dup(theirs) // the program may have several descriptors
 			if err != nil {
 				t.Fatal(err)
@@ -166,22 +169,22 @@ func TestClosedAfterKeep(t *testing.T) {
 			for _, fd := range append(ours, theirs) {
 				unix.Close(fd)
 			}
-			keep(s, n)
+			keepCharged(s, n)
 			s.Release()
 			if held := u.Held(quota.Descriptors); held != 1 {
 				t.Errorf("charged descriptors while the program has the object: got %d, want 1", held)
 			}
 			unix.Close(again)
-			becomes(t, u, 0)
+			waitForCharge(t, u, 0)
 		})
 	}
 }
 
-// TestOutOfDescriptors tests that no charge ends while the service has no free descriptor.
-func TestOutOfDescriptors(t *testing.T) {
-	s, u := keeper(t, 1)
-	theirs, ours := descriptions[0].make(t)
-	n, err := s.Note(theirs)
+// TestChargesStayWithoutDescriptors tests that no charge ends while the service has no free descriptor.
+func TestChargesStayWithoutDescriptors(t *testing.T) {
+	s, u := newUserObjects(t, 1)
+	theirs, ours := descriptionKinds[0].make(t)
+	n, err := s.NoteFile(theirs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +196,7 @@ func TestOutOfDescriptors(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
-	keep(s, n)
+	keepCharged(s, n)
 	held, open := u.Held(quota.Descriptors), n.InUse()
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
@@ -202,14 +205,14 @@ func TestOutOfDescriptors(t *testing.T) {
 		t.Errorf("without free descriptors: got %d charged descriptors and in use %v, want 1 and true", held, open)
 	}
 	unix.Close(theirs)
-	becomes(t, u, 0)
+	waitForCharge(t, u, 0)
 }
 
-// TestInFlight tests that a description in flight counts as in use.
-func TestInFlight(t *testing.T) {
-	s, u := keeper(t, 1)
-	theirs, ours := descriptions[0].make(t)
-	n, err := s.Note(theirs)
+// TestFileInFlightIsInUse tests that a description in flight counts as in use.
+func TestFileInFlightIsInUse(t *testing.T) {
+	s, u := newUserObjects(t, 1)
+	theirs, ours := descriptionKinds[0].make(t)
+	n, err := s.NoteFile(theirs)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,18 +226,18 @@ func TestInFlight(t *testing.T) {
 	for _, fd := range []int{theirs, ours[0], p[0]} {
 		unix.Close(fd)
 	}
-	keep(s, n)
+	keepCharged(s, n)
 	if held := u.Held(quota.Descriptors); held != 1 {
 		t.Errorf("charged descriptors in flight: got %d, want 1", held)
 	}
 	unix.Close(p[1])
-	becomes(t, u, 0)
+	waitForCharge(t, u, 0)
 }
 
-func TestUnread(t *testing.T) {
+func TestUnreadSocketIsInUse(t *testing.T) {
 	for _, how := range []string{"read", "closed"} {
 		t.Run(how, func(t *testing.T) {
-			s, u := keeper(t, 1)
+			s, u := newUserObjects(t, 1)
 			p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -243,7 +246,7 @@ func TestUnread(t *testing.T) {
 				t.Fatal(err)
 			}
 			unix.Shutdown(p[1], unix.SHUT_RDWR)
-			keep(s, Unread(p[1]))
+			keepCharged(s, UnreadSocket(p[1]))
 			if held := u.Held(quota.Descriptors); held != 1 {
 				t.Errorf("charged descriptors with 1000 unread bytes: got %d, want 1", held)
 			}
@@ -255,17 +258,17 @@ func TestUnread(t *testing.T) {
 			} else {
 				unix.Close(p[0])
 			}
-			becomes(t, u, 0)
+			waitForCharge(t, u, 0)
 		})
 	}
 }
 
-// TestPipe tests that the next request of a user at the limit can use the charges of objects that the program has
-// closed.
-func TestPipe(t *testing.T) {
+// TestMakePipeReusesCharges tests that the next request of a user at the limit can use the charges of objects that the
+// program has closed.
+func TestMakePipeReusesCharges(t *testing.T) {
 	testutil.NeedRoot(t, "to open files of mode 0")
-	s, _ := keeper(t, 1)
-	reader, writer, n, err := s.Pipe()
+	s, _ := newUserObjects(t, 1)
+	reader, writer, n, err := s.MakePipe()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +280,7 @@ func TestPipe(t *testing.T) {
 	if _, err := unix.Write(writer, make([]byte, 1<<20)); err != nil {
 		t.Errorf("write beyond the size of the pipe: got %v, want a short write", err)
 	}
-	if fd, err := reopen.Own(writer, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+	if fd, err := reopen.OnCallingThread(writer, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		t.Errorf("reopen of the pipe by the service: got %v, want success", err)
 	} else {
 		unix.Close(fd)
@@ -289,17 +292,18 @@ func TestPipe(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		if fd, err := reopen.Own(reader, unix.O_RDONLY|unix.O_NONBLOCK); !errors.Is(err, unix.EACCES) {
+		if fd, err := reopen.OnCallingThread(reader, unix.O_RDONLY|unix.O_NONBLOCK); !errors.Is(err, unix.EACCES) {
 			t.Errorf("reopen of the pipe without capabilities: got %d, %v, want %v", fd, err, unix.EACCES)
 		}
 	})
 }
 
-// TestRest tests that no check follows a long check for some time, regardless of the number of refused calls.
-func TestRest(t *testing.T) {
-	s, u := keeper(t, 1)
-	o := &object{inUse: true}
-	keep(s, o)
+// TestPauseAfterLongCheck tests that no check follows a long check for some time, regardless of the number of refused
+// calls.
+func TestPauseAfterLongCheck(t *testing.T) {
+	s, u := newUserObjects(t, 1)
+	o := &fakeObject{inUse: true}
+	keepCharged(s, o)
 	s.mu.Lock()
 	s.rested, o.inUse = time.Now().Add(time.Hour), false
 	s.mu.Unlock()
@@ -316,13 +320,13 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// slow is an object with an InUse that takes processor time.
-type slow struct {
-	object
+// slowObject is an object with an InUse that takes processor time.
+type slowObject struct {
+	fakeObject
 	took time.Duration
 }
 
-func (o *slow) InUse() bool {
+func (o *slowObject) InUse() bool {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for began := threadTime(); threadTime()-began < o.took; {
@@ -330,15 +334,15 @@ func (o *slow) InUse() bool {
 	return true
 }
 
-// TestLongLook tests that a pause follows only a long check, in proportion to the time of the check.
-func TestLongLook(t *testing.T) {
+// TestPauseIsProportional tests that a pause follows only a long check, in proportion to the time of the check.
+func TestPauseIsProportional(t *testing.T) {
 	for _, tt := range []struct {
 		took time.Duration
 		rest bool
 	}{{0, false}, {2 * longCheck, true}} {
-		s, _ := keeper(t, 1)
+		s, _ := newUserObjects(t, 1)
 		began := time.Now()
-		keep(s, &slow{took: tt.took})
+		keepCharged(s, &slowObject{took: tt.took})
 		s.mu.Lock()
 		if rested := s.rested.After(began.Add(checkPauseFactor * longCheck)); rested != tt.rest {
 			t.Errorf("check of %v: got a rest until %v for a start at %v, want a rest: %v", tt.took, s.rested, began, tt.rest)
@@ -347,88 +351,88 @@ func TestLongLook(t *testing.T) {
 	}
 }
 
-func TestShort(t *testing.T) {
+func TestReleaseWithManyNotes(t *testing.T) {
 	const n = 3 * fewNotes // too many notes for a check by Keep
-	s, u := keeper(t, n)
+	s, u := newUserObjects(t, n)
 	var open []int
 	for range n {
-		theirs, ours := descriptions[0].make(t)
-		note, err := s.Note(theirs)
+		theirs, ours := descriptionKinds[0].make(t)
+		note, err := s.NoteFile(theirs)
 		if err != nil {
 			t.Fatal(err)
 		}
 		unix.Close(ours[0])
 		open = append(open, theirs)
-		keep(s, note)
+		keepCharged(s, note)
 	}
-	if err := u.Take(quota.Descriptors, 1); err == nil {
+	if err := u.Charge(quota.Descriptors, 1); err == nil {
 		t.Error("Take while all are kept: got success, want a refusal")
 	}
 	for _, fd := range open[:n/2] {
 		unix.Close(fd)
 	}
-	if err := u.Take(quota.Descriptors, n/2); err != nil {
+	if err := u.Charge(quota.Descriptors, n/2); err != nil {
 		t.Errorf("Take after %d were closed: got %v, want success", n/2, err)
 	}
-	if err := u.Take(quota.Descriptors, 1); err == nil {
+	if err := u.Charge(quota.Descriptors, 1); err == nil {
 		t.Error("Take beyond the closed half: got success, want a refusal")
 	}
 	for _, fd := range open[n/2:] {
 		unix.Close(fd)
 	}
-	becomes(t, u, n/2)
+	waitForCharge(t, u, n/2)
 }
 
 func TestKeeperClose(t *testing.T) {
 	k := New(nil)
 	u := quota.New(quota.Limits{}).User(1000)
-	if err := u.Take(quota.Descriptors, 3); err != nil {
+	if err := u.Charge(quota.Descriptors, 3); err != nil {
 		t.Fatal(err)
 	}
-	s := k.KeptOf(u)
-	theirs, ours := descriptions[1].make(t)
+	s := k.ObjectsOf(u)
+	theirs, ours := descriptionKinds[1].make(t)
 	defer unix.Close(theirs)
 	defer unix.Close(ours[0])
-	n, err := s.Note(theirs)
+	n, err := s.NoteFile(theirs)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := &object{inUse: true}
-	keep(s, n)
-	keep(s, o)
+	o := &fakeObject{inUse: true}
+	keepCharged(s, n)
+	keepCharged(s, o)
 	if held := u.Held(quota.Descriptors); held != 3 {
 		t.Errorf("charged descriptors: got %d, want 3", held)
 	}
 	k.Close()
-	late := &object{inUse: true}
-	keep(s, late)
+	late := &fakeObject{inUse: true}
+	keepCharged(s, late)
 	if held := u.Held(quota.Descriptors); held != 0 || !o.closed || !late.closed {
 		t.Errorf("after Close: got %d charged descriptors and closed %v, %v, want 0, true, true", held, o.closed, late.closed)
 	}
-	if k.KeptOf(quota.New(quota.Limits{}).User(1)).epoll != -1 {
+	if k.ObjectsOf(quota.New(quota.Limits{}).User(1)).epoll != -1 {
 		t.Error("epoll instance of a new user: got one, want none")
 	}
-	if n, err := s.Note(theirs); err != nil || n != (Note{}) {
+	if n, err := s.NoteFile(theirs); err != nil || n != (FileNote{}) {
 		t.Errorf("Note after Close: got %v and error %v, want the zero Note", n, err)
 	}
 }
 
-type object struct{ inUse, closed bool }
+type fakeObject struct{ inUse, closed bool }
 
-func (o *object) InUse() bool { return o.inUse }
-func (o *object) Close() error {
+func (o *fakeObject) InUse() bool { return o.inUse }
+func (o *fakeObject) Close() error {
 	o.closed = true
 	return nil
 }
 
-func TestNil(t *testing.T) {
+func TestNilKeeper(t *testing.T) {
 	var k *Keeper
-	s := k.KeptOf(nil)
-	n, err := s.Note(-1)
+	s := k.ObjectsOf(nil)
+	n, err := s.NoteFile(-1)
 	if err != nil || n.InUse() {
 		t.Errorf("Note of a nil Kept: got %v and error %v, want the zero Note", n, err)
 	}
-	o, ended := &object{inUse: true}, false
+	o, ended := &fakeObject{inUse: true}, false
 	s.Keep(o, func() { ended = true })
 	if !o.closed || !ended {
 		t.Errorf("Keep of a nil Kept: got closed %v and ended %v, want true and true", o.closed, ended)
@@ -439,18 +443,18 @@ func TestNil(t *testing.T) {
 
 // TestNoteRefused tests that Note returns an error for an object that cannot be noted, and thus not charged.
 func TestNoteRefused(t *testing.T) {
-	s, _ := keeper(t, 1)
+	s, _ := newUserObjects(t, 1)
 	f, err := os.Open(os.DevNull) // cannot be polled
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, err := s.Note(int(f.Fd())); err == nil {
+	if _, err := s.NoteFile(int(f.Fd())); err == nil {
 		t.Error("Note of /dev/null: got success, want an error")
 	}
 }
 
-func TestParse(t *testing.T) {
+func TestParseEpollInfo(t *testing.T) {
 	for _, c := range []struct {
 		info string
 		want []uint64
@@ -464,29 +468,29 @@ func TestParse(t *testing.T) {
 		{"tfd: 9 events: 19 data: x\n", nil},
 		{"tfd: 9 events: 19 data: ffffffffffffffff\n", []uint64{1<<64 - 1}},
 	} {
-		if got := parse([]byte(c.info)); !slices.Equal(got, c.want) {
+		if got := parseEpollInfo([]byte(c.info)); !slices.Equal(got, c.want) {
 			t.Errorf("parse(%q): got %v, want %v", c.info, got, c.want)
 		}
 	}
 }
 
-func BenchmarkLook(b *testing.B) {
+func BenchmarkCheck(b *testing.B) {
 	for _, n := range []int{1, 100, 2000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			k := New(nil)
 			defer k.Close()
-			s := k.KeptOf(quota.New(quota.Limits{}).User(1))
+			s := k.ObjectsOf(quota.New(quota.Limits{}).User(1))
 			for range n {
 				fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 				if err != nil {
 					b.Fatal(err)
 				}
 				defer unix.Close(fd)
-				if _, err := s.Note(fd); err != nil {
+				if _, err := s.NoteFile(fd); err != nil {
 					b.Fatal(err)
 				}
 			}
-			s.Keep(&object{inUse: true}, func() {})
+			s.Keep(&fakeObject{inUse: true}, func() {})
 			for b.Loop() {
 				s.Release()
 			}

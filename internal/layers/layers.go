@@ -16,7 +16,7 @@ import (
 	"strings"
 )
 
-const module = "verbena/"
+const modulePrefix = "verbena/"
 
 // layer is a row of the table, with its folders. Packages in different folders of one layer do not import one
 // another.
@@ -63,8 +63,9 @@ var restrictedFolders = []struct {
 	{"internal/gate", []string{"ib", "uverbs", "ib/ibtest"}},
 }
 
-// core lists the folders that depend only on the standard library, golang.org/x and one another.
-var core = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem", "uverbs",
+// coreFolders lists the folders that depend only on the standard library, golang.org/x and one another.
+var coreFolders = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem",
+	"uverbs",
 	"verbs"}
 
 // Package is the output of go list for a package.
@@ -80,7 +81,7 @@ func Load(dir, overlay string) ([]Package, error) {
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
 	}
-	c := exec.Command("go", append(args, module+"...")...)
+	c := exec.Command("go", append(args, modulePrefix+"...")...)
 	c.Dir = dir
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
@@ -96,7 +97,7 @@ func Load(dir, overlay string) ([]Package, error) {
 		} else if err != nil {
 			return nil, fmt.Errorf("read the answer of go list: %w", err)
 		}
-		p.ImportPath = strings.TrimPrefix(p.ImportPath, module)
+		p.ImportPath = strings.TrimPrefix(p.ImportPath, modulePrefix)
 		pkgs = append(pkgs, p)
 	}
 }
@@ -129,9 +130,9 @@ func Check(pkgs []Package) (bad []string) {
 			continue
 		}
 		for _, i := range p.Imports {
-			to, ok := strings.CutPrefix(i, module)
+			to, ok := strings.CutPrefix(i, modulePrefix)
 			if !ok {
-				if external(i) && slices.ContainsFunc(core, func(f string) bool { return isBelow(p.ImportPath, f) }) {
+				if isExternal(i) && slices.ContainsFunc(coreFolders, func(f string) bool { return isBelow(p.ImportPath, f) }) {
 					bad = append(bad, fmt.Sprintf("%s imports %s: it may import the standard library and golang.org/x only",
 						p.ImportPath, i))
 				}
@@ -159,8 +160,8 @@ func Check(pkgs []Package) (bad []string) {
 	return bad
 }
 
-// unused returns the folders of the layers without a package of the module.
-func unused(pkgs []Package) (folders []string) {
+// unusedFolders returns the folders of the layers without a package of the module.
+func unusedFolders(pkgs []Package) (folders []string) {
 	used := map[string]bool{}
 	for _, p := range pkgs {
 		_, folder := layerOf(p.ImportPath)
@@ -176,8 +177,8 @@ func unused(pkgs []Package) (folders []string) {
 	return folders
 }
 
-// external reports whether an import is neither of the standard library nor of golang.org/x.
-func external(path string) bool {
+// isExternal reports whether an import is neither of the standard library nor of golang.org/x.
+func isExternal(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
 	return strings.Contains(first, ".") && !isBelow(path, "golang.org/x")
 }
@@ -188,7 +189,7 @@ func layerTable(pkgs []Package) string {
 	for _, p := range pkgs {
 		_, from := layerOf(p.ImportPath)
 		for _, i := range p.Imports {
-			if i, ok := strings.CutPrefix(i, module); ok {
+			if i, ok := strings.CutPrefix(i, modulePrefix); ok {
 				if _, to := layerOf(i); to != from && !slices.Contains(imports[from], to) {
 					imports[from] = append(imports[from], to)
 				}

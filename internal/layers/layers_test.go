@@ -53,7 +53,7 @@ func TestCheck(t *testing.T) {
 		{"internal/ctl", "link", "higher layer"},
 		{"ibx", "ib", "ibx is in no layer"},
 	} {
-		bad := Check([]Package{{c.from, []string{module + c.to}}})
+		bad := Check([]Package{{c.from, []string{modulePrefix + c.to}}})
 		got := strings.Join(bad, "\n")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("Check of %s importing %s: got %q, want %q", c.from, c.to, got, c.want)
@@ -68,8 +68,9 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// TestPlanted plants a forbidden import in the module itself, and reads the imports in the same way as `make lint`.
-func TestPlanted(t *testing.T) {
+// TestCheckFindsPlantedImport plants a forbidden import in the module itself, and reads the imports in the same way as
+// `make lint`.
+func TestCheckFindsPlantedImport(t *testing.T) {
 	dir := t.TempDir()
 	planted := filepath.Join(dir, "planted.go")
 	if err := os.WriteFile(planted, []byte("package umem\n\nimport _ \"verbena/uapi\"\n"), 0o600); err != nil {
@@ -105,7 +106,7 @@ func TestModule(t *testing.T) {
 	if bad := Check(pkgs); len(bad) > 0 {
 		t.Errorf("Check: got violations, want none:\n%s", strings.Join(bad, "\n"))
 	}
-	for _, f := range unused(pkgs) {
+	for _, f := range unusedFolders(pkgs) {
 		t.Errorf("folder %s: got no package, want one, or remove the folder from the layers", f)
 	}
 	gendoc.Check(t, "../../docs/results/layers.md", "layers", layerTable(pkgs))

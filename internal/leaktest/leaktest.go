@@ -23,7 +23,7 @@ func Main(m goleak.TestingM) {
 		r.Close()
 		w.Close()
 	}
-	before := descriptors()
+	before := openDescriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if left := unclosedDescriptors(before, timeout); code == 0 && len(left) > 0 {
 			fmt.Fprintf(os.Stderr, "leaktest: the tests leaked %d descriptors and mappings:\n%s\n", len(left),
@@ -38,7 +38,7 @@ func Main(m goleak.TestingM) {
 // the timeout.
 func unclosedDescriptors(before map[string]string, wait time.Duration) []string {
 	for deadline := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
-		now := descriptors()
+		now := openDescriptors()
 		maps.DeleteFunc(now, func(fd, _ string) bool { return before[fd] != "" })
 		if len(now) == 0 || time.Now().After(deadline) {
 			var list []string
@@ -51,8 +51,8 @@ func unclosedDescriptors(before map[string]string, wait time.Duration) []string 
 	}
 }
 
-// descriptors lists the open descriptors of this process by number, and its shared mappings of files by address.
-func descriptors() map[string]string {
+// openDescriptors lists the open descriptors of this process by number, and its shared mappings of files by address.
+func openDescriptors() map[string]string {
 	list := map[string]string{}
 	maps, _ := os.ReadFile("/proc/self/maps")
 	for line := range strings.Lines(string(maps)) {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-func TestLeftOver(t *testing.T) {
-	before := descriptors()
+func TestUnclosedDescriptors(t *testing.T) {
+	before := openDescriptors()
 	if left := unclosedDescriptors(before, 0); len(left) != 0 {
 		t.Errorf("leftOver: got %q, want nothing", left)
 	}

@@ -12,27 +12,27 @@ import (
 // The midlayer has a queue of callbacks, and two threads that run them. A consumer polls and arms in its handler. A
 // thread destroys the queue. The shared state changes only by the transitions of this package.
 
-// rules lists the rules that a single transition can violate.
-var rules = [...]string{
+// modelRules lists the rules that a single transition can violate.
+var modelRules = [...]string{
 	1: "the driver reports a completion that was not requested",
 	2: "the driver does not report a requested completion",
 	3: "a callback begins after the end of the queue has begun",
 }
 
-// style is the way in which a consumer avoids missing completions.
-type style uint8
+// pollStyle is the way in which a consumer avoids missing completions.
+type pollStyle uint8
 
 const (
 	// The consumer polls until the queue is empty, arms, and polls again if arming reports missed completions.
-	asksMissed style = iota
-	armsFirst        // arms, and polls until the queue is empty
-	solicits         // like asksMissed, but arms for solicited completions
-	mixes            // like solicits, but also arms for every completion outside of the handler
+	asksMissed pollStyle = iota
+	armsFirst            // arms, and polls until the queue is empty
+	solicits             // like asksMissed, but arms for solicited completions
+	mixes                // like solicits, but also arms for every completion outside of the handler
 )
 
-// world is a state of the model. The first fields are the parameters of the exploration, which never change.
-type world struct {
-	style   style
+// modelState is a state of the model. The first fields are the parameters of the exploration, which never change.
+type modelState struct {
+	style   pollStyle
 	refuses bool // the driver refuses to destroy the queue
 
 	arm       Arming
@@ -53,7 +53,7 @@ type world struct {
 	raised    uint8 // number of raised events
 
 	producers [2]producer
-	runners   [2]runner
+	runners   [2]runnerPosition
 	arms      uint8 // operation of the consumer outside of its handler
 	resizer   uint8
 	destroyer uint8
@@ -74,9 +74,9 @@ const (
 	queuesEvent
 )
 
-func (w world) produce(i int) []explore.Step[world] {
+func (w modelState) producerSteps(i int) []explore.Step[modelState] {
 	p := &w.producers[i]
-	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
 	posted := func() {
 		w.mu = false
 		p.pc = posts
@@ -143,8 +143,8 @@ func (w world) produce(i int) []explore.Step[world] {
 	return nil
 }
 
-// request arms the queue.
-func (w *world) request(every bool) {
+// armQueue arms the queue.
+func (w *modelState) armQueue(every bool) {
 	w.arm = w.arm.Request(every)
 	if every {
 		w.wanted = Next
@@ -153,16 +153,16 @@ func (w *world) request(every bool) {
 	}
 }
 
-// dying reports whether the end of the queue has begun and was not reversed.
-func (w *world) dying() bool {
+// isDying reports whether the end of the queue has begun and was not reversed.
+func (w *modelState) isDying() bool {
 	return w.destroyer > dies && !w.refuses || w.destroyer > dies && w.destroyer <= revives
 }
 
-// runner is the position of a thread that runs callbacks.
-type runner uint8
+// runnerPosition is the position of a thread that runs callbacks.
+type runnerPosition uint8
 
 const (
-	free runner = iota
+	free runnerPosition = iota
 	begins
 	first  // first operation of the handler: poll, or arm
 	second // second operation: arm, or poll
@@ -175,10 +175,10 @@ const (
 	ends
 )
 
-func (w world) run(i int) []explore.Step[world] {
+func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
 	r := &w.runners[i]
-	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
-	poll := func(empty runner) string {
+	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
+	poll := func(empty runnerPosition) string {
 		if w.waiting == 0 {
 			*r = empty
 			return "finds the queue empty"
@@ -189,18 +189,18 @@ func (w world) run(i int) []explore.Step[world] {
 	}
 	switch *r {
 	case free:
-		var list []explore.Step[world]
+		var list []explore.Step[modelState]
 		if w.handlers > 0 {
 			x := w
 			x.handlers--
 			x.runners[i] = begins
-			list = append(list, explore.Step[world]{What: "dequeues the handler", To: x})
+			list = append(list, explore.Step[modelState]{What: "dequeues the handler", To: x})
 		}
 		if w.events > 0 {
 			x := w
 			x.events--
 			x.runners[i] = delivers
-			list = append(list, explore.Step[world]{What: "dequeues the event", To: x})
+			list = append(list, explore.Step[modelState]{What: "dequeues the event", To: x})
 		}
 		return list
 	case begins:
@@ -209,7 +209,7 @@ func (w world) run(i int) []explore.Step[world] {
 			*r = returns
 			return step("does not call the handler")
 		}
-		if w.dying() {
+		if w.isDying() {
 			w.wrong = 3
 		}
 		w.inHandler++
@@ -220,7 +220,7 @@ func (w world) run(i int) []explore.Step[world] {
 			return nil
 		}
 		if (w.style == armsFirst) == (*r == first) {
-			w.request(w.style < solicits)
+			w.armQueue(w.style < solicits)
 			switch {
 			case w.style == armsFirst:
 				*r = second
@@ -257,7 +257,7 @@ func (w world) run(i int) []explore.Step[world] {
 			*r = ends
 			return step("does not deliver the event")
 		}
-		if w.dying() {
+		if w.isDying() {
 			w.wrong = 3
 		}
 		w.inEvent++
@@ -294,15 +294,15 @@ const (
 	hasEnded
 )
 
-func (w world) destroy() []explore.Step[world] {
-	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+func (w modelState) destroySteps() []explore.Step[modelState] {
+	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
 	switch w.destroyer {
 	case dies:
 		w.notice, _ = w.notice.Die()
 		w.destroyer = looks
 		return step("ends the callbacks")
 	case looks:
-		if w.notice.Quiet() {
+		if w.notice.IsQuiet() {
 			w.destroyer = frees
 			return step("finds no callback")
 		}
@@ -335,16 +335,16 @@ func (w world) destroy() []explore.Step[world] {
 	return nil
 }
 
-// consume returns the steps of the consumer outside of its handler. It arms the queue, and then polls earlier
+// consumerSteps returns the steps of the consumer outside of its handler. It arms the queue, and then polls earlier
 // completions.
-func (w world) consume() []explore.Step[world] {
-	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+func (w modelState) consumerSteps() []explore.Step[modelState] {
+	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
 	if w.arms == 1 && w.mu || w.arms == 2 && w.polling || w.destroyed {
 		return nil
 	}
 	switch w.arms {
 	case 1:
-		w.request(w.style != solicits)
+		w.armQueue(w.style != solicits)
 		w.arms = 2
 		return step("arms the queue")
 	case 2:
@@ -359,9 +359,9 @@ func (w world) consume() []explore.Step[world] {
 	return nil
 }
 
-// resize moves the completions to another ring, under both locks.
-func (w world) resize() []explore.Step[world] {
-	step := func(what string) []explore.Step[world] { return []explore.Step[world]{{What: what, To: w}} }
+// resizeSteps moves the completions to another ring, under both locks.
+func (w modelState) resizeSteps() []explore.Step[modelState] {
+	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
 	switch {
 	case w.resizer == 1 && !w.polling && !w.destroyed:
 		w.polling = true
@@ -378,8 +378,8 @@ func (w world) resize() []explore.Step[world] {
 	return nil
 }
 
-// busy reports whether a thread is about to use the queue.
-func (w world) busy() bool {
+// inUse reports whether a thread is about to use the queue.
+func (w modelState) inUse() bool {
 	for _, r := range w.runners {
 		if r != free && r != wakes {
 			return true
@@ -388,7 +388,7 @@ func (w world) busy() bool {
 	return false
 }
 
-func (w world) check() error {
+func (w modelState) checkRules() error {
 	switch {
 	case w.inHandler > 1:
 		return errors.New("two handlers of one queue run at the same time")
@@ -397,10 +397,10 @@ func (w world) check() error {
 	case w.waiting+w.seen != w.posted:
 		return errors.New("a completion was lost or seen twice")
 	case w.wrong > 0:
-		return errors.New(rules[w.wrong])
+		return errors.New(modelRules[w.wrong])
 	case w.destroyed && (w.inHandler > 0 || w.inEvent > 0):
 		return errors.New("a callback runs after the end of the queue")
-	case w.destroyed && (w.handlers > 0 || w.events > 0 || w.busy()):
+	case w.destroyed && (w.handlers > 0 || w.events > 0 || w.inUse()):
 		return errors.New("the queue is used after its end")
 	case w.delivered > w.raised:
 		return errors.New("an event was delivered twice")
@@ -408,7 +408,7 @@ func (w world) check() error {
 	return nil
 }
 
-func (w world) end() error {
+func (w modelState) checkFinal() error {
 	for _, p := range w.producers {
 		if p.pc != posts || p.left > 0 {
 			return errors.New("a producer waits forever")
@@ -428,7 +428,7 @@ func (w world) end() error {
 		return errors.New("a notification was lost: completions wait, and no thread will poll")
 	case w.destroyer == nobody && w.delivered != w.raised:
 		return errors.New("an event was lost")
-	case !w.notice.Quiet():
+	case !w.notice.IsQuiet():
 		return errors.New("Due: got true without a queued callback")
 	}
 	return nil
@@ -441,40 +441,42 @@ func TestExplore(t *testing.T) {
 	all := explore.Result{}
 	for _, c := range []struct {
 		name  string
-		start world
+		start modelState
 	}{
-		{"one producer, two threads for callbacks", world{producers: [2]producer{{left: 4}}}},
-		{"two producers, two threads for callbacks", world{producers: [2]producer{{left: 2, raises: true}, {left: 2}}}},
-		{"while the consumer begins", world{producers: [2]producer{{left: 3, raises: true}}, arms: 1}},
-		{"while the queue is resized", world{producers: [2]producer{{left: 3, raises: true}}, resizer: 1}},
-		{"while the queue is resized and destroyed", world{producers: [2]producer{{left: 3}}, resizer: 1, destroyer: dies}},
-		{"while the queue is destroyed", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies}},
+		{"one producer, two threads for callbacks", modelState{producers: [2]producer{{left: 4}}}},
+		{"two producers, two threads for callbacks", modelState{producers: [2]producer{{left: 2, raises: true}, {left: 2}}}},
+		{"while the consumer begins", modelState{producers: [2]producer{{left: 3, raises: true}}, arms: 1}},
+		{"while the queue is resized", modelState{producers: [2]producer{{left: 3, raises: true}}, resizer: 1}},
+		{"while the queue is resized and destroyed", modelState{producers: [2]producer{{left: 3}}, resizer: 1,
+			destroyer: dies}},
+		{"while the queue is destroyed", modelState{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies}},
 		{"while two producers post and the queue is destroyed",
-			world{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
-		{"while the end of the queue is refused", world{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies,
+			modelState{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
+		{"while the end of the queue is refused", modelState{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies,
 			refuses: true}},
-		{"while two producers post and the end of the queue is refused", world{producers: [2]producer{{left: 2}, {left: 2, raises: true}},
+		{"while two producers post and the end of the queue is refused", modelState{producers: [2]producer{{left: 2},
+			{left: 2, raises: true}},
 			destroyer: dies, refuses: true}},
 	} {
 		for s, how := range []string{"asks what it missed", "arms first", "arms for solicited", "arms for both"} {
 			t.Run(c.name+", "+how, func(t *testing.T) {
 				w := c.start
-				w.style = style(s)
+				w.style = pollStyle(s)
 				if w.arms == 0 {
 					w.arm = Next
 				}
 				w.wanted = w.arm
 				if w.style >= solicits {
-					w.request(false)
+					w.armQueue(false)
 				}
-				system := explore.System[world]{
-					Start: w, Check: world.check, End: world.end,
-					Threads: []explore.Thread[world]{
-						func(w world) []explore.Step[world] { return w.produce(0) },
-						func(w world) []explore.Step[world] { return w.produce(1) },
-						func(w world) []explore.Step[world] { return w.run(0) },
-						func(w world) []explore.Step[world] { return w.run(1) },
-						world.consume, world.resize, world.destroy,
+				system := explore.System[modelState]{
+					Start: w, Check: modelState.checkRules, End: modelState.checkFinal,
+					Threads: []explore.Thread[modelState]{
+						func(w modelState) []explore.Step[modelState] { return w.producerSteps(0) },
+						func(w modelState) []explore.Step[modelState] { return w.producerSteps(1) },
+						func(w modelState) []explore.Step[modelState] { return w.runnerSteps(0) },
+						func(w modelState) []explore.Step[modelState] { return w.runnerSteps(1) },
+						modelState.consumerSteps, modelState.resizeSteps, modelState.destroySteps,
 					},
 				}
 				r, err := system.Run(2_000_000)

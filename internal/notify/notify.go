@@ -112,14 +112,14 @@ func (n Notice) Delivered() (Notice, bool) { return n - event, false }
 // Die prevents further callbacks. Once Quiet is true, no callback is running either.
 func (n Notice) Die() (Notice, bool) { return n | dead, false }
 
-// Quiet reports whether no callback is due or running.
-func (n Notice) Quiet() bool { return n&handler == idle && n < event }
+// IsQuiet reports whether no callback is due or running.
+func (n Notice) IsQuiet() bool { return n&handler == idle && n < event }
 
-// Due reports whether a call of the handler is due, also while the handler runs.
-func (n Notice) Due() bool { return n&handler == due || n&handler == again }
+// HandlerDue reports whether a call of the handler is due, also while the handler runs.
+func (n Notice) HandlerDue() bool { return n&handler == due || n&handler == again }
 
-// Dead reports whether no further callback can begin.
-func (n Notice) Dead() bool { return n&dead != 0 }
+// IsDead reports whether no further callback can begin.
+func (n Notice) IsDead() bool { return n&dead != 0 }
 
 // Revive reverses Die, and returns whether to queue the handler.
 func (n Notice) Revive() (next Notice, queue bool) {

@@ -47,14 +47,14 @@ type Principal struct {
 	Caps uint64
 }
 
-// Has reports whether the process has a capability, such as unix.CAP_NET_RAW.
-func (p Principal) Has(c int) bool { return p.Caps&(1<<c) != 0 }
+// HasCapability reports whether the process has a capability, such as unix.CAP_NET_RAW.
+func (p Principal) HasCapability(c int) bool { return p.Caps&(1<<c) != 0 }
 
-// Owns reports whether the principal owns the objects charged to an account.
-func (p Principal) Owns(id quota.ID) bool { return id == p.Account && !p.Anonymous }
+// OwnsAccount reports whether the principal owns the objects charged to an account.
+func (p Principal) OwnsAccount(id quota.ID) bool { return id == p.Account && !p.Anonymous }
 
-// Sees reports whether the principal may see the objects charged to an account.
-func (p Principal) Sees(id quota.ID) bool { return p.Manager || p.Owns(id) }
+// SeesAccount reports whether the principal may see the objects charged to an account.
+func (p Principal) SeesAccount(id quota.ID) bool { return p.Manager || p.OwnsAccount(id) }
 
 // Authority makes these decisions for one service. Authority is safe for concurrent use.
 type Authority struct {
@@ -62,12 +62,12 @@ type Authority struct {
 	managers []int
 	overflow int // -1 without an overflow ID
 	caps     uint64
-	own      [numNamespaces]file
-	ids      *subordinates
+	own      [numNamespaces]fileID
+	ids      *subordinateIDs
 }
 
-// file identifies a file, such as a namespace.
-type file struct{ dev, ino uint64 }
+// fileID identifies a file, such as a namespace.
+type fileID struct{ dev, ino uint64 }
 
 type namespace uint8
 
@@ -84,8 +84,8 @@ var namespacePaths = [numNamespaces]string{userNS: "ns/user", pidNS: "ns/pid", n
 // with a user ID in managers manage the service. overflow is the user ID that represents several users, or -1.
 func New(managers []int, overflow int) (*Authority, error) {
 	a := &Authority{uid: os.Geteuid(), managers: managers, overflow: overflow,
-		ids: newSubordinates("/etc/subuid", "/etc/passwd")}
-	sets, err := privilege.Read("self")
+		ids: newSubordinateIDs("/etc/subuid", "/etc/passwd")}
+	sets, err := privilege.ReadCapabilities("self")
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func New(managers []int, overflow int) (*Authority, error) {
 			return nil, fmt.Errorf("look up the service's own namespace: %w",
 				&os.PathError{Op: "stat", Path: "/proc/self/" + path, Err: err})
 		}
-		a.own[n] = file{st.Dev, st.Ino}
+		a.own[n] = fileID{st.Dev, st.Ino}
 	}
 	return a, nil
 }
@@ -106,18 +106,19 @@ func New(managers []int, overflow int) (*Authority, error) {
 // thread. The directory stays bound to the process. If the process has ended, PrincipalOf returns an error, because the
 // container is then unknown.
 func (a *Authority) PrincipalOf(proc, real, effective int) (p Principal, err error) {
-	p = a.Unseen(real)
+	p = a.InaccessiblePrincipal(real)
 	if effective != real {
 		p.Manager = a.isManager(effective)
 	}
-	if p.Account, err = a.account(proc, real); err != nil {
+	if p.Account, err = a.accountOf(proc, real); err != nil {
 		return Principal{}, fmt.Errorf("look up the namespaces of a process: %w", err)
 	}
 	if p.Caps, err = a.capabilities(proc, effective); err != nil {
 		return Principal{}, err
 	}
 	if !p.Manager && (effective == 0 || effective == a.uid) && effective != a.overflow {
-		p.Manager = p.Has(unix.CAP_SYS_ADMIN) || p.Has(unix.CAP_NET_ADMIN) && a.inOwnNamespace(proc, netNS) ||
+		p.Manager = p.HasCapability(unix.CAP_SYS_ADMIN) || p.HasCapability(unix.CAP_NET_ADMIN) && a.inOwnNamespace(proc,
+			netNS) ||
 			effective == a.uid && p.Account.Container == 0 && a.caps&^p.Caps == 0
 	}
 	return p, nil
@@ -130,7 +131,7 @@ func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	path := "/proc/" + strconv.Itoa(pid) + "/" + namespacePaths[pidNS]
 	err := unix.Stat(path, &st)
 	switch {
-	case err == unix.EACCES, err == nil && (file{st.Dev, st.Ino}) == a.own[pidNS]:
+	case err == unix.EACCES, err == nil && (fileID{st.Dev, st.Ino}) == a.own[pidNS]:
 		return 0, nil
 	case err != nil:
 		return 0, &os.PathError{Op: "stat", Path: path, Err: err}
@@ -138,9 +139,9 @@ func (a *Authority) PIDNamespace(pid int) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Unseen returns the principal of a user whose process is inaccessible.
-func (a *Authority) Unseen(uid int) Principal {
-	return Principal{Account: quota.ID{UID: a.ids.owner(uid)}, Manager: a.isManager(uid), Anonymous: uid == a.overflow}
+// InaccessiblePrincipal returns the principal of a user whose process is inaccessible.
+func (a *Authority) InaccessiblePrincipal(uid int) Principal {
+	return Principal{Account: quota.ID{UID: a.ids.ownerOf(uid)}, Manager: a.isManager(uid), Anonymous: uid == a.overflow}
 }
 
 func (a *Authority) isManager(uid int) bool {
@@ -156,10 +157,10 @@ func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid {
 		return 0, nil
 	}
-	sets, err := privilege.ReadAt(proc)
+	sets, err := privilege.ReadCapabilitiesAt(proc)
 	if err == nil && !a.inOwnNamespace(proc, userNS) {
 		var same bool
-		if same, err = a.resembles(proc); !same {
+		if same, err = a.sharesNamespaces(proc); !same {
 			sets.Effective = 0
 		}
 	}
@@ -175,20 +176,20 @@ func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 // inOwnNamespace reports whether a process is in the service's own namespace of a kind.
 func (a *Authority) inOwnNamespace(proc int, n namespace) bool {
 	var st unix.Stat_t
-	return unix.Fstatat(proc, namespacePaths[n], &st, 0) == nil && (file{st.Dev, st.Ino}) == a.own[n]
+	return unix.Fstatat(proc, namespacePaths[n], &st, 0) == nil && (fileID{st.Dev, st.Ino}) == a.own[n]
 }
 
-// resembles reports whether a process with inaccessible namespaces seems to be in the same user and process ID
+// sharesNamespaces reports whether a process with inaccessible namespaces seems to be in the same user and process ID
 // namespaces. Such a process has the same map of user IDs, and no process ID in a nested namespace. Root can
 // therefore manage the service of an ordinary user.
-func (a *Authority) resembles(proc int) (bool, error) {
+func (a *Authority) sharesNamespaces(proc int) (bool, error) {
 	var st unix.Stat_t
 	if unix.Fstatat(proc, namespacePaths[userNS], &st, 0) != unix.EACCES {
 		return false, nil
 	}
-	theirs, err := privilege.File(proc, "uid_map")
+	theirs, err := privilege.ReadProcFile(proc, "uid_map")
 	own, oerr := procfile.Read("/proc/self/uid_map")
-	status, serr := privilege.File(proc, "status")
+	status, serr := privilege.ReadProcFile(proc, "status")
 	if err := cmp.Or(err, oerr, serr); err != nil || !bytes.Equal(theirs, own) {
 		return false, err
 	}
@@ -203,14 +204,14 @@ func (a *Authority) resembles(proc int) (bool, error) {
 // maxDepth exceeds the maximum nesting of namespaces. (MAX_PID_NS_LEVEL, 32)
 const maxDepth = 40
 
-// account returns the account of a process with a user ID.
-func (a *Authority) account(proc, uid int) (id quota.ID, err error) {
+// accountOf returns the account of a process with a user ID.
+func (a *Authority) accountOf(proc, uid int) (id quota.ID, err error) {
 	id = quota.ID{UID: uid}
-	if id.Container, err = a.container(proc); err != nil {
+	if id.Container, err = a.containerOf(proc); err != nil {
 		return id, err
 	}
 	if id.Container == 0 {
-		defer func() { id.UID = a.ids.owner(id.UID) }()
+		defer func() { id.UID = a.ids.ownerOf(id.UID) }()
 	}
 	outer, inode, err := a.outermostUserNS(proc)
 	if outer < 0 || err != nil {
@@ -234,7 +235,7 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	fd, f, err := openNS(proc, userNS)
 	if err != nil || f == a.own[userNS] {
 		closeNS(fd)
-		return -1, 0, unlessForbidden(err)
+		return -1, 0, ignoreForbidden(err)
 	}
 	for range maxDepth {
 		parent, pf, err := openRelatedNS(fd, unix.NS_GET_PARENT)
@@ -252,20 +253,20 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	return -1, 0, nil
 }
 
-// unlessForbidden returns err unless it means that the kernel denies access to another process's namespaces.
-func unlessForbidden(err error) error {
+// ignoreForbidden returns err unless it means that the kernel denies access to another process's namespaces.
+func ignoreForbidden(err error) error {
 	if errors.Is(err, unix.EACCES) {
 		return nil
 	}
 	return err
 }
 
-// container returns the inode of the outermost process ID namespace of a process that is not the service's own and
+// containerOf returns the inode of the outermost process ID namespace of a process that is not the service's own and
 // belongs to the service's user namespace. It returns 0 if there is none, or if the namespaces are inaccessible.
-func (a *Authority) container(proc int) (inode uint64, err error) {
+func (a *Authority) containerOf(proc int) (inode uint64, err error) {
 	fd, f, err := openNS(proc, pidNS)
 	if err != nil {
-		return 0, unlessForbidden(err)
+		return 0, ignoreForbidden(err)
 	}
 	for range maxDepth {
 		if err != nil || f == a.own[pidNS] {
@@ -287,31 +288,31 @@ func (a *Authority) container(proc int) (inode uint64, err error) {
 }
 
 // openNS opens a namespace of a process. The link always leads to a file of the kernel.
-func openNS(proc int, n namespace) (int, file, error) {
-	fd, err := reopen.Link(proc, namespacePaths[n], unix.O_RDONLY)
+func openNS(proc int, n namespace) (int, fileID, error) {
+	fd, err := reopen.OpenLinkTarget(proc, namespacePaths[n], unix.O_RDONLY)
 	if err != nil {
-		return -1, file{}, err
+		return -1, fileID{}, err
 	}
-	return identify(fd)
+	return statOpenFile(fd)
 }
 
 // openRelatedNS opens the namespace with a given relation to a namespace. (ioctl_ns(2))
-func openRelatedNS(fd int, request uint) (int, file, error) {
+func openRelatedNS(fd int, request uint) (int, fileID, error) {
 	r, err := unix.IoctlRetInt(fd, request)
 	if err != nil {
-		return -1, file{}, err
+		return -1, fileID{}, err
 	}
 	unix.CloseOnExec(r)
-	return identify(r)
+	return statOpenFile(r)
 }
 
-func identify(fd int) (int, file, error) {
+func statOpenFile(fd int) (int, fileID, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		unix.Close(fd)
-		return -1, file{}, err
+		return -1, fileID{}, err
 	}
-	return fd, file{st.Dev, st.Ino}, nil
+	return fd, fileID{st.Dev, st.Ino}, nil
 }
 
 func closeNS(fd int) {

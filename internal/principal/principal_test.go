@@ -18,8 +18,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// running starts a process below a command, and returns the process's directory in /proc.
-func running(t *testing.T, attr *syscall.SysProcAttr, argv ...string) (dir int, pid string) {
+// startProcess starts a process below a command, and returns the process's directory in /proc.
+func startProcess(t *testing.T, attr *syscall.SysProcAttr, argv ...string) (dir int, pid string) {
 	t.Helper()
 	argv = append(argv, "sh", "-c", "readlink /proc/self | sed s/^/ready-/; read end")
 	c := exec.Command(argv[0], argv[1:]...)
@@ -58,11 +58,11 @@ func running(t *testing.T, attr *syscall.SysProcAttr, argv ...string) (dir int, 
 	return dir, pid
 }
 
-func as(uid uint32) *syscall.SysProcAttr {
+func withCredential(uid uint32) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 }
 
-func inode(t *testing.T, path string) uint64 {
+func inodeOf(t *testing.T, path string) uint64 {
 	t.Helper()
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -71,9 +71,9 @@ func inode(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-// TestRights tests the rights of a principal in accounts. A manager sees all accounts, and an ID that represents
-// several users owns none.
-func TestRights(t *testing.T) {
+// TestRightsInAccounts tests the rights of a principal in accounts. A manager sees all accounts, and an ID that
+// represents several users owns none.
+func TestRightsInAccounts(t *testing.T) {
 	own := quota.ID{UID: 7, Container: 3}
 	for _, tt := range []struct {
 		p          Principal
@@ -89,21 +89,21 @@ func TestRights(t *testing.T) {
 		{Principal{Account: own, Manager: true}, quota.ID{UID: 8}, false, true},
 		{Principal{Account: own, Manager: true, Anonymous: true}, own, false, true},
 	} {
-		if owns, sees := tt.p.Owns(tt.of), tt.p.Sees(tt.of); owns != tt.owns || sees != tt.sees {
+		if owns, sees := tt.p.OwnsAccount(tt.of), tt.p.SeesAccount(tt.of); owns != tt.owns || sees != tt.sees {
 			t.Errorf("%+v in account %v: got Owns %v and Sees %v, want %v and %v", tt.p, tt.of, owns, sees, tt.owns, tt.sees)
 		}
 	}
 	for c := range 41 {
 		p := Principal{Caps: 1<<unix.CAP_NET_RAW | 1<<40}
-		if got, want := p.Has(c), c == unix.CAP_NET_RAW || c == 40; got != want {
+		if got, want := p.HasCapability(c), c == unix.CAP_NET_RAW || c == 40; got != want {
 			t.Errorf("Has(%d): got %v, want %v", c, got, want)
 		}
 	}
 }
 
-// TestManager tests that root manages root's service only with capabilities that count in its namespaces, and that
-// other users manage it only if their ID was configured.
-func TestManager(t *testing.T) {
+// TestManagerNeedsCapabilities tests that root manages root's service only with capabilities that count in its
+// namespaces, and that other users manage it only if their ID was configured.
+func TestManagerNeedsCapabilities(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	const named, user = 65531, 65533
 	a, err := New([]int{named}, 65534)
@@ -127,10 +127,10 @@ func TestManager(t *testing.T) {
 		{"root with the capabilities of a container", 0, nil,
 			[]string{"setpriv", none + ",+chown,+dac_override,+setuid,+setgid,+net_raw,+kill"}, false},
 		{"root of a user namespace", 0, nil, []string{"unshare", "-U", "-r"}, false},
-		{"a user", user, as(user), nil, false},
-		{"a user who is root of a user namespace", user, as(user), []string{"unshare", "-U", "-r"}, false},
-		{"a configured user", named, as(named), nil, true},
-		{"the overflow ID", 65534, as(65534), nil, false},
+		{"a user", user, withCredential(user), nil, false},
+		{"a user who is root of a user namespace", user, withCredential(user), []string{"unshare", "-U", "-r"}, false},
+		{"a configured user", named, withCredential(named), nil, true},
+		{"the overflow ID", 65534, withCredential(65534), nil, false},
 		{"a user with CAP_SYS_ADMIN", user, nil, []string{"setpriv", "--reuid", fmt.Sprint(user), "--clear-groups",
 			"--inh-caps=+sys_admin", "--ambient-caps=+sys_admin"}, false},
 		{"root of a user namespace with the IDs of the service's namespace", 0, &syscall.SysProcAttr{
@@ -139,7 +139,7 @@ func TestManager(t *testing.T) {
 		}, nil, false},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			dir, _ := running(t, tt.attr, tt.argv...)
+			dir, _ := startProcess(t, tt.attr, tt.argv...)
 			p, err := a.PrincipalOf(dir, tt.uid, tt.uid)
 			if err != nil || p.Manager != tt.want || p.Anonymous != (tt.uid == 65534) {
 				t.Errorf("principal: got %+v and error %v, want manager %v", p, err, tt.want)
@@ -151,28 +151,28 @@ func TestManager(t *testing.T) {
 		real, effective int
 		want            bool
 	}{{named, named, true}, {user, named, true}, {named, user, false}, {user, 65532, false}} {
-		dir, _ := running(t, as(uint32(tt.effective)))
+		dir, _ := startProcess(t, withCredential(uint32(tt.effective)))
 		want := Principal{Account: quota.ID{UID: tt.real}, Manager: tt.want}
 		if p, err := a.PrincipalOf(dir, tt.real, tt.effective); err != nil || p != want {
 			t.Errorf("principal with real ID %d and effective ID %d: got %+v, %v, want %+v", tt.real, tt.effective, p, err, want)
 		}
 	}
-	if p := a.Unseen(0); p.Manager {
+	if p := a.InaccessiblePrincipal(0); p.Manager {
 		t.Error("Manager of root with an invisible process: got true, want false")
 	}
-	if p := a.Unseen(named); !p.Manager {
+	if p := a.InaccessiblePrincipal(named); !p.Manager {
 		t.Error("Manager of a configured user with an invisible process: got false, want true")
 	}
 	// A user opens the connection, and meanwhile the process executes a set-uid program.
-	dir, _ := running(t, nil)
+	dir, _ := startProcess(t, nil)
 	if p, err := a.PrincipalOf(dir, user, user); err != nil || p.Caps != 0 || p.Manager {
 		t.Errorf("principal of a user's connection with the capabilities of root: got %+v and error %v, want no capabilities", p, err)
 	}
 }
 
-// TestOwnUser tests which processes of a service's own user manage it, for a service of an ordinary user or of root
-// without capabilities. They need at least the service's capabilities, and must be outside of other containers.
-func TestOwnUser(t *testing.T) {
+// TestManagersOfOwnUser tests which processes of a service's own user manage it, for a service of an ordinary user or
+// of root without capabilities. They need at least the service's capabilities, and must be outside of other containers.
+func TestManagersOfOwnUser(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
 	if err != nil {
@@ -189,17 +189,17 @@ func TestOwnUser(t *testing.T) {
 		{"the same capabilities in another container", []string{"unshare", "-p", "-f", "setpriv",
 			"--bounding-set=-all,+chown,+kill"}, false},
 	} {
-		dir, _ := running(t, nil, tt.argv...)
+		dir, _ := startProcess(t, nil, tt.argv...)
 		if p, err := a.PrincipalOf(dir, 0, 0); err != nil || p.Manager != tt.want {
 			t.Errorf("principal of %s: got %+v and error %v, want manager %v", tt.what, p, err, tt.want)
 		}
 	}
 }
 
-// TestAccount tests that a process is charged by its user ID, in a container by the ID of the container, and in
-// user namespaces to the creator of the outermost namespace. A user cannot get several accounts by making
+// TestAccountOfProcess tests that a process is charged by its user ID, in a container by the ID of the container, and
+// in user namespaces to the creator of the outermost namespace. A user cannot get several accounts by making
 // namespaces.
-func TestAccount(t *testing.T) {
+func TestAccountOfProcess(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	a, err := New(nil, -1)
 	if err != nil {
@@ -214,13 +214,14 @@ func TestAccount(t *testing.T) {
 		want      int
 		container string // namespace that identifies the container; "outer" is the parent of the user namespace
 	}{
-		{"a user", user, as(user), nil, user, ""},
+		{"a user", user, withCredential(user), nil, user, ""},
 		{"a mount namespace", 0, nil, []string{"unshare", "-m"}, 0, ""},
 		{"a container", 0, nil, []string{"unshare", "-p", "-f"}, 0, "ns/pid"},
 		{"a user in a container", user, nil, []string{"unshare", "-p", "-f", "setpriv", "--reuid=65533", "--regid=65533",
 			"--clear-groups"}, user, "ns/pid"},
-		{"a user's namespaces", user, as(user), []string{"unshare", "-U", "-r", "-p", "-f"}, user, ""},
-		{"a user's nested namespaces", user, as(user), []string{"unshare", "-U", "-r", "unshare", "-U", "-r", "-p", "-f"},
+		{"a user's namespaces", user, withCredential(user), []string{"unshare", "-U", "-r", "-p", "-f"}, user, ""},
+		{"a user's nested namespaces", user, withCredential(user), []string{"unshare", "-U", "-r", "unshare", "-U", "-r",
+			"-p", "-f"},
 			user, ""},
 		{"a container with a user namespace", 0, nil, []string{"unshare", "-U", "-r", "-p", "-f"}, 0, "ns/user"},
 		{"a user namespace in such a container", 0, nil, []string{"unshare", "-U", "-r", "unshare", "-U", "-r"}, 0, "outer"},
@@ -228,14 +229,14 @@ func TestAccount(t *testing.T) {
 			[]string{"unshare", "-p", "-f", "setpriv", "--bounding-set=-all", "unshare", "-U"}, 0, "ns/pid"},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
-			dir, pid := running(t, tt.attr, tt.argv...)
+			dir, pid := startProcess(t, tt.attr, tt.argv...)
 			want := quota.ID{UID: tt.want}
 			switch tt.container {
 			case "":
 			case "outer":
-				want.Container = parent(t, "/proc/"+pid+"/ns/user")
+				want.Container = parentNamespace(t, "/proc/"+pid+"/ns/user")
 			default:
-				want.Container = inode(t, "/proc/"+pid+"/"+tt.container)
+				want.Container = inodeOf(t, "/proc/"+pid+"/"+tt.container)
 			}
 			if p, err := a.PrincipalOf(dir, tt.uid, tt.uid); err != nil || p.Account != want {
 				t.Errorf("account: got %+v and error %v, want %+v", p.Account, err, want)
@@ -243,7 +244,7 @@ func TestAccount(t *testing.T) {
 		})
 	}
 	// Root maps several subordinate IDs into a namespace of the user, like newuidmap(1).
-	dir, pid := running(t, as(user), "unshare", "-U")
+	dir, pid := startProcess(t, withCredential(user), "unshare", "-U")
 	for _, name := range []string{"uid_map", "gid_map"} {
 		if err := os.WriteFile("/proc/"+pid+"/"+name, []byte("0 100000 10"), 0); err != nil {
 			t.Fatal(err)
@@ -255,14 +256,15 @@ func TestAccount(t *testing.T) {
 		}
 	}
 	// A subordinate ID owns a namespace inside of the user's namespace.
-	dir, _ = running(t, nil, "nsenter", "-U", "-t", pid, "-S", "7", "-G", "7", "unshare", "-U")
+	dir, _ = startProcess(t, nil, "nsenter", "-U", "-t", pid, "-S", "7", "-G", "7", "unshare", "-U")
 	if p, err := a.PrincipalOf(dir, 100007, 100007); err != nil || p.Account != (quota.ID{UID: user}) {
-		t.Errorf("account in the namespace of a subordinate ID: got %+v and error %v, want that of user %d", p.Account, err, user)
+		t.Errorf("account in the namespace of a subordinate ID: got %+v and error %v, want that of user %d", p.Account, err,
+			user)
 	}
 }
 
-// parent returns the inode of the parent of a namespace.
-func parent(t *testing.T, path string) uint64 {
+// parentNamespace returns the inode of the parent of a namespace.
+func parentNamespace(t *testing.T, path string) uint64 {
 	t.Helper()
 	f, err := os.Open(path)
 	if err != nil {
@@ -277,23 +279,23 @@ func parent(t *testing.T, path string) uint64 {
 	return id.ino
 }
 
-// TestPIDNamespace tests that PIDNamespace returns 0 for processes in the service's own process ID namespace, and
+// TestPIDNamespaceInode tests that PIDNamespace returns 0 for processes in the service's own process ID namespace, and
 // the inode of the namespace for other processes.
-func TestPIDNamespace(t *testing.T) {
+func TestPIDNamespaceInode(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, argv := range [][]string{nil, {"unshare", "-p", "-f"}} {
-		_, pid := running(t, nil, argv...)
+		_, pid := startProcess(t, nil, argv...)
 		n, err := strconv.Atoi(pid)
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := uint64(0)
 		if argv != nil {
-			want = inode(t, "/proc/"+pid+"/ns/pid")
+			want = inodeOf(t, "/proc/"+pid+"/ns/pid")
 		}
 		if got, err := a.PIDNamespace(n); got != want || err != nil {
 			t.Errorf("PIDNamespace of a process below %q: got %d and error %v, want %d", argv, got, err, want)
@@ -304,8 +306,8 @@ func TestPIDNamespace(t *testing.T) {
 	}
 }
 
-// TestEndedProcess tests that PrincipalOf returns an error for an ended process.
-func TestEndedProcess(t *testing.T) {
+// TestPrincipalOfEndedProcess tests that PrincipalOf returns an error for an ended process.
+func TestPrincipalOfEndedProcess(t *testing.T) {
 	a, err := New(nil, -1)
 	if err != nil {
 		t.Fatal(err)
@@ -356,7 +358,7 @@ func TestServiceOfAUser(t *testing.T) {
 	if err := os.WriteFile(path, self, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Searchable(t, filepath.Dir(path))
+	testutil.MakeSearchable(t, filepath.Dir(path))
 	for _, tt := range []struct {
 		what string
 		argv []string
@@ -367,10 +369,10 @@ func TestServiceOfAUser(t *testing.T) {
 		{"root of a container", []string{"unshare", "-p", "-f"}, false},
 		{"root of a user namespace", []string{"unshare", "-U", "-r"}, false},
 	} {
-		_, pid := running(t, nil, tt.argv...)
+		_, pid := startProcess(t, nil, tt.argv...)
 		c := exec.Command(path, "-test.run=^TestServiceOfAUser$")
 		c.Env = append(os.Environ(), env+"="+pid)
-		c.SysProcAttr, c.Dir = as(65533), "/"
+		c.SysProcAttr, c.Dir = withCredential(65533), "/"
 		out, err := c.CombinedOutput()
 		if want := fmt.Sprintf("manager %v <nil>\n", tt.want); err != nil || !strings.Contains(string(out), want) {
 			t.Errorf("principal of %s: got %s and error %v, want %s", tt.what, out, err, want)

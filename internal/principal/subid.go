@@ -12,9 +12,9 @@ import (
 	"verbena/internal/procfile"
 )
 
-// subordinates finds the owner of a subordinate user ID (subuid(5)). A user can run programs with such an ID
+// subordinateIDs finds the owner of a subordinate user ID (subuid(5)). A user can run programs with such an ID
 // outside of any user namespace, because the owner of a set-uid file made within a user namespace has such an ID.
-type subordinates struct {
+type subordinateIDs struct {
 	files [2]string // paths of subuid(5) and passwd(5)
 
 	mu     sync.Mutex
@@ -29,8 +29,8 @@ type idRange struct {
 	owner        int
 }
 
-func newSubordinates(subuid, passwd string) *subordinates {
-	s := &subordinates{files: [2]string{subuid, passwd}}
+func newSubordinateIDs(subuid, passwd string) *subordinateIDs {
+	s := &subordinateIDs{files: [2]string{subuid, passwd}}
 	for i, f := range s.files {
 		if to, err := filepath.EvalSymlinks(f); err == nil {
 			s.files[i] = to // because procfile does not follow links
@@ -39,13 +39,13 @@ func newSubordinates(subuid, passwd string) *subordinates {
 	return s
 }
 
-// owner returns the owner of a user ID. An ID in passwd(5), an unassigned ID, and an ID of root belong to
+// ownerOf returns the owner of a user ID. An ID in passwd(5), an unassigned ID, and an ID of root belong to
 // themselves, since root can give its IDs to any container. If two users have the ID, the first user in the file
 // owns it.
-func (s *subordinates) owner(uid int) int {
+func (s *subordinateIDs) ownerOf(uid int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.update()
+	s.reloadFiles()
 	if s.users[uid] {
 		return uid
 	}
@@ -60,10 +60,10 @@ func (s *subordinates) owner(uid int) int {
 	return uid
 }
 
-// update reads the files if they have changed.
+// reloadFiles reads the files if they have changed.
 //
 //verbena:held mu
-func (s *subordinates) update() {
+func (s *subordinateIDs) reloadFiles() {
 	changed := false
 	for i, f := range s.files {
 		info, err := os.Stat(f)
@@ -79,7 +79,7 @@ func (s *subordinates) update() {
 	}
 	subuid, _ := procfile.Read(s.files[0]) // without the file there are no subordinate IDs
 	passwd, _ := procfile.Read(s.files[1])
-	s.ranges, s.users = parseSubordinates(subuid, passwd)
+	s.ranges, s.users = parseSubordinateIDs(subuid, passwd)
 }
 
 func sameVersion(a, b fs.FileInfo) bool {
@@ -89,9 +89,9 @@ func sameVersion(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// parseSubordinates parses subuid(5), and takes user IDs from passwd(5). A line has the form USER:FIRST:COUNT,
-// where USER is a name or a number. parseSubordinates ignores invalid lines.
-func parseSubordinates(subuid, passwd []byte) (ranges []idRange, users map[int]bool) {
+// parseSubordinateIDs parses subuid(5), and takes user IDs from passwd(5). A line has the form USER:FIRST:COUNT,
+// where USER is a name or a number. parseSubordinateIDs ignores invalid lines.
+func parseSubordinateIDs(subuid, passwd []byte) (ranges []idRange, users map[int]bool) {
 	users = map[int]bool{}
 	byName := map[string]int{}
 	for line := range bytes.Lines(passwd) {

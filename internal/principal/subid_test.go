@@ -22,10 +22,10 @@ func TestSubordinateOwner(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := newSubordinates(subuid, passwd)
+	s := newSubordinateIDs(subuid, passwd)
 	check := func(what string, uid, want int) {
 		t.Helper()
-		if got := s.owner(uid); got != want {
+		if got := s.ownerOf(uid); got != want {
 			t.Errorf("%s: owner of %d: got %d, want %d", what, uid, got, want)
 		}
 	}
@@ -83,8 +83,8 @@ func TestAccountOfSubordinateID(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.ids = newSubordinates(file, "/etc/passwd")
-	if p := a.Unseen(sub); p.Account.UID != user {
+	a.ids = newSubordinateIDs(file, "/etc/passwd")
+	if p := a.InaccessiblePrincipal(sub); p.Account.UID != user {
 		t.Errorf("Unseen: got account %v, want %d", p.Account, user)
 	}
 	for _, tt := range []struct {
@@ -95,13 +95,13 @@ func TestAccountOfSubordinateID(t *testing.T) {
 		{"outside", nil, user},
 		{"in a user namespace of the subordinate ID", []string{"unshare", "-U"}, user},
 	} {
-		dir, _ := running(t, as(sub), tt.argv...)
+		dir, _ := startProcess(t, withCredential(sub), tt.argv...)
 		p, err := a.PrincipalOf(dir, sub, sub)
 		if err != nil || p.Account.UID != tt.want || p.Account.Container != 0 || p.Manager {
 			t.Errorf("principal %s: got %+v and error %v, want user %d", tt.what, p, err, tt.want)
 		}
 	}
-	dir, _ := running(t, nil, "unshare", "-p", "-f", "setpriv", "--reuid", "700007", "--clear-groups")
+	dir, _ := startProcess(t, nil, "unshare", "-p", "-f", "setpriv", "--reuid", "700007", "--clear-groups")
 	p, err := a.PrincipalOf(dir, sub, sub)
 	if err != nil || p.Account.UID != sub || p.Account.Container == 0 {
 		t.Errorf("principal in a container: got %+v and error %v, want user %d of the container", p, err, sub)

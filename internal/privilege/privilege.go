@@ -19,36 +19,37 @@ type Capability struct {
 	Reason string
 }
 
-// Kept lists the capabilities that a service of root keeps. SECURITY.md and the systemd unit list the same
+// KeptCapabilities lists the capabilities that a service of root keeps. SECURITY.md and the systemd unit list the same
 // capabilities.
-var Kept = []Capability{
+var KeptCapabilities = []Capability{
 	{unix.CAP_CHOWN, "CAP_CHOWN", "gives queue files to the users of programs"},
 	{unix.CAP_DAC_OVERRIDE, "CAP_DAC_OVERRIDE",
 		"opens queue files, and files below the /proc/PID of programs, of other users; searches the directory of the virtual files"},
 	{unix.CAP_SYS_PTRACE, "CAP_SYS_PTRACE",
 		"reads and writes registered memory, and duplicates descriptors that programs name"},
-	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE", "raises a program's RLIMIT_NOFILE during the install of a device file's descriptor"},
+	{unix.CAP_SYS_RESOURCE, "CAP_SYS_RESOURCE",
+		"raises a program's RLIMIT_NOFILE during the install of a device file's descriptor"},
 	{unix.CAP_NET_ADMIN, "CAP_NET_ADMIN", "makes socket buffers larger than net.core.rmem_max"},
 	{unix.CAP_LEASE, "CAP_LEASE", "detects by a lease whether another user's queue file is still open"},
 }
 
-// AtStart lists the capabilities that a service of root drops after its start.
-var AtStart = []Capability{
+// StartCapabilities lists the capabilities that a service of root drops after its start.
+var StartCapabilities = []Capability{
 	{unix.CAP_SETPCAP, "CAP_SETPCAP", "gives up the other capabilities permanently"},
 	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "makes the detached mount that programs in other mount namespaces see"},
 }
 
-// Confine permanently drops privileges of all threads. Confine drops every capability except those of keep that the
-// process has, and sets no_new_privs, so that executing a program gains no privileges. Confine disables core dumps,
-// which would hold data of other users. For root, Confine denies processes without CAP_SYS_PTRACE access to
-// /proc/self. Confine sets the umask to 077.
+// DropPrivileges permanently drops privileges of all threads. Confine drops every capability except those of keep that
+// the process has, and sets no_new_privs, so that executing a program gains no privileges. Confine disables core dumps,
+// which would hold data of other users. For root, Confine denies processes without CAP_SYS_PTRACE access to /proc/self.
+// Confine sets the umask to 077.
 //
 // A process without CAP_SYS_PTRACE keeps its capabilities. If it dropped them, the kernel would deny it access to
 // processes with more capabilities than its own (cap_ptrace_access_check), such as a process of root in a container.
 //
 // In a binary with cgo, such as one with the race detector, Go cannot change all threads. The error then wraps
 // ENOTSUP, and the capabilities stay unchanged. Confine must be called before any thread blocks signals.
-func Confine(keep []Capability) error {
+func DropPrivileges(keep []Capability) error {
 	unix.Umask(0o077)
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("disable core dumps: %w", err)
@@ -74,7 +75,7 @@ func dropCapabilities(keep uint64) error {
 	if err := onAllThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); err != nil {
 		return err
 	}
-	have, err := Read("self")
+	have, err := ReadCapabilities("self")
 	if err != nil {
 		return err
 	}
@@ -107,29 +108,30 @@ func onAllThreads(nr, a, b, c uintptr) error {
 	return nil
 }
 
-// Sets holds the capability sets of a thread, one bit per capability.
-type Sets struct{ Inheritable, Permitted, Effective, Bounding, Ambient uint64 }
+// CapabilitySets holds the capability sets of a thread, one bit per capability.
+type CapabilitySets struct{ Inheritable, Permitted, Effective, Bounding, Ambient uint64 }
 
-// Read reads the capabilities of a process or thread from its directory in /proc, such as "self" or "12/task/13".
-func Read(who string) (s Sets, err error) {
+// ReadCapabilities reads the capabilities of a process or thread from its directory in /proc, such as "self" or
+// "12/task/13".
+func ReadCapabilities(who string) (s CapabilitySets, err error) {
 	b, err := os.ReadFile("/proc/" + who + "/status")
 	if err != nil {
 		return s, fmt.Errorf("read capabilities: %w", err)
 	}
-	return parse(string(b))
+	return parseStatus(string(b))
 }
 
-// ReadAt reads the capabilities of a process or thread by a descriptor of its directory in /proc.
-func ReadAt(proc int) (s Sets, err error) {
-	b, err := File(proc, "status")
+// ReadCapabilitiesAt reads the capabilities of a process or thread by a descriptor of its directory in /proc.
+func ReadCapabilitiesAt(proc int) (s CapabilitySets, err error) {
+	b, err := ReadProcFile(proc, "status")
 	if err != nil {
 		return s, fmt.Errorf("read capabilities: %w", err)
 	}
-	return parse(string(b))
+	return parseStatus(string(b))
 }
 
-// File reads a file of a process by a descriptor of its directory in /proc.
-func File(proc int, name string) ([]byte, error) {
+// ReadProcFile reads a file of a process by a descriptor of its directory in /proc.
+func ReadProcFile(proc int, name string) ([]byte, error) {
 	fd, err := unix.Openat(proc, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -139,8 +141,8 @@ func File(proc int, name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// parse parses the capabilities in the text of proc_pid_status(5).
-func parse(status string) (s Sets, err error) {
+// parseStatus parses the capabilities in the text of proc_pid_status(5).
+func parseStatus(status string) (s CapabilitySets, err error) {
 	found := 0
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")

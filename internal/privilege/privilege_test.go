@@ -18,11 +18,11 @@ import (
 // If the environment requests it, TestMain acts as the process that drops privileges.
 func TestMain(m *testing.M) {
 	if os.Getenv("PRIVILEGE_TEST_CONFINE") != "" {
-		if err := Confine(Kept); err != nil {
+		if err := DropPrivileges(KeptCapabilities); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
-		s, err := Read("self")
+		s, err := ReadCapabilities("self")
 		if os.Getenv("PRIVILEGE_TEST_CONFINE") == "process" {
 			dumpable, _ := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 			noNew, _ := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
@@ -38,10 +38,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// confined runs this test binary, without cgo, as the process that drops privileges, below a command.
-func confined(t *testing.T, before ...string) string { return confinedAs(t, "1", before...) }
+// runUnprivileged runs this test binary, without cgo, as the process that drops privileges, below a command.
+func runUnprivileged(t *testing.T, before ...string) string {
+	return runUnprivilegedAs(t, "1", before...)
+}
 
-func confinedAs(t *testing.T, what string, before ...string) string {
+func runUnprivilegedAs(t *testing.T, what string, before ...string) string {
 	t.Helper()
 	argv := append(before, withoutCgo(t))
 	cmd := exec.Command(argv[0], argv[1:]...)
@@ -74,9 +76,9 @@ func withoutCgo(t *testing.T) string {
 	return path
 }
 
-func root(t *testing.T) Sets {
+func rootCapabilities(t *testing.T) CapabilitySets {
 	t.Helper()
-	own, err := Read("self")
+	own, err := ReadCapabilities("self")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,33 +88,33 @@ func root(t *testing.T) Sets {
 	return own
 }
 
-// TestConfine tests that only the capabilities to keep remain.
-func TestConfine(t *testing.T) {
-	own := root(t)
+// TestDropPrivilegesKeepsListed tests that only the capabilities to keep remain.
+func TestDropPrivilegesKeepsListed(t *testing.T) {
+	own := rootCapabilities(t)
 	var want uint64
-	for _, c := range Kept {
+	for _, c := range KeptCapabilities {
 		want |= 1 << c.Number
 	}
 	want &= own.Permitted
-	if got, want := confined(t), fmt.Sprintf("0 %x %[1]x %[1]x 0 <nil>", want); got != want {
+	if got, want := runUnprivileged(t), fmt.Sprintf("0 %x %[1]x %[1]x 0 <nil>", want); got != want {
 		t.Errorf("capabilities: got %s, want %s", got, want)
 	}
 }
 
-// TestConfineProcess tests two effects of Confine on the process: other processes cannot access /proc/self, and
-// there are no core dumps.
-func TestConfineProcess(t *testing.T) {
-	root(t)
-	if got, want := confinedAs(t, "process"), "dumpable 0 no_new_privs 1 core 0 0 umask 077 <nil>"; got != want {
+// TestDropPrivilegesProtectsProcess tests two effects of Confine on the process: other processes cannot access
+// /proc/self, and there are no core dumps.
+func TestDropPrivilegesProtectsProcess(t *testing.T) {
+	rootCapabilities(t)
+	if got, want := runUnprivilegedAs(t, "process"), "dumpable 0 no_new_privs 1 core 0 0 umask 077 <nil>"; got != want {
 		t.Errorf("state of the process: got %q, want %q", got, want)
 	}
 }
 
-// TestConfineUser tests that a process of a user other than root stays accessible to that user.
-func TestConfineUser(t *testing.T) {
-	root(t)
+// TestUserProcessStaysAccessible tests that a process of a user other than root stays accessible to that user.
+func TestUserProcessStaysAccessible(t *testing.T) {
+	rootCapabilities(t)
 	dir := t.TempDir()
-	testutil.Searchable(t, dir)
+	testutil.MakeSearchable(t, dir)
 	b, err := os.ReadFile(withoutCgo(t))
 	if err != nil {
 		t.Fatal(err)
@@ -131,21 +133,21 @@ func TestConfineUser(t *testing.T) {
 	}
 }
 
-// TestReadRefuses tests that Read fails for a thread with unreadable capabilities.
-func TestReadRefuses(t *testing.T) {
+// TestReadCapabilitiesRefuses tests that Read fails for a thread with unreadable capabilities.
+func TestReadCapabilitiesRefuses(t *testing.T) {
 	for _, who := range []string{"0", "self/task/1"} {
-		if s, err := Read(who); err == nil || s != (Sets{}) {
+		if s, err := ReadCapabilities(who); err == nil || s != (CapabilitySets{}) {
 			t.Errorf("Read(%q): got %+v, %v, want an error", who, s, err)
 		}
 	}
 }
 
-// TestParse tests that parse requires five sets of capabilities, each of them a number.
-func TestParse(t *testing.T) {
+// TestParseStatus tests that parse requires five sets of capabilities, each of them a number.
+func TestParseStatus(t *testing.T) {
 	const status = "Name:\tsh\nCapInh:\t0000000000000001\nCapPrm:\t0000000000000002\nCapEff:\t0000000000000004\n" +
 		"CapBnd:\t000001ffffffffff\nCapAmb:\t0000000000000010\nNoNewPrivs:\t0\n"
-	want := Sets{Inheritable: 1, Permitted: 2, Effective: 4, Bounding: 1<<41 - 1, Ambient: 16}
-	if got, err := parse(status); err != nil || got != want {
+	want := CapabilitySets{Inheritable: 1, Permitted: 2, Effective: 4, Bounding: 1<<41 - 1, Ambient: 16}
+	if got, err := parseStatus(status); err != nil || got != want {
 		t.Errorf("parse: got %+v and error %v, want %+v", got, err, want)
 	}
 	for _, tt := range []struct{ what, old, new, want string }{
@@ -153,22 +155,22 @@ func TestParse(t *testing.T) {
 		{"an empty set", "\t0000000000000010", "", `"CapAmb:\n"`},
 		{"a missing set", "CapAmb", "CapOld", "the status of a process has 4 sets, want 5"},
 	} {
-		if _, err := parse(strings.Replace(status, tt.old, tt.new, 1)); err == nil ||
+		if _, err := parseStatus(strings.Replace(status, tt.old, tt.new, 1)); err == nil ||
 			!strings.Contains(err.Error(), tt.want) {
 			t.Errorf("parse with %s: got %v, want %s", tt.what, err, tt.want)
 		}
 	}
 }
 
-// TestConfineWithoutPtrace tests that root without CAP_SYS_PTRACE keeps its capabilities. With fewer capabilities
-// than its programs, root could not access them.
-func TestConfineWithoutPtrace(t *testing.T) {
-	own := root(t)
+// TestDropPrivilegesWithoutPtrace tests that root without CAP_SYS_PTRACE keeps its capabilities. With fewer
+// capabilities than its programs, root could not access them.
+func TestDropPrivilegesWithoutPtrace(t *testing.T) {
+	own := rootCapabilities(t)
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Skip("needs setpriv")
 	}
 	less := own.Permitted &^ (1 << unix.CAP_SYS_PTRACE)
-	got := confined(t, "setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
+	got := runUnprivileged(t, "setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-all")
 	if want := fmt.Sprintf("0 %x %[1]x %[1]x 0 <nil>", less); got != want {
 		t.Errorf("capabilities: got %s, want %s", got, want)
 	}

@@ -88,8 +88,8 @@ type Limit struct {
 	Total   uint64 // limit for all users together; 0 means no limit
 }
 
-// Most returns the amount that one user can hold if no other user holds any; 0 means no limit.
-func (l Limit) Most() uint64 {
+// UserMaximum returns the amount that one user can hold if no other user holds any; 0 means no limit.
+func (l Limit) UserMaximum() uint64 {
 	switch open := l.Total - l.Total/reserveShare; {
 	case l.Total == 0:
 		return l.PerUser
@@ -153,10 +153,10 @@ func New(limits Limits) *Ledger {
 // the ledger is used.
 func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
 
-// OnShort sets a function that is called before a refusal. The function may end charges for resources that the user
+// OnShortage sets a function that is called before a refusal. The function may end charges for resources that the user
 // no longer holds. Afterwards the ledger checks the limits again. The function must not sleep, and must be set
 // before the ledger is used.
-func (l *Ledger) OnShort(f func(*User)) { l.short = f }
+func (l *Ledger) OnShortage(f func(*User)) { l.short = f }
 
 // ID identifies a user by a user ID and, if the same ID means different users, by a container.
 type ID struct {
@@ -208,15 +208,15 @@ func (u *User) ID() ID {
 // AllUsers represents all users together.
 var AllUsers = ID{UID: -1}
 
-// Take charges n of a kind to the user. On failure Take returns an *Error and charges nothing.
-func (u *User) Take(k Kind, n uint64) error {
+// Charge charges n of a kind to the user. On failure Take returns an *Error and charges nothing.
+func (u *User) Charge(k Kind, n uint64) error {
 	if u == nil || n == 0 {
 		return nil
 	}
-	err := u.take(k, n)
+	err := u.charge(k, n)
 	if err != nil && u.ledger.short != nil {
 		u.ledger.short(u)
-		err = u.take(k, n)
+		err = u.charge(k, n)
 	}
 	if err != nil {
 		if u.ledger.refused != nil {
@@ -227,7 +227,7 @@ func (u *User) Take(k Kind, n uint64) error {
 	return nil
 }
 
-func (u *User) take(k Kind, n uint64) *Error {
+func (u *User) charge(k Kind, n uint64) *Error {
 	l := u.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -248,8 +248,8 @@ func (u *User) take(k Kind, n uint64) *Error {
 	return nil
 }
 
-// Give ends a charge made by Take.
-func (u *User) Give(k Kind, n uint64) {
+// Release ends a charge made by Take.
+func (u *User) Release(k Kind, n uint64) {
 	if u == nil || n == 0 {
 		return
 	}

@@ -8,17 +8,17 @@ func TestOnRefusal(t *testing.T) {
 	var got []*Error
 	l.OnRefusal(func(e *Error) { got = append(got, e) })
 	u := l.User(7)
-	if err := u.Take(QPs, 2); err != nil || len(got) != 0 {
+	if err := u.Charge(QPs, 2); err != nil || len(got) != 0 {
 		t.Errorf("Take below the limit: got refusals %v and error %v, want none", got, err)
 	}
-	err := u.Take(QPs, 1)
+	err := u.Charge(QPs, 1)
 	if len(got) != 1 || err != error(got[0]) || got[0].User.UID != 7 || got[0].Held != 2 {
 		t.Errorf("Take beyond the limit: got refusals %v and error %v, want one refusal", got, err)
 	}
 }
 
-// TestMost tests that a single user can take the amount that Most returns, and no more.
-func TestMost(t *testing.T) {
+// TestUserMaximumIsExact tests that a single user can take the amount that Most returns, and no more.
+func TestUserMaximumIsExact(t *testing.T) {
 	for _, c := range []struct {
 		limit Limit
 		want  uint64
@@ -29,7 +29,7 @@ func TestMost(t *testing.T) {
 		{Limit{PerUser: 400, Total: 400}, 300},
 		{Limit{Total: 400}, 300},
 	} {
-		if got := c.limit.Most(); got != c.want {
+		if got := c.limit.UserMaximum(); got != c.want {
 			t.Errorf("%+v.Most: got %d, want %d", c.limit, got, c.want)
 		}
 		if c.want == 0 {
@@ -38,10 +38,10 @@ func TestMost(t *testing.T) {
 		var limits Limits
 		limits[QPs] = c.limit
 		u := New(limits).User(1)
-		if err := u.Take(QPs, c.want); err != nil {
+		if err := u.Charge(QPs, c.want); err != nil {
 			t.Errorf("%+v: Take of %d: got %v, want success", c.limit, c.want, err)
 		}
-		if err := u.Take(QPs, 1); err == nil {
+		if err := u.Charge(QPs, 1); err == nil {
 			t.Errorf("%+v: Take of %d: got success, want an error", c.limit, c.want+1)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flags contains the flags that a caller may choose.
-const flags = unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND
+// allowedFlags contains the flags that a caller may choose.
+const allowedFlags = unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND
 
 var openFunc atomic.Pointer[func(fd, how int) (int, error)]
 
@@ -31,10 +31,10 @@ func SetOpener(open func(fd, how int) (int, error)) { openFunc.Store(&open) }
 // any other flag. The open itself waits neither for the other end of a FIFO nor for the holder of a lease (EAGAIN).
 // File never makes a terminal the controlling terminal. The new descriptor is close-on-exec.
 func File(fd, how int) (int, error) {
-	if how&^flags != 0 {
-		return -1, &os.PathError{Op: "reopen", Path: path(fd), Err: syscall.EINVAL}
+	if how&^allowedFlags != 0 {
+		return -1, &os.PathError{Op: "reopen", Path: selfFDPath(fd), Err: syscall.EINVAL}
 	}
-	open := Own
+	open := OnCallingThread
 	if f := openFunc.Load(); f != nil {
 		open = *f
 	}
@@ -44,25 +44,27 @@ func File(fd, how int) (int, error) {
 	}
 	if _, err := unix.FcntlInt(uintptr(opened), unix.F_SETFL, how&unix.O_APPEND); err != nil {
 		unix.Close(opened)
-		return -1, fmt.Errorf("make %s blocking: %w", path(fd), err)
+		return -1, fmt.Errorf("make %s blocking: %w", selfFDPath(fd), err)
 	}
 	return opened, nil
 }
 
-// Own reopens the file of a descriptor on the calling thread.
-func Own(fd, how int) (int, error) { return Link(unix.AT_FDCWD, path(fd), how) }
+// OnCallingThread reopens the file of a descriptor on the calling thread.
+func OnCallingThread(fd, how int) (int, error) {
+	return OpenLinkTarget(unix.AT_FDCWD, selfFDPath(fd), how)
+}
 
-// Withhold prevents programs from reopening the file of a descriptor, if Own can still reopen it afterwards. A
+// DenyReopen prevents programs from reopening the file of a descriptor, if Own can still reopen it afterwards. A
 // process without capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE to open it.
-func Withhold(fd int) error {
-	if !overridesMode() {
+func DenyReopen(fd int) error {
+	if !ignoresFileMode() {
 		return nil
 	}
 	return os.NewSyscallError("fchmod", unix.Fchmod(fd, 0))
 }
 
-// overridesMode reports whether this process can open files of mode 0.
-var overridesMode = sync.OnceValue(func() bool {
+// ignoresFileMode reports whether this process can open files of mode 0.
+var ignoresFileMode = sync.OnceValue(func() bool {
 	var p [2]int
 	if unix.Pipe2(p[:], unix.O_CLOEXEC) != nil {
 		return false
@@ -72,21 +74,22 @@ var overridesMode = sync.OnceValue(func() bool {
 	if unix.Fchmod(p[0], 0) != nil {
 		return false
 	}
-	fd, err := Own(p[0], unix.O_RDONLY|unix.O_NONBLOCK)
+	fd, err := OnCallingThread(p[0], unix.O_RDONLY|unix.O_NONBLOCK)
 	if err == nil {
 		unix.Close(fd)
 	}
 	return err == nil
 })
 
-// Link opens the target of a link, such as a namespace in /proc/PID/ns, on the calling thread. The caller must
-// ensure that opening the target has no side effects.
+// OpenLinkTarget opens the target of a link, such as a namespace in /proc/PID/ns, on the calling thread. The caller
+// must ensure that opening the target has no side effects.
 //
 //verbena:allow open the flags contain O_NOCTTY and O_CLOEXEC
-func Link(dir int, name string, how int) (int, error) {
+func OpenLinkTarget(dir int, name string, how int) (int, error) {
 	for {
 		// The filter of a confined process refuses openat(2) without O_NOFOLLOW.
-		opened, err := unix.Openat2(dir, name, &unix.OpenHow{Flags: uint64(how&flags | unix.O_NOCTTY | unix.O_CLOEXEC)})
+		opened, err := unix.Openat2(dir, name,
+			&unix.OpenHow{Flags: uint64(how&allowedFlags | unix.O_NOCTTY | unix.O_CLOEXEC)})
 		switch err {
 		case nil:
 			return opened, nil
@@ -97,4 +100,4 @@ func Link(dir int, name string, how int) (int, error) {
 	}
 }
 
-func path(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
+func selfFDPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

@@ -18,8 +18,8 @@ func flagsOf(t *testing.T, fd int) int {
 	return f & (unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND)
 }
 
-// TestFile tests that the new description has exactly the requested access mode and flags.
-func TestFile(t *testing.T) {
+// TestFileModeAndFlags tests that the new description has exactly the requested access mode and flags.
+func TestFileModeAndFlags(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
 		t.Fatal(err)
@@ -52,9 +52,9 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestLink tests that Link follows a link of the kernel.
-func TestLink(t *testing.T) {
-	fd, err := Link(unix.AT_FDCWD, "/proc/self/ns/user", unix.O_RDONLY)
+// TestOpenLinkTarget tests that Link follows a link of the kernel.
+func TestOpenLinkTarget(t *testing.T) {
+	fd, err := OpenLinkTarget(unix.AT_FDCWD, "/proc/self/ns/user", unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,8 @@ func TestLink(t *testing.T) {
 	if err := errors.Join(unix.Fstat(fd, &a), unix.Stat("/proc/self/ns/user", &b)); err != nil || a.Ino != b.Ino {
 		t.Errorf("inode: got %d and error %v, want %d", a.Ino, err, b.Ino)
 	}
-	if _, err := Link(unix.AT_FDCWD, filepath.Join(t.TempDir(), "none"), unix.O_RDWR); !errors.Is(err, os.ErrNotExist) {
+	if _, err := OpenLinkTarget(unix.AT_FDCWD, filepath.Join(t.TempDir(), "none"), unix.O_RDWR); !errors.Is(err,
+		os.ErrNotExist) {
 		t.Errorf("Link of a missing file: got %v, want %v", err, os.ErrNotExist)
 	}
 }
@@ -84,8 +85,8 @@ func TestFileDoesNotBlock(t *testing.T) {
 	}
 }
 
-// TestThrough tests that Through replaces the open itself, but not the checks.
-func TestThrough(t *testing.T) {
+// TestOpenerReplacesOpen tests that Through replaces the open itself, but not the checks.
+func TestOpenerReplacesOpen(t *testing.T) {
 	defer openFunc.Store(nil)
 	var asked []int
 	SetOpener(func(fd, how int) (int, error) {

@@ -49,26 +49,26 @@ type Queue struct {
 	receiving chan struct{}
 }
 
-// Do calls f, which closes an object of the user, when fewer than maxClosing other calls are running. Do can block
-// for a time that the user controls.
-func (q *Queue) Do(f func()) {
+// RunClose calls f, which closes an object of the user, when fewer than maxClosing other calls are running. Do can
+// block for a time that the user controls.
+func (q *Queue) RunClose(f func()) {
 	if q == nil {
 		f()
 		return
 	}
 	q.closing <- struct{}{}
 	defer func() { <-q.closing }()
-	for q.user.Take(quota.Workers, 1) != nil {
+	for q.user.Charge(quota.Workers, 1) != nil {
 		time.Sleep(workerPause) // only this goroutine waits, not its thread
 	}
-	defer q.user.Give(quota.Workers, 1)
+	defer q.user.Release(quota.Workers, 1)
 	f()
 }
 
 // Close closes a descriptor. Close may sleep, like Do.
 //
 //verbena:closes
-func (q *Queue) Close(fd int) { q.Do(func() { closeNow(fd) }) }
+func (q *Queue) Close(fd int) { q.RunClose(func() { closeNow(fd) }) }
 
 // closeNow closes a descriptor sent by a user. It first disables SO_LINGER, which would delay the close of a
 // socket. The close of a file of a FUSE server can still block.
@@ -82,10 +82,10 @@ func closeNow(fd int) {
 // maxDrained exceeds the number of messages that fit into a Unix socket's queue.
 const maxDrained = 1024
 
-// End closes a socket that a user writes to. End first receives the unread messages and closes the descriptors in
-// them. Otherwise the kernel would close these descriptors within close(2), with their SO_LINGER. End may sleep,
-// like Do.
-func (q *Queue) End(c socket) { q.Do(func() { end(c) }) }
+// DrainAndClose closes a socket that a user writes to. End first receives the unread messages and closes the
+// descriptors in them. Otherwise the kernel would close these descriptors within close(2), with their SO_LINGER. End
+// may sleep, like Do.
+func (q *Queue) DrainAndClose(c socket) { q.RunClose(func() { drainAndClose(c) }) }
 
 // socket is a *net.UnixConn, or the *os.File of a socket.
 type socket interface {
@@ -94,18 +94,18 @@ type socket interface {
 }
 
 //verbena:closes
-func end(c socket) {
+func drainAndClose(c socket) {
 	if raw, err := c.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { drain(int(fd)) })
+		_ = raw.Control(func(fd uintptr) { drainSocket(int(fd)) })
 	}
 	c.Close()
 }
 
-// drain shuts a socket down, which also affects duplicates of its descriptor. Then drain receives the unread
+// drainSocket shuts a socket down, which also affects duplicates of its descriptor. Then drain receives the unread
 // messages and closes the descriptors in them.
 //
 //verbena:receives
-func drain(fd int) {
+func drainSocket(fd int) {
 	_ = unix.Shutdown(fd, unix.SHUT_RDWR)
 	oob := controlPool.Get().(*[]byte)
 	defer controlPool.Put(oob)
@@ -118,7 +118,7 @@ func drain(fd int) {
 		if err != nil || n == 0 && control == 0 {
 			return
 		}
-		var m message
+		var m receivedMessage
 		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors parsed before it
 		for _, received := range m.Files {
 			closeNow(received)

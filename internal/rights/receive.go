@@ -18,17 +18,17 @@ const maxDescriptors = 253
 // soPassRights is SO_PASSRIGHTS, which golang.org/x/sys does not define yet.
 const soPassRights = 83
 
-// Refuse makes the kernel refuse descriptors for a socket, with EPERM for the sender. Before Linux 6.16 Refuse
-// returns ENOPROTOOPT, and Receive with a Queue must suffice.
-func Refuse(fd int) error {
+// RefuseDescriptors makes the kernel refuse descriptors for a socket, with EPERM for the sender. Before Linux 6.16
+// Refuse returns ENOPROTOOPT, and Receive with a Queue must suffice.
+func RefuseDescriptors(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0); err != nil {
 		return fmt.Errorf("refuse descriptors: SO_PASSRIGHTS: %w", err)
 	}
 	return nil
 }
 
-// message is a received message, or a part of a stream.
-type message struct {
+// receivedMessage is a received message, or a part of a stream.
+type receivedMessage struct {
 	N       int     // number of bytes
 	Files   []int   // descriptors, at most as many as requested; the caller closes them by the Queue
 	Surplus int     // number of surplus descriptors, which were closed
@@ -49,11 +49,11 @@ var controlPool = sync.Pool{New: func() any {
 // descriptors. Receive closes further descriptors by the Queue. Like a read of the socket, Receive returns
 // os.ErrDeadlineExceeded, or an error for a closed socket. A message without bytes and control data is the end of
 // the stream.
-func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (message, error) {
+func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (receivedMessage, error) {
 	counted := false
 	for {
 		m, err := q.receive(c, b, most, counted)
-		if err != errBusy {
+		if err != errTooManyClosing {
 			return m, err
 		}
 		// A counted attempt does not wait if there is no message. The next, uncounted attempt waits.
@@ -61,9 +61,9 @@ func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (message, error) 
 	}
 }
 
-// Await waits until a message or the end of the stream can be received. Await is for a caller that holds no memory
-// during the wait.
-func Await(c syscall.RawConn) error {
+// AwaitMessage waits until a message or the end of the stream can be received. Await is for a caller that holds no
+// memory during the wait.
+func AwaitMessage(c syscall.RawConn) error {
 	return c.Read(func(fd uintptr) bool {
 		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		n, err := unix.Poll(ready, 0)
@@ -71,15 +71,15 @@ func Await(c syscall.RawConn) error {
 	})
 }
 
-// errBusy means that the user has too many messages with descriptors in progress, or that a counted attempt found
-// no message.
-var errBusy = errors.New("too many descriptors of the user are being closed")
+// errTooManyClosing means that the user has too many messages with descriptors in progress, or that a counted attempt
+// found no message.
+var errTooManyClosing = errors.New("too many descriptors of the user are being closed")
 
-// receive is like Receive, but returns errBusy instead of waiting. If counted is true, the message has already been
-// counted.
+// receive is like Receive, but returns errTooManyClosing instead of waiting. If counted is true, the message has
+// already been counted.
 //
 //verbena:receives
-func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m message, err error) {
+func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m receivedMessage, err error) {
 	oob := controlPool.Get().(*[]byte)
 	defer controlPool.Put(oob)
 	var control int
@@ -87,7 +87,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 	rerr := c.Read(func(fd uintptr) bool {
 		called = true
 		if !counted && !q.beginReceiving() {
-			err = errBusy
+			err = errTooManyClosing
 			return true // this function must not wait, since the socket could then not be closed
 		}
 		for {
@@ -99,7 +99,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		if err == unix.EAGAIN {
 			q.endReceiving()
 			if counted {
-				err = errBusy
+				err = errTooManyClosing
 			}
 			return counted
 		}
@@ -112,12 +112,12 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		}
 		return m, rerr // the function has ended without a message
 	}
-	if err == errBusy {
+	if err == errTooManyClosing {
 		return m, err
 	}
 	defer q.endReceiving()
 	if err != nil {
-		return message{}, os.NewSyscallError("recvmsg", err)
+		return receivedMessage{}, os.NewSyscallError("recvmsg", err)
 	}
 	m.Control = control > 0
 	if err := m.parse((*oob)[:control]); err != nil {
@@ -132,7 +132,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 }
 
 // parse extracts descriptors and credentials from control data.
-func (m *message) parse(oob []byte) error {
+func (m *receivedMessage) parse(oob []byte) error {
 	if len(oob) == 0 {
 		return nil
 	}

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// pair makes two ends of a socket. The first one belongs to a user.
-func pair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) {
+// userSocketPair makes two ends of a socket. The first one belongs to a user.
+func userSocketPair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -41,9 +41,9 @@ func pair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) 
 	return fds[0], own, raw
 }
 
-// lingering returns a descriptor with a close that takes a number of seconds, since its peer does not read. end ends
-// the wait.
-func lingering(t *testing.T, seconds int32) (fd int, end func()) {
+// newLingeringSocket returns a descriptor with a close that takes a number of seconds, since its peer does not read.
+// end ends the wait.
+func newLingeringSocket(t *testing.T, seconds int32) (fd int, end func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -89,8 +89,9 @@ func sendFiles(t *testing.T, to int, text string, fds ...int) {
 	}
 }
 
-// pipes returns n descriptors that are close-on-exec, and a function that reports whether all of them are closed.
-func pipes(t *testing.T, n int) (fds []int, closed func() bool) {
+// pipeDescriptors returns n descriptors that are close-on-exec, and a function that reports whether all of them are
+// closed.
+func pipeDescriptors(t *testing.T, n int) (fds []int, closed func() bool) {
 	t.Helper()
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -116,17 +117,18 @@ func closeAll(fds []int) {
 	}
 }
 
-// TestReceive tests that Receive returns the requested descriptors, close-on-exec, and closes all others.
-func TestReceive(t *testing.T) {
+// TestReceiveReturnsRequested tests that Receive returns the requested descriptors, close-on-exec, and closes all
+// others.
+func TestReceiveReturnsRequested(t *testing.T) {
 	for _, tt := range []struct{ sent, most, files, surplus int }{
 		{0, 1, 0, 0}, {1, 1, 1, 0}, {1, 0, 0, 1}, {4, 2, 2, 2}, {maxDescriptors, 1, 1, maxDescriptors - 1},
 	} {
 		var queues Queues
-		user, _, raw := pair(t, unix.SOCK_STREAM)
+		user, _, raw := userSocketPair(t, unix.SOCK_STREAM)
 		var closed func() bool
 		if tt.sent > 0 {
 			var fds []int
-			fds, closed = pipes(t, tt.sent)
+			fds, closed = pipeDescriptors(t, tt.sent)
 			sendFiles(t, user, "x", fds...)
 			closeAll(fds)
 		} else if _, err := unix.Write(user, []byte("x")); err != nil {
@@ -153,11 +155,12 @@ func TestReceive(t *testing.T) {
 	}
 }
 
-// TestReader tests that Reader closes descriptors in the middle of a stream, and returns all bytes of the stream.
-func TestReader(t *testing.T) {
+// TestReaderClosesDescriptors tests that Reader closes descriptors in the middle of a stream, and returns all bytes of
+// the stream.
+func TestReaderClosesDescriptors(t *testing.T) {
 	var queues Queues
-	user, _, raw := pair(t, unix.SOCK_STREAM)
-	fds, closed := pipes(t, 3)
+	user, _, raw := userSocketPair(t, unix.SOCK_STREAM)
+	fds, closed := pipeDescriptors(t, 3)
 	unix.Write(user, []byte("ab"))
 	sendFiles(t, user, "cd", fds...)
 	closeAll(fds)
@@ -172,7 +175,7 @@ func TestReader(t *testing.T) {
 	}
 }
 
-func threads(t *testing.T) (n int) {
+func countThreads(t *testing.T) (n int) {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -181,17 +184,18 @@ func threads(t *testing.T) (n int) {
 	return len(list)
 }
 
-// TestLingering tests that received sockets with SO_LINGER are closed at once, without blocking a thread.
-func TestLingering(t *testing.T) {
+// TestLingeringSocketsDoNotBlock tests that received sockets with SO_LINGER are closed at once, without blocking a
+// thread.
+func TestLingeringSocketsDoNotBlock(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	var queues Queues
 	sender := ledger.User(1)
 	const senders = 40
-	before := threads(t)
+	before := countThreads(t)
 	var receivers sync.WaitGroup
 	for range senders {
-		user, _, raw := pair(t, unix.SOCK_STREAM)
-		fd, end := lingering(t, 8)
+		user, _, raw := userSocketPair(t, unix.SOCK_STREAM)
+		fd, end := newLingeringSocket(t, 8)
 		defer end()
 		sendFiles(t, user, "x", fd)
 		unix.Close(fd)
@@ -206,7 +210,7 @@ func TestLingering(t *testing.T) {
 	if d := time.Since(began); d > 5*time.Second {
 		t.Errorf("duration of the close: got %v, want at most 5s", d)
 	}
-	if n := threads(t) - before; n > maxClosing+8 {
+	if n := countThreads(t) - before; n > maxClosing+8 {
 		t.Errorf("additional threads: got %d, want about %d", n, maxClosing)
 	}
 	if n := sender.Held(quota.Workers); n != 0 {
@@ -214,13 +218,13 @@ func TestLingering(t *testing.T) {
 	}
 }
 
-// TestReceivingBound tests that no more descriptors of a user reach the service while the service cannot close that
-// user's earlier descriptors. Later messages stay in their sockets.
-func TestReceivingBound(t *testing.T) {
+// TestReceivedDescriptorsAreLimited tests that no more descriptors of a user reach the service while the service cannot
+// close that user's earlier descriptors. Later messages stay in their sockets.
+func TestReceivedDescriptorsAreLimited(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 1
 	user := quota.New(l).User(1)
-	if err := user.Take(quota.Workers, 1); err != nil {
+	if err := user.Charge(quota.Workers, 1); err != nil {
 		t.Fatal(err)
 	}
 	var queues Queues
@@ -229,8 +233,8 @@ func TestReceivingBound(t *testing.T) {
 	var received sync.WaitGroup
 	var receive []func()
 	for range maxReceiving + 1 {
-		to, f, raw := pair(t, unix.SOCK_SEQPACKET)
-		fds, _ := pipes(t, 1)
+		to, f, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
+		fds, _ := pipeDescriptors(t, 1)
 		sendFiles(t, to, "x", fds...)
 		closeAll(fds)
 		own = append(own, f)
@@ -242,7 +246,7 @@ func TestReceivingBound(t *testing.T) {
 			}
 		})
 	}
-	testutil.Block(t, receive...)
+	testutil.WaitBlocked(t, receive...)
 	unread := func() (n int) {
 		for _, f := range own {
 			fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
@@ -255,24 +259,24 @@ func TestReceivingBound(t *testing.T) {
 	if n := unread(); n != 1 {
 		t.Fatalf("unread messages: got %d, want 1", n)
 	}
-	user.Give(quota.Workers, 1)
+	user.Release(quota.Workers, 1)
 	received.Wait()
 	if n := unread(); n != 0 {
 		t.Errorf("unread messages after the descriptors could be closed: got %d, want 0", n)
 	}
 }
 
-// TestClosedMeanwhile tests that the close of the socket ends a Receive, including a Receive that waits for the
+// TestCloseEndsReceive tests that the close of the socket ends a Receive, including a Receive that waits for the
 // close of descriptors.
-func TestClosedMeanwhile(t *testing.T) {
+func TestCloseEndsReceive(t *testing.T) {
 	var queues Queues
 	q := queues.QueueOf(nil)
 	for range maxReceiving {
 		q.beginReceiving()
 	}
-	_, own, raw := pair(t, unix.SOCK_SEQPACKET)
+	_, own, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
 	result := make(chan error, 1)
-	testutil.Block(t, func() {
+	testutil.WaitBlocked(t, func() {
 		_, err := q.Receive(raw, make([]byte, 1), 0)
 		result <- err
 	})
@@ -287,11 +291,11 @@ func TestClosedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestRefuse tests that a sender of a descriptor to a refusing socket gets EPERM, if the kernel supports the
+// TestRefuseDescriptors tests that a sender of a descriptor to a refusing socket gets EPERM, if the kernel supports the
 // refusal.
-func TestRefuse(t *testing.T) {
-	user, own, _ := pair(t, unix.SOCK_SEQPACKET)
-	err := Refuse(int(own.Fd()))
+func TestRefuseDescriptors(t *testing.T) {
+	user, own, _ := userSocketPair(t, unix.SOCK_SEQPACKET)
+	err := RefuseDescriptors(int(own.Fd()))
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		t.Skip("needs Linux 6.16")
 	}
@@ -306,10 +310,10 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestSender tests that Receive reports the sender of a message on a socket with SO_PASSCRED.
-func TestSender(t *testing.T) {
+// TestReceiveReportsSender tests that Receive reports the sender of a message on a socket with SO_PASSCRED.
+func TestReceiveReportsSender(t *testing.T) {
 	var queues Queues
-	user, own, raw := pair(t, unix.SOCK_SEQPACKET)
+	user, own, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
 	if err := unix.SetsockoptInt(int(own.Fd()), unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -320,9 +324,9 @@ func TestSender(t *testing.T) {
 	}
 }
 
-// TestQueueBound tests that a limited number of closes of a user run at the same time, that each counts as a
-// worker, and that a close waits if the user has no worker left.
-func TestQueueBound(t *testing.T) {
+// TestConcurrentClosesAreLimited tests that a limited number of closes of a user run at the same time, that each counts
+// as a worker, and that a close waits if the user has no worker left.
+func TestConcurrentClosesAreLimited(t *testing.T) {
 	var l quota.Limits
 	l[quota.Workers].PerUser = 3 * maxClosing
 	ledger := quota.New(l)
@@ -344,34 +348,35 @@ func TestQueueBound(t *testing.T) {
 	begin := make(chan struct{})
 	do := slices.Repeat([]func(){func() {
 		defer all.Done()
-		q.Do(func() {
+		q.RunClose(func() {
 			count(1)
 			<-begin
 			count(-1)
 		})
 	}}, 5*maxClosing)
 	all.Add(len(do))
-	testutil.Block(t, do...)
+	testutil.WaitBlocked(t, do...)
 	close(begin)
 	all.Wait()
 	if most != maxClosing || user.Held(quota.Workers) != 0 {
-		t.Errorf("got %d closes at the same time and %d charged workers afterwards, want %d and 0", most, user.Held(quota.Workers),
+		t.Errorf("got %d closes at the same time and %d charged workers afterwards, want %d and 0", most,
+			user.Held(quota.Workers),
 			maxClosing)
 	}
-	if err := user.Take(quota.Workers, 3*maxClosing); err != nil {
+	if err := user.Charge(quota.Workers, 3*maxClosing); err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		q.Do(func() {})
+		q.RunClose(func() {})
 	}()
 	select {
 	case <-done:
 		t.Error("Do without a worker: got a call, want none")
 	case <-time.After(20 * time.Millisecond):
 	}
-	user.Give(quota.Workers, 1)
+	user.Release(quota.Workers, 1)
 	select {
 	case <-done:
 	case <-time.After(10 * time.Second):
@@ -379,16 +384,16 @@ func TestQueueBound(t *testing.T) {
 	}
 }
 
-// TestUnknownSender tests that a datagram without credentials, or with other control data, has no sender.
-func TestUnknownSender(t *testing.T) {
-	fds, closed := pipes(t, 1)
+// TestDatagramWithoutSender tests that a datagram without credentials, or with other control data, has no sender.
+func TestDatagramWithoutSender(t *testing.T) {
+	fds, closed := pipeDescriptors(t, 1)
 	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": unix.UnixRights(fds[0])} {
-		var m message
+		var m receivedMessage
 		if err := m.parse(oob); m.Sender != nil {
 			t.Errorf("%s: got sender %+v and error %v, want no sender", name, m.Sender, err)
 		}
 	}
-	var m message
+	var m receivedMessage
 	if err := m.parse(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil ||
 		*m.Sender != (Sender{17, 4242}) {
 		t.Errorf("credentials: got sender %+v and error %v, want process 17", m.Sender, err)
@@ -397,24 +402,24 @@ func TestUnknownSender(t *testing.T) {
 	closed()
 }
 
-// TestEnd tests that End closes a socket with unread messages at once, even if descriptors in the messages have
-// SO_LINGER.
-func TestEnd(t *testing.T) {
+// TestDrainAndClose tests that End closes a socket with unread messages at once, even if descriptors in the messages
+// have SO_LINGER.
+func TestDrainAndClose(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		ledger := quota.New(quota.Limits{})
 		var queues Queues
-		user, own, _ := pair(t, kind)
-		fds, closed := pipes(t, 5)
+		user, own, _ := userSocketPair(t, kind)
+		fds, closed := pipeDescriptors(t, 5)
 		sendFiles(t, user, "x", fds...)
 		closeAll(fds)
 		for range 20 {
-			fd, end := lingering(t, 8)
+			fd, end := newLingeringSocket(t, 8)
 			defer end()
 			sendFiles(t, user, "y", fd)
 			unix.Close(fd)
 		}
 		began := time.Now()
-		queues.QueueOf(ledger.User(1)).End(own)
+		queues.QueueOf(ledger.User(1)).DrainAndClose(own)
 		if d := time.Since(began); d > 5*time.Second {
 			t.Errorf("kind %d: duration of End: got %v, want at most 5s", kind, d)
 		}
@@ -427,21 +432,21 @@ func TestEnd(t *testing.T) {
 	}
 }
 
-// TestManyReceive tests that many threads with pending messages make progress, although few messages are held at
-// the same time.
-func TestManyReceive(t *testing.T) {
-	for round := 0; round < testutil.Fewer(4, 1) && !t.Failed(); round++ {
-		manyReceive(t)
+// TestManyReceiversProgress tests that many threads with pending messages make progress, although few messages are held
+// at the same time.
+func TestManyReceiversProgress(t *testing.T) {
+	for round := 0; round < testutil.FewerIfShort(4, 1) && !t.Failed(); round++ {
+		receiveOnManySockets(t)
 	}
 }
 
-func manyReceive(t *testing.T) {
+func receiveOnManySockets(t *testing.T) {
 	const sockets, messages = 400, 50
 	q := (&Queues{}).QueueOf(nil)
 	var wg sync.WaitGroup
 	var users []int
 	for range sockets {
-		user, own, raw := pair(t, unix.SOCK_SEQPACKET)
+		user, own, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
 		users = append(users, user)
 		defer own.Close()
 		wg.Go(func() {

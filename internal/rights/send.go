@@ -18,12 +18,12 @@ const (
 	lastReceiptLook  = 100 * time.Millisecond
 )
 
-// Sending charges n descriptors to the user, before the caller sends them on a socket (quota.InFlight). The caller
-// calls sent after the attempt to send. The charge lasts until the user's program has received all data on the
-// socket, or has closed its end, even if the caller closes the socket before. The kernel counts descriptors in
-// flight against the user ID of the service (unix(7), ETOOMANYREFS). If the user has too many descriptors in
-// flight, Sending sleeps, and returns a *quota.Error after sendTimeout.
-func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
+// ChargeInFlight charges n descriptors to the user, before the caller sends them on a socket (quota.InFlight). The
+// caller calls sent after the attempt to send. The charge lasts until the user's program has received all data on the
+// socket, or has closed its end, even if the caller closes the socket before. The kernel counts descriptors in flight
+// against the user ID of the service (unix(7), ETOOMANYREFS). If the user has too many descriptors in flight, Sending
+// sleeps, and returns a *quota.Error after sendTimeout.
+func (q *Queue) ChargeInFlight(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil
 	}
@@ -32,7 +32,7 @@ func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 		return nil, err
 	}
 	for began := time.Now(); ; time.Sleep(sendPause) {
-		if err = q.user.Take(quota.InFlight, uint64(n)); err == nil {
+		if err = q.user.Charge(quota.InFlight, uint64(n)); err == nil {
 			break
 		}
 		if time.Since(began) > sendTimeout {
@@ -46,7 +46,7 @@ func (q *Queue) Sending(c syscall.Conn, n int) (sent func(), err error) {
 				return false
 			}
 			unix.Close(fd)
-			q.user.Give(quota.InFlight, uint64(n))
+			q.user.Release(quota.InFlight, uint64(n))
 			return true
 		}
 		if received() {

@@ -15,9 +15,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestSending tests that descriptors are charged until the other end has received them or was closed, even after
-// the sender has closed its end.
-func TestSending(t *testing.T) {
+// TestInFlightChargeUntilReceived tests that descriptors are charged until the other end has received them or was
+// closed, even after the sender has closed its end.
+func TestInFlightChargeUntilReceived(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.InFlight] = quota.Limit{PerUser: 4}
 	for _, tt := range []struct {
@@ -42,7 +42,7 @@ func TestSending(t *testing.T) {
 			q := all.QueueOf(user)
 			ends := testutil.UnixPair(t)
 			ours, theirs := ends[0], ends[1]
-			sent, err := q.Sending(ours, 3)
+			sent, err := q.ChargeInFlight(ours, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,7 +59,7 @@ func TestSending(t *testing.T) {
 			if tt.name == "both closed" {
 				ours.Close()
 			}
-			testutil.Stays(t, 10*firstReceiptLook, "three descriptors are charged while they are unread",
+			testutil.Consistently(t, 10*firstReceiptLook, "three descriptors are charged while they are unread",
 				func() bool { return user.Held(quota.InFlight) == 3 })
 			tt.end(ours, theirs)
 			testutil.Eventually(t, "the charge to end", func() bool { return user.Held(quota.InFlight) == 0 })
@@ -67,22 +67,23 @@ func TestSending(t *testing.T) {
 	}
 }
 
-// TestSendingWaits tests that a message waits for the receipt of earlier messages, and is refused after a timeout.
-func TestSendingWaits(t *testing.T) {
+// TestChargeInFlightWaits tests that a message waits for the receipt of earlier messages, and is refused after a
+// timeout.
+func TestChargeInFlightWaits(t *testing.T) {
 	ours := testutil.UnixPair(t)[0]
-	synctest.Test(t, func(t *testing.T) { sendingWaits(t, ours) })
+	synctest.Test(t, func(t *testing.T) { waitForEarlierReceipt(t, ours) })
 }
 
-func sendingWaits(t *testing.T, ours syscall.Conn) {
+func waitForEarlierReceipt(t *testing.T, ours syscall.Conn) {
 	var limits quota.Limits
 	limits[quota.InFlight] = quota.Limit{PerUser: 4}
 	user := quota.New(limits).User(7)
 	var all Queues
-	if err := user.Take(quota.InFlight, 4); err != nil {
+	if err := user.Charge(quota.InFlight, 4); err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(3*sendPause, func() { user.Give(quota.InFlight, 4) })
-	sent, err := all.QueueOf(user).Sending(ours, 2)
+	time.AfterFunc(3*sendPause, func() { user.Release(quota.InFlight, 4) })
+	sent, err := all.QueueOf(user).ChargeInFlight(ours, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -92,7 +93,7 @@ func sendingWaits(t *testing.T, ours syscall.Conn) {
 	}
 	began := time.Now()
 	var refusal *quota.Error
-	if _, err := all.QueueOf(user).Sending(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
+	if _, err := all.QueueOf(user).ChargeInFlight(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
 		refusal.Kind != quota.InFlight {
 		t.Errorf("Sending: got %v, want a refusal of %v", err, quota.InFlight)
 	}
@@ -100,7 +101,7 @@ func sendingWaits(t *testing.T, ours syscall.Conn) {
 		t.Errorf("duration until the refusal: got %v, want at least %v", d, sendTimeout)
 	}
 	var none *Queue
-	if sent, err := none.Sending(ours, 100); err != nil {
+	if sent, err := none.ChargeInFlight(ours, 100); err != nil {
 		t.Errorf("Sending to a trusted receiver: got %v, want success", err)
 	} else {
 		sent()

@@ -22,14 +22,14 @@ var singleCPU = runtime.NumCPU() == 1
 
 // Lock locks m.
 func (m *Mutex) Lock() {
-	if m.mu.TryLock() || m.spin() {
+	if m.mu.TryLock() || m.trySpin() {
 		return
 	}
 	m.mu.Lock()
 }
 
-// spin tries to take the mutex for a short time, and reports whether it has taken it.
-func (m *Mutex) spin() bool {
+// trySpin tries to take the mutex for a short time, and reports whether it has taken it.
+func (m *Mutex) trySpin() bool {
 	if singleCPU {
 		return false
 	}

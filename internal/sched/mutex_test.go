@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestMutex tests mutual exclusion, and that a thread that has spun for a long time also gets the lock.
-func TestMutex(t *testing.T) {
+// TestMutexExcludes tests mutual exclusion, and that a thread that has spun for a long time also gets the lock.
+func TestMutexExcludes(t *testing.T) {
 	var m Mutex
 	var wg sync.WaitGroup
 	n := 0

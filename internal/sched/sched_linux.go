@@ -20,14 +20,14 @@ const (
 	PollerSlice = 400 * time.Microsecond
 )
 
-// Prompt gives the calling thread, which must be locked to its goroutine, short slices and thereby a low wakeup
+// SetSlice gives the calling thread, which must be locked to its goroutine, short slices and thereby a low wakeup
 // latency. RDMA programs spin on every core while they wait for completions. Without Prompt, a thread with a packet
 // or a system call for such programs waits until the slice of a spinning thread ends.
 //
 // Prompt requests the slice with sched_setattr(2) (sched_runtime under the EEVDF scheduler, Linux 6.12). The
 // request needs no privilege, and does not increase the thread's share of the processor. On older kernels the
 // request has no effect.
-func Prompt(slice time.Duration) {
+func SetSlice(slice time.Duration) {
 	attr, err := unix.SchedGetAttr(0, 0)
 	if err != nil || attr.Policy != unix.SCHED_NORMAL {
 		return // the user has chosen another policy for this process
@@ -40,19 +40,19 @@ func Prompt(slice time.Duration) {
 // threads of each program, and one thread of each address of a device.
 const parallelThreads = 32
 
-// Widen raises GOMAXPROCS, so that threads that wait in short system calls can keep their P of the Go scheduler.
-// With one P per core, the default, a waking thread may find that other waiting threads hold every P. The thread
-// then gets a P only from the runtime's monitor, which takes milliseconds on a busy machine.
-func Widen() {
+// RaiseMaxProcs raises GOMAXPROCS, so that threads that wait in short system calls can keep their P of the Go
+// scheduler. With one P per core, the default, a waking thread may find that other waiting threads hold every P. The
+// thread then gets a P only from the runtime's monitor, which takes milliseconds on a busy machine.
+func RaiseMaxProcs() {
 	runtime.GOMAXPROCS(max(parallelThreads, 2*runtime.NumCPU()))
 }
 
-// Slices reports whether the kernel accepts a slice from Prompt. It may sleep.
-func Slices() bool {
+// SupportsSlices reports whether the kernel accepts a slice from Prompt. It may sleep.
+func SupportsSlices() bool {
 	there := make(chan bool)
 	go func() {
 		runtime.LockOSThread() // permanently locked, so the thread ends with the goroutine
-		Prompt(SleeperSlice)
+		SetSlice(SleeperSlice)
 		attr, err := unix.SchedGetAttr(0, 0)
 		there <- err == nil && attr.Runtime == uint64(SleeperSlice.Nanoseconds())
 	}()

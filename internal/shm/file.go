@@ -25,9 +25,9 @@ type File struct {
 	user *quota.User // user charged for regions and mappings
 	kind quota.Kind  // kind of resource of the bytes of regions
 
-	keep *kept.Kept // tracks the file after Close
+	keep *kept.UserObjects // tracks the file after Close
 
-	leave bool // Close keeps the pages for a program that still has the file (see LeavePages)
+	leave bool // Close keeps the pages for a program that still has the file (see KeepPagesOnClose)
 
 	mu      sync.Mutex
 	file    *os.File // nil after Close
@@ -36,9 +36,9 @@ type File struct {
 	chunk   *chunk // chunk that provides new regions
 }
 
-// shared is a region of the file as mapped by the service. A program may write to the region at any time, and may
+// mappedRegion is a region of the file as mapped by the service. A program may write to the region at any time, and may
 // free its pages, which then read as zeros.
-type shared struct {
+type mappedRegion struct {
 	// Mem is the service's mapping. Mem must not be used after Free.
 	Mem []byte
 	// Offset is the region's offset in the file, in bytes.
@@ -67,8 +67,8 @@ type chunk struct {
 	used      int   // number of regions
 }
 
-// place returns the offset of the next region of the given length, and false if there is no room.
-func (c *chunk) place(length int64) (off int64, ok bool) {
+// nextOffset returns the offset of the next region of the given length, and false if there is no room.
+func (c *chunk) nextOffset(length int64) (off int64, ok bool) {
 	if c == nil {
 		return 0, false
 	}
@@ -79,8 +79,8 @@ func (c *chunk) place(length int64) (off int64, ok bool) {
 	return off, off >= c.low && off+length <= c.high
 }
 
-// cut takes a region from the free part of the chunk.
-func (c *chunk) cut(off, length int64) []byte {
+// takeRegion takes a region from the free part of the chunk.
+func (c *chunk) takeRegion(off, length int64) []byte {
 	if off == 0 {
 		c.low = length
 	} else {
@@ -102,13 +102,13 @@ var pageSize = int64(os.Getpagesize())
 // Create makes a file. The name, of at most 249 bytes, is for display. /proc/PID/maps and links in /proc/PID/fd
 // show it as "/memfd:NAME (deleted)". Bytes of regions are charged to user as kind, and their mappings as mappings.
 // The file is charged as a descriptor until Close and, if keep is not nil, as long as a program has the file.
-func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ *File, err error) {
-	if err := user.Take(quota.Descriptors, 1); err != nil {
+func Create(name string, kind quota.Kind, user *quota.User, keep *kept.UserObjects) (_ *File, err error) {
+	if err := user.Charge(quota.Descriptors, 1); err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			user.Give(quota.Descriptors, 1)
+			user.Release(quota.Descriptors, 1)
 		}
 	}()
 	fail := func(what string, err error) (*File, error) {
@@ -127,7 +127,7 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ 
 	}
 	// The kernel does not count the description returned by memfd_create as a writer of the file. InUse needs this
 	// count of writers.
-	own, err := reopen.Own(fd, unix.O_RDWR)
+	own, err := reopen.OnCallingThread(fd, unix.O_RDWR)
 	if err != nil {
 		return fail("open", err)
 	}
@@ -135,10 +135,10 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.Kept) (_ 
 		regions: map[int64]region{}}, nil
 }
 
-// LeavePages makes Close keep the pages of regions if a program still has the file. The program may poll its queues
-// for completions that were posted before Close. The pages stay charged as long as the file. LeavePages must be
-// called before the file is used.
-func (f *File) LeavePages() { f.leave = true }
+// KeepPagesOnClose makes Close keep the pages of regions if a program still has the file. The program may poll its
+// queues for completions that were posted before Close. The pages stay charged as long as the file. KeepPagesOnClose
+// must be called before the file is used.
+func (f *File) KeepPagesOnClose() { f.leave = true }
 
 // Name returns the name of the file.
 func (f *File) Name() string { return f.name }
@@ -186,9 +186,9 @@ func (f *File) WithFD(use func(fd int) error) error {
 // ENOMEM if memory is short or the user's limit is reached. Alloc may sleep.
 //
 // shared.Free may be called repeatedly. Close frees the remaining regions.
-func (f *File) Alloc(size int) (shared, error) {
-	fail := func(err error) (shared, error) {
-		return shared{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
+func (f *File) Alloc(size int) (mappedRegion, error) {
+	fail := func(err error) (mappedRegion, error) {
+		return mappedRegion{}, fmt.Errorf("allocate %d bytes of shared memory: %w", size, err)
 	}
 	if size <= 0 {
 		return fail(syscall.EINVAL)
@@ -202,32 +202,32 @@ func (f *File) Alloc(size int) (shared, error) {
 		return fail(syscall.ENOMEM)
 	}
 	length := (int64(size) + pageSize - 1) &^ (pageSize - 1)
-	if err := f.user.Take(f.kind, uint64(length)); err != nil {
+	if err := f.user.Charge(f.kind, uint64(length)); err != nil {
 		return fail(err)
 	}
 	off, mem, err := f.allocLocked(length)
 	if err != nil {
-		f.user.Give(f.kind, uint64(length))
+		f.user.Release(f.kind, uint64(length))
 		return fail(err)
 	}
 	f.chunk.used++
 	f.regions[off] = region{f.chunk, mem}
-	return shared{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
+	return mappedRegion{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
 }
 
 // allocLocked reserves bytes of the file, and returns their offset and mapping.
 func (f *File) allocLocked(length int64) (off int64, mem []byte, err error) {
-	off, ok := f.chunk.place(length)
+	off, ok := f.chunk.nextOffset(length)
 	if !ok {
 		if err := f.newChunk(length); err != nil {
 			return 0, nil, err
 		}
-		off, _ = f.chunk.place(length)
+		off, _ = f.chunk.nextOffset(length)
 	}
 	if err := f.reserve(off, length); err != nil {
 		return 0, nil, err
 	}
-	return off, f.chunk.cut(off, length), nil
+	return off, f.chunk.takeRegion(off, length), nil
 }
 
 func (f *File) reserve(off, length int64) error {
@@ -237,15 +237,15 @@ func (f *File) reserve(off, length int64) error {
 		return nil
 	}
 	// This call frees the pages that fallocate reserved before it failed.
-	f.punch(off, length)
+	f.punchHole(off, length)
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.ENOMEM) {
 		return fmt.Errorf("no memory is left on this machine or in the service's control group: %w", syscall.ENOMEM)
 	}
 	return &os.PathError{Op: "fallocate", Path: f.name, Err: err}
 }
 
-// Enlarge returns advice to make room on the file system of a path, which usually is on /dev/shm.
-func Enlarge(path string) string {
+// EnlargeAdvice returns advice to make room on the file system of a path, which usually is on /dev/shm.
+func EnlargeAdvice(path string) string {
 	const usual = "/dev/shm"
 	if strings.HasPrefix(path, usual+"/") {
 		path = usual
@@ -261,7 +261,7 @@ func (f *File) newChunk(length int64) error {
 		size = min(2*int64(len(old.mem)), largeChunk)
 	}
 	size = hugepage.Align(max(size, length), length)
-	if err := f.user.Take(quota.Mappings, 1); err != nil {
+	if err := f.user.Charge(quota.Mappings, 1); err != nil {
 		return err
 	}
 	mem, err := hugepage.Reserve(int(size), start)
@@ -271,7 +271,7 @@ func (f *File) newChunk(length int64) error {
 		}
 	}
 	if err != nil {
-		f.user.Give(quota.Mappings, 1)
+		f.user.Release(quota.Mappings, 1)
 		if err == unix.ENOMEM {
 			err = fmt.Errorf("%w: see ulimit -v of the service and vm.max_map_count", err)
 		}
@@ -279,17 +279,17 @@ func (f *File) newChunk(length int64) error {
 	}
 	old := f.chunk
 	f.chunk, f.next = &chunk{start: start, mem: mem, low: start, high: start + size}, start+size
-	f.dropUnused(old)
+	f.unmapUnused(old)
 	return nil
 }
 
-// dropUnused unmaps a chunk that is no longer needed.
-func (f *File) dropUnused(c *chunk) {
+// unmapUnused unmaps a chunk that is no longer needed.
+func (f *File) unmapUnused(c *chunk) {
 	if c == nil || c == f.chunk || c.used > 0 {
 		return
 	}
 	hugepage.Release(c.mem)
-	f.user.Give(quota.Mappings, 1)
+	f.user.Release(quota.Mappings, 1)
 }
 
 func (f *File) free(off int64) {
@@ -300,21 +300,21 @@ func (f *File) free(off int64) {
 		return
 	}
 	f.unmap(off, r)
-	f.user.Give(f.kind, uint64(len(r.mem)))
-	f.punch(off, int64(len(r.mem)))
+	f.user.Release(f.kind, uint64(len(r.mem)))
+	f.punchHole(off, int64(len(r.mem)))
 }
 
 func (f *File) unmap(off int64, r region) {
 	delete(f.regions, off)
 	r.chunk.used--
-	f.dropUnused(r.chunk)
+	f.unmapUnused(r.chunk)
 }
 
-// punch frees pages, and leaves the size of the file unchanged. If punch fails, the pages stay until Close, which
+// punchHole frees pages, and leaves the size of the file unchanged. If punch fails, the pages stay until Close, which
 // is harmless.
-func (f *File) punch(off, length int64) { punch(f.file, off, length) }
+func (f *File) punchHole(off, length int64) { punchHole(f.file, off, length) }
 
-func punch(file *os.File, off, length int64) {
+func punchHole(file *os.File, off, length int64) {
 	_ = ignoringEINTR(func() error {
 		return unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
@@ -377,7 +377,7 @@ func soleOpener(fd uintptr) error {
 }
 
 // Close unmaps all regions and frees their pages, including pages that a program still has mapped. Those pages then
-// read as zeros. LeavePages changes that. The service must not access a region afterwards. Close may be called
+// read as zeros. KeepPagesOnClose changes that. The service must not access a region afterwards. Close may be called
 // repeatedly. It returns nil.
 func (f *File) Close() error {
 	f.mu.Lock()
@@ -392,17 +392,17 @@ func (f *File) Close() error {
 		if leave {
 			left += uint64(len(r.mem))
 		} else {
-			f.user.Give(f.kind, uint64(len(r.mem)))
-			f.punch(off, int64(len(r.mem)))
+			f.user.Release(f.kind, uint64(len(r.mem)))
+			f.punchHole(off, int64(len(r.mem)))
 		}
 	}
 	if last := f.chunk; last != nil {
 		f.chunk = nil
-		f.dropUnused(last)
+		f.unmapUnused(last)
 	}
 	f.keep.Keep(closedFile{f.file, f.next}, func() {
-		f.user.Give(f.kind, left)
-		f.user.Give(quota.Descriptors, 1)
+		f.user.Release(f.kind, left)
+		f.user.Release(quota.Descriptors, 1)
 	})
 	f.file = nil
 	return nil
@@ -422,7 +422,7 @@ func (r closedFile) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAG
 // see.
 func (r closedFile) Close() error {
 	if r.end > 0 && !r.InUse() {
-		punch(r.File, 0, r.end)
+		punchHole(r.File, 0, r.end)
 	}
 	return r.File.Close()
 }

@@ -19,12 +19,12 @@ import (
 	"verbena/internal/testutil"
 )
 
-func create(t *testing.T) *File {
+func newTestFile(t *testing.T) *File {
 	t.Helper()
-	return createFor(t, nil)
+	return newTestFileFor(t, nil)
 }
 
-func createFor(t *testing.T, user *quota.User) *File {
+func newTestFileFor(t *testing.T, user *quota.User) *File {
 	t.Helper()
 	f, err := Create("verbena-shm-test", quota.RingBytes, user, nil)
 	if err != nil {
@@ -44,8 +44,8 @@ func openForProgram(t *testing.T, f *File) *os.File {
 	return p
 }
 
-// blocks returns the size of the file in memory, in pages.
-func blocks(t *testing.T, f *File) int64 {
+// pagesInMemory returns the size of the file in memory, in pages.
+func pagesInMemory(t *testing.T, f *File) int64 {
 	t.Helper()
 	var st unix.Stat_t
 	if err := f.Stat(&st); err != nil {
@@ -55,7 +55,7 @@ func blocks(t *testing.T, f *File) int64 {
 }
 
 func TestRegionsAreSharedWithTheProgramsMapping(t *testing.T) {
-	f := create(t)
+	f := newTestFile(t)
 	p := openForProgram(t, f)
 	for i, size := range []int{1, 5000, int(pageSize)} {
 		r, err := f.Alloc(size)
@@ -88,7 +88,7 @@ func TestRegionsAreSharedWithTheProgramsMapping(t *testing.T) {
 }
 
 func TestFreeReleasesPagesAndOffsetsAreNotReused(t *testing.T) {
-	f := create(t)
+	f := newTestFile(t)
 	p := openForProgram(t, f)
 	a, err := f.Alloc(3 * int(pageSize))
 	if err != nil {
@@ -98,7 +98,7 @@ func TestFreeReleasesPagesAndOffsetsAreNotReused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := blocks(t, f); got != 4 {
+	if got := pagesInMemory(t, f); got != 4 {
 		t.Errorf("reserved pages: got %d, want 4", got)
 	}
 	m, err := unix.Mmap(int(p.Fd()), int64(a.Offset), len(a.Mem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -108,7 +108,7 @@ func TestFreeReleasesPagesAndOffsetsAreNotReused(t *testing.T) {
 	defer unix.Munmap(m)
 	m[0] = 1
 	a.Free()
-	if got := blocks(t, f); got != 1 {
+	if got := pagesInMemory(t, f); got != 1 {
 		t.Errorf("pages after Free: got %d, want 1", got)
 	}
 	if m[0] != 0 {
@@ -125,23 +125,23 @@ func TestFreeReleasesPagesAndOffsetsAreNotReused(t *testing.T) {
 }
 
 func TestWriteToTheProgramsDescriptionChangesNothing(t *testing.T) {
-	f := create(t)
+	f := newTestFile(t)
 	p := openForProgram(t, f)
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	size := blocks(t, f)
+	size := pagesInMemory(t, f)
 	if n, err := unix.Write(int(p.Fd()), bytes.Repeat([]byte{7}, 32)); err == nil {
 		t.Errorf("write by the program: got %d bytes, want an error", n)
 	}
-	if r.Mem[0] != 0 || blocks(t, f) != size {
+	if r.Mem[0] != 0 || pagesInMemory(t, f) != size {
 		t.Error("file after the write: got a change, want none")
 	}
 }
 
 func TestInUseUntilLastDescriptorAndMapping(t *testing.T) {
-	f := create(t)
+	f := newTestFile(t)
 	if f.InUse() {
 		t.Fatal("InUse before any other open: got true, want false")
 	}
@@ -174,7 +174,7 @@ func TestInUseUntilLastDescriptorAndMapping(t *testing.T) {
 }
 
 func TestConcurrentAllocAndFree(t *testing.T) {
-	f := create(t)
+	f := newTestFile(t)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -193,13 +193,13 @@ func TestConcurrentAllocAndFree(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := blocks(t, f); got != 0 {
+	if got := pagesInMemory(t, f); got != 0 {
 		t.Errorf("pages after all frees: got %d, want 0", got)
 	}
 }
 
 func TestOpenForReadingOnly(t *testing.T) {
-	f := create(t)
+	f := newTestFile(t)
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
@@ -218,8 +218,8 @@ func TestOpenForReadingOnly(t *testing.T) {
 	}
 }
 
-// mappings counts this process's mappings of the file.
-func mappings(t *testing.T, f *File) int {
+// countMappings counts this process's mappings of the file.
+func countMappings(t *testing.T, f *File) int {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -233,8 +233,8 @@ func mappings(t *testing.T, f *File) int {
 func TestManyRegionsFewMappings(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	user := ledger.User(1)
-	f := createFor(t, user)
-	var regions []shared
+	f := newTestFileFor(t, user)
+	var regions []mappedRegion
 	for i := range 10000 {
 		r, err := f.Alloc(2 * int(pageSize))
 		if err != nil {
@@ -253,7 +253,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 			t.Fatalf("region %d: got %d bytes and first byte %d, want two pages and its number", i, len(r.Mem), r.Mem[0])
 		}
 	}
-	n := mappings(t, f)
+	n := countMappings(t, f)
 	if n > 8 || user.Held(quota.Mappings) != uint64(n) {
 		t.Errorf("mappings: got %d and %d charged, want at most 8 and all charged", n, user.Held(quota.Mappings))
 	}
@@ -270,7 +270,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 		}
 		mapped = append(mapped, m)
 	}
-	if got := mappings(t, f) - n; got > len(regions)/100 {
+	if got := countMappings(t, f) - n; got > len(regions)/100 {
 		t.Errorf("mappings of the program: got %d for %d regions, want fewer", got, len(regions))
 	}
 	for _, m := range mapped {
@@ -281,7 +281,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 		r.Free()
 	}
 	big.Free()
-	if n := mappings(t, f); n != 1 || user.Held(quota.Mappings) != 1 || user.Held(quota.RingBytes) != 0 {
+	if n := countMappings(t, f); n != 1 || user.Held(quota.Mappings) != 1 || user.Held(quota.RingBytes) != 0 {
 		t.Errorf("without regions: got %d mappings, %d and %d bytes charged", n, user.Held(quota.Mappings),
 			user.Held(quota.RingBytes))
 	}
@@ -293,11 +293,11 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	}
 }
 
-func TestLimits(t *testing.T) {
+func TestRegionLimits(t *testing.T) {
 	var l quota.Limits
 	l[quota.RingBytes].PerUser = 4 * uint64(pageSize)
 	ledger := quota.New(l)
-	f := createFor(t, ledger.User(1))
+	f := newTestFileFor(t, ledger.User(1))
 	r, err := f.Alloc(3 * int(pageSize))
 	if err != nil {
 		t.Fatal(err)
@@ -305,7 +305,7 @@ func TestLimits(t *testing.T) {
 	if _, err := f.Alloc(2 * int(pageSize)); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("Alloc beyond the limit of bytes: got %v, want ENOMEM", err)
 	}
-	if got := blocks(t, f); got != 3 {
+	if got := pagesInMemory(t, f); got != 3 {
 		t.Errorf("reserved pages: got %d, want 3", got)
 	}
 	r.Free()
@@ -314,16 +314,17 @@ func TestLimits(t *testing.T) {
 	}
 	l[quota.Mappings].PerUser = 1
 	ledger = quota.New(l)
-	f = createFor(t, ledger.User(1))
+	f = newTestFileFor(t, ledger.User(1))
 	if _, err := f.Alloc(1); err != nil {
 		t.Fatal(err)
 	}
-	other := createFor(t, ledger.User(1))
+	other := newTestFileFor(t, ledger.User(1))
 	if _, err := other.Alloc(1); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("Alloc beyond the limit of mappings: got %v, want ENOMEM", err)
 	}
-	if got := blocks(t, other); got != 0 || ledger.User(1).Held(quota.RingBytes) != uint64(pageSize) {
-		t.Errorf("after a refused Alloc: got %d pages and %d charged bytes, want 0 and one page", got, ledger.User(1).Held(quota.RingBytes))
+	if got := pagesInMemory(t, other); got != 0 || ledger.User(1).Held(quota.RingBytes) != uint64(pageSize) {
+		t.Errorf("after a refused Alloc: got %d pages and %d charged bytes, want 0 and one page", got,
+			ledger.User(1).Held(quota.RingBytes))
 	}
 	if err := errors.Join(f.Close(), other.Close()); err != nil {
 		t.Fatal(err)
@@ -333,11 +334,11 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestScratch tests that writes of a program are detected and their pages freed, regardless of the positions of its
-// regions, until its writes are barred.
-func TestScratch(t *testing.T) {
+// TestScratchWritesAreFreed tests that writes of a program are detected and their pages freed, regardless of the
+// positions of its regions, until its writes are barred.
+func TestScratchWritesAreFreed(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
-	f := createFor(t, ledger.User(1))
+	f := newTestFileFor(t, ledger.User(1))
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
@@ -349,7 +350,7 @@ func TestScratch(t *testing.T) {
 	}
 	defer p.Close()
 	defer s.Close()
-	before := blocks(t, f)
+	before := pagesInMemory(t, f)
 	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)
@@ -368,11 +369,11 @@ func TestScratch(t *testing.T) {
 	if n, err := unix.Read(in, buf[:]); err != nil || n == 0 {
 		t.Errorf("event of a write: got error %v or no event, want one", err)
 	}
-	if blocks(t, f) == before || !s.Due() {
+	if pagesInMemory(t, f) == before || !s.DropDue() {
 		t.Fatal("pages of writes: got none or none due, want some")
 	}
-	s.Drop()
-	if got := blocks(t, f); got > before+1 || s.Due() {
+	s.FreeWrittenPages()
+	if got := pagesInMemory(t, f); got > before+1 || s.DropDue() {
 		t.Errorf("pages after Drop: got %d, want %d and one for the next write", got, before)
 	}
 	if r.Mem[0] != 7 {
@@ -386,15 +387,15 @@ func TestScratch(t *testing.T) {
 	if _, err := p.Write(doorbell); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Bar(); err != nil {
+	if err := s.DenyWrites(); err != nil {
 		t.Errorf("Bar: got %v, want success", err)
 	}
-	s.Drop() // Drop after Bar has no effect
+	s.FreeWrittenPages() // Drop after Bar has no effect
 	if _, err := p.Write(doorbell); !errors.Is(err, syscall.EFBIG) {
 		t.Errorf("write after Bar: got %v, want EFBIG", err)
 	}
 	s.Close()
-	s.Drop()
+	s.FreeWrittenPages()
 	if _, err := s.Watch(in, unix.IN_MODIFY); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("Watch after Close: got %v, want ErrClosed", err)
 	}
@@ -406,9 +407,9 @@ func TestScratch(t *testing.T) {
 	}
 }
 
-// TestBarBesideWrites tests that neither a concurrent write nor Drop reverses Bar.
-func TestBarBesideWrites(t *testing.T) {
-	f := create(t)
+// TestDenyWritesBesideWrites tests that neither a concurrent write nor Drop reverses Bar.
+func TestDenyWritesBesideWrites(t *testing.T) {
+	f := newTestFile(t)
 	const rounds, writers = 100, 2
 	for range rounds {
 		p, s, err := f.OpenScratch()
@@ -424,7 +425,7 @@ func TestBarBesideWrites(t *testing.T) {
 					last = true
 				default:
 				}
-				s.Drop()
+				s.FreeWrittenPages()
 			}
 		})
 		var begun atomic.Int64 // number of writes begun
@@ -440,7 +441,7 @@ func TestBarBesideWrites(t *testing.T) {
 			}()
 		}
 		testutil.Eventually(t, "the writers to write", func() bool { return begun.Load() >= writers })
-		if err := s.Bar(); err != nil {
+		if err := s.DenyWrites(); err != nil {
 			t.Error(err)
 		}
 		close(barred)
@@ -458,11 +459,11 @@ func TestBarBesideWrites(t *testing.T) {
 	}
 }
 
-// TestBarWithoutService tests that after the end of the service any process with the file can bar the writes of its
-// program, and that a file without a scratch part stays unchanged.
-func TestBarWithoutService(t *testing.T) {
-	f := create(t)
-	if err := Bar(f.file); err != nil {
+// TestDenyWritesWithoutService tests that after the end of the service any process with the file can bar the writes of
+// its program, and that a file without a scratch part stays unchanged.
+func TestDenyWritesWithoutService(t *testing.T) {
+	f := newTestFile(t)
+	if err := DenyWrites(f.file); err != nil {
 		t.Error(err)
 	}
 	if fi, err := f.file.Stat(); err != nil || fi.Size() != 0 {
@@ -475,7 +476,7 @@ func TestBarWithoutService(t *testing.T) {
 	defer p.Close()
 	defer s.Close()
 	for range 2 {
-		if err := Bar(f.file); err != nil {
+		if err := DenyWrites(f.file); err != nil {
 			t.Error(err)
 		}
 		if _, err := p.Write(make([]byte, 32)); !errors.Is(err, syscall.EFBIG) {
@@ -484,8 +485,8 @@ func TestBarWithoutService(t *testing.T) {
 	}
 }
 
-func TestAllocOfNothing(t *testing.T) {
-	f := create(t)
+func TestAllocRefusesInvalidSize(t *testing.T) {
+	f := newTestFile(t)
 	for _, size := range []int{0, -1} {
 		want := fmt.Sprintf("allocate %d bytes of shared memory: invalid argument", size)
 		if _, err := f.Alloc(size); !errors.Is(err, syscall.EINVAL) || err.Error() != want {
@@ -499,7 +500,7 @@ func TestAllocOfNothing(t *testing.T) {
 		t.Errorf("Alloc beyond the last offset: got %v, want ENOMEM", err)
 	}
 	f.next = 0
-	if got := blocks(t, f); got != 0 {
+	if got := pagesInMemory(t, f); got != 0 {
 		t.Errorf("pages after a failed Alloc: got %d, want 0", got)
 	}
 	if r, err := f.Alloc(1); err != nil || r.Offset != 0 {
@@ -507,8 +508,8 @@ func TestAllocOfNothing(t *testing.T) {
 	}
 }
 
-func TestUseAfterClose(t *testing.T) {
-	f := create(t)
+func TestClosedFileReturnsErrors(t *testing.T) {
+	f := newTestFile(t)
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
@@ -528,10 +529,10 @@ func TestUseAfterClose(t *testing.T) {
 	}
 }
 
-// TestSealed tests that a program can neither truncate the file nor remove the seal, and that its writes to the
-// file and additions to it change no region.
-func TestSealed(t *testing.T) {
-	f := create(t)
+// TestProgramCannotTruncate tests that a program can neither truncate the file nor remove the seal, and that its writes
+// to the file and additions to it change no region.
+func TestProgramCannotTruncate(t *testing.T) {
+	f := newTestFile(t)
 	r, err := f.Alloc(1)
 	if err != nil {
 		t.Fatal(err)
@@ -551,13 +552,13 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// TestLeavePages tests that a program that polls its queues after Close sees earlier completions. Without
-// LeavePages, or without a program, no page remains.
-func TestLeavePages(t *testing.T) {
+// TestKeepPagesOnClose tests that a program that polls its queues after Close sees earlier completions. Without
+// KeepPagesOnClose, or without a program, no page remains.
+func TestKeepPagesOnClose(t *testing.T) {
 	for _, leave := range []bool{false, true} {
-		f := create(t)
+		f := newTestFile(t)
 		if leave {
-			f.LeavePages()
+			f.KeepPagesOnClose()
 		}
 		r, err := f.Alloc(1)
 		if err != nil {
@@ -575,18 +576,19 @@ func TestLeavePages(t *testing.T) {
 	}
 }
 
-// TestCharged tests that a file is charged, including remaining pages, as long as a program has it open or mapped.
-func TestCharged(t *testing.T) {
+// TestFileIsChargedWhileInUse tests that a file is charged, including remaining pages, as long as a program has it open
+// or mapped.
+func TestFileIsChargedWhileInUse(t *testing.T) {
 	for _, tt := range []struct{ leave, mapped bool }{{false, false}, {true, false}, {true, true}} {
 		keeper := kept.New(nil)
 		defer keeper.Close()
 		user := quota.New(quota.Limits{}).User(1000)
-		f, err := Create("verbena-shm-test", quota.RingBytes, user, keeper.KeptOf(user))
+		f, err := Create("verbena-shm-test", quota.RingBytes, user, keeper.ObjectsOf(user))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if tt.leave {
-			f.LeavePages()
+			f.KeepPagesOnClose()
 		}
 		for range 3 {
 			if _, err := f.Alloc(2 * int(pageSize)); err != nil {
@@ -652,7 +654,7 @@ func TestCreateRefused(t *testing.T) {
 
 // TestOpenLink tests that OpenLink opens only a link to a memfd with the right name.
 func TestOpenLink(t *testing.T) {
-	f := create(t)
+	f := newTestFile(t)
 	p := openForProgram(t, f)
 	link := func(fd uintptr) string { return selfFD(int(fd)) }
 	got, err := OpenLink(link(p.Fd()), "verbena-shm")

@@ -67,8 +67,8 @@ func growTo(fd int, size int64) error {
 	return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
 }
 
-// control calls use with the descriptor. It returns os.ErrClosed after Close.
-func (s *Scratch) control(use func(fd int) error) error {
+// withDescriptor calls use with the descriptor. It returns os.ErrClosed after Close.
+func (s *Scratch) withDescriptor(use func(fd int) error) error {
 	conn, err := s.file.SyscallConn()
 	if err != nil {
 		return os.ErrClosed
@@ -81,22 +81,22 @@ func (s *Scratch) control(use func(fd int) error) error {
 
 // Watch adds an inotify watch for the file.
 func (s *Scratch) Watch(inotify int, mask uint32) (wd int, err error) {
-	err = s.control(func(fd int) (err error) {
+	err = s.withDescriptor(func(fd int) (err error) {
 		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
 		return err
 	})
 	return wd, err
 }
 
-// Due reports whether there are pages for Drop to free. Due does not sleep.
-func (s *Scratch) Due() bool {
-	_, due := s.written()
+// DropDue reports whether there are pages for Drop to free. Due does not sleep.
+func (s *Scratch) DropDue() bool {
+	_, due := s.writtenEnd()
 	return due
 }
 
-// written returns the offset up to which the program has written, and whether Drop is due.
-func (s *Scratch) written() (end int64, due bool) {
-	_ = s.control(func(fd int) error {
+// writtenEnd returns the offset up to which the program has written, and whether Drop is due.
+func (s *Scratch) writtenEnd() (end int64, due bool) {
+	_ = s.withDescriptor(func(fd int) error {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil || st.Size == barredSize {
 			return err
@@ -108,18 +108,18 @@ func (s *Scratch) written() (end int64, due bool) {
 	return end, due
 }
 
-// Drop frees the written pages, if Due would return true. Pages written by pwrite(2) stay longer, like the pages of
-// any file of the program. Drop can block for a time that the program controls.
-func (s *Scratch) Drop() {
+// FreeWrittenPages frees the written pages, if Due would return true. Pages written by pwrite(2) stay longer, like the
+// pages of any file of the program. Drop can block for a time that the program controls.
+func (s *Scratch) FreeWrittenPages() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end, due := s.written()
+	end, due := s.writtenEnd()
 	if !due {
 		return
 	}
 	from := s.dropped.Load()
 	end -= end % pageSize // the next write goes to the last page
-	err := s.control(func(fd int) error {
+	err := s.withDescriptor(func(fd int) error {
 		return ignoringEINTR(func() error {
 			return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, end-from)
 		})
@@ -129,15 +129,15 @@ func (s *Scratch) Drop() {
 	}
 }
 
-// Bar makes all later writes of the program fail with EFBIG. Bar can block for a time that the program controls.
-func (s *Scratch) Bar() error {
+// DenyWrites makes all later writes of the program fail with EFBIG. Bar can block for a time that the program controls.
+func (s *Scratch) DenyWrites() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.control(func(fd int) error { return growTo(fd, barredSize) })
+	return s.withDescriptor(func(fd int) error { return growTo(fd, barredSize) })
 }
 
-// Bar makes all later writes to a file fail, if the file has a scratch part of a service that has ended.
-func Bar(f *os.File) error {
+// DenyWrites makes all later writes to a file fail, if the file has a scratch part of a service that has ended.
+func DenyWrites(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil || fi.Size() < scratchOffset {
 		return err

@@ -35,9 +35,9 @@ func TestCreatedIsSealed(t *testing.T) {
 	r.Mem[len(r.Mem)-1] = 1
 }
 
-// TestClosed tests that a closed file refuses every use, and that Alloc refuses an impossible size.
-func TestClosed(t *testing.T) {
-	f := create(t)
+// TestClosedFileRefusesUse tests that a closed file refuses every use, and that Alloc refuses an impossible size.
+func TestClosedFileRefusesUse(t *testing.T) {
+	f := newTestFile(t)
 	for _, size := range []int{0, -1, 1 << 60, 1<<62 - 1} {
 		if s, err := f.Alloc(size); err == nil || !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("Alloc(%d): got %d bytes and error %v, want a refusal", size, len(s.Mem), err)

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// Word returns the number at the beginning of shared memory. The memory must be aligned for a uint32, as mappings
+// FirstWord returns the number at the beginning of shared memory. The memory must be aligned for a uint32, as mappings
 // are.
-func Word(mem []byte) *atomic.Uint32 {
+func FirstWord(mem []byte) *atomic.Uint32 {
 	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(mem[:4])))
 }

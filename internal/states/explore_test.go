@@ -18,8 +18,8 @@ const (
 	numLives = 3 // number of lives of the device
 )
 
-// file is an open device file with at most one queue pair.
-type file struct {
+// modelFile is an open device file with at most one queue pair.
+type modelFile struct {
 	state    Context
 	on       int8 // life of the device, or -1 if not opened
 	readers  int8 // File.life
@@ -84,7 +84,7 @@ const (
 	resetOver
 )
 
-type world struct {
+type modelState struct {
 	dev     [numLives]Device
 	present int8 // life that programs find, or -1 for none
 	next    int8 // next life to register
@@ -93,7 +93,7 @@ type world struct {
 	gone    [numLives]bool // uverbs.Device.gone
 	wrong   int8
 
-	files    [numFiles]file
+	files    [numFiles]modelFile
 	programs [numFiles]int8
 	resets   [2]reset
 }
@@ -104,7 +104,7 @@ type reset struct {
 	left int8 // number of remaining resets of the thread
 }
 
-var rules = [...]string{
+var modelRules = [...]string{
 	1:  "the driver is called on a removed device",
 	2:  "a context is deallocated in the driver twice",
 	3:  "a queue pair is destroyed twice",
@@ -118,44 +118,44 @@ var rules = [...]string{
 	11: "the driver makes a second context for a file",
 }
 
-func one(what string, w world) []explore.Step[world] {
-	return []explore.Step[world]{{What: what, To: w}}
+func singleStep(what string, w modelState) []explore.Step[modelState] {
+	return []explore.Step[modelState]{{What: what, To: w}}
 }
 
-func (w *world) breaks(rule int8) {
+func (w *modelState) recordViolation(rule int8) {
 	if w.wrong == 0 {
 		w.wrong = rule
 	}
 }
 
-// calls makes a call of the driver.
-func (w *world) calls(f *file) {
+// callDriver makes a call of the driver.
+func (w *modelState) callDriver(f *modelFile) {
 	if w.dev[f.on] == DeviceGone {
-		w.breaks(1)
+		w.recordViolation(1)
 	}
 }
 
-// dealloc deallocates the context in the driver, if the driver has it.
-func (w *world) dealloc(f *file) {
+// deallocContext deallocates the context in the driver, if the driver has it.
+func (w *modelState) deallocContext(f *modelFile) {
 	if !f.driver {
 		return
 	}
-	w.calls(f)
+	w.callDriver(f)
 	f.driver = false
 }
 
 // destroyQP destroys a queue pair in the driver.
-func (w *world) destroyQP(f *file) {
-	w.calls(f)
+func (w *modelState) destroyQP(f *modelFile) {
+	w.callDriver(f)
 	if !f.driverQP {
-		w.breaks(3)
+		w.recordViolation(3)
 	}
 	f.driverQP = false
 	f.qp, _ = f.qp.Ended()
 }
 
-// enter models File.enter. It returns false if the thread has to wait.
-func (f *file) enter() bool {
+// tryEnter models File.enter. It returns false if the thread has to wait.
+func (f *modelFile) tryEnter() bool {
 	if f.writer || f.wants > 0 {
 		return false
 	}
@@ -163,7 +163,7 @@ func (f *file) enter() bool {
 	return true
 }
 
-func (w world) program(i int) []explore.Step[world] {
+func (w modelState) programSteps(i int) []explore.Step[modelState] {
 	f, pc := &w.files[i], &w.programs[i]
 	leave := func(to int8) { f.readers--; *pc = to }
 	switch *pc {
@@ -171,7 +171,7 @@ func (w world) program(i int) []explore.Step[world] {
 		if w.present < 0 {
 			if w.resets[0].pc == resetOver && w.resets[1].pc == resetOver {
 				*pc = programOver
-				return one("finds no device", w)
+				return singleStep("finds no device", w)
 			}
 			return nil // the thread tries again
 		}
@@ -179,49 +179,49 @@ func (w world) program(i int) []explore.Step[world] {
 			return nil
 		}
 		f.on, f.attached, *pc = w.present, true, enters
-		return one("opens the device", w)
+		return singleStep("opens the device", w)
 	case enters:
-		if !f.enter() {
+		if !f.tryEnter() {
 			return nil
 		}
 		*pc = gets
-		return one("enters GET_CONTEXT", w)
+		return singleStep("enters GET_CONTEXT", w)
 	case gets:
 		if f.open {
 			return nil
 		}
-		if f.state != ContextFresh || !w.dev[f.on].Makes() {
+		if f.state != ContextFresh || !w.dev[f.on].CanCreate() {
 			leave(closes)
-			return one("is refused a context", w)
+			return singleStep("is refused a context", w)
 		}
-		w.calls(f)
+		w.callDriver(f)
 		if f.driver {
-			w.breaks(11)
+			w.recordViolation(11)
 		}
 		f.open, f.driver, *pc = true, true, begins
-		return one("makes the driver create a context", w)
+		return singleStep("makes the driver create a context", w)
 	case begins:
 		var ok bool
 		f.open = false
 		if f.state, ok = f.state.Open(); !ok {
-			w.dealloc(f)
+			w.deallocContext(f)
 			leave(closes)
-			return one("reverses its context, since the device is being removed", w)
+			return singleStep("reverses its context, since the device is being removed", w)
 		}
 		leave(answers)
-		return one("has a context", w)
+		return singleStep("has a context", w)
 	case answers: // the answer is delivered, or it is not
 		x, y := w, w
 		x.files[i].state, _ = x.files[i].state.Commit()
 		x.programs[i] = entersMaking
 		y.programs[i] = entersAgain
-		return append(one("receives its context", x), one("cannot receive its context", y)...)
+		return append(singleStep("receives its context", x), singleStep("cannot receive its context", y)...)
 	case entersAgain:
-		if !f.enter() {
+		if !f.tryEnter() {
 			return nil
 		}
 		*pc = aborts
-		return one("begins to undo its context", w)
+		return singleStep("begins to undo its context", w)
 	case aborts:
 		if f.open {
 			return nil
@@ -229,79 +229,79 @@ func (w world) program(i int) []explore.Step[world] {
 		var undo bool
 		if f.state, undo = f.state.Abort(); undo {
 			if !f.driver {
-				w.breaks(2)
+				w.recordViolation(2)
 			}
-			w.dealloc(f)
+			w.deallocContext(f)
 		}
 		leave(closes)
 		if f.retried {
-			return one("undoes its context", w)
+			return singleStep("undoes its context", w)
 		}
 		x := w
 		x.files[i].retried = true
 		x.programs[i] = enters
-		return append(one("undoes its context", w), one("undoes its context, and tries again", x)...)
+		return append(singleStep("undoes its context", w), singleStep("undoes its context, and tries again", x)...)
 	case entersMaking:
-		if !f.enter() {
+		if !f.tryEnter() {
 			return nil
 		}
 		*pc = makes
-		return one("enters CREATE_QP", w)
+		return singleStep("enters CREATE_QP", w)
 	case makes:
-		if !f.state.Makes() || !w.dev[f.on].Makes() {
+		if !f.state.CanCreate() || !w.dev[f.on].CanCreate() {
 			leave(closes)
-			return one("is refused a queue pair", w)
+			return singleStep("is refused a queue pair", w)
 		}
 		if w.dev[f.on] != DeviceActive {
-			w.breaks(10)
+			w.recordViolation(10)
 		}
 		*pc = driverMakes
-		return one("may make a queue pair", w)
+		return singleStep("may make a queue pair", w)
 	case driverMakes:
-		w.calls(f)
+		w.callDriver(f)
 		if !f.driver {
-			w.breaks(6)
+			w.recordViolation(6)
 		}
 		f.driverQP, f.qp, *pc = true, 0, born
-		return one("makes the driver create a queue pair", w)
+		return singleStep("makes the driver create a queue pair", w)
 	case born:
 		if w.dev[f.on] == DeviceGone {
 			f.qp, _ = f.qp.End()
 			w.destroyQP(f)
 			leave(closes)
-			return one("destroys its new queue pair", w)
+			return singleStep("destroys its new queue pair", w)
 		}
 		f.made = true
 		leave(posts)
-		return one("has a queue pair", w)
+		return singleStep("has a queue pair", w)
 	case posts:
 		*pc = entersDestroying
-		if !f.state.Makes() {
-			return one("cannot ring", w)
+		if !f.state.CanCreate() {
+			return singleStep("cannot ring", w)
 		}
 		if !f.made || !f.driverQP && f.ends == [2]int8{} {
-			w.breaks(8)
+			w.recordViolation(8)
 		}
-		return one("posts", w)
+		return singleStep("posts", w)
 	case entersDestroying:
-		if !f.enter() {
+		if !f.tryEnter() {
 			return nil
 		}
 		*pc = ends
-		return one("enters DESTROY_QP", w)
+		return singleStep("enters DESTROY_QP", w)
 	case ends:
 		var ok bool
 		if !f.made {
 			leave(closes)
-			return one("has no queue pair any more", w)
+			return singleStep("has no queue pair any more", w)
 		}
 		if f.qp, ok = f.qp.End(); !ok {
 			f.made = false
 			leave(closes)
-			return one("finds its queue pair destroyed", w)
+			return singleStep("finds its queue pair destroyed", w)
 		}
 		*pc = driverEnds
-		return one("begins to destroy its queue pair", w)
+		return singleStep("begins to destroy its queue pair", w)
 	case driverEnds:
 		// The driver may refuse the destruction once. Then the end of the file destroys the queue pair.
 		x, y := w, w
@@ -312,30 +312,30 @@ func (w world) program(i int) []explore.Step[world] {
 		y.files[i].qp, _ = y.files[i].qp.Refused()
 		y.files[i].readers--
 		y.programs[i] = closes
-		return append(one("destroys its queue pair", x), one("is refused the end of its queue pair", y)...)
+		return append(singleStep("destroys its queue pair", x), singleStep("is refused the end of its queue pair", y)...)
 	case closes:
 		var first bool
 		if f.state, first = f.state.Close(); first {
 			if f.ends[byClose] != notBegun {
-				w.breaks(7)
+				w.recordViolation(7)
 			}
 			f.ends[byClose] = wantsLife
 			f.wants++
 		}
 		*pc = waitsClosed
-		return one("closes the file", w)
+		return singleStep("closes the file", w)
 	case waitsClosed:
 		if f.ends[byClose] != isOver {
 			return nil
 		}
 		*pc = programOver
-		return one("has closed the file", w)
+		return singleStep("has closed the file", w)
 	}
 	return nil
 }
 
-// ending returns the steps of the goroutine that ends a context.
-func (w world) ending(i, kind int) []explore.Step[world] {
+// endSteps returns the steps of the goroutine that ends a context.
+func (w modelState) endSteps(i, kind int) []explore.Step[modelState] {
 	f := &w.files[i]
 	e := &f.ends[kind]
 	switch *e {
@@ -349,13 +349,13 @@ func (w world) ending(i, kind int) []explore.Step[world] {
 		if kind == byDevice {
 			*e = flushes
 		}
-		return one("begins the end of a context", w)
+		return singleStep("begins the end of a context", w)
 	case flushes:
 		if f.driver {
-			w.calls(f)
+			w.callDriver(f)
 		}
 		*e = leaves
-		return one("flushes", w)
+		return singleStep("flushes", w)
 	case leaves:
 		if f.made {
 			var ok bool
@@ -364,27 +364,27 @@ func (w world) ending(i, kind int) []explore.Step[world] {
 			}
 			f.made = false
 		}
-		w.dealloc(f)
+		w.deallocContext(f)
 		*e = lets
-		return one("removes all objects from the device", w)
+		return singleStep("removes all objects from the device", w)
 	case lets:
 		if kind == byClose {
 			f.attached = false
 		}
 		f.writer = false
 		*e = isOver
-		return one("has ended a context", w)
+		return singleStep("has ended a context", w)
 	}
 	return nil
 }
 
-func (w world) reset(i int) []explore.Step[world] {
+func (w modelState) resetSteps(i int) []explore.Step[modelState] {
 	r := &w.resets[i]
 	switch r.pc {
 	case fails: // on the present device, without the slot's lock: a fatal event
 		if w.present < 0 {
 			r.pc = takesFlow
-			return one("finds no device to fail", w)
+			return singleStep("finds no device to fail", w)
 		}
 		var tell bool
 		if w.dev[w.present], tell = w.dev[w.present].Fail(); tell {
@@ -392,20 +392,20 @@ func (w world) reset(i int) []explore.Step[world] {
 		}
 		r.of = w.present
 		r.pc = takesFlow
-		return one("makes the device fail", w)
+		return singleStep("makes the device fail", w)
 	case takesFlow:
 		if w.flow {
 			return nil
 		}
 		if r.of < 0 || r.of != w.present { // another reset was faster
-			r.done()
-			return one("finds that device removed", w)
+			r.endReset()
+			return singleStep("finds that device removed", w)
 		}
 		w.flow = true
 		w.present = -1
 		w.gone[r.of] = true
 		r.pc = disassociates
-		return one("makes the device unavailable for opens", w)
+		return singleStep("makes the device unavailable for opens", w)
 	case disassociates: // the files, one after another
 		for k := range w.files {
 			f := &w.files[k]
@@ -416,14 +416,14 @@ func (w world) reset(i int) []explore.Step[world] {
 			if f.state, begin = f.state.Disassociate(); begin {
 				f.ends[byDevice] = wantsLife
 				f.wants++
-				return one("makes a zombie", w)
+				return singleStep("makes a zombie", w)
 			}
 			if f.ends[byClose] == notBegun {
-				w.breaks(4)
+				w.recordViolation(4)
 			}
 		}
 		r.pc = waitsEnds
-		return one("has begun all ends", w)
+		return singleStep("has begun all ends", w)
 	case waitsEnds:
 		for k := range w.files {
 			f := &w.files[k]
@@ -432,23 +432,23 @@ func (w world) reset(i int) []explore.Step[world] {
 			}
 		}
 		r.pc = unregisters
-		return one("finds all contexts ended", w)
+		return singleStep("finds all contexts ended", w)
 	case unregisters:
 		for k := range w.files {
 			if f := &w.files[k]; f.on == r.of && (f.driver || f.driverQP) {
-				w.breaks(4)
+				w.recordViolation(4)
 			}
 		}
 		w.dev[r.of], _ = w.dev[r.of].Unregister()
 		if _, ok := w.dev[r.of].Register(); ok {
-			w.breaks(9)
+			w.recordViolation(9)
 		}
 		r.pc = registers
-		return one("has unregistered the device", w)
+		return singleStep("has unregistered the device", w)
 	case registers:
 		var ok bool
 		if _, tell := w.dev[r.of].Fail(); tell { // another thread is late
-			w.breaks(9)
+			w.recordViolation(9)
 		}
 		if w.next < numLives {
 			if w.dev[w.next], ok = w.dev[w.next].Register(); ok {
@@ -457,14 +457,14 @@ func (w world) reset(i int) []explore.Step[world] {
 			w.next++
 		}
 		w.flow = false
-		r.done()
-		return one("has registered the device again", w)
+		r.endReset()
+		return singleStep("has registered the device again", w)
 	}
 	return nil
 }
 
-// done ends one reset.
-func (r *reset) done() {
+// endReset ends one reset.
+func (r *reset) endReset() {
 	r.of = -1
 	if r.left--; r.left > 0 {
 		r.pc = fails
@@ -473,13 +473,13 @@ func (r *reset) done() {
 	}
 }
 
-func (w world) check() error {
+func (w modelState) checkRules() error {
 	if w.wrong > 0 {
-		return errors.New(rules[w.wrong])
+		return errors.New(modelRules[w.wrong])
 	}
 	for i, n := range w.told {
 		if n > 1 {
-			return errors.New(rules[5])
+			return errors.New(modelRules[5])
 		}
 		if w.dev[i] == DeviceError && n == 0 {
 			return errors.New("the driver does not receive the error")
@@ -493,7 +493,7 @@ func (w world) check() error {
 		if w.dev[f.on] == DeviceGone && (f.driver || f.driverQP || f.state == ContextLive) {
 			return errors.New("a context remains on a removed device")
 		}
-		if w.programs[i] == entersMaking && f.ends == [2]int8{} && !f.state.Makes() {
+		if w.programs[i] == entersMaking && f.ends == [2]int8{} && !f.state.CanCreate() {
 			return errors.New("a program has a context that it cannot use")
 		}
 		if f.state == ContextLive && !f.driver && f.ends == [2]int8{} {
@@ -506,7 +506,7 @@ func (w world) check() error {
 	return nil
 }
 
-func (w world) end() error {
+func (w modelState) checkFinal() error {
 	for i, pc := range w.programs {
 		if pc != programOver {
 			return errors.New("a program waits forever")
@@ -529,7 +529,7 @@ func (w world) end() error {
 			return errors.New("a device has not been removed")
 		}
 	}
-	if w.present < 0 || !w.dev[w.present].Makes() {
+	if w.present < 0 || !w.dev[w.present].CanCreate() {
 		return errors.New("the device was not registered again")
 	}
 	return nil
@@ -555,7 +555,7 @@ func TestExplore(t *testing.T) {
 			if testing.Short() && c.programs+c.resets+int(c.again) > 4 {
 				t.Skip("this case has a million states")
 			}
-			w := world{next: 1}
+			w := modelState{next: 1}
 			w.dev[0], _ = w.dev[0].Register()
 			for i := range w.files {
 				w.files[i].on, w.files[i].qp = -1, ObjectEnded
@@ -570,15 +570,15 @@ func TestExplore(t *testing.T) {
 				}
 			}
 			w.resets[0].left = c.again
-			s := explore.System[world]{Start: w, Check: world.check, End: world.end}
+			s := explore.System[modelState]{Start: w, Check: modelState.checkRules, End: modelState.checkFinal}
 			for i := range numFiles {
 				s.Threads = append(s.Threads,
-					func(w world) []explore.Step[world] { return w.program(i) },
-					func(w world) []explore.Step[world] { return w.ending(i, byDevice) },
-					func(w world) []explore.Step[world] { return w.ending(i, byClose) })
+					func(w modelState) []explore.Step[modelState] { return w.programSteps(i) },
+					func(w modelState) []explore.Step[modelState] { return w.endSteps(i, byDevice) },
+					func(w modelState) []explore.Step[modelState] { return w.endSteps(i, byClose) })
 			}
 			for i := range w.resets {
-				s.Threads = append(s.Threads, func(w world) []explore.Step[world] { return w.reset(i) })
+				s.Threads = append(s.Threads, func(w modelState) []explore.Step[modelState] { return w.resetSteps(i) })
 			}
 			r, err := s.Run(3_000_000)
 			if err != nil {

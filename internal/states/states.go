@@ -7,8 +7,8 @@ package states
 
 import "sync/atomic"
 
-// Step applies a transition to a word atomically, and returns its result.
-func Step[S ~int32](word *atomic.Int32, f func(S) (S, bool)) (yes bool) {
+// Transition applies a transition to a word atomically, and returns its result.
+func Transition[S ~int32](word *atomic.Int32, f func(S) (S, bool)) (yes bool) {
 	for {
 		old := word.Load()
 		next, yes := f(S(old))
@@ -51,8 +51,8 @@ func (d Device) Fail() (next Device, tell bool) {
 // Unregister ends the device.
 func (d Device) Unregister() (Device, bool) { return DeviceGone, true }
 
-// Makes reports whether objects can be made on the device.
-func (d Device) Makes() bool { return d == DeviceActive }
+// CanCreate reports whether objects can be made on the device.
+func (d Device) CanCreate() bool { return d == DeviceActive }
 
 // Object is the number of references to an object while the object is alive, or one of the states below.
 //
@@ -66,8 +66,8 @@ const (
 	ObjectEnded
 )
 
-// Alive reports whether the object can be used.
-func (o Object) Alive() bool { return o >= 0 }
+// IsAlive reports whether the object can be used.
+func (o Object) IsAlive() bool { return o >= 0 }
 
 // Get adds a reference to the object. It returns false if the object is not alive.
 func (o Object) Get() (next Object, ok bool) {
@@ -148,5 +148,5 @@ func (c Context) Disassociate() (next Context, begin bool) {
 // Close records that the file was closed, and returns whether this was the first close.
 func (c Context) Close() (next Context, first bool) { return ContextClosed, c != ContextClosed }
 
-// Makes reports whether objects can be made in the context.
-func (c Context) Makes() bool { return c == ContextLive }
+// CanCreate reports whether objects can be made in the context.
+func (c Context) CanCreate() bool { return c == ContextLive }

@@ -40,10 +40,10 @@ func Eventually(t testing.TB, what string, f func() bool) {
 	}
 }
 
-// Stays calls f every millisecond for d, and makes the test fail as soon as f returns false. Stays tests that
+// Consistently calls f every millisecond for d, and makes the test fail as soon as f returns false. Stays tests that
 // another goroutine or process does not do something, since such inaction causes no event. In a test that waits for
 // sockets and processes, time is real. In a bubble of testing/synctest, use Advance instead.
-func Stays(t testing.TB, d time.Duration, what string, f func() bool) {
+func Consistently(t testing.TB, d time.Duration, what string, f func() bool) {
 	t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
 		passed := time.Since(began)
@@ -56,9 +56,9 @@ func Stays(t testing.TB, d time.Duration, what string, f func() bool) {
 	}
 }
 
-// Block calls each function on a separate goroutine, and returns once each is blocked or has returned. A goroutine
-// counts as blocked when it waits, or is in a system call, at the same place of the program for 10 ms.
-func Block(t testing.TB, functions ...func()) {
+// WaitBlocked calls each function on a separate goroutine, and returns once each is blocked or has returned. A
+// goroutine counts as blocked when it waits, or is in a system call, at the same place of the program for 10 ms.
+func WaitBlocked(t testing.TB, functions ...func()) {
 	t.Helper()
 	headers := make(chan []byte, len(functions))
 	for _, f := range functions {
@@ -72,7 +72,7 @@ func Block(t testing.TB, functions ...func()) {
 	for range functions {
 		header, last, since := <-headers, []byte(nil), time.Time{}
 		Eventually(t, "a goroutine to be blocked", func() bool {
-			now := stack(header)
+			now := goroutineStack(header)
 			if now == nil {
 				return true
 			}
@@ -84,8 +84,8 @@ func Block(t testing.TB, functions ...func()) {
 	}
 }
 
-// stack returns the stack trace of the goroutine with a header, or nil if it has ended.
-func stack(header []byte) []byte {
+// goroutineStack returns the stack trace of the goroutine with a header, or nil if it has ended.
+func goroutineStack(header []byte) []byte {
 	all := make([]byte, 1<<16)
 	n := runtime.Stack(all, true)
 	for n == len(all) { // the trace may be longer than the buffer
@@ -108,8 +108,8 @@ func Advance(d time.Duration) {
 	synctest.Wait()
 }
 
-// Fewer returns few with -short, and all without.
-func Fewer[T any](all, few T) T {
+// FewerIfShort returns few with -short, and all without.
+func FewerIfShort[T any](all, few T) T {
 	if testing.Short() {
 		return few
 	}
@@ -177,9 +177,9 @@ func AsUser(t testing.TB, uid int, f func()) {
 	})
 }
 
-// Searchable makes a directory and its parents searchable for all users. Directories of t.TempDir are not
+// MakeSearchable makes a directory and its parents searchable for all users. Directories of t.TempDir are not
 // searchable for all users.
-func Searchable(t testing.TB, dir string) {
+func MakeSearchable(t testing.TB, dir string) {
 	t.Helper()
 	for d := dir; d != filepath.Dir(d); d = filepath.Dir(d) {
 		if fi, err := os.Stat(d); err == nil && fi.Mode().Perm()&0o001 == 0 {

@@ -14,15 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// failing is a testing.TB that records its failure.
-type failing struct {
+// failingTB is a testing.TB that records its failure.
+type failingTB struct {
 	testing.TB
 	said string
 }
 
-func (f *failing) Helper() {}
+func (f *failingTB) Helper() {}
 
-func (f *failing) Fatalf(format string, args ...any) {
+func (f *failingTB) Fatalf(format string, args ...any) {
 	f.said = fmt.Sprintf(format, args...)
 	runtime.Goexit()
 }
@@ -34,7 +34,7 @@ func TestEventually(t *testing.T) {
 			Advance(time.Second)
 			return time.Since(start) >= Timeout-time.Second
 		})
-		f := &failing{TB: t}
+		f := &failingTB{TB: t}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -50,18 +50,18 @@ func TestEventually(t *testing.T) {
 	})
 }
 
-func TestStays(t *testing.T) {
+func TestConsistently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		Stays(t, time.Second, "so", func() bool { return true })
+		Consistently(t, time.Second, "so", func() bool { return true })
 		if d := time.Since(start); d != time.Second {
 			t.Errorf("Stays: got a return after %v, want 1s", d)
 		}
-		f := &failing{TB: t}
+		f := &failingTB{TB: t}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			Stays(f, time.Second, "the condition holds", func() bool { return time.Since(start) < 1500*time.Millisecond })
+			Consistently(f, time.Second, "the condition holds", func() bool { return time.Since(start) < 1500*time.Millisecond })
 		}()
 		<-done
 		if want := "after 500ms no longer true: the condition holds"; f.said != want {
@@ -70,13 +70,13 @@ func TestStays(t *testing.T) {
 	})
 }
 
-// TestBlock tests that Block waits for a goroutine that works before it blocks, and does not wait for a goroutine
+// TestWaitBlocked tests that Block waits for a goroutine that works before it blocks, and does not wait for a goroutine
 // that has returned.
-func TestBlock(t *testing.T) {
+func TestWaitBlocked(t *testing.T) {
 	p := UnixPair(t)
 	var wait, worked atomic.Bool
 	lock := make(chan int)
-	Block(t,
+	WaitBlocked(t,
 		func() {
 			for end := time.Now().Add(20 * time.Millisecond); time.Now().Before(end); {
 			}

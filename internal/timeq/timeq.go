@@ -11,7 +11,7 @@ import (
 // Queue holds values by time. Values due at the same time have the order in which they were pushed. The zero value
 // is an empty queue. Queue is not safe for concurrent use.
 type Queue[T any] struct {
-	items items[T]
+	items itemHeap[T]
 	seq   uint64
 }
 
@@ -107,23 +107,23 @@ func (q *Queue[T]) Clear() {
 	q.items = nil
 }
 
-// items is a heap.
-type items[T any] []*Item[T]
+// itemHeap is a heap.
+type itemHeap[T any] []*Item[T]
 
-func (h items[T]) Len() int           { return len(h) }
-func (h items[T]) Less(i, j int) bool { return h[i].Before(h[j]) }
-func (h items[T]) Swap(i, j int) {
+func (h itemHeap[T]) Len() int           { return len(h) }
+func (h itemHeap[T]) Less(i, j int) bool { return h[i].Before(h[j]) }
+func (h itemHeap[T]) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j
 }
 
-func (h *items[T]) Push(x any) {
+func (h *itemHeap[T]) Push(x any) {
 	i := x.(*Item[T])
 	i.index = len(*h)
 	*h = append(*h, i)
 }
 
-func (h *items[T]) Pop() any {
+func (h *itemHeap[T]) Pop() any {
 	n := len(*h) - 1
 	i := (*h)[n]
 	(*h)[n] = nil

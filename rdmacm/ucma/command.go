@@ -711,12 +711,12 @@ func (k *commandCall) join(response, uid uint64, id uint32, a sockaddr) error {
 	c, err := k.f.lookupID(id)
 	var g *group
 	if err == nil {
-		err = c.user.Take(quota.CMIDs, 1)
+		err = c.user.Charge(quota.CMIDs, 1)
 	}
 	if err == nil {
 		g = &group{uid: uid, ctx: c}
 		if g.member, err = c.cm.Join(a.ip.Addr()); err != nil {
-			c.user.Give(quota.CMIDs, 1)
+			c.user.Release(quota.CMIDs, 1)
 		} else {
 			g.id = s.unusedNumber()
 			s.groups[g.id] = g
@@ -743,7 +743,7 @@ func (s *Server) leaveGroup(g *group) uint32 {
 	}
 	delete(s.groups, g.id)
 	g.left = true
-	g.ctx.user.Give(quota.CMIDs, 1)
+	g.ctx.user.Release(quota.CMIDs, 1)
 	is := func(o *group) bool { return o == g }
 	g.ctx.groups = slices.DeleteFunc(g.ctx.groups, is)
 	f := g.ctx.file

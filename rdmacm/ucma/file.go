@@ -178,13 +178,13 @@ func (s *Server) unusedNumber() uint32 {
 
 // addID assigns a number to an ID.
 func (s *Server) addID(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
-	if err := f.cfg.User.Take(quota.CMIDs, 1); err != nil {
+	if err := f.cfg.User.Charge(quota.CMIDs, 1); err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f.closed {
-		f.cfg.User.Give(quota.CMIDs, 1)
+		f.cfg.User.Release(quota.CMIDs, 1)
 		return nil, errClosed
 	}
 	c := &context{id: s.unusedNumber(), user: f.cfg.User, cm: cm, file: f, uid: uid}
@@ -213,7 +213,7 @@ func (s *Server) dropIDs(ids ...*context) {
 		for _, g := range c.groups {
 			delete(s.groups, g.id)
 		}
-		c.user.Give(quota.CMIDs, uint64(1+len(c.groups)))
+		c.user.Release(quota.CMIDs, uint64(1+len(c.groups)))
 	}
 	var requests []*context
 	for f := range files {

@@ -12,15 +12,15 @@ import (
 // closes another connection.
 const maxConnections = 64
 
-// young is the age up to which a connection may still be sending its request or receiving its answer.
-const young = 100 * time.Millisecond
+// youngAge is the age up to which a connection may still be sending its request or receiving its answer.
+const youngAge = 100 * time.Millisecond
 
-// connections is a listener with a limited number of open connections. Clients of any user may connect. If new
+// limitedListener is a listener with a limited number of open connections. Clients of any user may connect. If new
 // connections had to wait at the limit, idle connections could lock Prometheus out. Accept therefore closes a
-// connection of the client network that has the most connections. connections prefers connections that have had an
+// connection of the client network that has the most connections. limitedListener prefers connections that have had an
 // answer, then connections without progress, and the oldest of these. A client with many requests on one connection
 // therefore loses that connection before a client that waits for its first answer.
-type connections struct {
+type limitedListener struct {
 	net.Listener
 
 	mu   sync.Mutex
@@ -30,7 +30,7 @@ type connections struct {
 // connection is an open connection accepted by the listener.
 type connection struct {
 	net.Conn
-	set     *connections
+	set     *limitedListener
 	network netip.Prefix
 
 	// Under set.mu.
@@ -40,7 +40,7 @@ type connection struct {
 }
 
 // Accept implements net.Listener.
-func (l *connections) Accept() (net.Conn, error) {
+func (l *limitedListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
@@ -49,7 +49,7 @@ func (l *connections) Accept() (net.Conn, error) {
 	var over *connection
 	l.mu.Lock()
 	if len(l.open) >= maxConnections {
-		over = l.dispensable(n.since)
+		over = l.connectionToClose(n.since)
 		delete(l.open, over)
 	}
 	l.open[n] = n
@@ -60,10 +60,10 @@ func (l *connections) Accept() (net.Conn, error) {
 	return n, nil
 }
 
-// dispensable returns the connection to close at the limit.
+// connectionToClose returns the connection to close at the limit.
 //
 //verbena:held mu
-func (l *connections) dispensable(now time.Time) (best *connection) {
+func (l *limitedListener) connectionToClose(now time.Time) (best *connection) {
 	held := map[netip.Prefix]int{}
 	for _, c := range l.open {
 		held[c.network]++
@@ -72,7 +72,7 @@ func (l *connections) dispensable(now time.Time) (best *connection) {
 		if c.busy {
 			return now.Sub(c.since) > headerTime
 		}
-		return now.Sub(c.since) > young
+		return now.Sub(c.since) > youngAge
 	}
 	for _, c := range l.open {
 		switch {
@@ -103,8 +103,8 @@ func (c *connection) Close() error {
 	return c.Conn.Close()
 }
 
-// changed is the ConnState function of the http.Server.
-func (l *connections) changed(c net.Conn, s http.ConnState) {
+// recordConnState is the ConnState function of the http.Server.
+func (l *limitedListener) recordConnState(c net.Conn, s http.ConnState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if n := l.open[c]; n != nil && (s == http.StateActive || s == http.StateIdle) {

@@ -63,10 +63,10 @@ func Listen(addr string) (net.Listener, error) {
 
 // Serve answers requests on l, which comes from Listen, until l is closed. It logs errors.
 func Serve(l net.Listener, s dataSource, version string, log *slog.Logger) error {
-	open := &connections{Listener: l, open: map[net.Conn]*connection{}}
+	open := &limitedListener{Listener: l, open: map[net.Conn]*connection{}}
 	srv := &http.Server{
-		Handler:           handler(s, version, log),
-		ConnState:         open.changed,
+		Handler:           metricsHandler(s, version, log),
+		ConnState:         open.recordConnState,
 		ReadHeaderTimeout: headerTime, ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
 		MaxHeaderBytes: 8 << 10,
 		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
@@ -78,25 +78,26 @@ func Serve(l net.Listener, s dataSource, version string, log *slog.Logger) error
 	return nil
 }
 
-// handler answers GET and HEAD of /metrics.
-func handler(s dataSource, version string, log *slog.Logger) http.Handler {
+// metricsHandler answers GET and HEAD of /metrics.
+func metricsHandler(s dataSource, version string, log *slog.Logger) http.Handler {
 	r := prometheus.NewRegistry()
-	r.MustRegister(&collector{s, version}, collectors.NewGoCollector(), newProcess())
-	answer := promhttp.HandlerFor(&sometimes{from: r}, promhttp.HandlerOpts{
+	r.MustRegister(&collector{s, version}, collectors.NewGoCollector(), newProcessCollector())
+	answer := promhttp.HandlerFor(&cachedGatherer{from: r}, promhttp.HandlerOpts{
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn), ErrorHandling: promhttp.ContinueOnError,
 	})
 	mux := http.NewServeMux()
-	// The handler sends the answer from a buffer, outside of inTurn, so a slow reader delays only its own request.
-	mux.Handle("GET /metrics", http.TimeoutHandler(inTurn(answer), timeout, "the service took too long\n"))
+	// The handler sends the answer from a buffer, outside of limitConcurrency, so a slow reader delays only its own
+	// request.
+	mux.Handle("GET /metrics", http.TimeoutHandler(limitConcurrency(answer), timeout, "the service took too long\n"))
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, "<!doctype html><title>Verbena</title><a href=\"/metrics\">metrics</a>\n")
 	})
 	return mux
 }
 
-// inTurn limits the number of requests that h handles at a time. Further requests wait. If inTurn refused requests,
-// one client could make the requests of all others fail.
-func inTurn(h http.Handler) http.Handler {
+// limitConcurrency limits the number of requests that h handles at a time. Further requests wait. If limitConcurrency
+// refused requests, one client could make the requests of all others fail.
+func limitConcurrency(h http.Handler) http.Handler {
 	slots := make(chan struct{}, maxAnswers)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -108,11 +109,11 @@ func inTurn(h http.Handler) http.Handler {
 	})
 }
 
-// fresh is the time for which an answer is cached, so frequent requests cost little more than rare ones.
-const fresh = 250 * time.Millisecond
+// cacheTime is the time for which an answer is cached, so frequent requests cost little more than rare ones.
+const cacheTime = 250 * time.Millisecond
 
-// sometimes is a Gatherer that caches its metrics for the time fresh.
-type sometimes struct {
+// cachedGatherer is a Gatherer that caches its metrics for the time fresh.
+type cachedGatherer struct {
 	from prometheus.Gatherer
 
 	mu   sync.Mutex
@@ -122,10 +123,10 @@ type sometimes struct {
 }
 
 // Gather implements prometheus.Gatherer.
-func (g *sometimes) Gather() ([]*dto.MetricFamily, error) {
+func (g *cachedGatherer) Gather() ([]*dto.MetricFamily, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.at.IsZero() || time.Since(g.at) >= fresh {
+	if g.at.IsZero() || time.Since(g.at) >= cacheTime {
 		g.last, g.err = g.from.Gather()
 		g.at = time.Now()
 	}
@@ -141,10 +142,10 @@ type collector struct {
 // Describe implements prometheus.Collector. Describe sends nothing, which makes the collector unchecked.
 func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
-func everybody(quota.ID) bool { return true }
+func anyUser(quota.ID) bool { return true }
 
-// onlyAll selects the total of all users.
-func onlyAll(id quota.ID) bool { return id == quota.AllUsers }
+// onlyTotal selects the total of all users.
+func onlyTotal(id quota.ID) bool { return id == quota.AllUsers }
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
@@ -163,7 +164,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		send(prometheus.CounterValue, name, help, v, labels)
 	}
 	gauge("build_info", "The version of the service.", 1, prometheus.Labels{"version": c.version})
-	for _, d := range c.s.Devs(everybody) {
+	for _, d := range c.s.Devs(anyUser) {
 		dev := prometheus.Labels{"device": d.Name}
 		gauge("device_info", "1 for each device, with its states.", 1,
 			prometheus.Labels{"device": d.Name, "slot": d.State, "state": d.Device, "hardware": d.Hardware})
@@ -204,7 +205,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 				prometheus.Labels{"device": s.Dev})
 		}
 	}
-	for _, u := range c.s.Users(onlyAll) {
+	for _, u := range c.s.Users(onlyTotal) {
 		for _, h := range u.Holds {
 			kind := prometheus.Labels{"kind": h.Kind}
 			gauge("held", "Amount of a limited resource that all users hold; see `verbena serve --help`.", float64(h.Held), kind)

@@ -22,19 +22,19 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// source is a fake service with one device and two users.
-type source struct {
+// fakeSource is a fake service with one device and two users.
+type fakeSource struct {
 	asked  atomic.Int64
 	single atomic.Bool // set when a caller requests the resources of a single user
 }
 
-func (s *source) Stats(string) ([]ctl.StatInfo, error) {
+func (s *fakeSource) Stats(string) ([]ctl.StatInfo, error) {
 	s.asked.Add(1)
 	return []ctl.StatInfo{{Dev: "rxe0", Counters: map[string]uint64{"sent_pkts": 1 << 53, "drop_icrc": 3,
 		"event_port_err": 4}}}, nil
 }
 
-func (s *source) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
+func (s *fakeSource) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 	n := 0
 	for _, uid := range []int{1000, 1001} {
 		if sees(quota.ID{UID: uid}) {
@@ -45,7 +45,7 @@ func (s *source) Devs(sees func(quota.ID) bool) []ctl.DevInfo {
 		Recovery: 1500 * time.Millisecond}}
 }
 
-func (s *source) Users(sees func(quota.ID) bool) (list []ctl.UserInfo) {
+func (s *fakeSource) Users(sees func(quota.ID) bool) (list []ctl.UserInfo) {
 	s.single.Store(sees(quota.ID{UID: 1000}))
 	for _, uid := range []int{1000, 1001, -1} {
 		if sees(quota.ID{UID: uid}) {
@@ -55,23 +55,23 @@ func (s *source) Users(sees func(quota.ID) bool) (list []ctl.UserInfo) {
 	return list
 }
 
-func (s *source) Links() ([]ctl.LinkInfo, error) {
+func (s *fakeSource) Links() ([]ctl.LinkInfo, error) {
 	return []ctl.LinkInfo{{Name: "rxe0", State: "ACTIVE"}, {Name: "rxe1\"\n{}", State: "DOWN"}}, nil
 }
 
-func get(t *testing.T, h http.Handler, method, path string) (int, string) {
+func serveRequest(t *testing.T, h http.Handler, method, path string) (int, string) {
 	t.Helper()
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, httptest.NewRequest(method, path, nil))
 	return w.Code, w.Body.String()
 }
 
-// TestMetrics tests that the metrics are those of the service, in the exposition format of Prometheus, and reveal
-// nothing about single users.
-func TestMetrics(t *testing.T) {
-	s := &source{}
-	h := handler(s, "verbena 1.2.3", slog.New(slog.DiscardHandler))
-	code, text := get(t, h, "GET", "/metrics")
+// TestMetricsAreOfService tests that the metrics are those of the service, in the exposition format of Prometheus, and
+// reveal nothing about single users.
+func TestMetricsAreOfService(t *testing.T) {
+	s := &fakeSource{}
+	h := metricsHandler(s, "verbena 1.2.3", slog.New(slog.DiscardHandler))
+	code, text := serveRequest(t, h, "GET", "/metrics")
 	if code != 200 {
 		t.Fatalf("GET /metrics: got status %d: %s", code, text)
 	}
@@ -106,9 +106,9 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestRequests tests that the handler refuses all requests other than GET and HEAD of /metrics.
-func TestRequests(t *testing.T) {
-	h := handler(&source{}, "x", slog.New(slog.DiscardHandler))
+// TestOtherRequestsAreRefused tests that the handler refuses all requests other than GET and HEAD of /metrics.
+func TestOtherRequestsAreRefused(t *testing.T) {
+	h := metricsHandler(&fakeSource{}, "x", slog.New(slog.DiscardHandler))
 	for _, c := range []struct {
 		method, path string
 		want         int
@@ -117,34 +117,34 @@ func TestRequests(t *testing.T) {
 			"/debug/pprof/", 404},
 		{"GET", "/metrics/x", 404}, {"CONNECT", "/x", 404}, {"GET", "/../../etc/passwd", 404},
 	} {
-		code, _ := get(t, h, c.method, c.path)
+		code, _ := serveRequest(t, h, c.method, c.path)
 		if code != c.want && !(c.want == 404 && code >= 300 && code < 500) {
 			t.Errorf("%s %s: got %d, want %d", c.method, c.path, code, c.want)
 		}
 	}
 }
 
-// TestOften tests that frequent requests do not make the service gather its metrics each time.
-func TestOften(t *testing.T) {
-	s := &source{}
-	h := handler(s, "x", slog.New(slog.DiscardHandler))
+// TestMetricsAreCached tests that frequent requests do not make the service gather its metrics each time.
+func TestMetricsAreCached(t *testing.T) {
+	s := &fakeSource{}
+	h := metricsHandler(s, "x", slog.New(slog.DiscardHandler))
 	began := time.Now()
 	for range 100 {
-		get(t, h, "GET", "/metrics")
+		serveRequest(t, h, "GET", "/metrics")
 	}
-	if n, most := s.asked.Load(), int64(time.Since(began)/fresh)+1; n > most {
+	if n, most := s.asked.Load(), int64(time.Since(began)/cacheTime)+1; n > most {
 		t.Errorf("computed answers: got %d, want at most %d", n, most)
 	}
 }
 
-func serve(t *testing.T) net.Listener {
+func startServer(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error)
-	go func() { done <- Serve(l, &source{}, "x", slog.New(slog.DiscardHandler)) }()
+	go func() { done <- Serve(l, &fakeSource{}, "x", slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		l.Close()
 		if err := <-done; err != nil {
@@ -154,7 +154,7 @@ func serve(t *testing.T) net.Listener {
 	return l
 }
 
-func dial(t *testing.T, l net.Listener) net.Conn {
+func dialServer(t *testing.T, l net.Listener) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -166,8 +166,8 @@ func dial(t *testing.T, l net.Listener) net.Conn {
 
 // TestHostileClients tests that the server closes the connection of a client that sends too much or too little.
 func TestHostileClients(t *testing.T) {
-	l := serve(t)
-	huge := dial(t, l)
+	l := startServer(t)
+	huge := dialServer(t, l)
 	go func() { // until the server closes the connection
 		io.WriteString(huge, "GET /metrics HTTP/1.1\r\nHost: x\r\n")
 		for range 1 << 16 {
@@ -181,7 +181,7 @@ func TestHostileClients(t *testing.T) {
 		t.Errorf("endless headers: got %q, want status 431", line)
 	}
 	huge.Close()
-	idle := dial(t, l)
+	idle := dialServer(t, l)
 	io.WriteString(idle, "GET /metrics HTTP/1.1\r\nHost:")
 	began := time.Now()
 	idle.SetReadDeadline(began.Add(timeout))
@@ -191,8 +191,8 @@ func TestHostileClients(t *testing.T) {
 	}
 }
 
-// TestStarvation tests that clients that hold and renew connections do not make a Prometheus scrape fail.
-func TestStarvation(t *testing.T) {
+// TestScrapeSucceedsUnderLoad tests that clients that hold and renew connections do not make a Prometheus scrape fail.
+func TestScrapeSucceedsUnderLoad(t *testing.T) {
 	for name, send := range map[string]func(net.Conn){
 		"idle":         func(net.Conn) {},
 		"half request": func(c net.Conn) { io.WriteString(c, "GET /metrics HTTP/1.1\r\nX:") },
@@ -205,7 +205,7 @@ func TestStarvation(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := serve(t)
+			l := startServer(t)
 			var connected atomic.Int64
 			stop := make(chan struct{})
 			var attackers sync.WaitGroup
@@ -266,9 +266,9 @@ func TestStarvation(t *testing.T) {
 	}
 }
 
-// TestDispensable tests which connection is closed at the limit. The order is: the network with the most
+// TestConnectionToClose tests which connection is closed at the limit. The order is: the network with the most
 // connections, a connection that has had an answer, a connection without progress.
-func TestDispensable(t *testing.T) {
+func TestConnectionToClose(t *testing.T) {
 	now := time.Now()
 	here := networkOf(&net.TCPAddr{IP: net.IPv4(127, 9, 9, 9)})
 	near, far := networkOf(&net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}),
@@ -296,42 +296,43 @@ func TestDispensable(t *testing.T) {
 		"network": {[]connection{{since: now.Add(-time.Minute), network: far}, {since: now, network: near},
 			{since: now.Add(-time.Second), network: near}}, 2},
 	} {
-		l := connections{open: map[net.Conn]*connection{}}
+		l := limitedListener{open: map[net.Conn]*connection{}}
 		for i := range c.open {
 			l.open[&c.open[i]] = &c.open[i]
 		}
-		if got := l.dispensable(now); got != &c.open[c.want] {
+		if got := l.connectionToClose(now); got != &c.open[c.want] {
 			t.Errorf("%s: got %+v, want number %d", name, got, c.want)
 		}
 	}
 }
 
-// TestAnswered tests that a connection counts as answered after its first answer, not after its first request.
-func TestAnswered(t *testing.T) {
+// TestConnectionCountsAsAnswered tests that a connection counts as answered after its first answer, not after its first
+// request.
+func TestConnectionCountsAsAnswered(t *testing.T) {
 	c := &connection{}
-	l := connections{open: map[net.Conn]*connection{c: c}}
+	l := limitedListener{open: map[net.Conn]*connection{c: c}}
 	for _, tt := range []struct {
 		state          http.ConnState
 		busy, answered bool
 	}{{http.StateNew, false, false}, {http.StateActive, true, false}, {http.StateIdle, false, true}, {http.StateActive,
 		true, true}} {
-		if l.changed(c, tt.state); c.busy != tt.busy || c.answered != tt.answered {
+		if l.recordConnState(c, tt.state); c.busy != tt.busy || c.answered != tt.answered {
 			t.Errorf("state %v: got busy %v and answered %v, want %v and %v", tt.state, c.busy, c.answered, tt.busy, tt.answered)
 		}
 	}
 }
 
-// TestEndsWhileFull tests that Serve ends with its listener and closes its connections, also at the limit of
+// TestServeEndsAtLimit tests that Serve ends with its listener and closes its connections, also at the limit of
 // connections.
-func TestEndsWhileFull(t *testing.T) {
+func TestServeEndsAtLimit(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- Serve(l, &source{}, "x", slog.New(slog.DiscardHandler)) }()
+	go func() { done <- Serve(l, &fakeSource{}, "x", slog.New(slog.DiscardHandler)) }()
 	for range maxConnections { // answered once and kept open
-		c := dial(t, l)
+		c := dialServer(t, l)
 		io.WriteString(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
 		if _, err := c.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
@@ -348,8 +349,8 @@ func TestEndsWhileFull(t *testing.T) {
 	}
 }
 
-// TestListen tests that the error of Listen names the address.
-func TestListen(t *testing.T) {
+// TestListenErrorNamesAddress tests that the error of Listen names the address.
+func TestListenErrorNamesAddress(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -12,19 +12,19 @@ import (
 	"verbena/internal/procfile"
 )
 
-// process collects the metrics about this process that all client libraries of Prometheus export. The Go library of
-// Prometheus would open files in a way that the service's seccomp filter refuses.
-type process struct {
+// processCollector collects the metrics about this process that all client libraries of Prometheus export. The Go
+// library of Prometheus would open files in a way that the service's seccomp filter refuses.
+type processCollector struct {
 	started float64 // seconds since the epoch
 }
 
-func newProcess() process { return process{started: startTime(time.Now())} }
+func newProcessCollector() processCollector { return processCollector{started: startTime(time.Now())} }
 
 // Describe implements prometheus.Collector. Describe sends nothing, which makes the collector unchecked.
-func (process) Describe(chan<- *prometheus.Desc) {}
+func (processCollector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
-func (p process) Collect(out chan<- prometheus.Metric) {
+func (p processCollector) Collect(out chan<- prometheus.Metric) {
 	send := func(kind prometheus.ValueType, name, help string, v float64) {
 		out <- prometheus.MustNewConstMetric(prometheus.NewDesc("process_"+name, help, nil, nil), kind, v)
 	}
@@ -40,7 +40,7 @@ func (p process) Collect(out chan<- prometheus.Metric) {
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
 		send(prometheus.GaugeValue, "max_fds", "Maximum number of open file descriptors.", float64(limit.Cur))
 	}
-	if total, resident, ok := pages(); ok {
+	if total, resident, ok := memoryPages(); ok {
 		page := float64(os.Getpagesize())
 		send(prometheus.GaugeValue, "virtual_memory_bytes", "Virtual memory size in bytes.", total*page)
 		send(prometheus.GaugeValue, "resident_memory_bytes", "Resident memory size in bytes.", resident*page)
@@ -50,8 +50,8 @@ func (p process) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// pages returns the sizes of the address space and of the resident memory, in pages. (proc_pid_statm(5))
-func pages() (total, resident float64, ok bool) {
+// memoryPages returns the sizes of the address space and of the resident memory, in pages. (proc_pid_statm(5))
+func memoryPages() (total, resident float64, ok bool) {
 	b, err := procfile.Read("/proc/self/statm")
 	fields := bytes.Fields(b)
 	if err != nil || len(fields) < 2 {

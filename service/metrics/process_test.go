@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// TestProcess compares the metrics of the process with those of Prometheus' own library.
-func TestProcess(t *testing.T) {
+// TestProcessMatchesPrometheus compares the metrics of the process with those of Prometheus' own library.
+func TestProcessMatchesPrometheus(t *testing.T) {
 	values := func(c prometheus.Collector) map[string]float64 {
 		r := prometheus.NewRegistry()
 		r.MustRegister(c)
@@ -25,7 +25,7 @@ func TestProcess(t *testing.T) {
 		return v
 	}
 	want := values(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	got := values(newProcess())
+	got := values(newProcessCollector())
 	if len(got) != 6 {
 		t.Errorf("metrics of the process: got %v, want 6 metrics", got)
 	}

@@ -292,7 +292,7 @@ func TestAttackInvalidMessages(t *testing.T) {
 	before := s.readLoad()
 	for _, text := range []string{strings.Repeat("x", 900_000), strings.Repeat(`\u0000`, 100_000)} {
 		if out := s.startAttackOutside(attacker, "attach", s.socket,
-			fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.Protocol, text[:100_000])).lastLines(5 * time.Second); len(
+			fmt.Sprintf(`{"Protocol":%d,"Op":"%s"}`, ctl.ProtocolVersion, text[:100_000])).lastLines(5 * time.Second); len(
 			fmt.Sprint(out)) > 10_000 {
 			t.Errorf("invalid message: got an answer of %d bytes", len(fmt.Sprint(out)))
 		}
@@ -415,7 +415,8 @@ func TestAttackStalledDescriptors(t *testing.T) {
 		s := startAttackedService(t)
 		before := s.readLoad()
 		fs := newStallFS(t, attacker, fuseFlush)
-		for _, message := range []string{fmt.Sprintf(`{"Protocol":%d,"Op":"info"}`, ctl.Protocol), s.attachMessage(1)} {
+		for _, message := range []string{fmt.Sprintf(`{"Protocol":%d,"Op":"info"}`, ctl.ProtocolVersion),
+			s.attachMessage(1)} {
 			t.Log(s.startAttackOutside(attacker, "stall-close", s.socket, message,
 				fmt.Sprint(fullCount(200, 2000)), fs.pagePath()).nextLineWith("sent",
 				60*time.Second))

@@ -222,8 +222,8 @@ func TestAttackReadOnlyMount(t *testing.T) {
 func TestAttackKeptDescriptors(t *testing.T) {
 	t.Parallel()
 	seconds := fmt.Sprint(fullCount(4, 60))
-	open := fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol)
-	show := fmt.Sprintf(`{"Protocol":%d,"Op":"stat show"}`, ctl.Protocol)
+	open := fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.ProtocolVersion)
+	show := fmt.Sprintf(`{"Protocol":%d,"Op":"stat show"}`, ctl.ProtocolVersion)
 	s := startContained(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
 	for _, c := range []struct {
 		name  string

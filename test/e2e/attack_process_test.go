@@ -270,7 +270,7 @@ func attackUnreceivedDescriptors(t *testing.T, e *serviceConfig) {
 	s := e.startAttacked(t)
 	before := s.readLoad()
 	a := s.startAttackOutside(attacker, "unreceived", s.socket, "60",
-		fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.Protocol))
+		fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.ProtocolVersion))
 	line := a.nextLineWith("in flight", 30*time.Second)
 	var flying, answered int
 	most := 64

@@ -283,7 +283,7 @@ func (s *attackedService) readLoad() (l serviceLoad) {
 
 // attachMessage returns a request to supervise a program, in the protocol of the service.
 func (s *attackedService) attachMessage(pid int) string {
-	return fmt.Sprintf(`{"Protocol":%d,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, ctl.Protocol, pid)
+	return fmt.Sprintf(`{"Protocol":%d,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, ctl.ProtocolVersion, pid)
 }
 
 // dialogue is a program that exchanges lines with the test.

@@ -91,7 +91,8 @@ func buildAttackProgram(t *testing.T, name string) string {
 	t.Helper()
 	needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc")
 	return buildProgram(t, name, func(path string) []string {
-		argv := []string{"gcc", "-Wall", "-Wno-unused-result", "-O1", fmt.Sprint("-DCONTROL_PROTOCOL=", ctl.Protocol), "-o",
+		argv := []string{"gcc", "-Wall", "-Wno-unused-result", "-O1", fmt.Sprint("-DCONTROL_PROTOCOL=",
+			ctl.ProtocolVersion), "-o",
 			path}
 		if name == "escape" {
 			return append(argv, "-static", "testdata/attack/escape.c")

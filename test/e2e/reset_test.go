@@ -194,7 +194,7 @@ func TestUnreachableHardware(t *testing.T) {
 		t.Error(err)
 	}
 	w.mustRun("dev", "reset", "rxe0", "--unreachable")
-	testutil.Stays(t, 600*time.Millisecond, "recovering, beyond the time of an earlier outage", func() bool {
+	testutil.Consistently(t, 600*time.Millisecond, "recovering, beyond the time of an earlier outage", func() bool {
 		return w.firstDevice().State == "recovering"
 	})
 	w.mustRun("dev", "plug", "rxe0")

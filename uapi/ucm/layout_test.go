@@ -11,9 +11,9 @@ import (
 	"verbena/uapi/internal/layout"
 )
 
-// TestLayout checks that every struct has the size of the C struct in the headers, and the same members at the same
-// offsets.
-func TestLayout(t *testing.T) {
+// TestStructsMatchHeaders checks that every struct has the size of the C struct in the headers, and the same members at
+// the same offsets.
+func TestStructsMatchHeaders(t *testing.T) {
 	src := layout.Source{
 		Headers: []string{"rdma/rdma_user_cm.h", "rdma/ib_user_sa.h", "rdma/ib_user_verbs.h"}, Package: "linux-libc-dev",
 		Want: func(kind layout.Kind, _, _ string) bool { return kind != layout.Const },

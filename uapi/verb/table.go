@@ -13,7 +13,7 @@ var Table = []Spec{
 	// The next rows are the verbs of the device.
 	{
 		Name: "open_device", Aliases: []string{"get_context"}, Effect: Makes,
-		Commands: []Command{answered[uapi.GetContext, uapi.GetContextResp](uapi.CmdGetContext).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.GetContext, uapi.GetContextResp](uapi.CmdGetContext).withDriverData()},
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodGetContext, withDriverAttrs(
 			valueOut(uapi.AttrGetContextNumCompVectors, 4), valueOut(uapi.AttrGetContextCoreSupport, 8),
 		)}},
@@ -26,13 +26,13 @@ var Table = []Spec{
 	},
 	{
 		Name: "query_device", Aliases: []string{"query_device_ex"}, Effect: Reads,
-		Commands: []Command{answered[uapi.QueryDevice, uapi.QueryDeviceResp](uapi.CmdQueryDevice),
-			extended(uapi.ExCmdQueryDevice)},
+		Commands: []Command{commandWithResponse[uapi.QueryDevice, uapi.QueryDeviceResp](uapi.CmdQueryDevice),
+			extendedCommand(uapi.ExCmdQueryDevice)},
 		Midlayer: []string{"Device.QueryDevice"}, Driver: []string{"Driver.QueryDevice"},
 	},
 	{
 		Name: "query_port", Effect: Reads,
-		Commands: []Command{answered[uapi.QueryPort, uapi.QueryPortResp](uapi.CmdQueryPort)},
+		Commands: []Command{commandWithResponse[uapi.QueryPort, uapi.QueryPortResp](uapi.CmdQueryPort)},
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodQueryPort, []Attr{
 			constIn(uapi.AttrQueryPortPortNum), structOut[uapi.QueryPortRespEx](uapi.AttrQueryPortResp),
 		}}},
@@ -81,12 +81,12 @@ var Table = []Spec{
 	// The next rows are the verbs of protection domains.
 	{
 		Name: "alloc_pd", Effect: Makes,
-		Commands: []Command{answered[uapi.AllocPD, uapi.AllocPDResp](uapi.CmdAllocPD).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.AllocPD, uapi.AllocPDResp](uapi.CmdAllocPD).withDriverData()},
 		Midlayer: []string{"Device.AllocPD"}, Driver: []string{"Driver.AllocPD"},
 	},
 	{
 		Name: "dealloc_pd", Effect: Destroys,
-		Commands: []Command{command[uapi.DeallocPD](uapi.CmdDeallocPD)},
+		Commands: []Command{plainCommand[uapi.DeallocPD](uapi.CmdDeallocPD)},
 		Methods: []Method{{uapi.ObjectPD, uapi.MethodPDDestroy,
 			[]Attr{destroyHandle(uapi.AttrDestroyPDHandle, uapi.ObjectPD)}}},
 		Midlayer: []string{"PD.Dealloc"}, Driver: []string{"DriverPD.Dealloc"},
@@ -95,14 +95,14 @@ var Table = []Spec{
 	// The next rows are the verbs of address handles.
 	{
 		Name: "create_ah", Effect: Makes, Atomic: true,
-		Commands: []Command{answered[uapi.CreateAH, uapi.CreateAHResp](uapi.CmdCreateAH).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.CreateAH, uapi.CreateAHResp](uapi.CmdCreateAH).withDriverData()},
 		Midlayer: []string{"PD.CreateAH"}, Driver: []string{"AHDriver.CreateAH"},
 	},
 	{Effect: Makes, Atomic: true, Midlayer: []string{"AH.Modify"}, Driver: []string{"DriverAH.Modify"}},
 	{Effect: Reads, Atomic: true, Midlayer: []string{"AH.Query"}, Driver: []string{"DriverAH.Query"}},
 	{
 		Name: "destroy_ah", Effect: Destroys, Atomic: true,
-		Commands: []Command{command[uapi.DestroyAH](uapi.CmdDestroyAH)},
+		Commands: []Command{plainCommand[uapi.DestroyAH](uapi.CmdDestroyAH)},
 		Methods: []Method{{uapi.ObjectAH, uapi.MethodAHDestroy,
 			[]Attr{destroyHandle(uapi.AttrDestroyAHHandle, uapi.ObjectAH)}}},
 		Midlayer: []string{"AH.Destroy"}, Driver: []string{"DriverAH.Destroy"},
@@ -111,7 +111,7 @@ var Table = []Spec{
 	// The next rows are the verbs of memory regions.
 	{
 		Name: "reg_mr", Aliases: []string{"reg_mr_iova", "reg_mr_iova2"}, Effect: Makes,
-		Commands: []Command{answered[uapi.RegMR, uapi.RegMRResp](uapi.CmdRegMR).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.RegMR, uapi.RegMRResp](uapi.CmdRegMR).withDriverData()},
 		Methods: []Method{{uapi.ObjectMR, uapi.MethodRegMR, []Attr{
 			newHandle(uapi.AttrRegMRHandle, uapi.ObjectMR), useHandle(uapi.AttrRegMRPDHandle, uapi.ObjectPD),
 			numberIn(uapi.AttrRegMRIOVA, 8),
@@ -134,7 +134,7 @@ var Table = []Spec{
 	},
 	{
 		Name: "rereg_mr", Effect: Makes,
-		Commands: []Command{answered[uapi.ReregMR, uapi.ReregMRResp](uapi.CmdReregMR).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.ReregMR, uapi.ReregMRResp](uapi.CmdReregMR).withDriverData()},
 		Midlayer: []string{"MR.Rereg"},
 	},
 	{
@@ -156,7 +156,7 @@ var Table = []Spec{
 	},
 	{
 		Name: "dereg_mr", Effect: Destroys,
-		Commands: []Command{command[uapi.DeregMR](uapi.CmdDeregMR)},
+		Commands: []Command{plainCommand[uapi.DeregMR](uapi.CmdDeregMR)},
 		Methods: []Method{{uapi.ObjectMR, uapi.MethodMRDestroy,
 			[]Attr{destroyHandle(uapi.AttrDestroyMRHandle, uapi.ObjectMR)}}},
 		Midlayer: []string{"MR.Dereg"}, Driver: []string{"DriverMR.Dereg"},
@@ -167,12 +167,12 @@ var Table = []Spec{
 	// The next rows are the verbs of memory windows.
 	{
 		Name: "alloc_mw", Effect: Makes,
-		Commands: []Command{answered[uapi.AllocMW, uapi.AllocMWResp](uapi.CmdAllocMW).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.AllocMW, uapi.AllocMWResp](uapi.CmdAllocMW).withDriverData()},
 		Midlayer: []string{"PD.AllocMW"}, Driver: []string{"MWDriver.AllocMW"},
 	},
 	{
 		Name: "dealloc_mw", Effect: Destroys,
-		Commands: []Command{command[uapi.DeallocMW](uapi.CmdDeallocMW)},
+		Commands: []Command{plainCommand[uapi.DeallocMW](uapi.CmdDeallocMW)},
 		Methods: []Method{{uapi.ObjectMW, uapi.MethodMWDestroy,
 			[]Attr{destroyHandle(uapi.AttrDestroyMWHandle, uapi.ObjectMW)}}},
 		Midlayer: []string{"MW.Dealloc"}, Driver: []string{"DriverMW.Dealloc"},
@@ -181,12 +181,13 @@ var Table = []Spec{
 	// Completion queues. A channel belongs to the core alone. A channel therefore works on a device in the error state.
 	{
 		Name: "create_comp_channel", Effect: Reads,
-		Commands: []Command{answered[uapi.CreateCompChannel, uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel)},
+		Commands: []Command{commandWithResponse[uapi.CreateCompChannel,
+			uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel)},
 	},
 	{
 		Name: "create_cq", Aliases: []string{"create_cq_ex"}, Effect: Makes,
-		Commands: []Command{answered[uapi.CreateCQ, uapi.CreateCQResp](uapi.CmdCreateCQ).withDriver(),
-			extended(uapi.ExCmdCreateCQ)},
+		Commands: []Command{commandWithResponse[uapi.CreateCQ, uapi.CreateCQResp](uapi.CmdCreateCQ).withDriverData(),
+			extendedCommand(uapi.ExCmdCreateCQ)},
 		Methods: []Method{{uapi.ObjectCQ, uapi.MethodCQCreate, withDriverAttrs(
 			newHandle(uapi.AttrCreateCQHandle, uapi.ObjectCQ), numberIn(uapi.AttrCreateCQCQE, 4),
 			numberIn(uapi.AttrCreateCQUserHandle, 8),
@@ -197,23 +198,23 @@ var Table = []Spec{
 	},
 	{
 		Name: "resize_cq", Effect: Makes,
-		Commands: []Command{answered[uapi.ResizeCQ, uapi.ResizeCQResp](uapi.CmdResizeCQ).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.ResizeCQ, uapi.ResizeCQResp](uapi.CmdResizeCQ).withDriverData()},
 		Midlayer: []string{"CQ.Resize"}, Driver: []string{"CQResizer.Resize"},
 	},
 	{Effect: Makes, Midlayer: []string{"CQ.Moderate"}, Driver: []string{"CQModerator.Moderate"}},
 	{
 		Effect: Reads, Atomic: true,
-		Commands: []Command{answered[uapi.PollCQ, uapi.PollCQResp](uapi.CmdPollCQ)},
+		Commands: []Command{commandWithResponse[uapi.PollCQ, uapi.PollCQResp](uapi.CmdPollCQ)},
 		Midlayer: []string{"CQ.Poll"}, Driver: []string{"DriverCQ.Poll"},
 	},
 	{
 		Name: "req_notify_cq", Effect: Reads, Atomic: true,
-		Commands: []Command{command[uapi.ReqNotifyCQ](uapi.CmdReqNotifyCQ)},
+		Commands: []Command{plainCommand[uapi.ReqNotifyCQ](uapi.CmdReqNotifyCQ)},
 		Midlayer: []string{"CQ.ReqNotify"}, Driver: []string{"DriverCQ.ReqNotify"},
 	},
 	{
 		Name: "destroy_cq", Effect: Destroys,
-		Commands: []Command{answered[uapi.DestroyCQ, uapi.DestroyCQResp](uapi.CmdDestroyCQ)},
+		Commands: []Command{commandWithResponse[uapi.DestroyCQ, uapi.DestroyCQResp](uapi.CmdDestroyCQ)},
 		Methods: []Method{{uapi.ObjectCQ, uapi.MethodCQDestroy, []Attr{
 			destroyHandle(uapi.AttrDestroyCQHandle, uapi.ObjectCQ), responseOut[uapi.DestroyCQResp](uapi.AttrDestroyCQResp),
 		}}},
@@ -223,8 +224,8 @@ var Table = []Spec{
 	// The next rows are the verbs of queue pairs.
 	{
 		Name: "create_qp", Aliases: []string{"create_qp_ex"}, Effect: Makes,
-		Commands: []Command{answered[uapi.CreateQP, uapi.CreateQPResp](uapi.CmdCreateQP).withDriver(),
-			extended(uapi.ExCmdCreateQP)},
+		Commands: []Command{commandWithResponse[uapi.CreateQP, uapi.CreateQPResp](uapi.CmdCreateQP).withDriverData(),
+			extendedCommand(uapi.ExCmdCreateQP)},
 		Methods: []Method{{uapi.ObjectQP, uapi.MethodQPCreate, withDriverAttrs(
 			newHandle(uapi.AttrCreateQPHandle, uapi.ObjectQP),
 			useHandle(uapi.AttrCreateQPXRCDHandle, uapi.ObjectXRCD).optional(),
@@ -241,23 +242,23 @@ var Table = []Spec{
 	},
 	{
 		Name: "open_qp", Effect: Makes,
-		Commands: []Command{answered[uapi.OpenQP, uapi.CreateQPResp](uapi.CmdOpenQP).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.OpenQP, uapi.CreateQPResp](uapi.CmdOpenQP).withDriverData()},
 	},
 	{
 		Name: "query_qp", Effect: Reads,
-		Commands: []Command{answered[uapi.QueryQP, uapi.QueryQPResp](uapi.CmdQueryQP)},
+		Commands: []Command{commandWithResponse[uapi.QueryQP, uapi.QueryQPResp](uapi.CmdQueryQP)},
 		Midlayer: []string{"QP.Query"}, Driver: []string{"DriverQP.Query"},
 	},
 	{Effect: Reads, Atomic: true, Midlayer: []string{"QP.State"}, Driver: []string{"DriverQP.State"}},
 	{ // a transition to ERR or RESET also works on a device in the error state
 		Name: "modify_qp", Effect: Makes,
-		Commands: []Command{command[uapi.ModifyQP](uapi.CmdModifyQP), extended(uapi.ExCmdModifyQP)},
+		Commands: []Command{plainCommand[uapi.ModifyQP](uapi.CmdModifyQP), extendedCommand(uapi.ExCmdModifyQP)},
 		Midlayer: []string{"QP.Modify", "QP.Prepare", "QP.Connect", "QP.ConnectDatagram"},
 		Driver:   []string{"DriverQP.Modify"},
 	},
 	{
 		Name: "destroy_qp", Effect: Destroys,
-		Commands: []Command{answered[uapi.DestroyQP, uapi.DestroyQPResp](uapi.CmdDestroyQP)},
+		Commands: []Command{commandWithResponse[uapi.DestroyQP, uapi.DestroyQPResp](uapi.CmdDestroyQP)},
 		Methods: []Method{{uapi.ObjectQP, uapi.MethodQPDestroy, []Attr{
 			destroyHandle(uapi.AttrDestroyQPHandle, uapi.ObjectQP), responseOut[uapi.DestroyQPResp](uapi.AttrDestroyQPResp),
 		}}},
@@ -265,22 +266,22 @@ var Table = []Spec{
 	},
 	{
 		Effect: Posts, Atomic: true,
-		Commands: []Command{answered[uapi.PostSend, uapi.PostSendResp](uapi.CmdPostSend)},
+		Commands: []Command{commandWithResponse[uapi.PostSend, uapi.PostSendResp](uapi.CmdPostSend)},
 		Midlayer: []string{"QP.PostSend"}, Driver: []string{"DriverQP.PostSend", "UserQP.Doorbell", "UserQP.Posted"},
 	},
 	{
 		Effect: Posts, Atomic: true,
-		Commands: []Command{answered[uapi.PostRecv, uapi.PostRecvResp](uapi.CmdPostRecv)},
+		Commands: []Command{commandWithResponse[uapi.PostRecv, uapi.PostRecvResp](uapi.CmdPostRecv)},
 		Midlayer: []string{"QP.PostRecv"}, Driver: []string{"DriverQP.PostRecv"},
 	},
 	{
 		Name: "attach_mcast", Effect: Makes,
-		Commands: []Command{command[uapi.AttachMcast](uapi.CmdAttachMcast)},
+		Commands: []Command{plainCommand[uapi.AttachMcast](uapi.CmdAttachMcast)},
 		Midlayer: []string{"QP.AttachMcast"}, Driver: []string{"McastQP.AttachMcast"},
 	},
 	{ // a zombie has no attachments
 		Name: "detach_mcast", Effect: Reads,
-		Commands: []Command{command[uapi.DetachMcast](uapi.CmdDetachMcast)},
+		Commands: []Command{plainCommand[uapi.DetachMcast](uapi.CmdDetachMcast)},
 		Midlayer: []string{"QP.DetachMcast"}, Driver: []string{"McastQP.DetachMcast"},
 	},
 
@@ -288,8 +289,8 @@ var Table = []Spec{
 	{
 		Name: "create_srq", Aliases: []string{"create_srq_ex"}, Effect: Makes,
 		Commands: []Command{
-			answered[uapi.CreateSRQ, uapi.CreateSRQResp](uapi.CmdCreateSRQ).withDriver(),
-			answered[uapi.CreateXSRQ, uapi.CreateSRQResp](uapi.CmdCreateXSRQ).withDriver(),
+			commandWithResponse[uapi.CreateSRQ, uapi.CreateSRQResp](uapi.CmdCreateSRQ).withDriverData(),
+			commandWithResponse[uapi.CreateXSRQ, uapi.CreateSRQResp](uapi.CmdCreateXSRQ).withDriverData(),
 		},
 		Methods: []Method{{uapi.ObjectSRQ, uapi.MethodSRQCreate, withDriverAttrs(
 			newHandle(uapi.AttrCreateSRQHandle, uapi.ObjectSRQ), useHandle(uapi.AttrCreateSRQPDHandle, uapi.ObjectPD),
@@ -306,17 +307,17 @@ var Table = []Spec{
 	},
 	{
 		Name: "modify_srq", Effect: Makes,
-		Commands: []Command{command[uapi.ModifySRQ](uapi.CmdModifySRQ).withDriver()},
+		Commands: []Command{plainCommand[uapi.ModifySRQ](uapi.CmdModifySRQ).withDriverData()},
 		Midlayer: []string{"SRQ.Modify"}, Driver: []string{"DriverSRQ.Modify"},
 	},
 	{
 		Name: "query_srq", Effect: Reads,
-		Commands: []Command{answered[uapi.QuerySRQ, uapi.QuerySRQResp](uapi.CmdQuerySRQ)},
+		Commands: []Command{commandWithResponse[uapi.QuerySRQ, uapi.QuerySRQResp](uapi.CmdQuerySRQ)},
 		Midlayer: []string{"SRQ.Query"}, Driver: []string{"DriverSRQ.Query"},
 	},
 	{
 		Name: "destroy_srq", Effect: Destroys,
-		Commands: []Command{answered[uapi.DestroySRQ, uapi.DestroySRQResp](uapi.CmdDestroySRQ)},
+		Commands: []Command{commandWithResponse[uapi.DestroySRQ, uapi.DestroySRQResp](uapi.CmdDestroySRQ)},
 		Methods: []Method{{uapi.ObjectSRQ, uapi.MethodSRQDestroy, []Attr{
 			destroyHandle(uapi.AttrDestroySRQHandle, uapi.ObjectSRQ), responseOut[uapi.DestroySRQResp](uapi.AttrDestroySRQResp),
 		}}},
@@ -324,19 +325,19 @@ var Table = []Spec{
 	},
 	{
 		Effect: Reads, Atomic: true,
-		Commands: []Command{answered[uapi.PostSRQRecv, uapi.PostSRQRecvResp](uapi.CmdPostSRQRecv)},
+		Commands: []Command{commandWithResponse[uapi.PostSRQRecv, uapi.PostSRQRecvResp](uapi.CmdPostSRQRecv)},
 		Midlayer: []string{"SRQ.PostRecv"}, Driver: []string{"DriverSRQ.PostRecv"},
 	},
 
 	// The next rows are the verbs of XRC domains.
 	{
 		Name: "open_xrcd", Effect: Makes,
-		Commands: []Command{answered[uapi.OpenXRCD, uapi.OpenXRCDResp](uapi.CmdOpenXRCD).withDriver()},
+		Commands: []Command{commandWithResponse[uapi.OpenXRCD, uapi.OpenXRCDResp](uapi.CmdOpenXRCD).withDriverData()},
 		Midlayer: []string{"Device.AllocXRCD"}, Driver: []string{"XRCDriver.AllocXRCD"},
 	},
 	{
 		Name: "close_xrcd", Effect: Destroys,
-		Commands: []Command{command[uapi.CloseXRCD](uapi.CmdCloseXRCD)},
+		Commands: []Command{plainCommand[uapi.CloseXRCD](uapi.CmdCloseXRCD)},
 		Methods: []Method{{uapi.ObjectXRCD, uapi.MethodXRCDDestroy,
 			[]Attr{destroyHandle(uapi.AttrDestroyXRCDHandle, uapi.ObjectXRCD)}}},
 		Midlayer: []string{"XRCD.Dealloc"}, Driver: []string{"DriverXRCD.Dealloc"},

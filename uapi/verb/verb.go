@@ -166,20 +166,22 @@ func (s Attr) optional() Attr {
 	return s
 }
 
-// command returns the specification of a plain command without a response.
-func command[Req any](n uapi.Command) Command {
+// plainCommand returns the specification of a plain command without a response.
+func plainCommand[Req any](n uapi.Command) Command {
 	return Command{Number: uint32(n), Request: uapi.SizeOf[Req]()}
 }
 
-// answered returns the specification of a plain command with a response.
-func answered[Req, Resp any](n uapi.Command) Command {
+// commandWithResponse returns the specification of a plain command with a response.
+func commandWithResponse[Req, Resp any](n uapi.Command) Command {
 	return Command{Number: uint32(n), Request: uapi.SizeOf[Req](), Response: uapi.SizeOf[Resp](), Answers: true}
 }
 
-func extended(n uapi.ExCommand) Command { return Command{Number: uint32(n) | uapi.CmdFlagExtended} }
+func extendedCommand(n uapi.ExCommand) Command {
+	return Command{Number: uint32(n) | uapi.CmdFlagExtended}
+}
 
-// withDriver returns c with the driver's parts added.
-func (c Command) withDriver() Command {
+// withDriverData returns c with the driver's parts added.
+func (c Command) withDriverData() Command {
 	c.Driver = true
 	return c
 }

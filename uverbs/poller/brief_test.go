@@ -2,11 +2,11 @@ package poller
 
 import "testing"
 
-// TestBriefSource checks that a source can be stopped before its thread has run for the first time. A source is stopped
-// so early if the program exits at once.
-func TestBriefSource(t *testing.T) {
-	w := newWorld(t)
-	_, s, _ := w.rings()
+// TestStopBeforeFirstRun checks that a source can be stopped before its thread has run for the first time. A source is
+// stopped so early if the program exits at once.
+func TestStopBeforeFirstRun(t *testing.T) {
+	w := newFixture(t)
+	_, s, _ := w.newEventfdSource()
 	for range 200 {
 		w.add(s).Stop()
 	}
@@ -15,8 +15,8 @@ func TestBriefSource(t *testing.T) {
 // TestSourceRefused checks that Add fails for a source with an invalid doorbell descriptor, and leaves no resources
 // behind.
 func TestSourceRefused(t *testing.T) {
-	w := newWorld(t)
-	_, s, _ := w.rings()
+	w := newFixture(t)
+	_, s, _ := w.newEventfdSource()
 	s.Doorbell = -1
 	for range 200 {
 		if _, err := w.Pollers.Add(w.user, s); err == nil {

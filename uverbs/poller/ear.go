@@ -14,21 +14,21 @@ import (
 	"verbena/internal/procfile"
 )
 
-// ear is an inotify instance that pollers share. The kernel charges instances and watches to the account of the
+// watcher is an inotify instance that pollers share. The kernel charges instances and watches to the account of the
 // service, which may be root's account. The kernel does not charge the programs' users. The number of instances is
 // therefore limited: the first few pollers have one instance each, and further pollers share these instances.
 //
 // Each poller adds the instance to its epoll set, with EPOLLEXCLUSIVE. An event then wakes one of the sleeping threads
 // that share the instance. A thread that wakes for any reason reads all events and wakes their pollers. This work
 // includes no call that a program could delay.
-type ear struct {
+type watcher struct {
 	fd   atomic.Int64  // 0: closed
 	lost atomic.Uint64 // number of times that the kernel has dropped events
 
 	mu      sync.Mutex
-	pollers map[*poller]struct{} // pollers that sleep on the instance
-	watches map[int32]*Polled    // armed watches; a nil entry is a removed watch
-	early   map[int32]struct{}   // watches whose end was read before the call of armed
+	pollers map[*poller]struct{}    // pollers that sleep on the instance
+	watches map[int32]*PolledSource // armed watches; a nil entry is a removed watch
+	early   map[int32]struct{}      // watches whose end was read before the call of armed
 }
 
 const (
@@ -39,14 +39,14 @@ const (
 	userShare = 4
 )
 
-// mostWatches returns the maximum number of watched files of one user, and of all users together.
-func mostWatches() (user, all int) {
-	all = max(readLimit("max_user_watches", 8192)/watchShare, 1)
+// maxWatches returns the maximum number of watched files of one user, and of all users together.
+func maxWatches() (user, all int) {
+	all = max(readInotifyLimit("max_user_watches", 8192)/watchShare, 1)
 	return max(all/userShare, 1), all
 }
 
-// readLimit reads a limit of inotify. readLimit returns the kernel's default if the read fails.
-func readLimit(name string, usual int) int {
+// readInotifyLimit reads a limit of inotify. readInotifyLimit returns the kernel's default if the read fails.
+func readInotifyLimit(name string, usual int) int {
 	b, err := procfile.Read("/proc/sys/fs/inotify/" + name)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil || n <= 0 {
@@ -55,10 +55,10 @@ func readLimit(name string, usual int) int {
 	return n
 }
 
-// takeWatch counts a watched file of the user. mu must be held.
+// countWatch counts a watched file of the user. mu must be held.
 //
 //verbena:held mu
-func (s *Pollers) takeWatch(p *poller) error {
+func (s *Pollers) countWatch(p *poller) error {
 	user, all := s.most()
 	switch {
 	case p.watched >= user:
@@ -70,7 +70,7 @@ func (s *Pollers) takeWatch(p *poller) error {
 			"/proc/sys/fs/inotify/max_user_watches: %w",
 			s.watched, unix.EMFILE)
 	}
-	if err := s.join(p); err != nil {
+	if err := s.assignWatcher(p); err != nil {
 		return err
 	}
 	p.watched++
@@ -78,53 +78,54 @@ func (s *Pollers) takeWatch(p *poller) error {
 	return nil
 }
 
-// mostEars returns the maximum number of instances of all pollers, a small part of the account's limit.
-func mostEars() int {
-	return min(max(readLimit("max_user_instances", 128)/instanceShare, 1), 16)
+// maxWatchers returns the maximum number of instances of all pollers, a small part of the account's limit.
+func maxWatchers() int {
+	return min(max(readInotifyLimit("max_user_instances", 128)/instanceShare, 1), 16)
 }
 
-// join assigns an instance to the poller: a new instance, or the instance with the fewest pollers. mu must be held.
+// assignWatcher assigns an instance to the poller: a new instance, or the instance with the fewest pollers. mu must be
+// held.
 //
 //verbena:held mu
-func (s *Pollers) join(p *poller) error {
+func (s *Pollers) assignWatcher(p *poller) error {
 	if p.ear.Load() != nil {
 		return nil
 	}
-	s.ears = slices.DeleteFunc(s.ears, func(e *ear) bool { return e.fd.Load() == 0 })
-	var best *ear
+	s.ears = slices.DeleteFunc(s.ears, func(e *watcher) bool { return e.fd.Load() == 0 })
+	var best *watcher
 	var err error
 	if len(s.ears) < s.mostEars {
-		if best, err = newEar(); err == nil {
+		if best, err = newWatcher(); err == nil {
 			s.ears = append(s.ears, best)
 		}
 	}
 	if best == nil && len(s.ears) > 0 {
-		best = slices.MinFunc(s.ears, func(a, b *ear) int { return a.size() - b.size() })
+		best = slices.MinFunc(s.ears, func(a, b *watcher) int { return a.pollerCount() - b.pollerCount() })
 	}
 	if best == nil {
 		return err
 	}
-	return best.join(p)
+	return best.addPoller(p)
 }
 
-func newEar() (*ear, error) {
+func newWatcher() (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("inotify: %w; see /proc/sys/fs/inotify/max_user_instances", err)
 	}
-	e := &ear{pollers: map[*poller]struct{}{}, watches: map[int32]*Polled{}, early: map[int32]struct{}{}}
+	e := &watcher{pollers: map[*poller]struct{}{}, watches: map[int32]*PolledSource{}, early: map[int32]struct{}{}}
 	e.fd.Store(int64(fd))
 	return e, nil
 }
 
-func (e *ear) size() int {
+func (e *watcher) pollerCount() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.pollers)
 }
 
-// join adds the poller to the pollers that events wake. leave by the last poller closes the instance.
-func (e *ear) join(p *poller) error {
+// addPoller adds the poller to the pollers that events wake. leave by the last poller closes the instance.
+func (e *watcher) addPoller(p *poller) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := p.addToEpoll(int(e.fd.Load()), unix.EPOLLIN|unix.EPOLLEXCLUSIVE); err != nil {
@@ -138,8 +139,8 @@ func (e *ear) join(p *poller) error {
 	return nil
 }
 
-// leave undoes join. The poller must have no watches, and its thread must have ended.
-func (e *ear) leave(p *poller) {
+// removePoller undoes join. The poller must have no watches, and its thread must have ended.
+func (e *watcher) removePoller(p *poller) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, int(e.fd.Load()), nil)
@@ -150,19 +151,19 @@ func (e *ear) leave(p *poller) {
 		return
 	}
 	for other := range e.pollers { // an event may have woken only this poller, after the last read of its thread
-		other.kicked()
+		other.wakeThread()
 		break
 	}
 }
 
 //verbena:held mu
-func (e *ear) close() {
+func (e *watcher) close() {
 	unix.Close(int(e.fd.Swap(0)))
 }
 
-// armed records a new watch of a file. The program may already have written to the file. The event may have been read,
-// or dropped if lost has changed since.
-func (e *ear) armed(wd int32, x *Polled, lost uint64) {
+// recordWatch records a new watch of a file. The program may already have written to the file. The event may have been
+// read, or dropped if lost has changed since.
+func (e *watcher) recordWatch(wd int32, x *PolledSource, lost uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if x.wd != wd && e.watches[x.wd] == x { // the end of the former watch was dropped
@@ -171,15 +172,15 @@ func (e *ear) armed(wd int32, x *Polled, lost uint64) {
 	if _, ended := e.early[wd]; ended || e.lost.Load() != lost {
 		delete(e.early, wd)
 		x.armed.Store(false)
-		x.p.kicked()
+		x.p.wakeThread()
 		return
 	}
 	e.watches[wd] = x
 	x.wd = wd
 }
 
-// disarm removes the watch of a file. The poller must belong to e.
-func (e *ear) disarm(x *Polled) {
+// removeWatch removes the watch of a file. The poller must belong to e.
+func (e *watcher) removeWatch(x *PolledSource) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if x.wd != 0 && e.watches[x.wd] == x {
@@ -191,9 +192,10 @@ func (e *ear) disarm(x *Polled) {
 // maxReads limits the reads of a thread that reads the events of other pollers.
 const maxReads = 64
 
-// read reads the inotify events and wakes the pollers of the modified files. The watches of these files have ended. The
-// thread of a poller of e must call read. read reports whether a file of this poller may have been modified.
-func (e *ear) read(by *poller) (own bool) {
+// readEvents reads the inotify events and wakes the pollers of the modified files. The watches of these files have
+// ended. The thread of a poller of e must call read. readEvents reports whether a file of this poller may have been
+// modified.
+func (e *watcher) readEvents(by *poller) (own bool) {
 	var buf [64 * unix.SizeofInotifyEvent]byte
 	for range maxReads {
 		n, err := unix.Read(int(e.fd.Load()), buf[:])
@@ -206,10 +208,10 @@ func (e *ear) read(by *poller) (own bool) {
 			b = b[unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
 			switch {
 			case mask&unix.IN_Q_OVERFLOW != 0:
-				e.overflow()
+				e.markAllModified()
 				own = true
 			case mask&unix.IN_IGNORED != 0:
-				own = e.ended(wd, by) || own
+				own = e.recordWatchEnd(wd, by) || own
 			}
 		}
 		e.mu.Unlock()
@@ -218,15 +220,15 @@ func (e *ear) read(by *poller) (own bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for p := range e.pollers {
-		p.kicked()
+		p.wakeThread()
 	}
 	return true
 }
 
-// ended records the end of a watch, and reports whether the watch belongs to the poller by.
+// recordWatchEnd records the end of a watch, and reports whether the watch belongs to the poller by.
 //
 //verbena:held mu
-func (e *ear) ended(wd int32, by *poller) (own bool) {
+func (e *watcher) recordWatchEnd(wd int32, by *poller) (own bool) {
 	x, known := e.watches[wd]
 	switch delete(e.watches, wd); {
 	case !known:
@@ -236,15 +238,15 @@ func (e *ear) ended(wd int32, by *poller) (own bool) {
 		if x.p == by {
 			return true
 		}
-		x.p.kicked()
+		x.p.wakeThread()
 	}
 	return false
 }
 
-// overflow treats all watched files as modified. It is harmless to arm a watch that is still armed.
+// markAllModified treats all watched files as modified. It is harmless to arm a watch that is still armed.
 //
 //verbena:held mu
-func (e *ear) overflow() {
+func (e *watcher) markAllModified() {
 	e.lost.Add(1)
 	for _, x := range e.watches {
 		if x != nil {
@@ -253,9 +255,9 @@ func (e *ear) overflow() {
 	}
 	clear(e.early)
 	for p := range e.pollers {
-		p.kicked()
+		p.wakeThread()
 	}
 }
 
-// kicked wakes the poller's thread. The lock of the poller's ear must be held, so that the descriptors are open.
-func (p *poller) kicked() { _, _ = unix.Write(p.kick, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+// wakeThread wakes the poller's thread. The lock of the poller's ear must be held, so that the descriptors are open.
+func (p *poller) wakeThread() { _, _ = unix.Write(p.kick, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }

@@ -35,7 +35,7 @@ const (
 // Ringer is the interface of an uverbs.File for the poller.
 type Ringer interface {
 	RingPosted(on ib.Staller, s *uverbs.Scan, all bool) (found bool, err error)
-	HasNew() bool
+	HasNewRequests() bool
 	Fail(why error)
 }
 
@@ -67,17 +67,17 @@ type Pollers struct {
 
 	mu      sync.Mutex
 	of      map[*quota.User]*poller
-	ears    []*ear // some of the instances may be closed
-	watched int    // number of watched files of all users
+	ears    []*watcher // some of the instances may be closed
+	watched int        // number of watched files of all users
 }
 
 // New creates Pollers. log receives errors that cannot be returned to a caller.
 func New(log *slog.Logger) *Pollers {
-	return &Pollers{log: log, of: map[*quota.User]*poller{}, most: sync.OnceValues(mostWatches), mostEars: mostEars()}
+	return &Pollers{log: log, of: map[*quota.User]*poller{}, most: sync.OnceValues(maxWatches), mostEars: maxWatchers()}
 }
 
-// Polled is a Source that is polled until Stop.
-type Polled struct {
+// PolledSource is a Source that is polled until Stop.
+type PolledSource struct {
 	Source
 	p         *poller
 	armed     atomic.Bool // Watched: a write will wake the thread
@@ -92,7 +92,7 @@ type Polled struct {
 
 // Add starts to poll the queues of a file. The first file of a user starts a thread. The thread and its descriptors are
 // charged to the user.
-func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
+func (s *Pollers) Add(u *quota.User, from Source) (_ *PolledSource, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.of[u]
@@ -102,9 +102,9 @@ func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
 		}
 		s.of[u] = p
 	}
-	x := &Polled{Source: from, p: p}
+	x := &PolledSource{Source: from, p: p}
 	if x.Watched != nil {
-		err = s.takeWatch(p)
+		err = s.countWatch(p)
 	}
 	if err == nil {
 		err = p.add(x)
@@ -118,7 +118,7 @@ func (s *Pollers) Add(u *quota.User, from Source) (_ *Polled, err error) {
 
 // Stop ends the polling of the file. A thread may still be polling the file when Stop returns; package uverbs waits for
 // the end of this poll.
-func (x *Polled) Stop() {
+func (x *PolledSource) Stop() {
 	s := x.p.set
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,12 +148,12 @@ type poller struct {
 	epoll int // contains the doorbell descriptors
 	kick  int // an eventfd in the epoll set
 
-	files atomic.Pointer[[]*Polled] // replaced, not modified; under mu
+	files atomic.Pointer[[]*PolledSource] // replaced, not modified; under mu
 
 	tending atomic.Bool // a thread is executing Source.Tend
 
-	watched int                 // number of watched files; under Pollers.mu
-	ear     atomic.Pointer[ear] // nil if the poller has had no watch yet, or has ended
+	watched int                     // number of watched files; under Pollers.mu
+	ear     atomic.Pointer[watcher] // nil if the poller has had no watch yet, or has ended
 
 	mu      sync.Mutex
 	current *runner // nil: closed
@@ -165,12 +165,12 @@ const descriptorsPerPoller = 2
 
 func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
 	p := &poller{set: s, user: u}
-	p.files.Store(&[]*Polled{})
-	if err := u.Take(quota.Descriptors, descriptorsPerPoller); err != nil {
+	p.files.Store(&[]*PolledSource{})
+	if err := u.Charge(quota.Descriptors, descriptorsPerPoller); err != nil {
 		return nil, err
 	}
 	if p.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		u.Give(quota.Descriptors, descriptorsPerPoller)
+		u.Release(quota.Descriptors, descriptorsPerPoller)
 		return nil, fmt.Errorf("epoll_create1: %w", err)
 	}
 	if p.kick, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err == nil {
@@ -198,7 +198,7 @@ func (p *poller) addToEpoll(fd int, events uint32) error {
 
 func (p *poller) closeFiles() {
 	if e := p.ear.Load(); e != nil {
-		e.leave(p)
+		e.removePoller(p)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -207,20 +207,20 @@ func (p *poller) closeFiles() {
 	if p.kick > 0 {
 		unix.Close(p.kick)
 	}
-	p.user.Give(quota.Descriptors, descriptorsPerPoller)
+	p.user.Release(quota.Descriptors, descriptorsPerPoller)
 }
 
 // startLocked starts a thread. mu must be held.
 //
 //verbena:held mu
 func (p *poller) startLocked() error {
-	if err := p.user.Take(quota.Workers, 1); err != nil {
+	if err := p.user.Charge(quota.Workers, 1); err != nil {
 		return err
 	}
 	r := &runner{p: p, ended: make(chan struct{})}
 	p.current = r
 	go func() {
-		defer p.user.Give(quota.Workers, 1)
+		defer p.user.Release(quota.Workers, 1)
 		r.run()
 	}()
 	return nil
@@ -246,7 +246,7 @@ func (p *poller) wakeLocked() {
 	}
 }
 
-func (p *poller) add(x *Polled) error {
+func (p *poller) add(x *PolledSource) error {
 	if x.Watched == nil {
 		if err := p.addToEpoll(x.Doorbell, unix.EPOLLIN|unix.EPOLLET); err != nil {
 			return err // with EPOLLET each write is reported once and need not be read
@@ -260,23 +260,23 @@ func (p *poller) add(x *Polled) error {
 	return nil
 }
 
-func (p *poller) remove(x *Polled) {
+func (p *poller) remove(x *PolledSource) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	list := slices.DeleteFunc(slices.Clone(*p.files.Load()), func(y *Polled) bool { return y == x })
+	list := slices.DeleteFunc(slices.Clone(*p.files.Load()), func(y *PolledSource) bool { return y == x })
 	p.files.Store(&list)
 	if x.Watched == nil {
 		_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, x.Doorbell, nil)
 		return
 	}
-	p.ear.Load().disarm(x)
+	p.ear.Load().removeWatch(x)
 }
 
 // runner is a thread of a poller.
 type runner struct {
 	p     *poller
 	ended chan struct{}
-	known *[]*Polled // files of the programs that were notified that the thread is awake
+	known *[]*PolledSource // files of the programs that were notified that the thread is awake
 
 	lastTend time.Time // time of the last call of Source.Due
 }
@@ -297,7 +297,7 @@ func (r *runner) isCurrent() bool {
 func (r *runner) run() {
 	defer close(r.ended)
 	runtime.LockOSThread() // not unlocked: the thread must end, because its scheduling was changed
-	sched.Prompt(sched.PollerSlice)
+	sched.SetSlice(sched.PollerSlice)
 	// A program can truncate the file of its queues (ftruncate). The resulting fault must be an error only for that
 	// file.
 	debug.SetPanicOnFault(true)
@@ -305,9 +305,9 @@ func (r *runner) run() {
 	r.lastTend = last
 	for round := 1; ; round++ {
 		if r.known != r.p.files.Load() {
-			r.announce(true)
+			r.announceState(true)
 		}
-		found := r.round(round%allRounds == 0)
+		found := r.pollAll(round%allRounds == 0)
 		if round%16 == 0 && !r.isCurrent() {
 			return
 		}
@@ -321,14 +321,14 @@ func (r *runner) run() {
 			sched.Yield()
 			continue
 		}
-		r.p.tend()
-		timeout := r.announce(false)
-		if found := r.round(true); !r.isCurrent() {
+		r.p.startTend()
+		timeout := r.announceState(false)
+		if found := r.pollAll(true); !r.isCurrent() {
 			return
 		} else if !found {
 			r.p.sleep(timeout)
 		}
-		r.announce(true)
+		r.announceState(true)
 		last = time.Now()
 		r.lastTend = last
 	}
@@ -336,15 +336,15 @@ func (r *runner) run() {
 
 func (r *runner) tendIfDue(now time.Time) {
 	if now.Sub(r.lastTend) >= tendTime {
-		r.p.tend()
+		r.p.startTend()
 		r.lastTend = now
 	}
 }
 
-// announce notifies all programs whether they must write to the doorbell descriptor. announce does nothing if the
-// thread no longer belongs to the poller. announce returns the maximum sleep. A negative value means to sleep until a
-// write.
-func (r *runner) announce(awake bool) (timeout time.Duration) {
+// announceState notifies all programs whether they must write to the doorbell descriptor. announceState does nothing if
+// the thread no longer belongs to the poller. announceState returns the maximum sleep. A negative value means to sleep
+// until a write.
+func (r *runner) announceState(awake bool) (timeout time.Duration) {
 	timeout = -1
 	p := r.p
 	p.mu.Lock()
@@ -367,7 +367,7 @@ func (r *runner) announce(awake bool) (timeout time.Duration) {
 // makes each write slower. armLocked returns false if the file cannot be watched now.
 //
 //verbena:held mu
-func (p *poller) armLocked(x *Polled) bool {
+func (p *poller) armLocked(x *PolledSource) bool {
 	e := p.ear.Load()
 	lost := e.lost.Load()
 	x.armed.Store(true) // precedes the watch, because a write can end the watch
@@ -386,14 +386,14 @@ func (p *poller) armLocked(x *Polled) bool {
 		return false
 	}
 	x.armFailed = false
-	e.armed(int32(wd), x, lost)
+	e.recordWatch(int32(wd), x, lost)
 	return true
 }
 
-// tend starts a thread that calls Tend for the due files, unless such a thread is running. The polling thread must not
-// call Tend, because a program can delay it without limit.
-func (p *poller) tend() {
-	var due []*Polled
+// startTend starts a thread that calls Tend for the due files, unless such a thread is running. The polling thread must
+// not call Tend, because a program can delay it without limit.
+func (p *poller) startTend() {
+	var due []*PolledSource
 	for _, x := range *p.files.Load() {
 		if x.Due != nil && x.Due() {
 			due = append(due, x)
@@ -402,21 +402,21 @@ func (p *poller) tend() {
 	if len(due) == 0 || !p.tending.CompareAndSwap(false, true) {
 		return
 	}
-	if p.user.Take(quota.Workers, 1) != nil {
+	if p.user.Charge(quota.Workers, 1) != nil {
 		p.tending.Store(false)
 		return
 	}
 	go func() {
 		defer p.tending.Store(false)
-		defer p.user.Give(quota.Workers, 1)
+		defer p.user.Release(quota.Workers, 1)
 		for _, x := range due {
 			x.Tend()
 		}
 	}()
 }
 
-// round polls all files once, and reports whether new requests were found.
-func (r *runner) round(all bool) (found bool) {
+// pollAll polls all files once, and reports whether new requests were found.
+func (r *runner) pollAll(all bool) (found bool) {
 	for _, x := range *r.p.files.Load() {
 		if !x.busy.CompareAndSwap(false, true) {
 			continue // another thread is blocked on this file
@@ -429,7 +429,7 @@ func (r *runner) round(all bool) (found bool) {
 }
 
 // pollFile polls one file.
-func (x *Polled) pollFile(all bool) (found bool) {
+func (x *PolledSource) pollFile(all bool) (found bool) {
 	defer func() {
 		if v := recover(); v != nil {
 			err := fmt.Errorf("panic in a doorbell: %v", v)
@@ -443,25 +443,25 @@ func (x *Polled) pollFile(all bool) (found bool) {
 
 // Stalled is called when a doorbell blocks on the memory of a program. Another thread takes over the user's other
 // files. (ib.Staller)
-func (x *Polled) Stalled() { go x.p.replace(x.by) }
+func (x *PolledSource) Stalled() { go x.p.replaceRunner(x.by) }
 
 // Idle reports whether no other file needs the thread that polls x. (uverbs.Patient)
-func (x *Polled) Idle() bool {
+func (x *PolledSource) Idle() bool {
 	r := x.by
 	if r.known != x.p.files.Load() || !r.isCurrent() {
 		return false
 	}
 	r.tendIfDue(time.Now())
 	for _, y := range *r.known {
-		if y != x && !y.busy.Load() && y.File.HasNew() {
+		if y != x && !y.busy.Load() && y.File.HasNewRequests() {
 			return false
 		}
 	}
 	return true
 }
 
-// replace starts another thread in place of r.
-func (p *poller) replace(r *runner) {
+// replaceRunner starts another thread in place of r.
+func (p *poller) replaceRunner(r *runner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current == r {
@@ -481,7 +481,7 @@ func (p *poller) sleep(timeout time.Duration) {
 		n, err := unix.EpollWait(p.epoll, events[:], limit)
 		own := err != nil || n == 0 || limit >= 0
 		e := p.ear.Load()
-		if e != nil && e.read(p) {
+		if e != nil && e.readEvents(p) {
 			own = true
 		}
 		for _, ev := range events[:max(n, 0)] {

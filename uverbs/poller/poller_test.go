@@ -24,14 +24,14 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// file counts posts. The count is the number that was written last.
-type file struct {
+// countedFile counts posts. The count is the number that was written last.
+type countedFile struct {
 	posted, rung atomic.Int64
 	panics       atomic.Bool
 	failed       atomic.Pointer[error]
 }
 
-func (f *file) RingPosted(ib.Staller, *uverbs.Scan, bool) (bool, error) {
+func (f *countedFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (bool, error) {
 	if f.panics.CompareAndSwap(true, false) {
 		panic("on purpose")
 	}
@@ -39,20 +39,20 @@ func (f *file) RingPosted(ib.Staller, *uverbs.Scan, bool) (bool, error) {
 	return f.rung.Swap(n) != n, nil
 }
 
-func (f *file) HasNew() bool { return f.posted.Load() != f.rung.Load() }
+func (f *countedFile) HasNewRequests() bool { return f.posted.Load() != f.rung.Load() }
 
-func (f *file) Fail(why error) { f.failed.Store(&why) }
+func (f *countedFile) Fail(why error) { f.failed.Store(&why) }
 
-// world holds the pollers of a test, with one user.
-type world struct {
+// fixture holds the pollers of a test, with one user.
+type fixture struct {
 	*testing.T
 	*Pollers
 	user *quota.User
 }
 
-func newWorld(t *testing.T) *world {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	w := &world{t, New(slog.New(slog.DiscardHandler)), quota.New(quota.Limits{}).User(1000)}
+	w := &fixture{t, New(slog.New(slog.DiscardHandler)), quota.New(quota.Limits{}).User(1000)}
 	t.Cleanup(func() {
 		testutil.Eventually(t, "everything to be given back", func() bool {
 			for k := range quota.NumKinds {
@@ -66,7 +66,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) add(s Source) *Polled {
+func (w *fixture) add(s Source) *PolledSource {
 	w.Helper()
 	x, err := w.Pollers.Add(w.user, s)
 	if err != nil {
@@ -75,19 +75,20 @@ func (w *world) add(s Source) *Polled {
 	return x
 }
 
-// rings returns a source with an eventfd, as for a client over a socket.
-func (w *world) rings() (f *file, s Source, awake *atomic.Bool) {
+// newEventfdSource returns a source with an eventfd, as for a client over a socket.
+func (w *fixture) newEventfdSource() (f *countedFile, s Source, awake *atomic.Bool) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		w.Fatal(err)
 	}
 	w.Cleanup(func() { unix.Close(fd) })
-	f, awake = &file{}, &atomic.Bool{}
+	f, awake = &countedFile{}, &atomic.Bool{}
 	return f, Source{File: f, Doorbell: fd, Tell: awake.Store}, awake
 }
 
-// writes returns a source with a file on a memory file system. program is the program's descriptor of the file.
-func (w *world) writes() (f *file, s Source, program *os.File) {
+// newWatchedSource returns a source with a file on a memory file system. program is the program's descriptor of the
+// file.
+func (w *fixture) newWatchedSource() (f *countedFile, s Source, program *os.File) {
 	dir, err := os.MkdirTemp("/dev/shm", "verbena-poller-test-")
 	if err != nil {
 		w.Skipf("no /dev/shm: %v", err)
@@ -97,21 +98,22 @@ func (w *world) writes() (f *file, s Source, program *os.File) {
 		w.Fatal(err)
 	}
 	w.Cleanup(func() { program.Close() })
-	f = &file{}
+	f = &countedFile{}
 	return f, Source{File: f, Watched: func(inotify int, mask uint32) (int, error) {
 		return unix.InotifyAddWatch(inotify, program.Name(), mask)
 	}}, program
 }
 
-func (w *world) asleep(x *Polled) {
+func (w *fixture) waitUntilAsleep(x *PolledSource) {
 	w.Helper()
 	testutil.Eventually(w, "the watch to be armed", x.armed.Load)
 }
 
-// TestBell checks that posts are found in both states of the thread: awake, and asleep with a write to the doorbell.
-func TestBell(t *testing.T) {
-	w := newWorld(t)
-	f, s, awake := w.rings()
+// TestDoorbellWakesThread checks that posts are found in both states of the thread: awake, and asleep with a write to
+// the doorbell.
+func TestDoorbellWakesThread(t *testing.T) {
+	w := newFixture(t)
+	f, s, awake := w.newEventfdSource()
 	x := w.add(s)
 	for i := range int64(200) {
 		f.posted.Store(i + 1)
@@ -126,16 +128,17 @@ func TestBell(t *testing.T) {
 	x.Stop()
 }
 
-// TestWatched checks the same with writes to a watched file. The test also checks that other files remain watched.
-func TestWatched(t *testing.T) {
-	w := newWorld(t)
-	var files [3]*file
+// TestWatchedFileWakesThread checks the same with writes to a watched file. The test also checks that other files
+// remain watched.
+func TestWatchedFileWakesThread(t *testing.T) {
+	w := newFixture(t)
+	var files [3]*countedFile
 	var programs [3]*os.File
-	var all [3]*Polled
+	var all [3]*PolledSource
 	var tended atomic.Int64
 	for i := range files {
 		var s Source
-		files[i], s, programs[i] = w.writes()
+		files[i], s, programs[i] = w.newWatchedSource()
 		s.Due = func() bool { return true }
 		s.Tend = func() { tended.Add(1) }
 		all[i] = w.add(s)
@@ -146,11 +149,11 @@ func TestWatched(t *testing.T) {
 		programs[at].WriteString("doorbell")
 		testutil.Eventually(t, "the post to be seen", func() bool { return files[at].rung.Load() == i+1 })
 		if i%10 == 0 {
-			w.asleep(all[0])
-			w.asleep(all[1])
+			w.waitUntilAsleep(all[0])
+			w.waitUntilAsleep(all[1])
 		}
 	}
-	w.asleep(all[2])
+	w.waitUntilAsleep(all[2])
 	files[2].posted.Store(1)
 	programs[2].WriteString("doorbell")
 	testutil.Eventually(t, "the post in a file that has been watched all the time",
@@ -167,11 +170,11 @@ func TestWatched(t *testing.T) {
 	all[1].Stop()
 }
 
-// TestTendSleeps checks a Tend that blocks, for example while it releases written pages of a program. Such a Tend must
-// delay neither other programs nor the end.
-func TestTendSleeps(t *testing.T) {
-	w := newWorld(t)
-	f, s, program := w.writes()
+// TestBlockedTendDelaysNoPolling checks a Tend that blocks, for example while it releases written pages of a program.
+// Such a Tend must delay neither other programs nor the end.
+func TestBlockedTendDelaysNoPolling(t *testing.T) {
+	w := newFixture(t)
+	f, s, program := w.newWatchedSource()
 	begun, end := make(chan struct{}, 1), make(chan struct{})
 	var tending, due atomic.Int64
 	s.Due = func() bool {
@@ -192,7 +195,7 @@ func TestTendSleeps(t *testing.T) {
 	defer close(end)
 	x := w.add(s)
 	<-begun
-	other, o, _ := w.writes()
+	other, o, _ := w.newWatchedSource()
 	y := w.add(o)
 	program.WriteString("doorbell")
 	asked := due.Load()
@@ -200,24 +203,24 @@ func TestTendSleeps(t *testing.T) {
 		program.WriteString("doorbell")
 		return due.Load() > asked+2
 	})
-	for _, f := range []*file{f, other} {
+	for _, f := range []*countedFile{f, other} {
 		f.posted.Store(1)
 	}
 	program.WriteString("doorbell")
-	for _, f := range []*file{f, other} {
+	for _, f := range []*countedFile{f, other} {
 		testutil.Eventually(t, "the post to be seen", func() bool { return f.rung.Load() == 1 })
 	}
 	x.Stop()
 	y.Stop()
 }
 
-// TestUnwatched checks a file that cannot be watched because the machine has no watches left. Posts must be found
-// nevertheless, and the failure must be logged once.
-func TestUnwatched(t *testing.T) {
-	w := newWorld(t)
+// TestUnwatchableFileIsPolled checks a file that cannot be watched because the machine has no watches left. Posts must
+// be found nevertheless, and the failure must be logged once.
+func TestUnwatchableFileIsPolled(t *testing.T) {
+	w := newFixture(t)
 	var logs testutil.Buffer
 	w.Pollers = New(slog.New(slog.NewTextHandler(&logs, nil)))
-	f, s, program := w.writes()
+	f, s, program := w.newWatchedSource()
 	watch := s.Watched
 	var refused atomic.Int64
 	s.Watched = func(inotify int, mask uint32) (int, error) {
@@ -233,7 +236,7 @@ func TestUnwatched(t *testing.T) {
 		f.posted.Store(i + 1)
 		testutil.Eventually(t, "the post to be seen", func() bool { return f.rung.Load() == i+1 })
 	}
-	w.asleep(x)
+	w.waitUntilAsleep(x)
 	f.posted.Store(100)
 	program.WriteString("doorbell")
 	testutil.Eventually(t, "the post to be seen, with a watch", func() bool { return f.rung.Load() == 100 })
@@ -245,9 +248,9 @@ func TestUnwatched(t *testing.T) {
 
 // TestWatchFails checks that Add fails for a file that cannot be watched, and leaves no resources behind.
 func TestWatchFails(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: descriptorsPerPoller - 1}}).User(1000)
-	_, s, _ := w.writes()
+	_, s, _ := w.newWatchedSource()
 	if _, err := w.Pollers.Add(w.user, s); err == nil {
 		t.Fatal("Add beyond the limit of descriptors: got nil, want an error")
 	} else if !strings.Contains(err.Error(), "descriptors") {
@@ -255,10 +258,11 @@ func TestWatchFails(t *testing.T) {
 	}
 }
 
-// TestPanic checks that a panic in a doorbell is reported as a failure of the device, and that the thread continues.
-func TestPanic(t *testing.T) {
-	w := newWorld(t)
-	f, s, _ := w.rings()
+// TestPanicFailsDevice checks that a panic in a doorbell is reported as a failure of the device, and that the thread
+// continues.
+func TestPanicFailsDevice(t *testing.T) {
+	w := newFixture(t)
+	f, s, _ := w.newEventfdSource()
 	f.panics.Store(true)
 	x := w.add(s)
 	testutil.Eventually(t, "the failure", func() bool { return f.failed.Load() != nil })
@@ -271,8 +275,8 @@ func TestPanic(t *testing.T) {
 // TestReplacedRunner checks a thread that is blocked on a file. The thread must be replaced once, by a thread that
 // skips the file. When the blocked thread continues, it must end, and the new thread must poll the file again.
 func TestReplacedRunner(t *testing.T) {
-	w := newWorld(t)
-	_, s, awake := w.rings()
+	w := newFixture(t)
+	_, s, awake := w.newEventfdSource()
 	x := w.add(s)
 	p := x.p
 	current := func() *runner {
@@ -319,18 +323,18 @@ func TestReplacedRunner(t *testing.T) {
 	x.Stop()
 }
 
-// TestIdle checks that a thread may continue with a file while it has not been replaced, no file was added or removed,
-// and no requests are posted elsewhere. The thread must call Due in between.
-func TestIdle(t *testing.T) {
+// TestIdleAllowsLongWork checks that a thread may continue with a file while it has not been replaced, no file was
+// added or removed, and no requests are posted elsewhere. The thread must call Due in between.
+func TestIdleAllowsLongWork(t *testing.T) {
 	due := 0
-	newFile := func(p *poller) (*file, *Polled) {
-		f := &file{}
-		return f, &Polled{Source: Source{File: f, Due: func() bool { due++; return false }}, p: p}
+	newFile := func(p *poller) (*countedFile, *PolledSource) {
+		f := &countedFile{}
+		return f, &PolledSource{Source: Source{File: f, Due: func() bool { due++; return false }}, p: p}
 	}
 	p := &poller{set: New(slog.New(slog.DiscardHandler)), closed: true}
 	own, x := newFile(p)
 	other, y := newFile(p)
-	list := []*Polled{x, y}
+	list := []*PolledSource{x, y}
 	p.files.Store(&list)
 	r := &runner{p: p, known: &list, lastTend: time.Now()}
 	p.current, x.by = r, r
@@ -363,20 +367,20 @@ func TestIdle(t *testing.T) {
 	check("when it is replaced", false)
 }
 
-// TestInstances checks that the watched files of 20 users share a few inotify instances. Each doorbell must wake the
-// thread of its own user, and no doorbell may be lost while users are added and removed. The instances must be closed
-// with the last users.
-func TestInstances(t *testing.T) {
-	if n := mostEars(); n < 1 || n > 16 {
+// TestUsersShareInotifyInstances checks that the watched files of 20 users share a few inotify instances. Each doorbell
+// must wake the thread of its own user, and no doorbell may be lost while users are added and removed. The instances
+// must be closed with the last users.
+func TestUsersShareInotifyInstances(t *testing.T) {
+	if n := maxWatchers(); n < 1 || n > 16 {
 		t.Errorf("maximum number of instances: got %d, want 1 to 16", n)
 	}
 	for _, most := range []int{1, 3} {
-		t.Run(fmt.Sprint(most), func(t *testing.T) { testInstances(t, most) })
+		t.Run(fmt.Sprint(most), func(t *testing.T) { testSharedInstances(t, most) })
 	}
 }
 
-func testInstances(t *testing.T, most int) {
-	w := newWorld(t)
+func testSharedInstances(t *testing.T, most int) {
+	w := newFixture(t)
 	w.mostEars = most
 	ledger := quota.New(quota.Limits{})
 	instances := func() (n int) {
@@ -393,12 +397,12 @@ func testInstances(t *testing.T, most int) {
 	}
 	before := instances()
 	const users = 20
-	var all [users]*Polled
-	var files [users]*file
+	var all [users]*PolledSource
+	var files [users]*countedFile
 	var programs [users]*os.File
 	for i := range all {
 		var s Source
-		files[i], s, programs[i] = w.writes()
+		files[i], s, programs[i] = w.newWatchedSource()
 		var err error
 		if all[i], err = w.Pollers.Add(ledger.User(2000+i), s); err != nil {
 			t.Fatal(err)
@@ -408,7 +412,7 @@ func testInstances(t *testing.T, most int) {
 		t.Errorf("%d users: got %d inotify instances, want %d", users, n, most)
 	}
 	for _, x := range all {
-		w.asleep(x)
+		w.waitUntilAsleep(x)
 	}
 	for round := range int64(50) {
 		for i := range all {
@@ -418,7 +422,7 @@ func testInstances(t *testing.T, most int) {
 				testutil.Eventually(t, "the post to be seen", func() bool { return files[i].rung.Load() == round+1 })
 			}
 		}
-		_, s, _ := w.writes() // another file is added and removed
+		_, s, _ := w.newWatchedSource() // another file is added and removed
 		x, err := w.Pollers.Add(ledger.User(3000), s)
 		if err != nil {
 			t.Fatal(err)
@@ -440,14 +444,14 @@ func testInstances(t *testing.T, most int) {
 // TestWatchLimit checks that one user cannot use all watches of the service's account, and that all users together
 // leave some watches unused. The error must name the limit.
 func TestWatchLimit(t *testing.T) {
-	w := newWorld(t)
+	w := newFixture(t)
 	w.most = func() (int, int) { return 2, 3 }
 	ledger := quota.New(quota.Limits{})
-	add := func(uid int) (*Polled, error) {
-		_, s, _ := w.writes()
+	add := func(uid int) (*PolledSource, error) {
+		_, s, _ := w.newWatchedSource()
 		return w.Pollers.Add(ledger.User(uid), s)
 	}
-	var held []*Polled
+	var held []*PolledSource
 	for _, c := range []struct {
 		uid  int
 		says string
@@ -471,7 +475,7 @@ func TestWatchLimit(t *testing.T) {
 	for _, x := range held[1:] {
 		x.Stop()
 	}
-	if user, all := mostWatches(); user < 1 || all < user {
+	if user, all := maxWatches(); user < 1 || all < user {
 		t.Errorf("inotify watches of this machine: got limits of %d per user and %d in total, want positive limits",
 			user, all)
 	}
@@ -484,8 +488,8 @@ func BenchmarkDoorbell(b *testing.B) {
 			pollers := New(slog.New(slog.DiscardHandler))
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(32)) // the same setting as in the service: see sched.Widen
 			ledger := quota.New(quota.Limits{})
-			source := func(uid int) (*file, *os.File, *Polled) {
-				f := &file{}
+			source := func(uid int) (*countedFile, *os.File, *PolledSource) {
+				f := &countedFile{}
 				program, err := os.CreateTemp("/dev/shm", "verbena-poller-test-")
 				if err != nil {
 					b.Fatal(err)

@@ -18,14 +18,14 @@ type Manager struct {
 
 	mu     sync.Mutex
 	closed bool
-	open   map[ender]struct{} // the Conns and Listeners that have not ended
+	open   map[closable]struct{} // the Conns and Listeners that have not ended
 }
 
-// ender is a Conn or a Listener.
-type ender interface{ end(why error) }
+// closable is a Conn or a Listener.
+type closable interface{ endWith(why error) }
 
 // New creates a Manager on a backend. New is for packages that implement a backend.
-func New(b cmid.Backend) *Manager { return &Manager{b: b, open: map[ender]struct{}{}} }
+func New(b cmid.Backend) *Manager { return &Manager{b: b, open: map[closable]struct{}{}} }
 
 // Close closes the manager together with its connections and listeners. Close may be called again, and may sleep.
 func (m *Manager) Close() error {
@@ -33,19 +33,19 @@ func (m *Manager) Close() error {
 	closed := m.closed
 	m.closed = true
 	left := m.open
-	m.open = map[ender]struct{}{}
+	m.open = map[closable]struct{}{}
 	m.mu.Unlock()
 	if closed {
 		return nil
 	}
 	for e := range left {
-		e.end(errManager)
+		e.endWith(errManager)
 	}
 	return m.b.Close()
 }
 
-// enter registers a Conn or a Listener. leave ends the registration.
-func (m *Manager) enter(e ender) error {
+// register registers a Conn or a Listener. leave ends the registration.
+func (m *Manager) register(e closable) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -55,7 +55,7 @@ func (m *Manager) enter(e ender) error {
 	return nil
 }
 
-func (m *Manager) leave(e ender) {
+func (m *Manager) unregister(e closable) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.open, e)
@@ -64,8 +64,8 @@ func (m *Manager) leave(e ender) {
 // ErrDisconnected is the error of a connection that one of the two sides has disconnected.
 var ErrDisconnected = fmt.Errorf("verbs/cm: the connection has been disconnected: %w", syscall.ECONNRESET)
 
-// errOwnEnd: Close was called.
-var errOwnEnd = fmt.Errorf("verbs/cm: the connection has been closed: %w", syscall.ECONNABORTED)
+// errLocalClose: Close was called.
+var errLocalClose = fmt.Errorf("verbs/cm: the connection has been closed: %w", syscall.ECONNABORTED)
 
 var (
 	errDeviceGone = fmt.Errorf("verbs/cm: the device has been removed: %w", syscall.ENODEV)
@@ -100,8 +100,8 @@ type Param struct {
 	Retries, RNRRetries int
 }
 
-// forQP completes the parameters for a queue pair.
-func (p Param) forQP(qp *verbs.QP) (cmid.Param, error) {
+// completeParam completes the parameters for a queue pair.
+func (p Param) completeParam(qp *verbs.QP) (cmid.Param, error) {
 	reads := p.Reads
 	if reads == 0 {
 		d, err := qp.Device().Query()
@@ -114,12 +114,12 @@ func (p Param) forQP(qp *verbs.QP) (cmid.Param, error) {
 		return cmid.Param{}, fmt.Errorf("verbs/cm: %d READs in flight are not within 0 to 255: %w", reads, syscall.EINVAL)
 	}
 	return cmid.Param{
-		QPN: qp.Num(), ResponderResources: uint8(reads), InitiatorDepth: uint8(reads), RetryCount: retries(p.Retries),
-		RNRRetryCount: retries(p.RNRRetries), SRQ: qp.Init().SRQ != nil,
+		QPN: qp.Num(), ResponderResources: uint8(reads), InitiatorDepth: uint8(reads), RetryCount: retryCount(p.Retries),
+		RNRRetryCount: retryCount(p.RNRRetries), SRQ: qp.Init().SRQ != nil,
 	}, nil
 }
 
-func retries(n int) uint8 {
+func retryCount(n int) uint8 {
 	switch {
 	case n == 0:
 		return 7
@@ -153,26 +153,26 @@ func newConn(m *Manager) *Conn {
 	return &Conn{m: m, steps: make(chan cmid.Event, 8), established: make(chan struct{}), done: make(chan struct{})}
 }
 
-// event processes an event of the ID.
-func (c *Conn) event(e cmid.Event) {
+// handleEvent processes an event of the ID.
+func (c *Conn) handleEvent(e cmid.Event) {
 	switch e.Type {
 	case cmid.Established:
-		c.nowUp()
+		c.markEstablished()
 	case cmid.Disconnected:
-		c.end(ErrDisconnected)
+		c.endWith(ErrDisconnected)
 		go c.id.Disconnect() // replies to the peer; not allowed in an event function
 	case cmid.DeviceRemoval:
-		c.end(errDeviceGone)
+		c.endWith(errDeviceGone)
 	case cmid.TimewaitExit, cmid.AddrChange:
 	case cmid.Unreachable, cmid.Rejected, cmid.ConnectError:
 		c.mu.Lock()
 		up := c.up
 		c.mu.Unlock()
 		if up {
-			c.end(ErrDisconnected)
+			c.endWith(ErrDisconnected)
 			return
 		}
-		c.end(errorOf(e))
+		c.endWith(eventError(e))
 	default:
 		select {
 		case c.steps <- e:
@@ -181,8 +181,8 @@ func (c *Conn) event(e cmid.Event) {
 	}
 }
 
-// errorOf returns the error for an event that ends a connection attempt.
-func errorOf(e cmid.Event) error {
+// eventError returns the error for an event that ends a connection attempt.
+func eventError(e cmid.Event) error {
 	switch {
 	case e.Type == cmid.Rejected:
 		return &RefusedError{Reason: int(e.Status), Data: e.Data}
@@ -203,7 +203,7 @@ func errorOf(e cmid.Event) error {
 	return fmt.Errorf("verbs/cm: %s: event %s with status %d: %w", operation, event, e.Status, syscall.EHOSTUNREACH)
 }
 
-func (c *Conn) nowUp() {
+func (c *Conn) markEstablished() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.up {
@@ -212,7 +212,7 @@ func (c *Conn) nowUp() {
 	}
 }
 
-func (c *Conn) end(why error) {
+func (c *Conn) endWith(why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err == nil {
@@ -221,8 +221,8 @@ func (c *Conn) end(why error) {
 	}
 }
 
-// await waits for an event or for the end of the connection.
-func (c *Conn) await(ctx context.Context, want, wrong cmid.Type) (cmid.Event, error) {
+// awaitEvent waits for an event or for the end of the connection.
+func (c *Conn) awaitEvent(ctx context.Context, want, wrong cmid.Type) (cmid.Event, error) {
 	for {
 		select {
 		case e := <-c.steps:
@@ -230,7 +230,7 @@ func (c *Conn) await(ctx context.Context, want, wrong cmid.Type) (cmid.Event, er
 			case want:
 				return e, nil
 			case wrong:
-				return e, errorOf(e)
+				return e, eventError(e)
 			}
 		case <-c.done:
 			return cmid.Event{}, c.Err()
@@ -250,11 +250,11 @@ type Target struct {
 // sleep. (rdma_resolve_addr, rdma_resolve_route)
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn(m)
-	if err := m.enter(c); err != nil {
+	if err := m.register(c); err != nil {
 		return nil, err
 	}
-	if c.id, err = m.b.NewID(c.event); err != nil {
-		m.leave(c)
+	if c.id, err = m.b.NewID(c.handleEvent); err != nil {
+		m.unregister(c)
 		return nil, err
 	}
 	defer func() {
@@ -263,16 +263,16 @@ func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 			err = fmt.Errorf("verbs/cm: resolve %v: %w", to.Addr, err)
 		}
 	}()
-	if err := c.id.ResolveAddr(plain(to.Source), plain(to.Addr)); err != nil {
+	if err := c.id.ResolveAddr(unmapAddrPort(to.Source), unmapAddrPort(to.Addr)); err != nil {
 		return nil, err
 	}
-	if _, err := c.await(ctx, cmid.AddrResolved, cmid.AddrError); err != nil {
+	if _, err := c.awaitEvent(ctx, cmid.AddrResolved, cmid.AddrError); err != nil {
 		return nil, err
 	}
 	if err := c.id.ResolveRoute(); err != nil {
 		return nil, err
 	}
-	if _, err := c.await(ctx, cmid.RouteResolved, cmid.RouteError); err != nil {
+	if _, err := c.awaitEvent(ctx, cmid.RouteResolved, cmid.RouteError); err != nil {
 		return nil, err
 	}
 	if err := c.storeAddresses(); err != nil {
@@ -288,8 +288,10 @@ func (c *Conn) storeAddresses() error {
 	return err
 }
 
-// plain unmaps an IPv4-mapped address.
-func plain(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+// unmapAddrPort unmaps an IPv4-mapped address.
+func unmapAddrPort(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+}
 
 // NodeGUID returns the node GUID of the connection's device: see [verbs.DeviceAttr]. NodeGUID may sleep.
 func (c *Conn) NodeGUID() (uint64, error) {
@@ -317,12 +319,12 @@ func (c *Conn) Init(qp *verbs.QP) error {
 		return fmt.Errorf("verbs/cm: QP %d is on %s, want the connection's device with node GUID %016x: %w", qp.Num(),
 			qp.Device().Name(), guid, syscall.EINVAL)
 	}
-	return c.modifyTo(qp, verbs.Init, cmid.Param{}, false)
+	return c.modifyQP(qp, verbs.Init, cmid.Param{}, false)
 }
 
-// modifyTo moves the queue pair to a state. p holds the local parameters, which the connection manager does not receive
+// modifyQP moves the queue pair to a state. p holds the local parameters, which the connection manager does not receive
 // before Accept. (ucma_modify_qp_rtr, ucma_modify_qp_rts)
-func (c *Conn) modifyTo(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) error {
+func (c *Conn) modifyQP(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bool) error {
 	a, mask, err := c.id.QPAttr(to)
 	if err != nil {
 		return err
@@ -350,7 +352,7 @@ func (c *Conn) modifyTo(qp *verbs.QP, to verbs.QPState, p cmid.Param, accepts bo
 // rights were unknown before.
 func (c *Conn) moveToRTS(qp *verbs.QP, p cmid.Param, accepts bool) error {
 	for _, s := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
-		if err := c.modifyTo(qp, s, p, accepts); err != nil {
+		if err := c.modifyQP(qp, s, p, accepts); err != nil {
 			return err
 		}
 	}
@@ -362,14 +364,14 @@ func (c *Conn) moveToRTS(qp *verbs.QP, p cmid.Param, accepts bool) error {
 // connection, and ETIMEDOUT if the peer does not respond. If ctx ends first, Connect returns and the attempt continues
 // until Close. Connect may sleep. (rdma_connect)
 func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) ([]byte, error) {
-	param, err := p.forQP(qp)
+	param, err := p.completeParam(qp)
 	if err != nil {
 		return nil, err
 	}
 	if err := c.id.Connect(param, data); err != nil {
 		return nil, err
 	}
-	e, err := c.await(ctx, cmid.ConnectResponse, cmid.ConnectError)
+	e, err := c.awaitEvent(ctx, cmid.ConnectResponse, cmid.ConnectError)
 	if err != nil {
 		return nil, err
 	}
@@ -380,7 +382,7 @@ func (c *Conn) Connect(ctx context.Context, qp *verbs.QP, p Param, data []byte) 
 	if err := c.id.Complete(); err != nil {
 		return nil, err
 	}
-	c.nowUp()
+	c.markEstablished()
 	return e.Data, nil
 }
 
@@ -414,8 +416,8 @@ func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 
 // Close ends the connection and frees its resources. Close may be called again, and may sleep. (rdma_destroy_id)
 func (c *Conn) Close() error {
-	c.end(errOwnEnd)
-	c.m.leave(c)
+	c.endWith(errLocalClose)
+	c.m.unregister(c)
 	c.id.Destroy()
 	return nil
 }
@@ -443,29 +445,29 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (*Listener, error) {
 		backlog = defaultBacklog
 	}
 	l := &Listener{m: m, requests: make(chan *Request, backlog), done: make(chan struct{})}
-	if err := m.enter(l); err != nil {
+	if err := m.register(l); err != nil {
 		return fail(err)
 	}
-	id, err := m.b.NewID(l.event)
+	id, err := m.b.NewID(l.handleEvent)
 	if err != nil {
-		m.leave(l)
+		m.unregister(l)
 		return fail(err)
 	}
 	l.id = id
-	if err = l.bind(at); err == nil {
+	if err = l.bindAddr(at); err == nil {
 		err = id.Listen(backlog)
 	}
 	if err != nil {
-		m.leave(l)
+		m.unregister(l)
 		id.Destroy()
 		return fail(err)
 	}
 	return l, nil
 }
 
-// bind binds the ID, and stores the resulting address and port.
-func (l *Listener) bind(at netip.AddrPort) error {
-	if err := l.id.Bind(plain(at)); err != nil {
+// bindAddr binds the ID, and stores the resulting address and port.
+func (l *Listener) bindAddr(at netip.AddrPort) error {
+	if err := l.id.Bind(unmapAddrPort(at)); err != nil {
 		return err
 	}
 	v, err := l.id.View()
@@ -473,14 +475,14 @@ func (l *Listener) bind(at netip.AddrPort) error {
 	return err
 }
 
-func (l *Listener) event(e cmid.Event) {
+func (l *Listener) handleEvent(e cmid.Event) {
 	switch e.Type {
 	case cmid.ConnectRequest:
 		r := &Request{Data: e.Data, peer: e.Param, conn: newConn(l.m)}
 		r.conn.id = e.New
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.err == nil && l.m.enter(r.conn) == nil {
+		if l.err == nil && l.m.register(r.conn) == nil {
 			select {
 			case l.requests <- r:
 				return
@@ -489,11 +491,11 @@ func (l *Listener) event(e cmid.Event) {
 		}
 		go r.Reject(nil) // not allowed in an event function
 	case cmid.DeviceRemoval:
-		l.end(errDeviceGone)
+		l.endWith(errDeviceGone)
 	}
 }
 
-func (l *Listener) end(why error) {
+func (l *Listener) endWith(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err == nil {
@@ -524,8 +526,8 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 
 // Close closes the listener, and rejects the remaining requests. Close may be called again, and may sleep.
 func (l *Listener) Close() error {
-	l.end(errManager)
-	l.m.leave(l)
+	l.endWith(errManager)
+	l.m.unregister(l)
 	for {
 		select {
 		case r := <-l.requests:
@@ -546,8 +548,9 @@ type Request struct {
 	answered atomic.Bool // set by Accept and Reject
 }
 
-// answer records that the request is being answered. answer returns EINVAL if the request has already been answered.
-func (r *Request) answer() error {
+// beginAnswer records that the request is being answered. beginAnswer returns EINVAL if the request has already been
+// answered.
+func (r *Request) beginAnswer() error {
 	if r.answered.Swap(true) {
 		return fmt.Errorf("verbs/cm: the request has already been answered: %w", syscall.EINVAL)
 	}
@@ -567,23 +570,23 @@ func (r *Request) Init(qp *verbs.QP) error { return r.conn.Init(qp) }
 // data. The connection is established when Conn.Established returns. The peer may send earlier. If Accept fails, the
 // request is rejected. Accept returns EINVAL if the request has already been answered. Accept may sleep. (rdma_accept)
 func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
-	if err := r.answer(); err != nil {
+	if err := r.beginAnswer(); err != nil {
 		return nil, err
 	}
 	c := r.conn
-	param, err := p.forQP(qp)
+	param, err := p.completeParam(qp)
 	if err == nil {
 		// The value must not exceed the peer's request. (rdma_accept)
 		param.ResponderResources = min(param.ResponderResources, r.peer.InitiatorDepth)
 		param.InitiatorDepth = min(param.InitiatorDepth, r.peer.ResponderResources)
-		c.id.Adopt(c.event)
+		c.id.Adopt(c.handleEvent)
 		err = c.moveToRTS(qp, param, true)
 	}
 	if err == nil {
 		err = c.id.Accept(param, data)
 	}
 	if err != nil {
-		_ = r.refuse(nil)
+		_ = r.rejectRequest(nil)
 		return nil, err
 	}
 	return c, nil
@@ -592,13 +595,13 @@ func (r *Request) Accept(qp *verbs.QP, p Param, data []byte) (*Conn, error) {
 // Reject rejects the request. data, at most 148 bytes, is sent to the peer as private data. Reject returns EINVAL if
 // the request has already been answered. Reject may sleep. (rdma_reject)
 func (r *Request) Reject(data []byte) error {
-	if err := r.answer(); err != nil {
+	if err := r.beginAnswer(); err != nil {
 		return err
 	}
-	return r.refuse(data)
+	return r.rejectRequest(data)
 }
 
-func (r *Request) refuse(data []byte) error {
+func (r *Request) rejectRequest(data []byte) error {
 	err := r.conn.id.Reject(data)
 	r.conn.Close()
 	return err

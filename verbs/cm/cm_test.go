@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// timeout limits waits that usually take milliseconds.
-const timeout = 20 * time.Second
+// testTimeout limits waits that usually take milliseconds.
+const testTimeout = 20 * time.Second
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -34,9 +34,9 @@ func newService(t testing.TB, addr string) *service.Service {
 	return s
 }
 
-// TestAddresses checks that listeners, requests and connections report their addresses even after their IDs, or the
-// manager, have been closed.
-func TestAddresses(t *testing.T) {
+// TestAddressesOutliveIDs checks that listeners, requests and connections report their addresses even after their IDs,
+// or the manager, have been closed.
+func TestAddressesOutliveIDs(t *testing.T) {
 	t.Parallel()
 	t.Run("embed", func(t *testing.T) {
 		t.Parallel()
@@ -49,7 +49,7 @@ func TestAddresses(t *testing.T) {
 		dev, err := s.Open("")
 		must(t, err)
 		defer dev.Close()
-		testAddresses(t, m, dev, addr)
+		checkAddresses(t, m, dev, addr)
 	})
 	t.Run("service", func(t *testing.T) {
 		t.Parallel()
@@ -60,12 +60,12 @@ func TestAddresses(t *testing.T) {
 		dev, err := s.Open("")
 		must(t, err)
 		defer dev.Close()
-		testAddresses(t, m, dev, addr)
+		checkAddresses(t, m, dev, addr)
 	})
 }
 
-func testAddresses(t *testing.T, m *cm.Manager, dev *verbs.Device, addr string) {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+func checkAddresses(t *testing.T, m *cm.Manager, dev *verbs.Device, addr string) {
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	pd, err := dev.AllocPD()
 	must(t, err)

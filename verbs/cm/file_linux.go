@@ -32,13 +32,13 @@ func Open() (*Manager, error) {
 
 // NewFile creates a Manager for an open file. NewFile is for packages that open the file by other means than [Open].
 func NewFile(f transport.CM) *Manager {
-	b := &file{f: f, ended: make(chan struct{}), ids: map[uint64]*fileID{}}
-	go b.run()
+	b := &cmFile{f: f, ended: make(chan struct{}), ids: map[uint64]*fileID{}}
+	go b.receiveEvents()
 	return New(b)
 }
 
-// file is an open rdma_cm file.
-type file struct {
+// cmFile is an open rdma_cm file.
+type cmFile struct {
 	f     transport.CM
 	ended chan struct{} // closed when no more events can arrive
 
@@ -49,7 +49,7 @@ type file struct {
 }
 
 // Close implements cmid.Backend.
-func (b *file) Close() error {
+func (b *cmFile) Close() error {
 	b.mu.Lock()
 	b.why = errManager
 	b.ids = map[uint64]*fileID{}
@@ -59,33 +59,33 @@ func (b *file) Close() error {
 	return err
 }
 
-// command issues a command: its header, followed by req. at is the offset of the response's address in req, or -1.
-func command[Resp, Req any](b *file, c ucm.Command, req *Req, at int) (resp Resp, err error) {
+// issueCommand issues a command: its header, followed by req. at is the offset of the response's address in req, or -1.
+func issueCommand[Resp, Req any](b *cmFile, c ucm.Command, req *Req, at int) (resp Resp, err error) {
 	s := b.f.Scratch()
 	defer s.Free()
-	switch err := b.f.Write(s, encode(s, c, req, at, uapi.SizeOf[Resp]())); {
+	switch err := b.f.Write(s, encodeCommand(s, c, req, at, uapi.SizeOf[Resp]())); {
 	case errors.Is(err, transport.ErrClosed):
 		return resp, errManager
 	case err != nil:
 		return resp, fmt.Errorf("verbs/cm: %v: %w", c, err)
 	}
-	resp, _ = uapi.Decode[Resp](s.Mem[respAt:])
+	resp, _ = uapi.Decode[Resp](s.Mem[respOffset:])
 	return resp, nil
 }
 
-// respAt is the offset of responses in a Scratch.
-const respAt = 2048
+// respOffset is the offset of responses in a Scratch.
+const respOffset = 2048
 
-const hdrSize = 8
+const cmdHeaderSize = 8
 
-// encode writes a command to memory, and returns its length.
-func encode[Req any](s *transport.Scratch, c ucm.Command, req *Req, at, out int) int {
+// encodeCommand writes a command to memory, and returns its length.
+func encodeCommand[Req any](s *transport.Scratch, c ucm.Command, req *Req, at, out int) int {
 	hdr := ucm.Hdr{Cmd: c, In: uint16(uapi.SizeOf[Req]()), Out: uint16(out)}
 	b := uapi.AppendTo(uapi.AppendTo(s.Mem[:0], &hdr), req)
 	if at >= 0 {
-		binary.NativeEndian.PutUint64(b[hdrSize+at:], s.Addr+respAt)
+		binary.NativeEndian.PutUint64(b[cmdHeaderSize+at:], s.Addr+respOffset)
 	}
-	clear(s.Mem[respAt : respAt+out])
+	clear(s.Mem[respOffset : respOffset+out])
 	return len(b)
 }
 
@@ -95,29 +95,29 @@ const (
 	createIDField = 8 // the field uid of CreateID precedes the address
 )
 
-type none struct{}
+type emptyResponse struct{}
 
-// run receives events until the file is closed.
-func (b *file) run() {
+// receiveEvents receives events until the file is closed.
+func (b *cmFile) receiveEvents() {
 	defer close(b.ended)
 	s := b.f.Scratch()
 	defer s.Free()
 	for {
-		n := encode(s, ucm.CmdGetEvent, &ucm.GetEvent{}, firstField, uapi.SizeOf[ucm.EventResp]())
+		n := encodeCommand(s, ucm.CmdGetEvent, &ucm.GetEvent{}, firstField, uapi.SizeOf[ucm.EventResp]())
 		if err := b.f.Await(s, n); err != nil {
 			if errors.Is(err, transport.ErrClosed) {
 				err = nil
 			}
-			b.lost(err)
+			b.endWaits(err)
 			return
 		}
-		e, _ := uapi.Decode[ucm.EventResp](s.Mem[respAt:])
-		b.dispatch(&e)
+		e, _ := uapi.Decode[ucm.EventResp](s.Mem[respOffset:])
+		b.dispatchEvent(&e)
 	}
 }
 
-// lost ends all waits for events. why is the reason; if why is nil, the file was closed.
-func (b *file) lost(why error) {
+// endWaits ends all waits for events. why is the reason; if why is nil, the file was closed.
+func (b *cmFile) endWaits(why error) {
 	b.mu.Lock()
 	left := b.ids
 	b.ids = map[uint64]*fileID{}
@@ -126,12 +126,12 @@ func (b *file) lost(why error) {
 	}
 	b.mu.Unlock()
 	for _, id := range left {
-		id.deliver(cmid.Event{Type: cmid.DeviceRemoval})
+		id.deliverEvent(cmid.Event{Type: cmid.DeviceRemoval})
 	}
 }
 
-// dispatch passes an event to its ID.
-func (b *file) dispatch(r *ucm.EventResp) {
+// dispatchEvent passes an event to its ID.
+func (b *cmFile) dispatchEvent(r *ucm.EventResp) {
 	b.mu.Lock()
 	id := b.ids[r.UID]
 	b.mu.Unlock()
@@ -143,19 +143,19 @@ func (b *file) dispatch(r *ucm.EventResp) {
 		}}
 	if e.Type == cmid.ConnectRequest {
 		x := &fileID{b: b, id: r.ID}
-		if b.name(x) != nil || id == nil { // the listener has been destroyed
+		if b.assignNumber(x) != nil || id == nil { // the listener has been destroyed
 			x.Destroy()
 			return
 		}
 		e.New = x
 	}
 	if id != nil {
-		id.deliver(e)
+		id.deliverEvent(e)
 	}
 }
 
-// name assigns to an ID the number that its events contain. name fails if no more events can arrive.
-func (b *file) name(id *fileID) error {
+// assignNumber assigns to an ID the number that its events contain. assignNumber fails if no more events can arrive.
+func (b *cmFile) assignNumber(id *fileID) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.why != nil {
@@ -169,7 +169,7 @@ func (b *file) name(id *fileID) error {
 
 // fileID is an ID of the file.
 type fileID struct {
-	b   *file
+	b   *cmFile
 	id  uint32
 	uid uint64
 
@@ -178,7 +178,7 @@ type fileID struct {
 	gone bool
 }
 
-func (x *fileID) deliver(e cmid.Event) {
+func (x *fileID) deliverEvent(e cmid.Event) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.f != nil && !x.gone {
@@ -189,15 +189,15 @@ func (x *fileID) deliver(e cmid.Event) {
 }
 
 // NewID implements cmid.Backend.
-func (b *file) NewID(f func(cmid.Event)) (cmid.ID, error) {
+func (b *cmFile) NewID(f func(cmid.Event)) (cmid.ID, error) {
 	x := &fileID{b: b, f: f}
-	if err := b.name(x); err != nil {
+	if err := b.assignNumber(x); err != nil {
 		return nil, err
 	}
-	r, err := command[ucm.CreateIDResp](b, ucm.CmdCreateID,
+	r, err := issueCommand[ucm.CreateIDResp](b, ucm.CmdCreateID,
 		&ucm.CreateID{UID: x.uid, PS: portSpaceTCP, QPType: uint8(uapi.QPTRC)}, createIDField)
 	if err != nil {
-		b.forget(x)
+		b.removeID(x)
 		return nil, err
 	}
 	x.id = r.ID
@@ -207,19 +207,19 @@ func (b *file) NewID(f func(cmid.Event)) (cmid.ID, error) {
 // portSpaceTCP is RDMA_PS_TCP.
 const portSpaceTCP = 0x0106
 
-func (b *file) forget(x *fileID) {
+func (b *cmFile) removeID(x *fileID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.ids, x.uid)
 }
 
 func (x *fileID) Bind(at netip.AddrPort) error {
-	_, err := command[none](x.b, ucm.CmdBindIP, &ucm.BindIP{Addr: sockaddr(at), ID: x.id}, firstField)
+	_, err := issueCommand[emptyResponse](x.b, ucm.CmdBindIP, &ucm.BindIP{Addr: encodeSockaddr(at), ID: x.id}, firstField)
 	return err
 }
 
 func (x *fileID) Listen(backlog int) error {
-	_, err := command[none](x.b, ucm.CmdListen, &ucm.Listen{ID: x.id, Backlog: uint32(backlog)}, noResponse)
+	_, err := issueCommand[emptyResponse](x.b, ucm.CmdListen, &ucm.Listen{ID: x.id, Backlog: uint32(backlog)}, noResponse)
 	return err
 }
 
@@ -227,13 +227,15 @@ func (x *fileID) Listen(backlog int) error {
 const resolveTimeout = 5000
 
 func (x *fileID) ResolveAddr(src, dst netip.AddrPort) error {
-	_, err := command[none](x.b, ucm.CmdResolveIP, &ucm.ResolveIP{SrcAddr: sockaddr(src), DstAddr: sockaddr(dst), ID: x.id,
+	_, err := issueCommand[emptyResponse](x.b, ucm.CmdResolveIP, &ucm.ResolveIP{SrcAddr: encodeSockaddr(src),
+		DstAddr: encodeSockaddr(dst), ID: x.id,
 		TimeoutMs: resolveTimeout}, noResponse)
 	return err
 }
 
 func (x *fileID) ResolveRoute() error {
-	_, err := command[none](x.b, ucm.CmdResolveRoute, &ucm.ResolveRoute{ID: x.id, TimeoutMs: resolveTimeout}, noResponse)
+	_, err := issueCommand[emptyResponse](x.b, ucm.CmdResolveRoute, &ucm.ResolveRoute{ID: x.id,
+		TimeoutMs: resolveTimeout}, noResponse)
 	return err
 }
 
@@ -257,7 +259,7 @@ func (x *fileID) Connect(p cmid.Param, data []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = command[none](x.b, ucm.CmdConnect, &ucm.Connect{ConnParam: c, ID: x.id}, noResponse)
+	_, err = issueCommand[emptyResponse](x.b, ucm.CmdConnect, &ucm.Connect{ConnParam: c, ID: x.id}, noResponse)
 	return err
 }
 
@@ -272,35 +274,35 @@ func (x *fileID) Accept(p cmid.Param, data []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = command[none](x.b, ucm.CmdAccept, &ucm.Accept{UID: x.uid, ConnParam: c, ID: x.id}, noResponse)
+	_, err = issueCommand[emptyResponse](x.b, ucm.CmdAccept, &ucm.Accept{UID: x.uid, ConnParam: c, ID: x.id}, noResponse)
 	return err
 }
 
 func (x *fileID) Complete() error {
-	_, err := command[none](x.b, ucm.CmdAccept, &ucm.Accept{UID: x.uid, ID: x.id}, noResponse)
+	_, err := issueCommand[emptyResponse](x.b, ucm.CmdAccept, &ucm.Accept{UID: x.uid, ID: x.id}, noResponse)
 	return err
 }
 
-// consumerDefined is the reason code of a rejection by a program.
-const consumerDefined = 28
+// rejectConsumerDefined is the reason code of a rejection by a program.
+const rejectConsumerDefined = 28
 
 func (x *fileID) Reject(data []byte) error {
-	r := ucm.Reject{ID: x.id, Reason: consumerDefined}
+	r := ucm.Reject{ID: x.id, Reason: rejectConsumerDefined}
 	if len(data) > len(r.PrivateData)-1 {
 		return fmt.Errorf("verbs/cm: private data of %d bytes: %w", len(data), syscall.EINVAL)
 	}
 	r.PrivateDataLen = uint8(copy(r.PrivateData[:], data))
-	_, err := command[none](x.b, ucm.CmdReject, &r, noResponse)
+	_, err := issueCommand[emptyResponse](x.b, ucm.CmdReject, &r, noResponse)
 	return err
 }
 
 func (x *fileID) Disconnect() error {
-	_, err := command[none](x.b, ucm.CmdDisconnect, &ucm.Disconnect{ID: x.id}, noResponse)
+	_, err := issueCommand[emptyResponse](x.b, ucm.CmdDisconnect, &ucm.Disconnect{ID: x.id}, noResponse)
 	return err
 }
 
 func (x *fileID) QPAttr(to verbs.QPState) (a verbs.QPAttr, mask verbs.AttrMask, err error) {
-	r, err := command[ucm.QPAttr](x.b, ucm.CmdInitQPAttr, &ucm.InitQPAttr{ID: x.id, QPState: uint32(to)}, firstField)
+	r, err := issueCommand[ucm.QPAttr](x.b, ucm.CmdInitQPAttr, &ucm.InitQPAttr{ID: x.id, QPState: uint32(to)}, firstField)
 	if err != nil {
 		return a, 0, err
 	}
@@ -320,11 +322,11 @@ func (x *fileID) QPAttr(to verbs.QPState) (a verbs.QPAttr, mask verbs.AttrMask, 
 }
 
 func (x *fileID) View() (cmid.View, error) {
-	r, err := command[ucm.QueryRouteResp](x.b, ucm.CmdQueryRoute, &ucm.Query{ID: x.id}, firstField)
+	r, err := issueCommand[ucm.QueryRouteResp](x.b, ucm.CmdQueryRoute, &ucm.Query{ID: x.id}, firstField)
 	if err != nil {
 		return cmid.View{}, err
 	}
-	return cmid.View{Local: addrPort(r.SrcAddr), Remote: addrPort(r.DstAddr), NodeGUID: r.NodeGUID.Uint64(),
+	return cmid.View{Local: decodeSockaddr(r.SrcAddr), Remote: decodeSockaddr(r.DstAddr), NodeGUID: r.NodeGUID.Uint64(),
 		Port: int(r.PortNum)}, nil
 }
 
@@ -337,12 +339,12 @@ func (x *fileID) Destroy() {
 	if gone {
 		return
 	}
-	x.b.forget(x)
-	_, _ = command[ucm.DestroyIDResp](x.b, ucm.CmdDestroyID, &ucm.DestroyID{ID: x.id}, firstField)
+	x.b.removeID(x)
+	_, _ = issueCommand[ucm.DestroyIDResp](x.b, ucm.CmdDestroyID, &ucm.DestroyID{ID: x.id}, firstField)
 }
 
-// sockaddr converts an address to the form in commands. The zero AddrPort means no address.
-func sockaddr(a netip.AddrPort) (s ucm.SockaddrIn6) {
+// encodeSockaddr converts an address to the form in commands. The zero AddrPort means no address.
+func encodeSockaddr(a netip.AddrPort) (s ucm.SockaddrIn6) {
 	ip := a.Addr().Unmap()
 	binary.BigEndian.PutUint16(s[2:], a.Port())
 	switch {
@@ -358,7 +360,7 @@ func sockaddr(a netip.AddrPort) (s ucm.SockaddrIn6) {
 	return s
 }
 
-func addrPort(s ucm.SockaddrIn6) netip.AddrPort {
+func decodeSockaddr(s ucm.SockaddrIn6) netip.AddrPort {
 	port := binary.BigEndian.Uint16(s[2:])
 	switch binary.NativeEndian.Uint16(s[:]) {
 	case unix.AF_INET:

@@ -15,19 +15,19 @@ import (
 
 const messageSize = 64
 
-// pair returns two connected ends on one device, without a network between them.
-func pair(tb testing.TB) (a, b *end) {
+// connectedEnds returns two connected ends on one device, without a network between them.
+func connectedEnds(tb testing.TB) (a, b *testEnd) {
 	tb.Helper()
-	dev := open(tb, software(tb, embed.Software{}), "")
-	a, b = newEnd(tb, dev, verbs.QPInit{Inline: messageSize}), newEnd(tb, dev, verbs.QPInit{})
+	dev := openDevice(tb, newSoftware(tb, embed.Software{}), "")
+	a, b = newTestEnd(tb, dev, verbs.QPInit{Inline: messageSize}), newTestEnd(tb, dev, verbs.QPInit{})
 	if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
 		tb.Fatal(err)
 	}
 	return a, b
 }
 
-// poll waits for one completion without sleeping.
-func (e *end) poll(tb testing.TB, wc []verbs.WC) {
+// pollOne waits for one completion without sleeping.
+func (e *testEnd) pollOne(tb testing.TB, wc []verbs.WC) {
 	for {
 		n, err := e.cq.Poll(wc[:1])
 		if err != nil {
@@ -43,19 +43,21 @@ func (e *end) poll(tb testing.TB, wc []verbs.WC) {
 	}
 }
 
-// operations returns functions. Each function executes one message, from the post to its completions.
-func operations(tb testing.TB) map[string]func() {
-	a, b := pair(tb)
+// messageFunctions returns functions. Each function executes one message, from the post to its completions.
+func messageFunctions(tb testing.TB) map[string]func() {
+	a, b := connectedEnds(tb)
 	wc := make([]verbs.WC, 1)
 	send := func(wr *verbs.SendWR) {
 		if err := a.qp.PostSend(wr); err != nil {
 			tb.Fatal(err)
 		}
 	}
-	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
+	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize),
+		Remote: b.remoteMemory()}
 	inline := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Inline: make([]byte, messageSize),
-		Remote: b.remote()}
-	read := verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
+		Remote: b.remoteMemory()}
+	read := verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize),
+		Remote: b.remoteMemory()}
 	message := verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize)}
 	recv := verbs.RecvWR{Local: b.mr.SGE(0, messageSize)}
 	batch := make([]verbs.SendWR, 32)
@@ -67,7 +69,7 @@ func operations(tb testing.TB) map[string]func() {
 	one := func(wr *verbs.SendWR) func() {
 		return func() {
 			send(wr)
-			a.poll(tb, wc)
+			a.pollOne(tb, wc)
 		}
 	}
 	return map[string]func(){
@@ -77,14 +79,14 @@ func operations(tb testing.TB) map[string]func() {
 				tb.Fatal(err)
 			}
 			send(&message)
-			b.poll(tb, wc)
-			a.poll(tb, wc)
+			b.pollOne(tb, wc)
+			a.pollOne(tb, wc)
 		},
 		"32 WRITEs": func() {
 			if _, err := a.qp.PostSends(batch); err != nil {
 				tb.Fatal(err)
 			}
-			a.poll(tb, wc)
+			a.pollOne(tb, wc)
 		},
 	}
 }
@@ -93,7 +95,7 @@ func operations(tb testing.TB) map[string]func() {
 func BenchmarkOperation(b *testing.B) {
 	for _, name := range []string{"WRITE", "WRITE inline", "SEND", "READ", "32 WRITEs"} {
 		b.Run(name, func(b *testing.B) {
-			f := operations(b)[name]
+			f := messageFunctions(b)[name]
 			b.ReportAllocs()
 			for b.Loop() {
 				f()
@@ -102,10 +104,10 @@ func BenchmarkOperation(b *testing.B) {
 	}
 }
 
-// TestAllocations checks that PostSend, PostSends, PostRecv and Poll do not allocate, either in package verbs or in the
-// device.
-func TestAllocations(t *testing.T) {
-	for name, f := range operations(t) {
+// TestDataPathDoesNotAllocate checks that PostSend, PostSends, PostRecv and Poll do not allocate, either in package
+// verbs or in the device.
+func TestDataPathDoesNotAllocate(t *testing.T) {
+	for name, f := range messageFunctions(t) {
 		for range 100 {
 			f() // the first call is not counted, because it may allocate
 		}
@@ -115,11 +117,12 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// TestWaitAllocates checks the same for a Wait that sleeps.
-func TestWaitAllocates(t *testing.T) {
-	a, b := pair(t)
+// TestWaitDoesNotAllocate checks the same for a Wait that sleeps.
+func TestWaitDoesNotAllocate(t *testing.T) {
+	a, b := connectedEnds(t)
 	wc := make([]verbs.WC, 1)
-	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize), Remote: b.remote()}
+	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize),
+		Remote: b.remoteMemory()}
 	post, posted := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(posted)
@@ -158,14 +161,14 @@ func BenchmarkWrite(b *testing.B) {
 		size, depth int
 	}{{"4KB", 4 << 10, 32}, {"64KB", 64 << 10, 8}, {"1MB", 1 << 20, 4}} {
 		b.Run(c.name, func(b *testing.B) {
-			x, y := pair(b)
-			from, to := x.alloc(b, memory), y.alloc(b, memory)
+			x, y := connectedEnds(b)
+			from, to := x.allocMemory(b, memory), y.allocMemory(b, memory)
 			wc := make([]verbs.WC, 1)
 			write := func(at int) {
 				flight := 0
 				for off := at; off < at+turn; off += c.size {
 					if flight == c.depth {
-						x.poll(b, wc)
+						x.pollOne(b, wc)
 						flight--
 					}
 					wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: from.SGE(off, c.size),
@@ -176,7 +179,7 @@ func BenchmarkWrite(b *testing.B) {
 					flight++
 				}
 				for ; flight > 0; flight-- {
-					x.poll(b, wc)
+					x.pollOne(b, wc)
 				}
 			}
 			src, dst := from.Bytes(), to.Bytes()
@@ -198,22 +201,22 @@ func BenchmarkWrite(b *testing.B) {
 				took(&copies, func() { move(at(1), c.size) })
 				took(&pieces, func() { move(at(2), min(c.size, 256<<10)) })
 			}
-			typical := median(writes)
+			typical := medianSeconds(writes)
 			b.ReportMetric(turn/1e6/typical, "MB/s")
-			b.ReportMetric(median(copies)/typical, "×memcpy")
-			b.ReportMetric(median(pieces)/typical, "×memcpy-256KB")
+			b.ReportMetric(medianSeconds(copies)/typical, "×memcpy")
+			b.ReportMetric(medianSeconds(pieces)/typical, "×memcpy-256KB")
 		})
 	}
 }
 
-// median returns the median of times in seconds.
-func median(list []time.Duration) float64 {
+// medianSeconds returns the median of times in seconds.
+func medianSeconds(list []time.Duration) float64 {
 	slices.Sort(list)
 	return list[len(list)/2].Seconds()
 }
 
-// alloc returns memory of the end, with all pages present. The memory is freed at the end of the benchmark.
-func (e *end) alloc(b *testing.B, size int) *verbs.MR {
+// allocMemory returns memory of the end, with all pages present. The memory is freed at the end of the benchmark.
+func (e *testEnd) allocMemory(b *testing.B, size int) *verbs.MR {
 	mr, err := e.pd.Alloc(size, verbs.LocalWrite|verbs.RemoteWrite)
 	if err != nil {
 		b.Fatal(err)

@@ -15,12 +15,12 @@ import (
 // TestCloseInAnyOrder checks that all objects on a closed device have ended. The order of their Close calls must not
 // matter.
 func TestCloseInAnyOrder(t *testing.T) {
-	s := software(t)
+	s := newSoftware(t)
 	dev, err := s.Open("")
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEnd(t, dev, verbs.QPInit{})
+	e := newTestEnd(t, dev, verbs.QPInit{})
 	for _, c := range []interface{ Close() error }{e.cq, e.pd} {
 		if err := c.Close(); !errors.Is(err, syscall.EBUSY) {
 			t.Errorf("%T.Close: got %v, want EBUSY", c, err)
@@ -35,13 +35,13 @@ func TestCloseInAnyOrder(t *testing.T) {
 		}
 	}
 	for what, err := range map[string]error{
-		"Alloc": second(dev.Alloc(64)), "AllocPD": second(dev.AllocPD()), "PD.Alloc": second(e.pd.Alloc(64, 0)),
-		"Query":    second(dev.Query()),
-		"CreateCQ": second(dev.CreateCQ(1, nil)), "CreateQP": second(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq})),
-		"Poll":     second(e.cq.Poll(nil)),
+		"Alloc": errorOf(dev.Alloc(64)), "AllocPD": errorOf(dev.AllocPD()), "PD.Alloc": errorOf(e.pd.Alloc(64, 0)),
+		"Query":    errorOf(dev.Query()),
+		"CreateCQ": errorOf(dev.CreateCQ(1, nil)), "CreateQP": errorOf(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq})),
+		"Poll":     errorOf(e.cq.Poll(nil)),
 		"PostSend": e.qp.PostSend(&verbs.SendWR{}), "PostRecv": e.qp.PostRecv(&verbs.RecvWR{}),
 		"Modify":    e.qp.Modify(verbs.QPAttr{}, 0),
-		"NextEvent": second(dev.NextEvent(t.Context())), "Wait": second(e.cq.Wait(t.Context(), make([]verbs.WC, 1))),
+		"NextEvent": errorOf(dev.NextEvent(t.Context())), "Wait": errorOf(e.cq.Wait(t.Context(), make([]verbs.WC, 1))),
 	} {
 		if !errors.Is(err, verbs.ErrClosed) {
 			t.Errorf("%s after Close: got %v, want ErrClosed", what, err)
@@ -49,10 +49,10 @@ func TestCloseInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestCloseTogether closes registrations and their device concurrently. The registrations must end and free their
-// memory.
-func TestCloseTogether(t *testing.T) {
-	s := software(t)
+// TestCloseRegistrationsWithDevice closes registrations and their device concurrently. The registrations must end and
+// free their memory.
+func TestCloseRegistrationsWithDevice(t *testing.T) {
+	s := newSoftware(t)
 	for range 30 {
 		dev, err := s.Open("")
 		if err != nil {
@@ -86,11 +86,11 @@ func TestCloseTogether(t *testing.T) {
 	}
 }
 
-// TestHandleOfAnother checks a closed object after another object has received its handle. Calls on the closed object
-// must not affect the other one.
-func TestHandleOfAnother(t *testing.T) {
-	dev := open(t, software(t), "")
-	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})
+// TestClosedObjectKeepsReusedHandle checks a closed object after another object has received its handle. Calls on the
+// closed object must not affect the other one.
+func TestClosedObjectKeepsReusedHandle(t *testing.T) {
+	dev := openDevice(t, newSoftware(t), "")
+	a, b := newTestEnd(t, dev, verbs.QPInit{}), newTestEnd(t, dev, verbs.QPInit{})
 	group := verbs.GID{0: 0xff, 1: 0x0e, 15: 1}
 	srq, err := a.pd.CreateSRQ(4, 1)
 	if err != nil {
@@ -114,12 +114,12 @@ func TestHandleOfAnother(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"Modify":  a.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState),
-		"Query":   second(a.qp.Query()),
-		"Local":   second(a.qp.Local()),
+		"Query":   errorOf(a.qp.Query()),
+		"Local":   errorOf(a.qp.Local()),
 		"Connect": a.qp.Connect(verbs.Endpoint{}),
 		"Prepare": a.qp.Prepare(verbs.Path{}),
 		"Attach":  a.qp.Attach(group), "Detach": a.qp.Detach(group),
-		"SRQ.Query": second(srq.Query()), "SRQ.SetLimit": srq.SetLimit(1), "SRQ.Resize": srq.Resize(8),
+		"SRQ.Query": errorOf(srq.Query()), "SRQ.SetLimit": srq.SetLimit(1), "SRQ.Resize": srq.Resize(8),
 		"SRQ.PostRecv": srq.PostRecv(&verbs.RecvWR{}),
 	} {
 		if !errors.Is(err, verbs.ErrClosed) {
@@ -131,7 +131,7 @@ func TestHandleOfAnother(t *testing.T) {
 			t.Errorf("state of queue pair %d: got %v, %v, want RESET", i, q.State, err)
 		}
 	}
-	channel, err := open(t, software(t), "").CreateChannel()
+	channel, err := openDevice(t, newSoftware(t), "").CreateChannel()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,17 +140,17 @@ func TestHandleOfAnother(t *testing.T) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
+func errorOf[T any](_ T, err error) error { return err }
 
 // TestConcurrentClose closes objects and devices while goroutines use them.
 func TestConcurrentClose(t *testing.T) {
 	for range 5 {
-		s := software(t)
-		a, b := newEnd(t, open(t, s, ""), verbs.QPInit{}), newEnd(t, open(t, s, ""), verbs.QPInit{})
+		s := newSoftware(t)
+		a, b := newTestEnd(t, openDevice(t, s, ""), verbs.QPInit{}), newTestEnd(t, openDevice(t, s, ""), verbs.QPInit{})
 		if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
 			t.Fatal(err)
 		}
-		wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 64), Remote: b.remote()}
+		wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, 64), Remote: b.remoteMemory()}
 		done := make(chan struct{})
 		users := []func() error{
 			func() error {
@@ -160,9 +160,9 @@ func TestConcurrentClose(t *testing.T) {
 				}
 				return err
 			},
-			func() error { return second(a.cq.Wait(t.Context(), make([]verbs.WC, 4))) },
-			func() error { return second(a.dev.NextEvent(t.Context())) },
-			func() error { return second(b.dev.NextEvent(t.Context())) },
+			func() error { return errorOf(a.cq.Wait(t.Context(), make([]verbs.WC, 4))) },
+			func() error { return errorOf(a.dev.NextEvent(t.Context())) },
+			func() error { return errorOf(b.dev.NextEvent(t.Context())) },
 			func() error {
 				mr, err := a.pd.Alloc(4096, 0)
 				if err != nil {

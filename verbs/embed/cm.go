@@ -17,7 +17,7 @@ import (
 // the last user. ConnectionManager may sleep.
 func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
 	if m != nil {
-		return cm.New(manager{m, func() {}}), nil
+		return cm.New(cmBackend{m, func() {}}), nil
 	}
 	o := &s.cm
 	o.Lock()
@@ -29,18 +29,18 @@ func (s *Stack) ConnectionManager(m *rdmacm.Manager) (*cm.Manager, error) {
 		}
 	}
 	o.users++
-	return cm.New(manager{o.m, sync.OnceFunc(o.put)}), nil
+	return cm.New(cmBackend{o.m, sync.OnceFunc(o.release)}), nil
 }
 
-// ownManager is the Stack's own connection manager.
-type ownManager struct {
+// sharedManager is the Stack's own connection manager.
+type sharedManager struct {
 	//verbena:program those of this program who open and close the connection manager
 	sync.Mutex
 	m     *rdmacm.Manager
 	users int
 }
 
-func (o *ownManager) put() {
+func (o *sharedManager) release() {
 	o.Lock()
 	defer o.Unlock()
 	if o.users--; o.users == 0 {
@@ -49,27 +49,27 @@ func (o *ownManager) put() {
 	}
 }
 
-// manager implements cmid.Backend.
-type manager struct {
+// cmBackend implements cmid.Backend.
+type cmBackend struct {
 	m   *rdmacm.Manager
 	end func()
 }
 
-func (b manager) Close() error {
+func (b cmBackend) Close() error {
 	b.end()
 	return nil
 }
 
-func (b manager) NewID(f func(cmid.Event)) (cmid.ID, error) {
-	id, err := b.m.NewID(rdmacm.Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: translate(f)})
+func (b cmBackend) NewID(f func(cmid.Event)) (cmid.ID, error) {
+	id, err := b.m.NewID(rdmacm.Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: translateEvents(f)})
 	if err != nil {
 		return nil, err
 	}
 	return managerID{id}, nil
 }
 
-// translate converts an event function to an event function of package rdmacm.
-func translate(f func(cmid.Event)) func(*rdmacm.ID, rdmacm.Event) {
+// translateEvents converts an event function to an event function of package rdmacm.
+func translateEvents(f func(cmid.Event)) func(*rdmacm.ID, rdmacm.Event) {
 	return func(_ *rdmacm.ID, e rdmacm.Event) {
 		p := e.Param
 		x := cmid.Event{Type: cmid.Type(e.Type), Status: e.Status, Data: e.Data, Param: cmid.Param{
@@ -91,22 +91,22 @@ func (x managerID) Listen(backlog int) error                  { return x.id.List
 func (x managerID) ResolveAddr(src, dst netip.AddrPort) error { return x.id.ResolveAddr(src, dst) }
 func (x managerID) ResolveRoute() error                       { return x.id.ResolveRoute() }
 
-func param(p cmid.Param) rdmacm.Param {
+func toParam(p cmid.Param) rdmacm.Param {
 	return rdmacm.Param{
 		QPN: p.QPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
 		RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ,
 	}
 }
 
-func (x managerID) Connect(p cmid.Param, data []byte) error { return x.id.Connect(param(p), data) }
+func (x managerID) Connect(p cmid.Param, data []byte) error { return x.id.Connect(toParam(p), data) }
 
 // Adopt implements cmid.ID. After Adopt the request no longer counts towards the backlog of its listener.
 func (x managerID) Adopt(f func(cmid.Event)) {
-	x.id.SetEventFunc(translate(f))
+	x.id.SetEventFunc(translateEvents(f))
 	x.id.LeaveBacklog()
 }
 
-func (x managerID) Accept(p cmid.Param, data []byte) error { return x.id.Accept(param(p), data) }
+func (x managerID) Accept(p cmid.Param, data []byte) error { return x.id.Accept(toParam(p), data) }
 func (x managerID) Complete() error                        { return x.id.Complete() }
 func (x managerID) Reject(data []byte) error               { return x.id.Reject(msg.ReasonConsumer, data) }
 func (x managerID) Disconnect() error                      { return x.id.Disconnect() }

@@ -12,8 +12,8 @@ import (
 
 // TestOverflow checks that the completions before an overflow are returned, and that a later wait fails.
 func TestOverflow(t *testing.T) {
-	dev := open(t, software(t), "")
-	a, b := newEnd(t, dev, verbs.QPInit{SendWRs: 256, SignalAll: true}), newEnd(t, dev, verbs.QPInit{})
+	dev := openDevice(t, newSoftware(t), "")
+	a, b := newTestEnd(t, dev, verbs.QPInit{SendWRs: 256, SignalAll: true}), newTestEnd(t, dev, verbs.QPInit{})
 	small, err := dev.CreateCQ(4, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -27,7 +27,8 @@ func TestOverflow(t *testing.T) {
 	}
 	room := small.Entries()
 	for range room + 1 {
-		if err := qp.PostSend(&verbs.SendWR{Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()}); err != nil {
+		if err := qp.PostSend(&verbs.SendWR{Opcode: verbs.Write, Local: a.mr.SGE(0, 4),
+			Remote: b.remoteMemory()}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -51,11 +52,11 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
-// TestCompletions checks that a failed completion is returned with its error, and that later completions follow. The
-// last pair must have the reason for the end.
-func TestCompletions(t *testing.T) {
-	dev := open(t, software(t), "")
-	a := newEnd(t, dev, verbs.QPInit{})
+// TestCompletionsContinueAfterFailure checks that a failed completion is returned with its error, and that later
+// completions follow. The last pair must have the reason for the end.
+func TestCompletionsContinueAfterFailure(t *testing.T) {
+	dev := openDevice(t, newSoftware(t), "")
+	a := newTestEnd(t, dev, verbs.QPInit{})
 	if err := a.qp.Prepare(verbs.Path{}); err != nil {
 		t.Fatal(err)
 	}
@@ -84,8 +85,8 @@ func TestCompletions(t *testing.T) {
 		t.Errorf("Completions: got work requests %v and last error %v, want %v and %v", ids, last, want, cause)
 	}
 	// A loop that ends early must leave the remaining completions in the queue.
-	more := newEnd(t, dev, verbs.QPInit{SignalAll: true})
-	if err := verbs.ConnectPair(more.qp, newEnd(t, dev, verbs.QPInit{}).qp); err != nil {
+	more := newTestEnd(t, dev, verbs.QPInit{SignalAll: true})
+	if err := verbs.ConnectPair(more.qp, newTestEnd(t, dev, verbs.QPInit{}).qp); err != nil {
 		t.Fatal(err)
 	}
 	if err := more.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {

@@ -33,7 +33,7 @@ type Stack struct {
 	core *ib.Core
 	srv  *uverbs.Server
 	own  []func() // functions that close the Stack's own devices
-	cm   ownManager
+	cm   sharedManager
 }
 
 // New creates a Stack on the present and future devices of a core. The caller must close the Stack after closing the
@@ -60,17 +60,17 @@ func (s *Stack) Close() {
 func (s *Stack) Devices() []verbs.DeviceInfo {
 	var list []verbs.DeviceInfo
 	for _, d := range s.srv.Devices() {
-		list = append(list, s.info(d))
+		list = append(list, s.deviceInfo(d))
 	}
 	slices.SortFunc(list, func(a, b verbs.DeviceInfo) int { return cmp.Compare(a.Name, b.Name) })
 	return list
 }
 
-func (s *Stack) info(d *uverbs.Device) verbs.DeviceInfo {
+func (s *Stack) deviceInfo(d *uverbs.Device) verbs.DeviceInfo {
 	name := d.Name()
 	return verbs.NewDeviceInfo(verbs.Entry{
 		Name: d.IB().Name(), Path: "this process", Driver: d.DriverID(), ABI: d.DriverABI(),
-		Open: func() (transport.Transport, error) { return open(s.srv, name) },
+		Open: func() (transport.Transport, error) { return openFile(s.srv, name) },
 	})
 }
 
@@ -85,13 +85,13 @@ func (s *Stack) Open(name string) (*verbs.Device, error) {
 	return nil, fmt.Errorf("%w: %q in this process", verbs.ErrNoDevice, name)
 }
 
-// file is an open device.
-type file struct {
+// deviceFile is an open device.
+type deviceFile struct {
 	f      *uverbs.File
 	arena  *transport.Arena
 	space  *umem.Local // contains the commands and responses
 	acct   *umem.Account
-	queues queues
+	queues queueMemory
 	self   uverbs.Caller // the caller of all commands that do not register memory
 
 	//verbena:program the calls of one program, in whose memory they are
@@ -101,11 +101,11 @@ type file struct {
 	shut atomic.Bool // a copy of closed
 }
 
-func open(srv *uverbs.Server, name string) (transport.Transport, error) {
-	t := &file{space: umem.NewLocal(), acct: umem.NewAccount(nil)}
-	t.self = caller{t.space, t.acct}
-	t.arena = transport.NewArena(t.scratch)
-	f, err := srv.Open(name, process{t.acct}, &t.queues)
+func openFile(srv *uverbs.Server, name string) (transport.Transport, error) {
+	t := &deviceFile{space: umem.NewLocal(), acct: umem.NewAccount(nil)}
+	t.self = commandCaller{t.space, t.acct}
+	t.arena = transport.NewArena(t.allocScratch)
+	f, err := srv.Open(name, ownProcess{t.acct}, &t.queues)
 	if err != nil {
 		return nil, err
 	}
@@ -113,17 +113,17 @@ func open(srv *uverbs.Server, name string) (transport.Transport, error) {
 	return t, nil
 }
 
-// scratch returns memory for commands. The garbage collector frees this memory.
-func (t *file) scratch(size int) (transport.Memory, error) {
+// allocScratch returns memory for commands. The garbage collector frees this memory.
+func (t *deviceFile) allocScratch(size int) (transport.Memory, error) {
 	b := make([]byte, size)
 	_, err := t.space.Add(b)
 	return transport.Memory{Mem: b, Free: func() {}}, err
 }
 
-func (t *file) Scratch() *transport.Scratch { return t.arena.Get() }
+func (t *deviceFile) Scratch() *transport.Scratch { return t.arena.Get() }
 
-// enter begins a use of the file. t.mu.RUnlock ends the use.
-func (t *file) enter() error {
+// beginUse begins a use of the file. t.mu.RUnlock ends the use.
+func (t *deviceFile) beginUse() error {
 	t.mu.RLock()
 	if t.closed {
 		t.mu.RUnlock()
@@ -132,8 +132,8 @@ func (t *file) enter() error {
 	return nil
 }
 
-func (t *file) Write(s *transport.Scratch, n int, mem []byte) error {
-	if err := t.enter(); err != nil {
+func (t *deviceFile) Write(s *transport.Scratch, n int, mem []byte) error {
+	if err := t.beginUse(); err != nil {
 		return err
 	}
 	defer t.mu.RUnlock()
@@ -143,24 +143,24 @@ func (t *file) Write(s *transport.Scratch, n int, mem []byte) error {
 		if _, err := own.Add(mem); err != nil {
 			return err
 		}
-		c = caller{registering{t.space, own}, t.acct}
+		c = commandCaller{registrationSpace{t.space, own}, t.acct}
 	}
 	_, err := t.f.Write(c, s.Addr, n)
 	return err
 }
 
-// registering is the Space of a command that registers memory. The Space contains the command and the registered
+// registrationSpace is the Space of a command that registers memory. The Space contains the command and the registered
 // memory.
-type registering struct {
+type registrationSpace struct {
 	*umem.Local
 	mem *umem.Local
 }
 
 // Lasting makes umem use only the registered memory for the registration.
-func (r registering) Lasting() umem.Space { return r.mem }
+func (r registrationSpace) Lasting() umem.Space { return r.mem }
 
-func (t *file) Ioctl(s *transport.Scratch) error {
-	if err := t.enter(); err != nil {
+func (t *deviceFile) Ioctl(s *transport.Scratch) error {
+	if err := t.beginUse(); err != nil {
 		return err
 	}
 	defer t.mu.RUnlock()
@@ -169,28 +169,30 @@ func (t *file) Ioctl(s *transport.Scratch) error {
 
 // Doorbell takes no lock, because a waiting command that holds the lock could block the doorbell. A doorbell on a
 // closed file fails.
-func (t *file) Doorbell(qp uint32) error {
+func (t *deviceFile) Doorbell(qp uint32) error {
 	if t.shut.Load() {
 		return transport.ErrClosed
 	}
 	return t.f.Ring(t.self, qp)
 }
 
-func (t *file) Map(offset uint64, size int) ([]byte, error) {
-	if err := t.enter(); err != nil {
+func (t *deviceFile) Map(offset uint64, size int) ([]byte, error) {
+	if err := t.beginUse(); err != nil {
 		return nil, err
 	}
 	defer t.mu.RUnlock()
-	return t.queues.get(offset, size)
+	return t.queues.addUse(offset, size)
 }
 
-func (t *file) Unmap(b []byte) error { return t.queues.unmap(b) }
+func (t *deviceFile) Unmap(b []byte) error { return t.queues.removeMapping(b) }
 
-func (t *file) Alloc(size int) (transport.Memory, error) { return transport.Anonymous(size) }
+func (t *deviceFile) Alloc(size int) (transport.Memory, error) { return transport.Anonymous(size) }
 
-func (t *file) Events(fd uint32) (*transport.Events, error) { return transport.EventsOf(int(fd), fd) }
+func (t *deviceFile) Events(fd uint32) (*transport.Events, error) {
+	return transport.EventsOf(int(fd), fd)
+}
 
-func (t *file) Close() error {
+func (t *deviceFile) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
@@ -203,66 +205,66 @@ func (t *file) Close() error {
 	return nil
 }
 
-// process is the process that opened the file.
-type process struct{ acct *umem.Account }
+// ownProcess is the process that opened the file.
+type ownProcess struct{ acct *umem.Account }
 
-func (process) PID() int                 { return os.Getpid() }
-func (process) Name() string             { return "this process" }
-func (process) UID() int                 { return os.Getuid() }
-func (process) User() *quota.User        { return nil }
-func (p process) Account() *umem.Account { return p.acct }
+func (ownProcess) PID() int                 { return os.Getpid() }
+func (ownProcess) Name() string             { return "this process" }
+func (ownProcess) UID() int                 { return os.Getuid() }
+func (ownProcess) User() *quota.User        { return nil }
+func (p ownProcess) Account() *umem.Account { return p.acct }
 
-// caller is the issuer of one command.
-type caller struct {
+// commandCaller is the issuer of one command.
+type commandCaller struct {
 	space umem.Space
 	acct  *umem.Account
 }
 
-func (c caller) Space() umem.Space      { return c.space }
-func (c caller) Account() *umem.Account { return c.acct }
+func (c commandCaller) Space() umem.Space      { return c.space }
+func (c commandCaller) Account() *umem.Account { return c.acct }
 
 // InstallFD duplicates the descriptor, because the server closes the original.
-func (c caller) InstallFD(fd int, _ bool) (int, error) {
+func (c commandCaller) InstallFD(fd int, _ bool) (int, error) {
 	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 }
 
-func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
+func (c commandCaller) SameFile(fd int) (dev, ino uint64, err error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	return st.Dev, st.Ino, err
 }
 
-// queues contains the memory of the queues, by offset. The memory is on the heap of the garbage collector. The race
-// detector can therefore check that posts and polls order the accesses of programs and devices.
-type queues struct {
+// queueMemory contains the memory of the queues, by offset. The memory is on the heap of the garbage collector. The
+// race detector can therefore check that posts and polls order the accesses of programs and devices.
+type queueMemory struct {
 	mu   sync.Mutex
 	next uint64
-	list map[uint64]*queue // entries exist while the driver or a mapping uses the queue
+	list map[uint64]*mappedQueue // entries exist while the driver or a mapping uses the queue
 }
 
-type queue struct {
+type mappedQueue struct {
 	mem   []byte
 	users int // the driver and the mappings
 }
 
 // Alloc implements uverbs.Memory.
-func (q *queues) Alloc(size int) (ib.Shared, error) {
+func (q *queueMemory) Alloc(size int) (ib.Shared, error) {
 	page := os.Getpagesize()
 	mem := make([]byte, size+page-1)
 	mem = mem[-transport.AddressOf(mem)%uint64(page):][:size:size]
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.list == nil {
-		q.list = map[uint64]*queue{}
+		q.list = map[uint64]*mappedQueue{}
 	}
 	off := q.next
 	q.next += uint64((size + page - 1) / page * page)
-	q.list[off] = &queue{mem, 1}
-	return ib.Shared{Mem: mem, Offset: off, Free: sync.OnceFunc(func() { q.put(off) })}, nil
+	q.list[off] = &mappedQueue{mem, 1}
+	return ib.Shared{Mem: mem, Offset: off, Free: sync.OnceFunc(func() { q.dropUse(off) })}, nil
 }
 
-// put ends one use of a queue.
-func (q *queues) put(off uint64) {
+// dropUse ends one use of a queue.
+func (q *queueMemory) dropUse(off uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if u := q.list[off]; u != nil {
@@ -273,9 +275,9 @@ func (q *queues) put(off uint64) {
 }
 
 // Close implements uverbs.Memory. Mappings remain valid until Unmap.
-func (q *queues) Close() error { return nil }
+func (q *queueMemory) Close() error { return nil }
 
-func (q *queues) get(off uint64, size int) ([]byte, error) {
+func (q *queueMemory) addUse(off uint64, size int) ([]byte, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	u := q.list[off]
@@ -286,8 +288,8 @@ func (q *queues) get(off uint64, size int) ([]byte, error) {
 	return u.mem[:size], nil
 }
 
-// unmap removes a mapping.
-func (q *queues) unmap(b []byte) error {
+// removeMapping removes a mapping.
+func (q *queueMemory) removeMapping(b []byte) error {
 	q.mu.Lock()
 	off, found := uint64(0), false
 	for o, u := range q.list {
@@ -299,6 +301,6 @@ func (q *queues) unmap(b []byte) error {
 	if !found {
 		return syscall.EINVAL
 	}
-	q.put(off)
+	q.dropUse(off)
 	return nil
 }

@@ -52,9 +52,9 @@ func TestVerbs(t *testing.T) {
 	suite.Run(t, suite.Config{Open: func() (*verbs.Device, error) { return s.Open("") }})
 }
 
-// TestConnectionManagers checks that the connection manager of a Stack can be opened several times, and works until the
-// last user has closed it.
-func TestConnectionManagers(t *testing.T) {
+// TestConnectionManagerOpensSeveralTimes checks that the connection manager of a Stack can be opened several times, and
+// works until the last user has closed it.
+func TestConnectionManagerOpensSeveralTimes(t *testing.T) {
 	s, _ := newStack(t)
 	at := netip.MustParseAddrPort("127.0.0.1:0")
 	for range 2 {

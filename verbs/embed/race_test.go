@@ -7,11 +7,11 @@ import (
 	"verbena/verbs"
 )
 
-// TestOrder runs a program and its device under the race detector. The accesses to memory on the garbage collector's
-// heap must be ordered. The test can only fail under -race.
-func TestOrder(t *testing.T) {
-	dev := open(t, software(t), "")
-	a, b := newEnd(t, dev, verbs.QPInit{}), newEnd(t, dev, verbs.QPInit{})
+// TestMemoryOrderIsRaceFree runs a program and its device under the race detector. The accesses to memory on the
+// garbage collector's heap must be ordered. The test can only fail under -race.
+func TestMemoryOrderIsRaceFree(t *testing.T) {
+	dev := openDevice(t, newSoftware(t), "")
+	a, b := newTestEnd(t, dev, verbs.QPInit{}), newTestEnd(t, dev, verbs.QPInit{})
 	if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
 		t.Fatal(err)
 	}
@@ -42,16 +42,16 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestResizeInOrder checks the same for queues that are resized during use.
-func TestResizeInOrder(t *testing.T) {
-	dev := open(t, software(t), "")
-	a := newEnd(t, dev, verbs.QPInit{})
+// TestResizeIsRaceFree checks the same for queues that are resized during use.
+func TestResizeIsRaceFree(t *testing.T) {
+	dev := openDevice(t, newSoftware(t), "")
+	a := newTestEnd(t, dev, verbs.QPInit{})
 	srq, err := a.pd.CreateSRQ(16, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := newEnd(t, dev, verbs.QPInit{})
-	c := newEnd(t, dev, verbs.QPInit{})
+	b := newTestEnd(t, dev, verbs.QPInit{})
+	c := newTestEnd(t, dev, verbs.QPInit{})
 	qp, err := a.pd.CreateQP(verbs.QPInit{SendCQ: b.cq, SRQ: srq})
 	if err != nil {
 		t.Fatal(err)

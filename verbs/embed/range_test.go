@@ -9,10 +9,10 @@ import (
 	"verbena/verbs"
 )
 
-// TestOutOfRange checks that a number that exceeds its field is rejected and not truncated.
-func TestOutOfRange(t *testing.T) {
-	dev := open(t, software(t), "")
-	e := newEnd(t, dev, verbs.QPInit{})
+// TestOutOfRangeNumberIsRejected checks that a number that exceeds its field is rejected and not truncated.
+func TestOutOfRangeNumberIsRejected(t *testing.T) {
+	dev := openDevice(t, newSoftware(t), "")
+	e := newTestEnd(t, dev, verbs.QPInit{})
 	here, err := e.qp.Local()
 	if err != nil {
 		t.Fatal(err)
@@ -39,13 +39,13 @@ func TestOutOfRange(t *testing.T) {
 		"limit of an SRQ":      srq.SetLimit(1 << 32),
 		"resize an SRQ":        srq.Resize(1<<32 + 8),
 		"resize a CQ to -1":    e.cq.Resize(-1),
-		"create a CQ of -1":    second(dev.CreateCQ(-1, nil)),
-		"port 0":               second(dev.QueryPort(0)),
-		"allocate -5 bytes":    second(e.pd.Alloc(-5, 0)),
-		"register 0 bytes":     second(e.pd.RegSlice(nil, 0)),
-		"belong to the same":   second(e.pd.CreateQP(verbs.QPInit{})),
-		"at most 65535":        second(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq, SendWRs: 1 << 20})),
-		"no global route head": second(e.pd.AddressOf(&verbs.WC{}, nil, 0)),
+		"create a CQ of -1":    errorOf(dev.CreateCQ(-1, nil)),
+		"port 0":               errorOf(dev.QueryPort(0)),
+		"allocate -5 bytes":    errorOf(e.pd.Alloc(-5, 0)),
+		"register 0 bytes":     errorOf(e.pd.RegSlice(nil, 0)),
+		"belong to the same":   errorOf(e.pd.CreateQP(verbs.QPInit{})),
+		"at most 65535":        errorOf(e.pd.CreateQP(verbs.QPInit{SendCQ: e.cq, SendWRs: 1 << 20})),
+		"no global route head": errorOf(e.pd.AddressOf(&verbs.WC{}, nil, 0)),
 	} {
 		if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), want) {
 			t.Errorf("error: got %v, want EINVAL with text %q", err, want)
@@ -53,9 +53,9 @@ func TestOutOfRange(t *testing.T) {
 	}
 }
 
-// TestCommandNamedOnce checks that an error names the command at most once.
-func TestCommandNamedOnce(t *testing.T) {
-	dev := open(t, software(t), "")
+// TestErrorNamesCommandOnce checks that an error names the command at most once.
+func TestErrorNamesCommandOnce(t *testing.T) {
+	dev := openDevice(t, newSoftware(t), "")
 	_, err := dev.CreateCQ(1<<20, nil)
 	if err == nil || strings.Count(err.Error(), "CREATE_CQ") != 1 || !strings.Contains(err.Error(), "at most 1048575") {
 		t.Errorf("got %v", err)

@@ -48,7 +48,7 @@ func NewSoftware(devices ...Software) (*Stack, error) {
 			d.Addr = netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i + 1)})
 		}
 		if err == nil {
-			err = s.add(&core, rxe.Config{Name: d.Name, Netdev: *host, Addrs: []netip.Addr{d.Addr}, Network: network,
+			err = s.addDevice(&core, rxe.Config{Name: d.Name, Netdev: *host, Addrs: []netip.Addr{d.Addr}, Network: network,
 				Fabric: &fabric}, d.Wire)
 		}
 		if err != nil {
@@ -59,8 +59,8 @@ func NewSoftware(devices ...Software) (*Stack, error) {
 	return s, nil
 }
 
-// add creates a device.
-func (s *Stack) add(core *ib.Core, c rxe.Config, wire bool) error {
+// addDevice creates a device.
+func (s *Stack) addDevice(core *ib.Core, c rxe.Config, wire bool) error {
 	dev, err := rxe.New(c)
 	if err != nil {
 		return err

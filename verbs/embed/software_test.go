@@ -13,8 +13,8 @@ import (
 	"verbena/verbs/embed"
 )
 
-// end is a queue pair with memory.
-type end struct {
+// testEnd is a queue pair with memory.
+type testEnd struct {
 	dev *verbs.Device
 	pd  *verbs.PD
 	cq  *verbs.CQ
@@ -22,9 +22,9 @@ type end struct {
 	mr  *verbs.MR
 }
 
-func newEnd(t testing.TB, dev *verbs.Device, init verbs.QPInit) *end {
+func newTestEnd(t testing.TB, dev *verbs.Device, init verbs.QPInit) *testEnd {
 	t.Helper()
-	e := &end{dev: dev}
+	e := &testEnd{dev: dev}
 	var err error
 	if e.pd, err = dev.AllocPD(); err != nil {
 		t.Fatal(err)
@@ -42,9 +42,9 @@ func newEnd(t testing.TB, dev *verbs.Device, init verbs.QPInit) *end {
 	return e
 }
 
-func (e *end) remote() verbs.Remote { return e.mr.Remote(0) }
+func (e *testEnd) remoteMemory() verbs.Remote { return e.mr.Remote(0) }
 
-func open(t testing.TB, s *embed.Stack, name string) *verbs.Device {
+func openDevice(t testing.TB, s *embed.Stack, name string) *verbs.Device {
 	t.Helper()
 	d, err := s.Open(name)
 	if err != nil {
@@ -58,8 +58,8 @@ func open(t testing.TB, s *embed.Stack, name string) *verbs.Device {
 	return d
 }
 
-// software returns a new stack, which is closed at the end of the test.
-func software(t testing.TB, devices ...embed.Software) *embed.Stack {
+// newSoftware returns a new stack, which is closed at the end of the test.
+func newSoftware(t testing.TB, devices ...embed.Software) *embed.Stack {
 	t.Helper()
 	s, err := embed.NewSoftware(devices...)
 	if err != nil {
@@ -69,9 +69,9 @@ func software(t testing.TB, devices ...embed.Software) *embed.Stack {
 	return s
 }
 
-// TestSoftware checks that the devices of a stack reach each other, with and without the shortcut, in memory and over
-// UDP.
-func TestSoftware(t *testing.T) {
+// TestSoftwareDevicesReachEachOther checks that the devices of a stack reach each other, with and without the shortcut,
+// in memory and over UDP.
+func TestSoftwareDevicesReachEachOther(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		a, b embed.Software
@@ -82,8 +82,9 @@ func TestSoftware(t *testing.T) {
 			embed.Software{Addr: netip.MustParseAddr("127.0.0.102"), Wire: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := software(t, c.a, c.b)
-			a, b := newEnd(t, open(t, s, "rxe0"), verbs.QPInit{}), newEnd(t, open(t, s, "rxe1"), verbs.QPInit{})
+			s := newSoftware(t, c.a, c.b)
+			a, b := newTestEnd(t, openDevice(t, s, "rxe0"), verbs.QPInit{}), newTestEnd(t, openDevice(t, s, "rxe1"),
+				verbs.QPInit{})
 			if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
 				t.Fatal(err)
 			}
@@ -107,8 +108,8 @@ func TestSoftware(t *testing.T) {
 	}
 }
 
-// TestSoftwareErrors checks that a failing NewSoftware leaves no devices behind.
-func TestSoftwareErrors(t *testing.T) {
+// TestFailedNewSoftwareLeavesNothing checks that a failing NewSoftware leaves no devices behind.
+func TestFailedNewSoftwareLeavesNothing(t *testing.T) {
 	for _, c := range []struct {
 		devices []embed.Software
 		want    string
@@ -125,7 +126,7 @@ func TestSoftwareErrors(t *testing.T) {
 			t.Errorf("NewSoftware: got %v, want an error that contains %q", err, c.want)
 		}
 	}
-	s := software(t)
+	s := newSoftware(t)
 	if _, err := s.Open("rxe7"); !errors.Is(err, verbs.ErrNoDevice) {
 		t.Errorf("got %v, want ErrNoDevice", err)
 	}

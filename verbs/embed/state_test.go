@@ -9,13 +9,14 @@ import (
 	"verbena/verbs"
 )
 
-// TestNotReady checks that a work request is not sent later if it was rejected because of the queue pair's state.
-func TestNotReady(t *testing.T) {
-	dev := open(t, software(t), "")
-	a, b := newEnd(t, dev, verbs.QPInit{SignalAll: true}), newEnd(t, dev, verbs.QPInit{})
+// TestRejectedRequestIsNotSentLater checks that a work request is not sent later if it was rejected because of the
+// queue pair's state.
+func TestRejectedRequestIsNotSentLater(t *testing.T) {
+	dev := openDevice(t, newSoftware(t), "")
+	a, b := newTestEnd(t, dev, verbs.QPInit{SignalAll: true}), newTestEnd(t, dev, verbs.QPInit{})
 	refused := func(state string) {
 		t.Helper()
-		err := a.qp.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remote()})
+		err := a.qp.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.mr.SGE(0, 4), Remote: b.remoteMemory()})
 		if !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), state) {
 			t.Errorf("PostSend in %s: got %v, want EINVAL", state, err)
 		}
@@ -26,7 +27,7 @@ func TestNotReady(t *testing.T) {
 	only := func() {
 		t.Helper()
 		if err := a.qp.PostSend(&verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.mr.SGE(0, 4),
-			Remote: b.remote()}); err != nil {
+			Remote: b.remoteMemory()}); err != nil {
 			t.Fatal(err)
 		}
 		var wc [2]verbs.WC
@@ -57,7 +58,7 @@ func TestNotReady(t *testing.T) {
 		}
 		if s == verbs.Error { // the request is flushed
 			if err := a.qp.PostSend(&verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.mr.SGE(0, 4),
-				Remote: b.remote()}); err != nil {
+				Remote: b.remoteMemory()}); err != nil {
 				t.Errorf("PostSend in ERR: %v", err)
 			}
 		}

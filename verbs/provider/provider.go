@@ -152,13 +152,13 @@ func (s Status) String() string { return uapi.WCStatus(s).String() }
 
 // Error describes the status.
 func (s Status) Error() string {
-	if int(s) < len(descriptions) && descriptions[s] != "" {
-		return descriptions[s]
+	if int(s) < len(statusDescriptions) && statusDescriptions[s] != "" {
+		return statusDescriptions[s]
 	}
 	return s.String()
 }
 
-var descriptions = [...]string{
+var statusDescriptions = [...]string{
 	uapi.WCSuccess:        "success",
 	uapi.WCLocLenErr:      "local length error: a message does not fit what was posted for it",
 	uapi.WCLocQPOpErr:     "local QP operation error: the request is malformed, or the QP has no right to it",

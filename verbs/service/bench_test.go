@@ -28,8 +28,8 @@ func newBenchService(tb testing.TB) *service.Service {
 	return newService(tb, server.Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.12.2"}}}})
 }
 
-// end is a queue pair on its own open device.
-type end struct {
+// testEnd is a queue pair on its own open device.
+type testEnd struct {
 	tb testing.TB
 	cq *verbs.CQ
 	qp *verbs.QP
@@ -37,7 +37,7 @@ type end struct {
 	wc []verbs.WC
 }
 
-func newEnd(tb testing.TB, s *service.Service, memory int) *end {
+func newTestEnd(tb testing.TB, s *service.Service, memory int) *testEnd {
 	tb.Helper()
 	must := func(err error) {
 		tb.Helper()
@@ -50,7 +50,7 @@ func newEnd(tb testing.TB, s *service.Service, memory int) *end {
 	tb.Cleanup(func() { d.Close() })
 	pd, err := d.AllocPD()
 	must(err)
-	e := &end{tb: tb, wc: make([]verbs.WC, 16)}
+	e := &testEnd{tb: tb, wc: make([]verbs.WC, 16)}
 	e.mr, err = pd.Alloc(memory, verbs.LocalWrite|verbs.RemoteWrite|verbs.RemoteRead|verbs.RemoteAtomic)
 	must(err)
 	e.cq, err = d.CreateCQ(1024, nil)
@@ -60,15 +60,15 @@ func newEnd(tb testing.TB, s *service.Service, memory int) *end {
 	return e
 }
 
-func (e *end) connect(to *end) {
+func (e *testEnd) connectTo(to *testEnd) {
 	e.tb.Helper()
 	if err := verbs.ConnectPair(e.qp, to.qp); err != nil {
 		e.tb.Fatal(err)
 	}
 }
 
-// done waits for n completions. Other threads run on this processor during the wait.
-func (e *end) done(n int) {
+// awaitCompletions waits for n completions. Other threads run on this processor during the wait.
+func (e *testEnd) awaitCompletions(n int) {
 	for n > 0 {
 		got, err := e.cq.Poll(e.wc[:min(n, len(e.wc))])
 		if err != nil {
@@ -87,13 +87,13 @@ func (e *end) done(n int) {
 	}
 }
 
-func (e *end) post(wr *verbs.SendWR) {
+func (e *testEnd) postSend(wr *verbs.SendWR) {
 	if err := e.qp.PostSend(wr); err != nil {
 		e.tb.Error(err)
 	}
 }
 
-func (e *end) recv(n int) {
+func (e *testEnd) postRecvs(n int) {
 	for range n {
 		if err := e.qp.PostRecv(&verbs.RecvWR{Local: e.mr.SGE(0, 64)}); err != nil {
 			e.tb.Error(err)
@@ -104,26 +104,26 @@ func (e *end) recv(n int) {
 // BenchmarkPingPong measures a round trip of 64 bytes between two open devices.
 func BenchmarkPingPong(b *testing.B) {
 	s := newBenchService(b)
-	x, y := newEnd(b, s, 4096), newEnd(b, s, 4096)
-	x.connect(y)
-	x.recv(8)
-	y.recv(8)
+	x, y := newTestEnd(b, s, 4096), newTestEnd(b, s, 4096)
+	x.connectTo(y)
+	x.postRecvs(8)
+	y.postRecvs(8)
 	wr := verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 64)}
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
 		for range b.N {
-			y.done(1)
-			y.recv(1)
-			y.post(&wr)
+			y.awaitCompletions(1)
+			y.postRecvs(1)
+			y.postSend(&wr)
 		}
 	}()
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		x.post(&wr)
-		x.done(1)
-		x.recv(1)
+		x.postSend(&wr)
+		x.awaitCompletions(1)
+		x.postRecvs(1)
 	}
 	b.StopTimer()
 	<-answered
@@ -133,13 +133,13 @@ func BenchmarkPingPong(b *testing.B) {
 // BenchmarkWait measures the same with CQ.Wait.
 func BenchmarkWait(b *testing.B) {
 	s := newBenchService(b)
-	x, y := newEnd(b, s, 4096), newEnd(b, s, 4096)
-	x.connect(y)
-	x.recv(8)
-	y.recv(8)
+	x, y := newTestEnd(b, s, 4096), newTestEnd(b, s, 4096)
+	x.connectTo(y)
+	x.postRecvs(8)
+	y.postRecvs(8)
 	wr := verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 64)}
 	answered := make(chan struct{})
-	wait := func(e *end) {
+	wait := func(e *testEnd) {
 		if n, err := e.cq.Wait(context.Background(), e.wc[:1]); n != 1 || err != nil {
 			b.Error(n, err)
 		}
@@ -148,16 +148,16 @@ func BenchmarkWait(b *testing.B) {
 		defer close(answered)
 		for range b.N {
 			wait(y)
-			y.recv(1)
-			y.post(&wr)
+			y.postRecvs(1)
+			y.postSend(&wr)
 		}
 	}()
 	b.ReportAllocs()
 	b.ResetTimer()
 	for range b.N {
-		x.post(&wr)
+		x.postSend(&wr)
 		wait(x)
-		x.recv(1)
+		x.postRecvs(1)
 	}
 	b.StopTimer()
 	<-answered
@@ -181,8 +181,8 @@ func BenchmarkWrite(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			s := newBenchService(b)
-			x, y := newEnd(b, s, memory), newEnd(b, s, memory)
-			x.connect(y)
+			x, y := newTestEnd(b, s, memory), newTestEnd(b, s, memory)
+			x.connectTo(y)
 			from, to := x.mr.Bytes(), y.mr.Bytes()
 			for i := range from { // makes every page present
 				from[i], to[i] = byte(i), 1
@@ -192,14 +192,14 @@ func BenchmarkWrite(b *testing.B) {
 				for i := at; i < at+c.turn; i += c.size {
 					off := i % memory
 					if flight == c.depth {
-						x.done(1)
+						x.awaitCompletions(1)
 						flight--
 					}
-					x.post(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: x.mr.SGE(off, c.size),
+					x.postSend(&verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: x.mr.SGE(off, c.size),
 						Remote: y.mr.Remote(off)})
 					flight++
 				}
-				x.done(flight)
+				x.awaitCompletions(flight)
 			}
 			move := func(at, size int) {
 				for i := at; i < at+c.turn; i += size {
@@ -220,16 +220,16 @@ func BenchmarkWrite(b *testing.B) {
 				took(&copies, func() { move(at(1), c.size) })
 				took(&pieces, func() { move(at(2), min(c.size, 256<<10)) })
 			}
-			typical := median(writes)
+			typical := medianSeconds(writes)
 			b.ReportMetric(float64(c.turn)/1e6/typical, "MB/s")
-			b.ReportMetric(median(copies)/typical, "×memcpy")
-			b.ReportMetric(median(pieces)/typical, "×memcpy-256KB")
+			b.ReportMetric(medianSeconds(copies)/typical, "×memcpy")
+			b.ReportMetric(medianSeconds(pieces)/typical, "×memcpy-256KB")
 		})
 	}
 }
 
-// median returns the median of times in seconds.
-func median(list []time.Duration) float64 {
+// medianSeconds returns the median of times in seconds.
+func medianSeconds(list []time.Duration) float64 {
 	slices.Sort(list)
 	return list[len(list)/2].Seconds()
 }

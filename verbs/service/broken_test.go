@@ -16,16 +16,16 @@ import (
 	"verbena/verbs/service"
 )
 
-// breakage describes the replies of a faulty service. The first reply has files descriptors, and each further request
-// receives random data. After most bytes in total, the service closes the connection.
-type breakage struct {
+// faultyReplies describes the replies of a faulty service. The first reply has files descriptors, and each further
+// request receives random data. After most bytes in total, the service closes the connection.
+type faultyReplies struct {
 	files   int
 	most    int
 	garbage bool
 }
 
-// brokenService returns a service that listens and sends faulty replies.
-func brokenService(t *testing.T, how *atomic.Pointer[breakage]) *service.Service {
+// newFaultyService returns a service that listens and sends faulty replies.
+func newFaultyService(t *testing.T, how *atomic.Pointer[faultyReplies]) *service.Service {
 	t.Helper()
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
 	l, err := server.Listen(loc, nil)
@@ -38,7 +38,7 @@ func brokenService(t *testing.T, how *atomic.Pointer[breakage]) *service.Service
 			if err != nil {
 				return
 			}
-			answerBadly(ctl.Conn{UnixConn: c}, *how.Load())
+			sendFaultyReplies(ctl.Conn{UnixConn: c}, *how.Load())
 		}
 	}()
 	t.Cleanup(func() {
@@ -51,7 +51,7 @@ func brokenService(t *testing.T, how *atomic.Pointer[breakage]) *service.Service
 	return s
 }
 
-func answerBadly(c ctl.Conn, how breakage) {
+func sendFaultyReplies(c ctl.Conn, how faultyReplies) {
 	defer c.Close()
 	var r ctl.Request
 	if _, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest}); err != nil {
@@ -61,7 +61,7 @@ func answerBadly(c ctl.Conn, how breakage) {
 		_ = c.Send(&ctl.Response{Devs: []ctl.DevInfo{{Name: "rxe0", Driver: uint32(uapi.DriverRXE), ABI: 2}}}, nil)
 		return
 	}
-	_ = c.Send(&ctl.Response{Opened: &ctl.Opened{Device: "rxe0", Driver: uint32(uapi.DriverRXE), ABI: 2}}, nil)
+	_ = c.Send(&ctl.Response{Opened: &ctl.OpenResult{Device: "rxe0", Driver: uint32(uapi.DriverRXE), ABI: 2}}, nil)
 	var fds []int
 	for range how.files {
 		fd, err := unix.MemfdCreate("broken", unix.MFD_CLOEXEC)
@@ -87,7 +87,7 @@ func answerBadly(c ctl.Conn, how breakage) {
 	}
 	d := devfile.Conn{UnixConn: c.UnixConn}
 	for left > 0 {
-		if _, fds, err := d.Requested(0); err != nil {
+		if _, fds, err := d.ReceiveRequest(0); err != nil {
 			devfile.CloseAll(fds)
 			return
 		}
@@ -106,18 +106,18 @@ func answerBadly(c ctl.Conn, how breakage) {
 	}
 }
 
-// TestBrokenService checks a service that sends random data, or closes the connection within a reply. The call must
-// fail at once and leave no resources.
-func TestBrokenService(t *testing.T) {
-	var now atomic.Pointer[breakage]
-	s := brokenService(t, &now)
-	var all []breakage
+// TestFaultyServiceFailsCall checks a service that sends random data, or closes the connection within a reply. The call
+// must fail at once and leave no resources.
+func TestFaultyServiceFailsCall(t *testing.T) {
+	var now atomic.Pointer[faultyReplies]
+	s := newFaultyService(t, &now)
+	var all []faultyReplies
 	for files := range devfile.Opened + 2 {
-		all = append(all, breakage{files: files, most: 24}, breakage{files: files, most: 1 << 20, garbage: true})
+		all = append(all, faultyReplies{files: files, most: 24}, faultyReplies{files: files, most: 1 << 20, garbage: true})
 	}
 	for most := range 24*4 + 1 {
-		all = append(all, breakage{files: devfile.Opened, most: most},
-			breakage{files: devfile.Opened, most: most, garbage: true})
+		all = append(all, faultyReplies{files: devfile.Opened, most: most},
+			faultyReplies{files: devfile.Opened, most: most, garbage: true})
 	}
 	for _, how := range all {
 		now.Store(&how)

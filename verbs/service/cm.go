@@ -17,7 +17,7 @@ import (
 // ConnectionManager opens the connection manager of the service. ConnectionManager may sleep.
 // (rdma_create_event_channel)
 func (s *Service) ConnectionManager() (*cm.Manager, error) {
-	f, err := openCM(s.loc)
+	f, err := openCMFile(s.loc)
 	if err != nil {
 		return nil, fmt.Errorf("verbs: open the connection manager: %w", err)
 	}
@@ -32,8 +32,8 @@ type cmFile struct {
 	closed bool
 }
 
-func openCM(loc ctl.Location) (transport.CM, error) {
-	x, _, _, err := dial(loc, devfile.ConnectionManager, 0)
+func openCMFile(loc ctl.Location) (transport.CM, error) {
+	x, _, _, err := dialFile(loc, devfile.ConnectionManager, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (f *cmFile) Write(s *transport.Scratch, n int) error {
 	if f.closed {
 		return transport.ErrClosed
 	}
-	_, _, err := f.ask(devfile.Request{Op: devfile.OpWrite, Addr: s.Addr, N: uint64(n)})
+	_, _, err := f.sendRequest(devfile.Request{Op: devfile.OpWrite, Addr: s.Addr, N: uint64(n)})
 	return err
 }
 
@@ -62,7 +62,7 @@ func (f *cmFile) Await(s *transport.Scratch, n int) error {
 			return transport.ErrClosed
 		case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
 			f.dead.Store(true)
-			return errEnded
+			return errServiceEnded
 		case err != nil:
 			return err
 		}
@@ -76,6 +76,6 @@ func (f *cmFile) Close() error {
 		return nil
 	}
 	f.closed = true
-	f.session.close()
+	f.session.endSession()
 	return nil
 }

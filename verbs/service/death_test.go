@@ -21,12 +21,12 @@ import (
 	"verbena/verbs/service"
 )
 
-// beService is an environment variable. The variable makes the test binary run as a service at the socket that the
-// variable names.
-const beService = "VERBENA_TEST_SERVICE"
+// serviceSocketEnv is an environment variable. The variable makes the test binary run as a service at the socket that
+// the variable names.
+const serviceSocketEnv = "VERBENA_TEST_SERVICE"
 
 func TestMain(m *testing.M) {
-	if socket := os.Getenv(beService); socket != "" {
+	if socket := os.Getenv(serviceSocketEnv); socket != "" {
 		serveUntilKilled(socket)
 	}
 	leaktest.Main(m)
@@ -50,7 +50,7 @@ func startService(t *testing.T) (s *service.Service, kill func()) {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "socket")
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), beService+"="+socket)
+	cmd.Env = append(os.Environ(), serviceSocketEnv+"="+socket)
 	cmd.Stderr = os.Stderr
 	must(t, cmd.Start())
 	kill = func() {
@@ -75,12 +75,13 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// TestServiceKilled kills the service. Waits must return, outstanding requests must be flushed, and calls must fail.
-func TestServiceKilled(t *testing.T) {
+// TestKilledServiceEndsWaits kills the service. Waits must return, outstanding requests must be flushed, and calls must
+// fail.
+func TestKilledServiceEndsWaits(t *testing.T) {
 	s, kill := startService(t)
-	x, y := newEnd(t, s, 4096), newEnd(t, s, 4096)
-	x.connect(y)
-	x.recv(3)
+	x, y := newTestEnd(t, s, 4096), newTestEnd(t, s, 4096)
+	x.connectTo(y)
+	x.postRecvs(3)
 	d, err := s.Open("")
 	must(t, err)
 	defer d.Close()
@@ -106,7 +107,7 @@ func TestServiceKilled(t *testing.T) {
 	for what, wait := range waits {
 		waiting = append(waiting, func() { ends <- end{what, wait()} })
 	}
-	testutil.Block(t, waiting...)
+	testutil.WaitBlocked(t, waiting...)
 	stop := make(chan struct{})
 	calls, called := make(chan error, 1), make(chan struct{})
 	go func() { // calls in progress

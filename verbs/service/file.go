@@ -19,14 +19,14 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// errEnded is the error of calls on a device after the end of its service.
-var errEnded = fmt.Errorf("the service has ended or has closed the connection, see its log: %w", syscall.EIO)
+// errServiceEnded is the error of calls on a device after the end of its service.
+var errServiceEnded = fmt.Errorf("the service has ended or has closed the connection, see its log: %w", syscall.EIO)
 
-// errGone is the error of a post to a removed device.
-var errGone = fmt.Errorf("the device has been removed: %w", syscall.EIO)
+// errDeviceRemoved is the error of a post to a removed device.
+var errDeviceRemoved = fmt.Errorf("the device has been removed: %w", syscall.EIO)
 
-// file is an open device. (transport.Transport)
-type file struct {
+// deviceFile is an open device. (transport.Transport)
+type deviceFile struct {
 	*session
 	driver   uapi.DriverID
 	queues   *os.File
@@ -46,29 +46,29 @@ type file struct {
 	handed bool       // the service has access to the memory; under memory
 }
 
-func open(loc ctl.Location, name string) (_ transport.Transport, err error) {
-	x, opened, fds, err := dial(loc, name, devfile.Opened-devfile.QueueFile)
+func openFile(loc ctl.Location, name string) (_ transport.Transport, err error) {
+	x, opened, fds, err := dialFile(loc, name, devfile.Opened-devfile.QueueFile)
 	if err != nil {
 		return nil, err
 	}
-	f := &file{session: x, driver: uapi.DriverID(opened.Driver), watched: make(chan struct{})}
+	f := &deviceFile{session: x, driver: uapi.DriverID(opened.Driver), watched: make(chan struct{})}
 	f.queues, f.doorbell = os.NewFile(uintptr(fds[0]), "queues"), fds[devfile.Doorbell-devfile.QueueFile]
 	f.events.byNumber = map[uint32]int{}
 	if f.page, err = unix.Mmap(int(x.buffers.file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_SHARED); err != nil {
 		f.queues.Close()
 		unix.Close(f.doorbell)
-		x.close()
+		x.endSession()
 		return nil, fmt.Errorf("open %s: map the control page: %w", name, err)
 	}
-	f.control = shm.Word(f.page)
-	go f.watch()
+	f.control = shm.FirstWord(f.page)
+	go f.watchService()
 	return f, nil
 }
 
-// watch waits until the service closes the signal. watch then completes outstanding requests, because the service no
-// longer can.
-func (f *file) watch() {
+// watchService waits until the service closes the signal. watchService then completes outstanding requests, because the
+// service no longer can.
+func (f *deviceFile) watchService() {
 	defer close(f.watched)
 	var b [64]byte
 	var err error
@@ -86,8 +86,8 @@ func (f *file) watch() {
 	}
 }
 
-// enter begins a use of the file. f.mu.RUnlock ends the use.
-func (f *file) enter() error {
+// beginUse begins a use of the file. f.mu.RUnlock ends the use.
+func (f *deviceFile) beginUse() error {
 	f.mu.RLock()
 	switch {
 	case f.closed:
@@ -95,35 +95,35 @@ func (f *file) enter() error {
 		return transport.ErrClosed
 	case f.dead.Load():
 		f.mu.RUnlock()
-		return errEnded
+		return errServiceEnded
 	}
 	return nil
 }
 
-func (f *file) Write(s *transport.Scratch, n int, mem []byte) error {
-	if err := f.enter(); err != nil {
+func (f *deviceFile) Write(s *transport.Scratch, n int, mem []byte) error {
+	if err := f.beginUse(); err != nil {
 		return err
 	}
 	defer f.mu.RUnlock()
-	if len(mem) > 0 && !f.buffers.has(mem) {
-		if err := f.handOver(); err != nil {
+	if len(mem) > 0 && !f.buffers.contains(mem) {
+		if err := f.shareMemory(); err != nil {
 			return err
 		}
 	}
-	return f.command(devfile.Request{Op: devfile.OpWrite, Addr: s.Addr, N: uint64(n)})
+	return f.sendCommand(devfile.Request{Op: devfile.OpWrite, Addr: s.Addr, N: uint64(n)})
 }
 
-func (f *file) Ioctl(s *transport.Scratch) error {
-	if err := f.enter(); err != nil {
+func (f *deviceFile) Ioctl(s *transport.Scratch) error {
+	if err := f.beginUse(); err != nil {
 		return err
 	}
 	defer f.mu.RUnlock()
-	return f.command(devfile.Request{Op: devfile.OpIoctl, Addr: s.Addr})
+	return f.sendCommand(devfile.Request{Op: devfile.OpIoctl, Addr: s.Addr})
 }
 
-// command sends a request. command stores the descriptor that arrives with the reply for Events.
-func (f *file) command(r devfile.Request) error {
-	a, fd, err := f.ask(r)
+// sendCommand sends a request. sendCommand stores the descriptor that arrives with the reply for Events.
+func (f *deviceFile) sendCommand(r devfile.Request) error {
+	a, fd, err := f.sendRequest(r)
 	if fd >= 0 {
 		f.events.Lock()
 		defer f.events.Unlock()
@@ -132,8 +132,8 @@ func (f *file) command(r devfile.Request) error {
 	return err
 }
 
-// handOver gives the service access to the memory of this process, once.
-func (f *file) handOver() error {
+// shareMemory gives the service access to the memory of this process, once.
+func (f *deviceFile) shareMemory() error {
 	f.memory.Lock()
 	defer f.memory.Unlock()
 	if f.handed {
@@ -149,7 +149,7 @@ func (f *file) handOver() error {
 		return fmt.Errorf("give the service access to memory that is not a buffer of the device: %w", err)
 	}
 	defer maps.Close()
-	if _, _, err := f.ask(devfile.Request{Op: devfile.OpMemory}, int(mem.Fd()), int(maps.Fd())); err != nil {
+	if _, _, err := f.sendRequest(devfile.Request{Op: devfile.OpMemory}, int(mem.Fd()), int(maps.Fd())); err != nil {
 		return err
 	}
 	f.handed = true
@@ -157,23 +157,23 @@ func (f *file) handOver() error {
 }
 
 // Doorbell makes a system call only while the service sleeps.
-func (f *file) Doorbell(uint32) error {
-	if err := f.enter(); err != nil {
+func (f *deviceFile) Doorbell(uint32) error {
+	if err := f.beginUse(); err != nil {
 		return err
 	}
 	defer f.mu.RUnlock()
 	switch f.control.Load() {
 	case devfile.Awake:
 	case devfile.Gone:
-		return errGone
+		return errDeviceRemoved
 	default:
-		ring(f.doorbell)
+		writeDoorbell(f.doorbell)
 	}
 	return nil
 }
 
-func (f *file) Map(offset uint64, size int) ([]byte, error) {
-	if err := f.enter(); err != nil {
+func (f *deviceFile) Map(offset uint64, size int) ([]byte, error) {
+	if err := f.beginUse(); err != nil {
 		return nil, err
 	}
 	defer f.mu.RUnlock()
@@ -184,17 +184,17 @@ func (f *file) Map(offset uint64, size int) ([]byte, error) {
 	return b, nil
 }
 
-func (f *file) Unmap(b []byte) error { return unix.Munmap(b) }
+func (f *deviceFile) Unmap(b []byte) error { return unix.Munmap(b) }
 
-func (f *file) Alloc(size int) (transport.Memory, error) {
-	if err := f.enter(); err != nil {
+func (f *deviceFile) Alloc(size int) (transport.Memory, error) {
+	if err := f.beginUse(); err != nil {
 		return transport.Memory{}, err
 	}
 	defer f.mu.RUnlock()
-	return f.buffers.alloc(size)
+	return f.buffers.allocMemory(size)
 }
 
-func (f *file) Events(number uint32) (*transport.Events, error) {
+func (f *deviceFile) Events(number uint32) (*transport.Events, error) {
 	f.events.Lock()
 	fd, ok := f.events.byNumber[number]
 	delete(f.events.byNumber, number)
@@ -204,12 +204,12 @@ func (f *file) Events(number uint32) (*transport.Events, error) {
 	}
 	e, err := transport.EventsOf(fd, number)
 	if err == nil {
-		e.OnClose(func() { _, _, _ = f.ask(devfile.Request{Op: devfile.OpForget, N: uint64(number)}) })
+		e.OnClose(func() { _, _, _ = f.sendRequest(devfile.Request{Op: devfile.OpForget, N: uint64(number)}) })
 	}
 	return e, err
 }
 
-func (f *file) Close() error {
+func (f *deviceFile) Close() error {
 	f.mu.Lock()
 	if f.closed {
 		f.mu.Unlock()
@@ -219,7 +219,7 @@ func (f *file) Close() error {
 	err := unix.Munmap(f.page)
 	f.control, f.page = nil, nil
 	f.mu.Unlock()
-	f.session.close()
+	f.session.endSession()
 	<-f.watched
 	f.queues.Close()
 	unix.Close(f.doorbell)

@@ -13,36 +13,36 @@ import (
 	"verbena/verbs/internal/transport"
 )
 
-// pool is the memory that the program shares with the service. Freed pieces are reused.
-type pool struct {
+// bufferPool is the memory that the program shares with the service. Freed pieces are reused.
+type bufferPool struct {
 	file     *os.File
 	allocate func(addr uint64, n int) (offset uint64, err error)
 
 	mu     sync.Mutex
-	free   map[int][]piece // by size
-	slab   *mapping        // the mapping for small pieces, or nil
-	cut    int             // length of the used part of slab
-	all    []*mapping      // sorted by address
+	free   map[int][]bufferPiece // by size
+	slab   *bufferMapping        // the mapping for small pieces, or nil
+	cut    int                   // length of the used part of slab
+	all    []*bufferMapping      // sorted by address
 	closed bool
 }
 
-// mapping is a mapped part of the buffer file.
-type mapping struct {
+// bufferMapping is a mapped part of the buffer file.
+type bufferMapping struct {
 	mem  []byte
 	used int // number of allocated pieces
 }
 
-// piece is a part of a mapping.
-type piece struct {
+// bufferPiece is a part of a mapping.
+type bufferPiece struct {
 	mem []byte
-	of  *mapping
+	of  *bufferMapping
 }
 
 // slabSize is the size in bytes of a mapping for several pieces. Each larger piece has its own mapping.
 const slabSize = 1 << 20
 
-func newPool(f *os.File, allocate func(addr uint64, n int) (uint64, error)) *pool {
-	return &pool{file: f, allocate: allocate, free: map[int][]piece{}}
+func newBufferPool(f *os.File, allocate func(addr uint64, n int) (uint64, error)) *bufferPool {
+	return &bufferPool{file: f, allocate: allocate, free: map[int][]bufferPiece{}}
 }
 
 // pieceSize returns the size of a piece for n bytes. There are four sizes for each power of two, in whole pages.
@@ -53,8 +53,8 @@ func pieceSize(n int) int {
 	return (n + step - 1) &^ (step - 1)
 }
 
-// alloc returns zeroed memory.
-func (p *pool) alloc(n int) (transport.Memory, error) {
+// allocMemory returns zeroed memory.
+func (p *bufferPool) allocMemory(n int) (transport.Memory, error) {
 	if n <= 0 || n > 1<<46 {
 		return transport.Memory{}, fmt.Errorf("allocate %d bytes: %w", n, syscall.EINVAL)
 	}
@@ -64,18 +64,18 @@ func (p *pool) alloc(n int) (transport.Memory, error) {
 	if p.closed {
 		return transport.Memory{}, transport.ErrClosed
 	}
-	x, err := p.take(size)
+	x, err := p.takePiece(size)
 	if err != nil {
 		return transport.Memory{}, fmt.Errorf("allocate %d bytes: %w", n, err)
 	}
 	x.of.used++
-	return transport.Memory{Mem: x.mem, Free: sync.OnceFunc(func() { p.put(x) })}, nil
+	return transport.Memory{Mem: x.mem, Free: sync.OnceFunc(func() { p.freePiece(x) })}, nil
 }
 
-// take returns a free piece. mu must be held.
+// takePiece returns a free piece. mu must be held.
 //
 //verbena:held mu
-func (p *pool) take(size int) (piece, error) {
+func (p *bufferPool) takePiece(size int) (bufferPiece, error) {
 	if l := p.free[size]; len(l) > 0 {
 		x := l[len(l)-1]
 		p.free[size] = l[:len(l)-1]
@@ -85,24 +85,24 @@ func (p *pool) take(size int) (piece, error) {
 	if size > slabSize/4 {
 		m, err := p.newMapping(size)
 		if err != nil {
-			return piece{}, err
+			return bufferPiece{}, err
 		}
-		return piece{m.mem, m}, nil
+		return bufferPiece{m.mem, m}, nil
 	}
 	if p.slab == nil || p.cut+size > len(p.slab.mem) {
 		m, err := p.newMapping(slabSize)
 		if err != nil {
-			return piece{}, err
+			return bufferPiece{}, err
 		}
 		p.slab, p.cut = m, 0
 	}
 	at := p.cut
 	p.cut += size
-	return piece{p.slab.mem[at:p.cut:p.cut], p.slab}, nil
+	return bufferPiece{p.slab.mem[at:p.cut:p.cut], p.slab}, nil
 }
 
 //verbena:held mu
-func (p *pool) newMapping(size int) (*mapping, error) {
+func (p *bufferPool) newMapping(size int) (*bufferMapping, error) {
 	mem, err := hugepage.Reserve(size, 0) // uses the alignment of the service's file
 	if err != nil {
 		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", size, err)
@@ -116,17 +116,17 @@ func (p *pool) newMapping(size int) (*mapping, error) {
 		return nil, fmt.Errorf("map %d bytes: %w", size, err)
 	}
 	hugepage.Collapse(mem)
-	m := &mapping{mem: mem}
-	at, _ := p.find(transport.AddressOf(mem))
+	m := &bufferMapping{mem: mem}
+	at, _ := p.findMapping(transport.AddressOf(mem))
 	p.all = slices.Insert(p.all, at, m)
 	return m, nil
 }
 
-// find returns the index of the mapping that contains an address, or its insertion point.
+// findMapping returns the index of the mapping that contains an address, or its insertion point.
 //
 //verbena:held mu
-func (p *pool) find(addr uint64) (int, bool) {
-	return slices.BinarySearchFunc(p.all, addr, func(m *mapping, a uint64) int {
+func (p *bufferPool) findMapping(addr uint64) (int, bool) {
+	return slices.BinarySearchFunc(p.all, addr, func(m *bufferMapping, a uint64) int {
 		start := transport.AddressOf(m.mem)
 		switch {
 		case a < start:
@@ -138,15 +138,15 @@ func (p *pool) find(addr uint64) (int, bool) {
 	})
 }
 
-// has reports whether memory belongs to the pool.
-func (p *pool) has(b []byte) bool {
+// contains reports whether memory belongs to the pool.
+func (p *bufferPool) contains(b []byte) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at, ok := p.find(transport.AddressOf(b))
+	at, ok := p.findMapping(transport.AddressOf(b))
 	return ok && transport.AddressOf(b)+uint64(len(b)) <= transport.AddressOf(p.all[at].mem)+uint64(len(p.all[at].mem))
 }
 
-func (p *pool) put(x piece) {
+func (p *bufferPool) freePiece(x bufferPiece) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if x.of.used--; !p.closed {
@@ -156,8 +156,8 @@ func (p *pool) put(x piece) {
 	}
 }
 
-// close ends the sharing. Pieces that the program has not freed remain mapped with their contents.
-func (p *pool) close() {
+// endSharing ends the sharing. Pieces that the program has not freed remain mapped with their contents.
+func (p *bufferPool) endSharing() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -165,7 +165,7 @@ func (p *pool) close() {
 	}
 	p.closed = true
 	for _, m := range p.all {
-		if m.used == 0 || detach(m.mem) != nil {
+		if m.used == 0 || makePrivate(m.mem) != nil {
 			zeroMemory(m.mem)
 		}
 	}

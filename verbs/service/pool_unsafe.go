@@ -15,9 +15,9 @@ func zeroMemory(mem []byte) {
 		unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE|unix.MAP_FIXED)
 }
 
-// detach makes shared memory private to this process and preserves its contents. Concurrent writes by other processes
-// are lost.
-func detach(mem []byte) error {
+// makePrivate makes shared memory private to this process and preserves its contents. Concurrent writes by other
+// processes are lost.
+func makePrivate(mem []byte) error {
 	p, err := unix.MmapPtr(-1, 0, nil, uintptr(len(mem)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return err

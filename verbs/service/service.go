@@ -59,7 +59,7 @@ func (s *Service) Devices() ([]verbs.DeviceInfo, error) {
 		}
 		list = append(list, verbs.NewDeviceInfo(verbs.Entry{
 			Name: d.Name, Path: s.loc.Socket, Driver: uapi.DriverID(d.Driver), ABI: d.ABI,
-			Open: func() (transport.Transport, error) { return open(s.loc, d.Name) },
+			Open: func() (transport.Transport, error) { return openFile(s.loc, d.Name) },
 		}))
 	}
 	slices.SortFunc(list, func(a, b verbs.DeviceInfo) int { return cmp.Compare(a.Name, b.Name) })

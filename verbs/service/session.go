@@ -19,7 +19,7 @@ import (
 // session is an open file of a service, of any kind.
 type session struct {
 	name    string
-	buffers *pool
+	buffers *bufferPool
 	arena   *transport.Arena // for commands
 	signal  *os.File         // the service closes its end when it has ended
 
@@ -29,8 +29,8 @@ type session struct {
 	dead atomic.Bool // the service has ended
 }
 
-// dial opens a file of the service. dial also returns extra descriptors in addition to those of the session.
-func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []int, error) {
+// dialFile opens a file of the service. dialFile also returns extra descriptors in addition to those of the session.
+func dialFile(loc ctl.Location, name string, extra int) (*session, *ctl.OpenResult, []int, error) {
 	client, err := ctl.Dial(loc)
 	if err != nil {
 		return nil, nil, nil, err
@@ -41,7 +41,7 @@ func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []in
 		return nil, nil, nil, err
 	}
 	x := &session{name: name, c: devfile.Conn{UnixConn: nc}}
-	a, fds, err := x.c.Answered()
+	a, fds, err := x.c.ReceiveAnswer()
 	if err == nil {
 		err = a.Err()
 	}
@@ -55,35 +55,36 @@ func dial(loc ctl.Location, name string, extra int) (*session, *ctl.Opened, []in
 	}
 	_ = unix.SetNonblock(fds[devfile.Signal], true)
 	x.signal = os.NewFile(uintptr(fds[devfile.Signal]), "signal")
-	x.buffers = newPool(os.NewFile(uintptr(fds[devfile.BufferFile]), "buffers"), x.allocate)
-	x.arena = transport.NewArena(x.scratch)
+	x.buffers = newBufferPool(os.NewFile(uintptr(fds[devfile.BufferFile]), "buffers"), x.allocPiece)
+	x.arena = transport.NewArena(x.allocScratch)
 	return x, opened, fds[devfile.BufferFile+1:], nil
 }
 
-// close ends the session. No method may be running or begin later.
-func (x *session) close() {
+// endSession ends the session. No method may be running or begin later.
+func (x *session) endSession() {
 	x.arena.Close()
-	x.buffers.close()
+	x.buffers.endSharing()
 	x.c.Close()
 	x.signal.Close()
 }
 
-// ask sends a request with descriptors. ask returns the reply together with the descriptor of the reply, or -1.
-func (x *session) ask(r devfile.Request, with ...int) (devfile.Answer, int, error) {
+// sendRequest sends a request with descriptors. sendRequest returns the reply together with the descriptor of the
+// reply, or -1.
+func (x *session) sendRequest(r devfile.Request, with ...int) (devfile.Answer, int, error) {
 	x.asking.Lock()
 	defer x.asking.Unlock()
-	err := x.c.Ask(r, with...)
+	err := x.c.SendRequest(r, with...)
 	var a devfile.Answer
 	var fds []int
 	if err == nil {
-		a, fds, err = x.c.Answered()
+		a, fds, err = x.c.ReceiveAnswer()
 	}
 	switch {
 	case errors.Is(err, net.ErrClosed):
 		return a, -1, transport.ErrClosed
 	case err != nil:
 		x.dead.Store(true)
-		return a, -1, errEnded
+		return a, -1, errServiceEnded
 	}
 	got := -1
 	if len(fds) > 0 {
@@ -93,16 +94,16 @@ func (x *session) ask(r devfile.Request, with ...int) (devfile.Answer, int, erro
 	return a, got, a.Err()
 }
 
-// allocate requests a piece of the buffer file, and maps it at an address.
-func (x *session) allocate(addr uint64, n int) (offset uint64, err error) {
-	a, _, err := x.ask(devfile.Request{Op: devfile.OpAlloc, Addr: addr, N: uint64(n)})
+// allocPiece requests a piece of the buffer file, and maps it at an address.
+func (x *session) allocPiece(addr uint64, n int) (offset uint64, err error) {
+	a, _, err := x.sendRequest(devfile.Request{Op: devfile.OpAlloc, Addr: addr, N: uint64(n)})
 	return a.N, err
 }
 
-// scratch returns memory for commands. If no memory is available, because the file is closed or the user's limit is
-// reached, scratch returns memory that the service cannot access. The command then fails without a wait.
-func (x *session) scratch(size int) (transport.Memory, error) {
-	if m, err := x.buffers.alloc(size); err == nil {
+// allocScratch returns memory for commands. If no memory is available, because the file is closed or the user's limit
+// is reached, scratch returns memory that the service cannot access. The command then fails without a wait.
+func (x *session) allocScratch(size int) (transport.Memory, error) {
+	if m, err := x.buffers.allocMemory(size); err == nil {
 		return m, nil
 	}
 	return transport.Memory{Mem: make([]byte, size), Free: func() {}}, nil

@@ -19,7 +19,7 @@ import (
 // queue pair has been reset and its indices have their former values. WAKEUPS sets the duration for each number of
 // queue pairs. The default is one second in total.
 func TestWakeups(t *testing.T) {
-	length := testutil.Fewer(300*time.Millisecond, 50*time.Millisecond)
+	length := testutil.FewerIfShort(300*time.Millisecond, 50*time.Millisecond)
 	if s := os.Getenv("WAKEUPS"); s != "" {
 		var err error
 		length, err = time.ParseDuration(s)
@@ -27,7 +27,7 @@ func TestWakeups(t *testing.T) {
 	}
 	s, _ := startService(t)
 	for _, qps := range []int{1, 33, 500} {
-		t.Run(fmt.Sprint(qps), func(t *testing.T) { wakeups(t, s.Open, qps, length) })
+		t.Run(fmt.Sprint(qps), func(t *testing.T) { postAtRandomTimes(t, s.Open, qps, length) })
 	}
 }
 
@@ -40,7 +40,7 @@ func connectToItself(qp *verbs.QP) error {
 	return qp.Connect(p)
 }
 
-func wakeups(t *testing.T, open func(string) (*verbs.Device, error), qps int, length time.Duration) {
+func postAtRandomTimes(t *testing.T, open func(string) (*verbs.Device, error), qps int, length time.Duration) {
 	const threads = 3
 	d, err := open("")
 	must(t, err)

@@ -354,7 +354,7 @@ func TestSlowReader(t *testing.T) {
 		}
 	}()
 	testutil.Eventually(t, "two reads", func() bool { return d.reads.Load() >= 2 })
-	testutil.Stays(t, 20*time.Millisecond, "two replies wait, and no more reads begin",
+	testutil.Consistently(t, 20*time.Millisecond, "two replies wait, and no more reads begin",
 		func() bool { return d.reads.Load() == 2 })
 	if _, err := io.CopyN(io.Discard, c, requests*(16+size)); err != nil {
 		t.Error(err)

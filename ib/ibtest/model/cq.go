@@ -8,41 +8,41 @@ import (
 	"verbena/ib"
 )
 
-// Side is a queue of a queue pair, to which a completion belongs.
-type Side uint8
+// QueueSide is a queue of a queue pair, to which a completion belongs.
+type QueueSide uint8
 
 const (
-	SendSide Side = iota
+	SendSide QueueSide = iota
 	RecvSide
 )
 
-// Want is an expected completion.
-type Want struct {
+// WantCompletion is an expected completion.
+type WantCompletion struct {
 	WC ib.WC // without QP
 	// Status lists the legal values of the status. The first one is that of WC.
 	Status []ib.WCStatus
 	// Length and Source report whether ByteLen and SrcQP are defined.
 	Length, Source bool
 	QP             ID // 0: destroyed
-	Side           Side
+	Side           QueueSide
 	SRQ            ID // the queue of the receive; 0: none
 }
 
 // completionSource is a queue of requests that complete in order.
 type completionSource struct {
 	qp   ID
-	side Side
+	side QueueSide
 }
 
 // CQ is a completion queue.
 type CQ struct {
 	ID      ID
 	Entries int
-	Wants   []Want         // not polled yet; the order between different queues is undefined
-	Armed   ib.NotifyFlags // 0: not armed
-	Calls   int            // handler calls so far
-	Lazy    bool           // only calls poll it, so the number of free entries is known
-	Lost    bool           // a completion was lost by an overrun
+	Wants   []WantCompletion // not polled yet; the order between different queues is undefined
+	Armed   ib.NotifyFlags   // 0: not armed
+	Calls   int              // handler calls so far
+	Lazy    bool             // only calls poll it, so the number of free entries is known
+	Lost    bool             // a completion was lost by an overrun
 	Events  []ib.EventType
 
 	count  int           // number of completions that a notification waits for
@@ -52,7 +52,7 @@ type CQ struct {
 
 // CreateCQ creates a completion queue with the actual capacity.
 func (m *Model) CreateCQ(c CQ) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	m.CQs[c.ID] = &c
@@ -68,22 +68,22 @@ func (m *Model) ResizeCQ(id ID, entries int) syscall.Errno {
 	case entries < 1 || entries < len(c.Wants):
 		return syscall.EINVAL
 	case c.Lost:
-		m.open("resizing a queue that has lost a completion")
+		m.markUndefined("resizing a queue that has lost a completion")
 	}
 	m.setEntries(id, entries)
 	return 0
 }
 
-// checkRoom records that more requests are outstanding than a queue has entries. Each of them may complete at any time,
-// with an error.
-func (m *Model) checkRoom(id ID) {
+// checkCQRoom records that more requests are outstanding than a queue has entries. Each of them may complete at any
+// time, with an error.
+func (m *Model) checkCQRoom(id ID) {
 	n := 0
 	for _, q := range m.QPs {
 		if q.SendCQ == id {
 			n += len(q.unproved)
 		}
 		if q.RecvCQ == id {
-			n += len(m.queueOf(q).unproved)
+			n += len(m.recvQueueOf(q).unproved)
 		}
 	}
 	for _, s := range m.SRQs {
@@ -92,17 +92,17 @@ func (m *Model) checkRoom(id ID) {
 		}
 	}
 	if c := m.CQs[id]; c != nil && !c.Lazy && n > c.Entries {
-		m.open("a completion queue may overflow")
+		m.markUndefined("a completion queue may overflow")
 	}
 }
 
-// Resized records the actual capacity of a resize.
-func (m *Model) Resized(id ID, entries int) { m.CQs[id].Entries = entries }
+// RecordResize records the actual capacity of a resize.
+func (m *Model) RecordResize(id ID, entries int) { m.CQs[id].Entries = entries }
 
 // setEntries sets the capacity, which a driver may round up.
 func (m *Model) setEntries(id ID, entries int) {
 	m.CQs[id].Entries = entries
-	m.checkRoom(id)
+	m.checkCQRoom(id)
 }
 
 // Arm requests a notification. It reports whether the queue already holds completions.
@@ -116,9 +116,9 @@ func (m *Model) Arm(id ID, flags ib.NotifyFlags) (missed bool) {
 	}
 	switch {
 	case c.Lost:
-		m.open("arming a queue that has lost a completion")
+		m.markUndefined("arming a queue that has lost a completion")
 	case c.due > 0:
-		m.open("arming a queue whose notification is held back")
+		m.markUndefined("arming a queue whose notification is held back")
 	}
 	return flags&ib.NotifyReportMissed != 0 && len(c.Wants) > 0
 }
@@ -142,13 +142,13 @@ func (m *Model) DestroyCQ(id ID) syscall.Errno {
 // Moderate delays notifications until count completions have arrived, or until period has passed since the first of
 // them. A notification that is already delayed is sent at once.
 func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	c := m.CQs[id]
 	c.count, c.period = count, period
 	if c.due > 0 {
-		c.notify()
+		c.countNotification()
 	}
 	return 0
 }
@@ -156,13 +156,13 @@ func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
 // Moderation returns the number of completions that a notification waits for, and whether a notification is delayed.
 func (c *CQ) Moderation() (count int, held bool) { return c.count, c.due > 0 }
 
-func (c *CQ) notify() {
+func (c *CQ) countNotification() {
 	c.Armed, c.due = 0, 0
 	c.Calls++
 }
 
-// post adds a completion to the queue of a side of q.
-func (m *Model) post(q *QP, side Side, w Want, solicited bool) {
+// addCompletion adds a completion to the queue of a side of q.
+func (m *Model) addCompletion(q *QP, side QueueSide, w WantCompletion, solicited bool) {
 	id := q.SendCQ
 	if side == RecvSide {
 		id = q.RecvCQ
@@ -177,7 +177,7 @@ func (m *Model) post(q *QP, side Side, w Want, solicited bool) {
 	}
 	m.posted[id][completionSource{q.ID, side}] = true
 	if c.Lost || len(c.Wants) >= c.Entries {
-		m.overrun(q, c, &w)
+		m.overrunCQ(q, c, &w)
 		return
 	}
 	c.Wants = append(c.Wants, w)
@@ -185,31 +185,31 @@ func (m *Model) post(q *QP, side Side, w Want, solicited bool) {
 		return
 	}
 	if c.count > 1 && c.Armed&ib.NotifyNextComp == 0 {
-		m.open("a moderated queue that is armed for solicited completions")
+		m.markUndefined("a moderated queue that is armed for solicited completions")
 	}
 	if c.due++; c.due >= c.count || c.period > 0 { // a period ends before the next call
-		c.notify()
+		c.countNotification()
 	}
 }
 
-// overrun loses a completion (11.6.3.1): the queue raises its event, once, and the queue pair moves to ERR.
-func (m *Model) overrun(q *QP, c *CQ, w *Want) {
+// overrunCQ loses a completion (11.6.3.1): the queue raises its event, once, and the queue pair moves to ERR.
+func (m *Model) overrunCQ(q *QP, c *CQ, w *WantCompletion) {
 	flushed := w.Status[0] == ib.WCWRFlushErr
 	switch {
 	case !c.Lazy:
-		m.open("a completion queue overflows")
+		m.markUndefined("a completion queue overflows")
 	case c.Lost && len(c.Wants) < c.Entries:
-		m.open("a completion for a queue that has room again, and has lost others")
+		m.markUndefined("a completion for a queue that has room again, and has lost others")
 	case len(m.posted[c.ID]) > 1:
-		m.open("which of several completions is lost")
+		m.markUndefined("which of several completions is lost")
 	case c.Armed != 0:
-		m.open("an armed queue overflows")
+		m.markUndefined("an armed queue overflows")
 	case !flushed && w.Side == SendSide && (m.listed > 1 || len(q.Sends) > 0 || m.done[q.ID] > 1):
-		m.open("requests of the same call as one whose completion is lost")
-	case !flushed && w.Side == SendSide && !q.reliable() && (m.hasReceived(q) || m.destination(q) == q):
-		m.open("a message to its own sender, which fails because the completion is lost")
+		m.markUndefined("requests of the same call as one whose completion is lost")
+	case !flushed && w.Side == SendSide && !q.isReliable() && (m.hasReceived(q) || m.destination(q) == q):
+		m.markUndefined("a message to its own sender, which fails because the completion is lost")
 	case !flushed && w.Side == RecvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
-		m.open("how a sender's request ends whose receive is lost")
+		m.markUndefined("how a sender's request ends whose receive is lost")
 	}
 	if !c.Lost {
 		c.Lost = true
@@ -238,7 +238,7 @@ func (c *CQ) Match(wc *ib.WC) int {
 		if w.WC.ID != wc.ID || w.WC.QPNum != wc.QPNum {
 			continue
 		}
-		earlier := slices.ContainsFunc(c.Wants[:i], func(o Want) bool {
+		earlier := slices.ContainsFunc(c.Wants[:i], func(o WantCompletion) bool {
 			return o.WC.QPNum == w.WC.QPNum && o.Side == w.Side
 		})
 		if !earlier {
@@ -248,8 +248,8 @@ func (c *CQ) Match(wc *ib.WC) int {
 	return -1
 }
 
-// Polled removes a fulfilled expectation.
-func (m *Model) Polled(id ID, i int) Want {
+// TakePolled removes a fulfilled expectation.
+func (m *Model) TakePolled(id ID, i int) WantCompletion {
 	c := m.CQs[id]
 	w := c.Wants[i]
 	c.Wants = slices.Delete(c.Wants, i, i+1)
@@ -261,16 +261,16 @@ func (m *Model) Polled(id ID, i int) Want {
 			q.unproved = slices.Delete(q.unproved, 0, k+1)
 		}
 	case w.SRQ == 0:
-		q.own.prove(w.WC.ID)
+		q.own.markPolled(w.WC.ID)
 	}
 	if s := m.SRQs[w.SRQ]; s != nil {
-		s.queue.prove(w.WC.ID)
+		s.queue.markPolled(w.WC.ID)
 	}
 	return w
 }
 
 // Mismatch returns the first field in which a completion differs from the expectation, or "".
-func (w *Want) Mismatch(wc *ib.WC, qp *ib.QP) string {
+func (w *WantCompletion) Mismatch(wc *ib.WC, qp *ib.QP) string {
 	flushed := wc.Status == ib.WCWRFlushErr
 	if !slices.Contains(w.Status, wc.Status) {
 		return "status"
@@ -302,10 +302,10 @@ func (w *Want) Mismatch(wc *ib.WC, qp *ib.QP) string {
 	return ""
 }
 
-// Unpolled reports whether completions of a queue pair have not been polled yet.
-func (m *Model) Unpolled(qp ID) bool {
+// HasUnpolled reports whether completions of a queue pair have not been polled yet.
+func (m *Model) HasUnpolled(qp ID) bool {
 	for _, c := range m.CQs {
-		if slices.ContainsFunc(c.Wants, func(w Want) bool { return w.QP == qp }) {
+		if slices.ContainsFunc(c.Wants, func(w WantCompletion) bool { return w.QP == qp }) {
 			return true
 		}
 	}

@@ -10,18 +10,18 @@ import (
 // GRHLen is the length of the global route header that precedes a datagram in the receive buffer.
 const GRHLen = 40
 
-// groupQPN is the destination number of datagrams to a multicast group.
-const groupQPN = 0xffffff
+// multicastQPN is the destination number of datagrams to a multicast group.
+const multicastQPN = 0xffffff
 
-// datagram delivers or loses a datagram.
-func (m *Model) datagram(q *QP, s *Send, src *source) {
+// sendDatagram delivers or loses a datagram.
+func (m *Model) sendDatagram(q *QP, s *Send, src *messageSource) {
 	gid := s.to.GRH.DGID
 	if to := m.hazards.to; to != nil && *to != gid && (to.Addr().IsMulticast() || gid.Addr().IsMulticast()) {
-		m.open("datagrams of one list that take different ways, which are not ordered")
+		m.markUndefined("datagrams of one list that take different ways, which are not ordered")
 	}
 	m.hazards.to = &gid
 	if gid.Addr().IsMulticast() {
-		m.multicast(q, s, src)
+		m.sendMulticast(q, s, src)
 		return
 	}
 	if gid != m.GID {
@@ -33,36 +33,36 @@ func (m *Model) datagram(q *QP, s *Send, src *source) {
 			p = x
 		}
 	}
-	if p == nil || !m.accepts(p, q, s) {
-		m.lost()
+	if p == nil || !m.acceptsDatagram(p, q, s) {
+		m.recordLost()
 		return
 	}
-	m.deliver(q, p, s, src)
+	m.deliverDatagram(q, p, s, src)
 }
 
-// multicast delivers a datagram to the members of its group. Whether the sender receives a copy is undefined.
-func (m *Model) multicast(q *QP, s *Send, src *source) {
-	if s.QPN != groupQPN {
-		m.open("a datagram for a group with the number of a queue pair")
+// sendMulticast delivers a datagram to the members of its group. Whether the sender receives a copy is undefined.
+func (m *Model) sendMulticast(q *QP, s *Send, src *messageSource) {
+	if s.QPN != multicastQPN {
+		m.markUndefined("a datagram for a group with the number of a queue pair")
 	}
 	var stored []Span
-	for _, p := range m.sorted() {
-		if !slices.Contains(m.Groups[s.to.GRH.DGID], p.ID) || !m.accepts(p, q, s) {
+	for _, p := range m.sortedQPs() {
+		if !slices.Contains(m.Groups[s.to.GRH.DGID], p.ID) || !m.acceptsDatagram(p, q, s) {
 			continue
 		}
 		if p == q {
-			m.open("a member of a group sends to it")
+			m.markUndefined("a member of a group sends to it")
 		}
-		to := m.deliver(q, p, s, src)
-		if meet(stored, to) {
-			m.open("members of a group receive in the same memory")
+		to := m.deliverDatagram(q, p, s, src)
+		if spansOverlap(stored, to) {
+			m.markUndefined("members of a group receive in the same memory")
 		}
 		stored = append(stored, to...)
 	}
 }
 
-// accepts reports whether a queue pair receives a datagram.
-func (m *Model) accepts(p, q *QP, s *Send) bool {
+// acceptsDatagram reports whether a queue pair receives a datagram.
+func (m *Model) acceptsDatagram(p, q *QP, s *Send) bool {
 	qkey := s.QKey
 	if qkey&(1<<31) != 0 { // the sender's Q_Key (10.2.5)
 		qkey = q.Attr.QKey
@@ -70,43 +70,43 @@ func (m *Model) accepts(p, q *QP, s *Send) bool {
 	return p.Type == ib.QPTypeUD && p.State >= ib.QPRTR && p.State <= ib.QPSQE && p.Attr.QKey == qkey
 }
 
-// deliver stores a datagram in the first receive of a queue pair, and returns its memory.
-func (m *Model) deliver(q, p *QP, s *Send, src *source) []Span {
-	r, n := m.queueOf(p), uint64(len(src.data))
+// deliverDatagram stores a datagram in the first receive of a queue pair, and returns its memory.
+func (m *Model) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
+	r, n := m.recvQueueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
-		m.lost()
+		m.recordLost()
 		return nil
 	}
 	if q := m.SRQs[p.SRQ]; q != nil {
 		if q.taker != 0 && q.taker != p.ID {
-			m.open("datagrams of one list for different queue pairs of a shared receive queue, which are not ordered")
+			m.markUndefined("datagrams of one list for different queue pairs of a shared receive queue, which are not ordered")
 		}
 		q.taker = p.ID
 	}
-	to := m.local(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
-	w := Want{
+	to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+	w := WantCompletion{
 		WC:     ib.WC{ByteLen: uint32(GRHLen + n), Flags: ib.WCGRH, SrcQP: q.Num},
-		Status: success, Length: true, Source: true,
+		Status: successStatus, Length: true, Source: true,
 	}
 	if s.Op == ib.WRSendWithImm {
 		w.WC.Flags, w.WC.Imm = w.WC.Flags|ib.WCWithImm, s.Imm
 	}
 	switch {
 	case !to.ok:
-		m.open("a datagram for a receive with a wrong key")
+		m.markUndefined("a datagram for a receive with a wrong key")
 	case to.n < GRHLen+n:
-		m.stays(p)
-		m.lost()
+		m.recordKeptReceive(p)
+		m.recordLost()
 		return nil // lost; the receive stays (class D of 9.9.3)
 	default:
 		m.checkOverlap(to.spans, src.spans)
-		m.stores(s, to.spans)
+		m.noteStore(s, to.spans)
 		m.scatterBytes(to.spans, GRHLen, src.data)
-		for _, t := range clip(to.spans, GRHLen) {
+		for _, t := range clipSpans(to.spans, GRHLen) {
 			m.Mem.Blur(t.Addr, t.Len, nil)
 		}
 	}
-	m.serve(q)
+	m.countServedQP(q)
 	m.completeRecv(p, w, s.Flags&ib.SendSolicited != 0)
 	return to.spans
 }
@@ -135,8 +135,8 @@ func (m *Model) DetachMcast(id ID, group ib.GID) syscall.Errno {
 	return 0
 }
 
-// clip returns the first n bytes of a list of spans.
-func clip(spans []Span, n uint64) (list []Span) {
+// clipSpans returns the first n bytes of a list of spans.
+func clipSpans(spans []Span, n uint64) (list []Span) {
 	for _, s := range slices.Clone(spans) {
 		if s.Len = min(s.Len, n); s.Len > 0 {
 			list = append(list, s)

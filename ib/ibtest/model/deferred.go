@@ -14,28 +14,28 @@ import (
 
 // Defer starts or stops the queueing of requests. When it stops, the requests are executed as far as possible.
 func (m *Model) Defer(on bool) {
-	m.Begin() // does not change the blurs of a deferred model
+	m.BeginCall() // does not change the blurs of a deferred model
 	if m.deferred = on; on {
 		return
 	}
-	for _, q := range m.sorted() {
-		m.run(q)
+	for _, q := range m.sortedQPs() {
+		m.runSends(q)
 	}
 }
 
-// Move is an action of the device: it executes a request at the responder, or completes a request.
-type Move struct {
+// DeviceAction is an action of the device: it executes a request at the responder, or completes a request.
+type DeviceAction struct {
 	QP   ID
-	Kind MoveKind
+	Kind DeviceActionKind
 }
 
-// MoveKind is the kind of a Move.
-type MoveKind uint8
+// DeviceActionKind is the kind of a Move.
+type DeviceActionKind uint8
 
 const (
-	Execute    MoveKind = iota // the first send that has not been executed
-	Complete                   // the first send, which has been executed
-	LoseAnswer                 // as Complete, but the response of the former peer is lost
+	Execute    DeviceActionKind = iota // the first send that has not been executed
+	Complete                           // the first send, which has been executed
+	LoseAnswer                         // as Complete, but the response of the former peer is lost
 	FlushSend
 	FlushSent // as FlushSend, but the request was sent before ERR, and arrives later
 	FlushRecv
@@ -45,11 +45,11 @@ const (
 // inFlightMessage is a message in flight of an unreliable service, or of a queue pair that has entered ERR.
 type inFlightMessage struct {
 	s   *Send
-	src *source
+	src *messageSource
 }
 
-// fly sends a message. A controlled Q_Key is replaced by the sender's current one.
-func (q *QP) fly(s *Send, src *source) {
+// sendUnreliable sends a message. A controlled Q_Key is replaced by the sender's current one.
+func (q *QP) sendUnreliable(s *Send, src *messageSource) {
 	c := *s
 	if c.QKey&(1<<31) != 0 {
 		c.QKey = q.Attr.QKey
@@ -57,16 +57,16 @@ func (q *QP) fly(s *Send, src *source) {
 	q.flying = append(slices.Clip(q.flying), inFlightMessage{&c, src})
 }
 
-// outcome is the result of a request that has been executed but not completed.
-type outcome struct {
+// executedResult is the result of a request that has been executed but not completed.
+type executedResult struct {
 	status []ib.WCStatus
 	n      uint64
 }
 
-// Moves returns the possible moves.
-func (m *Model) Moves() (list []Move) {
-	for _, q := range m.sorted() {
-		kinds := []MoveKind{}
+// PossibleActions returns the possible moves.
+func (m *Model) PossibleActions() (list []DeviceAction) {
+	for _, q := range m.sortedQPs() {
+		kinds := []DeviceActionKind{}
 		if len(q.flying) > 0 {
 			kinds = append(kinds, Arrive)
 		}
@@ -92,24 +92,24 @@ func (m *Model) Moves() (list []Move) {
 		case ib.QPRTS:
 			if executed {
 				kinds = append(kinds, Complete)
-				if q.reliable() && m.peer(q) == nil {
+				if q.isReliable() && m.connectedPeer(q) == nil {
 					kinds = append(kinds, LoseAnswer)
 				}
 			}
-			if q.unexecuted() >= 0 {
+			if q.firstUnexecuted() >= 0 {
 				kinds = append(kinds, Execute)
 			}
 		}
 		for _, k := range kinds {
-			list = append(list, Move{q.ID, k})
+			list = append(list, DeviceAction{q.ID, k})
 		}
 	}
 	return list
 }
 
-// unexecuted returns the index of the first send that has not been executed, or -1 if there is none or an earlier one
-// has failed.
-func (q *QP) unexecuted() int {
+// firstUnexecuted returns the index of the first send that has not been executed, or -1 if there is none or an earlier
+// one has failed.
+func (q *QP) firstUnexecuted() int {
 	for i, s := range q.Sends {
 		if s.done == nil {
 			return i
@@ -121,9 +121,9 @@ func (q *QP) unexecuted() int {
 	return -1
 }
 
-// Make makes a move. It returns false if the request waits and nothing has changed.
-func (m *Model) Make(v Move) bool {
-	m.Begin()
+// PerformAction makes a move. It returns false if the request waits and nothing has changed.
+func (m *Model) PerformAction(v DeviceAction) bool {
+	m.BeginCall()
 	q := m.QPs[v.QP]
 	switch v.Kind {
 	case FlushRecv:
@@ -134,18 +134,18 @@ func (m *Model) Make(v Move) bool {
 		q.flying = q.flying[1:]
 		switch {
 		case q.Type == ib.QPTypeUD:
-			m.datagram(q, f.s, f.src)
-		case q.Type == ib.QPTypeUC || m.peer(q) != nil:
-			m.request(q, f.s, f.src)
+			m.sendDatagram(q, f.s, f.src)
+		case q.Type == ib.QPTypeUC || m.connectedPeer(q) != nil:
+			m.executeRequest(q, f.s, f.src)
 		}
 		return true
 	}
 	if v.Kind == Execute {
-		s := &q.Sends[q.unexecuted()]
+		s := &q.Sends[q.firstUnexecuted()]
 		q.begun = true
 		status, n, wait := m.execute(q, s)
 		q.begun = false
-		s.done = &outcome{status, n}
+		s.done = &executedResult{status, n}
 		return !wait
 	}
 	s := q.Sends[0]
@@ -155,22 +155,22 @@ func (m *Model) Make(v Move) bool {
 		for i := range q.Sends { // requests are sent in order
 			q.Sends[i].sent = q.Sends[i].sent && s.done != nil
 		}
-		m.complete(q, &s, flush, 0)
+		m.completeSend(q, &s, flushStatus, 0)
 	case FlushSent:
-		q.fly(&s, &source{data: s.Inline, inline: true})
-		m.complete(q, &s, flush, 0)
+		q.sendUnreliable(&s, &messageSource{data: s.Inline, inline: true})
+		m.completeSend(q, &s, flushStatus, 0)
 	case LoseAnswer:
-		m.complete(q, &s, is(ib.WCRetryExcErr), 0)
+		m.completeSend(q, &s, statusList(ib.WCRetryExcErr), 0)
 	default:
-		m.complete(q, &s, s.done.status, s.done.n)
+		m.completeSend(q, &s, s.done.status, s.done.n)
 	}
 	return true
 }
 
-// remember adds a change of memory to its history.
-func (m *Memory) remember(addr uint64, b []byte) {
+// recordChange adds a change of memory to its history.
+func (m *Memory) recordChange(addr uint64, b []byte) {
 	var h maphash.Hash
-	h.SetSeed(seed)
+	h.SetSeed(hashSeed)
 	var w [24]byte
 	binary.LittleEndian.PutUint64(w[:], m.history)
 	binary.LittleEndian.PutUint64(w[8:], addr)

@@ -11,107 +11,107 @@ import (
 func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
 	ok := func(good bool, failures ...ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {
-			return success, 0, false
+			return successStatus, 0, false
 		}
 		return failures, 0, false
 	}
 	switch s.Op {
 	case ib.WRLocalInv:
 		if q.Type == ib.QPTypeUC { // a reliable connection waits for earlier requests
-			m.changesKey(s.InvalidateRKey)
+			m.noteKeyChange(s.InvalidateRKey)
 		}
 		return ok(m.invalidate(q, s.InvalidateRKey), ib.WCLocQPOpErr, ib.WCMWBindErr)
 	case ib.WRBindMW:
-		return ok(m.bind(q, s.Bind), ib.WCMWBindErr)
+		return ok(m.executeBind(q, s.Bind), ib.WCMWBindErr)
 	case ib.WRRegMR:
-		return ok(m.register(q, s.Reg), ib.WCLocQPOpErr, ib.WCMWBindErr)
+		return ok(m.executeRegMR(q, s.Reg), ib.WCLocQPOpErr, ib.WCMWBindErr)
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
-		return m.fetch(q, s)
+		return m.executeFetch(q, s)
 	}
-	src := source{}
+	src := messageSource{}
 	switch {
 	case s.Op == ib.WRFlush:
 	case s.Flags&ib.SendInline != 0, s.Op == ib.WRAtomicWrite:
-		src = source{data: s.Inline, inline: true}
+		src = messageSource{data: s.Inline, inline: true}
 	default:
-		l := m.local(s.SGL, q.PD, 0)
+		l := m.checkLocalList(s.SGL, q.PD, 0)
 		switch {
 		case l.n > m.MaxMsgSize:
 			if !l.ok {
-				m.open("a message that is too long, with a wrong key")
+				m.markUndefined("a message that is too long, with a wrong key")
 			}
-			return is(ib.WCLocLenErr), 0, false
+			return statusList(ib.WCLocLenErr), 0, false
 		case !l.ok && q.Type == ib.QPTypeUD && l.n > uint64(m.MTU):
-			m.open("a datagram that is too long, with a wrong key")
+			m.markUndefined("a datagram that is too long, with a wrong key")
 		case !l.ok && s.foreign: // a driver may check either first
-			return is(ib.WCLocProtErr, ib.WCLocQPOpErr), 0, false
+			return statusList(ib.WCLocProtErr, ib.WCLocQPOpErr), 0, false
 		case !l.ok:
-			m.partly(q, s, &l)
-			return is(ib.WCLocProtErr), 0, false
+			m.allowPartialData(q, s, &l)
+			return statusList(ib.WCLocProtErr), 0, false
 		}
-		src = source{spans: l.spans, n: l.n}
+		src = messageSource{spans: l.spans, n: l.n}
 		m.noteGather(s, l.spans)
-		src.data = m.load(l.spans, l.n)
+		src.data = m.loadBytes(l.spans, l.n)
 	}
 	if q.Type == ib.QPTypeUD {
 		switch {
 		case s.foreign && len(src.data) > m.MTU:
-			return is(ib.WCLocQPOpErr, ib.WCLocLenErr), 0, false
+			return statusList(ib.WCLocQPOpErr, ib.WCLocLenErr), 0, false
 		case s.foreign:
-			return is(ib.WCLocQPOpErr), 0, false
+			return statusList(ib.WCLocQPOpErr), 0, false
 		case len(src.data) > m.MTU:
-			return is(ib.WCLocLenErr), 0, false
+			return statusList(ib.WCLocLenErr), 0, false
 		}
 		if m.deferred {
-			q.fly(s, &src)
-			return success, 0, false
+			q.sendUnreliable(s, &src)
+			return successStatus, 0, false
 		}
-		m.datagram(q, s, &src)
-		return success, 0, false
+		m.sendDatagram(q, s, &src)
+		return successStatus, 0, false
 	}
 	if m.deferred && q.Type == ib.QPTypeUC {
-		q.fly(s, &src)
-		return success, 0, false
+		q.sendUnreliable(s, &src)
+		return successStatus, 0, false
 	}
-	status, wait = m.request(q, s, &src)
+	status, wait = m.executeRequest(q, s, &src)
 	return status, 0, wait
 }
 
-// request executes a request of a connection at the responder.
-func (m *Model) request(q *QP, s *Send, src *source) (status []ib.WCStatus, wait bool) {
-	p := m.peer(q)
+// executeRequest executes a request of a connection at the responder.
+func (m *Model) executeRequest(q *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
+	p := m.connectedPeer(q)
 	if p == nil {
 		q.held = src.spans
-		return m.unanswered(q)
+		return m.noResponseStatus(q)
 	}
-	m.exchange(q, p)
-	if p.Type == ib.QPTypeXRCTgt && !m.names(p, s) {
-		return m.refuse(q, p, ib.WCRemInvReqErr), false
+	m.recordExchange(q, p)
+	if p.Type == ib.QPTypeXRCTgt && !m.selectXRCQueue(p, s) {
+		return m.rejectRequest(q, p, ib.WCRemInvReqErr), false
 	}
 	switch s.Op {
 	case ib.WRFlush:
-		status = m.flush(q, p, s)
+		status = m.executeFlush(q, p, s)
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRAtomicWrite:
-		status, wait = m.write(q, p, s, src)
+		status, wait = m.executeWrite(q, p, s, src)
 	default:
-		status, wait = m.send(q, p, s, src)
+		status, wait = m.executeSend(q, p, s, src)
 	}
 	if !wait {
-		m.serve(q)
+		m.countServedQP(q)
 	}
 	return status, wait
 }
 
-// source is the data of a message.
-type source struct {
+// messageSource is the data of a message.
+type messageSource struct {
 	data   []byte
 	spans  []Span // nil: inline
 	n      uint64
 	inline bool
 }
 
-// serve counts the queue pairs with requests that one call executes. The order between them is undefined.
-func (m *Model) serve(q *QP) {
+// countServedQP counts the queue pairs with requests that one call executes. The order between them is undefined.
+func (m *Model) countServedQP(q *QP) {
 	if m.servedBy == nil {
 		m.servedBy = map[ID]bool{}
 	}
@@ -119,45 +119,46 @@ func (m *Model) serve(q *QP) {
 	m.served = len(m.servedBy)
 }
 
-// partly allows the data before an invalid element to have arrived, because a driver may send packets before it checks
-// the element.
-func (m *Model) partly(q *QP, s *Send, l *locals) {
-	p := m.peer(q)
+// allowPartialData allows the data before an invalid element to have arrived, because a driver may send packets before
+// it checks the element.
+func (m *Model) allowPartialData(q *QP, s *Send, l *localList) {
+	p := m.connectedPeer(q)
 	switch {
 	case l.reach == 0 || q.Type == ib.QPTypeUD:
 		return
 	case p == nil:
-		m.open("a message with a wrong element, without a peer")
+		m.markUndefined("a message with a wrong element, without a peer")
 		return
 	case p.Type == ib.QPTypeXRCTgt:
-		m.open("the beginning of an XRC message with a wrong element")
+		m.markUndefined("the beginning of an XRC message with a wrong element")
 		return
 	}
 	m.noteGather(s, l.spans)
-	data := m.load(l.spans, l.reach)
+	data := m.loadBytes(l.spans, l.reach)
 	switch s.Op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
-		if to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite); ok && m.admits(p, s.Op) {
+		if to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite); ok && m.allowsOperation(p,
+			s.Op) {
 			m.checkOverlap(to, l.spans)
-			m.smear(to, 0, data)
+			m.blurBytes(to, 0, data)
 			return
 		}
 	default:
-		r := m.queueOf(p)
-		if p.shared() == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
-			to := m.local(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+		r := m.recvQueueOf(p)
+		if p.sharedQueue() == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
+			to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 			if to.ok && to.n >= l.n {
 				m.checkOverlap(to.spans, l.spans)
-				m.smear(to.spans, 0, data)
+				m.blurBytes(to.spans, 0, data)
 				return
 			}
 		}
 	}
-	m.open("the peer refuses the beginning of a message with a wrong element")
+	m.markUndefined("the peer refuses the beginning of a message with a wrong element")
 }
 
-// peer returns the peer of a connection if it can receive, else nil.
-func (m *Model) peer(q *QP) *QP {
+// connectedPeer returns the peer of a connection if it can receive, else nil.
+func (m *Model) connectedPeer(q *QP) *QP {
 	p := m.destination(q)
 	if p == nil || p.Attr.DestQPN != q.Num || p.State < ib.QPRTR || p.State > ib.QPSQE {
 		return nil
@@ -171,33 +172,33 @@ func (m *Model) destination(q *QP) *QP {
 		return nil
 	}
 	for _, p := range m.QPs {
-		if p.Num == q.Attr.DestQPN && p.Type == opposite(q.Type) {
+		if p.Num == q.Attr.DestQPN && p.Type == peerType(q.Type) {
 			return p
 		}
 	}
 	return nil
 }
 
-// opposite returns the type of the peers of queue pairs of type t.
-func opposite(t ib.QPType) ib.QPType {
+// peerType returns the type of the peers of queue pairs of type t.
+func peerType(t ib.QPType) ib.QPType {
 	if t == ib.QPTypeXRCInit {
 		return ib.QPTypeXRCTgt
 	}
 	return t
 }
 
-// names selects the shared receive queue that a request to an XRC target names. It returns false if the target may not
-// consume its receives (A14).
-func (m *Model) names(p *QP, s *Send) bool {
+// selectXRCQueue selects the shared receive queue that a request to an XRC target names. It returns false if the target
+// may not consume its receives (A14).
+func (m *Model) selectXRCQueue(p *QP, s *Send) bool {
 	id := m.xrcSRQByNumber(s.SRQN)
 	if id == 0 || m.SRQs[id].XRCD != p.XRCD {
 		switch s.Op {
 		case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm:
 		default:
-			m.open("an XRC request that needs no receive, with a wrong shared queue")
+			m.markUndefined("an XRC request that needs no receive, with a wrong shared queue")
 		}
 		if s.Op == ib.WRRDMAWriteWithImm {
-			m.open("an XRC WRITE with a wrong shared queue") // a driver may find it in the last packet
+			m.markUndefined("an XRC WRITE with a wrong shared queue") // a driver may find it in the last packet
 		}
 		return false
 	}
@@ -205,46 +206,46 @@ func (m *Model) names(p *QP, s *Send) bool {
 	return true
 }
 
-// exchange records that packets pass between two queue pairs. If one of them has been reconnected, the packet sequence
-// numbers do not match.
-func (m *Model) exchange(q, p *QP) {
+// recordExchange records that packets pass between two queue pairs. If one of them has been reconnected, the packet
+// sequence numbers do not match.
+func (m *Model) recordExchange(q, p *QP) {
 	if q.partner != 0 && q.partner != p.epoch || p.partner != 0 && p.partner != q.epoch {
-		m.open("a connection of which one end has been connected anew")
+		m.markUndefined("a connection of which one end has been connected anew")
 	}
 	q.partner, p.partner = p.epoch, q.epoch
 }
 
-// unanswered returns the result of a request without a peer. A peer in INIT may still be connected.
-func (m *Model) unanswered(q *QP) (status []ib.WCStatus, wait bool) {
+// noResponseStatus returns the result of a request without a peer. A peer in INIT may still be connected.
+func (m *Model) noResponseStatus(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Type == ib.QPTypeUC {
-		m.lost()
-		return success, false
+		m.recordLost()
+		return successStatus, false
 	}
 	if p := m.destination(q); p != nil && p.State == ib.QPInit {
 		return nil, true
 	}
-	return is(ib.WCRetryExcErr), false
+	return statusList(ib.WCRetryExcErr), false
 }
 
-// rights maps operations to the rights that the peer's queue pair must have.
-var rights = map[ib.WROpcode]ib.AccessFlags{
+// peerRights maps operations to the rights that the peer's queue pair must have.
+var peerRights = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRRDMAWriteWithImm: ib.AccessRemoteWrite,
 	ib.WRAtomicWrite:     ib.AccessRemoteWrite,
 	ib.WRRDMARead:        ib.AccessRemoteRead,
 	ib.WRAtomicCmpAndSwp: ib.AccessRemoteAtomic, ib.WRAtomicFetchAdd: ib.AccessRemoteAtomic,
 }
 
-// admits reports whether the queue pair allows its peer an operation.
-func (m *Model) admits(p *QP, op ib.WROpcode) bool {
-	return p.Attr.AccessFlags&rights[op] == rights[op]
+// allowsOperation reports whether the queue pair allows its peer an operation.
+func (m *Model) allowsOperation(p *QP, op ib.WROpcode) bool {
+	return p.Attr.AccessFlags&peerRights[op] == peerRights[op]
 }
 
-// refuse ends a request that the responder rejects. The queue pair of a reliable connection raises an event and moves
-// to ERR (9.9.3, 11.6.3).
-func (m *Model) refuse(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+// rejectRequest ends a request that the responder rejects. The queue pair of a reliable connection raises an event and
+// moves to ERR (9.9.3, 11.6.3).
+func (m *Model) rejectRequest(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	if q.Type == ib.QPTypeUC {
-		m.lost()
-		return success
+		m.recordLost()
+		return successStatus
 	}
 	e := ib.EventQPReqErr
 	if status == ib.WCRemAccessErr {
@@ -252,88 +253,89 @@ func (m *Model) refuse(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	}
 	p.Events = append(p.Events, e)
 	m.toError(p)
-	return m.outcomesOfRefusal(q, p, status)
+	return m.rejectionStatuses(q, p, status)
 }
 
-// outcomesOfRefusal returns the possible statuses of a request that the peer has rejected.
-func (m *Model) outcomesOfRefusal(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+// rejectionStatuses returns the possible statuses of a request that the peer has rejected.
+func (m *Model) rejectionStatuses(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	switch {
 	case q.Type == ib.QPTypeUC:
-		return success
+		return successStatus
 	case q == p && m.done[q.ID] > 0:
-		m.open("a queue pair that is its own peer fails with other requests in flight")
-		return is(status)
+		m.markUndefined("a queue pair that is its own peer fails with other requests in flight")
+		return statusList(status)
 	case q == p: // the error of its own responder may flush the request
-		return is(status, ib.WCWRFlushErr)
+		return statusList(status, ib.WCWRFlushErr)
 	case m.Lossy && m.done[q.ID] > 0: // earlier responses are not repeated either
-		m.open("an answer that is lost, with other requests in flight")
-		return is(status)
+		m.markUndefined("an answer that is lost, with other requests in flight")
+		return statusList(status)
 	case m.Lossy:
-		return is(status, ib.WCRetryExcErr)
+		return statusList(status, ib.WCRetryExcErr)
 	}
-	return is(status)
+	return statusList(status)
 }
 
-// write executes an RDMA WRITE.
-func (m *Model) write(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait bool) {
+// executeWrite executes an RDMA WRITE.
+func (m *Model) executeWrite(q, p *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
 	n := uint64(len(src.data))
-	if !m.admits(p, s.Op) || s.Op == ib.WRAtomicWrite && s.RemoteAddr%8 != 0 {
-		return m.refuse(q, p, ib.WCRemInvReqErr), false
+	if !m.allowsOperation(p, s.Op) || s.Op == ib.WRAtomicWrite && s.RemoteAddr%8 != 0 {
+		return m.rejectRequest(q, p, ib.WCRemInvReqErr), false
 	}
 	to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, n, ib.AccessRemoteWrite)
 	if !ok {
-		if s.Op == ib.WRRDMAWriteWithImm && len(m.queueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
-			m.open("no receive for a WRITE of one packet with a wrong key") // 9.7.4.1 checks for the receive before the key
+		if s.Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
+			// 9.7.4.1 checks for the receive before the key
+			m.markUndefined("no receive for a WRITE of one packet with a wrong key")
 		}
-		if s.Op == ib.WRRDMAWriteWithImm && p.shared() != 0 {
-			m.open("a WRITE with a wrong key that may have taken a shared receive") // the receive is flushed then
+		if s.Op == ib.WRRDMAWriteWithImm && p.sharedQueue() != 0 {
+			m.markUndefined("a WRITE with a wrong key that may have taken a shared receive") // the receive is flushed then
 		}
-		return m.refuse(q, p, ib.WCRemAccessErr), false
+		return m.rejectRequest(q, p, ib.WCRemAccessErr), false
 	}
 	m.checkOverlap(to, src.spans)
-	if s.Op == ib.WRRDMAWriteWithImm && len(m.queueOf(p).recvs) == 0 {
+	if s.Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(p).recvs) == 0 {
 		if q.Type == ib.QPTypeUC {
-			m.lost()
-			m.smear(to, 0, src.data)
-			return success, false
+			m.recordLost()
+			m.blurBytes(to, 0, src.data)
+			return successStatus, false
 		}
-		m.smear(to, 0, src.data) // all packets except the last may have been executed
+		m.blurBytes(to, 0, src.data) // all packets except the last may have been executed
 		q.held = slices.Concat(src.spans, to)
-		return m.notReady(q)
+		return m.receiverNotReady(q)
 	}
-	m.stores(s, to)
+	m.noteStore(s, to)
 	m.scatterBytes(to, 0, src.data)
 	if s.Op == ib.WRRDMAWriteWithImm {
-		m.completeRecv(p, Want{
+		m.completeRecv(p, WantCompletion{
 			WC:     ib.WC{ByteLen: uint32(n), Opcode: ib.WCRecvRDMAWithImm, Flags: ib.WCWithImm, Imm: s.Imm},
-			Status: success, Length: true,
+			Status: successStatus, Length: true,
 		}, s.Flags&ib.SendSolicited != 0)
 	}
-	return success, false
+	return successStatus, false
 }
 
-// notReady returns the result of a request for which there is no receive.
-func (m *Model) notReady(q *QP) (status []ib.WCStatus, wait bool) {
+// receiverNotReady returns the result of a request for which there is no receive.
+func (m *Model) receiverNotReady(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Attr.RNRRetry == 0 {
-		return is(ib.WCRNRRetryExcErr), false
+		return statusList(ib.WCRNRRetryExcErr), false
 	}
 	return nil, true
 }
 
-// send executes a SEND.
-func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait bool) {
-	r, n := m.queueOf(p), uint64(len(src.data))
+// executeSend executes a SEND.
+func (m *Model) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
+	r, n := m.recvQueueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
 		if q.Type == ib.QPTypeUC {
-			m.lost()
-			return success, false
+			m.recordLost()
+			return successStatus, false
 		}
 		q.held = src.spans
-		return m.notReady(q)
+		return m.receiverNotReady(q)
 	}
-	to := m.local(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
-	w := Want{WC: ib.WC{ByteLen: uint32(n)}, Status: success, Length: true}
-	status = success
+	to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+	w := WantCompletion{WC: ib.WC{ByteLen: uint32(n)}, Status: successStatus, Length: true}
+	status = successStatus
 	solicited := s.Flags&ib.SendSolicited != 0
 	switch s.Op {
 	case ib.WRSendWithImm:
@@ -342,39 +344,39 @@ func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait
 		w.WC.Flags, w.WC.InvalidateRKey = ib.WCWithInvalidate, s.InvalidateRKey
 	}
 	m.checkOverlap(to.spans, src.spans)
-	m.usesLocal(r.recvs[0].SGL)
+	m.noteLocalUse(r.recvs[0].SGL)
 	switch {
 	case !to.ok && to.reach >= n:
-		m.open("a wrong key in an element of a receive that the message does not reach")
+		m.markUndefined("a wrong key in an element of a receive that the message does not reach")
 	case !to.ok && to.n < n:
-		m.open("a receive that is too short, with a wrong key")
+		m.markUndefined("a receive that is too short, with a wrong key")
 	case !to.ok:
-		w.Status, status = is(ib.WCLocProtErr), m.outcomesOfRefusal(q, p, ib.WCRemOpErr)
-		m.smear(to.spans, 0, src.data[:to.reach])
+		w.Status, status = statusList(ib.WCLocProtErr), m.rejectionStatuses(q, p, ib.WCRemOpErr)
+		m.blurBytes(to.spans, 0, src.data[:to.reach])
 		if q.Type == ib.QPTypeUC {
-			m.open("a receive of an unreliable connection with a wrong key")
+			m.markUndefined("a receive of an unreliable connection with a wrong key")
 		}
 	case to.n < n && q.Type == ib.QPTypeUC:
-		m.stays(p)
-		m.lost()
-		m.smear(to.spans, 0, src.data[:to.n])
-		return success, false // the message is lost; the receive stays (class D of 9.9.3)
+		m.recordKeptReceive(p)
+		m.recordLost()
+		m.blurBytes(to.spans, 0, src.data[:to.n])
+		return successStatus, false // the message is lost; the receive stays (class D of 9.9.3)
 	case to.n < n:
-		w.Status, status = is(ib.WCLocLenErr), m.outcomesOfRefusal(q, p, ib.WCRemInvReqErr)
-		m.smear(to.spans, 0, src.data[:to.n])
+		w.Status, status = statusList(ib.WCLocLenErr), m.rejectionStatuses(q, p, ib.WCRemInvReqErr)
+		m.blurBytes(to.spans, 0, src.data[:to.n])
 	case s.Op == ib.WRSendWithInv && !m.invalidate(p, s.InvalidateRKey):
-		w.Status, status = is(ib.WCMWBindErr), is(ib.WCRetryExcErr) // no response (class J of 9.9.6.3)
+		w.Status, status = statusList(ib.WCMWBindErr), statusList(ib.WCRetryExcErr) // no response (class J of 9.9.6.3)
 		if q == p {
-			status = m.outcomesOfRefusal(q, p, ib.WCRetryExcErr)
+			status = m.rejectionStatuses(q, p, ib.WCRetryExcErr)
 		}
-		m.smear(to.spans, 0, src.data)
+		m.blurBytes(to.spans, 0, src.data)
 	default:
-		m.stores(s, to.spans)
+		m.noteStore(s, to.spans)
 		m.scatterBytes(to.spans, 0, src.data)
 	}
 	if s.Op == ib.WRSendWithInv {
-		m.uses(s.InvalidateRKey)
-		m.ends(s.InvalidateRKey)
+		m.noteKeyUse(s.InvalidateRKey)
+		m.noteInvalidate(s.InvalidateRKey)
 		m.checkInvalidated(s.InvalidateRKey, r)
 	}
 	m.completeRecv(p, w, solicited)
@@ -384,27 +386,27 @@ func (m *Model) send(q, p *QP, s *Send, src *source) (status []ib.WCStatus, wait
 	return status, false
 }
 
-// lost records that the state of its target loses an unreliable message. The message may still be in flight when that
-// state changes.
-func (m *Model) lost() {
+// recordLost records that the state of its target loses an unreliable message. The message may still be in flight when
+// that state changes.
+func (m *Model) recordLost() {
 	if m.Blind {
-		m.open("a message is lost, and nothing shows when")
+		m.markUndefined("a message is lost, and nothing shows when")
 	}
 }
 
-// stays records that a message is lost after a driver has fetched its receive. A receive of a shared queue may stay
-// reserved for the same queue pair.
-func (m *Model) stays(p *QP) {
+// recordKeptReceive records that a message is lost after a driver has fetched its receive. A receive of a shared queue
+// may stay reserved for the same queue pair.
+func (m *Model) recordKeptReceive(p *QP) {
 	if p.SRQ != 0 {
-		m.open("a message is lost that is too long for a shared receive")
+		m.markUndefined("a message is lost that is too long for a shared receive")
 	}
 }
 
 // checkInvalidated records an invalidation of the memory of the message itself.
-func (m *Model) checkInvalidated(key uint32, r *queue) {
+func (m *Model) checkInvalidated(key uint32, r *recvQueue) {
 	for _, g := range m.Regions {
 		if g.RKey == key && usesLKey(r.recvs[0].SGL, g.LKey) {
-			m.open("a message invalidates the memory of its receive")
+			m.markUndefined("a message invalidates the memory of its receive")
 		}
 	}
 }

@@ -52,12 +52,12 @@ type Window struct {
 	Doubt   bool   // a bind was flushed that a driver may have executed
 }
 
-func contains(first, n, addr, k uint64) bool {
+func rangeContains(first, n, addr, k uint64) bool {
 	return addr >= first && addr-first <= n && k <= n-(addr-first)
 }
 
-// spans returns the memory of a range of the region.
-func (r *Region) spans(addr, n uint64) (list []Span) {
+// spansOf returns the memory of a range of the region.
+func (r *Region) spansOf(addr, n uint64) (list []Span) {
 	off := addr - r.IOVA
 	for _, s := range r.Spans {
 		if n == 0 {
@@ -74,25 +74,25 @@ func (r *Region) spans(addr, n uint64) (list []Span) {
 	return list
 }
 
-// locals is a checked scatter or gather list.
-type locals struct {
+// localList is a checked scatter or gather list.
+type localList struct {
 	spans []Span
 	n     uint64 // bytes
 	reach uint64 // bytes before the first one that is not allowed
 	ok    bool
 }
 
-// local checks a scatter or gather list of a domain.
-func (m *Model) local(sgl []ib.SGE, pd ID, need ib.AccessFlags) locals {
-	l := locals{ok: true}
+// checkLocalList checks a scatter or gather list of a domain.
+func (m *Model) checkLocalList(sgl []ib.SGE, pd ID, need ib.AccessFlags) localList {
+	l := localList{ok: true}
 	for _, s := range sgl {
-		r := m.byLKey(s.LKey)
+		r := m.regionByLKey(s.LKey)
 		if m.hazards.ended[s.LKey] {
-			m.open("a request uses memory whose key an earlier one of the same call ends")
+			m.markUndefined("a request uses memory whose key an earlier one of the same call ends")
 		}
 		if s.Length == 0 {
-			if r == nil || r.PD != pd || r.Access&need != need || !contains(r.IOVA, r.Len, s.Addr, 0) {
-				m.open("an element of no bytes with a wrong key")
+			if r == nil || r.PD != pd || r.Access&need != need || !rangeContains(r.IOVA, r.Len, s.Addr, 0) {
+				m.markUndefined("an element of no bytes with a wrong key")
 			}
 			continue
 		}
@@ -101,9 +101,9 @@ func (m *Model) local(sgl []ib.SGE, pd ID, need ib.AccessFlags) locals {
 			continue
 		}
 		allowed := uint64(0)
-		if r != nil && r.PD == pd && r.Access&need == need && contains(r.IOVA, r.Len, s.Addr, 0) {
+		if r != nil && r.PD == pd && r.Access&need == need && rangeContains(r.IOVA, r.Len, s.Addr, 0) {
 			allowed = min(uint64(s.Length), r.Len-(s.Addr-r.IOVA))
-			l.spans = append(l.spans, r.spans(s.Addr, allowed)...)
+			l.spans = append(l.spans, r.spansOf(s.Addr, allowed)...)
 		}
 		l.reach += allowed
 		l.ok = allowed == uint64(s.Length)
@@ -111,12 +111,12 @@ func (m *Model) local(sgl []ib.SGE, pd ID, need ib.AccessFlags) locals {
 	return l
 }
 
-// inDoubt is the reason why some results are undefined: a driver may execute a local request before the requests in
-// front of it are complete, so a flushed one may have been executed.
-const inDoubt = "a region or window whose flushed request may have been executed"
+// flushedInDoubt is the reason why some results are undefined: a driver may execute a local request before the requests
+// in front of it are complete, so a flushed one may have been executed.
+const flushedInDoubt = "a region or window whose flushed request may have been executed"
 
-// leavesDoubt notes the regions and windows of the requests that a queue pair flushes.
-func (m *Model) leavesDoubt(q *QP) {
+// noteDoubtful notes the regions and windows of the requests that a queue pair flushes.
+func (m *Model) noteDoubtful(q *QP) {
 	for i := range q.Sends {
 		s := &q.Sends[i]
 		switch {
@@ -128,22 +128,22 @@ func (m *Model) leavesDoubt(q *QP) {
 	}
 }
 
-// checkDoubt marks the result of a call as undefined if it depends on such a key.
-func (m *Model) checkDoubt(key uint32) {
+// checkDoubtfulKey marks the result of a call as undefined if it depends on such a key.
+func (m *Model) checkDoubtfulKey(key uint32) {
 	for _, r := range m.Regions {
 		if r.Doubt && !r.Dead && (r.RKey^key)>>8 == 0 {
-			m.open(inDoubt)
+			m.markUndefined(flushedInDoubt)
 		}
 	}
 	for _, w := range m.Windows {
 		if w.Doubt && !w.Dead && (w.RKey^key)>>8 == 0 {
-			m.open(inDoubt)
+			m.markUndefined(flushedInDoubt)
 		}
 	}
 }
 
-func (m *Model) byLKey(key uint32) *Region {
-	m.checkDoubt(key)
+func (m *Model) regionByLKey(key uint32) *Region {
+	m.checkDoubtfulKey(key)
 	for _, r := range m.Regions {
 		if r.Valid && !r.Dead && r.LKey == key {
 			return r
@@ -152,8 +152,8 @@ func (m *Model) byLKey(key uint32) *Region {
 	return nil
 }
 
-func (m *Model) byRKey(key uint32) (*Region, *Window) {
-	m.checkDoubt(key)
+func (m *Model) objectByRKey(key uint32) (*Region, *Window) {
+	m.checkDoubtfulKey(key)
 	for _, r := range m.Regions {
 		if r.Valid && !r.Dead && r.RKey == key {
 			return r, nil
@@ -162,7 +162,7 @@ func (m *Model) byRKey(key uint32) (*Region, *Window) {
 	for _, w := range m.Windows {
 		if w.Bound && !w.Dead && w.RKey == key {
 			if w.Refused {
-				m.open("the key of a window whose last bind was rejected")
+				m.markUndefined("the key of a window whose last bind was rejected")
 			}
 			return m.Regions[w.Region], w
 		}
@@ -175,33 +175,34 @@ func (m *Model) checkRemoteAccess(q *QP, rkey uint32, addr, n uint64, need ib.Ac
 	if n == 0 {
 		return nil, true
 	}
-	m.uses(rkey)
-	r, w := m.byRKey(rkey)
+	m.noteKeyUse(rkey)
+	r, w := m.objectByRKey(rkey)
 	switch {
 	case r == nil:
 		return nil, false
 	case w != nil:
-		if w.PD != m.domain(q) || w.QP != 0 && w.QP != q.ID || w.Access&need != need || !contains(w.First, w.Len, addr, n) {
+		if w.PD != m.keyDomain(q) || w.QP != 0 && w.QP != q.ID || w.Access&need != need || !rangeContains(w.First, w.Len,
+			addr, n) {
 			return nil, false
 		}
-		return r.spans(addr+w.Shift, n), true
-	case r.PD != m.domain(q) || r.Access&need != need || !contains(r.IOVA, r.Len, addr, n):
+		return r.spansOf(addr+w.Shift, n), true
+	case r.PD != m.keyDomain(q) || r.Access&need != need || !rangeContains(r.IOVA, r.Len, addr, n):
 		return nil, false
 	}
-	return r.spans(addr, n), true
+	return r.spansOf(addr, n), true
 }
 
-// domain returns the protection domain of the keys in requests to a queue pair. For an XRC target it is that of the
+// keyDomain returns the protection domain of the keys in requests to a queue pair. For an XRC target it is that of the
 // shared receive queue that the request specifies (A14).
-func (m *Model) domain(q *QP) ID {
+func (m *Model) keyDomain(q *QP) ID {
 	if s := m.SRQs[q.named]; s != nil {
 		return s.PD
 	}
 	return q.PD
 }
 
-// beginning returns the longest prefix of n bytes of remote memory that checkRemoteAccess allows.
-func (m *Model) beginning(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) []Span {
+// accessiblePrefix returns the longest prefix of n bytes of remote memory that checkRemoteAccess allows.
+func (m *Model) accessiblePrefix(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlags) []Span {
 	allowed := sort.Search(int(n), func(i int) bool {
 		_, ok := m.checkRemoteAccess(q, rkey, addr, uint64(i)+1, need)
 		return !ok
@@ -210,23 +211,23 @@ func (m *Model) beginning(q *QP, rkey uint32, addr, n uint64, need ib.AccessFlag
 	return spans
 }
 
-// length returns the length of a list of spans.
-func length(spans []Span) (n uint64) {
+// spansLen returns the length of a list of spans.
+func spansLen(spans []Span) (n uint64) {
 	for _, s := range spans {
 		n += s.Len
 	}
 	return n
 }
 
-// bound returns the number of windows on a region.
-func (m *Model) bound(id ID) (n int) {
+// boundWindows returns the number of windows on a region.
+func (m *Model) boundWindows(id ID) (n int) {
 	for _, w := range m.Windows {
 		if w.Doubt && !w.Dead {
-			m.open(inDoubt)
+			m.markUndefined(flushedInDoubt)
 		}
 		if w.Bound && !w.Dead && w.Region == id {
 			if w.Refused {
-				m.open("the region of a window whose last bind was rejected")
+				m.markUndefined("the region of a window whose last bind was rejected")
 			}
 			n++
 		}
@@ -236,13 +237,13 @@ func (m *Model) bound(id ID) (n int) {
 
 // invalidate ends a registration or a bind, for a request of q or of its peer (10.6.3, o10-37.2.26).
 func (m *Model) invalidate(q *QP, key uint32) bool {
-	r, w := m.byRKey(key)
+	r, w := m.objectByRKey(key)
 	switch {
 	case w != nil && w.Kind == ib.MWType2 && w.QP == q.ID:
-		m.memoryChanges(0, w.RKey)
-		w.unbind()
-	case r != nil && w == nil && r.Fast && r.PD == q.PD && m.bound(r.ID) == 0:
-		m.memoryChanges(r.LKey, r.RKey)
+		m.noteMemoryChange(0, w.RKey)
+		w.clearBind()
+	case r != nil && w == nil && r.Fast && r.PD == q.PD && m.boundWindows(r.ID) == 0:
+		m.noteMemoryChange(r.LKey, r.RKey)
 		r.Valid = false
 	default:
 		return false
@@ -250,63 +251,63 @@ func (m *Model) invalidate(q *QP, key uint32) bool {
 	return true
 }
 
-func (w *Window) unbind() { w.Bound, w.Region, w.QP, w.Refused = false, 0, 0, false }
+func (w *Window) clearBind() { w.Bound, w.Region, w.QP, w.Refused = false, 0, 0, false }
 
-const remoteWrites = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+const remoteWriteRights = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 
-// bind executes BIND_MW (10.6.7.2; C10-70 to C10-75). A device may unbind the window of a bind that it rejects.
-func (m *Model) bind(q *QP, b *Bind) bool {
-	ok := m.tryBind(q, b)
+// executeBind executes BIND_MW (10.6.7.2; C10-70 to C10-75). A device may unbind the window of a bind that it rejects.
+func (m *Model) executeBind(q *QP, b *Bind) bool {
+	ok := m.applyBind(q, b)
 	if w := m.Windows[b.MW]; w != nil {
 		w.Refused = !ok && w.Bound
 	}
 	return ok
 }
 
-func (m *Model) tryBind(q *QP, b *Bind) bool {
+func (m *Model) applyBind(q *QP, b *Bind) bool {
 	w := m.Windows[b.MW]
 	if w == nil || w.Dead || w.PD != q.PD {
 		return false
 	}
 	if w.Doubt {
-		m.open(inDoubt)
+		m.markUndefined(flushedInDoubt)
 	}
-	m.changesKey(w.RKey)
+	m.noteKeyChange(w.RKey)
 	key := w.RKey&^0xff | b.RKey&0xff
-	m.changesKey(key)
+	m.noteKeyChange(key)
 	if m.hazards.ended[b.LKey] {
-		m.open("a bind to a region that an earlier request of the same call invalidates at the peer")
+		m.markUndefined("a bind to a region that an earlier request of the same call invalidates at the peer")
 	}
 	type2 := w.Kind == ib.MWType2
 	switch {
 	case type2 && w.Bound:
 		return false // it must be invalidated first
 	case type2 && (key == w.RKey || b.Len == 0):
-		m.open("a type 2 bind with the present key, or of no bytes")
+		m.markUndefined("a type 2 bind with the present key, or of no bytes")
 	case !type2 && key == w.RKey:
 		return false
 	case b.Len == 0 && b.Access&ib.AccessZeroBased != 0:
-		m.open("a window is unbound with an option")
+		m.markUndefined("a window is unbound with an option")
 	case b.Access&ib.AccessLocalWrite != 0:
-		m.open("a window with a local right")
+		m.markUndefined("a window with a local right")
 	}
 	if b.Len == 0 && !type2 {
-		m.memoryChanges(0, w.RKey)
-		w.unbind()
+		m.noteMemoryChange(0, w.RKey)
+		w.clearBind()
 		w.RKey = key
 		return true
 	}
-	r := m.byLKey(b.LKey)
+	r := m.regionByLKey(b.LKey)
 	switch {
 	case r == nil, r.PD != q.PD, r.Access&ib.AccessMWBind == 0,
-		b.Access&remoteWrites != 0 && r.Access&ib.AccessLocalWrite == 0,
-		b.Access&^(remoteWrites|ib.AccessRemoteRead|ib.AccessZeroBased|ib.AccessLocalWrite) != 0,
+		b.Access&remoteWriteRights != 0 && r.Access&ib.AccessLocalWrite == 0,
+		b.Access&^(remoteWriteRights|ib.AccessRemoteRead|ib.AccessZeroBased|ib.AccessLocalWrite) != 0,
 		!type2 && b.Access&ib.AccessZeroBased != 0,
-		!contains(r.IOVA, r.Len, b.Addr, b.Len):
+		!rangeContains(r.IOVA, r.Len, b.Addr, b.Len):
 		return false
 	}
-	m.memoryChanges(0, w.RKey)
-	w.unbind()
+	m.noteMemoryChange(0, w.RKey)
+	w.clearBind()
 	w.Bound, w.RKey, w.Region, w.Access = true, key, r.ID, b.Access
 	w.First, w.Len, w.Shift = b.Addr, b.Len, 0
 	if b.Access&ib.AccessZeroBased != 0 {
@@ -318,19 +319,19 @@ func (m *Model) tryBind(q *QP, b *Bind) bool {
 	return true
 }
 
-// register executes REG_MR (10.6.3).
-func (m *Model) register(q *QP, b *Reg) bool {
+// executeRegMR executes REG_MR (10.6.3).
+func (m *Model) executeRegMR(q *QP, b *Reg) bool {
 	r := m.Regions[b.MR]
-	m.changesKey(b.Key)
+	m.noteKeyChange(b.Key)
 	if r != nil && r.Doubt {
-		m.open(inDoubt)
+		m.markUndefined(flushedInDoubt)
 	}
 	switch {
 	case r == nil, r.Dead, !r.Fast, r.Valid, r.Map == nil, r.PD != q.PD, b.Key>>8 != r.RKey>>8,
-		b.Access&remoteWrites != 0 && b.Access&ib.AccessLocalWrite == 0:
+		b.Access&remoteWriteRights != 0 && b.Access&ib.AccessLocalWrite == 0:
 		return false
 	case b.Access&ib.AccessZeroBased != 0:
-		m.open("a fast registration that is zero-based")
+		m.markUndefined("a fast registration that is zero-based")
 	}
 	r.LKey, r.RKey = r.LKey&^0xff|b.Key&0xff, b.Key
 	r.Valid, r.Access, r.Spans, r.IOVA, r.Len = true, b.Access, r.Map.Spans, r.Map.IOVA, r.Map.Len
@@ -339,7 +340,7 @@ func (m *Model) register(q *QP, b *Reg) bool {
 
 // checkAccess checks the rights of a registration.
 func checkAccess(a ib.AccessFlags) syscall.Errno {
-	if a&remoteWrites != 0 && a&ib.AccessLocalWrite == 0 {
+	if a&remoteWriteRights != 0 && a&ib.AccessLocalWrite == 0 {
 		return syscall.EINVAL
 	}
 	return 0

@@ -13,27 +13,27 @@ const PageSize = 4096
 // Memory is the sparse contents of an address range. A byte that was never written has the value of [Pattern]. It is
 // not safe for concurrent use.
 type Memory struct {
-	pages map[uint64]*page // by address / PageSize
-	blurs []blur
+	pages map[uint64]*memoryPage // by address / PageSize
+	blurs []blurredRange
 	fresh map[uint64]bool // pages written since the last Fresh
 
 	history uint64 // hash of the writes, in order
 }
 
-type page struct {
+type memoryPage struct {
 	owner *Memory // the only one that may write the page
 	b     [PageSize]byte
 }
 
-// blur is a range with a second legal value.
-type blur struct {
+// blurredRange is a range with a second legal value.
+type blurredRange struct {
 	addr uint64
 	alt  []byte // nil: any value
 	n    uint64
 }
 
 // NewMemory returns memory without writes.
-func NewMemory() *Memory { return &Memory{pages: map[uint64]*page{}, fresh: map[uint64]bool{}} }
+func NewMemory() *Memory { return &Memory{pages: map[uint64]*memoryPage{}, fresh: map[uint64]bool{}} }
 
 // Clone returns a copy that shares each page until one of the two writes it. The receiver must not be written
 // afterwards, unless the copy is no longer used.
@@ -55,11 +55,11 @@ func Pattern(addr uint64, b []byte) {
 	}
 }
 
-// page returns the page of a number, for reading.
-func (m *Memory) page(n uint64) *page {
+// readPage returns the page of a number, for reading.
+func (m *Memory) readPage(n uint64) *memoryPage {
 	p := m.pages[n]
 	if p == nil {
-		p = &page{owner: m}
+		p = &memoryPage{owner: m}
 		Pattern(n*PageSize, p.b[:])
 		m.pages[n] = p
 	}
@@ -69,19 +69,19 @@ func (m *Memory) page(n uint64) *page {
 // Read fills b with the memory at addr.
 func (m *Memory) Read(addr uint64, b []byte) {
 	for len(b) > 0 {
-		n := copy(b, m.page(addr / PageSize).b[addr%PageSize:])
+		n := copy(b, m.readPage(addr / PageSize).b[addr%PageSize:])
 		b, addr = b[n:], addr+uint64(n)
 	}
 }
 
 // Write stores b at an address.
 func (m *Memory) Write(addr uint64, b []byte) {
-	m.remember(addr, b)
+	m.recordChange(addr, b)
 	for len(b) > 0 {
 		k := addr / PageSize
-		p := m.page(k)
+		p := m.readPage(k)
 		if p.owner != m {
-			p = &page{owner: m, b: p.b}
+			p = &memoryPage{owner: m, b: p.b}
 			m.pages[k] = p
 		}
 		m.fresh[k] = true
@@ -90,8 +90,8 @@ func (m *Memory) Write(addr uint64, b []byte) {
 	}
 }
 
-// Fresh returns the numbers of pages written since the last call.
-func (m *Memory) Fresh() map[uint64]bool {
+// TakeWrittenPages returns the numbers of pages written since the last call.
+func (m *Memory) TakeWrittenPages() map[uint64]bool {
 	f := m.fresh
 	m.fresh = map[uint64]bool{}
 	return f
@@ -103,15 +103,15 @@ func (m *Memory) Blur(addr, n uint64, alt []byte) {
 	if n == 0 {
 		return
 	}
-	m.blurs = append(m.blurs, blur{addr, bytes.Clone(alt), n})
-	m.remember(addr, alt)
+	m.blurs = append(m.blurs, blurredRange{addr, bytes.Clone(alt), n})
+	m.recordChange(addr, alt)
 	for k := addr / PageSize; k <= (addr+n-1)/PageSize; k++ {
 		m.fresh[k] = true
 	}
 }
 
-// blurred reports whether a byte of a range is undefined.
-func (m *Memory) blurred(addr, n uint64) bool {
+// isBlurred reports whether a byte of a range is undefined.
+func (m *Memory) isBlurred(addr, n uint64) bool {
 	for _, b := range m.blurs {
 		if addr < b.addr+b.n && b.addr < addr+n {
 			return true
@@ -120,13 +120,13 @@ func (m *Memory) blurred(addr, n uint64) bool {
 	return false
 }
 
-// Sharpen ends all blurs.
-func (m *Memory) Sharpen() { m.blurs = m.blurs[:0] }
+// ClearBlurs ends all blurs.
+func (m *Memory) ClearBlurs() { m.blurs = m.blurs[:0] }
 
 // Compare compares one page with the device's contents. It returns the address of the first difference. It copies bytes
 // that a blur allows.
 func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
-	p := m.page(n)
+	p := m.readPage(n)
 	if bytes.Equal(p.b[:len(got)], got) {
 		return 0, true
 	}
@@ -134,9 +134,9 @@ func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
 		addr = n*PageSize + uint64(i)
 		switch {
 		case p.b[i] == v:
-		case m.allowed(addr, v):
+		case m.isAllowed(addr, v):
 			m.Write(addr, got[i:i+1])
-			p = m.page(n)
+			p = m.readPage(n)
 		default:
 			return addr, false
 		}
@@ -144,7 +144,7 @@ func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
 	return 0, true
 }
 
-func (m *Memory) allowed(addr uint64, v byte) bool {
+func (m *Memory) isAllowed(addr uint64, v byte) bool {
 	for _, b := range m.blurs {
 		if i := addr - b.addr; i < b.n && (b.alt == nil || b.alt[i] == v) {
 			return true

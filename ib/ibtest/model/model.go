@@ -51,7 +51,7 @@ type Model struct {
 	served   int // number of queue pairs with requests that the current call has executed
 	servedBy map[ID]bool
 	done     map[ID]int // requests that the current call has completed, by queue pair
-	hazards  hazards
+	hazards  callHazards
 	posted   map[ID]map[completionSource]bool // sources of the completions of the current call, by completion queue
 }
 
@@ -112,29 +112,29 @@ func cloneAll[T any](objects map[ID]*T) map[ID]*T {
 	return c
 }
 
-// open marks the result of the call as undefined.
-func (m *Model) open(reason string) {
+// markUndefined marks the result of the call as undefined.
+func (m *Model) markUndefined(reason string) {
 	if m.Open == "" {
 		m.Open = reason
 	}
 }
 
-// Begin begins a call.
-func (m *Model) Begin() {
+// BeginCall begins a call.
+func (m *Model) BeginCall() {
 	m.listed = 0
 	m.calls++
-	m.Open, m.served, m.servedBy, m.hazards, m.done = "", 0, nil, hazards{}, map[ID]int{}
+	m.Open, m.served, m.servedBy, m.hazards, m.done = "", 0, nil, callHazards{}, map[ID]int{}
 	m.posted = map[ID]map[completionSource]bool{}
 	if !m.deferred {
-		m.Mem.Sharpen()
+		m.Mem.ClearBlurs()
 	}
 	for _, s := range m.SRQs {
 		s.taker = 0
 	}
 }
 
-// made returns the error of a call that creates or changes an object.
-func (m *Model) made() syscall.Errno {
+// creationError returns the error of a call that creates or changes an object.
+func (m *Model) creationError() syscall.Errno {
 	if m.Dead {
 		return syscall.EIO
 	}
@@ -143,7 +143,7 @@ func (m *Model) made() syscall.Errno {
 
 // AllocPD creates a protection domain.
 func (m *Model) AllocPD(id ID) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	m.PDs[id] = &PD{id}
@@ -183,7 +183,7 @@ func (m *Model) DeallocPD(id ID) syscall.Errno {
 
 // AllocXRCD creates an XRC domain.
 func (m *Model) AllocXRCD(id ID) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	m.XRCDs[id] = &XRCD{id}
@@ -208,7 +208,7 @@ func (m *Model) DeallocXRCD(id ID) syscall.Errno {
 
 // RegMR creates region r, whose keys the driver has chosen.
 func (m *Model) RegMR(r Region) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	if e := checkAccess(r.Access); e != 0 {
@@ -222,20 +222,20 @@ func (m *Model) RegMR(r Region) syscall.Errno {
 	return 0
 }
 
-// Change is a change of a region. Fields that are nil or 0 do not change it.
-type Change struct {
+// RegionChange is a change of a region. Fields that are nil or 0 do not change it.
+type RegionChange struct {
 	Map    *Mapping
 	PD     ID
 	Access *ib.AccessFlags
 }
 
 // Rereg changes a region. lkey and rkey are the keys after the change.
-func (m *Model) Rereg(id ID, c Change, lkey, rkey uint32) syscall.Errno {
+func (m *Model) Rereg(id ID, c RegionChange, lkey, rkey uint32) syscall.Errno {
 	r := m.Regions[id]
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
-	m.memoryChanges(r.LKey, r.RKey)
+	m.noteMemoryChange(r.LKey, r.RKey)
 	access := r.Access
 	if c.Access != nil {
 		access = *c.Access
@@ -247,7 +247,7 @@ func (m *Model) Rereg(id ID, c Change, lkey, rkey uint32) syscall.Errno {
 		return syscall.EINVAL
 	case c.Map == nil && (access^r.Access)&ib.AccessZeroBased != 0:
 		return syscall.EINVAL
-	case m.bound(id) > 0:
+	case m.boundWindows(id) > 0:
 		return syscall.EBUSY
 	}
 	r.Access, r.LKey, r.RKey = access, lkey, rkey
@@ -266,17 +266,17 @@ func (m *Model) Rereg(id ID, c Change, lkey, rkey uint32) syscall.Errno {
 // Dereg deregisters a region.
 func (m *Model) Dereg(id ID) syscall.Errno {
 	r := m.Regions[id]
-	if m.bound(id) > 0 {
+	if m.boundWindows(id) > 0 {
 		return syscall.EBUSY
 	}
-	m.memoryChanges(r.LKey, r.RKey)
+	m.noteMemoryChange(r.LKey, r.RKey)
 	r.Dead = true
 	return 0
 }
 
 // AllocMR creates a region for fast registration.
 func (m *Model) AllocMR(r Region) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	r.Fast = true
@@ -287,7 +287,7 @@ func (m *Model) AllocMR(r Region) syscall.Errno {
 // MapMR sets the memory of the next registration.
 func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	r := m.Regions[id]
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	pages := uint64(0)
@@ -300,7 +300,7 @@ func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	case !r.Fast, pages > uint64(r.MaxPages):
 		return syscall.EINVAL
 	case r.Doubt:
-		m.open(inDoubt)
+		m.markUndefined(flushedInDoubt)
 	case r.Valid:
 		return syscall.EBUSY
 	}
@@ -317,7 +317,7 @@ func (m *Model) UpdateKey(id ID, variant uint8) {
 
 // AllocMW creates a window.
 func (m *Model) AllocMW(w Window) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	m.Windows[w.ID] = &w
@@ -327,15 +327,15 @@ func (m *Model) AllocMW(w Window) syscall.Errno {
 // DeallocMW frees a window.
 func (m *Model) DeallocMW(id ID) syscall.Errno {
 	w := m.Windows[id]
-	m.memoryChanges(0, w.RKey)
-	w.unbind()
+	m.noteMemoryChange(0, w.RKey)
+	w.clearBind()
 	w.Dead = true
 	return 0
 }
 
 // CreateAH creates an address handle.
 func (m *Model) CreateAH(a AH) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	m.AHs[a.ID] = &a
@@ -344,7 +344,7 @@ func (m *Model) CreateAH(a AH) syscall.Errno {
 
 // ModifyAH changes the address of a handle.
 func (m *Model) ModifyAH(id ID, a ib.AHAttr) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
 	m.AHs[id].Attr = a
@@ -357,25 +357,25 @@ func (m *Model) DestroyAH(id ID) syscall.Errno {
 	return 0
 }
 
-// memoryChanges records an imminent change of the memory of keys. A waiting request must not name them, because a
+// noteMemoryChange records an imminent change of the memory of keys. A waiting request must not name them, because a
 // driver may read them at any time.
-func (m *Model) memoryChanges(lkey, rkey uint32) {
+func (m *Model) noteMemoryChange(lkey, rkey uint32) {
 	for _, q := range m.QPs {
 		for i := range q.Sends {
 			s := &q.Sends[i]
 			if s.RKey == rkey || s.InvalidateRKey == rkey || usesLKey(s.SGL, lkey) ||
 				s.Bind != nil && s.Bind.LKey == lkey {
-				m.open("memory of a request that waits is changed")
+				m.markUndefined("memory of a request that waits is changed")
 			}
 		}
 	}
 }
 
-// Store writes memory as its owner.
-func (m *Model) Store(addr uint64, b []byte) {
+// StoreMemory writes memory as its owner.
+func (m *Model) StoreMemory(addr uint64, b []byte) {
 	for _, q := range m.QPs {
 		if q.waiting {
-			m.open("memory is changed while a request waits")
+			m.markUndefined("memory is changed while a request waits")
 		}
 	}
 	m.Mem.Write(addr, b)
@@ -388,22 +388,22 @@ func usesLKey(sgl []ib.SGE, key uint32) bool {
 // SetError moves the device to the error state: all queue pairs outside RESET move to ERR.
 func (m *Model) SetError() {
 	m.Dead = true
-	for _, q := range m.sorted() {
+	for _, q := range m.sortedQPs() {
 		if q.State != ib.QPReset {
 			m.toError(q)
 		}
 	}
 }
 
-// Renew replaces the device with one without objects. Memory does not change.
-func (m *Model) Renew(l Limits) {
+// ReplaceDevice replaces the device with one without objects. Memory does not change.
+func (m *Model) ReplaceDevice(l Limits) {
 	n := New(l)
 	n.Mem, n.epochs = m.Mem, m.epochs
 	*m = *n
-	m.Begin()
+	m.BeginCall()
 }
 
-// sorted returns the queue pairs in creation order.
-func (m *Model) sorted() []*QP {
+// sortedQPs returns the queue pairs in creation order.
+func (m *Model) sortedQPs() []*QP {
 	return slices.SortedFunc(maps.Values(m.QPs), func(a, b *QP) int { return int(a.ID - b.ID) })
 }

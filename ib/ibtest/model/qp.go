@@ -27,7 +27,7 @@ type QP struct {
 	Cut    bool // EventQPLastWQEReached may be missing, because RESET followed ERR before the end of the flush
 
 	named    ID // for an XRC target: the shared queue that the current request names
-	own      queue
+	own      recvQueue
 	unproved []uint64          // posted sends that no polled completion proves to be done
 	waiting  bool              // the first send has begun, and waits for a receive or for the peer to leave INIT
 	waitsFor uint64            // ID of the request that waits, or was the last to wait
@@ -40,18 +40,18 @@ type QP struct {
 	partner  int               // epoch of the peer with which it has exchanged packets; 0: none
 }
 
-// Waiting reports whether the first send waits for the peer.
-func (q *QP) Waiting() bool { return q.waiting }
+// IsWaiting reports whether the first send waits for the peer.
+func (q *QP) IsWaiting() bool { return q.waiting }
 
-// Recvs returns the number of receives in the queue pair's own queue.
-func (q *QP) Recvs() int { return len(q.own.recvs) }
+// RecvCount returns the number of receives in the queue pair's own queue.
+func (q *QP) RecvCount() int { return len(q.own.recvs) }
 
 // CreateQP creates a queue pair in RESET.
 func (m *Model) CreateQP(q QP) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
-	q.own = queue{pd: q.PD, room: int(q.Cap.MaxRecvWR), maxSGE: int(q.Cap.MaxRecvSGE)}
+	q.own = recvQueue{pd: q.PD, room: int(q.Cap.MaxRecvWR), maxSGE: int(q.Cap.MaxRecvSGE)}
 	m.QPs[q.ID] = &q
 	return 0
 }
@@ -66,8 +66,8 @@ func (m *Model) DestroyQP(id ID) syscall.Errno {
 	}
 	for _, w := range m.Windows {
 		if w.Bound && w.QP == id {
-			m.memoryChanges(0, w.RKey)
-			w.unbind()
+			m.noteMemoryChange(0, w.RKey)
+			w.clearBind()
 		}
 	}
 	for _, c := range m.CQs {
@@ -78,10 +78,10 @@ func (m *Model) DestroyQP(id ID) syscall.Errno {
 		}
 	}
 	if q.waiting {
-		m.open("a queue pair with a request in flight is destroyed")
+		m.markUndefined("a queue pair with a request in flight is destroyed")
 	}
 	delete(m.QPs, id)
-	m.wake()
+	m.runWaiting()
 	return 0
 }
 
@@ -93,14 +93,14 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		return syscall.EIO
 	}
 	next, err := ib.NextState(q.State, q.Type, &a, mask)
-	if err != nil || m.wrongValue(&a, mask) {
+	if err != nil || m.hasInvalidValue(&a, mask) {
 		return syscall.EINVAL
 	}
-	if q.Draining() && !end {
-		m.open("a modification while the send queue is being drained") // a driver may reject it
+	if q.IsDraining() && !end {
+		m.markUndefined("a modification while the send queue is being drained") // a driver may reject it
 	}
-	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.awaited(q) {
-		m.open("rights change while a request waits")
+	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.isAwaited(q) {
+		m.markUndefined("rights change while a request waits")
 	}
 	q.Known |= mask &^ (ib.QPAttrState | ib.QPAttrCurState)
 	CopyAttr(&q.Attr, &a, mask)
@@ -109,7 +109,7 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	case a.State == ib.QPErr:
 		m.toError(q)
 	case a.State == ib.QPReset:
-		m.reset(q)
+		m.resetQP(q)
 	default:
 		from := q.State
 		q.State = next
@@ -117,43 +117,43 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		case next == ib.QPRTR && from == ib.QPInit:
 			m.epochs++
 			q.epoch, q.partner = m.epochs, 0
-			m.late(q)
+			m.noteLateRetry(q)
 		case next == ib.QPSQD && from == ib.QPRTS:
 			if q.waiting && (m.Lossy || m.deferred || len(q.Sends) > 1) {
-				m.open("SQD while a request waits") // a driver may or may not have begun the requests behind it
+				m.markUndefined("SQD while a request waits") // a driver may or may not have begun the requests behind it
 			}
 			q.drain = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify
 		case next != ib.QPSQD:
 			q.drain = false
 		}
-		m.run(q)
+		m.runSends(q)
 	}
-	m.wake()
+	m.runWaiting()
 	return 0
 }
 
-// Postpone moves the waiting request of a queue pair in SQD back to those that have not begun.
-func (m *Model) Postpone(id ID) {
+// PostponeWaiting moves the waiting request of a queue pair in SQD back to those that have not begun.
+func (m *Model) PostponeWaiting(id ID) {
 	m.QPs[id].waiting = false
-	m.wake()
+	m.runWaiting()
 }
 
-// late records that the retries of a request may end just when its peer becomes ready, or that its data may arrive at
-// any later time. A call takes 20 ms or more, the eight attempts with a Timeout of 13 take 268 ms.
-func (m *Model) late(q *QP) {
+// noteLateRetry records that the retries of a request may end just when its peer becomes ready, or that its data may
+// arrive at any later time. A call takes 20 ms or more, the eight attempts with a Timeout of 13 take 268 ms.
+func (m *Model) noteLateRetry(q *QP) {
 	for _, p := range m.QPs {
 		switch {
 		case !p.waiting || p.Attr.DestQPN != q.Num:
 		case p.Attr.Timeout < 13 || m.calls-p.since > 3:
-			m.open("a request whose last attempt may precede the readiness of its peer")
-		case p.Sends[0].Op == ib.WRRDMAWriteWithImm && len(m.queueOf(q).recvs) == 0:
-			m.open("a WRITE whose data arrive before its receive is there")
+			m.markUndefined("a request whose last attempt may precede the readiness of its peer")
+		case p.Sends[0].Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(q).recvs) == 0:
+			m.markUndefined("a WRITE whose data arrive before its receive is there")
 		}
 	}
 }
 
-// awaited reports whether a request of a peer waits for q.
-func (m *Model) awaited(q *QP) bool {
+// isAwaited reports whether a request of a peer waits for q.
+func (m *Model) isAwaited(q *QP) bool {
 	for _, p := range m.QPs {
 		if p.waiting && p.Attr.DestQPN == q.Num {
 			return true
@@ -162,10 +162,10 @@ func (m *Model) awaited(q *QP) bool {
 	return false
 }
 
-// Draining reports whether requests are in flight in SQD.
-func (q *QP) Draining() bool { return q.State == ib.QPSQD && q.waiting }
+// IsDraining reports whether requests are in flight in SQD.
+func (q *QP) IsDraining() bool { return q.State == ib.QPSQD && q.waiting }
 
-func (m *Model) wrongValue(a *ib.QPAttr, mask ib.QPAttrMask) bool {
+func (m *Model) hasInvalidValue(a *ib.QPAttr, mask ib.QPAttrMask) bool {
 	for _, x := range []struct {
 		bit   ib.QPAttrMask
 		wrong bool
@@ -210,20 +210,20 @@ func CopyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
 	take(ib.QPAttrDestQPN, func() { to.DestQPN = from.DestQPN })
 }
 
-// reset drops all work of a queue pair.
-func (m *Model) reset(q *QP) {
+// resetQP drops all work of a queue pair.
+func (m *Model) resetQP(q *QP) {
 	for _, w := range m.Windows {
 		if w.Bound && w.QP == q.ID {
-			m.open("a queue pair with a bound window is reset")
+			m.markUndefined("a queue pair with a bound window is reset")
 		}
 	}
 	for _, c := range m.CQs {
-		if slices.ContainsFunc(c.Wants, func(w Want) bool { return w.QP == q.ID }) {
-			m.open("completions of a queue pair that is reset") // adapters remove them from the queue
+		if slices.ContainsFunc(c.Wants, func(w WantCompletion) bool { return w.QP == q.ID }) {
+			m.markUndefined("completions of a queue pair that is reset") // adapters remove them from the queue
 		}
 	}
-	if q.waiting || m.deferred && q.reliable() && len(q.Sends) > 0 {
-		m.open("a queue pair with a request in flight is reset")
+	if q.waiting || m.deferred && q.isReliable() && len(q.Sends) > 0 {
+		m.markUndefined("a queue pair with a request in flight is reset")
 	}
 	q.Cut = q.Cut || m.deferred && q.State == ib.QPErr
 	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{}, 0, nil, nil
@@ -235,11 +235,11 @@ func (m *Model) reset(q *QP) {
 func (m *Model) toError(q *QP) {
 	first := q.State != ib.QPErr
 	if first {
-		m.leavesDoubt(q)
+		m.noteDoubtful(q)
 	}
 	for i := range q.Sends {
 		s := &q.Sends[i]
-		s.sent = m.deferred && q.State == ib.QPRTS && q.reliable() && s.done == nil && s.inlineMessage()
+		s.sent = m.deferred && q.State == ib.QPRTS && q.isReliable() && s.done == nil && s.isInlineMessage()
 	}
 	q.State, q.waiting, q.drain = ib.QPErr, false, false
 	m.flushSends(q)
@@ -255,10 +255,10 @@ func (m *Model) toError(q *QP) {
 func (m *Model) flushRecv(q *QP) {
 	w := q.own.recvs[0]
 	q.own.recvs = slices.Delete(q.own.recvs, 0, 1)
-	m.post(q, RecvSide, Want{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flush}, false)
+	m.addCompletion(q, RecvSide, WantCompletion{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flushStatus}, false)
 }
 
-var flush = []ib.WCStatus{ib.WCWRFlushErr}
+var flushStatus = []ib.WCStatus{ib.WCWRFlushErr}
 
 // GiveUp completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network. A requester
 // may exhaust its retries at any time.
@@ -271,8 +271,8 @@ func (m *Model) GiveUp(id ID) bool {
 	s := q.Sends[0]
 	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
 	q.waiting = false
-	m.complete(q, &s, is(ib.WCRetryExcErr), 0)
-	m.wake()
+	m.completeSend(q, &s, statusList(ib.WCRetryExcErr), 0)
+	m.runWaiting()
 	return true
 }
 
@@ -284,32 +284,32 @@ func (m *Model) flushSends(q *QP) {
 	for len(q.Sends) > 0 {
 		s := q.Sends[0]
 		q.Sends = slices.Delete(q.Sends, 0, 1)
-		m.complete(q, &s, flush, 0)
+		m.completeSend(q, &s, flushStatus, 0)
 	}
 }
 
-// wake executes the waiting requests until none of them can continue.
-func (m *Model) wake() {
+// runWaiting executes the waiting requests until none of them can continue.
+func (m *Model) runWaiting() {
 	if m.deferred {
 		return
 	}
 	for progress := true; progress; {
 		progress = false
-		for _, q := range m.sorted() {
+		for _, q := range m.sortedQPs() {
 			if m.QPs[q.ID] != q || !q.waiting {
 				continue
 			}
 			q.waiting = false
-			if m.step(q) {
+			if m.executeFirst(q) {
 				progress = true
-				m.run(q)
+				m.runSends(q)
 			}
 		}
 	}
 	if m.served > 1 {
-		m.open("the order of requests of several queue pairs that waited")
+		m.markUndefined("the order of requests of several queue pairs that waited")
 	}
-	for _, q := range m.sorted() {
+	for _, q := range m.sortedQPs() {
 		if q.State == ib.QPSQD && !q.waiting && q.drain {
 			q.drain = false
 			q.Events = append(q.Events, ib.EventSQDrained)

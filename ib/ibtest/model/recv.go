@@ -13,8 +13,8 @@ type Recv struct {
 	SGL []ib.SGE
 }
 
-// queue is the receive queue of a queue pair, or a shared one.
-type queue struct {
+// recvQueue is the receive queue of a queue pair, or a shared one.
+type recvQueue struct {
 	pd       ID
 	room     int
 	maxSGE   int
@@ -22,12 +22,12 @@ type queue struct {
 	unproved []uint64 // posted and not polled
 }
 
-func (r queue) clone() queue {
+func (r recvQueue) clone() recvQueue {
 	r.recvs, r.unproved = slices.Clone(r.recvs), slices.Clone(r.unproved)
 	return r
 }
 
-func (r *queue) prove(id uint64) {
+func (r *recvQueue) markPolled(id uint64) {
 	if k := slices.Index(r.unproved, id); k >= 0 {
 		r.unproved = slices.Delete(r.unproved, k, k+1)
 	}
@@ -38,7 +38,7 @@ type SRQ struct {
 	ID, PD   ID
 	XRCD, CQ ID     // for XRC
 	Num      uint32 // for XRC senders
-	queue    queue
+	queue    recvQueue
 	Limit    uint32
 	Events   []ib.EventType
 
@@ -56,15 +56,15 @@ func (s *SRQ) MaxSGE() int { return s.queue.maxSGE }
 
 // CreateSRQ creates a shared receive queue with the actual capacities.
 func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
-	if e := m.made(); e != 0 {
+	if e := m.creationError(); e != 0 {
 		return e
 	}
-	s.queue = queue{pd: s.PD, room: int(granted.MaxWR), maxSGE: int(granted.MaxSGE)}
+	s.queue = recvQueue{pd: s.PD, room: int(granted.MaxWR), maxSGE: int(granted.MaxSGE)}
 	m.SRQs[s.ID] = &s
 	return 0
 }
 
-// ModifySRQ changes a queue. ResizedSRQ sets the actual capacity.
+// ModifySRQ changes a queue. RecordSRQResize sets the actual capacity.
 func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errno {
 	s := m.SRQs[id]
 	room := uint32(s.queue.room)
@@ -77,7 +77,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 	case room == 0, int(room) < len(s.queue.recvs), mask&ib.SRQAttrLimit != 0 && a.Limit > room:
 		return syscall.EINVAL
 	case int(room) < len(s.queue.unproved):
-		m.open("a shared receive queue becomes shorter than what was not polled")
+		m.markUndefined("a shared receive queue becomes shorter than what was not polled")
 	}
 	if mask&ib.SRQAttrMaxWR != 0 {
 		s.queue.room = int(room)
@@ -86,17 +86,17 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 		s.Limit = a.Limit
 		if a.Limit > 0 && uint32(len(s.queue.recvs)) < a.Limit {
 			// The event is raised at once, or when the next receive is consumed.
-			m.open("a limit that has been reached already")
+			m.markUndefined("a limit that has been reached already")
 		}
-		s.checkLimit()
+		s.raiseLimitEvent()
 	}
 	return 0
 }
 
-// ResizedSRQ records the actual capacity.
-func (m *Model) ResizedSRQ(id ID, room int) { m.SRQs[id].queue.room = room }
+// RecordSRQResize records the actual capacity.
+func (m *Model) RecordSRQResize(id ID, room int) { m.SRQs[id].queue.room = room }
 
-func (s *SRQ) checkLimit() {
+func (s *SRQ) raiseLimitEvent() {
 	if uint32(len(s.queue.recvs)) < s.Limit {
 		s.Limit = 0
 		s.Events = append(s.Events, ib.EventSRQLimitReached)
@@ -109,96 +109,96 @@ func (m *Model) DestroySRQ(id ID) syscall.Errno {
 		if q.SRQ == id {
 			return syscall.EBUSY
 		}
-		if q.waiting && m.identify(q) == id && (m.Lossy || m.deferred) {
-			m.open("a shared queue is destroyed whose receive a request waits for")
+		if q.waiting && m.sharedQueueOfFirstSend(q) == id && (m.Lossy || m.deferred) {
+			m.markUndefined("a shared queue is destroyed whose receive a request waits for")
 		}
 	}
 	delete(m.SRQs, id)
-	m.wake()
+	m.runWaiting()
 	return 0
 }
 
-// Took is the result of posting a list of work requests.
-type Took struct {
+// PostResult is the result of posting a list of work requests.
+type PostResult struct {
 	N   int
 	Err syscall.Errno
 }
 
-// post queues receives. got is the driver's result; nil: the minimum that a driver must accept. serve lets waiting
-// requests consume the first receives of a list before the rest is queued, as a driver may do.
-func (r *queue) post(recvs []Recv, got *Took, serve func()) Took {
+// queueRecvs queues receives. got is the driver's result; nil: the minimum that a driver must accept. serve lets
+// waiting requests consume the first receives of a list before the rest is queued, as a driver may do.
+func (r *recvQueue) queueRecvs(recvs []Recv, got *PostResult, serve func()) PostResult {
 	for n, w := range recvs {
 		if len(r.recvs) >= r.room && got != nil && got.N > n {
 			serve()
 		}
 		if len(w.SGL) > r.maxSGE {
-			return Took{n, syscall.EINVAL}
+			return PostResult{n, syscall.EINVAL}
 		}
 		full := got != nil && got.N == n && got.Err == syscall.ENOMEM
 		if len(r.recvs) >= r.room || full && len(r.unproved) >= r.room {
-			return Took{n, syscall.ENOMEM}
+			return PostResult{n, syscall.ENOMEM}
 		}
 		r.recvs = append(r.recvs, w)
 		r.unproved = append(r.unproved, w.ID)
 	}
-	return Took{N: len(recvs)}
+	return PostResult{N: len(recvs)}
 }
 
 // PostRecv posts receives to a queue pair.
-func (m *Model) PostRecv(id ID, recvs []Recv, got *Took) Took {
+func (m *Model) PostRecv(id ID, recvs []Recv, got *PostResult) PostResult {
 	q := m.QPs[id]
-	if q.SRQ != 0 || q.extended() || q.State == ib.QPReset {
-		return Took{Err: syscall.EINVAL}
+	if q.SRQ != 0 || q.isXRC() || q.State == ib.QPReset {
+		return PostResult{Err: syscall.EINVAL}
 	}
-	t := q.own.post(recvs, got, func() {
+	t := q.own.queueRecvs(recvs, got, func() {
 		if q.State == ib.QPErr {
 			m.toError(q)
 		}
-		m.wake()
+		m.runWaiting()
 	})
-	m.checkRoom(q.RecvCQ)
+	m.checkCQRoom(q.RecvCQ)
 	if q.State == ib.QPErr {
 		m.toError(q)
 	}
-	m.wake()
+	m.runWaiting()
 	return t
 }
 
 // PostSRQ posts receives to a shared receive queue.
-func (m *Model) PostSRQ(id ID, recvs []Recv, got *Took) Took {
+func (m *Model) PostSRQ(id ID, recvs []Recv, got *PostResult) PostResult {
 	waiting := 0
 	for _, q := range m.QPs {
-		if p := m.destination(q); q.waiting && p != nil && (p.SRQ == id || m.identify(q) == id) {
+		if p := m.destination(q); q.waiting && p != nil && (p.SRQ == id || m.sharedQueueOfFirstSend(q) == id) {
 			waiting++
 		}
 	}
 	if waiting > 1 {
-		m.open("several requests wait for a receive of one queue")
+		m.markUndefined("several requests wait for a receive of one queue")
 	}
-	t := m.SRQs[id].queue.post(recvs, got, m.wake)
+	t := m.SRQs[id].queue.queueRecvs(recvs, got, m.runWaiting)
 	for _, q := range m.QPs {
 		if q.SRQ == id {
-			m.checkRoom(q.RecvCQ)
+			m.checkCQRoom(q.RecvCQ)
 		}
 	}
-	m.checkRoom(m.SRQs[id].CQ)
-	m.wake()
+	m.checkCQRoom(m.SRQs[id].CQ)
+	m.runWaiting()
 	return t
 }
 
-// shared returns the shared queue from which the current request to q consumes its receive; 0: none.
-func (q *QP) shared() ID {
+// sharedQueue returns the shared queue from which the current request to q consumes its receive; 0: none.
+func (q *QP) sharedQueue() ID {
 	if q.Type == ib.QPTypeXRCTgt {
 		return q.named
 	}
 	return q.SRQ
 }
 
-// extended reports whether the queue pair is of an XRC type.
-func (q *QP) extended() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib.QPTypeXRCTgt }
+// isXRC reports whether the queue pair is of an XRC type.
+func (q *QP) isXRC() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib.QPTypeXRCTgt }
 
-// identify returns the shared queue that the first send of an XRC initiator names; 0: none.
-func (m *Model) identify(q *QP) ID {
+// sharedQueueOfFirstSend returns the shared queue that the first send of an XRC initiator names; 0: none.
+func (m *Model) sharedQueueOfFirstSend(q *QP) ID {
 	if q.Type == ib.QPTypeXRCInit && len(q.Sends) > 0 {
 		return m.xrcSRQByNumber(q.Sends[0].SRQN)
 	}
@@ -215,29 +215,29 @@ func (m *Model) xrcSRQByNumber(srqn uint32) ID {
 	return 0
 }
 
-func (m *Model) queueOf(q *QP) *queue {
-	if s := m.SRQs[q.shared()]; s != nil {
+func (m *Model) recvQueueOf(q *QP) *recvQueue {
+	if s := m.SRQs[q.sharedQueue()]; s != nil {
 		return &s.queue
 	}
 	return &q.own
 }
 
 // completeRecv completes the first receive of q.
-func (m *Model) completeRecv(q *QP, w Want, solicited bool) {
-	r := m.queueOf(q)
-	w.WC.ID, w.SRQ = r.recvs[0].ID, q.shared()
+func (m *Model) completeRecv(q *QP, w WantCompletion, solicited bool) {
+	r := m.recvQueueOf(q)
+	w.WC.ID, w.SRQ = r.recvs[0].ID, q.sharedQueue()
 	r.recvs = slices.Delete(r.recvs, 0, 1)
 	if w.WC.Opcode == 0 {
 		w.WC.Opcode = ib.WCRecv
 	}
-	m.post(q, RecvSide, w, solicited)
+	m.addCompletion(q, RecvSide, w, solicited)
 	if w.SRQ != 0 {
-		m.SRQs[w.SRQ].checkLimit()
+		m.SRQs[w.SRQ].raiseLimitEvent()
 	}
 }
 
-// Received reports whether posted receives use a region.
-func (m *Model) Received(id ID) bool {
+// RecvsUseRegion reports whether posted receives use a region.
+func (m *Model) RecvsUseRegion(id ID) bool {
 	r := m.Regions[id]
 	names := func(w Recv) bool { return r != nil && usesLKey(w.SGL, r.LKey) }
 	for _, q := range m.QPs {

@@ -28,10 +28,10 @@ type Send struct {
 	Reg            *Reg
 	Flush          ib.Flush
 
-	to      ib.AHAttr // the address of the handle at the time of the post
-	foreign bool      // the address handle belongs to another domain
-	done    *outcome  // nil: not executed; see Defer
-	sent    bool      // the request may be in flight, because the queue pair has entered ERR; see FlushSent
+	to      ib.AHAttr       // the address of the handle at the time of the post
+	foreign bool            // the address handle belongs to another domain
+	done    *executedResult // nil: not executed; see Defer
+	sent    bool            // the request may be in flight, because the queue pair has entered ERR; see FlushSent
 }
 
 // Bind holds the arguments of BIND_MW.
@@ -51,53 +51,54 @@ type Reg struct {
 	Access ib.AccessFlags
 }
 
-// Signaled reports whether success generates a completion.
-func (q *QP) Signaled(s *Send) bool { return q.SigAll || s.Flags&ib.SendSignaled != 0 }
+// IsSignaled reports whether success generates a completion.
+func (q *QP) IsSignaled(s *Send) bool { return q.SigAll || s.Flags&ib.SendSignaled != 0 }
 
 // PostSend posts work requests and executes them as far as possible. got is the driver's result; nil: the minimum that
 // a driver must accept.
-func (m *Model) PostSend(id ID, sends []Send, got *Took) Took {
+func (m *Model) PostSend(id ID, sends []Send, got *PostResult) PostResult {
 	q := m.QPs[id]
 	switch q.State {
 	case ib.QPReset, ib.QPInit, ib.QPRTR:
-		return Took{Err: syscall.EINVAL}
+		return PostResult{Err: syscall.EINVAL}
 	}
 	if q.Type == ib.QPTypeXRCTgt {
-		return Took{Err: syscall.EINVAL}
+		return PostResult{Err: syscall.EINVAL}
 	}
 	for i := range sends {
-		if len(sends) > 1 && (m.tooLong(q, &sends[i]) || misaligned(&sends[i])) {
-			m.open("a list with a request that a driver may refuse at once")
+		if len(sends) > 1 && (m.isTooLong(q, &sends[i]) || isMisalignedAtomic(&sends[i])) {
+			m.markUndefined("a list with a request that a driver may refuse at once")
 		}
 	}
 	m.listed = len(sends)
-	t := Took{N: len(sends)}
+	t := PostResult{N: len(sends)}
 	for n := range sends {
 		var e syscall.Errno // error of the driver, if it rejected this one
 		if got != nil && got.N == n {
 			e = got.Err
 		}
-		if e := m.take(q, sends[n], e); e != 0 {
-			t = Took{n, e}
+		if e := m.queueSend(q, sends[n], e); e != 0 {
+			t = PostResult{n, e}
 			break
 		}
-		m.run(q)
+		m.runSends(q)
 	}
-	m.wake()
+	m.runWaiting()
 	return t
 }
 
-// take queues a request or rejects it. got is the driver's error, or 0.
-func (m *Model) take(q *QP, s Send, got syscall.Errno) syscall.Errno {
+// queueSend queues a request or rejects it. got is the driver's error, or 0.
+func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	a := m.AHs[s.AH]
 	switch {
-	case !q.knows(&s), len(s.SGL) > int(q.Cap.MaxSendSGE),
+	case !q.supportsRequest(&s), len(s.SGL) > int(q.Cap.MaxSendSGE),
 		s.Flags&ib.SendInline != 0 && (len(s.Inline) > int(q.Cap.MaxInlineData) || s.Op == ib.WRRDMARead ||
-			rights[s.Op] == ib.AccessRemoteAtomic),
+			peerRights[s.Op] == ib.AccessRemoteAtomic),
 		a != nil && a.Dead, s.Bind != nil && m.Windows[s.Bind.MW].Dead, s.Reg != nil && m.Regions[s.Reg.MR].Dead,
 		s.Bind != nil && s.Bind.MR != 0 && m.Regions[s.Bind.MR].Dead:
 		return syscall.EINVAL
-	case got == syscall.EINVAL && (m.tooLong(q, &s) || misaligned(&s)): // a driver may check at once, or when it sends
+	// a driver may check at once, or when it sends
+	case got == syscall.EINVAL && (m.isTooLong(q, &s) || isMisalignedAtomic(&s)):
 		return syscall.EINVAL
 	case len(q.Sends) >= int(q.Cap.MaxSendWR), got == syscall.ENOMEM && len(q.unproved) >= int(q.Cap.MaxSendWR):
 		return syscall.ENOMEM
@@ -105,20 +106,20 @@ func (m *Model) take(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	local := s.Op == ib.WRBindMW || s.Op == ib.WRRegMR
 	switch {
 	case local && q.waiting:
-		m.open("a bind or registration behind a request that waits")
+		m.markUndefined("a bind or registration behind a request that waits")
 	case local && m.done[q.ID] > 0 && q.State != ib.QPRTS:
-		m.open("a bind or registration behind a request of the same call that fails")
+		m.markUndefined("a bind or registration behind a request of the same call that fails")
 	case a != nil:
 		s.to, s.foreign = a.Attr, a.PD != q.PD
 	}
 	q.Sends = append(slices.Clip(q.Sends), s)
 	q.unproved = append(q.unproved, s.ID)
-	m.checkRoom(q.SendCQ)
+	m.checkCQRoom(q.SendCQ)
 	return 0
 }
 
-// tooLong reports whether a message exceeds the service's limit.
-func (m *Model) tooLong(q *QP, s *Send) bool {
+// isTooLong reports whether a message exceeds the service's limit.
+func (m *Model) isTooLong(q *QP, s *Send) bool {
 	n := uint64(len(s.Inline))
 	if s.Flags&ib.SendInline == 0 {
 		n = 0
@@ -129,27 +130,27 @@ func (m *Model) tooLong(q *QP, s *Send) bool {
 	return n > m.MaxMsgSize || q.Type == ib.QPTypeUD && n > uint64(m.MTU)
 }
 
-// misaligned reports whether an atomic is not 8 bytes at a multiple of 8.
-func misaligned(s *Send) bool {
+// isMisalignedAtomic reports whether an atomic is not 8 bytes at a multiple of 8.
+func isMisalignedAtomic(s *Send) bool {
 	n := uint64(0)
 	for _, e := range s.SGL {
 		n += uint64(e.Length)
 	}
-	atomic := rights[s.Op] == ib.AccessRemoteAtomic
+	atomic := peerRights[s.Op] == ib.AccessRemoteAtomic
 	return (atomic || s.Op == ib.WRAtomicWrite) && s.RemoteAddr%8 != 0 || atomic && n != 8
 }
 
-// knows reports whether the service supports the operation, and the request has the required fields.
-func (q *QP) knows(s *Send) bool {
+// supportsRequest reports whether the service supports the operation, and the request has the required fields.
+func (q *QP) supportsRequest(s *Send) bool {
 	switch s.Op {
 	case ib.WRSend, ib.WRSendWithImm:
 		return q.Type != ib.QPTypeUD || s.AH != 0
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRLocalInv:
 		return q.Type != ib.QPTypeUD
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRSendWithInv, ib.WRFlush:
-		return q.reliable()
+		return q.isReliable()
 	case ib.WRAtomicWrite:
-		return q.reliable() && len(s.Inline) == 8
+		return q.isReliable() && len(s.Inline) == 8
 	case ib.WRBindMW:
 		return q.Type != ib.QPTypeUD && s.Bind != nil
 	case ib.WRRegMR:
@@ -158,25 +159,25 @@ func (q *QP) knows(s *Send) bool {
 	return false
 }
 
-// reliable reports whether the requests of the queue pair are acknowledged.
-func (q *QP) reliable() bool { return q.Type == ib.QPTypeRC || q.extended() }
+// isReliable reports whether the requests of the queue pair are acknowledged.
+func (q *QP) isReliable() bool { return q.Type == ib.QPTypeRC || q.isXRC() }
 
-// run executes the send queue as far as possible.
-func (m *Model) run(q *QP) {
+// runSends executes the send queue as far as possible.
+func (m *Model) runSends(q *QP) {
 	for len(q.Sends) > 0 && !q.waiting && !m.deferred {
 		switch {
 		case m.Dead:
 			m.toError(q)
 		case q.State == ib.QPErr, q.State == ib.QPSQE:
 			m.flushSends(q)
-		case q.State != ib.QPRTS || !m.step(q):
+		case q.State != ib.QPRTS || !m.executeFirst(q):
 			return
 		}
 	}
 }
 
-// step executes the first request. It returns false if the request waits.
-func (m *Model) step(q *QP) bool {
+// executeFirst executes the first request. It returns false if the request waits.
+func (m *Model) executeFirst(q *QP) bool {
 	s := q.Sends[0]
 	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
 	q.begun = true
@@ -190,31 +191,31 @@ func (m *Model) step(q *QP) bool {
 		}
 		return false
 	}
-	m.complete(q, &s, status, n)
+	m.completeSend(q, &s, status, n)
 	return true
 }
 
-var opcodes = map[ib.WROpcode]ib.WCOpcode{
+var wcOpcodes = map[ib.WROpcode]ib.WCOpcode{
 	ib.WRSend: ib.WCSend, ib.WRSendWithImm: ib.WCSend, ib.WRSendWithInv: ib.WCSend,
 	ib.WRRDMAWrite: ib.WCRDMAWrite, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite, ib.WRRDMARead: ib.WCRDMARead,
 	ib.WRAtomicCmpAndSwp: ib.WCCompSwap, ib.WRAtomicFetchAdd: ib.WCFetchAdd, ib.WRLocalInv: ib.WCLocalInv,
 	ib.WRBindMW: ib.WCBindMW, ib.WRRegMR: ib.WCRegMR, ib.WRFlush: ib.WCFlush, ib.WRAtomicWrite: ib.WCAtomicWrite,
 }
 
-// complete completes a request. After an error it flushes the rest of the queue.
-func (m *Model) complete(q *QP, s *Send, status []ib.WCStatus, n uint64) {
+// completeSend completes a request. After an error it flushes the rest of the queue.
+func (m *Model) completeSend(q *QP, s *Send, status []ib.WCStatus, n uint64) {
 	m.done[q.ID]++
 	failed := status[0] != ib.WCSuccess
 	over := q.State == ib.QPErr || q.State == ib.QPSQE
-	if failed || q.Signaled(s) {
-		m.post(q, SendSide, Want{
-			WC:     ib.WC{ID: s.ID, Opcode: opcodes[s.Op], ByteLen: uint32(n)},
-			Status: status, Length: fetches(s.Op),
+	if failed || q.IsSignaled(s) {
+		m.addCompletion(q, SendSide, WantCompletion{
+			WC:     ib.WC{ID: s.ID, Opcode: wcOpcodes[s.Op], ByteLen: uint32(n)},
+			Status: status, Length: returnsData(s.Op),
 		}, false)
 	}
 	switch {
 	case !failed || over:
-	case q.reliable():
+	case q.isReliable():
 		m.toError(q)
 	case q.State == ib.QPErr: // its completion was lost
 	default:
@@ -223,24 +224,24 @@ func (m *Model) complete(q *QP, s *Send, status []ib.WCStatus, n uint64) {
 	}
 }
 
-// fetches reports whether an operation returns data.
-func fetches(op ib.WROpcode) bool {
+// returnsData reports whether an operation returns data.
+func returnsData(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
-func is(s ...ib.WCStatus) []ib.WCStatus { return s }
+func statusList(s ...ib.WCStatus) []ib.WCStatus { return s }
 
-// success is the status of most requests.
-var success = is(ib.WCSuccess)
+// successStatus is the status of most requests.
+var successStatus = statusList(ib.WCSuccess)
 
-// load returns the bytes of a list of spans.
-func (m *Model) load(spans []Span, n uint64) []byte {
+// loadBytes returns the bytes of a list of spans.
+func (m *Model) loadBytes(spans []Span, n uint64) []byte {
 	b := make([]byte, n)
 	rest := b
 	for _, s := range spans {
 		k := min(s.Len, uint64(len(rest)))
-		if m.Mem.blurred(s.Addr, k) {
-			m.open("bytes are sent that are not defined")
+		if m.Mem.isBlurred(s.Addr, k) {
+			m.markUndefined("bytes are sent that are not defined")
 		}
 		m.Mem.Read(s.Addr, rest[:k])
 		rest = rest[k:]
@@ -250,26 +251,26 @@ func (m *Model) load(spans []Span, n uint64) []byte {
 
 // scatterBytes stores bytes in a list of spans, starting at an offset.
 func (m *Model) scatterBytes(spans []Span, skip uint64, b []byte) {
-	m.disturbs(spans)
+	m.noteDisturbance(spans)
 	eachPiece(spans, skip, b, m.Mem.Write)
 }
 
-// disturbs records that a request changes memory. A request that waits must not use it, because parts of that request
-// may have been executed.
-func (m *Model) disturbs(spans []Span) {
+// noteDisturbance records that a request changes memory. A request that waits must not use it, because parts of that
+// request may have been executed.
+func (m *Model) noteDisturbance(spans []Span) {
 	for _, q := range m.QPs {
-		if q.waiting && meet(q.held, spans) {
-			m.open("memory of a request that waits is changed by another")
+		if q.waiting && spansOverlap(q.held, spans) {
+			m.markUndefined("memory of a request that waits is changed by another")
 		}
 	}
 }
 
-// smear allows bytes to be stored or not.
-func (m *Model) smear(spans []Span, skip uint64, b []byte) {
+// blurBytes allows bytes to be stored or not.
+func (m *Model) blurBytes(spans []Span, skip uint64, b []byte) {
 	if m.Blind && len(b) > 0 && len(spans) > 0 {
-		m.open("a part of a message is stored, and nothing shows when")
+		m.markUndefined("a part of a message is stored, and nothing shows when")
 	}
-	m.disturbs(spans)
+	m.noteDisturbance(spans)
 	eachPiece(spans, skip, b, func(addr uint64, b []byte) { m.Mem.Blur(addr, uint64(len(b)), b) })
 }
 
@@ -287,8 +288,8 @@ func eachPiece(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte
 	}
 }
 
-// overlap reports whether two lists share bytes, or one list overlaps itself.
-func overlap(a, b []Span) bool {
+// bytesOverlap reports whether two lists share bytes, or one list overlaps itself.
+func bytesOverlap(a, b []Span) bool {
 	for i, s := range a {
 		for j, t := range b {
 			if (&a[0] != &b[0] || i != j) && s.Addr < t.Addr+t.Len && t.Addr < s.Addr+s.Len {
@@ -301,16 +302,18 @@ func overlap(a, b []Span) bool {
 
 // checkOverlap records that the order in which bytes are copied affects the result.
 func (m *Model) checkOverlap(dst, src []Span) {
-	if len(dst) > 0 && (overlap(dst, dst) || len(src) > 0 && overlap(dst, src)) {
-		m.open("source and target overlap")
+	if len(dst) > 0 && (bytesOverlap(dst, dst) || len(src) > 0 && bytesOverlap(dst, src)) {
+		m.markUndefined("source and target overlap")
 	}
 }
 
-// word reads and writes the 8 bytes of an atomic, in the host's byte order.
-func (m *Model) word(spans []Span) uint64 { return binary.NativeEndian.Uint64(m.load(spans, 8)) }
+// atomicWord reads and writes the 8 bytes of an atomic, in the host's byte order.
+func (m *Model) atomicWord(spans []Span) uint64 {
+	return binary.NativeEndian.Uint64(m.loadBytes(spans, 8))
+}
 
-// inlineMessage reports whether the request is a message with inline data, which the requester no longer needs once it
-// is sent.
-func (s *Send) inlineMessage() bool {
+// isInlineMessage reports whether the request is a message with inline data, which the requester no longer needs once
+// it is sent.
+func (s *Send) isInlineMessage() bool {
 	return s.Flags&ib.SendInline != 0 && s.Op != ib.WRAtomicWrite
 }

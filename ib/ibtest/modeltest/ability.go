@@ -22,8 +22,8 @@ type Abilities struct {
 // NewAbilities returns an empty record.
 func NewAbilities() *Abilities { return &Abilities{has: map[string]bool{}, lacks: map[string]bool{}} }
 
-// abilities returns the optional features that a call needs, in the order in which a driver checks them.
-func abilities(c call) (list []string) {
+// neededAbilities returns the optional features that a call needs, in the order in which a driver checks them.
+func neededAbilities(c call) (list []string) {
 	switch c := c.(type) {
 	case rereg:
 		return []string{"reregistration"}
@@ -39,7 +39,7 @@ func abilities(c call) (list []string) {
 		return []string{"XRC domains"}
 	case attachMcast:
 		return []string{"multicast"}
-	case moderate:
+	case moderateCQ:
 		return []string{"moderation"}
 	case modifySRQ:
 		if c.mask&ib.SRQAttrMaxWR != 0 {
@@ -57,7 +57,7 @@ func abilities(c call) (list []string) {
 		return []string{c.kind.String()}
 	case postSend:
 		for _, s := range c.list {
-			list = append(list, opNames[s.op])
+			list = append(list, opcodeNames[s.op])
 		}
 	}
 	return list
@@ -67,7 +67,7 @@ func abilities(c call) (list []string) {
 func (k *Abilities) lacksAny(c call) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, a := range abilities(c) {
+	for _, a := range neededAbilities(c) {
 		if k.lacks[a] {
 			return true
 		}
@@ -75,16 +75,17 @@ func (k *Abilities) lacksAny(c call) bool {
 	return false
 }
 
-func unsupported(err error) bool {
+func isUnsupported(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) ||
 		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EHOSTUNREACH)
 }
 
-// learn records the features that a call shows. It returns the part of the call that the driver has executed, or nil.
-func (k *Abilities) learn(c call, g *got) call {
+// recordResult records the features that a call shows. It returns the part of the call that the driver has executed, or
+// nil.
+func (k *Abilities) recordResult(c call, g *deviceResult) call {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	list := abilities(c)
+	list := neededAbilities(c)
 	post, isPost := c.(postSend)
 	used := list
 	if isPost {
@@ -95,7 +96,7 @@ func (k *Abilities) learn(c call, g *got) call {
 	for _, a := range used {
 		k.has[a] = true
 	}
-	if !unsupported(g.err) || len(used) >= len(list) || k.has[list[len(used)]] {
+	if !isUnsupported(g.err) || len(used) >= len(list) || k.has[list[len(used)]] {
 		return c
 	}
 	k.lacks[list[len(used)]] = true
@@ -106,8 +107,8 @@ func (k *Abilities) learn(c call, g *got) call {
 	return nil
 }
 
-// probe determines the rights that regions can have, unless an earlier run has.
-func (x *runner) probe() error {
+// probeRights determines the rights that regions can have, unless an earlier run has.
+func (x *modelRunner) probeRights() error {
 	k := x.Abilities
 	k.mu.Lock()
 	x.access, x.groups4, x.inline = k.access, k.groups4, k.inline
@@ -127,7 +128,7 @@ func (x *runner) probe() error {
 		mr, err := pd.RegMR(ib.MRInit{
 			Space: x.areas[0].space, Addr: x.areas[0].base, Length: 64, Access: a | ib.AccessLocalWrite,
 		})
-		if unsupported(err) {
+		if isUnsupported(err) {
 			continue
 		}
 		if err != nil {
@@ -138,7 +139,7 @@ func (x *runner) probe() error {
 			return err
 		}
 	}
-	if err := errors.Join(x.probeGroups(pd), x.probeInline(pd)); err != nil {
+	if err := errors.Join(x.probeIPv6Groups(pd), x.probeInline(pd)); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -147,15 +148,15 @@ func (x *runner) probe() error {
 	return pd.Dealloc()
 }
 
-// probeGroups determines whether the device lacks an address of the family of IPv6 groups.
-func (x *runner) probeGroups(pd *ib.PD) error {
+// probeIPv6Groups determines whether the device lacks an address of the family of IPv6 groups.
+func (x *modelRunner) probeIPv6Groups(pd *ib.PD) error {
 	cq, err := x.Device.CreateCQ(ib.CQInit{Entries: 1})
 	if err != nil {
 		return err
 	}
 	qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeUD, SendCQ: cq, RecvCQ: cq})
 	if err == nil {
-		g := x.group(1)
+		g := x.groupAddress(1)
 		if err = qp.AttachMcast(g, 0); err == nil {
 			err = qp.DetachMcast(g, 0)
 		}
@@ -171,7 +172,7 @@ func (x *runner) probeGroups(pd *ib.PD) error {
 const maxInline = 64
 
 // probeInline determines how much inline data queue pairs can have. No attribute of a device has this limit.
-func (x *runner) probeInline(pd *ib.PD) error {
+func (x *modelRunner) probeInline(pd *ib.PD) error {
 	cq, err := x.Device.CreateCQ(ib.CQInit{Entries: 2})
 	if err != nil {
 		return err
@@ -187,8 +188,8 @@ func (x *runner) probeInline(pd *ib.PD) error {
 	return cq.Destroy()
 }
 
-// supported returns the operations and types that the driver is not known to lack.
-func supported[T any](k *Abilities, list []T, name func(T) string) []T {
+// filterSupported returns the operations and types that the driver is not known to lack.
+func filterSupported[T any](k *Abilities, list []T, name func(T) string) []T {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var out []T

@@ -9,34 +9,36 @@ import (
 // allocPD creates a protection domain.
 type allocPD struct{ id model.ID }
 
-func (c allocPD) String() string   { return sprintf("pd%d = AllocPD()", c.id) }
-func (c allocPD) makes() model.ID  { return c.id }
-func (c allocPD) uses() []model.ID { return nil }
+func (c allocPD) String() string      { return sprintf("pd%d = AllocPD()", c.id) }
+func (c allocPD) createdID() model.ID { return c.id }
+func (c allocPD) usedIDs() []model.ID { return nil }
 
-func (c allocPD) device(x *runner) got {
+func (c allocPD) runOnDevice(x *modelRunner) deviceResult {
 	pd, err := x.Device.AllocPD()
 	if err == nil {
-		x.add(c.id, &object{pd: pd, over: pd.Dealloc})
+		x.addObject(c.id, &deviceObject{pd: pd, over: pd.Dealloc})
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c allocPD) expect(x *runner, m *model.Model, g *got) want { return wantErr(m.AllocPD(c.id)) }
+func (c allocPD) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	return wantErr(m.AllocPD(c.id))
+}
 
-// destroy destroys an object of any kind.
-type destroy struct{ id model.ID }
+// destroyObject destroys an object of any kind.
+type destroyObject struct{ id model.ID }
 
-func (c destroy) String() string   { return sprintf("destroy(%d)", c.id) }
-func (c destroy) uses() []model.ID { return []model.ID{c.id} }
+func (c destroyObject) String() string      { return sprintf("destroy(%d)", c.id) }
+func (c destroyObject) usedIDs() []model.ID { return []model.ID{c.id} }
 
-func (c destroy) device(x *runner) got {
+func (c destroyObject) runOnDevice(x *modelRunner) deviceResult {
 	o := x.objs[c.id]
 	err := o.over()
 	o.dead = err == nil
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c destroy) expect(x *runner, m *model.Model, g *got) want {
+func (c destroyObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	switch o := x.objs[c.id]; {
 	case o.pd != nil:
 		return wantErr(m.DeallocPD(c.id))
@@ -59,7 +61,7 @@ func (c destroy) expect(x *runner, m *model.Model, g *got) want {
 // regMR registers memory.
 type regMR struct {
 	id, pd model.ID
-	at     place
+	at     memoryPlace
 	iova   uint64 // 0: the memory address
 	access ib.AccessFlags
 }
@@ -68,29 +70,29 @@ func (c regMR) String() string {
 	return sprintf("mr%d = pd%d.RegMR(area %d + %#x, %#x bytes, IOVA %#x, access %#x)",
 		c.id, c.pd, c.at.area, c.at.off, c.at.len, c.iova, uint32(c.access))
 }
-func (c regMR) makes() model.ID  { return c.id }
-func (c regMR) uses() []model.ID { return []model.ID{c.pd} }
+func (c regMR) createdID() model.ID { return c.id }
+func (c regMR) usedIDs() []model.ID { return []model.ID{c.pd} }
 
-func (c regMR) device(x *runner) got {
-	s := x.span(c.at)
+func (c regMR) runOnDevice(x *modelRunner) deviceResult {
+	s := x.spanOf(c.at)
 	mr, err := x.objs[c.pd].pd.RegMR(ib.MRInit{
 		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova, Access: c.access,
 	})
 	if err == nil {
-		x.add(c.id, &object{mr: mr, over: mr.Dereg})
+		x.addObject(c.id, &deviceObject{mr: mr, over: mr.Dereg})
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c regMR) expect(x *runner, m *model.Model, g *got) want {
-	s := x.span(c.at)
+func (c regMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	s := x.spanOf(c.at)
 	r := model.Region{ID: c.id, PD: c.pd, Access: c.access, IOVA: c.iova, Len: s.Len, Spans: []model.Span{s}}
 	if r.IOVA == 0 {
 		r.IOVA = s.Addr
 	}
 	if o := x.objs[c.id]; o != nil {
 		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
-		x.note("lkey %#x, rkey %#x", r.LKey, r.RKey)
+		x.addToTrace("lkey %#x, rkey %#x", r.LKey, r.RKey)
 	}
 	return wantErr(m.RegMR(r))
 }
@@ -99,7 +101,7 @@ func (c regMR) expect(x *runner, m *model.Model, g *got) want {
 type rereg struct {
 	mr     model.ID
 	flags  ib.MRChangeFlags
-	at     place
+	at     memoryPlace
 	iova   uint64
 	pd     model.ID
 	access ib.AccessFlags
@@ -109,21 +111,21 @@ func (c rereg) String() string {
 	return sprintf("mr%d.Rereg(flags %#x, area %d + %#x, %#x bytes, IOVA %#x, pd%d, access %#x)",
 		c.mr, uint32(c.flags), c.at.area, c.at.off, c.at.len, c.iova, c.pd, uint32(c.access))
 }
-func (c rereg) uses() []model.ID { return []model.ID{c.mr, c.pd} }
+func (c rereg) usedIDs() []model.ID { return []model.ID{c.mr, c.pd} }
 
-func (c rereg) device(x *runner) got {
-	s, mr := x.span(c.at), x.objs[c.mr].mr
+func (c rereg) runOnDevice(x *modelRunner) deviceResult {
+	s, mr := x.spanOf(c.at), x.objs[c.mr].mr
 	err := mr.Rereg(c.flags, ib.MRChange{
 		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova,
 		PD: x.objs[c.pd].pd, Access: c.access,
 	})
-	return got{err: err, lkey: mr.LKey(), rkey: mr.RKey()}
+	return deviceResult{err: err, lkey: mr.LKey(), rkey: mr.RKey()}
 }
 
-func (c rereg) expect(x *runner, m *model.Model, g *got) want {
-	var ch model.Change
+func (c rereg) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	var ch model.RegionChange
 	if c.flags&ib.MRChangeTranslation != 0 {
-		s := x.span(c.at)
+		s := x.spanOf(c.at)
 		ch.Map = &model.Mapping{Spans: []model.Span{s}, IOVA: c.iova, Len: s.Len}
 		if c.iova == 0 {
 			ch.Map.IOVA = s.Addr
@@ -152,22 +154,22 @@ type allocMR struct {
 func (c allocMR) String() string {
 	return sprintf("mr%d = pd%d.AllocMR(%d pages)", c.id, c.pd, c.pages)
 }
-func (c allocMR) makes() model.ID  { return c.id }
-func (c allocMR) uses() []model.ID { return []model.ID{c.pd} }
+func (c allocMR) createdID() model.ID { return c.id }
+func (c allocMR) usedIDs() []model.ID { return []model.ID{c.pd} }
 
-func (c allocMR) device(x *runner) got {
+func (c allocMR) runOnDevice(x *modelRunner) deviceResult {
 	mr, err := x.objs[c.pd].pd.AllocMR(c.pages)
 	if err == nil {
-		x.add(c.id, &object{mr: mr, over: mr.Dereg})
+		x.addObject(c.id, &deviceObject{mr: mr, over: mr.Dereg})
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c allocMR) expect(x *runner, m *model.Model, g *got) want {
+func (c allocMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	r := model.Region{ID: c.id, PD: c.pd, MaxPages: c.pages}
 	if o := x.objs[c.id]; o != nil {
 		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
-		x.note("lkey %#x, rkey %#x", r.LKey, r.RKey)
+		x.addToTrace("lkey %#x, rkey %#x", r.LKey, r.RKey)
 	}
 	return wantErr(m.AllocMR(r))
 }
@@ -175,7 +177,7 @@ func (c allocMR) expect(x *runner, m *model.Model, g *got) want {
 // mapMR sets the memory of the next fast registration, and the variable part of its key.
 type mapMR struct {
 	mr      model.ID
-	list    []place
+	list    []memoryPlace
 	iova    uint64
 	variant uint8
 }
@@ -183,12 +185,12 @@ type mapMR struct {
 func (c mapMR) String() string {
 	return sprintf("mr%d.Map(%+v, IOVA %#x), UpdateKey(%#x)", c.mr, c.list, c.iova, c.variant)
 }
-func (c mapMR) uses() []model.ID { return []model.ID{c.mr} }
+func (c mapMR) usedIDs() []model.ID { return []model.ID{c.mr} }
 
-func (c mapMR) device(x *runner) got {
+func (c mapMR) runOnDevice(x *modelRunner) deviceResult {
 	var list []umem.Range
 	for _, p := range c.list {
-		s := x.span(p)
+		s := x.spanOf(p)
 		list = append(list, umem.Range{Addr: s.Addr, Length: s.Len})
 	}
 	mr := x.objs[c.mr].mr
@@ -196,13 +198,13 @@ func (c mapMR) device(x *runner) got {
 	if err == nil {
 		mr.UpdateKey(c.variant)
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c mapMR) expect(x *runner, m *model.Model, g *got) want {
+func (c mapMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	to := model.Mapping{IOVA: c.iova}
 	for _, p := range c.list {
-		s := x.span(p)
+		s := x.spanOf(p)
 		to.Spans, to.Len = append(to.Spans, s), to.Len+s.Len
 	}
 	e := m.MapMR(c.mr, to)
@@ -218,39 +220,39 @@ type allocMW struct {
 	kind   ib.MWType
 }
 
-func (c allocMW) String() string   { return sprintf("mw%d = pd%d.AllocMW(type %d)", c.id, c.pd, c.kind) }
-func (c allocMW) makes() model.ID  { return c.id }
-func (c allocMW) uses() []model.ID { return []model.ID{c.pd} }
+func (c allocMW) String() string      { return sprintf("mw%d = pd%d.AllocMW(type %d)", c.id, c.pd, c.kind) }
+func (c allocMW) createdID() model.ID { return c.id }
+func (c allocMW) usedIDs() []model.ID { return []model.ID{c.pd} }
 
-func (c allocMW) device(x *runner) got {
+func (c allocMW) runOnDevice(x *modelRunner) deviceResult {
 	mw, err := x.objs[c.pd].pd.AllocMW(c.kind)
 	if err == nil {
-		x.add(c.id, &object{mw: mw, over: mw.Dealloc})
+		x.addObject(c.id, &deviceObject{mw: mw, over: mw.Dealloc})
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c allocMW) expect(x *runner, m *model.Model, g *got) want {
+func (c allocMW) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	w := model.Window{ID: c.id, PD: c.pd, Kind: c.kind}
 	if o := x.objs[c.id]; o != nil {
 		w.RKey = o.mw.RKey()
-		x.note("rkey %#x", w.RKey)
+		x.addToTrace("rkey %#x", w.RKey)
 	}
 	return wantErr(m.AllocMW(w))
 }
 
-// store writes memory as its owner.
-type store struct {
-	at   place
+// storeMemory writes memory as its owner.
+type storeMemory struct {
+	at   memoryPlace
 	seed uint8
 }
 
-func (c store) String() string {
+func (c storeMemory) String() string {
 	return sprintf("store(area %d + %#x, %#x bytes, %#x)", c.at.area, c.at.off, c.at.len, c.seed)
 }
-func (c store) uses() []model.ID { return nil }
+func (c storeMemory) usedIDs() []model.ID { return nil }
 
-func (c store) bytes() []byte {
+func (c storeMemory) contents() []byte {
 	b := make([]byte, c.at.len)
 	for i := range b {
 		b[i] = c.seed + byte(i)*7 + byte(i>>8)
@@ -258,17 +260,17 @@ func (c store) bytes() []byte {
 	return b
 }
 
-func (c store) device(x *runner) got {
+func (c storeMemory) runOnDevice(x *modelRunner) deviceResult {
 	a := x.areas[c.at.area]
 	if a.local != nil {
-		b := c.bytes()
-		move(a.local[c.at.off:][:len(b)], b)
-		return got{}
+		b := c.contents()
+		copyRacy(a.local[c.at.off:][:len(b)], b)
+		return deviceResult{}
 	}
-	return got{err: a.space.WriteV([][]byte{c.bytes()}, a.base+c.at.off)}
+	return deviceResult{err: a.space.WriteV([][]byte{c.contents()}, a.base+c.at.off)}
 }
 
-func (c store) expect(x *runner, m *model.Model, g *got) want {
-	m.Store(x.span(c.at).Addr, c.bytes())
+func (c storeMemory) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	m.StoreMemory(x.spanOf(c.at).Addr, c.contents())
 	return wantErr(0)
 }

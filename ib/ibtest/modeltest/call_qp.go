@@ -19,14 +19,14 @@ func (c createQP) String() string {
 	return sprintf("qp%d = pd%d.CreateQP(%v, send cq%d, receive cq%d, srq%d, xrcd%d, %+v, sigAll %v)",
 		c.id, c.pd, c.kind, c.send, c.recv, c.srq, c.xrcd, c.cap, c.sigAll)
 }
-func (c createQP) makes() model.ID  { return c.id }
-func (c createQP) uses() []model.ID { return []model.ID{c.pd, c.send, c.recv, c.srq, c.xrcd} }
+func (c createQP) createdID() model.ID { return c.id }
+func (c createQP) usedIDs() []model.ID { return []model.ID{c.pd, c.send, c.recv, c.srq, c.xrcd} }
 
-func (c createQP) device(x *runner) got {
-	o := &object{peer: c.peer}
+func (c createQP) runOnDevice(x *modelRunner) deviceResult {
+	o := &deviceObject{peer: c.peer}
 	init := ib.QPInitAttr{
 		Type: c.kind, Cap: c.cap, SigAll: c.sigAll,
-		Event: func(_ *ib.QP, e ib.EventType) { x.event(o, e) },
+		Event: func(_ *ib.QP, e ib.EventType) { x.recordEvent(o, e) },
 	}
 	if c.send != 0 {
 		init.SendCQ = x.objs[c.send].cq
@@ -43,17 +43,17 @@ func (c createQP) device(x *runner) got {
 	qp, err := x.objs[c.pd].pd.CreateQP(init)
 	if err == nil {
 		o.qp, o.over = qp, qp.Destroy
-		x.add(c.id, o)
+		x.addObject(c.id, o)
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c createQP) expect(x *runner, m *model.Model, g *got) want {
+func (c createQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	q := model.QP{ID: c.id, PD: c.pd, SendCQ: c.send, RecvCQ: c.recv, SRQ: c.srq, XRCD: c.xrcd, Type: c.kind,
 		SigAll: c.sigAll}
 	if o := x.objs[c.id]; o != nil {
 		q.Num, q.Cap = o.qp.Num(), o.qp.Init().Cap
-		x.note("number %#x, %+v", q.Num, q.Cap)
+		x.addToTrace("number %#x, %+v", q.Num, q.Cap)
 		k := &q.Cap
 		less := k.MaxSendWR < c.cap.MaxSendWR || k.MaxSendSGE < c.cap.MaxSendSGE ||
 			k.MaxInlineData < c.cap.MaxInlineData ||
@@ -62,7 +62,7 @@ func (c createQP) expect(x *runner, m *model.Model, g *got) want {
 			less = less || p.Num == q.Num
 		}
 		if less {
-			return differs("got number %#x of %d queue pairs and %+v, want a new number, and the requested capacities at least",
+			return wantDifference("got number %#x of %d queue pairs and %+v, want a new number, and the requested capacities at least",
 				q.Num, len(m.QPs)+1, q.Cap)
 		}
 	}
@@ -72,19 +72,21 @@ func (c createQP) expect(x *runner, m *model.Model, g *got) want {
 // allocXRCD creates an XRC domain.
 type allocXRCD struct{ id model.ID }
 
-func (c allocXRCD) String() string   { return sprintf("xrcd%d = AllocXRCD()", c.id) }
-func (c allocXRCD) makes() model.ID  { return c.id }
-func (c allocXRCD) uses() []model.ID { return nil }
+func (c allocXRCD) String() string      { return sprintf("xrcd%d = AllocXRCD()", c.id) }
+func (c allocXRCD) createdID() model.ID { return c.id }
+func (c allocXRCD) usedIDs() []model.ID { return nil }
 
-func (c allocXRCD) device(x *runner) got {
+func (c allocXRCD) runOnDevice(x *modelRunner) deviceResult {
 	d, err := x.Device.AllocXRCD()
 	if err == nil {
-		x.add(c.id, &object{xrc: d, over: d.Dealloc})
+		x.addObject(c.id, &deviceObject{xrc: d, over: d.Dealloc})
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c allocXRCD) expect(x *runner, m *model.Model, g *got) want { return wantErr(m.AllocXRCD(c.id)) }
+func (c allocXRCD) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	return wantErr(m.AllocXRCD(c.id))
+}
 
 // attachMcast adds a queue pair to a multicast group, or removes it.
 type attachMcast struct {
@@ -96,34 +98,34 @@ type attachMcast struct {
 func (c attachMcast) String() string {
 	return sprintf("qp%d.AttachMcast(group %d, detach %v)", c.qp, c.group, c.detach)
 }
-func (c attachMcast) uses() []model.ID { return []model.ID{c.qp} }
+func (c attachMcast) usedIDs() []model.ID { return []model.ID{c.qp} }
 
-func (c attachMcast) device(x *runner) got {
-	o, g := x.objs[c.qp], x.group(c.group)
+func (c attachMcast) runOnDevice(x *modelRunner) deviceResult {
+	o, g := x.objs[c.qp], x.groupAddress(c.group)
 	if !c.detach {
 		err := o.qp.AttachMcast(g, 0)
 		if err == nil {
 			o.groups = append(o.groups, g)
 		}
-		return got{err: err}
+		return deviceResult{err: err}
 	}
 	err := o.qp.DetachMcast(g, 0)
 	if i := slices.Index(o.groups, g); err == nil && i >= 0 {
 		o.groups = slices.Delete(o.groups, i, i+1)
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c attachMcast) expect(x *runner, m *model.Model, g *got) want {
+func (c attachMcast) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	if c.detach {
-		return wantErr(m.DetachMcast(c.qp, x.group(c.group)))
+		return wantErr(m.DetachMcast(c.qp, x.groupAddress(c.group)))
 	}
-	return wantErr(m.AttachMcast(c.qp, x.group(c.group)))
+	return wantErr(m.AttachMcast(c.qp, x.groupAddress(c.group)))
 }
 
-// group returns the address of a multicast group. The addresses of a thread differ in a byte that a device may ignore
-// by mistake.
-func (x *runner) group(n int) ib.GID {
+// groupAddress returns the address of a multicast group. The addresses of a thread differ in a byte that a device may
+// ignore by mistake.
+func (x *modelRunner) groupAddress(n int) ib.GID {
 	if x.groups4 {
 		return ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: byte(n), 14: byte(x.Thread), 15: 1}
 	}
@@ -156,10 +158,10 @@ func (c modifyQP) String() string {
 	}
 	return s + sprintf("mask %#x)", uint32(c.mask))
 }
-func (c modifyQP) uses() []model.ID { return []model.ID{c.qp} }
+func (c modifyQP) usedIDs() []model.ID { return []model.ID{c.qp} }
 
-// resolve returns the attributes with the destination's number.
-func (c modifyQP) resolve(x *runner) ib.QPAttr {
+// resolveAttr returns the attributes with the destination's number.
+func (c modifyQP) resolveAttr(x *modelRunner) ib.QPAttr {
 	a := c.attr
 	a.AH.GRH.DGID, a.AH.GRH.SGIDIndex = x.GID, uint8(x.GIDIndex)
 	a.SQPSN, a.RQPSN = x.psn, x.psn
@@ -170,16 +172,16 @@ func (c modifyQP) resolve(x *runner) ib.QPAttr {
 	return a
 }
 
-func (c modifyQP) device(x *runner) got {
-	a := c.resolve(x)
+func (c modifyQP) runOnDevice(x *modelRunner) deviceResult {
+	a := c.resolveAttr(x)
 	if c.noise {
-		a = noisy(&a, c.mask)
+		a = addNoise(&a, c.mask)
 	}
-	return got{err: x.objs[c.qp].qp.Modify(a, c.mask)}
+	return deviceResult{err: x.objs[c.qp].qp.Modify(a, c.mask)}
 }
 
-// noisy returns the attributes of mask, and invalid values of all others.
-func noisy(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
+// addNoise returns the attributes of mask, and invalid values of all others.
+func addNoise(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
 	const wrong = 0xee
 	route := ib.AHAttr{Port: wrong, GRH: ib.GlobalRoute{DGID: ib.GID{0: wrong}, SGIDIndex: wrong}}
 	n := ib.QPAttr{
@@ -208,13 +210,13 @@ func noisy(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
 	return n
 }
 
-func (c modifyQP) expect(x *runner, m *model.Model, g *got) want {
-	e := m.ModifyQP(c.qp, c.resolve(x), c.mask)
-	if g != nil && g.err == nil && e == 0 && m.QPs[c.qp].Draining() && !x.searching {
+func (c modifyQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	e := m.ModifyQP(c.qp, c.resolveAttr(x), c.mask)
+	if g != nil && g.err == nil && e == 0 && m.QPs[c.qp].IsDraining() && !x.searching {
 		// A device may begin the request that waits again when the queue pair is back in RTS.
 		if a, _, err := x.objs[c.qp].qp.Query(ib.QPAttrState); err == nil && !a.SQDraining {
-			x.note("the request that waits has not begun")
-			m.Postpone(c.qp)
+			x.addToTrace("the request that waits has not begun")
+			m.PostponeWaiting(c.qp)
 		}
 	}
 	return wantErr(e)
@@ -223,15 +225,15 @@ func (c modifyQP) expect(x *runner, m *model.Model, g *got) want {
 // queryQP compares the attributes of a queue pair.
 type queryQP struct{ qp model.ID }
 
-func (c queryQP) String() string   { return sprintf("qp%d.Query()", c.qp) }
-func (c queryQP) uses() []model.ID { return []model.ID{c.qp} }
+func (c queryQP) String() string      { return sprintf("qp%d.Query()", c.qp) }
+func (c queryQP) usedIDs() []model.ID { return []model.ID{c.qp} }
 
-func (c queryQP) device(x *runner) got {
+func (c queryQP) runOnDevice(x *modelRunner) deviceResult {
 	a, init, err := x.objs[c.qp].qp.Query(^ib.QPAttrMask(0))
-	return got{err: err, attr: a, init: init}
+	return deviceResult{err: err, attr: a, init: init}
 }
 
-func (c queryQP) expect(x *runner, m *model.Model, g *got) want {
+func (c queryQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	if g == nil || g.err != nil {
 		return wantErr(0)
 	}
@@ -244,7 +246,7 @@ func (c queryQP) expect(x *runner, m *model.Model, g *got) want {
 	}{
 		{0, "state", a.State, q.State},
 		{0, "current state", a.CurState, q.State},
-		{0, "draining", a.SQDraining, q.Draining()},
+		{0, "draining", a.SQDraining, q.IsDraining()},
 		{0, "capacities", g.init.Cap, q.Cap},
 		{ib.QPAttrAccessFlags, "access flags", a.AccessFlags, w.AccessFlags},
 		{ib.QPAttrPKeyIndex, "P_Key index", a.PKeyIndex, w.PKeyIndex},
@@ -262,7 +264,7 @@ func (c queryQP) expect(x *runner, m *model.Model, g *got) want {
 		{ib.QPAttrDestQPN, "destination", a.DestQPN, w.DestQPN},
 	} {
 		if f.bit&^known == 0 && f.got != f.want {
-			return differs("%s: got %v, want %v", f.name, f.got, f.want)
+			return wantDifference("%s: got %v, want %v", f.name, f.got, f.want)
 		}
 	}
 	return wantErr(0)
@@ -279,10 +281,10 @@ type createAH struct {
 func (c createAH) String() string {
 	return sprintf("ah%d = pd%d.CreateAH(of no device %v, group %d)", c.id, c.pd, c.unreachable, c.group)
 }
-func (c createAH) makes() model.ID  { return c.id }
-func (c createAH) uses() []model.ID { return []model.ID{c.pd} }
+func (c createAH) createdID() model.ID { return c.id }
+func (c createAH) usedIDs() []model.ID { return []model.ID{c.pd} }
 
-func (x *runner) route(unreachable bool, hops uint8) ib.AHAttr {
+func (x *modelRunner) newAddress(unreachable bool, hops uint8) ib.AHAttr {
 	a := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{
 		DGID: x.GID, SGIDIndex: uint8(x.GIDIndex), HopLimit: hops,
 	}}
@@ -292,25 +294,25 @@ func (x *runner) route(unreachable bool, hops uint8) ib.AHAttr {
 	return a
 }
 
-func (c createAH) attr(x *runner) ib.AHAttr {
-	a := x.route(c.unreachable, c.hops)
+func (c createAH) address(x *modelRunner) ib.AHAttr {
+	a := x.newAddress(c.unreachable, c.hops)
 	if c.group != 0 {
-		a.GRH.DGID = x.group(c.group)
+		a.GRH.DGID = x.groupAddress(c.group)
 	}
 	return a
 }
 
-func (c createAH) device(x *runner) got {
-	a := c.attr(x)
+func (c createAH) runOnDevice(x *modelRunner) deviceResult {
+	a := c.address(x)
 	ah, err := x.objs[c.pd].pd.CreateAH(&a)
 	if err == nil {
-		x.add(c.id, &object{ah: ah, over: ah.Destroy})
+		x.addObject(c.id, &deviceObject{ah: ah, over: ah.Destroy})
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c createAH) expect(x *runner, m *model.Model, g *got) want {
-	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: c.attr(x)}))
+func (c createAH) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: c.address(x)}))
 }
 
 // modifyAH changes an address handle.
@@ -322,13 +324,13 @@ type modifyAH struct {
 func (c modifyAH) String() string {
 	return sprintf("ah%d.Modify(of no device %v)", c.ah, c.unreachable)
 }
-func (c modifyAH) uses() []model.ID { return []model.ID{c.ah} }
+func (c modifyAH) usedIDs() []model.ID { return []model.ID{c.ah} }
 
-func (c modifyAH) device(x *runner) got {
-	a := x.route(c.unreachable, 64)
-	return got{err: x.objs[c.ah].ah.Modify(&a)}
+func (c modifyAH) runOnDevice(x *modelRunner) deviceResult {
+	a := x.newAddress(c.unreachable, 64)
+	return deviceResult{err: x.objs[c.ah].ah.Modify(&a)}
 }
 
-func (c modifyAH) expect(x *runner, m *model.Model, g *got) want {
-	return wantErr(m.ModifyAH(c.ah, x.route(c.unreachable, 64)))
+func (c modifyAH) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	return wantErr(m.ModifyAH(c.ah, x.newAddress(c.unreachable, 64)))
 }

@@ -17,11 +17,11 @@ type createCQ struct {
 func (c createCQ) String() string {
 	return sprintf("cq%d = CreateCQ(%d entries, lazy %v)", c.id, c.entries, c.lazy)
 }
-func (c createCQ) makes() model.ID  { return c.id }
-func (c createCQ) uses() []model.ID { return nil }
+func (c createCQ) createdID() model.ID { return c.id }
+func (c createCQ) usedIDs() []model.ID { return nil }
 
-func (c createCQ) device(x *runner) got {
-	o := &object{lazy: c.lazy}
+func (c createCQ) runOnDevice(x *modelRunner) deviceResult {
+	o := &deviceObject{lazy: c.lazy}
 	cq, err := x.Device.CreateCQ(ib.CQInit{
 		Entries: c.entries,
 		Handler: func(*ib.CQ) {
@@ -29,23 +29,23 @@ func (c createCQ) device(x *runner) got {
 			defer x.mu.Unlock()
 			o.calls++
 		},
-		Event: func(_ *ib.CQ, e ib.EventType) { x.event(o, e) },
+		Event: func(_ *ib.CQ, e ib.EventType) { x.recordEvent(o, e) },
 	})
 	if err == nil {
 		o.cq, o.over = cq, cq.Destroy
 		x.lazy = x.lazy || c.lazy
-		x.add(c.id, o)
+		x.addObject(c.id, o)
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c createCQ) expect(x *runner, m *model.Model, g *got) want {
+func (c createCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	cq := model.CQ{ID: c.id, Lazy: c.lazy}
 	if o := x.objs[c.id]; o != nil {
 		cq.Entries = o.cq.Entries()
-		x.note("%d entries", cq.Entries)
+		x.addToTrace("%d entries", cq.Entries)
 		if cq.Entries < c.entries {
-			return differs("got %d entries, want %d at least", cq.Entries, c.entries)
+			return wantDifference("got %d entries, want %d at least", cq.Entries, c.entries)
 		}
 	}
 	return wantErr(m.CreateCQ(cq))
@@ -57,19 +57,21 @@ type resizeCQ struct {
 	entries int
 }
 
-func (c resizeCQ) String() string   { return sprintf("cq%d.Resize(%d)", c.cq, c.entries) }
-func (c resizeCQ) uses() []model.ID { return []model.ID{c.cq} }
+func (c resizeCQ) String() string      { return sprintf("cq%d.Resize(%d)", c.cq, c.entries) }
+func (c resizeCQ) usedIDs() []model.ID { return []model.ID{c.cq} }
 
-func (c resizeCQ) device(x *runner) got { return got{err: x.objs[c.cq].cq.Resize(c.entries)} }
+func (c resizeCQ) runOnDevice(x *modelRunner) deviceResult {
+	return deviceResult{err: x.objs[c.cq].cq.Resize(c.entries)}
+}
 
-func (c resizeCQ) expect(x *runner, m *model.Model, g *got) want {
+func (c resizeCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	e := m.ResizeCQ(c.cq, c.entries)
 	n := x.objs[c.cq].cq.Entries()
 	if g != nil && g.err == nil && n >= c.entries && n >= len(m.CQs[c.cq].Wants) && !m.Dead {
 		e = 0 // rounded up to the number of completions
 	}
 	if e == 0 && g != nil {
-		m.Resized(c.cq, x.objs[c.cq].cq.Entries())
+		m.RecordResize(c.cq, x.objs[c.cq].cq.Entries())
 	}
 	return wantErr(e)
 }
@@ -80,23 +82,25 @@ type pollCQ struct {
 	n  int
 }
 
-func (c pollCQ) String() string   { return sprintf("cq%d.Poll(%d)", c.cq, c.n) }
-func (c pollCQ) uses() []model.ID { return []model.ID{c.cq} }
+func (c pollCQ) String() string      { return sprintf("cq%d.Poll(%d)", c.cq, c.n) }
+func (c pollCQ) usedIDs() []model.ID { return []model.ID{c.cq} }
 
-func (c pollCQ) device(x *runner) got {
+func (c pollCQ) runOnDevice(x *modelRunner) deviceResult {
 	wanted := min(c.n, len(x.m.CQs[c.cq].Wants))
-	n, d := x.poll(c.cq, make([]ib.WC, c.n))
+	n, d := x.pollOnce(c.cq, make([]ib.WC, c.n))
 	if d != nil {
-		return got{err: errorString(d.what)}
+		return deviceResult{err: errorString(d.what)}
 	}
-	return got{missed: n != wanted}
+	return deviceResult{missed: n != wanted}
 }
 
 type errorString string
 
 func (e errorString) Error() string { return string(e) }
 
-func (c pollCQ) expect(x *runner, m *model.Model, g *got) want { return wantErr(0) }
+func (c pollCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	return wantErr(0)
+}
 
 // armCQ requests a notification.
 type armCQ struct {
@@ -104,15 +108,15 @@ type armCQ struct {
 	flags ib.NotifyFlags
 }
 
-func (c armCQ) String() string   { return sprintf("cq%d.ReqNotify(%d)", c.cq, c.flags) }
-func (c armCQ) uses() []model.ID { return []model.ID{c.cq} }
+func (c armCQ) String() string      { return sprintf("cq%d.ReqNotify(%d)", c.cq, c.flags) }
+func (c armCQ) usedIDs() []model.ID { return []model.ID{c.cq} }
 
-func (c armCQ) device(x *runner) got {
+func (c armCQ) runOnDevice(x *modelRunner) deviceResult {
 	missed, err := x.objs[c.cq].cq.ReqNotify(c.flags)
-	return got{missed: missed, err: err}
+	return deviceResult{missed: missed, err: err}
 }
 
-func (c armCQ) expect(x *runner, m *model.Model, g *got) want {
+func (c armCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	w := wantErr(0)
 	w.missed = m.Arm(c.cq, c.flags)
 	if g == nil || w.missed {
@@ -130,19 +134,21 @@ func (c armCQ) expect(x *runner, m *model.Model, g *got) want {
 	return w
 }
 
-// moderate delays notifications. A period ends before the next call.
-type moderate struct {
+// moderateCQ delays notifications. A period ends before the next call.
+type moderateCQ struct {
 	cq     model.ID
 	count  int
 	period time.Duration
 }
 
-func (c moderate) String() string   { return sprintf("cq%d.Moderate(%d, %v)", c.cq, c.count, c.period) }
-func (c moderate) uses() []model.ID { return []model.ID{c.cq} }
+func (c moderateCQ) String() string      { return sprintf("cq%d.Moderate(%d, %v)", c.cq, c.count, c.period) }
+func (c moderateCQ) usedIDs() []model.ID { return []model.ID{c.cq} }
 
-func (c moderate) device(x *runner) got { return got{err: x.objs[c.cq].cq.Moderate(c.count, c.period)} }
+func (c moderateCQ) runOnDevice(x *modelRunner) deviceResult {
+	return deviceResult{err: x.objs[c.cq].cq.Moderate(c.count, c.period)}
+}
 
-func (c moderate) expect(x *runner, m *model.Model, g *got) want {
+func (c moderateCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	return wantErr(m.Moderate(c.cq, c.count, c.period))
 }
 
@@ -158,14 +164,14 @@ func (c createSRQ) String() string {
 	return sprintf("srq%d = pd%d.CreateSRQ(%d receives of %d elements, xrcd%d, cq%d)", c.id, c.pd, c.room, c.elements,
 		c.xrcd, c.cq)
 }
-func (c createSRQ) makes() model.ID  { return c.id }
-func (c createSRQ) uses() []model.ID { return []model.ID{c.pd, c.xrcd, c.cq} }
+func (c createSRQ) createdID() model.ID { return c.id }
+func (c createSRQ) usedIDs() []model.ID { return []model.ID{c.pd, c.xrcd, c.cq} }
 
-func (c createSRQ) device(x *runner) got {
-	o := &object{}
+func (c createSRQ) runOnDevice(x *modelRunner) deviceResult {
+	o := &deviceObject{}
 	init := ib.SRQInitAttr{
 		Attr:  ib.SRQAttr{MaxWR: c.room, MaxSGE: c.elements},
-		Event: func(_ *ib.SRQ, e ib.EventType) { x.event(o, e) },
+		Event: func(_ *ib.SRQ, e ib.EventType) { x.recordEvent(o, e) },
 	}
 	if c.xrcd != 0 {
 		init.Type, init.XRCD, init.CQ = ib.SRQXRC, x.objs[c.xrcd].xrc, x.objs[c.cq].cq
@@ -173,23 +179,23 @@ func (c createSRQ) device(x *runner) got {
 	srq, err := x.objs[c.pd].pd.CreateSRQ(init)
 	if err == nil {
 		o.srq, o.over = srq, srq.Destroy
-		x.add(c.id, o)
+		x.addObject(c.id, o)
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c createSRQ) expect(x *runner, m *model.Model, g *got) want {
+func (c createSRQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	var granted ib.SRQAttr
 	s := model.SRQ{ID: c.id, PD: c.pd, XRCD: c.xrcd, CQ: c.cq}
 	if o := x.objs[c.id]; o != nil {
 		granted, s.Num = o.srq.Init().Attr, o.srq.Num()
 		for _, other := range m.SRQs {
 			if c.xrcd != 0 && other.XRCD != 0 && other.Num == s.Num {
-				return differs("got number %#x, which is that of srq%d, want a new one", s.Num, other.ID)
+				return wantDifference("got number %#x, which is that of srq%d, want a new one", s.Num, other.ID)
 			}
 		}
 		if granted.MaxWR < c.room || granted.MaxSGE < c.elements {
-			return differs("got %+v, want the requested capacities at least", granted)
+			return wantDifference("got %+v, want the requested capacities at least", granted)
 		}
 	}
 	return wantErr(m.CreateSRQ(s, granted))
@@ -205,16 +211,18 @@ type modifySRQ struct {
 func (c modifySRQ) String() string {
 	return sprintf("srq%d.Modify(%+v, mask %#x)", c.srq, c.attr, uint32(c.mask))
 }
-func (c modifySRQ) uses() []model.ID { return []model.ID{c.srq} }
+func (c modifySRQ) usedIDs() []model.ID { return []model.ID{c.srq} }
 
-func (c modifySRQ) device(x *runner) got { return got{err: x.objs[c.srq].srq.Modify(c.attr, c.mask)} }
+func (c modifySRQ) runOnDevice(x *modelRunner) deviceResult {
+	return deviceResult{err: x.objs[c.srq].srq.Modify(c.attr, c.mask)}
+}
 
-func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
+func (c modifySRQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	s := m.SRQs[c.srq]
 	if room := c.attr.MaxWR; g != nil && g.err == nil && c.mask == ib.SRQAttrMaxWR && room > 0 && int(room) < s.Len() {
 		// The device may have rounded the capacity up to the number of receives.
 		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() {
-			m.ResizedSRQ(c.srq, int(a.MaxWR))
+			m.RecordSRQResize(c.srq, int(a.MaxWR))
 			return wantErr(0)
 		}
 	}
@@ -224,24 +232,24 @@ func (c modifySRQ) expect(x *runner, m *model.Model, g *got) want {
 	}
 	a, err := x.objs[c.srq].srq.Query()
 	if err != nil || int(a.MaxWR) < s.Room() || a.Limit != s.Limit {
-		return differs("Query: got %+v, %v, want limit %d and room for %d at least", a, err, s.Limit, s.Room())
+		return wantDifference("Query: got %+v, %v, want limit %d and room for %d at least", a, err, s.Limit, s.Room())
 	}
-	m.ResizedSRQ(c.srq, int(a.MaxWR))
+	m.RecordSRQResize(c.srq, int(a.MaxWR))
 	return wantErr(0)
 }
 
 // setError moves the device to the error state.
 type setError struct{}
 
-func (c setError) String() string   { return "SetError()" }
-func (c setError) uses() []model.ID { return nil }
+func (c setError) String() string      { return "SetError()" }
+func (c setError) usedIDs() []model.ID { return nil }
 
-func (c setError) device(x *runner) got {
+func (c setError) runOnDevice(x *modelRunner) deviceResult {
 	x.Handle.SetError()
-	return got{}
+	return deviceResult{}
 }
 
-func (c setError) expect(x *runner, m *model.Model, g *got) want {
+func (c setError) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	m.SetError()
 	return wantErr(0)
 }

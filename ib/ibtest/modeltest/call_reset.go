@@ -9,39 +9,39 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// reset resets the device; the consumer destroys all objects during the reset. Later objects are created on the
+// resetDevice resets the device; the consumer destroys all objects during the reset. Later objects are created on the
 // recovered device.
-type reset struct{}
+type resetDevice struct{}
 
-func (c reset) String() string   { return "reset the device" }
-func (c reset) uses() []model.ID { return nil }
+func (c resetDevice) String() string      { return "reset the device" }
+func (c resetDevice) usedIDs() []model.ID { return nil }
 
-func (c reset) device(x *runner) got {
-	t, err := x.Reset(x.finish)
+func (c resetDevice) runOnDevice(x *modelRunner) deviceResult {
+	t, err := x.Reset(x.destroyAll)
 	if err != nil {
-		return got{err: err}
+		return deviceResult{err: err}
 	}
 	x.Device, x.Handle, x.GID, x.GIDIndex, x.Port = t.Device, t.Handle, t.GID, t.GIDIndex, t.Port
 	if x.attr, err = t.Device.QueryDevice(); err != nil {
-		return got{err: err}
+		return deviceResult{err: err}
 	}
-	x.bury()
-	return got{}
+	x.markFormer()
+	return deviceResult{}
 }
 
-func (c reset) expect(x *runner, m *model.Model, g *got) want {
-	m.Renew(x.limits())
+func (c resetDevice) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+	m.ReplaceDevice(x.deviceLimits())
 	return wantErr(0)
 }
 
-// gone is memory of an object that existed before the reset.
-type gone struct {
+// formerMemory is memory of an object that existed before the reset.
+type formerMemory struct {
 	addr       uint64
 	lkey, rkey uint32
 }
 
-// bury records that all objects belong to the former device.
-func (x *runner) bury() {
+// markFormer records that all objects belong to the former device.
+func (x *modelRunner) markFormer() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, o := range x.objs {
@@ -50,32 +50,32 @@ func (x *runner) bury() {
 	}
 	for _, id := range slices.Sorted(maps.Keys(x.m.Regions)) {
 		r := x.m.Regions[id]
-		x.gone = append(x.gone, gone{r.IOVA, r.LKey, r.RKey})
+		x.gone = append(x.gone, formerMemory{r.IOVA, r.LKey, r.RKey})
 	}
 	for _, id := range slices.Sorted(maps.Keys(x.m.Windows)) {
 		w := x.m.Windows[id]
-		x.gone = append(x.gone, gone{w.First, 0, w.RKey})
+		x.gone = append(x.gone, formerMemory{w.First, 0, w.RKey})
 	}
 	x.order, x.lazy = nil, false
 	x.resets++
 }
 
-// stale is a call on the recovered device that uses an object of the former device.
-type stale struct {
+// useStaleObject is a call on the recovered device that uses an object of the former device.
+type useStaleObject struct {
 	on, old model.ID
 	wr      uint64
 }
 
-func (c stale) String() string {
+func (c useStaleObject) String() string {
 	return sprintf("use object %d of before the reset, with %d", c.old, c.on)
 }
-func (c stale) uses() []model.ID { return []model.ID{c.on} }
+func (c useStaleObject) usedIDs() []model.ID { return []model.ID{c.on} }
 
-// device makes the call that suits the kinds of the two objects.
-func (c stale) device(x *runner) got {
+// runOnDevice makes the call that suits the kinds of the two objects.
+func (c useStaleObject) runOnDevice(x *modelRunner) deviceResult {
 	o, old := x.objs[c.on], x.objs[c.old]
 	if old == nil || !old.past {
-		return got{err: syscall.EINVAL} // omitted by a shortened run
+		return deviceResult{err: syscall.EINVAL} // omitted by a shortened run
 	}
 	var err error
 	switch {
@@ -93,10 +93,10 @@ func (c stale) device(x *runner) got {
 	default:
 		err = syscall.EINVAL
 	}
-	return got{err: err}
+	return deviceResult{err: err}
 }
 
-func (c stale) expect(x *runner, m *model.Model, g *got) want {
+func (c useStaleObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	w := wantErr(syscall.EINVAL, syscall.ENODEV)
 	if m.Dead {
 		w.errs = append(w.errs, syscall.EIO)

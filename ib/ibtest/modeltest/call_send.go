@@ -10,15 +10,15 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// element is an element of a scatter or gather list. Its address is an offset from the start of the region.
-type element struct {
+// sgElement is an element of a scatter or gather list. Its address is an offset from the start of the region.
+type sgElement struct {
 	mr  model.ID
 	off uint64
 	len uint32
 	xor uint32 // changes the key, to make it invalid
 }
 
-func (e element) String() string {
+func (e sgElement) String() string {
 	s := sprintf("mr%d+%#x:%#x", e.mr, e.off, e.len)
 	if e.xor != 0 {
 		s += sprintf("^%#x", e.xor)
@@ -26,7 +26,7 @@ func (e element) String() string {
 	return s
 }
 
-func (x *runner) sgl(list []element) (l []ib.SGE) {
+func (x *modelRunner) resolveSGL(list []sgElement) (l []ib.SGE) {
 	for _, e := range list {
 		g := ib.SGE{Length: e.len, LKey: e.xor, Addr: e.off}
 		if r := x.m.Regions[e.mr]; r != nil {
@@ -38,14 +38,14 @@ func (x *runner) sgl(list []element) (l []ib.SGE) {
 	return l
 }
 
-// target is remote memory, named by the key of a region or a window.
-type target struct {
+// remoteTarget is remote memory, named by the key of a region or a window.
+type remoteTarget struct {
 	key model.ID
 	off uint64
 	xor uint32
 }
 
-func (t target) String() string {
+func (t remoteTarget) String() string {
 	s := sprintf("%d+%#x", t.key, t.off)
 	if t.xor != 0 {
 		s += sprintf("^%#x", t.xor)
@@ -53,7 +53,7 @@ func (t target) String() string {
 	return s
 }
 
-func (x *runner) remote(t target) (addr uint64, rkey uint32) {
+func (x *modelRunner) resolveTarget(t remoteTarget) (addr uint64, rkey uint32) {
 	if r := x.m.Regions[t.key]; r != nil {
 		return r.IOVA + t.off, r.RKey ^ t.xor
 	}
@@ -63,49 +63,49 @@ func (x *runner) remote(t target) (addr uint64, rkey uint32) {
 	return t.off, t.xor
 }
 
-// send is a send work request.
-type send struct {
+// sendRequest is a send work request.
+type sendRequest struct {
 	id        uint64
 	op        ib.WROpcode
 	flags     ib.SendFlags
-	list      []element
+	list      []sgElement
 	inline    []byte
 	imm       uint32
-	to        target
-	inv       target
+	to        remoteTarget
+	inv       remoteTarget
 	add, swap uint64
 	ah        model.ID
 	dest      model.ID // destination of a datagram
 	qkey      uint32
 	group     bool     // the datagram is sent to the number of a group
 	srq       model.ID // XRC
-	bind      *bind
-	reg       *register
+	bind      *bindArgs
+	reg       *regMRArgs
 	flush     ib.Flush
 }
 
-type bind struct {
+type bindArgs struct {
 	mw, mr   model.ID
 	variant  uint8
 	off, len uint64
 	access   ib.AccessFlags
 }
 
-type register struct {
+type regMRArgs struct {
 	mr     model.ID
 	xor    uint32
 	access ib.AccessFlags
 }
 
-var opNames = map[ib.WROpcode]string{
+var opcodeNames = map[ib.WROpcode]string{
 	ib.WRSend: "SEND", ib.WRSendWithImm: "SEND_IMM", ib.WRSendWithInv: "SEND_INV", ib.WRRDMAWrite: "WRITE",
 	ib.WRRDMAWriteWithImm: "WRITE_IMM", ib.WRRDMARead: "READ", ib.WRAtomicCmpAndSwp: "CAS", ib.WRAtomicFetchAdd: "FADD",
 	ib.WRLocalInv: "LOCAL_INV", ib.WRBindMW: "BIND_MW", ib.WRRegMR: "REG_MR",
 	ib.WRFlush: "FLUSH", ib.WRAtomicWrite: "ATOMIC_WRITE",
 }
 
-func (s send) String() string {
-	b := sprintf("%s %#x", opNames[s.op], s.id)
+func (s sendRequest) String() string {
+	b := sprintf("%s %#x", opcodeNames[s.op], s.id)
 	for _, f := range []struct {
 		flag ib.SendFlags
 		name string
@@ -152,15 +152,15 @@ func usesRemote(op ib.WROpcode) bool {
 	return false
 }
 
-// resolve returns a request for the model and for the device.
-func (x *runner) resolve(s *send) (model.Send, ib.SendWR) {
+// resolveSend returns a request for the model and for the device.
+func (x *modelRunner) resolveSend(s *sendRequest) (model.Send, ib.SendWR) {
 	m := model.Send{
-		ID: s.id, Op: s.op, Flags: s.flags, SGL: x.sgl(s.list), Inline: s.inline, Imm: s.imm,
+		ID: s.id, Op: s.op, Flags: s.flags, SGL: x.resolveSGL(s.list), Inline: s.inline, Imm: s.imm,
 		CompareAdd: s.add, Swap: s.swap,
 		AH: s.ah, QKey: s.qkey, Flush: s.flush,
 	}
-	m.RemoteAddr, m.RKey = x.remote(s.to)
-	_, m.InvalidateRKey = x.remote(s.inv)
+	m.RemoteAddr, m.RKey = x.resolveTarget(s.to)
+	_, m.InvalidateRKey = x.resolveTarget(s.inv)
 	if s.op == ib.WRLocalInv && s.inv.key == 0 {
 		m.InvalidateRKey = s.inv.xor
 	}
@@ -203,7 +203,7 @@ func (x *runner) resolve(s *send) (model.Send, ib.SendWR) {
 // postSend posts send work requests.
 type postSend struct {
 	qp   model.ID
-	list []send
+	list []sendRequest
 }
 
 func (c postSend) String() string {
@@ -218,7 +218,7 @@ func (c postSend) String() string {
 	return b.String() + ")"
 }
 
-func (c postSend) uses() []model.ID {
+func (c postSend) usedIDs() []model.ID {
 	ids := []model.ID{c.qp}
 	for _, s := range c.list {
 		if s.ah != 0 {
@@ -234,16 +234,16 @@ func (c postSend) uses() []model.ID {
 	return ids
 }
 
-func (c postSend) name(x *runner) {
+func (c postSend) recordIDs(x *modelRunner) {
 	for _, s := range c.list {
 		x.ids[s.id] = sprintf("qp%d's %s", c.qp, s)
 	}
 }
 
-func (c postSend) device(x *runner) got {
+func (c postSend) runOnDevice(x *modelRunner) deviceResult {
 	wrs := make([]ib.SendWR, len(c.list))
 	for i := range c.list {
-		_, wrs[i] = x.resolve(&c.list[i])
+		_, wrs[i] = x.resolveSend(&c.list[i])
 		wrs[i].Inline = slices.Clone(wrs[i].Inline)
 	}
 	n, err := x.objs[c.qp].qp.PostSend(wrs...)
@@ -263,42 +263,44 @@ func (c postSend) device(x *runner) got {
 		}
 		*wr = ib.SendWR{ID: 0xdeaddead, Opcode: 0x7f}
 	}
-	return got{n: n, err: err}
+	return deviceResult{n: n, err: err}
 }
 
-func (c postSend) expect(x *runner, m *model.Model, g *got) want {
+func (c postSend) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	var sends []model.Send
 	for i := range c.list {
-		s, _ := x.resolve(&c.list[i])
+		s, _ := x.resolveSend(&c.list[i])
 		sends = append(sends, s)
 	}
-	return took(m.PostSend(c.qp, sends, tookOf(g)))
+	return wantPost(m.PostSend(c.qp, sends, postResultOf(g)))
 }
 
-func took(t model.Took) want { return want{n: t.N, errs: []syscall.Errno{t.Err}} }
+func wantPost(t model.PostResult) modelResult {
+	return modelResult{n: t.N, errs: []syscall.Errno{t.Err}}
+}
 
-func tookOf(g *got) *model.Took {
+func postResultOf(g *deviceResult) *model.PostResult {
 	if g == nil {
 		return nil
 	}
-	t := &model.Took{N: g.n}
+	t := &model.PostResult{N: g.n}
 	errors.As(g.err, &t.Err)
 	return t
 }
 
-// recv is a receive work request.
-type recv struct {
+// recvRequest is a receive work request.
+type recvRequest struct {
 	id   uint64
-	list []element
+	list []sgElement
 }
 
-func (r recv) String() string { return sprintf("%#x %v", r.id, r.list) }
+func (r recvRequest) String() string { return sprintf("%#x %v", r.id, r.list) }
 
 // postRecv posts receives to a queue pair, or to a shared receive queue.
 type postRecv struct {
 	on     model.ID
 	shared bool
-	list   []recv
+	list   []recvRequest
 }
 
 func (c postRecv) String() string {
@@ -308,20 +310,20 @@ func (c postRecv) String() string {
 	}
 	return sprintf("%s%d.PostRecv(%v)", kind, c.on, c.list)
 }
-func (c postRecv) uses() []model.ID { return []model.ID{c.on} }
+func (c postRecv) usedIDs() []model.ID { return []model.ID{c.on} }
 
-func (c postRecv) name(x *runner) {
+func (c postRecv) recordIDs(x *modelRunner) {
 	for _, r := range c.list {
 		x.ids[r.id] = sprintf("the receive %v of %d", r, c.on)
 	}
 }
 
-func (c postRecv) device(x *runner) got {
+func (c postRecv) runOnDevice(x *modelRunner) deviceResult {
 	wrs := make([]ib.RecvWR, len(c.list))
 	for i, r := range c.list {
-		wrs[i] = ib.RecvWR{ID: r.id, SGList: x.sgl(r.list)}
+		wrs[i] = ib.RecvWR{ID: r.id, SGList: x.resolveSGL(r.list)}
 	}
-	var g got
+	var g deviceResult
 	if o := x.objs[c.on]; c.shared {
 		g.n, g.err = o.srq.PostRecv(wrs...)
 	} else {
@@ -336,13 +338,13 @@ func (c postRecv) device(x *runner) got {
 	return g
 }
 
-func (c postRecv) expect(x *runner, m *model.Model, g *got) want {
+func (c postRecv) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	var recvs []model.Recv
 	for _, r := range c.list {
-		recvs = append(recvs, model.Recv{ID: r.id, SGL: x.sgl(r.list)})
+		recvs = append(recvs, model.Recv{ID: r.id, SGL: x.resolveSGL(r.list)})
 	}
 	if c.shared {
-		return took(m.PostSRQ(c.on, recvs, tookOf(g)))
+		return wantPost(m.PostSRQ(c.on, recvs, postResultOf(g)))
 	}
-	return took(m.PostRecv(c.on, recvs, tookOf(g)))
+	return wantPost(m.PostRecv(c.on, recvs, postResultOf(g)))
 }

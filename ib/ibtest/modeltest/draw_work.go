@@ -7,78 +7,78 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// size draws the size of a message.
-func (d *drawer) size() uint64 {
+// drawMessageSize draws the size of a message.
+func (d *callDrawer) drawMessageSize() uint64 {
 	most := uint64(16 << 10)
-	if d.plan.large && d.one(2) {
+	if d.plan.large && d.oneIn(2) {
 		return min(1<<16+d.Uint64N(1<<18), d.x.m.MaxMsgSize)
 	}
-	if d.one(8) {
+	if d.oneIn(8) {
 		return 0
 	}
-	n := d.logSize(most)
-	if d.one(3) {
-		mtu := uint64(d.mtu().Bytes())
+	n := d.drawLogSize(most)
+	if d.oneIn(3) {
+		mtu := uint64(d.runMTU().Bytes())
 		n = mtu*d.Uint64N(4) + d.Uint64N(3) - 1
 		n = min(n, 4*mtu)
 	}
 	return min(n, d.x.m.MaxMsgSize)
 }
 
-// usable returns a region of a domain with a right, mostly one of n bytes or more; 0: none.
-func (d *drawer) usable(pd model.ID, n uint64, need ib.AccessFlags) model.ID {
-	if d.bad() { // any region so far
-		return pick(d, ids(d.x.m.Regions, all))
+// pickRegion returns a region of a domain with a right, mostly one of n bytes or more; 0: none.
+func (d *callDrawer) pickRegion(pd model.ID, n uint64, need ib.AccessFlags) model.ID {
+	if d.drawInvalid() { // any region so far
+		return pickOne(d, filterIDs(d.x.m.Regions, acceptAll))
 	}
 	good := func(r *model.Region) bool { return r.Valid && !r.Dead && r.PD == pd && r.Access&need == need }
-	long := ids(d.x.m.Regions, func(r *model.Region) bool { return good(r) && r.Len >= n })
+	long := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return good(r) && r.Len >= n })
 	if len(long) == 0 {
-		long = ids(d.x.m.Regions, good)
+		long = filterIDs(d.x.m.Regions, good)
 	}
-	return pick(d, long)
+	return pickOne(d, long)
 }
 
-// elements draws a list of n bytes.
-func (d *drawer) elements(pd model.ID, n uint64, most int, need ib.AccessFlags) (list []element) {
+// drawSGL draws a list of n bytes.
+func (d *callDrawer) drawSGL(pd model.ID, n uint64, most int, need ib.AccessFlags) (list []sgElement) {
 	most = max(most, 1)
 	cuts := d.IntN(most)
-	if d.one(3) {
+	if d.oneIn(3) {
 		cuts = 0
 	}
-	if d.bad() {
+	if d.drawInvalid() {
 		cuts = most // one too many
 	}
-	wrong := d.bad()
+	wrong := d.drawInvalid()
 	for ; cuts > 0; cuts-- {
 		k := d.Uint64N(n + 1)
-		if d.one(5) {
+		if d.oneIn(5) {
 			k = 0
 		}
 		list = append(list, d.drawElement(pd, k, need, wrong))
 		n -= k
 	}
-	if n > 0 || d.one(2) {
+	if n > 0 || d.oneIn(2) {
 		list = append(list, d.drawElement(pd, n, need, wrong))
 	}
 	return list
 }
 
 // drawElement draws n bytes of a region, often at its end, sometimes beyond it.
-func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) element {
-	if len(d.x.gone) > 0 && d.one(60) { // a key from before the reset
-		g := pick(d, d.x.gone)
-		return element{off: g.addr, len: uint32(n), xor: g.lkey}
+func (d *callDrawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) sgElement {
+	if len(d.x.gone) > 0 && d.oneIn(60) { // a key from before the reset
+		g := pickOne(d, d.x.gone)
+		return sgElement{off: g.addr, len: uint32(n), xor: g.lkey}
 	}
-	e := element{mr: d.usable(pd, n, need), len: uint32(n)}
+	e := sgElement{mr: d.pickRegion(pd, n, need), len: uint32(n)}
 	wrong = wrong && n > 0
 	r := d.x.m.Regions[e.mr]
 	if r == nil {
-		if !d.bad() {
+		if !d.drawInvalid() {
 			e.len = 0
 		}
 		return e
 	}
-	if n > r.Len && !d.bad() {
+	if n > r.Len && !d.drawInvalid() {
 		n = r.Len
 		e.len = uint32(n)
 	}
@@ -89,18 +89,18 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 		case 1:
 			e.off = 0
 		default:
-			if e.off = d.Uint64N(r.Len - n + 1); d.one(2) {
+			if e.off = d.Uint64N(r.Len - n + 1); d.oneIn(2) {
 				e.off &^= 7
 			}
 		}
 	}
-	if was := d.ranges[e.mr]; was > r.Len && n > 0 && d.one(6) { // partly in its former range only
+	if was := d.ranges[e.mr]; was > r.Len && n > 0 && d.oneIn(6) { // partly in its former range only
 		e.off = r.Len - n + 1 + d.Uint64N(was-r.Len)
 	}
 	if n > 0 {
-		e.xor = d.staleKey(keyOf{e.mr, true}, 8)
+		e.xor = d.drawStaleKey(keyName{e.mr, true}, 8)
 	}
-	if wrong && d.one(2) {
+	if wrong && d.oneIn(2) {
 		switch d.IntN(4) {
 		case 0:
 			e.xor = 1 << d.IntN(32)
@@ -115,16 +115,17 @@ func (d *drawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong b
 	return e
 }
 
-// staleKey returns the difference between a key and its former value, for one request in n, or 0.
-func (d *drawer) staleKey(key keyOf, n int) uint32 {
-	if f, ok := d.former[key]; ok && d.one(n) {
+// drawStaleKey returns the difference between a key and its former value, for one request in n, or 0.
+func (d *callDrawer) drawStaleKey(key keyName, n int) uint32 {
+	if f, ok := d.former[key]; ok && d.oneIn(n) {
 		return f ^ d.known[key]
 	}
 	return 0
 }
 
-// target draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC request.
-func (d *drawer) target(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags) (t target, most uint64) {
+// drawTarget draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC request.
+func (d *callDrawer) drawTarget(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags) (t remoteTarget,
+	most uint64) {
 	pd := model.ID(0)
 	if p != nil {
 		pd = p.PD
@@ -132,26 +133,26 @@ func (d *drawer) target(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags
 	if s := d.x.m.SRQs[srq]; s != nil {
 		pd = s.PD
 	}
-	if len(d.x.gone) > 0 && d.one(8) { // a key from before the reset
-		g := pick(d, d.x.gone)
-		return target{off: g.addr, xor: g.rkey}, n
+	if len(d.x.gone) > 0 && d.oneIn(8) { // a key from before the reset
+		g := pickOne(d, d.x.gone)
+		return remoteTarget{off: g.addr, xor: g.rkey}, n
 	}
-	wrong := d.bad()
-	windows := ids(d.x.m.Windows, func(w *model.Window) bool {
-		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.one(8)) &&
+	wrong := d.drawInvalid()
+	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool {
+		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.oneIn(8)) &&
 			w.Access&need == need
 	})
 	length := uint64(0)
-	if len(windows) > 0 && d.one(2) {
-		t.key = pick(d, windows)
+	if len(windows) > 0 && d.oneIn(2) {
+		t.key = pickOne(d, windows)
 		length = d.x.m.Windows[t.key].Len
 	} else {
-		t.key = d.usable(pd, n, need)
+		t.key = d.pickRegion(pd, n, need)
 		if r := d.x.m.Regions[t.key]; r != nil {
 			length = r.Len
 		}
 	}
-	if n > length && !d.bad() {
+	if n > length && !d.drawInvalid() {
 		n = length
 	}
 	if length >= n {
@@ -160,13 +161,13 @@ func (d *drawer) target(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags
 			t.off = length - n
 		case 1:
 		default:
-			if t.off = d.Uint64N(length - n + 1); d.one(2) {
+			if t.off = d.Uint64N(length - n + 1); d.oneIn(2) {
 				t.off &^= 7
 			}
 		}
 	}
-	t.xor = d.staleKey(keyOf{t.key, false}, 4)
-	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.one(6) { // partly in its former range only
+	t.xor = d.drawStaleKey(keyName{t.key, false}, 4)
+	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.oneIn(6) { // partly in its former range only
 		t.off = length - n + 1 + d.Uint64N(was-length)
 	}
 	if wrong {
@@ -186,21 +187,21 @@ func (d *drawer) target(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags
 	return t, n
 }
 
-// operation draws an operation that the driver supports.
-func (d *drawer) operation(kind ib.QPType) ib.WROpcode {
-	ops := supported(d.x.Abilities, d.opcodes(kind), func(op ib.WROpcode) string { return opNames[op] })
-	if d.one(2) {
+// drawOpcode draws an operation that the driver supports.
+func (d *callDrawer) drawOpcode(kind ib.QPType) ib.WROpcode {
+	ops := filterSupported(d.x.Abilities, d.drawableOpcodes(kind), func(op ib.WROpcode) string { return opcodeNames[op] })
+	if d.oneIn(2) {
 		if list := slices.DeleteFunc(slices.Clone(ops), func(op ib.WROpcode) bool {
 			return !slices.Contains(d.plan.favours, op)
 		}); len(list) > 0 {
 			ops = list
 		}
 	}
-	return pick(d, ops)
+	return pickOne(d, ops)
 }
 
-// opcodes returns the opcodes of a service type.
-func (d *drawer) opcodes(kind ib.QPType) []ib.WROpcode {
+// drawableOpcodes returns the opcodes of a service type.
+func (d *callDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSend, ib.WRSendWithImm}
 	if kind == ib.QPTypeXRCInit {
 		ops = append(ops, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead)
@@ -209,18 +210,18 @@ func (d *drawer) opcodes(kind ib.QPType) []ib.WROpcode {
 		}
 		return ops
 	}
-	if kind == ib.QPTypeUD && !d.bad() {
+	if kind == ib.QPTypeUD && !d.drawInvalid() {
 		return ops
 	}
 	ops = append(ops, ib.WRRDMAWrite, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm)
-	if kind == ib.QPTypeUC && !d.bad() {
-		return d.withMemory(ops)
+	if kind == ib.QPTypeUC && !d.drawInvalid() {
+		return d.addMemoryOpcodes(ops)
 	}
 	ops = append(ops, ib.WRRDMARead, ib.WRRDMARead)
-	if d.bad() {
+	if d.drawInvalid() {
 		ops = append(ops, ib.WRSendWithInv)
 	}
-	if len(d.destroyedIDs()) > 0 { // seldom, so it is drawn often
+	if len(d.invalidatableIDs()) > 0 { // seldom, so it is drawn often
 		ops = append(ops, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv)
 	}
 	if d.x.m.Atomics {
@@ -232,61 +233,61 @@ func (d *drawer) opcodes(kind ib.QPType) []ib.WROpcode {
 	if d.x.m.AtomicWrite {
 		ops = append(ops, ib.WRAtomicWrite)
 	}
-	return d.withMemory(ops)
+	return d.addMemoryOpcodes(ops)
 }
 
-// withMemory adds the operations on existing regions and windows.
-func (d *drawer) withMemory(ops []ib.WROpcode) []ib.WROpcode {
+// addMemoryOpcodes adds the operations on existing regions and windows.
+func (d *callDrawer) addMemoryOpcodes(ops []ib.WROpcode) []ib.WROpcode {
 	more := 1
 	if d.plan.focus == onMemory {
 		more = 4
 	}
 	for range more {
-		if len(ids(d.x.m.Windows, func(w *model.Window) bool { return !w.Dead })) > 0 {
+		if len(filterIDs(d.x.m.Windows, func(w *model.Window) bool { return !w.Dead })) > 0 {
 			ops = append(ops, ib.WRBindMW)
 		}
-		if len(d.mapped()) > 0 || d.bad() {
+		if len(d.registrableIDs()) > 0 || d.drawInvalid() {
 			ops = append(ops, ib.WRRegMR)
 		}
 	}
-	if len(d.destroyedIDs()) > 0 || d.bad() {
+	if len(d.invalidatableIDs()) > 0 || d.drawInvalid() {
 		ops = append(ops, ib.WRLocalInv, ib.WRLocalInv)
 	}
 	return ops
 }
 
-// destroyedIDs returns the objects that a request can invalidate.
-func (d *drawer) destroyedIDs() []model.ID {
-	windows := ids(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 })
-	regions := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
+// invalidatableIDs returns the objects that a request can invalidate.
+func (d *callDrawer) invalidatableIDs() []model.ID {
+	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 })
+	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
 	return append(windows, regions...)
 }
 
-// mapped returns the regions that a request can register; if there are none, all that it might register.
-func (d *drawer) mapped() []model.ID {
-	return ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead && !r.Valid && r.Map != nil })
+// registrableIDs returns the regions that a request can register; if there are none, all that it might register.
+func (d *callDrawer) registrableIDs() []model.ID {
+	return filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead && !r.Valid && r.Map != nil })
 }
 
-// posts draws send work requests.
-func (d *drawer) posts() call {
-	q := d.qp()
+// drawPostSend draws send work requests.
+func (d *callDrawer) drawPostSend() call {
+	q := d.pickQP()
 	if q == nil {
 		return nil
 	}
 	c := postSend{qp: q.ID}
-	if q.State == ib.QPRTS && q.Type != ib.QPTypeXRCTgt && !d.x.m.Dead && d.one(100) {
+	if q.State == ib.QPRTS && q.Type != ib.QPTypeXRCTgt && !d.x.m.Dead && d.oneIn(100) {
 		return c // an empty list
 	}
 	n := 1
-	if d.one(3) {
+	if d.oneIn(3) {
 		n += d.IntN(6)
 	}
-	if d.one(20) {
+	if d.oneIn(20) {
 		n += int(q.Cap.MaxSendWR)
 	}
 	depth := len(q.Sends) > 0
 	for range min(n, 70) {
-		s := d.send(q, c.list)
+		s := d.drawSend(q, c.list)
 		if s == nil {
 			break
 		}
@@ -302,16 +303,16 @@ func (d *drawer) posts() call {
 	return c
 }
 
-// send draws a send work request. before holds the earlier ones of the same list.
-func (d *drawer) send(q *model.QP, before []send) *send {
-	s := &send{id: d.wrID(), op: d.operation(q.Type), imm: d.word(), add: d.Uint64(), swap: d.Uint64()}
-	if !d.one(3) {
+// drawSend draws a send work request. before holds the earlier ones of the same list.
+func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
+	s := &sendRequest{id: d.drawWRID(), op: d.drawOpcode(q.Type), imm: d.drawWord(), add: d.Uint64(), swap: d.Uint64()}
+	if !d.oneIn(3) {
 		s.flags |= ib.SendSignaled
 	}
-	if d.one(3) {
+	if d.oneIn(3) {
 		s.flags |= ib.SendSolicited
 	}
-	if d.one(6) {
+	if d.oneIn(6) {
 		s.flags |= ib.SendFence
 	}
 	var p *model.QP
@@ -321,89 +322,89 @@ func (d *drawer) send(q *model.QP, before []send) *send {
 		}
 	}
 	if q.Type == ib.QPTypeXRCInit {
-		s.srq = pick(d, ids(d.x.m.SRQs, func(r *model.SRQ) bool {
+		s.srq = pickOne(d, filterIDs(d.x.m.SRQs, func(r *model.SRQ) bool {
 			return r.XRCD != 0 &&
-				(p != nil && r.XRCD == p.XRCD || d.bad())
+				(p != nil && r.XRCD == p.XRCD || d.drawInvalid())
 		}))
 	}
-	n := d.size()
+	n := d.drawMessageSize()
 	switch s.op {
 	case ib.WRBindMW:
-		return d.bind(q, s)
+		return d.drawBind(q, s)
 	case ib.WRRegMR:
-		fast := d.mapped()
-		if len(fast) == 0 || d.bad() {
-			fast = ids(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && r.Fast })
+		fast := d.registrableIDs()
+		if len(fast) == 0 || d.drawInvalid() {
+			fast = filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && r.Fast })
 		}
 		if len(fast) == 0 {
 			return nil
 		}
-		s.reg = &register{
-			mr:     pick(d, fast),
-			access: d.region(0, true).access &^ (ib.AccessZeroBased | ib.AccessMWBind | ib.AccessFlushGlobal),
+		s.reg = &regMRArgs{
+			mr:     pickOne(d, fast),
+			access: d.drawRegMR(0, true).access &^ (ib.AccessZeroBased | ib.AccessMWBind | ib.AccessFlushGlobal),
 		}
-		if d.one(2) {
-			s.reg.access = everything | ib.AccessMWBind
+		if d.oneIn(2) {
+			s.reg.access = allAccess | ib.AccessMWBind
 		}
-		if d.bad() {
+		if d.drawInvalid() {
 			s.reg.xor = 1 << d.IntN(32)
 		}
 		return s
 	case ib.WRLocalInv:
-		s.inv = d.invalidated(q)
+		s.inv = d.drawInvalidated(q)
 		return s
 	case ib.WRSendWithInv:
-		s.inv = d.invalidated(p)
+		s.inv = d.drawInvalidated(p)
 	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicWrite:
 		n = 8
 	case ib.WRFlush:
 		s.flush = ib.Flush{Placement: ib.FlushGlobal, Length: uint32(n)}
-		if d.one(3) {
+		if d.oneIn(3) {
 			s.flush.Level = ib.FlushRegion
 		}
 	}
 	if q.Type == ib.QPTypeUD {
-		d.datagram(q, s)
+		d.drawDestination(q, s)
 		p = d.x.m.QPs[s.dest]
-		if n = min(n, uint64(d.x.m.MTU)); d.bad() {
-			n = uint64(d.x.m.MTU) + 1 + d.logSize(1<<16)
+		if n = min(n, uint64(d.x.m.MTU)); d.drawInvalid() {
+			n = uint64(d.x.m.MTU) + 1 + d.drawLogSize(1<<16)
 		}
 	}
 	if usesRemote(s.op) {
 		var most uint64
-		if s.to, most = d.target(p, s.srq, n, need[s.op]); n != 8 {
+		if s.to, most = d.drawTarget(p, s.srq, n, neededRights[s.op]); n != 8 {
 			n = most
 		}
-		if n == 8 && !d.bad() {
-			addr, _ := d.x.remote(s.to)
-			if base := addr - s.to.off; d.one(2) {
+		if n == 8 && !d.drawInvalid() {
+			addr, _ := d.x.resolveTarget(s.to)
+			if base := addr - s.to.off; d.oneIn(2) {
 				s.to.off = -base % 8 // the same word each time
 			} else {
 				s.to.off -= addr % 8
 			}
 		}
-	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.one(d.plan.long) { // mostly at most the receive length
+	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.oneIn(d.plan.long) { // mostly at most the receive length
 		if q.Type == ib.QPTypeUD {
 			room = max(0, room-model.GRHLen)
 		}
-		if n = min(n, uint64(room)); d.one(4) {
+		if n = min(n, uint64(room)); d.oneIn(4) {
 			n = min(uint64(room), 1<<20)
 			if q.Type == ib.QPTypeUD {
 				n = min(n, uint64(d.x.m.MTU))
 			}
 		}
 	}
-	d.data(q, s, n)
-	if compare := d.compared(p, s); compare != nil && !d.one(5) {
-		if s.add = *compare; d.one(3) {
+	d.drawData(q, s, n)
+	if compare := d.currentWord(p, s); compare != nil && !d.oneIn(5) {
+		if s.add = *compare; d.oneIn(3) {
 			s.add ^= 1 << d.IntN(64)
 		}
 	}
 	return s
 }
 
-// word returns a value with all bits, often 0 or all ones.
-func (d *drawer) word() uint32 {
+// drawWord returns a value with all bits, often 0 or all ones.
+func (d *callDrawer) drawWord() uint32 {
 	v := d.Uint32()
 	switch v % 8 {
 	case 0:
@@ -414,8 +415,8 @@ func (d *drawer) word() uint32 {
 	return v
 }
 
-// need maps operations to the right that they need.
-var need = map[ib.WROpcode]ib.AccessFlags{
+// neededRights maps operations to the right that they need.
+var neededRights = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRRDMAWriteWithImm: ib.AccessRemoteWrite,
 	ib.WRAtomicWrite:     ib.AccessRemoteWrite,
 	ib.WRRDMARead:        ib.AccessRemoteRead,
@@ -423,44 +424,45 @@ var need = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRFlush: ib.AccessFlushGlobal,
 }
 
-// data draws the source or the destination of a request of n bytes.
-func (d *drawer) data(q *model.QP, s *send, n uint64) {
+// drawData draws the source or the destination of a request of n bytes.
+func (d *callDrawer) drawData(q *model.QP, s *sendRequest, n uint64) {
 	switch {
 	case s.op == ib.WRFlush:
-	case s.op != ib.WRAtomicWrite && n != 8 && d.bad() && d.overlong(q, s, n):
+	case s.op != ib.WRAtomicWrite && n != 8 && d.drawInvalid() && d.drawOverlong(q, s, n):
 	case s.op == ib.WRAtomicWrite:
-		s.inline = d.bytes(8)
-	case (s.op == ib.WRRDMARead || need[s.op] == ib.AccessRemoteAtomic) && q.Cap.MaxInlineData >= 8 && d.bad():
+		s.inline = d.drawBytes(8)
+	case (s.op == ib.WRRDMARead || neededRights[s.op] == ib.AccessRemoteAtomic) && q.Cap.MaxInlineData >= 8 &&
+		d.drawInvalid():
 		s.flags |= ib.SendInline
-		s.inline = d.bytes(8)
-	case s.op == ib.WRRDMARead || n == 8 && need[s.op] == ib.AccessRemoteAtomic:
-		s.list = d.elements(q.PD, n, int(q.Cap.MaxSendSGE), ib.AccessLocalWrite)
-	case n <= uint64(q.Cap.MaxInlineData) && d.one(2) || d.bad() && n <= 1024:
+		s.inline = d.drawBytes(8)
+	case s.op == ib.WRRDMARead || n == 8 && neededRights[s.op] == ib.AccessRemoteAtomic:
+		s.list = d.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), ib.AccessLocalWrite)
+	case n <= uint64(q.Cap.MaxInlineData) && d.oneIn(2) || d.drawInvalid() && n <= 1024:
 		s.flags |= ib.SendInline
-		s.inline = d.bytes(int(n))
+		s.inline = d.drawBytes(int(n))
 	default:
-		s.list = d.elements(q.PD, n, int(q.Cap.MaxSendSGE), 0)
+		s.list = d.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), 0)
 	}
 }
 
-// overlong draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
-func (d *drawer) overlong(q *model.QP, s *send, n uint64) bool {
+// drawOverlong draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
+func (d *callDrawer) drawOverlong(q *model.QP, s *sendRequest, n uint64) bool {
 	need := ib.AccessFlags(0)
 	if s.op == ib.WRRDMARead {
 		need = ib.AccessLocalWrite
 	}
-	large := ids(d.x.m.Regions, func(r *model.Region) bool {
+	large := filterIDs(d.x.m.Regions, func(r *model.Region) bool {
 		return r.Valid && !r.Dead && r.PD == q.PD && r.Access&need == need && r.Len >= 1<<32+n
 	})
 	if len(large) == 0 || q.Cap.MaxSendSGE < 2 || n > 1<<30 {
 		return false
 	}
-	mr := pick(d, large)
-	s.list = []element{{mr: mr, len: 1<<32 - 8}, {mr: mr, len: uint32(n + 8)}}
+	mr := pickOne(d, large)
+	s.list = []sgElement{{mr: mr, len: 1<<32 - 8}, {mr: mr, len: uint32(n + 8)}}
 	return true
 }
 
-func (d *drawer) bytes(n int) []byte {
+func (d *callDrawer) drawBytes(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(d.Uint32())
@@ -468,145 +470,146 @@ func (d *drawer) bytes(n int) []byte {
 	return b
 }
 
-// compared returns the current value at the target of a compare and swap.
-func (d *drawer) compared(p *model.QP, s *send) *uint64 {
+// currentWord returns the current value at the target of a compare and swap.
+func (d *callDrawer) currentWord(p *model.QP, s *sendRequest) *uint64 {
 	if s.op != ib.WRAtomicCmpAndSwp || p == nil {
 		return nil
 	}
-	addr, rkey := d.x.remote(s.to)
-	return d.x.m.Word(p, rkey, addr)
+	addr, rkey := d.x.resolveTarget(s.to)
+	return d.x.m.RemoteWord(p, rkey, addr)
 }
 
 // firstRecvLen returns the length of the first receive of a queue pair; -1: none.
-func (x *runner) firstRecvLen(p *model.QP, srq model.ID) int {
+func (x *modelRunner) firstRecvLen(p *model.QP, srq model.ID) int {
 	if p == nil {
 		return -1
 	}
 	return x.m.FirstRecvLen(p, srq)
 }
 
-// datagram draws the destination of a datagram.
-func (d *drawer) datagram(q *model.QP, s *send) {
+// drawDestination draws the destination of a datagram.
+func (d *callDrawer) drawDestination(q *model.QP, s *sendRequest) {
 	s.dest = d.x.objs[q.ID].peer
-	if d.one(10) {
-		s.dest = pick(d, ids(d.x.m.QPs, all))
+	if d.oneIn(10) {
+		s.dest = pickOne(d, filterIDs(d.x.m.QPs, acceptAll))
 	}
 	s.qkey = 0x11223344
 	switch {
-	case d.bad():
+	case d.drawInvalid():
 		s.qkey++
-	case d.one(8):
+	case d.oneIn(8):
 		s.qkey = d.Uint32() | 1<<31
 	}
-	s.ah = pick(d, ids(d.x.m.AHs, func(a *model.AH) bool { return !a.Dead && (a.PD == q.PD || d.bad()) }))
+	s.ah = pickOne(d, filterIDs(d.x.m.AHs, func(a *model.AH) bool { return !a.Dead && (a.PD == q.PD || d.drawInvalid()) }))
 	if s.ah == 0 {
-		d.plan1(createAH{id: d.id(), pd: q.PD, hops: 64})
+		d.addPlanned(createAH{id: d.nextID(), pd: q.PD, hops: 64})
 		return
 	}
-	if d.x.m.AHs[s.ah].Attr.GRH.DGID.Addr().IsMulticast() && !d.bad() {
+	if d.x.m.AHs[s.ah].Attr.GRH.DGID.Addr().IsMulticast() && !d.drawInvalid() {
 		s.group = true
 	}
 }
 
-// invalidated draws a key to invalidate, mostly a valid one.
-func (d *drawer) invalidated(q *model.QP) (t target) {
-	windows := ids(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && q != nil && w.QP == q.ID })
-	regions := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
+// drawInvalidated draws a key to invalidate, mostly a valid one.
+func (d *callDrawer) drawInvalidated(q *model.QP) (t remoteTarget) {
+	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && q != nil && w.QP == q.ID })
+	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
 	list := append(windows, regions...)
-	if len(list) == 0 || d.bad() {
-		list = append(ids(d.x.m.Windows, all), ids(d.x.m.Regions, all)...)
+	if len(list) == 0 || d.drawInvalid() {
+		list = append(filterIDs(d.x.m.Windows, acceptAll), filterIDs(d.x.m.Regions, acceptAll)...)
 	}
-	if t.key = pick(d, list); d.bad() {
+	if t.key = pickOne(d, list); d.drawInvalid() {
 		t.xor = 1 << d.IntN(32)
 	}
 	return t
 }
 
-// bind draws a bind.
-func (d *drawer) bind(q *model.QP, s *send) *send {
-	mw := pick(d, ids(d.x.m.Windows, func(w *model.Window) bool {
-		return !w.Dead && (w.Kind == ib.MWType1 || !w.Bound || d.one(4)) // a bound window of type 2 cannot be bound
+// drawBind draws a bind.
+func (d *callDrawer) drawBind(q *model.QP, s *sendRequest) *sendRequest {
+	mw := pickOne(d, filterIDs(d.x.m.Windows, func(w *model.Window) bool {
+		return !w.Dead && (w.Kind == ib.MWType1 || !w.Bound || d.oneIn(4)) // a bound window of type 2 cannot be bound
 	}))
 	if mw == 0 {
 		return nil
 	}
 	w := d.x.m.Windows[mw]
-	b := &bind{
+	b := &bindArgs{
 		mw: mw, variant: uint8(w.RKey) + uint8(1+d.IntN(255)),
 		access: ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic,
 	}
-	b.mr = pick(d, ids(d.x.m.Regions, func(r *model.Region) bool {
-		return !r.Dead && (d.bad() || r.Valid && r.PD == q.PD && r.Access&ib.AccessMWBind != 0)
+	b.mr = pickOne(d, filterIDs(d.x.m.Regions, func(r *model.Region) bool {
+		return !r.Dead && (d.drawInvalid() || r.Valid && r.PD == q.PD && r.Access&ib.AccessMWBind != 0)
 	}))
-	fast := ids(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead && r.PD == q.PD })
-	if len(fast) > 0 && d.one(2) {
-		b.mr = pick(d, fast)
+	fast := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead && r.PD == q.PD })
+	if len(fast) > 0 && d.oneIn(2) {
+		b.mr = pickOne(d, fast)
 	}
 	if b.mr == 0 {
 		return nil
 	}
 	r := d.x.m.Regions[b.mr]
-	b.len = d.logSize(max(r.Len, 1))
-	if r.Len > 1<<32 && d.one(2) {
+	b.len = d.drawLogSize(max(r.Len, 1))
+	if r.Len > 1<<32 && d.oneIn(2) {
 		b.len = 1<<32 + d.Uint64N(r.Len-1<<32)
 	}
 	b.off = d.Uint64N(r.Len - min(b.len, r.Len) + 1)
-	if d.one(4) {
+	if d.oneIn(4) {
 		b.off, b.len = 0, r.Len
 	}
-	if d.one(3) {
-		b.access &^= pick(d, []ib.AccessFlags{ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteAtomic})
+	if d.oneIn(3) {
+		b.access &^= pickOne(d, []ib.AccessFlags{ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteAtomic})
 	}
-	if w.Kind == ib.MWType2 && d.one(3) || d.bad() {
+	if w.Kind == ib.MWType2 && d.oneIn(3) || d.drawInvalid() {
 		b.access |= ib.AccessZeroBased
 	}
 	switch {
-	case d.bad():
+	case d.drawInvalid():
 		b.off = r.Len - b.len + 1
-	case d.bad():
+	case d.drawInvalid():
 		b.len += 1 << (32 + d.IntN(8))
-	case w.Kind == ib.MWType1 && d.one(8):
+	case w.Kind == ib.MWType1 && d.oneIn(8):
 		b.len = 0
-	case d.bad():
+	case d.drawInvalid():
 		b.variant = uint8(w.RKey)
 	}
 	s.bind = b
-	if w.Kind == ib.MWType2 && len(d.todo) == 0 && !d.x.episodes && d.one(2) {
-		d.rebind(q, b)
+	if w.Kind == ib.MWType2 && len(d.todo) == 0 && !d.x.episodes && d.oneIn(2) {
+		d.planRebind(q, b)
 	}
 	return s
 }
 
-// rebind plans a second life of a type 2 window: its invalidation, a bind with other options, and accesses by the peer.
-func (d *drawer) rebind(q *model.QP, first *bind) {
+// planRebind plans a second life of a type 2 window: its invalidation, a bind with other options, and accesses by the
+// peer.
+func (d *callDrawer) planRebind(q *model.QP, first *bindArgs) {
 	b := *first
 	b.variant += uint8(1 + d.IntN(100))
 	b.access ^= ib.AccessZeroBased
-	post := func(on *model.QP, s send) {
-		s.id, s.flags = d.wrID(), ib.SendSignaled
-		d.plan1(postSend{on.ID, []send{s}})
+	post := func(on *model.QP, s sendRequest) {
+		s.id, s.flags = d.drawWRID(), ib.SendSignaled
+		d.addPlanned(postSend{on.ID, []sendRequest{s}})
 	}
-	post(q, send{op: ib.WRLocalInv, inv: target{key: b.mw}})
-	post(q, send{op: ib.WRBindMW, bind: &b})
+	post(q, sendRequest{op: ib.WRLocalInv, inv: remoteTarget{key: b.mw}})
+	post(q, sendRequest{op: ib.WRBindMW, bind: &b})
 	p := d.x.m.QPs[d.x.objs[q.ID].peer]
 	if p == nil || b.len == 0 {
 		return
 	}
 	for _, op := range []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead} {
 		n := min(b.len, 1+d.Uint64N(64))
-		post(p, send{op: op, to: target{key: b.mw, off: d.Uint64N(b.len - n + 1)},
-			list: d.elements(p.PD, n, int(p.Cap.MaxSendSGE), ib.AccessLocalWrite)})
+		post(p, sendRequest{op: op, to: remoteTarget{key: b.mw, off: d.Uint64N(b.len - n + 1)},
+			list: d.drawSGL(p.PD, n, int(p.Cap.MaxSendSGE), ib.AccessLocalWrite)})
 	}
 }
 
-// receives draws receives for a queue pair or a shared queue.
-func (d *drawer) receives() call {
-	qps := ids(d.x.m.QPs, func(q *model.QP) bool {
+// drawPostRecv draws receives for a queue pair or a shared queue.
+func (d *callDrawer) drawPostRecv() call {
+	qps := filterIDs(d.x.m.QPs, func(q *model.QP) bool {
 		own := q.SRQ == 0 && q.Type != ib.QPTypeXRCInit && q.Type != ib.QPTypeXRCTgt
-		return own && q.State != ib.QPReset && q.Recvs() < 8 || q.SRQ == 0 && d.bad()
+		return own && q.State != ib.QPReset && q.RecvCount() < 8 || q.SRQ == 0 && d.drawInvalid()
 	})
-	srqs := ids(d.x.m.SRQs, all)
-	id := pick(d, append(slices.Clone(qps), srqs...))
+	srqs := filterIDs(d.x.m.SRQs, acceptAll)
+	id := pickOne(d, append(slices.Clone(qps), srqs...))
 	if id == 0 {
 		return nil
 	}
@@ -620,19 +623,19 @@ func (d *drawer) receives() call {
 		pd, most, room = q.PD, int(q.Cap.MaxRecvSGE), int(q.Cap.MaxRecvWR)
 	}
 	n := 1 + d.IntN(4)
-	if d.one(20) {
+	if d.oneIn(20) {
 		n = room + 1
 	}
 	for range min(n, 70) {
-		size := d.size()
-		if d.one(2) {
-			size = max(size, d.size())
+		size := d.drawMessageSize()
+		if d.oneIn(2) {
+			size = max(size, d.drawMessageSize())
 		}
-		list := d.elements(pd, size, most, ib.AccessLocalWrite)
-		if len(list) < most && d.one(6) { // a boundary in or near the header of a datagram
-			list = append([]element{d.drawElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
+		list := d.drawSGL(pd, size, most, ib.AccessLocalWrite)
+		if len(list) < most && d.oneIn(6) { // a boundary in or near the header of a datagram
+			list = append([]sgElement{d.drawElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
 		}
-		c.list = append(c.list, recv{d.wrID(), list})
+		c.list = append(c.list, recvRequest{d.drawWRID(), list})
 	}
 	return c
 }

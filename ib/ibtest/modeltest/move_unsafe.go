@@ -2,12 +2,12 @@ package modeltest
 
 import "unsafe"
 
-// move copies to or from memory that the device may write to. Without a completion, no order exists between the
+// copyRacy copies to or from memory that the device may write to. Without a completion, no order exists between the
 // accesses of the consumer and the device. So the race detector is off. Most copies are whole pages, so move copies
 // words where it can.
 //
 //go:norace
-func move(dst, src []byte) {
+func copyRacy(dst, src []byte) {
 	if len(dst) == 0 {
 		return
 	}

@@ -6,51 +6,51 @@ import (
 	"sync"
 )
 
-// Names holds the existing numbers of queue pairs and keys of regions and windows, of all threads that use a device. It
-// is safe for concurrent use.
-type Names struct {
+// KeyNames holds the existing numbers of queue pairs and keys of regions and windows, of all threads that use a device.
+// It is safe for concurrent use.
+type KeyNames struct {
 	mu    sync.Mutex
-	owner map[name]*runner
+	owner map[numberOrKey]*modelRunner
 }
 
-// name is the number of a queue pair, or a key.
-type name struct {
+// numberOrKey is the number of a queue pair, or a key.
+type numberOrKey struct {
 	kind   byte
 	number uint32
 }
 
-// NewNames returns an empty set.
-func NewNames() *Names { return &Names{owner: map[name]*runner{}} }
+// NewKeyNames returns an empty set.
+func NewKeyNames() *KeyNames { return &KeyNames{owner: map[numberOrKey]*modelRunner{}} }
 
-// forget removes the names of a thread, because the driver may assign them to other objects from now on. check adds the
-// remaining ones again.
-func (n *Names) forget(x *runner) {
+// removeThread removes the names of a thread, because the driver may assign them to other objects from now on. check
+// adds the remaining ones again.
+func (n *KeyNames) removeThread(x *modelRunner) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	maps.DeleteFunc(n.owner, func(_ name, o *runner) bool { return o == x })
+	maps.DeleteFunc(n.owner, func(_ numberOrKey, o *modelRunner) bool { return o == x })
 }
 
-// check records the names of a thread's objects. It returns an error for a number that belongs to an object of another
-// thread.
-func (n *Names) check(x *runner) error {
-	now := map[name]bool{}
+// recordNames records the names of a thread's objects. It returns an error for a number that belongs to an object of
+// another thread.
+func (n *KeyNames) recordNames(x *modelRunner) error {
+	now := map[numberOrKey]bool{}
 	for _, q := range x.m.QPs {
-		now[name{'q', q.Num}] = true
+		now[numberOrKey{'q', q.Num}] = true
 	}
 	for _, r := range x.m.Regions {
 		if !r.Dead {
-			now[name{'l', r.LKey}] = true
-			now[name{'r', r.RKey}] = true
+			now[numberOrKey{'l', r.LKey}] = true
+			now[numberOrKey{'r', r.RKey}] = true
 		}
 	}
 	for _, w := range x.m.Windows {
 		if !w.Dead {
-			now[name{'r', w.RKey}] = true
+			now[numberOrKey{'r', w.RKey}] = true
 		}
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	maps.DeleteFunc(n.owner, func(k name, o *runner) bool { return o == x && !now[k] })
+	maps.DeleteFunc(n.owner, func(k numberOrKey, o *modelRunner) bool { return o == x && !now[k] })
 	for k := range now {
 		if k.number == 0 { // no key: a region without remote rights may have none
 			continue

@@ -35,20 +35,21 @@ type Factory func() (Target, func() error)
 // Run runs the call sequence generated from seed on a device and on the model. It returns nil if the results agree. It
 // shortens a failing sequence in at most shorten runs.
 func Run(make Factory, seed uint64, steps, shorten int) *Failure {
-	f := once(make, func(x *runner) ([]call, error) { return drawn(x, seed, steps) })
+	f := runOnce(make, func(x *modelRunner) ([]call, error) { return runDrawn(x, seed, steps) })
 	if f == nil {
 		return nil
 	}
 	f.Seed, f.Drawn = seed, len(f.calls)
-	return shortened(make, f, shorten)
+	return shortenFailure(make, f, shorten)
 }
 
 // RunOn runs the call sequence generated from seed on a device that other threads also use. It does not move the device
 // to the error state.
 func RunOn(t Target, seed uint64, steps int) *Failure {
 	t.Shared = true
-	f := once(func() (Target, func() error) { return t, func() error { return nil } }, func(x *runner) ([]call, error) {
-		return drawn(x, seed, steps)
+	f := runOnce(func() (Target, func() error) { return t, func() error { return nil } }, func(x *modelRunner) ([]call,
+		error) {
+		return runDrawn(x, seed, steps)
 	})
 	if f != nil {
 		f.Seed, f.Drawn = seed, len(f.calls)
@@ -56,25 +57,25 @@ func RunOn(t Target, seed uint64, steps int) *Failure {
 	return f
 }
 
-// once runs a call sequence on a new device.
-func once(make Factory, calls func(x *runner) ([]call, error)) *Failure {
+// runOnce runs a call sequence on a new device.
+func runOnce(make Factory, calls func(x *modelRunner) ([]call, error)) *Failure {
 	t, end := make()
-	x, err := newRunner(t)
+	x, err := newModelRunner(t)
 	if err != nil {
 		return &Failure{Err: err, virtual: t.Virtual}
 	}
 	list, err := calls(x)
 	switch err {
 	case nil:
-		err = x.end()
-	case errOpen:
-		x.quiet()
-		err = x.finish()
+		err = x.compareAndDestroy()
+	case errUndefined:
+		x.waitIdle()
+		err = x.destroyAll()
 	}
 	if err == nil {
 		err = end()
 	} else {
-		x.finish()
+		x.destroyAll()
 		end()
 	}
 	if err == nil {
@@ -83,58 +84,58 @@ func once(make Factory, calls func(x *runner) ([]call, error)) *Failure {
 	return &Failure{Err: err, Trace: x.trace, calls: list, virtual: t.Virtual}
 }
 
-// drawn generates the call sequence from seed, and runs it.
-func drawn(x *runner, seed uint64, steps int) (calls []call, err error) {
-	d := newDrawer(x, seed, steps)
+// runDrawn generates the call sequence from seed, and runs it.
+func runDrawn(x *modelRunner, seed uint64, steps int) (calls []call, err error) {
+	d := newCallDrawer(x, seed, steps)
 	for n := 0; n < steps+min(x.resets, 1)*steps/2; n++ { // the recovered device needs calls before it is usable
-		c := d.draw()
+		c := d.nextCall()
 		if c == nil {
 			break
 		}
 		calls = append(calls, c)
-		if err := x.make(c); err != nil {
+		if err := x.runCall(c); err != nil {
 			return calls, err
 		}
 	}
 	return calls, nil
 }
 
-// again makes those calls of a list that are possible.
-func again(x *runner, list []call) (calls []call, err error) {
+// replayCalls makes those calls of a list that are possible.
+func replayCalls(x *modelRunner, list []call) (calls []call, err error) {
 	for _, c := range list {
-		if !x.fit(c) {
+		if !x.isPossible(c) {
 			continue
 		}
 		calls = append(calls, c)
-		if err := x.make(c); err != nil {
+		if err := x.runCall(c); err != nil {
 			return calls, err
 		}
 	}
 	return calls, nil
 }
 
-// quiet waits until the device is idle. It is for devices with activity that cannot be observed.
-func (x *runner) quiet() {
+// waitIdle waits until the device is idle. It is for devices with activity that cannot be observed.
+func (x *modelRunner) waitIdle() {
 	if x.Virtual {
 		time.Sleep(time.Minute)
 	}
 }
 
-// end compares all queues and attributes, and destroys all objects.
-func (x *runner) end() error {
+// compareAndDestroy compares all queues and attributes, and destroys all objects.
+func (x *modelRunner) compareAndDestroy() error {
 	x.trace = append(x.trace, "the end")
-	for _, id := range ids(x.m.QPs, all[*model.QP]) {
+	for _, id := range filterIDs(x.m.QPs, acceptAll[*model.QP]) {
 		c := queryQP{id}
-		g := c.device(x)
-		if d := compareResult(g, c.expect(x, x.m, &g)); d != "" {
+		g := c.runOnDevice(x)
+		if d := compareResult(g, c.runOnModel(x, x.m, &g)); d != "" {
 			return fmt.Errorf("%v: %s", c, d)
 		}
 	}
 	for _, o := range x.objs {
 		o.lazy = false
 	}
-	if d := x.settle(); d != nil && x.m.Open == "" {
+	if d := x.awaitModel(); d != nil && x.m.Open == "" {
 		return fmt.Errorf("at the end: %s", d.what)
 	}
-	return x.finish()
+	return x.destroyAll()
 }

@@ -39,7 +39,7 @@ func loopbackFactory(t testing.TB, virtual bool) Factory {
 	}
 }
 
-func TestLoopback(t *testing.T) {
+func TestLoopbackMatchesModel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for i := range *seeds {
 			if f := Run(loopbackFactory(t, true), *first+uint64(i), *steps, 500); f != nil {
@@ -50,9 +50,9 @@ func TestLoopback(t *testing.T) {
 	})
 }
 
-// TestLocalMemory checks that memory of this process never overlaps a sparse area, wherever the runtime places its
-// heap.
-func TestLocalMemory(t *testing.T) {
+// TestLocalMemoryAvoidsSparseArea checks that memory of this process never overlaps a sparse area, wherever the runtime
+// places its heap.
+func TestLocalMemoryAvoidsSparseArea(t *testing.T) {
 	var first uint64
 	b, err := localMemory(func(addr uint64) bool {
 		first = addr

@@ -33,15 +33,15 @@ type Target struct {
 	// Thread is the number of the thread among those that use the device. Each has multicast groups of its own.
 	Thread int
 	// Names holds the numbers and keys of all threads; may be nil.
-	Names *Names
+	Names *KeyNames
 	// Reset resets the device, with remove as the consumer's shutdown, and returns the recovered device.
 	Reset func(remove func() error) (Target, error)
 	// Timeout is the time to wait for expected results. It is virtual in a bubble.
 	Timeout time.Duration
 }
 
-// object is an object of the device.
-type object struct {
+// deviceObject is an object of the device.
+type deviceObject struct {
 	pd  *ib.PD
 	mr  *ib.MR
 	mw  *ib.MW
@@ -64,8 +64,8 @@ type object struct {
 	seen   []ib.EventType
 }
 
-// runner makes calls on a device and on the model.
-type runner struct {
+// modelRunner makes calls on a device and on the model.
+type modelRunner struct {
 	Target
 	attr   ib.DeviceAttr
 	access ib.AccessFlags // all possible rights of regions
@@ -73,52 +73,56 @@ type runner struct {
 	groups4   bool   // multicast groups are IPv4 addresses
 	inline    uint32 // bytes of inline data that queue pairs can have, at most maxInline
 	m         *model.Model
-	space     *space
-	areas     []area
+	space     *sparseSpace
+	areas     []memoryArea
 	dirty     map[uint64]bool
-	objs      map[model.ID]*object
+	objs      map[model.ID]*deviceObject
 	order     []model.ID // IDs of objs, in order
 	psn       uint32
 	lazy      bool              // a lazy queue exists
 	ids       map[uint64]string // IDs of posted work requests
 	resets    int
-	episodes  bool   // the run makes concurrent calls
-	searching bool   // searching the order of an episode: nothing is recorded
-	gone      []gone // memory of former devices
+	episodes  bool           // the run makes concurrent calls
+	searching bool           // searching the order of an episode: nothing is recorded
+	gone      []formerMemory // memory of former devices
 
 	mu sync.Mutex // guards the fields of objs that callbacks write
 
 	trace []string
 }
 
-// difference is a difference between device and model.
-type difference struct {
+// modelDifference is a difference between device and model.
+type modelDifference struct {
 	what string
 	late bool // the difference may still disappear
 }
 
-func late(format string, args ...any) *difference { return &difference{sprintf(format, args...), true} }
-func now(format string, args ...any) *difference  { return &difference{sprintf(format, args...), false} }
+func lateDifference(format string, args ...any) *modelDifference {
+	return &modelDifference{sprintf(format, args...), true}
+}
+func finalDifference(format string, args ...any) *modelDifference {
+	return &modelDifference{sprintf(format, args...), false}
+}
 
-// newRunner returns a runner on a device without objects.
-func newRunner(t Target) (*runner, error) {
+// newModelRunner returns a runner on a device without objects.
+func newModelRunner(t Target) (*modelRunner, error) {
 	attr, err := t.Device.QueryDevice()
 	if err != nil {
 		return nil, err
 	}
-	x := &runner{
+	x := &modelRunner{
 		Target: t, attr: attr, dirty: map[uint64]bool{},
-		objs: map[model.ID]*object{}, ids: map[uint64]string{}, psn: 0xfffff0,
+		objs: map[model.ID]*deviceObject{}, ids: map[uint64]string{}, psn: 0xfffff0,
 	}
-	x.m = model.New(x.limits())
+	x.m = model.New(x.deviceLimits())
 	if err := x.makeAreas(); err != nil {
 		return nil, err
 	}
-	return x, x.probe()
+	return x, x.probeRights()
 }
 
-// limits returns the limits of the device.
-func (x *runner) limits() model.Limits {
+// deviceLimits returns the limits of the device.
+func (x *modelRunner) deviceLimits() model.Limits {
 	return model.Limits{
 		MaxMsgSize: uint64(x.Port.MaxMsgSize), MTU: x.Port.ActiveMTU.Bytes(), GID: x.GID,
 		Lossy: x.Lossy, Blind: !x.Virtual,
@@ -130,8 +134,8 @@ func (x *runner) limits() model.Limits {
 	}
 }
 
-// got is the result of a call on a device.
-type got struct {
+// deviceResult is the result of a call on a device.
+type deviceResult struct {
 	n      int
 	err    error
 	missed bool
@@ -142,39 +146,41 @@ type got struct {
 	lkey, rkey uint32 // keys after a rereg
 }
 
-// want is the result of a call on a model.
-type want struct {
+// modelResult is the result of a call on a model.
+type modelResult struct {
 	n      int
 	errs   []syscall.Errno // 0: success
 	missed bool
 	wrong  string // the difference of a result with several parts; "": none
 }
 
-func wantErr(e ...syscall.Errno) want { return want{errs: e} }
+func wantErr(e ...syscall.Errno) modelResult { return modelResult{errs: e} }
 
-func differs(format string, args ...any) want { return want{wrong: sprintf(format, args...)} }
+func wantDifference(format string, args ...any) modelResult {
+	return modelResult{wrong: sprintf(format, args...)}
+}
 
 // call is a call of the API. It names objects by the calls that created them, so that it keeps its meaning when other
 // calls are omitted.
 type call interface {
 	fmt.Stringer
 	// uses returns the objects that must exist.
-	uses() []model.ID
+	usedIDs() []model.ID
 	// device makes the call on the device.
-	device(x *runner) got
+	runOnDevice(x *modelRunner) deviceResult
 	// expect makes the call on a model. A nil g is a dry run.
-	expect(x *runner, m *model.Model, g *got) want
+	runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult
 }
 
-// maker is a call that creates an object. Its result depends on the driver, so there is no dry run.
-type maker interface{ makes() model.ID }
+// creatingCall is a call that creates an object. Its result depends on the driver, so there is no dry run.
+type creatingCall interface{ createdID() model.ID }
 
-// poster is a call that posts work requests. name records their IDs.
-type poster interface{ name(x *runner) }
+// postingCall is a call that posts work requests. name records their IDs.
+type postingCall interface{ recordIDs(x *modelRunner) }
 
-// fit reports whether a call is possible now and its result is defined.
-func (x *runner) fit(c call) bool {
-	for i, id := range c.uses() {
+// isPossible reports whether a call is possible now and its result is defined.
+func (x *modelRunner) isPossible(c call) bool {
+	for i, id := range c.usedIDs() {
 		if o := x.objs[id]; (id != 0 || i == 0) && (o == nil || o.dead) {
 			return false
 		}
@@ -182,17 +188,17 @@ func (x *runner) fit(c call) bool {
 	if x.Abilities.lacksAny(c) {
 		return false
 	}
-	if k, ok := c.(maker); ok {
-		return x.objs[k.makes()] == nil
+	if k, ok := c.(creatingCall); ok {
+		return x.objs[k.createdID()] == nil
 	}
 	m := x.m.Clone()
-	m.Begin()
-	c.expect(x, m, nil)
+	m.BeginCall()
+	c.runOnModel(x, m, nil)
 	return m.Open == ""
 }
 
-// make makes a call and compares the results.
-func (x *runner) make(c call) (err error) {
+// runCall makes a call and compares the results.
+func (x *modelRunner) runCall(c call) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			buf := make([]byte, 16<<10)
@@ -200,37 +206,37 @@ func (x *runner) make(c call) (err error) {
 		}
 	}()
 	x.trace = append(x.trace, c.String())
-	if p, ok := c.(poster); ok {
-		p.name(x)
+	if p, ok := c.(postingCall); ok {
+		p.recordIDs(x)
 	}
-	if _, ok := c.(destroy); (ok || isRereg(c)) && x.Names != nil {
-		x.Names.forget(x)
+	if _, ok := c.(destroyObject); (ok || isRereg(c)) && x.Names != nil {
+		x.Names.removeThread(x)
 	}
 	began := time.Now()
-	g := c.device(x)
-	x.note("-> %s", outcome(g))
+	g := c.runOnDevice(x)
+	x.addToTrace("-> %s", formatResult(g))
 	if d := time.Since(began); d > 0 && x.Virtual && mayNotSleep(c) {
 		return fmt.Errorf("%v: a method that may not sleep took %v of virtual time", c, d)
 	}
-	x.m.Begin()
+	x.m.BeginCall()
 	w := wantErr(0)
-	if c := x.Abilities.learn(c, &g); c != nil {
-		w = c.expect(x, x.m, &g)
+	if c := x.Abilities.recordResult(c, &g); c != nil {
+		w = c.runOnModel(x, x.m, &g)
 	}
 	if x.m.Open != "" {
-		return errOpen
+		return errUndefined
 	}
 	if d := compareResult(g, w); d != "" {
 		return fmt.Errorf("%v: %s", c, d)
 	}
-	switch d := x.settle(); {
+	switch d := x.awaitModel(); {
 	case x.m.Open != "": // the retries of a request have ended, with an undefined result
-		return errOpen
+		return errUndefined
 	case d != nil:
 		return fmt.Errorf("after %v: %s", c, d.what)
 	}
 	if x.Names != nil {
-		return x.Names.check(x)
+		return x.Names.recordNames(x)
 	}
 	return nil
 }
@@ -250,11 +256,11 @@ func isRereg(c call) bool {
 	return ok
 }
 
-// errOpen ends a run without a result. The driver had a choice in a call, for example to accept more requests than
+// errUndefined ends a run without a result. The driver had a choice in a call, for example to accept more requests than
 // required, and its choice makes the result undefined.
-var errOpen = errors.New("the result is not defined")
+var errUndefined = errors.New("the result is not defined")
 
-func outcome(g got) string {
+func formatResult(g deviceResult) string {
 	s := "ok"
 	if g.err != nil {
 		s = g.err.Error()
@@ -268,24 +274,24 @@ func outcome(g got) string {
 	return s
 }
 
-// note adds to the log line of the current call.
-func (x *runner) note(format string, args ...any) {
+// addToTrace adds to the log line of the current call.
+func (x *modelRunner) addToTrace(format string, args ...any) {
 	if x.searching {
 		return
 	}
 	x.trace[len(x.trace)-1] += "\n        " + sprintf(format, args...)
 }
 
-func compareResult(g got, w want) string {
+func compareResult(g deviceResult, w modelResult) string {
 	ok := false
 	for _, e := range w.errs {
-		ok = ok || e == 0 && g.err == nil || e != 0 && errors.Is(g.err, e) || e == syscall.EINVAL && unsupported(g.err)
+		ok = ok || e == 0 && g.err == nil || e != 0 && errors.Is(g.err, e) || e == syscall.EINVAL && isUnsupported(g.err)
 	}
 	switch {
 	case w.wrong != "":
 		return w.wrong
 	case !ok:
-		return sprintf("got error %v, want %v", g.err, names(w.errs))
+		return sprintf("got error %v, want %v", g.err, errnoNames(w.errs))
 	case g.n != w.n:
 		return sprintf("got %d work requests taken, want %d", g.n, w.n)
 	case g.missed != w.missed:
@@ -294,7 +300,7 @@ func compareResult(g got, w want) string {
 	return ""
 }
 
-func names(errs []syscall.Errno) (list []string) {
+func errnoNames(errs []syscall.Errno) (list []string) {
 	for _, e := range errs {
 		if e == 0 {
 			list = append(list, "success")
@@ -305,15 +311,15 @@ func names(errs []syscall.Errno) (list []string) {
 	return list
 }
 
-// settle waits until the device has done everything that the model expects.
-func (x *runner) settle() *difference {
+// awaitModel waits until the device has done everything that the model expects.
+func (x *modelRunner) awaitModel() *modelDifference {
 	if x.lazy { // there is no sign when the device is done
 		time.Sleep(10 * time.Second)
 	}
 	begin := time.Now()
 	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Timeout/20) {
 		if x.Virtual {
-			rest()
+			waitBlocked()
 		}
 		d := x.compare()
 		if d == nil {
@@ -330,19 +336,20 @@ func (x *runner) settle() *difference {
 	}
 	if x.Virtual { // nothing may follow
 		time.Sleep(20 * time.Millisecond)
-		rest()
+		waitBlocked()
 		return x.compare()
 	}
 	return nil
 }
 
-// rest returns when all threads of the bubble are blocked. Unlike synctest.Wait it may be called on several threads.
-func rest() { time.Sleep(time.Nanosecond) }
+// waitBlocked returns when all threads of the bubble are blocked. Unlike synctest.Wait it may be called on several
+// threads.
+func waitBlocked() { time.Sleep(time.Nanosecond) }
 
 // compare returns a difference between device and model.
-func (x *runner) compare() *difference {
-	x.giveUp()
-	for _, f := range []func() *difference{x.compareQueues, x.compareStates, x.compareMemory, x.compareCallbacks} {
+func (x *modelRunner) compare() *modelDifference {
+	x.applyRetryLimit()
+	for _, f := range []func() *modelDifference{x.compareQueues, x.compareStates, x.compareMemory, x.compareCallbacks} {
 		if d := f(); d != nil {
 			return d
 		}
@@ -351,24 +358,24 @@ func (x *runner) compare() *difference {
 }
 
 // compareQueues polls the queues that are not lazy.
-func (x *runner) compareQueues() *difference {
-	var first *difference
+func (x *modelRunner) compareQueues() *modelDifference {
+	var first *modelDifference
 	for _, id := range x.order {
 		o := x.objs[id]
 		if o.cq == nil || o.dead || o.lazy {
 			continue
 		}
-		if d := x.drain(id); d != nil && (first == nil || !d.late) {
+		if d := x.pollAll(id); d != nil && (first == nil || !d.late) {
 			first = d
 		}
 	}
 	return first
 }
 
-// drain polls a queue until it is empty. It returns a missing or a wrong completion.
-func (x *runner) drain(id model.ID) *difference {
+// pollAll polls a queue until it is empty. It returns a missing or a wrong completion.
+func (x *modelRunner) pollAll(id model.ID) *modelDifference {
 	for wc := make([]ib.WC, 16); ; {
-		n, d := x.poll(id, wc)
+		n, d := x.pollOnce(id, wc)
 		if d != nil {
 			return d
 		}
@@ -377,27 +384,27 @@ func (x *runner) drain(id model.ID) *difference {
 		}
 	}
 	if w := x.m.CQs[id].Wants; len(w) > 0 {
-		return late("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID], describe(&w[0]))
+		return lateDifference("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID], formatWant(&w[0]))
 	}
 	return nil
 }
 
-// poll polls a queue once and compares the completions.
-func (x *runner) poll(id model.ID, wc []ib.WC) (n int, d *difference) {
-	n, err := x.take(id, wc)
+// pollOnce polls a queue once and compares the completions.
+func (x *modelRunner) pollOnce(id model.ID, wc []ib.WC) (n int, d *modelDifference) {
+	n, err := x.pollDevice(id, wc)
 	if err != nil {
-		return 0, now("%v", err)
+		return 0, finalDifference("%v", err)
 	}
 	for i := range wc[:n] {
-		if d := x.match(id, &wc[i]); d != nil {
+		if d := x.matchCompletion(id, &wc[i]); d != nil {
 			return n, d
 		}
 	}
 	return n, nil
 }
 
-// take polls a queue once.
-func (x *runner) take(id model.ID, wc []ib.WC) (int, error) {
+// pollDevice polls a queue once.
+func (x *modelRunner) pollDevice(id model.ID, wc []ib.WC) (int, error) {
 	for i := range wc { // a driver writes every field of a completion
 		wc[i] = ib.WC{
 			ID: 0xa5a5a5a5a5a5a5a5, Status: 99, Opcode: 99, ByteLen: 0xa5a5a5a5, Flags: 0xff, Imm: 0xa5a5a5a5, QPNum: 0xa5a5a5,
@@ -410,57 +417,59 @@ func (x *runner) take(id model.ID, wc []ib.WC) (int, error) {
 	return n, nil
 }
 
-// match compares a completion with the expectations of its queue.
-func (x *runner) match(id model.ID, wc *ib.WC) *difference {
-	x.note("cq%d: %s", id, show(wc))
+// matchCompletion compares a completion with the expectations of its queue.
+func (x *modelRunner) matchCompletion(id model.ID, wc *ib.WC) *modelDifference {
+	x.addToTrace("cq%d: %s", id, formatCompletion(wc))
 	if x.m.CQs[id].Match(wc) < 0 {
-		x.giveUp()
+		x.applyRetryLimit()
 	}
-	return x.matchIn(x.m, id, wc)
+	return x.matchInModel(x.m, id, wc)
 }
 
-// matchIn compares a completion with the expectations of a model.
-func (x *runner) matchIn(m *model.Model, id model.ID, wc *ib.WC) *difference {
+// matchInModel compares a completion with the expectations of a model.
+func (x *modelRunner) matchInModel(m *model.Model, id model.ID, wc *ib.WC) *modelDifference {
 	c := m.CQs[id]
 	i := c.Match(wc)
 	if i < 0 {
 		expected := "none"
 		if len(c.Wants) > 0 {
-			expected = describe(&c.Wants[0])
+			expected = formatWant(&c.Wants[0])
 		}
-		return now("cq%d: got %s of %s, want %s", id, show(wc), x.ids[wc.ID], expected)
+		return finalDifference("cq%d: got %s of %s, want %s", id, formatCompletion(wc), x.ids[wc.ID], expected)
 	}
-	w := m.Polled(id, i)
+	w := m.TakePolled(id, i)
 	x.objs[id].doubt = false
 	var qp *ib.QP
 	if w.QP != 0 {
 		qp = x.objs[w.QP].qp
 	}
 	if field := w.Mismatch(wc, qp); field != "" {
-		return now("cq%d: %s of the completion of %s: got %s, want %s", id, field, x.ids[wc.ID], show(wc), describe(&w))
+		return finalDifference("cq%d: %s of the completion of %s: got %s, want %s", id, field, x.ids[wc.ID],
+			formatCompletion(wc), formatWant(&w))
 	}
 	return nil
 }
 
-func show(wc *ib.WC) string {
+func formatCompletion(wc *ib.WC) string {
 	return sprintf("{ID %#x, %q, opcode %d, %d bytes, flags %#x, imm %#x, inv %#x, QP %#x, src %#x}",
 		wc.ID, wc.Status, uint32(wc.Opcode), wc.ByteLen, uint32(wc.Flags), wc.Imm, wc.InvalidateRKey,
 		wc.QPNum, wc.SrcQP)
 }
 
-func describe(w *model.Want) string {
-	s := show(&w.WC)
+func formatWant(w *model.WantCompletion) string {
+	s := formatCompletion(&w.WC)
 	if len(w.Status) > 1 {
 		s += sprintf(" or status %q", w.Status[1:])
 	}
 	return s
 }
 
-// giveUp updates the model for requests of which the device has exhausted the retries because the peer is in INIT.
-func (x *runner) giveUp() (some bool) {
+// applyRetryLimit updates the model for requests of which the device has exhausted the retries because the peer is in
+// INIT.
+func (x *modelRunner) applyRetryLimit() (some bool) {
 	for id, q := range x.m.QPs {
-		if q.Waiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUp(id) {
-			x.note("qp%d gives up", id)
+		if q.IsWaiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUp(id) {
+			x.addToTrace("qp%d gives up", id)
 			some = true
 		}
 	}
@@ -468,48 +477,48 @@ func (x *runner) giveUp() (some bool) {
 }
 
 // compareStates compares the states of queue pairs.
-func (x *runner) compareStates() *difference {
+func (x *modelRunner) compareStates() *modelDifference {
 	for id, q := range x.m.QPs {
 		s := x.objs[id].qp.State()
 		if s == q.State {
 			continue
 		}
-		return late("qp%d: got state %v, want %v", id, s, q.State)
+		return lateDifference("qp%d: got state %v, want %v", id, s, q.State)
 	}
 	return nil
 }
 
 // compareCallbacks compares calls of handlers and events.
-func (x *runner) compareCallbacks() *difference {
+func (x *modelRunner) compareCallbacks() *modelDifference {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for id, c := range x.m.CQs {
 		o := x.objs[id]
 		switch {
 		case o.calls > c.Calls:
-			return now("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
+			return finalDifference("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
 		case o.calls < c.Calls && (!x.searching || o.calls == o.before):
-			return late("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
+			return lateDifference("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
 		}
 	}
-	events := func(name string, id model.ID, want []ib.EventType) *difference {
-		got := without(x.objs[id].seen, ib.EventCommEst) // optional (11.6.3)
+	events := func(name string, id model.ID, want []ib.EventType) *modelDifference {
+		got := removeType(x.objs[id].seen, ib.EventCommEst) // optional (11.6.3)
 		if q := x.m.QPs[id]; q != nil && q.Fatal {
-			got = without(got, ib.EventQPFatal)
+			got = removeType(got, ib.EventQPFatal)
 		}
 		if q := x.m.QPs[id]; q != nil && q.Cut {
-			got, want = without(got, ib.EventQPLastWQEReached), without(want, ib.EventQPLastWQEReached)
+			got, want = removeType(got, ib.EventQPLastWQEReached), removeType(want, ib.EventQPLastWQEReached)
 		}
 		if slices.Equal(got, want) {
 			return nil
 		}
-		d := late("%s%d: got events %v, want %v", name, id, got, want)
+		d := lateDifference("%s%d: got events %v, want %v", name, id, got, want)
 		d.late = len(got) < len(want) && slices.Equal(got, want[:len(got)])
 		return d
 	}
 	for id, o := range x.objs {
 		if n := o.calls + len(o.seen); o.past && n != o.final {
-			return now("%d callbacks of object %d, which the reset of its device has ended", n-o.final, id)
+			return finalDifference("%d callbacks of object %d, which the reset of its device has ended", n-o.final, id)
 		}
 	}
 	for id, c := range x.m.CQs {
@@ -530,28 +539,28 @@ func (x *runner) compareCallbacks() *difference {
 	return nil
 }
 
-// without returns events without those of a type.
-func without(list []ib.EventType, e ib.EventType) []ib.EventType {
+// removeType returns events without those of a type.
+func removeType(list []ib.EventType, e ib.EventType) []ib.EventType {
 	return slices.DeleteFunc(slices.Clone(list), func(f ib.EventType) bool { return f == e })
 }
 
-// add records a new object.
-func (x *runner) add(id model.ID, o *object) {
+// addObject records a new object.
+func (x *modelRunner) addObject(id model.ID, o *deviceObject) {
 	x.objs[id] = o
 	x.order = append(x.order, id)
 }
 
-// event records an event of an object.
-func (x *runner) event(o *object, e ib.EventType) {
+// recordEvent records an event of an object.
+func (x *modelRunner) recordEvent(o *deviceObject, e ib.EventType) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	o.seen = append(o.seen, e)
 }
 
-// finish destroys all objects.
-func (x *runner) finish() error {
+// destroyAll destroys all objects.
+func (x *modelRunner) destroyAll() error {
 	if x.Names != nil {
-		x.Names.forget(x)
+		x.Names.removeThread(x)
 	}
 	var first error
 	for range 3 { // windows before regions, queue pairs before queues

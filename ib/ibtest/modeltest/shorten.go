@@ -9,8 +9,8 @@ import (
 
 const inlineFlag = ib.SendInline
 
-// shortened removes calls of a failing run, and simplifies the remaining ones, as long as the run still fails.
-func shortened(make Factory, f *Failure, runs int) *Failure {
+// shortenFailure removes calls of a failing run, and simplifies the remaining ones, as long as the run still fails.
+func shortenFailure(make Factory, f *Failure, runs int) *Failure {
 	begin := time.Now()
 	hasty := func() (Target, func() error) {
 		t, end := make()
@@ -25,7 +25,7 @@ func shortened(make Factory, f *Failure, runs int) *Failure {
 			return false
 		}
 		runs--
-		g := once(hasty, func(x *runner) ([]call, error) { return again(x, calls) })
+		g := runOnce(hasty, func(x *modelRunner) ([]call, error) { return replayCalls(x, calls) })
 		if g == nil {
 			return false
 		}
@@ -48,11 +48,11 @@ func shortened(make Factory, f *Failure, runs int) *Failure {
 	for changed := true; changed && runs > 0; {
 		changed = false
 		for i := 0; i < len(f.calls); i++ {
-			s, ok := f.calls[i].(interface{ smaller() []call })
+			s, ok := f.calls[i].(interface{ simplerCalls() []call })
 			if !ok {
 				continue
 			}
-			for _, c := range s.smaller() {
+			for _, c := range s.simplerCalls() {
 				calls := slices.Clone(f.calls)
 				calls[i] = c
 				if try(calls) {
@@ -68,15 +68,15 @@ func shortened(make Factory, f *Failure, runs int) *Failure {
 	return f
 }
 
-// smaller returns slightly simpler calls.
-func (c postSend) smaller() (list []call) {
+// simplerCalls returns slightly simpler calls.
+func (c postSend) simplerCalls() (list []call) {
 	if len(c.list) > 1 {
 		for i := range c.list {
 			list = append(list, postSend{c.qp, slices.Delete(slices.Clone(c.list), i, i+1)})
 		}
 	}
 	for i, s := range c.list {
-		for _, t := range s.smaller() {
+		for _, t := range s.simplerSends() {
 			sends := slices.Clone(c.list)
 			sends[i] = t
 			list = append(list, postSend{c.qp, sends})
@@ -85,7 +85,7 @@ func (c postSend) smaller() (list []call) {
 	return list
 }
 
-func (s send) smaller() (list []send) {
+func (s sendRequest) simplerSends() (list []sendRequest) {
 	for i := range 4 {
 		if s.flags&(1<<i) != 0 && (1<<i != int(inlineFlag) || len(s.inline) == 0) {
 			t := s
@@ -98,7 +98,7 @@ func (s send) smaller() (list []send) {
 		t.inline = s.inline[:n/2]
 		list = append(list, t)
 	}
-	for _, l := range smallerList(s.list) {
+	for _, l := range simplerLists(s.list) {
 		t := s
 		t.list = l
 		list = append(list, t)
@@ -106,7 +106,7 @@ func (s send) smaller() (list []send) {
 	return list
 }
 
-func smallerList(e []element) (list [][]element) {
+func simplerLists(e []sgElement) (list [][]sgElement) {
 	for i := range e {
 		if len(e) > 1 {
 			list = append(list, slices.Delete(slices.Clone(e), i, i+1))
@@ -122,13 +122,13 @@ func smallerList(e []element) (list [][]element) {
 	return list
 }
 
-// smaller returns slightly simpler calls.
-func (c postRecv) smaller() (list []call) {
+// simplerCalls returns slightly simpler calls.
+func (c postRecv) simplerCalls() (list []call) {
 	for i, r := range c.list {
 		if len(c.list) > 1 {
 			list = append(list, postRecv{c.on, c.shared, slices.Delete(slices.Clone(c.list), i, i+1)})
 		}
-		for _, l := range smallerList(r.list) {
+		for _, l := range simplerLists(r.list) {
 			recvs := slices.Clone(c.list)
 			recvs[i].list = l
 			list = append(list, postRecv{c.on, c.shared, recvs})
@@ -137,8 +137,8 @@ func (c postRecv) smaller() (list []call) {
 	return list
 }
 
-// smaller returns a simpler registration.
-func (c regMR) smaller() (list []call) {
+// simplerCalls returns a simpler registration.
+func (c regMR) simplerCalls() (list []call) {
 	if c.iova != 0 {
 		d := c
 		d.iova = 0

@@ -8,19 +8,19 @@ import (
 	"verbena/umem"
 )
 
-// space is an address space without holes. Only written pages use memory. It implements umem.Space.
-type space struct {
+// sparseSpace is an address space without holes. Only written pages use memory. It implements umem.Space.
+type sparseSpace struct {
 	mu  sync.Mutex
 	mem *model.Memory
 }
 
-func newSpace() *space { return &space{mem: model.NewMemory()} }
+func newSparseSpace() *sparseSpace { return &sparseSpace{mem: model.NewMemory()} }
 
 // Check implements umem.Space.
-func (s *space) Check(addr, length uint64, write bool) error { return nil }
+func (s *sparseSpace) Check(addr, length uint64, write bool) error { return nil }
 
 // ReadV implements umem.Space.
-func (s *space) ReadV(dst [][]byte, addr uint64) error {
+func (s *sparseSpace) ReadV(dst [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range dst {
@@ -31,7 +31,7 @@ func (s *space) ReadV(dst [][]byte, addr uint64) error {
 }
 
 // WriteV implements umem.Space.
-func (s *space) WriteV(src [][]byte, addr uint64) error {
+func (s *sparseSpace) WriteV(src [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range src {
@@ -41,15 +41,15 @@ func (s *space) WriteV(src [][]byte, addr uint64) error {
 	return nil
 }
 
-// fresh returns the numbers of pages written since the last call.
-func (s *space) fresh() map[uint64]bool {
+// takeWrittenPages returns the numbers of pages written since the last call.
+func (s *sparseSpace) takeWrittenPages() map[uint64]bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.mem.Fresh()
+	return s.mem.TakeWrittenPages()
 }
 
-// area is a part of the memory of a run.
-type area struct {
+// memoryArea is a part of the memory of a run.
+type memoryArea struct {
 	space umem.Space
 	base  uint64
 	size  uint64
@@ -67,7 +67,7 @@ const (
 )
 
 // makeAreas allocates the memory of a run.
-func (x *runner) makeAreas() error {
+func (x *modelRunner) makeAreas() error {
 	words, err := localMemory(func(addr uint64) bool { return addr-lowBase+localSize < lowSize+localSize })
 	if err != nil {
 		return err
@@ -80,8 +80,8 @@ func (x *runner) makeAreas() error {
 	skip := -addr % model.PageSize
 	words, addr = words[skip:][:localSize], addr+skip
 	model.Pattern(addr, words)
-	x.space = newSpace()
-	x.areas = []area{
+	x.space = newSparseSpace()
+	x.areas = []memoryArea{
 		{local, addr, localSize, words},
 		{x.space, lowBase, lowSize, nil},
 		{x.space, highBase, highSize, nil},
@@ -101,39 +101,40 @@ func localMemory(taken func(addr uint64) bool) ([]byte, error) {
 	return syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 }
 
-// place is a range of memory.
-type place struct {
+// memoryPlace is a range of memory.
+type memoryPlace struct {
 	area     int
 	off, len uint64
 }
 
-// span returns the addresses of a place.
-func (x *runner) span(p place) model.Span {
+// spanOf returns the addresses of a place.
+func (x *modelRunner) spanOf(p memoryPlace) model.Span {
 	return model.Span{Addr: x.areas[p.area].base + p.off, Len: p.len}
 }
 
 // compareMemory returns the first difference between the memory of the device and of the model.
-func (x *runner) compareMemory() *difference {
+func (x *modelRunner) compareMemory() *modelDifference {
 	pages := x.dirty
-	for n := range x.m.Mem.Fresh() {
+	for n := range x.m.Mem.TakeWrittenPages() {
 		pages[n] = true
 	}
-	for n := range x.space.fresh() {
+	for n := range x.space.takeWrittenPages() {
 		pages[n] = true
 	}
 	local := x.areas[0]
 	var buf [model.PageSize]byte
-	check := func(n uint64, got []byte) *difference {
+	check := func(n uint64, got []byte) *modelDifference {
 		addr, ok := x.m.Mem.Compare(n, got)
 		if ok {
 			return nil
 		}
 		var want [1]byte
 		x.m.Mem.Read(addr, want[:])
-		return late("memory: byte at %s: got %#x, want %#x", x.where(addr), got[addr%model.PageSize], want[0])
+		return lateDifference("memory: byte at %s: got %#x, want %#x", x.describeAddress(addr), got[addr%model.PageSize],
+			want[0])
 	}
 	for off := uint64(0); off < localSize; off += model.PageSize {
-		move(buf[:], local.local[off:])
+		copyRacy(buf[:], local.local[off:])
 		if d := check((local.base+off)/model.PageSize, buf[:]); d != nil {
 			return d
 		}
@@ -153,8 +154,8 @@ func (x *runner) compareMemory() *difference {
 	return nil
 }
 
-// where names an address.
-func (x *runner) where(addr uint64) string {
+// describeAddress names an address.
+func (x *modelRunner) describeAddress(addr uint64) string {
 	for i, a := range x.areas {
 		if addr-a.base < a.size {
 			return sprintf("area %d + %#x", i, addr-a.base)

@@ -39,8 +39,8 @@ import (
 	"time"
 )
 
-// options holds the options of the command.
-type options struct {
+// commandOptions holds the options of the command.
+type commandOptions struct {
 	seeds, count int
 	first        uint64
 	race         bool
@@ -55,7 +55,7 @@ type options struct {
 }
 
 func main() {
-	var o options
+	var o commandOptions
 	flag.IntVar(&o.seeds, "seeds", 10, "number of seeds")
 	flag.Uint64Var(&o.first, "seed", 1, "the first of them; 0 would not pause")
 	flag.IntVar(&o.count, "count", 1, "runs of each seed")
@@ -75,14 +75,14 @@ func main() {
 	if o.tests = flag.Args(); len(o.tests) == 0 {
 		o.tests = []string{"."}
 	}
-	if err := o.do(os.Stdout); err != nil {
+	if err := o.runTests(os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "schedule:", err)
 		os.Exit(1)
 	}
 }
 
-// do runs the tests. It returns an error if some fail.
-func (o *options) do(out io.Writer) error {
+// runTests runs the tests. It returns an error if some fail.
+func (o *commandOptions) runTests(out io.Writer) error {
 	switch {
 	case o.first == 0:
 		return errors.New("seed 0 does not pause")
@@ -96,11 +96,11 @@ func (o *options) do(out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	file, places, err := o.rewrite(dir)
+	file, places, err := o.writeOverlay(dir)
 	if err != nil {
 		return err
 	}
-	tested, err := list(o.tests)
+	tested, err := listPackages(o.tests)
 	if err != nil {
 		return err
 	}
@@ -120,21 +120,22 @@ func (o *options) do(out io.Writer) error {
 		o.seeds, o.first)
 	for i, p := range tested {
 		binary := filepath.Join(dir, fmt.Sprintf("%d.test", i))
-		switch found, err := compile(p, binary, file, o.race); {
+		switch found, err := compileTests(p, binary, file, o.race); {
 		case err != nil:
 			return err
 		case !found:
 			continue // no tests
 		}
-		if err := o.seedsOf(out, p, binary); err != nil {
+		if err := o.runSeeds(out, p, binary); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// compile compiles the tests of a package. An empty overlay means none. It returns false if the package has no tests.
-func compile(p listed, binary, overlay string, race bool) (bool, error) {
+// compileTests compiles the tests of a package. An empty overlay means none. It returns false if the package has no
+// tests.
+func compileTests(p listedPackage, binary, overlay string, race bool) (bool, error) {
 	args := []string{"test", "-c", "-o", binary}
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
@@ -152,11 +153,13 @@ func compile(p listed, binary, overlay string, race bool) (bool, error) {
 	return err == nil, nil
 }
 
-// noTests reports whether no test of a binary matched its pattern.
-func noTests(output []byte) bool { return bytes.Contains(output, []byte("warning: no tests to run")) }
+// isNoTestsWarning reports whether no test of a binary matched its pattern.
+func isNoTestsWarning(output []byte) bool {
+	return bytes.Contains(output, []byte("warning: no tests to run"))
+}
 
-// rewrite writes the overlay to a folder. It returns the overlay file and the number of places with a pause.
-func (o *options) rewrite(dir string) (file string, places int, err error) {
+// writeOverlay writes the overlay to a folder. It returns the overlay file and the number of places with a pause.
+func (o *commandOptions) writeOverlay(dir string) (file string, places int, err error) {
 	r := &rewriter{dir: dir, replace: map[string]string{}}
 	if o.overlay != "" {
 		b, err := os.ReadFile(o.overlay)
@@ -181,17 +184,17 @@ func (o *options) rewrite(dir string) (file string, places int, err error) {
 	for _, x := range []struct {
 		names   []string
 		rewrite func(name, folder string, files []string) error
-	}{{drivers, r.weaken}, {paused, r.rewrite}} {
-		if err := o.each(x.names, x.rewrite); err != nil {
+	}{{drivers, r.addWeakDevices}, {paused, r.rewritePackage}} {
+		if err := o.rewriteEach(x.names, x.rewrite); err != nil {
 			return "", 0, err
 		}
 	}
-	file, err = r.overlay()
+	file, err = r.writeOverlayList()
 	return file, len(r.places), err
 }
 
-// each rewrites packages.
-func (o *options) each(names []string, rewrite func(name, folder string, files []string) error) error {
+// rewriteEach rewrites packages.
+func (o *commandOptions) rewriteEach(names []string, rewrite func(name, folder string, files []string) error) error {
 	if len(names) == 0 {
 		return nil
 	}
@@ -199,7 +202,7 @@ func (o *options) each(names []string, rewrite func(name, folder string, files [
 	if o.overlay != "" {
 		args = append(args, "-overlay="+o.overlay)
 	}
-	packages, err := list(append(args, names...))
+	packages, err := listPackages(append(args, names...))
 	if err != nil {
 		return err
 	}
@@ -211,8 +214,8 @@ func (o *options) each(names []string, rewrite func(name, folder string, files [
 	return nil
 }
 
-// seedsOf runs a package's tests with each seed.
-func (o *options) seedsOf(out io.Writer, p listed, binary string) error {
+// runSeeds runs a package's tests with each seed.
+func (o *commandOptions) runSeeds(out io.Writer, p listedPackage, binary string) error {
 	args := []string{"-test.timeout=" + o.timeout, fmt.Sprintf("-test.count=%d", o.count)}
 	if o.run != "" {
 		args = append(args, "-test.run="+o.run)
@@ -225,13 +228,13 @@ func (o *options) seedsOf(out io.Writer, p listed, binary string) error {
 		seed := o.first + uint64(i)
 		c := exec.Command(binary, args...)
 		c.Dir = p.Dir
-		c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", seedVariable, seed))
+		c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", seedEnv, seed))
 		text, err := c.CombinedOutput()
 		if err != nil {
 			out.Write(text)
 			return fmt.Errorf("%s: seed %d: %w; run it again: -seeds 1 -seed %d", p.ImportPath, seed, err, seed)
 		}
-		if noTests(text) {
+		if isNoTestsWarning(text) {
 			return fmt.Errorf("%s: no tests match", p.ImportPath)
 		}
 	}
@@ -239,13 +242,13 @@ func (o *options) seedsOf(out io.Writer, p listed, binary string) error {
 	return nil
 }
 
-// listed is a package in the output of go list.
-type listed struct {
+// listedPackage is a package in the output of go list.
+type listedPackage struct {
 	ImportPath, Name, Dir string
 	GoFiles               []string
 }
 
-func list(args []string) (all []listed, err error) {
+func listPackages(args []string) (all []listedPackage, err error) {
 	var stderr bytes.Buffer
 	c := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Dir,GoFiles"}, args...)...)
 	c.Stderr = &stderr
@@ -254,7 +257,7 @@ func list(args []string) (all []listed, err error) {
 		return nil, fmt.Errorf("go list: %w\n%s", err, &stderr)
 	}
 	for d := json.NewDecoder(bytes.NewReader(text)); d.More(); {
-		var p listed
+		var p listedPackage
 		if err := d.Decode(&p); err != nil {
 			return nil, err
 		}

@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// locking lists the methods around which a rewritten source pauses.
-var locking = []string{"Lock", "Unlock", "RLock", "RUnlock"}
+// lockingMethods lists the methods around which a rewritten source pauses.
+var lockingMethods = []string{"Lock", "Unlock", "RLock", "RUnlock"}
 
-// pauses is a file added to each rewritten package. A pause depends on the seed, the place, and the number of times
+// pauseFile is a file added to each rewritten package. A pause depends on the seed, the place, and the number of times
 // that the place was reached, so a seed has the same effect in each run. It yields, or sleeps in a system call. The
 // system call takes real time even in a bubble of package testing/synctest, and the goroutine does not count as
 // blocked.
@@ -27,7 +27,7 @@ var locking = []string{"Lock", "Unlock", "RLock", "RUnlock"}
 //
 // The functions do not synchronise, because a synchronisation would hide data races from the race detector. Their
 // tables are approximate: a lost entry costs a pause.
-const pauses = `
+const pauseFile = `
 import (
 	"os"
 	"reflect"
@@ -39,7 +39,7 @@ import (
 )
 
 var (
-	scheduleSeed, _ = strconv.ParseUint(os.Getenv("` + seedVariable + `"), 10, 64)
+	scheduleSeed, _ = strconv.ParseUint(os.Getenv("` + seedEnv + `"), 10, 64)
 	scheduleReached [%d]uint32
 	scheduleHeld    [1 << 10]scheduleHolder   // by goroutine
 	scheduleOrders  [1 << 14]scheduleOrder    // by both locks
@@ -202,10 +202,10 @@ func scheduleUnlock(lock uintptr) {
 }
 `
 
-// weakDevices is a file added to each package of -weak. Its devices have no slow methods: in a bubble of package
+// weakDeviceFile is a file added to each package of -weak. Its devices have no slow methods: in a bubble of package
 // testing/synctest time does not advance while one goroutine sleeps and another waits for a lock that the first one
 // holds, which is allowed.
-const weakDevices = `
+const weakDeviceFile = `
 import (
 	"os"
 	"strconv"
@@ -216,41 +216,41 @@ import (
 
 func scheduleNewDevice(name string, d ib.Driver, logf func(string, ...any)) *ib.DeviceHandle {
 	h := ib.NewDevice(name, d, logf)
-	if seed, err := strconv.ParseUint(os.Getenv("` + seedVariable + `"), 10, 64); err == nil {
+	if seed, err := strconv.ParseUint(os.Getenv("` + seedEnv + `"), 10, 64); err == nil {
 		h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(weak.SlowMethods)}) })
 	}
 	return h
 }
 `
 
-// newDevice is the driver's call that weaken replaces.
-const newDevice = "ib.NewDevice("
+// newDeviceCall is the driver's call that weaken replaces.
+const newDeviceCall = "ib.NewDevice("
 
-// weaken adds a package with weak devices to the overlay.
-func (r *rewriter) weaken(name, folder string, files []string) error {
+// addWeakDevices adds a package with weak devices to the overlay.
+func (r *rewriter) addWeakDevices(name, folder string, files []string) error {
 	found := false
 	for _, f := range files {
 		path := filepath.Join(folder, f)
-		src, err := r.source(path)
+		src, err := r.readSource(path)
 		if err != nil {
 			return err
 		}
-		if !strings.Contains(string(src), newDevice) {
+		if !strings.Contains(string(src), newDeviceCall) {
 			continue
 		}
 		found = true
-		if err := r.add(path, strings.ReplaceAll(string(src), newDevice, "scheduleNewDevice(")); err != nil {
+		if err := r.addFile(path, strings.ReplaceAll(string(src), newDeviceCall, "scheduleNewDevice(")); err != nil {
 			return err
 		}
 	}
 	if !found {
 		return fmt.Errorf("%s: no call of ib.NewDevice", folder)
 	}
-	return r.add(filepath.Join(folder, "schedule_weak.go"), "package "+name+"\n"+weakDevices)
+	return r.addFile(filepath.Join(folder, "schedule_weak.go"), "package "+name+"\n"+weakDeviceFile)
 }
 
-// seedVariable is the environment variable with the seed of a run. Package ibtest uses it to detect that methods sleep.
-const seedVariable = "SCHEDULE_SEED"
+// seedEnv is the environment variable with the seed of a run. Package ibtest uses it to detect that methods sleep.
+const seedEnv = "SCHEDULE_SEED"
 
 // rewriter creates an overlay of sources with pauses.
 type rewriter struct {
@@ -260,30 +260,30 @@ type rewriter struct {
 	places  []string          // file:line:column of each pause
 }
 
-// replacement is new text for a part of a source.
-type replacement struct {
+// textReplacement is new text for a part of a source.
+type textReplacement struct {
 	from, to int
 	text     string
 }
 
-// source returns the content of a file, which the overlay may have replaced already.
-func (r *rewriter) source(file string) ([]byte, error) {
+// readSource returns the content of a file, which the overlay may have replaced already.
+func (r *rewriter) readSource(file string) ([]byte, error) {
 	if other, ok := r.replace[file]; ok {
 		file = other
 	}
 	return os.ReadFile(file)
 }
 
-// rewrite adds a package to the overlay.
-func (r *rewriter) rewrite(name, folder string, files []string) error {
+// rewritePackage adds a package to the overlay.
+func (r *rewriter) rewritePackage(name, folder string, files []string) error {
 	first := len(r.places)
 	for _, f := range files {
 		path := filepath.Join(folder, f)
-		src, err := r.source(path)
+		src, err := r.readSource(path)
 		if err != nil {
 			return err
 		}
-		text, places, err := withPauses(path, src, len(r.places)-first)
+		text, places, err := insertPauses(path, src, len(r.places)-first)
 		if err != nil {
 			return err
 		}
@@ -291,25 +291,26 @@ func (r *rewriter) rewrite(name, folder string, files []string) error {
 			continue
 		}
 		r.places = append(r.places, places...)
-		if err := r.add(path, text); err != nil {
+		if err := r.addFile(path, text); err != nil {
 			return err
 		}
 	}
 	if len(r.places) == first {
 		return fmt.Errorf("%s: no locks", folder)
 	}
-	return r.add(filepath.Join(folder, "schedule_pause.go"), "package "+name+"\n"+fmt.Sprintf(pauses, len(r.places)-first))
+	return r.addFile(filepath.Join(folder, "schedule_pause.go"), "package "+name+"\n"+fmt.Sprintf(pauseFile,
+		len(r.places)-first))
 }
 
-func (r *rewriter) add(path, text string) error {
+func (r *rewriter) addFile(path, text string) error {
 	r.files++
 	to := filepath.Join(r.dir, fmt.Sprintf("%d_%s", r.files, filepath.Base(path)))
 	r.replace[path] = to
 	return os.WriteFile(to, []byte(text), 0o644)
 }
 
-// overlay writes the list of replaced files.
-func (r *rewriter) overlay() (string, error) {
+// writeOverlayList writes the list of replaced files.
+func (r *rewriter) writeOverlayList() (string, error) {
 	b, err := json.Marshal(map[string]any{"Replace": r.replace})
 	if err != nil {
 		return "", err
@@ -318,15 +319,15 @@ func (r *rewriter) overlay() (string, error) {
 	return file, os.WriteFile(file, b, 0o644)
 }
 
-// withPauses returns a source with pauses, numbered from first, before and after each statement that locks or unlocks.
-// Line numbers do not change.
-func withPauses(path string, src []byte, first int) (text string, places []string, err error) {
+// insertPauses returns a source with pauses, numbered from first, before and after each statement that locks or
+// unlocks. Line numbers do not change.
+func insertPauses(path string, src []byte, first int) (text string, places []string, err error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, path, src, parser.SkipObjectResolution)
 	if err != nil {
 		return "", nil, err
 	}
-	var in []replacement
+	var in []textReplacement
 	offset := func(p token.Pos) int { return fset.Position(p).Offset }
 	pause := func(s ast.Node) (call string) {
 		places = append(places, fset.Position(s.Pos()).String())
@@ -335,7 +336,7 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 	// address returns an expression for the address of the lock of a call, or "" if the lock has no plain path.
 	address := func(call *ast.CallExpr) string {
 		lock := call.Fun.(*ast.SelectorExpr).X
-		if !plain(lock) {
+		if !isAddressable(lock) {
 			return ""
 		}
 		return fmt.Sprintf("scheduleAddress(&%s)", src[offset(lock.Pos()):offset(lock.End())])
@@ -352,28 +353,28 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 			switch s := s.(type) {
 			case *ast.ExprStmt:
 				call, ok := s.X.(*ast.CallExpr)
-				if !ok || !locks(call) {
+				if !ok || !isLockCall(call) {
 					continue
 				}
 				text, lock := string(src[offset(s.Pos()):offset(s.End())]), address(call)
 				before := pause(s)
 				switch {
-				case lock != "" && unlocks(call):
+				case lock != "" && isUnlockCall(call):
 					before += fmt.Sprintf("; scheduleUnlock(%s)", lock)
 				case lock != "":
 					text = fmt.Sprintf("scheduleLock(%d, %s, %s)", first+len(places)-1, lock, strings.TrimSuffix(text, "()"))
 				}
-				in = append(in, replacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; " + pause(s)})
+				in = append(in, textReplacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; " + pause(s)})
 			case *ast.DeferStmt: // the last deferred call runs first
-				if !locks(s.Call) {
+				if !isLockCall(s.Call) {
 					continue
 				}
 				text, lock := string(src[offset(s.Pos()):offset(s.End())]), address(s.Call)
 				before := "defer " + pause(s)
-				if lock != "" && unlocks(s.Call) {
+				if lock != "" && isUnlockCall(s.Call) {
 					before += fmt.Sprintf("; defer scheduleUnlock(%s)", lock)
 				}
-				in = append(in, replacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; defer " + pause(s)})
+				in = append(in, textReplacement{offset(s.Pos()), offset(s.End()), before + "; " + text + "; defer " + pause(s)})
 			}
 		}
 	}
@@ -388,7 +389,7 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 		}
 		return true
 	})
-	slices.SortFunc(in, func(a, b replacement) int { return cmp.Compare(a.from, b.from) })
+	slices.SortFunc(in, func(a, b textReplacement) int { return cmp.Compare(a.from, b.from) })
 	var out strings.Builder
 	done := 0
 	for _, i := range in {
@@ -400,19 +401,19 @@ func withPauses(path string, src []byte, first int) (text string, places []strin
 	return out.String(), places, nil
 }
 
-// locks reports whether a call locks or unlocks.
-func locks(call *ast.CallExpr) bool {
+// isLockCall reports whether a call locks or unlocks.
+func isLockCall(call *ast.CallExpr) bool {
 	s, ok := call.Fun.(*ast.SelectorExpr)
-	return ok && len(call.Args) == 0 && slices.Contains(locking, s.Sel.Name)
+	return ok && len(call.Args) == 0 && slices.Contains(lockingMethods, s.Sel.Name)
 }
 
-// unlocks reports whether a locking call releases the lock.
-func unlocks(call *ast.CallExpr) bool {
+// isUnlockCall reports whether a locking call releases the lock.
+func isUnlockCall(call *ast.CallExpr) bool {
 	return strings.HasSuffix(call.Fun.(*ast.SelectorExpr).Sel.Name, "Unlock")
 }
 
-// plain reports whether an expression is a variable or a path of fields, so that its address can be taken.
-func plain(x ast.Expr) bool {
+// isAddressable reports whether an expression is a variable or a path of fields, so that its address can be taken.
+func isAddressable(x ast.Expr) bool {
 	for {
 		switch e := x.(type) {
 		case *ast.Ident:

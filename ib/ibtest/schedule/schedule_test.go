@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestWithPauses checks that pauses are inserted around locking and unlocking statements only, on the same lines.
-func TestWithPauses(t *testing.T) {
+// TestInsertPauses checks that pauses are inserted around locking and unlocking statements only, on the same lines.
+func TestInsertPauses(t *testing.T) {
 	const src = `package p
 
 func f(m *sync.Mutex, r rw, x other) {
@@ -54,7 +54,7 @@ again:
 	}
 }
 `
-	got, places, err := withPauses("p.go", []byte(src), 5)
+	got, places, err := insertPauses("p.go", []byte(src), 5)
 	if err != nil || got != want {
 		t.Fatalf("%v\n%s", err, got)
 	}
@@ -66,9 +66,9 @@ again:
 	}
 }
 
-// TestWeaken checks that the function that creates a driver's devices is wrapped, and that a package without devices is
-// rejected.
-func TestWeaken(t *testing.T) {
+// TestAddWeakDevices checks that the function that creates a driver's devices is wrapped, and that a package without
+// devices is rejected.
+func TestAddWeakDevices(t *testing.T) {
 	folder := t.TempDir()
 	for name, src := range map[string]string{
 		"device.go": "package p\n\nvar h = ib.NewDevice(name, d, logf)\n",
@@ -79,10 +79,10 @@ func TestWeaken(t *testing.T) {
 		}
 	}
 	r := &rewriter{dir: t.TempDir(), replace: map[string]string{}}
-	if err := r.weaken("p", folder, []string{"other.go"}); err == nil {
+	if err := r.addWeakDevices("p", folder, []string{"other.go"}); err == nil {
 		t.Error("a package without devices: got success, want an error")
 	}
-	if err := r.weaken("p", folder, []string{"device.go", "other.go"}); err != nil {
+	if err := r.addWeakDevices("p", folder, []string{"device.go", "other.go"}); err != nil {
 		t.Fatal(err)
 	}
 	if len(r.replace) != 2 {
@@ -90,7 +90,7 @@ func TestWeaken(t *testing.T) {
 	}
 	for file, call := range map[string]string{"device.go": "var h = scheduleNewDevice(name, d, logf)",
 		"schedule_weak.go": "weak.New("} {
-		src, err := r.source(filepath.Join(folder, file))
+		src, err := r.readSource(filepath.Join(folder, file))
 		if err != nil || !strings.Contains(string(src), call) {
 			t.Errorf("%s: %v\n%s", file, err, src)
 		}
@@ -100,11 +100,11 @@ func TestWeaken(t *testing.T) {
 	}
 }
 
-var defects = flag.Bool("defects", false, "compile drivers with defects, which the pauses must find")
+var defectsFlag = flag.Bool("defects", false, "compile drivers with defects, which the pauses must find")
 
 // TestFindsDefects checks that the pauses expose defects of the driver loopback, and report nothing without them.
 func TestFindsDefects(t *testing.T) {
-	if !*defects {
+	if !*defectsFlag {
 		return // make soak-schedules
 	}
 	source, err := filepath.Abs("../../../driver/loopback/cq.go")
@@ -158,9 +158,9 @@ func TestFindsDefects(t *testing.T) {
 			}
 			run := func(overlay string, seeds int) (string, error) {
 				var out bytes.Buffer
-				o := options{seeds: seeds, first: 1, count: 1, run: c.run, timeout: "1m", overlay: overlay,
+				o := commandOptions{seeds: seeds, first: 1, count: 1, run: c.run, timeout: "1m", overlay: overlay,
 					tests: []string{"verbena/driver/loopback"}}
-				err := o.do(&out)
+				err := o.runTests(&out)
 				return out.String(), err
 			}
 			if out, err := run("", 2); err != nil {

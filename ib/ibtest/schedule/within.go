@@ -37,10 +37,10 @@ type testRun struct {
 	seeds   int    // seeds of the group Model; 0: the run is another one
 }
 
-// search holds the state of a search.
-type search struct {
-	o            *options
-	p            listed
+// timedSearch holds the state of a search.
+type timedSearch struct {
+	o            *commandOptions
+	p            listedPackage
 	plain, raced string // test binaries
 
 	mu     sync.Mutex
@@ -52,13 +52,13 @@ type search struct {
 }
 
 // searchDriver searches for faults of a driver until the time limit. overlay adds the pauses.
-func (o *options) searchDriver(out io.Writer, p listed, dir, overlay string) error {
-	s := &search{o: o, p: p, plain: filepath.Join(dir, "plain.test"), raced: filepath.Join(dir, "raced.test")}
+func (o *commandOptions) searchDriver(out io.Writer, p listedPackage, dir, overlay string) error {
+	s := &timedSearch{o: o, p: p, plain: filepath.Join(dir, "plain.test"), raced: filepath.Join(dir, "raced.test")}
 	for _, b := range []struct {
 		binary, overlay string
 		race            bool
 	}{{s.plain, o.overlay, false}, {s.raced, overlay, true}} {
-		switch found, err := compile(p, b.binary, b.overlay, b.race); {
+		switch found, err := compileTests(p, b.binary, b.overlay, b.race); {
 		case err != nil:
 			return err
 		case !found:
@@ -71,11 +71,11 @@ func (o *options) searchDriver(out io.Writer, p listed, dir, overlay string) err
 	for range runtime.NumCPU() + 1 { // runs with pauses mostly wait
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				t, ok := s.next()
+				t, ok := s.nextRun()
 				if !ok {
 					return
 				}
-				s.run(ctx, out, t)
+				s.runTest(ctx, out, t)
 			}
 		})
 	}
@@ -91,8 +91,8 @@ func (o *options) searchDriver(out io.Writer, p listed, dir, overlay string) err
 	return nil
 }
 
-// next returns the next test, unless one has failed.
-func (s *search) next() (testRun, bool) {
+// nextRun returns the next test, unless one has failed.
+func (s *timedSearch) nextRun() (testRun, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.failed) > 0 {
@@ -114,23 +114,23 @@ func (s *search) next() (testRun, bool) {
 		args: []string{fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)}}, true
 }
 
-// run runs a test until it ends or the search does.
-func (s *search) run(ctx context.Context, out io.Writer, t testRun) {
+// runTest runs a test until it ends or the search does.
+func (s *timedSearch) runTest(ctx context.Context, out io.Writer, t testRun) {
 	args := append(t.args, "-test.run="+t.pattern, "-test.timeout="+s.o.timeout)
 	c := exec.CommandContext(ctx, t.binary, append(args, strings.Fields(s.o.args)...)...)
 	c.Dir = s.p.Dir
 	if c.Env = os.Environ(); t.pauses != 0 {
-		c.Env = append(c.Env, fmt.Sprintf("%s=%d", seedVariable, t.pauses))
+		c.Env = append(c.Env, fmt.Sprintf("%s=%d", seedEnv, t.pauses))
 	}
 	text, err := c.CombinedOutput()
-	if err == nil && noTests(text) {
+	if err == nil && isNoTestsWarning(text) {
 		err = fmt.Errorf("no test matches %q", s.o.run)
 	}
-	s.ended(t, err, ctx.Err() != nil, text, out)
+	s.recordEnd(t, err, ctx.Err() != nil, text, out)
 }
 
-// ended records the end of a test, which the end of the search may have killed.
-func (s *search) ended(t testRun, err error, killed bool, text []byte, out io.Writer) {
+// recordEnd records the end of a test, which the end of the search may have killed.
+func (s *timedSearch) recordEnd(t testRun, err error, killed bool, text []byte, out io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

@@ -5,8 +5,8 @@ package qptable
 
 import "strings"
 
-// row holds the required and the optional attributes of a state transition for some service types.
-type row struct {
+// transitionRow holds the required and the optional attributes of a state transition for some service types.
+type transitionRow struct {
 	From, To           string
 	Types              string // separated by spaces, like Required and Optional
 	Required, Optional string
@@ -26,8 +26,8 @@ var Attrs = map[string]uint32{
 	"cap": 1 << 19, "dest_qpn": 1 << 20, "rate": 1 << 25,
 }
 
-// rows is the table. In addition to the rows, every state may move to RESET and to ERR without attributes.
-var rows = []row{
+// transitionRows is the table. In addition to the rows, every state may move to RESET and to ERR without attributes.
+var transitionRows = []transitionRow{
 	{"RESET", "INIT", "UD", "pkey port qkey", ""},
 	{"RESET", "INIT", "SMI GSI", "pkey qkey", ""},
 	{"RESET", "INIT", "RC UC XRC_INI XRC_TGT", "pkey port access", ""},
@@ -74,8 +74,8 @@ var rows = []row{
 	{"SQE", "RTS", "RC XRC_INI XRC_TGT RAW_PACKET", "", ""},
 }
 
-// mask returns the mask of the attributes in names. mask panics on a name that is not in Attrs.
-func mask(names string) (m uint32) {
+// attrMask returns the mask of the attributes in names. attrMask panics on a name that is not in Attrs.
+func attrMask(names string) (m uint32) {
 	for _, n := range strings.Fields(names) {
 		bit, ok := Attrs[n]
 		if !ok {
@@ -92,11 +92,11 @@ func Step(from, to, kind string) (required, optional uint32, ok bool) {
 	if to == "RESET" || to == "ERR" {
 		return 0, 0, true
 	}
-	for _, r := range rows {
+	for _, r := range transitionRows {
 		if r.From == from && r.To == to {
 			for _, t := range strings.Fields(r.Types) {
 				if t == kind {
-					return mask(r.Required), mask(r.Optional), true
+					return attrMask(r.Required), attrMask(r.Optional), true
 				}
 			}
 		}

@@ -63,8 +63,8 @@ const (
 	OpForget
 )
 
-// MemoryFiles is the number of descriptors sent with OpMemory.
-const MemoryFiles = 2
+// NumMemoryFiles is the number of descriptors sent with OpMemory.
+const NumMemoryFiles = 2
 
 // Request is a message of a client.
 type Request struct {
@@ -98,17 +98,17 @@ func (a *Answer) Err() error {
 	if a.Text == "" {
 		return a.Errno
 	}
-	return &failure{a.Text, a.Errno}
+	return &serviceError{a.Text, a.Errno}
 }
 
-// failure is an error of the service.
-type failure struct {
+// serviceError is an error of the service.
+type serviceError struct {
 	text  string
 	errno syscall.Errno
 }
 
-func (f *failure) Error() string { return f.text }
-func (f *failure) Unwrap() error { return f.errno }
+func (f *serviceError) Error() string { return f.text }
+func (f *serviceError) Unwrap() error { return f.errno }
 
 // The following constants are the descriptors of the first answer, in their order. The connection manager's file
 // has no queues and no doorbell.
@@ -131,8 +131,8 @@ const (
 	Gone // the device was removed, and the client must not post requests any more
 )
 
-// ControlSize is the size of the area with the control word, in bytes.
-const ControlSize = 4
+// ControlAreaSize is the size of the area with the control word, in bytes.
+const ControlAreaSize = 4
 
 // Conn is a connection that represents a device file.
 type Conn struct {
@@ -141,8 +141,8 @@ type Conn struct {
 	Rights *rights.Queue
 }
 
-// Ask sends a request and its descriptors. It may sleep.
-func (c Conn) Ask(r Request, fds ...int) error {
+// SendRequest sends a request and its descriptors. It may sleep.
+func (c Conn) SendRequest(r Request, fds ...int) error {
 	var b [requestSize]byte
 	binary.LittleEndian.PutUint32(b[:], uint32(r.Op))
 	binary.LittleEndian.PutUint64(b[8:], r.Addr)
@@ -155,7 +155,7 @@ func (c Conn) send(b []byte, fds []int) error {
 		_, err := c.Write(b)
 		return err
 	}
-	sent, err := c.Rights.Sending(c, len(fds))
+	sent, err := c.Rights.ChargeInFlight(c, len(fds))
 	if err != nil {
 		return err
 	}
@@ -167,12 +167,12 @@ func (c Conn) send(b []byte, fds []int) error {
 	return err
 }
 
-// Requested receives a request and its descriptors, at most MemoryFiles. The caller must close the descriptors,
+// ReceiveRequest receives a request and its descriptors, at most NumMemoryFiles. The caller must close the descriptors,
 // also after an error. rest is the time limit for the rest of a partial request. Requested may sleep. Requested
 // returns io.EOF at the end of the connection.
-func (c Conn) Requested(rest time.Duration) (r Request, fds []int, err error) {
+func (c Conn) ReceiveRequest(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
-	if fds, err = c.receive(b[:], MemoryFiles, rest); err != nil {
+	if fds, err = c.receive(b[:], NumMemoryFiles, rest); err != nil {
 		return r, fds, err
 	}
 	return Request{
@@ -215,8 +215,8 @@ func CloseAll(fds []int) {
 	}
 }
 
-// Answer sends an answer and its descriptors. The caller keeps the descriptors. It may sleep.
-func (c Conn) Answer(a Answer, fds ...int) error {
+// SendAnswer sends an answer and its descriptors. The caller keeps the descriptors. It may sleep.
+func (c Conn) SendAnswer(a Answer, fds ...int) error {
 	text := a.Text[:min(len(a.Text), maxText)]
 	b := make([]byte, answerSize, answerSize+len(text))
 	binary.LittleEndian.PutUint32(b[0:], uint32(a.Errno))
@@ -226,11 +226,11 @@ func (c Conn) Answer(a Answer, fds ...int) error {
 	return c.send(append(b, text...), fds)
 }
 
-// Answered receives an answer and its descriptors, which the caller must close. It may sleep. Answered returns
+// ReceiveAnswer receives an answer and its descriptors, which the caller must close. It may sleep. Answered returns
 // io.EOF at the end of the connection.
 //
 //verbena:allow receive a client trusts its service
-func (c Conn) Answered() (a Answer, fds []int, err error) {
+func (c Conn) ReceiveAnswer() (a Answer, fds []int, err error) {
 	var b [answerSize]byte
 	if fds, err = c.receive(b[:], Opened, 0); err != nil {
 		CloseAll(fds)

@@ -41,9 +41,9 @@ func run() error {
 		return errors.New("usage: genlayout [-verbs] [-cc CC] [-include DIR] [-set NAME] -o TABLE")
 	}
 
-	src := layout.Kernel
+	src := layout.KernelABI
 	if *verbs {
-		src = layout.Verbs
+		src = layout.VerbsABI
 	}
 	if *set == "" {
 		if *verbs {

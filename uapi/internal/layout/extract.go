@@ -31,8 +31,8 @@ type Source struct {
 	Want func(kind Kind, enum, name string) bool
 }
 
-// Kernel selects the kernel's part of the ABI.
-var Kernel = Source{
+// KernelABI selects the kernel's part of the ABI.
+var KernelABI = Source{
 	Headers: []string{
 		"rdma/ib_user_verbs.h",
 		"rdma/ib_user_ioctl_verbs.h",
@@ -46,9 +46,9 @@ var Kernel = Source{
 	Want: func(_ Kind, _, name string) bool { return !strings.HasPrefix(name, "HFI1_") },
 }
 
-// Verbs selects the constants that only libibverbs defines for user space. The kernel defines them in an internal
+// VerbsABI selects the constants that only libibverbs defines for user space. The kernel defines them in an internal
 // header.
-var Verbs = Source{
+var VerbsABI = Source{
 	Headers: []string{"infiniband/verbs.h"},
 	Package: "libibverbs-dev",
 	Want: func(kind Kind, enum, name string) bool {
@@ -81,7 +81,7 @@ func Extract(cc, include string, src Source) (Table, error) {
 			return nil, fmt.Errorf("%w: install package %s (%w)", ErrNoHeader, src.Package, err)
 		}
 	}
-	macros, err := macros(cc, include, src)
+	macros, err := macroNames(cc, include, src)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func Extract(cc, include string, src Source) (Table, error) {
 	}
 	defer os.RemoveAll(dir)
 	obj := filepath.Join(dir, "layout.o")
-	_, err = compile(cc, include, prog.String(), "-c", "-gdwarf-4",
+	_, err = runCompiler(cc, include, prog.String(), "-c", "-gdwarf-4",
 		"-fno-eliminate-unused-debug-types", "-o", obj)
 	if err != nil {
 		return nil, err
@@ -115,12 +115,12 @@ func Extract(cc, include string, src Source) (Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read debug information: %w", err)
 	}
-	return walk(data, src)
+	return collectFacts(data, src)
 }
 
 // KernelVersion returns the kernel version of the headers below include, such as "6.1".
 func KernelVersion(cc, include string) (string, error) {
-	out, err := compile(cc, include, "#include <linux/version.h>\n@LINUX_VERSION_CODE\n", "-E", "-P")
+	out, err := runCompiler(cc, include, "#include <linux/version.h>\n@LINUX_VERSION_CODE\n", "-E", "-P")
 	if err != nil {
 		return "", err
 	}
@@ -138,8 +138,8 @@ func writeIncludes(b *strings.Builder, src Source) {
 	}
 }
 
-// compile runs cc on prog and returns its output.
-func compile(cc, include, prog string, args ...string) (string, error) {
+// runCompiler runs cc on prog and returns its output.
+func runCompiler(cc, include, prog string, args ...string) (string, error) {
 	args = append(args, "-x", "c", "-I", include, "-")
 	cmd := exec.Command(cc, args...)
 	cmd.Stdin = strings.NewReader(prog)
@@ -157,11 +157,11 @@ var (
 	macroDef = regexp.MustCompile(`^#define (\w+) +\S`)
 )
 
-// macros returns the names of the macros that the headers define with a value.
-func macros(cc, include string, src Source) ([]string, error) {
+// macroNames returns the names of the macros that the headers define with a value.
+func macroNames(cc, include string, src Source) ([]string, error) {
 	var prog strings.Builder
 	writeIncludes(&prog, src)
-	out, err := compile(cc, include, prog.String(), "-E", "-dD")
+	out, err := runCompiler(cc, include, prog.String(), "-E", "-dD")
 	if err != nil {
 		return nil, err
 	}
@@ -184,8 +184,8 @@ func (src *Source) declares(file string) bool {
 	})
 }
 
-// walk collects the facts about the types that the headers declare.
-func walk(data *dwarf.Data, src Source) (Table, error) {
+// collectFacts collects the facts about the types that the headers declare.
+func collectFacts(data *dwarf.Data, src Source) (Table, error) {
 	var t Table
 	var files []*dwarf.LineFile
 	r := data.Reader()
@@ -195,7 +195,7 @@ func walk(data *dwarf.Data, src Source) (Table, error) {
 			return nil, fmt.Errorf("read debug information: %w", err)
 		}
 		if e == nil {
-			slices.SortStableFunc(t, compare)
+			slices.SortStableFunc(t, compareFacts)
 			return t, nil
 		}
 		if e.Tag == dwarf.TagCompileUnit {

@@ -58,8 +58,8 @@ func (f *Fact) Struct() (tag, member string) {
 	return f.Name[:max(i, 0)], f.Name[i+1:]
 }
 
-// same reports whether f and g are the same fact, without regard to header sets.
-func (f *Fact) same(g *Fact) bool {
+// sameFact reports whether f and g are the same fact, without regard to header sets.
+func (f *Fact) sameFact(g *Fact) bool {
 	return f.Kind == g.Kind && f.Name == g.Name && f.Group == g.Group &&
 		f.Size == g.Size && f.Off == g.Off && f.Value == g.Value
 }
@@ -118,7 +118,7 @@ func (t Table) Merge(set string, facts Table) Table {
 		}
 	}
 	for _, f := range facts {
-		i := slices.IndexFunc(out, func(g Fact) bool { return f.same(&g) })
+		i := slices.IndexFunc(out, func(g Fact) bool { return f.sameFact(&g) })
 		if i < 0 {
 			f.Sets = nil
 			out = append(out, f)
@@ -127,7 +127,7 @@ func (t Table) Merge(set string, facts Table) Table {
 		out[i].Sets = append(out[i].Sets, set)
 		slices.Sort(out[i].Sets)
 	}
-	slices.SortStableFunc(out, compare)
+	slices.SortStableFunc(out, compareFacts)
 	return out
 }
 
@@ -139,7 +139,7 @@ func (t Table) Diff(facts Table) (wrong, missing, unknown Table) {
 		switch {
 		case len(known) == 0:
 			unknown = append(unknown, facts[i])
-		case !slices.ContainsFunc(known, func(f Fact) bool { return f.same(&facts[i]) }):
+		case !slices.ContainsFunc(known, func(f Fact) bool { return f.sameFact(&facts[i]) }):
 			wrong = append(wrong, facts[i])
 		}
 	}
@@ -152,8 +152,8 @@ func (t Table) Diff(facts Table) (wrong, missing, unknown Table) {
 	return wrong, missing, unknown
 }
 
-// compare orders constants last and by enum, and orders other facts by struct and offset.
-func compare(a, b Fact) int {
+// compareFacts orders constants last and by enum, and orders other facts by struct and offset.
+func compareFacts(a, b Fact) int {
 	if c := cmp.Compare(btoi(a.Kind == Const), btoi(b.Kind == Const)); c != 0 {
 		return c
 	}
@@ -161,11 +161,11 @@ func compare(a, b Fact) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Value, b.Value),
 			cmp.Compare(a.Name, b.Name))
 	}
-	return cmp.Or(cmp.Compare(a.tag(), b.tag()), cmp.Compare(rank(a.Kind), rank(b.Kind)),
+	return cmp.Or(cmp.Compare(a.structTag(), b.structTag()), cmp.Compare(kindRank(a.Kind), kindRank(b.Kind)),
 		cmp.Compare(a.Off, b.Off), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Size, b.Size))
 }
 
-func (f *Fact) tag() string {
+func (f *Fact) structTag() string {
 	if f.Kind == Struct {
 		return f.Name
 	}
@@ -173,7 +173,7 @@ func (f *Fact) tag() string {
 	return tag
 }
 
-func rank(k Kind) int { return slices.Index([]Kind{Struct, Field, Flex, Const}, k) }
+func kindRank(k Kind) int { return slices.Index([]Kind{Struct, Field, Flex, Const}, k) }
 
 func btoi(b bool) int {
 	if b {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func parse(t *testing.T, text string) Table {
+func mustParse(t *testing.T, text string) Table {
 	t.Helper()
 	table, err := Parse(strings.NewReader(text))
 	if err != nil {
@@ -19,8 +19,8 @@ func parse(t *testing.T, text string) Table {
 	return table
 }
 
-// text returns the facts of t, one in a line, without the comment at the start.
-func text(t *testing.T, table Table) string {
+// tableText returns the facts of t, one in a line, without the comment at the start.
+func tableText(t *testing.T, table Table) string {
 	t.Helper()
 	var b strings.Builder
 	if err := table.Write(&b); err != nil {
@@ -39,7 +39,7 @@ flex s.z 16 b
 const e E_ONE 1 a
 const - MINUS -1 b
 `
-	table := parse(t, "# comment\n\n"+in)
+	table := mustParse(t, "# comment\n\n"+in)
 	want := Table{
 		{Kind: Struct, Name: "s", Size: 16, Sets: []string{"a", "b"}},
 		{Kind: Field, Name: "s.x", Group: None, Off: 0, Size: 4, Sets: []string{"a", "b"}},
@@ -48,10 +48,10 @@ const - MINUS -1 b
 		{Kind: Const, Name: "E_ONE", Group: "e", Value: 1, Sets: []string{"a"}},
 		{Kind: Const, Name: "MINUS", Group: None, Value: -1, Sets: []string{"b"}},
 	}
-	if !slices.EqualFunc(table, want, func(f, g Fact) bool { return f.same(&g) && slices.Equal(f.Sets, g.Sets) }) {
+	if !slices.EqualFunc(table, want, func(f, g Fact) bool { return f.sameFact(&g) && slices.Equal(f.Sets, g.Sets) }) {
 		t.Errorf("Parse: got %+v", table)
 	}
-	if got := text(t, table); got != in {
+	if got := tableText(t, table); got != in {
 		t.Errorf("Write: got\n%s", got)
 	}
 	if tag, member := table[1].Struct(); tag != "s" || member != "x" {
@@ -75,15 +75,15 @@ func TestParseErrors(t *testing.T) {
 	}
 }
 
-func TestMerge(t *testing.T) {
-	old := parse(t, `
+func TestMergeReplacesHeaderSet(t *testing.T) {
+	old := mustParse(t, `
 struct s 8 a,b
 field s.reserved 0 8 - a,b
 const e GONE 7 b
 const e SAME 1 a,b
 `)
 	// Header set b is new. In this set reserved is smaller, and x occupies the freed space.
-	got := old.Merge("b", parse(t, `
+	got := old.Merge("b", mustParse(t, `
 struct s 8 -
 field s.reserved 4 4 - -
 field s.x 0 4 - -
@@ -97,10 +97,10 @@ field s.reserved 4 4 - b
 const e SAME 1 a,b
 const e NEW 2 b
 `
-	if text := text(t, got); text != want {
+	if text := tableText(t, got); text != want {
 		t.Errorf("Merge: got\n%s", text)
 	}
-	if text := text(t, got.Merge("b", got)); !strings.Contains(text, "const e SAME 1 a,b\n") {
+	if text := tableText(t, got.Merge("b", got)); !strings.Contains(text, "const e SAME 1 a,b\n") {
 		t.Errorf("second Merge: got\n%s", text)
 	}
 	if sets := got.Sets(); !slices.Equal(sets, []string{"a", "b"}) {
@@ -108,8 +108,8 @@ const e NEW 2 b
 	}
 }
 
-func TestDiff(t *testing.T) {
-	table := parse(t, `
+func TestDiffOfHeaders(t *testing.T) {
+	table := mustParse(t, `
 struct s 8 a,b
 field s.reserved 0 8 - a
 field s.reserved 4 4 - b
@@ -117,7 +117,7 @@ const e OLD 7 a
 const e SAME 1 a,b
 const e LOST 2 a,b
 `)
-	wrong, missing, unknown := table.Diff(parse(t, `
+	wrong, missing, unknown := table.Diff(mustParse(t, `
 struct s 16 c
 field s.reserved 4 4 - c
 const e SAME 1 c
@@ -132,7 +132,7 @@ const e NEW 3 c
 		{"missing", missing, "const e LOST 2 a,b\n"},
 		{"unknown", unknown, "const e NEW 3 c\n"},
 	} {
-		if got := text(t, test.got); got != test.want {
+		if got := tableText(t, test.got); got != test.want {
 			t.Errorf("%s:\n%s", test.name, got)
 		}
 	}
@@ -145,8 +145,8 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			return
 		}
-		out := text(t, table)
-		if again := text(t, parse(t, out)); again != out {
+		out := tableText(t, table)
+		if again := tableText(t, mustParse(t, out)); again != out {
 			t.Errorf("%q: got %[3]q from the second Write, want %[2]q as from the first", in, out, again)
 		}
 	})
@@ -237,13 +237,13 @@ const tag TAG_B 1099511627776
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := text(t, table); got != want {
+	if got := tableText(t, table); got != want {
 		t.Errorf("Extract: got\n%s", got)
 	}
 }
 
 func TestExtractWithoutTools(t *testing.T) {
-	if _, err := Extract("no-such-compiler", "/usr/include", Kernel); !errors.Is(err, ErrNoCompiler) ||
+	if _, err := Extract("no-such-compiler", "/usr/include", KernelABI); !errors.Is(err, ErrNoCompiler) ||
 		!strings.Contains(err.Error(), "install package gcc") {
 		t.Errorf("Extract without a compiler: got %v, want ErrNoCompiler", err)
 	}
@@ -251,7 +251,7 @@ func TestExtractWithoutTools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Extract(self, t.TempDir(), Kernel); !errors.Is(err, ErrNoHeader) ||
+	if _, err := Extract(self, t.TempDir(), KernelABI); !errors.Is(err, ErrNoHeader) ||
 		!strings.Contains(err.Error(), "install package linux-libc-dev") {
 		t.Errorf("Extract without headers: got %v, want ErrNoHeader with the package to install", err)
 	}

@@ -21,12 +21,12 @@ const (
 	reqRoom = 1 << 10
 )
 
-// driver holds the driver-private data of a command: the request, and the buffer for the response.
-type driver struct{ in, out []byte }
+// driverData holds the driver-private data of a command: the request, and the buffer for the response.
+type driverData struct{ in, out []byte }
 
-// withName adds the name of the command to a plain errno. Errors of package uverbs in this process already contain the
-// name.
-func withName(c fmt.Stringer, err error) error {
+// addCommandName adds the name of the command to a plain errno. Errors of package uverbs in this process already
+// contain the name.
+func addCommandName(c fmt.Stringer, err error) error {
 	if _, bare := err.(syscall.Errno); bare {
 		return fmt.Errorf("%v: %w", c, err)
 	}
@@ -35,7 +35,7 @@ func withName(c fmt.Stringer, err error) error {
 
 // runPlain issues a plain command. The request must start with the address of the response. mem is the memory that the
 // command registers, or nil.
-func runPlain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem []byte) (resp Resp, err error) {
+func runPlain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driverData, mem []byte) (resp Resp, err error) {
 	s := d.T.Scratch()
 	defer s.Free()
 	b := uapi.AppendTo(s.Mem[:hdrSize], req)
@@ -47,7 +47,7 @@ func runPlain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem
 	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4), OutWords: uint16((len(out) + 3) / 4)}
 	uapi.Encode(b, &hdr)
 	if err := d.T.Write(s, len(b), mem); err != nil {
-		return resp, withName(c, err)
+		return resp, addCommandName(c, err)
 	}
 	resp, _ = uapi.Decode[Resp](out)
 	copy(dr.out, out[n:])
@@ -55,7 +55,7 @@ func runPlain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driver, mem
 }
 
 // runSilent issues a plain command without a response.
-func runSilent[Req any](d *Device, c uapi.Command, req Req, dr driver) error {
+func runSilent[Req any](d *Device, c uapi.Command, req Req, dr driverData) error {
 	s := d.T.Scratch()
 	defer s.Free()
 	n := hdrSize + uapi.Encode(s.Mem[hdrSize:], &req)
@@ -63,7 +63,7 @@ func runSilent[Req any](d *Device, c uapi.Command, req Req, dr driver) error {
 	hdr := uapi.CmdHdr{Command: uint32(c), InWords: uint16(len(b) / 4)}
 	uapi.Encode(b, &hdr)
 	if err := d.T.Write(s, len(b), nil); err != nil {
-		return withName(c, err)
+		return addCommandName(c, err)
 	}
 	return nil
 }
@@ -86,7 +86,7 @@ func runExtended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Res
 	uapi.Encode(b, &hdr)
 	uapi.Encode(b[hdrSize:], &ex)
 	if err := d.T.Write(s, len(b), nil); err != nil {
-		return resp, withName(c, err)
+		return resp, addCommandName(c, err)
 	}
 	resp, _ = uapi.Decode[Resp](out)
 	return resp, nil
@@ -94,7 +94,7 @@ func runExtended[Resp, Req any](d *Device, c uapi.ExCommand, req *Req) (resp Res
 
 // GetContext creates the context, and returns the file of its asynchronous events. (ibv_cmd_get_context)
 func (d *Device) GetContext() (*transport.Events, uapi.GetContextResp, error) {
-	r, err := runPlain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driver{}, nil)
+	r, err := runPlain[uapi.GetContextResp](d, uapi.CmdGetContext, &uapi.GetContext{}, driverData{}, nil)
 	if err != nil {
 		return nil, r, err
 	}
@@ -109,13 +109,13 @@ func (d *Device) QueryDevice() (uapi.ExQueryDeviceResp, error) {
 	if err == nil {
 		return r, nil
 	}
-	base, err := runPlain[uapi.QueryDeviceResp](d, uapi.CmdQueryDevice, &uapi.QueryDevice{}, driver{}, nil)
+	base, err := runPlain[uapi.QueryDeviceResp](d, uapi.CmdQueryDevice, &uapi.QueryDevice{}, driverData{}, nil)
 	return uapi.ExQueryDeviceResp{Base: base, DeviceCapFlagsEx: uapi.DeviceCapFlags(base.DeviceCapFlags)}, err
 }
 
 // QueryPort returns the state of a port. (ibv_cmd_query_port)
 func (d *Device) QueryPort(port uint8) (uapi.QueryPortResp, error) {
-	return runPlain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driver{}, nil)
+	return runPlain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driverData{}, nil)
 }
 
 // maxGIDs is the maximum number of entries that GIDTable returns.
@@ -136,7 +136,7 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 			count + 8},
 		{AttrID: uapi.AttrQueryGIDTableRespNumEntries, Len: 8, Flags: uapi.AttrFMandatory, Data: s.Addr + count},
 	}
-	if err := d.ioctl(s, uapi.ObjectDevice, uapi.MethodQueryGIDTable, id, attrs); err != nil {
+	if err := d.runIoctl(s, uapi.ObjectDevice, uapi.MethodQueryGIDTable, id, attrs); err != nil {
 		return nil, fmt.Errorf("query the GID table: %w", err)
 	}
 	n := min(binary.NativeEndian.Uint64(s.Mem[count:]), maxGIDs)
@@ -147,7 +147,7 @@ func (d *Device) GIDTable(id uapi.DriverID) ([]uapi.GIDEntry, error) {
 	return list, nil
 }
 
-func (d *Device) ioctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, id uapi.DriverID,
+func (d *Device) runIoctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, id uapi.DriverID,
 	attrs []uapi.Attr) error {
 	hdr := uapi.IoctlHdr{
 		Length: uint16(uapi.SizeOf[uapi.IoctlHdr]() + len(attrs)*uapi.SizeOf[uapi.Attr]()), ObjectID: o, MethodID: m,
@@ -162,40 +162,41 @@ func (d *Device) ioctl(s *transport.Scratch, o uapi.ObjectID, m uapi.MethodID, i
 
 // AllocPD allocates a protection domain. (ibv_cmd_alloc_pd)
 func (d *Device) AllocPD() (handle uint32, err error) {
-	r, err := runPlain[uapi.AllocPDResp](d, uapi.CmdAllocPD, &uapi.AllocPD{}, driver{}, nil)
+	r, err := runPlain[uapi.AllocPDResp](d, uapi.CmdAllocPD, &uapi.AllocPD{}, driverData{}, nil)
 	return r.PDHandle, err
 }
 
 // DeallocPD frees a protection domain.
 func (d *Device) DeallocPD(handle uint32) error {
-	return runSilent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driverData{})
 }
 
 // RegMR registers mem. In work requests the first byte of mem has the address iova. (ibv_cmd_reg_mr)
 func (d *Device) RegMR(pd uint32, mem []byte, iova uint64, access uapi.AccessFlags) (uapi.RegMRResp, error) {
 	return runPlain[uapi.RegMRResp](d, uapi.CmdRegMR, &uapi.RegMR{
 		Start: transport.AddressOf(mem), Length: uint64(len(mem)), HCAVA: iova, PDHandle: pd, AccessFlags: access,
-	}, driver{}, mem)
+	}, driverData{}, mem)
 }
 
 // DeregMR ends a registration.
 func (d *Device) DeregMR(handle uint32) error {
-	return runSilent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driverData{})
 }
 
 // AllocMW allocates a memory window. (ibv_cmd_alloc_mw)
 func (d *Device) AllocMW(pd uint32, t uapi.MWType) (uapi.AllocMWResp, error) {
-	return runPlain[uapi.AllocMWResp](d, uapi.CmdAllocMW, &uapi.AllocMW{PDHandle: pd, MWType: t}, driver{}, nil)
+	return runPlain[uapi.AllocMWResp](d, uapi.CmdAllocMW, &uapi.AllocMW{PDHandle: pd, MWType: t}, driverData{}, nil)
 }
 
 // DeallocMW frees a memory window.
 func (d *Device) DeallocMW(handle uint32) error {
-	return runSilent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driverData{})
 }
 
 // CreateChannel creates a completion channel. (ibv_create_comp_channel)
 func (d *Device) CreateChannel() (*transport.Events, error) {
-	r, err := runPlain[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, &uapi.CreateCompChannel{}, driver{}, nil)
+	r, err := runPlain[uapi.CreateCompChannelResp](d, uapi.CmdCreateCompChannel, &uapi.CreateCompChannel{}, driverData{},
+		nil)
 	if err != nil {
 		return nil, err
 	}
@@ -204,13 +205,13 @@ func (d *Device) CreateChannel() (*transport.Events, error) {
 
 // CreateCQ creates a completion queue. out receives the driver-private response. (ibv_cmd_create_cq)
 func (d *Device) CreateCQ(req uapi.CreateCQ, out []byte) (uapi.CreateCQResp, error) {
-	return runPlain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driver{out: out}, nil)
+	return runPlain[uapi.CreateCQResp](d, uapi.CmdCreateCQ, &req, driverData{out: out}, nil)
 }
 
 // ResizeCQ changes the capacity of a completion queue. (ibv_cmd_resize_cq)
 func (d *Device) ResizeCQ(handle, entries uint32, out []byte) (uapi.ResizeCQResp, error) {
 	return runPlain[uapi.ResizeCQResp](d, uapi.CmdResizeCQ, &uapi.ResizeCQ{CQHandle: handle, CQE: entries},
-		driver{out: out},
+		driverData{out: out},
 		nil)
 }
 
@@ -220,75 +221,77 @@ func (d *Device) ReqNotifyCQ(handle uint32, solicitedOnly bool) error {
 	if solicitedOnly {
 		req.SolicitedOnly = 1
 	}
-	return runSilent(d, uapi.CmdReqNotifyCQ, req, driver{})
+	return runSilent(d, uapi.CmdReqNotifyCQ, req, driverData{})
 }
 
 // DestroyCQ destroys a completion queue.
 func (d *Device) DestroyCQ(handle uint32) error {
-	_, err := runPlain[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, &uapi.DestroyCQ{CQHandle: handle}, driver{}, nil)
+	_, err := runPlain[uapi.DestroyCQResp](d, uapi.CmdDestroyCQ, &uapi.DestroyCQ{CQHandle: handle}, driverData{}, nil)
 	return err
 }
 
 // CreateQP creates a queue pair. out receives the driver-private response. (ibv_cmd_create_qp)
 func (d *Device) CreateQP(req uapi.CreateQP, out []byte) (uapi.CreateQPResp, error) {
-	return runPlain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driver{out: out}, nil)
+	return runPlain[uapi.CreateQPResp](d, uapi.CmdCreateQP, &req, driverData{out: out}, nil)
 }
 
 // ModifyQP changes a queue pair. (ibv_cmd_modify_qp)
 func (d *Device) ModifyQP(req uapi.ModifyQP) error {
-	return runSilent(d, uapi.CmdModifyQP, req, driver{})
+	return runSilent(d, uapi.CmdModifyQP, req, driverData{})
 }
 
 // QueryQP returns the attributes of a queue pair. (ibv_cmd_query_qp)
 func (d *Device) QueryQP(handle uint32, mask uapi.QPAttrMask) (uapi.QueryQPResp, error) {
-	return runPlain[uapi.QueryQPResp](d, uapi.CmdQueryQP, &uapi.QueryQP{QPHandle: handle, AttrMask: mask}, driver{}, nil)
+	return runPlain[uapi.QueryQPResp](d, uapi.CmdQueryQP, &uapi.QueryQP{QPHandle: handle, AttrMask: mask}, driverData{},
+		nil)
 }
 
 // DestroyQP destroys a queue pair.
 func (d *Device) DestroyQP(handle uint32) error {
-	_, err := runPlain[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, &uapi.DestroyQP{QPHandle: handle}, driver{}, nil)
+	_, err := runPlain[uapi.DestroyQPResp](d, uapi.CmdDestroyQP, &uapi.DestroyQP{QPHandle: handle}, driverData{}, nil)
 	return err
 }
 
 // CreateSRQ creates a shared receive queue. out receives the driver-private response. (ibv_cmd_create_srq)
 func (d *Device) CreateSRQ(req uapi.CreateSRQ, out []byte) (uapi.CreateSRQResp, error) {
-	return runPlain[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, &req, driver{out: out}, nil)
+	return runPlain[uapi.CreateSRQResp](d, uapi.CmdCreateSRQ, &req, driverData{out: out}, nil)
 }
 
 // ModifySRQ changes a shared receive queue. in is the driver-private request. (ibv_cmd_modify_srq)
 func (d *Device) ModifySRQ(req uapi.ModifySRQ, in []byte) error {
-	return runSilent(d, uapi.CmdModifySRQ, req, driver{in: in})
+	return runSilent(d, uapi.CmdModifySRQ, req, driverData{in: in})
 }
 
 // QuerySRQ returns the attributes of a shared receive queue. (ibv_cmd_query_srq)
 func (d *Device) QuerySRQ(handle uint32) (uapi.QuerySRQResp, error) {
-	return runPlain[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, &uapi.QuerySRQ{SRQHandle: handle}, driver{}, nil)
+	return runPlain[uapi.QuerySRQResp](d, uapi.CmdQuerySRQ, &uapi.QuerySRQ{SRQHandle: handle}, driverData{}, nil)
 }
 
 // DestroySRQ destroys a shared receive queue.
 func (d *Device) DestroySRQ(handle uint32) error {
-	_, err := runPlain[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, &uapi.DestroySRQ{SRQHandle: handle}, driver{}, nil)
+	_, err := runPlain[uapi.DestroySRQResp](d, uapi.CmdDestroySRQ, &uapi.DestroySRQ{SRQHandle: handle}, driverData{}, nil)
 	return err
 }
 
 // CreateAH creates an address handle. out receives the driver-private response. (ibv_cmd_create_ah)
 func (d *Device) CreateAH(pd uint32, attr uapi.AHAttr, out []byte) (handle uint32, err error) {
-	r, err := runPlain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr}, driver{out: out},
+	r, err := runPlain[uapi.CreateAHResp](d, uapi.CmdCreateAH, &uapi.CreateAH{PDHandle: pd, Attr: attr},
+		driverData{out: out},
 		nil)
 	return r.AHHandle, err
 }
 
 // DestroyAH destroys an address handle.
 func (d *Device) DestroyAH(handle uint32) error {
-	return runSilent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driver{})
+	return runSilent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driverData{})
 }
 
 // Attach adds a queue pair to a multicast group. (ibv_cmd_attach_mcast)
 func (d *Device) Attach(qp uint32, gid [16]byte) error {
-	return runSilent(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driver{})
+	return runSilent(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driverData{})
 }
 
 // Detach removes a queue pair from a multicast group.
 func (d *Device) Detach(qp uint32, gid [16]byte) error {
-	return runSilent(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driver{})
+	return runSilent(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driverData{})
 }

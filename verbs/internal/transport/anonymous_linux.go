@@ -14,12 +14,12 @@ var anonymousPool struct {
 	free [64][][]byte
 }
 
-const minShift = 12 // a page
+const minSizeShift = 12 // a page
 
 // Anonymous returns private memory of this process, zeroed and page-aligned. The memory is never unmapped: freed memory
 // is reused for the same size.
 func Anonymous(size int) (Memory, error) {
-	shift := max(minShift, bits.Len(uint(size-1)))
+	shift := max(minSizeShift, bits.Len(uint(size-1)))
 	a := &anonymousPool
 	a.Lock()
 	if n := len(a.free[shift]); n > 0 {
@@ -36,12 +36,12 @@ func Anonymous(size int) (Memory, error) {
 	return memoryOf(b, shift), nil
 }
 
-// releaseSize is the size in bytes from which freed pages are released to the kernel. Smaller memory is zeroed.
-const releaseSize = 64 << 10
+// minReleaseSize is the size in bytes from which freed pages are released to the kernel. Smaller memory is zeroed.
+const minReleaseSize = 64 << 10
 
 func memoryOf(b []byte, shift int) Memory {
 	return Memory{Mem: b, Free: func() {
-		if len(b) < releaseSize || unix.Madvise(b, unix.MADV_DONTNEED) != nil {
+		if len(b) < minReleaseSize || unix.Madvise(b, unix.MADV_DONTNEED) != nil {
 			clear(b)
 		}
 		anonymousPool.Lock()

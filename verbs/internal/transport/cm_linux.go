@@ -28,7 +28,7 @@ type cmFile struct {
 
 // OpenCM opens the connection manager at a path.
 func OpenCM(path string) (CM, error) {
-	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) })
+	fd, err := retryEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
@@ -43,7 +43,7 @@ func OpenCM(path string) (CM, error) {
 func (c *cmFile) Scratch() *Scratch { return c.arena.Get() }
 
 func (c *cmFile) Write(s *Scratch, n int) (err error) {
-	if c.raw.Control(func(fd uintptr) { err = write(fd, s.Mem[:n]) }) != nil {
+	if c.raw.Control(func(fd uintptr) { err = writeFD(fd, s.Mem[:n]) }) != nil {
 		return ErrClosed
 	}
 	return err
@@ -51,7 +51,7 @@ func (c *cmFile) Write(s *Scratch, n int) (err error) {
 
 func (c *cmFile) Await(s *Scratch, n int) (err error) {
 	if c.raw.Read(func(fd uintptr) bool {
-		err = write(fd, s.Mem[:n])
+		err = writeFD(fd, s.Mem[:n])
 		return err != unix.EAGAIN
 	}) != nil {
 		return ErrClosed
@@ -59,8 +59,8 @@ func (c *cmFile) Await(s *Scratch, n int) (err error) {
 	return err
 }
 
-func write(fd uintptr, b []byte) error {
-	_, err := ignoringEINTR(func() (int, error) { return unix.Write(int(fd), b) })
+func writeFD(fd uintptr, b []byte) error {
+	_, err := retryEINTR(func() (int, error) { return unix.Write(int(fd), b) })
 	return err
 }
 

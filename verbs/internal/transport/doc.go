@@ -97,7 +97,7 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
 	}
-	e.watch(ctx)
+	e.watchContext(ctx)
 	n, err := e.f.Read(e.buf[:min(len(b), len(e.buf))])
 	copy(b, e.buf[:max(n, 0)])
 	switch {
@@ -110,8 +110,8 @@ func (e *Events) Read(ctx context.Context, b []byte) (int, error) {
 	return n, err
 }
 
-// watch makes the end of ctx end the next read, and stops watching the former context.
-func (e *Events) watch(ctx context.Context) {
+// watchContext makes the end of ctx end the next read, and stops watching the former context.
+func (e *Events) watchContext(ctx context.Context) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if ctx.Done() == e.watched || e.closed {

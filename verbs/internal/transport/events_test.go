@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func pipe(t *testing.T) (e *Events, w *os.File) {
+func newPipeEvents(t *testing.T) (e *Events, w *os.File) {
 	t.Helper()
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -30,9 +30,9 @@ func pipe(t *testing.T) (e *Events, w *os.File) {
 	return e, w
 }
 
-// TestReadContexts checks that the end of a context ends the read with this context, and no later read.
-func TestReadContexts(t *testing.T) {
-	e, w := pipe(t)
+// TestContextEndsRead checks that the end of a context ends the read with this context, and no later read.
+func TestContextEndsRead(t *testing.T) {
+	e, w := newPipeEvents(t)
 	cause := errors.New("cause")
 	first, end := context.WithCancelCause(t.Context())
 	second, end2 := context.WithCancelCause(t.Context())
@@ -81,9 +81,9 @@ func TestReadContexts(t *testing.T) {
 	read(fourth, cause)
 }
 
-// TestCloseEvents checks that Close wakes a waiting reader and stops watching the context of the reader.
-func TestCloseEvents(t *testing.T) {
-	e, _ := pipe(t)
+// TestCloseWakesReader checks that Close wakes a waiting reader and stops watching the context of the reader.
+func TestCloseWakesReader(t *testing.T) {
+	e, _ := newPipeEvents(t)
 	ctx, end := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, func() { e.Close() })
 	var b [8]byte

@@ -10,8 +10,8 @@ import (
 	"verbena/uapi"
 )
 
-// file is a device file of the kernel, or of a service that traps the calls on the file.
-type file struct {
+// kernelFile is a device file of the kernel, or of a service that traps the calls on the file.
+type kernelFile struct {
 	f         *os.File
 	fd        int
 	arena     *Arena
@@ -24,17 +24,17 @@ type file struct {
 // Open opens a device file, such as /dev/infiniband/uverbs0.
 func Open(path string) (Transport, error) {
 	// os.OpenFile would set O_NONBLOCK for reads, but a read from a uverbs file is an error.
-	fd, err := ignoringEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) })
+	fd, err := retryEINTR(func() (int, error) { return unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	t := &file{f: os.NewFile(uintptr(fd), path), fd: fd}
-	t.doorbells.New = func() any { return newDoorbell() }
+	t := &kernelFile{f: os.NewFile(uintptr(fd), path), fd: fd}
+	t.doorbells.New = func() any { return newDoorbellCommand() }
 	t.arena = NewArena(Anonymous)
 	return t, nil
 }
 
-func ignoringEINTR[T any](f func() (T, error)) (T, error) {
+func retryEINTR[T any](f func() (T, error)) (T, error) {
 	for {
 		v, err := f()
 		if err != unix.EINTR {
@@ -43,50 +43,50 @@ func ignoringEINTR[T any](f func() (T, error)) (T, error) {
 	}
 }
 
-func (t *file) Scratch() *Scratch { return t.arena.Get() }
+func (t *kernelFile) Scratch() *Scratch { return t.arena.Get() }
 
-func (t *file) Write(s *Scratch, n int, _ []byte) error {
+func (t *kernelFile) Write(s *Scratch, n int, _ []byte) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
 		return ErrClosed
 	}
-	_, err := ignoringEINTR(func() (int, error) { return unix.Write(t.fd, s.Mem[:n]) })
+	_, err := retryEINTR(func() (int, error) { return unix.Write(t.fd, s.Mem[:n]) })
 	return err
 }
 
-func (t *file) Ioctl(s *Scratch) error {
+func (t *kernelFile) Ioctl(s *Scratch) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
 		return ErrClosed
 	}
-	_, err := ignoringEINTR(func() (struct{}, error) { return struct{}{}, ioctl(t.fd, uapi.VerbsIoctl, s.Mem) })
+	_, err := retryEINTR(func() (struct{}, error) { return struct{}{}, ioctl(t.fd, uapi.VerbsIoctl, s.Mem) })
 	return err
 }
 
-// doorbell is a doorbell command together with the buffer for its response.
-type doorbell struct {
-	cmd  [doorbellSize]byte
+// doorbellCommand is a doorbell command together with the buffer for its response.
+type doorbellCommand struct {
+	cmd  [doorbellCommandSize]byte
 	resp [8]byte
 }
 
-const doorbellSize = 8 + 24
+const doorbellCommandSize = 8 + 24
 
-func newDoorbell() *doorbell {
-	b := &doorbell{}
-	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdPostSend), InWords: doorbellSize / 4, OutWords: 1}
+func newDoorbellCommand() *doorbellCommand {
+	b := &doorbellCommand{}
+	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdPostSend), InWords: doorbellCommandSize / 4, OutWords: 1}
 	uapi.Encode(b.cmd[:], &hdr)
 	return b
 }
 
-func (t *file) Doorbell(qp uint32) error {
+func (t *kernelFile) Doorbell(qp uint32) error {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
 		return ErrClosed
 	}
-	b := t.doorbells.Get().(*doorbell)
+	b := t.doorbells.Get().(*doorbellCommand)
 	defer t.doorbells.Put(b)
 	req := uapi.PostSend{Response: AddressOf(b.resp[:]), QPHandle: qp, WQESize: uint32(uapi.SizeOf[uapi.SendWR]())}
 	uapi.Encode(b.cmd[8:], &req)
@@ -98,7 +98,7 @@ func (t *file) Doorbell(qp uint32) error {
 	}
 }
 
-func (t *file) Map(offset uint64, size int) ([]byte, error) {
+func (t *kernelFile) Map(offset uint64, size int) ([]byte, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if t.closed {
@@ -111,13 +111,13 @@ func (t *file) Map(offset uint64, size int) ([]byte, error) {
 	return b, nil
 }
 
-func (t *file) Unmap(b []byte) error { return unix.Munmap(b) }
+func (t *kernelFile) Unmap(b []byte) error { return unix.Munmap(b) }
 
-func (t *file) Alloc(size int) (Memory, error) {
+func (t *kernelFile) Alloc(size int) (Memory, error) {
 	return Anonymous(size)
 }
 
-func (t *file) Events(fd uint32) (*Events, error) { return EventsOf(int(fd), fd) }
+func (t *kernelFile) Events(fd uint32) (*Events, error) { return EventsOf(int(fd), fd) }
 
 // EventsOf takes ownership of descriptor fd. number is the number of the file in commands.
 func EventsOf(fd int, number uint32) (*Events, error) {
@@ -129,7 +129,7 @@ func EventsOf(fd int, number uint32) (*Events, error) {
 	return newEvents(os.NewFile(uintptr(fd), "events"), number), nil
 }
 
-func (t *file) Close() error {
+func (t *kernelFile) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {

@@ -14,22 +14,22 @@ import (
 type qp struct {
 	d      *cmd.Device
 	handle uint32
-	sq     *queue
-	rq     *queue // nil if the queue pair has a shared receive queue
-	ssn    uint32 // number of the next send work request
-	sges   int    // maximum number of elements of a send work request
-	inline int    // maximum number of inline bytes
-	send   [uapi.RXESendWQESize + maxData]byte
+	sq     *mappedRing
+	rq     *mappedRing // nil if the queue pair has a shared receive queue
+	ssn    uint32      // number of the next send work request
+	sges   int         // maximum number of elements of a send work request
+	inline int         // maximum number of inline bytes
+	send   [uapi.RXESendWQESize + maxDataLen]byte
 	recv   recvSlot
 }
 
-// maxData is the maximum length in bytes of the data that follow a send work request.
-const maxData = 1 << 10
+// maxDataLen is the maximum length in bytes of the data that follow a send work request.
+const maxDataLen = 1 << 10
 
 // recvSlot is a work request in a receive queue.
 type recvSlot struct {
 	sges int
-	b    [uapi.RXERecvWQESize + maxData]byte
+	b    [uapi.RXERecvWQESize + maxDataLen]byte
 }
 
 // CreateQP implements provider.Provider. (rxe_create_qp)
@@ -40,9 +40,9 @@ func (Provider) CreateQP(d *cmd.Device, req uapi.CreateQP) (_ provider.QP, _ uap
 		return nil, r, err
 	}
 	own, _ := uapi.Decode[uapi.RXECreateQPResp](out)
-	q := &qp{d: d, handle: r.QPHandle, sges: int(min(r.MaxSendSGE, maxData/16)),
-		inline: int(min(r.MaxInlineData, maxData))}
-	q.recv.sges = int(min(r.MaxRecvSGE, maxData/16))
+	q := &qp{d: d, handle: r.QPHandle, sges: int(min(r.MaxSendSGE, maxDataLen/16)),
+		inline: int(min(r.MaxInlineData, maxDataLen))}
+	q.recv.sges = int(min(r.MaxRecvSGE, maxDataLen/16))
 	defer func() {
 		if err != nil {
 			_ = q.Close()
@@ -53,7 +53,7 @@ func (Provider) CreateQP(d *cmd.Device, req uapi.CreateQP) (_ provider.QP, _ uap
 		return nil, r, err
 	}
 	if q.sq == nil {
-		return nil, r, errNoPlace
+		return nil, r, errNoMmapOffset
 	}
 	if q.rq, err = mapQueue(d, own.RQMI); err != nil {
 		return nil, r, err
@@ -80,7 +80,7 @@ func (q *qp) Send(wr *provider.SendWR) error {
 		if h.DMA, n, total, err = putSGEs(data, wr.SGE, q.sges); err != nil {
 			return err
 		}
-		if total > maxMessage {
+		if total > maxMessageLen {
 			return fmt.Errorf("message of %d bytes exceeds the maximum of 2^31: %w", total, syscall.EINVAL)
 		}
 	}
@@ -122,8 +122,8 @@ func (q *qp) Send(wr *provider.SendWR) error {
 	return nil
 }
 
-// maxMessage is the maximum length of a message in bytes. A receive may be longer.
-const maxMessage = 1 << 31
+// maxMessageLen is the maximum length of a message in bytes. A receive may be longer.
+const maxMessageLen = 1 << 31
 
 // putSGEs writes elements to b. putSGEs returns their description and the number of bytes written. most is the maximum
 // number of elements.
@@ -150,10 +150,10 @@ func (q *qp) Recv(wr *provider.RecvWR) error {
 	if q.rq == nil {
 		return fmt.Errorf("the queue pair has a shared receive queue: %w", syscall.EINVAL)
 	}
-	return q.recv.post(q.rq, wr)
+	return q.recv.postRecv(q.rq, wr)
 }
 
-func (s *recvSlot) post(q *queue, wr *provider.RecvWR) error {
+func (s *recvSlot) postRecv(q *mappedRing, wr *provider.RecvWR) error {
 	dma, n, _, err := putSGEs(s.b[uapi.RXERecvWQESGEOffset:], wr.SGE, s.sges)
 	if err != nil {
 		return err
@@ -172,8 +172,8 @@ func (q *qp) Reset() { q.ssn = 0 }
 
 // Close implements provider.QP.
 func (q *qp) Close() error {
-	err := q.sq.close()
-	if e := q.rq.close(); err == nil {
+	err := q.sq.unmap()
+	if e := q.rq.unmap(); err == nil {
 		err = e
 	}
 	return err
@@ -182,7 +182,7 @@ func (q *qp) Close() error {
 // srq is a shared receive queue.
 type srq struct {
 	d    *cmd.Device
-	q    *queue
+	q    *mappedRing
 	recv recvSlot
 }
 
@@ -196,19 +196,19 @@ func (Provider) CreateSRQ(d *cmd.Device, req uapi.CreateSRQ) (provider.SRQ, uapi
 	own, _ := uapi.Decode[uapi.RXECreateSRQResp](out)
 	q, err := mapQueue(d, own.MI)
 	if err == nil && q == nil {
-		err = errNoPlace
+		err = errNoMmapOffset
 	}
 	if err != nil {
 		_ = d.DestroySRQ(r.SRQHandle)
 		return nil, r, err
 	}
 	s := &srq{d: d, q: q}
-	s.recv.sges = int(min(r.MaxSGE, maxData/16))
+	s.recv.sges = int(min(r.MaxSGE, maxDataLen/16))
 	return s, r, nil
 }
 
 // Recv implements provider.SRQ.
-func (s *srq) Recv(wr *provider.RecvWR) error { return s.recv.post(s.q, wr) }
+func (s *srq) Recv(wr *provider.RecvWR) error { return s.recv.postRecv(s.q, wr) }
 
 // Modify implements provider.SRQ. The driver writes the mmap offset of the resized queue. (rxe_modify_srq)
 func (s *srq) Modify(req uapi.ModifySRQ) error {
@@ -226,15 +226,15 @@ func (s *srq) Modify(req uapi.ModifySRQ) error {
 	mi, _ := uapi.Decode[uapi.MMInfo](place.Mem)
 	q, err := mapQueue(s.d, mi)
 	if err == nil && q == nil {
-		err = errNoPlace
+		err = errNoMmapOffset
 	}
 	if err != nil {
 		return err
 	}
-	_ = s.q.close()
+	_ = s.q.unmap()
 	s.q = q
 	return nil
 }
 
 // Close implements provider.SRQ.
-func (s *srq) Close() error { return s.q.close() }
+func (s *srq) Close() error { return s.q.unmap() }

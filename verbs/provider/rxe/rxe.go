@@ -33,15 +33,15 @@ func (Provider) Matches(i provider.Info) bool {
 // DriverID implements provider.Provider.
 func (Provider) DriverID() uapi.DriverID { return uapi.DriverRXE }
 
-// queue is a mapped ring.
-type queue struct {
+// mappedRing is a mapped ring.
+type mappedRing struct {
 	*ring.Ring
 	t   transport.Transport
 	mem []byte
 }
 
 // mapQueue maps a ring. mapQueue returns nil if mi describes no ring.
-func mapQueue(d *cmd.Device, mi uapi.MMInfo) (*queue, error) {
+func mapQueue(d *cmd.Device, mi uapi.MMInfo) (*mappedRing, error) {
 	if mi.Size == 0 {
 		return nil, nil
 	}
@@ -54,10 +54,10 @@ func mapQueue(d *cmd.Device, mi uapi.MMInfo) (*queue, error) {
 		_ = d.T.Unmap(mem)
 		return nil, err
 	}
-	return &queue{r, d.T, mem}, nil
+	return &mappedRing{r, d.T, mem}, nil
 }
 
-func (q *queue) close() error {
+func (q *mappedRing) unmap() error {
 	if q == nil {
 		return nil
 	}
@@ -68,7 +68,7 @@ func (q *queue) close() error {
 type cq struct {
 	d      *cmd.Device
 	handle uint32
-	q      *queue
+	q      *mappedRing
 	slot   [uapi.RXECQESize]byte
 }
 
@@ -82,7 +82,7 @@ func (Provider) CreateCQ(d *cmd.Device, req uapi.CreateCQ) (provider.CQ, uapi.Cr
 	own, _ := uapi.Decode[uapi.RXECreateCQResp](out)
 	q, err := mapQueue(d, own.MI)
 	if err == nil && q == nil {
-		err = errNoPlace
+		err = errNoMmapOffset
 	}
 	if err != nil {
 		_ = d.DestroyCQ(r.CQHandle)
@@ -91,12 +91,12 @@ func (Provider) CreateCQ(d *cmd.Device, req uapi.CreateCQ) (provider.CQ, uapi.Cr
 	return &cq{d: d, handle: r.CQHandle, q: q}, r, nil
 }
 
-var errNoPlace = fmt.Errorf("the response contains no mmap offset of the queue: %w", syscall.EPROTO)
+var errNoMmapOffset = fmt.Errorf("the response contains no mmap offset of the queue: %w", syscall.EPROTO)
 
-// withInvalidate is the flag of an invalidated key. The flag accepts the number of libibverbs and the number of the
+// invalidateFlags is the flag of an invalidated key. The flag accepts the number of libibverbs and the number of the
 // kernel, which the kernel's rxe uses. In libibverbs the kernel's number means a verified checksum. rxe devices do not
 // report verified checksums.
-const withInvalidate = uapi.WCFlagWithInvalidate | uapi.WCFlags(uapi.IBVWCWithInv)
+const invalidateFlags = uapi.WCFlagWithInvalidate | uapi.WCFlags(uapi.IBVWCWithInv)
 
 // Poll implements provider.CQ. (cq_poll)
 func (c *cq) Poll(wc []provider.WC) (n int) {
@@ -113,7 +113,7 @@ func (c *cq) Poll(wc []provider.WC) (n int) {
 		switch {
 		case w.WCFlags&uapi.WCFlagWithImm != 0:
 			wc[n].Imm = w.Ex.Imm().Uint32()
-		case w.WCFlags&withInvalidate != 0:
+		case w.WCFlags&invalidateFlags != 0:
 			wc[n].Flags |= uapi.WCFlagWithInvalidate
 			wc[n].Key = w.Ex.InvalidateRKey()
 		}
@@ -135,18 +135,18 @@ func (c *cq) Resize(entries int) (int, error) {
 	own, _ := uapi.Decode[uapi.RXEResizeCQResp](out)
 	q, err := mapQueue(c.d, own.MI)
 	if err == nil && q == nil {
-		err = errNoPlace
+		err = errNoMmapOffset
 	}
 	if err != nil {
 		return 0, err
 	}
-	_ = c.q.close()
+	_ = c.q.unmap()
 	c.q = q
 	return int(r.CQE), nil
 }
 
 // Close implements provider.CQ.
-func (c *cq) Close() error { return c.q.close() }
+func (c *cq) Close() error { return c.q.unmap() }
 
 // CreateAH implements provider.Provider. (rxe_create_ah)
 func (Provider) CreateAH(d *cmd.Device, pd uint32, attr uapi.AHAttr) (provider.AH, error) {
