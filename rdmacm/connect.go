@@ -166,7 +166,7 @@ func (id *ID) Accept(p Param, user []byte) error {
 //verbena:held mu
 func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	if s := id.service; s != nil && s.asked {
-		return m.sendSIDRREP(id, msg.SIDRSuccess, p, user)
+		return m.replySIDR(id, msg.SIDRSuccess, p, user)
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
@@ -213,7 +213,7 @@ func (id *ID) Complete() error {
 //verbena:held mu
 func (m *Manager) complete(id *ID) error {
 	if s := id.service; s != nil && s.asked {
-		return m.sendSIDRREP(id, msg.SIDRSuccess, Param{}, nil)
+		return m.replySIDR(id, msg.SIDRSuccess, Param{}, nil)
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
@@ -238,7 +238,7 @@ func (id *ID) Reject(reason msg.Reason, user []byte) error {
 //verbena:held mu
 func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	if s := id.service; s != nil && s.asked {
-		return m.sendSIDRREP(id, msg.SIDRRejected, Param{}, user)
+		return m.replySIDR(id, msg.SIDRRejected, Param{}, user)
 	}
 	c := id.conn
 	if c == nil {

@@ -38,7 +38,7 @@ func (s *fuzzInput) nextByte() (b byte) {
 	return b
 }
 
-func (s *fuzzInput) nextBytes(n int) []byte {
+func (s *fuzzInput) nextChunk(n int) []byte {
 	n = min(n, len(*s))
 	b := (*s)[:n]
 	*s = (*s)[n:]
@@ -142,9 +142,9 @@ func (f *forger) deliverPacket() {
 			mad[f.nextByte()] ^= f.nextByte()
 		}
 	case 2: // the rest is arbitrary
-		copy(mad[24:], f.nextBytes(int(f.nextByte())))
+		copy(mad[24:], f.nextChunk(int(f.nextByte())))
 	case 3:
-		copy(mad, f.nextBytes(int(f.nextByte())))
+		copy(mad, f.nextChunk(int(f.nextByte())))
 	}
 	f.h.deliver(from, mad)
 }

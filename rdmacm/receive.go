@@ -83,7 +83,7 @@ func (m *Manager) handleMessage(a *agent, r receivedMessage) {
 	case *msg.SIDRREQ:
 		m.receiveSIDRREQ(a, &r, x)
 	case *msg.SIDRREP:
-		m.receiveSIDRREP(a, &r, x)
+		m.handleSIDRReply(a, &r, x)
 	}
 }
 

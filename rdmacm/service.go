@@ -38,7 +38,8 @@ func (m *Manager) sendSIDRREQ(id *ID, p Param, user []byte) error {
 		return fmt.Errorf("connect: %w", err)
 	}
 	s := &serviceRequest{
-		to: *m.addressVector(id), tid: m.cfg.Rand.Uint64(), id: m.unusedNumber(func(n uint32) bool { return m.sidr[n] != nil }),
+		to: *m.addressVector(id), tid: m.cfg.Rand.Uint64(),
+		id:  m.unusedNumber(func(n uint32) bool { return m.sidr[n] != nil }),
 		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
 	}
 	m.sidr[s.id] = id
@@ -89,7 +90,7 @@ func (m *Manager) endServiceRequests(id *ID) {
 	}
 	if s.asked {
 		if !s.sent && id.at.agent != nil && id.state != idRemoved {
-			_ = m.sendSIDRREP(id, msg.SIDRRejected, Param{}, nil)
+			_ = m.replySIDR(id, msg.SIDRRejected, Param{}, nil)
 		}
 		delete(m.services, serviceKey{s.to.GRH.DGID, s.id})
 	} else if m.sidr[s.id] == id {
@@ -98,10 +99,10 @@ func (m *Manager) endServiceRequests(id *ID) {
 	id.service = nil
 }
 
-// sendSIDRREP replies to a request. (cma_send_sidr_rep)
+// replySIDR replies to a request. (cma_send_sidr_rep)
 //
 //verbena:held mu
-func (m *Manager) sendSIDRREP(id *ID, status msg.SIDRStatus, p Param, user []byte) error {
+func (m *Manager) replySIDR(id *ID, status msg.SIDRStatus, p Param, user []byte) error {
 	s := id.service
 	switch {
 	case s.sent:
@@ -164,10 +165,10 @@ func (m *Manager) receiveSIDRREQ(a *agent, r *receivedMessage, x *msg.SIDRREQ) {
 	m.events.enqueue(l, Event{Type: ConnectRequest, New: id, Data: data})
 }
 
-// receiveSIDRREP processes a reply of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
+// handleSIDRReply processes a reply of a peer. (cm_sidr_rep_handler, cma_sidr_rep_handler)
 //
 //verbena:held mu
-func (m *Manager) receiveSIDRREP(a *agent, r *receivedMessage, x *msg.SIDRREP) {
+func (m *Manager) handleSIDRReply(a *agent, r *receivedMessage, x *msg.SIDRREP) {
 	id := m.sidr[x.RequestID]
 	if id == nil || id.at.agent != a || id.service.to.GRH.DGID != r.from.GRH.DGID || id.service.silent {
 		m.stats.Unknown.Add(1)

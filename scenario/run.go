@@ -212,7 +212,7 @@ func (x *runState) runAll(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
-	x.readCounters()
+	x.refreshCounters()
 	x.began = time.Now()
 	x.res.Began = x.began
 	defer x.endRun()
@@ -632,12 +632,12 @@ func (x *runState) waitingDevs() string {
 // readCounter returns the current value of a counter of a device.
 func (x *runState) readCounter(dev, name string) uint64 {
 	if x.stale {
-		x.readCounters()
+		x.refreshCounters()
 	}
 	return x.counters[dev][name]
 }
 
-func (x *runState) readCounters() {
+func (x *runState) refreshCounters() {
 	x.stale = false
 	a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpStatShow})
 	if err != nil {
@@ -670,7 +670,7 @@ func (x *runState) recordEvents(dev string, before, now map[string]uint64) {
 
 // recordSample records the state of the devices for the timeline.
 func (x *runState) recordSample() {
-	x.readCounters()
+	x.refreshCounters()
 	s := stateSample{At: time.Since(x.began), Devices: map[string]deviceSample{}}
 	states := map[string]deviceSample{}
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkShow}); err == nil {

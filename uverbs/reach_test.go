@@ -123,7 +123,8 @@ func TestRingByHandle(t *testing.T) {
 			t.Errorf("%s: got %q, want it to contain %q", test.name, err, test.text)
 		}
 	}
-	if r, e, o := p.fakeQP(ready).DoorbellCount(), p.fakeQP(early).DoorbellCount(), other.fakeQP(others).DoorbellCount(); r != 1 || e != 0 || o != 0 {
+	r, e, o := p.fakeQP(ready).DoorbellCount(), p.fakeQP(early).DoorbellCount(), other.fakeQP(others).DoorbellCount()
+	if r != 1 || e != 0 || o != 0 {
 		t.Errorf("doorbells: got %d, %d and %d, want 1, 0 and 0", r, e, o)
 	}
 	other.f.Close()

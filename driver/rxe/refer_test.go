@@ -631,7 +631,7 @@ func (r *reuse) drain() {
 	r.a.poll(int(r.posted.Load()))
 }
 
-// TestReferReuse: whatever ends the use of memory, it is not read afterwards. While WRITEs go both ways, so that some
+// TestReferReuse checks that memory is not read after its use has ended. While WRITEs go both ways, so that some
 // are received in the run of the sender and others later, a consumer reuses its memory as soon as it may.
 func TestReferReuse(t *testing.T) {
 	const half = 1 << 19 // of the buffers: it is written from a to b, the other one from b to a

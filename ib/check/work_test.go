@@ -484,7 +484,7 @@ func TestCheckReportsSmallCQ(t *testing.T) {
 	}
 }
 
-// noCompletionQPDriver is a driver whose completions do not name their queue pair.
+// noCompletionQPDriver is a driver with completions that do not name their queue pair.
 type noCompletionQPDriver struct{ ib.Driver }
 
 type noCompletionQPCQ struct{ ib.DriverCQ }
@@ -505,8 +505,8 @@ func (c noCompletionQPCQ) Poll(wc []ib.WC) (int, error) {
 	return n, err
 }
 
-// TestCheckReportsCompletionWithoutQP checks that a driver whose completions do not name their queue pair is reported,
-// and not the consumer, whose CQ seems to be too small.
+// TestCheckReportsCompletionWithoutQP checks that a driver is reported if its completions do not name their queue pair.
+// The consumer is not reported, although its CQ seems to be too small.
 func TestCheckReportsCompletionWithoutQP(t *testing.T) {
 	x := newConsumer(t, consumerConfig{entries: 5, wrap: func(d ib.Driver) ib.Driver { return noCompletionQPDriver{d} }})
 	for i := range uint64(5) {

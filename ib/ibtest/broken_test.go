@@ -898,7 +898,8 @@ var driverDefects = slices.Concat([]driverDefect{
 		by: "SRQ/Limit", says: "limit events",
 	},
 }, flushDefects, cqDefects, memoryDefects, sleepDefects, disassociateDefects,
-	completionDefects, keyDefects, timerDefects, attributeDefects, limitDefects, datagramDefects, sendDefects, rejectionDefects,
+	completionDefects, keyDefects, timerDefects, attributeDefects, limitDefects, datagramDefects,
+	sendDefects, rejectionDefects,
 	valueDefects, scaleDefects)
 
 // wrongDriverOptions adds the options for runs that are expected to fail: shorter waits for expected events.

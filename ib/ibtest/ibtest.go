@@ -172,7 +172,8 @@ func allChecks() []ruleTest {
 		completionChecks, rejectedCallChecks, keyChecks, domainChecks, lateEffectChecks, peerChecks,
 		rejectedMemoryChecks, memoryFaultChecks, flushQueueChecks, retriedChecks, failedStateChecks, registrationChecks,
 		srqLimitChecks,
-		attributeChecks, datagramChecks, windowChecks, limitChecks, resizeChecks, destroyedObjectChecks, scaleChecks, modelChecks,
+		attributeChecks, datagramChecks, windowChecks,
+		limitChecks, resizeChecks, destroyedObjectChecks, scaleChecks, modelChecks,
 		wrapChecks, loadChecks,
 	)
 }

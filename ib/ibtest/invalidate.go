@@ -95,9 +95,9 @@ func (k *keptKey) failInvalidate(how string, of *pair, key uint32, recv []ib.SGE
 	k.checkWorks("after a " + what)
 }
 
-// failInvalidates makes SENDs with invalidate fail in each way. The queue pairs in strangers may not invalidate the
+// failInEachWay makes SENDs with invalidate fail in each way. The queue pairs in others may not invalidate the
 // key.
-func (k *keptKey) failInvalidates(strangers map[string]*pair) {
+func (k *keptKey) failInEachWay(others map[string]*pair) {
 	e, p := k.e, k.p
 	e.Helper()
 	readOnly := e.newBuffer(p.pd, bufLen, ib.AccessRemoteRead)
@@ -117,10 +117,10 @@ func (k *keptKey) failInvalidates(strangers map[string]*pair) {
 	k.failInvalidate("to a receive with a wrong key", p, k.key(), []ib.SGE{bad}, 8, false)
 	k.failInvalidate("to a receive in memory that is read-only", p, k.key(), readOnly.sgl(0, 64), 8, false)
 	k.failInvalidate("by a key that differs in its low bits", p, k.key()^1, room.sgl(0, 64), 8, true)
-	for who, of := range strangers {
+	for who, of := range others {
 		k.failInvalidate("by "+who, of, k.key(), of.buf[1].sgl(0, 64), 8, true)
 	}
-	for who, of := range strangers {
+	for who, of := range others {
 		k.failLocalInvalidate("by "+who, of, k.key())
 	}
 	k.failLocalInvalidate("by a key that differs in its low bits", p, k.key()^1)
@@ -162,7 +162,7 @@ func testRegionInvalidateRejected(e *testEnv) {
 		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	k := &keptKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
-	k.failInvalidates(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
+	k.failInEachWay(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
 	// Another queue pair of the domain may invalidate it, but only once it has a receive.
 	other := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
 	other.postWR(0, ib.SendWR{
@@ -183,7 +183,7 @@ func testWindowInvalidateRejected(e *testEnv) {
 		Access: ib.AccessRemoteWrite},
 		ib.WCSuccess)
 	k := &keptKey{e: e, p: p, what: "a window", key: mw.RKey, addr: target.addr + 8, b: target.b[8:]}
-	k.failInvalidates(map[string]*pair{
+	k.failInEachWay(map[string]*pair{
 		"a queue pair that has not bound it": e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd}),
 		"a queue pair of another domain":     e.newPair(pairConfig{kind: ib.QPTypeRC}),
 	})

@@ -29,8 +29,8 @@ var (
 // modelChoices is the set of choices that the model of ibtest tolerates. The model polls a queue once for all
 // completions, expects its own queue to be full when the inner driver's queue is full, and reads memory before it
 // polls.
-const modelChoices = weak.All &^ (1<<weak.LateCompletion | 1<<weak.MissedCompletion | 1<<weak.CrossOrder | 1<<weak.LateFlush | 1<<weak.ExactRoom |
-	1<<weak.LateTarget | 1<<weak.LateRead | 1<<weak.PoisonedTarget | 1<<weak.WriteOrder)
+const modelChoices = weak.All &^ (1<<weak.LateCompletion | 1<<weak.MissedCompletion | 1<<weak.CrossOrder | 1<<weak.LateFlush |
+	1<<weak.ExactRoom | 1<<weak.LateTarget | 1<<weak.LateRead | 1<<weak.PoisonedTarget | 1<<weak.WriteOrder)
 
 func newLoopback(t testing.TB) *ib.DeviceHandle { return loopback.New("weak0", t.Logf).Handle() }
 

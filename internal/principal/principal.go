@@ -117,8 +117,8 @@ func (a *Authority) PrincipalOf(proc, real, effective int) (p Principal, err err
 		return Principal{}, err
 	}
 	if !p.Manager && (effective == 0 || effective == a.uid) && effective != a.overflow {
-		p.Manager = p.HasCapability(unix.CAP_SYS_ADMIN) || p.HasCapability(unix.CAP_NET_ADMIN) && a.inOwnNamespace(proc,
-			netNS) ||
+		p.Manager = p.HasCapability(unix.CAP_SYS_ADMIN) ||
+			p.HasCapability(unix.CAP_NET_ADMIN) && a.inOwnNamespace(proc, netNS) ||
 			effective == a.uid && p.Account.Container == 0 && a.caps&^p.Caps == 0
 	}
 	return p, nil

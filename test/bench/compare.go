@@ -116,7 +116,8 @@ func (r *CompareReport) Markdown(w io.Writer) {
 	for _, c := range r.Comparisons {
 		fmt.Fprintf(w, "| %s, %s | %s | %s | %s | %s | %s–%s | %s | %s |\n", c.Name, c.Unit,
 			formatFigure(summarise(c.Base).Median),
-			formatFigure(summarise(c.New).Median), formatFigure(c.Ratios.Median), c.formatBounds(), formatFigure(c.Ratios.Q1), formatFigure(c.Ratios.Q3),
+			formatFigure(summarise(c.New).Median), formatFigure(c.Ratios.Median), c.formatBounds(),
+			formatFigure(c.Ratios.Q1), formatFigure(c.Ratios.Q3),
 			c.Ratios.formatRange(), c.Verdict)
 	}
 	for _, c := range r.Comparisons {

@@ -36,36 +36,38 @@ const (
 // success by nil. A name with a package stands only for a method or a field of that package.
 var checkPassValues = map[string]bool{
 	// the identity of a process or a thread
-	"alive": true, "has": true, "processExists": true, "Alive": true, "exited": false, "hasEnded": false, "ended": false,
-	"gone": false, "Left": false,
+	"alive": true, "isAlive": true, "has": true, "hasThread": true, "contains": true, "hasQueuePairs": true,
+	"processExists": true, "Alive": true, "exited": false, "hasExited": false, "ended": false, "hasEnded": false,
+	"gone": false, "isGone": false, "isMissing": false, "SpaceGone": false,
 	"inOwnUserNamespace": true, "hasOtherRoot": false, "sharesFiles": true,
 	// the identity of a file
 	"isFile": true, "sameFileAt": true, "isOpenFile": true, "isProcPath": true, "isDirectory": true, "isVirtual": true,
 	"mayBeVirtual": true, "isVerbs": true,
 	// Rights.
-	"manages": true, "isManager": true, "sees": true, "allows": true, "maySearch": true, "Own": true, "MayConnect": true,
+	"manages": true, "isManager": true, "sees": true, "allows": true, "maySearch": true, "IsOwn": true, "MayConnect": true,
 	"MayBindLowPorts": true, "NetRaw": true,
-	"mayControl": true, "Contains": true, "covers": true, "Understood": true, "isListening": true,
-	"Anonymous": false, "isOverflow": false, "mapsAll": true,
+	"maySetControlledQKey": true, "Contains": true, "covers": true, "Understood": true, "isListening": true,
+	"IsAnonymous": false, "isOverflow": false, "isIdentityMap": true,
 	"fileCapability": true, "bindCapability": true, "rawCapability": true,
-	"principal.Owns": true, "principal.Sees": true, "principal.Has": true, "principal.inOwnNamespace": true,
-	"principal.resembles": true, "principal.Manager": true, "principal.Anonymous": false,
+	"principal.OwnsAccount": true, "principal.SeesAccount": true, "principal.HasCapability": true,
+	"principal.inOwnNamespace":   true,
+	"principal.sharesNamespaces": true, "principal.Manager": true, "principal.Anonymous": false,
 	// Bounds.
-	"limitsLeave": true, "increment": true, "inUseLocked": false, "InUse": false, "beyondCommands": false,
+	"limitsAllow": true, "increment": true, "inUseLocked": false, "InUse": false, "exceedsCommands": false,
 	"validPort":             true,
 	"rights.beginReceiving": true,
 }
 
 // errorChecks lists the checks that return only an error. Checks that charge a quota are bounds.
 var errorChecks = map[string]string{
-	"checkTrapped": identityKind, "stillTrapped": identityKind, "descends": identityKind,
+	"checkTrapped": identityKind, "checkStillTrapped": identityKind, "descends": identityKind,
 	"IsProcMem": identityKind, "IsProcMaps": identityKind, "isProc": identityKind, "checkOrdinaryFile": identityKind,
 	"checkOwnsQP": identityKind,
-	"authorize":   identityKind, "trusts": identityKind, "trusted": identityKind, "ownDirectory": identityKind,
+	"authorize":   identityKind, "checkTrusted": identityKind, "checkOwnDirectory": identityKind,
 	"Check": boundKind,
-	"check": boundKind, "checkAccess": identityKind, "checkOffset": identityKind, "checkQP": identityKind,
+	"check": boundKind, "checkAttr": boundKind, "checkAccess": identityKind, "checkOffset": identityKind, "checkQPParameters": identityKind,
 	"checkModify": identityKind,
-	"Take":        boundKind, "take": boundKind, "chargeQuota": boundKind,
+	"Charge":      boundKind, "charge": boundKind, "take": boundKind, "takeToken": boundKind, "chargeQuota": boundKind,
 }
 
 // refusalPattern matches errors that refuse an operation without an errno, in package supervisor and others.
@@ -378,12 +380,12 @@ func (g *generator) isUser(x ast.Expr) bool {
 	}
 	name := g.identName(x)
 	return userPattern.MatchString(name) && name != "PerUser" &&
-		(isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.ids")
+		(isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.idSet")
 }
 
 func (g *generator) areFiles(x, y ast.Expr) bool {
 	for _, e := range []ast.Expr{x, y} {
-		if slices.Contains([]string{"supervisor.inode", "principal.file"}, typeName(g.info.TypeOf(e))) {
+		if slices.Contains([]string{"supervisor.inode", "principal.fileID"}, typeName(g.info.TypeOf(e))) {
 			return true
 		}
 		if fileIdentityPattern.MatchString(g.identName(e)) && g.info.Types[e].Value == nil && isInteger(g.info.TypeOf(e)) {

@@ -37,13 +37,13 @@ type file struct{ uid, n int }
 
 func (f *file) checkTrapped() error { return nil }
 
-func (f *file) alive() bool { return true }
+func (f *file) isAlive() bool { return true }
 
 func (f *file) use(uid int, short bool) error {
 	if err := f.checkTrapped(); err != nil {
 		return err
 	}
-	if f.uid != uid || !f.alive() {
+	if f.uid != uid || !f.isAlive() {
 		return syscall.EPERM
 	}
 	if f.n >= maxThings {
@@ -65,9 +65,9 @@ func (f *file) use(uid int, short bool) error {
 
 type Principal struct{ Manager bool }
 
-func (p Principal) Has(int) bool { return true }
+func (p Principal) HasCapability(int) bool { return true }
 
-func (p Principal) Sees(int) bool { return p.Manager }
+func (p Principal) SeesAccount(int) bool { return p.Manager }
 `)
 	write("q/q.go", `package q
 
@@ -75,7 +75,7 @@ import "example/principal"
 
 type set struct{ Manager bool }
 
-func (s set) Has(int) bool { return s.Manager }
+func (s set) HasCapability(int) bool { return s.Manager }
 
 type peer struct {
 	principal.Principal
@@ -84,8 +84,8 @@ type peer struct {
 
 func use(s set, p peer, list func(sees func(int) bool)) bool {
 	p.Manager = !p.gone
-	list(p.Sees)
-	return s.Has(1) && p.Has(2) && p.Manager
+	list(p.SeesAccount)
+	return s.HasCapability(1) && p.HasCapability(2) && p.Manager
 }
 
 func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
@@ -97,12 +97,12 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 	want := []string{
 		"p/p.go:file.use:identity:1 func() error { _ = f.checkTrapped(); return nil }()",
 		"p/p.go:file.use:user:1 (f.uid != uid && false)",
-		"p/p.go:file.use:identity:2 (f.alive() || true)",
+		"p/p.go:file.use:identity:2 (f.isAlive() || true)",
 		"p/p.go:file.use:bound:1 (f.n >= maxThings && false)",
-		"p/p.go:file.use:refusal:1 ((f.uid != uid || !f.alive()) && false)",
+		"p/p.go:file.use:refusal:1 ((f.uid != uid || !f.isAlive()) && false)",
 		"p/p.go:file.use:refusal:2 (short && false)",
-		"q/q.go:use:identity:1 func(int) bool { _ = p.Sees; return true }",
-		"q/q.go:use:identity:2 (p.Has(2) || true)",
+		"q/q.go:use:identity:1 func(int) bool { _ = p.SeesAccount; return true }",
+		"q/q.go:use:identity:2 (p.HasCapability(2) || true)",
 		"q/q.go:use:identity:3 (p.Manager || true)",
 		"q/q.go:covers:identity:1 (want&^have == 0 || true)",
 	}
@@ -118,7 +118,7 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 		t.Fatal(err)
 	}
 	if s, err := got[1].apply(string(source)); err != nil ||
-		!strings.Contains(s, "if (f.uid != uid && false) || !f.alive() {") {
+		!strings.Contains(s, "if (f.uid != uid && false) || !f.isAlive() {") {
 		t.Errorf("apply the second mutant: got error %v and source\n%s", err, s)
 	}
 	if _, err := got[1].apply("x" + string(source)); err == nil {

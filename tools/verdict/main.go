@@ -137,7 +137,8 @@ type resultCollector struct {
 // readEvents reads the events of a run and prints the output.
 func (j *resultCollector) readEvents(r io.Reader) error {
 	j.packages, j.tests, j.output = map[string]string{}, map[testID]string{}, map[testID][]string{}
-	j.build, j.crashed, j.took, j.skipped = map[string][]string{}, map[string]bool{}, map[testID]float64{}, map[string]int{}
+	j.build, j.crashed = map[string][]string{}, map[string]bool{}
+	j.took, j.skipped = map[testID]float64{}, map[string]int{}
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')

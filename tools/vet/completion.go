@@ -68,7 +68,7 @@ func (p *Program) findCompletions() {
 			continue
 		}
 		for _, c := range f.calls {
-			if name := c.calledName(func(name string) bool { _, ok := postFuncs[name]; return ok }); name != "" {
+			if name := c.reachesFunc(func(name string) bool { _, ok := postFuncs[name]; return ok }); name != "" {
 				q.recordPost(c, name)
 			}
 		}
@@ -81,8 +81,8 @@ func (p *Program) findCompletions() {
 	q.processDirect()
 }
 
-// calledName returns the full name of the wanted function that a call may reach, or "".
-func (c *call) calledName(want func(string) bool) string {
+// reachesFunc returns the full name of the wanted function that a call may reach, or "".
+func (c *call) reachesFunc(want func(string) bool) string {
 	if c.static != nil && want(c.static.FullName()) {
 		return c.static.FullName()
 	}
@@ -103,7 +103,7 @@ func (c *call) calledName(want func(string) bool) string {
 func (q *queueQuery) processDirect() {
 	for _, f := range q.p.order {
 		for _, c := range f.calls {
-			if c.calledName(func(name string) bool { return name == process }) == "" {
+			if c.reachesFunc(func(name string) bool { return name == process }) == "" {
 				continue
 			}
 			made := q.processedQueues(f, c)

@@ -223,14 +223,14 @@ func (q *streamQuery) examineOrigin(o origin) {
 		q.sleeps = true
 	case *ssa.Const: // nil, or a value without fields
 		if !v.IsNil() {
-			q.examineMethods(v.Type())
+			q.examineMethodSet(v.Type())
 		}
 	case *ssa.Global:
 		if !q.nonSleepingVariable(v) {
 			q.examineValue(v)
 		}
 	case *ssa.MakeInterface:
-		q.examineMethods(v.X.Type())
+		q.examineMethodSet(v.X.Type())
 	case *ssa.Call:
 		q.examineMade(v, o.at)
 	case *ssa.Extract:
@@ -301,10 +301,10 @@ func (q *streamQuery) examineValue(v ssa.Value) {
 		q.sleeps = true
 		return
 	}
-	q.examineMethods(v.Type())
+	q.examineMethodSet(v.Type())
 }
 
-func (q *streamQuery) examineMethods(t types.Type) {
+func (q *streamQuery) examineMethodSet(t types.Type) {
 	n, ok := types.Unalias(deref(t)).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil {
 		q.sleeps = true

@@ -132,7 +132,7 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	return 0
 }
 
-// PostponeWaiting moves the waiting request of a queue pair in SQD back to those that have not begun.
+// PostponeWaiting moves the waiting request of a queue pair in SQD back to the queue of requests that have not begun.
 func (m *Model) PostponeWaiting(id ID) {
 	m.QPs[id].waiting = false
 	m.runWaiting()

@@ -553,7 +553,8 @@ type weightedAction struct {
 
 // weightedActions returns all actions except posting sends, in the order in which they are tried.
 func (d *callDrawer) weightedActions() [numActions]weightedAction {
-	queues, memory, states, datagrams := []runFocus{onQueues}, []runFocus{onMemory}, []runFocus{onStates}, []runFocus{onDatagrams}
+	queues, memory := []runFocus{onQueues}, []runFocus{onMemory}
+	states, datagrams := []runFocus{onStates}, []runFocus{onDatagrams}
 	return [numActions]weightedAction{
 		stepping:       {100, nil, d.drawStep},
 		modifying:      {25, states, d.drawModify},
