@@ -33,7 +33,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
 			sleeps := strings.Contains(doc, " may sleep")
 			never := strings.Contains(doc, "may not sleep") && !sleeps
-			watched := containsCall(f.Body, "enterSleeping", "enterChange", "enterDestroy", "registers", "destroyIn",
+			watched := containsCall(f.Body, "enterSleeping", "enterChange", "enterDestroy", "enterRegister", "destroyIn",
 				"unregisterIn",
 				"unregisterClientIn")
 			switch {
