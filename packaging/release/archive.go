@@ -9,29 +9,29 @@ import (
 	"path"
 )
 
-// archive writes a tar.gz file that contains all files below one directory.
-func (r *release) archive(name string, files []file) error {
+// writeArchive writes a tar.gz file that contains all files below one directory.
+func (r *release) writeArchive(name string, files []archiveFile) error {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
 	if err != nil {
 		return err
 	}
-	below := make([]file, len(files))
+	below := make([]archiveFile, len(files))
 	for i, f := range files {
 		f.name = path.Join("verbena-"+r.version, f.name)
 		below[i] = f
 	}
-	if err := r.tar(z, below); err != nil {
+	if err := r.writeTar(z, below); err != nil {
 		return err
 	}
 	if err := z.Close(); err != nil {
 		return err
 	}
-	return r.write(name, b.Bytes())
+	return r.writeArtefact(name, b.Bytes())
 }
 
-// tar writes the files and their directories. Root owns them, and their time is that of the release.
-func (r *release) tar(w io.Writer, files []file) error {
+// writeTar writes the files and their directories. Root owns them, and their time is that of the release.
+func (r *release) writeTar(w io.Writer, files []archiveFile) error {
 	t := tar.NewWriter(w)
 	made := map[string]bool{".": true, "/": true}
 	var dir func(name string) error
@@ -61,8 +61,8 @@ func (r *release) tar(w io.Writer, files []file) error {
 	return t.Close()
 }
 
-// compressed returns the content in the format of `gzip -n`.
-func compressed(content []byte) ([]byte, error) {
+// gzipContent returns the content in the format of `gzip -n`.
+func gzipContent(content []byte) ([]byte, error) {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
 	if err != nil {

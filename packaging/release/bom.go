@@ -12,9 +12,9 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// bom writes the list of the modules in a binary with their licences. The list comes from the build information in
+// writeBOM writes the list of the modules in a binary with their licences. The list comes from the build information in
 // the binary.
-func (r *release) bom(name, arch string) error {
+func (r *release) writeBOM(name, arch string) error {
 	// The generator searches licences in the module cache, relative to its working directory.
 	if err := os.Chdir(r.root); err != nil {
 		return err
@@ -35,5 +35,5 @@ func (r *release) bom(name, arch string) error {
 	if err := cdx.NewBOMEncoder(&out, cdx.BOMFileFormatJSON).SetPretty(true).Encode(b); err != nil {
 		return err
 	}
-	return r.write(filepath.Base(name), out.Bytes())
+	return r.writeArtefact(filepath.Base(name), out.Bytes())
 }

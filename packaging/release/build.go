@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// file is a file in an archive.
-type file struct {
+// archiveFile is a file in an archive.
+type archiveFile struct {
 	name    string // path below the directory of the archive
 	mode    fs.FileMode
 	content []byte
@@ -22,9 +22,9 @@ type file struct {
 // binaryOf returns the path of the binary for an architecture.
 func (r *release) binaryOf(arch string) string { return filepath.Join(r.work, arch, "verbena") }
 
-// build returns the binary for an architecture. The binary does not depend on the directory, the environment or the
-// machine.
-func (r *release) build(arch string) ([]byte, error) {
+// buildBinary returns the binary for an architecture. The binary does not depend on the directory, the environment or
+// the machine.
+func (r *release) buildBinary(arch string) ([]byte, error) {
 	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false",
 		"-ldflags=-s -w -buildid= -X main.release=v"+r.version,
 		"-o", r.binaryOf(arch), "./cmd/verbena")
@@ -40,7 +40,7 @@ func (r *release) build(arch string) ([]byte, error) {
 }
 
 // commonFiles returns the files for all architectures: documentation, the unit, completions and manual pages.
-func (r *release) commonFiles() (files []file, err error) {
+func (r *release) commonFiles() (files []archiveFile, err error) {
 	names := []string{"LICENSE", "packaging/NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
 	for _, dir := range []string{"docs/", "docs/results/"} {
 		pages, err := filepath.Glob(filepath.Join(r.root, dir, "*.md"))
@@ -56,14 +56,14 @@ func (r *release) commonFiles() (files []file, err error) {
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, file{strings.TrimPrefix(name, "packaging/"), 0o644, b})
+		files = append(files, archiveFile{strings.TrimPrefix(name, "packaging/"), 0o644, b})
 	}
 	unit, err := os.ReadFile(filepath.Join(r.root, "packaging/verbena.service"))
 	if err != nil {
 		return nil, err
 	}
-	files = append(files, file{"systemd/verbena.service", 0o644, unit})
-	if _, err := r.build(runtime.GOARCH); err != nil {
+	files = append(files, archiveFile{"systemd/verbena.service", 0o644, unit})
+	if _, err := r.buildBinary(runtime.GOARCH); err != nil {
 		return nil, err
 	}
 	self := func(args ...string) ([]byte, error) {
@@ -81,7 +81,7 @@ func (r *release) commonFiles() (files []file, err error) {
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, file{"completions/" + name, 0o644, b})
+		files = append(files, archiveFile{"completions/" + name, 0o644, b})
 	}
 	man := filepath.Join(r.work, "man")
 	if _, err := self("man-pages", man); err != nil {
@@ -96,14 +96,14 @@ func (r *release) commonFiles() (files []file, err error) {
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, file{"man/man1/" + filepath.Base(m), 0o644, b})
+		files = append(files, archiveFile{"man/man1/" + filepath.Base(m), 0o644, b})
 	}
-	slices.SortFunc(files, func(a, b file) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(files, func(a, b archiveFile) int { return strings.Compare(a.name, b.name) })
 	return files, nil
 }
 
-// checksums writes SHA256SUMS, the input of `sha256sum -c`.
-func (r *release) checksums() error {
+// writeChecksums writes SHA256SUMS, the input of `sha256sum -c`.
+func (r *release) writeChecksums() error {
 	slices.Sort(r.artefacts)
 	var b strings.Builder
 	for _, name := range r.artefacts {
@@ -113,5 +113,5 @@ func (r *release) checksums() error {
 		}
 		fmt.Fprintf(&b, "%x  %s\n", sha256.Sum256(content), name)
 	}
-	return r.write("SHA256SUMS", []byte(b.String()))
+	return r.writeArtefact("SHA256SUMS", []byte(b.String()))
 }

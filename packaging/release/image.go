@@ -26,22 +26,22 @@ import (
 // imagePackages lists the packages that the image contains in addition to verbena, for programs and users.
 const imagePackages = "ibverbs-providers,ibverbs-utils,librdmacm1,rdmacm-utils,libibumad3,iproute2"
 
-// image builds the image for this machine's architecture in the format of `docker save`. The layers of the image
+// buildImage builds the image for this machine's architecture in the format of `docker save`. The layers of the image
 // are Debian, rdma-core and verbena.
-func (r *release) image(common []file) error {
-	base, err := r.debian("base", "")
+func (r *release) buildImage(common []archiveFile) error {
+	base, err := r.buildDebianRoot("base", "")
 	if err != nil {
 		return err
 	}
-	full, err := r.debian("full", imagePackages)
+	full, err := r.buildDebianRoot("full", imagePackages)
 	if err != nil {
 		return err
 	}
 	rdma := filepath.Join(r.work, "rdma.tar")
-	if err := difference(base, full, rdma); err != nil {
+	if err := buildLayerDiff(base, full, rdma); err != nil {
 		return err
 	}
-	own, err := r.ownLayer(common)
+	own, err := r.buildOwnLayer(common)
 	if err != nil {
 		return err
 	}
@@ -89,11 +89,12 @@ func (r *release) image(common []file) error {
 	if err := tarball.WriteToFile(filepath.Join(r.out, file), tag, img); err != nil {
 		return err
 	}
-	return r.add(file)
+	return r.addArtefact(file)
 }
 
-// debian builds the archive of a Debian root file system with packages. debian omits documentation except licences.
-func (r *release) debian(name, packages string) (string, error) {
+// buildDebianRoot builds the archive of a Debian root file system with packages. buildDebianRoot omits documentation
+// except licences.
+func (r *release) buildDebianRoot(name, packages string) (string, error) {
 	file := filepath.Join(r.work, name+".tar")
 	args := []string{"--quiet", "--variant=minbase", "--format=tar"}
 	for _, p := range []string{"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
@@ -117,8 +118,8 @@ func (r *release) debian(name, packages string) (string, error) {
 	return file, nil
 }
 
-// ownLayer builds the archive of verbena's own files, at the paths that its package uses.
-func (r *release) ownLayer(common []file) (string, error) {
+// buildOwnLayer builds the archive of verbena's own files, at the paths that its package uses.
+func (r *release) buildOwnLayer(common []archiveFile) (string, error) {
 	binary, err := os.ReadFile(r.binaryOf(runtime.GOARCH))
 	if err != nil {
 		return "", err
@@ -127,25 +128,25 @@ func (r *release) ownLayer(common []file) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	own := []file{{"usr/bin/verbena", 0o755, binary}, {"usr/bin/verbena-entrypoint", 0o755, entry}}
+	own := []archiveFile{{"usr/bin/verbena", 0o755, binary}, {"usr/bin/verbena-entrypoint", 0o755, entry}}
 	for _, f := range common {
 		if f.name == "LICENSE" || f.name == "NOTICE" || f.name == "completions/verbena.bash" {
-			own = append(own, file{strings.TrimPrefix(where("deb", f.name), "/"), f.mode, f.content})
+			own = append(own, archiveFile{strings.TrimPrefix(packagePath("deb", f.name), "/"), f.mode, f.content})
 		}
 	}
-	slices.SortFunc(own, func(a, b file) int { return strings.Compare(a.name, b.name) })
+	slices.SortFunc(own, func(a, b archiveFile) int { return strings.Compare(a.name, b.name) })
 	var b bytes.Buffer
-	if err := r.tar(&b, own); err != nil {
+	if err := r.writeTar(&b, own); err != nil {
 		return "", err
 	}
 	to := filepath.Join(r.work, "own.tar")
 	return to, os.WriteFile(to, b.Bytes(), 0o644)
 }
 
-// difference builds the archive of the files of full that base lacks, with whiteouts for the files of base that
+// buildLayerDiff builds the archive of the files of full that base lacks, with whiteouts for the files of base that
 // full lacks.
-func difference(base, full, to string) error {
-	old, err := index(base)
+func buildLayerDiff(base, full, to string) error {
+	old, err := indexArchive(base)
 	if err != nil {
 		return err
 	}
@@ -167,7 +168,7 @@ func difference(base, full, to string) error {
 		}
 		return nil
 	}
-	if err := each(full, func(h *tar.Header, body io.Reader) error {
+	if err := forEachFile(full, func(h *tar.Header, body io.Reader) error {
 		content, err := io.ReadAll(body)
 		if err != nil {
 			return err
@@ -210,10 +211,10 @@ func difference(base, full, to string) error {
 	return f.Close()
 }
 
-// index returns the fingerprints of the files in an archive.
-func index(file string) (map[string]string, error) {
+// indexArchive returns the fingerprints of the files in an archive.
+func indexArchive(file string) (map[string]string, error) {
 	found := map[string]string{}
-	return found, each(file, func(h *tar.Header, body io.Reader) error {
+	return found, forEachFile(file, func(h *tar.Header, body io.Reader) error {
 		content, err := io.ReadAll(body)
 		found[h.Name] = fingerprint(h, content)
 		return err
@@ -226,8 +227,8 @@ func fingerprint(h *tar.Header, content []byte) string {
 		sha256.Sum256(content))
 }
 
-// each calls f for each file in an archive.
-func each(file string, f func(h *tar.Header, body io.Reader) error) error {
+// forEachFile calls f for each file in an archive.
+func forEachFile(file string, f func(h *tar.Header, body io.Reader) error) error {
 	in, err := os.Open(file)
 	if err != nil {
 		return err

@@ -52,12 +52,12 @@ type release struct {
 // this machine's architecture.
 var architectures = []string{"amd64", "arm64"}
 
-var versionForm = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.]+)?$`)
+var versionPattern = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.]+)?$`)
 
-var revisionForm = regexp.MustCompile(`^[0-9a-f]{40}([0-9a-f]{24})?$`)
+var revisionPattern = regexp.MustCompile(`^[0-9a-f]{40}([0-9a-f]{24})?$`)
 
 func (r *release) run(image, dirty bool) (err error) {
-	if !versionForm.MatchString(r.version) {
+	if !versionPattern.MatchString(r.version) {
 		return fmt.Errorf("version %q is not MAJOR.MINOR.PATCH; use for example make release VERSION=1.2.3", r.version)
 	}
 	if r.root, err = filepath.Abs(r.root); err == nil {
@@ -89,19 +89,19 @@ func (r *release) run(image, dirty bool) (err error) {
 		return err
 	}
 	for _, arch := range architectures {
-		if err := r.artefactsFor(arch, common); err != nil {
+		if err := r.buildArtefacts(arch, common); err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
 	}
 	if image {
-		if err := r.image(common); err != nil {
+		if err := r.buildImage(common); err != nil {
 			return fmt.Errorf("image: %w", err)
 		}
 	}
-	if err := r.provenance(image, dirty); err != nil {
+	if err := r.writeProvenance(image, dirty); err != nil {
 		return fmt.Errorf("provenance: %w", err)
 	}
-	return r.checksums()
+	return r.writeChecksums()
 }
 
 // readCommit determines the commit and the time of the release, and checks that the tree has no uncommitted
@@ -124,7 +124,7 @@ func (r *release) readCommit(dirty bool) error {
 			return fmt.Errorf("%s is not a git checkout: set SOURCE_REVISION to the commit of the release", r.root)
 		}
 	}
-	if !revisionForm.MatchString(r.revision) {
+	if !revisionPattern.MatchString(r.revision) {
 		return fmt.Errorf("SOURCE_REVISION=%s is not a commit of 40 hexadecimal digits", r.revision)
 	}
 	seconds, err := strconv.ParseInt(text, 10, 64)
@@ -159,32 +159,32 @@ func readEnv(file string) (map[string]string, error) {
 	return values, nil
 }
 
-// artefactsFor builds the artefacts of an architecture.
-func (r *release) artefactsFor(arch string, common []file) error {
-	binary, err := r.build(arch)
+// buildArtefacts builds the artefacts of an architecture.
+func (r *release) buildArtefacts(arch string, common []archiveFile) error {
+	binary, err := r.buildBinary(arch)
 	if err != nil {
 		return err
 	}
-	files := append([]file{{"verbena", 0o755, binary}}, common...)
-	if err := r.archive(fmt.Sprintf("verbena-%s-linux-%s.tar.gz", r.version, arch), files); err != nil {
+	files := append([]archiveFile{{"verbena", 0o755, binary}}, common...)
+	if err := r.writeArchive(fmt.Sprintf("verbena-%s-linux-%s.tar.gz", r.version, arch), files); err != nil {
 		return err
 	}
-	if err := r.bom(fmt.Sprintf("verbena-%s-linux-%s.cdx.json", r.version, arch), arch); err != nil {
+	if err := r.writeBOM(fmt.Sprintf("verbena-%s-linux-%s.cdx.json", r.version, arch), arch); err != nil {
 		return fmt.Errorf("write the list of modules: %w", err)
 	}
-	return r.packages(arch, files)
+	return r.buildPackages(arch, files)
 }
 
-// write writes an artefact.
-func (r *release) write(name string, content []byte) error {
+// writeArtefact writes an artefact.
+func (r *release) writeArtefact(name string, content []byte) error {
 	if err := os.WriteFile(filepath.Join(r.out, name), content, 0o644); err != nil {
 		return err
 	}
-	return r.add(name)
+	return r.addArtefact(name)
 }
 
-// add records an artefact that was written.
-func (r *release) add(name string) error {
+// addArtefact records an artefact that was written.
+func (r *release) addArtefact(name string) error {
 	info, err := os.Stat(filepath.Join(r.out, name))
 	if err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	_ "github.com/goreleaser/nfpm/v2/rpm"
 )
 
-// where returns the path of an archive's file in a package of the format, or "" if the package omits the file.
-func where(format, name string) string {
+// packagePath returns the path of an archive's file in a package of the format, or "" if the package omits the file.
+func packagePath(format, name string) string {
 	dir, base := filepath.Split(name)
 	doc := "/usr/share/doc/verbena/"
 	switch dir {
@@ -46,10 +46,10 @@ func where(format, name string) string {
 	return doc + base
 }
 
-// packages builds the packages of an architecture.
-func (r *release) packages(arch string, all []file) error {
+// buildPackages builds the packages of an architecture.
+func (r *release) buildPackages(arch string, all []archiveFile) error {
 	for _, format := range []string{"deb", "rpm"} {
-		info, err := r.describe(format, arch, all)
+		info, err := r.describePackage(format, arch, all)
 		if err != nil {
 			return fmt.Errorf("%s: %w", format, err)
 		}
@@ -65,16 +65,16 @@ func (r *release) packages(arch string, all []file) error {
 		if err := packager.Package(info, &out); err != nil {
 			return fmt.Errorf("%s: %w", format, err)
 		}
-		if err := r.write(packager.ConventionalFileName(info), out.Bytes()); err != nil {
+		if err := r.writeArtefact(packager.ConventionalFileName(info), out.Bytes()); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// describe writes the description of a package. The paths of the package's files are relative to the working
+// describePackage writes the description of a package. The paths of the package's files are relative to the working
 // directory.
-func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) {
+func (r *release) describePackage(format, arch string, all []archiveFile) (*nfpm.Info, error) {
 	info := &nfpm.Info{
 		Name: "verbena", Arch: arch, Platform: "linux", Version: r.version, VersionSchema: "semver",
 		Section: "net", Priority: "optional", Maintainer: r.project["MAINTAINER"], Homepage: r.project["REPOSITORY"],
@@ -97,16 +97,17 @@ func (r *release) describe(format, arch string, all []file) (*nfpm.Info, error) 
 		info.RPM = nfpm.RPM{Group: "System Environment/Daemons", Summary: strings.SplitN(info.Description, "\n", 2)[0],
 			BuildHost: "localhost"}
 	}
-	group := file{"sysusers.conf", 0o644, []byte("# The users of a service of root, see verbena.service.\ng rdma -\n")}
+	group := archiveFile{"sysusers.conf", 0o644,
+		[]byte("# The users of a service of root, see verbena.service.\ng rdma -\n")}
 	for _, f := range append(all, group) {
-		to := where(format, f.name)
+		to := packagePath(format, f.name)
 		if f.name == group.name {
 			to = "/usr/lib/sysusers.d/verbena.conf"
 		}
 		content := f.content
 		if strings.HasSuffix(to, ".gz") {
 			var err error
-			if content, err = compressed(content); err != nil {
+			if content, err = gzipContent(content); err != nil {
 				return nil, err
 			}
 		}

@@ -11,16 +11,17 @@ import (
 	"strings"
 )
 
-// statement is an in-toto Statement of version 1, with SLSA provenance of version 1 as its predicate: https://slsa.dev/spec/v1.0/provenance.
-type statement struct {
-	Type          string     `json:"_type"`
-	Subject       []resource `json:"subject"`
-	PredicateType string     `json:"predicateType"`
-	Predicate     provenance `json:"predicate"`
+// inTotoStatement is an in-toto Statement of version 1, with SLSA provenance of version 1 as its predicate:
+// https://slsa.dev/spec/v1.0/provenance.
+type inTotoStatement struct {
+	Type          string               `json:"_type"`
+	Subject       []resourceDescriptor `json:"subject"`
+	PredicateType string               `json:"predicateType"`
+	Predicate     provenance           `json:"predicate"`
 }
 
-// resource is a ResourceDescriptor of in-toto.
-type resource struct {
+// resourceDescriptor is a ResourceDescriptor of in-toto.
+type resourceDescriptor struct {
 	Name   string            `json:"name,omitempty"`
 	URI    string            `json:"uri,omitempty"`
 	Digest map[string]string `json:"digest,omitempty"`
@@ -28,27 +29,27 @@ type resource struct {
 
 type provenance struct {
 	BuildDefinition struct {
-		BuildType            string         `json:"buildType"`
-		ExternalParameters   map[string]any `json:"externalParameters"`
-		InternalParameters   map[string]any `json:"internalParameters"`
-		ResolvedDependencies []resource     `json:"resolvedDependencies"`
+		BuildType            string               `json:"buildType"`
+		ExternalParameters   map[string]any       `json:"externalParameters"`
+		InternalParameters   map[string]any       `json:"internalParameters"`
+		ResolvedDependencies []resourceDescriptor `json:"resolvedDependencies"`
 	} `json:"buildDefinition"`
 	RunDetails struct {
 		Builder map[string]string `json:"builder"`
 	} `json:"runDetails"`
 }
 
-// provenance writes the statement about all artefacts written before. The statement is unsigned: the publisher or a
-// transparency log can sign it. The statement has no build times, so the same commit produces the same bytes.
-func (r *release) provenance(image, dirty bool) error {
-	s := statement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
+// writeProvenance writes the statement about all artefacts written before. The statement is unsigned: the publisher or
+// a transparency log can sign it. The statement has no build times, so the same commit produces the same bytes.
+func (r *release) writeProvenance(image, dirty bool) error {
+	s := inTotoStatement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
 	slices.Sort(r.artefacts)
 	for _, name := range r.artefacts {
 		b, err := os.ReadFile(filepath.Join(r.out, name))
 		if err != nil {
 			return err
 		}
-		s.Subject = append(s.Subject, resource{Name: name,
+		s.Subject = append(s.Subject, resourceDescriptor{Name: name,
 			Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(b))}})
 	}
 	version, err := r.goVersion()
@@ -61,7 +62,7 @@ func (r *release) provenance(image, dirty bool) error {
 	d.ExternalParameters = map[string]any{"version": r.version, "image": image, "uncommittedChanges": dirty}
 	d.InternalParameters = map[string]any{"sourceDateEpoch": r.time.Unix(), "architectures": architectures,
 		"imageSuite": r.project["IMAGE_SUITE"]}
-	d.ResolvedDependencies = []resource{
+	d.ResolvedDependencies = []resourceDescriptor{
 		{URI: "git+" + repository, Digest: map[string]string{"gitCommit": r.revision}},
 		{URI: "pkg:golang/std@" + strings.TrimPrefix(version, "go"), Name: version},
 	}
@@ -71,7 +72,7 @@ func (r *release) provenance(image, dirty bool) error {
 			return err
 		}
 		d.ResolvedDependencies = append(d.ResolvedDependencies,
-			resource{Name: sums, Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(b))}})
+			resourceDescriptor{Name: sums, Digest: map[string]string{"sha256": fmt.Sprintf("%x", sha256.Sum256(b))}})
 	}
 	s.Predicate.RunDetails.Builder = map[string]string{"id": r.project["BUILDER"]}
 	if id := os.Getenv("BUILDER_ID"); id != "" {
@@ -81,7 +82,7 @@ func (r *release) provenance(image, dirty bool) error {
 	if err != nil {
 		return err
 	}
-	return r.write("verbena-"+r.version+".provenance.json", append(b, '\n'))
+	return r.writeArtefact("verbena-"+r.version+".provenance.json", append(b, '\n'))
 }
 
 // goVersion returns the version of the Go toolchain that builds the binaries.

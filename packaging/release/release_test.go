@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-func TestVersions(t *testing.T) {
+func TestVersionPattern(t *testing.T) {
 	for text, want := range map[string]bool{"1.2.3": true, "0.1.0": true, "1.3.0-rc1": true, "": false, "v1.2.3": false,
 		"1.2": false, "01.2.3": false,
 		"1.2.3-": false, "1.2.3 ": false} {
-		if got := versionForm.MatchString(text); got != want {
+		if got := versionPattern.MatchString(text); got != want {
 			t.Errorf("%q: got %v, want %v", text, got, want)
 		}
 	}
@@ -63,7 +63,7 @@ func TestPackagePaths(t *testing.T) {
 	for _, format := range []string{"deb", "rpm"} {
 		seen := map[string]string{}
 		for _, name := range names {
-			to := where(format, name)
+			to := packagePath(format, name)
 			if !strings.HasPrefix(to, "/usr/") || seen[to] != "" {
 				t.Errorf("%s: %s and %[4]q have the same path %[3]q", format, name, to, seen[to])
 			}
@@ -72,10 +72,10 @@ func TestPackagePaths(t *testing.T) {
 	}
 }
 
-// entry is a file for a test archive. A name with a trailing "/" is a directory.
-type entry struct{ name, content string }
+// archiveEntry is a file for a test archive. A name with a trailing "/" is a directory.
+type archiveEntry struct{ name, content string }
 
-func archiveOf(t *testing.T, entries ...entry) string {
+func writeTestArchive(t *testing.T, entries ...archiveEntry) string {
 	t.Helper()
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -102,20 +102,24 @@ func archiveOf(t *testing.T, entries ...entry) string {
 	return file
 }
 
-// TestDifference checks that a layer contains new and changed files, their directories, and whiteouts for removed
+// TestLayerDiff checks that a layer contains new and changed files, their directories, and whiteouts for removed
 // files.
-func TestDifference(t *testing.T) {
-	base := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "1"},
-		entry{"./etc/gone", "1"},
-		entry{"./old/", ""}, entry{"./old/file", "1"}, entry{"./usr/", ""}, entry{"./usr/lib/", ""})
-	full := archiveOf(t, entry{"./", ""}, entry{"./etc/", ""}, entry{"./etc/same", "1"}, entry{"./etc/changed", "2"},
-		entry{"./usr/", ""}, entry{"./usr/lib/", ""}, entry{"./usr/lib/new/", ""}, entry{"./usr/lib/new/file", "1"})
+func TestLayerDiff(t *testing.T) {
+	base := writeTestArchive(t, archiveEntry{"./", ""}, archiveEntry{"./etc/", ""}, archiveEntry{"./etc/same", "1"},
+		archiveEntry{"./etc/changed", "1"},
+		archiveEntry{"./etc/gone", "1"},
+		archiveEntry{"./old/", ""}, archiveEntry{"./old/file", "1"}, archiveEntry{"./usr/", ""}, archiveEntry{"./usr/lib/",
+			""})
+	full := writeTestArchive(t, archiveEntry{"./", ""}, archiveEntry{"./etc/", ""}, archiveEntry{"./etc/same", "1"},
+		archiveEntry{"./etc/changed", "2"},
+		archiveEntry{"./usr/", ""}, archiveEntry{"./usr/lib/", ""}, archiveEntry{"./usr/lib/new/",
+			""}, archiveEntry{"./usr/lib/new/file", "1"})
 	to := filepath.Join(t.TempDir(), "layer.tar")
-	if err := difference(base, full, to); err != nil {
+	if err := buildLayerDiff(base, full, to); err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	if err := each(to, func(h *tar.Header, body io.Reader) error {
+	if err := forEachFile(to, func(h *tar.Header, body io.Reader) error {
 		b, err := io.ReadAll(body)
 		got = append(got, h.Name+string(b))
 		return err
@@ -129,15 +133,15 @@ func TestDifference(t *testing.T) {
 	}
 }
 
-// TestTar checks that repeated archives are equal, and that root owns all files.
-func TestTar(t *testing.T) {
+// TestTarIsReproducible checks that repeated archives are equal, and that root owns all files.
+func TestTarIsReproducible(t *testing.T) {
 	r := release{time: time.Unix(1000, 0)}
-	files := []file{{"a/b/c", 0o755, []byte("1")}, {"a/d", 0o644, nil}}
+	files := []archiveFile{{"a/b/c", 0o755, []byte("1")}, {"a/d", 0o644, nil}}
 	var one, two bytes.Buffer
-	if err := r.tar(&one, files); err != nil {
+	if err := r.writeTar(&one, files); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.tar(&two, files); err != nil || !bytes.Equal(one.Bytes(), two.Bytes()) {
+	if err := r.writeTar(&two, files); err != nil || !bytes.Equal(one.Bytes(), two.Bytes()) {
 		t.Errorf("two archives differ, %v", err)
 	}
 	var names []string
@@ -172,14 +176,14 @@ func TestProvenance(t *testing.T) {
 		r := release{version: "1.2.3", root: "../..", out: t.TempDir(), project: project, revision: revision,
 			time: time.Unix(1000, 0).UTC()}
 		for _, name := range []string{"b.tar.gz", "a.deb"} {
-			if err := r.write(name, []byte(name)); err != nil {
+			if err := r.writeArtefact(name, []byte(name)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := r.provenance(true, false); err != nil {
+		if err := r.writeProvenance(true, false); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.checksums(); err != nil {
+		if err := r.writeChecksums(); err != nil {
 			t.Fatal(err)
 		}
 		sums, err := os.ReadFile(filepath.Join(r.out, "SHA256SUMS"))
@@ -206,7 +210,8 @@ func TestProvenance(t *testing.T) {
 		map[string]any{"name": "b.tar.gz", "digest": map[string]any{"sha256": fmt.Sprintf("%x",
 			sha256.Sum256([]byte("b.tar.gz")))}},
 	}
-	if s["_type"] != "https://in-toto.io/Statement/v1" || s["predicateType"] != "https://slsa.dev/provenance/v1" || !reflect.DeepEqual(s["subject"], want) {
+	if s["_type"] != "https://in-toto.io/Statement/v1" || s["predicateType"] != "https://slsa.dev/provenance/v1" ||
+		!reflect.DeepEqual(s["subject"], want) {
 		t.Errorf("statement: got %v, want subjects %v", s, want)
 	}
 	predicate := s["predicate"].(map[string]any)
@@ -234,8 +239,8 @@ func TestProvenance(t *testing.T) {
 	}
 }
 
-// TestRevision checks that a release names its commit.
-func TestRevision(t *testing.T) {
+// TestReleaseNamesCommit checks that a release names its commit.
+func TestReleaseNamesCommit(t *testing.T) {
 	r := release{root: t.TempDir()}
 	t.Setenv("SOURCE_DATE_EPOCH", "1000")
 	for text, want := range map[string]string{"": "set SOURCE_REVISION", "main": "40 hexadecimal digits"} {

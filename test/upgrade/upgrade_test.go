@@ -14,14 +14,14 @@ import (
 	"verbena/internal/testutil"
 )
 
-// revisions lists the last revision with control protocol 3, and an early revision with protocol 4, which had no Go
+// oldRevisions lists the last revision with control protocol 3, and an early revision with protocol 4, which had no Go
 // client yet. The environment variable OLD selects other revisions.
-const revisions = "29da47c 0dae913"
+const oldRevisions = "29da47c 0dae913"
 
-// pingpong runs a server and a client. The client tries until the server listens.
-const pingpong = `ibv_rc_pingpong -d rxe0 -g 1 & for i in 1 2 3 4 5; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 127.0.0.1 && break; done; wait $! && echo rxe0`
+// pingpongScript runs a server and a client. The client tries until the server listens.
+const pingpongScript = `ibv_rc_pingpong -d rxe0 -g 1 & for i in 1 2 3 4 5; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 127.0.0.1 && break; done; wait $! && echo rxe0`
 
-const address = "127.91.20.1"
+const deviceAddress = "127.91.20.1"
 
 // The following constants are the possible outcomes of a command.
 const (
@@ -38,19 +38,19 @@ func TestUpgrade(t *testing.T) {
 	}
 	old := os.Getenv("OLD")
 	if old == "" {
-		old = revisions
+		old = oldRevisions
 	}
 	for _, revision := range strings.Fields(old) {
 		t.Run(revision, func(t *testing.T) {
-			old := build(t, revision)
-			t.Run("old service", func(t *testing.T) { try(t, old, current, served, older) })
-			t.Run("old command", func(t *testing.T) { try(t, current, old, served, newer, unknown) })
+			old := buildRevision(t, revision)
+			t.Run("old service", func(t *testing.T) { runServiceWith(t, old, current, served, older) })
+			t.Run("old command", func(t *testing.T) { runServiceWith(t, current, old, served, newer, unknown) })
 		})
 	}
 }
 
-// build builds the command of an old revision.
-func build(t *testing.T, revision string) string {
+// buildRevision builds the command of an old revision.
+func buildRevision(t *testing.T, revision string) string {
 	t.Helper()
 	dir := t.TempDir()
 	sh := func(command string) {
@@ -66,10 +66,10 @@ func build(t *testing.T, revision string) string {
 	return filepath.Join(dir, "verbena")
 }
 
-// try runs a service of one build and commands of another build.
-func try(t *testing.T, service, command string, may ...string) {
+// runServiceWith runs a service of one build and commands of another build.
+func runServiceWith(t *testing.T, service, command string, may ...string) {
 	socket := filepath.Join(t.TempDir(), "socket")
-	serve := exec.Command(service, "--socket", socket, "serve", "--link", "rxe0="+address)
+	serve := exec.Command(service, "--socket", socket, "serve", "--link", "rxe0="+deviceAddress)
 	serve.Stderr = os.Stderr
 	if err := serve.Start(); err != nil {
 		t.Fatal(err)
@@ -97,9 +97,9 @@ func try(t *testing.T, service, command string, may ...string) {
 	}
 	for _, args := range [][]string{{"run", "--", "ibv_devices"}, {"res", "show"}, {"dev", "show"}, {"qp", "show"},
 		{"wait", "--timeout", "5s"},
-		{"devinfo", "rxe0"}, {"run", "--", "sh", "-c", pingpong}, {"stop"}} {
+		{"devinfo", "rxe0"}, {"run", "--", "sh", "-c", pingpongScript}, {"stop"}} {
 		out, err := run(args...)
-		got := outcome(out, err)
+		got := describeOutcome(out, err)
 		t.Logf("%s: %s", strings.Join(args, " "), got)
 		allowed := false
 		for _, m := range may {
@@ -117,7 +117,7 @@ func try(t *testing.T, service, command string, may ...string) {
 	}
 }
 
-func outcome(out string, err error) string {
+func describeOutcome(out string, err error) string {
 	line := out[strings.LastIndexByte(out, '\n')+1:]
 	switch {
 	case err == nil:
