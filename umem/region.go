@@ -107,7 +107,7 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 }
 
 // OnDemand registers a range without a charge or a check. Each access uses the pages that are mapped at that time, with
-// their rights. Address 0 with length Everything registers the whole address space (an implicit region). IOVA and
+// their rights. Address 0 with length ImplicitLength registers the whole address space (an implicit region). IOVA and
 // address are then equal. OnDemand does not sleep. Mirrors ib_umem_odp_get.
 func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	if addr+length < addr || iova+length < iova {

@@ -168,7 +168,7 @@ type qpsInEveryState struct {
 	pending []map[uint64]bool // on side 0 of each pair
 }
 
-// newPairFunc returns a function that creates the pairs of everyState.
+// newPairFunc returns a function that creates the pairs of newQPsInEveryState.
 func (e *testEnv) newPairFunc() func() *pair {
 	pd := e.newPD()
 	return func() *pair {

@@ -65,7 +65,8 @@ var errorChecks = map[string]string{
 	"checkOwnsQP": identityKind,
 	"authorize":   identityKind, "checkTrusted": identityKind, "checkOwnDirectory": identityKind,
 	"Check": boundKind,
-	"check": boundKind, "checkAttr": boundKind, "checkAccess": identityKind, "checkOffset": identityKind, "checkQPParameters": identityKind,
+	"check": boundKind, "checkAttr": boundKind, "checkAccess": identityKind,
+	"checkOffset": identityKind, "checkQPParameters": identityKind,
 	"checkModify": identityKind,
 	"Charge":      boundKind, "charge": boundKind, "take": boundKind, "takeToken": boundKind, "chargeQuota": boundKind,
 }

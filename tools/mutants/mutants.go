@@ -703,7 +703,8 @@ var mutants = []listedMutant{
 	// service/metrics, capture show
 	{"metrics name users", "service/metrics/metrics.go",
 		"return id == quota.AllUsers }", "return true }"},
-	{"metrics are gathered each time", "service/metrics/metrics.go", "g.at.IsZero() || time.Since(g.at) >= cacheTime", "true"},
+	{"metrics are gathered each time", "service/metrics/metrics.go",
+		"g.at.IsZero() || time.Since(g.at) >= cacheTime", "true"},
 	{"connections of the busiest network are not closed first", "service/metrics/connections.go",
 		"held[c.network] > held[best.network]", "false"},
 	{"new clients are closed in place of old ones", "service/metrics/connections.go", "!c.since.Before(best.since)",

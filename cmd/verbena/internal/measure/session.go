@@ -77,7 +77,7 @@ type session struct {
 	done   chan statusMessage // receives the peer's done note once
 	count  atomic.Int64       // messages completed in the current phase
 	all    sync.WaitGroup
-	end    *localEndpoint // nil before newEnd returns
+	end    *localEndpoint // nil before newLocalEndpoint returns
 	notes  bool           // true if the peer accepts notes; rdma-core's programs do not
 }
 
