@@ -122,7 +122,7 @@ func TestNamesInUse(t *testing.T) {
 // TestLinkTypes tests that a program's `rdma link add` creates devices of type rxe only.
 func TestLinkTypes(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
-	if err := (programLinks{s}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
+	if err := (programLinks{&s.links}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("add a link of another type: got %v, want EINVAL", err)
 	}
 }

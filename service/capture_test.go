@@ -74,7 +74,7 @@ func TestCaptureStreamEndsByClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stream.Close()
-	if err := s.createLink(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.2"}}); err != nil {
+	if err := s.links.createLink(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.2"}}); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := c.Do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil || len(r.Links) != 2 {

@@ -558,14 +558,14 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 		if r.Link == nil {
 			break
 		}
-		return &ctl.Response{}, s.createLink(*r.Link)
+		return &ctl.Response{}, s.links.createLink(*r.Link)
 	case ctl.OpLinkDel:
-		return &ctl.Response{}, s.deleteLink(r.Name)
+		return &ctl.Response{}, s.links.deleteLink(r.Name)
 	case ctl.OpLinkSet:
 		if r.Set == nil {
 			break
 		}
-		return &ctl.Response{}, s.changeLink(*r.Set)
+		return &ctl.Response{}, s.links.changeLink(*r.Set)
 	case ctl.OpLinkShow:
 		links, err := s.Links()
 		return &ctl.Response{Links: links}, err

@@ -449,7 +449,7 @@ func TestBlockedDeviceDelaysNoOther(t *testing.T) {
 			t.Errorf("%s beside the stuck device: got %v, want success", r.Op, err)
 		}
 	}
-	go s.deleteLink("rxe0")
+	go s.links.deleteLink("rxe0")
 	testutil.Eventually(t, "the removal to begin", func() bool {
 		if err := do(&ctl.Request{Op: ctl.OpLinkShow}); err != nil {
 			t.Fatal(err)
@@ -573,7 +573,7 @@ func TestYieldRefusesPrograms(t *testing.T) {
 	if kept {
 		t.Error("keep when idle: got true after the rules were cleared, want false")
 	}
-	if err := s.createLink(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
+	if err := s.links.createLink(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.23"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
@@ -773,7 +773,7 @@ func TestDeviceCommandsKeepService(t *testing.T) {
 		{"event", func() error { return s.raiseDevEvent(ctl.DevEvent{Name: "rxe0", Event: "client_reregister"}) }, false},
 		{"reset, unreachable", func() error { return s.DevReset(ctl.DevReset{Name: "rxe0", Unreachable: true}) }, true},
 		{"plug after that", func() error { return s.DevPlug("rxe0") }, false},
-		{"link down", func() error { return s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown}) }, true},
+		{"link down", func() error { return s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown}) }, true},
 	} {
 		if err := c.f(); err != nil {
 			t.Fatalf("%s: %v", c.name, err)

@@ -25,7 +25,7 @@ func TestDriverIsSelectedByName(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Close() })
-	if err := s.createLink(ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.37"}}); err != nil {
+	if err := s.links.createLink(ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.37"}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, want := range []string{"soft0", "rxe0"} {
@@ -46,12 +46,12 @@ func TestDriverIsSelectedByName(t *testing.T) {
 		{"mlx5_0", "rxe", syscall.EINVAL, "must be rxe followed by up to 60"},
 		{"soft0", "soft", syscall.EEXIST, ""},
 	} {
-		err := (programLinks{s}).AddLink(c.name, c.linkType, "lo")
+		err := (programLinks{&s.links}).AddLink(c.name, c.linkType, "lo")
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("add %s of type %s: got %v, want %v with %q", c.name, c.linkType, err, c.want, c.text)
 		}
 	}
-	if err := s.createLink(ctl.LinkSpec{Name: "mlx5_0"}); !errors.Is(err, syscall.EINVAL) ||
+	if err := s.links.createLink(ctl.LinkSpec{Name: "mlx5_0"}); !errors.Is(err, syscall.EINVAL) ||
 		!strings.Contains(err.Error(), "soft or rxe") {
 		t.Errorf("add mlx5_0: got %v, want EINVAL and the types", err)
 	}

@@ -24,12 +24,12 @@ type hostInterfaces struct{ *netdev.Watcher }
 func (hostInterfaces) All() ([]netdev.Interface, error) { return netdev.All() }
 
 // followInterfaces updates the devices to the state of their interfaces until from is closed.
-func (s *Service) followInterfaces(from interfaceSource) {
+func (t *linkTable) followInterfaces(from interfaceSource) {
 	for {
-		s.updateDevices(from)
+		t.updateDevices(from)
 		if err := from.Wait(); err != nil {
-			if s.ended.Err() == nil {
-				s.log.Warn("devices no longer follow their interfaces", "err", err)
+			if t.ended.Err() == nil {
+				t.log.Warn("devices no longer follow their interfaces", "err", err)
 			}
 			return
 		}
@@ -37,24 +37,24 @@ func (s *Service) followInterfaces(from interfaceSource) {
 }
 
 // updateDevices updates all devices to the state of their interfaces.
-func (s *Service) updateDevices(from interfaceSource) {
+func (t *linkTable) updateDevices(from interfaceSource) {
 	list, err := from.All()
 	if err != nil {
-		s.log.Warn("read the interfaces of the devices", "err", err)
+		t.log.Warn("read the interfaces of the devices", "err", err)
 		return
 	}
-	for _, l := range s.links.all() { // in order, so an address can move from one device to another
+	for _, l := range t.all() { // in order, so an address can move from one device to another
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			l.news.Store(&list)
-			s.applyInterfaceChanges(l)
+			t.applyInterfaceChanges(l)
 		}()
 		timer := time.NewTimer(followTimeout)
 		select {
 		case <-done:
 		case <-timer.C: // the receive path of the device is waiting for the memory of a program
-			s.log.Warn("the update of a device to its interface is delayed", "dev", l.spec.Name)
+			t.log.Warn("the update of a device to its interface is delayed", "dev", l.spec.Name)
 		}
 		timer.Stop()
 	}
@@ -65,30 +65,30 @@ const followTimeout = 2 * time.Second
 
 // applyInterfaceChanges applies pending interface changes to a device. If another call is already applying the changes,
 // applyInterfaceChanges leaves them to that call.
-func (s *Service) applyInterfaceChanges(l *rdmaLink) {
+func (t *linkTable) applyInterfaceChanges(l *rdmaLink) {
 	for l.news.Load() != nil && l.following.TryLock() {
 		if news := l.news.Swap(nil); news != nil {
-			s.setInterface(l, *news)
+			t.setInterface(l, *news)
 		}
 		l.following.Unlock()
 	}
 }
 
 // setInterface updates the device to the state of its interface. The caller holds l.following.
-func (s *Service) setInterface(l *rdmaLink, list []netdev.Interface) {
-	s.links.mu.Lock()
+func (t *linkTable) setInterface(l *rdmaLink, list []netdev.Interface) {
+	t.mu.Lock()
 	host, addrs := l.currentInterface(list)
 	dev := l.dev
 	l.host = &host
-	s.links.mu.Unlock()
+	t.mu.Unlock()
 	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-		o := s.links.ownerOf(a)
+		o := t.ownerOf(a)
 		return o != nil && o != l
 	})
 	if dev.SetInterface(l.port.shownInterface(host), addrs) {
-		s.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
+		t.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
 			"up", host.Up && host.Running, "addrs", addrs)
-		s.guests.Refresh()
+		t.guests.Refresh()
 	}
 }
 

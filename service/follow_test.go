@@ -178,7 +178,7 @@ func TestDeviceFollowsInterface(t *testing.T) {
 	file("state", "4: ACTIVE\n")
 	gid2("127.91.7.2")
 
-	err = s.createLink(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}})
+	err = s.links.createLink(ctl.LinkSpec{Name: "rxe2", Addrs: []string{"127.91.7.2"}})
 	if !errors.Is(err, syscall.EADDRINUSE) ||
 		!strings.Contains(err.Error(), "127.91.7.2 is an address of link rxe0") {
 		t.Errorf("second link with the same address: got %v, want EADDRINUSE", err)
@@ -199,8 +199,8 @@ func TestLateChangeOfReplacedDevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := l.hw.Device()
-	s.recordDevice(l, second)
-	s.recordDevice(l, first)
+	s.links.recordDevice(l, second)
+	s.links.recordDevice(l, first)
 	s.links.mu.Lock()
 	defer s.links.mu.Unlock()
 	if l.dev != second {

@@ -17,7 +17,6 @@ import (
 	"verbena/driver"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
-	"verbena/internal/quota"
 	"verbena/link"
 	"verbena/netdev"
 )
@@ -82,8 +81,8 @@ type rdmaLink struct {
 }
 
 // openLink makes a device and registers it.
-func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
-	d, err := driverOf(spec.Name, s.opts.Drivers)
+func (t *linkTable) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
+	d, err := driverOf(spec.Name, t.opts.Drivers)
 	if err != nil {
 		return nil, err
 	}
@@ -91,26 +90,26 @@ func (s *Service) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	return s.openLinkOn(d, spec, host, addrs, len(spec.Addrs) > 0)
+	return t.openLinkOn(d, spec, host, addrs, len(spec.Addrs) > 0)
 }
 
 // openLinkOn makes a device on given addresses of an interface. If fixed is false, the device follows the addresses
 // of the interface.
-func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
+func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
 	fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
-		if o := s.links.ownerOf(a); o != nil {
+		if o := t.ownerOf(a); o != nil {
 			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
 				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
 		}
 	}
-	n := s.made.Add(1)
+	n := t.made.Add(1)
 	l := &rdmaLink{spec: spec, host: host, taps: &link.Taps{}}
 	if fixed {
 		l.addrs = addrs
 	}
-	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(s.opts.Seed, 2*n))
-	l.faults.NumberBy(&s.faultIDs)
+	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(t.opts.Seed, 2*n))
+	l.faults.NumberBy(&t.faultIDs)
 	l.faults.Precise()
 	cfg := driver.Config{
 		Name:        spec.Name,
@@ -121,15 +120,15 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 		Taps:        l.taps,
 		Wire:        spec.Wire,
 		NoProbe:     spec.NoProbe,
-		QueueMemory: s.quota.Limits()[quota.RingBytes].UserMaximum(),
-		Rand:        rand.New(rand.NewPCG(s.opts.Seed, 2*n+1)),
-		Logf:        func(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
+		QueueMemory: t.ringBytes,
+		Rand:        rand.New(rand.NewPCG(t.opts.Seed, 2*n+1)),
+		Logf:        func(format string, args ...any) { t.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
-	if s.log.Enabled(context.Background(), slog.LevelDebug) {
+	if t.log.Enabled(context.Background(), slog.LevelDebug) {
 		// The caller of QPFailed holds locks. The log queues records of this level for a goroutine.
 		cfg.QPFailed = func(num uint32, why string) {
 			//verbena:allow nosleep a goroutine of the log's writes what has this level
-			s.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
+			t.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
 		}
 	}
 	first := true // true in the first call; the slot serialises the calls, and no other goroutine has the link yet
@@ -138,10 +137,10 @@ func (s *Service) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.In
 			first, l.dev = false, dev
 			return
 		}
-		go s.recordDevice(l, dev)
+		go t.recordDevice(l, dev)
 	}
 	l.hw = d.Open(cfg)
-	l.slot = slot.New(s.core, spec.Name, l.hw, s.logf)
+	l.slot = slot.New(t.core, spec.Name, l.hw, t.logf)
 	if err := l.slot.Plug(); err != nil {
 		if a := freeLoopback(); errors.Is(err, syscall.EADDRINUSE) && a.IsValid() {
 			err = fmt.Errorf("%w; %v is free: --link %s=%[2]v, or link add %[3]s --addr %[2]v", err, a, spec.Name)
@@ -165,20 +164,20 @@ func freeLoopback() netip.Addr {
 }
 
 // recordDevice records the new device of a link after a reset or a plug.
-func (s *Service) recordDevice(l *rdmaLink, d driver.Device) {
-	s.links.mu.Lock()
+func (t *linkTable) recordDevice(l *rdmaLink, d driver.Device) {
+	t.mu.Lock()
 	if now := l.hw.Device(); now != nil && now != d {
-		s.links.mu.Unlock()
+		t.mu.Unlock()
 		return // a later device is already recorded
 	}
 	l.dev = d
 	list := []netdev.Interface{*l.host}
-	s.links.mu.Unlock()
+	t.mu.Unlock()
 	l.port.clearCountedMoment()
-	s.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
+	t.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
 	// The interface may have changed while the link had no device.
 	l.news.CompareAndSwap(nil, &list)
-	s.applyInterfaceChanges(l)
+	t.applyInterfaceChanges(l)
 }
 
 // resolveInterface returns the interface and the addresses for a device.
@@ -219,33 +218,33 @@ func resolveInterface(l *ctl.LinkSpec) (host *netdev.Interface, addrs []netip.Ad
 // another service or the kernel's rdma_rxe uses port 4791 on that interface, openDefaultLink uses the first
 // loopback address with a free port. The services of several users, and private services, can therefore run side by
 // side and reach each other.
-func (s *Service) openDefaultLink() (*rdmaLink, error) {
-	d := s.opts.Drivers[0]
-	spec := ctl.LinkSpec{Name: d.Type() + "0", Wire: s.opts.Wire, NoProbe: s.opts.NoProbe}
+func (t *linkTable) openDefaultLink() (*rdmaLink, error) {
+	d := t.opts.Drivers[0]
+	spec := ctl.LinkSpec{Name: d.Type() + "0", Wire: t.opts.Wire, NoProbe: t.opts.NoProbe}
 	host, addrs, err := resolveInterface(&spec)
 	if err != nil {
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
-	l, err := s.openLinkOn(d, spec, host, addrs, false)
+	l, err := t.openLinkOn(d, spec, host, addrs, false)
 	if err != nil && !errors.Is(err, syscall.EADDRINUSE) {
 		// A link-local address may be unusable for a moment, while the kernel checks for duplicates (DAD).
-		s.log.Info("leaving out link-local addresses", "cause", err)
+		t.log.Info("leaving out link-local addresses", "cause", err)
 		global := slices.DeleteFunc(slices.Clone(addrs), netip.Addr.IsLinkLocalUnicast)
 		if len(global) == 0 || len(global) == len(addrs) {
 			return nil, err
 		}
-		l, err = s.openLinkOn(d, spec, host, global, false)
+		l, err = t.openLinkOn(d, spec, host, global, false)
 	}
 	if err == nil || !errors.Is(err, syscall.EADDRINUSE) {
 		return l, err
 	}
-	s.log.Info("another RDMA service uses the host's address; using a loopback address", "cause", err)
+	t.log.Info("another RDMA service uses the host's address; using a loopback address", "cause", err)
 	for a := netip.AddrFrom4([4]byte{127, 0, 0, 1}); a != netip.AddrFrom4([4]byte{127, 0, 0, 255}); a = a.Next() {
 		host, err = netdev.ByAddr(a)
 		if err != nil {
 			return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 		}
-		if l, err = s.openLinkOn(d, spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
+		if l, err = t.openLinkOn(d, spec, host, []netip.Addr{a}, true); !errors.Is(err, syscall.EADDRINUSE) {
 			return l, err
 		}
 	}
@@ -253,37 +252,37 @@ func (s *Service) openDefaultLink() (*rdmaLink, error) {
 }
 
 // createLink creates a device and shows it to programs.
-func (s *Service) createLink(spec ctl.LinkSpec) error {
-	if err := s.addLink(spec); err != nil {
+func (t *linkTable) createLink(spec ctl.LinkSpec) error {
+	if err := t.addLink(spec); err != nil {
 		return err
 	}
-	if err := s.guests.CheckShown(); err != nil {
-		_ = s.deleteLink(spec.Name)
+	if err := t.guests.CheckShown(); err != nil {
+		_ = t.deleteLink(spec.Name)
 		return fmt.Errorf("link %s: %w", spec.Name, err)
 	}
 	return nil
 }
 
-func (s *Service) addLink(spec ctl.LinkSpec) error {
-	if err := s.links.reserve(s.ended, spec.Name); err != nil {
+func (t *linkTable) addLink(spec ctl.LinkSpec) error {
+	if err := t.reserve(t.ended, spec.Name); err != nil {
 		return err
 	}
-	defer s.links.release(spec.Name)
-	spec.Wire = spec.Wire || s.opts.Wire
-	spec.NoProbe = spec.NoProbe || s.opts.NoProbe
-	l, err := s.openLink(spec)
+	defer t.release(spec.Name)
+	spec.Wire = spec.Wire || t.opts.Wire
+	spec.NoProbe = spec.NoProbe || t.opts.NoProbe
+	l, err := t.openLink(spec)
 	if err != nil {
 		return err
 	}
-	s.links.add(l)
+	t.add(l)
 	return nil
 }
 
 // programLinks implements supervisor.Links for programs that change links.
-type programLinks struct{ s *Service }
+type programLinks struct{ links *linkTable }
 
 func (l programLinks) AddLink(name, linkType, netdev string) error {
-	drivers := l.s.opts.Drivers
+	drivers := l.links.opts.Drivers
 	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return d.Type() == linkType })
 	if i < 0 {
 		return fmt.Errorf("link %s: type %q; there is %s: %w", ctl.ClipText(name), ctl.ClipText(linkType),
@@ -293,22 +292,22 @@ func (l programLinks) AddLink(name, linkType, netdev string) error {
 	if _, err := driverOf(name, drivers[i:i+1]); err != nil {
 		return err
 	}
-	return l.s.createLink(ctl.LinkSpec{Name: name, Netdev: netdev})
+	return l.links.createLink(ctl.LinkSpec{Name: name, Netdev: netdev})
 }
 
-func (l programLinks) DeleteLink(name string) error { return l.s.deleteLink(name) }
+func (l programLinks) DeleteLink(name string) error { return l.links.deleteLink(name) }
 
 // deleteLink removes a device. Open contexts of programs become zombies.
-func (s *Service) deleteLink(name string) error {
-	s.links.mu.Lock()
-	l := s.links.find(name)
+func (t *linkTable) deleteLink(name string) error {
+	t.mu.Lock()
+	l := t.find(name)
 	if l == nil {
-		defer s.links.mu.Unlock()
-		return s.links.noLinkError(name)
+		defer t.mu.Unlock()
+		return t.noLinkError(name)
 	}
-	s.links.configured = true
-	s.links.removeLink(l)
-	s.links.mu.Unlock()
+	t.configured = true
+	t.removeLink(l)
+	t.mu.Unlock()
 	return l.slot.Close()
 }
 

@@ -100,22 +100,22 @@ func (p *linkPort) clearCountedMoment() {
 
 // changeLink changes the link of a device. A flap ends before changeLink returns, unless the flap is armed for a moment
 // or another change replaces it.
-func (s *Service) changeLink(r ctl.LinkSet) error {
+func (t *linkTable) changeLink(r ctl.LinkSet) error {
 	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.ClipText(r.Name), err) }
-	l, err := s.links.get(r.Name)
+	l, err := t.get(r.Name)
 	if err != nil {
 		return err
 	}
-	if err := s.checkLinkSet(l, &r); err != nil {
+	if err := t.checkLinkSet(l, &r); err != nil {
 		return fail(err)
 	}
 	if r.Cancel {
 		l.cancelMoment()
 		return nil
 	}
-	s.links.mu.Lock()
-	s.links.configured = true
-	s.links.mu.Unlock()
+	t.mu.Lock()
+	t.configured = true
+	t.mu.Unlock()
 	if r.Shape != nil {
 		if err := l.faults.Shape(*r.Shape); err != nil {
 			return fail(err)
@@ -125,28 +125,28 @@ func (s *Service) changeLink(r ctl.LinkSet) error {
 		l.port.mu.Lock()
 		l.port.mtu = max(r.MTU, 0)
 		l.port.mu.Unlock()
-		s.updateLinkState(l)
+		t.updateLinkState(l)
 	}
 	switch {
 	case r.State == "":
 		return nil
 	case r.AtWR != 0 || r.AtPacket != 0:
-		return s.armLinkChange(l, &r)
+		return t.armLinkChange(l, &r)
 	}
 	l.cancelMoment()
-	ended := s.setLink(l, r.State, r.Down)
+	ended := t.setLink(l, r.State, r.Down)
 	if ended == nil {
 		return nil
 	}
 	select {
 	case <-ended:
 		return nil
-	case <-s.ended.Done():
+	case <-t.ended.Done():
 		return fail(fmt.Errorf("the service ends: %w", syscall.ESHUTDOWN))
 	}
 }
 
-func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
+func (t *linkTable) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	moment := r.AtWR != 0 || r.AtPacket != 0
 	switch r.State {
 	case "", ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap:
@@ -177,9 +177,9 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 		if !slices.Contains([]int{256, 512, 1024, 2048, 4096}, r.MTU) {
 			return fmt.Errorf("mtu %d: there are 256, 512, 1024, 2048 and 4096: %w", r.MTU, syscall.EINVAL)
 		}
-		s.links.mu.Lock()
+		t.mu.Lock()
 		host := *l.host
-		s.links.mu.Unlock()
+		t.mu.Unlock()
 		if most := roce.MTUFromLink(host.MTU).Bytes(); r.MTU > most {
 			return fmt.Errorf("mtu %d: the MTU of %s is %d, which leaves %d: %w", r.MTU, host.Name, host.MTU, most,
 				syscall.EINVAL)
@@ -190,9 +190,9 @@ func (s *Service) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 
 // setLink sets the state of a link. setLink returns a channel that is closed at the end of a flap, or nil for other
 // states.
-func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
+func (t *linkTable) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
 	generation, ended := l.port.setState(state)
-	s.followPort(l)
+	t.followPort(l)
 	if state != ctl.LinkFlap {
 		return nil
 	}
@@ -202,12 +202,12 @@ func (s *Service) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) 
 	l.port.mu.Lock()
 	defer l.port.mu.Unlock()
 	if l.port.generation == generation {
-		l.port.timer = time.AfterFunc(down, func() { s.endFlap(l, generation) })
+		l.port.timer = time.AfterFunc(down, func() { t.endFlap(l, generation) })
 	}
 	return ended
 }
 
-func (s *Service) endFlap(l *rdmaLink, generation uint64) {
+func (t *linkTable) endFlap(l *rdmaLink, generation uint64) {
 	p := &l.port
 	p.mu.Lock()
 	if p.generation != generation {
@@ -219,35 +219,35 @@ func (s *Service) endFlap(l *rdmaLink, generation uint64) {
 	ended := p.ended
 	p.ended = nil
 	p.mu.Unlock()
-	s.followPort(l)
+	t.followPort(l)
 	close(ended)
 }
 
 // followPort applies the state of the port to the network and the device. It may sleep.
-func (s *Service) followPort(l *rdmaLink) {
+func (t *linkTable) followPort(l *rdmaLink) {
 	l.port.change.Lock()
 	defer l.port.change.Unlock()
 	l.port.mu.Lock()
 	down := l.port.isDown()
 	l.port.mu.Unlock()
 	l.faults.SetLink(!down)
-	s.updateLinkState(l)
-	s.log.Debug("link set", "dev", l.spec.Name, "up", !down)
+	t.updateLinkState(l)
+	t.log.Debug("link set", "dev", l.spec.Name, "up", !down)
 }
 
 // updateLinkState updates the device to its interface as changed by changeLink.
-func (s *Service) updateLinkState(l *rdmaLink) {
+func (t *linkTable) updateLinkState(l *rdmaLink) {
 	l.following.Lock()
-	s.links.mu.Lock()
+	t.mu.Lock()
 	list := []netdev.Interface{*l.host}
-	s.links.mu.Unlock()
-	s.setInterface(l, list)
+	t.mu.Unlock()
+	t.setInterface(l, list)
 	l.following.Unlock()
-	s.applyInterfaceChanges(l) // applies changes of the interface that arrived in the meantime
+	t.applyInterfaceChanges(l) // applies changes of the interface that arrived in the meantime
 }
 
 // armLinkChange arms the change of state for a moment.
-func (s *Service) armLinkChange(l *rdmaLink, r *ctl.LinkSet) error {
+func (t *linkTable) armLinkChange(l *rdmaLink, r *ctl.LinkSet) error {
 	l.cancelMoment()
 	what := fmt.Sprintf("%s at packet %d", r.State, r.AtPacket)
 	if r.AtWR != 0 {
@@ -257,9 +257,9 @@ func (s *Service) armLinkChange(l *rdmaLink, r *ctl.LinkSet) error {
 	hit := func() { // must not sleep
 		go func() {
 			if l.port.disarmMoment(n) {
-				s.setLink(l, r.State, r.Down)
+				t.setLink(l, r.State, r.Down)
 			} else {
-				s.followPort(l) // the moment was cancelled after the network had used it
+				t.followPort(l) // the moment was cancelled after the network had used it
 			}
 		}()
 	}

@@ -82,7 +82,7 @@ func TestLinkDown(t *testing.T) {
 	}
 	set(ctl.LinkSet{State: ctl.LinkDown}) // repeating the state changes nothing
 	wantEvents(t, events)
-	s.setInterface(l, []netdev.Interface{*l.host}) // a change of the interface keeps the state
+	s.links.setInterface(l, []netdev.Interface{*l.host}) // a change of the interface keeps the state
 	wantEvents(t, events)
 
 	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
@@ -116,16 +116,16 @@ func TestLinkFlap(t *testing.T) {
 	l := s.links.list[0]
 	events := portEvents(l)
 	for range 5 {
-		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
+		if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
 			t.Fatal(err)
 		}
 		wantEvents(t, events, ib.EventPortErr, ib.EventPortActive)
 	}
 	for _, by := range []ctl.LinkState{ctl.LinkUp, ctl.LinkDown, ctl.LinkFlap} {
 		done := make(chan error)
-		go func() { done <- s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+		go func() { done <- s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
 		wantEvents(t, events, ib.EventPortErr)
-		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: by}); err != nil {
+		if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: by}); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-done; err != nil {
@@ -136,7 +136,7 @@ func TestLinkFlap(t *testing.T) {
 		if list, err := s.Links(); err != nil || list[0].Link != want {
 			t.Errorf("link after %s: got %+v and error %v, want %v", by, list, err, want)
 		}
-		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+		if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 			t.Fatal(err)
 		}
 		wantEvents(t, events, ib.EventPortActive)
@@ -151,14 +151,14 @@ func TestLinkFlap(t *testing.T) {
 				if state == ctl.LinkFlap {
 					down = 1
 				}
-				if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: state, Down: down}); err != nil {
+				if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: state, Down: down}); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
+	if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkUp}); err != nil {
 		t.Fatal(err)
 	}
 	if p, err := l.dev.Handle().Device().QueryPort(1); err != nil || p.State != ib.PortActive || l.faults.Active() {
@@ -166,7 +166,7 @@ func TestLinkFlap(t *testing.T) {
 	}
 	// changeLink with a flap returns when the service ends or the link is deleted.
 	done := make(chan error)
-	go func() { done <- s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
+	go func() { done <- s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Hour}) }()
 	testutil.Eventually(t, "the link to go down", func() bool { return l.faults.Active() })
 	s.Stop()
 	if err := <-done; !errors.Is(err, syscall.ESHUTDOWN) {
@@ -178,7 +178,7 @@ func TestLinkFlap(t *testing.T) {
 func TestLinkMTU(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct{ set, want int }{{1024, 1024}, {256, 256}, {4096, 4096}, {ctl.UseInterfaceMTU, 4096}} {
-		if err := s.changeLink(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
+		if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {
 			t.Fatal(err)
 		}
 		p, err := s.links.list[0].dev.Handle().Device().QueryPort(1)
@@ -206,7 +206,7 @@ func TestLinkSetBounds(t *testing.T) {
 		{ctl.LinkSet{MTU: 2048}, "mtu 2048: the MTU of eth7 is 1500, which leaves 1024: invalid argument"},
 	} {
 		got := ""
-		if err := s.checkLinkSet(l, &tt.r); err != nil {
+		if err := s.links.checkLinkSet(l, &tt.r); err != nil {
 			got = err.Error()
 		}
 		if got != tt.want {
@@ -259,11 +259,11 @@ func TestInvalidLinkSetIsRefused(t *testing.T) {
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
+	if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("moment without a device: got %v, want ENODEV", err)
 	}
 	// changeLink accepts a link that has no device. The next device starts in the new state.
-	if err := s.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
+	if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, Shape: good, MTU: 512}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.DevPlug("rxe0"); err != nil {
@@ -293,7 +293,7 @@ func TestArmedLinkMomentIsShown(t *testing.T) {
 	set := func(r ctl.LinkSet) {
 		t.Helper()
 		r.Name = "rxe0"
-		if err := s.changeLink(r); err != nil {
+		if err := s.links.changeLink(r); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -3,17 +3,21 @@ package service
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"verbena/driver"
+	"verbena/ib"
 	"verbena/internal/ctl"
+	"verbena/supervisor"
 )
 
-// linkTable holds the links of a service.
+// linkTable holds the links of a service, and makes, changes and removes them.
 type linkTable struct {
 	// mu also guards the device, the interface and the addresses of each link. mu is never held during an operation
 	// that can block on a program's memory, such as a reset, the removal of a device, a change of its addresses, or an
@@ -24,6 +28,15 @@ type linkTable struct {
 	making     sync.WaitGroup  // counts links in creation; only a holder of mu adds to it, and only until the service ends
 	recordings map[*recording]struct{}
 	configured bool // links were changed by hand, and the end of the service would lose the changes
+
+	opts      *Options
+	log       *slog.Logger
+	core      *ib.Core
+	ended     context.Context        // done when the service begins to stop
+	guests    *supervisor.Supervisor // shows the devices to programs
+	ringBytes uint64                 // maximum of the queues of one user, in bytes
+	faultIDs  atomic.Int64           // last number of a fault rule
+	made      atomic.Uint64          // number of devices made so far; each device gets a different random seed from it
 }
 
 // reserve reserves a name for a new link, and release frees the name.
@@ -147,3 +160,5 @@ func (t *linkTable) ownerOf(a netip.Addr) *rdmaLink {
 	}
 	return nil
 }
+
+func (t *linkTable) logf(format string, args ...any) { t.log.Warn(fmt.Sprintf(format, args...)) }

@@ -38,7 +38,7 @@ func TestInvalidQPTraceIsRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want %v and %q", x.what, err, x.want, x.says)
 		}
 	}
-	if err := s.createLink(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.10"}}); err != nil {
+	if err := s.links.createLink(ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.10"}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := trace(ctl.QPTrace{Num: 77}); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), "--dev") {
@@ -51,7 +51,7 @@ func TestInvalidQPTraceIsRefused(t *testing.T) {
 		t.Error("qp trace of an unplugged device: got success, want an error")
 	}
 	defer func() {
-		if err := errors.Join(s.deleteLink("rxe0"), s.deleteLink("rxe1")); err != nil {
+		if err := errors.Join(s.links.deleteLink("rxe0"), s.links.deleteLink("rxe1")); err != nil {
 			t.Fatal(err)
 		}
 		err := trace(ctl.QPTrace{Num: 77})

@@ -84,8 +84,6 @@ type Service struct {
 	debugLog   *debugQueue // nil without Options.Log
 	dir        *runDir
 	core       *ib.Core
-	made       atomic.Uint64 // number of devices made so far; each device gets a different random seed from it
-	faultIDs   atomic.Int64
 	uverbs     *uverbs.Server
 	cm         *rdmacm.Manager
 	verbFaults verbFaults
@@ -144,6 +142,8 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	s.quota = quota.New(limits)
+	s.links.opts, s.links.log, s.links.core = &s.opts, s.log, s.core
+	s.links.ringBytes = limits[quota.RingBytes].UserMaximum()
 	refused := make(refusals, 16)
 	s.quota.OnRefusal(refused.add)
 	s.kept = kept.New(s.log)
@@ -156,6 +156,7 @@ func New(opts Options) (_ *Service, err error) {
 		s.log.Info("the cgroup reduces the limits of users", "memory", m.cgroup.Memory, "tasks", m.cgroup.Tasks)
 	}
 	s.ended, s.stop = context.WithCancel(context.Background())
+	s.links.ended = s.ended
 	s.programs.since = time.Now()
 	go s.logRefusals(refused)
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {
@@ -181,15 +182,15 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	cm := ucma.NewServer(s.cm)
-	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.faultIDs, s.uverbs, cm, s.ended
+	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: cm, Links: programLinks{
-			s}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
+		Uverbs: s.uverbs, CM: cm, Links: programLinks{&s.links}, Dir: s.dir.path, Node: opts.Node, AskHelper: opts.AskLaunchers, Quota: s.quota,
 		Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights, Kept: s.kept, Authority: s.authority,
 		Log: s.log}); err != nil {
 		return nil, err
 	}
+	s.links.guests = s.guests
 	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.CopiesOf,
 		Pollers: pollers, Rights: &s.rights,
 		Kept: s.kept, Log: s.log})
@@ -202,7 +203,7 @@ func New(opts Options) (_ *Service, err error) {
 		}
 	}
 	if opts.Links == nil {
-		l, err := s.openDefaultLink()
+		l, err := s.links.openDefaultLink()
 		if err != nil {
 			return nil, err
 		}
@@ -212,13 +213,13 @@ func New(opts Options) (_ *Service, err error) {
 		}
 	}
 	for _, spec := range opts.Links {
-		if err := s.createLink(spec); err != nil {
+		if err := s.links.createLink(spec); err != nil {
 			return nil, err
 		}
 	}
 	s.links.configured = false
 	if s.interfaces != nil {
-		s.follower.Go(func() { s.followInterfaces(s.interfaces) })
+		s.follower.Go(func() { s.links.followInterfaces(s.interfaces) })
 	}
 	warnOfShortQueues(s.log, limits[quota.RingBytes], opts.Drivers)
 	if opts.Confine { // a confined process opens files in another way
@@ -244,8 +245,6 @@ func (s *Service) dropPermissions() error {
 	}
 	return nil
 }
-
-func (s *Service) logf(format string, args ...any) { s.log.Warn(fmt.Sprintf(format, args...)) }
 
 // Close ends all sessions and removes all devices. Running programs then see their devices as removed. Close
 // returns within CloseTimeout. If an error wraps ETIMEDOUT, access to a program's memory blocks, and the error
