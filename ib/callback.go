@@ -299,8 +299,8 @@ func (c *callbackQueue) drainCallbacks() {
 // callbacks begin first. These include callbacks raised by Ending.
 type endingObserver interface{ Ending() bool }
 
-// awaitLastCallbacks calls Ending of an ender and waits until the due callbacks have begun. For other drivers it does
-// nothing. The wait is limited, because a callback may wait for the caller.
+// awaitLastCallbacks calls Ending of an endingObserver and waits until the due callbacks have begun. For other drivers
+// it does nothing. The wait is limited, because a callback may wait for the caller.
 func awaitLastCallbacks[D any](c *callbackQueue, d D) {
 	e, ok := As[endingObserver](d)
 	if !ok {

@@ -68,7 +68,7 @@ func (h *eventHandlers) callOne(x *eventHandler, e Event) {
 }
 
 // removeHandler removes x. removeHandler returns when the function is not running and will not run again. If the
-// function itself calls end, end does not wait.
+// function itself calls removeHandler, removeHandler does not wait.
 func (h *eventHandlers) removeHandler(x *eventHandler) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

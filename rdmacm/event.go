@@ -50,7 +50,7 @@ type Event struct {
 	// it is the msg.SIDRStatus.
 	Status int32
 	// New is the ID of a ConnectRequest. The owner of the listener must set the event function of New with
-	// [ID.Adopt], or destroy New.
+	// [ID.SetEventFunc], or destroy New.
 	New *ID
 	// Param holds the requested or accepted parameters, for ConnectRequest, ConnectResponse and Established.
 	Param Param

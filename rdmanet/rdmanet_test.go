@@ -900,7 +900,7 @@ func TestSetupContext(t *testing.T) {
 }
 
 // copyFlippingBit copies bytes from one connection to another, and flips a bit of the byte at position at. With
-// position -1, flip changes no byte.
+// position -1, copyFlippingBit changes no byte.
 func copyFlippingBit(to, from net.Conn, at int, bit byte) {
 	defer to.Close()
 	for b, pos := make([]byte, 64), 0; ; {

@@ -462,7 +462,7 @@ func newExchangeError(err error) error {
 	return &exchangeError{err}
 }
 
-// readMessage reads a message of the given kind. If the message is a refusal, read returns it as an error.
+// readMessage reads a message of the given kind. If the message is a refusal, readMessage returns it as an error.
 func (o *connExchange) readMessage(kind byte) (setupMessage, error) {
 	b := make([]byte, headerSize, headerSize+maxBody)
 	if _, err := io.ReadFull(o.nc, b); err != nil {

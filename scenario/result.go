@@ -123,7 +123,7 @@ type ProgressEvent struct {
 	Text    string
 }
 
-// ProgressKind is the kind of a Mark.
+// ProgressKind is the kind of a ProgressEvent.
 type ProgressKind uint8
 
 // Kinds of marks.

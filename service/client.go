@@ -17,7 +17,7 @@ import (
 	"verbena/internal/ctl"
 )
 
-// Client is a connection to a service, including one started by Start, Daemon or StartPrivate.
+// Client is a connection to a service, including one started by Start, StartDaemon or StartPrivate.
 type Client struct {
 	*ctl.Client
 	ended   <-chan struct{} // closed when a private service has ended; nil for other services
@@ -91,7 +91,7 @@ func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 
 // StartDaemon starts a service at loc and returns when the service is ready. self is the path of the verbena command,
 // and args is its command line. The service reports on ReadyFD and writes its messages to loc.Log. A service that
-// already runs at loc is replaced if it yields (see TakeOver). Otherwise the error wraps EADDRINUSE. Daemon may
+// already runs at loc is replaced if it yields (see TakeOver). Otherwise the error wraps EADDRINUSE. StartDaemon may
 // sleep.
 func StartDaemon(loc ctl.Location, self string, args ...string) (*Client, error) {
 	if c, err := dial(loc); err == nil {

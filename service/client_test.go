@@ -63,8 +63,8 @@ func TestReplacesOtherVersion(t *testing.T) {
 	}
 }
 
-// TestDaemonBesideAnotherUsers tests that Daemon starts no service at the location of another user's service, and does
-// not ask that service to yield.
+// TestDaemonBesideAnotherUsers tests that StartDaemon starts no service at the location of another user's service, and
+// does not ask that service to yield.
 func TestDaemonBesideAnotherUsers(t *testing.T) {
 	testutil.NeedRoot(t, "to act as another user")
 	dir := t.TempDir()

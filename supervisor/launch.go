@@ -23,7 +23,7 @@ type Launch struct {
 	// Files become descriptors 0, 1, 2 and so on.
 	Files []*os.File
 	// AdoptOrphans keeps this process an ancestor of all processes of the program while the program runs, for a
-	// Helper. Handover may set AdoptOrphans once it knows the result of Session.Helped.
+	// Helper. Handover may set AdoptOrphans once it knows the result of Session.UsesHelper.
 	AdoptOrphans bool
 	// Tracer, which Handover may set, is the supervisor that the program allows to access its memory. Tracer is for
 	// systems where Yama restricts ptrace to ancestors.

@@ -166,9 +166,9 @@ func (w *worker) answerOpenat2(path string, how *[openHowSize]byte) callResult {
 var errNotVirtual = errors.New("the path is not virtual")
 
 // cleanPath makes a path absolute, and removes ".", ".." and empty components by the rules of the kernel. If ".."
-// follows a virtual file that is not a directory, clean returns the error of the call. cleanPath returns errNotVirtual
-// if ".." follows a component in the file system that is not a plain directory. If the last component must be a
-// directory, the resulting path ends in a slash.
+// follows a virtual file that is not a directory, cleanPath returns the error of the call. cleanPath returns
+// errNotVirtual if ".." follows a component in the file system that is not a plain directory. If the last component
+// must be a directory, the resulting path ends in a slash.
 func (w *worker) cleanPath(raw []byte) (path string, err error) {
 	var parts []string
 	last := ""

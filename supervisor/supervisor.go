@@ -255,8 +255,8 @@ func (s *Supervisor) updateTrees() {
 }
 
 // CheckShown returns an error if programs do not see the current state of the devices. The error wraps an errno, such
-// as ENOSPC for a full /dev/shm. After an error, Shown first tries to update the trees again. The Supervisor logs later
-// errors. It may sleep.
+// as ENOSPC for a full /dev/shm. After an error, CheckShown first tries to update the trees again. The Supervisor logs
+// later errors. It may sleep.
 func (s *Supervisor) CheckShown() error {
 	s.shown.Lock()
 	s.shown.asked = true

@@ -142,7 +142,7 @@ func (t *tokens) releaseToken() {
 	futexWake(&t.free, 1)
 }
 
-// passToken frees a token. If no waiting worker can take the token, pass starts another worker, within the limits.
+// passToken frees a token. If no waiting worker can take the token, passToken starts another worker, within the limits.
 func (t *tokens) passToken() {
 	t.passing.Lock()
 	defer t.passing.Unlock()

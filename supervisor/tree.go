@@ -293,8 +293,8 @@ func (t *tree) makeDeferred(path string, e *entry) error {
 	return t.showFile(path, e.readContent())
 }
 
-// refreshFile updates the file of an entry. If the entry cannot be read, refresh returns that error, even if the entry
-// has been removed meanwhile.
+// refreshFile updates the file of an entry. If the entry cannot be read, refreshFile returns that error, even if the
+// entry has been removed meanwhile.
 func (t *tree) refreshFile(path string, e *entry) error {
 	content, err := e.read()
 	if err != nil {
@@ -329,8 +329,8 @@ func (t *tree) showFile(path, content string) error {
 
 func isCommon(content string) bool { return content == noGID || content == emptyContent }
 
-// rewriteFile changes the content of a file. If programs of this process's user have replaced the file, rewrite makes a
-// new one.
+// rewriteFile changes the content of a file. If programs of this process's user have replaced the file, rewriteFile
+// makes a new one.
 func (t *tree) rewriteFile(path, content string) error {
 	name := t.name + path
 	open := func() (*os.File, error) {

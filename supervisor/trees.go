@@ -265,8 +265,8 @@ func (t *userTree) applyChanges(c *treeChange, describe func() entries) {
 	}
 }
 
-// waitForChange waits until a change has ended or the channel is closed. If the tree is already late, wait does not
-// wait. waitForChange reports whether the change has ended.
+// waitForChange waits until a change has ended or the channel is closed. If the tree is already late, waitForChange
+// does not wait. waitForChange reports whether the change has ended.
 func (t *userTree) waitForChange(c *treeChange, timeout <-chan struct{}) bool {
 	t.changes.Lock()
 	late := t.changes.late

@@ -14,7 +14,7 @@ func nameOf(names []string, v uint64, typ string) string {
 }
 
 // flagNames joins the names of the bits in v with "|". Bits without a name follow in hexadecimal. If no bit is set,
-// flags returns "0".
+// flagNames returns "0".
 func flagNames(names []string, v uint64) string {
 	if v == 0 {
 		return "0"

@@ -244,7 +244,7 @@ func QueriesMappings() bool {
 // Bound reports whether all accesses use the address space.
 func (p *Process) Bound() bool { return p.direct.Load() >= bindingFlag }
 
-// SpaceGone reports whether no process has the address space any more. Left returns false if this is unknown.
+// SpaceGone reports whether no process has the address space any more. SpaceGone returns false if this is unknown.
 func (p *Process) SpaceGone() bool { return p.dead.Load() || p.files.isGone() }
 
 // enter begins an access by number. enter returns false if no access may begin. leave ends the access.

@@ -84,7 +84,7 @@ func (d *doorbells) hasQueuePairs() bool {
 	return len(d.list) > 0
 }
 
-// removeAll removes all queue pairs. When silence has returned, no doorbell is being rung or will be rung again.
+// removeAll removes all queue pairs. When removeAll has returned, no doorbell is being rung or will be rung again.
 func (d *doorbells) removeAll() {
 	d.mu.Lock()
 	list := d.list
@@ -223,7 +223,8 @@ type Scan struct {
 // called when the doorbell blocks on the memory of a program. RingPosted reports whether it has found new requests.
 // RingPosted returns EIO after the device has been removed. RingPosted may not sleep.
 //
-// If on is a [Patient] and reports that the thread has no other work, RingPosted continues while there are requests.
+// If on is an [IdleReporter] and reports that the thread has no other work, RingPosted continues while there are
+// requests.
 func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err error) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()

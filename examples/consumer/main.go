@@ -41,8 +41,8 @@ func sendResult(r receiveResult) {
 	}
 }
 
-// addDevice is called for each new device. The device is ready for use. It may sleep. If add returns an error, it has
-// destroyed all its objects.
+// addDevice is called for each new device. The device is ready for use. It may sleep. If addDevice returns an error, it
+// has destroyed all its objects.
 func addDevice(d *ib.Device) (any, error) {
 	s := &session{buf: make([]byte, 2*len(messageText))}
 	if err := s.open(d); err != nil {

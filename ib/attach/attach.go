@@ -214,7 +214,7 @@ func (a *Attachment[S]) TryAcquire() (s S, ok bool) {
 }
 
 // currentSession returns the session, or the error of a lost or closed attachment. If there is neither a session nor an
-// error, take returns a channel that is closed at the next state change.
+// error, currentSession returns a channel that is closed at the next state change.
 func (a *Attachment[S]) currentSession() (s S, changed <-chan struct{}, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -228,8 +228,8 @@ func (k *checker) removeFrame(f *frame) {
 	}
 }
 
-// doorbellFrame returns the innermost method call if f is a hold that may begin inside this call. Otherwise doorbell
-// returns nil.
+// doorbellFrame returns the innermost method call if f is a hold that may begin inside this call. Otherwise
+// doorbellFrame returns nil.
 func (th *checkedThread) doorbellFrame(f *frame) *frame {
 	if f.kind != inHold || f.holder == nil {
 		return nil

@@ -104,7 +104,7 @@ func (m *mount) hasController(controller string) bool {
 //
 // The path of the group and the root of a mount are both relative to the root of the cgroup namespace. Outside of
 // the cgroup namespace, the paths begin with "/..". In a container the root of the mount may not match the path of
-// the group. In that case dirs uses the root of the mount, which is the best visible choice.
+// the group. In that case visibleGroupDirs uses the root of the mount, which is the best visible choice.
 func visibleGroupDirs(mounts []mount, controller, group string) func(yield func(string) bool) {
 	var best *mount
 	var below string

@@ -2,11 +2,11 @@
 // and files by a Landlock domain. The restrictions apply to all present and future threads, and are permanent.
 // Package privilege drops capabilities.
 //
-// [Process] confines a service, after its start and before its first client. [Rule] describes the calls that its
-// filter refuses. The filter also refuses calls that have no rule and are not needed. [Threads] confines a
+// [FilterProcess] confines a service, after its start and before its first client. [Rule] describes the calls that its
+// filter refuses. The filter also refuses calls that have no rule and are not needed. [FilterThreads] confines a
 // launcher, once its program runs.
 //
-// [Opener] opens files chosen by a program, given by any link or descriptor. A thread in a Landlock domain reopens
+// [StartOpener] opens files chosen by a program, given by any link or descriptor. A thread in a Landlock domain reopens
 // these files. That thread can open only regular files of the service's directory and memfds.
 //
 // # Limits
@@ -26,8 +26,8 @@
 //     since package reopen and the tree of virtual files use it. A launcher may read absolute paths without the flags.
 //     The standard library opens files without the flags, too. So a service reads files by package procfile after its
 //     start, and the library does not find its own files. Profiles then lack the names of mapped files.
-//   - The thread of Opener belongs to the same process. Landlock protects against opening a wrong file by mistake, not
-//     against code on another thread.
+//   - The thread of StartOpener belongs to the same process. Landlock protects against opening a wrong file by mistake,
+//     not against code on another thread.
 //   - Without Landlock (before Linux 5.13, or disabled at boot) the calling thread reopens files, and the check of the
 //     file's type and file system is missing as well. Without seccomp filters nothing is refused. A service logs both
 //     at its start.

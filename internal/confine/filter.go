@@ -58,8 +58,8 @@ const threadEndPause = 10 * time.Millisecond
 // FilterProcess permanently installs a filter of the service's rules on all present and future threads of the process.
 // The error wraps ENOTSUP if the kernel, a container's policy or this architecture does not support filters.
 //
-// Process fails while a thread has a different filter, such as one of Probe of package supervisor. Process waits up
-// to a second for the end of such threads.
+// FilterProcess fails while a thread has a different filter, such as one of Probe of package supervisor. FilterProcess
+// waits up to a second for the end of such threads.
 func FilterProcess() error { return filterProcess(ServiceRules()) }
 
 func filterProcess(rules []Rule, more ...string) error {

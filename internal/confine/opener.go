@@ -14,7 +14,7 @@ import (
 	"verbena/internal/reopen"
 )
 
-// landlockABI is the version of Landlock's interface that Opener needs for full protection. With versions before 3
+// landlockABI is the version of Landlock's interface that StartOpener needs for full protection. With versions before 3
 // (Linux 6.2), the thread could truncate files.
 const landlockABI = 3
 
@@ -48,8 +48,8 @@ type openResult struct {
 // such as memfds. The thread cannot open terminals, devices or FIFOs. The error wraps ENOTSUP if the kernel has no
 // Landlock.
 //
-// Opener must be called before Process, since the filter of Process refuses Landlock's calls. No other thread gets
-// the domain, because the Go runtime does not clone a thread that is locked to its goroutine.
+// StartOpener must be called before FilterProcess, since the filter of FilterProcess refuses Landlock's calls. No other
+// thread gets the domain, because the Go runtime does not clone a thread that is locked to its goroutine.
 func StartOpener(dirs ...string) error {
 	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
 	o := &opener{asked: make(chan openRequest)}

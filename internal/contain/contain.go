@@ -7,7 +7,8 @@ import (
 	"runtime/debug"
 )
 
-// RecoverPanic calls f. If f panics, Do calls failed with the panic's value and stack, and returns. failed may be nil.
+// RecoverPanic calls f. If f panics, RecoverPanic calls failed with the panic's value and stack, and returns. failed
+// may be nil.
 func RecoverPanic(f func(), failed func(p any, stack []byte)) {
 	defer func() {
 		if p := recover(); p != nil && failed != nil {
@@ -17,7 +18,7 @@ func RecoverPanic(f func(), failed func(p any, stack []byte)) {
 	f()
 }
 
-// LogPanic returns a function for Do that logs the panic with a text and attributes.
+// LogPanic returns a function for RecoverPanic that logs the panic with a text and attributes.
 func LogPanic(log *slog.Logger, text string, args ...any) func(p any, stack []byte) {
 	return func(p any, stack []byte) {
 		log.Error(text, append([]any{"panic", p, "stack", string(stack)}, args...)...)

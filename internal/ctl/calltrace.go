@@ -28,8 +28,8 @@ func NewCallTrace(f *os.File) (*CallTrace, error) {
 // maxTraceLine exceeds the length of any line.
 const maxTraceLine = 4096
 
-// ReadLine waits for the next line. Line returns io.EOF after the last line, when no process of the program is left or
-// the service has ended. It may sleep.
+// ReadLine waits for the next line. ReadLine returns io.EOF after the last line, when no process of the program is left
+// or the service has ended. It may sleep.
 func (t *CallTrace) ReadLine() (string, error) {
 	var b [maxTraceLine]byte
 	n, err := t.c.Read(b[:])
@@ -39,5 +39,5 @@ func (t *CallTrace) ReadLine() (string, error) {
 	return string(b[:n]), err
 }
 
-// Close ends the trace, and the program continues without it. A pending Line returns.
+// Close ends the trace, and the program continues without it. A pending ReadLine returns.
 func (t *CallTrace) Close() error { return t.c.Close() }

@@ -149,8 +149,8 @@ func (c Conn) Discard(f *os.File) {
 	}
 }
 
-// DrainAndClose closes the connection, and the descriptors in unread messages of the peer. End may sleep, like
-// rights.Queue.Do.
+// DrainAndClose closes the connection, and the descriptors in unread messages of the peer. DrainAndClose may sleep,
+// like rights.Queue.Do.
 func (c Conn) DrainAndClose() { c.Rights.DrainAndClose(c.UnixConn) }
 
 // ClipText shortens text of a peer to a length suitable for a message or the log.

@@ -134,8 +134,8 @@ func (fakeHelper) OpenMem(tid int) (*os.File, error) {
 
 func (h fakeHelper) Notice(text string) { h.told <- text }
 
-// TestServeAnswersHelp tests that a launcher answers each Help with a descriptor or an error, until the service closes
-// the connection.
+// TestServeAnswersHelp tests that a launcher answers each HelpRequest with a descriptor or an error, until the service
+// closes the connection.
 func TestServeAnswersHelp(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	told := make(chan string, 1)

@@ -127,7 +127,7 @@ func TestNewConnRefusesNonSocket(t *testing.T) {
 	}
 }
 
-// TestClipTextShortens tests that Clip passes on only a short part of a peer's text.
+// TestClipTextShortens tests that ClipText passes on only a short part of a peer's text.
 func TestClipTextShortens(t *testing.T) {
 	for _, n := range []int{0, 64, 65, 1 << 20} {
 		s := strings.Repeat("x", n)

@@ -37,16 +37,16 @@
 //
 // # Versions
 //
-// A request carries [Protocol], because a running service may come from another build than the command. A service
-// answers another version with EPROTO. The error names both builds ([Build]), the older of the two, and names the
-// remedy. For a service that reports no build, the client makes that error itself. OpStop and OpYield have the same
-// meaning in all versions. A command of another version can therefore end the service, or replace an idle service.
-// Protocol is increased whenever a request or a response changes its meaning, but not for a new field that a
+// A request carries [ProtocolVersion], because a running service may come from another build than the command. A
+// service answers another version with EPROTO. The error names both builds ([BuildName]), the older of the two, and
+// names the remedy. For a service that reports no build, the client makes that error itself. OpStop and OpYield have
+// the same meaning in all versions. A command of another version can therefore end the service, or replace an idle
+// service. Protocol is increased whenever a request or a response changes its meaning, but not for a new field that a
 // receiver may ignore.
 //
-// An error travels as its text and its errno ([Failure]). The client gets a [remoteError], which wraps the errno,
+// An error travels as its text and its errno ([ErrorResponse]). The client gets a [remoteError], which wraps the errno,
 // so errors.Is(err, syscall.ENODEV) has the same result on both sides.
 //
-// An error travels as its text and its errno ([Failure]). The client gets a [remoteError], which wraps the errno,
+// An error travels as its text and its errno ([ErrorResponse]). The client gets a [remoteError], which wraps the errno,
 // so errors.Is(err, syscall.ENODEV) has the same result on both sides.
 package ctl

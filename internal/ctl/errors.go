@@ -37,7 +37,7 @@ func (r *Response) err() error {
 	return &remoteError{r.Error, r.Errno}
 }
 
-// errorHelpAnswer returns the answer to Help for an error.
+// errorHelpAnswer returns the answer to HelpRequest for an error.
 func errorHelpAnswer(err error) *HelpAnswer {
 	r := ErrorResponse(err)
 	return &HelpAnswer{Error: r.Error, Errno: r.Errno}

@@ -7,13 +7,13 @@ import (
 	"syscall"
 )
 
-// ProtocolVersion is the version of the control protocol. Protocol is increased whenever a request or a response
+// ProtocolVersion is the version of the control protocol. ProtocolVersion is increased whenever a request or a response
 // changes its meaning. OpStop and OpYield have the same meaning in all versions, so that a service of another version
 // can be replaced.
 const ProtocolVersion = 5
 
 // BuildName names this build of the command or the service for the other end of a connection, such as "verbena v0.1.0".
-// Build must be set before any message is sent.
+// BuildName must be set before any message is sent.
 var BuildName string
 
 // Understood reports whether a request has the meaning that this build assumes.
@@ -156,7 +156,7 @@ type HelpRequest struct {
 	Notice string `json:",omitempty"` // text for the user of the program; then no descriptor is requested
 }
 
-// HelpAnswer answers Help. The requested descriptor comes with the answer, unless Error is set.
+// HelpAnswer answers HelpRequest. The requested descriptor comes with the answer, unless Error is set.
 type HelpAnswer struct {
 	Error string        `json:",omitempty"`
 	Errno syscall.Errno `json:",omitempty"`

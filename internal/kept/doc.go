@@ -3,7 +3,7 @@
 // the control group of the service, which has created them. Without this charge, a user could keep any number of
 // objects.
 //
-// A pipe, a socket or an eventfd is noted ([Kept.Note]) before a program receives it. An epoll instance then
+// A pipe, a socket or an eventfd is noted ([UserObjects.NoteFile]) before a program receives it. An epoll instance then
 // watches the object's description (struct file), although the service has no descriptor of the object. When the
 // last descriptor in any process is closed, the kernel removes the description from the epoll instance.
 // /proc/self/fdinfo lists the remaining descriptions. Other objects themselves report whether they are in use

@@ -48,7 +48,7 @@ func New(log *slog.Logger) *Keeper {
 	return &Keeper{log: log, of: map[*quota.User]*UserObjects{}}
 }
 
-// ObjectsOf returns the Kept of a user, which is always the same value. The nil Keeper returns nil.
+// ObjectsOf returns the UserObjects of a user, which is always the same value. The nil Keeper returns nil.
 func (k *Keeper) ObjectsOf(u *quota.User) *UserObjects {
 	if k == nil {
 		return nil
@@ -74,7 +74,8 @@ type Object interface {
 	Close() error
 }
 
-// UserObjects tracks the objects of one user. Kept is safe for concurrent use. The nil Kept tracks nothing.
+// UserObjects tracks the objects of one user. UserObjects is safe for concurrent use. The nil UserObjects tracks
+// nothing.
 type UserObjects struct {
 	user *quota.User
 	log  *slog.Logger
@@ -99,7 +100,7 @@ type charge struct {
 	end func()
 }
 
-// FileNote identifies a noted description. The zero Note identifies no description, and is not in use.
+// FileNote identifies a noted description. The zero FileNote identifies no description, and is not in use.
 type FileNote struct {
 	of *UserObjects
 	id uint64
@@ -135,7 +136,7 @@ func (s *UserObjects) NoteFile(fd int) (FileNote, error) {
 }
 
 // MakePipe makes a pipe and notes its reading end, which is for a program. Writes to the writing end do not block. If
-// the process can open a file of mode 0, Pipe prevents a program from opening the pipe again, since that would make
+// the process can open a file of mode 0, MakePipe prevents a program from opening the pipe again, since that would make
 // another description.
 func (s *UserObjects) MakePipe() (read, write int, note FileNote, err error) {
 	var p [2]int
@@ -218,7 +219,7 @@ func (s *UserObjects) scheduleCheck() {
 }
 
 // OnRelease makes Release call f before its check. f closes objects that programs have closed, so that Release ends
-// their charges. f may not sleep, charge the user's account, or call OnRelease or Forget.
+// their charges. f may not sleep, charge the user's account, or call OnRelease or RemoveSweep.
 func (s *UserObjects) OnRelease(f func()) *Sweep {
 	if s == nil {
 		return nil
@@ -230,7 +231,7 @@ func (s *UserObjects) OnRelease(f func()) *Sweep {
 	return sweep
 }
 
-// RemoveSweep ends OnRelease. f may still be running when Forget returns.
+// RemoveSweep ends OnRelease. f may still be running when RemoveSweep returns.
 func (s *UserObjects) RemoveSweep(sweep *Sweep) {
 	if s == nil || sweep == nil {
 		return
@@ -322,7 +323,7 @@ func (s *UserObjects) closeEpoll() {
 }
 
 // openNotes returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
-// caused, and the charges stay. After any other error, open returns no notes, so that no user is charged forever.
+// caused, and the charges stay. After any other error, openNotes returns no notes, so that no user is charged forever.
 //
 //verbena:held mu
 func (s *UserObjects) openNotes() ([]uint64, error) {
@@ -394,9 +395,9 @@ func (s *UserObjects) endAllCharges() {
 	s.left = nil
 }
 
-// UnreadSocket is the service's descriptor of a socket that has a program at its other end. Unread is in use until the
-// program has received all sent data, or has closed its end. Unread data takes memory even after the service has
-// closed its end.
+// UnreadSocket is the service's descriptor of a socket that has a program at its other end. UnreadSocket is in use
+// until the program has received all sent data, or has closed its end. Unread data takes memory even after the service
+// has closed its end.
 type UnreadSocket int
 
 // InUse implements Object. (SIOCOUTQ of unix(7))

@@ -48,7 +48,7 @@ var descriptionKinds = []struct {
 	}},
 }
 
-// newUserObjects returns the Kept of a user who is charged for n descriptors.
+// newUserObjects returns the UserObjects of a user who is charged for n descriptors.
 func newUserObjects(t *testing.T, n uint64) (*UserObjects, *quota.User) {
 	k := New(nil)
 	t.Cleanup(k.Close)
@@ -441,7 +441,7 @@ func TestNilKeeper(t *testing.T) {
 	k.Close()
 }
 
-// TestNoteRefused tests that Note returns an error for an object that cannot be noted, and thus not charged.
+// TestNoteRefused tests that NoteFile returns an error for an object that cannot be noted, and thus not charged.
 func TestNoteRefused(t *testing.T) {
 	s, _ := newUserObjects(t, 1)
 	f, err := os.Open(os.DevNull) // cannot be polled

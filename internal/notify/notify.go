@@ -109,7 +109,7 @@ func (n Notice) Deliver() (next Notice, call bool) { return n, n&dead == 0 }
 // Delivered records the return of the event function.
 func (n Notice) Delivered() (Notice, bool) { return n - event, false }
 
-// Die prevents further callbacks. Once Quiet is true, no callback is running either.
+// Die prevents further callbacks. Once IsQuiet is true, no callback is running either.
 func (n Notice) Die() (Notice, bool) { return n | dead, false }
 
 // IsQuiet reports whether no callback is due or running.

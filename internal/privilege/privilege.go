@@ -39,16 +39,16 @@ var StartCapabilities = []Capability{
 	{unix.CAP_SYS_ADMIN, "CAP_SYS_ADMIN", "makes the detached mount that programs in other mount namespaces see"},
 }
 
-// DropPrivileges permanently drops privileges of all threads. Confine drops every capability except those of keep that
-// the process has, and sets no_new_privs, so that executing a program gains no privileges. Confine disables core dumps,
-// which would hold data of other users. For root, Confine denies processes without CAP_SYS_PTRACE access to /proc/self.
-// Confine sets the umask to 077.
+// DropPrivileges permanently drops privileges of all threads. DropPrivileges drops every capability except those of
+// keep that the process has, and sets no_new_privs, so that executing a program gains no privileges. Confine disables
+// core dumps, which would hold data of other users. For root, DropPrivileges denies processes without CAP_SYS_PTRACE
+// access to /proc/self. DropPrivileges sets the umask to 077.
 //
 // A process without CAP_SYS_PTRACE keeps its capabilities. If it dropped them, the kernel would deny it access to
 // processes with more capabilities than its own (cap_ptrace_access_check), such as a process of root in a container.
 //
 // In a binary with cgo, such as one with the race detector, Go cannot change all threads. The error then wraps
-// ENOTSUP, and the capabilities stay unchanged. Confine must be called before any thread blocks signals.
+// ENOTSUP, and the capabilities stay unchanged. DropPrivileges must be called before any thread blocks signals.
 func DropPrivileges(keep []Capability) error {
 	unix.Umask(0o077)
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {

@@ -101,7 +101,7 @@ func TestDropPrivilegesKeepsListed(t *testing.T) {
 	}
 }
 
-// TestDropPrivilegesProtectsProcess tests two effects of Confine on the process: other processes cannot access
+// TestDropPrivilegesProtectsProcess tests two effects of DropPrivileges on the process: other processes cannot access
 // /proc/self, and there are no core dumps.
 func TestDropPrivilegesProtectsProcess(t *testing.T) {
 	rootCapabilities(t)
@@ -133,7 +133,7 @@ func TestUserProcessStaysAccessible(t *testing.T) {
 	}
 }
 
-// TestReadCapabilitiesRefuses tests that Read fails for a thread with unreadable capabilities.
+// TestReadCapabilitiesRefuses tests that ReadCapabilities fails for a thread with unreadable capabilities.
 func TestReadCapabilitiesRefuses(t *testing.T) {
 	for _, who := range []string{"0", "self/task/1"} {
 		if s, err := ReadCapabilities(who); err == nil || s != (CapabilitySets{}) {

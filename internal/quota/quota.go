@@ -208,7 +208,7 @@ func (u *User) ID() ID {
 // AllUsers represents all users together.
 var AllUsers = ID{UID: -1}
 
-// Charge charges n of a kind to the user. On failure Take returns an *Error and charges nothing.
+// Charge charges n of a kind to the user. On failure Charge returns an *Error and charges nothing.
 func (u *User) Charge(k Kind, n uint64) error {
 	if u == nil || n == 0 {
 		return nil
@@ -248,7 +248,7 @@ func (u *User) charge(k Kind, n uint64) *Error {
 	return nil
 }
 
-// Release ends a charge made by Take.
+// Release ends a charge made by Charge.
 func (u *User) Release(k Kind, n uint64) {
 	if u == nil || n == 0 {
 		return

@@ -17,7 +17,7 @@ func TestOnRefusal(t *testing.T) {
 	}
 }
 
-// TestUserMaximumIsExact tests that a single user can take the amount that Most returns, and no more.
+// TestUserMaximumIsExact tests that a single user can take the amount that UserMaximum returns, and no more.
 func TestUserMaximumIsExact(t *testing.T) {
 	for _, c := range []struct {
 		limit Limit

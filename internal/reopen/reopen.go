@@ -3,8 +3,8 @@
 // A descriptor of a program may refer to any file, such as a terminal, a device, a FIFO, or a file of another file
 // system. Opening such a file has effects that the kernel attributes to the opener. [File] reopens such
 // descriptors. File accepts only an access mode and two flags, and in a confined process a thread with a Landlock
-// domain makes the call (package confine). [Own] reopens descriptors made by this process, and [Link] opens links
-// of the kernel.
+// domain makes the call (package confine). [OnCallingThread] reopens descriptors made by this process, and
+// [OpenLinkTarget] opens links of the kernel.
 package reopen
 
 import (
@@ -54,8 +54,9 @@ func OnCallingThread(fd, how int) (int, error) {
 	return OpenLinkTarget(unix.AT_FDCWD, selfFDPath(fd), how)
 }
 
-// DenyReopen prevents programs from reopening the file of a descriptor, if Own can still reopen it afterwards. A
-// process without capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE to open it.
+// DenyReopen prevents programs from reopening the file of a descriptor, if OnCallingThread can still reopen it
+// afterwards. A process without capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE to
+// open it.
 func DenyReopen(fd int) error {
 	if !ignoresFileMode() {
 		return nil

@@ -52,7 +52,7 @@ func TestFileModeAndFlags(t *testing.T) {
 	}
 }
 
-// TestOpenLinkTarget tests that Link follows a link of the kernel.
+// TestOpenLinkTarget tests that OpenLinkTarget follows a link of the kernel.
 func TestOpenLinkTarget(t *testing.T) {
 	fd, err := OpenLinkTarget(unix.AT_FDCWD, "/proc/self/ns/user", unix.O_RDONLY)
 	if err != nil {

@@ -7,7 +7,7 @@
 // socket. A Queue closes a few descriptors of one user at a time, and charges each of its threads to the user as a
 // worker.
 //
-// If the kernel can refuse descriptors for a socket (SO_PASSRIGHTS, Linux 6.16), [Refuse] enables that.
+// If the kernel can refuse descriptors for a socket (SO_PASSRIGHTS, Linux 6.16), [RefuseDescriptors] enables that.
 //
 // Limit: if this process has no free descriptor, the kernel still closes received descriptors in the receiving
 // thread. To prevent such closes, the service holds at most [maxReceiving] messages with descriptors per user.

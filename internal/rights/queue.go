@@ -49,8 +49,8 @@ type Queue struct {
 	receiving chan struct{}
 }
 
-// RunClose calls f, which closes an object of the user, when fewer than maxClosing other calls are running. Do can
-// block for a time that the user controls.
+// RunClose calls f, which closes an object of the user, when fewer than maxClosing other calls are running. RunClose
+// can block for a time that the user controls.
 func (q *Queue) RunClose(f func()) {
 	if q == nil {
 		f()
@@ -65,7 +65,7 @@ func (q *Queue) RunClose(f func()) {
 	f()
 }
 
-// Close closes a descriptor. Close may sleep, like Do.
+// Close closes a descriptor. Close may sleep, like RunClose.
 //
 //verbena:closes
 func (q *Queue) Close(fd int) { q.RunClose(func() { closeNow(fd) }) }
@@ -83,8 +83,8 @@ func closeNow(fd int) {
 const maxDrained = 1024
 
 // DrainAndClose closes a socket that a user writes to. End first receives the unread messages and closes the
-// descriptors in them. Otherwise the kernel would close these descriptors within close(2), with their SO_LINGER. End
-// may sleep, like Do.
+// descriptors in them. Otherwise the kernel would close these descriptors within close(2), with their SO_LINGER.
+// DrainAndClose may sleep, like RunClose.
 func (q *Queue) DrainAndClose(c socket) { q.RunClose(func() { drainAndClose(c) }) }
 
 // socket is a *net.UnixConn, or the *os.File of a socket.

@@ -19,7 +19,7 @@ const maxDescriptors = 253
 const soPassRights = 83
 
 // RefuseDescriptors makes the kernel refuse descriptors for a socket, with EPERM for the sender. Before Linux 6.16
-// Refuse returns ENOPROTOOPT, and Receive with a Queue must suffice.
+// RefuseDescriptors returns ENOPROTOOPT, and Receive with a Queue must suffice.
 func RefuseDescriptors(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0); err != nil {
 		return fmt.Errorf("refuse descriptors: SO_PASSRIGHTS: %w", err)
@@ -61,8 +61,8 @@ func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (receivedMessage,
 	}
 }
 
-// AwaitMessage waits until a message or the end of the stream can be received. Await is for a caller that holds no
-// memory during the wait.
+// AwaitMessage waits until a message or the end of the stream can be received. AwaitMessage is for a caller that holds
+// no memory during the wait.
 func AwaitMessage(c syscall.RawConn) error {
 	return c.Read(func(fd uintptr) bool {
 		ready := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}

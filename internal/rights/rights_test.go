@@ -402,8 +402,8 @@ func TestDatagramWithoutSender(t *testing.T) {
 	closed()
 }
 
-// TestDrainAndClose tests that End closes a socket with unread messages at once, even if descriptors in the messages
-// have SO_LINGER.
+// TestDrainAndClose tests that DrainAndClose closes a socket with unread messages at once, even if descriptors in the
+// messages have SO_LINGER.
 func TestDrainAndClose(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		ledger := quota.New(quota.Limits{})

@@ -2,7 +2,7 @@ package sched
 
 import "runtime"
 
-// initialProcs is GOMAXPROCS as set by the runtime, before Widen.
+// initialProcs is GOMAXPROCS as set by the runtime, before RaiseMaxProcs.
 var initialProcs = runtime.GOMAXPROCS(0)
 
 // Processors returns the number of processors that this process can keep busy, limited by its affinity, its control

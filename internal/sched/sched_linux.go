@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The following constants are slices of threads, for Prompt. Ordinary threads have slices of some milliseconds.
+// The following constants are slices of threads, for SetSlice. Ordinary threads have slices of some milliseconds.
 const (
 	// SleeperSlice, the minimum of the kernel, is for a thread that sleeps without work.
 	SleeperSlice = 100 * time.Microsecond
@@ -21,7 +21,7 @@ const (
 )
 
 // SetSlice gives the calling thread, which must be locked to its goroutine, short slices and thereby a low wakeup
-// latency. RDMA programs spin on every core while they wait for completions. Without Prompt, a thread with a packet
+// latency. RDMA programs spin on every core while they wait for completions. Without SetSlice, a thread with a packet
 // or a system call for such programs waits until the slice of a spinning thread ends.
 //
 // Prompt requests the slice with sched_setattr(2) (sched_runtime under the EEVDF scheduler, Linux 6.12). The
@@ -47,7 +47,7 @@ func RaiseMaxProcs() {
 	runtime.GOMAXPROCS(max(parallelThreads, 2*runtime.NumCPU()))
 }
 
-// SupportsSlices reports whether the kernel accepts a slice from Prompt. It may sleep.
+// SupportsSlices reports whether the kernel accepts a slice from SetSlice. It may sleep.
 func SupportsSlices() bool {
 	there := make(chan bool)
 	go func() {

@@ -390,7 +390,7 @@ func TestScratchWritesAreFreed(t *testing.T) {
 	if err := s.DenyWrites(); err != nil {
 		t.Errorf("Bar: got %v, want success", err)
 	}
-	s.FreeWrittenPages() // Drop after Bar has no effect
+	s.FreeWrittenPages() // FreeWrittenPages after DenyWrites has no effect
 	if _, err := p.Write(doorbell); !errors.Is(err, syscall.EFBIG) {
 		t.Errorf("write after Bar: got %v, want EFBIG", err)
 	}
@@ -407,7 +407,7 @@ func TestScratchWritesAreFreed(t *testing.T) {
 	}
 }
 
-// TestDenyWritesBesideWrites tests that neither a concurrent write nor Drop reverses Bar.
+// TestDenyWritesBesideWrites tests that neither a concurrent write nor FreeWrittenPages reverses DenyWrites.
 func TestDenyWritesBesideWrites(t *testing.T) {
 	f := newTestFile(t)
 	const rounds, writers = 100, 2

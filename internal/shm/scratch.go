@@ -16,7 +16,7 @@ const (
 	scratchOffset = 1 << 60
 	// barredSize is the size at which each write(2) to a file fails.
 	barredSize = math.MaxInt64
-	// duePages is the number of written pages at which Drop is due.
+	// duePages is the number of written pages at which FreeWrittenPages is due.
 	duePages = 8
 )
 
@@ -88,13 +88,13 @@ func (s *Scratch) Watch(inotify int, mask uint32) (wd int, err error) {
 	return wd, err
 }
 
-// DropDue reports whether there are pages for Drop to free. Due does not sleep.
+// DropDue reports whether there are pages for FreeWrittenPages to free. DropDue does not sleep.
 func (s *Scratch) DropDue() bool {
 	_, due := s.writtenEnd()
 	return due
 }
 
-// writtenEnd returns the offset up to which the program has written, and whether Drop is due.
+// writtenEnd returns the offset up to which the program has written, and whether FreeWrittenPages is due.
 func (s *Scratch) writtenEnd() (end int64, due bool) {
 	_ = s.withDescriptor(func(fd int) error {
 		var st unix.Stat_t
@@ -108,8 +108,8 @@ func (s *Scratch) writtenEnd() (end int64, due bool) {
 	return end, due
 }
 
-// FreeWrittenPages frees the written pages, if Due would return true. Pages written by pwrite(2) stay longer, like the
-// pages of any file of the program. Drop can block for a time that the program controls.
+// FreeWrittenPages frees the written pages, if DropDue would return true. Pages written by pwrite(2) stay longer, like
+// the pages of any file of the program. FreeWrittenPages can block for a time that the program controls.
 func (s *Scratch) FreeWrittenPages() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,7 +129,8 @@ func (s *Scratch) FreeWrittenPages() {
 	}
 }
 
-// DenyWrites makes all later writes of the program fail with EFBIG. Bar can block for a time that the program controls.
+// DenyWrites makes all later writes of the program fail with EFBIG. DenyWrites can block for a time that the program
+// controls.
 func (s *Scratch) DenyWrites() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

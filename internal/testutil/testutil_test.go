@@ -70,8 +70,8 @@ func TestConsistently(t *testing.T) {
 	})
 }
 
-// TestWaitBlocked tests that Block waits for a goroutine that works before it blocks, and does not wait for a goroutine
-// that has returned.
+// TestWaitBlocked tests that WaitBlocked waits for a goroutine that works before it blocks, and does not wait for a
+// goroutine that has returned.
 func TestWaitBlocked(t *testing.T) {
 	p := UnixPair(t)
 	var wait, worked atomic.Bool

@@ -70,8 +70,8 @@ var nlDifferences = []struct{ pattern, why string }{
 	{`^[-+] rough: a family without operations `, "Verbena has no ib_sa; kernels without it exist, too"},
 }
 
-// reportFacts reports the facts of an answer's attributes. For objects, facts reports only the objects of programs,
-// because the kernel has some objects of its own. An attribute marked as nested has flag 1.
+// reportFacts reports the reportFacts of an answer's attributes. For objects, reportFacts reports only the objects of
+// programs, because the kernel has some objects of its own. An attribute marked as nested has flag 1.
 func (a *nlAnswer) reportFacts(what string, add func(string)) {
 	if a.Error != "" {
 		add(what + ": " + a.Error)

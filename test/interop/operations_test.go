@@ -170,7 +170,7 @@ func (l *link) transfer(op string, size int) error {
 }
 
 // deliverMessage posts the work request and waits for both completions. If the service may lose messages and lost this
-// message, deliver posts the request again.
+// message, deliverMessage posts the request again.
 func (l *link) deliverMessage(op string, seed, size int, wr args, imm *uint32, consumes bool) error {
 	for try := 1; ; try++ {
 		if err := l.postSend(wr); err != nil {

@@ -132,7 +132,7 @@ func (rs Reasons) ReasonFor(text string) string {
 	return ""
 }
 
-// Unused returns the reasons that no call of Why has matched.
+// Unused returns the reasons that no call of ReasonFor has matched.
 func (rs Reasons) Unused() (unused []string) {
 	for _, r := range rs {
 		if !r.used {

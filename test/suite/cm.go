@@ -53,7 +53,7 @@ func WithCM(t *testing.T, c CMConfig, test func(*CMTestbed)) {
 	w.Must(w.Device.Close())
 }
 
-// CMTestbed is a World with a connection manager.
+// CMTestbed is a Testbed with a connection manager.
 type CMTestbed struct {
 	*Testbed
 	Manager *cm.Manager

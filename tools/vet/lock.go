@@ -211,8 +211,8 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 }
 
 // embeddedMutex returns the class of the mutex whose methods a struct promotes, for an interface with an unknown place,
-// such as a sync.Locker, that can only hold structs with an embedded mutex of this class. In any other case embedded
-// returns nil.
+// such as a sync.Locker, that can only hold structs with an embeddedMutex mutex of this class. In any other case
+// embeddedMutex returns nil.
 func (p *Program) embeddedMutex(v ssa.Value) (l *lock) {
 	if !types.IsInterface(v.Type()) {
 		return nil

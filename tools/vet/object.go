@@ -173,7 +173,7 @@ func (p *Program) locationKey(at location) string {
 	return ""
 }
 
-// containerOf returns the array that contains an element. For an element of a slice, container returns the variable
+// containerOf returns the array that contains an element. For an element of a slice, containerOf returns the variable
 // with the slice.
 func (p *Program) containerOf(f *function, v ssa.Value) location {
 	if u, ok := v.(*ssa.UnOp); ok {

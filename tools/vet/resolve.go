@@ -68,8 +68,8 @@ func (p *Program) addArgumentCallees(c *call, common *ssa.CallCommon) {
 	}
 }
 
-// variadicElements returns the elements of a slice for a variadic call. For any other value literal returns the value
-// itself.
+// variadicElements returns the elements of a slice for a variadic call. For any other value variadicElements returns
+// the value itself.
 func variadicElements(v ssa.Value) (list []ssa.Value) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {

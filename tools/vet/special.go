@@ -176,8 +176,8 @@ func (p *Program) chooseCallee(f *function, c *call) {
 	}
 }
 
-// calleeCopy returns the copy of a callee for the places that a call passes. Without a copy target returns the callee
-// itself.
+// calleeCopy returns the copy of a callee for the places that a call passes. Without a copy calleeCopy returns the
+// callee itself.
 func (s *specialiser) calleeCopy(f *function, c *call, g *function) *function {
 	if g.binds != nil || g.outer != nil { // a copy is not specialised again
 		return g

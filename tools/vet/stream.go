@@ -192,8 +192,8 @@ func isWriterOfType(v ssa.Value) bool {
 	return ok && namedOf(m.X.Type()) != nil && isStream(m.Type()) && !holdsStream(m.X.Type())
 }
 
-// sliceElements returns the elements of a slice. For a slice of a literal, elements returns only the elements of that
-// literal.
+// sliceElements returns the sliceElements of a slice. For a slice of a literal, sliceElements returns only the
+// sliceElements of that literal.
 func (q *streamQuery) sliceElements(v ssa.Value, at *callFrame) (list []origin) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {

@@ -101,7 +101,7 @@ func (x *session) allocPiece(addr uint64, n int) (offset uint64, err error) {
 }
 
 // allocScratch returns memory for commands. If no memory is available, because the file is closed or the user's limit
-// is reached, scratch returns memory that the service cannot access. The command then fails without a wait.
+// is reached, allocScratch returns memory that the service cannot access. The command then fails without a wait.
 func (x *session) allocScratch(size int) (transport.Memory, error) {
 	if m, err := x.buffers.allocMemory(size); err == nil {
 		return m, nil

@@ -29,7 +29,7 @@ type DeviceAction struct {
 	Kind DeviceActionKind
 }
 
-// DeviceActionKind is the kind of a Move.
+// DeviceActionKind is the kind of a DeviceAction.
 type DeviceActionKind uint8
 
 const (

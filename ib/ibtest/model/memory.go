@@ -15,7 +15,7 @@ const PageSize = 4096
 type Memory struct {
 	pages map[uint64]*memoryPage // by address / PageSize
 	blurs []blurredRange
-	fresh map[uint64]bool // pages written since the last Fresh
+	fresh map[uint64]bool // pages written since the last TakeWrittenPages
 
 	history uint64 // hash of the writes, in order
 }

@@ -3,7 +3,7 @@ package modeltest
 import "unsafe"
 
 // copyRacy copies to or from memory that the device may write to. Without a completion, no order exists between the
-// accesses of the consumer and the device. So the race detector is off. Most copies are whole pages, so move copies
+// accesses of the consumer and the device. So the race detector is off. Most copies are whole pages, so copyRacy copies
 // words where it can.
 //
 //go:norace

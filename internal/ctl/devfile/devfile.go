@@ -168,8 +168,8 @@ func (c Conn) send(b []byte, fds []int) error {
 }
 
 // ReceiveRequest receives a request and its descriptors, at most NumMemoryFiles. The caller must close the descriptors,
-// also after an error. rest is the time limit for the rest of a partial request. Requested may sleep. Requested
-// returns io.EOF at the end of the connection.
+// also after an error. rest is the time limit for the rest of a partial request. ReceiveRequest may sleep.
+// ReceiveRequest returns io.EOF at the end of the connection.
 func (c Conn) ReceiveRequest(rest time.Duration) (r Request, fds []int, err error) {
 	var b [requestSize]byte
 	if fds, err = c.receive(b[:], NumMemoryFiles, rest); err != nil {
@@ -226,8 +226,8 @@ func (c Conn) SendAnswer(a Answer, fds ...int) error {
 	return c.send(append(b, text...), fds)
 }
 
-// ReceiveAnswer receives an answer and its descriptors, which the caller must close. It may sleep. Answered returns
-// io.EOF at the end of the connection.
+// ReceiveAnswer receives an answer and its descriptors, which the caller must close. It may sleep. ReceiveAnswer
+// returns io.EOF at the end of the connection.
 //
 //verbena:allow receive a client trusts its service
 func (c Conn) ReceiveAnswer() (a Answer, fds []int, err error) {

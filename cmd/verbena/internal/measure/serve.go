@@ -132,7 +132,8 @@ func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*localEndpoint, 
 }
 
 // receiveMessages receives messages until the context ends, and returns their number. At the end of the context, the
-// client has received the last acknowledgement. Unreliable messages may still be in flight, so sink waits for them.
+// client has received the last acknowledgement. Unreliable messages may still be in flight, so receiveMessages waits
+// for them.
 func (e *localEndpoint) receiveMessages(ctx context.Context) (n int64, err error) {
 	for ctx.Err() == nil {
 		wcs, err := e.waitCompletions(ctx)
