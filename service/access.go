@@ -36,12 +36,12 @@ func withDescriptor(c *net.UnixConn, f func(fd int) error) error {
 
 // peerOf looks up the peer of a connection. peerOf returns EPERM if the process has ended, since its container is
 // then unknown.
-func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
+func peerOf(c *net.UnixConn, authority *principal.Authority) (p peer, err error) {
 	if p.pid, p.uid, err = ctl.PeerCredentials(c); err != nil {
 		return p, err
 	}
 	if p.pid == 0 {
-		p.Principal = s.authority.InaccessiblePrincipal(p.uid)
+		p.Principal = authority.InaccessiblePrincipal(p.uid)
 		return p, nil
 	}
 	process, err := p.openPidfd(c)
@@ -54,7 +54,7 @@ func (s *Service) peerOf(c *net.UnixConn) (p peer, err error) {
 		return p, err
 	}
 	defer unix.Close(dir)
-	p.Principal, err = s.authority.PrincipalOf(dir, p.uid, p.uid)
+	p.Principal, err = authority.PrincipalOf(dir, p.uid, p.uid)
 	return p, err
 }
 

@@ -24,22 +24,22 @@ func userPeer(uid int) peer {
 
 func managerPeer() peer { return peer{Principal: principal.Principal{Manager: true}} }
 
-// newIdentifyingService returns a service that looks up the process and user of its clients.
-func newIdentifyingService(t *testing.T) *Service {
+// newAuthority returns an authority without configured managers.
+func newAuthority(t *testing.T) *principal.Authority {
 	t.Helper()
 	a, err := principal.New(nil, -1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Service{authority: a}
+	return a
 }
 
 // TestPeerProcess tests that the process of a peer is the one reported by the kernel, and that an invisible or ended
 // process is refused.
 func TestPeerProcess(t *testing.T) {
-	s := newIdentifyingService(t)
+	authority := newAuthority(t)
 	ends := testutil.UnixPair(t)
-	who, err := s.peerOf(ends[0])
+	who, err := peerOf(ends[0], authority)
 	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager ||
 		who.Account != (quota.ID{UID: os.Getuid()}) {
 		t.Fatalf("peerOf: got %+v, %v", who, err)
@@ -114,7 +114,7 @@ func TestPeerProcessEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	who, err := newIdentifyingService(t).peerOf(c)
+	who, err := peerOf(c, newAuthority(t))
 	if !errors.Is(err, syscall.EPERM) || who.pid != child.Process.Pid {
 		t.Fatalf("peerOf of an ended client: got %+v, %v, want EPERM", who, err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
+	"verbena/internal/rights"
 	"verbena/internal/testutil"
 )
 
@@ -63,7 +64,7 @@ func TestSurplusClientsAreDisconnected(t *testing.T) {
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
 		ends := testutil.UnixPair(t)
-		if got, want := a.add(s, ends[0]), i < maxAdmissions; got != want {
+		if got, want := a.add(&s.acceptor, ends[0]), i < maxAdmissions; got != want {
 			t.Fatalf("client %d: queued %v, want %v", i, got, want)
 		}
 		surplus = ends[1]
@@ -158,7 +159,7 @@ func TestPrivilegedAdmissions(t *testing.T) {
 	}
 	defer child.Wait()
 	defer end.Close()
-	s := newIdentifyingService(t)
+	by := &acceptor{authority: newAuthority(t), rights: &rights.Queues{}}
 	for _, tt := range []struct {
 		name       string
 		connection func() *net.UnixConn
@@ -193,13 +194,13 @@ func TestPrivilegedAdmissions(t *testing.T) {
 			}
 			id := quota.ID{UID: uid}
 			if uid == 0 {
-				if id.Container, err = s.authority.PIDNamespace(pid); err != nil {
+				if id.Container, err = by.authority.PIDNamespace(pid); err != nil {
 					t.Fatal(err)
 				}
 			}
 			q := &admissionQueue{waiting: make([]*net.UnixConn, full.waiting), busy: true}
 			a := admissions{of: map[quota.ID]*admissionQueue{id: q}, total: full.total}
-			if got := a.add(s, c); got != full.want || (len(q.waiting) > full.waiting) != full.want {
+			if got := a.add(by, c); got != full.want || (len(q.waiting) > full.waiting) != full.want {
 				t.Errorf("add a client of %s with %d waiting of its ID and %d of all users: got %v, want %v",
 					tt.name, full.waiting, full.total, got, full.want)
 			}

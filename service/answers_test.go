@@ -35,7 +35,7 @@ func TestUnreadAnswerIsCharged(t *testing.T) {
 		if err := ends[0].SetWriteBuffer(1); err != nil {
 			t.Fatal(err)
 		}
-		s.admitPeer(ends[0], userPeer(uid))
+		s.acceptor.admitPeer(ends[0], userPeer(uid))
 		for range 20 { // one answer does not fit into the socket
 			ask(ends[1])
 		}
@@ -49,7 +49,7 @@ func TestUnreadAnswerIsCharged(t *testing.T) {
 		return time.Since(since) >= 20*time.Millisecond
 	})
 	ends := testutil.UnixPair(t)
-	s.admitPeer(ends[0], userPeer(uid))
+	s.acceptor.admitPeer(ends[0], userPeer(uid))
 	if _, err := ctl.NewClient(ends[1], 1, 0).Do(&ctl.Request{Op: ctl.OpStatShow}); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("request beyond the limit: got %v, want EBUSY", err)
 	}
@@ -66,7 +66,7 @@ func TestUnreadDataIsChargedAfterEnd(t *testing.T) {
 	user := s.quota.User(4242)
 	for _, how := range []string{"read", "closed"} {
 		ends := testutil.UnixPair(t)
-		s.admitPeer(ends[0], userPeer(4242))
+		s.acceptor.admitPeer(ends[0], userPeer(4242))
 		if _, err := ends[1].Write(encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion,
 			Op: ctl.OpStatShow})); err != nil {
 			t.Fatal(err)
@@ -98,10 +98,10 @@ func TestUnreadRefusalsAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	s.admitPeer(testutil.UnixPair(t)[0], userPeer(4242))
+	s.acceptor.admitPeer(testutil.UnixPair(t)[0], userPeer(4242))
 	told := func(uid int) (*net.UnixConn, bool) {
 		ends := testutil.UnixPair(t)
-		s.admitPeer(ends[0], userPeer(uid))
+		s.acceptor.admitPeer(ends[0], userPeer(uid))
 		ends[1].SetReadDeadline(time.Now().Add(timeout))
 		n, err := ends[1].Read(make([]byte, 1)) // the rest of the answer stays unread
 		if n == 0 && err != io.EOF {
@@ -117,7 +117,7 @@ func TestUnreadRefusalsAreLimited(t *testing.T) {
 		}
 		clients = append(clients, c)
 	}
-	s.admitPeer(testutil.UnixPair(t)[0], userPeer(4243))
+	s.acceptor.admitPeer(testutil.UnixPair(t)[0], userPeer(4243))
 	if _, ok := told(4243); !ok {
 		t.Error("client of another user: got no answer, want one")
 	}
@@ -141,14 +141,14 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 	}
 	defer s.Close()
 	first := testutil.UnixPair(t)
-	s.admitPeer(first[0], userPeer(4242))
+	s.acceptor.admitPeer(first[0], userPeer(4242))
 	for range 20 {
 		ends := testutil.UnixPair(t)
 		if _, err := ends[1].Write(
 			encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
 			t.Fatal(err)
 		}
-		s.admitPeer(ends[0], userPeer(4242))
+		s.acceptor.admitPeer(ends[0], userPeer(4242))
 		ends[1].SetReadDeadline(time.Now().Add(timeout))
 		text, err := io.ReadAll(io.LimitReader(ends[1], 1<<16))
 		if err != nil || !strings.Contains(string(text), "--limit connections=") {

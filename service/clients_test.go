@@ -205,7 +205,7 @@ func TestAttachUsesKernelPID(t *testing.T) {
 		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
 	} {
 		ends := testutil.UnixPair(t)
-		who, err := s.peerOf(ends[0])
+		who, err := peerOf(ends[0], s.authority)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -268,7 +268,7 @@ func TestConnectionsPerUser(t *testing.T) {
 		if uid != 0 {
 			who = userPeer(uid)
 		}
-		s.admitPeer(ends[0], who)
+		s.acceptor.admitPeer(ends[0], who)
 		return ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	}
 	ask := func(c *ctl.Client) error {
@@ -674,9 +674,9 @@ func TestServiceWithoutDescriptors(t *testing.T) {
 	}
 	for free, fd := range fds { // a client can use the last descriptor, or one of the last few
 		testutil.Eventually(t, "the descriptors for managers", func() bool {
-			s.spare.mu.Lock()
-			defer s.spare.mu.Unlock()
-			return len(s.spare.files) == spareDescriptors
+			s.acceptor.reserve.mu.Lock()
+			defer s.acceptor.reserve.mu.Unlock()
+			return len(s.acceptor.reserve.files) == spareDescriptors
 		})
 		fill()
 		for range free {

@@ -109,7 +109,7 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 		accepted := make(chan struct{})
 		go func() { // this goroutine runs on a thread of the service's user
 			defer close(accepted)
-			s.acceptWithReserve(l, syscall.EMFILE)
+			s.acceptor.acceptWithReserve(l, syscall.EMFILE)
 		}()
 		<-accepted
 		_, err = c.Do(&ctl.Request{Op: ctl.OpInfo})
@@ -173,7 +173,7 @@ func TestIdleClientsAreDisconnected(t *testing.T) {
 	least, most := s.firstMessage/2, s.firstMessage+s.restOfMessage+5*time.Second
 	ends, silent := testutil.UnixPair(t), testutil.UnixPair(t)
 	began := time.Now()
-	s.admitPeer(silent[0], peer{uid: 4242})
+	s.acceptor.admitPeer(silent[0], peer{uid: 4242})
 	ends[0].SetWriteBuffer(1)
 	ends[1].SetReadBuffer(1)
 	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, 0)

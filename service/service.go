@@ -91,14 +91,11 @@ type Service struct {
 	remote     *remote.Server
 	files      sync.WaitGroup // counts the device files opened over the socket
 	quota      *quota.Ledger
-	admissions admissions
-	spare      descriptorReserve // reserve of descriptors for managers
-	requests   userCount         // pending requests by user
-	unheard    userCount         // refused clients, by user, that have not read the reason
+	requests   userCount // pending requests by user
+	acceptor   acceptor
 	authority  *principal.Authority
 	rights     rights.Queues // descriptors in transit from users
 	kept       *kept.Keeper  // resources that users' programs keep in use
-	refusing   chan struct{} // one element for each refused client that the service waits for
 	stop       context.CancelFunc
 	ended      context.Context // done when the service begins to stop
 	recorders  sync.WaitGroup  // counts captures in progress
@@ -127,8 +124,7 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{},
 		links:          linkTable{names: map[string]bool{}, recordings: map[*recording]struct{}{}},
-		requestTimeout: requestTimeout, closeTimeout: CloseTimeout, firstMessage: firstMessage, restOfMessage: restOfMessage,
-		refusing: make(chan struct{}, maxRefusing)}
+		requestTimeout: requestTimeout, closeTimeout: CloseTimeout, firstMessage: firstMessage, restOfMessage: restOfMessage}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
@@ -157,6 +153,9 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s.ended, s.stop = context.WithCancel(context.Background())
 	s.links.ended = s.ended
+	s.acceptor = acceptor{log: s.log, quota: s.quota, rights: &s.rights, kept: s.kept, authority: s.authority,
+		ended: s.ended, refusing: make(chan struct{}, maxRefusing),
+		answer: func(c ctl.Conn, who peer) { s.answerAll(c, who, s.firstMessage) }}
 	s.programs.since = time.Now()
 	go s.logRefusals(refused)
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {

@@ -2,16 +2,13 @@ package service
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"sync"
 	"syscall"
 	"time"
 
 	"verbena/internal/procfile"
-	"verbena/internal/quota"
 
 	"golang.org/x/sys/unix"
 )
@@ -77,38 +74,6 @@ func (p *descriptorReserve) warnShortage(log *slog.Logger, err error) {
 // isDescriptorShortage reports whether an error is a lack of descriptors.
 func isDescriptorShortage(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
-}
-
-// acceptWithReserve waits a short time for a client and answers the client, after accept(2) found no free descriptor.
-func (s *Service) acceptWithReserve(l *Listener, lack error) {
-	const pause = 50 * time.Millisecond
-	s.spare.warnShortage(s.log, lack)
-	if !l.hasWaitingClient(pause) {
-		return
-	}
-	s.spare.release()
-	l.SetDeadline(time.Now().Add(pause)) // the client may have disconnected
-	defer l.SetDeadline(time.Time{})
-	c, err := l.AcceptUnix()
-	if err != nil {
-		time.Sleep(pause) // there is still no free descriptor
-		return
-	}
-	who, err := s.peerOf(c)
-	s.admitWithReserve(c, who, err)
-}
-
-// admitWithReserve answers a client while only the descriptors of the reserve are free. admitWithReserve serves
-// managers normally. Other users receive an error that asks them to retry.
-func (s *Service) admitWithReserve(c *net.UnixConn, who peer, err error) {
-	if err == nil && who.Manager {
-		s.admitPeer(c, who)
-		return
-	}
-	if err != nil { // an error means an unknown account
-		who.Account = quota.ID{UID: who.uid}
-	}
-	s.refuseClient(c, who, fmt.Errorf("the service has no file descriptor left (RLIMIT_NOFILE): %w", syscall.EMFILE))
 }
 
 // hasWaitingClient reports whether a client is waiting or arrives within the time. hasWaitingClient takes no
