@@ -175,7 +175,7 @@ func (r *Remote) Len() int64 { return int64(min(r.d.Length, math.MaxInt64)) }
 // ReadAt reads len(p) bytes at an offset of the peer's memory. If the memory ends earlier, ReadAt reads up to the end
 // and returns io.EOF. ReadAt blocks at most until the read deadline of the connection.
 func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
-	return r.c.transfer(verbs.Read, &r.c.rd, r.d, p, off)
+	return r.transfer(verbs.Read, &r.c.rd, p, off)
 }
 
 // WriteAt writes p at an offset of the peer's memory. When WriteAt returns without an error, all of p is in the peer's
@@ -183,34 +183,34 @@ func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
 // most until the write deadline of the connection. WriteAt, like Write, fails with EPIPE after CloseWrite of this end.
 // WriteAtContext continues to work after CloseWrite.
 func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
-	return r.c.transfer(verbs.Write, &r.c.wd, r.d, p, off)
+	return r.transfer(verbs.Write, &r.c.wd, p, off)
 }
 
 // ReadAtContext is the equivalent of ReadAt with ctx in place of the read deadline.
 func (r *Remote) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := deadlineOf(ctx, &r.c.mu)
 	defer d.cancel(nil)
-	return r.c.transfer(verbs.Read, d, r.d, p, off)
+	return r.transfer(verbs.Read, d, p, off)
 }
 
 // WriteAtContext is the equivalent of WriteAt with ctx in place of the write deadline.
 func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := deadlineOf(ctx, &r.c.mu)
 	defer d.cancel(nil)
-	return r.c.transfer(verbs.Write, d, r.d, p, off)
+	return r.transfer(verbs.Write, d, p, off)
 }
 
 // ReadRegion reads n bytes at offset off of the peer's memory into dst at dstOff, without a copy. n is at most 1 GB.
 // The device accesses the memory only until ReadRegion returns. For this reason ReadRegion ends the connection if ctx
 // ends before the operation has completed. Region.Close waits for ReadRegion.
 func (r *Remote) ReadRegion(ctx context.Context, off int64, dst *Region, dstOff, n int) error {
-	return r.c.transferRegion(ctx, verbs.Read, r.d, off, dst, dstOff, n)
+	return r.transferRegion(ctx, verbs.Read, off, dst, dstOff, n)
 }
 
 // WriteRegion writes n bytes of src from srcOff to offset off of the peer's memory, without a copy. The limits are
 // those of ReadRegion.
 func (r *Remote) WriteRegion(ctx context.Context, off int64, src *Region, srcOff, n int) error {
-	return r.c.transferRegion(ctx, verbs.Write, r.d, off, src, srcOff, n)
+	return r.transferRegion(ctx, verbs.Write, off, src, srcOff, n)
 }
 
 const (
@@ -358,7 +358,8 @@ func (c *Conn) awaitOp(d *deadline, n int) error {
 // opNames contains the names of operations in errors.
 var opNames = map[verbs.Opcode]string{verbs.Read: "readat", verbs.Write: "writeat"}
 
-func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (int, error) {
+func (r *Remote) transfer(op verbs.Opcode, d *deadline, p []byte, off int64) (int, error) {
+	c, there := r.c, r.d
 	if err := there.validate(); err != nil {
 		return 0, c.opError(opNames[op], err)
 	}
@@ -375,7 +376,7 @@ func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte
 	if len(p) == 0 {
 		return 0, short
 	}
-	n, err := c.copyThrough(op, d, there, p, off)
+	n, err := r.copyThrough(op, d, p, off)
 	if err != nil {
 		return n, c.opError(opNames[op], err)
 	}
@@ -384,7 +385,8 @@ func (c *Conn) transfer(op verbs.Opcode, d *deadline, there Descriptor, p []byte
 
 // copyThrough copies the caller's bytes through memory of the connection. After a timeout, the device may still access
 // the memory of the connection, but not the memory of the caller.
-func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []byte, off int64) (done int, err error) {
+func (r *Remote) copyThrough(op verbs.Opcode, d *deadline, p []byte, off int64) (done int, err error) {
+	c, there := r.c, r.d
 	if err := c.beginOp(d); err != nil {
 		return 0, err
 	}
@@ -420,16 +422,16 @@ func (c *Conn) copyThrough(op verbs.Opcode, d *deadline, there Descriptor, p []b
 	return done, nil
 }
 
-func (c *Conn) transferRegion(ctx context.Context, op verbs.Opcode, there Descriptor, off int64, r *Region, at,
-	n int) error {
+func (r *Remote) transferRegion(ctx context.Context, op verbs.Opcode, off int64, local *Region, at, n int) error {
+	c, there := r.c, r.d
 	if err := there.validate(); err != nil {
 		return c.opError(opNames[op], err)
 	}
 	size := int64(there.Length)
-	here, left := r.Len()-at, size-off
+	here, left := local.Len()-at, size-off
 	if n < 0 || n > maxDirect || at < 0 || n > here || off < 0 || int64(n) > left {
 		err := fmt.Errorf("%d bytes at %d of %d, and at %d of %d, are out of range: %w",
-			n, off, size, at, r.Len(), syscall.EINVAL)
+			n, off, size, at, local.Len(), syscall.EINVAL)
 		return c.opError(opNames[op], err)
 	}
 	if n == 0 {
@@ -441,11 +443,11 @@ func (c *Conn) transferRegion(ctx context.Context, op verbs.Opcode, there Descri
 		return c.opError(opNames[op], err)
 	}
 	defer c.endOp()
-	if err := r.acquire(); err != nil {
+	if err := local.acquire(); err != nil {
 		return c.opError(opNames[op], err)
 	}
-	defer r.use.RUnlock()
-	err := c.postOp(op, r.mr.SGE(at, n), verbs.Remote{Addr: there.Addr + uint64(off), RKey: there.RKey})
+	defer local.use.RUnlock()
+	err := c.postOp(op, local.mr.SGE(at, n), verbs.Remote{Addr: there.Addr + uint64(off), RKey: there.RKey})
 	if err == nil {
 		err = c.awaitOp(d, 0)
 	}

@@ -259,7 +259,8 @@ func TestInvalidLinkSetIsRefused(t *testing.T) {
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1}); !errors.Is(err, syscall.ENODEV) {
+	err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1})
+	if !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("moment without a device: got %v, want ENODEV", err)
 	}
 	// changeLink accepts a link that has no device. The next device starts in the new state.
