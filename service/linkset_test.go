@@ -259,7 +259,7 @@ func TestInvalidLinkSetIsRefused(t *testing.T) {
 	if err := s.DevUnplug("rxe0"); err != nil {
 		t.Fatal(err)
 	}
-	err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1})
+	err = s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkDown, AtWR: 1})
 	if !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("moment without a device: got %v, want ENODEV", err)
 	}
