@@ -142,7 +142,11 @@ func TestBlockedTreeDelaysOnce(t *testing.T) {
 		t.Error("enter by another session: got no return after 10 s, want one")
 	}
 	kept.mu.Unlock()
-	testutil.Eventually(t, "the tree to be updated", func() bool { return kept.listFiles(t)["/d/x"] == "4" })
+	testutil.Eventually(t, "the tree to be updated", func() bool {
+		kept.changes.Lock()
+		defer kept.changes.Unlock()
+		return kept.changes.working == nil && kept.listFiles(t)["/d/x"] == "4"
+	})
 	f.content.Store("5")
 	if err := f.update(); err != nil || kept.listFiles(t)["/d/x"] != "5" {
 		t.Errorf("update after the unlock: got error %v and content %q, want 5", err, kept.listFiles(t))
