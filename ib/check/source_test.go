@@ -92,7 +92,7 @@ func TestCheckReportsChangedSendMemory(t *testing.T) {
 			x.failOnError(x.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			b[5]++
 			x.pollAll()
-		}, false},
+		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newConsumer(t, consumerConfig{})

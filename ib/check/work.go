@@ -371,7 +371,7 @@ func (w *workTracker) removeCompletedSends(wc *ib.WC) (r *request, changed []*re
 		passed = passed || x == r
 		if !behind && (r.end == 0 || x.begin < r.end) {
 			w.finishRequest(x)
-			if wc.Status == ib.WCSuccess && x.hasChangedSource() {
+			if x.hasChangedSource() {
 				changed = append(changed, x)
 			}
 			return true
