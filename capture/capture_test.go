@@ -22,8 +22,8 @@ import (
 	"verbena/roce"
 )
 
-// newTapped returns an unsealed packet from a to b.
-func newTapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
+// newTappedPacket returns an unsealed packet from a to b.
+func newTappedPacket(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped {
 	data := make([]byte, op.PacketLen(payload))
 	k := roce.NewPacket(data, &roce.BTHFields{Opcode: op, PKey: roce.DefaultPKey, DestQPN: qp, PSN: 5}, payload)
 	if h := k.DETH(); h != nil {
@@ -42,7 +42,7 @@ func newTapped(a, b string, op roce.Opcode, qp uint32, payload int) *link.Tapped
 func TestFrameMatchesWirePacket(t *testing.T) {
 	for _, ips := range [][2]string{{"10.0.0.1", "10.0.0.2"}, {"fd00::1", "fd00::2"}, {"fe80::1%eth0", "fe80::2%eth0"}} {
 		for _, size := range []int{0, 1, 3, 64, 1023, 4096} {
-			p := newTapped(ips[0], ips[1], roce.RCSendOnly, 17, size)
+			p := newTappedPacket(ips[0], ips[1], roce.RCSendOnly, 17, size)
 			p.ID, p.TOS, p.TTL = 7, 0xb8, 12
 			f := appendFrame([]byte("before"), p)[len("before"):]
 			if ok, is := roce.CheckIP(f); !ok || !is {
@@ -84,9 +84,9 @@ func TestFrameMatchesWirePacket(t *testing.T) {
 	}
 }
 
-// TestFrameChecksumZero checks that a UDP checksum of 0 is sent as 0xffff.
-func TestFrameChecksumZero(t *testing.T) {
-	p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64)
+// TestZeroChecksumSentAsFFFF checks that a UDP checksum of 0 is sent as 0xffff.
+func TestZeroChecksumSentAsFFFF(t *testing.T) {
+	p := newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64)
 	f := appendFrame(nil, p)
 	udp := f[20:]
 	p.Data, p.Unsealed = udp[8:], false
@@ -100,12 +100,12 @@ func TestFrameChecksumZero(t *testing.T) {
 }
 
 func TestFilterSelectsPackets(t *testing.T) {
-	out := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 8)
+	out := newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 8)
 	out.QP = 18
-	in := newTapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 18, 0)
+	in := newTappedPacket("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 18, 0)
 	in.Out = false
-	ud := newTapped("fe80::1%eth0", "fd00::2", roce.UDSendOnlyWithImmediate, 20, 8)
-	read := newTapped("10.0.0.1", "10.0.0.3", roce.RCRDMAReadResponseMiddle, 30, 8)
+	ud := newTappedPacket("fe80::1%eth0", "fd00::2", roce.UDSendOnlyWithImmediate, 20, 8)
+	read := newTappedPacket("10.0.0.1", "10.0.0.3", roce.RCRDMAReadResponseMiddle, 30, 8)
 	all := []*link.Tapped{out, in, ud, read}
 	for _, c := range []struct {
 		text string
@@ -166,7 +166,7 @@ func FuzzFilter(f *testing.F) {
 			}
 			return
 		}
-		p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 0)
+		p := newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 0)
 		p.Data = data
 		filter.Match(p)
 	})
@@ -216,24 +216,24 @@ func TestRecorderWritesFilteredPackets(t *testing.T) {
 		r := New(&file, Options{Filter: filter})
 		a := r.Interface("rxe0", "eth0")
 		start := time.Now()
-		p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
-		q := newTapped("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
+		p := newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
+		q := newTappedPacket("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
 		q.Out, q.Time = false, start.Add(3*time.Nanosecond)
 		a.Packet(q) // the response is recorded first
 		a.Packet(p)
-		a.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
+		a.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 18, 100))
 		clear(p.Data) // the recorder must have copied the data
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		if len(packetDirections(file.Bytes())) != 2 {
 			t.Error("packets in the file before Close: got none, want 2")
 		}
 		b := r.Interface("rxe1", "")
-		b.Packet(newTapped("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
+		b.Packet(newTappedPacket("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
 		sum, err := r.Close()
 		if err != nil || sum != (recordingStats{Packets: 3}) {
 			t.Errorf("Close: got %+v and error %v, want 3 packets", sum, err)
 		}
-		a.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // after the end of the recording
+		a.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)) // after the end of the recording
 		if again, err := r.Close(); again != sum || err != nil {
 			t.Errorf("second Close: got %+v and error %v, want the same", again, err)
 		}
@@ -269,7 +269,7 @@ func TestRecorderEndsAfterCount(t *testing.T) {
 		r := New(&file, Options{Count: 5})
 		tap := r.Interface("rxe0", "")
 		for range 9 {
-			tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100))
+			tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100))
 		}
 		select {
 		case <-r.Done():
@@ -285,19 +285,19 @@ func TestRecorderEndsAfterCount(t *testing.T) {
 	})
 }
 
-// TestRecorderReorders checks that a packet with an earlier timestamp is written in order of time, and that pending
+// TestRecorderSortsByTime checks that a packet with an earlier timestamp is written in order of time, and that pending
 // packets keep their bytes when the buffers are reused.
-func TestRecorderReorders(t *testing.T) {
+func TestRecorderSortsByTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var file bytes.Buffer
 		r := New(&file, Options{})
 		tap := r.Interface("rxe0", "")
 		start := time.Now()
 		for i, late := range []time.Duration{500, 150, 400, 350} { // times in milliseconds
-			p := newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
+			p := newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
 			p.Time = start.Add(late * time.Millisecond)
 			tap.Packet(p)
-			testutil.Advance(flushPeriod)
+			testutil.AdvanceTime(flushPeriod)
 		}
 		if sum, err := r.Close(); err != nil || sum != (recordingStats{Packets: 4}) {
 			t.Errorf("Close: got %+v and error %v, want 4 packets", sum, err)
@@ -330,16 +330,16 @@ func (s *stuckWriter) Write(b []byte) (int, error) {
 	return s.Buffer.Write(b)
 }
 
-// TestRecorderStuckWriter checks that a blocked writer does not block devices, and that dropped packets are counted.
-func TestRecorderStuckWriter(t *testing.T) {
+// TestBlockedWriterDropsPackets checks that a blocked writer does not block devices, and that dropped packets are counted.
+func TestBlockedWriterDropsPackets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{let: make(chan struct{})}
 		r := New(w, Options{Buffer: 100 << 10})
 		tap := r.Interface("rxe0", "")
 		const packets, fit = 1000, (100 << 10) / (1000 + recordCost)
 		for range packets {
-			tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
-			testutil.Advance(time.Millisecond)
+			tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
+			testutil.AdvanceTime(time.Millisecond)
 		}
 		close(w.let)
 		sum, err := r.Close()
@@ -355,26 +355,26 @@ func TestRecorderStuckWriter(t *testing.T) {
 	})
 }
 
-type brokenWriter struct{}
+type failingWriter struct{}
 
-var errBroken = errors.New("no space left")
+var errWriteFailed = errors.New("no space left")
 
-func (brokenWriter) Write([]byte) (int, error) { return 0, errBroken }
+func (failingWriter) Write([]byte) (int, error) { return 0, errWriteFailed }
 
-func TestRecorderBrokenWriter(t *testing.T) {
+func TestRecorderReportsWriteError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := New(brokenWriter{}, Options{})
+		r := New(failingWriter{}, Options{})
 		tap := r.Interface("rxe0", "")
-		tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
+		tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
 		<-r.Done()
-		if _, err := r.Close(); !errors.Is(err, errBroken) || !strings.Contains(err.Error(), "write the capture") {
+		if _, err := r.Close(); !errors.Is(err, errWriteFailed) || !strings.Contains(err.Error(), "write the capture") {
 			t.Errorf("Close: got %v, want the error of the writer", err)
 		}
 	})
 }
 
-// TestRecorderConcurrent checks that each packet of many threads is either in the file or counted as dropped.
-func TestRecorderConcurrent(t *testing.T) {
+// TestConcurrentPacketsAreCounted checks that each packet of many threads is either in the file or counted as dropped.
+func TestConcurrentPacketsAreCounted(t *testing.T) {
 	var file bytes.Buffer
 	r := New(&file, Options{})
 	var wg sync.WaitGroup
@@ -383,7 +383,7 @@ func TestRecorderConcurrent(t *testing.T) {
 		tap := r.Interface("rxe0", "")
 		wg.Go(func() {
 			for range each {
-				tap.Packet(newTapped("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64))
+				tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64))
 			}
 		})
 	}

@@ -59,7 +59,7 @@ type Recorder struct {
 
 	mu         sync.Mutex
 	accepted   uint64 // number of accepted packets, up to Count
-	interfaces []*tap
+	interfaces []*recorderTap
 	filled     packetBuffer
 
 	// Only the goroutine uses the following fields.
@@ -80,11 +80,11 @@ type packetBuffer struct {
 type record struct {
 	link.Tapped     // the packet without Data
 	from, to    int // range of the packet in the bytes of the batch
-	tap         *tap
+	tap         *recorderTap
 }
 
-// tap is an interface of the file. It implements link.Tap.
-type tap struct {
+// recorderTap is an interface of the file. It implements link.Tap.
+type recorderTap struct {
 	r                 *Recorder
 	id                int
 	name, description string
@@ -114,7 +114,7 @@ func New(w io.Writer, opts Options) *Recorder {
 func (r *Recorder) Interface(name, description string) link.Tap {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := &tap{r: r, id: len(r.interfaces), name: name, description: description, start: time.Now()}
+	t := &recorderTap{r: r, id: len(r.interfaces), name: name, description: description, start: time.Now()}
 	r.interfaces = append(r.interfaces, t)
 	return t
 }
@@ -133,7 +133,7 @@ func (r *Recorder) Close() (recordingStats, error) {
 }
 
 // Packet implements link.Tap.
-func (t *tap) Packet(p *link.Tapped) {
+func (t *recorderTap) Packet(p *link.Tapped) {
 	r := t.r
 	if r.over.Load() || !r.opts.Filter.Match(p) {
 		return
@@ -174,7 +174,7 @@ func (r *Recorder) run() {
 		case <-r.full:
 		case <-r.ending:
 		}
-		if r.flush(false) {
+		if r.writeDuePackets(false) {
 			r.over.Store(true)
 			close(r.done)
 			<-r.ending
@@ -185,13 +185,13 @@ func (r *Recorder) run() {
 		default:
 		}
 	}
-	r.flush(true)
+	r.writeDuePackets(true)
 	r.writeStatistics()
 }
 
-// flush writes the packets that are old enough, or all of them. flush reports whether the recording should end, which
+// writeDuePackets writes the packets that are old enough, or all of them. writeDuePackets reports whether the recording should end, which
 // is the case if Count packets were accepted or a write has failed.
-func (r *Recorder) flush(all bool) (enough bool) {
+func (r *Recorder) writeDuePackets(all bool) (enough bool) {
 	r.mu.Lock()
 	b := r.filled
 	r.filled, r.spare = packetBuffer{r.spare.records[:0], r.spare.bytes[:0]}, packetBuffer{}
@@ -215,7 +215,7 @@ func (r *Recorder) flush(all bool) (enough bool) {
 		}
 	}
 	for i := range list[:n] {
-		r.runStep(func() error { return r.write(&list[i]) })
+		r.runStep(func() error { return r.writeRecord(&list[i]) })
 	}
 	rest := make([]record, 0, len(list)-n)
 	for _, x := range list[n:] {
@@ -239,7 +239,7 @@ func (r *Recorder) runStep(step func() error) {
 	}
 }
 
-func (r *Recorder) addInterface(t *tap) error {
+func (r *Recorder) addInterface(t *recorderTap) error {
 	i := pcapgo.NgInterface{
 		Name: t.name, Description: t.description, Filter: r.opts.Filter.String(), OS: runtime.GOOS,
 		LinkType: layers.LinkTypeRaw, TimestampResolution: 9,
@@ -260,7 +260,7 @@ var directionFlags = map[bool]*pcapgo.NgEpbFlags{
 	true:  {Direction: pcapgo.NgEpbFlagDirectionOutbound},
 }
 
-func (r *Recorder) write(x *record) error {
+func (r *Recorder) writeRecord(x *record) error {
 	r.frame = appendFrame(r.frame[:0], &x.Tapped)
 	r.summary.Packets++
 	return r.w.WritePacketWithOptions(gopacket.CaptureInfo{

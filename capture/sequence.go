@@ -84,7 +84,7 @@ const maxPackets = 1 << 20
 // Connections returns the connections in a pcap or pcapng capture, in the order of their first packets. Connections
 // ignores datagrams and packets between more than two parties.
 func Connections(r io.Reader) ([]*Connection, error) {
-	next, err := frameReader(r)
+	next, err := newFrameReader(r)
 	if err != nil {
 		return nil, fmt.Errorf("read capture: %w", err)
 	}
@@ -98,11 +98,11 @@ func Connections(r io.Reader) ([]*Connection, error) {
 		case err != nil:
 			return nil, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		ip, err := networkPacket(f.link, f.data)
+		ip, err := ipPacketInFrame(f.link, f.data)
 		if err != nil {
 			return nil, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		p, ok := parse(ip)
+		p, ok := parseConnectedPacket(ip)
 		if !ok {
 			continue
 		}
@@ -124,8 +124,8 @@ func Connections(r io.Reader) ([]*Connection, error) {
 	}
 }
 
-// parse parses a packet of a connected service.
-func parse(ip []byte) (p seenPacket, ok bool) {
+// parseConnectedPacket parses a packet of a connected service.
+func parseConnectedPacket(ip []byte) (p seenPacket, ok bool) {
 	const udpLen = 8
 	var udp []byte
 	switch {
@@ -339,9 +339,9 @@ func (c *Connection) HasFault() bool {
 	return slices.ContainsFunc(c.Packets, func(p packet) bool { return p.describeFaults() != "" })
 }
 
-// shownPackets returns at most limit packets to show; 0 means all packets. With trouble set, the shown packets start a
+// packetsToShow returns at most limit packets to show; 0 means all packets. With trouble set, the shown packets start a
 // few packets before the first packet with a fault.
-func (c *Connection) shownPackets(limit int, trouble bool) []packet {
+func (c *Connection) packetsToShow(limit int, trouble bool) []packet {
 	list := c.Packets
 	if trouble {
 		const before = 5
@@ -361,11 +361,11 @@ func (c *Connection) shownPackets(limit int, trouble bool) []packet {
 // direction.
 func (c *Connection) WriteText(w io.Writer, limit int, trouble bool) error {
 	const width = 46
-	list := c.shownPackets(limit, trouble)
+	list := c.packetsToShow(limit, trouble)
 	if _, err := fmt.Fprintf(w, "%14s  %-*s  %s\n", "seconds", width, c.Ends[0], c.Ends[1]); err != nil {
 		return err
 	}
-	first := c.startTime()
+	first := c.firstPacketTime()
 	for i := range list {
 		p := &list[i]
 		left, arrow, right := p.describe(), "-->", ""
@@ -394,7 +394,7 @@ func (c *Connection) WriteText(w io.Writer, limit int, trouble bool) error {
 	return nil
 }
 
-func (c *Connection) startTime() time.Time {
+func (c *Connection) firstPacketTime() time.Time {
 	if len(c.Packets) == 0 {
 		return time.Time{}
 	}
@@ -405,7 +405,7 @@ func (c *Connection) startTime() time.Time {
 // faults are red.
 func (c *Connection) WriteSVG(w io.Writer, limit int, trouble bool) error {
 	const width, left, right, top, row = 900, 300, 720, 96, 20
-	list := c.shownPackets(limit, trouble)
+	list := c.packetsToShow(limit, trouble)
 	slices.SortStableFunc(list, func(a, b packet) int {
 		return cmp.Compare(a.FirstSeen().UnixNano(),
 			b.FirstSeen().UnixNano())
@@ -432,7 +432,7 @@ func (c *Connection) WriteSVG(w io.Writer, limit int, trouble bool) error {
 	for _, x := range []int{left, right} {
 		fmt.Fprintf(&b, `<line x1="%d" y1="72" x2="%[1]d" y2="%d" stroke="#8d99ae"/>`+"\n", x, height-row)
 	}
-	first, before := c.startTime(), time.Time{}
+	first, before := c.firstPacketTime(), time.Time{}
 	for i := range list {
 		p := &list[i]
 		y := top + row*i

@@ -53,7 +53,7 @@ var ErrLinkType = errors.New("link type not supported")
 // stopped, is valid up to that frame.
 func Verify(r io.Reader) (Verification, error) {
 	var res Verification
-	next, err := frameReader(r)
+	next, err := newFrameReader(r)
 	if err != nil {
 		return res, fmt.Errorf("read capture: %w", err)
 	}
@@ -65,7 +65,7 @@ func Verify(r io.Reader) (Verification, error) {
 		case err != nil:
 			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
-		ip, err := networkPacket(f.link, f.data)
+		ip, err := ipPacketInFrame(f.link, f.data)
 		if err != nil {
 			return res, fmt.Errorf("read capture: frame %d: %w", n, err)
 		}
@@ -73,8 +73,8 @@ func Verify(r io.Reader) (Verification, error) {
 	}
 }
 
-// frame is a frame of a capture.
-type frame struct {
+// capturedFrame is a frame of a capture.
+type capturedFrame struct {
 	link    layers.LinkType
 	at      time.Time
 	data    []byte // valid until the next frame is read
@@ -82,8 +82,8 @@ type frame struct {
 	in, out bool   // direction, if the capture contains it
 }
 
-// frameReader returns a function that reads the frames one after another.
-func frameReader(r io.Reader) (func() (frame, error), error) {
+// newFrameReader returns a function that reads the frames one after another.
+func newFrameReader(r io.Reader) (func() (capturedFrame, error), error) {
 	const ngMagic = 0x0a0d0d0a // a palindrome, which is valid in both byte orders
 	b := bufio.NewReader(r)
 	magic, err := b.Peek(4)
@@ -108,9 +108,9 @@ func frameReader(r io.Reader) (func() (frame, error), error) {
 		if err != nil {
 			return nil, err
 		}
-		return func() (frame, error) {
+		return func() (capturedFrame, error) {
 			data, ci, o, err := ng.ZeroCopyReadPacketDataWithOptions()
-			f := frame{link: ngLinkType(ci), at: ci.Timestamp, data: data, whole: ci.Length}
+			f := capturedFrame{link: ngLinkType(ci), at: ci.Timestamp, data: data, whole: ci.Length}
 			if o.Flags != nil {
 				f.in, f.out = o.Flags.Direction == pcapgo.NgEpbFlagDirectionInbound,
 					o.Flags.Direction == pcapgo.NgEpbFlagDirectionOutbound
@@ -122,9 +122,9 @@ func frameReader(r io.Reader) (func() (frame, error), error) {
 	if err != nil {
 		return nil, err
 	}
-	return func() (frame, error) {
+	return func() (capturedFrame, error) {
 		data, ci, err := p.ZeroCopyReadPacketData()
-		return frame{link: p.LinkType(), at: ci.Timestamp, data: data, whole: ci.Length}, err
+		return capturedFrame{link: p.LinkType(), at: ci.Timestamp, data: data, whole: ci.Length}, err
 	}, nil
 }
 
@@ -146,8 +146,8 @@ const (
 	linkRawOpenBSD layers.LinkType = 14
 )
 
-// networkPacket returns the IP packet in a frame, or nil if there is none.
-func networkPacket(link layers.LinkType, frame []byte) ([]byte, error) {
+// ipPacketInFrame returns the IP packet in a frame, or nil if there is none.
+func ipPacketInFrame(link layers.LinkType, frame []byte) ([]byte, error) {
 	var typeAt, start int // offsets of the EtherType and of the packet
 	switch link {
 	case layers.LinkTypeRaw, layers.LinkTypeIPv4, layers.LinkTypeIPv6, linkRawBSD, linkRawOpenBSD:
@@ -190,7 +190,7 @@ func (r *Verification) verifyPacket(frame int, ip []byte, cut bool) {
 		r.Unchecked++
 		return
 	}
-	good, bad := verifySegments(ip)
+	good, bad := countValidSegments(ip)
 	r.Good += good
 	r.Bad += bad
 	if bad > 0 && len(r.BadFrames) < maxBadFrames {
@@ -204,8 +204,8 @@ func (r *Verification) verifyPacket(frame int, ip []byte, cut bool) {
 // of 500 MiB.
 const maxSegmentLen = 4096 + 48
 
-// verifySegments checks the packets in an unsegmented batch. A packet that is not a batch counts as one bad packet.
-func verifySegments(ip []byte) (good, bad int) {
+// countValidSegments checks the packets in an unsegmented batch. A packet that is not a batch counts as one bad packet.
+func countValidSegments(ip []byte) (good, bad int) {
 	const ip4, ip6, udp, shortest = 20, 40, 8, roce.BTHLen + roce.ICRCLen
 	var src, dst netip.Addr
 	var id uint16

@@ -68,7 +68,7 @@ func modifiedCopy(p []byte, f func([]byte)) []byte {
 	return p
 }
 
-func etherType(p []byte) uint16 {
+func etherTypeOf(p []byte) uint16 {
 	if p[0]>>4 == 6 {
 		return 0x86dd
 	}
@@ -85,17 +85,17 @@ func addLinkHeader(l layers.LinkType, p []byte, tags ...uint16) []byte {
 			b = binary.BigEndian.AppendUint16(b, t)
 			b = append(b, 0, 5)
 		}
-		b = binary.BigEndian.AppendUint16(b, etherType(p))
+		b = binary.BigEndian.AppendUint16(b, etherTypeOf(p))
 	case layers.LinkTypeLinuxSLL:
-		b = binary.BigEndian.AppendUint16(make([]byte, 14), etherType(p))
+		b = binary.BigEndian.AppendUint16(make([]byte, 14), etherTypeOf(p))
 	case layers.LinkTypeLinuxSLL2:
-		b = append(binary.BigEndian.AppendUint16(nil, etherType(p)), make([]byte, 18)...)
+		b = append(binary.BigEndian.AppendUint16(nil, etherTypeOf(p)), make([]byte, 18)...)
 	}
 	return append(b, p...)
 }
 
-// captureFile returns a capture file. The recorded length of each frame exceeds the captured length by cut bytes.
-func captureFile(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) []byte {
+// buildCaptureFile returns a capture file. The recorded length of each frame exceeds the captured length by cut bytes.
+func buildCaptureFile(t testing.TB, ng bool, l layers.LinkType, cut int, frames ...[]byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	var write func(gopacket.CaptureInfo, []byte) error
@@ -219,7 +219,7 @@ func TestVerifyCountsPackets(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, ng := range []bool{false, true} {
-				b := captureFile(t, ng, test.link, test.cut, test.frames...)
+				b := buildCaptureFile(t, ng, test.link, test.cut, test.frames...)
 				var zipped bytes.Buffer
 				z := gzip.NewWriter(&zipped)
 				z.Write(b)
@@ -239,8 +239,8 @@ func TestVerifyCountsPackets(t *testing.T) {
 	}
 }
 
-// TestVerifyMixedLinkTypes checks a pcapng file with interfaces of several link types.
-func TestVerifyMixedLinkTypes(t *testing.T) {
+// TestVerifyAcceptsMixedLinkTypes checks a pcapng file with interfaces of several link types.
+func TestVerifyAcceptsMixedLinkTypes(t *testing.T) {
 	var b bytes.Buffer
 	w, err := pcapgo.NewNgWriter(&b, layers.LinkTypeEthernet)
 	if err != nil {
@@ -270,12 +270,12 @@ func TestVerifyMixedLinkTypes(t *testing.T) {
 	}
 }
 
-// TestVerifyCutFile checks that a truncated file, such as a stopped program leaves, is valid up to the truncated
+// TestVerifyAcceptsTruncatedFile checks that a truncated file, such as a stopped program leaves, is valid up to the truncated
 // frame.
-func TestVerifyCutFile(t *testing.T) {
+func TestVerifyAcceptsTruncatedFile(t *testing.T) {
 	v4 := rxePacketOfVersion(t, 4)
 	for _, ng := range []bool{false, true} {
-		b := captureFile(t, ng, layers.LinkTypeRaw, 0, v4, v4, v4)
+		b := buildCaptureFile(t, ng, layers.LinkTypeRaw, 0, v4, v4, v4)
 		for _, n := range []int{1, len(v4) / 2, len(v4)} {
 			got, err := Verify(bytes.NewReader(b[:len(b)-n]))
 			if err != nil || got.Good != 2 || got.Bad != 0 {
@@ -285,12 +285,12 @@ func TestVerifyCutFile(t *testing.T) {
 	}
 }
 
-func TestVerifyErrors(t *testing.T) {
+func TestVerifyRejectsInvalidFiles(t *testing.T) {
 	for name, b := range map[string][]byte{
 		"empty":     {},
 		"text":      []byte("certainly not a capture of anything"),
-		"header":    captureFile(t, false, layers.LinkTypeRaw, 0)[:20],
-		"ng header": captureFile(t, true, layers.LinkTypeRaw, 0)[:20],
+		"header":    buildCaptureFile(t, false, layers.LinkTypeRaw, 0)[:20],
+		"ng header": buildCaptureFile(t, true, layers.LinkTypeRaw, 0)[:20],
 		"gzip":      {0x1f, 0x8b, 0, 0, 0},
 	} {
 		if got, err := Verify(bytes.NewReader(b)); err == nil {
@@ -298,12 +298,12 @@ func TestVerifyErrors(t *testing.T) {
 		}
 	}
 	v4 := rxePacketOfVersion(t, 4)
-	if _, err := Verify(bytes.NewReader(captureFile(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err, ErrLinkType) {
+	if _, err := Verify(bytes.NewReader(buildCaptureFile(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err, ErrLinkType) {
 		t.Errorf("Verify of link type PPP: got %v, want %v", err, ErrLinkType)
 	}
 }
 
-func TestVerificationResult(t *testing.T) {
+func TestVerificationOKAndString(t *testing.T) {
 	for _, test := range []struct {
 		r    Verification
 		ok   bool
@@ -325,14 +325,14 @@ func TestVerificationResult(t *testing.T) {
 	}
 }
 
-// TestVerifySegmentSizes checks that Verify splits batches only into segments of the sizes of RoCEv2 packets.
-func TestVerifySegmentSizes(t *testing.T) {
+// TestVerifyLimitsSegmentSizes checks that Verify splits batches only into segments of the sizes of RoCEv2 packets.
+func TestVerifyLimitsSegmentSizes(t *testing.T) {
 	for size, want := range map[int]string{
 		64: "icrc good 7 bad 0", 4096 + 48: "icrc good 7 bad 0", 4096 + 52: "icrc good 0 bad 1", 9000: "icrc good 0 bad 1",
 	} {
 		for _, version := range []byte{4, 6} {
 			p := newUnsegmentedBatchOfSize(size, version, 0)
-			res, err := Verify(bytes.NewReader(captureFile(t, false, layers.LinkTypeRaw, 0, p)))
+			res, err := Verify(bytes.NewReader(buildCaptureFile(t, false, layers.LinkTypeRaw, 0, p)))
 			if err != nil || res.String() != want {
 				t.Errorf("packets of %d bytes over IPv%d: got %v, %v, want %s", size, version, res, err, want)
 			}
@@ -340,11 +340,11 @@ func TestVerifySegmentSizes(t *testing.T) {
 	}
 }
 
-// BenchmarkVerifyHostile verifies packets of 64 KiB that are not a batch of any segment size.
-func BenchmarkVerifyHostile(b *testing.B) {
+// BenchmarkVerifyUnsplittableBatches verifies packets of 64 KiB that are not a batch of any segment size.
+func BenchmarkVerifyUnsplittableBatches(b *testing.B) {
 	p := newUnsegmentedBatchOfSize(9000, 4, 0)
 	p[60] ^= 1 // damages the first packet
-	f := captureFile(b, false, layers.LinkTypeRaw, 0, p)
+	f := buildCaptureFile(b, false, layers.LinkTypeRaw, 0, p)
 	b.SetBytes(int64(len(p)))
 	for b.Loop() {
 		if res, err := Verify(bytes.NewReader(f)); err != nil || res.Bad != 1 {
@@ -355,10 +355,10 @@ func BenchmarkVerifyHostile(b *testing.B) {
 
 func FuzzVerify(f *testing.F) {
 	v4, v6 := rxePacketOfVersion(f, 4), rxePacketOfVersion(f, 6)
-	f.Add(captureFile(f, false, layers.LinkTypeRaw, 0, v4, v6))
-	f.Add(captureFile(f, true, layers.LinkTypeEthernet, 3, addLinkHeader(layers.LinkTypeEthernet, v4, 0x8100),
+	f.Add(buildCaptureFile(f, false, layers.LinkTypeRaw, 0, v4, v6))
+	f.Add(buildCaptureFile(f, true, layers.LinkTypeEthernet, 3, addLinkHeader(layers.LinkTypeEthernet, v4, 0x8100),
 		addLinkHeader(layers.LinkTypeEthernet, v6)))
-	f.Add(captureFile(f, true, layers.LinkTypeLinuxSLL2, 0, addLinkHeader(276, v4)))
+	f.Add(buildCaptureFile(f, true, layers.LinkTypeLinuxSLL2, 0, addLinkHeader(276, v4)))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		res, err := Verify(bytes.NewReader(b))
 		if res.Good < 0 || res.Bad < len(res.BadFrames) || len(res.BadFrames) > maxBadFrames {

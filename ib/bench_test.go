@@ -18,9 +18,9 @@ func (b *testBench) installNullObjects() {
 	b.qp.queue, b.cq.queue = b.qp.drv, b.cq.drv
 }
 
-// benchModes measures a direct call of the driver's method and the same call through the midlayer. Package check has
+// benchDirectAndMidlayer measures a direct call of the driver's method and the same call through the midlayer. Package check has
 // the benchmarks of checked mode.
-func benchModes(b *testing.B, direct func(b *testBench), through func(b *testBench)) {
+func benchDirectAndMidlayer(b *testing.B, direct func(b *testBench), through func(b *testBench)) {
 	run := func(name string, f func(*testBench)) {
 		b.Run(name, func(b *testing.B) {
 			w := newBench(b, func(*CQ) {}, nil, nil)
@@ -40,22 +40,22 @@ func benchModes(b *testing.B, direct func(b *testBench), through func(b *testBen
 
 func BenchmarkPostSend(b *testing.B) {
 	wrs := make([]SendWR, 1)
-	benchModes(b, func(b *testBench) { b.qp.drv.PostSend(wrs) }, func(b *testBench) { b.qp.PostSend(wrs...) })
+	benchDirectAndMidlayer(b, func(b *testBench) { b.qp.drv.PostSend(wrs) }, func(b *testBench) { b.qp.PostSend(wrs...) })
 }
 
 func BenchmarkPollCQ(b *testing.B) {
 	wc := make([]WC, 1)
-	benchModes(b, func(b *testBench) { b.cq.drv.Poll(wc) }, func(b *testBench) { b.cq.Poll(wc) })
+	benchDirectAndMidlayer(b, func(b *testBench) { b.cq.drv.Poll(wc) }, func(b *testBench) { b.cq.Poll(wc) })
 }
 
 func BenchmarkReqNotifyCQ(b *testing.B) {
-	benchModes(b, func(b *testBench) { b.cq.drv.ReqNotify(NotifyNextComp) },
+	benchDirectAndMidlayer(b, func(b *testBench) { b.cq.drv.ReqNotify(NotifyNextComp) },
 		func(b *testBench) { b.cq.ReqNotify(NotifyNextComp) })
 }
 
-// BenchmarkCallback measures a completion and its handler, both on the same thread.
-func BenchmarkCallback(b *testing.B) {
-	benchModes(b, nil, func(b *testBench) {
+// BenchmarkCallbackSameThread measures a completion and its handler, both on the same thread.
+func BenchmarkCallbackSameThread(b *testing.B) {
+	benchDirectAndMidlayer(b, nil, func(b *testBench) {
 		b.cq.ReqNotify(NotifyNextComp)
 		b.dev.handle.HoldCallbacks()
 		CQHandle{cq: b.cq}.Completed()
@@ -63,9 +63,9 @@ func BenchmarkCallback(b *testing.B) {
 	})
 }
 
-// BenchmarkCallbackWorker measures a completion and its handler on a worker goroutine.
-func BenchmarkCallbackWorker(b *testing.B) {
-	benchModes(b, nil, func(b *testBench) {
+// BenchmarkCallbackOnWorker measures a completion and its handler on a worker goroutine.
+func BenchmarkCallbackOnWorker(b *testing.B) {
+	benchDirectAndMidlayer(b, nil, func(b *testBench) {
 		b.cq.ReqNotify(NotifyNextComp)
 		CQHandle{cq: b.cq}.Completed()
 		b.dev.callbacks.drainCallbacks()

@@ -101,7 +101,7 @@ func (c *callbackQueue) pushEvent(cb dueEvent) {
 	c.mu.Lock()
 	if cb.on == nil || !c.closed {
 		c.events.push(cb)
-		c.raised.addOne(cb.ev.Type)
+		c.raised.countEvent(cb.ev.Type)
 	}
 	c.unlockAndServe()
 }
@@ -120,7 +120,7 @@ func (c *callbackQueue) unlockAndServe() {
 		c.workers++
 	} else {
 		c.requestWorker()
-		c.startLateTimer()
+		c.startStaleHoldTimer()
 	}
 	c.mu.Unlock()
 	if start {
@@ -133,10 +133,10 @@ func (c *callbackQueue) unlockAndServe() {
 //verbena:held mu
 func (c *callbackQueue) runnerCount() int { return int(c.holds.Load()) - c.stale + c.workers }
 
-// startLateTimer starts a timer: after lateDelay, markStaleHolds checks that a callback has started.
+// startStaleHoldTimer starts a timer: after lateDelay, markStaleHolds checks that a callback has started.
 //
 //verbena:held mu
-func (c *callbackQueue) startLateTimer() {
+func (c *callbackQueue) startStaleHoldTimer() {
 	if c.looking || !c.canRun() || c.workers > 0 {
 		return
 	}
@@ -195,15 +195,15 @@ func (c *callbackQueue) runWorkerIfNeeded() {
 func (c *callbackQueue) runWorker() {
 	c.mu.Lock()
 	for c.canRun() {
-		c.runOne(true)
+		c.runOneCallback(true)
 	}
-	c.endRunner(true)
+	c.endRunnerAndUnlock(true)
 }
 
-// endRunner ends a worker or the hold of a thread, and releases mu.
+// endRunnerAndUnlock ends a worker or the hold of a thread, and releases mu.
 //
 //verbena:held mu
-func (c *callbackQueue) endRunner(worker bool) {
+func (c *callbackQueue) endRunnerAndUnlock(worker bool) {
 	if worker {
 		c.workers--
 		c.idle.Broadcast()
@@ -213,12 +213,12 @@ func (c *callbackQueue) endRunner(worker bool) {
 	c.unlockAndServe()
 }
 
-// runOne runs a due callback, either on a worker or on a thread that holds callbacks. runOne returns with mu held. If
+// runOneCallback runs a due callback, either on a worker or on a thread that holds callbacks. runOneCallback returns with mu held. If
 // the callback panics or calls runtime.Goexit, the worker or the hold ends, and another thread runs the remaining
 // callbacks.
 //
 //verbena:held mu
-func (c *callbackQueue) runOne(worker bool) {
+func (c *callbackQueue) runOneCallback(worker bool) {
 	epoch := c.epoch % 2
 	c.running[epoch]++
 	c.begun++
@@ -232,7 +232,7 @@ func (c *callbackQueue) runOne(worker bool) {
 		defer func() {
 			c.finishEvent(epoch)
 			if !returned {
-				c.endRunner(worker)
+				c.endRunnerAndUnlock(worker)
 			}
 		}()
 		cb.deliverEvent()
@@ -247,7 +247,7 @@ func (c *callbackQueue) runOne(worker bool) {
 	defer func() {
 		c.finishHandler(epoch, cq)
 		if !returned {
-			c.endRunner(worker)
+			c.endRunnerAndUnlock(worker)
 		}
 	}()
 	cq.callHandler()
@@ -294,15 +294,15 @@ func (c *callbackQueue) drainCallbacks() {
 	}
 }
 
-// endingObserver is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the
+// lastCallbackRaiser is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the
 // destruction of the object begins, or when an event function of the device ends. If Ending returns true, the due
 // callbacks begin first. These include callbacks raised by Ending.
-type endingObserver interface{ Ending() bool }
+type lastCallbackRaiser interface{ Ending() bool }
 
-// awaitLastCallbacks calls Ending of an endingObserver and waits until the due callbacks have begun. For other drivers
+// awaitLastCallbacks calls Ending of an lastCallbackRaiser and waits until the due callbacks have begun. For other drivers
 // it does nothing. The wait is limited, because a callback may wait for the caller.
 func awaitLastCallbacks[D any](c *callbackQueue, d D) {
-	e, ok := As[endingObserver](d)
+	e, ok := As[lastCallbackRaiser](d)
 	if !ok {
 		return
 	}
@@ -368,9 +368,9 @@ func (d *Device) runCallbacks(by *Hold, most int) {
 	c := &d.callbacks
 	c.mu.Lock()
 	for n := 0; n < most && c.canRun(); n++ {
-		c.runOne(false)
+		c.runOneCallback(false)
 	}
-	c.endRunner(false)
+	c.endRunnerAndUnlock(false)
 }
 
 // Hold is a set of devices. One thread will run the callbacks of all these devices. A Hold has the effect of
@@ -490,13 +490,13 @@ func (h *Hold) Run() {
 	}
 }
 
-// notifier is an atomic [notify.Notice] of a CQ.
-type notifier struct{ word atomic.Uint32 }
+// atomicNotice is an atomic [notify.Notice] of a CQ.
+type atomicNotice struct{ word atomic.Uint32 }
 
-func (n *notifier) notice() notify.Notice { return notify.Notice(n.word.Load()) }
+func (n *atomicNotice) notice() notify.Notice { return notify.Notice(n.word.Load()) }
 
 // applyTransition applies the transition f and returns the second result of f.
-func (n *notifier) applyTransition(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
+func (n *atomicNotice) applyTransition(f func(notify.Notice) (notify.Notice, bool)) (yes bool) {
 	for {
 		old := n.notice()
 		next, yes := f(old)
@@ -507,7 +507,7 @@ func (n *notifier) applyTransition(f func(notify.Notice) (notify.Notice, bool)) 
 }
 
 // isQuiet reports whether no callback is due or running.
-func (n *notifier) isQuiet() bool { return n.notice().IsQuiet() }
+func (n *atomicNotice) isQuiet() bool { return n.notice().IsQuiet() }
 
 // callHandler runs the completion handler.
 func (cq *CQ) callHandler() {
@@ -539,6 +539,6 @@ func (cb *dueEvent) deliverEvent() {
 			cb.srq.callEventHandler(cb.ev.Type)
 		}
 	case cb.on != nil:
-		cb.on.callAll(cb.ev)
+		cb.on.callAllHandlers(cb.ev)
 	}
 }

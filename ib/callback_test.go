@@ -17,8 +17,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// onStack reports whether the callchain contains a function with a name that ends in suffix.
-func onStack(suffix string) bool {
+// isOnStack reports whether the callchain contains a function with a name that ends in suffix.
+func isOnStack(suffix string) bool {
 	pc := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pc[:runtime.Callers(1, pc)])
 	for {
@@ -39,7 +39,7 @@ func TestCallbackIsNotInCallchain(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { // in a synctest bubble holds do not become stale
 			calls, nested := make(chan struct{}, 1), false
 			b := newBench(t, func(*CQ) {
-				nested = onStack(".PostSend")
+				nested = isOnStack(".PostSend")
 				calls <- struct{}{}
 			}, nil, nil)
 			if hold {
@@ -110,8 +110,8 @@ func TestNoLostNotification(t *testing.T) {
 	must(t, b.cq.Destroy())
 }
 
-// TestCallbackModel compares random sequences of holds, completions and runs with a model of one queue.
-func TestCallbackModel(t *testing.T) {
+// TestCallbackQueueMatchesModel compares random sequences of holds, completions and runs with a model of one queue.
+func TestCallbackQueueMatchesModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var (
 			// The counters are: raised completions, completions raised before the last handler call, and handler calls.
@@ -262,7 +262,7 @@ func TestDestroyWaitsForCallback(t *testing.T) {
 	}
 }
 
-func TestDeviceEvents(t *testing.T) {
+func TestDeviceEventsReachHandlers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil, nil, nil)
 		var got []Event
@@ -419,7 +419,7 @@ func TestCallbacksDoNotWaitForAStoppedHolder(t *testing.T) {
 		b.dev.handle.HoldCallbacks() // RunCallbacks is not called
 		began := time.Now()
 		CQHandle{cq: b.cq}.Completed()
-		testutil.Advance(2 * lateDelay)
+		testutil.AdvanceTime(2 * lateDelay)
 		if calls != 1 {
 			t.Fatalf("handler calls: got %d after %v, want 1", calls, time.Since(began))
 		}

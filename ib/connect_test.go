@@ -9,18 +9,18 @@ import (
 	"verbena/ib"
 )
 
-// qpParts holds the objects that a queue pair needs.
-type qpParts struct {
+// qpDependencies holds the objects that a queue pair needs.
+type qpDependencies struct {
 	dev *ib.Device
 	at  ib.Local
 	pd  *ib.PD
 	cq  *ib.CQ
 }
 
-func newQPParts(t testing.TB) qpParts {
+func newQPDependencies(t testing.TB) qpDependencies {
 	core := &ib.Core{}
 	d := loopback.New("lo0", nil)
-	p := qpParts{dev: d.IB()}
+	p := qpDependencies{dev: d.IB()}
 	err := core.Register(d.Handle())
 	var e [3]error
 	p.at, e[0] = p.dev.Local(1)
@@ -37,7 +37,7 @@ func newQPParts(t testing.TB) qpParts {
 	return p
 }
 
-func (p qpParts) newQP(t testing.TB, kind ib.QPType) *ib.QP {
+func (p qpDependencies) newQP(t testing.TB, kind ib.QPType) *ib.QP {
 	qp, err := p.pd.CreateQP(ib.QPInitAttr{Type: kind, SendCQ: p.cq, RecvCQ: p.cq,
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4}})
 	if err != nil {
@@ -52,7 +52,7 @@ func (p qpParts) newQP(t testing.TB, kind ib.QPType) *ib.QP {
 }
 
 func TestConnectReachesRTS(t *testing.T) {
-	p := newQPParts(t)
+	p := newQPDependencies(t)
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
 		a, b := p.newQP(t, kind), p.newQP(t, kind)
 		x, y := p.at.Endpoint(a), p.at.Endpoint(b)
@@ -95,7 +95,7 @@ func TestConnectReachesRTS(t *testing.T) {
 }
 
 func TestConnectRejectsBadArguments(t *testing.T) {
-	p := newQPParts(t)
+	p := newQPDependencies(t)
 	rc, ud := p.newQP(t, ib.QPTypeRC), p.newQP(t, ib.QPTypeUD)
 	own := p.at.Endpoint(rc)
 	small := own

@@ -35,7 +35,7 @@ type Client struct {
 
 	// The next fields are protected by Core.mu.
 	leaving bool
-	going   *pendingDestroy // set with leaving
+	going   *pendingEnd // set with leaving
 }
 
 // attachState is the state of a client on a device.
@@ -94,7 +94,7 @@ func (c *Core) Register(h *DeviceHandle) error {
 	d.state.Store(int32(active))
 	c.devices = append(c.devices, d)
 	for _, cl := range slices.Clone(c.clients) {
-		c.attach(d, cl)
+		c.attachClient(d, cl)
 	}
 	return nil
 }
@@ -121,13 +121,13 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	c.lock()
 	if e := d.going; e != nil && (!e.isDone() || e.abandoned) {
 		c.mu.Unlock()
-		return c.awaitDevice(ctx, d, e)
+		return c.awaitUnregistered(ctx, d, e)
 	}
 	if !slices.Contains(c.devices, d) {
 		c.mu.Unlock()
 		return fmt.Errorf("unregister device %s: not registered: %w", d.name, syscall.ENODEV)
 	}
-	e := newPendingDestroy()
+	e := newPendingEnd()
 	d.leaving, d.going = true, e
 	c.mu.Unlock()
 	if ctx.Done() == nil {
@@ -141,12 +141,12 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 		defer in.leave()
 		e.err = c.detachAndUnregister(d)
 	}()
-	return c.awaitDevice(ctx, d, e)
+	return c.awaitUnregistered(ctx, d, e)
 }
 
-// awaitDevice waits for the end of an unregistration. If ctx ends first, the next call of unregisterIn returns the
+// awaitUnregistered waits for the end of an unregistration. If ctx ends first, the next call of unregisterIn returns the
 // result.
-func (c *Core) awaitDevice(ctx context.Context, d *Device, e *pendingDestroy) error {
+func (c *Core) awaitUnregistered(ctx context.Context, d *Device, e *pendingEnd) error {
 	err := e.wait(ctx)
 	c.lock()
 	defer c.mu.Unlock()
@@ -159,10 +159,10 @@ func (c *Core) awaitDevice(ctx context.Context, d *Device, e *pendingDestroy) er
 // detachAndUnregister implements Unregister.
 func (c *Core) detachAndUnregister(d *Device) error {
 	c.lock()
-	c.detachAll(d)
+	c.detachAllAndUnlock(d)
 	d.callbacks.drainCallbacks()
-	noteEvent(d.observedSubject(), observe.Unregistered, nil)
-	states.Transition(&d.state, states.Device.Unregister)
+	reportEvent(d.observedSubject(), observe.Unregistered, nil)
+	states.ApplyTransition(&d.state, states.Device.Unregister)
 	if n := d.making.Load(); n > 0 {
 		d.logf("unregister device %s: %d calls to create objects have not returned; they will fail", d.name, n)
 	}
@@ -172,13 +172,13 @@ func (c *Core) detachAndUnregister(d *Device) error {
 	return nil
 }
 
-// detachAll detaches every client, and releases c.mu.
+// detachAllAndUnlock detaches every client, and releases c.mu.
 //
 //verbena:held c.mu
-func (c *Core) detachAll(d *Device) {
+func (c *Core) detachAllAndUnlock(d *Device) {
 	defer c.mu.Unlock()
 	for len(d.attached) > 0 {
-		c.detach(d, d.attached[len(d.attached)-1])
+		c.detachClient(d, d.attached[len(d.attached)-1])
 	}
 	c.devices = slices.DeleteFunc(c.devices, func(o *Device) bool { return o == d })
 }
@@ -196,7 +196,7 @@ func (c *Core) RegisterClient(cl *Client) error {
 	cl.leaving, cl.going = false, nil
 	c.clients = append(c.clients, cl)
 	for _, d := range slices.Clone(c.devices) {
-		c.attach(d, cl)
+		c.attachClient(d, cl)
 	}
 	return nil
 }
@@ -225,7 +225,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	}
 	begins := e == nil
 	if begins {
-		e = newPendingDestroy()
+		e = newPendingEnd()
 		e.err = nil
 		cl.leaving, cl.going = true, e
 	}
@@ -248,7 +248,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 }
 
 // removeClient implements UnregisterClient.
-func (c *Core) removeClient(cl *Client, e *pendingDestroy) {
+func (c *Core) removeClient(cl *Client, e *pendingEnd) {
 	defer close(e.done)
 	c.lock()
 	defer c.mu.Unlock()
@@ -258,7 +258,7 @@ func (c *Core) removeClient(cl *Client, e *pendingDestroy) {
 			if a == nil {
 				break
 			}
-			c.detach(d, a)
+			c.detachClient(d, a)
 		}
 	}
 	c.clients = slices.DeleteFunc(c.clients, func(o *Client) bool { return o == cl })
@@ -283,8 +283,8 @@ func (c *Core) Device(name string) *Device {
 	return nil
 }
 
-// attach calls Add without c.mu. If another call is adding the client, attach waits for that call.
-func (c *Core) attach(d *Device, cl *Client) {
+// attachClient calls Add without c.mu. If another call is adding the client, attach waits for that call.
+func (c *Core) attachClient(d *Device, cl *Client) {
 	if a := d.attachmentOf(cl); a != nil {
 		for a.state == adding {
 			c.cond.Wait()
@@ -303,7 +303,7 @@ func (c *Core) attach(d *Device, cl *Client) {
 			d.removeAttachment(a)
 		}
 	}()
-	data, err := c.callAdd(a)
+	data, err := c.callClientAdd(a)
 	if err != nil {
 		d.logf("client %s: add failed: %v", cl.Name, err)
 		return
@@ -311,8 +311,8 @@ func (c *Core) attach(d *Device, cl *Client) {
 	a.data, a.state = data, present
 }
 
-// detach calls Remove without c.mu. If another call is removing the client, detach waits for that call.
-func (c *Core) detach(d *Device, a *attachment) {
+// detachClient calls Remove without c.mu. If another call is removing the client, detach waits for that call.
+func (c *Core) detachClient(d *Device, a *attachment) {
 	for a.state == adding {
 		c.cond.Wait()
 	}
@@ -328,28 +328,28 @@ func (c *Core) detach(d *Device, a *attachment) {
 	a.state = removing
 	defer c.cond.Broadcast()
 	defer d.removeAttachment(a)
-	c.callRemove(a)
+	c.callClientRemove(a)
 }
 
-// callAdd calls the client's Add with c.mu released, because Add may panic or call runtime.Goexit.
-func (c *Core) callAdd(a *attachment) (any, error) {
+// callClientAdd calls the client's Add with c.mu released, because Add may panic or call runtime.Goexit.
+func (c *Core) callClientAdd(a *attachment) (any, error) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
 	defer a.enterClientCall("Add").leave()
 	data, err := a.client.Add(a.dev)
 	if err != nil {
-		noteEvent(a.dev.observedSubject(), observe.Removed, "the failing Add")
+		reportEvent(a.dev.observedSubject(), observe.Removed, "the failing Add")
 	}
 	return data, err
 }
 
-// callRemove calls the client's Remove in the same way.
-func (c *Core) callRemove(a *attachment) {
+// callClientRemove calls the client's Remove in the same way.
+func (c *Core) callClientRemove(a *attachment) {
 	c.mu.Unlock()
 	defer c.mu.Lock()
 	defer a.enterClientCall("Remove").leave()
 	a.client.Remove(a.dev, a.data)
-	noteEvent(a.dev.observedSubject(), observe.Removed, "Remove")
+	reportEvent(a.dev.observedSubject(), observe.Removed, "Remove")
 }
 
 // enterClientCall records the start of the client's Add or Remove.

@@ -109,7 +109,7 @@ func TestRegisterRejectsBadArguments(t *testing.T) {
 	core.UnregisterClient((&clientRecorder{}).newClient("never registered"))
 }
 
-func TestClientAddFails(t *testing.T) {
+func TestFailedAddLeavesClientDetached(t *testing.T) {
 	core, rec := &Core{}, &clientRecorder{}
 	refuser := rec.newClient("A")
 	refuser.Add = func(*Device) (any, error) { return nil, errors.New("no, thanks") }
@@ -259,9 +259,9 @@ func TestUnregisterWaits(t *testing.T) {
 	}
 }
 
-// TestConcurrentHotPlug registers and unregisters devices and clients concurrently and in any order. For each pair of
+// TestConcurrentHotPlugPairsAddAndRemove registers and unregisters devices and clients concurrently and in any order. For each pair of
 // client and device, Add and Remove must alternate. In the end no client may remain on a device.
-func TestConcurrentHotPlug(t *testing.T) {
+func TestConcurrentHotPlugPairsAddAndRemove(t *testing.T) {
 	const clients, devices, rounds = 4, 4, 40
 	core := &Core{}
 	type pair struct{ client, device int }
@@ -388,7 +388,7 @@ func TestInsideAtUnregister(t *testing.T) {
 	calls := b.drv.calls.Load()
 	must(t, b.core.Unregister(&b.dev.handle))
 	close(release)
-	wantErr(t, "AllocPD", <-done, syscall.ENODEV)
+	wantErrno(t, "AllocPD", <-done, syscall.ENODEV)
 	if n := b.drv.calls.Load() - calls; n != 1 || b.dev.Objects().String() != "" {
 		t.Errorf("object created during Unregister: got %d destroy calls and objects %v, want 1 and none",
 			n, b.dev.Objects())

@@ -21,7 +21,7 @@ type CQ struct {
 	handler func(*CQ)
 	event   func(*CQ, EventType)
 	entries atomic.Int64
-	notify  notifier
+	notify  atomicNotice
 
 	// UserData is for the consumer; the midlayer does not use it.
 	UserData any
@@ -70,7 +70,7 @@ func (d *Device) createCQ(init CQInit, u *Udata) (*CQ, error) {
 		return fail(err)
 	}
 	cq.drv = drv
-	cq.queue = wrapDriver(&cq.object, drv, observe.Made{User: u != nil, Overruns: init.Flags&CQIgnoreOverrun != 0})
+	cq.queue = wrapDriver(&cq.object, drv, observe.QueueInfo{User: u != nil, Overruns: init.Flags&CQIgnoreOverrun != 0})
 	if err := cq.finishCreate(cq.endCallbacksAndDestroy); err != nil {
 		return fail(err)
 	}
@@ -94,7 +94,7 @@ func (h CQHandle) Completed() {
 		return
 	}
 	cq := h.cq
-	if noteEvent(cq.subject, observe.Completed, nil) != nil || cq.handler == nil {
+	if reportEvent(cq.subject, observe.Completed, nil) != nil || cq.handler == nil {
 		return
 	}
 	if cq.notify.applyTransition(notify.Notice.Completed) {
@@ -105,7 +105,7 @@ func (h CQHandle) Completed() {
 // Raise reports an asynchronous error of the queue (EventCQErr). Raise may not sleep.
 func (h CQHandle) Raise(e EventType) {
 	cq := h.cq
-	noteEvent(cq.subject, observe.Raised, nil)
+	reportEvent(cq.subject, observe.Raised, nil)
 	if cq.event != nil && cq.notify.applyTransition(notify.Notice.Event) {
 		cq.dev.callbacks.pushEvent(dueEvent{cq: cq, ev: Event{Device: cq.dev, Type: e}})
 	}
@@ -127,10 +127,10 @@ func (cq *CQ) resize(entries int, u *Udata) error {
 	if !ok {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, syscall.EOPNOTSUPP)
 	}
-	if err := cq.dev.checkUsable(); err != nil {
+	if err := cq.dev.checkActive(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
-	if err := cq.checkAlive(); err != nil {
+	if err := cq.checkNotDestroyed(); err != nil {
 		return fmt.Errorf("resize cq on %s: %w", cq.dev.name, err)
 	}
 	if err := r.Resize(entries, u); err != nil {
@@ -145,7 +145,7 @@ func (cq *CQ) resize(entries int, u *Udata) error {
 func (cq *CQ) Moderate(count int, period time.Duration) error {
 	defer cq.enterSleeping("CQ.Moderate").leave()
 	m, ok := As[CQModerator](cq.drv)
-	err := cq.dev.checkUsable()
+	err := cq.dev.checkActive()
 	switch {
 	case err != nil:
 	case !ok:

@@ -68,7 +68,7 @@ type device struct {
 	// attached is protected by Core.mu once the device is registered.
 	attached []*attachment // in order of Add
 	leaving  bool
-	going    *pendingDestroy // set with leaving
+	going    *pendingEnd // set with leaving
 }
 
 // NewDevice creates a device with the driver drv, and returns the driver's handle. Core.Register makes the device
@@ -96,7 +96,7 @@ func (d *Device) State() DeviceState { return DeviceState(d.state.Load()) }
 // EnterError takes. SetError may not sleep and may be called from any context.
 func (h *DeviceHandle) SetError() {
 	d := h.dev
-	if !states.Transition(&d.state, states.Device.Fail) {
+	if !states.ApplyTransition(&d.state, states.Device.Fail) {
 		return
 	}
 	in, _ := enterCall(d.observedSubject(), observe.Atomic, "DeviceHandle.SetError", nil)
@@ -139,8 +139,8 @@ func (h *DeviceHandle) AtHandler(f func()) {
 	d.atHandler.Store(&f)
 }
 
-// checkUsable returns nil if objects may be created and modified.
-func (d *Device) checkUsable() error {
+// checkActive returns nil if objects may be created and modified.
+func (d *Device) checkActive() error {
 	switch s := states.Device(d.state.Load()); {
 	case s.CanCreate():
 		return nil
@@ -153,7 +153,7 @@ func (d *Device) checkUsable() error {
 // beginCreate checks usable for a call that creates an object. The call counts as in progress until end.
 func (d *Device) beginCreate() error {
 	d.making.Add(1)
-	err := d.checkUsable()
+	err := d.checkActive()
 	if err != nil {
 		d.making.Add(-1)
 	}
@@ -171,7 +171,7 @@ func (h *DeviceHandle) Dealloc() error {
 	if s := d.State(); s == DeviceNew || s == DeviceGone {
 		return nil
 	}
-	noteEvent(d.observedSubject(), observe.Freed, nil)
+	reportEvent(d.observedSubject(), observe.Freed, nil)
 	return fmt.Errorf("dealloc device %s: device is %v, unregister the device first: %w",
 		d.name, d.State(), syscall.EBUSY)
 }
@@ -345,7 +345,7 @@ type object struct {
 	kind    objectKind
 	uses    atomic.Int32    // number of objects that refer to this object, or the object's state: see ending.go
 	ends    sync.Mutex      // held at the start and at the end of destruction
-	ending  *pendingDestroy // under ends; nil if no destruction that another call can join is in progress
+	ending  *pendingEnd     // under ends; nil if no destruction that another call can join is in progress
 	counted atomic.Bool     // counted in dev.objects
 	subject observe.Subject // nil: not observed
 }
@@ -374,11 +374,11 @@ func (o *object) initObject(d *Device, kind objectKind, self any, of *object) {
 func (o *object) finishCreate(unmake func() error) error {
 	o.counted.Store(true)
 	o.dev.objects[o.kind].Add(1)
-	noteEvent(o.subject, observe.Born, nil)
+	reportEvent(o.subject, observe.Born, nil)
 	if o.dev.State() != DeviceGone { // Unregister sets the state before it reads the counter making
 		return nil
 	}
-	return errors.Join(syscall.ENODEV, o.destroyAtomic(unmake))
+	return errors.Join(syscall.ENODEV, o.destroyWithoutSleep(unmake))
 }
 
 // addUse adds a use of the object by another object on device d.
@@ -386,15 +386,15 @@ func (o *object) addUse(d *Device) error {
 	if !o.dev.Same(d) {
 		return fmt.Errorf("object of device %s used on device %s: %w", o.dev.name, d.name, syscall.EINVAL)
 	}
-	for !states.Transition(&o.uses, states.Object.Get) {
-		if err := o.checkAlive(); err != nil {
+	for !states.ApplyTransition(&o.uses, states.Object.Get) {
+		if err := o.checkNotDestroyed(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (o *object) dropUse() { states.Transition(&o.uses, states.Object.Put) }
+func (o *object) dropUse() { states.ApplyTransition(&o.uses, states.Object.Put) }
 
 // Abandon excludes the object from the device's counts. Unregister then does not report the object. Abandon is for a
 // consumer that cannot destroy the object before its Remove returns: a call on the object is blocked on the memory of
@@ -404,5 +404,5 @@ func (o *object) Abandon() {
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}
-	noteEvent(o.subject, observe.Abandoned, nil)
+	reportEvent(o.subject, observe.Abandoned, nil)
 }

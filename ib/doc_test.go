@@ -38,7 +38,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 				"unregisterClientIn")
 			switch {
 			case f.Name.Name == "String": // the name is sufficient
-			case isSimple(f.Body):
+			case isSimpleBody(f.Body):
 				if doc == "" {
 					t.Errorf("comment of %s: got none, want one", where)
 				}
@@ -75,8 +75,8 @@ func receiverType(f *ast.FuncDecl) string {
 	return ""
 }
 
-// isSimple reports whether a function calls only loads, conversions and the like.
-func isSimple(body *ast.BlockStmt) bool {
+// isSimpleBody reports whether a function calls only loads, conversions and the like.
+func isSimpleBody(body *ast.BlockStmt) bool {
 	ok := true
 	ast.Inspect(body, func(n ast.Node) bool {
 		if c, call := n.(*ast.CallExpr); call {

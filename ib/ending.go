@@ -10,9 +10,9 @@ import (
 	"verbena/internal/states"
 )
 
-// pendingDestroy is a destruction or unregistration in progress, of an object, a device or a client. Concurrent calls
+// pendingEnd is a destruction or unregistration in progress, of an object, a device or a client. Concurrent calls
 // for the same destruction join it.
-type pendingDestroy struct {
+type pendingEnd struct {
 	done chan struct{}
 	err  error // valid when done is closed
 	// abandoned is set if the caller has returned before the end, because its context ended. The next call then returns
@@ -22,12 +22,12 @@ type pendingDestroy struct {
 
 var errCallDidNotReturn = errors.New("the call did not return")
 
-func newPendingDestroy() *pendingDestroy {
-	return &pendingDestroy{done: make(chan struct{}), err: errCallDidNotReturn}
+func newPendingEnd() *pendingEnd {
+	return &pendingEnd{done: make(chan struct{}), err: errCallDidNotReturn}
 }
 
 // isDone reports whether the ending is complete.
-func (e *pendingDestroy) isDone() bool {
+func (e *pendingEnd) isDone() bool {
 	select {
 	case <-e.done:
 		return true
@@ -37,7 +37,7 @@ func (e *pendingDestroy) isDone() bool {
 }
 
 // wait returns the result of the ending. If ctx ends first, wait returns the cause, and the destruction continues.
-func (e *pendingDestroy) wait(ctx context.Context) error {
+func (e *pendingEnd) wait(ctx context.Context) error {
 	select {
 	case <-e.done:
 		return e.err
@@ -52,7 +52,7 @@ func runInContext(ctx context.Context, f func() error) error {
 	if ctx.Done() == nil {
 		return f()
 	}
-	e := newPendingDestroy()
+	e := newPendingEnd()
 	go func() {
 		defer close(e.done)
 		e.err = f()
@@ -63,8 +63,8 @@ func runInContext(ctx context.Context, f func() error) error {
 // lifeState returns the state and use count of the object.
 func (o *object) lifeState() states.Object { return states.Object(o.uses.Load()) }
 
-// checkAlive returns nil while the object is alive.
-func (o *object) checkAlive() error {
+// checkNotDestroyed returns nil while the object is alive.
+func (o *object) checkNotDestroyed() error {
 	if !o.lifeState().IsAlive() {
 		return fmt.Errorf("%v is destroyed, or is being destroyed: %w", o.kind, syscall.EINVAL)
 	}
@@ -88,7 +88,7 @@ func (o *object) destroyObject(ctx context.Context, what string, destroy func() 
 // driver's method and may fail. after runs if destroy has succeeded. ctx limits only the wait.
 func (o *object) destroyOrJoin(ctx context.Context, what string, destroy func() error, after func()) error {
 	o.ends.Lock()
-	if !states.Transition(&o.uses, states.Object.End) {
+	if !states.ApplyTransition(&o.uses, states.Object.End) {
 		n, e := o.lifeState(), o.ending
 		o.ends.Unlock()
 		switch {
@@ -97,9 +97,9 @@ func (o *object) destroyOrJoin(ctx context.Context, what string, destroy func() 
 		case !n.IsAlive():
 			return syscall.EINVAL
 		}
-		return errInUse(n)
+		return newInUseError(n)
 	}
-	e := newPendingDestroy()
+	e := newPendingEnd()
 	o.ending = e
 	o.ends.Unlock()
 	run := func() error {
@@ -127,7 +127,7 @@ func (o *object) destroyOrJoin(ctx context.Context, what string, destroy func() 
 }
 
 // awaitDestroy waits for the end of a destruction. If ctx ends first, a further call of rejoin returns the result.
-func (o *object) awaitDestroy(ctx context.Context, e *pendingDestroy) error {
+func (o *object) awaitDestroy(ctx context.Context, e *pendingEnd) error {
 	err := e.wait(ctx)
 	o.ends.Lock()
 	defer o.ends.Unlock()
@@ -158,20 +158,20 @@ func (o *object) rejoinDestroy(ctx context.Context, what string) (err error, ok 
 	return err, true
 }
 
-// destroyAtomic is end for callers that may not sleep. A second call fails and does not join the first one.
-func (o *object) destroyAtomic(destroy func() error) error {
-	if !states.Transition(&o.uses, states.Object.End) {
+// destroyWithoutSleep is end for callers that may not sleep. A second call fails and does not join the first one.
+func (o *object) destroyWithoutSleep(destroy func() error) error {
+	if !states.ApplyTransition(&o.uses, states.Object.End) {
 		n := o.lifeState()
 		if !n.IsAlive() {
 			return syscall.EINVAL
 		}
-		return errInUse(n)
+		return newInUseError(n)
 	}
 	return o.finishDestroy(destroy())
 }
 
-// errInUse returns the error for an object to which n other objects refer.
-func errInUse(n states.Object) error {
+// newInUseError returns the error for an object to which n other objects refer.
+func newInUseError(n states.Object) error {
 	if n < 1 { // destroyed meanwhile
 		return syscall.EBUSY
 	}
@@ -181,13 +181,13 @@ func errInUse(n states.Object) error {
 // finishDestroy records the result of the driver's destroy method. The object must be in the state destroying.
 func (o *object) finishDestroy(err error) error {
 	if err != nil {
-		states.Transition(&o.uses, states.Object.Refused)
+		states.ApplyTransition(&o.uses, states.Object.Refused)
 		return err
 	}
-	states.Transition(&o.uses, states.Object.Ended)
+	states.ApplyTransition(&o.uses, states.Object.Ended)
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}
-	noteEvent(o.subject, observe.Died, nil)
+	reportEvent(o.subject, observe.Died, nil)
 	return nil
 }

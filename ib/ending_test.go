@@ -98,13 +98,13 @@ func checkDestroyContext(t *testing.T, observed bool, kind, method string,
 		t.Errorf("destroy with a blocked driver: got %v, want %v", err, context.DeadlineExceeded)
 	}
 	if used != nil {
-		wantErr(t, "use during the destruction", used(b), syscall.EINVAL)
+		wantErrno(t, "use during the destruction", used(b), syscall.EINVAL)
 	}
 	joined := make(chan error)
 	go func() { joined <- plain() }()
 	synctest.Wait()
 	release(syscall.EIO)
-	wantErr(t, "the call that joined a failing one", <-joined, syscall.EIO)
+	wantErrno(t, "the call that joined a failing one", <-joined, syscall.EIO)
 	synctest.Wait()
 	if got := b.dev.Objects(); got != before {
 		t.Errorf("objects after a failed destruction: got %v, want %v", got, before)
@@ -120,7 +120,7 @@ func checkDestroyContext(t *testing.T, observed bool, kind, method string,
 	release(nil)
 	must(t, <-joined)
 	must(t, plain()) // the result that the call with a context did not wait for
-	wantErr(t, "once more", plain(), syscall.EINVAL)
+	wantErrno(t, "once more", plain(), syscall.EINVAL)
 	b.drv.fail = nil
 	switch kind { // the other objects are destroyed first
 	case "PD":
@@ -189,7 +189,7 @@ func TestUnregisterContext(t *testing.T) {
 		if s := b.dev.State(); s != DeviceGone {
 			t.Errorf("state: got %v, want %v", s, DeviceGone)
 		}
-		wantErr(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
+		wantErrno(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
 
 		// The first call after the end of an abandoned unregistration returns its result.
 		b = newBench(t, nil, nil, nil)
@@ -204,6 +204,6 @@ func TestUnregisterContext(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		must(t, b.core.Unregister(&b.dev.handle))
-		wantErr(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
+		wantErrno(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
 	})
 }

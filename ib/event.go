@@ -38,20 +38,20 @@ func (h *eventHandlers) subjectOf(x *eventHandler) observe.Subject {
 	return x.subject
 }
 
-// callAll calls the functions one after the other, in the order of registration.
-func (h *eventHandlers) callAll(e Event) {
+// callAllHandlers calls the functions one after the other, in the order of registration.
+func (h *eventHandlers) callAllHandlers(e Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, x := range slices.Clone(h.list) {
 		if !x.ended {
-			h.callOne(x, e)
+			h.callOneHandler(x, e)
 		}
 	}
 }
 
-// callOne releases mu during the call of the function, because the function may panic or call runtime.Goexit.
-func (h *eventHandlers) callOne(x *eventHandler, e Event) {
-	h.running, h.thread = x, observe.Goroutine()
+// callOneHandler releases mu during the call of the function, because the function may panic or call runtime.Goexit.
+func (h *eventHandlers) callOneHandler(x *eventHandler, e Event) {
+	h.running, h.thread = x, observe.GoroutineID()
 	e.Device = x.dev
 	s := h.subjectOf(x)
 	h.mu.Unlock()
@@ -74,7 +74,7 @@ func (h *eventHandlers) removeHandler(x *eventHandler) {
 	defer h.mu.Unlock()
 	x.ended = true
 	h.list = slices.DeleteFunc(h.list, func(o *eventHandler) bool { return o == x })
-	for h.running == x && h.thread != observe.Goroutine() {
+	for h.running == x && h.thread != observe.GoroutineID() {
 		h.idle.Wait()
 	}
 }
@@ -87,7 +87,7 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	h, x := &d.events, &eventHandler{f: f, dev: d}
 	h.mu.Lock()
 	h.list = append(h.list, x)
-	noteEvent(h.subjectOf(x), observe.Born, nil)
+	reportEvent(h.subjectOf(x), observe.Born, nil)
 	h.mu.Unlock()
 	return func() {
 		h.mu.Lock()
@@ -97,7 +97,7 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 		defer in.leave()
 		awaitLastCallbacks(&d.callbacks, d.drv)
 		h.removeHandler(x)
-		noteEvent(s, observe.Died, nil)
+		reportEvent(s, observe.Died, nil)
 	}
 }
 
@@ -111,7 +111,7 @@ func (n *EventCounts) Add(m EventCounts) {
 	}
 }
 
-func (n *EventCounts) addOne(t EventType) {
+func (n *EventCounts) countEvent(t EventType) {
 	if int(t) < len(n) { // a driver may raise types without a name
 		n[t]++
 	}
@@ -132,6 +132,6 @@ func (h *DeviceHandle) Events() EventCounts {
 // (ib_dispatch_event)
 func (h *DeviceHandle) DispatchEvent(t EventType, port int) {
 	d := h.dev
-	noteEvent(d.observedSubject(), observe.Raised, nil)
+	reportEvent(d.observedSubject(), observe.Raised, nil)
 	d.callbacks.pushEvent(dueEvent{on: &d.events, ev: Event{Device: d, Type: t, Port: port}})
 }

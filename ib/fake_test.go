@@ -29,7 +29,7 @@ func callIfSet(f func()) {
 	}
 }
 
-func (d *fakeDriver) methodError(what string) error {
+func (d *fakeDriver) injectedError(what string) error {
 	if d.fail == nil {
 		return nil
 	}
@@ -46,33 +46,33 @@ func (d *fakeDriver) QueryGID(port, i int) (GIDEntry, error)    { return GIDEntr
 func (d *fakeDriver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil }
 
 func (d *fakeDriver) AllocPD(*Udata) (DriverPD, error) {
-	return fakePD{d}, d.methodError("alloc pd")
+	return fakePD{d}, d.injectedError("alloc pd")
 }
 
 func (d *fakeDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
 	mr.SetKeys(1, 2)
-	return fakeMR{d}, d.methodError("reg mr")
+	return fakeMR{d}, d.injectedError("reg mr")
 }
 
 func (d *fakeDriver) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
-	return &fakeCQ{d: d, cq: cq}, d.methodError("create cq")
+	return &fakeCQ{d: d, cq: cq}, d.injectedError("create cq")
 }
 
 func (d *fakeDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
 	qp.SetNum(d.nextQ.Add(1))
-	return newFakeQP(d, qp, init), d.methodError("create qp")
+	return newFakeQP(d, qp, init), d.injectedError("create qp")
 }
 
 func (d *fakeDriver) CreateAH(pd DriverPD, attr *AHAttr, u *Udata) (DriverAH, error) {
-	return fakeAH{d}, d.methodError("create ah")
+	return fakeAH{d}, d.injectedError("create ah")
 }
 
-func (d *fakeDriver) EnterError() { _ = d.methodError("error state") }
+func (d *fakeDriver) EnterError() { _ = d.injectedError("error state") }
 
 func (d *fakeDriver) recordDestroy(what string) error {
 	d.calls.Add(1)
 	callIfSet(d.onDestroy)
-	return d.methodError(what)
+	return d.injectedError(what)
 }
 
 type fakePD struct{ d *fakeDriver }
@@ -157,7 +157,7 @@ func (q *fakeQP) PostSend(wrs []SendWR) (int, error) {
 func (q *fakeQP) PostRecv(wrs []RecvWR) (int, error) { return 0, syscall.ENOMEM }
 
 func (q *fakeQP) Modify(attr *QPAttr, mask QPAttrMask, u *Udata) error {
-	if err := q.d.methodError("modify qp"); err != nil {
+	if err := q.d.injectedError("modify qp"); err != nil {
 		return err
 	}
 	next, err := NextState(q.State(), q.typ, attr, mask)

@@ -30,26 +30,26 @@ func (d fullDriver) QueryPKey(port, i int) (uint16, error) {
 }
 
 func (d fullDriver) CreateCQ(cq CQHandle, attr CQAttr, u *Udata) (DriverCQ, error) {
-	return &fullCQ{fakeCQ: fakeCQ{d: d.fakeDriver, cq: cq}}, d.methodError("create cq")
+	return &fullCQ{fakeCQ: fakeCQ{d: d.fakeDriver, cq: cq}}, d.injectedError("create cq")
 }
 
 func (d fullDriver) CreateQP(qp QPHandle, init *DriverQPInit, u *Udata) (DriverQP, error) {
-	return &fullQP{fakeQP: *newFakeQP(d.fakeDriver, qp, init)}, d.methodError("create qp")
+	return &fullQP{fakeQP: *newFakeQP(d.fakeDriver, qp, init)}, d.injectedError("create qp")
 }
 
 func (d fullDriver) CreateSRQ(srq SRQHandle, init *DriverSRQInit, u *Udata) (DriverSRQ, error) {
 	srq.SetNum(7)
-	return fakeSRQ{d.fakeDriver}, d.methodError("create srq")
+	return fakeSRQ{d.fakeDriver}, d.injectedError("create srq")
 }
 
 func (d fullDriver) AllocMW(mw MWHandle, pd DriverPD, kind MWType, u *Udata) (DriverMW, error) {
 	mw.SetRKey(0x100)
-	return fakeMW{d.fakeDriver}, d.methodError("alloc mw")
+	return fakeMW{d.fakeDriver}, d.injectedError("alloc mw")
 }
 
 func (d fullDriver) AllocMR(mr MRHandle, pd DriverPD, maxPages int) (DriverMR, error) {
 	mr.SetKeys(0x1200, 0x1200)
-	return &fakeFastMR{fakeMR: fakeMR{d.fakeDriver}}, d.methodError("alloc mr")
+	return &fakeFastMR{fakeMR: fakeMR{d.fakeDriver}}, d.injectedError("alloc mr")
 }
 
 func (d fullDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access AccessFlags, u *Udata) (DriverMR, error) {
@@ -58,7 +58,7 @@ func (d fullDriver) RegMR(mr MRHandle, pd DriverPD, r *umem.Region, access Acces
 }
 
 func (d fullDriver) AllocXRCD(u *Udata) (DriverXRCD, error) {
-	return fakePD{d.fakeDriver}, d.methodError("alloc xrcd")
+	return fakePD{d.fakeDriver}, d.injectedError("alloc xrcd")
 }
 
 type fullCQ struct {
@@ -79,14 +79,14 @@ func (c *fullCQ) Resize(entries int, u *Udata) error {
 
 type fullQP struct{ fakeQP }
 
-func (q *fullQP) AttachMcast(gid GID, lid uint16) error { return q.d.methodError("attach") }
-func (q *fullQP) DetachMcast(gid GID, lid uint16) error { return q.d.methodError("detach") }
+func (q *fullQP) AttachMcast(gid GID, lid uint16) error { return q.d.injectedError("attach") }
+func (q *fullQP) DetachMcast(gid GID, lid uint16) error { return q.d.injectedError("detach") }
 
 type fakeSRQ struct{ d *fakeDriver }
 
 func (s fakeSRQ) PostRecv(wrs []RecvWR) (int, error)         { return len(wrs), nil }
-func (s fakeSRQ) Modify(*SRQAttr, SRQAttrMask, *Udata) error { return s.d.methodError("modify srq") }
-func (s fakeSRQ) Query() (SRQAttr, error)                    { return SRQAttr{MaxWR: 5}, s.d.methodError("query srq") }
+func (s fakeSRQ) Modify(*SRQAttr, SRQAttrMask, *Udata) error { return s.d.injectedError("modify srq") }
+func (s fakeSRQ) Query() (SRQAttr, error)                    { return SRQAttr{MaxWR: 5}, s.d.injectedError("query srq") }
 func (s fakeSRQ) Destroy() error                             { return s.d.recordDestroy("destroy srq") }
 
 type fakeMW struct{ d *fakeDriver }
@@ -102,7 +102,7 @@ type fakeReregMR struct {
 }
 
 func (m *fakeReregMR) Rereg(r *umem.Region, pd DriverPD, access AccessFlags, u *Udata) error {
-	if err := m.d.methodError("rereg"); err != nil {
+	if err := m.d.injectedError("rereg"); err != nil {
 		return err
 	}
 	m.region, m.pd, m.access = r, pd, access
@@ -115,7 +115,7 @@ type fakeFastMR struct {
 }
 
 func (m *fakeFastMR) Map(r *umem.Region) error {
-	if err := m.d.methodError("map"); err != nil {
+	if err := m.d.injectedError("map"); err != nil {
 		return err
 	}
 	m.mapped = r

@@ -59,14 +59,14 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
 	defer mr.enterChange("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
-	if err := mr.dev.checkUsable(); err != nil {
+	if err := mr.dev.checkActive(); err != nil {
 		return fail(err)
 	}
 	drv, ok := As[FastMR](mr.drv)
 	if !ok {
 		return fail(fmt.Errorf("the region was not created by AllocMR: %w", syscall.EINVAL))
 	}
-	if err := mr.beginChange(); err != nil {
+	if err := mr.beginRegionChange(); err != nil {
 		return fail(err)
 	}
 	defer mr.changing.Store(false)

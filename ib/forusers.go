@@ -5,7 +5,7 @@ import "verbena/internal/gate"
 // ForUser returns the calls for user contexts. Only package uverbs acts as a user context. internal/layers checks that
 // no other package imports the key. ForUser may not sleep.
 func ForUser(k gate.Key) UserSide {
-	k.Check()
+	k.MustBeValid()
 	return UserSide{k}
 }
 
@@ -15,97 +15,97 @@ type UserSide struct{ key gate.Key }
 
 // AllocPD is [Device.AllocPD]. AllocPD may sleep.
 func (s UserSide) AllocPD(d *Device, u *Udata) (*PD, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer d.enterSleeping("user.AllocPD").leave()
 	return d.allocPD(u)
 }
 
 // RegMR is [PD.RegMR], but does not change init.IOVA. RegMR may sleep.
 func (s UserSide) RegMR(pd *PD, init MRInit, u *Udata) (*MR, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer pd.enterSleeping("user.RegMR").leave()
 	return pd.regMR(init, u)
 }
 
 // ReregMR is [MR.Rereg], but does not change to.IOVA. ReregMR may sleep.
 func (s UserSide) ReregMR(mr *MR, flags MRChangeFlags, to MRChange, u *Udata) error {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer mr.enterSleeping("user.ReregMR").leave()
-	return mr.observedRereg(flags, to, u)
+	return mr.changeRegionNamingErrors(flags, to, u)
 }
 
 // AllocMW is [PD.AllocMW]. AllocMW may sleep.
 func (s UserSide) AllocMW(pd *PD, kind MWType, u *Udata) (*MW, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer pd.enterSleeping("user.AllocMW").leave()
 	return pd.allocMW(kind, u)
 }
 
 // CreateCQ is [Device.CreateCQ]. CreateCQ may sleep.
 func (s UserSide) CreateCQ(d *Device, init CQInit, u *Udata) (*CQ, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer d.enterSleeping("user.CreateCQ").leave()
 	return d.createCQ(init, u)
 }
 
 // ResizeCQ is [CQ.Resize]. ResizeCQ may sleep.
 func (s UserSide) ResizeCQ(cq *CQ, entries int, u *Udata) error {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer cq.enterSleeping("user.ResizeCQ").leave()
 	return cq.resize(entries, u)
 }
 
 // CreateQP is [PD.CreateQP]. CreateQP may sleep.
 func (s UserSide) CreateQP(pd *PD, init QPInitAttr, u *Udata) (*QP, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer pd.enterSleeping("user.CreateQP").leave()
 	return pd.createQP(init, u)
 }
 
 // ModifyQP is [QP.Modify]. ModifyQP may sleep.
 func (s UserSide) ModifyQP(qp *QP, attr QPAttr, mask QPAttrMask, u *Udata) error {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer qp.enterSleeping("user.ModifyQP").leave()
 	return qp.modify(attr, mask, u)
 }
 
 // CreateSRQ is [PD.CreateSRQ]. CreateSRQ may sleep.
 func (s UserSide) CreateSRQ(pd *PD, init SRQInitAttr, u *Udata) (*SRQ, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer pd.enterSleeping("user.CreateSRQ").leave()
 	return pd.createSRQ(init, u)
 }
 
 // ModifySRQ is [SRQ.Modify]. ModifySRQ may sleep.
 func (s UserSide) ModifySRQ(srq *SRQ, attr SRQAttr, mask SRQAttrMask, u *Udata) error {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer srq.enterSleeping("user.ModifySRQ").leave()
 	return srq.modify(attr, mask, u)
 }
 
 // CreateAH is [PD.CreateAH]. CreateAH may not sleep.
 func (s UserSide) CreateAH(pd *PD, attr *AHAttr, u *Udata) (*AH, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	return pd.createAH(attr, u)
 }
 
 // AllocXRCD is [Device.AllocXRCD]. AllocXRCD may sleep.
 func (s UserSide) AllocXRCD(d *Device, u *Udata) (*XRCD, error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	defer d.enterSleeping("user.AllocXRCD").leave()
 	return d.allocXRCD(u)
 }
 
 // Driver returns the driver of the device, for [As]. Driver may not sleep.
 func (s UserSide) Driver(d *Device) Driver {
-	s.key.Check()
+	s.key.MustBeValid()
 	return d.drv
 }
 
 // DriverSide returns the driver's side of an object of package ib, such as the [DriverMR] of an [MR]. DriverSide may
 // not sleep.
 func (s UserSide) DriverSide(o any) any {
-	s.key.Check()
+	s.key.MustBeValid()
 	return o.(driverSide).driverSide()
 }
 
@@ -123,19 +123,19 @@ func (x *XRCD) driverSide() any { return x.drv }
 
 // Queue returns the send queue that the queue pair shares with the program. Queue may not sleep.
 func (s UserSide) Queue(qp *QP) (UserQP, bool) {
-	s.key.Check()
+	s.key.MustBeValid()
 	return As[UserQP](qp.queue)
 }
 
 // HoldCallbacks adds the device to h ([Hold.Add]) on behalf of the thread that executes a program's call. HoldCallbacks
 // may not sleep.
 func (s UserSide) HoldCallbacks(d *Device, h *Hold) {
-	s.key.Check()
+	s.key.MustBeValid()
 	h.Add(&d.handle)
 }
 
 // Fail is [DeviceHandle.Fail], for a panic in a program's call. Fail may not sleep.
 func (s UserSide) Fail(d *Device, why error) {
-	s.key.Check()
+	s.key.MustBeValid()
 	d.handle.Fail(why)
 }

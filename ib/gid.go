@@ -164,8 +164,8 @@ type gidTableRef struct {
 	entry GIDEntry
 }
 
-// takeRef takes a reference to an entry. takeRef returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
-func (t *GIDTable) takeRef(index int) (*gidTableRef, error) {
+// takeGIDSlotRef takes a reference to an entry. takeGIDSlotRef returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
+func (t *GIDTable) takeGIDSlotRef(index int) (*gidTableRef, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if index < 0 || index >= len(t.slots) || t.slots[index].leaving || t.slots[index].entry.GID.IsZero() {
@@ -199,7 +199,7 @@ func (d *Device) takeGIDRef(a *AHAttr) (*gidTableRef, error) {
 	if t == nil {
 		return nil, nil
 	}
-	return t.takeRef(int(a.GRH.SGIDIndex))
+	return t.takeGIDSlotRef(int(a.GRH.SGIDIndex))
 }
 
 // GIDRef is a reference to a GID. The index is not reused while the reference exists. The source of an address vector
@@ -225,7 +225,7 @@ func (d *Device) GetGID(port, index int) (*GIDRef, error) {
 	r := &GIDRef{Port: port, Index: index}
 	var err error
 	if drv, ok := As[GIDDriver](d.drv); ok && drv.GIDTable(port) != nil {
-		if r.held, err = drv.GIDTable(port).takeRef(index); err == nil {
+		if r.held, err = drv.GIDTable(port).takeGIDSlotRef(index); err == nil {
 			r.GIDEntry = r.held.entry
 		}
 	} else if r.GIDEntry, err = d.drv.QueryGID(port, index); err == nil && r.GID.IsZero() {
@@ -251,7 +251,7 @@ func (r *GIDRef) Put() error {
 	f, err := r.enterAtomic("GIDRef.Put")
 	defer f.leave()
 	if err == nil {
-		err = r.destroyAtomic(r.releaseRef)
+		err = r.destroyWithoutSleep(r.releaseRef)
 	}
 	if err != nil {
 		return fmt.Errorf("put gid %d of port %d of %s: %w", r.Index, r.Port, r.dev.name, err)

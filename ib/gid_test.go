@@ -33,8 +33,8 @@ func formatEntries(t *GIDTable) string {
 	return strings.Join(s, " ")
 }
 
-// TestGIDTableUpdates applies a sequence of updates to one table.
-func TestGIDTableUpdates(t *testing.T) {
+// TestGIDTableUpdateSequence applies a sequence of updates to one table.
+func TestGIDTableUpdateSequence(t *testing.T) {
 	const mac, def = "\x02\x00\x00\x00\x00\x01", "fe80::ff:fe00:1"
 	const mac2, def2 = "\x02\x00\x00\x00\x00\x02", "fe80::ff:fe00:2"
 	held := map[int]*gidTableRef{}
@@ -80,7 +80,7 @@ func TestGIDTableUpdates(t *testing.T) {
 	} {
 		place := func(n int) int { return max(n, 0) } // -1 stands for index 0
 		if step.hold != 0 {
-			h, err := table.takeRef(place(step.hold))
+			h, err := table.takeGIDSlotRef(place(step.hold))
 			must(t, err)
 			held[step.hold] = h
 		}
@@ -106,12 +106,12 @@ func TestGIDTableUpdates(t *testing.T) {
 	}
 	for _, i := range []int{-1, 4} {
 		_, err := table.Query(i)
-		wantErr(t, "query outside", err, syscall.EINVAL)
-		_, err = table.takeRef(i)
-		wantErr(t, "hold outside", err, syscall.EINVAL)
+		wantErrno(t, "query outside", err, syscall.EINVAL)
+		_, err = table.takeGIDSlotRef(i)
+		wantErrno(t, "hold outside", err, syscall.EINVAL)
 	}
-	_, err := table.takeRef(1)
-	wantErr(t, "hold an empty entry", err, syscall.EINVAL)
+	_, err := table.takeGIDSlotRef(1)
+	wantErrno(t, "hold an empty entry", err, syscall.EINVAL)
 }
 
 // TestGIDPlaceIsKept applies random updates. An index with a reference must keep its GID, and no GID may have two
@@ -145,7 +145,7 @@ func TestGIDPlaceIsKept(t *testing.T) {
 				}
 			case 2:
 				i := rapid.IntRange(0, size-1).Draw(t, "hold")
-				h, err := table.takeRef(i)
+				h, err := table.takeGIDSlotRef(i)
 				e, _ := table.Query(i)
 				if (err == nil) == e.GID.IsZero() {
 					t.Fatalf("hold of %v: %v", e.GID, err)
@@ -220,7 +220,7 @@ func TestGIDReferences(t *testing.T) {
 			}
 			return func() error {
 				err := r.Put()
-				wantErr(t, "put twice", r.Put(), syscall.EINVAL)
+				wantErrno(t, "put twice", r.Put(), syscall.EINVAL)
 				return err
 			}
 		}},
@@ -237,7 +237,7 @@ func TestGIDReferences(t *testing.T) {
 			a = route(1)
 			must(t, ah.Modify(&a))
 			a = route(3)
-			wantErr(t, "modify to an empty index", ah.Modify(&a), syscall.EINVAL)
+			wantErrno(t, "modify to an empty index", ah.Modify(&a), syscall.EINVAL)
 			return ah.Destroy
 		}},
 		{"an address handle, until it is modified", func(t *testing.T, b *testBench) func() error {
@@ -254,14 +254,14 @@ func TestGIDReferences(t *testing.T) {
 			qp, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, Type: QPTypeRC})
 			must(t, err)
 			must(t, qp.Modify(QPAttr{State: QPInit, Port: 1}, QPAttrState|QPAttrPKeyIndex|QPAttrPort|QPAttrAccessFlags))
-			wantErr(t, "an empty place", qp.Modify(attr(3), toRTR), syscall.EINVAL)
+			wantErrno(t, "an empty place", qp.Modify(attr(3), toRTR), syscall.EINVAL)
 			b.drv.fail = func(what string) error {
 				if what == "modify qp" {
 					return syscall.EPERM
 				}
 				return nil
 			}
-			wantErr(t, "the driver refuses", qp.Modify(attr(2), toRTR), syscall.EPERM)
+			wantErrno(t, "the driver refuses", qp.Modify(attr(2), toRTR), syscall.EPERM)
 			b.drv.fail = nil
 			must(t, qp.Modify(attr(1), toRTR))
 			must(t, qp.Modify(QPAttr{State: QPReset}, QPAttrState)) // a later transition may use the GID again
@@ -287,8 +287,8 @@ func TestGIDReferences(t *testing.T) {
 	}
 }
 
-// TestGIDReferenceWithoutGIDTable checks references to GIDs of a driver without a GIDTable.
-func TestGIDReferenceWithoutGIDTable(t *testing.T) {
+// TestGIDReferencesWorkWithoutGIDTable checks references to GIDs of a driver without a GIDTable.
+func TestGIDReferencesWorkWithoutGIDTable(t *testing.T) {
 	b := newFullBench(t)
 	r, err := b.dev.GetGID(2, 1)
 	must(t, err)
@@ -298,10 +298,10 @@ func TestGIDReferenceWithoutGIDTable(t *testing.T) {
 	must(t, r.Put())
 	b.dev.handle.SetError()
 	_, err = b.dev.GetGID(1, 0)
-	wantErr(t, "on a device in error", err, syscall.EIO)
+	wantErrno(t, "on a device in error", err, syscall.EIO)
 	b.destroyAll(t)
 	_, err = b.dev.GetGID(1, 0)
-	wantErr(t, "on a device that is gone", err, syscall.ENODEV)
+	wantErrno(t, "on a device that is gone", err, syscall.ENODEV)
 }
 
 // TestDefaultGIDIsFromMAC checks the constants of this file.

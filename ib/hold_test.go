@@ -12,15 +12,15 @@ import (
 	"verbena/internal/gate"
 )
 
-// doorbellQP is a queue pair with a Doorbell that calls ring.
-type doorbellQP struct {
+// doorbellHookQP is a queue pair with a Doorbell that calls ring.
+type doorbellHookQP struct {
 	*fakeQP
 	ring func(h *Hold)
 }
 
-func (q *doorbellQP) Doorbell(h *Hold)       { q.ring(h) }
-func (q *doorbellQP) Posted() (uint32, bool) { return 0, true }
-func (q *doorbellQP) TakeBack()              {}
+func (q *doorbellHookQP) Doorbell(h *Hold)       { q.ring(h) }
+func (q *doorbellHookQP) Posted() (uint32, bool) { return 0, true }
+func (q *doorbellHookQP) TakeBack()              {}
 
 // deviceGroup is a core with several devices. The completion handlers record the threads that run them.
 type deviceGroup struct {
@@ -45,8 +45,8 @@ func newDeviceGroup(t *testing.T, devices int, observed bool, ring func(w *devic
 	for i := range devices {
 		w.benches = append(w.benches, newBenchNamed(t, core, "fake"+strconv.Itoa(i), func(*CQ) {
 			w.mu.Lock()
-			w.ran, w.threads = append(w.ran, i), append(w.threads, observe.Goroutine())
-			w.inDoorbell = w.inDoorbell || onStack(".Doorbell")
+			w.ran, w.threads = append(w.ran, i), append(w.threads, observe.GoroutineID())
+			w.inDoorbell = w.inDoorbell || isOnStack(".Doorbell")
 			w.mu.Unlock()
 			if w.handler != nil {
 				w.handler(i)
@@ -55,7 +55,7 @@ func newDeviceGroup(t *testing.T, devices int, observed bool, ring func(w *devic
 		w.armCQ(i)
 	}
 	qp := w.benches[0].qp
-	qp.queue = &doorbellQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
+	qp.queue = &doorbellHookQP{qp.drv.(*fakeQP), func(h *Hold) { ring(w, h) }}
 	w.queue, _ = ForUser(gate.NewKey()).Queue(qp)
 	return w
 }
@@ -118,8 +118,8 @@ func TestHoldRunsCallbacksOfAllDevices(t *testing.T) {
 						t.Errorf("handlers after Run: got calls for devices %v, want %v", w.ran, want)
 					}
 					for _, id := range w.threads {
-						if id != observe.Goroutine() {
-							t.Errorf("goroutines of the handlers: got %v, want %d", w.threads, observe.Goroutine())
+						if id != observe.GoroutineID() {
+							t.Errorf("goroutines of the handlers: got %v, want %d", w.threads, observe.GoroutineID())
 							break
 						}
 					}
@@ -136,25 +136,25 @@ func TestHoldRunsCallbacksOfAllDevices(t *testing.T) {
 	}
 }
 
-// TestDoorbellWithoutHold checks that another thread runs the callbacks of a doorbell if there is no Hold.
-func TestDoorbellWithoutHold(t *testing.T) {
+// TestDoorbellWithoutHoldRunsCallbacks checks that another thread runs the callbacks of a doorbell if there is no Hold.
+func TestDoorbellWithoutHoldRunsCallbacks(t *testing.T) {
 	w := newDeviceGroup(t, 2, true, func(w *deviceGroup, h *Hold) {
 		h.Add(&w.benches[1].dev.handle)
 		w.raiseCompletion(1)
 	})
 	w.queue.Doorbell(nil)
 	w.benches[1].dev.callbacks.drainCallbacks()
-	if w.inDoorbell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.Goroutine() {
+	if w.inDoorbell || !slices.Equal(w.ran, []int{1}) || w.threads[0] == observe.GoroutineID() {
 		t.Errorf("handlers: got devices %v on goroutines %v, in Doorbell %v, want device 1 on another goroutine "+
 			"than %d", w.ran,
-			w.threads, w.inDoorbell, observe.Goroutine())
+			w.threads, w.inDoorbell, observe.GoroutineID())
 	}
 	w.destroyAll()
 }
 
-// TestHoldWhenCallbackDoesNotReturn checks a callback that does not return. The holds of all devices must end, and
+// TestHoldEndsWhenCallbackHangs checks a callback that does not return. The holds of all devices must end, and
 // workers must run the remaining callbacks.
-func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
+func TestHoldEndsWhenCallbackHangs(t *testing.T) {
 	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
 		for _, observed := range []bool{false, true} {
 			t.Run(name+"/observed="+strconv.FormatBool(observed), func(t *testing.T) {
@@ -242,13 +242,13 @@ func TestHoldRunsDeferredWorkOnce(t *testing.T) {
 	for _, observed := range []bool{false, true} {
 		done := 0
 		w := newDeviceGroup(t, 2, observed, nil)
-		w.benches[0].qp.queue = &doorbellQP{w.benches[0].qp.drv.(*fakeQP), func(h *Hold) {
+		w.benches[0].qp.queue = &doorbellHookQP{w.benches[0].qp.drv.(*fakeQP), func(h *Hold) {
 			if h.Deferred() != nil {
 				t.Error("Deferred before Defer: got work, want nil")
 			}
 			h.Defer(workFunc(func() {
 				done++
-				if onStack(".Doorbell") {
+				if isOnStack(".Doorbell") {
 					t.Error("callchain: got deferred work inside Doorbell, want none")
 				}
 				if len(w.ran) != 0 {
@@ -269,10 +269,10 @@ func TestHoldRunsDeferredWorkOnce(t *testing.T) {
 			}
 			h.Run()
 		})
-		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != observe.Goroutine() {
+		if done != 1 || !slices.Equal(w.ran, []int{1}) || w.threads[0] != observe.GoroutineID() {
 			t.Errorf("Run: got deferred work %d times, handlers %v on goroutines %v, want once, device 1 on "+
 				"goroutine %d", done, w.ran,
-				w.threads, observe.Goroutine())
+				w.threads, observe.GoroutineID())
 		}
 		h.Run()
 		if done != 1 {

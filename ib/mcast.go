@@ -10,9 +10,9 @@ import (
 // method. AttachMcast may sleep. (ib_attach_mcast)
 func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 	defer qp.enterSleeping("QP.AttachMcast").leave()
-	m, err := qp.mcastQP(gid)
+	m, err := qp.mcastDriverQP(gid)
 	if err == nil {
-		err = qp.dev.checkUsable()
+		err = qp.dev.checkActive()
 	}
 	if err == nil {
 		err = qp.addUse(qp.dev)
@@ -31,7 +31,7 @@ func (qp *QP) AttachMcast(gid GID, lid uint16) error {
 // DetachMcast removes the queue pair from a multicast group. DetachMcast may sleep. (ib_detach_mcast)
 func (qp *QP) DetachMcast(gid GID, lid uint16) error {
 	defer qp.enterSleeping("QP.DetachMcast").leave()
-	m, err := qp.mcastQP(gid)
+	m, err := qp.mcastDriverQP(gid)
 	if err == nil {
 		if err = m.DetachMcast(gid, lid); err == nil {
 			qp.dropUse()
@@ -43,7 +43,7 @@ func (qp *QP) DetachMcast(gid GID, lid uint16) error {
 	return nil
 }
 
-func (qp *QP) mcastQP(gid GID) (McastQP, error) {
+func (qp *QP) mcastDriverQP(gid GID) (McastQP, error) {
 	m, ok := As[McastQP](qp.drv)
 	if !ok {
 		return nil, syscall.EOPNOTSUPP

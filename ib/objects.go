@@ -117,7 +117,7 @@ func (pd *PD) regMR(init MRInit, u *Udata) (*MR, error) {
 		return fail(err)
 	}
 	defer d.endCreate()
-	if err := checkAccess(init.Access); err != nil {
+	if err := checkAccessFlags(init.Access); err != nil {
 		return fail(err)
 	}
 	if err := pd.addUse(d); err != nil {
@@ -170,7 +170,7 @@ func (d *Device) newRegion(init MRInit) (*umem.Region, error) {
 func (pd *PD) AdviseMR(advice MRAdvice, flags MRAdviceFlags, sgl []SGE) error {
 	d := pd.dev
 	defer pd.enterSleeping("PD.AdviseMR").leave()
-	if err := d.checkUsable(); err != nil {
+	if err := d.checkActive(); err != nil {
 		return fmt.Errorf("advise on %s: %w", d.name, err)
 	}
 	a, ok := As[MRAdviser](d.drv)
@@ -240,18 +240,18 @@ func (mr *MR) releaseMemory() {
 }
 
 func (mr *MR) deregAndRelease() error {
-	if err := mr.beginChange(); err != nil {
+	if err := mr.beginRegionChange(); err != nil {
 		return err
 	}
 	defer mr.changing.Store(false)
 	return mr.drv.Dereg()
 }
 
-// beginChange marks the region as being changed. The result of two concurrent changes would be undefined. The second
+// beginRegionChange marks the region as being changed. The result of two concurrent changes would be undefined. The second
 // change therefore fails and does not wait.
-func (mr *MR) beginChange() error {
+func (mr *MR) beginRegionChange() error {
 	if mr.lifeState() == states.ObjectEnded {
-		return mr.checkAlive()
+		return mr.checkNotDestroyed()
 	}
 	if mr.changing.Swap(true) {
 		return fmt.Errorf("another call is changing the region: %w", syscall.EBUSY)
@@ -319,7 +319,7 @@ func (ah *AH) Modify(attr *AHAttr) error {
 	if err != nil {
 		return err
 	}
-	if err := ah.dev.checkUsable(); err != nil {
+	if err := ah.dev.checkActive(); err != nil {
 		return fmt.Errorf("modify ah on %s: %w", ah.dev.name, err)
 	}
 	gid, err := ah.dev.takeGIDRef(attr)
@@ -349,7 +349,7 @@ func (ah *AH) Destroy() error {
 	f, err := ah.enterAtomic("AH.Destroy")
 	defer f.leave()
 	if err == nil {
-		err = ah.destroyAtomic(ah.drv.Destroy)
+		err = ah.destroyWithoutSleep(ah.drv.Destroy)
 	}
 	if err != nil {
 		return fmt.Errorf("destroy ah on %s: %w", ah.dev.name, err)

@@ -181,7 +181,7 @@ func TestErrorStateForbidsCreation(t *testing.T) {
 	}
 }
 
-func TestCQResizeUnsupported(t *testing.T) {
+func TestCQResizeWithoutDriverIsUnsupported(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	if err := b.cq.Resize(32); !errors.Is(err, syscall.EOPNOTSUPP) {
 		t.Errorf("got %v", err)

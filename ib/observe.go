@@ -5,7 +5,7 @@ import "verbena/ib/internal/observe"
 // observer observes the calls of the consumers and the drivers of a core. The core itself is also a subject: it reports
 // the calls of clients. Without an observer, calls cost one comparison, and calls of the data path cost nothing extra.
 type observer interface {
-	observe.Calls
+	observe.CallObserver
 	// Device begins to observe a device. cl is the client of this handle, and root is the subject of the shared handle.
 	// Both are nil if this handle is the shared one.
 	Device(d *Device, root observe.Subject, cl *Client) observe.Subject
@@ -14,7 +14,7 @@ type observer interface {
 	Object(o any, kind string, by, of observe.Subject) observe.Subject
 	// Queue returns a wrapper for drv, the driver's side of a queue. The wrapper has the type of drv. s is the subject
 	// of the queue.
-	Queue(s observe.Subject, drv any, m observe.Made) any
+	Queue(s observe.Subject, drv any, m observe.QueueInfo) any
 }
 
 func init() {
@@ -54,9 +54,9 @@ func (d *Device) startObserving(o observer, s observe.Subject) {
 	d.subject = s
 	d.observer.Store(&o)
 	c := &d.callbacks
-	s.Note(observe.Started, observe.Start{Holds: int(c.holds.Load()), Drop: func() {
+	s.Note(observe.Started, observe.ObservationStart{Holds: int(c.holds.Load()), Drop: func() {
 		c.mu.Lock()
-		c.endRunner(false)
+		c.endRunnerAndUnlock(false)
 	}})
 }
 
@@ -71,7 +71,7 @@ func (o *object) observedSubject() observe.Subject { return o.subject }
 
 // observedCall is an observed call in progress. The zero observedCall stands for a call that is not observed.
 type observedCall struct {
-	s observe.Calls
+	s observe.CallObserver
 	c *observe.Call
 }
 
@@ -82,7 +82,7 @@ func (i observedCall) leave() {
 }
 
 // enterCall reports the start of a call on subject s. s may be nil.
-func enterCall(s observe.Calls, kind observe.Kind, what string, arg any) (observedCall, error) {
+func enterCall(s observe.CallObserver, kind observe.CallKind, what string, arg any) (observedCall, error) {
 	if s == nil {
 		return observedCall{}, nil
 	}
@@ -90,8 +90,8 @@ func enterCall(s observe.Calls, kind observe.Kind, what string, arg any) (observ
 	return i, s.Enter(i.c)
 }
 
-// noteEvent reports an event of subject s. s may be nil.
-func noteEvent(s observe.Subject, e observe.Event, arg any) error {
+// reportEvent reports an event of subject s. s may be nil.
+func reportEvent(s observe.Subject, e observe.SubjectEvent, arg any) error {
 	if s == nil {
 		return nil
 	}
@@ -127,12 +127,12 @@ func (o *object) enterAtomic(what string) (observedCall, error) {
 }
 
 // A function that registers or unregisters a device or a client calls registers at its start. cl is the client, or nil.
-func enterRegister(s observe.Calls, what string, cl any) (observedCall, error) {
+func enterRegister(s observe.CallObserver, what string, cl any) (observedCall, error) {
 	return enterCall(s, observe.Register, what, cl)
 }
 
 // runObserved runs a consumer's function. arg is the event type of an event function.
-func runObserved(s observe.Subject, kind observe.Kind, what string, arg any, f func()) {
+func runObserved(s observe.Subject, kind observe.CallKind, what string, arg any, f func()) {
 	if s == nil {
 		f()
 		return
@@ -145,7 +145,7 @@ func runObserved(s observe.Subject, kind observe.Kind, what string, arg any, f f
 }
 
 // wrapDriver returns the observer's wrapper for the driver's side of a queue, or drv itself.
-func wrapDriver[D any](o *object, drv D, m observe.Made) D {
+func wrapDriver[D any](o *object, drv D, m observe.QueueInfo) D {
 	if o.subject == nil {
 		return drv
 	}

@@ -15,13 +15,13 @@ type recordingObserver struct {
 	mu     sync.Mutex
 	inside map[*observe.Call]bool
 	log    []string
-	start  observe.Start
-	refuse map[observe.Kind]error
+	start  observe.ObservationStart
+	refuse map[observe.CallKind]error
 }
 
-func (r *recordingObserver) Enter(c *observe.Call) error { return r.recordEnter("core", c) }
+func (r *recordingObserver) Enter(c *observe.Call) error { return r.recordEntry("core", c) }
 
-func (r *recordingObserver) recordEnter(of string, c *observe.Call) error {
+func (r *recordingObserver) recordEntry(of string, c *observe.Call) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.inside == nil {
@@ -56,7 +56,7 @@ func (r *recordingObserver) Object(_ any, kind string, by, of observe.Subject) o
 	return &recordedSubject{r, name}
 }
 
-func (r *recordingObserver) Queue(s observe.Subject, drv any, m observe.Made) any {
+func (r *recordingObserver) Queue(s observe.Subject, drv any, m observe.QueueInfo) any {
 	r.addLine("%s: %T, %+v", s.(*recordedSubject).name, drv, m)
 	return drv
 }
@@ -82,11 +82,11 @@ type recordedSubject struct {
 	name string
 }
 
-func (s *recordedSubject) Enter(c *observe.Call) error { return s.recordEnter(s.name, c) }
+func (s *recordedSubject) Enter(c *observe.Call) error { return s.recordEntry(s.name, c) }
 
-func (s *recordedSubject) Note(e observe.Event, arg any) error {
+func (s *recordedSubject) Note(e observe.SubjectEvent, arg any) error {
 	if e == observe.Started {
-		s.start = arg.(observe.Start)
+		s.start = arg.(observe.ObservationStart)
 		arg = s.start.Holds
 	}
 	s.addLine("%s: %s %v", s.name, [...]string{"born", "died", "abandoned", "started", "removed", "unregistered",
@@ -114,7 +114,7 @@ func TestObserverSeesCallsInOrder(t *testing.T) {
 	stop := b.dev.OnEvent(func(Event) {})
 	QPHandle{qp: b.qp}.Raise(EventCommEst)
 	stop()
-	wantErr(t, "Dealloc", b.dev.handle.Dealloc(), syscall.EBUSY)
+	wantErrno(t, "Dealloc", b.dev.handle.Dealloc(), syscall.EBUSY)
 	b.qp.Abandon()
 	b.destroyAll(t)
 	rec.checkAllLeft(t)
@@ -151,13 +151,13 @@ func TestObserverErrorFailsCall(t *testing.T) {
 	core.setObserver(rec)
 	b := newBenchOn(t, core, nil, nil, nil)
 	const no = syscall.EPERM
-	rec.refuse = map[observe.Kind]error{observe.Atomic: no, observe.Destroy: no, observe.Register: no}
+	rec.refuse = map[observe.CallKind]error{observe.Atomic: no, observe.Destroy: no, observe.Register: no}
 	calls := b.drv.calls.Load()
 	for what, err := range map[string]error{
 		"PD.CreateAH": errorOf(b.pd.CreateAH(&AHAttr{})), "QP.Destroy": b.qp.Destroy(), "CQ.Destroy": b.cq.Destroy(),
 		"Core.Unregister": core.Unregister(&b.dev.handle),
 	} {
-		wantErr(t, what, err, no)
+		wantErrno(t, what, err, no)
 	}
 	if n := b.drv.calls.Load(); n != calls {
 		t.Errorf("destroy calls in the driver: got %d, want none", n-calls)

@@ -11,7 +11,7 @@ import (
 	"verbena/umem"
 )
 
-func wantErr(t *testing.T, what string, err error, want syscall.Errno) {
+func wantErrno(t *testing.T, what string, err error, want syscall.Errno) {
 	t.Helper()
 	if !errors.Is(err, want) {
 		t.Errorf("%s: got %v, want %v", what, err, want)
@@ -33,7 +33,7 @@ func TestMissingInterfacesAreUnsupported(t *testing.T) {
 		"attach":   b.qp.AttachMcast(GID{0: 0xff}, 0),
 		"detach":   b.qp.DetachMcast(GID{0: 0xff}, 0),
 	} {
-		wantErr(t, what, err, syscall.EOPNOTSUPP)
+		wantErrno(t, what, err, syscall.EOPNOTSUPP)
 	}
 	if b.dev.Objects() != before {
 		t.Errorf("got objects %v, want %v", b.dev.Objects(), before)
@@ -47,10 +47,10 @@ func TestOptionalObjectsCountUses(t *testing.T) {
 	must(t, err)
 	qp, err := b.pd.CreateQP(QPInitAttr{SendCQ: b.cq, RecvCQ: b.cq, SRQ: srq, Type: QPTypeRC})
 	must(t, err)
-	wantErr(t, "srq with qp", srq.Destroy(), syscall.EBUSY)
+	wantErrno(t, "srq with qp", srq.Destroy(), syscall.EBUSY)
 	must(t, qp.Destroy())
 	must(t, srq.Destroy())
-	wantErr(t, "srq twice", srq.Destroy(), syscall.EINVAL)
+	wantErrno(t, "srq twice", srq.Destroy(), syscall.EINVAL)
 
 	x, err := b.dev.AllocXRCD()
 	must(t, err)
@@ -63,9 +63,9 @@ func TestOptionalObjectsCountUses(t *testing.T) {
 	if xsrq.Num() != 7 || xsrq.PD() != b.pd || xsrq.Init().CQ != b.cq {
 		t.Errorf("%+v", xsrq.Init())
 	}
-	wantErr(t, "xrcd with srq, qp", x.Dealloc(), syscall.EBUSY)
+	wantErrno(t, "xrcd with srq, qp", x.Dealloc(), syscall.EBUSY)
 	must(t, tgt.Destroy())
-	wantErr(t, "xrcd with srq", x.Dealloc(), syscall.EBUSY)
+	wantErrno(t, "xrcd with srq", x.Dealloc(), syscall.EBUSY)
 	must(t, xsrq.Destroy())
 	must(t, x.Dealloc())
 	must(t, ini.Destroy())
@@ -78,13 +78,13 @@ func TestOptionalObjectsCountUses(t *testing.T) {
 	if got := b.dev.Objects().String(); got != "1 PD, 1 MR, 1 CQ, 1 QP, 1 MW" {
 		t.Errorf("objects: %s", got)
 	}
-	wantErr(t, "qp in a group", b.qp.Destroy(), syscall.EBUSY)
+	wantErrno(t, "qp in a group", b.qp.Destroy(), syscall.EBUSY)
 	must(t, b.qp.DetachMcast(GID{0: 0xff}, 0))
 	must(t, b.qp.Destroy())
 	must(t, b.cq.Destroy())
-	wantErr(t, "pd with mw, mr", b.pd.Dealloc(), syscall.EBUSY)
+	wantErrno(t, "pd with mw, mr", b.pd.Dealloc(), syscall.EBUSY)
 	must(t, mw.Dealloc())
-	wantErr(t, "pd with mr", b.pd.Dealloc(), syscall.EBUSY)
+	wantErrno(t, "pd with mr", b.pd.Dealloc(), syscall.EBUSY)
 	must(t, mr.Dereg())
 	must(t, b.pd.Dealloc())
 	must(t, b.core.Unregister(&b.dev.handle))
@@ -122,7 +122,7 @@ func TestOptionalCallsRejectBadArguments(t *testing.T) {
 		"RC with an XRC domain":   qp(QPInitAttr{Type: QPTypeRC, XRCD: x, SendCQ: cq, RecvCQ: cq}),
 		"map what has its own":    (&MR{object: object{dev: b.dev}, drv: fakeMR{b.drv}}).Map(umem.NewLocal(), nil, nil, 0),
 	} {
-		wantErr(t, what, err, syscall.EINVAL)
+		wantErrno(t, what, err, syscall.EINVAL)
 	}
 	must(t, cq.Moderate(5, time.Millisecond))
 	if c := cq.drv.(*fullCQ); c.count != 5 || c.period != time.Millisecond {
@@ -136,7 +136,7 @@ func TestOptionalCallsRejectBadArguments(t *testing.T) {
 	b.destroyAll(t)
 }
 
-func TestOptionalCallsFailInError(t *testing.T) {
+func TestOptionalCallsReturnErrors(t *testing.T) {
 	b := newFullBench(t)
 	acct := umem.NewAccount(nil)
 	mem := umem.NewLocal()
@@ -158,7 +158,7 @@ func TestOptionalCallsFailInError(t *testing.T) {
 			"map":        mr.Map(mem, acct, []umem.Range{{Addr: addr, Length: 10}}, 0),
 			"modify srq": srq.Modify(SRQAttr{}, 0),
 		} {
-			wantErr(t, what, err, want)
+			wantErrno(t, what, err, want)
 		}
 		if b.dev.Objects() != before || acct.Pages() != 0 {
 			t.Errorf("after failed calls: got objects %v and %[3]d charged pages, want %[2]v and 0",
@@ -167,14 +167,14 @@ func TestOptionalCallsFailInError(t *testing.T) {
 	}
 	b.drv.fail = func(string) error { return syscall.ENOMEM }
 	try(syscall.ENOMEM)
-	wantErr(t, "detach", b.qp.DetachMcast(GID{0: 0xff}, 0), syscall.ENOMEM)
-	wantErr(t, "destroy srq", srq.Destroy(), syscall.ENOMEM)
+	wantErrno(t, "detach", b.qp.DetachMcast(GID{0: 0xff}, 0), syscall.ENOMEM)
+	wantErrno(t, "destroy srq", srq.Destroy(), syscall.ENOMEM)
 	_, err = srq.Query()
-	wantErr(t, "query srq", err, syscall.ENOMEM)
+	wantErrno(t, "query srq", err, syscall.ENOMEM)
 	b.drv.fail = nil
 	b.dev.handle.SetError()
 	try(syscall.EIO)
-	wantErr(t, "moderate", b.cq.Moderate(1, 0), syscall.EIO)
+	wantErrno(t, "moderate", b.cq.Moderate(1, 0), syscall.EIO)
 	must(t, errors.Join(mr.Dereg(), srq.Destroy()))
 	b.destroyAll(t)
 }
@@ -195,14 +195,14 @@ func TestFastRegMapChargesMemory(t *testing.T) {
 	if acct.Pages() != 2 || drv.mapped.IOVA() != 0x4000 || mr.Region() != nil {
 		t.Errorf("Map: got %d charged pages and mapped memory %+v, want 2 pages at IOVA 0x4000", acct.Pages(), drv.mapped)
 	}
-	wantErr(t, "too many pages", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2*umem.PageSize + 1}}, 0),
+	wantErrno(t, "too many pages", mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 2*umem.PageSize + 1}}, 0),
 		syscall.EINVAL)
-	wantErr(t, "not there", mr.Map(mem, acct, []umem.Range{{Addr: first + 64*umem.PageSize, Length: 1}}, 0),
+	wantErrno(t, "not there", mr.Map(mem, acct, []umem.Range{{Addr: first + 64*umem.PageSize, Length: 1}}, 0),
 		syscall.EFAULT)
 	if acct.Pages() != 2 {
 		t.Errorf("got %d pages charged", acct.Pages())
 	}
-	wantErr(t, "too many pages of a list", mr.Map(mem, acct,
+	wantErrno(t, "too many pages of a list", mr.Map(mem, acct,
 		[]umem.Range{{Addr: first, Length: 1}, {Addr: first, Length: umem.PageSize + 1}}, 0), syscall.EINVAL)
 	must(t, mr.Map(mem, acct, []umem.Range{{Addr: first, Length: 1}}, 0))
 	if acct.Pages() != 1 {
@@ -224,7 +224,7 @@ func TestFastRegMapChargesMemory(t *testing.T) {
 	b.destroyAll(t)
 }
 
-func TestSRQLifeCycle(t *testing.T) {
+func TestSRQPostQueryEventDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFullBench(t)
 		var got []EventType
@@ -260,23 +260,23 @@ func TestSRQLifeCycle(t *testing.T) {
 	})
 }
 
-func TestFindGIDAndPKey(t *testing.T) {
+func TestFindGIDAndPKeyReturnIndex(t *testing.T) {
 	b := newFullBench(t)
 	port, index, err := b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeRoCEv2)
 	if port != 2 || index != 1 || err != nil {
 		t.Errorf("FindGID: got port %d, index %d, error %v, want port 2, index 1, no error", port, index, err)
 	}
 	_, _, err = b.dev.FindGID(GID{0: 0xfe, 1: 0x80, 13: 2, 15: 1}, GIDTypeIB)
-	wantErr(t, "another type", err, syscall.ENOENT)
+	wantErrno(t, "another type", err, syscall.ENOENT)
 	for pkey, want := range map[uint16]int{0xffff: 2, 0x7fff: 2, 0x8001: 1, 0x0002: 3} {
 		if i, err := b.dev.FindPKey(1, pkey); i != want || err != nil {
 			t.Errorf("FindPKey(%#x): got index %d, %v", pkey, i, err)
 		}
 	}
 	_, err = b.dev.FindPKey(1, 0x8003)
-	wantErr(t, "no such key", err, syscall.ENOENT)
+	wantErrno(t, "no such key", err, syscall.ENOENT)
 	_, err = b.dev.FindPKey(3, 0xffff)
-	wantErr(t, "no such port", err, syscall.EINVAL)
+	wantErrno(t, "no such port", err, syscall.EINVAL)
 	b.destroyAll(t)
 }
 

@@ -40,7 +40,7 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 		return fail(err)
 	}
 	defer d.endCreate()
-	if err := init.checkQueues(); err != nil {
+	if err := init.checkQueuesSuitType(); err != nil {
 		return fail(err)
 	}
 	qp := &QP{pd: pd, init: init}
@@ -48,14 +48,14 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	if err := addUses(d, qp.referencedObjects()); err != nil {
 		return fail(err)
 	}
-	drvInit := qp.init.driverInit(pd)
+	drvInit := qp.init.newDriverQPInit(pd)
 	var err error
 	if qp.drv, err = d.drv.CreateQP(QPHandle{qp: qp}, &drvInit, u); err != nil {
 		dropUses(qp.referencedObjects())
 		return fail(err)
 	}
 	qp.init.Cap = drvInit.Cap
-	qp.queue = wrapDriver(&qp.object, qp.drv, observe.Made{User: u != nil})
+	qp.queue = wrapDriver(&qp.object, qp.drv, observe.QueueInfo{User: u != nil})
 	if err := qp.finishCreate(qp.endCallbacksAndDestroy); err != nil {
 		dropUses(qp.referencedObjects())
 		return fail(err)
@@ -63,8 +63,8 @@ func (pd *PD) createQP(init QPInitAttr, u *Udata) (*QP, error) {
 	return qp, nil
 }
 
-// driverInit returns the parameters in the form that the driver receives.
-func (init *QPInitAttr) driverInit(pd *PD) DriverQPInit {
+// newDriverQPInit returns the parameters in the form that the driver receives.
+func (init *QPInitAttr) newDriverQPInit(pd *PD) DriverQPInit {
 	di := DriverQPInit{PD: pd.drv, Cap: init.Cap, SigAll: init.SigAll, Type: init.Type, Port: init.Port}
 	if init.SendCQ != nil {
 		di.SendCQ = init.SendCQ.drv
@@ -81,8 +81,8 @@ func (init *QPInitAttr) driverInit(pd *PD) DriverQPInit {
 	return di
 }
 
-// checkQueues returns an error if the queues and domains do not suit the type.
-func (init *QPInitAttr) checkQueues() error {
+// checkQueuesSuitType returns an error if the queues and domains do not suit the type.
+func (init *QPInitAttr) checkQueuesSuitType() error {
 	target, initiator := init.Type == QPTypeXRCTgt, init.Type == QPTypeXRCInit
 	var what string
 	switch {
@@ -166,15 +166,15 @@ func (qp *QP) ModifyContext(ctx context.Context, attr QPAttr, mask QPAttrMask) e
 func (qp *QP) modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
 	toEnd := mask&QPAttrState != 0 && (attr.State == QPErr || attr.State == QPReset)
 	fail := func(err error) error {
-		if e := qp.dev.checkUsable(); e != nil && !toEnd {
+		if e := qp.dev.checkActive(); e != nil && !toEnd {
 			err = e // the earlier error may be a consequence of e
 		}
 		return fmt.Errorf("modify qp %d on %s: %w", qp.num, qp.dev.name, err)
 	}
-	if err := qp.dev.checkUsable(); err != nil && !toEnd {
+	if err := qp.dev.checkActive(); err != nil && !toEnd {
 		return fail(err)
 	}
-	if err := qp.checkAlive(); err != nil {
+	if err := qp.checkNotDestroyed(); err != nil {
 		return fail(err)
 	}
 	if mask&QPAttrAV == 0 {
@@ -199,7 +199,7 @@ func (qp *QP) modify(attr QPAttr, mask QPAttrMask, u *Udata) error {
 func (qp *QP) Query(mask QPAttrMask) (QPAttr, QPInitAttr, error) {
 	defer qp.enterSleeping("QP.Query").leave()
 	var a QPAttr
-	err := qp.checkAlive()
+	err := qp.checkNotDestroyed()
 	if err == nil {
 		a, err = qp.drv.Query(mask)
 	}
@@ -235,7 +235,7 @@ func (h QPHandle) Raise(e EventType) {
 		return
 	}
 	qp := h.qp
-	noteEvent(qp.subject, observe.Raised, nil)
+	reportEvent(qp.subject, observe.Raised, nil)
 	if qp.init.Event == nil || qp.dead.Load() {
 		return
 	}

@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// transition holds the required and the optional attributes of a state transition, by service type. The attribute state
+// qpTransition holds the required and the optional attributes of a state transition, by service type. The attribute state
 // is not included (IBA 11.2.5.2, tables 91 to 93).
-type transition struct {
+type qpTransition struct {
 	required map[QPType]QPAttrMask
 	optional map[QPType]QPAttrMask
 }
@@ -34,7 +34,7 @@ func (m masksByType) expandTypes() map[QPType]QPAttrMask {
 	return r
 }
 
-var qpTransitions = func() map[[2]QPState]transition {
+var qpTransitions = func() map[[2]QPState]qpTransition {
 	const (
 		move  = QPAttrCurState
 		path  = QPAttrAltPath | QPAttrPathMigState
@@ -92,9 +92,9 @@ var qpTransitions = func() map[[2]QPState]transition {
 			optional: masksByType{{append(ud, managementTypes...), move | QPAttrQKey}, {uc, move | QPAttrAccessFlags}},
 		},
 	}
-	r := map[[2]QPState]transition{}
+	r := map[[2]QPState]qpTransition{}
 	for k, v := range table {
-		r[k] = transition{required: v.required.expandTypes(), optional: v.optional.expandTypes()}
+		r[k] = qpTransition{required: v.required.expandTypes(), optional: v.optional.expandTypes()}
 	}
 	return r
 }()
@@ -108,7 +108,7 @@ func checkTransition(from, to QPState, t QPType, mask QPAttrMask) error {
 	if mask&QPAttrCurState != 0 && from != QPRTR && from != QPRTS && from != QPSQD && from != QPSQE {
 		return fmt.Errorf("cur_qp_state must not be %v: %w", from, syscall.EINVAL)
 	}
-	var tr transition
+	var tr qpTransition
 	if to != QPReset && to != QPErr {
 		var ok bool
 		if tr, ok = qpTransitions[[2]QPState{from, to}]; !ok {

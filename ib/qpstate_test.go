@@ -47,9 +47,9 @@ func parseQPType(t testing.TB, name string) QPType {
 	return 0
 }
 
-// TestEachQPTransition checks every transition of every type. The test uses the attributes of the table, then leaves
+// TestEachQPTransitionNeedsItsAttrs checks every transition of every type. The test uses the attributes of the table, then leaves
 // out each one, and then adds each other attribute.
-func TestEachQPTransition(t *testing.T) {
+func TestEachQPTransitionNeedsItsAttrs(t *testing.T) {
 	for from, fromName := range qptable.States {
 		for to, toName := range qptable.States {
 			for _, kind := range qptable.Types {
@@ -57,12 +57,12 @@ func TestEachQPTransition(t *testing.T) {
 					check := func(mask uint32) {
 						t.Helper()
 						err := checkTransition(QPState(from), QPState(to), parseQPType(t, kind), QPAttrMask(mask))
-						want := qptable.Allowed(fromName, toName, kind, mask)
+						want := qptable.IsMaskAllowed(fromName, toName, kind, mask)
 						if (err == nil) != want || err != nil && !errors.Is(err, syscall.EINVAL) {
 							t.Errorf("CheckTransition with mask %#x: got %v, want allowed %v", mask, err, want)
 						}
 					}
-					required, optional, _ := qptable.Step(fromName, toName, kind)
+					required, optional, _ := qptable.TransitionAttrs(fromName, toName, kind)
 					state := qptable.Attrs["state"]
 					check(state | required)
 					check(required)
@@ -92,7 +92,7 @@ func TestRandomModifiesMatchTable(t *testing.T) {
 		rt.Repeat(map[string]func(*rapid.T){
 			"modify": func(rt *rapid.T) {
 				to := rapid.SampledFrom(qptable.States).Draw(rt, "to")
-				required, optional, _ := qptable.Step(state, to, kind)
+				required, optional, _ := qptable.TransitionAttrs(state, to, kind)
 				mask := qptable.Attrs["state"] | required | optional&rapid.Uint32().Draw(rt, "optional")
 				if rapid.IntRange(0, 3).Draw(rt, "wrong") == 0 {
 					mask ^= uint32(1) << rapid.IntRange(0, 20).Draw(rt, "bit")
@@ -102,7 +102,7 @@ func TestRandomModifiesMatchTable(t *testing.T) {
 					to = from
 				}
 				err := b.qp.Modify(QPAttr{State: parseQPState(to), CurState: parseQPState(from)}, QPAttrMask(mask))
-				want := qptable.Allowed(from, to, kind, mask)
+				want := qptable.IsMaskAllowed(from, to, kind, mask)
 				if (err == nil) != want {
 					rt.Fatalf("%s: %s to %s, mask %#x: got %v, want allowed %v", kind, from, to, mask, err, want)
 				}
@@ -199,12 +199,12 @@ func TestModifyIsNotSerialised(t *testing.T) {
 		t.Errorf("state after the second Modify: got %v, want ERR", s)
 	}
 	close(release)
-	wantErr(t, "the first, now in ERR", <-done, syscall.EINVAL)
+	wantErrno(t, "the first, now in ERR", <-done, syscall.EINVAL)
 	b.destroyAll(t)
 }
 
-// TestConcurrentMapFails starts two concurrent changes of a region. The second change must fail without waiting.
-func TestConcurrentMapFails(t *testing.T) {
+// TestConcurrentRegionChangeFails starts two concurrent changes of a region. The second change must fail without waiting.
+func TestConcurrentRegionChangeFails(t *testing.T) {
 	b := newFullBench(t)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 8))
@@ -213,8 +213,8 @@ func TestConcurrentMapFails(t *testing.T) {
 	must(t, err)
 	b.drv.fail = func(what string) error {
 		if what == "map" {
-			wantErr(t, "Map", mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr), syscall.EBUSY)
-			wantErr(t, "Dereg", mr.Dereg(), syscall.EBUSY)
+			wantErrno(t, "Map", mr.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr), syscall.EBUSY)
+			wantErrno(t, "Dereg", mr.Dereg(), syscall.EBUSY)
 		}
 		return nil
 	}

@@ -47,10 +47,10 @@ func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
 	if to.IOVA == 0 {
 		to.IOVA = to.Addr
 	}
-	return mr.observedRereg(flags, to, nil)
+	return mr.changeRegionNamingErrors(flags, to, nil)
 }
 
-func (mr *MR) observedRereg(flags MRChangeFlags, to MRChange, u *Udata) error {
+func (mr *MR) changeRegionNamingErrors(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if err := mr.changeRegion(flags, to, u); err != nil {
 		return fmt.Errorf("reregister memory on %s: %w", mr.dev.name, err)
 	}
@@ -58,7 +58,7 @@ func (mr *MR) observedRereg(flags MRChangeFlags, to MRChange, u *Udata) error {
 }
 
 func (mr *MR) changeRegion(flags MRChangeFlags, to MRChange, u *Udata) error {
-	if err := mr.dev.checkUsable(); err != nil {
+	if err := mr.dev.checkActive(); err != nil {
 		return err
 	}
 	const known = MRChangeTranslation | MRChangePD | MRChangeAccess
@@ -74,14 +74,14 @@ func (mr *MR) changeRegion(flags MRChangeFlags, to MRChange, u *Udata) error {
 	if !ok {
 		return syscall.EOPNOTSUPP
 	}
-	if err := mr.beginChange(); err != nil {
+	if err := mr.beginRegionChange(); err != nil {
 		return err
 	}
 	defer mr.changing.Store(false)
 	region, pd, access := mr.region, mr.pd, mr.access
 	if flags&MRChangeAccess != 0 {
 		access = to.Access
-		if err := checkAccess(access); err != nil {
+		if err := checkAccessFlags(access); err != nil {
 			return err
 		}
 	}
@@ -104,12 +104,12 @@ func (mr *MR) changeRegion(flags MRChangeFlags, to MRChange, u *Udata) error {
 		pd = to.PD
 	}
 	if err := pd.addUse(mr.dev); err != nil { // the former domain stays referenced until the driver has succeeded
-		mr.releaseUnused(region)
+		mr.releaseIfCreated(region)
 		return err
 	}
 	if err := drv.Rereg(region, pd.drv, access, u); err != nil {
 		pd.dropUse()
-		mr.releaseUnused(region)
+		mr.releaseIfCreated(region)
 		return err
 	}
 	mr.pd.dropUse()
@@ -121,15 +121,15 @@ func (mr *MR) changeRegion(flags MRChangeFlags, to MRChange, u *Udata) error {
 	return nil
 }
 
-// releaseUnused releases r if Rereg has created r.
-func (mr *MR) releaseUnused(r *umem.Region) {
+// releaseIfCreated releases r if Rereg has created r.
+func (mr *MR) releaseIfCreated(r *umem.Region) {
 	if r != mr.region {
 		r.Release()
 	}
 }
 
-// checkAccess rejects inconsistent access rights. (ib_check_mr_access)
-func checkAccess(a AccessFlags) error {
+// checkAccessFlags rejects inconsistent access rights. (ib_check_mr_access)
+func checkAccessFlags(a AccessFlags) error {
 	if a&(AccessRemoteWrite|AccessRemoteAtomic) != 0 && a&AccessLocalWrite == 0 {
 		return fmt.Errorf("remote write or atomic access needs local write access: %w", syscall.EINVAL)
 	}

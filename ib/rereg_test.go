@@ -48,10 +48,10 @@ func TestRereg(t *testing.T) {
 		{"unmapped memory", MRChangeTranslation, MRChange{Space: mem, Account: acct, Addr: 1, Length: 8},
 			syscall.EFAULT},
 	} {
-		wantErr(t, c.name, mr.Rereg(c.flags, c.to), c.want)
+		wantErrno(t, c.name, mr.Rereg(c.flags, c.to), c.want)
 	}
 	b.drv.fail = func(what string) error { return syscall.EBUSY }
-	wantErr(t, "a driver that refuses", mr.Rereg(MRChangeTranslation|MRChangePD,
+	wantErrno(t, "a driver that refuses", mr.Rereg(MRChangeTranslation|MRChangePD,
 		MRChange{Space: mem, Account: acct, Addr: addr, Length: 8, PD: other}), syscall.EBUSY)
 	b.drv.fail = nil
 	if drv.region != nil || mr.PD() != b.pd || mr.Access() != AccessRemoteRead || acct.Pages() != before {
@@ -63,7 +63,7 @@ func TestRereg(t *testing.T) {
 	if drv.pd != other.drv || drv.region != mr.Region() || drv.access != AccessRemoteRead || mr.PD() != other {
 		t.Errorf("Rereg of the domain: driver got %+v, want only the domain changed", drv)
 	}
-	wantErr(t, "the new domain", other.Dealloc(), syscall.EBUSY)
+	wantErrno(t, "the new domain", other.Dealloc(), syscall.EBUSY)
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: other})) // the current domain
 	long := 3 * umem.PageSize
 	must(t, mr.Rereg(MRChangeTranslation|MRChangeAccess, MRChange{
@@ -79,7 +79,7 @@ func TestRereg(t *testing.T) {
 	if r := mr.Region(); r.IOVA() != 0 || r.Addr() != addr+8 {
 		t.Errorf("zero-based region: got IOVA %#x and address %#x, want 0 and %#x", r.IOVA(), r.Addr(), addr+8)
 	}
-	wantErr(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}),
+	wantErrno(t, "addresses no more from zero", mr.Rereg(MRChangeAccess, MRChange{Access: AccessLocalWrite}),
 		syscall.EINVAL)
 	must(t, mr.Rereg(MRChangePD, MRChange{PD: b.pd}))
 	must(t, other.Dealloc())
@@ -90,18 +90,18 @@ func TestRereg(t *testing.T) {
 
 	fast, err := b.pd.AllocMR(1)
 	must(t, err)
-	wantErr(t, "a region of AllocMR", fast.Rereg(MRChangeAccess, MRChange{}), syscall.EINVAL)
+	wantErrno(t, "a region of AllocMR", fast.Rereg(MRChangeAccess, MRChange{}), syscall.EINVAL)
 	must(t, fast.Dereg())
 }
 
-func TestReregUnsupported(t *testing.T) {
+func TestReregWithoutDriverIsUnsupported(t *testing.T) {
 	b := newBench(t, nil, nil, nil)
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, 8))
 	must(t, err)
 	mr, err := b.pd.RegMR(MRInit{Space: mem, Addr: addr, Length: 8, Access: 0})
 	must(t, err)
-	wantErr(t, "a driver without", mr.Rereg(MRChangeAccess, MRChange{}), syscall.EOPNOTSUPP)
+	wantErrno(t, "a driver without", mr.Rereg(MRChangeAccess, MRChange{}), syscall.EOPNOTSUPP)
 	must(t, mr.Dereg())
 	b.destroyAll(t)
 }

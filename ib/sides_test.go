@@ -32,7 +32,7 @@ func TestConsumerCannotReachDriver(t *testing.T) {
 	if len(want) < 30 {
 		t.Errorf("lines with expected errors: got %d, want at least 30", len(want))
 	}
-	c := types.Config{Importer: importer.ForCompiler(fset, "gc", exportLookup(t, file)), Error: func(err error) {
+	c := types.Config{Importer: importer.ForCompiler(fset, "gc", newExportLookup(t, file)), Error: func(err error) {
 		var e types.Error
 		if !errors.As(err, &e) {
 			t.Errorf("%v", err)
@@ -50,9 +50,9 @@ func TestConsumerCannotReachDriver(t *testing.T) {
 	}
 }
 
-// exportLookup returns a lookup function for the export data of a file's imports. The go command has compiled the
+// newExportLookup returns a lookup function for the export data of a file's imports. The go command has compiled the
 // imports. Compilation of the imports from source would take seconds.
-func exportLookup(t *testing.T, file *ast.File) importer.Lookup {
+func newExportLookup(t *testing.T, file *ast.File) importer.Lookup {
 	args := []string{"list", "-export", "-deps", "-f", "{{.ImportPath}}\t{{.Export}}"}
 	for _, i := range file.Imports {
 		path, err := strconv.Unquote(i.Path.Value)

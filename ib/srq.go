@@ -100,7 +100,7 @@ func (pd *PD) createSRQ(init SRQInitAttr, u *Udata) (*SRQ, error) {
 		return fail(err)
 	}
 	srq.init.Attr = drvInit.Attr
-	srq.queue = wrapDriver(&srq.object, srq.drv, observe.Made{User: u != nil})
+	srq.queue = wrapDriver(&srq.object, srq.drv, observe.QueueInfo{User: u != nil})
 	if err := srq.finishCreate(srq.endCallbacksAndDestroy); err != nil {
 		dropUses(srq.referencedObjects())
 		return fail(err)
@@ -132,12 +132,12 @@ func (srq *SRQ) Modify(attr SRQAttr, mask SRQAttrMask) error {
 }
 
 func (srq *SRQ) modify(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
-	err := srq.dev.checkUsable()
+	err := srq.dev.checkActive()
 	if err == nil && mask&^(SRQAttrMaxWR|SRQAttrLimit) != 0 {
 		err = fmt.Errorf("attributes %#x: %w", uint32(mask), syscall.EINVAL)
 	}
 	if err == nil {
-		err = srq.checkAlive()
+		err = srq.checkNotDestroyed()
 	}
 	if err == nil {
 		err = srq.drv.Modify(&attr, mask, u)
@@ -152,7 +152,7 @@ func (srq *SRQ) modify(attr SRQAttr, mask SRQAttrMask, u *Udata) error {
 func (srq *SRQ) Query() (SRQAttr, error) {
 	defer srq.enterSleeping("SRQ.Query").leave()
 	var a SRQAttr
-	err := srq.checkAlive()
+	err := srq.checkNotDestroyed()
 	if err == nil {
 		a, err = srq.drv.Query()
 	}
@@ -170,7 +170,7 @@ func (srq *SRQ) PostRecv(wrs ...RecvWR) (int, error) { return srq.queue.PostRecv
 // may not sleep. (ib_srq.event_handler)
 func (h SRQHandle) Raise(e EventType) {
 	srq := h.srq
-	noteEvent(srq.subject, observe.Raised, nil)
+	reportEvent(srq.subject, observe.Raised, nil)
 	if srq.init.Event == nil || srq.dead.Load() {
 		return
 	}

@@ -101,10 +101,10 @@ func TestWrappersKeepAbilities(t *testing.T) {
 			"ReregMR":        mr.Rereg(MRChangeAccess, MRChange{Access: 0}),
 			"FastMR":         fast.Map(mem, nil, []umem.Range{{Addr: addr, Length: 8}}, addr),
 			"MRAdviser":      pd.AdviseMR(0, 0, nil),
-			"UserQP":         missingInterface(As[UserQP](qp.drv)),
-			"UserContexter":  missingInterface(As[UserContexter](dev.drv)),
-			"Disassociator":  missingInterface(As[Disassociator](dev.drv)),
-			"the own driver": missingInterface(As[fullUserDriver](dev.drv)),
+			"UserQP":         checkHasInterface(As[UserQP](qp.drv)),
+			"UserContexter":  checkHasInterface(As[UserContexter](dev.drv)),
+			"Disassociator":  checkHasInterface(As[Disassociator](dev.drv)),
+			"the own driver": checkHasInterface(As[fullUserDriver](dev.drv)),
 		} {
 			if err != nil {
 				t.Errorf("%T: %s: got %v", dev.drv, what, err)
@@ -119,7 +119,7 @@ func TestWrappersKeepAbilities(t *testing.T) {
 	}
 }
 
-func missingInterface[T any](_ T, ok bool) error {
+func checkHasInterface[T any](_ T, ok bool) error {
 	if !ok {
 		return errors.New("lost")
 	}
@@ -197,7 +197,7 @@ func TestRedirect(t *testing.T) {
 		t.Error("destruction of an address handle: got the copy destroyed as well, want only the original")
 	}
 	_, err = d.qp.CopyAH(ah, fullDriver{&fakeDriver{}})
-	wantErr(t, "CopyAH of a destroyed address handle", err, syscall.EINVAL)
+	wantErrno(t, "CopyAH of a destroyed address handle", err, syscall.EINVAL)
 	var lkey uint32
 	MRHandle{}.Redirect(func(l, _ uint32) { lkey = l }).SetKeys(7, 8)
 	if lkey != 7 {

@@ -152,7 +152,7 @@ func TestFaultsRules(t *testing.T) {
 				add(t, n.Faults(), test.rule)
 				send(t, a, train(addrB, 17, 0, 6))
 				send(t, a, train(addrB, 17, 6, 4))
-				testutil.Advance(10 * time.Second)
+				testutil.AdvanceTime(10 * time.Second)
 				if got := b.psns(); !slices.Equal(got, test.want) {
 					t.Errorf("arrived: %v, want %v", got, test.want)
 				}
@@ -167,9 +167,9 @@ func TestFaultsTimes(t *testing.T) {
 		add(t, n.Faults(), link.Rule{Delay: 5 * ms, Limit: 1})
 		add(t, n.Faults(), link.Rule{Reorder: 1, Hold: 20 * ms, QP: 9})
 		send(t, a, train(addrB, 1, 0, 2))
-		testutil.Advance(2 * ms)
+		testutil.AdvanceTime(2 * ms)
 		send(t, a, train(addrB, 9, 2, 1))
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		want := []arrived{{1, ms}, {0, 6 * ms}, {2, 23 * ms}}
 		if !slices.Equal(b.arrivals(), want) {
 			t.Errorf("arrived: %v, want %v", b.arrivals(), want)
@@ -181,7 +181,7 @@ func TestFaultsTimes(t *testing.T) {
 		for i := range packets / 10 {
 			send(t, a, train(addrB, 1, i*10, 10))
 		}
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		if slices.IsSorted(b.psns()) || len(b.arrivals()) != packets {
 			t.Errorf("%d packets arrived, in order: %v", len(b.arrivals()), slices.IsSorted(b.psns()))
 		}
@@ -204,7 +204,7 @@ func fates(t *testing.T, seed uint64, trainLen int, rules ...link.Rule) (got []i
 		for i := 0; i < 9600; i += trainLen {
 			send(t, a, train(addrB, 17, i, trainLen))
 		}
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		got, states = b.psns(), n.Faults().List()
 	})
 	return got, states
@@ -352,7 +352,7 @@ func TestFaultsClose(t *testing.T) {
 		if err := a.Close(); !errors.Is(err, link.ErrClosed) {
 			t.Errorf("second Close: %v", err)
 		}
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		if got := b.psns(); len(got) != 0 {
 			t.Errorf("arrived after Close: %v", got)
 		}
@@ -390,7 +390,7 @@ func TestFaultsList(t *testing.T) {
 		if got, want := b.psns(), []int{0, 1, 20, 20, 21, 21, 40}; !slices.Equal(got, want) {
 			t.Errorf("arrived: %v, want %v", got, want)
 		}
-		testutil.Advance(time.Hour) // what was delayed comes all the same
+		testutil.AdvanceTime(time.Hour) // what was delayed comes all the same
 		if got := b.psns(); len(got) != 9 {
 			t.Errorf("arrived in the end: %v", got)
 		}
@@ -477,9 +477,9 @@ func TestFaultsAgain(t *testing.T) {
 		if err := a.Send(train(addrB, 17, 10, 4)); !errors.Is(err, link.ErrAgain) {
 			t.Errorf("with a full buffer: %v, want %v", err, link.ErrAgain)
 		}
-		testutil.Advance(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		send(t, a, train(addrB, 17, 10, 4))
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		// The first try was judged already: the loss of packet 11 was spent on it.
 		if got := b.psns(); !slices.Equal(got, count(0, 14)) {
 			t.Errorf("arrived: %v", got)

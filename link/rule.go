@@ -14,7 +14,7 @@ type (
 	// Rule describes what is to happen to some of the packets that a device sends.
 	Rule = fault.Rule
 	// RuleState is a rule in force, and its counters.
-	RuleState = fault.State
+	RuleState = fault.RuleState
 	// Share is a probability from 0 to 1.
 	Share = fault.Share
 )

@@ -163,7 +163,7 @@ func (f *Faults) Shape(s Shape) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var h *shaper
-	if s.Active() {
+	if s.HasEffect() {
 		h = newShaper(s)
 	}
 	old := f.shaper.Load()

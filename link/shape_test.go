@@ -68,7 +68,7 @@ func TestShapeTimes(t *testing.T) {
 					send(t, a, train(addrB, 1, psn, n))
 					psn += n
 				}
-				testutil.Advance(5 * time.Minute)
+				testutil.AdvanceTime(5 * time.Minute)
 				if got := b.psns(); !slices.Equal(got, count(0, c.n)) {
 					t.Fatalf("got PSNs %v, want 0 to %d", got, c.n-1)
 				}
@@ -100,7 +100,7 @@ func TestShapeSharesRate(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		all := b.arrivals()
 		if len(all) != 1000 || all[999].after != time.Second {
 			t.Errorf("got %d packets, the last after %v; want 1000 in 1s", len(all), all[len(all)-1].after)
@@ -129,14 +129,14 @@ func TestShapeQueue(t *testing.T) {
 				for i := range 10 {
 					send(t, a, train(addrB, 1, 10*i, 10))
 				}
-				testutil.Advance(time.Minute)
+				testutil.AdvanceTime(time.Minute)
 				s := statsOf(a)
 				if got := b.psns(); !slices.Equal(got, count(0, c.want)) || int(s.ShaperOverflows+s.ShaperLosses) != 100-c.want {
 					t.Errorf("got %d packets, %d counted as dropped, %d as lost; want the first %d", len(got), s.ShaperOverflows, s.ShaperLosses, c.want)
 				}
 				// The queue has emptied, and takes packets again.
 				send(t, a, train(addrB, 1, 1000, 1))
-				testutil.Advance(time.Minute)
+				testutil.AdvanceTime(time.Minute)
 				if got := b.psns(); c.want > 0 && got[len(got)-1] != 1000 {
 					t.Errorf("the last packet is %v, want 1000", got[len(got)-1])
 				}
@@ -188,7 +188,7 @@ func TestShapeECN(t *testing.T) {
 				tr := train(addrB, 1, 0, 10)
 				tr.TOS = c.tos
 				send(t, a, tr)
-				testutil.Advance(time.Minute)
+				testutil.AdvanceTime(time.Minute)
 				m.mu.Lock()
 				defer m.mu.Unlock()
 				for tos, n := range c.want {
@@ -209,7 +209,7 @@ func TestShapeJitter(t *testing.T) {
 	s := link.Shape{Delay: time.Second, Jitter: 100 * time.Millisecond, Seed: 7}
 	shaped(t, s, func(t *testing.T, _ *link.Faults, a link.Endpoint, b *sink) {
 		send(t, a, train(addrB, 1, 0, 50))
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		for _, x := range b.arrivals() {
 			if x.after < s.Delay || x.after > s.Delay+s.Jitter {
 				t.Errorf("packet %d came after %v", x.psn, x.after)
@@ -226,14 +226,14 @@ func TestShapeEnds(t *testing.T) {
 	s := link.Shape{Rate: link.MinRate, Delay: time.Minute}
 	shaped(t, s, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
 		send(t, a, train(addrB, 1, 0, 60))
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		if got := b.psns(); len(got) > 0 {
 			t.Fatalf("got %v before its time", got)
 		}
 		if err := faults.Shape(link.Shape{}); err != nil {
 			t.Fatal(err)
 		}
-		testutil.Advance(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		if got := b.psns(); !slices.Equal(got, count(0, 60)) {
 			t.Errorf("got %v, want all", got)
 		}
@@ -245,7 +245,7 @@ func TestShapeEnds(t *testing.T) {
 		}
 		send(t, a, train(addrB, 1, 60, 60))
 		a.Close()
-		testutil.Advance(10 * time.Minute)
+		testutil.AdvanceTime(10 * time.Minute)
 		if got := b.psns(); len(got) != 60 {
 			t.Errorf("got %d packets, want the 60 of before", len(got))
 		}
@@ -285,11 +285,11 @@ func TestShapeChanges(t *testing.T) {
 					}
 					send(t, from, train(addrB, 1, psn, 1))
 				}
-				testutil.Advance(3500 * time.Microsecond)
+				testutil.AdvanceTime(3500 * time.Microsecond)
 				if err := faults.Shape(c.after); err != nil {
 					t.Fatal(err)
 				}
-				testutil.Advance(time.Minute)
+				testutil.AdvanceTime(time.Minute)
 				all := b.arrivals()
 				for i := range c.want {
 					if i >= len(all) || all[i].after.Round(time.Microsecond) != c.want[i]*time.Microsecond {
@@ -301,7 +301,7 @@ func TestShapeChanges(t *testing.T) {
 				}
 				// The queue knows of no packet twice.
 				send(t, a, train(addrB, 1, 1000, 1))
-				testutil.Advance(time.Minute)
+				testutil.AdvanceTime(time.Minute)
 				if n := faults.Held(); n != 0 {
 					t.Errorf("%d bytes are still held up", n)
 				}
@@ -335,7 +335,7 @@ func TestShapeChangesUnderWay(t *testing.T) {
 				}
 			}
 			wg.Wait()
-			testutil.Advance(2 * time.Second)
+			testutil.AdvanceTime(2 * time.Second)
 			if n, want := len(b.psns()), (round+1)*senders*each; n != want || faults.Held() != 0 {
 				t.Fatalf("round %d: %d packets have arrived, %d bytes are held up; want %d and none", round, n, faults.Held(), want)
 			}
@@ -365,7 +365,7 @@ func TestShapeBehindRules(t *testing.T) {
 		add(t, faults, link.Rule{Drop: 1, Skip: 2, Limit: 1})
 		add(t, faults, link.Rule{Corrupt: 1, Skip: 3, Limit: 1})
 		send(t, a, train(addrB, 1, 0, 5))
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		all := b.arrivals()
 		got := b.psns()
 		slices.Sort(got)
@@ -423,20 +423,20 @@ func TestLinkDown(t *testing.T) {
 			t.Error("a link that is down does not act on packets")
 		}
 		send(t, a, train(addrB, 1, 3, 3))
-		testutil.Advance(2 * time.Second)
+		testutil.AdvanceTime(2 * time.Second)
 		faults.SetLink(true)
 		if err := faults.Shape(link.Shape{}); err != nil {
 			t.Fatal(err)
 		}
 		send(t, a, train(addrC, 1, 0, 1))
 		faults.SetLink(false)
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		if got := c.psns(); len(got) > 0 {
 			t.Errorf("%v came in", got)
 		}
 		faults.SetLink(true)
 		send(t, a, train(addrB, 1, 6, 3))
-		testutil.Advance(2 * time.Second)
+		testutil.AdvanceTime(2 * time.Second)
 		if got := b.psns(); !slices.Equal(got, count(6, 9)) {
 			t.Errorf("got %v, want 6 to 8", got)
 		}
@@ -455,7 +455,7 @@ func TestAtPacket(t *testing.T) {
 			for psn := 0; psn < 12; psn += 4 {
 				send(t, a, train(addrB, 1, psn, 4))
 			}
-			testutil.Advance(time.Second)
+			testutil.AdvanceTime(time.Second)
 			if got := b.psns(); !slices.Equal(got, count(0, min(n-1, 12))) {
 				t.Errorf("n %d: got %v", n, got)
 			}

@@ -318,7 +318,7 @@ func TestTakersAndThread(t *testing.T) {
 					turn.Take(i, 1+k%3)
 					turn.Yield()
 				}
-				if !testutil.Poll(func() bool { return got.Load() >= int64(k) }) { // not more than the socket holds
+				if !testutil.PollUntil(func() bool { return got.Load() >= int64(k) }) { // not more than the socket holds
 					t.Errorf("%d packets arrived, want %d", got.Load(), k)
 				}
 			}

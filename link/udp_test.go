@@ -106,7 +106,7 @@ func listen(t testing.TB, n Network, addr netip.Addr, r Receiver) Endpoint {
 	t.Helper()
 	var e Endpoint
 	var err error
-	testutil.Poll(func() bool { // there is one ::1 for all processes
+	testutil.PollUntil(func() bool { // there is one ::1 for all processes
 		e, err = n.Listen(addr, r)
 		return !addr.Is6() || !errors.Is(err, unix.EADDRINUSE)
 	})

@@ -44,8 +44,8 @@ func (i *Interface) Has(a netip.Addr) bool {
 	})
 }
 
-// usable reports whether an RDMA device can use i.
-func (i *Interface) usable() bool { return i.Up && i.Running }
+// isUsable reports whether an RDMA device can use i.
+func (i *Interface) isUsable() bool { return i.Up && i.Running }
 
 // All lists the interfaces of this network namespace by index.
 func All() ([]Interface, error) {
@@ -54,7 +54,7 @@ func All() ([]Interface, error) {
 		return nil, fmt.Errorf("list network interfaces: %w", err)
 	}
 	// If the file does not exist, the host has no IPv6 or no /proc. All addresses then count as usable.
-	pending := unusableAddrs(readTable("/proc/thread-self/net/if_inet6"))
+	pending := unusableAddrs(readProcTable("/proc/thread-self/net/if_inet6"))
 	list := make([]Interface, 0, len(ifs))
 	for _, ifi := range ifs {
 		addrs, err := ifi.Addrs()
@@ -72,9 +72,9 @@ func All() ([]Interface, error) {
 	return list, nil
 }
 
-// readTable returns the content of a file, or "" if it cannot be read. readTable does not follow symbolic links,
+// readProcTable returns the content of a file, or "" if it cannot be read. readProcTable does not follow symbolic links,
 // because the seccomp filter of a confined process forbids them.
-func readTable(path string) string {
+func readProcTable(path string) string {
 	f, err := os.OpenFile(path, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NOCTTY, 0)
 	if err != nil {
 		return ""
@@ -136,12 +136,12 @@ func makeInterface(ifi net.Interface, addrs []net.Addr) Interface {
 			continue
 		}
 		addr = addr.Unmap()
-		if addrRank(addr) == rankLinkLocal {
+		if preferenceRank(addr) == rankLinkLocal {
 			addr = addr.WithZone(ifi.Name)
 		}
 		i.Addrs = append(i.Addrs, addr)
 	}
-	slices.SortStableFunc(i.Addrs, func(a, b netip.Addr) int { return addrRank(a) - addrRank(b) })
+	slices.SortStableFunc(i.Addrs, func(a, b netip.Addr) int { return preferenceRank(a) - preferenceRank(b) })
 	return i
 }
 
@@ -152,7 +152,7 @@ const (
 	rankLinkLocal
 )
 
-func addrRank(a netip.Addr) int {
+func preferenceRank(a netip.Addr) int {
 	switch {
 	case a.Is4():
 		return rankIPv4
@@ -177,7 +177,7 @@ func firstUsable(list []Interface) (*Interface, error) {
 	for _, want4 := range []bool{true, false} {
 		for n := range list {
 			i := &list[n]
-			if i.usable() && !i.Loopback && slices.ContainsFunc(i.Addrs, func(a netip.Addr) bool {
+			if i.isUsable() && !i.Loopback && slices.ContainsFunc(i.Addrs, func(a netip.Addr) bool {
 				return a.IsGlobalUnicast() && a.Is4() == want4
 			}) {
 				return i, nil
@@ -201,10 +201,10 @@ func ByName(name string) (*Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	return byName(list, name)
+	return findByName(list, name)
 }
 
-func byName(list []Interface, name string) (*Interface, error) {
+func findByName(list []Interface, name string) (*Interface, error) {
 	for n := range list {
 		if list[n].Name == name {
 			return &list[n], nil
@@ -221,10 +221,10 @@ func ByAddr(a netip.Addr) (*Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	return byAddr(list, a)
+	return findByAddr(list, a)
 }
 
-func byAddr(list []Interface, a netip.Addr) (*Interface, error) {
+func findByAddr(list []Interface, a netip.Addr) (*Interface, error) {
 	a = a.Unmap()
 	var found []*Interface
 	for n := range list {

@@ -19,35 +19,35 @@ func parseAddrs(list ...string) []netip.Addr {
 	return a
 }
 
-func lo() Interface {
+func newLoopbackInterface() Interface {
 	return Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true, Loopback: true,
 		Addrs: parseAddrs("127.0.0.1", "::1")}
 }
 
-func eth(name string, index int, up, running bool, a ...string) Interface {
+func newEthernetInterface(name string, index int, up, running bool, a ...string) Interface {
 	return Interface{Name: name, Index: index, MTU: 1500, Up: up, Running: running, Addrs: parseAddrs(a...)}
 }
 
-func TestFirstUsable(t *testing.T) {
+func TestFirstUsablePrefersIPv4(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		list []Interface
 		want string // empty: error
 	}{
-		{"first with IPv4", []Interface{lo(), eth("eth0", 2, true, true, "10.0.0.1"), eth("eth1", 3, true, true, "10.0.1.1")},
+		{"first with IPv4", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "10.0.0.1"), newEthernetInterface("eth1", 3, true, true, "10.0.1.1")},
 			"eth0"},
-		{"IPv4 before IPv6", []Interface{lo(), eth("eth0", 2, true, true, "2001:db8::1"),
-			eth("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
-		{"IPv6 alone", []Interface{lo(), eth("eth0", 2, true, true, "2001:db8::1")}, "eth0"},
+		{"IPv4 before IPv6", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "2001:db8::1"),
+			newEthernetInterface("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
+		{"IPv6 alone", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "2001:db8::1")}, "eth0"},
 		{"skips an interface that is down",
-			[]Interface{lo(), eth("eth0", 2, false, false, "10.0.0.1"), eth("eth1", 3, true, true, "10.0.1.1")},
+			[]Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, false, false, "10.0.0.1"), newEthernetInterface("eth1", 3, true, true, "10.0.1.1")},
 			"eth1"},
-		{"skips a bridge without carrier", []Interface{lo(), eth("docker0", 2, true, false, "172.17.0.1"),
-			eth("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
+		{"skips a bridge without carrier", []Interface{newLoopbackInterface(), newEthernetInterface("docker0", 2, true, false, "172.17.0.1"),
+			newEthernetInterface("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
 		{"skips an interface with link-local addresses only",
-			[]Interface{lo(), eth("eth0", 2, true, true, "fe80::1%eth0", "169.254.1.1")}, "lo"},
-		{"skips an interface without address", []Interface{lo(), eth("eth0", 2, true, true)}, "lo"},
-		{"loopback alone", []Interface{lo()}, "lo"},
+			[]Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "fe80::1%eth0", "169.254.1.1")}, "lo"},
+		{"skips an interface without address", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true)}, "lo"},
+		{"loopback alone", []Interface{newLoopbackInterface()}, "lo"},
 		{"loopback is down", []Interface{{Name: "lo", Index: 1, Loopback: true}}, ""},
 		{"none", nil, ""},
 	} {
@@ -63,11 +63,11 @@ func TestFirstUsable(t *testing.T) {
 	}
 }
 
-func TestByAddr(t *testing.T) {
+func TestByAddrFindsInterface(t *testing.T) {
 	list := []Interface{
-		lo(),
-		eth("eth0", 2, true, true, "10.0.0.1", "2001:db8::1", "fe80::1%eth0"),
-		eth("eth1", 3, true, true, "10.0.1.1", "fe80::1%eth1", "fe80::2%eth1"),
+		newLoopbackInterface(),
+		newEthernetInterface("eth0", 2, true, true, "10.0.0.1", "2001:db8::1", "fe80::1%eth0"),
+		newEthernetInterface("eth1", 3, true, true, "10.0.1.1", "fe80::1%eth1", "fe80::2%eth1"),
 	}
 	for _, test := range []struct {
 		addr string
@@ -87,7 +87,7 @@ func TestByAddr(t *testing.T) {
 		{"10.0.0.2", "!10.0.0.2"},
 		{"10.0.0.2", "!eth1 10.0.1.1"},
 	} {
-		got, err := byAddr(list, netip.MustParseAddr(test.addr))
+		got, err := findByAddr(list, netip.MustParseAddr(test.addr))
 		if mention, isErr := strings.CutPrefix(test.want, "!"); isErr {
 			if !errors.Is(err, syscall.EADDRNOTAVAIL) || !strings.Contains(err.Error(), mention) {
 				t.Errorf("%s: got %v, %v, want EADDRNOTAVAIL and a text with %q", test.addr, got, err, mention)
@@ -98,12 +98,12 @@ func TestByAddr(t *testing.T) {
 	}
 }
 
-func TestByName(t *testing.T) {
-	list := []Interface{lo(), eth("eth0", 2, false, false, "10.0.0.1"), eth("eth1", 3, true, false)}
-	if got, err := byName(list, "eth0"); err != nil || got.Index != 2 {
+func TestByNameFindsInterface(t *testing.T) {
+	list := []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, false, false, "10.0.0.1"), newEthernetInterface("eth1", 3, true, false)}
+	if got, err := findByName(list, "eth0"); err != nil || got.Index != 2 {
 		t.Errorf("got %v, %v", got, err)
 	}
-	_, err := byName(list, "eth9")
+	_, err := findByName(list, "eth9")
 	if want := `no network interface is called "eth9" (there are lo 127.0.0.1 ::1, eth0 (down) 10.0.0.1, eth1 (no carrier)): no such device`; err == nil || err.Error() != want {
 		t.Errorf("error %q, want %q", err, want)
 	}
@@ -112,7 +112,7 @@ func TestByName(t *testing.T) {
 	}
 }
 
-func TestMakeInterface(t *testing.T) {
+func TestMakeInterfaceSortsAddrs(t *testing.T) {
 	mac := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	var list []net.Addr
 	for _, s := range []string{"fe80::5/64", "2001:db8::2/64", "10.0.0.2/24", "fd00::1/64", "10.0.0.1/24"} {
@@ -133,8 +133,8 @@ func TestMakeInterface(t *testing.T) {
 	}
 }
 
-// TestHostInterfaces checks the interfaces of this host.
-func TestHostInterfaces(t *testing.T) {
+// TestHostInterfacesAreConsistent checks the interfaces of this host.
+func TestHostInterfacesAreConsistent(t *testing.T) {
 	list, err := All()
 	if err != nil {
 		t.Fatal(err)
@@ -154,8 +154,8 @@ func TestHostInterfaces(t *testing.T) {
 	}
 }
 
-// TestUnusableAddrs checks addresses to which no socket can be bound. Such addresses are tentative or duplicate.
-func TestUnusableAddrs(t *testing.T) {
+// TestUnusableAddrsAreFound checks addresses to which no socket can be bound. Such addresses are tentative or duplicate.
+func TestUnusableAddrsAreFound(t *testing.T) {
 	const table = `fe800000000000002c2d35fffe4ea3f0 02 40 20 c0    veth0
 fd770000000000000000000000000001 02 40 00 80    veth0
 fe800000000000002c2d35fffe4ea3f0 0b 40 20 80    veth1

@@ -20,8 +20,8 @@ type Admin interface {
 	DeleteLink(name string) error
 }
 
-// errnoOf returns the errno for the program from an error of Admin.
-func errnoOf(err error) syscall.Errno {
+// errnoOfAdminError returns the errno for the program from an error of Admin.
+func errnoOfAdminError(err error) syscall.Errno {
 	if err == nil {
 		return 0
 	}
@@ -33,7 +33,7 @@ func errnoOf(err error) syscall.Errno {
 
 // newLink mirrors nldev_newlink.
 func (q *request) newLink() syscall.Errno {
-	if !q.parse(true, attrDevName, attrLinkType, attrNdevName) {
+	if !q.parseAttributes(true, attrDevName, attrLinkType, attrNdevName) {
 		return syscall.EINVAL
 	}
 	name := q.tb.getText(attrDevName, nameSize)
@@ -41,7 +41,7 @@ func (q *request) newLink() syscall.Errno {
 		return syscall.EINVAL
 	}
 	q.loaded = false
-	return errnoOf(q.admin.AddLink(name, q.tb.getText(attrLinkType, netdevSize), q.tb.getText(attrNdevName, netdevSize)))
+	return errnoOfAdminError(q.admin.AddLink(name, q.tb.getText(attrLinkType, netdevSize), q.tb.getText(attrNdevName, netdevSize)))
 }
 
 // deleteLink mirrors nldev_dellink.
@@ -51,13 +51,13 @@ func (q *request) deleteLink() syscall.Errno {
 		return syscall.EINVAL
 	}
 	q.loaded = false
-	return errnoOf(q.admin.DeleteLink(dev.Name))
+	return errnoOfAdminError(q.admin.DeleteLink(dev.Name))
 }
 
 // parseDevice strictly parses a request that names a device. It returns nil if the request names none or if the
 // device does not exist.
 func (q *request) parseDevice(need ...int) *Device {
-	if !q.parse(true, attrDevIndex) || !q.tb.has(need...) {
+	if !q.parseAttributes(true, attrDevIndex) || !q.tb.hasAll(need...) {
 		return nil
 	}
 	return q.namedDevice()
@@ -71,12 +71,12 @@ func (q *request) setDevice() syscall.Errno {
 		return syscall.EINVAL
 	}
 	switch {
-	case q.tb.has(attrDevName):
+	case q.tb.hasAll(attrDevName):
 		return q.rename(dev, q.tb.getText(attrDevName, nameSize))
-	case q.tb.has(attrNetNSFD):
+	case q.tb.hasAll(attrNetNSFD):
 		return syscall.EOPNOTSUPP
-	case q.tb.has(attrDevDIM):
-		return setFlag(q.tb.getU8(attrDevDIM), dev.DIM)
+	case q.tb.hasAll(attrDevDIM):
+		return checkFlagUnchanged(q.tb.getU8(attrDevDIM), dev.DIM)
 	}
 	return 0
 }
@@ -97,8 +97,8 @@ func (q *request) rename(dev *Device, name string) syscall.Errno {
 	return syscall.EOPNOTSUPP
 }
 
-// setFlag returns the errno of setting a boolean that cannot be changed. is is the current value.
-func setFlag(v uint8, is bool) syscall.Errno {
+// checkFlagUnchanged returns the errno of setting a boolean that cannot be changed. is is the current value.
+func checkFlagUnchanged(v uint8, is bool) syscall.Errno {
 	switch {
 	case v > 1:
 		return syscall.EINVAL

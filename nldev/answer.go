@@ -43,7 +43,7 @@ func Answer(src Source, admin Admin, request []byte, portID uint32) (answers [][
 // does. Mirrors rdma_nl_rcv_skb.
 func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byte) {
 	s.Datagram = min(max(s.Datagram, defaultDatagram), maxDatagram)
-	r := &responder{socket: s, src: src, admin: admin}
+	r := &datagramResponder{socket: s, src: src, admin: admin}
 	for len(request) >= headerSize {
 		size := binary.NativeEndian.Uint32(request)
 		if size < headerSize || uint64(size) > uint64(len(request)) {
@@ -58,7 +58,7 @@ func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byt
 // Refuse returns the answer to a datagram with messages that are not executed, which is an error for the first
 // message.
 func (s Socket) Refuse(request []byte, why syscall.Errno) [][]byte {
-	r := &responder{socket: s}
+	r := &datagramResponder{socket: s}
 	if len(request) < headerSize {
 		return nil
 	}
@@ -66,12 +66,12 @@ func (s Socket) Refuse(request []byte, why syscall.Errno) [][]byte {
 	if size < headerSize || uint64(size) > uint64(len(request)) {
 		return nil
 	}
-	r.parseHeader(request[:size:size]).ack(why)
+	r.parseHeader(request[:size:size]).queueAck(why)
 	return r.out
 }
 
-// A responder answers the messages of one datagram.
-type responder struct {
+// A datagramResponder answers the messages of one datagram.
+type datagramResponder struct {
 	socket Socket
 	src    Source
 	admin  Admin
@@ -85,24 +85,24 @@ type responder struct {
 
 // A request is one message.
 type request struct {
-	*responder
+	*datagramResponder
 	msg   []byte // the message with its header
 	typ   uint16
 	flags uint16
 	seq   uint32
-	tb    attrs // valid after parse
+	tb    requestAttrs // valid after parse
 }
 
 // A command answers one command of enum rdma_nldev_command. A command with a nil function is not supported. Mirrors
 // struct rdma_nl_cbs.
 type command struct {
 	do    func(*request) syscall.Errno
-	dump  func(*request, *dump) syscall.Errno
+	dump  func(*request, *dumpAnswer) syscall.Errno
 	admin bool // RDMA_NL_ADMIN_PERM
 }
 
-// commands is nldev_cb_table.
-var commands = [cmdCount]command{
+// commandTable is nldev_cb_table.
+var commandTable = [cmdCount]command{
 	cmdGet:          {do: (*request).getDevice, dump: (*request).dumpDevices},
 	cmdSet:          {do: (*request).setDevice, admin: true},
 	cmdNewLink:      {do: (*request).newLink, admin: true},
@@ -111,17 +111,17 @@ var commands = [cmdCount]command{
 	cmdSysGet:       {do: (*request).getSystem},
 	cmdSysSet:       {do: (*request).setSystem, admin: true},
 	cmdResGet:       {do: (*request).getSummary, dump: (*request).dumpSummaries},
-	cmdResQPGet:     resourceCommand(kindQP, resource.fill),
-	cmdResCMIDGet:   resourceCommand(kindCMID, resource.fill),
-	cmdResCQGet:     resourceCommand(kindCQ, resource.fill),
-	cmdResMRGet:     resourceCommand(kindMR, resource.fill),
-	cmdResPDGet:     resourceCommand(kindPD, resource.fill),
-	cmdResCtxGet:    resourceCommand(kindCtx, resource.fill),
-	cmdResSRQGet:    resourceCommand(kindSRQ, resource.fill),
-	cmdResQPGetRaw:  requireAdmin(resourceCommand(kindQP, fillRaw)),
-	cmdResCQGetRaw:  requireAdmin(resourceCommand(kindCQ, fillRaw)),
-	cmdResMRGetRaw:  requireAdmin(resourceCommand(kindMR, fillRaw)),
-	cmdResSRQGetRaw: requireAdmin(resourceCommand(kindSRQ, fillRaw)),
+	cmdResQPGet:     newResourceCommand(kindQP, resource.putAttrs),
+	cmdResCMIDGet:   newResourceCommand(kindCMID, resource.putAttrs),
+	cmdResCQGet:     newResourceCommand(kindCQ, resource.putAttrs),
+	cmdResMRGet:     newResourceCommand(kindMR, resource.putAttrs),
+	cmdResPDGet:     newResourceCommand(kindPD, resource.putAttrs),
+	cmdResCtxGet:    newResourceCommand(kindCtx, resource.putAttrs),
+	cmdResSRQGet:    newResourceCommand(kindSRQ, resource.putAttrs),
+	cmdResQPGetRaw:  requireAdmin(newResourceCommand(kindQP, fillRaw)),
+	cmdResCQGetRaw:  requireAdmin(newResourceCommand(kindCQ, fillRaw)),
+	cmdResMRGetRaw:  requireAdmin(newResourceCommand(kindMR, fillRaw)),
+	cmdResSRQGetRaw: requireAdmin(newResourceCommand(kindSRQ, fillRaw)),
 	cmdGetChardev:   {do: (*request).getChardev},
 	cmdStatSet:      {do: (*request).setCounters, admin: true},
 	cmdStatGet:      {do: (*request).getCounters, dump: (*request).dumpCounters},
@@ -139,39 +139,39 @@ func requireAdmin(c command) command {
 }
 
 // parseHeader reads the header of a message. The caller must have checked the length.
-func (r *responder) parseHeader(msg []byte) *request {
+func (r *datagramResponder) parseHeader(msg []byte) *request {
 	return &request{
-		responder: r,
-		msg:       msg,
-		typ:       binary.NativeEndian.Uint16(msg[4:]),
-		flags:     binary.NativeEndian.Uint16(msg[6:]),
-		seq:       binary.NativeEndian.Uint32(msg[8:]),
+		datagramResponder: r,
+		msg:               msg,
+		typ:               binary.NativeEndian.Uint16(msg[4:]),
+		flags:             binary.NativeEndian.Uint16(msg[6:]),
+		seq:               binary.NativeEndian.Uint32(msg[8:]),
 	}
 }
 
 // answerMessage answers one message. The caller must have checked its length.
-func (r *responder) answerMessage(msg []byte) {
+func (r *datagramResponder) answerMessage(msg []byte) {
 	q := r.parseHeader(msg)
 	var errno syscall.Errno
 	if q.flags&flagRequest != 0 && q.typ >= typeMin {
 		var dumped bool
-		if errno, dumped = q.run(); dumped {
+		if errno, dumped = q.runCommand(); dumped {
 			return
 		}
 	}
 	if errno != 0 || q.flags&flagAck != 0 {
-		q.ack(errno)
+		q.queueAck(errno)
 	}
 }
 
-// run executes the command of the message. run reports whether the answer is a dump, which is not acknowledged.
+// runCommand executes the command of the message. runCommand reports whether the answer is a dump, which is not acknowledged.
 // Mirrors rdma_nl_rcv_msg.
-func (q *request) run() (errno syscall.Errno, dumped bool) {
+func (q *request) runCommand() (errno syscall.Errno, dumped bool) {
 	cmd := q.typ & commandMask
 	if q.typ>>clientShift != clientNldev || cmd >= cmdCount {
 		return syscall.EINVAL, false
 	}
-	c := &commands[cmd]
+	c := &commandTable[cmd]
 	isDump := q.flags&flagDump != 0
 	switch {
 	case c.admin && q.admin == nil:
@@ -181,21 +181,21 @@ func (q *request) run() (errno syscall.Errno, dumped bool) {
 	case isDump && q.dumping:
 		return syscall.EBUSY, false
 	case isDump:
-		d := &dump{request: q, cur: q.newDatagram()}
+		d := &dumpAnswer{request: q, cur: q.newDatagram()}
 		d.endDump(c.dump(q, d))
 		return 0, true
 	}
 	return c.do(q), false
 }
 
-// parse parses the attributes, and reports whether they are well-formed and include the given attributes. If not,
+// parseAttributes parses the attributes, and reports whether they are well-formed and include the given attributes. If not,
 // the errno is EINVAL, except for SYS_GET.
-func (q *request) parse(strict bool, need ...int) bool {
-	return q.tb.parse(q.msg[headerSize:], strict) == 0 && q.tb.has(need...)
+func (q *request) parseAttributes(strict bool, need ...int) bool {
+	return q.tb.parse(q.msg[headerSize:], strict) == 0 && q.tb.hasAll(need...)
 }
 
 // sortedDevices returns the devices, ordered by index.
-func (r *responder) sortedDevices() []Device {
+func (r *datagramResponder) sortedDevices() []Device {
 	if !r.loaded {
 		r.devices = slices.Clone(r.src.Devices())
 		slices.SortStableFunc(r.devices, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
@@ -217,10 +217,10 @@ func (q *request) namedDevice() *Device {
 }
 
 // newDatagram returns an empty datagram with the size limit of the program.
-func (r *responder) newDatagram() datagram { return datagram{size: r.socket.Datagram} }
+func (r *datagramResponder) newDatagram() datagram { return datagram{size: r.socket.Datagram} }
 
 // queueDatagram queues a datagram that is not part of a dump, or drops it if the receive queue of the program is full.
-func (r *responder) queueDatagram(b []byte) {
+func (r *datagramResponder) queueDatagram(b []byte) {
 	if r.queued+len(b) > receiveQueueSize {
 		return
 	}
@@ -232,20 +232,20 @@ func (r *responder) queueDatagram(b []byte) {
 // message exceeds a datagram.
 func (q *request) reply(cmd uint16, fill func(*datagram) syscall.Errno) syscall.Errno {
 	d := q.newDatagram()
-	at := d.begin(clientNldev<<clientShift|cmd, 0, q.seq, q.socket.PortID)
+	at := d.beginMessage(clientNldev<<clientShift|cmd, 0, q.seq, q.socket.PortID)
 	if errno := fill(&d); errno != 0 {
 		return errno
 	}
 	if d.full {
 		return syscall.EMSGSIZE
 	}
-	d.end(at)
+	d.endMessage(at)
 	q.queueDatagram(d.b)
 	return 0
 }
 
-// ack queues the NLMSG_ERROR of the request. Error 0 is an acknowledgement. Mirrors netlink_ack.
-func (q *request) ack(errno syscall.Errno) {
+// queueAck queues the NLMSG_ERROR of the request. Error 0 is an acknowledgement. Mirrors netlink_ack.
+func (q *request) queueAck(errno syscall.Errno) {
 	var flags uint16
 	echo := q.msg
 	if errno == 0 || q.socket.CapAck {
@@ -263,17 +263,17 @@ func (q *request) ack(errno syscall.Errno) {
 	q.queueDatagram(b)
 }
 
-// A dump is the answer to a message with NLM_F_DUMP, under construction.
-type dump struct {
+// A dumpAnswer is the answer to a message with NLM_F_DUMP, under construction.
+type dumpAnswer struct {
 	*request
 	cur datagram
 }
 
 // begin appends the header of a message to the current datagram.
-func (d *dump) begin() int { return d.cur.begin(d.typ, flagMulti, d.seq, d.socket.PortID) }
+func (d *dumpAnswer) begin() int { return d.cur.beginMessage(d.typ, flagMulti, d.seq, d.socket.PortID) }
 
 // flush queues the current datagram, if it has any message, and begins another datagram.
-func (d *dump) flush() {
+func (d *dumpAnswer) flush() {
 	if len(d.cur.b) > 0 {
 		d.out = append(d.out, d.cur.b)
 		d.dumping = true
@@ -282,7 +282,7 @@ func (d *dump) flush() {
 }
 
 // addMessage appends a message. addMessage returns EMSGSIZE if the message exceeds a datagram of its own.
-func (d *dump) addMessage(fill func(*datagram)) syscall.Errno {
+func (d *dumpAnswer) addMessage(fill func(*datagram)) syscall.Errno {
 	if d.tryAddMessage(fill) {
 		return 0
 	}
@@ -295,25 +295,25 @@ func (d *dump) addMessage(fill func(*datagram)) syscall.Errno {
 
 // tryAddMessage appends a message to the current datagram. tryAddMessage reports false, with nothing appended, if there
 // is no space left.
-func (d *dump) tryAddMessage(fill func(*datagram)) bool {
+func (d *dumpAnswer) tryAddMessage(fill func(*datagram)) bool {
 	before := len(d.cur.b)
 	at := d.begin()
 	fill(&d.cur)
 	if d.cur.full {
-		d.cur.cancel(before)
+		d.cur.truncateTo(before)
 		return false
 	}
-	d.cur.end(at)
+	d.cur.endMessage(at)
 	return true
 }
 
 // endDump ends the dump with NLMSG_DONE. Mirrors netlink_dump_done.
-func (d *dump) endDump(errno syscall.Errno) {
+func (d *dumpAnswer) endDump(errno syscall.Errno) {
 	d.flush()
-	at := d.cur.begin(typeDone, flagMulti, d.seq, d.socket.PortID)
-	if i, ok := d.cur.reserve(4); ok {
+	at := d.cur.beginMessage(typeDone, flagMulti, d.seq, d.socket.PortID)
+	if i, ok := d.cur.reserveBytes(4); ok {
 		binary.NativeEndian.PutUint32(d.cur.b[i:], uint32(-int32(errno)))
 	}
-	d.cur.end(at)
+	d.cur.endMessage(at)
 	d.out = append(d.out, d.cur.b)
 }

@@ -42,9 +42,9 @@ func (a *fakeAdmin) DeleteLink(name string) error {
 	return a.err
 }
 
-// testSource returns a source with two devices. rxe0 (index 3) has one or more objects of each kind, and ib1 (index
+// newTestSource returns a source with two devices. rxe0 (index 3) has one or more objects of each kind, and ib1 (index
 // 1) has none.
-func testSource() *fakeSource {
+func newTestSource() *fakeSource {
 	user, kernel := Owner{PID: 100}, Owner{Kernel: "ib_core"}
 	return &fakeSource{
 		cm: Chardev{Name: "rdma_cm", Major: 10, Minor: 0x123, ABI: 4},
@@ -118,8 +118,8 @@ const (
 		`RES_SUMMARY_ENTRY={RES_SUMMARY_ENTRY_NAME="srq" RES_SUMMARY_ENTRY_CURR=%d}}`
 )
 
-// cmIDAttrs returns the attributes of the CM ID of testSource.
-func cmIDAttrs() string {
+// newCMIDAttrs returns the attributes of the CM ID of newTestSource.
+func newCMIDAttrs() string {
 	src := make([]byte, sockaddrSize)
 	binary.NativeEndian.PutUint16(src, syscall.AF_INET)
 	copy(src[2:], []byte{7471 >> 8, 7471 & 0xff, 10, 0, 0, 1})
@@ -140,11 +140,11 @@ const (
 )
 
 var (
-	devRxe  = attrU32(attrDevIndex, 3)
-	devIB   = attrU32(attrDevIndex, 1)
-	devNone = attrU32(attrDevIndex, 2)
-	port1   = attrU32(attrPortIndex, 1)
-	port2   = attrU32(attrPortIndex, 2)
+	devRxe  = newAttrU32(attrDevIndex, 3)
+	devIB   = newAttrU32(attrDevIndex, 1)
+	devNone = newAttrU32(attrDevIndex, 2)
+	port1   = newAttrU32(attrPortIndex, 1)
+	port2   = newAttrU32(attrPortIndex, 2)
 )
 
 // TestAnswersWithoutAdmin checks the answers to single requests of a program without CAP_NET_ADMIN.
@@ -159,24 +159,24 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 		{"get with ack", newMessage(cmdGet, ack, devIB), []string{"5/1 " + deviceIB, "--", "ack"}},
 		{"get unknown", newMessage(cmdGet, 0, devNone), []string{einval}},
 		{"get without index", newMessage(cmdGet, 0), []string{einval}},
-		{"get with short index", newMessage(cmdGet, 0, rawAttr(attrDevIndex, []byte{3, 0})), []string{einval}},
-		{"get with long index", newMessage(cmdGet, 0, rawAttr(attrDevIndex, append(devRxe[4:8:8], 1, 2))),
+		{"get with short index", newMessage(cmdGet, 0, newAttr(attrDevIndex, []byte{3, 0})), []string{einval}},
+		{"get with long index", newMessage(cmdGet, 0, newAttr(attrDevIndex, append(devRxe[4:8:8], 1, 2))),
 			[]string{"5/1 " + deviceRxe}},
 		{"get with two indexes, of which the last counts", newMessage(cmdGet, 0, devNone, devRxe), []string{"5/1 " +
 			deviceRxe}},
-		{"get with unknown attributes", newMessage(cmdGet, 0, rawAttr(attrCount, nil), rawAttr(0, nil), devRxe),
+		{"get with unknown attributes", newMessage(cmdGet, 0, newAttr(attrCount, nil), newAttr(0, nil), devRxe),
 			[]string{"5/1 " + deviceRxe}},
 		{"get with truncated attribute", newMessage(cmdGet, 0, devRxe, []byte{200, 0, 1, 0}), []string{"5/1 " + deviceRxe}},
-		{"get with nested flag", newMessage(cmdGet, 0, attrU32(attrDevIndex|attrFlagNested, 3)),
+		{"get with nested flag", newMessage(cmdGet, 0, newAttrU32(attrDevIndex|attrFlagNested, 3)),
 			[]string{"5/1 " + deviceRxe}},
 		{"dump", newMessage(cmdGet, dump|ack), []string{"5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0"}},
-		{"dump by one bit", newMessage(cmdGet, 0x200, rawAttr(attrDevIndex, nil)),
+		{"dump by one bit", newMessage(cmdGet, 0x200, newAttr(attrDevIndex, nil)),
 			[]string{"5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0"}},
 
 		{"port", newMessage(cmdPortGet, 0, devRxe, port1), []string{"5/1 " + portRxe}},
 		{"port of ib", newMessage(cmdPortGet, 0, devIB, port1), []string{`5/1 DEV_INDEX=1 DEV_NAME="ib1" PORT_INDEX=1 ` +
 			`CAP_FLAGS=1 SUBNET_PREFIX=2 LID=3 SM_LID=4 LMC=5 PORT_STATE=1 PORT_PHYS_STATE=3`}},
-		{"port 0", newMessage(cmdPortGet, 0, devRxe, attrU32(attrPortIndex, 0)), []string{einval}},
+		{"port 0", newMessage(cmdPortGet, 0, devRxe, newAttrU32(attrPortIndex, 0)), []string{einval}},
 		{"port 2 of 1", newMessage(cmdPortGet, 0, devRxe, port2), []string{einval}},
 		{"port without index", newMessage(cmdPortGet, 0, devRxe), []string{einval}},
 		{"port of unknown device", newMessage(cmdPortGet, 0, devNone, port1), []string{einval}},
@@ -186,35 +186,35 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 
 		{"system", newMessage(cmdSysGet, 0), []string{"5/6 SYS_ATTR_NETNS_MODE=1 SYS_ATTR_PRIVILEGED_QKEY_MODE=0 " +
 			"SYS_ATTR_MONITOR_MODE=0 SYS_ATTR_COPY_ON_FORK=1"}},
-		{"system with short attribute", newMessage(cmdSysGet, 0, rawAttr(attrDevIndex, nil)), []string{erange}},
-		{"system with long string", newMessage(cmdSysGet, 0, attrText(attrDevName, strings.Repeat("x", 65))),
+		{"system with short attribute", newMessage(cmdSysGet, 0, newAttr(attrDevIndex, nil)), []string{erange}},
+		{"system with long string", newMessage(cmdSysGet, 0, newTextAttr(attrDevName, strings.Repeat("x", 65))),
 			[]string{einval}},
-		{"system with bytes after a string", newMessage(cmdSysGet, 0, rawAttr(attrDevName, make([]byte, 70))),
+		{"system with bytes after a string", newMessage(cmdSysGet, 0, newAttr(attrDevName, make([]byte, 70))),
 			[]string{erange}},
-		{"system with short address", newMessage(cmdSysGet, 0, rawAttr(attrResSrcAddr, make([]byte, 16))), []string{erange}},
-		{"system with short table", newMessage(cmdSysGet, 0, rawAttr(attrResQP, make([]byte, 3))), []string{erange}},
+		{"system with short address", newMessage(cmdSysGet, 0, newAttr(attrResSrcAddr, make([]byte, 16))), []string{erange}},
+		{"system with short table", newMessage(cmdSysGet, 0, newAttr(attrResQP, make([]byte, 3))), []string{erange}},
 		{"system dump", newMessage(cmdSysGet, dump), []string{einval}},
 
-		{"uverbs", newMessage(cmdGetChardev, ack, devRxe, attrText(attrChardevType, "uverbs")),
+		{"uverbs", newMessage(cmdGetChardev, ack, devRxe, newTextAttr(attrChardevType, "uverbs")),
 			[]string{fmt.Sprintf(`5/15 UVERBS_DRIVER_ID=14 CHARDEV=%d CHARDEV_ABI=1 CHARDEV_NAME="uverbs0"`, 231<<8|192),
 				"--", "ack"}},
-		{"rdma_cm", newMessage(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")),
+		{"rdma_cm", newMessage(cmdGetChardev, 0, newTextAttr(attrChardevType, "rdma_cm")),
 			[]string{fmt.Sprintf(`5/15 CHARDEV=%d CHARDEV_ABI=4 CHARDEV_NAME="rdma_cm"`, 1<<20|10<<8|0x23)}},
-		{"rdma_cm of a device", newMessage(cmdGetChardev, 0, devRxe, attrText(attrChardevType, "rdma_cm")),
+		{"rdma_cm of a device", newMessage(cmdGetChardev, 0, devRxe, newTextAttr(attrChardevType, "rdma_cm")),
 			[]string{enotsup}},
-		{"uverbs of no device", newMessage(cmdGetChardev, 0, attrText(attrChardevType, "uverbs")), []string{enotsup}},
-		{"uverbs of a device without uverbs", newMessage(cmdGetChardev, 0, devIB, attrText(attrChardevType, "uverbs")),
+		{"uverbs of no device", newMessage(cmdGetChardev, 0, newTextAttr(attrChardevType, "uverbs")), []string{enotsup}},
+		{"uverbs of a device without uverbs", newMessage(cmdGetChardev, 0, devIB, newTextAttr(attrChardevType, "uverbs")),
 			[]string{enotsup}},
-		{"uverbs of a port", newMessage(cmdGetChardev, 0, devRxe, port1, attrText(attrChardevType, "uverbs")),
+		{"uverbs of a port", newMessage(cmdGetChardev, 0, devRxe, port1, newTextAttr(attrChardevType, "uverbs")),
 			[]string{einval}},
-		{"umad of a port", newMessage(cmdGetChardev, 0, devRxe, port1, attrText(attrChardevType, "umad")), []string{enotsup}},
-		{"umad of an unknown port", newMessage(cmdGetChardev, 0, devRxe, port2, attrText(attrChardevType, "umad")),
+		{"umad of a port", newMessage(cmdGetChardev, 0, devRxe, port1, newTextAttr(attrChardevType, "umad")), []string{enotsup}},
+		{"umad of an unknown port", newMessage(cmdGetChardev, 0, devRxe, port2, newTextAttr(attrChardevType, "umad")),
 			[]string{einval}},
-		{"rdma_cm of a port", newMessage(cmdGetChardev, 0, port1, attrText(attrChardevType, "rdma_cm")), []string{einval}},
-		{"chardev of unknown device", newMessage(cmdGetChardev, 0, devNone, attrText(attrChardevType, "uverbs")),
+		{"rdma_cm of a port", newMessage(cmdGetChardev, 0, port1, newTextAttr(attrChardevType, "rdma_cm")), []string{einval}},
+		{"chardev of unknown device", newMessage(cmdGetChardev, 0, devNone, newTextAttr(attrChardevType, "uverbs")),
 			[]string{einval}},
 		{"chardev without type", newMessage(cmdGetChardev, 0, devRxe), []string{einval}},
-		{"chardev with a type without NUL", newMessage(cmdGetChardev, 0, devRxe, rawAttr(attrChardevType, []byte("uverbs"))),
+		{"chardev with a type without NUL", newMessage(cmdGetChardev, 0, devRxe, newAttr(attrChardevType, []byte("uverbs"))),
 			[]string{einval}},
 		{"chardev dump", newMessage(cmdGetChardev, dump), []string{einval}},
 
@@ -232,24 +232,24 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 		{"qps of an empty device", newMessage(cmdResQPGet, dump, devIB), []string{"done 0"}},
 		{"qps of an unknown device", newMessage(cmdResQPGet, dump, devNone), []string{"done -22"}},
 		{"qps of no device", newMessage(cmdResQPGet, dump), []string{"done -22"}},
-		{"qp", newMessage(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 18)), []string{"5/10 " + rxe + qp18}},
-		{"qp without port", newMessage(cmdResQPGet, 0, devRxe, attrU32(attrResLQPN, 18)), []string{einval}},
+		{"qp", newMessage(cmdResQPGet, 0, devRxe, port1, newAttrU32(attrResLQPN, 18)), []string{"5/10 " + rxe + qp18}},
+		{"qp without port", newMessage(cmdResQPGet, 0, devRxe, newAttrU32(attrResLQPN, 18)), []string{einval}},
 		{"qp without number", newMessage(cmdResQPGet, 0, devRxe, port1), []string{einval}},
-		{"qp of no device", newMessage(cmdResQPGet, 0, port1, attrU32(attrResLQPN, 18)), []string{einval}},
-		{"unknown qp", newMessage(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 1)), []string{enoent}},
-		{"qp of another port", newMessage(cmdResQPGet, 0, devRxe, port1, attrU32(attrResLQPN, 19)),
+		{"qp of no device", newMessage(cmdResQPGet, 0, port1, newAttrU32(attrResLQPN, 18)), []string{einval}},
+		{"unknown qp", newMessage(cmdResQPGet, 0, devRxe, port1, newAttrU32(attrResLQPN, 1)), []string{enoent}},
+		{"qp of another port", newMessage(cmdResQPGet, 0, devRxe, port1, newAttrU32(attrResLQPN, 19)),
 			[]string{"error resource temporarily unavailable"}},
 
 		{"cm ids", newMessage(cmdResCMIDGet, dump, devRxe), []string{"5/11 multi " + rxe + "RES_CM_ID={RES_CM_ID_ENTRY={" +
-			cmIDAttrs() + "}}", "--", "done 0"}},
-		{"cm id", newMessage(cmdResCMIDGet, 0, devRxe, port1, attrU32(attrResCMIDN, 7)), []string{"5/11 " + rxe +
-			cmIDAttrs()}},
+			newCMIDAttrs() + "}}", "--", "done 0"}},
+		{"cm id", newMessage(cmdResCMIDGet, 0, devRxe, port1, newAttrU32(attrResCMIDN, 7)), []string{"5/11 " + rxe +
+			newCMIDAttrs()}},
 		{"cqs", newMessage(cmdResCQGet, dump, devRxe), []string{"5/12 multi " + rxe + "RES_CQ={" +
 			"RES_CQ_ENTRY={RES_CQE=64 RES_USECNT=2 DEV_DIM=0 RES_CQN=0 RES_CTXN=5 RES_PID=100} " +
 			`RES_CQ_ENTRY={RES_CQE=128 RES_USECNT=0 RES_POLL_CTX=1 DEV_DIM=1 RES_CQN=1 RES_KERN_NAME="ib_core"}}`,
 			"--", "done 0"}},
-		{"cq with port", newMessage(cmdResCQGet, 0, devRxe, port1, attrU32(attrResCQN, 0)), []string{einval}},
-		{"cq", newMessage(cmdResCQGet, 0, devRxe, attrU32(attrResCQN, 0)),
+		{"cq with port", newMessage(cmdResCQGet, 0, devRxe, port1, newAttrU32(attrResCQN, 0)), []string{einval}},
+		{"cq", newMessage(cmdResCQGet, 0, devRxe, newAttrU32(attrResCQN, 0)),
 			[]string{"5/12 " + rxe + "RES_CQE=64 RES_USECNT=2 DEV_DIM=0 RES_CQN=0 RES_CTXN=5 RES_PID=100"}},
 		{"mrs", newMessage(cmdResMRGet, dump, devRxe), []string{"5/13 multi " + rxe +
 			"RES_MR={RES_MR_ENTRY={RES_MRLEN=8589934592 RES_MRN=4 RES_PDN=2 RES_PID=100}}", "--", "done 0"}},
@@ -269,14 +269,14 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 		{"counters of a device without counters", newMessage(cmdStatGet, 0, devIB, port1), []string{einval}},
 		{"counters without port", newMessage(cmdStatGet, 0, devRxe), []string{einval}},
 		{"counters of an unknown port", newMessage(cmdStatGet, 0, devRxe, port2), []string{einval}},
-		{"counter mode", newMessage(cmdStatGet, 0, devRxe, port1, attrU32(attrStatRes, attrResQP), attrU32(attrStatMode, 0)),
+		{"counter mode", newMessage(cmdStatGet, 0, devRxe, port1, newAttrU32(attrStatRes, attrResQP), newAttrU32(attrStatMode, 0)),
 			[]string{"5/17 " + rxe + "PORT_INDEX=1 STAT_MODE=0"}},
-		{"counter by id", newMessage(cmdStatGet, 0, devRxe, port1, attrU32(attrStatRes, attrResQP),
-			attrU32(attrStatCounterID, 1)), []string{enoent}},
-		{"counters of qps", newMessage(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResQP)), []string{"done 0"}},
-		{"counters of mrs", newMessage(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResMR)),
+		{"counter by id", newMessage(cmdStatGet, 0, devRxe, port1, newAttrU32(attrStatRes, attrResQP),
+			newAttrU32(attrStatCounterID, 1)), []string{enoent}},
+		{"counters of qps", newMessage(cmdStatGet, dump, devRxe, newAttrU32(attrStatRes, attrResQP)), []string{"done 0"}},
+		{"counters of mrs", newMessage(cmdStatGet, dump, devRxe, newAttrU32(attrStatRes, attrResMR)),
 			[]string{"5/17 multi " + rxe + "RES_MR={RES_MR_ENTRY={RES_MRN=4}}", "--", "done 0"}},
-		{"counters of pds", newMessage(cmdStatGet, dump, devRxe, attrU32(attrStatRes, attrResPD)), []string{"done -22"}},
+		{"counters of pds", newMessage(cmdStatGet, dump, devRxe, newAttrU32(attrStatRes, attrResPD)), []string{"done -22"}},
 		{"counter dump without kind", newMessage(cmdStatGet, dump, devRxe), []string{"done -22"}},
 		{"counter status", newMessage(cmdStatStatus, 0, devRxe, port1), []string{"5/24 " + rxe +
 			`PORT_INDEX=1 STAT_HWCOUNTERS=[STAT_HWCOUNTER_ENTRY=[STAT_HWCOUNTER_ENTRY_NAME="rcvd_pkts" ` +
@@ -287,7 +287,7 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 		{"monitor", newMessage(cmdMonitor, 0), []string{einval}},
 		{"unknown command", newMessage(cmdCount, 0), []string{einval}},
 		{"unknown command, dump", newMessage(commandMask, dump), []string{einval}},
-		{"privileged command", newMessage(cmdSet, ack, devRxe, attrText(attrDevName, "x")), []string{eperm}},
+		{"privileged command", newMessage(cmdSet, ack, devRxe, newTextAttr(attrDevName, "x")), []string{eperm}},
 		{"privileged dump", newMessage(cmdResQPGetRaw, dump, devRxe), []string{eperm}},
 
 		{"nothing", nil, nil},
@@ -296,7 +296,7 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := slices.Clone(test.request)
-			got := describeAnswers(t, Answer(testSource(), nil, test.request, testPort))
+			got := describeAnswers(t, Answer(newTestSource(), nil, test.request, testPort))
 			if !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
@@ -309,9 +309,9 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 
 // TestAnswersWithAdmin checks the commands of a program with CAP_NET_ADMIN.
 func TestAnswersWithAdmin(t *testing.T) {
-	name := func(s string) []byte { return attrText(attrDevName, s) }
-	rxeType, eth1 := attrText(attrLinkType, "rxe"), attrText(attrNdevName, "eth1")
-	res := attrU32(attrStatRes, attrResQP)
+	name := func(s string) []byte { return newTextAttr(attrDevName, s) }
+	rxeType, eth1 := newTextAttr(attrLinkType, "rxe"), newTextAttr(attrNdevName, "eth1")
+	res := newAttrU32(attrStatRes, attrResQP)
 	for _, test := range []struct {
 		name    string
 		request []byte
@@ -331,14 +331,14 @@ func TestAnswersWithAdmin(t *testing.T) {
 		{name: "add fails with errno 0", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1),
 			err: syscall.Errno(0), want: []string{einval}, calls: []string{"add rxe1 rxe eth1"}},
 		{name: "add with the longest names", request: newMessage(cmdNewLink, 0, name(strings.Repeat("n", 64)),
-			attrText(attrLinkType, strings.Repeat("t", 16)), eth1),
+			newTextAttr(attrLinkType, strings.Repeat("t", 16)), eth1),
 			calls: []string{"add " + strings.Repeat("n", 63) + " " + strings.Repeat("t", 15) + " eth1"}},
 		{name: "add pattern", request: newMessage(cmdNewLink, 0, name("rxe%d"), rxeType, eth1), want: []string{einval}},
 		{name: "add empty name", request: newMessage(cmdNewLink, 0, name(""), rxeType, eth1), want: []string{einval}},
 		{name: "add without type", request: newMessage(cmdNewLink, 0, name("rxe1"), eth1), want: []string{einval}},
 		{name: "add without interface", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType), want: []string{einval}},
 		{name: "add with unknown attribute", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1,
-			rawAttr(attrCount, nil)), want: []string{einval}},
+			newAttr(attrCount, nil)), want: []string{einval}},
 		{name: "add with trailing bytes", request: newMessage(cmdNewLink, 0, name("rxe1"), rxeType, eth1, []byte{1}),
 			want: []string{einval}},
 		{name: "delete", request: newMessage(cmdDelLink, flagAck, devRxe), want: []string{"ack"},
@@ -346,7 +346,7 @@ func TestAnswersWithAdmin(t *testing.T) {
 		{name: "delete fails", request: newMessage(cmdDelLink, 0, devRxe), err: syscall.EBUSY,
 			want: []string{"error device or resource busy"}, calls: []string{"delete rxe0"}},
 		{name: "delete unknown", request: newMessage(cmdDelLink, 0, devNone), want: []string{einval}},
-		{name: "delete with long index", request: newMessage(cmdDelLink, 0, rawAttr(attrDevIndex, make([]byte, 8))),
+		{name: "delete with long index", request: newMessage(cmdDelLink, 0, newAttr(attrDevIndex, make([]byte, 8))),
 			want: []string{einval}},
 
 		{name: "rename", request: newMessage(cmdSet, flagAck, devRxe, name("x")), want: []string{enotsup}},
@@ -354,52 +354,52 @@ func TestAnswersWithAdmin(t *testing.T) {
 		{name: "rename to another", request: newMessage(cmdSet, 0, devRxe, name("ib1")), want: []string{"error file exists"}},
 		{name: "rename to nothing", request: newMessage(cmdSet, 0, devRxe, name("")), want: []string{einval}},
 		{name: "rename unknown", request: newMessage(cmdSet, 0, devNone, name("x")), want: []string{einval}},
-		{name: "set namespace", request: newMessage(cmdSet, 0, devRxe, attrU32(attrNetNSFD, 3)), want: []string{enotsup}},
-		{name: "set moderation", request: newMessage(cmdSet, 0, devRxe, attrU8(attrDevDIM, 0)), want: []string{enotsup}},
-		{name: "set moderation to the current value", request: newMessage(cmdSet, flagAck, devRxe, attrU8(attrDevDIM, 1)),
+		{name: "set namespace", request: newMessage(cmdSet, 0, devRxe, newAttrU32(attrNetNSFD, 3)), want: []string{enotsup}},
+		{name: "set moderation", request: newMessage(cmdSet, 0, devRxe, newAttrU8(attrDevDIM, 0)), want: []string{enotsup}},
+		{name: "set moderation to the current value", request: newMessage(cmdSet, flagAck, devRxe, newAttrU8(attrDevDIM, 1)),
 			want: []string{"ack"}},
-		{name: "set moderation to 2", request: newMessage(cmdSet, 0, devRxe, attrU8(attrDevDIM, 2)), want: []string{einval}},
+		{name: "set moderation to 2", request: newMessage(cmdSet, 0, devRxe, newAttrU8(attrDevDIM, 2)), want: []string{einval}},
 		{name: "set nothing", request: newMessage(cmdSet, flagAck, devRxe), want: []string{"ack"}},
-		{name: "exclusive namespaces", request: newMessage(cmdSysSet, 0, attrU8(attrSysNetnsMode, 0)),
+		{name: "exclusive namespaces", request: newMessage(cmdSysSet, 0, newAttrU8(attrSysNetnsMode, 0)),
 			want: []string{enotsup}},
-		{name: "shared namespaces", request: newMessage(cmdSysSet, flagAck, attrU8(attrSysNetnsMode, 1)),
+		{name: "shared namespaces", request: newMessage(cmdSysSet, flagAck, newAttrU8(attrSysNetnsMode, 1)),
 			want: []string{"ack"}},
-		{name: "privileged Q_Key", request: newMessage(cmdSysSet, 0, attrU8(attrSysPrivilegedQkeyMode, 1)),
+		{name: "privileged Q_Key", request: newMessage(cmdSysSet, 0, newAttrU8(attrSysPrivilegedQkeyMode, 1)),
 			want: []string{enotsup}},
 		{name: "set no system attribute", request: newMessage(cmdSysSet, 0), want: []string{einval}},
 
-		{name: "bind counter", request: newMessage(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 2),
-			attrU32(attrResLQPN, 17)), want: []string{enotsup}},
-		{name: "bind counter without QP", request: newMessage(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 2)),
+		{name: "bind counter", request: newMessage(cmdStatSet, 0, devRxe, port1, res, newAttrU32(attrStatMode, 2),
+			newAttrU32(attrResLQPN, 17)), want: []string{enotsup}},
+		{name: "bind counter without QP", request: newMessage(cmdStatSet, 0, devRxe, port1, res, newAttrU32(attrStatMode, 2)),
 			want: []string{einval}},
-		{name: "automatic counters", request: newMessage(cmdStatSet, 0, devRxe, port1, res, attrU32(attrStatMode, 1)),
+		{name: "automatic counters", request: newMessage(cmdStatSet, 0, devRxe, port1, res, newAttrU32(attrStatMode, 1)),
 			want: []string{enotsup}},
 		{name: "no optional counters", request: newMessage(cmdStatSet, 0, devRxe, port1,
-			rawAttr(attrStatHwcounters|attrFlagNested, nil)), want: []string{"5/16 " + rxe + "PORT_INDEX=1"}},
+			newAttr(attrStatHwcounters|attrFlagNested, nil)), want: []string{"5/16 " + rxe + "PORT_INDEX=1"}},
 		{name: "optional counter", request: newMessage(cmdStatSet, 0, devRxe, port1,
-			rawAttr(attrStatHwcounters|attrFlagNested, attrU32(attrStatHwcounterIndex, 0))), want: []string{einval}},
+			newAttr(attrStatHwcounters|attrFlagNested, newAttrU32(attrStatHwcounterIndex, 0))), want: []string{einval}},
 		{name: "set no counter", request: newMessage(cmdStatSet, 0, devRxe, port1), want: []string{einval}},
-		{name: "unbind counter", request: newMessage(cmdStatDel, 0, devRxe, port1, res, attrU32(attrStatCounterID, 1),
-			attrU32(attrResLQPN, 17)), want: []string{einval}},
+		{name: "unbind counter", request: newMessage(cmdStatDel, 0, devRxe, port1, res, newAttrU32(attrStatCounterID, 1),
+			newAttrU32(attrResLQPN, 17)), want: []string{einval}},
 		{name: "unbind counter of unknown QP", request: newMessage(cmdStatDel, 0, devRxe, port1, res,
-			attrU32(attrStatCounterID, 1), attrU32(attrResLQPN, 1)), want: []string{enoent}},
-		{name: "add sub-device", request: newMessage(cmdNewDev, 0, devRxe, name("x"), attrU8(attrDevType, 1)),
+			newAttrU32(attrStatCounterID, 1), newAttrU32(attrResLQPN, 1)), want: []string{enoent}},
+		{name: "add sub-device", request: newMessage(cmdNewDev, 0, devRxe, name("x"), newAttrU8(attrDevType, 1)),
 			want: []string{enotsup}},
 		{name: "add sub-device without type", request: newMessage(cmdNewDev, 0, devRxe, name("x")), want: []string{einval}},
 		{name: "delete sub-device", request: newMessage(cmdDelDev, 0, devRxe), want: []string{enotsup}},
 
-		{name: "keys of MRs", request: newMessage(cmdResMRGet, 0, devRxe, attrU32(attrResMRN, 4)), want: []string{"5/13 " +
+		{name: "keys of MRs", request: newMessage(cmdResMRGet, 0, devRxe, newAttrU32(attrResMRN, 4)), want: []string{"5/13 " +
 			rxe + "RES_RKEY=18 RES_LKEY=17 RES_MRLEN=8589934592 RES_MRN=4 RES_PDN=2 RES_PID=100"}},
-		{name: "keys of PDs", request: newMessage(cmdResPDGet, 0, devRxe, attrU32(attrResPDN, 1)), want: []string{"5/14 " +
+		{name: "keys of PDs", request: newMessage(cmdResPDGet, 0, devRxe, newAttrU32(attrResPDN, 1)), want: []string{"5/14 " +
 			rxe + `RES_LOCAL_DMA_LKEY=0 RES_UNSAFE_GLOBAL_RKEY=8 RES_USECNT=1 RES_PDN=1 RES_KERN_NAME="ib_core"`}},
-		{name: "raw QP", request: newMessage(cmdResQPGetRaw, 0, devRxe, port1, attrU32(attrResLQPN, 17)),
+		{name: "raw QP", request: newMessage(cmdResQPGetRaw, 0, devRxe, port1, newAttrU32(attrResLQPN, 17)),
 			want: []string{einval}},
 		{name: "raw QPs", request: newMessage(cmdResQPGetRaw, flagDump, devRxe), want: []string{"done -22"}},
 		{name: "raw QPs of an empty device", request: newMessage(cmdResQPGetRaw, flagDump, devIB), want: []string{"done 0"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			admin := &fakeAdmin{err: test.err}
-			got := describeAnswers(t, Answer(testSource(), admin, test.request, testPort))
+			got := describeAnswers(t, Answer(newTestSource(), admin, test.request, testPort))
 			if !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
@@ -417,8 +417,8 @@ func withHeader(m []byte, typ, flags uint16) []byte {
 	return m
 }
 
-// TestMessagesWithoutCommand checks messages that are not passed to a command.
-func TestMessagesWithoutCommand(t *testing.T) {
+// TestMessagesWithoutCommandAreAcked checks messages that are not passed to a command.
+func TestMessagesWithoutCommandAreAcked(t *testing.T) {
 	const get = clientNldev<<clientShift | cmdGet
 	for _, test := range []struct {
 		name    string
@@ -434,21 +434,21 @@ func TestMessagesWithoutCommand(t *testing.T) {
 		{"family 63", withHeader(newMessage(0, 0), 0xffff, flagRequest), []string{einval}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := describeAnswers(t, Answer(testSource(), nil, test.request, testPort)); !slices.Equal(got, test.want) {
+			if got := describeAnswers(t, Answer(newTestSource(), nil, test.request, testPort)); !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
 	}
 }
 
-// TestSeveralMessages checks a datagram with several messages, one of which has an unaligned length.
-func TestSeveralMessages(t *testing.T) {
+// TestSeveralMessagesAreAnswered checks a datagram with several messages, one of which has an unaligned length.
+func TestSeveralMessagesAreAnswered(t *testing.T) {
 	odd := newMessage(cmdResQPGet, 0, devNone, []byte{0})
 	odd = append(odd, 0, 0, 0)
 	request := slices.Concat(odd, newMessage(cmdGet, flagDump), newMessage(cmdGet, flagDump), newMessage(cmdGet, flagAck,
 		devRxe),
 		newMessage(cmdGet, 0, devIB)[:20])
-	src := testSource()
+	src := newTestSource()
 	got := describeAnswers(t, Answer(src, nil, request, testPort))
 	want := []string{einval, "--", "5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0", "--",
 		"error device or resource busy", "--", "5/1 " + deviceRxe, "--", "ack"}
@@ -462,8 +462,8 @@ func TestSeveralMessages(t *testing.T) {
 
 // TestLaterMessageSeesChange checks that a message sees a change that an earlier message in the same datagram has made.
 func TestLaterMessageSeesChange(t *testing.T) {
-	src := testSource()
-	admin := adminFunc(func() { src.devices = src.devices[1:] })
+	src := newTestSource()
+	admin := deleteLinkFunc(func() { src.devices = src.devices[1:] })
 	request := slices.Concat(newMessage(cmdDelLink, 0, devRxe), newMessage(cmdGet, 0, devRxe), newMessage(cmdGet, 0,
 		devIB))
 	got := describeAnswers(t, Answer(src, admin, request, testPort))
@@ -472,27 +472,27 @@ func TestLaterMessageSeesChange(t *testing.T) {
 	}
 }
 
-// adminFunc implements Admin by a function for DeleteLink.
-type adminFunc func()
+// deleteLinkFunc implements Admin by a function for DeleteLink.
+type deleteLinkFunc func()
 
-func (f adminFunc) AddLink(string, string, string) error { return nil }
+func (f deleteLinkFunc) AddLink(string, string, string) error { return nil }
 
-func (f adminFunc) DeleteLink(string) error {
+func (f deleteLinkFunc) DeleteLink(string) error {
 	f()
 	return nil
 }
 
-// TestCapAck checks that an error does not repeat the request of a socket with NETLINK_CAP_ACK.
-func TestCapAck(t *testing.T) {
+// TestCapAckErrorOmitsRequest checks that an error does not repeat the request of a socket with NETLINK_CAP_ACK.
+func TestCapAckErrorOmitsRequest(t *testing.T) {
 	s := Socket{PortID: testPort, CapAck: true}
-	got := describeAnswers(t, s.Answer(testSource(), nil, newMessage(cmdGet, 0, devNone)))
+	got := describeAnswers(t, s.Answer(newTestSource(), nil, newMessage(cmdGet, 0, devNone)))
 	if want := []string{"capped " + einval}; !slices.Equal(got, want) {
 		t.Errorf("answer: got %q, want %q", got, want)
 	}
 }
 
-// manyMRs returns a source with n memory regions and n devices.
-func manyMRs(n int) *fakeSource {
+// newManyMRSource returns a source with n memory regions and n devices.
+func newManyMRSource(n int) *fakeSource {
 	src := &fakeSource{devices: []Device{{Index: 0, Name: "rxe0", Resources: Resources{MRs: func() []MR {
 		mrs := make([]MR, n)
 		for i := range mrs {
@@ -510,13 +510,13 @@ func manyMRs(n int) *fakeSource {
 // order.
 func TestDumpFillsDatagrams(t *testing.T) {
 	const n = 1000
-	src := manyMRs(n)
+	src := newManyMRSource(n)
 	for _, test := range []struct {
 		set, size int
 	}{{0, defaultDatagram}, {1, defaultDatagram}, {16 << 10, 16 << 10}, {1 << 20, maxDatagram}} {
 		for _, cmd := range []uint16{cmdGet, cmdResMRGet} {
 			s := Socket{PortID: testPort, Datagram: test.set}
-			answers := s.Answer(src, nil, newMessage(cmd, flagDump, attrU32(attrDevIndex, 0)))
+			answers := s.Answer(src, nil, newMessage(cmd, flagDump, newAttrU32(attrDevIndex, 0)))
 			var next int
 			for i, b := range answers[:len(answers)-1] {
 				if len(b) > test.size || i < len(answers)-2 && len(b) < test.size-200 {
@@ -570,8 +570,8 @@ func messageIDs(t *testing.T, cmd uint16, payload []byte) []int {
 	return out
 }
 
-// TestEntryExceedsDatagram checks entries that exceed a datagram.
-func TestEntryExceedsDatagram(t *testing.T) {
+// TestEntryBeyondDatagramFails checks entries that exceed a datagram.
+func TestEntryBeyondDatagramFails(t *testing.T) {
 	long := strings.Repeat("x", maxDatagram)
 	src := &fakeSource{devices: []Device{
 		{Index: 1, Name: "a"},
@@ -584,7 +584,7 @@ func TestEntryExceedsDatagram(t *testing.T) {
 			SRQs: func() []SRQ { return []SRQ{{QPs: evenNumbers(1000)}} },
 		}, Ports: make([]Port, 1), Counters: func(uint32) map[string]uint64 { return map[string]uint64{long: 1} }},
 	}}
-	index := func(i uint32) []byte { return attrU32(attrDevIndex, i) }
+	index := func(i uint32) []byte { return newAttrU32(attrDevIndex, i) }
 	const tooLong = "error message too long"
 	for _, test := range []struct {
 		name    string
@@ -621,8 +621,8 @@ func evenNumbers(n int) []uint32 {
 
 // TestAnswersAreLimited checks that the answers to a request are limited, regardless of the number of messages.
 func TestAnswersAreLimited(t *testing.T) {
-	src := manyMRs(100)
-	one := newMessage(cmdGet, 0, attrU32(attrDevIndex, 0))
+	src := newManyMRSource(100)
+	one := newMessage(cmdGet, 0, newAttrU32(attrDevIndex, 0))
 	request := slices.Concat(bytes.Repeat(one, 10000), bytes.Repeat(newMessage(cmdGet, flagDump), 10000))
 	var size int
 	for _, b := range Answer(src, nil, request, testPort) {
@@ -658,13 +658,13 @@ func TestRefuseReturnsOneError(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	for cmd := range uint16(cmdCount + 1) {
 		for _, flags := range []uint16{flagAck, flagDump} {
-			f.Add(newMessage(cmd, flags, devRxe, port1, attrU32(attrResLQPN, 17), attrU32(attrStatRes, attrResQP)), 0, true)
-			f.Add(newMessage(cmd, flags, devRxe, attrU32(attrResMRN, 4), attrU32(attrResPDN, 1)), 1, false)
-			f.Add(newMessage(cmd, flags, attrText(attrDevName, "a"), attrText(attrLinkType, "rxe"),
-				attrText(attrNdevName, "lo"), attrText(attrChardevType, "rdma_cm")), 1<<20, true)
+			f.Add(newMessage(cmd, flags, devRxe, port1, newAttrU32(attrResLQPN, 17), newAttrU32(attrStatRes, attrResQP)), 0, true)
+			f.Add(newMessage(cmd, flags, devRxe, newAttrU32(attrResMRN, 4), newAttrU32(attrResPDN, 1)), 1, false)
+			f.Add(newMessage(cmd, flags, newTextAttr(attrDevName, "a"), newTextAttr(attrLinkType, "rxe"),
+				newTextAttr(attrNdevName, "lo"), newTextAttr(attrChardevType, "rdma_cm")), 1<<20, true)
 		}
 	}
-	src := testSource()
+	src := newTestSource()
 	f.Fuzz(func(t *testing.T, request []byte, size int, privileged bool) {
 		var admin Admin
 		if privileged {

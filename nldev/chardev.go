@@ -19,13 +19,13 @@ func (c Chardev) deviceNumber() uint64 {
 // There are two clients. "uverbs" has a file for each device, and "rdma_cm" has one file for all devices.
 // getChardev returns EOPNOTSUPP if there is no file of the requested kind.
 func (q *request) getChardev() syscall.Errno {
-	if !q.parse(false, attrChardevType) {
+	if !q.parseAttributes(false, attrChardevType) {
 		return syscall.EINVAL
 	}
 	client := q.tb.getText(attrChardevType, chardevTypeSize)
 	var dev *Device
-	hasPort := q.tb.has(attrPortIndex)
-	if q.tb.has(attrDevIndex) {
+	hasPort := q.tb.hasAll(attrPortIndex)
+	if q.tb.hasAll(attrDevIndex) {
 		if dev = q.namedDevice(); dev == nil {
 			return syscall.EINVAL
 		}

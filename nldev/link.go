@@ -48,7 +48,7 @@ func (d *datagram) putPort(dev *Device, putPort uint32) {
 
 // getDevice mirrors nldev_get_doit.
 func (q *request) getDevice() syscall.Errno {
-	if !q.parse(false, attrDevIndex) {
+	if !q.parseAttributes(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
 	dev := q.namedDevice()
@@ -62,7 +62,7 @@ func (q *request) getDevice() syscall.Errno {
 }
 
 // dumpDevices mirrors nldev_get_dumpit, which ignores all attributes.
-func (q *request) dumpDevices(d *dump) syscall.Errno {
+func (q *request) dumpDevices(d *dumpAnswer) syscall.Errno {
 	devices := q.sortedDevices()
 	for i := range devices {
 		if errno := d.addMessage(func(g *datagram) { g.putDevice(&devices[i]) }); errno != 0 {
@@ -85,8 +85,8 @@ func (q *request) getPort() syscall.Errno {
 }
 
 // dumpPorts mirrors nldev_port_get_dumpit.
-func (q *request) dumpPorts(d *dump) syscall.Errno {
-	if !q.parse(false, attrDevIndex) {
+func (q *request) dumpPorts(d *dumpAnswer) syscall.Errno {
+	if !q.parseAttributes(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
 	dev := q.namedDevice()
@@ -104,7 +104,7 @@ func (q *request) dumpPorts(d *dump) syscall.Errno {
 // parsePort parses a request that names a device and a port. The error is EINVAL if the device or the port is
 // absent or unknown.
 func (q *request) parsePort(strict bool) (dev *Device, port uint32, errno syscall.Errno) {
-	if !q.parse(strict, attrDevIndex, attrPortIndex) {
+	if !q.parseAttributes(strict, attrDevIndex, attrPortIndex) {
 		return nil, 0, syscall.EINVAL
 	}
 	dev, port = q.namedDevice(), q.tb.getU32(attrPortIndex)

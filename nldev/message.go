@@ -13,9 +13,9 @@ type datagram struct {
 	full bool
 }
 
-// reserve appends n zero bytes, rounded up to the alignment, and returns their offset. reserve returns false if
+// reserveBytes appends n zero bytes, rounded up to the alignment, and returns their offset. reserveBytes returns false if
 // they do not fit.
-func (d *datagram) reserve(n int) (int, bool) {
+func (d *datagram) reserveBytes(n int) (int, bool) {
 	at := len(d.b)
 	if d.full || align(n) > d.size-at {
 		d.full = true
@@ -25,9 +25,9 @@ func (d *datagram) reserve(n int) (int, bool) {
 	return at, true
 }
 
-// begin appends the header of a message and returns its offset for end, which sets the length. Mirrors nlmsg_put.
-func (d *datagram) begin(typ, flags uint16, seq, portID uint32) int {
-	at, ok := d.reserve(headerSize)
+// beginMessage appends the header of a message and returns its offset for end, which sets the length. Mirrors nlmsg_put.
+func (d *datagram) beginMessage(typ, flags uint16, seq, portID uint32) int {
+	at, ok := d.reserveBytes(headerSize)
 	if ok {
 		binary.NativeEndian.PutUint16(d.b[at+4:], typ)
 		binary.NativeEndian.PutUint16(d.b[at+6:], flags)
@@ -37,11 +37,11 @@ func (d *datagram) begin(typ, flags uint16, seq, portID uint32) int {
 	return at
 }
 
-// end sets the length of the message that begin appended at the offset. Mirrors nlmsg_end.
-func (d *datagram) end(at int) { binary.NativeEndian.PutUint32(d.b[at:], uint32(len(d.b)-at)) }
+// endMessage sets the length of the message that begin appended at the offset. Mirrors nlmsg_end.
+func (d *datagram) endMessage(at int) { binary.NativeEndian.PutUint32(d.b[at:], uint32(len(d.b)-at)) }
 
-// cancel removes all bytes from the offset on, and clears full. cancel mirrors nlmsg_cancel and nla_nest_cancel.
-func (d *datagram) cancel(at int) {
+// truncateTo removes all bytes from the offset on, and clears full. truncateTo mirrors nlmsg_cancel and nla_nest_cancel.
+func (d *datagram) truncateTo(at int) {
 	d.b = d.b[:at]
 	d.full = false
 }
@@ -49,7 +49,7 @@ func (d *datagram) cancel(at int) {
 // reserveAttr appends an attribute with a payload of n zero bytes, and returns the payload. The payload is nil if d is
 // full.
 func (d *datagram) reserveAttr(typ uint16, n int) []byte {
-	at, ok := d.reserve(attrSize + n)
+	at, ok := d.reserveBytes(attrSize + n)
 	if !ok {
 		return nil
 	}

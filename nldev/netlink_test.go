@@ -80,9 +80,9 @@ func parseAttrs(b []byte) ([]parsedAttr, error) {
 		if a.typ == attrUnspec || a.typ >= attrCount {
 			return nil, fmt.Errorf("attribute type %d", a.typ)
 		}
-		p := policies[a.typ]
+		p := attrPolicies[a.typ]
 		switch {
-		case p.kind.size() != 0 && len(a.data) != p.kind.size():
+		case p.kind.intSize() != 0 && len(a.data) != p.kind.intSize():
 			return nil, fmt.Errorf("attribute %d has %d bytes", a.typ, len(a.data))
 		case p.kind == kindString && strings.IndexByte(string(a.data), 0) != len(a.data)-1:
 			return nil, fmt.Errorf("attribute %d is the string %q", a.typ, a.data)
@@ -109,14 +109,14 @@ func formatAttrs(b []byte) string {
 	}
 	var words []string
 	for _, a := range list {
-		name := strings.TrimPrefix(strings.TrimPrefix(attrName(a.typ), "RDMA_NLDEV_"), "ATTR_")
+		name := strings.TrimPrefix(strings.TrimPrefix(attrHeaderName(a.typ), "RDMA_NLDEV_"), "ATTR_")
 		value := fmt.Sprintf("%x", a.data)
 		switch {
 		case nestedAttrs[a.typ] && a.nested:
 			value = "[" + formatAttrs(a.data) + "]"
 		case nestedAttrs[a.typ]:
 			value = "{" + formatAttrs(a.data) + "}"
-		case policies[a.typ].kind == kindString:
+		case attrPolicies[a.typ].kind == kindString:
 			value = fmt.Sprintf("%q", a.data[:len(a.data)-1])
 		case len(a.data) == 1:
 			value = fmt.Sprint(a.data[0])
@@ -130,8 +130,8 @@ func formatAttrs(b []byte) string {
 	return strings.Join(words, " ")
 }
 
-// attrName returns the name of an attribute in rdma_netlink.h.
-func attrName(typ int) string {
+// attrHeaderName returns the name of an attribute in rdma_netlink.h.
+func attrHeaderName(typ int) string {
 	for _, a := range attrNames {
 		if a.value == typ {
 			return a.name
@@ -158,8 +158,8 @@ func newMessage(cmd, flags uint16, attrs ...[]byte) []byte {
 	return b
 }
 
-// rawAttr returns an attribute with its padding.
-func rawAttr(typ uint16, payload []byte) []byte {
+// newAttr returns an attribute with its padding.
+func newAttr(typ uint16, payload []byte) []byte {
 	b := make([]byte, align(attrSize+len(payload)))
 	binary.NativeEndian.PutUint16(b, uint16(attrSize+len(payload)))
 	binary.NativeEndian.PutUint16(b[2:], typ)
@@ -167,13 +167,13 @@ func rawAttr(typ uint16, payload []byte) []byte {
 	return b
 }
 
-func attrU8(typ uint16, v uint8) []byte { return rawAttr(typ, []byte{v}) }
+func newAttrU8(typ uint16, v uint8) []byte { return newAttr(typ, []byte{v}) }
 
-func attrU32(typ uint16, v uint32) []byte {
-	return rawAttr(typ, binary.NativeEndian.AppendUint32(nil, v))
+func newAttrU32(typ uint16, v uint32) []byte {
+	return newAttr(typ, binary.NativeEndian.AppendUint32(nil, v))
 }
 
-func attrText(typ uint16, s string) []byte { return rawAttr(typ, append([]byte(s), 0)) }
+func newTextAttr(typ uint16, s string) []byte { return newAttr(typ, append([]byte(s), 0)) }
 
 // describeAnswers describes the answers to a request, one line for each message. "--" separates datagrams.
 // describeAnswers checks the sequence number, the address and the flags of each.

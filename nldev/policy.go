@@ -21,8 +21,8 @@ const (
 	kindBinary
 )
 
-// size returns the size of an integer in bytes, or 0 for other kinds.
-func (k attrKind) size() int {
+// intSize returns the size of an integer in bytes, or 0 for other kinds.
+func (k attrKind) intSize() int {
 	switch k {
 	case kindU8:
 		return 1
@@ -34,16 +34,16 @@ func (k attrKind) size() int {
 	return 0
 }
 
-// A policy restricts the payload of an attribute of a request.
-type policy struct {
+// A attrPolicy restricts the payload of an attribute of a request.
+type attrPolicy struct {
 	kind attrKind
 	// max is a number of bytes. For a string, it is the maximum length without the NUL, or 0 for no limit. For an
 	// unspecified attribute, it is the minimum size.
 	max int
 }
 
-// policies is nldev_policy.
-var policies = [attrCount]policy{
+// attrPolicies is nldev_policy.
+var attrPolicies = [attrCount]attrPolicy{
 	attrDevIndex:                {kind: kindU32},
 	attrDevName:                 {kindString, nameSize},
 	attrPortIndex:               {kind: kindU32},
@@ -150,9 +150,9 @@ var policies = [attrCount]policy{
 
 // check returns the errno of a payload that p rejects, or 0 if p accepts the payload. nested is the attribute's
 // NLA_F_NESTED flag. Mirrors validate_nla.
-func (p policy) check(payload []byte, nested, strict bool) syscall.Errno {
+func (p attrPolicy) check(payload []byte, nested, strict bool) syscall.Errno {
 	if strict {
-		if p.kind.size() != 0 && len(payload) != p.kind.size() || p.kind == kindUnspec ||
+		if p.kind.intSize() != 0 && len(payload) != p.kind.intSize() || p.kind == kindUnspec ||
 			nested != (p.kind == kindNested) {
 			return syscall.EINVAL
 		}
@@ -178,20 +178,20 @@ func (p policy) check(payload []byte, nested, strict bool) syscall.Errno {
 			return syscall.ERANGE
 		}
 	default:
-		if len(payload) < p.kind.size() {
+		if len(payload) < p.kind.intSize() {
 			return syscall.ERANGE
 		}
 	}
 	return 0
 }
 
-// attrs holds the payloads of the attributes of a request by type, and nil for absent attributes. The payloads
+// requestAttrs holds the payloads of the attributes of a request by type, and nil for absent attributes. The payloads
 // alias the request. If an attribute occurs several times, the last one counts.
-type attrs [attrCount][]byte
+type requestAttrs [attrCount][]byte
 
 // parse fills tb from the attributes in b, after checking all of them against policies. parse mirrors
 // __nla_validate_parse. With strict, it rejects unknown types and bytes after the last attribute.
-func (tb *attrs) parse(b []byte, strict bool) syscall.Errno {
+func (tb *requestAttrs) parse(b []byte, strict bool) syscall.Errno {
 	clear(tb[:])
 	for len(b) >= attrSize {
 		size := int(binary.NativeEndian.Uint16(b))
@@ -209,7 +209,7 @@ func (tb *attrs) parse(b []byte, strict bool) syscall.Errno {
 			}
 			continue
 		}
-		if errno := policies[typ].check(payload, raw&attrFlagNested != 0, strict); errno != 0 {
+		if errno := attrPolicies[typ].check(payload, raw&attrFlagNested != 0, strict); errno != 0 {
 			return errno
 		}
 		tb[typ] = payload
@@ -220,8 +220,8 @@ func (tb *attrs) parse(b []byte, strict bool) syscall.Errno {
 	return 0
 }
 
-// has reports whether all of the attributes are present.
-func (tb *attrs) has(types ...int) bool {
+// hasAll reports whether all of the attributes are present.
+func (tb *requestAttrs) hasAll(types ...int) bool {
 	for _, t := range types {
 		if tb[t] == nil {
 			return false
@@ -231,14 +231,14 @@ func (tb *attrs) has(types ...int) bool {
 }
 
 // getU8 returns the value of an attribute of kindU8, which must be present.
-func (tb *attrs) getU8(typ int) uint8 { return tb[typ][0] }
+func (tb *requestAttrs) getU8(typ int) uint8 { return tb[typ][0] }
 
 // getU32 returns the value of an attribute of kindU32, which must be present.
-func (tb *attrs) getU32(typ int) uint32 { return binary.NativeEndian.Uint32(tb[typ]) }
+func (tb *requestAttrs) getU32(typ int) uint32 { return binary.NativeEndian.Uint32(tb[typ]) }
 
 // getText returns a string attribute as stored in a buffer of size bytes: up to the first NUL, and at most size-1
 // bytes. Mirrors nla_strscpy.
-func (tb *attrs) getText(typ, size int) string {
+func (tb *requestAttrs) getText(typ, size int) string {
 	b := tb[typ]
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]

@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-// TestAttributeBounds checks attributes at and beyond the bounds of their kinds. SYS_GET parses leniently and reports
+// TestAttributeBoundsAreChecked checks attributes at and beyond the bounds of their kinds. SYS_GET parses leniently and reports
 // the errno. DELLINK parses strictly and reports EINVAL.
-func TestAttributeBounds(t *testing.T) {
-	zeros := func(typ uint16, n int) []byte { return rawAttr(typ, make([]byte, n)) }
-	text := func(typ uint16, n int) []byte { return attrText(typ, strings.Repeat("x", n)) }
+func TestAttributeBoundsAreChecked(t *testing.T) {
+	zeros := func(typ uint16, n int) []byte { return newAttr(typ, make([]byte, n)) }
+	text := func(typ uint16, n int) []byte { return newTextAttr(typ, strings.Repeat("x", n)) }
 	const (
 		ok    = "ok"
 		inval = einval
@@ -37,8 +37,8 @@ func TestAttributeBounds(t *testing.T) {
 
 		{"longest string", text(attrDevName, nameSize), ok, ok},
 		{"string beyond the longest", text(attrDevName, nameSize+1), inval, inval},
-		{"string without NUL", rawAttr(attrDevName, []byte("rxe0")), inval, inval},
-		{"longest string without NUL", rawAttr(attrDevName, bytes.Repeat([]byte("x"), nameSize)), inval, inval},
+		{"string without NUL", newAttr(attrDevName, []byte("rxe0")), inval, inval},
+		{"longest string without NUL", newAttr(attrDevName, bytes.Repeat([]byte("x"), nameSize)), inval, inval},
 		{"longest string with bytes after its NUL", zeros(attrDevName, nameSize+1), ok, ok},
 		{"string with too many bytes after its NUL", zeros(attrDevName, nameSize+2), short, inval},
 		{"string without payload", zeros(attrDevName, 0), inval, inval},
@@ -64,7 +64,7 @@ func TestAttributeBounds(t *testing.T) {
 		{"header of 3 bytes", []byte{attrSize, 0, attrDevDIM}, ok, inval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := describeAnswers(t, Answer(testSource(), nil, newMessage(cmdSysGet, 0, test.attr), testPort))
+			got := describeAnswers(t, Answer(newTestSource(), nil, newMessage(cmdSysGet, 0, test.attr), testPort))
 			if len(got) == 1 && strings.HasPrefix(got[0], "5/6 ") {
 				got[0] = ok
 			}
@@ -72,7 +72,7 @@ func TestAttributeBounds(t *testing.T) {
 				t.Errorf("SYS_GET: got %q, want %q", got, want)
 			}
 			admin := &fakeAdmin{}
-			got = describeAnswers(t, Answer(testSource(), admin, newMessage(cmdDelLink, flagAck, devRxe, test.attr), testPort))
+			got = describeAnswers(t, Answer(newTestSource(), admin, newMessage(cmdDelLink, flagAck, devRxe, test.attr), testPort))
 			want, calls := []string{test.strict}, []string(nil)
 			if test.strict == ok {
 				want, calls = []string{"ack"}, []string{"delete rxe0"}
@@ -87,25 +87,25 @@ func TestAttributeBounds(t *testing.T) {
 // TestMalformedAttributeIsRejected checks that each command rejects a malformed attribute that accompanies its required
 // attributes.
 func TestMalformedAttributeIsRejected(t *testing.T) {
-	short := rawAttr(attrDevDIM, nil)
-	res, mode, qp := attrU32(attrStatRes, attrResQP), attrU32(attrStatMode, counterModeAuto), attrU32(attrResLQPN, 17)
+	short := newAttr(attrDevDIM, nil)
+	res, mode, qp := newAttrU32(attrStatRes, attrResQP), newAttrU32(attrStatMode, counterModeAuto), newAttrU32(attrResLQPN, 17)
 	need := map[uint16][][]byte{
 		cmdGet:          {devRxe},
 		cmdSet:          {devRxe},
-		cmdNewLink:      {attrText(attrDevName, "a"), attrText(attrLinkType, "rxe"), attrText(attrNdevName, "lo")},
+		cmdNewLink:      {newTextAttr(attrDevName, "a"), newTextAttr(attrLinkType, "rxe"), newTextAttr(attrNdevName, "lo")},
 		cmdDelLink:      {devRxe},
 		cmdPortGet:      {devRxe, port1},
-		cmdSysSet:       {attrU8(attrSysNetnsMode, 1)},
+		cmdSysSet:       {newAttrU8(attrSysNetnsMode, 1)},
 		cmdResGet:       {devRxe},
 		cmdResQPGet:     {devRxe, port1, qp},
-		cmdResCMIDGet:   {devRxe, port1, attrU32(attrResCMIDN, 7)},
-		cmdResCQGet:     {devRxe, attrU32(attrResCQN, 0)},
-		cmdResMRGet:     {devRxe, attrU32(attrResMRN, 4)},
-		cmdResPDGet:     {devRxe, attrU32(attrResPDN, 1)},
-		cmdResCtxGet:    {devRxe, attrU32(attrResCTXN, 5)},
-		cmdResSRQGet:    {devRxe, attrU32(attrResSRQN, 0)},
-		cmdGetChardev:   {devRxe, attrText(attrChardevType, "uverbs")},
-		cmdStatSet:      {devRxe, port1, rawAttr(attrStatHwcounters|attrFlagNested, nil)},
+		cmdResCMIDGet:   {devRxe, port1, newAttrU32(attrResCMIDN, 7)},
+		cmdResCQGet:     {devRxe, newAttrU32(attrResCQN, 0)},
+		cmdResMRGet:     {devRxe, newAttrU32(attrResMRN, 4)},
+		cmdResPDGet:     {devRxe, newAttrU32(attrResPDN, 1)},
+		cmdResCtxGet:    {devRxe, newAttrU32(attrResCTXN, 5)},
+		cmdResSRQGet:    {devRxe, newAttrU32(attrResSRQN, 0)},
+		cmdGetChardev:   {devRxe, newTextAttr(attrChardevType, "uverbs")},
+		cmdStatSet:      {devRxe, port1, newAttr(attrStatHwcounters|attrFlagNested, nil)},
 		cmdStatGet:      {devRxe, port1},
 		cmdStatStatus:   {devRxe, port1},
 		cmdResQPGetRaw:  nil, // never succeeds
@@ -115,14 +115,14 @@ func TestMalformedAttributeIsRejected(t *testing.T) {
 		cmdStatDel:      nil,
 		cmdNewDev:       nil,
 		cmdDelDev:       nil,
-		cmdSysGet:       nil, // covered by TestAttributeBounds
+		cmdSysGet:       nil, // covered by TestAttributeBoundsAreChecked
 	}
 	answer := func(cmd, flags uint16, attrs ...[]byte) []string {
-		return describeAnswers(t, Answer(testSource(), &fakeAdmin{}, newMessage(cmd, flags, attrs...), testPort))
+		return describeAnswers(t, Answer(newTestSource(), &fakeAdmin{}, newMessage(cmd, flags, attrs...), testPort))
 	}
 	for cmd := range uint16(cmdCount) {
 		attrs, known := need[cmd]
-		if c := &commands[cmd]; (c.do != nil) != known {
+		if c := &commandTable[cmd]; (c.do != nil) != known {
 			t.Errorf("command %d: got implemented %v and in this table %v, want equal values", cmd, c.do != nil, known)
 		}
 		if len(attrs) == 0 {
@@ -137,7 +137,7 @@ func TestMalformedAttributeIsRejected(t *testing.T) {
 	}
 	for name, attrs := range map[string][][]byte{
 		"counter mode":   {devRxe, port1, res, mode, short},
-		"counter of MRs": {devRxe, attrU32(attrStatRes, attrResMR), attrU32(attrResMRN, 4), short},
+		"counter of MRs": {devRxe, newAttrU32(attrStatRes, attrResMR), newAttrU32(attrResMRN, 4), short},
 	} {
 		if got := answer(cmdStatGet, 0, attrs...); !slices.Equal(got, []string{einval}) {
 			t.Errorf("%s with a short attribute: got %q, want %q", name, got, einval)
@@ -145,12 +145,12 @@ func TestMalformedAttributeIsRejected(t *testing.T) {
 	}
 }
 
-// TestCounterAttributes checks that each command for counters rejects requests that lack a required attribute, or
+// TestCounterCommandsRequireAttributes checks that each command for counters rejects requests that lack a required attribute, or
 // name another kind of resource. The requests name a QP that does not exist, or a device without counters, so a
 // request that passes the checks has another result.
-func TestCounterAttributes(t *testing.T) {
-	qps, mrs := attrU32(attrStatRes, attrResQP), attrU32(attrStatRes, attrResMR)
-	auto, counter, qp := attrU32(attrStatMode, counterModeAuto), attrU32(attrStatCounterID, 1), attrU32(attrResLQPN, 1)
+func TestCounterCommandsRequireAttributes(t *testing.T) {
+	qps, mrs := newAttrU32(attrStatRes, attrResQP), newAttrU32(attrStatRes, attrResMR)
+	auto, counter, qp := newAttrU32(attrStatMode, counterModeAuto), newAttrU32(attrStatCounterID, 1), newAttrU32(attrResLQPN, 1)
 	for _, test := range []struct {
 		name  string
 		cmd   uint16
@@ -160,8 +160,8 @@ func TestCounterAttributes(t *testing.T) {
 		{"mode", cmdStatGet, [][]byte{devRxe, port1, qps, auto}, "5/17 " + rxe + "PORT_INDEX=1 STAT_MODE=0"},
 		{"mode without STAT_MODE", cmdStatGet, [][]byte{devRxe, port1, qps}, einval},
 		{"mode without port", cmdStatGet, [][]byte{devRxe, qps, auto}, einval},
-		{"mode of PDs", cmdStatGet, [][]byte{devRxe, port1, attrU32(attrStatRes, attrResPD), auto}, einval},
-		{"MR", cmdStatGet, [][]byte{devRxe, mrs, attrU32(attrResMRN, 4)}, "5/17 " + rxe + "RES_MRN=4"},
+		{"mode of PDs", cmdStatGet, [][]byte{devRxe, port1, newAttrU32(attrStatRes, attrResPD), auto}, einval},
+		{"MR", cmdStatGet, [][]byte{devRxe, mrs, newAttrU32(attrResMRN, 4)}, "5/17 " + rxe + "RES_MRN=4"},
 		{"status without counters", cmdStatStatus, [][]byte{devIB, port1}, einval},
 		{"status without port", cmdStatStatus, [][]byte{devRxe}, einval},
 
@@ -169,7 +169,7 @@ func TestCounterAttributes(t *testing.T) {
 		{"bind without STAT_RES", cmdStatSet, [][]byte{devRxe, port1, auto}, einval},
 		{"bind MRs", cmdStatSet, [][]byte{devRxe, port1, mrs, auto}, einval},
 		{"optional counters without counters", cmdStatSet,
-			[][]byte{devIB, port1, rawAttr(attrStatHwcounters|attrFlagNested, nil)}, einval},
+			[][]byte{devIB, port1, newAttr(attrStatHwcounters|attrFlagNested, nil)}, einval},
 
 		{"unbind", cmdStatDel, [][]byte{devRxe, port1, qps, counter, qp}, enoent},
 		{"unbind without STAT_RES", cmdStatDel, [][]byte{devRxe, port1, counter, qp}, einval},
@@ -179,7 +179,7 @@ func TestCounterAttributes(t *testing.T) {
 		{"unbind without port", cmdStatDel, [][]byte{devRxe, qps, counter, qp}, einval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := describeAnswers(t, Answer(testSource(), &fakeAdmin{}, newMessage(test.cmd, 0, test.attrs...), testPort))
+			got := describeAnswers(t, Answer(newTestSource(), &fakeAdmin{}, newMessage(test.cmd, 0, test.attrs...), testPort))
 			if !slices.Equal(got, []string{test.want}) {
 				t.Errorf("answer: got %q, want %q", got, test.want)
 			}
@@ -187,8 +187,8 @@ func TestCounterAttributes(t *testing.T) {
 	}
 }
 
-// TestResourcesOfOtherPorts checks that QPs and CM IDs are reported only for their own port.
-func TestResourcesOfOtherPorts(t *testing.T) {
+// TestResourcesAreReportedForOwnPort checks that QPs and CM IDs are reported only for their own port.
+func TestResourcesAreReportedForOwnPort(t *testing.T) {
 	src := &fakeSource{devices: []Device{{Index: 3, Name: "rxe0", Ports: make([]Port, 2), Resources: Resources{
 		QPs:   func() []QP { return []QP{{Num: 10}, {Num: 11, Port: 1}, {Num: 12, Port: 2}} },
 		CMIDs: func() []CMID { return []CMID{{ID: 10}, {ID: 11, Port: 1}, {ID: 12, Port: 2}} },
@@ -209,7 +209,7 @@ func TestResourcesOfOtherPorts(t *testing.T) {
 				if id == 10+port {
 					want = strings.ReplaceAll(k.match, "%d", fmt.Sprint(port))
 				}
-				request := newMessage(k.cmd, 0, devRxe, attrU32(attrPortIndex, port), attrU32(k.id, id))
+				request := newMessage(k.cmd, 0, devRxe, newAttrU32(attrPortIndex, port), newAttrU32(k.id, id))
 				got := describeAnswers(t, Answer(src, &fakeAdmin{}, request, testPort))
 				if len(got) != 1 || !strings.HasPrefix(got[0], want) {
 					t.Errorf("%s %d of port %d: got %q, want %s", k.name, id, port, got, want)
@@ -224,7 +224,7 @@ func TestResourcesOfOtherPorts(t *testing.T) {
 		}{{0, 3}, {1, 1}, {2, 1}} {
 			attrs := [][]byte{devRxe}
 			if test.port != 0 {
-				attrs = append(attrs, attrU32(attrPortIndex, test.port))
+				attrs = append(attrs, newAttrU32(attrPortIndex, test.port))
 			}
 			got := describeAnswers(t, Answer(src, nil, newMessage(cmd, flagDump, attrs...), testPort))
 			if len(got) != 3 || got[2] != "done 0" || strings.Count(got[0], entry) != test.want ||
@@ -236,9 +236,9 @@ func TestResourcesOfOtherPorts(t *testing.T) {
 	}
 }
 
-// TestRefusalErrnos checks refusals that depend on the service: the errno of an Admin, sub-devices, and a service
+// TestRefusalsReturnServiceErrno checks refusals that depend on the service: the errno of an Admin, sub-devices, and a service
 // without a connection manager.
-func TestRefusalErrnos(t *testing.T) {
+func TestRefusalsReturnServiceErrno(t *testing.T) {
 	del := newMessage(cmdDelLink, 0, devRxe)
 	for _, test := range []struct {
 		err  error
@@ -248,7 +248,7 @@ func TestRefusalErrnos(t *testing.T) {
 		{fmt.Errorf("delete: %w", syscall.Errno(4095)), -4095},
 		{syscall.Errno(4096), -int32(syscall.EINVAL)}, // the kernel's error pointers do not cover this value
 	} {
-		answers := Answer(testSource(), &fakeAdmin{err: test.err}, del, testPort)
+		answers := Answer(newTestSource(), &fakeAdmin{err: test.err}, del, testPort)
 		if len(answers) != 1 {
 			t.Fatalf("%v: got %d answers, want 1", test.err, len(answers))
 		}
@@ -257,7 +257,7 @@ func TestRefusalErrnos(t *testing.T) {
 		}
 	}
 
-	noCM := testSource()
+	noCM := newTestSource()
 	noCM.cm = Chardev{}
 	for _, test := range []struct {
 		name    string
@@ -265,11 +265,11 @@ func TestRefusalErrnos(t *testing.T) {
 		request []byte
 		want    string
 	}{
-		{"rdma_cm without a manager", noCM, newMessage(cmdGetChardev, 0, attrText(attrChardevType, "rdma_cm")), enotsup},
-		{"delete unknown sub-device", testSource(), newMessage(cmdDelDev, 0, devNone), einval},
-		{"delete sub-device without index", testSource(), newMessage(cmdDelDev, 0), einval},
-		{"no command, privileged", testSource(), newMessage(cmdMonitor, 0), einval},
-		{"no command, dump", testSource(), newMessage(cmdMonitor, flagDump), einval},
+		{"rdma_cm without a manager", noCM, newMessage(cmdGetChardev, 0, newTextAttr(attrChardevType, "rdma_cm")), enotsup},
+		{"delete unknown sub-device", newTestSource(), newMessage(cmdDelDev, 0, devNone), einval},
+		{"delete sub-device without index", newTestSource(), newMessage(cmdDelDev, 0), einval},
+		{"no command, privileged", newTestSource(), newMessage(cmdMonitor, 0), einval},
+		{"no command, dump", newTestSource(), newMessage(cmdMonitor, flagDump), einval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := describeAnswers(t, Answer(test.src, &fakeAdmin{}, test.request, testPort))

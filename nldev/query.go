@@ -2,14 +2,14 @@ package nldev
 
 import "syscall"
 
-// A fillFunc appends the attributes of one resource for a command. Mirrors res_fill_func_t.
-type fillFunc func(r resource, d *datagram, v requestView) syscall.Errno
+// A fillResourceFunc appends the attributes of one resource for a command. Mirrors res_fill_func_t.
+type fillResourceFunc func(r resource, d *datagram, v requestView) syscall.Errno
 
-// resourceCommand returns the command that reports resources of one kind. Mirrors RES_GET_FUNCS.
-func resourceCommand(k *resourceKind, fill fillFunc) command {
+// newResourceCommand returns the command that reports resources of one kind. Mirrors RES_GET_FUNCS.
+func newResourceCommand(k *resourceKind, fill fillResourceFunc) command {
 	return command{
 		do:   func(q *request) syscall.Errno { return q.getResource(k, fill) },
-		dump: func(q *request, d *dump) syscall.Errno { return q.dumpResources(d, k, fill) },
+		dump: func(q *request, d *dumpAnswer) syscall.Errno { return q.dumpResources(d, k, fill) },
 	}
 }
 
@@ -30,14 +30,14 @@ func fillStatMR(r resource, d *datagram, _ requestView) syscall.Errno {
 // parseQuery parses a request for resources. need lists the required attributes besides the index of the device.
 // The returned port is 0 if the request has none. The error is EINVAL.
 func (q *request) parseQuery(need ...int) (dev *Device, v requestView, errno syscall.Errno) {
-	if !q.parse(false, attrDevIndex) || !q.tb.has(need...) {
+	if !q.parseAttributes(false, attrDevIndex) || !q.tb.hasAll(need...) {
 		return nil, requestView{}, syscall.EINVAL
 	}
 	if dev = q.namedDevice(); dev == nil {
 		return nil, requestView{}, syscall.EINVAL
 	}
 	v.admin = q.admin != nil
-	if q.tb.has(attrPortIndex) {
+	if q.tb.hasAll(attrPortIndex) {
 		if v.port = q.tb.getU32(attrPortIndex); !dev.validPort(v.port) {
 			return nil, requestView{}, syscall.EINVAL
 		}
@@ -47,7 +47,7 @@ func (q *request) parseQuery(need ...int) (dev *Device, v requestView, errno sys
 
 // getResource reports one resource. A kind with objects that belong to a port requires the port. The other kinds
 // must not have a port. Mirrors res_get_common_doit.
-func (q *request) getResource(k *resourceKind, fill fillFunc) syscall.Errno {
+func (q *request) getResource(k *resourceKind, fill fillResourceFunc) syscall.Errno {
 	dev, v, errno := q.parseQuery(int(k.id))
 	if errno != 0 {
 		return errno
@@ -67,7 +67,7 @@ func (q *request) getResource(k *resourceKind, fill fillFunc) syscall.Errno {
 
 // dumpResources reports the resources of one kind. Each datagram has a message with a table of entries. A port in
 // the request restricts the answer to the objects of that port. Mirrors res_get_common_dumpit.
-func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall.Errno {
+func (q *request) dumpResources(d *dumpAnswer, k *resourceKind, fill fillResourceFunc) syscall.Errno {
 	dev, v, errno := q.parseQuery()
 	if errno != 0 {
 		return errno
@@ -76,7 +76,7 @@ func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall
 	for len(list) > 0 {
 		n, errno := d.fillTable(dev, k, list, v, fill)
 		if errno != 0 {
-			d.cur.cancel(0)
+			d.cur.truncateTo(0)
 			return errno
 		}
 		d.flush()
@@ -87,7 +87,7 @@ func (q *request) dumpResources(d *dump, k *resourceKind, fill fillFunc) syscall
 
 // fillTable fills the current, empty datagram with one message. It returns the number of resources of the list in the
 // message, which is at least one. fillTable returns EMSGSIZE if the first one does not fit.
-func (d *dump) fillTable(dev *Device, k *resourceKind, list []resource, v requestView, fill fillFunc) (int,
+func (d *dumpAnswer) fillTable(dev *Device, k *resourceKind, list []resource, v requestView, fill fillResourceFunc) (int,
 	syscall.Errno) {
 	g := &d.cur
 	at := d.begin()
@@ -101,14 +101,14 @@ func (d *dump) fillTable(dev *Device, k *resourceKind, list []resource, v reques
 		entry := g.beginNest(k.entry)
 		errno := fill(list[n], g, v)
 		if errno == 0 && g.full {
-			g.cancel(entry)
+			g.truncateTo(entry)
 			break
 		}
 		switch errno {
 		case 0:
 			g.endNest(entry)
 		case syscall.EAGAIN:
-			g.cancel(entry)
+			g.truncateTo(entry)
 		default:
 			return 0, errno
 		}
@@ -116,7 +116,7 @@ func (d *dump) fillTable(dev *Device, k *resourceKind, list []resource, v reques
 		result = 0
 	}
 	g.endNest(table)
-	g.end(at)
+	g.endMessage(at)
 	return n, result
 }
 
@@ -135,7 +135,7 @@ func (d *datagram) putSummary(dev *Device) {
 
 // getSummary mirrors nldev_res_get_doit.
 func (q *request) getSummary() syscall.Errno {
-	if !q.parse(false, attrDevIndex) {
+	if !q.parseAttributes(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
 	dev := q.namedDevice()
@@ -149,7 +149,7 @@ func (q *request) getSummary() syscall.Errno {
 }
 
 // dumpSummaries mirrors nldev_res_get_dumpit, which ignores all attributes.
-func (q *request) dumpSummaries(d *dump) syscall.Errno {
+func (q *request) dumpSummaries(d *dumpAnswer) syscall.Errno {
 	devices := q.sortedDevices()
 	for i := range devices {
 		if errno := d.addMessage(func(g *datagram) { g.putSummary(&devices[i]) }); errno != 0 {

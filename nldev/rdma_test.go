@@ -11,29 +11,29 @@ import (
 	"testing"
 )
 
-// A toolServer answers the netlink sockets of rdma(8), which testdata/shim.c connects to it.
-type toolServer struct {
+// A netlinkServer answers the netlink sockets of rdma(8), which testdata/shim.c connects to it.
+type netlinkServer struct {
 	mu    sync.Mutex
 	src   Source
 	admin Admin
 }
 
 // setSource changes the source and the admin of the server.
-func (s *toolServer) setSource(src Source, admin Admin) {
+func (s *netlinkServer) setSource(src Source, admin Admin) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.src, s.admin = src, admin
 }
 
 // answer returns the answers to a request.
-func (s *toolServer) answer(request []byte) [][]byte {
+func (s *netlinkServer) answer(request []byte) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return Answer(s.src, s.admin, request, testPort)
 }
 
-// serve answers one program until it closes its socket.
-func (s *toolServer) serve(c *net.UnixConn) {
+// serveProgram answers one program until it closes its socket.
+func (s *netlinkServer) serveProgram(c *net.UnixConn) {
 	defer c.Close()
 	buf := make([]byte, 64<<10)
 	for {
@@ -49,9 +49,9 @@ func (s *toolServer) serve(c *net.UnixConn) {
 	}
 }
 
-// startTool builds the shim. It returns a server and a function that runs rdma(8) with that server. startTool skips
+// startToolServer builds the shim. It returns a server and a function that runs rdma(8) with that server. startToolServer skips
 // the test if the machine does not have rdma(8) or a C compiler.
-func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
+func startToolServer(t *testing.T) (*netlinkServer, func(args ...string) string) {
 	t.Helper()
 	rdma, err := exec.LookPath("rdma")
 	if err != nil {
@@ -71,7 +71,7 @@ func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &toolServer{}
+	server := &netlinkServer{}
 	var running sync.WaitGroup
 	running.Go(func() {
 		for {
@@ -79,7 +79,7 @@ func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 			if err != nil {
 				return
 			}
-			running.Go(func() { server.serve(c) })
+			running.Go(func() { server.serveProgram(c) })
 		}
 	})
 	t.Cleanup(func() {
@@ -100,9 +100,9 @@ func startTool(t *testing.T) (*toolServer, func(args ...string) string) {
 
 // TestRDMATool checks the output of rdma(8) for the answers of this package.
 func TestRDMATool(t *testing.T) {
-	server, run := startTool(t)
+	server, run := startToolServer(t)
 	admin := &fakeAdmin{}
-	server.setSource(testSource(), admin)
+	server.setSource(newTestSource(), admin)
 	for _, test := range []struct {
 		args string
 		want []string // required parts of the output
@@ -148,16 +148,16 @@ func TestRDMATool(t *testing.T) {
 		t.Errorf("calls: got %q, want %q", admin.calls, want)
 	}
 
-	server.setSource(testSource(), &fakeAdmin{err: syscall.EEXIST})
+	server.setSource(newTestSource(), &fakeAdmin{err: syscall.EEXIST})
 	if got := run("link", "add", "rxe1", "type", "rxe", "netdev", "eth1"); !strings.Contains(got, "File exists") {
 		t.Errorf("rdma link add of a link that exists: got %q, want %q in the output", got, "File exists")
 	}
-	server.setSource(testSource(), nil)
+	server.setSource(newTestSource(), nil)
 	if got := run("link", "delete", "rxe0"); !strings.Contains(got, "not permitted") {
 		t.Errorf("rdma link delete without CAP_NET_ADMIN: got %q, want %q in the output", got, "not permitted")
 	}
 
-	server.setSource(manyMRs(500), nil)
+	server.setSource(newManyMRSource(500), nil)
 	if got := strings.Count(run("resource", "show", "mr", "dev", "rxe0"), "mrn "); got != 500 {
 		t.Errorf("lines of rdma resource show mr: got %d, want 500", got)
 	}

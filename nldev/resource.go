@@ -31,13 +31,13 @@ type Owner struct {
 	Kernel string
 }
 
-// isUser reports whether a user context owns the object.
-func (o Owner) isUser() bool { return o.Kernel == "" }
+// isUserContext reports whether a user context owns the object.
+func (o Owner) isUserContext() bool { return o.Kernel == "" }
 
-// fill mirrors fill_res_name_pid.
-func (o Owner) fill(d *datagram) {
+// putOwner mirrors fill_res_name_pid.
+func (o Owner) putOwner(d *datagram) {
 	switch {
-	case !o.isUser():
+	case !o.isUserContext():
 		d.putText(attrResKernName, o.Kernel)
 	case o.PID != 0:
 		d.putU32(attrResPID, o.PID)
@@ -143,7 +143,7 @@ type resource interface {
 	id() uint32
 	// fill appends the attributes of the object. If v requests another port than the object's port, fill returns
 	// EAGAIN and appends nothing.
-	fill(d *datagram, v requestView) syscall.Errno
+	putAttrs(d *datagram, v requestView) syscall.Errno
 }
 
 // A resourceKind describes a kind of resources with its attributes. Mirrors struct nldev_fill_res_entry.
@@ -156,15 +156,15 @@ type resourceKind struct {
 
 // The following variables are the kinds of resources.
 var (
-	kindPD   = &resourceKind{"pd", attrResPD, attrResPDEntry, attrResPDN, true, listOf((*Resources).pds)}
-	kindCQ   = &resourceKind{"cq", attrResCQ, attrResCQEntry, attrResCQN, true, listOf((*Resources).cqs)}
-	kindQP   = &resourceKind{"qp", attrResQP, attrResQPEntry, attrResLQPN, false, listOf((*Resources).qps)}
+	kindPD   = &resourceKind{"pd", attrResPD, attrResPDEntry, attrResPDN, true, listOf((*Resources).pdsFunc)}
+	kindCQ   = &resourceKind{"cq", attrResCQ, attrResCQEntry, attrResCQN, true, listOf((*Resources).cqsFunc)}
+	kindQP   = &resourceKind{"qp", attrResQP, attrResQPEntry, attrResLQPN, false, listOf((*Resources).qpsFunc)}
 	kindCMID = &resourceKind{"cm_id", attrResCMID, attrResCMIDEntry, attrResCMIDN, false,
-		listOf((*Resources).cmids)}
-	kindMR  = &resourceKind{"mr", attrResMR, attrResMREntry, attrResMRN, true, listOf((*Resources).mrs)}
+		listOf((*Resources).cmidsFunc)}
+	kindMR  = &resourceKind{"mr", attrResMR, attrResMREntry, attrResMRN, true, listOf((*Resources).mrsFunc)}
 	kindCtx = &resourceKind{"ctx", attrResCTX, attrResCTXEntry, attrResCTXN, true,
-		listOf((*Resources).contexts)}
-	kindSRQ = &resourceKind{"srq", attrResSRQ, attrResSRQEntry, attrResSRQN, true, listOf((*Resources).srqs)}
+		listOf((*Resources).contextsFunc)}
+	kindSRQ = &resourceKind{"srq", attrResSRQ, attrResSRQEntry, attrResSRQN, true, listOf((*Resources).srqsFunc)}
 	// kindCounter represents counters bound to QPs, which this package does not have.
 	kindCounter = &resourceKind{"counter", attrStatCounter, attrStatCounterEntry, attrStatCounterID, false,
 		func(*Resources) []resource { return nil }}
@@ -173,13 +173,13 @@ var (
 // summaryKinds lists the kinds of a summary in the order of enum rdma_restrack_type.
 var summaryKinds = []*resourceKind{kindPD, kindCQ, kindQP, kindCMID, kindMR, kindCtx, kindSRQ}
 
-func (r *Resources) pds() func() []PD           { return r.PDs }
-func (r *Resources) cqs() func() []CQ           { return r.CQs }
-func (r *Resources) qps() func() []QP           { return r.QPs }
-func (r *Resources) cmids() func() []CMID       { return r.CMIDs }
-func (r *Resources) mrs() func() []MR           { return r.MRs }
-func (r *Resources) contexts() func() []Context { return r.Contexts }
-func (r *Resources) srqs() func() []SRQ         { return r.SRQs }
+func (r *Resources) pdsFunc() func() []PD           { return r.PDs }
+func (r *Resources) cqsFunc() func() []CQ           { return r.CQs }
+func (r *Resources) qpsFunc() func() []QP           { return r.QPs }
+func (r *Resources) cmidsFunc() func() []CMID       { return r.CMIDs }
+func (r *Resources) mrsFunc() func() []MR           { return r.MRs }
+func (r *Resources) contextsFunc() func() []Context { return r.Contexts }
+func (r *Resources) srqsFunc() func() []SRQ         { return r.SRQs }
 
 // listOf returns a function that lists the resources of one field of Resources, ordered by identifier.
 func listOf[T any, P interface {
@@ -218,8 +218,8 @@ func (r *MR) id() uint32      { return r.ID }
 func (r *Context) id() uint32 { return r.ID }
 func (r *SRQ) id() uint32     { return r.ID }
 
-// fill mirrors fill_res_pd_entry.
-func (r *PD) fill(d *datagram, v requestView) syscall.Errno {
+// putAttrs mirrors fill_res_pd_entry.
+func (r *PD) putAttrs(d *datagram, v requestView) syscall.Errno {
 	if v.admin {
 		d.putU32(attrResLocalDMALKEY, r.LocalDMALKey)
 		if r.UnsafeGlobalRKey {
@@ -228,31 +228,31 @@ func (r *PD) fill(d *datagram, v requestView) syscall.Errno {
 	}
 	d.putU64(attrResUsecnt, r.UseCount)
 	d.putU32(attrResPDN, r.ID)
-	if r.isUser() {
+	if r.isUserContext() {
 		d.putU32(attrResCTXN, r.Context)
 	}
-	r.Owner.fill(d)
+	r.Owner.putOwner(d)
 	return 0
 }
 
-// fill mirrors fill_res_cq_entry.
-func (r *CQ) fill(d *datagram, _ requestView) syscall.Errno {
+// putAttrs mirrors fill_res_cq_entry.
+func (r *CQ) putAttrs(d *datagram, _ requestView) syscall.Errno {
 	d.putU32(attrResCQE, r.CQE)
 	d.putU64(attrResUsecnt, r.UseCount)
-	if !r.isUser() {
+	if !r.isUserContext() {
 		d.putU8(attrResPollCTX, r.PollCtx)
 	}
 	d.putFlag(attrDevDIM, r.DIM)
 	d.putU32(attrResCQN, r.ID)
-	if r.isUser() {
+	if r.isUserContext() {
 		d.putU32(attrResCTXN, r.Context)
 	}
-	r.Owner.fill(d)
+	r.Owner.putOwner(d)
 	return 0
 }
 
-// fill mirrors fill_res_qp_entry and fill_res_qp_entry_query.
-func (r *QP) fill(d *datagram, v requestView) syscall.Errno {
+// putAttrs mirrors fill_res_qp_entry and fill_res_qp_entry_query.
+func (r *QP) putAttrs(d *datagram, v requestView) syscall.Errno {
 	if v.port != 0 && v.port != r.Port {
 		return syscall.EAGAIN
 	}
@@ -260,10 +260,10 @@ func (r *QP) fill(d *datagram, v requestView) syscall.Errno {
 		d.putU32(attrPortIndex, r.Port)
 	}
 	d.putU32(attrResLQPN, r.Num)
-	if r.isUser() {
+	if r.isUserContext() {
 		d.putU32(attrResPDN, r.PD)
 	}
-	r.Owner.fill(d)
+	r.Owner.putOwner(d)
 	connected := r.Type == qptRC || r.Type == qptUC
 	if connected {
 		d.putU32(attrResRQPN, r.RemoteNum)
@@ -278,8 +278,8 @@ func (r *QP) fill(d *datagram, v requestView) syscall.Errno {
 	return 0
 }
 
-// fill mirrors fill_res_cm_id_entry.
-func (r *CMID) fill(d *datagram, v requestView) syscall.Errno {
+// putAttrs mirrors fill_res_cm_id_entry.
+func (r *CMID) putAttrs(d *datagram, v requestView) syscall.Errno {
 	if v.port != 0 && v.port != r.Port {
 		return syscall.EAGAIN
 	}
@@ -295,36 +295,36 @@ func (r *CMID) fill(d *datagram, v requestView) syscall.Errno {
 	d.putSockaddr(attrResSrcAddr, r.Src)
 	d.putSockaddr(attrResDstAddr, r.Dst)
 	d.putU32(attrResCMIDN, r.ID)
-	r.Owner.fill(d)
+	r.Owner.putOwner(d)
 	return 0
 }
 
-// fill mirrors fill_res_mr_entry.
-func (r *MR) fill(d *datagram, v requestView) syscall.Errno {
+// putAttrs mirrors fill_res_mr_entry.
+func (r *MR) putAttrs(d *datagram, v requestView) syscall.Errno {
 	if v.admin {
 		d.putU32(attrResRKEY, r.RKey)
 		d.putU32(attrResLKEY, r.LKey)
 	}
 	d.putU64(attrResMrlen, r.Length)
 	d.putU32(attrResMRN, r.ID)
-	if r.isUser() {
+	if r.isUserContext() {
 		d.putU32(attrResPDN, r.PD)
 	}
-	r.Owner.fill(d)
+	r.Owner.putOwner(d)
 	return 0
 }
 
-// fill mirrors fill_res_ctx_entry.
-func (r *Context) fill(d *datagram, _ requestView) syscall.Errno {
-	if r.isUser() {
+// putAttrs mirrors fill_res_ctx_entry.
+func (r *Context) putAttrs(d *datagram, _ requestView) syscall.Errno {
+	if r.isUserContext() {
 		d.putU32(attrResCTXN, r.ID)
-		r.Owner.fill(d)
+		r.Owner.putOwner(d)
 	}
 	return 0
 }
 
-// fill mirrors fill_res_srq_entry.
-func (r *SRQ) fill(d *datagram, _ requestView) syscall.Errno {
+// putAttrs mirrors fill_res_srq_entry.
+func (r *SRQ) putAttrs(d *datagram, _ requestView) syscall.Errno {
 	d.putU32(attrResSRQN, r.ID)
 	d.putU8(attrResType, r.Type)
 	d.putU32(attrResPDN, r.PD)
@@ -332,7 +332,7 @@ func (r *SRQ) fill(d *datagram, _ requestView) syscall.Errno {
 		d.putU32(attrResCQN, r.CQ)
 	}
 	r.fillQPs(d)
-	r.Owner.fill(d)
+	r.Owner.putOwner(d)
 	return 0
 }
 

@@ -9,7 +9,7 @@ import (
 // getCounters depends on attribute STAT_RES. It reports the hardware counters of a port, the mode in which QPs are
 // bound to counters, or a memory region's identifier. Mirrors nldev_stat_get_doit.
 func (q *request) getCounters() syscall.Errno {
-	if !q.parse(false, attrStatRes) {
+	if !q.parseAttributes(false, attrStatRes) {
 		return q.getPortCounters() // returns EINVAL if an attribute is malformed
 	}
 	switch q.tb.getU32(attrStatRes) {
@@ -49,10 +49,10 @@ func (q *request) getPortCounters() syscall.Errno {
 // getCounterMode mirrors stat_get_doit_qp. No counter is ever bound to a QP. Therefore the mode is none, and every
 // counter identifier is unknown.
 func (q *request) getCounterMode() syscall.Errno {
-	if q.tb.has(attrStatCounterID) {
-		return q.getResource(kindCounter, resource.fill)
+	if q.tb.hasAll(attrStatCounterID) {
+		return q.getResource(kindCounter, resource.putAttrs)
 	}
-	if !q.tb.has(attrStatMode) {
+	if !q.tb.hasAll(attrStatMode) {
 		return syscall.EINVAL
 	}
 	dev, port, errno := q.parsePort(false)
@@ -68,13 +68,13 @@ func (q *request) getCounterMode() syscall.Errno {
 }
 
 // dumpCounters mirrors nldev_stat_get_dumpit.
-func (q *request) dumpCounters(d *dump) syscall.Errno {
-	if !q.parse(false, attrStatRes) {
+func (q *request) dumpCounters(d *dumpAnswer) syscall.Errno {
+	if !q.parseAttributes(false, attrStatRes) {
 		return syscall.EINVAL
 	}
 	switch q.tb.getU32(attrStatRes) {
 	case attrResQP:
-		return q.dumpResources(d, kindCounter, resource.fill)
+		return q.dumpResources(d, kindCounter, resource.putAttrs)
 	case attrResMR:
 		return q.dumpResources(d, kindMR, fillStatMR)
 	}
@@ -114,10 +114,10 @@ func (q *request) setCounters() syscall.Errno {
 	if errno != 0 {
 		return errno
 	}
-	if !q.tb.has(attrStatMode) && !q.tb.has(attrStatHwcounters) {
+	if !q.tb.hasAll(attrStatMode) && !q.tb.hasAll(attrStatHwcounters) {
 		return syscall.EINVAL
 	}
-	if q.tb.has(attrStatMode) {
+	if q.tb.hasAll(attrStatMode) {
 		return q.bindCounter()
 	}
 	if dev.counters(port) == nil || len(q.tb[attrStatHwcounters]) != 0 {
@@ -132,10 +132,10 @@ func (q *request) setCounters() syscall.Errno {
 
 // bindCounter mirrors nldev_stat_set_mode_doit.
 func (q *request) bindCounter() syscall.Errno {
-	if !q.tb.has(attrStatRes) || q.tb.getU32(attrStatRes) != attrResQP {
+	if !q.tb.hasAll(attrStatRes) || q.tb.getU32(attrStatRes) != attrResQP {
 		return syscall.EINVAL
 	}
-	if q.tb.getU32(attrStatMode) != counterModeAuto && !q.tb.has(attrResLQPN) {
+	if q.tb.getU32(attrStatMode) != counterModeAuto && !q.tb.hasAll(attrResLQPN) {
 		return syscall.EINVAL
 	}
 	return syscall.EOPNOTSUPP
@@ -148,7 +148,7 @@ func (q *request) deleteCounter() syscall.Errno {
 	if errno != 0 {
 		return errno
 	}
-	if !q.tb.has(attrStatRes, attrStatCounterID, attrResLQPN) || q.tb.getU32(attrStatRes) != attrResQP {
+	if !q.tb.hasAll(attrStatRes, attrStatCounterID, attrResLQPN) || q.tb.getU32(attrStatRes) != attrResQP {
 		return syscall.EINVAL
 	}
 	if _, ok := findResource(kindQP.list(&dev.Resources), q.tb.getU32(attrResLQPN)); !ok {

@@ -27,14 +27,14 @@ func (q *request) getSystem() syscall.Errno {
 
 // setSystem mirrors nldev_set_sys_set_doit.
 func (q *request) setSystem() syscall.Errno {
-	if !q.parse(true) {
+	if !q.parseAttributes(true) {
 		return syscall.EINVAL
 	}
 	switch {
-	case q.tb.has(attrSysNetnsMode):
-		return setFlag(q.tb.getU8(attrSysNetnsMode), sharedNetns)
-	case q.tb.has(attrSysPrivilegedQkeyMode):
-		return setFlag(q.tb.getU8(attrSysPrivilegedQkeyMode), privilegedQKey)
+	case q.tb.hasAll(attrSysNetnsMode):
+		return checkFlagUnchanged(q.tb.getU8(attrSysNetnsMode), sharedNetns)
+	case q.tb.hasAll(attrSysPrivilegedQkeyMode):
+		return checkFlagUnchanged(q.tb.getU8(attrSysPrivilegedQkeyMode), privilegedQKey)
 	}
 	return syscall.EINVAL
 }

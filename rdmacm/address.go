@@ -39,9 +39,9 @@ func routeSource(dst netip.Addr) (netip.Addr, error) {
 	return a.AddrPort().Addr().Unmap(), nil
 }
 
-// findAddr returns the place of a local address. findAddr returns EADDRNOTAVAIL if no device has the address, ENODEV if
+// findSourceOfAddr returns the place of a local address. findSourceOfAddr returns EADDRNOTAVAIL if no device has the address, ENODEV if
 // there is no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
-func (t *agentTable) findAddr(addr netip.Addr) (gidSource, error) {
+func (t *agentTable) findSourceOfAddr(addr netip.Addr) (gidSource, error) {
 	if len(t.list) == 0 {
 		return gidSource{}, fmt.Errorf("address %v: no RDMA device exists: %w", addr, syscall.ENODEV)
 	}
@@ -51,14 +51,14 @@ func (t *agentTable) findAddr(addr netip.Addr) (gidSource, error) {
 			return a.sourceAt(i, g)
 		}
 	}
-	if !t.standsForDevice(addr) {
+	if !t.representsDevice(addr) {
 		return gidSource{}, fmt.Errorf("address %v: no RDMA device has it: %w", addr, syscall.EADDRNOTAVAIL)
 	}
-	return t.firstActive(addr)
+	return t.firstActiveSource(addr)
 }
 
-// firstActive returns a place on the first active device, preferably of the family of addr.
-func (t *agentTable) firstActive(addr netip.Addr) (gidSource, error) {
+// firstActiveSource returns a place on the first active device, preferably of the family of addr.
+func (t *agentTable) firstActiveSource(addr netip.Addr) (gidSource, error) {
 	for _, a := range t.list {
 		port, err := a.dev.QueryPort(a.port)
 		if err != nil || port.State != ib.PortActive {
@@ -71,9 +71,9 @@ func (t *agentTable) firstActive(addr netip.Addr) (gidSource, error) {
 	return gidSource{}, fmt.Errorf("address %v: no RDMA device is active: %w", addr, syscall.ENODEV)
 }
 
-// findForID returns the place of an address for an ID. (cma_acquire_dev_by_src_ip)
-func (t *agentTable) findForID(id *ID, addr netip.Addr) (gidSource, error) {
-	p, err := t.findAddr(addr)
+// findSourceForID returns the place of an address for an ID. (cma_acquire_dev_by_src_ip)
+func (t *agentTable) findSourceForID(id *ID, addr netip.Addr) (gidSource, error) {
+	p, err := t.findSourceOfAddr(addr)
 	foreign := addr.Zone() == "" && errors.Is(err, syscall.EADDRNOTAVAIL) // a zone determines the interface
 	switch {
 	case addr.Is4In6():
@@ -89,16 +89,16 @@ func (t *agentTable) findForID(id *ID, addr netip.Addr) (gidSource, error) {
 // sourceFor returns the place from which a peer is reached. Its address is the source of
 // the kernel's route.
 func (t *agentTable) sourceFor(id *ID, from, dst netip.Addr) (gidSource, error) {
-	p, err := t.findForID(id, from)
+	p, err := t.findSourceForID(id, from)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) && from.IsLoopback() && from != dst {
-		return t.firstActive(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
+		return t.firstActiveSource(from) // 127.0.0.1 is the source for all of 127.0.0.0/8
 	}
 	return p, err
 }
 
-// standsForDevice reports whether an address represents a device that does not have the address. Other addresses of
+// representsDevice reports whether an address represents a device that does not have the address. Other addresses of
 // 127.0.0.0/8 represent no device, because devices may have them, including devices of other services.
-func (t *agentTable) standsForDevice(a netip.Addr) bool {
+func (t *agentTable) representsDevice(a netip.Addr) bool {
 	return !t.noLoopback && isLoopback(a)
 }
 
@@ -108,10 +108,10 @@ var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 // way as to an unspecified address. (cma_any_addr)
 func isLoopback(a netip.Addr) bool { return a == localhost4 || a == netip.IPv6Loopback() }
 
-// ownAddress returns the address of the device at a place. Peers on other hosts use that address to reach an ID
-// that is bound to a loopback address. If the device has no address of the same family, ownAddress returns the
+// deviceAddress returns the address of the device at a place. Peers on other hosts use that address to reach an ID
+// that is bound to a loopback address. If the device has no address of the same family, deviceAddress returns the
 // loopback address.
-func ownAddress(at gidSource, loopback netip.Addr) netip.Addr {
+func deviceAddress(at gidSource, loopback netip.Addr) netip.Addr {
 	own := netip.AddrFrom16(at.gid).Unmap()
 	if at.agent == nil || own.Is4() != loopback.Is4() || own.IsLinkLocalUnicast() {
 		return loopback
@@ -119,8 +119,8 @@ func ownAddress(at gidSource, loopback netip.Addr) netip.Addr {
 	return own
 }
 
-// findOnDevice returns a place on a device from which an address of its family is reached.
-func (t *agentTable) findOnDevice(dev *ib.Device, addr netip.Addr) (gidSource, error) {
+// findSourceOnDevice returns a place on a device from which an address of its family is reached.
+func (t *agentTable) findSourceOnDevice(dev *ib.Device, addr netip.Addr) (gidSource, error) {
 	for _, a := range t.list {
 		if !a.dev.Same(dev) {
 			continue
@@ -189,7 +189,7 @@ func (a *agent) sourceAt(index int, gid ib.GID) (gidSource, error) {
 // peerGID returns the GID of a peer's address. For 127.0.0.1 and ::1, it returns the GID of the place itself.
 func (t *agentTable) peerGID(p gidSource, dst netip.Addr) ib.GID {
 	g := ib.GIDFromAddr(dst.WithZone(""))
-	if !t.standsForDevice(dst) {
+	if !t.representsDevice(dst) {
 		return g
 	}
 	for _, a := range t.list {

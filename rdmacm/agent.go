@@ -132,15 +132,15 @@ func (a *agent) close() {
 	}
 }
 
-func (a *agent) slot(i int) []byte { return a.buf[i*slotLen:][:slotLen] }
+func (a *agent) slotBuffer(i int) []byte { return a.buf[i*slotLen:][:slotLen] }
 
-func (a *agent) sge(i, off, n int) []ib.SGE {
+func (a *agent) slotSGL(i, off, n int) []ib.SGE {
 	return []ib.SGE{{Addr: a.mr.Addr() + uint64(i*slotLen+off), Length: uint32(n), LKey: a.mr.LKey()}}
 }
 
 // postReceive posts the receive of a slot.
 func (a *agent) postReceive(i int) error {
-	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.sge(i, 0, slotLen)}, a.handleCompletion)
+	return a.qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: a.slotSGL(i, 0, slotLen)}, a.handleCompletion)
 }
 
 // handleCompletion processes the completion of a datagram. handleCompletion may not sleep. After an error the queue
@@ -171,8 +171,8 @@ func (a *agent) handleDatagram(wc *ib.WC, b []byte) {
 	a.m.receiveMessage(a, receivedMessage{from: from, tid: tid, m: m})
 }
 
-// send queues a message. send does not sleep.
-func (a *agent) send(to ib.AHAttr, tid uint64, m msg.Message) {
+// queueMessage queues a message. queueMessage does not sleep.
+func (a *agent) queueMessage(to ib.AHAttr, tid uint64, m msg.Message) {
 	d := datagram{to: to}
 	msg.Append(d.mad[:0], tid, m)
 	a.resend(&d)
@@ -207,7 +207,7 @@ func (a *agent) run() {
 		for i := range in {
 			wc := &in[i]
 			if wc.Status == ib.WCSuccess && wc.ByteLen == slotLen && !closed {
-				a.m.containPanic(func() { a.handleDatagram(wc, a.slot(int(wc.ID))) })
+				a.m.containPanic(func() { a.handleDatagram(wc, a.slotBuffer(int(wc.ID))) })
 			}
 			_ = a.postReceive(int(wc.ID))
 		}
@@ -242,9 +242,9 @@ func (a *agent) postSend(slot int, d *datagram) error {
 	if err != nil {
 		return err
 	}
-	copy(a.slot(slot), d.mad[:])
+	copy(a.slotBuffer(slot), d.mad[:])
 	err = a.qp.PostSend(ib.SendWR{
-		Opcode: ib.WRSend, SGList: a.sge(slot, 0, msg.Len), AH: ah, RemoteQPN: roce.QPNGSI, RemoteQKey: roce.GSIQKey,
+		Opcode: ib.WRSend, SGList: a.slotSGL(slot, 0, msg.Len), AH: ah, RemoteQPN: roce.QPNGSI, RemoteQKey: roce.GSIQKey,
 	}, func(*ib.WC) {
 		_ = ah.Destroy()
 		a.freeSlot(slot)

@@ -72,7 +72,7 @@ func (id *ID) ackTimeout() uint8 {
 	return min(t, 31)
 }
 
-func mask24(n uint32) uint32 { return n & 0xffffff }
+func low24Bits(n uint32) uint32 { return n & 0xffffff }
 
 // privateData returns the private data for a message. In port spaces with IP ports, the IP header precedes the user's
 // data.
@@ -95,7 +95,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id.state != idRouteResolved {
-		return id.stateError("connect")
+		return id.newStateError("connect")
 	}
 	if id.opts.Type == ib.QPTypeUD {
 		return m.sendSIDRREQ(id, p, user)
@@ -104,12 +104,12 @@ func (id *ID) Connect(p Param, user []byte) error {
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	to := *m.addressVector(id)
+	to := *m.peerAddressVector(id)
 	c := &connection{
 		agent: id.at.agent, owner: id, to: to, local: m.unusedNumber(func(n uint32) bool { return m.conns[n] != nil }),
-		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: mask24(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
+		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: low24Bits(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
 		ackCode: id.ackTimeout(), depth: p.InitiatorDepth, resources: p.ResponderResources,
-		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: mask24(p.QPN),
+		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: low24Bits(p.QPN),
 	}
 	m.conns[c.local] = c
 	id.conn, id.param, id.state, id.begun = c, p, idConnected, true
@@ -129,7 +129,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 		req.Extended = msg.ExtendedXRC
 	}
 	if do, ok := c.Call(conn.SendREQ, m.cfg.Retries); ok {
-		m.send(c, c.tid, req)
+		m.sendAndKeep(c, c.tid, req)
 		m.applyActions(c, do)
 	}
 	return nil
@@ -170,18 +170,18 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
-		return id.stateError("accept")
+		return id.newStateError("accept")
 	}
 	if len(user) > msg.MaxREPData {
 		return fmt.Errorf("accept: %d bytes of private data exceed %d: %w", len(user), msg.MaxREPData, syscall.EINVAL)
 	}
 	do, ok := c.Call(conn.SendREP, m.cfg.Retries)
 	if !ok {
-		return id.stateError("accept")
+		return id.newStateError("accept")
 	}
 	id.param = p
-	c.depth, c.resources, c.localQPN = p.InitiatorDepth, p.ResponderResources, mask24(p.QPN)
-	m.send(c, c.tid, &msg.REP{
+	c.depth, c.resources, c.localQPN = p.InitiatorDepth, p.ResponderResources, low24Bits(p.QPN)
+	m.sendAndKeep(c, c.tid, &msg.REP{
 		LocalCommID: c.local, RemoteCommID: c.remote, LocalQPN: c.localQPN, StartingPSN: c.recvPSN,
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, TargetACKDelay: c.agent.delay & 31,
 		Failover: failoverUnsupported, FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount & 7, SRQ: p.SRQ,
@@ -217,32 +217,32 @@ func (m *Manager) complete(id *ID) error {
 	}
 	c := id.conn
 	if id.state != idConnected || c == nil {
-		return id.stateError("complete")
+		return id.newStateError("complete")
 	}
 	do, ok := c.Call(conn.SendRTU, 0)
 	if !ok {
-		return id.stateError("complete")
+		return id.newStateError("complete")
 	}
-	m.send(c, c.tidREP, &msg.RTU{LocalCommID: c.local, RemoteCommID: c.remote})
+	m.sendAndKeep(c, c.tidREP, &msg.RTU{LocalCommID: c.local, RemoteCommID: c.remote})
 	m.applyActions(c, do)
 	return nil
 }
 
 // Reject rejects a ConnectRequest or a ConnectResponse. The caller must destroy the ID. (rdma_reject)
-func (id *ID) Reject(reason msg.Reason, user []byte) error {
+func (id *ID) Reject(reason msg.RejectReason, user []byte) error {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
 	return id.m.reject(id, reason, user)
 }
 
 //verbena:held mu
-func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
+func (m *Manager) reject(id *ID, reason msg.RejectReason, user []byte) error {
 	if s := id.service; s != nil && s.asked {
 		return m.replySIDR(id, msg.SIDRRejected, Param{}, user)
 	}
 	c := id.conn
 	if c == nil {
-		return id.stateError("reject")
+		return id.newStateError("reject")
 	}
 	if len(user) > msg.MaxREJData {
 		return fmt.Errorf("reject: %d bytes of private data exceed %d: %w", len(user), msg.MaxREJData, syscall.EINVAL)
@@ -250,10 +250,10 @@ func (m *Manager) reject(id *ID, reason msg.Reason, user []byte) error {
 	of := c.RejectedMessage()
 	do, ok := c.Call(conn.SendREJ, 0)
 	if !ok {
-		return id.stateError("reject")
+		return id.newStateError("reject")
 	}
 	do.Send = 0
-	m.send(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason, Data: user})
+	m.sendAndKeep(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason, Data: user})
 	m.leaveBacklog(id)
 	m.applyActions(c, do)
 	return nil
@@ -271,10 +271,10 @@ func (id *ID) Disconnect() error {
 	case id.begun: // it has ended, is a datagram service, or listens
 		return nil
 	default:
-		return id.stateError("disconnect")
+		return id.newStateError("disconnect")
 	}
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
-		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		m.sendAndKeep(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 		do.Send = 0
 		m.applyActions(c, do)
 	} else if do, ok := c.Call(conn.SendDREP, 0); ok {
@@ -291,14 +291,14 @@ func (id *ID) Establish() error {
 	defer m.mu.Unlock()
 	c := id.conn
 	if c == nil {
-		return id.stateError("establish")
+		return id.newStateError("establish")
 	}
 	if c.State == conn.Established {
 		return fmt.Errorf("establish: the connection is established already: %w", syscall.EISCONN)
 	}
 	do, ok := c.Call(conn.Establish, 0)
 	if !ok {
-		return id.stateError("establish")
+		return id.newStateError("establish")
 	}
 	m.applyActions(c, do)
 	return nil
@@ -324,14 +324,14 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 		}
 		return a, mask | ib.QPAttrAccessFlags, nil
 	}
-	if c == nil || !c.HasAttributes(to == ib.QPInit) {
-		return a, 0, id.stateError("attributes of a queue pair")
+	if c == nil || !c.DeterminesQPAttrs(to == ib.QPInit) {
+		return a, 0, id.newStateError("attributes of a queue pair")
 	}
 	reliable := id.opts.Type != ib.QPTypeUC
 	switch to {
 	case ib.QPInit:
 		a.Port = port
-		a.AccessFlags = accessFor(c.resources)
+		a.AccessFlags = accessFlagsFor(c.resources)
 		return a, ib.QPAttrState | ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags, nil
 	case ib.QPRTR:
 		a.AH, a.PathMTU, a.DestQPN, a.RQPSN = c.to, c.mtu, c.remoteQPN, c.recvPSN
@@ -357,8 +357,8 @@ func (id *ID) QPAttr(to ib.QPState) (a ib.QPAttr, mask ib.QPAttrMask, err error)
 	return a, 0, fmt.Errorf("attributes of a queue pair in state %v: %w", to, syscall.EINVAL)
 }
 
-// accessFor returns the access rights of the peer. (cm_init_qp_init_attr)
-func accessFor(resources uint8) ib.AccessFlags {
+// accessFlagsFor returns the access rights of the peer. (cm_init_qp_init_attr)
+func accessFlagsFor(resources uint8) ib.AccessFlags {
 	if resources == 0 {
 		return ib.AccessRemoteWrite
 	}
@@ -368,10 +368,10 @@ func accessFor(resources uint8) ib.AccessFlags {
 // udpQKey is the Q_Key of datagram services. (RDMA_UDP_QKEY)
 const udpQKey = 0x01234567
 
-// send sends a message of a connection, and keeps the message for retransmission.
+// sendAndKeep sends a message of a connection, and keeps the message for retransmission.
 //
 //verbena:held mu
-func (m *Manager) send(c *connection, tid uint64, x msg.Message) {
+func (m *Manager) sendAndKeep(c *connection, tid uint64, x msg.Message) {
 	c.last = datagram{to: c.to}
 	msg.Append(c.last.mad[:0], tid, x)
 	c.agent.resend(&c.last)
@@ -390,18 +390,18 @@ func (m *Manager) applyActions(c *connection, d conn.Actions) {
 				rej.Info[i] = byte(c.agent.guid >> (56 - 8*i))
 			}
 		}
-		m.send(c, c.tid, rej)
+		m.sendAndKeep(c, c.tid, rej)
 	case msg.AttrDREQ:
-		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		m.sendAndKeep(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 	case msg.AttrDREP:
-		m.send(c, c.tid, &msg.DREP{LocalCommID: c.local, RemoteCommID: c.remote})
+		m.sendAndKeep(c, c.tid, &msg.DREP{LocalCommID: c.local, RemoteCommID: c.remote})
 	case msg.AttrMRA:
 		c.slow = true
 		of := msg.OfREQ
 		if c.State == conn.MRARepSent {
 			of = msg.OfREP
 		}
-		m.send(c, c.tid, &msg.MRA{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, ServiceTimeout: mraTimeout})
+		m.sendAndKeep(c, c.tid, &msg.MRA{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, ServiceTimeout: mraTimeout})
 	}
 	if d.Repeat {
 		m.stats.Retries.Add(1)
@@ -409,22 +409,22 @@ func (m *Manager) applyActions(c *connection, d conn.Actions) {
 	}
 	switch d.Timer {
 	case conn.Response:
-		m.armTimer(c, timeoutDuration(m.cfg.Timeout))
+		m.armTimer(c, decodeTimeout(m.cfg.Timeout))
 	case conn.Service:
-		m.armTimer(c, timeoutDuration(m.cfg.Timeout)+timeoutDuration(c.service))
+		m.armTimer(c, decodeTimeout(m.cfg.Timeout)+decodeTimeout(c.service))
 	case conn.TimewaitTime:
-		m.armTimer(c, 2*timeoutDuration(min(c.ackCode, maxTimewait)))
-		m.trimEnded(c)
+		m.armTimer(c, 2*decodeTimeout(min(c.ackCode, maxTimewait)))
+		m.dropEndedBeyondLimit(c)
 	case conn.Refusal:
 		if k := c.peerKey(c.remoteQPN); m.byPeerQP[k] == c {
 			delete(m.byPeerQP, k) // the queue pair may request a new connection
 		}
-		d := 2*timeoutDuration(m.cfg.Timeout) + time.Second
+		d := 2*decodeTimeout(m.cfg.Timeout) + time.Second
 		if c.slow {
-			d += timeoutDuration(mraTimeout)
+			d += decodeTimeout(mraTimeout)
 		}
 		m.armTimer(c, d)
-		m.trimEnded(c)
+		m.dropEndedBeyondLimit(c)
 	case conn.Stop:
 		m.disarmTimer(c)
 	}
@@ -445,10 +445,10 @@ const (
 	maxRemembered = 16384
 )
 
-// trimEnded drops an ended connection if there are too many connections.
+// dropEndedBeyondLimit drops an ended connection if there are too many connections.
 //
 //verbena:held mu
-func (m *Manager) trimEnded(c *connection) {
+func (m *Manager) dropEndedBeyondLimit(c *connection) {
 	if c.owner == nil && len(m.conns) > maxRemembered {
 		c.State = conn.Idle
 		m.forgetConnection(c)
@@ -481,7 +481,7 @@ func (m *Manager) handleTimeout(c *connection, round uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if c.round == round && m.conns[c.local] == c {
-		m.applyActions(c, c.Timeout())
+		m.applyActions(c, c.HandleTimeout())
 	}
 }
 

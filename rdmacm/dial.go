@@ -36,12 +36,12 @@ type Conn struct {
 // ErrDisconnected is the error after either side has ended the connection.
 var ErrDisconnected = fmt.Errorf("the connection was disconnected: %w", syscall.ECONNRESET)
 
-// errLocalClose: Close was called.
-var errLocalClose = fmt.Errorf("the connection was closed: %w", syscall.ECONNABORTED)
+// errLocalClosed: Close was called.
+var errLocalClosed = fmt.Errorf("the connection was closed: %w", syscall.ECONNABORTED)
 
 // RefusedError is the error of a connection that its peer has rejected. It wraps ECONNREFUSED.
 type RefusedError struct {
-	Reason msg.Reason
+	Reason msg.RejectReason
 	// Data is the private data of the rejection, with the length of the message's field. It contains the peer's
 	// data, then zeros.
 	Data []byte
@@ -79,7 +79,7 @@ type Target struct {
 func (m *Manager) Resolve(ctx context.Context, to Target) (_ *Conn, err error) {
 	c := newConn()
 	if c.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Device: to.Device, Event: c.handleEvent,
-		closed: c.recordEnd}); err != nil {
+		closed: c.recordEndReason}); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -123,17 +123,17 @@ func (c *Conn) handleEvent(_ *ID, e Event) {
 		c.markEstablished()
 	case TimewaitExit:
 	case Rejected:
-		c.recordEnd(&RefusedError{Reason: msg.Reason(e.Status), Data: e.Data})
+		c.recordEndReason(&RefusedError{Reason: msg.RejectReason(e.Status), Data: e.Data})
 	case Disconnected:
-		c.recordEnd(ErrDisconnected)
+		c.recordEndReason(ErrDisconnected)
 	case DeviceRemoval:
-		c.recordEnd(fmt.Errorf("the device was removed: %w", syscall.ENODEV))
+		c.recordEndReason(fmt.Errorf("the device was removed: %w", syscall.ENODEV))
 	case Unreachable:
-		c.recordEnd(fmt.Errorf("the peer does not respond: %w", syscall.Errno(-e.Status)))
+		c.recordEndReason(fmt.Errorf("the peer does not respond: %w", syscall.Errno(-e.Status)))
 	case AddrError:
-		c.recordEnd(e.err)
+		c.recordEndReason(e.err)
 	default:
-		c.recordEnd(fmt.Errorf("%v: %w", e.Type, syscall.Errno(-e.Status)))
+		c.recordEndReason(fmt.Errorf("%v: %w", e.Type, syscall.Errno(-e.Status)))
 	}
 }
 
@@ -146,8 +146,8 @@ func (c *Conn) markEstablished() {
 	}
 }
 
-// recordEnd records the first reason for the end of the connection.
-func (c *Conn) recordEnd(why error) {
+// recordEndReason records the first reason for the end of the connection.
+func (c *Conn) recordEndReason(why error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err == nil {
@@ -191,9 +191,9 @@ func (c *Conn) Init(qp *ib.QP) error {
 	return qp.Modify(a, mask)
 }
 
-// bringToRTS moves a queue pair from INIT to RTS. If param is not nil, it holds the accepted parameters.
+// moveToRTS moves a queue pair from INIT to RTS. If param is not nil, it holds the accepted parameters.
 // (cma_modify_qp_rtr, cma_modify_qp_rts)
-func (c *Conn) bringToRTS(qp *ib.QP, param *Param) error {
+func (c *Conn) moveToRTS(qp *ib.QP, param *Param) error {
 	// The transition to INIT is repeated, because the peer's access rights become known only now.
 	for _, s := range [...]ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS} {
 		a, mask, err := c.id.QPAttr(s)
@@ -202,7 +202,7 @@ func (c *Conn) bringToRTS(qp *ib.QP, param *Param) error {
 		}
 		if param != nil {
 			a.MaxDestRdAtomic, a.MaxRdAtomic = param.ResponderResources, param.InitiatorDepth
-			a.AccessFlags = accessFor(param.ResponderResources)
+			a.AccessFlags = accessFlagsFor(param.ResponderResources)
 		}
 		if err := qp.Modify(a, mask); err != nil {
 			return err
@@ -225,7 +225,7 @@ func (c *Conn) Connect(ctx context.Context, qp *ib.QP, p Param, data []byte) (Pa
 	if err != nil {
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
-	if err := c.bringToRTS(qp, nil); err != nil {
+	if err := c.moveToRTS(qp, nil); err != nil {
 		c.id.Reject(msg.ReasonConsumer, nil) // unless the connection has ended by itself
 		return Param{}, nil, fmt.Errorf("connect to %v: %w", c.RemoteAddr(), err)
 	}
@@ -244,9 +244,9 @@ func (c *Conn) Establish() {
 	}
 }
 
-// Established waits until the peer has confirmed an accepted connection. It returns Err if the connection ends
+// AwaitEstablished waits until the peer has confirmed an accepted connection. It returns Err if the connection ends
 // before. It may sleep.
-func (c *Conn) Established(ctx context.Context) error {
+func (c *Conn) AwaitEstablished(ctx context.Context) error {
 	select {
 	case <-c.established:
 		return nil
@@ -278,7 +278,7 @@ func (c *Conn) Disconnect() error { return c.id.Disconnect() }
 // pair. (rdma_destroy_id)
 func (c *Conn) Close() {
 	c.id.Destroy()
-	c.recordEnd(errLocalClose)
+	c.recordEndReason(errLocalClosed)
 }
 
 // Listener receives connection requests.
@@ -301,7 +301,7 @@ func (m *Manager) Listen(at netip.AddrPort, backlog int) (_ *Listener, err error
 	}
 	l := &Listener{requests: make(chan *Request, backlog), done: make(chan struct{})}
 	l.id, err = m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, MayUseLowPorts: true, Event: l.handleEvent,
-		closed: l.recordEnd})
+		closed: l.recordEndReason})
 	if err != nil {
 		return nil, err
 	}
@@ -321,7 +321,7 @@ func (l *Listener) handleEvent(_ *ID, e Event) {
 	case ConnectRequest:
 		r := &Request{conn: newConn(), Param: e.Param, Data: e.Data}
 		r.conn.id = e.New
-		e.New.takeOwnership(r.conn.handleEvent, r.conn.recordEnd)
+		e.New.takeOwnership(r.conn.handleEvent, r.conn.recordEndReason)
 		l.mu.Lock()
 		closed := l.err != nil
 		if !closed {
@@ -336,11 +336,11 @@ func (l *Listener) handleEvent(_ *ID, e Event) {
 			r.conn.Close()
 		}
 	case DeviceRemoval:
-		l.recordEnd(fmt.Errorf("the device with the listener's address was removed: %w", syscall.ENODEV))
+		l.recordEndReason(fmt.Errorf("the device with the listener's address was removed: %w", syscall.ENODEV))
 	}
 }
 
-func (l *Listener) recordEnd(why error) {
+func (l *Listener) recordEndReason(why error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err == nil {
@@ -370,7 +370,7 @@ func (l *Listener) Accept(ctx context.Context) (*Request, error) {
 // Close closes the listener. Close rejects requests that Accept has not returned. It may sleep.
 func (l *Listener) Close() {
 	l.id.Destroy()
-	l.recordEnd(fmt.Errorf("the listener was closed: %w", syscall.ECONNABORTED))
+	l.recordEndReason(fmt.Errorf("the listener was closed: %w", syscall.ECONNABORTED))
 	for {
 		select {
 		case r := <-l.requests:
@@ -406,7 +406,7 @@ func (r *Request) Init(qp *ib.QP) error { return r.conn.Init(qp) }
 func (r *Request) Accept(qp *ib.QP, p Param, data []byte) (*Conn, error) {
 	c := r.conn
 	p.QPN = qp.Num()
-	err := c.bringToRTS(qp, &p)
+	err := c.moveToRTS(qp, &p)
 	if err == nil {
 		err = c.id.Accept(p, data)
 	}

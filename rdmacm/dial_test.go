@@ -57,19 +57,19 @@ func (e *testQP) close() {
 	}
 }
 
-func (e *testQP) sge(n int) []ib.SGE {
+func (e *testQP) newSGL(n int) []ib.SGE {
 	return []ib.SGE{{Addr: e.mr.Addr(), Length: uint32(n), LKey: e.mr.LKey()}}
 }
 
 func (e *testQP) postRecv() error {
-	return e.qp.PostRecv(ib.RecvWR{SGList: e.sge(len(e.buf))}, func(wc *ib.WC) { e.in <- *wc })
+	return e.qp.PostRecv(ib.RecvWR{SGList: e.newSGL(len(e.buf))}, func(wc *ib.WC) { e.in <- *wc })
 }
 
 func (e *testQP) sendText(s string) {
 	e.t.Helper()
 	copy(e.buf, s)
 	done := make(chan ib.WC, 1)
-	if err := e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sge(len(s))},
+	if err := e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.newSGL(len(s))},
 		func(wc *ib.WC) { done <- *wc }); err != nil {
 		e.t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func (e *testQP) expectText(want string) {
 	}
 }
 
-func addrPortOf(h *host) netip.AddrPort { return netip.AddrPortFrom(h.addr, testPort) }
+func testAddrPortOf(h *testHost) netip.AddrPort { return netip.AddrPortFrom(h.addr, testPort) }
 
 var anyAddrPort = netip.AddrPortFrom(netip.IPv6Unspecified(), testPort)
 
@@ -98,7 +98,7 @@ func TestDialExchangesMessages(t *testing.T) {
 		"a bad network": {{Drop: 0.3, QP: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			withTwoHosts(t, rules, func(t *testing.T, a, b *host) {
+			withTwoHosts(t, rules, func(t *testing.T, a, b *testHost) {
 				ctx := context.Background()
 				l, err := b.m.Listen(anyAddrPort, 0)
 				b.must(err)
@@ -131,7 +131,7 @@ func TestDialExchangesMessages(t *testing.T) {
 					}
 					e.expectText("hello")
 					c.Establish()
-					if err := c.Established(ctx); err != nil {
+					if err := c.AwaitEstablished(ctx); err != nil {
 						t.Error(err)
 					}
 					b.must(e.postRecv())
@@ -141,7 +141,7 @@ func TestDialExchangesMessages(t *testing.T) {
 						t.Errorf("reason of the end: got %v, want ErrDisconnected", c.Err())
 					}
 				}()
-				c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b)})
+				c, err := a.m.Resolve(ctx, Target{Addr: testAddrPortOf(b)})
 				a.must(err)
 				e := newTestQP(t, c.Device())
 				a.must(c.Init(e.qp.QP))
@@ -152,11 +152,11 @@ func TestDialExchangesMessages(t *testing.T) {
 				if want := (Param{QPN: p.QPN, ResponderResources: 2, InitiatorDepth: 1}); p != want {
 					t.Errorf("response: got %+v, want %+v", p, want)
 				}
-				if !bytes.Equal(data, padZeros("come in", msg.MaxREPData)) || c.Established(ctx) != nil {
+				if !bytes.Equal(data, padZeros("come in", msg.MaxREPData)) || c.AwaitEstablished(ctx) != nil {
 					t.Errorf("answer: got %q, want \"come in\" with padding", data)
 				}
-				if c.RemoteAddr() != addrPortOf(b) || c.LocalAddr().Addr() != a.addr {
-					t.Errorf("connection: got %v to %v, want %v to %v", c.LocalAddr(), c.RemoteAddr(), a.addr, addrPortOf(b))
+				if c.RemoteAddr() != testAddrPortOf(b) || c.LocalAddr().Addr() != a.addr {
+					t.Errorf("connection: got %v to %v, want %v to %v", c.LocalAddr(), c.RemoteAddr(), a.addr, testAddrPortOf(b))
 				}
 				e.sendText("hello")
 				a.must(e.postRecv())
@@ -179,11 +179,11 @@ func TestDialExchangesMessages(t *testing.T) {
 	}
 }
 
-// TestDialErrors checks the errors of failing connections.
-func TestDialErrors(t *testing.T) {
+// TestFailedDialReturnsError checks the errors of failing connections.
+func TestFailedDialReturnsError(t *testing.T) {
 	ctx := context.Background()
 	// dial connects to b, with ctx.
-	dial := func(t *testing.T, ctx context.Context, a *host, to netip.AddrPort) error {
+	dial := func(t *testing.T, ctx context.Context, a *testHost, to netip.AddrPort) error {
 		c, err := a.m.Resolve(ctx, Target{Addr: to})
 		if err != nil {
 			return err
@@ -197,20 +197,20 @@ func TestDialErrors(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		run  func(t *testing.T, a, b *host) error
+		run  func(t *testing.T, a, b *testHost) error
 		is   error
 		says string
 	}{
-		{"nobody listens", func(t *testing.T, a, b *host) error { return dial(t, ctx, a, addrPortOf(b)) },
+		{"nobody listens", func(t *testing.T, a, b *testHost) error { return dial(t, ctx, a, testAddrPortOf(b)) },
 			syscall.ECONNREFUSED, "no listener on the port"},
-		{"no host at the address", func(t *testing.T, a, b *host) error {
+		{"no host at the address", func(t *testing.T, a, b *testHost) error {
 			return dial(t, ctx, a, netip.MustParseAddrPort("10.0.0.9:7471"))
 		}, syscall.ETIMEDOUT, "does not respond"},
-		{"no route", func(t *testing.T, a, b *host) error {
+		{"no route", func(t *testing.T, a, b *testHost) error {
 			return dial(t, ctx, a, netip.MustParseAddrPort("[fd00::1]:7471"))
 		},
 			syscall.ENETUNREACH, ""},
-		{"refused", func(t *testing.T, a, b *host) error {
+		{"refused", func(t *testing.T, a, b *testHost) error {
 			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			defer l.Close()
@@ -219,7 +219,7 @@ func TestDialErrors(t *testing.T) {
 				b.must(err)
 				r.Reject(bytes.Repeat([]byte("no"), 100))
 			}()
-			err = dial(t, ctx, a, addrPortOf(b))
+			err = dial(t, ctx, a, testAddrPortOf(b))
 			var no *RefusedError
 			if !errors.As(err, &no) || no.Reason != msg.ReasonConsumer ||
 				!bytes.Equal(no.Data, bytes.Repeat([]byte("no"), msg.MaxREJData/2)) {
@@ -227,38 +227,38 @@ func TestDialErrors(t *testing.T) {
 			}
 			return err
 		}, syscall.ECONNREFUSED, "the peer rejected"},
-		{"the listener is closed", func(t *testing.T, a, b *host) error {
+		{"the listener is closed", func(t *testing.T, a, b *testHost) error {
 			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			time.AfterFunc(time.Second, l.Close)
-			return dial(t, ctx, a, addrPortOf(b))
+			return dial(t, ctx, a, testAddrPortOf(b))
 		}, syscall.ECONNREFUSED, ""},
-		{"the backlog is full", func(t *testing.T, a, b *host) error {
+		{"the backlog is full", func(t *testing.T, a, b *testHost) error {
 			l, err := b.m.Listen(anyAddrPort, 1)
 			b.must(err)
 			defer l.Close()
 			first := make(chan error)
 			short, cancel := context.WithTimeout(ctx, time.Minute)
 			defer cancel()
-			go func() { first <- dial(t, short, a, addrPortOf(b)) }()
-			testutil.Advance(time.Second)
-			err = dial(t, ctx, a, addrPortOf(b))
+			go func() { first <- dial(t, short, a, testAddrPortOf(b)) }()
+			testutil.AdvanceTime(time.Second)
+			err = dial(t, ctx, a, testAddrPortOf(b))
 			cancel()
 			if err := <-first; !errors.Is(err, context.Canceled) {
 				t.Errorf("first Dial: got %v, want context.Canceled", err)
 			}
 			return err
 		}, syscall.ECONNREFUSED, ""},
-		{"the request takes too long", func(t *testing.T, a, b *host) error {
+		{"the request takes too long", func(t *testing.T, a, b *testHost) error {
 			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			defer l.Close()
 			late, cancel := context.WithTimeout(ctx, 3*time.Second)
 			defer cancel()
-			err = dial(t, late, a, addrPortOf(b))
+			err = dial(t, late, a, testAddrPortOf(b))
 			r, e := l.Accept(ctx)
 			b.must(e)
-			testutil.Advance(time.Second)
+			testutil.AdvanceTime(time.Second)
 			end := newTestQP(t, r.Device())
 			defer end.close()
 			if err := r.Init(end.qp.QP); !errors.Is(err, syscall.EINVAL) {
@@ -270,11 +270,11 @@ func TestDialErrors(t *testing.T) {
 			}
 			return err
 		}, context.DeadlineExceeded, ""},
-		{"the device is removed", func(t *testing.T, a, b *host) error {
+		{"the device is removed", func(t *testing.T, a, b *testHost) error {
 			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			defer l.Close()
-			c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b)})
+			c, err := a.m.Resolve(ctx, Target{Addr: testAddrPortOf(b)})
 			a.must(err)
 			defer c.Close()
 			e := newTestQP(t, c.Device())
@@ -296,19 +296,19 @@ func TestDialErrors(t *testing.T) {
 			}
 			return err
 		}, syscall.ENODEV, "the device was removed"},
-		{"on a device of another core", func(t *testing.T, a, b *host) error {
-			_, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b), Device: b.core.Devices()[0]})
+		{"on a device of another core", func(t *testing.T, a, b *testHost) error {
+			_, err := a.m.Resolve(ctx, Target{Addr: testAddrPortOf(b), Device: b.core.Devices()[0]})
 			return err
 		}, syscall.ENODEV, ""},
-		{"on a device without an address of the family", func(t *testing.T, a, b *host) error {
+		{"on a device without an address of the family", func(t *testing.T, a, b *testHost) error {
 			_, err := a.m.Resolve(ctx, Target{Addr: netip.MustParseAddrPort("[fd00::1]:7471"), Device: a.core.Devices()[0]})
 			return err
 		}, syscall.EADDRNOTAVAIL, "no address to reach"},
-		{"from an address of another host", func(t *testing.T, a, b *host) error {
-			_, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b), Source: addrPortOf(b)})
+		{"from an address of another host", func(t *testing.T, a, b *testHost) error {
+			_, err := a.m.Resolve(ctx, Target{Addr: testAddrPortOf(b), Source: testAddrPortOf(b)})
 			return err
 		}, syscall.EADDRNOTAVAIL, ""},
-		{"the manager is closed", func(t *testing.T, a, b *host) error {
+		{"the manager is closed", func(t *testing.T, a, b *testHost) error {
 			l, err := b.m.Listen(anyAddrPort, 0)
 			b.must(err)
 			time.AfterFunc(time.Second, b.m.Close)
@@ -319,20 +319,20 @@ func TestDialErrors(t *testing.T) {
 				t.Errorf("Listen: got %v, want ENODEV", err)
 			}
 			time.AfterFunc(time.Second, a.m.Close)
-			c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b)})
+			c, err := a.m.Resolve(ctx, Target{Addr: testAddrPortOf(b)})
 			a.must(err)
 			<-c.Done()
 			return c.Err()
 		}, syscall.ENODEV, "the connection manager was closed"},
-		{"the port is in use", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(addrPortOf(b), 0)
+		{"the port is in use", func(t *testing.T, a, b *testHost) error {
+			l, err := b.m.Listen(testAddrPortOf(b), 0)
 			b.must(err)
 			defer l.Close()
-			_, err = b.m.Listen(addrPortOf(b), 0)
+			_, err = b.m.Listen(testAddrPortOf(b), 0)
 			return err
 		}, syscall.EADDRINUSE, "listen on"},
-		{"the listener's device is removed", func(t *testing.T, a, b *host) error {
-			l, err := b.m.Listen(addrPortOf(b), 0)
+		{"the listener's device is removed", func(t *testing.T, a, b *testHost) error {
+			l, err := b.m.Listen(testAddrPortOf(b), 0)
 			b.must(err)
 			defer l.Close()
 			time.AfterFunc(time.Second, func() { b.must(b.slot.Unplug()) })
@@ -341,7 +341,7 @@ func TestDialErrors(t *testing.T) {
 		}, syscall.ENODEV, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+			withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 				err := c.run(t, a, b)
 				if !errors.Is(err, c.is) || err == nil || !bytes.Contains([]byte(err.Error()), []byte(c.says)) {
 					t.Errorf("got %v, want %v and %q", err, c.is, c.says)
@@ -351,10 +351,10 @@ func TestDialErrors(t *testing.T) {
 	}
 }
 
-// TestDialAfterDeviceReplaced checks that a listener at an unspecified address outlives its device, and that a manager
+// TestListenerOutlivesDevice checks that a listener at an unspecified address outlives its device, and that a manager
 // can connect after a reset.
-func TestDialAfterDeviceReplaced(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+func TestListenerOutlivesDevice(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		ctx := context.Background()
 		l, err := b.m.Listen(anyAddrPort, 0)
 		b.must(err)
@@ -371,7 +371,7 @@ func TestDialAfterDeviceReplaced(t *testing.T) {
 				b.must(r.Init(e.qp.QP))
 				c, err := r.Accept(e.qp.QP, Param{}, nil)
 				b.must(err)
-				if c.Established(ctx) == nil {
+				if c.AwaitEstablished(ctx) == nil {
 					n++
 				}
 				<-c.Done()
@@ -380,7 +380,7 @@ func TestDialAfterDeviceReplaced(t *testing.T) {
 			}
 		}()
 		for range 3 {
-			c, err := a.m.Resolve(ctx, Target{Addr: addrPortOf(b), Device: a.core.Devices()[0], ACKTimeout: 14})
+			c, err := a.m.Resolve(ctx, Target{Addr: testAddrPortOf(b), Device: a.core.Devices()[0], ACKTimeout: 14})
 			a.must(err)
 			e := newTestQP(t, c.Device())
 			a.must(c.Init(e.qp.QP))
@@ -391,7 +391,7 @@ func TestDialAfterDeviceReplaced(t *testing.T) {
 			}
 			e.close()
 			c.Close()
-			testutil.Advance(time.Second)
+			testutil.AdvanceTime(time.Second)
 			a.must(a.slot.Reset(ctx))
 			b.must(b.slot.Reset(ctx))
 		}

@@ -14,7 +14,7 @@ import (
 
 // idPair holds the IDs of both sides of a connection, and their events.
 type idPair struct {
-	a, b   *host
+	a, b   *testHost
 	c, s   *ID // s is nil until the request arrives
 	la, lb eventLog
 }
@@ -93,8 +93,8 @@ func connectPair(t *testing.T, p *idPair) {
 	p.lb.expectEvents(t, eventTimeout, Established)
 }
 
-// endCauses lists events that end a connection.
-var endCauses = []struct {
+// connectionEndCauses lists events that end a connection.
+var connectionEndCauses = []struct {
 	name   string
 	happen func(p *idPair)
 }{
@@ -186,18 +186,18 @@ var expectedEndEvents = map[string][7]string{
 // that no state remains.
 func TestEnds(t *testing.T) {
 	for n, at := range reachableStates {
-		for i, m := range endCauses {
+		for i, m := range connectionEndCauses {
 			if (n+i)%testutil.FewerIfShort(1, 3) != 0 {
 				continue
 			}
 			t.Run(at.name+"/"+m.name, func(t *testing.T) {
-				withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+				withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 					p := &idPair{a: a, b: b}
-					l, err := b.m.NewID(Options{Space: at.space, Type: qpTypeFor(at.space), Event: p.lb.add})
+					l, err := b.m.NewID(Options{Space: at.space, Type: qpTypeFor(at.space), Event: p.lb.recordEvent})
 					b.must(err)
 					b.must(l.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), testPort)))
 					b.must(l.Listen(0))
-					p.c, err = a.m.NewID(Options{Space: at.space, Type: qpTypeFor(at.space), Event: p.la.add})
+					p.c, err = a.m.NewID(Options{Space: at.space, Type: qpTypeFor(at.space), Event: p.la.recordEvent})
 					a.must(err)
 					if n >= numUnresolvedStates {
 						a.must(p.c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
@@ -216,7 +216,7 @@ func TestEnds(t *testing.T) {
 							id.Destroy()
 						}
 					}
-					testutil.Advance(time.Minute)
+					testutil.AdvanceTime(time.Minute)
 				})
 			})
 		}

@@ -36,8 +36,8 @@ func (q *eventQueue) dispatch() {
 	}
 }
 
-// stop waits for the last call of an event function.
-func (q *eventQueue) stop() {
+// stopAndWait waits for the last call of an event function.
+func (q *eventQueue) stopAndWait() {
 	close(q.wake)
 	<-q.done
 }

@@ -11,8 +11,8 @@ import (
 	"verbena/rdmacm/msg"
 )
 
-// forgedREQ returns a request in which an address claims to be a node with a GUID.
-func forgedREQ(from netip.Addr, to *host, guid uint64, commID, qpn uint32) []byte {
+// newForgedREQ returns a request in which an address claims to be a node with a GUID.
+func newForgedREQ(from netip.Addr, to *testHost, guid uint64, commID, qpn uint32) []byte {
 	return msg.Append(nil, 1, &msg.REQ{
 		LocalCommID: commID, ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort), LocalCAGUID: guid, LocalQPN: qpn,
 		PathMTU: 3,
@@ -24,7 +24,7 @@ func forgedREQ(from netip.Addr, to *host, guid uint64, commID, qpn uint32) []byt
 // TestImpostorHasNoEffect checks that an address that claims to be another node can neither end that node's connections
 // nor occupy its numbers.
 func TestImpostorHasNoEffect(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
 		b.newListener(msg.PortSpaceTCP, testPort, &lb)
 		p := &idPair{a: a, b: b, c: a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)}
@@ -32,7 +32,7 @@ func TestImpostorHasNoEffect(t *testing.T) {
 		stranger := netip.MustParseAddr("10.0.0.9")
 		requests := 0
 		for qpn := range uint32(4) {
-			b.deliver(stranger, forgedREQ(stranger, b, guid, qpn+1, qpn+1))
+			b.deliverDatagram(stranger, newForgedREQ(stranger, b, guid, qpn+1, qpn+1))
 			requests++
 		}
 		for _, e := range lb.waitEvents(time.Millisecond) {
@@ -51,8 +51,8 @@ func TestImpostorHasNoEffect(t *testing.T) {
 		a.must(p.c.Complete())
 		lb.expectEvents(t, eventTimeout, Established)
 		// The peer itself has used the number, so its own connection is stale.
-		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 2))
-		b.deliver(stranger, forgedREQ(stranger, b, guid, s.conn.remote, 77))
+		b.deliverDatagram(stranger, newForgedREQ(stranger, b, guid, s.conn.remote, 2))
+		b.deliverDatagram(stranger, newForgedREQ(stranger, b, guid, s.conn.remote, 77))
 		for _, e := range lb.waitEvents(time.Millisecond) {
 			if e.Type != ConnectRequest {
 				t.Errorf("event: got %v, want ConnectRequest", e.Type)
@@ -64,9 +64,9 @@ func TestImpostorHasNoEffect(t *testing.T) {
 	})
 }
 
-// TestForgedDREQ checks that a DREQ ends a connection only if the DREQ names the queue pair. (cm_dreq_handler)
-func TestForgedDREQ(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+// TestForgedDREQIsIgnored checks that a DREQ ends a connection only if the DREQ names the queue pair. (cm_dreq_handler)
+func TestForgedDREQIsIgnored(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
 		b.newListener(msg.PortSpaceTCP, testPort, &lb)
 		c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
@@ -77,7 +77,7 @@ func TestForgedDREQ(t *testing.T) {
 		a.must(c.Complete())
 		lb.expectEvents(t, eventTimeout, Established)
 		for _, end := range []struct {
-			h    *host
+			h    *testHost
 			from netip.Addr
 			qpn  uint32
 			of   *connection
@@ -87,17 +87,17 @@ func TestForgedDREQ(t *testing.T) {
 			{b, a.addr, 3, s.conn, []EventType{Disconnected}},
 		} {
 			dreq := &msg.DREQ{LocalCommID: end.of.remote, RemoteCommID: end.of.local, RemoteQPN: end.qpn}
-			end.h.deliver(end.from, msg.Append(nil, 1, dreq))
+			end.h.deliverDatagram(end.from, msg.Append(nil, 1, dreq))
 			lb.expectEvents(t, eventTimeout, end.want...)
 			la.expectEvents(t, 0)
 		}
 	})
 }
 
-// TestBothOwnersDestroyIDs checks that a connection is dropped on both sides when both owners destroy their IDs at the
+// TestDestroyOnBothSidesDropsConnection checks that a connection is dropped on both sides when both owners destroy their IDs at the
 // same time.
-func TestBothOwnersDestroyIDs(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+func TestDestroyOnBothSidesDropsConnection(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
 		b.newListener(msg.PortSpaceTCP, testPort, &lb)
 		c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
@@ -109,8 +109,8 @@ func TestBothOwnersDestroyIDs(t *testing.T) {
 		lb.expectEvents(t, eventTimeout, Established)
 		c.Destroy()
 		s.Destroy()
-		testutil.Advance(10 * time.Minute)
-		for _, h := range []*host{a, b} {
+		testutil.AdvanceTime(10 * time.Minute)
+		for _, h := range []*testHost{a, b} {
 			if n := len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP); n > 0 {
 				t.Errorf("entries of %v: got %d, want 0", h.addr, n)
 			}

@@ -17,8 +17,8 @@ import (
 	"verbena/roce"
 )
 
-// deliver passes a datagram with a source address to the host's general services queue pair.
-func (h *host) deliver(from netip.Addr, mad []byte) {
+// deliverDatagram passes a datagram with a source address to the host's general services queue pair.
+func (h *testHost) deliverDatagram(from netip.Addr, mad []byte) {
 	b := make([]byte, slotLen)
 	b[20] = 0x45
 	src, dst := from.As4(), h.addr.As4()
@@ -45,19 +45,19 @@ func (s *fuzzInput) nextChunk(n int) []byte {
 	return b
 }
 
-// pick returns an element of a list, or the zero value for an empty list.
-func pick[T any](s *fuzzInput, list []T) (v T) {
+// pickElement returns an element of a list, or the zero value for an empty list.
+func pickElement[T any](s *fuzzInput, list []T) (v T) {
 	if n := len(list); n > 0 {
 		v = list[int(s.nextByte())%n]
 	}
 	return v
 }
 
-// forger sends messages of the script to a manager, and makes calls of its owner.
-type forger struct {
+// packetForger sends messages of the script to a manager, and makes calls of its owner.
+type packetForger struct {
 	*fuzzInput
 	t       *testing.T
-	h       *host
+	h       *testHost
 	log     eventLog
 	ids     []*ID
 	honest  *connection // an established connection with another peer
@@ -67,8 +67,8 @@ type forger struct {
 var forgerAddrs = []netip.Addr{netip.MustParseAddr("10.0.0.3"), netip.MustParseAddr("10.0.0.4"),
 	netip.MustParseAddr("10.0.0.1")}
 
-// commIDs returns communication IDs known to the manager, and some unknown IDs.
-func (f *forger) commIDs() []uint32 {
+// candidateCommIDs returns communication IDs known to the manager, and some unknown IDs.
+func (f *packetForger) candidateCommIDs() []uint32 {
 	f.h.m.mu.Lock()
 	defer f.h.m.mu.Unlock()
 	list := []uint32{0, 1, 2, 3}
@@ -80,55 +80,55 @@ func (f *forger) commIDs() []uint32 {
 
 // deliverPacket delivers a message. It is either arbitrary bytes after a header, or a valid message with a few changed
 // bytes.
-func (f *forger) deliverPacket() {
+func (f *packetForger) deliverPacket() {
 	attr := msg.AttrREQ + msg.Attribute(f.nextByte()%13)
 	mad := make([]byte, msg.Len)
-	n := f.commIDs()
+	n := f.candidateCommIDs()
 	// The source must not be the peer of the honest connection, because that peer may end it.
-	from := pick(f.fuzzInput, forgerAddrs)
+	from := pickElement(f.fuzzInput, forgerAddrs)
 	guid := []uint64{f.honest.guid, 1, 2}
 	data := msg.AppendIPHeader(nil, msg.IPHeader{SrcPort: 1, Src: from, Dst: f.h.addr})
 	var m msg.Message
 	switch attr {
 	case msg.AttrREQ:
 		m = &msg.REQ{
-			LocalCommID: pick(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.nextByte()%4)),
-			LocalCAGUID: pick(f.fuzzInput, guid), LocalQPN: pick(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3,
+			LocalCommID: pickElement(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.nextByte()%4)),
+			LocalCAGUID: pickElement(f.fuzzInput, guid), LocalQPN: pickElement(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3,
 			Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))}, Data: data,
 		}
 	case msg.AttrMRA:
 		m = &msg.MRA{
-			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n), Of: msg.Answered(f.nextByte() & 3),
+			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n), Of: msg.AnsweredMessage(f.nextByte() & 3),
 			ServiceTimeout: f.nextByte() & 31,
 		}
 	case msg.AttrREJ:
 		m = &msg.REJ{
-			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n), Of: msg.Answered(f.nextByte() & 3),
-			Reason: msg.Reason(f.nextByte() & 63),
+			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n), Of: msg.AnsweredMessage(f.nextByte() & 3),
+			Reason: msg.RejectReason(f.nextByte() & 63),
 		}
 	case msg.AttrREP:
 		m = &msg.REP{
-			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n), LocalCAGUID: pick(f.fuzzInput, guid),
-			LocalQPN: pick(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}),
+			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n), LocalCAGUID: pickElement(f.fuzzInput, guid),
+			LocalQPN: pickElement(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}),
 		}
 	case msg.AttrRTU:
-		m = &msg.RTU{LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n)}
+		m = &msg.RTU{LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n)}
 	case msg.AttrDREQ:
 		m = &msg.DREQ{
-			LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n),
-			RemoteQPN: pick(f.fuzzInput, []uint32{f.victims + 100, 7}),
+			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n),
+			RemoteQPN: pickElement(f.fuzzInput, []uint32{f.victims + 100, 7}),
 		}
 	case msg.AttrDREP:
-		m = &msg.DREP{LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n)}
+		m = &msg.DREP{LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n)}
 	case msg.AttrLAP:
-		m = &msg.LAP{LocalCommID: pick(f.fuzzInput, n), RemoteCommID: pick(f.fuzzInput, n)}
+		m = &msg.LAP{LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n)}
 	case msg.AttrSIDRREQ:
 		m = &msg.SIDRREQ{
-			RequestID: pick(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.nextByte()%4)),
+			RequestID: pickElement(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.nextByte()%4)),
 			Data: data,
 		}
 	case msg.AttrSIDRREP:
-		m = &msg.SIDRREP{RequestID: pick(f.fuzzInput, n), Status: msg.SIDRStatus(f.nextByte() & 3), QPN: 9, QKey: 9}
+		m = &msg.SIDRREP{RequestID: pickElement(f.fuzzInput, n), Status: msg.SIDRStatus(f.nextByte() & 3), QPN: 9, QKey: 9}
 	default:
 		copy(mad, msg.Append(nil, 1, &msg.APR{}))
 		binary.BigEndian.PutUint16(mad[16:], uint16(attr))
@@ -146,27 +146,27 @@ func (f *forger) deliverPacket() {
 	case 3:
 		copy(mad, f.nextChunk(int(f.nextByte())))
 	}
-	f.h.deliver(from, mad)
+	f.h.deliverDatagram(from, mad)
 }
 
 // makeCall makes a call of the owner on an ID.
-func (f *forger) makeCall() {
+func (f *packetForger) makeCall() {
 	for _, e := range f.log.waitEvents(0) {
 		if e.New != nil {
 			f.ids = append(f.ids, e.New)
 		}
 	}
-	id := pick(f.fuzzInput, f.ids)
+	id := pickElement(f.fuzzInput, f.ids)
 	what := f.nextByte() % 14
 	if id == nil || what == 0 {
 		if len(f.ids) < 16 {
-			space := pick(f.fuzzInput, []msg.PortSpace{msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB})
-			f.ids = append(f.ids, f.h.newID(space, &f.log))
+			space := pickElement(f.fuzzInput, []msg.PortSpace{msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIB})
+			f.ids = append(f.ids, f.h.newTestID(space, &f.log))
 		}
 		return
 	}
 	addrs := append(slices.Clone(forgerAddrs), netip.IPv4Unspecified(), netip.IPv6Unspecified())
-	at := netip.AddrPortFrom(pick(f.fuzzInput, addrs), testPort+uint16(f.nextByte()%4))
+	at := netip.AddrPortFrom(pickElement(f.fuzzInput, addrs), testPort+uint16(f.nextByte()%4))
 	p := Param{QPN: 7, ResponderResources: f.nextByte(), InitiatorDepth: f.nextByte(), RetryCount: 9, RNRRetryCount: 9}
 	data := make([]byte, f.nextByte())
 	switch what {
@@ -186,7 +186,7 @@ func (f *forger) makeCall() {
 	case 7:
 		_ = id.Complete()
 	case 8:
-		_ = id.Reject(msg.Reason(f.nextByte()), data)
+		_ = id.Reject(msg.RejectReason(f.nextByte()), data)
 	case 9:
 		_ = id.Disconnect()
 	case 10:
@@ -224,13 +224,13 @@ func FuzzPackets(f *testing.F) {
 			network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 			fast := Config{Timeout: 12, Retries: 3}
 			// The test does not use checked mode, which takes most of the time and is used by other tests.
-			a := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}
-			peer := &host{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
+			a := &testHost{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}
+			peer := &testHost{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
 			a.open(fast)
 			peer.open(fast)
 			defer peer.close()
 			defer a.close()
-			fz := &forger{fuzzInput: &s, t: t, h: a, victims: 0x17}
+			fz := &packetForger{fuzzInput: &s, t: t, h: a, victims: 0x17}
 			var la, lp eventLog
 			l := a.newListener(msg.PortSpaceTCP, 2000, &la)
 			join := func(qpn uint32) (*ID, *ID) {
@@ -255,7 +255,7 @@ func FuzzPackets(f *testing.F) {
 				case 2:
 					fz.makeCall()
 				case 3:
-					testutil.Advance([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second,
+					testutil.AdvanceTime([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second,
 						10 * time.Second}[s.nextByte()&3])
 				}
 				synctest.Wait()
@@ -273,7 +273,7 @@ func FuzzPackets(f *testing.F) {
 			for _, id := range append(fz.ids, c, r, c2, r2, l) {
 				id.Destroy()
 			}
-			testutil.Advance(2 * time.Minute) // an MRA requests 68 s, and timewait is 9 s
+			testutil.AdvanceTime(2 * time.Minute) // an MRA requests 68 s, and timewait is 9 s
 			left := [...]int{
 				len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services), len(a.m.ports),
 				a.m.held,

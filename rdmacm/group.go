@@ -32,7 +32,7 @@ func (id *ID) Join(addr netip.Addr) (*Group, error) {
 	case id.opts.Type != ib.QPTypeUD:
 		return nil, fmt.Errorf("join %v: the ID is not of a datagram service: %w", addr, syscall.EINVAL)
 	case id.at.agent == nil || id.state != idBound && id.state != idAddrResolved:
-		return nil, id.stateError("join a multicast group")
+		return nil, id.newStateError("join a multicast group")
 	}
 	g := &Group{id: id, addr: addr, mgid: ib.GIDFromAddr(addr)}
 	id.groups = append(id.groups, g)

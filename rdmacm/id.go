@@ -104,12 +104,12 @@ func (m *Manager) NewID(o Options) (*ID, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
-		return nil, errClosed
+		return nil, errManagerClosed
 	}
 	return m.newID(o), nil
 }
 
-var errClosed = fmt.Errorf("the connection manager was closed: %w", syscall.ENODEV)
+var errManagerClosed = fmt.Errorf("the connection manager was closed: %w", syscall.ENODEV)
 
 //verbena:held mu
 func (m *Manager) newID(o Options) *ID {
@@ -132,7 +132,7 @@ func (id *ID) takeOwnership(f func(*ID, Event), closed func(error)) {
 	id.m.mu.Lock()
 	defer id.m.mu.Unlock()
 	if id.opts.closed = closed; id.gone {
-		closed(errClosed)
+		closed(errManagerClosed)
 	}
 }
 
@@ -213,7 +213,7 @@ func (m *Manager) releaseDevice(id *ID) {
 			m.applyActions(c, d)
 		}
 		if c.State == conn.Timewait || c.State == conn.Refused {
-			m.trimEnded(c)
+			m.dropEndedBeyondLimit(c)
 		}
 	}
 	m.endServiceRequests(id)
@@ -238,7 +238,7 @@ func (m *Manager) leaveBacklog(id *ID) {
 
 // state errors
 
-func (id *ID) stateError(what string) error {
+func (id *ID) newStateError(what string) error {
 	return fmt.Errorf("%s: not allowed in this state of the ID: %w", what, syscall.EINVAL)
 }
 
@@ -260,15 +260,15 @@ func (id *ID) SetOption(o Option, v uint8) error {
 		id.ackCode, id.ackSet = v, true
 	case ReuseAddr:
 		if v == 0 && id.state != idIdle {
-			return id.stateError("clear the option for address reuse")
+			return id.newStateError("clear the option for address reuse")
 		}
 		if id.state == idListening {
-			return id.stateError("set the option for address reuse")
+			return id.newStateError("set the option for address reuse")
 		}
 		id.reuseAddr = v != 0
 	case AFOnly:
 		if id.state != idIdle && id.state != idBound {
-			return id.stateError("set the option for one address family")
+			return id.newStateError("set the option for one address family")
 		}
 		id.afOnly = v != 0
 	default:
@@ -300,21 +300,21 @@ func (id *ID) Bind(a netip.AddrPort) error {
 //verbena:held mu
 func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 	if id.state != idIdle {
-		return id.stateError("bind")
+		return id.newStateError("bind")
 	}
 	if lacksZone(a.Addr()) {
 		return fmt.Errorf("bind %v: a link-local address needs a scope: %w", a, syscall.EINVAL)
 	}
 	at, err := gidSource{}, error(nil)
 	if !a.Addr().IsUnspecified() {
-		at, err = m.agents.findForID(id, a.Addr())
+		at, err = m.agents.findSourceForID(id, a.Addr())
 	}
 	loopback := isLoopback(a.Addr()) && !m.agents.hasAddr(a.Addr())
 	if err != nil && !(loopback && m.cfg.NoLoopback) {
 		return fmt.Errorf("bind: %w", err)
 	}
 	if loopback {
-		a = netip.AddrPortFrom(ownAddress(at, a.Addr()), a.Port())
+		a = netip.AddrPortFrom(deviceAddress(at, a.Addr()), a.Port())
 	}
 	if a.Addr().Is4() {
 		id.afOnly = true
@@ -325,7 +325,7 @@ func (m *Manager) bind(id *ID, a netip.AddrPort) error {
 		return fmt.Errorf("bind %v: %w", a, err)
 	}
 	id.src = netip.AddrPortFrom(a.Addr(), id.port.port)
-	id.dst = netip.AddrPortFrom(unspecifiedLike(a.Addr()), 0) // to fix the ID's address family
+	id.dst = netip.AddrPortFrom(unspecifiedAddrLike(a.Addr()), 0) // to fix the ID's address family
 	id.at = at
 	id.state = idBound
 	return nil
@@ -339,7 +339,7 @@ func (id *ID) BindGID(g ib.GID) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id.state != idIdle {
-		return id.stateError("bind")
+		return id.newStateError("bind")
 	}
 	if !g.IsZero() {
 		return fmt.Errorf("bind: no InfiniBand subnet has %v: %w", g, syscall.ENODEV)
@@ -374,9 +374,9 @@ func (id *ID) Listen(backlog int) error {
 		}
 	}
 	if id.state != idBound || id.ib {
-		return id.stateError("listen")
+		return id.newStateError("listen")
 	}
-	if err := m.ports.checkConflict(id, id.port, false); err != nil {
+	if err := m.ports.checkNoConflict(id, id.port, false); err != nil {
 		return fmt.Errorf("listen on %v: %w", id.src, err)
 	}
 	if backlog <= 0 {
@@ -401,27 +401,27 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	}
 	if id.state == idIdle {
 		if !src.Addr().IsValid() {
-			src = netip.AddrPortFrom(unspecifiedLike(dst.Addr()).WithZone(dst.Addr().Zone()), src.Port())
+			src = netip.AddrPortFrom(unspecifiedAddrLike(dst.Addr()).WithZone(dst.Addr().Zone()), src.Port())
 		}
 		if err := m.bind(id, src); err != nil {
 			return err
 		}
 	}
 	if id.state != idBound || id.ib {
-		return id.stateError("resolve an address")
+		return id.newStateError("resolve an address")
 	}
 	if id.src.Addr().Is4() != dst.Addr().Is4() {
 		id.dst = dst
 		return fmt.Errorf("resolve %v from %v: the address families differ: %w", dst, id.src, syscall.EINVAL)
 	}
 	if dst.Addr().IsUnspecified() { // means the local host (cma_resolve_loopback)
-		dst = netip.AddrPortFrom(loopbackLike(dst.Addr()), dst.Port())
+		dst = netip.AddrPortFrom(loopbackAddrLike(dst.Addr()), dst.Port())
 	}
 	id.state, id.dst = idAddrQuery, dst
 	from, dev := id.src.Addr(), id.opts.Device
 	switch {
 	case dev != nil && from.IsUnspecified():
-		at, err := m.agents.findOnDevice(dev, dst.Addr())
+		at, err := m.agents.findSourceOnDevice(dev, dst.Addr())
 		m.finishResolve(id, at, netip.AddrFrom16(at.gid).Unmap(), err)
 		return nil
 	case m.agents.hasAddr(dst.Addr()): // the local host
@@ -451,14 +451,14 @@ func (id *ID) ResolveAddr(src, dst netip.AddrPort) error {
 	return nil
 }
 
-func unspecifiedLike(like netip.Addr) netip.Addr {
+func unspecifiedAddrLike(like netip.Addr) netip.Addr {
 	if like.Is4() {
 		return netip.IPv4Unspecified()
 	}
 	return netip.IPv6Unspecified()
 }
 
-func loopbackLike(like netip.Addr) netip.Addr {
+func loopbackAddrLike(like netip.Addr) netip.Addr {
 	if like.Is4() {
 		return localhost4
 	}
@@ -488,7 +488,7 @@ func (id *ID) ResolveRoute() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if id.state != idAddrResolved {
-		return id.stateError("resolve a route")
+		return id.newStateError("resolve a route")
 	}
 	id.state, id.class = idRouteResolved, id.tos // (cma_resolve_iboe_route)
 	m.events.enqueue(id, Event{Type: RouteResolved})
@@ -526,7 +526,7 @@ func (id *ID) View() View {
 	v := View{Src: id.src, Dst: id.dst, TrafficClass: id.class, State: linuxStates[id.state], QPN: id.param.QPN}
 	if a := id.at.agent; a != nil && id.state != idRemoved {
 		v.Device, v.GUID, v.Port, v.SGID, v.GIDIndex, v.MTU = a.dev, a.guid, a.port, id.at.gid, id.at.gidIndex, id.at.mtu
-		if to := m.addressVector(id); to != nil {
+		if to := m.peerAddressVector(id); to != nil {
 			v.DGID, v.TrafficClass, v.FlowLabel = to.GRH.DGID, to.GRH.TrafficClass, to.GRH.FlowLabel
 		}
 	}
@@ -537,10 +537,10 @@ func (id *ID) View() View {
 	return v
 }
 
-// addressVector returns the address vector of the peer, or nil if it is unknown.
+// peerAddressVector returns the address vector of the peer, or nil if it is unknown.
 //
 //verbena:held mu
-func (m *Manager) addressVector(id *ID) *ib.AHAttr {
+func (m *Manager) peerAddressVector(id *ID) *ib.AHAttr {
 	switch {
 	case id.conn != nil:
 		return &id.conn.to
@@ -585,8 +585,8 @@ func (id *ID) Device() *ib.Device {
 // Space returns the port space.
 func (id *ID) Space() msg.PortSpace { return id.opts.Space }
 
-// Datagrams reports whether the ID belongs to a datagram service.
-func (id *ID) Datagrams() bool { return id.opts.Type == ib.QPTypeUD }
+// IsDatagram reports whether the ID belongs to a datagram service.
+func (id *ID) IsDatagram() bool { return id.opts.Type == ib.QPTypeUD }
 
 // Type returns the type of the queue pair.
 func (id *ID) Type() ib.QPType { return id.opts.Type }

@@ -126,7 +126,7 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	go m.events.dispatch()
 	m.client = ib.Client{Name: "rdma_cm", Add: m.addDevice, Remove: m.removeDevice}
 	if err := core.RegisterClient(&m.client); err != nil {
-		m.events.stop()
+		m.events.stopAndWait()
 		return nil, err
 	}
 	return m, nil
@@ -144,7 +144,7 @@ func (m *Manager) Close() {
 	for id := range m.ids {
 		m.destroy(id)
 		if id.opts.closed != nil {
-			id.opts.closed(errClosed)
+			id.opts.closed(errManagerClosed)
 		}
 	}
 	m.mu.Unlock()
@@ -154,7 +154,7 @@ func (m *Manager) Close() {
 		m.forgetConnection(c)
 	}
 	m.mu.Unlock()
-	m.events.stop()
+	m.events.stopAndWait()
 }
 
 // containPanic calls f, which processes a peer's message. A panic in f is logged, and the manager continues. f must
@@ -215,8 +215,8 @@ type queuedEvent struct {
 	e  Event
 }
 
-// timeoutDuration converts a code to a time, 4.096 us * 2^code. (cm_convert_to_ms)
-func timeoutDuration(code uint8) time.Duration {
+// decodeTimeout converts a code to a time, 4.096 us * 2^code. (cm_convert_to_ms)
+func decodeTimeout(code uint8) time.Duration {
 	return time.Duration(4096) << min(code, 31)
 }
 

@@ -28,8 +28,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// host is a core with a device and a connection manager.
-type host struct {
+// testHost is a core with a device and a connection manager.
+type testHost struct {
 	t    *testing.T
 	net  *simnet.Net
 	addr netip.Addr
@@ -38,15 +38,15 @@ type host struct {
 	m    *Manager
 }
 
-func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *host {
-	h := &host{t: t, net: network, addr: netip.MustParseAddr(addr)}
+func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *testHost {
+	h := &testHost{t: t, net: network, addr: netip.MustParseAddr(addr)}
 	check.On(&h.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	h.open(cfg)
 	return h
 }
 
 // open creates the device and the manager.
-func (h *host) open(cfg Config) {
+func (h *testHost) open(cfg Config) {
 	rcfg := rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: h.net, Fabric: &rxe.Fabric{},
 		Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
@@ -66,7 +66,7 @@ func (h *host) open(cfg Config) {
 	h.must(err)
 }
 
-func (h *host) close() {
+func (h *testHost) close() {
 	h.m.Close()
 	h.must(h.slot.Close())
 	if n := len(h.m.ids) + len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP) + len(h.m.sidr) + len(h.m.services) +
@@ -75,7 +75,7 @@ func (h *host) close() {
 	}
 }
 
-func (h *host) must(err error) {
+func (h *testHost) must(err error) {
 	h.t.Helper()
 	if err != nil {
 		h.t.Fatal(err)
@@ -83,7 +83,7 @@ func (h *host) must(err error) {
 }
 
 // withTwoHosts runs a test with two hosts in a bubble with virtual time.
-func withTwoHosts(t *testing.T, rules []link.Rule, f func(t *testing.T, a, b *host)) {
+func withTwoHosts(t *testing.T, rules []link.Rule, f func(t *testing.T, a, b *testHost)) {
 	synctest.Test(t, func(t *testing.T) {
 		network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond})
 		for _, r := range rules {
@@ -104,18 +104,18 @@ type eventLog struct {
 	events []Event
 }
 
-func (l *eventLog) add(_ *ID, e Event) {
+func (l *eventLog) recordEvent(_ *ID, e Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if e.New != nil {
-		e.New.SetEventFunc(l.add)
+		e.New.SetEventFunc(l.recordEvent)
 	}
 	l.events = append(l.events, e)
 }
 
 // waitEvents waits for d, and returns the events.
 func (l *eventLog) waitEvents(d time.Duration) []Event {
-	testutil.Advance(d)
+	testutil.AdvanceTime(d)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.events
@@ -151,26 +151,26 @@ func (l *eventLog) expectEvents(t *testing.T, d time.Duration, want ...EventType
 	return got
 }
 
-func (h *host) newID(space msg.PortSpace, l *eventLog) *ID {
+func (h *testHost) newTestID(space msg.PortSpace, l *eventLog) *ID {
 	h.t.Helper()
-	id, err := h.m.NewID(Options{Space: space, Type: ib.QPTypeRC, Event: l.add})
+	id, err := h.m.NewID(Options{Space: space, Type: ib.QPTypeRC, Event: l.recordEvent})
 	h.must(err)
 	return id
 }
 
 // newListener returns a listener at a port.
-func (h *host) newListener(space msg.PortSpace, port uint16, l *eventLog) *ID {
+func (h *testHost) newListener(space msg.PortSpace, port uint16, l *eventLog) *ID {
 	h.t.Helper()
-	id := h.newID(space, l)
+	id := h.newTestID(space, l)
 	h.must(id.Bind(netip.AddrPortFrom(netip.IPv4Unspecified(), port)))
 	h.must(id.Listen(0))
 	return id
 }
 
 // newResolvedID returns an ID with a route.
-func (h *host) newResolvedID(space msg.PortSpace, to *host, port uint16, l *eventLog) *ID {
+func (h *testHost) newResolvedID(space msg.PortSpace, to *testHost, port uint16, l *eventLog) *ID {
 	h.t.Helper()
-	id := h.newID(space, l)
+	id := h.newTestID(space, l)
 	h.must(id.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(to.addr, port)))
 	l.expectEvents(h.t, time.Millisecond, AddrResolved)
 	h.must(id.ResolveRoute())
@@ -182,9 +182,9 @@ const testPort = 7471
 
 func padZeros(s string, n int) []byte { return append([]byte(s), make([]byte, n-len(s))...) }
 
-// TestConnectBothSides follows a connection between two hosts from both sides.
-func TestConnectBothSides(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+// TestConnectReportsEventsOnBothSides follows a connection between two hosts from both sides.
+func TestConnectReportsEventsOnBothSides(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
 		l := b.newListener(msg.PortSpaceTCP, testPort, &lb)
 		c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
@@ -284,18 +284,18 @@ func TestRequestWaitsForNextListener(t *testing.T) {
 		{"its program ends", 2 * time.Second, time.Second, time.Hour, 2 * time.Second, Rejected},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+			withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 				var la, lb eventLog
 				l := b.newListener(msg.PortSpaceTCP, testPort, &lb)
 				id := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 				began := time.Now()
 				l.opts.Listens = func() bool { return time.Since(began) < c.lives }
 				l.Destroy()
-				testutil.Advance(c.asked)
+				testutil.AdvanceTime(c.asked)
 				a.must(id.Connect(Param{QPN: 1}, nil))
 				var s *ID
 				if c.next < time.Hour {
-					testutil.Advance(c.next - c.asked)
+					testutil.AdvanceTime(c.next - c.asked)
 					l = b.newListener(msg.PortSpaceTCP, testPort, &lb)
 					s = lb.expectEvents(t, 50*time.Millisecond, ConnectRequest)[0].New
 					b.must(s.Accept(Param{QPN: 2}, nil))
@@ -312,15 +312,15 @@ func TestRequestWaitsForNextListener(t *testing.T) {
 						id.Destroy()
 					}
 				}
-				testutil.Advance(time.Minute)
+				testutil.AdvanceTime(time.Minute)
 			})
 		})
 	}
 }
 
-// TestListenLoopback checks that an ID bound to 127.0.0.1, if no device has that address, listens on every address,
+// TestListenOnLoopbackListensEverywhere checks that an ID bound to 127.0.0.1, if no device has that address, listens on every address,
 // as on Linux. Without NoLoopback the ID is bound to the first active device, and reports that device's address.
-func TestListenLoopback(t *testing.T) {
+func TestListenOnLoopbackListensEverywhere(t *testing.T) {
 	for _, c := range []struct {
 		noLoopback bool
 		want       string
@@ -332,7 +332,7 @@ func TestListenLoopback(t *testing.T) {
 				defer b.close()
 				defer a.close()
 				var la, lb eventLog
-				l := b.newID(msg.PortSpaceTCP, &lb)
+				l := b.newTestID(msg.PortSpaceTCP, &lb)
 				b.must(l.Bind(netip.AddrPortFrom(localhost4, testPort)))
 				b.must(l.Listen(0))
 				if got := l.View().Src.String(); got != c.want {
@@ -341,7 +341,7 @@ func TestListenLoopback(t *testing.T) {
 				if bound := l.Device() != nil; bound == c.noLoopback {
 					t.Errorf("bound to a device: got %v, want %v", bound, !c.noLoopback)
 				}
-				other := b.newID(msg.PortSpaceTCP, &lb)
+				other := b.newTestID(msg.PortSpaceTCP, &lb)
 				if err := other.Bind(netip.AddrPortFrom(b.addr, testPort)); !errors.Is(err, syscall.EADDRNOTAVAIL) {
 					t.Errorf("bind the port of another address: got %v, want EADDRNOTAVAIL", err)
 				}
@@ -352,17 +352,17 @@ func TestListenLoopback(t *testing.T) {
 				la.expectEvents(t, eventTimeout, Rejected)
 				id.Destroy()
 				l.Destroy()
-				testutil.Advance(time.Minute)
+				testutil.AdvanceTime(time.Minute)
 			})
 		})
 	}
 }
 
-// TestRefusedRequests checks the events of the active side for requests that fail.
-func TestRefusedRequests(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+// TestRefusedRequestEvents checks the events of the active side for requests that fail.
+func TestRefusedRequestEvents(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
-		runStep(t, "nothing listens", func(t *testing.T) {
+		logAndRun(t, "nothing listens", func(t *testing.T) {
 			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			if e := la.expectEvents(t, eventTimeout, Rejected)[0]; e.Status != int32(msg.ReasonInvalidServiceID) {
@@ -371,7 +371,7 @@ func TestRefusedRequests(t *testing.T) {
 			c.Destroy()
 		})
 		l := b.newListener(msg.PortSpaceTCP, testPort, &lb)
-		runStep(t, "the listener rejects", func(t *testing.T) {
+		logAndRun(t, "the listener rejects", func(t *testing.T) {
 			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
@@ -383,7 +383,7 @@ func TestRefusedRequests(t *testing.T) {
 			s.Destroy()
 			c.Destroy()
 		})
-		runStep(t, "the active side rejects the response", func(t *testing.T) {
+		logAndRun(t, "the active side rejects the response", func(t *testing.T) {
 			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
@@ -394,8 +394,8 @@ func TestRefusedRequests(t *testing.T) {
 			s.Destroy()
 			c.Destroy()
 		})
-		runStep(t, "the peer was removed", func(t *testing.T) {
-			c := a.newResolvedID(msg.PortSpaceTCP, &host{addr: netip.MustParseAddr("10.0.0.9")}, testPort, &la)
+		logAndRun(t, "the peer was removed", func(t *testing.T) {
+			c := a.newResolvedID(msg.PortSpaceTCP, &testHost{addr: netip.MustParseAddr("10.0.0.9")}, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			la.expectEvents(t, 60*time.Second)
 			if e := la.expectEvents(t, 10*time.Second, Unreachable)[0]; e.Status != -int32(syscall.ETIMEDOUT) {
@@ -403,7 +403,7 @@ func TestRefusedRequests(t *testing.T) {
 			}
 			c.Destroy()
 		})
-		runStep(t, "the ID is destroyed", func(t *testing.T) {
+		logAndRun(t, "the ID is destroyed", func(t *testing.T) {
 			c := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
 			a.must(c.Connect(Param{QPN: 1}, nil))
 			s := lb.expectEvents(t, eventTimeout, ConnectRequest)[0].New
@@ -424,9 +424,9 @@ func TestRefusedRequests(t *testing.T) {
 			}
 			c.Destroy()
 		})
-		runStep(t, "the backlog is full", func(t *testing.T) {
+		logAndRun(t, "the backlog is full", func(t *testing.T) {
 			l.Destroy()
-			l = b.newID(msg.PortSpaceTCP, &lb)
+			l = b.newTestID(msg.PortSpaceTCP, &lb)
 			b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
 			b.must(l.Listen(1))
 			c, d := a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la), a.newResolvedID(msg.PortSpaceTCP, b, testPort, &la)
@@ -444,9 +444,9 @@ func TestRefusedRequests(t *testing.T) {
 	})
 }
 
-// TestDatagramService checks that a request finds the queue pair of a datagram service.
-func TestDatagramService(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+// TestDatagramServiceReturnsQP checks that a request finds the queue pair of a datagram service.
+func TestDatagramServiceReturnsQP(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
 		l := b.newListener(msg.PortSpaceUDP, testPort, &lb)
 		c := a.newResolvedID(msg.PortSpaceUDP, b, testPort, &la)
@@ -485,10 +485,10 @@ type respondingPeer struct {
 	t *testing.T
 }
 
-func (p *respondingPeer) add(id *ID, e Event) {
+func (p *respondingPeer) respondToEvent(id *ID, e Event) {
 	switch e.Type {
 	case ConnectRequest:
-		e.New.SetEventFunc(p.add)
+		e.New.SetEventFunc(p.respondToEvent)
 		if err := e.New.Accept(Param{QPN: e.Param.QPN}, nil); err != nil {
 			p.t.Error(err)
 		}
@@ -517,12 +517,12 @@ func (p *respondingPeer) expectCounts(want map[EventType]int) {
 	}
 }
 
-// TestLossyConnect makes and ends connections over a network that drops, duplicates and reorders messages.
-func TestLossyConnect(t *testing.T) {
+// TestConnectSurvivesPacketLoss makes and ends connections over a network that drops, duplicates and reorders messages.
+func TestConnectSurvivesPacketLoss(t *testing.T) {
 	withTwoHosts(t, []link.Rule{{Drop: 0.15, Duplicate: 0.1, Jitter: time.Second, Delay: time.Millisecond}},
-		func(t *testing.T, a, b *host) {
+		func(t *testing.T, a, b *testHost) {
 			pa, pb := &respondingPeer{t: t}, &respondingPeer{t: t}
-			l, err := b.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pb.add})
+			l, err := b.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pb.respondToEvent})
 			b.must(err)
 			b.must(l.Bind(netip.AddrPortFrom(b.addr, testPort)))
 			b.must(l.Listen(0))
@@ -532,7 +532,7 @@ func TestLossyConnect(t *testing.T) {
 			const enough = 20 * time.Minute
 			var ids []*ID
 			for i := range n {
-				c, err := a.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pa.add})
+				c, err := a.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC, Event: pa.respondToEvent})
 				a.must(err)
 				a.must(c.ResolveAddr(netip.AddrPort{}, netip.AddrPortFrom(b.addr, testPort)))
 				synctest.Wait()
@@ -540,7 +540,7 @@ func TestLossyConnect(t *testing.T) {
 				a.must(c.Connect(Param{QPN: uint32(i + 1)}, nil))
 				ids = append(ids, c)
 			}
-			testutil.Advance(enough)
+			testutil.AdvanceTime(enough)
 			passive := map[int]*ID{} // by the queue pair of the other side
 			for _, e := range pb.events {
 				if e.New != nil {
@@ -556,7 +556,7 @@ func TestLossyConnect(t *testing.T) {
 				}
 				a.must(id.Disconnect())
 			}
-			testutil.Advance(enough)
+			testutil.AdvanceTime(enough)
 			pa.expectCounts(map[EventType]int{Disconnected: n, TimewaitExit: n})
 			pb.expectCounts(map[EventType]int{Disconnected: n, TimewaitExit: n})
 			for _, id := range append(ids, l) {
@@ -565,8 +565,8 @@ func TestLossyConnect(t *testing.T) {
 		})
 }
 
-// runStep runs a part of a test in a bubble, in which subtests are not allowed.
-func runStep(t *testing.T, name string, f func(t *testing.T)) {
+// logAndRun runs a part of a test in a bubble, in which subtests are not allowed.
+func logAndRun(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Log(name)
 	f(t)
@@ -575,7 +575,7 @@ func runStep(t *testing.T, name string, f func(t *testing.T)) {
 // TestOwnerCannotExtendEndedConnection checks that the owner of an ended connection cannot determine how long it is
 // kept, and that the number of kept connections is limited.
 func TestOwnerCannotExtendEndedConnection(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
 		b.newListener(msg.PortSpaceTCP, testPort, &lb)
 		over := func() {
@@ -591,11 +591,11 @@ func TestOwnerCannotExtendEndedConnection(t *testing.T) {
 			lb.expectEvents(t, eventTimeout, Disconnected)
 			b.must(s.Disconnect())
 			s.Destroy()
-			testutil.Advance(time.Millisecond)
+			testutil.AdvanceTime(time.Millisecond)
 		}
 		remembered := func(what string, want int) {
 			t.Helper()
-			for _, h := range []*host{a, b} {
+			for _, h := range []*testHost{a, b} {
 				h.m.mu.Lock()
 				if n := len(h.m.conns); n != want {
 					t.Errorf("%v: remembered connections: got %d %s, want %d", h.addr, n, what, want)
@@ -605,9 +605,9 @@ func TestOwnerCannotExtendEndedConnection(t *testing.T) {
 		}
 		over()
 		remembered("at first", 1)
-		testutil.Advance(10 * time.Second)
+		testutil.AdvanceTime(10 * time.Second)
 		remembered("after ten seconds", 0)
-		for _, h := range []*host{a, b} {
+		for _, h := range []*testHost{a, b} {
 			h.m.mu.Lock()
 			for i := range uint32(maxRemembered) {
 				h.m.conns[i+1] = &connection{}
@@ -616,7 +616,7 @@ func TestOwnerCannotExtendEndedConnection(t *testing.T) {
 		}
 		over()
 		remembered("with more than the limit", maxRemembered)
-		for _, h := range []*host{a, b} {
+		for _, h := range []*testHost{a, b} {
 			h.m.mu.Lock()
 			clear(h.m.conns)
 			h.m.mu.Unlock()
@@ -624,9 +624,9 @@ func TestOwnerCannotExtendEndedConnection(t *testing.T) {
 	})
 }
 
-// TestRemovalOrder checks that the removal of a device is reported to its IDs in creation order.
-func TestRemovalOrder(t *testing.T) {
-	withTwoHosts(t, nil, func(t *testing.T, a, b *host) {
+// TestRemovalIsReportedInCreationOrder checks that the removal of a device is reported to its IDs in creation order.
+func TestRemovalIsReportedInCreationOrder(t *testing.T) {
+	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var l eventLog
 		var heard []*ID
 		var ids []*ID

@@ -11,9 +11,9 @@ import (
 	"verbena/roce"
 )
 
-// TestPanicOfAMessage checks that a panic during the processing of a peer's datagram is logged, and that the next
+// TestPanicInMessageIsLogged checks that a panic during the processing of a peer's datagram is logged, and that the next
 // datagram is processed.
-func TestPanicOfAMessage(t *testing.T) {
+func TestPanicInMessageIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	m := &Manager{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}
 	a := &agent{m: m} // the agent has no device, so the lookup of the sender's address panics

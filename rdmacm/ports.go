@@ -27,7 +27,7 @@ func (t portTable) assignPort(id *ID, port uint16, cfg *Config) error {
 		if port < firstFreePort && !id.opts.MayUseLowPorts {
 			return syscall.EACCES
 		}
-		if err := t.checkConflict(id, portKey{space, port}, id.reuseAddr); err != nil {
+		if err := t.checkNoConflict(id, portKey{space, port}, id.reuseAddr); err != nil {
 			return err
 		}
 		t.addOwner(id, portKey{space, port})
@@ -63,8 +63,8 @@ func (t portTable) removeOwner(id *ID) {
 	id.port = portKey{}
 }
 
-// checkConflict returns an error if other IDs have the port. (cma_check_port)
-func (t portTable) checkConflict(id *ID, k portKey, reuse bool) error {
+// checkNoConflict returns an error if other IDs have the port. (cma_check_port)
+func (t portTable) checkNoConflict(id *ID, k portKey, reuse bool) error {
 	for _, o := range t[k] {
 		a, b := id.src.Addr(), o.src.Addr()
 		switch {

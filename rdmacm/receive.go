@@ -53,7 +53,7 @@ func (m *Manager) handleMessage(a *agent, r receivedMessage) {
 	case *msg.DREQ:
 		c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID)
 		if c == nil { // the connection was dropped, and the peer repeats the DREQ (cm_issue_drep)
-			a.send(r.from, r.tid, &msg.DREP{LocalCommID: x.RemoteCommID, RemoteCommID: x.LocalCommID})
+			a.queueMessage(r.from, r.tid, &msg.DREP{LocalCommID: x.RemoteCommID, RemoteCommID: x.LocalCommID})
 			return
 		}
 		if x.RemoteQPN != c.localQPN { // (cm_dreq_handler)
@@ -78,7 +78,7 @@ func (m *Manager) handleMessage(a *agent, r receivedMessage) {
 		}
 	case *msg.LAP: // alternate paths are not supported
 		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
-			a.send(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote, Status: alternatePathUnsupported})
+			a.queueMessage(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote, Status: alternatePathUnsupported})
 		}
 	case *msg.SIDRREQ:
 		m.receiveSIDRREQ(a, &r, x)
@@ -103,9 +103,9 @@ func (m *Manager) lookUpConnection(a *agent, r *receivedMessage, local, remote u
 }
 
 // rejectREQ rejects a REQ without a connection.
-func (m *Manager) rejectREQ(a *agent, r *receivedMessage, req *msg.REQ, why msg.Reason) {
+func (m *Manager) rejectREQ(a *agent, r *receivedMessage, req *msg.REQ, why msg.RejectReason) {
 	m.stats.Refused.Add(1)
-	a.send(r.from, r.tid, &msg.REJ{RemoteCommID: req.LocalCommID, Of: msg.OfREQ, Reason: why})
+	a.queueMessage(r.from, r.tid, &msg.REJ{RemoteCommID: req.LocalCommID, Of: msg.OfREQ, Reason: why})
 }
 
 //verbena:held mu
@@ -129,7 +129,7 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 		m.rejectREQ(a, r, x, msg.ReasonInvalidGID)
 		return
 	}
-	t, ok := qpTypeOf(x)
+	t, ok := qpTypeOfREQ(x)
 	if !ok {
 		m.rejectREQ(a, r, x, msg.ReasonInvalidTransport)
 		return
@@ -139,7 +139,7 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 		m.rejectREQ(a, r, x, msg.ReasonConsumer)
 		return
 	}
-	if l == nil && m.holdRequest(a, r, x.ServiceID) {
+	if l == nil && m.holdRequestForListener(a, r, x.ServiceID) {
 		return
 	}
 	if l == nil || l.opts.Type != t {
@@ -159,7 +159,7 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 	c := &connection{
 		agent: a, owner: id, to: r.from, local: m.unusedNumber(func(n uint32) bool { return m.conns[n] != nil }),
 		remote: x.LocalCommID,
-		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: mask24(m.cfg.Rand.Uint32()), sendPSN: x.StartingPSN,
+		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: low24Bits(m.cfg.Rand.Uint32()), sendPSN: x.StartingPSN,
 		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount,
 		rnrRetry:  x.RNRRetryCount,
 		resources: x.InitiatorDepth, depth: x.ResponderResources,
@@ -190,10 +190,10 @@ const (
 	maxHeld   = 64
 )
 
-// holdRequest reports whether it has held back a request without a listener. The request will be processed again.
+// holdRequestForListener reports whether it has held back a request without a listener. The request will be processed again.
 //
 //verbena:held mu
-func (m *Manager) holdRequest(a *agent, r *receivedMessage, s msg.ServiceID) bool {
+func (m *Manager) holdRequestForListener(a *agent, r *receivedMessage, s msg.ServiceID) bool {
 	_, k, _ := s.Port() // the next listener may be in another port space
 	l, ok := m.lately[k]
 	if ok && (m.cfg.Clock.Now().Sub(l.gone) > holdAfter || !l.listens()) {
@@ -218,7 +218,7 @@ func (m *Manager) holdRequest(a *agent, r *receivedMessage, s msg.ServiceID) boo
 	return true
 }
 
-func qpTypeOf(x *msg.REQ) (ib.QPType, bool) {
+func qpTypeOfREQ(x *msg.REQ) (ib.QPType, bool) {
 	switch {
 	case x.Transport == msg.TransportRC:
 		return ib.QPTypeRC, true
@@ -235,7 +235,7 @@ func qpTypeOf(x *msg.REQ) (ib.QPType, bool) {
 //verbena:held mu
 func (m *Manager) endStaleConnection(c *connection) {
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
-		m.send(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		m.sendAndKeep(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 		do.Send = 0
 		m.applyActions(c, do)
 	}
@@ -262,12 +262,12 @@ func (m *Manager) listenerFor(a *agent, r *receivedMessage, service msg.ServiceI
 		return nil, src, dst, nil
 	}
 	if g := ib.GIDFromAddr(h.Dst); g != own.GID {
-		if _, err := a.gidIndex(g); err != nil && !m.agents.standsForDevice(h.Dst) {
+		if _, err := a.gidIndex(g); err != nil && !m.agents.representsDevice(h.Dst) {
 			return nil, src, dst, nil
 		}
 	}
 	for _, o := range m.ports[portKey{space, port}] {
-		if o.state == idListening && o.matches(h.Dst) {
+		if o.state == idListening && o.matchesAddress(h.Dst) {
 			l = o
 			break
 		}
@@ -275,10 +275,10 @@ func (m *Manager) listenerFor(a *agent, r *receivedMessage, service msg.ServiceI
 	return l, netip.AddrPortFrom(h.Src, h.SrcPort), netip.AddrPortFrom(h.Dst, port), data[msg.IPHeaderLen:]
 }
 
-// matches reports whether a listener matches requests for an address.
+// matchesAddress reports whether a listener matches requests for an address.
 //
 //verbena:held m.mu
-func (id *ID) matches(a netip.Addr) bool {
+func (id *ID) matchesAddress(a netip.Addr) bool {
 	at := id.src.Addr()
 	if id.usesAnyAddress() {
 		return at.Is4() == a.Is4() || at.Is6() && !id.afOnly
@@ -332,7 +332,7 @@ func (m *Manager) receiveREP(a *agent, r *receivedMessage, x *msg.REP) {
 	from := c.to.GRH.DGID
 	if m.byPeerQP[peerID{from, x.LocalCAGUID, x.LocalQPN}] != nil ||
 		m.byPeer[peerID{from, x.LocalCAGUID, x.LocalCommID}] != nil {
-		a.send(r.from, r.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: x.LocalCommID, Of: msg.OfREP,
+		a.queueMessage(r.from, r.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: x.LocalCommID, Of: msg.OfREP,
 			Reason: msg.ReasonStaleConnection})
 		return
 	}

@@ -26,7 +26,7 @@ var (
 type idHistory struct {
 	id      *ID
 	active  bool
-	host    *host
+	host    *testHost
 	heard   map[EventType]int
 	last    EventType
 	asked   bool // Connect was called
@@ -34,8 +34,8 @@ type idHistory struct {
 	dropped bool
 }
 
-// schedule is one run, in which programs connect, accept, reject, wait, disconnect and end at random.
-type schedule struct {
+// randomSchedule is one run, in which programs connect, accept, reject, wait, disconnect and end at random.
+type randomSchedule struct {
 	t    *testing.T
 	seed uint64
 	mu   sync.Mutex
@@ -43,10 +43,10 @@ type schedule struct {
 	all  []*idHistory
 }
 
-func (s *schedule) chance(percent int) bool { return s.rand.IntN(100) < percent }
+func (s *randomSchedule) chance(percent int) bool { return s.rand.IntN(100) < percent }
 
 // callLater calls f after a random time, which often is 0.
-func (s *schedule) callLater(f func()) {
+func (s *randomSchedule) callLater(f func()) {
 	d := time.Duration(0)
 	switch {
 	case s.chance(20):
@@ -57,18 +57,18 @@ func (s *schedule) callLater(f func()) {
 	time.AfterFunc(d, f)
 }
 
-func (s *schedule) errorf(l *idHistory, format string, args ...any) {
+func (s *randomSchedule) errorf(l *idHistory, format string, args ...any) {
 	s.t.Errorf("seed %d: %s (active %v, heard %v)", s.seed, fmt.Sprintf(format, args...), l.active, l.heard)
 }
 
-func (s *schedule) newHistory(h *host, id *ID, active bool) *idHistory {
+func (s *randomSchedule) newHistory(h *testHost, id *ID, active bool) *idHistory {
 	l := &idHistory{id: id, active: active, host: h, heard: map[EventType]int{}}
 	s.all = append(s.all, l)
 	return l
 }
 
 // handleEvent processes an event of a life. The caller must not hold s.mu.
-func (s *schedule) handleEvent(l *idHistory, e Event) {
+func (s *randomSchedule) handleEvent(l *idHistory, e Event) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.dropped {
@@ -125,7 +125,7 @@ func (s *schedule) handleEvent(l *idHistory, e Event) {
 	}
 }
 
-func (s *schedule) callOwner(l *idHistory, f func()) {
+func (s *randomSchedule) callOwner(l *idHistory, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !l.dropped {
@@ -133,7 +133,7 @@ func (s *schedule) callOwner(l *idHistory, f func()) {
 	}
 }
 
-func (s *schedule) dropID(l *idHistory) {
+func (s *randomSchedule) dropID(l *idHistory) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !l.dropped {
@@ -142,7 +142,7 @@ func (s *schedule) dropID(l *idHistory) {
 	}
 }
 
-func (s *schedule) answerRequest(p *idHistory) {
+func (s *randomSchedule) answerRequest(p *idHistory) {
 	s.callOwner(p, func() {
 		p.done = true
 		if s.chance(85) {
@@ -154,7 +154,7 @@ func (s *schedule) answerRequest(p *idHistory) {
 }
 
 // checkFinalState checks the final state.
-func (s *schedule) checkFinalState() {
+func (s *randomSchedule) checkFinalState() {
 	for _, l := range s.all {
 		id := l.id
 		over := l.heard[Rejected]+l.heard[Unreachable]+l.heard[Disconnected]+l.heard[DeviceRemoval]+l.heard[AddrError] > 0
@@ -173,7 +173,7 @@ func (s *schedule) checkFinalState() {
 	}
 }
 
-func (s *schedule) run(t *testing.T) {
+func (s *randomSchedule) run(t *testing.T) {
 	network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond, Rand: rand.NewPCG(s.seed, 3)})
 	if s.chance(70) {
 		rule := link.Rule{
@@ -186,7 +186,7 @@ func (s *schedule) run(t *testing.T) {
 		}
 	}
 	a, b := newHost(t, network, "10.0.0.1", Config{}), newHost(t, network, "10.0.0.2", Config{})
-	hosts := []*host{a, b}
+	hosts := []*testHost{a, b}
 	s.mu.Lock()
 	for _, h := range hosts {
 		id, err := h.m.NewID(Options{Space: msg.PortSpaceTCP, Type: ib.QPTypeRC})
@@ -218,18 +218,18 @@ func (s *schedule) run(t *testing.T) {
 	after := time.Duration(s.rand.IntN(100)) * time.Second
 	s.mu.Unlock()
 	if unplug {
-		testutil.Advance(after)
+		testutil.AdvanceTime(after)
 		h.must(h.slot.Unplug())
 		if replug {
 			h.must(h.slot.Plug())
 		}
 	}
-	testutil.Advance(20 * time.Minute)
+	testutil.AdvanceTime(20 * time.Minute)
 	s.checkFinalState()
 	for _, l := range s.all {
 		s.dropID(l)
 	}
-	testutil.Advance(10 * time.Minute)
+	testutil.AdvanceTime(10 * time.Minute)
 	a.close()
 	b.close()
 }
@@ -244,7 +244,7 @@ func TestSchedules(t *testing.T) {
 	for i := range n {
 		synctest.Test(t, func(t *testing.T) {
 			seed := *firstSeed + uint64(i)
-			s := &schedule{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 1))}
+			s := &randomSchedule{t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 1))}
 			s.run(t)
 		})
 		if t.Failed() {

@@ -38,7 +38,7 @@ func (m *Manager) sendSIDRREQ(id *ID, p Param, user []byte) error {
 		return fmt.Errorf("connect: %w", err)
 	}
 	s := &serviceRequest{
-		to: *m.addressVector(id), tid: m.cfg.Rand.Uint64(),
+		to: *m.peerAddressVector(id), tid: m.cfg.Rand.Uint64(),
 		id:  m.unusedNumber(func(n uint32) bool { return m.sidr[n] != nil }),
 		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
 	}
@@ -53,7 +53,7 @@ func (m *Manager) sendSIDRREQ(id *ID, p Param, user []byte) error {
 
 // sidrRetransmitTime returns sidrTimeout, or the manager's timeout if that is shorter.
 func (m *Manager) sidrRetransmitTime() time.Duration {
-	return min(sidrTimeout, timeoutDuration(m.cfg.Timeout))
+	return min(sidrTimeout, decodeTimeout(m.cfg.Timeout))
 }
 
 //verbena:held mu
@@ -106,13 +106,13 @@ func (m *Manager) replySIDR(id *ID, status msg.SIDRStatus, p Param, user []byte)
 	s := id.service
 	switch {
 	case s.sent:
-		return id.stateError("answer")
+		return id.newStateError("answer")
 	case len(user) > msg.MaxSIDRREPData:
 		return fmt.Errorf("answer: %d bytes of private data exceed %d: %w", len(user), msg.MaxSIDRREPData, syscall.EINVAL)
 	}
 	rep := &msg.SIDRREP{RequestID: s.id, Status: status, ServiceID: s.sid, Data: user}
 	if status == msg.SIDRSuccess {
-		rep.QPN, rep.QKey = mask24(p.QPN), p.QKey
+		rep.QPN, rep.QKey = low24Bits(p.QPN), p.QKey
 		if p.QKey == 0 {
 			rep.QKey = udpQKey
 		}
@@ -140,14 +140,14 @@ func (m *Manager) receiveSIDRREQ(a *agent, r *receivedMessage, x *msg.SIDRREQ) {
 	}
 	refuse := func(why msg.SIDRStatus) {
 		m.stats.Refused.Add(1)
-		a.send(r.from, r.tid, &msg.SIDRREP{RequestID: x.RequestID, Status: why, ServiceID: x.ServiceID})
+		a.queueMessage(r.from, r.tid, &msg.SIDRREP{RequestID: x.RequestID, Status: why, ServiceID: x.ServiceID})
 	}
 	l, src, dst, data := m.listenerFor(a, r, x.ServiceID, x.Data)
 	if l == nil && m.hasListener(x.ServiceID) {
 		refuse(msg.SIDRRejected)
 		return
 	}
-	if l == nil && m.holdRequest(a, r, x.ServiceID) {
+	if l == nil && m.holdRequestForListener(a, r, x.ServiceID) {
 		return
 	}
 	if l == nil || l.opts.Type != ib.QPTypeUD {

@@ -10,9 +10,9 @@ import (
 	"verbena/rdmanet"
 )
 
-// TestAllocations checks that a message allocates no memory.
-func TestAllocations(t *testing.T) {
-	a, b := connectPair(t, rdmanet.Config{})
+// TestMessagesDoNotAllocate checks that a message allocates no memory.
+func TestMessagesDoNotAllocate(t *testing.T) {
+	a, b := connectNewPair(t, rdmanet.Config{})
 	msg, got := make([]byte, 64), make([]byte, 64)
 	n := testing.AllocsPerRun(1000, func() {
 		for _, x := range []struct{ from, to net.Conn }{{a, b}, {b, a}} {

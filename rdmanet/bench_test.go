@@ -18,8 +18,8 @@ func BenchmarkConn(b *testing.B) {
 		pair func(*testing.B) (a, c net.Conn)
 	}{
 		{"rdma", func(b *testing.B) (net.Conn, net.Conn) {
-			d := testDevice(b)
-			return connect(b, d, d, rdmanet.Config{}, rdmanet.Config{})
+			d := openTestDevice(b)
+			return connectDevices(b, d, d, rdmanet.Config{}, rdmanet.Config{})
 		}},
 		{"tcp", func(b *testing.B) (net.Conn, net.Conn) {
 			l, err := net.Listen("tcp", "127.0.0.80:0")

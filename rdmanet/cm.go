@@ -13,8 +13,8 @@ import (
 	"verbena/verbs/cm"
 )
 
-// cmData returns the private data of a message of the connection manager. The data consist of the header and body.
-func cmData(kind byte, body []byte) []byte {
+// newCMData returns the private data of a message of the connection manager. The data consist of the header and body.
+func newCMData(kind byte, body []byte) []byte {
 	return append(append([]byte(magic), protocolVersion, kind), body...)
 }
 
@@ -25,7 +25,7 @@ func parseCMBody(b []byte, kind byte) ([]byte, error) {
 	case len(b) < cmHeader || string(b[:4]) != magic:
 		return nil, fmt.Errorf("the peer does not use the rdmanet protocol: %w", syscall.EPROTO)
 	case b[4] != protocolVersion:
-		return nil, versionError(b[4])
+		return nil, newVersionError(b[4])
 	case b[5] != kind:
 		return nil, fmt.Errorf("message of kind %d, want kind %d: %w", b[5], kind, syscall.EPROTO)
 	}
@@ -39,8 +39,8 @@ const (
 	cmText = 140
 )
 
-// withCMReason adds the peer's reason to err, if the peer's REJ contains a reason.
-func withCMReason(err error) error {
+// addCMReason adds the peer's reason to err, if the peer's REJ contains a reason.
+func addCMReason(err error) error {
 	var refused *cm.RefusedError
 	if errors.As(err, &refused) {
 		if b, e := parseCMBody(refused.Data, kindRefusal); e == nil {
@@ -52,22 +52,22 @@ func withCMReason(err error) error {
 
 func encodeCMRefusal(err error) []byte {
 	text := err.Error()
-	return cmData(kindRefusal, []byte(text[:min(len(text), cmText)]))
+	return newCMData(kindRefusal, []byte(text[:min(len(text), cmText)]))
 }
 
-// cmLink is an Exchange over the connection manager. Both ends use it. The link ends when the manager's connection
+// cmExchange is an Exchange over the connection manager. Both ends use it. The link ends when the manager's connection
 // ends.
-type cmLink struct {
+type cmExchange struct {
 	conn    *cm.Conn
 	req     *cm.Request // the request at the passive end, until it is accepted or rejected
 	release func()      // releases the reference to the manager
 }
 
 // Connect implements Exchange.
-func (x *cmLink) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
+func (x *cmExchange) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, private []byte) (
 	_ []byte, local, remote Addr, err error) {
 	p := cm.Param{Reads: path.Reads, Retries: path.Retries, RNRRetries: path.RNRRetries}
-	data := cmData(kindHello, private)
+	data := newCMData(kindHello, private)
 	var got []byte
 	if r := x.req; r != nil {
 		if err := r.Init(qp); err != nil {
@@ -81,7 +81,7 @@ func (x *cmLink) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, pri
 		got, err = x.conn.Connect(ctx, qp, p, data)
 	}
 	if err != nil {
-		return nil, local, remote, withCMReason(err)
+		return nil, local, remote, addCMReason(err)
 	}
 	if got, err = parseCMBody(got, kindHello); err != nil {
 		return nil, local, remote, err
@@ -96,13 +96,13 @@ func (x *cmLink) Connect(ctx context.Context, qp *verbs.QP, path verbs.Path, pri
 }
 
 // Done returns a channel that is closed when the connection has ended.
-func (x *cmLink) Done() <-chan struct{} { return x.conn.Done() }
+func (x *cmExchange) Done() <-chan struct{} { return x.conn.Done() }
 
 // Err returns the reason for the end of the connection.
-func (x *cmLink) Err() error { return x.conn.Err() }
+func (x *cmExchange) Err() error { return x.conn.Err() }
 
 // Close ends the connection. Close rejects the request if it is still pending.
-func (x *cmLink) Close() error {
+func (x *cmExchange) Close() error {
 	if x.req != nil {
 		_ = x.req.Reject(nil)
 	}
@@ -136,7 +136,7 @@ func dialCM(ctx context.Context, r *net.Resolver, network, address string, cfg C
 }
 
 func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error) {
-	host := cfg.host()
+	host := cfg.hostOrDefault()
 	m, release, err := host.acquireManager()
 	if err != nil {
 		return nil, err
@@ -147,7 +147,7 @@ func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error
 		release()
 		return nil, err
 	}
-	x := &cmLink{conn: id, release: release}
+	x := &cmExchange{conn: id, release: release}
 	guid, err := id.NodeGUID()
 	if err != nil {
 		_ = x.Close()
@@ -157,12 +157,12 @@ func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error
 }
 
 // newOnDevice calls New with the device that has the given node GUID. On an error it rejects the request and closes x.
-func newOnDevice(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn, error) {
+func newOnDevice(ctx context.Context, x *cmExchange, guid uint64, cfg Config) (*Conn, error) {
 	done := func() {}
 	if cfg.Device == nil {
 		var err error
-		if cfg.Device, done, err = cfg.host().acquireDevice(guid); err != nil {
-			return nil, x.refuse(err)
+		if cfg.Device, done, err = cfg.hostOrDefault().acquireDevice(guid); err != nil {
+			return nil, x.refuseAndClose(err)
 		}
 	}
 	release := x.release
@@ -172,7 +172,7 @@ func newOnDevice(ctx context.Context, x *cmLink, guid uint64, cfg Config) (*Conn
 	}
 	c, err := New(ctx, x, cfg)
 	if err != nil {
-		return nil, x.refuse(err)
+		return nil, x.refuseAndClose(err)
 	}
 	return c, nil
 }
@@ -194,7 +194,7 @@ func listenCM(ctx context.Context, lc net.ListenConfig, network, address string,
 	if err != nil {
 		return nil, err
 	}
-	host := cfg.host()
+	host := cfg.hostOrDefault()
 	m, release, err := host.acquireManager()
 	if err != nil {
 		return nil, err
@@ -208,7 +208,7 @@ func listenCM(ctx context.Context, lc net.ListenConfig, network, address string,
 	return &cmSource{l, host, release}, nil
 }
 
-func (s *cmSource) next(ctx context.Context) (incomingPeer, error) {
+func (s *cmSource) nextPeer(ctx context.Context) (incomingPeer, error) {
 	r, err := s.l.Accept(ctx)
 	if err != nil {
 		return nil, err
@@ -235,10 +235,10 @@ type cmPeer struct {
 	release func()
 }
 
-func (p *cmPeer) remote() net.Addr { return ListenAddr{p.r.RemoteAddr()} }
+func (p *cmPeer) remoteAddr() net.Addr { return ListenAddr{p.r.RemoteAddr()} }
 
-func (p *cmPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
-	x := &cmLink{req: p.r, release: p.release}
+func (p *cmPeer) setUpConn(ctx context.Context, cfg Config) (*Conn, error) {
+	x := &cmExchange{req: p.r, release: p.release}
 	b, err := parseCMBody(p.r.Data, kindHello)
 	if err == nil {
 		_, err = parseParams(b)
@@ -248,13 +248,13 @@ func (p *cmPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
 		guid, err = p.r.NodeGUID()
 	}
 	if err != nil {
-		return nil, x.refuse(err)
+		return nil, x.refuseAndClose(err)
 	}
 	return newOnDevice(ctx, x, guid, cfg)
 }
 
-// refuse rejects a pending request with err as the reason, and closes the link.
-func (x *cmLink) refuse(err error) error {
+// refuseAndClose rejects a pending request with err as the reason, and closes the link.
+func (x *cmExchange) refuseAndClose(err error) error {
 	if x.req != nil {
 		_ = x.req.Reject(encodeCMRefusal(err))
 		x.req = nil

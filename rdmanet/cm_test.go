@@ -26,21 +26,21 @@ import (
 	"verbena/verbs/service"
 )
 
-// host returns a Host with the device of the world.
-func (w *testbed) host() *rdmanet.Host {
+// newHost returns a Host with the device of the world.
+func (w *testbed) newHost() *rdmanet.Host {
 	return &rdmanet.Host{
 		Devices: func() ([]verbs.DeviceInfo, error) { return w.stack.Devices(), nil },
 		Manager: func() (*cm.Manager, error) { return w.stack.ConnectionManager(nil) },
 	}
 }
 
-// testHost returns the Host of the device of testDevice, and an address of this device.
-func testHost(t testing.TB) (h *rdmanet.Host, addr string) {
+// newTestHost returns the Host of the device of openTestDevice, and an address of this device.
+func newTestHost(t testing.TB) (h *rdmanet.Host, addr string) {
 	t.Helper()
 	if os.Getenv("VERBS_DEVICE") != "" {
-		return serviceHost(), serviceAddr()
+		return hostOfService(), serviceAddr()
 	}
-	return newTestbed(t, &rxe.Fabric{}).host(), "127.0.0.80"
+	return newTestbed(t, &rxe.Fabric{}).newHost(), "127.0.0.80"
 }
 
 // serviceAddr returns an address at which the connection manager reaches VERBS_DEVICE.
@@ -81,7 +81,7 @@ func (e *cmTestPair) connect(t testing.TB) (a, b *rdmanet.Conn) {
 // TestCM checks that a connection over the connection manager behaves like a connection set up over TCP.
 func TestCM(t *testing.T) {
 	t.Parallel()
-	h, addr := testHost(t)
+	h, addr := newTestHost(t)
 	e := newCMTestPair(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
 	t.Run("Conn", func(t *testing.T) {
 		t.Parallel()
@@ -120,11 +120,11 @@ func TestCM(t *testing.T) {
 	must(t, b.Close())
 }
 
-// TestCMRefused checks the errors of Dial without a Listener, and with a peer that uses another protocol.
-func TestCMRefused(t *testing.T) {
+// TestCMDialErrors checks the errors of Dial without a Listener, and with a peer that uses another protocol.
+func TestCMDialErrors(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
-	h := w.host()
+	h := w.newHost()
 	e := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
 	nobody := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
 	must(t, nobody.l.Close())
@@ -137,23 +137,23 @@ func TestCMRefused(t *testing.T) {
 	checkOpError(t, "Accept", err, net.ErrClosed)
 }
 
-// otherHost returns a Host, and the connection manager of this Host for direct use by the test.
-func (w *testbed) otherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
+// newOtherHost returns a Host, and the connection manager of this Host for direct use by the test.
+func (w *testbed) newOtherHost(t testing.TB) (*rdmanet.Host, *cm.Manager) {
 	t.Helper()
 	m, err := w.stack.ConnectionManager(nil)
 	must(t, err)
 	t.Cleanup(func() { must(t, m.Close()) })
-	h := w.host()
+	h := w.newHost()
 	h.Manager = func() (*cm.Manager, error) { return m, nil }
 	return h, m
 }
 
-// TestCMOtherProtocol checks connections with peers that use another protocol over the connection manager.
-func TestCMOtherProtocol(t *testing.T) {
+// TestCMRejectsOtherProtocols checks connections with peers that use another protocol over the connection manager.
+func TestCMRejectsOtherProtocols(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	d := w.openDevice(t)
-	h, m := w.otherHost(t)
+	h, m := w.newOtherHost(t)
 	e := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
 	pd, err := d.AllocPD()
 	must(t, err)
@@ -164,7 +164,7 @@ func TestCMOtherProtocol(t *testing.T) {
 		must(t, err)
 		return q
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	for _, x := range []struct{ data, want string }{
 		{"hello", "does not use"}, {"RNET\x02\x01", "version 2"}, {"RNET\x01\x02", "kind 2"}, {"RNET\x01\x01", "version 0"},
@@ -237,11 +237,11 @@ func TestCMOtherProtocol(t *testing.T) {
 	must(t, pd.Close())
 }
 
-// TestCMPacketsLost drops all packets, first during the set-up of a connection and then on the connection.
-func TestCMPacketsLost(t *testing.T) {
+// TestCMPacketLossEndsConn drops all packets, first during the set-up of a connection and then on the connection.
+func TestCMPacketLossEndsConn(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
-	e := newCMTestPair(t, rdmanet.Config{Host: w.host(), Linger: -1}, "127.0.0.80")
+	e := newCMTestPair(t, rdmanet.Config{Host: w.newHost(), Linger: -1}, "127.0.0.80")
 	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
 	e.d.SetupTimeout = 50 * time.Millisecond
 	_, err := e.d.Dial("rdma", e.l.Addr().String())
@@ -260,9 +260,9 @@ func newService(t testing.TB, addr string) *service.Service {
 	return s
 }
 
-// TestCMAddresses checks the reported addresses on a service. ListenConfig.Failed must receive the address of a
+// TestCMReportsAddresses checks the reported addresses on a service. ListenConfig.Failed must receive the address of a
 // rejected peer. A Listener must report its address even after Close.
-func TestCMAddresses(t *testing.T) {
+func TestCMReportsAddresses(t *testing.T) {
 	t.Parallel()
 	s := newService(t, "127.91.16.3")
 	type failure struct {
@@ -288,7 +288,7 @@ func TestCMAddresses(t *testing.T) {
 	must(t, err)
 	q, err := pd.CreateQP(verbs.QPInit{SendCQ: cq})
 	must(t, err)
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	c, err := m.Resolve(ctx, cm.Target{Addr: netip.MustParseAddrPort(at.String())})
 	must(t, err)

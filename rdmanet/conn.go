@@ -44,8 +44,8 @@ type Conn struct {
 
 	//verbena:program the callers of one connection, and its timers
 	mu        sync.Mutex
-	in        receiver
-	out       sender
+	in        flowReceiver
+	out       flowSender
 	rd, wd    deadline
 	fin       bool      // the peer has sent its last data
 	gone      bool      // the peer no longer reads
@@ -96,7 +96,7 @@ const (
 )
 
 // startStream sets up the stream from the parameters of both ends.
-func (c *Conn) startStream(own, peer params) {
+func (c *Conn) startStream(own, peer setupParams) {
 	// both ends have resources for this number of messages in each direction
 	messages := int(min(own.messages, peer.messages))
 	c.in = newReceiver(int(own.ring), messages)
@@ -106,10 +106,10 @@ func (c *Conn) startStream(own, peer params) {
 	c.rd.lock, c.wd.lock = &c.mu, &c.mu
 	c.ops = make(chan struct{}, 1)
 	c.ops <- struct{}{}
-	c.readWaiter.init(c.readable)
-	c.writeWaiter.init(c.writable)
-	c.closeWaiter.init(c.delivered)
-	c.oper.init(c.op.ready)
+	c.readWaiter.init(c.isReadable)
+	c.writeWaiter.init(c.isWritable)
+	c.closeWaiter.init(c.isDelivered)
+	c.oper.init(c.op.isReady)
 	c.op.c = c
 	c.waiting.list = []*waiter{&c.readWaiter, &c.writeWaiter, &c.closeWaiter, &c.oper}
 	if c.probes > 0 {
@@ -134,31 +134,31 @@ func (c *Conn) PD() *verbs.PD { return c.pd }
 func (c *Conn) Read(b []byte) (int, error) {
 	c.readers.Lock()
 	defer c.readers.Unlock()
-	n, err := c.read(b)
+	n, err := c.readStream(b)
 	if err != nil && err != io.EOF {
-		err = c.opError("read", err)
+		err = c.newOpError("read", err)
 	}
 	return n, err
 }
 
-func (c *Conn) read(b []byte) (int, error) {
+func (c *Conn) readStream(b []byte) (int, error) {
 	c.mu.Lock()
 	if c.rd.err != nil || len(b) == 0 {
 		err := c.rd.err
 		c.mu.Unlock()
 		return 0, err
 	}
-	if c.in.available() < len(b) {
+	if c.in.unreadBytes() < len(b) {
 		c.pollCompletions()
 	}
-	if !c.readable() {
+	if !c.isReadable() {
 		c.mu.Unlock()
 		if err := c.await(&c.readWaiter, &c.rd); err != nil {
 			return 0, err
 		}
 		c.mu.Lock()
 	}
-	if c.in.available() == 0 {
+	if c.in.unreadBytes() == 0 {
 		defer c.mu.Unlock()
 		if c.fin {
 			return 0, io.EOF
@@ -166,13 +166,13 @@ func (c *Conn) read(b []byte) (int, error) {
 		return 0, c.err
 	}
 	n := 0
-	for n < len(b) && c.in.available() > 0 { // the second iteration reads after the wrap of the ring
+	for n < len(b) && c.in.unreadBytes() > 0 { // the second iteration reads after the wrap of the ring
 		from, to := c.in.nextRange(len(b) - n)
 		c.mu.Unlock()
 		k := copy(b[n:], c.from[from:to]) // needs no lock, because only a reader frees this part of the ring
 		n += k
 		c.mu.Lock()
-		if c.in.consume(k) {
+		if c.in.recordConsumed(k) {
 			c.sendControl(0)
 		}
 	}
@@ -180,7 +180,7 @@ func (c *Conn) read(b []byte) (int, error) {
 	return n, nil
 }
 
-func (c *Conn) readable() bool { return c.in.available() > 0 || c.fin || c.err != nil }
+func (c *Conn) isReadable() bool { return c.in.unreadBytes() > 0 || c.fin || c.err != nil }
 
 // Write writes b to the stream. Write blocks until the peer's ring has space or the write deadline has passed. The
 // connection copies the bytes. The caller may therefore change b as soon as Write returns, even after a timeout. The
@@ -188,14 +188,14 @@ func (c *Conn) readable() bool { return c.in.available() > 0 || c.fin || c.err !
 func (c *Conn) Write(b []byte) (int, error) {
 	c.writers.Lock()
 	defer c.writers.Unlock()
-	n, err := c.write(b)
+	n, err := c.writeStream(b)
 	if err != nil {
-		err = c.opError("write", err)
+		err = c.newOpError("write", err)
 	}
 	return n, err
 }
 
-func (c *Conn) write(b []byte) (n int, err error) {
+func (c *Conn) writeStream(b []byte) (n int, err error) {
 	for {
 		c.mu.Lock()
 		c.pollCompletions()
@@ -229,19 +229,19 @@ func (c *Conn) write(b []byte) (n int, err error) {
 	}
 }
 
-func (c *Conn) writable() bool { return c.out.maxNextMessage() > 0 || c.gone || c.err != nil }
+func (c *Conn) isWritable() bool { return c.out.maxNextMessage() > 0 || c.gone || c.err != nil }
 
 // postData sends n bytes of the send ring, starting at offset at. The caller must hold writers.
 func (c *Conn) postData(at, n int) error {
 	c.mu.Lock()
 	remote := verbs.Remote{Addr: c.there.Addr + c.out.sent%c.out.peer, RKey: c.there.RKey}
 	flags := verbs.SendFlags(0)
-	if c.out.post(n) {
+	if c.out.recordPost(n) {
 		flags = verbs.Signaled
 	}
 	c.wr = verbs.SendWR{
 		ID: kindData | c.out.sent, Opcode: verbs.WriteWithImm, Flags: flags, Local: c.send.SGE(at, n), Remote: remote,
-		Imm: c.in.credit(),
+		Imm: c.in.takeCredit(),
 	}
 	c.due = false
 	c.mu.Unlock()
@@ -255,24 +255,24 @@ func (c *Conn) postData(at, n int) error {
 func (c *Conn) failLostDevice(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteDeviceUnusable(err)
+	c.markDeviceUnusable(err)
 	c.waiting.notify()
 	return c.err
 }
 
-// noteDeviceUnusable records that the device is unusable.
+// markDeviceUnusable records that the device is unusable.
 //
 //verbena:held mu
-func (c *Conn) noteDeviceUnusable(err error) {
+func (c *Conn) markDeviceUnusable(err error) {
 	c.dead = true
-	c.fail(deviceError(lostDeviceError(c.pd.Device(), err)))
+	c.recordFailure(newDeviceError(newLostDeviceError(c.pd.Device(), err)))
 }
 
-// fail records the reason for the failure of the connection. The first reason is preserved, except that a later and
+// recordFailure records the reason for the failure of the connection. The first reason is preserved, except that a later and
 // more specific reason replaces verbs.Flushed.
 //
 //verbena:held mu
-func (c *Conn) fail(err error) {
+func (c *Conn) recordFailure(err error) {
 	if c.err == nil || errors.Is(c.err, verbs.Flushed) && !errors.Is(err, verbs.Flushed) {
 		c.err = err
 	}
@@ -292,7 +292,7 @@ func (c *Conn) sendControl(flags uint32) {
 	}
 	c.due = false
 	signaled := flags != 0 || n%creditFraction == creditFraction-1
-	c.postEmpty(verbs.SendWR{Opcode: verbs.WriteWithImm, Remote: c.there, Imm: flags | c.in.credit()}, signaled)
+	c.postEmpty(verbs.SendWR{Opcode: verbs.WriteWithImm, Remote: c.there, Imm: flags | c.in.takeCredit()}, signaled)
 }
 
 // postEmpty posts a message without data.
@@ -306,7 +306,7 @@ func (c *Conn) postEmpty(wr verbs.SendWR, signaled bool) {
 		c.scratch.Flags = verbs.Signaled
 	}
 	if err := c.qp.PostSend(&c.scratch); err != nil {
-		c.noteDeviceUnusable(err)
+		c.markDeviceUnusable(err)
 	}
 }
 
@@ -329,7 +329,7 @@ func (c *Conn) probePeer() {
 		c.postEmpty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
 	}
 	if c.err == nil && !c.probeSent.IsZero() && time.Since(c.probeSent) > c.stall {
-		c.fail(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed no work request for %v", c.stall)})
+		c.recordFailure(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed no work request for %v", c.stall)})
 		c.endWaits(c.err) // no completion will wake the sleeping goroutines
 	}
 	if c.err == nil {
@@ -345,7 +345,7 @@ func (c *Conn) pollCompletions() {
 	for {
 		n, err := c.cq.Poll(c.wcs[:])
 		if err != nil {
-			c.noteDeviceUnusable(err)
+			c.markDeviceUnusable(err)
 		}
 		for i := range n {
 			c.handleCompletion(&c.wcs[i])
@@ -364,31 +364,31 @@ func (c *Conn) pollCompletions() {
 func (c *Conn) handleCompletion(wc *verbs.WC) {
 	if wc.Status != verbs.Success {
 		if wc.ID&kindMask == kindOp {
-			c.op.complete()
+			c.op.countCompleted()
 		}
-		err := statusError(wc)
+		err := newStatusError(wc)
 		if wc.Status == verbs.Flushed && c.err == nil {
 			err = c.flushReason(err)
 		}
-		c.fail(err)
+		c.recordFailure(err)
 		return
 	}
 	c.received++
 	n := wc.ID &^ kindMask
 	switch wc.ID & kindMask {
 	case kindData:
-		c.out.complete(n)
+		c.out.recordCompleted(n)
 	case kindControl:
 		c.controlsDone = max(c.controlsDone, n)
 	case kindOp:
-		c.op.complete()
+		c.op.countCompleted()
 	case kindReceive:
 		if c.broken {
 			return // the receive is not posted again: this limits the number of further messages of the peer
 		}
 		if err := c.handleReceive(wc); err != nil {
 			c.broken = errors.Is(err, syscall.EPROTO)
-			c.fail(deviceError(err))
+			c.recordFailure(newDeviceError(err))
 		}
 	}
 }
@@ -402,7 +402,7 @@ func (c *Conn) flushReason(err error) error {
 	if gone == nil {
 		_ = pd.Close()
 	} else if isDeviceGone(gone) {
-		return deviceError(lostDeviceError(dev, gone))
+		return newDeviceError(newLostDeviceError(dev, gone))
 	}
 	return err
 }
@@ -417,7 +417,7 @@ func (c *Conn) handleReceive(wc *verbs.WC) error {
 	}
 	fin, gone := wc.Imm&(immFin|immClose) != 0, wc.Imm&immClose != 0
 	news := fin && !c.fin || gone && !c.gone
-	acked, err := c.out.ack(wc.Imm & immMask)
+	acked, err := c.out.handleAck(wc.Imm & immMask)
 	switch {
 	case err != nil:
 		return err
@@ -437,24 +437,24 @@ func (c *Conn) handleReceive(wc *verbs.WC) error {
 }
 
 // SetDeadline sets the read deadline and the write deadline.
-func (c *Conn) SetDeadline(t time.Time) error { return c.setEach(t, &c.rd, &c.wd) }
+func (c *Conn) SetDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd, &c.wd) }
 
 // SetReadDeadline sets the time after which Read and Remote.ReadAt return os.ErrDeadlineExceeded. The deadline also
 // applies to calls that are already blocked. A zero t means no deadline.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.setEach(t, &c.rd) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd) }
 
 // SetWriteDeadline sets the time after which Write and Remote.WriteAt return os.ErrDeadlineExceeded. The deadline also
 // applies to calls that are already blocked. A zero t means no deadline.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setEach(t, &c.wd) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.wd) }
 
-func (c *Conn) setEach(t time.Time, list ...*deadline) error {
+func (c *Conn) setDeadlines(t time.Time, list ...*deadline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return c.opError("set", net.ErrClosed)
+		return c.newOpError("set", net.ErrClosed)
 	}
 	for _, d := range list {
-		d.set(t)
+		d.setTime(t)
 	}
 	return nil
 }
@@ -465,12 +465,12 @@ func (c *Conn) CloseWrite() error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return c.opError("close", net.ErrClosed)
+		return c.newOpError("close", net.ErrClosed)
 	}
 	first := !c.shut
 	c.shut = true
 	if first {
-		c.wd.end(syscall.EPIPE)
+		c.wd.failWaits(syscall.EPIPE)
 	}
 	c.mu.Unlock()
 	if !first {
@@ -494,7 +494,7 @@ func (c *Conn) Close() error {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return c.opError("close", net.ErrClosed)
+		return c.newOpError("close", net.ErrClosed)
 	}
 	c.closed = true
 	c.endWaits(net.ErrClosed)
@@ -514,11 +514,11 @@ func (c *Conn) Close() error {
 	c.sendControl(immFin | immClose)
 	c.lastControl = c.controls
 	limit := deadline{lock: &c.mu}
-	limit.set(time.Now().Add(c.linger))
+	limit.setTime(time.Now().Add(c.linger))
 	c.mu.Unlock()
 	err := c.await(&c.closeWaiter, &limit)
 	c.mu.Lock()
-	limit.end(net.ErrClosed)
+	limit.failWaits(net.ErrClosed)
 	if err == nil && c.err != nil && !c.gone {
 		err = c.err
 	}
@@ -527,7 +527,7 @@ func (c *Conn) Close() error {
 		err = e
 	}
 	if err != nil {
-		return c.opError("close", err)
+		return c.newOpError("close", err)
 	}
 	return nil
 }
@@ -536,12 +536,12 @@ func (c *Conn) Close() error {
 //
 //verbena:held mu
 func (c *Conn) endWaits(err error) {
-	c.rd.end(err)
-	c.wd.end(err)
-	c.op.end(err)
+	c.rd.failWaits(err)
+	c.wd.failWaits(err)
+	c.op.endWait(err)
 }
 
-func (c *Conn) delivered() bool { return c.controlsDone >= c.lastControl || c.gone || c.err != nil }
+func (c *Conn) isDelivered() bool { return c.controlsDone >= c.lastControl || c.gone || c.err != nil }
 
 // closeVerbs closes the verbs objects.
 func (c *Conn) closeVerbs() error {

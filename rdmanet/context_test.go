@@ -13,14 +13,14 @@ import (
 	"verbena/rdmanet"
 )
 
-// lateContext is a context that has not ended although its deadline has passed. Another timer with the same deadline,
+// expiredRunningContext is a context that has not ended although its deadline has passed. Another timer with the same deadline,
 // for example in package net, may fire first.
-type lateContext struct {
+type expiredRunningContext struct {
 	context.Context
 	passed time.Time
 }
 
-func (c lateContext) Deadline() (time.Time, bool) { return c.passed, true }
+func (c expiredRunningContext) Deadline() (time.Time, bool) { return c.passed, true }
 
 // TestDialErrorWrapsCause checks that the error of DialContext wraps both the cause and the error of its context, at
 // any time of the set-up. The error must be a timeout if the context ended by a deadline.
@@ -32,7 +32,7 @@ func TestDialErrorWrapsCause(t *testing.T) {
 	tcp, err := net.Listen("tcp", "127.0.0.80:0")
 	must(t, err)
 	defer tcp.Close()
-	_, m := w.otherHost(t)
+	_, m := w.newOtherHost(t)
 	byCM, err := m.Listen(netip.MustParseAddrPort("127.0.0.80:0"), 0)
 	must(t, err)
 	defer byCM.Close()
@@ -52,7 +52,7 @@ func TestDialErrorWrapsCause(t *testing.T) {
 	}
 	late := func(ctx context.Context) (context.Context, context.CancelFunc) {
 		ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Millisecond, reason)
-		return lateContext{ctx, time.Now()}, cancel
+		return expiredRunningContext{ctx, time.Now()}, cancel
 	}
 	for _, x := range []struct {
 		name    string
@@ -74,7 +74,7 @@ func TestDialErrorWrapsCause(t *testing.T) {
 			if x.cm {
 				at = byCM.Addr().String()
 			}
-			d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}, CM: x.cm}
+			d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.newHost()}, CM: x.cm}
 			ctx, cancel := x.with(context.Background())
 			defer cancel()
 			_, err := d.DialContext(ctx, "rdma", at)
@@ -94,15 +94,15 @@ type incomparableCause struct{ v any }
 
 func (incomparableCause) Error() string { return "odd" }
 
-// TestDialOddContext checks DialContext with two unusual contexts. One has a cause that is not comparable, and the
+// TestDialWithUnusualContext checks DialContext with two unusual contexts. One has a cause that is not comparable, and the
 // other has a deadline that does not end it.
-func TestDialOddContext(t *testing.T) {
+func TestDialWithUnusualContext(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	tcp, err := net.Listen("tcp", "127.0.0.80:0")
 	must(t, err)
 	defer tcp.Close()
-	d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}}
+	d := rdmanet.Dialer{Config: rdmanet.Config{Host: w.newHost()}}
 	odd, cancel := context.WithCancelCause(context.Background())
 	time.AfterFunc(10*time.Millisecond, func() { cancel(incomparableCause{[]int{1}}) })
 	if _, err := d.DialContext(odd, "rdma", tcp.Addr().String()); !errors.Is(err, context.Canceled) ||
@@ -110,7 +110,7 @@ func TestDialOddContext(t *testing.T) {
 		t.Errorf("DialContext with a cause that is not comparable: got %v, want this cause", err)
 	}
 	var ne net.Error
-	if _, err := d.DialContext(lateContext{context.Background(), time.Now()}, "rdma", tcp.Addr().String()); !errors.As(err,
+	if _, err := d.DialContext(expiredRunningContext{context.Background(), time.Now()}, "rdma", tcp.Addr().String()); !errors.As(err,
 		&ne) || !ne.Timeout() {
 		t.Errorf("DialContext after a deadline: got %v, want a timeout", err)
 	}

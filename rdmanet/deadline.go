@@ -22,8 +22,8 @@ type deadline struct {
 	cancel context.CancelCauseFunc
 }
 
-// set makes t the deadline. A zero t means no deadline.
-func (d *deadline) set(t time.Time) {
+// setTime makes t the deadline. A zero t means no deadline.
+func (d *deadline) setTime(t time.Time) {
 	if d.final {
 		return
 	}
@@ -53,8 +53,8 @@ func (d *deadline) set(t time.Time) {
 	})
 }
 
-// end makes all waits fail permanently with err.
-func (d *deadline) end(err error) {
+// failWaits makes all waits fail permanently with err.
+func (d *deadline) failWaits(err error) {
 	d.final = true
 	if d.timer != nil {
 		d.timer.Stop()
@@ -69,16 +69,16 @@ func (d *deadline) expire(err error) {
 	}
 }
 
-// reason returns the reason for the failure of waits, or nil if waits are allowed.
-func (d *deadline) reason() error {
+// failureReason returns the reason for the failure of waits, or nil if waits are allowed.
+func (d *deadline) failureReason() error {
 	if d.err == nil && d.ctx != nil {
 		return context.Cause(d.ctx)
 	}
 	return d.err
 }
 
-// context returns a context that is cancelled when the waits end. The field err must be nil.
-func (d *deadline) context() context.Context {
+// waitContext returns a context that is cancelled when the waits end. The field err must be nil.
+func (d *deadline) waitContext() context.Context {
 	if d.ctx == nil {
 		d.ctx, d.cancel = context.WithCancelCause(context.Background())
 	}

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// network is the name of the network in an Addr.
-const network = "rdma"
+// networkName is the name of the network in an Addr.
+const networkName = "rdma"
 
 // Addr is the address of one end of a connection.
 type Addr struct {
@@ -23,7 +23,7 @@ type Addr struct {
 }
 
 // Network returns "rdma".
-func (Addr) Network() string { return network }
+func (Addr) Network() string { return networkName }
 
 // String returns the address and the queue pair number, such as "10.0.0.1:17".
 func (a Addr) String() string {
@@ -34,7 +34,7 @@ func (a Addr) String() string {
 type ListenAddr struct{ netip.AddrPort }
 
 // Network returns "rdma".
-func (ListenAddr) Network() string { return network }
+func (ListenAddr) Network() string { return networkName }
 
 // Dialer connects to Listeners. The zero Dialer is ready to use.
 type Dialer struct {
@@ -69,7 +69,7 @@ func (d *Dialer) Dial(network, address string) (net.Conn, error) {
 func (d *Dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	c, err := d.dial(ctx, network, address)
 	if err != nil {
-		return nil, setupOpError("dial", network, address, err)
+		return nil, newSetupOpError("dial", network, address, err)
 	}
 	return c, nil
 }
@@ -88,13 +88,13 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (*Conn, erro
 	if d.CM {
 		c, err := dialCM(ctx, d.TCP.Resolver, tcp, address, d.Config)
 		if err != nil {
-			return nil, setupEndError(ctx, err)
+			return nil, newSetupEndError(ctx, err)
 		}
 		return c, nil
 	}
 	nc, err := d.TCP.DialContext(ctx, tcp, address)
 	if err != nil {
-		return nil, setupEndError(ctx, err)
+		return nil, newSetupEndError(ctx, err)
 	}
 	defer nc.Close()
 	return Client(ctx, nc, nil, d.Config)
@@ -102,7 +102,7 @@ func (d *Dialer) dial(ctx context.Context, network, address string) (*Conn, erro
 
 func tcpNetwork(n string) (string, error) {
 	switch n {
-	case network:
+	case networkName:
 		return "tcp", nil
 	case "tcp", "tcp4", "tcp6":
 		return n, nil
@@ -110,8 +110,8 @@ func tcpNetwork(n string) (string, error) {
 	return "", net.UnknownNetworkError(n)
 }
 
-// setupOpError returns the error of a failed Dial or Listen.
-func setupOpError(op, network, address string, err error) error {
+// newSetupOpError returns the error of a failed Dial or Listen.
+func newSetupOpError(op, network, address string, err error) error {
 	var tcp *net.OpError
 	if errors.As(err, &tcp) && tcp.Op == op {
 		return err // the error already contains the operation and the address
@@ -135,13 +135,13 @@ func (e *setupError) Timeout() bool {
 		errors.Is(e.err, syscall.ETIMEDOUT)
 }
 
-// contextError is the error of a set-up that was ended by its context. A contextError also wraps the error of the
+// contextEndError is the error of a set-up that was ended by its context. A contextEndError also wraps the error of the
 // context. The error of the context distinguishes a deadline from a cancellation.
-type contextError struct{ why, end error }
+type contextEndError struct{ why, end error }
 
-// setupEndError returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error also
+// newSetupEndError returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error also
 // wraps the cause of ctx, because package net ignores the cause.
-func setupEndError(ctx context.Context, err error) error {
+func newSetupEndError(ctx context.Context, err error) error {
 	var ne net.Error
 	timeout := errors.As(err, &ne) && ne.Timeout()
 	if at, ok := ctx.Deadline(); ok && timeout && !time.Now().Before(at) {
@@ -156,19 +156,19 @@ func setupEndError(ctx context.Context, err error) error {
 		return err
 	case reflect.ValueOf(cause).Comparable() && errors.Is(err, cause):
 		// errors.Is would panic for a cause that is not comparable.
-		return &contextError{err, end}
+		return &contextEndError{err, end}
 	case timeout, errors.Is(err, end):
-		return &contextError{cause, end}
+		return &contextEndError{cause, end}
 	}
 	return err
 }
 
-func (e *contextError) Error() string { return e.why.Error() }
+func (e *contextEndError) Error() string { return e.why.Error() }
 
 // Unwrap returns both errors.
-func (e *contextError) Unwrap() []error { return []error{e.why, e.end} }
+func (e *contextEndError) Unwrap() []error { return []error{e.why, e.end} }
 
 // Is makes an expired context match os.ErrDeadlineExceeded.
-func (e *contextError) Is(target error) bool {
+func (e *contextEndError) Is(target error) bool {
 	return target == os.ErrDeadlineExceeded && e.end == context.DeadlineExceeded
 }

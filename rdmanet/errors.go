@@ -29,8 +29,8 @@ func (e *ConnError) Unwrap() []error { return []error{e.Errno, e.Err} }
 // as well.
 func (e *ConnError) Timeout() bool { return e.Errno.Timeout() }
 
-// statusError converts a failed completion to the error of the connection.
-func statusError(wc *verbs.WC) error {
+// newStatusError converts a failed completion to the error of the connection.
+func newStatusError(wc *verbs.WC) error {
 	err := verbs.CompletionError(wc)
 	switch wc.Status {
 	case verbs.RetryExceeded, verbs.RNRRetryExceeded:
@@ -45,18 +45,18 @@ func statusError(wc *verbs.WC) error {
 	return &ConnError{syscall.ECONNRESET, err}
 }
 
-// deviceError converts a device error to the error of the connection.
-func deviceError(err error) error {
+// newDeviceError converts a device error to the error of the connection.
+func newDeviceError(err error) error {
 	if errors.Is(err, syscall.EPROTO) {
 		return &ConnError{syscall.ECONNRESET, err}
 	}
 	return &ConnError{syscall.ECONNABORTED, err}
 }
 
-// lostDeviceError returns the error of a lost device if err shows that the device is lost. err may come from any call
-// on the device. lostDeviceError returns other errors unchanged. In particular it replaces the io.EOF of a completion
+// newLostDeviceError returns the error of a lost device if err shows that the device is lost. err may come from any call
+// on the device. newLostDeviceError returns other errors unchanged. In particular it replaces the io.EOF of a completion
 // channel, which does not mean the end of a stream.
-func lostDeviceError(dev *verbs.Device, err error) error {
+func newLostDeviceError(dev *verbs.Device, err error) error {
 	var no syscall.Errno
 	switch {
 	case errors.Is(err, verbs.ErrClosed):
@@ -71,6 +71,6 @@ func lostDeviceError(dev *verbs.Device, err error) error {
 
 var errPeerClosed = fmt.Errorf("the peer has closed the connection: %w", syscall.EPIPE)
 
-func (c *Conn) opError(op string, err error) error {
-	return &net.OpError{Op: op, Net: network, Source: c.local, Addr: c.remote, Err: err}
+func (c *Conn) newOpError(op string, err error) error {
+	return &net.OpError{Op: op, Net: networkName, Source: c.local, Addr: c.remote, Err: err}
 }

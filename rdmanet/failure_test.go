@@ -29,9 +29,9 @@ type blockingCall struct {
 	f    func() error
 }
 
-// blockingCalls returns blocking calls on a connection. The calls block because the peer does not read or write, and
+// newBlockingCalls returns blocking calls on a connection. The calls block because the peer does not read or write, and
 // its packets are lost.
-func blockingCalls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []blockingCall {
+func newBlockingCalls(t *testing.T, a *rdmanet.Conn, there, mine *rdmanet.Region) []blockingCall {
 	m := a.Remote(there.Descriptor())
 	ctx := context.Background()
 	return []blockingCall{
@@ -74,9 +74,9 @@ func expectCallsFail(t *testing.T, list []blockingCall, do func(), want ...error
 	}
 }
 
-// TestFailureEndsCalls checks each reason for the end of a connection. All blocked and later calls must end with an
+// TestConnectionEndUnblocksCalls checks each reason for the end of a connection. All blocked and later calls must end with an
 // error that names the reason. A Listener and a Dialer must continue when the device has returned.
-func TestFailureEndsCalls(t *testing.T) {
+func TestConnectionEndUnblocksCalls(t *testing.T) {
 	t.Parallel()
 	for _, useCM := range []bool{false, true} {
 		name := "TCP"
@@ -88,7 +88,7 @@ func TestFailureEndsCalls(t *testing.T) {
 			w := newTestbed(t, nil)
 			// The retries last longer than the test. Therefore only the end of the device ends the calls.
 			cfg := rdmanet.Config{
-				Host: w.host(), Linger: -1, KeepAlive: -1, Path: verbs.Path{Timeout: time.Minute},
+				Host: w.newHost(), Linger: -1, KeepAlive: -1, Path: verbs.Path{Timeout: time.Minute},
 			}
 			address := "127.0.0.80:0"
 			if useCM {
@@ -118,7 +118,7 @@ func TestFailureEndsCalls(t *testing.T) {
 				mine, err := a.NewRegion(100, 0)
 				must(t, err)
 				must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
-				expectCallsFail(t, blockingCalls(t, a, there, mine), func() { w.unplug(t) }, syscall.ECONNABORTED)
+				expectCallsFail(t, newBlockingCalls(t, a, there, mine), func() { w.unplugDevice(t) }, syscall.ECONNABORTED)
 				if _, err := b.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNABORTED) {
 					t.Errorf("Read at the other end: got %v, want ECONNABORTED", err)
 				}
@@ -130,7 +130,7 @@ func TestFailureEndsCalls(t *testing.T) {
 				must(t, mine.Close())
 				must(t, there.Close())
 				w.net.Faults().Clear()
-				w.plug(t) // the device returns while the old connections are open
+				w.plugDevice(t) // the device returns while the old connections are open
 			}
 			a, b := pair()
 			exchangeData(t, a, b, 1000)
@@ -149,13 +149,13 @@ func TestFailureEndsCalls(t *testing.T) {
 	}
 }
 
-// TestStalledDevice checks that a connection fails when the device of this end stops working without an error.
-func TestStalledDevice(t *testing.T) {
+// TestStalledDeviceFailsConn checks that a connection fails when the device of this end stops working without an error.
+func TestStalledDeviceFailsConn(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
 	d := w.openDevice(t)
 	cfg := rdmanet.Config{KeepAlive: 5 * time.Millisecond, Linger: 5 * time.Millisecond}
-	a, b := connect(t, d, d, cfg, cfg)
+	a, b := connectDevices(t, d, d, cfg, cfg)
 	there, err := b.NewRegion(100, 0)
 	must(t, err)
 	mine, err := a.NewRegion(100, 0)
@@ -165,19 +165,19 @@ func TestStalledDevice(t *testing.T) {
 		must(t, mine.Close())
 	})
 	w.hw.Hang()
-	expectCallsFail(t, blockingCalls(t, a, there, mine), func() { a.SetStall(20 * time.Millisecond) }, syscall.ETIMEDOUT)
+	expectCallsFail(t, newBlockingCalls(t, a, there, mine), func() { a.SetProbeTimeout(20 * time.Millisecond) }, syscall.ETIMEDOUT)
 	checkOpError(t, "Close", a.Close(), syscall.ETIMEDOUT)
 }
 
-// TestIdleIsNotStall checks that the device of an idle connection is not mistaken for a device that has stopped
+// TestIdleDeviceIsNotStalled checks that the device of an idle connection is not mistaken for a device that has stopped
 // working.
-func TestIdleIsNotStall(t *testing.T) {
+func TestIdleDeviceIsNotStalled(t *testing.T) {
 	t.Parallel()
 	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	cfg := rdmanet.Config{KeepAlive: 200 * time.Millisecond}
-	a, b := connect(t, d, d, cfg, cfg)
-	a.SetStall(500 * time.Millisecond)
-	b.SetStall(500 * time.Millisecond)
+	a, b := connectDevices(t, d, d, cfg, cfg)
+	a.SetProbeTimeout(500 * time.Millisecond)
+	b.SetProbeTimeout(500 * time.Millisecond)
 	must(t, a.SetReadDeadline(time.Now().Add(time.Second)))
 	_, err := a.Read(make([]byte, 1))
 	checkOpError(t, "Read", err, os.ErrDeadlineExceeded)
@@ -185,8 +185,8 @@ func TestIdleIsNotStall(t *testing.T) {
 	exchangeData(t, a, b, 1000)
 }
 
-// TestListenerDevice checks that a Listener with Config.Device ends with that device.
-func TestListenerDevice(t *testing.T) {
+// TestListenerEndsWithDevice checks that a Listener with Config.Device ends with that device.
+func TestListenerEndsWithDevice(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
 		name string
@@ -194,19 +194,19 @@ func TestListenerDevice(t *testing.T) {
 		end  func(*testing.T, *testbed, *verbs.Device)
 	}{
 		{"unplugged", false, func(t *testing.T, w *testbed, _ *verbs.Device) {
-			w.unplug(t)
-			w.plug(t)
+			w.unplugDevice(t)
+			w.plugDevice(t)
 		}},
 		{"closed", false, func(t *testing.T, _ *testbed, d *verbs.Device) { must(t, d.Close()) }},
 		{"address", true, func(t *testing.T, w *testbed, _ *verbs.Device) {
-			w.unplug(t)
-			w.plug(t)
+			w.unplugDevice(t)
+			w.plugDevice(t)
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			t.Parallel()
 			w := newTestbed(t, &rxe.Fabric{})
-			cfg := rdmanet.Config{Host: w.host()}
+			cfg := rdmanet.Config{Host: w.newHost()}
 			var d *verbs.Device
 			if !x.cm {
 				d = w.openDevice(t)
@@ -221,20 +221,20 @@ func TestListenerDevice(t *testing.T) {
 				t.Errorf("Accept: got %q, want an error about the device and not io.EOF", err)
 			}
 			must(t, l.Close())
-			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.host()}, CM: x.cm}).Dial("rdma",
+			_, err = (&rdmanet.Dialer{Config: rdmanet.Config{Device: d, Host: w.newHost()}, CM: x.cm}).Dial("rdma",
 				l.Addr().String())
 			checkOpError(t, "Dial", err, syscall.ECONNREFUSED)
 		})
 	}
 }
 
-// TestCMDisconnect checks that a disconnect event of the connection manager ends calls at once, without a wait for
+// TestCMDisconnectEndsCalls checks that a disconnect event of the connection manager ends calls at once, without a wait for
 // probes.
-func TestCMDisconnect(t *testing.T) {
+func TestCMDisconnectEndsCalls(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	var m *cm.Manager
-	h := w.host()
+	h := w.newHost()
 	h.Manager = func() (_ *cm.Manager, err error) {
 		m, err = w.stack.ConnectionManager(nil)
 		return m, err

@@ -32,7 +32,7 @@ type messageEnds struct {
 	head, tail uint64 // message numbers; the queue contains the messages in [head, tail)
 }
 
-func (e *messageEnds) push(at uint64) {
+func (e *messageEnds) addEnd(at uint64) {
 	e.at[e.tail%uint64(len(e.at))] = at
 	e.tail++
 }
@@ -45,11 +45,11 @@ func (e *messageEnds) firstAfter(n, pos uint64) uint64 {
 	return n
 }
 
-// sender is the flow control state of the sending end, for one direction. Positions count bytes of the stream.
+// flowSender is the flow control state of the sending end, for one direction. Positions count bytes of the stream.
 //
 // A byte occupies the send ring until the device has completed the byte's WRITE. The byte occupies the peer's ring
 // until the peer has consumed it.
-type sender struct {
+type flowSender struct {
 	own, peer uint64 // lengths of the rings
 	messages  uint64 // maximum in flight; the peer's receiver has the same limit
 
@@ -64,14 +64,14 @@ type sender struct {
 	quiet      int         // messages posted since the last signalled message
 }
 
-func newSender(own, peer, messages int) sender {
-	return sender{
+func newSender(own, peer, messages int) flowSender {
+	return flowSender{
 		own: uint64(own), peer: uint64(peer), messages: uint64(messages), ends: messageEnds{at: make([]uint64, messages)},
 	}
 }
 
 // maxNextMessage returns the maximum size of the next message. The message must be contiguous in both rings.
-func (s *sender) maxNextMessage() int {
+func (s *flowSender) maxNextMessage() int {
 	if s.ends.tail-min(s.ackedNum, s.doneNum) >= s.messages {
 		return 0
 	}
@@ -79,11 +79,11 @@ func (s *sender) maxNextMessage() int {
 	return int(min(n, s.own-s.sent%s.own, s.peer-s.sent%s.peer))
 }
 
-// post records a message of n bytes. n is at most room(). post reports whether the message must be signalled. A failed
+// recordPost records a message of n bytes. n is at most room(). recordPost reports whether the message must be signalled. A failed
 // work request generates a completion in any case. The completion also completes the earlier requests.
-func (s *sender) post(n int) (signaled bool) {
+func (s *flowSender) recordPost(n int) (signaled bool) {
 	s.sent += uint64(n)
-	s.ends.push(s.sent)
+	s.ends.addEnd(s.sent)
 	s.unsignaled += n
 	s.quiet++
 	if s.unsignaled*creditFraction < int(s.own) && s.quiet*creditFraction < int(s.messages) {
@@ -93,15 +93,15 @@ func (s *sender) post(n int) (signaled bool) {
 	return true
 }
 
-// complete records that the device has completed all bytes up to pos.
-func (s *sender) complete(pos uint64) {
+// recordCompleted records that the device has completed all bytes up to pos.
+func (s *flowSender) recordCompleted(pos uint64) {
 	s.done = max(s.done, pos)
 	s.doneNum = s.ends.firstAfter(s.doneNum, s.done)
 }
 
-// ack handles the consumed position in immediate data. ack returns the number of newly consumed bytes. A position older
+// handleAck handles the consumed position in immediate data. handleAck returns the number of newly consumed bytes. A position older
 // than the last one has no effect. The error is EPROTO if the position is beyond the sent bytes.
-func (s *sender) ack(imm uint32) (more uint64, err error) {
+func (s *flowSender) handleAck(imm uint32) (more uint64, err error) {
 	n := uint64((imm - uint32(s.acked)) & immMask)
 	switch {
 	case n > immMask/2:
@@ -115,8 +115,8 @@ func (s *sender) ack(imm uint32) (more uint64, err error) {
 	return n, nil
 }
 
-// receiver is the flow control state of the receiving end, for one direction.
-type receiver struct {
+// flowReceiver is the flow control state of the receiving end, for one direction.
+type flowReceiver struct {
 	size     uint64 // ring size
 	messages uint64 // maximum number of the sender's messages in flight
 
@@ -128,44 +128,44 @@ type receiver struct {
 	creditedNum uint64      // number of the first message that had not been consumed at the last credit
 }
 
-func newReceiver(size, messages int) receiver {
-	return receiver{size: uint64(size), messages: uint64(messages), ends: messageEnds{at: make([]uint64, messages)}}
+func newReceiver(size, messages int) flowReceiver {
+	return flowReceiver{size: uint64(size), messages: uint64(messages), ends: messageEnds{at: make([]uint64, messages)}}
 }
 
 // recordArrival records a message of n bytes. The error is EPROTO if the sender had no credit for the message.
-func (r *receiver) recordArrival(n int) error {
+func (r *flowReceiver) recordArrival(n int) error {
 	if free := r.size - (r.received - r.consumed); uint64(n) > free || r.ends.tail-r.ends.head >= r.messages {
 		return fmt.Errorf("the peer has sent %d bytes in %d messages, want at most %d in %d: %w",
 			n, r.ends.tail-r.ends.head+1, free, r.messages, syscall.EPROTO)
 	}
 	r.received += uint64(n)
-	r.ends.push(r.received)
+	r.ends.addEnd(r.received)
 	return nil
 }
 
-// available returns the number of unread bytes.
-func (r *receiver) available() int { return int(r.received - r.consumed) }
+// unreadBytes returns the number of unread bytes.
+func (r *flowReceiver) unreadBytes() int { return int(r.received - r.consumed) }
 
 // nextRange returns the range of the next unread bytes in the ring. The range is contiguous and has at most limit
 // bytes.
-func (r *receiver) nextRange(limit int) (from, to int) {
+func (r *flowReceiver) nextRange(limit int) (from, to int) {
 	at := r.consumed % r.size
 	return int(at), int(at + min(uint64(limit), r.received-r.consumed, r.size-at))
 }
 
-// consume records that n bytes have been read. consume reports whether a credit should be sent in a separate message.
-func (r *receiver) consume(n int) (due bool) {
+// recordConsumed records that n bytes have been read. recordConsumed reports whether a credit should be sent in a separate message.
+func (r *flowReceiver) recordConsumed(n int) (due bool) {
 	r.consumed += uint64(n)
 	r.ends.head = r.ends.firstAfter(r.ends.head, r.consumed)
-	return r.creditDue()
+	return r.isCreditDue()
 }
 
-func (r *receiver) creditDue() bool {
+func (r *flowReceiver) isCreditDue() bool {
 	return (r.consumed-r.credited)*creditFraction >= r.size || (r.ends.head-r.creditedNum)*creditFraction >= r.messages
 }
 
-// credit returns the consumed position for immediate data, and records it as sent.
-func (r *receiver) credit() uint32 {
+// takeCredit returns the consumed position for immediate data, and records it as sent.
+func (r *flowReceiver) takeCredit() uint32 {
 	r.credited, r.creditedNum = r.consumed, r.ends.head
 	return uint32(r.consumed) & immMask
 }

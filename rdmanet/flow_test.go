@@ -9,10 +9,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestFlowRandom applies the events of one direction in a random order that the wire and the devices allow. The sender
+// TestFlowInRandomEventOrder applies the events of one direction in a random order that the wire and the devices allow. The sender
 // must never overrun a ring or the receives. There must never be more credits in flight than there are receives for
 // credits, and the stream must never stall.
-func TestFlowRandom(t *testing.T) {
+func TestFlowInRandomEventOrder(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		own := rapid.IntRange(minRing, 2000).Draw(t, "own")
@@ -44,7 +44,7 @@ func TestFlowRandom(t *testing.T) {
 					t.Fatalf("message of %d bytes at offset %d: got it past the end of the peer's ring of %d, want it contiguous",
 						n, at, peer)
 				}
-				if s.post(n) {
+				if s.recordPost(n) {
 					signaled = append(signaled, s.sent)
 				}
 				wire = append(wire, message{s.sent, n})
@@ -65,12 +65,12 @@ func TestFlowRandom(t *testing.T) {
 				if len(signaled) == 0 || signaled[0] > done {
 					return false
 				}
-				s.complete(signaled[0])
+				s.recordCompleted(signaled[0])
 				signaled = signaled[1:]
 				return true
 			},
 			"read": func(t *rapid.T) bool {
-				if r.available() == 0 {
+				if r.unreadBytes() == 0 {
 					return false
 				}
 				from, to := r.nextRange(rapid.IntRange(1, peer).Draw(t, "limit"))
@@ -79,8 +79,8 @@ func TestFlowRandom(t *testing.T) {
 						from, to, peer)
 				}
 				delivered += uint64(to - from)
-				if r.consume(to - from) {
-					credits = append(credits, r.credit())
+				if r.recordConsumed(to - from) {
+					credits = append(credits, r.takeCredit())
 					if len(credits) > 2*creditFraction {
 						t.Fatalf("credits in flight: got %d, want at most 2*fraction", len(credits))
 					}
@@ -91,7 +91,7 @@ func TestFlowRandom(t *testing.T) {
 				if len(credits) == 0 {
 					return false
 				}
-				if _, err := s.ack(credits[0]); err != nil {
+				if _, err := s.handleAck(credits[0]); err != nil {
 					t.Fatal(err)
 				}
 				credits = credits[1:]
@@ -118,41 +118,41 @@ func TestFlowRandom(t *testing.T) {
 	})
 }
 
-func TestFlowRefuses(t *testing.T) {
+func TestFlowRefusesViolations(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
 		name string
-		f    func(*sender, *receiver) error
+		f    func(*flowSender, *flowReceiver) error
 		want error
 	}{
-		{"more than the ring", func(_ *sender, r *receiver) error { return r.recordArrival(1001) }, syscall.EPROTO},
-		{"the whole ring", func(_ *sender, r *receiver) error { return r.recordArrival(1000) }, nil},
-		{"a byte too many", func(_ *sender, r *receiver) error {
+		{"more than the ring", func(_ *flowSender, r *flowReceiver) error { return r.recordArrival(1001) }, syscall.EPROTO},
+		{"the whole ring", func(_ *flowSender, r *flowReceiver) error { return r.recordArrival(1000) }, nil},
+		{"a byte too many", func(_ *flowSender, r *flowReceiver) error {
 			return errors.Join(r.recordArrival(1000), r.recordArrival(1))
 		}, syscall.EPROTO},
-		{"a message too many", func(_ *sender, r *receiver) error {
+		{"a message too many", func(_ *flowSender, r *flowReceiver) error {
 			var err error
 			for range 5 {
 				err = r.recordArrival(1)
 			}
 			return err
 		}, syscall.EPROTO},
-		{"a credit of nothing", func(s *sender, _ *receiver) error { return applyAck(s, 1) }, syscall.EPROTO},
-		{"a credit again", func(s *sender, _ *receiver) error {
-			s.post(10)
+		{"a credit of nothing", func(s *flowSender, _ *flowReceiver) error { return applyAck(s, 1) }, syscall.EPROTO},
+		{"a credit again", func(s *flowSender, _ *flowReceiver) error {
+			s.recordPost(10)
 			return errors.Join(applyAck(s, 10), applyAck(s, 10), applyAck(s, 5))
 		}, nil},
-		{"a credit beyond 2^30", func(*sender, *receiver) error {
+		{"a credit beyond 2^30", func(*flowSender, *flowReceiver) error {
 			const n = 1 << 20
 			s, r := newSender(n, n, 4), newReceiver(n, 4)
 			for range 5000 { // nearly 5 * 2^30 bytes in total
-				s.post(n)
-				s.complete(s.sent)
+				s.recordPost(n)
+				s.recordCompleted(s.sent)
 				if err := r.recordArrival(n); err != nil {
 					return err
 				}
-				r.consume(n)
-				if _, err := s.ack(r.credit()); err != nil {
+				r.recordConsumed(n)
+				if _, err := s.handleAck(r.takeCredit()); err != nil {
 					return err
 				}
 			}
@@ -169,7 +169,7 @@ func TestFlowRefuses(t *testing.T) {
 	}
 }
 
-func applyAck(s *sender, imm uint32) error {
-	_, err := s.ack(imm)
+func applyAck(s *flowSender, imm uint32) error {
+	_, err := s.handleAck(imm)
 	return err
 }

@@ -60,7 +60,7 @@ func (h *Host) acquireDevice(guid uint64) (*verbs.Device, func(), error) {
 	})
 	for _, o := range h.devices {
 		if guid == 0 && o.first || guid != 0 && o.guid == guid {
-			return o.dev, h.addUser(o), nil
+			return o.dev, h.addDeviceUser(o), nil
 		}
 	}
 	list := verbs.Devices
@@ -83,7 +83,7 @@ func (h *Host) acquireDevice(guid uint64) (*verbs.Device, func(), error) {
 		if err == nil && (guid == 0 || a.NodeGUID == guid) {
 			o := &openDevice{dev: d, guid: a.NodeGUID, first: n == 0}
 			h.devices = append(h.devices, o)
-			return d, h.addUser(o), nil
+			return d, h.addDeviceUser(o), nil
 		}
 		_ = d.Close()
 		if guid == 0 {
@@ -97,8 +97,8 @@ func (h *Host) acquireDevice(guid uint64) (*verbs.Device, func(), error) {
 		verbs.ErrNoDevice)
 }
 
-// addUser adds a user of o, and returns a function that removes this user. The lock must be held.
-func (h *Host) addUser(o *openDevice) func() {
+// addDeviceUser adds a user of o, and returns a function that removes this user. The lock must be held.
+func (h *Host) addDeviceUser(o *openDevice) func() {
 	o.users++
 	return sync.OnceFunc(func() {
 		h.mu.Lock()

@@ -22,7 +22,7 @@ type hostilePeer struct {
 	qp    *verbs.QP
 	cq    *verbs.CQ
 	mem   *verbs.MR
-	there params // parameters of the Conn
+	there setupParams // parameters of the Conn
 }
 
 // newHostilePeer establishes a connection with a hostile peer. The peer follows only the protocol of the set-up.
@@ -54,8 +54,8 @@ func newHostilePeer(t *testing.T, cfg Config) (*Conn, *hostilePeer) {
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		own := params{addr: p.mem.Addr(), ring: 1 << 20, rkey: p.mem.RKey(), messages: maxMessages}
-		private, _, _, err := (&connExchange{nc: x}).Connect(ctx, p.qp, verbs.Path{}, own.append(nil))
+		own := setupParams{addr: p.mem.Addr(), ring: 1 << 20, rkey: p.mem.RKey(), messages: maxMessages}
+		private, _, _, err := (&connExchange{nc: x}).Connect(ctx, p.qp, verbs.Path{}, own.appendTo(nil))
 		if err == nil {
 			p.there, err = parseParams(private)
 		}
@@ -77,8 +77,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// write sends a message of n bytes from the start of the peer's memory to an offset in the ring.
-func (p *hostilePeer) write(at, n int, imm uint32) {
+// writeToRing sends a message of n bytes from the start of the peer's memory to an offset in the ring.
+func (p *hostilePeer) writeToRing(at, n int, imm uint32) {
 	wr := verbs.SendWR{
 		Opcode: verbs.WriteWithImm, Flags: verbs.Signaled, Imm: imm,
 		Remote: verbs.Remote{Addr: p.there.addr + uint64(at), RKey: p.there.rkey},
@@ -108,39 +108,39 @@ func (p *hostilePeer) postAndWait(wr verbs.SendWR) bool {
 	}
 }
 
-// TestProtocolViolations checks that a violation of the protocol ends the connection and has no other effect. Data
+// TestProtocolViolationEndsConn checks that a violation of the protocol ends the connection and has no other effect. Data
 // received before the violation must be readable, and data received after the violation must not.
-func TestProtocolViolations(t *testing.T) {
+func TestProtocolViolationEndsConn(t *testing.T) {
 	const ring, messages = 4096, 8
 	for _, x := range []struct {
 		name string
 		do   func(*hostilePeer)
 	}{
-		{"a credit for bytes that were not sent", func(p *hostilePeer) { p.write(0, 0, 100) }},
-		{"with data", func(p *hostilePeer) { p.write(5, 1, 100) }},
-		{"more than the ring holds", func(p *hostilePeer) { p.write(0, ring, 0) }},
+		{"a credit for bytes that were not sent", func(p *hostilePeer) { p.writeToRing(0, 0, 100) }},
+		{"with data", func(p *hostilePeer) { p.writeToRing(5, 1, 100) }},
+		{"more than the ring holds", func(p *hostilePeer) { p.writeToRing(0, ring, 0) }},
 		{"more messages than were announced", func(p *hostilePeer) {
 			for i := range messages {
-				p.write(5+i, 1, 0)
+				p.writeToRing(5+i, 1, 0)
 			}
 		}},
 		{"data after FIN", func(p *hostilePeer) {
-			p.write(0, 0, immFin)
-			p.write(5, 1, 0)
+			p.writeToRing(0, 0, immFin)
+			p.writeToRing(5, 1, 0)
 		}},
-		{"a message without data, credit or flags", func(p *hostilePeer) { p.write(0, 0, 0) }},
+		{"a message without data, credit or flags", func(p *hostilePeer) { p.writeToRing(0, 0, 0) }},
 		{"FIN twice", func(p *hostilePeer) {
-			p.write(0, 0, immFin)
-			p.write(0, 0, immFin)
+			p.writeToRing(0, 0, immFin)
+			p.writeToRing(0, 0, immFin)
 		}},
 		{"an empty SEND", func(p *hostilePeer) { p.postAndWait(verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled}) }},
 		{"a SEND", func(p *hostilePeer) {
 			p.postAndWait(verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: p.mem.SGE(0, 10)})
 		}},
-		{"beyond the ring", func(p *hostilePeer) { p.write(ring-10, 20, 0) }},
+		{"beyond the ring", func(p *hostilePeer) { p.writeToRing(ring-10, 20, 0) }},
 		{"another key", func(p *hostilePeer) {
 			p.there.rkey ^= 0x100
-			p.write(0, 1, 0)
+			p.writeToRing(0, 1, 0)
 		}},
 		{"a READ of the ring", func(p *hostilePeer) {
 			p.postAndWait(verbs.SendWR{
@@ -153,7 +153,7 @@ func TestProtocolViolations(t *testing.T) {
 			t.Parallel()
 			c, p := newHostilePeer(t, Config{ReadBuffer: ring, Messages: messages, KeepAlive: -1})
 			copy(p.mem.Bytes(), "first")
-			p.write(0, 5, 0)
+			p.writeToRing(0, 5, 0)
 			x.do(p)
 			must(t, c.SetDeadline(time.Now().Add(10*time.Second)))
 			_, err := io.ReadAll(io.LimitReader(c, 5))
@@ -169,7 +169,7 @@ func TestProtocolViolations(t *testing.T) {
 			if _, err := c.Write([]byte("x")); !errors.Is(err, syscall.ECONNRESET) {
 				t.Errorf("Write: got %v, want ECONNRESET", err)
 			}
-			p.write(0, 5, 0)
+			p.writeToRing(0, 5, 0)
 			if n, err := c.Read(make([]byte, 5)); n != 0 {
 				t.Errorf("Read after the connection has failed: got %d bytes and error %v, want none", n, err)
 			}
@@ -201,9 +201,9 @@ func TestFlood(t *testing.T) {
 	wg.Wait()
 }
 
-// TestPeerWithholdsCredits checks a peer that never sends credits. Write must block until its deadline, and Close must
+// TestWriteBlocksWithoutCredits checks a peer that never sends credits. Write must block until its deadline, and Close must
 // not be delayed.
-func TestPeerWithholdsCredits(t *testing.T) {
+func TestWriteBlocksWithoutCredits(t *testing.T) {
 	t.Parallel()
 	c, _ := newHostilePeer(t, Config{KeepAlive: -1})
 	must(t, c.SetWriteDeadline(time.Now().Add(20*time.Millisecond)))
@@ -214,9 +214,9 @@ func TestPeerWithholdsCredits(t *testing.T) {
 	must(t, c.Close())
 }
 
-// TestForgedDescriptor checks descriptors that no region can have. The descriptors have not been checked by
+// TestForgedDescriptorIsRejected checks descriptors that no region can have. The descriptors have not been checked by
 // UnmarshalBinary.
-func TestForgedDescriptor(t *testing.T) {
+func TestForgedDescriptorIsRejected(t *testing.T) {
 	t.Parallel()
 	c, p := newHostilePeer(t, Config{KeepAlive: -1})
 	mine, err := c.NewRegion(100, 0)

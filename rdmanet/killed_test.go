@@ -23,28 +23,28 @@ import (
 	"verbena/verbs/embed"
 )
 
-// childEnv is an environment variable. The variable makes the test binary run as one end of a connection. The value of
+// childArgEnv is an environment variable. The variable makes the test binary run as one end of a connection. The value of
 // the variable contains the action ("wait", "serve", "dial" or "survive"), the kind of set-up ("tcp" or "cm"), and the
 // address to listen on or dial. The process uses the service or kernel of VERBS_DEVICE. If it is not set, the process
 // creates a device at that address.
-const childEnv = "RDMANET_CHILD"
+const childArgEnv = "RDMANET_CHILD"
 
 func runChild(arg string) error {
 	f := strings.Fields(arg)
 	if len(f) != 3 {
-		return fmt.Errorf("%s is %q", childEnv, arg)
+		return fmt.Errorf("%s is %q", childArgEnv, arg)
 	}
 	switch f[0] {
 	case "dial":
 		return dialPeer(f[1] == "cm", f[2])
 	case "survive":
-		return surviveReset(f[1] == "cm", f[2])
+		return runThroughReset(f[1] == "cm", f[2])
 	}
 	host, _, err := net.SplitHostPort(f[2])
 	if err != nil {
 		return err
 	}
-	h, _, err := processHost(netip.MustParseAddr(host))
+	h, _, err := newProcessHost(netip.MustParseAddr(host))
 	if err != nil {
 		return err
 	}
@@ -98,10 +98,10 @@ func servePeer(c *rdmanet.Conn) error {
 
 // dialPeer is the counterpart of servePeer.
 func dialPeer(useCM bool, address string) error {
-	d := rdmanet.Dialer{Config: rdmanet.Config{Host: serviceHost()}, CM: useCM}
+	d := rdmanet.Dialer{Config: rdmanet.Config{Host: hostOfService()}, CM: useCM}
 	var nc net.Conn
 	var err error
-	testutil.Poll(func() bool { // until the peer listens
+	testutil.PollUntil(func() bool { // until the peer listens
 		nc, err = d.Dial("rdma", address)
 		return !errors.Is(err, syscall.ECONNREFUSED)
 	})
@@ -109,7 +109,7 @@ func dialPeer(useCM bool, address string) error {
 		return err
 	}
 	c := nc.(*rdmanet.Conn)
-	if err := c.SetDeadline(time.Now().Add(timeout)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(testTimeout)); err != nil {
 		return err
 	}
 	var text [rdmanet.DescriptorSize]byte
@@ -147,10 +147,10 @@ func dialPeer(useCM bool, address string) error {
 	return c.Close()
 }
 
-// surviveReset creates a listener and a connection to this listener, and waits until the device is reset. surviveReset
-// then connects to the same listener again. surviveReset prints a line before and after the reset.
-func surviveReset(useCM bool, address string) error {
-	cfg := rdmanet.Config{Host: serviceHost()}
+// runThroughReset creates a listener and a connection to this listener, and waits until the device is reset. runThroughReset
+// then connects to the same listener again. runThroughReset prints a line before and after the reset.
+func runThroughReset(useCM bool, address string) error {
+	cfg := rdmanet.Config{Host: hostOfService()}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}
 	l, err := lc.Listen(context.Background(), "rdma", address)
 	if err != nil {
@@ -193,18 +193,18 @@ func surviveReset(useCM bool, address string) error {
 	if _, err := c.Write(make([]byte, 1)); !errors.Is(err, syscall.ECONNABORTED) {
 		return fmt.Errorf("write: got %w, want ECONNABORTED", err)
 	}
-	if !testutil.Poll(func() bool { _, err = echo(); return err == nil }) {
+	if !testutil.PollUntil(func() bool { _, err = echo(); return err == nil }) {
 		return err
 	}
 	fmt.Println("connected again")
 	return nil
 }
 
-// processHost returns the Host of a process that has a peer in another process. The Host provides VERBS_DEVICE's
+// newProcessHost returns the Host of a process that has a peer in another process. The Host provides VERBS_DEVICE's
 // service, or a new device at an address.
-func processHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
+func newProcessHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	if os.Getenv("VERBS_DEVICE") != "" {
-		return serviceHost(), func() {}, nil
+		return hostOfService(), func() {}, nil
 	}
 	s, err := embed.NewSoftware(embed.Software{Addr: addr})
 	if err != nil {
@@ -229,11 +229,11 @@ func TestKilledPeer(t *testing.T) {
 	for _, how := range hows {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
-			h, end, err := processHost(netip.MustParseAddr(here))
+			h, end, err := newProcessHost(netip.MustParseAddr(here))
 			must(t, err)
 			defer end()
 			x := exec.Command(os.Args[0], "-test.run=^$")
-			x.Env = append(os.Environ(), childEnv+"=wait "+how+" "+net.JoinHostPort(there, "0"))
+			x.Env = append(os.Environ(), childArgEnv+"=wait "+how+" "+net.JoinHostPort(there, "0"))
 			x.Stderr = os.Stderr
 			out, err := x.StdoutPipe()
 			must(t, err)

@@ -42,7 +42,7 @@ func Listen(network, address string) (*Listener, error) {
 func (lc *ListenConfig) Listen(ctx context.Context, network, address string) (*Listener, error) {
 	l, err := lc.listen(ctx, network, address)
 	if err != nil {
-		return nil, setupOpError("listen", network, address, err)
+		return nil, newSetupOpError("listen", network, address, err)
 	}
 	return l, nil
 }
@@ -71,7 +71,7 @@ func (lc *ListenConfig) listen(ctx context.Context, network, address string) (*L
 			return nil, err
 		}
 	} else {
-		_, release, err := cfg.host().acquireDevice(0)
+		_, release, err := cfg.hostOrDefault().acquireDevice(0)
 		if err != nil {
 			return nil, err
 		}
@@ -121,16 +121,16 @@ type pendingSetup struct{ cancel context.CancelCauseFunc }
 // peerSource is a source of incoming peers.
 type peerSource interface {
 	// next waits for the next peer. Close of the source unblocks next.
-	next(ctx context.Context) (incomingPeer, error)
+	nextPeer(ctx context.Context) (incomingPeer, error)
 	Close() error
 	Addr() net.Addr
 }
 
 // incomingPeer is a peer that requests a connection.
 type incomingPeer interface {
-	remote() net.Addr
+	remoteAddr() net.Addr
 	// setUpPeer establishes or refuses the connection. The caller calls setUpPeer exactly once.
-	setUp(ctx context.Context, cfg Config) (*Conn, error)
+	setUpConn(ctx context.Context, cfg Config) (*Conn, error)
 }
 
 // acceptRetryDelay is the delay after an error of accept, such as EMFILE.
@@ -146,7 +146,7 @@ func (l *Listener) acceptPeers() {
 		case <-l.ctx.Done():
 			return
 		}
-		in, err := l.from.next(l.ctx)
+		in, err := l.from.nextPeer(l.ctx)
 		if err == nil {
 			l.running.Go(func() {
 				defer func() { <-l.slots }()
@@ -156,7 +156,7 @@ func (l *Listener) acceptPeers() {
 		}
 		<-l.slots
 		if isDeviceGone(err) || errors.Is(err, net.ErrClosed) {
-			l.fail(err)
+			l.failWithDeviceError(err)
 			return
 		}
 		select {
@@ -180,7 +180,7 @@ func (l *Listener) setUpPeer(in incomingPeer) {
 	}
 	l.pending = append(l.pending, p)
 	l.mu.Unlock()
-	c, err := in.setUp(ctx, l.cfg)
+	c, err := in.setUpConn(ctx, l.cfg)
 	if err == nil {
 		select {
 		case l.conns <- c:
@@ -193,7 +193,7 @@ func (l *Listener) setUpPeer(in incomingPeer) {
 	l.pending = slices.DeleteFunc(l.pending, func(x *pendingSetup) bool { return x == p })
 	l.mu.Unlock()
 	if err != nil && l.failed != nil && l.ctx.Err() == nil {
-		l.failed(in.remote(), err)
+		l.failed(in.remoteAddr(), err)
 	}
 }
 
@@ -202,12 +202,12 @@ func (l *Listener) watchDevice(ch *verbs.Channel) {
 	_, err := ch.Wait(l.ctx)
 	_ = ch.Close()
 	if l.ctx.Err() == nil {
-		l.fail(lostDeviceError(l.cfg.Device, err))
+		l.failWithDeviceError(newLostDeviceError(l.cfg.Device, err))
 	}
 }
 
-func (l *Listener) fail(err error) {
-	l.cancel(deviceError(err))
+func (l *Listener) failWithDeviceError(err error) {
+	l.cancel(newDeviceError(err))
 	_ = l.from.Close()
 }
 
@@ -223,7 +223,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 			err = context.Cause(l.ctx)
 		}
 	}
-	return nil, &net.OpError{Op: "accept", Net: network, Addr: l.Addr(), Err: err}
+	return nil, &net.OpError{Op: "accept", Net: networkName, Addr: l.Addr(), Err: err}
 }
 
 // Close closes the listener. Blocked calls of Accept return net.ErrClosed. Connections that have not been accepted are
@@ -261,7 +261,7 @@ func listenTCP(ctx context.Context, lc net.ListenConfig, network, address string
 	return tcpSource{l}, nil
 }
 
-func (s tcpSource) next(context.Context) (incomingPeer, error) {
+func (s tcpSource) nextPeer(context.Context) (incomingPeer, error) {
 	nc, err := s.Accept()
 	if err != nil {
 		return nil, err
@@ -278,9 +278,9 @@ func (s tcpSource) Addr() net.Addr {
 
 type tcpPeer struct{ net.Conn }
 
-func (p tcpPeer) remote() net.Addr { return p.RemoteAddr() }
+func (p tcpPeer) remoteAddr() net.Addr { return p.RemoteAddr() }
 
-func (p tcpPeer) setUp(ctx context.Context, cfg Config) (*Conn, error) {
+func (p tcpPeer) setUpConn(ctx context.Context, cfg Config) (*Conn, error) {
 	defer p.Close()
 	return Server(ctx, p.Conn, nil, cfg)
 }

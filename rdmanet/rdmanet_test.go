@@ -33,7 +33,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if arg := os.Getenv(childEnv); arg != "" {
+	if arg := os.Getenv(childArgEnv); arg != "" {
 		if err := runChild(arg); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -43,8 +43,8 @@ func TestMain(m *testing.M) {
 	leaktest.Main(m)
 }
 
-// timeout is the timeout for operations that should take milliseconds.
-const timeout = 20 * time.Second
+// testTimeout is the timeout for operations that should take milliseconds.
+const testTimeout = 20 * time.Second
 
 // testbed is a device in this process, with its network.
 type testbed struct {
@@ -61,7 +61,7 @@ type testbed struct {
 func newTestbed(t testing.TB, fabric *rxe.Fabric) *testbed {
 	t.Helper()
 	w := &testbed{addr: "127.0.0.80", net: simnet.New(simnet.Config{}), fabric: fabric}
-	w.start(t)
+	w.plugAndOpenStack(t)
 	return w
 }
 
@@ -69,24 +69,24 @@ func newTestbed(t testing.TB, fabric *rxe.Fabric) *testbed {
 func (w *testbed) newNeighbour(t testing.TB) *testbed {
 	t.Helper()
 	x := &testbed{addr: "127.0.0.81", net: w.net}
-	x.start(t)
+	x.plugAndOpenStack(t)
 	return x
 }
 
-func (w *testbed) start(t testing.TB) {
+func (w *testbed) plugAndOpenStack(t testing.TB) {
 	t.Helper()
-	w.plug(t)
+	w.plugDevice(t)
 	var err error
 	w.stack, err = embed.New(&w.core)
 	must(t, err)
 	t.Cleanup(func() {
 		w.stack.Close()
-		w.unplug(t)
+		w.unplugDevice(t)
 	})
 }
 
-// plug creates the device.
-func (w *testbed) plug(t testing.TB) {
+// plugDevice creates the device.
+func (w *testbed) plugDevice(t testing.TB) {
 	t.Helper()
 	w.hw = rxe.NewHardware(rxe.Config{
 		Name: "rxe0", Netdev: netdev.Interface{Name: "lo", Index: 1, MTU: 65536, Up: true, Running: true},
@@ -98,8 +98,8 @@ func (w *testbed) plug(t testing.TB) {
 	must(t, w.core.Register(w.dev.Handle()))
 }
 
-// unplug removes the device while it may be in use.
-func (w *testbed) unplug(t testing.TB) {
+// unplugDevice removes the device while it may be in use.
+func (w *testbed) unplugDevice(t testing.TB) {
 	t.Helper()
 	must(t, w.core.Unregister(w.dev.Handle()))
 	w.dev.Close()
@@ -113,9 +113,9 @@ func (w *testbed) openDevice(t testing.TB) *verbs.Device {
 	return d
 }
 
-// serviceHost returns the Host of VERBS_DEVICE. The Host is the kernel, the service under which this program runs, or
+// hostOfService returns the Host of VERBS_DEVICE. The Host is the kernel, the service under which this program runs, or
 // the service that listens on VERBS_SERVICE.
-func serviceHost() *rdmanet.Host { return hostFromEnv("VERBS_SERVICE") }
+func hostOfService() *rdmanet.Host { return hostFromEnv("VERBS_SERVICE") }
 
 // hostFromEnv returns the Host of a service. The environment variable env contains the socket path. If env is empty,
 // hostFromEnv returns nil.
@@ -131,19 +131,19 @@ func hostFromEnv(env string) *rdmanet.Host {
 	return &rdmanet.Host{Devices: s.Devices, Manager: s.ConnectionManager}
 }
 
-// testDevice returns the device that VERBS_DEVICE names. If it is not set, testDevice returns a device of this process.
-func testDevice(t testing.TB) *verbs.Device {
+// openTestDevice returns the device that VERBS_DEVICE names. If it is not set, openTestDevice returns a device of this process.
+func openTestDevice(t testing.TB) *verbs.Device {
 	t.Helper()
 	name := os.Getenv("VERBS_DEVICE")
 	if name == "" {
 		return newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	}
-	return openHostDevice(t, serviceHost(), name)
+	return openHostDevice(t, hostOfService(), name)
 }
 
-// peerDevice returns the device with the name of d on the service that VERBS_PEER_SERVICE names. If it is not set,
-// peerDevice returns another device or d itself.
-func peerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
+// openPeerDevice returns the device with the name of d on the service that VERBS_PEER_SERVICE names. If it is not set,
+// openPeerDevice returns another device or d itself.
+func openPeerDevice(t testing.TB, d *verbs.Device) *verbs.Device {
 	t.Helper()
 	if h := hostFromEnv("VERBS_PEER_SERVICE"); h != nil {
 		return openHostDevice(t, h, os.Getenv("VERBS_DEVICE"))
@@ -179,13 +179,13 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// connect establishes a connection between two devices.
-func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *rdmanet.Conn) {
+// connectDevices establishes a connection between two devices.
+func connectDevices(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *rdmanet.Conn) {
 	t.Helper()
 	x, y := net.Pipe()
 	defer x.Close()
 	defer y.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
 	var errA, errB error
@@ -205,12 +205,12 @@ func connect(t testing.TB, da, db *verbs.Device, ca, cb rdmanet.Config) (a, b *r
 // because probes could hide a lost wake-up.
 var noRNRConfig = rdmanet.Config{Path: verbs.Path{RNRRetries: verbs.Never}, KeepAlive: -1}
 
-// connectPair establishes a connection on a new device.
-func connectPair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
+// connectNewPair establishes a connection on a new device.
+func connectNewPair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 	t.Helper()
-	d := testDevice(t)
+	d := openTestDevice(t)
 	cfg.Path, cfg.KeepAlive = noRNRConfig.Path, noRNRConfig.KeepAlive
-	return connect(t, d, d, cfg, cfg)
+	return connectDevices(t, d, d, cfg, cfg)
 }
 
 // TestConn runs the common tests for net.Conn implementations.
@@ -221,9 +221,9 @@ func TestConn(t *testing.T) {
 		dev  func(testing.TB) *verbs.Device
 		cfg  rdmanet.Config
 	}{
-		{"shortcut", testDevice, noRNRConfig},
+		{"shortcut", openTestDevice, noRNRConfig},
 		{"network", func(t testing.TB) *verbs.Device { return newTestbed(t, nil).openDevice(t) }, noRNRConfig},
-		{"tiny", testDevice, rdmanet.Config{
+		{"tiny", openTestDevice, rdmanet.Config{
 			ReadBuffer: 5000, WriteBuffer: 6000, Messages: 4, Path: noRNRConfig.Path, KeepAlive: -1,
 		}},
 	} {
@@ -232,10 +232,10 @@ func TestConn(t *testing.T) {
 			d := x.dev(t)
 			peer := d
 			if x.name != "network" { // other networks than "network" are in this process
-				peer = peerDevice(t, d)
+				peer = openPeerDevice(t, d)
 			}
 			nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
-				a, b := connect(t, d, peer, x.cfg, x.cfg)
+				a, b := connectDevices(t, d, peer, x.cfg, x.cfg)
 				return a, b, func() {
 					var wg sync.WaitGroup
 					wg.Go(func() { _ = a.Close() })
@@ -297,7 +297,7 @@ func exchangeData(t *testing.T, a, b net.Conn, size int) {
 // at once. A message without a posted receive would break the connection.
 func TestFlow(t *testing.T) {
 	t.Parallel()
-	d := testDevice(t)
+	d := openTestDevice(t)
 	tiny := rdmanet.Config{ReadBuffer: 256, WriteBuffer: 256, Messages: 4}
 	for _, x := range []struct {
 		a, b rdmanet.Config
@@ -318,7 +318,7 @@ func TestFlow(t *testing.T) {
 		t.Run(fmt.Sprintf("%d %d %d", x.a.ReadBuffer, x.a.WriteBuffer, x.a.Messages), func(t *testing.T) {
 			t.Parallel()
 			x.a.Path, x.b.Path, x.a.KeepAlive, x.b.KeepAlive = noRNRConfig.Path, noRNRConfig.Path, -1, -1
-			a, b := connect(t, d, d, x.a, x.b)
+			a, b := connectDevices(t, d, d, x.a, x.b)
 			exchangeData(t, a, b, x.size)
 			// The next part writes one-byte messages, which each end reads early.
 			one := make([]byte, 1)
@@ -386,14 +386,14 @@ func TestLoss(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
 	d := w.openDevice(t)
-	a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{})
+	a, b := connectDevices(t, d, d, rdmanet.Config{}, rdmanet.Config{})
 	must(t, w.net.Faults().Add(link.Rule{Drop: 0.01, Duplicate: 0.01, Reorder: 0.01}))
 	exchangeData(t, a, b, 1<<20)
 }
 
-func TestDeadlines(t *testing.T) {
+func TestDeadlinesEndCalls(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
+	a, b := connectNewPair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
 	one := make([]byte, 1)
 	read := func(want error) {
 		t.Helper()
@@ -449,11 +449,11 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// TestCallsAreIndependent checks that a call returns as soon as its condition holds, even while other calls on the
+// TestCallsReturnIndependently checks that a call returns as soon as its condition holds, even while other calls on the
 // connection are blocked.
-func TestCallsAreIndependent(t *testing.T) {
+func TestCallsReturnIndependently(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
+	a, b := connectNewPair(t, rdmanet.Config{ReadBuffer: 4096, WriteBuffer: 4096})
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	read, written := make(chan error), make(chan error)
@@ -481,9 +481,9 @@ func TestCallsAreIndependent(t *testing.T) {
 	must(t, r.Close())
 }
 
-func TestHalfClose(t *testing.T) {
+func TestCloseWriteKeepsReading(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	_, err := a.Write([]byte("question"))
 	must(t, err)
 	must(t, a.CloseWrite())
@@ -512,10 +512,10 @@ func TestHalfClose(t *testing.T) {
 	checkOpError(t, "SetDeadline after Close", a.SetDeadline(time.Time{}), net.ErrClosed)
 }
 
-// TestCloseDelivers checks that data written before Close can be read after Close. A write to a closed peer must fail.
-func TestCloseDelivers(t *testing.T) {
+// TestCloseDeliversWrittenData checks that data written before Close can be read after Close. A write to a closed peer must fail.
+func TestCloseDeliversWrittenData(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	want := randomBytes(1, 200_000)
 	_, err := a.Write(want)
 	must(t, err)
@@ -540,7 +540,7 @@ func TestCloseDelivers(t *testing.T) {
 // TestCloseUnblocks checks that Close unblocks all calls, and that CloseWrite unblocks Write.
 func TestCloseUnblocks(t *testing.T) {
 	t.Parallel()
-	a, _ := connectPair(t, rdmanet.Config{})
+	a, _ := connectNewPair(t, rdmanet.Config{})
 	errs := make(chan error, 5)
 	read := func() {
 		_, err := a.Read(make([]byte, 1))
@@ -561,8 +561,8 @@ func TestCloseUnblocks(t *testing.T) {
 	}
 }
 
-// TestLostPeer checks the error when the peer's device disappears.
-func TestLostPeer(t *testing.T) {
+// TestLostPeerReturnsError checks the error when the peer's device disappears.
+func TestLostPeerReturnsError(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	path := verbs.Path{Timeout: 4 * time.Millisecond, Retries: 3}
@@ -571,7 +571,7 @@ func TestLostPeer(t *testing.T) {
 		t.Run(who, func(t *testing.T) {
 			t.Parallel()
 			da, db := w.openDevice(t), w.openDevice(t)
-			a, b := connect(t, da, db, cfg, cfg)
+			a, b := connectDevices(t, da, db, cfg, cfg)
 			_, err := b.Write([]byte("last words"))
 			must(t, err)
 			must(t, db.Close())
@@ -602,12 +602,12 @@ func TestLostPeer(t *testing.T) {
 	}
 }
 
-// TestLostDevice checks blocked calls when the device is removed from both ends.
-func TestLostDevice(t *testing.T) {
+// TestLostDeviceUnblocksCalls checks blocked calls when the device is removed from both ends.
+func TestLostDeviceUnblocksCalls(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	d := w.openDevice(t)
-	a, b := connect(t, d, d, noRNRConfig, noRNRConfig)
+	a, b := connectDevices(t, d, d, noRNRConfig, noRNRConfig)
 	errs := make(chan error, 2)
 	testutil.WaitBlocked(t, func() {
 		_, err := a.Read(make([]byte, 1))
@@ -627,19 +627,19 @@ func TestLostDevice(t *testing.T) {
 					t.Errorf("got %v, want a ConnError", err)
 				}
 			}
-		case <-time.After(timeout):
+		case <-time.After(testTimeout):
 			t.Fatal("a call still waits")
 		}
 	}
 }
 
-// TestLostDeviceError checks the error of a blocked call when its device is reset or closed. The error must name the
+// TestLostDeviceErrorNamesDevice checks the error of a blocked call when its device is reset or closed. The error must name the
 // device and the event, but not an internal work request.
-func TestLostDeviceError(t *testing.T) {
+func TestLostDeviceErrorNamesDevice(t *testing.T) {
 	t.Parallel()
 	reset := func(t *testing.T, w *testbed, _ *verbs.Device) {
-		w.unplug(t)
-		w.plug(t)
+		w.unplugDevice(t)
+		w.plugDevice(t)
 	}
 	closed := func(t *testing.T, _ *testbed, d *verbs.Device) { must(t, d.Close()) }
 	for _, x := range []struct {
@@ -657,7 +657,7 @@ func TestLostDeviceError(t *testing.T) {
 			t.Parallel()
 			w := newTestbed(t, &rxe.Fabric{})
 			d := w.openDevice(t)
-			a, b := connect(t, d, d, noRNRConfig, noRNRConfig)
+			a, b := connectDevices(t, d, d, noRNRConfig, noRNRConfig)
 			var list []blockingCall
 			for _, c := range []*rdmanet.Conn{a, b} {
 				list = append(list, blockingCall{"Read", func() error { _, err := c.Read(make([]byte, 1)); return err }})
@@ -682,7 +682,7 @@ func TestLingerBoundsClose(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
 	d := w.openDevice(t)
-	a, _ := connect(t, d, d, rdmanet.Config{Linger: 20 * time.Millisecond}, rdmanet.Config{Linger: -1})
+	a, _ := connectDevices(t, d, d, rdmanet.Config{Linger: 20 * time.Millisecond}, rdmanet.Config{Linger: -1})
 	must(t, w.net.Faults().Add(link.Rule{Drop: 1}))
 	_, err := a.Write([]byte("lost"))
 	must(t, err)
@@ -691,7 +691,7 @@ func TestLingerBoundsClose(t *testing.T) {
 
 func TestHTTP(t *testing.T) {
 	t.Parallel()
-	d := testDevice(t)
+	d := openTestDevice(t)
 	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: d}}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
 	must(t, err)
@@ -739,7 +739,7 @@ func TestHTTP(t *testing.T) {
 
 func TestListener(t *testing.T) {
 	t.Parallel()
-	d := testDevice(t)
+	d := openTestDevice(t)
 	failed := make(chan error, 10)
 	lc := rdmanet.ListenConfig{
 		Config: rdmanet.Config{Device: d},
@@ -792,14 +792,14 @@ func TestListener(t *testing.T) {
 	}
 }
 
-// TestSilentPeers checks that silent peers do not block other peers, even if there are more of them than the backlog
+// TestSilentPeersDoNotBlockOthers checks that silent peers do not block other peers, even if there are more of them than the backlog
 // allows.
-func TestSilentPeers(t *testing.T) {
+func TestSilentPeersDoNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	failed := make(chan error, 100)
 	lc := rdmanet.ListenConfig{
-		Config: rdmanet.Config{Host: w.host(), SetupTimeout: time.Minute}, Backlog: 2,
+		Config: rdmanet.Config{Host: w.newHost(), SetupTimeout: time.Minute}, Backlog: 2,
 		Failed: func(_ net.Addr, err error) { failed <- err },
 	}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
@@ -811,7 +811,7 @@ func TestSilentPeers(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	a, err := (&rdmanet.Dialer{Config: rdmanet.Config{Host: w.host()}}).DialContext(ctx, "rdma", l.Addr().String())
+	a, err := (&rdmanet.Dialer{Config: rdmanet.Config{Host: w.newHost()}}).DialContext(ctx, "rdma", l.Addr().String())
 	must(t, err)
 	b, err := l.Accept()
 	must(t, err)
@@ -824,16 +824,16 @@ func TestSilentPeers(t *testing.T) {
 	must(t, l.Close())
 }
 
-// TestSetupFails checks that a peer receives the reason for a failed set-up, even if the device of this end is the
+// TestFailedSetupTellsPeerReason checks that a peer receives the reason for a failed set-up, even if the device of this end is the
 // reason. An aborted set-up must not appear as the end of a stream.
-func TestSetupFails(t *testing.T) {
+func TestFailedSetupTellsPeerReason(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	d := w.openDevice(t)
 	closed := w.openDevice(t)
 	must(t, closed.Close())
 	x, y := net.Pipe()
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	server := make(chan error, 1)
 	go func() {
@@ -863,12 +863,12 @@ func TestSetupFails(t *testing.T) {
 	}
 }
 
-// TestSetupTimeout checks that the set-up with a silent peer times out.
-func TestSetupTimeout(t *testing.T) {
+// TestSetupWithSilentPeerTimesOut checks that the set-up with a silent peer times out.
+func TestSetupWithSilentPeerTimesOut(t *testing.T) {
 	t.Parallel()
 	failed := make(chan error, 1)
 	lc := rdmanet.ListenConfig{
-		Config: rdmanet.Config{Device: testDevice(t), SetupTimeout: 20 * time.Millisecond},
+		Config: rdmanet.Config{Device: openTestDevice(t), SetupTimeout: 20 * time.Millisecond},
 		Failed: func(_ net.Addr, err error) { failed <- err },
 	}
 	l, err := lc.Listen(context.Background(), "rdma", "127.0.0.80:0")
@@ -882,8 +882,8 @@ func TestSetupTimeout(t *testing.T) {
 	}
 }
 
-// TestSetupContext checks that the set-up ends with its context.
-func TestSetupContext(t *testing.T) {
+// TestSetupEndsWithContext checks that the set-up ends with its context.
+func TestSetupEndsWithContext(t *testing.T) {
 	t.Parallel()
 	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	x, y := net.Pipe()
@@ -915,9 +915,9 @@ func copyFlippingBit(to, from net.Conn, at int, bit byte) {
 	}
 }
 
-// TestSetupBitFlips flips each bit of the set-up messages, one at a time. Both ends must return in time, either with a
+// TestSetupSurvivesBitFlips flips each bit of the set-up messages, one at a time. Both ends must return in time, either with a
 // connection or with an error that explains the problem. Both ends must leave no objects behind.
-func TestSetupBitFlips(t *testing.T) {
+func TestSetupSurvivesBitFlips(t *testing.T) {
 	t.Parallel()
 	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	cfg := rdmanet.Config{
@@ -942,7 +942,7 @@ func TestSetupBitFlips(t *testing.T) {
 				defer nc.Close()
 				start := time.Now()
 				c, err := f(context.Background(), nc, d, cfg)
-				if took := time.Since(start); took > timeout {
+				if took := time.Since(start); took > testTimeout {
 					t.Errorf("byte %d: %s took %v", at, what, took)
 				}
 				if err != nil {

@@ -38,17 +38,17 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	closed := c.closed
 	c.mu.Unlock()
 	if closed {
-		return nil, c.opError("register", net.ErrClosed)
+		return nil, c.newOpError("register", net.ErrClosed)
 	}
-	mr, err := c.alloc(size, access)
+	mr, err := c.allocMR(size, access)
 	if err != nil {
-		return nil, c.opError("register", err)
+		return nil, c.newOpError("register", err)
 	}
 	return &Region{mr: mr, c: c}, nil
 }
 
-// alloc allocates registered memory. If the device has been removed, alloc fails the connection.
-func (c *Conn) alloc(size int, access verbs.Access) (*verbs.MR, error) {
+// allocMR allocates registered memory. If the device has been removed, alloc fails the connection.
+func (c *Conn) allocMR(size int, access verbs.Access) (*verbs.MR, error) {
 	mr, err := c.pd.Alloc(size, access)
 	if isDeviceGone(err) {
 		err = c.failLostDevice(err)
@@ -88,9 +88,9 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// acquire acquires use for reading. The lock keeps the memory registered until the caller unlocks use. The error wraps
+// acquireForUse acquires use for reading. The lock keeps the memory registered until the caller unlocks use. The error wraps
 // net.ErrClosed if Close was called.
-func (r *Region) acquire() error {
+func (r *Region) acquireForUse() error {
 	if r.use.TryRLock() {
 		if r.mr.Bytes() != nil {
 			return nil
@@ -137,15 +137,15 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 		return fmt.Errorf("rdmanet: descriptor has %d bytes, want %d: %w", len(b), DescriptorSize, syscall.EINVAL)
 	}
 	n := Descriptor{binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), binary.BigEndian.Uint32(b[16:])}
-	if err := n.validate(); err != nil {
+	if err := n.checkValid(); err != nil {
 		return fmt.Errorf("rdmanet: %w", err)
 	}
 	*d = n
 	return nil
 }
 
-// validate rejects a descriptor that no Region can have. A program may use a peer's descriptor without UnmarshalBinary.
-func (d Descriptor) validate() error {
+// checkValid rejects a descriptor that no Region can have. A program may use a peer's descriptor without UnmarshalBinary.
+func (d Descriptor) checkValid() error {
 	if d.Length > math.MaxInt64 || d.Addr+d.Length < d.Addr {
 		return fmt.Errorf("invalid descriptor of %d bytes at %#x: %w", d.Length, d.Addr, syscall.EINVAL)
 	}
@@ -175,7 +175,7 @@ func (r *Remote) Len() int64 { return int64(min(r.d.Length, math.MaxInt64)) }
 // ReadAt reads len(p) bytes at an offset of the peer's memory. If the memory ends earlier, ReadAt reads up to the end
 // and returns io.EOF. ReadAt blocks at most until the read deadline of the connection.
 func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
-	return r.transfer(verbs.Read, &r.c.rd, p, off)
+	return r.transferBytes(verbs.Read, &r.c.rd, p, off)
 }
 
 // WriteAt writes p at an offset of the peer's memory. When WriteAt returns without an error, all of p is in the peer's
@@ -183,21 +183,21 @@ func (r *Remote) ReadAt(p []byte, off int64) (int, error) {
 // most until the write deadline of the connection. WriteAt, like Write, fails with EPIPE after CloseWrite of this end.
 // WriteAtContext continues to work after CloseWrite.
 func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
-	return r.transfer(verbs.Write, &r.c.wd, p, off)
+	return r.transferBytes(verbs.Write, &r.c.wd, p, off)
 }
 
 // ReadAtContext is the equivalent of ReadAt with ctx in place of the read deadline.
 func (r *Remote) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := deadlineOf(ctx, &r.c.mu)
 	defer d.cancel(nil)
-	return r.transfer(verbs.Read, d, p, off)
+	return r.transferBytes(verbs.Read, d, p, off)
 }
 
 // WriteAtContext is the equivalent of WriteAt with ctx in place of the write deadline.
 func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, error) {
 	d := deadlineOf(ctx, &r.c.mu)
 	defer d.cancel(nil)
-	return r.transfer(verbs.Write, d, p, off)
+	return r.transferBytes(verbs.Write, d, p, off)
 }
 
 // ReadRegion reads n bytes at offset off of the peer's memory into dst at dstOff, without a copy. n is at most 1 GB.
@@ -238,18 +238,18 @@ type oneSidedOp struct {
 }
 
 //verbena:held c.mu
-func (o *oneSidedOp) complete() { o.completed++ }
+func (o *oneSidedOp) countCompleted() { o.completed++ }
 
-func (o *oneSidedOp) ready() bool {
+func (o *oneSidedOp) isReady() bool {
 	return o.completed >= o.want || o.c.dead || (o.c.err != nil || o.c.gone) && !o.drain
 }
 
-// end fails the wait of an operation that has its own deadline.
+// endWait fails the wait of an operation that has its own deadline.
 //
 //verbena:held c.mu
-func (o *oneSidedOp) end(err error) {
+func (o *oneSidedOp) endWait(err error) {
 	if o.deadline != nil {
-		o.deadline.end(err)
+		o.deadline.failWaits(err)
 	}
 }
 
@@ -261,14 +261,14 @@ func deadlineOf(ctx context.Context, lock *sync.Mutex) *deadline {
 	return d
 }
 
-// beginOp starts a one-sided operation. Conn.endOp ends it.
-func (c *Conn) beginOp(d *deadline) error {
+// beginOneSidedOp starts a one-sided operation. Conn.endOneSidedOp ends it.
+func (c *Conn) beginOneSidedOp(d *deadline) error {
 	c.mu.Lock()
 	if err := c.checkUsable(d); err != nil {
 		c.mu.Unlock()
 		return err
 	}
-	ctx := d.context()
+	ctx := d.waitContext()
 	c.mu.Unlock()
 	select {
 	case <-c.ops:
@@ -291,7 +291,7 @@ func (c *Conn) beginOp(d *deadline) error {
 		c.mu.Unlock()
 	}
 	if err != nil {
-		c.endOp()
+		c.endOneSidedOp()
 	}
 	return err
 }
@@ -303,32 +303,32 @@ func (c *Conn) checkUsable(d *deadline) error {
 	switch {
 	case c.closed:
 		return net.ErrClosed
-	case d.reason() != nil:
-		return d.reason()
+	case d.failureReason() != nil:
+		return d.failureReason()
 	}
-	return c.lostPeerError()
+	return c.checkPeerReachable()
 }
 
-// lostPeerError returns the reason for which the peer's memory is unreachable, or nil. After CloseWrite of the peer,
+// checkPeerReachable returns the reason for which the peer's memory is unreachable, or nil. After CloseWrite of the peer,
 // the peer's memory is still reachable.
 //
 //verbena:held mu
-func (c *Conn) lostPeerError() error {
+func (c *Conn) checkPeerReachable() error {
 	if c.gone {
 		return errPeerClosed
 	}
 	return c.err
 }
 
-func (c *Conn) endOp() {
+func (c *Conn) endOneSidedOp() {
 	c.mu.Lock()
 	c.op.deadline = nil
 	c.mu.Unlock()
 	c.ops <- struct{}{}
 }
 
-// postOp posts a work request of the operation.
-func (c *Conn) postOp(op verbs.Opcode, local verbs.SGE, remote verbs.Remote) error {
+// postOneSidedOp posts a work request of the operation.
+func (c *Conn) postOneSidedOp(op verbs.Opcode, local verbs.SGE, remote verbs.Remote) error {
 	c.mu.Lock()
 	c.op.posted++
 	c.op.wr = verbs.SendWR{ID: kindOp, Opcode: op, Flags: verbs.Signaled, Local: local, Remote: remote}
@@ -339,8 +339,8 @@ func (c *Conn) postOp(op verbs.Opcode, local verbs.SGE, remote verbs.Remote) err
 	return nil
 }
 
-// awaitOp waits until at most n work requests of the operation are in flight.
-func (c *Conn) awaitOp(d *deadline, n int) error {
+// awaitOneSidedOp waits until at most n work requests of the operation are in flight.
+func (c *Conn) awaitOneSidedOp(d *deadline, n int) error {
 	c.mu.Lock()
 	c.op.want = c.op.posted - min(c.op.posted, uint64(n))
 	c.mu.Unlock()
@@ -352,19 +352,19 @@ func (c *Conn) awaitOp(d *deadline, n int) error {
 	if c.op.completed >= c.op.want && c.err == nil {
 		return nil
 	}
-	return c.lostPeerError()
+	return c.checkPeerReachable()
 }
 
 // opNames contains the names of operations in errors.
 var opNames = map[verbs.Opcode]string{verbs.Read: "readat", verbs.Write: "writeat"}
 
-func (r *Remote) transfer(op verbs.Opcode, d *deadline, p []byte, off int64) (int, error) {
+func (r *Remote) transferBytes(op verbs.Opcode, d *deadline, p []byte, off int64) (int, error) {
 	c, there := r.c, r.d
-	if err := there.validate(); err != nil {
-		return 0, c.opError(opNames[op], err)
+	if err := there.checkValid(); err != nil {
+		return 0, c.newOpError(opNames[op], err)
 	}
 	if off < 0 {
-		return 0, c.opError(opNames[op], fmt.Errorf("offset %d: %w", off, syscall.EINVAL))
+		return 0, c.newOpError(opNames[op], fmt.Errorf("offset %d: %w", off, syscall.EINVAL))
 	}
 	var short error
 	if left := int64(there.Length) - min(off, int64(there.Length)); int64(len(p)) > left {
@@ -378,7 +378,7 @@ func (r *Remote) transfer(op verbs.Opcode, d *deadline, p []byte, off int64) (in
 	}
 	n, err := r.copyThrough(op, d, p, off)
 	if err != nil {
-		return n, c.opError(opNames[op], err)
+		return n, c.newOpError(opNames[op], err)
 	}
 	return n, short
 }
@@ -387,12 +387,12 @@ func (r *Remote) transfer(op verbs.Opcode, d *deadline, p []byte, off int64) (in
 // the memory of the connection, but not the memory of the caller.
 func (r *Remote) copyThrough(op verbs.Opcode, d *deadline, p []byte, off int64) (done int, err error) {
 	c, there := r.c, r.d
-	if err := c.beginOp(d); err != nil {
+	if err := c.beginOneSidedOp(d); err != nil {
 		return 0, err
 	}
-	defer c.endOp()
+	defer c.endOneSidedOp()
 	if c.op.mr == nil {
-		if c.op.mr, err = c.alloc(opSlots*opChunk, verbs.LocalWrite); err != nil {
+		if c.op.mr, err = c.allocMR(opSlots*opChunk, verbs.LocalWrite); err != nil {
 			return 0, err
 		}
 	}
@@ -405,12 +405,12 @@ func (r *Remote) copyThrough(op verbs.Opcode, d *deadline, p []byte, off int64) 
 				copy(mem[slot(posted):], p[posted:posted+n])
 			}
 			remote := verbs.Remote{Addr: there.Addr + uint64(off) + uint64(posted), RKey: there.RKey}
-			if err := c.postOp(op, c.op.mr.SGE(slot(posted), n), remote); err != nil {
+			if err := c.postOneSidedOp(op, c.op.mr.SGE(slot(posted), n), remote); err != nil {
 				return done, err
 			}
 			posted += n
 		}
-		if err := c.awaitOp(d, (posted-done-1)/opChunk); err != nil {
+		if err := c.awaitOneSidedOp(d, (posted-done-1)/opChunk); err != nil {
 			return done, err
 		}
 		n := min(opChunk, len(p)-done)
@@ -424,55 +424,55 @@ func (r *Remote) copyThrough(op verbs.Opcode, d *deadline, p []byte, off int64) 
 
 func (r *Remote) transferRegion(ctx context.Context, op verbs.Opcode, off int64, local *Region, at, n int) error {
 	c, there := r.c, r.d
-	if err := there.validate(); err != nil {
-		return c.opError(opNames[op], err)
+	if err := there.checkValid(); err != nil {
+		return c.newOpError(opNames[op], err)
 	}
 	size := int64(there.Length)
 	here, left := local.Len()-at, size-off
 	if n < 0 || n > maxDirect || at < 0 || n > here || off < 0 || int64(n) > left {
 		err := fmt.Errorf("%d bytes at %d of %d, and at %d of %d, are out of range: %w",
 			n, off, size, at, local.Len(), syscall.EINVAL)
-		return c.opError(opNames[op], err)
+		return c.newOpError(opNames[op], err)
 	}
 	if n == 0 {
 		return nil
 	}
 	d := deadlineOf(ctx, &c.mu)
 	defer d.cancel(nil)
-	if err := c.beginOp(d); err != nil {
-		return c.opError(opNames[op], err)
+	if err := c.beginOneSidedOp(d); err != nil {
+		return c.newOpError(opNames[op], err)
 	}
-	defer c.endOp()
-	if err := local.acquire(); err != nil {
-		return c.opError(opNames[op], err)
+	defer c.endOneSidedOp()
+	if err := local.acquireForUse(); err != nil {
+		return c.newOpError(opNames[op], err)
 	}
 	defer local.use.RUnlock()
-	err := c.postOp(op, local.mr.SGE(at, n), verbs.Remote{Addr: there.Addr + uint64(off), RKey: there.RKey})
+	err := c.postOneSidedOp(op, local.mr.SGE(at, n), verbs.Remote{Addr: there.Addr + uint64(off), RKey: there.RKey})
 	if err == nil {
-		err = c.awaitOp(d, 0)
+		err = c.awaitOneSidedOp(d, 0)
 	}
 	if err != nil {
-		c.abort(err)
-		return c.opError(opNames[op], err)
+		c.abortAndWait(err)
+		return c.newOpError(opNames[op], err)
 	}
 	return nil
 }
 
-// abort ends the connection. abort returns when the device no longer accesses the memory of the operation.
-func (c *Conn) abort(why error) {
+// abortAndWait ends the connection. abortAndWait returns when the device no longer accesses the memory of the operation.
+func (c *Conn) abortAndWait(why error) {
 	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
 		_ = c.failLostDevice(err)
 	}
 	limit := deadline{lock: &c.mu}
 	c.mu.Lock()
-	c.fail(&ConnError{syscall.ECONNABORTED, why})
+	c.recordFailure(&ConnError{syscall.ECONNABORTED, why})
 	c.waiting.notify()
 	c.op.want, c.op.drain = c.op.posted, true
-	limit.set(time.Now().Add(drainTime))
+	limit.setTime(time.Now().Add(drainTime))
 	c.mu.Unlock()
 	_ = c.await(&c.oper, &limit)
 	c.mu.Lock()
-	limit.end(net.ErrClosed)
+	limit.failWaits(net.ErrClosed)
 	c.op.drain = false
 	c.mu.Unlock()
 	// If the operation has still not completed, the device may access the memory until the queue pair is closed.

@@ -40,9 +40,9 @@ func newTestRegion(t *testing.T, a, b *rdmanet.Conn, size int, access verbs.Acce
 	return r, a.Remote(d)
 }
 
-func TestRemoteReadWrite(t *testing.T) {
+func TestRemoteReadsAndWrites(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	const size = 1_000_001
 	r, m := newTestRegion(t, a, b, size, 0)
 	want := randomBytes(1, size)
@@ -82,7 +82,7 @@ func TestRemoteReadWrite(t *testing.T) {
 	mine, err := a.NewRegion(size, verbs.LocalWrite)
 	must(t, err)
 	defer mine.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	must(t, m.ReadRegion(ctx, 1, mine, 2, size-2))
 	if !bytes.Equal(mine.Bytes()[2:], want[1:size-1]) {
@@ -109,11 +109,11 @@ func TestRemoteReadWrite(t *testing.T) {
 	checkOpError(t, "NewRegion after Close", err, net.ErrClosed)
 }
 
-// TestOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return an error that
+// TestRemoteOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return an error that
 // explains the range. The connection must remain usable.
-func TestOddRanges(t *testing.T) {
+func TestRemoteOddRanges(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	const size = 1000
 	_, m := newTestRegion(t, a, b, size, 0)
 	buf := make([]byte, 100)
@@ -168,11 +168,11 @@ func TestOddRanges(t *testing.T) {
 	exchangeData(t, a, b, 1000)
 }
 
-// TestStaleDescriptor checks that the descriptor of a closed Region does not give access to a later Region, even at the
+// TestStaleDescriptorGivesNoAccess checks that the descriptor of a closed Region does not give access to a later Region, even at the
 // same address.
-func TestStaleDescriptor(t *testing.T) {
+func TestStaleDescriptorGivesNoAccess(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	seen := map[rdmanet.Descriptor]bool{}
 	var last rdmanet.Descriptor
 	for range 500 {
@@ -195,10 +195,10 @@ func TestStaleDescriptor(t *testing.T) {
 	}
 }
 
-// TestRemoteDeadlines is a variant of TestRemoteTimeout with deadlines at many different times of an operation.
-func TestRemoteDeadlines(t *testing.T) {
+// TestRemoteDeadlinesAtManyTimes is a variant of TestTimedOutRemoteLeavesCallerMemory with deadlines at many different times of an operation.
+func TestRemoteDeadlinesAtManyTimes(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	const size = 1 << 20
 	r, m := newTestRegion(t, a, b, size, 0)
 	want := randomBytes(1, size)
@@ -235,14 +235,14 @@ func TestRemoteDeadlines(t *testing.T) {
 	}
 }
 
-// TestRemoteTimeout checks that an operation does not access the caller's memory after its return, even if the device
+// TestTimedOutRemoteLeavesCallerMemory checks that an operation does not access the caller's memory after its return, even if the device
 // has not finished at that time.
-func TestRemoteTimeout(t *testing.T) {
+func TestTimedOutRemoteLeavesCallerMemory(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
 	d := w.openDevice(t)
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: 4 * time.Millisecond}}
-	a, b := connect(t, d, d, cfg, cfg)
+	a, b := connectDevices(t, d, d, cfg, cfg)
 	r, m := newTestRegion(t, a, b, 200_000, 0)
 	copy(r.Bytes(), randomBytes(1, r.Len()))
 	mine, err := a.NewRegion(r.Len(), 0)
@@ -307,7 +307,7 @@ func TestCancelStopsDevice(t *testing.T) {
 	w := newTestbed(t, nil)
 	d := w.openDevice(t)
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, Linger: -1}
-	a, b := connect(t, d, d, cfg, cfg)
+	a, b := connectDevices(t, d, d, cfg, cfg)
 	_, m := newTestRegion(t, a, b, 1000, 0)
 	mine, err := a.NewRegion(1000, 0)
 	must(t, err)
@@ -322,12 +322,12 @@ func TestCancelStopsDevice(t *testing.T) {
 	}
 }
 
-// TestRemoteRefused checks that an operation without the required right ends the connection at both ends.
-func TestRemoteRefused(t *testing.T) {
+// TestRemoteWithoutRightEndsConn checks that an operation without the required right ends the connection at both ends.
+func TestRemoteWithoutRightEndsConn(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	d := w.openDevice(t)
-	a, b := connect(t, d, d, noRNRConfig, noRNRConfig)
+	a, b := connectDevices(t, d, d, noRNRConfig, noRNRConfig)
 	_, m := newTestRegion(t, a, b, 100, verbs.RemoteRead)
 	_, err := m.ReadAt(make([]byte, 100), 0)
 	must(t, err)
@@ -339,11 +339,11 @@ func TestRemoteRefused(t *testing.T) {
 	}
 }
 
-// TestClosedRegion checks that an operation with a closed Region of this end fails, and that the connection remains
+// TestClosedRegionFailsOperation checks that an operation with a closed Region of this end fails, and that the connection remains
 // usable.
-func TestClosedRegion(t *testing.T) {
+func TestClosedRegionFailsOperation(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	_, m := newTestRegion(t, a, b, 100, 0)
 	mine, err := a.NewRegion(100, 0)
 	must(t, err)
@@ -366,14 +366,14 @@ func TestClosedRegion(t *testing.T) {
 	exchangeData(t, a, b, 1000)
 }
 
-// TestCloseUsedRegion checks that Close of a Region waits for the operation that uses the Region, and prevents new
+// TestRegionCloseWaitsForOperation checks that Close of a Region waits for the operation that uses the Region, and prevents new
 // operations.
-func TestCloseUsedRegion(t *testing.T) {
+func TestRegionCloseWaitsForOperation(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
 	d := w.openDevice(t)
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: 60 * time.Millisecond}, KeepAlive: -1}
-	a, b := connect(t, d, d, cfg, cfg)
+	a, b := connectDevices(t, d, d, cfg, cfg)
 	there, m := newTestRegion(t, a, b, 1000, 0)
 	mine, err := a.NewRegion(1000, 0)
 	must(t, err)
@@ -398,9 +398,9 @@ func TestCloseUsedRegion(t *testing.T) {
 	exchangeData(t, a, b, 1000)
 }
 
-// TestRemoteClosed checks that the peer's Close ends pending and later one-sided operations at once. CloseWrite must
+// TestPeerCloseEndsOperations checks that the peer's Close ends pending and later one-sided operations at once. CloseWrite must
 // not end them.
-func TestRemoteClosed(t *testing.T) {
+func TestPeerCloseEndsOperations(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
 	there := w.newNeighbour(t)
@@ -408,7 +408,7 @@ func TestRemoteClosed(t *testing.T) {
 	// The retries last longer than the test. The peer's device receives no acknowledgement for CLOSE.
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, KeepAlive: -1, Linger: 20 * time.Millisecond}
 	for _, direct := range []bool{false, true} {
-		a, b := connect(t, da, db, cfg, cfg)
+		a, b := connectDevices(t, da, db, cfg, cfg)
 		r, m := newTestRegion(t, a, b, 1000, 0)
 		mine, err := a.NewRegion(1000, 0)
 		must(t, err)
@@ -453,7 +453,7 @@ func TestRemoteClosed(t *testing.T) {
 // closed, the protection domain must end.
 func TestRegionOutlivesConn(t *testing.T) {
 	t.Parallel()
-	a, b := connectPair(t, rdmanet.Config{})
+	a, b := connectNewPair(t, rdmanet.Config{})
 	r, err := b.NewRegion(100, 0)
 	must(t, err)
 	must(t, a.Close())
@@ -471,8 +471,8 @@ func TestRegionOutlivesConn(t *testing.T) {
 	}
 }
 
-// TestSharedDomain checks that connections of one protection domain access the same region.
-func TestSharedDomain(t *testing.T) {
+// TestConnsOfOneDomainShareRegion checks that connections of one protection domain access the same region.
+func TestConnsOfOneDomainShareRegion(t *testing.T) {
 	t.Parallel()
 	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)
 	pd, err := d.AllocPD()
@@ -481,7 +481,7 @@ func TestSharedDomain(t *testing.T) {
 	must(t, err)
 	r := rdmanet.RegionOf(mr)
 	for i := range 2 {
-		a, b := connect(t, d, d, rdmanet.Config{}, rdmanet.Config{PD: pd})
+		a, b := connectDevices(t, d, d, rdmanet.Config{}, rdmanet.Config{PD: pd})
 		if b.PD() != pd {
 			t.Error("PD: got another")
 		}
@@ -497,7 +497,7 @@ func TestSharedDomain(t *testing.T) {
 	must(t, pd.Close())
 }
 
-func TestDescriptor(t *testing.T) {
+func TestDescriptorRejectsInvalidBytes(t *testing.T) {
 	t.Parallel()
 	for _, b := range [][]byte{nil, make([]byte, 19), make([]byte, 21), bytes.Repeat([]byte{255}, 20)} {
 		if err := new(rdmanet.Descriptor).UnmarshalBinary(b); !errors.Is(err, syscall.EINVAL) {

@@ -96,8 +96,8 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// host returns the field Host, or the default Host if it is nil.
-func (c Config) host() *Host {
+// hostOrDefault returns the field Host, or the default Host if it is nil.
+func (c Config) hostOrDefault() *Host {
 	if c.Host == nil {
 		return &defaultHost
 	}
@@ -122,15 +122,15 @@ const PrivateSize = 24
 // protocolVersion is the version of the set-up protocol.
 const protocolVersion = 1
 
-// params contains the parameters that a peer needs to send. The parameters are the private data of an Exchange.
-type params struct {
+// setupParams contains the parameters that a peer needs to send. The parameters are the private data of an Exchange.
+type setupParams struct {
 	addr     uint64 // address of the ring
 	ring     uint32 // length of the ring
 	rkey     uint32
 	messages uint16 // number of posted receives, excluding spareReceives
 }
 
-func (p params) append(b []byte) []byte {
+func (p setupParams) appendTo(b []byte) []byte {
 	b = append(b, protocolVersion, 0)
 	b = binary.BigEndian.AppendUint16(b, p.messages)
 	b = binary.BigEndian.AppendUint32(b, p.ring)
@@ -139,33 +139,33 @@ func (p params) append(b []byte) []byte {
 	return append(b, 0, 0, 0, 0)
 }
 
-func versionError(v byte) error {
+func newVersionError(v byte) error {
 	return fmt.Errorf("the peer uses protocol version %d, want version %d: %w", v, protocolVersion,
 		syscall.EPROTONOSUPPORT)
 }
 
 // parseParams decodes and checks private data.
-func parseParams(b []byte) (params, error) {
+func parseParams(b []byte) (setupParams, error) {
 	if len(b) < PrivateSize { // a connection manager may append zeros
-		return params{}, fmt.Errorf("private data of the peer have %d bytes, want %d: %w",
+		return setupParams{}, fmt.Errorf("private data of the peer have %d bytes, want %d: %w",
 			len(b), PrivateSize, syscall.EPROTO)
 	}
 	if b[0] != protocolVersion {
-		return params{}, versionError(b[0])
+		return setupParams{}, newVersionError(b[0])
 	}
-	p := params{
+	p := setupParams{
 		messages: binary.BigEndian.Uint16(b[2:]), ring: binary.BigEndian.Uint32(b[4:]),
 		addr: binary.BigEndian.Uint64(b[8:]), rkey: binary.BigEndian.Uint32(b[16:]),
 	}
 	switch {
 	case p.ring < minRing || p.ring > maxRing:
-		return params{}, fmt.Errorf("the peer's ring has %d bytes, want %d to %d: %w",
+		return setupParams{}, fmt.Errorf("the peer's ring has %d bytes, want %d to %d: %w",
 			p.ring, minRing, maxRing, syscall.EPROTO)
 	case p.messages < minMessages || p.messages > maxMessages:
-		return params{}, fmt.Errorf("the peer accepts %d messages, want %d to %d: %w",
+		return setupParams{}, fmt.Errorf("the peer accepts %d messages, want %d to %d: %w",
 			p.messages, minMessages, maxMessages, syscall.EPROTO)
 	case p.addr+uint64(p.ring) < p.addr:
-		return params{}, fmt.Errorf("the peer's ring of %d bytes at %#x exceeds the address space: %w",
+		return setupParams{}, fmt.Errorf("the peer's ring of %d bytes at %#x exceeds the address space: %w",
 			p.ring, p.addr, syscall.EPROTO)
 	}
 	return p, nil
@@ -181,7 +181,7 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	defer cancel()
 	dev, release := cfg.Device, func() {}
 	if dev == nil {
-		if dev, release, err = cfg.host().acquireDevice(0); err != nil {
+		if dev, release, err = cfg.hostOrDefault().acquireDevice(0); err != nil {
 			return nil, err
 		}
 	}
@@ -189,11 +189,11 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 		linger: cfg.Linger, probes: cfg.KeepAlive, stall: max(minStall, stallFactor*cfg.Path.Timeout), pd: cfg.PD,
 		ended: release,
 	}
-	if err := c.connect(ctx, x, dev, cfg); err != nil {
+	if err := c.connectQP(ctx, x, dev, cfg); err != nil {
 		c.reportSetupFailure()
 		_ = c.closeVerbs()
 		if isDeviceGone(err) {
-			err = deviceError(err)
+			err = newDeviceError(err)
 		}
 		return nil, err
 	}
@@ -220,9 +220,9 @@ func (c *Conn) watchLink() {
 	// even after the peer has closed its end. Close has its own time limit.
 	over := c.gone || c.closed || c.err != nil
 	if err := c.link.Err(); !over && isDeviceGone(err) {
-		c.fail(deviceError(err))
+		c.recordFailure(newDeviceError(err))
 	} else if !over {
-		c.fail(&ConnError{syscall.ECONNRESET, err})
+		c.recordFailure(&ConnError{syscall.ECONNRESET, err})
 	}
 	c.waiting.notify()
 	c.mu.Unlock()
@@ -251,7 +251,7 @@ func (c *Conn) reportSetupFailure() {
 	_, _ = c.cq.Wait(ctx, c.wcs[:])
 }
 
-func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg Config) (err error) {
+func (c *Conn) connectQP(ctx context.Context, x Exchange, dev *verbs.Device, cfg Config) (err error) {
 	if c.pd == nil {
 		if c.pd, err = dev.AllocPD(); err != nil {
 			return err
@@ -279,10 +279,10 @@ func (c *Conn) connect(ctx context.Context, x Exchange, dev *verbs.Device, cfg C
 			return err
 		}
 	}
-	own := params{addr: c.ring.Addr(), ring: uint32(c.ring.Len()), rkey: c.ring.RKey(), messages: uint16(cfg.Messages)}
-	private, local, remote, err := x.Connect(ctx, c.qp, cfg.Path, own.append(nil))
+	own := setupParams{addr: c.ring.Addr(), ring: uint32(c.ring.Len()), rkey: c.ring.RKey(), messages: uint16(cfg.Messages)}
+	private, local, remote, err := x.Connect(ctx, c.qp, cfg.Path, own.appendTo(nil))
 	if err != nil {
-		return fmt.Errorf("rdmanet: connect: %w", setupEndError(ctx, err))
+		return fmt.Errorf("rdmanet: connect: %w", newSetupEndError(ctx, err))
 	}
 	peer, err := parseParams(private)
 	if err != nil {
@@ -350,7 +350,7 @@ func (o *connExchange) withContext(ctx context.Context, f func() error) error {
 	stop()
 	var lost *exchangeError
 	if errors.As(err, &lost) && ctx.Err() != nil {
-		err = &contextError{context.Cause(ctx), ctx.Err()}
+		err = &contextEndError{context.Cause(ctx), ctx.Err()}
 	}
 	return err
 }
@@ -534,7 +534,7 @@ func parseBodySize(b []byte) (int, error) {
 		return 0, fmt.Errorf("the peer does not use the rdmanet protocol: %w", syscall.EPROTO)
 	}
 	if b[4] != protocolVersion {
-		return 0, versionError(b[4])
+		return 0, newVersionError(b[4])
 	}
 	n, kind := int(binary.BigEndian.Uint16(b[6:])), b[5]
 	if kind == kindHello && n == helloSize || kind == kindReady && n == 0 || kind == kindRefusal && n <= maxText {

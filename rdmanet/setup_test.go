@@ -16,9 +16,9 @@ import (
 
 // validHello returns a valid hello.
 func validHello() setupMessage {
-	p := params{addr: 1 << 40, ring: 4096, rkey: 7, messages: 10}
+	p := setupParams{addr: 1 << 40, ring: 4096, rkey: 7, messages: 10}
 	e := verbs.Endpoint{GID: verbs.GID{15: 1}, QPN: 17, PSN: 5, MTU: 3}
-	return setupMessage{kind: kindHello, endpoint: e, private: p.append(nil)}
+	return setupMessage{kind: kindHello, endpoint: e, private: p.appendTo(nil)}
 }
 
 func TestMessageEncoding(t *testing.T) {
@@ -89,7 +89,7 @@ func FuzzMessage(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if q, err := parseParams(p.append(nil)); q != p || err != nil {
+		if q, err := parseParams(p.appendTo(nil)); q != p || err != nil {
 			t.Errorf("params: got %+v, %v, want %+v", q, err, p)
 		}
 		s := newSender(minRing, int(p.ring), int(p.messages))

@@ -68,7 +68,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 			c.waiting.handOverChannel()
 			return err
 		}
-		ctx := d.context()
+		ctx := d.waitContext()
 		if c.waiting.sleeping {
 			w.waits = true
 			c.mu.Unlock()
@@ -86,7 +86,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 		c.mu.Lock()
 		c.waiting.sleeping = false
 		if err != nil && ctx.Err() == nil {
-			c.noteDeviceUnusable(err)
+			c.markDeviceUnusable(err)
 		}
 	}
 }
@@ -94,7 +94,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 // isWaitOver reports whether the wait of w has ended. If d has ended, the error is the reason of d. Conn.mu must be
 // held.
 func isWaitOver(w *waiter, d *deadline) (bool, error) {
-	if err := d.reason(); err != nil {
+	if err := d.failureReason(); err != nil {
 		return true, err
 	}
 	return w.ready(), nil

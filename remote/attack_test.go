@@ -246,7 +246,7 @@ func TestMemoryRequestChecksFiles(t *testing.T) {
 // heldCharges lists the charges of users, without the connections that the tests themselves open. heldCharges waits
 // until charges for descriptors in flight are gone.
 func heldCharges(s *service.Service) (list string) {
-	testutil.Poll(func() bool {
+	testutil.PollUntil(func() bool {
 		var b strings.Builder
 		flying := false
 		for _, u := range s.Users(func(id quota.ID) bool { return id != quota.AllUsers }) {

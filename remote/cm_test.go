@@ -192,7 +192,7 @@ func TestConnectionManagerCharges(t *testing.T) {
 		} else {
 			f.Close()
 		}
-		for _, k := range []quota.Kind{quota.Contexts, quota.Descriptors, quota.BufferBytes} {
+		for _, k := range []quota.ResourceKind{quota.Contexts, quota.Descriptors, quota.BufferBytes} {
 			if n := user.Held(k); n != 0 {
 				t.Errorf("charged %v at the end: got %d, want 0", k, n)
 			}

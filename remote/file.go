@@ -64,7 +64,7 @@ type File struct {
 }
 
 type charge struct {
-	kind quota.Kind
+	kind quota.ResourceKind
 	n    uint64
 }
 
@@ -88,7 +88,7 @@ const (
 	sendBuffer = 4 << 10
 )
 
-func (f *File) chargeQuota(k quota.Kind, n uint64) error {
+func (f *File) chargeQuota(k quota.ResourceKind, n uint64) error {
 	if err := f.user.Charge(k, n); err != nil {
 		return err
 	}
@@ -260,7 +260,7 @@ func (f *File) sendDescriptors(c devfile.Conn) error {
 	err := c.SendAnswer(devfile.Answer{}, fds...)
 	f.theirs.Close()
 	f.theirs = nil
-	if refused := (*quota.Error)(nil); errors.As(err, &refused) { // no reply was sent
+	if refused := (*quota.LimitError)(nil); errors.As(err, &refused) { // no reply was sent
 		_ = c.SendAnswer(errorAnswer(err))
 	}
 	return err

@@ -74,7 +74,7 @@ func (w *simService) Do(r *ctl.Request) (*ctl.Response, error) {
 		}
 		a.ID = 7
 	case ctl.OpFaultShow:
-		a.Faults = []ctl.FaultRuleState{{ID: 7, Counts: fault.Counts{Seen: 100, Hit: 3, HitAt: []uint64{5, 70, 90}}}}
+		a.Faults = []ctl.FaultRuleState{{ID: 7, RuleCounts: fault.RuleCounts{Seen: 100, Hit: 3, HitAt: []uint64{5, 70, 90}}}}
 	case ctl.OpLinkSet:
 		note("link %s wr %d", r.Set.State, r.Set.AtWR)
 		if r.Set.Down > 0 {
@@ -613,7 +613,7 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 		if r.Passed || !r.TimedOut || r.Took > 6*time.Second || !strings.Contains(listFailures(r), "flap: is done") {
 			t.Errorf("time limit: got passed %t, timed out %t in %v, failures %s", r.Passed, r.TimedOut, r.Took, listFailures(r))
 		}
-		testutil.Advance(time.Hour) // the flap ends
+		testutil.AdvanceTime(time.Hour) // the flap ends
 	})
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("interrupted"))
@@ -623,7 +623,7 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 		if err == nil || err.Error() != "interrupted" || res.Took > 2*time.Second {
 			t.Errorf("Run: got %v after %v, want the cause after 1s", err, res.Took)
 		}
-		testutil.Advance(time.Hour)
+		testutil.AdvanceTime(time.Hour)
 	})
 }
 

@@ -96,7 +96,7 @@ func (a *acceptor) refuseClient(uc *net.UnixConn, who peer, err error) {
 // closeWhenRead closes a connection. closeWhenRead calls ended, which ends a charge, when the client has read all data
 // or closed its end. Until then the unread data takes memory of the service's control group.
 func (a *acceptor) closeWhenRead(c ctl.Conn, user *quota.User, ended func()) {
-	fd, err := rights.Duplicate(c)
+	fd, err := rights.DuplicateFD(c)
 	c.DrainAndClose()
 	if err != nil {
 		ended()
@@ -121,7 +121,7 @@ func (a *acceptor) sendRefusal(c ctl.Conn, why error) {
 	c.CloseWrite()
 	for {
 		var r ctl.Request
-		fd, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest})
+		fd, err := c.Receive(&r, ctl.MessageLimits{Size: ctl.MaxRequest})
 		if err != nil {
 			return
 		}

@@ -32,7 +32,7 @@ func TestAdmissionRateLimit(t *testing.T) {
 				if c == nil {
 					return
 				}
-				testutil.Advance(pause)
+				testutil.AdvanceTime(pause)
 			}
 		}
 		look(admissionBurst)
@@ -46,7 +46,7 @@ func TestAdmissionRateLimit(t *testing.T) {
 		if q.busy {
 			t.Error("busy: got true for an empty queue, want false")
 		}
-		testutil.Advance(10 * time.Second)
+		testutil.AdvanceTime(10 * time.Second)
 		began = time.Now()
 		look(admissionBurst)
 		if d := time.Since(began); d != 0 {

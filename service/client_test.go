@@ -35,10 +35,10 @@ func TestReplacesOtherVersion(t *testing.T) {
 				c := ctl.Conn{UnixConn: nc}
 				for {
 					var r ctl.Request
-					if _, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest}); err != nil {
+					if _, err := c.Receive(&r, ctl.MessageLimits{Size: ctl.MaxRequest}); err != nil {
 						return
 					}
-					a := ctl.ErrorResponse(r.VersionError()).WithBuild()
+					a := ctl.ErrorResponse(r.NewVersionError()).WithBuild()
 					if r.Op == ctl.OpYield {
 						if a = ctl.ErrorResponse(syscall.EBUSY); yields {
 							a = &ctl.Response{}
@@ -117,7 +117,7 @@ func TestStartWhileRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	why := &quota.Error{Kind: quota.Connections, User: quota.ID{UID: 7}, Asked: 1, Held: 256, Limit: 256}
+	why := &quota.LimitError{Kind: quota.Connections, User: quota.ID{UID: 7}, Asked: 1, Held: 256, Limit: 256}
 	refused := make(chan error, 1)
 	go func() {
 		c, err := l.AcceptUnix()

@@ -76,7 +76,7 @@ func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
 	}()
 	for {
 		var r ctl.Request
-		fd, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest, Whole: within, Rest: s.restOfMessage})
+		fd, err := c.Receive(&r, ctl.MessageLimits{Size: ctl.MaxRequest, Whole: within, Rest: s.restOfMessage})
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, net.ErrClosed) {
 				s.log.Warn("client", uidKey, who.uid, "err", err)
@@ -262,7 +262,7 @@ func (q *userCount) beginItem(id quota.ID, most int) (done func(), ok bool) {
 
 func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error) {
 	if !r.Understood() {
-		return nil, r.VersionError()
+		return nil, r.NewVersionError()
 	}
 	switch r.Op {
 	case ctl.OpInfo, ctl.OpStop:
@@ -337,7 +337,7 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 		return &ctl.Response{}, s.clearFaults(r.Name, r.ID)
 	case ctl.OpAttach, ctl.OpOpen, ctl.OpCapture:
 	default:
-		return nil, r.VersionError()
+		return nil, r.NewVersionError()
 	}
 	return nil, fmt.Errorf("malformed request %q: %w", ctl.ClipText(string(r.Op)), syscall.EINVAL)
 }
@@ -451,14 +451,14 @@ func (s *Service) countOpenFile() bool {
 
 // commandName returns the command name of a process, for messages.
 func commandName(pid int) string {
-	b, err := procfile.Read("/proc/" + strconv.Itoa(pid) + "/comm")
+	b, err := procfile.ReadNoFollow("/proc/" + strconv.Itoa(pid) + "/comm")
 	if err != nil {
 		return ""
 	}
 	return strings.TrimSpace(string(b))
 }
 
-// sessionInfo describes an attached program. The process and user IDMap come from the kernel. The launcher provides
+// sessionInfo describes an attached program. The process and user OwnIDMap come from the kernel. The launcher provides
 // only text for display.
 func (p peer) sessionInfo(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
 	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process,

@@ -82,7 +82,7 @@ func TestSilentClients(t *testing.T) {
 	ends = testutil.UnixPair(t)
 	got := make(chan error, 1)
 	go func() {
-		_, err := ctl.Conn{UnixConn: ends[0]}.Receive(new(ctl.Request), ctl.Limits{Size: ctl.MaxRequest, Rest: within})
+		_, err := ctl.Conn{UnixConn: ends[0]}.Receive(new(ctl.Request), ctl.MessageLimits{Size: ctl.MaxRequest, Rest: within})
 		got <- err
 	}()
 	select {
@@ -215,7 +215,7 @@ func TestAttachUsesKernelPID(t *testing.T) {
 			t.Fatal(err)
 		}
 		var a ctl.Response
-		if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil ||
+		if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.MessageLimits{Size: ctl.MaxResponse}); err != nil ||
 			!strings.Contains(a.Error, want) {
 			t.Errorf("attach process %d: got %q, %v, want %q", pid, a.Error, err, want)
 		}
@@ -353,7 +353,7 @@ func TestEchoedDataIsLimited(t *testing.T) {
 				t.Fatal(err)
 			}
 			var a ctl.Response
-			if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.Limits{Size: ctl.MaxResponse}); err != nil ||
+			if _, err := (ctl.Conn{UnixConn: ends[1]}).Receive(&a, ctl.MessageLimits{Size: ctl.MaxResponse}); err != nil ||
 				a.Error == "" || len(a.Error) > 1000 {
 				t.Errorf("%.20s: got an error of %d bytes and %v, want 1 to 1000 bytes", r.Op, len(a.Error), err)
 			}
@@ -783,7 +783,7 @@ func TestDeviceCommandsKeepService(t *testing.T) {
 			defer s.links.mu.Unlock()
 			return s.changedByHandLocked()
 		}
-		if !testutil.Poll(func() bool { return kept() == c.want }) { // an unreachable device is reset in the background
+		if !testutil.PollUntil(func() bool { return kept() == c.want }) { // an unreachable device is reset in the background
 			t.Errorf("keep when idle, after %s: got %v, want %v", c.name, kept(), c.want)
 		}
 	}

@@ -82,7 +82,7 @@ func (s *Service) listFaults(dev string) ([]ctl.FaultRuleState, error) {
 	list := []ctl.FaultRuleState{}
 	for _, l := range links {
 		for _, r := range l.faults.List() {
-			list = append(list, ctl.FaultRuleState{Dev: l.spec.Name, ID: r.ID, Rule: r.Rule, Counts: r.Counts})
+			list = append(list, ctl.FaultRuleState{Dev: l.spec.Name, ID: r.ID, Rule: r.Rule, RuleCounts: r.RuleCounts})
 		}
 	}
 	if err == nil {

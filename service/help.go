@@ -55,7 +55,7 @@ func (l *launcher) requestHelp(h *ctl.HelpRequest) (*os.File, error) {
 		return fail(err)
 	}
 	var r ctl.HelpAnswer
-	f, err := l.c.Receive(&r, ctl.Limits{Size: ctl.MaxHelpAnswer})
+	f, err := l.c.Receive(&r, ctl.MessageLimits{Size: ctl.MaxHelpAnswer})
 	switch {
 	case err != nil:
 		return fail(err)

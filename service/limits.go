@@ -56,7 +56,7 @@ func thisMachineResources() machineResources {
 	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil {
 		m.tasks = lowerLimit(m.tasks, l.Cur)
 	}
-	return m.limitedTo(cgroup.Read(os.DirFS("/")))
+	return m.limitedTo(cgroup.ReadLimits(os.DirFS("/")))
 }
 
 // limitedTo returns the machine reduced to the limits of a cgroup.
@@ -68,7 +68,7 @@ func (m machineResources) limitedTo(l cgroup.Limits) machineResources {
 }
 
 func readNumber(file string) (n uint64, ok bool) {
-	b, err := procfile.Read(file)
+	b, err := procfile.ReadNoFollow(file)
 	if err != nil {
 		return 0, false
 	}
@@ -151,7 +151,7 @@ func (m machineResources) defaultLimits(shared bool) (l quota.Limits) {
 		return l
 	}
 	l[quota.Contexts] = quota.Limit{PerUser: l[quota.Descriptors].PerUser / 2, Total: l[quota.Descriptors].Total / 2}
-	for k, total := range map[quota.Kind]uint64{ // slightly less than the capacity of a device's table
+	for k, total := range map[quota.ResourceKind]uint64{ // slightly less than the capacity of a device's table
 		quota.PDs: 64000, quota.MRs: 480000, quota.MWs: 480000, quota.AHs: 32000, quota.CQs: 128000, quota.QPs: 65000,
 		quota.SRQs: 64000, quota.XRCDs: 16000,
 		quota.CMIDs: 28000, // fewer than the usable ports, so some ports stay free
@@ -186,7 +186,7 @@ func (m machineResources) serviceHeap(l quota.Limits) uint64 {
 		return 0
 	}
 	shared := m.memory / allShares * threadShare
-	for _, k := range []quota.Kind{quota.BufferBytes, quota.RingBytes} {
+	for _, k := range []quota.ResourceKind{quota.BufferBytes, quota.RingBytes} {
 		shared += min(max(l[k].PerUser, l[k].Total), m.memory)
 	}
 	return max(m.memory-min(shared, m.memory), m.memory/8)
@@ -280,10 +280,10 @@ func parseAmount(text string) (uint64, error) {
 func raiseThreadLimit() { debug.SetMaxThreads(maxThreads) }
 
 // refusals queues users' refused requests for the log. logRefusals writes them.
-type refusals chan *quota.Error
+type refusals chan *quota.LimitError
 
 // add queues a refused request. add does not sleep; if the queue is full, the refusal is not logged.
-func (r refusals) add(e *quota.Error) {
+func (r refusals) add(e *quota.LimitError) {
 	select {
 	case r <- e:
 	default:

@@ -38,7 +38,7 @@ func TestDefaultLimits(t *testing.T) {
 			}
 		}
 		third := ledger.User(2)
-		needs := map[quota.Kind]uint64{quota.QPs: 10000, quota.CQs: 20000, quota.MRs: 20000, quota.PDs: 1000,
+		needs := map[quota.ResourceKind]uint64{quota.QPs: 10000, quota.CQs: 20000, quota.MRs: 20000, quota.PDs: 1000,
 			quota.SRQs:     1000,
 			quota.Contexts: 1, quota.Sessions: 1, quota.Connections: 1, quota.Workers: 16, quota.Descriptors: 16,
 			quota.Mappings: 1000}
@@ -95,7 +95,7 @@ func TestContainerLimits(t *testing.T) {
 	} {
 		for _, shared := range []bool{true, false} {
 			l := c.m.defaultLimits(shared)
-			total := func(k quota.Kind) uint64 { return max(l[k].Total, l[k].PerUser) }
+			total := func(k quota.ResourceKind) uint64 { return max(l[k].Total, l[k].PerUser) }
 			got := want{total(quota.Workers), total(quota.Sessions), total(quota.Connections), total(quota.RingBytes),
 				total(quota.BufferBytes),
 				total(quota.QPs)}

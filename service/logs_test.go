@@ -38,7 +38,7 @@ func TestLogLimit(t *testing.T) {
 		if countLines(&b, "other") != 1 || countLines(&b, "itself") != 1 {
 			t.Error("lines of other users: got none, want all")
 		}
-		testutil.Advance(2 * reportSuppressed)
+		testutil.AdvanceTime(2 * reportSuppressed)
 		if want := fmt.Sprintf("lines=%d", 10000-userLogLimit.burst); countLines(&b, want) != 1 ||
 			countLines(&b, "suppressed") != 1 {
 			t.Errorf("log: %q is missing or repeated:\n%s", want, b.String())
@@ -65,7 +65,7 @@ func TestLogLimitTotal(t *testing.T) {
 		if n := len(l.Handler().(*limitedLog).state.users); n > maxLogUsers+1 {
 			t.Errorf("kept users: got %d, want %d", n, maxLogUsers)
 		}
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 	})
 }
 
@@ -90,7 +90,7 @@ func TestLogLimitDebug(t *testing.T) {
 		if n := countLines(&b, "noise"); n != userDebugLimit.burst {
 			t.Errorf("debug records: got %d, want %d", n, userDebugLimit.burst)
 		}
-		testutil.Advance(2 * reportSuppressed)
+		testutil.AdvanceTime(2 * reportSuppressed)
 		if want := fmt.Sprintf("lines=%d", 9*userDebugLimit.burst); countLines(&b, want) != 1 {
 			t.Errorf("log: %q is missing or repeated", want)
 		}

@@ -154,7 +154,7 @@ func TestLateAnswerOfLauncher(t *testing.T) {
 	}
 	// The descriptor of the late answer is still unread in the socket.
 	if f, err := (ctl.Conn{UnixConn: ends[0]}).Receive(new(ctl.HelpAnswer),
-		ctl.Limits{Size: ctl.MaxHelpAnswer}); err == nil && f != nil {
+		ctl.MessageLimits{Size: ctl.MaxHelpAnswer}); err == nil && f != nil {
 		f.Close()
 	}
 }
@@ -229,7 +229,7 @@ func TestAnswerNeedsDescriptor(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go func(c *net.UnixConn) {
 		var h ctl.HelpRequest
-		if _, err := (ctl.Conn{UnixConn: c}).Receive(&h, ctl.Limits{Size: ctl.MaxRequest}); err == nil {
+		if _, err := (ctl.Conn{UnixConn: c}).Receive(&h, ctl.MessageLimits{Size: ctl.MaxRequest}); err == nil {
 			_ = ctl.Conn{UnixConn: c}.Send(&ctl.HelpAnswer{}, nil)
 		}
 	}(ends[1])

@@ -43,7 +43,7 @@ func (p *descriptorReserve) refill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.wanted && len(p.files) < spareDescriptors {
-		f, err := procfile.Open(os.DevNull)
+		f, err := procfile.OpenNoFollow(os.DevNull)
 		if err != nil {
 			return
 		}

@@ -181,7 +181,7 @@ func (r *verbRule) wait(pid int, ended context.Context) {
 
 // hasEnded reports whether the process does not exist, or is a zombie.
 func hasEnded(pid int) bool {
-	b, err := procfile.Read("/proc/" + strconv.Itoa(pid) + "/stat")
+	b, err := procfile.ReadNoFollow("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
 	}
@@ -209,7 +209,7 @@ func (v *verbFaults) list() []ctl.FaultRuleState {
 	for _, r := range v.rules {
 		f := r.VerbFault
 		list = append(list, ctl.FaultRuleState{Dev: r.dev, ID: r.id, Verb: &f,
-			Counts: fault.Counts{Seen: r.seen, Hit: r.hit}})
+			RuleCounts: fault.RuleCounts{Seen: r.seen, Hit: r.hit}})
 	}
 	return list
 }

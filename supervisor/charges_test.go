@@ -16,7 +16,7 @@ import (
 func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 	const limit = 1000
 	var limits quota.Limits
-	for _, k := range []quota.Kind{quota.Descriptors, quota.Contexts} {
+	for _, k := range []quota.ResourceKind{quota.Descriptors, quota.Contexts} {
 		limits[k].PerUser = limit
 	}
 	ledger := quota.New(limits)
@@ -42,7 +42,7 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 	}
 	for _, tt := range []struct {
 		name string
-		kind quota.Kind
+		kind quota.ResourceKind
 		n    uint64
 		call func() (undo func(), err error)
 	}{
@@ -95,7 +95,7 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 					before[k] = p.user.Held(k)
 				}
 				undo, err := tt.call()
-				var refusal *quota.Error
+				var refusal *quota.LimitError
 				switch {
 				case left == tt.n && err != nil:
 					t.Errorf("%d units left: got %v, want success", left, err)

@@ -412,7 +412,7 @@ func TestEmptyGIDAttributesFail(t *testing.T) {
 	entry := ib.GIDEntry{GID: gid, Type: ib.GIDTypeRoCEv2}
 	named := entry
 	named.Netdev = "lo"
-	srv.driver.Answer(func(a *ibfake.Answers) { a.GIDs = []ib.GIDEntry{named, entry, {Netdev: "lo"}} })
+	srv.driver.ChangeQueryResults(func(a *ibfake.QueryResults) { a.GIDs = []ib.GIDEntry{named, entry, {Netdev: "lo"}} })
 	all := describe(srv.devices(), false)
 	for i, want := range [][2]string{{"RoCE v2\n", "lo\n"}, {"RoCE v2\n", "EINVAL"}, {"EINVAL", "EINVAL"}} {
 		for j, name := range []string{"types", "ndevs"} {

@@ -22,7 +22,7 @@ func (s *Supervisor) awaitCloses(u *quota.User, err error) bool {
 	if err == nil { // only the failure path allocates memory
 		return false
 	}
-	var lack *quota.Error
+	var lack *quota.LimitError
 	if !errors.As(err, &lack) {
 		return false
 	}

@@ -16,7 +16,7 @@ import (
 func TestAwaitCloses(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	mine, other := ledger.User(1), ledger.User(2)
-	lack := fmt.Errorf("open: %w", &quota.Error{Kind: quota.Contexts})
+	lack := fmt.Errorf("open: %w", &quota.LimitError{Kind: quota.Contexts})
 	for _, tt := range []struct {
 		name   string
 		err    error

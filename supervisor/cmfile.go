@@ -459,7 +459,7 @@ func keepErrGone(err error) error {
 // own user. Other users could replace the file by an epoll instance. The kernel would then list the entries of the
 // epoll instance in memory charged to the service. (proc_pid_fdinfo(5))
 func (w *worker) isNonBlockingByProc(fd int32) bool {
-	b, err := procfile.Read(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
+	b, err := procfile.ReadNoFollow(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
 	if err != nil {
 		return false
 	}
@@ -527,7 +527,7 @@ func (d *deferredGetEvent) awaitEvent() {
 			left, pause = nil, firstSignalLook
 		case <-timer.C:
 		}
-		if !d.f.cm.Cancel(w) { // the event is just being delivered
+		if !d.f.cm.CancelWait(w) { // the event is just being delivered
 			if d.tryGetEvent() {
 				return
 			}
@@ -576,7 +576,7 @@ func (d *deferredGetEvent) tryGetEvent() bool {
 	}
 	d.f.pipe.update()
 	if !d.sendAnswer(callResult{val: int64(n), err: err}) && taken != nil {
-		taken.Undo()
+		taken.Requeue()
 	}
 	return true
 }
@@ -605,7 +605,7 @@ type pendingSignals struct {
 
 // readPendingSignals reads the pending signals of a thread. (proc_pid_status(5))
 func readPendingSignals(tid int) (s pendingSignals) {
-	b, err := procfile.Read("/proc/" + strconv.Itoa(tid) + "/status")
+	b, err := procfile.ReadNoFollow("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
 		return s
 	}

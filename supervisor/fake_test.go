@@ -32,7 +32,7 @@ import (
 // newFakeDriver returns a driver with the attributes shown in sysfs.
 func newFakeDriver() *ibfake.Driver {
 	d := ibfake.New()
-	d.Answer(func(a *ibfake.Answers) {
+	d.ChangeQueryResults(func(a *ibfake.QueryResults) {
 		a.Device = ib.DeviceAttr{NodeGUID: 0x0200000000000001, SysImageGUID: 0x0200000000000001, PhysPorts: 1}
 		a.Port.Netdev = "lo"
 		a.GIDs = make([]ib.GIDEntry, 8)

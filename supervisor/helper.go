@@ -59,7 +59,7 @@ func CheckDescendant(tid int) error {
 
 // parentOf returns the process of a thread, and that process's parent.
 func parentOf(tid int) (pid, parent int, err error) {
-	text, err := procfile.Read("/proc/" + strconv.Itoa(tid) + "/status")
+	text, err := procfile.ReadNoFollow("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
 		return 0, 0, fmt.Errorf("look up process %d: %w", tid, err)
 	}
@@ -82,7 +82,7 @@ func parentOf(tid int) (pid, parent int, err error) {
 // restrict it, level 1 allows it to ancestors, level 2 requires CAP_SYS_PTRACE, and level 3 denies it.
 // (Documentation/admin-guide/LSM/Yama.rst)
 func ptraceScope() string {
-	b, err := procfile.Read("/proc/sys/kernel/yama/ptrace_scope")
+	b, err := procfile.ReadNoFollow("/proc/sys/kernel/yama/ptrace_scope")
 	if err != nil {
 		return "0"
 	}

@@ -79,7 +79,7 @@ const maxMapsSize = 16 << 20
 // mappedRDMACore returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0, or "" if it is
 // unknown. It may sleep.
 func mappedRDMACore(pid int) string {
-	f, err := procfile.Open("/proc/" + strconv.Itoa(pid) + "/maps")
+	f, err := procfile.OpenNoFollow("/proc/" + strconv.Itoa(pid) + "/maps")
 	if err != nil {
 		return ""
 	}

@@ -199,7 +199,7 @@ func (f *openFile) pollDoorbells(file poller.Ringer) {
 	}
 	var err error
 	f.native.polled, err = f.sup.pollers.Add(f.user, poller.Source{
-		File: file, Watched: f.native.scratch.Watch, Due: f.native.scratch.DropDue, Tend: f.native.scratch.FreeWrittenPages,
+		File: file, Watched: f.native.scratch.Watch, Due: f.native.scratch.IsFreeDue, Tend: f.native.scratch.FreeWrittenPages,
 		Who: []any{"uid", f.session.info.UID, "pid", f.pid, "dev", f.node.device},
 	})
 	if err != nil {

@@ -67,7 +67,7 @@ func (p poster) postAndWait() {
 }
 
 func (p poster) awaitSeen(n uint32) {
-	panicUnless(testutil.Poll(func() bool { return p.seen.Load() == n }), "post %d: got no poll of it, want one", n)
+	panicUnless(testutil.PollUntil(func() bool { return p.seen.Load() == n }), "post %d: got no poll of it, want one", n)
 }
 
 // runOnOtherThread calls a function on a new thread other than the main thread.

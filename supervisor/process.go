@@ -129,11 +129,11 @@ func (n Node) allows(id *identity, uid, gid int, rights uint32) bool {
 // overflowUID returns the user ID that represents all users without a mapping in this user namespace, or -1 if all
 // users are mapped. (user_namespaces(7), "Unmapped user and group IDs")
 var overflowUID = sync.OnceValue(func() int {
-	m, err := procfile.Read("/proc/self/uid_map")
+	m, err := procfile.ReadNoFollow("/proc/self/uid_map")
 	if err != nil || slices.Equal(strings.Fields(string(m)), []string{"0", "0", "4294967295"}) {
 		return -1
 	}
-	b, err := procfile.Read("/proc/sys/kernel/overflowuid")
+	b, err := procfile.ReadNoFollow("/proc/sys/kernel/overflowuid")
 	if err != nil {
 		return 65534
 	}
@@ -166,7 +166,7 @@ func (o *opener) User() *quota.User { return o.user }
 
 // canAccessOthers reports whether this process may access the memory of other users' processes.
 var canAccessOthers = sync.OnceValue(func() bool {
-	status, err := procfile.Read("/proc/self/status")
+	status, err := procfile.ReadNoFollow("/proc/self/status")
 	if err != nil || os.Geteuid() == 0 {
 		return true
 	}

@@ -561,7 +561,7 @@ func programService(args []string) {
 	s := must(newSupervisor(SupervisorConfig{Dir: args[0]}, srv))
 	t := must(s.Attach(os.NewFile(3, "listener"), SessionInfo{LauncherPID: os.Getppid()}))
 	fmt.Println("attached", t.Name())
-	panicUnless(testutil.Poll(func() bool {
+	panicUnless(testutil.PollUntil(func() bool {
 		srv.mu.Lock()
 		defer srv.mu.Unlock()
 		return len(srv.files) > 0 && srv.files[0].waiting.Load() == 2 && srv.files[0].rung.Load() > 1000

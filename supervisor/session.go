@@ -176,7 +176,7 @@ var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Des
 
 // charges is a list of charges made together.
 type charges []struct {
-	kind quota.Kind
+	kind quota.ResourceKind
 	n    uint64
 }
 
@@ -273,7 +273,7 @@ func explainAccess(scope string) error {
 
 // hardLimitOf reads the hard limit of a process's descriptors, which needs no privilege (proc_pid_limits(5)).
 func hardLimitOf(pid int) (uint64, error) {
-	f, err := procfile.Open("/proc/" + strconv.Itoa(pid) + "/limits")
+	f, err := procfile.OpenNoFollow("/proc/" + strconv.Itoa(pid) + "/limits")
 	if err != nil {
 		return 0, fmt.Errorf("read the limit of open files: %w", err)
 	}
@@ -304,7 +304,7 @@ func parseHardLimit(limits io.Reader) (uint64, error) {
 // receives only the errno. The ledger logs its own refusals.
 func (t *Session) warnOfLimit(err error) {
 	e := errnoOf(err)
-	var refusal *quota.Error
+	var refusal *quota.LimitError
 	switch {
 	case e != unix.ENOMEM && e != unix.EMFILE && e != unix.ENFILE, errors.As(err, &refusal):
 		return

@@ -207,7 +207,7 @@ func TestChangesAreSeenAtOnce(t *testing.T) {
 	for _, name := range []string{"state", "gids/0", "gid_attrs/types/0"} {
 		cat(name)
 	}
-	w.srv.driver.Answer(func(a *ibfake.Answers) {
+	w.srv.driver.ChangeQueryResults(func(a *ibfake.QueryResults) {
 		a.Port.State = ib.PortDown
 		a.GIDs = append([]ib.GIDEntry{a.GIDs[1], a.GIDs[0]}, a.GIDs[2:]...)
 	})

@@ -625,7 +625,7 @@ func TestOpenedForReading(t *testing.T) {
 func programEndMainThread([]string) {
 	go func() {
 		runtime.LockOSThread()
-		panicUnless(testutil.Poll(func() bool {
+		panicUnless(testutil.PollUntil(func() bool {
 			b, err := os.ReadFile("/proc/self/stat")
 			return err == nil && strings.Contains(string(b), ") Z ")
 		}), "main thread: got no zombie, want one")
@@ -766,7 +766,7 @@ func TestUnneededWorkersEnd(t *testing.T) {
 	testutil.Eventually(t, "workers to end", func() bool {
 		return user.Held(quota.Workers) <= 2 && r.session.tokens.workers.Load() <= 2
 	})
-	for _, k := range []quota.Kind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
+	for _, k := range []quota.ResourceKind{quota.Sessions, quota.Descriptors, quota.RingBytes, quota.Mappings} {
 		if user.Held(k) == 0 {
 			t.Errorf("charge of %v: got none, want some", k)
 		}
@@ -838,11 +838,11 @@ func TestOneCheckAtATime(t *testing.T) {
 		for range 5 {
 			f.checkAfterClose()
 		}
-		testutil.Advance(firstCheckDelay)
+		testutil.AdvanceTime(firstCheckDelay)
 		if n := f.sup.looks.Load(); n != 1 {
 			t.Errorf("checks of a file after 5 closes: got %d, want 1", n)
 		}
-		testutil.Advance(24 * time.Hour) // after the last check, which happens after 4096 ms
+		testutil.AdvanceTime(24 * time.Hour) // after the last check, which happens after 4096 ms
 		if n := f.sup.looks.Load(); n != 7 {
 			t.Errorf("checks of a file in use: got %d, want 7", n)
 		}

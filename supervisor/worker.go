@@ -154,7 +154,7 @@ func (w *worker) answer() {
 	err := sendResponse(w.session.fd, &r)
 	if t := w.taken; t != nil {
 		if w.taken = nil; err != nil {
-			t.Undo()
+			t.Requeue()
 		}
 	}
 	if err != nil && err != unix.ENOENT {

@@ -93,7 +93,7 @@ func runChild() {
 func endMainThread() {
 	go func() {
 		runtime.LockOSThread()
-		testutil.Poll(func() bool { // waits until the main thread is a zombie
+		testutil.PollUntil(func() bool { // waits until the main thread is a zombie
 			b, err := os.ReadFile("/proc/self/stat")
 			return err == nil && bytes.Contains(b, []byte(") Z "))
 		})
@@ -650,7 +650,7 @@ func TestBlockedAccessesAreLimited(t *testing.T) {
 		}
 		got := make(chan error)
 		go func() { got <- c.begin() }()
-		testutil.Advance(10 * copiesLook)
+		testutil.AdvanceTime(10 * copiesLook)
 		c.end()
 		if err := <-got; err != nil {
 			t.Errorf("room within timeout: %v", err)

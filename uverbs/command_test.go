@@ -54,9 +54,9 @@ func TestPingPongSession(t *testing.T) {
 		cqResp, mminfo, err := sendPlainWith[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 100, CompChannel: -1},
 			[]byte("to the driver..."), 16)
 		must(t, err)
-		if cqResp.CQE != 101 || string(mminfo) != ibfake.CQResponse || string(w.drv.Udata()) != "to the driver..." {
+		if cqResp.CQE != 101 || string(mminfo) != ibfake.CQResponse || string(w.drv.LastCQUdata()) != "to the driver..." {
 			t.Errorf("create cq: got %+v with driver response %q and driver request %q, want 101 entries and the test's data",
-				cqResp, mminfo, w.drv.Udata())
+				cqResp, mminfo, w.drv.LastCQUdata())
 		}
 		cq := cqResp.CQHandle
 		qpResp, mminfo, err := sendPlainWith[uapi.CreateQPResp](p, uapi.CmdCreateQP, uapi.CreateQP{
@@ -108,7 +108,7 @@ func TestPingPongSession(t *testing.T) {
 		must(t, err)
 		must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
 		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
-		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
+		if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
 			t.Errorf("destroyed %v", got)
 		}
 		if left := w.dev.Objects().String(); left != "" {
@@ -365,7 +365,7 @@ func TestCommandErrors(t *testing.T) {
 			_, _, err := p.sendCommand(c)
 			wantErrno(t, test.name, err, test.want)
 		}
-		if got := w.drv.Destroyed(); len(got) != 0 {
+		if got := w.drv.TakeDestroyedKinds(); len(got) != 0 {
 			t.Errorf("destroyed %v", got)
 		}
 		if ah == 0 || w.dev.Objects() != (ib.ObjectCounts{PD: 1, MR: 1, CQ: 1, QP: 1, AH: 1}) {
@@ -527,7 +527,7 @@ func TestResponseFaults(t *testing.T) {
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	addr := addressOf(p.allocMem(4096))
 	counts := w.dev.Objects()
-	w.drv.Destroyed()
+	w.drv.TakeDestroyedKinds()
 	const nowhere = 0x1000
 	send := func(cmd uapi.Command, out int, req []byte) error {
 		hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(req)) / 4), OutWords: uint16(out / 4)}
@@ -549,7 +549,7 @@ func TestResponseFaults(t *testing.T) {
 		{uapi.CmdCreateCompChannel, 4, encode(uapi.AllocPD{}), nil},
 	} {
 		wantErrno(t, test.cmd.String(), send(test.cmd, test.out, test.req), syscall.EFAULT)
-		if got := w.drv.Destroyed(); !slices.Equal(got, test.want) {
+		if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, test.want) {
 			t.Errorf("%v: destroyed %v, want %v", test.cmd, got, test.want)
 		}
 	}
@@ -562,8 +562,8 @@ func TestResponseFaults(t *testing.T) {
 	fresh := w.open(byWrite)
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdGetContext), InWords: 4, OutWords: 2}
 	wantErrno(t, "GET_CONTEXT", fresh.write(append(uapi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)), syscall.EFAULT)
-	if w.drv.Contexts() != 1 {
-		t.Errorf("contexts in the driver: got %d, want 1", w.drv.Contexts())
+	if w.drv.UserContextCount() != 1 {
+		t.Errorf("contexts in the driver: got %d, want 1", w.drv.UserContextCount())
 	}
 	if _, err := sendPlain[uapi.GetContextResp](fresh, uapi.CmdGetContext, uapi.GetContext{}); err != nil {
 		t.Errorf("GET_CONTEXT again: %v", err)
@@ -658,7 +658,7 @@ func TestDeviceNumbersAndChanges(t *testing.T) {
 		t.Errorf("OnChange: got %d calls, want 4", changes)
 	}
 	broken := ibfake.New()
-	broken.Fail(ibfake.QueryDevice, syscall.EIO)
+	broken.FailMethod(ibfake.QueryDevice, syscall.EIO)
 	must(t, w.core.Register(ib.NewDevice("rxe4", broken, nil)))
 	if len(w.srv.Devices()) != 3 {
 		t.Errorf("devices: got %v, want 3", names())
@@ -710,7 +710,7 @@ func TestWindowsAndReregistration(t *testing.T) {
 			syscall.EBUSY)
 		rereg(uapi.ReregMR{Flags: uapi.ReregMRChangePD, PDHandle: pd})
 		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
-		w.drv.Fail(ibfake.ReregMR, syscall.EBUSY)
+		w.drv.FailMethod(ibfake.ReregMR, syscall.EBUSY)
 		_, err := sendPlain[uapi.ReregMRResp](p, uapi.CmdReregMR,
 			uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})
 		wantErrno(t, "a driver that refuses", err, syscall.EBUSY)
@@ -718,9 +718,9 @@ func TestWindowsAndReregistration(t *testing.T) {
 			t.Errorf("region after a failure: got %+v and %d pages, want the former range and 1 page", region.Region(),
 				p.acct.Pages())
 		}
-		w.drv.Destroyed()
+		w.drv.TakeDestroyedKinds()
 		p.f.Close()
-		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"MW", "MR", "PD"}) {
+		if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"MW", "MR", "PD"}) {
 			t.Errorf("destroyed %v", got)
 		}
 	})

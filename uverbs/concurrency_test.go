@@ -178,7 +178,7 @@ func TestUseWhileDestroying(t *testing.T) {
 	}
 	during := func(method ibfake.Method, first func() error, then func()) {
 		t.Helper()
-		entered, release := w.drv.Hold(method)
+		entered, release := w.drv.HoldMethod(method)
 		done := make(chan error)
 		go func() { done <- first() }()
 		select {
@@ -208,15 +208,15 @@ func TestUseWhileDestroying(t *testing.T) {
 	wantErrno(t, "destroy again", destroy(), syscall.ENOENT)
 
 	// A failure of the driver leaves the object unchanged.
-	w.drv.Fail(ibfake.DestroyCQ, syscall.EAGAIN)
+	w.drv.FailMethod(ibfake.DestroyCQ, syscall.EAGAIN)
 	_, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 	wantErrno(t, "driver refuses", err, syscall.EAGAIN)
-	w.drv.Fail(ibfake.DestroyCQ, nil)
+	w.drv.FailMethod(ibfake.DestroyCQ, nil)
 	qp = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-	w.drv.Fail(ibfake.DestroyQP, syscall.EAGAIN)
+	w.drv.FailMethod(ibfake.DestroyQP, syscall.EAGAIN)
 	wantErrno(t, "driver refuses", destroy(), syscall.EAGAIN)
-	w.drv.Fail(ibfake.DestroyQP, nil)
-	p.fakeQP(qp).SetPosted()
+	w.drv.FailMethod(ibfake.DestroyQP, nil)
+	p.fakeQP(qp).SetRequestsPosted()
 	if !p.f.ringPosted(p) || p.fakeQP(qp).DoorbellCount() != 1 {
 		t.Error("doorbell after the failed destroy: got no ring, want one")
 	}
@@ -251,8 +251,8 @@ func TestGetContextTwiceAtOnce(t *testing.T) {
 	close(release)
 	must(t, <-done)
 	p.allocPD()
-	if w.drv.Contexts() != 1 || len(p.f.events.async) != 1 {
-		t.Errorf("after the race: got %d contexts and %d event files, want 1 and 1", w.drv.Contexts(),
+	if w.drv.UserContextCount() != 1 || len(p.f.events.async) != 1 {
+		t.Errorf("after the race: got %d contexts and %d event files, want 1 and 1", w.drv.UserContextCount(),
 			len(p.f.events.async))
 	}
 }

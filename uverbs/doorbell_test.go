@@ -101,7 +101,7 @@ func TestDoorbellBesideIoctl(t *testing.T) {
 			var handle uint32
 			for range test.qps {
 				handle = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-				qps = append(qps, p.fakeQP(handle).Ready())
+				qps = append(qps, p.fakeQP(handle).MoveToReady())
 			}
 			last := qps[len(qps)-1]
 			if test.plain {
@@ -109,7 +109,7 @@ func TestDoorbellBesideIoctl(t *testing.T) {
 				p.allocPD()
 			}
 			if test.post {
-				last.SetPosted()
+				last.SetRequestsPosted()
 			}
 			reads := 0
 			c := &observedCaller{program: p, before: func(what string) {
@@ -190,9 +190,9 @@ func TestDoorbellPeeked(t *testing.T) {
 			var handle uint32
 			for range test.qps - 1 {
 				handle = p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-				p.fakeQP(handle).Ready()
+				p.fakeQP(handle).MoveToReady()
 			}
-			p.fakeQP(handle).SetPosted()
+			p.fakeQP(handle).SetRequestsPosted()
 			c := &peekingCaller{program: p, seen: test.seen(handle, early)}
 			cmd := p.storeBytes(doorbellCommand(handle))
 			if n, err := p.f.Write(c, addressOf(cmd), len(cmd)); n != len(cmd) || err != nil {
@@ -238,10 +238,10 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 			p := newFixture(t).startProgram(test.form)
 			p.f.objects.last = 1 << 16 // the runtime boxes smaller numbers without an allocation
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
-			qp, cmd := p.fakeQP(handle).Ready(), p.storeBytes(doorbellCommand(handle))
+			qp, cmd := p.fakeQP(handle).MoveToReady(), p.storeBytes(doorbellCommand(handle))
 			addr := addressOf(cmd)
 			if n := testing.AllocsPerRun(200, func() {
-				qp.SetPosted()
+				qp.SetRequestsPosted()
 				if _, err := p.f.Write(p, addr, doorbellSize); err != nil {
 					t.Fatal(err)
 				}
@@ -267,13 +267,13 @@ func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 			stop := other.Device().OnEvent(func(ib.Event) { stacks = append(stacks, string(debug.Stack())) })
 			p := w.startProgram(form)
 			handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
-			qp := p.fakeQP(handle).Ready()
+			qp := p.fakeQP(handle).MoveToReady()
 			qp.OnDoorbell(func(h *ib.Hold) {
 				h.Add(other)
 				other.DispatchEvent(ib.EventPortActive, 1)
 			})
 			for range 2 {
-				qp.SetPosted()
+				qp.SetRequestsPosted()
 				must(t, p.ringDoorbell(handle))
 			}
 			if len(stacks) != 2 {
@@ -297,7 +297,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	steady := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-	steadyQP := p.fakeQP(steady).Ready()
+	steadyQP := p.fakeQP(steady).MoveToReady()
 	cmd := addressOf(p.storeBytes(doorbellCommand(steady)))
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -307,7 +307,7 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				steadyQP.SetPosted()
+				steadyQP.SetRequestsPosted()
 				if _, err := p.f.Write(p, cmd, doorbellSize); err != nil {
 					t.Error(err)
 				}
@@ -316,13 +316,13 @@ func TestDoorbellWhileDestroying(t *testing.T) {
 	})
 	for range 300 {
 		qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-		fake := p.fakeQP(qp).Ready()
-		fake.SetPosted()
+		fake := p.fakeQP(qp).MoveToReady()
+		fake.SetRequestsPosted()
 		if _, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp}); err != nil {
 			t.Fatal(err)
 		}
 		rung := fake.DoorbellCount()
-		fake.SetPosted()
+		fake.SetRequestsPosted()
 		p.ringDoorbell(steady)
 		if fake.DoorbellCount() != rung {
 			t.Fatal("destroyed queue pair: got a doorbell, want none")
@@ -362,7 +362,7 @@ func (q *doorbellQueue) Doorbell(*ib.Hold) {
 // addDoorbellQueues returns queue pairs that exist only in the table of doorbells. The handles start at 1<<16.
 func (p *program) addDoorbellQueues(t testing.TB, n int) ([]*qpObject, []*doorbellQueue) {
 	handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
-	p.fakeQP(handle).Ready()
+	p.fakeQP(handle).MoveToReady()
 	obj := p.f.objects.find(handle).res.(*qpObject)
 	p.f.doorbells.remove(obj)
 	qps, queues := make([]*qpObject, n), make([]*doorbellQueue, n)

@@ -566,8 +566,8 @@ type eventFiles struct {
 	gate     *pipeGate
 	mu       sync.Mutex
 	closed   bool
-	swept    *kept.Sweep // sweeps these files; set before the first file is created
-	sweepAt  int         // number of channels at which the next sweep runs
+	swept    *kept.ReleaseSweep // sweeps these files; set before the first file is created
+	sweepAt  int                // number of channels at which the next sweep runs
 	channels []*eventFile
 	async    []*eventFile
 	detached []*eventFile // removed from the lists, but possibly still open

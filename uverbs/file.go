@@ -98,7 +98,7 @@ func newFile(d *Device, p Process, m Memory) *File {
 }
 
 // quotaKinds maps kinds of objects to quota kinds.
-var quotaKinds = [numKinds]quota.Kind{
+var quotaKinds = [numKinds]quota.ResourceKind{
 	kindQP: quota.QPs, kindAH: quota.AHs, kindMW: quota.MWs, kindMR: quota.MRs, kindSRQ: quota.SRQs, kindCQ: quota.CQs,
 	kindXRCD: quota.XRCDs, kindPD: quota.PDs,
 }
@@ -164,7 +164,7 @@ func (f *File) openContext(u *ib.Udata) error {
 		return err
 	}
 	f.stop = f.dev.ib.OnEvent(func(e ib.Event) { f.events.raiseDeviceEvent(e.Port, e.Type) })
-	if !states.Transition(&f.state, states.Context.Open) {
+	if !states.ApplyTransition(&f.state, states.Context.Open) {
 		f.endDriverContext() // the device has been removed in the meantime
 		return errGone
 	}
@@ -172,7 +172,7 @@ func (f *File) openContext(u *ib.Udata) error {
 }
 
 // commitContext and abortContext complete openContext. Both are called without the lock life.
-func (f *File) commitContext() { states.Transition(&f.state, states.Context.Commit) }
+func (f *File) commitContext() { states.ApplyTransition(&f.state, states.Context.Commit) }
 
 func (f *File) abortContext() {
 	if f.beginCommand() != nil {
@@ -181,7 +181,7 @@ func (f *File) abortContext() {
 	defer f.life.RUnlock()
 	f.open.Lock()
 	defer f.open.Unlock()
-	if states.Transition(&f.state, states.Context.Abort) {
+	if states.ApplyTransition(&f.state, states.Context.Abort) {
 		f.endDriverContext()
 	}
 }
@@ -405,7 +405,7 @@ func (s *Server) graceTimer() (expired <-chan struct{}, stop func() bool) {
 func (f *File) disassociate() *contextEnd {
 	f.endMu.Lock()
 	defer f.endMu.Unlock()
-	if !states.Transition(&f.state, states.Context.Disassociate) {
+	if !states.ApplyTransition(&f.state, states.Context.Disassociate) {
 		return f.end.Load()
 	}
 	return f.beginEnd(func() {
@@ -446,7 +446,7 @@ func (f *File) logf(format string, args ...any) {
 // work continues when the process responds or ends. Close may sleep. (ib_uverbs_close)
 func (f *File) Close() {
 	f.endMu.Lock()
-	if !states.Transition(&f.state, states.Context.Close) {
+	if !states.ApplyTransition(&f.state, states.Context.Close) {
 		f.endMu.Unlock()
 		return
 	}

@@ -154,7 +154,7 @@ func FuzzCommand(f *testing.F) {
 	}
 
 	core, drv := &ib.Core{}, ibfake.New()
-	drv.Answer(func(a *ibfake.Answers) { a.GIDs = make([]ib.GIDEntry, 3) })
+	drv.ChangeQueryResults(func(a *ibfake.QueryResults) { a.GIDs = make([]ib.GIDEntry, 3) })
 	dev := ib.NewDevice("rxe0", drv, nil)
 	must(f, core.Register(dev))
 	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
@@ -188,11 +188,11 @@ func FuzzCommand(f *testing.F) {
 		for _, fd := range p.fds {
 			unix.Close(fd)
 		}
-		if left := dev.Device().Objects().String(); left != "" || p.acct.Pages() != 0 || drv.Contexts() != 0 {
+		if left := dev.Device().Objects().String(); left != "" || p.acct.Pages() != 0 || drv.UserContextCount() != 0 {
 			t.Errorf("remaining objects: got %s, %d pages and %d contexts, want none", left, p.acct.Pages(),
-				drv.Contexts())
+				drv.UserContextCount())
 		}
 		checkNoCharges(t, ledger)
-		drv.Destroyed()
+		drv.TakeDestroyedKinds()
 	})
 }

@@ -191,13 +191,13 @@ func TestNativeContext(t *testing.T) {
 	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext,
 		uapi.Attr{AttrID: uapi.AttrGetContextCoreSupport, Len: 8, Data: 0x1000})
 	wantErrno(t, "answer faults", err, syscall.EFAULT)
-	if w.drv.Contexts() != 0 {
-		t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
+	if w.drv.UserContextCount() != 0 {
+		t.Errorf("contexts in the driver: got %d, want 0", w.drv.UserContextCount())
 	}
-	w.drv.Fail(ibfake.AllocUserContext, syscall.ENOMEM)
+	w.drv.FailMethod(ibfake.AllocUserContext, syscall.ENOMEM)
 	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext)
 	wantErrno(t, "driver refuses", err, syscall.ENOMEM)
-	w.drv.Fail(ibfake.AllocUserContext, nil)
+	w.drv.FailMethod(ibfake.AllocUserContext, nil)
 	_, err = p.callMethod(uapi.ObjectDevice, uapi.MethodGetContext, outAttr(uapi.AttrGetContextNumCompVectors, vectors),
 		outAttr(uapi.AttrGetContextCoreSupport, support))
 	must(t, err)
@@ -228,7 +228,7 @@ func TestNativeContext(t *testing.T) {
 func TestQueryGIDs(t *testing.T) {
 	w := newFixture(t)
 	link, v4 := ib.GID{0: 0xfe, 1: 0x80, 15: 1}, ib.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}
-	w.drv.Answer(func(a *ibfake.Answers) {
+	w.drv.ChangeQueryResults(func(a *ibfake.QueryResults) {
 		a.GIDs = []ib.GIDEntry{{GID: link, Type: ib.GIDTypeRoCEv2, Netdev: "lo", IfIndex: 1}, {},
 			{GID: v4, Type: ib.GIDTypeRoCEv2, IfIndex: 7}, {}}
 	})

@@ -151,7 +151,7 @@ func TestArmPeekedFails(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
 	cq := p.createCQ(p.createChannel(), 7)
 	b := p.storeBytes(newArmCall(cq).bytes())
-	p.w.drv.Fail(ibfake.ReqNotifyCQ, syscall.ENOMEM)
+	p.w.drv.FailMethod(ibfake.ReqNotifyCQ, syscall.ENOMEM)
 	if err := p.f.Ioctl(&peekingCaller{program: p, seen: b}, uapi.VerbsIoctl, addressOf(b)); !errors.Is(err,
 		syscall.ENOMEM) {
 		t.Errorf("%v, want ENOMEM", err)

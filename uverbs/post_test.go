@@ -44,7 +44,7 @@ func TestPostSend(t *testing.T) {
 		if err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
-		got := p.fakeQP(rc).Sent()
+		got := p.fakeQP(rc).SentRequests()
 		if len(got) != 3 {
 			t.Fatalf("%d posted", len(got))
 		}
@@ -74,7 +74,7 @@ func TestPostSend(t *testing.T) {
 		if bad, err := postWRs(p, uapi.CmdPostSend, ud, []uapi.SendWR{send}, nil); err != nil || bad != 0 {
 			t.Fatalf("refused %d: %v", bad, err)
 		}
-		if g := p.fakeQP(ud).Sent()[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
+		if g := p.fakeQP(ud).SentRequests()[0]; g.AH == nil || g.RemoteQPN != 0x11 || g.RemoteQKey != 0x22 {
 			t.Errorf("datagram: got %+v, want QP 0x11 with Q_Key 0x22", g)
 		}
 		// the address handle is no longer in use
@@ -106,7 +106,7 @@ func TestPostRecv(t *testing.T) {
 		wrs := []uapi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
 		bad, err := postWRs(p, uapi.CmdPostRecv, qp, wrs, []uapi.SGE{{Addr: 10, Length: 20, LKey: 30}})
 		wantErrno(t, "one too many", err, syscall.ENOMEM)
-		got := p.fakeQP(qp).Received()
+		got := p.fakeQP(qp).ReceiveRequests()
 		if bad != 4 || len(got) != 3 || got[0].ID != 1 || got[0].SGList[0] != (ib.SGE{Addr: 10, Length: 20, LKey: 30}) ||
 			got[2].ID != 3 {
 			t.Errorf("refused %d of %+v", bad, got)
@@ -169,7 +169,7 @@ func TestPollCQ(t *testing.T) {
 		if got := poll(1, 1); len(got) != 0 {
 			t.Errorf("got %+v", got)
 		}
-		w.drv.Fail(ibfake.PollCQ, syscall.EIO)
+		w.drv.FailMethod(ibfake.PollCQ, syscall.EIO)
 		_, _, err := p.sendCommand(rawCommand{number: uint32(uapi.CmdPollCQ), core: encode(uapi.PollCQ{CQHandle: cq,
 			NE: 1}), room: 56})
 		wantErrno(t, "driver fails", err, syscall.EIO)

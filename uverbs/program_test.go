@@ -68,8 +68,8 @@ func fixtureOfWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts 
 				t.Error(err)
 			}
 		}
-		if w.drv.Contexts() != 0 {
-			t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
+		if w.drv.UserContextCount() != 0 {
+			t.Errorf("contexts in the driver: got %d, want 0", w.drv.UserContextCount())
 		}
 		checkNoCharges(t, w.ledger)
 	})
@@ -83,7 +83,7 @@ func checkNoCharges(t testing.TB, l *quota.Ledger) {
 	_, all := l.Usage()
 	for k, n := range all.Held {
 		if n != 0 {
-			s = append(s, fmt.Sprintf("%d %v", n, quota.Kind(k)))
+			s = append(s, fmt.Sprintf("%d %v", n, quota.ResourceKind(k)))
 		}
 	}
 	if s != nil {
@@ -97,7 +97,7 @@ func checkDescriptors(t *testing.T) {
 	before := openDescriptors(t)
 	t.Cleanup(func() {
 		var after map[string]string
-		testutil.Poll(func() bool { // a goroutine may reference a closed file for a moment
+		testutil.PollUntil(func() bool { // a goroutine may reference a closed file for a moment
 			after = openDescriptors(t)
 			return len(after) <= len(before)
 		})

@@ -120,7 +120,7 @@ func (p *program) waitWC(cq uint32) uapi.WC {
 func (p *program) expectEvents(want ...string) {
 	p.t.Helper()
 	var got []string
-	testutil.Poll(func() bool {
+	testutil.PollUntil(func() bool {
 		more, _ := p.readAsyncEvents(p.async)
 		got = append(got, more...)
 		return len(got) >= len(want)

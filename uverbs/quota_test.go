@@ -30,7 +30,7 @@ func TestQuotaOfEachKind(t *testing.T) {
 	u := p.User()
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	for _, k := range []struct {
-		kind    quota.Kind
+		kind    quota.ResourceKind
 		each    uint64
 		held    int // before the call
 		errno   syscall.Errno
@@ -101,7 +101,7 @@ func TestQuotaOfEachKind(t *testing.T) {
 				t.Errorf("Held: got %d, want %d", got, 3*k.each)
 			}
 			_, err := k.make()
-			var refusal *quota.Error
+			var refusal *quota.LimitError
 			wantErrno(t, "over the limit", err, k.errno)
 			if !errors.As(err, &refusal) || refusal.Kind != k.kind {
 				t.Errorf("creation over the limit: got %v, want a quota.Error of kind %v", err, k.kind)
@@ -140,7 +140,7 @@ func TestQuotaAfterRandomCommands(t *testing.T) {
 
 func runRandomCommands(t *testing.T, r *rand.Rand) {
 	core, drv := &ib.Core{}, ibfake.New()
-	drv.Answer(func(a *ibfake.Answers) { a.GIDs = make([]ib.GIDEntry, 3) })
+	drv.ChangeQueryResults(func(a *ibfake.QueryResults) { a.GIDs = make([]ib.GIDEntry, 3) })
 	dev := ib.NewDevice("rxe0", drv, nil)
 	must(t, core.Register(dev))
 	srv, err := NewServer(core, ServerOptions{CompVectors: 1})
@@ -185,13 +185,13 @@ func runRandomCommands(t *testing.T, r *rand.Rand) {
 	removal := r.IntN(400)
 	for n := range 300 {
 		for _, m := range methods {
-			drv.Fail(m, nil)
+			drv.FailMethod(m, nil)
 		}
 		if n == removal {
 			must(t, core.Unregister(dev))
 		}
 		if failing = r.IntN(10) == 0; failing {
-			drv.Fail(methods[r.IntN(len(methods))], syscall.EIO)
+			drv.FailMethod(methods[r.IntN(len(methods))], syscall.EIO)
 		}
 		i := r.IntN(2)
 		switch r.IntN(16) {
@@ -225,7 +225,7 @@ func runRandomCommands(t *testing.T, r *rand.Rand) {
 		}
 	}
 	for _, m := range methods {
-		drv.Fail(m, nil)
+		drv.FailMethod(m, nil)
 	}
 	for i, f := range files {
 		f.Close()

@@ -93,15 +93,15 @@ func TestRingByHandle(t *testing.T) {
 	newQP := func(p *program, pd, cq uint32) uint32 { return p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle }
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	early, ready, gone := newQP(p, pd, cq), newQP(p, pd, cq), newQP(p, pd, cq)
-	p.fakeQP(ready).Ready()
-	p.fakeQP(gone).Ready()
+	p.fakeQP(ready).MoveToReady()
+	p.fakeQP(gone).MoveToReady()
 	_, err = sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: gone})
 	must(t, err)
 	var others uint32
 	for pd, cq := other.allocPD(), other.createCQ(-1, 0); others <= gone; {
 		others = newQP(other, pd, cq)
 	}
-	other.fakeQP(others).Ready()
+	other.fakeQP(others).MoveToReady()
 	for _, test := range []struct {
 		name   string
 		handle uint32
@@ -144,7 +144,7 @@ func TestDoorbellByInvokeWrite(t *testing.T) {
 	fake := p.fakeQP(qp)
 	_, err := postWRs(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
 	wantErrno(t, "in RESET", err, syscall.EINVAL)
-	fake.Ready()
+	fake.MoveToReady()
 	_, err = postWRs(p, uapi.CmdPostSend, qp, []uapi.SendWR(nil), nil)
 	must(t, err)
 	if n := fake.DoorbellCount(); n != 1 {
@@ -156,7 +156,7 @@ func TestDoorbellByInvokeWrite(t *testing.T) {
 func TestRemovalDuringGetContext(t *testing.T) {
 	w := newFixture(t)
 	p := w.open(byWrite)
-	entered, release := w.drv.Hold(ibfake.AllocUserContext)
+	entered, release := w.drv.HoldMethod(ibfake.AllocUserContext)
 	done, removed := make(chan error, 1), make(chan error, 1)
 	go func() {
 		_, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
@@ -170,7 +170,7 @@ func TestRemovalDuringGetContext(t *testing.T) {
 		t.Errorf("GET_CONTEXT: got %v, want %v", err, errGone)
 	}
 	must(t, <-removed)
-	if n := w.drv.Contexts(); n != 0 {
+	if n := w.drv.UserContextCount(); n != 0 {
 		t.Errorf("contexts in the driver: got %d, want 0", n)
 	}
 }

@@ -914,7 +914,7 @@ func FuzzSession(f *testing.F) {
 		}
 		w.other.checkUnchanged(t)
 		if w.round++; w.round%256 == 0 {
-			if !testutil.Poll(func() bool { return runtime.NumGoroutine() <= goroutines && countFDs(t) <= fds }) {
+			if !testutil.PollUntil(func() bool { return runtime.NumGoroutine() <= goroutines && countFDs(t) <= fds }) {
 				t.Fatalf("at the end: got %d goroutines and %d descriptors, want at most %d and %d",
 					runtime.NumGoroutine(), countFDs(t),
 					goroutines-16, fds)

@@ -66,9 +66,9 @@ func TestStuckCallDelaysNoRemoval(t *testing.T) {
 			p, other := w.startProgram(byWrite), w.startProgram(byWrite)
 			pd, cq := p.allocPD(), p.createCQ(-1, 0)
 			qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
-			p.fakeQP(qp).Ready()
+			p.fakeQP(qp).MoveToReady()
 			other.allocPD()
-			entered, release := w.drv.Hold(test.method)
+			entered, release := w.drv.HoldMethod(test.method)
 			var once sync.Once
 			defer once.Do(release)
 			returned := make(chan error, 1)
@@ -126,8 +126,8 @@ func TestStuckCallDelaysNoClose(t *testing.T) {
 			for range 3 {
 				p.createQP(pd, cq, 0, uapi.QPTRC)
 			}
-			w.drv.Destroyed()
-			entered, release := w.drv.Hold(ibfake.DestroyQP)
+			w.drv.TakeDestroyedKinds()
+			entered, release := w.drv.HoldMethod(ibfake.DestroyQP)
 			var once sync.Once
 			defer once.Do(release)
 			quit := make(chan struct{})
@@ -151,7 +151,7 @@ func TestStuckCallDelaysNoClose(t *testing.T) {
 			}
 			once.Do(release)
 			runWithin(t, "the end of the context", func() { <-p.f.end.Load().done })
-			if n := len(w.drv.Destroyed()); n < 5 {
+			if n := len(w.drv.TakeDestroyedKinds()); n < 5 {
 				t.Errorf("destroyed objects: got %d, want at least 5: 3 QPs, a CQ and a PD", n)
 			}
 		})

@@ -44,11 +44,11 @@ func TestDeviceRemoval(t *testing.T) {
 		})
 
 		must(t, w.core.Unregister(w.handle))
-		if got := w.drv.Destroyed(); !slices.Equal(got, []string{"QP", "QP", "AH", "MR", "CQ", "CQ", "PD"}) {
+		if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"QP", "QP", "AH", "MR", "CQ", "CQ", "PD"}) {
 			t.Errorf("order of destruction: got %v, want QPs, AH, MR, CQs and PD", got)
 		}
-		if w.drv.Contexts() != 0 || p.acct.Pages() != 0 {
-			t.Errorf("zombie: got %d contexts in the driver and %d pages, want 0 and 0", w.drv.Contexts(),
+		if w.drv.UserContextCount() != 0 || p.acct.Pages() != 0 {
+			t.Errorf("zombie: got %d contexts in the driver and %d pages, want 0 and 0", w.drv.UserContextCount(),
 				p.acct.Pages())
 		}
 		if len(w.srv.Devices()) != 0 || p.mem.closed.Load() != 0 {
@@ -92,7 +92,7 @@ func TestDeviceRemoval(t *testing.T) {
 		wantErrno(t, "destroy twice", sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
 		wantErrno(t, "destroy as another kind", sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}),
 			syscall.EINVAL)
-		if got := w.drv.Destroyed(); len(got) != 0 {
+		if got := w.drv.TakeDestroyedKinds(); len(got) != 0 {
 			t.Errorf("objects that the driver destroyed again: got %v, want none", got)
 		}
 	})
@@ -188,7 +188,7 @@ func TestRemovalDuringCommand(t *testing.T) {
 				w := newFixture(t)
 				p := w.startProgram(byWrite)
 				pd, cq := p.allocPD(), p.createCQ(-1, 0)
-				entered, release := w.drv.Hold(test.method)
+				entered, release := w.drv.HoldMethod(test.method)
 				var wg sync.WaitGroup
 				wg.Go(func() {
 					if err := test.run(p, pd, cq); err != nil {
@@ -291,11 +291,11 @@ func TestCloseDestroysOnce(t *testing.T) {
 	}
 	p.f.Close()
 	p.f.Close()
-	if got := w.drv.Destroyed(); !slices.Equal(got, []string{"QP", "QP", "AH", "AH", "MR", "MR", "CQ", "CQ", "PD", "PD"}) {
+	if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"QP", "QP", "AH", "AH", "MR", "MR", "CQ", "CQ", "PD", "PD"}) {
 		t.Errorf("destroyed %v", got)
 	}
-	if w.drv.Contexts() != 0 {
-		t.Errorf("contexts in the driver: got %d, want 0", w.drv.Contexts())
+	if w.drv.UserContextCount() != 0 {
+		t.Errorf("contexts in the driver: got %d, want 0", w.drv.UserContextCount())
 	}
 	if _, end := p.readAsyncEvents(p.async); !end {
 		t.Error("asynchronous event file after the close: got no end of the file, want one")
@@ -316,9 +316,9 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 	p := (&fixture{t: t, core: core, drv: drv, srv: srv}).startProgram(byWrite)
 	p.createAH(p.allocPD())
 	p.createCQ(-1, 0)
-	drv.Fail(ibfake.DestroyAH, syscall.EIO)
+	drv.FailMethod(ibfake.DestroyAH, syscall.EIO)
 	p.f.Close()
-	if got := drv.Destroyed(); !slices.Equal(got, []string{"CQ"}) {
+	if got := drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"CQ"}) {
 		t.Errorf("destroyed %v", got)
 	}
 	said := slices.Collect(strings.Lines(log.String()))
@@ -326,7 +326,7 @@ func TestCloseWithBrokenDriver(t *testing.T) {
 		!strings.Contains(said[1], "cannot destroy PD") {
 		t.Errorf("log: got %q, want \"cannot destroy PD\" in the second line", said)
 	}
-	if drv.Contexts() != 0 {
-		t.Errorf("contexts in the driver: got %d, want 0", drv.Contexts())
+	if drv.UserContextCount() != 0 {
+		t.Errorf("contexts in the driver: got %d, want 0", drv.UserContextCount())
 	}
 }

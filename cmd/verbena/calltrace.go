@@ -80,18 +80,18 @@ func startTracing(from *ctl.CallTrace, to io.WriteCloser) *traceCopier {
 	}()
 	go func() {
 		defer close(t.done)
-		t.err = errors.Join(t.write(to), to.Close())
+		t.err = errors.Join(t.writeQueuedLines(to), to.Close())
 		for range t.lines { // discard the remaining lines after an error
 		}
 	}()
 	return t
 }
 
-// write writes queued lines to the file, and flushes the buffer when the queue is empty.
-func (t *traceCopier) write(to io.Writer) error {
+// writeQueuedLines writes queued lines to the file, and flushes the buffer when the queue is empty.
+func (t *traceCopier) writeQueuedLines(to io.Writer) error {
 	w := bufio.NewWriter(to)
 	for line := range t.lines {
-		w.WriteString(printable(line))
+		w.WriteString(replaceControlChars(line))
 		w.WriteByte('\n')
 		if len(t.lines) == 0 {
 			if err := w.Flush(); err != nil {

@@ -30,9 +30,9 @@ Examples:
   verbena capture show lossy.pcapng --qp 17 --trouble --limit 40 --svg lossy.svg`
 }
 
-func (c *captureShowCmd) Run() error { return c.show(os.Stdout) }
+func (c *captureShowCmd) Run() error { return c.writeConnections(os.Stdout) }
 
-func (c *captureShowCmd) show(out io.Writer) error {
+func (c *captureShowCmd) writeConnections(out io.Writer) error {
 	if c.Limit < 0 {
 		return fmt.Errorf("capture show: --limit %d is negative", c.Limit)
 	}

@@ -163,7 +163,7 @@ func (c *completeCmd) Run(cl *cli, app *kong.Kong) error {
 		words = words[1:]
 	}
 	w := bufio.NewWriter(os.Stdout)
-	complete(w, app.Model.Node, words, cl.namesOfKind)
+	printCompletions(w, app.Model.Node, words, cl.namesOfKind)
 	return w.Flush()
 }
 
@@ -175,9 +175,9 @@ type parsedCommandLine struct {
 	expect *kong.Flag // the word is the value of this flag
 }
 
-// complete completes the last of the words. The function names returns the existing names of a kind, such as
+// printCompletions completes the last of the words. The function names returns the existing names of a kind, such as
 // "device".
-func complete(w io.Writer, root *kong.Node, words []string, names func(kind string) []string) {
+func printCompletions(w io.Writer, root *kong.Node, words []string, names func(kind string) []string) {
 	if len(words) == 0 {
 		words = []string{""}
 	}
@@ -192,10 +192,10 @@ func complete(w io.Writer, root *kong.Node, words []string, names func(kind stri
 	}
 	switch flag, value, joined := strings.Cut(last, "="); {
 	case at.expect != nil:
-		offerValues(w, at.expect.Value, "", last, names)
+		printValueCandidates(w, at.expect.Value, "", last, names)
 	case !at.end && joined && strings.HasPrefix(flag, "--"):
 		if f := at.findFlag(flag); f != nil && f.Tag.Get("complete") != "" || f != nil && f.Enum != "" {
-			offerValues(w, f.Value, flag+"=", value, names)
+			printValueCandidates(w, f.Value, flag+"=", value, names)
 			return
 		}
 		fmt.Fprintln(w, ":none")
@@ -207,7 +207,7 @@ func complete(w io.Writer, root *kong.Node, words []string, names func(kind stri
 		}
 		fmt.Fprintln(w, ":none")
 	default:
-		at.offerWord(w, len(words)-1, last, names)
+		at.printWordCandidates(w, len(words)-1, last, names)
 	}
 }
 
@@ -277,8 +277,8 @@ func (c *parsedCommandLine) findFlag(word string) *kong.Flag {
 	return nil
 }
 
-// offerWord offers candidates other than flags: commands, or the value of an argument.
-func (c *parsedCommandLine) offerWord(w io.Writer, at int, prefix string, names func(string) []string) {
+// printWordCandidates offers candidates other than flags: commands, or the value of an argument.
+func (c *parsedCommandLine) printWordCandidates(w io.Writer, at int, prefix string, names func(string) []string) {
 	if len(c.node.Children) > 0 && c.args == 0 {
 		for _, n := range c.node.Children {
 			if !n.Hidden && strings.HasPrefix(n.Name, prefix) {
@@ -296,13 +296,13 @@ func (c *parsedCommandLine) offerWord(w io.Writer, at int, prefix string, names 
 	case args[i].Tag.Get("complete") == "program":
 		fmt.Fprintln(w, ":program", at)
 	default:
-		offerValues(w, args[i], "", prefix, names)
+		printValueCandidates(w, args[i], "", prefix, names)
 	}
 }
 
-// offerValues offers the values of a flag or argument that begin with prefix. The argument before is the part of the
+// printValueCandidates offers the values of a flag or argument that begin with prefix. The argument before is the part of the
 // word that precedes the value.
-func offerValues(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
+func printValueCandidates(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
 	var values []string
 	kind := v.Tag.Get("complete")
 	switch {
@@ -318,7 +318,7 @@ func offerValues(w io.Writer, v *kong.Value, before, prefix string, names func(k
 	}
 	for _, x := range values {
 		if strings.HasPrefix(x, prefix) {
-			fmt.Fprintln(w, before+printable(x))
+			fmt.Fprintln(w, before+replaceControlChars(x))
 		}
 	}
 	fmt.Fprintln(w, ":none")
@@ -347,9 +347,9 @@ func (c *cli) namesOfKind(kind string) (namesOfKind []string) {
 	case "errno":
 		namesOfKind = service.ErrnoNames()
 	case "user":
-		namesOfKind = firstFields("/etc/passwd")
+		namesOfKind = firstFieldsOfLines("/etc/passwd")
 	case "group":
-		namesOfKind = firstFields("/etc/group")
+		namesOfKind = firstFieldsOfLines("/etc/group")
 	case "interface":
 		all, _ := net.Interfaces()
 		for _, i := range all {
@@ -371,8 +371,8 @@ func (c *cli) deviceNames() (names []string) {
 	return names
 }
 
-// firstFields returns the first field of each line of a file such as passwd(5) or group(5).
-func firstFields(file string) (fields []string) {
+// firstFieldsOfLines returns the first field of each line of a file such as passwd(5) or group(5).
+func firstFieldsOfLines(file string) (fields []string) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil

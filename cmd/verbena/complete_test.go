@@ -27,8 +27,8 @@ func forEachCommand(n *kong.Node, f func(n *kong.Node)) {
 	}
 }
 
-// TestValuesAreCompleted tests that each flag and argument with a value has a valid completion tag.
-func TestValuesAreCompleted(t *testing.T) {
+// TestValuesHaveCompletionTags tests that each flag and argument with a value has a valid completion tag.
+func TestValuesHaveCompletionTags(t *testing.T) {
 	forEachCommand(commandModel().Node, func(n *kong.Node) {
 		for _, v := range n.Values() {
 			if v.Flag != nil && (v.Flag.Hidden || v.IsBool() && v.Flag.PlaceHolder == "") || v.Enum != "" {
@@ -86,7 +86,7 @@ func TestCompleteCandidates(t *testing.T) {
 		"nonsense ":                        ":none",
 	} {
 		var b strings.Builder
-		complete(&b, commandModel().Node, strings.Split(line, " "), names)
+		printCompletions(&b, commandModel().Node, strings.Split(line, " "), names)
 		var got []string
 		for l := range strings.Lines(b.String()) {
 			candidate, _, _ := strings.Cut(strings.TrimSuffix(l, "\n"), "\t")
@@ -97,7 +97,7 @@ func TestCompleteCandidates(t *testing.T) {
 		}
 	}
 	var b strings.Builder
-	complete(&b, commandModel().Node, nil, names)
+	printCompletions(&b, commandModel().Node, nil, names)
 	forEachCommand(commandModel().Node, func(n *kong.Node) {
 		if n.Parent != nil && n.Parent.Type == kong.ApplicationNode && !strings.Contains(b.String(), n.Name+"\t"+n.Help[:7]) {
 			t.Errorf("candidates: %s is missing", n.Name)
@@ -212,8 +212,8 @@ func TestFishCompletion(t *testing.T) {
 	}
 }
 
-// TestManualPages tests that the manual pages describe each command and flag, and that man formatters accept the pages.
-func TestManualPages(t *testing.T) {
+// TestManualPagesDescribeCommands tests that the manual pages describe each command and flag, and that man formatters accept the pages.
+func TestManualPagesDescribeCommands(t *testing.T) {
 	pages := manualPages(commandModel(), "2026-11-24", "verbena 1.2.3")
 	dir := t.TempDir()
 	var files []string
@@ -231,7 +231,7 @@ func TestManualPages(t *testing.T) {
 			for top.Parent.Type == kong.CommandNode {
 				top = top.Parent
 			}
-			page = pageName(top) + ".1"
+			page = manualPageName(top) + ".1"
 		}
 		for _, f := range n.Flags {
 			if text := escapeRoff("--" + f.Name); !f.Hidden && !strings.Contains(pages[page], text) {
@@ -256,8 +256,8 @@ func TestManualPages(t *testing.T) {
 	}
 }
 
-func TestEscapeRoff(t *testing.T) {
-	var r roff
+func TestRoffTextIsEscaped(t *testing.T) {
+	var r roffPage
 	r.writeLine(`'quoted' \ --flag`)
 	r.writeParagraphs("One.\n\n  .code -x\n\nTwo.")
 	want := []string{`\&'quoted' \e \-\-flag`, "One.", ".P", ".RS 4", ".nf", `\&.code \-x`, ".fi", ".RE", ".P", "Two."}

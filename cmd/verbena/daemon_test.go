@@ -28,7 +28,7 @@ func commandsForSocket(t *testing.T, socket string) func(args ...string) *exec.C
 	t.Cleanup(func() { exec.Command(path, "--socket", socket, "stop").Run() })
 	return func(args ...string) *exec.Cmd {
 		t.Helper()
-		return verbena(t, append([]string{"--socket", socket}, args...)...)
+		return verbenaCommand(t, append([]string{"--socket", socket}, args...)...)
 	}
 }
 
@@ -56,9 +56,9 @@ func mustFail(t *testing.T, c *exec.Cmd, want ...string) {
 	}
 }
 
-// TestServeDaemon tests that "serve --daemon" returns when the service is ready, and that the service continues and
+// TestServeDaemonReturnsWhenReady tests that "serve --daemon" returns when the service is ready, and that the service continues and
 // writes a log.
-func TestServeDaemon(t *testing.T) {
+func TestServeDaemonReturnsWhenReady(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
 	v := commandsForSocket(t, socket)
 	out := mustRun(t, v("serve", "--daemon", "--link", "rxe3=127.91.11.1"))
@@ -87,8 +87,8 @@ func TestServeDaemon(t *testing.T) {
 	mustRun(t, v("stop"))
 }
 
-// TestServeDaemonFails tests that "serve --daemon" fails with the error of the service.
-func TestServeDaemonFails(t *testing.T) {
+// TestServeDaemonReportsServiceError tests that "serve --daemon" fails with the error of the service.
+func TestServeDaemonReportsServiceError(t *testing.T) {
 	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("serve", "--daemon", "--link", "rxe0=203.0.113.77"), "link rxe0", "203.0.113.77")
 	mustFail(t, v("serve", "--daemon", "--link", "mlx5_0=127.91.11.2"), "rxe followed by")
@@ -97,9 +97,9 @@ func TestServeDaemonFails(t *testing.T) {
 	mustFail(t, v("link", "show"), "no service is running")
 }
 
-// TestRelativeSocket tests that the command resolves a relative path in its own directory, and that the service
+// TestRelativeSocketPathIsResolved tests that the command resolves a relative path in its own directory, and that the service
 // that it starts uses the same path.
-func TestRelativeSocket(t *testing.T) {
+func TestRelativeSocketPathIsResolved(t *testing.T) {
 	dir := t.TempDir()
 	v := commandsForSocket(t, "sock")
 	in := func(c *exec.Cmd) *exec.Cmd { c.Dir = dir; return c }
@@ -126,7 +126,7 @@ func TestServeReplacesIdleService(t *testing.T) {
 		}
 		var out []byte
 		var err error
-		if !testutil.Poll(func() bool {
+		if !testutil.PollUntil(func() bool {
 			out, err = v("link", "show").CombinedOutput()
 			return err == nil && strings.Contains(string(out), "rxe7")
 		}) {
@@ -195,8 +195,8 @@ func TestCommandsFailWithoutService(t *testing.T) {
 	}
 }
 
-// TestWaitForService tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
-func TestWaitForService(t *testing.T) {
+// TestWaitReturnsWhenReady tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
+func TestWaitReturnsWhenReady(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "sock")
 	v := commandsForSocket(t, socket)
@@ -241,7 +241,7 @@ func TestWaitForService(t *testing.T) {
 	mustFail(t, v("wait", "--listen", "0"), "--listen", "65535")
 }
 
-func TestIsListening(t *testing.T) {
+func TestIsListeningFindsSocket(t *testing.T) {
 	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    1: 0100007F:4854 0100007F:4853 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
@@ -254,24 +254,24 @@ func TestIsListening(t *testing.T) {
 	}
 }
 
-// TestSocketWithoutDirectory tests that the error for a control socket in a missing directory names the flag or
+// TestMissingSocketDirectoryNamesFlag tests that the error for a control socket in a missing directory names the flag or
 // variable with the path.
-func TestSocketWithoutDirectory(t *testing.T) {
+func TestMissingSocketDirectoryNamesFlag(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "no", "sock")
 	for _, args := range [][]string{
 		{"serve"}, {"serve", "--daemon"}, {"run", "--", "true"}, {"link", "show"}, {"wait"},
 	} {
-		mustFail(t, verbena(t, append([]string{"--socket", missing}, args...)...),
+		mustFail(t, verbenaCommand(t, append([]string{"--socket", missing}, args...)...),
 			"--socket "+missing, "no such file or directory", "create it")
-		c := verbena(t, args...)
+		c := verbenaCommand(t, args...)
 		c.Env = append(os.Environ(), "VERBENA_SOCKET="+missing)
 		mustFail(t, c, "VERBENA_SOCKET "+missing, "no such file or directory", "create it")
 	}
 }
 
-// TestServiceEndsUnderProgram tests that verbena run ends processes that keep a device of an ended service open,
+// TestRunEndsHoldersAfterService tests that verbena run ends processes that keep a device of an ended service open,
 // unless --outlive is given.
-func TestServiceEndsUnderProgram(t *testing.T) {
+func TestRunEndsHoldersAfterService(t *testing.T) {
 	const script = `exec 9<>/dev/infiniband/uverbs0; echo ready; sleep 12 >/dev/null 2>&1; echo outlived`
 	for _, c := range []struct {
 		name string

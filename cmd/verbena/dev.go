@@ -43,27 +43,27 @@ func (o *unreachableFlag) Decode(ctx *kong.DecodeContext) error {
 
 func firstByte(s string) string { return s[:min(1, len(s))] }
 
-// ordinal is a number that counts from 1.
-type ordinal uint64
+// oneBasedNumber is a number that counts from 1.
+type oneBasedNumber uint64
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (n *ordinal) UnmarshalText(b []byte) error {
+func (n *oneBasedNumber) UnmarshalText(b []byte) error {
 	v, err := strconv.ParseUint(string(b), 10, 64)
 	if err != nil || v == 0 {
 		return fmt.Errorf("%q is not a number from 1 upwards", b)
 	}
-	*n = ordinal(v)
+	*n = oneBasedNumber(v)
 	return nil
 }
 
-// momentFlag is a ctl.ResetMoment.
-type momentFlag ctl.ResetMoment
+// resetMomentFlag is a ctl.ResetMoment.
+type resetMomentFlag ctl.ResetMoment
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (m *momentFlag) UnmarshalText(b []byte) error {
+func (m *resetMomentFlag) UnmarshalText(b []byte) error {
 	switch v := ctl.ResetMoment(b); v {
 	case ctl.DevRegistration, ctl.DevCompletion:
-		*m = momentFlag(v)
+		*m = resetMomentFlag(v)
 		return nil
 	}
 	return fmt.Errorf("moment %q is not %s or %s", b, ctl.DevRegistration, ctl.DevCompletion)
@@ -73,8 +73,8 @@ type devResetCmd struct {
 	Name        string          `arg:"" help:"Name of the device." complete:"device"`
 	Unreachable unreachableFlag `help:"Disconnect the hardware for a time (--unreachable=2s); without a duration, until 'dev plug'." placeholder:"DURATION" complete:"none"`
 	NoFlush     bool            `help:"Give programs no completions for outstanding requests, as the kernel's Soft-RoCE does, rather than flush errors."`
-	AtWR        ordinal         `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
-	At          momentFlag      `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment" complete:"registration,completion"`
+	AtWR        oneBasedNumber  `name:"at-wr" help:"Reset just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
+	At          resetMomentFlag `help:"Reset when the next completion handler begins (completion), or now and again while the recovered device is being registered (registration)." placeholder:"MOMENT" xor:"moment" complete:"registration,completion"`
 	Cancel      bool            `help:"Cancel the pending resets of --at-wr and --at, and do not reset the device." xor:"moment"`
 }
 

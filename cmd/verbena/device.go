@@ -13,8 +13,8 @@ import (
 	"verbena/verbs/service"
 )
 
-// verbsFlags select the RDMA device that a command opens for itself.
-type verbsFlags struct {
+// deviceSelectionFlags select the RDMA device that a command opens for itself.
+type deviceSelectionFlags struct {
 	Dev      string     `short:"d" help:"Device to use; default: the first." placeholder:"DEV" complete:"device"`
 	Direct   bool       `name:"service" help:"Use a device of the running service, over its socket, even if this process sees other devices; the default if it sees none."`
 	Embedded bool       `help:"Create a software device in this process, and run both ends on it."`
@@ -23,7 +23,7 @@ type verbsFlags struct {
 }
 
 // openDevice opens the selected device. The errors of openDevice begin with command and name the remedy.
-func (f *verbsFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
+func (f *deviceSelectionFlags) openDevice(c *cli, command string) (dev *verbs.Device, done func(), err error) {
 	if f.Embedded || f.Addr.IsValid() {
 		if f.Direct {
 			return nil, nil, fmt.Errorf("%s: --embedded and --addr create a device in this process: omit them or --service",
@@ -62,7 +62,7 @@ func findDevices(c *cli, command, name string, direct bool) (list []verbs.Device
 		}
 	}
 	if len(list) == 0 {
-		loc, err := c.location()
+		loc, err := c.serviceLocation()
 		if err == nil {
 			list, err = service.AtLocation(loc).Devices()
 		}

@@ -72,7 +72,7 @@ type gidReport struct {
 func (d *devinfoCmd) Run(c *cli) error {
 	var reports []deviceReport
 	if d.Embedded {
-		f := verbsFlags{Embedded: true, Dev: d.Dev, Direct: d.Direct}
+		f := deviceSelectionFlags{Embedded: true, Dev: d.Dev, Direct: d.Direct}
 		dev, done, err := f.openDevice(c, "devinfo")
 		if err != nil {
 			return err
@@ -171,8 +171,8 @@ func describeDevice(dev *verbs.Device, path string) (r deviceReport, err error) 
 }
 
 func (r *deviceReport) write(w io.Writer) {
-	fmt.Fprintf(w, "hca_id:\t%s\n", printable(r.Name))
-	fmt.Fprintf(w, "  path:\t%s\n  provider:\t%s\n", printable(r.Path), r.Provider)
+	fmt.Fprintf(w, "hca_id:\t%s\n", replaceControlChars(r.Name))
+	fmt.Fprintf(w, "  path:\t%s\n  provider:\t%s\n", replaceControlChars(r.Path), r.Provider)
 	for _, a := range r.Attrs {
 		fmt.Fprintf(w, "  %s:\t%v\n", a.name, a.v)
 	}

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestMissingProvider tests that run names the package to install if rdma-core lacks its rxe provider. Without the
+// TestMissingProviderNamesPackage tests that run names the package to install if rdma-core lacks its rxe provider. Without the
 // provider, libibverbs lists no device and returns no error.
-func TestMissingProvider(t *testing.T) {
+func TestMissingProviderNamesPackage(t *testing.T) {
 	const lib, driver, provider = "usr/lib/x86_64-linux-gnu/libibverbs.so.1", "etc/libibverbs.d/rxe.driver",
 		"usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
 	for _, c := range []struct {
@@ -42,8 +42,8 @@ func TestMissingProvider(t *testing.T) {
 	}
 }
 
-// TestMissingInterpreter tests that the error for a program without its interpreter names the interpreter.
-func TestMissingInterpreter(t *testing.T) {
+// TestMissingInterpreterIsNamed tests that the error for a program without its interpreter names the interpreter.
+func TestMissingInterpreterIsNamed(t *testing.T) {
 	dir := t.TempDir()
 	v := commandsForSocket(t, filepath.Join(dir, "sock"))
 	mustRun(t, v("serve", "--daemon", "--link", "rxe0=127.91.12.1"))
@@ -73,9 +73,9 @@ func TestMissingInterpreter(t *testing.T) {
 	}
 }
 
-// TestFaultWithoutEffect tests that a rule without an effect is refused before a service starts, and that the error
+// TestFaultWithoutEffectIsRefused tests that a rule without an effect is refused before a service starts, and that the error
 // lists the effects.
-func TestFaultWithoutEffect(t *testing.T) {
+func TestFaultWithoutEffectIsRefused(t *testing.T) {
 	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",
 		"--drop", "--duplicate", "--corrupt", "--reorder", "--delay", "--jitter", "--rnr", "--stop")
@@ -83,8 +83,8 @@ func TestFaultWithoutEffect(t *testing.T) {
 	mustFail(t, v("link", "show"), "no service is running")
 }
 
-// TestAddressInUse tests that the error for an address in use suggests a free one.
-func TestAddressInUse(t *testing.T) {
+// TestAddressInUseSuggestsFreeOne tests that the error for an address in use suggests a free one.
+func TestAddressInUseSuggestsFreeOne(t *testing.T) {
 	dir := t.TempDir()
 	one, two := commandsForSocket(t, filepath.Join(dir, "one")), commandsForSocket(t, filepath.Join(dir, "two"))
 	mustRun(t, one("serve", "--daemon", "--link", "rxe0=127.91.12.2"))
@@ -92,8 +92,8 @@ func TestAddressInUse(t *testing.T) {
 		"4791", "is free: --link rxe0=127.0.0.", "link add rxe0 --addr 127.0.0.")
 }
 
-// TestShellLimits tests that an error from a limit of the shell names the limit and the remedy.
-func TestShellLimits(t *testing.T) {
+// TestShellLimitErrorsNameRemedy tests that an error from a limit of the shell names the limit and the remedy.
+func TestShellLimitErrorsNameRemedy(t *testing.T) {
 	dir := t.TempDir()
 	v := commandsForSocket(t, filepath.Join(dir, "sock"))
 	under := func(limit string, args ...string) *exec.Cmd {
@@ -109,9 +109,9 @@ func TestShellLimits(t *testing.T) {
 	}
 }
 
-// TestBareCommand tests that verbena without arguments prints its usage and fails.
-func TestBareCommand(t *testing.T) {
-	c := verbena(t)
+// TestBareCommandPrintsUsage tests that verbena without arguments prints its usage and fails.
+func TestBareCommandPrintsUsage(t *testing.T) {
+	c := verbenaCommand(t)
 	var stdout, stderr strings.Builder
 	c.Stdout, c.Stderr = &stdout, &stderr
 	_ = c.Run()

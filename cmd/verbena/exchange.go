@@ -24,7 +24,7 @@ var errNoAddress = error(syscall.EADDRNOTAVAIL)
 // exchangeFlags are the common flags of pingpong and perf.
 type exchangeFlags struct {
 	Server string `arg:"" optional:"" help:"Host of the server; without it this is the server, which serves one client." complete:"none"`
-	verbsFlags
+	deviceSelectionFlags
 	Port     uint16 `short:"p" help:"TCP port of the negotiation between both ends; default: ${default}." default:"18515" placeholder:"PORT" complete:"none"`
 	GIDIndex int    `short:"g" name:"gid-index" help:"Index of the GID to use; default: a GID with an IPv4 address if there is one." default:"-1" placeholder:"N" complete:"none"`
 	IBPort   uint8  `name:"ib-port" help:"Port of the device; default: ${default}." default:"1" placeholder:"N" complete:"none"`
@@ -35,8 +35,8 @@ type exchangeFlags struct {
 	JSON     bool   `name:"json" help:"Print JSON."`
 }
 
-func (f *exchangeFlags) localParams() measure.Local {
-	l := measure.Local{Port: int(f.IBPort), GIDIndex: f.GIDIndex, Events: f.Events}
+func (f *exchangeFlags) localParams() measure.LocalParams {
+	l := measure.LocalParams{Port: int(f.IBPort), GIDIndex: f.GIDIndex, Events: f.Events}
 	if !f.JSON && isTerminal(os.Stderr) {
 		l.Progress = func(phase string, messages int64, elapsed time.Duration) {
 			fmt.Fprintf(os.Stderr, "\r\033[K%s: %d messages in %v", phase, messages, elapsed.Round(time.Second))
@@ -46,7 +46,7 @@ func (f *exchangeFlags) localParams() measure.Local {
 }
 
 // clearLine erases the progress line of the terminal.
-func clearLine(l measure.Local) {
+func clearLine(l measure.LocalParams) {
 	if l.Progress != nil {
 		fmt.Fprint(os.Stderr, "\r\033[K")
 	}
@@ -63,7 +63,7 @@ type exchangeSide func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*
 // runExchange runs this side, or both sides with --embedded. runExchange returns the client's result, or the server's
 // on a server.
 func (f *exchangeFlags) runExchange(
-	c *cli, command string, local measure.Local, client, server exchangeSide,
+	c *cli, command string, local measure.LocalParams, client, server exchangeSide,
 ) (*measure.Result,
 	error) {
 	if f.Embedded && f.Addr.IsValid() {
@@ -175,16 +175,16 @@ func (p *pingpongCmd) Run(c *cli) error {
 	client := func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 		return measure.PingPong(ctx, dev, conn, params, l)
 	}
-	server := serverSide(l)
+	server := newServerSide(l)
 	if p.Compat {
 		if params.MTU == 0 {
 			params.MTU = 1024 // the default values of rdma-core's programs
 		}
 		client = func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
-			return measure.Compat(ctx, dev, conn, true, params, l)
+			return measure.CompatPingPong(ctx, dev, conn, true, params, l)
 		}
 		server = func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
-			return measure.Compat(ctx, dev, conn, false, params, l)
+			return measure.CompatPingPong(ctx, dev, conn, false, params, l)
 		}
 	}
 	r, err := p.runExchange(c, "pingpong", l, client, server)
@@ -195,14 +195,14 @@ func (p *pingpongCmd) Run(c *cli) error {
 	return printOutput(p.JSON, r, func(w io.Writer) { printPingPong(w, r) })
 }
 
-func serverSide(l measure.Local) exchangeSide {
+func newServerSide(l measure.LocalParams) exchangeSide {
 	return func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result, error) {
 		return measure.Serve(ctx, dev, conn, l)
 	}
 }
 
-// waitMode returns the description of how a side waits for completions.
-func waitMode(r *measure.Result) string {
+// describeWaitMode returns the description of how a side waits for completions.
+func describeWaitMode(r *measure.Result) string {
 	if r.Events {
 		return "events"
 	}
@@ -211,13 +211,13 @@ func waitMode(r *measure.Result) string {
 
 // describeMessages returns a description of the messages.
 func describeMessages(r *measure.Result) string {
-	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, waitMode(r))
+	return fmt.Sprintf("%s %s of %d bytes on %s, %s", r.Type, r.Op, r.Size, r.Device, describeWaitMode(r))
 }
 
 func printPingPong(w io.Writer, r *measure.Result) {
 	p := r.RoundTrip
 	if p == nil {
-		printServed(w, r)
+		printServerResult(w, r)
 		return
 	}
 	each := float64(p.Elapsed.Nanoseconds()) / 1e3 / float64(max(p.Messages, 1))
@@ -226,14 +226,14 @@ func printPingPong(w io.Writer, r *measure.Result) {
 		each, formatBandwidth(p.BytesPerSecond))
 	if len(p.Times.Buckets) > 0 {
 		t := &p.Times
-		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", microseconds(t.Min),
-			microseconds(t.P50), microseconds(t.P90), microseconds(t.P99),
-			microseconds(t.P999), microseconds(t.P9999), microseconds(t.Max))
+		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", toMicroseconds(t.Min),
+			toMicroseconds(t.P50), toMicroseconds(t.P90), toMicroseconds(t.P99),
+			toMicroseconds(t.P999), toMicroseconds(t.P9999), toMicroseconds(t.Max))
 		t.WriteHistogram(w)
 	}
 }
 
-func printServed(w io.Writer, r *measure.Result) {
+func printServerResult(w io.Writer, r *measure.Result) {
 	fmt.Fprintf(w, "served %s", describeMessages(r))
 	if r.Received >= 0 {
 		fmt.Fprintf(w, ": %d messages received", r.Received)
@@ -241,7 +241,7 @@ func printServed(w io.Writer, r *measure.Result) {
 	fmt.Fprintln(w)
 }
 
-func microseconds(ns int64) float64 { return float64(ns) / 1e3 }
+func toMicroseconds(ns int64) float64 { return float64(ns) / 1e3 }
 
 func formatBandwidth(b float64) string {
 	switch {
@@ -291,7 +291,7 @@ func (p *perfCmd) Run(c *cli) error {
 	r, err := p.runExchange(c, "perf", l, func(ctx context.Context, dev *verbs.Device, conn net.Conn) (*measure.Result,
 		error) {
 		return measure.Perf(ctx, dev, conn, params, measure.PerfTest(p.Test), l)
-	}, serverSide(l))
+	}, newServerSide(l))
 	clearLine(l)
 	if err != nil {
 		return err
@@ -301,7 +301,7 @@ func (p *perfCmd) Run(c *cli) error {
 
 func printPerf(w io.Writer, r *measure.Result) {
 	if r.Latency == nil && r.Bandwidth == nil {
-		printServed(w, r)
+		printServerResult(w, r)
 		return
 	}
 	fmt.Fprintln(w, describeMessages(r))
@@ -317,10 +317,10 @@ func printPerf(w io.Writer, r *measure.Result) {
 		t := &x.p.Times
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%v\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", x.name, x.qps, x.depth,
 			x.p.Messages,
-			x.p.Elapsed.Round(time.Millisecond), formatBandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, microseconds(t.Min),
-			microseconds(t.P50), microseconds(
-				t.P90), microseconds(t.P99),
-			microseconds(t.P999), microseconds(t.Max))
+			x.p.Elapsed.Round(time.Millisecond), formatBandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, toMicroseconds(t.Min),
+			toMicroseconds(t.P50), toMicroseconds(
+				t.P90), toMicroseconds(t.P99),
+			toMicroseconds(t.P999), toMicroseconds(t.Max))
 	}
 	if sent := cmp.Or(r.Bandwidth, r.Latency); r.Type != "rc" && r.Op == measure.Send && sent != nil {
 		fmt.Fprintf(w, "%d messages received by the server, of all phases\n", r.Received)

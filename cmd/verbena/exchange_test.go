@@ -21,10 +21,10 @@ func TestEmbeddedExchanges(t *testing.T) {
 		"perf --embedded --duration 20ms --test bandwidth --op atomic",
 	} {
 		args := strings.Fields(line)
-		if out := mustRun(t, verbena(t, args...)); !strings.Contains(out, "rxe0") {
+		if out := mustRun(t, verbenaCommand(t, args...)); !strings.Contains(out, "rxe0") {
 			t.Errorf("%s: got %q", line, out)
 		}
-		out, err := verbena(t, append(args, "--json")...).Output()
+		out, err := verbenaCommand(t, append(args, "--json")...).Output()
 		var r measure.Result
 		if err != nil || json.Unmarshal(out, &r) != nil {
 			t.Errorf("%s --json: %v\n%s", line, err, out)
@@ -42,8 +42,8 @@ func TestEmbeddedExchanges(t *testing.T) {
 	}
 }
 
-// TestExchangeErrors tests that the error of an invalid command line names the value and the remedy.
-func TestExchangeErrors(t *testing.T) {
+// TestExchangeErrorsNameRemedy tests that the error of an invalid command line names the value and the remedy.
+func TestExchangeErrorsNameRemedy(t *testing.T) {
 	for line, want := range map[string]string{
 		"pingpong --embedded 127.0.0.1":                     "--embedded runs both ends: omit 127.0.0.1",
 		"pingpong --embedded --addr 127.0.0.104":            "omit --addr",
@@ -74,25 +74,25 @@ func TestExchangeErrors(t *testing.T) {
 		"pingpong --embedded --compat --type ud -s 2K ":     "", // the default MTU of 1024 must not reduce the port's MTU
 	} {
 		if want == "" {
-			mustRun(t, verbena(t, strings.Fields(line)...))
+			mustRun(t, verbenaCommand(t, strings.Fields(line)...))
 			continue
 		}
-		mustFail(t, verbena(t, strings.Fields(line)...), want)
+		mustFail(t, verbenaCommand(t, strings.Fields(line)...), want)
 	}
 	if _, err := os.Stat("/sys/class/infiniband_verbs"); err == nil {
 		t.Log("this host has RDMA devices")
 		return
 	}
 	for _, command := range []string{"devinfo", "pingpong", "perf"} {
-		mustFail(t, verbena(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "this process sees no RDMA device",
+		mustFail(t, verbenaCommand(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "this process sees no RDMA device",
 			"`verbena serve --daemon`", "`verbena run -- verbena "+command+"`", "--embedded")
 	}
-	mustFail(t, verbena(t, "perf", "--wire"), "--wire needs --embedded")
+	mustFail(t, verbenaCommand(t, "perf", "--wire"), "--wire needs --embedded")
 }
 
-// TestDevinfo tests that devinfo lists the attributes under the names of ibv_devinfo, as text and as JSON.
-func TestDevinfo(t *testing.T) {
-	out := mustRun(t, verbena(t, "devinfo", "--embedded"))
+// TestDevinfoUsesIbvDevinfoNames tests that devinfo lists the attributes under the names of ibv_devinfo, as text and as JSON.
+func TestDevinfoUsesIbvDevinfoNames(t *testing.T) {
+	out := mustRun(t, verbenaCommand(t, "devinfo", "--embedded"))
 	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:",
 		"0000:0000:0000:0000:0000:ffff:7f00:0001", "127.0.0.1, RoCE v2, the default"} {
 		if !strings.Contains(out, want) {
@@ -100,7 +100,7 @@ func TestDevinfo(t *testing.T) {
 		}
 	}
 	var r []deviceReport
-	if err := json.Unmarshal([]byte(mustRun(t, verbena(t, "devinfo", "--embedded", "--json"))), &r); err != nil {
+	if err := json.Unmarshal([]byte(mustRun(t, verbenaCommand(t, "devinfo", "--embedded", "--json"))), &r); err != nil {
 		t.Fatal(err)
 	}
 	if len(r) != 1 || r[0].Name != "rxe0" || r[0].Map["phys_port_cnt"] != 1.0 || len(r[0].Ports) != 1 ||

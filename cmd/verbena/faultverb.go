@@ -9,19 +9,19 @@ import (
 	"verbena/service"
 )
 
-// verbFlags holds the flags of fault add that apply to verbs.
-type verbFlags struct {
-	Verb    string  `help:"Affect calls of a verb, such as create_cq, rdma_connect or modify_qp:rtr, instead of packets." placeholder:"VERB" complete:"verb"`
-	Errno   string  `help:"Error with which the verb fails, such as ENOMEM." placeholder:"NAME" complete:"errno"`
-	Nth     ordinal `help:"Affect only the N-th call, or with --times that many calls from the N-th on." placeholder:"N" complete:"none"`
-	Times   ordinal `help:"Affect at most N calls." placeholder:"N" complete:"none"`
-	Process string  `help:"Affect only calls of this process, given by its number or the name of its program." placeholder:"NAME" complete:"none"`
+// verbFaultFlags holds the flags of fault add that apply to verbs.
+type verbFaultFlags struct {
+	Verb    string         `help:"Affect calls of a verb, such as create_cq, rdma_connect or modify_qp:rtr, instead of packets." placeholder:"VERB" complete:"verb"`
+	Errno   string         `help:"Error with which the verb fails, such as ENOMEM." placeholder:"NAME" complete:"errno"`
+	Nth     oneBasedNumber `help:"Affect only the N-th call, or with --times that many calls from the N-th on." placeholder:"N" complete:"none"`
+	Times   oneBasedNumber `help:"Affect at most N calls." placeholder:"N" complete:"none"`
+	Process string         `help:"Affect only calls of this process, given by its number or the name of its program." placeholder:"NAME" complete:"none"`
 }
 
-func (f *faultAddCmd) verbRule() (*ctl.FaultRule, error) {
+func (f *faultAddCmd) buildVerbRule() (*ctl.FaultRule, error) {
 	packets := f.Rule
 	packets.Delay = 0
-	if packets != (ruleFlags{}) {
+	if packets != (packetRuleFlags{}) {
 		return nil, errors.New("--verb can be combined only with --errno, --delay, --nth, --times, --process and --dev")
 	}
 	v := &ctl.VerbFault{Verb: f.Verb, Errno: f.Errno, Delay: f.Rule.Delay, Process: f.Process, Nth: uint64(f.Nth),
@@ -44,6 +44,6 @@ func formatVerbRule(v *ctl.VerbFault) string {
 	word(v.Delay > 0, "delay %v", v.Delay)
 	word(v.Nth > 1, "from call %d", v.Nth)
 	word(v.Times > 0, "for %d", v.Times)
-	word(v.Process != "", "process %v", printable(v.Process))
+	word(v.Process != "", "process %v", replaceControlChars(v.Process))
 	return strings.Join(w, " ")
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/alecthomas/kong"
 )
 
-// commandAt returns the command at a path.
-func commandAt(n *kong.Node, path ...string) *kong.Node {
+// commandAtPath returns the command at a path.
+func commandAtPath(n *kong.Node, path ...string) *kong.Node {
 	for _, name := range path {
 		n = n.Children[slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name })]
 	}
@@ -27,8 +27,8 @@ func orderFlags(n *kong.Node, order []string) {
 	slices.SortStableFunc(n.Flags, func(a, b *kong.Flag) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
-// parserFor returns a kong option that sets the parser for flag values of a type.
-func parserFor[T any](parse func(string) (T, error)) kong.Option {
+// flagParserOption returns a kong option that sets the parser for flag values of a type.
+func flagParserOption[T any](parse func(string) (T, error)) kong.Option {
 	return kong.TypeMapper(reflect.TypeFor[T](),
 		kong.MapperFunc(func(ctx *kong.DecodeContext, target reflect.Value) error {
 			var text string

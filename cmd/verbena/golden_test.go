@@ -37,9 +37,9 @@ func compareGolden(t *testing.T, name, got string) {
 	}
 }
 
-// TestFaultTexts compares the help, manual pages and completions of the commands that disturb links or print their
+// TestFaultHelpMatchesGolden compares the help, manual pages and completions of the commands that disturb links or print their
 // state with golden files.
-func TestFaultTexts(t *testing.T) {
+func TestFaultHelpMatchesGolden(t *testing.T) {
 	t.Setenv("COLUMNS", "") // the help is wrapped at this width
 	var b strings.Builder
 	for _, command := range []string{"fault add", "fault show", "fault clear", "link set", "link show", "qp show",
@@ -61,7 +61,7 @@ func TestFaultTexts(t *testing.T) {
 	}
 	for _, command := range []string{"fault add", "link set"} {
 		fmt.Fprintf(&b, "# completions of verbena %s --\n", command)
-		complete(&b, commandModel().Node, append(strings.Fields(command), "--"), nil)
+		printCompletions(&b, commandModel().Node, append(strings.Fields(command), "--"), nil)
 	}
 	compareGolden(t, "fault_help.txt", b.String())
 }
@@ -127,8 +127,8 @@ var faultCommandLines = []string{
 	"link set rxe0 --loss some",
 }
 
-// TestFaultRequests compares the requests, or errors, of command lines with a golden file.
-func TestFaultRequests(t *testing.T) {
+// TestFaultRequestsMatchGolden compares the requests, or errors, of command lines with a golden file.
+func TestFaultRequestsMatchGolden(t *testing.T) {
 	var b strings.Builder
 	for _, line := range faultCommandLines {
 		fmt.Fprintf(&b, "$ verbena %s\n", line)
@@ -140,7 +140,7 @@ func TestFaultRequests(t *testing.T) {
 		}
 		var request any
 		if k.Command() == "fault add" {
-			request, err = c.Fault.Add.rule()
+			request, err = c.Fault.Add.buildRule()
 		} else {
 			request, err = c.Link.Set.buildRequest()
 		}
@@ -179,8 +179,8 @@ const sampleResponse = `{
 		{"time":"2026-01-02T03:04:05.123457Z","event":"timeout"}]}
 }`
 
-// TestFaultOutput compares the text and JSON output of commands for answer with golden files.
-func TestFaultOutput(t *testing.T) {
+// TestFaultOutputMatchesGolden compares the text and JSON output of commands for answer with golden files.
+func TestFaultOutputMatchesGolden(t *testing.T) {
 	var r ctl.Response
 	d := json.NewDecoder(strings.NewReader(sampleResponse))
 	d.DisallowUnknownFields()
@@ -202,6 +202,6 @@ func TestFaultOutput(t *testing.T) {
 	w.Flush()
 	writeTraceTable(w, r.Trace.Events)
 	w.Flush()
-	fmt.Fprintln(&b, linkDetails(&r.Links[0]))
+	fmt.Fprintln(&b, describeLinkState(&r.Links[0]))
 	compareGolden(t, "fault_answers.txt", b.String())
 }

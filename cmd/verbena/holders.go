@@ -19,12 +19,12 @@ import (
 // ever, since no thread writes to its memory any more.
 const holdTimeout = 5 * time.Second
 
-// queueFiles is a pattern that matches the names of a session's queue files. A program can give a memfd any such
+// queueFilePattern is a pattern that matches the names of a session's queue files. A program can give a memfd any such
 // name, and pass the memfd to another process.
-type queueFiles struct{ session string }
+type queueFilePattern struct{ session string }
 
 // open opens the matching files that this user may open.
-func (f queueFiles) open() (files []*os.File) {
+func (f queueFilePattern) open() (files []*os.File) {
 	seen := map[uint64]bool{} // indexed by inode
 	for _, pid := range listProcesses() {
 		f.forEachOpenFile(pid, func(file *os.File, st *syscall.Stat_t) {
@@ -40,7 +40,7 @@ func (f queueFiles) open() (files []*os.File) {
 }
 
 // forEachOpenFile calls use with each matching file that a process has open. The function use must close the file.
-func (f queueFiles) forEachOpenFile(pid int, use func(*os.File, *syscall.Stat_t)) {
+func (f queueFilePattern) forEachOpenFile(pid int, use func(*os.File, *syscall.Stat_t)) {
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil {
 		return
@@ -60,16 +60,16 @@ func (f queueFiles) forEachOpenFile(pid int, use func(*os.File, *syscall.Stat_t)
 }
 
 // endHolders ends the processes that keep queue files of a session open. It sleeps.
-func endHolders(files queueFiles) {
+func endHolders(files queueFilePattern) {
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		time.Sleep(holdTimeout)
-		for _, pid := range files.holders() {
+		for _, pid := range files.holderPIDs() {
 			p, err := os.FindProcess(pid) // the kernel cannot reuse the process number while the pidfd is open
-			if err != nil || !files.heldBy(pid) {
+			if err != nil || !files.isHeldBy(pid) {
 				continue
 			}
 			fmt.Fprintf(os.Stderr, "verbena: %s (process %d) still has a device of the ended service open, "+
-				"where nothing arrives any more: sending %s; run --outlive prevents that\n", printable(processName(pid)), pid,
+				"where nothing arrives any more: sending %s; run --outlive prevents that\n", replaceControlChars(processName(pid)), pid,
 				signalName(sig))
 			_ = p.Signal(sig) // The process may have ended since it was listed.
 		}
@@ -94,21 +94,21 @@ func listProcesses() (pids []int) {
 	return pids
 }
 
-// holders lists the processes for which heldBy is true.
-func (f queueFiles) holders() (pids []int) {
+// holderPIDs lists the processes for which isHeldBy is true.
+func (f queueFilePattern) holderPIDs() (pids []int) {
 	for _, pid := range listProcesses() {
-		if f.heldBy(pid) {
+		if f.isHeldBy(pid) {
 			pids = append(pids, pid)
 		}
 	}
 	return pids
 }
 
-// heldBy reports whether a process has one of the files open, and belongs to the owner of the file. A process of
+// isHeldBy reports whether a process has one of the files open, and belongs to the owner of the file. A process of
 // another user may have inherited the descriptor, and must not be killed. A daemon of root must not be killed
-// either: a program may have passed a device to the daemon before the program changed its user. Therefore heldBy
+// either: a program may have passed a device to the daemon before the program changed its user. Therefore isHeldBy
 // matches only descendants of this process among root's processes.
-func (f queueFiles) heldBy(pid int) (held bool) {
+func (f queueFilePattern) isHeldBy(pid int) (held bool) {
 	f.forEachOpenFile(pid, func(file *os.File, st *syscall.Stat_t) {
 		file.Close()
 		held = held || allIDsAre(pid, int(st.Uid)) && (st.Uid != 0 || supervisor.CheckDescendant(pid) == nil)

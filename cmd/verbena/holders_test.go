@@ -60,17 +60,17 @@ func createQueueFile(t *testing.T, name string, uid int) *os.File {
 	return p
 }
 
-// TestEndHolders tests that a process is ended if it holds a queue file of the session, and not because of another
+// TestEndHoldersEndsOnlyHolders tests that a process is ended if it holds a queue file of the session, and not because of another
 // file.
-func TestEndHolders(t *testing.T) {
+func TestEndHoldersEndsOnlyHolders(t *testing.T) {
 	session := fmt.Sprintf("/dev/shm/verbena-%d-%d/run/1-2", os.Getuid(), os.Getpid())
-	files := queueFiles{session: session}
+	files := queueFilePattern{session: session}
 	first := createQueueFile(t, session+"/uverbs0.1.queues", os.Getuid())
 	held, again := startHolder(t, first, "", nil), startHolder(t, first, "", nil)
 	other := startHolder(t, createQueueFile(t, session+"0/uverbs0.1.queues", os.Getuid()), "", nil)
 	want := []int{held, again}
 	slices.Sort(want)
-	got := files.holders()
+	got := files.holderPIDs()
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
 		t.Errorf("holders: got %v, want %v; process %d has a file of another session open", got, want, other)
@@ -89,7 +89,7 @@ func TestEndHolders(t *testing.T) {
 func TestEndHoldersSparesOtherUsers(t *testing.T) {
 	testutil.NeedRoot(t, "to be several users")
 	session := fmt.Sprintf("/dev/shm/verbena-0-%d/run/3-4", os.Getpid())
-	files := queueFiles{session: session}
+	files := queueFilePattern{session: session}
 	const uid, stranger = 65533, 65532
 	f := createQueueFile(t, session+"/uverbs0.1.queues", uid)
 	as := func(uid uint32) *syscall.SysProcAttr {
@@ -98,7 +98,7 @@ func TestEndHoldersSparesOtherUsers(t *testing.T) {
 	own := startHolder(t, f, "", as(uid))
 	daemon := startHolder(t, f, "", nil)
 	startHolder(t, f, "", as(stranger))
-	if got, want := files.holders(), []int{own}; !slices.Equal(got, want) {
+	if got, want := files.holderPIDs(), []int{own}; !slices.Equal(got, want) {
 		t.Errorf("holders: got %v, want %v; process %d belongs to root", got, want, daemon)
 	}
 	for _, tt := range []struct {

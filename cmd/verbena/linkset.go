@@ -14,14 +14,14 @@ import (
 	"verbena/internal/fault"
 )
 
-// linkState is the argument up, down, flap or flap=DURATION.
-type linkState struct {
+// linkStateArg is the argument up, down, flap or flap=DURATION.
+type linkStateArg struct {
 	state ctl.LinkState
 	down  time.Duration
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (s *linkState) UnmarshalText(b []byte) error {
+func (s *linkStateArg) UnmarshalText(b []byte) error {
 	text, after, timed := strings.Cut(string(b), "=")
 	switch state := ctl.LinkState(text); {
 	case state != ctl.LinkUp && state != ctl.LinkDown && state != ctl.LinkFlap, timed && state != ctl.LinkFlap:
@@ -39,14 +39,14 @@ func (s *linkState) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// queueSize is a number of bytes, such as 256KB, or of packets, such as "100 packets".
-type queueSize struct {
+// queueSizeFlag is a number of bytes, such as 256KB, or of packets, such as "100 packets".
+type queueSizeFlag struct {
 	bytes   fault.Size
 	packets uint64
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (q *queueSize) UnmarshalText(b []byte) error {
+func (q *queueSizeFlag) UnmarshalText(b []byte) error {
 	for _, unit := range []string{"packets", "packet", "p"} {
 		if text, ok := strings.CutSuffix(string(b), unit); ok {
 			n, err := strconv.ParseUint(strings.TrimSpace(text), 10, 64)
@@ -64,11 +64,11 @@ func (q *queueSize) UnmarshalText(b []byte) error {
 	return err
 }
 
-// pathMTU is a path MTU, or none.
-type pathMTU int
+// pathMTUFlag is a path MTU, or none.
+type pathMTUFlag int
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (m *pathMTU) UnmarshalText(b []byte) error {
+func (m *pathMTUFlag) UnmarshalText(b []byte) error {
 	if string(b) == "none" {
 		*m = ctl.UseInterfaceMTU
 		return nil
@@ -77,19 +77,19 @@ func (m *pathMTU) UnmarshalText(b []byte) error {
 	if err != nil || v <= 0 {
 		return fmt.Errorf("%q is not an MTU: use 256, 512, 1024, 2048, 4096 or none", b)
 	}
-	*m = pathMTU(v)
+	*m = pathMTUFlag(v)
 	return nil
 }
 
 type linkSetCmd struct {
-	Name     string     `arg:"" help:"Name of the device." complete:"device"`
-	State    *linkState `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after DURATION; default: 1s." complete:"up,down,flap"`
-	AtWR     ordinal    `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
-	AtPacket ordinal    `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
-	Cancel   bool       `help:"Cancel a pending --at-wr or --at-packet." xor:"moment"`
-	MTU      pathMTU    `name:"mtu" help:"Limit the active MTU, in bytes; none: use the interface's limit." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
-	Shape    shapeFlags `embed:""`
-	Queue    queueSize  `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
+	Name     string         `arg:"" help:"Name of the device." complete:"device"`
+	State    *linkStateArg  `arg:"" optional:"" help:"up, down, or flap[=DURATION]: down, and up again after DURATION; default: 1s." complete:"up,down,flap"`
+	AtWR     oneBasedNumber `name:"at-wr" help:"Take the link down just before the device executes its N-th send work request from now." placeholder:"N" xor:"moment" complete:"none"`
+	AtPacket oneBasedNumber `help:"Take the link down just before the device sends its N-th packet from now." placeholder:"N" xor:"moment" complete:"none"`
+	Cancel   bool           `help:"Cancel a pending --at-wr or --at-packet." xor:"moment"`
+	MTU      pathMTUFlag    `name:"mtu" help:"Limit the active MTU, in bytes; none: use the interface's limit." placeholder:"BYTES" complete:"256,512,1024,2048,4096,none"`
+	Shape    shapeFlags     `embed:""`
+	Queue    queueSizeFlag  `help:"Packets that may wait for the rate, such as 256KB or 100packets; others are dropped. Default: 4MB." placeholder:"SIZE" complete:"none"`
 
 	hasShape bool // the command line has a flag of the shape, even if the shape is zero
 }
@@ -99,7 +99,7 @@ type shapeFlags fault.Shape
 
 // orderShapeFlags lists the queue size flag among the other flags of the shape.
 func orderShapeFlags(k *kong.Kong) error {
-	orderFlags(commandAt(k.Model.Node, "link", "set"),
+	orderFlags(commandAtPath(k.Model.Node, "link", "set"),
 		[]string{"at-wr", "at-packet", "cancel", "mtu", "rate", "delay", "jitter", "queue", "ecn-threshold", "loss", "seed"})
 	return nil
 }
@@ -129,8 +129,8 @@ Examples:
   verbena link set rxe0 --mtu 1024`
 }
 
-// shape returns the shape that the flags describe, or nil.
-func (l *linkSetCmd) shape() *fault.Shape {
+// shapeFromFlags returns the shape that the flags describe, or nil.
+func (l *linkSetCmd) shapeFromFlags() *fault.Shape {
 	s := fault.Shape(l.Shape)
 	s.QueueBytes, s.QueuePackets = l.Queue.bytes, l.Queue.packets
 	if s == (fault.Shape{}) && !l.hasShape {
@@ -151,7 +151,7 @@ func (l *linkSetCmd) Run(c *cli) error {
 // buildRequest returns the request for the change that the command line describes.
 func (l *linkSetCmd) buildRequest() (*ctl.LinkSet, error) {
 	r := ctl.LinkSet{
-		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU), Shape: l.shape()}
+		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU), Shape: l.shapeFromFlags()}
 	if l.State != nil {
 		r.State, r.Down = l.State.state, l.State.down
 	}
@@ -166,8 +166,8 @@ func (l *linkSetCmd) buildRequest() (*ctl.LinkSet, error) {
 	return &r, nil
 }
 
-// linkDetails returns a description of the state that link set has given to a link, or "" if there is none.
-func linkDetails(x *ctl.LinkInfo) string {
+// describeLinkState returns a description of the state that link set has given to a link, or "" if there is none.
+func describeLinkState(x *ctl.LinkInfo) string {
 	var w []string
 	if x.Link != ctl.LinkUp && x.Link != "" {
 		w = append(w, string(x.Link))

@@ -8,9 +8,9 @@ import (
 	"verbena/internal/fault"
 )
 
-// TestLinkSetShape tests the shapes that flags describe, including flags that remove a shape. A seed without
+// TestLinkSetFlagsGiveShape tests the shapes that flags describe, including flags that remove a shape. A seed without
 // another flag describes no shape, so the request is refused.
-func TestLinkSetShape(t *testing.T) {
+func TestLinkSetFlagsGiveShape(t *testing.T) {
 	for line, want := range map[string]*fault.Shape{
 		"down":                    nil,
 		"--mtu 1024":              nil,
@@ -30,7 +30,7 @@ func TestLinkSetShape(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 			continue
 		}
-		got := c.Link.Set.shape()
+		got := c.Link.Set.shapeFromFlags()
 		if (got == nil) != (want == nil) || got != nil && *got != *want {
 			t.Errorf("%s: got %+v, want %+v", line, got, want)
 		}

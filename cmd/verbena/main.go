@@ -108,18 +108,18 @@ func main() {
 		os.Exit(exitFailure)
 	}
 	if err := k.Run(&c); err != nil {
-		var code exitCode
+		var code exitCodeError
 		if errors.As(err, &code) {
 			os.Exit(int(code))
 		}
-		fmt.Fprintln(os.Stderr, "verbena:", withRemedy(err))
+		fmt.Fprintln(os.Stderr, "verbena:", errorWithRemedy(err))
 		os.Exit(exitFailure)
 	}
 }
 
-// withRemedy returns the text of an error with the remedy. For EMFILE it adds the limit to raise, unless the text
+// errorWithRemedy returns the text of an error with the remedy. For EMFILE it adds the limit to raise, unless the text
 // already names a limit.
-func withRemedy(err error) string {
+func errorWithRemedy(err error) string {
 	text := err.Error()
 	if errors.Is(err, syscall.EMFILE) && !strings.Contains(text, "RLIMIT_NOFILE") && !strings.Contains(text, "ulimit") {
 		text += "; raise the limit of open files (`ulimit -n`)"
@@ -140,7 +140,7 @@ func newParser(c *cli) *kong.Kong {
 		kong.Name("verbena"),
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
-		parserFor(fault.ParseShare), parserFor(fault.ParseRate), parserFor(fault.ParseSize),
+		flagParserOption(fault.ParseShare), flagParserOption(fault.ParseRate), flagParserOption(fault.ParseSize),
 		kong.PostBuild(setUpFaultFlags), kong.PostBuild(orderShapeFlags))
 }
 
@@ -167,20 +167,20 @@ func usageError(err error) string {
 	return fmt.Sprintf("%s: %s; see verbena %[1]s --help", command, text)
 }
 
-// exitCode is an error with verbena's exit code, for errors that were reported already or need no report. The value
+// exitCodeError is an error with verbena's exit code, for errors that were reported already or need no report. The value
 // is the exit code of verbena.
-type exitCode int
+type exitCodeError int
 
-func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e exitCodeError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-func (c *cli) location() (ctl.Location, error) {
+func (c *cli) serviceLocation() (ctl.Location, error) {
 	loc := ctl.Location{Socket: c.Socket}
 	var err error
 	if c.Socket == "" {
 		if loc, err = ctl.DefaultLocation(); err != nil {
 			return loc, err
 		}
-	} else if err := c.checkDirectory(); err != nil {
+	} else if err := c.checkSocketDirectory(); err != nil {
 		return loc, err
 	}
 	if c.Service != "" {
@@ -193,8 +193,8 @@ func (c *cli) location() (ctl.Location, error) {
 	return loc, nil
 }
 
-// checkDirectory returns an error unless the control socket's directory exists.
-func (c *cli) checkDirectory() error {
+// checkSocketDirectory returns an error unless the control socket's directory exists.
+func (c *cli) checkSocketDirectory() error {
 	from := "--socket"
 	if os.Getenv("VERBENA_SOCKET") == c.Socket {
 		from = "VERBENA_SOCKET"
@@ -213,7 +213,7 @@ func (c *cli) checkDirectory() error {
 
 // sendRequest sends one request to the running service.
 func (c *cli) sendRequest(r *ctl.Request) (*ctl.Response, error) {
-	loc, err := c.location()
+	loc, err := c.serviceLocation()
 	if err != nil {
 		return nil, err
 	}
@@ -242,7 +242,7 @@ func (c *cli) sendRequestOrStart(r *ctl.Request) (*ctl.Response, error) {
 }
 
 func (c *cli) startService() (*service.Client, error) {
-	loc, err := c.location()
+	loc, err := c.serviceLocation()
 	if err != nil {
 		return nil, err
 	}

@@ -8,8 +8,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// TestDevResetFlags tests the parsing of the flags of dev reset.
-func TestDevResetFlags(t *testing.T) {
+// TestParseDevResetFlags tests the parsing of the flags of dev reset.
+func TestParseDevResetFlags(t *testing.T) {
 	for line, want := range map[string]devResetCmd{
 		"rxe0":                         {},
 		"rxe0 --unreachable":           {Unreachable: unreachableFlag{set: true}},
@@ -18,8 +18,8 @@ func TestDevResetFlags(t *testing.T) {
 		"rxe0 --unreachable 300ms":     {Unreachable: unreachableFlag{true, 300 * time.Millisecond}},
 		"--unreachable .5s rxe0":       {Unreachable: unreachableFlag{true, 500 * time.Millisecond}},
 		"rxe0 --unreachable --at-wr=3": {Unreachable: unreachableFlag{set: true}, AtWR: 3},
-		"rxe0 --at completion":         {At: momentFlag(ctl.DevCompletion)},
-		"rxe0 --at=registration":       {At: momentFlag(ctl.DevRegistration)},
+		"rxe0 --at completion":         {At: resetMomentFlag(ctl.DevCompletion)},
+		"rxe0 --at=registration":       {At: resetMomentFlag(ctl.DevRegistration)},
 		"rxe0 --cancel":                {Cancel: true},
 	} {
 		var c cli
@@ -32,16 +32,16 @@ func TestDevResetFlags(t *testing.T) {
 	}
 }
 
-// TestPrintable tests that a printed name contains no control sequences for a terminal.
-func TestPrintable(t *testing.T) {
-	if got := printable("a\x1b[2J\r\nb\x7f\u202e\tü "); got != "a?[2J??b???ü " {
+// TestPrintableRemovesControls tests that a printed name contains no control sequences for a terminal.
+func TestPrintableRemovesControls(t *testing.T) {
+	if got := replaceControlChars("a\x1b[2J\r\nb\x7f\u202e\tü "); got != "a?[2J??b???ü " {
 		t.Errorf("printable: got %q", got)
 	}
 }
 
-// TestUsageErrors tests that the error for an invalid command line names the fault, and the command that prints the
+// TestUsageErrorsNameFault tests that the error for an invalid command line names the fault, and the command that prints the
 // help.
-func TestUsageErrors(t *testing.T) {
+func TestUsageErrorsNameFault(t *testing.T) {
 	for line, want := range map[string]string{
 		"dev reset":                                `dev reset: the NAME of a device is missing; see verbena dev reset --help`,
 		"dev reset rxe0 --at-wr 0":                 `dev reset: --at-wr: "0" is not a number from 1 upwards; see verbena dev reset --help`,

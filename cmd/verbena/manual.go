@@ -43,9 +43,9 @@ func (m *manualCmd) Run(app *kong.Kong) error {
 // manualPages returns the manual pages by file name. The pages contain the text of --help in the format of man(7).
 func manualPages(app *kong.Application, date, version string) map[string]string {
 	commands := visibleNodes(app.Children)
-	pages := map[string]string{"verbena.1": overviewPage(app, commands, date, version)}
+	pages := map[string]string{"verbena.1": overviewManualPage(app, commands, date, version)}
 	for _, n := range commands {
-		pages[pageName(n)+".1"] = commandPage(app, n, date, version)
+		pages[manualPageName(n)+".1"] = commandManualPage(app, n, date, version)
 	}
 	return pages
 }
@@ -59,13 +59,13 @@ func visibleNodes(nodes []*kong.Node) (shown []*kong.Node) {
 	return shown
 }
 
-func pageName(n *kong.Node) string { return "verbena-" + n.Name }
+func manualPageName(n *kong.Node) string { return "verbena-" + n.Name }
 
-// roff is a manual page under construction.
-type roff struct{ strings.Builder }
+// roffPage is a manual page under construction.
+type roffPage struct{ strings.Builder }
 
 // writeTitle writes the page header.
-func (r *roff) writeTitle(page, summary, date, version string) {
+func (r *roffPage) writeTitle(page, summary, date, version string) {
 	fmt.Fprintf(r, ".\\\" Made by `verbena man-pages` from the command's own help.\n.TH %s 1 %s %q %q\n",
 		strings.ToUpper(page), date, version, "Verbena")
 	r.writeSection("NAME")
@@ -73,10 +73,10 @@ func (r *roff) writeTitle(page, summary, date, version string) {
 	r.writeLine(strings.TrimSuffix(lowerFirst(summary), "."))
 }
 
-func (r *roff) writeSection(name string) { fmt.Fprintf(r, ".SH %s\n", name) }
+func (r *roffPage) writeSection(name string) { fmt.Fprintf(r, ".SH %s\n", name) }
 
 // writeLine writes filled text, and escapes text that looks like a macro.
-func (r *roff) writeLine(text string) {
+func (r *roffPage) writeLine(text string) {
 	const width = 72
 	var line string
 	for _, word := range strings.Fields(text) {
@@ -94,7 +94,7 @@ func (r *roff) writeLine(text string) {
 }
 
 // writeLiteral writes a line that is already escaped.
-func (r *roff) writeLiteral(line string) {
+func (r *roffPage) writeLiteral(line string) {
 	if strings.HasPrefix(line, ".") || strings.HasPrefix(line, "'") {
 		line = `\&` + line
 	}
@@ -102,13 +102,13 @@ func (r *roff) writeLiteral(line string) {
 }
 
 // writeItem writes a paragraph with a heading.
-func (r *roff) writeItem(head, text string) {
+func (r *roffPage) writeItem(head, text string) {
 	fmt.Fprintf(r, ".TP\n.B %s\n", escapeRoff(head))
 	r.writeLine(text)
 }
 
 // writeParagraphs writes paragraphs. Indented lines are written without filling.
-func (r *roff) writeParagraphs(writeParagraphs string) {
+func (r *roffPage) writeParagraphs(writeParagraphs string) {
 	var filled, fixed []string
 	end := func() {
 		if len(filled) > 0 {
@@ -154,7 +154,7 @@ func lowerFirst(s string) string {
 }
 
 // writeOptions writes the flags of a command, beginning with --help.
-func (r *roff) writeOptions(flags []*kong.Flag) {
+func (r *roffPage) writeOptions(flags []*kong.Flag) {
 	for _, f := range flags {
 		if f.Hidden {
 			continue
@@ -167,9 +167,9 @@ func (r *roff) writeOptions(flags []*kong.Flag) {
 	}
 }
 
-// overviewPage returns verbena.1.
-func overviewPage(app *kong.Application, commands []*kong.Node, date, version string) string {
-	var r roff
+// overviewManualPage returns verbena.1.
+func overviewManualPage(app *kong.Application, commands []*kong.Node, date, version string) string {
+	var r roffPage
 	r.writeTitle("verbena", "RDMA in user space", date, version)
 	r.writeSection("SYNOPSIS")
 	r.WriteString(".B verbena\n.RI [ flags ]\n.I command\n.RI [ arguments ]\n")
@@ -183,7 +183,7 @@ func overviewPage(app *kong.Application, commands []*kong.Node, date, version st
 			leaves = []*kong.Node{n}
 		}
 		for _, leaf := range leaves {
-			r.writeItem(usageLine(leaf), leaf.Help)
+			r.writeItem(commandUsage(leaf), leaf.Help)
 		}
 	}
 	r.writeSection("OPTIONS")
@@ -199,19 +199,19 @@ func overviewPage(app *kong.Application, commands []*kong.Node, date, version st
 	r.writeSection("SEE ALSO")
 	var names []string
 	for _, n := range commands {
-		names = append(names, fmt.Sprintf(".BR %s (1)", escapeRoff(pageName(n))))
+		names = append(names, fmt.Sprintf(".BR %s (1)", escapeRoff(manualPageName(n))))
 	}
 	r.WriteString(strings.Join(names, " ,\n") + "\n")
 	return r.String()
 }
 
-func writeExitStatus(r *roff) {
+func writeExitStatus(r *roffPage) {
 	r.writeSection("EXIT STATUS")
 	r.writeLine("0 after success, 125 after a failure. Those of a program under `verbena run` pass through; see verbena-run(1).")
 }
 
-// usageLine returns the name of a command with its arguments.
-func usageLine(n *kong.Node) string {
+// commandUsage returns the name of a command with its arguments.
+func commandUsage(n *kong.Node) string {
 	s := n.Path()
 	for _, p := range n.Positional {
 		s += " " + formatArgument(p)
@@ -233,10 +233,10 @@ func formatArgument(p *kong.Positional) string {
 	return name
 }
 
-// commandPage returns the page of a command, including the commands of a group.
-func commandPage(app *kong.Application, n *kong.Node, date, version string) string {
-	var r roff
-	r.writeTitle(pageName(n), n.Help, date, version)
+// commandManualPage returns the page of a command, including the commands of a group.
+func commandManualPage(app *kong.Application, n *kong.Node, date, version string) string {
+	var r roffPage
+	r.writeTitle(manualPageName(n), n.Help, date, version)
 	group := visibleNodes(n.Children)
 	leaves := group
 	if len(group) == 0 {
@@ -267,7 +267,7 @@ func commandPage(app *kong.Application, n *kong.Node, date, version string) stri
 			r.WriteString(".P\n")
 			r.writeParagraphs(strings.TrimSpace(body))
 		}
-		r.writeDetails(n)
+		r.writeArgumentsAndFlags(n)
 		if found {
 			r.writeSection("EXAMPLES")
 			r.writeParagraphs(examples)
@@ -275,7 +275,7 @@ func commandPage(app *kong.Application, n *kong.Node, date, version string) stri
 	} else {
 		r.writeLine(n.Help)
 		for _, leaf := range group {
-			fmt.Fprintf(&r, ".SS %s\n", escapeRoff(usageLine(leaf)))
+			fmt.Fprintf(&r, ".SS %s\n", escapeRoff(commandUsage(leaf)))
 			r.writeLine(leaf.Help)
 			if n.DefaultCmd == leaf {
 				r.writeLine("The default, if none is named.")
@@ -284,7 +284,7 @@ func commandPage(app *kong.Application, n *kong.Node, date, version string) stri
 				r.WriteString(".P\n")
 				r.writeParagraphs(leaf.Detail)
 			}
-			r.writeDetails(leaf)
+			r.writeArgumentsAndFlags(leaf)
 		}
 	}
 	r.writeSection("OPTIONS OF ALL COMMANDS")
@@ -295,8 +295,8 @@ func commandPage(app *kong.Application, n *kong.Node, date, version string) stri
 	return r.String()
 }
 
-// writeDetails writes the arguments and flags of a command.
-func (r *roff) writeDetails(n *kong.Node) {
+// writeArgumentsAndFlags writes the arguments and flags of a command.
+func (r *roffPage) writeArgumentsAndFlags(n *kong.Node) {
 	for _, p := range n.Positional {
 		r.writeItem(formatArgument(p), p.Help)
 	}

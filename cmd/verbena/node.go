@@ -16,8 +16,8 @@ type nodeFlags struct {
 	Mode  string `help:"Permission bits of the device files and of the control socket. Every user with write access may run programs on this service, also as another user if root runs the service. Default: 0660 with --group, 0600 with --owner; without any of the three flags, only programs of this user." placeholder:"OCTAL" complete:"none"`
 }
 
-// node returns the owner and mode that the flags give, or nil without flags.
-func (f *nodeFlags) node() (*supervisor.Node, error) {
+// nodeFromFlags returns the owner and mode that the flags give, or nil without flags.
+func (f *nodeFlags) nodeFromFlags() (*supervisor.Node, error) {
 	if f.Owner == "" && f.Group == "" && f.Mode == "" {
 		return nil, nil
 	}
@@ -30,7 +30,7 @@ func (f *nodeFlags) node() (*supervisor.Node, error) {
 	}
 	if f.Group != "" {
 		n.Mode = 0o660
-		if n.GID, err = lookupID("group", f.Group, func(s string) (string, error) {
+		if n.GID, err = lookupIDOrNumber("group", f.Group, func(s string) (string, error) {
 			g, err := user.LookupGroup(s)
 			if err != nil {
 				return "", err
@@ -52,7 +52,7 @@ func (f *nodeFlags) node() (*supervisor.Node, error) {
 
 // lookupUser finds a user by name or number. The errors of lookupUser name flag.
 func lookupUser(flag, name string) (int, error) {
-	return lookupID(flag, name, func(s string) (string, error) {
+	return lookupIDOrNumber(flag, name, func(s string) (string, error) {
 		u, err := user.Lookup(s)
 		if err != nil {
 			return "", err
@@ -61,7 +61,7 @@ func lookupUser(flag, name string) (int, error) {
 	})
 }
 
-func lookupID(what, name string, byName func(string) (string, error)) (int, error) {
+func lookupIDOrNumber(what, name string, byName func(string) (string, error)) (int, error) {
 	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 		return int(n), nil
 	}

@@ -54,16 +54,16 @@ func (r *runCmd) Run(c *cli) error {
 	if len(argv) == 0 {
 		return errors.New("run: no program given: verbena run [FLAGS] -- PROGRAM [ARGS]")
 	}
-	if !r.Private && len(r.args()) > 0 {
+	if !r.Private && len(r.commandLineArgs()) > 0 {
 		return errors.New("run: --link, --wire, --no-probe, --doorbells, --no-loopback and --seed need a private service: add --private, or give the flags to `verbena serve`")
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil && !errors.Is(err, exec.ErrDot) {
 		fmt.Fprintf(os.Stderr, "verbena: run: %s: %v\n", argv[0], errors.Unwrap(err))
 		if errors.Is(err, exec.ErrNotFound) || errors.Is(err, os.ErrNotExist) {
-			return exitCode(exitNotFound)
+			return exitCodeError(exitNotFound)
 		}
-		return exitCode(exitCannotRun)
+		return exitCodeError(exitCannotRun)
 	}
 	if err := supervisor.Probe(); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (r *runCmd) Run(c *cli) error {
 	const attempts = 5
 	for i := 1; ; i++ {
 		err := r.startProgram(c, path, argv)
-		var code exitCode
+		var code exitCodeError
 		if i == attempts || errors.As(err, &code) || !ctl.IsEnding(err) {
 			return err
 		}
@@ -93,7 +93,7 @@ const startRetryPause = 50 * time.Millisecond
 
 // startProgram starts the program under the supervision of a service.
 func (r *runCmd) startProgram(c *cli, path string, argv []string) error {
-	client, err := r.connectService(c)
+	client, err := r.connectOrStartService(c)
 	if err != nil {
 		return err
 	}
@@ -108,14 +108,14 @@ func (r *runCmd) startProgram(c *cli, path string, argv []string) error {
 	err = r.launchProgram(client, path, argv)
 	if cerr := rec.finish(); cerr != nil {
 		fmt.Fprintln(os.Stderr, "verbena:", cerr)
-		if err == exitCode(0) {
-			return exitCode(exitFailure)
+		if err == exitCodeError(0) {
+			return exitCodeError(exitFailure)
 		}
 	}
 	return err
 }
 
-func (r *runCmd) connectService(c *cli) (*service.Client, error) {
+func (r *runCmd) connectOrStartService(c *cli) (*service.Client, error) {
 	if !r.Private {
 		return c.startService()
 	}
@@ -126,7 +126,7 @@ func (r *runCmd) connectService(c *cli) (*service.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
-	return service.StartPrivate(self, os.Stderr, r.args()...)
+	return service.StartPrivate(self, os.Stderr, r.commandLineArgs()...)
 }
 
 func (r *runCmd) launchProgram(client *service.Client, path string, argv []string) (err error) {
@@ -139,8 +139,8 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		}
 		if terr := trace.finish(); terr != nil {
 			fmt.Fprintln(os.Stderr, "verbena:", terr)
-			if err == exitCode(0) {
-				err = exitCode(exitFailure)
+			if err == exitCodeError(0) {
+				err = exitCodeError(exitFailure)
 			}
 		}
 	}()
@@ -167,18 +167,18 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		if attached.Traced {
 			launch.Tracer = tracer
 		}
-		lost = client.Serve(noticeHelper{})
+		lost = client.Serve(noticePrinter{})
 		launch.Lost = lost
 		return nil
 	}
 	prog, err := supervisor.Start(launch)
 	var start *supervisor.ExecError
 	if errors.As(err, &start) {
-		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", explainExec(start))
+		fmt.Fprintf(os.Stderr, "verbena: run: %v\n", explainExecError(start))
 		if errors.Is(err, os.ErrNotExist) {
-			return exitCode(exitNotFound)
+			return exitCodeError(exitNotFound)
 		}
-		return exitCode(exitCannotRun)
+		return exitCodeError(exitCannotRun)
 	}
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		fmt.Fprintln(os.Stderr, "verbena: the service has ended; RDMA calls of the program fail from now on")
 		err := sessionErr
 		if err == nil {
-			files := queueFiles{session: session}
+			files := queueFilePattern{session: session}
 			err = abandonFiles(files.open())
 			if !r.Outlive {
 				go endHolders(files)
@@ -202,14 +202,16 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 			fmt.Fprintln(os.Stderr, "verbena: complete the program's pending requests:", err)
 		}
 	})
-	return exitCode(prog.Wait())
+	return exitCodeError(prog.Wait())
 }
 
-// noticeHelper implements the service's requests to this command. (ctl.Helper)
-type noticeHelper struct{ supervisor.Ancestor }
+// noticePrinter implements the service's requests to this command. (ctl.Helper)
+type noticePrinter struct{ supervisor.Ancestor }
 
 // Notice prints a message of the service for the user of the program.
-func (noticeHelper) Notice(text string) { fmt.Fprintln(os.Stderr, "verbena:", printable(text)) }
+func (noticePrinter) Notice(text string) {
+	fmt.Fprintln(os.Stderr, "verbena:", replaceControlChars(text))
+}
 
 // serviceTracer returns the service's process, which the program should permit to access its memory, or nil if the
 // process is not visible in this pid namespace. serviceTracer must be called before the handover of the program: the
@@ -227,8 +229,8 @@ func serviceTracer(client *service.Client) (_ *supervisor.Tracer, done func()) {
 	return &supervisor.Tracer{PID: client.PID(), Pidfd: pidfd, Exec: "/proc/self/exe"}, func() { pidfd.Close() }
 }
 
-// explainExec returns an error that names the interpreter if the program exists and its interpreter does not.
-func explainExec(e *supervisor.ExecError) error {
+// explainExecError returns an error that names the interpreter if the program exists and its interpreter does not.
+func explainExecError(e *supervisor.ExecError) error {
 	if !errors.Is(e.Err, fs.ErrNotExist) {
 		return e
 	}
@@ -251,7 +253,7 @@ func interpreterOf(path string) string {
 	if line, ok := strings.CutPrefix(string(head[:n]), "#!"); ok {
 		line, _, _ = strings.Cut(line, "\n")
 		if words := strings.Fields(line); len(words) > 0 {
-			return printable(words[0])
+			return replaceControlChars(words[0])
 		}
 		return ""
 	}
@@ -265,7 +267,7 @@ func interpreterOf(path string) string {
 		}
 		name := make([]byte, min(p.Filesz, longest))
 		n, _ := p.ReadAt(name, 0)
-		return printable(strings.TrimRight(string(name[:n]), "\x00"))
+		return replaceControlChars(strings.TrimRight(string(name[:n]), "\x00"))
 	}
 	return ""
 }

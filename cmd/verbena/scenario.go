@@ -62,7 +62,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 			return fmt.Errorf("scenario run: --compare: %s: %w", s.Compare, err)
 		}
 	}
-	if err := s.checkDistinct(); err != nil {
+	if err := s.checkDistinctOutputs(); err != nil {
 		return fmt.Errorf("scenario run: %w", err)
 	}
 	var files []*scenario.File
@@ -86,7 +86,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	code := 0
 	var results []*scenario.Result
 	for i, f := range files {
-		r, err := s.runOne(ctx, f)
+		r, err := s.runScenario(ctx, f)
 		if r == nil { // the reports must include a failed scenario
 			r = scenario.NotRun(f, err)
 		}
@@ -98,7 +98,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 		}
 		for _, err := range []error{r.Text(os.Stdout), s.writeOutputs(s.Files[i], r)} {
 			if err != nil { // a failed scenario does not stop the following scenarios
-				fmt.Fprintln(os.Stderr, "verbena: scenario run:", withRemedy(err))
+				fmt.Fprintln(os.Stderr, "verbena: scenario run:", errorWithRemedy(err))
 				code = exitFailure
 			}
 		}
@@ -118,7 +118,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 			return fmt.Errorf("scenario run: %w", err)
 		}
 	}
-	return exitCode(code)
+	return exitCodeError(code)
 }
 
 func printDifferences(w io.Writer, same, free []string) {
@@ -133,21 +133,23 @@ func printDifferences(w io.Writer, same, free []string) {
 	}
 }
 
-// baseName returns the base name of a scenario's pictures and reports.
-func baseName(path string) string { return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)) }
+// scenarioBaseName returns the base name of a scenario's pictures and reports.
+func scenarioBaseName(path string) string {
+	return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+}
 
-// checkDistinct returns an error if the picture or report of one scenario would overwrite that of another scenario.
-func (s *scenarioRunCmd) checkDistinct() error {
+// checkDistinctOutputs returns an error if the picture or report of one scenario would overwrite that of another scenario.
+func (s *scenarioRunCmd) checkDistinctOutputs() error {
 	if s.Timeline == "" && s.Report == "" {
 		return nil
 	}
 	of := map[string]string{}
 	for _, path := range s.Files {
-		if before, ok := of[baseName(path)]; ok {
+		if before, ok := of[scenarioBaseName(path)]; ok {
 			return fmt.Errorf("%s and %s would both write %s.*: run them one by one, or rename one", before, path,
-				baseName(path))
+				scenarioBaseName(path))
 		}
-		of[baseName(path)] = path
+		of[scenarioBaseName(path)] = path
 	}
 	return nil
 }
@@ -156,7 +158,7 @@ func (s *scenarioRunCmd) checkDistinct() error {
 func (s *scenarioRunCmd) writeOutputs(path string, r *scenario.Result) error {
 	name := func(out, ext string) string {
 		if len(s.Files) > 1 {
-			return filepath.Join(out, baseName(path)+ext)
+			return filepath.Join(out, scenarioBaseName(path)+ext)
 		}
 		return out
 	}
@@ -182,8 +184,8 @@ func (s *scenarioRunCmd) writeOutputs(path string, r *scenario.Result) error {
 	})
 }
 
-// runOne runs a scenario on a private service.
-func (s *scenarioRunCmd) runOne(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
+// runScenario runs a scenario on a private service.
+func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -218,11 +220,11 @@ func (s *scenarioRunCmd) runOne(ctx context.Context, f *scenario.File) (*scenari
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become the parent of the programs' orphans: %w", err)
 	}
-	defer killLeftovers(client.PID())
+	defer killLeftoverProcesses(client.PID())
 	r := scenario.Runner{
-		Lab:     serviceLab{loc},
+		Lab:     serviceRequester{loc},
 		Starter: programStarter{self, loc.Socket},
-		Listens: func(port int) bool { return endpoint{port: uint16(port)}.isListening() },
+		Listens: func(port int) bool { return waitEndpoint{port: uint16(port)}.isListening() },
 	}
 	if !s.Quiet {
 		fmt.Fprintf(os.Stderr, "verbena: scenario %s\n", f.Name)
@@ -242,15 +244,15 @@ func progressPrinter(w io.Writer) func(scenario.ProgressEvent) {
 		case scenario.MarkAction:
 			fmt.Fprintf(w, "%8.3f  action  %s\n", m.At.Seconds(), m.Text)
 		default:
-			fmt.Fprintf(w, "%8.3f  %s: %s\n", m.At.Seconds(), m.Subject, printable(m.Text))
+			fmt.Fprintf(w, "%8.3f  %s: %s\n", m.At.Seconds(), m.Subject, replaceControlChars(m.Text))
 		}
 	}
 }
 
-// serviceLab sends each request on a separate connection, because a request may block for a long time.
-type serviceLab struct{ loc ctl.Location }
+// serviceRequester sends each request on a separate connection, because a request may block for a long time.
+type serviceRequester struct{ loc ctl.Location }
 
-func (l serviceLab) Do(r *ctl.Request) (*ctl.Response, error) {
+func (l serviceRequester) Do(r *ctl.Request) (*ctl.Response, error) {
 	c, err := ctl.Dial(l.loc)
 	if err != nil {
 		return nil, err
@@ -282,7 +284,7 @@ func (s programStarter) Start(p *scenario.Program, line func(string)) (scenario.
 		master.Close()
 		return nil, err
 	}
-	x := &process{cmd: c, master: master, read: make(chan struct{})}
+	x := &launchedProgram{cmd: c, master: master, read: make(chan struct{})}
 	go func() {
 		defer close(x.read)
 		readLines(master, line)
@@ -350,8 +352,8 @@ func openTerminal() (master, tty *os.File, err error) {
 	return master, tty, err
 }
 
-// process is a program that runs under a launcher.
-type process struct {
+// launchedProgram is a program that runs under a launcher.
+type launchedProgram struct {
 	cmd    *exec.Cmd
 	master *os.File
 	read   chan struct{} // closed after the last output was read
@@ -360,7 +362,7 @@ type process struct {
 // outputTimeout limits the wait for output of a program's remaining processes.
 const outputTimeout = time.Second
 
-func (p *process) Wait() scenario.Exit {
+func (p *launchedProgram) Wait() scenario.Exit {
 	_ = p.cmd.Wait() // state holds the exit status
 	select {
 	case <-p.read:
@@ -386,9 +388,9 @@ const programStartTimeout = 5 * time.Second
 
 // Signal sends the signal to the program itself, which is the first child of its launcher. Signal waits until the
 // launcher has started the program.
-func (p *process) Signal(sig syscall.Signal) error {
+func (p *launchedProgram) Signal(sig syscall.Signal) error {
 	for deadline := time.Now().Add(programStartTimeout); ; time.Sleep(10 * time.Millisecond) {
-		if child := firstChild(p.cmd.Process.Pid); child != 0 {
+		if child := firstChildPID(p.cmd.Process.Pid); child != 0 {
 			return unix.Kill(child, sig)
 		}
 		if err := unix.Kill(p.cmd.Process.Pid, 0); err != nil {
@@ -400,11 +402,11 @@ func (p *process) Signal(sig syscall.Signal) error {
 	}
 }
 
-// firstChild returns the child that a process started first, on any of its threads, or 0 without children. Later
+// firstChildPID returns the child that a process started first, on any of its threads, or 0 without children. Later
 // children are orphans that the process has adopted.
-func firstChild(pid int) (child int) {
+func firstChildPID(pid int) (child int) {
 	var first uint64
-	for _, c := range childProcesses(pid) {
+	for _, c := range childPIDs(pid) {
 		if at, ok := processStartTime(c); ok && (child == 0 || at < first || at == first && c < child) {
 			child, first = c, at
 		}
@@ -412,8 +414,8 @@ func firstChild(pid int) (child int) {
 	return child
 }
 
-// childProcesses returns the process numbers of a process's children.
-func childProcesses(pid int) (list []int) {
+// childPIDs returns the process numbers of a process's children.
+func childPIDs(pid int) (list []int) {
 	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, file := range files {
 		b, _ := os.ReadFile(file) // the thread may have ended
@@ -426,12 +428,12 @@ func childProcesses(pid int) (list []int) {
 	return list
 }
 
-// killLeftovers kills and reports the remaining processes of a scenario's programs. This process adopts the
+// killLeftoverProcesses kills and reports the remaining processes of a scenario's programs. This process adopts the
 // programs' orphans, so the remaining processes are all of its children except the service.
-func killLeftovers(service int) {
+func killLeftoverProcesses(service int) {
 	said := map[int]bool{}
 	for range 1000 { // a killed process leaves children, and its end may take long
-		left := slices.DeleteFunc(childProcesses(os.Getpid()), func(pid int) bool { return pid == service })
+		left := slices.DeleteFunc(childPIDs(os.Getpid()), func(pid int) bool { return pid == service })
 		if len(left) == 0 {
 			return
 		}
@@ -442,7 +444,7 @@ func killLeftovers(service int) {
 			}
 			if !said[pid] {
 				fmt.Fprintf(os.Stderr, "verbena: scenario run: %s (process %d) was still running: killed\n",
-					printable(strings.TrimSpace(string(name))), pid)
+					replaceControlChars(strings.TrimSpace(string(name))), pid)
 				said[pid] = true
 			}
 			_ = unix.Kill(pid, unix.SIGKILL)
@@ -466,7 +468,7 @@ func processStartTime(pid int) (ticks uint64, ok bool) {
 	return ticks, err == nil
 }
 
-func (p *process) Kill() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
+func (p *launchedProgram) Kill() { _ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL) }
 
 type scenarioCheckCmd struct {
 	Files []string          `arg:"" name:"file" help:"Scenario files." complete:"file"`

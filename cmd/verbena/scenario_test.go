@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// TestReadLines tests that readLines returns lines unchanged, and truncates lines that are too long instead of
+// TestReadLinesTruncatesLongLines tests that readLines returns lines unchanged, and truncates lines that are too long instead of
 // buffering them.
-func TestReadLines(t *testing.T) {
+func TestReadLinesTruncatesLongLines(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for _, test := range []struct {
 		text string

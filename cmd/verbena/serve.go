@@ -34,13 +34,13 @@ type deviceFlags struct {
 	Seed       uint64   `help:"Seed of all random decisions, such as those of fault rules; 0: from the clock." placeholder:"N" complete:"none"`
 }
 
-// drivers returns the drivers of a service. A device name begins with the link type of its driver.
-func drivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
+// serviceDrivers returns the drivers of a service. A device name begins with the link type of its driver.
+func serviceDrivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
 
 func (f *deviceFlags) linkSpecs() ([]ctl.LinkSpec, error) {
 	var specs []ctl.LinkSpec
 	for _, l := range f.Link {
-		s, err := service.ParseLinkSpec(l, drivers())
+		s, err := service.ParseLinkSpec(l, serviceDrivers())
 		if err != nil {
 			return nil, err
 		}
@@ -49,8 +49,8 @@ func (f *deviceFlags) linkSpecs() ([]ctl.LinkSpec, error) {
 	return specs, nil
 }
 
-// args returns the flags as command-line arguments for a new service.
-func (f *deviceFlags) args() []string {
+// commandLineArgs returns the flags as command-line arguments for a new service.
+func (f *deviceFlags) commandLineArgs() []string {
 	var a []string
 	for _, l := range f.Link {
 		a = append(a, "--link", l)
@@ -123,9 +123,9 @@ func (s *serveCmd) Run(c *cli) error {
 		}
 	})
 	if err != nil && spawned {
-		printStatus(withRemedy(err))
+		printStatus(errorWithRemedy(err))
 		if s.Private || s.Spawned { // the parent process prints this error
-			return exitCode(exitFailure)
+			return exitCodeError(exitFailure)
 		}
 	}
 	return err
@@ -133,7 +133,7 @@ func (s *serveCmd) Run(c *cli) error {
 
 // runDaemon runs the same command line again in the background.
 func (s *serveCmd) runDaemon(c *cli) error {
-	loc, err := c.location()
+	loc, err := c.serviceLocation()
 	if err != nil {
 		return err
 	}
@@ -174,7 +174,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 		level = slog.LevelWarn
 	}
 	opts := service.Options{
-		Drivers:    drivers(),
+		Drivers:    serviceDrivers(),
 		Wire:       s.Wire,
 		NoProbe:    s.NoProbe,
 		NoLoopback: s.NoLoopback,
@@ -199,7 +199,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if opts.Links, err = s.linkSpecs(); err != nil {
 		return err
 	}
-	shared, err := s.node()
+	shared, err := s.nodeFromFlags()
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if s.Private {
 		return s.servePrivate(c, opts, ready)
 	}
-	loc, err := c.location()
+	loc, err := c.serviceLocation()
 	if err != nil {
 		return err
 	}
@@ -237,7 +237,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	defer endService(svc, opts.Log, l.Release)
 	defer stopMetrics(svc)()
 	stopOnSignal(svc)
-	features.logMissing(opts.Log)
+	features.logMissingFeatures(opts.Log)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
 	return svc.Serve(l)
@@ -294,7 +294,7 @@ func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) erro
 	release := func() {}
 	var l *service.Listener
 	if s.Listen {
-		loc, err := c.location()
+		loc, err := c.serviceLocation()
 		if err == nil {
 			l, err = service.Listen(loc, nil)
 		}
@@ -406,7 +406,7 @@ func hasTerminal() bool {
 type stopCmd struct{}
 
 func (stopCmd) Run(c *cli) error {
-	loc, err := c.location()
+	loc, err := c.serviceLocation()
 	if err != nil {
 		return err
 	}

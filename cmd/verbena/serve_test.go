@@ -73,8 +73,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// verbena returns a command line whose process ends at a time limit.
-func verbena(t *testing.T, args ...string) *exec.Cmd {
+// verbenaCommand returns a command line whose process ends at a time limit.
+func verbenaCommand(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := commandPath()
 	if err != nil {
@@ -89,7 +89,7 @@ func verbena(t *testing.T, args ...string) *exec.Cmd {
 func startServe(t *testing.T, args ...string) (*exec.Cmd, ctl.Location) {
 	t.Helper()
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
-	cmd := verbena(t, append([]string{"--socket", loc.Socket, "serve"}, args...)...)
+	cmd := verbenaCommand(t, append([]string{"--socket", loc.Socket, "serve"}, args...)...)
 	var log bytes.Buffer
 	cmd.Stderr = &log
 	if err := cmd.Start(); err != nil {
@@ -129,15 +129,15 @@ func threadStatuses(t *testing.T, pid int) (who []string) {
 	return who
 }
 
-// TestSeccompFilters tests that each thread of a service and of a launcher has a seccomp filter while a program runs,
+// TestThreadsHaveSeccompFilters tests that each thread of a service and of a launcher has a seccomp filter while a program runs,
 // and that a service still has it after a device was added.
-func TestSeccompFilters(t *testing.T) {
+func TestThreadsHaveSeccompFilters(t *testing.T) {
 	cmd, loc := startServe(t, "--link", "rxe0=127.91.10.9")
-	if out, err := verbena(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr",
+	if out, err := verbenaCommand(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr",
 		"127.91.10.10").CombinedOutput(); err != nil {
 		t.Errorf("link add: %v\n%s", err, out)
 	}
-	run := verbena(t, "--socket", loc.Socket, "run", "--", "sh", "-c", "echo started; read line")
+	run := verbenaCommand(t, "--socket", loc.Socket, "run", "--", "sh", "-c", "echo started; read line")
 	in, err := run.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -167,9 +167,9 @@ func TestSeccompFilters(t *testing.T) {
 	}
 }
 
-// TestLeastPrivilege tests that a service of root has exactly the documented capabilities, permanently and on all
+// TestServiceHasDocumentedCapabilities tests that a service of root has exactly the documented capabilities, permanently and on all
 // threads.
-func TestLeastPrivilege(t *testing.T) {
+func TestServiceHasDocumentedCapabilities(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities")
 	own, err := privilege.ReadCapabilities("self")
 	if err != nil {
@@ -200,10 +200,10 @@ func TestLeastPrivilege(t *testing.T) {
 		}
 	}
 	check("at the start")
-	if out, err := verbena(t, "--socket", loc.Socket, "run", "--", "true").CombinedOutput(); err != nil {
+	if out, err := verbenaCommand(t, "--socket", loc.Socket, "run", "--", "true").CombinedOutput(); err != nil {
 		t.Errorf("run: %v\n%s", err, out)
 	}
-	if out, err := verbena(t, "--socket", loc.Socket,
+	if out, err := verbenaCommand(t, "--socket", loc.Socket,
 		"link", "add", "rxe1", "--addr", "127.91.10.2").CombinedOutput(); err != nil {
 		t.Errorf("link add: %v\n%s", err, out)
 	}
@@ -231,28 +231,28 @@ func TestLeastPrivilege(t *testing.T) {
 
 func firstResult[T any](v T, _ error) T { return v }
 
-// TestServeTwice tests that a second service at a location reports the first service, and does not remove the first
+// TestSecondServeReportsFirst tests that a second service at a location reports the first service, and does not remove the first
 // service's socket.
-func TestServeTwice(t *testing.T) {
+func TestSecondServeReportsFirst(t *testing.T) {
 	t.Parallel()
 	_, loc := startServe(t, "--link", "rxe0=127.91.10.3")
-	out, err := verbena(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
+	out, err := verbenaCommand(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "running already") {
 		t.Errorf("second service: got %v, %s, want an error that reports the first one", err, out)
 	}
-	if out, err := verbena(t, "--socket", loc.Socket, "link", "show").CombinedOutput(); err != nil {
+	if out, err := verbenaCommand(t, "--socket", loc.Socket, "link", "show").CombinedOutput(); err != nil {
 		t.Errorf("the first service: %v\n%s", err, out)
 	}
 }
 
-// TestSocketPathIsAFile tests that neither serve nor run replaces a file at the path of the socket.
-func TestSocketPathIsAFile(t *testing.T) {
+// TestFileAtSocketPathIsKept tests that neither serve nor run replaces a file at the path of the socket.
+func TestFileAtSocketPathIsKept(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "letter")
 	if err := os.WriteFile(path, []byte("dear"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{{"serve"}, {"run", "--", "true"}, {"link", "add", "rxe9"}} {
-		out, err := verbena(t, append([]string{"--socket", path}, args...)...).CombinedOutput()
+		out, err := verbenaCommand(t, append([]string{"--socket", path}, args...)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "is not a socket") {
 			t.Errorf("%v: got %v, %s", args, err, out)
 		}
@@ -262,10 +262,10 @@ func TestSocketPathIsAFile(t *testing.T) {
 	}
 }
 
-// TestStopWaitsForEnd tests that "stop" returns when the service has ended, and that no files remain.
-func TestStopWaitsForEnd(t *testing.T) {
+// TestStopWaitsForServiceEnd tests that "stop" returns when the service has ended, and that no files remain.
+func TestStopWaitsForServiceEnd(t *testing.T) {
 	cmd, loc := startServe(t, "--link", "rxe0=127.91.10.5")
-	if out, err := verbena(t, "--socket", loc.Socket, "stop").CombinedOutput(); err != nil {
+	if out, err := verbenaCommand(t, "--socket", loc.Socket, "stop").CombinedOutput(); err != nil {
 		t.Fatalf("stop: %v\n%s", err, out)
 	}
 	if _, err := os.Lstat(loc.Socket); !errors.Is(err, os.ErrNotExist) {
@@ -281,10 +281,10 @@ func TestStopWaitsForEnd(t *testing.T) {
 	}
 }
 
-// TestRunCaptureFullDisk tests that run fails if the capture cannot be written, unless the program itself fails.
-func TestRunCaptureFullDisk(t *testing.T) {
+// TestRunFailsIfCaptureFails tests that run fails if the capture cannot be written, unless the program itself fails.
+func TestRunFailsIfCaptureFails(t *testing.T) {
 	for program, want := range map[string]int{"true": exitFailure, "false": 1} {
-		cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", "/dev/full", "--", program)
+		cmd := verbenaCommand(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", "/dev/full", "--", program)
 		out, err := cmd.CombinedOutput()
 		if code := cmd.ProcessState.ExitCode(); code != want || !strings.Contains(string(out), "/dev/full: ") ||
 			!strings.Contains(string(out), "no space left") {
@@ -292,7 +292,7 @@ func TestRunCaptureFullDisk(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "x.pcapng")
-	cmd := verbena(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", file, "--", "true")
+	cmd := verbenaCommand(t, "run", "--private", "--link", "rxe0=127.91.10.6", "--capture", file, "--", "true")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("a writable file: %v\n%s", err, out)
 	}
@@ -302,26 +302,26 @@ func TestRunCaptureFullDisk(t *testing.T) {
 func TestLimits(t *testing.T) {
 	_, loc := startServe(t, "--link", "rxe0=127.91.10.7", "--mode", "0600", "--limit", "qps=7/70", "--limit",
 		"ring-bytes=1M")
-	out, err := verbena(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
+	out, err := verbenaCommand(t, "--socket", loc.Socket, "res", "show", "--users", "--json").CombinedOutput()
 	if err != nil || !regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 70\b`).Match(out) ||
 		!regexp.MustCompile(`"kind": "qps",\s+"held": 0,\s+"limit": 7\b`).Match(out) {
 		t.Errorf("res show --json: got %v, want both limits of queue pairs\n%s", err, out)
 	}
-	out, err = verbena(t, "--socket", loc.Socket, "res", "show").CombinedOutput()
+	out, err = verbenaCommand(t, "--socket", loc.Socket, "res", "show").CombinedOutput()
 	if err != nil || !regexp.MustCompile(`(?m)^\d+ +connections +1 +\d+$`).Match(out) ||
 		!regexp.MustCompile(`(?m)^all +connections +1 +\d+$`).Match(out) {
 		t.Errorf("res show: got %v, want the connections\n%s", err, out)
 	}
 	for _, bad := range []string{"qps", "things=1", "qps=2/1"} {
-		if out, err := verbena(t, "--socket", loc.Socket+"2", "serve", "--limit", bad).CombinedOutput(); err == nil ||
+		if out, err := verbenaCommand(t, "--socket", loc.Socket+"2", "serve", "--limit", bad).CombinedOutput(); err == nil ||
 			!strings.Contains(string(out), "limit \""+bad) {
 			t.Errorf("%s: got %v, %s", bad, err, out)
 		}
 	}
 }
 
-// TestLimitsInHelp tests that the help of serve lists all kinds of limits.
-func TestLimitsInHelp(t *testing.T) {
+// TestServeHelpListsLimits tests that the help of serve lists all kinds of limits.
+func TestServeHelpListsLimits(t *testing.T) {
 	help := new(serveCmd).Help()
 	for k := range quota.NumKinds {
 		if !regexp.MustCompile(`\b` + k.String() + `\b`).MatchString(help) {
@@ -330,7 +330,7 @@ func TestLimitsInHelp(t *testing.T) {
 	}
 }
 
-func capabilityList(list ...privilege.Capability) (n []string) {
+func capabilityNameList(list ...privilege.Capability) (n []string) {
 	for _, c := range list {
 		n = append(n, c.Name)
 	}
@@ -341,7 +341,7 @@ func capabilityList(list ...privilege.Capability) (n []string) {
 // TestCapabilitiesAreDocumented tests that the systemd unit and SECURITY.md list the capabilities that the code
 // keeps.
 func TestCapabilitiesAreDocumented(t *testing.T) {
-	all := capabilityList(append(slices.Clone(privilege.KeptCapabilities), privilege.StartCapabilities...)...)
+	all := capabilityNameList(append(slices.Clone(privilege.KeptCapabilities), privilege.StartCapabilities...)...)
 	unit, err := os.ReadFile("../../packaging/verbena.service")
 	if err != nil {
 		t.Fatal(err)
@@ -369,8 +369,8 @@ func TestCapabilitiesAreDocumented(t *testing.T) {
 	}
 }
 
-// TestSystemdUnit tests that systemd-analyze accepts the unit.
-func TestSystemdUnit(t *testing.T) {
+// TestSystemdUnitIsValid tests that systemd-analyze accepts the unit.
+func TestSystemdUnitIsValid(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("needs systemd-analyze")

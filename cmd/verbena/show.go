@@ -31,8 +31,8 @@ func printOutput(asJSON bool, v any, text func(w io.Writer)) error {
 	return w.Flush()
 }
 
-// printable replaces control characters that would affect a terminal in a name that a user has chosen.
-func printable(s string) string {
+// replaceControlChars replaces control characters that would affect a terminal in a name that a user has chosen.
+func replaceControlChars(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
 			return '?'
@@ -90,7 +90,7 @@ func (l *linkShowCmd) Run(c *cli) error {
 			if len(x.GIDs) == 0 {
 				fmt.Fprintln(w)
 			}
-			if d := linkDetails(&x); d != "" {
+			if d := describeLinkState(&x); d != "" {
 				fmt.Fprintf(w, "\tlink: %s\n", d)
 			}
 		}
@@ -146,7 +146,7 @@ func (s *resShowCmd) Run(c *cli) error {
 			if x.Zombie {
 				x.Device += " (gone)"
 			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, printable(x.Process), x.UID,
+			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, replaceControlChars(x.Process), x.UID,
 				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
 		}
 	})
@@ -191,14 +191,14 @@ func (s *statShowCmd) Run(c *cli) error {
 }
 
 type faultAddCmd struct {
-	Dev  string    `help:"Device that sends the packets; with --verb, the device of the verb, default: all." placeholder:"NAME" complete:"device"`
-	Rule ruleFlags `embed:""`
-	verbFlags
+	Dev  string          `help:"Device that sends the packets; with --verb, the device of the verb, default: all." placeholder:"NAME" complete:"device"`
+	Rule packetRuleFlags `embed:""`
+	verbFaultFlags
 }
 
-// ruleFlags is a fault.Rule without its Validate method, which kong would also call for rules about verbs. See
+// packetRuleFlags is a fault.Rule without its Validate method, which kong would also call for rules about verbs. See
 // setUpFaultFlags.
-type ruleFlags fault.Rule
+type packetRuleFlags fault.Rule
 
 func (f *faultAddCmd) Help() string {
 	return `Prints the rule's number, for "verbena fault clear". Which packets of those it sees a rule hits follows from its seed
@@ -216,7 +216,7 @@ Examples:
 }
 
 func (f *faultAddCmd) Run(c *cli) error {
-	rule, err := f.rule()
+	rule, err := f.buildRule()
 	if err != nil {
 		return fmt.Errorf("fault add: %w", err)
 	}
@@ -228,27 +228,27 @@ func (f *faultAddCmd) Run(c *cli) error {
 	return nil
 }
 
-// rule returns the rule that the flags describe. rule also validates it, so an invalid rule does not start a
+// buildRule returns the rule that the flags describe. buildRule also validates it, so an invalid rule does not start a
 // service.
-func (f *faultAddCmd) rule() (*ctl.FaultRule, error) {
+func (f *faultAddCmd) buildRule() (*ctl.FaultRule, error) {
 	if f.Verb != "" {
-		return f.verbRule()
+		return f.buildVerbRule()
 	}
-	if f.verbFlags != (verbFlags{}) {
+	if f.verbFaultFlags != (verbFaultFlags{}) {
 		return nil, errors.New("--errno, --nth, --times and --process need --verb")
 	}
 	if f.Dev == "" {
 		return nil, errors.New("missing flags: --dev=NAME; see verbena fault add --help")
 	}
 	rule := fault.Rule(f.Rule)
-	if !rule.Active() {
-		return nil, fmt.Errorf("no effect given: add %s; see verbena fault add --help", effectFlags())
+	if !rule.HasEffect() {
+		return nil, fmt.Errorf("no effect given: add %s; see verbena fault add --help", effectFlagList())
 	}
 	return &ctl.FaultRule{Dev: f.Dev, Rule: rule}, rule.Validate()
 }
 
-// effectFlags returns the flags that set a kind of fault, as a list for a sentence.
-func effectFlags() string {
+// effectFlagList returns the flags that set a kind of fault, as a list for a sentence.
+func effectFlagList() string {
 	var list []string
 	for _, k := range fault.FlagKinds() {
 		list = append(list, "--"+k.Name)
@@ -259,7 +259,7 @@ func effectFlags() string {
 
 // setUpFaultFlags sets the help of the flags that set a kind of fault, and orders the flags of rules.
 func setUpFaultFlags(k *kong.Kong) error {
-	add := commandAt(k.Model.Node, "fault", "add")
+	add := commandAtPath(k.Model.Node, "fault", "add")
 	order := []string{"dev", "qp", "peer"}
 	for _, kind := range fault.FlagKinds() {
 		order = append(order, kind.Name)
@@ -308,7 +308,7 @@ func writeFaultTable(w io.Writer, rules []ctl.FaultRuleState) {
 			if x.Verb != nil {
 				fmt.Fprint(w, "\t-")
 			} else {
-				fmt.Fprintf(w, "\t%d", k.Count(&x.Counts))
+				fmt.Fprintf(w, "\t%d", k.Count(&x.RuleCounts))
 			}
 		}
 		fmt.Fprintln(w)

@@ -37,12 +37,12 @@ Examples:
   verbena top -b -n 2 -d 5s > load.txt`
 }
 
-// shortestInterval limits the load that updates put on the service.
-const shortestInterval = 100 * time.Millisecond
+// minUpdateInterval limits the load that updates put on the service.
+const minUpdateInterval = 100 * time.Millisecond
 
 func (t *topCmd) Run(c *cli) error {
-	if t.Interval < shortestInterval {
-		return fmt.Errorf("top: --interval %v is less than %v", t.Interval, shortestInterval)
+	if t.Interval < minUpdateInterval {
+		return fmt.Errorf("top: --interval %v is less than %v", t.Interval, minUpdateInterval)
 	}
 	if t.Count < 0 {
 		return fmt.Errorf("top: --count %d is negative", t.Count)
@@ -54,7 +54,7 @@ func (t *topCmd) Run(c *cli) error {
 		s = openScreen(os.Stdin, os.Stdout)
 		defer s.close()
 	}
-	var before *snapshot
+	var before *serviceSnapshot
 	tick := time.NewTicker(t.Interval)
 	defer tick.Stop()
 	for n := 1; ; n++ {
@@ -80,8 +80,8 @@ func (t *topCmd) Run(c *cli) error {
 	}
 }
 
-// snapshot is a snapshot of a service's state.
-type snapshot struct {
+// serviceSnapshot is a snapshot of a service's state.
+type serviceSnapshot struct {
 	at       time.Time
 	devs     []ctl.DevInfo
 	links    map[string]ctl.LinkInfo
@@ -92,8 +92,8 @@ type snapshot struct {
 }
 
 // takeSnapshot queries the running service and returns a snapshot of its state.
-func (c *cli) takeSnapshot() (*snapshot, error) {
-	loc, err := c.location()
+func (c *cli) takeSnapshot() (*serviceSnapshot, error) {
+	loc, err := c.serviceLocation()
 	if err != nil {
 		return nil, err
 	}
@@ -102,7 +102,7 @@ func (c *cli) takeSnapshot() (*snapshot, error) {
 		return nil, err
 	}
 	defer client.Close()
-	l := &snapshot{at: time.Now(), links: map[string]ctl.LinkInfo{}, stats: map[string]map[string]uint64{}}
+	l := &serviceSnapshot{at: time.Now(), links: map[string]ctl.LinkInfo{}, stats: map[string]map[string]uint64{}}
 	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow, ctl.OpStatShow, ctl.OpResShow, ctl.OpQPShow,
 		ctl.OpFaultShow} {
 		r, err := client.Do(&ctl.Request{Op: op})
@@ -132,15 +132,15 @@ func (c *cli) takeSnapshot() (*snapshot, error) {
 }
 
 // formatLines returns the lines to print, with rates since the snapshot before, which is nil for the first snapshot.
-func (l *snapshot) formatLines(before *snapshot) []string {
+func (l *serviceSnapshot) formatLines(before *serviceSnapshot) []string {
 	var b strings.Builder
 	processes := map[int]bool{}
 	for _, c := range l.contexts {
 		processes[c.PID] = true
 	}
-	fmt.Fprintf(&b, "verbena top  %s  %s, %s, %s, %s\n\n", l.at.Format(time.TimeOnly), plural(len(l.devs), "device"),
-		plural(len(processes), "process"),
-		plural(len(l.qps), "queue pair"), plural(l.rules, "fault rule"))
+	fmt.Fprintf(&b, "verbena top  %s  %s, %s, %s, %s\n\n", l.at.Format(time.TimeOnly), formatCount(len(l.devs), "device"),
+		formatCount(len(processes), "process"),
+		formatCount(len(l.qps), "queue pair"), formatCount(l.rules, "fault rule"))
 	table := func(rows [][]string) {
 		w := tabwriter.NewWriter(&b, 0, 8, 2, ' ', 0)
 		for _, r := range rows {
@@ -170,7 +170,7 @@ func (l *snapshot) formatLines(before *snapshot) []string {
 			l.counterRate(before, d.Name, "sent_pkts"), l.counterRate(before, d.Name, "rcvd_pkts"),
 			l.counterRate(before, d.Name, "completer_retry_err", "rcvd_seq_err", "rcvd_rnr_err"), l.counterRate(before, d.Name,
 				"drop_"),
-			strconv.Itoa(qps[d.Name]), strconv.Itoa(d.Contexts), strconv.Itoa(d.Resets), linkDetails(&x)})
+			strconv.Itoa(qps[d.Name]), strconv.Itoa(d.Contexts), strconv.Itoa(d.Resets), describeLinkState(&x)})
 	}
 	table(rows)
 	if len(l.contexts) > 0 {
@@ -185,7 +185,7 @@ func (l *snapshot) formatLines(before *snapshot) []string {
 			if c.Zombie {
 				note = "zombie: its device has gone"
 			}
-			rows = append(rows, []string{printable(c.Process), strconv.Itoa(c.PID), userName(c.UID), c.Device,
+			rows = append(rows, []string{replaceControlChars(c.Process), strconv.Itoa(c.PID), userName(c.UID), c.Device,
 				strconv.Itoa(len(c.QPs)),
 				strconv.Itoa(len(c.CQs)), strconv.Itoa(len(c.MRs)), formatBinary(c.PinnedBytes), note})
 		}
@@ -211,7 +211,7 @@ type qpProblem struct {
 
 // qpProblems returns the queue pairs that are in an error state, wait for a program's memory, or have had packets in
 // flight without an acknowledgement since the previous snapshot.
-func (l *snapshot) qpProblems(before *snapshot) (list []qpProblem) {
+func (l *serviceSnapshot) qpProblems(before *serviceSnapshot) (list []qpProblem) {
 	for _, q := range l.qps {
 		why := ""
 		switch {
@@ -233,7 +233,7 @@ func (l *snapshot) qpProblems(before *snapshot) (list []qpProblem) {
 
 // counterRate returns the increase per second of the sum of a device's counters since the previous snapshot. A counter
 // name that ends in _ is a prefix.
-func (l *snapshot) counterRate(before *snapshot, dev string, names ...string) string {
+func (l *serviceSnapshot) counterRate(before *serviceSnapshot, dev string, names ...string) string {
 	if before == nil || before.stats[dev] == nil || l.stats[dev] == nil {
 		return "-"
 	}
@@ -277,7 +277,7 @@ func formatBinary(n uint64) string {
 	return strconv.FormatUint(n, 10)
 }
 
-func plural(n int, what string) string {
+func formatCount(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
@@ -289,7 +289,7 @@ func plural(n int, what string) string {
 
 func userName(uid int) string {
 	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
-		return printable(u.Username)
+		return replaceControlChars(u.Username)
 	}
 	return strconv.Itoa(uid)
 }

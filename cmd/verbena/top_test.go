@@ -10,8 +10,8 @@ import (
 	"verbena/internal/qpinfo"
 )
 
-func snapshotAt(at time.Duration, sent, retries uint64) *snapshot {
-	return &snapshot{
+func snapshotAt(at time.Duration, sent, retries uint64) *serviceSnapshot {
+	return &serviceSnapshot{
 		at: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(at),
 		devs: []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running", Contexts: 2, Resets: 1},
 			{Name: "rxe1", State: "unplugged"}},
@@ -29,9 +29,9 @@ func snapshotAt(at time.Duration, sent, retries uint64) *snapshot {
 	}
 }
 
-// TestTopLines tests the rates since the previous snapshot, the resources of processes, and the list of queue pairs
+// TestTopLinesShowRates tests the rates since the previous snapshot, the resources of processes, and the list of queue pairs
 // with problems.
-func TestTopLines(t *testing.T) {
+func TestTopLinesShowRates(t *testing.T) {
 	first := snapshotAt(0, 1000, 5)
 	text := strings.Join(first.formatLines(nil), "\n")
 	for _, want := range []string{
@@ -76,7 +76,7 @@ func TestFrameFitsTerminal(t *testing.T) {
 	}
 }
 
-func TestTopUnits(t *testing.T) {
+func TestFormatDecimalAndBinary(t *testing.T) {
 	for v, want := range map[float64]string{0: "0", 999: "999", 1000: "1.0k", 12345: "12.3k", 1.5e6: "1.5M", 2e9: "2.0G"} {
 		if got := formatDecimal(v); got != want {
 			t.Errorf("decimal(%v): got %s, want %s", v, got, want)

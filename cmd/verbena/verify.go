@@ -19,9 +19,9 @@ frames are bad, and how many could not be checked, goes to standard error.
 Exit code: 0 if all are good, 1 if one is bad or there is none at all, 125 if a file cannot be read.`
 }
 
-func (v *verifyCmd) Run() error { return v.verify(os.Stdout, os.Stderr) }
+func (v *verifyCmd) Run() error { return v.verifyFiles(os.Stdout, os.Stderr) }
 
-func (v *verifyCmd) verify(stdout, stderr io.Writer) error {
+func (v *verifyCmd) verifyFiles(stdout, stderr io.Writer) error {
 	var all capture.Verification
 	for _, name := range v.Files {
 		res, err := verifyFile(name)
@@ -38,7 +38,7 @@ func (v *verifyCmd) verify(stdout, stderr io.Writer) error {
 	}
 	fmt.Fprintln(stdout, all)
 	if !all.OK() {
-		return exitCode(1)
+		return exitCodeError(1)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ func writeCaptureFile(t *testing.T, packets ...[]byte) string {
 	return name
 }
 
-func TestCaptureVerify(t *testing.T) {
+func TestCaptureVerifyCountsICRCs(t *testing.T) {
 	good, err := hex.DecodeString(cnpPacket)
 	if err != nil {
 		t.Fatal(err)
@@ -67,8 +67,8 @@ func TestCaptureVerify(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var stdout, stderr strings.Builder
 			status := 0
-			err := (&verifyCmd{Files: test.args}).verify(&stdout, &stderr)
-			var code exitCode
+			err := (&verifyCmd{Files: test.args}).verifyFiles(&stdout, &stderr)
+			var code exitCodeError
 			switch {
 			case errors.As(err, &code):
 				status = int(code)

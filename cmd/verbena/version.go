@@ -81,10 +81,10 @@ func probeKernel(log *slog.Logger) (k kernelFeatures) {
 	return k
 }
 
-// logMissing logs each promise that the kernel cannot keep. At level Debug it also logs all missing features.
-func (k kernelFeatures) logMissing(logMissing *slog.Logger) {
+// logMissingFeatures logs each promise that the kernel cannot keep. At level Debug it also logs all missing features.
+func (k kernelFeatures) logMissingFeatures(logMissingFeatures *slog.Logger) {
 	if k.err != nil {
-		logMissing.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
+		logMissingFeatures.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
 		return
 	}
 	var missing []string
@@ -94,17 +94,17 @@ func (k kernelFeatures) logMissing(logMissing *slog.Logger) {
 		}
 		missing = append(missing, f.Name)
 		if f.Promise != "" {
-			logMissing.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since,
+			logMissingFeatures.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since,
 				"promise",
 				f.Promise)
 		}
 	}
-	logMissing.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory",
+	logMissingFeatures.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory",
 		supervisor.DescribeAccess())
 }
 
-// release is the version of a release, set by the linker (packaging/release).
-var release string
+// releaseVersion is the version of a release, set by the linker (packaging/release).
+var releaseVersion string
 
 // versionText returns a description of a build: its version or revision, Go's version, and the version of the control
 // protocol.
@@ -120,8 +120,8 @@ func versionText(info *debug.BuildInfo) string {
 func buildName(info *debug.BuildInfo) string {
 	name := "of an unknown version"
 	if info != nil {
-		if release != "" {
-			name = release
+		if releaseVersion != "" {
+			name = releaseVersion
 		} else if v := info.Main.Version; v != "" && v != "(devel)" {
 			name = v
 		} else if r := buildSetting(info, "vcs.revision"); r != "" {

@@ -14,13 +14,13 @@ import (
 	"verbena/supervisor"
 )
 
-// TestKernelLog tests that the log at the start of a service names each promise that the kernel cannot keep, and no
+// TestLogNamesMissingKernelFeatures tests that the log at the start of a service names each promise that the kernel cannot keep, and no
 // other missing feature.
-func TestKernelLog(t *testing.T) {
+func TestLogNamesMissingKernelFeatures(t *testing.T) {
 	var b strings.Builder
 	log := slog.New(slog.NewTextHandler(&b, nil))
 	list := supervisor.KnownFeatures()
-	kernelFeatures{features: list}.logMissing(log)
+	kernelFeatures{features: list}.logMissingFeatures(log)
 	for _, f := range list {
 		if got, want := strings.Count(b.String(), " lacks="+f.Name+" "), min(len(f.Promise), 1); got != want {
 			t.Errorf("%s: got %d lines, want %d:\n%s", f.Name, got, want, b.String())
@@ -30,11 +30,11 @@ func TestKernelLog(t *testing.T) {
 	for i := range list {
 		list[i].Here = true
 	}
-	kernelFeatures{features: list}.logMissing(log)
+	kernelFeatures{features: list}.logMissingFeatures(log)
 	if b.Len() > 0 {
 		t.Errorf("log with a complete kernel: got %q, want none", b.String())
 	}
-	kernelFeatures{err: supervisor.ErrUnsupported}.logMissing(log)
+	kernelFeatures{err: supervisor.ErrUnsupported}.logMissingFeatures(log)
 	if !strings.Contains(b.String(), "seccomp") {
 		t.Errorf("log with a kernel without seccomp: got %q", b.String())
 	}
@@ -45,9 +45,9 @@ func TestKernelLog(t *testing.T) {
 	}
 }
 
-func TestVersionText(t *testing.T) {
-	out := mustRun(t, verbena(t, "--version"))
-	if command := mustRun(t, verbena(t, "version")); command != out {
+func TestVersionFlagAndCommandAgree(t *testing.T) {
+	out := mustRun(t, verbenaCommand(t, "--version"))
+	if command := mustRun(t, verbenaCommand(t, "version")); command != out {
 		t.Errorf("verbena version: got %q, verbena --version: got %q, want the same", command, out)
 	}
 	want := fmt.Sprintf(`^verbena \S.* \(%s.*, control protocol %d\)\n$`, regexp.QuoteMeta(runtime.Version()),
@@ -55,7 +55,7 @@ func TestVersionText(t *testing.T) {
 	if !regexp.MustCompile(want).MatchString(out) {
 		t.Errorf("version: got %q, want %s", out, want)
 	}
-	if kernel := mustRun(t, verbena(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") ||
+	if kernel := mustRun(t, verbenaCommand(t, "version", "--kernel")); !strings.HasPrefix(kernel, out+"Linux ") ||
 		!strings.Contains(kernel, "\nSYNC_WAKE_UP ") {
 		t.Errorf("version --kernel: got %q, want a list of features", kernel)
 	}
@@ -79,8 +79,8 @@ func TestVersionText(t *testing.T) {
 			t.Errorf("version: got %q, want %q", got, c.want)
 		}
 	}
-	release = "v1.2.3"
-	t.Cleanup(func() { release = "" })
+	releaseVersion = "v1.2.3"
+	t.Cleanup(func() { releaseVersion = "" })
 	if got, want := versionText(of("(devel)", revision)), "verbena v1.2.3"+tail; got != want {
 		t.Errorf("a release: got %q, want %q", got, want)
 	}

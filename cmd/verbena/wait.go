@@ -15,7 +15,7 @@ import (
 
 type waitCmd struct {
 	Timeout time.Duration `help:"Time after which to stop waiting and fail." default:"30s" placeholder:"D" complete:"none"`
-	Listen  endpoint      `help:"Wait until a program listens on a TCP port of any address, or on a Unix socket at a path. Needs no service." placeholder:"PORT|PATH" xor:"what" complete:"file"`
+	Listen  waitEndpoint  `help:"Wait until a program listens on a TCP port of any address, or on a Unix socket at a path. Needs no service." placeholder:"PORT|PATH" xor:"what" complete:"file"`
 	Open    string        `help:"Wait until a program has this device open." placeholder:"DEV" xor:"what" complete:"device"`
 	Active  string        `help:"Wait until this device is plugged in and its port is active, for example after 'dev reset' or 'dev plug'." placeholder:"DEV" xor:"what" complete:"device"`
 }
@@ -31,8 +31,8 @@ Examples:
   verbena run -- ibv_rc_pingpong -d rxe0 -g 1 127.0.0.1`
 }
 
-// waitPause is the interval between two checks of the condition.
-const waitPause = 10 * time.Millisecond
+// conditionPollInterval is the interval between two checks of the condition.
+const conditionPollInterval = 10 * time.Millisecond
 
 func (w *waitCmd) Run(c *cli) error {
 	if w.Timeout <= 0 {
@@ -40,14 +40,14 @@ func (w *waitCmd) Run(c *cli) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), w.Timeout)
 	defer cancel()
-	if w.Listen != (endpoint{}) {
-		if !awaitCondition(ctx, w.Listen.isListening) {
+	if w.Listen != (waitEndpoint{}) {
+		if !pollUntilTrue(ctx, w.Listen.isListening) {
 			return fmt.Errorf("wait: no program listens on %v after %v; start the server, or raise --timeout",
 				w.Listen, w.Timeout)
 		}
 		return nil
 	}
-	loc, err := c.location()
+	loc, err := c.serviceLocation()
 	if err != nil {
 		return err
 	}
@@ -64,17 +64,17 @@ func (w *waitCmd) Run(c *cli) error {
 	late := ""
 	switch {
 	case w.Open != "":
-		ready = w.isOpened
+		ready = w.isDeviceOpened
 		late = "no program has device " + w.Open + " open after %v; start the program by `verbena run`, or raise --timeout"
 	case w.Active != "":
-		ready = w.isActive
+		ready = w.isPortActive
 		late = "device " + w.Active +
 			" is not active after %v; see `verbena link show` and `verbena dev show`, or raise --timeout"
 	default:
 		return nil
 	}
 	done := false
-	if !awaitCondition(ctx, func() bool {
+	if !pollUntilTrue(ctx, func() bool {
 		done, err = ready(client)
 		return done || err != nil
 	}) {
@@ -83,8 +83,8 @@ func (w *waitCmd) Run(c *cli) error {
 	return err
 }
 
-// isActive reports whether the device is plugged in and its port is active.
-func (w *waitCmd) isActive(client *ctl.Client) (bool, error) {
+// isPortActive reports whether the device is plugged in and its port is active.
+func (w *waitCmd) isPortActive(client *ctl.Client) (bool, error) {
 	r, err := client.Do(&ctl.Request{Op: ctl.OpLinkShow})
 	if err != nil {
 		return false, err
@@ -96,15 +96,15 @@ func (w *waitCmd) isActive(client *ctl.Client) (bool, error) {
 		}
 		names = append(names, l.Name)
 	}
-	return false, noDeviceError(w.Active, names)
+	return false, newNoDeviceError(w.Active, names)
 }
 
-func noDeviceError(name string, names []string) error {
+func newNoDeviceError(name string, names []string) error {
 	return fmt.Errorf("wait: no device is named %q (the devices are: %s)", name, strings.Join(names, ", "))
 }
 
-// isOpened reports whether a program has opened the device.
-func (w *waitCmd) isOpened(client *ctl.Client) (bool, error) {
+// isDeviceOpened reports whether a program has opened the device.
+func (w *waitCmd) isDeviceOpened(client *ctl.Client) (bool, error) {
 	r, err := client.Do(&ctl.Request{Op: ctl.OpDevShow})
 	if err != nil {
 		return false, err
@@ -116,11 +116,11 @@ func (w *waitCmd) isOpened(client *ctl.Client) (bool, error) {
 		}
 		names = append(names, d.Name)
 	}
-	return false, noDeviceError(w.Open, names)
+	return false, newNoDeviceError(w.Open, names)
 }
 
-// awaitCondition reports whether the condition became true before ctx was done.
-func awaitCondition(ctx context.Context, condition func() bool) bool {
+// pollUntilTrue reports whether the condition became true before ctx was done.
+func pollUntilTrue(ctx context.Context, condition func() bool) bool {
 	for {
 		if condition() {
 			return true
@@ -128,33 +128,33 @@ func awaitCondition(ctx context.Context, condition func() bool) bool {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(waitPause):
+		case <-time.After(conditionPollInterval):
 		}
 	}
 }
 
-// endpoint is a TCP port or the path of a Unix socket.
-type endpoint struct {
+// waitEndpoint is a TCP port or the path of a Unix socket.
+type waitEndpoint struct {
 	port uint16
 	path string
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (e *endpoint) UnmarshalText(b []byte) error {
+func (e *waitEndpoint) UnmarshalText(b []byte) error {
 	text := string(b)
 	if strings.Contains(text, "/") {
-		*e = endpoint{path: text}
+		*e = waitEndpoint{path: text}
 		return nil
 	}
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n == 0 {
 		return fmt.Errorf("%q is neither a TCP port from 1 to 65535 nor the path of a socket", text)
 	}
-	*e = endpoint{port: uint16(n)}
+	*e = waitEndpoint{port: uint16(n)}
 	return nil
 }
 
-func (e endpoint) String() string {
+func (e waitEndpoint) String() string {
 	if e.path != "" {
 		return "socket " + e.path
 	}
@@ -162,7 +162,7 @@ func (e endpoint) String() string {
 }
 
 // isListening reports whether a socket of this network namespace listens on the endpoint.
-func (e endpoint) isListening() bool {
+func (e waitEndpoint) isListening() bool {
 	if e.path != "" {
 		b, err := os.ReadFile("/proc/net/unix")
 		return err == nil && isListeningUnix(string(b), e.path)

@@ -2,8 +2,8 @@ package main
 
 import "testing"
 
-// TestListensUnix tests that the path of a socket may contain spaces, and must match completely.
-func TestListensUnix(t *testing.T) {
+// TestIsListeningUnixMatchesWholePath tests that the path of a socket may contain spaces, and must match completely.
+func TestIsListeningUnixMatchesWholePath(t *testing.T) {
 	const table = `Num       RefCount Protocol Flags    Type St Inode Path
 0000000000000000: 00000002 00000000 00010000 0001 01 41 /run/a b/sock et
 0000000000000000: 00000002 00000000 00010000 0001 01    42 /run/plain

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestWriteFile tests that writeFile writes a file completely or not at all, and does not replace links or special
+// TestWriteFileIsAllOrNothing tests that writeFile writes a file completely or not at all, and does not replace links or special
 // files.
-func TestWriteFile(t *testing.T) {
+func TestWriteFileIsAllOrNothing(t *testing.T) {
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
 	if err := os.Symlink("file", link); err != nil {

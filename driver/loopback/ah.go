@@ -36,7 +36,7 @@ func (a *AH) protectionDomain() *pd { return a.pd }
 
 // Modify implements ib.DriverAH. Modify may not sleep.
 func (a *AH) Modify(attr *ib.AHAttr) error {
-	if err := a.dev.checkAddress(attr); err != nil {
+	if err := a.dev.checkDestinationAddress(attr); err != nil {
 		return err
 	}
 	a.mu.Lock()

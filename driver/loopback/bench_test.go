@@ -146,8 +146,8 @@ func BenchmarkDatagram(b *testing.B) {
 	w.close(b)
 }
 
-// BenchmarkHandler measures the same with a handler that polls and re-arms.
-func BenchmarkHandler(b *testing.B) {
+// BenchmarkCompletionHandler measures the same with a handler that polls and re-arms.
+func BenchmarkCompletionHandler(b *testing.B) {
 	for _, mode := range []struct {
 		name  string
 		check bool

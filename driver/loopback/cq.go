@@ -62,7 +62,7 @@ func (c *CQ) addCompletion(wc ib.WC, solicited bool) bool {
 	}
 	*slot = wc
 	if c.armed&ib.NotifyNextComp != 0 || c.armed != 0 && (solicited || wc.Status != ib.WCSuccess) {
-		c.notify()
+		c.notifyOrModerate()
 	}
 	return true
 }
@@ -77,14 +77,14 @@ func (c *CQ) forgetQP(qp *ib.QP) {
 	}
 }
 
-// notify reports a completion to the midlayer, either now or as moderation requires.
+// notifyOrModerate reports a completion to the midlayer, either now or as moderation requires.
 //
 //verbena:held mu
-func (c *CQ) notify() {
+func (c *CQ) notifyOrModerate() {
 	c.due++
 	if c.due < c.count {
 		if c.due == 1 && c.period > 0 {
-			c.timer = time.AfterFunc(c.period, c.notifyAfterPeriod)
+			c.timer = time.AfterFunc(c.period, c.notifyAfterModerationPeriod)
 		}
 		return
 	}
@@ -100,7 +100,7 @@ func (c *CQ) raiseCompletion() {
 	c.obj.Completed()
 }
 
-func (c *CQ) notifyAfterPeriod() {
+func (c *CQ) notifyAfterModerationPeriod() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.timer != nil {

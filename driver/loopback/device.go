@@ -40,7 +40,7 @@ type Device struct {
 	reuse   bool            // a new queue pair receives the lowest free number
 	srqs    map[uint32]*SRQ // for XRC
 	nextSRQ uint32
-	keys    map[uint32]*key // by the upper 24 bits of their numbers
+	keys    map[uint32]*memoryKey // by the upper 24 bits of their numbers
 	nextKey uint32
 	groups  map[ib.GID][]*QP
 	blocked []*QP // queue pairs with a first send that waits for a receive
@@ -58,7 +58,7 @@ func New(name string, logf func(format string, args ...any)) *Device {
 		nextQPN: firstQPN,
 		srqs:    map[uint32]*SRQ{},
 		nextSRQ: 1,
-		keys:    map[uint32]*key{},
+		keys:    map[uint32]*memoryKey{},
 		nextKey: 1,
 		groups:  map[ib.GID][]*QP{},
 	}
@@ -125,7 +125,7 @@ func (d *Device) EnterError() {
 	d.dead = true
 	for _, q := range d.qps {
 		if q.state != ib.QPReset {
-			q.toError()
+			q.moveToError()
 		}
 	}
 }
@@ -137,10 +137,10 @@ func (d *Device) Disassociate(c ib.UserContext) {
 	defer d.mu.Unlock()
 	for _, q := range d.qps {
 		if q.user == c && q.state != ib.QPReset {
-			q.toError()
+			q.moveToError()
 		}
 	}
-	d.resumeWaiting() // peers may wait for these queue pairs
+	d.resumeWaitingQPs() // peers may wait for these queue pairs
 }
 
 // pd is a protection domain. The only property of a pd is its identity.
@@ -164,8 +164,8 @@ func nextFreeNumber[T any](taken map[uint32]T, next *uint32, first uint32) uint3
 	}
 }
 
-// checkAddress rejects an address that cannot belong to this device.
-func (d *Device) checkAddress(a *ib.AHAttr) error {
+// checkDestinationAddress rejects an address that cannot belong to this device.
+func (d *Device) checkDestinationAddress(a *ib.AHAttr) error {
 	if a.Port != 1 || !a.HasGRH || a.GRH.SGIDIndex != 0 {
 		return fmt.Errorf("invalid address: port %d, GRH %v, GID index %d: %w",
 			a.Port, a.HasGRH, a.GRH.SGIDIndex, syscall.EINVAL)

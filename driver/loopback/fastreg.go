@@ -10,7 +10,7 @@ import (
 
 // fastMR is a region that work requests register.
 type fastMR struct {
-	*key
+	*memoryKey
 	mapped *umem.Region // under Device.mu; nil if Map was not called yet
 }
 
@@ -21,7 +21,7 @@ func (d *Device) AllocMR(obj ib.MRHandle, p ib.DriverPD, maxPages int) (ib.Drive
 	k := d.newKey(p)
 	k.fast = true
 	obj.SetKeys(k.num, k.num)
-	return &fastMR{key: k}, nil
+	return &fastMR{memoryKey: k}, nil
 }
 
 // Map implements ib.FastMR.

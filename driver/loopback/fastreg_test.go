@@ -7,9 +7,9 @@ import (
 	"verbena/umem"
 )
 
-// TestFastRegNeedsLocalWrite checks that a work request cannot register memory with remote write access but without
+// TestFastRegRequiresLocalWrite checks that a work request cannot register memory with remote write access but without
 // local write access. RegMR has the same rule.
-func TestFastRegNeedsLocalWrite(t *testing.T) {
+func TestFastRegRequiresLocalWrite(t *testing.T) {
 	w := newConnectedPair(t, ib.QPTypeRC, false, 64, nil)
 	defer w.close(t)
 	mem := umem.NewLocal()

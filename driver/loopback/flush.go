@@ -7,7 +7,7 @@ import "verbena/ib"
 //
 //verbena:held q.dev.mu
 func (q *QP) executeFlush(w *sendWQE) (status ib.WCStatus, wait bool) {
-	p, f := q.peer(), &w.wr.Flush
+	p, f := q.connectedPeer(), &w.wr.Flush
 	if p == nil {
 		return q.noResponseStatus()
 	}
@@ -25,7 +25,7 @@ func (q *QP) executeFlush(w *sendWQE) (status ib.WCStatus, wait bool) {
 	}
 	k := q.dev.lookupKey(w.wr.RKey)
 	if k == nil || k.pd != p.pd || k.access&need != need || k.qp != nil && k.qp != p ||
-		f.Level == ib.FlushRange && !k.contains(w.wr.RemoteAddr, uint64(f.Length)) {
+		f.Level == ib.FlushRange && !k.containsRange(w.wr.RemoteAddr, uint64(f.Length)) {
 		p.failResponder(ib.EventQPAccessErr)
 		return ib.WCRemAccessErr, false
 	}

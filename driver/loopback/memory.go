@@ -92,8 +92,8 @@ func (c *messageCopier) readOrWrite(m *messageMemory, off uint64, b []byte, writ
 	return len(b) == 0
 }
 
-// wholeList is the argument of local for a message that uses the whole list.
-const wholeList = math.MaxUint64
+// wholeListLength is the argument of local for a message that uses the whole list.
+const wholeListLength = math.MaxUint64
 
 // checkLocalList checks the scatter/gather list of a consumer in the domain, and stores the memory of the list in m. As
 // on rxe, the check covers the first used bytes, which a message accesses, and no element beyond these bytes.
@@ -107,7 +107,7 @@ func (d *Device) checkLocalList(m *messageMemory, sgl []ib.SGE, pd *pd, need ib.
 			continue
 		}
 		k := d.lookupKey(s.LKey)
-		if k == nil || k.mw != nil || k.pd != pd || k.access&need != need || !k.contains(s.Addr, n) {
+		if k == nil || k.mw != nil || k.pd != pd || k.access&need != need || !k.containsRange(s.Addr, n) {
 			return false
 		}
 		m.addPart(k.region, s.Addr, n)
@@ -129,7 +129,7 @@ func (d *Device) checkRemoteAccess(m *messageMemory, w *sendWQE, n uint64, q *QP
 			pd = rq.pd
 		}
 	}
-	if k == nil || k.pd != pd || k.access&need != need || k.qp != nil && k.qp != q || !k.contains(addr, n) {
+	if k == nil || k.pd != pd || k.access&need != need || k.qp != nil && k.qp != q || !k.containsRange(addr, n) {
 		return false
 	}
 	m.addPart(k.region, addr+k.shift, n)

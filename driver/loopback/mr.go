@@ -8,13 +8,13 @@ import (
 	"verbena/umem"
 )
 
-// key is the object that an lkey or rkey identifies. The object is a region or a window. All fields are under
+// memoryKey is the object that an lkey or rkey identifies. The object is a region or a window. All fields are under
 // Device.mu.
 //
 //	region:  made --RegMR--> valid --Dereg--> (gone)
 //	AllocMR: made --WRRegMR--> valid --LocalInv, SendWithInv--> made
 //	window:  made --WRBindMW--> valid --LocalInv, SendWithInv, unbind--> made
-type key struct {
+type memoryKey struct {
 	dev    *Device
 	num    uint32 // 24 bits of index, and 8 bits chosen by the consumer
 	valid  bool
@@ -28,7 +28,7 @@ type key struct {
 	bound  int    // number of windows bound to this region
 
 	mw *memoryWindow // nil: a region
-	of *key          // the region to which the window is bound
+	of *memoryKey    // the region to which the window is bound
 	qp *QP           // the queue pair that peers must use; nil if any may be used
 }
 
@@ -41,9 +41,9 @@ func domainOf(p ib.DriverPD) *pd {
 // newKey creates a key that is not yet valid.
 //
 //verbena:held mu
-func (d *Device) newKey(p ib.DriverPD) *key {
+func (d *Device) newKey(p ib.DriverPD) *memoryKey {
 	i := nextFreeNumber(d.keys, &d.nextKey, 0)
-	k := &key{dev: d, num: i << 8, pd: domainOf(p)}
+	k := &memoryKey{dev: d, num: i << 8, pd: domainOf(p)}
 	d.keys[i] = k
 	return k
 }
@@ -51,7 +51,7 @@ func (d *Device) newKey(p ib.DriverPD) *key {
 // lookupKey returns the valid key with the given number, or nil.
 //
 //verbena:held mu
-func (d *Device) lookupKey(num uint32) *key {
+func (d *Device) lookupKey(num uint32) *memoryKey {
 	if k := d.keys[num>>8]; k != nil && k.valid && k.num == num {
 		return k
 	}
@@ -61,14 +61,14 @@ func (d *Device) lookupKey(num uint32) *key {
 // isDestroyed reports whether the region or window of the key has been destroyed.
 //
 //verbena:held k.dev.mu
-func (k *key) isDestroyed() bool { return k.dev.keys[k.num>>8] != k }
+func (k *memoryKey) isDestroyed() bool { return k.dev.keys[k.num>>8] != k }
 
-func (k *key) contains(addr, n uint64) bool {
+func (k *memoryKey) containsRange(addr, n uint64) bool {
 	return addr >= k.first && addr-k.first <= k.n && n <= k.n-(addr-k.first)
 }
 
 // setRegion makes the key valid for a whole region.
-func (k *key) setRegion(r *umem.Region, access ib.AccessFlags) {
+func (k *memoryKey) setRegion(r *umem.Region, access ib.AccessFlags) {
 	k.region, k.access, k.first, k.n, k.valid = r, access, r.IOVA(), r.Len(), true
 }
 
@@ -78,7 +78,7 @@ func (d *Device) RegMR(obj ib.MRHandle, p ib.DriverPD, r *umem.Region, access ib
 	if err := checkAccess(access); err != nil {
 		return nil, err
 	}
-	if err := checkLength(r); err != nil {
+	if err := checkRegionLength(r); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
@@ -96,7 +96,7 @@ func checkAccess(access ib.AccessFlags) error {
 	return nil
 }
 
-func checkLength(r *umem.Region) error {
+func checkRegionLength(r *umem.Region) error {
 	if r.Len() > maxMRSize {
 		return fmt.Errorf("%d bytes exceed %d: %w", r.Len(), uint64(maxMRSize), syscall.EINVAL)
 	}
@@ -104,7 +104,7 @@ func checkLength(r *umem.Region) error {
 }
 
 // Rereg implements ib.ReregMR. The keys do not change.
-func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
+func (k *memoryKey) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.Udata) error {
 	if err := checkAccess(access); err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.
 	if k.bound > 0 {
 		return fmt.Errorf("%d windows are bound to the region: %w", k.bound, syscall.EBUSY)
 	}
-	if err := checkLength(r); err != nil {
+	if err := checkRegionLength(r); err != nil {
 		return err
 	}
 	k.pd = domainOf(p)
@@ -122,7 +122,7 @@ func (k *key) Rereg(r *umem.Region, p ib.DriverPD, access ib.AccessFlags, u *ib.
 }
 
 // Dereg implements ib.DriverMR. Accesses hold the lock. Therefore no access is in flight.
-func (k *key) Dereg() error {
+func (k *memoryKey) Dereg() error {
 	k.dev.mu.Lock()
 	defer k.dev.mu.Unlock()
 	if k.bound > 0 {
@@ -132,11 +132,11 @@ func (k *key) Dereg() error {
 	return nil
 }
 
-// invalidate invalidates a key for a work request of q's consumer or peer.
+// invalidateKey invalidates a key for a work request of q's consumer or peer.
 //
 //verbena:held mu
-func (d *Device) invalidate(num uint32, q *QP) bool {
-	if !d.mayInvalidate(num, q) {
+func (d *Device) invalidateKey(num uint32, q *QP) bool {
+	if !d.mayInvalidateKey(num, q) {
 		return false
 	}
 	if k := d.lookupKey(num); k.mw != nil {
@@ -147,10 +147,10 @@ func (d *Device) invalidate(num uint32, q *QP) bool {
 	return true
 }
 
-// mayInvalidate reports whether a work request of q may invalidate the key.
+// mayInvalidateKey reports whether a work request of q may invalidate the key.
 //
 //verbena:held d.mu
-func (d *Device) mayInvalidate(num uint32, q *QP) bool {
+func (d *Device) mayInvalidateKey(num uint32, q *QP) bool {
 	k := d.lookupKey(num)
 	switch {
 	case k == nil || k.pd != q.pd:

@@ -4,7 +4,7 @@ import "verbena/ib"
 
 // memoryWindow is a memory window.
 type memoryWindow struct {
-	*key
+	*memoryKey
 	obj  ib.MWHandle
 	kind ib.MWType
 }
@@ -13,7 +13,7 @@ type memoryWindow struct {
 func (d *Device) AllocMW(obj ib.MWHandle, p ib.DriverPD, kind ib.MWType, u *ib.Udata) (ib.DriverMW, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	w := &memoryWindow{key: d.newKey(p), obj: obj, kind: kind}
+	w := &memoryWindow{memoryKey: d.newKey(p), obj: obj, kind: kind}
 	w.mw = w
 	obj.SetRKey(w.num)
 	return w, nil
@@ -31,7 +31,7 @@ func (w *memoryWindow) Dealloc() error {
 // unbindWindow removes the window from its region.
 //
 //verbena:held k.dev.mu
-func (k *key) unbindWindow() {
+func (k *memoryKey) unbindWindow() {
 	if k.of != nil {
 		k.of.bound--
 	}
@@ -66,7 +66,7 @@ func (q *QP) executeBind(w *sendWQE) ib.WCStatus {
 	case mr == nil || mr.mw != nil || mr.pd != q.pd || mr.access&ib.AccessMWBind == 0,
 		b.Access&write != 0 && mr.access&ib.AccessLocalWrite == 0,
 		b.Access&^(write|ib.AccessRemoteRead|ib.AccessZeroBased) != 0,
-		!mr.contains(b.Addr, b.Length):
+		!mr.containsRange(b.Addr, b.Length):
 		return ib.WCMWBindErr
 	}
 	win.unbindWindow()

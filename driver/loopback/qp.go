@@ -135,15 +135,15 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	switch {
 	case mask&ib.QPAttrState == 0:
 	case attr.State == ib.QPErr:
-		q.toError()
+		q.moveToError()
 	case attr.State == ib.QPReset:
 		q.reset()
 	default:
 		q.state = attr.State
 		q.runSends()
-		q.reportDrained()
+		q.raiseDrainedEvent()
 	}
-	d.resumeWaiting() // queue pairs that wait for this one may have to stop waiting
+	d.resumeWaitingQPs() // queue pairs that wait for this one may have to stop waiting
 	return nil
 }
 
@@ -165,7 +165,7 @@ func (q *QP) checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
 	is(ib.QPAttrMaxDestRdAtomic, a.MaxDestRdAtomic > maxRdAtom, "number of reads to serve")
 	is(ib.QPAttrAltPath, true, "alternate path: there is no other")
 	is(ib.QPAttrPathMigState, true, "path migration state: there is no other path")
-	is(ib.QPAttrAV, q.dev.checkAddress(&a.AH) != nil, "address")
+	is(ib.QPAttrAV, q.dev.checkDestinationAddress(&a.AH) != nil, "address")
 	if bad != "" {
 		return fmt.Errorf("%s: %w", bad, syscall.EINVAL)
 	}
@@ -180,10 +180,10 @@ func (q *QP) reset() {
 	q.sq.n, q.own.n = 0, 0
 }
 
-// toError flushes all work requests.
+// moveToError flushes all work requests.
 //
 //verbena:held q.dev.mu
-func (q *QP) toError() {
+func (q *QP) moveToError() {
 	first := q.state != ib.QPErr
 	q.state, q.waiting, q.dev.failed = ib.QPErr, false, true
 	q.flushSends()
@@ -228,7 +228,7 @@ func (q *QP) Destroy() error {
 		cq.forgetQP(q.obj.QP())
 	}
 	delete(d.qps, q.obj.Num())
-	d.resumeWaiting()
+	d.resumeWaitingQPs()
 	return nil
 }
 
@@ -251,7 +251,7 @@ func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 		q.runSends()
 	}
 	if d.failed {
-		d.resumeWaiting()
+		d.resumeWaitingQPs()
 	}
 	return n, err
 }
@@ -262,11 +262,11 @@ func (q *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 func (q *QP) enqueueSend(wr *ib.SendWR) error {
 	c := &q.init.Cap
 	switch {
-	case !q.isSupported(wr):
+	case !q.isSupportedRequest(wr):
 		return fmt.Errorf("invalid opcode %d for a %v queue pair: %w", wr.Opcode, q.init.Type, syscall.EINVAL)
 	case len(wr.SGList) > int(c.MaxSendSGE):
 		return fmt.Errorf("%d gather elements exceed %d: %w", len(wr.SGList), c.MaxSendSGE, syscall.EINVAL)
-	case wr.Flags&ib.SendInline != 0 && returnsData(wr.Opcode):
+	case wr.Flags&ib.SendInline != 0 && returnsDataToRequester(wr.Opcode):
 		return fmt.Errorf("opcode %d does not allow inline data: %w", wr.Opcode, syscall.EINVAL)
 	case wr.Flags&ib.SendInline != 0 && len(wr.Inline) > int(c.MaxInlineData):
 		return fmt.Errorf("%d bytes of inline data exceed the limit %d: %w", len(wr.Inline), c.MaxInlineData, syscall.EINVAL)
@@ -333,13 +333,13 @@ func (q *QP) resolveObjects(wr *ib.SendWR) (win *memoryWindow, bound uint32, fas
 	return win, bound, fast, nil
 }
 
-// returnsData reports whether an operation stores its result in the memory of the requester.
-func returnsData(op ib.WROpcode) bool {
+// returnsDataToRequester reports whether an operation stores its result in the memory of the requester.
+func returnsDataToRequester(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
-// isSupported reports whether the service supports the operation, and whether the request has the required fields.
-func (q *QP) isSupported(wr *ib.SendWR) bool {
+// isSupportedRequest reports whether the service supports the operation, and whether the request has the required fields.
+func (q *QP) isSupportedRequest(wr *ib.SendWR) bool {
 	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
 	switch wr.Opcode {
 	case ib.WRSend, ib.WRSendWithImm:
@@ -375,9 +375,9 @@ func (q *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	}
 	n, err = q.own.post(wrs)
 	if q.state == ib.QPErr || d.dead {
-		q.toError()
+		q.moveToError()
 	}
-	d.resumeWaiting()
+	d.resumeWaitingQPs()
 	return n, err
 }
 
@@ -396,38 +396,38 @@ func (r *recvQueue) post(wrs []ib.RecvWR) (n int, err error) {
 	return n, nil
 }
 
-// markWaiting records that the first send of q waits.
+// markSendWaiting records that the first send of q waits.
 //
 //verbena:held q.dev.mu
-func (q *QP) markWaiting() {
+func (q *QP) markSendWaiting() {
 	q.waiting = true
 	if !slices.Contains(q.dev.blocked, q) {
 		q.dev.blocked = append(q.dev.blocked, q)
 	}
 }
 
-// resumeWaiting continues the waiting queue pairs. A queue pair that fails during this call may end the wait of other
+// resumeWaitingQPs continues the waiting queue pairs. A queue pair that fails during this call may end the wait of other
 // queue pairs.
 //
 //verbena:held mu
-func (d *Device) resumeWaiting() {
+func (d *Device) resumeWaitingQPs() {
 	for again := true; again; again = d.failed {
 		d.failed = false
-		d.resumeWaitingOnce()
+		d.resumeWaitingQPsOnce()
 	}
 }
 
 //verbena:held mu
-func (d *Device) resumeWaitingOnce() {
+func (d *Device) resumeWaitingQPsOnce() {
 	for n := len(d.blocked); n > 0; n-- {
 		q := d.blocked[0]
 		d.blocked = slices.Delete(d.blocked, 0, 1)
 		if !q.waiting {
 			continue // the queue pair no longer waits
 		}
-		if q.waiting = false; q.executeFirst() {
+		if q.waiting = false; q.executeFirstSend() {
 			q.runSends()
 		}
-		q.reportDrained()
+		q.raiseDrainedEvent()
 	}
 }

@@ -14,36 +14,36 @@ func (q *QP) runSends() {
 	for q.sq.n > 0 && !q.waiting {
 		switch {
 		case q.dev.dead:
-			q.toError()
+			q.moveToError()
 		case q.state == ib.QPErr, q.state == ib.QPSQE:
 			q.flushSends()
-		case q.state != ib.QPRTS || !q.executeFirst():
+		case q.state != ib.QPRTS || !q.executeFirstSend():
 			return
 		}
 	}
 }
 
-// executeFirst executes the first work request. executeFirst returns false if the request must wait.
+// executeFirstSend executes the first work request. executeFirstSend returns false if the request must wait.
 //
 //verbena:held q.dev.mu
-func (q *QP) executeFirst() bool {
+func (q *QP) executeFirstSend() bool {
 	w := q.sq.pop()
 	q.busy = true
-	status, n, wait := q.execute(w)
+	status, n, wait := q.executeRequest(w)
 	q.busy = false
 	if wait {
 		q.sq.unpop()
-		q.markWaiting()
+		q.markSendWaiting()
 		return false
 	}
 	q.completeSend(w, status, n)
 	return true
 }
 
-// reportDrained raises EventSQDrained if it was requested and the send queue is idle.
+// raiseDrainedEvent raises EventSQDrained if it was requested and the send queue is idle.
 //
 //verbena:held q.dev.mu
-func (q *QP) reportDrained() {
+func (q *QP) raiseDrainedEvent() {
 	if q.state == ib.QPSQD && !q.waiting && q.attr.EnSQDAsyncNotify {
 		q.attr.EnSQDAsyncNotify = false
 		q.obj.Raise(ib.EventSQDrained)
@@ -67,13 +67,13 @@ func (q *QP) completeSend(w *sendWQE, status ib.WCStatus, n uint64) {
 	}
 	switch {
 	case lost: // in both queues (IBA 11.6.3.1)
-		q.toError()
+		q.moveToError()
 	case !failed || over:
 	case q.init.Type == ib.QPTypeUD || q.init.Type == ib.QPTypeUC:
 		q.state = ib.QPSQE
 		q.flushSends()
 	default:
-		q.toError()
+		q.moveToError()
 	}
 }
 
@@ -102,7 +102,7 @@ func (q *QP) completeRecv(r *recvQueue, wc *ib.WC, solicited bool) {
 	}
 	if !cq.addCompletion(*wc, solicited) && q.state != ib.QPErr {
 		q.obj.Raise(ib.EventQPFatal)
-		q.toError()
+		q.moveToError()
 	}
 	r.checkLimit()
 }
@@ -116,15 +116,15 @@ func (q *QP) recordForeignCQ(cq completionQueue) {
 	}
 }
 
-// execute executes a work request on both sides. n is the number of received bytes. If there is no receive yet, or the
+// executeRequest executes a work request on both sides. n is the number of received bytes. If there is no receive yet, or the
 // peer is in INIT, execute does nothing and returns wait as true.
 //
 //verbena:held q.dev.mu
-func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
+func (q *QP) executeRequest(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	switch w.wr.Opcode {
 	case ib.WRLocalInv:
-		if !d.invalidate(w.wr.InvalidateRKey, q) {
+		if !d.invalidateKey(w.wr.InvalidateRKey, q) {
 			return ib.WCLocQPOpErr, 0, false
 		}
 		return ib.WCSuccess, 0, false
@@ -141,9 +141,9 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	case w.wr.Flags&ib.SendInline != 0, w.wr.Opcode == ib.WRAtomicWrite:
 		src.reset()
 		src.inline, src.n = w.inline, uint64(len(w.inline))
-	case returnsData(w.wr.Opcode):
+	case returnsDataToRequester(w.wr.Opcode):
 		return q.executeFetch(w)
-	case !d.checkLocalList(src, w.sges, q.pd, 0, wholeList):
+	case !d.checkLocalList(src, w.sges, q.pd, 0, wholeListLength):
 		return ib.WCLocProtErr, 0, false
 	}
 	if src.n > maxMsgSize || q.init.Type == ib.QPTypeUD && src.n > uint64(mtu.Bytes()) {
@@ -155,7 +155,7 @@ func (q *QP) execute(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 		}
 		return q.sendDatagram(w), 0, false
 	}
-	peer := q.peer()
+	peer := q.connectedPeer()
 	if peer == nil {
 		status, wait = q.noResponseStatus()
 		return status, 0, wait
@@ -177,17 +177,17 @@ func (q *QP) senderStatus(s ib.WCStatus) ib.WCStatus {
 	return s
 }
 
-// peer returns the peer of a connection, or nil.
-func (q *QP) peer() *QP {
-	p := q.destination()
+// connectedPeer returns the peer of a connection, or nil.
+func (q *QP) connectedPeer() *QP {
+	p := q.destinationQP()
 	if p == nil || p.attr.DestQPN != q.obj.Num() || !p.canReceive() {
 		return nil
 	}
 	return p
 }
 
-// destination returns the queue pair to which q sends, in any state.
-func (q *QP) destination() *QP {
+// destinationQP returns the queue pair to which q sends, in any state.
+func (q *QP) destinationQP() *QP {
 	p, want := q.dev.qps[q.attr.DestQPN], q.init.Type
 	if want == ib.QPTypeXRCInit {
 		want = ib.QPTypeXRCTgt
@@ -202,7 +202,7 @@ func (q *QP) destination() *QP {
 // connected. With real hardware, retries would wait for the connection. In this driver retries take no time, and
 // therefore never end.
 func (q *QP) noResponseStatus() (status ib.WCStatus, wait bool) {
-	if p := q.destination(); p != nil && p.state == ib.QPInit && q.init.Type != ib.QPTypeUC {
+	if p := q.destinationQP(); p != nil && p.state == ib.QPInit && q.init.Type != ib.QPTypeUC {
 		return 0, true
 	}
 	return q.senderStatus(ib.WCRetryExcErr), false
@@ -215,7 +215,7 @@ func (q *QP) canReceive() bool { return q.state >= ib.QPRTR && q.state <= ib.QPS
 func (p *QP) failResponder(e ib.EventType) {
 	if p.init.Type != ib.QPTypeUC {
 		p.obj.Raise(e)
-		p.toError()
+		p.moveToError()
 	}
 }
 
@@ -257,7 +257,7 @@ func (q *QP) executeSend(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 		return ib.WCSuccess, false // the message is lost and the receive remains (class D of IBA 9.9.3)
 	case dst.n < src.n:
 		wc.Status, status = ib.WCLocLenErr, ib.WCRemInvReqErr
-	case w.wr.Opcode == ib.WRSendWithInv && !d.mayInvalidate(w.wr.InvalidateRKey, p):
+	case w.wr.Opcode == ib.WRSendWithInv && !d.mayInvalidateKey(w.wr.InvalidateRKey, p):
 		wc.Status, status = ib.WCMWBindErr, ib.WCRetryExcErr // the sender receives no response
 	default:
 		switch d.copier.copyMessage(dst, src, 0, src.n) {
@@ -267,7 +267,7 @@ func (q *QP) executeSend(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 			wc.Status, status = ib.WCLocProtErr, ib.WCRemOpErr
 		default:
 			if w.wr.Opcode == ib.WRSendWithInv {
-				d.invalidate(w.wr.InvalidateRKey, p)
+				d.invalidateKey(w.wr.InvalidateRKey, p)
 			}
 		}
 	}
@@ -279,7 +279,7 @@ func (q *QP) executeSend(w *sendWQE, p *QP) (status ib.WCStatus, wait bool) {
 	}
 	p.completeRecv(rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
 	if wc.Status != ib.WCSuccess {
-		p.toError()
+		p.moveToError()
 	}
 	return q.senderStatus(status), false
 }
@@ -342,7 +342,7 @@ func (d *Device) checkPeerAccess(m *messageMemory, w *sendWQE, n uint64, p *QP, 
 func (q *QP) executeFetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {
 	d := q.dev
 	src, dst := &d.copier.src, &d.copier.dst
-	if !d.checkLocalList(dst, w.sges, q.pd, ib.AccessLocalWrite, wholeList) {
+	if !d.checkLocalList(dst, w.sges, q.pd, ib.AccessLocalWrite, wholeListLength) {
 		return ib.WCLocProtErr, 0, false
 	}
 	need, atomic := ib.AccessRemoteRead, w.wr.Opcode != ib.WRRDMARead
@@ -354,7 +354,7 @@ func (q *QP) executeFetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) 
 	if n > maxMsgSize {
 		return ib.WCLocLenErr, 0, false
 	}
-	p := q.peer()
+	p := q.connectedPeer()
 	if p == nil {
 		status, wait = q.noResponseStatus()
 		return status, 0, wait
@@ -452,7 +452,7 @@ func (q *QP) deliverDatagram(w *sendWQE, p *QP) bool {
 	}
 	p.completeRecv(p.rq, &wc, w.wr.Flags&ib.SendSolicited != 0)
 	if wc.Status != ib.WCSuccess {
-		p.toError()
+		p.moveToError()
 	}
 	return true
 }

@@ -38,7 +38,7 @@ func (s *SRQ) PostRecv(wrs []ib.RecvWR) (int, error) {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	n, err := s.rq.post(wrs)
-	s.dev.resumeWaiting()
+	s.dev.resumeWaitingQPs()
 	return n, err
 }
 
@@ -80,7 +80,7 @@ func (s *SRQ) Destroy() error {
 	s.dev.mu.Lock()
 	defer s.dev.mu.Unlock()
 	s.dev.removeXRCSRQ(s)
-	s.dev.resumeWaiting() // a sender may wait for a receive in the queue
+	s.dev.resumeWaitingQPs() // a sender may wait for a receive in the queue
 	return nil
 }
 

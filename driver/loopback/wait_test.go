@@ -6,9 +6,9 @@ import (
 	"verbena/ib"
 )
 
-// TestPeerFailsWhileBothWait checks a request that waits for a receive. The wait must end when the peer fails. The
+// TestWaitEndsWhenPeerFails checks a request that waits for a receive. The wait must end when the peer fails. The
 // peer's own request has also waited, and fails when it can continue.
-func TestPeerFailsWhileBothWait(t *testing.T) {
+func TestWaitEndsWhenPeerFails(t *testing.T) {
 	w := newConnectedPair(t, ib.QPTypeRC, false, 64, nil)
 	defer w.close(t)
 	a, b := w.qps[0], w.qps[1]

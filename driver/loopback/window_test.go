@@ -6,9 +6,9 @@ import (
 	"verbena/ib"
 )
 
-// TestWindowBindRefused checks binds of a window of type 1 that IBA 10.6.7.2 forbids. The binds use the current key,
+// TestForbiddenWindowBindsAreRefused checks binds of a window of type 1 that IBA 10.6.7.2 forbids. The binds use the current key,
 // and zero-based addresses.
-func TestWindowBindRefused(t *testing.T) {
+func TestForbiddenWindowBindsAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		change uint32 // change of the key

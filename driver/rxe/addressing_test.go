@@ -308,7 +308,7 @@ func TestAddressLost(t *testing.T) {
 			}
 			lose()
 			send()
-			testutil.Advance(100 * time.Millisecond)
+			testutil.AdvanceTime(100 * time.Millisecond)
 			b.a.none()
 			b.b.none()
 			back()

@@ -94,7 +94,7 @@ func TestRunQueueUnderAttack(t *testing.T) {
 				all = append(all, qpOf(p.a), qpOf(p.z))
 			}
 			for _, qp := range all {
-				if !testutil.Poll(func() bool { return f(qp) }) {
+				if !testutil.PollUntil(func() bool { return f(qp) }) {
 					t.Fatalf("shortcut %t, %v queue pair %d: %s", shortcut, qp.typ, qp.num, what)
 				}
 			}
@@ -155,7 +155,7 @@ func TestLifeUnderAttack(t *testing.T) {
 				t.Errorf("round %d: the sender is in %v", round, s)
 			}
 			check(t, a.Destroy())
-			if !testutil.Poll(func() bool { return from.egress.handed.Load() == 0 }) {
+			if !testutil.PollUntil(func() bool { return from.egress.handed.Load() == 0 }) {
 				t.Fatalf("round %d: %d trains count as handed over", round, from.egress.handed.Load())
 			}
 			for wc := make([]ib.WC, 64); ; {

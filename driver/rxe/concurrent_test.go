@@ -61,7 +61,7 @@ func TestConcurrentPosting(t *testing.T) {
 							binary.NativeEndian.PutUint32(data[:], uint32(n))
 							binary.NativeEndian.PutUint32(data[4:], uint32(i))
 							wr := ib.SendWR{ID: uint64(n), Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: data[:]}
-							if !testutil.Poll(func() bool {
+							if !testutil.PollUntil(func() bool {
 								k, _ := dir.from.qp.PostSend(wr)
 								return k == 1 || t.Failed()
 							}) {
@@ -107,7 +107,7 @@ func TestConcurrentPosting(t *testing.T) {
 							return k > 0
 						}
 						for !over() {
-							if !testutil.Poll(func() bool { return look() || over() }) {
+							if !testutil.PollUntil(func() bool { return look() || over() }) {
 								t.Errorf("%d messages have arrived, and %d were sent, of %d", received.Load(), sent.Load(), total)
 							}
 						}

@@ -132,7 +132,7 @@ func TestDatagramDropped(t *testing.T) {
 		send := func(wr ib.SendWR) {
 			b.a.send(wr)
 			b.a.expect(ib.WC{Opcode: ib.WCSend})
-			testutil.Advance(time.Millisecond)
+			testutil.AdvanceTime(time.Millisecond)
 			b.b.none()
 		}
 		send(good) // no receive

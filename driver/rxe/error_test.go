@@ -180,7 +180,7 @@ func TestErrors(t *testing.T) {
 				} else {
 					b.b.expect(ib.WC{ID: 100, Status: c.want.receiver}, ib.WC{ID: 101, Status: ib.WCWRFlushErr})
 				}
-				testutil.Advance(time.Millisecond)
+				testutil.AdvanceTime(time.Millisecond)
 				if got := b.b.raised(); !slices.Equal(got, c.want.bEvents) {
 					t.Errorf("receiver's events are %v, want %v", got, c.want.bEvents)
 				}
@@ -246,7 +246,7 @@ func TestTimeoutOff(t *testing.T) {
 		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 		b.net.SetLink(addrB, false)
 		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
-		testutil.Advance(time.Hour)
+		testutil.AdvanceTime(time.Hour)
 		b.a.none()
 	})
 }
@@ -262,7 +262,7 @@ func TestReceiverNotReady(t *testing.T) {
 			second := wr
 			second.RemoteAddr += 10_000
 			b.a.send(wr, second)
-			testutil.Advance(100 * time.Millisecond)
+			testutil.AdvanceTime(100 * time.Millisecond)
 			b.a.none()
 			if n := b.b.dev.Stats()["send_rnr_err"]; n < 50 || n > 110 {
 				t.Errorf("%d RNR NAKs in 100 ms of timers of 1 ms", n)

@@ -192,7 +192,7 @@ func TestInvalidateWaits(t *testing.T) {
 		wr.SGList[0].LKey = key
 		b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key},
 			ib.SendWR{ID: 3, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
-		testutil.Advance(100 * time.Millisecond)
+		testutil.AdvanceTime(100 * time.Millisecond)
 		b.a.none()
 		b.net.SetLink(addrB, true)
 		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite}, ib.WC{ID: 2, Opcode: ib.WCLocalInv}, ib.WC{ID: 3, Opcode: ib.WCRDMAWrite})
@@ -208,7 +208,7 @@ func TestLocalFence(t *testing.T) {
 		b.net.SetLink(addrB, false)
 		reg := ib.SendWR{ID: 2, Opcode: ib.WRRegMR, Flags: ib.SendSignaled | ib.SendFence, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}}
 		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 10), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}, reg)
-		testutil.Advance(10 * time.Millisecond)
+		testutil.AdvanceTime(10 * time.Millisecond)
 		if err := mr.Map(b.a.mem, nil, []umem.Range{{Addr: b.a.addr, Length: 10}}, b.a.addr); err != nil {
 			t.Errorf("it has been registered before the read is complete: %v", err)
 		}

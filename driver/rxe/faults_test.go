@@ -130,7 +130,7 @@ func TestLinkDownAtWorkRequest(t *testing.T) {
 				}
 				for i := range posts {
 					b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
-					testutil.Advance(time.Second)
+					testutil.AdvanceTime(time.Second)
 				}
 				for i, wc := range b.a.poll(posts) {
 					want := ib.WCSuccess

@@ -159,7 +159,7 @@ func TestDestroyBehindAStoppedPass(t *testing.T) {
 			defer close(stopped)
 			p.end()
 		}()
-		if !testutil.Poll(func() bool { return from.egress.handed.Load() == 0 }) {
+		if !testutil.PollUntil(func() bool { return from.egress.handed.Load() == 0 }) {
 			t.Errorf("device fails %t: %d trains count with their sender", fails, from.egress.handed.Load())
 		}
 		x.space.answer()
@@ -231,7 +231,7 @@ func TestWayReturnsUnderTrain(t *testing.T) {
 			}
 			way(true)
 		})
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		seen := map[uint32]int{}
 		wc := make([]ib.WC, 3*messages)
 		n, err := b.b.cq.Poll(wc)
@@ -263,7 +263,7 @@ func TestDisassociateOfASilentProgram(t *testing.T) {
 	x.space.answer()
 	<-sent
 	for i := range x.qps {
-		if !testutil.Poll(func() bool { return x.qps[i].State() == ib.QPErr }) {
+		if !testutil.PollUntil(func() bool { return x.qps[i].State() == ib.QPErr }) {
 			t.Errorf("queue pair %d is in %v", i, x.qps[i].State())
 		}
 	}

@@ -66,7 +66,7 @@ func TestHardwareStops(t *testing.T) {
 			}
 			b.b.send(ib.SendWR{ID: 30, Opcode: ib.WRSend, SGList: b.b.sge(0, 8), Flags: ib.SendSignaled})
 			b.b.expect(ib.WC{ID: 30, Status: ib.WCRetryExcErr}) // nobody answers
-			testutil.Advance(time.Hour)
+			testutil.AdvanceTime(time.Hour)
 			b.a.none() // neither done nor failed
 			if bytes.HasPrefix(b.b.buf, []byte("after")) {
 				t.Error("a work request was carried out")
@@ -98,7 +98,7 @@ func TestHardwareSendsNothing(t *testing.T) {
 		sent := b.a.dev.counters[cntSentPkts].n.Load()
 		b.a.dev.Handle().SetError()
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCWRFlushErr})
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		if n := b.a.dev.counters[cntSentPkts].n.Load(); n != sent || sent == 0 {
 			t.Errorf("%d packets were sent before, %d after", sent, n-sent)
 		}
@@ -170,7 +170,7 @@ func TestAtWorkRequest(t *testing.T) {
 			for i := range posts {
 				b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(8*i, 8), RemoteAddr: b.b.addr +
 					uint64(8*i), RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
-				testutil.Advance(time.Second)
+				testutil.AdvanceTime(time.Second)
 			}
 			if got := bytes.Count(b.b.buf, []byte{1}) / 8; got != n-1 || hit != 1 {
 				t.Errorf("stopped at %d: %d carried out, hit %d times", n, got, hit)
@@ -198,7 +198,7 @@ func TestAtWorkRequestBehindFence(t *testing.T) {
 			b.a.send(ib.SendWR{ID: uint64(i), Opcode: op, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(),
 				Flags: ib.SendSignaled | ib.SendFence})
 		}
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		b.a.expect(ib.WC{ID: 0, Status: ib.WCSuccess, Opcode: ib.WCRDMARead, ByteLen: 8})
 		b.a.dev.Handle().SetError()
 		// The second was carried out, but the device did not hear that any more.

@@ -60,7 +60,7 @@ func TestLoss(t *testing.T) {
 						stream(b, r, 48, seed)
 						// A READ request that was late is executed again after its data has arrived: not while the next
 						// stream fills that memory.
-						testutil.Advance(time.Second)
+						testutil.AdvanceTime(time.Second)
 					}
 					signs += b.a.dev.counters[c.sign].n.Load() + b.b.dev.counters[c.sign].n.Load()
 					b.close()

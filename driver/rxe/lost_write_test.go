@@ -105,7 +105,7 @@ func TestReadBehindLostWrite(t *testing.T) {
 				ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
 			)
 			b.a.expect(ib.WC{ID: 1, Status: ib.WCRemAccessErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
-			testutil.Advance(time.Second)
+			testutil.AdvanceTime(time.Second)
 			if !bytes.Equal(b.b.buf, make([]byte, len(b.b.buf))) {
 				t.Error("the target's memory has changed")
 			}

@@ -96,7 +96,7 @@ func TestMulticast(t *testing.T) {
 				Opcode: ib.WRSend, SGList: b.a.sge(0, 100), AH: ah, RemoteQPN: roce.QPNMulticast, RemoteQKey: key,
 			})
 			check(t, err)
-			testutil.Advance(10 * time.Millisecond)
+			testutil.AdvanceTime(10 * time.Millisecond)
 		}
 		expect := func(want ...int) {
 			t.Helper()
@@ -171,7 +171,7 @@ func TestMulticastAddresses(t *testing.T) {
 			to.recv(1, 2000)
 			_, err := from.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 100), AH: ah, RemoteQPN: roce.QPNMulticast, RemoteQKey: testQKey})
 			check(t, err)
-			testutil.Advance(10 * time.Millisecond)
+			testutil.AdvanceTime(10 * time.Millisecond)
 			if got, want := len(to.got()), min(len(addrs), 1); got != want {
 				t.Errorf("addresses %v: got %d datagrams, want %d", addrs, got, want)
 			}

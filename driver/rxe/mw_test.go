@@ -247,7 +247,7 @@ func TestWindowRights(t *testing.T) {
 									want)
 							}
 							if want != ib.WCSuccess {
-								testutil.Advance(time.Millisecond)
+								testutil.AdvanceTime(time.Millisecond)
 								if e := b.b.raised(); len(e) == 0 || e[len(e)-1] != ib.EventQPAccessErr {
 									t.Errorf("events %v", e)
 								}

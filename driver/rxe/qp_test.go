@@ -229,7 +229,7 @@ func TestDrain(t *testing.T) {
 			t.Errorf("to RTS while draining: %v", err)
 		}
 		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite})
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		b.a.none()
 		if got := b.a.raised(); !slices.Equal(got, []ib.EventType{ib.EventSQDrained}) {
 			t.Errorf("events are %v", got)

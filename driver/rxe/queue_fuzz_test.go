@@ -244,7 +244,7 @@ func FuzzQueues(f *testing.F) {
 		}
 		w.check(t)
 		if w.round%256 == 0 {
-			if !testutil.Poll(func() bool { return runtime.NumGoroutine() <= goroutines }) {
+			if !testutil.PollUntil(func() bool { return runtime.NumGoroutine() <= goroutines }) {
 				t.Fatalf("%d goroutines, %d at the start", runtime.NumGoroutine(), goroutines-16)
 			}
 		}

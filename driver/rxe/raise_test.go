@@ -31,7 +31,7 @@ func TestRaise(t *testing.T) {
 		check(t, err)
 		raised := d.RaiseQP(qp.Num(), ib.EventPathMig) && d.RaiseCQ(cq, ib.EventCQErr) &&
 			d.RaiseSRQ(srq, ib.EventSRQLimitReached)
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		want := map[string]ib.EventType{
 			"queue pair": ib.EventPathMig, "completion queue": ib.EventCQErr, "shared receive queue": ib.EventSRQLimitReached,
 		}

@@ -699,7 +699,7 @@ func TestReferReuse(t *testing.T) {
 						})
 					}
 				}()
-				if first := rng.Int32N(40); !testutil.Poll(func() bool { return r.posted.Load() >= first }) {
+				if first := rng.Int32N(40); !testutil.PollUntil(func() bool { return r.posted.Load() >= first }) {
 					t.Fatalf("%d work requests were posted, want %d", r.posted.Load(), first)
 				}
 				c.end(r)

@@ -43,7 +43,7 @@ func TestRNRTimers(t *testing.T) {
 			b.connectAs(1, 0, 2, code)
 			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
 			wait := roce.RNRTimer(code).Duration()
-			testutil.Advance(4 * wait)
+			testutil.AdvanceTime(4 * wait)
 			at := b.sends()
 			if len(at) != 3 {
 				t.Fatalf("code %d: sent %d times", code, len(at))
@@ -66,7 +66,7 @@ func TestRNRRetryCount(t *testing.T) {
 			b := newBench(t, setup{net: simnet.Config{Record: true}})
 			b.connectAs(14, 0, count, code)
 			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled})
-			testutil.Advance(100 * time.Millisecond)
+			testutil.AdvanceTime(100 * time.Millisecond)
 			n := len(b.sends())
 			if count < 7 {
 				if n != int(count)+1 {
@@ -98,9 +98,9 @@ func TestAckTimeouts(t *testing.T) {
 				b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
 				try := max(4096*time.Nanosecond<<code, transport.MinTimeout)
 				tries := time.Duration(retry) + 1
-				testutil.Advance(tries*try - time.Microsecond)
+				testutil.AdvanceTime(tries*try - time.Microsecond)
 				b.a.none()
-				testutil.Advance(3*tries*try + time.Microsecond)
+				testutil.AdvanceTime(3*tries*try + time.Microsecond)
 				b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
 			})
 		}

@@ -340,7 +340,7 @@ func (n *node) send(wrs ...ib.SendWR) {
 func (n *node) poll(want int) []ib.WC {
 	n.t.Helper()
 	var got []ib.WC
-	if !testutil.Poll(func() bool {
+	if !testutil.PollUntil(func() bool {
 		wc := make([]ib.WC, want-len(got))
 		k, err := n.cq.Poll(wc)
 		check(n.t, err)

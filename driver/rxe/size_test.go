@@ -232,7 +232,7 @@ func TestFenceAnswered(t *testing.T) {
 				wr.SGList, wr.Flush = nil, ib.Flush{Placement: ib.FlushGlobal, Length: 8}
 			}
 			b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendFence | ib.SendSignaled})
-			testutil.Advance(time.Millisecond)
+			testutil.AdvanceTime(time.Millisecond)
 			qp := qpOf(b.a.qp)
 			waits := false
 			qp.exclusively(func(*pass) { waits = qp.req.snd.Len() == 1 })

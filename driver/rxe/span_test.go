@@ -142,7 +142,7 @@ func TestSpansRefused(t *testing.T) {
 						small := wr
 						small.ID, small.SGList, small.RemoteAddr = 2, b.a.sge(0, 10), b.b.addr
 						b.a.send(wr, small)
-						testutil.Advance(time.Second)
+						testutil.AdvanceTime(time.Second)
 						completions := func(n *node) (list []string) {
 							wc := make([]ib.WC, 10)
 							k, err := n.cq.Poll(wc)

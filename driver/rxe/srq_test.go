@@ -148,7 +148,7 @@ func TestSRQEmpty(t *testing.T) {
 		x := newShared(t, setup{}, 1, nil, conn{})
 		defer x.done()
 		x.send(0, 0, 5000)
-		testutil.Advance(50 * time.Millisecond)
+		testutil.AdvanceTime(50 * time.Millisecond)
 		x.a.none()
 		x.recv(1, 0, 5000)
 		if wc := x.a.poll(1)[0]; wc.Status != ib.WCSuccess {
@@ -207,7 +207,7 @@ func TestSRQError(t *testing.T) {
 		if _, err := x.at[0].PostSend(big); err != nil {
 			t.Fatal(err)
 		}
-		testutil.Advance(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		check(t, x.to[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		if wc := x.b.poll(1)[0]; wc.ID != 1 || wc.Status != ib.WCWRFlushErr || wc.QP != x.to[0] {
 			t.Fatalf("the receive that was taken: %+v", wc)

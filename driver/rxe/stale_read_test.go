@@ -47,7 +47,7 @@ func TestStaleRead(t *testing.T) {
 					if wc := b.a.poll(1)[0]; wc.Status != ib.WCSuccess {
 						t.Errorf("SEND %d after the stale READ: got %v, want success", i, wc.Status)
 					}
-					testutil.Advance(time.Millisecond)
+					testutil.AdvanceTime(time.Millisecond)
 				}
 				if events := b.b.raised(); len(events) > 0 {
 					t.Errorf("events at the peer: got %v, want none", events)

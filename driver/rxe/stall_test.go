@@ -389,7 +389,7 @@ func TestLaneIsBounded(t *testing.T) {
 	within(t, "PostSend to the program", func() {
 		for range 200 {
 			var err error
-			testutil.Poll(func() bool {
+			testutil.PollUntil(func() bool {
 				_, err = x.peers[1].PostSend(wr)
 				return !errors.Is(err, syscall.ENOMEM) // a goroutine that runs the queue pair lacks a processor
 			})

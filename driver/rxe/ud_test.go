@@ -124,7 +124,7 @@ func TestViolations(t *testing.T) {
 		buf := make([]byte, roce.UDSendOnly.PacketLen(0))
 		roce.NewPacket(buf, &roce.BTHFields{Opcode: roce.UDSendOnly, PKey: 0x1234, DestQPN: b.b.qp.Num()}, 0)
 		b.b.dev.at.Load().endpoints[0].arrive(addrA, addrB, buf[:len(buf)-roce.ICRCLen])
-		testutil.Advance(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		a, err := ops{b.b.dev}.QueryPort(1)
 		check(t, err)
 		if a.QKeyViolations != 3 || a.BadPKeyCounter != 1 {
@@ -200,7 +200,7 @@ func TestGSI(t *testing.T) {
 		_, err := ud.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: 1, RemoteQKey: testQKey})
 		check(t, err)
 		b.a.poll(1)
-		testutil.Advance(time.Millisecond)
+		testutil.AdvanceTime(time.Millisecond)
 		if p, _ := (ops{b.b.dev}).QueryPort(1); p.QKeyViolations != 1 {
 			t.Errorf("%d violations", p.QKeyViolations)
 		}

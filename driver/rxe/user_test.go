@@ -303,7 +303,7 @@ func TestUserErrorIdle(t *testing.T) {
 		runs := 0
 		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		qp := qpOf(u.qp)
-		for at := time.Now(); time.Since(at) < 15*time.Second; testutil.Advance(time.Millisecond) {
+		for at := time.Now(); time.Since(at) < 15*time.Second; testutil.AdvanceTime(time.Millisecond) {
 			qp.look(func() {
 				if !qp.timer.reflush.IsZero() && time.Until(qp.timer.reflush) <= time.Millisecond {
 					runs++
@@ -315,10 +315,10 @@ func TestUserErrorIdle(t *testing.T) {
 		}
 		u.rq.post(u.recvWQE(1))
 		u.rq.post(u.recvWQE(2))
-		testutil.Advance(reflushPeriod<<reflushPatience + time.Millisecond)
+		testutil.AdvanceTime(reflushPeriod<<reflushPatience + time.Millisecond)
 		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
 		u.rq.post(u.recvWQE(3))
-		testutil.Advance(reflushPeriod + time.Millisecond)
+		testutil.AdvanceTime(reflushPeriod + time.Millisecond)
 		u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr})
 		u.close()
 		b.close()
@@ -336,7 +336,7 @@ func TestSilence(t *testing.T) {
 		b.a.dev.Hardware().Silence()
 		b.a.dev.Handle().SetError()
 		u.rq.post(u.recvWQE(3))
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		if wc, ok := u.cqueue.poll(); ok {
 			t.Errorf("got the completion %+v, want none", wc)
 		}
@@ -355,7 +355,7 @@ func TestUserErrorOfHungDevice(t *testing.T) {
 		u.sq.post(u.wqe(1, uapi.WRRDMAWrite, 0))
 		u.doorbell()
 		b.a.dev.Hardware().Hang()
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		check(t, u.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		u.expect(uapi.WC{WRID: 1, Status: uapi.WCWRFlushErr})
 		u.rq.post(u.recvWQE(2))

@@ -195,7 +195,7 @@ func TestXRCQueueGone(t *testing.T) {
 		check(t, x.net.Faults().Add(link.Rule{Skip: 1, Delay: time.Millisecond}))
 		_, err = x.ini.PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 600), RemoteSRQN: srq.Num()})
 		check(t, err)
-		testutil.Advance(100 * time.Microsecond)
+		testutil.AdvanceTime(100 * time.Microsecond)
 		check(t, srq.Destroy())
 		x.a.expect(ib.WC{ID: 1, Status: ib.WCRemInvReqErr})
 		if wc := x.b.poll(1)[0]; wc.ID != 9 || wc.Status == ib.WCSuccess {

@@ -13,8 +13,8 @@ import (
 	"verbena/ib/completion"
 )
 
-// session holds the objects of the client on one device.
-type session struct {
+// clientSession holds the objects of the client on one device.
+type clientSession struct {
 	pd  *ib.PD
 	mr  *ib.MR
 	cq  *completion.CQ
@@ -30,13 +30,13 @@ type receiveResult struct {
 	err  error
 }
 
-var results = make(chan receiveResult, 1)
+var firstResult = make(chan receiveResult, 1)
 
 // sendResult sends the first result to done, and drops later ones. sendResult never blocks, because the completion
 // handler calls it too.
 func sendResult(r receiveResult) {
 	select {
-	case results <- r:
+	case firstResult <- r:
 	default:
 	}
 }
@@ -44,8 +44,8 @@ func sendResult(r receiveResult) {
 // addDevice is called for each new device. The device is ready for use. It may sleep. If addDevice returns an error, it
 // has destroyed all its objects.
 func addDevice(d *ib.Device) (any, error) {
-	s := &session{buf: make([]byte, 2*len(messageText))}
-	if err := s.open(d); err != nil {
+	s := &clientSession{buf: make([]byte, 2*len(messageText))}
+	if err := s.createObjects(d); err != nil {
 		sendResult(receiveResult{err: err})
 		return nil, errors.Join(err, s.close())
 	}
@@ -55,12 +55,12 @@ func addDevice(d *ib.Device) (any, error) {
 // removeDevice is called before the device is unregistered. It may sleep. removeDevice destroys every object that add
 // has created.
 func removeDevice(_ *ib.Device, data any) {
-	if err := data.(*session).close(); err != nil {
+	if err := data.(*clientSession).close(); err != nil {
 		log.Print(err)
 	}
 }
 
-func (s *session) open(d *ib.Device) (err error) {
+func (s *clientSession) createObjects(d *ib.Device) (err error) {
 	here, err := d.Local(1)
 	if err != nil {
 		return err
@@ -93,12 +93,12 @@ func (s *session) open(d *ib.Device) (err error) {
 	})
 }
 
-func (s *session) sglAt(at, n int) []ib.SGE {
+func (s *clientSession) sglAt(at, n int) []ib.SGE {
 	return []ib.SGE{{Addr: s.mr.Addr() + uint64(at), Length: uint32(n), LKey: s.mr.LKey()}}
 }
 
 // handleReceive runs in the completion handler, so it must not sleep, and therefore not print.
-func (s *session) handleReceive(wc *ib.WC) {
+func (s *clientSession) handleReceive(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess { // this branch also handles the flush error of a device reset
 		sendResult(receiveResult{err: fmt.Errorf("receive: %v", wc.Status)})
 		return
@@ -108,7 +108,7 @@ func (s *session) handleReceive(wc *ib.WC) {
 
 // close destroys the objects in the reverse order of creation. Every completion function has run once the queue
 // pair's Destroy has returned.
-func (s *session) close() (err error) {
+func (s *clientSession) close() (err error) {
 	if s.qp != nil {
 		err = errors.Join(err, s.qp.Destroy())
 	}
@@ -136,7 +136,7 @@ func run() error {
 	if err := core.Register(d.Handle()); err != nil {
 		return err
 	}
-	r := <-results
+	r := <-firstResult
 	if r.err == nil {
 		fmt.Println(r.text)
 	}

@@ -24,7 +24,7 @@ func main() {
 	flag.Parse()
 	open := func() (*verbs.Device, error) { return verbs.Open("") }
 	if *embedded {
-		open = embeddedDevice
+		open = newEmbeddedDevice
 	}
 	dev, err := open()
 	if err != nil {
@@ -51,7 +51,7 @@ func runCounter(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	var wg sync.WaitGroup
 	errs := make([]error, goroutines)
 	for i := range goroutines {
-		wg.Go(func() { errs[i] = addRemote(pd, number, times) })
+		wg.Go(func() { errs[i] = addRemotely(pd, number, times) })
 	}
 	wg.Wait()
 	for _, err := range errs {
@@ -62,8 +62,8 @@ func runCounter(dev *verbs.Device, goroutines, times int) (uint64, error) {
 	return binary.NativeEndian.Uint64(number.Bytes()), nil
 }
 
-// addRemote adds 1 to the counter, over a queue pair that is connected to itself.
-func addRemote(pd *verbs.PD, number *verbs.MR, times int) error {
+// addRemotely adds 1 to the counter, over a queue pair that is connected to itself.
+func addRemotely(pd *verbs.PD, number *verbs.MR, times int) error {
 	cq, err := pd.Device().CreateCQ(16, nil)
 	if err != nil {
 		return err
@@ -100,8 +100,8 @@ func addRemote(pd *verbs.PD, number *verbs.MR, times int) error {
 	return nil
 }
 
-// embeddedDevice returns a software device, which exists until the process ends.
-func embeddedDevice() (*verbs.Device, error) {
+// newEmbeddedDevice returns a software device, which exists until the process ends.
+func newEmbeddedDevice() (*verbs.Device, error) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
 		return nil, err

@@ -6,7 +6,7 @@ import (
 	"verbena/verbs/embed"
 )
 
-func TestCount(t *testing.T) {
+func TestCounterReachesSum(t *testing.T) {
 	stack, err := embed.NewSoftware()
 	if err != nil {
 		t.Fatal(err)

@@ -78,7 +78,7 @@ func (e *endpoint) serve(i int) error {
 		if wc.Status != ib.WCSuccess {
 			return // the queue pair is being closed
 		}
-		from := e.here.AddressTo(senderGID(e.slot(i)))
+		from := e.here.AddressTo(senderGID(e.slotBytes(i)))
 		ah, err := e.pd.CreateAH(&from)
 		if err != nil {
 			e.serve(i) // the reply address is invalid
@@ -143,20 +143,20 @@ func senderGID(buf []byte) ib.GID {
 	return ib.GIDFromAddr(netip.AddrFrom4([4]byte(buf[32:36])))
 }
 
-func (e *endpoint) slot(i int) []byte { return e.mem[i*slotLen : (i+1)*slotLen] }
+func (e *endpoint) slotBytes(i int) []byte { return e.mem[i*slotLen : (i+1)*slotLen] }
 
-func (e *endpoint) sgl(i, off int, n uint32) []ib.SGE {
+func (e *endpoint) slotSGL(i, off int, n uint32) []ib.SGE {
 	return []ib.SGE{{Addr: e.mr.Addr() + uint64(i*slotLen+off), Length: n, LKey: e.mr.LKey()}}
 }
 
 // postReceive posts a receive to a slot.
 func (e *endpoint) postReceive(i int, done completion.Done) error {
-	return e.qp.PostRecv(ib.RecvWR{SGList: e.sgl(i, 0, slotLen)}, done)
+	return e.qp.PostRecv(ib.RecvWR{SGList: e.slotSGL(i, 0, slotLen)}, done)
 }
 
 // postSend sends n bytes of a slot's data.
 func (e *endpoint) postSend(i int, ah *ib.AH, qpn, n uint32, done completion.Done) error {
-	return e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.sgl(i, grhLen, n), AH: ah, RemoteQPN: qpn,
+	return e.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: e.slotSGL(i, grhLen, n), AH: ah, RemoteQPN: qpn,
 		RemoteQKey: key}, done)
 }
 

@@ -17,15 +17,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestRun(t *testing.T) {
+func TestRunEchoesWords(t *testing.T) {
 	if err := run([]string{"hello", "", "world"}); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestEcho checks that the service answers many callers, while devices are registered and unregistered, and that no
+// TestEchoAnswersManyCallers checks that the service answers many callers, while devices are registered and unregistered, and that no
 // rule of the contract is broken.
-func TestEcho(t *testing.T) {
+func TestEchoAnswersManyCallers(t *testing.T) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	var service Echo
@@ -122,7 +122,7 @@ func TestUnregisterUnderTraffic(t *testing.T) {
 	}
 }
 
-func TestSenderGID(t *testing.T) {
+func TestSenderGIDOfIPv4AndIPv6(t *testing.T) {
 	v6 := make([]byte, grhLen)
 	v6[0] = 0x60
 	want := ib.GIDFromAddr(netip.MustParseAddr("fd00::7"))

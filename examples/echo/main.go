@@ -92,7 +92,7 @@ func (c *caller) handleAnswer(wc *ib.WC) {
 		return
 	}
 	select {
-	case c.answers <- slices.Clone(c.slot(0)[grhLen:wc.ByteLen]):
+	case c.answers <- slices.Clone(c.slotBytes(0)[grhLen:wc.ByteLen]):
 	default: // the caller has timed out
 	}
 }
@@ -103,7 +103,7 @@ func (c *caller) call(message []byte, timeout time.Duration) ([]byte, error) {
 	case <-c.answers: // late answer to the previous call
 	default:
 	}
-	n := copy(c.slot(1)[grhLen:], message)
+	n := copy(c.slotBytes(1)[grhLen:], message)
 	if err := c.postReceive(0, c.handleAnswer); err != nil {
 		return nil, err
 	}

@@ -27,7 +27,7 @@ const (
 
 var errNotFound = errors.New("no such key")
 
-func hash(key string) int {
+func hashKey(key string) int {
 	h := fnv.New32a()
 	h.Write([]byte(key))
 	return int(h.Sum32() % slots)
@@ -39,7 +39,7 @@ func putKey(table []byte, key, value string) error {
 		return fmt.Errorf("put %q: key exceeds %d bytes, or value exceeds %d bytes", key, keySize, valueSize)
 	}
 	for i := range slots {
-		s := table[(hash(key)+i)%slots*slotSize:][:slotSize]
+		s := table[(hashKey(key)+i)%slots*slotSize:][:slotSize]
 		if s[0] == 0 {
 			copy(s, key)
 			binary.BigEndian.PutUint16(s[keySize:], uint16(len(value)))
@@ -63,7 +63,7 @@ func (r *tableReader) get(ctx context.Context, key string) (string, error) {
 	var wc [1]verbs.WC
 	for i := range slots {
 		from := r.table
-		from.Addr += uint64((hash(key) + i) % slots * slotSize)
+		from.Addr += uint64((hashKey(key) + i) % slots * slotSize)
 		err := r.qp.PostSend(&verbs.SendWR{Opcode: verbs.Read, Flags: verbs.Signaled, Local: r.slot.SGE(0, slotSize),
 			Remote: from})
 		if err != nil {

@@ -33,7 +33,7 @@ const (
 	maxReads   = 1 // RDMA READs are not supported, but the attributes of a connection allow one
 )
 
-var gid = ib.GIDFromAddr(netip.MustParseAddr("fd00::1"))
+var deviceGID = ib.GIDFromAddr(netip.MustParseAddr("fd00::1"))
 
 // Device is a device of this driver. It implements ib.Driver.
 type Device struct {
@@ -72,8 +72,8 @@ func (d *Device) unlock() {
 	d.mu.Unlock()
 }
 
-// nextNumber returns the number for a new object.
-func (d *Device) nextNumber() uint32 {
+// nextObjectNumber returns the number for a new object.
+func (d *Device) nextObjectNumber() uint32 {
 	d.number++
 	return d.number
 }
@@ -103,7 +103,7 @@ func (d *Device) QueryGID(port, index int) (ib.GIDEntry, error) {
 	if port != 1 || index != 0 {
 		return ib.GIDEntry{}, fmt.Errorf("GID %d of port %d: the only GID is 0 of port 1: %w", index, port, syscall.EINVAL)
 	}
-	return ib.GIDEntry{GID: gid, Type: ib.GIDTypeRoCEv2}, nil
+	return ib.GIDEntry{GID: deviceGID, Type: ib.GIDTypeRoCEv2}, nil
 }
 
 // QueryPKey implements ib.Driver.
@@ -157,7 +157,7 @@ func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access 
 	}
 	d.mu.Lock()
 	defer d.unlock()
-	r := &memoryRegion{d: d, key: d.nextNumber(), pd: pd, mem: mem, access: access}
+	r := &memoryRegion{d: d, key: d.nextObjectNumber(), pd: pd, mem: mem, access: access}
 	d.mrs[r.key] = r
 	mr.SetKeys(r.key, r.key)
 	return r, nil

@@ -9,7 +9,7 @@ import (
 //verbena:held q.d.mu
 func (q *queuePair) runSends() {
 	for len(q.sends) > 0 && q.attr.State == ib.QPRTS {
-		status, done := q.transmit(&q.sends[0])
+		status, done := q.executeSend(&q.sends[0])
 		if !done {
 			return
 		}
@@ -54,9 +54,9 @@ func (q *queuePair) completeRecv(wc ib.WC, solicited bool) {
 	}
 }
 
-// transmit executes a send, both as requester and as responder. A real driver would send packets at this point.
-// transmit returns false if the peer is not ready.
-func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
+// executeSend executes a send, both as requester and as responder. A real driver would send packets at this point.
+// executeSend returns false if the peer is not ready.
+func (q *queuePair) executeSend(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 	data := wr.Inline
 	if wr.Flags&ib.SendInline == 0 {
 		if sglLength(wr.SGList) > maxMessage {
@@ -71,7 +71,7 @@ func (q *queuePair) transmit(wr *ib.SendWR) (status ib.WCStatus, done bool) {
 	// The following code is the responder.
 	p := q.d.qps[q.attr.DestQPN]
 	switch {
-	case q.attr.AH.GRH.DGID != gid || p == nil:
+	case q.attr.AH.GRH.DGID != deviceGID || p == nil:
 		return ib.WCRetryExcErr, true
 	case p.attr.State == ib.QPInit: // in INIT, the peer may still be connected
 		return 0, false

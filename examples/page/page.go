@@ -75,7 +75,7 @@ func (t *Tickets) Next(device string) (ticket uint64, err error) {
 // add is called for each new device. If add returns an error, it has destroyed all its objects [5].
 func (t *Tickets) add(d *ib.Device) (any, error) {
 	c, s := t.counter(d.Name()), &session{}
-	if err := s.open(d, c.mem); err != nil {
+	if err := s.createObjects(d, c.mem); err != nil {
 		return nil, errors.Join(err, s.close())
 	}
 	c.s.Store(s)
@@ -90,7 +90,7 @@ func (t *Tickets) remove(d *ib.Device, data any) {
 	}
 }
 
-func (s *session) open(d *ib.Device, mem []byte) error {
+func (s *session) createObjects(d *ib.Device, mem []byte) error {
 	here, err := d.Local(1)
 	if err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"verbena/ib/check"
 )
 
-func TestTickets(t *testing.T) {
+func TestTicketsAreUnique(t *testing.T) {
 	var core ib.Core
 	check.On(&core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 	var tickets Tickets

@@ -48,24 +48,24 @@ func exchangeMessages() time.Duration {
 	return took
 }
 
-// side is one end of the connection.
-type side struct {
+// connectionSide is one end of the connection.
+type connectionSide struct {
 	cq *verbs.CQ
 	mr *verbs.MR
 	qp *verbs.QP
 	wc [1]verbs.WC
 }
 
-func newSide(dev *verbs.Device) *side {
+func newSide(dev *verbs.Device) *connectionSide {
 	pd, cq := must(dev.AllocPD()), must(dev.CreateCQ(16, nil))
-	return &side{cq: cq, mr: must(pd.Alloc(*size, verbs.LocalWrite)), qp: must(pd.CreateQP(verbs.QPInit{SendCQ: cq}))}
+	return &connectionSide{cq: cq, mr: must(pd.Alloc(*size, verbs.LocalWrite)), qp: must(pd.CreateQP(verbs.QPInit{SendCQ: cq}))}
 }
 
 // sendTo sends the memory's contents to the peer's memory, and waits until both sides have their completions.
-func (s *side) sendTo(peer *side) {
+func (s *connectionSide) sendTo(peer *connectionSide) {
 	must(0, peer.qp.PostRecv(&verbs.RecvWR{Local: peer.mr.SGE(0, *size)}))
 	must(0, s.qp.PostSend(&verbs.SendWR{Opcode: verbs.Send, Flags: verbs.Signaled, Local: s.mr.SGE(0, *size)}))
-	for _, end := range []*side{peer, s} {
+	for _, end := range []*connectionSide{peer, s} {
 		for must(end.cq.Poll(end.wc[:])) == 0 { // CQ.Wait would sleep instead of polling
 		}
 		must(0, verbs.CompletionError(&end.wc[0]))

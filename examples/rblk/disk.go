@@ -59,7 +59,7 @@ type Disk struct {
 	size  int64
 	depth int
 	maxIO int
-	data  *memory // maxIO bytes for each tag; kept across resets
+	data  *endpointMemory // maxIO bytes for each tag; kept across resets
 
 	epoch uint64 // number of the latest login; logins are made one at a time
 
@@ -127,7 +127,7 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 	var err error
 	d.att, err = attach.New(core, attach.Config[*initiatorSession]{
 		Name: "rblk disk " + cfg.Export, Device: attach.Identity{Name: cfg.Device},
-		Attach: d.attach, Detach: func(_ *ib.Device, l *initiatorSession) { d.holdRequests(l) }, Lost: d.failAll,
+		Attach: d.attach, Detach: func(_ *ib.Device, l *initiatorSession) { d.holdRequests(l) }, Lost: d.failAllRequests,
 		LossTimeout: max(cfg.Patience, 0), RetryDelay: 20 * time.Millisecond, Logf: cfg.Logf,
 	})
 	if err != nil {
@@ -165,14 +165,14 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if errors.Is(err, ErrUnsynced) {
-			d.finish(err)
+			d.endDisk(err)
 		}
 		if ctx.Err() == nil || d.refusal == nil { // otherwise the earlier reason is more useful
 			d.refusal = err
 		}
-		var r *refusal
+		var r *sessionRefusal
 		if errors.As(err, &r) && !r.retry && d.requests == nil {
-			d.markReady() // no session will follow
+			d.markOpened() // no session will follow
 		}
 		return nil, err
 	}
@@ -198,10 +198,10 @@ func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (
 	return nil, err
 }
 
-// markReady makes Open return.
+// markOpened makes Open return.
 //
 //verbena:held mu
-func (d *Disk) markReady() {
+func (d *Disk) markOpened() {
 	select {
 	case <-d.opened:
 	default:
@@ -215,8 +215,8 @@ func (d *Disk) endError() error {
 	return d.end
 }
 
-// oldestPost returns the time of the oldest post without a response, or the zero time if no request is outstanding.
-func (d *Disk) oldestPost() time.Time {
+// oldestPostTime returns the time of the oldest post without a response, or the zero time if no request is outstanding.
+func (d *Disk) oldestPostTime() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var t time.Time
@@ -229,7 +229,7 @@ func (d *Disk) oldestPost() time.Time {
 }
 
 // applyWelcome creates the permanent state at the first session.
-func (d *Disk) applyWelcome(w *welcome) error {
+func (d *Disk) applyWelcome(w *welcomeMessage) error {
 	if d.requests != nil {
 		if w.Store != d.store {
 			return fmt.Errorf("the export has changed: want store %q, got %q", d.store, w.Store)
@@ -270,7 +270,7 @@ func (d *Disk) resumeRequests(l *initiatorSession) (oldest int) {
 	}
 	d.stats.Sessions++
 	d.link, d.refusal = l, nil
-	d.markReady()
+	d.markOpened()
 	var held []int
 	for tag := range d.requests {
 		if d.requests[tag].busy {
@@ -297,21 +297,21 @@ func (d *Disk) holdRequests(l *initiatorSession) {
 	l.close() // after the close the peer cannot write to the memory of requests
 }
 
-// failAll fails all held and all later requests.
-func (d *Disk) failAll(cause error) {
+// failAllRequests fails all held and all later requests.
+func (d *Disk) failAllRequests(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.finish(fmt.Errorf("%w (%w)", ErrLost, cmp.Or(d.refusal, cause)))
+	d.endDisk(fmt.Errorf("%w (%w)", ErrLost, cmp.Or(d.refusal, cause)))
 }
 
-// finish ends the disk, which must have no session.
+// endDisk ends the disk, which must have no session.
 //
 //verbena:held mu
-func (d *Disk) finish(why error) {
+func (d *Disk) endDisk(why error) {
 	if d.end == nil {
 		d.end = why
 	}
-	d.markReady()
+	d.markOpened()
 	for tag := range d.requests {
 		if r := &d.requests[tag]; r.busy {
 			d.stats.Failed++
@@ -328,7 +328,7 @@ func (d *Disk) Close() error {
 	d.att.Close()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.finish(net.ErrClosed)
+	d.endDisk(net.ErrClosed)
 	return nil
 }
 
@@ -377,7 +377,7 @@ func (d *Disk) WriteAt(p []byte, off int64) (int, error) {
 func (d *Disk) Sync() error { return d.doRequest(opSync, nil, 0) }
 
 // splitOperation executes a long operation as several requests, concurrently while tags are free.
-func (d *Disk) splitOperation(o requestOp, p []byte, off int64) (int, error) {
+func (d *Disk) splitOperation(o requestOpcode, p []byte, off int64) (int, error) {
 	if len(p) <= d.maxIO {
 		if len(p) == 0 {
 			return 0, nil
@@ -408,7 +408,7 @@ func (d *Disk) splitOperation(o requestOp, p []byte, off int64) (int, error) {
 }
 
 // doRequest executes one request and waits for its response.
-func (d *Disk) doRequest(o requestOp, p []byte, off int64) error {
+func (d *Disk) doRequest(o requestOpcode, p []byte, off int64) error {
 	tag := <-d.free
 	defer func() { d.free <- tag }()
 	stage := d.data.bytes[int(tag)*d.maxIO:][:len(p)]

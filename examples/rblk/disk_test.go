@@ -23,8 +23,8 @@ import (
 	"verbena/roce"
 )
 
-// TestReadWrite writes and reads back data of sizes below, at and above the limit of one request.
-func TestReadWrite(t *testing.T) {
+// TestReadReturnsWrittenData writes and reads back data of sizes below, at and above the limit of one request.
+func TestReadReturnsWrittenData(t *testing.T) {
 	store := NewMemory(1 << 20)
 	d := newTestbed(t, store).openDefault()
 	if d.Size() != 1<<20 {
@@ -34,7 +34,7 @@ func TestReadWrite(t *testing.T) {
 	for _, c := range []struct{ off, n int }{
 		{0, 1}, {0, 512}, {511, 3}, {4096, 16 << 10}, {5000, 16<<10 + 1}, {0, 1 << 20}, {1<<20 - 1, 1}, {1 << 20, 0},
 	} {
-		data := pattern(rng, c.n)
+		data := newPattern(rng, c.n)
 		if n, err := d.WriteAt(data, int64(c.off)); n != c.n || err != nil {
 			t.Fatalf("write %d at %d: %d, %v", c.n, c.off, n, err)
 		}
@@ -53,8 +53,8 @@ func TestReadWrite(t *testing.T) {
 
 func (w *testbed) openDefault() *Disk { return w.openDisk(w.diskConfig()) }
 
-// TestAccessAtEnd checks accesses at the end of a disk, which must behave as in io.ReaderAt and io.WriterAt.
-func TestAccessAtEnd(t *testing.T) {
+// TestAccessAtDiskEnd checks accesses at the end of a disk, which must behave as in io.ReaderAt and io.WriterAt.
+func TestAccessAtDiskEnd(t *testing.T) {
 	d := newTestbed(t, NewMemory(1000)).openDefault()
 	buf := make([]byte, 100)
 	for _, c := range []struct {
@@ -117,8 +117,8 @@ func (f *faultyStore) WriteAt(p []byte, off int64) (int, error) {
 	return f.Memory.WriteAt(p, off)
 }
 
-// TestStoreErrors checks that an error of the store is returned to the caller, and that the disk continues to work.
-func TestStoreErrors(t *testing.T) {
+// TestStoreErrorsReachCaller checks that an error of the store is returned to the caller, and that the disk continues to work.
+func TestStoreErrorsReachCaller(t *testing.T) {
 	store := &faultyStore{Memory: NewMemory(4096)}
 	d := newTestbed(t, store).openDefault()
 	for _, c := range []struct{ have, want error }{
@@ -148,8 +148,8 @@ func (s *syncFailStore) Sync() error {
 	return syscall.EIO
 }
 
-// TestSyncFails checks that every caller of Sync gets an error after written data was lost.
-func TestSyncFails(t *testing.T) {
+// TestFailedSyncFailsEveryCaller checks that every caller of Sync gets an error after written data was lost.
+func TestFailedSyncFailsEveryCaller(t *testing.T) {
 	w := newTestbed(t, &syncFailStore{Memory: NewMemory(4096)})
 	a, b := w.openDefault(), w.openDefault()
 	for i, d := range []*Disk{a, b, a} {
@@ -159,7 +159,7 @@ func TestSyncFails(t *testing.T) {
 	}
 }
 
-func TestOpenRefused(t *testing.T) {
+func TestOpenReturnsRefusalReason(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	cfg := w.diskConfig()
 	cfg.Export = "other"
@@ -191,13 +191,13 @@ func TestRequestsFailAfterPatience(t *testing.T) {
 				if side == "target" {
 					h = w.targ
 				}
-				h.unplug()
+				h.unplugAdapter()
 				for _, when := range []string{"before", "after"} {
 					if _, err := d.WriteAt([]byte("lost"), 0); !errors.Is(err, syscall.EIO) || !errors.Is(err, ErrLost) {
 						t.Errorf("write after %s the disk is lost: %v", when, err)
 					}
 				}
-				h.plug()
+				h.plugAdapter()
 				if s := d.Stats(); s.Sessions != 1 || s.State != attach.Lost || s.Failed != 2 || s.Held == 0 {
 					t.Errorf("Stats of a lost disk: got %+v, want 1 session and 2 failures", s)
 				}
@@ -210,9 +210,9 @@ func TestRequestsFailAfterPatience(t *testing.T) {
 	}
 }
 
-// TestPatienceWithoutPath checks that requests fail after DiskConfig.Patience if sessions are established but
+// TestRequestsFailWithoutDataPath checks that requests fail after DiskConfig.Patience if sessions are established but
 // the data of requests does not arrive.
-func TestPatienceWithoutPath(t *testing.T) {
+func TestRequestsFailWithoutDataPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTestbed(t, NewMemory(4096))
 		cfg := w.diskConfig()
@@ -235,8 +235,8 @@ func TestPatienceWithoutPath(t *testing.T) {
 	})
 }
 
-// TestHungSessionReplaced checks that a session without responses is closed and replaced.
-func TestHungSessionReplaced(t *testing.T) {
+// TestHungSessionIsReplaced checks that a session without responses is closed and replaced.
+func TestHungSessionIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultyStore{Memory: NewMemory(4096), gate: make(chan struct{})}
 		w := newTestbed(t, store)
@@ -269,9 +269,9 @@ func TestOldSessionWriteEndsFirst(t *testing.T) {
 			old <- err
 		}()
 		testutil.Eventually(t, "the write to be in the store", func() bool { return store.in.Load() > 0 })
-		w.init.unplug()
-		w.init.plug()
-		testutil.Advance(time.Second)
+		w.init.unplugAdapter()
+		w.init.plugAdapter()
+		testutil.AdvanceTime(time.Second)
 		if s := d.Stats(); s.Sessions != 1 {
 			t.Fatalf("login: got a session while the store executes a write of the old session")
 		}
@@ -323,7 +323,7 @@ func TestDeadInitiatorWriteEndsFirst(t *testing.T) {
 		if err := <-old; !errors.Is(err, net.ErrClosed) {
 			t.Fatal(err)
 		}
-		testutil.Advance(20 * time.Millisecond) // the target detects the dead initiator
+		testutil.AdvanceTime(20 * time.Millisecond) // the target detects the dead initiator
 		time.AfterFunc(50*time.Millisecond, func() { close(store.gate) })
 		if _, err := w.openDefault().WriteAt([]byte("new"), 0); err != nil {
 			t.Fatal(err)
@@ -358,7 +358,7 @@ func soakDisk(t *testing.T, d *Disk, users int, stop <-chan struct{}) (ios int64
 				n := (1 + rng.Int64N(8)) * block * (1 + rng.Int64N(2)*7)
 				off := rng.Int64N((per-n)/block+1) * block
 				if rng.IntN(2) == 0 {
-					data := pattern(rng, int(n))
+					data := newPattern(rng, int(n))
 					if _, err := d.WriteAt(data, base+off); err != nil {
 						t.Errorf("user %d: write: %v", u, err)
 						return
@@ -404,7 +404,7 @@ func TestDeviceResetsDuringIO(t *testing.T) {
 	ways := slices.Sorted(maps.Keys(deviceFailures))
 	for i := range failures {
 		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
-		h := []*host{w.init, w.targ}[rng.IntN(2)]
+		h := []*testHost{w.init, w.targ}[rng.IntN(2)]
 		deviceFailures[ways[i%len(ways)]](h, time.Duration(rng.IntN(5))*time.Millisecond)
 	}
 	close(stop)

@@ -21,8 +21,8 @@ type endpoint struct {
 	cq   *completion.CQ
 	qp   *completion.QP
 	mrs  []*ib.MR
-	talk *memory // the login or welcome to send, and later the received one
-	said *ib.MR  // region of talk
+	talk *endpointMemory // the login or welcome to send, and later the received one
+	said *ib.MR          // region of talk
 	done completion.Done
 
 	mu      sync.Mutex // held while posting, never while sleeping, because handlers lock it
@@ -30,16 +30,16 @@ type endpoint struct {
 	probing bool       // a probe is in flight
 }
 
-// memory is memory of this process, with the access rights that the peer has.
-type memory struct {
+// endpointMemory is memory of this process, with the access rights that the peer has.
+type endpointMemory struct {
 	space  *umem.Local
 	addr   uint64
 	bytes  []byte
 	access ib.AccessFlags
 }
 
-func newMemory(n int, access ib.AccessFlags) (*memory, error) {
-	m := &memory{space: umem.NewLocal(), bytes: make([]byte, n), access: access}
+func newMemory(n int, access ib.AccessFlags) (*endpointMemory, error) {
+	m := &endpointMemory{space: umem.NewLocal(), bytes: make([]byte, n), access: access}
 	var err error
 	m.addr, err = m.space.Add(m.bytes)
 	return m, err
@@ -49,7 +49,7 @@ func newMemory(n int, access ib.AccessFlags) (*memory, error) {
 // probe. The function handle is called for each completion, one at a time, and may not sleep. After an error
 // newEndpoint has destroyed all objects.
 func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), event func(ib.EventType),
-	mem ...*memory) (_ *endpoint, err error) {
+	mem ...*endpointMemory) (_ *endpoint, err error) {
 	e := &endpoint{dev: dev}
 	e.done = func(wc *ib.WC) {
 		if !e.isClosed() { // otherwise the completion is a flush, and the session has ended
@@ -91,7 +91,7 @@ func newEndpoint(dev *ib.Device, sendQueue, recvQueue int, handle func(*ib.WC), 
 	return e, nil
 }
 
-func (e *endpoint) registerMemory(m *memory) (*ib.MR, error) {
+func (e *endpoint) registerMemory(m *endpointMemory) (*ib.MR, error) {
 	return e.pd.RegMR(ib.MRInit{Space: m.space, Addr: m.addr, Length: uint64(len(m.bytes)), Access: m.access})
 }
 
@@ -102,8 +102,8 @@ func (e *endpoint) postLoginReceive() error {
 		LKey:   e.said.LKey()}}})
 }
 
-// receivedHandshake returns the received login or welcome.
-func (e *endpoint) receivedHandshake(wc *ib.WC) []byte {
+// receivedHandshakeBytes returns the received login or welcome.
+func (e *endpoint) receivedHandshakeBytes(wc *ib.WC) []byte {
 	return bytes.Clone(e.talk.bytes[maxHandshakeLen:][:min(wc.ByteLen, maxHandshakeLen)])
 }
 
@@ -117,7 +117,7 @@ func (e *endpoint) sendHandshake(v any) error {
 		return fmt.Errorf("a message of %d bytes: %w", len(b), syscall.EMSGSIZE)
 	}
 	copy(e.talk.bytes, b)
-	return e.send(ib.SendWR{
+	return e.postSends(ib.SendWR{
 		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
 		SGList: []ib.SGE{{Addr: e.talk.addr, Length: uint32(len(b)), LKey: e.said.LKey()}},
 	})
@@ -131,8 +131,8 @@ func (e *endpoint) isClosed() bool {
 
 var errSessionEnded = errors.New("the session has ended")
 
-// send posts work requests. Any thread may call it, also after the end of the session.
-func (e *endpoint) send(wrs ...ib.SendWR) error {
+// postSends posts work requests. Any thread may call it, also after the end of the session.
+func (e *endpoint) postSends(wrs ...ib.SendWR) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {

@@ -16,10 +16,10 @@ type initiatorSession struct {
 	disk   *Disk
 	ep     *endpoint
 	conn   *rdmacm.Conn
-	ctl    *memory       // depth requests to send, then depth responses received
-	failed func(error)   // cancels the session
-	hello  chan []byte   // the received welcome
-	watch  chan struct{} // closed when guard has returned
+	ctl    *endpointMemory // depth requests to send, then depth responses received
+	failed func(error)     // cancels the session
+	hello  chan []byte     // the received welcome
+	watch  chan struct{}   // closed when guard has returned
 
 	oldest int           // guarded by Disk.mu: tag of the request with the response that proves the link; -1: none
 	proved chan struct{} // closed by that response
@@ -86,7 +86,7 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 		}
 	}
 	param := rdmacm.Param{ResponderResources: readDepth, RetryCount: retryCount}
-	if _, _, err = l.conn.Connect(ctx, l.ep.qp.QP, param, offer{depth, d.cfg.MaxIO}.bytes()); err != nil {
+	if _, _, err = l.conn.Connect(ctx, l.ep.qp.QP, param, sessionOffer{depth, d.cfg.MaxIO}.bytes()); err != nil {
 		var no *rdmacm.RefusedError
 		if errors.As(err, &no) {
 			if r, ok := parseRefusal(no.Data); ok {
@@ -96,10 +96,10 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 		return nil, err
 	}
 	d.epoch++
-	if err = l.ep.sendHandshake(login{Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export}); err != nil {
+	if err = l.ep.sendHandshake(loginMessage{Initiator: d.name, Epoch: d.epoch, Export: d.cfg.Export}); err != nil {
 		return nil, err
 	}
-	var w welcome
+	var w welcomeMessage
 	select {
 	case b := <-l.hello:
 		err = json.Unmarshal(b, &w)
@@ -112,7 +112,7 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 		return nil, fmt.Errorf("login: %w", err)
 	}
 	if w.Refused != "" {
-		return nil, &refusal{w.Refused, w.Retry}
+		return nil, &sessionRefusal{w.Refused, w.Retry}
 	}
 	if err = d.applyWelcome(&w); err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func (l *initiatorSession) watchConnection() {
 			return
 		case <-tick.C:
 		}
-		since := l.disk.oldestPost()
+		since := l.disk.oldestPostTime()
 		if since.IsZero() {
 			if err := l.ep.probePeer(); err != nil {
 				l.failed(err)
@@ -168,7 +168,7 @@ func (l *initiatorSession) postRequest(r request) error {
 	r.rkey = l.ep.mrs[1].RKey()
 	off := int(r.tag) * requestLen
 	r.encodeTo(l.ctl.bytes[off:])
-	return l.ep.send(ib.SendWR{
+	return l.ep.postSends(ib.SendWR{
 		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
 		SGList: []ib.SGE{{Addr: l.ctl.addr + uint64(off), Length: requestLen, LKey: l.ep.mrs[0].LKey()}},
 	})
@@ -182,7 +182,7 @@ func (l *initiatorSession) handleCompletion(wc *ib.WC) {
 	}
 	switch wc.ID &^ 0xffffffff {
 	case ofHello:
-		l.hello <- l.ep.receivedHandshake(wc) // the buffered channel has room for this only response
+		l.hello <- l.ep.receivedHandshakeBytes(wc) // the buffered channel has room for this only response
 		return
 	case ofRecv:
 	default:

@@ -11,10 +11,10 @@ import (
 // protocolVersion is the common version of offer, login, request and response.
 const protocolVersion = 2
 
-// offer is the private data of an initiator's connection request, offerLen bytes, big-endian:
+// sessionOffer is the private data of an initiator's connection request, offerLen bytes, big-endian:
 //
 //	0 "rblk"   4 version (2)   6 zero (2)   8 depth (4)   12 maxIO (4)
-type offer struct {
+type sessionOffer struct {
 	depth int // maximum number of outstanding requests
 	maxIO int // maximum number of bytes of one request
 }
@@ -24,24 +24,24 @@ const (
 	offerMagic = "rblk"
 )
 
-func (o offer) bytes() []byte {
+func (o sessionOffer) bytes() []byte {
 	b := binary.BigEndian.AppendUint32(append([]byte(offerMagic), 0, protocolVersion, 0, 0), uint32(o.depth))
 	return binary.BigEndian.AppendUint32(b, uint32(o.maxIO))
 }
 
 // parseOffer checks the format of an offer, and that its limits allow at least one request.
-func parseOffer(b []byte) (offer, error) {
+func parseOffer(b []byte) (sessionOffer, error) {
 	if len(b) < offerLen || string(b[:4]) != offerMagic {
-		return offer{}, errors.New("the offer is not from a disk")
+		return sessionOffer{}, errors.New("the offer is not from a disk")
 	}
 	if v := binary.BigEndian.Uint16(b[4:]); v != protocolVersion {
-		return offer{}, fmt.Errorf("offer has version %d, want %d", v, protocolVersion)
+		return sessionOffer{}, fmt.Errorf("offer has version %d, want %d", v, protocolVersion)
 	}
 	depth, maxIO := binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
 	if depth < 1 || maxIO < 512 {
-		return offer{}, fmt.Errorf("offer of depth %d and request size %d is too small", depth, maxIO)
+		return sessionOffer{}, fmt.Errorf("offer of depth %d and request size %d is too small", depth, maxIO)
 	}
-	return offer{int(min(depth, maxDepth)), int(min(maxIO, maxMaxIO))}, nil
+	return sessionOffer{int(min(depth, maxDepth)), int(min(maxIO, maxMaxIO))}, nil
 }
 
 // Tags have 16 bits. The limit of a request is far below the maximum message length.
@@ -50,16 +50,16 @@ const (
 	maxMaxIO = 1 << 30
 )
 
-// refusal is the target's rejection of an offer or a login.
-type refusal struct {
+// sessionRefusal is the target's rejection of an offer or a login.
+type sessionRefusal struct {
 	why   string
 	retry bool // true if the initiator may try again
 }
 
-func (r *refusal) Error() string { return "the target refuses: " + r.why }
+func (r *sessionRefusal) Error() string { return "the target refuses: " + r.why }
 
 // bytes encodes a refusal as private data: a byte that is 1 for a temporary refusal, and the reason.
-func (r *refusal) bytes() []byte {
+func (r *sessionRefusal) bytes() []byte {
 	b := []byte{0}
 	if r.retry {
 		b[0] = 1
@@ -67,23 +67,23 @@ func (r *refusal) bytes() []byte {
 	return append(b, r.why...)
 }
 
-func parseRefusal(b []byte) (*refusal, bool) {
+func parseRefusal(b []byte) (*sessionRefusal, bool) {
 	b = bytes.TrimRight(b, "\x00")
 	if len(b) < 2 || b[0] > 1 {
 		return nil, false
 	}
-	return &refusal{string(b[1:]), b[0] == 1}, true
+	return &sessionRefusal{string(b[1:]), b[0] == 1}, true
 }
 
-// login is the first message of an initiator, encoded in JSON.
-type login struct {
+// loginMessage is the first message of an initiator, encoded in JSON.
+type loginMessage struct {
 	Initiator string `json:"initiator"` // constant for the lifetime of a Disk
 	Epoch     uint64 `json:"epoch"`     // increases with each login of an initiator
 	Export    string `json:"export"`
 }
 
-// welcome is the target's reply to a login.
-type welcome struct {
+// welcomeMessage is the target's reply to a login.
+type welcomeMessage struct {
 	Refused string `json:"refused,omitempty"` // reason for a refusal
 	Retry   bool   `json:"retry,omitempty"`   // true for a temporary refusal
 	Store   string `json:"store,omitempty"`   // ID of the store, see Identifier
@@ -96,15 +96,15 @@ type welcome struct {
 // maxHandshakeLen limits the length of a login or a welcome.
 const maxHandshakeLen = 4096
 
-type requestOp uint8
+type requestOpcode uint8
 
 const (
-	opRead requestOp = 1 + iota
+	opRead requestOpcode = 1 + iota
 	opWrite
 	opSync
 )
 
-func (o requestOp) String() string {
+func (o requestOpcode) String() string {
 	switch o {
 	case opRead:
 		return "read"
@@ -120,7 +120,7 @@ func (o requestOp) String() string {
 //
 //	0 op   1 zero   2 tag (2)   4 length (4)   8 offset (8)   16 address (8)   24 rkey (4)   28 zero (4)
 type request struct {
-	op     requestOp
+	op     requestOpcode
 	tag    uint16
 	length uint32
 	offset uint64
@@ -146,7 +146,7 @@ func parseRequest(b []byte, depth, maxIO int) (request, error) {
 		return request{}, fmt.Errorf("request of %d bytes, want %d", len(b), requestLen)
 	}
 	r := request{
-		op: requestOp(b[0]), tag: binary.BigEndian.Uint16(b[2:]), length: binary.BigEndian.Uint32(b[4:]),
+		op: requestOpcode(b[0]), tag: binary.BigEndian.Uint16(b[2:]), length: binary.BigEndian.Uint32(b[4:]),
 		offset: binary.BigEndian.Uint64(b[8:]), addr: binary.BigEndian.Uint64(b[16:]), rkey: binary.BigEndian.Uint32(b[24:]),
 	}
 	switch {
@@ -162,27 +162,27 @@ func parseRequest(b []byte, depth, maxIO int) (request, error) {
 	return r, nil
 }
 
-// status is the result of a request in a response.
-type status uint16
+// responseStatus is the result of a request in a response.
+type responseStatus uint16
 
 const (
-	statusOK status = iota
+	statusOK responseStatus = iota
 	statusIO
 	statusInvalid
 	statusNoSpace
 	statusReadOnly
 )
 
-var statusErrno = map[status]syscall.Errno{
+var statusErrno = map[responseStatus]syscall.Errno{
 	statusIO: syscall.EIO, statusInvalid: syscall.EINVAL, statusNoSpace: syscall.ENOSPC, statusReadOnly: syscall.EROFS,
 }
 
 // statusOf returns the status that is closest to an error of a store.
-func statusOf(err error) status {
+func statusOf(err error) responseStatus {
 	if err == nil {
 		return statusOK
 	}
-	for _, s := range []status{statusInvalid, statusNoSpace, statusReadOnly} {
+	for _, s := range []responseStatus{statusInvalid, statusNoSpace, statusReadOnly} {
 		if errors.Is(err, statusErrno[s]) {
 			return s
 		}
@@ -191,7 +191,7 @@ func statusOf(err error) status {
 }
 
 // err returns nil for statusOK, and an I/O error for an unknown status.
-func (s status) err() error {
+func (s responseStatus) err() error {
 	if s == statusOK {
 		return nil
 	}
@@ -204,7 +204,7 @@ func (s status) err() error {
 // response is a message of the target, responseLen bytes: tag (2), status (2), zero (4).
 type response struct {
 	tag    uint16
-	status status
+	status responseStatus
 }
 
 const responseLen = 8
@@ -219,7 +219,7 @@ func parseResponse(b []byte, depth int) (response, error) {
 	if len(b) != responseLen {
 		return response{}, fmt.Errorf("response of %d bytes, want %d", len(b), responseLen)
 	}
-	r := response{tag: binary.BigEndian.Uint16(b), status: status(binary.BigEndian.Uint16(b[2:]))}
+	r := response{tag: binary.BigEndian.Uint16(b), status: responseStatus(binary.BigEndian.Uint16(b[2:]))}
 	if int(r.tag) >= depth || binary.BigEndian.Uint32(b[4:]) != 0 {
 		return r, fmt.Errorf("response with tag %d, want less than %d", r.tag, depth)
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestParseRequest(t *testing.T) {
+func TestParseRequestChecksLimits(t *testing.T) {
 	good := request{op: opWrite, tag: 3, length: 4096, offset: 1 << 40, addr: 0xfedcba9876543210, rkey: 0x12345678}
 	for _, c := range []struct {
 		name  string
@@ -35,7 +35,7 @@ func TestParseRequest(t *testing.T) {
 	}
 }
 
-func TestParseResponse(t *testing.T) {
+func TestParseResponseChecksLimits(t *testing.T) {
 	b := make([]byte, responseLen)
 	want := response{tag: 7, status: statusNoSpace}
 	want.encodeTo(b)
@@ -50,7 +50,7 @@ func TestParseResponse(t *testing.T) {
 	}
 }
 
-func TestStatusErrno(t *testing.T) {
+func TestStatusMapsToErrno(t *testing.T) {
 	for s := statusOK; s < 100; s++ {
 		err := s.err()
 		if got := statusOf(err); s <= statusReadOnly && got != s || s > statusReadOnly && got != statusIO {
@@ -66,8 +66,8 @@ func FuzzParse(f *testing.F) {
 	f.Add(b)
 	response{tag: 1}.encodeTo(b)
 	f.Add(b[:responseLen])
-	f.Add(offer{16, 4096}.bytes())
-	f.Add((&refusal{"no", true}).bytes())
+	f.Add(sessionOffer{16, 4096}.bytes())
+	f.Add((&sessionRefusal{"no", true}).bytes())
 	f.Fuzz(func(t *testing.T, in []byte) {
 		if r, err := parseRequest(in, 16, 4096); err == nil {
 			out := make([]byte, requestLen)

@@ -22,11 +22,11 @@ type targetSession struct {
 	depth int
 	maxIO int
 
-	opened chan struct{} // closed when open has returned
-	ep     *endpoint     // nil if open has failed
-	conn   *rdmacm.Conn  // nil if open has failed
-	ctl    *memory       // depth+1 requests received, then depth responses to send
-	data   *memory       // maxIO bytes for each tag
+	opened chan struct{}   // closed when open has returned
+	ep     *endpoint       // nil if open has failed
+	conn   *rdmacm.Conn    // nil if open has failed
+	ctl    *endpointMemory // depth+1 requests received, then depth responses to send
+	data   *endpointMemory // maxIO bytes for each tag
 	slots  []requestSlot
 
 	hello chan []byte                   // receive buffer of the login
@@ -78,7 +78,7 @@ func (s *targetSession) open(r *rdmacm.Request, workers int) (err error) {
 	// A slot may be reused once its response is posted, before the response has completed. The queue therefore has
 	// twice the entries.
 	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handleCompletion,
-		func(e ib.EventType) { s.startEnd(fmt.Errorf("%v", e)) },
+		func(e ib.EventType) { s.beginEnd(fmt.Errorf("%v", e)) },
 		s.ctl, s.data); err != nil {
 		return err
 	}
@@ -103,8 +103,8 @@ func (s *targetSession) open(r *rdmacm.Request, workers int) (err error) {
 	return nil
 }
 
-// startEnd starts the end of the session for a reason. lose does not sleep.
-func (s *targetSession) startEnd(why error) {
+// beginEnd starts the end of the session for a reason. lose does not sleep.
+func (s *targetSession) beginEnd(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.why == nil {
@@ -119,9 +119,9 @@ func (s *targetSession) endReason() error {
 	return s.why
 }
 
-// end returns when the session no longer uses the device or the store. Several goroutines may call end.
-func (s *targetSession) end(why error) {
-	s.startEnd(why)
+// endAndWait returns when the session no longer uses the device or the store. Several goroutines may call end.
+func (s *targetSession) endAndWait(why error) {
+	s.beginEnd(why)
 	if s.ending.Swap(true) {
 		<-s.over
 		return
@@ -139,13 +139,13 @@ func (s *targetSession) end(why error) {
 }
 
 // login returns the first message of the session.
-func (s *targetSession) login(within time.Duration) (*login, error) {
+func (s *targetSession) login(within time.Duration) (*loginMessage, error) {
 	late := time.NewTimer(within)
 	defer late.Stop()
 	select {
 	case b := <-s.hello:
 		s.conn.Establish()
-		l := new(login)
+		l := new(loginMessage)
 		return l, json.Unmarshal(b, l)
 	case <-late.C:
 		return nil, fmt.Errorf("no login within %v", within)
@@ -164,13 +164,13 @@ func (s *targetSession) watchConnection(probe time.Duration) {
 	for {
 		select {
 		case <-s.conn.Done():
-			s.startEnd(s.conn.Err())
+			s.beginEnd(s.conn.Err())
 			return
 		case <-s.lost:
 			return
 		case <-tick.C:
 			if err := s.ep.probePeer(); err != nil {
-				s.startEnd(err)
+				s.beginEnd(err)
 			}
 		}
 	}
@@ -199,7 +199,7 @@ func (s *targetSession) slotSGL(tag uint16, n uint32) []ib.SGE {
 // handleCompletion is called for each completion, so it may not sleep.
 func (s *targetSession) handleCompletion(wc *ib.WC) {
 	if wc.Status != ib.WCSuccess {
-		s.startEnd(fmt.Errorf("completion: %v", wc.Status))
+		s.beginEnd(fmt.Errorf("completion: %v", wc.Status))
 		return
 	}
 	var err error
@@ -209,10 +209,10 @@ func (s *targetSession) handleCompletion(wc *ib.WC) {
 	case ofFetch:
 		s.work <- uint16(low)
 	case ofHello:
-		s.hello <- s.ep.receivedHandshake(wc) // the buffered channel has room for this only login
+		s.hello <- s.ep.receivedHandshakeBytes(wc) // the buffered channel has room for this only login
 	}
 	if err != nil {
-		s.startEnd(err)
+		s.beginEnd(err)
 	}
 }
 
@@ -235,13 +235,13 @@ func (s *targetSession) handleRequest(slot int, n uint32) error {
 		return err
 	}
 	if size := uint64(store.Size()); r.offset > size || uint64(r.length) > size-r.offset {
-		return s.respond(r.tag, statusInvalid)
+		return s.sendResponse(r.tag, statusInvalid)
 	}
 	if r.op != opWrite || r.length == 0 {
 		s.work <- r.tag
 		return nil
 	}
-	return s.ep.send(ib.SendWR{
+	return s.ep.postSends(ib.SendWR{
 		ID: ofFetch | uint64(r.tag), Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: s.slotSGL(r.tag, r.length),
 		RemoteAddr: r.addr, RKey: r.rkey,
 	})
@@ -260,10 +260,10 @@ func (s *targetSession) serveRequests() {
 		case opRead:
 			var n int
 			if n, err = store.ReadAt(data, int64(r.offset)); n == len(data) { // ReadAt may return io.EOF with complete data
-				err = s.ep.send(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.slotSGL(tag, r.length), RemoteAddr: r.addr,
+				err = s.ep.postSends(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: s.slotSGL(tag, r.length), RemoteAddr: r.addr,
 					RKey: r.rkey})
 				if err != nil {
-					s.startEnd(err)
+					s.beginEnd(err)
 					continue
 				}
 			}
@@ -272,19 +272,19 @@ func (s *targetSession) serveRequests() {
 		case opSync:
 			err = store.Sync()
 		}
-		if err := s.respond(tag, statusOf(err)); err != nil {
-			s.startEnd(err)
+		if err := s.sendResponse(tag, statusOf(err)); err != nil {
+			s.beginEnd(err)
 		}
 	}
 }
 
-// respond frees the request slot, and sends the response to the initiator. The data arrives before the response,
+// sendResponse frees the request slot, and sends the response to the initiator. The data arrives before the response,
 // because a queue pair keeps the order.
-func (s *targetSession) respond(tag uint16, st status) error {
+func (s *targetSession) sendResponse(tag uint16, st responseStatus) error {
 	off := (s.depth+1)*requestLen + int(tag)*responseLen
 	response{tag, st}.encodeTo(s.ctl.bytes[off:])
 	s.slots[tag].busy.Store(false)
-	return s.ep.send(ib.SendWR{
+	return s.ep.postSends(ib.SendWR{
 		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
 		SGList: []ib.SGE{{Addr: s.ctl.addr + uint64(off), Length: responseLen, LKey: s.ep.mrs[0].LKey()}},
 	})

@@ -32,21 +32,21 @@ type Identifier interface {
 	ID() string
 }
 
-// Cacher is implemented by a Store that may lose unsynced data while the target is down.
-type Cacher interface {
+// CacheIdentifier is implemented by a Store that may lose unsynced data while the target is down.
+type CacheIdentifier interface {
 	// Cache returns a value that stays the same while unsynced data exists, also after a restart, or "" if the
 	// store has no such value. At most 256 bytes.
 	Cache() string
 }
 
-func cacheOf(s Store) string {
-	if c, ok := s.(Cacher); ok {
+func cacheIDOf(s Store) string {
+	if c, ok := s.(CacheIdentifier); ok {
 		return c.Cache()
 	}
 	return ""
 }
 
-func idOf(s Store) string {
+func storeIDOf(s Store) string {
 	if i, ok := s.(Identifier); ok {
 		return i.ID()
 	}

@@ -46,14 +46,14 @@ type Target struct {
 	mu         sync.Mutex
 	closed     bool
 	devices    []*ib.Device // registered devices
-	initiators map[string]*initiator
+	initiators map[string]*initiatorState
 	listeners  map[*rdmacm.Listener]bool
 	sessions   map[*targetSession]bool // includes sessions before their login
 	serving    sync.WaitGroup          // counts sessions
 }
 
-// initiator is the target's state of an initiator. An initiator exists while it has a login or a session.
-type initiator struct {
+// initiatorState is the target's state of an initiator. An initiator exists while it has a login or a session.
+type initiatorState struct {
 	users int // guarded by Target.mu: number of logins and sessions
 
 	//verbena:program only goroutines that serve one initiator lock it; held during a login, which sleeps
@@ -83,7 +83,7 @@ func NewTarget(core *ib.Core, cfg TargetConfig) (*Target, error) {
 		cfg.Logf = func(string, ...any) {}
 	}
 	t := &Target{
-		cfg: cfg, exports: map[string]*exportedStore{}, core: core, initiators: map[string]*initiator{},
+		cfg: cfg, exports: map[string]*exportedStore{}, core: core, initiators: map[string]*initiatorState{},
 		listeners: map[*rdmacm.Listener]bool{},
 		sessions:  map[*targetSession]bool{},
 	}
@@ -117,10 +117,10 @@ func (t *Target) removeDevice(d *ib.Device, _ any) {
 	t.mu.Unlock()
 	why := fmt.Errorf("device %s is going", d.Name())
 	for _, s := range gone { // end all sessions before waiting for the first one
-		s.startEnd(why)
+		s.beginEnd(why)
 	}
 	for _, s := range gone {
-		s.end(why)
+		s.endAndWait(why)
 	}
 }
 
@@ -147,7 +147,7 @@ func (t *Target) Serve(l *rdmacm.Listener) error {
 			}
 			return err
 		}
-		s, err := t.admit(r)
+		s, err := t.createSession(r)
 		if err != nil {
 			t.refuseRequest(r, err)
 			continue
@@ -165,11 +165,11 @@ func (t *Target) Serve(l *rdmacm.Listener) error {
 // refuseRequest rejects a request with a reason.
 func (t *Target) refuseRequest(r *rdmacm.Request, why error) {
 	t.cfg.Logf("rblk target: connection from %v: %v", r.RemoteAddr(), why)
-	r.Reject((&refusal{why.Error(), errors.Is(why, errTemporary)}).bytes())
+	r.Reject((&sessionRefusal{why.Error(), errors.Is(why, errTemporaryRefusal)}).bytes())
 }
 
-// admit creates a session for a connection request. The session is not open yet.
-func (t *Target) admit(r *rdmacm.Request) (*targetSession, error) {
+// createSession creates a session for a connection request. The session is not open yet.
+func (t *Target) createSession(r *rdmacm.Request) (*targetSession, error) {
 	o, err := parseOffer(r.Data)
 	if err != nil {
 		return nil, err
@@ -180,11 +180,11 @@ func (t *Target) admit(r *rdmacm.Request) (*targetSession, error) {
 	i := slices.IndexFunc(t.devices, func(d *ib.Device) bool { return d.Same(at) })
 	switch {
 	case t.closed:
-		return nil, fmt.Errorf("%w: the target ends", errTemporary)
+		return nil, fmt.Errorf("%w: the target ends", errTemporaryRefusal)
 	case i < 0:
-		return nil, fmt.Errorf("%w: the device is not in use, or is being removed", errTemporary)
+		return nil, fmt.Errorf("%w: the device is not in use, or is being removed", errTemporaryRefusal)
 	case len(t.sessions) >= t.cfg.Sessions:
-		return nil, fmt.Errorf("%w: %d sessions are open", errTemporary, t.cfg.Sessions)
+		return nil, fmt.Errorf("%w: %d sessions are open", errTemporaryRefusal, t.cfg.Sessions)
 	}
 	s := newSession(t.devices[i], min(t.cfg.Depth, o.depth), min(t.cfg.MaxIO, o.maxIO))
 	t.sessions[s] = true
@@ -199,7 +199,7 @@ func (t *Target) Close() error {
 	t.closed = true
 	listeners := slices.Collect(maps.Keys(t.listeners))
 	for s := range t.sessions {
-		s.startEnd(errors.New("the target ends"))
+		s.beginEnd(errors.New("the target ends"))
 	}
 	t.mu.Unlock()
 	for _, l := range listeners {
@@ -226,32 +226,32 @@ func (t *Target) Sessions() int {
 // serveSession handles one connection until it ends.
 func (t *Target) serveSession(s *targetSession, r *rdmacm.Request) {
 	if err := s.open(r, t.cfg.Workers); err != nil {
-		t.refuseRequest(r, fmt.Errorf("%w: %w", errTemporary, err)) // the device is failing: it is being removed or reset
-		s.end(err)
+		t.refuseRequest(r, fmt.Errorf("%w: %w", errTemporaryRefusal, err)) // the device is failing: it is being removed or reset
+		s.endAndWait(err)
 		return
 	}
 	l, err := s.login(t.cfg.LoginTimeout)
 	if err != nil {
 		t.cfg.Logf("rblk target: login from %v: %v", r.RemoteAddr(), err)
-		s.end(err)
+		s.endAndWait(err)
 		return
 	}
 	in := t.acquireInitiator(l.Initiator)
 	defer t.releaseInitiator(in)
-	if err := t.login(in, s, l); err != nil {
+	if err := t.acceptLogin(in, s, l); err != nil {
 		t.cfg.Logf("rblk target: login of initiator %.32q: %v", l.Initiator, err)
-		if s.ep.sendHandshake(welcome{Refused: err.Error(), Retry: errors.Is(err, errTemporary)}) == nil {
+		if s.ep.sendHandshake(welcomeMessage{Refused: err.Error(), Retry: errors.Is(err, errTemporaryRefusal)}) == nil {
 			select { // until the initiator has received the refusal
 			case <-s.conn.Done():
 			case <-s.lost:
 			case <-time.After(t.cfg.LoginTimeout):
 			}
 		}
-		s.end(err)
+		s.endAndWait(err)
 		return
 	}
 	s.watchConnection(t.cfg.Probe)
-	s.end(s.endReason())
+	s.endAndWait(s.endReason())
 	in.mu.Lock()
 	if in.session == s {
 		in.session = nil
@@ -260,22 +260,22 @@ func (t *Target) serveSession(s *targetSession, r *rdmacm.Request) {
 	t.cfg.Logf("rblk target: session of initiator %.32q, epoch %d: %v", l.Initiator, l.Epoch, s.endReason())
 }
 
-// errTemporary is the error of a temporary refusal.
-var errTemporary = errors.New("not now")
+// errTemporaryRefusal is the error of a temporary refusal.
+var errTemporaryRefusal = errors.New("not now")
 
-func (t *Target) acquireInitiator(name string) *initiator {
+func (t *Target) acquireInitiator(name string) *initiatorState {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	in := t.initiators[name]
 	if in == nil {
-		in = &initiator{}
+		in = &initiatorState{}
 		t.initiators[name] = in
 	}
 	in.users++
 	return in
 }
 
-func (t *Target) releaseInitiator(in *initiator) {
+func (t *Target) releaseInitiator(in *initiatorState) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if in.users--; in.users > 0 {
@@ -288,10 +288,10 @@ func (t *Target) releaseInitiator(in *initiator) {
 	}
 }
 
-// login ends the initiator's old session, and replies to the login with a welcome. login does not wait for logins
+// acceptLogin ends the initiator's old session, and replies to the login with a welcome. acceptLogin does not wait for logins
 // of other initiators. Such a login ends the old session of its initiator before it waits, so it does not use the
 // store meanwhile.
-func (t *Target) login(in *initiator, s *targetSession, l *login) error {
+func (t *Target) acceptLogin(in *initiatorState, s *targetSession, l *loginMessage) error {
 	store := t.exports[l.Export]
 	switch {
 	case l.Initiator == "":
@@ -305,24 +305,24 @@ func (t *Target) login(in *initiator, s *targetSession, l *login) error {
 		if l.Epoch <= old.epoch {
 			return fmt.Errorf("epoch %d has passed", l.Epoch)
 		}
-		old.end(errors.New("the initiator has logged in again"))
+		old.endAndWait(errors.New("the initiator has logged in again"))
 		in.session = nil
 	}
-	t.awaitStore(store)
+	t.awaitStoreOperations(store)
 	s.epoch = l.Epoch
 	s.store.Store(store)
 	in.session = s
-	hello := welcome{Store: idOf(store.Store), Cache: cacheOf(store.Store), Size: store.Size(), Depth: s.depth,
+	hello := welcomeMessage{Store: storeIDOf(store.Store), Cache: cacheIDOf(store.Store), Size: store.Size(), Depth: s.depth,
 		MaxIO: s.maxIO}
 	if err := s.ep.sendHandshake(hello); err != nil {
-		s.startEnd(err)
+		s.beginEnd(err)
 	}
 	return nil
 }
 
-// awaitStore waits until the store has finished the operations of ending sessions. Without this wait, a write of a dead
+// awaitStoreOperations waits until the store has finished the operations of ending sessions. Without this wait, a write of a dead
 // initiator could overwrite data of the next one.
-func (t *Target) awaitStore(store *exportedStore) {
+func (t *Target) awaitStoreOperations(store *exportedStore) {
 	t.mu.Lock()
 	var ending []*targetSession
 	for s := range t.sessions {

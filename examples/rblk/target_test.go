@@ -19,10 +19,10 @@ import (
 	"verbena/rdmacm"
 )
 
-// TestOfferRefused checks that an invalid offer is rejected with a reason, and that the target continues to serve.
-func TestOfferRefused(t *testing.T) {
+// TestInvalidOfferIsRefused checks that an invalid offer is rejected with a reason, and that the target continues to serve.
+func TestInvalidOfferIsRefused(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
-	good := offer{1, 512}.bytes()
+	good := sessionOffer{1, 512}.bytes()
 	spoiled := func(i int, v byte) []byte {
 		b := bytes.Clone(good)
 		b[i] = v
@@ -37,8 +37,8 @@ func TestOfferRefused(t *testing.T) {
 		{spoiled(0, 'R'), "not from a disk"},
 		{spoiled(5, 1), "version 1, want 2"},
 		{spoiled(4, 1), "version 258, want 2"},
-		{offer{0, 512}.bytes(), "too small"},
-		{offer{1, 511}.bytes(), "too small"},
+		{sessionOffer{0, 512}.bytes(), "too small"},
+		{sessionOffer{1, 511}.bytes(), "too small"},
 	} {
 		_, err := w.dialRaw(c.offer)
 		var no *rdmacm.RefusedError
@@ -55,7 +55,7 @@ func TestOfferRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.ep.sendHandshake(login{Initiator: "x", Export: "disk"}); err != nil {
+	if err := r.ep.sendHandshake(loginMessage{Initiator: "x", Export: "disk"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := r.readWelcome(); got.Depth != 64 || got.MaxIO != 128<<10 {
@@ -64,16 +64,16 @@ func TestOfferRefused(t *testing.T) {
 	w.openDefault()
 }
 
-// TestLoginRefused checks that an invalid login is rejected with a reason, and that the target continues to serve.
-func TestLoginRefused(t *testing.T) {
+// TestInvalidLoginIsRefused checks that an invalid login is rejected with a reason, and that the target continues to serve.
+func TestInvalidLoginIsRefused(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	for _, c := range []struct {
-		login login
+		login loginMessage
 		says  string
 	}{
-		{login{Export: "disk"}, "no initiator name"},
-		{login{Initiator: "x"}, "has no export"},
-		{login{Initiator: "x", Export: "other"}, "has no export"},
+		{loginMessage{Export: "disk"}, "no initiator name"},
+		{loginMessage{Initiator: "x"}, "has no export"},
+		{loginMessage{Initiator: "x", Export: "other"}, "has no export"},
 	} {
 		r := w.sendLogin(c.login)
 		if got := r.readWelcome(); !strings.Contains(got.Refused, c.says) || got.Retry {
@@ -85,22 +85,22 @@ func TestLoginRefused(t *testing.T) {
 		w.sendLogin(nonsense).awaitClosed()
 	}
 	// The first message must not be a request, and the second must not be a login.
-	r := w.sendLogin(login{Initiator: "x", Export: "disk"})
+	r := w.sendLogin(loginMessage{Initiator: "x", Export: "disk"})
 	r.readWelcome()
 	<-r.sent // both messages use the same memory
-	if err := r.ep.sendHandshake(login{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
+	if err := r.ep.sendHandshake(loginMessage{Initiator: "x", Export: "disk", Epoch: 1}); err != nil {
 		t.Fatal(err)
 	}
 	r.awaitClosed()
 	w.openDefault()
 }
 
-// TestLoginTimeout checks that an initiator that does not log in is disconnected, also while others are active.
-func TestLoginTimeout(t *testing.T) {
+// TestLoginTimeoutDisconnects checks that an initiator that does not log in is disconnected, also while others are active.
+func TestLoginTimeoutDisconnects(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	w.stopTarget()
 	w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, LoginTimeout: 50 * time.Millisecond})
-	r, err := w.dialRaw(offer{1, 512}.bytes())
+	r, err := w.dialRaw(sessionOffer{1, 512}.bytes())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,9 +111,9 @@ func TestLoginTimeout(t *testing.T) {
 	}
 }
 
-// TestDeadPeerDetected checks that the target detects a dead initiator, even an idle one, and that the disk detects
+// TestDeadPeerIsDetected checks that the target detects a dead initiator, even an idle one, and that the disk detects
 // a dead target.
-func TestDeadPeerDetected(t *testing.T) {
+func TestDeadPeerIsDetected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newTestbed(t, NewMemory(4096))
 		w.stopTarget()
@@ -121,7 +121,7 @@ func TestDeadPeerDetected(t *testing.T) {
 		cfg := w.diskConfig()
 		cfg.Hang = 200 * time.Millisecond
 		d := w.openDisk(cfg)
-		testutil.Advance(time.Minute) // the target probes the initiator, which responds
+		testutil.AdvanceTime(time.Minute) // the target probes the initiator, which responds
 		if s := d.Stats(); s.Sessions != 1 || s.State != attach.Attached {
 			t.Errorf("idle: %+v", s)
 		}
@@ -136,8 +136,8 @@ func TestDeadPeerDetected(t *testing.T) {
 	})
 }
 
-// TestTargetRestart checks that a restart of the target delays the users of the disk, without an error.
-func TestTargetRestart(t *testing.T) {
+// TestTargetRestartCausesNoError checks that a restart of the target delays the users of the disk, without an error.
+func TestTargetRestartCausesNoError(t *testing.T) {
 	store := NewMemory(4096)
 	w := newTestbed(t, store)
 	d := w.openDefault()
@@ -158,8 +158,8 @@ func TestTargetRestart(t *testing.T) {
 	testutil.Eventually(t, "the target to notice", func() bool { return w.target.Sessions() == 0 })
 }
 
-// TestExportChanged checks that requests fail after an export was replaced by another store.
-func TestExportChanged(t *testing.T) {
+// TestReplacedExportFailsRequests checks that requests fail after an export was replaced by another store.
+func TestReplacedExportFailsRequests(t *testing.T) {
 	t.Parallel()
 	for _, size := range []int64{2048, 4096} {
 		t.Run(fmt.Sprint(size, " bytes"), func(t *testing.T) {
@@ -198,9 +198,9 @@ func (c *crashingStore) Sync() error {
 	return nil
 }
 
-// TestTargetCrash checks that a disk continues after a crash of its target's host if no data was lost. Otherwise
+// TestDiskFailsIfTargetLosesData checks that a disk continues after a crash of its target's host if no data was lost. Otherwise
 // the disk must end, so that users do not read older data.
-func TestTargetCrash(t *testing.T) {
+func TestDiskFailsIfTargetLosesData(t *testing.T) {
 	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
 	for _, c := range []struct {
 		name   string
@@ -221,7 +221,7 @@ func TestTargetCrash(t *testing.T) {
 		}, ""},
 		{"refused", func(d *Disk, _ *crashingStore) error {
 			_, err := d.WriteAt([]byte("x"), 4096)
-			return expectError(err, syscall.ENOSPC)
+			return checkErrorIs(err, syscall.ENOSPC)
 		}, "\x00\x00\x00"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -250,17 +250,17 @@ func TestTargetCrash(t *testing.T) {
 	}
 }
 
-// expectError returns nil if err matches want.
-func expectError(err, want error) error {
+// checkErrorIs returns nil if err matches want.
+func checkErrorIs(err, want error) error {
 	if errors.Is(err, want) {
 		return nil
 	}
 	return fmt.Errorf("%v, want %v", err, want)
 }
 
-// TestFileIdentity checks that a file has the same ID when it is opened again, and that a replacement has a
+// TestReplacedFileHasOtherID checks that a file has the same ID when it is opened again, and that a replacement has a
 // different ID.
-func TestFileIdentity(t *testing.T) {
+func TestReplacedFileHasOtherID(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "disk.img")
 	open := func() string {
 		f, err := OpenFile(path)
@@ -271,7 +271,7 @@ func TestFileIdentity(t *testing.T) {
 		if _, err := f.WriteAt([]byte("x"), 100); err != nil {
 			t.Fatal(err)
 		}
-		return idOf(f)
+		return storeIDOf(f)
 	}
 	create := func() {
 		if err := os.WriteFile(path, make([]byte, 512), 0o600); err != nil {
@@ -296,14 +296,14 @@ func TestFileIdentity(t *testing.T) {
 	}
 }
 
-// TestTooManySessions checks that sessions beyond the limit are rejected, without an effect on existing sessions.
-func TestTooManySessions(t *testing.T) {
+// TestSessionsBeyondLimitAreRefused checks that sessions beyond the limit are rejected, without an effect on existing sessions.
+func TestSessionsBeyondLimitAreRefused(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	w.stopTarget()
 	w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Sessions: 1})
 	d := w.openDefault()
 	var no *rdmacm.RefusedError
-	if _, err := w.dialRaw(offer{1, 512}.bytes()); !errors.As(err, &no) {
+	if _, err := w.dialRaw(sessionOffer{1, 512}.bytes()); !errors.As(err, &no) {
 		t.Fatalf("second session: got %v, want a refusal", err)
 	}
 	if r, ok := parseRefusal(no.Data); !ok || !r.retry || !strings.Contains(r.why, "1 sessions are open") {
@@ -329,8 +329,8 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 				go d.WriteAt([]byte("old"), 0)
 				testutil.Eventually(t, "the write to be in the store", func() bool { return store.in.Load() > 0 })
 				d.Close()
-				r := w.sendLogin(login{Initiator: d.name, Epoch: 100, Export: "disk"})
-				testutil.Advance(100 * time.Millisecond)
+				r := w.sendLogin(loginMessage{Initiator: d.name, Epoch: 100, Export: "disk"})
+				testutil.AdvanceTime(100 * time.Millisecond)
 				if !stays {
 					r.conn.Close()
 				}
@@ -347,14 +347,14 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 	}
 }
 
-// TestLateLogin checks that a login with the epoch of an existing session, or an older epoch, is rejected and ends
+// TestLoginWithOldEpochIsRejected checks that a login with the epoch of an existing session, or an older epoch, is rejected and ends
 // no session.
-func TestLateLogin(t *testing.T) {
+func TestLoginWithOldEpochIsRejected(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	d := w.openDefault()
 	epoch := d.epoch // the disk does not log in again while its path works
 	for _, late := range []uint64{epoch, epoch - 1} {
-		r := w.sendLogin(login{Initiator: d.name, Epoch: late, Export: "disk"})
+		r := w.sendLogin(loginMessage{Initiator: d.name, Epoch: late, Export: "disk"})
 		if got := r.readWelcome(); !strings.Contains(got.Refused, "has passed") {
 			t.Errorf("epoch %d after %d: got %+v", late, epoch, got)
 		}

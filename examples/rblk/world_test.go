@@ -23,8 +23,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// host is a core with a connection manager and one slot. The adapter in the slot can fail in each way.
-type host struct {
+// testHost is a core with a connection manager and one slot. The adapter in the slot can fail in each way.
+type testHost struct {
 	t       testing.TB
 	core    ib.Core
 	manager *rdmacm.Manager
@@ -35,8 +35,8 @@ type host struct {
 
 // newHost returns a host with a software device at addr on a network. Checked mode also checks rblk, which is a
 // consumer.
-func newHost(t testing.TB, network *simnet.Net, addr string) *host {
-	h := &host{t: t, cfg: rxe.Config{
+func newHost(t testing.TB, network *simnet.Net, addr string) *testHost {
+	h := &testHost{t: t, cfg: rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr(addr)}, Network: network, Fabric: &rxe.Fabric{},
 		Netdev: netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
 	}}
@@ -49,26 +49,26 @@ func newHost(t testing.TB, network *simnet.Net, addr string) *host {
 	h.insertAdapter()
 	t.Cleanup(func() {
 		h.manager.Close()
-		h.remove()
+		h.removeSlot()
 	})
 	return h
 }
 
 // insertAdapter puts a new adapter into a new slot.
-func (h *host) insertAdapter() {
+func (h *testHost) insertAdapter() {
 	h.hw = rxe.NewHardware(h.cfg)
 	h.slot = ibslot.New(&h.core, h.cfg.Name, h.hw, nil)
-	h.plug()
+	h.plugAdapter()
 }
 
-// remove also waits for resets in progress.
-func (h *host) remove() { h.must(h.slot.Close()) }
+// removeSlot also waits for resets in progress.
+func (h *testHost) removeSlot() { h.must(h.slot.Close()) }
 
-func (h *host) plug() { h.must(h.slot.Plug()) }
+func (h *testHost) plugAdapter() { h.must(h.slot.Plug()) }
 
-func (h *host) unplug() { h.must(h.slot.Unplug()) }
+func (h *testHost) unplugAdapter() { h.must(h.slot.Unplug()) }
 
-func (h *host) must(err error) {
+func (h *testHost) must(err error) {
 	h.t.Helper()
 	if err != nil {
 		h.t.Error(err)
@@ -76,7 +76,7 @@ func (h *host) must(err error) {
 }
 
 // resetAt arms a reset after an earlier reset has ended.
-func (h *host) resetAt(m ibslot.Moment) {
+func (h *testHost) resetAt(m ibslot.Moment) {
 	err := error(syscall.ENODEV)
 	for errors.Is(err, syscall.ENODEV) {
 		h.must(h.slot.Settle(context.Background()))
@@ -86,33 +86,33 @@ func (h *host) resetAt(m ibslot.Moment) {
 }
 
 // deviceFailures lists the ways in which a device fails and recovers, some of them with a pause.
-var deviceFailures = map[string]func(h *host, pause time.Duration){
-	"reset": func(h *host, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
-	"hang": func(h *host, pause time.Duration) {
+var deviceFailures = map[string]func(h *testHost, pause time.Duration){
+	"reset": func(h *testHost, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
+	"hang": func(h *testHost, pause time.Duration) {
 		h.hw.Hang()
 		time.Sleep(pause)
 		h.must(h.slot.Reset(context.Background()))
 	},
-	"unreachable": func(h *host, pause time.Duration) {
+	"unreachable": func(h *testHost, pause time.Duration) {
 		h.hw.Disconnect()
 		time.AfterFunc(pause, h.hw.Return)
 		h.must(h.slot.Reset(context.Background()))
 	},
-	"at a work request": func(h *host, pause time.Duration) {
+	"at a work request": func(h *testHost, pause time.Duration) {
 		h.resetAt(ibslot.AtWorkRequest(1 + uint64(pause/time.Millisecond)))
 	},
-	"in a completion handler": func(h *host, _ time.Duration) { h.resetAt(ibslot.InHandler) },
-	"unplug": func(h *host, pause time.Duration) {
-		h.unplug()
+	"in a completion handler": func(h *testHost, _ time.Duration) { h.resetAt(ibslot.InHandler) },
+	"unplug": func(h *testHost, pause time.Duration) {
+		h.unplugAdapter()
 		time.Sleep(pause)
-		h.plug()
+		h.plugAdapter()
 	},
-	"death": func(h *host, pause time.Duration) {
+	"death": func(h *testHost, pause time.Duration) {
 		h.hw.Die()
 		if err := h.slot.Reset(context.Background()); err == nil {
 			h.t.Error("dead adapter: got a successful reset")
 		}
-		h.remove()
+		h.removeSlot()
 		time.Sleep(pause)
 		h.insertAdapter()
 	},
@@ -121,8 +121,8 @@ var deviceFailures = map[string]func(h *host, pause time.Duration){
 // testbed is a target, and the host of a disk.
 type testbed struct {
 	t         testing.TB
-	init      *host
-	targ      *host
+	init      *testHost
+	targ      *testHost
 	network   *simnet.Net
 	target    *Target
 	listening chan error
@@ -202,7 +202,7 @@ func (w *testbed) dialRaw(offer []byte) (_ *rawConn, err error) {
 		switch {
 		case wc.Status != ib.WCSuccess:
 		case wc.ID == ofHello:
-			r.said <- r.ep.receivedHandshake(wc)
+			r.said <- r.ep.receivedHandshakeBytes(wc)
 		case wc.ID == ofReply:
 			r.sent <- struct{}{}
 		}
@@ -221,7 +221,7 @@ func (w *testbed) dialRaw(offer []byte) (_ *rawConn, err error) {
 // sendLogin sends v as a login message.
 func (w *testbed) sendLogin(v any) *rawConn {
 	w.t.Helper()
-	r, err := w.dialRaw(offer{1, 512}.bytes())
+	r, err := w.dialRaw(sessionOffer{1, 512}.bytes())
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -232,7 +232,7 @@ func (w *testbed) sendLogin(v any) *rawConn {
 }
 
 // readWelcome returns the target's reply to the login.
-func (r *rawConn) readWelcome() (w welcome) {
+func (r *rawConn) readWelcome() (w welcomeMessage) {
 	r.t.Helper()
 	select {
 	case b := <-r.said:
@@ -264,8 +264,8 @@ func (r *rawConn) close() {
 	r.conn.Close()
 }
 
-// pattern returns data that identifies its range and its write.
-func pattern(rng *rand.Rand, n int) []byte {
+// newPattern returns data that identifies its range and its write.
+func newPattern(rng *rand.Rand, n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(rng.Uint32())

@@ -52,14 +52,14 @@ func newConn(dev *verbs.Device) (*conn, error) {
 		return nil, err
 	}
 	for i := range calls {
-		if err := c.receive(uint64(i)); err != nil {
+		if err := c.postReceive(uint64(i)); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
 }
 
-func (c *conn) receive(slot uint64) error {
+func (c *conn) postReceive(slot uint64) error {
 	return c.qp.PostRecv(&verbs.RecvWR{ID: slot, Local: c.in.SGE(int(slot)*messageSize, messageSize)})
 }
 
@@ -75,9 +75,9 @@ func (c *conn) send(id uint32, message []byte) error {
 		Local: c.out.SGE(at, len(message))})
 }
 
-// serve delivers received messages until the context is cancelled, and then returns nil. After a failed work request it
+// deliverMessages delivers received messages until the context is cancelled, and then returns nil. After a failed work request it
 // returns the error.
-func (c *conn) serve(ctx context.Context) error {
+func (c *conn) deliverMessages(ctx context.Context) error {
 	for wc, err := range c.cq.Completions(ctx) {
 		if errors.Is(err, context.Canceled) {
 			return nil
@@ -90,7 +90,7 @@ func (c *conn) serve(ctx context.Context) error {
 		}
 		at := int(wc.ID) * messageSize
 		c.received(wc.Imm, c.in.Bytes()[at:at+int(wc.ByteLen)])
-		if err := c.receive(wc.ID); err != nil {
+		if err := c.postReceive(wc.ID); err != nil {
 			return err
 		}
 	}
@@ -155,8 +155,8 @@ func run() (answers []string, err error) {
 	cl := newClient(here)
 	ctx, cancel := context.WithCancel(context.Background())
 	var loops, callers sync.WaitGroup
-	loops.Go(func() { logError(here.serve(ctx)) })
-	loops.Go(func() { logError(there.serve(ctx)) })
+	loops.Go(func() { logError(here.deliverMessages(ctx)) })
+	loops.Go(func() { logError(there.deliverMessages(ctx)) })
 	answers = make([]string, 20)
 	errs := make([]error, len(answers))
 	for i := range answers {

@@ -9,8 +9,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// TestRun checks that each caller receives the reply to its own call.
-func TestRun(t *testing.T) {
+// TestCallersReceiveOwnReplies checks that each caller receives the reply to its own call.
+func TestCallersReceiveOwnReplies(t *testing.T) {
 	answers, err := run()
 	if err != nil {
 		t.Fatal(err)

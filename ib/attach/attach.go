@@ -28,8 +28,8 @@ func Of(d *ib.Device) (Identity, error) {
 	return Identity{Name: d.Name(), NodeGUID: attr.NodeGUID}, nil
 }
 
-// matches reports whether a device matches. matches may sleep.
-func (id Identity) matches(d *ib.Device) (bool, error) {
+// matchesDevice reports whether a device matches. matchesDevice may sleep.
+func (id Identity) matchesDevice(d *ib.Device) (bool, error) {
 	if id.Name != "" && id.Name != d.Name() {
 		return false, nil
 	}
@@ -273,7 +273,7 @@ func (a *Attachment[S]) endSession(cause error) {
 
 // addDevice implements Client.Add.
 func (a *Attachment[S]) addDevice(d *ib.Device) (any, error) {
-	if ok, err := a.cfg.Device.matches(d); err != nil || !ok {
+	if ok, err := a.cfg.Device.matchesDevice(d); err != nil || !ok {
 		return nil, err
 	}
 	stop := d.OnEvent(func(e ib.Event) {
@@ -408,7 +408,7 @@ func (a *Attachment[S]) createSession(x *session[S], timeout context.Context) bo
 		a.logged = why
 		a.cfg.Logf("%s: %s", a.cfg.Name, why)
 	}
-	a.dropAttempt(x, err)
+	a.endAttempt(x, err)
 	return false
 }
 
@@ -426,11 +426,11 @@ func (a *Attachment[S]) finishSession(x *session[S]) {
 	cause := context.Cause(x.ended)
 	a.cfg.Logf("%s: detach from %s: %v", a.cfg.Name, x.dev.Name(), cause)
 	a.cfg.Detach(x.dev, x.s)
-	a.dropAttempt(x, cause)
+	a.endAttempt(x, cause)
 }
 
-// dropAttempt ends a session, or an attempt, that has no objects on the device.
-func (a *Attachment[S]) dropAttempt(x *session[S], cause error) {
+// endAttempt ends a session, or an attempt, that has no objects on the device.
+func (a *Attachment[S]) endAttempt(x *session[S], cause error) {
 	x.end(cause)
 	a.mu.Lock()
 	a.current, a.cause = nil, cause

@@ -60,8 +60,8 @@ func (d *diskAttachment) recordCall(format string, args ...any) {
 	d.log = append(d.log, fmt.Sprintf("%v ", time.Since(d.made).Round(time.Second))+fmt.Sprintf(format, args...))
 }
 
-// takeCalls returns the calls since the previous invocation of calls.
-func (d *diskAttachment) takeCalls() []string {
+// takeRecordedCalls returns the calls since the previous invocation of calls.
+func (d *diskAttachment) takeRecordedCalls() []string {
 	synctest.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,7 +72,7 @@ func (d *diskAttachment) takeCalls() []string {
 
 func (d *diskAttachment) wantCalls(calls ...string) {
 	d.t.Helper()
-	if got := d.takeCalls(); !slices.Equal(got, calls) {
+	if got := d.takeRecordedCalls(); !slices.Equal(got, calls) {
 		d.t.Errorf("got calls %q, want %q", got, calls)
 	}
 }
@@ -165,7 +165,7 @@ func TestLoss(t *testing.T) {
 		dev := registerDevice(t, core, "lo0")
 		d := newDiskAttachment(t, core, attach.Config[*ib.PD]{LossTimeout: 10 * time.Second})
 		d.wantCalls("0s attach lo0")
-		testutil.Advance(20 * time.Second) // LossTimeout does not run while the object is attached
+		testutil.AdvanceTime(20 * time.Second) // LossTimeout does not run while the object is attached
 		must(t, core.Unregister(dev))
 		waits := make(chan error)
 		go func() {
@@ -201,7 +201,7 @@ func TestLossWhileAttaching(t *testing.T) {
 			d := newDiskAttachment(t, core, attach.Config[*ib.PD]{LossTimeout: 2500 * time.Millisecond})
 			d.slow, d.fail = slow, syscall.ECONNREFUSED
 			dev := registerDevice(t, core, "lo0")
-			testutil.Advance(time.Minute)
+			testutil.AdvanceTime(time.Minute)
 			if slow {
 				d.wantCalls("3s no lo0", "3s lost")
 			} else {
@@ -264,7 +264,7 @@ func TestSessionFails(t *testing.T) {
 		first := d.failed
 		first(syscall.ECONNRESET)
 		d.wantCalls("0s detach lo0")
-		testutil.Advance(3 * time.Second)
+		testutil.AdvanceTime(3 * time.Second)
 		d.wantCalls("2s attach lo0")
 		first(syscall.ECONNRESET) // failure report of a session that has already ended
 		d.wantCalls()
@@ -293,9 +293,9 @@ func TestRepeatedFailureIsLoggedOnce(t *testing.T) {
 			Logf:   func(format string, args ...any) { said = append(said, fmt.Sprintf(format, args...)) },
 		})
 		must(t, err)
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		fail.Store(errors.New("refused"))
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		a.Close()
 		must(t, core.Unregister(dev))
 		want := []string{"disk: attach to lo0: no route", "disk: attach to lo0: refused"}
@@ -315,7 +315,7 @@ func TestFatalEventEndsSessions(t *testing.T) {
 		dev.SetError()
 		dev.DispatchEvent(ib.EventDeviceFatal, 0)
 		d.wantCalls("0s detach lo0")
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		d.wantCalls()
 		d.wantState(attach.Held)
 		must(t, core.Unregister(dev))
@@ -334,7 +334,7 @@ func TestUnregisterWaits(t *testing.T) {
 		must(t, err)
 		gone := make(chan error, 1)
 		go func() { gone <- core.Unregister(dev) }()
-		testutil.Advance(100 * time.Millisecond) // a weak device delays the end of the event function
+		testutil.AdvanceTime(100 * time.Millisecond) // a weak device delays the end of the event function
 		d.wantState(attach.Detaching)
 		select {
 		case err := <-gone:
@@ -348,7 +348,7 @@ func TestUnregisterWaits(t *testing.T) {
 		d.slow = true
 		d.mu.Unlock()
 		dev = registerDevice(t, core, "lo0")
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		must(t, core.Unregister(dev))
 		d.wantCalls("1s no lo0")
 		d.wantState(attach.Held)
@@ -376,7 +376,7 @@ func TestNoCallchain(t *testing.T) {
 		}
 		d.a.Release()
 		d.mu.Unlock()
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		d.wantCalls("0s attach lo0", "0s detach lo0", "0s attach lo0")
 		must(t, core.Unregister(dev))
 		d.a.Close()

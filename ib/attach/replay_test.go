@@ -146,9 +146,9 @@ func (s *storeSession) pollCompletions() {
 	}
 }
 
-// submit posts one request together with all held requests. If a request cannot be posted now, submit adds it to the
+// submitRequest posts one request together with all held requests. If a request cannot be posted now, submit adds it to the
 // held requests.
-func (st *replayStore) submit(ctx context.Context, id int) error {
+func (st *replayStore) submitRequest(ctx context.Context, id int) error {
 	s, err := st.a.Acquire(ctx)
 	if err != nil {
 		return err
@@ -234,7 +234,7 @@ func TestReplay(t *testing.T) {
 	for w := range 4 {
 		wg.Go(func() {
 			for id := w; id < requests; id += 4 {
-				if err := st.submit(t.Context(), id); err != nil {
+				if err := st.submitRequest(t.Context(), id); err != nil {
 					t.Error(err)
 					return
 				}

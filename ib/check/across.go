@@ -32,7 +32,7 @@ func (k *checker) checkBlockedCallback(f *frame) {
 	if x == nil {
 		return
 	}
-	self := observe.Goroutine()
+	self := observe.GoroutineID()
 	rest, busy, began := 0, 0, time.Duration(0)
 	for n := range acrossMost {
 		k.acrossLooks.Add(1)
@@ -48,7 +48,7 @@ func (k *checker) checkBlockedCallback(f *frame) {
 		if rest++; rest == 1 {
 			began = now
 		}
-		if !allAsleep(all) {
+		if !areAllAsleep(all) {
 			rest = 0
 			if busy++; busy == acrossBusy {
 				return

@@ -8,11 +8,13 @@ import (
 	"verbena/ib/check"
 )
 
-// benchChecked runs f in checked mode on a driver with empty methods. Package ib has the same benchmarks without
+// benchInCheckedMode runs f in checked mode on a driver with empty methods. Package ib has the same benchmarks without
 // checked mode.
-func benchChecked(b *testing.B, f func(b *testBench)) { benchHandler(b, func(*ib.CQ) {}, f) }
+func benchInCheckedMode(b *testing.B, f func(b *testBench)) {
+	benchCheckedWithHandler(b, func(*ib.CQ) {}, f)
+}
 
-func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *testBench)) {
+func benchCheckedWithHandler(b *testing.B, handler func(*ib.CQ), f func(b *testBench)) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { b.Error(v) }, Timeout: time.Minute})
 	w := newBenchOn(b, core, handler, nil)
@@ -28,21 +30,21 @@ func benchHandler(b *testing.B, handler func(*ib.CQ), f func(b *testBench)) {
 
 func BenchmarkPostSend(b *testing.B) {
 	wrs := make([]ib.SendWR, 1)
-	benchChecked(b, func(b *testBench) { b.qp.PostSend(wrs...) })
+	benchInCheckedMode(b, func(b *testBench) { b.qp.PostSend(wrs...) })
 }
 
 func BenchmarkPollCQ(b *testing.B) {
 	wc := make([]ib.WC, 1)
-	benchChecked(b, func(b *testBench) { b.cq.Poll(wc) })
+	benchInCheckedMode(b, func(b *testBench) { b.cq.Poll(wc) })
 }
 
 func BenchmarkReqNotifyCQ(b *testing.B) {
-	benchChecked(b, func(b *testBench) { b.cq.ReqNotify(ib.NotifyNextComp) })
+	benchInCheckedMode(b, func(b *testBench) { b.cq.ReqNotify(ib.NotifyNextComp) })
 }
 
-// BenchmarkCallback measures a completion and its handler, both on the same thread.
-func BenchmarkCallback(b *testing.B) {
-	benchChecked(b, func(b *testBench) {
+// BenchmarkCallbackSameThread measures a completion and its handler, both on the same thread.
+func BenchmarkCallbackSameThread(b *testing.B) {
+	benchInCheckedMode(b, func(b *testBench) {
 		b.cq.ReqNotify(ib.NotifyNextComp)
 		b.handle.HoldCallbacks()
 		b.drv.cq.Completed()
@@ -50,10 +52,10 @@ func BenchmarkCallback(b *testing.B) {
 	})
 }
 
-// BenchmarkCallbackWorker measures a completion and its handler on a worker goroutine.
-func BenchmarkCallbackWorker(b *testing.B) {
+// BenchmarkCallbackOnWorker measures a completion and its handler on a worker goroutine.
+func BenchmarkCallbackOnWorker(b *testing.B) {
 	called := make(chan int, 1)
-	benchHandler(b, func(*ib.CQ) { called <- 1 }, func(b *testBench) {
+	benchCheckedWithHandler(b, func(*ib.CQ) { called <- 1 }, func(b *testBench) {
 		b.cq.ReqNotify(ib.NotifyNextComp)
 		b.drv.cq.Completed()
 		<-called

@@ -148,9 +148,9 @@ func TestCheckReportsSleep(t *testing.T) {
 	}
 }
 
-// TestCheckCallsInHandler checks that checked mode reports each function that may sleep when a completion handler calls
+// TestCheckReportsSleepingCallsInHandler checks that checked mode reports each function that may sleep when a completion handler calls
 // it, and reports no other function.
-func TestCheckCallsInHandler(t *testing.T) {
+func TestCheckReportsSleepingCallsInHandler(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		rule check.Rule // 0: allowed
@@ -214,7 +214,7 @@ func TestCheckCallsInHandler(t *testing.T) {
 				}, nil)
 				errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 				b.qp.PostSend(ib.SendWR{})
-				testutil.Advance(2 * time.Second)
+				testutil.AdvanceTime(2 * time.Second)
 				b.destroyAll(t)
 				if calls == 0 {
 					t.Error("handler calls: got none, want at least 1")
@@ -457,9 +457,9 @@ func TestCheckReportsUseAfterDestroy(t *testing.T) {
 	})
 }
 
-// TestCheckReportsLeftObjects checks that a report names the remaining objects and the places of their creation. The
+// TestCheckReportsUndestroyedObjects checks that a report names the remaining objects and the places of their creation. The
 // report is made when Remove of the owning client returns, if the client is known.
-func TestCheckReportsLeftObjects(t *testing.T) {
+func TestCheckReportsUndestroyedObjects(t *testing.T) {
 	core, w := &ib.Core{}, &violationRecorder{}
 	check.On(core, check.Config{Report: w.report})
 	keeper := func(name string, fail error) *ib.Client {
@@ -505,7 +505,7 @@ func TestCheckReportsObjectsAtDealloc(t *testing.T) {
 	w.expectRules(t, check.RuleFreeBeforeUnregister)
 }
 
-func TestCheckReportsBadResults(t *testing.T) {
+func TestCheckReportsInvalidPostResults(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	post := func(n int, err error) {
 		b.drv.post = func() (int, error) { return n, err }
@@ -527,8 +527,8 @@ func TestCheckReportsBadResults(t *testing.T) {
 	w.expectRules(t, slices.Repeat([]check.Rule{check.RuleResult}, 6)...)
 }
 
-// TestCheckReportsOnce checks that a violation is reported once for each place in the code.
-func TestCheckReportsOnce(t *testing.T) {
+// TestCheckReportsOncePerPlace checks that a violation is reported once for each place in the code.
+func TestCheckReportsOncePerPlace(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
 	b.drv.onPost = func() { b.dev.QueryDevice() }
 	for range 5 {
@@ -540,7 +540,7 @@ func TestCheckReportsOnce(t *testing.T) {
 	w.expectRules(t, check.RuleSleepInMethod, check.RuleSleepInMethod)
 }
 
-func TestCheckLeavesNoThreads(t *testing.T) {
+func TestCheckKeepsNoState(t *testing.T) {
 	// On a busy machine, a handler may not run for a long time.
 	b, w := checkedBenchWithTimeout(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP,
 		ib.EventType) {

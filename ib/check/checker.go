@@ -16,15 +16,15 @@ import (
 // pushes a frame on the stack of its goroutine, and pops the frame on return. Each new frame is checked against the
 // frames below it.
 type checker struct {
-	callEnd
+	callLeaver
 	cfg Config
 
 	mu      sync.Mutex
 	threads map[int64]*checkedThread // by goroutine; contains only threads with frames
-	live    map[*object]struct{}
+	live    map[*checkedObject]struct{}
 	made    uint64 // number of objects created
 	// abandoned contains abandoned objects of clients, except those of user contexts.
-	abandoned map[*object]struct{}
+	abandoned map[*checkedObject]struct{}
 
 	regions  sync.Map // from regionKey to *region
 	landings memoryChanges
@@ -38,7 +38,7 @@ type checker struct {
 
 func newChecker(cfg Config) *checker {
 	return &checker{
-		cfg: cfg, threads: map[int64]*checkedThread{}, live: map[*object]struct{}{}, abandoned: map[*object]struct{}{},
+		cfg: cfg, threads: map[int64]*checkedThread{}, live: map[*checkedObject]struct{}{}, abandoned: map[*checkedObject]struct{}{},
 		reported: map[string]bool{},
 	}
 }
@@ -52,20 +52,20 @@ func (k *checker) Enter(c *observe.Call) error {
 // beginCall enters the frame of a call. beginCall returns EDEADLK if the call would wait for its own end.
 func (k *checker) beginCall(c *observe.Call, f *frame) error {
 	c.State = f
-	if k.enter(f) {
+	if k.pushFrame(f) {
 		return syscall.EDEADLK
 	}
 	return nil
 }
 
-// callEnd implements the end of a call for every kind of subject.
-type callEnd struct{}
+// callLeaver implements the end of a call for every kind of subject.
+type callLeaver struct{}
 
-func (callEnd) Leave(c *observe.Call) {
+func (callLeaver) Leave(c *observe.Call) {
 	f := c.State.(*frame)
 	switch c.Kind {
 	case observe.Handler:
-		f.obj.noteHandlerReturned(f, c.Returned)
+		f.obj.recordHandlerReturn(f, c.Returned)
 	case observe.Change:
 		f.obj.addRegion()
 	}
@@ -135,10 +135,10 @@ func (k frameKind) sleepRule() Rule {
 type frame struct {
 	k      *checker
 	kind   frameKind
-	what   string     // such as "QP.PostSend"
-	dev    *ib.Device // the shared handle
-	by     *device    // the caller's handle, for functions of a device
-	obj    *object
+	what   string         // such as "QP.PostSend"
+	dev    *ib.Device     // the shared handle
+	by     *checkedDevice // the caller's handle, for functions of a device
+	obj    *checkedObject
 	client *ib.Client // inClient, and inRegister of a client
 	entry  []uintptr
 	raised []uintptr // inCallback: stack of the call that raised it, if known
@@ -169,12 +169,12 @@ type frame struct {
 	blocked    map[*frame]int // inRegister: inspections in which calls of other threads waited for locks
 }
 
-// enter pushes a frame for the calling goroutine and reports violations of the frame. refuse is true if the call would
+// pushFrame pushes a frame for the calling goroutine and reports violations of the frame. refuse is true if the call would
 // wait for its own end.
-func (k *checker) enter(f *frame) (refuse bool) {
+func (k *checker) pushFrame(f *frame) (refuse bool) {
 	f.k = k
 	f.entry = callerPCs()
-	id := observe.Goroutine()
+	id := observe.GoroutineID()
 	k.mu.Lock()
 	th := k.threads[id]
 	if th == nil {
@@ -185,15 +185,15 @@ func (k *checker) enter(f *frame) (refuse bool) {
 	refuse = rule == RuleWaitForSelf
 	f.th = th
 	at := len(th.frames)
-	if x := th.doorbellFrame(f); x != nil {
+	if x := th.enclosingDoorbellFrame(f); x != nil {
 		at = slices.Index(th.frames, x) // the hold outlives the method
 	}
 	th.frames = slices.Insert(th.frames, at, f)
 	th.seq++
-	k.startWatching(f)
+	k.startWatchTimer(f)
 	k.mu.Unlock()
 	if outer != nil {
-		k.reportNested(rule, f, outer)
+		k.reportNestedCall(rule, f, outer)
 	}
 	return refuse
 }
@@ -228,9 +228,9 @@ func (k *checker) removeFrame(f *frame) {
 	}
 }
 
-// doorbellFrame returns the innermost method call if f is a hold that may begin inside this call. Otherwise
-// doorbellFrame returns nil.
-func (th *checkedThread) doorbellFrame(f *frame) *frame {
+// enclosingDoorbellFrame returns the innermost method call if f is a hold that may begin inside this call. Otherwise
+// enclosingDoorbellFrame returns nil.
+func (th *checkedThread) enclosingDoorbellFrame(f *frame) *frame {
 	if f.kind != inHold || f.holder == nil {
 		return nil
 	}
@@ -245,7 +245,7 @@ func (th *checkedThread) doorbellFrame(f *frame) *frame {
 func (th *checkedThread) violatedRule(f *frame) (Rule, *frame) {
 	switch f.kind {
 	case inCallback, inHold:
-		if x := th.findFrame(func(x *frame) bool { return x.kind.isCall() }); x != nil && x != th.doorbellFrame(f) {
+		if x := th.findFrame(func(x *frame) bool { return x.kind.isCall() }); x != nil && x != th.enclosingDoorbellFrame(f) {
 			if f.kind == inHold {
 				return RuleHold, x
 			}
@@ -280,8 +280,8 @@ func (f *frame) waitsFor(x *frame) bool {
 	return x.dev == f.dev
 }
 
-// reportNested reports that inner was entered inside outer.
-func (k *checker) reportNested(rule Rule, inner, outer *frame) {
+// reportNestedCall reports that inner was entered inside outer.
+func (k *checker) reportNestedCall(rule Rule, inner, outer *frame) {
 	var what string
 	switch rule {
 	case RuleCallchain:
@@ -338,14 +338,14 @@ func holdCalls(by *ib.Hold) (begin, end string) {
 }
 
 // beginHold begins a hold of the calling thread.
-func (d *device) beginHold(by *ib.Hold) {
+func (d *checkedDevice) beginHold(by *ib.Hold) {
 	begin, _ := holdCalls(by)
-	d.k.enter(&frame{kind: inHold, what: "the thread that called " + begin, dev: d.dev, holder: by,
+	d.k.pushFrame(&frame{kind: inHold, what: "the thread that called " + begin, dev: d.dev, holder: by,
 		drop: d.root.endMidlayerHold})
 }
 
 // endMidlayerHold ends a hold in the midlayer.
-func (d *device) endMidlayerHold() {
+func (d *checkedDevice) endMidlayerHold() {
 	if start := d.start.Load(); start != nil {
 		start.Drop()
 	}
@@ -353,7 +353,7 @@ func (d *device) endMidlayerHold() {
 
 // consumeEarlyHold reports whether the hold may have begun before the checks. consumeEarlyHold also counts down the
 // number of such holds.
-func (d *device) consumeEarlyHold() bool {
+func (d *checkedDevice) consumeEarlyHold() bool {
 	for n := d.early.Load(); n > 0; n = d.early.Load() {
 		if d.early.CompareAndSwap(n, n-1) {
 			return true
@@ -363,8 +363,8 @@ func (d *device) consumeEarlyHold() bool {
 }
 
 // endHold ends a hold of the calling thread.
-func (d *device) endHold(by *ib.Hold) {
-	k, id := d.k, observe.Goroutine()
+func (d *checkedDevice) endHold(by *ib.Hold) {
+	k, id := d.k, observe.GoroutineID()
 	var held, inside *frame
 	k.mu.Lock()
 	if th := k.threads[id]; th != nil {

@@ -13,38 +13,38 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// device is the checked state of one consumer's handle of a device.
-type device struct {
-	callEnd
+// checkedDevice is the checked state of one consumer's handle of a device.
+type checkedDevice struct {
+	callLeaver
 	k      *checker
-	dev    *ib.Device // the shared handle
-	root   *device    // subject of dev
-	client *ib.Client // nil: the handle that all clients share
+	dev    *ib.Device     // the shared handle
+	root   *checkedDevice // subject of dev
+	client *ib.Client     // nil: the handle that all clients share
 
 	removed atomic.Pointer[[]uintptr] // stack of the call of Remove
 
 	// The next fields belong to the shared handle.
 	registered   []uintptr
 	unregistered atomic.Pointer[[]uintptr]
-	start        atomic.Pointer[observe.Start] // nil: not yet
-	early        atomic.Int64                  // number of holds that may have begun before the checks
+	start        atomic.Pointer[observe.ObservationStart] // nil: not yet
+	early        atomic.Int64                             // number of holds that may have begun before the checks
 }
 
 // Device begins to check a device. Packets may arrive before that, and some holds may therefore begin unobserved.
 // Device counts the holds in progress. Device then accepts the same number of ends without an observed beginning.
 func (k *checker) Device(d *ib.Device, root observe.Subject, cl *ib.Client) observe.Subject {
 	if root != nil {
-		r := root.(*device)
-		return &device{k: k, dev: r.dev, root: r, client: cl}
+		r := root.(*checkedDevice)
+		return &checkedDevice{k: k, dev: r.dev, root: r, client: cl}
 	}
-	r := &device{k: k, dev: d, registered: callerPCs()}
+	r := &checkedDevice{k: k, dev: d, registered: callerPCs()}
 	const many = 1 << 30 // until the number is known
 	r.early.Store(many)
 	r.root = r
 	return r
 }
 
-func (d *device) Enter(c *observe.Call) error {
+func (d *checkedDevice) Enter(c *observe.Call) error {
 	f := &frame{what: c.What, dev: d.dev}
 	switch c.Kind {
 	case observe.Register:
@@ -55,16 +55,16 @@ func (d *device) Enter(c *observe.Call) error {
 		f.kind = inAtomic
 	default:
 		f.kind, f.by = inMethod, d
-		// deferred until the frame exists; then either checkDeviceGone or Removed finds the call
-		defer d.checkDeviceGone(c.What)
+		// deferred until the frame exists; then either checkNotUnregistered or Removed finds the call
+		defer d.checkNotUnregistered(c.What)
 	}
 	return d.k.beginCall(c, f)
 }
 
-func (d *device) Note(e observe.Event, arg any) error {
+func (d *checkedDevice) Note(e observe.SubjectEvent, arg any) error {
 	switch e {
 	case observe.Started:
-		start := arg.(observe.Start)
+		start := arg.(observe.ObservationStart)
 		d.start.Store(&start)
 		d.early.Store(int64(start.Holds))
 	case observe.HoldBegins:
@@ -74,17 +74,17 @@ func (d *device) Note(e observe.Event, arg any) error {
 	case observe.Removed: // the client has left no objects, and makes no further use of the device
 		at, when := callerPCs(), fmt.Sprintf("%s of client %s", arg, d.client.Name)
 		d.removed.Store(&at)
-		inside := d.k.callsInProgress(observe.Goroutine(), func(x *frame) bool { return x.by == d })
+		inside := d.k.callsInProgress(observe.GoroutineID(), func(x *frame) bool { return x.by == d })
 		d.k.reportCallsInside(RuleUseAfterRemove, d.dev, inside, when, at)
-		d.reportLeftBehind(d.client, when)
-		d.reportIdleAbandoned(when)
+		d.reportUndestroyed(d.client, when)
+		d.reportIdleAbandonedObjects(when)
 	case observe.Unregistered:
 		at := callerPCs()
 		d.unregistered.Store(&at)
-		d.reportLeftBehind(nil, "Core.Unregister")
+		d.reportUndestroyed(nil, "Core.Unregister")
 		d.k.recordUnregister()
 	case observe.Raised:
-		return d.checkDeviceGone("DeviceHandle.DispatchEvent")
+		return d.checkNotUnregistered("DeviceHandle.DispatchEvent")
 	case observe.Freed:
 		at := callerPCs()
 		d.k.report(Violation{
@@ -95,12 +95,12 @@ func (d *device) Note(e observe.Event, arg any) error {
 	return nil
 }
 
-// checkDeviceGone reports the use of a device after Unregister, or by a client after the client's Remove. The call
+// checkNotUnregistered reports the use of a device after Unregister, or by a client after the client's Remove. The call
 // continues after the report.
-func (d *device) checkDeviceGone(what string) error {
+func (d *checkedDevice) checkNotUnregistered(what string) error {
 	at := d.root.unregistered.Load()
 	if at == nil {
-		d.checkRemoved(what)
+		d.checkUseAfterRemove(what)
 		return nil
 	}
 	used := callerPCs()
@@ -111,8 +111,8 @@ func (d *device) checkDeviceGone(what string) error {
 	return syscall.ENODEV
 }
 
-// checkRemoved reports the use of a device by a client after its Remove has returned.
-func (d *device) checkRemoved(what string) {
+// checkUseAfterRemove reports the use of a device by a client after its Remove has returned.
+func (d *checkedDevice) checkUseAfterRemove(what string) {
 	at := d.removed.Load()
 	if at == nil {
 		return
@@ -126,11 +126,11 @@ func (d *device) checkRemoved(what string) {
 }
 
 // currentClient returns the client in whose Add or Remove of d the calling thread is, or nil.
-func (d *device) currentClient() *ib.Client {
+func (d *checkedDevice) currentClient() *ib.Client {
 	if d.client != nil {
 		return d.client
 	}
-	k, id := d.k, observe.Goroutine()
+	k, id := d.k, observe.GoroutineID()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if th := k.threads[id]; th != nil {
@@ -141,12 +141,12 @@ func (d *device) currentClient() *ib.Client {
 	return nil
 }
 
-// reportLeftBehind reports, once, the objects and event functions on d that cl should have destroyed. A nil cl means
+// reportUndestroyed reports, once, the objects and event functions on d that cl should have destroyed. A nil cl means
 // all clients. Event functions without a client may remain.
-func (d *device) reportLeftBehind(cl *ib.Client, when string) {
+func (d *checkedDevice) reportUndestroyed(cl *ib.Client, when string) {
 	k := d.k
 	k.mu.Lock()
-	var left []*object
+	var left []*checkedObject
 	for o := range k.live {
 		mine := o.owner == cl
 		if cl == nil {
@@ -161,12 +161,12 @@ func (d *device) reportLeftBehind(cl *ib.Client, when string) {
 	d.reportObjects(left, fmt.Sprintf("objects left when %s returned", when), when)
 }
 
-// reportIdleAbandoned reports, once, the client's abandoned objects at the end of its Remove. Abandon is allowed if a
+// reportIdleAbandonedObjects reports, once, the client's abandoned objects at the end of its Remove. Abandon is allowed if a
 // destruction, or another call of the client, is in progress.
-func (d *device) reportIdleAbandoned(when string) {
-	k, self := d.k, observe.Goroutine()
+func (d *checkedDevice) reportIdleAbandonedObjects(when string) {
+	k, self := d.k, observe.GoroutineID()
 	k.mu.Lock()
-	var left []*object
+	var left []*checkedObject
 	idle := true
 	for o := range k.abandoned {
 		if o.owner != d.client || o.dev != d.dev {
@@ -191,11 +191,11 @@ func (d *device) reportIdleAbandoned(when string) {
 }
 
 // reportObjects reports objects that a client has not destroyed.
-func (d *device) reportObjects(left []*object, what, when string) {
+func (d *checkedDevice) reportObjects(left []*checkedObject, what, when string) {
 	if len(left) == 0 {
 		return
 	}
-	slices.SortFunc(left, func(a, b *object) int { return cmp.Compare(a.order, b.order) })
+	slices.SortFunc(left, func(a, b *checkedObject) int { return cmp.Compare(a.order, b.order) })
 	var kinds []string
 	stacks := []Stack{{when, formatStack(callerPCs())}}
 	for _, o := range left {
@@ -211,7 +211,7 @@ func (d *device) reportObjects(left []*object, what, when string) {
 
 // recordUnregister records that the calling thread's Unregister has removed the device from its clients.
 func (k *checker) recordUnregister() {
-	id := observe.Goroutine()
+	id := observe.GoroutineID()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if th := k.threads[id]; th != nil {

@@ -35,7 +35,7 @@ func TestCheckAllowsBlockedDestroy(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b, w := checkedBenchWithTimeout(t, time.Hour, nil, nil)
 				x := c.of(b)
-				entered, release := b.drv.Hold(c.method)
+				entered, release := b.drv.HoldMethod(c.method)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if err := x.DestroyContext(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -71,7 +71,7 @@ func TestCheckAllowsBlockedDestroy(t *testing.T) {
 // Unregister.
 func TestCheckReportsCreateDuringUnregister(t *testing.T) {
 	b, w := checkedBench(t, nil, nil)
-	entered, release := b.drv.Hold(ibfake.AllocPD)
+	entered, release := b.drv.HoldMethod(ibfake.AllocPD)
 	done := make(chan error)
 	go func() {
 		_, err := b.dev.AllocPD()

@@ -10,9 +10,9 @@ import (
 	"verbena/ib/check"
 )
 
-// TestEventFunctionStopsItself checks that an event function that calls its own stop function does not wait for itself
+// TestEventFunctionMayStopItself checks that an event function that calls its own stop function does not wait for itself
 // and is reported.
-func TestEventFunctionStopsItself(t *testing.T) {
+func TestEventFunctionMayStopItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
 		var calls atomic.Int32
@@ -29,9 +29,9 @@ func TestEventFunctionStopsItself(t *testing.T) {
 	})
 }
 
-// TestEventAfterUnregister checks that earlier events are delivered before Unregister returns. The test also checks
+// TestUnregisterDeliversEarlierEvents checks that earlier events are delivered before Unregister returns. The test also checks
 // that later events are dropped and reported.
-func TestEventAfterUnregister(t *testing.T) {
+func TestUnregisterDeliversEarlierEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
 		calls := 0
@@ -50,9 +50,9 @@ func TestEventAfterUnregister(t *testing.T) {
 	})
 }
 
-// TestCallbackEndsItsGoroutine checks that other callbacks run, and destruction does not block, after a callback has
+// TestCallbacksSurviveGoexit checks that other callbacks run, and destruction does not block, after a callback has
 // ended its goroutine.
-func TestCallbackEndsItsGoroutine(t *testing.T) {
+func TestCallbacksSurviveGoexit(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			b, w := checkedBench(t, func(*ib.CQ) { runtime.Goexit() }, func(*ib.QP, ib.EventType) { runtime.Goexit() })

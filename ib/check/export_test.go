@@ -7,7 +7,7 @@ import (
 
 // RemainingState returns the number of threads with frames, and the number of live objects, in the checker of a device.
 func RemainingState(d *ib.Device) (threads, objects int) {
-	k := observe.Of(d).(*device).k
+	k := observe.Of(d).(*checkedDevice).k
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.threads), len(k.live)

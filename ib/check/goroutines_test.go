@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestParseGoroutines(t *testing.T) {
+func TestParseGoroutineDump(t *testing.T) {
 	const dump = `goroutine 1 [running]:
 main.main()
 	/x/main.go:1 +0x1

@@ -41,8 +41,8 @@ func newTwoDevices(t *testing.T, ring func(w *twoDevices, h *ib.Hold)) *twoDevic
 	return w
 }
 
-// raiseCompletion makes the handler of device i due.
-func (w *twoDevices) raiseCompletion(i int) { w.benches[i].drv.cq.Completed() }
+// raiseCompletionOn makes the handler of device i due.
+func (w *twoDevices) raiseCompletionOn(i int) { w.benches[i].drv.cq.Completed() }
 
 // ringDoorbell calls Doorbell in the same way as uverbs: the callbacks of the first device are held from the start.
 func (w *twoDevices) ringDoorbell(h *ib.Hold, run func()) {
@@ -51,8 +51,8 @@ func (w *twoDevices) ringDoorbell(h *ib.Hold, run func()) {
 	run()
 }
 
-// free destroys all objects, and checks that exactly these rules were violated.
-func (w *twoDevices) free(rules ...check.Rule) {
+// destroyAllExpecting destroys all objects, and checks that exactly these rules were violated.
+func (w *twoDevices) destroyAllExpecting(rules ...check.Rule) {
 	w.Helper()
 	for _, b := range w.benches {
 		b.destroyAll(w)
@@ -76,7 +76,7 @@ func TestCheckReportsBadHolds(t *testing.T) {
 	}{
 		{"Add in a doorbell with this Hold", add, func(w *twoDevices, h *ib.Hold) { w.ringDoorbell(h, h.Run) }, ""},
 		{"added by deferred work", func(w *twoDevices, h *ib.Hold) {
-			h.Defer(workFunc(func() { add(w, h); w.raiseCompletion(1) }))
+			h.Defer(workFunc(func() { add(w, h); w.raiseCompletionOn(1) }))
 		}, func(w *twoDevices, h *ib.Hold) { w.ringDoorbell(h, h.Run) }, ""},
 		{"run in the doorbell", func(w *twoDevices, h *ib.Hold) { add(w, h); h.Run() }, func(w *twoDevices, h *ib.Hold) {
 			w.ringDoorbell(h, h.Run)
@@ -114,7 +114,7 @@ func TestCheckReportsBadHolds(t *testing.T) {
 		}, "Hold.Run called in QP.PostSend"},
 		{"added in a callback", none, func(w *twoDevices, h *ib.Hold) {
 			w.handler = func(int) { w.handler = nil; add(w, h); h.Run() }
-			w.raiseCompletion(0)
+			w.raiseCompletionOn(0)
 			testutil.Eventually(t, "a report", func() bool { return len(w.seen.violations()) > 0 })
 		}, "Hold.Add called in the completion handler"},
 		{"run by another thread", none, func(w *twoDevices, h *ib.Hold) {
@@ -146,7 +146,7 @@ func TestCheckReportsBadHolds(t *testing.T) {
 			for range w.seen.violations() {
 				rules = append(rules, check.RuleHold) // one violation for each held device
 			}
-			w.free(rules...)
+			w.destroyAllExpecting(rules...)
 			if reported := len(rules) > 0; reported != (test.want != "") {
 				t.Errorf("reported: got %v, want %v", reported, !reported)
 			}
@@ -159,16 +159,16 @@ func TestCheckReportsBadHolds(t *testing.T) {
 	}
 }
 
-// TestHoldWhenCallbackDoesNotReturn checks that a callback that does not return is reported, and that callbacks of
+// TestCheckReportsHangingCallbackInHold checks that a callback that does not return is reported, and that callbacks of
 // other devices run.
-func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
+func TestCheckReportsHangingCallbackInHold(t *testing.T) {
 	for name, end := range map[string]func(){"panics": func() { panic("test") }, "ends its goroutine": runtime.Goexit} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newTwoDevices(t, func(w *twoDevices, h *ib.Hold) {
 					h.Add(w.benches[1].handle)
-					w.raiseCompletion(0)
-					w.raiseCompletion(1)
+					w.raiseCompletionOn(0)
+					w.raiseCompletionOn(1)
 				})
 				var ran [2]int
 				w.handler = func(i int) {
@@ -187,7 +187,7 @@ func TestHoldWhenCallbackDoesNotReturn(t *testing.T) {
 				if ran != [2]int{1, 1} {
 					t.Errorf("handler calls: got %v, want one on each device", ran)
 				}
-				w.free(check.RuleCallbackReturns)
+				w.destroyAllExpecting(check.RuleCallbackReturns)
 			})
 		})
 	}
@@ -210,7 +210,7 @@ func TestHoldBeforeChecksIsIgnored(t *testing.T) {
 }
 
 // Packets arrive during Register, and threads hold the callbacks of the device while they process the packets.
-func TestHoldDuringRegister(t *testing.T) {
+func TestHoldsDuringRegisterAreAllowed(t *testing.T) {
 	w := &violationRecorder{}
 	for range 100 {
 		core := &ib.Core{}

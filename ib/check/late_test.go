@@ -14,9 +14,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestCheckHoldOfThreadThatEnded checks that a hold whose thread has ended is reported and released. Callbacks must not
+// TestCheckReleasesHoldOfEndedThread checks that a hold whose thread has ended is reported and released. Callbacks must not
 // wait for the hold.
-func TestCheckHoldOfThreadThatEnded(t *testing.T) {
+func TestCheckReleasesHoldOfEndedThread(t *testing.T) {
 	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 	var wg sync.WaitGroup
 	wg.Go(b.handle.HoldCallbacks)
@@ -47,9 +47,9 @@ func TestCheckReportsLockAcrossUnregisterClient(t *testing.T) {
 	must(t, core.Unregister(dev))
 }
 
-// TestCheckReportsClientAsleepWithLock checks a client that sleeps in Add with a lock held. The client's event function
+// TestCheckReportsClientSleepingWithLock checks a client that sleeps in Add with a lock held. The client's event function
 // waits for the same lock. The report must not name the driver.
-func TestCheckReportsClientAsleepWithLock(t *testing.T) {
+func TestCheckReportsClientSleepingWithLock(t *testing.T) {
 	var lock sync.Mutex
 	reported := make(chan check.Violation, 1)
 	core := &ib.Core{}
@@ -221,7 +221,7 @@ func TestCheckReportsArmWithoutPoll(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 				test.run(b)
-				testutil.Advance(time.Second)
+				testutil.AdvanceTime(time.Second)
 				b.destroyAll(t)
 				w.expectRules(t, test.rules...)
 			})

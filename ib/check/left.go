@@ -6,9 +6,9 @@ import (
 	"verbena/ib"
 )
 
-// noteArmed records a ReqNotify, with frame f, inside the CQ's handler. Without NotifyReportMissed the handler must
+// recordReqNotify records a ReqNotify, with frame f, inside the CQ's handler. Without NotifyReportMissed the handler must
 // poll until the CQ is empty, because earlier completions do not cause a handler call.
-func (f *frame) noteArmed(flags ib.NotifyFlags) {
+func (f *frame) recordReqNotify(flags ib.NotifyFlags) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
 	if h := f.handlerFrame(); h != nil {
@@ -26,16 +26,16 @@ func (f *frame) handlerFrame() *frame {
 	return f.th.findFrame(func(x *frame) bool { return x.kind == inCallback && x.obj == f.obj })
 }
 
-// expectRemainingPolled is called after a handler that armed the queue and did not empty the queue with its last poll.
+// expectPollOfRemaining is called after a handler that armed the queue and did not empty the queue with its last poll.
 // If no handler call is due and no other thread polls, the remaining completions may never be reported.
-func (o *object) expectRemainingPolled(at []uintptr) {
+func (o *checkedObject) expectPollOfRemaining(at []uintptr) {
 	c, ok := ib.As[ib.CQCounter](o.cq)
 	if !ok || o.user || c.Waiting() == 0 || o.isHandlerDue() {
 		return
 	}
 	r := &rearmWatch{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at}
 	r.afterTimeout(func() {
-		if n := o.waitingCompletions(c); n > 0 && r.isIdle() && !o.isHandlerDue() {
+		if n := o.countWaitingCompletions(c); n > 0 && r.isConsumerIdle() && !o.isHandlerDue() {
 			o.k.report(Violation{
 				Rule: RuleLeftInCQ,
 				What: fmt.Sprintf("a completion handler armed its CQ without NotifyReportMissed and returned with "+
@@ -48,8 +48,8 @@ func (o *object) expectRemainingPolled(at []uintptr) {
 	})
 }
 
-// waitingCompletions returns the number of completions in the queue, or 0 if the queue has been destroyed.
-func (o *object) waitingCompletions(c ib.CQCounter) int {
+// countWaitingCompletions returns the number of completions in the queue, or 0 if the queue has been destroyed.
+func (o *checkedObject) countWaitingCompletions(c ib.CQCounter) int {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
 	if o.gone {

@@ -23,28 +23,28 @@ func TestCheckReportsCompletionsLeftInCQ(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name   string
-		handle func(x *consumer, cq *ib.CQ)
+		handle func(x *testConsumer, cq *ib.CQ)
 		caught bool
 	}{
-		{"one batch", func(_ *consumer, cq *ib.CQ) {
+		{"one batch", func(_ *testConsumer, cq *ib.CQ) {
 			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
 		}, true},
-		{"one batch, after a poll", func(_ *consumer, cq *ib.CQ) {
+		{"one batch, after a poll", func(_ *testConsumer, cq *ib.CQ) {
 			poll(cq, 1)
 			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
 		}, true},
-		{"polls until the CQ is empty", func(_ *consumer, cq *ib.CQ) {
+		{"polls until the CQ is empty", func(_ *testConsumer, cq *ib.CQ) {
 			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			for poll(cq, 2) == 2 {
 			}
 		}, false},
-		{"one batch polls all completions", func(_ *consumer, cq *ib.CQ) {
+		{"one batch polls all completions", func(_ *testConsumer, cq *ib.CQ) {
 			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2*queueDepth)
 		}, false},
-		{"uses NotifyReportMissed", func(_ *consumer, cq *ib.CQ) {
+		{"uses NotifyReportMissed", func(_ *testConsumer, cq *ib.CQ) {
 			for missed := true; missed; {
 				poll(cq, 2)
 				var err error
@@ -54,12 +54,12 @@ func TestCheckReportsCompletionsLeftInCQ(t *testing.T) {
 				}
 			}
 		}, false},
-		{"leaves the rest to another thread", func(x *consumer, cq *ib.CQ) {
+		{"leaves the rest to another thread", func(x *testConsumer, cq *ib.CQ) {
 			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			poll(cq, 2)
 			time.AfterFunc(timeout/10, func() { x.pollAll() })
 		}, false},
-		{"is called again for later completions", func(x *consumer, cq *ib.CQ) {
+		{"is called again for later completions", func(x *testConsumer, cq *ib.CQ) {
 			ignoreError(cq.ReqNotify(ib.NotifyNextComp))
 			if x.calls.Add(1) == 1 {
 				x.postRecv(8)
@@ -73,7 +73,7 @@ func TestCheckReportsCompletionsLeftInCQ(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var x *consumer
+				var x *testConsumer
 				x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) { c.handle(x, cq) }})
 				for i := range uint64(queueDepth - 1) {
 					x.postRecv(i)
@@ -82,7 +82,7 @@ func TestCheckReportsCompletionsLeftInCQ(t *testing.T) {
 				ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
 				x.postRecv(7)
 				x.postSend(7, ib.SendSignaled)
-				testutil.Advance(5 * timeout)
+				testutil.AdvanceTime(5 * timeout)
 				if c.caught {
 					x.endAndExpect(check.RuleLeftInCQ)
 				} else {

@@ -14,13 +14,13 @@ import (
 	"verbena/ib/internal/observe"
 )
 
-// object is the checked state of an object of package ib, or of an event function.
-type object struct {
-	callEnd
+// checkedObject is the checked state of an object of package ib, or of an event function.
+type checkedObject struct {
+	callLeaver
 	k    *checker
-	self any        // the object, such as an *ib.MR
-	dev  *ib.Device // the shared handle
-	by   *device    // the handle that created the object
+	self any            // the object, such as an *ib.MR
+	dev  *ib.Device     // the shared handle
+	by   *checkedDevice // the handle that created the object
 	kind string
 	// owner is the client of the handle by. For the shared handle it is the client that, in Add or Remove, created the
 	// object or the object's parent. owner is nil if unknown.
@@ -74,36 +74,36 @@ const eventFunction = "event function"
 
 // Object records the creator of a new object and the place of its creation.
 func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.Subject {
-	d := by.(*device)
-	o := &object{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callerPCs(), owner: d.client}
+	d := by.(*checkedDevice)
+	o := &checkedObject{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callerPCs(), owner: d.client}
 	if of != nil {
-		o.program = of.(*object).program
-		o.owner = cmp.Or(o.owner, of.(*object).owner)
+		o.program = of.(*checkedObject).program
+		o.owner = cmp.Or(o.owner, of.(*checkedObject).owner)
 	}
-	o.program = o.program || k.inUserCall()
+	o.program = o.program || k.isInUserCall()
 	if o.owner == nil {
 		o.owner = d.currentClient()
 	}
 	return o
 }
 
-// inUserCall reports whether the calling thread executes a call of a user context (ib.UserSide).
-func (k *checker) inUserCall() bool {
-	id := observe.Goroutine()
+// isInUserCall reports whether the calling thread executes a call of a user context (ib.UserSide).
+func (k *checker) isInUserCall() bool {
+	id := observe.GoroutineID()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	th := k.threads[id]
 	return th != nil && th.findFrame(func(f *frame) bool { return strings.HasPrefix(f.what, "user.") }) != nil
 }
 
-// objectOf returns the checked state of an object of package ib, or nil if the object is not checked.
-func objectOf(x any) *object {
-	o, _ := observe.Of(x).(*object)
+// checkedObjectOf returns the checked state of an object of package ib, or nil if the object is not checked.
+func checkedObjectOf(x any) *checkedObject {
+	o, _ := observe.Of(x).(*checkedObject)
 	return o
 }
 
 // Enter begins a call on the object, or one of its callbacks.
-func (o *object) Enter(c *observe.Call) error {
+func (o *checkedObject) Enter(c *observe.Call) error {
 	f := &frame{kind: inMethod, what: c.What, obj: o, dev: o.dev}
 	switch c.Kind {
 	case observe.Handler:
@@ -111,7 +111,7 @@ func (o *object) Enter(c *observe.Call) error {
 	case observe.Callback:
 		f.kind = inCallback
 		if c.Arg == ib.EventQPLastWQEReached {
-			o.work.noteLastWQE()
+			o.work.recordLastWQEReached()
 		}
 		return o.k.beginCall(c, f)
 	case observe.Atomic:
@@ -119,22 +119,22 @@ func (o *object) Enter(c *observe.Call) error {
 	case observe.Destroy:
 		return o.beginDestroy(c, f)
 	case observe.Change:
-		o.endRegion()
-		defer o.checkRegionInUse(c.What)
+		o.endRegionComparisons()
+		defer o.checkRegionNotInUse(c.What)
 	}
 	c.State = f
-	return o.enterCall(f)
+	return o.enterObjectCall(f)
 }
 
-// enterCall enters the frame of a call on the object. enterCall returns an error if the object has been destroyed. In
+// enterObjectCall enters the frame of a call on the object. enterObjectCall returns an error if the object has been destroyed. In
 // that case the driver must not be called.
-func (o *object) enterCall(f *frame) error {
+func (o *checkedObject) enterObjectCall(f *frame) error {
 	f.obj, f.dev = o, o.dev
-	err := o.checkDestroyed(f.what)
+	err := o.checkNotDestroyed(f.what)
 	if err == nil && !o.abandoned.Load() {
-		err = o.by.checkDeviceGone(f.what)
+		err = o.by.checkNotUnregistered(f.what)
 	}
-	if o.k.enter(f) {
+	if o.k.pushFrame(f) {
 		err = syscall.EDEADLK
 	}
 	return err
@@ -142,23 +142,23 @@ func (o *object) enterCall(f *frame) error {
 
 // beginDestroy records the start of a destruction. beginDestroy returns EDEADLK in a callback for whose end the
 // destruction would wait. All other errors come from the driver.
-func (o *object) beginDestroy(c *observe.Call, f *frame) error {
+func (o *checkedObject) beginDestroy(c *observe.Call, f *frame) error {
 	f.waits = true
 	if o.kind == eventFunction {
 		return o.k.beginCall(c, f)
 	}
 	c.State = f
-	if err := o.enterCall(f); err == syscall.EDEADLK {
+	if err := o.enterObjectCall(f); err == syscall.EDEADLK {
 		return err
 	}
 	o.ends.Store(&f.entry)
-	o.endRegion()
-	o.checkRegionInUse(c.What)
+	o.endRegionComparisons()
+	o.checkRegionNotInUse(c.What)
 	return nil
 }
 
 // beginHandler records the start of a call of the completion handler.
-func (o *object) beginHandler(c *observe.Call, f *frame) error {
+func (o *checkedObject) beginHandler(c *observe.Call, f *frame) error {
 	f.kind, f.armings = inCallback, o.armings.Load()
 	o.handlerAt.Store(o.calls.Load())
 	if at := o.raised.Load(); at != nil {
@@ -175,22 +175,22 @@ func (o *object) beginHandler(c *observe.Call, f *frame) error {
 	return err
 }
 
-// noteHandlerReturned records the end of a call of the completion handler.
-func (o *object) noteHandlerReturned(f *frame, returned bool) {
+// recordHandlerReturn records the end of a call of the completion handler.
+func (o *checkedObject) recordHandlerReturn(f *frame, returned bool) {
 	if returned && f.polled != nil && o.armings.Load() == f.armings {
 		o.expectRearm(f.polled, f.batch)
 	}
 	if returned && f.blind != nil && f.batch {
-		o.expectRemainingPolled(f.blind)
+		o.expectPollOfRemaining(f.blind)
 	}
 	o.handler.CompareAndSwap(f, nil)
 }
 
 // isHandlerDue reports whether a handler call is due.
-func (o *object) isHandlerDue() bool { return o.calls.Load() > o.handlerAt.Load() }
+func (o *checkedObject) isHandlerDue() bool { return o.calls.Load() > o.handlerAt.Load() }
 
 // Note records an event of the object.
-func (o *object) Note(e observe.Event, _ any) error {
+func (o *checkedObject) Note(e observe.SubjectEvent, _ any) error {
 	switch e {
 	case observe.Born:
 		o.addLive()
@@ -200,22 +200,22 @@ func (o *object) Note(e observe.Event, _ any) error {
 	case observe.Abandoned:
 		o.markAbandoned()
 	case observe.Raised:
-		_ = o.checkDestroyed(o.kind + "Handle.Raise")
+		_ = o.checkNotDestroyed(o.kind + "Handle.Raise")
 		o.broken.Store(true) // for a CQ
 	case observe.Completed:
-		return o.checkCompleted()
+		return o.checkCompletionArmed()
 	}
 	return nil
 }
 
-// checkDestroyed reports the use of a destroyed object.
-func (o *object) checkDestroyed(what string) error {
-	return o.checkUse(what, "%s on a %v that was destroyed")
+// checkNotDestroyed reports the use of a destroyed object.
+func (o *checkedObject) checkNotDestroyed(what string) error {
+	return o.checkNotDestroyedAs(what, "%s on a %v that was destroyed")
 }
 
-// checkUse is checkDestroyed with a format for the report. The arguments of the format are what and the kind of the
+// checkNotDestroyedAs is checkNotDestroyed with a format for the report. The arguments of the format are what and the kind of the
 // object.
-func (o *object) checkUse(what, format string) error {
+func (o *checkedObject) checkNotDestroyedAs(what, format string) error {
 	at := o.destroyed.Load()
 	if at == nil {
 		return nil
@@ -228,7 +228,7 @@ func (o *object) checkUse(what, format string) error {
 	return syscall.EINVAL
 }
 
-func (o *object) addLive() {
+func (o *checkedObject) addLive() {
 	o.k.mu.Lock()
 	defer o.k.mu.Unlock()
 	o.k.made++
@@ -236,19 +236,19 @@ func (o *object) addLive() {
 	o.k.live[o] = struct{}{}
 }
 
-func (o *object) removeLive() {
+func (o *checkedObject) removeLive() {
 	at := callerPCs()
 	if called := o.ends.Load(); called != nil {
 		at = *called // the destruction may run on another goroutine
 	}
 	o.destroyed.Store(&at)
-	o.work.noteDestroyed(at)
+	o.work.recordDestroyed(at)
 	for _, t := range []*time.Timer{o.armed.Load(), o.rearm.Load()} {
 		if t != nil {
 			t.Stop()
 		}
 	}
-	id := observe.Goroutine()
+	id := observe.GoroutineID()
 	o.k.mu.Lock()
 	delete(o.k.live, o)
 	delete(o.k.abandoned, o)
@@ -270,7 +270,7 @@ func (o *object) removeLive() {
 	}, o.dev, at)
 }
 
-func (o *object) markAbandoned() {
+func (o *checkedObject) markAbandoned() {
 	o.abandoned.Store(true)
 	o.k.mu.Lock()
 	defer o.k.mu.Unlock()
@@ -282,10 +282,10 @@ func (o *object) markAbandoned() {
 
 var errArmedOnlyByCheck = errors.New("only checked mode has armed the queue")
 
-// checkCompleted checks that a ReqNotify preceded the driver's report. checkCompleted returns an error if only checked
+// checkCompletionArmed checks that a ReqNotify preceded the driver's report. checkCompletionArmed returns an error if only checked
 // mode had armed the queue.
-func (o *object) checkCompleted() error {
-	_ = o.checkDestroyed("CQHandle.Completed")
+func (o *checkedObject) checkCompletionArmed() error {
+	_ = o.checkNotDestroyed("CQHandle.Completed")
 	at := callerPCs()
 	o.raised.Store(&at)
 	o.answers.Add(1)
@@ -296,7 +296,7 @@ func (o *object) checkCompleted() error {
 			Stacks: []Stack{{"CQHandle.Completed", formatStack(at)}, {"the CQ made at", formatStack(o.made)}},
 		}, o.dev, at)
 	}
-	if o.armedOnlyByCheck() {
+	if o.isArmedOnlyByChecker() {
 		return errArmedOnlyByCheck
 	}
 	o.calls.Add(1)

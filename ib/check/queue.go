@@ -12,11 +12,11 @@ import (
 type (
 	queueCQ struct {
 		ib.DriverCQ
-		o *object
+		o *checkedObject
 	}
 	queueQP struct {
 		ib.DriverQP
-		o *object
+		o *checkedObject
 	}
 	queueUserQP struct {
 		queueQP
@@ -24,13 +24,13 @@ type (
 	}
 	queueSRQ struct {
 		ib.DriverSRQ
-		o *object
+		o *checkedObject
 	}
 )
 
 // Queue wraps a queue and begins to track its work requests.
-func (k *checker) Queue(s observe.Subject, drv any, m observe.Made) any {
-	o := s.(*object)
+func (k *checker) Queue(s observe.Subject, drv any, m observe.QueueInfo) any {
+	o := s.(*checkedObject)
 	o.user, o.mayOverrun = m.User, m.Overruns
 	switch d := drv.(type) {
 	case ib.DriverCQ:
@@ -57,15 +57,15 @@ func (q *queueQP) PostSend(wrs []ib.SendWR) (int, error) {
 	for i := range wrs {
 		checkReferencedObjects(&wrs[i])
 	}
-	return checkedPost(q.o, "QP.PostSend", wrs, q.DriverQP.PostSend, q.o.work.recordSends)
+	return postChecked(q.o, "QP.PostSend", wrs, q.DriverQP.PostSend, q.o.work.recordSends)
 }
 
 // checkReferencedObjects reports each destroyed object that the work request names. The driver then rejects the
 // request.
 func checkReferencedObjects(wr *ib.SendWR) {
 	check := func(x any) {
-		if o := objectOf(x); o != nil {
-			_ = o.checkUse("QP.PostSend", "%s of a work request that names a %v that was destroyed")
+		if o := checkedObjectOf(x); o != nil {
+			_ = o.checkNotDestroyedAs("QP.PostSend", "%s of a work request that names a %v that was destroyed")
 		}
 	}
 	if wr.AH != nil {
@@ -83,13 +83,13 @@ func checkReferencedObjects(wr *ib.SendWR) {
 }
 
 func (q *queueQP) PostRecv(wrs []ib.RecvWR) (int, error) {
-	return checkedPost(q.o, "QP.PostRecv", wrs, q.DriverQP.PostRecv, q.o.work.recordRecvs)
+	return postChecked(q.o, "QP.PostRecv", wrs, q.DriverQP.PostRecv, q.o.work.recordRecvs)
 }
 
 func (q *queueQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	err := q.DriverQP.Modify(attr, mask, u)
 	if err == nil && mask&ib.QPAttrState != 0 {
-		q.o.work.noteState(attr.State)
+		q.o.work.recordQPState(attr.State)
 	}
 	return err
 }
@@ -105,7 +105,7 @@ func (q *queueQP) Destroy() error {
 
 func (q *queueUserQP) Doorbell(h *ib.Hold) {
 	f := &frame{kind: inAtomic, what: "UserQP.Doorbell", holder: h}
-	err := q.o.enterCall(f)
+	err := q.o.enterObjectCall(f)
 	defer f.popFrame()
 	if err == nil {
 		q.user.Doorbell(h)
@@ -113,7 +113,7 @@ func (q *queueUserQP) Doorbell(h *ib.Hold) {
 }
 
 func (q *queueUserQP) Posted() (at uint32, some bool) {
-	f, err := q.o.enterAtomic("UserQP.Posted")
+	f, err := q.o.enterAtomicCall("UserQP.Posted")
 	defer f.popFrame()
 	if err != nil {
 		return 0, false
@@ -124,12 +124,12 @@ func (q *queueUserQP) Posted() (at uint32, some bool) {
 func (q *queueUserQP) TakeBack() { q.user.TakeBack() }
 
 func (q *queueSRQ) PostRecv(wrs []ib.RecvWR) (int, error) {
-	return checkedPost(q.o, "SRQ.PostRecv", wrs, q.DriverSRQ.PostRecv, q.o.work.recordRecvs)
+	return postChecked(q.o, "SRQ.PostRecv", wrs, q.DriverSRQ.PostRecv, q.o.work.recordRecvs)
 }
 
 func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 	o := q.o
-	f, err := o.enterAtomic("CQ.Poll")
+	f, err := o.enterAtomicCall("CQ.Poll")
 	defer f.popFrame()
 	if err != nil {
 		return 0, err
@@ -141,19 +141,19 @@ func (q *queueCQ) Poll(wc []ib.WC) (int, error) {
 	n, err := q.DriverCQ.Poll(wc)
 	switch {
 	case n < 0 || n > len(wc):
-		f.reportBadResult(fmt.Sprintf("%d completions returned in an array of %d", n, len(wc)))
+		f.reportInconsistentResult(fmt.Sprintf("%d completions returned in an array of %d", n, len(wc)))
 	case err != nil:
 		o.broken.Store(true)
 	case len(wc) > 0:
-		o.recordPolled(f, wc[:n], before)
-		f.notePolled(n == len(wc))
+		o.recordPolledCompletions(f, wc[:n], before)
+		f.recordPollResult(n == len(wc))
 	}
 	return n, err
 }
 
 func (q *queueCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 	o := q.o
-	f, err := o.enterAtomic("CQ.ReqNotify")
+	f, err := o.enterAtomicCall("CQ.ReqNotify")
 	defer f.popFrame()
 	if err != nil {
 		return false, err
@@ -165,10 +165,10 @@ func (q *queueCQ) ReqNotify(flags ib.NotifyFlags) (bool, error) {
 		o.requests.Add(-1)
 	}
 	if missed && flags&ib.NotifyReportMissed == 0 {
-		f.reportBadResult("missed completions reported without NotifyReportMissed")
+		f.reportInconsistentResult("missed completions reported without NotifyReportMissed")
 	}
 	if err == nil {
-		f.noteArmed(flags)
+		f.recordReqNotify(flags)
 		o.expectPoll(flags, missed, f.entry)
 	}
 	return missed, err
@@ -183,15 +183,15 @@ func (q *queueCQ) Destroy() error {
 	return err
 }
 
-// enterAtomic enters a call on the object that may not sleep.
-func (o *object) enterAtomic(what string) (*frame, error) {
+// enterAtomicCall enters a call on the object that may not sleep.
+func (o *checkedObject) enterAtomicCall(what string) (*frame, error) {
 	f := &frame{kind: inAtomic, what: what}
-	return f, o.enterCall(f)
+	return f, o.enterObjectCall(f)
 }
 
-// holdsCompletions asks the driver whether the queue holds completions. holdsCompletions does not ask if the queue has
+// hasCompletions asks the driver whether the queue holds completions. hasCompletions does not ask if the queue has
 // been destroyed.
-func (o *object) holdsCompletions(flags ib.NotifyFlags) bool {
+func (o *checkedObject) hasCompletions(flags ib.NotifyFlags) bool {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
 	if o.gone {
@@ -207,7 +207,7 @@ func (o *object) holdsCompletions(flags ib.NotifyFlags) bool {
 // expectPoll waits for some time after the queue was armed. expectPoll reports a completion that was in the queue at
 // that time if neither a poll nor a notification has followed. If the consumer did not ask for missed completions,
 // expectPoll asks the driver again.
-func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
+func (o *checkedObject) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 	if o.user || flags&ib.NotifyReportMissed != 0 && !missed {
 		return
 	}
@@ -237,32 +237,32 @@ func (o *object) expectPoll(flags ib.NotifyFlags, missed bool, at []uintptr) {
 		case !same():
 		case missed:
 			report()
-		case o.holdsCompletions(flags):
+		case o.hasCompletions(flags):
 			after(o.k.cfg.Timeout/4, report) // a completion may have just arrived and be reported soon
 		}
 	})
 }
 
-// checkedPost calls PostSend or PostRecv of a queue.
-func checkedPost[WR any](o *object, what string, wrs []WR, checkedPost func([]WR) (int, error),
+// postChecked calls PostSend or PostRecv of a queue.
+func postChecked[WR any](o *checkedObject, what string, wrs []WR, postChecked func([]WR) (int, error),
 	note func(*frame, []WR) (taken func(int))) (int, error) {
 
-	f, err := o.enterAtomic(what)
+	f, err := o.enterAtomicCall(what)
 	defer f.popFrame()
 	if err != nil {
 		return 0, err
 	}
 	taken := note(f, wrs)
-	n, err := checkedPost(wrs)
+	n, err := postChecked(wrs)
 	taken(n)
 	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
-		f.reportBadResult(fmt.Sprintf("%d of %d work requests accepted, error %v", n, len(wrs), err))
+		f.reportInconsistentResult(fmt.Sprintf("%d of %d work requests accepted, error %v", n, len(wrs), err))
 	}
 	return n, err
 }
 
-// reportBadResult reports an inconsistent result of a driver's method.
-func (f *frame) reportBadResult(what string) {
+// reportInconsistentResult reports an inconsistent result of a driver's method.
+func (f *frame) reportInconsistentResult(what string) {
 	f.k.report(Violation{
 		Rule: RuleResult, What: f.what + ": " + what, Stacks: []Stack{{f.what, formatStack(f.entry)}},
 	}, f.dev, f.entry)

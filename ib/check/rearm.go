@@ -13,15 +13,15 @@ import (
 // neither polled nor armed for Timeout. The checker then arms the CQ itself to detect present and later completions.
 // The consumer's handler is not called for these completions.
 type rearmWatch struct {
-	o              *object
+	o              *checkedObject
 	polls, armings int64
 	at             []uintptr // last poll of the handler
 	batch          bool      // the last poll filled its array
 }
 
-// notePolled records the return of a Poll, with frame f, inside the CQ's handler. A full array means that completions
+// recordPollResult records the return of a Poll, with frame f, inside the CQ's handler. A full array means that completions
 // may remain in the CQ.
-func (f *frame) notePolled(full bool) {
+func (f *frame) recordPollResult(full bool) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
 	if h := f.handlerFrame(); h != nil {
@@ -29,8 +29,8 @@ func (f *frame) notePolled(full bool) {
 	}
 }
 
-// isIdle reports whether the consumer has neither polled nor armed the queue since the handler.
-func (r *rearmWatch) isIdle() bool {
+// isConsumerIdle reports whether the consumer has neither polled nor armed the queue since the handler.
+func (r *rearmWatch) isConsumerIdle() bool {
 	o := r.o
 	return o.polls.Load() == r.polls && o.armings.Load() == r.armings && o.handler.Load() == nil &&
 		o.destroyed.Load() == nil && o.dev.State() == ib.DeviceActive
@@ -45,23 +45,23 @@ func (r *rearmWatch) afterTimeout(f func()) {
 }
 
 // expectRearm is called after the handler has returned. batch reports whether its last poll was full.
-func (o *object) expectRearm(at []uintptr, batch bool) {
+func (o *checkedObject) expectRearm(at []uintptr, batch bool) {
 	if o.user {
 		return
 	}
 	r := &rearmWatch{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at, batch: batch}
 	r.afterTimeout(func() {
-		if r.isIdle() && o.armForCheck(r) {
-			r.noteCompletionArrived()
+		if r.isConsumerIdle() && o.armForCheck(r) {
+			r.handleCompletionArrival()
 		}
 	})
 }
 
 // armForCheck arms the queue on behalf of the checker, and reports whether the queue holds completions.
-func (o *object) armForCheck(r *rearmWatch) bool {
+func (o *checkedObject) armForCheck(r *rearmWatch) bool {
 	o.probeMu.Lock()
 	defer o.probeMu.Unlock()
-	if o.gone || r.batch && !o.isInUse() {
+	if o.gone || r.batch && !o.isUsedByActiveQP() {
 		return false
 	}
 	o.requests.Add(1)
@@ -72,9 +72,9 @@ func (o *object) armForCheck(r *rearmWatch) bool {
 	return missed && err == nil
 }
 
-// isInUse reports whether a queue pair that completes on the CQ is in a state other than error. A handler need not poll
+// isUsedByActiveQP reports whether a queue pair that completes on the CQ is in a state other than error. A handler need not poll
 // completions of queue pairs in the error state.
-func (o *object) isInUse() bool {
+func (o *checkedObject) isUsedByActiveQP() bool {
 	var all []*workTracker
 	o.k.mu.Lock()
 	for x := range o.k.live {
@@ -86,22 +86,22 @@ func (o *object) isInUse() bool {
 	return slices.ContainsFunc(all, func(w *workTracker) bool { return !w.o.stopping.Load() && w.qp.State() != ib.QPErr })
 }
 
-// armedOnlyByCheck reports whether only probe has armed the queue. If so, the completion must not call the consumer's
+// isArmedOnlyByChecker reports whether only probe has armed the queue. If so, the completion must not call the consumer's
 // handler. The caller may be a driver that holds locks.
-func (o *object) armedOnlyByCheck() bool {
+func (o *checkedObject) isArmedOnlyByChecker() bool {
 	r := o.probed.Swap(nil)
 	if r == nil || o.armings.Load() != r.armings {
 		return false
 	}
-	r.noteCompletionArrived()
+	r.handleCompletionArrival()
 	return true
 }
 
-// noteCompletionArrived is called when the queue holds a completion. If the consumer neither polls nor arms the queue
-// within Timeout, noteCompletionArrived reports the violation.
-func (r *rearmWatch) noteCompletionArrived() {
+// handleCompletionArrival is called when the queue holds a completion. If the consumer neither polls nor arms the queue
+// within Timeout, handleCompletionArrival reports the violation.
+func (r *rearmWatch) handleCompletionArrival() {
 	r.afterTimeout(func() {
-		if !r.isIdle() {
+		if !r.isConsumerIdle() {
 			return
 		}
 		o := r.o

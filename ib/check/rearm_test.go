@@ -17,51 +17,51 @@ func TestCheckReportsUnarmedCQ(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		rearm  func(n int32, cq *ib.CQ) bool // called in the n-th handler call
-		then   func(x *consumer)             // called after the first handler call has returned
+		then   func(x *testConsumer)         // called after the first handler call has returned
 		caught bool
 	}{
-		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+		{"completions that wait", func(n int32, _ *ib.CQ) bool { return false }, func(x *testConsumer) {
 			x.postRecv(1)
 			x.postSend(1, 0)
-			testutil.Advance(5 * timeout)
+			testutil.AdvanceTime(5 * timeout)
 		}, true},
-		{"completions that come late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
-			testutil.Advance(5 * timeout)
+		{"completions that come late", func(n int32, _ *ib.CQ) bool { return false }, func(x *testConsumer) {
+			testutil.AdvanceTime(5 * timeout)
 			x.postRecv(1)
 			x.postSend(1, 0)
-			testutil.Advance(5 * timeout)
+			testutil.AdvanceTime(5 * timeout)
 		}, true},
-		{"forgotten in the second call", func(n int32, _ *ib.CQ) bool { return n < 2 }, func(x *consumer) {
+		{"forgotten in the second call", func(n int32, _ *ib.CQ) bool { return n < 2 }, func(x *testConsumer) {
 			for range 2 {
 				x.postRecv(1)
 				x.postSend(1, 0)
-				testutil.Advance(5 * timeout)
+				testutil.AdvanceTime(5 * timeout)
 			}
 		}, true},
-		{"armed again", func(n int32, _ *ib.CQ) bool { return true }, func(x *consumer) {
+		{"armed again", func(n int32, _ *ib.CQ) bool { return true }, func(x *testConsumer) {
 			x.postRecv(1)
 			x.postSend(1, 0)
-			testutil.Advance(5 * timeout)
+			testutil.AdvanceTime(5 * timeout)
 		}, false},
 		{"no further completions", func(n int32, _ *ib.CQ) bool { return false },
-			func(*consumer) { testutil.Advance(5 * timeout) },
+			func(*testConsumer) { testutil.AdvanceTime(5 * timeout) },
 			false},
-		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
+		{"another thread polls", func(n int32, _ *ib.CQ) bool { return false }, func(x *testConsumer) {
 			x.postRecv(1)
 			x.postSend(1, 0)
 			for range 50 {
-				testutil.Advance(timeout / 10)
+				testutil.AdvanceTime(timeout / 10)
 				x.pollAll()
 			}
 		}, false},
-		{"armed by another thread, late", func(n int32, _ *ib.CQ) bool { return false }, func(x *consumer) {
-			testutil.Advance(5 * timeout)
+		{"armed by another thread, late", func(n int32, _ *ib.CQ) bool { return false }, func(x *testConsumer) {
+			testutil.AdvanceTime(5 * timeout)
 			_, err := x.cq.ReqNotify(ib.NotifyNextComp)
 			x.failOnError(err)
 			calls := x.calls.Load()
 			x.postRecv(1)
 			x.postSend(1, 0)
-			testutil.Advance(timeout)
+			testutil.AdvanceTime(timeout)
 			if n := x.calls.Load() - calls; n != 1 {
 				x.t.Errorf("calls of the handler: got %d, want 1", n)
 			}
@@ -69,7 +69,7 @@ func TestCheckReportsUnarmedCQ(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var x *consumer
+				var x *testConsumer
 				x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
 					n := x.calls.Add(1)
 					wc := make([]ib.WC, 2*queueDepth)
@@ -101,18 +101,18 @@ func TestCheckReportsUnarmedCQAfterBatch(t *testing.T) {
 		name   string
 		arm    bool
 		fail   bool // the queue pairs are in the error state when the handler runs
-		then   func(x *consumer)
+		then   func(x *testConsumer)
 		caught bool
 	}{
-		{"left", false, false, func(*consumer) {}, true},
-		{"armed with NotifyReportMissed", true, false, func(*consumer) {}, false},
-		{"another thread polls", false, false, func(x *consumer) { testutil.Advance(timeout / 2); x.pollAll() }, false},
-		{"another thread arms", false, false, func(x *consumer) {
-			testutil.Advance(timeout / 2)
+		{"left", false, false, func(*testConsumer) {}, true},
+		{"armed with NotifyReportMissed", true, false, func(*testConsumer) {}, false},
+		{"another thread polls", false, false, func(x *testConsumer) { testutil.AdvanceTime(timeout / 2); x.pollAll() }, false},
+		{"another thread arms", false, false, func(x *testConsumer) {
+			testutil.AdvanceTime(timeout / 2)
 			ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
 			x.pollAll()
 		}, false},
-		{"all queue pairs are in error", false, true, func(*consumer) {}, false},
+		{"all queue pairs are in error", false, true, func(*testConsumer) {}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -139,7 +139,7 @@ func TestCheckReportsUnarmedCQAfterBatch(t *testing.T) {
 					x.postSend(3, ib.SendSignaled)
 				}
 				c.then(x)
-				testutil.Advance(5 * timeout)
+				testutil.AdvanceTime(5 * timeout)
 				if c.caught {
 					x.endAndExpect(check.RuleNotRearmed)
 				} else {
@@ -156,11 +156,11 @@ func ignoreError[T any](_ T, err error) {
 	}
 }
 
-// TestCheckArmingIsInvisible checks that the handler is not called for completions if only checked mode has armed the
+// TestCheckArmingCausesNoHandlerCall checks that the handler is not called for completions if only checked mode has armed the
 // queue.
-func TestCheckArmingIsInvisible(t *testing.T) {
+func TestCheckArmingCausesNoHandlerCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var x *consumer
+		var x *testConsumer
 		x = newConsumer(t, consumerConfig{handler: func(cq *ib.CQ) {
 			x.calls.Add(1)
 			ignoreError(cq.Poll(make([]ib.WC, 2*queueDepth)))
@@ -168,7 +168,7 @@ func TestCheckArmingIsInvisible(t *testing.T) {
 		ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
 		x.postRecv(1)
 		x.postSend(1, 0)
-		testutil.Advance(time.Second) // checked mode arms the queue
+		testutil.AdvanceTime(time.Second) // checked mode arms the queue
 		x.postRecv(1)
 		x.postSend(1, 0)
 		synctest.Wait()
@@ -180,8 +180,8 @@ func TestCheckArmingIsInvisible(t *testing.T) {
 	})
 }
 
-// TestCheckReportsEventFunctionLeft checks that a client must end its event functions before its Remove returns.
-func TestCheckReportsEventFunctionLeft(t *testing.T) {
+// TestCheckReportsUnstoppedEventFunction checks that a client must end its event functions before its Remove returns.
+func TestCheckReportsUnstoppedEventFunction(t *testing.T) {
 	for _, ended := range []bool{false, true} {
 		x := newConsumer(t, consumerConfig{})
 		client := &ib.Client{Name: "A",

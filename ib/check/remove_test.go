@@ -152,7 +152,7 @@ func TestCheckReportsIdleAbandoned(t *testing.T) {
 			check.On(core, check.Config{Report: w.report})
 			h, drv := newDevice("fake0")
 			must(t, core.Register(h))
-			entered, release := drv.Hold(ibfake.DestroyCQ)
+			entered, release := drv.HoldMethod(ibfake.DestroyCQ)
 			var cq *ib.CQ
 			var pd *ib.PD
 			cl := &ib.Client{Name: "A", Add: func(d *ib.Device) (_ any, err error) {

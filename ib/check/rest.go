@@ -16,27 +16,27 @@ const (
 	restTime  = 50 * time.Millisecond
 )
 
-// countStuckInspection counts inspections that find a callback waiting for a lock while no goroutine runs.
-// countStuckInspection reports whether their number is sufficient.
-func (f *frame) countStuckInspection(all map[int64]goroutine) bool {
-	if f.kind != inCallback || !allAsleep(all) {
+// isStuckAfterInspection counts inspections that find a callback waiting for a lock while no goroutine runs.
+// isStuckAfterInspection reports whether their number is sufficient.
+func (f *frame) isStuckAfterInspection(all map[int64]goroutine) bool {
+	if f.kind != inCallback || !areAllAsleep(all) {
 		f.resting = 0
 		return false
 	}
 	if f.resting++; f.resting == 1 {
 		f.restSince = time.Now()
 	}
-	return f.isOwnerAsleep()
+	return f.isLockOwnerAsleep()
 }
 
-// isOwnerAsleep reports whether inspections have found the owner of the lock asleep.
-func (f *frame) isOwnerAsleep() bool {
+// isLockOwnerAsleep reports whether inspections have found the owner of the lock asleep.
+func (f *frame) isLockOwnerAsleep() bool {
 	return f.resting >= restLooks && time.Since(f.restSince) >= restTime
 }
 
-// allAsleep reports whether all goroutines except the caller sleep or wait for locks.
-func allAsleep(all map[int64]goroutine) bool {
-	self := observe.Goroutine()
+// areAllAsleep reports whether all goroutines except the caller sleep or wait for locks.
+func areAllAsleep(all map[int64]goroutine) bool {
+	self := observe.GoroutineID()
 	for id, g := range all {
 		if id != self && !g.isAsleep() && !g.isWaitingForLock() && !strings.HasPrefix(g.trace, "os/signal.signal_recv(") {
 			return false

@@ -11,9 +11,9 @@ import (
 	"verbena/ib/check"
 )
 
-// TestCheckLockHeldBySleeper checks a callback that waits for a lock. The callback must be reported long before Timeout
+// TestCheckReportsLockHeldBySleeper checks a callback that waits for a lock. The callback must be reported long before Timeout
 // if the lock holder sleeps, and must not be reported if the holder works.
-func TestCheckLockHeldBySleeper(t *testing.T) {
+func TestCheckReportsLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
 		w, core := &violationRecorder{}, &ib.Core{}
 		check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.report})
@@ -48,9 +48,9 @@ func TestCheckLockHeldBySleeper(t *testing.T) {
 	}
 }
 
-// TestCheckLockAcrossCall checks a callback that waits for a lock while another thread's call that may sleep returns.
+// TestCheckReportsLockHeldAcrossCall checks a callback that waits for a lock while another thread's call that may sleep returns.
 // The callback must be reported if the lock is held across the call, although the call has not slept.
-func TestCheckLockAcrossCall(t *testing.T) {
+func TestCheckReportsLockHeldAcrossCall(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		across bool

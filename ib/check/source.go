@@ -57,7 +57,7 @@ func (l *memoryChanges) changeCount() uint64 {
 	return l.count
 }
 
-func (l *memoryChanges) addChanges(all []memorySpan) {
+func (l *memoryChanges) recordChanges(all []memorySpan) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range all {
@@ -86,7 +86,7 @@ func (l *memoryChanges) mayHaveChanged(s memorySpan, since uint64) bool {
 }
 
 // addRegion records the memory of o if o is an MR. The caller is inside a call that creates or changes the region.
-func (o *object) addRegion() {
+func (o *checkedObject) addRegion() {
 	mr, ok := o.self.(*ib.MR)
 	if !ok {
 		return
@@ -96,12 +96,12 @@ func (o *object) addRegion() {
 	o.region.Store(r)
 	o.k.regions.Store(r.key, r)
 	if o.ends.Load() != nil {
-		o.endRegion()
+		o.endRegionComparisons()
 	}
 }
 
-// endRegion waits until no comparison reads the memory of o, and prevents further ones.
-func (o *object) endRegion() {
+// endRegionComparisons waits until no comparison reads the memory of o, and prevents further ones.
+func (o *checkedObject) endRegionComparisons() {
 	r := o.region.Swap(nil)
 	if r == nil {
 		return
@@ -140,8 +140,8 @@ func (w *workTracker) changedSpans(list []ib.SGE) (targets []memorySpan) {
 	return targets
 }
 
-// noteMemory records the memory that a send reads or changes.
-func (w *workTracker) noteMemory(r *request, wr *ib.SendWR) {
+// recordRequestMemory records the memory that a send reads or changes.
+func (w *workTracker) recordRequestMemory(r *trackedRequest, wr *ib.SendWR) {
 	switch wr.Opcode {
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
 		r.targets = w.changedSpans(wr.SGList)
@@ -165,7 +165,7 @@ func (w *workTracker) sendSources(list []ib.SGE) (sources []sendSource) {
 			continue
 		}
 		s := sendSource{of: of, addr: e.Addr, n: uint64(e.Length), at: e.Addr + of.memory.Addr() - of.memory.IOVA()}
-		if sum, ok := s.sumContents(n <= maxWhole); ok {
+		if sum, ok := s.checksumContents(n <= maxWhole); ok {
 			s.sum = sum
 			sources = append(sources, s)
 		}
@@ -173,8 +173,8 @@ func (w *workTracker) sendSources(list []ib.SGE) (sources []sendSource) {
 	return sources
 }
 
-// sumContents returns the sum of the present contents. ok is false if the memory cannot be read without a wait.
-func (s *sendSource) sumContents(whole bool) (sum uint64, ok bool) {
+// checksumContents returns the sum of the present contents. ok is false if the memory cannot be read without a wait.
+func (s *sendSource) checksumContents(whole bool) (sum uint64, ok bool) {
 	if !s.of.mu.TryRLock() {
 		return 0, false // the region ends
 	}
@@ -214,14 +214,14 @@ func checksum(b []byte, sum uint64) uint64 {
 }
 
 // hasChangedSource reports whether the source memory of the request has changed since the post.
-func (r *request) hasChangedSource() bool {
+func (r *trackedRequest) hasChangedSource() bool {
 	n := uint64(0)
 	for i := range r.sources {
 		n += r.sources[i].n
 	}
 	for i := range r.sources {
 		s := &r.sources[i]
-		if sum, ok := s.sumContents(n <= maxWhole); ok && sum != s.sum {
+		if sum, ok := s.checksumContents(n <= maxWhole); ok && sum != s.sum {
 			r.sources = r.sources[i : i+1]
 			return true
 		}
@@ -231,7 +231,7 @@ func (r *request) hasChangedSource() bool {
 
 // checkSources reports requests of one queue with source memory that has changed before their completion. Changes by
 // the device are not reported. f is the poll that returns the completion.
-func (w *workTracker) checkSources(f *frame, changed []*request) {
+func (w *workTracker) checkSources(f *frame, changed []*trackedRequest) {
 	for _, r := range changed {
 		s := r.sources[0]
 		at := memorySpan{s.at, s.n}
@@ -269,18 +269,18 @@ func (k *checker) deviceMayChange(s memorySpan) bool {
 	}
 	k.mu.Unlock()
 	for _, w := range all {
-		if w.mayChange(s) {
+		if w.mayChangeSpan(s) {
 			return true
 		}
 	}
 	return false
 }
 
-// mayChange reports whether an outstanding request of the queue may change a range.
-func (w *workTracker) mayChange(s memorySpan) bool {
+// mayChangeSpan reports whether an outstanding request of the queue may change a range.
+func (w *workTracker) mayChangeSpan(s memorySpan) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, q := range [][]*request{w.send, w.recv} {
+	for _, q := range [][]*trackedRequest{w.send, w.recv} {
 		for _, r := range q {
 			for _, t := range r.targets {
 				if t.overlaps(s) {

@@ -12,29 +12,29 @@ func TestCheckReportsChangedSendMemory(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		access ib.AccessFlags
-		use    func(x *consumer, b []byte, mr *ib.MR)
+		use    func(x *testConsumer, b []byte, mr *ib.MR)
 		wrong  bool
 	}{
-		{"after the post", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"after the post", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			x.sendFrom(mr, 0, 64, ib.SendSignaled)
 			b[5]++
 			x.pollAll()
 		}, true},
-		{"after the completion", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"after the completion", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			x.sendFrom(mr, 0, 64, ib.SendSignaled)
 			x.pollAll()
 			b[5]++
 			x.sendFrom(mr, 0, 64, ib.SendSignaled)
 			x.pollAll()
 		}, false},
-		{"of an unsignaled send", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"of an unsignaled send", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			x.sendFrom(mr, 0, 64, 0)
 			x.pollAll()
 			b[5]++
 			x.sendFrom(mr, 64, 64, ib.SendSignaled)
 			x.pollAll()
 		}, true},
-		{"of an unsignaled send after a later completion", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"of an unsignaled send after a later completion", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			x.sendFrom(mr, 0, 64, 0)
 			x.sendFrom(mr, 64, 64, ib.SendSignaled)
 			x.pollAll()
@@ -42,23 +42,23 @@ func TestCheckReportsChangedSendMemory(t *testing.T) {
 			x.sendFrom(mr, 64, 64, ib.SendSignaled)
 			x.pollAll()
 		}, false},
-		{"beside the memory", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"beside the memory", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			x.sendFrom(mr, 0, 64, ib.SendSignaled)
 			b[64]++
 			x.pollAll()
 		}, false},
-		{"of a long message", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"of a long message", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			x.sendFrom(mr, 0, len(b), ib.SendSignaled)
 			b[2*4096+7]++
 			x.pollAll()
 		}, true},
 		{"in memory that a peer may write", ib.AccessLocalWrite | ib.AccessRemoteWrite,
-			func(x *consumer, b []byte, mr *ib.MR) {
+			func(x *testConsumer, b []byte, mr *ib.MR) {
 				x.sendFrom(mr, 0, 64, ib.SendSignaled)
 				b[5]++
 				x.pollAll()
 			}, false},
-		{"of a region with other rights for a peer", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"of a region with other rights for a peer", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			all, err := x.pd.RegBytes(b, ib.AccessLocalWrite|ib.AccessRemoteWrite)
 			x.failOnError(err)
 			x.sendFrom(mr, 0, 64, ib.SendSignaled)
@@ -66,7 +66,7 @@ func TestCheckReportsChangedSendMemory(t *testing.T) {
 			x.pollAll()
 			x.failOnError(all.Dereg())
 		}, false},
-		{"by a receive of the same memory", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"by a receive of the same memory", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			b[0] = 1
 			_, err := x.b.PostRecv(ib.RecvWR{SGList: sglOf(mr, 64, 64)})
 			x.failOnError(err)
@@ -78,7 +78,7 @@ func TestCheckReportsChangedSendMemory(t *testing.T) {
 			x.failOnError(err)
 			x.pollAll()
 		}, false},
-		{"inline", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"inline", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			_, err := x.b.PostRecv(ib.RecvWR{SGList: sglOf(mr, 64, 64)})
 			x.failOnError(err)
 			_, err = x.a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: b[:8]})
@@ -86,7 +86,7 @@ func TestCheckReportsChangedSendMemory(t *testing.T) {
 			b[5]++
 			x.pollAll()
 		}, false},
-		{"before a flush", ib.AccessLocalWrite, func(x *consumer, b []byte, mr *ib.MR) {
+		{"before a flush", ib.AccessLocalWrite, func(x *testConsumer, b []byte, mr *ib.MR) {
 			_, err := x.a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sglOf(mr, 0, 64)})
 			x.failOnError(err) // waits for a receive
 			x.failOnError(x.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
@@ -119,7 +119,7 @@ func sglOf(mr *ib.MR, at, n int) []ib.SGE {
 }
 
 // sendFrom sends a part of a region to other memory.
-func (x *consumer) sendFrom(mr *ib.MR, at, n int, flags ib.SendFlags) {
+func (x *testConsumer) sendFrom(mr *ib.MR, at, n int, flags ib.SendFlags) {
 	x.t.Helper()
 	_, err := x.b.PostRecv(ib.RecvWR{SGList: sglOf(x.mr, 0, int(x.mr.Region().Len()))})
 	x.failOnError(err)

@@ -22,7 +22,7 @@ const (
 )
 
 //verbena:held mu
-func (k *checker) startWatching(f *frame) {
+func (k *checker) startWatchTimer(f *frame) {
 	if f.kind == inCallback {
 		f.late = time.AfterFunc(k.cfg.ClientTimeout, func() { k.checkClientReturned(f, RuleCallbackReturns) })
 	}
@@ -33,14 +33,14 @@ func (k *checker) startWatching(f *frame) {
 	case f.kind == inRegister:
 		f.delay = k.cfg.Timeout / longWait
 		f.blocked = map[*frame]int{}
-		f.timer = time.AfterFunc(f.delay, func() { k.inspectOthers(f) })
+		f.timer = time.AfterFunc(f.delay, func() { k.inspectOtherCalls(f) })
 	case f.kind == inClient:
 		f.timer = time.AfterFunc(k.cfg.ClientTimeout, func() { k.checkClientReturned(f, RuleClientReturns) })
 	}
 }
 
 //verbena:held mu
-func (k *checker) restartTimer(f *frame) {
+func (k *checker) restartWatchTimer(f *frame) {
 	if !f.left {
 		f.delay = min(2*f.delay, k.cfg.Timeout/longWait)
 		f.timer.Reset(f.delay)
@@ -74,7 +74,7 @@ func (k *checker) inspectFrame(f *frame) {
 	}
 	if !inside || !ok || f.left || th.seq != seq {
 		f.blockedFor, f.ran, f.suspected, f.resting = 0, 0, false, 0
-		k.restartTimer(f)
+		k.restartWatchTimer(f)
 		k.mu.Unlock()
 		return
 	}
@@ -85,13 +85,13 @@ func (k *checker) inspectFrame(f *frame) {
 		f.suspected = true // confirmed by the next inspection
 	case g.isAsleep():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.isWaitingForLock() && f.countStuckInspection(all), g.isInLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
-		if f.blockedFor++; f.blockedFor < longWait && !f.isOwnerAsleep() {
+	case g.isWaitingForLock() && f.isStuckAfterInspection(all), g.isInLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
+		if f.blockedFor++; f.blockedFor < longWait && !f.isLockOwnerAsleep() {
 			break
 		}
 		v.What = fmt.Sprintf("%s has waited for long (%s): a deadlock, or the thread that it waits for sleeps",
 			f.what, g.state)
-		if f.isOwnerAsleep() {
+		if f.isLockOwnerAsleep() {
 			v.What = fmt.Sprintf("%s has waited for long (%s), and no other goroutine was running: the owner of the "+
 				"lock sleeps",
 				f.what, g.state)
@@ -120,7 +120,7 @@ func (k *checker) inspectFrame(f *frame) {
 		}
 	}
 	if v.What == "" {
-		k.restartTimer(f)
+		k.restartWatchTimer(f)
 		k.mu.Unlock()
 		return
 	}
@@ -132,8 +132,8 @@ func (k *checker) inspectFrame(f *frame) {
 	k.report(v, f.dev, f.entry)
 }
 
-// inspectOthers reports calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
-func (k *checker) inspectOthers(f *frame) {
+// inspectOtherCalls reports calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
+func (k *checker) inspectOtherCalls(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()
 	k.mu.Lock()
@@ -164,7 +164,7 @@ func (k *checker) inspectOthers(f *frame) {
 		}
 	}
 	f.blocked = seen
-	k.restartTimer(f)
+	k.restartWatchTimer(f)
 	if stuck == nil {
 		k.mu.Unlock()
 		return

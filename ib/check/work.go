@@ -8,15 +8,15 @@ import (
 	"verbena/ib"
 )
 
-// request is a work request, tracked from its post until a completion proves that the request is done.
-type request struct {
+// trackedRequest is a work request, tracked from its post until a completion proves that the request is done.
+type trackedRequest struct {
 	id         uint64
 	keys       []uint32 // local keys of the memory of the request
 	region     *ib.MR   // the region that the request registers or binds a window to, or nil
 	ends       uint32   // the remote key that the request invalidates locally, or 0
 	signaled   bool
-	begin, end uint64  // start and end times of the post; end is 0 while the post is in progress
-	pending    *object // the queue that counts the request in pending
+	begin, end uint64         // start and end times of the post; end is 0 while the post is in progress
+	pending    *checkedObject // the queue that counts the request in pending
 	at         []uintptr
 
 	// sources is the memory that the request sends. targets is memory that the request may change. since is the number
@@ -30,38 +30,38 @@ type request struct {
 // not tracked, since a program posts and polls without a call. If threads post or poll concurrently, the order in the
 // device is unknown. In that case requests may count as done too early.
 type workTracker struct {
-	o              *object
+	o              *checkedObject
 	pd             *ib.PD
 	qp             *ib.QP // nil if the work belongs to an SRQ
 	sigAll         bool
 	srq            *workTracker // the work of the queue pair's SRQ
-	sendCQ, recvCQ *object
+	sendCQ, recvCQ *checkedObject
 	sendCap        int // 0: unknown
 	recvCap        int
 
 	mu         sync.Mutex
 	seq        uint64
-	send, recv []*request // in posting order
-	connected  bool       // the QP has reached RTR since RESET
-	last       bool       // the QP has reported EventQPLastWQEReached since RESET
-	ended      []uintptr  // stack of the QP's destruction
-	users      int        // SRQ: number of connected queue pairs
-	unsure     bool       // SRQ: a QP was destroyed while its requests were outstanding
+	send, recv []*trackedRequest // in posting order
+	connected  bool              // the QP has reached RTR since RESET
+	last       bool              // the QP has reported EventQPLastWQEReached since RESET
+	ended      []uintptr         // stack of the QP's destruction
+	users      int               // SRQ: number of connected queue pairs
+	unsure     bool              // SRQ: a QP was destroyed while its requests were outstanding
 }
 
 // trackQP starts tracking the work requests of a queue pair.
-func (o *object) trackQP(qp *ib.QP) {
+func (o *checkedObject) trackQP(qp *ib.QP) {
 	init := qp.Init()
 	w := &workTracker{o: o, pd: qp.PD(), qp: qp, sigAll: init.SigAll, sendCap: int(init.Cap.MaxSendWR),
 		recvCap: int(init.Cap.MaxRecvWR)}
 	for _, c := range []struct {
 		cq *ib.CQ
-		to **object
+		to **checkedObject
 	}{{init.SendCQ, &w.sendCQ}, {init.RecvCQ, &w.recvCQ}} {
 		if c.cq == nil {
 			continue
 		}
-		if *c.to = objectOf(c.cq); *c.to == nil || (*c.to).user {
+		if *c.to = checkedObjectOf(c.cq); *c.to == nil || (*c.to).user {
 			return
 		}
 	}
@@ -69,7 +69,7 @@ func (o *object) trackQP(qp *ib.QP) {
 		return
 	}
 	if init.SRQ != nil {
-		if s := objectOf(init.SRQ); s != nil {
+		if s := checkedObjectOf(init.SRQ); s != nil {
 			w.srq = s.work
 		}
 	}
@@ -77,7 +77,7 @@ func (o *object) trackQP(qp *ib.QP) {
 }
 
 // trackSRQ starts tracking the work requests of a shared receive queue.
-func (o *object) trackSRQ(srq *ib.SRQ) {
+func (o *checkedObject) trackSRQ(srq *ib.SRQ) {
 	if !o.user {
 		o.work = &workTracker{o: o, pd: srq.PD(), recvCap: int(srq.Init().Attr.MaxWR)}
 	}
@@ -99,11 +99,11 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 	if w == nil || w.sendCap == 0 || f == nil {
 		return func(int) {}
 	}
-	var posted []*request
+	var posted []*trackedRequest
 	for i := range wrs {
 		wr := &wrs[i]
-		r := &request{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry}
-		w.noteMemory(r, wr)
+		r := &trackedRequest{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry}
+		w.recordRequestMemory(r, wr)
 		if wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite {
 			r.keys = lkeysOf(wr.SGList)
 		}
@@ -117,10 +117,10 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 		}
 		posted = append(posted, r)
 	}
-	w.beginPost(&w.send, posted)
+	w.appendPosted(&w.send, posted)
 	return func(n int) {
-		w.noteAccepted(&w.send, posted, n, w.sendCQ, w.sendCap)
-		w.checkSignaled(f)
+		w.recordAccepted(&w.send, posted, n, w.sendCQ, w.sendCap)
+		w.checkQueueHasSignaled(f)
 		w.checkCQRoom(f, w.sendCQ)
 	}
 }
@@ -130,20 +130,20 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	if w == nil || w.recvCap == 0 || f == nil {
 		return func(int) {}
 	}
-	var posted []*request
+	var posted []*trackedRequest
 	for i := range wrs {
-		posted = append(posted, &request{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
+		posted = append(posted, &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
 			targets: w.changedSpans(wrs[i].SGList)})
 	}
-	w.beginPost(&w.recv, posted)
+	w.appendPosted(&w.recv, posted)
 	return func(n int) {
-		w.noteAccepted(&w.recv, posted, n, w.recvCQ, w.recvCap)
+		w.recordAccepted(&w.recv, posted, n, w.recvCQ, w.recvCap)
 		w.checkCQRoom(f, w.recvCQ)
 	}
 }
 
-// beginPost appends requests to a queue at the start of their post.
-func (w *workTracker) beginPost(queue *[]*request, posted []*request) {
+// appendPosted appends requests to a queue at the start of their post.
+func (w *workTracker) appendPosted(queue *[]*trackedRequest, posted []*trackedRequest) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -153,9 +153,9 @@ func (w *workTracker) beginPost(queue *[]*request, posted []*request) {
 	*queue = append(*queue, posted...)
 }
 
-// noteAccepted records that the driver has accepted the first n requests. If the number of requests then exceeds the
+// recordAccepted records that the driver has accepted the first n requests. If the number of requests then exceeds the
 // capacity, the oldest requests must be done.
-func (w *workTracker) noteAccepted(queue *[]*request, posted []*request, n int, cq *object, room int) {
+func (w *workTracker) recordAccepted(queue *[]*trackedRequest, posted []*trackedRequest, n int, cq *checkedObject, room int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -164,7 +164,7 @@ func (w *workTracker) noteAccepted(queue *[]*request, posted []*request, n int, 
 			r.end = w.seq
 		}
 	}
-	*queue = slices.DeleteFunc(*queue, func(r *request) bool {
+	*queue = slices.DeleteFunc(*queue, func(r *trackedRequest) bool {
 		if r.end == w.seq && cq != nil {
 			r.pending = cq
 			cq.pending.Add(1)
@@ -180,9 +180,9 @@ func (w *workTracker) noteAccepted(queue *[]*request, posted []*request, n int, 
 // finishRequest records that a request is done, or will not complete.
 //
 //verbena:held mu
-func (w *workTracker) finishRequest(r *request) {
+func (w *workTracker) finishRequest(r *trackedRequest) {
 	if len(r.targets) > 0 {
-		w.o.k.landings.addChanges(r.targets)
+		w.o.k.landings.recordChanges(r.targets)
 	}
 	if r.pending != nil {
 		r.pending.pending.Add(-1)
@@ -190,19 +190,19 @@ func (w *workTracker) finishRequest(r *request) {
 	}
 }
 
-// checkSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled. The
+// checkQueueHasSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled. The
 // function ignores queues with signaled requests. Hardware would reject a further post until their completions are
 // polled, and the consumer may rely on that.
-func (w *workTracker) checkSignaled(f *frame) {
+func (w *workTracker) checkQueueHasSignaled(f *frame) {
 	w.mu.Lock()
 	full := len(w.send) > w.sendCap &&
-		!slices.ContainsFunc(w.send, func(r *request) bool { return r.signaled || r.end == 0 })
+		!slices.ContainsFunc(w.send, func(r *trackedRequest) bool { return r.signaled || r.end == 0 })
 	var oldest []uintptr
 	if full {
 		oldest = w.send[0].at
 	}
 	w.mu.Unlock()
-	if !full || w.sendCQ.pollers.Load() > 0 || w.o.isUncertain() {
+	if !full || w.sendCQ.pollers.Load() > 0 || w.o.isDeviceInactive() {
 		return
 	}
 	w.o.k.report(Violation{
@@ -215,8 +215,8 @@ func (w *workTracker) checkSignaled(f *frame) {
 }
 
 // checkCQRoom reports a CQ on which more requests may complete than the CQ has entries.
-func (w *workTracker) checkCQRoom(f *frame, cq *object) {
-	if cq == nil || cq.mayOverrun || cq.broken.Load() || w.o.isUncertain() {
+func (w *workTracker) checkCQRoom(f *frame, cq *checkedObject) {
+	if cq == nil || cq.mayOverrun || cq.broken.Load() || w.o.isDeviceInactive() {
 		return
 	}
 	n, entries := cq.pending.Load(), cq.self.(*ib.CQ).Entries()
@@ -243,22 +243,22 @@ func (w *workTracker) checkCQRoom(f *frame, cq *object) {
 	}, w.o.dev, f.entry)
 }
 
-// isUncertain reports whether no conclusion is possible because the device is in the error state or unregistered.
-func (o *object) isUncertain() bool { return o.dev.State() != ib.DeviceActive }
+// isDeviceInactive reports whether no conclusion is possible because the device is in the error state or unregistered.
+func (o *checkedObject) isDeviceInactive() bool { return o.dev.State() != ib.DeviceActive }
 
 // mayHaveLostCompletions reports whether completions of the queue pair may have been lost.
 func (w *workTracker) mayHaveLostCompletions() bool {
-	return w.o.isUncertain() || w.sendCQ != nil && w.sendCQ.broken.Load() || w.recvCQ != nil && w.recvCQ.broken.Load()
+	return w.o.isDeviceInactive() || w.sendCQ != nil && w.sendCQ.broken.Load() || w.recvCQ != nil && w.recvCQ.broken.Load()
 }
 
-// recordPolled records completions that a consumer has polled from the CQ. before holds the queue pairs that were
+// recordPolledCompletions records completions that a consumer has polled from the CQ. before holds the queue pairs that were
 // destroyed before the poll.
-func (o *object) recordPolled(f *frame, wcs []ib.WC, before map[uint32]*workTracker) {
+func (o *checkedObject) recordPolledCompletions(f *frame, wcs []ib.WC, before map[uint32]*workTracker) {
 	for i := range wcs {
 		wc := &wcs[i]
 		if wc.QP != nil {
-			if qp := objectOf(wc.QP); qp != nil {
-				qp.work.noteCompletion(f, o, wc)
+			if qp := checkedObjectOf(wc.QP); qp != nil {
+				qp.work.recordCompletion(f, o, wc)
 				continue
 			}
 		}
@@ -267,7 +267,7 @@ func (o *object) recordPolled(f *frame, wcs []ib.WC, before map[uint32]*workTrac
 			o.nameless.Add(1)
 		}
 		if w != nil && wc.QP == nil {
-			if r := w.noteCompletion(f, o, wc); r != nil && !w.mayHaveLostCompletions() {
+			if r := w.recordCompletion(f, o, wc); r != nil && !w.mayHaveLostCompletions() {
 				o.k.report(Violation{
 					Rule: RuleDestroyUndrained,
 					What: fmt.Sprintf("a completion of QP %d was polled after the QP had been destroyed: "+
@@ -294,7 +294,7 @@ func (o *object) recordPolled(f *frame, wcs []ib.WC, before map[uint32]*workTrac
 }
 
 // destroyedQPs returns the destroyed queue pairs that may have completions in the queue.
-func (o *object) destroyedQPs() map[uint32]*workTracker {
+func (o *checkedObject) destroyedQPs() map[uint32]*workTracker {
 	o.deadMu.Lock()
 	defer o.deadMu.Unlock()
 	if len(o.dead) == 0 {
@@ -307,16 +307,16 @@ func (o *object) destroyedQPs() map[uint32]*workTracker {
 	return m
 }
 
-// noteCompletion records a completion on cq. noteCompletion returns the request of the completion, or nil if the
+// recordCompletion records a completion on cq. recordCompletion returns the request of the completion, or nil if the
 // request is unknown.
-func (w *workTracker) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *request) {
+func (w *workTracker) recordCompletion(f *frame, cq *checkedObject, wc *ib.WC) (r *trackedRequest) {
 	if w == nil {
 		return nil
 	}
 	mayRecv := w.recvCQ == cq && (wc.Status != ib.WCSuccess || wc.Opcode&ib.WCRecv != 0)
 	maySend := w.sendCQ == cq && (wc.Status != ib.WCSuccess || wc.Opcode&ib.WCRecv == 0)
 	if maySend {
-		var changed []*request
+		var changed []*trackedRequest
 		w.mu.Lock()
 		r, changed = w.removeCompletedSends(wc)
 		w.mu.Unlock()
@@ -331,7 +331,7 @@ func (w *workTracker) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *reques
 	}
 	from.mu.Lock()
 	defer from.mu.Unlock()
-	i := slices.IndexFunc(from.recv, func(x *request) bool { return x.id == wc.ID })
+	i := slices.IndexFunc(from.recv, func(x *trackedRequest) bool { return x.id == wc.ID })
 	if i < 0 {
 		return r
 	}
@@ -347,7 +347,7 @@ func (w *workTracker) noteCompletion(f *frame, cq *object, wc *ib.WC) (r *reques
 // then change the memory.
 //
 //verbena:held w.mu
-func (w *workTracker) removeCompletedSends(wc *ib.WC) (r *request, changed []*request) {
+func (w *workTracker) removeCompletedSends(wc *ib.WC) (r *trackedRequest, changed []*trackedRequest) {
 	same := 0
 	for _, x := range w.send {
 		if x.id != wc.ID {
@@ -366,7 +366,7 @@ func (w *workTracker) removeCompletedSends(wc *ib.WC) (r *request, changed []*re
 		return nil, nil
 	}
 	passed := false
-	w.send = slices.DeleteFunc(w.send, func(x *request) bool {
+	w.send = slices.DeleteFunc(w.send, func(x *trackedRequest) bool {
 		behind := passed && x.begin == r.begin
 		passed = passed || x == r
 		if !behind && (r.end == 0 || x.begin < r.end) {
@@ -381,8 +381,8 @@ func (w *workTracker) removeCompletedSends(wc *ib.WC) (r *request, changed []*re
 	return r, changed
 }
 
-// noteState records the state of the queue pair after a Modify.
-func (w *workTracker) noteState(s ib.QPState) {
+// recordQPState records the state of the queue pair after a Modify.
+func (w *workTracker) recordQPState(s ib.QPState) {
 	if w == nil {
 		return
 	}
@@ -394,7 +394,7 @@ func (w *workTracker) noteState(s ib.QPState) {
 		w.last = false
 	case ib.QPReset:
 		w.setConnected(false)
-		w.dropOutstanding()
+		w.dropOutstandingRequests()
 	}
 }
 
@@ -412,18 +412,18 @@ func (w *workTracker) setConnected(on bool) {
 	w.connected = on
 }
 
-// dropOutstanding drops the outstanding requests that will not complete.
+// dropOutstandingRequests drops the outstanding requests that will not complete.
 //
 //verbena:held w.mu
-func (w *workTracker) dropOutstanding() {
+func (w *workTracker) dropOutstandingRequests() {
 	for _, r := range slices.Concat(w.send, w.recv) {
 		w.finishRequest(r)
 	}
 	w.send, w.recv = nil, nil
 }
 
-// noteDestroyed records the destruction of the queue pair or shared receive queue.
-func (w *workTracker) noteDestroyed(at []uintptr) {
+// recordDestroyed records the destruction of the queue pair or shared receive queue.
+func (w *workTracker) recordDestroyed(at []uintptr) {
 	if w == nil {
 		return
 	}
@@ -436,12 +436,12 @@ func (w *workTracker) noteDestroyed(at []uintptr) {
 		return
 	}
 	w.ended = at
-	w.checkLastWQE(at)
+	w.checkLastWQEReached(at)
 	w.setConnected(false)
-	if len(w.send) == 0 && len(w.recv) == 0 && w.srq == nil || w.o.isUncertain() {
+	if len(w.send) == 0 && len(w.recv) == 0 && w.srq == nil || w.o.isDeviceInactive() {
 		return
 	}
-	for _, cq := range []*object{w.sendCQ, w.recvCQ} {
+	for _, cq := range []*checkedObject{w.sendCQ, w.recvCQ} {
 		if cq == nil {
 			continue
 		}
@@ -454,10 +454,10 @@ func (w *workTracker) noteDestroyed(at []uintptr) {
 	}
 }
 
-// checkLastWQE reports the destruction of a queue pair if the completions of receives from its SRQ may be lost.
+// checkLastWQEReached reports the destruction of a queue pair if the completions of receives from its SRQ may be lost.
 //
 //verbena:held w.mu
-func (w *workTracker) checkLastWQE(at []uintptr) {
+func (w *workTracker) checkLastWQEReached(at []uintptr) {
 	if w.srq == nil || !w.connected || w.last {
 		return
 	}
@@ -476,8 +476,8 @@ func (w *workTracker) checkLastWQE(at []uintptr) {
 	}, w.o.dev, at)
 }
 
-// noteLastWQE records the delivery of EventQPLastWQEReached.
-func (w *workTracker) noteLastWQE() {
+// recordLastWQEReached records the delivery of EventQPLastWQEReached.
+func (w *workTracker) recordLastWQEReached() {
 	if w == nil {
 		return
 	}
@@ -488,7 +488,7 @@ func (w *workTracker) noteLastWQE() {
 
 // reportRegionInUse reports a call that ends or changes a region while a work request that uses the region may be in
 // progress.
-func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named func(*request) bool, at []uintptr) {
+func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named func(*trackedRequest) bool, at []uintptr) {
 	if d.State() != ib.DeviceActive {
 		return
 	}
@@ -501,7 +501,7 @@ func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named 
 	}
 	k.mu.Unlock()
 	for _, w := range all {
-		r := w.findOutstanding(named)
+		r := w.findOutstandingRequest(named)
 		if r == nil {
 			continue
 		}
@@ -515,8 +515,8 @@ func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named 
 	}
 }
 
-// findOutstanding returns a request that the device may be executing, or nil. kind selects the requests.
-func (w *workTracker) findOutstanding(kind func(*request) bool) *request {
+// findOutstandingRequest returns a request that the device may be executing, or nil. kind selects the requests.
+func (w *workTracker) findOutstandingRequest(kind func(*trackedRequest) bool) *trackedRequest {
 	if w.qp != nil && (w.o.stopping.Load() || w.qp.State() < ib.QPRTR || w.mayHaveLostCompletions()) {
 		return nil
 	}
@@ -526,7 +526,7 @@ func (w *workTracker) findOutstanding(kind func(*request) bool) *request {
 		return nil
 	}
 	for _, q := range []struct {
-		of  []*request
+		of  []*trackedRequest
 		cap int
 	}{{w.send, w.sendCap}, {w.recv, w.recvCap}} {
 		for _, r := range q.of[max(0, len(q.of)-q.cap):] {
@@ -538,8 +538,8 @@ func (w *workTracker) findOutstanding(kind func(*request) bool) *request {
 	return nil
 }
 
-// checkRegionInUse reports a region that is deregistered or changed while a work request uses the region.
-func (o *object) checkRegionInUse(what string) {
+// checkRegionNotInUse reports a region that is deregistered or changed while a work request uses the region.
+func (o *checkedObject) checkRegionNotInUse(what string) {
 	mr, ok := o.self.(*ib.MR)
 	if !ok {
 		return
@@ -549,7 +549,7 @@ func (o *object) checkRegionInUse(what string) {
 		variants = 0xff
 	}
 	lkey, rkey := mr.LKey()|variants, mr.RKey()|variants
-	o.k.reportRegionInUse(o.dev, mr.PD(), what, func(r *request) bool {
+	o.k.reportRegionInUse(o.dev, mr.PD(), what, func(r *trackedRequest) bool {
 		return r.region == mr || byRequest && r.ends != 0 && r.ends|variants == rkey ||
 			slices.ContainsFunc(r.keys, func(k uint32) bool { return k|variants == lkey })
 	}, callerPCs())

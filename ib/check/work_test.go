@@ -14,8 +14,8 @@ import (
 	"verbena/umem"
 )
 
-// consumer holds two connected queue pairs on a device in checked mode.
-type consumer struct {
+// testConsumer holds two connected queue pairs on a device in checked mode.
+type testConsumer struct {
 	t    *testing.T
 	core ib.Core
 	h    *ib.DeviceHandle
@@ -43,9 +43,9 @@ type consumerConfig struct {
 
 const queueDepth = 4 // number of entries of each queue
 
-func newConsumer(t *testing.T, c consumerConfig) *consumer {
+func newConsumer(t *testing.T, c consumerConfig) *testConsumer {
 	t.Helper()
-	x := &consumer{t: t}
+	x := &testConsumer{t: t}
 	check.On(&x.core, check.Config{Timeout: 200 * time.Millisecond, Report: func(v check.Violation) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -87,14 +87,14 @@ func newConsumer(t *testing.T, c consumerConfig) *consumer {
 	return x
 }
 
-func (x *consumer) failOnError(err error) {
+func (x *testConsumer) failOnError(err error) {
 	x.t.Helper()
 	if err != nil {
 		x.t.Fatal(err)
 	}
 }
 
-func (x *consumer) reportedRules() (reportedRules []check.Rule) {
+func (x *testConsumer) reportedRules() (reportedRules []check.Rule) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, v := range x.seen {
@@ -104,18 +104,18 @@ func (x *consumer) reportedRules() (reportedRules []check.Rule) {
 }
 
 // endAndExpect destroys the remaining objects, and checks that exactly these rules were violated.
-func (x *consumer) endAndExpect(want ...check.Rule) {
+func (x *testConsumer) endAndExpect(want ...check.Rule) {
 	x.t.Helper()
 	x.endQPsAndExpect([]*ib.QP{x.a, x.b}, want)
 }
 
 // endAloneAndExpect is end for a consumer without b, which has been destroyed.
-func (x *consumer) endAloneAndExpect(want ...check.Rule) {
+func (x *testConsumer) endAloneAndExpect(want ...check.Rule) {
 	x.t.Helper()
 	x.endQPsAndExpect([]*ib.QP{x.a}, want)
 }
 
-func (x *consumer) endQPsAndExpect(qps []*ib.QP, want []check.Rule) {
+func (x *testConsumer) endQPsAndExpect(qps []*ib.QP, want []check.Rule) {
 	x.t.Helper()
 	for _, qp := range qps {
 		x.moveToError(qp)
@@ -136,7 +136,7 @@ func (x *consumer) endQPsAndExpect(qps []*ib.QP, want []check.Rule) {
 	x.expectRules(want...)
 }
 
-func (x *consumer) expectRules(want ...check.Rule) {
+func (x *testConsumer) expectRules(want ...check.Rule) {
 	x.t.Helper()
 	if got := x.reportedRules(); !slices.Equal(got, want) {
 		x.t.Errorf("reported: got %v, want %v", got, want)
@@ -151,21 +151,21 @@ func (x *consumer) expectRules(want ...check.Rule) {
 	}
 }
 
-func (x *consumer) moveToError(qp *ib.QP) {
+func (x *testConsumer) moveToError(qp *ib.QP) {
 	x.failOnError(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 }
 
-func (x *consumer) firstSGL() []ib.SGE {
+func (x *testConsumer) firstSGL() []ib.SGE {
 	return []ib.SGE{{Addr: x.mr.Addr(), Length: 8, LKey: x.mr.LKey()}}
 }
 
-func (x *consumer) postSend(id uint64, flags ib.SendFlags) {
+func (x *testConsumer) postSend(id uint64, flags ib.SendFlags) {
 	x.t.Helper()
 	_, err := x.a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: flags, SGList: x.firstSGL()})
 	x.failOnError(err)
 }
 
-func (x *consumer) postRecv(id uint64) {
+func (x *testConsumer) postRecv(id uint64) {
 	x.t.Helper()
 	wr := ib.RecvWR{ID: id, SGList: x.firstSGL()}
 	var err error
@@ -178,7 +178,7 @@ func (x *consumer) postRecv(id uint64) {
 }
 
 // pollAll polls until the queue is empty, and returns the number of completions.
-func (x *consumer) pollAll() (all int) {
+func (x *testConsumer) pollAll() (all int) {
 	x.t.Helper()
 	wc := make([]ib.WC, 3)
 	for {
@@ -191,31 +191,31 @@ func (x *consumer) pollAll() (all int) {
 }
 
 // reregister deregisters the memory, and registers new memory.
-func (x *consumer) reregister() {
+func (x *testConsumer) reregister() {
 	x.t.Helper()
 	x.failOnError(x.mr.Dereg())
 	x.mr = nil
 }
 
-// TestCheckReportsRegionInFlight checks that a region must not be freed before a completion proves that no work request
+// TestCheckReportsFreedRegionInUse checks that a region must not be freed before a completion proves that no work request
 // uses the region.
-func TestCheckReportsRegionInFlight(t *testing.T) {
+func TestCheckReportsFreedRegionInUse(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		use    func(x *consumer)
+		use    func(x *testConsumer)
 		caught bool
 	}{
-		{"a send that waits", func(x *consumer) { x.postSend(1, ib.SendSignaled) }, true},
-		{"a receive", func(x *consumer) { x.postRecv(1) }, true},
-		{"a send that was not polled", func(x *consumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled) }, true},
-		{"of two sends, one was polled", func(x *consumer) {
+		{"a send that waits", func(x *testConsumer) { x.postSend(1, ib.SendSignaled) }, true},
+		{"a receive", func(x *testConsumer) { x.postRecv(1) }, true},
+		{"a send that was not polled", func(x *testConsumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled) }, true},
+		{"of two sends, one was polled", func(x *testConsumer) {
 			x.postRecv(1)
 			x.postSend(2, ib.SendSignaled)
 			x.pollAll()
 			x.postSend(3, ib.SendSignaled)
 		}, true},
-		{"an unsignaled send", func(x *consumer) { x.postRecv(1); x.postSend(2, 0); x.pollAll() }, true},
-		{"an unsignaled send behind one that was polled, in one list", func(x *consumer) {
+		{"an unsignaled send", func(x *testConsumer) { x.postRecv(1); x.postSend(2, 0); x.pollAll() }, true},
+		{"an unsignaled send behind one that was polled, in one list", func(x *testConsumer) {
 			x.postRecv(1)
 			x.postRecv(2)
 			wr := ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled}
@@ -223,7 +223,7 @@ func TestCheckReportsRegionInFlight(t *testing.T) {
 			x.failOnError(err)
 			x.pollAll()
 		}, true},
-		{"an unsignaled send before one that was polled, in one list", func(x *consumer) {
+		{"an unsignaled send before one that was polled, in one list", func(x *testConsumer) {
 			x.postRecv(1)
 			x.postRecv(2)
 			_, err := x.a.PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: x.firstSGL()},
@@ -231,23 +231,23 @@ func TestCheckReportsRegionInFlight(t *testing.T) {
 			x.failOnError(err)
 			x.pollAll()
 		}, false},
-		{"the same IDs", func(x *consumer) {
+		{"the same IDs", func(x *testConsumer) {
 			x.postRecv(0)
 			x.postSend(0, ib.SendSignaled)
 			x.pollAll()
 			x.postSend(0, ib.SendSignaled)
 		},
 			true},
-		{"flushed, and not polled", func(x *consumer) { x.postRecv(1); x.moveToError(x.b) }, true},
-		{"polled", func(x *consumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled); x.pollAll() }, false},
-		{"an unsignaled send before one that was polled", func(x *consumer) {
+		{"flushed, and not polled", func(x *testConsumer) { x.postRecv(1); x.moveToError(x.b) }, true},
+		{"polled", func(x *testConsumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled); x.pollAll() }, false},
+		{"an unsignaled send before one that was polled", func(x *testConsumer) {
 			x.postRecv(1)
 			x.postRecv(2)
 			x.postSend(3, 0)
 			x.postSend(4, ib.SendSignaled)
 			x.pollAll()
 		}, false},
-		{"the same IDs, polled", func(x *consumer) {
+		{"the same IDs, polled", func(x *testConsumer) {
 			for range 3 {
 				x.postRecv(0)
 				x.postSend(0, 0)
@@ -256,7 +256,7 @@ func TestCheckReportsRegionInFlight(t *testing.T) {
 				x.pollAll()
 			}
 		}, false},
-		{"flushed and polled", func(x *consumer) {
+		{"flushed and polled", func(x *testConsumer) {
 			x.postRecv(1)
 			x.postSend(2, 0)
 			x.postSend(3, 0)
@@ -264,7 +264,7 @@ func TestCheckReportsRegionInFlight(t *testing.T) {
 			x.moveToError(x.b)
 			x.pollAll()
 		}, false},
-		{"flushed and polled, the same IDs", func(x *consumer) {
+		{"flushed and polled, the same IDs", func(x *testConsumer) {
 			x.postRecv(0)
 			x.postSend(0, 0) // completed
 			x.postSend(0, ib.SendSignaled)
@@ -273,16 +273,16 @@ func TestCheckReportsRegionInFlight(t *testing.T) {
 			x.moveToError(x.b)
 			x.pollAll()
 		}, false},
-		{"reset", func(x *consumer) {
+		{"reset", func(x *testConsumer) {
 			x.postSend(1, ib.SendSignaled)
 			x.failOnError(x.a.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}, false},
-		{"inline", func(x *consumer) {
+		{"inline", func(x *testConsumer) {
 			_, err := x.a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: []byte{1}})
 			x.failOnError(err)
 		}, false},
-		{"a device in error", func(x *consumer) { x.postSend(1, ib.SendSignaled); x.h.SetError() }, false},
-		{"a receive that was refused", func(x *consumer) {
+		{"a device in error", func(x *testConsumer) { x.postSend(1, ib.SendSignaled); x.h.SetError() }, false},
+		{"a receive that was refused", func(x *testConsumer) {
 			for range queueDepth {
 				x.postRecv(1)
 			}
@@ -306,12 +306,12 @@ func TestCheckReportsRegionInFlight(t *testing.T) {
 	}
 }
 
-// TestCheckReportsRegionRequestsInFlight checks requests that register, invalidate or bind. The requests use a region
+// TestCheckReportsRegionChangedInUse checks requests that register, invalidate or bind. The requests use a region
 // that is not in their gather list.
-func TestCheckReportsRegionRequestsInFlight(t *testing.T) {
+func TestCheckReportsRegionChangedInUse(t *testing.T) {
 	const access = ib.AccessLocalWrite | ib.AccessRemoteRead
 	type world struct {
-		*consumer
+		*testConsumer
 		fast, plain *ib.MR
 		mw          *ib.MW
 	}
@@ -353,7 +353,7 @@ func TestCheckReportsRegionRequestsInFlight(t *testing.T) {
 		}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			x := &world{consumer: newConsumer(t, consumerConfig{})}
+			x := &world{testConsumer: newConsumer(t, consumerConfig{})}
 			var err error
 			x.fast, err = x.pd.AllocMR(2)
 			x.failOnError(err)
@@ -378,18 +378,18 @@ func TestCheckReportsRegionRequestsInFlight(t *testing.T) {
 	}
 }
 
-// TestCheckReportsUndrainedDestroy checks that polling a completion of a destroyed queue pair is reported. Without such
+// TestCheckReportsPollAfterDestroy checks that polling a completion of a destroyed queue pair is reported. Without such
 // a completion nothing is reported.
-func TestCheckReportsUndrainedDestroy(t *testing.T) {
+func TestCheckReportsPollAfterDestroy(t *testing.T) {
 	for _, c := range []struct {
 		name   string
-		use    func(x *consumer)
+		use    func(x *testConsumer)
 		caught bool
 	}{
-		{"flushed", func(x *consumer) { x.postRecv(1); x.postRecv(2); x.moveToError(x.b) }, true},
-		{"completed", func(x *consumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled) }, true},
-		{"drained", func(x *consumer) { x.postRecv(1); x.moveToError(x.b); x.pollAll() }, false},
-		{"not completed", func(x *consumer) { x.postRecv(1) }, false},
+		{"flushed", func(x *testConsumer) { x.postRecv(1); x.postRecv(2); x.moveToError(x.b) }, true},
+		{"completed", func(x *testConsumer) { x.postRecv(1); x.postSend(2, ib.SendSignaled) }, true},
+		{"drained", func(x *testConsumer) { x.postRecv(1); x.moveToError(x.b); x.pollAll() }, false},
+		{"not completed", func(x *testConsumer) { x.postRecv(1) }, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			x := newConsumer(t, consumerConfig{})
@@ -423,8 +423,8 @@ func TestCheckEmptyPollIsNoDrain(t *testing.T) {
 	x.endAloneAndExpect(check.RuleDestroyUndrained)
 }
 
-// TestCheckReportsUndrainedSRQ checks that a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
-func TestCheckReportsUndrainedSRQ(t *testing.T) {
+// TestCheckReportsUndrainedSRQDestroy checks that a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
+func TestCheckReportsUndrainedSRQDestroy(t *testing.T) {
 	for _, awaited := range []bool{false, true} {
 		last := make(chan bool, 1)
 		x := newConsumer(t, consumerConfig{shared: true, event: func(_ *ib.QP, e ib.EventType) {
@@ -450,10 +450,10 @@ func TestCheckReportsSmallCQ(t *testing.T) {
 	const entries = 5
 	for _, c := range []struct {
 		name   string
-		use    func(x *consumer)
+		use    func(x *testConsumer)
 		caught bool
 	}{
-		{"unsignaled sends and receives", func(x *consumer) {
+		{"unsignaled sends and receives", func(x *testConsumer) {
 			for i := range uint64(queueDepth) {
 				x.postSend(i, 0) // the sends wait for receives of the peer
 			}
@@ -464,7 +464,7 @@ func TestCheckReportsSmallCQ(t *testing.T) {
 				x.failOnError(err)
 			}
 		}, true},
-		{"polled in between", func(x *consumer) {
+		{"polled in between", func(x *testConsumer) {
 			for i := range uint64(50) {
 				x.postRecv(i)
 				x.postSend(i, ib.SendSignaled)

@@ -239,8 +239,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestConcurrentDrain calls Drain concurrently. If the context of one caller ends, the other callers must continue.
-func TestConcurrentDrain(t *testing.T) {
+// TestConcurrentDrainsAreIndependent calls Drain concurrently. If the context of one caller ends, the other callers must continue.
+func TestConcurrentDrainsAreIndependent(t *testing.T) {
 	w := newCheckedDevice(t)
 	cq := w.newCQ(16, completion.Worker)
 	a, b := w.newConnectedPair(cq, 4)
@@ -325,8 +325,8 @@ func TestDestroyFailsWhileQPUsesCQ(t *testing.T) {
 	}
 }
 
-// TestMoreCompletionsThanBatch checks that the queue handles more completions than one batch.
-func TestMoreCompletionsThanBatch(t *testing.T) {
+// TestMoreCompletionsThanBatchAreHandled checks that the queue handles more completions than one batch.
+func TestMoreCompletionsThanBatchAreHandled(t *testing.T) {
 	const n = 1000
 	for name, c := range contextsByName {
 		t.Run(name, func(t *testing.T) {
@@ -392,9 +392,9 @@ func TestDrainOfFailedQueueReturns(t *testing.T) {
 	}
 }
 
-// TestPostDuringClose posts on several threads while another thread closes the queue pair. No thread may be inside the
+// TestConcurrentPostsEndBeforeClose posts on several threads while another thread closes the queue pair. No thread may be inside the
 // queue pair during its destruction. The done function of each accepted request must be called.
-func TestPostDuringClose(t *testing.T) {
+func TestConcurrentPostsEndBeforeClose(t *testing.T) {
 	rounds := 50
 	if testing.Short() {
 		rounds = 5

@@ -126,11 +126,11 @@ func (q *CQ) IB() *ib.CQ { return q.cq }
 func (q *CQ) Process(budget int) (int, error) {
 	q.polled.Lock()
 	defer q.polled.Unlock()
-	return q.process(budget)
+	return q.processPolled(budget)
 }
 
 //verbena:held polled
-func (q *CQ) process(budget int) (handled int, err error) {
+func (q *CQ) processPolled(budget int) (handled int, err error) {
 	for handled < budget {
 		n, err := q.cq.Poll(q.wc[:min(len(q.wc), budget-handled)])
 		for i := range q.wc[:n] {
@@ -153,7 +153,7 @@ func (q *CQ) pollAndArm() {
 	q.polled.Lock()
 	defer q.polled.Unlock()
 	for !q.closing.Load() {
-		n, err := q.process(pollBudget)
+		n, err := q.processPolled(pollBudget)
 		if err != nil {
 			return
 		}
@@ -279,7 +279,7 @@ func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	}
 	q.polled.Lock()
 	defer q.polled.Unlock()
-	_, err := q.process(len(q.slots))
+	_, err := q.processPolled(len(q.slots))
 	q.freeSlotsOf(srq)
 	return err
 }

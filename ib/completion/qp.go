@@ -79,7 +79,7 @@ func (qp *QP) beginPost(what string, q *CQ, done Done, id uint64) (uint64, error
 // endFailedPost ends a call that does not post its work request.
 func (qp *QP) endFailedPost(err error) error {
 	qp.endRequest()
-	qp.notePostReturned()
+	qp.endPost()
 	return err
 }
 
@@ -90,8 +90,8 @@ func (qp *QP) endRequest() {
 	}
 }
 
-// notePostReturned is called when a post call has left the queue pair.
-func (qp *QP) notePostReturned() {
+// endPost is called when a post call has left the queue pair.
+func (qp *QP) endPost() {
 	if qp.posting.Add(-1) == 0 {
 		qp.wakeDrain()
 	}
@@ -119,7 +119,7 @@ func (qp *QP) PostSend(wr ib.SendWR, done Done) error {
 		qp.send.freeSlot(slot)
 		return qp.endFailedPost(err)
 	}
-	qp.notePostReturned()
+	qp.endPost()
 	return nil
 }
 
@@ -134,7 +134,7 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 		qp.recv.freeSlot(slot)
 		return qp.endFailedPost(err)
 	}
-	qp.notePostReturned()
+	qp.endPost()
 	return nil
 }
 
@@ -145,13 +145,13 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 // EIO if a completion queue has failed. Drain may sleep and must not be called by a done function of the CQ. Drain
 // processes a Direct CQ itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
-	if err := qp.drain(ctx); err != nil {
+	if err := qp.drainOneAtATime(ctx); err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)
 	}
 	return nil
 }
 
-func (qp *QP) drain(ctx context.Context) error {
+func (qp *QP) drainOneAtATime(ctx context.Context) error {
 	select {
 	case qp.drainToken <- struct{}{}: // one Drain at a time
 	case <-ctx.Done():
@@ -165,46 +165,46 @@ func (qp *QP) drain(ctx context.Context) error {
 	}
 	for qp.posting.Load() > 0 || qp.outstanding.Load() > 0 {
 		if qp.posting.Load() == 0 && (qp.send.hasFailed() || qp.recv.hasFailed()) {
-			return errFailed
+			return errQueueFailed
 		}
-		if err := qp.awaitCompletions(ctx); err != nil {
+		if err := qp.awaitAllCompletions(ctx); err != nil {
 			return err
 		}
 	}
 	if qp.last == nil || state < ib.QPRTR {
 		return nil
 	}
-	return qp.drainShared(ctx)
+	return qp.drainSRQReceives(ctx)
 }
 
 // lastWQETimeout limits the wait for EventQPLastWQEReached. A queue pair that was never connected need not raise this
 // event. (__ib_drain_srq)
 const lastWQETimeout = 10 * time.Second
 
-// drainShared waits for the done functions of the receives that the queue pair has consumed from the shared receive
+// drainSRQReceives waits for the done functions of the receives that the queue pair has consumed from the shared receive
 // queue.
-func (qp *QP) drainShared(ctx context.Context) error {
+func (qp *QP) drainSRQReceives(ctx context.Context) error {
 	select {
 	case <-qp.last:
 	case <-time.After(lastWQETimeout):
 	case <-qp.recv.broken:
-		return errFailed
+		return errQueueFailed
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	qp.recv.polled.Lock()
 	defer qp.recv.polled.Unlock()
-	_, err := qp.recv.process(len(qp.recv.slots))
+	_, err := qp.recv.processPolled(len(qp.recv.slots))
 	return err
 }
 
-var errFailed = fmt.Errorf("completion queue failed, remaining completion functions skipped: %w", syscall.EIO)
+var errQueueFailed = fmt.Errorf("completion queue failed, remaining completion functions skipped: %w", syscall.EIO)
 
 // directDrainInterval is the interval at which a Direct queue is processed while it is drained.
 const directDrainInterval = 50 * time.Microsecond
 
-// awaitCompletions waits for completions to be handled.
-func (qp *QP) awaitCompletions(ctx context.Context) error {
+// awaitAllCompletions waits for completions to be handled.
+func (qp *QP) awaitAllCompletions(ctx context.Context) error {
 	var direct <-chan time.Time
 	for _, q := range [...]*CQ{qp.send, qp.recv} {
 		if q.init.Context != Direct {
@@ -235,7 +235,7 @@ func (qp *QP) awaitCompletions(ctx context.Context) error {
 // functions, and returns EIO. Close may sleep, and must not be called by a done function of the CQ.
 func (qp *QP) Close(ctx context.Context) error {
 	err := qp.Drain(ctx)
-	if err != nil && !errors.Is(err, errFailed) {
+	if err != nil && !errors.Is(err, errQueueFailed) {
 		return err
 	}
 	return errors.Join(err, qp.QP.DestroyContext(ctx))

@@ -58,8 +58,8 @@ const (
 	QPResponse = "the RQ's mminfo.the SQ's mminfo."
 )
 
-// Answers holds the results of a device's queries.
-type Answers struct {
+// QueryResults holds the results of a device's queries.
+type QueryResults struct {
 	Device ib.DeviceAttr
 	Port   ib.PortAttr   // GIDTableLen is replaced by the length of GIDs
 	GIDs   []ib.GIDEntry // GID table of the only port
@@ -71,7 +71,7 @@ type Driver struct {
 	qpn, keys atomic.Uint32
 
 	mu        sync.Mutex
-	answers   Answers
+	answers   QueryResults
 	fail      map[Method]error
 	gates     map[Method]*methodGate
 	contexts  int
@@ -96,7 +96,7 @@ var (
 func New() *Driver {
 	return &Driver{
 		fail: map[Method]error{}, gates: map[Method]*methodGate{},
-		answers: Answers{
+		answers: QueryResults{
 			Device: ib.DeviceAttr{
 				FWVer: 1, NodeGUID: 0x0102030405060708, SysImageGUID: 0x1112131415161718, MaxMRSize: 1 << 40, VendorID: 0xffffff,
 				MaxQP: 100, MaxQPWR: 1000, DeviceCapFlags: 0x1_0000_0002, MaxSendSGE: 32, MaxRecvSGE: 30, MaxCQ: 200,
@@ -126,15 +126,15 @@ func (d *Driver) enterMethod(m Method) error {
 	return err
 }
 
-// Fail makes a method return err after its normal work. A nil err restores normal results.
-func (d *Driver) Fail(m Method, err error) {
+// FailMethod makes a method return err after its normal work. A nil err restores normal results.
+func (d *Driver) FailMethod(m Method, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.fail[m] = err
 }
 
-// Hold makes a method wait until release is called. entered receives a value for each call that begins to wait.
-func (d *Driver) Hold(m Method) (entered <-chan struct{}, release func()) {
+// HoldMethod makes a method wait until release is called. entered receives a value for each call that begins to wait.
+func (d *Driver) HoldMethod(m Method) (entered <-chan struct{}, release func()) {
 	g := &methodGate{make(chan struct{}, 1), make(chan struct{})}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,15 +147,15 @@ func (d *Driver) Hold(m Method) (entered <-chan struct{}, release func()) {
 	}
 }
 
-// Answer changes the results of queries. change must replace slices and must not modify them.
-func (d *Driver) Answer(change func(*Answers)) {
+// ChangeQueryResults changes the results of queries. change must replace slices and must not modify them.
+func (d *Driver) ChangeQueryResults(change func(*QueryResults)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	change(&d.answers)
 }
 
-// Destroyed returns the kinds, such as "PD", of the objects destroyed since its previous call, in order.
-func (d *Driver) Destroyed() []string {
+// TakeDestroyedKinds returns the kinds, such as "PD", of the objects destroyed since its previous call, in order.
+func (d *Driver) TakeDestroyedKinds() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	log := d.destroyed
@@ -163,15 +163,15 @@ func (d *Driver) Destroyed() []string {
 	return log
 }
 
-// Contexts returns the number of user contexts.
-func (d *Driver) Contexts() int {
+// UserContextCount returns the number of user contexts.
+func (d *Driver) UserContextCount() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.contexts
 }
 
-// Udata returns the driver-private data of the last creation of a completion queue.
-func (d *Driver) Udata() []byte {
+// LastCQUdata returns the driver-private data of the last creation of a completion queue.
+func (d *Driver) LastCQUdata() []byte {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.udata
@@ -209,7 +209,7 @@ func (d *Driver) DeallocUserContext(ib.UserContext) {
 	d.contexts--
 }
 
-func (d *Driver) currentAnswers() Answers {
+func (d *Driver) currentQueryResults() QueryResults {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	a := d.answers
@@ -219,17 +219,17 @@ func (d *Driver) currentAnswers() Answers {
 
 // QueryDevice implements ib.Driver.
 func (d *Driver) QueryDevice() (ib.DeviceAttr, error) {
-	return d.currentAnswers().Device, d.enterMethod(QueryDevice)
+	return d.currentQueryResults().Device, d.enterMethod(QueryDevice)
 }
 
 // QueryPort implements ib.Driver. All ports have the same attributes.
 func (d *Driver) QueryPort(int) (ib.PortAttr, error) {
-	return d.currentAnswers().Port, d.enterMethod(QueryPort)
+	return d.currentQueryResults().Port, d.enterMethod(QueryPort)
 }
 
 // QueryGID implements ib.Driver.
 func (d *Driver) QueryGID(port, index int) (ib.GIDEntry, error) {
-	gids := d.currentAnswers().GIDs
+	gids := d.currentQueryResults().GIDs
 	if index < 0 || index >= len(gids) {
 		return ib.GIDEntry{}, fmt.Errorf("gid %d of port %d: %w", index, port, syscall.EINVAL)
 	}
@@ -243,27 +243,29 @@ func (d *Driver) QueryPKey(port, index int) (uint16, error) { return 0xffff, nil
 func (d *Driver) EnterError() {}
 
 // AllocPD implements ib.Driver.
-func (d *Driver) AllocPD(*ib.Udata) (ib.DriverPD, error) { return &pd{d}, d.enterMethod(AllocPD) }
+func (d *Driver) AllocPD(*ib.Udata) (ib.DriverPD, error) {
+	return &protectionDomain{d}, d.enterMethod(AllocPD)
+}
 
 // RegMR implements ib.Driver.
 func (d *Driver) RegMR(h ib.MRHandle, _ ib.DriverPD, _ *umem.Region, _ ib.AccessFlags, _ *ib.Udata) (ib.DriverMR,
 	error) {
-	m := &mr{region{h, d}}
-	m.newKeys()
+	m := &mr{memoryRegion{h, d}}
+	m.assignNewKeys()
 	return m, d.enterMethod(RegMR)
 }
 
 // AllocMR implements ib.FastRegDriver.
 func (d *Driver) AllocMR(h ib.MRHandle, _ ib.DriverPD, _ int) (ib.DriverMR, error) {
-	m := &fastMR{region: region{h, d}}
-	m.newKeys()
+	m := &fastMR{memoryRegion: memoryRegion{h, d}}
+	m.assignNewKeys()
 	return m, d.enterMethod(AllocMR)
 }
 
 // AllocMW implements ib.MWDriver.
 func (d *Driver) AllocMW(h ib.MWHandle, _ ib.DriverPD, _ ib.MWType, _ *ib.Udata) (ib.DriverMW, error) {
 	h.SetRKey(d.keys.Add(1) << 8)
-	return &mw{d}, d.enterMethod(AllocMW)
+	return &memoryWindow{d}, d.enterMethod(AllocMW)
 }
 
 // CreateAH implements ib.AHDriver.
@@ -271,7 +273,7 @@ func (d *Driver) CreateAH(_ ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.Drive
 	if u != nil {
 		u.Respond([]byte{7, 0, 0, 0})
 	}
-	return &ah{d: d, attr: *attr}, d.enterMethod(CreateAH)
+	return &addressHandle{d: d, attr: *attr}, d.enterMethod(CreateAH)
 }
 
 // CreateCQ implements ib.Driver. The queue has one entry more than requested.

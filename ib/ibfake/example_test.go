@@ -30,8 +30,8 @@ func Example() {
 		panic(err)
 	}
 	defer core.Unregister(dev)
-	fmt.Println(twoDomains(dev.Device(), func() { drv.Fail(ibfake.AllocPD, syscall.ENOMEM) }))
-	fmt.Println("destroyed:", drv.Destroyed(), "left:", dev.Device().Objects())
+	fmt.Println(twoDomains(dev.Device(), func() { drv.FailMethod(ibfake.AllocPD, syscall.ENOMEM) }))
+	fmt.Println("destroyed:", drv.TakeDestroyedKinds(), "left:", dev.Device().Objects())
 	// Output:
 	// alloc pd on fake0: cannot allocate memory
 	// destroyed: [PD] left:

@@ -45,7 +45,7 @@ func newAllObjects(t *testing.T) *allObjects {
 	w.failOnError(err)
 	w.pd, err = d.AllocPD()
 	w.failOnError(err)
-	w.mr, err = w.pd.RegMR(w.mrInit())
+	w.mr, err = w.pd.RegMR(w.newMRInit())
 	w.failOnError(err)
 	w.fast, err = w.pd.AllocMR(2)
 	w.failOnError(err)
@@ -55,7 +55,7 @@ func newAllObjects(t *testing.T) *allObjects {
 	w.failOnError(err)
 	w.cq, err = d.CreateCQ(ib.CQInit{Entries: 7, Handler: func(*ib.CQ) {}})
 	w.failOnError(err)
-	w.qp, err = w.pd.CreateQP(w.qpInit())
+	w.qp, err = w.pd.CreateQP(w.newQPInitAttr())
 	w.failOnError(err)
 	return w
 }
@@ -67,15 +67,15 @@ func (w *allObjects) failOnError(err error) {
 	}
 }
 
-func (w *allObjects) mrInit() ib.MRInit {
+func (w *allObjects) newMRInit() ib.MRInit {
 	return ib.MRInit{Space: w.mem, Addr: w.at, Length: 100, Access: ib.AccessLocalWrite}
 }
 
-func (w *allObjects) qpInit() ib.QPInitAttr {
+func (w *allObjects) newQPInitAttr() ib.QPInitAttr {
 	return ib.QPInitAttr{SendCQ: w.cq, RecvCQ: w.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 5}}
 }
 
-func (w *allObjects) moveToInit() error {
+func (w *allObjects) moveQPToInit() error {
 	return w.qp.Modify(ib.QPAttr{State: ib.QPInit, Port: 1},
 		ib.QPAttrState|ib.QPAttrPKeyIndex|ib.QPAttrPort|ib.QPAttrAccessFlags)
 }
@@ -99,7 +99,7 @@ var callsByMethod = map[Method]func(w *allObjects) error{
 		w.failOnError(err)
 		return pd.Dealloc()
 	},
-	RegMR:   func(w *allObjects) error { return errorOf(w.pd.RegMR(w.mrInit())) },
+	RegMR:   func(w *allObjects) error { return errorOf(w.pd.RegMR(w.newMRInit())) },
 	AllocMR: func(w *allObjects) error { return errorOf(w.pd.AllocMR(1)) },
 	MapMR:   func(w *allObjects) error { return w.fast.Map(w.mem, nil, []umem.Range{{Addr: w.at, Length: 10}}, 0) },
 	ReregMR: func(w *allObjects) error {
@@ -121,8 +121,8 @@ var callsByMethod = map[Method]func(w *allObjects) error{
 		w.failOnError(err)
 		return cq.Destroy()
 	},
-	CreateQP:  func(w *allObjects) error { return errorOf(w.pd.CreateQP(w.qpInit())) },
-	ModifyQP:  func(w *allObjects) error { return w.moveToInit() },
+	CreateQP:  func(w *allObjects) error { return errorOf(w.pd.CreateQP(w.newQPInitAttr())) },
+	ModifyQP:  func(w *allObjects) error { return w.moveQPToInit() },
 	QueryQP:   func(w *allObjects) error { _, _, err := w.qp.Query(0); return err },
 	PostSend:  func(w *allObjects) error { return errorOf(w.qp.PostSend(ib.SendWR{})) },
 	PostRecv:  func(w *allObjects) error { return errorOf(w.qp.PostRecv(ib.RecvWR{})) },
@@ -141,11 +141,11 @@ func TestFailedMethodReturnsError(t *testing.T) {
 		}
 		t.Run(string(m), func(t *testing.T) {
 			w := newAllObjects(t)
-			w.drv.Fail(m, syscall.EXFULL)
+			w.drv.FailMethod(m, syscall.EXFULL)
 			if err := call(w); !errors.Is(err, syscall.EXFULL) {
 				t.Errorf("got %v, want %v", err, syscall.EXFULL)
 			}
-			w.drv.Fail(m, nil)
+			w.drv.FailMethod(m, nil)
 			if err := call(w); err != nil {
 				t.Errorf("call after Fail with nil: got %v, want nil", err)
 			}
@@ -181,16 +181,16 @@ func parseMethods(t *testing.T) (all []Method) {
 
 func TestHoldBlocksMethod(t *testing.T) {
 	w := newAllObjects(t)
-	entered, release := w.drv.Hold(DestroyAH)
+	entered, release := w.drv.HoldMethod(DestroyAH)
 	done := make(chan error)
 	go func() { done <- w.ah.Destroy() }()
 	<-entered
-	if got := w.drv.Destroyed(); len(got) != 0 {
+	if got := w.drv.TakeDestroyedKinds(); len(got) != 0 {
 		t.Errorf("Destroyed while the method is held: got %q, want none", got)
 	}
 	release()
 	w.failOnError(<-done)
-	if got := w.drv.Destroyed(); !slices.Equal(got, []string{"AH"}) {
+	if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"AH"}) {
 		t.Errorf("got %q", got)
 	}
 	if err := w.ah.Destroy(); !errors.Is(err, syscall.EINVAL) {
@@ -202,19 +202,19 @@ func TestHoldBlocksMethod(t *testing.T) {
 func TestObjectsExposeState(t *testing.T) {
 	w := newAllObjects(t)
 	defer w.destroyAll()
-	w.failOnError(w.moveToInit())
+	w.failOnError(w.moveQPToInit())
 	q := w.dev.QP(w.qp).(*QP)
-	if a, mask := q.Modified(); a.Port != 1 || mask&ib.QPAttrPort == 0 || w.qp.State() != ib.QPInit {
+	if a, mask := q.LastModifyArgs(); a.Port != 1 || mask&ib.QPAttrPort == 0 || w.qp.State() != ib.QPInit {
 		t.Errorf("Modified: got %+v, %v", a, mask)
 	}
 	if w.qp.Init().Cap.MaxSendWR != 6 || w.cq.Entries() != 8 {
 		t.Errorf("capacities: got %+v, %d", w.qp.Init().Cap, w.cq.Entries())
 	}
 	n, err := w.qp.PostSend(ib.SendWR{ID: 1}, ib.SendWR{ID: 2}, ib.SendWR{ID: 3}, ib.SendWR{ID: 4})
-	if n != qpQueueCapacity || !errors.Is(err, syscall.ENOMEM) || len(q.Sent()) != qpQueueCapacity || q.Sent()[2].ID != 3 {
-		t.Errorf("post send: got %d, %v, %+v", n, err, q.Sent())
+	if n != qpQueueCapacity || !errors.Is(err, syscall.ENOMEM) || len(q.SentRequests()) != qpQueueCapacity || q.SentRequests()[2].ID != 3 {
+		t.Errorf("post send: got %d, %v, %+v", n, err, q.SentRequests())
 	}
-	if n, err := w.qp.PostRecv(ib.RecvWR{ID: 7}); n != 1 || err != nil || q.Received()[0].ID != 7 {
+	if n, err := w.qp.PostRecv(ib.RecvWR{ID: 7}); n != 1 || err != nil || q.ReceiveRequests()[0].ID != 7 {
 		t.Errorf("post receive: got %d, %v", n, err)
 	}
 	c := w.dev.CQ(w.cq).(*CQ)
@@ -227,7 +227,7 @@ func TestObjectsExposeState(t *testing.T) {
 		t.Errorf("poll: got %d, %v, %+v", n, err, wc[0])
 	}
 	w.failOnError(callsByMethod[MapMR](w))
-	if r := w.dev.MR(w.fast).(*fastMR).Mapped(); r.Len() != 10 {
+	if r := w.dev.MR(w.fast).(*fastMR).LastMapped(); r.Len() != 10 {
 		t.Errorf("Mapped: got %+v", r)
 	}
 	if a, err := w.ah.Query(); err != nil || a.SL != 3 {

@@ -10,42 +10,42 @@ import (
 	"verbena/umem"
 )
 
-type pd struct{ d *Driver }
+type protectionDomain struct{ d *Driver }
 
-func (p *pd) Dealloc() error { return p.d.recordDestroy(DeallocPD, "PD") }
+func (p *protectionDomain) Dealloc() error { return p.d.recordDestroy(DeallocPD, "PD") }
 
-type mw struct{ d *Driver }
+type memoryWindow struct{ d *Driver }
 
-func (m *mw) Dealloc() error { return m.d.recordDestroy(DeallocMW, "MW") }
+func (m *memoryWindow) Dealloc() error { return m.d.recordDestroy(DeallocMW, "MW") }
 
-type region struct {
+type memoryRegion struct {
 	ib.MRHandle
 	d *Driver
 }
 
-func (m *region) newKeys() {
+func (m *memoryRegion) assignNewKeys() {
 	key := m.d.keys.Add(1)
 	m.SetKeys(key, key<<8)
 }
 
 // Dereg implements ib.DriverMR.
-func (m *region) Dereg() error { return m.d.recordDestroy(DeregMR, "MR") }
+func (m *memoryRegion) Dereg() error { return m.d.recordDestroy(DeregMR, "MR") }
 
 // mr is the driver's side of a memory region.
-type mr struct{ region }
+type mr struct{ memoryRegion }
 
 // Rereg implements ib.ReregMR. The keys change.
 func (m *mr) Rereg(*umem.Region, ib.DriverPD, ib.AccessFlags, *ib.Udata) error {
 	err := m.d.enterMethod(ReregMR)
 	if err == nil {
-		m.newKeys()
+		m.assignNewKeys()
 	}
 	return err
 }
 
 // fastMR is the driver's side of a region that work requests register.
 type fastMR struct {
-	region
+	memoryRegion
 	mapped atomic.Pointer[umem.Region]
 }
 
@@ -58,16 +58,16 @@ func (m *fastMR) Map(r *umem.Region) error {
 	return err
 }
 
-// Mapped returns the memory of the last Map, or nil.
-func (m *fastMR) Mapped() *umem.Region { return m.mapped.Load() }
+// LastMapped returns the memory of the last Map, or nil.
+func (m *fastMR) LastMapped() *umem.Region { return m.mapped.Load() }
 
-type ah struct {
+type addressHandle struct {
 	d    *Driver
 	mu   sync.Mutex
 	attr ib.AHAttr
 }
 
-func (a *ah) Modify(attr *ib.AHAttr) error {
+func (a *addressHandle) Modify(attr *ib.AHAttr) error {
 	err := a.d.enterMethod(ModifyAH)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -77,13 +77,13 @@ func (a *ah) Modify(attr *ib.AHAttr) error {
 	return err
 }
 
-func (a *ah) Query() (ib.AHAttr, error) {
+func (a *addressHandle) Query() (ib.AHAttr, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.attr, a.d.enterMethod(QueryAH)
 }
 
-func (a *ah) Destroy() error { return a.d.recordDestroy(DestroyAH, "AH") }
+func (a *addressHandle) Destroy() error { return a.d.recordDestroy(DestroyAH, "AH") }
 
 // CQ is the driver's side of a completion queue, returned by ib.DeviceHandle.CQ.
 type CQ struct {
@@ -164,8 +164,8 @@ type QP struct {
 	recv []ib.RecvWR
 }
 
-// SetPosted makes Posted report requests without a doorbell.
-func (q *QP) SetPosted() { q.posted.Store(true) }
+// SetRequestsPosted makes Posted report requests without a doorbell.
+func (q *QP) SetRequestsPosted() { q.posted.Store(true) }
 
 // Posted implements ib.UserQP.
 func (q *QP) Posted() (at uint32, some bool) { return 0, q.posted.Load() }
@@ -218,15 +218,15 @@ func acceptRequests[W any](queue *[]W, wrs []W) (int, error) {
 	return n, nil
 }
 
-// Sent returns the accepted send work requests.
-func (q *QP) Sent() []ib.SendWR {
+// SentRequests returns the accepted send work requests.
+func (q *QP) SentRequests() []ib.SendWR {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return slices.Clone(q.sent)
 }
 
-// Received returns the accepted receive work requests.
-func (q *QP) Received() []ib.RecvWR {
+// ReceiveRequests returns the accepted receive work requests.
+func (q *QP) ReceiveRequests() []ib.RecvWR {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return slices.Clone(q.recv)
@@ -247,15 +247,15 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
 	return err
 }
 
-// Modified returns the arguments of the last Modify.
-func (q *QP) Modified() (ib.QPAttr, ib.QPAttrMask) {
+// LastModifyArgs returns the arguments of the last Modify.
+func (q *QP) LastModifyArgs() (ib.QPAttr, ib.QPAttrMask) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.attr, q.mask
 }
 
-// Ready makes the queue pair report a state in which it can send, and returns the queue pair.
-func (q *QP) Ready() *QP {
+// MoveToReady makes the queue pair report a state in which it can send, and returns the queue pair.
+func (q *QP) MoveToReady() *QP {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.attr.State = ib.QPRTS

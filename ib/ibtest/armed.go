@@ -15,12 +15,12 @@ var armedChecks = []ruleTest{
 	{
 		name: "Callback/ArmedElsewhere",
 		rule: "a thread that arms a queue, other than that of its handler, while a completion comes finds it missed, or is notified",
-		test: testArmedByOtherThread, fast: true,
+		test: testArmedCQByOtherThread, fast: true,
 	},
 	{
 		name: "Callback/ArmedByTwo",
 		rule: "so do two threads that arm one queue and poll it, when one of them wakes up for each call of the handler",
-		test: testArmedByTwoThreads, fast: true,
+		test: testArmedCQByTwoThreads, fast: true,
 	},
 }
 
@@ -47,7 +47,7 @@ func runRacing(fs ...func()) {
 	wg.Wait()
 }
 
-func testArmedByOtherThread(e *testEnv) {
+func testArmedCQByOtherThread(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	for i := range e.raceRounds() {
@@ -69,8 +69,8 @@ func testArmedByOtherThread(e *testEnv) {
 	}
 }
 
-// testArmedByTwoThreads runs two threads that sleep until the handler is called, and then poll.
-func testArmedByTwoThreads(e *testEnv) {
+// testArmedCQByTwoThreads runs two threads that sleep until the handler is called, and then poll.
+func testArmedCQByTwoThreads(e *testEnv) {
 	total := e.raceRounds()
 	wake := make(chan struct{}, 1)
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {

@@ -28,7 +28,7 @@ var attributeChecks = []ruleTest{
 	{
 		name: "Errors/ReceiverNotReady",
 		rule: "with RNRRetry 7 a sender waits for a receive as long as it takes, however many wait; with 0 it gives up at once",
-		test: testReceiverNotReadyRetries,
+		test: testRNRRetries,
 	},
 }
 
@@ -121,7 +121,7 @@ func testAttributesReadBack(e *testEnv) {
 			e.Logf("the driver has no %v queue pairs", kind)
 			continue
 		}
-		if a := e.queryAll(qp); a.Cap != qp.Init().Cap {
+		if a := e.queryAllAttributes(qp); a.Cap != qp.Init().Cap {
 			e.Errorf("capacities of a %v queue pair: Query reports %+v, CreateQP granted %+v", kind, a.Cap, qp.Init().Cap)
 		}
 		for range 6 {
@@ -133,8 +133,8 @@ func testAttributesReadBack(e *testEnv) {
 	}
 }
 
-// queryAll returns all attributes.
-func (e *testEnv) queryAll(qp *ib.QP) ib.QPAttr {
+// queryAllAttributes returns all attributes.
+func (e *testEnv) queryAllAttributes(qp *ib.QP) ib.QPAttr {
 	e.Helper()
 	a, _, err := qp.Query(1<<21 - 1)
 	e.must("query qp", err)
@@ -145,10 +145,10 @@ func (e *testEnv) queryAll(qp *ib.QP) ib.QPAttr {
 // all attributes with the expected values. Before that it tries an invalid value.
 func (e *testEnv) moveWithAttributes(qp *ib.QP, attrs []qpAttribute, to ib.QPState, r *rand.Rand) {
 	e.Helper()
-	e.eventually("the end of SQDraining", func() bool { return !e.queryAll(qp).SQDraining })
-	before := e.queryAll(qp)
+	e.eventually("the end of SQDraining", func() bool { return !e.queryAllAttributes(qp).SQDraining })
+	before := e.queryAllAttributes(qp)
 	from, kind := before.State, qp.Type()
-	required, optional, known := qptable.Step(from.String(), to.String(), kind.String())
+	required, optional, known := qptable.TransitionAttrs(from.String(), to.String(), kind.String())
 	if !known {
 		e.Fatalf("a %v queue pair is in %v, and should go to %v", kind, from, to)
 	}
@@ -172,14 +172,14 @@ func (e *testEnv) moveWithAttributes(qp *ib.QP, attrs []qpAttribute, to ib.QPSta
 		}
 		bad := set
 		wrong.set(&bad)
-		e.wantErr("modify with a wrong value", qp.Modify(bad, mask), syscall.EINVAL)
-		if got := e.queryAll(qp); got != before {
+		e.wantErrno("modify with a wrong value", qp.Modify(bad, mask), syscall.EINVAL)
+		if got := e.queryAllAttributes(qp); got != before {
 			e.Fatalf("%v queue pair from %v to %v: after a Modify that failed Query reports %+v, before it %+v", kind, from, to,
 				got, before)
 		}
 	}
 	e.must("modify", qp.Modify(set, mask))
-	got := e.queryAll(qp)
+	got := e.queryAllAttributes(qp)
 	if got.State != to || got.CurState != to {
 		e.Fatalf("%v queue pair from %v to %v: Query reports the states %v and %v", kind, from, to, got.State, got.CurState)
 	}
@@ -194,13 +194,13 @@ func (e *testEnv) moveWithAttributes(qp *ib.QP, attrs []qpAttribute, to ib.QPSta
 	}
 }
 
-// drainCounter counts the EventSQDrained events by queue pair.
-type drainCounter struct {
+// drainedEventCounter counts the EventSQDrained events by queue pair.
+type drainedEventCounter struct {
 	mu sync.Mutex
 	n  map[*ib.QP]int
 }
 
-func (d *drainCounter) countEvent(qp *ib.QP, ev ib.EventType) {
+func (d *drainedEventCounter) countEvent(qp *ib.QP, ev ib.EventType) {
 	if ev == ib.EventSQDrained {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -208,7 +208,7 @@ func (d *drainCounter) countEvent(qp *ib.QP, ev ib.EventType) {
 	}
 }
 
-func (d *drainCounter) count(qp *ib.QP) int {
+func (d *drainedEventCounter) drainedEvents(qp *ib.QP) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.n[qp]
@@ -222,7 +222,7 @@ func testDrainedEvent(e *testEnv) {
 			continue
 		}
 		tried++
-		d := drainCounter{n: map[*ib.QP]int{}}
+		d := drainedEventCounter{n: map[*ib.QP]int{}}
 		p := e.newPair(pairConfig{kind: kind, event: d.countEvent})
 		qp, want := p.qps[0], 0
 		drain := func(how string, ask, name bool) {
@@ -234,10 +234,10 @@ func testDrainedEvent(e *testEnv) {
 			e.requireFeature("the state SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask}, mask))
 			if ask && name {
 				want++
-				e.eventually("the event that the send queue is drained", func() bool { return d.count(qp) >= want })
+				e.eventually("the event that the send queue is drained", func() bool { return d.drainedEvents(qp) >= want })
 			}
 			e.awaitEventDelivery() // the next step sees late events
-			if n := d.count(qp); n != want {
+			if n := d.drainedEvents(qp); n != want {
 				e.Fatalf("%v queue pair, %s: %d events that the send queue is drained, want %d", kind, how, n, want)
 			}
 		}
@@ -255,18 +255,18 @@ func testDrainedEvent(e *testEnv) {
 		drain("to SQD without asking, which an earlier transition did", false, false)
 		back()
 		drain("to SQD asking for it again", true, true)
-		e.awaitCallbacks()
-		if n := d.count(qp); n != want {
+		e.awaitDueCallbacks()
+		if n := d.drainedEvents(qp); n != want {
 			e.Errorf("%v queue pair: %d events that the send queue is drained, asked for %d", kind, n, want)
 		}
-		if n := d.count(p.qps[1]); n != 0 {
+		if n := d.drainedEvents(p.qps[1]); n != 0 {
 			e.Errorf("%d events of a queue pair that was never in SQD", n)
 		}
 		if kind == ib.QPTypeRC {
 			back()
 			e.drainWithWaitingSend(p, &d, false)
 			e.drainWithWaitingSend(p, &d, true)
-			e.leaveSQDEarly(p, &d)
+			e.leaveSQDBeforeDrained(p, &d)
 		}
 	}
 	if tried == 0 {
@@ -274,31 +274,31 @@ func testDrainedEvent(e *testEnv) {
 	}
 }
 
-// leaveSQDEarly leaves SQD before the send queue is drained, if the driver allows that. The request for the event ends
+// leaveSQDBeforeDrained leaves SQD before the send queue is drained, if the driver allows that. The request for the event ends
 // then.
-func (e *testEnv) leaveSQDEarly(p *pair, d *drainCounter) {
+func (e *testEnv) leaveSQDBeforeDrained(p *pair, d *drainedEventCounter) {
 	e.Helper()
 	qp := p.qps[0]
 	p.postSend(0, 1, 8)
 	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true},
 		ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
-	e.awaitCallbacks()
-	before := d.count(qp)
+	e.awaitDueCallbacks()
+	before := d.drainedEvents(qp)
 	left := qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState) == nil
 	p.postRecv(1, 1, 0, 8)
 	if !left {
 		e.Log("the driver does not leave SQD before the send queue is drained")
-		e.eventually("the event that the send queue is drained", func() bool { return d.count(qp) > before })
+		e.eventually("the event that the send queue is drained", func() bool { return d.drainedEvents(qp) > before })
 		e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	}
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
-	e.awaitCallbacks()
-	before = d.count(qp)
+	e.awaitDueCallbacks()
+	before = d.drainedEvents(qp)
 	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	e.awaitEventDelivery()
-	if n := d.count(qp); n != before {
+	if n := d.drainedEvents(qp); n != before {
 		e.Errorf("to SQD without asking: %d events that the send queue is drained, which an earlier transition asked for",
 			n-before)
 	}
@@ -307,9 +307,9 @@ func (e *testEnv) leaveSQDEarly(p *pair, d *drainCounter) {
 
 // drainWithWaitingSend moves a queue pair to SQD while its message waits for a receive. The driver decides whether the
 // message has begun. A message that has begun completes before the event; another one waits until RTS.
-func (e *testEnv) drainWithWaitingSend(p *pair, d *drainCounter, ask bool) {
+func (e *testEnv) drainWithWaitingSend(p *pair, d *drainedEventCounter, ask bool) {
 	e.Helper()
-	qp, before := p.qps[0], d.count(p.qps[0])
+	qp, before := p.qps[0], d.drainedEvents(p.qps[0])
 	want := before
 	if ask {
 		want++
@@ -317,26 +317,26 @@ func (e *testEnv) drainWithWaitingSend(p *pair, d *drainCounter, ask bool) {
 	p.postSend(0, 1, 8)
 	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: ask},
 		ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
-	e.awaitCallbacks()
-	began := e.queryAll(qp).SQDraining
-	if n := d.count(qp); began && n != before {
+	e.awaitDueCallbacks()
+	began := e.queryAllAttributes(qp).SQDraining
+	if n := d.drainedEvents(qp); began && n != before {
 		e.Fatalf("%d events that the send queue is drained while Query reports that it is not, want %d", n, before)
 	}
 	p.postRecv(1, 1, 0, 8)
 	if began {
-		e.eventually("the end of SQDraining", func() bool { return !e.queryAll(qp).SQDraining })
+		e.eventually("the end of SQDraining", func() bool { return !e.queryAllAttributes(qp).SQDraining })
 	}
 	if ask {
-		e.eventually("the event that the send queue is drained", func() bool { return d.count(qp) >= want })
+		e.eventually("the event that the send queue is drained", func() bool { return d.drainedEvents(qp) >= want })
 	}
 	wc := make([]ib.WC, 1)
 	n, err := p.cqs[0].Poll(wc)
 	e.must("poll", err)
 	if began && n == 0 { // it has completed, but may be polled later
-		wc[0], n = e.waitOneOfAny(p.cqs[0]), 1
+		wc[0], n = e.waitAnyCompletion(p.cqs[0]), 1
 	}
-	e.awaitCallbacks()
-	if got := d.count(qp); got != want {
+	e.awaitDueCallbacks()
+	if got := d.drainedEvents(qp); got != want {
 		e.Fatalf("a message in flight, EnSQDAsyncNotify %v: %d events that the send queue is drained, want %d", ask,
 			got-before, want-before)
 	}
@@ -345,7 +345,7 @@ func (e *testEnv) drainWithWaitingSend(p *pair, d *drainCounter, ask bool) {
 	}
 	e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	if n == 0 {
-		wc[0] = e.waitOneOfAny(p.cqs[0])
+		wc[0] = e.waitAnyCompletion(p.cqs[0])
 	}
 	if wc[0].ID != 1 || wc[0].Status != ib.WCSuccess {
 		e.Errorf("the message ended with %q", wc[0].Status)
@@ -371,19 +371,19 @@ type waitingPair struct {
 	recv func()
 }
 
-func testReceiverNotReadyRetries(e *testEnv) {
+func testRNRRetries(e *testEnv) {
 	var all []waitingPair
 	pd := e.newPD()
 	for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm, ib.WRSend} {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		all = append(all, waitingPair{p, p.rdmaRequest(1, op, p.buf[0].sgl(0, 64), 64), func() { p.postRecv(1, 2, 0, 64) }})
+		all = append(all, waitingPair{p, p.newRDMARequest(1, op, p.buf[0].newSGL(0, 64), 64), func() { p.postRecv(1, 2, 0, 64) }})
 	}
 	if srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}}); err == nil {
 		destroyAtEnd(e, srq, srq.Destroy)
 		for range 2 {
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
-			all = append(all, waitingPair{p, p.rdmaRequest(1, ib.WRSend, p.buf[0].sgl(0, 64), 0), func() {
-				if n, err := srq.PostRecv(ib.RecvWR{ID: 2, SGList: p.buf[1].sgl(0, 64)}); n != 1 {
+			all = append(all, waitingPair{p, p.newRDMARequest(1, ib.WRSend, p.buf[0].newSGL(0, 64), 0), func() {
+				if n, err := srq.PostRecv(ib.RecvWR{ID: 2, SGList: p.buf[1].newSGL(0, 64)}); n != 1 {
 					e.Fatalf("post receive: %v", err)
 				}
 			}})
@@ -401,7 +401,7 @@ func testReceiverNotReadyRetries(e *testEnv) {
 			}
 			return false
 		})
-		e.checkRNRGiveUp(pd)
+		e.checkGiveUpAfterRNR(pd)
 		for range 20 {
 			yieldBriefly()
 		}
@@ -424,14 +424,14 @@ func testReceiverNotReadyRetries(e *testEnv) {
 	}
 }
 
-// checkRNRGiveUp sends to a queue pair without a receive, with no retries.
-func (e *testEnv) checkRNRGiveUp(pd *ib.PD) {
+// checkGiveUpAfterRNR sends to a queue pair without a receive, with no retries.
+func (e *testEnv) checkGiveUpAfterRNR(pd *ib.PD) {
 	e.Helper()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	e.resetQPs(p.qps[:]...)
-	e.bringUp(p.qps[1], p.qps[0].Num(), ib.QPRTS)
-	e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTR)
-	a := e.qpAttr(ib.QPRTS, p.qps[1].Num())
+	e.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTR)
+	a := e.newQPAttr(ib.QPRTS, p.qps[1].Num())
 	a.RNRRetry = 0
 	e.must("modify to RTS", p.qps[0].Modify(a, transitionMask(ib.QPTypeRC, ib.QPRTS)))
 	p.postSend(0, 1, 8)

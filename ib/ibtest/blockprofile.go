@@ -16,20 +16,20 @@ var noSleepFunctions = []string{
 	"(*PD).CreateAH", "(*AH).Modify", "(*AH).Query", "(*AH).Destroy", "(*DeviceHandle).SetError",
 }
 
-// watchBlocking enables the runtime's block profile. The returned function checks it. This finds a driver that waits
+// watchBlockProfile enables the runtime's block profile. The returned function checks it. This finds a driver that waits
 // for a channel or a condition in a method that may not sleep, even if the wait is very short.
-func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
+func watchBlockProfile(t testing.TB, cfg suiteConfig) func(t testing.TB) {
 	if f := flag.Lookup("test.blockprofile"); f != nil && f.Value.String() != "" {
 		return func(t testing.TB) { t.Skip("-blockprofile has the records") }
 	}
 	runtime.SetBlockProfileRate(1)
 	t.Cleanup(func() { runtime.SetBlockProfileRate(0) })
 	before := map[[32]uintptr]int64{}
-	for _, r := range blockRecords() {
+	for _, r := range readBlockProfile() {
 		before[r.Stack0] += r.Count
 	}
 	return func(t testing.TB) {
-		for _, r := range blockRecords() {
+		for _, r := range readBlockProfile() {
 			if r.Count <= before[r.Stack0] {
 				continue
 			}
@@ -41,15 +41,15 @@ func watchBlocking(t testing.TB, cfg config) func(t testing.TB) {
 	}
 }
 
-// driverPackages is the set of packages of the types of a driver and its objects.
-type driverPackages struct {
+// driverPackageSet is the set of packages of the types of a driver and its objects.
+type driverPackageSet struct {
 	mu   sync.Mutex
 	seen map[reflect.Type]bool
 	all  []string
 }
 
 // addTypeOf adds the packages of x and of the values that it wraps (see ib.As).
-func (p *driverPackages) addTypeOf(x any) {
+func (p *driverPackageSet) addTypeOf(x any) {
 	for x != nil {
 		t := reflect.TypeOf(x)
 		next := reflect.ValueOf(x).MethodByName("Unwrap")
@@ -74,8 +74,8 @@ func (p *driverPackages) addTypeOf(x any) {
 	}
 }
 
-// contains reports whether a function belongs to one of the packages, or to a package below one.
-func (p *driverPackages) contains(function string) bool {
+// containsFunction reports whether a function belongs to one of the packages, or to a package below one.
+func (p *driverPackageSet) containsFunction(function string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.ContainsFunc(p.all, func(path string) bool {
@@ -84,7 +84,7 @@ func (p *driverPackages) contains(function string) bool {
 	})
 }
 
-func blockRecords() []runtime.BlockProfileRecord {
+func readBlockProfile() []runtime.BlockProfileRecord {
 	for room := 100; ; {
 		r := make([]runtime.BlockProfileRecord, room)
 		n, ok := runtime.BlockProfile(r)
@@ -97,7 +97,7 @@ func blockRecords() []runtime.BlockProfileRecord {
 
 // blockedDriverStack returns the functions of a stack, innermost first, if a function of the driver waits for something
 // other than a lock in a method that may not sleep.
-func blockedDriverStack(driver *driverPackages, pc []uintptr) (stack []string) {
+func blockedDriverStack(driver *driverPackageSet, pc []uintptr) (stack []string) {
 	inside := false
 	frames := runtime.CallersFrames(pc)
 	for {
@@ -114,7 +114,7 @@ func blockedDriverStack(driver *driverPackages, pc []uintptr) (stack []string) {
 				return stack
 			}
 			return nil
-		case driver.contains(f.Function):
+		case driver.containsFunction(f.Function):
 			inside = true
 		}
 		if !more {

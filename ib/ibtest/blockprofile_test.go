@@ -44,7 +44,7 @@ func TestBlockProfileFindsShortWaits(t *testing.T) {
 				}
 				return d.dev
 			}, wrongDriverOptions())
-			blocked := watchBlocking(t, cfg)
+			blocked := watchBlockProfile(t, cfg)
 			recordRun(t, func(r *recordingTB) { findCheck(t, "Data/SendReceive").runOn(r, cfg, false) })
 			r := recordRun(t, func(r *recordingTB) { blocked(r) })
 			if r.failed != test.want {

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// changePolled makes Poll change each completion of the inner driver. had is the caller's former array entry.
-func (d *wrongDriver) changePolled(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
+// changePolledCompletions makes Poll change each completion of the inner driver. had is the caller's former array entry.
+func (d *wrongDriver) changePolledCompletions(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
 	d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 		into := make([]ib.WC, len(wc))
 		n, err := c.CQ.Poll(into)
@@ -26,7 +26,7 @@ func (d *wrongDriver) keepDestroyedQP(which func(c *wrongCQ, q *wrongQP) bool) {
 		gone.Store(q.obj.Num(), q)
 		return q.QP.Destroy()
 	}
-	d.changePolled(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
+	d.changePolledCompletions(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
 		if q, ok := gone.Load(wc.QPNum); ok && which(c, q.(*wrongQP)) {
 			wc.QP = q.(*wrongQP).obj.QP()
 		}
@@ -38,14 +38,14 @@ var completionDefects = []driverDefect{
 	{
 		defect: "adds its flags to the previous flags of the caller's completion",
 		break_: func(d *wrongDriver) {
-			d.changePolled(func(_ *wrongCQ, wc *ib.WC, had ib.WC) { wc.Flags |= had.Flags })
+			d.changePolledCompletions(func(_ *wrongCQ, wc *ib.WC, had ib.WC) { wc.Flags |= had.Flags })
 		},
 		by: "Data/WholeCompletion", says: "polled into an entry that has been used",
 	},
 	{
 		defect: "keeps the previous immediate data in a completion without immediate data",
 		break_: func(d *wrongDriver) {
-			d.changePolled(func(_ *wrongCQ, wc *ib.WC, had ib.WC) {
+			d.changePolledCompletions(func(_ *wrongCQ, wc *ib.WC, had ib.WC) {
 				if wc.Flags&ib.WCWithImm == 0 {
 					wc.Imm = had.Imm
 				}
@@ -56,7 +56,7 @@ var completionDefects = []driverDefect{
 	{
 		defect: "flushes each send with the opcode of a SEND",
 		break_: func(d *wrongDriver) {
-			d.changePolled(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
+			d.changePolledCompletions(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
 				if wc.Status == ib.WCWRFlushErr && wc.Opcode&ib.WCRecv == 0 {
 					wc.Opcode = ib.WCSend
 				}
@@ -67,7 +67,7 @@ var completionDefects = []driverDefect{
 	{
 		defect: "flushes receives without an opcode",
 		break_: func(d *wrongDriver) {
-			d.changePolled(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
+			d.changePolledCompletions(func(_ *wrongCQ, wc *ib.WC, _ ib.WC) {
 				if wc.Status == ib.WCWRFlushErr {
 					wc.Opcode &^= ib.WCRecv
 				}
@@ -85,8 +85,8 @@ var completionDefects = []driverDefect{
 	{
 		defect: "names another queue pair of the same queue in the completions of a destroyed one",
 		break_: func(d *wrongDriver) {
-			d.changePolled(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
-				for _, q := range copyList(d, &d.qps) {
+			d.changePolledCompletions(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
+				for _, q := range copyListLocked(d, &d.qps) {
 					if wc.QP == nil && q.sendCQ == c && q.recvCQ != c {
 						wc.QP = q.obj.QP()
 					}

@@ -8,9 +8,9 @@ import (
 	"verbena/umem"
 )
 
-// isKey reports whether key is the current key of a region.
-func (d *wrongDriver) isKey(key uint32) bool {
-	for _, m := range copyList(d, &d.mrs) {
+// isCurrentKey reports whether key is the current key of a region.
+func (d *wrongDriver) isCurrentKey(key uint32) bool {
+	for _, m := range copyListLocked(d, &d.mrs) {
 		if m.num == key {
 			return true
 		}
@@ -26,10 +26,10 @@ var keyDefects = []driverDefect{
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				wr := wrs[0]
 				remote := wr.Opcode == ib.WRRDMAWrite || wr.Opcode == ib.WRRDMAWriteWithImm || wr.Opcode == ib.WRRDMARead
-				if !remote || d.isKey(wr.RKey) || len(wr.SGList) > 0 && wr.SGList[0].Length > 0 {
+				if !remote || d.isCurrentKey(wr.RKey) || len(wr.SGList) > 0 && wr.SGList[0].Length > 0 {
 					return q.QP.PostSend(wrs)
 				}
-				for _, m := range copyList(d, &d.mrs) { // the inner driver checks the key if there are data
+				for _, m := range copyListLocked(d, &d.mrs) { // the inner driver checks the key if there are data
 					if m.pd == q.pd && m.access&ib.AccessLocalWrite != 0 {
 						wr.SGList = []ib.SGE{{Addr: m.region.IOVA(), Length: 8, LKey: m.num}}
 					}
@@ -50,7 +50,7 @@ var keyDefects = []driverDefect{
 					bound.Store(wr.Bind.MW, wr.Bind.MR.RKey())
 				case ib.WRLocalInv:
 					bound.Range(func(_, key any) bool {
-						if key == wr.InvalidateRKey && !d.isKey(wr.InvalidateRKey) { // a region of AllocMR
+						if key == wr.InvalidateRKey && !d.isCurrentKey(wr.InvalidateRKey) { // a region of AllocMR
 							wr = ib.SendWR{ID: wr.ID, Opcode: ib.WRRDMAWrite, Flags: wr.Flags}
 						}
 						return true

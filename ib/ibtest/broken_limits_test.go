@@ -9,8 +9,8 @@ import (
 	"verbena/ib"
 )
 
-// attributeHooks change attributes that a wrongDriver reports, and attributes that a consumer sets.
-type attributeHooks struct {
+// wrongDriverHooks change attributes that a wrongDriver reports, and attributes that a consumer sets.
+type wrongDriverHooks struct {
 	limits    func(a *ib.DeviceAttr)         // changes the result of QueryDevice
 	port      func(a *ib.PortAttr)           // changes the result of QueryPort
 	queried   func(q *wrongQP, a *ib.QPAttr) // changes the result of Query
@@ -123,7 +123,7 @@ var attributeDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				given := *a
-				if m&ib.QPAttrRNRRetry != 0 && len(copyList(d, &d.qps)) > 8 {
+				if m&ib.QPAttrRNRRetry != 0 && len(copyListLocked(d, &d.qps)) > 8 {
 					given.RNRRetry = 0
 				}
 				return q.QP.Modify(&given, m, nil)
@@ -160,7 +160,7 @@ var limitDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			d.limits = func(a *ib.DeviceAttr) { a.MaxQP = 200 }
 			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
-				if len(copyList(d, &d.qps)) >= 198 {
+				if len(copyListLocked(d, &d.qps)) >= 198 {
 					return syscall.ENOMEM
 				}
 				return nil

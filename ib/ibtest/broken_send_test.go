@@ -9,8 +9,8 @@ import (
 	"verbena/ib"
 )
 
-// limitToSend reduces the driver to SEND and receive. The postSend of a defect runs after that of limitToSend.
-func limitToSend(d *wrongDriver) {
+// limitToSendAndReceive reduces the driver to SEND and receive. The postSend of a defect runs after that of limitToSendAndReceive.
+func limitToSendAndReceive(d *wrongDriver) {
 	d.sendOnly = true
 	d.limits = func(a *ib.DeviceAttr) {
 		a.AtomicCap = ib.AtomicNone
@@ -51,7 +51,7 @@ func (d *wrongDriver) AllocMR(mr ib.MRHandle, pd ib.DriverPD, maxPages int) (ib.
 
 // currentPeer returns the queue pair that q sends to, or nil.
 func (q *wrongQP) currentPeer() *wrongQP {
-	for _, p := range copyList(q.d, &q.d.qps) {
+	for _, p := range copyListLocked(q.d, &q.d.qps) {
 		if p.obj.Num() == q.dest {
 			return p
 		}
@@ -64,7 +64,7 @@ var sendDefects = []driverDefect{
 	{
 		defect: "has SEND only, and in poll releases its lock between copying completions and removing them",
 		break_: func(d *wrongDriver) {
-			limitToSend(d)
+			limitToSendAndReceive(d)
 			d.poll = func(c *wrongCQ, wc []ib.WC) (n int, err error) {
 				d.withLock(func() {
 					if missing := len(wc) - len(c.stash); missing > 0 {
@@ -84,7 +84,7 @@ var sendDefects = []driverDefect{
 	{
 		defect: "has SEND only, and continues to work with the device in error",
 		break_: func(d *wrongDriver) {
-			limitToSend(d)
+			limitToSendAndReceive(d)
 			d.enterError = func() {}
 		},
 		by: "DeviceError/NoNewWork", says: "want 1 with \"work request flushed\"",
@@ -99,7 +99,7 @@ var sendDefects = []driverDefect{
 				}
 				return n, err
 			}
-			limitToSend(d)
+			limitToSendAndReceive(d)
 		},
 		by: "Errors/PostStopsAtError", says: "0 work requests taken, want 2",
 	},
@@ -107,7 +107,7 @@ var sendDefects = []driverDefect{
 		defect: "leaves the local key of a deregistered region valid",
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
-				for _, w := range copyList(d, &d.dead) {
+				for _, w := range copyListLocked(d, &d.dead) {
 					if w.DriverMR == m {
 						w.setAccess(w.pd, ib.AccessLocalWrite)
 					}
@@ -309,5 +309,5 @@ var sendDefects = []driverDefect{
 
 // isConnectedToItself reports whether a queue pair is connected to itself.
 func isConnectedToItself(d *wrongDriver, num uint32) bool {
-	return slices.ContainsFunc(copyList(d, &d.qps), func(q *wrongQP) bool { return q.obj.Num() == num && q.dest == num })
+	return slices.ContainsFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool { return q.obj.Num() == num && q.dest == num })
 }

@@ -15,8 +15,8 @@ import (
 	"verbena/ib"
 )
 
-// breakPostSend returns a driver that calls f before each post send.
-func breakPostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
+// callBeforePostSend returns a driver that calls f before each post send.
+func callBeforePostSend(prepare func(t testing.TB) (f func())) func(d *wrongDriver) {
 	return func(d *wrongDriver) {
 		f := sync.OnceValue(func() func() { return prepare(d.t) })
 		d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
@@ -39,22 +39,22 @@ func nanosleep(d time.Duration) {
 var sleepDefects = []driverDefect{
 	{
 		defect: "sleeps for 100 µs in post send",
-		break_: breakPostSend(func(testing.TB) func() { return func() { sleepFor(100 * time.Microsecond) } }),
+		break_: callBeforePostSend(func(testing.TB) func() { return func() { sleepFor(100 * time.Microsecond) } }),
 		says:   "rule sleep-in-method",
 	},
 	{
 		defect: "sleeps for 100 µs in post send by a system call",
-		break_: breakPostSend(func(testing.TB) func() { return func() { nanosleep(100 * time.Microsecond) } }),
+		break_: callBeforePostSend(func(testing.TB) func() { return func() { nanosleep(100 * time.Microsecond) } }),
 		by:     "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
 	},
 	{
 		defect: "sleeps for 5 ms in post send by a system call",
-		break_: breakPostSend(func(testing.TB) func() { return func() { nanosleep(5 * time.Millisecond) } }),
+		break_: callBeforePostSend(func(testing.TB) func() { return func() { nanosleep(5 * time.Millisecond) } }),
 		by:     "Sleep/ContextSwitches", says: "QP.PostSend gave up the processor",
 	},
 	{
 		defect: "sleeps for 20 µs in one post send of 30",
-		break_: breakPostSend(func(testing.TB) func() {
+		break_: callBeforePostSend(func(testing.TB) func() {
 			var n atomic.Int32
 			return func() {
 				if n.Add(1)%30 == 0 {
@@ -67,7 +67,7 @@ var sleepDefects = []driverDefect{
 	},
 	{
 		defect: "writes a file in post send, and waits for the disk",
-		break_: breakPostSend(func(t testing.TB) func() {
+		break_: callBeforePostSend(func(t testing.TB) func() {
 			f, err := os.CreateTemp(".", "ibtest") // not in /tmp, which may be in memory
 			if err != nil {
 				t.Fatal(err)
@@ -83,7 +83,7 @@ var sleepDefects = []driverDefect{
 	},
 	{
 		defect: "asks a server in post send, and waits for the answer",
-		break_: breakPostSend(func(t testing.TB) func() {
+		break_: callBeforePostSend(func(t testing.TB) func() {
 			a, b := net.Pipe()
 			t.Cleanup(func() { a.Close(); b.Close() })
 			go func() {
@@ -105,7 +105,7 @@ var sleepDefects = []driverDefect{
 	},
 	{
 		defect: "spins for 2 ms in post send, waiting for its hardware",
-		break_: breakPostSend(func(testing.TB) func() {
+		break_: callBeforePostSend(func(testing.TB) func() {
 			return func() {
 				runtime.LockOSThread()
 				defer runtime.UnlockOSThread()

@@ -39,7 +39,7 @@ var flushDefects = []driverDefect{
 		defect: "flushes in EnterError without notifying armed queues",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				for _, c := range copyList(d, &d.cqs) {
+				for _, c := range copyListLocked(d, &d.cqs) {
 					c.stopNotifications()
 				}
 				d.Device.EnterError()
@@ -51,7 +51,7 @@ var flushDefects = []driverDefect{
 		defect: "flushes only the queue pairs in RTS in EnterError",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
+				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
 			}
 		},
 		by: "DeviceError/EveryState", says: "queue pair that was in INIT",
@@ -60,7 +60,7 @@ var flushDefects = []driverDefect{
 		defect: "flushes only the queue pairs in RTS in its disassociate hook",
 		break_: func(d *wrongDriver) {
 			d.disassociate = func(c ib.UserContext) {
-				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(q *wrongQP) bool {
+				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool {
 					return q.user != c ||
 						q.QP.State() != ib.QPRTS
 				}))
@@ -105,7 +105,7 @@ var flushDefects = []driverDefect{
 		defect: "leaves a queue pair working that leaves RESET during the device's transition to the error state",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
+				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
 			}
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				if q.QP.State() == ib.QPReset {
@@ -122,10 +122,10 @@ var flushDefects = []driverDefect{
 			const mark = 1 << 62
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if len(wrs) != 1 || wrs[0].Opcode != ib.WRRDMAWrite || len(wrs[0].SGList) == 0 || wrs[0].SGList[0].Length == 0 ||
-					slices.ContainsFunc(copyList(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
+					slices.ContainsFunc(copyListLocked(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
 					return q.QP.PostSend(wrs)
 				}
-				moveToErr(slices.DeleteFunc(copyList(d, &d.qps), func(p *wrongQP) bool { return p.obj.Num() != q.dest && p != q }))
+				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(p *wrongQP) bool { return p.obj.Num() != q.dest && p != q }))
 				wr := wrs[0]
 				wr.ID |= mark
 				return q.QP.PostSend([]ib.SendWR{wr})
@@ -323,7 +323,7 @@ var memoryDefects = []driverDefect{
 				return nil
 			}
 			d.dereg = func(inner ib.DriverMR) error {
-				for _, m := range copyList(d, &d.dead) {
+				for _, m := range copyListLocked(d, &d.dead) {
 					if m.DriverMR == inner {
 						fresh, _ := d.Device.AllocPD(nil)
 						m.setAccess(fresh, 0)
@@ -370,7 +370,7 @@ var memoryDefects = []driverDefect{
 			}
 			d.dereg = func(inner ib.DriverMR) error {
 				wr := last.Load()
-				for _, m := range copyList(d, &d.dead) {
+				for _, m := range copyListLocked(d, &d.dead) {
 					if m.DriverMR == inner && wr != nil && wr.RKey == m.num {
 						time.AfterFunc(200*time.Microsecond, func() { m.region.WriteV([][]byte{make([]byte, 8)}, wr.RemoteAddr) })
 					}

@@ -24,8 +24,8 @@ type wrongDriver struct {
 	mu   sync.Mutex // for the defects
 	held atomic.Bool
 
-	attributeHooks
-	sendOnly bool // see limitToSend
+	wrongDriverHooks
+	sendOnly bool // see limitToSendAndReceive
 
 	moreCQEs      int // extra entries of completion queues
 	createCQ      func(cq ib.CQHandle, attr ib.CQAttr) error
@@ -108,8 +108,8 @@ type wrongMR struct {
 	access ib.AccessFlags
 }
 
-// copyList returns the objects of a list.
-func copyList[T comparable](d *wrongDriver, list *[]T) []T {
+// copyListLocked returns the objects of a list.
+func copyListLocked[T comparable](d *wrongDriver, list *[]T) []T {
 	d.lists.Lock()
 	defer d.lists.Unlock()
 	return slices.Clone(*list)
@@ -129,7 +129,7 @@ func removeFromList[T comparable](d *wrongDriver, list *[]T, x T) {
 
 // regionAt returns the region that contains an address, or nil.
 func (d *wrongDriver) regionAt(addr uint64) *wrongMR {
-	for _, m := range copyList(d, &d.mrs) {
+	for _, m := range copyListLocked(d, &d.mrs) {
 		if addr >= m.region.IOVA() && addr < m.region.IOVA()+m.region.Len() {
 			return m
 		}
@@ -911,9 +911,9 @@ func wrongDriverOptions(o ...Option) []Option {
 // must be the first failing check.
 func TestWrongDrivers(t *testing.T) {
 	checks, outputs := make([]string, len(driverDefects)), make([]string, len(driverDefects))
-	runConcurrently(len(driverDefects), func(i int) { checks[i], outputs[i] = runOnWrongDriver(t, i) })
+	runUnomittedConcurrently(len(driverDefects), func(i int) { checks[i], outputs[i] = runOnWrongDriver(t, i) })
 	for i, w := range driverDefects {
-		if isOmitted(i) {
+		if isDefectOmitted(i) {
 			continue
 		}
 		t.Run(w.defect, func(t *testing.T) {
@@ -930,8 +930,8 @@ func TestWrongDrivers(t *testing.T) {
 	}
 }
 
-// checkFailure checks that the suite found a defect and named it.
-func checkFailure(t *testing.T, r *recordingTB, says string) {
+// checkFailsNaming checks that the suite found a defect and named it.
+func checkFailsNaming(t *testing.T, r *recordingTB, says string) {
 	t.Helper()
 	if !r.failed || r.skipped {
 		t.Fatalf("driver: got no failed check, want one: %s", r)
@@ -941,16 +941,16 @@ func checkFailure(t *testing.T, r *recordingTB, says string) {
 	}
 }
 
-// isOmitted reports whether -short omits the i-th defect. Each of the hundreds of defects takes a process, or a wait
+// isDefectOmitted reports whether -short omits the i-th defect. Each of the hundreds of defects takes a process, or a wait
 // for checked mode.
-func isOmitted(i int) bool { return testing.Short() && i%16 != 0 }
+func isDefectOmitted(i int) bool { return testing.Short() && i%16 != 0 }
 
-// runConcurrently runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most of them.
-func runConcurrently(n int, f func(i int)) {
+// runUnomittedConcurrently runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most of them.
+func runUnomittedConcurrently(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	for i := range n {
-		if isOmitted(i) {
+		if isDefectOmitted(i) {
 			continue
 		}
 		slots <- struct{}{}
@@ -962,8 +962,8 @@ func runConcurrently(n int, f func(i int)) {
 	wg.Wait()
 }
 
-// TestWrongDriversWithoutDefect checks that the suite passes on the driver that the wrong ones wrap.
-func TestWrongDriversWithoutDefect(t *testing.T) {
+// TestWrongDriverWithoutDefectPasses checks that the suite passes on the driver that the wrong ones wrap.
+func TestWrongDriverWithoutDefectPasses(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the suite takes seconds, and driver/loopback runs it")
 	}

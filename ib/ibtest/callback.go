@@ -76,7 +76,7 @@ func testNoCallbackInCallchain(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		calls.Add(1)
-		if isInCall("ib.(*QP).PostSend", "ib.(*QP).PostRecv", "ib.(*CQ).Poll", "ib.(*CQ).ReqNotify") {
+		if isCalledFrom("ib.(*QP).PostSend", "ib.(*QP).PostRecv", "ib.(*CQ).Poll", "ib.(*CQ).ReqNotify") {
 			e.Errorf("rule callchain: the handler was called from within a method")
 		}
 	}}})
@@ -89,8 +89,8 @@ func testNoCallbackInCallchain(e *testEnv) {
 	}
 }
 
-// isInCall reports whether the callchain contains a function with a name that ends in one of names.
-func isInCall(names ...string) bool {
+// isCalledFrom reports whether the callchain contains a function with a name that ends in one of names.
+func isCalledFrom(names ...string) bool {
 	pc := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pc[:runtime.Callers(2, pc)])
 	for {
@@ -139,18 +139,18 @@ func testOneHandlerAtATime(e *testEnv) {
 		cq := e.newCQ(2*e.queueLen, nil)
 		from := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 		to := e.newQP(pd, ib.QPInitAttr{SendCQ: shared, RecvCQ: shared, Type: ib.QPTypeRC})
-		e.bringUp(from, to.Num(), ib.QPRTS)
-		e.bringUp(to, from.Num(), ib.QPRTS)
+		e.moveQPUpTo(from, to.Num(), ib.QPRTS)
+		e.moveQPUpTo(to, from.Num(), ib.QPRTS)
 		threads.Go(func() {
 			for k := range each {
 				hold := i%2 == 0 // half of the threads run callbacks themselves
 				if hold {
 					e.handle.HoldCallbacks()
 				}
-				if err := e.spinRecv(to, ib.RecvWR{ID: uint64(k), SGList: buf.sgl(8*i, 8)}); err != nil {
+				if err := e.postRecvSpinning(to, ib.RecvWR{ID: uint64(k), SGList: buf.newSGL(8*i, 8)}); err != nil {
 					e.Errorf("%v", err)
 				}
-				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(32+8*i, 8)})
+				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(32+8*i, 8)})
 				if hold {
 					e.handle.RunCallbacks()
 				}
@@ -169,14 +169,14 @@ func testOneHandlerAtATime(e *testEnv) {
 	e.eventually("the handler to see all completions", func() bool { return int(polled.Load()) == senders*each })
 }
 
-// spinRecv posts a receive, from any goroutine. The queue may be full until a handler has polled.
-func (e *testEnv) spinRecv(qp *ib.QP, wr ib.RecvWR) error {
-	for p := e.newWait(); ; {
+// postRecvSpinning posts a receive, from any goroutine. The queue may be full until a handler has polled.
+func (e *testEnv) postRecvSpinning(qp *ib.QP, wr ib.RecvWR) error {
+	for p := e.newWaitLimit(); ; {
 		_, err := qp.PostRecv(wr)
 		if err == nil {
 			return nil
 		}
-		if !errors.Is(err, syscall.ENOMEM) || p.isOver() {
+		if !errors.Is(err, syscall.ENOMEM) || p.yieldAndCheckOver() {
 			return fmt.Errorf("post receive: %w", err)
 		}
 	}
@@ -185,7 +185,7 @@ func (e *testEnv) spinRecv(qp *ib.QP, wr ib.RecvWR) error {
 // pollSpinning polls until it has n completions, from any goroutine.
 func (e *testEnv) pollSpinning(cq *ib.CQ, n int) error {
 	wc := make([]ib.WC, n)
-	for p := e.newWait(); ; {
+	for p := e.newWaitLimit(); ; {
 		k, err := cq.Poll(wc[:n])
 		if err != nil {
 			return fmt.Errorf("poll: %w", err)
@@ -198,7 +198,7 @@ func (e *testEnv) pollSpinning(cq *ib.CQ, n int) error {
 		if n -= k; n == 0 {
 			return nil
 		}
-		if p.isOver() {
+		if p.yieldAndCheckOver() {
 			return fmt.Errorf("waited %v in vain for %d completions", e.cfg.timeout, n)
 		}
 	}
@@ -225,7 +225,7 @@ func testHandlerPollsAll(e *testEnv) {
 				if w.Status != ib.WCSuccess {
 					e.Errorf("completion with %q", w.Status)
 				}
-				p.qps[1].PostRecv(ib.RecvWR{ID: w.ID + uint64(e.queueLen/2), SGList: p.buf[1].sgl(0, 8)})
+				p.qps[1].PostRecv(ib.RecvWR{ID: w.ID + uint64(e.queueLen/2), SGList: p.buf[1].newSGL(0, 8)})
 			}
 			polled.Add(int32(n))
 			if n > 0 {
@@ -251,7 +251,7 @@ func testHandlerPollsAll(e *testEnv) {
 	e.eventually("all messages (rule: no armed notification is lost)", func() bool {
 		for sent < total && sent-done < e.queueLen/2 {
 			n, err := p.qps[0].PostSend(ib.SendWR{
-				ID: uint64(sent), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+				ID: uint64(sent), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 			})
 			e.must("post send", err)
 			sent += n
@@ -300,8 +300,8 @@ func testReportMissedCompletion(e *testEnv) {
 	}
 }
 
-// awaitCallbacks waits for due callbacks. It raises a callback and waits for it.
-func (e *testEnv) awaitCallbacks() {
+// awaitDueCallbacks waits for due callbacks. It raises a callback and waits for it.
+func (e *testEnv) awaitDueCallbacks() {
 	e.Helper()
 	e.awaitEventDelivery()
 	for range 10 {
@@ -323,7 +323,7 @@ func testHandlerOncePerRequest(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	p.exchangeMessage(0, 1, 8)
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := calls.Load(); n != 0 {
 		e.Fatalf("rule notify-once: without a request got %d handler calls, want 0", n)
 	}
@@ -335,7 +335,7 @@ func testHandlerOncePerRequest(e *testEnv) {
 		p.exchangeMessage(0, uint64(i), 8)
 	}
 	e.eventually("the handler", func() bool { return calls.Load() > 0 })
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := calls.Load(); n != 1 {
 		e.Errorf("rule notify-once: got %d handler calls, want 1", n)
 	}
@@ -351,7 +351,7 @@ func testSolicitedOnly(e *testEnv) {
 	expect := func(what string, want int32) {
 		e.Helper()
 		e.eventually("a call of the handler for "+what, func() bool { return calls.Load() >= want })
-		e.awaitCallbacks()
+		e.awaitDueCallbacks()
 		if n := calls.Load(); n != want {
 			e.Fatalf("%s: got %d handler calls, want %d", what, n, want)
 		}
@@ -360,7 +360,7 @@ func testSolicitedOnly(e *testEnv) {
 	p.exchangeMessage(0, 1, 8)
 	expect("a completion that was not solicited", 0)
 	p.postRecv(1, 2, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited, SGList: p.buf[0].newSGL(0, 8)})
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 	expect("a solicited completion", 1)
 	arm(ib.NotifySolicited)
@@ -383,7 +383,7 @@ func testSolicitedOperations(e *testEnv) {
 		}
 		var calls atomic.Int32
 		p := e.newPair(pairConfig{kind: kind, pd: pd, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-		ops := p.supportedOperations()
+		ops := p.probeSupportedOperations()
 		window := func(*ib.SendWR) {}
 		if mw, err := pd.AllocMW(ib.MWType2); err == nil {
 			destroyAtEnd(e, mw, mw.Dealloc)
@@ -397,7 +397,7 @@ func testSolicitedOperations(e *testEnv) {
 				wr.InvalidateRKey = mw.RKey()
 			}
 			if kind == ib.QPTypeRC {
-				ops = append(ops, qpOperation{"SEND with invalidate", ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0,
+				ops = append(ops, qpOperation{"SEND with invalidate", ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].newSGL(0,
 					8)},
 					ib.WCSend, true})
 			}
@@ -415,10 +415,10 @@ func testSolicitedOperations(e *testEnv) {
 				_, err := p.cqs[1].ReqNotify(ib.NotifySolicited)
 				e.must("request notify", err)
 				p.postRecv(1, uint64(i), 0, 64)
-				p.postWR(0, wr)
+				p.postSendWR(0, wr)
 				e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 				e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-				e.awaitCallbacks()
+				e.awaitDueCallbacks()
 				if n := calls.Load(); flags == 0 && n != 0 {
 					e.Fatalf("%s, not solicited: got %d handler calls, want 0", what, n)
 				}
@@ -432,9 +432,9 @@ func testReportMissedSolicited(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	p.postRecv(1, 1, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0, 8)})
+	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].newSGL(0, 8)})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed)
 	e.must("request notify", err)
 	if !missed {
@@ -459,13 +459,13 @@ func testFlushWakesArmedCQ(e *testEnv) {
 	e.handle.SetError()
 	for i := range p.cqs {
 		var wc [1]ib.WC
-		for w := e.newWait(); ; {
+		for w := e.newWaitLimit(); ; {
 			n, err := p.cqs[i].Poll(wc[:])
 			e.must("poll", err)
 			if n > 0 {
 				break
 			}
-			if w.isOver() {
+			if w.yieldAndCheckOver() {
 				e.Log("there is no flush: see DeviceError/NoNewWork and DeviceError/Flush")
 				return
 			}
@@ -473,7 +473,7 @@ func testFlushWakesArmedCQ(e *testEnv) {
 		e.eventually("a call of the handler of an armed queue for the flush of a device in error",
 			func() bool { return calls[i].Load() > 0 })
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for i := range calls {
 		if n := calls[i].Load(); n != 1 {
 			e.Errorf("flush: got %d handler calls, want 1", n)
@@ -541,7 +541,7 @@ func testNoCallbackAfterDestroy(e *testEnv) {
 		for k := range i % 10 {
 			p.postSend(0, uint64(k), 8)
 		}
-		e.wantErr("destroy a CQ in use", p.cqs[1].Destroy(), syscall.EBUSY)
+		e.wantErrno("destroy a CQ in use", p.cqs[1].Destroy(), syscall.EBUSY)
 		e.destroy(p.qps[0])
 		e.destroy(p.qps[1])
 		e.destroy(p.cqs[1])
@@ -556,5 +556,5 @@ func testNoCallbackAfterDestroy(e *testEnv) {
 			e.Fatal("a handler ran after its CQ had been destroyed")
 		}
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 }

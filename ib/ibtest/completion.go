@@ -76,14 +76,14 @@ func testCompletionSetsAllFields(e *testEnv) {
 		}
 		other := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind})
 		entries := append([]ib.WC{{}}, usedPollArray(other)...)
-		ops := p.supportedOperations()
+		ops := p.probeSupportedOperations()
 		for _, o := range ops {
 			var fresh [2]ib.WC
 			for i, entry := range entries {
 				if o.receives {
-					p.postRecv(1, 1, 0, bufLen)
+					p.postRecv(1, 1, 0, pairBufferLen)
 				}
-				p.postWR(0, o.wr)
+				p.postSendWR(0, o.wr)
 				for side := range fresh {
 					if side == 1 && !o.receives {
 						continue
@@ -93,28 +93,28 @@ func testCompletionSetsAllFields(e *testEnv) {
 					if i == 0 {
 						fresh[side] = got
 					}
-					e.compareCompletions(fmt.Sprintf("%v, %s, side %d", kind, o.what, side), got, fresh[side], entry)
+					e.compareUsedAndFreshEntry(fmt.Sprintf("%v, %s, side %d", kind, o.what, side), got, fresh[side], entry)
 				}
 			}
 		}
 		e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		var fresh [2]ib.WC
 		for i, entry := range entries {
-			for k, post := range []func(){func() { p.postRecv(0, 2, 0, 8) }, func() { p.postWR(0, ops[0].wr) }} {
+			for k, post := range []func(){func() { p.postRecv(0, 2, 0, 8) }, func() { p.postSendWR(0, ops[0].wr) }} {
 				post()
 				got := entry
 				e.pollInto(p.cqs[0], &got)
 				if i == 0 {
 					fresh[k] = got
 				}
-				e.compareCompletions(fmt.Sprintf("%v, flushed", kind), got, fresh[k], entry)
+				e.compareUsedAndFreshEntry(fmt.Sprintf("%v, flushed", kind), got, fresh[k], entry)
 			}
 		}
 	}
 }
 
-// compareCompletions compares a completion polled into a used entry with the same completion polled into a fresh one.
-func (e *testEnv) compareCompletions(what string, got, fresh, entry ib.WC) {
+// compareUsedAndFreshEntry compares a completion polled into a used entry with the same completion polled into a fresh one.
+func (e *testEnv) compareUsedAndFreshEntry(what string, got, fresh, entry ib.WC) {
 	e.Helper()
 	if got.VendorErr != entry.VendorErr {
 		got.VendorErr = fresh.VendorErr // may have any value except the former one
@@ -145,18 +145,18 @@ type qpOperation struct {
 	receives bool // the operation consumes a receive of side 1
 }
 
-// allOperations returns the operations of the pair's type, each with ID 1 and signaled.
-func (p *pair) allOperations() []qpOperation {
+// operationsOfType returns the operations of the pair's type, each with ID 1 and signaled.
+func (p *pair) operationsOfType() []qpOperation {
 	p.e.Helper()
 	rdma := func(op ib.WROpcode) ib.SendWR {
-		wr := p.rdmaRequest(1, op, p.buf[0].sgl(0, 8), 0)
+		wr := p.newRDMARequest(1, op, p.buf[0].newSGL(0, 8), 0)
 		wr.Imm = 0x05060708
 		return wr
 	}
 	kind := p.qps[0].Type()
-	send := ib.SendWR{ID: 1, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
+	send := ib.SendWR{ID: 1, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)}
 	if kind == ib.QPTypeUD {
-		send = p.datagramRequest(1, p.e.newAH(p.pd), 8)
+		send = p.newDatagramRequest(1, p.e.newAH(p.pd), 8)
 	}
 	imm := send
 	send.Opcode, imm.Opcode, imm.Imm = ib.WRSend, ib.WRSendWithImm, 0x01020304
@@ -184,13 +184,13 @@ func (p *pair) allOperations() []qpOperation {
 	return ops
 }
 
-// supportedOperations executes each operation once, and returns the operations that the driver supports.
-func (p *pair) supportedOperations() (ops []qpOperation) {
+// probeSupportedOperations executes each operation once, and returns the operations that the driver supports.
+func (p *pair) probeSupportedOperations() (ops []qpOperation) {
 	e := p.e
 	e.Helper()
-	for _, o := range p.allOperations() {
+	for _, o := range p.operationsOfType() {
 		if o.receives {
-			p.postRecv(1, 1, 0, bufLen)
+			p.postRecv(1, 1, 0, pairBufferLen)
 		}
 		n, err := p.qps[0].PostSend(o.wr)
 		if n == 0 && (errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS)) {
@@ -219,12 +219,12 @@ func testFlushedOpcode(e *testEnv) {
 		if p == nil {
 			continue
 		}
-		ops := p.supportedOperations()
+		ops := p.probeSupportedOperations()
 		post := func() {
 			e.Helper()
 			for i, o := range ops {
 				o.wr.ID = uint64(i)
-				p.postWR(0, o.wr)
+				p.postSendWR(0, o.wr)
 			}
 		}
 		flushed := func(when string) {
@@ -251,9 +251,9 @@ func testFlushedOpcode(e *testEnv) {
 			flushed("that waited in SQD")
 			p.reconnect()
 			p.holdInSQD()
-			bad := ib.SendWR{ID: 99, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), AH: ops[0].wr.AH}
+			bad := ib.SendWR{ID: 99, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8), AH: ops[0].wr.AH}
 			bad.SGList[0].LKey ^= 0x5a5a5a00
-			p.postWR(0, bad)
+			p.postSendWR(0, bad)
 			post()
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 			e.waitOne(p.cqs[0], 99, ib.WCLocProtErr)
@@ -369,7 +369,7 @@ func testPollAfterQPDestroyed(e *testEnv) {
 			if shared {
 				srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 				if err != nil {
-					e.wantErr("create srq", err, syscall.EOPNOTSUPP, syscall.ENOSYS)
+					e.wantErrno("create srq", err, syscall.EOPNOTSUPP, syscall.ENOSYS)
 					continue
 				}
 				init.SRQ = destroyAtEnd(e, srq, srq.Destroy)
@@ -377,20 +377,20 @@ func testPollAfterQPDestroyed(e *testEnv) {
 			}
 			send, recv := e.newReportingCQ(), e.newReportingCQ()
 			init.SendCQ, init.RecvCQ = send.CQ, recv.CQ
-			wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteQKey: qkey}
+			wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 16), RemoteQKey: qkey}
 			if kind == ib.QPTypeUD {
 				wr.AH = e.newAH(pd)
 			}
 			e.destroySelfSenders(fmt.Sprintf("%v, shared receive queue: %v", kind, shared), func() selfSender {
 				qp := e.newQP(pd, init)
-				e.bringUp(qp, qp.Num(), ib.QPRTS)
+				e.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
 				return selfSender{qp, qp, func(id uint64) {
 					e.Helper()
 					post := qp.PostRecv
 					if shared {
 						post = init.SRQ.PostRecv
 					}
-					if n, err := post(ib.RecvWR{ID: id, SGList: buf.sgl(128, 128)}); n != 1 {
+					if n, err := post(ib.RecvWR{ID: id, SGList: buf.newSGL(128, 128)}); n != 1 {
 						e.Fatalf("post receive: %v", err)
 					}
 					wr := wr
@@ -415,8 +415,8 @@ func testPollAfterXRCTargetDestroyed(e *testEnv) {
 		ini, tgt := e.newXRCPair(pd, x, send.CQ)
 		return selfSender{ini, tgt, func(id uint64) {
 			e.Helper()
-			e.postSRQ(srq, ib.RecvWR{ID: id, SGList: buf.sgl(128, 128)})
-			wr := ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: srq.Num()}
+			e.mustPostSRQ(srq, ib.RecvWR{ID: id, SGList: buf.newSGL(128, 128)})
+			wr := ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 16), RemoteSRQN: srq.Num()}
 			if n, err := ini.PostSend(wr); n != 1 {
 				e.Fatalf("post send: %v", err)
 			}
@@ -428,8 +428,8 @@ func testPollAfterXRCTargetDestroyed(e *testEnv) {
 		Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})}
 	ini, tgt := e.newXRCPair(pd, x, send.CQ)
 	for _, s := range srqs {
-		e.postSRQ(s, ib.RecvWR{ID: 9, SGList: buf.sgl(128, 128)})
-		wr := ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: s.Num()}
+		e.mustPostSRQ(s, ib.RecvWR{ID: 9, SGList: buf.newSGL(128, 128)})
+		wr := ib.SendWR{ID: 9, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 16), RemoteSRQN: s.Num()}
 		if n, err := ini.PostSend(wr); n != 1 {
 			e.Fatalf("post send: %v", err)
 		}
@@ -453,13 +453,13 @@ func (e *testEnv) newXRCPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.Q
 	e.Helper()
 	ini = e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: send})
 	tgt = e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
-	e.bringUp(ini, tgt.Num(), ib.QPRTS)
-	e.bringUp(tgt, ini.Num(), ib.QPRTS)
+	e.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
+	e.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
 	return ini, tgt
 }
 
-// postSRQ posts a receive and fails the test if the queue rejects it.
-func (e *testEnv) postSRQ(srq *ib.SRQ, wr ib.RecvWR) {
+// mustPostSRQ posts a receive and fails the test if the queue rejects it.
+func (e *testEnv) mustPostSRQ(srq *ib.SRQ, wr ib.RecvWR) {
 	e.Helper()
 	if n, err := srq.PostRecv(wr); n != 1 || err != nil {
 		e.Fatalf("post receive: %d taken, %v", n, err)
@@ -479,10 +479,10 @@ func testLongMessages(e *testEnv) {
 			continue
 		}
 		fillPattern(from.b, i+1)
-		if k, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: to.sgl(0, n)}); k != 1 {
+		if k, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: to.newSGL(0, n)}); k != 1 {
 			e.Fatalf("post receive: %v", err)
 		}
-		p.postWR(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.sgl(0, n), RemoteAddr: to.addr,
+		p.postSendWR(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.newSGL(0, n), RemoteAddr: to.addr,
 			RKey: to.mr.RKey()})
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.ByteLen != n {

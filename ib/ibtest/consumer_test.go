@@ -42,7 +42,7 @@ func registerWithClient(e *testEnv, add func(d *ib.Device) (any, error), remove 
 	data any)) *ib.Client {
 	cl := &ib.Client{Name: "wrong", Add: add, Remove: remove}
 	e.must("register the client", e.core.RegisterClient(cl))
-	e.register()
+	e.registerDevice()
 	return cl
 }
 
@@ -114,7 +114,7 @@ var wrongBasicConsumers = []wrongConsumer{
 			a := e.ownAddress()
 			ah, err := p.pd.CreateAH(&a)
 			e.must("create and destroy an address handle", errors.Join(err, ah.Destroy()))
-			if n, err := p.qps[0].PostSend(p.datagramRequest(1, ah, 8)); n != 0 || !errors.Is(err, syscall.EINVAL) {
+			if n, err := p.qps[0].PostSend(p.newDatagramRequest(1, ah, 8)); n != 0 || !errors.Is(err, syscall.EINVAL) {
 				e.Errorf("PostSend: got %d accepted and error %v, want 0 and EINVAL", n, err)
 			}
 		},
@@ -124,7 +124,7 @@ var wrongBasicConsumers = []wrongConsumer{
 		defect: "binds a deallocated window",
 		use: func(e *testEnv) {
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC})
-			o := bindOfWindow(p)
+			o := newBindOfWindow(p)
 			e.destroy(o.gone)
 			if n, err := p.qps[0].PostSend(o.wr); n != 0 || !errors.Is(err, syscall.EINVAL) {
 				e.Errorf("PostSend: got %d accepted and error %v, want 0 and EINVAL", n, err)
@@ -141,7 +141,7 @@ var wrongBasicConsumers = []wrongConsumer{
 				done.Store(true)
 			}})
 			// Cause an access error at the peer.
-			p.postWR(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)})
+			p.postSendWR(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].newSGL(0, 8), RKey: ^uint32(0)})
 			e.eventually("the event", done.Load)
 		},
 		says: "rule wait-for-self",
@@ -162,7 +162,7 @@ var wrongBasicConsumers = []wrongConsumer{
 			_, err := cq.ReqNotify(ib.NotifyNextComp)
 			e.must("request notify", err)
 			qp := e.newQP(e.newPD(), ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-			e.bringUp(qp, 0, ib.QPInit)
+			e.moveQPUpTo(qp, 0, ib.QPInit)
 			_, err = qp.PostRecv(ib.RecvWR{})
 			e.must("post receive", err)
 			mu.Lock()
@@ -182,7 +182,7 @@ var wrongBasicConsumers = []wrongConsumer{
 				e.newPair(pairConfig{kind: ib.QPTypeRC})
 				return nil, nil
 			}, func(*ib.Device, any) {})
-			e.unregister()
+			e.unregisterDevice()
 			e.objects = nil
 		},
 		asleep: true, says: "objects left when Remove of client wrong returned: PD, CQ, MR, QP, CQ, MR, QP",
@@ -198,7 +198,7 @@ var wrongBasicConsumers = []wrongConsumer{
 				}()
 				return nil, <-made
 			}, func(*ib.Device, any) {})
-			e.unregister()
+			e.unregisterDevice()
 		},
 		asleep: true, says: "objects left when Remove of client wrong returned: PD",
 	},
@@ -209,7 +209,7 @@ var wrongBasicConsumers = []wrongConsumer{
 				_, err := d.AllocPD()
 				return nil, errors.Join(err, errors.New("something else went wrong"))
 			}, func(*ib.Device, any) {})
-			e.unregister()
+			e.unregisterDevice()
 		},
 		asleep: true, says: "objects left when the failing Add of client wrong returned: PD",
 	},
@@ -218,7 +218,7 @@ var wrongBasicConsumers = []wrongConsumer{
 		use: func(e *testEnv) {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 4})
 			e.must("create cq", err)
-			e.unregister()
+			e.unregisterDevice()
 			cq.Poll(make([]ib.WC, 1))
 		},
 		says: "rule use-after-unregister",
@@ -226,7 +226,7 @@ var wrongBasicConsumers = []wrongConsumer{
 	{
 		defect: "queries a removed device from a timer",
 		use: func(e *testEnv) {
-			e.unregister()
+			e.unregisterDevice()
 			done := make(chan int)
 			time.AfterFunc(0, func() { e.dev.QueryDevice(); close(done) })
 			<-done
@@ -268,7 +268,7 @@ var wrongBasicConsumers = []wrongConsumer{
 			var cl *ib.Client
 			cl = registerWithClient(e, func(d *ib.Device) (any, error) { return nil, nil },
 				func(*ib.Device, any) { e.core.UnregisterClient(cl) })
-			e.unregister()
+			e.unregisterDevice()
 		},
 		asleep: true, says: "rule wait-for-self",
 	},
@@ -316,14 +316,14 @@ func TestWrongConsumers(t *testing.T) {
 	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() },
 		wrongDriverOptions())
 	results := make([]*recordingTB, len(wrongConsumers))
-	runConcurrently(len(results), func(i int) {
+	runUnomittedConcurrently(len(results), func(i int) {
 		c := wrongConsumers[i]
 		results[i] = recordRun(t, func(r *recordingTB) { ruleTest{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
 	})
 	for i, c := range wrongConsumers {
-		if isOmitted(i) {
+		if isDefectOmitted(i) {
 			continue
 		}
-		t.Run(c.defect, func(t *testing.T) { checkFailure(t, results[i], c.says) })
+		t.Run(c.defect, func(t *testing.T) { checkFailsNaming(t, results[i], c.says) })
 	}
 }

@@ -15,13 +15,13 @@ import (
 // newRCPair returns a connected pair.
 func newRCPair(e *testEnv) *pair { return e.newPair(pairConfig{kind: ib.QPTypeRC}) }
 
-func (e *testEnv) awaitReport() {
+func (e *testEnv) awaitViolationReport() {
 	e.Helper()
 	e.eventually("a report", e.Failed)
 }
 
-// callInHandler returns a wrong consumer that calls a function in a completion handler.
-func callInHandler(what string, f func(e *testEnv, p *pair, cq *ib.CQ), says string) wrongConsumer {
+// newWrongHandlerConsumer returns a wrong consumer that calls a function in a completion handler.
+func newWrongHandlerConsumer(what string, f func(e *testEnv, p *pair, cq *ib.CQ), says string) wrongConsumer {
 	return wrongConsumer{defect: what, says: says, use: func(e *testEnv) {
 		runInHandler(e, func(p *pair, cq *ib.CQ) { f(e, p, cq) })
 	}}
@@ -44,7 +44,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			p := newRCPair(e)
 			reply := e.newBuffer(p.pd, 64, allAccess)
 			p.postRecv(1, 1, 0, 64)
-			if _, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: reply.sgl(0, 64)}); err != nil {
+			if _, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: reply.newSGL(0, 64)}); err != nil {
 				e.Fatal(err)
 			}
 			p.postSend(0, 3, 64)
@@ -65,10 +65,10 @@ var wrongWorkConsumers = []wrongConsumer{
 			p := newRCPair(e)
 			request, reply := e.newBuffer(p.pd, 64, ib.AccessLocalWrite), e.newBuffer(p.pd, 64, ib.AccessLocalWrite)
 			p.postRecv(1, 1, 0, 64)
-			if _, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: reply.sgl(0, 64)}); err != nil {
+			if _, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: reply.newSGL(0, 64)}); err != nil {
 				e.Fatal(err)
 			}
-			p.postWR(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: request.sgl(0, 64)})
+			p.postSendWR(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: request.newSGL(0, 64)})
 			e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 			request.b[0]++
 			e.waitOne(p.cqs[0], 3, ib.WCSuccess)
@@ -79,10 +79,10 @@ var wrongWorkConsumers = []wrongConsumer{
 		defect: "deregisters the source of an unsignaled write without the completion of a later request",
 		use: func(e *testEnv) {
 			p := newRCPair(e)
-			p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+			p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-			p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8),
+			p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].newSGL(0, 8),
 				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
 			e.destroy(p.buf[0].mr)
 		},
@@ -97,8 +97,8 @@ var wrongWorkConsumers = []wrongConsumer{
 			destroyAtEnd(e, mr, mr.Dereg)
 			_, addr := e.newMemory(64)
 			e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
-			p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.RKey()}})
-			p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
+			p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.RKey()}})
+			p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 			e.destroy(mr)
 		},
@@ -130,7 +130,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			pd := e.newPD()
 			srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
-			_, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 64)})
+			_, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 64)})
 			e.must("post receive", err)
 			e.destroy(p.buf[1].mr)
 		},
@@ -158,10 +158,10 @@ var wrongWorkConsumers = []wrongConsumer{
 					Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
 			}
 			for i, qp := range qps {
-				e.bringUp(qp, qps[1-i].Num(), ib.QPRTS)
+				e.moveQPUpTo(qp, qps[1-i].Num(), ib.QPRTS)
 			}
-			errorOf(qps[1].PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}))
-			errorOf(qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8)}))
+			errorOf(qps[1].PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)}))
+			errorOf(qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 8)}))
 			e.waitCompletions(cq, 1)
 			time.Sleep(10 * time.Millisecond)
 			e.destroy(qps[0])
@@ -177,7 +177,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 			for range 4 {
-				errorOf(srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 64)}))
+				errorOf(srq.PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 64)}))
 			}
 			e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 			e.destroy(p.qps[1])
@@ -203,7 +203,7 @@ var wrongWorkConsumers = []wrongConsumer{
 				if k%4 == 3 {
 					flags = ib.SendSignaled
 				}
-				p.postWR(0, ib.SendWR{Opcode: ib.WRSend, Flags: flags, SGList: p.buf[0].sgl(0, 8)})
+				p.postSendWR(0, ib.SendWR{Opcode: ib.WRSend, Flags: flags, SGList: p.buf[0].newSGL(0, 8)})
 			}
 		},
 		says: "rule cq-too-small",
@@ -215,9 +215,9 @@ var wrongWorkConsumers = []wrongConsumer{
 			cq, buf := e.newCQ(e.queueLen, nil), e.newBuffer(pd, 64, allAccess)
 			for range 2 {
 				qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-				e.bringUp(qp, 1, ib.QPInit)
+				e.moveQPUpTo(qp, 1, ib.QPInit)
 				for range e.queueLen {
-					errorOf(qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}))
+					errorOf(qp.PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)}))
 				}
 			}
 		},
@@ -229,7 +229,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			p := newRCPair(e)
 			for k := range 3 * e.queueLen {
 				p.postRecv(1, uint64(k), 0, 8)
-				p.postWR(0, ib.SendWR{Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
+				p.postSendWR(0, ib.SendWR{Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)})
 				e.waitOne(p.cqs[1], uint64(k), ib.WCSuccess)
 			}
 		},
@@ -275,7 +275,7 @@ var wrongWorkConsumers = []wrongConsumer{
 				}
 			})
 			e.destroy(p.qps[0])
-			e.awaitReport()
+			e.awaitViolationReport()
 			end.Store(true)
 			wg.Wait()
 		},
@@ -300,7 +300,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 			e.eventually("the handler", func() bool { return calls.Load() == 1 })
 			p.postRecv(1, 2, 0, 8)
 			p.postSend(0, 2, 8)
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "rule not-rearmed",
 	},
@@ -317,7 +317,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 				p.postRecv(1, uint64(i), 0, 8)
 				p.postSend(0, uint64(i), 8)
 			}
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "polled one batch and returned without ReqNotify",
 	},
@@ -338,7 +338,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 			p.postRecv(1, 5, 0, 8)
 			p.postSend(0, 5, 8)
 			e.eventually("the handler", func() bool { return calls.Load() == 1 })
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "of which 4 have not been polled",
 	},
@@ -352,7 +352,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 				p.postSend(0, 2, 8)
 				cq.ReqNotify(ib.NotifyNextComp)
 			})
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "rule arm-without-poll",
 	},
@@ -368,7 +368,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 			if !missed {
 				e.Fatal("nothing was missed")
 			}
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "rule arm-without-poll",
 	},
@@ -388,38 +388,38 @@ var wrongCallbackConsumers = []wrongConsumer{
 			p.postRecv(1, 1, 0, 8)
 			p.postSend(0, 1, 8)
 			e.eventually("the handler", begun.Load)
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "rule sleep-in-callback",
 	},
-	callInHandler("resizes the CQ in its handler", func(_ *testEnv, _ *pair, cq *ib.CQ) { cq.Resize(256) },
+	newWrongHandlerConsumer("resizes the CQ in its handler", func(_ *testEnv, _ *pair, cq *ib.CQ) { cq.Resize(256) },
 		"rule sleep-in-callback"),
-	callInHandler("queries a queue pair in a handler", func(_ *testEnv, p *pair,
+	newWrongHandlerConsumer("queries a queue pair in a handler", func(_ *testEnv, p *pair,
 		_ *ib.CQ) {
 		p.qps[0].Query(ib.QPAttrState)
 	},
 		"QP.Query, which may sleep, called in the completion handler"),
-	callInHandler("deregisters the memory of a completed message in a handler", func(e *testEnv, p *pair, _ *ib.CQ) {
+	newWrongHandlerConsumer("deregisters the memory of a completed message in a handler", func(e *testEnv, p *pair, _ *ib.CQ) {
 		p.buf[0].mr.Dereg()
 	}, "MR.Dereg, which may sleep, called in the completion handler"),
-	callInHandler("registers a function for events in a handler", func(e *testEnv, _ *pair, _ *ib.CQ) {
+	newWrongHandlerConsumer("registers a function for events in a handler", func(e *testEnv, _ *pair, _ *ib.CQ) {
 		go e.dev.OnEvent(func(ib.Event) {})()
 	}, "Device.OnEvent, which may sleep, called in the completion handler"),
-	callInHandler("reads from a pipe in a handler", func(e *testEnv, _ *pair, _ *ib.CQ) {
+	newWrongHandlerConsumer("reads from a pipe in a handler", func(e *testEnv, _ *pair, _ *ib.CQ) {
 		r, w, err := os.Pipe()
 		e.must("make a pipe", err)
 		time.AfterFunc(50*time.Millisecond, func() { w.Close() })
 		r.Read(make([]byte, 1))
 		r.Close()
 	}, "the completion handler sleeps (IO wait)"),
-	callInHandler("starts threads in a handler, and waits for them", func(*testEnv, *pair, *ib.CQ) {
+	newWrongHandlerConsumer("starts threads in a handler, and waits for them", func(*testEnv, *pair, *ib.CQ) {
 		var wg sync.WaitGroup
 		for range 2 {
 			wg.Go(func() { sleepFor(50 * time.Millisecond) })
 		}
 		wg.Wait()
 	}, "rule sleep-in-callback"),
-	callInHandler("runs an endless computation in a handler", func(e *testEnv, _ *pair, _ *ib.CQ) {
+	newWrongHandlerConsumer("runs an endless computation in a handler", func(e *testEnv, _ *pair, _ *ib.CQ) {
 		for end := time.Now().Add(e.cfg.timeout); !e.Failed() && time.Now().Before(end); {
 		}
 	}, "the completion handler has run for"),
@@ -430,7 +430,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 			errorOf(p.cqs[1].ReqNotify(ib.NotifyNextComp))
 			p.postRecv(1, 1, 0, 8)
 			p.postSend(0, 1, 8)
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "rule callback-returns",
 	},
@@ -444,7 +444,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 				done.Store(true)
 			}})
 			// Cause an access error at the peer.
-			p.postWR(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].sgl(0, 8), RKey: ^uint32(0)})
+			p.postSendWR(1, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[1].newSGL(0, 8), RKey: ^uint32(0)})
 			time.AfterFunc(inspectableSleep, func() { close(flushed) })
 			e.eventually("the event", done.Load)
 		},
@@ -484,7 +484,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 			var wg sync.WaitGroup
 			wg.Go(e.handle.HoldCallbacks)
 			wg.Wait()
-			e.awaitReport()
+			e.awaitViolationReport()
 		},
 		says: "rule hold",
 	},
@@ -499,7 +499,7 @@ var wrongLifeCycleConsumers = []wrongConsumer{
 				d.OnEvent(func(ib.Event) {})
 				return nil, nil
 			}, func(*ib.Device, any) {})
-			e.unregister()
+			e.unregisterDevice()
 		},
 		asleep: true, says: "objects left when Remove of client wrong returned: event function",
 	},
@@ -515,7 +515,7 @@ var wrongLifeCycleConsumers = []wrongConsumer{
 				}
 				return pd, err
 			}, func(_ *ib.Device, data any) { data.(*ib.PD).Dealloc() })
-			e.unregister()
+			e.unregisterDevice()
 		},
 		asleep: true, says: "objects left when Remove of client wrong returned: PD, AH",
 	},
@@ -526,7 +526,7 @@ var wrongLifeCycleConsumers = []wrongConsumer{
 			var once sync.Once
 			e.TB.(*recordingTB).onNextFailure(func() { once.Do(func() { close(gone) }) })
 			registerWithClient(e, func(d *ib.Device) (any, error) { return nil, nil }, func(*ib.Device, any) { <-gone })
-			e.unregister()
+			e.unregisterDevice()
 		},
 		asleep: true, says: "rule client-returns",
 	},

@@ -58,7 +58,7 @@ func testCQOverrun(e *testEnv) {
 	}})
 	e.must("create cq", err)
 	destroyAtEnd(e, cq, cq.Destroy)
-	pd, room := e.newPD(), e.room(cq)
+	pd, room := e.newPD(), e.cqCapacity(cq)
 	buf := e.newBuffer(pd, 8, allAccess)
 	var qps [2]*ib.QP
 	for i := range qps {
@@ -66,25 +66,25 @@ func testCQOverrun(e *testEnv) {
 			SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(room + 2), MaxRecvSGE: 1},
 		})
-		e.bringUp(qps[i], qps[i].Num(), ib.QPRTS)
+		e.moveQPUpTo(qps[i], qps[i].Num(), ib.QPRTS)
 	}
 	// Flushed receives fill the queue, in order and all at once. Those of the first queue pair just fit.
 	post := func(qp *ib.QP, n int) {
 		e.Helper()
 		for i := range n {
-			if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: []ib.SGE{buf.sge(0, 8)}}); k != 1 {
+			if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: []ib.SGE{buf.newSGE(0, 8)}}); k != 1 {
 				e.Fatalf("post receive %d of %d: %v", i, n, err)
 			}
 		}
 	}
 	post(qps[0], room)
 	e.must("modify to ERR", qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := events.Load(); n != 0 {
 		e.Fatalf("%d events EventCQErr of a queue that is just full", n)
 	}
-	wr := ib.SendWR{ID: 1 << 32, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: []ib.SGE{buf.sge(0, 8)}}
-	if n, err := qps[1].PostRecv(ib.RecvWR{ID: 1 << 33, SGList: []ib.SGE{buf.sge(0, 8)}}); n != 1 {
+	wr := ib.SendWR{ID: 1 << 32, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: []ib.SGE{buf.newSGE(0, 8)}}
+	if n, err := qps[1].PostRecv(ib.RecvWR{ID: 1 << 33, SGList: []ib.SGE{buf.newSGE(0, 8)}}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
 	if n, err := qps[1].PostSend(wr); n != 1 { // to itself
@@ -99,15 +99,15 @@ func testCQOverrun(e *testEnv) {
 				wc.ID, wc.Status)
 		}
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)
 	}
 }
 
-// room returns the number of completions that a queue like cq holds. A device may hold more completions than it
+// cqCapacity returns the number of completions that a queue like cq holds. A device may hold more completions than it
 // reports.
-func (e *testEnv) room(cq *ib.CQ) int {
+func (e *testEnv) cqCapacity(cq *ib.CQ) int {
 	e.Helper()
 	var lost atomic.Bool
 	like, err := e.dev.CreateCQ(ib.CQInit{Entries: cq.Entries(), Event: func(*ib.CQ, ib.EventType) { lost.Store(true) }})
@@ -117,14 +117,14 @@ func (e *testEnv) room(cq *ib.CQ) int {
 	pd := e.newPD()
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: like, RecvCQ: like, Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(flushed), MaxRecvSGE: 1}})
-	e.bringUp(qp, qp.Num(), ib.QPRTS)
+	e.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
 	for range flushed {
-		e.postRecv(qp, ib.RecvWR{})
+		e.mustPostRecv(qp, ib.RecvWR{})
 	}
 	e.must("modify to ERR", qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.eventually(fmt.Sprintf("the event that a queue of %d entries has no room for %d completions (EventCQErr)",
 		like.Entries(), flushed), lost.Load)
-	n := e.drain(like)
+	n := e.drainCQ(like)
 	if n < like.Entries() {
 		e.Fatalf("a queue holds %d completions, want at least the %d that it reports", n, like.Entries())
 	}
@@ -152,7 +152,7 @@ func testCQResizeUnderTraffic(e *testEnv) {
 	defer stop.Store(true)
 	sent, next := 0, uint64(0)
 	wc := make([]ib.WC, 8)
-	for w := e.newWait(); int(next) < total; {
+	for w := e.newWaitLimit(); int(next) < total; {
 		for sent < total && sent-int(next) < e.queueLen/2 {
 			t.deliverMessage(uint64(sent), 8)
 			sent++
@@ -167,8 +167,8 @@ func testCQResizeUnderTraffic(e *testEnv) {
 			next++
 		}
 		if n > 0 {
-			w = e.newWait()
-		} else if w.isOver() {
+			w = e.newWaitLimit()
+		} else if w.yieldAndCheckOver() {
 			e.Fatalf("waited %v in vain for the completion of work request %d: it is lost, since the queue was resized",
 				e.cfg.timeout, next)
 		}
@@ -183,12 +183,12 @@ func testCQResizeKeepsArmed(e *testEnv) {
 		_, err := p.cqs[1].ReqNotify(flags)
 		e.must("request notify", err)
 		e.must("resize", p.cqs[1].Resize((4+i)*e.queueLen))
-		e.awaitCallbacks()
+		e.awaitDueCallbacks()
 		if n := calls.Load(); int(n) != i {
 			e.Fatalf("Resize of an armed queue without completions: got %d handler calls, want 0", int(n)-i)
 		}
 		p.postRecv(1, uint64(i), 0, 8)
-		p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].sgl(0,
+		p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].newSGL(0,
 			8)})
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)

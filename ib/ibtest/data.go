@@ -31,7 +31,7 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/Unsignaled",
 		rule: "a send that is not signaled completes without a word, unless it fails or the queue pair signals all",
-		test: testUnsignaled,
+		test: testUnsignaledSendHasNoCompletion,
 	},
 	{
 		name: "Data/Immediate",
@@ -76,7 +76,7 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/AccessRights",
 		rule: "a key gives only the rights, the range and the domain that it was made with",
-		test: testAccessRights,
+		test: testAccessRightsEnforced,
 	},
 	{
 		name: "Data/DeregisteredMemory",
@@ -86,12 +86,12 @@ var dataChecks = []ruleTest{
 	{
 		name: "Data/ReceiveTooShort",
 		rule: "a message that is longer than the receive fails on both sides",
-		test: testReceiveTooShort,
+		test: testTooShortReceiveFails,
 	},
 	{
 		name: "Data/LocalKey",
 		rule: "a wrong local key fails the work request and flushes what comes after",
-		test: testWrongLocalKey,
+		test: testWrongLocalKeyFails,
 	},
 	{
 		name: "Data/Unreliable",
@@ -112,7 +112,7 @@ var dataChecks = []ruleTest{
 
 func testSendReceive(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
-	for i, n := range []int{0, 1, 3, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 10000, bufLen} {
+	for i, n := range []int{0, 1, 3, 8, 255, 256, 257, 1024, 4095, 4096, 4097, 10000, pairBufferLen} {
 		p.exchangeMessage(i%2, uint64(i), n)
 	}
 	n := min(20, e.queueLen) // one after the other
@@ -130,13 +130,13 @@ func testSendReceive(e *testEnv) {
 		if int(wc.ByteLen) != i || wc.Opcode != ib.WCRecv || wc.QP != p.qps[1] || wc.QPNum != p.qps[1].Num() {
 			e.Errorf("message %d: %+v", i, wc)
 		}
-		if got := p.buf[1].b[64*i : 64*(i+1)]; !bytes.Equal(got[:i], p.buf[0].b[:i]) || !allZero(got[i:]) {
+		if got := p.buf[1].b[64*i : 64*(i+1)]; !bytes.Equal(got[:i], p.buf[0].b[:i]) || !isAllZero(got[i:]) {
 			e.Errorf("message %d arrived as %x", i, got)
 		}
 	}
 }
 
-func allZero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }
+func isAllZero(b []byte) bool { return bytes.Count(b, []byte{0}) == len(b) }
 
 func testScatterGather(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
@@ -150,17 +150,17 @@ func testScatterGather(e *testEnv) {
 	scatter, gather = scatter[max(0, len(scatter)-e.recvSGE):], gather[max(0, len(gather)-e.sendSGE):]
 	var recv, send []ib.SGE
 	for _, x := range scatter {
-		recv = append(recv, b.sge(x.off, x.n))
+		recv = append(recv, b.newSGE(x.off, x.n))
 	}
 	var sent []byte
 	for _, x := range gather {
-		send = append(send, a.sge(x.off, x.n))
+		send = append(send, a.newSGE(x.off, x.n))
 		sent = append(sent, a.b[x.off:x.off+x.n]...)
 	}
 	if n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: recv}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: send})
+	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: send})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	want := make([]byte, len(b.b))
@@ -200,8 +200,8 @@ func testPostKeepsNoReference(e *testEnv) {
 	// One of the messages waits for the other, so that data kept by reference would be used late.
 	for round, post := range [][]func(){{send, receive}, {receive, send}} {
 		for i := range n {
-			recvs[i] = ib.RecvWR{ID: uint64(i), SGList: p.buf[1].sgl(8*i, 8)}
-			sends[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(8*i, 8)}
+			recvs[i] = ib.RecvWR{ID: uint64(i), SGList: p.buf[1].newSGL(8*i, 8)}
+			sends[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(8*i, 8)}
 		}
 		fillPattern(p.buf[0].b, 5+round)
 		clear(p.buf[1].b)
@@ -216,11 +216,11 @@ func testPostKeepsNoReference(e *testEnv) {
 			e.Error("the messages arrived changed")
 		}
 	}
-	p.checkInlineCopied()
+	p.checkInlineDataCopied()
 }
 
-// checkInlineCopied sends inline data that change after the post.
-func (p *pair) checkInlineCopied() {
+// checkInlineDataCopied sends inline data that change after the post.
+func (p *pair) checkInlineDataCopied() {
 	e := p.e
 	most := e.maxInlineData(p.pd, ib.QPTypeRC, 32)
 	if most == 0 {
@@ -232,8 +232,8 @@ func (p *pair) checkInlineCopied() {
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: most},
 	})
 	e.resetQPs(p.qps[:]...)
-	e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
-	e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
+	e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
+	e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
 	data := []byte("inline data are copied")
 	data = data[:min(len(data), int(most))]
 	want := bytes.Clone(data)
@@ -249,17 +249,17 @@ func (p *pair) checkInlineCopied() {
 	}
 }
 
-func testUnsignaled(e *testEnv) {
+func testUnsignaledSendHasNoCompletion(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	p.postRecv(1, 1, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
+	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)})
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	p.postRecv(1, 2, 0, 8)
 	p.postSend(0, 2, 8)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess) // the first of them
 	all := e.newPair(pairConfig{kind: ib.QPTypeRC, sigAll: true})
 	all.postRecv(1, 3, 0, 8)
-	all.postWR(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: all.buf[0].sgl(0, 8)})
+	all.postSendWR(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: all.buf[0].newSGL(0, 8)})
 	e.waitOne(all.cqs[0], 3, ib.WCSuccess)
 }
 
@@ -269,7 +269,7 @@ func testImmediateData(e *testEnv) {
 		e.Skip("the driver has no SEND with immediate data")
 	}
 	p.postRecv(1, 1, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].sgl(0, 8),
+	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].newSGL(0, 8),
 		Flags: ib.SendSignaled})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess) // until then the driver may read the sent data again
 	if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 ||
@@ -280,7 +280,7 @@ func testImmediateData(e *testEnv) {
 	fillPattern(p.buf[0].b[:100], 7)
 	clear(p.buf[1].b)
 	if !p.postIfSupported("RDMA WRITE", 0, ib.SendWR{
-		ID: 2, Opcode: ib.WRRDMAWriteWithImm, Imm: 0xfffefdfc, SGList: p.buf[0].sgl(0, 100), Flags: ib.SendSignaled,
+		ID: 2, Opcode: ib.WRRDMAWriteWithImm, Imm: 0xfffefdfc, SGList: p.buf[0].newSGL(0, 100), Flags: ib.SendSignaled,
 		RemoteAddr: p.buf[1].addr + 200, RKey: p.buf[1].mr.RKey(),
 	}) {
 		e.Log("the driver has no RDMA WRITE with immediate data")
@@ -290,7 +290,7 @@ func testImmediateData(e *testEnv) {
 	if wc.Imm != 0xfffefdfc || wc.Flags&ib.WCWithImm == 0 || wc.Opcode != ib.WCRecvRDMAWithImm || wc.ByteLen != 100 {
 		e.Errorf("write with immediate: %+v", wc)
 	}
-	if !bytes.Equal(p.buf[0].b[:100], p.buf[1].b[200:300]) || !allZero(p.buf[1].b[:200]) {
+	if !bytes.Equal(p.buf[0].b[:100], p.buf[1].b[200:300]) || !isAllZero(p.buf[1].b[:200]) {
 		e.Error("write with immediate: the data are not where they should be")
 	}
 }
@@ -306,11 +306,11 @@ func (p *pair) postOrSkip(ability string, side int, wr ib.SendWR) {
 // requireRDMAWrite skips a test of remote keys if the driver does not support RDMA WRITE.
 func (p *pair) requireRDMAWrite() {
 	p.e.Helper()
-	p.postOrSkip("RDMA WRITE", 0, p.rdmaRequest(0, ib.WRRDMAWrite, nil, 0))
+	p.postOrSkip("RDMA WRITE", 0, p.newRDMARequest(0, ib.WRRDMAWrite, nil, 0))
 	p.e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 }
 
-func (p *pair) rdmaRequest(id uint64, op ib.WROpcode, sgl []ib.SGE, off int) ib.SendWR {
+func (p *pair) newRDMARequest(id uint64, op ib.WROpcode, sgl []ib.SGE, off int) ib.SendWR {
 	return ib.SendWR{
 		ID: id, Opcode: op, Flags: ib.SendSignaled, SGList: sgl,
 		RemoteAddr: p.buf[1].addr + uint64(off), RKey: p.buf[1].mr.RKey(),
@@ -319,14 +319,14 @@ func (p *pair) rdmaRequest(id uint64, op ib.WROpcode, sgl []ib.SGE, off int) ib.
 
 func testRDMAWrite(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
-	for i, n := range []int{1, 0, 4096, 4097, bufLen} {
+	for i, n := range []int{1, 0, 4096, 4097, pairBufferLen} {
 		fillPattern(p.buf[0].b, i)
 		clear(p.buf[1].b)
-		p.postOrSkip("RDMA WRITE", 0, p.rdmaRequest(uint64(i), ib.WRRDMAWrite, p.buf[0].sgl(0, n), bufLen-n))
+		p.postOrSkip("RDMA WRITE", 0, p.newRDMARequest(uint64(i), ib.WRRDMAWrite, p.buf[0].newSGL(0, n), pairBufferLen-n))
 		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMAWrite {
 			e.Errorf("%+v", wc)
 		}
-		if !bytes.Equal(p.buf[0].b[:n], p.buf[1].b[bufLen-n:]) || !allZero(p.buf[1].b[:bufLen-n]) {
+		if !bytes.Equal(p.buf[0].b[:n], p.buf[1].b[pairBufferLen-n:]) || !isAllZero(p.buf[1].b[:pairBufferLen-n]) {
 			e.Errorf("write of %d bytes: the data are not where they should be", n)
 		}
 	}
@@ -338,13 +338,13 @@ func testRDMAWrite(e *testEnv) {
 func testRDMARead(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	fillPattern(p.buf[1].b, 1) // once: the response to a retransmitted request may arrive after the completion
-	for i, n := range []int{1, 4096, 4097, bufLen} {
+	for i, n := range []int{1, 4096, 4097, pairBufferLen} {
 		clear(p.buf[0].b)
-		p.postOrSkip("RDMA READ", 0, p.rdmaRequest(uint64(i), ib.WRRDMARead, p.buf[0].sgl(bufLen-n, n), 0))
+		p.postOrSkip("RDMA READ", 0, p.newRDMARequest(uint64(i), ib.WRRDMARead, p.buf[0].newSGL(pairBufferLen-n, n), 0))
 		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMARead {
 			e.Errorf("%+v", wc)
 		}
-		if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[bufLen-n:]) || !allZero(p.buf[0].b[:bufLen-n]) {
+		if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[pairBufferLen-n:]) || !isAllZero(p.buf[0].b[:pairBufferLen-n]) {
 			e.Errorf("read of %d bytes: the data are not where they should be", n)
 		}
 	}
@@ -361,7 +361,7 @@ func testAtomics(e *testEnv) {
 	binary.NativeEndian.PutUint64(p.buf[1].b[16:], 100)
 	do := func(op ib.WROpcode, add, swap, old, fresh uint64, wcop ib.WCOpcode) {
 		e.Helper()
-		wr := p.rdmaRequest(1, op, p.buf[0].sgl(0, 8), 16)
+		wr := p.newRDMARequest(1, op, p.buf[0].newSGL(0, 8), 16)
 		wr.CompareAdd, wr.Swap = add, swap
 		p.postOrSkip("atomics", 0, wr)
 		if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != wcop {
@@ -375,15 +375,15 @@ func testAtomics(e *testEnv) {
 	do(ib.WRAtomicFetchAdd, ^uint64(0), 0, 105, 104, ib.WCFetchAdd)
 	do(ib.WRAtomicCmpAndSwp, 104, 7, 104, 7, ib.WCCompSwap)
 	do(ib.WRAtomicCmpAndSwp, 104, 9, 7, 7, ib.WCCompSwap)
-	n, err := p.qps[0].PostSend(p.rdmaRequest(2, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 17)) // not aligned
+	n, err := p.qps[0].PostSend(p.newRDMARequest(2, ib.WRAtomicFetchAdd, p.buf[0].newSGL(0, 8), 17)) // not aligned
 	if n == 1 {
 		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
 	} else {
-		e.wantErr("post an atomic that is not aligned", err, syscall.EINVAL)
+		e.wantErrno("post an atomic that is not aligned", err, syscall.EINVAL)
 	}
 }
 
-func testAccessRights(e *testEnv) {
+func testAccessRightsEnforced(e *testEnv) {
 	pd := e.newPD()
 	other := e.newPD()
 	for _, test := range []struct {
@@ -408,7 +408,7 @@ func testAccessRights(e *testEnv) {
 		}
 		target := e.newBuffer(mrPD, 64, test.access)
 		wr := ib.SendWR{
-			ID: 1, Opcode: test.op, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64),
+			ID: 1, Opcode: test.op, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 64),
 			RemoteAddr: target.addr + uint64(test.off), RKey: target.mr.RKey() + test.shift,
 		}
 		fillPattern(p.buf[0].b, 1)
@@ -418,11 +418,11 @@ func testAccessRights(e *testEnv) {
 		} else if n != 1 {
 			e.Fatalf("%s: post: %v", test.name, err)
 		}
-		wc := e.waitOneOfAny(p.cqs[0])
+		wc := e.waitAnyCompletion(p.cqs[0])
 		if wc.Status != ib.WCRemAccessErr {
 			e.Errorf("%s: completed with %q, want %q", test.name, wc.Status, ib.WCRemAccessErr)
 		}
-		if !allZero(target.b) {
+		if !isAllZero(target.b) {
 			e.Errorf("%s: the memory was changed", test.name)
 		}
 		e.eventually("both ends in ERR after "+test.name, func() bool {
@@ -434,16 +434,16 @@ func testAccessRights(e *testEnv) {
 	p.requireRDMAWrite()
 	fillPattern(p.buf[0].b, 1)
 	e.must("modify", p.qps[1].Modify(ib.QPAttr{}, ib.QPAttrAccessFlags))
-	p.postWR(0, p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0))
-	if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCRemInvReqErr {
+	p.postSendWR(0, p.newRDMARequest(1, ib.WRRDMAWrite, p.buf[0].newSGL(0, 8), 0))
+	if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status != ib.WCRemInvReqErr {
 		e.Errorf("write to a queue pair that does not allow it: %q", wc.Status)
 	}
-	if !allZero(p.buf[1].b) {
+	if !isAllZero(p.buf[1].b) {
 		e.Error("write to a queue pair that does not allow it: the memory was changed")
 	}
 }
 
-func (e *testEnv) waitOneOfAny(cq *ib.CQ) ib.WC {
+func (e *testEnv) waitAnyCompletion(cq *ib.CQ) ib.WC {
 	e.Helper()
 	return e.waitCompletions(cq, 1)[0]
 }
@@ -453,7 +453,7 @@ func testDeregisteredMemory(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	target := e.newBuffer(p.pd, 64, allAccess)
 	wr := ib.SendWR{
-		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64), RemoteAddr: target.addr,
+		ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 64), RemoteAddr: target.addr,
 		RKey: target.mr.RKey(),
 	}
 	fillPattern(p.buf[0].b, 1)
@@ -462,22 +462,22 @@ func testDeregisteredMemory(e *testEnv) {
 		e.destroy(target.mr)
 		clear(target.b)
 		wr.ID = 2
-		p.postWR(0, wr)
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCRemAccessErr || !allZero(target.b) {
-			e.Errorf("write to deregistered memory: %q, memory changed: %v", wc.Status, !allZero(target.b))
+		p.postSendWR(0, wr)
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status != ib.WCRemAccessErr || !isAllZero(target.b) {
+			e.Errorf("write to deregistered memory: %q, memory changed: %v", wc.Status, !isAllZero(target.b))
 		}
 	}
-	e.checkLocalDeregistered(p.pd)
+	e.checkDeregisteredLocalMemory(p.pd)
 }
 
-// checkLocalDeregistered receives to, and sends from, deregistered memory, also with requests posted before the
+// checkDeregisteredLocalMemory receives to, and sends from, deregistered memory, also with requests posted before the
 // deregistration.
-func (e *testEnv) checkLocalDeregistered(pd *ib.PD) {
+func (e *testEnv) checkDeregisteredLocalMemory(pd *ib.PD) {
 	e.Helper()
 	for _, late := range []bool{false, true} {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		target := e.newBuffer(pd, 64, allAccess)
-		receive := ib.RecvWR{ID: 1, SGList: target.sgl(0, 64)}
+		receive := ib.RecvWR{ID: 1, SGList: target.newSGL(0, 64)}
 		post := func() {
 			e.Helper()
 			if n, err := p.qps[1].PostRecv(receive); n != 1 {
@@ -498,31 +498,31 @@ func (e *testEnv) checkLocalDeregistered(pd *ib.PD) {
 			post()
 		}
 		p.postSend(0, 2, 64)
-		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != ib.WCLocProtErr || !allZero(target.b) {
+		if wc := e.waitAnyCompletion(p.cqs[1]); wc.Status != ib.WCLocProtErr || !isAllZero(target.b) {
 			e.Fatalf("receive to deregistered memory, posted before that: %v: completed with %q, want %q; memory changed: %v",
-				late, wc.Status, ib.WCLocProtErr, !allZero(target.b))
+				late, wc.Status, ib.WCLocProtErr, !isAllZero(target.b))
 		}
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCRemOpErr {
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status != ib.WCRemOpErr {
 			e.Errorf("send to a receive in deregistered memory completed with %q, want %q", wc.Status, ib.WCRemOpErr)
 		}
 	}
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	source := e.newBuffer(pd, 64, allAccess)
-	sgl := source.sgl(0, 64)
+	sgl := source.newSGL(0, 64)
 	fillPattern(source.b, 2)
 	clear(p.buf[1].b)
 	p.postRecv(1, 1, 0, 64)
 	e.destroy(source.mr)
-	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sgl})
-	if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != ib.WCLocProtErr {
+	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sgl})
+	if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status != ib.WCLocProtErr {
 		e.Errorf("send from deregistered memory completed with %q, want %q", wc.Status, ib.WCLocProtErr)
 	}
-	if !allZero(p.buf[1].b[:64]) {
+	if !isAllZero(p.buf[1].b[:64]) {
 		e.Error("send from deregistered memory: it has arrived")
 	}
 }
 
-func testReceiveTooShort(e *testEnv) {
+func testTooShortReceiveFails(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	p.postRecv(1, 1, 0, 99)
 	p.postRecv(1, 2, 0, 99)
@@ -533,14 +533,14 @@ func testReceiveTooShort(e *testEnv) {
 	e.waitOne(p.cqs[0], 1, ib.WCRemInvReqErr)
 }
 
-func testWrongLocalKey(e *testEnv) {
+func testWrongLocalKeyFails(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	p.postRecv(1, 1, 0, 8)
-	bad := p.buf[0].sge(0, 8)
+	bad := p.buf[0].newSGE(0, 8)
 	bad.LKey++
 	n, err := p.qps[0].PostSend(
 		ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: []ib.SGE{bad}}, // not signaled
-		ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)},
+		ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)},
 	)
 	if n == 0 {
 		e.Fatalf("post send: %v", err)
@@ -565,7 +565,7 @@ func testUnreliableConnection(e *testEnv) {
 	p.postSend(0, 4, 12)
 	e.waitOne(p.cqs[0], 4, ib.WCSuccess)
 	for {
-		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != ib.WCSuccess {
+		if wc := e.waitAnyCompletion(p.cqs[1]); wc.Status != ib.WCSuccess {
 			e.Fatalf("completion with %q", wc.Status)
 		} else if wc.ByteLen == 12 {
 			return
@@ -581,9 +581,9 @@ func (e *testEnv) newDatagramPair() (*pair, *ib.AH) {
 	return p, e.newAH(p.pd)
 }
 
-func (p *pair) datagramRequest(id uint64, ah *ib.AH, n int) ib.SendWR {
+func (p *pair) newDatagramRequest(id uint64, ah *ib.AH, n int) ib.SendWR {
 	return ib.SendWR{
-		ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, n),
+		ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, n),
 		AH: ah, RemoteQPN: p.qps[1].Num(), RemoteQKey: qkey,
 	}
 }
@@ -593,8 +593,8 @@ func testDatagramHeader(e *testEnv) {
 	for i, n := range []int{1, 0, 100, e.port.ActiveMTU.Bytes()} {
 		fillPattern(p.buf[0].b, i)
 		clear(p.buf[1].b)
-		p.postRecv(1, uint64(i), 0, bufLen)
-		p.postWR(0, p.datagramRequest(uint64(i), ah, n))
+		p.postRecv(1, uint64(i), 0, pairBufferLen)
+		p.postSendWR(0, p.newDatagramRequest(uint64(i), ah, n))
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 		if int(wc.ByteLen) != grhLen+n || wc.SrcQP != p.qps[0].Num() || wc.Flags&ib.WCGRH == 0 {
@@ -612,12 +612,12 @@ func testDatagramHeader(e *testEnv) {
 		}
 		fillPattern(p.buf[0].b[:n], k)
 		clear(p.buf[1].b)
-		sgl := []ib.SGE{p.buf[1].sge(k, grhLen+n-k)}
+		sgl := []ib.SGE{p.buf[1].newSGE(k, grhLen+n-k)}
 		if k > 0 {
-			sgl = append([]ib.SGE{p.buf[1].sge(0, k)}, sgl...)
+			sgl = append([]ib.SGE{p.buf[1].newSGE(0, k)}, sgl...)
 		}
-		e.postRecv(p.qps[1], ib.RecvWR{ID: 8, SGList: sgl})
-		p.postWR(0, p.datagramRequest(8, ah, n))
+		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 8, SGList: sgl})
+		p.postSendWR(0, p.newDatagramRequest(8, ah, n))
 		e.waitOne(p.cqs[0], 8, ib.WCSuccess)
 		e.waitOne(p.cqs[1], 8, ib.WCSuccess)
 		if k == 0 {
@@ -627,10 +627,10 @@ func testDatagramHeader(e *testEnv) {
 			e.Errorf("datagram of %d bytes, received in elements of %d bytes and the rest: it arrived changed", n, k)
 		}
 	}
-	wr := p.datagramRequest(9, ah, 4)
+	wr := p.newDatagramRequest(9, ah, 4)
 	wr.Opcode, wr.Imm = ib.WRSendWithImm, 0xabcd
-	p.postRecv(1, 9, 0, bufLen)
-	p.postWR(0, wr)
+	p.postRecv(1, 9, 0, pairBufferLen)
+	p.postSendWR(0, wr)
 	if wc := e.waitOne(p.cqs[1], 9, ib.WCSuccess); wc.Imm != 0xabcd || wc.Flags&ib.WCWithImm == 0 {
 		e.Errorf("datagram with immediate: %+v", wc)
 	}
@@ -638,17 +638,17 @@ func testDatagramHeader(e *testEnv) {
 
 func testBadDatagramDropped(e *testEnv) {
 	p, ah := e.newDatagramPair()
-	p.postRecv(1, 1, 0, bufLen)
-	bad := p.datagramRequest(1, ah, 8)
+	p.postRecv(1, 1, 0, pairBufferLen)
+	bad := p.newDatagramRequest(1, ah, 8)
 	bad.RemoteQKey++
-	p.postWR(0, bad)
+	p.postSendWR(0, bad)
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	bad = p.datagramRequest(2, ah, 8)
+	bad = p.newDatagramRequest(2, ah, 8)
 	bad.RemoteQPN = 0xfffff0
-	p.postWR(0, bad)
+	p.postSendWR(0, bad)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	fillPattern(p.buf[0].b, 6)
-	p.postWR(0, p.datagramRequest(3, ah, 8))
+	p.postSendWR(0, p.newDatagramRequest(3, ah, 8))
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess) // the receive is still available for the valid message
 	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+8], p.buf[0].b[:8]) {
 		e.Error("a datagram that should have been dropped has arrived")

@@ -31,8 +31,8 @@ var datagramChecks = []ruleTest{
 	},
 }
 
-// checkRoute checks the header that precedes a datagram of side 0.
-func (e *testEnv) checkRoute(what string, header []byte, a ib.AHAttr) {
+// checkDatagramRoute checks the header that precedes a datagram of side 0.
+func (e *testEnv) checkDatagramRoute(what string, header []byte, a ib.AHAttr) {
 	e.Helper()
 	h := roce.GRH(header[:roce.GRHLen])
 	const dscp = 0xfc // the network may change the two low bits
@@ -86,7 +86,7 @@ func testDatagramRoute(e *testEnv) {
 		var wrs []ib.SendWR
 		for i, ah := range ahs {
 			p.postRecv(1, uint64(i), each*i, each)
-			wrs = append(wrs, p.datagramRequest(uint64(i), ah, 8))
+			wrs = append(wrs, p.newDatagramRequest(uint64(i), ah, 8))
 		}
 		if n, err := p.qps[0].PostSend(wrs...); n != len(wrs) {
 			e.Fatalf("post send: %d taken, %v", n, err)
@@ -94,7 +94,7 @@ func testDatagramRoute(e *testEnv) {
 		for i := range ahs {
 			e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-			e.checkRoute(fmt.Sprintf("%s, datagram %d", what, i), p.buf[1].b[each*i:], attrs[i])
+			e.checkDatagramRoute(fmt.Sprintf("%s, datagram %d", what, i), p.buf[1].b[each*i:], attrs[i])
 			if got, err := ahs[i].Query(); err != nil || got != attrs[i] {
 				e.Errorf("%s: address handle %d: got %+v (%v), want %+v", what, i, got, err, attrs[i])
 			}
@@ -104,7 +104,7 @@ func testDatagramRoute(e *testEnv) {
 	for i, ah := range ahs { // each receives the attributes of the next
 		bad := attrs[i]
 		bad.Port = 0
-		e.wantErr("modify an address handle to no port", ah.Modify(&bad), syscall.EINVAL)
+		e.wantErrno("modify an address handle to no port", ah.Modify(&bad), syscall.EINVAL)
 	}
 	exchange("address handles whose Modify has failed")
 	attrs = append(attrs[1:], attrs[0])
@@ -115,7 +115,7 @@ func testDatagramRoute(e *testEnv) {
 
 	// Reply to the sender.
 	p.postRecv(1, 1, 0, each)
-	p.postWR(0, p.datagramRequest(1, ahs[1], 8))
+	p.postSendWR(0, p.newDatagramRequest(1, ahs[1], 8))
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	a, err := e.dev.AddressOfSender(1, &wc, p.buf[1].b)
@@ -123,12 +123,12 @@ func testDatagramRoute(e *testEnv) {
 	back, err := p.pd.CreateAH(&a)
 	e.must("create ah of the sender", err)
 	destroyAtEnd(e, back, back.Destroy)
-	p.postRecv(0, 2, bufLen-each, each)
-	p.postWR(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[1].sgl(bufLen-8, 8), AH: back,
+	p.postRecv(0, 2, pairBufferLen-each, each)
+	p.postSendWR(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[1].newSGL(pairBufferLen-8, 8), AH: back,
 		RemoteQPN: wc.SrcQP, RemoteQKey: qkey})
 	e.waitOne(p.cqs[1], 3, ib.WCSuccess)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-	e.checkRoute("the answer", p.buf[0].b[bufLen-each:], a)
+	e.checkDatagramRoute("the answer", p.buf[0].b[pairBufferLen-each:], a)
 }
 
 func testControlledQKey(e *testEnv) {
@@ -158,9 +158,9 @@ func testControlledQKey(e *testEnv) {
 		send := func(sender, sent uint32, size int) {
 			e.Helper()
 			e.must("modify the Q_Key", p.qps[0].Modify(ib.QPAttr{QKey: sender}, ib.QPAttrQKey))
-			wr := p.datagramRequest(2, ah, size)
+			wr := p.newDatagramRequest(2, ah, size)
 			wr.RemoteQKey = sent
-			p.postWR(0, wr)
+			p.postSendWR(0, wr)
 			e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 		}
 		next := func() int {
@@ -183,8 +183,8 @@ func testControlledQKey(e *testEnv) {
 	}
 }
 
-// groupAddresses returns multicast addresses of the device's address family, or nil if it does not support multicast.
-func (e *testEnv) groupAddresses() func(i int) ib.GID {
+// groupAddressFunc returns multicast addresses of the device's address family, or nil if it does not support multicast.
+func (e *testEnv) groupAddressFunc() func(i int) ib.GID {
 	e.Helper()
 	if !e.supportsType(ib.QPTypeUD) {
 		return nil
@@ -219,19 +219,19 @@ func (e *testEnv) newGroupMember(pd *ib.PD) *groupMember {
 	cq := e.newCQ(e.queueLen, nil)
 	m := &groupMember{e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD}), cq, e.newBuffer(pd, 256,
 		allAccess)}
-	e.bringUp(m.qp, 0, ib.QPRTS)
+	e.moveQPUpTo(m.qp, 0, ib.QPRTS)
 	return m
 }
 
-func (m *groupMember) checkReceived(e *testEnv, id uint64, n int) {
+func (m *groupMember) checkMemberReceived(e *testEnv, id uint64, n int) {
 	e.Helper()
-	if k, err := m.qp.PostRecv(ib.RecvWR{ID: id, SGList: m.buf.sgl(0, n)}); k != 1 {
+	if k, err := m.qp.PostRecv(ib.RecvWR{ID: id, SGList: m.buf.newSGL(0, n)}); k != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
 }
 
 func testGroupMembers(e *testEnv) {
-	group := e.groupAddresses()
+	group := e.groupAddressFunc()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
@@ -256,11 +256,11 @@ func testGroupMembers(e *testEnv) {
 		fillPattern(p.buf[0].b[:16], int(id))
 		for _, m := range receivers {
 			clear(m.buf.b)
-			m.checkReceived(e, id, 100)
+			m.checkMemberReceived(e, id, 100)
 		}
-		wr := p.datagramRequest(id, to[g], 16)
+		wr := p.newDatagramRequest(id, to[g], 16)
 		wr.RemoteQPN = 0xffffff
-		p.postWR(0, wr)
+		p.postSendWR(0, wr)
 		e.waitOne(p.cqs[0], id, ib.WCSuccess)
 		for i, m := range receivers {
 			e.eventually(fmt.Sprintf("%s: the datagram for receiver %d of the group", what, i), func() bool {
@@ -286,14 +286,14 @@ func testGroupMembers(e *testEnv) {
 	}{
 		{"a member without a receive", func(m *groupMember) {}},
 		{"a member with another Q_Key", func(m *groupMember) {
-			m.checkReceived(e, 1, 100)
+			m.checkMemberReceived(e, 1, 100)
 			e.must("modify the Q_Key", m.qp.Modify(ib.QPAttr{QKey: qkey + 1}, ib.QPAttrQKey))
 		}},
-		{"a member whose receive is too short", func(m *groupMember) { m.checkReceived(e, 1, 50) }},
+		{"a member whose receive is too short", func(m *groupMember) { m.checkMemberReceived(e, 1, 50) }},
 		{"a member in INIT", func(m *groupMember) {
 			e.resetQPs(m.qp)
-			e.bringUp(m.qp, 0, ib.QPInit)
-			m.checkReceived(e, 1, 100)
+			e.moveQPUpTo(m.qp, 0, ib.QPInit)
+			m.checkMemberReceived(e, 1, 100)
 		}},
 		{"a member in ERR", func(m *groupMember) {
 			e.must("modify to ERR", m.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
@@ -325,7 +325,7 @@ func testGroupMembers(e *testEnv) {
 	e.must("attach", good[0].qp.AttachMcast(group(0), 0))
 	e.must("attach", good[1].qp.AttachMcast(group(0), 0))
 	e.must("attach", good[1].qp.AttachMcast(group(1), 0))
-	good[0].checkReceived(e, id+2, 100) // for the second datagram after this one
+	good[0].checkMemberReceived(e, id+2, 100) // for the second datagram after this one
 	deliver("another group", group(1), good[1])
 	deliver("both", group(0), good[1])
 	e.waitOne(good[0].cq, id, ib.WCSuccess)

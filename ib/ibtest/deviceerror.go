@@ -37,7 +37,7 @@ var deviceErrorChecks = []ruleTest{
 		test: func(e *testEnv) {
 			states := e.newQPsInEveryState(e.newPairFunc())
 			e.handle.SetError()
-			states.waitFlushed("the device went into error")
+			states.waitAllFlushed("the device went into error")
 		},
 	},
 	{
@@ -86,7 +86,7 @@ func testNoCreationInError(e *testEnv) {
 	e.handle.SetError()
 	refused := func(what string, err error) {
 		e.Helper()
-		e.wantErr(what, err, syscall.EIO)
+		e.wantErrno(what, err, syscall.EIO)
 	}
 	refused("alloc pd", errorOf(e.dev.AllocPD()))
 	refused("register memory", errorOf(p.pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 8, Access: 0})))
@@ -135,13 +135,13 @@ func testNoNewWorkInError(e *testEnv) {
 	clear(p.buf[1].b[:8])
 	t.prepareReceive(1, 8)
 	e.handle.SetError()
-	n, err := p.qps[0].PostSend(t.messageRequest(1, 8))
+	n, err := p.qps[0].PostSend(t.newMessageRequest(1, 8))
 	if n == 1 {
 		e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
 	} else if err == nil {
 		e.Error("post send: refused without an error")
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for _, b := range p.buf[1].b[:8] {
 		if b != 0 {
 			e.Fatal("a work request was carried out on a device in error")
@@ -187,8 +187,8 @@ func (e *testEnv) newQPsInEveryState(newPair func() *pair) *qpsInEveryState {
 	x := &qpsInEveryState{e: e}
 	for _, s := range []ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPSQD} {
 		p, ids := newPair(), map[uint64]bool{}
-		e.bringUp(p.qps[1], p.qps[0].Num(), ib.QPRTS)
-		e.bringUp(p.qps[0], p.qps[1].Num(), min(s, ib.QPRTS))
+		e.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[0], p.qps[1].Num(), min(s, ib.QPRTS))
 		if s == ib.QPSQD {
 			if err := p.qps[0].Modify(ib.QPAttr{State: s}, ib.QPAttrState); err != nil {
 				continue // a state that this driver does not support: SQ/Drain
@@ -207,13 +207,13 @@ func (e *testEnv) newQPsInEveryState(newPair func() *pair) *qpsInEveryState {
 	return x
 }
 
-// waitFlushed waits for a flush error of each work request.
-func (x *qpsInEveryState) waitFlushed(since string) {
+// waitAllFlushed waits for a flush error of each work request.
+func (x *qpsInEveryState) waitAllFlushed(since string) {
 	e := x.e
 	e.Helper()
 	for i, p := range x.pairs {
 		ids, wc := x.pending[i], make([]ib.WC, 8)
-		for w := e.newWait(); len(ids) > 0; {
+		for w := e.newWaitLimit(); len(ids) > 0; {
 			n, err := p.cqs[0].Poll(wc)
 			e.must("poll", err)
 			for _, c := range wc[:n] {
@@ -223,13 +223,13 @@ func (x *qpsInEveryState) waitFlushed(since string) {
 				}
 				delete(ids, c.ID)
 			}
-			if n == 0 && w.isOver() {
+			if n == 0 && w.yieldAndCheckOver() {
 				e.Fatalf("waited %v in vain for %d completions of a queue pair that was in %v when %s", e.cfg.timeout, len(ids),
 					x.states[i], since)
 			}
 		}
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for i, p := range x.pairs {
 		var wc [1]ib.WC
 		if n, _ := p.cqs[0].Poll(wc[:]); n > 0 {
@@ -248,14 +248,14 @@ func (e *testEnv) runOnFreshDevices(n int, f func(e *testEnv, round int)) {
 			s := &cleanupScope{TB: e.TB}
 			defer s.runCleanups()
 			fresh := newTestEnv(s, e.cfg, e.checked)
-			fresh.register()
+			fresh.registerDevice()
 			f(fresh, i)
 		}()
 	}
 }
 
-// errorRounds is the number of devices that are put in error during other activity.
-const errorRounds = 16
+// deviceErrorRounds is the number of devices that are put in error during other activity.
+const deviceErrorRounds = 16
 
 // waitRandomly waits up to about 10 µs, so that the next action meets any moment of other threads' calls.
 func (e *testEnv) waitRandomly() {
@@ -265,7 +265,7 @@ func (e *testEnv) waitRandomly() {
 }
 
 func testPostDuringError(e *testEnv) {
-	e.runOnFreshDevices(errorRounds*e.cfg.load, func(e *testEnv, round int) {
+	e.runOnFreshDevices(deviceErrorRounds*e.cfg.load, func(e *testEnv, round int) {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
 		x := e.startPoster(p, 0, e.queueLen)
 		for x.recvs.Load() <= int64(round%8) && int(x.sends.Load()) < e.queueLen {
@@ -273,12 +273,12 @@ func testPostDuringError(e *testEnv) {
 		}
 		e.waitRandomly()
 		e.handle.SetError()
-		x.waitFlushed(p.cqs[0], "while the device went into error")
+		x.waitPostedFlushed(p.cqs[0], "while the device went into error")
 	})
 }
 
 func testCreateDuringError(e *testEnv) {
-	e.runOnFreshDevices(errorRounds*e.cfg.load, func(e *testEnv, round int) {
+	e.runOnFreshDevices(deviceErrorRounds*e.cfg.load, func(e *testEnv, round int) {
 		pd, cq := e.newPD(), e.newCQ(16*e.queueLen, nil)
 		buf := e.newBuffer(pd, 64, allAccess)
 		var made atomic.Int32
@@ -298,11 +298,11 @@ func testCreateDuringError(e *testEnv) {
 						mu.Unlock()
 					}
 					for s := ib.QPInit; err == nil && s <= ib.QPRTS; s++ {
-						err = qp.Modify(e.qpAttr(s, qp.Num()), transitionMask(ib.QPTypeRC, s))
+						err = qp.Modify(e.newQPAttr(s, qp.Num()), transitionMask(ib.QPTypeRC, s))
 					}
 					made.Add(1)
 					if err != nil {
-						e.wantErr("create or modify a queue pair while the device goes into error", err, syscall.EIO)
+						e.wantErrno("create or modify a queue pair while the device goes into error", err, syscall.EIO)
 						return
 					}
 				}
@@ -317,9 +317,9 @@ func testCreateDuringError(e *testEnv) {
 		// Each queue pair is in RESET, or flushes the requests that it accepts.
 		for i, qp := range qps {
 			state := qp.State()
-			recv, _ := qp.PostRecv(ib.RecvWR{ID: uint64(2 * i), SGList: buf.sgl(0, 8)})
+			recv, _ := qp.PostRecv(ib.RecvWR{ID: uint64(2 * i), SGList: buf.newSGL(0, 8)})
 			send, _ := qp.PostSend(ib.SendWR{ID: uint64(2*i + 1), Opcode: ib.WRSend, Flags: ib.SendSignaled,
-				SGList: buf.sgl(8, 8)})
+				SGList: buf.newSGL(8, 8)})
 			const what = "a queue pair that was made, or changed its state, while the device went into error"
 			e.eventually(fmt.Sprintf("%d flush errors of %s, and is in %v", recv+send, what, state), func() bool {
 				var wc [2]ib.WC

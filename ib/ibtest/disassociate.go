@@ -25,7 +25,7 @@ var disassociateChecks = []ruleTest{
 			hook, c, newPair := e.newUserPairFunc()
 			states := e.newQPsInEveryState(newPair)
 			e.disassociate(hook, c)
-			states.waitFlushed("its context was cut off")
+			states.waitAllFlushed("its context was cut off")
 		},
 	},
 	{
@@ -35,28 +35,28 @@ var disassociateChecks = []ruleTest{
 	},
 }
 
-// testProcess is the user context of a test.
-type testProcess struct {
+// testUserContext is the user context of a test.
+type testUserContext struct {
 	mem     *umem.Local
 	regions [][]byte
 }
 
-func (p *testProcess) Space() umem.Space { return p.mem }
+func (p *testUserContext) Space() umem.Space { return p.mem }
 
-func (p *testProcess) AllocShared(size int) (ib.Shared, error) {
+func (p *testUserContext) AllocShared(size int) (ib.Shared, error) {
 	b := make([]byte, (size+4095)&^4095)
 	p.regions = append(p.regions, b)
 	return ib.Shared{Mem: b, Offset: uint64(len(p.regions)-1) << 32, Free: func() {}}, nil
 }
 
 // newUserPairFunc creates a user context, and returns a function that creates pairs of queue pairs for it.
-func (e *testEnv) newUserPairFunc() (ib.Disassociator, *testProcess, func() *pair) {
+func (e *testEnv) newUserPairFunc() (ib.Disassociator, *testUserContext, func() *pair) {
 	e.Helper()
 	hook, ok := ib.As[ib.Disassociator](userSide.Driver(e.dev))
 	if !ok {
 		e.Skip("the driver has no ib.Disassociator")
 	}
-	c := &testProcess{mem: e.mem}
+	c := &testUserContext{mem: e.mem}
 	udata := func() *ib.Udata { return &ib.Udata{Context: c, Out: make([]byte, 256)} }
 	if d, ok := ib.As[ib.UserContexter](userSide.Driver(e.dev)); ok {
 		e.must("alloc user context", d.AllocUserContext(udata()))
@@ -70,10 +70,10 @@ func (e *testEnv) newUserPairFunc() (ib.Disassociator, *testProcess, func() *pai
 			cq, err := userSide.CreateCQ(e.dev, ib.CQInit{Entries: 2 * e.queueLen}, udata())
 			e.requireFeature("completion queues of user contexts", err)
 			p.cqs[i] = destroyAtEnd(e, cq, cq.Destroy)
-			p.buf[i] = e.newBufferUsing(func(m ib.MRInit) (*ib.MR, error) { return userSide.RegMR(p.pd, m, udata()) }, bufLen,
+			p.buf[i] = e.newBufferUsing(func(m ib.MRInit) (*ib.MR, error) { return userSide.RegMR(p.pd, m, udata()) }, pairBufferLen,
 				allAccess)
 			init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
-				Cap: e.defaultCap()}
+				Cap: e.defaultQPCap()}
 			qp, err := userSide.CreateQP(p.pd, init, udata())
 			e.requireFeature("queue pairs of user contexts", err)
 			p.qps[i] = destroyAtEnd(e, qp, qp.Destroy)
@@ -83,18 +83,18 @@ func (e *testEnv) newUserPairFunc() (ib.Disassociator, *testProcess, func() *pai
 }
 
 // newUserPair creates a user context with a connected pair of queue pairs.
-func (e *testEnv) newUserPair() (ib.Disassociator, *testProcess, *pair) {
+func (e *testEnv) newUserPair() (ib.Disassociator, *testUserContext, *pair) {
 	e.Helper()
 	hook, c, newPair := e.newUserPairFunc()
 	p := newPair()
 	for i := range p.qps {
-		e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	return hook, c, p
 }
 
 // disassociate calls the hook.
-func (e *testEnv) disassociate(hook ib.Disassociator, c *testProcess) {
+func (e *testEnv) disassociate(hook ib.Disassociator, c *testUserContext) {
 	e.Helper()
 	returned := make(chan struct{})
 	go func() {
@@ -127,7 +127,7 @@ func testDisassociateFlushes(e *testEnv) {
 		e.waitOne(other.cqs[0], 8, ib.WCSuccess)
 		e.waitOne(other.cqs[1], 9, ib.WCSuccess)
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	var wc [1]ib.WC
 	if n, err := p.cqs[1].Poll(wc[:]); err != nil || n != 0 {
 		e.Errorf("poll after all is flushed: %d completions, %v; work request %d has completed twice", n, err, wc[0].ID)
@@ -157,7 +157,7 @@ func testNoEffectAfterDisassociate(e *testEnv) {
 			e.Errorf("query: %v", err)
 		}
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for i, b := range c.regions {
 		if !slices.Equal(b, before[i]) {
 			e.Errorf("the driver wrote into region %d that it shares with a process which is cut off", i)

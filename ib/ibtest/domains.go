@@ -38,28 +38,28 @@ func testSRQOfOtherDomain(e *testEnv) {
 			sgl  []ib.SGE
 			want ib.WCStatus
 		}{
-			{"memory of the queue's domain", good.sgl(0, 128), ib.WCSuccess},
-			{"memory of the queue pair's domain", bad.sgl(0, 128), ib.WCLocProtErr},
-			{"memory of the queue's domain, and of the queue pair's", []ib.SGE{good.sge(0, 4), bad.sge(0, 128)},
+			{"memory of the queue's domain", good.newSGL(0, 128), ib.WCSuccess},
+			{"memory of the queue pair's domain", bad.newSGL(0, 128), ib.WCLocProtErr},
+			{"memory of the queue's domain, and of the queue pair's", []ib.SGE{good.newSGE(0, 4), bad.newSGE(0, 128)},
 				ib.WCLocProtErr},
 		} {
 			what := fmt.Sprintf("%v, receive into %s", kind, c.what)
 			p := e.newPair(pairConfig{kind: kind, pd: theirs, srq: srq})
-			wr := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 64)}
+			wr := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 64)}
 			at := 0
 			if kind == ib.QPTypeUD {
-				wr, at = p.datagramRequest(1, e.newAH(theirs), 64), grhLen
+				wr, at = p.newDatagramRequest(1, e.newAH(theirs), 64), grhLen
 			}
 			fillPattern(p.buf[0].b[:64], i)
 			clear(good.b)
 			if n, err := srq.PostRecv(ib.RecvWR{ID: 1, SGList: c.sgl}); n == 0 && c.want != ib.WCSuccess {
-				e.wantErr(what, err, syscall.EINVAL)
+				e.wantErrno(what, err, syscall.EINVAL)
 				continue
 			} else if n != 1 {
 				e.Fatalf("%s: post receive: %v", what, err)
 			}
-			p.postWR(0, wr)
-			sent, got := e.waitOneOfAny(p.cqs[0]), e.waitOneOfAny(p.cqs[1])
+			p.postSendWR(0, wr)
+			sent, got := e.waitAnyCompletion(p.cqs[0]), e.waitAnyCompletion(p.cqs[1])
 			if got.Status != c.want {
 				e.Fatalf("%s: completed with %q, want %q", what, got.Status, c.want)
 			}
@@ -69,7 +69,7 @@ func testSRQOfOtherDomain(e *testEnv) {
 			if c.want == ib.WCSuccess && !bytes.Equal(good.b[at:at+64], p.buf[0].b[:64]) {
 				e.Errorf("%s: the message arrived changed", what)
 			}
-			if !allZero(bad.b) {
+			if !isAllZero(bad.b) {
 				e.Fatalf("%s: the memory was changed", what)
 			}
 		}
@@ -78,15 +78,15 @@ func testSRQOfOtherDomain(e *testEnv) {
 	srq := e.newSRQ(mine, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}})
 	for _, target := range []*registeredBuffer{bad, good} {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: theirs, srq: srq})
-		e.postSRQ(srq, ib.RecvWR{ID: 2})
-		wr := p.rdmaRequest(2, ib.WRRDMAWriteWithImm, p.buf[0].sgl(0, 8), 0)
+		e.mustPostSRQ(srq, ib.RecvWR{ID: 2})
+		wr := p.newRDMARequest(2, ib.WRRDMAWriteWithImm, p.buf[0].newSGL(0, 8), 0)
 		wr.RemoteAddr, wr.RKey = target.addr, target.mr.RKey()
 		p.postOrSkip("RDMA WRITE with immediate data", 0, wr)
 		want := ib.WCSuccess
 		if target == good {
 			want = ib.WCRemAccessErr
 		}
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status != want {
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status != want {
 			e.Errorf("RDMA WRITE to memory of the queue pair's domain: %v: completed with %q, want %q", target == bad, wc.Status,
 				want)
 		}
@@ -114,7 +114,7 @@ func testXRCSRQOfOtherDomain(e *testEnv) {
 	}
 	message := func(id uint64, op ib.WROpcode, srqn uint32) ib.SendWR {
 		return ib.SendWR{
-			ID: id, Opcode: op, Flags: ib.SendSignaled, Imm: 7, SGList: buf.sgl(0, 16), RemoteSRQN: srqn,
+			ID: id, Opcode: op, Flags: ib.SendSignaled, Imm: 7, SGList: buf.newSGL(0, 16), RemoteSRQN: srqn,
 			RemoteAddr: buf.addr + 512, RKey: buf.mr.RKey(),
 		}
 	}
@@ -123,7 +123,7 @@ func testXRCSRQOfOtherDomain(e *testEnv) {
 		if n, err := qp.PostSend(wr); n != 1 {
 			e.Fatalf("post send: %v", err)
 		}
-		return e.waitOneOfAny(send)
+		return e.waitAnyCompletion(send)
 	}
 	gone := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: sides[0].x, CQ: sides[0].recv,
 		Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
@@ -132,20 +132,20 @@ func testXRCSRQOfOtherDomain(e *testEnv) {
 	for i := range sides {
 		a, b := &sides[i], &sides[1-i]
 		for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm} {
-			e.postSRQ(a.srq, ib.RecvWR{ID: 1, SGList: buf.sgl(128, 16)})
-			e.postSRQ(b.srq, ib.RecvWR{ID: 2, SGList: buf.sgl(256, 16)})
+			e.mustPostSRQ(a.srq, ib.RecvWR{ID: 1, SGList: buf.newSGL(128, 16)})
+			e.mustPostSRQ(b.srq, ib.RecvWR{ID: 2, SGList: buf.newSGL(256, 16)})
 			for what, srqn := range map[string]uint32{"another domain": b.srq.Num(), "none, any more": num} {
 				fillPattern(buf.b[:16], int(op))
 				clear(buf.b[256:])
 				if wc := post(a.ini, message(3, op, srqn)); wc.Status == ib.WCSuccess {
 					e.Fatalf("message, opcode %v, for a shared receive queue of %s: completed with %q", op, what, wc.Status)
 				}
-				if !allZero(buf.b[256:]) {
+				if !isAllZero(buf.b[256:]) {
 					e.Fatalf("message, opcode %v, for a shared receive queue of %s: memory was changed", op, what)
 				}
 				e.resetQPs(a.ini, a.tgt)
-				e.bringUp(a.ini, a.tgt.Num(), ib.QPRTS)
-				e.bringUp(a.tgt, a.ini.Num(), ib.QPRTS)
+				e.moveQPUpTo(a.ini, a.tgt.Num(), ib.QPRTS)
+				e.moveQPUpTo(a.tgt, a.ini.Num(), ib.QPRTS)
 			}
 			// The receives are used by messages of their own domain.
 			for k, s := range []*side{a, b} {

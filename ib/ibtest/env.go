@@ -18,7 +18,7 @@ import (
 // testEnv holds the device of a test, and has helpers that fail the test on errors.
 type testEnv struct {
 	testing.TB
-	cfg     config
+	cfg     suiteConfig
 	core    *ib.Core
 	dev     *ib.Device
 	handle  *ib.DeviceHandle
@@ -59,7 +59,7 @@ type ownedObject struct {
 	destroy func() error
 }
 
-func newTestEnv(t testing.TB, cfg config, checked bool) *testEnv {
+func newTestEnv(t testing.TB, cfg suiteConfig, checked bool) *testEnv {
 	e := &testEnv{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456,
 		allowed: slices.Clone(cfg.allowed), timeout: 18, retries: 7}
 	if checked {
@@ -89,21 +89,21 @@ func (e *testEnv) destroyAll() {
 		e.destroy(o.what)
 	}
 	if e.registered {
-		e.unregister()
+		e.unregisterDevice()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.over = true
 }
 
-func (e *testEnv) register() {
+func (e *testEnv) registerDevice() {
 	e.Helper()
 	e.must("register the device", e.cfg.plug(e.core, e.handle))
 	e.registered = true
 	e.selectGID()
 }
 
-func (e *testEnv) unregister() {
+func (e *testEnv) unregisterDevice() {
 	e.Helper()
 	e.registered = false
 	if err := e.cfg.unplug(e.core, e.handle); err != nil && !e.Failed() {
@@ -139,8 +139,8 @@ func (e *testEnv) must(what string, err error) {
 	}
 }
 
-// wantErr reports a failure, without ending the test, unless err wraps one of the numbers.
-func (e *testEnv) wantErr(what string, err error, want ...syscall.Errno) {
+// wantErrno reports a failure, without ending the test, unless err wraps one of the numbers.
+func (e *testEnv) wantErrno(what string, err error, want ...syscall.Errno) {
 	e.Helper()
 	for _, n := range want {
 		if errors.Is(err, n) {
@@ -161,13 +161,13 @@ func (e *testEnv) requireFeature(ability string, err error) {
 
 // destroyAtEnd registers x for destruction at the end of the test, unless destroy(x) is called earlier.
 func destroyAtEnd[T any](e *testEnv, x T, destroy func() error) T {
-	e.cfg.packages.addTypeOf(e.driverSide(x))
+	e.cfg.packages.addTypeOf(e.driverSideOf(x))
 	e.objects = append(e.objects, ownedObject{x, destroy})
 	return x
 }
 
-// driverSide returns the driver's side of an object, or nil if it is unknown.
-func (e *testEnv) driverSide(x any) any {
+// driverSideOf returns the driver's side of an object, or nil if it is unknown.
+func (e *testEnv) driverSideOf(x any) any {
 	switch x := x.(type) {
 	case *ib.PD:
 		return e.handle.PD(x)
@@ -216,12 +216,12 @@ type waitLimit struct {
 	yields     int // yields so far; the first wait does not sleep
 }
 
-func (e *testEnv) newWait() *waitLimit {
+func (e *testEnv) newWaitLimit() *waitLimit {
 	return &waitLimit{end: time.Now().Add(e.cfg.timeout), iterations: int(e.cfg.timeout / time.Millisecond)}
 }
 
-// isOver yields to other threads for a short time, and reports whether the limit is reached.
-func (p *waitLimit) isOver() bool {
+// yieldAndCheckOver yields to other threads for a short time, and reports whether the limit is reached.
+func (p *waitLimit) yieldAndCheckOver() bool {
 	if p.yields < 100 { // a sleep takes longer than most calls
 		p.yields++
 		runtime.Gosched()
@@ -235,8 +235,8 @@ func (p *waitLimit) isOver() bool {
 // eventually waits until cond holds.
 func (e *testEnv) eventually(what string, cond func() bool) {
 	e.Helper()
-	for p := e.newWait(); !cond(); {
-		if p.isOver() {
+	for p := e.newWaitLimit(); !cond(); {
+		if p.yieldAndCheckOver() {
 			e.Fatalf("waited %v in vain: %s", e.cfg.timeout, what)
 		}
 	}
@@ -316,12 +316,12 @@ func (e *testEnv) newBufferUsing(register func(ib.MRInit) (*ib.MR, error), n int
 	return &registeredBuffer{b, addr, mr}
 }
 
-// sge returns n bytes at an offset.
-func (b *registeredBuffer) sge(off, n int) ib.SGE {
+// newSGE returns n bytes at an offset.
+func (b *registeredBuffer) newSGE(off, n int) ib.SGE {
 	return ib.SGE{Addr: b.addr + uint64(off), Length: uint32(n), LKey: b.mr.LKey()}
 }
 
-func (b *registeredBuffer) sgl(off, n int) []ib.SGE { return []ib.SGE{b.sge(off, n)} }
+func (b *registeredBuffer) newSGL(off, n int) []ib.SGE { return []ib.SGE{b.newSGE(off, n)} }
 
 // fillPattern writes a pattern that depends on seed.
 func fillPattern(b []byte, seed int) {
@@ -336,8 +336,8 @@ const (
 	fullSGE      = 4
 )
 
-// defaultCap returns the default capacities of queue pairs.
-func (e *testEnv) defaultCap() ib.QPCap {
+// defaultQPCap returns the default capacities of queue pairs.
+func (e *testEnv) defaultQPCap() ib.QPCap {
 	return ib.QPCap{
 		MaxSendWR: uint32(e.queueLen), MaxRecvWR: uint32(e.queueLen), MaxSendSGE: uint32(e.sendSGE),
 		MaxRecvSGE: uint32(e.recvSGE),
@@ -354,7 +354,7 @@ func (e *testEnv) limitCaps(a ib.DeviceAttr) {
 // newQP creates a queue pair. Fields of init that are not set get a default.
 func (e *testEnv) newQP(pd *ib.PD, init ib.QPInitAttr) *ib.QP {
 	e.Helper()
-	c, full := &init.Cap, e.defaultCap()
+	c, full := &init.Cap, e.defaultQPCap()
 	if c.MaxSendWR == 0 && init.Type != ib.QPTypeXRCTgt {
 		c.MaxSendWR, c.MaxSendSGE = full.MaxSendWR, full.MaxSendSGE
 	}
@@ -376,8 +376,8 @@ const (
 	qkey = 0x11223344
 )
 
-// qpAttr returns valid values of all attributes for a queue pair that is connected to dest.
-func (e *testEnv) qpAttr(state ib.QPState, dest uint32) ib.QPAttr {
+// newQPAttr returns valid values of all attributes for a queue pair that is connected to dest.
+func (e *testEnv) newQPAttr(state ib.QPState, dest uint32) ib.QPAttr {
 	return ib.QPAttr{
 		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.ownAddress(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
 		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: e.timeout,
@@ -403,12 +403,12 @@ func (e *testEnv) resetQPs(qps ...*ib.QP) {
 	e.psn = (e.psn + 0x10001) & 0xffffff
 }
 
-// bringUp moves a queue pair to INIT, RTR or RTS, to exchange messages with dest.
-func (e *testEnv) bringUp(qp *ib.QP, dest uint32, state ib.QPState) {
+// moveQPUpTo moves a queue pair to INIT, RTR or RTS, to exchange messages with dest.
+func (e *testEnv) moveQPUpTo(qp *ib.QP, dest uint32, state ib.QPState) {
 	e.Helper()
 	kind := qp.Type()
 	for s := ib.QPInit; s <= state; s++ {
-		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.qpAttr(s, dest), transitionMask(kind, s)))
+		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.newQPAttr(s, dest), transitionMask(kind, s)))
 	}
 }
 
@@ -455,7 +455,7 @@ type pairConfig struct {
 	event    func(*ib.QP, ib.EventType)
 }
 
-const bufLen = 32 << 10
+const pairBufferLen = 32 << 10
 
 func (e *testEnv) newPair(c pairConfig) *pair {
 	e.Helper()
@@ -468,13 +468,13 @@ func (e *testEnv) newPair(c pairConfig) *pair {
 	}
 	for i := range p.qps {
 		p.cqs[i] = e.newCQ(c.entries, c.handlers[i])
-		p.buf[i] = e.newBuffer(p.pd, bufLen, allAccess)
+		p.buf[i] = e.newBuffer(p.pd, pairBufferLen, allAccess)
 		p.qps[i] = e.newQP(p.pd, ib.QPInitAttr{
 			SendCQ: p.cqs[i], RecvCQ: p.cqs[i], Type: c.kind, SRQ: c.srq, SigAll: c.sigAll, Event: c.event,
 		})
 	}
 	for i := range p.qps {
-		e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	return p
 }
@@ -491,12 +491,12 @@ func (e *testEnv) newAH(pd *ib.PD) *ib.AH {
 // postSend posts a signaled SEND of n bytes from the beginning of the buffer.
 func (p *pair) postSend(side int, id uint64, n int) {
 	p.e.Helper()
-	p.postWR(side, ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, n)})
+	p.postSendWR(side, ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].newSGL(0, n)})
 }
 
-// postWR posts a work request and fails the test if it is rejected. It skips the test if the driver lacks the
+// postSendWR posts a work request and fails the test if it is rejected. It skips the test if the driver lacks the
 // operation.
-func (p *pair) postWR(side int, wr ib.SendWR) {
+func (p *pair) postSendWR(side int, wr ib.SendWR) {
 	p.e.Helper()
 	n, err := p.qps[side].PostSend(wr)
 	if p.isUnsupportedPost(wr.Opcode, err) {
@@ -507,10 +507,10 @@ func (p *pair) postWR(side int, wr ib.SendWR) {
 	}
 }
 
-// postRecv posts a receive for up to n bytes at an offset of the buffer.
+// mustPostRecv posts a receive for up to n bytes at an offset of the buffer.
 func (p *pair) postRecv(side int, id uint64, off, n int) {
 	p.e.Helper()
-	if k, err := p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].sgl(off, n)}); k != 1 || err != nil {
+	if k, err := p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].newSGL(off, n)}); k != 1 || err != nil {
 		p.e.Fatalf("post receive: %d taken, %v", k, err)
 	}
 }
@@ -532,15 +532,15 @@ func (e *testEnv) waitCompletions(cq *ib.CQ, n int) []ib.WC {
 	return all
 }
 
-// emptyPolls is the number of polls in succession after which drain takes a queue to be empty. A device may return a
+// maxEmptyPolls is the number of polls in succession after which drain takes a queue to be empty. A device may return a
 // completion of a flushed request some polls late.
-const emptyPolls = 16
+const maxEmptyPolls = 16
 
-// drain removes all completions of a queue, and returns their number.
-func (e *testEnv) drain(cq *ib.CQ) (total int) {
+// drainCQ removes all completions of a queue, and returns their number.
+func (e *testEnv) drainCQ(cq *ib.CQ) (total int) {
 	e.Helper()
 	var wc [8]ib.WC
-	for empty := 0; empty < emptyPolls; empty++ {
+	for empty := 0; empty < maxEmptyPolls; empty++ {
 		n, err := cq.Poll(wc[:])
 		e.must("poll", err)
 		if n > 0 {

@@ -23,7 +23,7 @@ var errorChecks = []ruleTest{
 	{
 		name: "Errors/PostInWrongState",
 		rule: "posting is refused where the state does not allow it (EINVAL)",
-		test: testPostInWrongState,
+		test: testPostInWrongStateFails,
 	},
 	{
 		name: "Errors/QueueFull",
@@ -43,7 +43,7 @@ var errorChecks = []ruleTest{
 	{
 		name: "Errors/PostInErr",
 		rule: "what is posted in ERR completes with a flush error",
-		test: testPostInErr,
+		test: testPostInErrFlushes,
 	},
 	{
 		name: "Errors/ResetDrops",
@@ -58,7 +58,7 @@ var errorChecks = []ruleTest{
 	{
 		name: "Errors/Unsupported",
 		rule: "an ability that the driver lacks is EOPNOTSUPP",
-		test: testUnsupportedFeatures,
+		test: testUnsupportedFeaturesAreRejected,
 	},
 	{
 		name: "Errors/PostDuringModifyToErr",
@@ -79,43 +79,43 @@ var errorChecks = []ruleTest{
 
 func testObjectsInUseAreNotDestroyed(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
-	e.wantErr("destroy a CQ in use", p.cqs[0].Destroy(), syscall.EBUSY)
-	e.wantErr("dealloc a PD in use", p.pd.Dealloc(), syscall.EBUSY)
+	e.wantErrno("destroy a CQ in use", p.cqs[0].Destroy(), syscall.EBUSY)
+	e.wantErrno("dealloc a PD in use", p.pd.Dealloc(), syscall.EBUSY)
 	p.exchangeMessage(0, 1, 8) // the queue pairs are unchanged
 	e.destroy(p.qps[0])
 	e.destroy(p.qps[1])
 	e.destroy(p.cqs[0])
-	e.wantErr("dealloc a PD with memory", p.pd.Dealloc(), syscall.EBUSY)
+	e.wantErrno("dealloc a PD with memory", p.pd.Dealloc(), syscall.EBUSY)
 	e.destroy(p.buf[0].mr)
 	e.destroy(p.buf[1].mr)
 	e.destroy(p.pd)
 }
 
-func testPostInWrongState(e *testEnv) {
+func testPostInWrongStateFails(e *testEnv) {
 	pd := e.newPD()
 	cq := e.newCQ(8, nil)
 	buf := e.newBuffer(pd, 8, allAccess)
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 	send := func(what string, want ...syscall.Errno) {
 		e.Helper()
-		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
+		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.newSGL(0, 8)})
 		if n != 0 {
 			e.Errorf("post send in %s: taken", what)
 		}
-		e.wantErr("post send in "+what, err, want...)
+		e.wantErrno("post send in "+what, err, want...)
 	}
 	send("RESET", syscall.EINVAL)
-	n, err := qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)})
+	n, err := qp.PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)})
 	if n != 0 {
 		e.Error("post receive in RESET: taken")
 	}
-	e.wantErr("post receive in RESET", err, syscall.EINVAL)
-	e.bringUp(qp, qp.Num(), ib.QPInit)
+	e.wantErrno("post receive in RESET", err, syscall.EINVAL)
+	e.moveQPUpTo(qp, qp.Num(), ib.QPInit)
 	send("INIT", syscall.EINVAL)
-	if n, err := qp.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}); n != 1 || err != nil {
+	if n, err := qp.PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)}); n != 1 || err != nil {
 		e.Errorf("post receive in INIT: %d, %v", n, err)
 	}
-	e.must("modify to RTR", qp.Modify(e.qpAttr(ib.QPRTR, qp.Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
+	e.must("modify to RTR", qp.Modify(e.newQPAttr(ib.QPRTR, qp.Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
 	send("RTR", syscall.EINVAL)
 }
 
@@ -131,21 +131,21 @@ func testFullQueueRejectsPost(e *testEnv) {
 	if room < 4 {
 		e.Fatalf("room for %d work requests, asked for 4", room)
 	}
-	e.bringUp(qp, qp.Num(), ib.QPInit)
+	e.moveQPUpTo(qp, qp.Num(), ib.QPInit)
 	wrs := make([]ib.RecvWR, room+3)
 	for i := range wrs {
-		wrs[i] = ib.RecvWR{ID: uint64(i), SGList: buf.sgl(0, 8)}
+		wrs[i] = ib.RecvWR{ID: uint64(i), SGList: buf.newSGL(0, 8)}
 	}
 	n, err := qp.PostRecv(wrs...)
 	if n < room || n == len(wrs) {
 		e.Fatalf("%d of %d work requests taken, room for %d, error %v", n, len(wrs), room, err)
 	}
-	e.wantErr("post to a full queue", err, syscall.ENOMEM)
+	e.wantErrno("post to a full queue", err, syscall.ENOMEM)
 	n2, err := qp.PostRecv(wrs[n:]...)
 	if n2 != 0 {
 		e.Errorf("%d work requests taken by a full queue", n2)
 	}
-	e.wantErr("post to a full queue again", err, syscall.ENOMEM)
+	e.wantErrno("post to a full queue again", err, syscall.ENOMEM)
 }
 
 func testPostStopsAtError(e *testEnv) {
@@ -153,10 +153,10 @@ func testPostStopsAtError(e *testEnv) {
 	t := p.newMessageSender()
 	t.prepareReceive(0, 8)
 	t.prepareReceive(1, 8)
-	good := t.messageRequest(0, 8)
+	good := t.newMessageRequest(0, 8)
 	bad := good
 	for range p.qps[0].Init().Cap.MaxSendSGE + 1 {
-		bad.SGList = append(bad.SGList, p.buf[0].sge(0, 1))
+		bad.SGList = append(bad.SGList, p.buf[0].newSGE(0, 1))
 	}
 	wrs := []ib.SendWR{good, good, bad, good}
 	for i := range wrs {
@@ -166,17 +166,17 @@ func testPostStopsAtError(e *testEnv) {
 	if n != 2 {
 		e.Errorf("%d work requests taken, want 2", n)
 	}
-	e.wantErr("post a work request of too many elements", err, syscall.EINVAL)
+	e.wantErrno("post a work request of too many elements", err, syscall.EINVAL)
 	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	t.waitArrived(0)
-	t.waitArrived(1)
-	n, err = p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)},
+	t.waitMessageArrived(0)
+	t.waitMessageArrived(1)
+	n, err = p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)},
 		ib.RecvWR{SGList: make([]ib.SGE, p.qps[1].Init().Cap.MaxRecvSGE+1)})
 	if n != 1 {
 		e.Errorf("%d receive work requests taken, want 1", n)
 	}
-	e.wantErr("post a receive of too many elements", err, syscall.EINVAL)
+	e.wantErrno("post a receive of too many elements", err, syscall.EINVAL)
 	p.postSend(0, 7, 8) // the accepted request is valid
 	e.waitOne(p.cqs[0], 7, ib.WCSuccess)
 }
@@ -209,7 +209,7 @@ func testFlushInOrder(e *testEnv) {
 	}
 }
 
-func testPostInErr(e *testEnv) {
+func testPostInErrFlushes(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	p.postSend(0, 1, 8)
@@ -217,7 +217,7 @@ func testPostInErr(e *testEnv) {
 	p.postRecv(0, 2, 0, 8)
 	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
 	// An unsignalled SEND.
-	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)}); n != 1 || err != nil {
+	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)}); n != 1 || err != nil {
 		e.Errorf("post send: %d, %v", n, err)
 	}
 	e.waitOne(p.cqs[0], 3, ib.WCWRFlushErr)
@@ -234,7 +234,7 @@ func testResetDropsRequests(e *testEnv) {
 		if s := p.qps[i].State(); s != ib.QPReset {
 			e.Errorf("state is %v", s)
 		}
-		e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	p.exchangeMessage(0, 2, 8)
 	p.exchangeMessage(1, 3, 8)
@@ -242,46 +242,46 @@ func testResetDropsRequests(e *testEnv) {
 
 func testBadArgumentsAreRejected(e *testEnv) {
 	_, err := e.dev.QueryPort(0)
-	e.wantErr("query port 0", err, syscall.EINVAL)
+	e.wantErrno("query port 0", err, syscall.EINVAL)
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	_, err = e.dev.QueryPort(a.PhysPorts + 1)
-	e.wantErr("query a port that is not", err, syscall.EINVAL)
+	e.wantErrno("query a port that is not", err, syscall.EINVAL)
 	_, err = e.dev.QueryGID(1, e.port.GIDTableLen)
-	e.wantErr("query a GID outside of the table", err, syscall.EINVAL)
+	e.wantErrno("query a GID outside of the table", err, syscall.EINVAL)
 	_, err = e.dev.QueryGID(1, -1)
-	e.wantErr("query GID -1", err, syscall.EINVAL)
+	e.wantErrno("query GID -1", err, syscall.EINVAL)
 	_, err = e.dev.QueryPKey(1, e.port.PKeyTableLen)
-	e.wantErr("query a P_Key outside of the table", err, syscall.EINVAL)
+	e.wantErrno("query a P_Key outside of the table", err, syscall.EINVAL)
 	if k, err := e.dev.QueryPKey(1, 0); err != nil || k == 0 {
 		e.Errorf("the first P_Key is %#x, %v", k, err)
 	}
 	_, err = e.dev.CreateCQ(ib.CQInit{})
-	e.wantErr("create a CQ of no entries", err, syscall.EINVAL)
+	e.wantErrno("create a CQ of no entries", err, syscall.EINVAL)
 	_, err = e.dev.CreateCQ(ib.CQInit{Entries: a.MaxCQE + 1})
-	e.wantErr("create a CQ of too many entries", err, syscall.EINVAL, syscall.ENOMEM)
+	e.wantErrno("create a CQ of too many entries", err, syscall.EINVAL, syscall.ENOMEM)
 	pd, cq := e.newPD(), e.newCQ(8, nil)
 	_, err = pd.CreateQP(ib.QPInitAttr{
 		SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: uint32(a.MaxQPWR) + 1, MaxSendSGE: 1},
 	})
-	e.wantErr("create a QP of too many work requests", err, syscall.EINVAL, syscall.ENOMEM)
+	e.wantErrno("create a QP of too many work requests", err, syscall.EINVAL, syscall.ENOMEM)
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-	bad := e.qpAttr(ib.QPInit, 0)
+	bad := e.newQPAttr(ib.QPInit, 0)
 	bad.Port = uint8(a.PhysPorts) + 1
-	e.wantErr("modify to a port that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPInit)), syscall.EINVAL)
+	e.wantErrno("modify to a port that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPInit)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPReset {
 		e.Errorf("state after a Modify that failed is %v", s)
 	}
-	e.bringUp(qp, 0, ib.QPInit)
-	bad = e.qpAttr(ib.QPRTR, 0)
+	e.moveQPUpTo(qp, 0, ib.QPInit)
+	bad = e.newQPAttr(ib.QPRTR, 0)
 	bad.PathMTU = 9
-	e.wantErr("modify to an MTU that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPRTR)), syscall.EINVAL)
+	e.wantErrno("modify to an MTU that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPRTR)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPInit {
 		e.Errorf("state after a Modify that failed is %v", s)
 	}
 }
 
-func testUnsupportedFeatures(e *testEnv) {
+func testUnsupportedFeaturesAreRejected(e *testEnv) {
 	pd, cq := e.newPD(), e.newCQ(8, nil)
 	expect := func(what string, err error) {
 		e.Helper()
@@ -348,17 +348,17 @@ func (e *testEnv) startPoster(p *pair, side, most int) *concurrentPoster {
 		})
 	}
 	thread(&x.recvs, func(id uint64) (int, error) {
-		return p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].sgl(0, 8)})
+		return p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].newSGL(0, 8)})
 	})
 	thread(&x.sends, func(id uint64) (int, error) { // the peer has no receives
 		return p.qps[side].PostSend(ib.SendWR{ID: 1<<32 | id, Opcode: ib.WRSend, Flags: ib.SendSignaled,
-			SGList: p.buf[side].sgl(0, 8)})
+			SGList: p.buf[side].newSGL(0, 8)})
 	})
 	return x
 }
 
-// waitFlushed waits for the threads, and for a flush of all accepted requests.
-func (x *concurrentPoster) waitFlushed(cq *ib.CQ, when string) {
+// waitPostedFlushed waits for the threads, and for a flush of all accepted requests.
+func (x *concurrentPoster) waitPostedFlushed(cq *ib.CQ, when string) {
 	e := x.e
 	e.Helper()
 	x.stop.Store(true)
@@ -366,7 +366,7 @@ func (x *concurrentPoster) waitFlushed(cq *ib.CQ, when string) {
 	var next [2]int64
 	want := [2]int64{x.recvs.Load(), x.sends.Load()}
 	wc := make([]ib.WC, 8)
-	for w := e.newWait(); next != want; {
+	for w := e.newWaitLimit(); next != want; {
 		n, err := cq.Poll(wc)
 		e.must("poll", err)
 		for _, c := range wc[:n] {
@@ -378,8 +378,8 @@ func (x *concurrentPoster) waitFlushed(cq *ib.CQ, when string) {
 			next[kind]++
 		}
 		if n > 0 {
-			w = e.newWait()
-		} else if w.isOver() {
+			w = e.newWaitLimit()
+		} else if w.yieldAndCheckOver() {
 			e.Fatalf("waited %v in vain: of %d receives and %d sends that were posted %s, %d and %d have completed",
 				e.cfg.timeout, want[0], want[1], when, next[0], next[1])
 		}
@@ -395,7 +395,7 @@ func testPostDuringModifyToErr(e *testEnv) {
 			runtime.Gosched()
 		}
 		err := p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
-		x.waitFlushed(p.cqs[0], "while the queue pair went to ERR")
+		x.waitPostedFlushed(p.cqs[0], "while the queue pair went to ERR")
 		e.must("modify to ERR", err)
 		e.destroy(p.qps[0])
 		e.destroy(p.qps[1])
@@ -417,18 +417,18 @@ func testResponderErrorEvents(e *testEnv) {
 	}{
 		{"SEND that is longer than its receive, which completes", remote, func(p *pair) ib.SendWR {
 			p.postRecv(1, 1, 0, 4)
-			return ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
+			return ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)}
 		}, true, nil},
 		{"write with a wrong key", remote, func(p *pair) ib.SendWR {
-			wr := p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
+			wr := p.newRDMARequest(1, ib.WRRDMAWrite, p.buf[0].newSGL(0, 8), 0)
 			wr.RKey += 0x12345600
 			return wr
 		}, true, []ib.EventType{ib.EventQPAccessErr}},
 		{"write to a queue pair that does not allow it", 0, func(p *pair) ib.SendWR {
-			return p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, 8), 0)
+			return p.newRDMARequest(1, ib.WRRDMAWrite, p.buf[0].newSGL(0, 8), 0)
 		}, true, []ib.EventType{ib.EventQPReqErr}},
 		{"atomic that is not aligned", remote, func(p *pair) ib.SendWR {
-			return p.rdmaRequest(1, ib.WRAtomicFetchAdd, p.buf[0].sgl(0, 8), 4)
+			return p.newRDMARequest(1, ib.WRAtomicFetchAdd, p.buf[0].newSGL(0, 8), 4)
 		}, a.AtomicCap != ib.AtomicNone, []ib.EventType{ib.EventQPReqErr}},
 	} {
 		if !c.need {
@@ -445,10 +445,10 @@ func testResponderErrorEvents(e *testEnv) {
 		}})
 		e.must("modify", p.qps[1].Modify(ib.QPAttr{AccessFlags: c.enabled}, ib.QPAttrAccessFlags))
 		if n, err := p.qps[0].PostSend(c.wr(p)); n == 0 {
-			e.wantErr(c.what, err, syscall.EINVAL, syscall.EOPNOTSUPP, syscall.ENOSYS)
+			e.wantErrno(c.what, err, syscall.EINVAL, syscall.EOPNOTSUPP, syscall.ENOSYS)
 			continue
 		}
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status == ib.WCSuccess {
 			e.Errorf("%s: completed with %q", c.what, wc.Status)
 		}
 		events := func(side int) []ib.EventType {
@@ -462,7 +462,7 @@ func testResponderErrorEvents(e *testEnv) {
 			e.eventually(fmt.Sprintf("%s: an event of the responder's queue pair (%v)", c.what, c.want),
 				func() bool { return len(events(1)) > 0 })
 		}
-		e.awaitCallbacks()
+		e.awaitDueCallbacks()
 		if ev := events(1); len(ev) != min(len(c.want), 1) || len(ev) > 0 && !slices.Contains(c.want, ev[0]) {
 			e.Errorf("%s: events of the responder's queue pair: %v, want one of %v", c.what, ev, c.want)
 		}

@@ -26,7 +26,7 @@ var loadChecks = []ruleTest{
 // randomCalls is a set of functions that threads call at random. Each returns an error on failure.
 type randomCalls map[string]func(r *rand.Rand) error
 
-// runConcurrently calls the functions on several threads, and reports all but the tolerated errors.
+// runUnomittedConcurrently calls the functions on several threads, and reports all but the tolerated errors.
 func (w randomCalls) runConcurrently(e *testEnv, threads, rounds int, tolerated ...syscall.Errno) {
 	e.Helper()
 	names := make([]string, 0, len(w))
@@ -91,19 +91,19 @@ func testMethodsConcurrently(e *testEnv) {
 	e.addSRQ(w)
 	e.addObjectCreation(w)
 	w.runConcurrently(e, 8, 250*e.cfg.load, syscall.ENOMEM)
-	l.drainAll(e)
+	l.completeAll(e)
 }
 
-// requestCounter counts the work requests and completions of a connected pair that several threads use.
-type requestCounter struct {
+// requestCountingPair counts the work requests and completions of a connected pair that several threads use.
+type requestCountingPair struct {
 	*pair
 	posted, polled [2]atomic.Int64  // number of completions expected, and polled, on each side
 	credit         [2]chan struct{} // completions that need an entry of the CQ
 	room           [2]chan struct{} // receives without a send so far
 }
 
-func newRequestCounter(e *testEnv, p *pair) *requestCounter {
-	l := &requestCounter{pair: p}
+func newRequestCounter(e *testEnv, p *pair) *requestCountingPair {
+	l := &requestCountingPair{pair: p}
 	for i := range l.credit {
 		l.credit[i] = make(chan struct{}, 3*e.queueLen)
 		l.room[i] = make(chan struct{}, 3*e.queueLen)
@@ -112,7 +112,7 @@ func newRequestCounter(e *testEnv, p *pair) *requestCounter {
 }
 
 // postIfRoom calls post on a side if the CQ has an entry for its completion.
-func (l *requestCounter) postIfRoom(i int, post func() (int, error)) (int, error) {
+func (l *requestCountingPair) postIfRoom(i int, post func() (int, error)) (int, error) {
 	select {
 	case l.credit[i] <- struct{}{}:
 	default:
@@ -128,7 +128,7 @@ func (l *requestCounter) postIfRoom(i int, post func() (int, error)) (int, error
 	return n, err
 }
 
-func (l *requestCounter) pollSide(i int, wc []ib.WC) error {
+func (l *requestCountingPair) pollSide(i int, wc []ib.WC) error {
 	n, err := l.cqs[i].Poll(wc)
 	l.polled[i].Add(int64(n))
 	for _, w := range wc[:max(n, 0)] {
@@ -144,17 +144,17 @@ func (l *requestCounter) pollSide(i int, wc []ib.WC) error {
 	return err
 }
 
-func (l *requestCounter) sendFrom(i int) (int, error) {
+func (l *requestCountingPair) sendFrom(i int) (int, error) {
 	return l.postIfRoom(i, func() (int, error) {
-		return l.qps[i].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: l.buf[i].sgl(8, 8)})
+		return l.qps[i].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: l.buf[i].newSGL(8, 8)})
 	})
 }
 
 // addDataPath adds the methods of the data path and of its objects.
-func (l *requestCounter) addDataPath(e *testEnv, w randomCalls) {
+func (l *requestCountingPair) addDataPath(e *testEnv, w randomCalls) {
 	w["post receive"] = func(r *rand.Rand) error {
 		i := r.IntN(2)
-		n, err := l.postIfRoom(i, func() (int, error) { return l.qps[i].PostRecv(ib.RecvWR{SGList: l.buf[i].sgl(0, 8)}) })
+		n, err := l.postIfRoom(i, func() (int, error) { return l.qps[i].PostRecv(ib.RecvWR{SGList: l.buf[i].newSGL(0, 8)}) })
 		if n > 0 {
 			l.room[i] <- struct{}{}
 		}
@@ -177,7 +177,7 @@ func (l *requestCounter) addDataPath(e *testEnv, w randomCalls) {
 		i := r.IntN(2)
 		_, err := l.postIfRoom(i, func() (int, error) {
 			return l.qps[i].PostSend(ib.SendWR{
-				Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: l.buf[i].sgl(16, 8),
+				Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: l.buf[i].newSGL(16, 8),
 				RemoteAddr: l.buf[1-i].addr + 64, RKey: l.buf[1-i].mr.RKey(),
 			})
 		})
@@ -211,7 +211,7 @@ func (l *requestCounter) addDataPath(e *testEnv, w randomCalls) {
 }
 
 // addControlPath adds the methods that query the device, and create and destroy objects beside those in use.
-func (l *requestCounter) addControlPath(e *testEnv, w randomCalls) {
+func (l *requestCountingPair) addControlPath(e *testEnv, w randomCalls) {
 	w["query"] = func(r *rand.Rand) error {
 		_, err := e.dev.QueryDevice()
 		return errors.Join(err, errorOf(e.dev.QueryPort(1)), errorOf(e.dev.QueryGID(1, e.gidIndex)),
@@ -261,8 +261,8 @@ func (l *requestCounter) addControlPath(e *testEnv, w randomCalls) {
 	w["event"] = func(r *rand.Rand) error { e.handle.DispatchEvent(ib.EventClientReregister, 1); return nil }
 }
 
-// drainAll posts a send for each receive, and waits until every work request has completed, once.
-func (l *requestCounter) drainAll(e *testEnv) {
+// completeAll posts a send for each receive, and waits until every work request has completed, once.
+func (l *requestCountingPair) completeAll(e *testEnv) {
 	for i := range l.qps {
 		for len(l.room[i]) > 0 {
 			n, err := l.sendFrom(1 - i)
@@ -280,7 +280,7 @@ func (l *requestCounter) drainAll(e *testEnv) {
 			return l.polled[i].Load() >= l.posted[i].Load()
 		})
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for i, cq := range l.cqs {
 		if n, _ := cq.Poll(make([]ib.WC, 1)); n != 0 || l.polled[i].Load() != l.posted[i].Load() {
 			e.Errorf("side %d: %d completions of %d work requests", i, l.polled[i].Load()+int64(n), l.posted[i].Load())
@@ -310,7 +310,7 @@ func (e *testEnv) addDatagrams(w randomCalls) {
 			room.Add(1)
 			return nil
 		}
-		n, err := p.qps[0].PostSend(p.datagramRequest(1, ah, 8))
+		n, err := p.qps[0].PostSend(p.newDatagramRequest(1, ah, 8))
 		if n == 0 {
 			room.Add(1)
 		}
@@ -348,11 +348,11 @@ func (e *testEnv) addErrorQP(w randomCalls) {
 	}
 	w["post flushed send"] = func(*rand.Rand) error {
 		return post(func() (int, error) {
-			return p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: p.buf[0].sgl(0, 8)})
+			return p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)})
 		})
 	}
 	w["post flushed receive"] = func(*rand.Rand) error {
-		return post(func() (int, error) { return p.qps[0].PostRecv(ib.RecvWR{SGList: p.buf[0].sgl(0, 8)}) })
+		return post(func() (int, error) { return p.qps[0].PostRecv(ib.RecvWR{SGList: p.buf[0].newSGL(0, 8)}) })
 	}
 	w["poll flushed"] = func(r *rand.Rand) error {
 		wc := make([]ib.WC, 1+r.IntN(4))
@@ -389,9 +389,9 @@ func (e *testEnv) addSRQ(w randomCalls) {
 			room.Add(1)
 			return nil
 		}
-		n, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+		n, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)})
 		if n == 1 {
-			n, err = p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+			n, err = p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)})
 		}
 		if n == 0 && err == nil {
 			err = errors.New("0 work requests taken without an error")
@@ -466,12 +466,12 @@ func (e *testEnv) addObjectCreation(w randomCalls) {
 		srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 		return srq.Destroy, err
 	})
-	groups := e.groupAddresses()
+	groups := e.groupAddressFunc()
 	qp := e.newQPOfType(ib.QPTypeUD, pd, e.newCQ(1, nil))
 	if groups == nil || qp == nil {
 		return
 	}
-	e.bringUp(qp, 0, ib.QPRTS)
+	e.moveQPUpTo(qp, 0, ib.QPRTS)
 	group := groups(0)
 	var member sync.Mutex
 	w["multicast group"] = func(*rand.Rand) error {

@@ -16,8 +16,8 @@ var failedStateChecks = []ruleTest{
 	},
 }
 
-// wantState waits until State returns a state, and checks that Query returns it too.
-func (e *testEnv) wantState(what string, qp *ib.QP, want ib.QPState) {
+// wantQPState waits until State returns a state, and checks that Query returns it too.
+func (e *testEnv) wantQPState(what string, qp *ib.QP, want ib.QPState) {
 	e.Helper()
 	e.eventually(fmt.Sprintf("%s: state %v", what, want), func() bool { return qp.State() == want })
 	for _, mask := range []ib.QPAttrMask{0, ib.QPAttrState, ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrAV} {
@@ -36,29 +36,29 @@ func testQueryAfterFailure(e *testEnv) {
 			continue
 		}
 		what := func(s string) string { return fmt.Sprintf("%v queue pair, %s", kind, s) }
-		send := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
+		send := ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)}
 		if kind == ib.QPTypeUD {
-			send = p.datagramRequest(1, e.newAH(pd), 8)
+			send = p.newDatagramRequest(1, e.newAH(pd), 8)
 		}
 		for _, qp := range p.qps {
-			e.wantState(what("connected"), qp, ib.QPRTS)
+			e.wantQPState(what("connected"), qp, ib.QPRTS)
 		}
 		send.SGList[0].LKey += 0x12345600
 		for range 2 {
-			p.postWR(0, send)
-			if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+			p.postSendWR(0, send)
+			if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status == ib.WCSuccess {
 				e.Fatalf("%s: %q", what("SEND by a wrong local key"), wc.Status)
 			}
 			if kind == ib.QPTypeRC {
-				e.wantState(what("after a SEND by a wrong local key"), p.qps[0], ib.QPErr)
+				e.wantQPState(what("after a SEND by a wrong local key"), p.qps[0], ib.QPErr)
 				p.reconnect()
-				e.wantState(what("connected again"), p.qps[0], ib.QPRTS)
+				e.wantQPState(what("connected again"), p.qps[0], ib.QPRTS)
 				continue
 			}
 			e.eventually(what("an error state"), func() bool { return p.qps[0].State() != ib.QPRTS })
-			e.wantState(what("after a SEND by a wrong local key"), p.qps[0], ib.QPSQE)
+			e.wantQPState(what("after a SEND by a wrong local key"), p.qps[0], ib.QPSQE)
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
-			e.wantState(what("from SQE to RTS"), p.qps[0], ib.QPRTS)
+			e.wantQPState(what("from SQE to RTS"), p.qps[0], ib.QPRTS)
 		}
 		if kind == ib.QPTypeRC { // the responder, too
 			for range 2 {
@@ -66,13 +66,13 @@ func testQueryAfterFailure(e *testEnv) {
 				p.postSend(0, 2, 8)
 				e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
 				for side, qp := range p.qps {
-					e.wantState(what(fmt.Sprintf("side %d of a SEND that was too long", side)), qp, ib.QPErr)
+					e.wantQPState(what(fmt.Sprintf("side %d of a SEND that was too long", side)), qp, ib.QPErr)
 				}
 				p.reconnect()
 			}
 		}
 		e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-		e.wantState(what("modified to ERR"), p.qps[0], ib.QPErr)
+		e.wantQPState(what("modified to ERR"), p.qps[0], ib.QPErr)
 	}
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	p.postSend(0, 1, 8) // in flight

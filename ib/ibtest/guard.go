@@ -23,9 +23,9 @@ type guardedTB struct {
 	cleanups []func()
 }
 
-// runGuarded runs f and then its Cleanup functions, the latest first. It fails t if they exceed limit in all, or
+// runWithTimeLimit runs f and then its Cleanup functions, the latest first. It fails t if they exceed limit in all, or
 // afterFailure from the first failure on.
-func runGuarded(t testing.TB, limit, afterFailure time.Duration, f func(t testing.TB)) {
+func runWithTimeLimit(t testing.TB, limit, afterFailure time.Duration, f func(t testing.TB)) {
 	g := &guardedTB{TB: t, failure: make(chan struct{})}
 	done := make(chan struct{})
 	go func() {
@@ -86,10 +86,10 @@ func allStacks() []byte {
 	return buf[:runtime.Stack(buf, true)]
 }
 
-// reportUnlessOver calls f unless the check is over.
+// callUnlessOver calls f unless the check is over.
 //
 //verbena:allow nosleep a finding is told wherever it was made
-func (g *guardedTB) reportUnlessOver(fails bool, f func()) {
+func (g *guardedTB) callUnlessOver(fails bool, f func()) {
 	g.TB.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -106,7 +106,7 @@ func (g *guardedTB) reportUnlessOver(fails bool, f func()) {
 func (g *guardedTB) Log(args ...any) {
 	g.TB.Helper()
 	s := fmt.Sprintln(args...)
-	g.reportUnlessOver(false, func() { g.TB.Helper(); g.TB.Log(s) })
+	g.callUnlessOver(false, func() { g.TB.Helper(); g.TB.Log(s) })
 }
 
 func (g *guardedTB) Logf(format string, args ...any) {
@@ -117,7 +117,7 @@ func (g *guardedTB) Logf(format string, args ...any) {
 func (g *guardedTB) Error(args ...any) {
 	g.TB.Helper()
 	s := fmt.Sprintln(args...)
-	g.reportUnlessOver(true, func() { g.TB.Helper(); g.TB.Error(s) })
+	g.callUnlessOver(true, func() { g.TB.Helper(); g.TB.Error(s) })
 }
 
 func (g *guardedTB) Errorf(format string, args ...any) {
@@ -125,7 +125,7 @@ func (g *guardedTB) Errorf(format string, args ...any) {
 	g.Error(fmt.Sprintf(format, args...))
 }
 
-func (g *guardedTB) Fail() { g.reportUnlessOver(true, g.TB.Fail) }
+func (g *guardedTB) Fail() { g.callUnlessOver(true, g.TB.Fail) }
 
 func (g *guardedTB) FailNow() {
 	g.Fail()

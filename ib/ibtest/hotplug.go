@@ -114,7 +114,7 @@ func testDeviceReadyInAdd(e *testEnv) {
 		},
 		Remove: func(*ib.Device, any) {},
 	})
-	e.register()
+	e.registerDevice()
 	if !used {
 		e.Error("Register returned before Add had run")
 	}
@@ -138,8 +138,8 @@ func testDeviceUsableInRemove(e *testEnv) {
 			removed = true
 		},
 	})
-	e.register()
-	e.unregister()
+	e.registerDevice()
+	e.unregisterDevice()
 	if !removed {
 		e.Error("Unregister returned before Remove had run")
 	}
@@ -164,16 +164,16 @@ func testRemoveInReverseOrder(e *testEnv) {
 	var mu sync.Mutex
 	e.registerClient(e.newRecordingClient(&log, &mu, "A"))
 	e.registerClient(e.newRecordingClient(&log, &mu, "B"))
-	e.register()
+	e.registerDevice()
 	e.registerClient(e.newRecordingClient(&log, &mu, "C"))
-	e.unregister()
+	e.unregisterDevice()
 	if got := strings.Join(log, " "); got != "+A +B +C -C -B -A" {
 		e.Errorf("calls: %s", got)
 	}
 }
 
 func testLateClient(e *testEnv) {
-	e.register()
+	e.registerDevice()
 	uses := 0
 	cl := &ib.Client{
 		Name:   "late",
@@ -204,8 +204,8 @@ func testClientDuringRegister(e *testEnv) {
 		},
 		Remove: func(*ib.Device, any) {},
 	})
-	e.register()
-	e.unregister()
+	e.registerDevice()
+	e.unregisterDevice()
 	e.core.UnregisterClient(second)
 	if !slices.Equal(log, []string{"+B", "-B"}) {
 		e.Errorf("calls: %v", log)
@@ -268,7 +268,7 @@ func testUnregisterUnderTraffic(e *testEnv) {
 					using.Lock()
 					for range n {
 						if !stop.Load() {
-							p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+							p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)})
 						}
 					}
 					using.Unlock()
@@ -289,7 +289,7 @@ func testUnregisterUnderTraffic(e *testEnv) {
 				outstanding := 0
 				for !stop.Load() {
 					if outstanding < e.queueLen/2 {
-						n, _ := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+						n, _ := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)})
 						outstanding += n
 						sent.Add(int32(n))
 					}
@@ -301,8 +301,8 @@ func testUnregisterUnderTraffic(e *testEnv) {
 		},
 		Remove: func(d *ib.Device, _ any) {
 			removing.Store(true)
-			for p := e.newWait(); !handled.Load(); {
-				if p.isOver() {
+			for p := e.newWaitLimit(); !handled.Load(); {
+				if p.yieldAndCheckOver() {
 					e.Errorf("waited %v in vain: a completion handler that polls while Unregister waits for Remove", e.cfg.timeout)
 					break
 				}
@@ -314,13 +314,13 @@ func testUnregisterUnderTraffic(e *testEnv) {
 			e.destroyPair(p)
 		},
 	})
-	e.register()
+	e.registerDevice()
 	e.eventually("traffic", func() bool { return sent.Load() > 100 })
-	e.unregister()
+	e.unregisterDevice()
 }
 
 func testEventsBeforeUnregisterDelivered(e *testEnv) {
-	e.register()
+	e.registerDevice()
 	var got atomic.Int32
 	stop := e.dev.OnEvent(func(ev ib.Event) {
 		if ev.Type == ib.EventPKeyChange {
@@ -332,7 +332,7 @@ func testEventsBeforeUnregisterDelivered(e *testEnv) {
 	for range events {
 		e.handle.DispatchEvent(ib.EventPKeyChange, 1)
 	}
-	e.unregister()
+	e.unregisterDevice()
 	if n := got.Load(); n != events {
 		e.Errorf("%d of %d events had been delivered when Unregister returned", n, events)
 	}
@@ -341,7 +341,7 @@ func testEventsBeforeUnregisterDelivered(e *testEnv) {
 // testRemainingObjectsAreNamed runs without checked mode, which would report the same.
 func testRemainingObjectsAreNamed(e *testEnv) {
 	check.Off(e.core)
-	e.register()
+	e.registerDevice()
 	pd, err := e.dev.AllocPD()
 	e.must("alloc pd", err)
 	e.registered = false
@@ -353,13 +353,13 @@ func testRemainingObjectsAreNamed(e *testEnv) {
 
 func testNoUseAfterUnregister(e *testEnv) {
 	check.Off(e.core)
-	e.register()
-	e.unregister()
+	e.registerDevice()
+	e.unregisterDevice()
 	_, err := e.dev.AllocPD()
-	e.wantErr("alloc pd", err, syscall.ENODEV)
+	e.wantErrno("alloc pd", err, syscall.ENODEV)
 	_, err = e.dev.CreateCQ(ib.CQInit{Entries: 1})
-	e.wantErr("create cq", err, syscall.ENODEV)
-	e.wantErr("unregister again", e.core.Unregister(e.handle), syscall.ENODEV)
+	e.wantErrno("create cq", err, syscall.ENODEV)
+	e.wantErrno("unregister again", e.core.Unregister(e.handle), syscall.ENODEV)
 	if s := e.dev.State(); s != ib.DeviceGone {
 		e.Errorf("device is %v", s)
 	}
@@ -370,9 +370,9 @@ func testNoEventsAfterUnregister(e *testEnv) {
 	var got atomic.Int32
 	stop := e.dev.OnEvent(func(ib.Event) { got.Add(1) })
 	defer stop()
-	e.register()
+	e.registerDevice()
 	e.useAllObjects("before")
-	e.unregister()
+	e.unregisterDevice()
 	before := got.Load()
 	for range 50 {
 		yieldBriefly()

@@ -19,9 +19,9 @@ import (
 type NewDevice func(t testing.TB) *ib.DeviceHandle
 
 // Option is an option of Run.
-type Option func(*config)
+type Option func(*suiteConfig)
 
-type config struct {
+type suiteConfig struct {
 	allowed   []check.Rule // rules for consumers that the checks violate on purpose
 	newDevice NewDevice
 	plug      func(core *ib.Core, d *ib.DeviceHandle) error
@@ -32,48 +32,48 @@ type config struct {
 	bubble    bool
 	seeds     int // number of seeds of the group Model; 0: defaultSeeds
 	newSeeded func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool)
-	packages  *driverPackages
+	packages  *driverPackageSet
 	groups    []string // groups of checks; nil: all
-	abilities *triedAbilities
+	abilities *triedOperations
 }
 
 // Bubble tells the suite that the driver works in a bubble of package testing/synctest: its threads end when its device
 // has been freed, and none of them waits for anything outside the process. Checks then detect every time.Sleep, timer
 // and ticker that a method waits for, however short.
-func Bubble() Option { return func(c *config) { c.bubble = true } }
+func Bubble() Option { return func(c *suiteConfig) { c.bubble = true } }
 
 // GIDIndex selects the GID of port 1 that queue pairs use. Default: the first that is not zero.
-func GIDIndex(i int) Option { return func(c *config) { c.gidIndex = i } }
+func GIDIndex(i int) Option { return func(c *suiteConfig) { c.gidIndex = i } }
 
 // Timeout is the time to wait for an expected event before the test fails. A check that takes twelve times as long, or
 // twice as long after its first failure, is treated as blocked and abandoned. Default: 10 s.
-func Timeout(d time.Duration) Option { return func(c *config) { c.timeout = d } }
+func Timeout(d time.Duration) Option { return func(c *suiteConfig) { c.timeout = d } }
 
 // Load multiplies the work of the checks under load, and the repetitions of rejected calls. Default: 3, or 1 with the
 // race detector or -short. The flag -ibtest.load overrides it.
-func Load(n int) Option { return func(c *config) { c.load = n } }
+func Load(n int) Option { return func(c *suiteConfig) { c.load = n } }
 
 var loadFlag = flag.Int("ibtest.load", 0, "multiple of the work of tests under load; 0: as the options say")
 
 // Plug sets the function that registers a device. Default: Core.Register.
 func Plug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
-	return func(c *config) { c.plug = f }
+	return func(c *suiteConfig) { c.plug = f }
 }
 
 // Unplug sets the function that unregisters a device. It must return the result of Core.Unregister. Default:
 // Core.Unregister.
 func Unplug(f func(core *ib.Core, d *ib.DeviceHandle) error) Option {
-	return func(c *config) { c.unplug = f }
+	return func(c *suiteConfig) { c.unplug = f }
 }
 
 // Groups limits Run to some groups of checks, by name, for a second run with other options of the driver.
-func Groups(names ...string) Option { return func(c *config) { c.groups = names } }
+func Groups(names ...string) Option { return func(c *suiteConfig) { c.groups = names } }
 
-func newConfig(newDevice NewDevice, opts []Option) config {
-	c := config{
+func newConfig(newDevice NewDevice, opts []Option) suiteConfig {
+	c := suiteConfig{
 		newDevice: newDevice, plug: (*ib.Core).Register, unplug: (*ib.Core).Unregister,
-		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &driverPackages{},
-		abilities: &triedAbilities{known: map[qpAbility]bool{}},
+		timeout: 10 * time.Second, load: defaultLoad, gidIndex: -1, packages: &driverPackageSet{},
+		abilities: &triedOperations{known: map[qpTypeOperation]bool{}},
 	}
 	if testing.Short() {
 		c.load = 1
@@ -91,7 +91,7 @@ func newConfig(newDevice NewDevice, opts []Option) config {
 func Run(t *testing.T, newDevice NewDevice, opts ...Option) {
 	cfg := newConfig(newDevice, opts)
 	cfg.allowed = []check.Rule{check.RuleDestroyUndrained, check.RuleSRQUndrained} // drivers must tolerate these
-	blocked := watchBlocking(t, cfg)
+	blocked := watchBlockProfile(t, cfg)
 	all := slices.DeleteFunc(allChecks(), func(c ruleTest) bool {
 		group, _, _ := strings.Cut(c.name, "/")
 		return cfg.groups != nil && !slices.Contains(cfg.groups, group) || group == "Sleep" &&
@@ -119,7 +119,7 @@ func Model(t *testing.T, f func(t testing.TB, seed uint64) (d *ib.DeviceHandle, 
 }
 
 // runChecks runs checks in their groups. It returns the names of skipped checks.
-func runChecks(t *testing.T, cfg config, list []ruleTest) (skipped []string) {
+func runChecks(t *testing.T, cfg suiteConfig, list []ruleTest) (skipped []string) {
 	begun := map[string]bool{}
 	for _, c := range list {
 		if group, _, _ := strings.Cut(c.name, "/"); !begun[group] {
@@ -178,13 +178,13 @@ func allChecks() []ruleTest {
 	)
 }
 
-// minComputeTime is the minimum time before a check that computes in a bubble is abandoned.
-const minComputeTime = 2 * time.Minute
+// minBubbleTimeLimit is the minimum time before a check that computes in a bubble is abandoned.
+const minBubbleTimeLimit = 2 * time.Minute
 
-func (c ruleTest) run(t *testing.T, cfg config) {
+func (c ruleTest) run(t *testing.T, cfg suiteConfig) {
 	run := func(t *testing.T, checked bool) {
 		limit := c.scaleLimit(12 * cfg.timeout)
-		runGuarded(t, limit, 2*cfg.timeout, func(t testing.TB) { c.runOn(t, cfg, checked) })
+		runWithTimeLimit(t, limit, 2*cfg.timeout, func(t testing.TB) { c.runOn(t, cfg, checked) })
 	}
 	switch {
 	case c.bubble && !cfg.bubble:
@@ -192,9 +192,9 @@ func (c ruleTest) run(t *testing.T, cfg config) {
 	case c.bubble, c.either && cfg.bubble:
 		limit := 2 * cfg.timeout
 		if c.either {
-			limit = c.scaleLimit(max(6*limit, minComputeTime)) // the check computes, and waits for nothing
+			limit = c.scaleLimit(max(6*limit, minBubbleTimeLimit)) // the check computes, and waits for nothing
 		}
-		runGuarded(t, limit, cfg.timeout, func(g testing.TB) { // the guard's time is outside the bubble
+		runWithTimeLimit(t, limit, cfg.timeout, func(g testing.TB) { // the guard's time is outside the bubble
 			defer func() {
 				if r := recover(); r != nil {
 					g.Errorf("%v", r) // deadlock
@@ -227,11 +227,11 @@ func (c ruleTest) scaleLimit(d time.Duration) time.Duration {
 	return d
 }
 
-func (c ruleTest) runOn(t testing.TB, cfg config, checked bool) {
+func (c ruleTest) runOn(t testing.TB, cfg suiteConfig, checked bool) {
 	e := newTestEnv(t, cfg, checked)
 	e.virtual = cfg.bubble && (c.bubble || c.either)
 	if !c.asleep {
-		e.register()
+		e.registerDevice()
 	}
 	c.test(e)
 }

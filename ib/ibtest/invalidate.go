@@ -28,8 +28,8 @@ var rejectedMemoryChecks = []ruleTest{
 	},
 }
 
-// keptKey is a key that failed invalidations must not change.
-type keptKey struct {
+// unaffectedKey is a key that failed invalidations must not change.
+type unaffectedKey struct {
 	e    *testEnv
 	p    *pair // its side 1 has created the key
 	what string
@@ -39,8 +39,8 @@ type keptKey struct {
 	seed int
 }
 
-// checkWorks checks that an RDMA WRITE of p with the key succeeds.
-func (k *keptKey) checkWorks(when string) {
+// checkKeyWorks checks that an RDMA WRITE of p with the key succeeds.
+func (k *unaffectedKey) checkKeyWorks(when string) {
 	e, p := k.e, k.p
 	e.Helper()
 	k.seed++
@@ -51,8 +51,8 @@ func (k *keptKey) checkWorks(when string) {
 	}
 }
 
-// checkWorksOr is works for a key that may have become invalid; then the write must complete with the status invalid.
-func (k *keptKey) checkWorksOr(when string, invalid ib.WCStatus) {
+// checkKeyWorksOr is works for a key that may have become invalid; then the write must complete with the status invalid.
+func (k *unaffectedKey) checkKeyWorksOr(when string, invalid ib.WCStatus) {
 	e, p := k.e, k.p
 	e.Helper()
 	k.seed++
@@ -69,9 +69,9 @@ func (k *keptKey) checkWorksOr(when string, invalid ib.WCStatus) {
 	}
 }
 
-// failInvalidate makes a SEND with invalidate of a pair fail, and checks the key. unanswered means that the responder
+// checkFailingInvalidate makes a SEND with invalidate of a pair fail, and checks the key. unanswered means that the responder
 // may not respond, so the sender has to time out (class J of IBA 9.9.6.3).
-func (k *keptKey) failInvalidate(how string, of *pair, key uint32, recv []ib.SGE, n int, unanswered bool) {
+func (k *unaffectedKey) checkFailingInvalidate(how string, of *pair, key uint32, recv []ib.SGE, n int, unanswered bool) {
 	e := k.e
 	e.Helper()
 	timeout, retries := e.timeout, e.retries
@@ -82,67 +82,67 @@ func (k *keptKey) failInvalidate(how string, of *pair, key uint32, recv []ib.SGE
 	if taken, err := of.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: recv}); taken != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	of.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: of.buf[0].sgl(0, n),
+	of.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: of.buf[0].newSGL(0, n),
 		InvalidateRKey: key})
 	what := fmt.Sprintf("SEND with invalidate of %s, %s", k.what, how)
 	for _, side := range []int{1, 0} {
-		if wc := e.waitOneOfAny(of.cqs[side]); wc.Status == ib.WCSuccess {
+		if wc := e.waitAnyCompletion(of.cqs[side]); wc.Status == ib.WCSuccess {
 			e.Fatalf("%s: side %d completed with %q", what, side, wc.Status)
 		}
 	}
 	e.timeout, e.retries = timeout, retries
 	of.reconnect()
-	k.checkWorks("after a " + what)
+	k.checkKeyWorks("after a " + what)
 }
 
-// failInEachWay makes SENDs with invalidate fail in each way. The queue pairs in others may not invalidate the
+// checkFailingInvalidates makes SENDs with invalidate fail in each way. The queue pairs in others may not invalidate the
 // key.
-func (k *keptKey) failInEachWay(others map[string]*pair) {
+func (k *unaffectedKey) checkFailingInvalidates(others map[string]*pair) {
 	e, p := k.e, k.p
 	e.Helper()
-	readOnly := e.newBuffer(p.pd, bufLen, ib.AccessRemoteRead)
+	readOnly := e.newBuffer(p.pd, pairBufferLen, ib.AccessRemoteRead)
 	room := p.buf[1]
-	k.checkWorks("at first")
+	k.checkKeyWorks("at first")
 	for _, n := range []int{9, 100, 5000, 2*5000 + 1} {
-		k.failInvalidate(fmt.Sprintf("of %d bytes, too long for the receive of %d", n, n-1), p, k.key(), room.sgl(0, n-1),
+		k.checkFailingInvalidate(fmt.Sprintf("of %d bytes, too long for the receive of %d", n, n-1), p, k.key(), room.newSGL(0, n-1),
 			n, false)
 	}
 	if e.recvSGE > 1 {
-		k.failInvalidate("too long for a receive of two elements", p, k.key(), []ib.SGE{room.sge(0, 8), room.sge(64, 8)},
+		k.checkFailingInvalidate("too long for a receive of two elements", p, k.key(), []ib.SGE{room.newSGE(0, 8), room.newSGE(64, 8)},
 			17, false)
 	}
-	k.failInvalidate("to a receive of no bytes", p, k.key(), nil, 8, false)
-	bad := room.sge(0, 64)
+	k.checkFailingInvalidate("to a receive of no bytes", p, k.key(), nil, 8, false)
+	bad := room.newSGE(0, 64)
 	bad.LKey += 0x12345600
-	k.failInvalidate("to a receive with a wrong key", p, k.key(), []ib.SGE{bad}, 8, false)
-	k.failInvalidate("to a receive in memory that is read-only", p, k.key(), readOnly.sgl(0, 64), 8, false)
-	k.failInvalidate("by a key that differs in its low bits", p, k.key()^1, room.sgl(0, 64), 8, true)
+	k.checkFailingInvalidate("to a receive with a wrong key", p, k.key(), []ib.SGE{bad}, 8, false)
+	k.checkFailingInvalidate("to a receive in memory that is read-only", p, k.key(), readOnly.newSGL(0, 64), 8, false)
+	k.checkFailingInvalidate("by a key that differs in its low bits", p, k.key()^1, room.newSGL(0, 64), 8, true)
 	for who, of := range others {
-		k.failInvalidate("by "+who, of, k.key(), of.buf[1].sgl(0, 64), 8, true)
+		k.checkFailingInvalidate("by "+who, of, k.key(), of.buf[1].newSGL(0, 64), 8, true)
 	}
 	for who, of := range others {
-		k.failLocalInvalidate("by "+who, of, k.key())
+		k.checkFailingLocalInvalidate("by "+who, of, k.key())
 	}
-	k.failLocalInvalidate("by a key that differs in its low bits", p, k.key()^1)
+	k.checkFailingLocalInvalidate("by a key that differs in its low bits", p, k.key()^1)
 }
 
-func (k *keptKey) failLocalInvalidate(how string, of *pair, key uint32) {
+func (k *unaffectedKey) checkFailingLocalInvalidate(how string, of *pair, key uint32) {
 	e := k.e
 	e.Helper()
-	of.postWR(1, ib.SendWR{ID: 3, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key})
-	if wc := e.waitOneOfAny(of.cqs[1]); wc.Status == ib.WCSuccess {
+	of.postSendWR(1, ib.SendWR{ID: 3, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key})
+	if wc := e.waitAnyCompletion(of.cqs[1]); wc.Status == ib.WCSuccess {
 		e.Fatalf("local invalidation of %s %s: completed with %q", k.what, how, wc.Status)
 	}
 	of.reconnect()
-	k.checkWorks("after a local invalidation " + how)
+	k.checkKeyWorks("after a local invalidation " + how)
 }
 
-// checkStillInvalidates checks that the key can still be invalidated.
-func (k *keptKey) checkStillInvalidates() {
+// checkKeyCanBeInvalidated checks that the key can still be invalidated.
+func (k *unaffectedKey) checkKeyCanBeInvalidated() {
 	e, p := k.e, k.p
 	e.Helper()
 	p.postRecv(1, 1, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 		InvalidateRKey: k.key()})
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
@@ -158,21 +158,21 @@ func testRegionInvalidateRejected(e *testEnv) {
 	const iova = 0x400000
 	e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, iova))
 	mr.UpdateKey(5)
-	p.postWR(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
+	p.postSendWR(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
 		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
-	k := &keptKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
-	k.failInEachWay(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
+	k := &unaffectedKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
+	k.checkFailingInvalidates(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
 	// Another queue pair of the domain may invalidate it, but only once it has a receive.
 	other := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
-	other.postWR(0, ib.SendWR{
-		ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].sgl(0, 8), InvalidateRKey: mr.RKey(),
+	other.postSendWR(0, ib.SendWR{
+		ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].newSGL(0, 8), InvalidateRKey: mr.RKey(),
 	})
-	e.awaitCallbacks()
-	k.checkWorks("while a SEND with invalidate waits for a receive")
+	e.awaitDueCallbacks()
+	k.checkKeyWorks("while a SEND with invalidate waits for a receive")
 	other.reconnect()
-	k.checkWorks("after a SEND with invalidate that has found no receive")
-	k.checkStillInvalidates()
+	k.checkKeyWorks("after a SEND with invalidate that has found no receive")
+	k.checkKeyCanBeInvalidated()
 }
 
 func testWindowInvalidateRejected(e *testEnv) {
@@ -182,12 +182,12 @@ func testWindowInvalidateRejected(e *testEnv) {
 	p.bindAndWait(ib.BindMW{MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64,
 		Access: ib.AccessRemoteWrite},
 		ib.WCSuccess)
-	k := &keptKey{e: e, p: p, what: "a window", key: mw.RKey, addr: target.addr + 8, b: target.b[8:]}
-	k.failInEachWay(map[string]*pair{
+	k := &unaffectedKey{e: e, p: p, what: "a window", key: mw.RKey, addr: target.addr + 8, b: target.b[8:]}
+	k.checkFailingInvalidates(map[string]*pair{
 		"a queue pair that has not bound it": e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd}),
 		"a queue pair of another domain":     e.newPair(pairConfig{kind: ib.QPTypeRC}),
 	})
-	k.checkStillInvalidates()
+	k.checkKeyCanBeInvalidated()
 	if err := e.tryDestroy(target.mr); err != nil {
 		e.Fatalf("deregister a region whose window was invalidated: %v", err)
 	}
@@ -260,14 +260,14 @@ func (c *invalidBind) checkRejected(e *testEnv, p, other *pair, kind ib.MWType, 
 	if bound {
 		p.bindAndWait(bindTo(old), ib.WCSuccess)
 	}
-	k := &keptKey{e: e, p: p, what: "the window", key: mw.RKey, addr: old.addr, b: old.b}
+	k := &unaffectedKey{e: e, p: p, what: "the window", key: mw.RKey, addr: old.addr, b: old.b}
 	key, b := mw.RKey(), bindTo(target)
 	if c.bind != nil {
 		c.bind(&b)
 	}
 	refused := true
 	if taken, _ := p.qps[1].PostSend(ib.SendWR{ID: 1, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b}); taken == 1 {
-		wc := e.waitOneOfAny(p.cqs[1])
+		wc := e.waitAnyCompletion(p.cqs[1])
 		if refused = wc.Status != ib.WCSuccess; refused {
 			p.reconnect()
 		}
@@ -278,7 +278,7 @@ func (c *invalidBind) checkRejected(e *testEnv, p, other *pair, kind ib.MWType, 
 	case refused && mw.RKey() != key:
 		e.Fatalf("%s: was refused, and the key is %#x, want %#x, which it was", what, mw.RKey(), key)
 	case refused && bound:
-		k.checkWorksOr("after a "+what, ib.WCRemAccessErr)
+		k.checkKeyWorksOr("after a "+what, ib.WCRemAccessErr)
 	}
 	if refused {
 		if err := e.tryDestroy(target.mr); err != nil {
@@ -286,7 +286,7 @@ func (c *invalidBind) checkRejected(e *testEnv, p, other *pair, kind ib.MWType, 
 		}
 		if !bound { // the window can still be bound
 			p.bindAndWait(bindTo(old), ib.WCSuccess)
-			k.checkWorks("bound after a " + what)
+			k.checkKeyWorks("bound after a " + what)
 		}
 	}
 	e.destroy(mw)

@@ -43,7 +43,7 @@ func testDatagramUsesAddressAtPost(e *testEnv) {
 		e.Helper()
 		length++
 		p.postRecv(1, 0, 0, 100)
-		p.postWR(0, p.datagramRequest(uint64(length), to, length))
+		p.postSendWR(0, p.newDatagramRequest(uint64(length), to, length))
 		if arrives {
 			arrive = append(arrive, length)
 		}
@@ -68,7 +68,7 @@ func testDatagramUsesAddressAtPost(e *testEnv) {
 		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
 	}
 	for _, n := range arrive {
-		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != ib.WCSuccess || int(wc.ByteLen) != grhLen+n {
+		if wc := e.waitAnyCompletion(p.cqs[1]); wc.Status != ib.WCSuccess || int(wc.ByteLen) != grhLen+n {
 			e.Fatalf("datagram %d arrived, with %q, want %d: one went where its handle led when it was sent, not when it was posted",
 				int(wc.ByteLen)-grhLen, wc.Status, n)
 		}
@@ -109,11 +109,11 @@ func testNoModeratedReportAfterDestroy(e *testEnv) {
 		cq := e.newCQ(e.queueLen, handler)
 		e.requireFeature("moderation of CQs", cq.Moderate(10, period))
 		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-		e.bringUp(qp, qp.Num(), ib.QPInit)
+		e.moveQPUpTo(qp, qp.Num(), ib.QPInit)
 		_, err := cq.ReqNotify(flags)
 		e.must("request notify", err)
 		for i := range n { // flushed receives satisfy any request
-			if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.sgl(0, 8)}); k != 1 {
+			if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.newSGL(0, 8)}); k != 1 {
 				e.Fatalf("post receive: %v", err)
 			}
 		}
@@ -137,7 +137,7 @@ func testNoModeratedReportAfterDestroy(e *testEnv) {
 	cq, _ := moderated(1, ib.NotifyNextComp, 10*period, func(*ib.CQ) { again.Add(1) })
 	e.must("request notify", errorOf(cq.ReqNotify(ib.NotifyNextComp)))
 	e.eventually("the delayed notification of a queue that has been armed again", func() bool { return again.Load() > 0 })
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 }
 
 // testDestroyWaitingQP destroys queue pairs that wait for an acknowledgement or for the peer's receive. It waits
@@ -150,12 +150,12 @@ func testDestroyWaitingQP(e *testEnv) {
 	begin := func(receives bool) *ib.QP {
 		e.Helper()
 		qp, peer := e.newQP(pd, init), e.newQP(pd, init)
-		e.bringUp(qp, peer.Num(), ib.QPRTS)
+		e.moveQPUpTo(qp, peer.Num(), ib.QPRTS)
 		if receives { // without a receive
-			e.bringUp(peer, qp.Num(), ib.QPRTR)
+			e.moveQPUpTo(peer, qp.Num(), ib.QPRTR)
 		}
-		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.sgl(0, 8)},
-			ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: buf.sgl(0, 8)})
+		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.newSGL(0, 8)},
+			ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: buf.newSGL(0, 8)})
 		if n != 2 {
 			e.Fatalf("post send: %d taken, %v", n, err)
 		}
@@ -174,7 +174,7 @@ func testDestroyWaitingQP(e *testEnv) {
 	poll()
 	left := begin(false)
 	e.eventually("ERR of a queue pair whose peer does not answer", func() bool { return left.State() == ib.QPErr })
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for _, wc := range poll() {
 		if wc.QPNum != left.Num() {
 			e.Errorf("completion of work request %d with %q of queue pair %d, which had been destroyed", wc.ID, wc.Status,

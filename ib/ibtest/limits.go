@@ -73,8 +73,8 @@ type creationLimit struct {
 	make func(n int) error // creates and destroys an object of size n
 }
 
-// checkLimits fails the test unless an object can be created up to the limit, and not beyond it.
-func (e *testEnv) checkLimits(of string, limits ...creationLimit) {
+// checkCreationLimits fails the test unless an object can be created up to the limit, and not beyond it.
+func (e *testEnv) checkCreationLimits(of string, limits ...creationLimit) {
 	e.Helper()
 	for _, l := range limits {
 		if l.most < 1 {
@@ -89,7 +89,7 @@ func (e *testEnv) checkLimits(of string, limits ...creationLimit) {
 			e.Errorf("%s beyond the limit, %s %d, was made", of, l.name, l.most)
 			continue
 		}
-		e.wantErr(fmt.Sprintf("%s beyond the limit, %s %d", of, l.name, l.most), err, syscall.EINVAL, syscall.ENOMEM)
+		e.wantErrno(fmt.Sprintf("%s beyond the limit, %s %d", of, l.name, l.most), err, syscall.EINVAL, syscall.ENOMEM)
 	}
 }
 
@@ -127,8 +127,8 @@ func (e *testEnv) maxInlineData(pd *ib.PD, kind ib.QPType, most uint32) uint32 {
 	return most
 }
 
-// isAtLeast reports whether the actual capacities are at least the requested ones.
-func isAtLeast(granted, asked ib.QPCap) bool {
+// hasAtLeast reports whether the actual capacities are at least the requested ones.
+func hasAtLeast(granted, asked ib.QPCap) bool {
 	return granted.MaxSendWR >= asked.MaxSendWR && granted.MaxRecvWR >= asked.MaxRecvWR &&
 		granted.MaxSendSGE >= asked.MaxSendSGE &&
 		granted.MaxRecvSGE >= asked.MaxRecvSGE && granted.MaxInlineData >= asked.MaxInlineData
@@ -154,7 +154,7 @@ func testQueuePairLimits(e *testEnv) {
 					return err
 				}
 				defer e.destroy(destroyAtEnd(e, qp, qp.Destroy))
-				if g := qp.Init().Cap; !isAtLeast(g, init.Cap) {
+				if g := qp.Init().Cap; !hasAtLeast(g, init.Cap) {
 					return fmt.Errorf("asked for %+v, granted %+v", init.Cap, g)
 				}
 				return nil
@@ -172,13 +172,13 @@ func testQueuePairLimits(e *testEnv) {
 					c.MaxSendSGE, c.MaxRecvSGE = uint32(a.MaxSendSGE), n
 				})})
 		}
-		e.checkLimits(fmt.Sprintf("%v queue pair", kind), limits...)
+		e.checkCreationLimits(fmt.Sprintf("%v queue pair", kind), limits...)
 	}
 }
 
 func testCompletionQueueLimits(e *testEnv) {
 	a := e.deviceAttr()
-	e.checkLimits("completion queue", creationLimit{"MaxCQE", a.MaxCQE, func(n int) error {
+	e.checkCreationLimits("completion queue", creationLimit{"MaxCQE", a.MaxCQE, func(n int) error {
 		cq, err := e.dev.CreateCQ(ib.CQInit{Entries: n})
 		if err != nil {
 			return err
@@ -194,7 +194,7 @@ func testCompletionQueueLimits(e *testEnv) {
 		e.Logf("the driver does not resize completion queues: %v", err)
 		return
 	}
-	e.checkLimits("completion queue that is resized", creationLimit{"MaxCQE", a.MaxCQE, func(n int) error {
+	e.checkCreationLimits("completion queue that is resized", creationLimit{"MaxCQE", a.MaxCQE, func(n int) error {
 		cq := e.newCQ(3, nil)
 		defer e.destroy(cq)
 		before := cq.Entries()
@@ -233,17 +233,17 @@ func testSharedReceiveQueueLimits(e *testEnv) {
 			{"MaxSRQSGE", a.MaxSRQSGE, func(n int) error { return create(init, 1, n) }},
 		}
 	}
-	e.checkLimits("shared receive queue", limits(ib.SRQInitAttr{})...)
+	e.checkCreationLimits("shared receive queue", limits(ib.SRQInitAttr{})...)
 	if x, err := e.dev.AllocXRCD(); err == nil {
 		destroyAtEnd(e, x, x.Dealloc)
-		e.checkLimits("XRC shared receive queue", limits(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: e.newCQ(1, nil)})...)
+		e.checkCreationLimits("XRC shared receive queue", limits(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: e.newCQ(1, nil)})...)
 	}
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 3, MaxSGE: 1}})
 	if err := srq.Modify(ib.SRQAttr{MaxWR: 4}, ib.SRQAttrMaxWR); errors.Is(err, syscall.EOPNOTSUPP) {
 		e.Logf("the driver does not resize shared receive queues: %v", err)
 		return
 	}
-	e.checkLimits("shared receive queue that is resized", creationLimit{"MaxSRQWR", a.MaxSRQWR, func(n int) error {
+	e.checkCreationLimits("shared receive queue that is resized", creationLimit{"MaxSRQWR", a.MaxSRQWR, func(n int) error {
 		return srq.Modify(ib.SRQAttr{MaxWR: uint32(n)}, ib.SRQAttrMaxWR)
 	}})
 }
@@ -255,8 +255,8 @@ func testReadLimits(e *testEnv) {
 		e.Helper()
 		for n := most; n <= most+1 && n <= 255; n++ { // the attributes have 8 bits
 			qp := e.newQPOfType(ib.QPTypeRC, pd, cq)
-			e.bringUp(qp, qp.Num(), at-1)
-			attr := e.qpAttr(at, qp.Num())
+			e.moveQPUpTo(qp, qp.Num(), at-1)
+			attr := e.newQPAttr(at, qp.Num())
 			set(&attr, uint8(n))
 			err := qp.Modify(attr, transitionMask(ib.QPTypeRC, at))
 			switch {
@@ -265,7 +265,7 @@ func testReadLimits(e *testEnv) {
 			case n > most && err == nil:
 				e.Errorf("modify beyond the limit, %s %d, was done", name, most)
 			case n > most:
-				e.wantErr(fmt.Sprintf("modify beyond the limit, %s %d", name, most), err, syscall.EINVAL)
+				e.wantErrno(fmt.Sprintf("modify beyond the limit, %s %d", name, most), err, syscall.EINVAL)
 			}
 			e.destroy(qp)
 		}
@@ -283,7 +283,7 @@ func testReadLimits(e *testEnv) {
 	e.resetQPs(p.qps[:]...)
 	for s := ib.QPInit; s <= ib.QPRTS; s++ {
 		for i, qp := range p.qps {
-			attr := e.qpAttr(s, p.qps[1-i].Num())
+			attr := e.newQPAttr(s, p.qps[1-i].Num())
 			attr.MaxRdAtomic, attr.MaxDestRdAtomic = uint8(most), uint8(most)
 			e.must("modify", qp.Modify(attr, transitionMask(ib.QPTypeRC, s)))
 		}
@@ -291,7 +291,7 @@ func testReadLimits(e *testEnv) {
 	reads := min(most+4, e.queueLen)
 	fillPattern(p.buf[1].b, 3)
 	for i := range reads {
-		n, err := p.qps[0].PostSend(p.rdmaRequest(uint64(i), ib.WRRDMARead, p.buf[0].sgl(64*i, 64), 64*i))
+		n, err := p.qps[0].PostSend(p.newRDMARequest(uint64(i), ib.WRRDMARead, p.buf[0].newSGL(64*i, 64), 64*i))
 		if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 			e.Logf("the driver has no RDMA READ: %v", err)
 			return
@@ -308,14 +308,14 @@ func testReadLimits(e *testEnv) {
 	}
 }
 
-// manyObjects limits the number of objects that a check creates.
-const manyObjects = 1 << 10
+// maxCreatedObjects limits the number of objects that a check creates.
+const maxCreatedObjects = 1 << 10
 
 func testObjectLimits(e *testEnv) {
 	a := e.deviceAttr()
 	pd, cq := e.newPD(), e.newCQ(1, nil)
 	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: minQPCap(ib.QPTypeRC)}
-	group := e.groupAddresses()
+	group := e.groupAddressFunc()
 	var ud *ib.QP
 	if kind := ib.QPTypeUD; group != nil {
 		ud = e.newQPOfType(kind, pd, cq)
@@ -334,21 +334,21 @@ func testObjectLimits(e *testEnv) {
 		have int64 // existing objects
 		make func(i int) (destroy func() error, err error)
 	}{
-		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error, error) { return destroyOf(e.dev.AllocPD())((*ib.PD).Dealloc) }},
+		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error, error) { return destroyMethodOf(e.dev.AllocPD())((*ib.PD).Dealloc) }},
 		{"MaxCQ", a.MaxCQ, have.CQ, func(int) (func() error, error) {
-			return destroyOf(e.dev.CreateCQ(ib.CQInit{Entries: 1}))((*ib.CQ).Destroy)
+			return destroyMethodOf(e.dev.CreateCQ(ib.CQInit{Entries: 1}))((*ib.CQ).Destroy)
 		}},
 		{"MaxQP", a.MaxQP, have.QP, func(int) (func() error,
 			error) {
-			return destroyOf(pd.CreateQP(init))((*ib.QP).Destroy)
+			return destroyMethodOf(pd.CreateQP(init))((*ib.QP).Destroy)
 		}},
 		{"MaxSRQ", a.MaxSRQ, 0, func(int) (func() error, error) {
-			return destroyOf(pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))((*ib.SRQ).Destroy)
+			return destroyMethodOf(pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))((*ib.SRQ).Destroy)
 		}},
-		{"MaxMW", a.MaxMW, 0, func(int) (func() error, error) { return destroyOf(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
+		{"MaxMW", a.MaxMW, 0, func(int) (func() error, error) { return destroyMethodOf(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
 		{"MaxAH", a.MaxAH, 0, func(int) (func() error, error) {
 			to := e.ownAddress()
-			return destroyOf(pd.CreateAH(&to))((*ib.AH).Destroy)
+			return destroyMethodOf(pd.CreateAH(&to))((*ib.AH).Destroy)
 		}},
 		{"MaxMcastGrp", a.MaxMcastGrp, 0, func(i int) (func() error, error) { return attach(ud, group(i)) }},
 		{"MaxMcastQPAttach", members, 0, func(int) (func() error, error) {
@@ -360,7 +360,7 @@ func testObjectLimits(e *testEnv) {
 		switch {
 		case l.most == 0, group == nil && strings.HasPrefix(l.name, "MaxMcast"):
 			continue // no such objects
-		case l.most > manyObjects:
+		case l.most > maxCreatedObjects:
 			e.Logf("%s is %d: not tried", l.name, l.most)
 			continue
 		}
@@ -379,15 +379,15 @@ func testObjectLimits(e *testEnv) {
 	}
 }
 
-// destroyOf returns the method that destroys the created object.
-func destroyOf[T any](x *T, err error) func(destroy func(*T) error) (func() error, error) {
+// destroyMethodOf returns the method that destroys the created object.
+func destroyMethodOf[T any](x *T, err error) func(destroy func(*T) error) (func() error, error) {
 	return func(destroy func(*T) error) (func() error, error) { return func() error { return destroy(x) }, err }
 }
 
 // scatteredSGL returns n elements of 8 bytes in a buffer, in reverse order and with gaps.
 func (b *registeredBuffer) scatteredSGL(n int) (list []ib.SGE) {
 	for i := range n {
-		list = append(list, b.sge(16*(n-1-i), 8))
+		list = append(list, b.newSGE(16*(n-1-i), 8))
 	}
 	return list
 }
@@ -421,30 +421,30 @@ func testSGELimit(e *testEnv) {
 		}
 		p := &pair{e: e, pd: pd, cqs: cqs, qps: qps, buf: bufs}
 		for i := range qps {
-			e.bringUp(qps[i], qps[1-i].Num(), ib.QPRTS)
+			e.moveQPUpTo(qps[i], qps[1-i].Num(), ib.QPRTS)
 		}
 		n, err := qps[1].PostRecv(ib.RecvWR{ID: 9, SGList: bufs[1].scatteredSGL(recv + 1)})
 		if n != 0 {
 			e.Fatalf("a receive of %d elements was taken by a queue with %d", recv+1, recv)
 		}
-		e.wantErr(fmt.Sprintf("receive of %d elements in a queue with %d", recv+1, recv), err, syscall.EINVAL)
+		e.wantErrno(fmt.Sprintf("receive of %d elements in a queue with %d", recv+1, recv), err, syscall.EINVAL)
 		if n, err := qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: bufs[1].scatteredSGL(recv)}); n != 1 {
 			e.Fatalf("receive of %d elements: %v", recv, err)
 		}
 		for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite} {
-			wr := p.rdmaRequest(9, op, bufs[0].scatteredSGL(send+1), 0)
+			wr := p.newRDMARequest(9, op, bufs[0].scatteredSGL(send+1), 0)
 			n, err := qps[0].PostSend(wr)
 			if n != 0 {
 				e.Fatalf("opcode %d of %d elements was taken by a queue with %d", op, send+1, send)
 			}
 			if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
-				e.wantErr(fmt.Sprintf("opcode %d of %d elements in a queue with %d", op, send+1, send), err, syscall.EINVAL)
+				e.wantErrno(fmt.Sprintf("opcode %d of %d elements in a queue with %d", op, send+1, send), err, syscall.EINVAL)
 			}
 		}
 		both := min(send, recv) // a message that fills one of the two lists
 		fillPattern(bufs[0].b, send)
 		if n, err := qps[0].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: append(
-			slices.Repeat([]ib.SGE{bufs[0].sge(0, 0)}, send-both), bufs[0].scatteredSGL(both)...)}); n != 1 {
+			slices.Repeat([]ib.SGE{bufs[0].newSGE(0, 0)}, send-both), bufs[0].scatteredSGL(both)...)}); n != 1 {
 			e.Fatalf("send of %d elements: %v", send, err)
 		}
 		e.waitOne(cqs[0], 2, ib.WCSuccess)
@@ -455,7 +455,7 @@ func testSGELimit(e *testEnv) {
 		}
 		if m := min(send, a.MaxSGERd); m > 0 {
 			fillPattern(bufs[1].b, 5)
-			if n, err := qps[0].PostSend(p.rdmaRequest(3, ib.WRRDMARead, bufs[0].scatteredSGL(m), 0)); n == 1 {
+			if n, err := qps[0].PostSend(p.newRDMARequest(3, ib.WRRDMARead, bufs[0].scatteredSGL(m), 0)); n == 1 {
 				e.waitOne(cqs[0], 3, ib.WCSuccess)
 				if !bytes.Equal(bufs[0].scatteredData(m), bufs[1].b[:8*m]) {
 					e.Errorf("a READ of %d elements: the data are not where they should be", m)
@@ -484,7 +484,7 @@ func testSGELimit(e *testEnv) {
 		if n != 0 {
 			e.Fatalf("a receive of %d elements was taken by a shared queue with %d", room+1, room)
 		}
-		e.wantErr(fmt.Sprintf("receive of %d elements in a shared queue with %d", room+1, room), err, syscall.EINVAL)
+		e.wantErrno(fmt.Sprintf("receive of %d elements in a shared queue with %d", room+1, room), err, syscall.EINVAL)
 		if n, err := srq.PostRecv(ib.RecvWR{ID: 1, SGList: p.buf[1].scatteredSGL(room)}); n != 1 {
 			e.Fatalf("receive of %d elements in a shared queue: %v", room, err)
 		}
@@ -524,8 +524,8 @@ func (e *testEnv) sendInlineUpTo(p *pair, asked uint32) {
 	c.MaxSendWR, c.MaxInlineData = 4, asked
 	qp := e.newQP(p.pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind, Cap: c})
 	e.resetQPs(p.qps[:]...)
-	e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
-	e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
+	e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
+	e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
 	p.qps[0] = qp
 	most, grh := int(qp.Init().Cap.MaxInlineData), 0
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm}
@@ -551,7 +551,7 @@ func (e *testEnv) sendInlineUpTo(p *pair, asked uint32) {
 		if n != 0 {
 			e.Fatalf("%v queue pair, opcode %d: %d bytes inline were taken, granted %d", kind, op, len(data), most)
 		}
-		e.wantErr(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, granted %d", kind, op, len(data), most), err,
+		e.wantErrno(fmt.Sprintf("%v queue pair, opcode %d: %d bytes inline, granted %d", kind, op, len(data), most), err,
 			syscall.EINVAL)
 		for _, size := range slices.Compact([]int{0, max(0, most-1), most}) {
 			fillPattern(data, size+i)
@@ -565,12 +565,12 @@ func (e *testEnv) sendInlineUpTo(p *pair, asked uint32) {
 				wr.InvalidateRKey = mw.RKey()
 			}
 			wr.Inline = data[:size]
-			p.postWR(0, wr)
+			p.postSendWR(0, wr)
 			e.waitOne(p.cqs[0], wr.ID, ib.WCSuccess)
 			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC {
 				// Its completion does not prove that the memory is written, another message does.
-				p.postRecv(1, 7, bufLen-8, 8)
-				p.postWR(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
+				p.postRecv(1, 7, pairBufferLen-8, 8)
+				p.postSendWR(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
 				e.waitOne(p.cqs[0], 8, ib.WCSuccess)
 			}
 			if op != ib.WRRDMAWrite || kind != ib.QPTypeRC {
@@ -592,18 +592,18 @@ func testSendQueueLimit(e *testEnv) {
 		cq := e.newCQ(200, nil)
 		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
 		e.resetQPs(p.qps[:]...)
-		e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
-		e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
+		e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
 		room := int(qp.Init().Cap.MaxSendWR)
 		wrs := make([]ib.SendWR, room+3)
 		for i := range wrs {
-			wrs[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)}
+			wrs[i] = ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)}
 		}
 		n, err := qp.PostSend(wrs...) // the requests wait for receives
 		if n < room || n == len(wrs) {
 			e.Fatalf("%d of %d work requests taken, room for %d, error %v", n, len(wrs), room, err)
 		}
-		e.wantErr("post to a full send queue", err, syscall.ENOMEM)
+		e.wantErrno("post to a full send queue", err, syscall.ENOMEM)
 		for round := range 2 { // in the second round the queue has wrapped around
 			for i := 0; i < n; i += e.queueLen {
 				for j := i; j < min(n, i+e.queueLen); j++ {

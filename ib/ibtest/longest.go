@@ -51,7 +51,7 @@ func testRegionLimit(e *testEnv) {
 		destroyAtEnd(e, over, over.Dereg)
 		e.Fatalf("a region of %#x bytes was registered, MaxMRSize is %#x", a.MaxMRSize+1, a.MaxMRSize)
 	}
-	e.wantErr("register more than MaxMRSize", err, syscall.EINVAL, syscall.ENOMEM)
+	e.wantErrno("register more than MaxMRSize", err, syscall.EINVAL, syscall.ENOMEM)
 }
 
 func testMessageLimit(e *testEnv) {
@@ -110,7 +110,7 @@ func (e *testEnv) transferLongest(pd *ib.PD, op ib.WROpcode, n uint32) {
 	wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled}
 	switch op {
 	case ib.WRSend:
-		e.postRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: []ib.SGE{{Addr: 1 << 20, Length: n, LKey: remote.LKey()}}})
+		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: []ib.SGE{{Addr: 1 << 20, Length: n, LKey: remote.LKey()}}})
 	case ib.WRRDMARead:
 		local, remote = remote, local
 		fallthrough
@@ -138,7 +138,7 @@ func (e *testEnv) transferLongest(pd *ib.PD, op ib.WROpcode, n uint32) {
 // waitLongMessage waits for the successful completion of a message to a sink, as long as data arrive.
 func (e *testEnv) waitLongMessage(cq *ib.CQ, id uint64, to *countingSink) ib.WC {
 	e.Helper()
-	wait, stored := e.newWait(), uint64(0)
+	wait, stored := e.newWaitLimit(), uint64(0)
 	for {
 		wc := make([]ib.WC, 1)
 		n, err := cq.Poll(wc)
@@ -150,9 +150,9 @@ func (e *testEnv) waitLongMessage(cq *ib.CQ, id uint64, to *countingSink) ib.WC 
 			return wc[0]
 		}
 		if now := to.n.Load(); now != stored {
-			wait, stored = e.newWait(), now
+			wait, stored = e.newWaitLimit(), now
 		}
-		if wait.isOver() {
+		if wait.yieldAndCheckOver() {
 			e.Fatalf("a long message: got no data for %v, want a completion", e.cfg.timeout)
 		}
 	}
@@ -175,21 +175,21 @@ func (s *countingSink) WriteV(src [][]byte, addr uint64) error {
 func (e *testEnv) postTooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
-	wr := p.rdmaRequest(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},
+	wr := p.newRDMARequest(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},
 		{Addr: mr.Addr() + 8, Length: n - 8, LKey: mr.LKey()}}, 0)
 	if kind == ib.QPTypeUD {
-		wr = p.datagramRequest(1, e.newAH(p.pd), 0)
+		wr = p.newDatagramRequest(1, e.newAH(p.pd), 0)
 		wr.SGList = []ib.SGE{{Addr: mr.Addr(), Length: n, LKey: mr.LKey()}}
 	}
-	p.postRecv(1, 2, 0, bufLen)
+	p.postRecv(1, 2, 0, pairBufferLen)
 	k, err := p.qps[0].PostSend(wr)
 	switch {
 	case errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS):
 		return
 	case k == 0:
-		e.wantErr(fmt.Sprintf("post opcode %d of %d bytes to a %v queue pair", op, n, kind), err, syscall.EINVAL)
+		e.wantErrno(fmt.Sprintf("post opcode %d of %d bytes to a %v queue pair", op, n, kind), err, syscall.EINVAL)
 	default:
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.ID != 1 || wc.Status != ib.WCLocLenErr {
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.ID != 1 || wc.Status != ib.WCLocLenErr {
 			e.Fatalf("opcode %d of %d bytes on a %v queue pair: %q, want %q", op, n, kind, wc.Status, ib.WCLocLenErr)
 		}
 	}
@@ -201,7 +201,7 @@ func (e *testEnv) postTooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 		if p.qps[0].State() == ib.QPSQE {
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 		}
-		p.postWR(0, p.datagramRequest(3, e.newAH(p.pd), 8))
+		p.postSendWR(0, p.newDatagramRequest(3, e.newAH(p.pd), 8))
 		e.waitOne(p.cqs[0], 3, ib.WCSuccess)
 		if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != grhLen+8 {
 			e.Errorf("%d bytes of a datagram that is too long have arrived", wc.ByteLen)

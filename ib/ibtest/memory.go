@@ -26,8 +26,8 @@ func (e *testEnv) requireDeviceCap(ability string, bit ib.DeviceCapFlags) {
 func (p *pair) postAndWait(wr ib.SendWR) ib.WCStatus {
 	p.e.Helper()
 	wr.ID, wr.Flags = 90, wr.Flags|ib.SendSignaled
-	p.postWR(0, wr)
-	return p.e.waitOneOfAny(p.cqs[0]).Status
+	p.postSendWR(0, wr)
+	return p.e.waitAnyCompletion(p.cqs[0]).Status
 }
 
 // wantPostStatus checks the status of a work request, and reconnects the pair after a failure. It does nothing if the
@@ -60,13 +60,13 @@ func testAtomicWrite(e *testEnv) {
 	}
 	wr := ib.SendWR{ID: 1, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr,
 		RKey: b.mr.RKey()}
-	p.postWR(0, wr)
+	p.postSendWR(0, wr)
 	if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != ib.WCAtomicWrite {
 		e.Errorf("%+v", wc)
 	}
 	_, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 4), RemoteAddr: b.addr,
 		RKey: b.mr.RKey()})
-	e.wantErr("atomic write of the wrong length", err, syscall.EINVAL)
+	e.wantErrno("atomic write of the wrong length", err, syscall.EINVAL)
 	n, err := p.qps[0].PostSend(ib.SendWR{
 		ID: 2, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr + 4,
 		RKey: b.mr.RKey(),
@@ -75,10 +75,10 @@ func testAtomicWrite(e *testEnv) {
 		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
 		p.reconnect()
 	} else {
-		e.wantErr("misaligned atomic write", err, syscall.EINVAL)
+		e.wantErrno("misaligned atomic write", err, syscall.EINVAL)
 	}
 	p.wantPostStatus("behind the end", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8), RemoteAddr: b.addr +
-		bufLen,
+		pairBufferLen,
 		RKey: b.mr.RKey()}, ib.WCRemAccessErr)
 	readOnly := e.newBuffer(p.pd, 64, ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteAtomic)
 	p.wantPostStatus("without the right to write", ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 8),
@@ -93,23 +93,23 @@ func testFlushOperation(e *testEnv) {
 	allow := func(access ib.AccessFlags) {
 		e.must("modify", p.qps[1].Modify(ib.QPAttr{AccessFlags: access}, ib.QPAttrAccessFlags))
 	}
-	b := e.newBuffer(p.pd, bufLen, allAccess|ib.AccessFlushGlobal)
+	b := e.newBuffer(p.pd, pairBufferLen, allAccess|ib.AccessFlushGlobal)
 	flush := func(f ib.Flush) ib.SendWR {
 		return ib.SendWR{Opcode: ib.WRFlush, RemoteAddr: b.addr, RKey: b.mr.RKey(), Flush: f}
 	}
-	global := ib.Flush{Placement: ib.FlushGlobal, Length: bufLen}
+	global := ib.Flush{Placement: ib.FlushGlobal, Length: pairBufferLen}
 	allow(remote | ib.AccessFlushGlobal)
 	fillPattern(p.buf[0].b, 1)
-	p.postWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, bufLen), RemoteAddr: b.addr,
+	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].newSGL(0, pairBufferLen), RemoteAddr: b.addr,
 		RKey: b.mr.RKey()})
 	wr := flush(global)
 	wr.ID, wr.Flags = 2, ib.SendSignaled
-	p.postWR(0, wr)
+	p.postSendWR(0, wr)
 	if wc := e.waitOne(p.cqs[0], 2, ib.WCSuccess); wc.Opcode != ib.WCFlush || !bytes.Equal(b.b, p.buf[0].b) {
 		e.Errorf("%+v; all data there: %v", wc, bytes.Equal(b.b, p.buf[0].b))
 	}
 	p.wantPostStatus("the whole region", flush(ib.Flush{Placement: ib.FlushGlobal, Level: ib.FlushRegion}), ib.WCSuccess)
-	p.wantPostStatus("more than the region", flush(ib.Flush{Placement: ib.FlushGlobal, Length: bufLen + 1}),
+	p.wantPostStatus("more than the region", flush(ib.Flush{Placement: ib.FlushGlobal, Length: pairBufferLen + 1}),
 		ib.WCRemAccessErr)
 	p.wantPostStatus("a queue pair without the right", flush(global), ib.WCRemInvReqErr)
 	allow(remote | ib.AccessFlushGlobal)
@@ -141,7 +141,7 @@ func testZeroBasedRegion(e *testEnv) {
 	destroyAtEnd(e, mr, mr.Dereg)
 	write := func(what string, at uint64, want ib.WCStatus) {
 		e.Helper()
-		p.wantPostStatus(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: at,
+		p.wantPostStatus(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].newSGL(0, 8), RemoteAddr: at,
 			RKey: mr.RKey()}, want)
 	}
 	fillPattern(p.buf[0].b, 4)
@@ -159,7 +159,7 @@ func testReregChangesRegion(e *testEnv) {
 	b := e.newBuffer(p.pd, 64, allAccess)
 	write := func(what string, addr uint64, key uint32, want ib.WCStatus) {
 		e.Helper()
-		p.wantPostStatus(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: key},
+		p.wantPostStatus(what, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].newSGL(0, 8), RemoteAddr: addr, RKey: key},
 			want)
 	}
 	e.requireFeature("reregistration", b.mr.Rereg(ib.MRChangeAccess,
@@ -170,7 +170,7 @@ func testReregChangesRegion(e *testEnv) {
 	other := e.newPD()
 	e.must("change the domain", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: other}))
 	write("of another domain", b.addr, b.mr.RKey(), ib.WCRemAccessErr)
-	e.wantErr("dealloc the region's new domain", other.Dealloc(), syscall.EBUSY)
+	e.wantErrno("dealloc the region's new domain", other.Dealloc(), syscall.EBUSY)
 	e.must("change the domain back", b.mr.Rereg(ib.MRChangePD, ib.MRChange{PD: p.pd}))
 	fresh, addr := e.newMemory(128)
 	e.must("change the memory", b.mr.Rereg(ib.MRChangeTranslation,
@@ -178,7 +178,7 @@ func testReregChangesRegion(e *testEnv) {
 	fillPattern(p.buf[0].b, 3)
 	clear(b.b)
 	write("to the new memory", addr+120, b.mr.RKey(), ib.WCSuccess)
-	if !bytes.Equal(fresh[120:], p.buf[0].b[:8]) || !allZero(b.b) {
+	if !bytes.Equal(fresh[120:], p.buf[0].b[:8]) || !isAllZero(b.b) {
 		e.Error("the data are not where they should be")
 	}
 	write("behind the end of the new memory", addr+121, b.mr.RKey(), ib.WCRemAccessErr)
@@ -190,7 +190,7 @@ func testReregChangesRegion(e *testEnv) {
 		p.bindAndWait(ib.BindMW{MW: mw, MR: b.mr, RKey: ib.IncRKey(mw.RKey()), Addr: addr, Length: 8,
 			Access: ib.AccessRemoteWrite},
 			ib.WCSuccess)
-		e.wantErr("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}),
+		e.wantErrno("change a region with a window", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: allAccess}),
 			syscall.EBUSY, syscall.EINVAL)
 		e.destroy(mw)
 	} else if !errors.Is(err, syscall.EOPNOTSUPP) {
@@ -230,7 +230,7 @@ func testWindowRights(e *testEnv) {
 					if access&need != 0 && at >= 0 && at < n {
 						want = ib.WCSuccess
 					}
-					wr := ib.SendWR{Opcode: op, SGList: p.buf[0].sgl(0, 8), RemoteAddr: base + uint64(at), RKey: mw.RKey()}
+					wr := ib.SendWR{Opcode: op, SGList: p.buf[0].newSGL(0, 8), RemoteAddr: base + uint64(at), RKey: mw.RKey()}
 					if got := p.postAndWait(wr); got != want {
 						e.Errorf("window of type %d with rights %v, opcode %v at %d: %q, want %q", kind, access, op, at, got, want)
 					}
@@ -309,7 +309,7 @@ func testFastRegRangeList(e *testEnv) {
 	post := func(side int, wr ib.SendWR) {
 		e.Helper()
 		wr.ID, wr.Flags = 1, ib.SendSignaled
-		p.postWR(side, wr)
+		p.postSendWR(side, wr)
 		e.waitOne(p.cqs[side], 1, ib.WCSuccess)
 	}
 	e.must("map", mr.Map(e.mem, nil, list, iova))
@@ -320,20 +320,20 @@ func testFastRegRangeList(e *testEnv) {
 	for i := range data {
 		data[i] = byte(1 + i%255)
 	}
-	post(0, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].sgl(0, length), RemoteAddr: iova, RKey: mr.RKey()})
+	post(0, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: p.buf[0].newSGL(0, length), RemoteAddr: iova, RKey: mr.RKey()})
 	if !bytes.Equal(inOrder(), data) || outside() != length {
 		e.Fatal("RDMA WRITE to a list: the data are not where they should be")
 	}
-	post(0, ib.SendWR{Opcode: ib.WRRDMARead, SGList: p.buf[0].sgl(bufLen-200, 200), RemoteAddr: iova + 50,
+	post(0, ib.SendWR{Opcode: ib.WRRDMARead, SGList: p.buf[0].newSGL(pairBufferLen-200, 200), RemoteAddr: iova + 50,
 		RKey: mr.RKey()})
-	if !bytes.Equal(p.buf[0].b[bufLen-200:], data[50:250]) {
+	if !bytes.Equal(p.buf[0].b[pairBufferLen-200:], data[50:250]) {
 		e.Error("RDMA READ from a list: the data are not those")
 	}
 	post(1, ib.SendWR{ // with the local key, to the peer
 		Opcode: ib.WRRDMAWrite, SGList: []ib.SGE{{Addr: iova + 90, Length: 20, LKey: mr.LKey()}},
-		RemoteAddr: p.buf[0].addr + bufLen - 300, RKey: p.buf[0].mr.RKey(),
+		RemoteAddr: p.buf[0].addr + pairBufferLen - 300, RKey: p.buf[0].mr.RKey(),
 	})
-	if !bytes.Equal(p.buf[0].b[bufLen-300:][:20], data[90:110]) {
+	if !bytes.Equal(p.buf[0].b[pairBufferLen-300:][:20], data[90:110]) {
 		e.Error("RDMA WRITE from a list: the data are not those")
 	}
 	p.wantWriteStatus("write behind the end of a list", iova+uint64(length)-7, mr.RKey(), ib.WCRemAccessErr)

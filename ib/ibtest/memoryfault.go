@@ -14,7 +14,7 @@ var memoryFaultChecks = []ruleTest{
 	{
 		name: "Errors/MemoryFault",
 		rule: "a request whose memory cannot be read or written fails, and the queue pair of the side with that memory moves to ERR",
-		test: testFaultFailsRequest,
+		test: testMemoryFaultFailsRequest,
 	},
 }
 
@@ -40,14 +40,14 @@ func (f *faultySpace) WriteV(src [][]byte, addr uint64) error {
 	return f.Space.WriteV(src, addr)
 }
 
-func testFaultFailsRequest(e *testEnv) {
+func testMemoryFaultFailsRequest(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	space := &faultySpace{Space: e.mem} // umem.ErrFault, as of an unmapped page
 	b, addr := e.newMemory(64)
 	mr, err := p.pd.RegMR(ib.MRInit{Space: space, Addr: addr, IOVA: addr, Length: 64, Access: p.buf[0].mr.Access()})
 	e.must("register memory", err)
 	destroyAtEnd(e, mr, mr.Dereg)
-	bad := (&registeredBuffer{b, addr, mr}).sgl(0, 8)
+	bad := (&registeredBuffer{b, addr, mr}).newSGL(0, 8)
 	for _, c := range []struct {
 		op     ib.WROpcode
 		side   int // with the memory that fails
@@ -64,19 +64,19 @@ func testFaultFailsRequest(e *testEnv) {
 		{ib.WRAtomicFetchAdd, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
 	} {
 		what := fmt.Sprintf("opcode %v with faulty memory on side %d", c.op, c.side)
-		sgls := [2][]ib.SGE{p.buf[0].sgl(0, 8), p.buf[1].sgl(0, 8)}
+		sgls := [2][]ib.SGE{p.buf[0].newSGL(0, 8), p.buf[1].newSGL(0, 8)}
 		sgls[c.side] = bad
 		wr := ib.SendWR{ID: 1, Opcode: c.op, Flags: ib.SendSignaled, SGList: sgls[0], RemoteAddr: sgls[1][0].Addr,
 			RKey: p.buf[1].mr.RKey(), CompareAdd: 1}
 		if c.side == 1 {
 			wr.RKey = mr.RKey()
 		}
-		e.postRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: sgls[1]})
+		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 2, SGList: sgls[1]})
 		space.broken.Store(true)
 		taken := p.postIfSupported(what, 0, wr)
 		if taken {
-			e.wantStatus(what, p.cqs[0], c.status)
-			e.wantState(what, p.qps[c.side], ib.QPErr)
+			e.wantCompletionStatus(what, p.cqs[0], c.status)
+			e.wantQPState(what, p.qps[c.side], ib.QPErr)
 		}
 		space.broken.Store(false)
 		p.reconnect()
@@ -84,10 +84,10 @@ func testFaultFailsRequest(e *testEnv) {
 	p.exchangeMessage(0, 1, 8)
 }
 
-// wantStatus waits for the completion of work request 1, which has one of some statuses.
-func (e *testEnv) wantStatus(what string, cq *ib.CQ, want []ib.WCStatus) {
+// wantCompletionStatus waits for the completion of work request 1, which has one of some statuses.
+func (e *testEnv) wantCompletionStatus(what string, cq *ib.CQ, want []ib.WCStatus) {
 	e.Helper()
-	wc := e.waitOneOfAny(cq)
+	wc := e.waitAnyCompletion(cq)
 	for _, s := range want {
 		if wc.ID == 1 && wc.Status == s {
 			return

@@ -50,7 +50,7 @@ var modelChecks = []ruleTest{
 // Seeds sets the number of seeds of each check of the group Model. A negative number omits the runs of the model. This
 // is for drivers with timers that depend on the machine's load: they may give up peers that the model considers alive.
 // The flag -ibtest.seeds overrides a positive number.
-func Seeds(n int) Option { return func(c *config) { c.seeds = n } }
+func Seeds(n int) Option { return func(c *suiteConfig) { c.seeds = n } }
 
 // seedCount returns the number of seeds of a check. The flag -ibtest.seeds sets the number. Without the flag, -short
 // divides the default by ten.
@@ -82,12 +82,12 @@ func (e *testEnv) singleThreadSeeds() int {
 const maxShortenRuns = 400
 
 func testModelSequences(e *testEnv) {
-	known := modeltest.NewAbilities()
+	known := modeltest.NewDriverFeatures()
 	for i := range e.singleThreadSeeds() {
 		seed := *modelSeed + uint64(i)
 		f := modeltest.Run(e.modelFactory(seed, known), seed, *modelSteps, maxShortenRuns)
 		if f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeatCommand(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.commandRepeatingSeed(seed))
 		}
 	}
 }
@@ -95,17 +95,17 @@ func testModelSequences(e *testEnv) {
 // testModelDestroyAfterPrefix runs each prefix of a sequence, and then destroys all objects. A sequence takes as long
 // as dozens of seeds of Model/Steps.
 func testModelDestroyAfterPrefix(e *testEnv) {
-	known := modeltest.NewAbilities()
+	known := modeltest.NewDriverFeatures()
 	for i := range max(1, e.seedCount()/40) {
 		seed := *modelSeed + uint64(i)
 		if f := modeltest.RunDestroyPrefixes(e.modelFactory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeatCommand(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.commandRepeatingSeed(seed))
 		}
 	}
 }
 
-// repeatCommand returns the command that repeats one seed of the check.
-func (e *testEnv) repeatCommand(seed uint64) string {
+// commandRepeatingSeed returns the command that repeats one seed of the check.
+func (e *testEnv) commandRepeatingSeed(seed uint64) string {
 	var parts []string
 	for _, p := range strings.Split(e.Name(), "/") {
 		parts = append(parts, "^"+regexp.QuoteMeta(p)+"$")
@@ -115,8 +115,8 @@ func (e *testEnv) repeatCommand(seed uint64) string {
 }
 
 // modelFactory returns the device factory for runs of a seed.
-func (e *testEnv) modelFactory(seed uint64, known *modeltest.Abilities) modeltest.Factory {
-	return func() (modeltest.Target, func() error) {
+func (e *testEnv) modelFactory(seed uint64, known *modeltest.DriverFeatures) modeltest.DeviceFactory {
+	return func() (modeltest.TestedDevice, func() error) {
 		s := &deviceSlot{e: e, cl: &ib.Client{Name: "model"}}
 		s.cl.Add = func(d *ib.Device) (any, error) { s.dev = d; return nil, nil }
 		s.cl.Remove = func(*ib.Device, any) { s.removeErr = s.remove() }
@@ -129,8 +129,8 @@ func (e *testEnv) modelFactory(seed uint64, known *modeltest.Abilities) modeltes
 			s.lossy = lossy
 			return h
 		}
-		target := func() modeltest.Target {
-			t := modeltest.Target{
+		target := func() modeltest.TestedDevice {
+			t := modeltest.TestedDevice{
 				Device: s.dev, Handle: s.handle, Lossy: s.lossy, Virtual: e.virtual, Timeout: e.cfg.timeout, Abilities: known,
 			}
 			if t.Virtual {
@@ -143,9 +143,9 @@ func (e *testEnv) modelFactory(seed uint64, known *modeltest.Abilities) modeltes
 		}
 		e.must("register the device", s.plugDevice())
 		t := target()
-		t.Reset = func(remove func() error) (modeltest.Target, error) {
+		t.Reset = func(remove func() error) (modeltest.TestedDevice, error) {
 			if err := s.resetDevice(remove); err != nil {
-				return modeltest.Target{}, err
+				return modeltest.TestedDevice{}, err
 			}
 			n := target()
 			n.Reset = t.Reset

@@ -13,17 +13,17 @@ const modelThreads = 4
 // with a model of its own objects. In turn, all threads use one device, or half of them use a second device. The
 // threads must not affect each other. Numbers and keys must be unique among all threads of a device.
 func testModelOnThreads(e *testEnv) {
-	known := modeltest.NewAbilities()
+	known := modeltest.NewDriverFeatures()
 	for i := range max(1, e.seedCount()/(2*modelThreads)) {
 		seed := *modelSeed + uint64(i)
-		targets := make([]modeltest.Target, 1+seed%2)
+		targets := make([]modeltest.TestedDevice, 1+seed%2)
 		ends := make([]func() error, len(targets))
 		for k := range targets {
 			targets[k], ends[k] = e.modelFactory(seed, known)()
-			targets[k].Names = modeltest.NewKeyNames()
+			targets[k].Names = modeltest.NewNumberOwners()
 		}
 		var wg sync.WaitGroup
-		failures := make([]*modeltest.Failure, modelThreads)
+		failures := make([]*modeltest.RunFailure, modelThreads)
 		for k := range failures {
 			target := targets[k%len(targets)]
 			target.Thread = k
@@ -41,18 +41,18 @@ func testModelOnThreads(e *testEnv) {
 			}
 		}
 		if e.Failed() {
-			e.Fatalf("run it again: %s", e.repeatCommand(seed))
+			e.Fatalf("run it again: %s", e.commandRepeatingSeed(seed))
 		}
 	}
 }
 
 // testModelOnSharedObjects makes calls on the same objects on several threads.
 func testModelOnSharedObjects(e *testEnv) {
-	known := modeltest.NewAbilities()
+	known := modeltest.NewDriverFeatures()
 	for i := range max(1, e.seedCount()/2) {
 		seed := *modelSeed + uint64(i)
 		if f := modeltest.RunShared(e.modelFactory(seed, known), seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.repeatCommand(seed))
+			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.commandRepeatingSeed(seed))
 		}
 	}
 }

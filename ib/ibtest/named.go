@@ -34,9 +34,9 @@ func testRequestNamesDestroyedObject(e *testEnv) {
 		name string
 		make func(p *pair) *requestWithObject
 	}{
-		{"bind of a window that is destroyed", bindOfWindow},
-		{"bind to a region that is destroyed", bindOfRegion},
-		{"registration of a region that is destroyed", regMROfRegion},
+		{"bind of a window that is destroyed", newBindOfWindow},
+		{"bind to a region that is destroyed", newBindOfRegion},
+		{"registration of a region that is destroyed", newRegMROfRegion},
 	} {
 		o := n.make(p)
 		if o == nil {
@@ -45,9 +45,9 @@ func testRequestNamesDestroyedObject(e *testEnv) {
 		e.destroy(o.gone)
 		if k, err := p.qps[0].PostSend(o.wr); k != 0 {
 			e.Errorf("%s: the work request was taken", n.name)
-			e.waitOneOfAny(p.cqs[0])
+			e.waitAnyCompletion(p.cqs[0])
 		} else {
-			e.wantErr(n.name, err, syscall.EINVAL)
+			e.wantErrno(n.name, err, syscall.EINVAL)
 		}
 		o.destroyOthers(n.name)
 
@@ -56,10 +56,10 @@ func testRequestNamesDestroyedObject(e *testEnv) {
 			continue
 		}
 		o = n.make(p)
-		p.postWR(0, o.wr)
+		p.postSendWR(0, o.wr)
 		e.destroy(o.gone)
 		e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status == ib.WCSuccess {
 			e.Errorf("%s while the work request waits: completed with success", n.name)
 		}
 		o.destroyOthers(n.name + " while the work request waits")
@@ -79,10 +79,10 @@ func (e *testEnv) postToDestroyedAH() {
 	e.must("create address handle", err)
 	e.must("destroy address handle", ah.Destroy())
 	p.postRecv(1, 1, 0, 64)
-	if n, err := p.qps[0].PostSend(p.datagramRequest(1, ah, 8)); n != 0 {
+	if n, err := p.qps[0].PostSend(p.newDatagramRequest(1, ah, 8)); n != 0 {
 		e.Error("a datagram with a destroyed address handle was taken")
 	} else {
-		e.wantErr("post a datagram with a destroyed address handle", err, syscall.EINVAL)
+		e.wantErrno("post a datagram with a destroyed address handle", err, syscall.EINVAL)
 	}
 }
 
@@ -104,7 +104,7 @@ func (n *requestWithObject) destroyOthers(what string) {
 	}
 }
 
-func bindOfWindow(p *pair) *requestWithObject {
+func newBindOfWindow(p *pair) *requestWithObject {
 	mw, err := p.pd.AllocMW(ib.MWType2)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		return nil
@@ -118,15 +118,15 @@ func bindOfWindow(p *pair) *requestWithObject {
 		}}}
 }
 
-func bindOfRegion(p *pair) *requestWithObject {
-	n := bindOfWindow(p)
+func newBindOfRegion(p *pair) *requestWithObject {
+	n := newBindOfWindow(p)
 	if n != nil {
 		n.gone, n.rest = n.rest[0], []any{n.gone}
 	}
 	return n
 }
 
-func regMROfRegion(p *pair) *requestWithObject {
+func newRegMROfRegion(p *pair) *requestWithObject {
 	mr, err := p.pd.AllocMR(1)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		return nil
@@ -177,9 +177,9 @@ func testDeregWhileRequestWaits(e *testEnv) {
 			gone := regions[c.region]
 			what := fmt.Sprintf("opcode %v whose region %d of source, target, receive is deregistered, in SQD %v", c.op,
 				c.region, held)
-			wr := ib.SendWR{ID: 1, Opcode: c.op, Flags: ib.SendSignaled, SGList: regions[source].sgl(0, 8),
+			wr := ib.SendWR{ID: 1, Opcode: c.op, Flags: ib.SendSignaled, SGList: regions[source].newSGL(0, 8),
 				RemoteAddr: regions[target].addr, RKey: regions[target].mr.RKey(), CompareAdd: 1}
-			recv := ib.RecvWR{ID: 2, SGList: regions[receive].sgl(0, 8)}
+			recv := ib.RecvWR{ID: 2, SGList: regions[receive].newSGL(0, 8)}
 			fillPattern(regions[source].b, 3)
 			before := bytes.Clone(gone.b)
 			if held && !p.holdInSQD() {
@@ -190,18 +190,18 @@ func testDeregWhileRequestWaits(e *testEnv) {
 				continue
 			}
 			if held {
-				e.postRecv(p.qps[1], recv)
+				e.mustPostRecv(p.qps[1], recv)
 			} else {
-				e.awaitCallbacks() // the message has been refused for the lack of a receive
+				e.awaitDueCallbacks() // the message has been refused for the lack of a receive
 				copy(before, gone.b)
 			}
 			e.destroy(gone.mr)
 			if held {
 				e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 			} else {
-				e.postRecv(p.qps[1], recv)
+				e.mustPostRecv(p.qps[1], recv)
 			}
-			if wc := e.waitOneOfAny(p.cqs[0]); wc.ID != 1 || wc.Status != c.status {
+			if wc := e.waitAnyCompletion(p.cqs[0]); wc.ID != 1 || wc.Status != c.status {
 				e.Errorf("%s: got completion of work request %d with %q, want 1 with %q", what, wc.ID, wc.Status, c.status)
 			}
 			p.reconnect()
@@ -213,8 +213,8 @@ func testDeregWhileRequestWaits(e *testEnv) {
 	p.exchangeMessage(0, 1, 8)
 }
 
-// postRecv posts a receive and fails the test if it is rejected.
-func (e *testEnv) postRecv(qp *ib.QP, wr ib.RecvWR) {
+// mustPostRecv posts a receive and fails the test if it is rejected.
+func (e *testEnv) mustPostRecv(qp *ib.QP, wr ib.RecvWR) {
 	e.Helper()
 	if n, err := qp.PostRecv(wr); n != 1 || err != nil {
 		e.Fatalf("post receive: got %d taken, %v, want 1", n, err)

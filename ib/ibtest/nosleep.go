@@ -40,9 +40,9 @@ func testCallsInCallback(e *testEnv, onEvent bool) {
 				e.Errorf("%s in a callback: %d of %d, %v", what, n, want, err)
 			}
 		}
-		n, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: p.buf[0].sgl(0, 8)})
+		n, err := p.qps[0].PostRecv(ib.RecvWR{ID: 2, SGList: p.buf[0].newSGL(0, 8)})
 		expect("post receive", n, 1, err)
-		n, err = p.qps[1].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: p.buf[1].sgl(0, 8)})
+		n, err = p.qps[1].PostSend(ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: p.buf[1].newSGL(0, 8)})
 		expect("post send", n, 1, err)
 		_, err = p.cqs[1].Poll(make([]ib.WC, 4))
 		expect("poll", 0, 0, err)

@@ -49,12 +49,12 @@ var objectChecks = []ruleTest{
 	{
 		name: "MW/Type1",
 		rule: "a type 1 window gives peers its part of a region until it is bound anew, unbound or freed",
-		test: testType1Window,
+		test: testType1WindowBind,
 	},
 	{
 		name: "MW/Type2",
 		rule: "a type 2 window is for one queue pair, and local or remote invalidation ends it",
-		test: testType2Window,
+		test: testType2WindowBind,
 	},
 	{
 		name: "MW/BoundRegion",
@@ -108,7 +108,7 @@ func testSRQReceivesInOrder(e *testEnv) {
 	b := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq})
 	buf := a.buf[1]
 	for i := range 4 {
-		if n, err := srq.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.sgl(64*i, 64)}); n != 1 {
+		if n, err := srq.PostRecv(ib.RecvWR{ID: uint64(i), SGList: buf.newSGL(64*i, 64)}); n != 1 {
 			e.Fatalf("post receive: %v", err)
 		}
 	}
@@ -121,11 +121,11 @@ func testSRQReceivesInOrder(e *testEnv) {
 			e.Errorf("message %d: %+v", i, wc)
 		}
 	}
-	n, err := a.qps[1].PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)})
+	n, err := a.qps[1].PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)})
 	if n != 0 {
 		e.Error("a queue pair with a shared receive queue takes receives of its own")
 	}
-	e.wantErr("post receive on a queue pair with a shared queue", err, syscall.EINVAL)
+	e.wantErrno("post receive on a queue pair with a shared queue", err, syscall.EINVAL)
 }
 
 func testSRQLimitEvent(e *testEnv) {
@@ -146,11 +146,11 @@ func testSRQLimitEvent(e *testEnv) {
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
 		}
-		e.awaitCallbacks()
+		e.awaitDueCallbacks()
 	}
 	give := func(n int) {
 		for range n {
-			if k, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)}); k != 1 {
+			if k, err := srq.PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)}); k != 1 {
 				e.Fatalf("post receive: %v", err)
 			}
 		}
@@ -199,19 +199,19 @@ func testSRQRejectsBadCalls(e *testEnv) {
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	buf := e.newBuffer(pd, 64, allAccess)
 	qp := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, srq: srq}).qps
-	e.wantErr("destroy a shared receive queue in use", srq.Destroy(), syscall.EBUSY)
+	e.wantErrno("destroy a shared receive queue in use", srq.Destroy(), syscall.EBUSY)
 	room := int(srq.Init().Attr.MaxWR)
 	for i := range room {
-		if n, err := srq.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)}); n != 1 {
+		if n, err := srq.PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)}); n != 1 {
 			e.Fatalf("post receive %d of %d: %v", i, room, err)
 		}
 	}
-	n, err := srq.PostRecv(ib.RecvWR{SGList: buf.sgl(0, 8)})
+	n, err := srq.PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)})
 	if n != 0 {
 		e.Errorf("a full queue takes more than the %d that it has room for", room)
 	}
-	e.wantErr("post to a full shared receive queue", err, syscall.ENOMEM)
-	e.wantErr("limit above the capacity", srq.Modify(ib.SRQAttr{Limit: uint32(room) + 1}, ib.SRQAttrLimit), syscall.EINVAL)
+	e.wantErrno("post to a full shared receive queue", err, syscall.ENOMEM)
+	e.wantErrno("limit above the capacity", srq.Modify(ib.SRQAttr{Limit: uint32(room) + 1}, ib.SRQAttrLimit), syscall.EINVAL)
 	if a, err := srq.Query(); err != nil || int(a.MaxWR) < 4 || a.MaxSGE < 1 {
 		e.Errorf("query: %+v, %v", a, err)
 	}
@@ -232,7 +232,7 @@ func testLastWQEReachedEvent(e *testEnv) {
 	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	e.eventually("the event that the last receive was reached", func() bool { return last.Load() == 1 })
 	e.must("modify to ERR again", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := last.Load(); n != 1 {
 		e.Errorf("%d events, want 1", n)
 	}
@@ -258,11 +258,11 @@ func testSRQConcurrentPost(e *testEnv) {
 	w["message"] = func(*rand.Rand) error {
 		p := <-turn
 		defer func() { turn <- p }()
-		if n, err := srq.PostRecv(ib.RecvWR{SGList: places.sgl(8*int(next.Add(1)-1), 8)}); n != 1 {
+		if n, err := srq.PostRecv(ib.RecvWR{SGList: places.newSGL(8*int(next.Add(1)-1), 8)}); n != 1 {
 			return err
 		}
 		if n, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled,
-			SGList: p.buf[0].sgl(0, 8)}); n != 1 {
+			SGList: p.buf[0].newSGL(0, 8)}); n != 1 {
 			return err
 		}
 		if err := e.pollSpinning(p.cqs[0], 1); err != nil {
@@ -294,7 +294,7 @@ func testCQResizeKeepsCompletions(e *testEnv) {
 	if err := p.cqs[0].Resize(4); p.cqs[0].Entries() < 30 {
 		e.Errorf("a queue with 30 completions has %d entries now", p.cqs[0].Entries())
 	} else {
-		e.wantErr("resize below what is waiting", err, syscall.EINVAL)
+		e.wantErrno("resize below what is waiting", err, syscall.EINVAL)
 	}
 	e.must("resize", p.cqs[0].Resize(100))
 	for i := range 29 {
@@ -310,7 +310,7 @@ func (p *pair) sendAndKeepCompletion(id uint64) {
 	p.postRecv(1, id, 0, 8)
 	p.postSend(0, id, 8)
 	p.e.waitOne(p.cqs[1], id, ib.WCSuccess)
-	p.e.awaitCallbacks()
+	p.e.awaitDueCallbacks()
 }
 
 func testCQModeration(e *testEnv) {
@@ -325,7 +325,7 @@ func testCQModeration(e *testEnv) {
 	for i := range 2 {
 		p.exchangeMessage(0, uint64(i), 8)
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := calls.Load(); n != 0 {
 		e.Errorf("%d notifications after 2 of 3 completions", n)
 	}
@@ -368,7 +368,7 @@ func (e *testEnv) newMW(pd *ib.PD, kind ib.MWType) *ib.MW {
 func (p *pair) bindAndWait(b ib.BindMW, status ib.WCStatus) {
 	p.e.Helper()
 	before := b.MW.RKey()
-	p.postWR(1, ib.SendWR{ID: 77, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b})
+	p.postSendWR(1, ib.SendWR{ID: 77, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b})
 	wc := p.e.waitOne(p.cqs[1], 77, status)
 	if status == ib.WCSuccess && (wc.Opcode != ib.WCBindMW || b.MW.RKey() != before&^0xff|b.RKey&0xff) {
 		p.e.Fatalf("bind: %+v, key %#x was %#x, want its low bits as in %#x", wc, b.MW.RKey(), before, b.RKey)
@@ -378,10 +378,10 @@ func (p *pair) bindAndWait(b ib.BindMW, status ib.WCStatus) {
 // writeAndWait posts an RDMA WRITE of 8 bytes from side 0, and returns its status.
 func (p *pair) writeAndWait(addr uint64, rkey uint32) ib.WCStatus {
 	p.e.Helper()
-	p.postWR(0, ib.SendWR{
-		ID: 78, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: rkey,
+	p.postSendWR(0, ib.SendWR{
+		ID: 78, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8), RemoteAddr: addr, RKey: rkey,
 	})
-	return p.e.waitOneOfAny(p.cqs[0]).Status
+	return p.e.waitAnyCompletion(p.cqs[0]).Status
 }
 
 // reconnect reconnects a pair that has failed.
@@ -389,8 +389,8 @@ func (p *pair) reconnect() {
 	p.e.Helper()
 	p.e.resetQPs(p.qps[:]...)
 	for i := range p.qps {
-		p.e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
-		p.e.drain(p.cqs[i]) // flushed requests
+		p.e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		p.e.drainCQ(p.cqs[i]) // flushed requests
 	}
 }
 
@@ -404,7 +404,7 @@ func (p *pair) wantWriteStatus(what string, addr uint64, rkey uint32, want ib.WC
 	}
 }
 
-func testType1Window(e *testEnv) {
+func testType1WindowBind(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	mw := e.newMW(p.pd, ib.MWType1)
 	b := p.buf[1]
@@ -425,7 +425,7 @@ func testType1Window(e *testEnv) {
 	p.wantWriteStatus("write by a window for reading", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
 	p.bindAndWait(bind(0, 0, 0), ib.WCSuccess)
 	p.wantWriteStatus("write by a window that was unbound", b.addr+200, mw.RKey(), ib.WCRemAccessErr)
-	p.bindAndWait(bind(bufLen-8, 16, ib.AccessRemoteWrite), ib.WCMWBindErr)
+	p.bindAndWait(bind(pairBufferLen-8, 16, ib.AccessRemoteWrite), ib.WCMWBindErr)
 	p.reconnect()
 	p.bindAndWait(bind(0, 50, ib.AccessRemoteWrite), ib.WCSuccess)
 	key := mw.RKey()
@@ -433,7 +433,7 @@ func testType1Window(e *testEnv) {
 	p.wantWriteStatus("write by a window that was freed", b.addr, key, ib.WCRemAccessErr)
 }
 
-func testType2Window(e *testEnv) {
+func testType2WindowBind(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	other := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
 	mw := e.newMW(p.pd, ib.MWType2)
@@ -449,8 +449,8 @@ func testType2Window(e *testEnv) {
 	p.reconnect()
 	invalidate := func(what string, status ib.WCStatus) {
 		e.Helper()
-		p.postWR(1, ib.SendWR{ID: 79, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: mw.RKey()})
-		if wc := e.waitOneOfAny(p.cqs[1]); wc.Status != status {
+		p.postSendWR(1, ib.SendWR{ID: 79, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: mw.RKey()})
+		if wc := e.waitAnyCompletion(p.cqs[1]); wc.Status != status {
 			e.Fatalf("%s: %q, want %q", what, wc.Status, status)
 		}
 	}
@@ -458,7 +458,7 @@ func testType2Window(e *testEnv) {
 	p.wantWriteStatus("write by a window that was invalidated", b.addr, mw.RKey(), ib.WCRemAccessErr)
 	p.bindAndWait(bind(), ib.WCSuccess)
 	p.postRecv(1, 80, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+	p.postSendWR(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 		InvalidateRKey: mw.RKey()})
 	e.waitOne(p.cqs[0], 80, ib.WCSuccess)
 	wc := e.waitOne(p.cqs[1], 80, ib.WCSuccess)
@@ -474,7 +474,7 @@ func testType2Window(e *testEnv) {
 	e.timeout, e.retries = 12, 1 // 17 ms
 	p.reconnect()
 	p.postRecv(1, 81, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+	p.postSendWR(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 		InvalidateRKey: mw.RKey() ^ 1})
 	e.waitOne(p.cqs[1], 81, ib.WCMWBindErr)
 	e.waitOne(p.cqs[0], 81, ib.WCRetryExcErr)
@@ -487,7 +487,7 @@ func testBoundRegionIsInUse(e *testEnv) {
 	p.bindAndWait(ib.BindMW{
 		MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite,
 	}, ib.WCSuccess)
-	e.wantErr("deregister a region with a bound window", target.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
+	e.wantErrno("deregister a region with a bound window", target.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
 	p.wantWriteStatus("write by the window", target.addr, mw.RKey(), ib.WCSuccess)
 	e.destroy(mw)
 	e.destroy(target.mr)
@@ -507,8 +507,8 @@ func testRegisterAndInvalidate(e *testEnv) {
 	post := func(side int, wr ib.SendWR, status ib.WCStatus) {
 		e.Helper()
 		wr.ID, wr.Flags = 81, ib.SendSignaled
-		p.postWR(side, wr)
-		if wc := e.waitOneOfAny(p.cqs[side]); wc.Status != status {
+		p.postSendWR(side, wr)
+		if wc := e.waitAnyCompletion(p.cqs[side]); wc.Status != status {
 			e.Fatalf("opcode %d: %q, want %q", wr.Opcode, wc.Status, status)
 		}
 	}
@@ -520,7 +520,7 @@ func testRegisterAndInvalidate(e *testEnv) {
 		p.wantWriteStatus("write before the registration", iova, mr.RKey(), ib.WCRemAccessErr)
 		post(1, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}},
 			ib.WCSuccess)
-		e.wantErr("map a region that is registered", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 32}}, iova),
+		e.wantErrno("map a region that is registered", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 32}}, iova),
 			syscall.EBUSY)
 		fillPattern(p.buf[0].b[:8], round)
 		p.wantWriteStatus("write by the region", iova+8, mr.RKey(), ib.WCSuccess)
@@ -533,7 +533,7 @@ func testRegisterAndInvalidate(e *testEnv) {
 		old = mr.RKey()
 		if round == 1 { // the peer invalidates
 			p.postRecv(1, 82, 0, 8)
-			post(0, ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].sgl(0, 8), InvalidateRKey: old}, ib.WCSuccess)
+			post(0, ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].newSGL(0, 8), InvalidateRKey: old}, ib.WCSuccess)
 			e.waitOne(p.cqs[1], 82, ib.WCSuccess)
 		} else {
 			post(1, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: old}, ib.WCSuccess)
@@ -541,8 +541,8 @@ func testRegisterAndInvalidate(e *testEnv) {
 		p.wantWriteStatus("write after the invalidation", iova, old, ib.WCRemAccessErr)
 	}
 	// The specification has a status of its own, memory management operation error, which enum ib_wc_status lacks.
-	p.postWR(1, ib.SendWR{ID: 81, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: old})
-	if wc := e.waitOneOfAny(p.cqs[1]); wc.ID != 81 || wc.Status != ib.WCLocQPOpErr && wc.Status != ib.WCMWBindErr {
+	p.postSendWR(1, ib.SendWR{ID: 81, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: old})
+	if wc := e.waitAnyCompletion(p.cqs[1]); wc.ID != 81 || wc.Status != ib.WCLocQPOpErr && wc.Status != ib.WCMWBindErr {
 		e.Errorf("invalidate a region that is invalid: got completion of work request %d with %q, want 81 with %q or %q",
 			wc.ID,
 			wc.Status, ib.WCLocQPOpErr, ib.WCMWBindErr)
@@ -552,24 +552,24 @@ func testRegisterAndInvalidate(e *testEnv) {
 func testMcastDelivery(e *testEnv) {
 	p, _ := e.newDatagramPair()
 	group := ib.GID{0: 0xff, 1: 0x0e, 15: 0x42}
-	e.wantErr("attach to an address that is no group", p.qps[1].AttachMcast(e.gid, 0), syscall.EINVAL, syscall.EOPNOTSUPP)
+	e.wantErrno("attach to an address that is no group", p.qps[1].AttachMcast(e.gid, 0), syscall.EINVAL, syscall.EOPNOTSUPP)
 	err := p.qps[1].AttachMcast(group, 0)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) { // the device has only IPv4 addresses
 		group = ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: 3}
 		err = p.qps[1].AttachMcast(group, 0)
 	}
 	e.requireFeature("multicast", err)
-	e.wantErr("destroy a queue pair in a group", p.qps[1].Destroy(), syscall.EBUSY)
-	e.wantErr("attach twice", p.qps[1].AttachMcast(group, 0), syscall.EINVAL)
+	e.wantErrno("destroy a queue pair in a group", p.qps[1].Destroy(), syscall.EBUSY)
+	e.wantErrno("attach twice", p.qps[1].AttachMcast(group, 0), syscall.EINVAL)
 	a := e.ownAddress()
 	a.GRH.DGID = group
 	ah, err := p.pd.CreateAH(&a)
 	e.must("create ah", err)
 	destroyAtEnd(e, ah, ah.Destroy)
 	send := func(id uint64) {
-		wr := p.datagramRequest(id, ah, 16)
+		wr := p.newDatagramRequest(id, ah, 16)
 		wr.RemoteQPN = 0xffffff
-		p.postWR(0, wr)
+		p.postSendWR(0, wr)
 		e.waitOne(p.cqs[0], id, ib.WCSuccess)
 	}
 	fillPattern(p.buf[0].b, 1)
@@ -580,11 +580,11 @@ func testMcastDelivery(e *testEnv) {
 		e.Error("the datagram arrived changed")
 	}
 	e.must("detach", p.qps[1].DetachMcast(group, 0))
-	e.wantErr("detach twice", p.qps[1].DetachMcast(group, 0), syscall.EINVAL)
+	e.wantErrno("detach twice", p.qps[1].DetachMcast(group, 0), syscall.EINVAL)
 	p.postRecv(1, 2, 0, 100)
 	send(2)
 	own := e.newAH(p.pd)
-	p.postWR(0, p.datagramRequest(3, own, 5)) // is completed later, and consumed first
+	p.postSendWR(0, p.newDatagramRequest(3, own, 5)) // is completed later, and consumed first
 	if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); int(wc.ByteLen) != grhLen+5 {
 		e.Errorf("%d bytes arrived at one that had left the group", wc.ByteLen)
 	}
@@ -604,16 +604,16 @@ func testXRCSend(e *testEnv) {
 	}
 	ini := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: sender})
 	tgt := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
-	e.bringUp(ini, tgt.Num(), ib.QPRTS)
-	e.bringUp(tgt, ini.Num(), ib.QPRTS)
+	e.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
+	e.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
 	buf := e.newBuffer(pd, 256, allAccess)
 	for i, to := range []int{1, 0, 0, 1} {
 		fillPattern(buf.b[:16], i)
-		if n, err := srqs[to].PostRecv(ib.RecvWR{ID: uint64(10*to + i), SGList: buf.sgl(128, 16)}); n != 1 {
+		if n, err := srqs[to].PostRecv(ib.RecvWR{ID: uint64(10*to + i), SGList: buf.newSGL(128, 16)}); n != 1 {
 			e.Fatalf("post receive: %v", err)
 		}
 		n, err := ini.PostSend(ib.SendWR{
-			ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 16), RemoteSRQN: srqs[to].Num(),
+			ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 16), RemoteSRQN: srqs[to].Num(),
 		})
 		if n != 1 {
 			e.Fatalf("post send: %v", err)
@@ -633,18 +633,18 @@ func testXRCSend(e *testEnv) {
 			}
 		}})
 	for i := range uint64(2) {
-		e.postSRQ(limited, ib.RecvWR{ID: i, SGList: buf.sgl(128, 16)})
+		e.mustPostSRQ(limited, ib.RecvWR{ID: i, SGList: buf.newSGL(128, 16)})
 	}
 	e.must("arm the limit", limited.Modify(ib.SRQAttr{Limit: 2}, ib.SRQAttrLimit))
 	message := func(op ib.WROpcode) ib.WC {
 		e.Helper()
-		n, err := ini.PostSend(ib.SendWR{ID: 8, Opcode: op, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8),
+		n, err := ini.PostSend(ib.SendWR{ID: 8, Opcode: op, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 8),
 			RemoteSRQN: limited.Num(),
 			RemoteAddr: buf.addr + 64, RKey: buf.mr.RKey()})
 		if n != 1 {
 			e.Fatalf("post opcode %v: %v", op, err)
 		}
-		return e.waitOneOfAny(sender)
+		return e.waitAnyCompletion(sender)
 	}
 	if wc := message(ib.WRSend); wc.Status != ib.WCSuccess {
 		e.Fatalf("a message: %+v", wc)
@@ -672,14 +672,14 @@ func testXRCSend(e *testEnv) {
 				!bytes.Equal(buf.b, before))
 		}
 		e.resetQPs(ini, tgt)
-		e.bringUp(ini, tgt.Num(), ib.QPRTS)
-		e.bringUp(tgt, ini.Num(), ib.QPRTS)
+		e.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
+		e.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
 	}
-	e.wantErr("dealloc an XRC domain in use", x.Dealloc(), syscall.EBUSY)
-	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.sgl(0, 16), RemoteSRQN: 0xfffffe}); n != 1 {
+	e.wantErrno("dealloc an XRC domain in use", x.Dealloc(), syscall.EBUSY)
+	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.newSGL(0, 16), RemoteSRQN: 0xfffffe}); n != 1 {
 		e.Fatalf("post send: %v", err)
 	}
-	if wc := e.waitOneOfAny(sender); wc.Status == ib.WCSuccess || wc.ID != 9 {
+	if wc := e.waitAnyCompletion(sender); wc.Status == ib.WCSuccess || wc.ID != 9 {
 		e.Errorf("a message to a queue that is not: %+v", wc)
 	}
 }

@@ -52,10 +52,10 @@ func (e *testEnv) newSelfConnectedPair(pd *ib.PD) *pair {
 	p := &pair{e: e, pd: pd}
 	for i := range p.cqs {
 		p.cqs[i] = e.newCQ(2*e.queueLen, nil)
-		p.buf[i] = e.newBuffer(pd, bufLen, allAccess)
+		p.buf[i] = e.newBuffer(pd, pairBufferLen, allAccess)
 	}
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC})
-	e.bringUp(qp, qp.Num(), ib.QPRTS)
+	e.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
 	p.qps = [2]*ib.QP{qp, qp}
 	return p
 }
@@ -68,7 +68,7 @@ func (p *pair) moveToErr(side int) {
 func testSelfConnectedQP(e *testEnv) {
 	pd := e.newPD()
 	p := e.newSelfConnectedPair(pd)
-	for i, n := range []int{0, 1, 4097, bufLen} {
+	for i, n := range []int{0, 1, 4097, pairBufferLen} {
 		p.exchangeMessage(0, uint64(i), n)
 	}
 	const n = 5
@@ -92,7 +92,7 @@ func testSelfConnectedQP(e *testEnv) {
 		e.waitOne(p.cqs[0], uint64(i), ib.WCWRFlushErr)
 	}
 	e.resetQPs(p.qps[0])
-	e.bringUp(p.qps[0], p.qps[0].Num(), ib.QPRTS)
+	e.moveQPUpTo(p.qps[0], p.qps[0].Num(), ib.QPRTS)
 	for i := range n {
 		p.postRecv(0, uint64(i), 8*i, 8)
 	}
@@ -107,13 +107,13 @@ func testSelfConnectedQP(e *testEnv) {
 	sends()
 	var recvs []ib.RecvWR
 	for i := range n {
-		recvs = append(recvs, ib.RecvWR{ID: uint64(i), SGList: p.buf[1].sgl(0, 4)})
+		recvs = append(recvs, ib.RecvWR{ID: uint64(i), SGList: p.buf[1].newSGL(0, 4)})
 	}
 	if k, err := p.qps[0].PostRecv(recvs...); k != n {
 		e.Fatalf("post receive: %d of %d taken, %v", k, n, err)
 	}
 	for i := range n {
-		sent, got := e.waitOneOfAny(p.cqs[0]), e.waitOneOfAny(p.cqs[1])
+		sent, got := e.waitAnyCompletion(p.cqs[0]), e.waitAnyCompletion(p.cqs[1])
 		recvWant, sendWant := ib.WCWRFlushErr, ib.WCWRFlushErr
 		if i == 0 {
 			recvWant = ib.WCLocLenErr
@@ -145,12 +145,12 @@ func (p *pair) moveToErrWhileSending() {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for i := range uint64(e.queueLen) {
-			if n, _ := p.qps[0].PostRecv(ib.RecvWR{ID: i, SGList: p.buf[1].sgl(0, 8)}); n == 0 {
+			if n, _ := p.qps[0].PostRecv(ib.RecvWR{ID: i, SGList: p.buf[1].newSGL(0, 8)}); n == 0 {
 				return
 			}
 			received.Add(1)
 			if n, _ := p.qps[0].PostSend(ib.SendWR{ID: i, Opcode: ib.WRSend, Flags: ib.SendSignaled,
-				SGList: p.buf[0].sgl(0, 8)}); n == 0 {
+				SGList: p.buf[0].newSGL(0, 8)}); n == 0 {
 				return
 			}
 			sent.Add(1)
@@ -163,7 +163,7 @@ func (p *pair) moveToErrWhileSending() {
 	for side, n := range []int64{sent.Load(), received.Load()} {
 		over := false
 		for i := range uint64(n) {
-			wc := e.waitOneOfAny(p.cqs[side])
+			wc := e.waitAnyCompletion(p.cqs[side])
 			ok := wc.Status == ib.WCWRFlushErr || wc.Status == ib.WCSuccess && !over
 			if over = over || wc.Status != ib.WCSuccess; wc.ID != i || !ok {
 				e.Fatalf("a queue pair that sends to itself has gone to ERR: work request %d completed with %q, want %d", wc.ID,
@@ -171,7 +171,7 @@ func (p *pair) moveToErrWhileSending() {
 			}
 		}
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for side := range p.cqs {
 		if n, _ := p.cqs[side].Poll(make([]ib.WC, 1)); n != 0 {
 			e.Error("a queue pair that sends to itself has gone to ERR: a work request has completed twice")
@@ -187,7 +187,7 @@ var reliableOpcodes = []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}
 func (p *pair) postTwoRequests(op ib.WROpcode, to *pair) bool {
 	p.e.Helper()
 	for id := range uint64(2) {
-		wr := to.rdmaRequest(1+id, op, p.buf[0].sgl(0, 64), 128)
+		wr := to.newRDMARequest(1+id, op, p.buf[0].newSGL(0, 64), 128)
 		if !p.postIfSupported(fmt.Sprintf("opcode %d", op), 0, wr) {
 			p.e.Logf("the driver has no opcode %d", op)
 			return false
@@ -201,7 +201,7 @@ func (p *pair) waitRequestsFailed(when string) {
 	e := p.e
 	e.Helper()
 	for i, want := range []ib.WCStatus{ib.WCRetryExcErr, ib.WCWRFlushErr} {
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.ID != uint64(1+i) || wc.Status != want {
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.ID != uint64(1+i) || wc.Status != want {
 			e.Fatalf("%s: work request %d completed with %q, want %d with %q", when, wc.ID, wc.Status, 1+i, want)
 		}
 	}
@@ -221,8 +221,8 @@ func testPeerInInit(e *testEnv) {
 	for _, op := range reliableOpcodes {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		e.resetQPs(p.qps[:]...)
-		e.bringUp(p.qps[1], 0, ib.QPInit)
-		e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[1], 0, ib.QPInit)
+		e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
 		if op == ib.WRSend {
 			p.postRecv(1, 1, 128, 64)
 			p.postRecv(1, 2, 128, 64)
@@ -237,7 +237,7 @@ func testPeerInInit(e *testEnv) {
 			all = append(all, early{p, op, e.psn, bytes.Clone(source)})
 		}
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	for _, p := range all {
 		wc := make([]ib.WC, 1)
 		if n, _ := p.cqs[0].Poll(wc); n != 0 {
@@ -245,7 +245,7 @@ func testPeerInInit(e *testEnv) {
 				wc[0].Status)
 		}
 		e.psn = p.psn
-		e.must("modify to RTR", p.qps[1].Modify(e.qpAttr(ib.QPRTR, p.qps[0].Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
+		e.must("modify to RTR", p.qps[1].Modify(e.newQPAttr(ib.QPRTR, p.qps[0].Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
 	}
 	for _, p := range all {
 		for id := range uint64(2) {
@@ -260,8 +260,8 @@ func testPeerInInit(e *testEnv) {
 	}
 }
 
-// useShortTimeout gives later connections the shortest timeout.
-func (e *testEnv) useShortTimeout() (back func()) {
+// useShortestTimeout gives later connections the shortest timeout.
+func (e *testEnv) useShortestTimeout() (back func()) {
 	timeout, retries := e.timeout, e.retries
 	e.timeout, e.retries = 8, 1 // 1 ms
 	return func() { e.timeout, e.retries = timeout, retries }
@@ -278,7 +278,7 @@ func testRequestToDestroyedPeer(e *testEnv) {
 			{"in ERR", func(p *pair) { p.moveToErr(1) }},
 			{"destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
 		} {
-			back := e.useShortTimeout()
+			back := e.useShortestTimeout()
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 			back()
 			p.postRecv(1, 1, 128, 64)
@@ -290,7 +290,7 @@ func testRequestToDestroyedPeer(e *testEnv) {
 			}
 			what := fmt.Sprintf("opcode %d to a peer that is %s", op, c.how)
 			p.waitRequestsFailed(what)
-			if !allZero(p.buf[1].b) {
+			if !isAllZero(p.buf[1].b) {
 				e.Fatalf("%s: the memory was changed", what)
 			}
 			var wc [2]ib.WC
@@ -308,11 +308,11 @@ func (e *testEnv) sendToForeignPeer(pd *ib.PD, op ib.WROpcode) {
 	e.Helper()
 	for _, ahead := range []uint32{0x10001, 1<<24 - 0x10001} {
 		they := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		back, psn := e.useShortTimeout(), e.psn
+		back, psn := e.useShortestTimeout(), e.psn
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		e.resetQPs(p.qps[0])
 		e.psn = (psn + ahead) & 0xffffff
-		e.bringUp(p.qps[0], they.qps[1].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[0], they.qps[1].Num(), ib.QPRTS)
 		e.psn = psn
 		back()
 		they.postRecv(1, 5, 128, 64)
@@ -327,7 +327,7 @@ func (e *testEnv) sendToForeignPeer(pd *ib.PD, op ib.WROpcode) {
 		if n, _ := they.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
 			e.Fatalf("%s: the receive of the other's message has completed", what)
 		}
-		if !allZero(they.buf[1].b) {
+		if !isAllZero(they.buf[1].b) {
 			e.Fatalf("%s: the memory was changed", what)
 		}
 		they.postSend(0, 6, 64)
@@ -341,7 +341,7 @@ func (e *testEnv) sendToForeignPeer(pd *ib.PD, op ib.WROpcode) {
 
 func testPeerLeavesWhileWaiting(e *testEnv) {
 	pd := e.newPD()
-	defer e.useShortTimeout()()
+	defer e.useShortestTimeout()()
 	for _, init := range []bool{false, true} {
 		for _, c := range []struct {
 			how string
@@ -352,7 +352,7 @@ func testPeerLeavesWhileWaiting(e *testEnv) {
 			{"is destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
 			{"is connected to another", func(p *pair) {
 				e.resetQPs(p.qps[1])
-				e.bringUp(p.qps[1], p.qps[1].Num(), ib.QPRTS)
+				e.moveQPUpTo(p.qps[1], p.qps[1].Num(), ib.QPRTS)
 				p.postRecv(1, 7, 128, 64)
 			}},
 		} {
@@ -360,20 +360,20 @@ func testPeerLeavesWhileWaiting(e *testEnv) {
 			what := fmt.Sprintf("a sender that waits for a receive of a peer that %s", c.how)
 			if init {
 				e.resetQPs(p.qps[:]...)
-				e.bringUp(p.qps[1], 0, ib.QPInit)
-				e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+				e.moveQPUpTo(p.qps[1], 0, ib.QPInit)
+				e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
 				what = fmt.Sprintf("a sender to a peer that is in INIT, and %s", c.how)
 			}
 			fillPattern(p.buf[0].b[:64], 1)
 			clear(p.buf[1].b)
 			p.postTwoRequests(ib.WRSend, p)
-			e.awaitCallbacks()
+			e.awaitDueCallbacks()
 			c.end(p)
 			p.waitRequestsFailed(what)
 			if n, _ := p.cqs[1].Poll(make([]ib.WC, 1)); n != 0 {
 				e.Fatalf("%s: its receive has completed", what)
 			}
-			if !allZero(p.buf[1].b) {
+			if !isAllZero(p.buf[1].b) {
 				e.Fatalf("%s: the memory was changed", what)
 			}
 		}
@@ -399,7 +399,7 @@ func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	small, err := e.dev.CreateCQ(ib.CQInit{Entries: 4, Event: func(_ *ib.CQ, ev ib.EventType) { events.Add(1) }})
 	e.must("create cq", err)
 	destroyAtEnd(e, small, small.Destroy)
-	room := e.room(small)
+	room := e.cqCapacity(small)
 	// Side 0 has the small queue, for its sends or for its receives.
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
@@ -415,8 +415,8 @@ func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 		}
 		p.qps[i] = e.newQP(pd, init)
 	}
-	e.bringUp(p.qps[0], p.qps[1].Num(), ib.QPRTS)
-	e.bringUp(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+	e.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
 	from, to := 1, 0
 	if send {
 		from, to = 0, 1
@@ -428,7 +428,7 @@ func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	}
 	post := func(side, id int) {
 		e.Helper()
-		p.postWR(side, ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].sgl(0, 8),
+		p.postSendWR(side, ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].newSGL(0, 8),
 			AH: ah, RemoteQPN: p.qps[1-side].Num(), RemoteQKey: qkey})
 	}
 	message := func(id int) {
@@ -438,9 +438,9 @@ func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	}
 	for i := range room {
 		message(i)
-		e.waitOneOfAny(p.cqs[1]) // on the other side
+		e.waitAnyCompletion(p.cqs[1]) // on the other side
 	}
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := events.Load(); n != 0 {
 		e.Fatalf("%d events of a queue that is just full", n)
 	}
@@ -459,7 +459,7 @@ func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 		post(0, 1<<20)
 	}
 	e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // the flush error of the other queue
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)
 	}
@@ -470,14 +470,14 @@ func testOverrunInSQE(e *testEnv) {
 	e.allowViolation(check.RuleCQTooSmall)
 	pd, recvs := e.newPD(), e.newCQ(16, nil)
 	small, buf := e.newCQ(4, nil), e.newBuffer(pd, 64, allAccess)
-	room := e.room(small)
+	room := e.cqCapacity(small)
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: small, RecvCQ: recvs, Type: ib.QPTypeUD,
 		Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
-	e.bringUp(qp, 0, ib.QPRTS)
-	if n, err := qp.PostRecv(ib.RecvWR{ID: 1 << 20, SGList: buf.sgl(0, 64)}); n != 1 {
+	e.moveQPUpTo(qp, 0, ib.QPRTS)
+	if n, err := qp.PostRecv(ib.RecvWR{ID: 1 << 20, SGList: buf.newSGL(0, 64)}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.sgl(0, 8), AH: e.newAH(pd), RemoteQPN: qp.Num(),
+	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 8), AH: e.newAH(pd), RemoteQPN: qp.Num(),
 		RemoteQKey: qkey + 1}
 	post := func(wrs ...ib.SendWR) {
 		e.Helper()

@@ -36,8 +36,8 @@ var queuePairChecks = []ruleTest{
 	},
 }
 
-// qpModel is the expected state of a queue pair.
-type qpModel struct {
+// expectedQPState is the expected state of a queue pair.
+type expectedQPState struct {
 	e     *testEnv
 	qp    *ib.QP
 	state string
@@ -45,10 +45,10 @@ type qpModel struct {
 
 // stepRandomly makes a transition with required attributes, some optional ones, and sometimes an invalid one, and
 // checks the result. choose returns a number below its argument.
-func (m *qpModel) stepRandomly(choose func(n int) int) error {
+func (m *expectedQPState) stepRandomly(choose func(n int) int) error {
 	kind := m.qp.Type().String()
 	to := qptable.States[choose(len(qptable.States))]
-	required, optional, known := qptable.Step(m.state, to, kind)
+	required, optional, known := qptable.TransitionAttrs(m.state, to, kind)
 	if !known && choose(4) > 0 { // mostly valid transitions
 		return nil
 	}
@@ -62,8 +62,8 @@ func (m *qpModel) stepRandomly(choose func(n int) int) error {
 		mask ^= qptable.Attrs[attrNames[choose(len(attrNames))]]
 	}
 	mask &^= qptable.Attrs["alt"] | qptable.Attrs["mig"] // the existence of alternate paths depends on the device
-	want := qptable.Allowed(m.state, to, kind, mask)
-	a := m.e.qpAttr(parseQPState(to), m.qp.Num())
+	want := qptable.IsMaskAllowed(m.state, to, kind, mask)
+	a := m.e.newQPAttr(parseQPState(to), m.qp.Num())
 	a.CurState = parseQPState(m.state)
 	err := m.qp.Modify(a, ib.QPAttrMask(mask))
 	switch {
@@ -134,7 +134,7 @@ func testQPTransitions(e *testEnv) {
 			continue
 		}
 		types++
-		m := &qpModel{e: e, qp: qp, state: "RESET"}
+		m := &expectedQPState{e: e, qp: qp, state: "RESET"}
 		for range 600 * e.cfg.load {
 			e.must("modify qp", m.stepRandomly(r.IntN))
 		}
@@ -151,9 +151,9 @@ func testQueryReturnsModified(e *testEnv) {
 	if err != nil || a.State != ib.QPReset || init.SendCQ != cq || init.Type != ib.QPTypeRC {
 		e.Errorf("new: %+v, %+v, %v", a, init, err)
 	}
-	e.bringUp(qp, 0x4711, ib.QPRTS)
+	e.moveQPUpTo(qp, 0x4711, ib.QPRTS)
 	a, _, err = qp.Query(ib.QPAttrState | ib.QPAttrAV)
-	w := e.qpAttr(ib.QPRTS, 0x4711)
+	w := e.newQPAttr(ib.QPRTS, 0x4711)
 	if err != nil || a.State != w.State || a.DestQPN != w.DestQPN || a.RQPSN != w.RQPSN || a.SQPSN != w.SQPSN ||
 		a.PathMTU != w.PathMTU || a.AccessFlags != w.AccessFlags || a.AH.GRH.DGID != w.AH.GRH.DGID ||
 		a.Timeout != w.Timeout ||
@@ -168,7 +168,7 @@ func testQueryReturnsModified(e *testEnv) {
 
 func testGrantedCapacities(e *testEnv) {
 	pd, cq := e.newPD(), e.newCQ(8, nil)
-	all := e.defaultCap()
+	all := e.defaultQPCap()
 	for _, c := range []ib.QPCap{
 		{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
 		{MaxSendWR: min(7, all.MaxSendWR), MaxRecvWR: min(33, all.MaxRecvWR), MaxSendSGE: min(2, all.MaxSendSGE),

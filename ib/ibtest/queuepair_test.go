@@ -19,8 +19,8 @@ func TestModifySequencesFollowModel(t *testing.T) {
 		choices := rapid.SliceOf(rapid.IntRange(0, 1<<20)).Draw(rt, "choices")
 		r := recordRun(t, func(r *recordingTB) {
 			e := newTestEnv(r, cfg, false)
-			e.register()
-			m := &qpModel{e: e, qp: e.newQPOfType(kind, e.newPD(), e.newCQ(8, nil)), state: "RESET"}
+			e.registerDevice()
+			m := &expectedQPState{e: e, qp: e.newQPOfType(kind, e.newPD(), e.newCQ(8, nil)), state: "RESET"}
 			for len(choices) > 0 {
 				e.must("modify qp", m.stepRandomly(func(n int) int {
 					if len(choices) == 0 {

@@ -77,14 +77,14 @@ func testConcurrentPoll(e *testEnv) {
 		n := min(e.queueLen, total-sent)
 		wrs := make([]ib.SendWR, n)
 		for i := range wrs {
-			wrs[i] = messages.messageRequest(uint64(sent+i), 8)
+			wrs[i] = messages.newMessageRequest(uint64(sent+i), 8)
 			messages.prepareReceive(uint64(sent+i), 8)
 		}
 		if k, err := p.qps[0].PostSend(wrs...); k != n {
 			e.Fatalf("post send: %d of %d taken, %v", k, n, err)
 		}
 		for i := range wrs {
-			messages.waitArrived(uint64(sent + i))
+			messages.waitMessageArrived(uint64(sent + i))
 		}
 		sent += n
 		e.eventually("all completions", func() bool { return e.Failed() || count.Load() >= int64(sent) })
@@ -115,7 +115,7 @@ func testConcurrentPost(e *testEnv) {
 			for k := 0; k < each; {
 				wrs := make([]ib.SendWR, min(1+k%3, each-k))
 				for i := range wrs {
-					wrs[i] = messages.messageRequest(uint64(t)<<32|uint64(k+i), 8)
+					wrs[i] = messages.newMessageRequest(uint64(t)<<32|uint64(k+i), 8)
 					select {
 					case credit <- struct{}{}:
 					case <-quit:
@@ -143,7 +143,7 @@ func testConcurrentPost(e *testEnv) {
 	next := [posters]uint64{}
 	for range posters * each {
 		wc := e.waitCompletions(p.cqs[0], 1)[0]
-		messages.waitArrived(0)
+		messages.waitMessageArrived(0)
 		messages.prepareReceive(0, 8)
 		select {
 		case <-credit:
@@ -180,15 +180,15 @@ func testConcurrentCreateDestroy(e *testEnv) {
 			}
 			for i := range qps {
 				for s := ib.QPInit; s <= ib.QPRTS; s++ {
-					if err := qps[i].Modify(e.qpAttr(s, qps[1-i].Num()), transitionMask(ib.QPTypeRC, s)); err != nil {
+					if err := qps[i].Modify(e.newQPAttr(s, qps[1-i].Num()), transitionMask(ib.QPTypeRC, s)); err != nil {
 						return err
 					}
 				}
 			}
 			at := int(messages.Add(1)) * 8 % len(p.buf[1].b)
-			_, err = qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(at, 8)})
+			_, err = qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(at, 8)})
 			if err == nil {
-				_, err = qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+				_, err = qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)})
 			}
 			if err == nil {
 				err = e.pollSpinning(cq, 2)
@@ -220,7 +220,7 @@ func testDestroyUnderTraffic(e *testEnv) {
 		var wg sync.WaitGroup
 		wg.Go(func() { // until the peer's destruction makes them fail
 			for range e.queueLen {
-				p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+				p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)})
 			}
 		})
 		yieldBriefly()

@@ -112,7 +112,7 @@ func (e *testEnv) rejectedObjectCalls(pd *ib.PD, cq *ib.CQ) (all []rejectedCall)
 	add := func(what string, call func() error) {
 		all = append(all, rejectedCall{what, func() (func() error, error) { return func() error { return nil }, call() }})
 	}
-	sgl := e.newBuffer(pd, 64, ib.AccessLocalWrite).sgl(0, 8)
+	sgl := e.newBuffer(pd, 64, ib.AccessLocalWrite).newSGL(0, 8)
 	for _, kind := range queuePairTypes {
 		if e.newQPOfType(kind, pd, cq) == nil {
 			continue
@@ -134,7 +134,7 @@ func (e *testEnv) rejectedObjectCalls(pd *ib.PD, cq *ib.CQ) (all []rejectedCall)
 		add(fmt.Sprintf("%v: modify without attributes", kind),
 			func() error { return qp.Modify(ib.QPAttr{State: ib.QPInit}, ib.QPAttrState) })
 		up := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
-		e.bringUp(up, up.Num(), ib.QPRTS)
+		e.moveQPUpTo(up, up.Num(), ib.QPRTS)
 		post(up, "of no known opcode", ib.SendWR{Opcode: 0x77, SGList: sgl})
 		post(up, "of too many elements", ib.SendWR{Opcode: ib.WRSend, SGList: slices.Repeat(sgl, int(c.MaxSendSGE)+1)})
 		post(up, "of too many bytes inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline,
@@ -146,7 +146,7 @@ func (e *testEnv) rejectedObjectCalls(pd *ib.PD, cq *ib.CQ) (all []rejectedCall)
 			return err
 		})
 		add(fmt.Sprintf("%v: modify RTS to INIT", kind), func() error {
-			return up.Modify(e.qpAttr(ib.QPInit, up.Num()),
+			return up.Modify(e.newQPAttr(ib.QPInit, up.Num()),
 				transitionMask(kind, ib.QPInit))
 		})
 	}
@@ -231,7 +231,7 @@ func testRejectedCallLeavesNothing(e *testEnv) {
 	kept := []struct {
 		what  string
 		count func() int
-	}{{"a goroutine stays each time", runtime.NumGoroutine}, {"what it has made stays in memory each time", liveObjects}}
+	}{{"a goroutine stays each time", runtime.NumGoroutine}, {"what it has made stays in memory each time", liveObjectCount}}
 	counts := func() (n []int) {
 		for _, k := range kept {
 			n = append(n, k.count())
@@ -281,8 +281,8 @@ func testRejectedCallLeavesNothing(e *testEnv) {
 	e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd}).exchangeMessage(0, 1, 8)
 }
 
-// liveObjects returns the number of live objects of the process, including those created since the collection.
-func liveObjects() int {
+// liveObjectCount returns the number of live objects of the process, including those created since the collection.
+func liveObjectCount() int {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m)
@@ -300,7 +300,7 @@ type regionProbe struct {
 	seed  int
 }
 
-func (r *regionProbe) checkUnchanged(after string) {
+func (r *regionProbe) checkRegionUnchanged(after string) {
 	e := r.e
 	e.Helper()
 	p, b := r.p, r.b
@@ -310,10 +310,10 @@ func (r *regionProbe) checkUnchanged(after string) {
 	clear(r.fresh.b)
 	key, at := b.mr.RKey(), b.addr+8
 	wr := func(op ib.WROpcode, of *pair) ib.SendWR {
-		return ib.SendWR{Opcode: op, SGList: of.buf[0].sgl(0, 8), RemoteAddr: at, RKey: key}
+		return ib.SendWR{Opcode: op, SGList: of.buf[0].newSGL(0, 8), RemoteAddr: at, RKey: key}
 	}
 	p.wantPostStatus(after+": write by a queue pair of its domain", wr(ib.WRRDMAWrite, p), ib.WCSuccess)
-	if !bytes.Equal(b.b[8:16], p.buf[0].b[:8]) || !allZero(r.fresh.b) {
+	if !bytes.Equal(b.b[8:16], p.buf[0].b[:8]) || !isAllZero(r.fresh.b) {
 		e.Fatalf("%s: the data of a write are not where they should be", after)
 	}
 	p.wantPostStatus(after+": read, for which it has no right", wr(ib.WRRDMARead, p), ib.WCRemAccessErr)
@@ -326,7 +326,7 @@ func (r *regionProbe) checkUnchanged(after string) {
 			want = ib.WCLocProtErr
 		}
 		of.postRecv(1, 1, 64, 8)
-		if got := of.postAndWait(ib.SendWR{Opcode: ib.WRSend, SGList: b.sgl(8, 8)}); got != want {
+		if got := of.postAndWait(ib.SendWR{Opcode: ib.WRSend, SGList: b.newSGL(8, 8)}); got != want {
 			e.Fatalf("%s: send from it: got %q, want %q", after, got, want)
 		}
 		if want == ib.WCSuccess {
@@ -350,7 +350,7 @@ func testRejectedReregChangesNothing(e *testEnv) {
 	e.requireFeature("reregistration", b.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: access}))
 	r := &regionProbe{e: e, p: p, other: e.newPair(pairConfig{kind: ib.QPTypeRC}), b: b, fresh: e.newBuffer(p.pd, 64,
 		access)}
-	r.checkUnchanged("at first")
+	r.checkRegionUnchanged("at first")
 	to := ib.MRChange{PD: r.other.pd, Space: e.mem, Addr: r.fresh.addr, Length: 64, IOVA: b.addr}
 	const all = ib.MRChangePD | ib.MRChangeAccess | ib.MRChangeTranslation
 	tested := false
@@ -361,7 +361,7 @@ func testRejectedReregChangesNothing(e *testEnv) {
 			if err := b.mr.Rereg(flags, to); err == nil {
 				e.Fatalf("Rereg, changes %#x, to rights %v, which RegMR refuses: was done", flags, to.Access)
 			}
-			r.checkUnchanged(fmt.Sprintf("after a Rereg, changes %#x, to rights %v, that was refused", flags, to.Access))
+			r.checkRegionUnchanged(fmt.Sprintf("after a Rereg, changes %#x, to rights %v, that was refused", flags, to.Access))
 			tested = true
 		}
 	}
@@ -383,8 +383,8 @@ func testRejectedReregChangesNothing(e *testEnv) {
 		r.b = bindable
 		to.PD, to.Access = r.other.pd, access|ib.AccessRemoteRead
 		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangePD, ib.MRChangeTranslation, all} {
-			e.wantErr("Rereg of a region with a window", bindable.mr.Rereg(flags, to), syscall.EBUSY, syscall.EINVAL)
-			r.checkUnchanged(fmt.Sprintf("after a Rereg, changes %#x, of a region with a window", flags))
+			e.wantErrno("Rereg of a region with a window", bindable.mr.Rereg(flags, to), syscall.EBUSY, syscall.EINVAL)
+			r.checkRegionUnchanged(fmt.Sprintf("after a Rereg, changes %#x, of a region with a window", flags))
 			tested = true
 		}
 		e.destroy(mw)

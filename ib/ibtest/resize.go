@@ -27,16 +27,16 @@ func testCQResizeKeepsOrder(e *testEnv) {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		cq := e.newCQ(first, nil)
 		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{
-			MaxSendWR: 1, MaxRecvWR: e.defaultCap().MaxRecvWR, MaxSendSGE: 1, MaxRecvSGE: 1}})
+			MaxSendWR: 1, MaxRecvWR: e.defaultQPCap().MaxRecvWR, MaxSendSGE: 1, MaxRecvSGE: 1}})
 		e.resetQPs(p.qps[0])
-		e.bringUp(p.qps[0], qp.Num(), ib.QPRTS)
-		e.bringUp(qp, p.qps[0].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[0], qp.Num(), ib.QPRTS)
+		e.moveQPUpTo(qp, p.qps[0].Num(), ib.QPRTS)
 		next, polled := 0, 0
 		// complete adds n completions; the sender's completions prove that they are in the queue.
 		complete := func(n int) {
 			e.Helper()
 			for range n {
-				if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(next), SGList: p.buf[1].sgl(0, 8)}); k != 1 {
+				if k, err := qp.PostRecv(ib.RecvWR{ID: uint64(next), SGList: p.buf[1].newSGL(0, 8)}); k != 1 {
 					e.Fatalf("post receive: %v", err)
 				}
 				p.postSend(0, uint64(next), 8)
@@ -64,7 +64,7 @@ func testCQResizeKeepsOrder(e *testEnv) {
 				case err != nil && to >= held:
 					e.Fatalf("resize a completion queue with %d completions to %d: %v", held, to, err)
 				case err != nil:
-					e.wantErr("resize below what is in the queue", err, syscall.EINVAL)
+					e.wantErrno("resize below what is in the queue", err, syscall.EINVAL)
 					if now != before {
 						e.Fatalf("after a resize that failed there are %d entries, before it %d", now, before)
 					}
@@ -106,7 +106,7 @@ func testSRQResizeKeepsReceives(e *testEnv) {
 		s.resizeTo(first + 8)
 		s.tryInvalidSizes(3)
 		s.consumeRecvs(1)
-		e.awaitCallbacks()
+		e.awaitDueCallbacks()
 		if n := limits.Swap(0); n != 0 {
 			e.Fatalf("%d limit events when as many receives are left as the limit, want 0", n)
 		}
@@ -120,8 +120,8 @@ func testSRQResizeKeepsReceives(e *testEnv) {
 		for s.remainingRecvs() < s.capacity() { // up to the new capacity
 			s.postRecvs(1)
 		}
-		if n, err := srq.PostRecv(ib.RecvWR{SGList: s.buf[1].sgl(0, 8)}); n == 0 {
-			e.wantErr("post to a full shared receive queue", err, syscall.ENOMEM)
+		if n, err := srq.PostRecv(ib.RecvWR{SGList: s.buf[1].newSGL(0, 8)}); n == 0 {
+			e.wantErrno("post to a full shared receive queue", err, syscall.ENOMEM)
 		} else {
 			e.Errorf("a shared receive queue takes more than the %d that Query reports", s.capacity())
 		}
@@ -147,7 +147,7 @@ func (s *numberedSRQ) capacity() int {
 func (s *numberedSRQ) postRecvs(n int) {
 	s.e.Helper()
 	for range n {
-		if k, err := s.srq.PostRecv(ib.RecvWR{ID: uint64(s.next), SGList: s.buf[1].sgl(8*(s.next%1000), 8)}); k != 1 {
+		if k, err := s.srq.PostRecv(ib.RecvWR{ID: uint64(s.next), SGList: s.buf[1].newSGL(8*(s.next%1000), 8)}); k != 1 {
 			s.e.Fatalf("post receive with %d of %d in the queue: %v", s.remainingRecvs(), s.capacity(), err)
 		}
 		s.next++
@@ -178,8 +178,8 @@ func (s *numberedSRQ) consumeRecvs(n int) {
 // sendMessage sends the i-th message.
 func (s *numberedSRQ) sendMessage(i int) {
 	s.e.Helper()
-	s.pair.postWR(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled,
-		SGList: s.buf[0].sgl(8*(i%1000), 8)})
+	s.pair.postSendWR(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled,
+		SGList: s.buf[0].newSGL(8*(i%1000), 8)})
 }
 
 // resizeTo requests another capacity, which the driver may round up. It must fail if the receives do not fit.
@@ -199,7 +199,7 @@ func (s *numberedSRQ) resizeTo(to uint32) {
 	case int(to) >= s.remainingRecvs():
 		s.e.Fatalf("resize a shared receive queue with %d receives to %d: %v", s.remainingRecvs(), to, err)
 	default:
-		s.e.wantErr("resize below what is in the queue", err, syscall.EINVAL)
+		s.e.wantErrno("resize below what is in the queue", err, syscall.EINVAL)
 		if after != before {
 			s.e.Fatalf("after a resize that failed Query reports %+v, before it %+v", after, before)
 		}
@@ -216,7 +216,7 @@ func (s *numberedSRQ) tryInvalidSizes(sizes ...uint32) {
 	s.e.must("query srq", err)
 	unchanged := func(what string, a ib.SRQAttr, mask ib.SRQAttrMask) {
 		s.e.Helper()
-		s.e.wantErr(what, s.srq.Modify(a, mask), syscall.EINVAL)
+		s.e.wantErrno(what, s.srq.Modify(a, mask), syscall.EINVAL)
 		after, err := s.srq.Query()
 		s.e.must("query srq", err)
 		if after != before {

@@ -19,23 +19,23 @@ var retriedChecks = []ruleTest{
 	},
 }
 
-// retriedInline is the inline capacity that the check needs.
-const retriedInline = 48
+// retriedInlineCap is the inline capacity that the check needs.
+const retriedInlineCap = 48
 
 // testRetriedMessages posts messages without receives, and then posts the receives one after the other.
 func testRetriedMessages(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	qp, err := p.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
-		Cap: ib.QPCap{MaxSendWR: e.defaultCap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.defaultCap().MaxSendSGE, MaxRecvSGE: 1,
-			MaxInlineData: retriedInline},
+		Cap: ib.QPCap{MaxSendWR: e.defaultQPCap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.defaultQPCap().MaxSendSGE, MaxRecvSGE: 1,
+			MaxInlineData: retriedInlineCap},
 	})
 	inline := err == nil
 	if inline {
 		destroyAtEnd(e, qp, qp.Destroy)
 		e.resetQPs(p.qps[:]...)
-		e.bringUp(qp, p.qps[1].Num(), ib.QPRTS)
-		e.bringUp(p.qps[1], qp.Num(), ib.QPRTS)
+		e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
 		p.qps[0] = qp
 	} else {
 		e.Logf("the driver has no inline data: %v", err)
@@ -48,7 +48,7 @@ func testRetriedMessages(e *testEnv) {
 		times = 3       // outstanding messages
 		place = 7 << 10 // bytes per destination
 		recvs = times * place
-		most  = bufLen - recvs
+		most  = pairBufferLen - recvs
 	)
 	for _, c := range []struct {
 		name   string
@@ -62,7 +62,7 @@ func testRetriedMessages(e *testEnv) {
 		{"SEND of several packets", ib.WRSend, false, []int{4000, 1, 5000, 1400}},
 		{"SEND with immediate of three elements", ib.WRSendWithImm, false, []int{3, 100, 7}},
 		{"inline SEND", ib.WRSend, true, []int{31}},
-		{"inline SEND with immediate", ib.WRSendWithImm, true, []int{retriedInline}},
+		{"inline SEND with immediate", ib.WRSendWithImm, true, []int{retriedInlineCap}},
 		{"RDMA WRITE with immediate", ib.WRRDMAWriteWithImm, false, []int{64}},
 		{"RDMA WRITE with immediate of four elements", ib.WRRDMAWriteWithImm, false, []int{9, 100, 17, 3}},
 		{"RDMA WRITE with immediate of several packets", ib.WRRDMAWriteWithImm, false, []int{5000, 2, 2000}},
@@ -81,7 +81,7 @@ func testRetriedMessages(e *testEnv) {
 			}
 			for k, n := range c.parts {
 				off := 6000*k + 100*i
-				wr.SGList = append(wr.SGList, a.sge(off, n))
+				wr.SGList = append(wr.SGList, a.newSGE(off, n))
 				want[i] = append(want[i], a.b[off:off+n]...)
 			}
 			if c.inline {
@@ -101,7 +101,7 @@ func testRetriedMessages(e *testEnv) {
 			if i < times-1 {
 				continue
 			}
-			e.awaitCallbacks() // so that the first has found no receive
+			e.awaitDueCallbacks() // so that the first has found no receive
 			for i, want := range want {
 				p.postRecv(1, uint64(i), recvs, most)
 				what := fmt.Sprintf("%s, number %d without a receive at first", c.name, i)
@@ -111,15 +111,15 @@ func testRetriedMessages(e *testEnv) {
 				if write {
 					got, rest = b.b[place*i:place*(i+1)], b.b[recvs:]
 				}
-				if int(wc.ByteLen) != len(want) || !bytes.Equal(got[:len(want)], want) || !allZero(rest) ||
-					!allZero(got[len(want):]) {
+				if int(wc.ByteLen) != len(want) || !bytes.Equal(got[:len(want)], want) || !isAllZero(rest) ||
+					!isAllZero(got[len(want):]) {
 					e.Fatalf("%s: %d bytes arrived, want %d, the same: %v, nothing elsewhere: %v", what, wc.ByteLen, len(want),
-						bytes.Equal(got[:len(want)], want), allZero(rest) && allZero(got[len(want):]))
+						bytes.Equal(got[:len(want)], want), isAllZero(rest) && isAllZero(got[len(want):]))
 				}
 				if c.op != ib.WRSend && (wc.Imm != 0x0a0b0c00+uint32(i) || wc.Flags&ib.WCWithImm == 0) {
 					e.Fatalf("%s: completed as %+v, want immediate data %#x", what, wc, 0x0a0b0c00+i)
 				}
-				e.awaitCallbacks() // so that the next one has found no receive, again
+				e.awaitDueCallbacks() // so that the next one has found no receive, again
 			}
 		}
 	}

@@ -13,13 +13,13 @@ var correctDrivers = []struct {
 	name  string
 	alter func(d *wrongDriver)
 }{
-	{"small", func(d *wrongDriver) { setLimits(d, 2, 32, 512) }},
-	{"smallest", func(d *wrongDriver) { setLimits(d, 1, 16, 256) }},
+	{"small", func(d *wrongDriver) { setDeviceLimits(d, 2, 32, 512) }},
+	{"smallest", func(d *wrongDriver) { setDeviceLimits(d, 1, 16, 256) }},
 	{"few queue pairs", func(d *wrongDriver) {
 		const most = 64
 		d.limits = func(a *ib.DeviceAttr) { a.MaxQP = most }
 		d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
-			if len(copyList(d, &d.qps)) >= most {
+			if len(copyListLocked(d, &d.qps)) >= most {
 				return fmt.Errorf("%d queue pairs: %w", most, syscall.ENOMEM)
 			}
 			return nil
@@ -41,8 +41,8 @@ func TestCorrectDriversPass(t *testing.T) {
 	}
 }
 
-// setLimits gives the device the limits of small hardware for SEND.
-func setLimits(d *wrongDriver, elements, requests, completions int) {
+// setDeviceLimits gives the device the limits of small hardware for SEND.
+func setDeviceLimits(d *wrongDriver, elements, requests, completions int) {
 	d.limits = func(a *ib.DeviceAttr) {
 		a.MaxSendSGE, a.MaxRecvSGE, a.MaxSGERd, a.MaxSRQSGE = elements, elements, 1, elements
 		a.MaxQPWR, a.MaxSRQWR, a.MaxCQE = requests, requests, completions

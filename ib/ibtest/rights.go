@@ -67,21 +67,21 @@ func testLocalKeyRights(e *testEnv) {
 		if wc.Status != want {
 			e.Errorf("%s: completed with %q, want %q", what, wc.Status, want)
 		}
-		if b != nil && !allZero(b.b) {
+		if b != nil && !isAllZero(b.b) {
 			e.Errorf("%s: the memory was changed", what)
 		}
 	}
-	sge := func(b *registeredBuffer) []ib.SGE { return b.sgl(0, 8) }
+	sge := func(b *registeredBuffer) []ib.SGE { return b.newSGL(0, 8) }
 	send := func(what string, b *registeredBuffer) {
 		e.Helper()
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		p.postRecv(1, 1, 0, 8)
 		n, err := p.qps[0].PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(b)})
 		if n == 0 {
-			e.wantErr(what, err, syscall.EINVAL)
+			e.wantErrno(what, err, syscall.EINVAL)
 			return
 		}
-		lacks(what, nil, e.waitOneOfAny(p.cqs[0]), ib.WCLocProtErr)
+		lacks(what, nil, e.waitAnyCompletion(p.cqs[0]), ib.WCLocProtErr)
 	}
 	receive := func(what string, b *registeredBuffer) {
 		e.Helper()
@@ -89,12 +89,12 @@ func testLocalKeyRights(e *testEnv) {
 		fillPattern(p.buf[0].b[:8], 1)
 		n, err := p.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: sge(b)})
 		if n == 0 {
-			e.wantErr(what, err, syscall.EINVAL)
+			e.wantErrno(what, err, syscall.EINVAL)
 			return
 		}
 		p.postSend(0, 2, 8)
-		lacks(what, b, e.waitOneOfAny(p.cqs[1]), ib.WCLocProtErr)
-		if wc := e.waitOneOfAny(p.cqs[0]); wc.Status == ib.WCSuccess {
+		lacks(what, b, e.waitAnyCompletion(p.cqs[1]), ib.WCLocProtErr)
+		if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status == ib.WCSuccess {
 			e.Errorf("%s: the sender's completion is a success", what)
 		}
 	}
@@ -102,14 +102,14 @@ func testLocalKeyRights(e *testEnv) {
 		e.Helper()
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		fillPattern(p.buf[1].b[:8], 1)
-		n, err := p.qps[0].PostSend(p.rdmaRequest(1, op, sge(b), 0))
+		n, err := p.qps[0].PostSend(p.newRDMARequest(1, op, sge(b), 0))
 		if n == 0 {
 			if !errors.Is(err, syscall.EOPNOTSUPP) && !errors.Is(err, syscall.ENOSYS) {
-				e.wantErr(what, err, syscall.EINVAL)
+				e.wantErrno(what, err, syscall.EINVAL)
 			}
 			return
 		}
-		lacks(what, b, e.waitOneOfAny(p.cqs[0]), ib.WCLocProtErr)
+		lacks(what, b, e.waitAnyCompletion(p.cqs[0]), ib.WCLocProtErr)
 	}
 	send("send from a region of another domain", alien)
 	receive("receive into a region of another domain", alien)
@@ -132,7 +132,7 @@ func testLocalKeyRights(e *testEnv) {
 		e.Error("receive: the data are not where they should be")
 	}
 	p.postRecv(1, 2, 0, 8)
-	p.postWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // reading needs no right
+	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // reading needs no right
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 }
@@ -177,8 +177,8 @@ func testDataVisibleAtCompletion(e *testEnv) {
 		const n = 12000 // several packets
 		if t.write {
 			fillPattern(p.buf[0].b[:n], i)
-			p.postRecv(1, uint64(i), bufLen-8, 8)
-			p.postWR(0, p.rdmaRequest(1, ib.WRRDMAWrite, p.buf[0].sgl(0, n), 0))
+			p.postRecv(1, uint64(i), pairBufferLen-8, 8)
+			p.postSendWR(0, p.newRDMARequest(1, ib.WRRDMAWrite, p.buf[0].newSGL(0, n), 0))
 			p.postSend(0, 2, 8)
 			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 			if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[:n]) {
@@ -205,7 +205,7 @@ func testDataVisibleOnOtherThread(e *testEnv) {
 	from, to := e.newBuffer(p.pd, n, allAccess), e.newBuffer(p.pd, n, allAccess)
 	for i := range 40 * e.cfg.load {
 		from.b[0], from.b[n-1] = byte(i), byte(i)
-		e.postRecv(p.qps[1], ib.RecvWR{ID: uint64(i), SGList: to.sgl(0, n)})
+		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: uint64(i), SGList: to.newSGL(0, n)})
 		var begun atomic.Bool
 		polled := make(chan byte, 1)
 		go func() {
@@ -222,7 +222,7 @@ func testDataVisibleOnOtherThread(e *testEnv) {
 		for !begun.Load() {
 			runtime.Gosched()
 		}
-		p.postWR(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(0, n)})
+		p.postSendWR(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(0, n)})
 		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
 		last, ok := <-polled
 		if !ok {
@@ -248,7 +248,7 @@ func testConcurrentAtomics(e *testEnv) {
 	for t := range threads {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		wg.Go(func() {
-			wr := ib.SendWR{Opcode: ib.WRAtomicFetchAdd, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8),
+			wr := ib.SendWR{Opcode: ib.WRAtomicFetchAdd, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 				RemoteAddr: word.addr, RKey: word.mr.RKey(), CompareAdd: 1}
 			wc := make([]ib.WC, 1)
 			for range each {
@@ -256,9 +256,9 @@ func testConcurrentAtomics(e *testEnv) {
 					e.Errorf("post an atomic: %v", err)
 					return
 				}
-				for w := e.newWait(); ; {
+				for w := e.newWaitLimit(); ; {
 					n, err := p.cqs[0].Poll(wc)
-					if err != nil || n > 0 && wc[0].Status != ib.WCSuccess || n == 0 && w.isOver() {
+					if err != nil || n > 0 && wc[0].Status != ib.WCSuccess || n == 0 && w.yieldAndCheckOver() {
 						e.Errorf("completion of an atomic: got %d with %q, %v, want 1 with success", n, wc[0].Status, err)
 						return
 					}
@@ -286,8 +286,8 @@ func testConcurrentAtomics(e *testEnv) {
 	}
 }
 
-// wantUnchanged fails the test if the memory changes within a short time.
-func (e *testEnv) wantUnchanged(b []byte, when string) {
+// wantMemoryUnchanged fails the test if the memory changes within a short time.
+func (e *testEnv) wantMemoryUnchanged(b []byte, when string) {
 	e.Helper()
 	fillPattern(b, 77)
 	want := bytes.Clone(b)
@@ -311,10 +311,10 @@ func testNoWriteAfterDestroy(e *testEnv) {
 			p.postSend(0, uint64(i), 512)
 		}
 		for range round % (e.queueLen/2 + 1) {
-			e.waitOneOfAny(p.cqs[1])
+			e.waitAnyCompletion(p.cqs[1])
 		}
 		e.destroy(p.qps[1])
-		e.wantUnchanged(p.buf[1].b, "when the queue pair had been destroyed")
+		e.wantMemoryUnchanged(p.buf[1].b, "when the queue pair had been destroyed")
 		e.destroy(p.qps[0])
 	}
 }
@@ -325,14 +325,14 @@ func testNoWriteAfterDereg(e *testEnv) {
 	for range 6 * e.cfg.load {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 		t := p.newMessageSender()
-		target := e.newBuffer(pd, bufLen, allAccess)
+		target := e.newBuffer(pd, pairBufferLen, allAccess)
 		wr := ib.SendWR{
-			Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, bufLen),
+			Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, pairBufferLen),
 			RemoteAddr: target.addr, RKey: target.mr.RKey(),
 		}
-		receive := ib.RecvWR{SGList: target.sgl(0, bufLen)}
+		receive := ib.RecvWR{SGList: target.newSGL(0, pairBufferLen)}
 		if !t.write {
-			wr = t.messageRequest(0, bufLen)
+			wr = t.newMessageRequest(0, pairBufferLen)
 		}
 		var stop atomic.Bool
 		var written atomic.Int32
@@ -359,7 +359,7 @@ func testNoWriteAfterDereg(e *testEnv) {
 			defer stop.Store(true)
 			e.eventually("writes", func() bool { return written.Load() > 2 })
 			e.destroy(target.mr)
-			e.wantUnchanged(target.b, "when its region had been deregistered")
+			e.wantMemoryUnchanged(target.b, "when its region had been deregistered")
 		}()
 		e.destroy(p.qps[0])
 		e.destroy(p.qps[1])

@@ -59,9 +59,9 @@ func (b *registeredBuffer) wordAt(i int) []byte { return b.b[8*i:][:8] }
 // minScaleCap is the capacity of the queue pairs of these checks.
 var minScaleCap = ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}
 
-// checkSenders checks the completions of n receives of a shared receive queue. Receive i has element i of to; message i
+// checkCompletionSenders checks the completions of n receives of a shared receive queue. Receive i has element i of to; message i
 // contains the number of its sender, and seen counts the messages of each.
-func (e *testEnv) checkSenders(cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
+func (e *testEnv) checkCompletionSenders(cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
 	e.Helper()
 	for _, wc := range e.waitCompletions(cq, n) {
 		if wc.Status != ib.WCSuccess || wc.ByteLen != 8 || wc.ID >= uint64(len(seen)) {
@@ -75,8 +75,8 @@ func (e *testEnv) checkSenders(cq *ib.CQ, to *registeredBuffer, n int, seen []in
 	}
 }
 
-// wantEachOnce fails the test unless each sender has been seen once.
-func (e *testEnv) wantEachOnce(seen []int) {
+// wantEachSenderOnce fails the test unless each sender has been seen once.
+func (e *testEnv) wantEachSenderOnce(seen []int) {
 	e.Helper()
 	for i, n := range seen {
 		if n != 1 {
@@ -100,15 +100,15 @@ func testManySenders(e *testEnv) {
 		s := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: sent, RecvCQ: sent, Cap: minScaleCap})
 		r := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: received[i], RecvCQ: received[i], SRQ: srq,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}})
-		e.bringUp(s, r.Num(), ib.QPRTS)
-		e.bringUp(r, s.Num(), ib.QPRTS)
+		e.moveQPUpTo(s, r.Num(), ib.QPRTS)
+		e.moveQPUpTo(r, s.Num(), ib.QPRTS)
 		if _, err := received[i].ReqNotify(ib.NotifyNextComp); err != nil {
 			e.Fatalf("request notification: %v", err)
 		}
 		senders = append(senders, s)
 	}
 	for i, s := range senders {
-		e.postSendWR(s, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8)})
+		e.mustPostSend(s, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(8*i, 8)})
 	}
 	e.postRecvList(srq, to, n)
 	for _, wc := range e.waitCompletions(sent, n) {
@@ -118,14 +118,14 @@ func testManySenders(e *testEnv) {
 	}
 	seen := make([]int, n)
 	for i := range n {
-		e.checkSenders(received[i], to, 1, seen)
+		e.checkCompletionSenders(received[i], to, 1, seen)
 	}
-	e.wantEachOnce(seen)
+	e.wantEachSenderOnce(seen)
 	for i := range calls {
 		e.eventually(fmt.Sprintf("the handler of queue %d of %d", i, n), func() bool { return calls[i].Load() > 0 })
 	}
 	for i, s := range senders {
-		e.postRecv(s, ib.RecvWR{ID: uint64(i), SGList: to.sgl(8*i, 8)})
+		e.mustPostRecv(s, ib.RecvWR{ID: uint64(i), SGList: to.newSGL(8*i, 8)})
 	}
 	e.handle.SetError()
 	for _, wc := range e.waitCompletions(sent, n) {
@@ -140,8 +140,8 @@ func testManySenders(e *testEnv) {
 	}
 }
 
-// postSendWR posts a send and fails the test if it is rejected.
-func (e *testEnv) postSendWR(qp *ib.QP, wr ib.SendWR) {
+// mustPostSend posts a send and fails the test if it is rejected.
+func (e *testEnv) mustPostSend(qp *ib.QP, wr ib.SendWR) {
 	e.Helper()
 	if n, err := qp.PostSend(wr); n != 1 || err != nil {
 		e.Fatalf("post send %d: %d taken, %v", wr.ID, n, err)
@@ -153,7 +153,7 @@ func (e *testEnv) postRecvList(srq *ib.SRQ, to *registeredBuffer, n int) {
 	e.Helper()
 	var list []ib.RecvWR
 	for i := range n {
-		list = append(list, ib.RecvWR{ID: uint64(i), SGList: to.sgl(8*i, 8)})
+		list = append(list, ib.RecvWR{ID: uint64(i), SGList: to.newSGL(8*i, 8)})
 	}
 	if k, err := srq.PostRecv(list...); k != n || err != nil {
 		e.Fatalf("post %d receives: %d taken, %v", n, k, err)
@@ -174,7 +174,7 @@ func testManyInitiators(e *testEnv) {
 	for i := range n {
 		binary.NativeEndian.PutUint64(from.wordAt(i), uint64(i))
 		ini, _ := e.newXRCPair(pd, x, sent)
-		e.postSendWR(ini, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8),
+		e.mustPostSend(ini, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(8*i, 8),
 			RemoteSRQN: srq.Num()})
 	}
 	e.postRecvList(srq, to, n)
@@ -184,12 +184,12 @@ func testManyInitiators(e *testEnv) {
 		}
 	}
 	seen := make([]int, n)
-	e.checkSenders(received, to, n, seen)
-	e.wantEachOnce(seen)
+	e.checkCompletionSenders(received, to, n, seen)
+	e.wantEachSenderOnce(seen)
 }
 
 func testManyMembers(e *testEnv) {
-	group := e.groupAddresses()
+	group := e.groupAddressFunc()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
@@ -206,15 +206,15 @@ func testManyMembers(e *testEnv) {
 		cq := e.newCQ(1, nil)
 		m := &groupMember{e.newQP(p.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: minScaleCap}), cq,
 			e.newBuffer(p.pd, grhLen+8, allAccess)}
-		e.bringUp(m.qp, 0, ib.QPRTS)
+		e.moveQPUpTo(m.qp, 0, ib.QPRTS)
 		e.must("attach", m.qp.AttachMcast(group(0), 0))
-		m.checkReceived(e, 1, grhLen+8)
+		m.checkMemberReceived(e, 1, grhLen+8)
 		members = append(members, m)
 	}
 	fillPattern(p.buf[0].b[:8], 1)
-	wr := p.datagramRequest(1, ah, 8)
+	wr := p.newDatagramRequest(1, ah, 8)
 	wr.RemoteQPN = 0xffffff
-	p.postWR(0, wr)
+	p.postSendWR(0, wr)
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	for i, m := range members {
 		e.waitOne(m.cq, 1, ib.WCSuccess)
@@ -245,7 +245,7 @@ func testManyRegions(e *testEnv) {
 		for _, i := range order {
 			binary.NativeEndian.PutUint64(p.buf[0].b, uint64(i)+round<<32)
 			p.wantPostStatus(fmt.Sprintf("write to region %d of %d", i, n), ib.SendWR{Opcode: ib.WRRDMAWrite,
-				SGList: p.buf[0].sgl(0, 8), RemoteAddr: addr, RKey: regions[i].RKey()}, ib.WCSuccess)
+				SGList: p.buf[0].newSGL(0, 8), RemoteAddr: addr, RKey: regions[i].RKey()}, ib.WCSuccess)
 		}
 		for _, i := range order {
 			if got, want := binary.NativeEndian.Uint64(b[8*i:]), uint64(i)+round<<32; got != want {
@@ -282,7 +282,7 @@ func testDeepQueues(e *testEnv) {
 			Cap: ib.QPCap{MaxSendWR: uint32(n), MaxRecvWR: uint32(n), MaxSendSGE: 1, MaxRecvSGE: 1}}))
 	}
 	for i, qp := range qps {
-		e.bringUp(qp, qps[1-i].Num(), ib.QPRTS)
+		e.moveQPUpTo(qp, qps[1-i].Num(), ib.QPRTS)
 	}
 	lists := func(post func(first, k int) (int, error)) {
 		e.Helper()
@@ -297,7 +297,7 @@ func testDeepQueues(e *testEnv) {
 	lists(func(first, k int) (int, error) {
 		var wrs []ib.RecvWR
 		for i := first; i < first+k; i++ {
-			wrs = append(wrs, ib.RecvWR{ID: uint64(i), SGList: to.sgl(8*i, 8)})
+			wrs = append(wrs, ib.RecvWR{ID: uint64(i), SGList: to.newSGL(8*i, 8)})
 		}
 		return qps[1].PostRecv(wrs...)
 	})
@@ -305,7 +305,7 @@ func testDeepQueues(e *testEnv) {
 		var wrs []ib.SendWR
 		for i := first; i < first+k; i++ {
 			binary.NativeEndian.PutUint64(from.wordAt(i), uint64(i)<<32|1)
-			wrs = append(wrs, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.sgl(8*i, 8)})
+			wrs = append(wrs, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(8*i, 8)})
 		}
 		return qps[0].PostSend(wrs...)
 	})

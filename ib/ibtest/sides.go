@@ -30,7 +30,7 @@ type sidedQP struct {
 	bad bool      // the first send has an invalid local key
 }
 
-const sidedWRs = 4 // outstanding on each side
+const wrsPerSide = 4 // outstanding on each side
 
 // newSidedQP connects a queue pair of a type; it returns nil if the driver does not support the type.
 func (e *testEnv) newSidedQP(kind ib.QPType, pd *ib.PD) *sidedQP {
@@ -42,8 +42,8 @@ func (e *testEnv) newSidedQP(kind ib.QPType, pd *ib.PD) *sidedQP {
 	s := &sidedQP{pair: p, cqs: [2]*ib.CQ{e.newCQ(e.queueLen, nil), e.newCQ(e.queueLen, nil)}}
 	s.qp = e.newQP(pd, ib.QPInitAttr{SendCQ: s.cqs[0], RecvCQ: s.cqs[1], Type: kind})
 	e.resetQPs(p.qps[:]...)
-	e.bringUp(s.qp, p.qps[1].Num(), ib.QPRTS)
-	e.bringUp(p.qps[1], s.qp.Num(), ib.QPRTS)
+	e.moveQPUpTo(s.qp, p.qps[1].Num(), ib.QPRTS)
+	e.moveQPUpTo(p.qps[1], s.qp.Num(), ib.QPRTS)
 	p.qps[0] = s.qp
 	if kind == ib.QPTypeUD {
 		s.ah = e.newAH(pd)
@@ -55,9 +55,9 @@ func (e *testEnv) newSidedQP(kind ib.QPType, pd *ib.PD) *sidedQP {
 func (s *sidedQP) postSendsAndRecvs(first, n int) bool {
 	s.e.Helper()
 	for i := first; i < first+n; i++ {
-		wr := ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, SGList: s.buf[0].sgl(0, 8), Flags: ib.SendSignaled}
+		wr := ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, SGList: s.buf[0].newSGL(0, 8), Flags: ib.SendSignaled}
 		if s.qp.Type() == ib.QPTypeUD {
-			wr = s.datagramRequest(uint64(i), s.ah, 8)
+			wr = s.newDatagramRequest(uint64(i), s.ah, 8)
 		}
 		if s.bad && i == 0 {
 			wr.SGList[0].LKey += 0x12345600
@@ -69,7 +69,7 @@ func (s *sidedQP) postSendsAndRecvs(first, n int) bool {
 		if sent == 0 {
 			return false
 		}
-		taken, _ := s.qp.PostRecv(ib.RecvWR{ID: uint64(1000 + i), SGList: s.buf[0].sgl(128, 64)})
+		taken, _ := s.qp.PostRecv(ib.RecvWR{ID: uint64(1000 + i), SGList: s.buf[0].newSGL(128, 64)})
 		if taken == 0 {
 			s.e.Fatalf("post: a send was taken (%v), and a receive was not", err)
 		}
@@ -77,8 +77,8 @@ func (s *sidedQP) postSendsAndRecvs(first, n int) bool {
 	return true
 }
 
-// waitFlushed waits for n completions of each side, and checks that no more follow.
-func (s *sidedQP) waitFlushed(when string, n int) {
+// waitSidesFlushed waits for n completions of each side, and checks that no more follow.
+func (s *sidedQP) waitSidesFlushed(when string, n int) {
 	e := s.e
 	e.Helper()
 	var next [2]int
@@ -102,7 +102,7 @@ func (s *sidedQP) waitFlushed(when string, n int) {
 		poll()
 		return next[0] >= n && next[1] >= n
 	})
-	e.awaitCallbacks()
+	e.awaitDueCallbacks()
 	if poll(); next != [2]int{n, n} {
 		e.Fatalf("%v, %s: got %v completions, want %d of each side", s.qp.Type(), when, next, n)
 	}
@@ -118,7 +118,7 @@ func testFlushQueues(e *testEnv) {
 		}},
 		{"posted in ERR", false, func(s *sidedQP) int {
 			e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
-			if !s.postSendsAndRecvs(sidedWRs, 3) {
+			if !s.postSendsAndRecvs(wrsPerSide, 3) {
 				e.Fatal("post in ERR: was refused")
 			}
 			return 3
@@ -129,7 +129,7 @@ func testFlushQueues(e *testEnv) {
 			if s.qp.Type() != ib.QPTypeRC {
 				e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
 			}
-			s.postSendsAndRecvs(sidedWRs, 2)
+			s.postSendsAndRecvs(wrsPerSide, 2)
 			return 2
 		}},
 	})
@@ -139,7 +139,7 @@ func testFlushQueuesInError(e *testEnv) {
 	e.checkFlushMethods(e.newPD(), []flushMethod{
 		{"flushed by an error of the device", false, func(s *sidedQP) int {
 			e.handle.SetError()
-			if s.postSendsAndRecvs(sidedWRs, 2) {
+			if s.postSendsAndRecvs(wrsPerSide, 2) {
 				return 2
 			}
 			return 0
@@ -165,13 +165,13 @@ func (e *testEnv) checkFlushMethods(pd *ib.PD, ways []flushMethod) {
 			}
 			e.must("modify to SQD", s.qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
 			s.bad = way.bad
-			if !s.postSendsAndRecvs(0, sidedWRs) {
+			if !s.postSendsAndRecvs(0, wrsPerSide) {
 				e.Fatal("post in SQD: was refused")
 			}
 			all = append(all, s)
 		}
 		for _, s := range all {
-			s.waitFlushed(way.when, sidedWRs+way.do(s))
+			s.waitSidesFlushed(way.when, wrsPerSide+way.do(s))
 		}
 	}
 }

@@ -71,7 +71,7 @@ func (e *testEnv) atomicCalls() []atomicCall {
 	poll := func(cq *ib.CQ) func() { return func() { e.must("poll", errorOf(cq.Poll(wc))) } }
 	arm := func() { e.must("request notify", errorOf(p.cqs[0].ReqNotify(ib.NotifyNextComp))) }
 	dispatch := func() { e.handle.DispatchEvent(ib.EventClientReregister, 1) }
-	message := func() { recv(); send(); e.waitOne(p.cqs[0], 2, ib.WCSuccess); e.awaitCallbacks() }
+	message := func() { recv(); send(); e.waitOne(p.cqs[0], 2, ib.WCSuccess); e.awaitDueCallbacks() }
 	calls := []atomicCall{
 		{"QP.PostRecv", measurementCount, nil, recv, func() { send(); drain() }},
 		{"QP.PostSend", measurementCount, recv, send, drain},
@@ -96,7 +96,7 @@ func (e *testEnv) atomicCalls() []atomicCall {
 	}
 	if srq, err := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 2 * measurementCount, MaxSGE: 1}}); err == nil {
 		destroyAtEnd(e, srq, srq.Destroy)
-		wr := ib.RecvWR{ID: 1, SGList: p.buf[1].sgl(0, 8)}
+		wr := ib.RecvWR{ID: 1, SGList: p.buf[1].newSGL(0, 8)}
 		calls = append(calls, atomicCall{"SRQ.PostRecv", measurementCount, nil, func() { srq.PostRecv(wr) }, nil})
 	}
 	return append(calls, e.doorbellCalls()...)
@@ -284,8 +284,8 @@ func testNoWaitForLockHolder(e *testEnv) {
 		outstanding := 0
 		thread(func() { // messages
 			if outstanding == 0 {
-				n, _ := p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
-				k, _ := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].sgl(0, 8)})
+				n, _ := p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)})
+				k, _ := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)})
 				outstanding = n + k
 			}
 			for _, cq := range p.cqs {
@@ -307,7 +307,7 @@ func testNoWaitForLockHolder(e *testEnv) {
 			}
 			a, b := all[atomically], all[sleeper]
 			now := ""
-			if a.isWaitingForLock() && b.isAsleep() && isInDriverMethod(a.stack) && isInDriverMethod(b.stack) {
+			if a.isWaitingForLock() && b.isAsleep() && hasMidlayerCall(a.stack) && hasMidlayerCall(b.stack) {
 				now = a.stack + b.stack
 			}
 			if now != "" && now == last && othersRest {
@@ -328,8 +328,8 @@ func testNoWaitForLockHolder(e *testEnv) {
 	}
 }
 
-// isInDriverMethod reports whether a stack contains a call of the midlayer.
-func isInDriverMethod(stack string) bool { return strings.Contains(stack, "/ib.(*") }
+// hasMidlayerCall reports whether a stack contains a call of the midlayer.
+func hasMidlayerCall(stack string) bool { return strings.Contains(stack, "/ib.(*") }
 
 // goroutineID returns the number of the calling goroutine.
 func goroutineID() string {

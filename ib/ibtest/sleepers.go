@@ -36,7 +36,7 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 			return f()
 		}
 	}
-	group := e.groupAddresses()
+	group := e.groupAddressFunc()
 	var member *ib.QP
 	if group != nil {
 		member = e.newQPOfType(ib.QPTypeUD, p.pd, p.cqs[0])
@@ -51,9 +51,9 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 		{[]string{"Device.QueryGID"}, func() error { return errorOf(e.dev.QueryGID(1, e.gidIndex)) }},
 		{[]string{"Device.QueryPKey"}, func() error { return errorOf(e.dev.QueryPKey(1, 0)) }},
 		{[]string{"Device.AllocPD", "PD.Dealloc"}, func() error {
-			return destroyNew(e.dev.AllocPD())((*ib.PD).Dealloc)
+			return destroyCreated(e.dev.AllocPD())((*ib.PD).Dealloc)
 		}},
-		{[]string{"PD.RegMR", "MR.Dereg"}, func() error { return destroyNew(region())((*ib.MR).Dereg) }},
+		{[]string{"PD.RegMR", "MR.Dereg"}, func() error { return destroyCreated(region())((*ib.MR).Dereg) }},
 		{[]string{"MR.Rereg"}, func() error {
 			return changed.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite | ib.AccessRemoteRead})
 		}},
@@ -72,14 +72,14 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 			return errors.Join(mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr), mr.Dereg())
 		}},
 		{[]string{"PD.AllocMW", "MW.Dealloc"},
-			func() error { return destroyNew(p.pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
+			func() error { return destroyCreated(p.pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
 		{[]string{"Device.CreateCQ", "CQ.Destroy"}, func() error {
-			return destroyNew(e.dev.CreateCQ(ib.CQInit{Entries: 4}))((*ib.CQ).Destroy)
+			return destroyCreated(e.dev.CreateCQ(ib.CQInit{Entries: 4}))((*ib.CQ).Destroy)
 		}},
 		{[]string{"CQ.Resize"}, func() error { return p.cqs[0].Resize(3 * e.queueLen) }},
 		{[]string{"CQ.Moderate"}, func() error { return p.cqs[0].Moderate(1, time.Microsecond) }},
 		{[]string{"PD.CreateQP", "QP.Destroy"}, func() error {
-			return destroyNew(p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
+			return destroyCreated(p.pd.CreateQP(ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
 				Cap: minScaleCap}))(
 				(*ib.QP).Destroy)
 		}},
@@ -88,7 +88,7 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 		}},
 		{[]string{"QP.Query"}, func() error { _, _, err := p.qps[0].Query(0); return err }},
 		{[]string{"PD.CreateSRQ", "SRQ.Destroy"}, func() error {
-			return destroyNew(p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))((*ib.SRQ).Destroy)
+			return destroyCreated(p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))((*ib.SRQ).Destroy)
 		}},
 		{[]string{"SRQ.Modify"}, onSRQ(func() error {
 			return srq.Modify(ib.SRQAttr{MaxWR: 4 + rooms.Add(1)%2}, ib.SRQAttrMaxWR)
@@ -101,15 +101,15 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 			return errors.Join(member.AttachMcast(group(1), 0), member.DetachMcast(group(1), 0))
 		}},
 		{[]string{"Device.AllocXRCD", "XRCD.Dealloc"}, func() error {
-			return destroyNew(e.dev.AllocXRCD())((*ib.XRCD).Dealloc)
+			return destroyCreated(e.dev.AllocXRCD())((*ib.XRCD).Dealloc)
 		}},
 	}
 }
 
-// destroyNew destroys a new object.
-func destroyNew[T any](x *T, err error) func(destroy func(*T) error) error {
+// destroyCreated destroys a new object.
+func destroyCreated[T any](x *T, err error) func(destroy func(*T) error) error {
 	return func(destroy func(*T) error) error {
-		d, err := destroyOf(x, err)(destroy)
+		d, err := destroyMethodOf(x, err)(destroy)
 		if err != nil {
 			return err
 		}

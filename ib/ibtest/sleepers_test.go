@@ -16,7 +16,7 @@ func TestSleepers(t *testing.T) {
 		"Device.GetGID": "calls no driver", "GIDRef.Put": "calls no driver", "Device.Local": "calls no driver",
 	}
 	e := newTestEnv(t, newConfig(func(t testing.TB) *ib.DeviceHandle { return newWrongDriver(t).dev }, nil), false)
-	e.register()
+	e.registerDevice()
 	var called []string
 	for _, s := range e.sleepingCalls(e.newPair(pairConfig{kind: ib.QPTypeRC})) {
 		called = append(called, s.methods...)

@@ -38,7 +38,7 @@ func testSRQLimitBelowCount(e *testEnv) {
 			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
 		}
 		for range c.there {
-			e.postSRQ(srq, ib.RecvWR{SGList: p.buf[1].sgl(0, 8)})
+			e.mustPostSRQ(srq, ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)})
 		}
 		e.must("arm the limit", srq.Modify(ib.SRQAttr{Limit: uint32(c.limit)}, ib.SRQAttrLimit))
 		take()
@@ -46,7 +46,7 @@ func testSRQLimitBelowCount(e *testEnv) {
 		for range c.there - 1 {
 			take()
 		}
-		e.awaitCallbacks()
+		e.awaitDueCallbacks()
 		if n := events.Load(); n != 1 {
 			e.Fatalf("%s: %d limit events, want 1", what, n)
 		}

@@ -16,21 +16,21 @@ type messageSender struct {
 	write bool
 }
 
-// isUnsupported reports whether an error means that the driver lacks a feature.
-func isUnsupported(err error) bool {
+// isUnsupportedError reports whether an error means that the driver lacks a feature.
+func isUnsupportedError(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS)
 }
 
-// qpAbility is an operation of queue pairs of a type.
-type qpAbility struct {
+// qpTypeOperation is an operation of queue pairs of a type.
+type qpTypeOperation struct {
 	kind ib.QPType
 	op   ib.WROpcode
 }
 
-// triedAbilities holds the operations that were tried.
-type triedAbilities struct {
+// triedOperations holds the operations that were tried.
+type triedOperations struct {
 	sync.Mutex
-	known map[qpAbility]bool
+	known map[qpTypeOperation]bool
 }
 
 // supportsOperation reports whether the driver supports an operation. It tries the operation once, on queue pairs of
@@ -38,7 +38,7 @@ type triedAbilities struct {
 func (e *testEnv) supportsOperation(kind ib.QPType, op ib.WROpcode) bool {
 	e.Helper()
 	e.cfg.abilities.Lock()
-	able, ok := e.cfg.abilities.known[qpAbility{kind, op}]
+	able, ok := e.cfg.abilities.known[qpTypeOperation{kind, op}]
 	e.cfg.abilities.Unlock()
 	if ok {
 		return able
@@ -50,12 +50,12 @@ func (e *testEnv) supportsOperation(kind ib.QPType, op ib.WROpcode) bool {
 	default:
 		able = true
 	}
-	for _, o := range p.allOperations() {
+	for _, o := range p.operationsOfType() {
 		if o.wr.Opcode != op {
 			continue
 		}
 		if o.receives {
-			p.postRecv(1, 1, 0, bufLen)
+			p.postRecv(1, 1, 0, pairBufferLen)
 		}
 		if able = p.postIfSupported(o.what, 0, o.wr); able {
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
@@ -65,32 +65,32 @@ func (e *testEnv) supportsOperation(kind ib.QPType, op ib.WROpcode) bool {
 	}
 	e.cfg.abilities.Lock()
 	defer e.cfg.abilities.Unlock()
-	e.cfg.abilities.known[qpAbility{kind, op}] = able
+	e.cfg.abilities.known[qpTypeOperation{kind, op}] = able
 	return able
 }
 
 // isUnsupportedPost reports whether a post failed because the driver lacks the operation.
 func (p *pair) isUnsupportedPost(op ib.WROpcode, err error) bool {
 	p.e.Helper()
-	return isUnsupported(err) && !p.e.supportsOperation(p.qps[0].Type(), op)
+	return isUnsupportedError(err) && !p.e.supportsOperation(p.qps[0].Type(), op)
 }
 
 // newMessageSender selects the kind of message that the driver supports.
 func (p *pair) newMessageSender() *messageSender {
 	p.e.Helper()
-	write := p.postIfSupported("RDMA WRITE", 0, p.rdmaRequest(0, ib.WRRDMAWrite, nil, 0))
+	write := p.postIfSupported("RDMA WRITE", 0, p.newRDMARequest(0, ib.WRRDMAWrite, nil, 0))
 	if write {
 		p.e.waitOne(p.cqs[0], 0, ib.WCSuccess)
 	}
 	return &messageSender{p, write}
 }
 
-// messageRequest returns a message of n bytes from the start of one buffer to the start of the other.
-func (t *messageSender) messageRequest(id uint64, n int) ib.SendWR {
+// newMessageRequest returns a message of n bytes from the start of one buffer to the start of the other.
+func (t *messageSender) newMessageRequest(id uint64, n int) ib.SendWR {
 	if t.write {
-		return t.rdmaRequest(id, ib.WRRDMAWrite, t.buf[0].sgl(0, n), 0)
+		return t.newRDMARequest(id, ib.WRRDMAWrite, t.buf[0].newSGL(0, n), 0)
 	}
-	return ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: t.buf[0].sgl(0, n)}
+	return ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: t.buf[0].newSGL(0, n)}
 }
 
 // prepareReceive prepares side 1 for a message of n bytes.
@@ -101,8 +101,8 @@ func (t *messageSender) prepareReceive(id uint64, n int) {
 	}
 }
 
-// waitArrived waits for the completion of a message on side 1, if it has one.
-func (t *messageSender) waitArrived(id uint64) {
+// waitMessageArrived waits for the completion of a message on side 1, if it has one.
+func (t *messageSender) waitMessageArrived(id uint64) {
 	t.e.Helper()
 	if !t.write {
 		t.e.waitOne(t.cqs[1], id, ib.WCSuccess)
@@ -113,15 +113,15 @@ func (t *messageSender) waitArrived(id uint64) {
 func (t *messageSender) deliverMessage(id uint64, n int) {
 	t.e.Helper()
 	t.prepareReceive(id, n)
-	t.postWR(0, t.messageRequest(id, n))
-	t.waitArrived(id)
+	t.postSendWR(0, t.newMessageRequest(id, n))
+	t.waitMessageArrived(id)
 }
 
 // postIfSupported is post, but returns false if the driver does not support the operation.
 func (p *pair) postIfSupported(ability string, side int, wr ib.SendWR) bool {
 	p.e.Helper()
 	n, err := p.qps[side].PostSend(wr)
-	if isUnsupported(err) {
+	if isUnsupportedError(err) {
 		return false
 	}
 	if n != 1 || err != nil {

@@ -17,8 +17,8 @@ import (
 // wrongDriverEnv selects the wrong driver on which this process runs the suite.
 const wrongDriverEnv = "IBTEST_WRONG_DRIVER"
 
-// TestSuiteAgainstOne runs in the process that TestWrongDrivers starts for each wrong driver.
-func TestSuiteAgainstOne(t *testing.T) {
+// TestSuiteOnOneWrongDriver runs in the process that TestWrongDrivers starts for each wrong driver.
+func TestSuiteOnOneWrongDriver(t *testing.T) {
 	i, err := strconv.Atoi(os.Getenv(wrongDriverEnv))
 	if err != nil {
 		return // not started by TestWrongDrivers

@@ -40,7 +40,7 @@ func testWindowOfDestroyedQP(e *testEnv) {
 		mw, onShared, of1, others := e.newMW(pd, ib.MWType2), e.newMW(pd, ib.MWType2), e.newMW(pd, ib.MWType1), e.newMW(pd,
 			ib.MWType2)
 		if c.again {
-			q.postWR(1, ib.SendWR{ID: 5, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: bind(q, mw, target)})
+			q.postSendWR(1, ib.SendWR{ID: 5, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: bind(q, mw, target)})
 			e.waitOne(q.cqs[1], 5, ib.WCSuccess)
 		}
 		dead, deadShared := bind(q, mw, target), bind(q, onShared, shared)
@@ -58,7 +58,7 @@ func testWindowOfDestroyedQP(e *testEnv) {
 		if err := e.tryDestroy(target.mr); err != nil {
 			e.Fatalf("%s: %v", what("deregister the region of a window"), err)
 		}
-		e.wantErr("deregister a region with bound windows", shared.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
+		e.wantErrno("deregister a region with bound windows", shared.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
 		if err := p.bindAgain(mw, shared); err != ib.WCSuccess {
 			e.Fatalf("%s: %q", what("bind a window"), err)
 		}
@@ -77,7 +77,7 @@ func testWindowOfDestroyedQP(e *testEnv) {
 // bindAgain binds a window of type 2 on side 1, and returns the status.
 func (p *pair) bindAgain(mw *ib.MW, target *registeredBuffer) ib.WCStatus {
 	p.e.Helper()
-	p.postWR(1, ib.SendWR{ID: 6, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
+	p.postSendWR(1, ib.SendWR{ID: 6, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
 		MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite}})
-	return p.e.waitOneOfAny(p.cqs[1]).Status
+	return p.e.waitAnyCompletion(p.cqs[1]).Status
 }

@@ -175,15 +175,15 @@ func testNumbersAfterWrap(e *testEnv) {
 				}
 				e.must("destroy "+k.what, m.destroy())
 			}
-			before := liveBytes()
+			before := liveObjectBytes()
 			n := wraps(next)
-			more := liveBytes() - before
+			more := liveObjectBytes() - before
 			for i := 0; i < 4 && more > keptFree+keptBytes*n; i++ { // other threads of the process may have allocated it
-				before = liveBytes()
+				before = liveObjectBytes()
 				for i := range n {
 					next(i)
 				}
-				more = liveBytes() - before
+				more = liveObjectBytes() - before
 			}
 			if more > keptFree+keptBytes*n {
 				e.Errorf("%d objects, of kind %s, have been destroyed, and %d bytes stay", n, k.what, more)
@@ -197,7 +197,7 @@ func testNumbersAfterWrap(e *testEnv) {
 
 // testGroupsAfterWrap joins more groups than the device has at a time, one after the other.
 func testGroupsAfterWrap(e *testEnv) {
-	group := e.groupAddresses()
+	group := e.groupAddressFunc()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
@@ -210,8 +210,8 @@ func testGroupsAfterWrap(e *testEnv) {
 	}
 }
 
-// liveBytes returns the size of the live objects of the process.
-func liveBytes() int {
+// liveObjectBytes returns the size of the live objects of the process.
+func liveObjectBytes() int {
 	var m runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&m)
@@ -223,7 +223,7 @@ const oldObjectCount = 1<<16 + 100
 
 // testModelOnOldDevice runs the model on a device that has given out more numbers than 16 bits can hold.
 func testModelOnOldDevice(e *testEnv) {
-	known := modeltest.NewAbilities()
+	known := modeltest.NewDriverFeatures()
 	target, end := e.modelFactory(*modelSeed, known)()
 	pd, err := target.Device.AllocPD()
 	e.must("allocate pd", err)
@@ -250,7 +250,7 @@ func testModelOnOldDevice(e *testEnv) {
 	for i := range runs {
 		seed := *modelSeed + uint64(i)
 		if f := modeltest.RunOn(target, seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeatCommand(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.commandRepeatingSeed(seed))
 		}
 	}
 	e.must("take the device away", end())
@@ -287,7 +287,7 @@ func (e *testEnv) checkQueuesAfterWrap(pd *ib.PD, srq *ib.SRQ) {
 		p.qps[i] = e.newQP(pd, init)
 	}
 	for i := range p.qps {
-		e.bringUp(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	arm := func() {
 		for _, cq := range p.cqs {
@@ -311,9 +311,9 @@ func (e *testEnv) checkQueuesAfterWrap(pd *ib.PD, srq *ib.SRQ) {
 	e.repeatToWrap(func(round int) {
 		first := id
 		for range wrapQueueLen {
-			wr := ib.RecvWR{ID: id, SGList: p.buf[1].sgl(int(8*(id%wrapQueueLen)), 8)}
+			wr := ib.RecvWR{ID: id, SGList: p.buf[1].newSGL(int(8*(id%wrapQueueLen)), 8)}
 			if srq != nil {
-				e.postSRQ(srq, wr)
+				e.mustPostSRQ(srq, wr)
 			} else if n, err := p.qps[1].PostRecv(wr); n != 1 || err != nil {
 				e.Fatalf("post receive %d: got %d taken, %v, want 1", id, n, err)
 			}

@@ -51,7 +51,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 		return fmt.Errorf("reset %s at %v: the device is not plugged in: %w", s.name, m, syscall.ENODEV)
 	}
 	hit := func() {
-		s.setPending(m.kind, "")
+		s.setPendingMoment(m.kind, "")
 		if with != nil {
 			with()
 		}
@@ -65,7 +65,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 			}
 		})
 	}
-	s.setPending(m.kind, m.what)
+	s.setPendingMoment(m.kind, m.what)
 	var err error
 	switch m.kind {
 	case atWorkRequest:
@@ -88,7 +88,7 @@ func (s *Slot) ResetAt(m Moment, with func()) error {
 		err = fmt.Errorf("unknown moment: %w", syscall.EINVAL)
 	}
 	if err != nil {
-		s.setPending(m.kind, "")
+		s.setPendingMoment(m.kind, "")
 		return fmt.Errorf("reset %s at %v: %w", s.name, m, err)
 	}
 	return nil
@@ -108,8 +108,8 @@ func (s *Slot) Disarm() {
 	clear(s.armed[:])
 }
 
-// setPending records the pending moment of a kind. An empty string removes the record.
-func (s *Slot) setPending(k momentKind, what string) {
+// setPendingMoment records the pending moment of a kind. An empty string removes the record.
+func (s *Slot) setPendingMoment(k momentKind, what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.armed[k] = what

@@ -361,7 +361,7 @@ func (s *Slot) probeAndRegister(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		dev.Handle().OnFailure(func(error) { s.resetFailed(dev) })
+		dev.Handle().OnFailure(func(error) { s.resetFailedDevice(dev) })
 		hit := s.takeRegistrationReset()
 		if hit == nil {
 			if err := s.core.Register(dev.Handle()); err != nil {
@@ -378,8 +378,8 @@ func (s *Slot) probeAndRegister(ctx context.Context) error {
 	}
 }
 
-// resetFailed resets a device that has reported its own failure.
-func (s *Slot) resetFailed(dev Device) {
+// resetFailedDevice resets a device that has reported its own failure.
+func (s *Slot) resetFailedDevice(dev Device) {
 	s.begun.Go(func() {
 		if err := s.resetDevice(context.Background(), dev); err != nil {
 			s.logf("%v", err)

@@ -159,9 +159,9 @@ func TestChangeStepsAndOrder(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestEventsOfAllDevices checks that the event counts of a slot include all its devices. The test also checks that
+// TestSlotCountsEventsOfAllDevices checks that the event counts of a slot include all its devices. The test also checks that
 // events of an unknown type are not counted.
-func TestEventsOfAllDevices(t *testing.T) {
+func TestSlotCountsEventsOfAllDevices(t *testing.T) {
 	_, _, s := newSlot(t)
 	must(t, s.Plug())
 	s.Device().Handle().DispatchEvent(ib.EventPortErr, 1)
@@ -180,9 +180,9 @@ func TestEventsOfAllDevices(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestResetOfUnreachableHardware checks a reset of unresponsive hardware. Remove of the clients must be called at once,
+// TestResetWaitsForUnreachableHardware checks a reset of unresponsive hardware. Remove of the clients must be called at once,
 // and the wait for the hardware has no limit.
-func TestResetOfUnreachableHardware(t *testing.T) {
+func TestResetWaitsForUnreachableHardware(t *testing.T) {
 	for _, end := range []string{"back", "unplug", "timeout", "dead", "no probe"} {
 		synctest.Test(t, func(t *testing.T) {
 			core, h := &ib.Core{}, &testHardware{}
@@ -198,7 +198,7 @@ func TestResetOfUnreachableHardware(t *testing.T) {
 			if st := s.Status(); st.State != slot.Recovering || len(core.Devices()) != 0 {
 				t.Errorf("got status %+v, devices %v", st, core.Devices())
 			}
-			testutil.Advance(59 * time.Minute)
+			testutil.AdvanceTime(59 * time.Minute)
 			switch end {
 			case "dead", "no probe":
 				if end == "dead" {
@@ -230,8 +230,8 @@ func TestResetOfUnreachableHardware(t *testing.T) {
 	}
 }
 
-// TestResetAtMoment checks that a reset occurs at the requested moment.
-func TestResetAtMoment(t *testing.T) {
+// TestResetOccursAtMoment checks that a reset occurs at the requested moment.
+func TestResetOccursAtMoment(t *testing.T) {
 	t.Run("registration", func(t *testing.T) {
 		core, h, s := newSlot(t)
 		must(t, s.Plug())
@@ -354,9 +354,9 @@ func TestResetAtMoment(t *testing.T) {
 	})
 }
 
-// TestUnreachableDuringRegistration checks that hardware which fails during registration can be unplugged, even if the
+// TestUnreachableHardwareCanBeUnplugged checks that hardware which fails during registration can be unplugged, even if the
 // hardware does not recover.
-func TestUnreachableDuringRegistration(t *testing.T) {
+func TestUnreachableHardwareCanBeUnplugged(t *testing.T) {
 	for _, by := range []string{"reset", "plug", "close", "timeout"} {
 		synctest.Test(t, func(t *testing.T) {
 			core, h := &ib.Core{}, &testHardware{}

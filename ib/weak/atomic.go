@@ -8,8 +8,8 @@ import (
 	"verbena/umem"
 )
 
-// wordLen is the length of the operand of an atomic operation, in bytes.
-const wordLen = 8
+// atomicWordLen is the length of the operand of an atomic operation, in bytes.
+const atomicWordLen = 8
 
 // atomicSpace is the memory of a region with the right to atomic operations. A driver executes an atomic operation as a
 // read of the word and a write of the result. An atomicSpace delays some of these writes. An access of the device to
@@ -24,22 +24,22 @@ type atomicSpace struct {
 	count  uint64 // number of atomic operations
 	read   uint64 // address of the word that the last access has read, or 0
 	addr   uint64 // address of the delayed write, or 0
-	result [wordLen]byte
+	result [atomicWordLen]byte
 	wait   int  // remaining steps of the delay
 	shared bool // other regions have the same memory; no write is delayed
 }
 
-// delayedWrites holds the spaces of all devices with a delayed write. A completion of another device may prove that the
+// delayedWriteSpaces holds the spaces of all devices with a delayed write. A completion of another device may prove that the
 // operation has ended.
-var delayedWrites struct {
+var delayedWriteSpaces struct {
 	count atomic.Int64 // length of in
 	sync.Mutex
 	in map[*atomicSpace]struct{}
 }
 
-// splitAtomics returns the region to register in the inner driver in place of r, and its memory. The memory is nil if
+// newAtomicRegion returns the region to register in the inner driver in place of r, and its memory. The memory is nil if
 // no write is delayed.
-func (d *driver) splitAtomics(r *umem.Region, access ib.AccessFlags) (*umem.Region, *atomicSpace) {
+func (d *driver) newAtomicRegion(r *umem.Region, access ib.AccessFlags) (*umem.Region, *atomicSpace) {
 	if !d.hasChoice(SplitAtomic) || access&ib.AccessRemoteAtomic == 0 || !isLocalMemory(r) {
 		return r, nil
 	}
@@ -58,11 +58,11 @@ func (d *driver) splitAtomics(r *umem.Region, access ib.AccessFlags) (*umem.Regi
 	return inner, s
 }
 
-// endSharedDelays ends the delays in regions that have memory in common with m. The driver's accesses through one
+// endOverlappingDelays ends the delays in regions that have memory in common with m. The driver's accesses through one
 // region do not end the delay of a write through the other.
 //
 //verbena:held mu
-func (d *driver) endSharedDelays(m *mr) {
+func (d *driver) endOverlappingDelays(m *mr) {
 	for _, o := range d.mrs {
 		if o == m || o.atomics == nil && m.atomics == nil {
 			continue
@@ -85,7 +85,7 @@ func (s *atomicSpace) endDelays() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.executeWrite()
+	s.executeDelayedWrite()
 	s.shared = true
 }
 
@@ -93,7 +93,7 @@ func (s *atomicSpace) endDelays() {
 func (s *atomicSpace) ReadV(dst [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.executeWrite()
+	s.executeDelayedWrite()
 	s.read = 0
 	if isAtomicWord(dst, addr) {
 		s.read = addr
@@ -105,7 +105,7 @@ func (s *atomicSpace) ReadV(dst [][]byte, addr uint64) error {
 func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.executeWrite()
+	s.executeDelayedWrite()
 	if s.read != addr && isAtomicWord(src, addr) { // the driver may store the former value of the word in between
 		return s.Local.WriteV(src, addr)
 	}
@@ -121,54 +121,54 @@ func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
 	}
 	s.addr = addr
 	copy(s.result[:], src[0])
-	delayedWrites.Lock()
-	defer delayedWrites.Unlock()
-	if delayedWrites.in == nil {
-		delayedWrites.in = map[*atomicSpace]struct{}{}
+	delayedWriteSpaces.Lock()
+	defer delayedWriteSpaces.Unlock()
+	if delayedWriteSpaces.in == nil {
+		delayedWriteSpaces.in = map[*atomicSpace]struct{}{}
 	}
-	delayedWrites.in[s] = struct{}{}
-	delayedWrites.count.Store(int64(len(delayedWrites.in)))
+	delayedWriteSpaces.in[s] = struct{}{}
+	delayedWriteSpaces.count.Store(int64(len(delayedWriteSpaces.in)))
 	s.d.scheduleTick()
 	return nil
 }
 
 // isAtomicWord reports whether an access may be the half of an atomic operation.
 func isAtomicWord(v [][]byte, addr uint64) bool {
-	return len(v) == 1 && len(v[0]) == wordLen && addr%wordLen == 0 && addr != 0
+	return len(v) == 1 && len(v[0]) == atomicWordLen && addr%atomicWordLen == 0 && addr != 0
 }
 
-// executeWrite executes the delayed write.
+// executeDelayedWrite executes the delayed write.
 //
 //verbena:held mu
-func (s *atomicSpace) executeWrite() {
+func (s *atomicSpace) executeDelayedWrite() {
 	if s.addr == 0 {
 		return
 	}
 	_ = s.Local.WriteV([][]byte{s.result[:]}, s.addr) // the read has shown that the memory exists
 	s.addr = 0
-	delayedWrites.Lock()
-	defer delayedWrites.Unlock()
-	delete(delayedWrites.in, s)
-	delayedWrites.count.Store(int64(len(delayedWrites.in)))
+	delayedWriteSpaces.Lock()
+	defer delayedWriteSpaces.Unlock()
+	delete(delayedWriteSpaces.in, s)
+	delayedWriteSpaces.count.Store(int64(len(delayedWriteSpaces.in)))
 }
 
 // executeAllWrites executes all delayed writes. The consumer may now have proof that the operations have ended.
 func executeAllWrites() {
 	for _, s := range spacesWithDelayedWrite(nil) {
 		s.mu.Lock()
-		s.executeWrite()
+		s.executeDelayedWrite()
 		s.mu.Unlock()
 	}
 }
 
 // spacesWithDelayedWrite returns the spaces of a device with a delayed write. A nil device means all devices.
 func spacesWithDelayedWrite(d *driver) (some []*atomicSpace) {
-	if delayedWrites.count.Load() == 0 {
+	if delayedWriteSpaces.count.Load() == 0 {
 		return nil
 	}
-	delayedWrites.Lock()
-	defer delayedWrites.Unlock()
-	for s := range delayedWrites.in {
+	delayedWriteSpaces.Lock()
+	defer delayedWriteSpaces.Unlock()
+	for s := range delayedWriteSpaces.in {
 		if d == nil || s.d == d {
 			some = append(some, s)
 		}
@@ -181,7 +181,7 @@ func (d *driver) stepDelayedWrites() (more bool) {
 	for _, s := range spacesWithDelayedWrite(d) {
 		s.mu.Lock()
 		if s.wait--; s.wait <= 0 {
-			s.executeWrite()
+			s.executeDelayedWrite()
 		}
 		more = more || s.addr != 0
 		s.mu.Unlock()
@@ -189,12 +189,12 @@ func (d *driver) stepDelayedWrites() (more bool) {
 	return more
 }
 
-// endSpace executes the delayed write of a region that is deregistered or changed. s may be nil.
-func (s *atomicSpace) endSpace() {
+// finishDelayedWrite executes the delayed write of a region that is deregistered or changed. s may be nil.
+func (s *atomicSpace) finishDelayedWrite() {
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.executeWrite()
+	s.executeDelayedWrite()
 }

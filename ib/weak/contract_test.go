@@ -50,8 +50,8 @@ func newRXE(t testing.TB) *ib.DeviceHandle {
 	return d.Handle()
 }
 
-// weakFactory returns a factory of weak devices.
-func weakFactory(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
+// newWeakFactory returns a factory of weak devices.
+func newWeakFactory(inner ibtest.NewDevice, c weak.Config) ibtest.NewDevice {
 	return func(t testing.TB) *ib.DeviceHandle {
 		h := inner(t)
 		h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, c) })
@@ -75,7 +75,7 @@ func TestContract(t *testing.T) {
 			}
 			for i := range max(1, *seeds) {
 				c := weak.Config{Seed: *firstSeed + uint64(i)}
-				t.Run(fmt.Sprintf("seed %d", c.Seed), func(t *testing.T) { ibtest.Run(t, weakFactory(d.inner, c), options...) })
+				t.Run(fmt.Sprintf("seed %d", c.Seed), func(t *testing.T) { ibtest.Run(t, newWeakFactory(d.inner, c), options...) })
 			}
 		})
 	}
@@ -84,7 +84,7 @@ func TestContract(t *testing.T) {
 // TestModel runs the model of ibtest with the choices that the model tolerates.
 func TestModel(t *testing.T) {
 	ibtest.Model(t, func(t testing.TB, seed uint64) (*ib.DeviceHandle, bool) {
-		return weakFactory(newLoopback, weak.Config{Seed: seed, Choices: modelChoices})(t), false
+		return newWeakFactory(newLoopback, weak.Config{Seed: seed, Choices: modelChoices})(t), false
 	}, ibtest.Bubble(), ibtest.Seeds(20))
 }
 
@@ -93,7 +93,7 @@ func TestModel(t *testing.T) {
 func TestLateNotificationIsAllowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout = 200 * time.Millisecond
-		h, core := weakFactory(newLoopback, weak.Config{Seed: 1,
+		h, core := newWeakFactory(newLoopback, weak.Config{Seed: 1,
 			Choices: weak.All &^ weak.Of(weak.SlowMethods)})(t), &ib.Core{}
 		check.On(core, check.Config{Timeout: timeout, Report: func(v check.Violation) { t.Error(v) }})
 		must(t, core.Register(h))
@@ -121,9 +121,9 @@ func TestLateNotificationIsAllowed(t *testing.T) {
 		must(t, err)
 		_, err = cq.ReqNotify(ib.NotifyNextComp)
 		must(t, err)
-		testutil.Advance(timeout - 100*time.Microsecond)
+		testutil.AdvanceTime(timeout - 100*time.Microsecond)
 		must(t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-		testutil.Advance(2 * timeout)
+		testutil.AdvanceTime(2 * timeout)
 		must(t, errors.Join(qp.Destroy(), cq.Destroy(), pd.Dealloc(), core.Unregister(h)))
 	})
 }

@@ -60,7 +60,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	}
 	d.delayCall()
 	c := &cq{d: d, obj: h}
-	inner, err := d.Driver.CreateCQ(h.Redirect(c.noteReport), attr, nil)
+	inner, err := d.Driver.CreateCQ(h.Redirect(c.recordInnerReport), attr, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 }
 
 // The inner driver calls reported and may hold its locks.
-func (c *cq) noteReport() {
+func (c *cq) recordInnerReport() {
 	c.rep.Store(true)
 	c.d.scheduleTick()
 }
@@ -102,7 +102,7 @@ func (c *cq) Moderate(count int, period time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.moderated = count > 1 || period > 0; c.moderated {
-		c.startReport()
+		c.makeWindowDue()
 	}
 	return nil
 }
@@ -113,11 +113,11 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 		return 0, nil
 	}
 	for _, q := range c.d.qpsWithDelayedSends(c) {
-		q.runStep()
+		q.runSendStep()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ageWindow()
+	c.decrementDelays()
 	c.polls++
 	batch := c.d.hasChoice(LateCompletion) && c.d.drawRandom(LateCompletion, c.ord, c.polls, 4) == 0
 	most := 1
@@ -132,7 +132,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 			break
 		}
 		if c.notify == ib.NotifySolicited || c.moderated || batch {
-			c.startReport() // no completion is delayed, because a completion does not record whether it is solicited
+			c.makeWindowDue() // no completion is delayed, because a completion does not record whether it is solicited
 		}
 		i := c.nextPolledIndex()
 		if i < 0 {
@@ -230,14 +230,14 @@ func (d *driver) translateCompletion(wc ib.WC) windowEntry {
 }
 
 //verbena:held mu
-func (c *cq) ageWindow() {
+func (c *cq) decrementDelays() {
 	for i := range c.held {
 		c.held[i].wait = max(0, c.held[i].wait-1)
 	}
 }
 
 //verbena:held mu
-func (c *cq) startReport() {
+func (c *cq) makeWindowDue() {
 	for i := range c.held {
 		c.held[i].wait = 0
 	}
@@ -283,7 +283,7 @@ func (c *cq) takeEntry(i int, wc *ib.WC) {
 			e.r.storeData(0)
 		}
 		if e.r.qp != nil {
-			e.r.qp.notePolled(e.r)
+			e.r.qp.recordPolled(e.r)
 		}
 	}
 	if c.d.hasChoice(PoisonedFields) {
@@ -352,7 +352,7 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.arms++
 	miss := c.d.hasChoice(MissedCompletion) && c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
 	if c.notify == ib.NotifySolicited || !c.delaysCompletions() || miss {
-		c.startReport()
+		c.makeWindowDue()
 		return missed || flags&ib.NotifyReportMissed != 0, nil
 	}
 	c.later = true
@@ -360,14 +360,14 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	return missed, nil
 }
 
-// runStep executes a step that is not caused by a poll. runStep reports whether more steps are needed.
-func (c *cq) runStep() (more bool) {
+// runCQStep executes a step that is not caused by a poll. runCQStep reports whether more steps are needed.
+func (c *cq) runCQStep() (more bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dead {
 		return false
 	}
-	c.ageWindow()
+	c.decrementDelays()
 	report := c.rep.Swap(false)
 	if report && c.notify == ib.NotifyNextComp && c.hides.Load() {
 		report, more = c.decideReport()
@@ -441,8 +441,8 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	return err
 }
 
-// Ending is called before the callbacks of the queue end. If the queue is armed, its handler runs once more.
-func (c *cq) Ending() bool {
+// RaiseLastCallbacks is called before the callbacks of the queue end. If the queue is armed, its handler runs once more.
+func (c *cq) RaiseLastCallbacks() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.notify == 0 || !c.d.hasChoice(LastCallback) {

@@ -82,8 +82,8 @@ func (d *driver) delayCall() {
 	}
 }
 
-// Ending makes pending events begin before an event function of the device ends.
-func (d *driver) Ending() bool { return d.hasChoice(LastCallback) }
+// RaiseLastCallbacks makes pending events begin before an event function of the device ends.
+func (d *driver) RaiseLastCallbacks() bool { return d.hasChoice(LastCallback) }
 
 // QueryDevice implements ib.Driver.
 func (d *driver) QueryDevice() (ib.DeviceAttr, error) {
@@ -170,14 +170,14 @@ func (d *driver) dropRequests(rs ...*weakRequest) {
 func (d *driver) scheduleTick() {
 	d.timer.Lock()
 	defer d.timer.Unlock()
-	d.startTimer()
+	d.startStepTimer()
 }
 
 //verbena:held timer
-func (d *driver) startTimer() {
+func (d *driver) startStepTimer() {
 	if !d.ticking {
 		d.ticking = true
-		time.AfterFunc(stepPeriod, d.runStep)
+		time.AfterFunc(stepPeriod, d.runDelayStep)
 	}
 }
 
@@ -188,11 +188,11 @@ func (d *driver) scheduleEvents(q *qp) {
 	if !slices.Contains(d.waiting, q) {
 		d.waiting = append(d.waiting, q)
 	}
-	d.startTimer()
+	d.startStepTimer()
 }
 
-// runStep executes one step for all delayed requests, completions and events.
-func (d *driver) runStep() {
+// runDelayStep executes one step for all delayed requests, completions and events.
+func (d *driver) runDelayStep() {
 	d.timer.Lock()
 	d.ticking = false
 	waiting := d.waiting
@@ -210,10 +210,10 @@ func (d *driver) runStep() {
 	d.mu.Unlock()
 	more := d.stepDelayedWrites()
 	for _, q := range qps {
-		more = q.runStep() || more
+		more = q.runSendStep() || more
 	}
 	for _, c := range cqs {
-		more = c.runStep() || more
+		more = c.runCQStep() || more
 	}
 	for _, q := range waiting {
 		if q.runEventStep() {

@@ -34,8 +34,8 @@ func (l litmusTest) run(t *testing.T, d ibtest.NewDevice, wrong bool) (err error
 }
 
 var litmusTests = []litmusTest{
-	{weak.LateCompletion, "polls once when the message must have arrived", pollOnce},
-	{weak.MissedCompletion, "arms an empty queue, and waits for the handler", armAndWait},
+	{weak.LateCompletion, "polls once when the message must have arrived", pollOnlyOnce},
+	{weak.MissedCompletion, "arms an empty queue, and waits for the handler", armWithoutReportMissed},
 	{weak.CrossOrder, "treats a completion of one queue pair as proof of an earlier request on another queue pair",
 		relyOnCrossQPOrder},
 	{weak.LateFlush, "treats the receives as flushed when Modify has returned", drainByModify},
@@ -44,26 +44,26 @@ var litmusTests = []litmusTest{
 	{weak.SplitKeys, "names its own memory by the remote key", useRemoteKeyAsLocal},
 	{weak.NewKeys, "sends the remote key to the peer once, and changes the region afterwards", useStaleRemoteKey},
 	{weak.NewKeys, "stores the local key of a region, and changes the region", useStaleLocalKey},
-	{weak.ExactRoom, "signals no request", signalNothing},
+	{weak.ExactRoom, "signals no request", postOnlyUnsignaled},
 	{weak.EarlyNumbers, "does not remove a destroyed queue pair from a table by number", useStaleNumbers},
 	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed",
 		drainByMarker},
-	{weak.LateSource, "fills the buffer again when the post has returned", reuseSource},
-	{weak.LateSource, "fills the buffer of a datagram again when the post has returned", reuseDatagram},
+	{weak.LateSource, "fills the buffer again when the post has returned", reuseSourceEarly},
+	{weak.LateSource, "fills the buffer of a datagram again when the post has returned", reuseDatagramEarly},
 	{weak.LateTarget, "reads the memory of a receive when the sender has its completion", readTargetEarly},
 	{weak.LateTarget, "does the same with memory that has all rights, on a connection without rights",
 		readSharedTargetEarly},
 	{weak.LateRead, "uses the data of a READ when the peer has responded to a later message", useReadDataEarly},
-	{weak.LateRead, "sends the data of a READ on without a fence", sendUnfenced},
-	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", sendUnfencedUnsignaled},
-	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostFirst},
+	{weak.LateRead, "sends the data of a READ on without a fence", forwardReadUnfenced},
+	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", forwardUnsignaledReadUnfenced},
+	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostBeforeReading},
 	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freeHandlerFirst},
-	{weak.WriteOrder, "waits for the last byte of a WRITE", pollLastByte},
-	{weak.WriteOrder, "waits for the first byte of a WRITE", pollFirstByte},
-	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollHeader},
-	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollTrailer},
+	{weak.WriteOrder, "waits for the last byte of a WRITE", pollLastByteOfWrite},
+	{weak.WriteOrder, "waits for the first byte of a WRITE", pollFirstByteOfWrite},
+	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollHeaderOfWrite},
+	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollTrailerOfWrite},
 	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", addByProcessor},
-	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", awaitByTime},
+	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", waitFixedTime},
 }
 
 // connectedDevice is a registered device with pairs of connected queue pairs.
@@ -217,7 +217,7 @@ func (s *qpSide) postReceive(id uint64, m *registeredBuffer) {
 // pollCompletions polls until it has received n completions.
 func (w *connectedDevice) pollCompletions(cq *ib.CQ, n int) (all []ib.WC) {
 	w.t.Helper()
-	if !testutil.Poll(func() bool {
+	if !testutil.PollUntil(func() bool {
 		var wc [4]ib.WC
 		k, err := cq.Poll(wc[:min(len(wc), n-len(all))])
 		must(w.t, err)
@@ -230,7 +230,7 @@ func (w *connectedDevice) pollCompletions(cq *ib.CQ, n int) (all []ib.WC) {
 }
 
 // advancePastDelays waits longer than any delay of the device.
-func advancePastDelays() { testutil.Advance(5 * time.Millisecond) }
+func advancePastDelays() { testutil.AdvanceTime(5 * time.Millisecond) }
 
 func fillBytes(b []byte, with byte) {
 	for i := range b {
@@ -238,7 +238,7 @@ func fillBytes(b []byte, with byte) {
 	}
 }
 
-func pollOnce(w *connectedDevice, wrong bool) error {
+func pollOnlyOnce(w *connectedDevice, wrong bool) error {
 	a, b := w.newPair()
 	from, to := w.newBuffer(shared), w.newBuffer(shared)
 	for i := range queueDepth {
@@ -257,7 +257,7 @@ func pollOnce(w *connectedDevice, wrong bool) error {
 	return nil
 }
 
-func armAndWait(w *connectedDevice, wrong bool) error {
+func armWithoutReportMissed(w *connectedDevice, wrong bool) error {
 	calls := make(chan int, 1)
 	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 4, Handler: func(*ib.CQ) {
 		select {
@@ -419,7 +419,7 @@ func useStaleLocalKey(w *connectedDevice, wrong bool) error {
 	return a.postAndAwait(wr)
 }
 
-func signalNothing(w *connectedDevice, wrong bool) error {
+func postOnlyUnsignaled(w *connectedDevice, wrong bool) error {
 	a, _ := w.newPair()
 	from, to := w.newBuffer(shared), w.newBuffer(shared)
 	for i := range 3 * queueDepth {
@@ -461,7 +461,7 @@ func useStaleNumbers(w *connectedDevice, wrong bool) error {
 	return nil
 }
 
-func reuseSource(w *connectedDevice, wrong bool) error {
+func reuseSourceEarly(w *connectedDevice, wrong bool) error {
 	a, b := w.newPair()
 	from := w.newBuffer(shared)
 	for i := range queueDepth {
@@ -484,7 +484,7 @@ func reuseSource(w *connectedDevice, wrong bool) error {
 	return nil
 }
 
-func reuseDatagram(w *connectedDevice, wrong bool) error {
+func reuseDatagramEarly(w *connectedDevice, wrong bool) error {
 	cap := ib.QPCap{MaxSendWR: queueDepth, MaxRecvWR: queueDepth, MaxSendSGE: 1, MaxRecvSGE: 1}
 	send, recv := w.newCQ(), w.newCQ()
 	qp, err := w.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeUD, SendCQ: send, RecvCQ: recv, Cap: cap})
@@ -570,13 +570,19 @@ func readSharedTargetEarly(w *connectedDevice, wrong bool) error {
 //go:norace
 func racyByte(b []byte, i int) byte { return b[i] }
 
-func pollLastByte(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 63, 0) }
+func pollLastByteOfWrite(w *connectedDevice, wrong bool) error {
+	return pollByteOfWrite(w, wrong, 63, 0)
+}
 
-func pollFirstByte(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 0, 63) }
+func pollFirstByteOfWrite(w *connectedDevice, wrong bool) error {
+	return pollByteOfWrite(w, wrong, 0, 63)
+}
 
-func pollHeader(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 0, 24) }
+func pollHeaderOfWrite(w *connectedDevice, wrong bool) error { return pollByteOfWrite(w, wrong, 0, 24) }
 
-func pollTrailer(w *connectedDevice, wrong bool) error { return pollByte(w, wrong, 63, 40) }
+func pollTrailerOfWrite(w *connectedDevice, wrong bool) error {
+	return pollByteOfWrite(w, wrong, 63, 40)
+}
 
 // racyIncrement adds 1 to a word. racyIncrement hides the data race with the device from the race detector.
 //
@@ -611,17 +617,17 @@ func addByProcessor(w *connectedDevice, wrong bool) error {
 }
 
 // advanceBriefly waits for the execution of a request, but less than a step of the device.
-func advanceBriefly() { testutil.Advance(50 * time.Microsecond) }
+func advanceBriefly() { testutil.AdvanceTime(50 * time.Microsecond) }
 
-// pollByte polls one byte of the target of WRITEs, and then reads another one.
-func pollByte(w *connectedDevice, wrong bool, polled, other int) error {
+// pollByteOfWrite polls one byte of the target of WRITEs, and then reads another one.
+func pollByteOfWrite(w *connectedDevice, wrong bool, polled, other int) error {
 	a, _ := w.newPair()
 	from, to := w.newBuffer(shared), w.newBuffer(shared)
 	for i := range byte(2 * queueDepth) {
 		fillBytes(from.b, i+1)
 		a.postSend(to.transferTo(ib.WRRDMAWrite, from))
 		early := false
-		if wrong && testutil.Poll(func() bool { return racyByte(to.b, polled) == i+1 }) {
+		if wrong && testutil.PollUntil(func() bool { return racyByte(to.b, polled) == i+1 }) {
 			early = racyByte(to.b, other) != i+1
 		}
 		if wc := w.pollCompletions(a.send, 1)[0]; wc.Status != ib.WCSuccess {
@@ -664,7 +670,7 @@ func freeHandlerFirst(w *connectedDevice, wrong bool) error {
 func TestPendingEventBeginsBeforeEnd(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
-			h, core := weakFactory(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
+			h, core := newWeakFactory(newLoopback, weak.Config{Seed: 1})(t), &ib.Core{}
 			check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
 			must(t, core.Register(h))
 			called := false
@@ -679,7 +685,7 @@ func TestPendingEventBeginsBeforeEnd(t *testing.T) {
 	}
 }
 
-func repostFirst(w *connectedDevice, wrong bool) error {
+func repostBeforeReading(w *connectedDevice, wrong bool) error {
 	a, b := w.newPair()
 	from, to := w.newBuffer(shared), w.newBuffer(private)
 	fillBytes(from.b, 7)
@@ -751,11 +757,11 @@ func useReadDataEarly(w *connectedDevice, wrong bool) error {
 	return nil
 }
 
-func sendUnfenced(w *connectedDevice, wrong bool) error {
+func forwardReadUnfenced(w *connectedDevice, wrong bool) error {
 	return forwardReadData(w, wrong, ib.SendSignaled)
 }
 
-func sendUnfencedUnsignaled(w *connectedDevice, wrong bool) error {
+func forwardUnsignaledReadUnfenced(w *connectedDevice, wrong bool) error {
 	return forwardReadData(w, wrong, 0)
 }
 
@@ -790,7 +796,7 @@ func forwardReadData(w *connectedDevice, wrong bool, read ib.SendFlags) error {
 	return nil
 }
 
-func awaitByTime(w *connectedDevice, wrong bool) error {
+func waitFixedTime(w *connectedDevice, wrong bool) error {
 	done := make(chan int)
 	go func() {
 		defer close(done)
@@ -812,9 +818,9 @@ func awaitByTime(w *connectedDevice, wrong bool) error {
 
 const litmusSeeds = 5
 
-// TestLitmusPrograms runs the incorrect consumer of each row. The consumer must work on a device without the choice and
+// TestLitmusProgramsDetectChoices runs the incorrect consumer of each row. The consumer must work on a device without the choice and
 // fail on a device with the choice. The correct consumer must work on both devices, and on a device with all choices.
-func TestLitmusPrograms(t *testing.T) {
+func TestLitmusProgramsDetectChoices(t *testing.T) {
 	for _, l := range litmusTests {
 		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {
 			t.Parallel()
@@ -830,14 +836,14 @@ func TestLitmusPrograms(t *testing.T) {
 			failed := 0
 			for seed := range uint64(litmusSeeds) {
 				for _, set := range []weak.Set{weak.Of(l.choice), weak.All} {
-					if err := run("right", weakFactory(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
+					if err := run("right", newWeakFactory(newLoopback, weak.Config{Seed: seed, Choices: set}), false); err != nil {
 						t.Errorf("correct consumer with seed %d and choices %b: got %v, want nil", seed, set, err)
 					}
 				}
-				if run("wrong", weakFactory(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
+				if run("wrong", newWeakFactory(newLoopback, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true) != nil {
 					failed++
 				}
-				if err := run("other choices", weakFactory(newLoopback,
+				if err := run("other choices", newWeakFactory(newLoopback,
 					weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(l.choice)}), false); err != nil {
 					t.Errorf("correct consumer with seed %d without the choice: got %v, want nil", seed, err)
 				}
@@ -873,7 +879,7 @@ func TestTable(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.Name, r.Does, r.Permitted, r.Breaks, strings.Join(misuses, "; "))
 	}
-	gendoc.Check(t, "../../docs/results/weak.md", "weak choices", b.String())
+	gendoc.CheckSection(t, "../../docs/results/weak.md", "weak choices", b.String())
 }
 
 // TestReplay checks that the same calls on a device with the same seed have the same results. The test also checks that
@@ -881,7 +887,7 @@ func TestTable(t *testing.T) {
 func TestReplay(t *testing.T) {
 	run := func(seed uint64) (results []string) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newConnectedDevice(t, weakFactory(newLoopback, weak.Config{Seed: seed}))
+			w := newConnectedDevice(t, newWeakFactory(newLoopback, weak.Config{Seed: seed}))
 			a, b := w.newPair()
 			from, to := w.newBuffer(shared), w.newBuffer(shared)
 			for i := range queueDepth {
@@ -894,7 +900,7 @@ func TestReplay(t *testing.T) {
 					n, err := cq.Poll(wc[:])
 					results = append(results, fmt.Sprint(n, err, wc[0].ID))
 				}
-				testutil.Advance(time.Microsecond)
+				testutil.AdvanceTime(time.Microsecond)
 			}
 		})
 		return results
@@ -912,7 +918,7 @@ func TestReplay(t *testing.T) {
 // notification, and occupy no entry of the completion queue.
 func TestUnsignaledReadHasNoCompletion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newConnectedDevice(t, weakFactory(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
+		w := newConnectedDevice(t, newWeakFactory(newLoopback, weak.Config{Seed: 1, Choices: weak.Of(weak.LateRead)}))
 		calls := make(chan int, queueDepth)
 		cq, err := w.dev.CreateCQ(ib.CQInit{Entries: queueDepth, Handler: func(*ib.CQ) { calls <- 1 }})
 		must(t, err)
@@ -964,7 +970,7 @@ func TestLitmusOnRXE(t *testing.T) {
 			failed := false
 			for seed := range uint64(litmusSeeds) {
 				t.Run("wrong", func(t *testing.T) {
-					err := l.run(t, weakFactory(newRXE, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true)
+					err := l.run(t, newWeakFactory(newRXE, weak.Config{Seed: seed, Choices: weak.Of(l.choice)}), true)
 					failed = failed || err != nil
 				})
 			}
@@ -972,7 +978,7 @@ func TestLitmusOnRXE(t *testing.T) {
 				t.Error("incorrect consumer: got no failure, want one")
 			}
 			t.Run("right", func(t *testing.T) {
-				if err := l.run(t, weakFactory(newRXE, weak.Config{Seed: 1}), false); err != nil {
+				if err := l.run(t, newWeakFactory(newRXE, weak.Config{Seed: 1}), false); err != nil {
 					t.Error(err)
 				}
 			})

@@ -77,7 +77,7 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	}
 	d.delayCall()
 	m := &mr{d: d, obj: h, region: r, pd: pd, access: access}
-	inner, atomics := d.splitAtomics(r, access)
+	inner, atomics := d.newAtomicRegion(r, access)
 	m.atomics = atomics
 	var err error
 	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.setKeys), pd, inner, access, nil); err != nil {
@@ -101,7 +101,7 @@ func (d *driver) addRegion(m *mr) {
 		d.regions++
 		m.atomics.ord = d.regions
 	}
-	d.endSharedDelays(m)
+	d.endOverlappingDelays(m)
 }
 
 // setKeys sets the keys that consumers see. It hides the inner driver's local key.
@@ -159,7 +159,7 @@ func (m *mr) Dereg() error {
 	if err := m.DriverMR.Dereg(); err != nil {
 		return err
 	}
-	m.atomics.endSpace()
+	m.atomics.finishDelayedWrite()
 	m.d.mu.Lock()
 	if m.d.mrs[m.key] == m {
 		delete(m.d.mrs, m.key)
@@ -167,7 +167,7 @@ func (m *mr) Dereg() error {
 	m.d.mu.Unlock()
 	m.mu.Lock()
 	for len(m.poisoned) > 0 {
-		m.poisoned[0].restoreBytes(0)
+		m.poisoned[0].restoreFormerBytes(0)
 	}
 	m.gone = true
 	m.mu.Unlock()
@@ -186,7 +186,7 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 		return err
 	}
 	was := m.key
-	to, atomics := m.d.splitAtomics(r, access)
+	to, atomics := m.d.newAtomicRegion(r, access)
 	if m.d.hasChoice(NewKeys) {
 		err = m.replaceInner(to, pd, access)
 	} else {
@@ -195,10 +195,10 @@ func (m *mr) Rereg(r *umem.Region, pd ib.DriverPD, access ib.AccessFlags, u *ib.
 	if err != nil {
 		return errors.Join(err, shadow.deregister())
 	}
-	m.atomics.endSpace()
+	m.atomics.finishDelayedWrite()
 	m.mu.Lock()
 	for len(m.poisoned) > 0 {
-		m.poisoned[0].restoreBytes(0)
+		m.poisoned[0].restoreFormerBytes(0)
 	}
 	m.region, m.pd, m.access = r, pd, access
 	shadow, m.shadow = m.shadow, shadow
@@ -263,7 +263,7 @@ func (r *weakRequest) restoreTargets() {
 	for i := range r.targets {
 		t := &r.targets[i]
 		t.mr.mu.Lock()
-		t.restoreBytes(0)
+		t.restoreFormerBytes(0)
 		t.mr.mu.Unlock()
 	}
 }
@@ -272,10 +272,10 @@ func (t *fillTarget) overlaps(o *fillTarget) bool {
 	return t.addr < o.addr+o.len && o.addr < t.addr+t.len
 }
 
-// restoreBytes replaces the pattern by the former bytes, except the first n bytes.
+// restoreFormerBytes replaces the pattern by the former bytes, except the first n bytes.
 //
 //verbena:held t.mr.mu
-func (t *fillTarget) restoreBytes(n uint64) {
+func (t *fillTarget) restoreFormerBytes(n uint64) {
 	if t.saved == nil {
 		return
 	}
@@ -286,7 +286,7 @@ func (t *fillTarget) restoreBytes(n uint64) {
 
 // translateElements translates the keys of a list to the inner driver's keys. If late is set and all memory of the list
 // can be filled late, the result names the shadows, and targets is the memory that must be filled. exposed is the
-// argument of shadowFor.
+// argument of shadowForRange.
 func (d *driver) translateElements(list []ib.SGE, pd ib.DriverPD, late, exposed bool) (out []ib.SGE,
 	targets []fillTarget) {
 	out = make([]ib.SGE, len(list))
@@ -309,7 +309,7 @@ func (d *driver) translateElements(list []ib.SGE, pd ib.DriverPD, late, exposed 
 		if m == nil {
 			return out, nil
 		}
-		w := m.shadowFor(pd, s.Addr, uint64(s.Length), exposed)
+		w := m.shadowForRange(pd, s.Addr, uint64(s.Length), exposed)
 		if w == nil {
 			return out, nil
 		}
@@ -322,9 +322,9 @@ func (d *driver) translateElements(list []ib.SGE, pd ib.DriverPD, late, exposed 
 	return out, targets
 }
 
-// shadowFor returns the shadow if a queue of the domain can fill the range late, otherwise nil. exposed reports whether
+// shadowForRange returns the shadow if a queue of the domain can fill the range late, otherwise nil. exposed reports whether
 // peers of the queue can access regions with rights that allow access.
-func (m *mr) shadowFor(pd ib.DriverPD, addr, n uint64, exposed bool) *shadowRegion {
+func (m *mr) shadowForRange(pd ib.DriverPD, addr, n uint64, exposed bool) *shadowRegion {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if m.gone || m.pd != pd || m.access&peerVisibleRights != 0 && exposed || !m.region.Contains(addr, n) {
@@ -375,7 +375,7 @@ func (t *fillTarget) storeData(n uint64) {
 	m := t.mr
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if t.restoreBytes(n); n > 0 && !m.gone && m.shadow == t.shadow {
+	if t.restoreFormerBytes(n); n > 0 && !m.gone && m.shadow == t.shadow {
 		copy(m.region.Direct(t.addr, n), t.shadow.region.Direct(t.addr, n))
 	}
 }

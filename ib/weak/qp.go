@@ -76,7 +76,7 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 	asked := init.Cap
 	q := &qp{d: d, obj: h, pd: init.PD}
 	if d.hasChoice(LateEvent) {
-		h = h.Redirect(q.noteEvent)
+		h = h.Redirect(q.delayEvent)
 	}
 	var err error
 	if q.DriverQP, err = d.Driver.CreateQP(h, init, nil); err != nil {
@@ -157,19 +157,19 @@ func (q *qp) postSend(wr *ib.SendWR) error {
 		q.delaySend(r, wait)
 		return nil
 	}
-	for len(q.held) > 0 && q.postFirstDelayed() {
+	for len(q.held) > 0 && q.postFirstDelayedSend() {
 	}
 	switch {
 	case len(q.held) == 0 && !q.isFenceBlocked(r):
 	case full:
-		q.removeRejected(r)
+		q.removeRejectedSend(r)
 		return fmt.Errorf("the queue is full because a fence delays work requests: %w", syscall.ENOMEM)
 	default:
 		q.delaySend(r, 0)
 		return nil
 	}
 	if err := q.postToInner(r); err != nil {
-		q.removeRejected(r)
+		q.removeRejectedSend(r)
 		return err
 	}
 	q.d.mu.Lock()
@@ -191,10 +191,10 @@ func (q *qp) delaySend(r *weakRequest, steps int) {
 	q.d.scheduleTick()
 }
 
-// noteIdle records that no sends are delayed.
+// recordNoDelayedSends records that no sends are delayed.
 //
 //verbena:held mu
-func (q *qp) noteIdle() {
+func (q *qp) recordNoDelayedSends() {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	delete(q.d.later, q)
@@ -266,8 +266,8 @@ func (q *qp) freeAHCopies(rs ...*weakRequest) {
 	}
 }
 
-// removeRejected removes a send that the inner driver has rejected.
-func (q *qp) removeRejected(r *weakRequest) {
+// removeRejectedSend removes a send that the inner driver has rejected.
+func (q *qp) removeRejectedSend(r *weakRequest) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	delete(q.d.reqs, r.num)
@@ -356,8 +356,8 @@ func (q *qp) isFenceBlocked(r *weakRequest) bool {
 	return len(q.reading) > 0
 }
 
-// runStep executes one step. runStep reports whether sends are still delayed.
-func (q *qp) runStep() (more bool) {
+// runSendStep executes one step. runSendStep reports whether sends are still delayed.
+func (q *qp) runSendStep() (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for first := true; len(q.held) > 0; first = false {
@@ -369,20 +369,20 @@ func (q *qp) runStep() (more bool) {
 				break
 			}
 		}
-		if !q.postFirstDelayed() {
+		if !q.postFirstDelayedSend() {
 			break
 		}
 	}
 	if len(q.held) == 0 {
-		q.noteIdle()
+		q.recordNoDelayedSends()
 	}
 	return len(q.held) > 0
 }
 
-// postFirstDelayed posts the first delayed send. postFirstDelayed returns false if a fence blocks the send.
+// postFirstDelayedSend posts the first delayed send. postFirstDelayedSend returns false if a fence blocks the send.
 //
 //verbena:held mu
-func (q *qp) postFirstDelayed() bool {
+func (q *qp) postFirstDelayedSend() bool {
 	r := q.held[0]
 	state := q.DriverQP.State()
 	if state != ib.QPErr && q.isFenceBlocked(r) {
@@ -407,13 +407,13 @@ func (q *qp) postFirstDelayed() bool {
 	}
 	q.held = q.held[1:]
 	if err := q.postToInner(r); err != nil {
-		q.completeRejected(r)
+		q.completeRejectedSend(r)
 	}
 	return true
 }
 
-// edgeLen is the length, in bytes, of a part that is much shorter than the other part of its WRITE.
-const edgeLen = 16
+// edgePartLen is the length, in bytes, of a part that is much shorter than the other part of its WRITE.
+const edgePartLen = 16
 
 // splitLength returns the length of the first part of a WRITE whose parts are written one after the other, or 0. A
 // refused WRITE changes no memory, so the target must be in a region of the same device. The low bits of the drawn
@@ -431,9 +431,9 @@ func (q *qp) splitLength(wr *ib.SendWR, seq uint64) uint64 {
 	at := n / 2
 	switch q.d.drawRandom(WriteOrder, q.ord, seq, 64) / 16 {
 	case 2:
-		at = edgeLen
+		at = edgePartLen
 	case 3:
-		at = n - edgeLen
+		at = n - edgePartLen
 	}
 	return at - (wr.RemoteAddr+at)%8 // an aligned word is written as a whole
 }
@@ -505,14 +505,14 @@ func (q *qp) postToInner(r *weakRequest) error {
 	return err
 }
 
-// completeRejected completes a delayed send that the inner driver has rejected. The reason is the error state of the
+// completeRejectedSend completes a delayed send that the inner driver has rejected. The reason is the error state of the
 // queue pair or the device, or an invalid request.
 //
 //verbena:held mu
-func (q *qp) completeRejected(r *weakRequest) {
+func (q *qp) completeRejectedSend(r *weakRequest) {
 	state := q.DriverQP.State()
 	if state < ib.QPRTS || q.sendCQ == nil {
-		q.removeRejected(r)
+		q.removeRejectedSend(r)
 		return
 	}
 	status := ib.WCWRFlushErr
@@ -556,9 +556,9 @@ func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 	return ib.WCSend
 }
 
-// notePolled records that the consumer has polled the completion of a request. Earlier hidden requests are done as
+// recordPolled records that the consumer has polled the completion of a request. Earlier hidden requests are done as
 // well.
-func (q *qp) notePolled(r *weakRequest) {
+func (q *qp) recordPolled(r *weakRequest) {
 	for _, x := range q.removeThrough(r) {
 		x.storeHiddenData()
 	}
@@ -641,14 +641,14 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	if attr.State == ib.QPReset {
 		q.endEventDelays(true)
 		q.rights.Store(false)
-		q.dropOutstanding()
+		q.dropOutstandingRequests()
 	}
 	q.d.scheduleTick()
 	return nil
 }
 
-// noteEvent records an event. The inner driver calls noteEvent with its locks held.
-func (q *qp) noteEvent(e ib.EventType) {
+// delayEvent records an event. The inner driver calls delayEvent with its locks held.
+func (q *qp) delayEvent(e ib.EventType) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	q.raised++
@@ -692,13 +692,13 @@ func (q *qp) peerMayAccess() bool {
 	return q.rights.Load() || q.DriverQP.State() < ib.QPRTS // Modify to RTR or RTS may set rights
 }
 
-// dropOutstanding drops the outstanding requests.
-func (q *qp) dropOutstanding() {
+// dropOutstandingRequests drops the outstanding requests.
+func (q *qp) dropOutstandingRequests() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	held := q.held
 	q.held, q.reading = nil, nil
-	q.noteIdle()
+	q.recordNoDelayedSends()
 	q.freeAHCopies(held...)
 	q.d.dropRequests(held...)
 	q.d.mu.Lock()
@@ -717,9 +717,9 @@ func (q *qp) dropOutstanding() {
 	}
 }
 
-// Ending is called before the callbacks of the queue pair end. The delayed events are reported, except the event for
+// RaiseLastCallbacks is called before the callbacks of the queue pair end. The delayed events are reported, except the event for
 // which a consumer must wait before Destroy.
-func (q *qp) Ending() bool {
+func (q *qp) RaiseLastCallbacks() bool {
 	if !q.d.hasChoice(LastCallback) {
 		return false
 	}
@@ -753,7 +753,7 @@ func (q *qp) Destroy() error {
 	q.freeAHCopies(held...)
 	q.d.dropRequests(held...)
 	q.endEventDelays(false)
-	q.dropOutstanding()
+	q.dropOutstandingRequests()
 	q.d.mu.Lock()
 	delete(q.d.qps, q.obj.QP())
 	var cqs []*cq

@@ -33,7 +33,7 @@ func TestUnusedElements(t *testing.T) {
 	}
 	on := weak.Config{Seed: 1}
 	for name, d := range map[string]ibtest.NewDevice{"loopback": newLoopback, "rxe": newRXE,
-		"weak loopback": weakFactory(newLoopback, on), "weak rxe": weakFactory(newRXE, on)} {
+		"weak loopback": newWeakFactory(newLoopback, on), "weak rxe": newWeakFactory(newRXE, on)} {
 		for _, c := range tests {
 			t.Run(name+"/"+c.name, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

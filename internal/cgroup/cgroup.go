@@ -17,29 +17,29 @@ type Limits struct {
 	Tasks  uint64 // number of processes and threads
 }
 
-// Read reads the current limits. root is the root of the file system, including /proc. A file that cannot be read
+// ReadLimits reads the current limits. root is the root of the file system, including /proc. A file that cannot be read
 // counts as no limit.
 //
 // An administrator can change the limits at any time.
-func Read(root fs.FS) (l Limits) {
+func ReadLimits(root fs.FS) (l Limits) {
 	groups := readGroups(root)
 	mounts := readMounts(root)
 	if p, ok := groups[""]; ok {
 		for dir := range visibleGroupDirs(mounts, "", p) {
-			lowerFromFile(&l.Memory, root, dir, "memory.max")
-			lowerFromFile(&l.Memory, root, dir, "memory.high") // above this limit the kernel throttles every thread
-			lowerFromFile(&l.Tasks, root, dir, "pids.max")
+			lowerLimitFromFile(&l.Memory, root, dir, "memory.max")
+			lowerLimitFromFile(&l.Memory, root, dir, "memory.high") // above this limit the kernel throttles every thread
+			lowerLimitFromFile(&l.Tasks, root, dir, "pids.max")
 		}
 	}
 	if p, ok := groups["memory"]; ok {
 		for dir := range visibleGroupDirs(mounts, "memory", p) {
-			lowerFromFile(&l.Memory, root, dir, "memory.limit_in_bytes")
+			lowerLimitFromFile(&l.Memory, root, dir, "memory.limit_in_bytes")
 			lowerHierarchical(&l.Memory, root, dir)
 		}
 	}
 	if p, ok := groups["pids"]; ok {
 		for dir := range visibleGroupDirs(mounts, "pids", p) {
-			lowerFromFile(&l.Tasks, root, dir, "pids.max")
+			lowerLimitFromFile(&l.Tasks, root, dir, "pids.max")
 		}
 	}
 	return l
@@ -50,7 +50,7 @@ func Read(root fs.FS) (l Limits) {
 func readGroups(root fs.FS) map[string]string {
 	groups := map[string]string{}
 	b, _ := fs.ReadFile(root, "proc/self/cgroup")
-	for line := range eachLine(b) {
+	for line := range linesOf(b) {
 		f := strings.SplitN(line, ":", 3)
 		if len(f) != 3 {
 			continue
@@ -62,24 +62,24 @@ func readGroups(root fs.FS) map[string]string {
 	return groups
 }
 
-// mount is a mount of a cgroup hierarchy.
-type mount struct {
+// cgroupMount is a mount of a cgroup hierarchy.
+type cgroupMount struct {
 	controllers []string // controllers of version 1; nil for version 2
 	root        string   // path of the mounted group
 	point       string
 }
 
 // readMounts lists the mounts of cgroup hierarchies.
-func readMounts(root fs.FS) (list []mount) {
+func readMounts(root fs.FS) (list []cgroupMount) {
 	b, _ := fs.ReadFile(root, "proc/self/mountinfo")
-	for line := range eachLine(b) {
+	for line := range linesOf(b) {
 		// 35 31 0:32 /group /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
 		place, kind, ok := strings.Cut(line, " - ")
 		f, g := strings.Fields(place), strings.Fields(kind)
 		if !ok || len(f) < 5 || len(g) < 3 {
 			continue
 		}
-		m := mount{root: unescapeMountinfo(f[3]), point: unescapeMountinfo(f[4])}
+		m := cgroupMount{root: unescapeMountinfo(f[3]), point: unescapeMountinfo(f[4])}
 		switch g[0] {
 		case "cgroup":
 			m.controllers = strings.Split(g[2], ",")
@@ -92,7 +92,7 @@ func readMounts(root fs.FS) (list []mount) {
 	return list
 }
 
-func (m *mount) hasController(controller string) bool {
+func (m *cgroupMount) hasController(controller string) bool {
 	if controller == "" {
 		return m.controllers == nil
 	}
@@ -105,8 +105,8 @@ func (m *mount) hasController(controller string) bool {
 // The path of the group and the root of a mount are both relative to the root of the cgroup namespace. Outside of
 // the cgroup namespace, the paths begin with "/..". In a container the root of the mount may not match the path of
 // the group. In that case visibleGroupDirs uses the root of the mount, which is the best visible choice.
-func visibleGroupDirs(mounts []mount, controller, group string) func(yield func(string) bool) {
-	var best *mount
+func visibleGroupDirs(mounts []cgroupMount, controller, group string) func(yield func(string) bool) {
+	var best *cgroupMount
 	var below string
 	for i := range mounts {
 		m := &mounts[i]
@@ -150,20 +150,20 @@ func relativeGroup(parent, group string) (rest string, ok bool) {
 	return rest, true
 }
 
-// lowerFromFile reduces a limit to the value in a file, if that value is lower.
-func lowerFromFile(limit *uint64, root fs.FS, dir, file string) {
+// lowerLimitFromFile reduces a limit to the value in a file, if that value is lower.
+func lowerLimitFromFile(limit *uint64, root fs.FS, dir, file string) {
 	b, err := fs.ReadFile(root, path.Join(dir, file))
 	if err != nil {
 		return
 	}
-	lowerTo(limit, string(bytes.TrimSpace(b)))
+	lowerLimitTo(limit, string(bytes.TrimSpace(b)))
 }
 
-// unlimited exceeds all meaningful limits. Version 1 reports a number near 1<<63 instead of "max".
-const unlimited = 1 << 60
+// unlimitedValue exceeds all meaningful limits. Version 1 reports a number near 1<<63 instead of "max".
+const unlimitedValue = 1 << 60
 
-func lowerTo(limit *uint64, text string) {
-	if n, err := strconv.ParseUint(text, 10, 64); err == nil && n < unlimited && (*limit == 0 || n < *limit) {
+func lowerLimitTo(limit *uint64, text string) {
+	if n, err := strconv.ParseUint(text, 10, 64); err == nil && n < unlimitedValue && (*limit == 0 || n < *limit) {
 		*limit = max(n, 1)
 	}
 }
@@ -171,14 +171,14 @@ func lowerTo(limit *uint64, text string) {
 // lowerHierarchical applies the limits of invisible parents, which only version 1 reports.
 func lowerHierarchical(limit *uint64, root fs.FS, dir string) {
 	b, _ := fs.ReadFile(root, path.Join(dir, "memory.stat"))
-	for line := range eachLine(b) {
+	for line := range linesOf(b) {
 		if n, ok := strings.CutPrefix(line, "hierarchical_memory_limit "); ok {
-			lowerTo(limit, n)
+			lowerLimitTo(limit, n)
 		}
 	}
 }
 
-func eachLine(b []byte) func(yield func(string) bool) {
+func linesOf(b []byte) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for s := bufio.NewScanner(bytes.NewReader(b)); s.Scan(); {
 			if !yield(s.Text()) {

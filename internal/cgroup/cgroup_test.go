@@ -24,7 +24,7 @@ const (
 	v1None   = "9223372036854771712\n"
 )
 
-func TestReadLimits(t *testing.T) {
+func TestReadReturnsLowestLimits(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
@@ -151,21 +151,21 @@ func TestReadLimits(t *testing.T) {
 		}, Limits{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if got := Read(newMapFS(c.files)); got != c.want {
+			if got := ReadLimits(newMapFS(c.files)); got != c.want {
 				t.Errorf("Read: got %+v, want %+v", got, c.want)
 			}
 		})
 	}
 }
 
-// TestReadOnThisMachine tests that the files of this machine can be parsed.
-func TestReadOnThisMachine(t *testing.T) { t.Logf("%+v", Read(os.DirFS("/"))) }
+// TestReadParsesThisMachine tests that the files of this machine can be parsed.
+func TestReadParsesThisMachine(t *testing.T) { t.Logf("%+v", ReadLimits(os.DirFS("/"))) }
 
 func FuzzRead(f *testing.F) {
 	f.Add("0::/a/b\n4:memory:/m", v1Mounts+v2Mounts, "5\n")
 	f.Add("0::/../..", "30 23 0:26 /../.. /a\\040b rw - cgroup2 cgroup2 rw\n", "max")
 	f.Fuzz(func(t *testing.T, groups, mounts, value string) {
-		Read(newMapFS(map[string]string{
+		ReadLimits(newMapFS(map[string]string{
 			"proc/self/cgroup": groups, "proc/self/mountinfo": mounts, "memory.max": value, "sys/fs/cgroup/memory.max": value,
 			"sys/fs/cgroup/memory/m/memory.stat": "hierarchical_memory_limit " + value,
 		}))

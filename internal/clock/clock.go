@@ -107,7 +107,7 @@ func (t *virtualTimer) Reset(d time.Duration) bool {
 	v := t.clock
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	was := t.item.Queued()
+	was := t.item.IsQueued()
 	v.due.Put(t.item, v.now.Add(max(d, 0)))
 	return was
 }

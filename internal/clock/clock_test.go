@@ -11,7 +11,7 @@ import (
 	"verbena/internal/testutil"
 )
 
-var epoch = time.Unix(1_000_000, 0)
+var startTime = time.Unix(1_000_000, 0)
 
 // TestClocksAgree tests that both clocks run calls at the same times, in the same order.
 func TestClocksAgree(t *testing.T) {
@@ -44,12 +44,12 @@ func TestClocksAgree(t *testing.T) {
 		return log
 	}
 	want := []string{"b 6ms", "a 10ms", "b 21ms", "end 1h0m0.02s"}
-	v := clock.NewVirtual(epoch)
+	v := clock.NewVirtual(startTime)
 	if got := play(v, v.Sleep); !slices.Equal(got, want) {
 		t.Errorf("calls of the virtual clock: got %q, want %q", got, want)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		if got := play(clock.System, testutil.Advance); !slices.Equal(got, want) {
+		if got := play(clock.System, testutil.AdvanceTime); !slices.Equal(got, want) {
 			t.Errorf("calls of the system clock: got %q, want %q", got, want)
 		}
 	})
@@ -58,7 +58,7 @@ func TestClocksAgree(t *testing.T) {
 // TestCallsDueTogetherRunInOrder tests that calls due at the same time run in the order in which they were scheduled,
 // including calls scheduled by a call.
 func TestCallsDueTogetherRunInOrder(t *testing.T) {
-	v := clock.NewVirtual(epoch)
+	v := clock.NewVirtual(startTime)
 	var got []int
 	for i := range 10 {
 		v.AfterFunc(time.Second, func() {
@@ -73,7 +73,7 @@ func TestCallsDueTogetherRunInOrder(t *testing.T) {
 	if want := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}; !slices.Equal(got, want) {
 		t.Errorf("order of calls: got %v, want %v", got, want)
 	}
-	if d := v.Now().Sub(epoch); d != time.Second {
+	if d := v.Now().Sub(startTime); d != time.Second {
 		t.Errorf("elapsed time: got %v, want 1s", d)
 	}
 	if _, ok := v.Next(); ok || v.Step() {

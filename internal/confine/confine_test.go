@@ -30,14 +30,14 @@ const (
 
 func TestMain(m *testing.M) {
 	if name := os.Getenv(envAct); name != "" {
-		fmt.Println(attemptConfined(name))
+		fmt.Println(runConfinedAttempt(name))
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// attemptConfined runs an act in a process with the filter, and describes the result.
-func attemptConfined(name string) string {
+// runConfinedAttempt runs an act in a process with the filter, and describes the result.
+func runConfinedAttempt(name string) string {
 	act, ok := ruleAttempts[name]
 	if !ok {
 		act = furtherAttempts[name]
@@ -56,7 +56,7 @@ func attemptConfined(name string) string {
 		err = filterEachThread(rules, append(calls, launcherCalls...)...)
 	} else {
 		rules, calls := rulesWithoutDisabled(ServiceRules())
-		err = filterProcess(rules, calls...)
+		err = filterProcessWithRules(rules, calls...)
 	}
 	if err != nil {
 		return "confine: " + err.Error()
@@ -104,7 +104,7 @@ func attemptCall(nr uintptr, args ...uintptr) prepareAttempt {
 	}
 }
 
-var allOnes = ^uintptr(0)
+var allBitsSet = ^uintptr(0)
 
 // ruleAttempts maps the names of rules to attempts that the rules refuse.
 var ruleAttempts = map[string]prepareAttempt{
@@ -118,16 +118,16 @@ var ruleAttempts = map[string]prepareAttempt{
 	"exec":      func(string) (func() error, error) { return execMissingProgram, nil },
 	"processes": func(string) (func() error, error) { return forkExitingProcess, nil },
 	"code": attemptCall(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON,
-		allOnes),
-	"mounts":     attemptCall(unix.SYS_FSPICK, allOnes, 0, allOnes),
+		allBitsSet),
+	"mounts":     attemptCall(unix.SYS_FSPICK, allBitsSet, 0, allBitsSet),
 	"namespaces": attemptCall(unix.SYS_UNSHARE, unix.CLONE_FS),
-	"ptrace":     attemptCall(unix.SYS_PTRACE, allOnes, allOnes),
+	"ptrace":     attemptCall(unix.SYS_PTRACE, allBitsSet, allBitsSet),
 	"kernel":     attemptCall(unix.SYS_PERF_EVENT_OPEN, 1),
-	"keys":       attemptCall(unix.SYS_KEYCTL, allOnes),
-	"rings":      attemptCall(unix.SYS_IO_URING_ENTER, allOnes, 0, 0, allOnes),
-	"identity":   attemptCall(unix.SYS_SETRESUID, allOnes, allOnes, allOnes),
+	"keys":       attemptCall(unix.SYS_KEYCTL, allBitsSet),
+	"rings":      attemptCall(unix.SYS_IO_URING_ENTER, allBitsSet, 0, 0, allBitsSet),
+	"identity":   attemptCall(unix.SYS_SETRESUID, allBitsSet, allBitsSet, allBitsSet),
 	"prctl":      attemptCall(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE),
-	"nodes":      attemptCall(unix.SYS_NAME_TO_HANDLE_AT, allOnes, 0, 0, 0, 0),
+	"nodes":      attemptCall(unix.SYS_NAME_TO_HANDLE_AT, allBitsSet, 0, 0, 0, 0),
 	"open": func(dir string) (func() error, error) {
 		at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
@@ -172,7 +172,7 @@ var furtherAttempts = map[string]prepareAttempt{
 	"sockets raw":         attemptCall(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_STREAM, 0),
 	"sockets sequenced":   attemptCall(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_SEQPACKET, 0),
 	"sockets netlink":     attemptCall(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
-	"sockets listen":      attemptCall(unix.SYS_LISTEN, allOnes),
+	"sockets listen":      attemptCall(unix.SYS_LISTEN, allBitsSet),
 }
 
 func closeIfOpened(fd int, err error) error {
@@ -267,7 +267,7 @@ func TestDocumentedRulesAreCurrent(t *testing.T) {
 	for _, r := range launcher {
 		fmt.Fprintf(&b, "| %s | %s | a launcher |\n", r.Name, r.Refuses)
 	}
-	gendoc.Check(t, "../../docs/results/confine.md", "confine", b.String())
+	gendoc.CheckSection(t, "../../docs/results/confine.md", "confine", b.String())
 }
 
 // TestRulesNameKnownCalls tests that each name is a system call of a supported architecture.
@@ -381,7 +381,7 @@ func tryOpenInDomain(dir string) (func() error, error) {
 	results := make(chan error)
 	go func() {
 		runtime.LockOSThread() // the lock is permanent
-		if err := enterDomain([]string{below}); err != nil {
+		if err := enterLandlockDomain([]string{below}); err != nil {
 			results <- err
 			return
 		}
@@ -412,20 +412,20 @@ func tryOpenInDomain(dir string) (func() error, error) {
 
 // TestDomainRefusesFiles tests that the domain itself refuses the files that the opener's check refuses.
 func TestDomainRefusesFiles(t *testing.T) {
-	needLandlock(t)
+	skipWithoutLandlock(t)
 	if got := runAttempt(t, "service", "domain", ""); got != "success" {
 		t.Errorf("domain: got %s, want success", got)
 	}
 }
 
 func TestOpenerReopensFiles(t *testing.T) {
-	needLandlock(t)
+	skipWithoutLandlock(t)
 	if got := runAttempt(t, "service", "opener", ""); got != "success" {
 		t.Errorf("opener: got %s, want success", got)
 	}
 }
 
-func needLandlock(t *testing.T) {
+func skipWithoutLandlock(t *testing.T) {
 	t.Helper()
 	if !HasLandlock() {
 		t.Skip("needs Landlock")
@@ -461,7 +461,7 @@ func tryThreadsInDomain(dir string) (func() error, error) {
 		// Every thread has the filter and no_new_privs.
 		tasks, err := os.ReadDir("/proc/self/task")
 		for _, task := range tasks {
-			b, _ := procfile.Read("/proc/self/task/" + task.Name() + "/status")
+			b, _ := procfile.ReadNoFollow("/proc/self/task/" + task.Name() + "/status")
 			if len(b) > 0 && (!strings.Contains(string(b), "\nSeccomp:\t2\n") ||
 				!strings.Contains(string(b), "\nNoNewPrivs:\t1\n")) {
 				wrong = errors.Join(wrong, fmt.Errorf("thread %s: got no filter, want one", task.Name()))
@@ -477,7 +477,7 @@ func tryThreadsInDomain(dir string) (func() error, error) {
 
 // TestOnlyOpenerIsInDomain tests that only the opener is in its domain, and that every thread has the filter.
 func TestOnlyOpenerIsInDomain(t *testing.T) {
-	needLandlock(t)
+	skipWithoutLandlock(t)
 	if got := runAttempt(t, "service", "threads", ""); got != "success" {
 		t.Errorf("threads: got %s, want success", got)
 	}

@@ -60,9 +60,9 @@ const threadEndPause = 10 * time.Millisecond
 //
 // FilterProcess fails while a thread has a different filter, such as one of Probe of package supervisor. FilterProcess
 // waits up to a second for the end of such threads.
-func FilterProcess() error { return filterProcess(ServiceRules()) }
+func FilterProcess() error { return filterProcessWithRules(ServiceRules()) }
 
-func filterProcess(rules []Rule, more ...string) error {
+func filterProcessWithRules(rules []Rule, more ...string) error {
 	p, err := newPolicy(rules, more...)
 	if err != nil {
 		return fmt.Errorf("confine the process: %w", err)
@@ -81,7 +81,7 @@ func filterProcess(rules []Rule, more ...string) error {
 			break
 		}
 	}
-	if isUnavailable(err) {
+	if isFilterUnavailable(err) {
 		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
 	}
 	if err != nil {
@@ -90,8 +90,8 @@ func filterProcess(rules []Rule, more ...string) error {
 	return nil
 }
 
-// isUnavailable reports whether the kernel does not support filters, or a container's policy forbids them.
-func isUnavailable(err error) bool {
+// isFilterUnavailable reports whether the kernel does not support filters, or a container's policy forbids them.
+func isFilterUnavailable(err error) bool {
 	return errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) ||
 		errors.Is(err, unix.EACCES)
 }
@@ -114,7 +114,7 @@ func filterEachThread(rules []Rule, more ...string) error {
 	if err == nil {
 		err = installOnEachThread(raw)
 	}
-	if isUnavailable(err) {
+	if isFilterUnavailable(err) {
 		err = fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
 	}
 	if err != nil {

@@ -24,8 +24,8 @@ func HasLandlock() bool {
 	return err == nil && v >= landlockABI
 }
 
-// opener is a thread in a separate Landlock domain, which opens files for the other threads.
-type opener struct {
+// landlockOpener is a thread in a separate Landlock domain, which opens files for the other threads.
+type landlockOpener struct {
 	asked   chan openRequest
 	devices []fileSystemID // file systems with allowed files
 }
@@ -52,12 +52,12 @@ type openResult struct {
 // thread gets the domain, because the Go runtime does not clone a thread that is locked to its goroutine.
 func StartOpener(dirs ...string) error {
 	fail := func(err error) error { return fmt.Errorf("confine the thread that opens files: %w", err) }
-	o := &opener{asked: make(chan openRequest)}
+	o := &landlockOpener{asked: make(chan openRequest)}
 	if err := o.recordFileSystems(dirs); err != nil {
 		return fail(err)
 	}
 	ready := make(chan error)
-	go o.run(dirs, ready)
+	go o.serveRequests(dirs, ready)
 	if err := <-ready; err != nil {
 		return fail(err)
 	}
@@ -66,19 +66,19 @@ func StartOpener(dirs ...string) error {
 }
 
 // recordFileSystems records the file systems of the directories and of memfds.
-func (o *opener) recordFileSystems(dirs []string) error {
+func (o *landlockOpener) recordFileSystems(dirs []string) error {
 	memfd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
 	defer unix.Close(memfd)
-	st, err := statxAt(memfd, "")
+	st, err := statxNoQuery(memfd, "")
 	if err != nil {
 		return err
 	}
 	o.devices = append(o.devices, fileSystemOf(st))
 	for _, d := range dirs {
-		if st, err = statxAt(unix.AT_FDCWD, d); err != nil {
+		if st, err = statxNoQuery(unix.AT_FDCWD, d); err != nil {
 			return err
 		}
 		o.devices = append(o.devices, fileSystemOf(st))
@@ -86,7 +86,7 @@ func (o *opener) recordFileSystems(dirs []string) error {
 	return nil
 }
 
-func statxAt(dir int, path string) (*unix.Statx_t, error) {
+func statxNoQuery(dir int, path string) (*unix.Statx_t, error) {
 	var st unix.Statx_t
 	// No file system queries a server for this statx.
 	if err := unix.Statx(dir, path, unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
@@ -100,8 +100,8 @@ func fileSystemOf(st *unix.Statx_t) fileSystemID { return fileSystemID{st.Dev_ma
 // open opens a regular file of one of the allowed file systems on the opener's thread. open returns EPERM for any
 // other file. All users share this thread. A program could block it by a FUSE file's permission check, or by the
 // lock of a pipe.
-func (o *opener) open(fd, how int) (int, error) {
-	st, err := statxAt(fd, "")
+func (o *landlockOpener) open(fd, how int) (int, error) {
+	st, err := statxNoQuery(fd, "")
 	if err != nil {
 		return -1, err
 	}
@@ -114,18 +114,18 @@ func (o *opener) open(fd, how int) (int, error) {
 	return a.fd, a.err
 }
 
-func (o *opener) run(dirs []string, ready chan<- error) {
+func (o *landlockOpener) serveRequests(dirs []string, ready chan<- error) {
 	runtime.LockOSThread() // the lock is permanent
 	if unix.Gettid() == unix.Getpid() {
 		// The process's main thread represents the process in /proc. While this goroutine occupies the main thread,
 		// another goroutine runs on a different thread.
 		other := make(chan error)
-		go o.run(dirs, other)
+		go o.serveRequests(dirs, other)
 		ready <- <-other
 		runtime.UnlockOSThread()
 		return
 	}
-	err := enterDomain(dirs)
+	err := enterLandlockDomain(dirs)
 	ready <- err
 	if err != nil {
 		return // the thread ends
@@ -136,8 +136,8 @@ func (o *opener) run(dirs []string, ready chan<- error) {
 	}
 }
 
-// enterDomain puts the calling thread into a Landlock domain.
-func enterDomain(dirs []string) error {
+// enterLandlockDomain puts the calling thread into a Landlock domain.
+func enterLandlockDomain(dirs []string) error {
 	rule := landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, dirs...)
 	ruleset, flags, err := landlock.V7.BestEffort().NewRulesetFD(rule)
 	switch {

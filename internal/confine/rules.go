@@ -82,7 +82,7 @@ func commonRules() []Rule {
 		{
 			Name: "ioctl", Refuses: "ioctl(2), except for a few requests of seccomp listeners, mappings, namespaces, sockets and pipes; so terminals and devices are excluded",
 			calls: []string{"ioctl"},
-			except: ioctlRequests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND,
+			except: allowIoctlRequests(unix.SECCOMP_IOCTL_NOTIF_RECV, unix.SECCOMP_IOCTL_NOTIF_SEND,
 				unix.SECCOMP_IOCTL_NOTIF_ID_VALID,
 				unix.SECCOMP_IOCTL_NOTIF_ADDFD, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, procmapQuery, unix.TIOCINQ, unix.SIOCOUTQ,
 				nsGetUserNS, nsGetParent, nsGetType, nsGetOwnerUID),
@@ -144,7 +144,7 @@ func commonRules() []Rule {
 		{
 			Name: "prctl", Refuses: "prctl(2), except for names, timers and orphans; so dropped privileges stay dropped",
 			calls: []string{"prctl"},
-			except: firstArgIs("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK, unix.PR_SET_NO_NEW_PRIVS,
+			except: allowFirstArgValues("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK, unix.PR_SET_NO_NEW_PRIVS,
 				unix.PR_SET_CHILD_SUBREAPER),
 		},
 		{
@@ -175,7 +175,7 @@ func thirdArgLacksFlags(flags uint64) seccomp.ArgumentConditions {
 	return seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.BitsNotSet, Value: flags}}
 }
 
-func firstArgIs(call string, values ...uint64) (list []conditionalRule) {
+func allowFirstArgValues(call string, values ...uint64) (list []conditionalRule) {
 	for _, v := range values {
 		list = append(list, conditionalRule{
 			call, seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: v}},
@@ -184,7 +184,7 @@ func firstArgIs(call string, values ...uint64) (list []conditionalRule) {
 	return list
 }
 
-func ioctlRequests(numbers ...uint64) (list []conditionalRule) {
+func allowIoctlRequests(numbers ...uint64) (list []conditionalRule) {
 	for _, n := range numbers {
 		list = append(list, conditionalRule{
 			"ioctl", seccomp.ArgumentConditions{{Argument: 1, Operation: seccomp.Equal, Value: n}},
@@ -199,7 +199,7 @@ func ServiceRules() []Rule {
 		Rule{
 			Name: "sockets", Refuses: "sockets other than Unix, UDP and NETLINK_ROUTE; listening",
 			calls: []string{"socket", "listen"},
-			except: append(append(udpSocketRules(unix.AF_INET), udpSocketRules(unix.AF_INET6)...),
+			except: append(append(allowUDPSockets(unix.AF_INET), allowUDPSockets(unix.AF_INET6)...),
 				conditionalRule{"socket", seccomp.ArgumentConditions{{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_UNIX}}},
 				conditionalRule{"socket", seccomp.ArgumentConditions{
 					{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_NETLINK},
@@ -208,7 +208,7 @@ func ServiceRules() []Rule {
 		Rule{
 			Name: "signals", Refuses: "signals to other processes; checking whether they exist is allowed",
 			calls: []string{"kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"},
-			except: append(firstArgIs("tgkill", uint64(os.Getpid())),
+			except: append(allowFirstArgValues("tgkill", uint64(os.Getpid())),
 				conditionalRule{"tgkill", seccomp.ArgumentConditions{{Argument: 2, Operation: seccomp.Equal, Value: 0}}}),
 		},
 	)
@@ -222,7 +222,7 @@ func LauncherRules() []Rule {
 		switch rules[i].Name {
 		case "ioctl":
 			// The guardian itself makes one trapped call, and queries the foreground process group of the terminal.
-			rules[i].except = append(rules[i].except, ioctlRequests(verbsIoctl, unix.TIOCGPGRP)...)
+			rules[i].except = append(rules[i].except, allowIoctlRequests(verbsIoctl, unix.TIOCGPGRP)...)
 		case "open":
 			rules[i].Refuses += "; reading by a path from the working directory is allowed"
 			// The standard library reads files in this way.
@@ -238,8 +238,8 @@ func LauncherRules() []Rule {
 // launcherCalls lists the calls that are allowed to a launcher in addition to allowed.
 var launcherCalls = []string{"kill", "tgkill", "pidfd_send_signal", "wait4", "waitid"}
 
-// udpSocketRules allows datagram sockets of an address family.
-func udpSocketRules(family uint64) (list []conditionalRule) {
+// allowUDPSockets allows datagram sockets of an address family.
+func allowUDPSockets(family uint64) (list []conditionalRule) {
 	for _, protocol := range []uint64{0, unix.IPPROTO_UDP} {
 		list = append(list, conditionalRule{"socket", seccomp.ArgumentConditions{
 			{Argument: 0, Operation: seccomp.Equal, Value: family},

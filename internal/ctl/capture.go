@@ -70,7 +70,7 @@ func (c *Client) Capture(r Capture) (*CaptureStream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
-	if _, err := c.do(&Request{Op: OpCapture, Capture: &r}, theirs); err != nil {
+	if _, err := c.doWithFile(&Request{Op: OpCapture, Capture: &r}, theirs); err != nil {
 		sc.Close()
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (s *CaptureStream) Read(b []byte) (int, error) {
 			break
 		}
 		var end CaptureEnd
-		f, err := s.c.Receive(&end, Limits{Size: MaxRequest})
+		f, err := s.c.Receive(&end, MessageLimits{Size: MaxRequest})
 		if err != nil {
 			return 0, fmt.Errorf("capture: %w", err)
 		}

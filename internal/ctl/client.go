@@ -46,17 +46,17 @@ func Dial(loc Location) (*Client, error) {
 		return nil, err
 	}
 	for deadline := time.Now().Add(killedTimeout); ; time.Sleep(awaitInterval) {
-		c, err := dial(loc)
+		c, err := dialUntrusted(loc)
 		if err != nil {
 			return nil, err
 		}
-		if !isKilled(c.pid) {
+		if !isProcessKilled(c.pid) {
 			return c, nil
 		}
 		c.Close()
 		if time.Now().After(deadline) {
 			return nil, fmt.Errorf("the service at %s (process %d) %w: end that server, or write to its /sys/fs/fuse/connections/N/abort",
-				loc.Socket, c.pid, errKilled)
+				loc.Socket, c.pid, errKilledService)
 		}
 	}
 }
@@ -64,23 +64,23 @@ func Dial(loc Location) (*Client, error) {
 // killedTimeout is the time that a killed process may need to end.
 const killedTimeout = 2 * time.Second
 
-// errKilled is the error for a killed service. The kernel still accepts connections for a killed service, but none
+// errKilledService is the error for a killed service. The kernel still accepts connections for a killed service, but none
 // of its threads will answer.
-var errKilled = errors.New("was killed, but one of its threads waits for memory of a program, such as a file of a FUSE server")
+var errKilledService = errors.New("was killed, but one of its threads waits for memory of a program, such as a file of a FUSE server")
 
-// isKilled reports whether a process was killed but has not ended. It returns false if the state of the process is
+// isProcessKilled reports whether a process was killed but has not ended. It returns false if the state of the process is
 // not visible.
-func isKilled(pid int) bool {
+func isProcessKilled(pid int) bool {
 	if pid == 0 {
 		return false
 	}
-	status, err := procfile.Read(fmt.Sprintf("/proc/%d/status", pid))
-	return err == nil && isDying(string(status))
+	status, err := procfile.ReadNoFollow(fmt.Sprintf("/proc/%d/status", pid))
+	return err == nil && hasDyingThreads(string(status))
 }
 
-// isDying reports whether the file /proc/PID/status shows a process with threads that are about to end. The first
+// hasDyingThreads reports whether the file /proc/PID/status shows a process with threads that are about to end. The first
 // thread of such a process is a zombie or has SIGKILL pending.
-func isDying(status string) bool {
+func hasDyingThreads(status string) bool {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
 		switch value = strings.TrimSpace(value); key {
@@ -96,7 +96,7 @@ func isDying(status string) bool {
 	return false
 }
 
-func dial(loc Location) (*Client, error) {
+func dialUntrusted(loc Location) (*Client, error) {
 	c, err := connect(loc.Socket)
 	if err != nil {
 		if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) {
@@ -178,7 +178,7 @@ func Await(ctx context.Context, loc Location) (*Client, error) {
 			if e := (*remoteError)(nil); errors.As(err, &e) {
 				return nil, err
 			}
-		} else if !errors.Is(err, ErrNotRunning) && !errors.Is(err, errKilled) {
+		} else if !errors.Is(err, ErrNotRunning) && !errors.Is(err, errKilledService) {
 			return nil, err
 		}
 		select {
@@ -209,10 +209,10 @@ func (c *Client) UID() int { return c.uid }
 func (c *Client) Close() error { return c.c.Close() }
 
 // Do sends a request and waits for the answer. An error that the service reports is a remoteError. It may sleep.
-func (c *Client) Do(r *Request) (*Response, error) { return c.do(r, nil) }
+func (c *Client) Do(r *Request) (*Response, error) { return c.doWithFile(r, nil) }
 
 //verbena:allow close a client trusts its service
-func (c *Client) do(r *Request, fd *os.File) (*Response, error) {
+func (c *Client) doWithFile(r *Request, fd *os.File) (*Response, error) {
 	a, f, err := c.exchange(r, fd)
 	if f != nil {
 		f.Close()
@@ -231,7 +231,7 @@ func (c *Client) exchange(r *Request, fd *os.File) (*Response, *os.File, error) 
 		return nil, nil, fmt.Errorf("ask the service: %w", sent)
 	}
 	var a Response // even after a failed send, there may be an answer with the reason
-	f, err := c.c.Receive(&a, Limits{Size: MaxResponse})
+	f, err := c.c.Receive(&a, MessageLimits{Size: MaxResponse})
 	if err == nil && sent != nil && a.Error == "" {
 		err = sent
 	}
@@ -267,7 +267,7 @@ func (c *Client) Stop() error {
 	if _, err := c.Do(&Request{Op: OpStop}); err != nil {
 		return err
 	}
-	return c.awaitEnd()
+	return c.awaitServiceEnd()
 }
 
 // Yield ends the service if a client started it and it is not in use, and returns after its end. Otherwise Yield
@@ -283,7 +283,7 @@ func (c *Client) Yield(answer time.Duration) error {
 	if err != nil {
 		return &YieldError{err}
 	}
-	return c.awaitEnd()
+	return c.awaitServiceEnd()
 }
 
 // YieldError is the reason why a service does not yield.
@@ -295,10 +295,10 @@ func (e *YieldError) Error() string { return e.Err.Error() }
 // Unwrap returns the reason.
 func (e *YieldError) Unwrap() error { return e.Err }
 
-// awaitEnd waits for the end of a service that is ending.
+// awaitServiceEnd waits for the end of a service that is ending.
 //
 //verbena:allow receive a client trusts its service
-func (c *Client) awaitEnd() error {
+func (c *Client) awaitServiceEnd() error {
 	c.c.SetReadDeadline(time.Now().Add(EndTimeout + 2*time.Second))
 	if _, err := c.c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("the service has not ended within %v; kill it: %w", EndTimeout, syscall.ETIMEDOUT)
@@ -363,11 +363,11 @@ func (c *Client) Serve(h Helper) <-chan struct{} {
 		defer close(lost)
 		for {
 			var r HelpRequest
-			f, err := c.c.Receive(&r, Limits{Size: MaxRequest})
+			f, err := c.c.Receive(&r, MessageLimits{Size: MaxRequest})
 			if f != nil {
 				f.Close()
 			}
-			if err != nil || c.answerHelp(h, &r) != nil {
+			if err != nil || c.answerHelpRequest(h, &r) != nil {
 				return
 			}
 		}
@@ -375,7 +375,7 @@ func (c *Client) Serve(h Helper) <-chan struct{} {
 	return lost
 }
 
-func (c *Client) answerHelp(h Helper, r *HelpRequest) error {
+func (c *Client) answerHelpRequest(h Helper, r *HelpRequest) error {
 	var f *os.File
 	var err error
 	switch {

@@ -73,8 +73,8 @@ func (c Conn) Send(v any, fd *os.File) error {
 	return err
 }
 
-// Limits holds the limits of a message to receive.
-type Limits struct {
+// MessageLimits holds the limits of a message to receive.
+type MessageLimits struct {
 	Size  uint32        // size in bytes, without the length field
 	Whole time.Duration // time limit for the arrival of the message; 0 means no limit
 	Rest  time.Duration // without Whole, time limit from the first bytes of the message to its end; 0 means no limit
@@ -82,7 +82,7 @@ type Limits struct {
 
 // Receive receives one message into v, and returns its descriptor, or nil. With a time limit, Receive clears the
 // read deadline of the connection afterwards. It may sleep.
-func (c Conn) Receive(v any, l Limits) (*os.File, error) {
+func (c Conn) Receive(v any, l MessageLimits) (*os.File, error) {
 	if l.Whole > 0 {
 		c.SetReadDeadline(time.Now().Add(l.Whole))
 		defer c.SetReadDeadline(time.Time{})

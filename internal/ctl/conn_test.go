@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const timeout = 10 * time.Second
+const testTimeout = 10 * time.Second
 
 // TestReceiveClosesSurplusDescriptors tests that Receive returns one of several descriptors in a message, and closes
 // the others, which leaktest checks.
@@ -25,22 +25,22 @@ func TestReceiveClosesSurplusDescriptors(t *testing.T) {
 	if _, _, err := ends[1].WriteMsgUnix(msg, unix.UnixRights(0, 1, 2), nil); err != nil {
 		t.Fatal(err)
 	}
-	before := openDescriptors(t)
+	before := countOpenDescriptors(t)
 	var r Request
-	f, err := Conn{UnixConn: ends[0]}.Receive(&r, Limits{Size: MaxRequest})
+	f, err := Conn{UnixConn: ends[0]}.Receive(&r, MessageLimits{Size: MaxRequest})
 	if err != nil || f == nil {
 		t.Fatalf("Receive: got %v and error %v, want a descriptor", f, err)
 	}
 	if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Errorf("received descriptor: got no FD_CLOEXEC or error %v, want FD_CLOEXEC", err)
 	}
-	if after := openDescriptors(t); after != before+1 {
+	if after := countOpenDescriptors(t); after != before+1 {
 		t.Errorf("descriptors after Receive: got %d, want one more than %d", after, before)
 	}
 	f.Close()
 }
 
-func openDescriptors(t *testing.T) int {
+func countOpenDescriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -58,25 +58,25 @@ func TestReceiveLimitsMessageSize(t *testing.T) {
 			t.Fatal(err)
 		}
 		var r Request
-		_, err := Conn{UnixConn: ends[0]}.Receive(&r, Limits{Size: 100})
+		_, err := Conn{UnixConn: ends[0]}.Receive(&r, MessageLimits{Size: 100})
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("Receive of %d bytes: got %v, want %q", size, err, want)
 		}
 	}
 }
 
-// TestResponseSizeLimits tests that Send and Receive accept a large response, and refuse a response beyond the limit.
-func TestResponseSizeLimits(t *testing.T) {
+// TestResponseSizeIsLimited tests that Send and Receive accept a large response, and refuse a response beyond the limit.
+func TestResponseSizeIsLimited(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
 	var a Response
-	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, Limits{Size: MaxResponse}); err != nil ||
+	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, MessageLimits{Size: MaxResponse}); err != nil ||
 		len(a.Error) != 4*MaxRequest {
 		t.Errorf("Receive of a large response: got %d bytes and error %v, want %d", len(a.Error), err, 4*MaxRequest)
 	}
 	ends = testutil.UnixPair(t)
 	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, MaxResponse+1))
-	_, err := Conn{UnixConn: ends[1]}.Receive(&a, Limits{Size: MaxResponse})
+	_, err := Conn{UnixConn: ends[1]}.Receive(&a, MessageLimits{Size: MaxResponse})
 	if err == nil || !strings.Contains(err.Error(), "longer than") {
 		t.Errorf("Receive of a response that is too long: got %v, want an error", err)
 	}
@@ -86,9 +86,9 @@ func TestResponseSizeLimits(t *testing.T) {
 	}
 }
 
-// TestReceiveTimesOut tests the deadline for an announced message that does not arrive.
-func TestReceiveTimesOut(t *testing.T) {
-	for name, l := range map[string]Limits{
+// TestReceiveTimesOutWithinMessage tests the deadline for an announced message that does not arrive.
+func TestReceiveTimesOutWithinMessage(t *testing.T) {
+	for name, l := range map[string]MessageLimits{
 		"whole": {Size: 100, Whole: 10 * time.Millisecond}, "rest": {Size: 100, Rest: 10 * time.Millisecond},
 	} {
 		ends := testutil.UnixPair(t)
@@ -108,7 +108,7 @@ func TestErrnoPassesConnection(t *testing.T) {
 		go func() {
 			server := Conn{UnixConn: ends[0]}
 			var r Request
-			if _, err := server.Receive(&r, Limits{Size: MaxRequest}); err != nil || r.Protocol != ProtocolVersion {
+			if _, err := server.Receive(&r, MessageLimits{Size: MaxRequest}); err != nil || r.Protocol != ProtocolVersion {
 				t.Errorf("Receive: got protocol %d and error %v, want %d", r.Protocol, err, ProtocolVersion)
 			}
 			_ = server.Send(ErrorResponse(cause), nil)
@@ -150,7 +150,7 @@ func TestServeAnswersHelp(t *testing.T) {
 			t.Fatal(err)
 		}
 		var a HelpAnswer
-		f, err := server.Receive(&a, Limits{Size: MaxHelpAnswer})
+		f, err := server.Receive(&a, MessageLimits{Size: MaxHelpAnswer})
 		if err != nil || !errors.Is(a.Err(), c.want) || (f != nil) != (c.want == nil && c.ask.Notice == "") {
 			t.Errorf("Help %+v: got %v, %v, %v, want %v", c.ask, f, a.Err(), err, c.want)
 		}
@@ -162,7 +162,7 @@ func TestServeAnswersHelp(t *testing.T) {
 	server.Close()
 	select {
 	case <-lost:
-	case <-time.After(timeout):
+	case <-time.After(testTimeout):
 		t.Error("Serve after the end of the connection: got no return, want one")
 	}
 }

@@ -153,7 +153,7 @@ func TestOpenRefusesEmptyAnswer(t *testing.T) {
 func TestVersionErrorNamesOlderEnd(t *testing.T) {
 	for protocol, want := range map[int]string{ProtocolVersion - 1: "is newer than this command",
 		ProtocolVersion + 1: "is older than this command", ProtocolVersion: "is older than this command"} {
-		err := (&Request{Protocol: protocol, Op: "new"}).VersionError()
+		err := (&Request{Protocol: protocol, Op: "new"}).NewVersionError()
 		if !errors.Is(err, syscall.EPROTO) || !strings.Contains(err.Error(), want) {
 			t.Errorf("Refuse of protocol %d: got %v, want %q", protocol, err, want)
 		}

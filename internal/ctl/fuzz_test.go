@@ -15,9 +15,9 @@ import (
 	"verbena/internal/qpinfo"
 )
 
-// receivedTypes lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target
+// receivedMessageTypes lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target
 // uses a smaller size, for speed.
-var receivedTypes = []struct {
+var receivedMessageTypes = []struct {
 	name string
 	most uint32
 	make func() any
@@ -76,7 +76,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0})
 	f.Add(encodeMessage([]byte(`{"Contexts":[0,0,null,{}]}`)))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		for _, kind := range receivedTypes {
+		for _, kind := range receivedMessageTypes {
 			r := bytes.NewReader(b)
 			v := kind.make()
 			var err error

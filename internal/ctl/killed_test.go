@@ -15,12 +15,12 @@ import (
 	"verbena/internal/testutil"
 )
 
-const fakeKilledEnv = "VERBENA_TEST_REMAINS"
+const fakeKilledServiceEnv = "VERBENA_TEST_REMAINS"
 
 // init makes a process of TestDialReportsKilledService resemble a killed service. Its first thread has ended, and its
 // other threads accept no connection.
 func init() {
-	path := os.Getenv(fakeKilledEnv)
+	path := os.Getenv(fakeKilledServiceEnv)
 	if path == "" {
 		return
 	}
@@ -37,7 +37,7 @@ func init() {
 func TestDialReportsKilledService(t *testing.T) {
 	loc := Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), fakeKilledEnv+"="+loc.Socket)
+	c.Env = append(os.Environ(), fakeKilledServiceEnv+"="+loc.Socket)
 	out, err := c.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -50,9 +50,9 @@ func TestDialReportsKilledService(t *testing.T) {
 	if _, err := out.Read(make([]byte, 16)); err != nil {
 		t.Fatal(err)
 	}
-	testutil.Eventually(t, "the first thread to end", func() bool { return isKilled(c.Process.Pid) })
-	if client, err := Dial(loc); !errors.Is(err, errKilled) || !strings.Contains(err.Error(), loc.Socket) {
-		t.Errorf("Dial: got %v and error %v, want %v", client, err, errKilled)
+	testutil.Eventually(t, "the first thread to end", func() bool { return isProcessKilled(c.Process.Pid) })
+	if client, err := Dial(loc); !errors.Is(err, errKilledService) || !strings.Contains(err.Error(), loc.Socket) {
+		t.Errorf("Dial: got %v and error %v, want %v", client, err, errKilledService)
 	}
 }
 
@@ -64,7 +64,7 @@ func TestIsDyingReadsStatus(t *testing.T) {
 		"Name:\tverbena\nState:\tZ (zombie)\nSigPnd:\t0000000000000000\n":                              true,
 		"": false,
 	} {
-		if got := isDying(status); got != want {
+		if got := hasDyingThreads(status); got != want {
 			t.Errorf("dying(%q): got %v, want %v", status, got, want)
 		}
 	}

@@ -76,7 +76,7 @@ func (l Location) LogPath() string { return l.Socket + ".log" }
 
 // checkTrusted returns an error unless programs may use a service of the given user.
 func (l Location) checkTrusted(uid int) error {
-	if uid == 0 || IDMap().IsOwn(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
+	if uid == 0 || OwnIDMap().IsOwn(uid) || l.ServiceUser != nil && uid == *l.ServiceUser {
 		return nil
 	}
 	return fmt.Errorf("the service at %s belongs to user %d, and could access all memory and files of your programs: "+

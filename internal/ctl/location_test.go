@@ -12,9 +12,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestTrustedServiceOwners tests that a program may use a service of root, of its own user, or of a named user. The
+// TestProgramsTrustServiceOwners tests that a program may use a service of root, of its own user, or of a named user. The
 // location alone does not name a user.
-func TestTrustedServiceOwners(t *testing.T) {
+func TestProgramsTrustServiceOwners(t *testing.T) {
 	self, other := os.Geteuid(), 4242
 	for _, c := range []struct {
 		name string
@@ -34,8 +34,8 @@ func TestTrustedServiceOwners(t *testing.T) {
 	}
 }
 
-// TestDialForeignService tests that Dial checks the owner of the service before it sends anything.
-func TestDialForeignService(t *testing.T) {
+// TestDialChecksOwnerFirst tests that Dial checks the owner of the service before it sends anything.
+func TestDialChecksOwnerFirst(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to run a service of another user")
 	}
@@ -98,7 +98,7 @@ func TestDialForeignService(t *testing.T) {
 	<-got
 }
 
-// TestOverflowIDIsNotOwn tests that the overflow ID, which represents all unmapped IDMap, never counts as this
+// TestOverflowIDIsNotOwn tests that the overflow ID, which represents all unmapped OwnIDMap, never counts as this
 // process's own ID.
 func TestOverflowIDIsNotOwn(t *testing.T) {
 	self := os.Geteuid()

@@ -177,7 +177,7 @@ type FaultRuleState struct {
 	ID  int    `json:"id"`
 	fault.Rule
 	Verb *VerbFault `json:"verb_fault,omitempty"`
-	fault.Counts
+	fault.RuleCounts
 }
 
 // QPStatusInfo is the protocol state of a queue pair.

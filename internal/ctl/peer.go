@@ -33,10 +33,10 @@ func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	return int(cred.Pid), int(cred.Uid), nil
 }
 
-// idMap describes the user IDMap of a user namespace.
+// idMap describes the user OwnIDMap of a user namespace.
 type idMap struct {
-	Overflow int  // ID that represents all unmapped IDMap
-	All      bool // all IDMap are mapped
+	Overflow int  // ID that represents all unmapped OwnIDMap
+	All      bool // all OwnIDMap are mapped
 }
 
 // IsAnonymous reports whether a user ID may represent several users.
@@ -45,18 +45,18 @@ func (m idMap) IsAnonymous(uid int) bool { return !m.All && uid == m.Overflow }
 // IsOwn reports whether a user ID is the user ID of this process. The overflow ID never is an own ID.
 func (m idMap) IsOwn(uid int) bool { return uid == os.Geteuid() && !m.IsAnonymous(uid) }
 
-// IDMap returns the map of this process.
-func IDMap() idMap { return readIDMap() }
+// OwnIDMap returns the map of this process.
+func OwnIDMap() idMap { return readIDMap() }
 
 // readIDMap is read once, because the user namespace of a process with several threads cannot change.
 var readIDMap = sync.OnceValue(func() idMap {
 	m := idMap{Overflow: 65534}
-	if b, err := procfile.Read("/proc/sys/kernel/overflowuid"); err == nil {
+	if b, err := procfile.ReadNoFollow("/proc/sys/kernel/overflowuid"); err == nil {
 		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
 			m.Overflow = n
 		}
 	}
-	b, err := procfile.Read("/proc/self/uid_map")
+	b, err := procfile.ReadNoFollow("/proc/self/uid_map")
 	m.All = err == nil && isIdentityMap(string(b))
 	return m
 })

@@ -21,9 +21,9 @@ func (r *Request) Understood() bool {
 	return r.Protocol == ProtocolVersion || r.Op == OpStop || r.Op == OpYield
 }
 
-// VersionError returns the error for a request of another version. The error names the older end and the
+// NewVersionError returns the error for a request of another version. The error names the older end and the
 // remedy.
-func (r *Request) VersionError() error {
+func (r *Request) NewVersionError() error {
 	service := fmt.Sprintf("the running service (process %d, %s)", os.Getpid(), describeBuild(BuildName, ProtocolVersion))
 	command := fmt.Sprintf("this command (%s)", describeBuild(r.Build, r.Protocol))
 	if r.Protocol < ProtocolVersion {

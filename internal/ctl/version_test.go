@@ -13,11 +13,11 @@ import (
 // newAnsweredClient returns a client of a service that answers each request with the result of the function answer.
 func newAnsweredClient(t *testing.T, answer func(*Request) any) *Client {
 	t.Helper()
-	ends := unixSocketPair(t)
+	ends := newUnixSocketPair(t)
 	go func() {
 		for {
 			var r Request
-			if _, err := (Conn{UnixConn: ends[0]}).Receive(&r, Limits{Size: MaxRequest}); err != nil {
+			if _, err := (Conn{UnixConn: ends[0]}).Receive(&r, MessageLimits{Size: MaxRequest}); err != nil {
 				return
 			}
 			a := answer(&r)
@@ -32,8 +32,8 @@ func newAnsweredClient(t *testing.T, answer func(*Request) any) *Client {
 	return NewClient(ends[1], 4711, 0)
 }
 
-// TestOlderServiceIsDescribed tests that a service that reports no build is described as older, with the remedy.
-func TestOlderServiceIsDescribed(t *testing.T) {
+// TestOlderServiceErrorNamesRemedy tests that a service that reports no build is described as older, with the remedy.
+func TestOlderServiceErrorNamesRemedy(t *testing.T) {
 	for _, old := range []struct {
 		text  string
 		errno syscall.Errno
@@ -99,7 +99,7 @@ func TestYieldTriesOlderProtocol(t *testing.T) {
 	}
 }
 
-func unixSocketPair(t *testing.T) (ends [2]*net.UnixConn) {
+func newUnixSocketPair(t *testing.T) (ends [2]*net.UnixConn) {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: t.TempDir() + "/socket", Net: "unix"})
 	if err != nil {

@@ -33,32 +33,32 @@ type System[S comparable] struct {
 	End func(S) error
 }
 
-// Result is the size of an exploration.
-type Result struct {
+// ExplorationSize is the size of an exploration.
+type ExplorationSize struct {
 	States, Steps int
 	Ends          int // states without a next step
 	Depth         int // maximum number of steps to a state
 }
 
-func (r Result) String() string {
+func (r ExplorationSize) String() string {
 	return fmt.Sprintf("%d states, %d steps, %d ends, depth %d", r.States, r.Steps, r.Ends, r.Depth)
 }
 
-// violation is a violated rule, with the shortest path to a state that violates it.
-type violation struct {
+// ruleViolation is a violated rule, with the shortest path to a state that violates it.
+type ruleViolation struct {
 	Err error
 	Way []string
 }
 
-func (b *violation) Error() string {
+func (b *ruleViolation) Error() string {
 	return fmt.Sprintf("%v, after:\n\t%s", b.Err, strings.Join(b.Way, "\n\t"))
 }
 
-func (b *violation) Unwrap() error { return b.Err }
+func (b *ruleViolation) Unwrap() error { return b.Err }
 
 // Run visits all states, nearest first. Run returns a [broken] for the first state that violates a rule, and an error
 // if the number of states exceeds most.
-func (s *System[S]) Run(most int) (r Result, err error) {
+func (s *System[S]) Run(most int) (r ExplorationSize, err error) {
 	type origin struct {
 		from  S
 		what  string
@@ -79,7 +79,7 @@ func (s *System[S]) Run(most int) (r Result, err error) {
 		r.States++
 		r.Depth = max(r.Depth, depth)
 		if err := s.Check(x); err != nil {
-			return r, &violation{err, way(x)}
+			return r, &ruleViolation{err, way(x)}
 		}
 		if r.States > most {
 			return r, fmt.Errorf("more than %d states", most)
@@ -98,7 +98,7 @@ func (s *System[S]) Run(most int) (r Result, err error) {
 		if stuck {
 			r.Ends++
 			if err := s.End(x); err != nil {
-				return r, &violation{err, way(x)}
+				return r, &ruleViolation{err, way(x)}
 			}
 		}
 	}

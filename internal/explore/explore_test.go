@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// counters is a system of two threads that each increment a number by a read and a write, optionally under a lock.
-type counters struct {
+// counterSystem is a system of two threads that each increment a number by a read and a write, optionally under a lock.
+type counterSystem struct {
 	n, pc    [2]int
 	sum      int
 	lock     int // 0 if free, otherwise the owner, counted from 1
@@ -15,42 +15,42 @@ type counters struct {
 	forgetIt bool // thread 1 does not release the lock
 }
 
-func (c counters) threadSteps(i int) []Step[counters] {
+func (c counterSystem) threadSteps(i int) []Step[counterSystem] {
 	if c.useLock && c.lock != i+1 && c.pc[i] < 2 {
 		if c.lock != 0 {
 			return nil
 		}
 		c.lock = i + 1
-		return []Step[counters]{{"locks", c}}
+		return []Step[counterSystem]{{"locks", c}}
 	}
 	switch c.pc[i] {
 	case 0:
 		c.n[i], c.pc[i] = c.sum, 1
-		return []Step[counters]{{"reads", c}}
+		return []Step[counterSystem]{{"reads", c}}
 	case 1:
 		c.sum, c.pc[i] = c.n[i]+1, 2
 		if c.lock == i+1 && !(c.forgetIt && i == 0) {
 			c.lock = 0
 		}
-		return []Step[counters]{{"writes", c}}
+		return []Step[counterSystem]{{"writes", c}}
 	}
 	return nil
 }
 
-func (c counters) exploreAll() (Result, error) {
-	s := System[counters]{
+func (c counterSystem) exploreAll() (ExplorationSize, error) {
+	s := System[counterSystem]{
 		Start: c,
-		Threads: []Thread[counters]{
-			func(c counters) []Step[counters] { return c.threadSteps(0) },
-			func(c counters) []Step[counters] { return c.threadSteps(1) },
+		Threads: []Thread[counterSystem]{
+			func(c counterSystem) []Step[counterSystem] { return c.threadSteps(0) },
+			func(c counterSystem) []Step[counterSystem] { return c.threadSteps(1) },
 		},
-		Check: func(c counters) error {
+		Check: func(c counterSystem) error {
 			if c.sum > 2 {
 				return errors.New("too many")
 			}
 			return nil
 		},
-		End: func(c counters) error {
+		End: func(c counterSystem) error {
 			switch {
 			case c.pc != [2]int{2, 2}:
 				return errors.New("a thread waits forever")
@@ -64,13 +64,13 @@ func (c counters) exploreAll() (Result, error) {
 }
 
 func TestRunFindsViolations(t *testing.T) {
-	if r, err := (counters{useLock: true}).exploreAll(); err != nil || r.States != 13 || r.Ends != 2 || r.Depth != 6 {
+	if r, err := (counterSystem{useLock: true}).exploreAll(); err != nil || r.States != 13 || r.Ends != 2 || r.Depth != 6 {
 		t.Errorf("explore with a lock: got %v and error %v, want 13 states and 2 ends", r, err)
 	}
-	for name, c := range map[string]counters{"an increment was lost": {},
+	for name, c := range map[string]counterSystem{"an increment was lost": {},
 		"a thread waits forever": {useLock: true, forgetIt: true}} {
 		_, err := c.exploreAll()
-		var b *violation
+		var b *ruleViolation
 		if !errors.As(err, &b) || !strings.Contains(err.Error(), name) || len(b.Way) == 0 {
 			t.Errorf("explore: got %v, want %s", err, name)
 		}

@@ -53,14 +53,14 @@ func TestKinds(t *testing.T) {
 				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].InRule(&r))
 			}
 		}
-		if err := r.Validate(); err != nil || !r.Active() || !strings.HasPrefix(r.String(), name) {
-			t.Errorf("%s: got rule %q, active %v and error %v, want an active rule", name, r, r.Active(), err)
+		if err := r.Validate(); err != nil || !r.HasEffect() || !strings.HasPrefix(r.String(), name) {
+			t.Errorf("%s: got rule %q, active %v and error %v, want an active rule", name, r, r.HasEffect(), err)
 		}
 	}
 	if i != len(Kinds) {
 		t.Errorf("rows of Kinds without fields: got %v, want none", kindNames(Kinds[i:], func(*Kind) bool { return true }))
 	}
-	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).Active() {
+	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).HasEffect() {
 		t.Error("Active: got true for a rule without an effect, want false")
 	}
 }
@@ -69,11 +69,11 @@ func TestKinds(t *testing.T) {
 func TestColumns(t *testing.T) {
 	columns := CounterKinds()
 	shown := 0
-	for f := range reflect.TypeFor[Counts]().Fields() {
+	for f := range reflect.TypeFor[RuleCounts]().Fields() {
 		if f.Type.Kind() != reflect.Uint64 || f.Name == "Seen" || f.Name == "Hit" {
 			continue
 		}
-		var c Counts
+		var c RuleCounts
 		setNonzero(reflect.ValueOf(&c).Elem().FieldByIndex(f.Index))
 		n := 0
 		for i := range columns {
@@ -114,8 +114,8 @@ func TestParseShareRounds(t *testing.T) {
 	}
 }
 
-// TestPagesListKinds tests that the documentation pages list the kinds.
-func TestPagesListKinds(t *testing.T) {
+// TestPagesListFaultKinds tests that the documentation pages list the kinds.
+func TestPagesListFaultKinds(t *testing.T) {
 	var table, list strings.Builder
 	table.WriteString("| what | | counted as |\n|---|---|---|\n")
 	for i, k := range FlagKinds() {
@@ -126,6 +126,6 @@ func TestPagesListKinds(t *testing.T) {
 		}
 		fmt.Fprintf(&list, "`%s`", k.Name)
 	}
-	gendoc.Check(t, "../../docs/network.md", "faults", table.String())
-	gendoc.Check(t, "../../docs/failover.md", "faults", "Kinds of `fault`: "+list.String()+".")
+	gendoc.CheckSection(t, "../../docs/network.md", "faults", table.String())
+	gendoc.CheckSection(t, "../../docs/failover.md", "faults", "Kinds of `fault`: "+list.String()+".")
 }

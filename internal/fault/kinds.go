@@ -52,8 +52,8 @@ type Rule struct {
 	RNR Share `json:"rnr,omitempty" yaml:"rnr" complete:"none"`
 }
 
-// Counts holds the counters of an active rule, in packets.
-type Counts struct {
+// RuleCounts holds the counters of an active rule, in packets.
+type RuleCounts struct {
 	Seen uint64 `json:"seen"` // selected packets, including those before Skip and after Limit
 	Hit  uint64 `json:"hit"`  // packets affected by the rule
 
@@ -81,43 +81,43 @@ type Kind struct {
 	Counter string
 
 	value func(*Rule) any
-	count func(*Counts) uint64
+	count func(*RuleCounts) uint64
 }
 
 // Kinds has a row for each kind, in the order of the fields of [Rule].
 var Kinds = []Kind{
 	{
 		Name: "drop", Help: "Share of packets to drop, such as 1% or 0.01.", Counter: "DROPPED",
-		value: func(r *Rule) any { return r.Drop }, count: func(c *Counts) uint64 { return c.Dropped },
+		value: func(r *Rule) any { return r.Drop }, count: func(c *RuleCounts) uint64 { return c.Dropped },
 	},
 	{
 		Name: "duplicate", Help: "Share of packets to send twice.", Counter: "DUPLICATED",
-		value: func(r *Rule) any { return r.Duplicate }, count: func(c *Counts) uint64 { return c.Duplicated },
+		value: func(r *Rule) any { return r.Duplicate }, count: func(c *RuleCounts) uint64 { return c.Duplicated },
 	},
 	{
 		Name: "corrupt", Help: "Share of packets in which one bit is flipped after the ICRC was computed.", Counter: "CORRUPTED",
-		value: func(r *Rule) any { return r.Corrupt }, count: func(c *Counts) uint64 { return c.Corrupted },
+		value: func(r *Rule) any { return r.Corrupt }, count: func(c *RuleCounts) uint64 { return c.Corrupted },
 	},
 	{
 		Name: "delay", Help: "Time to hold every packet, such as 50us.", Counter: "DELAYED",
-		value: func(r *Rule) any { return r.Delay }, count: func(c *Counts) uint64 { return c.Delayed },
+		value: func(r *Rule) any { return r.Delay }, count: func(c *RuleCounts) uint64 { return c.Delayed },
 	},
 	{
 		Name: "jitter", Help: "Maximum of an additional random delay.", Counter: "DELAYED",
-		value: func(r *Rule) any { return r.Jitter }, count: func(c *Counts) uint64 { return c.Delayed },
+		value: func(r *Rule) any { return r.Jitter }, count: func(c *RuleCounts) uint64 { return c.Delayed },
 	},
 	{
 		Name: "reorder", Help: "Share of packets to hold back behind later packets.", Counter: "REORDERED",
-		value: func(r *Rule) any { return r.Reorder }, count: func(c *Counts) uint64 { return c.Reordered },
+		value: func(r *Rule) any { return r.Reorder }, count: func(c *RuleCounts) uint64 { return c.Reordered },
 	},
 	{
 		Name: "stop", Help: "Drop every packet in both directions, so the peer appears dead.", Alone: true, Counter: "DROPPED",
-		value: func(r *Rule) any { return r.Stop }, count: func(c *Counts) uint64 { return c.Dropped },
+		value: func(r *Rule) any { return r.Stop }, count: func(c *RuleCounts) uint64 { return c.Dropped },
 	},
 	{
 		Name: "rnr", Help: "Share of messages that the device answers with an RNR NAK, as if no receive were posted.",
 		Alone: true, Counter: "RNR",
-		value: func(r *Rule) any { return r.RNR }, count: func(c *Counts) uint64 { return c.NotReady },
+		value: func(r *Rule) any { return r.RNR }, count: func(c *RuleCounts) uint64 { return c.NotReady },
 	},
 }
 
@@ -125,7 +125,7 @@ var Kinds = []Kind{
 func (k *Kind) InRule(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
 
 // Count returns the counter of the kind.
-func (k *Kind) Count(c *Counts) uint64 { return k.count(c) }
+func (k *Kind) Count(c *RuleCounts) uint64 { return k.count(c) }
 
 // Usage returns the help, including the restriction of kinds with Alone.
 func (k *Kind) Usage() string {

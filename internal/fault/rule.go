@@ -39,7 +39,7 @@ var ErrRule = errors.New("bad fault rule")
 func (r *Rule) Validate() error {
 	active, alone := 0, 0
 	for _, k := range FlagKinds() {
-		if err := checkValue(k.Name, k.value(r)); err != nil {
+		if err := checkValueByType(k.Name, k.value(r)); err != nil {
 			return err
 		}
 		if k.InRule(r) {
@@ -49,7 +49,7 @@ func (r *Rule) Validate() error {
 			}
 		}
 	}
-	if err := checkValue("hold", r.Hold); err != nil {
+	if err := checkValueByType("hold", r.Hold); err != nil {
 		return err
 	}
 	switch {
@@ -70,8 +70,8 @@ func (r *Rule) Validate() error {
 	return nil
 }
 
-// checkValue checks a value by its type.
-func checkValue(name string, v any) error {
+// checkValueByType checks a value by its type.
+func checkValueByType(name string, v any) error {
 	switch v := v.(type) {
 	case Share:
 		if !(v >= 0 && v <= 1) {
@@ -85,8 +85,8 @@ func checkValue(name string, v any) error {
 	return nil
 }
 
-// Active reports whether the rule has any effect.
-func (r *Rule) Active() bool {
+// HasEffect reports whether the rule has any effect.
+func (r *Rule) HasEffect() bool {
 	for i := range Kinds {
 		if Kinds[i].InRule(r) {
 			return true
@@ -124,11 +124,11 @@ func (r Rule) String() string {
 	return strings.Join(w, " ")
 }
 
-// State is an active rule with its counters.
-type State struct {
+// RuleState is an active rule with its counters.
+type RuleState struct {
 	ID int `json:"id"`
 	Rule
-	Counts
+	RuleCounts
 }
 
 // MaxHitAt limits the length of [Counts.HitAt].

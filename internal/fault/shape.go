@@ -77,8 +77,8 @@ func (s *Shape) Validate() error {
 	return nil
 }
 
-// Active reports whether the Shape has any effect.
-func (s *Shape) Active() bool { return s.Rate > 0 || s.Delay > 0 || s.Jitter > 0 || s.Loss > 0 }
+// HasEffect reports whether the Shape has any effect.
+func (s *Shape) HasEffect() bool { return s.Rate > 0 || s.Delay > 0 || s.Jitter > 0 || s.Loss > 0 }
 
 // String formats the shape, for example as "rate 10Gbit delay 20µs", or as "" without an effect.
 func (s Shape) String() string {

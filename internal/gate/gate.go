@@ -8,8 +8,8 @@ type Key struct{ valid bool }
 // NewKey returns a key.
 func NewKey() Key { return Key{valid: true} }
 
-// Check panics for the zero Key, which is the only Key that other packages can make without NewKey.
-func (k Key) Check() {
+// MustBeValid panics for the zero Key, which is the only Key that other packages can make without NewKey.
+func (k Key) MustBeValid() {
 	if !k.valid {
 		panic("gate: the key is not valid")
 	}

@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// Check compares a part of a file with its generated text. In the file, the part is between these lines:
+// CheckSection compares a part of a file with its generated text. In the file, the part is between these lines:
 //
 //	<!-- generated: NAME -->
 //	<!-- end: NAME -->
-func Check(t testing.TB, file, name, want string) {
+func CheckSection(t testing.TB, file, name, want string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -2,7 +2,7 @@ package gendoc
 
 import "testing"
 
-func TestReplaceSection(t *testing.T) {
+func TestReplaceSectionKeepsRest(t *testing.T) {
 	const text = "one\n<!-- generated: a -->\nold\n<!-- end: a -->\ntwo\n"
 	const want = "one\n<!-- generated: a -->\n\nnew\n\n<!-- end: a -->\ntwo\n"
 	for range 2 {

@@ -21,9 +21,9 @@ func AlignDown(off, n int64) int64 {
 	return off &^ (hugePageSize - 1)
 }
 
-// Reserve reserves addresses for n bytes, a multiple of the page size, for a mapping from an offset in a file. The
+// ReserveAddresses reserves addresses for n bytes, a multiple of the page size, for a mapping from an offset in a file. The
 // addresses cannot be accessed yet. Release frees them.
-func Reserve(n int, offset int64) ([]byte, error) {
+func ReserveAddresses(n int, offset int64) ([]byte, error) {
 	if n < hugePageSize {
 		return reserve(n)
 	}

@@ -16,7 +16,7 @@ func TestReserveAlignsToFile(t *testing.T) {
 		offset int64
 	}{{page, 3 * hugePageSize}, {hugePageSize - page, 0}, {hugePageSize, 0}, {hugePageSize, hugePageSize +
 		int64(page)}, {3*hugePageSize + page, hugePageSize - int64(page)}} {
-		mem, err := Reserve(c.n, c.offset)
+		mem, err := ReserveAddresses(c.n, c.offset)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -26,18 +26,18 @@ func TestReserveAlignsToFile(t *testing.T) {
 		if at := addressOf(mem); c.n >= hugePageSize && at%hugePageSize != uintptr(c.offset)%hugePageSize {
 			t.Errorf("Reserve(%d, %#x): got address %#x, want the same offset in a huge page", c.n, c.offset, at)
 		}
-		if mappedBytes(t, mem) != len(mem) {
-			t.Errorf("Reserve(%d, %#x): got %d mapped bytes, want all", c.n, c.offset, mappedBytes(t, mem))
+		if countMappedBytes(t, mem) != len(mem) {
+			t.Errorf("Reserve(%d, %#x): got %d mapped bytes, want all", c.n, c.offset, countMappedBytes(t, mem))
 		}
 		Release(mem)
-		if n := mappedBytes(t, mem); n != 0 {
+		if n := countMappedBytes(t, mem); n != 0 {
 			t.Errorf("mapped bytes after Release: got %d, want 0", n)
 		}
 	}
 }
 
-// mappedBytes returns the number of mapped bytes of mem.
-func mappedBytes(t *testing.T, mem []byte) (n int) {
+// countMappedBytes returns the number of mapped bytes of mem.
+func countMappedBytes(t *testing.T, mem []byte) (n int) {
 	page := os.Getpagesize()
 	for at := 0; at < len(mem); at += page {
 		if err := unix.Madvise(mem[at:at+page:at+page], unix.MADV_NORMAL); err == nil {
@@ -47,8 +47,8 @@ func mappedBytes(t *testing.T, mem []byte) (n int) {
 	return n
 }
 
-// TestAlign tests the offsets returned by Align.
-func TestAlign(t *testing.T) {
+// TestAlignReturnsHugePageOffsets tests the offsets returned by Align.
+func TestAlignReturnsHugePageOffsets(t *testing.T) {
 	for _, c := range []struct{ off, n, want int64 }{
 		{0, 1, 0}, {4096, 4096, 4096}, {4096, hugePageSize - 1, 4096}, {0, hugePageSize, 0}, {4096, hugePageSize,
 			hugePageSize}, {hugePageSize, 5 * hugePageSize,
@@ -60,8 +60,8 @@ func TestAlign(t *testing.T) {
 	}
 }
 
-// TestAlignDown tests the offsets returned by AlignDown.
-func TestAlignDown(t *testing.T) {
+// TestAlignDownReturnsHugePageOffsets tests the offsets returned by AlignDown.
+func TestAlignDownReturnsHugePageOffsets(t *testing.T) {
 	for _, c := range []struct{ off, n, want int64 }{
 		{0, 1, 0}, {4096, hugePageSize - 1, 4096}, {4096, hugePageSize, 0}, {hugePageSize, hugePageSize,
 			hugePageSize}, {2*hugePageSize + 1, 5 * hugePageSize, 2 * hugePageSize},
@@ -86,7 +86,7 @@ func TestCollapseKeepsContent(t *testing.T) {
 	}
 	var two [2][]byte
 	for i := range two {
-		mem, err := Reserve(n, 0)
+		mem, err := ReserveAddresses(n, 0)
 		if err == nil {
 			err = Map(mem, fd, 0)
 		}

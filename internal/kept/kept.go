@@ -84,18 +84,18 @@ type UserObjects struct {
 	epoll  int    // -1 before the first note
 	last   uint64 // number of the latest note
 	noted  int    // number of open notes at the last check, plus later notes
-	left   []charge
+	left   []objectCharge
 	timer  *time.Timer   // starts the next check; nil without a pending check
 	pause  time.Duration // pause before the check after the next
 	rested time.Time     // earliest time of the next check
-	sweeps []*Sweep
+	sweeps []*ReleaseSweep
 	closed bool
 }
 
-// Sweep is a function that closes objects that programs have closed and the service has not.
-type Sweep struct{ f func() }
+// ReleaseSweep is a function that closes objects that programs have closed and the service has not.
+type ReleaseSweep struct{ f func() }
 
-type charge struct {
+type objectCharge struct {
 	Object
 	end func()
 }
@@ -167,7 +167,7 @@ func (n FileNote) InUse() bool {
 	}
 	n.of.mu.Lock()
 	defer n.of.mu.Unlock()
-	ids, err := n.of.openNotes()
+	ids, err := n.of.openNoteIDs()
 	_, open := slices.BinarySearch(ids, n.id)
 	return open || err != nil
 }
@@ -186,14 +186,14 @@ func (s *UserObjects) Keep(o Object, end func()) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.left = append(s.left, charge{o, end})
+	s.left = append(s.left, objectCharge{o, end})
 	if s.closed {
 		s.endAllCharges()
 		return
 	}
 	s.pause = firstPause
 	if s.timer == nil && s.noted <= fewNotes {
-		s.check()
+		s.checkObjects()
 	}
 	s.scheduleCheck()
 }
@@ -212,7 +212,7 @@ func (s *UserObjects) scheduleCheck() {
 			return
 		}
 		s.timer = nil
-		s.check()
+		s.checkObjects()
 		s.scheduleCheck()
 	})
 	s.pause = min(2*s.pause, lastPause)
@@ -220,25 +220,25 @@ func (s *UserObjects) scheduleCheck() {
 
 // OnRelease makes Release call f before its check. f closes objects that programs have closed, so that Release ends
 // their charges. f may not sleep, charge the user's account, or call OnRelease or RemoveSweep.
-func (s *UserObjects) OnRelease(f func()) *Sweep {
+func (s *UserObjects) OnRelease(f func()) *ReleaseSweep {
 	if s == nil {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sweep := &Sweep{f}
+	sweep := &ReleaseSweep{f}
 	s.sweeps = append(s.sweeps, sweep)
 	return sweep
 }
 
 // RemoveSweep ends OnRelease. f may still be running when RemoveSweep returns.
-func (s *UserObjects) RemoveSweep(sweep *Sweep) {
+func (s *UserObjects) RemoveSweep(sweep *ReleaseSweep) {
 	if s == nil || sweep == nil {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sweeps = slices.DeleteFunc(s.sweeps, func(x *Sweep) bool { return x == sweep })
+	s.sweeps = slices.DeleteFunc(s.sweeps, func(x *ReleaseSweep) bool { return x == sweep })
 }
 
 // Release ends the charges for objects that no program has any more. Release does not sleep.
@@ -255,40 +255,40 @@ func (s *UserObjects) Release() {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	began := threadTime()
+	began := threadCPUTime()
 	for _, sweep := range sweeps {
 		sweep.f()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.checkSince(began)
+	s.checkObjectsSince(began)
 }
 
 //verbena:held mu
-func (s *UserObjects) check() {
+func (s *UserObjects) checkObjects() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s.checkSince(threadTime())
+	s.checkObjectsSince(threadCPUTime())
 }
 
-// checkSince checks the objects. It sets the earliest time of the next check if the thread has used much processor
+// checkObjectsSince checks the objects. It sets the earliest time of the next check if the thread has used much processor
 // time since began.
 //
 //verbena:held mu
-func (s *UserObjects) checkSince(began time.Duration) {
+func (s *UserObjects) checkObjectsSince(began time.Duration) {
 	defer func() {
-		if took := threadTime() - began; took > longCheck {
+		if took := threadCPUTime() - began; took > longCheck {
 			s.rested = time.Now().Add(checkPauseFactor * took)
 		}
 	}()
 	if len(s.left) == 0 || time.Now().Before(s.rested) {
 		return
 	}
-	open, err := s.openNotes()
+	open, err := s.openNoteIDs()
 	if err != nil {
 		return // the next check may succeed
 	}
-	s.left = slices.DeleteFunc(s.left, func(c charge) bool {
+	s.left = slices.DeleteFunc(s.left, func(c objectCharge) bool {
 		if n, ok := c.Object.(FileNote); ok {
 			if _, is := slices.BinarySearch(open, n.id); is {
 				return false
@@ -305,8 +305,8 @@ func (s *UserObjects) checkSince(began time.Duration) {
 	}
 }
 
-// threadTime returns the processor time of the calling thread.
-func threadTime() time.Duration {
+// threadCPUTime returns the processor time of the calling thread.
+func threadCPUTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
 		return 0
@@ -322,15 +322,15 @@ func (s *UserObjects) closeEpoll() {
 	}
 }
 
-// openNotes returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
-// caused, and the charges stay. After any other error, openNotes returns no notes, so that no user is charged forever.
+// openNoteIDs returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
+// caused, and the charges stay. After any other error, openNoteIDs returns no notes, so that no user is charged forever.
 //
 //verbena:held mu
-func (s *UserObjects) openNotes() ([]uint64, error) {
+func (s *UserObjects) openNoteIDs() ([]uint64, error) {
 	if s.epoll < 0 {
 		return nil, nil
 	}
-	info, err := procfile.Read(fmt.Sprintf("/proc/self/fdinfo/%d", s.epoll))
+	info, err := procfile.ReadNoFollow(fmt.Sprintf("/proc/self/fdinfo/%d", s.epoll))
 	switch {
 	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOMEM),
 		errors.Is(err, unix.ENOENT): // /proc has no memory for an inode

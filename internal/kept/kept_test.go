@@ -87,7 +87,7 @@ func waitForCharge(t *testing.T, u *quota.User, n uint64) {
 	})
 }
 
-func TestClosedBeforeKeep(t *testing.T) {
+func TestKeepReleasesClosedObject(t *testing.T) {
 	for _, d := range descriptionKinds {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := newUserObjects(t, 1)
@@ -157,7 +157,7 @@ func TestKeepIgnoresManyNotes(t *testing.T) {
 	}
 }
 
-func TestClosedAfterKeep(t *testing.T) {
+func TestCloseAfterKeepEndsCharge(t *testing.T) {
 	for _, d := range descriptionKinds {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := newUserObjects(t, 1)
@@ -298,9 +298,9 @@ func TestMakePipeReusesCharges(t *testing.T) {
 	})
 }
 
-// TestPauseAfterLongCheck tests that no check follows a long check for some time, regardless of the number of refused
+// TestLongCheckIsFollowedByPause tests that no check follows a long check for some time, regardless of the number of refused
 // calls.
-func TestPauseAfterLongCheck(t *testing.T) {
+func TestLongCheckIsFollowedByPause(t *testing.T) {
 	s, u := newUserObjects(t, 1)
 	o := &fakeObject{inUse: true}
 	keepCharged(s, o)
@@ -329,7 +329,7 @@ type slowObject struct {
 func (o *slowObject) InUse() bool {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	for began := threadTime(); threadTime()-began < o.took; {
+	for began := threadCPUTime(); threadCPUTime()-began < o.took; {
 	}
 	return true
 }
@@ -351,7 +351,7 @@ func TestPauseIsProportional(t *testing.T) {
 	}
 }
 
-func TestReleaseWithManyNotes(t *testing.T) {
+func TestReleaseChecksManyNotes(t *testing.T) {
 	const n = 3 * fewNotes // too many notes for a check by Keep
 	s, u := newUserObjects(t, n)
 	var open []int
@@ -383,7 +383,7 @@ func TestReleaseWithManyNotes(t *testing.T) {
 	waitForCharge(t, u, n/2)
 }
 
-func TestKeeperClose(t *testing.T) {
+func TestKeeperCloseEndsCharges(t *testing.T) {
 	k := New(nil)
 	u := quota.New(quota.Limits{}).User(1000)
 	if err := u.Charge(quota.Descriptors, 3); err != nil {
@@ -425,7 +425,7 @@ func (o *fakeObject) Close() error {
 	return nil
 }
 
-func TestNilKeeper(t *testing.T) {
+func TestNilKeeperTracksNothing(t *testing.T) {
 	var k *Keeper
 	s := k.ObjectsOf(nil)
 	n, err := s.NoteFile(-1)
@@ -441,8 +441,8 @@ func TestNilKeeper(t *testing.T) {
 	k.Close()
 }
 
-// TestNoteRefused tests that NoteFile returns an error for an object that cannot be noted, and thus not charged.
-func TestNoteRefused(t *testing.T) {
+// TestNoteFileRefusesOtherFiles tests that NoteFile returns an error for an object that cannot be noted, and thus not charged.
+func TestNoteFileRefusesOtherFiles(t *testing.T) {
 	s, _ := newUserObjects(t, 1)
 	f, err := os.Open(os.DevNull) // cannot be polled
 	if err != nil {
@@ -454,7 +454,7 @@ func TestNoteRefused(t *testing.T) {
 	}
 }
 
-func TestParseEpollInfo(t *testing.T) {
+func TestParseEpollInfoReturnsIDs(t *testing.T) {
 	for _, c := range []struct {
 		info string
 		want []uint64
@@ -474,7 +474,7 @@ func TestParseEpollInfo(t *testing.T) {
 	}
 }
 
-func BenchmarkCheck(b *testing.B) {
+func BenchmarkCheckObjects(b *testing.B) {
 	for _, n := range []int{1, 100, 2000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			k := New(nil)

@@ -18,16 +18,16 @@ import (
 
 const modulePrefix = "verbena/"
 
-// layer is a row of the table, with its folders. Packages in different folders of one layer do not import one
+// layerRow is a row of the table, with its folders. Packages in different folders of one layer do not import one
 // another.
-type layer struct {
+type layerRow struct {
 	name    string
 	folders []string
 }
 
 // layers lists the layers from the top down. A package belongs to the longest folder that contains it, but each
 // driver needs a separate row.
-var layers = []layer{
+var layers = []layerRow{
 	{"programs", []string{"cmd/verbena", "examples", "test"}},
 	{"the process that owns the devices", []string{"service"}},
 	{"unmodified programs; programs that come by a socket; capture files; net.Conn over RDMA; failover tests",
@@ -74,9 +74,9 @@ type Package struct {
 	Imports    []string
 }
 
-// Load reads the imports of the module's packages, without test files, in a folder of the module. overlay is the
+// LoadPackages reads the imports of the module's packages, without test files, in a folder of the module. overlay is the
 // -overlay of go list, or "".
-func Load(dir, overlay string) ([]Package, error) {
+func LoadPackages(dir, overlay string) ([]Package, error) {
 	args := []string{"list", "-json=ImportPath,Imports"}
 	if overlay != "" {
 		args = append(args, "-overlay="+overlay)
@@ -121,8 +121,8 @@ func layerOf(pkg string) (int, string) {
 	return at, folder
 }
 
-// Check returns a line for each import that violates a rule. The packages may be a part of the module.
-func Check(pkgs []Package) (bad []string) {
+// CheckImports returns a line for each import that violates a rule. The packages may be a part of the module.
+func CheckImports(pkgs []Package) (bad []string) {
 	for _, p := range pkgs {
 		from, folder := layerOf(p.ImportPath)
 		if from < 0 {

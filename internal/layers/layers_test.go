@@ -10,7 +10,7 @@ import (
 	"verbena/internal/gendoc"
 )
 
-func TestCheck(t *testing.T) {
+func TestCheckReportsForbiddenImports(t *testing.T) {
 	for _, c := range []struct {
 		from, to string
 		want     string // part of the message, or "" for none
@@ -53,7 +53,7 @@ func TestCheck(t *testing.T) {
 		{"internal/ctl", "link", "higher layer"},
 		{"ibx", "ib", "ibx is in no layer"},
 	} {
-		bad := Check([]Package{{c.from, []string{modulePrefix + c.to}}})
+		bad := CheckImports([]Package{{c.from, []string{modulePrefix + c.to}}})
 		got := strings.Join(bad, "\n")
 		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("Check of %s importing %s: got %q, want %q", c.from, c.to, got, c.want)
@@ -61,7 +61,7 @@ func TestCheck(t *testing.T) {
 	}
 	for path, want := range map[string]bool{"fmt": false, "golang.org/x/sys/unix": false, "github.com/a/b": true,
 		"golang.org/y": true} {
-		bad := strings.Join(Check([]Package{{"ib", []string{path}}}), "\n")
+		bad := strings.Join(CheckImports([]Package{{"ib", []string{path}}}), "\n")
 		if got := strings.Contains(bad, "standard library"); got != want {
 			t.Errorf("Check of ib importing %s: got a violation %v, want %v", path, got, want)
 		}
@@ -88,26 +88,26 @@ func TestCheckFindsPlantedImport(t *testing.T) {
 	if err := os.WriteFile(overlay, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	pkgs, err := Load(".", overlay)
+	pkgs, err := LoadPackages(".", overlay)
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad := Check(pkgs)
+	bad := CheckImports(pkgs)
 	if len(bad) != 1 || bad[0] != "umem imports uapi, of the same layer" {
 		t.Errorf("Check: got %q, want only the planted import", bad)
 	}
 }
 
 func TestModule(t *testing.T) {
-	pkgs, err := Load(".", "")
+	pkgs, err := LoadPackages(".", "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bad := Check(pkgs); len(bad) > 0 {
+	if bad := CheckImports(pkgs); len(bad) > 0 {
 		t.Errorf("Check: got violations, want none:\n%s", strings.Join(bad, "\n"))
 	}
 	for _, f := range unusedFolders(pkgs) {
 		t.Errorf("folder %s: got no package, want one, or remove the folder from the layers", f)
 	}
-	gendoc.Check(t, "../../docs/results/layers.md", "layers", layerTable(pkgs))
+	gendoc.CheckSection(t, "../../docs/results/layers.md", "layers", layerTable(pkgs))
 }

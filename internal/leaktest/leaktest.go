@@ -12,8 +12,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// timeout limits the wait for descriptors that are closed in the background.
-const timeout = 3 * time.Second
+// closeTimeout limits the wait for descriptors that are closed in the background.
+const closeTimeout = 3 * time.Second
 
 // Main is the body of a TestMain function. Main runs the tests of m and ends the process with m's exit code, or
 // with 1 if the tests passed but leaked goroutines, descriptors or mappings of shared memory.
@@ -25,7 +25,7 @@ func Main(m goleak.TestingM) {
 	}
 	before := openDescriptors()
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		if left := unclosedDescriptors(before, timeout); code == 0 && len(left) > 0 {
+		if left := unclosedDescriptors(before, closeTimeout); code == 0 && len(left) > 0 {
 			fmt.Fprintf(os.Stderr, "leaktest: the tests leaked %d descriptors and mappings:\n%s\n", len(left),
 				strings.Join(left, "\n"))
 			code = 1

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestUnclosedDescriptors(t *testing.T) {
+func TestUnclosedDescriptorsAreListed(t *testing.T) {
 	before := openDescriptors()
 	if left := unclosedDescriptors(before, 0); len(left) != 0 {
 		t.Errorf("leftOver: got %q, want nothing", left)

@@ -52,15 +52,15 @@ type modelState struct {
 	delivered uint8
 	raised    uint8 // number of raised events
 
-	producers [2]producer
+	producers [2]completionProducer
 	runners   [2]runnerPosition
 	arms      uint8 // operation of the consumer outside of its handler
 	resizer   uint8
 	destroyer uint8
 }
 
-// producer posts left completions, of which the last is solicited, and optionally raises an event.
-type producer struct {
+// completionProducer posts left completions, of which the last is solicited, and optionally raises an event.
+type completionProducer struct {
 	pc, left uint8
 	raises   bool
 }
@@ -153,8 +153,8 @@ func (w *modelState) armQueue(every bool) {
 	}
 }
 
-// isDying reports whether the end of the queue has begun and was not reversed.
-func (w *modelState) isDying() bool {
+// isQueueEnding reports whether the end of the queue has begun and was not reversed.
+func (w *modelState) isQueueEnding() bool {
 	return w.destroyer > dies && !w.refuses || w.destroyer > dies && w.destroyer <= revives
 }
 
@@ -209,7 +209,7 @@ func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
 			*r = returns
 			return step("does not call the handler")
 		}
-		if w.isDying() {
+		if w.isQueueEnding() {
 			w.wrong = 3
 		}
 		w.inHandler++
@@ -257,7 +257,7 @@ func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
 			*r = ends
 			return step("does not deliver the event")
 		}
-		if w.isDying() {
+		if w.isQueueEnding() {
 			w.wrong = 3
 		}
 		w.inEvent++
@@ -378,8 +378,8 @@ func (w modelState) resizeSteps() []explore.Step[modelState] {
 	return nil
 }
 
-// inUse reports whether a thread is about to use the queue.
-func (w modelState) inUse() bool {
+// isQueueInUse reports whether a thread is about to use the queue.
+func (w modelState) isQueueInUse() bool {
 	for _, r := range w.runners {
 		if r != free && r != wakes {
 			return true
@@ -400,7 +400,7 @@ func (w modelState) checkRules() error {
 		return errors.New(modelRules[w.wrong])
 	case w.destroyed && (w.inHandler > 0 || w.inEvent > 0):
 		return errors.New("a callback runs after the end of the queue")
-	case w.destroyed && (w.handlers > 0 || w.events > 0 || w.inUse()):
+	case w.destroyed && (w.handlers > 0 || w.events > 0 || w.isQueueInUse()):
 		return errors.New("the queue is used after its end")
 	case w.delivered > w.raised:
 		return errors.New("an event was delivered twice")
@@ -408,7 +408,7 @@ func (w modelState) checkRules() error {
 	return nil
 }
 
-func (w modelState) checkFinal() error {
+func (w modelState) checkFinalState() error {
 	for _, p := range w.producers {
 		if p.pc != posts || p.left > 0 {
 			return errors.New("a producer waits forever")
@@ -438,23 +438,23 @@ func (w modelState) checkFinal() error {
 // destroyer.
 func TestExplore(t *testing.T) {
 	began := time.Now()
-	all := explore.Result{}
+	all := explore.ExplorationSize{}
 	for _, c := range []struct {
 		name  string
 		start modelState
 	}{
-		{"one producer, two threads for callbacks", modelState{producers: [2]producer{{left: 4}}}},
-		{"two producers, two threads for callbacks", modelState{producers: [2]producer{{left: 2, raises: true}, {left: 2}}}},
-		{"while the consumer begins", modelState{producers: [2]producer{{left: 3, raises: true}}, arms: 1}},
-		{"while the queue is resized", modelState{producers: [2]producer{{left: 3, raises: true}}, resizer: 1}},
-		{"while the queue is resized and destroyed", modelState{producers: [2]producer{{left: 3}}, resizer: 1,
+		{"one producer, two threads for callbacks", modelState{producers: [2]completionProducer{{left: 4}}}},
+		{"two producers, two threads for callbacks", modelState{producers: [2]completionProducer{{left: 2, raises: true}, {left: 2}}}},
+		{"while the consumer begins", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, arms: 1}},
+		{"while the queue is resized", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, resizer: 1}},
+		{"while the queue is resized and destroyed", modelState{producers: [2]completionProducer{{left: 3}}, resizer: 1,
 			destroyer: dies}},
-		{"while the queue is destroyed", modelState{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies}},
+		{"while the queue is destroyed", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, destroyer: dies}},
 		{"while two producers post and the queue is destroyed",
-			modelState{producers: [2]producer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
-		{"while the end of the queue is refused", modelState{producers: [2]producer{{left: 3, raises: true}}, destroyer: dies,
+			modelState{producers: [2]completionProducer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
+		{"while the end of the queue is refused", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, destroyer: dies,
 			refuses: true}},
-		{"while two producers post and the end of the queue is refused", modelState{producers: [2]producer{{left: 2},
+		{"while two producers post and the end of the queue is refused", modelState{producers: [2]completionProducer{{left: 2},
 			{left: 2, raises: true}},
 			destroyer: dies, refuses: true}},
 	} {
@@ -470,7 +470,7 @@ func TestExplore(t *testing.T) {
 					w.armQueue(false)
 				}
 				system := explore.System[modelState]{
-					Start: w, Check: modelState.checkRules, End: modelState.checkFinal,
+					Start: w, Check: modelState.checkRules, End: modelState.checkFinalState,
 					Threads: []explore.Thread[modelState]{
 						func(w modelState) []explore.Step[modelState] { return w.producerSteps(0) },
 						func(w modelState) []explore.Step[modelState] { return w.producerSteps(1) },

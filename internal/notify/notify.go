@@ -115,8 +115,8 @@ func (n Notice) Die() (Notice, bool) { return n | dead, false }
 // IsQuiet reports whether no callback is due or running.
 func (n Notice) IsQuiet() bool { return n&handler == idle && n < event }
 
-// HandlerDue reports whether a call of the handler is due, also while the handler runs.
-func (n Notice) HandlerDue() bool { return n&handler == due || n&handler == again }
+// IsHandlerDue reports whether a call of the handler is due, also while the handler runs.
+func (n Notice) IsHandlerDue() bool { return n&handler == due || n&handler == again }
 
 // IsDead reports whether no further callback can begin.
 func (n Notice) IsDead() bool { return n&dead != 0 }

@@ -69,10 +69,10 @@ type Authority struct {
 // fileID identifies a file, such as a namespace.
 type fileID struct{ dev, ino uint64 }
 
-type namespace uint8
+type namespaceKind uint8
 
 const (
-	userNS namespace = iota
+	userNS namespaceKind = iota
 	pidNS
 	netNS
 	numNamespaces
@@ -113,7 +113,7 @@ func (a *Authority) PrincipalOf(proc, real, effective int) (p Principal, err err
 	if p.Account, err = a.accountOf(proc, real); err != nil {
 		return Principal{}, fmt.Errorf("look up the namespaces of a process: %w", err)
 	}
-	if p.Caps, err = a.capabilities(proc, effective); err != nil {
+	if p.Caps, err = a.effectiveCapabilities(proc, effective); err != nil {
 		return Principal{}, err
 	}
 	if !p.Manager && (effective == 0 || effective == a.uid) && effective != a.overflow {
@@ -148,11 +148,11 @@ func (a *Authority) isManager(uid int) bool {
 	return uid != a.overflow && slices.Contains(a.managers, uid)
 }
 
-// capabilities returns the effective capabilities of a process that count in the service's user namespace. After a
+// effectiveCapabilities returns the effective capabilities of a process that count in the service's user namespace. After a
 // process has executed a set-uid program, or a program with file capabilities, it has no capabilities for the user
 // who opened a connection before, because its directory then belongs to root. (See proc(5), "/proc/pid".) An error
 // means a lack of descriptors, and the process may have capabilities.
-func (a *Authority) capabilities(proc, uid int) (uint64, error) {
+func (a *Authority) effectiveCapabilities(proc, uid int) (uint64, error) {
 	var st unix.Stat_t
 	if unix.Fstat(proc, &st) != nil || int(st.Uid) != uid {
 		return 0, nil
@@ -174,7 +174,7 @@ func (a *Authority) capabilities(proc, uid int) (uint64, error) {
 }
 
 // inOwnNamespace reports whether a process is in the service's own namespace of a kind.
-func (a *Authority) inOwnNamespace(proc int, n namespace) bool {
+func (a *Authority) inOwnNamespace(proc int, n namespaceKind) bool {
 	var st unix.Stat_t
 	return unix.Fstatat(proc, namespacePaths[n], &st, 0) == nil && (fileID{st.Dev, st.Ino}) == a.own[n]
 }
@@ -188,7 +188,7 @@ func (a *Authority) sharesNamespaces(proc int) (bool, error) {
 		return false, nil
 	}
 	theirs, err := privilege.ReadProcFile(proc, "uid_map")
-	own, oerr := procfile.Read("/proc/self/uid_map")
+	own, oerr := procfile.ReadNoFollow("/proc/self/uid_map")
 	status, serr := privilege.ReadProcFile(proc, "status")
 	if err := cmp.Or(err, oerr, serr); err != nil || !bytes.Equal(theirs, own) {
 		return false, err
@@ -201,8 +201,8 @@ func (a *Authority) sharesNamespaces(proc int) (bool, error) {
 	return false, nil
 }
 
-// maxDepth exceeds the maximum nesting of namespaces. (MAX_PID_NS_LEVEL, 32)
-const maxDepth = 40
+// maxNamespaceDepth exceeds the maximum nesting of namespaces. (MAX_PID_NS_LEVEL, 32)
+const maxNamespaceDepth = 40
 
 // accountOf returns the account of a process with a user ID.
 func (a *Authority) accountOf(proc, uid int) (id quota.ID, err error) {
@@ -235,9 +235,9 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	fd, f, err := openNS(proc, userNS)
 	if err != nil || f == a.own[userNS] {
 		closeNS(fd)
-		return -1, 0, ignoreForbidden(err)
+		return -1, 0, ignoreAccessDenied(err)
 	}
-	for range maxDepth {
+	for range maxNamespaceDepth {
 		parent, pf, err := openRelatedNS(fd, unix.NS_GET_PARENT)
 		if err != nil { // the namespace is not below the service's own namespace
 			break
@@ -253,8 +253,8 @@ func (a *Authority) outermostUserNS(proc int) (fd int, inode uint64, err error) 
 	return -1, 0, nil
 }
 
-// ignoreForbidden returns err unless it means that the kernel denies access to another process's namespaces.
-func ignoreForbidden(err error) error {
+// ignoreAccessDenied returns err unless it means that the kernel denies access to another process's namespaces.
+func ignoreAccessDenied(err error) error {
 	if errors.Is(err, unix.EACCES) {
 		return nil
 	}
@@ -266,9 +266,9 @@ func ignoreForbidden(err error) error {
 func (a *Authority) containerOf(proc int) (inode uint64, err error) {
 	fd, f, err := openNS(proc, pidNS)
 	if err != nil {
-		return 0, ignoreForbidden(err)
+		return 0, ignoreAccessDenied(err)
 	}
-	for range maxDepth {
+	for range maxNamespaceDepth {
 		if err != nil || f == a.own[pidNS] {
 			break
 		}
@@ -288,7 +288,7 @@ func (a *Authority) containerOf(proc int) (inode uint64, err error) {
 }
 
 // openNS opens a namespace of a process. The link always leads to a file of the kernel.
-func openNS(proc int, n namespace) (int, fileID, error) {
+func openNS(proc int, n namespaceKind) (int, fileID, error) {
 	fd, err := reopen.OpenLinkTarget(proc, namespacePaths[n], unix.O_RDONLY)
 	if err != nil {
 		return -1, fileID{}, err

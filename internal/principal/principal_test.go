@@ -71,9 +71,9 @@ func inodeOf(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-// TestRightsInAccounts tests the rights of a principal in accounts. A manager sees all accounts, and an ID that
+// TestPrincipalRightsInAccounts tests the rights of a principal in accounts. A manager sees all accounts, and an ID that
 // represents several users owns none.
-func TestRightsInAccounts(t *testing.T) {
+func TestPrincipalRightsInAccounts(t *testing.T) {
 	own := quota.ID{UID: 7, Container: 3}
 	for _, tt := range []struct {
 		p          Principal
@@ -170,9 +170,9 @@ func TestManagerNeedsCapabilities(t *testing.T) {
 	}
 }
 
-// TestManagersOfOwnUser tests which processes of a service's own user manage it, for a service of an ordinary user or
+// TestProcessesOfOwnUserManageService tests which processes of a service's own user manage it, for a service of an ordinary user or
 // of root without capabilities. They need at least the service's capabilities, and must be outside of other containers.
-func TestManagersOfOwnUser(t *testing.T) {
+func TestProcessesOfOwnUserManageService(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
 	if err != nil {
@@ -196,10 +196,10 @@ func TestManagersOfOwnUser(t *testing.T) {
 	}
 }
 
-// TestAccountOfProcess tests that a process is charged by its user ID, in a container by the ID of the container, and
+// TestProcessIsChargedByUserOrContainer tests that a process is charged by its user ID, in a container by the ID of the container, and
 // in user namespaces to the creator of the outermost namespace. A user cannot get several accounts by making
 // namespaces.
-func TestAccountOfProcess(t *testing.T) {
+func TestProcessIsChargedByUserOrContainer(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	a, err := New(nil, -1)
 	if err != nil {
@@ -279,9 +279,9 @@ func parentNamespace(t *testing.T, path string) uint64 {
 	return id.ino
 }
 
-// TestPIDNamespaceInode tests that PIDNamespace returns 0 for processes in the service's own process ID namespace, and
+// TestPIDNamespaceOfOwnIsZero tests that PIDNamespace returns 0 for processes in the service's own process ID namespace, and
 // the inode of the namespace for other processes.
-func TestPIDNamespaceInode(t *testing.T) {
+func TestPIDNamespaceOfOwnIsZero(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
 	if err != nil {
@@ -306,8 +306,8 @@ func TestPIDNamespaceInode(t *testing.T) {
 	}
 }
 
-// TestPrincipalOfEndedProcess tests that PrincipalOf returns an error for an ended process.
-func TestPrincipalOfEndedProcess(t *testing.T) {
+// TestPrincipalOfEndedProcessFails tests that PrincipalOf returns an error for an ended process.
+func TestPrincipalOfEndedProcessFails(t *testing.T) {
 	a, err := New(nil, -1)
 	if err != nil {
 		t.Fatal(err)

@@ -70,19 +70,19 @@ func (s *subordinateIDs) reloadFiles() {
 		if err != nil {
 			info = nil
 		}
-		if !sameVersion(info, s.read[i]) {
+		if !isSameFileVersion(info, s.read[i]) {
 			s.read[i], changed = info, true
 		}
 	}
 	if !changed {
 		return
 	}
-	subuid, _ := procfile.Read(s.files[0]) // without the file there are no subordinate IDs
-	passwd, _ := procfile.Read(s.files[1])
+	subuid, _ := procfile.ReadNoFollow(s.files[0]) // without the file there are no subordinate IDs
+	passwd, _ := procfile.ReadNoFollow(s.files[1])
 	s.ranges, s.users = parseSubordinateIDs(subuid, passwd)
 }
 
-func sameVersion(a, b fs.FileInfo) bool {
+func isSameFileVersion(a, b fs.FileInfo) bool {
 	if a == nil || b == nil {
 		return a == nil && b == nil
 	}

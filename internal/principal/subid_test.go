@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestSubordinateOwner tests that a subordinate ID belongs to its user in subuid(5).
-func TestSubordinateOwner(t *testing.T) {
+// TestSubordinateIDBelongsToUser tests that a subordinate ID belongs to its user in subuid(5).
+func TestSubordinateIDBelongsToUser(t *testing.T) {
 	dir := t.TempDir()
 	subuid, passwd := filepath.Join(dir, "subuid"), filepath.Join(dir, "passwd")
 	at := time.Unix(1e9, 0)
@@ -68,9 +68,9 @@ func TestSubordinateOwner(t *testing.T) {
 	check("removed", 100000, 100000)
 }
 
-// TestAccountOfSubordinateID tests that a process with a subordinate ID outside of a user namespace is charged to
+// TestSubordinateIDIsChargedToOwner tests that a process with a subordinate ID outside of a user namespace is charged to
 // the owner of the ID. In a container, the container's own IDs count.
-func TestAccountOfSubordinateID(t *testing.T) {
+func TestSubordinateIDIsChargedToOwner(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to run processes with subordinate IDs")
 	}

@@ -118,7 +118,7 @@ func ReadCapabilities(who string) (s CapabilitySets, err error) {
 	if err != nil {
 		return s, fmt.Errorf("read capabilities: %w", err)
 	}
-	return parseStatus(string(b))
+	return parseCapabilityStatus(string(b))
 }
 
 // ReadCapabilitiesAt reads the capabilities of a process or thread by a descriptor of its directory in /proc.
@@ -127,7 +127,7 @@ func ReadCapabilitiesAt(proc int) (s CapabilitySets, err error) {
 	if err != nil {
 		return s, fmt.Errorf("read capabilities: %w", err)
 	}
-	return parseStatus(string(b))
+	return parseCapabilityStatus(string(b))
 }
 
 // ReadProcFile reads a file of a process by a descriptor of its directory in /proc.
@@ -141,8 +141,8 @@ func ReadProcFile(proc int, name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// parseStatus parses the capabilities in the text of proc_pid_status(5).
-func parseStatus(status string) (s CapabilitySets, err error) {
+// parseCapabilityStatus parses the capabilities in the text of proc_pid_status(5).
+func parseCapabilityStatus(status string) (s CapabilitySets, err error) {
 	found := 0
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")

@@ -45,7 +45,7 @@ func runUnprivileged(t *testing.T, before ...string) string {
 
 func runUnprivilegedAs(t *testing.T, what string, before ...string) string {
 	t.Helper()
-	argv := append(before, withoutCgo(t))
+	argv := append(before, testBinaryWithoutCgo(t))
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), "PRIVILEGE_TEST_CONFINE="+what)
 	out, err := cmd.CombinedOutput()
@@ -55,9 +55,9 @@ func runUnprivilegedAs(t *testing.T, what string, before ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// withoutCgo returns the path of this test binary without cgo. It is the running binary, or a binary that
-// withoutCgo builds.
-func withoutCgo(t *testing.T) string {
+// testBinaryWithoutCgo returns the path of this test binary without cgo. It is the running binary, or a binary that
+// testBinaryWithoutCgo builds.
+func testBinaryWithoutCgo(t *testing.T) string {
 	t.Helper()
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings,
 		debug.BuildSetting{Key: "CGO_ENABLED", Value: "0"}) {
@@ -76,7 +76,7 @@ func withoutCgo(t *testing.T) string {
 	return path
 }
 
-func rootCapabilities(t *testing.T) CapabilitySets {
+func requireRootCapabilities(t *testing.T) CapabilitySets {
 	t.Helper()
 	own, err := ReadCapabilities("self")
 	if err != nil {
@@ -90,7 +90,7 @@ func rootCapabilities(t *testing.T) CapabilitySets {
 
 // TestDropPrivilegesKeepsListed tests that only the capabilities to keep remain.
 func TestDropPrivilegesKeepsListed(t *testing.T) {
-	own := rootCapabilities(t)
+	own := requireRootCapabilities(t)
 	var want uint64
 	for _, c := range KeptCapabilities {
 		want |= 1 << c.Number
@@ -104,7 +104,7 @@ func TestDropPrivilegesKeepsListed(t *testing.T) {
 // TestDropPrivilegesProtectsProcess tests two effects of DropPrivileges on the process: other processes cannot access
 // /proc/self, and there are no core dumps.
 func TestDropPrivilegesProtectsProcess(t *testing.T) {
-	rootCapabilities(t)
+	requireRootCapabilities(t)
 	if got, want := runUnprivilegedAs(t, "process"), "dumpable 0 no_new_privs 1 core 0 0 umask 077 <nil>"; got != want {
 		t.Errorf("state of the process: got %q, want %q", got, want)
 	}
@@ -112,10 +112,10 @@ func TestDropPrivilegesProtectsProcess(t *testing.T) {
 
 // TestUserProcessStaysAccessible tests that a process of a user other than root stays accessible to that user.
 func TestUserProcessStaysAccessible(t *testing.T) {
-	rootCapabilities(t)
+	requireRootCapabilities(t)
 	dir := t.TempDir()
 	testutil.MakeSearchable(t, dir)
-	b, err := os.ReadFile(withoutCgo(t))
+	b, err := os.ReadFile(testBinaryWithoutCgo(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,8 +133,8 @@ func TestUserProcessStaysAccessible(t *testing.T) {
 	}
 }
 
-// TestReadCapabilitiesRefuses tests that ReadCapabilities fails for a thread with unreadable capabilities.
-func TestReadCapabilitiesRefuses(t *testing.T) {
+// TestReadCapabilitiesOfMissingThreadFails tests that ReadCapabilities fails for a thread with unreadable capabilities.
+func TestReadCapabilitiesOfMissingThreadFails(t *testing.T) {
 	for _, who := range []string{"0", "self/task/1"} {
 		if s, err := ReadCapabilities(who); err == nil || s != (CapabilitySets{}) {
 			t.Errorf("Read(%q): got %+v, %v, want an error", who, s, err)
@@ -142,12 +142,12 @@ func TestReadCapabilitiesRefuses(t *testing.T) {
 	}
 }
 
-// TestParseStatus tests that parse requires five sets of capabilities, each of them a number.
-func TestParseStatus(t *testing.T) {
+// TestParseStatusRequiresFiveSets tests that parse requires five sets of capabilities, each of them a number.
+func TestParseStatusRequiresFiveSets(t *testing.T) {
 	const status = "Name:\tsh\nCapInh:\t0000000000000001\nCapPrm:\t0000000000000002\nCapEff:\t0000000000000004\n" +
 		"CapBnd:\t000001ffffffffff\nCapAmb:\t0000000000000010\nNoNewPrivs:\t0\n"
 	want := CapabilitySets{Inheritable: 1, Permitted: 2, Effective: 4, Bounding: 1<<41 - 1, Ambient: 16}
-	if got, err := parseStatus(status); err != nil || got != want {
+	if got, err := parseCapabilityStatus(status); err != nil || got != want {
 		t.Errorf("parse: got %+v and error %v, want %+v", got, err, want)
 	}
 	for _, tt := range []struct{ what, old, new, want string }{
@@ -155,17 +155,17 @@ func TestParseStatus(t *testing.T) {
 		{"an empty set", "\t0000000000000010", "", `"CapAmb:\n"`},
 		{"a missing set", "CapAmb", "CapOld", "the status of a process has 4 sets, want 5"},
 	} {
-		if _, err := parseStatus(strings.Replace(status, tt.old, tt.new, 1)); err == nil ||
+		if _, err := parseCapabilityStatus(strings.Replace(status, tt.old, tt.new, 1)); err == nil ||
 			!strings.Contains(err.Error(), tt.want) {
 			t.Errorf("parse with %s: got %v, want %s", tt.what, err, tt.want)
 		}
 	}
 }
 
-// TestDropPrivilegesWithoutPtrace tests that root without CAP_SYS_PTRACE keeps its capabilities. With fewer
+// TestRootWithoutPtraceKeepsCapabilities tests that root without CAP_SYS_PTRACE keeps its capabilities. With fewer
 // capabilities than its programs, root could not access them.
-func TestDropPrivilegesWithoutPtrace(t *testing.T) {
-	own := rootCapabilities(t)
+func TestRootWithoutPtraceKeepsCapabilities(t *testing.T) {
+	own := requireRootCapabilities(t)
 	if _, err := exec.LookPath("setpriv"); err != nil {
 		t.Skip("needs setpriv")
 	}

@@ -10,14 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open opens a file for reading. For a symbolic link, the error wraps ELOOP.
-func Open(path string) (*os.File, error) {
+// OpenNoFollow opens a file for reading. For a symbolic link, the error wraps ELOOP.
+func OpenNoFollow(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NOCTTY, 0)
 }
 
-// Read returns the content of a file.
-func Read(path string) ([]byte, error) {
-	f, err := Open(path)
+// ReadNoFollow returns the content of a file.
+func ReadNoFollow(path string) ([]byte, error) {
+	f, err := OpenNoFollow(path)
 	if err != nil {
 		return nil, err
 	}

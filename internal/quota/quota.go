@@ -10,15 +10,15 @@ import (
 	"syscall"
 )
 
-// Kind is a kind of resource that a service counts.
-type Kind uint8
+// ResourceKind is a kind of resource that a service counts.
+type ResourceKind uint8
 
 // The following constants are the kinds, in the order in which they are shown.
 const (
-	Sessions    Kind = iota // programs under supervision
-	Workers                 // threads that answer the calls of programs
-	Connections             // connections to the control socket
-	Contexts                // open device files
+	Sessions    ResourceKind = iota // programs under supervision
+	Workers                         // threads that answer the calls of programs
+	Connections                     // connections to the control socket
+	Contexts                        // open device files
 	PDs
 	MRs
 	MWs
@@ -37,7 +37,7 @@ const (
 	NumKinds
 )
 
-var kinds = [NumKinds]struct {
+var resourceKinds = [NumKinds]struct {
 	name  string
 	errno syscall.Errno // errno of a refusal
 }{
@@ -63,15 +63,15 @@ var kinds = [NumKinds]struct {
 }
 
 // String returns the name of a kind in the configuration and in tables, such as "qps".
-func (k Kind) String() string {
+func (k ResourceKind) String() string {
 	if k < NumKinds {
-		return kinds[k].name
+		return resourceKinds[k].name
 	}
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
 // ParseKind returns the kind of a name. ParseKind's error lists the names and wraps EINVAL.
-func ParseKind(name string) (Kind, error) {
+func ParseKind(name string) (ResourceKind, error) {
 	var names []string
 	for k := range NumKinds {
 		if k.String() == name {
@@ -110,10 +110,10 @@ const (
 	smallShare   = 4
 )
 
-// Error is a refusal of a request beyond a limit. Error wraps the errno for the program. The errno is ENOMEM for
+// LimitError is a refusal of a request beyond a limit. Error wraps the errno for the program. The errno is ENOMEM for
 // objects, EMFILE for descriptors, and EAGAIN for sessions, workers, connections and descriptors in flight.
-type Error struct {
-	Kind   Kind
+type LimitError struct {
+	Kind   ResourceKind
 	User   ID
 	Asked  uint64
 	Held   uint64 // amount held by the user or, if Shared, by all users
@@ -121,7 +121,7 @@ type Error struct {
 	Shared bool // the limit of all users together is reached
 }
 
-func (e *Error) Error() string {
+func (e *LimitError) Error() string {
 	if e.Shared {
 		return fmt.Sprintf("all users hold %d %v, user %v requests %d more, and the service's limit is %d (verbena serve --limit %[2]v=PER-USER/TOTAL): %[6]v",
 			e.Held, e.Kind, e.User, e.Asked, e.Limit, e.Unwrap())
@@ -131,13 +131,13 @@ func (e *Error) Error() string {
 }
 
 // Unwrap returns the errno.
-func (e *Error) Unwrap() error { return kinds[e.Kind].errno }
+func (e *LimitError) Unwrap() error { return resourceKinds[e.Kind].errno }
 
 // Ledger counts the resources of users. Ledger is safe for concurrent use, and none of its methods sleeps.
 type Ledger struct {
 	limits  Limits
-	refused func(*Error) // may be nil
-	short   func(*User)  // may be nil
+	refused func(*LimitError) // may be nil
+	short   func(*User)       // may be nil
 
 	mu    sync.Mutex
 	total [NumKinds]uint64
@@ -151,7 +151,7 @@ func New(limits Limits) *Ledger {
 
 // OnRefusal sets a function that is called for each refusal. The function must not sleep, and must be set before
 // the ledger is used.
-func (l *Ledger) OnRefusal(f func(*Error)) { l.refused = f }
+func (l *Ledger) OnRefusal(f func(*LimitError)) { l.refused = f }
 
 // OnShortage sets a function that is called before a refusal. The function may end charges for resources that the user
 // no longer holds. Afterwards the ledger checks the limits again. The function must not sleep, and must be set
@@ -209,7 +209,7 @@ func (u *User) ID() ID {
 var AllUsers = ID{UID: -1}
 
 // Charge charges n of a kind to the user. On failure Charge returns an *Error and charges nothing.
-func (u *User) Charge(k Kind, n uint64) error {
+func (u *User) Charge(k ResourceKind, n uint64) error {
 	if u == nil || n == 0 {
 		return nil
 	}
@@ -227,20 +227,20 @@ func (u *User) Charge(k Kind, n uint64) error {
 	return nil
 }
 
-func (u *User) charge(k Kind, n uint64) *Error {
+func (u *User) charge(k ResourceKind, n uint64) *LimitError {
 	l := u.ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	held, total, limit := u.held[k], l.total[k], l.limits[k]
 	if p := limit.PerUser; p != 0 && (n > p || held > p-n) {
-		return &Error{Kind: k, User: u.id, Asked: n, Held: held, Limit: p}
+		return &LimitError{Kind: k, User: u.id, Asked: n, Held: held, Limit: p}
 	}
 	if t := limit.Total; t != 0 {
 		if p := limit.PerUser; p == 0 || held+n > p/smallShare {
 			t -= t / reserveShare
 		}
 		if n > t || total > t-n {
-			return &Error{Kind: k, User: u.id, Asked: n, Held: total, Limit: t, Shared: true}
+			return &LimitError{Kind: k, User: u.id, Asked: n, Held: total, Limit: t, Shared: true}
 		}
 	}
 	u.held[k] += n
@@ -249,7 +249,7 @@ func (u *User) charge(k Kind, n uint64) *Error {
 }
 
 // Release ends a charge made by Charge.
-func (u *User) Release(k Kind, n uint64) {
+func (u *User) Release(k ResourceKind, n uint64) {
 	if u == nil || n == 0 {
 		return
 	}
@@ -264,7 +264,7 @@ func (u *User) Release(k Kind, n uint64) {
 }
 
 // Held returns the amount of a kind that the user holds.
-func (u *User) Held(k Kind) uint64 {
+func (u *User) Held(k ResourceKind) uint64 {
 	if u == nil {
 		return 0
 	}

@@ -2,11 +2,11 @@ package quota
 
 import "testing"
 
-// TestOnRefusal tests that OnRefusal's function is called for each refusal.
-func TestOnRefusal(t *testing.T) {
+// TestOnRefusalIsCalledPerRefusal tests that OnRefusal's function is called for each refusal.
+func TestOnRefusalIsCalledPerRefusal(t *testing.T) {
 	l := New(Limits{QPs: {PerUser: 2}})
-	var got []*Error
-	l.OnRefusal(func(e *Error) { got = append(got, e) })
+	var got []*LimitError
+	l.OnRefusal(func(e *LimitError) { got = append(got, e) })
 	u := l.User(7)
 	if err := u.Charge(QPs, 2); err != nil || len(got) != 0 {
 		t.Errorf("Take below the limit: got refusals %v and error %v, want none", got, err)

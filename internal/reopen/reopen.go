@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allowedFlags contains the flags that a caller may choose.
-const allowedFlags = unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND
+// allowedOpenFlags contains the flags that a caller may choose.
+const allowedOpenFlags = unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND
 
 var openFunc atomic.Pointer[func(fd, how int) (int, error)]
 
@@ -31,7 +31,7 @@ func SetOpener(open func(fd, how int) (int, error)) { openFunc.Store(&open) }
 // any other flag. The open itself waits neither for the other end of a FIFO nor for the holder of a lease (EAGAIN).
 // File never makes a terminal the controlling terminal. The new descriptor is close-on-exec.
 func File(fd, how int) (int, error) {
-	if how&^allowedFlags != 0 {
+	if how&^allowedOpenFlags != 0 {
 		return -1, &os.PathError{Op: "reopen", Path: selfFDPath(fd), Err: syscall.EINVAL}
 	}
 	open := OnCallingThread
@@ -90,7 +90,7 @@ func OpenLinkTarget(dir int, name string, how int) (int, error) {
 	for {
 		// The filter of a confined process refuses openat(2) without O_NOFOLLOW.
 		opened, err := unix.Openat2(dir, name,
-			&unix.OpenHow{Flags: uint64(how&allowedFlags | unix.O_NOCTTY | unix.O_CLOEXEC)})
+			&unix.OpenHow{Flags: uint64(how&allowedOpenFlags | unix.O_NOCTTY | unix.O_CLOEXEC)})
 		switch err {
 		case nil:
 			return opened, nil

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func flagsOf(t *testing.T, fd int) int {
+func statusFlagsOf(t *testing.T, fd int) int {
 	t.Helper()
 	f, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 	if err != nil {
@@ -18,8 +18,8 @@ func flagsOf(t *testing.T, fd int) int {
 	return f & (unix.O_ACCMODE | unix.O_NONBLOCK | unix.O_APPEND)
 }
 
-// TestFileModeAndFlags tests that the new description has exactly the requested access mode and flags.
-func TestFileModeAndFlags(t *testing.T) {
+// TestReopenedFileHasRequestedFlags tests that the new description has exactly the requested access mode and flags.
+func TestReopenedFileHasRequestedFlags(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	if err := os.WriteFile(path, []byte("content"), 0o600); err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestFileModeAndFlags(t *testing.T) {
 		if err != nil {
 			t.Fatalf("File with flags %#x: got %v, want success", how, err)
 		}
-		if f := flagsOf(t, got); f != how {
+		if f := statusFlagsOf(t, got); f != how {
 			t.Errorf("flags of the description: got %#x, want %#x", f, how)
 		}
 		if f, err := unix.FcntlInt(uintptr(got), unix.F_GETFD, 0); err != nil || f&unix.FD_CLOEXEC == 0 {
@@ -52,8 +52,8 @@ func TestFileModeAndFlags(t *testing.T) {
 	}
 }
 
-// TestOpenLinkTarget tests that OpenLinkTarget follows a link of the kernel.
-func TestOpenLinkTarget(t *testing.T) {
+// TestOpenLinkTargetFollowsKernelLink tests that OpenLinkTarget follows a link of the kernel.
+func TestOpenLinkTargetFollowsKernelLink(t *testing.T) {
 	fd, err := OpenLinkTarget(unix.AT_FDCWD, "/proc/self/ns/user", unix.O_RDONLY)
 	if err != nil {
 		t.Fatal(err)

@@ -68,19 +68,19 @@ func (q *Queue) RunClose(f func()) {
 // Close closes a descriptor. Close may sleep, like RunClose.
 //
 //verbena:closes
-func (q *Queue) Close(fd int) { q.RunClose(func() { closeNow(fd) }) }
+func (q *Queue) Close(fd int) { q.RunClose(func() { closeWithoutLinger(fd) }) }
 
-// closeNow closes a descriptor sent by a user. It first disables SO_LINGER, which would delay the close of a
+// closeWithoutLinger closes a descriptor sent by a user. It first disables SO_LINGER, which would delay the close of a
 // socket. The close of a file of a FUSE server can still block.
 //
 //verbena:closes
-func closeNow(fd int) {
+func closeWithoutLinger(fd int) {
 	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{})
 	unix.Close(fd)
 }
 
-// maxDrained exceeds the number of messages that fit into a Unix socket's queue.
-const maxDrained = 1024
+// maxDrainedMessages exceeds the number of messages that fit into a Unix socket's queue.
+const maxDrainedMessages = 1024
 
 // DrainAndClose closes a socket that a user writes to. End first receives the unread messages and closes the
 // descriptors in them. Otherwise the kernel would close these descriptors within close(2), with their SO_LINGER.
@@ -110,7 +110,7 @@ func drainSocket(fd int) {
 	oob := controlPool.Get().(*[]byte)
 	defer controlPool.Put(oob)
 	var b [4 << 10]byte
-	for range maxDrained {
+	for range maxDrainedMessages {
 		n, control, _, _, err := unix.Recvmsg(fd, b[:], *oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		if err == unix.EINTR {
 			continue
@@ -119,9 +119,9 @@ func drainSocket(fd int) {
 			return
 		}
 		var m receivedMessage
-		_ = m.parse((*oob)[:control]) // after an error, m still holds the descriptors parsed before it
+		_ = m.parseControlData((*oob)[:control]) // after an error, m still holds the descriptors parsed before it
 		for _, received := range m.Files {
-			closeNow(received)
+			closeWithoutLinger(received)
 		}
 	}
 }

@@ -120,7 +120,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		return receivedMessage{}, os.NewSyscallError("recvmsg", err)
 	}
 	m.Control = control > 0
-	if err := m.parse((*oob)[:control]); err != nil {
+	if err := m.parseControlData((*oob)[:control]); err != nil {
 		return m, err
 	}
 	if len(m.Files) > most {
@@ -131,8 +131,8 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 	return m, nil
 }
 
-// parse extracts descriptors and credentials from control data.
-func (m *receivedMessage) parse(oob []byte) error {
+// parseControlData extracts descriptors and credentials from control data.
+func (m *receivedMessage) parseControlData(oob []byte) error {
 	if len(oob) == 0 {
 		return nil
 	}
@@ -151,14 +151,14 @@ func (m *receivedMessage) parse(oob []byte) error {
 }
 
 // Reader reads a stream of a user. The Queue closes descriptors that come with the stream.
-func (q *Queue) Reader(c syscall.RawConn) io.Reader { return &reader{q, c} }
+func (q *Queue) Reader(c syscall.RawConn) io.Reader { return &streamReader{q, c} }
 
-type reader struct {
+type streamReader struct {
 	queue *Queue
 	conn  syscall.RawConn
 }
 
-func (r *reader) Read(b []byte) (int, error) {
+func (r *streamReader) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}

@@ -20,8 +20,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// userSocketPair makes two ends of a socket. The first one belongs to a user.
-func userSocketPair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) {
+// newUserSocketPair makes two ends of a socket. The first one belongs to a user.
+func newUserSocketPair(t *testing.T, kind int) (user int, own *os.File, raw syscall.RawConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -89,9 +89,9 @@ func sendFiles(t *testing.T, to int, text string, fds ...int) {
 	}
 }
 
-// pipeDescriptors returns n descriptors that are close-on-exec, and a function that reports whether all of them are
+// newPipeDescriptors returns n descriptors that are close-on-exec, and a function that reports whether all of them are
 // closed.
-func pipeDescriptors(t *testing.T, n int) (fds []int, closed func() bool) {
+func newPipeDescriptors(t *testing.T, n int) (fds []int, closed func() bool) {
 	t.Helper()
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
@@ -124,11 +124,11 @@ func TestReceiveReturnsRequested(t *testing.T) {
 		{0, 1, 0, 0}, {1, 1, 1, 0}, {1, 0, 0, 1}, {4, 2, 2, 2}, {maxDescriptors, 1, 1, maxDescriptors - 1},
 	} {
 		var queues Queues
-		user, _, raw := userSocketPair(t, unix.SOCK_STREAM)
+		user, _, raw := newUserSocketPair(t, unix.SOCK_STREAM)
 		var closed func() bool
 		if tt.sent > 0 {
 			var fds []int
-			fds, closed = pipeDescriptors(t, tt.sent)
+			fds, closed = newPipeDescriptors(t, tt.sent)
 			sendFiles(t, user, "x", fds...)
 			closeAll(fds)
 		} else if _, err := unix.Write(user, []byte("x")); err != nil {
@@ -159,8 +159,8 @@ func TestReceiveReturnsRequested(t *testing.T) {
 // the stream.
 func TestReaderClosesDescriptors(t *testing.T) {
 	var queues Queues
-	user, _, raw := userSocketPair(t, unix.SOCK_STREAM)
-	fds, closed := pipeDescriptors(t, 3)
+	user, _, raw := newUserSocketPair(t, unix.SOCK_STREAM)
+	fds, closed := newPipeDescriptors(t, 3)
 	unix.Write(user, []byte("ab"))
 	sendFiles(t, user, "cd", fds...)
 	closeAll(fds)
@@ -194,7 +194,7 @@ func TestLingeringSocketsDoNotBlock(t *testing.T) {
 	before := countThreads(t)
 	var receivers sync.WaitGroup
 	for range senders {
-		user, _, raw := userSocketPair(t, unix.SOCK_STREAM)
+		user, _, raw := newUserSocketPair(t, unix.SOCK_STREAM)
 		fd, end := newLingeringSocket(t, 8)
 		defer end()
 		sendFiles(t, user, "x", fd)
@@ -233,8 +233,8 @@ func TestReceivedDescriptorsAreLimited(t *testing.T) {
 	var received sync.WaitGroup
 	var receive []func()
 	for range maxReceiving + 1 {
-		to, f, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
-		fds, _ := pipeDescriptors(t, 1)
+		to, f, raw := newUserSocketPair(t, unix.SOCK_SEQPACKET)
+		fds, _ := newPipeDescriptors(t, 1)
 		sendFiles(t, to, "x", fds...)
 		closeAll(fds)
 		own = append(own, f)
@@ -274,7 +274,7 @@ func TestCloseEndsReceive(t *testing.T) {
 	for range maxReceiving {
 		q.beginReceiving()
 	}
-	_, own, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
+	_, own, raw := newUserSocketPair(t, unix.SOCK_SEQPACKET)
 	result := make(chan error, 1)
 	testutil.WaitBlocked(t, func() {
 		_, err := q.Receive(raw, make([]byte, 1), 0)
@@ -291,10 +291,10 @@ func TestCloseEndsReceive(t *testing.T) {
 	}
 }
 
-// TestRefuseDescriptors tests that a sender of a descriptor to a refusing socket gets EPERM, if the kernel supports the
+// TestRefuseDescriptorsFailsSender tests that a sender of a descriptor to a refusing socket gets EPERM, if the kernel supports the
 // refusal.
-func TestRefuseDescriptors(t *testing.T) {
-	user, own, _ := userSocketPair(t, unix.SOCK_SEQPACKET)
+func TestRefuseDescriptorsFailsSender(t *testing.T) {
+	user, own, _ := newUserSocketPair(t, unix.SOCK_SEQPACKET)
 	err := RefuseDescriptors(int(own.Fd()))
 	if errors.Is(err, unix.ENOPROTOOPT) {
 		t.Skip("needs Linux 6.16")
@@ -313,7 +313,7 @@ func TestRefuseDescriptors(t *testing.T) {
 // TestReceiveReportsSender tests that Receive reports the sender of a message on a socket with SO_PASSCRED.
 func TestReceiveReportsSender(t *testing.T) {
 	var queues Queues
-	user, own, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
+	user, own, raw := newUserSocketPair(t, unix.SOCK_SEQPACKET)
 	if err := unix.SetsockoptInt(int(own.Fd()), unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -384,17 +384,17 @@ func TestConcurrentClosesAreLimited(t *testing.T) {
 	}
 }
 
-// TestDatagramWithoutSender tests that a datagram without credentials, or with other control data, has no sender.
-func TestDatagramWithoutSender(t *testing.T) {
-	fds, closed := pipeDescriptors(t, 1)
+// TestDatagramWithoutCredentialsHasNoSender tests that a datagram without credentials, or with other control data, has no sender.
+func TestDatagramWithoutCredentialsHasNoSender(t *testing.T) {
+	fds, closed := newPipeDescriptors(t, 1)
 	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": unix.UnixRights(fds[0])} {
 		var m receivedMessage
-		if err := m.parse(oob); m.Sender != nil {
+		if err := m.parseControlData(oob); m.Sender != nil {
 			t.Errorf("%s: got sender %+v and error %v, want no sender", name, m.Sender, err)
 		}
 	}
 	var m receivedMessage
-	if err := m.parse(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil ||
+	if err := m.parseControlData(unix.UnixCredentials(&unix.Ucred{Pid: 17, Uid: 4242})); err != nil || m.Sender == nil ||
 		*m.Sender != (Sender{17, 4242}) {
 		t.Errorf("credentials: got sender %+v and error %v, want process 17", m.Sender, err)
 	}
@@ -402,14 +402,14 @@ func TestDatagramWithoutSender(t *testing.T) {
 	closed()
 }
 
-// TestDrainAndClose tests that DrainAndClose closes a socket with unread messages at once, even if descriptors in the
+// TestDrainAndCloseDoesNotBlock tests that DrainAndClose closes a socket with unread messages at once, even if descriptors in the
 // messages have SO_LINGER.
-func TestDrainAndClose(t *testing.T) {
+func TestDrainAndCloseDoesNotBlock(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		ledger := quota.New(quota.Limits{})
 		var queues Queues
-		user, own, _ := userSocketPair(t, kind)
-		fds, closed := pipeDescriptors(t, 5)
+		user, own, _ := newUserSocketPair(t, kind)
+		fds, closed := newPipeDescriptors(t, 5)
 		sendFiles(t, user, "x", fds...)
 		closeAll(fds)
 		for range 20 {
@@ -432,9 +432,9 @@ func TestDrainAndClose(t *testing.T) {
 	}
 }
 
-// TestManyReceiversProgress tests that many threads with pending messages make progress, although few messages are held
+// TestManyReceiversMakeProgress tests that many threads with pending messages make progress, although few messages are held
 // at the same time.
-func TestManyReceiversProgress(t *testing.T) {
+func TestManyReceiversMakeProgress(t *testing.T) {
 	for round := 0; round < testutil.FewerIfShort(4, 1) && !t.Failed(); round++ {
 		receiveOnManySockets(t)
 	}
@@ -446,7 +446,7 @@ func receiveOnManySockets(t *testing.T) {
 	var wg sync.WaitGroup
 	var users []int
 	for range sockets {
-		user, own, raw := userSocketPair(t, unix.SOCK_SEQPACKET)
+		user, own, raw := newUserSocketPair(t, unix.SOCK_SEQPACKET)
 		users = append(users, user)
 		defer own.Close()
 		wg.Go(func() {

@@ -27,7 +27,7 @@ func (q *Queue) ChargeInFlight(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil
 	}
-	fd, err := Duplicate(c)
+	fd, err := DuplicateFD(c)
 	if err != nil {
 		return nil, err
 	}
@@ -42,7 +42,7 @@ func (q *Queue) ChargeInFlight(c syscall.Conn, n int) (sent func(), err error) {
 	}
 	return func() {
 		received := func() bool {
-			if hasUnread(fd) {
+			if hasUnreadData(fd) {
 				return false
 			}
 			unix.Close(fd)
@@ -63,8 +63,8 @@ func (q *Queue) ChargeInFlight(c syscall.Conn, n int) (sent func(), err error) {
 	}, nil
 }
 
-// Duplicate returns a descriptor of a socket that stays open when the socket is closed.
-func Duplicate(c syscall.Conn) (fd int, err error) {
+// DuplicateFD returns a descriptor of a socket that stays open when the socket is closed.
+func DuplicateFD(c syscall.Conn) (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err
@@ -75,8 +75,8 @@ func Duplicate(c syscall.Conn) (fd int, err error) {
 	return fd, err
 }
 
-// hasUnread reports whether the other end is open and has not received all data. (SIOCOUTQ of unix(7))
-func hasUnread(fd int) bool {
+// hasUnreadData reports whether the other end is open and has not received all data. (SIOCOUTQ of unix(7))
+func hasUnreadData(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 	return err == nil && n > 0
 }

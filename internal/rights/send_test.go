@@ -92,7 +92,7 @@ func waitForEarlierReceipt(t *testing.T, ours syscall.Conn) {
 		t.Errorf("charged descriptors without a send: got %d, want 0", n)
 	}
 	began := time.Now()
-	var refusal *quota.Error
+	var refusal *quota.LimitError
 	if _, err := all.QueueOf(user).ChargeInFlight(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
 		refusal.Kind != quota.InFlight {
 		t.Errorf("Sending: got %v, want a refusal of %v", err, quota.InFlight)

@@ -22,14 +22,14 @@ var singleCPU = runtime.NumCPU() == 1
 
 // Lock locks m.
 func (m *Mutex) Lock() {
-	if m.mu.TryLock() || m.trySpin() {
+	if m.mu.TryLock() || m.trySpinLock() {
 		return
 	}
 	m.mu.Lock()
 }
 
-// trySpin tries to take the mutex for a short time, and reports whether it has taken it.
-func (m *Mutex) trySpin() bool {
+// trySpinLock tries to take the mutex for a short time, and reports whether it has taken it.
+func (m *Mutex) trySpinLock() bool {
 	if singleCPU {
 		return false
 	}

@@ -22,8 +22,8 @@ import (
 // cannot be truncated, so an access to a region never faults. A File is safe for concurrent use.
 type File struct {
 	name string
-	user *quota.User // user charged for regions and mappings
-	kind quota.Kind  // kind of resource of the bytes of regions
+	user *quota.User        // user charged for regions and mappings
+	kind quota.ResourceKind // kind of resource of the bytes of regions
 
 	keep *kept.UserObjects // tracks the file after Close
 
@@ -32,8 +32,8 @@ type File struct {
 	mu      sync.Mutex
 	file    *os.File // nil after Close
 	next    int64    // offset of the next chunk
-	regions map[int64]region
-	chunk   *chunk // chunk that provides new regions
+	regions map[int64]fileRegion
+	chunk   *fileChunk // chunk that provides new regions
 }
 
 // mappedRegion is a region of the file as mapped by the service. A program may write to the region at any time, and may
@@ -47,20 +47,20 @@ type mappedRegion struct {
 	Free func()
 }
 
-// region is an allocated part of a chunk.
-type region struct {
-	chunk *chunk
+// fileRegion is an allocated part of a chunk.
+type fileRegion struct {
+	chunk *fileChunk
 	mem   []byte
 }
 
-// chunk is a mapping of a part of the file, which is divided into regions. A separate mapping per region would soon
+// fileChunk is a mapping of a part of the file, which is divided into regions. A separate mapping per region would soon
 // exceed the limit of mappings of a process (vm.max_map_count). A chunk is unmapped when it has no region and is
 // not the current chunk.
 //
 // Regions are taken from the end of the chunk. A program maps each region separately, and the kernel places the
 // next mapping below the last one. The offsets of the two regions have the same order, so the kernel merges their
 // mappings.
-type chunk struct {
+type fileChunk struct {
 	start     int64 // offset in the file
 	mem       []byte
 	low, high int64 // offsets of the free part
@@ -68,7 +68,7 @@ type chunk struct {
 }
 
 // nextOffset returns the offset of the next region of the given length, and false if there is no room.
-func (c *chunk) nextOffset(length int64) (off int64, ok bool) {
+func (c *fileChunk) nextOffset(length int64) (off int64, ok bool) {
 	if c == nil {
 		return 0, false
 	}
@@ -80,7 +80,7 @@ func (c *chunk) nextOffset(length int64) (off int64, ok bool) {
 }
 
 // takeRegion takes a region from the free part of the chunk.
-func (c *chunk) takeRegion(off, length int64) []byte {
+func (c *fileChunk) takeRegion(off, length int64) []byte {
 	if off == 0 {
 		c.low = length
 	} else {
@@ -102,7 +102,7 @@ var pageSize = int64(os.Getpagesize())
 // Create makes a file. The name, of at most 249 bytes, is for display. /proc/PID/maps and links in /proc/PID/fd
 // show it as "/memfd:NAME (deleted)". Bytes of regions are charged to user as kind, and their mappings as mappings.
 // The file is charged as a descriptor until Close and, if keep is not nil, as long as a program has the file.
-func Create(name string, kind quota.Kind, user *quota.User, keep *kept.UserObjects) (_ *File, err error) {
+func Create(name string, kind quota.ResourceKind, user *quota.User, keep *kept.UserObjects) (_ *File, err error) {
 	if err := user.Charge(quota.Descriptors, 1); err != nil {
 		return nil, err
 	}
@@ -132,7 +132,7 @@ func Create(name string, kind quota.Kind, user *quota.User, keep *kept.UserObjec
 		return fail("open", err)
 	}
 	return &File{file: os.NewFile(uintptr(own), name), name: name, user: user, keep: keep, kind: kind,
-		regions: map[int64]region{}}, nil
+		regions: map[int64]fileRegion{}}, nil
 }
 
 // KeepPagesOnClose makes Close keep the pages of regions if a program still has the file. The program may poll its
@@ -162,13 +162,13 @@ func (f *File) Stat(st *unix.Stat_t) error {
 // /proc, like those of OpenForProgram.
 func (f *File) Watch(inotify int, mask uint32) (wd int, err error) {
 	err = f.WithFD(func(fd int) (err error) {
-		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
+		wd, err = unix.InotifyAddWatch(inotify, selfFDPath(fd), mask)
 		return err
 	})
 	return wd, err
 }
 
-func selfFD(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+func selfFDPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
 // WithFD calls use with the service's descriptor, which stays open until use returns. WithFD returns os.ErrClosed
 // after Close.
@@ -211,8 +211,8 @@ func (f *File) Alloc(size int) (mappedRegion, error) {
 		return fail(err)
 	}
 	f.chunk.used++
-	f.regions[off] = region{f.chunk, mem}
-	return mappedRegion{Mem: mem, Offset: uint64(off), Free: func() { f.free(off) }}, nil
+	f.regions[off] = fileRegion{f.chunk, mem}
+	return mappedRegion{Mem: mem, Offset: uint64(off), Free: func() { f.freeRegion(off) }}, nil
 }
 
 // allocLocked reserves bytes of the file, and returns their offset and mapping.
@@ -224,15 +224,15 @@ func (f *File) allocLocked(length int64) (off int64, mem []byte, err error) {
 		}
 		off, _ = f.chunk.nextOffset(length)
 	}
-	if err := f.reserve(off, length); err != nil {
+	if err := f.reservePages(off, length); err != nil {
 		return 0, nil, err
 	}
 	return off, f.chunk.takeRegion(off, length), nil
 }
 
-func (f *File) reserve(off, length int64) error {
+func (f *File) reservePages(off, length int64) error {
 	fd := int(f.file.Fd())
-	err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, off, length) })
+	err := retryOnEINTR(func() error { return unix.Fallocate(fd, 0, off, length) })
 	if err == nil {
 		return nil
 	}
@@ -264,7 +264,7 @@ func (f *File) newChunk(length int64) error {
 	if err := f.user.Charge(quota.Mappings, 1); err != nil {
 		return err
 	}
-	mem, err := hugepage.Reserve(int(size), start)
+	mem, err := hugepage.ReserveAddresses(int(size), start)
 	if err == nil {
 		if err = hugepage.Map(mem, int(f.file.Fd()), start); err != nil {
 			hugepage.Release(mem)
@@ -278,13 +278,13 @@ func (f *File) newChunk(length int64) error {
 		return &os.PathError{Op: "mmap", Path: f.name, Err: err}
 	}
 	old := f.chunk
-	f.chunk, f.next = &chunk{start: start, mem: mem, low: start, high: start + size}, start+size
-	f.unmapUnused(old)
+	f.chunk, f.next = &fileChunk{start: start, mem: mem, low: start, high: start + size}, start+size
+	f.unmapIfUnused(old)
 	return nil
 }
 
-// unmapUnused unmaps a chunk that is no longer needed.
-func (f *File) unmapUnused(c *chunk) {
+// unmapIfUnused unmaps a chunk that is no longer needed.
+func (f *File) unmapIfUnused(c *fileChunk) {
 	if c == nil || c == f.chunk || c.used > 0 {
 		return
 	}
@@ -292,7 +292,7 @@ func (f *File) unmapUnused(c *chunk) {
 	f.user.Release(quota.Mappings, 1)
 }
 
-func (f *File) free(off int64) {
+func (f *File) freeRegion(off int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	r, ok := f.regions[off]
@@ -304,10 +304,10 @@ func (f *File) free(off int64) {
 	f.punchHole(off, int64(len(r.mem)))
 }
 
-func (f *File) unmap(off int64, r region) {
+func (f *File) unmap(off int64, r fileRegion) {
 	delete(f.regions, off)
 	r.chunk.used--
-	f.unmapUnused(r.chunk)
+	f.unmapIfUnused(r.chunk)
 }
 
 // punchHole frees pages, and leaves the size of the file unchanged. If punch fails, the pages stay until Close, which
@@ -315,12 +315,12 @@ func (f *File) unmap(off int64, r region) {
 func (f *File) punchHole(off, length int64) { punchHole(f.file, off, length) }
 
 func punchHole(file *os.File, off, length int64) {
-	_ = ignoringEINTR(func() error {
+	_ = retryOnEINTR(func() error {
 		return unix.Fallocate(int(file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 	})
 }
 
-func ignoringEINTR(f func() error) error {
+func retryOnEINTR(f func() error) error {
 	for {
 		if err := f(); err != unix.EINTR {
 			return err
@@ -338,7 +338,7 @@ func (f *File) openAt(how, flags int, position int64) (*os.File, error) {
 	err := f.WithFD(func(fd int) (err error) {
 		again, err := reopen.File(fd, how&unix.O_ACCMODE|flags)
 		if err == nil {
-			p = os.NewFile(uintptr(again), selfFD(fd))
+			p = os.NewFile(uintptr(again), selfFDPath(fd))
 		}
 		return err
 	})
@@ -363,12 +363,12 @@ func (f *File) InUse() bool {
 }
 
 func (f *File) inUseLocked() bool {
-	return soleOpener(f.file.Fd()) != nil
+	return checkSoleOpener(f.file.Fd()) != nil
 }
 
-// soleOpener returns nil if no other description of a file is open or mapped, and EAGAIN otherwise. The kernel gives a
+// checkSoleOpener returns nil if no other description of a file is open or mapped, and EAGAIN otherwise. The kernel gives a
 // write lease only to the sole opener (fcntl(2), "Leases").
-func soleOpener(fd uintptr) error {
+func checkSoleOpener(fd uintptr) error {
 	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK)
 	if err == nil {
 		_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
@@ -398,7 +398,7 @@ func (f *File) Close() error {
 	}
 	if last := f.chunk; last != nil {
 		f.chunk = nil
-		f.unmapUnused(last)
+		f.unmapIfUnused(last)
 	}
 	f.keep.Keep(closedFile{f.file, f.next}, func() {
 		f.user.Release(f.kind, left)
@@ -416,7 +416,7 @@ type closedFile struct {
 
 // InUse reports whether a program has the file. It returns false if the use is unknown, so that the user is not
 // charged forever.
-func (r closedFile) InUse() bool { return errors.Is(soleOpener(r.Fd()), unix.EAGAIN) }
+func (r closedFile) InUse() bool { return errors.Is(checkSoleOpener(r.Fd()), unix.EAGAIN) }
 
 // Close frees the pages, because a program may still have a descriptor opened with O_PATH, which InUse does not
 // see.

@@ -44,8 +44,8 @@ func openForProgram(t *testing.T, f *File) *os.File {
 	return p
 }
 
-// pagesInMemory returns the size of the file in memory, in pages.
-func pagesInMemory(t *testing.T, f *File) int64 {
+// countPagesInMemory returns the size of the file in memory, in pages.
+func countPagesInMemory(t *testing.T, f *File) int64 {
 	t.Helper()
 	var st unix.Stat_t
 	if err := f.Stat(&st); err != nil {
@@ -98,7 +98,7 @@ func TestFreeReleasesPagesAndOffsetsAreNotReused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := pagesInMemory(t, f); got != 4 {
+	if got := countPagesInMemory(t, f); got != 4 {
 		t.Errorf("reserved pages: got %d, want 4", got)
 	}
 	m, err := unix.Mmap(int(p.Fd()), int64(a.Offset), len(a.Mem), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -108,7 +108,7 @@ func TestFreeReleasesPagesAndOffsetsAreNotReused(t *testing.T) {
 	defer unix.Munmap(m)
 	m[0] = 1
 	a.Free()
-	if got := pagesInMemory(t, f); got != 1 {
+	if got := countPagesInMemory(t, f); got != 1 {
 		t.Errorf("pages after Free: got %d, want 1", got)
 	}
 	if m[0] != 0 {
@@ -131,11 +131,11 @@ func TestWriteToTheProgramsDescriptionChangesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	size := pagesInMemory(t, f)
+	size := countPagesInMemory(t, f)
 	if n, err := unix.Write(int(p.Fd()), bytes.Repeat([]byte{7}, 32)); err == nil {
 		t.Errorf("write by the program: got %d bytes, want an error", n)
 	}
-	if r.Mem[0] != 0 || pagesInMemory(t, f) != size {
+	if r.Mem[0] != 0 || countPagesInMemory(t, f) != size {
 		t.Error("file after the write: got a change, want none")
 	}
 }
@@ -193,12 +193,12 @@ func TestConcurrentAllocAndFree(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if got := pagesInMemory(t, f); got != 0 {
+	if got := countPagesInMemory(t, f); got != 0 {
 		t.Errorf("pages after all frees: got %d, want 0", got)
 	}
 }
 
-func TestOpenForReadingOnly(t *testing.T) {
+func TestReadOnlyDescriptionCannotWrite(t *testing.T) {
 	f := newTestFile(t)
 	r, err := f.Alloc(1)
 	if err != nil {
@@ -293,7 +293,7 @@ func TestManyRegionsFewMappings(t *testing.T) {
 	}
 }
 
-func TestRegionLimits(t *testing.T) {
+func TestAllocRespectsLimits(t *testing.T) {
 	var l quota.Limits
 	l[quota.RingBytes].PerUser = 4 * uint64(pageSize)
 	ledger := quota.New(l)
@@ -305,7 +305,7 @@ func TestRegionLimits(t *testing.T) {
 	if _, err := f.Alloc(2 * int(pageSize)); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("Alloc beyond the limit of bytes: got %v, want ENOMEM", err)
 	}
-	if got := pagesInMemory(t, f); got != 3 {
+	if got := countPagesInMemory(t, f); got != 3 {
 		t.Errorf("reserved pages: got %d, want 3", got)
 	}
 	r.Free()
@@ -322,7 +322,7 @@ func TestRegionLimits(t *testing.T) {
 	if _, err := other.Alloc(1); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("Alloc beyond the limit of mappings: got %v, want ENOMEM", err)
 	}
-	if got := pagesInMemory(t, other); got != 0 || ledger.User(1).Held(quota.RingBytes) != uint64(pageSize) {
+	if got := countPagesInMemory(t, other); got != 0 || ledger.User(1).Held(quota.RingBytes) != uint64(pageSize) {
 		t.Errorf("after a refused Alloc: got %d pages and %d charged bytes, want 0 and one page", got,
 			ledger.User(1).Held(quota.RingBytes))
 	}
@@ -350,7 +350,7 @@ func TestScratchWritesAreFreed(t *testing.T) {
 	}
 	defer p.Close()
 	defer s.Close()
-	before := pagesInMemory(t, f)
+	before := countPagesInMemory(t, f)
 	in, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
 		t.Fatal(err)
@@ -369,11 +369,11 @@ func TestScratchWritesAreFreed(t *testing.T) {
 	if n, err := unix.Read(in, buf[:]); err != nil || n == 0 {
 		t.Errorf("event of a write: got error %v or no event, want one", err)
 	}
-	if pagesInMemory(t, f) == before || !s.DropDue() {
+	if countPagesInMemory(t, f) == before || !s.IsFreeDue() {
 		t.Fatal("pages of writes: got none or none due, want some")
 	}
 	s.FreeWrittenPages()
-	if got := pagesInMemory(t, f); got > before+1 || s.DropDue() {
+	if got := countPagesInMemory(t, f); got > before+1 || s.IsFreeDue() {
 		t.Errorf("pages after Drop: got %d, want %d and one for the next write", got, before)
 	}
 	if r.Mem[0] != 7 {
@@ -407,8 +407,8 @@ func TestScratchWritesAreFreed(t *testing.T) {
 	}
 }
 
-// TestDenyWritesBesideWrites tests that neither a concurrent write nor FreeWrittenPages reverses DenyWrites.
-func TestDenyWritesBesideWrites(t *testing.T) {
+// TestDenyWritesHoldsDuringWrites tests that neither a concurrent write nor FreeWrittenPages reverses DenyWrites.
+func TestDenyWritesHoldsDuringWrites(t *testing.T) {
 	f := newTestFile(t)
 	const rounds, writers = 100, 2
 	for range rounds {
@@ -459,9 +459,9 @@ func TestDenyWritesBesideWrites(t *testing.T) {
 	}
 }
 
-// TestDenyWritesWithoutService tests that after the end of the service any process with the file can bar the writes of
+// TestAnyHolderCanDenyWrites tests that after the end of the service any process with the file can bar the writes of
 // its program, and that a file without a scratch part stays unchanged.
-func TestDenyWritesWithoutService(t *testing.T) {
+func TestAnyHolderCanDenyWrites(t *testing.T) {
 	f := newTestFile(t)
 	if err := DenyWrites(f.file); err != nil {
 		t.Error(err)
@@ -500,7 +500,7 @@ func TestAllocRefusesInvalidSize(t *testing.T) {
 		t.Errorf("Alloc beyond the last offset: got %v, want ENOMEM", err)
 	}
 	f.next = 0
-	if got := pagesInMemory(t, f); got != 0 {
+	if got := countPagesInMemory(t, f); got != 0 {
 		t.Errorf("pages after a failed Alloc: got %d, want 0", got)
 	}
 	if r, err := f.Alloc(1); err != nil || r.Offset != 0 {
@@ -552,9 +552,9 @@ func TestProgramCannotTruncate(t *testing.T) {
 	}
 }
 
-// TestKeepPagesOnClose tests that a program that polls its queues after Close sees earlier completions. Without
+// TestKeepPagesOnCloseKeepsCompletions tests that a program that polls its queues after Close sees earlier completions. Without
 // KeepPagesOnClose, or without a program, no page remains.
-func TestKeepPagesOnClose(t *testing.T) {
+func TestKeepPagesOnCloseKeepsCompletions(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		f := newTestFile(t)
 		if leave {
@@ -597,7 +597,7 @@ func TestFileIsChargedWhileInUse(t *testing.T) {
 		}
 		p := openForProgram(t, f)
 		// The kernel does not count descriptors opened with O_PATH as users of the file.
-		path, err := unix.Open(selfFD(int(p.Fd())), unix.O_PATH|unix.O_CLOEXEC, 0)
+		path, err := unix.Open(selfFDPath(int(p.Fd())), unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -634,8 +634,8 @@ func TestFileIsChargedWhileInUse(t *testing.T) {
 	}
 }
 
-// TestCreateRefused tests that Create returns no file to a user at the limit.
-func TestCreateRefused(t *testing.T) {
+// TestCreateBeyondLimitIsRefused tests that Create returns no file to a user at the limit.
+func TestCreateBeyondLimitIsRefused(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Descriptors].PerUser = 1
 	user := quota.New(limits).User(1000)
@@ -652,11 +652,11 @@ func TestCreateRefused(t *testing.T) {
 	}
 }
 
-// TestOpenLink tests that OpenLink opens only a link to a memfd with the right name.
-func TestOpenLink(t *testing.T) {
+// TestOpenLinkOpensOnlyNamedMemfds tests that OpenLink opens only a link to a memfd with the right name.
+func TestOpenLinkOpensOnlyNamedMemfds(t *testing.T) {
 	f := newTestFile(t)
 	p := openForProgram(t, f)
-	link := func(fd uintptr) string { return selfFD(int(fd)) }
+	link := func(fd uintptr) string { return selfFDPath(int(fd)) }
 	got, err := OpenLink(link(p.Fd()), "verbena-shm")
 	if err != nil {
 		t.Fatal(err)

@@ -49,7 +49,7 @@ func OpenLink(link, prefix string) (*os.File, error) {
 // are on one internal file system of the kernel, which is not mounted. isMemfd does not query the file system,
 // which may be a program of the user (FUSE).
 func isMemfd(fd int) bool {
-	dev, err := memfdDevice()
+	dev, err := memfdDeviceNumber()
 	if err != nil {
 		return false
 	}
@@ -58,7 +58,7 @@ func isMemfd(fd int) bool {
 	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG && unix.Mkdev(st.Dev_major, st.Dev_minor) == dev
 }
 
-var memfdDevice = sync.OnceValues(func() (uint64, error) {
+var memfdDeviceNumber = sync.OnceValues(func() (uint64, error) {
 	fd, err := unix.MemfdCreate("verbena-probe", unix.MFD_CLOEXEC)
 	if err != nil {
 		return 0, err

@@ -43,7 +43,7 @@ func (f *File) OpenScratch() (*os.File, *Scratch, error) {
 		own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 		if err == nil {
 			s.file = os.NewFile(uintptr(own), f.name)
-			err = growTo(own, scratchOffset)
+			err = growFileTo(own, scratchOffset)
 		}
 		return err
 	})
@@ -58,13 +58,13 @@ func (f *File) OpenScratch() (*os.File, *Scratch, error) {
 	return p, s, nil
 }
 
-// growTo enlarges a file to at least size bytes.
-func growTo(fd int, size int64) error {
+// growFileTo enlarges a file to at least size bytes.
+func growFileTo(fd int, size int64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || st.Size >= size {
 		return err
 	}
-	return ignoringEINTR(func() error { return unix.Ftruncate(fd, size) })
+	return retryOnEINTR(func() error { return unix.Ftruncate(fd, size) })
 }
 
 // withDescriptor calls use with the descriptor. It returns os.ErrClosed after Close.
@@ -82,20 +82,20 @@ func (s *Scratch) withDescriptor(use func(fd int) error) error {
 // Watch adds an inotify watch for the file.
 func (s *Scratch) Watch(inotify int, mask uint32) (wd int, err error) {
 	err = s.withDescriptor(func(fd int) (err error) {
-		wd, err = unix.InotifyAddWatch(inotify, selfFD(fd), mask)
+		wd, err = unix.InotifyAddWatch(inotify, selfFDPath(fd), mask)
 		return err
 	})
 	return wd, err
 }
 
-// DropDue reports whether there are pages for FreeWrittenPages to free. DropDue does not sleep.
-func (s *Scratch) DropDue() bool {
-	_, due := s.writtenEnd()
+// IsFreeDue reports whether there are pages for FreeWrittenPages to free. IsFreeDue does not sleep.
+func (s *Scratch) IsFreeDue() bool {
+	_, due := s.writtenEndOffset()
 	return due
 }
 
-// writtenEnd returns the offset up to which the program has written, and whether FreeWrittenPages is due.
-func (s *Scratch) writtenEnd() (end int64, due bool) {
+// writtenEndOffset returns the offset up to which the program has written, and whether FreeWrittenPages is due.
+func (s *Scratch) writtenEndOffset() (end int64, due bool) {
 	_ = s.withDescriptor(func(fd int) error {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil || st.Size == barredSize {
@@ -108,19 +108,19 @@ func (s *Scratch) writtenEnd() (end int64, due bool) {
 	return end, due
 }
 
-// FreeWrittenPages frees the written pages, if DropDue would return true. Pages written by pwrite(2) stay longer, like
+// FreeWrittenPages frees the written pages, if IsFreeDue would return true. Pages written by pwrite(2) stay longer, like
 // the pages of any file of the program. FreeWrittenPages can block for a time that the program controls.
 func (s *Scratch) FreeWrittenPages() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end, due := s.writtenEnd()
+	end, due := s.writtenEndOffset()
 	if !due {
 		return
 	}
 	from := s.dropped.Load()
 	end -= end % pageSize // the next write goes to the last page
 	err := s.withDescriptor(func(fd int) error {
-		return ignoringEINTR(func() error {
+		return retryOnEINTR(func() error {
 			return unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, end-from)
 		})
 	})
@@ -134,7 +134,7 @@ func (s *Scratch) FreeWrittenPages() {
 func (s *Scratch) DenyWrites() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.withDescriptor(func(fd int) error { return growTo(fd, barredSize) })
+	return s.withDescriptor(func(fd int) error { return growFileTo(fd, barredSize) })
 }
 
 // DenyWrites makes all later writes to a file fail, if the file has a scratch part of a service that has ended.
@@ -143,7 +143,7 @@ func DenyWrites(f *os.File) error {
 	if err != nil || fi.Size() < scratchOffset {
 		return err
 	}
-	return growTo(int(f.Fd()), barredSize)
+	return growFileTo(int(f.Fd()), barredSize)
 }
 
 // Close closes the descriptor, and does not wait for other calls. Close may be called again.

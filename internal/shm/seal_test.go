@@ -11,9 +11,9 @@ import (
 	"verbena/internal/quota"
 )
 
-// TestCreatedIsSealed tests that a program cannot truncate a file that it shares with the service, and cannot
+// TestCreatedFileIsSealed tests that a program cannot truncate a file that it shares with the service, and cannot
 // change the seals. A truncated file would make an access of the service fault.
-func TestCreatedIsSealed(t *testing.T) {
+func TestCreatedFileIsSealed(t *testing.T) {
 	f, err := Create("test", quota.BufferBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)

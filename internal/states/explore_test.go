@@ -95,10 +95,10 @@ type modelState struct {
 
 	files    [numFiles]modelFile
 	programs [numFiles]int8
-	resets   [2]reset
+	resets   [2]deviceReset
 }
 
-type reset struct {
+type deviceReset struct {
 	pc   int8
 	of   int8 // life that the reset removes
 	left int8 // number of remaining resets of the thread
@@ -464,7 +464,7 @@ func (w modelState) resetSteps(i int) []explore.Step[modelState] {
 }
 
 // endReset ends one reset.
-func (r *reset) endReset() {
+func (r *deviceReset) endReset() {
 	r.of = -1
 	if r.left--; r.left > 0 {
 		r.pc = fails
@@ -506,7 +506,7 @@ func (w modelState) checkRules() error {
 	return nil
 }
 
-func (w modelState) checkFinal() error {
+func (w modelState) checkFinalState() error {
 	for i, pc := range w.programs {
 		if pc != programOver {
 			return errors.New("a program waits forever")
@@ -538,7 +538,7 @@ func (w modelState) checkFinal() error {
 // TestExplore visits all states of the model.
 func TestExplore(t *testing.T) {
 	began := time.Now()
-	all := explore.Result{}
+	all := explore.ExplorationSize{}
 	for _, c := range []struct {
 		name             string
 		programs, resets int
@@ -564,13 +564,13 @@ func TestExplore(t *testing.T) {
 				}
 			}
 			for i := range w.resets {
-				w.resets[i] = reset{of: -1, left: 1}
+				w.resets[i] = deviceReset{of: -1, left: 1}
 				if i >= c.resets {
 					w.resets[i].pc = resetOver
 				}
 			}
 			w.resets[0].left = c.again
-			s := explore.System[modelState]{Start: w, Check: modelState.checkRules, End: modelState.checkFinal}
+			s := explore.System[modelState]{Start: w, Check: modelState.checkRules, End: modelState.checkFinalState}
 			for i := range numFiles {
 				s.Threads = append(s.Threads,
 					func(w modelState) []explore.Step[modelState] { return w.programSteps(i) },

@@ -7,8 +7,8 @@ package states
 
 import "sync/atomic"
 
-// Transition applies a transition to a word atomically, and returns its result.
-func Transition[S ~int32](word *atomic.Int32, f func(S) (S, bool)) (yes bool) {
+// ApplyTransition applies a transition to a word atomically, and returns its result.
+func ApplyTransition[S ~int32](word *atomic.Int32, f func(S) (S, bool)) (yes bool) {
 	for {
 		old := word.Load()
 		next, yes := f(S(old))

@@ -18,9 +18,9 @@ import (
 // Timeout limits a wait in a test. Timeout only distinguishes a wait from a hang, also on a busy machine.
 const Timeout = time.Minute
 
-// Poll calls f until f returns true, as the effect of another goroutine or process. Poll calls f every few
+// PollUntil calls f until f returns true, as the effect of another goroutine or process. Poll calls f every few
 // microseconds at first, and every millisecond later. Poll returns false after testutil.Timeout.
-func Poll(f func() bool) bool {
+func PollUntil(f func() bool) bool {
 	for began := time.Now(); !f(); {
 		waited := time.Since(began)
 		if waited > Timeout {
@@ -35,7 +35,7 @@ func Poll(f func() bool) bool {
 // description of the wait.
 func Eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
-	if !Poll(f) {
+	if !PollUntil(f) {
 		t.Fatalf("after %v still waiting for: %s", Timeout, what)
 	}
 }
@@ -100,9 +100,9 @@ func goroutineStack(header []byte) []byte {
 	return nil
 }
 
-// Advance advances the virtual time of a bubble of testing/synctest by d, and waits until all work due by then is
+// AdvanceTime advances the virtual time of a bubble of testing/synctest by d, and waits until all work due by then is
 // done. Advance panics outside a bubble, where the wait would be real.
-func Advance(d time.Duration) {
+func AdvanceTime(d time.Duration) {
 	synctest.Wait() // panics outside a bubble, before the wait
 	time.Sleep(d)
 	synctest.Wait()

@@ -27,11 +27,11 @@ func (f *failingTB) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-func TestEventually(t *testing.T) {
+func TestEventuallyWaitsOrFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		Eventually(t, "some time to pass", func() bool {
-			Advance(time.Second)
+			AdvanceTime(time.Second)
 			return time.Since(start) >= Timeout-time.Second
 		})
 		f := &failingTB{TB: t}
@@ -39,7 +39,7 @@ func TestEventually(t *testing.T) {
 		go func() {
 			defer close(done)
 			Eventually(f, "it is so", func() bool {
-				Advance(time.Second)
+				AdvanceTime(time.Second)
 				return false
 			})
 		}()
@@ -50,7 +50,7 @@ func TestEventually(t *testing.T) {
 	})
 }
 
-func TestConsistently(t *testing.T) {
+func TestConsistentlyFailsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
 		Consistently(t, time.Second, "so", func() bool { return true })
@@ -70,9 +70,9 @@ func TestConsistently(t *testing.T) {
 	})
 }
 
-// TestWaitBlocked tests that WaitBlocked waits for a goroutine that works before it blocks, and does not wait for a
+// TestWaitBlockedWaitsForWork tests that WaitBlocked waits for a goroutine that works before it blocks, and does not wait for a
 // goroutine that has returned.
-func TestWaitBlocked(t *testing.T) {
+func TestWaitBlockedWaitsForWork(t *testing.T) {
 	p := UnixPair(t)
 	var wait, worked atomic.Bool
 	lock := make(chan int)
@@ -93,11 +93,11 @@ func TestWaitBlocked(t *testing.T) {
 	close(lock)
 }
 
-func TestAdvance(t *testing.T) {
+func TestAdvanceRunsDueWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start, called := time.Now(), false
 		time.AfterFunc(time.Hour, func() { called = true })
-		Advance(time.Hour)
+		AdvanceTime(time.Hour)
 		if d := time.Since(start); d != time.Hour || !called {
 			t.Errorf("Advance: got %v elapsed and called %t, want 1h and true", d, called)
 		}
@@ -107,10 +107,10 @@ func TestAdvance(t *testing.T) {
 			t.Error("Advance outside a bubble: got no panic, want one")
 		}
 	}()
-	Advance(time.Hour)
+	AdvanceTime(time.Hour)
 }
 
-func TestAsUser(t *testing.T) {
+func TestAsUserRunsOnSeparateThread(t *testing.T) {
 	NeedRoot(t, "to act as another user")
 	threads := map[int]bool{os.Getpid(): true}
 	for uid := 65530; uid < 65534; uid++ {
@@ -132,7 +132,7 @@ func TestAsUser(t *testing.T) {
 	}
 }
 
-func TestBuffer(t *testing.T) {
+func TestBufferAllowsConcurrentUse(t *testing.T) {
 	var b Buffer
 	var wg sync.WaitGroup
 	for range 4 {

@@ -19,11 +19,11 @@ type Runner struct {
 // caller must call Stop at the end.
 func NewRunner(work func() (next time.Duration)) *Runner {
 	r := &Runner{wake: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
-	go r.run(work)
+	go r.runLoop(work)
 	return r
 }
 
-func (r *Runner) run(work func() time.Duration) {
+func (r *Runner) runLoop(work func() time.Duration) {
 	defer close(r.done)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()

@@ -11,9 +11,9 @@ import (
 	"verbena/internal/timeq"
 )
 
-// TestRunner tests that the Runner processes values when they are due, including values that become due before the
+// TestRunnerProcessesDueValues tests that the Runner processes values when they are due, including values that become due before the
 // awaited value.
-func TestRunner(t *testing.T) {
+func TestRunnerProcessesDueValues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var q timeq.Queue[int]
@@ -45,14 +45,14 @@ func TestRunner(t *testing.T) {
 		synctest.Wait()
 		push(2 * time.Second)
 		push(7 * time.Second)
-		testutil.Advance(10 * time.Second)
+		testutil.AdvanceTime(10 * time.Second)
 		push(11 * time.Second)
-		testutil.Advance(time.Minute)
+		testutil.AdvanceTime(time.Minute)
 		push(2 * time.Minute)
 		r.Stop()
 		r.Stop()
 		r.Wake() // has no effect
-		testutil.Advance(time.Hour)
+		testutil.AdvanceTime(time.Hour)
 		want := []time.Duration{2 * time.Second, 5 * time.Second, 7 * time.Second, 11 * time.Second}
 		if !slices.Equal(got, want) {
 			t.Errorf("processed values: got %v, want %v", got, want)

@@ -29,8 +29,8 @@ func (i *Item[T]) Due() time.Time { return i.due }
 // Seq returns the item's position in the order of calls of Push and Put.
 func (i *Item[T]) Seq() uint64 { return i.seq }
 
-// Queued reports whether the item is in its queue.
-func (i *Item[T]) Queued() bool { return i.index >= 0 }
+// IsQueued reports whether the item is in its queue.
+func (i *Item[T]) IsQueued() bool { return i.index >= 0 }
 
 // Before reports whether i comes before j. Both items must have been in the same queue.
 func (i *Item[T]) Before(j *Item[T]) bool {

@@ -10,7 +10,7 @@ import (
 	"verbena/internal/timeq"
 )
 
-var epoch = time.Unix(1_000_000, 0)
+var startTime = time.Unix(1_000_000, 0)
 
 // TestQueue compares a queue with a sorted list.
 func TestQueue(t *testing.T) {
@@ -32,7 +32,9 @@ func TestQueue(t *testing.T) {
 			})
 			return model
 		}
-		at := func() time.Time { return epoch.Add(time.Duration(rapid.IntRange(0, 5).Draw(t, "due")) * time.Second) }
+		at := func() time.Time {
+			return startTime.Add(time.Duration(rapid.IntRange(0, 5).Draw(t, "due")) * time.Second)
+		}
 		t.Repeat(map[string]func(*rapid.T){
 			"push": func(t *rapid.T) {
 				seq++
@@ -48,7 +50,7 @@ func TestQueue(t *testing.T) {
 					}
 					return
 				}
-				if want := sorted()[0]; i != want.it || i.Queued() {
+				if want := sorted()[0]; i != want.it || i.IsQueued() {
 					t.Fatalf("Pop: got %v, want %v", i.Value, want.it.Value)
 				}
 				model = model[1:]
@@ -90,7 +92,7 @@ func TestQueue(t *testing.T) {
 				}
 				n := 0
 				for i := range q.All() {
-					if !i.Queued() {
+					if !i.IsQueued() {
 						t.Fatal("Queued of an item of the queue: got false, want true")
 					}
 					n++

@@ -102,7 +102,7 @@ func TestLatencyAndBandwidth(t *testing.T) {
 				_, b := listen(t, n, addrB)
 				send(t, a, train(addrB, 0, 3, 100))
 				send(t, a, train(addrB, 3, 1, 100))
-				testutil.Advance(time.Second)
+				testutil.AdvanceTime(time.Second)
 				expect(t, b, test.want...)
 			})
 		})
@@ -118,9 +118,9 @@ func TestSendBuffer(t *testing.T) {
 		if err := a.Send(train(addrB, 4, 2, 100)); !errors.Is(err, link.ErrAgain) {
 			t.Errorf("full: %v, want %v", err, link.ErrAgain)
 		}
-		testutil.Advance(ms)
+		testutil.AdvanceTime(ms)
 		send(t, a, train(addrB, 4, 2, 100))
-		testutil.Advance(time.Second)
+		testutil.AdvanceTime(time.Second)
 		expect(t, b, "0@1ms", "1@2ms", "2@3ms", "3@4ms", "4@5ms", "5@6ms")
 		if s := a.(link.StatsReader).Stats(); s.SendAgain != 1 || s.SentPackets != 6 || s.SentBytes != 600 || s.SentTrains != 2 {
 			t.Errorf("counted %+v", s)
@@ -139,7 +139,7 @@ func TestBatches(t *testing.T) {
 		send(t, eb, train(addrB, 7, 1, 100)) // to itself
 		send(t, a, train(addrB, 8, 64, 100))
 		send(t, a, train(addrB, 72, 1, 100))
-		testutil.Advance(ms)
+		testutil.AdvanceTime(ms)
 		if want := []int{7, 1, 64, 1}; !slices.Equal(b.batches, want) {
 			t.Errorf("batches of %v, want %v", b.batches, want)
 		}
@@ -200,17 +200,17 @@ func TestFates(t *testing.T) {
 		})
 		send(t, a, train(addrB, 0, 3, 100))
 		send(t, a, train(nobody, 3, 1, 100))
-		testutil.Advance(ms)
+		testutil.AdvanceTime(ms)
 		n.SetFilter(nil)
 		n.SetLink(addrB, false)
 		send(t, a, train(addrB, 4, 1, 100))
 		n.SetLink(addrB, true)
 		send(t, a, train(addrB, 5, 1, 100)) // on its way when the link goes down, and still when it arrives
 		n.SetLink(addrA, false)
-		testutil.Advance(ms)
+		testutil.AdvanceTime(ms)
 		n.SetLink(addrA, true)
 		send(t, a, train(addrB, 1, 1, 100))
-		testutil.Advance(ms)
+		testutil.AdvanceTime(ms)
 		send(t, a, train(addrB, 7, 1, 100))
 		synctest.Wait()
 		eb.Close()

@@ -10,7 +10,7 @@ import (
 )
 
 // writeArchive writes a tar.gz file that contains all files below one directory.
-func (r *release) writeArchive(name string, files []archiveFile) error {
+func (r *releaseBuilder) writeArchive(name string, files []archiveFile) error {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
 	if err != nil {
@@ -31,7 +31,7 @@ func (r *release) writeArchive(name string, files []archiveFile) error {
 }
 
 // writeTar writes the files and their directories. Root owns them, and their time is that of the release.
-func (r *release) writeTar(w io.Writer, files []archiveFile) error {
+func (r *releaseBuilder) writeTar(w io.Writer, files []archiveFile) error {
 	t := tar.NewWriter(w)
 	made := map[string]bool{".": true, "/": true}
 	var dir func(name string) error

@@ -14,13 +14,13 @@ import (
 
 // writeBOM writes the list of the modules in a binary with their licences. The list comes from the build information in
 // the binary.
-func (r *release) writeBOM(name, arch string) error {
+func (r *releaseBuilder) writeBOM(name, arch string) error {
 	// The generator searches licences in the module cache, relative to its working directory.
 	if err := os.Chdir(r.root); err != nil {
 		return err
 	}
 	log := zerolog.Nop()
-	g, err := bin.NewGenerator(r.binaryOf(arch), bin.WithIncludeStdlib(true),
+	g, err := bin.NewGenerator(r.binaryPath(arch), bin.WithIncludeStdlib(true),
 		bin.WithLicenseDetector(local.NewDetector(log)),
 		bin.WithLogger(log), bin.WithVersionOverride("v"+r.version))
 	if err != nil {

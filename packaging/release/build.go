@@ -19,15 +19,17 @@ type archiveFile struct {
 	content []byte
 }
 
-// binaryOf returns the path of the binary for an architecture.
-func (r *release) binaryOf(arch string) string { return filepath.Join(r.work, arch, "verbena") }
+// binaryPath returns the path of the binary for an architecture.
+func (r *releaseBuilder) binaryPath(arch string) string {
+	return filepath.Join(r.work, arch, "verbena")
+}
 
 // buildBinary returns the binary for an architecture. The binary does not depend on the directory, the environment or
 // the machine.
-func (r *release) buildBinary(arch string) ([]byte, error) {
+func (r *releaseBuilder) buildBinary(arch string) ([]byte, error) {
 	c := exec.Command("go", "build", "-trimpath", "-buildvcs=false",
 		"-ldflags=-s -w -buildid= -X main.release=v"+r.version,
-		"-o", r.binaryOf(arch), "./cmd/verbena")
+		"-o", r.binaryPath(arch), "./cmd/verbena")
 	c.Dir = r.root
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=",
 		"GOEXPERIMENT=",
@@ -36,11 +38,11 @@ func (r *release) buildBinary(arch string) ([]byte, error) {
 	if err := c.Run(); err != nil {
 		return nil, fmt.Errorf("go build: %w", err)
 	}
-	return os.ReadFile(r.binaryOf(arch))
+	return os.ReadFile(r.binaryPath(arch))
 }
 
-// commonFiles returns the files for all architectures: documentation, the unit, completions and manual pages.
-func (r *release) commonFiles() (files []archiveFile, err error) {
+// collectCommonFiles returns the files for all architectures: documentation, the unit, completions and manual pages.
+func (r *releaseBuilder) collectCommonFiles() (files []archiveFile, err error) {
 	names := []string{"LICENSE", "packaging/NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md"}
 	for _, dir := range []string{"docs/", "docs/results/"} {
 		pages, err := filepath.Glob(filepath.Join(r.root, dir, "*.md"))
@@ -67,7 +69,7 @@ func (r *release) commonFiles() (files []archiveFile, err error) {
 		return nil, err
 	}
 	self := func(args ...string) ([]byte, error) {
-		c := exec.Command(r.binaryOf(runtime.GOARCH), args...)
+		c := exec.Command(r.binaryPath(runtime.GOARCH), args...)
 		c.Env = append(os.Environ(), fmt.Sprintf("SOURCE_DATE_EPOCH=%d", r.time.Unix()))
 		c.Stderr = os.Stderr
 		b, err := c.Output()
@@ -103,7 +105,7 @@ func (r *release) commonFiles() (files []archiveFile, err error) {
 }
 
 // writeChecksums writes SHA256SUMS, the input of `sha256sum -c`.
-func (r *release) writeChecksums() error {
+func (r *releaseBuilder) writeChecksums() error {
 	slices.Sort(r.artefacts)
 	var b strings.Builder
 	for _, name := range r.artefacts {

@@ -28,7 +28,7 @@ const imagePackages = "ibverbs-providers,ibverbs-utils,librdmacm1,rdmacm-utils,l
 
 // buildImage builds the image for this machine's architecture in the format of `docker save`. The layers of the image
 // are Debian, rdma-core and verbena.
-func (r *release) buildImage(common []archiveFile) error {
+func (r *releaseBuilder) buildImage(common []archiveFile) error {
 	base, err := r.buildDebianRoot("base", "")
 	if err != nil {
 		return err
@@ -94,7 +94,7 @@ func (r *release) buildImage(common []archiveFile) error {
 
 // buildDebianRoot builds the archive of a Debian root file system with packages. buildDebianRoot omits documentation
 // except licences.
-func (r *release) buildDebianRoot(name, packages string) (string, error) {
+func (r *releaseBuilder) buildDebianRoot(name, packages string) (string, error) {
 	file := filepath.Join(r.work, name+".tar")
 	args := []string{"--quiet", "--variant=minbase", "--format=tar"}
 	for _, p := range []string{"path-exclude=/usr/share/doc/*", "path-include=/usr/share/doc/*/copyright",
@@ -119,8 +119,8 @@ func (r *release) buildDebianRoot(name, packages string) (string, error) {
 }
 
 // buildOwnLayer builds the archive of verbena's own files, at the paths that its package uses.
-func (r *release) buildOwnLayer(common []archiveFile) (string, error) {
-	binary, err := os.ReadFile(r.binaryOf(runtime.GOARCH))
+func (r *releaseBuilder) buildOwnLayer(common []archiveFile) (string, error) {
+	binary, err := os.ReadFile(r.binaryPath(runtime.GOARCH))
 	if err != nil {
 		return "", err
 	}
@@ -168,7 +168,7 @@ func buildLayerDiff(base, full, to string) error {
 		}
 		return nil
 	}
-	if err := forEachFile(full, func(h *tar.Header, body io.Reader) error {
+	if err := forEachArchiveFile(full, func(h *tar.Header, body io.Reader) error {
 		content, err := io.ReadAll(body)
 		if err != nil {
 			return err
@@ -179,7 +179,7 @@ func buildLayerDiff(base, full, to string) error {
 			dirs[h.Name] = h
 			return nil
 		}
-		if there && before == fingerprint(h, content) {
+		if there && before == fileFingerprint(h, content) {
 			return nil
 		}
 		if err := parents(h.Name); err != nil {
@@ -214,21 +214,21 @@ func buildLayerDiff(base, full, to string) error {
 // indexArchive returns the fingerprints of the files in an archive.
 func indexArchive(file string) (map[string]string, error) {
 	found := map[string]string{}
-	return found, forEachFile(file, func(h *tar.Header, body io.Reader) error {
+	return found, forEachArchiveFile(file, func(h *tar.Header, body io.Reader) error {
 		content, err := io.ReadAll(body)
-		found[h.Name] = fingerprint(h, content)
+		found[h.Name] = fileFingerprint(h, content)
 		return err
 	})
 }
 
-// fingerprint returns a string that is equal for two files if a layer need not distinguish them.
-func fingerprint(h *tar.Header, content []byte) string {
+// fileFingerprint returns a string that is equal for two files if a layer need not distinguish them.
+func fileFingerprint(h *tar.Header, content []byte) string {
 	return fmt.Sprintf("%c %o %d:%d %q %d:%d %x", h.Typeflag, h.Mode, h.Uid, h.Gid, h.Linkname, h.Devmajor, h.Devminor,
 		sha256.Sum256(content))
 }
 
-// forEachFile calls f for each file in an archive.
-func forEachFile(file string, f func(h *tar.Header, body io.Reader) error) error {
+// forEachArchiveFile calls f for each file in an archive.
+func forEachArchiveFile(file string, f func(h *tar.Header, body io.Reader) error) error {
 	in, err := os.Open(file)
 	if err != nil {
 		return err

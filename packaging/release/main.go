@@ -24,21 +24,21 @@ import (
 )
 
 func main() {
-	r := release{}
+	r := releaseBuilder{}
 	flag.StringVar(&r.version, "version", "", "release this version, such as 1.2.3 or 1.3.0-rc1")
 	flag.StringVar(&r.root, "root", "..", "release this checkout")
 	flag.StringVar(&r.out, "out", "../dist", "write the artefacts to this directory; other files in it are kept")
 	image := flag.Bool("image", true, "build the image, too; needs mmdebstrap")
 	dirty := flag.Bool("dirty", false, "allow a checkout with uncommitted changes")
 	flag.Parse()
-	if err := r.run(*image, *dirty); err != nil {
+	if err := r.buildRelease(*image, *dirty); err != nil {
 		fmt.Fprintln(os.Stderr, "release:", err)
 		os.Exit(1)
 	}
 }
 
-// release holds the parameters of a release.
-type release struct {
+// releaseBuilder holds the parameters of a release.
+type releaseBuilder struct {
 	version   string // version without "v"
 	root, out string // absolute paths of the repository and the output
 	work      string // a temporary directory
@@ -56,7 +56,7 @@ var versionPattern = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d
 
 var revisionPattern = regexp.MustCompile(`^[0-9a-f]{40}([0-9a-f]{24})?$`)
 
-func (r *release) run(image, dirty bool) (err error) {
+func (r *releaseBuilder) buildRelease(image, dirty bool) (err error) {
 	if !versionPattern.MatchString(r.version) {
 		return fmt.Errorf("version %q is not MAJOR.MINOR.PATCH; use for example make release VERSION=1.2.3", r.version)
 	}
@@ -74,7 +74,7 @@ func (r *release) run(image, dirty bool) (err error) {
 	if err := r.readCommit(dirty); err != nil {
 		return err
 	}
-	if r.project, err = readEnv(filepath.Join(r.root, "packaging/project.env")); err != nil {
+	if r.project, err = readEnvFile(filepath.Join(r.root, "packaging/project.env")); err != nil {
 		return err
 	}
 	if r.work, err = os.MkdirTemp("", "verbena-release-"); err != nil {
@@ -84,7 +84,7 @@ func (r *release) run(image, dirty bool) (err error) {
 	if err := os.MkdirAll(r.out, 0o755); err != nil {
 		return err
 	}
-	common, err := r.commonFiles()
+	common, err := r.collectCommonFiles()
 	if err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func (r *release) run(image, dirty bool) (err error) {
 
 // readCommit determines the commit and the time of the release, and checks that the tree has no uncommitted
 // changes.
-func (r *release) readCommit(dirty bool) error {
+func (r *releaseBuilder) readCommit(dirty bool) error {
 	git := func(args ...string) (string, error) {
 		out, err := exec.Command("git", append([]string{"-C", r.root}, args...)...).Output()
 		return strings.TrimSpace(string(out)), err
@@ -138,8 +138,8 @@ func (r *release) readCommit(dirty bool) error {
 	return nil
 }
 
-// readEnv reads a file of NAME=VALUE lines in shell syntax. readEnv supports only values in double quotes.
-func readEnv(file string) (map[string]string, error) {
+// readEnvFile reads a file of NAME=VALUE lines in shell syntax. readEnvFile supports only values in double quotes.
+func readEnvFile(file string) (map[string]string, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func readEnv(file string) (map[string]string, error) {
 }
 
 // buildArtefacts builds the artefacts of an architecture.
-func (r *release) buildArtefacts(arch string, common []archiveFile) error {
+func (r *releaseBuilder) buildArtefacts(arch string, common []archiveFile) error {
 	binary, err := r.buildBinary(arch)
 	if err != nil {
 		return err
@@ -176,7 +176,7 @@ func (r *release) buildArtefacts(arch string, common []archiveFile) error {
 }
 
 // writeArtefact writes an artefact.
-func (r *release) writeArtefact(name string, content []byte) error {
+func (r *releaseBuilder) writeArtefact(name string, content []byte) error {
 	if err := os.WriteFile(filepath.Join(r.out, name), content, 0o644); err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func (r *release) writeArtefact(name string, content []byte) error {
 }
 
 // addArtefact records an artefact that was written.
-func (r *release) addArtefact(name string) error {
+func (r *releaseBuilder) addArtefact(name string) error {
 	info, err := os.Stat(filepath.Join(r.out, name))
 	if err != nil {
 		return err

@@ -47,7 +47,7 @@ func packagePath(format, name string) string {
 }
 
 // buildPackages builds the packages of an architecture.
-func (r *release) buildPackages(arch string, all []archiveFile) error {
+func (r *releaseBuilder) buildPackages(arch string, all []archiveFile) error {
 	for _, format := range []string{"deb", "rpm"} {
 		info, err := r.describePackage(format, arch, all)
 		if err != nil {
@@ -74,7 +74,7 @@ func (r *release) buildPackages(arch string, all []archiveFile) error {
 
 // describePackage writes the description of a package. The paths of the package's files are relative to the working
 // directory.
-func (r *release) describePackage(format, arch string, all []archiveFile) (*nfpm.Info, error) {
+func (r *releaseBuilder) describePackage(format, arch string, all []archiveFile) (*nfpm.Info, error) {
 	info := &nfpm.Info{
 		Name: "verbena", Arch: arch, Platform: "linux", Version: r.version, VersionSchema: "semver",
 		Section: "net", Priority: "optional", Maintainer: r.project["MAINTAINER"], Homepage: r.project["REPOSITORY"],

@@ -17,7 +17,7 @@ type inTotoStatement struct {
 	Type          string               `json:"_type"`
 	Subject       []resourceDescriptor `json:"subject"`
 	PredicateType string               `json:"predicateType"`
-	Predicate     provenance           `json:"predicate"`
+	Predicate     slsaProvenance       `json:"predicate"`
 }
 
 // resourceDescriptor is a ResourceDescriptor of in-toto.
@@ -27,7 +27,7 @@ type resourceDescriptor struct {
 	Digest map[string]string `json:"digest,omitempty"`
 }
 
-type provenance struct {
+type slsaProvenance struct {
 	BuildDefinition struct {
 		BuildType            string               `json:"buildType"`
 		ExternalParameters   map[string]any       `json:"externalParameters"`
@@ -41,7 +41,7 @@ type provenance struct {
 
 // writeProvenance writes the statement about all artefacts written before. The statement is unsigned: the publisher or
 // a transparency log can sign it. The statement has no build times, so the same commit produces the same bytes.
-func (r *release) writeProvenance(image, dirty bool) error {
+func (r *releaseBuilder) writeProvenance(image, dirty bool) error {
 	s := inTotoStatement{Type: "https://in-toto.io/Statement/v1", PredicateType: "https://slsa.dev/provenance/v1"}
 	slices.Sort(r.artefacts)
 	for _, name := range r.artefacts {
@@ -86,7 +86,7 @@ func (r *release) writeProvenance(image, dirty bool) error {
 }
 
 // goVersion returns the version of the Go toolchain that builds the binaries.
-func (r *release) goVersion() (string, error) {
+func (r *releaseBuilder) goVersion() (string, error) {
 	c := exec.Command("go", "env", "GOVERSION")
 	c.Dir = r.root
 	out, err := c.Output()

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-func TestVersionPattern(t *testing.T) {
+func TestVersionPatternMatchesReleases(t *testing.T) {
 	for text, want := range map[string]bool{"1.2.3": true, "0.1.0": true, "1.3.0-rc1": true, "": false, "v1.2.3": false,
 		"1.2": false, "01.2.3": false,
 		"1.2.3-": false, "1.2.3 ": false} {
@@ -23,28 +23,28 @@ func TestVersionPattern(t *testing.T) {
 			t.Errorf("%q: got %v, want %v", text, got, want)
 		}
 	}
-	r := release{version: "1.2"}
-	if err := r.run(false, true); err == nil || !strings.Contains(err.Error(), "make release VERSION=1.2.3") {
+	r := releaseBuilder{version: "1.2"}
+	if err := r.buildRelease(false, true); err == nil || !strings.Contains(err.Error(), "make release VERSION=1.2.3") {
 		t.Errorf("run with version 1.2: got %v, want an error with the remedy", err)
 	}
 }
 
-func TestReadEnv(t *testing.T) {
+func TestReadEnvParsesQuotedValues(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "env")
 	if err := os.WriteFile(file, []byte("# words\nA=1\n\nB=\"two words\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	got, err := readEnv(file)
+	got, err := readEnvFile(file)
 	if want := map[string]string{"A": "1", "B": "two words"}; err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("readEnv: got %v, %v, want %v", got, err, want)
 	}
 	if err := os.WriteFile(file, []byte("words\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readEnv(file); err == nil {
+	if _, err := readEnvFile(file); err == nil {
 		t.Error("line without =: got success, want an error")
 	}
-	project, err := readEnv("../project.env")
+	project, err := readEnvFile("../project.env")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,8 +55,8 @@ func TestReadEnv(t *testing.T) {
 	}
 }
 
-// TestPackagePaths checks that no two files of the archive have the same path in a package.
-func TestPackagePaths(t *testing.T) {
+// TestPackagePathsAreUnique checks that no two files of the archive have the same path in a package.
+func TestPackagePathsAreUnique(t *testing.T) {
 	names := []string{"verbena", "LICENSE", "NOTICE", "README.md", "docs/README.md", "docs/states.md",
 		"docs/results/states.md", "systemd/verbena.service", "man/man1/verbena.1", "completions/verbena.bash",
 		"completions/_verbena", "completions/verbena.fish"}
@@ -102,9 +102,9 @@ func writeTestArchive(t *testing.T, entries ...archiveEntry) string {
 	return file
 }
 
-// TestLayerDiff checks that a layer contains new and changed files, their directories, and whiteouts for removed
+// TestLayerDiffContainsChanges checks that a layer contains new and changed files, their directories, and whiteouts for removed
 // files.
-func TestLayerDiff(t *testing.T) {
+func TestLayerDiffContainsChanges(t *testing.T) {
 	base := writeTestArchive(t, archiveEntry{"./", ""}, archiveEntry{"./etc/", ""}, archiveEntry{"./etc/same", "1"},
 		archiveEntry{"./etc/changed", "1"},
 		archiveEntry{"./etc/gone", "1"},
@@ -119,7 +119,7 @@ func TestLayerDiff(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	if err := forEachFile(to, func(h *tar.Header, body io.Reader) error {
+	if err := forEachArchiveFile(to, func(h *tar.Header, body io.Reader) error {
 		b, err := io.ReadAll(body)
 		got = append(got, h.Name+string(b))
 		return err
@@ -135,7 +135,7 @@ func TestLayerDiff(t *testing.T) {
 
 // TestTarIsReproducible checks that repeated archives are equal, and that root owns all files.
 func TestTarIsReproducible(t *testing.T) {
-	r := release{time: time.Unix(1000, 0)}
+	r := releaseBuilder{time: time.Unix(1000, 0)}
 	files := []archiveFile{{"a/b/c", 0o755, []byte("1")}, {"a/d", 0o644, nil}}
 	var one, two bytes.Buffer
 	if err := r.writeTar(&one, files); err != nil {
@@ -163,17 +163,17 @@ func TestTarIsReproducible(t *testing.T) {
 	}
 }
 
-// TestProvenance checks that the statement contains the digest of each artefact, the source, the tools and the
+// TestProvenanceListsArtefactsAndSource checks that the statement contains the digest of each artefact, the source, the tools and the
 // parameters, and that repeated statements are equal.
-func TestProvenance(t *testing.T) {
+func TestProvenanceListsArtefactsAndSource(t *testing.T) {
 	t.Setenv("BUILDER_ID", "")
-	project, err := readEnv("../project.env")
+	project, err := readEnvFile("../project.env")
 	if err != nil {
 		t.Fatal(err)
 	}
 	revision := strings.Repeat("0123456789", 4)
 	write := func() (string, map[string]any) {
-		r := release{version: "1.2.3", root: "../..", out: t.TempDir(), project: project, revision: revision,
+		r := releaseBuilder{version: "1.2.3", root: "../..", out: t.TempDir(), project: project, revision: revision,
 			time: time.Unix(1000, 0).UTC()}
 		for _, name := range []string{"b.tar.gz", "a.deb"} {
 			if err := r.writeArtefact(name, []byte(name)); err != nil {
@@ -241,7 +241,7 @@ func TestProvenance(t *testing.T) {
 
 // TestReleaseNamesCommit checks that a release names its commit.
 func TestReleaseNamesCommit(t *testing.T) {
-	r := release{root: t.TempDir()}
+	r := releaseBuilder{root: t.TempDir()}
 	t.Setenv("SOURCE_DATE_EPOCH", "1000")
 	for text, want := range map[string]string{"": "set SOURCE_REVISION", "main": "40 hexadecimal digits"} {
 		t.Setenv("SOURCE_REVISION", text)

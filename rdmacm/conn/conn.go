@@ -100,10 +100,10 @@ const (
 
 // Actions lists the actions that a transition requires.
 type Actions struct {
-	Send   msg.Attribute // message to send, or 0 for none
-	Reason msg.Reason    // reason of a REJ
-	Of     msg.Answered  // message that a REJ refers to
-	Repeat bool          // retransmit the last message
+	Send   msg.Attribute       // message to send, or 0 for none
+	Reason msg.RejectReason    // reason of a REJ
+	Of     msg.AnsweredMessage // message that a REJ refers to
+	Repeat bool                // retransmit the last message
 	Event  Event
 	Timer  Timer
 }
@@ -179,10 +179,10 @@ func (c *Conn) inState(states ...State) bool {
 	return false
 }
 
-// HasAttributes reports whether the state of the connection determines the attributes of the owner's queue pair. If
+// DeterminesQPAttrs reports whether the state of the connection determines the attributes of the owner's queue pair. If
 // first is set, these are the attributes for INIT, otherwise those for the connection to the peer.
 // (ib_cm_init_qp_attr)
-func (c *Conn) HasAttributes(first bool) bool {
+func (c *Conn) DeterminesQPAttrs(first bool) bool {
 	return first && c.inState(ReqSent, MRAReqRcvd) || c.inState(ReqRcvd, MRAReqSent, RepRcvd, MRARepSent, RepSent,
 		MRARepRcvd,
 		Established)
@@ -190,7 +190,7 @@ func (c *Conn) HasAttributes(first bool) bool {
 
 // RejectedMessage returns the message that a REJ of this side refers to. A peer that has not received this side's ID
 // yet finds only its own REQ. (cm_format_rej, cm_acquire_rejected_id)
-func (c *Conn) RejectedMessage() msg.Answered {
+func (c *Conn) RejectedMessage() msg.AnsweredMessage {
 	switch c.State {
 	case ReqRcvd, MRAReqSent:
 		return msg.OfREQ
@@ -225,7 +225,7 @@ func (c *Conn) abandon(retries uint8) Actions {
 // Receive makes the transition for a message of the peer. For an MRA, of is the message that the MRA refers to. For
 // a REJ, reason is the reason of the rejection. The caller has found the connection by the communication IDs in the
 // message. A REQ may be new or a duplicate.
-func (c *Conn) Receive(m msg.Attribute, of msg.Answered, reason msg.Reason) Actions {
+func (c *Conn) Receive(m msg.Attribute, of msg.AnsweredMessage, reason msg.RejectReason) Actions {
 	switch m {
 	case msg.AttrREQ:
 		return c.receiveREQ()
@@ -295,7 +295,7 @@ func (c *Conn) receiveREQ() Actions {
 	return Actions{}
 }
 
-func (c *Conn) receiveREJ(reason msg.Reason) Actions {
+func (c *Conn) receiveREJ(reason msg.RejectReason) Actions {
 	switch c.State {
 	case ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, ReqRcvd, MRAReqSent:
 		if reason != msg.ReasonStaleConnection {
@@ -310,8 +310,8 @@ func (c *Conn) receiveREJ(reason msg.Reason) Actions {
 	return Actions{Event: REJReceived, Timer: TimewaitTime}
 }
 
-// Timeout makes the transition for an expired timer.
-func (c *Conn) Timeout() Actions {
+// HandleTimeout makes the transition for an expired timer.
+func (c *Conn) HandleTimeout() Actions {
 	if c.inState(ReqSent, MRAReqRcvd, RepSent, MRARepRcvd, DreqSent) && c.Left > 0 {
 		c.Left--
 		return Actions{Repeat: true, Timer: Response}

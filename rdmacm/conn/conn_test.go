@@ -29,8 +29,8 @@ func (k inFlightMessage) String() string {
 	return [kinds]string{"REQ", "MRA for REQ", "MRA for REP", "REP", "RTU", "REJ", "REJ stale", "DREQ", "DREP"}[k]
 }
 
-// connSide is one side of the connection: its state, the last message, and the events of its owner.
-type connSide struct {
+// modelSide is one side of the connection: its state, the last message, and the events of its owner.
+type modelSide struct {
 	c     Conn
 	last  inFlightMessage
 	sent  bool
@@ -45,7 +45,7 @@ type connSide struct {
 // modelState holds both sides, and the messages in flight. Each message is in flight at most once, because a further
 // copy is equivalent to a duplicate.
 type modelState struct {
-	s      [2]connSide
+	s      [2]modelSide
 	wire   [2][kinds]bool // messages in flight towards each side
 	losses uint8          // remaining losses
 	faults uint8          // remaining duplicates
@@ -147,7 +147,7 @@ func (w *modelState) applyActions(i int, d Actions) {
 // accepts or rejects, and ends.
 func ownerThread(i int) explore.Thread[modelState] {
 	return func(w modelState) (steps []explore.Step[modelState]) {
-		try := func(what string, call Call, after func(*connSide)) {
+		try := func(what string, call Call, after func(*modelSide)) {
 			n := w
 			d, ok := n.s[i].c.Call(call, retries)
 			if !ok {
@@ -167,13 +167,13 @@ func ownerThread(i int) explore.Thread[modelState] {
 		case i == 0 && !s.sent:
 			try("asks", SendREQ, nil)
 		case i == 0 && s.asked && !s.up:
-			try("completes", SendRTU, func(s *connSide) { s.up = true })
-			try("refuses", SendREJ, func(s *connSide) { s.failed = true })
+			try("completes", SendRTU, func(s *modelSide) { s.up = true })
+			try("refuses", SendREJ, func(s *modelSide) { s.failed = true })
 		case i == 1 && s.asked && (s.c.State == ReqRcvd || s.c.State == MRAReqSent):
 			try("accepts", SendREP, nil)
-			try("refuses", SendREJ, func(s *connSide) { s.failed = true })
+			try("refuses", SendREJ, func(s *modelSide) { s.failed = true })
 		case i == 1 && s.c.State == RepSent && !w.stays[1]:
-			try("withdraws its acceptance", SendREJ, func(s *connSide) { s.failed = true })
+			try("withdraws its acceptance", SendREJ, func(s *modelSide) { s.failed = true })
 		}
 		if i == 1 && w.s[0].asked && !w.silent { // the active side's queue pair could send
 			try("sees data", Establish, nil)
@@ -183,7 +183,7 @@ func ownerThread(i int) explore.Thread[modelState] {
 		}
 		try("agrees to disconnect", SendDREP, nil)
 		if w.leaves[i] && (s.sent || s.asked) {
-			try("goes away", Drop, func(s *connSide) { s.dropped = true })
+			try("goes away", Drop, func(s *modelSide) { s.dropped = true })
 		}
 		return steps
 	}
@@ -280,7 +280,7 @@ func timerThread(i int) explore.Thread[modelState] {
 		}
 		n := w
 		n.s[i].timer = Keep
-		n.applyActions(i, n.s[i].c.Timeout())
+		n.applyActions(i, n.s[i].c.HandleTimeout())
 		return []explore.Step[modelState]{{What: fmt.Sprintf("ends the timer of side %d", i), To: n}}
 	}
 }

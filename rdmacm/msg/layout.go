@@ -3,8 +3,8 @@ package msg
 // The layouts are those of IBA 12.6. Offsets are in bytes from the end of the datagram's header, and in bits from
 // the most significant bit of a byte. (include/rdma/ibta_vol1_c12.h)
 
-// layoutREQPath visits the fields of a path in REQ. LAP has two paths at other offsets.
-func (p *Path) layoutREQPath(c *codec, at int) {
+// visitREQPath visits the fields of a path in REQ. LAP has two paths at other offsets.
+func (p *Path) visitREQPath(c *codec, at int) {
 	visitField(c, at, 0, 16, &p.LocalLID)
 	visitField(c, at+2, 0, 16, &p.RemoteLID)
 	c.visitBytes(at+4, p.LocalGID[:])
@@ -18,7 +18,7 @@ func (p *Path) layoutREQPath(c *codec, at int) {
 	visitField(c, at+43, 0, 5, &p.ACKTimeout)
 }
 
-func (m *REQ) layout(c *codec) {
+func (m *REQ) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 8, 0, 64, &m.ServiceID)
 	visitField(c, 16, 0, 64, &m.LocalCAGUID)
@@ -41,13 +41,13 @@ func (m *REQ) layout(c *codec) {
 	visitField(c, 51, 0, 4, &m.MaxCMRetries)
 	visitFlag(c, 51, 4, &m.SRQ)
 	visitField(c, 51, 5, 3, &m.Extended)
-	m.Primary.layoutREQPath(c, 52)
-	m.Alternate.layoutREQPath(c, 96)
+	m.Primary.visitREQPath(c, 52)
+	m.Alternate.visitREQPath(c, 96)
 	visitFlag(c, 139, 5, &m.SAPSupported)
 	c.visitData(140, MaxREQData, &m.Data)
 }
 
-func (m *MRA) layout(c *codec) {
+func (m *MRA) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	visitField(c, 8, 0, 2, &m.Of)
@@ -55,7 +55,7 @@ func (m *MRA) layout(c *codec) {
 	c.visitData(10, MaxMRAData, &m.Data)
 }
 
-func (m *REJ) layout(c *codec) {
+func (m *REJ) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	visitField(c, 8, 0, 2, &m.Of)
@@ -65,7 +65,7 @@ func (m *REJ) layout(c *codec) {
 	c.visitData(84, MaxREJData, &m.Data)
 }
 
-func (m *REP) layout(c *codec) {
+func (m *REP) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	visitField(c, 8, 0, 32, &m.LocalQKey)
@@ -83,26 +83,26 @@ func (m *REP) layout(c *codec) {
 	c.visitData(36, MaxREPData, &m.Data)
 }
 
-func (m *RTU) layout(c *codec) {
+func (m *RTU) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	c.visitData(8, MaxRTUData, &m.Data)
 }
 
-func (m *DREQ) layout(c *codec) {
+func (m *DREQ) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	visitField(c, 8, 0, 24, &m.RemoteQPN)
 	c.visitData(12, MaxDREQData, &m.Data)
 }
 
-func (m *DREP) layout(c *codec) {
+func (m *DREP) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	c.visitData(8, MaxDREPData, &m.Data)
 }
 
-func (m *LAP) layout(c *codec) {
+func (m *LAP) visitFields(c *codec) {
 	p := &m.Alternate
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
@@ -122,7 +122,7 @@ func (m *LAP) layout(c *codec) {
 	c.visitData(64, MaxLAPData, &m.Data)
 }
 
-func (m *APR) layout(c *codec) {
+func (m *APR) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	visitField(c, 8, 0, 8, &m.InfoLength)
@@ -131,14 +131,14 @@ func (m *APR) layout(c *codec) {
 	c.visitData(84, MaxAPRData, &m.Data)
 }
 
-func (m *SIDRREQ) layout(c *codec) {
+func (m *SIDRREQ) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.RequestID)
 	visitField(c, 4, 0, 16, &m.PKey)
 	visitField(c, 8, 0, 64, &m.ServiceID)
 	c.visitData(16, MaxSIDRREQData, &m.Data)
 }
 
-func (m *SIDRREP) layout(c *codec) {
+func (m *SIDRREP) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.RequestID)
 	visitField(c, 4, 0, 8, &m.Status)
 	visitField(c, 5, 0, 8, &m.InfoLength)

@@ -48,7 +48,7 @@ func (a Attribute) String() string {
 // Message is one of the messages of this package, by pointer.
 type Message interface {
 	Attribute() Attribute
-	layout(*codec)
+	visitFields(*codec)
 }
 
 // Errors of Parse.
@@ -78,7 +78,7 @@ func Parse(b []byte) (tid uint64, m Message, err error) {
 	if m = newMessage(attr); m == nil {
 		return 0, nil, fmt.Errorf("%v: %w", attr, errAttribute)
 	}
-	m.layout(&codec{b: b[headerLen:]})
+	m.visitFields(&codec{b: b[headerLen:]})
 	return binary.BigEndian.Uint64(b[8:]), m, nil
 }
 
@@ -91,7 +91,7 @@ func Append(b []byte, tid uint64, m Message) []byte {
 	d[0], d[1], d[2], d[3] = baseVersion, classCM, classVersion, methodSend
 	binary.BigEndian.PutUint64(d[8:], tid)
 	binary.BigEndian.PutUint16(d[16:], uint16(m.Attribute()))
-	m.layout(&codec{b: d[headerLen:], encodes: true})
+	m.visitFields(&codec{b: d[headerLen:], encodes: true})
 	return b
 }
 

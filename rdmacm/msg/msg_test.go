@@ -15,8 +15,8 @@ var allAttributes = []Attribute{
 	AttrREQ, AttrMRA, AttrREJ, AttrREP, AttrRTU, AttrDREQ, AttrDREP, AttrSIDRREQ, AttrSIDRREP, AttrLAP, AttrAPR,
 }
 
-// TestLayouts checks that the fields of a message lie within the message and do not overlap.
-func TestLayouts(t *testing.T) {
+// TestFieldsDoNotOverlap checks that the fields of a message lie within the message and do not overlap.
+func TestFieldsDoNotOverlap(t *testing.T) {
 	for _, a := range allAttributes {
 		var used [(Len - headerLen) * 8]bool
 		c := &codec{b: make([]byte, Len-headerLen), visit: func(bit, width int) {
@@ -27,7 +27,7 @@ func TestLayouts(t *testing.T) {
 				used[bit+i] = true
 			}
 		}}
-		newMessage(a).layout(c)
+		newMessage(a).visitFields(c)
 		n := 0
 		for _, u := range used {
 			if u {
@@ -97,8 +97,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestRoundTrip checks that a parsed message is encoded to the same bytes, except for reserved bits.
-func TestRoundTrip(t *testing.T) {
+// TestParsedMessageEncodesSame checks that a parsed message is encoded to the same bytes, except for reserved bits.
+func TestParsedMessageEncodesSame(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for _, a := range allAttributes {
 		for range 200 {
@@ -118,7 +118,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRefusesInvalidMessages(t *testing.T) {
 	good := Append(nil, 1, &RTU{})
 	for _, c := range []struct {
 		what string
@@ -128,12 +128,12 @@ func TestParseRefuses(t *testing.T) {
 		{"short", good[:255], errLength},
 		{"long", append(bytes.Clone(good), 0), errLength},
 		{"empty", nil, errLength},
-		{"base version", changeByte(good, 0, 2), errClass},
-		{"class", changeByte(good, 1, 3), errClass},
-		{"class version", changeByte(good, 2, 1), errClass},
-		{"method", changeByte(good, 3, 1), errMethod},
-		{"status", changeByte(good, 5, 1), errStatus},
-		{"attribute", changeByte(good, 17, 0x1b), errAttribute},
+		{"base version", withByte(good, 0, 2), errClass},
+		{"class", withByte(good, 1, 3), errClass},
+		{"class version", withByte(good, 2, 1), errClass},
+		{"method", withByte(good, 3, 1), errMethod},
+		{"status", withByte(good, 5, 1), errStatus},
+		{"attribute", withByte(good, 17, 0x1b), errAttribute},
 	} {
 		if _, _, err := Parse(c.b); !errors.Is(err, c.want) {
 			t.Errorf("Parse of %s: got %v, want %v", c.what, err, c.want)
@@ -141,14 +141,14 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-func changeByte(b []byte, at int, v byte) []byte {
+func withByte(b []byte, at int, v byte) []byte {
 	b = bytes.Clone(b)
 	b[at] = v
 	return b
 }
 
-// TestAppendPanicsTooLarge checks that Append panics on values that exceed their fields.
-func TestAppendPanicsTooLarge(t *testing.T) {
+// TestAppendPanicsOnLargeValues checks that Append panics on values that exceed their fields.
+func TestAppendPanicsOnLargeValues(t *testing.T) {
 	for what, m := range map[string]Message{
 		"24 bits": &REQ{LocalQPN: 1 << 24}, "3 bits": &REQ{RetryCount: 8}, "5 bits": &REP{TargetACKDelay: 32},
 		"data": &REQ{Data: make([]byte, 93)},
@@ -164,7 +164,7 @@ func TestAppendPanicsTooLarge(t *testing.T) {
 	}
 }
 
-func TestIPHeader(t *testing.T) {
+func TestIPHeaderRoundTrip(t *testing.T) {
 	for _, h := range []IPHeader{
 		{SrcPort: 0x1234, Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.2")},
 		{SrcPort: 1, Src: netip.MustParseAddr("fd00::1"), Dst: netip.MustParseAddr("fe80::2")},
@@ -184,7 +184,7 @@ func TestIPHeader(t *testing.T) {
 	if _, err := ParseIPHeader(b[:35]); !errors.Is(err, errIPHeader) {
 		t.Error(err)
 	}
-	for _, bad := range [][]byte{changeByte(b, 0, 1), changeByte(b, 1, 0x50)} {
+	for _, bad := range [][]byte{withByte(b, 0, 1), withByte(b, 1, 0x50)} {
 		if _, err := ParseIPHeader(bad); !errors.Is(err, errIPVersion) {
 			t.Error(err)
 		}

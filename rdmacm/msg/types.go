@@ -82,61 +82,61 @@ type REQ struct {
 // MRA announces a late response (IBA table 107).
 type MRA struct {
 	LocalCommID, RemoteCommID uint32
-	Of                        Answered
+	Of                        AnsweredMessage
 	ServiceTimeout            uint8 // 5 bits: 4.096 us * 2^n
 	Data                      []byte
 }
 
-// Answered is the message that an MRA or a REJ refers to (IBA 12.6.6.2, 12.6.7.2).
-type Answered uint8
+// AnsweredMessage is the message that an MRA or a REJ refers to (IBA 12.6.6.2, 12.6.7.2).
+type AnsweredMessage uint8
 
 const (
-	OfREQ Answered = iota
+	OfREQ AnsweredMessage = iota
 	OfREP
 	OfOther // LAP in an MRA; none in a REJ
 )
 
-// Reason is the reason of a rejection (IBA 12.6.7.2, enum ib_cm_rej_reason).
-type Reason uint16
+// RejectReason is the reason of a rejection (IBA 12.6.7.2, enum ib_cm_rej_reason).
+type RejectReason uint16
 
 const (
-	ReasonNoQP              Reason = 1
-	ReasonNoEEC             Reason = 2
-	ReasonNoResources       Reason = 3
-	ReasonTimeout           Reason = 4
-	ReasonUnsupported       Reason = 5
-	ReasonInvalidCommID     Reason = 6
-	ReasonInvalidCommInst   Reason = 7
-	ReasonInvalidServiceID  Reason = 8
-	ReasonInvalidTransport  Reason = 9
-	ReasonStaleConnection   Reason = 10
-	ReasonRDCNotExist       Reason = 11
-	ReasonInvalidGID        Reason = 12
-	ReasonInvalidLID        Reason = 13
-	ReasonInvalidSL         Reason = 14
-	ReasonInvalidClass      Reason = 15
-	ReasonInvalidHopLimit   Reason = 16
-	ReasonInvalidPacketRate Reason = 17
-	ReasonInvalidAltGID     Reason = 18
-	ReasonInvalidAltLID     Reason = 19
-	ReasonInvalidAltSL      Reason = 20
-	ReasonInvalidAltClass   Reason = 21
-	ReasonInvalidAltHop     Reason = 22
-	ReasonInvalidAltRate    Reason = 23
-	ReasonPortRedirect      Reason = 24
-	ReasonPortCMRedirect    Reason = 25
-	ReasonInvalidMTU        Reason = 26
-	ReasonNoRespResources   Reason = 27
-	ReasonConsumer          Reason = 28
-	ReasonInvalidRNRRetry   Reason = 29
-	ReasonDuplicateCommID   Reason = 30
-	ReasonInvalidVersion    Reason = 31
-	ReasonInvalidFlowLabel  Reason = 32
-	ReasonInvalidAltFlow    Reason = 33
-	ReasonVendorOption      Reason = 35
+	ReasonNoQP              RejectReason = 1
+	ReasonNoEEC             RejectReason = 2
+	ReasonNoResources       RejectReason = 3
+	ReasonTimeout           RejectReason = 4
+	ReasonUnsupported       RejectReason = 5
+	ReasonInvalidCommID     RejectReason = 6
+	ReasonInvalidCommInst   RejectReason = 7
+	ReasonInvalidServiceID  RejectReason = 8
+	ReasonInvalidTransport  RejectReason = 9
+	ReasonStaleConnection   RejectReason = 10
+	ReasonRDCNotExist       RejectReason = 11
+	ReasonInvalidGID        RejectReason = 12
+	ReasonInvalidLID        RejectReason = 13
+	ReasonInvalidSL         RejectReason = 14
+	ReasonInvalidClass      RejectReason = 15
+	ReasonInvalidHopLimit   RejectReason = 16
+	ReasonInvalidPacketRate RejectReason = 17
+	ReasonInvalidAltGID     RejectReason = 18
+	ReasonInvalidAltLID     RejectReason = 19
+	ReasonInvalidAltSL      RejectReason = 20
+	ReasonInvalidAltClass   RejectReason = 21
+	ReasonInvalidAltHop     RejectReason = 22
+	ReasonInvalidAltRate    RejectReason = 23
+	ReasonPortRedirect      RejectReason = 24
+	ReasonPortCMRedirect    RejectReason = 25
+	ReasonInvalidMTU        RejectReason = 26
+	ReasonNoRespResources   RejectReason = 27
+	ReasonConsumer          RejectReason = 28
+	ReasonInvalidRNRRetry   RejectReason = 29
+	ReasonDuplicateCommID   RejectReason = 30
+	ReasonInvalidVersion    RejectReason = 31
+	ReasonInvalidFlowLabel  RejectReason = 32
+	ReasonInvalidAltFlow    RejectReason = 33
+	ReasonVendorOption      RejectReason = 35
 )
 
-func (r Reason) String() string {
+func (r RejectReason) String() string {
 	switch r {
 	case ReasonInvalidServiceID:
 		return "no listener for the service ID"
@@ -159,9 +159,9 @@ func (r Reason) String() string {
 // REJ rejects or ends a connection (IBA table 108).
 type REJ struct {
 	LocalCommID, RemoteCommID uint32
-	Of                        Answered
+	Of                        AnsweredMessage
 	InfoLength                uint8 // 7 bits: length of Info
-	Reason                    Reason
+	Reason                    RejectReason
 	Info                      [maxInfo]byte // the contents depend on the reason
 	Data                      []byte
 }

@@ -14,32 +14,32 @@ import (
 )
 
 // newResolvedID creates an ID and resolves its route.
-func (p *program) newResolvedID(to string) uint32 {
+func (p *testProgram) newResolvedID(to string) uint32 {
 	p.t.Helper()
 	id := p.createID(msg.PortSpaceTCP, 5)
-	p.must(issue(p, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
+	p.must(issueCommand(p, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
 		DstAddr: sockaddrOf(netip.MustParseAddrPort(to))}, 0))
 	p.nextEvent()
-	p.must(issue(p, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
+	p.must(issueCommand(p, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 	p.nextEvent()
 	return id
 }
 
-// listenerWithRequest returns a listener of p, and the ID of an unread request of q.
-func listenerWithRequest(s *Server, p, q *program) (l, r uint32) {
+// newListenerWithRequest returns a listener of p, and the ID of an unread request of q.
+func newListenerWithRequest(s *Server, p, q *testProgram) (l, r uint32) {
 	l = p.createID(msg.PortSpaceTCP, 6)
 	p.must(p.bindID(l, "10.0.0.1:7001"))
-	p.must(issue(p, ucm.CmdListen, ucm.Listen{ID: l}, 0))
+	p.must(issueCommand(p, ucm.CmdListen, ucm.Listen{ID: l}, 0))
 	id := q.newResolvedID("10.0.0.1:7001")
-	q.must(issue(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0))
+	q.must(issueCommand(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0))
 	synctest.Wait()
 	return l, s.next
 }
 
-// TestGuessedRequest checks that a request that its program destroys before it reads the event leaves no state.
-func TestGuessedRequest(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
-		_, r := listenerWithRequest(s, p, q)
+// TestDestroyedUnreadRequestLeavesNoState checks that a request that its program destroys before it reads the event leaves no state.
+func TestDestroyedUnreadRequestLeavesNoState(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
+		_, r := newListenerWithRequest(s, p, q)
 		p.destroyID(r)
 		if n := len(p.files[0].events); n > 0 || p.ready {
 			t.Errorf("remaining events: got %d with ready %v, want 0 and false", n, p.ready)
@@ -47,12 +47,12 @@ func TestGuessedRequest(t *testing.T) {
 	})
 }
 
-// TestGuessedMigration checks that a request that was moved before its listener stays in its file, and in one
+// TestMigratedRequestStaysInItsFile checks that a request that was moved before its listener stays in its file, and in one
 // table.
-func TestGuessedMigration(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+func TestMigratedRequestStaysInItsFile(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
 		p.files = append(p.files, s.Open(Config{}), s.Open(Config{}))
-		l, r := listenerWithRequest(s, p, q)
+		l, r := newListenerWithRequest(s, p, q)
 		for i, id := range []uint32{r, l} {
 			m := ucm.MigrateID{Response: responseAt, ID: id}
 			p.must(p.issueRaw(p.files[1+i], ucm.CmdMigrateID, uapi.AppendTo(nil, &m), 4))
@@ -63,9 +63,9 @@ func TestGuessedMigration(t *testing.T) {
 	})
 }
 
-// TestUnreadEventsLimited checks that the number of events of an ID that fails repeatedly is limited.
-func TestUnreadEventsLimited(t *testing.T) {
-	withPrograms(t, func(t *testing.T, _ *Server, slot *ibslot.Slot, p, _ *program) {
+// TestUnreadEventsAreLimited checks that the number of events of an ID that fails repeatedly is limited.
+func TestUnreadEventsAreLimited(t *testing.T) {
+	withPrograms(t, func(t *testing.T, _ *Server, slot *ibslot.Slot, p, _ *testProgram) {
 		id := p.createID(msg.PortSpaceTCP, 5)
 		p.must(p.bindID(id, "0.0.0.0:0"))
 		var err error
@@ -75,7 +75,7 @@ func TestUnreadEventsLimited(t *testing.T) {
 			t.Fatal(err)
 		}
 		for n = 0; n < 10*maxUnreadEvents && err == nil; n++ {
-			err = issue(p, ucm.CmdResolveAddr, to, 0)
+			err = issueCommand(p, ucm.CmdResolveAddr, to, 0)
 			synctest.Wait()
 		}
 		n--
@@ -85,45 +85,45 @@ func TestUnreadEventsLimited(t *testing.T) {
 		for range n {
 			p.nextEvent()
 		}
-		if err = issue(p, ucm.CmdResolveAddr, to, 0); errors.Is(err, syscall.ENOMEM) {
+		if err = issueCommand(p, ucm.CmdResolveAddr, to, 0); errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("resolution after the events were read: got %v, want no ENOMEM", err)
 		}
 	})
 }
 
-// TestLeftGroupEventNotRequeued checks that the event of a membership that was left meanwhile is not queued again.
-func TestLeftGroupEventNotRequeued(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, _ *program) {
+// TestLeftGroupEventIsNotRequeued checks that the event of a membership that was left meanwhile is not queued again.
+func TestLeftGroupEventIsNotRequeued(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, _ *testProgram) {
 		id := p.createID(msg.PortSpaceUDP, 5)
 		p.must(p.bindID(id, "10.0.0.1:0"))
-		p.must(issue(p, ucm.CmdJoinMcast, ucm.JoinMcast{
+		p.must(issueCommand(p, ucm.CmdJoinMcast, ucm.JoinMcast{
 			Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet,
 			Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0")),
 		}, 4))
 		g := decodeResponse[ucm.CreateIDResp](p).ID
 		p.nextEvent()
-		p.must(issue(p, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
-		p.taken.Undo()
+		p.must(issueCommand(p, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
+		p.taken.Requeue()
 		if n := len(p.files[0].events); n > 0 {
 			t.Errorf("remaining events: got %d, want 0", n)
 		}
 	})
 }
 
-// TestForeignQueuePair checks that a program cannot connect or accept with another user's queue pair.
-func TestForeignQueuePair(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
-		_, r := listenerWithRequest(s, p, q)
+// TestForeignQueuePairIsRefused checks that a program cannot connect or accept with another user's queue pair.
+func TestForeignQueuePairIsRefused(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
+		_, r := newListenerWithRequest(s, p, q)
 		p.nextEvent()
 		foreign := ucm.ConnParam{QPNum: foreignQP, Valid: 1}
-		if err := issue(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
+		if err := issueCommand(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("accept: got %v, want EINVAL", err)
 		}
-		p.must(issue(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: ucm.ConnParam{QPNum: 3, Valid: 1}}, 0))
+		p.must(issueCommand(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: ucm.ConnParam{QPNum: 3, Valid: 1}}, 0))
 		id := q.newResolvedID("10.0.0.1:7001")
 		for _, qpn := range []uint32{foreignQP, 1<<24 | foreignQP} {
 			foreign.QPNum = qpn
-			if err := issue(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
+			if err := issueCommand(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("connect by %#x: got %v, want EINVAL", qpn, err)
 			}
 		}

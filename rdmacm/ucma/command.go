@@ -28,8 +28,8 @@ type commandCall struct {
 	response string // response as text, for the trace
 }
 
-// commands maps numbers to functions; nil means not implemented (ucma_cmd_table).
-var commands = [ucm.NumCommands]func(*commandCall) error{
+// commandFuncs maps numbers to functions; nil means not implemented (ucma_cmd_table).
+var commandFuncs = [ucm.NumCommands]func(*commandCall) error{
 	ucm.CmdCreateID:     (*commandCall).createID,
 	ucm.CmdDestroyID:    (*commandCall).destroyID,
 	ucm.CmdBindIP:       (*commandCall).bindIP,
@@ -68,7 +68,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *TakenEvent, error) {
 	}
 	space := c.Space()
 	if err := space.ReadV([][]byte{buf[:size]}, addr); err != nil {
-		return 0, nil, fmt.Errorf("read the command: %w", memoryFault(err))
+		return 0, nil, fmt.Errorf("read the command: %w", newMemoryFault(err))
 	}
 	h, _ := uapi.Decode[ucm.Hdr](buf[:])
 	switch {
@@ -76,17 +76,17 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *TakenEvent, error) {
 		return 0, nil, fmt.Errorf("command %d: %w", h.Cmd, syscall.EINVAL)
 	case int(h.In)+size > n:
 		return 0, nil, fmt.Errorf("%v: got %d bytes of %d: %w", h.Cmd, n-size, h.In, syscall.EINVAL)
-	case commands[h.Cmd] == nil:
+	case commandFuncs[h.Cmd] == nil:
 		return 0, nil, fmt.Errorf("%v: %w", h.Cmd, syscall.ENOSYS)
 	}
 	in := buf[size:][:min(int(h.In), len(buf)-size)]
 	if err := space.ReadV([][]byte{in}, addr+uint64(size)); err != nil {
-		return 0, nil, fmt.Errorf("%v: read the command: %w", h.Cmd, memoryFault(err))
+		return 0, nil, fmt.Errorf("%v: read the command: %w", h.Cmd, newMemoryFault(err))
 	}
 	k := commandCall{f: f, c: c, space: space, in: in, out: int(h.Out)}
-	err := f.announceVerb(h.Cmd)
+	err := f.callOnVerb(h.Cmd)
 	if err == nil {
-		err = commands[h.Cmd](&k)
+		err = commandFuncs[h.Cmd](&k)
 	}
 	if t, ok := c.(Tracer); ok {
 		t.TraceCM(h.Cmd.String()+k.describeObject(h.Cmd), k.response)
@@ -115,7 +115,7 @@ var idOffsets = [ucm.NumCommands]int{
 func (k *commandCall) describeObject(c ucm.Command) string {
 	switch c {
 	case ucm.CmdCreateID:
-		return fmt.Sprintf("{%v}", msg.PortSpace(decode[ucm.CreateID](k).PS))
+		return fmt.Sprintf("{%v}", msg.PortSpace(decodeCommand[ucm.CreateID](k).PS))
 	case ucm.CmdGetEvent:
 		return "{}"
 	}
@@ -125,16 +125,16 @@ func (k *commandCall) describeObject(c ucm.Command) string {
 	return "{}"
 }
 
-// memoryFault returns EFAULT for any error of the caller's memory.
-func memoryFault(err error) error { return fmt.Errorf("%w: %w", err, syscall.EFAULT) }
+// newMemoryFault returns EFAULT for any error of the caller's memory.
+func newMemoryFault(err error) error { return fmt.Errorf("%w: %w", err, syscall.EFAULT) }
 
-// decode decodes a command. Missing bytes at its end are zero.
-func decode[T any](k *commandCall) T {
+// decodeCommand decodes a command. Missing bytes at its end are zero.
+func decodeCommand[T any](k *commandCall) T {
 	v, _ := uapi.DecodePrefix[T](k.in[:min(len(k.in), uapi.SizeOf[T]())])
 	return v
 }
 
-func encode[T any](b []byte, v *T) { uapi.Encode(b, v) }
+func encodeResponse[T any](b []byte, v *T) { uapi.Encode(b, v) }
 
 // storeResponse stores a response. The buffer must have space for at least least bytes.
 func storeResponse[T any](k *commandCall, addr uint64, v *T, least int) error {
@@ -148,17 +148,17 @@ func storeResponse[T any](k *commandCall, addr uint64, v *T, least int) error {
 
 func (k *commandCall) storeBytes(addr uint64, b []byte) error {
 	if err := k.space.WriteV([][]byte{b[:min(len(b), k.out)]}, addr); err != nil {
-		return fmt.Errorf("store the response: %w", memoryFault(err))
+		return fmt.Errorf("store the response: %w", newMemoryFault(err))
 	}
 	return nil
 }
 
 func (k *commandCall) createID() error {
-	cmd := decode[ucm.CreateID](k)
+	cmd := decodeCommand[ucm.CreateID](k)
 	if k.out < uapi.SizeOf[ucm.CreateIDResp]() {
 		return syscall.ENOSPC
 	}
-	space, err := portSpace(cmd.PS)
+	space, err := parsePortSpace(cmd.PS)
 	if err != nil {
 		return err
 	}
@@ -167,7 +167,7 @@ func (k *commandCall) createID() error {
 		t = ib.QPType(cmd.QPType)
 	}
 	s := k.f.srv
-	var c *context
+	var c *idContext
 	cm, err := s.m.NewID(rdmacm.Options{
 		Space: space, Type: t, MayUseLowPorts: k.c.MayBindLowPorts(),
 		Event:   func(_ *rdmacm.ID, e rdmacm.Event) { s.handleEvent(c, e) },
@@ -192,7 +192,7 @@ func (k *commandCall) createID() error {
 }
 
 func (k *commandCall) destroyID() error {
-	cmd := decode[ucm.DestroyID](k)
+	cmd := decodeCommand[ucm.DestroyID](k)
 	if k.out < uapi.SizeOf[ucm.DestroyIDResp]() {
 		return syscall.ENOSPC
 	}
@@ -222,8 +222,8 @@ const (
 	sizeofIBAddr = 8 // offset of the GID
 )
 
-// sockaddr is an address from a program.
-type sockaddr struct {
+// programSockaddr is an address from a program.
+type programSockaddr struct {
 	family uint16
 	size   int // 0 for an unknown family
 	ip     netip.AddrPort
@@ -232,7 +232,7 @@ type sockaddr struct {
 
 // parseSockaddr decodes an address of at least sizeofInet6 bytes. parseSockaddr truncates an InfiniBand address after
 // its GID. (rdma_addr_size)
-func parseSockaddr(b []byte) (a sockaddr) {
+func parseSockaddr(b []byte) (a programSockaddr) {
 	a.family = binary.NativeEndian.Uint16(b)
 	port := binary.BigEndian.Uint16(b[2:])
 	switch a.family {
@@ -276,27 +276,27 @@ func putSockaddr(b []byte, a netip.AddrPort) int {
 	return 0
 }
 
-var errFamily = fmt.Errorf("address of an unknown family: %w", syscall.EAFNOSUPPORT)
+var errUnknownFamily = fmt.Errorf("address of an unknown family: %w", syscall.EAFNOSUPPORT)
 
 func (k *commandCall) bindIP() error {
-	cmd := decode[ucm.BindIP](k)
+	cmd := decodeCommand[ucm.BindIP](k)
 	a := parseSockaddr(cmd.Addr[:])
 	if a.family != 0 && a.size == 0 || a.family == afIB {
 		return fmt.Errorf("address family %d: %w", a.family, syscall.EINVAL)
 	}
-	return k.bindTo(cmd.ID, a)
+	return k.bindIDTo(cmd.ID, a)
 }
 
 func (k *commandCall) bind() error {
-	cmd := decode[ucm.Bind](k)
+	cmd := decodeCommand[ucm.Bind](k)
 	a := parseSockaddr(cmd.Addr[:])
 	if cmd.Reserved != 0 || cmd.AddrSize == 0 || int(cmd.AddrSize) != a.size {
 		return fmt.Errorf("address of %d bytes, family %d: %w", cmd.AddrSize, a.family, syscall.EINVAL)
 	}
-	return k.bindTo(cmd.ID, a)
+	return k.bindIDTo(cmd.ID, a)
 }
 
-func (k *commandCall) bindTo(id uint32, a sockaddr) error {
+func (k *commandCall) bindIDTo(id uint32, a programSockaddr) error {
 	c, err := k.f.findID(id)
 	if err != nil {
 		return err
@@ -305,22 +305,22 @@ func (k *commandCall) bindTo(id uint32, a sockaddr) error {
 	case a.family == afIB:
 		return c.cm.BindGID(a.gid)
 	case a.size == 0:
-		return errFamily
+		return errUnknownFamily
 	}
 	return c.cm.Bind(a.ip)
 }
 
 func (k *commandCall) resolveIP() error {
-	cmd := decode[ucm.ResolveIP](k)
+	cmd := decodeCommand[ucm.ResolveIP](k)
 	src, dst := parseSockaddr(cmd.SrcAddr[:]), parseSockaddr(cmd.DstAddr[:])
 	if src.family != 0 && src.size == 0 || dst.size == 0 || src.family == afIB || dst.family == afIB {
 		return fmt.Errorf("address families %d and %d: %w", src.family, dst.family, syscall.EINVAL)
 	}
-	return k.resolve(cmd.ID, src, dst)
+	return k.resolveIDAddr(cmd.ID, src, dst)
 }
 
 func (k *commandCall) resolveAddr() error {
-	cmd := decode[ucm.ResolveAddr](k)
+	cmd := decodeCommand[ucm.ResolveAddr](k)
 	src, dst := parseSockaddr(cmd.SrcAddr[:]), parseSockaddr(cmd.DstAddr[:])
 	if cmd.Reserved != 0 || cmd.SrcSize != 0 && int(cmd.SrcSize) != src.size || cmd.DstSize == 0 ||
 		int(cmd.DstSize) != dst.size {
@@ -328,12 +328,12 @@ func (k *commandCall) resolveAddr() error {
 			dst.family, syscall.EINVAL)
 	}
 	if cmd.SrcSize == 0 {
-		src = sockaddr{}
+		src = programSockaddr{}
 	}
-	return k.resolve(cmd.ID, src, dst)
+	return k.resolveIDAddr(cmd.ID, src, dst)
 }
 
-func (k *commandCall) resolve(id uint32, src, dst sockaddr) error {
+func (k *commandCall) resolveIDAddr(id uint32, src, dst programSockaddr) error {
 	c, err := k.f.findID(id)
 	if err != nil {
 		return err
@@ -351,14 +351,14 @@ func (k *commandCall) resolve(id uint32, src, dst sockaddr) error {
 // change the state of the ID.
 const maxUnreadEvents = 8
 
-func (f *File) countUnread(c *context) int {
+func (f *File) countUnread(c *idContext) int {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	return c.unread
 }
 
 func (k *commandCall) resolveRoute() error {
-	cmd := decode[ucm.ResolveRoute](k)
+	cmd := decodeCommand[ucm.ResolveRoute](k)
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
@@ -386,7 +386,7 @@ const (
 )
 
 func (k *commandCall) queryRoute() error {
-	cmd := decode[ucm.Query](k)
+	cmd := decodeCommand[ucm.Query](k)
 	if k.out < routeWithoutIndex {
 		return syscall.ENOSPC
 	}
@@ -413,7 +413,7 @@ func (k *commandCall) queryRoute() error {
 }
 
 func (k *commandCall) query() error {
-	cmd := decode[ucm.Query](k)
+	cmd := decodeCommand[ucm.Query](k)
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
@@ -482,7 +482,7 @@ func decodeParam(p *ucm.ConnParam) (rdmacm.Param, []byte) {
 }
 
 func (k *commandCall) connect() error {
-	cmd := decode[ucm.Connect](k)
+	cmd := decodeCommand[ucm.Connect](k)
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
@@ -498,7 +498,7 @@ func (k *commandCall) connect() error {
 }
 
 // checkOwnsQP returns an error for the number of a queue pair that does not belong to the caller.
-func (k *commandCall) checkOwnsQP(c *context, qpn uint32) error {
+func (k *commandCall) checkOwnsQP(c *idContext, qpn uint32) error {
 	switch c.cm.Type() {
 	case ib.QPTypeRC, ib.QPTypeUC:
 		if dev := c.cm.View().Device; dev != nil && !k.c.MayConnect(dev, qpn&0xffffff) {
@@ -509,7 +509,7 @@ func (k *commandCall) checkOwnsQP(c *context, qpn uint32) error {
 }
 
 func (k *commandCall) listen() error {
-	cmd := decode[ucm.Listen](k)
+	cmd := decodeCommand[ucm.Listen](k)
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
@@ -526,7 +526,7 @@ func limitBacklog(n uint32) int {
 }
 
 func (k *commandCall) accept() error {
-	cmd := decode[ucm.Accept](k)
+	cmd := decodeCommand[ucm.Accept](k)
 	s := k.f.srv
 	if cmd.ConnParam.Valid != 0 {
 		c, err := k.f.findID(cmd.ID)
@@ -555,8 +555,8 @@ func (k *commandCall) accept() error {
 }
 
 func (k *commandCall) reject() error {
-	cmd := decode[ucm.Reject](k)
-	reason := msg.Reason(cmd.Reason)
+	cmd := decodeCommand[ucm.Reject](k)
+	reason := msg.RejectReason(cmd.Reason)
 	switch reason {
 	case 0:
 		reason = msg.ReasonConsumer
@@ -572,7 +572,7 @@ func (k *commandCall) reject() error {
 }
 
 func (k *commandCall) disconnect() error {
-	cmd := decode[ucm.Disconnect](k)
+	cmd := decodeCommand[ucm.Disconnect](k)
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
@@ -581,7 +581,7 @@ func (k *commandCall) disconnect() error {
 }
 
 func (k *commandCall) initQPAttr() error {
-	cmd := decode[ucm.InitQPAttr](k)
+	cmd := decodeCommand[ucm.InitQPAttr](k)
 	if k.out < uapi.SizeOf[ucm.QPAttr]() {
 		return syscall.ENOSPC
 	}
@@ -599,7 +599,7 @@ func (k *commandCall) initQPAttr() error {
 	r := ucm.QPAttr{
 		QPAttrMask: uint32(mask), QPState: uint32(a.State), PathMTU: uint32(a.PathMTU), QKey: a.QKey, RQPSN: a.RQPSN,
 		SQPSN:     a.SQPSN,
-		DestQPNum: a.DestQPN, QPAccessFlags: uint32(a.AccessFlags), AHAttr: userAH(&a.AH), MaxRdAtomic: a.MaxRdAtomic,
+		DestQPNum: a.DestQPN, QPAccessFlags: uint32(a.AccessFlags), AHAttr: userAHAttr(&a.AH), MaxRdAtomic: a.MaxRdAtomic,
 		MaxDestRdAtomic: a.MaxDestRdAtomic, MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout,
 		RetryCnt: a.RetryCnt,
 		RNRRetry: a.RNRRetry,
@@ -607,8 +607,8 @@ func (k *commandCall) initQPAttr() error {
 	return storeResponse(k, cmd.Response, &r, 0)
 }
 
-// userAH converts an address to the user ABI. (ib_copy_ah_attr_to_user)
-func userAH(a *ib.AHAttr) (u uapi.AHAttr) {
+// userAHAttr converts an address to the user ABI. (ib_copy_ah_attr_to_user)
+func userAHAttr(a *ib.AHAttr) (u uapi.AHAttr) {
 	u = uapi.AHAttr{DLID: a.DLID, SL: a.SL, SrcPathBits: a.SrcPathBits, StaticRate: a.StaticRate, PortNum: a.Port}
 	if a.HasGRH {
 		u.IsGlobal = 1
@@ -621,7 +621,7 @@ func userAH(a *ib.AHAttr) (u uapi.AHAttr) {
 }
 
 func (k *commandCall) getEvent() error {
-	cmd := decode[ucm.GetEvent](k)
+	cmd := decodeCommand[ucm.GetEvent](k)
 	if k.out < ucm.MinEventResp {
 		return syscall.ENOSPC
 	}
@@ -630,7 +630,7 @@ func (k *commandCall) getEvent() error {
 		return err
 	}
 	if err := storeResponse(k, cmd.Response, &t.e.resp, 0); err != nil {
-		t.Undo()
+		t.Requeue()
 		return err
 	}
 	if r := t.e.request; r != nil {
@@ -643,7 +643,7 @@ func (k *commandCall) getEvent() error {
 }
 
 func (k *commandCall) setOption() error {
-	cmd := decode[ucm.SetOption](k)
+	cmd := decodeCommand[ucm.SetOption](k)
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
@@ -664,7 +664,7 @@ func (k *commandCall) setOption() error {
 	}
 	var b [4]byte
 	if err := k.space.ReadV([][]byte{b[:size]}, cmd.OptVal); err != nil {
-		return memoryFault(err)
+		return newMemoryFault(err)
 	}
 	v := b[0]
 	if size == 4 && binary.NativeEndian.Uint32(b[:]) != 0 {
@@ -674,7 +674,7 @@ func (k *commandCall) setOption() error {
 }
 
 func (k *commandCall) notify() error {
-	cmd := decode[ucm.Notify](k)
+	cmd := decodeCommand[ucm.Notify](k)
 	c, err := k.f.findID(cmd.ID)
 	if err != nil {
 		return err
@@ -686,35 +686,35 @@ func (k *commandCall) notify() error {
 }
 
 func (k *commandCall) joinIPMcast() error {
-	cmd := decode[ucm.JoinIPMcast](k)
-	return k.join(cmd.Response, cmd.UID, cmd.ID, parseSockaddr(cmd.Addr[:]))
+	cmd := decodeCommand[ucm.JoinIPMcast](k)
+	return k.joinGroup(cmd.Response, cmd.UID, cmd.ID, parseSockaddr(cmd.Addr[:]))
 }
 
 func (k *commandCall) joinMcast() error {
-	cmd := decode[ucm.JoinMcast](k)
+	cmd := decodeCommand[ucm.JoinMcast](k)
 	a := parseSockaddr(cmd.Addr[:])
 	if int(cmd.AddrSize) != a.size || cmd.JoinFlags > 1 {
 		return fmt.Errorf("address of %d bytes, flags %d: %w", cmd.AddrSize, cmd.JoinFlags, syscall.EINVAL)
 	}
-	return k.join(cmd.Response, cmd.UID, cmd.ID, a)
+	return k.joinGroup(cmd.Response, cmd.UID, cmd.ID, a)
 }
 
-func (k *commandCall) join(response, uid uint64, id uint32, a sockaddr) error {
+func (k *commandCall) joinGroup(response, uid uint64, id uint32, a programSockaddr) error {
 	if k.out < uapi.SizeOf[ucm.CreateIDResp]() {
 		return syscall.ENOSPC
 	}
 	if !a.ip.IsValid() {
-		return errFamily
+		return errUnknownFamily
 	}
 	s := k.f.srv
 	s.mu.Lock() // the event must be queued after the group has a number
 	c, err := k.f.lookupID(id)
-	var g *group
+	var g *groupMembership
 	if err == nil {
 		err = c.user.Charge(quota.CMIDs, 1)
 	}
 	if err == nil {
-		g = &group{uid: uid, ctx: c}
+		g = &groupMembership{uid: uid, ctx: c}
 		if g.member, err = c.cm.Join(a.ip.Addr()); err != nil {
 			c.user.Release(quota.CMIDs, 1)
 		} else {
@@ -735,7 +735,7 @@ func (k *commandCall) join(response, uid uint64, id uint32, a sockaddr) error {
 }
 
 // leaveGroup ends a membership, and returns the number of its events that the program has received.
-func (s *Server) leaveGroup(g *group) uint32 {
+func (s *Server) leaveGroup(g *groupMembership) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.groups[g.id] != g { // the group's ID was destroyed, or another thread has left the group
@@ -744,10 +744,10 @@ func (s *Server) leaveGroup(g *group) uint32 {
 	delete(s.groups, g.id)
 	g.left = true
 	g.ctx.user.Release(quota.CMIDs, 1)
-	is := func(o *group) bool { return o == g }
+	is := func(o *groupMembership) bool { return o == g }
 	g.ctx.groups = slices.DeleteFunc(g.ctx.groups, is)
 	f := g.ctx.file
-	f.events = slices.DeleteFunc(f.events, func(e *event) bool {
+	f.events = slices.DeleteFunc(f.events, func(e *unreadEvent) bool {
 		if e.group == g {
 			e.ctx.unread--
 		}
@@ -759,7 +759,7 @@ func (s *Server) leaveGroup(g *group) uint32 {
 }
 
 func (k *commandCall) leaveMcast() error {
-	cmd := decode[ucm.DestroyID](k)
+	cmd := decodeCommand[ucm.DestroyID](k)
 	if k.out < uapi.SizeOf[ucm.DestroyIDResp]() {
 		return syscall.ENOSPC
 	}
@@ -781,7 +781,7 @@ func (k *commandCall) leaveMcast() error {
 }
 
 func (k *commandCall) migrateID() error {
-	cmd := decode[ucm.MigrateID](k)
+	cmd := decodeCommand[ucm.MigrateID](k)
 	if k.out < uapi.SizeOf[ucm.MigrateResp]() {
 		return syscall.ENOSPC
 	}
@@ -797,7 +797,7 @@ func (k *commandCall) migrateID() error {
 	c, err := from.lookupID(cmd.ID)
 	var n uint32
 	if err == nil && k.f.closed {
-		err = errClosed
+		err = errFileClosed
 	}
 	if err == nil {
 		n = c.reported
@@ -813,12 +813,12 @@ func (k *commandCall) migrateID() error {
 // moveID moves an ID to another file, with its unread events. (ucma_migrate_id)
 //
 //verbena:held mu
-func (s *Server) moveID(c *context, to *File) {
+func (s *Server) moveID(c *idContext, to *File) {
 	from := c.file
 	if from == to {
 		return
 	}
-	moved := []*context{c}
+	moved := []*idContext{c}
 	kept := from.events[:0:0]
 	for _, e := range from.events {
 		if e.ctx != c {

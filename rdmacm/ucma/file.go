@@ -44,14 +44,14 @@ type Server struct {
 	onVerb atomic.Pointer[func(VerbCall) error] // nil without a function
 
 	mu     sync.Mutex
-	ids    map[uint32]*context
-	groups map[uint32]*group
+	ids    map[uint32]*idContext
+	groups map[uint32]*groupMembership
 	next   uint32
 }
 
 // NewServer creates a server for a connection manager, which must outlive the server.
 func NewServer(m *rdmacm.Manager) *Server {
-	return &Server{m: m, ids: map[uint32]*context{}, groups: map[uint32]*group{}}
+	return &Server{m: m, ids: map[uint32]*idContext{}, groups: map[uint32]*groupMembership{}}
 }
 
 // Config holds the parameters of an open file.
@@ -75,13 +75,13 @@ type File struct {
 
 	// Under srv.mu.
 	closed  bool
-	ids     map[*context]struct{}
-	events  []*event
-	waiters []*waiter
+	ids     map[*idContext]struct{}
+	events  []*unreadEvent
+	waiters []*eventWaiter
 }
 
-// context is an ID of a program (struct ucma_context).
-type context struct {
+// idContext is an ID of a program (struct ucma_context).
+type idContext struct {
 	id   uint32
 	user *quota.User
 	cm   *rdmacm.ID
@@ -93,24 +93,24 @@ type context struct {
 	removed  bool   // the device was removed
 	gone     bool
 	unread   int // number of unread events
-	groups   []*group
+	groups   []*groupMembership
 }
 
-// group is a multicast membership of a program (struct ucma_multicast).
-type group struct {
+// groupMembership is a multicast membership of a program (struct ucma_multicast).
+type groupMembership struct {
 	id       uint32
 	uid      uint64
-	ctx      *context
+	ctx      *idContext
 	member   *rdmacm.Group
 	reported uint32
 	left     bool
 }
 
-// event is an unread event of a program (struct ucma_event).
-type event struct {
-	ctx     *context
-	group   *group
-	request *context // for a request, the context of its ID
+// unreadEvent is an unread event of a program (struct ucma_event).
+type unreadEvent struct {
+	ctx     *idContext
+	group   *groupMembership
+	request *idContext // for a request, the context of its ID
 	resp    ucm.EventResp
 }
 
@@ -127,7 +127,7 @@ type IDInfo struct {
 // IDs describes all IDs, sorted by number. It may sleep.
 func (s *Server) IDs() (list []IDInfo) {
 	s.mu.Lock()
-	ids := slices.SortedFunc(maps.Values(s.ids), func(a, b *context) int { return cmp.Compare(a.id, b.id) })
+	ids := slices.SortedFunc(maps.Values(s.ids), func(a, b *idContext) int { return cmp.Compare(a.id, b.id) })
 	files := make([]*File, len(ids))
 	for i, c := range ids {
 		files[i] = c.file
@@ -144,7 +144,7 @@ func (s *Server) IDs() (list []IDInfo) {
 
 // Open opens the file.
 func (s *Server) Open(cfg Config) *File {
-	return &File{srv: s, cfg: cfg, ids: map[*context]struct{}{}}
+	return &File{srv: s, cfg: cfg, ids: map[*idContext]struct{}{}}
 }
 
 // Close destroys the file's IDs, and notifies the peers. Waiting calls return. Close does not sleep.
@@ -177,7 +177,7 @@ func (s *Server) unusedNumber() uint32 {
 }
 
 // addID assigns a number to an ID.
-func (s *Server) addID(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
+func (s *Server) addID(f *File, cm *rdmacm.ID, uid uint64) (*idContext, error) {
 	if err := f.cfg.User.Charge(quota.CMIDs, 1); err != nil {
 		return nil, err
 	}
@@ -185,22 +185,22 @@ func (s *Server) addID(f *File, cm *rdmacm.ID, uid uint64) (*context, error) {
 	defer s.mu.Unlock()
 	if f.closed {
 		f.cfg.User.Release(quota.CMIDs, 1)
-		return nil, errClosed
+		return nil, errFileClosed
 	}
-	c := &context{id: s.unusedNumber(), user: f.cfg.User, cm: cm, file: f, uid: uid}
+	c := &idContext{id: s.unusedNumber(), user: f.cfg.User, cm: cm, file: f, uid: uid}
 	s.ids[c.id] = c
 	f.ids[c] = struct{}{}
 	return c, nil
 }
 
-var errClosed = fmt.Errorf("the file is closed: %w", syscall.EIO)
+var errFileClosed = fmt.Errorf("the file is closed: %w", syscall.EIO)
 
 // dropIDs removes IDs from their program, with their unread events, and with requests that the program has not
 // received yet. The caller must destroy the IDs of the connection manager. dropIDs visits each event only once for any
 // number of IDs.
 //
 //verbena:held mu
-func (s *Server) dropIDs(ids ...*context) {
+func (s *Server) dropIDs(ids ...*idContext) {
 	files := map[*File]struct{}{}
 	for _, c := range ids {
 		if c.gone {
@@ -215,9 +215,9 @@ func (s *Server) dropIDs(ids ...*context) {
 		}
 		c.user.Release(quota.CMIDs, uint64(1+len(c.groups)))
 	}
-	var requests []*context
+	var requests []*idContext
 	for f := range files {
-		f.events = slices.DeleteFunc(f.events, func(e *event) bool {
+		f.events = slices.DeleteFunc(f.events, func(e *unreadEvent) bool {
 			switch r := e.request; {
 			case e.ctx.gone:
 				if r != nil && !r.gone {
@@ -251,14 +251,14 @@ func (s *Server) signalReady(f *File) {
 
 // findID returns the ID with a number, and holds no lock. findID returns ENOENT if there is none, EINVAL if it belongs
 // to another file, EIO if its device has gone.
-func (f *File) findID(id uint32) (*context, error) {
+func (f *File) findID(id uint32) (*idContext, error) {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	return f.lookupID(id)
 }
 
 //verbena:held f.srv.mu
-func (f *File) lookupID(id uint32) (*context, error) {
+func (f *File) lookupID(id uint32) (*idContext, error) {
 	c, err := f.lookupAnyID(id)
 	if err == nil && c.removed {
 		err = fmt.Errorf("ID %d: its device was removed: %w", id, syscall.EIO)
@@ -267,7 +267,7 @@ func (f *File) lookupID(id uint32) (*context, error) {
 }
 
 //verbena:held f.srv.mu
-func (f *File) lookupAnyID(id uint32) (*context, error) {
+func (f *File) lookupAnyID(id uint32) (*idContext, error) {
 	c := f.srv.ids[id]
 	switch {
 	case c == nil:
@@ -279,7 +279,7 @@ func (f *File) lookupAnyID(id uint32) (*context, error) {
 }
 
 // handleEvent queues an event of an ID. (ucma_event_handler)
-func (s *Server) handleEvent(c *context, e rdmacm.Event) {
+func (s *Server) handleEvent(c *idContext, e rdmacm.Event) {
 	if e.Type == rdmacm.ConnectRequest {
 		s.queueRequest(c, e)
 		return
@@ -296,9 +296,9 @@ func (s *Server) handleEvent(c *context, e rdmacm.Event) {
 	if c.uid == 0 {
 		return // the program has not received the ID yet, and receives the error when it accepts
 	}
-	x := &event{ctx: c, resp: ucm.EventResp{UID: c.uid, ID: c.id}}
+	x := &unreadEvent{ctx: c, resp: ucm.EventResp{UID: c.uid, ID: c.id}}
 	if e.Group != nil {
-		i := slices.IndexFunc(c.groups, func(g *group) bool { return g.member == e.Group })
+		i := slices.IndexFunc(c.groups, func(g *groupMembership) bool { return g.member == e.Group })
 		if i < 0 {
 			return // the program has left the group
 		}
@@ -310,7 +310,7 @@ func (s *Server) handleEvent(c *context, e rdmacm.Event) {
 }
 
 // queueRequest queues a connection request, and assigns a number to its ID. (ucma_connect_event_handler)
-func (s *Server) queueRequest(l *context, e rdmacm.Event) {
+func (s *Server) queueRequest(l *idContext, e rdmacm.Event) {
 	s.mu.Lock()
 	f := l.file
 	s.mu.Unlock()
@@ -327,13 +327,13 @@ func (s *Server) queueRequest(l *context, e rdmacm.Event) {
 		c.cm.Destroy()
 		return
 	}
-	x := &event{ctx: l, request: c, resp: ucm.EventResp{UID: l.uid, ID: c.id}}
+	x := &unreadEvent{ctx: l, request: c, resp: ucm.EventResp{UID: l.uid, ID: c.id}}
 	x.encodeEvent(e.New, &e)
 	s.enqueue(l.file, x)
 }
 
 //verbena:held mu
-func (s *Server) enqueue(f *File, e *event) {
+func (s *Server) enqueue(f *File, e *unreadEvent) {
 	f.events = append(f.events, e)
 	e.ctx.unread++
 	s.signalReady(f)
@@ -341,12 +341,12 @@ func (s *Server) enqueue(f *File, e *event) {
 }
 
 // encodeEvent encodes an event for the program.
-func (x *event) encodeEvent(id *rdmacm.ID, e *rdmacm.Event) {
+func (x *unreadEvent) encodeEvent(id *rdmacm.ID, e *rdmacm.Event) {
 	x.resp.Event, x.resp.Status = uint32(e.Type), uint32(e.Status)
-	if id.Datagrams() {
-		p := ucm.UDParam{QPNum: e.Param.QPN, QKey: e.Param.QKey, AHAttr: userAH(&e.AH)}
+	if id.IsDatagram() {
+		p := ucm.UDParam{QPNum: e.Param.QPN, QKey: e.Param.QKey, AHAttr: userAHAttr(&e.AH)}
 		p.PrivateDataLen = uint8(copy(p.PrivateData[:], e.Data))
-		encode(x.resp.Param[:], &p)
+		encodeResponse(x.resp.Param[:], &p)
 		return
 	}
 	p := ucm.ConnParam{
@@ -355,7 +355,7 @@ func (x *event) encodeEvent(id *rdmacm.ID, e *rdmacm.Event) {
 		RNRRetryCount: e.Param.RNRRetryCount,
 	}
 	p.PrivateDataLen = uint8(copy(p.PrivateData[:], e.Data))
-	encode(x.resp.Param[:], &p)
+	encodeResponse(x.resp.Param[:], &p)
 }
 
 func boolToUint8(b bool) uint8 {
@@ -365,26 +365,26 @@ func boolToUint8(b bool) uint8 {
 	return 0
 }
 
-// waiter is a call that waits for an event.
-type waiter struct {
+// eventWaiter is a call that waits for an event.
+type eventWaiter struct {
 	wake func()
 }
 
 // AddWaiter registers wake for one call, at the next event or the end of the file. AddWaiter returns nil if the
 // file has an event or is closed. wake must not sleep.
-func (f *File) AddWaiter(wake func()) *waiter {
+func (f *File) AddWaiter(wake func()) *eventWaiter {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	if len(f.events) > 0 || f.closed {
 		return nil
 	}
-	w := &waiter{wake}
+	w := &eventWaiter{wake}
 	f.waiters = append(f.waiters, w)
 	return w
 }
 
-// Cancel ends a wait. Cancel returns true if wake will not be called.
-func (f *File) Cancel(w *waiter) bool {
+// CancelWait ends a wait. Cancel returns true if wake will not be called.
+func (f *File) CancelWait(w *eventWaiter) bool {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	i := slices.Index(f.waiters, w)
@@ -395,8 +395,8 @@ func (f *File) Cancel(w *waiter) bool {
 	return true
 }
 
-// Closed reports whether Close was called.
-func (f *File) Closed() bool {
+// IsClosed reports whether Close was called.
+func (f *File) IsClosed() bool {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	return f.closed
@@ -414,7 +414,7 @@ func (s *Server) wakeWaiters(f *File, n int) {
 // TakenEvent is an event that was delivered to a program.
 type TakenEvent struct {
 	f *File
-	e *event
+	e *unreadEvent
 }
 
 // takeEvent removes the oldest event from the queue.
@@ -423,7 +423,7 @@ func (f *File) takeEvent() (*TakenEvent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f.closed {
-		return nil, errClosed
+		return nil, errFileClosed
 	}
 	if len(f.events) == 0 {
 		return nil, ErrNoEvent
@@ -439,8 +439,8 @@ func (f *File) takeEvent() (*TakenEvent, error) {
 	return &TakenEvent{f, e}, nil
 }
 
-// Undo returns an event that has not reached the program to the queue, to be delivered again.
-func (t *TakenEvent) Undo() {
+// Requeue returns an event that has not reached the program to the queue, to be delivered again.
+func (t *TakenEvent) Requeue() {
 	s := t.f.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -466,8 +466,8 @@ func (t *TakenEvent) Undo() {
 	s.wakeWaiters(f, 1)
 }
 
-// portSpace checks a port space and returns its queue pair type. (ucma_get_qp_type)
-func portSpace(ps uint16) (msg.PortSpace, error) {
+// parsePortSpace checks a port space and returns its queue pair type. (ucma_get_qp_type)
+func parsePortSpace(ps uint16) (msg.PortSpace, error) {
 	switch p := msg.PortSpace(ps); p {
 	case msg.PortSpaceTCP, msg.PortSpaceUDP, msg.PortSpaceIPoIB, msg.PortSpaceIB:
 		return p, nil

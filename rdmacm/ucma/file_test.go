@@ -27,24 +27,24 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// memory is the memory of a program, with addresses from 0x1000.
-type memory struct{ b []byte }
+// programMemory is the memory of a program, with addresses from 0x1000.
+type programMemory struct{ b []byte }
 
 const memoryBase = 0x1000
 
-func (m *memory) bytesAt(addr uint64, n int) ([]byte, error) {
+func (m *programMemory) bytesAt(addr uint64, n int) ([]byte, error) {
 	if addr < memoryBase || addr-memoryBase > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-(addr-memoryBase) {
 		return nil, umem.ErrFault
 	}
 	return m.b[addr-memoryBase:][:n], nil
 }
 
-func (m *memory) Check(addr, length uint64, _ bool) error {
+func (m *programMemory) Check(addr, length uint64, _ bool) error {
 	_, err := m.bytesAt(addr, int(length))
 	return err
 }
 
-func (m *memory) ReadV(dst [][]byte, addr uint64) error {
+func (m *programMemory) ReadV(dst [][]byte, addr uint64) error {
 	for _, d := range dst {
 		b, err := m.bytesAt(addr, len(d))
 		if err != nil {
@@ -55,7 +55,7 @@ func (m *memory) ReadV(dst [][]byte, addr uint64) error {
 	return nil
 }
 
-func (m *memory) WriteV(src [][]byte, addr uint64) error {
+func (m *programMemory) WriteV(src [][]byte, addr uint64) error {
 	for _, s := range src {
 		b, err := m.bytesAt(addr, len(s))
 		if err != nil {
@@ -66,31 +66,31 @@ func (m *memory) WriteV(src [][]byte, addr uint64) error {
 	return nil
 }
 
-// program is a caller with files.
-type program struct {
+// testProgram is a caller with files.
+type testProgram struct {
 	t     *testing.T
-	mem   memory
+	mem   programMemory
 	files []*File
 	low   bool
 	ready bool        // whether the first file is ready
 	taken *TakenEvent // the last event taken
 }
 
-func (p *program) Space() umem.Space { return &p.mem }
+func (p *testProgram) Space() umem.Space { return &p.mem }
 
-func (p *program) CMFile(fd int) (*File, error) {
+func (p *testProgram) CMFile(fd int) (*File, error) {
 	if fd < 0 || fd >= len(p.files) {
 		return nil, syscall.EINVAL
 	}
 	return p.files[fd], nil
 }
 
-func (p *program) MayConnect(_ *ib.Device, num uint32) bool { return num != foreignQP }
+func (p *testProgram) MayConnect(_ *ib.Device, num uint32) bool { return num != foreignQP }
 
 // foreignQP is a queue pair of another user.
 const foreignQP = 0xf00
 
-func (p *program) MayBindLowPorts() bool { return p.low }
+func (p *testProgram) MayBindLowPorts() bool { return p.low }
 
 // The following constants are the addresses of a command and of its response.
 const (
@@ -98,14 +98,14 @@ const (
 	responseAt = memoryBase + 2048
 )
 
-func newProgram(t *testing.T, s *Server, u *quota.User) *program {
-	p := &program{t: t, mem: memory{make([]byte, 4096)}}
+func newProgram(t *testing.T, s *Server, u *quota.User) *testProgram {
+	p := &testProgram{t: t, mem: programMemory{make([]byte, 4096)}}
 	p.files = []*File{s.Open(Config{User: u, Ready: func(on bool) { p.ready = on }})}
 	return p
 }
 
 // issueRaw issues a command given as bytes.
-func (p *program) issueRaw(f *File, cmd ucm.Command, in []byte, out int) error {
+func (p *testProgram) issueRaw(f *File, cmd ucm.Command, in []byte, out int) error {
 	h := ucm.Hdr{Cmd: cmd, In: uint16(len(in)), Out: uint16(out)}
 	b := append(uapi.AppendTo(nil, &h), in...)
 	copy(p.mem.b, b)
@@ -119,61 +119,61 @@ func (p *program) issueRaw(f *File, cmd ucm.Command, in []byte, out int) error {
 	return err
 }
 
-func issue[C any](p *program, cmd ucm.Command, v C, out int) error {
+func issueCommand[C any](p *testProgram, cmd ucm.Command, v C, out int) error {
 	return p.issueRaw(p.files[0], cmd, uapi.AppendTo(nil, &v), out)
 }
 
 // decodeResponse decodes the response.
-func decodeResponse[R any](p *program) R {
+func decodeResponse[R any](p *testProgram) R {
 	v, _ := uapi.Decode[R](p.mem.b[responseAt-memoryBase:])
 	return v
 }
 
-func (p *program) must(err error) {
+func (p *testProgram) must(err error) {
 	p.t.Helper()
 	if err != nil {
 		p.t.Fatal(err)
 	}
 }
 
-func (p *program) createID(space msg.PortSpace, uid uint64) uint32 {
+func (p *testProgram) createID(space msg.PortSpace, uid uint64) uint32 {
 	p.t.Helper()
-	p.must(issue(p, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: responseAt, PS: uint16(space),
+	p.must(issueCommand(p, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: responseAt, PS: uint16(space),
 		QPType: uint8(ib.QPTypeRC)}, 4))
 	return decodeResponse[ucm.CreateIDResp](p).ID
 }
 
-func (p *program) destroyID(id uint32) uint32 {
+func (p *testProgram) destroyID(id uint32) uint32 {
 	p.t.Helper()
-	p.must(issue(p, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: id}, 4))
+	p.must(issueCommand(p, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: id}, 4))
 	return decodeResponse[ucm.DestroyIDResp](p).EventsReported
 }
 
 func sockaddrOf(a netip.AddrPort) (s ucm.Sockaddr) { putSockaddr(s[:], a); return s }
 
-func (p *program) bindID(id uint32, a string) error {
+func (p *testProgram) bindID(id uint32, a string) error {
 	addr := netip.MustParseAddrPort(a)
 	s := sockaddrOf(addr)
-	return issue(p, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: uint16(parseSockaddr(s[:]).size), Addr: s}, 0)
+	return issueCommand(p, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: uint16(parseSockaddr(s[:]).size), Addr: s}, 0)
 }
 
-func (p *program) nextEvent() ucm.EventResp {
+func (p *testProgram) nextEvent() ucm.EventResp {
 	p.t.Helper()
 	synctest.Wait()
-	if err := issue(p, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, uapi.SizeOf[ucm.EventResp]()); err != nil {
+	if err := issueCommand(p, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, uapi.SizeOf[ucm.EventResp]()); err != nil {
 		p.t.Fatal(err)
 	}
 	return decodeResponse[ucm.EventResp](p)
 }
 
 // withPrograms runs a test with a device, a server, and programs of two users.
-func withPrograms(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
+func withPrograms(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *testProgram)) {
 	withFuzzPrograms(t, true, f)
 }
 
 // withFuzzPrograms is like withPrograms, but uses checked mode only on request, because checked mode takes most of the
 // time.
-func withFuzzPrograms(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program)) {
+func withFuzzPrograms(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *testProgram)) {
 	synctest.Test(t, func(t *testing.T) {
 		var core ib.Core
 		if checked {
@@ -195,10 +195,10 @@ func withFuzzPrograms(t *testing.T, checked bool, f func(t *testing.T, s *Server
 		}
 		s := NewServer(m)
 		ledger := quota.New(quota.Limits{quota.CMIDs: {PerUser: 8}})
-		ledger.OnRefusal(func(*quota.Error) {})
+		ledger.OnRefusal(func(*quota.LimitError) {})
 		a, b := newProgram(t, s, ledger.User(1)), newProgram(t, s, ledger.User(2))
 		f(t, s, slot, a, b)
-		for _, p := range []*program{a, b} {
+		for _, p := range []*testProgram{a, b} {
 			for _, f := range p.files {
 				f.Close()
 				f.Close()
@@ -219,8 +219,8 @@ func withFuzzPrograms(t *testing.T, checked bool, f func(t *testing.T, s *Server
 	})
 }
 
-// TestIDOffsets checks that the trace finds the ID of every command.
-func TestIDOffsets(t *testing.T) {
+// TestTraceFindsIDOfEachCommand checks that the trace finds the ID of every command.
+func TestTraceFindsIDOfEachCommand(t *testing.T) {
 	for cmd, v := range map[ucm.Command]any{
 		ucm.CmdDestroyID: ucm.DestroyID{}, ucm.CmdBindIP: ucm.BindIP{}, ucm.CmdResolveIP: ucm.ResolveIP{},
 		ucm.CmdResolveRoute: ucm.ResolveRoute{}, ucm.CmdQueryRoute: ucm.Query{}, ucm.CmdConnect: ucm.Connect{},
@@ -242,42 +242,42 @@ func TestIDOffsets(t *testing.T) {
 	}
 }
 
-// TestConnection connects two programs. It checks that each ID receives its events, and that events are counted
+// TestConnectionReportsEvents connects two programs. It checks that each ID receives its events, and that events are counted
 // when they are delivered.
-func TestConnection(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+func TestConnectionReportsEvents(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		l := b.createID(msg.PortSpaceTCP, 0xb0)
 		b.must(b.bindID(l, "0.0.0.0:7471"))
-		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: l, Backlog: 4}, 0))
+		b.must(issueCommand(b, ucm.CmdListen, ucm.Listen{ID: l, Backlog: 4}, 0))
 		c := a.createID(msg.PortSpaceTCP, 0xa0)
-		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, ErrNoEvent) {
+		if err := issueCommand(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, ErrNoEvent) {
 			t.Errorf("GET_EVENT without an event: got %v, want ErrNoEvent", err)
 		}
 		dst := sockaddrOf(netip.MustParseAddrPort("10.0.0.1:7471"))
-		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet, DstAddr: dst}, 0))
+		a.must(issueCommand(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet, DstAddr: dst}, 0))
 		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.UID != 0xa0 || e.ID != c {
 			t.Fatalf("event: got %+v, want address resolved with UID 0xa0", e)
 		}
-		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
+		a.must(issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
 		a.nextEvent()
-		a.must(issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, 400))
+		a.must(issueCommand(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, 400))
 		if r := decodeResponse[ucm.QueryRouteResp](a); r.NumPaths != 1 || r.PortNum != 1 ||
 			parseSockaddr(r.DstAddr[:]).ip != netip.MustParseAddrPort("10.0.0.1:7471") {
 			t.Errorf("address: got %+v, want 10.0.0.1:7471 as the destination", r)
 		}
 		// The buffers have the current library's size, and the size of a library without a device index.
 		for room, want := range map[int]error{uapi.SizeOf[ucm.QueryRouteResp](): nil, 200: nil, 199: syscall.ENOSPC} {
-			if err := issue(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, room); !errors.Is(err, want) {
+			if err := issueCommand(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: c}, room); !errors.Is(err, want) {
 				t.Errorf("QUERY_ROUTE with room for %d bytes: got %v, want %v", room, err, want)
 			}
 		}
-		a.must(issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: c, Option: ucm.QueryPath}, 400))
+		a.must(issueCommand(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: c, Option: ucm.QueryPath}, 400))
 		if r := decodeResponse[ucm.QueryPathResp](a); r.NumPaths != 1 {
 			t.Errorf("paths: got %+v, want 1", r)
 		}
 		cp := ucm.ConnParam{QPNum: 7, ResponderResources: 1, InitiatorDepth: 1, Valid: 1, PrivateDataLen: 2,
 			PrivateData: [256]uint8{1, 2}}
-		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: cp, ID: c}, 0))
+		a.must(issueCommand(a, ucm.CmdConnect, ucm.Connect{ConnParam: cp, ID: c}, 0))
 		e := b.nextEvent()
 		if rdmacm.EventType(e.Event) != rdmacm.ConnectRequest || e.UID != 0xb0 || e.ID == l {
 			t.Fatalf("event: got %+v, want connect request with UID 0xb0", e)
@@ -286,19 +286,19 @@ func TestConnection(t *testing.T) {
 		if p.QPNum != 7 || p.PrivateDataLen != 56 || p.PrivateData[0] != 1 || p.PrivateData[2] != 0 {
 			t.Errorf("parameters: got %+v, want QP 7 and 56 bytes of private data", p)
 		}
-		b.must(issue(b, ucm.CmdAccept, ucm.Accept{UID: 0xb1, ConnParam: ucm.ConnParam{QPNum: 8, Valid: 1}, ID: e.ID}, 0))
+		b.must(issueCommand(b, ucm.CmdAccept, ucm.Accept{UID: 0xb1, ConnParam: ucm.ConnParam{QPNum: 8, Valid: 1}, ID: e.ID}, 0))
 		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.ConnectResponse {
 			t.Fatalf("event: got %+v, want connect response", e)
 		}
-		a.must(issue(a, ucm.CmdAccept, ucm.Accept{ID: c}, 0))
+		a.must(issueCommand(a, ucm.CmdAccept, ucm.Accept{ID: c}, 0))
 		if e := b.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.Established || e.UID != 0xb1 {
 			t.Fatalf("event: got %+v, want established with UID 0xb1", e)
 		}
-		a.must(issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: c}, 0))
+		a.must(issueCommand(a, ucm.CmdDisconnect, ucm.Disconnect{ID: c}, 0))
 		if e := b.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.Disconnected {
 			t.Fatalf("event: got %+v, want disconnected", e)
 		}
-		b.must(issue(b, ucm.CmdDisconnect, ucm.Disconnect{ID: e.ID}, 0))
+		b.must(issueCommand(b, ucm.CmdDisconnect, ucm.Disconnect{ID: e.ID}, 0))
 		synctest.Wait()
 		if !a.ready {
 			t.Error("ready with an event: got false, want true")
@@ -317,7 +317,7 @@ func TestConnection(t *testing.T) {
 
 // TestErrorsMatchKernel compares the errors with those of the kernel.
 func TestErrorsMatchKernel(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		id := a.createID(msg.PortSpaceTCP, 1)
 		other := b.createID(msg.PortSpaceTCP, 1)
 		v6 := sockaddrOf(netip.MustParseAddrPort("[fd00::1]:1"))
@@ -328,41 +328,41 @@ func TestErrorsMatchKernel(t *testing.T) {
 		}{
 			{"a command number that is too large", a.issueRaw(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
 			{"GET_OPTION", a.issueRaw(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
-			{"an unknown ID", issue(a, ucm.CmdListen, ucm.Listen{ID: 99}, 0), syscall.ENOENT},
-			{"another file's ID", issue(a, ucm.CmdListen, ucm.Listen{ID: other}, 0), syscall.EINVAL},
-			{"no space for the response", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3),
+			{"an unknown ID", issueCommand(a, ucm.CmdListen, ucm.Listen{ID: 99}, 0), syscall.ENOENT},
+			{"another file's ID", issueCommand(a, ucm.CmdListen, ucm.Listen{ID: other}, 0), syscall.EINVAL},
+			{"no space for the response", issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3),
 				syscall.ENOSPC},
-			{"no space for an event", issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1),
+			{"no space for an event", issueCommand(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1),
 				syscall.ENOSPC},
-			{"an unknown port space", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4), syscall.EINVAL},
-			{"an unmapped response", issue(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
+			{"an unknown port space", issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4), syscall.EINVAL},
+			{"an unmapped response", issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
 			{"a low port", a.bindID(id, "0.0.0.0:80"), syscall.EACCES},
 			{"an address without a device", a.bindID(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
-			{"an address of a wrong size", issue(a, ucm.CmdBind,
+			{"an address of a wrong size", issueCommand(a, ucm.CmdBind,
 				ucm.Bind{ID: id, AddrSize: 28, Addr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0), syscall.EINVAL},
-			{"an unknown family", issue(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0), syscall.EINVAL},
-			{"resolve a route", issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0), syscall.EINVAL},
-			{"connect", issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
-			{"connect without parameters", issue(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0), syscall.EINVAL},
-			{"accept", issue(a, ucm.CmdAccept, ucm.Accept{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
-			{"complete", issue(a, ucm.CmdAccept, ucm.Accept{ID: id}, 0), syscall.EINVAL},
-			{"reject", issue(a, ucm.CmdReject, ucm.Reject{ID: id}, 0), syscall.EINVAL},
-			{"reject with a reason of the CM", issue(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
-			{"disconnect", issue(a, ucm.CmdDisconnect, ucm.Disconnect{ID: id}, 0), syscall.EINVAL},
-			{"attributes without a device", issue(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1},
+			{"an unknown family", issueCommand(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0), syscall.EINVAL},
+			{"resolve a route", issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0), syscall.EINVAL},
+			{"connect", issueCommand(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
+			{"connect without parameters", issueCommand(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0), syscall.EINVAL},
+			{"accept", issueCommand(a, ucm.CmdAccept, ucm.Accept{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
+			{"complete", issueCommand(a, ucm.CmdAccept, ucm.Accept{ID: id}, 0), syscall.EINVAL},
+			{"reject", issueCommand(a, ucm.CmdReject, ucm.Reject{ID: id}, 0), syscall.EINVAL},
+			{"reject with a reason of the CM", issueCommand(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
+			{"disconnect", issueCommand(a, ucm.CmdDisconnect, ucm.Disconnect{ID: id}, 0), syscall.EINVAL},
+			{"attributes without a device", issueCommand(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1},
 				144), syscall.EINVAL},
-			{"an option of a wrong size", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptLen: 2, OptVal: responseAt}, 0),
+			{"an option of a wrong size", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptLen: 2, OptVal: responseAt}, 0),
 				syscall.EINVAL},
-			{"an unknown option", issue(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: 9, OptLen: 1, OptVal: responseAt},
+			{"an unknown option", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: 9, OptLen: 1, OptVal: responseAt},
 				0), syscall.ENOSYS},
-			{"an unknown query", issue(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: id, Option: 7}, 400),
+			{"an unknown query", issueCommand(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: id, Option: 7}, 400),
 				syscall.ENOSYS},
-			{"join without a device", issue(a, ucm.CmdJoinMcast,
+			{"join without a device", issueCommand(a, ucm.CmdJoinMcast,
 				ucm.JoinMcast{Response: responseAt, ID: id, AddrSize: 28, Addr: v6}, 4), syscall.EINVAL},
-			{"leave no group", issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4), syscall.ENOENT},
-			{"migrate from a missing file", issue(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4),
+			{"leave no group", issueCommand(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4), syscall.ENOENT},
+			{"migrate from a missing file", issueCommand(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4),
 				syscall.EINVAL},
-			{"destroy another's", issue(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: other}, 4), syscall.EINVAL},
+			{"destroy another's", issueCommand(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: other}, 4), syscall.EINVAL},
 		} {
 			if !errors.Is(c.err, c.want) {
 				t.Errorf("%s: got %v, want %v", c.what, c.err, c.want)
@@ -378,7 +378,7 @@ func TestErrorsMatchKernel(t *testing.T) {
 		}
 		var err error
 		for range 20 {
-			if err = issue(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 4); err != nil {
+			if err = issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 4); err != nil {
 				break
 			}
 		}
@@ -388,15 +388,15 @@ func TestErrorsMatchKernel(t *testing.T) {
 	})
 }
 
-// TestPortSharing checks which IDs can share a port. (cma_check_port)
-func TestPortSharing(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+// TestPortSharingFollowsKernel checks which IDs can share a port. (cma_check_port)
+func TestPortSharingFollowsKernel(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		b.low = true
-		bound := func(p *program, addr string, reuse bool) (uint32, error) {
+		bound := func(p *testProgram, addr string, reuse bool) (uint32, error) {
 			id := p.createID(msg.PortSpaceTCP, 1)
 			if reuse {
 				binary.NativeEndian.PutUint32(p.mem.b[1024:], 1)
-				p.must(issue(p, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: ucm.OptionIDReuseAddr, OptLen: 4,
+				p.must(issueCommand(p, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: ucm.OptionIDReuseAddr, OptLen: 4,
 					OptVal: memoryBase +
 						1024}, 0))
 			}
@@ -431,19 +431,19 @@ func TestPortSharing(t *testing.T) {
 	})
 }
 
-// TestDeviceRemoval checks that the removal of a device is reported to its IDs, which can then only be destroyed.
-func TestDeviceRemoval(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *program) {
+// TestDeviceRemovalIsReported checks that the removal of a device is reported to its IDs, which can then only be destroyed.
+func TestDeviceRemovalIsReported(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *testProgram) {
 		id, wild := a.createID(msg.PortSpaceTCP, 5), b.createID(msg.PortSpaceTCP, 6)
 		a.must(a.bindID(id, "10.0.0.1:5000"))
-		a.must(issue(a, ucm.CmdListen, ucm.Listen{ID: id}, 0))
+		a.must(issueCommand(a, ucm.CmdListen, ucm.Listen{ID: id}, 0))
 		b.must(b.bindID(wild, "0.0.0.0:5001"))
-		b.must(issue(b, ucm.CmdListen, ucm.Listen{ID: wild}, 0))
+		b.must(issueCommand(b, ucm.CmdListen, ucm.Listen{ID: wild}, 0))
 		a.must(slot.Unplug())
 		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.DeviceRemoval || e.UID != 5 {
 			t.Fatalf("event: got %+v, want device removal with UID 5", e)
 		}
-		if err := issue(a, ucm.CmdListen, ucm.Listen{ID: id}, 0); !errors.Is(err, syscall.EIO) {
+		if err := issueCommand(a, ucm.CmdListen, ucm.Listen{ID: id}, 0); !errors.Is(err, syscall.EIO) {
 			t.Errorf("listen after the removal: got %v, want EIO", err)
 		}
 		synctest.Wait()
@@ -452,14 +452,14 @@ func TestDeviceRemoval(t *testing.T) {
 		}
 		a.must(slot.Plug())
 		c := a.createID(msg.PortSpaceTCP, 7)
-		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet,
+		a.must(issueCommand(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved {
 			t.Fatalf("event of the device after its return: got %+v, want address resolved", e)
 		}
-		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
+		a.must(issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0))
 		a.nextEvent()
-		a.must(issue(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1, QPNum: 3}, ID: c}, 0))
+		a.must(issueCommand(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1, QPNum: 3}, ID: c}, 0))
 		if e := b.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.ConnectRequest {
 			t.Fatalf("event of the listener on all addresses: got %+v, want connect request", e)
 		}
@@ -472,19 +472,19 @@ func TestDeviceRemoval(t *testing.T) {
 // TestEventWakesWaiter checks that an event wakes a waiting call, and that an event is queued again if its response is
 // not delivered.
 func TestEventWakesWaiter(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		f := a.files[0]
 		woken := 0
 		w := f.AddWaiter(func() { woken++ })
 		v := f.AddWaiter(func() { woken += 10 })
-		if !f.Cancel(v) || f.Cancel(v) {
+		if !f.CancelWait(v) || f.CancelWait(v) {
 			t.Error("first and second Cancel: got another result, want true and false")
 		}
 		id := a.createID(msg.PortSpaceTCP, 5)
-		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
+		a.must(issueCommand(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		synctest.Wait()
-		if woken != 1 || f.Cancel(w) || f.AddWaiter(func() {}) != nil {
+		if woken != 1 || f.CancelWait(w) || f.AddWaiter(func() {}) != nil {
 			t.Errorf("calls of wake: got %d, want 1", woken)
 		}
 		taken, err := f.takeEvent()
@@ -492,14 +492,14 @@ func TestEventWakesWaiter(t *testing.T) {
 		if a.ready {
 			t.Error("ready without an event: got true, want false")
 		}
-		taken.Undo()
+		taken.Requeue()
 		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.AddrResolved || e.ID != id {
 			t.Errorf("event: got %+v, want address resolved", e)
 		}
 		// An event stays in the queue if its response cannot be stored.
-		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
+		a.must(issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 		synctest.Wait()
-		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: 3}, 400); !errors.Is(err, syscall.EFAULT) {
+		if err := issueCommand(a, ucm.CmdGetEvent, ucm.GetEvent{Response: 3}, 400); !errors.Is(err, syscall.EFAULT) {
 			t.Error(err)
 		}
 		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
@@ -513,7 +513,7 @@ func TestEventWakesWaiter(t *testing.T) {
 		if woken != 101 || w == nil {
 			t.Errorf("sum of the wake calls after Close: got %d, want 101", woken)
 		}
-		if err := issue(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, syscall.EIO) {
+		if err := issueCommand(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, 400); !errors.Is(err, syscall.EIO) {
 			t.Error(err)
 		}
 	})
@@ -521,20 +521,20 @@ func TestEventWakesWaiter(t *testing.T) {
 
 // TestMigrateMovesEvents checks that an ID moves with its events, and belongs to one file at a time.
 func TestMigrateMovesEvents(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		a.files = append(a.files, s.Open(Config{User: a.files[0].cfg.User}))
 		id := a.createID(msg.PortSpaceTCP, 5)
-		a.must(issue(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
+		a.must(issueCommand(a, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
 			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:5001"))}, 0))
 		a.nextEvent()
-		a.must(issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
+		a.must(issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 		synctest.Wait()
 		mig := ucm.MigrateID{Response: responseAt, ID: id, FD: 0}
 		a.must(a.issueRaw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4))
 		if n := decodeResponse[ucm.MigrateResp](a).EventsReported; n != 1 || a.ready {
 			t.Errorf("reported events: got %d with ready %v, want 1 and false", n, a.ready)
 		}
-		if err := issue(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
+		if err := issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("command on the former file: got %v, want EINVAL", err)
 		}
 		if err := a.issueRaw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4); !errors.Is(err, syscall.EINVAL) {
@@ -548,14 +548,14 @@ func TestMigrateMovesEvents(t *testing.T) {
 	})
 }
 
-// TestMulticastMembership checks the data for sending to a group, and that a membership ends with its ID.
-func TestMulticastMembership(t *testing.T) {
-	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *program) {
+// TestMembershipEndsWithID checks the data for sending to a group, and that a membership ends with its ID.
+func TestMembershipEndsWithID(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		id := a.createID(msg.PortSpaceUDP, 5)
 		a.must(a.bindID(id, "10.0.0.1:0"))
 		join := ucm.JoinMcast{Response: responseAt, UID: 77, ID: id, AddrSize: sizeofInet,
 			Addr: sockaddrOf(netip.MustParseAddrPort("239.1.2.3:0"))}
-		a.must(issue(a, ucm.CmdJoinMcast, join, 4))
+		a.must(issueCommand(a, ucm.CmdJoinMcast, join, 4))
 		g := decodeResponse[ucm.CreateIDResp](a).ID
 		e := a.nextEvent()
 		p, _ := uapi.Decode[ucm.UDParam](e.Param[:])
@@ -565,23 +565,23 @@ func TestMulticastMembership(t *testing.T) {
 			p.AHAttr.GRH.DGID != want || p.AHAttr.IsGlobal != 1 {
 			t.Errorf("event and parameters: got %+v and %+v, want the multicast GID", e, p)
 		}
-		if err := issue(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err,
+		if err := issueCommand(b, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4); !errors.Is(err,
 			syscall.EINVAL) {
 			t.Errorf("ID of another file: got %v, want EINVAL", err)
 		}
-		a.must(issue(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
+		a.must(issueCommand(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: g}, 4))
 		if n := decodeResponse[ucm.DestroyIDResp](a).EventsReported; n != 1 {
 			t.Errorf("reported events: got %d, want 1", n)
 		}
 		for range 7 { // together with the ID, these groups reach the user's limit
-			a.must(issue(a, ucm.CmdJoinMcast, join, 4))
+			a.must(issueCommand(a, ucm.CmdJoinMcast, join, 4))
 		}
-		if err := issue(a, ucm.CmdJoinMcast, join, 4); !errors.Is(err, syscall.ENOMEM) {
+		if err := issueCommand(a, ucm.CmdJoinMcast, join, 4); !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("group beyond the limit: got %v, want ENOMEM", err)
 		}
 		other := b.createID(msg.PortSpaceUDP, 5)
 		b.must(b.bindID(other, "10.0.0.1:0"))
-		b.must(issue(b, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: other, AddrSize: sizeofInet,
+		b.must(issueCommand(b, ucm.CmdJoinMcast, ucm.JoinMcast{Response: responseAt, ID: other, AddrSize: sizeofInet,
 			Addr: join.Addr}, 4))
 		a.destroyID(id)
 		if a.ready {

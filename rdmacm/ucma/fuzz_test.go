@@ -26,23 +26,23 @@ func (s *fuzzInput) nextByte() (b byte) {
 	return b
 }
 
-func pick[T any](s *fuzzInput, list ...T) T { return list[int(s.nextByte())%len(list)] }
+func pickElement[T any](s *fuzzInput, list ...T) T { return list[int(s.nextByte())%len(list)] }
 
 // nextID returns an ID or a membership of any file, or an unknown number.
 func (s *fuzzInput) nextID(srv *Server) uint32 {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
 	list := append(slices.Sorted(maps.Keys(srv.ids)), slices.Sorted(maps.Keys(srv.groups))...)
-	return pick(s, append(list, 0, 1000)...)
+	return pickElement(s, append(list, 0, 1000)...)
 }
 
 // nextAddr returns an address, and the size for the command.
 func (s *fuzzInput) nextAddr() (ucm.Sockaddr, uint16) {
-	port := pick(s, uint16(0), 7001, 7002, 80)
-	a := sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(pick(s, "10.0.0.1", "0.0.0.0", "127.0.0.1", "::", "::1",
+	port := pickElement(s, uint16(0), 7001, 7002, 80)
+	a := sockaddrOf(netip.AddrPortFrom(netip.MustParseAddr(pickElement(s, "10.0.0.1", "0.0.0.0", "127.0.0.1", "::", "::1",
 		"239.1.2.3", "10.0.0.9", "fe80::1")), port))
 	size := uint16(sizeofInet)
-	switch pick(s, 0, 0, 0, 1, 2, 3) {
+	switch pickElement(s, 0, 0, 0, 1, 2, 3) {
 	case 1:
 		binary.NativeEndian.PutUint16(a[:], afIB)
 		size = sizeofIB
@@ -59,18 +59,18 @@ func (s *fuzzInput) nextAddr() (ucm.Sockaddr, uint16) {
 // nextCommand returns the next command, with mostly valid bytes.
 func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	cmd := ucm.Command(s.nextByte()) % (ucm.NumCommands + 1)
-	response := pick(s, uint64(responseAt), responseAt, responseAt, 0)
+	response := pickElement(s, uint64(responseAt), responseAt, responseAt, 0)
 	id := s.nextID(srv)
-	p := ucm.ConnParam{QPNum: pick(s, uint32(1), 2, foreignQP), PrivateDataLen: s.nextByte(), Valid: pick(s, uint8(1), 1,
+	p := ucm.ConnParam{QPNum: pickElement(s, uint32(1), 2, foreignQP), PrivateDataLen: s.nextByte(), Valid: pickElement(s, uint8(1), 1,
 		0),
 		RetryCount: s.nextByte(), ResponderResources: 1}
 	enc := func(v []byte) (ucm.Command, []byte) { return cmd, v }
 	switch cmd {
 	case ucm.CmdCreateID:
 		return enc(uapi.AppendTo(nil, &ucm.CreateID{
-			UID: uint64(s.nextByte()), Response: response, PS: uint16(pick(s, msg.PortSpaceTCP, msg.PortSpaceUDP,
+			UID: uint64(s.nextByte()), Response: response, PS: uint16(pickElement(s, msg.PortSpaceTCP, msg.PortSpaceUDP,
 				msg.PortSpaceIB,
-				msg.PortSpaceIPoIB)), QPType: pick(s, uint8(2), 3, 4, 9),
+				msg.PortSpaceIPoIB)), QPType: pickElement(s, uint8(2), 3, 4, 9),
 		}))
 	case ucm.CmdDestroyID, ucm.CmdLeaveMcast:
 		return enc(uapi.AppendTo(nil, &ucm.DestroyID{Response: response, ID: id}))
@@ -86,7 +86,7 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	case ucm.CmdResolveAddr:
 		a, n := s.nextAddr()
 		b, m := s.nextAddr()
-		return enc(uapi.AppendTo(nil, &ucm.ResolveAddr{ID: id, SrcSize: pick(s, 0, m), SrcAddr: b, DstSize: n, DstAddr: a}))
+		return enc(uapi.AppendTo(nil, &ucm.ResolveAddr{ID: id, SrcSize: pickElement(s, 0, m), SrcAddr: b, DstSize: n, DstAddr: a}))
 	case ucm.CmdResolveRoute, ucm.CmdDisconnect:
 		return enc(uapi.AppendTo(nil, &ucm.ResolveRoute{ID: id}))
 	case ucm.CmdQuery, ucm.CmdQueryRoute:
@@ -98,7 +98,7 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	case ucm.CmdAccept:
 		return enc(uapi.AppendTo(nil, &ucm.Accept{UID: uint64(s.nextByte()), ConnParam: p, ID: id}))
 	case ucm.CmdReject:
-		return enc(uapi.AppendTo(nil, &ucm.Reject{ID: id, PrivateDataLen: s.nextByte(), Reason: pick(s, uint8(0), 28, 35,
+		return enc(uapi.AppendTo(nil, &ucm.Reject{ID: id, PrivateDataLen: s.nextByte(), Reason: pickElement(s, uint8(0), 28, 35,
 			1)}))
 	case ucm.CmdInitQPAttr:
 		return enc(uapi.AppendTo(nil, &ucm.InitQPAttr{Response: response, ID: id, QPState: uint32(s.nextByte() & 7)}))
@@ -106,9 +106,9 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 		return enc(uapi.AppendTo(nil, &ucm.GetEvent{Response: response}))
 	case ucm.CmdSetOption:
 		return enc(uapi.AppendTo(nil, &ucm.SetOption{OptVal: responseAt, ID: id, Level: uint32(s.nextByte() & 1),
-			OptName: uint32(s.nextByte() & 7), OptLen: pick(s, uint32(1), 4, 72)}))
+			OptName: uint32(s.nextByte() & 7), OptLen: pickElement(s, uint32(1), 4, 72)}))
 	case ucm.CmdNotify:
-		return enc(uapi.AppendTo(nil, &ucm.Notify{ID: id, Event: pick(s, uint32(uapi.EventCommEst), 0)}))
+		return enc(uapi.AppendTo(nil, &ucm.Notify{ID: id, Event: pickElement(s, uint32(uapi.EventCommEst), 0)}))
 	case ucm.CmdJoinIPMcast:
 		a, _ := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.JoinIPMcast{Response: response, UID: 9, Addr: ucm.SockaddrIn6(a[:28]), ID: id}))
@@ -116,7 +116,7 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 		a, n := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.JoinMcast{Response: response, UID: 9, ID: id, AddrSize: n, Addr: a}))
 	case ucm.CmdMigrateID:
-		return enc(uapi.AppendTo(nil, &ucm.MigrateID{Response: response, ID: id, FD: uint32(pick(s, 0, 1, 2, 3))}))
+		return enc(uapi.AppendTo(nil, &ucm.MigrateID{Response: response, ID: id, FD: uint32(pickElement(s, 0, 1, 2, 3))}))
 	}
 	return cmd, make([]byte, s.nextByte())
 }
@@ -132,7 +132,7 @@ func FuzzSession(f *testing.F) {
 		if len(b) > 1<<12 {
 			return
 		}
-		withFuzzPrograms(t, false, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *program) {
+		withFuzzPrograms(t, false, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
 			in := fuzzInput(b)
 			shared := s.Open(Config{User: p.files[0].cfg.User})
 			p.files = append(p.files, shared)
@@ -142,7 +142,7 @@ func FuzzSession(f *testing.F) {
 					break
 				}
 				how := in.nextByte()
-				who := []*program{p, q}[how&1]
+				who := []*testProgram{p, q}[how&1]
 				file := who.files[how>>1&1]
 				cmd, body := in.nextCommand(s)
 				if how&4 != 0 { // changed bytes
@@ -171,12 +171,12 @@ func FuzzSession(f *testing.F) {
 				case 1:
 					synctest.Wait()
 				case 2:
-					testutil.Advance(time.Millisecond)
+					testutil.AdvanceTime(time.Millisecond)
 				case 3:
-					testutil.Advance(time.Second)
+					testutil.AdvanceTime(time.Second)
 				case 4:
 					if who.taken != nil {
-						who.taken.Undo()
+						who.taken.Requeue()
 						who.taken = nil
 					}
 				case 5:

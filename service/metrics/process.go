@@ -52,7 +52,7 @@ func (p processCollector) Collect(out chan<- prometheus.Metric) {
 
 // memoryPages returns the sizes of the address space and of the resident memory, in pages. (proc_pid_statm(5))
 func memoryPages() (total, resident float64, ok bool) {
-	b, err := procfile.Read("/proc/self/statm")
+	b, err := procfile.ReadNoFollow("/proc/self/statm")
 	fields := bytes.Fields(b)
 	if err != nil || len(fields) < 2 {
 		return 0, 0, false
@@ -66,7 +66,7 @@ func memoryPages() (total, resident float64, ok bool) {
 
 // startTime returns the start time of the process in seconds since the epoch, or 0 if it is unknown. (proc_pid_stat(5))
 func startTime(now time.Time) float64 {
-	b, err := procfile.Read("/proc/self/stat")
+	b, err := procfile.ReadNoFollow("/proc/self/stat")
 	const ticks, start = 100, 19 // ticks per second; index of the start time after the name and its last ")"
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
 	if err != nil || len(fields) <= start {

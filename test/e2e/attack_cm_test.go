@@ -411,7 +411,7 @@ func (f *forger) flood(n int, ports ...uint16) {
 				RemoteCommID: num()},
 			&msg.DREQ{LocalCommID: num(), RemoteCommID: num(), RemoteQPN: num() >> 8}, &msg.DREP{LocalCommID: num(),
 				RemoteCommID: num()},
-			&msg.REJ{LocalCommID: num(), RemoteCommID: num(), Of: msg.Answered(num() & 3), Reason: msg.Reason(num() & 31)},
+			&msg.REJ{LocalCommID: num(), RemoteCommID: num(), Of: msg.AnsweredMessage(num() & 3), Reason: msg.RejectReason(num() & 31)},
 			&msg.REJ{RemoteCommID: num(), Reason: msg.ReasonConsumer}, &msg.MRA{LocalCommID: num(), RemoteCommID: num(),
 				ServiceTimeout: 31},
 			&msg.LAP{LocalCommID: num(), RemoteCommID: num()},

@@ -217,7 +217,7 @@ func (s *attackedService) checkStops() {
 	t.Helper()
 	began := time.Now()
 	s.rootCommand(15*time.Second, "stop")
-	testutil.Poll(func() bool {
+	testutil.PollUntil(func() bool {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid))
 		return err != nil || strings.Contains(string(b), ") Z ")
 	})

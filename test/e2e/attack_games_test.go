@@ -51,7 +51,7 @@ func TestAttackDescriptors(t *testing.T) {
 // awaitOnlyNeighbour waits until only the neighbour's program has objects.
 func (s *attackedService) awaitOnlyNeighbour() {
 	s.t.Helper()
-	if !testutil.Poll(func() bool { return len(s.openContexts()) == 1 }) {
+	if !testutil.PollUntil(func() bool { return len(s.openContexts()) == 1 }) {
 		s.t.Errorf("remaining objects: %v", s.openContexts())
 	}
 }

@@ -227,7 +227,7 @@ func TestAttackKeptDescriptors(t *testing.T) {
 	s := startContained(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
 	for _, c := range []struct {
 		name  string
-		kind  quota.Kind
+		kind  quota.ResourceKind
 		limit int
 		start func() *dialogue
 	}{

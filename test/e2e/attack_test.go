@@ -49,7 +49,7 @@ var objectLimitDivisor = fullCount(8, 1)
 // objectLimitDivisor.
 func fewObjectsArgs() (args []string) {
 	limits := service.DefaultLimits(true)
-	for _, k := range []quota.Kind{quota.PDs, quota.MRs, quota.MWs, quota.AHs, quota.CQs, quota.QPs, quota.SRQs,
+	for _, k := range []quota.ResourceKind{quota.PDs, quota.MRs, quota.MWs, quota.AHs, quota.CQs, quota.QPs, quota.SRQs,
 		quota.XRCDs, quota.CMIDs} {
 		l, share := limits[k], uint64(objectLimitDivisor)
 		args = append(args, "--limit", fmt.Sprintf("%v=%d/%d", k, l.PerUser/share, l.Total/share))

@@ -142,7 +142,7 @@ func (p *cmPair) runWithRepeats(t *testing.T, server, client *testService, addr 
 	ended := make(chan error, 1)
 	go func() { ended <- s.Wait() }()
 	// Wait until the server listens, or has attached its queue pair to the multicast group.
-	testutil.Poll(func() bool {
+	testutil.PollUntil(func() bool {
 		b, err := os.ReadFile(trace)
 		return err == nil && (bytes.Contains(b, []byte("LISTEN{")) || bytes.Contains(b, []byte("ATTACH_MCAST{")))
 	})
@@ -218,7 +218,7 @@ func (w *testService) heldObjects(kind string) int {
 func (w *testService) awaitCMEmpty() {
 	w.t.Helper()
 	w.awaitEmpty()
-	if !testutil.Poll(func() bool { return w.heldObjects("cm-ids") == 0 }) {
+	if !testutil.PollUntil(func() bool { return w.heldObjects("cm-ids") == 0 }) {
 		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.heldObjects("cm-ids"), w.mustRun("res", "show"))
 	}
 }

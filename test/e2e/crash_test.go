@@ -41,7 +41,7 @@ func startPair(t *testing.T, w *testService, program string, args []string) (ser
 		t.Fatal(err)
 	}
 	before := w.receivedPackets()
-	if !testutil.Poll(func() bool {
+	if !testutil.PollUntil(func() bool {
 		r := w.openContexts()
 		return len(r) == 2 && isConnected(r[0]) && isConnected(r[1]) && w.receivedPackets() > before+100
 	}) {

@@ -137,7 +137,7 @@ func (s *endureProcesses) reset(r ctl.DevReset) time.Duration {
 	r.Name = "rxe0"
 	s.sendRequest(&ctl.Request{Op: ctl.OpDevReset, Reset: &r})
 	var d ctl.DevInfo
-	if !testutil.Poll(func() bool {
+	if !testutil.PollUntil(func() bool {
 		d = s.deviceInfo()
 		return d.Resets > before && d.State == "running"
 	}) {
@@ -275,7 +275,7 @@ func TestEndure(t *testing.T) {
 	totals := s.endAll()
 	// The service closes the connection of a launcher shortly after the launcher has ended.
 	after := footprintOf(t, pid, dir)
-	if !testutil.Poll(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
+	if !testutil.PollUntil(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
 		t.Errorf("footprint of the service: got %+v, had %+v before:\n%q\n%q", after, before, descriptorsOf(pid), had)
 	}
 	slices.Sort(recoveries)

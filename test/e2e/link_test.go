@@ -81,7 +81,7 @@ func TestShapedFlaps(t *testing.T) {
 				w.mustRun("wait", "--listen", port)
 			}
 		}
-		testutil.Poll(func() bool { return w.readCounter("rxe1", "sent_pkts") > 0 })
+		testutil.PollUntil(func() bool { return w.readCounter("rxe1", "sent_pkts") > 0 })
 		for range flaps {
 			w.mustRun("link", "set", "rxe0", "flap=1ms")
 		}

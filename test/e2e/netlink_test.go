@@ -50,12 +50,12 @@ func TestRdmaTool(t *testing.T) {
 			if err := s.Start(); err != nil {
 				t.Fatal(err)
 			}
-			testutil.Poll(func() bool { return strings.Contains(rdma("resource", "show", "cm_id"), "state LISTEN") })
+			testutil.PollUntil(func() bool { return strings.Contains(rdma("resource", "show", "cm_id"), "state LISTEN") })
 			c := w.cmd(w.deadline(60), "run", "--", "rping", "-c", "-a", addr)
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
-			testutil.Poll(func() bool { return strings.Count(rdma("resource", "show", "qp"), "state RTS") == 2 })
+			testutil.PollUntil(func() bool { return strings.Count(rdma("resource", "show", "qp"), "state RTS") == 2 })
 			if out := rdma("resource", "show", "cm_id"); strings.Count(out, "state CONNECT") != 2 ||
 				strings.Count(out, "comm rping") != 3 {
 				t.Errorf("rdma resource show cm_id: got\n%s", out)
@@ -80,7 +80,7 @@ func TestRdmaTool(t *testing.T) {
 				LQPN []string `json:"lqpn"`
 			}
 			srq := ""
-			testutil.Poll(func() bool {
+			testutil.PollUntil(func() bool {
 				srq = rdma("-j", "resource", "show", "srq")
 				return strings.Contains(srq, "lqpn") && strings.Count(rdma("resource", "show", "qp"), "ibv_srq") == 3
 			})
@@ -124,7 +124,7 @@ func TestRdmaToolForeignService(t *testing.T) {
 		syscall.Kill(-s.Process.Pid, syscall.SIGKILL)
 		_ = s.Wait()
 	}()
-	testutil.Poll(func() bool {
+	testutil.PollUntil(func() bool {
 		return strings.Contains(w.mustRun("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN")
 	})
 	other := w.as(users()[1].uid)

@@ -40,7 +40,7 @@ func TestQPTrace(t *testing.T) {
 		}
 		return len(qps) == 2 && qps[0].State == "RTS" && qps[1].State == "RTS"
 	}
-	if !testutil.Poll(connected) {
+	if !testutil.PollUntil(connected) {
 		t.Fatalf("queue pairs: got %+v, want two connected ones", qps)
 	}
 	if qps[0].DestQPN != qps[1].Num || qps[1].DestQPN != qps[0].Num {
@@ -57,7 +57,7 @@ func TestQPTrace(t *testing.T) {
 			out = w.mustRun("qp", "trace", num)
 			return strings.Contains(out, want)
 		}
-		if !testutil.Poll(has) {
+		if !testutil.PollUntil(has) {
 			t.Fatalf("trace: got\n%.1000s\nwant %q in it", out, want)
 		}
 	}

@@ -84,7 +84,7 @@ func TestResetPrograms(t *testing.T) {
 				if err := watch.Start(); err != nil {
 					t.Fatal(err)
 				}
-				testutil.Poll(func() bool { return w.firstDevice().Contexts == 3 })
+				testutil.PollUntil(func() bool { return w.firstDevice().Contexts == 3 })
 				for _, args := range fail.do {
 					w.mustRun(append([]string{"dev"}, args...)...)
 				}
@@ -101,7 +101,7 @@ func TestResetPrograms(t *testing.T) {
 				}
 				w.awaitEmpty()
 				checkNoQueueFiles(t, w.serve.Process.Pid)
-				testutil.Poll(func() bool { return w.firstDevice().State == "running" })
+				testutil.PollUntil(func() bool { return w.firstDevice().State == "running" })
 				args := []string{"-d", "rxe0", "-g", "1", "-c"}
 				again := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
 				if err := again.run(); err != nil {
@@ -325,7 +325,7 @@ func TestSoakReset(t *testing.T) {
 			all = append(all, server, client)
 		}
 		running := 0
-		if !testutil.Poll(func() bool {
+		if !testutil.PollUntil(func() bool {
 			running = 0
 			for _, r := range w.openContexts() {
 				if isConnected(r) {

@@ -293,7 +293,7 @@ func (w *testService) resShow() (list []ctl.ContextInfo) {
 func (w *testService) awaitEmpty() {
 	w.t.Helper()
 	var r []ctl.ContextInfo
-	if !testutil.Poll(func() bool {
+	if !testutil.PollUntil(func() bool {
 		r = w.openContexts()
 		return len(r) == 0
 	}) {

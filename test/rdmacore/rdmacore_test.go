@@ -35,7 +35,7 @@ func TestTable(t *testing.T) {
 				pyverbs.Failed), countOutcomes(r.Tests,
 				pyverbs.Error))
 	}
-	gendoc.Check(t, resultsPage, "versions", b.String())
+	gendoc.CheckSection(t, resultsPage, "versions", b.String())
 
 	failures, unexplained := Failures(records, reasons)
 	for _, u := range unexplained {
@@ -59,7 +59,7 @@ func TestTable(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", strings.Join(items, ", "), strings.Join(f.Verbena, ", "),
 			strings.Join(f.Kernel, ", "), f.Why)
 	}
-	gendoc.Check(t, resultsPage, "version failures", b.String())
+	gendoc.CheckSection(t, resultsPage, "version failures", b.String())
 }
 
 // TestVersionRanges tests that there are versions of each kind: with extended completion queues that count wrongly,

@@ -115,12 +115,12 @@ func run(args []string, out, errs io.Writer) int {
 		say(programs[0], vet.UnusedEscapes(programs))
 	}
 	if hasLayers(*dir) {
-		imports, err := layers.Load(*dir, "")
+		imports, err := layers.LoadPackages(*dir, "")
 		if err != nil {
 			fmt.Fprintln(errs, "verbenavet:", err)
 			return 2
 		}
-		for _, b := range layers.Check(imports) {
+		for _, b := range layers.CheckImports(imports) {
 			said[b] = true
 			fmt.Fprintln(out, "layers:", b)
 		}

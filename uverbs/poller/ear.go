@@ -47,7 +47,7 @@ func maxWatches() (user, all int) {
 
 // readInotifyLimit reads a limit of inotify. readInotifyLimit returns the kernel's default if the read fails.
 func readInotifyLimit(name string, usual int) int {
-	b, err := procfile.Read("/proc/sys/fs/inotify/" + name)
+	b, err := procfile.ReadNoFollow("/proc/sys/fs/inotify/" + name)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil || n <= 0 {
 		return usual

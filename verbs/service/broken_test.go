@@ -54,7 +54,7 @@ func newFaultyService(t *testing.T, how *atomic.Pointer[faultyReplies]) *service
 func sendFaultyReplies(c ctl.Conn, how faultyReplies) {
 	defer c.Close()
 	var r ctl.Request
-	if _, err := c.Receive(&r, ctl.Limits{Size: ctl.MaxRequest}); err != nil {
+	if _, err := c.Receive(&r, ctl.MessageLimits{Size: ctl.MaxRequest}); err != nil {
 		return
 	}
 	if r.Op == ctl.OpDevShow {

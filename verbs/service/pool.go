@@ -103,7 +103,7 @@ func (p *bufferPool) takePiece(size int) (bufferPiece, error) {
 
 //verbena:held mu
 func (p *bufferPool) newMapping(size int) (*bufferMapping, error) {
-	mem, err := hugepage.Reserve(size, 0) // uses the alignment of the service's file
+	mem, err := hugepage.ReserveAddresses(size, 0) // uses the alignment of the service's file
 	if err != nil {
 		return nil, fmt.Errorf("reserve %d bytes of addresses: %w", size, err)
 	}

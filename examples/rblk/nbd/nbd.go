@@ -116,7 +116,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 			defer func() { <-free }()
 			defer c.Close()
 			defer context.AfterFunc(ctx, func() { c.Close() })()
-			if err := s.serve(c); err != nil && ctx.Err() == nil && s.Logf != nil {
+			if err := s.serveConn(c); err != nil && ctx.Err() == nil && s.Logf != nil {
 				s.Logf("nbd: %v", err)
 			}
 		})
@@ -133,9 +133,9 @@ type conn struct {
 	gone atomic.Bool // set when the client does not read replies any more
 }
 
-func newReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
+func newConnReader(r io.Reader) *bufio.Reader { return bufio.NewReaderSize(r, 64<<10) }
 
-func (c *conn) write(b ...[]byte) error {
+func (c *conn) writeBuffers(b ...[]byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	bufs := net.Buffers(slices.DeleteFunc(b, func(p []byte) bool { return len(p) == 0 }))
@@ -143,19 +143,19 @@ func (c *conn) write(b ...[]byte) error {
 	return err
 }
 
-func u16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
-func u32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
-func u64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
+func bigEndian16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
+func bigEndian32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
+func bigEndian64(v uint64) []byte { return binary.BigEndian.AppendUint64(nil, v) }
 
-func (s *Server) serve(nc net.Conn) error {
-	c := &conn{r: newReader(nc), w: nc}
+func (s *Server) serveConn(nc net.Conn) error {
+	c := &conn{r: newConnReader(nc), w: nc}
 	nc.SetDeadline(time.Now().Add(handshakeTimeout))
 	disk, err := s.negotiate(c)
 	if err != nil || disk == nil {
 		return err
 	}
 	nc.SetDeadline(time.Time{})
-	return c.transmit(disk)
+	return c.executeRequests(disk)
 }
 
 // findDisk returns the disk with the given name.
@@ -170,12 +170,12 @@ func (s *Server) findDisk(name string) Disk {
 
 // negotiate returns the disk that the client has chosen, or nil if the client has disconnected.
 func (s *Server) negotiate(c *conn) (Disk, error) {
-	if err := c.write(u64(magicInit), u64(magicOption), u16(flagFixed|flagNoZeroes)); err != nil {
+	if err := c.writeBuffers(bigEndian64(magicInit), bigEndian64(magicOption), bigEndian16(flagFixed|flagNoZeroes)); err != nil {
 		return nil, err
 	}
 	var flags [4]byte
 	if _, err := io.ReadFull(c.r, flags[:]); err != nil {
-		return nil, ignoreDisconnect(err)
+		return nil, nilIfDisconnected(err)
 	}
 	clientFlags := binary.BigEndian.Uint32(flags[:])
 	if clientFlags&^(flagFixed|flagNoZeroes) != 0 {
@@ -184,7 +184,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	for range 1000 { // the three flags that a client needs
 		var h [16]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
-			return nil, ignoreDisconnect(err)
+			return nil, nilIfDisconnected(err)
 		}
 		option, n := binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:])
 		if binary.BigEndian.Uint64(h[:]) != magicOption {
@@ -198,7 +198,7 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 			return nil, err
 		}
 		reply := func(kind uint32, b []byte) error {
-			return c.write(u64(magicReply), u32(option), u32(kind), u32(uint32(len(b))), b)
+			return c.writeBuffers(bigEndian64(magicReply), bigEndian32(option), bigEndian32(kind), bigEndian32(uint32(len(b))), b)
 		}
 		var err error
 		switch option {
@@ -207,11 +207,11 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 			if d == nil {
 				return nil, fmt.Errorf("the server has no export %.64q", data) // the option EXPORT_NAME has no error reply
 			}
-			b := append(u64(uint64(d.Size())), u16(sendFlags)...)
+			b := append(bigEndian64(uint64(d.Size())), bigEndian16(sendFlags)...)
 			if clientFlags&flagNoZeroes == 0 {
 				b = append(b, make([]byte, 124)...)
 			}
-			return d, c.write(b)
+			return d, c.writeBuffers(b)
 		case optAbort:
 			return nil, reply(repAck, nil)
 		case optList:
@@ -220,13 +220,13 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 				break
 			}
 			for name := range s.Exports {
-				if err = reply(repServer, append(u32(uint32(len(name))), name...)); err != nil {
+				if err = reply(repServer, append(bigEndian32(uint32(len(name))), name...)); err != nil {
 					return nil, err
 				}
 			}
 			err = reply(repAck, nil)
 		case optInfo, optGo:
-			name, ok := parseInfoName(data)
+			name, ok := parseExportName(data)
 			if !ok {
 				err = reply(repErrInvalid, nil)
 				break
@@ -236,8 +236,8 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 				err = reply(repErrUnknown, []byte("there is no such export"))
 				break
 			}
-			info := append(append(u16(infoExport), u64(uint64(d.Size()))...), u16(sendFlags)...)
-			blocks := append(append(append(u16(infoBlockSize), u32(1)...), u32(4096)...), u32(maxPayload)...)
+			info := append(append(bigEndian16(infoExport), bigEndian64(uint64(d.Size()))...), bigEndian16(sendFlags)...)
+			blocks := append(append(append(bigEndian16(infoBlockSize), bigEndian32(1)...), bigEndian32(4096)...), bigEndian32(maxPayload)...)
 			if err = errors.Join(reply(repInfo, info), reply(repInfo, blocks), reply(repAck, nil)); err == nil &&
 				option == optGo {
 				return d, nil
@@ -252,9 +252,9 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	return nil, errors.New("the client sends too many options")
 }
 
-// parseInfoName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2), and
+// parseExportName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2), and
 // the requests (2 each).
-func parseInfoName(b []byte) (string, bool) {
+func parseExportName(b []byte) (string, bool) {
 	if len(b) < 6 {
 		return "", false
 	}
@@ -266,8 +266,8 @@ func parseInfoName(b []byte) (string, bool) {
 	return string(b[4 : 4+n]), len(rest) == 2+2*int(binary.BigEndian.Uint16(rest))
 }
 
-// ignoreDisconnect removes the error of a client that disconnects between messages.
-func ignoreDisconnect(err error) error {
+// nilIfDisconnected removes the error of a client that disconnects between messages.
+func nilIfDisconnected(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) {
 		return nil
 	}
@@ -289,9 +289,9 @@ func protocolErrno(err error) uint32 {
 	return uint32(syscall.EIO)
 }
 
-// transmit executes requests, several at a time, until the client disconnects. transmit finishes the requests that
+// executeRequests executes requests, several at a time, until the client disconnects. executeRequests finishes the requests that
 // have begun.
-func (c *conn) transmit(d Disk) error {
+func (c *conn) executeRequests(d Disk) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	slots := make(chan struct{}, inFlight)
@@ -300,7 +300,7 @@ func (c *conn) transmit(d Disk) error {
 	for !c.gone.Load() { // the buffer may already contain many requests
 		var h [28]byte
 		if _, err := io.ReadFull(c.r, h[:]); err != nil {
-			return ignoreDisconnect(err)
+			return nilIfDisconnected(err)
 		}
 		flags, kind := binary.BigEndian.Uint16(h[4:]), binary.BigEndian.Uint16(h[6:])
 		handle := [8]byte(h[8:16])
@@ -343,7 +343,7 @@ func (c *conn) transmit(d Disk) error {
 			if err == nil && kind == cmdRead {
 				data = *buf
 			}
-			if c.write(u32(magicAnswer), u32(protocolErrno(err)), handle[:], data) != nil {
+			if c.writeBuffers(bigEndian32(magicAnswer), bigEndian32(protocolErrno(err)), handle[:], data) != nil {
 				c.gone.Store(true)
 				c.w.Close() // also ends the reading
 			}

@@ -60,17 +60,17 @@ func (r *ramDisk) Sync() error {
 
 func (r *ramDisk) Size() int64 { return int64(len(r.b)) }
 
-// client is the client's side of the protocol, for tests.
-type client struct {
+// testClient is the client's side of the protocol, for tests.
+type testClient struct {
 	t testing.TB
 	net.Conn
 }
 
-func dial(t testing.TB, s *Server) *client {
+func dial(t testing.TB, s *Server) *testClient {
 	ours, theirs := net.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		done <- s.serve(theirs)
+		done <- s.serveConn(theirs)
 		theirs.Close()
 	}()
 	t.Cleanup(func() {
@@ -78,17 +78,17 @@ func dial(t testing.TB, s *Server) *client {
 		<-done
 	})
 	ours.SetDeadline(time.Now().Add(20 * time.Second))
-	return &client{t, ours}
+	return &testClient{t, ours}
 }
 
-func (c *client) send(parts ...[]byte) {
+func (c *testClient) sendBytes(parts ...[]byte) {
 	c.t.Helper()
 	if _, err := c.Write(bytes.Join(parts, nil)); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-func (c *client) expectBytes(want ...[]byte) {
+func (c *testClient) expectBytes(want ...[]byte) {
 	c.t.Helper()
 	w := bytes.Join(want, nil)
 	got := make([]byte, len(w))
@@ -97,50 +97,50 @@ func (c *client) expectBytes(want ...[]byte) {
 	}
 }
 
-func (c *client) expectGreeting(flags uint32) {
+func (c *testClient) expectGreeting(flags uint32) {
 	c.t.Helper()
 	c.expectBytes([]byte("NBDMAGICIHAVEOPT"), []byte{0, 3})
-	c.send(u32(flags))
+	c.sendBytes(bigEndian32(flags))
 }
 
-func (c *client) sendOption(o uint32, data []byte) {
+func (c *testClient) sendOption(o uint32, data []byte) {
 	c.t.Helper()
-	c.send([]byte("IHAVEOPT"), u32(o), u32(uint32(len(data))), data)
+	c.sendBytes([]byte("IHAVEOPT"), bigEndian32(o), bigEndian32(uint32(len(data))), data)
 }
 
-func (c *client) expectReply(o, kind uint32, data []byte) {
+func (c *testClient) expectReply(o, kind uint32, data []byte) {
 	c.t.Helper()
-	c.expectBytes(u64(magicReply), u32(o), u32(kind), u32(uint32(len(data))), data)
+	c.expectBytes(bigEndian64(magicReply), bigEndian32(o), bigEndian32(kind), bigEndian32(uint32(len(data))), data)
 }
 
 // selectExport sends the option GO for an export.
-func (c *client) selectExport(name string, size uint64) {
+func (c *testClient) selectExport(name string, size uint64) {
 	c.t.Helper()
-	c.sendOption(optGo, append(append(u32(uint32(len(name))), name...), 0, 0))
-	c.expectReply(optGo, repInfo, append(append(u16(infoExport), u64(size)...), u16(sendFlags)...))
-	c.expectReply(optGo, repInfo, append(append(append(u16(infoBlockSize), u32(1)...), u32(4096)...), u32(maxPayload)...))
+	c.sendOption(optGo, append(append(bigEndian32(uint32(len(name))), name...), 0, 0))
+	c.expectReply(optGo, repInfo, append(append(bigEndian16(infoExport), bigEndian64(size)...), bigEndian16(sendFlags)...))
+	c.expectReply(optGo, repInfo, append(append(append(bigEndian16(infoBlockSize), bigEndian32(1)...), bigEndian32(4096)...), bigEndian32(maxPayload)...))
 	c.expectReply(optGo, repAck, nil)
 }
 
-func (c *client) sendRequest(flags, kind uint16, handle, off uint64, n uint32, data []byte) {
+func (c *testClient) sendRequest(flags, kind uint16, handle, off uint64, n uint32, data []byte) {
 	c.t.Helper()
-	c.send(u32(magicReq), u16(flags), u16(kind), u64(handle), u64(off), u32(n), data)
+	c.sendBytes(bigEndian32(magicReq), bigEndian16(flags), bigEndian16(kind), bigEndian64(handle), bigEndian64(off), bigEndian32(n), data)
 }
 
-func (c *client) expectAnswer(handle uint64, errno syscall.Errno, data []byte) {
+func (c *testClient) expectAnswer(handle uint64, errno syscall.Errno, data []byte) {
 	c.t.Helper()
-	c.expectBytes(u32(magicAnswer), u32(uint32(errno)), u64(handle), data)
+	c.expectBytes(bigEndian32(magicAnswer), bigEndian32(uint32(errno)), bigEndian64(handle), data)
 }
 
-// expectClosed checks that the server has closed the connection.
-func (c *client) expectClosed() {
+// expectConnClosed checks that the server has closed the connection.
+func (c *testClient) expectConnClosed() {
 	c.t.Helper()
 	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
 		c.t.Fatalf("read after the end of the connection: got %d bytes and %v, want 0 and EOF", n, err)
 	}
 }
 
-func TestNegotiation(t *testing.T) {
+func TestNegotiationSelectsExport(t *testing.T) {
 	one := &Server{Exports: map[string]Disk{"a": &ramDisk{b: make([]byte, 4096)}}}
 	two := &Server{Exports: map[string]Disk{"a": &ramDisk{b: make([]byte, 4096)}, "b": &ramDisk{b: make([]byte, 512)}}}
 	t.Run("GO", func(t *testing.T) { c := dial(t, two); c.expectGreeting(3); c.selectExport("b", 512) })
@@ -169,33 +169,33 @@ func TestNegotiation(t *testing.T) {
 		c := dial(t, one)
 		c.expectGreeting(3)
 		c.sendOption(optList, nil)
-		c.expectReply(optList, repServer, append(u32(1), 'a'))
+		c.expectReply(optList, repServer, append(bigEndian32(1), 'a'))
 		c.expectReply(optList, repAck, nil)
 	})
 	t.Run("EXPORT_NAME", func(t *testing.T) {
 		c := dial(t, two)
 		c.expectGreeting(3)
 		c.sendOption(optExportName, []byte("a"))
-		c.expectBytes(u64(4096), u16(sendFlags))
+		c.expectBytes(bigEndian64(4096), bigEndian16(sendFlags))
 	})
 	t.Run("EXPORT_NAME with zeroes", func(t *testing.T) {
 		c := dial(t, two)
 		c.expectGreeting(1)
 		c.sendOption(optExportName, []byte("a"))
-		c.expectBytes(u64(4096), u16(sendFlags), make([]byte, 124))
+		c.expectBytes(bigEndian64(4096), bigEndian16(sendFlags), make([]byte, 124))
 	})
 	t.Run("EXPORT_NAME that is not there", func(t *testing.T) {
 		c := dial(t, two)
 		c.expectGreeting(3)
 		c.sendOption(optExportName, []byte("c"))
-		c.expectClosed()
+		c.expectConnClosed()
 	})
 	t.Run("ABORT", func(t *testing.T) {
 		c := dial(t, two)
 		c.expectGreeting(3)
 		c.sendOption(optAbort, nil)
 		c.expectReply(optAbort, repAck, nil)
-		c.expectClosed()
+		c.expectConnClosed()
 	})
 	t.Run("an option that is not known", func(t *testing.T) {
 		c := dial(t, two)
@@ -206,24 +206,24 @@ func TestNegotiation(t *testing.T) {
 	t.Run("an option that is too long", func(t *testing.T) {
 		c := dial(t, two)
 		c.expectGreeting(3)
-		c.send([]byte("IHAVEOPT"), u32(optGo), u32(maxOption+1))
-		c.expectClosed()
+		c.sendBytes([]byte("IHAVEOPT"), bigEndian32(optGo), bigEndian32(maxOption+1))
+		c.expectConnClosed()
 	})
 	t.Run("client flags that are not known", func(t *testing.T) {
 		c := dial(t,
 			two)
 		c.expectGreeting(4)
-		c.expectClosed()
+		c.expectConnClosed()
 	})
 	t.Run("no option at all", func(t *testing.T) {
 		c := dial(t, two)
 		c.expectGreeting(3)
-		c.send(make([]byte, 16))
-		c.expectClosed()
+		c.sendBytes(make([]byte, 16))
+		c.expectConnClosed()
 	})
 }
 
-func TestTransmission(t *testing.T) {
+func TestTransmissionExecutesRequests(t *testing.T) {
 	d := &ramDisk{b: make([]byte, 8192)}
 	s := &Server{Exports: map[string]Disk{"": d}}
 	c := dial(t, s)
@@ -274,25 +274,27 @@ func TestTransmission(t *testing.T) {
 	c.sendRequest(0, cmdFlush, 7, 0, 0, nil)
 	c.expectAnswer(7, syscall.EIO, nil)
 	c.sendRequest(0, cmdDisc, 8, 0, 0, nil)
-	c.expectClosed()
+	c.expectConnClosed()
 }
 
-// TestProtocolViolation checks that a violation of the protocol ends the connection with a reason.
-func TestProtocolViolation(t *testing.T) {
+// TestProtocolViolationEndsConnection checks that a violation of the protocol ends the connection with a reason.
+func TestProtocolViolationEndsConnection(t *testing.T) {
 	for _, bad := range []struct {
 		name string
 		send []byte
 		says string
 	}{
 		{"no magic number", make([]byte, 28), "magic"},
-		{"a read of everything", bytes.Join([][]byte{u32(magicReq), u32(0), u64(0), u64(0), u32(1 << 31)}, nil),
+		{"a read of everything", bytes.Join([][]byte{bigEndian32(magicReq), bigEndian32(0), bigEndian64(0), bigEndian64(0), bigEndian32(1 << 31)}, nil),
 			"2147483648 bytes"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
 			ours, theirs := net.Pipe()
 			defer ours.Close()
 			done := make(chan error, 1)
-			go func() { done <- (&conn{r: newReader(theirs), w: theirs}).transmit(&ramDisk{b: make([]byte, 512)}) }()
+			go func() {
+				done <- (&conn{r: newConnReader(theirs), w: theirs}).executeRequests(&ramDisk{b: make([]byte, 512)})
+			}()
 			ours.Write(bad.send)
 			if err := <-done; err == nil || !strings.Contains(err.Error(), bad.says) {
 				t.Errorf("transmit: got %v, want an error with the reason", err)
@@ -316,14 +318,14 @@ func TestServeEndsWithContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	c := &client{t, nc}
+	c := &testClient{t, nc}
 	c.expectGreeting(3)
 	c.selectExport("", 512)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	c.expectClosed()
+	c.expectConnClosed()
 }
 
 // largeDisk is a disk that counts reads.
@@ -339,8 +341,8 @@ func (l *largeDisk) ReadAt(p []byte, off int64) (int, error) {
 
 func (l *largeDisk) Size() int64 { return 1 << 30 }
 
-// TestSlowReader checks that a client that does not read its replies cannot exceed the server's limits.
-func TestSlowReader(t *testing.T) {
+// TestSlowReaderIsLimited checks that a client that does not read its replies cannot exceed the server's limits.
+func TestSlowReaderIsLimited(t *testing.T) {
 	d := &largeDisk{}
 	c := dial(t, &Server{Exports: map[string]Disk{"": d}})
 	c.expectGreeting(3)
@@ -362,14 +364,14 @@ func TestSlowReader(t *testing.T) {
 	<-sent
 }
 
-// TestClientGone checks that requests of a disconnected client are not executed.
-func TestClientGone(t *testing.T) {
+// TestRequestsOfGoneClientAreDropped checks that requests of a disconnected client are not executed.
+func TestRequestsOfGoneClientAreDropped(t *testing.T) {
 	d := &largeDisk{}
 	ours, theirs := net.Pipe()
 	done := make(chan error, 1)
-	go func() { done <- (&conn{r: newReader(theirs), w: theirs}).transmit(d) }()
+	go func() { done <- (&conn{r: newConnReader(theirs), w: theirs}).executeRequests(d) }()
 	const requests = 1000
-	one := bytes.Join([][]byte{u32(magicReq), u16(0), u16(cmdRead), u64(1), u64(0), u32(maxPayload)}, nil)
+	one := bytes.Join([][]byte{bigEndian32(magicReq), bigEndian16(0), bigEndian16(cmdRead), bigEndian64(1), bigEndian64(0), bigEndian32(maxPayload)}, nil)
 	if _, err := ours.Write(bytes.Repeat(one, requests)); err != nil {
 		t.Fatal(err)
 	}
@@ -382,8 +384,8 @@ func TestClientGone(t *testing.T) {
 	}
 }
 
-// TestHandshakeTimeout checks that a client that does not negotiate is disconnected.
-func TestHandshakeTimeout(t *testing.T) {
+// TestHandshakeTimeoutDisconnects checks that a client that does not negotiate is disconnected.
+func TestHandshakeTimeoutDisconnects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &Server{Exports: map[string]Disk{"": &ramDisk{b: make([]byte, 512)}}}
 		c := dial(t, s)
@@ -393,16 +395,16 @@ func TestHandshakeTimeout(t *testing.T) {
 		silent := dial(t, s)
 		silent.SetDeadline(time.Time{})
 		silent.expectGreeting(3)
-		testutil.Advance(time.Hour)
-		silent.expectClosed()
+		testutil.AdvanceTime(time.Hour)
+		silent.expectConnClosed()
 		c.sendRequest(0, cmdFlush, 1, 0, 0, nil)
 		c.expectAnswer(1, 0, nil)
 	})
 }
 
-// TestTooManyConnections checks that the server refuses connections beyond the limit, and accepts a new one after
+// TestConnectionsBeyondLimitAreRefused checks that the server refuses connections beyond the limit, and accepts a new one after
 // another has ended.
-func TestTooManyConnections(t *testing.T) {
+func TestConnectionsBeyondLimitAreRefused(t *testing.T) {
 	l, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
 		t.Fatal(err)
@@ -415,21 +417,21 @@ func TestTooManyConnections(t *testing.T) {
 		cancel()
 		<-done
 	}()
-	connect := func() *client {
+	connect := func() *testClient {
 		nc, err := net.Dial("unix", l.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { nc.Close() })
 		nc.SetDeadline(time.Now().Add(20 * time.Second))
-		return &client{t, nc}
+		return &testClient{t, nc}
 	}
 	first := connect()
 	first.expectGreeting(3)
 	for range maxConns - 1 {
 		connect().expectGreeting(3)
 	}
-	connect().expectClosed()
+	connect().expectConnClosed()
 	first.Close()
 	for again := true; again; {
 		c := connect()
@@ -442,17 +444,17 @@ func TestTooManyConnections(t *testing.T) {
 // ends.
 func FuzzServe(f *testing.F) {
 	opt := func(o uint32, data []byte) []byte {
-		return bytes.Join([][]byte{[]byte("IHAVEOPT"), u32(o), u32(uint32(len(data))), data}, nil)
+		return bytes.Join([][]byte{[]byte("IHAVEOPT"), bigEndian32(o), bigEndian32(uint32(len(data))), data}, nil)
 	}
-	req := bytes.Join([][]byte{u32(magicReq), u16(0), u16(cmdRead), u64(1), u64(0), u32(512)}, nil)
-	f.Add(bytes.Join([][]byte{u32(3), opt(optList, nil), opt(optGo, make([]byte, 6)), req}, nil))
-	f.Add(bytes.Join([][]byte{u32(1), opt(optExportName, nil), req}, nil))
+	req := bytes.Join([][]byte{bigEndian32(magicReq), bigEndian16(0), bigEndian16(cmdRead), bigEndian64(1), bigEndian64(0), bigEndian32(512)}, nil)
+	f.Add(bytes.Join([][]byte{bigEndian32(3), opt(optList, nil), opt(optGo, make([]byte, 6)), req}, nil))
+	f.Add(bytes.Join([][]byte{bigEndian32(1), opt(optExportName, nil), req}, nil))
 	f.Fuzz(func(t *testing.T, in []byte) {
 		ours, theirs := net.Pipe()
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			(&Server{Exports: map[string]Disk{"": &ramDisk{b: make([]byte, 1024)}}}).serve(theirs)
+			(&Server{Exports: map[string]Disk{"": &ramDisk{b: make([]byte, 1024)}}}).serveConn(theirs)
 			theirs.Close()
 		}()
 		go io.Copy(io.Discard, ours)

@@ -16,8 +16,8 @@ const (
 	RecvSide
 )
 
-// WantCompletion is an expected completion.
-type WantCompletion struct {
+// ExpectedCompletion is an expected completion.
+type ExpectedCompletion struct {
 	WC ib.WC // without QP
 	// Status lists the legal values of the status. The first one is that of WC.
 	Status []ib.WCStatus
@@ -38,11 +38,11 @@ type completionSource struct {
 type CQ struct {
 	ID      ID
 	Entries int
-	Wants   []WantCompletion // not polled yet; the order between different queues is undefined
-	Armed   ib.NotifyFlags   // 0: not armed
-	Calls   int              // handler calls so far
-	Lazy    bool             // only calls poll it, so the number of free entries is known
-	Lost    bool             // a completion was lost by an overrun
+	Wants   []ExpectedCompletion // not polled yet; the order between different queues is undefined
+	Armed   ib.NotifyFlags       // 0: not armed
+	Calls   int                  // handler calls so far
+	Lazy    bool                 // only calls poll it, so the number of free entries is known
+	Lost    bool                 // a completion was lost by an overrun
 	Events  []ib.EventType
 
 	count  int           // number of completions that a notification waits for
@@ -52,7 +52,7 @@ type CQ struct {
 
 // CreateCQ creates a completion queue with the actual capacity.
 func (m *Model) CreateCQ(c CQ) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	m.CQs[c.ID] = &c
@@ -68,9 +68,9 @@ func (m *Model) ResizeCQ(id ID, entries int) syscall.Errno {
 	case entries < 1 || entries < len(c.Wants):
 		return syscall.EINVAL
 	case c.Lost:
-		m.markUndefined("resizing a queue that has lost a completion")
+		m.markResultUndefined("resizing a queue that has lost a completion")
 	}
-	m.setEntries(id, entries)
+	m.setCQEntries(id, entries)
 	return 0
 }
 
@@ -92,21 +92,21 @@ func (m *Model) checkCQRoom(id ID) {
 		}
 	}
 	if c := m.CQs[id]; c != nil && !c.Lazy && n > c.Entries {
-		m.markUndefined("a completion queue may overflow")
+		m.markResultUndefined("a completion queue may overflow")
 	}
 }
 
 // RecordResize records the actual capacity of a resize.
 func (m *Model) RecordResize(id ID, entries int) { m.CQs[id].Entries = entries }
 
-// setEntries sets the capacity, which a driver may round up.
-func (m *Model) setEntries(id ID, entries int) {
+// setCQEntries sets the capacity, which a driver may round up.
+func (m *Model) setCQEntries(id ID, entries int) {
 	m.CQs[id].Entries = entries
 	m.checkCQRoom(id)
 }
 
-// Arm requests a notification. It reports whether the queue already holds completions.
-func (m *Model) Arm(id ID, flags ib.NotifyFlags) (missed bool) {
+// ArmCQ requests a notification. It reports whether the queue already holds completions.
+func (m *Model) ArmCQ(id ID, flags ib.NotifyFlags) (missed bool) {
 	c := m.CQs[id]
 	switch {
 	case flags&ib.NotifyNextComp != 0:
@@ -116,9 +116,9 @@ func (m *Model) Arm(id ID, flags ib.NotifyFlags) (missed bool) {
 	}
 	switch {
 	case c.Lost:
-		m.markUndefined("arming a queue that has lost a completion")
+		m.markResultUndefined("arming a queue that has lost a completion")
 	case c.due > 0:
-		m.markUndefined("arming a queue whose notification is held back")
+		m.markResultUndefined("arming a queue whose notification is held back")
 	}
 	return flags&ib.NotifyReportMissed != 0 && len(c.Wants) > 0
 }
@@ -142,27 +142,27 @@ func (m *Model) DestroyCQ(id ID) syscall.Errno {
 // Moderate delays notifications until count completions have arrived, or until period has passed since the first of
 // them. A notification that is already delayed is sent at once.
 func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	c := m.CQs[id]
 	c.count, c.period = count, period
 	if c.due > 0 {
-		c.countNotification()
+		c.countHandlerCall()
 	}
 	return 0
 }
 
-// Moderation returns the number of completions that a notification waits for, and whether a notification is delayed.
-func (c *CQ) Moderation() (count int, held bool) { return c.count, c.due > 0 }
+// ModerationState returns the number of completions that a notification waits for, and whether a notification is delayed.
+func (c *CQ) ModerationState() (count int, held bool) { return c.count, c.due > 0 }
 
-func (c *CQ) countNotification() {
+func (c *CQ) countHandlerCall() {
 	c.Armed, c.due = 0, 0
 	c.Calls++
 }
 
 // addCompletion adds a completion to the queue of a side of q.
-func (m *Model) addCompletion(q *QP, side QueueSide, w WantCompletion, solicited bool) {
+func (m *Model) addCompletion(q *QP, side QueueSide, w ExpectedCompletion, solicited bool) {
 	id := q.SendCQ
 	if side == RecvSide {
 		id = q.RecvCQ
@@ -185,31 +185,31 @@ func (m *Model) addCompletion(q *QP, side QueueSide, w WantCompletion, solicited
 		return
 	}
 	if c.count > 1 && c.Armed&ib.NotifyNextComp == 0 {
-		m.markUndefined("a moderated queue that is armed for solicited completions")
+		m.markResultUndefined("a moderated queue that is armed for solicited completions")
 	}
 	if c.due++; c.due >= c.count || c.period > 0 { // a period ends before the next call
-		c.countNotification()
+		c.countHandlerCall()
 	}
 }
 
 // overrunCQ loses a completion (11.6.3.1): the queue raises its event, once, and the queue pair moves to ERR.
-func (m *Model) overrunCQ(q *QP, c *CQ, w *WantCompletion) {
+func (m *Model) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
 	flushed := w.Status[0] == ib.WCWRFlushErr
 	switch {
 	case !c.Lazy:
-		m.markUndefined("a completion queue overflows")
+		m.markResultUndefined("a completion queue overflows")
 	case c.Lost && len(c.Wants) < c.Entries:
-		m.markUndefined("a completion for a queue that has room again, and has lost others")
+		m.markResultUndefined("a completion for a queue that has room again, and has lost others")
 	case len(m.posted[c.ID]) > 1:
-		m.markUndefined("which of several completions is lost")
+		m.markResultUndefined("which of several completions is lost")
 	case c.Armed != 0:
-		m.markUndefined("an armed queue overflows")
+		m.markResultUndefined("an armed queue overflows")
 	case !flushed && w.Side == SendSide && (m.listed > 1 || len(q.Sends) > 0 || m.done[q.ID] > 1):
-		m.markUndefined("requests of the same call as one whose completion is lost")
-	case !flushed && w.Side == SendSide && !q.isReliable() && (m.hasReceived(q) || m.destination(q) == q):
-		m.markUndefined("a message to its own sender, which fails because the completion is lost")
+		m.markResultUndefined("requests of the same call as one whose completion is lost")
+	case !flushed && w.Side == SendSide && !q.isReliable() && (m.hasCompletedRecv(q) || m.destinationQP(q) == q):
+		m.markResultUndefined("a message to its own sender, which fails because the completion is lost")
 	case !flushed && w.Side == RecvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
-		m.markUndefined("how a sender's request ends whose receive is lost")
+		m.markResultUndefined("how a sender's request ends whose receive is lost")
 	}
 	if !c.Lost {
 		c.Lost = true
@@ -217,12 +217,12 @@ func (m *Model) overrunCQ(q *QP, c *CQ, w *WantCompletion) {
 	}
 	q.Fatal = true
 	if q.State != ib.QPErr {
-		m.toError(q)
+		m.moveToError(q)
 	}
 }
 
-// hasReceived reports whether a queue pair has completed a receive in this call.
-func (m *Model) hasReceived(q *QP) bool {
+// hasCompletedRecv reports whether a queue pair has completed a receive in this call.
+func (m *Model) hasCompletedRecv(q *QP) bool {
 	for _, from := range m.posted {
 		if from[completionSource{q.ID, RecvSide}] {
 			return true
@@ -231,14 +231,14 @@ func (m *Model) hasReceived(q *QP) bool {
 	return false
 }
 
-// Match returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of its queue,
+// MatchCompletion returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of its queue,
 // because completions of one queue are in order.
-func (c *CQ) Match(wc *ib.WC) int {
+func (c *CQ) MatchCompletion(wc *ib.WC) int {
 	for i, w := range c.Wants {
 		if w.WC.ID != wc.ID || w.WC.QPNum != wc.QPNum {
 			continue
 		}
-		earlier := slices.ContainsFunc(c.Wants[:i], func(o WantCompletion) bool {
+		earlier := slices.ContainsFunc(c.Wants[:i], func(o ExpectedCompletion) bool {
 			return o.WC.QPNum == w.WC.QPNum && o.Side == w.Side
 		})
 		if !earlier {
@@ -248,8 +248,8 @@ func (c *CQ) Match(wc *ib.WC) int {
 	return -1
 }
 
-// TakePolled removes a fulfilled expectation.
-func (m *Model) TakePolled(id ID, i int) WantCompletion {
+// RemoveExpectation removes a fulfilled expectation.
+func (m *Model) RemoveExpectation(id ID, i int) ExpectedCompletion {
 	c := m.CQs[id]
 	w := c.Wants[i]
 	c.Wants = slices.Delete(c.Wants, i, i+1)
@@ -261,16 +261,16 @@ func (m *Model) TakePolled(id ID, i int) WantCompletion {
 			q.unproved = slices.Delete(q.unproved, 0, k+1)
 		}
 	case w.SRQ == 0:
-		q.own.markPolled(w.WC.ID)
+		q.own.markRecvPolled(w.WC.ID)
 	}
 	if s := m.SRQs[w.SRQ]; s != nil {
-		s.queue.markPolled(w.WC.ID)
+		s.queue.markRecvPolled(w.WC.ID)
 	}
 	return w
 }
 
-// Mismatch returns the first field in which a completion differs from the expectation, or "".
-func (w *WantCompletion) Mismatch(wc *ib.WC, qp *ib.QP) string {
+// FirstMismatch returns the first field in which a completion differs from the expectation, or "".
+func (w *ExpectedCompletion) FirstMismatch(wc *ib.WC, qp *ib.QP) string {
 	flushed := wc.Status == ib.WCWRFlushErr
 	if !slices.Contains(w.Status, wc.Status) {
 		return "status"
@@ -302,10 +302,10 @@ func (w *WantCompletion) Mismatch(wc *ib.WC, qp *ib.QP) string {
 	return ""
 }
 
-// HasUnpolled reports whether completions of a queue pair have not been polled yet.
-func (m *Model) HasUnpolled(qp ID) bool {
+// HasUnpolledCompletions reports whether completions of a queue pair have not been polled yet.
+func (m *Model) HasUnpolledCompletions(qp ID) bool {
 	for _, c := range m.CQs {
-		if slices.ContainsFunc(c.Wants, func(w WantCompletion) bool { return w.QP == qp }) {
+		if slices.ContainsFunc(c.Wants, func(w ExpectedCompletion) bool { return w.QP == qp }) {
 			return true
 		}
 	}

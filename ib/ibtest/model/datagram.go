@@ -17,7 +17,7 @@ const multicastQPN = 0xffffff
 func (m *Model) sendDatagram(q *QP, s *Send, src *messageSource) {
 	gid := s.to.GRH.DGID
 	if to := m.hazards.to; to != nil && *to != gid && (to.Addr().IsMulticast() || gid.Addr().IsMulticast()) {
-		m.markUndefined("datagrams of one list that take different ways, which are not ordered")
+		m.markResultUndefined("datagrams of one list that take different ways, which are not ordered")
 	}
 	m.hazards.to = &gid
 	if gid.Addr().IsMulticast() {
@@ -34,7 +34,7 @@ func (m *Model) sendDatagram(q *QP, s *Send, src *messageSource) {
 		}
 	}
 	if p == nil || !m.acceptsDatagram(p, q, s) {
-		m.recordLost()
+		m.recordLostMessage()
 		return
 	}
 	m.deliverDatagram(q, p, s, src)
@@ -43,7 +43,7 @@ func (m *Model) sendDatagram(q *QP, s *Send, src *messageSource) {
 // sendMulticast delivers a datagram to the members of its group. Whether the sender receives a copy is undefined.
 func (m *Model) sendMulticast(q *QP, s *Send, src *messageSource) {
 	if s.QPN != multicastQPN {
-		m.markUndefined("a datagram for a group with the number of a queue pair")
+		m.markResultUndefined("a datagram for a group with the number of a queue pair")
 	}
 	var stored []Span
 	for _, p := range m.sortedQPs() {
@@ -51,11 +51,11 @@ func (m *Model) sendMulticast(q *QP, s *Send, src *messageSource) {
 			continue
 		}
 		if p == q {
-			m.markUndefined("a member of a group sends to it")
+			m.markResultUndefined("a member of a group sends to it")
 		}
 		to := m.deliverDatagram(q, p, s, src)
 		if spansOverlap(stored, to) {
-			m.markUndefined("members of a group receive in the same memory")
+			m.markResultUndefined("members of a group receive in the same memory")
 		}
 		stored = append(stored, to...)
 	}
@@ -74,17 +74,17 @@ func (m *Model) acceptsDatagram(p, q *QP, s *Send) bool {
 func (m *Model) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
 	r, n := m.recvQueueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
-		m.recordLost()
+		m.recordLostMessage()
 		return nil
 	}
 	if q := m.SRQs[p.SRQ]; q != nil {
 		if q.taker != 0 && q.taker != p.ID {
-			m.markUndefined("datagrams of one list for different queue pairs of a shared receive queue, which are not ordered")
+			m.markResultUndefined("datagrams of one list for different queue pairs of a shared receive queue, which are not ordered")
 		}
 		q.taker = p.ID
 	}
 	to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
-	w := WantCompletion{
+	w := ExpectedCompletion{
 		WC:     ib.WC{ByteLen: uint32(GRHLen + n), Flags: ib.WCGRH, SrcQP: q.Num},
 		Status: successStatus, Length: true, Source: true,
 	}
@@ -93,17 +93,17 @@ func (m *Model) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
 	}
 	switch {
 	case !to.ok:
-		m.markUndefined("a datagram for a receive with a wrong key")
+		m.markResultUndefined("a datagram for a receive with a wrong key")
 	case to.n < GRHLen+n:
 		m.recordKeptReceive(p)
-		m.recordLost()
+		m.recordLostMessage()
 		return nil // lost; the receive stays (class D of 9.9.3)
 	default:
-		m.checkOverlap(to.spans, src.spans)
-		m.noteStore(s, to.spans)
+		m.recordOverlap(to.spans, src.spans)
+		m.recordStore(s, to.spans)
 		m.scatterBytes(to.spans, GRHLen, src.data)
 		for _, t := range clipSpans(to.spans, GRHLen) {
-			m.Mem.Blur(t.Addr, t.Len, nil)
+			m.Mem.AllowAlternative(t.Addr, t.Len, nil)
 		}
 	}
 	m.countServedQP(q)

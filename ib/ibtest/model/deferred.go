@@ -12,8 +12,8 @@ import (
 // device on them are separate moves. A test inserts moves between the calls in any order, until it has found an order
 // that explains the device's results.
 
-// Defer starts or stops the queueing of requests. When it stops, the requests are executed as far as possible.
-func (m *Model) Defer(on bool) {
+// SetDeferring starts or stops the queueing of requests. When it stops, the requests are executed as far as possible.
+func (m *Model) SetDeferring(on bool) {
 	m.BeginCall() // does not change the blurs of a deferred model
 	if m.deferred = on; on {
 		return
@@ -96,7 +96,7 @@ func (m *Model) PossibleActions() (list []DeviceAction) {
 					kinds = append(kinds, LoseAnswer)
 				}
 			}
-			if q.firstUnexecuted() >= 0 {
+			if q.firstUnexecutedSend() >= 0 {
 				kinds = append(kinds, Execute)
 			}
 		}
@@ -107,9 +107,9 @@ func (m *Model) PossibleActions() (list []DeviceAction) {
 	return list
 }
 
-// firstUnexecuted returns the index of the first send that has not been executed, or -1 if there is none or an earlier
+// firstUnexecutedSend returns the index of the first send that has not been executed, or -1 if there is none or an earlier
 // one has failed.
-func (q *QP) firstUnexecuted() int {
+func (q *QP) firstUnexecutedSend() int {
 	for i, s := range q.Sends {
 		if s.done == nil {
 			return i
@@ -141,9 +141,9 @@ func (m *Model) PerformAction(v DeviceAction) bool {
 		return true
 	}
 	if v.Kind == Execute {
-		s := &q.Sends[q.firstUnexecuted()]
+		s := &q.Sends[q.firstUnexecutedSend()]
 		q.begun = true
-		status, n, wait := m.execute(q, s)
+		status, n, wait := m.executeSendWR(q, s)
 		q.begun = false
 		s.done = &executedResult{status, n}
 		return !wait
@@ -167,8 +167,8 @@ func (m *Model) PerformAction(v DeviceAction) bool {
 	return true
 }
 
-// recordChange adds a change of memory to its history.
-func (m *Memory) recordChange(addr uint64, b []byte) {
+// recordMemoryChange adds a change of memory to its history.
+func (m *Memory) recordMemoryChange(addr uint64, b []byte) {
 	var h maphash.Hash
 	h.SetSeed(hashSeed)
 	var w [24]byte

@@ -6,9 +6,9 @@ import (
 	"verbena/ib"
 )
 
-// execute executes a request at the requester and the responder. n is the number of bytes received. If there is no
+// executeSendWR executes a request at the requester and the responder. n is the number of bytes received. If there is no
 // receive yet, or the peer is in INIT, execute does nothing and wait is true.
-func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
+func (m *Model) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
 	ok := func(good bool, failures ...ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {
 			return successStatus, 0, false
@@ -18,9 +18,9 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 	switch s.Op {
 	case ib.WRLocalInv:
 		if q.Type == ib.QPTypeUC { // a reliable connection waits for earlier requests
-			m.noteKeyChange(s.InvalidateRKey)
+			m.recordKeyChange(s.InvalidateRKey)
 		}
-		return ok(m.invalidate(q, s.InvalidateRKey), ib.WCLocQPOpErr, ib.WCMWBindErr)
+		return ok(m.invalidateKey(q, s.InvalidateRKey), ib.WCLocQPOpErr, ib.WCMWBindErr)
 	case ib.WRBindMW:
 		return ok(m.executeBind(q, s.Bind), ib.WCMWBindErr)
 	case ib.WRRegMR:
@@ -38,11 +38,11 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 		switch {
 		case l.n > m.MaxMsgSize:
 			if !l.ok {
-				m.markUndefined("a message that is too long, with a wrong key")
+				m.markResultUndefined("a message that is too long, with a wrong key")
 			}
 			return statusList(ib.WCLocLenErr), 0, false
 		case !l.ok && q.Type == ib.QPTypeUD && l.n > uint64(m.MTU):
-			m.markUndefined("a datagram that is too long, with a wrong key")
+			m.markResultUndefined("a datagram that is too long, with a wrong key")
 		case !l.ok && s.foreign: // a driver may check either first
 			return statusList(ib.WCLocProtErr, ib.WCLocQPOpErr), 0, false
 		case !l.ok:
@@ -50,7 +50,7 @@ func (m *Model) execute(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bo
 			return statusList(ib.WCLocProtErr), 0, false
 		}
 		src = messageSource{spans: l.spans, n: l.n}
-		m.noteGather(s, l.spans)
+		m.recordGather(s, l.spans)
 		src.data = m.loadBytes(l.spans, l.n)
 	}
 	if q.Type == ib.QPTypeUD {
@@ -127,47 +127,47 @@ func (m *Model) allowPartialData(q *QP, s *Send, l *localList) {
 	case l.reach == 0 || q.Type == ib.QPTypeUD:
 		return
 	case p == nil:
-		m.markUndefined("a message with a wrong element, without a peer")
+		m.markResultUndefined("a message with a wrong element, without a peer")
 		return
 	case p.Type == ib.QPTypeXRCTgt:
-		m.markUndefined("the beginning of an XRC message with a wrong element")
+		m.markResultUndefined("the beginning of an XRC message with a wrong element")
 		return
 	}
-	m.noteGather(s, l.spans)
+	m.recordGather(s, l.spans)
 	data := m.loadBytes(l.spans, l.reach)
 	switch s.Op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
 		if to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite); ok && m.allowsOperation(p,
 			s.Op) {
-			m.checkOverlap(to, l.spans)
-			m.blurBytes(to, 0, data)
+			m.recordOverlap(to, l.spans)
+			m.allowUnstoredBytes(to, 0, data)
 			return
 		}
 	default:
 		r := m.recvQueueOf(p)
-		if p.sharedQueue() == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
+		if p.currentSRQ() == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
 			to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 			if to.ok && to.n >= l.n {
-				m.checkOverlap(to.spans, l.spans)
-				m.blurBytes(to.spans, 0, data)
+				m.recordOverlap(to.spans, l.spans)
+				m.allowUnstoredBytes(to.spans, 0, data)
 				return
 			}
 		}
 	}
-	m.markUndefined("the peer refuses the beginning of a message with a wrong element")
+	m.markResultUndefined("the peer refuses the beginning of a message with a wrong element")
 }
 
 // connectedPeer returns the peer of a connection if it can receive, else nil.
 func (m *Model) connectedPeer(q *QP) *QP {
-	p := m.destination(q)
+	p := m.destinationQP(q)
 	if p == nil || p.Attr.DestQPN != q.Num || p.State < ib.QPRTR || p.State > ib.QPSQE {
 		return nil
 	}
 	return p
 }
 
-// destination returns the queue pair that q sends to, in any state.
-func (m *Model) destination(q *QP) *QP {
+// destinationQP returns the queue pair that q sends to, in any state.
+func (m *Model) destinationQP(q *QP) *QP {
 	if q.Attr.AH.GRH.DGID != m.GID {
 		return nil
 	}
@@ -195,10 +195,10 @@ func (m *Model) selectXRCQueue(p *QP, s *Send) bool {
 		switch s.Op {
 		case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm:
 		default:
-			m.markUndefined("an XRC request that needs no receive, with a wrong shared queue")
+			m.markResultUndefined("an XRC request that needs no receive, with a wrong shared queue")
 		}
 		if s.Op == ib.WRRDMAWriteWithImm {
-			m.markUndefined("an XRC WRITE with a wrong shared queue") // a driver may find it in the last packet
+			m.markResultUndefined("an XRC WRITE with a wrong shared queue") // a driver may find it in the last packet
 		}
 		return false
 	}
@@ -210,7 +210,7 @@ func (m *Model) selectXRCQueue(p *QP, s *Send) bool {
 // sequence numbers do not match.
 func (m *Model) recordExchange(q, p *QP) {
 	if q.partner != 0 && q.partner != p.epoch || p.partner != 0 && p.partner != q.epoch {
-		m.markUndefined("a connection of which one end has been connected anew")
+		m.markResultUndefined("a connection of which one end has been connected anew")
 	}
 	q.partner, p.partner = p.epoch, q.epoch
 }
@@ -218,10 +218,10 @@ func (m *Model) recordExchange(q, p *QP) {
 // noResponseStatus returns the result of a request without a peer. A peer in INIT may still be connected.
 func (m *Model) noResponseStatus(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Type == ib.QPTypeUC {
-		m.recordLost()
+		m.recordLostMessage()
 		return successStatus, false
 	}
-	if p := m.destination(q); p != nil && p.State == ib.QPInit {
+	if p := m.destinationQP(q); p != nil && p.State == ib.QPInit {
 		return nil, true
 	}
 	return statusList(ib.WCRetryExcErr), false
@@ -244,7 +244,7 @@ func (m *Model) allowsOperation(p *QP, op ib.WROpcode) bool {
 // moves to ERR (9.9.3, 11.6.3).
 func (m *Model) rejectRequest(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	if q.Type == ib.QPTypeUC {
-		m.recordLost()
+		m.recordLostMessage()
 		return successStatus
 	}
 	e := ib.EventQPReqErr
@@ -252,22 +252,22 @@ func (m *Model) rejectRequest(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 		e = ib.EventQPAccessErr
 	}
 	p.Events = append(p.Events, e)
-	m.toError(p)
-	return m.rejectionStatuses(q, p, status)
+	m.moveToError(p)
+	return m.possibleRejectionStatuses(q, p, status)
 }
 
-// rejectionStatuses returns the possible statuses of a request that the peer has rejected.
-func (m *Model) rejectionStatuses(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+// possibleRejectionStatuses returns the possible statuses of a request that the peer has rejected.
+func (m *Model) possibleRejectionStatuses(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	switch {
 	case q.Type == ib.QPTypeUC:
 		return successStatus
 	case q == p && m.done[q.ID] > 0:
-		m.markUndefined("a queue pair that is its own peer fails with other requests in flight")
+		m.markResultUndefined("a queue pair that is its own peer fails with other requests in flight")
 		return statusList(status)
 	case q == p: // the error of its own responder may flush the request
 		return statusList(status, ib.WCWRFlushErr)
 	case m.Lossy && m.done[q.ID] > 0: // earlier responses are not repeated either
-		m.markUndefined("an answer that is lost, with other requests in flight")
+		m.markResultUndefined("an answer that is lost, with other requests in flight")
 		return statusList(status)
 	case m.Lossy:
 		return statusList(status, ib.WCRetryExcErr)
@@ -285,28 +285,28 @@ func (m *Model) executeWrite(q, p *QP, s *Send, src *messageSource) (status []ib
 	if !ok {
 		if s.Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
 			// 9.7.4.1 checks for the receive before the key
-			m.markUndefined("no receive for a WRITE of one packet with a wrong key")
+			m.markResultUndefined("no receive for a WRITE of one packet with a wrong key")
 		}
-		if s.Op == ib.WRRDMAWriteWithImm && p.sharedQueue() != 0 {
-			m.markUndefined("a WRITE with a wrong key that may have taken a shared receive") // the receive is flushed then
+		if s.Op == ib.WRRDMAWriteWithImm && p.currentSRQ() != 0 {
+			m.markResultUndefined("a WRITE with a wrong key that may have taken a shared receive") // the receive is flushed then
 		}
 		return m.rejectRequest(q, p, ib.WCRemAccessErr), false
 	}
-	m.checkOverlap(to, src.spans)
+	m.recordOverlap(to, src.spans)
 	if s.Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(p).recvs) == 0 {
 		if q.Type == ib.QPTypeUC {
-			m.recordLost()
-			m.blurBytes(to, 0, src.data)
+			m.recordLostMessage()
+			m.allowUnstoredBytes(to, 0, src.data)
 			return successStatus, false
 		}
-		m.blurBytes(to, 0, src.data) // all packets except the last may have been executed
+		m.allowUnstoredBytes(to, 0, src.data) // all packets except the last may have been executed
 		q.held = slices.Concat(src.spans, to)
-		return m.receiverNotReady(q)
+		return m.receiverNotReadyStatus(q)
 	}
-	m.noteStore(s, to)
+	m.recordStore(s, to)
 	m.scatterBytes(to, 0, src.data)
 	if s.Op == ib.WRRDMAWriteWithImm {
-		m.completeRecv(p, WantCompletion{
+		m.completeRecv(p, ExpectedCompletion{
 			WC:     ib.WC{ByteLen: uint32(n), Opcode: ib.WCRecvRDMAWithImm, Flags: ib.WCWithImm, Imm: s.Imm},
 			Status: successStatus, Length: true,
 		}, s.Flags&ib.SendSolicited != 0)
@@ -314,8 +314,8 @@ func (m *Model) executeWrite(q, p *QP, s *Send, src *messageSource) (status []ib
 	return successStatus, false
 }
 
-// receiverNotReady returns the result of a request for which there is no receive.
-func (m *Model) receiverNotReady(q *QP) (status []ib.WCStatus, wait bool) {
+// receiverNotReadyStatus returns the result of a request for which there is no receive.
+func (m *Model) receiverNotReadyStatus(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Attr.RNRRetry == 0 {
 		return statusList(ib.WCRNRRetryExcErr), false
 	}
@@ -327,14 +327,14 @@ func (m *Model) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.
 	r, n := m.recvQueueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
 		if q.Type == ib.QPTypeUC {
-			m.recordLost()
+			m.recordLostMessage()
 			return successStatus, false
 		}
 		q.held = src.spans
-		return m.receiverNotReady(q)
+		return m.receiverNotReadyStatus(q)
 	}
 	to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
-	w := WantCompletion{WC: ib.WC{ByteLen: uint32(n)}, Status: successStatus, Length: true}
+	w := ExpectedCompletion{WC: ib.WC{ByteLen: uint32(n)}, Status: successStatus, Length: true}
 	status = successStatus
 	solicited := s.Flags&ib.SendSolicited != 0
 	switch s.Op {
@@ -343,54 +343,54 @@ func (m *Model) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.
 	case ib.WRSendWithInv:
 		w.WC.Flags, w.WC.InvalidateRKey = ib.WCWithInvalidate, s.InvalidateRKey
 	}
-	m.checkOverlap(to.spans, src.spans)
-	m.noteLocalUse(r.recvs[0].SGL)
+	m.recordOverlap(to.spans, src.spans)
+	m.recordLocalUse(r.recvs[0].SGL)
 	switch {
 	case !to.ok && to.reach >= n:
-		m.markUndefined("a wrong key in an element of a receive that the message does not reach")
+		m.markResultUndefined("a wrong key in an element of a receive that the message does not reach")
 	case !to.ok && to.n < n:
-		m.markUndefined("a receive that is too short, with a wrong key")
+		m.markResultUndefined("a receive that is too short, with a wrong key")
 	case !to.ok:
-		w.Status, status = statusList(ib.WCLocProtErr), m.rejectionStatuses(q, p, ib.WCRemOpErr)
-		m.blurBytes(to.spans, 0, src.data[:to.reach])
+		w.Status, status = statusList(ib.WCLocProtErr), m.possibleRejectionStatuses(q, p, ib.WCRemOpErr)
+		m.allowUnstoredBytes(to.spans, 0, src.data[:to.reach])
 		if q.Type == ib.QPTypeUC {
-			m.markUndefined("a receive of an unreliable connection with a wrong key")
+			m.markResultUndefined("a receive of an unreliable connection with a wrong key")
 		}
 	case to.n < n && q.Type == ib.QPTypeUC:
 		m.recordKeptReceive(p)
-		m.recordLost()
-		m.blurBytes(to.spans, 0, src.data[:to.n])
+		m.recordLostMessage()
+		m.allowUnstoredBytes(to.spans, 0, src.data[:to.n])
 		return successStatus, false // the message is lost; the receive stays (class D of 9.9.3)
 	case to.n < n:
-		w.Status, status = statusList(ib.WCLocLenErr), m.rejectionStatuses(q, p, ib.WCRemInvReqErr)
-		m.blurBytes(to.spans, 0, src.data[:to.n])
-	case s.Op == ib.WRSendWithInv && !m.invalidate(p, s.InvalidateRKey):
+		w.Status, status = statusList(ib.WCLocLenErr), m.possibleRejectionStatuses(q, p, ib.WCRemInvReqErr)
+		m.allowUnstoredBytes(to.spans, 0, src.data[:to.n])
+	case s.Op == ib.WRSendWithInv && !m.invalidateKey(p, s.InvalidateRKey):
 		w.Status, status = statusList(ib.WCMWBindErr), statusList(ib.WCRetryExcErr) // no response (class J of 9.9.6.3)
 		if q == p {
-			status = m.rejectionStatuses(q, p, ib.WCRetryExcErr)
+			status = m.possibleRejectionStatuses(q, p, ib.WCRetryExcErr)
 		}
-		m.blurBytes(to.spans, 0, src.data)
+		m.allowUnstoredBytes(to.spans, 0, src.data)
 	default:
-		m.noteStore(s, to.spans)
+		m.recordStore(s, to.spans)
 		m.scatterBytes(to.spans, 0, src.data)
 	}
 	if s.Op == ib.WRSendWithInv {
-		m.noteKeyUse(s.InvalidateRKey)
-		m.noteInvalidate(s.InvalidateRKey)
-		m.checkInvalidated(s.InvalidateRKey, r)
+		m.recordKeyUse(s.InvalidateRKey)
+		m.recordInvalidate(s.InvalidateRKey)
+		m.markSelfInvalidation(s.InvalidateRKey, r)
 	}
 	m.completeRecv(p, w, solicited)
 	if w.Status[0] != ib.WCSuccess {
-		m.toError(p)
+		m.moveToError(p)
 	}
 	return status, false
 }
 
-// recordLost records that the state of its target loses an unreliable message. The message may still be in flight when
+// recordLostMessage records that the state of its target loses an unreliable message. The message may still be in flight when
 // that state changes.
-func (m *Model) recordLost() {
+func (m *Model) recordLostMessage() {
 	if m.Blind {
-		m.markUndefined("a message is lost, and nothing shows when")
+		m.markResultUndefined("a message is lost, and nothing shows when")
 	}
 }
 
@@ -398,15 +398,15 @@ func (m *Model) recordLost() {
 // may stay reserved for the same queue pair.
 func (m *Model) recordKeptReceive(p *QP) {
 	if p.SRQ != 0 {
-		m.markUndefined("a message is lost that is too long for a shared receive")
+		m.markResultUndefined("a message is lost that is too long for a shared receive")
 	}
 }
 
-// checkInvalidated records an invalidation of the memory of the message itself.
-func (m *Model) checkInvalidated(key uint32, r *recvQueue) {
+// markSelfInvalidation records an invalidation of the memory of the message itself.
+func (m *Model) markSelfInvalidation(key uint32, r *recvQueue) {
 	for _, g := range m.Regions {
 		if g.RKey == key && usesLKey(r.recvs[0].SGL, g.LKey) {
-			m.markUndefined("a message invalidates the memory of its receive")
+			m.markResultUndefined("a message invalidates the memory of its receive")
 		}
 	}
 }

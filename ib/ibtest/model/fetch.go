@@ -14,18 +14,18 @@ func (m *Model) executeFetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wa
 	p := m.connectedPeer(q)
 	switch {
 	case atomic && n != 8:
-		m.markUndefined("an atomic of other than 8 bytes")
+		m.markResultUndefined("an atomic of other than 8 bytes")
 		return statusList(ib.WCLocLenErr), 0, false
 	case n > m.MaxMsgSize:
 		if !to.ok {
-			m.markUndefined("a message that is too long, with a wrong key")
+			m.markResultUndefined("a message that is too long, with a wrong key")
 		}
 		return statusList(ib.WCLocLenErr), 0, false
 	case !to.ok:
 		if p == nil {
-			m.markUndefined("a wrong key of a READ without a peer")
+			m.markResultUndefined("a wrong key of a READ without a peer")
 		}
-		return m.invalidDestination(q, p, s, &to)
+		return m.invalidDestinationStatus(q, p, s, &to)
 	case p == nil:
 		status, wait = m.noResponseStatus(q)
 		return status, 0, wait
@@ -42,35 +42,35 @@ func (m *Model) executeFetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wa
 	if !ok {
 		if !atomic { // a requester may read the data in pieces, of which the last is rejected
 			from = m.accessiblePrefix(p, s.RKey, s.RemoteAddr, n, peerRights[s.Op])
-			m.checkOverlap(to.spans, from)
-			m.blurBytes(to.spans, 0, m.loadBytes(from, spansLen(from)))
+			m.recordOverlap(to.spans, from)
+			m.allowUnstoredBytes(to.spans, 0, m.loadBytes(from, spansLen(from)))
 		}
 		return m.rejectRequest(q, p, ib.WCRemAccessErr), 0, false
 	}
-	m.checkOverlap(to.spans, from)
-	m.noteFetch(s, from, to.spans)
+	m.recordOverlap(to.spans, from)
+	m.recordFetch(s, from, to.spans)
 	if !atomic {
 		m.scatterBytes(to.spans, 0, m.loadBytes(from, n))
 		return successStatus, n, false
 	}
-	old := m.atomicWord(from)
+	old := m.loadAtomicWord(from)
 	fresh := old + s.CompareAdd
 	if s.Op == ib.WRAtomicCmpAndSwp {
 		if fresh = old; old == s.CompareAdd {
 			fresh = s.Swap
 		}
 	}
-	m.noteStore(s, from)
+	m.recordStore(s, from)
 	m.scatterBytes(from, 0, binary.NativeEndian.AppendUint64(nil, fresh))
 	m.scatterBytes(to.spans, 0, binary.NativeEndian.AppendUint64(nil, old))
 	return successStatus, 8, false
 }
 
-// invalidDestination returns the result of a READ or atomic whose destination is invalid. The peer may have executed
+// invalidDestinationStatus returns the result of a READ or atomic whose destination is invalid. The peer may have executed
 // it.
-func (m *Model) invalidDestination(q, p *QP, s *Send, to *localList) (status []ib.WCStatus, n uint64, wait bool) {
+func (m *Model) invalidDestinationStatus(q, p *QP, s *Send, to *localList) (status []ib.WCStatus, n uint64, wait bool) {
 	if s.Op != ib.WRRDMARead {
-		m.markUndefined("an atomic whose result has no place")
+		m.markResultUndefined("an atomic whose result has no place")
 	}
 	if p != nil && p.Type == ib.QPTypeXRCTgt {
 		m.selectXRCQueue(p, s)
@@ -78,11 +78,11 @@ func (m *Model) invalidDestination(q, p *QP, s *Send, to *localList) (status []i
 	if p != nil {
 		from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, to.n, peerRights[s.Op])
 		if !ok || !m.allowsOperation(p, s.Op) {
-			m.markUndefined("a READ without rights whose result has no place")
+			m.markResultUndefined("a READ without rights whose result has no place")
 		} else {
 			m.recordExchange(q, p)
-			m.checkOverlap(to.spans, from)
-			m.blurBytes(to.spans, 0, m.loadBytes(from, to.n)[:to.reach])
+			m.recordOverlap(to.spans, from)
+			m.allowUnstoredBytes(to.spans, 0, m.loadBytes(from, to.n)[:to.reach])
 		}
 	}
 	return statusList(ib.WCLocProtErr), 0, false
@@ -99,7 +99,7 @@ func (m *Model) executeFlush(q, p *QP, s *Send) []ib.WCStatus {
 		need |= ib.AccessFlushPersistent
 	}
 	if need == 0 || f.Placement&^(ib.FlushGlobal|ib.FlushPersistent) != 0 || f.Level > ib.FlushRegion {
-		m.markUndefined("a FLUSH with values that do not exist")
+		m.markResultUndefined("a FLUSH with values that do not exist")
 	}
 	if p.Attr.AccessFlags&need != need {
 		return m.rejectRequest(q, p, ib.WCRemInvReqErr)
@@ -107,7 +107,7 @@ func (m *Model) executeFlush(q, p *QP, s *Send) []ib.WCStatus {
 	r, w := m.objectByRKey(s.RKey)
 	switch {
 	case w != nil:
-		m.markUndefined("a FLUSH by the key of a window")
+		m.markResultUndefined("a FLUSH by the key of a window")
 	case r == nil, r.PD != m.keyDomain(p), r.Access&need != need,
 		f.Level == ib.FlushRange && !rangeContains(r.IOVA, r.Len, s.RemoteAddr, uint64(f.Length)):
 		return m.rejectRequest(q, p, ib.WCRemAccessErr)
@@ -115,13 +115,13 @@ func (m *Model) executeFlush(q, p *QP, s *Send) []ib.WCStatus {
 	return successStatus
 }
 
-// RemoteWord returns the 8 bytes at an address of remote memory of a queue pair, or nil.
-func (m *Model) RemoteWord(p *QP, rkey uint32, addr uint64) *uint64 {
+// ReadRemoteWord returns the 8 bytes at an address of remote memory of a queue pair, or nil.
+func (m *Model) ReadRemoteWord(p *QP, rkey uint32, addr uint64) *uint64 {
 	spans, ok := m.checkRemoteAccess(p, rkey, addr, 8, 0)
 	if !ok {
 		return nil
 	}
-	v := m.atomicWord(spans)
+	v := m.loadAtomicWord(spans)
 	return &v
 }
 

@@ -12,7 +12,7 @@ var hashSeed = maphash.MakeSeed()
 
 // Fingerprint returns a hash of the state. Different states have different hashes, except with a probability of 2^-64.
 func (m *Model) Fingerprint() uint64 {
-	f := fingerprint{}
+	f := stateHasher{}
 	f.h.SetSeed(hashSeed)
 	for _, v := range []any{
 		m.Dead, m.Mem.history, m.Groups, m.QPs, m.CQs, m.SRQs, m.Regions, m.Windows, m.AHs,
@@ -22,13 +22,13 @@ func (m *Model) Fingerprint() uint64 {
 	return f.h.Sum64()
 }
 
-// fingerprint adds values to a hash.
-type fingerprint struct{ h maphash.Hash }
+// stateHasher adds values to a hash.
+type stateHasher struct{ h maphash.Hash }
 
 var modelPkgPath = reflect.TypeFor[Model]().PkgPath()
 
 // addValue adds a value with all fields and elements, and with the objects of this package that it points to.
-func (f *fingerprint) addValue(v reflect.Value) {
+func (f *stateHasher) addValue(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Bool:
 		n := uint64(0)
@@ -77,10 +77,10 @@ func (f *fingerprint) addValue(v reflect.Value) {
 }
 
 // addMap adds the pairs of a map, whose order has no effect.
-func (f *fingerprint) addMap(v reflect.Value) {
+func (f *stateHasher) addMap(v reflect.Value) {
 	sum := uint64(0)
 	for i := v.MapRange(); i.Next(); {
-		p := fingerprint{}
+		p := stateHasher{}
 		p.h.SetSeed(hashSeed)
 		p.addValue(i.Key())
 		p.addValue(i.Value())
@@ -90,7 +90,7 @@ func (f *fingerprint) addMap(v reflect.Value) {
 	f.addUint64(sum)
 }
 
-func (f *fingerprint) addUint64(n uint64) {
+func (f *stateHasher) addUint64(n uint64) {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], n)
 	f.h.Write(b[:])

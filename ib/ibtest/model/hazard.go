@@ -14,9 +14,9 @@ type callHazards struct {
 	ended   map[uint32]bool // local keys that a SEND with invalidate has ended
 }
 
-// noteInvalidate records that a message invalidates a key at the responder, which the requester of the same call may
+// recordInvalidate records that a message invalidates a key at the responder, which the requester of the same call may
 // use as well.
-func (m *Model) noteInvalidate(rkey uint32) {
+func (m *Model) recordInvalidate(rkey uint32) {
 	for _, r := range m.Regions {
 		if r.RKey == rkey && r.Fast {
 			if m.hazards.ended == nil {
@@ -27,52 +27,52 @@ func (m *Model) noteInvalidate(rkey uint32) {
 	}
 }
 
-// noteKeyUse records that a request uses remote memory through a key.
-func (m *Model) noteKeyUse(key uint32) {
+// recordKeyUse records that a request uses remote memory through a key.
+func (m *Model) recordKeyUse(key uint32) {
 	if m.hazards.keys == nil {
 		m.hazards.keys = map[uint32]bool{}
 	}
 	m.hazards.keys[key] = true
 }
 
-// noteLocalUse records that a message uses the regions of a receive.
-func (m *Model) noteLocalUse(sgl []ib.SGE) {
+// recordLocalUse records that a message uses the regions of a receive.
+func (m *Model) recordLocalUse(sgl []ib.SGE) {
 	for _, r := range m.Regions {
 		if r.Fast && usesLKey(sgl, r.LKey) {
-			m.noteKeyUse(r.RKey)
+			m.recordKeyUse(r.RKey)
 		}
 	}
 }
 
-// noteKeyChange records that a request changes the memory of a key, while others of the same call may use it.
-func (m *Model) noteKeyChange(key uint32) {
+// recordKeyChange records that a request changes the memory of a key, while others of the same call may use it.
+func (m *Model) recordKeyChange(key uint32) {
 	if m.hazards.keys[key] {
-		m.markUndefined("a request takes away the key of an earlier one of the same call")
+		m.markResultUndefined("a request takes away the key of an earlier one of the same call")
 	}
 }
 
-// noteGather records that a request reads the memory of its gather list.
-func (m *Model) noteGather(s *Send, spans []Span) {
+// recordGather records that a request reads the memory of its gather list.
+func (m *Model) recordGather(s *Send, spans []Span) {
 	fence := s.Flags&ib.SendFence != 0
 	if spansOverlap(m.hazards.stored, spans) || !fence && spansOverlap(m.hazards.fetched, spans) {
-		m.markUndefined("a request sends what an earlier one of the same call stores")
+		m.markResultUndefined("a request sends what an earlier one of the same call stores")
 	}
 }
 
-// noteStore records that a request changes memory at the responder.
-func (m *Model) noteStore(s *Send, spans []Span) {
+// recordStore records that a request changes memory at the responder.
+func (m *Model) recordStore(s *Send, spans []Span) {
 	if s.Flags&ib.SendFence == 0 && (spansOverlap(m.hazards.read, spans) || spansOverlap(m.hazards.fetched, spans)) {
-		m.markUndefined("a request stores where an earlier READ of the same call reads")
+		m.markResultUndefined("a request stores where an earlier READ of the same call reads")
 	}
 	m.hazards.stored = append(m.hazards.stored, spans...)
 }
 
-// noteFetch records that a request reads memory at the responder and stores it at the requester.
-func (m *Model) noteFetch(s *Send, from, to []Span) {
+// recordFetch records that a request reads memory at the responder and stores it at the requester.
+func (m *Model) recordFetch(s *Send, from, to []Span) {
 	h := &m.hazards
 	if s.Flags&ib.SendFence == 0 && (spansOverlap(h.fetched, from) || spansOverlap(h.fetched, to) || spansOverlap(h.read,
 		to)) {
-		m.markUndefined("a READ reads what an earlier one of the same call stores")
+		m.markResultUndefined("a READ reads what an earlier one of the same call stores")
 	}
 	m.hazards.read = append(m.hazards.read, from...)
 	m.hazards.fetched = append(m.hazards.fetched, to...)

@@ -56,8 +56,8 @@ func rangeContains(first, n, addr, k uint64) bool {
 	return addr >= first && addr-first <= n && k <= n-(addr-first)
 }
 
-// spansOf returns the memory of a range of the region.
-func (r *Region) spansOf(addr, n uint64) (list []Span) {
+// spansOfRange returns the memory of a range of the region.
+func (r *Region) spansOfRange(addr, n uint64) (list []Span) {
 	off := addr - r.IOVA
 	for _, s := range r.Spans {
 		if n == 0 {
@@ -88,11 +88,11 @@ func (m *Model) checkLocalList(sgl []ib.SGE, pd ID, need ib.AccessFlags) localLi
 	for _, s := range sgl {
 		r := m.regionByLKey(s.LKey)
 		if m.hazards.ended[s.LKey] {
-			m.markUndefined("a request uses memory whose key an earlier one of the same call ends")
+			m.markResultUndefined("a request uses memory whose key an earlier one of the same call ends")
 		}
 		if s.Length == 0 {
 			if r == nil || r.PD != pd || r.Access&need != need || !rangeContains(r.IOVA, r.Len, s.Addr, 0) {
-				m.markUndefined("an element of no bytes with a wrong key")
+				m.markResultUndefined("an element of no bytes with a wrong key")
 			}
 			continue
 		}
@@ -103,7 +103,7 @@ func (m *Model) checkLocalList(sgl []ib.SGE, pd ID, need ib.AccessFlags) localLi
 		allowed := uint64(0)
 		if r != nil && r.PD == pd && r.Access&need == need && rangeContains(r.IOVA, r.Len, s.Addr, 0) {
 			allowed = min(uint64(s.Length), r.Len-(s.Addr-r.IOVA))
-			l.spans = append(l.spans, r.spansOf(s.Addr, allowed)...)
+			l.spans = append(l.spans, r.spansOfRange(s.Addr, allowed)...)
 		}
 		l.reach += allowed
 		l.ok = allowed == uint64(s.Length)
@@ -115,8 +115,8 @@ func (m *Model) checkLocalList(sgl []ib.SGE, pd ID, need ib.AccessFlags) localLi
 // in front of it are complete, so a flushed one may have been executed.
 const flushedInDoubt = "a region or window whose flushed request may have been executed"
 
-// noteDoubtful notes the regions and windows of the requests that a queue pair flushes.
-func (m *Model) noteDoubtful(q *QP) {
+// recordDoubtfulKeys notes the regions and windows of the requests that a queue pair flushes.
+func (m *Model) recordDoubtfulKeys(q *QP) {
 	for i := range q.Sends {
 		s := &q.Sends[i]
 		switch {
@@ -132,12 +132,12 @@ func (m *Model) noteDoubtful(q *QP) {
 func (m *Model) checkDoubtfulKey(key uint32) {
 	for _, r := range m.Regions {
 		if r.Doubt && !r.Dead && (r.RKey^key)>>8 == 0 {
-			m.markUndefined(flushedInDoubt)
+			m.markResultUndefined(flushedInDoubt)
 		}
 	}
 	for _, w := range m.Windows {
 		if w.Doubt && !w.Dead && (w.RKey^key)>>8 == 0 {
-			m.markUndefined(flushedInDoubt)
+			m.markResultUndefined(flushedInDoubt)
 		}
 	}
 }
@@ -162,7 +162,7 @@ func (m *Model) objectByRKey(key uint32) (*Region, *Window) {
 	for _, w := range m.Windows {
 		if w.Bound && !w.Dead && w.RKey == key {
 			if w.Refused {
-				m.markUndefined("the key of a window whose last bind was rejected")
+				m.markResultUndefined("the key of a window whose last bind was rejected")
 			}
 			return m.Regions[w.Region], w
 		}
@@ -175,7 +175,7 @@ func (m *Model) checkRemoteAccess(q *QP, rkey uint32, addr, n uint64, need ib.Ac
 	if n == 0 {
 		return nil, true
 	}
-	m.noteKeyUse(rkey)
+	m.recordKeyUse(rkey)
 	r, w := m.objectByRKey(rkey)
 	switch {
 	case r == nil:
@@ -185,11 +185,11 @@ func (m *Model) checkRemoteAccess(q *QP, rkey uint32, addr, n uint64, need ib.Ac
 			addr, n) {
 			return nil, false
 		}
-		return r.spansOf(addr+w.Shift, n), true
+		return r.spansOfRange(addr+w.Shift, n), true
 	case r.PD != m.keyDomain(q) || r.Access&need != need || !rangeContains(r.IOVA, r.Len, addr, n):
 		return nil, false
 	}
-	return r.spansOf(addr, n), true
+	return r.spansOfRange(addr, n), true
 }
 
 // keyDomain returns the protection domain of the keys in requests to a queue pair. For an XRC target it is that of the
@@ -219,15 +219,15 @@ func spansLen(spans []Span) (n uint64) {
 	return n
 }
 
-// boundWindows returns the number of windows on a region.
-func (m *Model) boundWindows(id ID) (n int) {
+// countBoundWindows returns the number of windows on a region.
+func (m *Model) countBoundWindows(id ID) (n int) {
 	for _, w := range m.Windows {
 		if w.Doubt && !w.Dead {
-			m.markUndefined(flushedInDoubt)
+			m.markResultUndefined(flushedInDoubt)
 		}
 		if w.Bound && !w.Dead && w.Region == id {
 			if w.Refused {
-				m.markUndefined("the region of a window whose last bind was rejected")
+				m.markResultUndefined("the region of a window whose last bind was rejected")
 			}
 			n++
 		}
@@ -235,15 +235,15 @@ func (m *Model) boundWindows(id ID) (n int) {
 	return n
 }
 
-// invalidate ends a registration or a bind, for a request of q or of its peer (10.6.3, o10-37.2.26).
-func (m *Model) invalidate(q *QP, key uint32) bool {
+// invalidateKey ends a registration or a bind, for a request of q or of its peer (10.6.3, o10-37.2.26).
+func (m *Model) invalidateKey(q *QP, key uint32) bool {
 	r, w := m.objectByRKey(key)
 	switch {
 	case w != nil && w.Kind == ib.MWType2 && w.QP == q.ID:
-		m.noteMemoryChange(0, w.RKey)
+		m.recordMemoryKeyChange(0, w.RKey)
 		w.clearBind()
-	case r != nil && w == nil && r.Fast && r.PD == q.PD && m.boundWindows(r.ID) == 0:
-		m.noteMemoryChange(r.LKey, r.RKey)
+	case r != nil && w == nil && r.Fast && r.PD == q.PD && m.countBoundWindows(r.ID) == 0:
+		m.recordMemoryKeyChange(r.LKey, r.RKey)
 		r.Valid = false
 	default:
 		return false
@@ -270,29 +270,29 @@ func (m *Model) applyBind(q *QP, b *Bind) bool {
 		return false
 	}
 	if w.Doubt {
-		m.markUndefined(flushedInDoubt)
+		m.markResultUndefined(flushedInDoubt)
 	}
-	m.noteKeyChange(w.RKey)
+	m.recordKeyChange(w.RKey)
 	key := w.RKey&^0xff | b.RKey&0xff
-	m.noteKeyChange(key)
+	m.recordKeyChange(key)
 	if m.hazards.ended[b.LKey] {
-		m.markUndefined("a bind to a region that an earlier request of the same call invalidates at the peer")
+		m.markResultUndefined("a bind to a region that an earlier request of the same call invalidates at the peer")
 	}
 	type2 := w.Kind == ib.MWType2
 	switch {
 	case type2 && w.Bound:
 		return false // it must be invalidated first
 	case type2 && (key == w.RKey || b.Len == 0):
-		m.markUndefined("a type 2 bind with the present key, or of no bytes")
+		m.markResultUndefined("a type 2 bind with the present key, or of no bytes")
 	case !type2 && key == w.RKey:
 		return false
 	case b.Len == 0 && b.Access&ib.AccessZeroBased != 0:
-		m.markUndefined("a window is unbound with an option")
+		m.markResultUndefined("a window is unbound with an option")
 	case b.Access&ib.AccessLocalWrite != 0:
-		m.markUndefined("a window with a local right")
+		m.markResultUndefined("a window with a local right")
 	}
 	if b.Len == 0 && !type2 {
-		m.noteMemoryChange(0, w.RKey)
+		m.recordMemoryKeyChange(0, w.RKey)
 		w.clearBind()
 		w.RKey = key
 		return true
@@ -306,7 +306,7 @@ func (m *Model) applyBind(q *QP, b *Bind) bool {
 		!rangeContains(r.IOVA, r.Len, b.Addr, b.Len):
 		return false
 	}
-	m.noteMemoryChange(0, w.RKey)
+	m.recordMemoryKeyChange(0, w.RKey)
 	w.clearBind()
 	w.Bound, w.RKey, w.Region, w.Access = true, key, r.ID, b.Access
 	w.First, w.Len, w.Shift = b.Addr, b.Len, 0
@@ -322,24 +322,24 @@ func (m *Model) applyBind(q *QP, b *Bind) bool {
 // executeRegMR executes REG_MR (10.6.3).
 func (m *Model) executeRegMR(q *QP, b *Reg) bool {
 	r := m.Regions[b.MR]
-	m.noteKeyChange(b.Key)
+	m.recordKeyChange(b.Key)
 	if r != nil && r.Doubt {
-		m.markUndefined(flushedInDoubt)
+		m.markResultUndefined(flushedInDoubt)
 	}
 	switch {
 	case r == nil, r.Dead, !r.Fast, r.Valid, r.Map == nil, r.PD != q.PD, b.Key>>8 != r.RKey>>8,
 		b.Access&remoteWriteRights != 0 && b.Access&ib.AccessLocalWrite == 0:
 		return false
 	case b.Access&ib.AccessZeroBased != 0:
-		m.markUndefined("a fast registration that is zero-based")
+		m.markResultUndefined("a fast registration that is zero-based")
 	}
 	r.LKey, r.RKey = r.LKey&^0xff|b.Key&0xff, b.Key
 	r.Valid, r.Access, r.Spans, r.IOVA, r.Len = true, b.Access, r.Map.Spans, r.Map.IOVA, r.Map.Len
 	return true
 }
 
-// checkAccess checks the rights of a registration.
-func checkAccess(a ib.AccessFlags) syscall.Errno {
+// checkAccessFlags checks the rights of a registration.
+func checkAccessFlags(a ib.AccessFlags) syscall.Errno {
 	if a&remoteWriteRights != 0 && a&ib.AccessLocalWrite == 0 {
 		return syscall.EINVAL
 	}

@@ -14,7 +14,7 @@ const PageSize = 4096
 // not safe for concurrent use.
 type Memory struct {
 	pages map[uint64]*memoryPage // by address / PageSize
-	blurs []blurredRange
+	blurs []ambiguousRange
 	fresh map[uint64]bool // pages written since the last TakeWrittenPages
 
 	history uint64 // hash of the writes, in order
@@ -25,8 +25,8 @@ type memoryPage struct {
 	b     [PageSize]byte
 }
 
-// blurredRange is a range with a second legal value.
-type blurredRange struct {
+// ambiguousRange is a range with a second legal value.
+type ambiguousRange struct {
 	addr uint64
 	alt  []byte // nil: any value
 	n    uint64
@@ -76,7 +76,7 @@ func (m *Memory) Read(addr uint64, b []byte) {
 
 // Write stores b at an address.
 func (m *Memory) Write(addr uint64, b []byte) {
-	m.recordChange(addr, b)
+	m.recordMemoryChange(addr, b)
 	for len(b) > 0 {
 		k := addr / PageSize
 		p := m.readPage(k)
@@ -97,21 +97,21 @@ func (m *Memory) TakeWrittenPages() map[uint64]bool {
 	return f
 }
 
-// Blur allows n bytes at an address to have their current value or that of alt; a nil alt allows any value. Sharpen
+// AllowAlternative allows n bytes at an address to have their current value or that of alt; a nil alt allows any value. Sharpen
 // ends it.
-func (m *Memory) Blur(addr, n uint64, alt []byte) {
+func (m *Memory) AllowAlternative(addr, n uint64, alt []byte) {
 	if n == 0 {
 		return
 	}
-	m.blurs = append(m.blurs, blurredRange{addr, bytes.Clone(alt), n})
-	m.recordChange(addr, alt)
+	m.blurs = append(m.blurs, ambiguousRange{addr, bytes.Clone(alt), n})
+	m.recordMemoryChange(addr, alt)
 	for k := addr / PageSize; k <= (addr+n-1)/PageSize; k++ {
 		m.fresh[k] = true
 	}
 }
 
-// isBlurred reports whether a byte of a range is undefined.
-func (m *Memory) isBlurred(addr, n uint64) bool {
+// isAmbiguous reports whether a byte of a range is undefined.
+func (m *Memory) isAmbiguous(addr, n uint64) bool {
 	for _, b := range m.blurs {
 		if addr < b.addr+b.n && b.addr < addr+n {
 			return true
@@ -120,12 +120,12 @@ func (m *Memory) isBlurred(addr, n uint64) bool {
 	return false
 }
 
-// ClearBlurs ends all blurs.
-func (m *Memory) ClearBlurs() { m.blurs = m.blurs[:0] }
+// ClearAlternatives ends all blurs.
+func (m *Memory) ClearAlternatives() { m.blurs = m.blurs[:0] }
 
-// Compare compares one page with the device's contents. It returns the address of the first difference. It copies bytes
+// ComparePage compares one page with the device's contents. It returns the address of the first difference. It copies bytes
 // that a blur allows.
-func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
+func (m *Memory) ComparePage(n uint64, got []byte) (addr uint64, ok bool) {
 	p := m.readPage(n)
 	if bytes.Equal(p.b[:len(got)], got) {
 		return 0, true
@@ -134,7 +134,7 @@ func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
 		addr = n*PageSize + uint64(i)
 		switch {
 		case p.b[i] == v:
-		case m.isAllowed(addr, v):
+		case m.isAllowedByte(addr, v):
 			m.Write(addr, got[i:i+1])
 			p = m.readPage(n)
 		default:
@@ -144,7 +144,7 @@ func (m *Memory) Compare(n uint64, got []byte) (addr uint64, ok bool) {
 	return 0, true
 }
 
-func (m *Memory) isAllowed(addr uint64, v byte) bool {
+func (m *Memory) isAllowedByte(addr uint64, v byte) bool {
 	for _, b := range m.blurs {
 		if i := addr - b.addr; i < b.n && (b.alt == nil || b.alt[i] == v) {
 			return true

@@ -82,19 +82,19 @@ func (m *Model) Clone() *Model {
 	c := *m
 	c.Mem = m.Mem.Clone()
 	c.PDs, c.XRCDs, c.Groups = maps.Clone(m.PDs), maps.Clone(m.XRCDs), maps.Clone(m.Groups)
-	c.Regions = cloneAll(m.Regions)
-	c.Windows = cloneAll(m.Windows)
-	c.AHs = cloneAll(m.AHs)
-	c.CQs = cloneAll(m.CQs)
+	c.Regions = cloneObjects(m.Regions)
+	c.Windows = cloneObjects(m.Windows)
+	c.AHs = cloneObjects(m.AHs)
+	c.CQs = cloneObjects(m.CQs)
 	for _, q := range c.CQs {
 		q.Wants, q.Events = slices.Clone(q.Wants), slices.Clone(q.Events)
 	}
-	c.SRQs = cloneAll(m.SRQs)
+	c.SRQs = cloneObjects(m.SRQs)
 	for _, s := range c.SRQs {
 		s.queue = s.queue.clone()
 		s.Events = slices.Clone(s.Events)
 	}
-	c.QPs = cloneAll(m.QPs)
+	c.QPs = cloneObjects(m.QPs)
 	for _, q := range c.QPs {
 		q.own = q.own.clone()
 		q.Sends, q.unproved = slices.Clone(q.Sends), slices.Clone(q.unproved)
@@ -103,7 +103,7 @@ func (m *Model) Clone() *Model {
 	return &c
 }
 
-func cloneAll[T any](objects map[ID]*T) map[ID]*T {
+func cloneObjects[T any](objects map[ID]*T) map[ID]*T {
 	c := make(map[ID]*T, len(objects))
 	for id, o := range objects {
 		x := *o
@@ -112,8 +112,8 @@ func cloneAll[T any](objects map[ID]*T) map[ID]*T {
 	return c
 }
 
-// markUndefined marks the result of the call as undefined.
-func (m *Model) markUndefined(reason string) {
+// markResultUndefined marks the result of the call as undefined.
+func (m *Model) markResultUndefined(reason string) {
 	if m.Open == "" {
 		m.Open = reason
 	}
@@ -126,15 +126,15 @@ func (m *Model) BeginCall() {
 	m.Open, m.served, m.servedBy, m.hazards, m.done = "", 0, nil, callHazards{}, map[ID]int{}
 	m.posted = map[ID]map[completionSource]bool{}
 	if !m.deferred {
-		m.Mem.ClearBlurs()
+		m.Mem.ClearAlternatives()
 	}
 	for _, s := range m.SRQs {
 		s.taker = 0
 	}
 }
 
-// creationError returns the error of a call that creates or changes an object.
-func (m *Model) creationError() syscall.Errno {
+// checkCreationAllowed returns the error of a call that creates or changes an object.
+func (m *Model) checkCreationAllowed() syscall.Errno {
 	if m.Dead {
 		return syscall.EIO
 	}
@@ -143,7 +143,7 @@ func (m *Model) creationError() syscall.Errno {
 
 // AllocPD creates a protection domain.
 func (m *Model) AllocPD(id ID) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	m.PDs[id] = &PD{id}
@@ -183,7 +183,7 @@ func (m *Model) DeallocPD(id ID) syscall.Errno {
 
 // AllocXRCD creates an XRC domain.
 func (m *Model) AllocXRCD(id ID) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	m.XRCDs[id] = &XRCD{id}
@@ -208,10 +208,10 @@ func (m *Model) DeallocXRCD(id ID) syscall.Errno {
 
 // RegMR creates region r, whose keys the driver has chosen.
 func (m *Model) RegMR(r Region) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
-	if e := checkAccess(r.Access); e != 0 {
+	if e := checkAccessFlags(r.Access); e != 0 {
 		return e
 	}
 	if r.Access&ib.AccessZeroBased != 0 {
@@ -232,10 +232,10 @@ type RegionChange struct {
 // Rereg changes a region. lkey and rkey are the keys after the change.
 func (m *Model) Rereg(id ID, c RegionChange, lkey, rkey uint32) syscall.Errno {
 	r := m.Regions[id]
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
-	m.noteMemoryChange(r.LKey, r.RKey)
+	m.recordMemoryKeyChange(r.LKey, r.RKey)
 	access := r.Access
 	if c.Access != nil {
 		access = *c.Access
@@ -243,11 +243,11 @@ func (m *Model) Rereg(id ID, c RegionChange, lkey, rkey uint32) syscall.Errno {
 	switch {
 	case r.Fast:
 		return syscall.EINVAL
-	case checkAccess(access) != 0:
+	case checkAccessFlags(access) != 0:
 		return syscall.EINVAL
 	case c.Map == nil && (access^r.Access)&ib.AccessZeroBased != 0:
 		return syscall.EINVAL
-	case m.boundWindows(id) > 0:
+	case m.countBoundWindows(id) > 0:
 		return syscall.EBUSY
 	}
 	r.Access, r.LKey, r.RKey = access, lkey, rkey
@@ -266,17 +266,17 @@ func (m *Model) Rereg(id ID, c RegionChange, lkey, rkey uint32) syscall.Errno {
 // Dereg deregisters a region.
 func (m *Model) Dereg(id ID) syscall.Errno {
 	r := m.Regions[id]
-	if m.boundWindows(id) > 0 {
+	if m.countBoundWindows(id) > 0 {
 		return syscall.EBUSY
 	}
-	m.noteMemoryChange(r.LKey, r.RKey)
+	m.recordMemoryKeyChange(r.LKey, r.RKey)
 	r.Dead = true
 	return 0
 }
 
 // AllocMR creates a region for fast registration.
 func (m *Model) AllocMR(r Region) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	r.Fast = true
@@ -287,7 +287,7 @@ func (m *Model) AllocMR(r Region) syscall.Errno {
 // MapMR sets the memory of the next registration.
 func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	r := m.Regions[id]
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	pages := uint64(0)
@@ -300,7 +300,7 @@ func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	case !r.Fast, pages > uint64(r.MaxPages):
 		return syscall.EINVAL
 	case r.Doubt:
-		m.markUndefined(flushedInDoubt)
+		m.markResultUndefined(flushedInDoubt)
 	case r.Valid:
 		return syscall.EBUSY
 	}
@@ -317,7 +317,7 @@ func (m *Model) UpdateKey(id ID, variant uint8) {
 
 // AllocMW creates a window.
 func (m *Model) AllocMW(w Window) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	m.Windows[w.ID] = &w
@@ -327,7 +327,7 @@ func (m *Model) AllocMW(w Window) syscall.Errno {
 // DeallocMW frees a window.
 func (m *Model) DeallocMW(id ID) syscall.Errno {
 	w := m.Windows[id]
-	m.noteMemoryChange(0, w.RKey)
+	m.recordMemoryKeyChange(0, w.RKey)
 	w.clearBind()
 	w.Dead = true
 	return 0
@@ -335,7 +335,7 @@ func (m *Model) DeallocMW(id ID) syscall.Errno {
 
 // CreateAH creates an address handle.
 func (m *Model) CreateAH(a AH) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	m.AHs[a.ID] = &a
@@ -344,7 +344,7 @@ func (m *Model) CreateAH(a AH) syscall.Errno {
 
 // ModifyAH changes the address of a handle.
 func (m *Model) ModifyAH(id ID, a ib.AHAttr) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	m.AHs[id].Attr = a
@@ -357,15 +357,15 @@ func (m *Model) DestroyAH(id ID) syscall.Errno {
 	return 0
 }
 
-// noteMemoryChange records an imminent change of the memory of keys. A waiting request must not name them, because a
+// recordMemoryKeyChange records an imminent change of the memory of keys. A waiting request must not name them, because a
 // driver may read them at any time.
-func (m *Model) noteMemoryChange(lkey, rkey uint32) {
+func (m *Model) recordMemoryKeyChange(lkey, rkey uint32) {
 	for _, q := range m.QPs {
 		for i := range q.Sends {
 			s := &q.Sends[i]
 			if s.RKey == rkey || s.InvalidateRKey == rkey || usesLKey(s.SGL, lkey) ||
 				s.Bind != nil && s.Bind.LKey == lkey {
-				m.markUndefined("memory of a request that waits is changed")
+				m.markResultUndefined("memory of a request that waits is changed")
 			}
 		}
 	}
@@ -375,7 +375,7 @@ func (m *Model) noteMemoryChange(lkey, rkey uint32) {
 func (m *Model) StoreMemory(addr uint64, b []byte) {
 	for _, q := range m.QPs {
 		if q.waiting {
-			m.markUndefined("memory is changed while a request waits")
+			m.markResultUndefined("memory is changed while a request waits")
 		}
 	}
 	m.Mem.Write(addr, b)
@@ -390,7 +390,7 @@ func (m *Model) SetError() {
 	m.Dead = true
 	for _, q := range m.sortedQPs() {
 		if q.State != ib.QPReset {
-			m.toError(q)
+			m.moveToError(q)
 		}
 	}
 }

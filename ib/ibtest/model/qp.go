@@ -48,7 +48,7 @@ func (q *QP) RecvCount() int { return len(q.own.recvs) }
 
 // CreateQP creates a queue pair in RESET.
 func (m *Model) CreateQP(q QP) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	q.own = recvQueue{pd: q.PD, room: int(q.Cap.MaxRecvWR), maxSGE: int(q.Cap.MaxRecvSGE)}
@@ -66,7 +66,7 @@ func (m *Model) DestroyQP(id ID) syscall.Errno {
 	}
 	for _, w := range m.Windows {
 		if w.Bound && w.QP == id {
-			m.noteMemoryChange(0, w.RKey)
+			m.recordMemoryKeyChange(0, w.RKey)
 			w.clearBind()
 		}
 	}
@@ -78,10 +78,10 @@ func (m *Model) DestroyQP(id ID) syscall.Errno {
 		}
 	}
 	if q.waiting {
-		m.markUndefined("a queue pair with a request in flight is destroyed")
+		m.markResultUndefined("a queue pair with a request in flight is destroyed")
 	}
 	delete(m.QPs, id)
-	m.runWaiting()
+	m.runWaitingRequests()
 	return 0
 }
 
@@ -97,17 +97,17 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		return syscall.EINVAL
 	}
 	if q.IsDraining() && !end {
-		m.markUndefined("a modification while the send queue is being drained") // a driver may reject it
+		m.markResultUndefined("a modification while the send queue is being drained") // a driver may reject it
 	}
-	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.isAwaited(q) {
-		m.markUndefined("rights change while a request waits")
+	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.isAwaitedByPeer(q) {
+		m.markResultUndefined("rights change while a request waits")
 	}
 	q.Known |= mask &^ (ib.QPAttrState | ib.QPAttrCurState)
 	CopyAttr(&q.Attr, &a, mask)
 	switch {
 	case mask&ib.QPAttrState == 0:
 	case a.State == ib.QPErr:
-		m.toError(q)
+		m.moveToError(q)
 	case a.State == ib.QPReset:
 		m.resetQP(q)
 	default:
@@ -117,10 +117,10 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		case next == ib.QPRTR && from == ib.QPInit:
 			m.epochs++
 			q.epoch, q.partner = m.epochs, 0
-			m.noteLateRetry(q)
+			m.recordLateRetry(q)
 		case next == ib.QPSQD && from == ib.QPRTS:
 			if q.waiting && (m.Lossy || m.deferred || len(q.Sends) > 1) {
-				m.markUndefined("SQD while a request waits") // a driver may or may not have begun the requests behind it
+				m.markResultUndefined("SQD while a request waits") // a driver may or may not have begun the requests behind it
 			}
 			q.drain = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify
 		case next != ib.QPSQD:
@@ -128,32 +128,32 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		}
 		m.runSends(q)
 	}
-	m.runWaiting()
+	m.runWaitingRequests()
 	return 0
 }
 
-// PostponeWaiting moves the waiting request of a queue pair in SQD back to the queue of requests that have not begun.
-func (m *Model) PostponeWaiting(id ID) {
+// PostponeWaitingRequest moves the waiting request of a queue pair in SQD back to the queue of requests that have not begun.
+func (m *Model) PostponeWaitingRequest(id ID) {
 	m.QPs[id].waiting = false
-	m.runWaiting()
+	m.runWaitingRequests()
 }
 
-// noteLateRetry records that the retries of a request may end just when its peer becomes ready, or that its data may
+// recordLateRetry records that the retries of a request may end just when its peer becomes ready, or that its data may
 // arrive at any later time. A call takes 20 ms or more, the eight attempts with a Timeout of 13 take 268 ms.
-func (m *Model) noteLateRetry(q *QP) {
+func (m *Model) recordLateRetry(q *QP) {
 	for _, p := range m.QPs {
 		switch {
 		case !p.waiting || p.Attr.DestQPN != q.Num:
 		case p.Attr.Timeout < 13 || m.calls-p.since > 3:
-			m.markUndefined("a request whose last attempt may precede the readiness of its peer")
+			m.markResultUndefined("a request whose last attempt may precede the readiness of its peer")
 		case p.Sends[0].Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(q).recvs) == 0:
-			m.markUndefined("a WRITE whose data arrive before its receive is there")
+			m.markResultUndefined("a WRITE whose data arrive before its receive is there")
 		}
 	}
 }
 
-// isAwaited reports whether a request of a peer waits for q.
-func (m *Model) isAwaited(q *QP) bool {
+// isAwaitedByPeer reports whether a request of a peer waits for q.
+func (m *Model) isAwaitedByPeer(q *QP) bool {
 	for _, p := range m.QPs {
 		if p.waiting && p.Attr.DestQPN == q.Num {
 			return true
@@ -214,16 +214,16 @@ func CopyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
 func (m *Model) resetQP(q *QP) {
 	for _, w := range m.Windows {
 		if w.Bound && w.QP == q.ID {
-			m.markUndefined("a queue pair with a bound window is reset")
+			m.markResultUndefined("a queue pair with a bound window is reset")
 		}
 	}
 	for _, c := range m.CQs {
-		if slices.ContainsFunc(c.Wants, func(w WantCompletion) bool { return w.QP == q.ID }) {
-			m.markUndefined("completions of a queue pair that is reset") // adapters remove them from the queue
+		if slices.ContainsFunc(c.Wants, func(w ExpectedCompletion) bool { return w.QP == q.ID }) {
+			m.markResultUndefined("completions of a queue pair that is reset") // adapters remove them from the queue
 		}
 	}
 	if q.waiting || m.deferred && q.isReliable() && len(q.Sends) > 0 {
-		m.markUndefined("a queue pair with a request in flight is reset")
+		m.markResultUndefined("a queue pair with a request in flight is reset")
 	}
 	q.Cut = q.Cut || m.deferred && q.State == ib.QPErr
 	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{}, 0, nil, nil
@@ -231,11 +231,11 @@ func (m *Model) resetQP(q *QP) {
 	q.waiting, q.drain, q.epoch, q.partner = false, false, 0, 0
 }
 
-// toError flushes all work of a queue pair.
-func (m *Model) toError(q *QP) {
+// moveToError flushes all work of a queue pair.
+func (m *Model) moveToError(q *QP) {
 	first := q.State != ib.QPErr
 	if first {
-		m.noteDoubtful(q)
+		m.recordDoubtfulKeys(q)
 	}
 	for i := range q.Sends {
 		s := &q.Sends[i]
@@ -255,16 +255,16 @@ func (m *Model) toError(q *QP) {
 func (m *Model) flushRecv(q *QP) {
 	w := q.own.recvs[0]
 	q.own.recvs = slices.Delete(q.own.recvs, 0, 1)
-	m.addCompletion(q, RecvSide, WantCompletion{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flushStatus}, false)
+	m.addCompletion(q, RecvSide, ExpectedCompletion{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flushStatus}, false)
 }
 
 var flushStatus = []ib.WCStatus{ib.WCWRFlushErr}
 
-// GiveUp completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network. A requester
+// GiveUpWaiting completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network. A requester
 // may exhaust its retries at any time.
-func (m *Model) GiveUp(id ID) bool {
+func (m *Model) GiveUpWaiting(id ID) bool {
 	q := m.QPs[id]
-	p := m.destination(q)
+	p := m.destinationQP(q)
 	if !q.waiting || !m.Lossy && (p == nil || p.State != ib.QPInit) {
 		return false
 	}
@@ -272,7 +272,7 @@ func (m *Model) GiveUp(id ID) bool {
 	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
 	q.waiting = false
 	m.completeSend(q, &s, statusList(ib.WCRetryExcErr), 0)
-	m.runWaiting()
+	m.runWaitingRequests()
 	return true
 }
 
@@ -288,8 +288,8 @@ func (m *Model) flushSends(q *QP) {
 	}
 }
 
-// runWaiting executes the waiting requests until none of them can continue.
-func (m *Model) runWaiting() {
+// runWaitingRequests executes the waiting requests until none of them can continue.
+func (m *Model) runWaitingRequests() {
 	if m.deferred {
 		return
 	}
@@ -300,14 +300,14 @@ func (m *Model) runWaiting() {
 				continue
 			}
 			q.waiting = false
-			if m.executeFirst(q) {
+			if m.executeFirstSend(q) {
 				progress = true
 				m.runSends(q)
 			}
 		}
 	}
 	if m.served > 1 {
-		m.markUndefined("the order of requests of several queue pairs that waited")
+		m.markResultUndefined("the order of requests of several queue pairs that waited")
 	}
 	for _, q := range m.sortedQPs() {
 		if q.State == ib.QPSQD && !q.waiting && q.drain {

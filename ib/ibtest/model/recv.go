@@ -27,7 +27,7 @@ func (r recvQueue) clone() recvQueue {
 	return r
 }
 
-func (r *recvQueue) markPolled(id uint64) {
+func (r *recvQueue) markRecvPolled(id uint64) {
 	if k := slices.Index(r.unproved, id); k >= 0 {
 		r.unproved = slices.Delete(r.unproved, k, k+1)
 	}
@@ -48,15 +48,15 @@ type SRQ struct {
 // Len returns the number of receives in the queue.
 func (s *SRQ) Len() int { return len(s.queue.recvs) }
 
-// Room returns the capacity of the queue.
-func (s *SRQ) Room() int { return s.queue.room }
+// Capacity returns the capacity of the queue.
+func (s *SRQ) Capacity() int { return s.queue.room }
 
 // MaxSGE returns the maximum number of elements of a receive.
 func (s *SRQ) MaxSGE() int { return s.queue.maxSGE }
 
 // CreateSRQ creates a shared receive queue with the actual capacities.
 func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
-	if e := m.creationError(); e != 0 {
+	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	s.queue = recvQueue{pd: s.PD, room: int(granted.MaxWR), maxSGE: int(granted.MaxSGE)}
@@ -77,7 +77,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 	case room == 0, int(room) < len(s.queue.recvs), mask&ib.SRQAttrLimit != 0 && a.Limit > room:
 		return syscall.EINVAL
 	case int(room) < len(s.queue.unproved):
-		m.markUndefined("a shared receive queue becomes shorter than what was not polled")
+		m.markResultUndefined("a shared receive queue becomes shorter than what was not polled")
 	}
 	if mask&ib.SRQAttrMaxWR != 0 {
 		s.queue.room = int(room)
@@ -86,7 +86,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 		s.Limit = a.Limit
 		if a.Limit > 0 && uint32(len(s.queue.recvs)) < a.Limit {
 			// The event is raised at once, or when the next receive is consumed.
-			m.markUndefined("a limit that has been reached already")
+			m.markResultUndefined("a limit that has been reached already")
 		}
 		s.raiseLimitEvent()
 	}
@@ -109,12 +109,12 @@ func (m *Model) DestroySRQ(id ID) syscall.Errno {
 		if q.SRQ == id {
 			return syscall.EBUSY
 		}
-		if q.waiting && m.sharedQueueOfFirstSend(q) == id && (m.Lossy || m.deferred) {
-			m.markUndefined("a shared queue is destroyed whose receive a request waits for")
+		if q.waiting && m.srqOfFirstSend(q) == id && (m.Lossy || m.deferred) {
+			m.markResultUndefined("a shared queue is destroyed whose receive a request waits for")
 		}
 	}
 	delete(m.SRQs, id)
-	m.runWaiting()
+	m.runWaitingRequests()
 	return 0
 }
 
@@ -152,15 +152,15 @@ func (m *Model) PostRecv(id ID, recvs []Recv, got *PostResult) PostResult {
 	}
 	t := q.own.queueRecvs(recvs, got, func() {
 		if q.State == ib.QPErr {
-			m.toError(q)
+			m.moveToError(q)
 		}
-		m.runWaiting()
+		m.runWaitingRequests()
 	})
 	m.checkCQRoom(q.RecvCQ)
 	if q.State == ib.QPErr {
-		m.toError(q)
+		m.moveToError(q)
 	}
-	m.runWaiting()
+	m.runWaitingRequests()
 	return t
 }
 
@@ -168,26 +168,26 @@ func (m *Model) PostRecv(id ID, recvs []Recv, got *PostResult) PostResult {
 func (m *Model) PostSRQ(id ID, recvs []Recv, got *PostResult) PostResult {
 	waiting := 0
 	for _, q := range m.QPs {
-		if p := m.destination(q); q.waiting && p != nil && (p.SRQ == id || m.sharedQueueOfFirstSend(q) == id) {
+		if p := m.destinationQP(q); q.waiting && p != nil && (p.SRQ == id || m.srqOfFirstSend(q) == id) {
 			waiting++
 		}
 	}
 	if waiting > 1 {
-		m.markUndefined("several requests wait for a receive of one queue")
+		m.markResultUndefined("several requests wait for a receive of one queue")
 	}
-	t := m.SRQs[id].queue.queueRecvs(recvs, got, m.runWaiting)
+	t := m.SRQs[id].queue.queueRecvs(recvs, got, m.runWaitingRequests)
 	for _, q := range m.QPs {
 		if q.SRQ == id {
 			m.checkCQRoom(q.RecvCQ)
 		}
 	}
 	m.checkCQRoom(m.SRQs[id].CQ)
-	m.runWaiting()
+	m.runWaitingRequests()
 	return t
 }
 
-// sharedQueue returns the shared queue from which the current request to q consumes its receive; 0: none.
-func (q *QP) sharedQueue() ID {
+// currentSRQ returns the shared queue from which the current request to q consumes its receive; 0: none.
+func (q *QP) currentSRQ() ID {
 	if q.Type == ib.QPTypeXRCTgt {
 		return q.named
 	}
@@ -197,8 +197,8 @@ func (q *QP) sharedQueue() ID {
 // isXRC reports whether the queue pair is of an XRC type.
 func (q *QP) isXRC() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib.QPTypeXRCTgt }
 
-// sharedQueueOfFirstSend returns the shared queue that the first send of an XRC initiator names; 0: none.
-func (m *Model) sharedQueueOfFirstSend(q *QP) ID {
+// srqOfFirstSend returns the shared queue that the first send of an XRC initiator names; 0: none.
+func (m *Model) srqOfFirstSend(q *QP) ID {
 	if q.Type == ib.QPTypeXRCInit && len(q.Sends) > 0 {
 		return m.xrcSRQByNumber(q.Sends[0].SRQN)
 	}
@@ -216,16 +216,16 @@ func (m *Model) xrcSRQByNumber(srqn uint32) ID {
 }
 
 func (m *Model) recvQueueOf(q *QP) *recvQueue {
-	if s := m.SRQs[q.sharedQueue()]; s != nil {
+	if s := m.SRQs[q.currentSRQ()]; s != nil {
 		return &s.queue
 	}
 	return &q.own
 }
 
 // completeRecv completes the first receive of q.
-func (m *Model) completeRecv(q *QP, w WantCompletion, solicited bool) {
+func (m *Model) completeRecv(q *QP, w ExpectedCompletion, solicited bool) {
 	r := m.recvQueueOf(q)
-	w.WC.ID, w.SRQ = r.recvs[0].ID, q.sharedQueue()
+	w.WC.ID, w.SRQ = r.recvs[0].ID, q.currentSRQ()
 	r.recvs = slices.Delete(r.recvs, 0, 1)
 	if w.WC.Opcode == 0 {
 		w.WC.Opcode = ib.WCRecv

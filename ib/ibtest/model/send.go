@@ -67,7 +67,7 @@ func (m *Model) PostSend(id ID, sends []Send, got *PostResult) PostResult {
 	}
 	for i := range sends {
 		if len(sends) > 1 && (m.isTooLong(q, &sends[i]) || isMisalignedAtomic(&sends[i])) {
-			m.markUndefined("a list with a request that a driver may refuse at once")
+			m.markResultUndefined("a list with a request that a driver may refuse at once")
 		}
 	}
 	m.listed = len(sends)
@@ -83,7 +83,7 @@ func (m *Model) PostSend(id ID, sends []Send, got *PostResult) PostResult {
 		}
 		m.runSends(q)
 	}
-	m.runWaiting()
+	m.runWaitingRequests()
 	return t
 }
 
@@ -106,9 +106,9 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	local := s.Op == ib.WRBindMW || s.Op == ib.WRRegMR
 	switch {
 	case local && q.waiting:
-		m.markUndefined("a bind or registration behind a request that waits")
+		m.markResultUndefined("a bind or registration behind a request that waits")
 	case local && m.done[q.ID] > 0 && q.State != ib.QPRTS:
-		m.markUndefined("a bind or registration behind a request of the same call that fails")
+		m.markResultUndefined("a bind or registration behind a request of the same call that fails")
 	case a != nil:
 		s.to, s.foreign = a.Attr, a.PD != q.PD
 	}
@@ -167,21 +167,21 @@ func (m *Model) runSends(q *QP) {
 	for len(q.Sends) > 0 && !q.waiting && !m.deferred {
 		switch {
 		case m.Dead:
-			m.toError(q)
+			m.moveToError(q)
 		case q.State == ib.QPErr, q.State == ib.QPSQE:
 			m.flushSends(q)
-		case q.State != ib.QPRTS || !m.executeFirst(q):
+		case q.State != ib.QPRTS || !m.executeFirstSend(q):
 			return
 		}
 	}
 }
 
-// executeFirst executes the first request. It returns false if the request waits.
-func (m *Model) executeFirst(q *QP) bool {
+// executeFirstSend executes the first request. It returns false if the request waits.
+func (m *Model) executeFirstSend(q *QP) bool {
 	s := q.Sends[0]
 	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
 	q.begun = true
-	status, n, wait := m.execute(q, &s)
+	status, n, wait := m.executeSendWR(q, &s)
 	q.begun = false
 	if wait {
 		q.Sends = slices.Insert(q.Sends, 0, s)
@@ -208,15 +208,15 @@ func (m *Model) completeSend(q *QP, s *Send, status []ib.WCStatus, n uint64) {
 	failed := status[0] != ib.WCSuccess
 	over := q.State == ib.QPErr || q.State == ib.QPSQE
 	if failed || q.IsSignaled(s) {
-		m.addCompletion(q, SendSide, WantCompletion{
+		m.addCompletion(q, SendSide, ExpectedCompletion{
 			WC:     ib.WC{ID: s.ID, Opcode: wcOpcodes[s.Op], ByteLen: uint32(n)},
-			Status: status, Length: returnsData(s.Op),
+			Status: status, Length: returnsDataToRequester(s.Op),
 		}, false)
 	}
 	switch {
 	case !failed || over:
 	case q.isReliable():
-		m.toError(q)
+		m.moveToError(q)
 	case q.State == ib.QPErr: // its completion was lost
 	default:
 		q.State = ib.QPSQE
@@ -224,8 +224,8 @@ func (m *Model) completeSend(q *QP, s *Send, status []ib.WCStatus, n uint64) {
 	}
 }
 
-// returnsData reports whether an operation returns data.
-func returnsData(op ib.WROpcode) bool {
+// returnsDataToRequester reports whether an operation returns data.
+func returnsDataToRequester(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
@@ -240,8 +240,8 @@ func (m *Model) loadBytes(spans []Span, n uint64) []byte {
 	rest := b
 	for _, s := range spans {
 		k := min(s.Len, uint64(len(rest)))
-		if m.Mem.isBlurred(s.Addr, k) {
-			m.markUndefined("bytes are sent that are not defined")
+		if m.Mem.isAmbiguous(s.Addr, k) {
+			m.markResultUndefined("bytes are sent that are not defined")
 		}
 		m.Mem.Read(s.Addr, rest[:k])
 		rest = rest[k:]
@@ -251,30 +251,30 @@ func (m *Model) loadBytes(spans []Span, n uint64) []byte {
 
 // scatterBytes stores bytes in a list of spans, starting at an offset.
 func (m *Model) scatterBytes(spans []Span, skip uint64, b []byte) {
-	m.noteDisturbance(spans)
-	eachPiece(spans, skip, b, m.Mem.Write)
+	m.recordMemoryDisturbance(spans)
+	forEachPiece(spans, skip, b, m.Mem.Write)
 }
 
-// noteDisturbance records that a request changes memory. A request that waits must not use it, because parts of that
+// recordMemoryDisturbance records that a request changes memory. A request that waits must not use it, because parts of that
 // request may have been executed.
-func (m *Model) noteDisturbance(spans []Span) {
+func (m *Model) recordMemoryDisturbance(spans []Span) {
 	for _, q := range m.QPs {
 		if q.waiting && spansOverlap(q.held, spans) {
-			m.markUndefined("memory of a request that waits is changed by another")
+			m.markResultUndefined("memory of a request that waits is changed by another")
 		}
 	}
 }
 
-// blurBytes allows bytes to be stored or not.
-func (m *Model) blurBytes(spans []Span, skip uint64, b []byte) {
+// allowUnstoredBytes allows bytes to be stored or not.
+func (m *Model) allowUnstoredBytes(spans []Span, skip uint64, b []byte) {
 	if m.Blind && len(b) > 0 && len(spans) > 0 {
-		m.markUndefined("a part of a message is stored, and nothing shows when")
+		m.markResultUndefined("a part of a message is stored, and nothing shows when")
 	}
-	m.noteDisturbance(spans)
-	eachPiece(spans, skip, b, func(addr uint64, b []byte) { m.Mem.Blur(addr, uint64(len(b)), b) })
+	m.recordMemoryDisturbance(spans)
+	forEachPiece(spans, skip, b, func(addr uint64, b []byte) { m.Mem.AllowAlternative(addr, uint64(len(b)), b) })
 }
 
-func eachPiece(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte)) {
+func forEachPiece(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte)) {
 	for _, s := range spans {
 		if skip >= s.Len {
 			skip -= s.Len
@@ -300,15 +300,15 @@ func bytesOverlap(a, b []Span) bool {
 	return false
 }
 
-// checkOverlap records that the order in which bytes are copied affects the result.
-func (m *Model) checkOverlap(dst, src []Span) {
+// recordOverlap records that the order in which bytes are copied affects the result.
+func (m *Model) recordOverlap(dst, src []Span) {
 	if len(dst) > 0 && (bytesOverlap(dst, dst) || len(src) > 0 && bytesOverlap(dst, src)) {
-		m.markUndefined("source and target overlap")
+		m.markResultUndefined("source and target overlap")
 	}
 }
 
-// atomicWord reads and writes the 8 bytes of an atomic, in the host's byte order.
-func (m *Model) atomicWord(spans []Span) uint64 {
+// loadAtomicWord reads and writes the 8 bytes of an atomic, in the host's byte order.
+func (m *Model) loadAtomicWord(spans []Span) uint64 {
 	return binary.NativeEndian.Uint64(m.loadBytes(spans, 8))
 }
 

@@ -8,24 +8,26 @@ import (
 	"verbena/ib"
 )
 
-// Abilities records the features that earlier calls have shown a driver to have or lack. A feature that has worked once
+// DriverFeatures records the features that earlier calls have shown a driver to have or lack. A feature that has worked once
 // must not be missing later. It is safe for concurrent use.
-type Abilities struct {
+type DriverFeatures struct {
 	mu sync.Mutex // guards the fields below
 
 	has, lacks map[string]bool
 	access     ib.AccessFlags // rights that regions can have; 0: unknown
 	groups4    bool           // multicast groups are IPv4 addresses
-	inline     uint32         // bytes of inline data that queue pairs can have, at most maxInline
+	inline     uint32         // bytes of inline data that queue pairs can have, at most maxInlineCap
 }
 
-// NewAbilities returns an empty record.
-func NewAbilities() *Abilities { return &Abilities{has: map[string]bool{}, lacks: map[string]bool{}} }
+// NewDriverFeatures returns an empty record.
+func NewDriverFeatures() *DriverFeatures {
+	return &DriverFeatures{has: map[string]bool{}, lacks: map[string]bool{}}
+}
 
-// neededAbilities returns the optional features that a call needs, in the order in which a driver checks them.
-func neededAbilities(c call) (list []string) {
+// neededFeatures returns the optional features that a call needs, in the order in which a driver checks them.
+func neededFeatures(c call) (list []string) {
 	switch c := c.(type) {
-	case rereg:
+	case reregMR:
 		return []string{"reregistration"}
 	case allocMR:
 		return []string{"fast registration"}
@@ -64,10 +66,10 @@ func neededAbilities(c call) (list []string) {
 }
 
 // lacksAny reports whether a call needs a feature that the driver lacks.
-func (k *Abilities) lacksAny(c call) bool {
+func (k *DriverFeatures) lacksAny(c call) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	for _, a := range neededAbilities(c) {
+	for _, a := range neededFeatures(c) {
 		if k.lacks[a] {
 			return true
 		}
@@ -75,17 +77,17 @@ func (k *Abilities) lacksAny(c call) bool {
 	return false
 }
 
-func isUnsupported(err error) bool {
+func isUnsupportedError(err error) bool {
 	return errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) ||
 		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EHOSTUNREACH)
 }
 
-// recordResult records the features that a call shows. It returns the part of the call that the driver has executed, or
+// recordFeatures records the features that a call shows. It returns the part of the call that the driver has executed, or
 // nil.
-func (k *Abilities) recordResult(c call, g *deviceResult) call {
+func (k *DriverFeatures) recordFeatures(c call, g *deviceResult) call {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	list := neededAbilities(c)
+	list := neededFeatures(c)
 	post, isPost := c.(postSend)
 	used := list
 	if isPost {
@@ -96,7 +98,7 @@ func (k *Abilities) recordResult(c call, g *deviceResult) call {
 	for _, a := range used {
 		k.has[a] = true
 	}
-	if !isUnsupported(g.err) || len(used) >= len(list) || k.has[list[len(used)]] {
+	if !isUnsupportedError(g.err) || len(used) >= len(list) || k.has[list[len(used)]] {
 		return c
 	}
 	k.lacks[list[len(used)]] = true
@@ -107,8 +109,8 @@ func (k *Abilities) recordResult(c call, g *deviceResult) call {
 	return nil
 }
 
-// probeRights determines the rights that regions can have, unless an earlier run has.
-func (x *modelRunner) probeRights() error {
+// probeRegionRights determines the rights that regions can have, unless an earlier run has.
+func (x *modelRunner) probeRegionRights() error {
 	k := x.Abilities
 	k.mu.Lock()
 	x.access, x.groups4, x.inline = k.access, k.groups4, k.inline
@@ -128,7 +130,7 @@ func (x *modelRunner) probeRights() error {
 		mr, err := pd.RegMR(ib.MRInit{
 			Space: x.areas[0].space, Addr: x.areas[0].base, Length: 64, Access: a | ib.AccessLocalWrite,
 		})
-		if isUnsupported(err) {
+		if isUnsupportedError(err) {
 			continue
 		}
 		if err != nil {
@@ -139,7 +141,7 @@ func (x *modelRunner) probeRights() error {
 			return err
 		}
 	}
-	if err := errors.Join(x.probeIPv6Groups(pd), x.probeInline(pd)); err != nil {
+	if err := errors.Join(x.probeIPv6Groups(pd), x.probeInlineCap(pd)); err != nil {
 		return err
 	}
 	k.mu.Lock()
@@ -168,16 +170,16 @@ func (x *modelRunner) probeIPv6Groups(pd *ib.PD) error {
 	return cq.Destroy()
 }
 
-// maxInline is the largest inline capacity that a queue pair is created with.
-const maxInline = 64
+// maxInlineCap is the largest inline capacity that a queue pair is created with.
+const maxInlineCap = 64
 
-// probeInline determines how much inline data queue pairs can have. No attribute of a device has this limit.
-func (x *modelRunner) probeInline(pd *ib.PD) error {
+// probeInlineCap determines how much inline data queue pairs can have. No attribute of a device has this limit.
+func (x *modelRunner) probeInlineCap(pd *ib.PD) error {
 	cq, err := x.Device.CreateCQ(ib.CQInit{Entries: 2})
 	if err != nil {
 		return err
 	}
-	for x.inline = maxInline; x.inline > 0; x.inline /= 2 {
+	for x.inline = maxInlineCap; x.inline > 0; x.inline /= 2 {
 		qp, err := pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: ib.QPCap{
 			MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: x.inline,
 		}})
@@ -189,7 +191,7 @@ func (x *modelRunner) probeInline(pd *ib.PD) error {
 }
 
 // filterSupported returns the operations and types that the driver is not known to lack.
-func filterSupported[T any](k *Abilities, list []T, name func(T) string) []T {
+func filterSupported[T any](k *DriverFeatures, list []T, name func(T) string) []T {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	var out []T

@@ -22,7 +22,7 @@ func (c allocPD) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c allocPD) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErr(m.AllocPD(c.id))
+	return wantErrnos(m.AllocPD(c.id))
 }
 
 // destroyObject destroys an object of any kind.
@@ -41,21 +41,21 @@ func (c destroyObject) runOnDevice(x *modelRunner) deviceResult {
 func (c destroyObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	switch o := x.objs[c.id]; {
 	case o.pd != nil:
-		return wantErr(m.DeallocPD(c.id))
+		return wantErrnos(m.DeallocPD(c.id))
 	case o.mr != nil:
-		return wantErr(m.Dereg(c.id))
+		return wantErrnos(m.Dereg(c.id))
 	case o.mw != nil:
-		return wantErr(m.DeallocMW(c.id))
+		return wantErrnos(m.DeallocMW(c.id))
 	case o.cq != nil:
-		return wantErr(m.DestroyCQ(c.id))
+		return wantErrnos(m.DestroyCQ(c.id))
 	case o.srq != nil:
-		return wantErr(m.DestroySRQ(c.id))
+		return wantErrnos(m.DestroySRQ(c.id))
 	case o.xrc != nil:
-		return wantErr(m.DeallocXRCD(c.id))
+		return wantErrnos(m.DeallocXRCD(c.id))
 	case o.ah != nil:
-		return wantErr(m.DestroyAH(c.id))
+		return wantErrnos(m.DestroyAH(c.id))
 	}
-	return wantErr(m.DestroyQP(c.id))
+	return wantErrnos(m.DestroyQP(c.id))
 }
 
 // regMR registers memory.
@@ -94,11 +94,11 @@ func (c regMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) model
 		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
 		x.addToTrace("lkey %#x, rkey %#x", r.LKey, r.RKey)
 	}
-	return wantErr(m.RegMR(r))
+	return wantErrnos(m.RegMR(r))
 }
 
-// rereg changes a region.
-type rereg struct {
+// reregMR changes a region.
+type reregMR struct {
 	mr     model.ID
 	flags  ib.MRChangeFlags
 	at     memoryPlace
@@ -107,13 +107,13 @@ type rereg struct {
 	access ib.AccessFlags
 }
 
-func (c rereg) String() string {
+func (c reregMR) String() string {
 	return sprintf("mr%d.Rereg(flags %#x, area %d + %#x, %#x bytes, IOVA %#x, pd%d, access %#x)",
 		c.mr, uint32(c.flags), c.at.area, c.at.off, c.at.len, c.iova, c.pd, uint32(c.access))
 }
-func (c rereg) usedIDs() []model.ID { return []model.ID{c.mr, c.pd} }
+func (c reregMR) usedIDs() []model.ID { return []model.ID{c.mr, c.pd} }
 
-func (c rereg) runOnDevice(x *modelRunner) deviceResult {
+func (c reregMR) runOnDevice(x *modelRunner) deviceResult {
 	s, mr := x.spanOf(c.at), x.objs[c.mr].mr
 	err := mr.Rereg(c.flags, ib.MRChange{
 		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova,
@@ -122,7 +122,7 @@ func (c rereg) runOnDevice(x *modelRunner) deviceResult {
 	return deviceResult{err: err, lkey: mr.LKey(), rkey: mr.RKey()}
 }
 
-func (c rereg) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
+func (c reregMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	var ch model.RegionChange
 	if c.flags&ib.MRChangeTranslation != 0 {
 		s := x.spanOf(c.at)
@@ -142,7 +142,7 @@ func (c rereg) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) model
 	if g != nil { // another thread may have changed the region since
 		lkey, rkey = g.lkey, g.rkey
 	}
-	return wantErr(m.Rereg(c.mr, ch, lkey, rkey))
+	return wantErrnos(m.Rereg(c.mr, ch, lkey, rkey))
 }
 
 // allocMR creates a region for fast registration.
@@ -171,7 +171,7 @@ func (c allocMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
 		x.addToTrace("lkey %#x, rkey %#x", r.LKey, r.RKey)
 	}
-	return wantErr(m.AllocMR(r))
+	return wantErrnos(m.AllocMR(r))
 }
 
 // mapMR sets the memory of the next fast registration, and the variable part of its key.
@@ -211,7 +211,7 @@ func (c mapMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) model
 	if e == 0 {
 		m.UpdateKey(c.mr, c.variant)
 	}
-	return wantErr(e)
+	return wantErrnos(e)
 }
 
 // allocMW creates a window.
@@ -238,7 +238,7 @@ func (c allocMW) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 		w.RKey = o.mw.RKey()
 		x.addToTrace("rkey %#x", w.RKey)
 	}
-	return wantErr(m.AllocMW(w))
+	return wantErrnos(m.AllocMW(w))
 }
 
 // storeMemory writes memory as its owner.
@@ -272,5 +272,5 @@ func (c storeMemory) runOnDevice(x *modelRunner) deviceResult {
 
 func (c storeMemory) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	m.StoreMemory(x.spanOf(c.at).Addr, c.contents())
-	return wantErr(0)
+	return wantErrnos(0)
 }

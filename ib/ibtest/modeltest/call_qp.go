@@ -66,7 +66,7 @@ func (c createQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 				q.Num, len(m.QPs)+1, q.Cap)
 		}
 	}
-	return wantErr(m.CreateQP(q))
+	return wantErrnos(m.CreateQP(q))
 }
 
 // allocXRCD creates an XRC domain.
@@ -85,7 +85,7 @@ func (c allocXRCD) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c allocXRCD) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErr(m.AllocXRCD(c.id))
+	return wantErrnos(m.AllocXRCD(c.id))
 }
 
 // attachMcast adds a queue pair to a multicast group, or removes it.
@@ -118,9 +118,9 @@ func (c attachMcast) runOnDevice(x *modelRunner) deviceResult {
 
 func (c attachMcast) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	if c.detach {
-		return wantErr(m.DetachMcast(c.qp, x.groupAddress(c.group)))
+		return wantErrnos(m.DetachMcast(c.qp, x.groupAddress(c.group)))
 	}
-	return wantErr(m.AttachMcast(c.qp, x.groupAddress(c.group)))
+	return wantErrnos(m.AttachMcast(c.qp, x.groupAddress(c.group)))
 }
 
 // groupAddress returns the address of a multicast group. The addresses of a thread differ in a byte that a device may
@@ -175,13 +175,13 @@ func (c modifyQP) resolveAttr(x *modelRunner) ib.QPAttr {
 func (c modifyQP) runOnDevice(x *modelRunner) deviceResult {
 	a := c.resolveAttr(x)
 	if c.noise {
-		a = addNoise(&a, c.mask)
+		a = withInvalidUnmasked(&a, c.mask)
 	}
 	return deviceResult{err: x.objs[c.qp].qp.Modify(a, c.mask)}
 }
 
-// addNoise returns the attributes of mask, and invalid values of all others.
-func addNoise(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
+// withInvalidUnmasked returns the attributes of mask, and invalid values of all others.
+func withInvalidUnmasked(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
 	const wrong = 0xee
 	route := ib.AHAttr{Port: wrong, GRH: ib.GlobalRoute{DGID: ib.GID{0: wrong}, SGIDIndex: wrong}}
 	n := ib.QPAttr{
@@ -216,10 +216,10 @@ func (c modifyQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 		// A device may begin the request that waits again when the queue pair is back in RTS.
 		if a, _, err := x.objs[c.qp].qp.Query(ib.QPAttrState); err == nil && !a.SQDraining {
 			x.addToTrace("the request that waits has not begun")
-			m.PostponeWaiting(c.qp)
+			m.PostponeWaitingRequest(c.qp)
 		}
 	}
-	return wantErr(e)
+	return wantErrnos(e)
 }
 
 // queryQP compares the attributes of a queue pair.
@@ -235,7 +235,7 @@ func (c queryQP) runOnDevice(x *modelRunner) deviceResult {
 
 func (c queryQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	if g == nil || g.err != nil {
-		return wantErr(0)
+		return wantErrnos(0)
 	}
 	q, a := m.QPs[c.qp], &g.attr
 	w, known := q.Attr, q.Known
@@ -267,7 +267,7 @@ func (c queryQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 			return wantDifference("%s: got %v, want %v", f.name, f.got, f.want)
 		}
 	}
-	return wantErr(0)
+	return wantErrnos(0)
 }
 
 // createAH creates an address handle.
@@ -284,7 +284,7 @@ func (c createAH) String() string {
 func (c createAH) createdID() model.ID { return c.id }
 func (c createAH) usedIDs() []model.ID { return []model.ID{c.pd} }
 
-func (x *modelRunner) newAddress(unreachable bool, hops uint8) ib.AHAttr {
+func (x *modelRunner) newAddressAttr(unreachable bool, hops uint8) ib.AHAttr {
 	a := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{
 		DGID: x.GID, SGIDIndex: uint8(x.GIDIndex), HopLimit: hops,
 	}}
@@ -294,8 +294,8 @@ func (x *modelRunner) newAddress(unreachable bool, hops uint8) ib.AHAttr {
 	return a
 }
 
-func (c createAH) address(x *modelRunner) ib.AHAttr {
-	a := x.newAddress(c.unreachable, c.hops)
+func (c createAH) addressAttr(x *modelRunner) ib.AHAttr {
+	a := x.newAddressAttr(c.unreachable, c.hops)
 	if c.group != 0 {
 		a.GRH.DGID = x.groupAddress(c.group)
 	}
@@ -303,7 +303,7 @@ func (c createAH) address(x *modelRunner) ib.AHAttr {
 }
 
 func (c createAH) runOnDevice(x *modelRunner) deviceResult {
-	a := c.address(x)
+	a := c.addressAttr(x)
 	ah, err := x.objs[c.pd].pd.CreateAH(&a)
 	if err == nil {
 		x.addObject(c.id, &deviceObject{ah: ah, over: ah.Destroy})
@@ -312,7 +312,7 @@ func (c createAH) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c createAH) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErr(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: c.address(x)}))
+	return wantErrnos(m.CreateAH(model.AH{ID: c.id, PD: c.pd, Attr: c.addressAttr(x)}))
 }
 
 // modifyAH changes an address handle.
@@ -327,10 +327,10 @@ func (c modifyAH) String() string {
 func (c modifyAH) usedIDs() []model.ID { return []model.ID{c.ah} }
 
 func (c modifyAH) runOnDevice(x *modelRunner) deviceResult {
-	a := x.newAddress(c.unreachable, 64)
+	a := x.newAddressAttr(c.unreachable, 64)
 	return deviceResult{err: x.objs[c.ah].ah.Modify(&a)}
 }
 
 func (c modifyAH) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErr(m.ModifyAH(c.ah, x.newAddress(c.unreachable, 64)))
+	return wantErrnos(m.ModifyAH(c.ah, x.newAddressAttr(c.unreachable, 64)))
 }

@@ -48,7 +48,7 @@ func (c createCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 			return wantDifference("got %d entries, want %d at least", cq.Entries, c.entries)
 		}
 	}
-	return wantErr(m.CreateCQ(cq))
+	return wantErrnos(m.CreateCQ(cq))
 }
 
 // resizeCQ changes the capacity of a queue.
@@ -73,7 +73,7 @@ func (c resizeCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 	if e == 0 && g != nil {
 		m.RecordResize(c.cq, x.objs[c.cq].cq.Entries())
 	}
-	return wantErr(e)
+	return wantErrnos(e)
 }
 
 // pollCQ polls a lazy queue.
@@ -99,7 +99,7 @@ type errorString string
 func (e errorString) Error() string { return string(e) }
 
 func (c pollCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErr(0)
+	return wantErrnos(0)
 }
 
 // armCQ requests a notification.
@@ -117,8 +117,8 @@ func (c armCQ) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c armCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	w := wantErr(0)
-	w.missed = m.Arm(c.cq, c.flags)
+	w := wantErrnos(0)
+	w.missed = m.ArmCQ(c.cq, c.flags)
 	if g == nil || w.missed {
 		return w
 	}
@@ -149,7 +149,7 @@ func (c moderateCQ) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c moderateCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErr(m.Moderate(c.cq, c.count, c.period))
+	return wantErrnos(m.Moderate(c.cq, c.count, c.period))
 }
 
 // createSRQ creates a shared receive queue, of type XRC if it has an XRC domain.
@@ -198,7 +198,7 @@ func (c createSRQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) m
 			return wantDifference("got %+v, want the requested capacities at least", granted)
 		}
 	}
-	return wantErr(m.CreateSRQ(s, granted))
+	return wantErrnos(m.CreateSRQ(s, granted))
 }
 
 // modifySRQ changes the capacity or the limit of a shared receive queue.
@@ -223,19 +223,19 @@ func (c modifySRQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) m
 		// The device may have rounded the capacity up to the number of receives.
 		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() {
 			m.RecordSRQResize(c.srq, int(a.MaxWR))
-			return wantErr(0)
+			return wantErrnos(0)
 		}
 	}
 	e := m.ModifySRQ(c.srq, c.attr, c.mask)
 	if g == nil || e != 0 || g.err != nil || x.searching {
-		return wantErr(e)
+		return wantErrnos(e)
 	}
 	a, err := x.objs[c.srq].srq.Query()
-	if err != nil || int(a.MaxWR) < s.Room() || a.Limit != s.Limit {
-		return wantDifference("Query: got %+v, %v, want limit %d and room for %d at least", a, err, s.Limit, s.Room())
+	if err != nil || int(a.MaxWR) < s.Capacity() || a.Limit != s.Limit {
+		return wantDifference("Query: got %+v, %v, want limit %d and room for %d at least", a, err, s.Limit, s.Capacity())
 	}
 	m.RecordSRQResize(c.srq, int(a.MaxWR))
-	return wantErr(0)
+	return wantErrnos(0)
 }
 
 // setError moves the device to the error state.
@@ -251,5 +251,5 @@ func (c setError) runOnDevice(x *modelRunner) deviceResult {
 
 func (c setError) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	m.SetError()
-	return wantErr(0)
+	return wantErrnos(0)
 }

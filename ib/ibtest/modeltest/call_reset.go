@@ -25,23 +25,23 @@ func (c resetDevice) runOnDevice(x *modelRunner) deviceResult {
 	if x.attr, err = t.Device.QueryDevice(); err != nil {
 		return deviceResult{err: err}
 	}
-	x.markFormer()
+	x.markObjectsStale()
 	return deviceResult{}
 }
 
 func (c resetDevice) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	m.ReplaceDevice(x.deviceLimits())
-	return wantErr(0)
+	return wantErrnos(0)
 }
 
-// formerMemory is memory of an object that existed before the reset.
-type formerMemory struct {
+// preResetMemory is memory of an object that existed before the reset.
+type preResetMemory struct {
 	addr       uint64
 	lkey, rkey uint32
 }
 
-// markFormer records that all objects belong to the former device.
-func (x *modelRunner) markFormer() {
+// markObjectsStale records that all objects belong to the former device.
+func (x *modelRunner) markObjectsStale() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, o := range x.objs {
@@ -50,11 +50,11 @@ func (x *modelRunner) markFormer() {
 	}
 	for _, id := range slices.Sorted(maps.Keys(x.m.Regions)) {
 		r := x.m.Regions[id]
-		x.gone = append(x.gone, formerMemory{r.IOVA, r.LKey, r.RKey})
+		x.gone = append(x.gone, preResetMemory{r.IOVA, r.LKey, r.RKey})
 	}
 	for _, id := range slices.Sorted(maps.Keys(x.m.Windows)) {
 		w := x.m.Windows[id]
-		x.gone = append(x.gone, formerMemory{w.First, 0, w.RKey})
+		x.gone = append(x.gone, preResetMemory{w.First, 0, w.RKey})
 	}
 	x.order, x.lazy = nil, false
 	x.resets++
@@ -97,7 +97,7 @@ func (c useStaleObject) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c useStaleObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	w := wantErr(syscall.EINVAL, syscall.ENODEV)
+	w := wantErrnos(syscall.EINVAL, syscall.ENODEV)
 	if m.Dead {
 		w.errs = append(w.errs, syscall.EIO)
 	}

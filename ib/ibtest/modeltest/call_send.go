@@ -134,7 +134,7 @@ func (s sendRequest) String() string {
 		b += sprintf(" mr%d access %#x, key ^%#x", s.reg.mr, uint32(s.reg.access), s.reg.xor)
 	case s.ah != 0:
 		b += sprintf(" to qp%d by ah%d, Q_Key %#x, group %v", s.dest, s.ah, s.qkey, s.group)
-	case usesRemote(s.op):
+	case usesRemoteMemory(s.op):
 		b += sprintf(" to %v", s.to)
 	}
 	if s.srq != 0 {
@@ -143,7 +143,7 @@ func (s sendRequest) String() string {
 	return b
 }
 
-func usesRemote(op ib.WROpcode) bool {
+func usesRemoteMemory(op ib.WROpcode) bool {
 	switch op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead, ib.WRAtomicCmpAndSwp,
 		ib.WRAtomicFetchAdd, ib.WRFlush, ib.WRAtomicWrite:
@@ -272,10 +272,10 @@ func (c postSend) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 		s, _ := x.resolveSend(&c.list[i])
 		sends = append(sends, s)
 	}
-	return wantPost(m.PostSend(c.qp, sends, postResultOf(g)))
+	return wantPostResult(m.PostSend(c.qp, sends, postResultOf(g)))
 }
 
-func wantPost(t model.PostResult) modelResult {
+func wantPostResult(t model.PostResult) modelResult {
 	return modelResult{n: t.N, errs: []syscall.Errno{t.Err}}
 }
 
@@ -344,7 +344,7 @@ func (c postRecv) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 		recvs = append(recvs, model.Recv{ID: r.id, SGL: x.resolveSGL(r.list)})
 	}
 	if c.shared {
-		return wantPost(m.PostSRQ(c.on, recvs, postResultOf(g)))
+		return wantPostResult(m.PostSRQ(c.on, recvs, postResultOf(g)))
 	}
-	return wantPost(m.PostRecv(c.on, recvs, postResultOf(g)))
+	return wantPostResult(m.PostRecv(c.on, recvs, postResultOf(g)))
 }

@@ -10,10 +10,10 @@ import (
 // RunDestroyPrefixes runs growing prefixes of the call sequence generated from seed: one call, two calls, and so on.
 // Each time it destroys all objects right after the last call. Work of that call may still be in progress. Destruction
 // must succeed, and neither callbacks nor stores may follow.
-func RunDestroyPrefixes(make Factory, seed uint64, steps int) *Failure {
+func RunDestroyPrefixes(make DeviceFactory, seed uint64, steps int) *RunFailure {
 	var calls []call
 	f := runOnce(make, func(x *modelRunner) (_ []call, err error) {
-		calls, err = runDrawn(x, seed, steps)
+		calls, err = runDrawnCalls(x, seed, steps)
 		return calls, err
 	})
 	for n := 1; f == nil && n <= len(calls); n++ {
@@ -26,11 +26,11 @@ func RunDestroyPrefixes(make Factory, seed uint64, steps int) *Failure {
 }
 
 // runAndDestroy makes calls on a new device and destroys all objects after the last one.
-func runAndDestroy(make Factory, calls []call) *Failure {
+func runAndDestroy(make DeviceFactory, calls []call) *RunFailure {
 	t, end := make()
 	x, err := newModelRunner(t)
 	if err != nil {
-		return &Failure{Err: err, virtual: t.Virtual}
+		return &RunFailure{Err: err, virtual: t.Virtual}
 	}
 	last := calls[len(calls)-1]
 	for _, c := range calls[:len(calls)-1] {
@@ -38,7 +38,7 @@ func runAndDestroy(make Factory, calls []call) *Failure {
 			continue
 		}
 		if err := x.runCall(c); err != nil { // Run finds differences
-			x.waitIdle()
+			x.waitDeviceIdle()
 			x.destroyAll()
 			end()
 			return nil
@@ -51,7 +51,7 @@ func runAndDestroy(make Factory, calls []call) *Failure {
 	x.trace = append(x.trace, "destroy all objects")
 	err = x.destroyAll()
 	if err == nil {
-		err = x.checkSilent()
+		err = x.checkDeviceSilent()
 	}
 	if e := end(); err == nil {
 		err = e
@@ -59,11 +59,11 @@ func runAndDestroy(make Factory, calls []call) *Failure {
 	if err == nil {
 		return nil
 	}
-	return &Failure{Err: err, Trace: x.trace, calls: calls, virtual: t.Virtual}
+	return &RunFailure{Err: err, Trace: x.trace, calls: calls, virtual: t.Virtual}
 }
 
-// checkSilent reports activity of a device without objects.
-func (x *modelRunner) checkSilent() error {
+// checkDeviceSilent reports activity of a device without objects.
+func (x *modelRunner) checkDeviceSilent() error {
 	memory := make([]byte, localSize)
 	copyRacy(memory, x.areas[0].local)
 	x.space.takeWrittenPages()

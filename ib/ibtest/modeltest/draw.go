@@ -20,14 +20,14 @@ type callDrawer struct {
 	seen uint64 // highest ID seen
 	plan runPlan
 
-	known  map[keyName]uint32  // keys of regions and windows
-	former map[keyName]uint32  // their former keys
+	known  map[keyID]uint32    // keys of regions and windows
+	former map[keyID]uint32    // their former keys
 	ranges map[model.ID]uint64 // the greatest lengths of regions so far
 	resets int                 // resets of the runner so far
 }
 
-// keyName names a key: the lkey or rkey of a region, or the key of a window.
-type keyName struct {
+// keyID names a key: the lkey or rkey of a region, or the key of a window.
+type keyID struct {
 	id    model.ID
 	local bool
 }
@@ -64,30 +64,30 @@ const (
 
 func newCallDrawer(x *modelRunner, seed uint64, steps int) *callDrawer {
 	d := &callDrawer{Rand: rand.New(rand.NewPCG(seed, 0x6d6f64656c)), x: x,
-		known: map[keyName]uint32{}, former: map[keyName]uint32{}, ranges: map[model.ID]uint64{}}
+		known: map[keyID]uint32{}, former: map[keyID]uint32{}, ranges: map[model.ID]uint64{}}
 	d.plan = runPlan{
-		steps: steps, large: d.oneIn(6), errors: d.oneIn(8) && !x.episodes, resets: d.oneIn(3) && x.Reset != nil &&
+		steps: steps, large: d.oneInN(6), errors: d.oneInN(8) && !x.episodes, resets: d.oneInN(3) && x.Reset != nil &&
 			!x.Shared &&
 			!x.episodes, wrong: []int{20, 60, 200, 1000}[d.IntN(4)],
 		focus: runFocus(d.IntN(int(numFocuses))),
 	}
-	d.drawFactors()
-	d.plan.small = x.Virtual && !x.episodes && d.plan.focus == onQueues && d.oneIn(2)
-	d.plan.local = !d.plan.large && d.oneIn(2)
+	d.drawFrequencies()
+	d.plan.small = x.Virtual && !x.episodes && d.plan.focus == onQueues && d.oneInN(2)
+	d.plan.local = !d.plan.large && d.oneInN(2)
 	x.psn = []uint32{0xffffff, 0xfffff0, 0xffff00, 0, 0x123456}[d.IntN(5)]
 	d.planCreation()
 	return d
 }
 
-// drawFactors draws the frequencies of calls and operations of a run. Some runs omit calls and repeat others, because
+// drawFrequencies draws the frequencies of calls and operations of a run. Some runs omit calls and repeat others, because
 // random calls of equal frequency seldom reach the states that need many calls of a few kinds.
-func (d *callDrawer) drawFactors() {
+func (d *callDrawer) drawFrequencies() {
 	d.plan.lazy = []int{5, 5, 5, 1}[d.IntN(4)]
 	d.plan.long = []int{8, 8, 8, 2}[d.IntN(4)]
 	for i := range d.plan.factors {
 		d.plan.factors[i] = 1
 	}
-	if d.oneIn(2) {
+	if d.oneInN(2) {
 		return
 	}
 	for i := range d.plan.factors {
@@ -101,27 +101,27 @@ func (d *callDrawer) drawFactors() {
 	}
 }
 
-// oneIn returns true with probability 1/n.
-func (d *callDrawer) oneIn(n int) bool { return d.IntN(n) == 0 }
+// oneInN returns true with probability 1/n.
+func (d *callDrawer) oneInN(n int) bool { return d.IntN(n) == 0 }
 
-// drawInvalid returns true if the next value should be invalid.
-func (d *callDrawer) drawInvalid() bool { return d.oneIn(d.plan.wrong) }
+// shouldBeInvalid returns true if the next value should be invalid.
+func (d *callDrawer) shouldBeInvalid() bool { return d.oneInN(d.plan.wrong) }
 
 // recordKeys records changed keys and lengths.
 func (d *callDrawer) recordKeys() {
-	note := func(of keyName, key uint32) {
+	note := func(of keyID, key uint32) {
 		if was, ok := d.known[of]; ok && was != key {
 			d.former[of] = was
 		}
 		d.known[of] = key
 	}
 	for id, r := range d.x.m.Regions {
-		note(keyName{id, true}, r.LKey)
-		note(keyName{id, false}, r.RKey)
+		note(keyID{id, true}, r.LKey)
+		note(keyID{id, false}, r.RKey)
 		d.ranges[id] = max(d.ranges[id], r.Len)
 	}
 	for id, w := range d.x.m.Windows {
-		note(keyName{id, false}, w.RKey)
+		note(keyID{id, false}, w.RKey)
 	}
 }
 
@@ -150,7 +150,7 @@ func (d *callDrawer) drawLogSize(most uint64) uint64 {
 func (d *callDrawer) drawWRID() uint64 {
 	for {
 		v := d.Uint64()
-		if d.seen != 0 && d.oneIn(2) {
+		if d.seen != 0 && d.oneInN(2) {
 			v = d.seen ^ 1<<d.IntN(64)
 		}
 		if d.x.ids[v] == "" {
@@ -174,43 +174,43 @@ func filterIDs[T any](objects map[model.ID]T, f func(T) bool) []model.ID {
 	return slices.DeleteFunc(list, func(id model.ID) bool { return !f(objects[id]) })
 }
 
-func acceptAll[T any](T) bool { return true }
+func acceptAnyObject[T any](T) bool { return true }
 
 const allAccess = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic
 
 // planCreation plans the calls that create objects and connect queue pairs.
 func (d *callDrawer) planCreation() {
 	pds := []model.ID{d.nextID()}
-	d.addPlanned(allocPD{pds[0]})
-	if d.oneIn(3) || d.plan.focus == onExtended {
+	d.addPlannedCall(allocPD{pds[0]})
+	if d.oneInN(3) || d.plan.focus == onExtended {
 		pds = append(pds, d.nextID())
-		d.addPlanned(allocPD{pds[1]})
+		d.addPlannedCall(allocPD{pds[1]})
 	}
 	var cqs []model.ID
 	for range 1 + d.IntN(3) {
 		cqs = append(cqs, d.nextID())
 		c := createCQ{id: cqs[len(cqs)-1], entries: min(d.x.attr.MaxCQE, 128<<d.IntN(3)), lazy: d.x.Virtual &&
-			!d.x.episodes && d.oneIn(d.plan.lazy)}
-		if d.plan.small && d.oneIn(2) {
+			!d.x.episodes && d.oneInN(d.plan.lazy)}
+		if d.plan.small && d.oneInN(2) {
 			c.entries, c.lazy = 1+d.IntN(12), true
 		}
-		d.addPlanned(c)
+		d.addPlannedCall(c)
 	}
 	for range 2 + d.IntN(3) {
-		d.addPlanned(d.drawRegMR(pds[0], false))
+		d.addPlannedCall(d.drawRegMR(pds[0], false))
 	}
 	for _, pd := range pds[1:] {
-		d.addPlanned(d.drawRegMR(pd, false))
+		d.addPlannedCall(d.drawRegMR(pd, false))
 	}
 	var srq model.ID
-	if d.x.attr.MaxSRQ > 0 && (d.oneIn(4) || d.plan.focus == onQueues && d.oneIn(2)) {
+	if d.x.attr.MaxSRQ > 0 && (d.oneInN(4) || d.plan.focus == onQueues && d.oneInN(2)) {
 		srq = d.nextID()
 		room, elements := 1+d.IntN(min(32, d.x.attr.MaxSRQWR)), 1+d.IntN(min(4, d.x.attr.MaxSRQSGE))
-		d.addPlanned(createSRQ{id: srq, pd: pickOne(d, pds), room: uint32(room), elements: uint32(elements)})
+		d.addPlannedCall(createSRQ{id: srq, pd: pickOne(d, pds), room: uint32(room), elements: uint32(elements)})
 	}
 	extended := d.plan.focus == onExtended && d.x.attr.MaxSRQ > 0 && len(filterSupported(d.x.Abilities,
 		[]ib.QPType{ib.QPTypeXRCInit}, ib.QPType.String)) > 0
-	if !extended || d.oneIn(4) {
+	if !extended || d.oneInN(4) {
 		n := 1 + d.IntN(2)
 		if d.plan.focus == onDatagrams {
 			n++
@@ -219,7 +219,7 @@ func (d *callDrawer) planCreation() {
 			d.planPair(pds[0], cqs, srq)
 		}
 	}
-	if extended || d.x.attr.MaxSRQ > 0 && d.oneIn(4) && (!d.x.episodes || d.oneIn(2)) {
+	if extended || d.x.attr.MaxSRQ > 0 && d.oneInN(4) && (!d.x.episodes || d.oneInN(2)) {
 		d.planXRC(pds, cqs)
 	}
 	if d.plan.focus == onDatagrams {
@@ -233,13 +233,13 @@ func (d *callDrawer) planCreation() {
 		c.access |= (allAccess | ib.AccessMWBind) & d.x.access
 		c.at = memoryPlace{area: 1 + d.IntN(2), off: 8 * d.Uint64N(1<<15), len: min(most, 1<<33+d.Uint64N(1<<34))}
 		c.iova &= 1<<50 - 8
-		d.addPlanned(c)
+		d.addPlannedCall(c)
 	}
 	for range 2 + d.IntN(2) {
-		if d.oneIn(2) {
-			d.addPlanned(allocMW{d.nextID(), pds[0], pickOne(d, []ib.MWType{ib.MWType1, ib.MWType2})})
+		if d.oneInN(2) {
+			d.addPlannedCall(allocMW{d.nextID(), pds[0], pickOne(d, []ib.MWType{ib.MWType1, ib.MWType2})})
 		} else {
-			d.addPlanned(allocMR{d.nextID(), pds[0], 1 + d.IntN(64)})
+			d.addPlannedCall(allocMR{d.nextID(), pds[0], 1 + d.IntN(64)})
 		}
 	}
 }
@@ -248,15 +248,15 @@ func (d *callDrawer) planCreation() {
 func (d *callDrawer) planGroups(pd model.ID) {
 	for _, c := range slices.Clone(d.todo) {
 		if c, ok := c.(createQP); ok && c.kind == ib.QPTypeUD {
-			d.addPlanned(attachMcast{c.id, 1 + d.IntN(numGroups), false})
+			d.addPlannedCall(attachMcast{c.id, 1 + d.IntN(numGroups), false})
 		}
 	}
 	for g := range numGroups {
-		d.addPlanned(createAH{id: d.nextID(), pd: pd, hops: 64, group: 1 + g})
+		d.addPlannedCall(createAH{id: d.nextID(), pd: pd, hops: 64, group: 1 + g})
 	}
 }
 
-func (d *callDrawer) addPlanned(c call) { d.todo = append(d.todo, c) }
+func (d *callDrawer) addPlannedCall(c call) { d.todo = append(d.todo, c) }
 
 // drawRegMR draws a registration. A free one may have any rights.
 func (d *callDrawer) drawRegMR(pd model.ID, free bool) regMR {
@@ -264,16 +264,16 @@ func (d *callDrawer) drawRegMR(pd model.ID, free bool) regMR {
 	if d.x.m.Flush {
 		c.access |= ib.AccessFlushGlobal
 	}
-	if free || d.oneIn(3) {
+	if free || d.oneInN(3) {
 		for _, a := range []ib.AccessFlags{
 			ib.AccessLocalWrite, ib.AccessRemoteWrite, ib.AccessRemoteRead, ib.AccessRemoteAtomic, ib.AccessMWBind,
 			ib.AccessFlushGlobal,
 		} {
-			if d.oneIn(3) {
+			if d.oneInN(3) {
 				c.access &^= a
 			}
 		}
-		if c.access&ib.AccessLocalWrite == 0 && !d.drawInvalid() {
+		if c.access&ib.AccessLocalWrite == 0 && !d.shouldBeInvalid() {
 			c.access &^= ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 		}
 	}
@@ -295,29 +295,29 @@ func (d *callDrawer) drawRegMR(pd model.ID, free bool) regMR {
 // drawPlace draws memory to register: in the process, across 4 GiB, or at high addresses, up to the largest region.
 func (d *callDrawer) drawPlace() memoryPlace {
 	p := memoryPlace{area: 1 + d.IntN(2)}
-	if d.plan.local || d.oneIn(3) {
+	if d.plan.local || d.oneInN(3) {
 		p.area = 0
 	}
 	if p.area == 0 {
 		p.len = 1 + d.drawLogSize(localSize/2)
-		if d.oneIn(2) {
+		if d.oneInN(2) {
 			p.len = localSize/4 + d.Uint64N(localSize/4)
 		}
 		p.off = d.Uint64N(localSize - p.len)
-	} else if d.plan.large && !d.oneIn(4) {
+	} else if d.plan.large && !d.oneInN(4) {
 		p.len = min(d.x.attr.MaxMRSize, 1<<20+d.Uint64N(1<<20))
 		p.off = d.Uint64N(1 << 18)
 	} else {
 		half := d.x.areas[p.area].size / 2
 		p.len = 1 + d.drawLogSize(min(d.x.attr.MaxMRSize-1, half-1))
-		if d.oneIn(2) {
+		if d.oneInN(2) {
 			p.len = min(d.x.attr.MaxMRSize, 1<<18+d.Uint64N(1<<18))
 		}
-		if p.off = d.Uint64N(1 << 18); d.oneIn(4) {
+		if p.off = d.Uint64N(1 << 18); d.oneInN(4) {
 			p.off = d.drawLogSize(half)
 		}
 	}
-	if d.oneIn(2) {
+	if d.oneInN(2) {
 		p.off &^= 7
 	}
 	return p
@@ -329,19 +329,19 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 	if d.x.Lossy || !d.x.Virtual { // there is no sign when an unreliable message has arrived or is lost
 		types = types[:3]
 	}
-	if d.plan.focus == onDatagrams && len(types) > 3 && !d.oneIn(4) {
+	if d.plan.focus == onDatagrams && len(types) > 3 && !d.oneInN(4) {
 		types = []ib.QPType{ib.QPTypeUD}
 	}
 	kind := pickOne(d, filterSupported(d.x.Abilities, types, ib.QPType.String))
 	a, b := d.nextID(), d.nextID()
-	if d.oneIn(6) {
+	if d.oneInN(6) {
 		b = a
 	}
 	most := min(d.x.attr.MaxQPWR, 64)
 	for _, id := range slices.Compact([]model.ID{a, b}) {
 		c := createQP{
 			id: id, pd: pd, send: pickOne(d, cqs), recv: pickOne(d, cqs), kind: kind, peer: a + b - id,
-			sigAll: d.oneIn(4) || !d.x.Virtual, // else there is no sign when a request is done
+			sigAll: d.oneInN(4) || !d.x.Virtual, // else there is no sign when a request is done
 			cap: ib.QPCap{
 				MaxSendWR: uint32(1 + d.drawLogSize(uint64(most-1))), MaxRecvWR: uint32(1 + d.drawLogSize(uint64(most-1))),
 				MaxSendSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE))),
@@ -352,10 +352,10 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 		if a == b {
 			c.peer = a
 		}
-		if srq != 0 && d.oneIn(2) {
+		if srq != 0 && d.oneInN(2) {
 			c.srq, c.cap.MaxRecvWR, c.cap.MaxRecvSGE = srq, 0, 0
 		}
-		d.addPlanned(c)
+		d.addPlannedCall(c)
 	}
 	d.planConnect(kind, kind, a, b)
 }
@@ -364,35 +364,35 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 func (d *callDrawer) planXRC(pds, cqs []model.ID) {
 	pd := pds[0]
 	domains := []model.ID{d.nextID()}
-	d.addPlanned(allocXRCD{domains[0]})
-	if d.oneIn(3) {
+	d.addPlannedCall(allocXRCD{domains[0]})
+	if d.oneInN(3) {
 		domains = append(domains, d.nextID())
-		d.addPlanned(allocXRCD{domains[1]})
+		d.addPlannedCall(allocXRCD{domains[1]})
 	}
 	for i := range 1 + d.IntN(3) {
 		room, elements := 1+d.IntN(min(16, d.x.attr.MaxSRQWR)), 1+d.IntN(min(4, d.x.attr.MaxSRQSGE))
 		c := createSRQ{d.nextID(), pd, uint32(room), uint32(elements), domains[i%len(domains)], pickOne(d, cqs)}
-		if d.oneIn(2) {
+		if d.oneInN(2) {
 			c.pd = pickOne(d, pds)
 		}
-		d.addPlanned(c)
+		d.addPlannedCall(c)
 	}
 	for i := range 1 + d.IntN(2) {
 		a, b := d.nextID(), d.nextID()
-		d.addPlanned(createQP{
-			id: a, pd: pd, send: pickOne(d, cqs), kind: ib.QPTypeXRCInit, peer: b, sigAll: d.oneIn(4) || !d.x.Virtual,
+		d.addPlannedCall(createQP{
+			id: a, pd: pd, send: pickOne(d, cqs), kind: ib.QPTypeXRCInit, peer: b, sigAll: d.oneInN(4) || !d.x.Virtual,
 			cap: ib.QPCap{MaxSendWR: uint32(1 + d.IntN(min(d.x.attr.MaxQPWR, 32))),
 				MaxSendSGE: uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE)))},
 		})
-		d.addPlanned(createQP{id: b, pd: pickOne(d, pds), kind: ib.QPTypeXRCTgt, peer: a, xrcd: domains[i%len(domains)]})
+		d.addPlannedCall(createQP{id: b, pd: pickOne(d, pds), kind: ib.QPTypeXRCTgt, peer: a, xrcd: domains[i%len(domains)]})
 		d.planConnect(ib.QPTypeXRCInit, ib.QPTypeXRCTgt, a, b)
 	}
 }
 
-// validAttr returns valid values of all attributes of a queue pair.
-func (d *callDrawer) validAttr() ib.QPAttr {
+// newValidQPAttr returns valid values of all attributes of a queue pair.
+func (d *callDrawer) newValidQPAttr() ib.QPAttr {
 	a := ib.QPAttr{
-		Port: 1, QKey: 0x11223344, AccessFlags: d.drawRights(), PathMTU: d.runMTU(), AH: d.x.newAddress(false, 64),
+		Port: 1, QKey: 0x11223344, AccessFlags: d.drawAccessRights(), PathMTU: d.runMTU(), AH: d.x.newAddressAttr(false, 64),
 		MaxRdAtomic: 1, MaxDestRdAtomic: uint8(1 + d.IntN(min(4, max(1, d.x.attr.MaxQPRdAtom)))),
 		MinRNRTimer: []uint8{0, 28, 31}[d.IntN(3)], Timeout: uint8(8 + d.IntN(7)), RetryCnt: 7, RNRRetry: 7,
 	}
@@ -402,12 +402,12 @@ func (d *callDrawer) validAttr() ib.QPAttr {
 	return a
 }
 
-func (d *callDrawer) drawRights() ib.AccessFlags {
+func (d *callDrawer) drawAccessRights() ib.AccessFlags {
 	a := allAccess
 	if d.x.m.Flush {
 		a |= ib.AccessFlushGlobal
 	}
-	if d.oneIn(4) {
+	if d.oneInN(4) {
 		a &^= pickOne(d, []ib.AccessFlags{
 			ib.AccessRemoteWrite, ib.AccessRemoteRead, ib.AccessRemoteAtomic, ib.AccessFlushGlobal,
 		})
@@ -449,25 +449,25 @@ func transitionMasks(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 func (d *callDrawer) planConnect(kindA, kindB ib.QPType, a, b model.ID) {
 	for s := ib.QPInit; s <= ib.QPRTS; s++ {
 		for _, id := range slices.Compact([]model.ID{a, b}) {
-			if d.oneIn(40) {
+			if d.oneInN(40) {
 				return
 			}
 			kind := kindA
 			if id == b {
 				kind = kindB
 			}
-			c := modifyQP{qp: id, dest: a + b - id, attr: d.validAttr(), mask: transitionMasks(kind, s)}
+			c := modifyQP{qp: id, dest: a + b - id, attr: d.newValidQPAttr(), mask: transitionMasks(kind, s)}
 			if a == b {
 				c.dest = a
 			}
 			c.attr.State = s
-			if d.oneIn(12) {
-				d.addPlanned(d.makeInvalid(c))
+			if d.oneInN(12) {
+				d.addPlannedCall(d.withInvalidAttr(c))
 			}
-			if d.oneIn(12) && !d.x.Lossy {
+			if d.oneInN(12) && !d.x.Lossy {
 				c.attr.RNRRetry = 0
 			}
-			d.addPlanned(c)
+			d.addPlannedCall(c)
 		}
 	}
 }
@@ -486,7 +486,7 @@ func (d *callDrawer) nextCall() call {
 		} else {
 			c = d.drawCall()
 		}
-		if m, ok := c.(modifyQP); ok && d.oneIn(3) {
+		if m, ok := c.(modifyQP); ok && d.oneInN(3) {
 			m.noise = true
 			c = m
 		}
@@ -499,14 +499,14 @@ func (d *callDrawer) nextCall() call {
 
 // drawCall draws a call.
 func (d *callDrawer) drawCall() call {
-	if list := d.destroyableIDs(); d.x.m.Dead && len(list) > 0 && d.oneIn(3) {
+	if list := d.destroyableIDs(); d.x.m.Dead && len(list) > 0 && d.oneInN(3) {
 		return destroyObject{pickOne(d, list)}
 	}
-	if d.plan.resets && d.oneIn(25) || d.x.m.Dead && d.plan.resets && d.oneIn(6) {
+	if d.plan.resets && d.oneInN(25) || d.x.m.Dead && d.plan.resets && d.oneInN(6) {
 		return resetDevice{}
 	}
-	if d.readyQPCount() == 0 && !d.oneIn(4) || !d.x.episodes && d.anyInError() && d.oneIn(4) {
-		return d.drawStep()
+	if d.readyQPCount() == 0 && !d.oneInN(4) || !d.x.episodes && d.hasQPInErr() && d.oneInN(4) {
+		return d.drawTransition()
 	}
 	for i, k := range d.weightedActions() {
 		weight := k.weight * d.plan.factors[i]
@@ -556,20 +556,20 @@ func (d *callDrawer) weightedActions() [numActions]weightedAction {
 	queues, memory := []runFocus{onQueues}, []runFocus{onMemory}
 	states, datagrams := []runFocus{onStates}, []runFocus{onDatagrams}
 	return [numActions]weightedAction{
-		stepping:       {100, nil, d.drawStep},
-		modifying:      {25, states, d.drawModify},
+		stepping:       {100, nil, d.drawTransition},
+		modifying:      {25, states, d.drawModifyQP},
 		changingMemory: {30, memory, d.drawMemoryCall},
-		making:         {30, nil, d.drawCreate},
+		making:         {30, nil, d.drawCreateObject},
 		failing:        {6, states, d.drawSetError},
-		arming:         {20, append(datagrams, onQueues), d.drawArm},
-		polling:        {15, queues, d.drawPoll},
+		arming:         {20, append(datagrams, onQueues), d.drawArmCQ},
+		polling:        {15, queues, d.drawPollCQ},
 		modifyingSRQs:  {8, queues, d.drawSRQCall},
-		resizing:       {6, queues, d.drawResize},
-		moderating:     {10, queues, d.drawModerate},
+		resizing:       {6, queues, d.drawResizeCQ},
+		moderating:     {10, queues, d.drawModerateCQ},
 		joining:        {40, datagrams, d.drawJoinGroup},
-		storing:        {30, nil, d.drawStore},
-		ending:         {7, []runFocus{onStates, onMemory, onExtended}, d.drawDestroy},
-		querying:       {15, nil, d.drawQuery},
+		storing:        {30, nil, d.drawStoreMemory},
+		ending:         {7, []runFocus{onStates, onMemory, onExtended}, d.drawDestroyObject},
+		querying:       {15, nil, d.drawQueryQP},
 		reusing:        {20, nil, d.drawStaleUse},
 		receiving:      {300, nil, d.drawPostRecv},
 	}
@@ -584,12 +584,12 @@ func (d *callDrawer) pickQP() *model.QP {
 	qps := slices.SortedFunc(maps.Values(d.x.m.QPs), func(a, b *model.QP) int { return cmp.Compare(a.ID, b.ID) })
 	idle := func(q *model.QP) bool { return q.State != ib.QPRTS && q.State != ib.QPSQD }
 	ready := slices.DeleteFunc(slices.Clone(qps), idle)
-	if len(ready) > 0 && !d.oneIn(12) {
+	if len(ready) > 0 && !d.oneInN(12) {
 		qps = ready
 	}
 	// Queue pairs of the other types do not fail, so they would get most of the requests.
 	list := slices.DeleteFunc(slices.Clone(qps), func(q *model.QP) bool { return !isAcknowledged(q.Type) })
-	if len(list) > 0 && !d.x.episodes && d.plan.focus != onDatagrams && d.oneIn(2) {
+	if len(list) > 0 && !d.x.episodes && d.plan.focus != onDatagrams && d.oneInN(2) {
 		qps = list
 	}
 	return pickOne(d, qps)
@@ -598,8 +598,8 @@ func (d *callDrawer) pickQP() *model.QP {
 // isAcknowledged reports whether requests of a service type are acknowledged, or arrive by such a service.
 func isAcknowledged(t ib.QPType) bool { return t != ib.QPTypeUC && t != ib.QPTypeUD }
 
-// anyInError reports whether a queue pair of an acknowledged service is in ERR.
-func (d *callDrawer) anyInError() bool {
+// hasQPInErr reports whether a queue pair of an acknowledged service is in ERR.
+func (d *callDrawer) hasQPInErr() bool {
 	return len(filterIDs(d.x.m.QPs, func(q *model.QP) bool { return isAcknowledged(q.Type) && q.State == ib.QPErr })) > 0
 }
 
@@ -608,20 +608,20 @@ func (d *callDrawer) readyQPCount() int {
 	return len(filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.State == ib.QPRTS }))
 }
 
-// drawStep moves a queue pair, or a pair, that is not in RTS towards it, or back.
-func (d *callDrawer) drawStep() call {
+// drawTransition moves a queue pair, or a pair, that is not in RTS towards it, or back.
+func (d *callDrawer) drawTransition() call {
 	for _, id := range filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.State != ib.QPRTS }) {
-		if d.oneIn(2) {
+		if d.oneInN(2) {
 			continue
 		}
 		q, peer := d.x.m.QPs[id], d.x.objs[id].peer
-		attr := d.validAttr()
+		attr := d.newValidQPAttr()
 		switch q.State {
 		case ib.QPSQD, ib.QPSQE:
 			attr.State = ib.QPRTS
 			return modifyQP{qp: id, attr: attr, mask: ib.QPAttrState}
 		case ib.QPReset, ib.QPInit, ib.QPRTR:
-			if p := d.x.m.QPs[peer]; p != nil && p.State <= ib.QPRTR || d.oneIn(3) {
+			if p := d.x.m.QPs[peer]; p != nil && p.State <= ib.QPRTR || d.oneInN(3) {
 				attr.State = q.State + 1
 				return modifyQP{qp: id, dest: peer, attr: attr, mask: transitionMasks(q.Type, attr.State)}
 			}
@@ -629,12 +629,12 @@ func (d *callDrawer) drawStep() call {
 		reset := func(id model.ID) call {
 			return modifyQP{qp: id, attr: ib.QPAttr{State: ib.QPReset}, mask: ib.QPAttrState}
 		}
-		if d.oneIn(4) {
+		if d.oneInN(4) {
 			return reset(id)
 		}
 		kind := q.Type
 		if p := d.x.m.QPs[peer]; p != nil && p != q {
-			d.addPlanned(reset(peer))
+			d.addPlannedCall(reset(peer))
 			kind = p.Type
 		}
 		d.planConnect(q.Type, kind, id, peer)
@@ -643,17 +643,17 @@ func (d *callDrawer) drawStep() call {
 	return nil
 }
 
-// drawModify changes a state or an attribute.
-func (d *callDrawer) drawModify() call {
+// drawModifyQP changes a state or an attribute.
+func (d *callDrawer) drawModifyQP() call {
 	q := d.pickQP()
 	if q == nil {
 		return nil
 	}
-	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.validAttr(), mask: ib.QPAttrState}
+	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.newValidQPAttr(), mask: ib.QPAttrState}
 	// requests are in flight in SQD
-	if waits := filterIDs(d.x.m.QPs, (*model.QP).IsWaiting); len(waits) > 0 && d.oneIn(3) {
+	if waits := filterIDs(d.x.m.QPs, (*model.QP).IsWaiting); len(waits) > 0 && d.oneInN(3) {
 		c.qp, c.attr.State = pickOne(d, waits), ib.QPSQD
-		d.addPlanned(queryQP{c.qp})
+		d.addPlannedCall(queryQP{c.qp})
 		return c
 	}
 	switch d.IntN(11) {
@@ -662,9 +662,9 @@ func (d *callDrawer) drawModify() call {
 	case 1:
 		c.attr.State = ib.QPReset
 	case 2, 3:
-		if c.attr.State = ib.QPSQD; d.oneIn(2) {
+		if c.attr.State = ib.QPSQD; d.oneInN(2) {
 			c.mask |= ib.QPAttrEnSQDAsyncNotify
-			c.attr.EnSQDAsyncNotify = !d.oneIn(4)
+			c.attr.EnSQDAsyncNotify = !d.oneInN(4)
 		}
 	case 4, 5:
 		c.attr.State = q.State
@@ -678,20 +678,20 @@ func (d *callDrawer) drawModify() call {
 	case 7:
 		c.attr.State = q.State
 		if c.mask |= ib.QPAttrMinRNRTimer; q.Type == ib.QPTypeRC {
-			return d.makeInvalid(c)
+			return d.withInvalidAttr(c)
 		}
 	case 8:
 		c.attr.State, c.attr.CurState = ib.QPRTS, ib.QPState(d.IntN(7))
 		c.mask |= ib.QPAttrCurState
 	case 9, 10: // any attributes, in a state that may permit them
 		c.attr.State = q.State
-		if q.State == ib.QPSQD && d.oneIn(2) {
+		if q.State == ib.QPSQD && d.oneInN(2) {
 			c.attr.State = ib.QPRTS
 		}
 		for range 1 + d.IntN(2) {
 			c.mask |= pickOne(d, optionalMasks)
 		}
-		if d.oneIn(2) && !d.x.Lossy {
+		if d.oneInN(2) && !d.x.Lossy {
 			c.attr.RNRRetry = 0
 		}
 	}
@@ -705,8 +705,8 @@ var optionalMasks = []ib.QPAttrMask{
 	ib.QPAttrQKey, ib.QPAttrAccessFlags, ib.QPAttrDestQPN,
 }
 
-// makeInvalid returns a call with one invalid attribute value. The device must reject it and change nothing.
-func (d *callDrawer) makeInvalid(c modifyQP) call {
+// withInvalidAttr returns a call with one invalid attribute value. The device must reject it and change nothing.
+func (d *callDrawer) withInvalidAttr(c modifyQP) call {
 	a := &c.attr
 	wrong := map[ib.QPAttrMask]func(){
 		ib.QPAttrPort:            func() { a.Port = uint8(2 * d.IntN(2)) },
@@ -727,9 +727,9 @@ func (d *callDrawer) makeInvalid(c modifyQP) call {
 	return c
 }
 
-func (d *callDrawer) drawQuery() call {
+func (d *callDrawer) drawQueryQP() call {
 	if len(d.x.m.QPs) == 0 {
 		return nil
 	}
-	return queryQP{pickOne(d, filterIDs(d.x.m.QPs, acceptAll))}
+	return queryQP{pickOne(d, filterIDs(d.x.m.QPs, acceptAnyObject))}
 }

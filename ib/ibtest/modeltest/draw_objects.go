@@ -8,15 +8,15 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-func (d *callDrawer) pickCQ() model.ID { return pickOne(d, filterIDs(d.x.m.CQs, acceptAll)) }
+func (d *callDrawer) pickCQ() model.ID { return pickOne(d, filterIDs(d.x.m.CQs, acceptAnyObject)) }
 
-func (d *callDrawer) drawArm() call {
+func (d *callDrawer) drawArmCQ() call {
 	f := pickOne(d, []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited})
-	if d.oneIn(2) {
+	if d.oneInN(2) {
 		f |= ib.NotifyReportMissed
 	}
 	id := d.pickCQ()
-	if held := d.moderatedCQs(); len(held) > 0 && d.oneIn(2) {
+	if held := d.moderatedCQs(); len(held) > 0 && d.oneInN(2) {
 		id = pickOne(d, held)
 	}
 	return armCQ{id, f}
@@ -24,23 +24,23 @@ func (d *callDrawer) drawArm() call {
 
 // moderatedCQs returns the queues that hold a notification back.
 func (d *callDrawer) moderatedCQs() []model.ID {
-	return filterIDs(d.x.m.CQs, func(c *model.CQ) bool { _, held := c.Moderation(); return held })
+	return filterIDs(d.x.m.CQs, func(c *model.CQ) bool { _, held := c.ModerationState(); return held })
 }
 
-func (d *callDrawer) drawModerate() call {
+func (d *callDrawer) drawModerateCQ() call {
 	id := d.pickCQ()
 	if id == 0 || d.x.episodes { // the time of an episode does not advance
 		return nil
 	}
 	held := d.moderatedCQs()
-	if len(held) > 0 && d.oneIn(2) { // to its current value
+	if len(held) > 0 && d.oneInN(2) { // to its current value
 		id = pickOne(d, held)
-		now, _ := d.x.m.CQs[id].Moderation()
+		now, _ := d.x.m.CQs[id].ModerationState()
 		return moderateCQ{cq: id, count: now}
 	}
 	c := moderateCQ{cq: id, count: d.IntN(6)}
-	d.addPlanned(armCQ{id, ib.NotifyNextComp})
-	if d.oneIn(3) {
+	d.addPlannedCall(armCQ{id, ib.NotifyNextComp})
+	if d.oneInN(3) {
 		c.period = time.Duration(1+d.IntN(2000)) * time.Microsecond
 		c.count += 1000 * d.IntN(2)
 	}
@@ -51,19 +51,19 @@ const numGroups = 2
 
 // drawJoinGroup adds a datagram queue pair to a group, or removes it.
 func (d *callDrawer) drawJoinGroup() call {
-	datagrams := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.oneIn(50) })
+	datagrams := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.oneInN(50) })
 	qp := pickOne(d, datagrams)
 	if qp == 0 {
 		return nil
 	}
 	c := attachMcast{qp, 1 + d.IntN(numGroups), false}
 	if len(d.x.objs[qp].groups) > 0 {
-		c.detach = d.oneIn(2)
+		c.detach = d.oneInN(2)
 	}
 	return c
 }
 
-func (d *callDrawer) drawPoll() call {
+func (d *callDrawer) drawPollCQ() call {
 	id := d.pickCQ()
 	if o := d.x.objs[id]; o == nil || !o.lazy {
 		return nil
@@ -76,30 +76,30 @@ func (d *callDrawer) drawCapacity(limit, most int) int {
 	return min(1+int(d.drawLogSize(uint64(most))), limit, most)
 }
 
-func (d *callDrawer) drawResize() call {
+func (d *callDrawer) drawResizeCQ() call {
 	id := d.pickCQ()
 	c, ok := d.x.m.CQs[id]
 	if !ok {
 		return nil
 	}
-	if n := len(c.Wants); n > 0 && !d.oneIn(3) { // just enough, one more, or one too few
+	if n := len(c.Wants); n > 0 && !d.oneInN(3) { // just enough, one more, or one too few
 		return resizeCQ{id, max(1, n+d.IntN(3)-1)}
 	}
 	return resizeCQ{id, d.drawCapacity(d.x.attr.MaxCQE, 1024)}
 }
 
 func (d *callDrawer) drawSRQCall() call {
-	id := pickOne(d, filterIDs(d.x.m.SRQs, acceptAll))
+	id := pickOne(d, filterIDs(d.x.m.SRQs, acceptAnyObject))
 	s := d.x.m.SRQs[id]
 	if s == nil {
 		return nil
 	}
-	if d.oneIn(3) {
+	if d.oneInN(3) {
 		room := d.drawCapacity(d.x.attr.MaxSRQWR, 64)
 		return modifySRQ{id, ib.SRQAttr{MaxWR: uint32(room), Limit: d.drawIgnoredValue()}, ib.SRQAttrMaxWR}
 	}
 	limit := d.IntN(s.Len() + 2)
-	if d.oneIn(2) { // reached by the next receive
+	if d.oneInN(2) { // reached by the next receive
 		limit = s.Len()
 	}
 	return modifySRQ{id, ib.SRQAttr{Limit: uint32(limit), MaxWR: d.drawIgnoredValue()}, ib.SRQAttrLimit}
@@ -107,7 +107,7 @@ func (d *callDrawer) drawSRQCall() call {
 
 // drawIgnoredValue returns the value of an attribute outside of the mask.
 func (d *callDrawer) drawIgnoredValue() uint32 {
-	if d.oneIn(2) {
+	if d.oneInN(2) {
 		return 0
 	}
 	return 1<<32 - 1
@@ -132,20 +132,20 @@ func (d *callDrawer) drawStaleUse() call {
 	return useStaleObject{pickOne(d, d.destroyableIDs()), pickOne(d, past), d.drawWRID()}
 }
 
-// drawDestroy destroys an object, mostly one without users.
-func (d *callDrawer) drawDestroy() call {
+// drawDestroyObject destroys an object, mostly one without users.
+func (d *callDrawer) drawDestroyObject() call {
 	bound := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 && !w.Dead })
-	if len(bound) > 0 && d.oneIn(3) { // destroy its queue pair, then its region
+	if len(bound) > 0 && d.oneInN(3) { // destroy its queue pair, then its region
 		w := d.x.m.Windows[pickOne(d, bound)]
-		d.addPlanned(destroyObject{w.Region})
+		d.addPlannedCall(destroyObject{w.Region})
 		return destroyObject{w.QP}
 	}
-	unpolled := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return d.x.m.HasUnpolled(q.ID) })
-	if len(unpolled) > 0 && d.oneIn(3) {
+	unpolled := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return d.x.m.HasUnpolledCompletions(q.ID) })
+	if len(unpolled) > 0 && d.oneInN(3) {
 		return destroyObject{pickOne(d, unpolled)}
 	}
 	list := d.destroyableIDs()
-	if !d.oneIn(4) {
+	if !d.oneInN(4) {
 		list = slices.DeleteFunc(list, func(id model.ID) bool {
 			o := d.x.objs[id]
 			return o.pd != nil || o.cq != nil || o.qp != nil
@@ -157,9 +157,9 @@ func (d *callDrawer) drawDestroy() call {
 	return destroyObject{pickOne(d, list)}
 }
 
-// drawCreate creates another object.
-func (d *callDrawer) drawCreate() call {
-	pd := pickOne(d, filterIDs(d.x.m.PDs, acceptAll))
+// drawCreateObject creates another object.
+func (d *callDrawer) drawCreateObject() call {
+	pd := pickOne(d, filterIDs(d.x.m.PDs, acceptAnyObject))
 	if pd == 0 || len(d.x.order) > 60 {
 		return nil
 	}
@@ -171,13 +171,13 @@ func (d *callDrawer) drawCreate() call {
 	case 3, 4:
 		return allocMW{d.nextID(), pd, pickOne(d, []ib.MWType{ib.MWType1, ib.MWType2})}
 	case 5:
-		c := createAH{id: d.nextID(), pd: pd, unreachable: d.oneIn(8), hops: uint8(d.IntN(256))}
-		if d.oneIn(3) {
+		c := createAH{id: d.nextID(), pd: pd, unreachable: d.oneInN(8), hops: uint8(d.IntN(256))}
+		if d.oneInN(3) {
 			c.group, c.unreachable = 1+d.IntN(numGroups), false
 		}
 		return c
 	case 6:
-		cqs := filterIDs(d.x.m.CQs, acceptAll)
+		cqs := filterIDs(d.x.m.CQs, acceptAnyObject)
 		if len(d.x.m.QPs) < 6 && len(cqs) > 0 {
 			d.planPair(pd, cqs, pickOne(d, filterIDs(d.x.m.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
 		}
@@ -192,7 +192,7 @@ func (d *callDrawer) drawCreate() call {
 // drawMemoryCall changes regions.
 func (d *callDrawer) drawMemoryCall() call {
 	fast := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead })
-	if len(fast) > 0 && !d.oneIn(3) {
+	if len(fast) > 0 && !d.oneInN(3) {
 		c := mapMR{mr: pickOne(d, fast), variant: uint8(d.Uint32())}
 		p := d.drawPlace()
 		for range 1 + d.IntN(3) {
@@ -203,26 +203,26 @@ func (d *callDrawer) drawMemoryCall() call {
 				break
 			}
 		}
-		if c.iova = d.Uint64() >> (8 + d.IntN(40)); d.oneIn(2) {
+		if c.iova = d.Uint64() >> (8 + d.IntN(40)); d.oneInN(2) {
 			c.iova = d.x.spanOf(c.list[0]).Addr
 		}
 		return c
 	}
-	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && (!r.Fast || d.oneIn(20)) })
+	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && (!r.Fast || d.oneInN(20)) })
 	if len(regions) == 0 {
 		return nil
 	}
 	like := d.drawRegMR(0, true)
-	return rereg{
+	return reregMR{
 		mr: pickOne(d, regions), flags: ib.MRChangeFlags(1 + d.IntN(7)), at: like.at, iova: like.iova,
-		pd: pickOne(d, filterIDs(d.x.m.PDs, acceptAll)), access: like.access,
+		pd: pickOne(d, filterIDs(d.x.m.PDs, acceptAnyObject)), access: like.access,
 	}
 }
 
-func (d *callDrawer) drawStore() call {
+func (d *callDrawer) drawStoreMemory() call {
 	p := memoryPlace{area: d.IntN(3), len: 1 + d.drawLogSize(4096)}
 	p.off = d.Uint64N(localSize - p.len)
-	if r := d.x.m.Regions[pickOne(d, filterIDs(d.x.m.Regions, acceptAll))]; r != nil && len(r.Spans) > 0 && !d.oneIn(3) {
+	if r := d.x.m.Regions[pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))]; r != nil && len(r.Spans) > 0 && !d.oneInN(3) {
 		s := pickOne(d, r.Spans)
 		for i, a := range d.x.areas {
 			if off := s.Addr - a.base; off < a.size {

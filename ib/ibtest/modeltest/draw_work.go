@@ -10,14 +10,14 @@ import (
 // drawMessageSize draws the size of a message.
 func (d *callDrawer) drawMessageSize() uint64 {
 	most := uint64(16 << 10)
-	if d.plan.large && d.oneIn(2) {
+	if d.plan.large && d.oneInN(2) {
 		return min(1<<16+d.Uint64N(1<<18), d.x.m.MaxMsgSize)
 	}
-	if d.oneIn(8) {
+	if d.oneInN(8) {
 		return 0
 	}
 	n := d.drawLogSize(most)
-	if d.oneIn(3) {
+	if d.oneInN(3) {
 		mtu := uint64(d.runMTU().Bytes())
 		n = mtu*d.Uint64N(4) + d.Uint64N(3) - 1
 		n = min(n, 4*mtu)
@@ -27,8 +27,8 @@ func (d *callDrawer) drawMessageSize() uint64 {
 
 // pickRegion returns a region of a domain with a right, mostly one of n bytes or more; 0: none.
 func (d *callDrawer) pickRegion(pd model.ID, n uint64, need ib.AccessFlags) model.ID {
-	if d.drawInvalid() { // any region so far
-		return pickOne(d, filterIDs(d.x.m.Regions, acceptAll))
+	if d.shouldBeInvalid() { // any region so far
+		return pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))
 	}
 	good := func(r *model.Region) bool { return r.Valid && !r.Dead && r.PD == pd && r.Access&need == need }
 	long := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return good(r) && r.Len >= n })
@@ -42,30 +42,30 @@ func (d *callDrawer) pickRegion(pd model.ID, n uint64, need ib.AccessFlags) mode
 func (d *callDrawer) drawSGL(pd model.ID, n uint64, most int, need ib.AccessFlags) (list []sgElement) {
 	most = max(most, 1)
 	cuts := d.IntN(most)
-	if d.oneIn(3) {
+	if d.oneInN(3) {
 		cuts = 0
 	}
-	if d.drawInvalid() {
+	if d.shouldBeInvalid() {
 		cuts = most // one too many
 	}
-	wrong := d.drawInvalid()
+	wrong := d.shouldBeInvalid()
 	for ; cuts > 0; cuts-- {
 		k := d.Uint64N(n + 1)
-		if d.oneIn(5) {
+		if d.oneInN(5) {
 			k = 0
 		}
-		list = append(list, d.drawElement(pd, k, need, wrong))
+		list = append(list, d.drawSGElement(pd, k, need, wrong))
 		n -= k
 	}
-	if n > 0 || d.oneIn(2) {
-		list = append(list, d.drawElement(pd, n, need, wrong))
+	if n > 0 || d.oneInN(2) {
+		list = append(list, d.drawSGElement(pd, n, need, wrong))
 	}
 	return list
 }
 
-// drawElement draws n bytes of a region, often at its end, sometimes beyond it.
-func (d *callDrawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) sgElement {
-	if len(d.x.gone) > 0 && d.oneIn(60) { // a key from before the reset
+// drawSGElement draws n bytes of a region, often at its end, sometimes beyond it.
+func (d *callDrawer) drawSGElement(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) sgElement {
+	if len(d.x.gone) > 0 && d.oneInN(60) { // a key from before the reset
 		g := pickOne(d, d.x.gone)
 		return sgElement{off: g.addr, len: uint32(n), xor: g.lkey}
 	}
@@ -73,12 +73,12 @@ func (d *callDrawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wro
 	wrong = wrong && n > 0
 	r := d.x.m.Regions[e.mr]
 	if r == nil {
-		if !d.drawInvalid() {
+		if !d.shouldBeInvalid() {
 			e.len = 0
 		}
 		return e
 	}
-	if n > r.Len && !d.drawInvalid() {
+	if n > r.Len && !d.shouldBeInvalid() {
 		n = r.Len
 		e.len = uint32(n)
 	}
@@ -89,18 +89,18 @@ func (d *callDrawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wro
 		case 1:
 			e.off = 0
 		default:
-			if e.off = d.Uint64N(r.Len - n + 1); d.oneIn(2) {
+			if e.off = d.Uint64N(r.Len - n + 1); d.oneInN(2) {
 				e.off &^= 7
 			}
 		}
 	}
-	if was := d.ranges[e.mr]; was > r.Len && n > 0 && d.oneIn(6) { // partly in its former range only
+	if was := d.ranges[e.mr]; was > r.Len && n > 0 && d.oneInN(6) { // partly in its former range only
 		e.off = r.Len - n + 1 + d.Uint64N(was-r.Len)
 	}
 	if n > 0 {
-		e.xor = d.drawStaleKey(keyName{e.mr, true}, 8)
+		e.xor = d.drawStaleKey(keyID{e.mr, true}, 8)
 	}
-	if wrong && d.oneIn(2) {
+	if wrong && d.oneInN(2) {
 		switch d.IntN(4) {
 		case 0:
 			e.xor = 1 << d.IntN(32)
@@ -116,15 +116,15 @@ func (d *callDrawer) drawElement(pd model.ID, n uint64, need ib.AccessFlags, wro
 }
 
 // drawStaleKey returns the difference between a key and its former value, for one request in n, or 0.
-func (d *callDrawer) drawStaleKey(key keyName, n int) uint32 {
-	if f, ok := d.former[key]; ok && d.oneIn(n) {
+func (d *callDrawer) drawStaleKey(key keyID, n int) uint32 {
+	if f, ok := d.former[key]; ok && d.oneInN(n) {
 		return f ^ d.known[key]
 	}
 	return 0
 }
 
-// drawTarget draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC request.
-func (d *callDrawer) drawTarget(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags) (t remoteTarget,
+// drawRemoteTarget draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC request.
+func (d *callDrawer) drawRemoteTarget(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags) (t remoteTarget,
 	most uint64) {
 	pd := model.ID(0)
 	if p != nil {
@@ -133,17 +133,17 @@ func (d *callDrawer) drawTarget(p *model.QP, srq model.ID, n uint64, need ib.Acc
 	if s := d.x.m.SRQs[srq]; s != nil {
 		pd = s.PD
 	}
-	if len(d.x.gone) > 0 && d.oneIn(8) { // a key from before the reset
+	if len(d.x.gone) > 0 && d.oneInN(8) { // a key from before the reset
 		g := pickOne(d, d.x.gone)
 		return remoteTarget{off: g.addr, xor: g.rkey}, n
 	}
-	wrong := d.drawInvalid()
+	wrong := d.shouldBeInvalid()
 	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool {
-		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.oneIn(8)) &&
+		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.oneInN(8)) &&
 			w.Access&need == need
 	})
 	length := uint64(0)
-	if len(windows) > 0 && d.oneIn(2) {
+	if len(windows) > 0 && d.oneInN(2) {
 		t.key = pickOne(d, windows)
 		length = d.x.m.Windows[t.key].Len
 	} else {
@@ -152,7 +152,7 @@ func (d *callDrawer) drawTarget(p *model.QP, srq model.ID, n uint64, need ib.Acc
 			length = r.Len
 		}
 	}
-	if n > length && !d.drawInvalid() {
+	if n > length && !d.shouldBeInvalid() {
 		n = length
 	}
 	if length >= n {
@@ -161,13 +161,13 @@ func (d *callDrawer) drawTarget(p *model.QP, srq model.ID, n uint64, need ib.Acc
 			t.off = length - n
 		case 1:
 		default:
-			if t.off = d.Uint64N(length - n + 1); d.oneIn(2) {
+			if t.off = d.Uint64N(length - n + 1); d.oneInN(2) {
 				t.off &^= 7
 			}
 		}
 	}
-	t.xor = d.drawStaleKey(keyName{t.key, false}, 4)
-	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.oneIn(6) { // partly in its former range only
+	t.xor = d.drawStaleKey(keyID{t.key, false}, 4)
+	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.oneInN(6) { // partly in its former range only
 		t.off = length - n + 1 + d.Uint64N(was-length)
 	}
 	if wrong {
@@ -190,7 +190,7 @@ func (d *callDrawer) drawTarget(p *model.QP, srq model.ID, n uint64, need ib.Acc
 // drawOpcode draws an operation that the driver supports.
 func (d *callDrawer) drawOpcode(kind ib.QPType) ib.WROpcode {
 	ops := filterSupported(d.x.Abilities, d.drawableOpcodes(kind), func(op ib.WROpcode) string { return opcodeNames[op] })
-	if d.oneIn(2) {
+	if d.oneInN(2) {
 		if list := slices.DeleteFunc(slices.Clone(ops), func(op ib.WROpcode) bool {
 			return !slices.Contains(d.plan.favours, op)
 		}); len(list) > 0 {
@@ -210,15 +210,15 @@ func (d *callDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 		}
 		return ops
 	}
-	if kind == ib.QPTypeUD && !d.drawInvalid() {
+	if kind == ib.QPTypeUD && !d.shouldBeInvalid() {
 		return ops
 	}
 	ops = append(ops, ib.WRRDMAWrite, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm)
-	if kind == ib.QPTypeUC && !d.drawInvalid() {
+	if kind == ib.QPTypeUC && !d.shouldBeInvalid() {
 		return d.addMemoryOpcodes(ops)
 	}
 	ops = append(ops, ib.WRRDMARead, ib.WRRDMARead)
-	if d.drawInvalid() {
+	if d.shouldBeInvalid() {
 		ops = append(ops, ib.WRSendWithInv)
 	}
 	if len(d.invalidatableIDs()) > 0 { // seldom, so it is drawn often
@@ -246,11 +246,11 @@ func (d *callDrawer) addMemoryOpcodes(ops []ib.WROpcode) []ib.WROpcode {
 		if len(filterIDs(d.x.m.Windows, func(w *model.Window) bool { return !w.Dead })) > 0 {
 			ops = append(ops, ib.WRBindMW)
 		}
-		if len(d.registrableIDs()) > 0 || d.drawInvalid() {
+		if len(d.registrableIDs()) > 0 || d.shouldBeInvalid() {
 			ops = append(ops, ib.WRRegMR)
 		}
 	}
-	if len(d.invalidatableIDs()) > 0 || d.drawInvalid() {
+	if len(d.invalidatableIDs()) > 0 || d.shouldBeInvalid() {
 		ops = append(ops, ib.WRLocalInv, ib.WRLocalInv)
 	}
 	return ops
@@ -275,14 +275,14 @@ func (d *callDrawer) drawPostSend() call {
 		return nil
 	}
 	c := postSend{qp: q.ID}
-	if q.State == ib.QPRTS && q.Type != ib.QPTypeXRCTgt && !d.x.m.Dead && d.oneIn(100) {
+	if q.State == ib.QPRTS && q.Type != ib.QPTypeXRCTgt && !d.x.m.Dead && d.oneInN(100) {
 		return c // an empty list
 	}
 	n := 1
-	if d.oneIn(3) {
+	if d.oneInN(3) {
 		n += d.IntN(6)
 	}
-	if d.oneIn(20) {
+	if d.oneInN(20) {
 		n += int(q.Cap.MaxSendWR)
 	}
 	depth := len(q.Sends) > 0
@@ -305,14 +305,14 @@ func (d *callDrawer) drawPostSend() call {
 
 // drawSend draws a send work request. before holds the earlier ones of the same list.
 func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
-	s := &sendRequest{id: d.drawWRID(), op: d.drawOpcode(q.Type), imm: d.drawWord(), add: d.Uint64(), swap: d.Uint64()}
-	if !d.oneIn(3) {
+	s := &sendRequest{id: d.drawWRID(), op: d.drawOpcode(q.Type), imm: d.drawUint32(), add: d.Uint64(), swap: d.Uint64()}
+	if !d.oneInN(3) {
 		s.flags |= ib.SendSignaled
 	}
-	if d.oneIn(3) {
+	if d.oneInN(3) {
 		s.flags |= ib.SendSolicited
 	}
-	if d.oneIn(6) {
+	if d.oneInN(6) {
 		s.flags |= ib.SendFence
 	}
 	var p *model.QP
@@ -324,16 +324,16 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 	if q.Type == ib.QPTypeXRCInit {
 		s.srq = pickOne(d, filterIDs(d.x.m.SRQs, func(r *model.SRQ) bool {
 			return r.XRCD != 0 &&
-				(p != nil && r.XRCD == p.XRCD || d.drawInvalid())
+				(p != nil && r.XRCD == p.XRCD || d.shouldBeInvalid())
 		}))
 	}
 	n := d.drawMessageSize()
 	switch s.op {
 	case ib.WRBindMW:
-		return d.drawBind(q, s)
+		return d.drawBindRequest(q, s)
 	case ib.WRRegMR:
 		fast := d.registrableIDs()
-		if len(fast) == 0 || d.drawInvalid() {
+		if len(fast) == 0 || d.shouldBeInvalid() {
 			fast = filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && r.Fast })
 		}
 		if len(fast) == 0 {
@@ -343,68 +343,68 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 			mr:     pickOne(d, fast),
 			access: d.drawRegMR(0, true).access &^ (ib.AccessZeroBased | ib.AccessMWBind | ib.AccessFlushGlobal),
 		}
-		if d.oneIn(2) {
+		if d.oneInN(2) {
 			s.reg.access = allAccess | ib.AccessMWBind
 		}
-		if d.drawInvalid() {
+		if d.shouldBeInvalid() {
 			s.reg.xor = 1 << d.IntN(32)
 		}
 		return s
 	case ib.WRLocalInv:
-		s.inv = d.drawInvalidated(q)
+		s.inv = d.drawKeyToInvalidate(q)
 		return s
 	case ib.WRSendWithInv:
-		s.inv = d.drawInvalidated(p)
+		s.inv = d.drawKeyToInvalidate(p)
 	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicWrite:
 		n = 8
 	case ib.WRFlush:
 		s.flush = ib.Flush{Placement: ib.FlushGlobal, Length: uint32(n)}
-		if d.oneIn(3) {
+		if d.oneInN(3) {
 			s.flush.Level = ib.FlushRegion
 		}
 	}
 	if q.Type == ib.QPTypeUD {
-		d.drawDestination(q, s)
+		d.drawDatagramDestination(q, s)
 		p = d.x.m.QPs[s.dest]
-		if n = min(n, uint64(d.x.m.MTU)); d.drawInvalid() {
+		if n = min(n, uint64(d.x.m.MTU)); d.shouldBeInvalid() {
 			n = uint64(d.x.m.MTU) + 1 + d.drawLogSize(1<<16)
 		}
 	}
-	if usesRemote(s.op) {
+	if usesRemoteMemory(s.op) {
 		var most uint64
-		if s.to, most = d.drawTarget(p, s.srq, n, neededRights[s.op]); n != 8 {
+		if s.to, most = d.drawRemoteTarget(p, s.srq, n, neededRights[s.op]); n != 8 {
 			n = most
 		}
-		if n == 8 && !d.drawInvalid() {
+		if n == 8 && !d.shouldBeInvalid() {
 			addr, _ := d.x.resolveTarget(s.to)
-			if base := addr - s.to.off; d.oneIn(2) {
+			if base := addr - s.to.off; d.oneInN(2) {
 				s.to.off = -base % 8 // the same word each time
 			} else {
 				s.to.off -= addr % 8
 			}
 		}
-	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.oneIn(d.plan.long) { // mostly at most the receive length
+	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.oneInN(d.plan.long) { // mostly at most the receive length
 		if q.Type == ib.QPTypeUD {
 			room = max(0, room-model.GRHLen)
 		}
-		if n = min(n, uint64(room)); d.oneIn(4) {
+		if n = min(n, uint64(room)); d.oneInN(4) {
 			n = min(uint64(room), 1<<20)
 			if q.Type == ib.QPTypeUD {
 				n = min(n, uint64(d.x.m.MTU))
 			}
 		}
 	}
-	d.drawData(q, s, n)
-	if compare := d.currentWord(p, s); compare != nil && !d.oneIn(5) {
-		if s.add = *compare; d.oneIn(3) {
+	d.drawLocalData(q, s, n)
+	if compare := d.currentTargetWord(p, s); compare != nil && !d.oneInN(5) {
+		if s.add = *compare; d.oneInN(3) {
 			s.add ^= 1 << d.IntN(64)
 		}
 	}
 	return s
 }
 
-// drawWord returns a value with all bits, often 0 or all ones.
-func (d *callDrawer) drawWord() uint32 {
+// drawUint32 returns a value with all bits, often 0 or all ones.
+func (d *callDrawer) drawUint32() uint32 {
 	v := d.Uint32()
 	switch v % 8 {
 	case 0:
@@ -424,22 +424,22 @@ var neededRights = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRFlush: ib.AccessFlushGlobal,
 }
 
-// drawData draws the source or the destination of a request of n bytes.
-func (d *callDrawer) drawData(q *model.QP, s *sendRequest, n uint64) {
+// drawLocalData draws the source or the destination of a request of n bytes.
+func (d *callDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
 	switch {
 	case s.op == ib.WRFlush:
-	case s.op != ib.WRAtomicWrite && n != 8 && d.drawInvalid() && d.drawOverlong(q, s, n):
+	case s.op != ib.WRAtomicWrite && n != 8 && d.shouldBeInvalid() && d.drawOverlong(q, s, n):
 	case s.op == ib.WRAtomicWrite:
-		s.inline = d.drawBytes(8)
+		s.inline = d.drawInlineBytes(8)
 	case (s.op == ib.WRRDMARead || neededRights[s.op] == ib.AccessRemoteAtomic) && q.Cap.MaxInlineData >= 8 &&
-		d.drawInvalid():
+		d.shouldBeInvalid():
 		s.flags |= ib.SendInline
-		s.inline = d.drawBytes(8)
+		s.inline = d.drawInlineBytes(8)
 	case s.op == ib.WRRDMARead || n == 8 && neededRights[s.op] == ib.AccessRemoteAtomic:
 		s.list = d.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), ib.AccessLocalWrite)
-	case n <= uint64(q.Cap.MaxInlineData) && d.oneIn(2) || d.drawInvalid() && n <= 1024:
+	case n <= uint64(q.Cap.MaxInlineData) && d.oneInN(2) || d.shouldBeInvalid() && n <= 1024:
 		s.flags |= ib.SendInline
-		s.inline = d.drawBytes(int(n))
+		s.inline = d.drawInlineBytes(int(n))
 	default:
 		s.list = d.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), 0)
 	}
@@ -462,7 +462,7 @@ func (d *callDrawer) drawOverlong(q *model.QP, s *sendRequest, n uint64) bool {
 	return true
 }
 
-func (d *callDrawer) drawBytes(n int) []byte {
+func (d *callDrawer) drawInlineBytes(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
 		b[i] = byte(d.Uint32())
@@ -470,13 +470,13 @@ func (d *callDrawer) drawBytes(n int) []byte {
 	return b
 }
 
-// currentWord returns the current value at the target of a compare and swap.
-func (d *callDrawer) currentWord(p *model.QP, s *sendRequest) *uint64 {
+// currentTargetWord returns the current value at the target of a compare and swap.
+func (d *callDrawer) currentTargetWord(p *model.QP, s *sendRequest) *uint64 {
 	if s.op != ib.WRAtomicCmpAndSwp || p == nil {
 		return nil
 	}
 	addr, rkey := d.x.resolveTarget(s.to)
-	return d.x.m.RemoteWord(p, rkey, addr)
+	return d.x.m.ReadRemoteWord(p, rkey, addr)
 }
 
 // firstRecvLen returns the length of the first receive of a queue pair; -1: none.
@@ -487,47 +487,47 @@ func (x *modelRunner) firstRecvLen(p *model.QP, srq model.ID) int {
 	return x.m.FirstRecvLen(p, srq)
 }
 
-// drawDestination draws the destination of a datagram.
-func (d *callDrawer) drawDestination(q *model.QP, s *sendRequest) {
+// drawDatagramDestination draws the destination of a datagram.
+func (d *callDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
 	s.dest = d.x.objs[q.ID].peer
-	if d.oneIn(10) {
-		s.dest = pickOne(d, filterIDs(d.x.m.QPs, acceptAll))
+	if d.oneInN(10) {
+		s.dest = pickOne(d, filterIDs(d.x.m.QPs, acceptAnyObject))
 	}
 	s.qkey = 0x11223344
 	switch {
-	case d.drawInvalid():
+	case d.shouldBeInvalid():
 		s.qkey++
-	case d.oneIn(8):
+	case d.oneInN(8):
 		s.qkey = d.Uint32() | 1<<31
 	}
-	s.ah = pickOne(d, filterIDs(d.x.m.AHs, func(a *model.AH) bool { return !a.Dead && (a.PD == q.PD || d.drawInvalid()) }))
+	s.ah = pickOne(d, filterIDs(d.x.m.AHs, func(a *model.AH) bool { return !a.Dead && (a.PD == q.PD || d.shouldBeInvalid()) }))
 	if s.ah == 0 {
-		d.addPlanned(createAH{id: d.nextID(), pd: q.PD, hops: 64})
+		d.addPlannedCall(createAH{id: d.nextID(), pd: q.PD, hops: 64})
 		return
 	}
-	if d.x.m.AHs[s.ah].Attr.GRH.DGID.Addr().IsMulticast() && !d.drawInvalid() {
+	if d.x.m.AHs[s.ah].Attr.GRH.DGID.Addr().IsMulticast() && !d.shouldBeInvalid() {
 		s.group = true
 	}
 }
 
-// drawInvalidated draws a key to invalidate, mostly a valid one.
-func (d *callDrawer) drawInvalidated(q *model.QP) (t remoteTarget) {
+// drawKeyToInvalidate draws a key to invalidate, mostly a valid one.
+func (d *callDrawer) drawKeyToInvalidate(q *model.QP) (t remoteTarget) {
 	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && q != nil && w.QP == q.ID })
 	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
 	list := append(windows, regions...)
-	if len(list) == 0 || d.drawInvalid() {
-		list = append(filterIDs(d.x.m.Windows, acceptAll), filterIDs(d.x.m.Regions, acceptAll)...)
+	if len(list) == 0 || d.shouldBeInvalid() {
+		list = append(filterIDs(d.x.m.Windows, acceptAnyObject), filterIDs(d.x.m.Regions, acceptAnyObject)...)
 	}
-	if t.key = pickOne(d, list); d.drawInvalid() {
+	if t.key = pickOne(d, list); d.shouldBeInvalid() {
 		t.xor = 1 << d.IntN(32)
 	}
 	return t
 }
 
-// drawBind draws a bind.
-func (d *callDrawer) drawBind(q *model.QP, s *sendRequest) *sendRequest {
+// drawBindRequest draws a bind.
+func (d *callDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendRequest {
 	mw := pickOne(d, filterIDs(d.x.m.Windows, func(w *model.Window) bool {
-		return !w.Dead && (w.Kind == ib.MWType1 || !w.Bound || d.oneIn(4)) // a bound window of type 2 cannot be bound
+		return !w.Dead && (w.Kind == ib.MWType1 || !w.Bound || d.oneInN(4)) // a bound window of type 2 cannot be bound
 	}))
 	if mw == 0 {
 		return nil
@@ -538,10 +538,10 @@ func (d *callDrawer) drawBind(q *model.QP, s *sendRequest) *sendRequest {
 		access: ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic,
 	}
 	b.mr = pickOne(d, filterIDs(d.x.m.Regions, func(r *model.Region) bool {
-		return !r.Dead && (d.drawInvalid() || r.Valid && r.PD == q.PD && r.Access&ib.AccessMWBind != 0)
+		return !r.Dead && (d.shouldBeInvalid() || r.Valid && r.PD == q.PD && r.Access&ib.AccessMWBind != 0)
 	}))
 	fast := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead && r.PD == q.PD })
-	if len(fast) > 0 && d.oneIn(2) {
+	if len(fast) > 0 && d.oneInN(2) {
 		b.mr = pickOne(d, fast)
 	}
 	if b.mr == 0 {
@@ -549,31 +549,31 @@ func (d *callDrawer) drawBind(q *model.QP, s *sendRequest) *sendRequest {
 	}
 	r := d.x.m.Regions[b.mr]
 	b.len = d.drawLogSize(max(r.Len, 1))
-	if r.Len > 1<<32 && d.oneIn(2) {
+	if r.Len > 1<<32 && d.oneInN(2) {
 		b.len = 1<<32 + d.Uint64N(r.Len-1<<32)
 	}
 	b.off = d.Uint64N(r.Len - min(b.len, r.Len) + 1)
-	if d.oneIn(4) {
+	if d.oneInN(4) {
 		b.off, b.len = 0, r.Len
 	}
-	if d.oneIn(3) {
+	if d.oneInN(3) {
 		b.access &^= pickOne(d, []ib.AccessFlags{ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteAtomic})
 	}
-	if w.Kind == ib.MWType2 && d.oneIn(3) || d.drawInvalid() {
+	if w.Kind == ib.MWType2 && d.oneInN(3) || d.shouldBeInvalid() {
 		b.access |= ib.AccessZeroBased
 	}
 	switch {
-	case d.drawInvalid():
+	case d.shouldBeInvalid():
 		b.off = r.Len - b.len + 1
-	case d.drawInvalid():
+	case d.shouldBeInvalid():
 		b.len += 1 << (32 + d.IntN(8))
-	case w.Kind == ib.MWType1 && d.oneIn(8):
+	case w.Kind == ib.MWType1 && d.oneInN(8):
 		b.len = 0
-	case d.drawInvalid():
+	case d.shouldBeInvalid():
 		b.variant = uint8(w.RKey)
 	}
 	s.bind = b
-	if w.Kind == ib.MWType2 && len(d.todo) == 0 && !d.x.episodes && d.oneIn(2) {
+	if w.Kind == ib.MWType2 && len(d.todo) == 0 && !d.x.episodes && d.oneInN(2) {
 		d.planRebind(q, b)
 	}
 	return s
@@ -587,7 +587,7 @@ func (d *callDrawer) planRebind(q *model.QP, first *bindArgs) {
 	b.access ^= ib.AccessZeroBased
 	post := func(on *model.QP, s sendRequest) {
 		s.id, s.flags = d.drawWRID(), ib.SendSignaled
-		d.addPlanned(postSend{on.ID, []sendRequest{s}})
+		d.addPlannedCall(postSend{on.ID, []sendRequest{s}})
 	}
 	post(q, sendRequest{op: ib.WRLocalInv, inv: remoteTarget{key: b.mw}})
 	post(q, sendRequest{op: ib.WRBindMW, bind: &b})
@@ -606,9 +606,9 @@ func (d *callDrawer) planRebind(q *model.QP, first *bindArgs) {
 func (d *callDrawer) drawPostRecv() call {
 	qps := filterIDs(d.x.m.QPs, func(q *model.QP) bool {
 		own := q.SRQ == 0 && q.Type != ib.QPTypeXRCInit && q.Type != ib.QPTypeXRCTgt
-		return own && q.State != ib.QPReset && q.RecvCount() < 8 || q.SRQ == 0 && d.drawInvalid()
+		return own && q.State != ib.QPReset && q.RecvCount() < 8 || q.SRQ == 0 && d.shouldBeInvalid()
 	})
-	srqs := filterIDs(d.x.m.SRQs, acceptAll)
+	srqs := filterIDs(d.x.m.SRQs, acceptAnyObject)
 	id := pickOne(d, append(slices.Clone(qps), srqs...))
 	if id == 0 {
 		return nil
@@ -617,23 +617,23 @@ func (d *callDrawer) drawPostRecv() call {
 	pd, most, room := model.ID(0), 0, 0
 	if c.shared {
 		s := d.x.m.SRQs[id]
-		pd, most, room = s.PD, s.MaxSGE(), s.Room()
+		pd, most, room = s.PD, s.MaxSGE(), s.Capacity()
 	} else {
 		q := d.x.m.QPs[id]
 		pd, most, room = q.PD, int(q.Cap.MaxRecvSGE), int(q.Cap.MaxRecvWR)
 	}
 	n := 1 + d.IntN(4)
-	if d.oneIn(20) {
+	if d.oneInN(20) {
 		n = room + 1
 	}
 	for range min(n, 70) {
 		size := d.drawMessageSize()
-		if d.oneIn(2) {
+		if d.oneInN(2) {
 			size = max(size, d.drawMessageSize())
 		}
 		list := d.drawSGL(pd, size, most, ib.AccessLocalWrite)
-		if len(list) < most && d.oneIn(6) { // a boundary in or near the header of a datagram
-			list = append([]sgElement{d.drawElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
+		if len(list) < most && d.oneInN(6) { // a boundary in or near the header of a datagram
+			list = append([]sgElement{d.drawSGElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
 		}
 		c.list = append(c.list, recvRequest{d.drawWRID(), list})
 	}

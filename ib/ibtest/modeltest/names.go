@@ -6,9 +6,9 @@ import (
 	"sync"
 )
 
-// KeyNames holds the existing numbers of queue pairs and keys of regions and windows, of all threads that use a device.
+// NumberOwners holds the existing numbers of queue pairs and keys of regions and windows, of all threads that use a device.
 // It is safe for concurrent use.
-type KeyNames struct {
+type NumberOwners struct {
 	mu    sync.Mutex
 	owner map[numberOrKey]*modelRunner
 }
@@ -19,20 +19,20 @@ type numberOrKey struct {
 	number uint32
 }
 
-// NewKeyNames returns an empty set.
-func NewKeyNames() *KeyNames { return &KeyNames{owner: map[numberOrKey]*modelRunner{}} }
+// NewNumberOwners returns an empty set.
+func NewNumberOwners() *NumberOwners { return &NumberOwners{owner: map[numberOrKey]*modelRunner{}} }
 
-// removeThread removes the names of a thread, because the driver may assign them to other objects from now on. check
+// removeOwner removes the names of a thread, because the driver may assign them to other objects from now on. check
 // adds the remaining ones again.
-func (n *KeyNames) removeThread(x *modelRunner) {
+func (n *NumberOwners) removeOwner(x *modelRunner) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	maps.DeleteFunc(n.owner, func(_ numberOrKey, o *modelRunner) bool { return o == x })
 }
 
-// recordNames records the names of a thread's objects. It returns an error for a number that belongs to an object of
+// recordOwnedNumbers records the names of a thread's objects. It returns an error for a number that belongs to an object of
 // another thread.
-func (n *KeyNames) recordNames(x *modelRunner) error {
+func (n *NumberOwners) recordOwnedNumbers(x *modelRunner) error {
 	now := map[numberOrKey]bool{}
 	for _, q := range x.m.QPs {
 		now[numberOrKey{'q', q.Num}] = true

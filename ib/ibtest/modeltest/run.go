@@ -8,8 +8,8 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-// Failure is a run in which device and model differ.
-type Failure struct {
+// RunFailure is a run in which device and model differ.
+type RunFailure struct {
 	Seed  uint64
 	Err   error
 	Drawn int // number of calls before the failure was shortened
@@ -20,7 +20,7 @@ type Failure struct {
 }
 
 // String describes the failure with all calls that led to it.
-func (f *Failure) String() string {
+func (f *RunFailure) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "seed %d: %v\n%d calls, of %d that were drawn:\n", f.Seed, f.Err, len(f.calls), f.Drawn)
 	for i, line := range f.Trace {
@@ -29,13 +29,13 @@ func (f *Failure) String() string {
 	return b.String()
 }
 
-// Factory creates a device without objects for one run. The returned function removes the device.
-type Factory func() (Target, func() error)
+// DeviceFactory creates a device without objects for one run. The returned function removes the device.
+type DeviceFactory func() (TestedDevice, func() error)
 
 // Run runs the call sequence generated from seed on a device and on the model. It returns nil if the results agree. It
 // shortens a failing sequence in at most shorten runs.
-func Run(make Factory, seed uint64, steps, shorten int) *Failure {
-	f := runOnce(make, func(x *modelRunner) ([]call, error) { return runDrawn(x, seed, steps) })
+func Run(make DeviceFactory, seed uint64, steps, shorten int) *RunFailure {
+	f := runOnce(make, func(x *modelRunner) ([]call, error) { return runDrawnCalls(x, seed, steps) })
 	if f == nil {
 		return nil
 	}
@@ -45,11 +45,11 @@ func Run(make Factory, seed uint64, steps, shorten int) *Failure {
 
 // RunOn runs the call sequence generated from seed on a device that other threads also use. It does not move the device
 // to the error state.
-func RunOn(t Target, seed uint64, steps int) *Failure {
+func RunOn(t TestedDevice, seed uint64, steps int) *RunFailure {
 	t.Shared = true
-	f := runOnce(func() (Target, func() error) { return t, func() error { return nil } }, func(x *modelRunner) ([]call,
+	f := runOnce(func() (TestedDevice, func() error) { return t, func() error { return nil } }, func(x *modelRunner) ([]call,
 		error) {
-		return runDrawn(x, seed, steps)
+		return runDrawnCalls(x, seed, steps)
 	})
 	if f != nil {
 		f.Seed, f.Drawn = seed, len(f.calls)
@@ -58,18 +58,18 @@ func RunOn(t Target, seed uint64, steps int) *Failure {
 }
 
 // runOnce runs a call sequence on a new device.
-func runOnce(make Factory, calls func(x *modelRunner) ([]call, error)) *Failure {
+func runOnce(make DeviceFactory, calls func(x *modelRunner) ([]call, error)) *RunFailure {
 	t, end := make()
 	x, err := newModelRunner(t)
 	if err != nil {
-		return &Failure{Err: err, virtual: t.Virtual}
+		return &RunFailure{Err: err, virtual: t.Virtual}
 	}
 	list, err := calls(x)
 	switch err {
 	case nil:
 		err = x.compareAndDestroy()
-	case errUndefined:
-		x.waitIdle()
+	case errUndefinedResult:
+		x.waitDeviceIdle()
 		err = x.destroyAll()
 	}
 	if err == nil {
@@ -81,11 +81,11 @@ func runOnce(make Factory, calls func(x *modelRunner) ([]call, error)) *Failure 
 	if err == nil {
 		return nil
 	}
-	return &Failure{Err: err, Trace: x.trace, calls: list, virtual: t.Virtual}
+	return &RunFailure{Err: err, Trace: x.trace, calls: list, virtual: t.Virtual}
 }
 
-// runDrawn generates the call sequence from seed, and runs it.
-func runDrawn(x *modelRunner, seed uint64, steps int) (calls []call, err error) {
+// runDrawnCalls generates the call sequence from seed, and runs it.
+func runDrawnCalls(x *modelRunner, seed uint64, steps int) (calls []call, err error) {
 	d := newCallDrawer(x, seed, steps)
 	for n := 0; n < steps+min(x.resets, 1)*steps/2; n++ { // the recovered device needs calls before it is usable
 		c := d.nextCall()
@@ -114,8 +114,8 @@ func replayCalls(x *modelRunner, list []call) (calls []call, err error) {
 	return calls, nil
 }
 
-// waitIdle waits until the device is idle. It is for devices with activity that cannot be observed.
-func (x *modelRunner) waitIdle() {
+// waitDeviceIdle waits until the device is idle. It is for devices with activity that cannot be observed.
+func (x *modelRunner) waitDeviceIdle() {
 	if x.Virtual {
 		time.Sleep(time.Minute)
 	}
@@ -124,7 +124,7 @@ func (x *modelRunner) waitIdle() {
 // compareAndDestroy compares all queues and attributes, and destroys all objects.
 func (x *modelRunner) compareAndDestroy() error {
 	x.trace = append(x.trace, "the end")
-	for _, id := range filterIDs(x.m.QPs, acceptAll[*model.QP]) {
+	for _, id := range filterIDs(x.m.QPs, acceptAnyObject[*model.QP]) {
 		c := queryQP{id}
 		g := c.runOnDevice(x)
 		if d := compareResult(g, c.runOnModel(x, x.m, &g)); d != "" {
@@ -134,7 +134,7 @@ func (x *modelRunner) compareAndDestroy() error {
 	for _, o := range x.objs {
 		o.lazy = false
 	}
-	if d := x.awaitModel(); d != nil && x.m.Open == "" {
+	if d := x.awaitExpectedState(); d != nil && x.m.Open == "" {
 		return fmt.Errorf("at the end: %s", d.what)
 	}
 	return x.destroyAll()

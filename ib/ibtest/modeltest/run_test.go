@@ -17,9 +17,9 @@ var (
 	steps = flag.Int("steps", 80, "calls of each")
 )
 
-func loopbackFactory(t testing.TB, virtual bool) Factory {
-	known := NewAbilities()
-	return func() (Target, func() error) {
+func loopbackFactory(t testing.TB, virtual bool) DeviceFactory {
+	known := NewDriverFeatures()
+	return func() (TestedDevice, func() error) {
 		var core ib.Core
 		h := loopback.New("loop0", nil).Handle()
 		if err := core.Register(h); err != nil {
@@ -31,7 +31,7 @@ func loopbackFactory(t testing.TB, virtual bool) Factory {
 			t.Fatal(err)
 		}
 		g, _ := d.QueryGID(1, 0)
-		target := Target{
+		target := TestedDevice{
 			Device: d, Handle: h, GID: g.GID, Port: port,
 			Timeout: 60 * time.Second, Virtual: virtual, Abilities: known,
 		}
@@ -54,7 +54,7 @@ func TestLoopbackMatchesModel(t *testing.T) {
 // places its heap.
 func TestLocalMemoryAvoidsSparseArea(t *testing.T) {
 	var first uint64
-	b, err := localMemory(func(addr uint64) bool {
+	b, err := allocateLocalMemory(func(addr uint64) bool {
 		first = addr
 		return true
 	})

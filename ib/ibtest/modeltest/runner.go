@@ -15,8 +15,8 @@ import (
 
 var sprintf = fmt.Sprintf
 
-// Target is a device under test.
-type Target struct {
+// TestedDevice is a device under test.
+type TestedDevice struct {
 	Device   *ib.Device
 	Handle   *ib.DeviceHandle
 	GID      ib.GID
@@ -27,15 +27,15 @@ type Target struct {
 	// Lossy reports whether the network between queue pairs loses packets.
 	Lossy bool
 	// Abilities is shared by all runs on devices of one driver.
-	Abilities *Abilities
+	Abilities *DriverFeatures
 	// Shared reports whether other threads use the device.
 	Shared bool
 	// Thread is the number of the thread among those that use the device. Each has multicast groups of its own.
 	Thread int
 	// Names holds the numbers and keys of all threads; may be nil.
-	Names *KeyNames
+	Names *NumberOwners
 	// Reset resets the device, with remove as the consumer's shutdown, and returns the recovered device.
-	Reset func(remove func() error) (Target, error)
+	Reset func(remove func() error) (TestedDevice, error)
 	// Timeout is the time to wait for expected results. It is virtual in a bubble.
 	Timeout time.Duration
 }
@@ -66,12 +66,12 @@ type deviceObject struct {
 
 // modelRunner makes calls on a device and on the model.
 type modelRunner struct {
-	Target
+	TestedDevice
 	attr   ib.DeviceAttr
 	access ib.AccessFlags // all possible rights of regions
 
 	groups4   bool   // multicast groups are IPv4 addresses
-	inline    uint32 // bytes of inline data that queue pairs can have, at most maxInline
+	inline    uint32 // bytes of inline data that queue pairs can have, at most maxInlineCap
 	m         *model.Model
 	space     *sparseSpace
 	areas     []memoryArea
@@ -82,9 +82,9 @@ type modelRunner struct {
 	lazy      bool              // a lazy queue exists
 	ids       map[uint64]string // IDs of posted work requests
 	resets    int
-	episodes  bool           // the run makes concurrent calls
-	searching bool           // searching the order of an episode: nothing is recorded
-	gone      []formerMemory // memory of former devices
+	episodes  bool             // the run makes concurrent calls
+	searching bool             // searching the order of an episode: nothing is recorded
+	gone      []preResetMemory // memory of former devices
 
 	mu sync.Mutex // guards the fields of objs that callbacks write
 
@@ -97,28 +97,28 @@ type modelDifference struct {
 	late bool // the difference may still disappear
 }
 
-func lateDifference(format string, args ...any) *modelDifference {
+func newTransientDifference(format string, args ...any) *modelDifference {
 	return &modelDifference{sprintf(format, args...), true}
 }
-func finalDifference(format string, args ...any) *modelDifference {
+func newFinalDifference(format string, args ...any) *modelDifference {
 	return &modelDifference{sprintf(format, args...), false}
 }
 
 // newModelRunner returns a runner on a device without objects.
-func newModelRunner(t Target) (*modelRunner, error) {
+func newModelRunner(t TestedDevice) (*modelRunner, error) {
 	attr, err := t.Device.QueryDevice()
 	if err != nil {
 		return nil, err
 	}
 	x := &modelRunner{
-		Target: t, attr: attr, dirty: map[uint64]bool{},
+		TestedDevice: t, attr: attr, dirty: map[uint64]bool{},
 		objs: map[model.ID]*deviceObject{}, ids: map[uint64]string{}, psn: 0xfffff0,
 	}
 	x.m = model.New(x.deviceLimits())
-	if err := x.makeAreas(); err != nil {
+	if err := x.allocateAreas(); err != nil {
 		return nil, err
 	}
-	return x, x.probeRights()
+	return x, x.probeRegionRights()
 }
 
 // deviceLimits returns the limits of the device.
@@ -154,7 +154,7 @@ type modelResult struct {
 	wrong  string // the difference of a result with several parts; "": none
 }
 
-func wantErr(e ...syscall.Errno) modelResult { return modelResult{errs: e} }
+func wantErrnos(e ...syscall.Errno) modelResult { return modelResult{errs: e} }
 
 func wantDifference(format string, args ...any) modelResult {
 	return modelResult{wrong: sprintf(format, args...)}
@@ -209,8 +209,8 @@ func (x *modelRunner) runCall(c call) (err error) {
 	if p, ok := c.(postingCall); ok {
 		p.recordIDs(x)
 	}
-	if _, ok := c.(destroyObject); (ok || isRereg(c)) && x.Names != nil {
-		x.Names.removeThread(x)
+	if _, ok := c.(destroyObject); (ok || mayReplaceKeys(c)) && x.Names != nil {
+		x.Names.removeOwner(x)
 	}
 	began := time.Now()
 	g := c.runOnDevice(x)
@@ -219,24 +219,24 @@ func (x *modelRunner) runCall(c call) (err error) {
 		return fmt.Errorf("%v: a method that may not sleep took %v of virtual time", c, d)
 	}
 	x.m.BeginCall()
-	w := wantErr(0)
-	if c := x.Abilities.recordResult(c, &g); c != nil {
+	w := wantErrnos(0)
+	if c := x.Abilities.recordFeatures(c, &g); c != nil {
 		w = c.runOnModel(x, x.m, &g)
 	}
 	if x.m.Open != "" {
-		return errUndefined
+		return errUndefinedResult
 	}
 	if d := compareResult(g, w); d != "" {
 		return fmt.Errorf("%v: %s", c, d)
 	}
-	switch d := x.awaitModel(); {
+	switch d := x.awaitExpectedState(); {
 	case x.m.Open != "": // the retries of a request have ended, with an undefined result
-		return errUndefined
+		return errUndefinedResult
 	case d != nil:
 		return fmt.Errorf("after %v: %s", c, d.what)
 	}
 	if x.Names != nil {
-		return x.Names.recordNames(x)
+		return x.Names.recordOwnedNumbers(x)
 	}
 	return nil
 }
@@ -250,15 +250,15 @@ func mayNotSleep(c call) bool {
 	return false
 }
 
-// isRereg reports whether a call may replace keys.
-func isRereg(c call) bool {
-	_, ok := c.(rereg)
+// mayReplaceKeys reports whether a call may replace keys.
+func mayReplaceKeys(c call) bool {
+	_, ok := c.(reregMR)
 	return ok
 }
 
-// errUndefined ends a run without a result. The driver had a choice in a call, for example to accept more requests than
+// errUndefinedResult ends a run without a result. The driver had a choice in a call, for example to accept more requests than
 // required, and its choice makes the result undefined.
-var errUndefined = errors.New("the result is not defined")
+var errUndefinedResult = errors.New("the result is not defined")
 
 func formatResult(g deviceResult) string {
 	s := "ok"
@@ -285,7 +285,7 @@ func (x *modelRunner) addToTrace(format string, args ...any) {
 func compareResult(g deviceResult, w modelResult) string {
 	ok := false
 	for _, e := range w.errs {
-		ok = ok || e == 0 && g.err == nil || e != 0 && errors.Is(g.err, e) || e == syscall.EINVAL && isUnsupported(g.err)
+		ok = ok || e == 0 && g.err == nil || e != 0 && errors.Is(g.err, e) || e == syscall.EINVAL && isUnsupportedError(g.err)
 	}
 	switch {
 	case w.wrong != "":
@@ -311,17 +311,17 @@ func errnoNames(errs []syscall.Errno) (list []string) {
 	return list
 }
 
-// awaitModel waits until the device has done everything that the model expects.
-func (x *modelRunner) awaitModel() *modelDifference {
+// awaitExpectedState waits until the device has done everything that the model expects.
+func (x *modelRunner) awaitExpectedState() *modelDifference {
 	if x.lazy { // there is no sign when the device is done
 		time.Sleep(10 * time.Second)
 	}
 	begin := time.Now()
 	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Timeout/20) {
 		if x.Virtual {
-			waitBlocked()
+			waitBubbleBlocked()
 		}
-		d := x.compare()
+		d := x.compareDevice()
 		if d == nil {
 			break
 		}
@@ -336,18 +336,18 @@ func (x *modelRunner) awaitModel() *modelDifference {
 	}
 	if x.Virtual { // nothing may follow
 		time.Sleep(20 * time.Millisecond)
-		waitBlocked()
-		return x.compare()
+		waitBubbleBlocked()
+		return x.compareDevice()
 	}
 	return nil
 }
 
-// waitBlocked returns when all threads of the bubble are blocked. Unlike synctest.Wait it may be called on several
+// waitBubbleBlocked returns when all threads of the bubble are blocked. Unlike synctest.Wait it may be called on several
 // threads.
-func waitBlocked() { time.Sleep(time.Nanosecond) }
+func waitBubbleBlocked() { time.Sleep(time.Nanosecond) }
 
-// compare returns a difference between device and model.
-func (x *modelRunner) compare() *modelDifference {
+// compareDevice returns a difference between device and model.
+func (x *modelRunner) compareDevice() *modelDifference {
 	x.applyRetryLimit()
 	for _, f := range []func() *modelDifference{x.compareQueues, x.compareStates, x.compareMemory, x.compareCallbacks} {
 		if d := f(); d != nil {
@@ -365,15 +365,15 @@ func (x *modelRunner) compareQueues() *modelDifference {
 		if o.cq == nil || o.dead || o.lazy {
 			continue
 		}
-		if d := x.pollAll(id); d != nil && (first == nil || !d.late) {
+		if d := x.pollUntilEmpty(id); d != nil && (first == nil || !d.late) {
 			first = d
 		}
 	}
 	return first
 }
 
-// pollAll polls a queue until it is empty. It returns a missing or a wrong completion.
-func (x *modelRunner) pollAll(id model.ID) *modelDifference {
+// pollUntilEmpty polls a queue until it is empty. It returns a missing or a wrong completion.
+func (x *modelRunner) pollUntilEmpty(id model.ID) *modelDifference {
 	for wc := make([]ib.WC, 16); ; {
 		n, d := x.pollOnce(id, wc)
 		if d != nil {
@@ -384,7 +384,7 @@ func (x *modelRunner) pollAll(id model.ID) *modelDifference {
 		}
 	}
 	if w := x.m.CQs[id].Wants; len(w) > 0 {
-		return lateDifference("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID], formatWant(&w[0]))
+		return newTransientDifference("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID], formatExpectedCompletion(&w[0]))
 	}
 	return nil
 }
@@ -393,7 +393,7 @@ func (x *modelRunner) pollAll(id model.ID) *modelDifference {
 func (x *modelRunner) pollOnce(id model.ID, wc []ib.WC) (n int, d *modelDifference) {
 	n, err := x.pollDevice(id, wc)
 	if err != nil {
-		return 0, finalDifference("%v", err)
+		return 0, newFinalDifference("%v", err)
 	}
 	for i := range wc[:n] {
 		if d := x.matchCompletion(id, &wc[i]); d != nil {
@@ -420,7 +420,7 @@ func (x *modelRunner) pollDevice(id model.ID, wc []ib.WC) (int, error) {
 // matchCompletion compares a completion with the expectations of its queue.
 func (x *modelRunner) matchCompletion(id model.ID, wc *ib.WC) *modelDifference {
 	x.addToTrace("cq%d: %s", id, formatCompletion(wc))
-	if x.m.CQs[id].Match(wc) < 0 {
+	if x.m.CQs[id].MatchCompletion(wc) < 0 {
 		x.applyRetryLimit()
 	}
 	return x.matchInModel(x.m, id, wc)
@@ -429,23 +429,23 @@ func (x *modelRunner) matchCompletion(id model.ID, wc *ib.WC) *modelDifference {
 // matchInModel compares a completion with the expectations of a model.
 func (x *modelRunner) matchInModel(m *model.Model, id model.ID, wc *ib.WC) *modelDifference {
 	c := m.CQs[id]
-	i := c.Match(wc)
+	i := c.MatchCompletion(wc)
 	if i < 0 {
 		expected := "none"
 		if len(c.Wants) > 0 {
-			expected = formatWant(&c.Wants[0])
+			expected = formatExpectedCompletion(&c.Wants[0])
 		}
-		return finalDifference("cq%d: got %s of %s, want %s", id, formatCompletion(wc), x.ids[wc.ID], expected)
+		return newFinalDifference("cq%d: got %s of %s, want %s", id, formatCompletion(wc), x.ids[wc.ID], expected)
 	}
-	w := m.TakePolled(id, i)
+	w := m.RemoveExpectation(id, i)
 	x.objs[id].doubt = false
 	var qp *ib.QP
 	if w.QP != 0 {
 		qp = x.objs[w.QP].qp
 	}
-	if field := w.Mismatch(wc, qp); field != "" {
-		return finalDifference("cq%d: %s of the completion of %s: got %s, want %s", id, field, x.ids[wc.ID],
-			formatCompletion(wc), formatWant(&w))
+	if field := w.FirstMismatch(wc, qp); field != "" {
+		return newFinalDifference("cq%d: %s of the completion of %s: got %s, want %s", id, field, x.ids[wc.ID],
+			formatCompletion(wc), formatExpectedCompletion(&w))
 	}
 	return nil
 }
@@ -456,7 +456,7 @@ func formatCompletion(wc *ib.WC) string {
 		wc.QPNum, wc.SrcQP)
 }
 
-func formatWant(w *model.WantCompletion) string {
+func formatExpectedCompletion(w *model.ExpectedCompletion) string {
 	s := formatCompletion(&w.WC)
 	if len(w.Status) > 1 {
 		s += sprintf(" or status %q", w.Status[1:])
@@ -468,7 +468,7 @@ func formatWant(w *model.WantCompletion) string {
 // INIT.
 func (x *modelRunner) applyRetryLimit() (some bool) {
 	for id, q := range x.m.QPs {
-		if q.IsWaiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUp(id) {
+		if q.IsWaiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUpWaiting(id) {
 			x.addToTrace("qp%d gives up", id)
 			some = true
 		}
@@ -483,7 +483,7 @@ func (x *modelRunner) compareStates() *modelDifference {
 		if s == q.State {
 			continue
 		}
-		return lateDifference("qp%d: got state %v, want %v", id, s, q.State)
+		return newTransientDifference("qp%d: got state %v, want %v", id, s, q.State)
 	}
 	return nil
 }
@@ -496,29 +496,29 @@ func (x *modelRunner) compareCallbacks() *modelDifference {
 		o := x.objs[id]
 		switch {
 		case o.calls > c.Calls:
-			return finalDifference("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
+			return newFinalDifference("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
 		case o.calls < c.Calls && (!x.searching || o.calls == o.before):
-			return lateDifference("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
+			return newTransientDifference("cq%d: got %d handler calls, want %d", id, o.calls, c.Calls)
 		}
 	}
 	events := func(name string, id model.ID, want []ib.EventType) *modelDifference {
-		got := removeType(x.objs[id].seen, ib.EventCommEst) // optional (11.6.3)
+		got := removeEventType(x.objs[id].seen, ib.EventCommEst) // optional (11.6.3)
 		if q := x.m.QPs[id]; q != nil && q.Fatal {
-			got = removeType(got, ib.EventQPFatal)
+			got = removeEventType(got, ib.EventQPFatal)
 		}
 		if q := x.m.QPs[id]; q != nil && q.Cut {
-			got, want = removeType(got, ib.EventQPLastWQEReached), removeType(want, ib.EventQPLastWQEReached)
+			got, want = removeEventType(got, ib.EventQPLastWQEReached), removeEventType(want, ib.EventQPLastWQEReached)
 		}
 		if slices.Equal(got, want) {
 			return nil
 		}
-		d := lateDifference("%s%d: got events %v, want %v", name, id, got, want)
+		d := newTransientDifference("%s%d: got events %v, want %v", name, id, got, want)
 		d.late = len(got) < len(want) && slices.Equal(got, want[:len(got)])
 		return d
 	}
 	for id, o := range x.objs {
 		if n := o.calls + len(o.seen); o.past && n != o.final {
-			return finalDifference("%d callbacks of object %d, which the reset of its device has ended", n-o.final, id)
+			return newFinalDifference("%d callbacks of object %d, which the reset of its device has ended", n-o.final, id)
 		}
 	}
 	for id, c := range x.m.CQs {
@@ -539,8 +539,8 @@ func (x *modelRunner) compareCallbacks() *modelDifference {
 	return nil
 }
 
-// removeType returns events without those of a type.
-func removeType(list []ib.EventType, e ib.EventType) []ib.EventType {
+// removeEventType returns events without those of a type.
+func removeEventType(list []ib.EventType, e ib.EventType) []ib.EventType {
 	return slices.DeleteFunc(slices.Clone(list), func(f ib.EventType) bool { return f == e })
 }
 
@@ -560,7 +560,7 @@ func (x *modelRunner) recordEvent(o *deviceObject, e ib.EventType) {
 // destroyAll destroys all objects.
 func (x *modelRunner) destroyAll() error {
 	if x.Names != nil {
-		x.Names.removeThread(x)
+		x.Names.removeOwner(x)
 	}
 	var first error
 	for range 3 { // windows before regions, queue pairs before queues

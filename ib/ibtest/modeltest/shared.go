@@ -26,17 +26,17 @@ const (
 
 // RunShared makes the calls of a seed on a device, and then an episode of concurrent calls. The run ends with it,
 // because several orders with different states may explain the results.
-func RunShared(make Factory, seed uint64, steps int) *Failure {
+func RunShared(make DeviceFactory, seed uint64, steps int) *RunFailure {
 	f := runOnce(make, func(x *modelRunner) (calls []call, err error) {
 		x.episodes = true
 		d := newCallDrawer(x, seed, steps)
 		for i := range steps {
-			if i > sharedSetup && d.oneIn(3) {
+			if i > sharedSetup && d.oneInN(3) {
 				if threads := d.drawEpisode(); len(threads) > 1 {
 					if err := x.runEpisode(d, threads); err != nil {
 						return calls, err
 					}
-					return calls, errUndefined
+					return calls, errUndefinedResult
 				}
 			}
 			c := d.nextCall()
@@ -111,7 +111,7 @@ func (e *concurrentEpisode) drawCall() call {
 	d := e.d
 	cq := pickOne(d, []model.ID{e.q.SendCQ, e.q.RecvCQ, e.peer.SendCQ, e.peer.RecvCQ})
 	either, kind := pickOne(d, []*model.QP{e.q, e.peer}), d.IntN(10)
-	if e.either != nil && d.oneIn(3) { // calls of one method on one object
+	if e.either != nil && d.oneInN(3) { // calls of one method on one object
 		either, kind = e.either, e.kind
 	}
 	e.either, e.kind = either, kind
@@ -129,7 +129,7 @@ func (e *concurrentEpisode) drawCall() call {
 			return pollCQ{cq, 1 + d.IntN(4)}
 		}
 	case 7:
-		if cq != 0 && d.oneIn(3) {
+		if cq != 0 && d.oneInN(3) {
 			return resizeCQ{cq, d.drawCapacity(d.x.attr.MaxCQE, 512)}
 		}
 		if cq != 0 {
@@ -137,10 +137,10 @@ func (e *concurrentEpisode) drawCall() call {
 				ib.NotifyNextComp | ib.NotifyReportMissed})}
 		}
 	case 8:
-		if c := d.drawMemoryCall(); c != nil && isRereg(c) {
+		if c := d.drawMemoryCall(); c != nil && mayReplaceKeys(c) {
 			return c
 		}
-		if mr := pickOne(d, filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead })); mr != 0 && d.oneIn(2) {
+		if mr := pickOne(d, filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead })); mr != 0 && d.oneInN(2) {
 			return destroyObject{mr}
 		}
 	case 9:
@@ -149,14 +149,14 @@ func (e *concurrentEpisode) drawCall() call {
 	return nil
 }
 
-// drawModify draws a change of a queue pair, but not to SQD.
+// drawModifyQP draws a change of a queue pair, but not to SQD.
 func (e *concurrentEpisode) drawModify(q *model.QP) call {
 	d := e.d
-	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.validAttr(), mask: ib.QPAttrState}
+	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.newValidQPAttr(), mask: ib.QPAttrState}
 	switch {
-	case d.oneIn(4):
+	case d.oneInN(4):
 		c.attr.State = ib.QPErr
-	case d.oneIn(6):
+	case d.oneInN(6):
 		c.attr.State = ib.QPReset
 	case q.State < ib.QPRTS:
 		c.attr.State = min(q.State+1+ib.QPState(d.IntN(2)), ib.QPRTS)
@@ -184,7 +184,7 @@ func (e *concurrentEpisode) drawSend() call {
 	}
 	switch s.op {
 	case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
-		s.list, s.inline, s.flags = nil, d.drawBytes(d.IntN(int(min(q.Cap.MaxInlineData, 64))+1)), s.flags|ib.SendInline
+		s.list, s.inline, s.flags = nil, d.drawInlineBytes(d.IntN(int(min(q.Cap.MaxInlineData, 64))+1)), s.flags|ib.SendInline
 		return postSend{q.ID, []sendRequest{*s}}
 	}
 	return nil
@@ -228,7 +228,7 @@ func (e *concurrentEpisode) allowsCall(c call) bool {
 		}
 	}
 	switch c := c.(type) {
-	case rereg:
+	case reregMR:
 		if e.used[c.mr] || m.RecvsUseRegion(c.mr) {
 			return false
 		}
@@ -288,8 +288,8 @@ func (v *timedCall) String() string {
 	return sprintf("thread %d, from %d to %d: %v -> %s", v.thread, v.begun, v.over, v.c, formatResult(v.g))
 }
 
-// runTimed makes the call on the device.
-func (v *timedCall) runTimed(x *modelRunner, clock *atomic.Int64) {
+// runAndTime makes the call on the device.
+func (v *timedCall) runAndTime(x *modelRunner, clock *atomic.Int64) {
 	v.begun = clock.Add(1)
 	if s, ok := v.c.(sharedCall); ok {
 		v.g = s.runShared(x)
@@ -299,12 +299,12 @@ func (v *timedCall) runTimed(x *modelRunner, clock *atomic.Int64) {
 	v.over = clock.Add(1)
 }
 
-// closingCalls returns calls that one thread makes after the episode, to show the resulting state.
-func (x *modelRunner) closingCalls() (calls []call) {
-	for _, id := range filterIDs(x.m.QPs, acceptAll[*model.QP]) {
+// newClosingCalls returns calls that one thread makes after the episode, to show the resulting state.
+func (x *modelRunner) newClosingCalls() (calls []call) {
+	for _, id := range filterIDs(x.m.QPs, acceptAnyObject[*model.QP]) {
 		calls = append(calls, queryQP{id})
 	}
-	for _, id := range filterIDs(x.m.CQs, acceptAll[*model.CQ]) {
+	for _, id := range filterIDs(x.m.CQs, acceptAnyObject[*model.CQ]) {
 		calls = append(calls, pollCQ{id, 16})
 	}
 	for _, id := range filterIDs(x.m.QPs, func(q *model.QP) bool { return len(q.Sends) == 0 }) {
@@ -354,17 +354,17 @@ func (x *modelRunner) runEpisode(d *callDrawer, threads [][]call) error {
 				if pause {
 					runtime.Gosched()
 				}
-				v.runTimed(x, &clock)
+				v.runAndTime(x, &clock)
 			}
 		})
 	}
 	wg.Wait()
-	for _, c := range x.closingCalls() {
+	for _, c := range x.newClosingCalls() {
 		if x.Virtual {
 			time.Sleep(50 * time.Millisecond)
 		}
 		v := &timedCall{thread: len(threads), c: c}
-		v.runTimed(x, &clock)
+		v.runAndTime(x, &clock)
 		events = append(events, v)
 	}
 	for _, v := range events {
@@ -373,14 +373,14 @@ func (x *modelRunner) runEpisode(d *callDrawer, threads [][]call) error {
 			x.addToTrace("%s", formatCompletion(&v.g.wcs[i]))
 		}
 	}
-	return x.findOrder(slices.DeleteFunc(events, func(v *timedCall) bool { // unsupported by the driver
-		v.c = x.Abilities.recordResult(v.c, &v.g)
+	return x.findExplainingOrder(slices.DeleteFunc(events, func(v *timedCall) bool { // unsupported by the driver
+		v.c = x.Abilities.recordFeatures(v.c, &v.g)
 		return v.c == nil
 	}))
 }
 
-// findOrder waits until an order explains the calls and the device's later actions.
-func (x *modelRunner) findOrder(events []*timedCall) error {
+// findExplainingOrder waits until an order explains the calls and the device's later actions.
+func (x *modelRunner) findExplainingOrder(events []*timedCall) error {
 	rest := map[model.ID][]ib.WC{} // completions polled afterwards
 	begin := time.Now()
 	for pause := 20 * time.Microsecond; ; pause = min(2*pause, x.Timeout/20) {
@@ -394,18 +394,18 @@ func (x *modelRunner) findOrder(events []*timedCall) error {
 				}
 			}
 		}
-		s := &orderSearch{x: x, events: events, rest: rest, seen: map[searchState]bool{}}
+		s := &callOrderSearch{x: x, events: events, rest: rest, seen: map[searchState]bool{}}
 		x.searching = true
 		base := x.m.Clone()
 		base.BeginCall()
-		base.Defer(true)
+		base.SetDeferring(true)
 		found := s.searchFrom(base, 0)
 		x.searching = false
 		switch {
 		case found:
 			return nil
 		case s.open != "":
-			return errUndefined
+			return errUndefinedResult
 		case time.Since(begin) > x.Timeout:
 			for id, wcs := range rest {
 				for i := range wcs {
@@ -434,8 +434,8 @@ func (x *modelRunner) drainQueue(id model.ID, rest map[model.ID][]ib.WC) error {
 	}
 }
 
-// orderSearch is a search for an order.
-type orderSearch struct {
+// callOrderSearch is a search for an order.
+type callOrderSearch struct {
 	x      *modelRunner
 	events []*timedCall
 	rest   map[model.ID][]ib.WC
@@ -451,12 +451,12 @@ type searchState struct {
 	model uint64
 }
 
-// maxStates limits a search. A search that exceeds it has no result.
-const maxStates = 20000
+// maxSearchStates limits a search. A search that exceeds it has no result.
+const maxSearchStates = 20000
 
 // searchFrom continues the search from a state of the model. done is the bit set of the calls made so far. It reports
 // whether the observed results can be reached.
-func (s *orderSearch) searchFrom(m *model.Model, done uint) bool {
+func (s *callOrderSearch) searchFrom(m *model.Model, done uint) bool {
 	if s.open != "" {
 		return false
 	}
@@ -465,16 +465,16 @@ func (s *orderSearch) searchFrom(m *model.Model, done uint) bool {
 		return false
 	}
 	s.seen[key] = true
-	if len(s.seen) > maxStates {
+	if len(s.seen) > maxSearchStates {
 		s.open = "too many orders"
 		return false
 	}
 	for i, v := range s.events {
-		if done&(1<<i) != 0 || !s.mayBeNext(i, done) {
+		if done&(1<<i) != 0 || !s.mayBeNextCall(i, done) {
 			continue
 		}
 		c := m.Clone()
-		if s.wasBusy(i) {
+		if s.wasRejectedAsBusy(i) {
 			if s.searchFrom(c, done|1<<i) {
 				return true
 			}
@@ -482,7 +482,7 @@ func (s *orderSearch) searchFrom(m *model.Model, done uint) bool {
 		}
 		c.BeginCall()
 		if d := s.runOnModel(v, c); d != "" {
-			s.noteDifference(done, "%v: %s", v.c, d)
+			s.keepBestDifference(done, "%v: %s", v.c, d)
 			continue
 		}
 		if c.Open != "" {
@@ -514,11 +514,11 @@ func (s *orderSearch) searchFrom(m *model.Model, done uint) bool {
 	if moved || done != 1<<len(s.events)-1 {
 		return false
 	}
-	return s.compareIdle(m.Clone(), done)
+	return s.compareIdleDevice(m.Clone(), done)
 }
 
-// mayBeNext reports whether a call may be the next one: no other pending call had returned before it started.
-func (s *orderSearch) mayBeNext(i int, done uint) bool {
+// mayBeNextCall reports whether a call may be the next one: no other pending call had returned before it started.
+func (s *callOrderSearch) mayBeNextCall(i int, done uint) bool {
 	for k, v := range s.events {
 		if done&(1<<k) == 0 && v.over < s.events[i].begun {
 			return false
@@ -527,8 +527,8 @@ func (s *orderSearch) mayBeNext(i int, done uint) bool {
 	return true
 }
 
-// wasBusy reports whether a call was rejected because another one was changing the same region.
-func (s *orderSearch) wasBusy(i int) bool {
+// wasRejectedAsBusy reports whether a call was rejected because another one was changing the same region.
+func (s *callOrderSearch) wasRejectedAsBusy(i int) bool {
 	v := s.events[i]
 	mr := changedRegion(v.c)
 	if mr == 0 || !errors.Is(v.g.err, syscall.EBUSY) {
@@ -542,7 +542,7 @@ func (s *orderSearch) wasBusy(i int) bool {
 // changedRegion returns the region that a call changes; 0: none.
 func changedRegion(c call) model.ID {
 	switch c := c.(type) {
-	case rereg:
+	case reregMR:
 		return c.mr
 	case mapMR:
 		return c.mr
@@ -553,7 +553,7 @@ func changedRegion(c call) model.ID {
 }
 
 // runOnModel makes a call on a model and compares the results.
-func (s *orderSearch) runOnModel(v *timedCall, m *model.Model) string {
+func (s *callOrderSearch) runOnModel(v *timedCall, m *model.Model) string {
 	p, ok := v.c.(pollCQ)
 	if !ok {
 		return compareResult(v.g, v.c.runOnModel(s.x, m, &v.g))
@@ -569,10 +569,10 @@ func (s *orderSearch) runOnModel(v *timedCall, m *model.Model) string {
 	return ""
 }
 
-// compareIdle compares the state of the idle device.
-func (s *orderSearch) compareIdle(m *model.Model, done uint) bool {
+// compareIdleDevice compares the state of the idle device.
+func (s *callOrderSearch) compareIdleDevice(m *model.Model, done uint) bool {
 	x := s.x
-	m.Defer(false)
+	m.SetDeferring(false)
 	if m.Open != "" {
 		s.open = m.Open
 		return false
@@ -580,7 +580,7 @@ func (s *orderSearch) compareIdle(m *model.Model, done uint) bool {
 	for id, wcs := range s.rest {
 		for i := range wcs {
 			if d := x.matchInModel(m, id, &wcs[i]); d != nil {
-				s.noteDifference(done, "%s", d.what)
+				s.keepBestDifference(done, "%s", d.what)
 				return false
 			}
 		}
@@ -590,21 +590,21 @@ func (s *orderSearch) compareIdle(m *model.Model, done uint) bool {
 	defer func() { x.m = was }()
 	for id, c := range m.CQs {
 		if len(c.Wants) > 0 {
-			s.noteDifference(done, "cq%d: no completion of %s, want %s", id, x.ids[c.Wants[0].WC.ID], formatWant(&c.Wants[0]))
+			s.keepBestDifference(done, "cq%d: no completion of %s, want %s", id, x.ids[c.Wants[0].WC.ID], formatExpectedCompletion(&c.Wants[0]))
 			return false
 		}
 	}
 	for _, f := range []func() *modelDifference{x.compareStates, x.compareMemory, x.compareCallbacks} {
 		if d := f(); d != nil {
-			s.noteDifference(done, "%s", d.what)
+			s.keepBestDifference(done, "%s", d.what)
 			return false
 		}
 	}
 	return true
 }
 
-// noteDifference keeps the difference of an order that explains the most calls.
-func (s *orderSearch) noteDifference(done uint, format string, args ...any) {
+// keepBestDifference keeps the difference of an order that explains the most calls.
+func (s *callOrderSearch) keepBestDifference(done uint, format string, args ...any) {
 	n := 0
 	for i := range s.events {
 		if done&(1<<i) != 0 {

@@ -10,9 +10,9 @@ import (
 const inlineFlag = ib.SendInline
 
 // shortenFailure removes calls of a failing run, and simplifies the remaining ones, as long as the run still fails.
-func shortenFailure(make Factory, f *Failure, runs int) *Failure {
+func shortenFailure(make DeviceFactory, f *RunFailure, runs int) *RunFailure {
 	begin := time.Now()
-	hasty := func() (Target, func() error) {
+	hasty := func() (TestedDevice, func() error) {
 		t, end := make()
 		if !t.Virtual {
 			t.Timeout = min(t.Timeout, 100*time.Millisecond)

@@ -66,9 +66,9 @@ const (
 	highSize = 1 << 43
 )
 
-// makeAreas allocates the memory of a run.
-func (x *modelRunner) makeAreas() error {
-	words, err := localMemory(func(addr uint64) bool { return addr-lowBase+localSize < lowSize+localSize })
+// allocateAreas allocates the memory of a run.
+func (x *modelRunner) allocateAreas() error {
+	words, err := allocateLocalMemory(func(addr uint64) bool { return addr-lowBase+localSize < lowSize+localSize })
 	if err != nil {
 		return err
 	}
@@ -89,10 +89,10 @@ func (x *modelRunner) makeAreas() error {
 	return nil
 }
 
-// localMemory returns memory of this process for the first area. The runtime places its heap at a random address, which
+// allocateLocalMemory returns memory of this process for the first area. The runtime places its heap at a random address, which
 // may overlap a sparse area. In this case the memory is mapped at a high address. It stays mapped, because a device may
 // store to it late.
-func localMemory(taken func(addr uint64) bool) ([]byte, error) {
+func allocateLocalMemory(taken func(addr uint64) bool) ([]byte, error) {
 	const size = localSize + 2*model.PageSize
 	b := make([]byte, size)
 	if addr, err := umem.NewLocal().Add(b); err != nil || !taken(addr) {
@@ -124,13 +124,13 @@ func (x *modelRunner) compareMemory() *modelDifference {
 	local := x.areas[0]
 	var buf [model.PageSize]byte
 	check := func(n uint64, got []byte) *modelDifference {
-		addr, ok := x.m.Mem.Compare(n, got)
+		addr, ok := x.m.Mem.ComparePage(n, got)
 		if ok {
 			return nil
 		}
 		var want [1]byte
 		x.m.Mem.Read(addr, want[:])
-		return lateDifference("memory: byte at %s: got %#x, want %#x", x.describeAddress(addr), got[addr%model.PageSize],
+		return newTransientDifference("memory: byte at %s: got %#x, want %#x", x.describeAddress(addr), got[addr%model.PageSize],
 			want[0])
 	}
 	for off := uint64(0); off < localSize; off += model.PageSize {

@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestInsertPauses checks that pauses are inserted around locking and unlocking statements only, on the same lines.
-func TestInsertPauses(t *testing.T) {
+// TestInsertPausesAroundLocks checks that pauses are inserted around locking and unlocking statements only, on the same lines.
+func TestInsertPausesAroundLocks(t *testing.T) {
 	const src = `package p
 
 func f(m *sync.Mutex, r rw, x other) {
@@ -66,9 +66,9 @@ again:
 	}
 }
 
-// TestAddWeakDevices checks that the function that creates a driver's devices is wrapped, and that a package without
+// TestAddWeakDevicesWrapsConstructor checks that the function that creates a driver's devices is wrapped, and that a package without
 // devices is rejected.
-func TestAddWeakDevices(t *testing.T) {
+func TestAddWeakDevicesWrapsConstructor(t *testing.T) {
 	folder := t.TempDir()
 	for name, src := range map[string]string{
 		"device.go": "package p\n\nvar h = ib.NewDevice(name, d, logf)\n",

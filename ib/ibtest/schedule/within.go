@@ -27,8 +27,8 @@ const (
 	concurrent = "/^(Reentrant|Callback|HotPlug|CQ|SRQ|NoSleep|DeviceError|Disassociate|Load|Scale|Model)$"
 )
 
-// testRun is one run of a test binary.
-type testRun struct {
+// testBinaryRun is one run of a test binary.
+type testBinaryRun struct {
 	what    string
 	binary  string
 	pattern string
@@ -92,30 +92,30 @@ func (o *commandOptions) searchDriver(out io.Writer, p listedPackage, dir, overl
 }
 
 // nextRun returns the next test, unless one has failed.
-func (s *timedSearch) nextRun() (testRun, bool) {
+func (s *timedSearch) nextRun() (testBinaryRun, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.failed) > 0 {
-		return testRun{}, false
+		return testBinaryRun{}, false
 	}
 	i := s.n
 	s.n++
 	switch {
 	case i == 0:
-		return testRun{what: "the suite", binary: s.plain, pattern: s.o.run}, true
+		return testBinaryRun{what: "the suite", binary: s.plain, pattern: s.o.run}, true
 	case i%2 == 1:
 		seed := s.o.first + uint64(i/2)
-		return testRun{what: fmt.Sprintf("pauses of seed %d", seed), binary: s.raced, pattern: s.o.run + concurrent,
+		return testBinaryRun{what: fmt.Sprintf("pauses of seed %d", seed), binary: s.raced, pattern: s.o.run + concurrent,
 			args: []string{"-ibtest.load=1"}, pauses: seed}, true
 	}
 	first := firstBlock + (i/2-1)*blockSeeds
-	return testRun{what: fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), binary: s.plain,
+	return testBinaryRun{what: fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), binary: s.plain,
 		pattern: s.o.run + "/^Model$", seeds: blockSeeds,
 		args: []string{fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)}}, true
 }
 
 // runTest runs a test until it ends or the search does.
-func (s *timedSearch) runTest(ctx context.Context, out io.Writer, t testRun) {
+func (s *timedSearch) runTest(ctx context.Context, out io.Writer, t testBinaryRun) {
 	args := append(t.args, "-test.run="+t.pattern, "-test.timeout="+s.o.timeout)
 	c := exec.CommandContext(ctx, t.binary, append(args, strings.Fields(s.o.args)...)...)
 	c.Dir = s.p.Dir
@@ -126,11 +126,11 @@ func (s *timedSearch) runTest(ctx context.Context, out io.Writer, t testRun) {
 	if err == nil && isNoTestsWarning(text) {
 		err = fmt.Errorf("no test matches %q", s.o.run)
 	}
-	s.recordEnd(t, err, ctx.Err() != nil, text, out)
+	s.recordTestEnd(t, err, ctx.Err() != nil, text, out)
 }
 
-// recordEnd records the end of a test, which the end of the search may have killed.
-func (s *timedSearch) recordEnd(t testRun, err error, killed bool, text []byte, out io.Writer) {
+// recordTestEnd records the end of a test, which the end of the search may have killed.
+func (s *timedSearch) recordTestEnd(t testBinaryRun, err error, killed bool, text []byte, out io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestSearchOrder checks the order of the runs of a search, and that none starts after a failure.
-func TestSearchOrder(t *testing.T) {
+// TestSearchRunsInOrder checks the order of the runs of a search, and that none starts after a failure.
+func TestSearchRunsInOrder(t *testing.T) {
 	s := &timedSearch{o: &commandOptions{run: "TestContract", first: 7}, plain: "plain", raced: "raced"}
 	for i, want := range []string{
 		"plain TestContract: the suite",
@@ -22,17 +22,17 @@ func TestSearchOrder(t *testing.T) {
 		if got := r.binary + " " + r.pattern + ": " + r.what; !ok || got != want {
 			t.Errorf("run %d: got %q, want %q", i, got, want)
 		}
-		s.recordEnd(r, nil, false, nil, io.Discard)
+		s.recordTestEnd(r, nil, false, nil, io.Discard)
 	}
 	if !s.suite || s.paused != 2 || s.seeds != 2*blockSeeds {
 		t.Errorf("got suite %v, %d runs with pauses, %d seeds, want true, 2, %d", s.suite, s.paused, s.seeds, 2*blockSeeds)
 	}
 	r, _ := s.nextRun()
-	s.recordEnd(r, errors.New("killed"), true, nil, io.Discard)
+	s.recordTestEnd(r, errors.New("killed"), true, nil, io.Discard)
 	if len(s.failed) > 0 {
 		t.Errorf("a killed run: got %v, want no failure", s.failed)
 	}
-	s.recordEnd(r, errors.New("exit status 1"), false, []byte("why"), io.Discard)
+	s.recordTestEnd(r, errors.New("exit status 1"), false, []byte("why"), io.Discard)
 	if _, ok := s.nextRun(); ok || len(s.failed) != 1 {
 		t.Errorf("after a failure: got another run %v, %d failures, want false, 1", ok, len(s.failed))
 	}

@@ -6,8 +6,8 @@ import (
 	"strconv"
 )
 
-// Goroutine returns the number of the calling goroutine. Goroutine takes about a microsecond.
-func Goroutine() int64 {
+// GoroutineID returns the number of the calling goroutine. Goroutine takes about a microsecond.
+func GoroutineID() int64 {
 	var buf [64]byte
 	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))
 	n, _, _ := bytes.Cut(b, []byte(" "))

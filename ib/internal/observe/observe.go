@@ -10,60 +10,60 @@ var (
 	Of  func(o any) Subject
 )
 
-// Kind is the kind of a call.
-type Kind uint8
+// CallKind is the kind of a call.
+type CallKind uint8
 
 const (
-	Method   Kind = iota // a function or method that may sleep
-	Atomic               // a function or method that may not sleep
-	Destroy              // a Method that destroys its subject and waits for the subject's callbacks
-	Change               // a Method that changes the memory of a region
-	Callback             // a consumer's event function, which may not sleep
-	Handler              // a completion handler, which may not sleep
-	Client               // a client's Add or Remove
-	Register             // Core.Register, Core.Unregister and their equivalents for clients
+	Method   CallKind = iota // a function or method that may sleep
+	Atomic                   // a function or method that may not sleep
+	Destroy                  // a Method that destroys its subject and waits for the subject's callbacks
+	Change                   // a Method that changes the memory of a region
+	Callback                 // a consumer's event function, which may not sleep
+	Handler                  // a completion handler, which may not sleep
+	Client                   // a client's Add or Remove
+	Register                 // Core.Register, Core.Unregister and their equivalents for clients
 )
 
 // Call is a call on a thread, or a callback that the thread runs.
 type Call struct {
-	Kind     Kind
+	Kind     CallKind
 	What     string // such as "QP.PostSend"
 	Arg      any    // Register: the *ib.Client, if the call is about a client; Callback: the ib.EventType
 	Returned bool   // at Leave of a Callback or Handler: the function neither panicked nor ended its goroutine
 	State    any    // for the observer
 }
 
-// Event is an event of a subject.
-type Event uint8
+// SubjectEvent is an event of a subject.
+type SubjectEvent uint8
 
 const (
-	Born         Event = iota // the object has been created
-	Died                      // the object has been destroyed
-	Abandoned                 // the object may outlive its device
-	Started                   // the device is registered; arg is a Start
-	Removed                   // the Device no longer belongs to its client; arg names the client's function
-	Unregistered              // the device has no clients and runs no more callbacks
-	HoldBegins                // the thread will run callbacks of the device; arg is the *ib.Hold, nil for HoldCallbacks
-	HoldEnds                  // the hold is about to end
-	Freed                     // the driver is about to free the device, which is still registered
-	Completed                 // CQHandle.Completed
-	Raised                    // the driver raises an event
+	Born         SubjectEvent = iota // the object has been created
+	Died                             // the object has been destroyed
+	Abandoned                        // the object may outlive its device
+	Started                          // the device is registered; arg is a Start
+	Removed                          // the Device no longer belongs to its client; arg names the client's function
+	Unregistered                     // the device has no clients and runs no more callbacks
+	HoldBegins                       // the thread will run callbacks of the device; arg is the *ib.Hold, nil for HoldCallbacks
+	HoldEnds                         // the hold is about to end
+	Freed                            // the driver is about to free the device, which is still registered
+	Completed                        // CQHandle.Completed
+	Raised                           // the driver raises an event
 )
 
-// Start describes a device at the start of its observation.
-type Start struct {
+// ObservationStart describes a device at the start of its observation.
+type ObservationStart struct {
 	Holds int    // number of holds; the observer may not have seen their HoldBegins
 	Drop  func() // ends a hold of the device after its thread has ended
 }
 
-// Made describes a new queue.
-type Made struct {
+// QueueInfo describes a new queue.
+type QueueInfo struct {
 	User     bool // created by a user context, where the program posts and polls without a call
 	Overruns bool // completions may be lost
 }
 
-// Calls receives the calls of a core's functions, or the calls on a Subject.
-type Calls interface {
+// CallObserver receives the calls of a core's functions, or the calls on a Subject.
+type CallObserver interface {
 	// Enter is called when a thread begins a call. An error rejects the call. Package ib honours the error only for
 	// Atomic, Destroy and Register. Leave follows in every case.
 	Enter(c *Call) error
@@ -72,7 +72,7 @@ type Calls interface {
 
 // Subject is an observed handle of a device, object, or event function.
 type Subject interface {
-	Calls
+	CallObserver
 	// Note reports an event. An error for Completed means that the completion must not be reported to the consumer.
-	Note(e Event, arg any) error
+	Note(e SubjectEvent, arg any) error
 }

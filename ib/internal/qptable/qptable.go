@@ -86,9 +86,9 @@ func attrMask(names string) (m uint32) {
 	return m
 }
 
-// Step returns the required and the optional attributes of a transition. ok is false if the transition does not exist.
+// TransitionAttrs returns the required and the optional attributes of a transition. ok is false if the transition does not exist.
 // The former state may be asserted ("cur") only if the table allows it and the former state is RTR, RTS, SQD or SQE.
-func Step(from, to, kind string) (required, optional uint32, ok bool) {
+func TransitionAttrs(from, to, kind string) (required, optional uint32, ok bool) {
 	if to == "RESET" || to == "ERR" {
 		return 0, 0, true
 	}
@@ -104,8 +104,8 @@ func Step(from, to, kind string) (required, optional uint32, ok bool) {
 	return 0, 0, false
 }
 
-// Allowed reports whether a mask suits a transition. The mask need not include "state".
-func Allowed(from, to, kind string, mask uint32) bool {
-	required, optional, ok := Step(from, to, kind)
+// IsMaskAllowed reports whether a mask suits a transition. The mask need not include "state".
+func IsMaskAllowed(from, to, kind string, mask uint32) bool {
+	required, optional, ok := TransitionAttrs(from, to, kind)
 	return ok && mask&required == required && mask&^(required|optional|Attrs["state"]) == 0
 }

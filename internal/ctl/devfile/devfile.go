@@ -73,7 +73,7 @@ type Request struct {
 	N    uint64
 }
 
-const requestSize = 24
+const encodedRequestSize = 24
 
 // Answer is a message of the service.
 type Answer struct {
@@ -143,14 +143,14 @@ type Conn struct {
 
 // SendRequest sends a request and its descriptors. It may sleep.
 func (c Conn) SendRequest(r Request, fds ...int) error {
-	var b [requestSize]byte
+	var b [encodedRequestSize]byte
 	binary.LittleEndian.PutUint32(b[:], uint32(r.Op))
 	binary.LittleEndian.PutUint64(b[8:], r.Addr)
 	binary.LittleEndian.PutUint64(b[16:], r.N)
-	return c.send(b[:], fds)
+	return c.sendWithFiles(b[:], fds)
 }
 
-func (c Conn) send(b []byte, fds []int) error {
+func (c Conn) sendWithFiles(b []byte, fds []int) error {
 	if len(fds) == 0 {
 		_, err := c.Write(b)
 		return err
@@ -171,8 +171,8 @@ func (c Conn) send(b []byte, fds []int) error {
 // also after an error. rest is the time limit for the rest of a partial request. ReceiveRequest may sleep.
 // ReceiveRequest returns io.EOF at the end of the connection.
 func (c Conn) ReceiveRequest(rest time.Duration) (r Request, fds []int, err error) {
-	var b [requestSize]byte
-	if fds, err = c.receive(b[:], NumMemoryFiles, rest); err != nil {
+	var b [encodedRequestSize]byte
+	if fds, err = c.receiveWithFiles(b[:], NumMemoryFiles, rest); err != nil {
 		return r, fds, err
 	}
 	return Request{
@@ -181,9 +181,9 @@ func (c Conn) ReceiveRequest(rest time.Duration) (r Request, fds []int, err erro
 	}, fds, nil
 }
 
-// receive fills b, and returns the descriptors that came with its first byte, also with an error. More than most
+// receiveWithFiles fills b, and returns the descriptors that came with its first byte, also with an error. More than most
 // descriptors are an error. rest limits the time after the first bytes; 0 means that no further bytes are expected.
-func (c Conn) receive(b []byte, most int, rest time.Duration) (fds []int, err error) {
+func (c Conn) receiveWithFiles(b []byte, most int, rest time.Duration) (fds []int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, err
@@ -223,7 +223,7 @@ func (c Conn) SendAnswer(a Answer, fds ...int) error {
 	binary.LittleEndian.PutUint32(b[4:], uint32(len(text)))
 	binary.LittleEndian.PutUint64(b[8:], a.N)
 	binary.LittleEndian.PutUint32(b[16:], a.Number)
-	return c.send(append(b, text...), fds)
+	return c.sendWithFiles(append(b, text...), fds)
 }
 
 // ReceiveAnswer receives an answer and its descriptors, which the caller must close. It may sleep. ReceiveAnswer
@@ -232,7 +232,7 @@ func (c Conn) SendAnswer(a Answer, fds ...int) error {
 //verbena:allow receive a client trusts its service
 func (c Conn) ReceiveAnswer() (a Answer, fds []int, err error) {
 	var b [answerSize]byte
-	if fds, err = c.receive(b[:], Opened, 0); err != nil {
+	if fds, err = c.receiveWithFiles(b[:], Opened, 0); err != nil {
 		CloseAll(fds)
 		return a, nil, err
 	}

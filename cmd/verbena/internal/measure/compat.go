@@ -46,9 +46,9 @@ func parseCompatAddress(b []byte) (e verbs.Endpoint, err error) {
 	return e, nil
 }
 
-// Compat runs one side of a ping-pong with one of rdma-core's programs, and closes conn at the end. Op must be Send
+// CompatPingPong runs one side of a ping-pong with one of rdma-core's programs, and closes conn at the end. Op must be Send
 // and Iters must be set; MTU should be 1024.
-func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l Local) (_ *Result,
+func CompatPingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l LocalParams) (_ *Result,
 	err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)
@@ -71,23 +71,23 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 	if !client {
 		start := time.Now()
 		defer s.watchStall("ping-pong", l.Progress)()
-		n, err := e.pong(s.ctx, s, p.Iters, false)
+		n, err := e.answerMessages(s.ctx, s, p.Iters, false)
 		if err != nil {
 			return nil, err
 		}
 		took := time.Since(start)
 		return &Result{
 			Device: dev.Name(), Params: p, Events: l.Events, RoundTrip: newPhase(int64(n), 2, took, p.Size,
-				newLatencies()), Received: int64(n),
+				newLatencyHistogram()), Received: int64(n),
 		}, nil
 	}
 	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
 		return nil, err
 	}
-	if err := s.write([]byte(compatDone)); err != nil {
+	if err := s.writeBytes([]byte(compatDone)); err != nil {
 		return nil, err
 	}
-	phase, err := e.ping(s, l, false)
+	phase, err := e.measureRoundTrips(s, l, false)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func Compat(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, 
 func (e *localEndpoint) exchangeCompatAddresses(s *session, client bool) (peer verbs.Endpoint, err error) {
 	own, theirs := formatCompatAddress(e.local[0]), make([]byte, compatSize)
 	if client {
-		if err := s.write(own); err != nil {
+		if err := s.writeBytes(own); err != nil {
 			return peer, err
 		}
 	}
@@ -112,7 +112,7 @@ func (e *localEndpoint) exchangeCompatAddresses(s *session, client bool) (peer v
 	if err := e.connect([]verbs.Endpoint{peer}, verbs.Remote{}); err != nil {
 		return peer, err
 	}
-	if err := s.write(own); err != nil {
+	if err := s.writeBytes(own); err != nil {
 		return peer, err
 	}
 	return peer, s.readText(make([]byte, len(compatDone)))
@@ -120,5 +120,5 @@ func (e *localEndpoint) exchangeCompatAddresses(s *session, client bool) (peer v
 
 func (s *session) readText(b []byte) error {
 	_, err := io.ReadFull(s.conn, b)
-	return s.explainError("read from", err)
+	return s.streamError("read from", err)
 }

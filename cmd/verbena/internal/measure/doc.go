@@ -41,8 +41,8 @@ type Params struct {
 	MTU      int           `json:"mtu,omitempty"` // in bytes; 0: the largest MTU that both ports support
 }
 
-// Local holds the parameters of one end.
-type Local struct {
+// LocalParams holds the parameters of one end.
+type LocalParams struct {
 	Port     int  // port of the device; 0: 1
 	GIDIndex int  // -1: the default GID of the port
 	Events   bool // sleep until completions arrive, instead of polling
@@ -95,12 +95,12 @@ func (p *Params) Check() error {
 	if p.Iters == 0 && p.Duration <= 0 {
 		return errors.New("iters and duration are both 0: a phase needs one of them")
 	}
-	_, err := p.mtu()
+	_, err := p.mtuCode()
 	return err
 }
 
-// mtu returns the code of the MTU, or 0 for the largest MTU.
-func (p *Params) mtu() (verbs.MTU, error) {
+// mtuCode returns the code of the MTU, or 0 for the largest MTU.
+func (p *Params) mtuCode() (verbs.MTU, error) {
 	if p.MTU == 0 {
 		return 0, nil
 	}
@@ -133,19 +133,19 @@ type Result struct {
 
 // Phase holds the measurements of a phase.
 type Phase struct {
-	Messages int64         `json:"messages"` // or number of round trips
-	Elapsed  time.Duration `json:"elapsed_ns"`
-	Times    Times         `json:"times_ns"`
+	Messages int64            `json:"messages"` // or number of round trips
+	Elapsed  time.Duration    `json:"elapsed_ns"`
+	Times    TimeDistribution `json:"times_ns"`
 	// BytesPerSecond and MessagesPerSecond count one direction. A round trip counts as two messages.
 	BytesPerSecond    float64 `json:"bytes_per_second"`
 	MessagesPerSecond float64 `json:"messages_per_second"`
 }
 
-func newPhase(messages int64, each int, elapsed time.Duration, size int, l *latencies) *Phase {
+func newPhase(messages int64, each int, elapsed time.Duration, size int, l *latencyHistogram) *Phase {
 	rate := float64(messages*int64(each)) / max(elapsed, 1).Seconds()
-	return &Phase{Messages: messages, Elapsed: elapsed, Times: l.times(), MessagesPerSecond: rate,
+	return &Phase{Messages: messages, Elapsed: elapsed, Times: l.timeDistribution(), MessagesPerSecond: rate,
 		BytesPerSecond: rate * float64(size)}
 }
 
-// portOr1 returns the port of the device, or 1 if none is set.
-func (l *Local) portOr1() int { return cmp.Or(l.Port, 1) }
+// portOrDefault returns the port of the device, or 1 if none is set.
+func (l *LocalParams) portOrDefault() int { return cmp.Or(l.Port, 1) }

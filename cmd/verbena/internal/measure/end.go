@@ -31,7 +31,7 @@ type localEndpoint struct {
 }
 
 // Check returns an error if an exchange with these parameters is impossible on the device.
-func (l Local) Check(dev *verbs.Device) error {
+func (l LocalParams) Check(dev *verbs.Device) error {
 	e, err := newLocalEndpoint(dev, Params{Type: "rc", Op: Send, Size: 1, QPs: 1}, l, 1, 1)
 	if err != nil {
 		return err
@@ -39,14 +39,14 @@ func (l Local) Check(dev *verbs.Device) error {
 	return e.close()
 }
 
-func (s *session) newEndpoint(dev *verbs.Device, p Params, l Local, sends, room int) (_ *localEndpoint, err error) {
+func (s *session) newEndpoint(dev *verbs.Device, p Params, l LocalParams, sends, room int) (_ *localEndpoint, err error) {
 	s.end, err = newLocalEndpoint(dev, p, l, sends, room)
 	return s.end, err
 }
 
 // newLocalEndpoint creates the queue pairs, each with queues for the given numbers of sends and receives. If room is 0,
 // the end posts no receives.
-func newLocalEndpoint(dev *verbs.Device, p Params, l Local, sends, room int) (_ *localEndpoint, err error) {
+func newLocalEndpoint(dev *verbs.Device, p Params, l LocalParams, sends, room int) (_ *localEndpoint, err error) {
 	e := &localEndpoint{dev: dev, p: p, events: l.Events, room: room, wc: make([]verbs.WC, 64)}
 	defer func() {
 		if err != nil {
@@ -57,11 +57,11 @@ func newLocalEndpoint(dev *verbs.Device, p Params, l Local, sends, room int) (_ 
 	if err != nil {
 		return nil, err
 	}
-	port, err := dev.QueryPort(l.portOr1())
+	port, err := dev.QueryPort(l.portOrDefault())
 	if err != nil {
 		return nil, err
 	}
-	mtu, err := p.mtu()
+	mtu, err := p.mtuCode()
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +165,7 @@ func (e *localEndpoint) connect(peer []verbs.Endpoint, memory verbs.Remote) erro
 	if e.p.Type != "ud" {
 		return nil
 	}
-	index, err := e.gidIndex()
+	index, err := e.localGIDIndex()
 	if err != nil {
 		return err
 	}
@@ -173,8 +173,8 @@ func (e *localEndpoint) connect(peer []verbs.Endpoint, memory verbs.Remote) erro
 	return err
 }
 
-// gidIndex returns the index of this side's GID.
-func (e *localEndpoint) gidIndex() (int, error) {
+// localGIDIndex returns the index of this side's GID.
+func (e *localEndpoint) localGIDIndex() (int, error) {
 	switch e.path.SGIDIndex {
 	case 0:
 		g, err := e.dev.DefaultGID(max(e.path.Port, 1))
@@ -224,23 +224,23 @@ func (e *localEndpoint) newSendWR(qp int, imm bool) verbs.SendWR {
 	return wr
 }
 
-// checkAlive returns an error if the device was reset or removed.
-func (e *localEndpoint) checkAlive() error {
+// checkDeviceAlive returns an error if the device was reset or removed.
+func (e *localEndpoint) checkDeviceAlive() error {
 	if _, err := e.dev.Query(); err != nil {
 		return fmt.Errorf("%s was reset or removed: %w", e.dev.Name(), err)
 	}
 	return nil
 }
 
-// failureCause returns the device failure that caused err, or err itself. A reset flushes the work requests before the
+// deviceFailureOf returns the device failure that caused err, or err itself. A reset flushes the work requests before the
 // device reports the failure.
-func (e *localEndpoint) failureCause(err error) error {
+func (e *localEndpoint) deviceFailureOf(err error) error {
 	wait := time.Duration(0)
 	if errors.Is(err, verbs.Flushed) {
 		wait = time.Second
 	}
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if failure := e.checkAlive(); failure != nil {
+		if failure := e.checkDeviceAlive(); failure != nil {
 			return failure
 		}
 		if time.Since(began) >= wait {

@@ -9,21 +9,21 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// latencies collects times with a precision of 0.1 %.
-type latencies struct{ h *hdrhistogram.Histogram }
+// latencyHistogram collects times with a precision of 0.1 %.
+type latencyHistogram struct{ h *hdrhistogram.Histogram }
 
 const maxLatency = 100 * time.Second
 
-func newLatencies() *latencies {
-	return &latencies{hdrhistogram.New(1, int64(maxLatency), 3)}
+func newLatencyHistogram() *latencyHistogram {
+	return &latencyHistogram{hdrhistogram.New(1, int64(maxLatency), 3)}
 }
 
-func (l *latencies) add(d time.Duration) {
+func (l *latencyHistogram) add(d time.Duration) {
 	_ = l.h.RecordValue(int64(min(max(d, 1), maxLatency)))
 }
 
-// Times is a distribution of times, in nanoseconds.
-type Times struct {
+// TimeDistribution is a distribution of times, in nanoseconds.
+type TimeDistribution struct {
 	Min    int64   `json:"min"`
 	Mean   float64 `json:"mean"`
 	StdDev float64 `json:"stddev"`
@@ -34,21 +34,21 @@ type Times struct {
 	P9999  int64   `json:"p99_99"`
 	Max    int64   `json:"max"`
 	// Buckets holds the counts of the times in intervals of doubling width.
-	Buckets []Bucket `json:"buckets"`
+	Buckets []HistogramBucket `json:"buckets"`
 }
 
-// Bucket counts the times from From up to, but not including, To.
-type Bucket struct {
+// HistogramBucket counts the times from From up to, but not including, To.
+type HistogramBucket struct {
 	From  int64 `json:"from"`
 	To    int64 `json:"to"`
 	Count int64 `json:"count"`
 }
 
-func (l *latencies) times() Times {
-	t := Times{
+func (l *latencyHistogram) timeDistribution() TimeDistribution {
+	t := TimeDistribution{
 		Min: l.h.Min(), Mean: l.h.Mean(), StdDev: l.h.StdDev(), Max: l.h.Max(), P50: l.h.ValueAtQuantile(
 			50), P90: l.h.ValueAtQuantile(90),
-		P99: l.h.ValueAtQuantile(99), P999: l.h.ValueAtQuantile(99.9), P9999: l.h.ValueAtQuantile(99.99), Buckets: []Bucket{},
+		P99: l.h.ValueAtQuantile(99), P999: l.h.ValueAtQuantile(99.9), P9999: l.h.ValueAtQuantile(99.99), Buckets: []HistogramBucket{},
 	}
 	if l.h.TotalCount() == 0 {
 		t.Min = 0
@@ -65,13 +65,13 @@ func (l *latencies) times() Times {
 			t.Buckets[n-1].Count += b.Count
 			continue
 		}
-		t.Buckets = append(t.Buckets, Bucket{from, from * 2, b.Count})
+		t.Buckets = append(t.Buckets, HistogramBucket{from, from * 2, b.Count})
 	}
 	return t
 }
 
 // WriteHistogram writes the buckets as a bar chart.
-func (t *Times) WriteHistogram(w io.Writer) {
+func (t *TimeDistribution) WriteHistogram(w io.Writer) {
 	const width = 40
 	var most, all int64
 	for _, b := range t.Buckets {

@@ -37,7 +37,7 @@ func openDevice(t *testing.T) *verbs.Device {
 }
 
 // runBothSides runs a client and a server on one device, and returns the results of both sides.
-func runBothSides(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) (*Result, error)) (c, s *Result,
+func runBothSides(t *testing.T, d *verbs.Device, l LocalParams, client func(net.Conn) (*Result, error)) (c, s *Result,
 	clientErr,
 	serverErr error) {
 	t.Helper()
@@ -52,9 +52,9 @@ func runBothSides(t *testing.T, d *verbs.Device, l Local, client func(net.Conn) 
 	return c, s, clientErr, serverErr
 }
 
-// TestExchanges tests that the messages of each operation of each service arrive, are counted, and take a
+// TestExchangedMessagesArrive tests that the messages of each operation of each service arrive, are counted, and take a
 // measurable time.
-func TestExchanges(t *testing.T) {
+func TestExchangedMessagesArrive(t *testing.T) {
 	d := openDevice(t)
 	for name, x := range transportOps {
 		for _, op := range x.ops {
@@ -62,7 +62,7 @@ func TestExchanges(t *testing.T) {
 				if !events && op != Send { // the other operations share this polling code, and poll slowly in parallel tests
 					continue
 				}
-				l := Local{GIDIndex: -1, Events: events}
+				l := LocalParams{GIDIndex: -1, Events: events}
 				p := Params{Type: name, Op: op, Size: 1000, Iters: 20}
 				t.Run(fmt.Sprintf("pingpong/%s/%s/events=%v", name, op, events), func(t *testing.T) {
 					c, s, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
@@ -71,7 +71,7 @@ func TestExchanges(t *testing.T) {
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
-					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || countLatencies(r) != 20 {
+					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || countBucketEntries(r) != 20 {
 						t.Errorf("RoundTrip: got %+v, want 20 messages with times", r)
 					}
 					if want := map[bool]int64{true: 20, false: -1}[p.consumesReceive(true)]; s.Received != want {
@@ -87,7 +87,7 @@ func TestExchanges(t *testing.T) {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
 					for _, r := range []*Phase{c.Latency, c.Bandwidth} {
-						if r.Messages != 20 || r.MessagesPerSecond <= 0 || countLatencies(r) != 20 {
+						if r.Messages != 20 || r.MessagesPerSecond <= 0 || countBucketEntries(r) != 20 {
 							t.Errorf("phase: got %+v, want 20 messages with times", r)
 						}
 					}
@@ -103,17 +103,17 @@ func TestExchanges(t *testing.T) {
 	}
 }
 
-func countLatencies(p *Phase) (n int64) {
+func countBucketEntries(p *Phase) (n int64) {
 	for _, b := range p.Times.Buckets {
 		n += b.Count
 	}
 	return n
 }
 
-// TestPhaseDuration tests that a phase without a number of messages lasts for Params.Duration.
-func TestPhaseDuration(t *testing.T) {
+// TestPhaseLastsForDuration tests that a phase without a number of messages lasts for Params.Duration.
+func TestPhaseLastsForDuration(t *testing.T) {
 	d := openDevice(t)
-	l := Local{GIDIndex: -1}
+	l := LocalParams{GIDIndex: -1}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: 30 * time.Millisecond, QPs: 2, Depth: 4}
 	c, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
 		return Perf(t.Context(), d, conn, p, Bandwidth, l)
@@ -134,19 +134,19 @@ func TestPhaseDuration(t *testing.T) {
 // TestCompatExchange tests the protocol of rdma-core's programs between two sides of this package.
 func TestCompatExchange(t *testing.T) {
 	d := openDevice(t)
-	l := Local{GIDIndex: -1}
+	l := LocalParams{GIDIndex: -1}
 	for _, name := range []string{"rc", "uc", "ud"} {
 		p := Params{Type: name, Op: Send, Size: 1000, Iters: 20, MTU: 1024}
 		here, there := net.Pipe()
 		done := make(chan error, 1)
 		go func() {
-			r, err := Compat(t.Context(), d, there, false, p, l)
+			r, err := CompatPingPong(t.Context(), d, there, false, p, l)
 			if err == nil && r.Received != 20 {
 				err = fmt.Errorf("received %d messages, want 20", r.Received)
 			}
 			done <- err
 		}()
-		r, err := Compat(t.Context(), d, here, true, p, l)
+		r, err := CompatPingPong(t.Context(), d, here, true, p, l)
 		if serr := <-done; err != nil || serr != nil || r.RoundTrip.Messages != 20 {
 			t.Errorf("%s: client: %v; server: %v", name, err, serr)
 		}
@@ -174,11 +174,11 @@ func TestCompatAddressFormat(t *testing.T) {
 	}
 }
 
-// TestInvalidParams tests that parameters that are invalid or exceed the device's limits are refused, and that the
+// TestInvalidParamsAreRefused tests that parameters that are invalid or exceed the device's limits are refused, and that the
 // error names the value.
-func TestInvalidParams(t *testing.T) {
+func TestInvalidParamsAreRefused(t *testing.T) {
 	d := openDevice(t)
-	l := Local{GIDIndex: -1}
+	l := LocalParams{GIDIndex: -1}
 	good := Params{Type: "rc", Op: Send, Size: 64, Iters: 1, QPs: 1, Depth: 1}
 	for want, change := range map[string]func(*Params){
 		`type "xc" is not rc`:             func(p *Params) { p.Type = "xc" },
@@ -201,9 +201,9 @@ func TestInvalidParams(t *testing.T) {
 		here, there := net.Pipe()
 		go func() {
 			defer here.Close()
-			_ = json.NewEncoder(here).Encode(hello{Protocol: protocolVersion, Kind: perf, Params: p,
+			_ = json.NewEncoder(here).Encode(helloMessage{Protocol: protocolVersion, Kind: perf, Params: p,
 				Ends: make([]verbs.Endpoint, max(p.QPs, 0))})
-			_ = json.NewDecoder(here).Decode(&hello{})
+			_ = json.NewDecoder(here).Decode(&helloMessage{})
 		}()
 		if _, err := Serve(t.Context(), d, there, l); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("server: got %v, want %q in it", err, want)
@@ -211,11 +211,11 @@ func TestInvalidParams(t *testing.T) {
 	}
 }
 
-// TestPeerGone tests that an end returns if its peer ends early or its own context ends.
-func TestPeerGone(t *testing.T) {
+// TestExchangeEndsWhenPeerEnds tests that an end returns if its peer ends early or its own context ends.
+func TestExchangeEndsWhenPeerEnds(t *testing.T) {
 	d := openDevice(t)
 	for _, events := range []bool{false, true} {
-		l := Local{GIDIndex: -1, Events: events}
+		l := LocalParams{GIDIndex: -1, Events: events}
 		ctx, cancel := context.WithCancel(t.Context())
 		p := Params{Type: "rc", Op: Send, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
 		time.AfterFunc(30*time.Millisecond, cancel)
@@ -230,7 +230,7 @@ func TestPeerGone(t *testing.T) {
 		here, there := net.Pipe()
 		go func() {
 			s := newSession(t.Context(), here)
-			if _, err := s.dial(d, perf, p, l); err != nil {
+			if _, err := s.negotiateAsClient(d, perf, p, l); err != nil {
 				t.Error(err)
 			}
 			s.notes = false
@@ -248,7 +248,7 @@ func TestPeerGone(t *testing.T) {
 func TestPeerReceivesReason(t *testing.T) {
 	d := openDevice(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	l := Local{GIDIndex: -1, Progress: func(phase string, _ int64, _ time.Duration) {
+	l := LocalParams{GIDIndex: -1, Progress: func(phase string, _ int64, _ time.Duration) {
 		if phase == "latency" { // both ends begin to watch the stream only at this point
 			cancel(errors.New("a reason\x1b[31m"))
 		}
@@ -266,21 +266,21 @@ func TestPeerReceivesReason(t *testing.T) {
 	}
 }
 
-// firstReadConn calls first after the first read of the stream. A server that has answered is connected.
-type firstReadConn struct {
+// firstReadHookConn calls first after the first read of the stream. A server that has answered is connected.
+type firstReadHookConn struct {
 	net.Conn
 	first func()
 }
 
-func (a *firstReadConn) Read(b []byte) (int, error) {
+func (a *firstReadHookConn) Read(b []byte) (int, error) {
 	n, err := a.Conn.Read(b)
 	a.first()
 	return n, err
 }
 
-// TestDeviceRemoved tests that each end returns soon after the removal of the server's device, even if no
+// TestDeviceRemovalEndsExchange tests that each end returns soon after the removal of the server's device, even if no
 // completion reports the removal.
-func TestDeviceRemoved(t *testing.T) {
+func TestDeviceRemovalEndsExchange(t *testing.T) {
 	open := func(addr string) (*embed.Stack, *verbs.Device) {
 		s, err := embed.NewSoftware(embed.Software{Addr: netip.MustParseAddr(addr)})
 		if err != nil {
@@ -303,7 +303,7 @@ func TestDeviceRemoved(t *testing.T) {
 		t.Run(p.Type, func(t *testing.T) {
 			remote, far := open("127.0.0.142")
 			defer far.Close()
-			l := Local{GIDIndex: -1}
+			l := LocalParams{GIDIndex: -1}
 			here, there := net.Pipe()
 			server := make(chan error, 1)
 			go func() {
@@ -317,7 +317,7 @@ func TestDeviceRemoved(t *testing.T) {
 				time.Sleep(20 * time.Millisecond) // remove the device during the phase, or shortly before it
 				remote.Close()
 			}()
-			_, err := Perf(t.Context(), d, &firstReadConn{Conn: here, first: sync.OnceFunc(func() {
+			_, err := Perf(t.Context(), d, &firstReadHookConn{Conn: here, first: sync.OnceFunc(func() {
 				close(connected)
 			})}, p, Latency, l)
 			<-removed
@@ -331,10 +331,10 @@ func TestDeviceRemoved(t *testing.T) {
 	}
 }
 
-// TestPeerOfRdmaCore tests that the error names the remedy if the peer is one of rdma-core's programs.
-func TestPeerOfRdmaCore(t *testing.T) {
+// TestRdmaCorePeerErrorNamesRemedy tests that the error names the remedy if the peer is one of rdma-core's programs.
+func TestRdmaCorePeerErrorNamesRemedy(t *testing.T) {
 	d := openDevice(t)
-	l := Local{GIDIndex: -1}
+	l := LocalParams{GIDIndex: -1}
 	here, there := net.Pipe()
 	go func() {
 		defer here.Close()

@@ -19,10 +19,10 @@ const (
 )
 
 // Perf runs the client of a measurement with a server that runs [Serve] at the other end of conn. It closes conn.
-func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t PerfTest, l Local) (_ *Result, err error) {
+func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t PerfTest, l LocalParams) (_ *Result, err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
-	e, err := s.dial(dev, perf, p, l)
+	e, err := s.negotiateAsClient(dev, perf, p, l)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Per
 			return nil, err
 		}
 	}
-	n, err := s.finish()
+	n, err := s.exchangeDone()
 	if err != nil {
 		return nil, err
 	}
@@ -60,18 +60,18 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Per
 	return r, nil
 }
 
-// qpMessages holds the messages of one queue pair. A ring holds the post times of messages in flight.
-type qpMessages struct {
+// qpMessageStream holds the messages of one queue pair. A ring holds the post times of messages in flight.
+type qpMessageStream struct {
 	began []time.Time
 	first int
 	n     int
 }
 
 // streamMessages keeps messages in flight on the first queue pairs until the phase ends.
-func (e *localEndpoint) streamMessages(s *session, p Params, name string, l Local) (*Phase, error) {
+func (e *localEndpoint) streamMessages(s *session, p Params, name string, l LocalParams) (*Phase, error) {
 	defer s.watchStall(name, l.Progress)()
-	lat := newLatencies()
-	flows := make([]qpMessages, p.QPs)
+	lat := newLatencyHistogram()
+	flows := make([]qpMessageStream, p.QPs)
 	batches := make([][]verbs.SendWR, p.QPs)
 	for i := range flows {
 		flows[i].began = make([]time.Time, p.Depth)

@@ -17,29 +17,29 @@ const (
 
 // PingPong runs the client of a ping-pong with a server that runs [Serve] at the other end of conn. PingPong closes
 // conn, and ignores QPs and Depth of p.
-func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l Local) (_ *Result, err error) {
+func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l LocalParams) (_ *Result, err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
-	e, err := s.dial(dev, pingPong, p, l)
+	e, err := s.negotiateAsClient(dev, pingPong, p, l)
 	if err != nil {
 		return nil, err
 	}
-	phase, err := e.ping(s, l, true)
+	phase, err := e.measureRoundTrips(s, l, true)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.finish(); err != nil {
+	if _, err := s.exchangeDone(); err != nil {
 		return nil, err
 	}
 	return &Result{Device: dev.Name(), Params: e.p, Events: l.Events, RoundTrip: phase, Received: -1}, nil
 }
 
-// ping starts the round trips and measures their times.
-func (e *localEndpoint) ping(s *session, l Local, verify bool) (*Phase, error) {
+// measureRoundTrips starts the round trips and measures their times.
+func (e *localEndpoint) measureRoundTrips(s *session, l LocalParams, verify bool) (*Phase, error) {
 	defer s.watchStall("ping-pong", l.Progress)()
 	e.fillPattern(clientSeed)
-	p, lat := &e.p, newLatencies()
+	p, lat := &e.p, newLatencyHistogram()
 	answered := p.consumesReceive(true)
 	wr := e.newSendWR(0, true)
 	start := time.Now()
@@ -84,8 +84,8 @@ func (e *localEndpoint) ping(s *session, l Local, verify bool) (*Phase, error) {
 	return newPhase(int64(n), each, took, p.Size, lat), nil
 }
 
-// pong answers iters messages, or answers until the context ends if iters is 0. The peer waits for each answer.
-func (e *localEndpoint) pong(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
+// answerMessages answers iters messages, or answers until the context ends if iters is 0. The peer waits for each answer.
+func (e *localEndpoint) answerMessages(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
 	e.fillPattern(serverSeed)
 	wr := e.newSendWR(0, true)
 	for got, idle := 0, true; iters == 0 || n < iters || !idle; {

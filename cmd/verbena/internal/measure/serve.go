@@ -10,8 +10,8 @@ import (
 	"verbena/verbs"
 )
 
-// dial negotiates with a server, connects the queue pairs, and posts the receives.
-func (s *session) dial(dev *verbs.Device, k exchangeKind, p Params, l Local) (*localEndpoint, error) {
+// negotiateAsClient negotiates with a server, connects the queue pairs, and posts the receives.
+func (s *session) negotiateAsClient(dev *verbs.Device, k exchangeKind, p Params, l LocalParams) (*localEndpoint, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
@@ -23,7 +23,7 @@ func (s *session) dial(dev *verbs.Device, k exchangeKind, p Params, l Local) (*l
 	if err != nil {
 		return nil, err
 	}
-	if err := s.send(hello{Protocol: protocolVersion, Kind: k, Params: p, Ends: e.local,
+	if err := s.sendMessage(helloMessage{Protocol: protocolVersion, Kind: k, Params: p, Ends: e.local,
 		Memory: e.remoteMemory()}); err != nil {
 		return nil, err
 	}
@@ -34,18 +34,18 @@ func (s *session) dial(dev *verbs.Device, k exchangeKind, p Params, l Local) (*l
 	if err := e.connect(h.Ends, h.Memory); err != nil {
 		return nil, err
 	}
-	s.watchPeer(e.checkAlive)
+	s.watchPeer(e.checkDeviceAlive)
 	return e, nil
 }
 
 // receiveHello reads the peer's hello message.
-func (s *session) receiveHello() (h hello, err error) {
-	if err := s.receive(&h); err != nil {
+func (s *session) receiveHello() (h helloMessage, err error) {
+	if err := s.receiveMessage(&h); err != nil {
 		return h, err
 	}
 	switch {
 	case h.Error != "":
-		return h, peerError(h.Error)
+		return h, newPeerError(h.Error)
 	case h.Protocol != protocolVersion:
 		return h, fmt.Errorf("%w speaks protocol %d, want %d: use one version of verbena at both ends", ErrPeer,
 			h.Protocol, protocolVersion)
@@ -53,42 +53,42 @@ func (s *session) receiveHello() (h hello, err error) {
 	return h, nil
 }
 
-// finish reports to the peer that this side is done, and returns the peer's answer.
-func (s *session) finish() (statusMessage, error) {
-	if err := s.send(statusMessage{Done: true}); err != nil {
+// exchangeDone reports to the peer that this side is done, and returns the peer's answer.
+func (s *session) exchangeDone() (statusMessage, error) {
+	if err := s.sendMessage(statusMessage{Done: true}); err != nil {
 		return statusMessage{}, err
 	}
-	return s.awaitDone()
+	return s.awaitPeerDone()
 }
 
 // Serve serves the client at the other end of conn with a ping-pong or a measurement, and closes conn. Serve
 // returns the results of this side.
-func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *Result, err error) {
+func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l LocalParams) (_ *Result, err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
 	h, err := s.receiveHello()
 	if err != nil {
 		return nil, err
 	}
-	e, err := s.accept(dev, &h, l)
+	e, err := s.acceptClient(dev, &h, l)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.send(hello{Protocol: protocolVersion, Ends: e.local, Memory: e.remoteMemory()}); err != nil {
+	if err := s.sendMessage(helloMessage{Protocol: protocolVersion, Ends: e.local, Memory: e.remoteMemory()}); err != nil {
 		return nil, err
 	}
-	s.watchPeer(e.checkAlive)
+	s.watchPeer(e.checkDeviceAlive)
 	r := &Result{Device: dev.Name(), Params: h.Params, Events: l.Events, Received: -1}
 	if e.p.consumesReceive(h.Kind == pingPong) {
 		until, finished := context.WithCancel(s.ctx)
 		defer finished()
 		s.all.Go(func() {
-			_, _ = s.awaitDone()
+			_, _ = s.awaitPeerDone()
 			finished()
 		})
 		if h.Kind == pingPong {
 			var n int
-			n, err = e.pong(until, s, 0, true)
+			n, err = e.answerMessages(until, s, 0, true)
 			r.Received = int64(n)
 		} else {
 			r.Received, err = e.receiveMessages(until)
@@ -100,16 +100,16 @@ func Serve(ctx context.Context, dev *verbs.Device, conn net.Conn, l Local) (_ *R
 			err = nil
 		}
 	} else {
-		_, err = s.awaitDone()
+		_, err = s.awaitPeerDone()
 	}
 	if err != nil {
 		return nil, err
 	}
-	return r, s.send(statusMessage{Done: true, Received: r.Received})
+	return r, s.sendMessage(statusMessage{Done: true, Received: r.Received})
 }
 
-// accept creates the queue pairs for a client, and connects them.
-func (s *session) accept(dev *verbs.Device, h *hello, l Local) (*localEndpoint, error) {
+// acceptClient creates the queue pairs for a client, and connects them.
+func (s *session) acceptClient(dev *verbs.Device, h *helloMessage, l LocalParams) (*localEndpoint, error) {
 	if h.Kind != pingPong && h.Kind != perf {
 		return nil, fmt.Errorf("exchange %.20q is not pingpong or perf", h.Kind)
 	}

@@ -28,8 +28,8 @@ const (
 	perf     exchangeKind = "perf"
 )
 
-// hello is the first message in each direction.
-type hello struct {
+// helloMessage is the first message in each direction.
+type helloMessage struct {
 	Protocol int              `json:"protocol"`
 	Kind     exchangeKind     `json:"kind,omitempty"`
 	Error    string           `json:"error,omitempty"` // reason for which the sender ends the exchange
@@ -54,8 +54,8 @@ var (
 	errForeign  = fmt.Errorf("%w does not speak this protocol", ErrPeer)
 )
 
-// peerError returns the error text sent by the other end, without control characters that would affect a terminal.
-func peerError(text string) error {
+// newPeerError returns the error text sent by the other end, without control characters that would affect a terminal.
+func newPeerError(text string) error {
 	const most = 400
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -112,10 +112,10 @@ func newSession(ctx context.Context, conn net.Conn) *session {
 // sends the error to the peer.
 func (s *session) close(err error) error {
 	if s.end != nil && err != nil {
-		err = s.end.failureCause(err)
+		err = s.end.deviceFailureOf(err)
 	}
 	if err != nil && s.notes && !errors.Is(err, ErrPeer) {
-		_ = s.send(statusMessage{Error: err.Error()})
+		_ = s.sendMessage(statusMessage{Error: err.Error()})
 	}
 	s.cancel(nil)
 	_ = s.conn.Close()
@@ -126,35 +126,35 @@ func (s *session) close(err error) error {
 	return err
 }
 
-// send writes a message.
-func (s *session) send(v any) error {
+// sendMessage writes a message.
+func (s *session) sendMessage(v any) error {
 	s.out.Lock()
 	defer s.out.Unlock()
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	return s.write(append(b, '\n'))
+	return s.writeBytes(append(b, '\n'))
 }
 
-func (s *session) write(b []byte) error {
+func (s *session) writeBytes(b []byte) error {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTime))
 	_, err := s.conn.Write(b)
-	return s.explainError("write to", err)
+	return s.streamError("write to", err)
 }
 
-// receive reads a message.
-func (s *session) receive(v any) error {
+// receiveMessage reads a message.
+func (s *session) receiveMessage(v any) error {
 	s.reader.N = maxMessage
 	err := s.dec.Decode(v)
 	if err != nil && s.reader.N <= 0 {
 		return fmt.Errorf("%w: its message exceeds %d bytes", errForeign, maxMessage)
 	}
-	return s.explainError("read from", err)
+	return s.streamError("read from", err)
 }
 
-// explainError returns the error of a call on the stream, or the context's cause if the context has ended.
-func (s *session) explainError(what string, err error) error {
+// streamError returns the error of a call on the stream, or the context's cause if the context has ended.
+func (s *session) streamError(what string, err error) error {
 	var network net.Error
 	switch {
 	case err == nil:
@@ -180,9 +180,9 @@ func (s *session) watchPeer(alive func() error) {
 		for {
 			var n statusMessage
 			_ = s.conn.SetReadDeadline(time.Now().Add(stallTime))
-			err := s.receive(&n)
+			err := s.receiveMessage(&n)
 			if err == nil && n.Error != "" {
-				err = peerError(n.Error)
+				err = newPeerError(n.Error)
 			}
 			if err != nil {
 				s.cancel(err)
@@ -207,7 +207,7 @@ func (s *session) watchPeer(alive func() error) {
 				s.cancel(err)
 				return
 			}
-			if s.send(statusMessage{}) != nil {
+			if s.sendMessage(statusMessage{}) != nil {
 				return // the reader receives the same error
 			}
 		}
@@ -250,8 +250,8 @@ func (s *session) watchStall(phase string, progress func(string, int64, time.Dur
 	}
 }
 
-// awaitDone waits for the peer's done note.
-func (s *session) awaitDone() (statusMessage, error) {
+// awaitPeerDone waits for the peer's done note.
+func (s *session) awaitPeerDone() (statusMessage, error) {
 	select {
 	case n := <-s.done:
 		return n, nil

@@ -43,8 +43,8 @@ func TestServerBoundsHostileInput(t *testing.T) {
 		"long number":   many("1"),
 		"nested":        many("["),
 		"huge number":   func(c net.Conn) { c.Write([]byte(`{"protocol":1,"params":{"size":1e999}}`)) },
-		"other version": func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocolVersion + 1, Kind: perf}) },
-		"other kind":    func(c net.Conn) { json.NewEncoder(c).Encode(hello{Protocol: protocolVersion, Kind: "dance"}) },
+		"other version": func(c net.Conn) { json.NewEncoder(c).Encode(helloMessage{Protocol: protocolVersion + 1, Kind: perf}) },
+		"other kind":    func(c net.Conn) { json.NewEncoder(c).Encode(helloMessage{Protocol: protocolVersion, Kind: "dance"}) },
 		"rdma-core":     func(c net.Conn) { c.Write(formatCompatAddress(verbs.Endpoint{QPN: 1})) },
 		"end":           func(c net.Conn) { c.Close() },
 		"half":          func(c net.Conn) { c.Write([]byte(`{"protocol"`)); c.Close() },
@@ -55,8 +55,8 @@ func TestServerBoundsHostileInput(t *testing.T) {
 				var peer sync.WaitGroup
 				peer.Go(func() { io.Copy(io.Discard, here) }) // discards the server's answer
 				peer.Go(func() { client(here) })
-				start, conn := time.Now(), &countingConn{Conn: there}
-				_, err := Serve(t.Context(), nil, conn, Local{})
+				start, conn := time.Now(), &byteCountingConn{Conn: there}
+				_, err := Serve(t.Context(), nil, conn, LocalParams{})
 				if err == nil {
 					t.Error("Serve: got success, want an error")
 				}
@@ -73,20 +73,20 @@ func TestServerBoundsHostileInput(t *testing.T) {
 	}
 }
 
-type countingConn struct {
+type byteCountingConn struct {
 	net.Conn
 	n int
 }
 
-func (c *countingConn) Read(b []byte) (int, error) {
+func (c *byteCountingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.n += n
 	return n, err
 }
 
-// TestSilentPeer tests that a connected peer ends the session if it sends nothing or an incomplete message, and
+// TestSilentPeerEndsSession tests that a connected peer ends the session if it sends nothing or an incomplete message, and
 // that a peer that sends notes does not.
-func TestSilentPeer(t *testing.T) {
+func TestSilentPeerEndsSession(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string
 		err  bool
@@ -121,14 +121,14 @@ func TestSilentPeer(t *testing.T) {
 	}
 }
 
-// TestPeerDoesNotRead tests that an end fails if its peer does not read from the stream.
-func TestPeerDoesNotRead(t *testing.T) {
+// TestPeerThatDoesNotReadFails tests that an end fails if its peer does not read from the stream.
+func TestPeerThatDoesNotReadFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		defer here.Close()
 		s := newSession(t.Context(), there)
 		start := time.Now()
-		if err := s.send(hello{}); !errors.Is(err, ErrPeer) {
+		if err := s.sendMessage(helloMessage{}); !errors.Is(err, ErrPeer) {
 			t.Errorf("send: got %v, want %v", err, ErrPeer)
 		}
 		if d := time.Since(start); d > writeTime {
@@ -153,7 +153,7 @@ func (s stubConn) Write(b []byte) (int, error)        { return len(b), nil }
 // FuzzPeer tests that each side of an exchange either refuses a peer's fuzzed input, or accepts it with values in
 // range.
 func FuzzPeer(f *testing.F) {
-	good, err := json.Marshal(hello{
+	good, err := json.Marshal(helloMessage{
 		Protocol: protocolVersion, Kind: perf, Params: Params{Type: "rc", Op: Write, Size: 64, Iters: 1, QPs: 1,
 			Depth: 1}, Ends: make([]verbs.Endpoint, 1),
 	})

@@ -51,8 +51,8 @@ func (h *host) close() {
 	}
 }
 
-// reset resets a device that works, that hangs, or that does not answer for a moment.
-func (h *host) reset() error {
+// resetDevice resets a device that works, that hangs, or that does not answer for a moment.
+func (h *host) resetDevice() error {
 	switch rand.N(3) {
 	case 1:
 		h.hw.Hang()
@@ -81,7 +81,7 @@ func (h *host) startResets(every time.Duration) (stop func() int) {
 				return
 			case <-time.After(rand.N(2 * every)):
 			}
-			if err := h.reset(); err != nil {
+			if err := h.resetDevice(); err != nil {
 				log.Printf("reset: %v", err)
 			}
 			n++

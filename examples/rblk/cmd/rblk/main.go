@@ -37,7 +37,7 @@ type deviceFlags struct {
 	Quiet      bool          `short:"q" help:"Do not log sessions."`
 }
 
-func (d *deviceFlags) logf() func(string, ...any) {
+func (d *deviceFlags) logFunc() func(string, ...any) {
 	if d.Quiet {
 		return nil
 	}
@@ -65,7 +65,7 @@ func (c *targetCmd) Run(ctx context.Context) error {
 		return err
 	}
 	defer host.close()
-	t, err := rblk.NewTarget(&host.core, rblk.TargetConfig{Exports: exports, Logf: c.logf()})
+	t, err := rblk.NewTarget(&host.core, rblk.TargetConfig{Exports: exports, Logf: c.logFunc()})
 	if err != nil {
 		return err
 	}
@@ -99,7 +99,7 @@ func (c *diskCmd) Run(ctx context.Context) error {
 	opening, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	d, err := rblk.Open(opening, &host.core, rblk.DiskConfig{
-		Manager: host.manager, Target: c.Target, Export: c.Export, Patience: c.Patience, Logf: c.logf(),
+		Manager: host.manager, Target: c.Target, Export: c.Export, Patience: c.Patience, Logf: c.logFunc(),
 	})
 	if err != nil {
 		return err
@@ -122,7 +122,7 @@ func (c *diskCmd) Run(ctx context.Context) error {
 			resets, s.Sessions, s.Replayed, s.Failed, s.Held.Round(time.Millisecond))
 	}()
 	fmt.Printf("%s: %d bytes, at nbd+unix:///?socket=%s\n", c.Export, d.Size(), c.NBD)
-	s := nbd.Server{Exports: map[string]nbd.Disk{c.Export: d}, Logf: c.logf()}
+	s := nbd.Server{Exports: map[string]nbd.Disk{c.Export: d}, Logf: c.logFunc()}
 	return s.Serve(ctx, l)
 }
 
