@@ -330,7 +330,8 @@ func (s *stuckWriter) Write(b []byte) (int, error) {
 	return s.Buffer.Write(b)
 }
 
-// TestBlockedWriterDropsPackets checks that a blocked writer does not block devices, and that dropped packets are counted.
+// TestBlockedWriterDropsPackets checks that a blocked writer does not block devices, and that dropped packets are
+// counted.
 func TestBlockedWriterDropsPackets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{let: make(chan struct{})}

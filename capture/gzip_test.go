@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestVerifyRejectsNestedGzip checks that Verify accepts only one level of compression. A file can decompress to itself,
-// so an unlimited number of levels might never end.
+// TestVerifyRejectsNestedGzip checks that Verify accepts only one level of compression. A file can decompress to
+// itself, so an unlimited number of levels might never end.
 func TestVerifyRejectsNestedGzip(t *testing.T) {
 	pcap := []byte{0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0} // without packets
 	compress := func(b []byte) []byte {

@@ -189,8 +189,8 @@ func (r *Recorder) run() {
 	r.writeStatistics()
 }
 
-// writeDuePackets writes the packets that are old enough, or all of them. writeDuePackets reports whether the recording should end, which
-// is the case if Count packets were accepted or a write has failed.
+// writeDuePackets writes the packets that are old enough, or all of them. writeDuePackets reports whether the recording
+// should end, which is the case if Count packets were accepted or a write has failed.
 func (r *Recorder) writeDuePackets(all bool) (enough bool) {
 	r.mu.Lock()
 	b := r.filled

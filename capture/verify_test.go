@@ -270,8 +270,8 @@ func TestVerifyAcceptsMixedLinkTypes(t *testing.T) {
 	}
 }
 
-// TestVerifyAcceptsTruncatedFile checks that a truncated file, such as a stopped program leaves, is valid up to the truncated
-// frame.
+// TestVerifyAcceptsTruncatedFile checks that a truncated file, such as a stopped program leaves, is valid up to the
+// truncated frame.
 func TestVerifyAcceptsTruncatedFile(t *testing.T) {
 	v4 := rxePacketOfVersion(t, 4)
 	for _, ng := range []bool{false, true} {
@@ -298,7 +298,8 @@ func TestVerifyRejectsInvalidFiles(t *testing.T) {
 		}
 	}
 	v4 := rxePacketOfVersion(t, 4)
-	if _, err := Verify(bytes.NewReader(buildCaptureFile(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err, ErrLinkType) {
+	if _, err := Verify(bytes.NewReader(buildCaptureFile(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err,
+		ErrLinkType) {
 		t.Errorf("Verify of link type PPP: got %v, want %v", err, ErrLinkType)
 	}
 }

@@ -18,8 +18,8 @@ func (b *testBench) installNullObjects() {
 	b.qp.queue, b.cq.queue = b.qp.drv, b.cq.drv
 }
 
-// benchDirectAndMidlayer measures a direct call of the driver's method and the same call through the midlayer. Package check has
-// the benchmarks of checked mode.
+// benchDirectAndMidlayer measures a direct call of the driver's method and the same call through the midlayer. Package
+// check has the benchmarks of checked mode.
 func benchDirectAndMidlayer(b *testing.B, direct func(b *testBench), through func(b *testBench)) {
 	run := func(name string, f func(*testBench)) {
 		b.Run(name, func(b *testing.B) {

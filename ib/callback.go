@@ -213,9 +213,9 @@ func (c *callbackQueue) endRunnerAndUnlock(worker bool) {
 	c.unlockAndServe()
 }
 
-// runOneCallback runs a due callback, either on a worker or on a thread that holds callbacks. runOneCallback returns with mu held. If
-// the callback panics or calls runtime.Goexit, the worker or the hold ends, and another thread runs the remaining
-// callbacks.
+// runOneCallback runs a due callback, either on a worker or on a thread that holds callbacks. runOneCallback returns
+// with mu held. If the callback panics or calls runtime.Goexit, the worker or the hold ends, and another thread runs
+// the remaining callbacks.
 //
 //verbena:held mu
 func (c *callbackQueue) runOneCallback(worker bool) {
@@ -294,13 +294,13 @@ func (c *callbackQueue) drainCallbacks() {
 	}
 }
 
-// lastCallbackRaiser is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when the
-// destruction of the object begins, or when an event function of the device ends. If Ending returns true, the due
+// lastCallbackRaiser is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when
+// the destruction of the object begins, or when an event function of the device ends. If Ending returns true, the due
 // callbacks begin first. These include callbacks raised by Ending.
 type lastCallbackRaiser interface{ Ending() bool }
 
-// awaitLastCallbacks calls Ending of an lastCallbackRaiser and waits until the due callbacks have begun. For other drivers
-// it does nothing. The wait is limited, because a callback may wait for the caller.
+// awaitLastCallbacks calls Ending of an lastCallbackRaiser and waits until the due callbacks have begun. For other
+// drivers it does nothing. The wait is limited, because a callback may wait for the caller.
 func awaitLastCallbacks[D any](c *callbackQueue, d D) {
 	e, ok := As[lastCallbackRaiser](d)
 	if !ok {

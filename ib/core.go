@@ -144,8 +144,8 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	return c.awaitUnregistered(ctx, d, e)
 }
 
-// awaitUnregistered waits for the end of an unregistration. If ctx ends first, the next call of unregisterIn returns the
-// result.
+// awaitUnregistered waits for the end of an unregistration. If ctx ends first, the next call of unregisterIn returns
+// the result.
 func (c *Core) awaitUnregistered(ctx context.Context, d *Device, e *pendingEnd) error {
 	err := e.wait(ctx)
 	c.lock()

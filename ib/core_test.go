@@ -259,8 +259,8 @@ func TestUnregisterWaits(t *testing.T) {
 	}
 }
 
-// TestConcurrentHotPlugPairsAddAndRemove registers and unregisters devices and clients concurrently and in any order. For each pair of
-// client and device, Add and Remove must alternate. In the end no client may remain on a device.
+// TestConcurrentHotPlugPairsAddAndRemove registers and unregisters devices and clients concurrently and in any order.
+// For each pair of client and device, Add and Remove must alternate. In the end no client may remain on a device.
 func TestConcurrentHotPlugPairsAddAndRemove(t *testing.T) {
 	const clients, devices, rounds = 4, 4, 40
 	core := &Core{}

@@ -40,7 +40,8 @@ func TestStopWaitsForEventFunction(t *testing.T) {
 	})
 }
 
-// TestEventStreamDoesNotBlockUnregister checks that an endless stream of events and completions does not block Unregister.
+// TestEventStreamDoesNotBlockUnregister checks that an endless stream of events and completions does not block
+// Unregister.
 func TestEventStreamDoesNotBlockUnregister(t *testing.T) {
 	// The handler always raises the next completion. The CQ is never destroyed.
 	b := newBench(t, func(cq *CQ) { CQHandle{cq: cq}.Completed() }, nil, nil)

@@ -86,8 +86,11 @@ type fakeSRQ struct{ d *fakeDriver }
 
 func (s fakeSRQ) PostRecv(wrs []RecvWR) (int, error)         { return len(wrs), nil }
 func (s fakeSRQ) Modify(*SRQAttr, SRQAttrMask, *Udata) error { return s.d.injectedError("modify srq") }
-func (s fakeSRQ) Query() (SRQAttr, error)                    { return SRQAttr{MaxWR: 5}, s.d.injectedError("query srq") }
-func (s fakeSRQ) Destroy() error                             { return s.d.recordDestroy("destroy srq") }
+func (s fakeSRQ) Query() (SRQAttr, error) {
+	return SRQAttr{MaxWR: 5},
+		s.d.injectedError("query srq")
+}
+func (s fakeSRQ) Destroy() error { return s.d.recordDestroy("destroy srq") }
 
 type fakeMW struct{ d *fakeDriver }
 

@@ -164,7 +164,8 @@ type gidTableRef struct {
 	entry GIDEntry
 }
 
-// takeGIDSlotRef takes a reference to an entry. takeGIDSlotRef returns EINVAL if the entry is empty or leaving. (rdma_get_gid_attr)
+// takeGIDSlotRef takes a reference to an entry. takeGIDSlotRef returns EINVAL if the entry is empty or leaving.
+// (rdma_get_gid_attr)
 func (t *GIDTable) takeGIDSlotRef(index int) (*gidTableRef, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

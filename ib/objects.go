@@ -247,8 +247,8 @@ func (mr *MR) deregAndRelease() error {
 	return mr.drv.Dereg()
 }
 
-// beginRegionChange marks the region as being changed. The result of two concurrent changes would be undefined. The second
-// change therefore fails and does not wait.
+// beginRegionChange marks the region as being changed. The result of two concurrent changes would be undefined. The
+// second change therefore fails and does not wait.
 func (mr *MR) beginRegionChange() error {
 	if mr.lifeState() == states.ObjectEnded {
 		return mr.checkNotDestroyed()

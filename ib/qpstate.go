@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// qpTransition holds the required and the optional attributes of a state transition, by service type. The attribute state
-// is not included (IBA 11.2.5.2, tables 91 to 93).
+// qpTransition holds the required and the optional attributes of a state transition, by service type. The attribute
+// state is not included (IBA 11.2.5.2, tables 91 to 93).
 type qpTransition struct {
 	required map[QPType]QPAttrMask
 	optional map[QPType]QPAttrMask

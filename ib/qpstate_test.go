@@ -47,8 +47,8 @@ func parseQPType(t testing.TB, name string) QPType {
 	return 0
 }
 
-// TestEachQPTransitionNeedsItsAttrs checks every transition of every type. The test uses the attributes of the table, then leaves
-// out each one, and then adds each other attribute.
+// TestEachQPTransitionNeedsItsAttrs checks every transition of every type. The test uses the attributes of the table,
+// then leaves out each one, and then adds each other attribute.
 func TestEachQPTransitionNeedsItsAttrs(t *testing.T) {
 	for from, fromName := range qptable.States {
 		for to, toName := range qptable.States {
@@ -203,7 +203,8 @@ func TestModifyIsNotSerialised(t *testing.T) {
 	b.destroyAll(t)
 }
 
-// TestConcurrentRegionChangeFails starts two concurrent changes of a region. The second change must fail without waiting.
+// TestConcurrentRegionChangeFails starts two concurrent changes of a region. The second change must fail without
+// waiting.
 func TestConcurrentRegionChangeFails(t *testing.T) {
 	b := newFullBench(t)
 	mem := umem.NewLocal()

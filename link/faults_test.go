@@ -78,7 +78,8 @@ func train(dst netip.Addr, qp uint32, psn, n int) *link.Train {
 	return t
 }
 
-// bubble runs a test in virtual time with two endpoints behind faults: f sends from A; what arrives at B is in the sink.
+// bubble runs a test in virtual time with two endpoints behind faults: f sends from A; what arrives at B is in the
+// sink.
 func bubble(t *testing.T, cfg simnet.Config, f func(t *testing.T, n *simnet.Net, a link.Endpoint, b *sink)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -137,7 +138,8 @@ func TestFaultsRules(t *testing.T) {
 		{"duplicate all", link.Rule{Duplicate: 1}, []int{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7, 8, 8, 9, 9}},
 		{"hold back the first", link.Rule{Reorder: 1, Limit: 1}, []int{1, 0, 2, 3, 4, 5, 6, 7, 8, 9}},
 		{"hold back behind three", link.Rule{Reorder: 1, Skip: 1, Limit: 1, Behind: 3}, []int{0, 2, 3, 4, 1, 5, 6, 7, 8, 9}},
-		{"hold back into the next train", link.Rule{Reorder: 1, Skip: 5, Limit: 1, Behind: 2}, []int{0, 1, 2, 3, 4, 6, 7, 5, 8, 9}},
+		{"hold back into the next train", link.Rule{Reorder: 1, Skip: 5, Limit: 1, Behind: 2}, []int{0, 1, 2, 3, 4, 6, 7, 5,
+			8, 9}},
 		{"hold back two", link.Rule{Reorder: 1, Skip: 2, Limit: 2, Behind: 2}, []int{0, 1, 4, 5, 2, 3, 6, 7, 8, 9}},
 		{"hold back the last until the time is over", link.Rule{Reorder: 1, Skip: 9, Hold: time.Second}, count(0, 10)},
 		{"delay the first", link.Rule{Delay: time.Millisecond, Limit: 1}, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 0}},
@@ -243,7 +245,8 @@ func TestFaultsHitAt(t *testing.T) {
 		t.Errorf("HitAt: got %d, want %d", got, want)
 	}
 	s := states[1]
-	if s.Hit <= fault.MaxHitAt || len(s.HitAt) != fault.MaxHitAt || !slices.IsSorted(s.HitAt) || s.HitAt[0] == 0 || s.HitAt[fault.MaxHitAt-1] > s.Seen {
+	if s.Hit <= fault.MaxHitAt || len(s.HitAt) != fault.MaxHitAt || !slices.IsSorted(s.HitAt) || s.HitAt[0] == 0 ||
+		s.HitAt[fault.MaxHitAt-1] > s.Seen {
 		t.Errorf("HitAt of %d hits of %d: %d", s.Hit, s.Seen, s.HitAt)
 	}
 	f := link.NewFaults(simnet.New(simnet.Config{}), rand.NewPCG(1, 1))
@@ -442,7 +445,8 @@ func TestRuleValidate(t *testing.T) {
 		rule link.Rule
 		want string
 	}{
-		{link.Rule{}, noEffect}, {link.Rule{QP: 5}, noEffect}, {link.Rule{Hold: 3, Behind: 4}, noEffect}, {link.Rule{Seed: 3}, noEffect},
+		{link.Rule{}, noEffect}, {link.Rule{QP: 5}, noEffect}, {link.Rule{Hold: 3, Behind: 4},
+			noEffect}, {link.Rule{Seed: 3}, noEffect},
 		{link.Rule{Drop: -0.1}, "drop -0.1 is not a probability from 0 to 1"},
 		{link.Rule{Drop: 1.1}, "drop 1.1 is not a probability from 0 to 1"},
 		{link.Rule{Drop: link.Share(math.NaN())}, "drop NaN is not a probability from 0 to 1"},
@@ -457,7 +461,8 @@ func TestRuleValidate(t *testing.T) {
 		{link.Rule{Drop: 1, Hold: time.Hour}, "hold 1h0m0s is not from 0 to 1m0s"},
 		{link.Rule{Drop: 1, QP: 1 << 24}, "queue pair number 0x1000000 has more than 24 bits"},
 		{link.Rule{Reorder: 1, Behind: -1}, "cannot be behind -1 packets"},
-		{link.Rule{RNR: 1, Stop: true}, alone}, {link.Rule{RNR: 1, Drop: 0.1}, alone}, {link.Rule{Stop: true, Delay: 1}, alone},
+		{link.Rule{RNR: 1, Stop: true}, alone}, {link.Rule{RNR: 1, Drop: 0.1}, alone}, {link.Rule{Stop: true, Delay: 1},
+			alone},
 	} {
 		if err := f.Add(c.rule); !errors.Is(err, link.ErrRule) || !strings.HasPrefix(err.Error(), "bad fault rule: "+c.want) {
 			t.Errorf("%+v: got %v, want %s", c.rule, err, c.want)

@@ -152,10 +152,10 @@ func headersBelow(dst netip.Addr) int {
 	return 8 + 40
 }
 
-// Shape limits and delays the packets that are sent from now on. Packets queued for the rate of an earlier Shape are queued for
-// the new rate, in the same order and without loss, even if the new queue is shorter; packets past the queue keep their time of
-// arrival. The zero Shape sends all held packets at once; one that is sent meanwhile may overtake them. The error wraps
-// [ErrShape].
+// Shape limits and delays the packets that are sent from now on. Packets queued for the rate of an earlier Shape are
+// queued for the new rate, in the same order and without loss, even if the new queue is shorter; packets past the queue
+// keep their time of arrival. The zero Shape sends all held packets at once; one that is sent meanwhile may overtake
+// them. The error wraps [ErrShape].
 func (f *Faults) Shape(s Shape) error {
 	if err := s.Validate(); err != nil {
 		return err
@@ -242,8 +242,8 @@ func (e *faultEndpoint) emit(t *Train, d damage) error {
 	return e.SendRaw(t)
 }
 
-// shape holds a train up as the shaper decides; false: it is no longer in force. Packets that leave at about the same time stay
-// together.
+// shape holds a train up as the shaper decides; false: it is no longer in force. Packets that leave at about the same
+// time stay together.
 func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 	n, below, ect := t.NumPackets(), headersBelow(t.Dst), ect(t.TOS)
 	var run struct {
@@ -278,7 +278,8 @@ func (e *faultEndpoint) shape(h *shaper, t *Train, d damage) bool {
 			}
 			continue
 		}
-		joins := run.start < run.end && run.end == i && run.mark == f.mark && h.Jitter == 0 && f.at.Sub(run.first) < shaperQuantum
+		joins := run.start < run.end && run.end == i && run.mark == f.mark && h.Jitter == 0 &&
+			f.at.Sub(run.first) < shaperQuantum
 		if !joins {
 			flush()
 			run.start, run.first = i, f.at

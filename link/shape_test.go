@@ -51,12 +51,14 @@ func TestShapeTimes(t *testing.T) {
 		n     int
 		last  time.Duration // the last packet's
 	}{
-		"delay":           {link.Shape{Delay: 3 * time.Millisecond}, 10, 3 * time.Millisecond},
-		"rate":            {link.Shape{Rate: onWire * 8 * 1000 * bit}, 10, 10 * time.Millisecond},
-		"rate and delay":  {link.Shape{Rate: onWire * 8 * 1000 * bit, Delay: time.Second}, 10, time.Second + 10*time.Millisecond},
-		"odd rate":        {link.Shape{Rate: onWire * 8 * 3 * bit}, 9, 3 * time.Second}, // the thirds of seconds add up
-		"slowest":         {link.Shape{Rate: link.MinRate}, 2, 2 * onWire * 8 * time.Millisecond},
-		"fastest":         {link.Shape{Rate: link.MaxRate, Delay: time.Second}, 60, time.Second + 60*onWire*8*time.Nanosecond/1000},
+		"delay": {link.Shape{Delay: 3 * time.Millisecond}, 10, 3 * time.Millisecond},
+		"rate":  {link.Shape{Rate: onWire * 8 * 1000 * bit}, 10, 10 * time.Millisecond},
+		"rate and delay": {link.Shape{Rate: onWire * 8 * 1000 * bit, Delay: time.Second}, 10, time.Second +
+			10*time.Millisecond},
+		"odd rate": {link.Shape{Rate: onWire * 8 * 3 * bit}, 9, 3 * time.Second}, // the thirds of seconds add up
+		"slowest":  {link.Shape{Rate: link.MinRate}, 2, 2 * onWire * 8 * time.Millisecond},
+		"fastest": {link.Shape{Rate: link.MaxRate, Delay: time.Second}, 60, time.Second +
+			60*onWire*8*time.Nanosecond/1000},
 		"longest delay":   {link.Shape{Delay: time.Minute}, 1, time.Minute},
 		"nothing":         {link.Shape{}, 10, 0},
 		"loss of nothing": {link.Shape{Delay: time.Second, Loss: 0}, 10, time.Second},
@@ -132,7 +134,8 @@ func TestShapeQueue(t *testing.T) {
 				testutil.AdvanceTime(time.Minute)
 				s := statsOf(a)
 				if got := b.psns(); !slices.Equal(got, count(0, c.want)) || int(s.ShaperOverflows+s.ShaperLosses) != 100-c.want {
-					t.Errorf("got %d packets, %d counted as dropped, %d as lost; want the first %d", len(got), s.ShaperOverflows, s.ShaperLosses, c.want)
+					t.Errorf("got %d packets, %d counted as dropped, %d as lost; want the first %d", len(got), s.ShaperOverflows,
+						s.ShaperLosses, c.want)
 				}
 				// The queue has emptied, and takes packets again.
 				send(t, a, train(addrB, 1, 1000, 1))
@@ -221,7 +224,8 @@ func TestShapeJitter(t *testing.T) {
 	})
 }
 
-// TestShapeEnds: when the shape ends, what is held up leaves at once, in order; when the endpoint closes, it goes with it.
+// TestShapeEnds: when the shape ends, what is held up leaves at once, in order; when the endpoint closes, it goes with
+// it.
 func TestShapeEnds(t *testing.T) {
 	s := link.Shape{Rate: link.MinRate, Delay: time.Minute}
 	shaped(t, s, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
@@ -255,21 +259,27 @@ func TestShapeEnds(t *testing.T) {
 	})
 }
 
-// TestShapeChanges: what waits for a rate when another Shape comes waits for the new one's rate, in its order and without loss;
-// what has left arrives when it would have.
+// TestShapeChanges: what waits for a rate when another Shape comes waits for the new one's rate, in its order and
+// without loss; what has left arrives when it would have.
 func TestShapeChanges(t *testing.T) {
 	const rate = onWire * 8 * 1000 // a packet in a millisecond
 	for name, c := range map[string]struct {
 		before, after link.Shape
 		want          []time.Duration // of ten packets, with a change in the middle of the fourth
 	}{
-		"faster":       {link.Shape{Rate: rate}, link.Shape{Rate: 1000 * rate}, []time.Duration{1000, 2000, 3000, 3501, 3502, 3503, 3504, 3505, 3506, 3507}},
-		"slower":       {link.Shape{Rate: rate}, link.Shape{Rate: rate / 2}, []time.Duration{1000, 2000, 3000, 5500, 7500, 9500, 11500, 13500, 15500, 17500}},
-		"less room":    {link.Shape{Rate: rate}, link.Shape{Rate: rate, QueuePackets: 1}, []time.Duration{1000, 2000, 3000, 4500, 5500, 6500, 7500, 8500, 9500, 10500}},
-		"rate no more": {link.Shape{Rate: rate}, link.Shape{Loss: 1}, []time.Duration{1000, 2000, 3000, 3500, 3500, 3500, 3500, 3500, 3500, 3500}},
-		"longer delay": {link.Shape{Rate: rate, Delay: 2 * time.Millisecond}, link.Shape{Rate: rate, Delay: 5 * time.Millisecond},
+		"faster": {link.Shape{Rate: rate}, link.Shape{Rate: 1000 * rate}, []time.Duration{1000, 2000, 3000, 3501,
+			3502, 3503, 3504, 3505, 3506, 3507}},
+		"slower": {link.Shape{Rate: rate}, link.Shape{Rate: rate / 2}, []time.Duration{1000, 2000, 3000, 5500, 7500,
+			9500, 11500, 13500, 15500, 17500}},
+		"less room": {link.Shape{Rate: rate}, link.Shape{Rate: rate, QueuePackets: 1}, []time.Duration{1000, 2000, 3000,
+			4500, 5500, 6500, 7500, 8500, 9500, 10500}},
+		"rate no more": {link.Shape{Rate: rate}, link.Shape{Loss: 1}, []time.Duration{1000, 2000, 3000, 3500, 3500, 3500,
+			3500, 3500, 3500, 3500}},
+		"longer delay": {link.Shape{Rate: rate, Delay: 2 * time.Millisecond}, link.Shape{Rate: rate,
+			Delay: 5 * time.Millisecond},
 			[]time.Duration{3000, 4000, 5000, 9500, 10500, 11500, 12500, 13500, 14500, 15500}},
-		"to a rate": {link.Shape{Delay: 6 * time.Millisecond}, link.Shape{Rate: rate}, []time.Duration{6000, 6000, 6000, 6000, 6000, 6000, 6000, 6000, 6000, 6000}},
+		"to a rate": {link.Shape{Delay: 6 * time.Millisecond}, link.Shape{Rate: rate}, []time.Duration{6000, 6000, 6000,
+			6000, 6000, 6000, 6000, 6000, 6000, 6000}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			shaped(t, c.before, func(t *testing.T, faults *link.Faults, a link.Endpoint, b *sink) {
@@ -394,14 +404,16 @@ func TestShapeValidate(t *testing.T) {
 		"negative loss":    {Loss: -0.1},
 		"seed of nothing":  {Rate: 1e9, Seed: 1},
 	} {
-		if err := link.NewFaults(simnet.New(simnet.Config{}), nil).Shape(s); !errors.Is(err, link.ErrShape) || errors.Is(err, link.ErrRule) {
+		if err := link.NewFaults(simnet.New(simnet.Config{}), nil).Shape(s); !errors.Is(err, link.ErrShape) ||
+			errors.Is(err, link.ErrRule) {
 			t.Errorf("%s: got %v, want ErrShape", name, err)
 		}
 	}
 }
 
 func TestRateString(t *testing.T) {
-	for rate, want := range map[uint64]string{1_000: "1Kbit", 1_500_000: "1.5Mbit", 10_000_000_000: "10Gbit", 1e12: "1Tbit", 1_234_567: "1234.567Kbit", 1_001: "1.001Kbit", 1_234_567_891: "1234567.891Kbit", 999: "999bit"} {
+	for rate, want := range map[uint64]string{1_000: "1Kbit", 1_500_000: "1.5Mbit", 10_000_000_000: "10Gbit",
+		1e12: "1Tbit", 1_234_567: "1234.567Kbit", 1_001: "1.001Kbit", 1_234_567_891: "1234567.891Kbit", 999: "999bit"} {
 		if got := link.Rate(rate).String(); got != want {
 			t.Errorf("%d: got %q, want %q", rate, got, want)
 		}

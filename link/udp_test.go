@@ -111,7 +111,8 @@ func listen(t testing.TB, n Network, addr netip.Addr, r Receiver) Endpoint {
 		return !addr.Is6() || !errors.Is(err, unix.EADDRINUSE)
 	})
 	if err != nil {
-		if addr.Is6() && (errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EAFNOSUPPORT)) {
+		if addr.Is6() && (errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err,
+			unix.EAFNOSUPPORT)) {
 			t.Skip(err)
 		}
 		t.Fatal(err)
@@ -221,7 +222,8 @@ func TestUDPTrains(t *testing.T) {
 		if tx.SentTrains != uint64(len(trains)) || tx.SentPackets != uint64(n) || tx.SentBytes != sum || tx.SentSingly != 0 {
 			t.Errorf("sender counts %+v, want %d trains, %d packets, %d bytes, none singly", tx, len(trains), n, sum)
 		}
-		if rx.ReceivedPackets != uint64(n) || rx.ReceivedBytes != sum || rx.ICRCErrors != 0 || rx.Malformed != 0 || rx.Overflows != 0 {
+		if rx.ReceivedPackets != uint64(n) || rx.ReceivedBytes != sum || rx.ICRCErrors != 0 || rx.Malformed != 0 ||
+			rx.Overflows != 0 {
 			t.Errorf("receiver counts %+v, want %d packets, %d bytes, no errors", rx, n, sum)
 		}
 	})
@@ -294,9 +296,12 @@ func TestUDPSendErrors(t *testing.T) {
 		count func(*Stats) uint64
 	}{
 		{"empty", &Train{Dst: nobody, Size: 100}, ErrTrain, func(s *Stats) uint64 { return s.SendInvalid }},
-		{"no destination", &Train{Size: 100, Buf: make([]byte, 100)}, ErrTrain, func(s *Stats) uint64 { return s.SendInvalid }},
-		{"other family", makeTrain(netip.IPv6Loopback(), 1, 100, 100, 0), ErrNoRoute, func(s *Stats) uint64 { return s.SendNoRoute }},
-		{"unspecified", makeTrain(netip.IPv4Unspecified(), 1, 100, 100, 0), ErrNoRoute, func(s *Stats) uint64 { return s.SendNoRoute }},
+		{"no destination", &Train{Size: 100, Buf: make([]byte, 100)}, ErrTrain,
+			func(s *Stats) uint64 { return s.SendInvalid }},
+		{"other family", makeTrain(netip.IPv6Loopback(), 1, 100, 100, 0), ErrNoRoute,
+			func(s *Stats) uint64 { return s.SendNoRoute }},
+		{"unspecified", makeTrain(netip.IPv4Unspecified(), 1, 100, 100, 0), ErrNoRoute,
+			func(s *Stats) uint64 { return s.SendNoRoute }},
 		// Broadcasting needs SO_BROADCAST.
 		{"broadcast", makeTrain(netip.MustParseAddr("255.255.255.255"), 1, 100, 100, 0), nil, nil},
 	} {
@@ -557,8 +562,8 @@ func TestUDPAllocs(t *testing.T) {
 	}
 }
 
-// TestReceiverThatDoesNotReturn: a call of Receive that does not return costs its own batch; what comes later is received by
-// another thread, and Close does not wait for it.
+// TestReceiverThatDoesNotReturn: a call of Receive that does not return costs its own batch; what comes later is
+// received by another thread, and Close does not wait for it.
 func TestReceiverThatDoesNotReturn(t *testing.T) {
 	families(t, func(t *testing.T, src, dst netip.Addr) {
 		c := newCollector()

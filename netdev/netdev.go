@@ -72,8 +72,8 @@ func All() ([]Interface, error) {
 	return list, nil
 }
 
-// readProcTable returns the content of a file, or "" if it cannot be read. readProcTable does not follow symbolic links,
-// because the seccomp filter of a confined process forbids them.
+// readProcTable returns the content of a file, or "" if it cannot be read. readProcTable does not follow symbolic
+// links, because the seccomp filter of a confined process forbids them.
 func readProcTable(path string) string {
 	f, err := os.OpenFile(path, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NOCTTY, 0)
 	if err != nil {

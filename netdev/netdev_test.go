@@ -34,19 +34,25 @@ func TestFirstUsablePrefersIPv4(t *testing.T) {
 		list []Interface
 		want string // empty: error
 	}{
-		{"first with IPv4", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "10.0.0.1"), newEthernetInterface("eth1", 3, true, true, "10.0.1.1")},
+		{"first with IPv4", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "10.0.0.1"),
+			newEthernetInterface("eth1", 3, true, true, "10.0.1.1")},
 			"eth0"},
 		{"IPv4 before IPv6", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "2001:db8::1"),
 			newEthernetInterface("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
-		{"IPv6 alone", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "2001:db8::1")}, "eth0"},
+		{"IPv6 alone", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "2001:db8::1")},
+			"eth0"},
 		{"skips an interface that is down",
-			[]Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, false, false, "10.0.0.1"), newEthernetInterface("eth1", 3, true, true, "10.0.1.1")},
+			[]Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, false, false, "10.0.0.1"),
+				newEthernetInterface("eth1", 3, true, true, "10.0.1.1")},
 			"eth1"},
-		{"skips a bridge without carrier", []Interface{newLoopbackInterface(), newEthernetInterface("docker0", 2, true, false, "172.17.0.1"),
+		{"skips a bridge without carrier", []Interface{newLoopbackInterface(), newEthernetInterface("docker0", 2, true,
+			false, "172.17.0.1"),
 			newEthernetInterface("eth1", 3, true, true, "10.0.1.1")}, "eth1"},
 		{"skips an interface with link-local addresses only",
-			[]Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "fe80::1%eth0", "169.254.1.1")}, "lo"},
-		{"skips an interface without address", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true)}, "lo"},
+			[]Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true, true, "fe80::1%eth0",
+				"169.254.1.1")}, "lo"},
+		{"skips an interface without address", []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, true,
+			true)}, "lo"},
 		{"loopback alone", []Interface{newLoopbackInterface()}, "lo"},
 		{"loopback is down", []Interface{{Name: "lo", Index: 1, Loopback: true}}, ""},
 		{"none", nil, ""},
@@ -99,7 +105,8 @@ func TestByAddrFindsInterface(t *testing.T) {
 }
 
 func TestByNameFindsInterface(t *testing.T) {
-	list := []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, false, false, "10.0.0.1"), newEthernetInterface("eth1", 3, true, false)}
+	list := []Interface{newLoopbackInterface(), newEthernetInterface("eth0", 2, false, false, "10.0.0.1"),
+		newEthernetInterface("eth1", 3, true, false)}
 	if got, err := findByName(list, "eth0"); err != nil || got.Index != 2 {
 		t.Errorf("got %v, %v", got, err)
 	}
@@ -154,7 +161,8 @@ func TestHostInterfacesAreConsistent(t *testing.T) {
 	}
 }
 
-// TestUnusableAddrsAreFound checks addresses to which no socket can be bound. Such addresses are tentative or duplicate.
+// TestUnusableAddrsAreFound checks addresses to which no socket can be bound. Such addresses are tentative or
+// duplicate.
 func TestUnusableAddrsAreFound(t *testing.T) {
 	const table = `fe800000000000002c2d35fffe4ea3f0 02 40 20 c0    veth0
 fd770000000000000000000000000001 02 40 00 80    veth0

@@ -41,7 +41,8 @@ func (q *request) newLink() syscall.Errno {
 		return syscall.EINVAL
 	}
 	q.loaded = false
-	return errnoOfAdminError(q.admin.AddLink(name, q.tb.getText(attrLinkType, netdevSize), q.tb.getText(attrNdevName, netdevSize)))
+	return errnoOfAdminError(q.admin.AddLink(name, q.tb.getText(attrLinkType, netdevSize), q.tb.getText(attrNdevName,
+		netdevSize)))
 }
 
 // deleteLink mirrors nldev_dellink.

@@ -164,8 +164,8 @@ func (r *datagramResponder) answerMessage(msg []byte) {
 	}
 }
 
-// runCommand executes the command of the message. runCommand reports whether the answer is a dump, which is not acknowledged.
-// Mirrors rdma_nl_rcv_msg.
+// runCommand executes the command of the message. runCommand reports whether the answer is a dump, which is not
+// acknowledged. Mirrors rdma_nl_rcv_msg.
 func (q *request) runCommand() (errno syscall.Errno, dumped bool) {
 	cmd := q.typ & commandMask
 	if q.typ>>clientShift != clientNldev || cmd >= cmdCount {
@@ -188,8 +188,8 @@ func (q *request) runCommand() (errno syscall.Errno, dumped bool) {
 	return c.do(q), false
 }
 
-// parseAttributes parses the attributes, and reports whether they are well-formed and include the given attributes. If not,
-// the errno is EINVAL, except for SYS_GET.
+// parseAttributes parses the attributes, and reports whether they are well-formed and include the given attributes. If
+// not, the errno is EINVAL, except for SYS_GET.
 func (q *request) parseAttributes(strict bool, need ...int) bool {
 	return q.tb.parse(q.msg[headerSize:], strict) == 0 && q.tb.hasAll(need...)
 }

@@ -207,7 +207,8 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 			[]string{enotsup}},
 		{"uverbs of a port", newMessage(cmdGetChardev, 0, devRxe, port1, newTextAttr(attrChardevType, "uverbs")),
 			[]string{einval}},
-		{"umad of a port", newMessage(cmdGetChardev, 0, devRxe, port1, newTextAttr(attrChardevType, "umad")), []string{enotsup}},
+		{"umad of a port", newMessage(cmdGetChardev, 0, devRxe, port1, newTextAttr(attrChardevType, "umad")),
+			[]string{enotsup}},
 		{"umad of an unknown port", newMessage(cmdGetChardev, 0, devRxe, port2, newTextAttr(attrChardevType, "umad")),
 			[]string{einval}},
 		{"rdma_cm of a port", newMessage(cmdGetChardev, 0, port1, newTextAttr(attrChardevType, "rdma_cm")), []string{einval}},
@@ -269,7 +270,8 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 		{"counters of a device without counters", newMessage(cmdStatGet, 0, devIB, port1), []string{einval}},
 		{"counters without port", newMessage(cmdStatGet, 0, devRxe), []string{einval}},
 		{"counters of an unknown port", newMessage(cmdStatGet, 0, devRxe, port2), []string{einval}},
-		{"counter mode", newMessage(cmdStatGet, 0, devRxe, port1, newAttrU32(attrStatRes, attrResQP), newAttrU32(attrStatMode, 0)),
+		{"counter mode", newMessage(cmdStatGet, 0, devRxe, port1, newAttrU32(attrStatRes, attrResQP),
+			newAttrU32(attrStatMode, 0)),
 			[]string{"5/17 " + rxe + "PORT_INDEX=1 STAT_MODE=0"}},
 		{"counter by id", newMessage(cmdStatGet, 0, devRxe, port1, newAttrU32(attrStatRes, attrResQP),
 			newAttrU32(attrStatCounterID, 1)), []string{enoent}},
@@ -358,7 +360,8 @@ func TestAnswersWithAdmin(t *testing.T) {
 		{name: "set moderation", request: newMessage(cmdSet, 0, devRxe, newAttrU8(attrDevDIM, 0)), want: []string{enotsup}},
 		{name: "set moderation to the current value", request: newMessage(cmdSet, flagAck, devRxe, newAttrU8(attrDevDIM, 1)),
 			want: []string{"ack"}},
-		{name: "set moderation to 2", request: newMessage(cmdSet, 0, devRxe, newAttrU8(attrDevDIM, 2)), want: []string{einval}},
+		{name: "set moderation to 2", request: newMessage(cmdSet, 0, devRxe, newAttrU8(attrDevDIM, 2)),
+			want: []string{einval}},
 		{name: "set nothing", request: newMessage(cmdSet, flagAck, devRxe), want: []string{"ack"}},
 		{name: "exclusive namespaces", request: newMessage(cmdSysSet, 0, newAttrU8(attrSysNetnsMode, 0)),
 			want: []string{enotsup}},
@@ -658,7 +661,8 @@ func TestRefuseReturnsOneError(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	for cmd := range uint16(cmdCount + 1) {
 		for _, flags := range []uint16{flagAck, flagDump} {
-			f.Add(newMessage(cmd, flags, devRxe, port1, newAttrU32(attrResLQPN, 17), newAttrU32(attrStatRes, attrResQP)), 0, true)
+			f.Add(newMessage(cmd, flags, devRxe, port1, newAttrU32(attrResLQPN, 17), newAttrU32(attrStatRes, attrResQP)), 0,
+				true)
 			f.Add(newMessage(cmd, flags, devRxe, newAttrU32(attrResMRN, 4), newAttrU32(attrResPDN, 1)), 1, false)
 			f.Add(newMessage(cmd, flags, newTextAttr(attrDevName, "a"), newTextAttr(attrLinkType, "rxe"),
 				newTextAttr(attrNdevName, "lo"), newTextAttr(attrChardevType, "rdma_cm")), 1<<20, true)

@@ -13,8 +13,8 @@ type datagram struct {
 	full bool
 }
 
-// reserveBytes appends n zero bytes, rounded up to the alignment, and returns their offset. reserveBytes returns false if
-// they do not fit.
+// reserveBytes appends n zero bytes, rounded up to the alignment, and returns their offset. reserveBytes returns false
+// if they do not fit.
 func (d *datagram) reserveBytes(n int) (int, bool) {
 	at := len(d.b)
 	if d.full || align(n) > d.size-at {
@@ -25,7 +25,8 @@ func (d *datagram) reserveBytes(n int) (int, bool) {
 	return at, true
 }
 
-// beginMessage appends the header of a message and returns its offset for end, which sets the length. Mirrors nlmsg_put.
+// beginMessage appends the header of a message and returns its offset for end, which sets the length. Mirrors
+// nlmsg_put.
 func (d *datagram) beginMessage(typ, flags uint16, seq, portID uint32) int {
 	at, ok := d.reserveBytes(headerSize)
 	if ok {
@@ -40,7 +41,8 @@ func (d *datagram) beginMessage(typ, flags uint16, seq, portID uint32) int {
 // endMessage sets the length of the message that begin appended at the offset. Mirrors nlmsg_end.
 func (d *datagram) endMessage(at int) { binary.NativeEndian.PutUint32(d.b[at:], uint32(len(d.b)-at)) }
 
-// truncateTo removes all bytes from the offset on, and clears full. truncateTo mirrors nlmsg_cancel and nla_nest_cancel.
+// truncateTo removes all bytes from the offset on, and clears full. truncateTo mirrors nlmsg_cancel and
+// nla_nest_cancel.
 func (d *datagram) truncateTo(at int) {
 	d.b = d.b[:at]
 	d.full = false

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestAttributeBoundsAreChecked checks attributes at and beyond the bounds of their kinds. SYS_GET parses leniently and reports
-// the errno. DELLINK parses strictly and reports EINVAL.
+// TestAttributeBoundsAreChecked checks attributes at and beyond the bounds of their kinds. SYS_GET parses leniently and
+// reports the errno. DELLINK parses strictly and reports EINVAL.
 func TestAttributeBoundsAreChecked(t *testing.T) {
 	zeros := func(typ uint16, n int) []byte { return newAttr(typ, make([]byte, n)) }
 	text := func(typ uint16, n int) []byte { return newTextAttr(typ, strings.Repeat("x", n)) }
@@ -72,7 +72,8 @@ func TestAttributeBoundsAreChecked(t *testing.T) {
 				t.Errorf("SYS_GET: got %q, want %q", got, want)
 			}
 			admin := &fakeAdmin{}
-			got = describeAnswers(t, Answer(newTestSource(), admin, newMessage(cmdDelLink, flagAck, devRxe, test.attr), testPort))
+			got = describeAnswers(t, Answer(newTestSource(), admin, newMessage(cmdDelLink, flagAck, devRxe, test.attr),
+				testPort))
 			want, calls := []string{test.strict}, []string(nil)
 			if test.strict == ok {
 				want, calls = []string{"ack"}, []string{"delete rxe0"}
@@ -88,7 +89,8 @@ func TestAttributeBoundsAreChecked(t *testing.T) {
 // attributes.
 func TestMalformedAttributeIsRejected(t *testing.T) {
 	short := newAttr(attrDevDIM, nil)
-	res, mode, qp := newAttrU32(attrStatRes, attrResQP), newAttrU32(attrStatMode, counterModeAuto), newAttrU32(attrResLQPN, 17)
+	res, mode, qp := newAttrU32(attrStatRes, attrResQP), newAttrU32(attrStatMode,
+		counterModeAuto), newAttrU32(attrResLQPN, 17)
 	need := map[uint16][][]byte{
 		cmdGet:          {devRxe},
 		cmdSet:          {devRxe},
@@ -145,12 +147,13 @@ func TestMalformedAttributeIsRejected(t *testing.T) {
 	}
 }
 
-// TestCounterCommandsRequireAttributes checks that each command for counters rejects requests that lack a required attribute, or
-// name another kind of resource. The requests name a QP that does not exist, or a device without counters, so a
-// request that passes the checks has another result.
+// TestCounterCommandsRequireAttributes checks that each command for counters rejects requests that lack a required
+// attribute, or name another kind of resource. The requests name a QP that does not exist, or a device without
+// counters, so a request that passes the checks has another result.
 func TestCounterCommandsRequireAttributes(t *testing.T) {
 	qps, mrs := newAttrU32(attrStatRes, attrResQP), newAttrU32(attrStatRes, attrResMR)
-	auto, counter, qp := newAttrU32(attrStatMode, counterModeAuto), newAttrU32(attrStatCounterID, 1), newAttrU32(attrResLQPN, 1)
+	auto, counter, qp := newAttrU32(attrStatMode, counterModeAuto), newAttrU32(attrStatCounterID,
+		1), newAttrU32(attrResLQPN, 1)
 	for _, test := range []struct {
 		name  string
 		cmd   uint16
@@ -236,8 +239,8 @@ func TestResourcesAreReportedForOwnPort(t *testing.T) {
 	}
 }
 
-// TestRefusalsReturnServiceErrno checks refusals that depend on the service: the errno of an Admin, sub-devices, and a service
-// without a connection manager.
+// TestRefusalsReturnServiceErrno checks refusals that depend on the service: the errno of an Admin, sub-devices, and a
+// service without a connection manager.
 func TestRefusalsReturnServiceErrno(t *testing.T) {
 	del := newMessage(cmdDelLink, 0, devRxe)
 	for _, test := range []struct {

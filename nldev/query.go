@@ -87,7 +87,8 @@ func (q *request) dumpResources(d *dumpAnswer, k *resourceKind, fill fillResourc
 
 // fillTable fills the current, empty datagram with one message. It returns the number of resources of the list in the
 // message, which is at least one. fillTable returns EMSGSIZE if the first one does not fit.
-func (d *dumpAnswer) fillTable(dev *Device, k *resourceKind, list []resource, v requestView, fill fillResourceFunc) (int,
+func (d *dumpAnswer) fillTable(dev *Device, k *resourceKind, list []resource, v requestView,
+	fill fillResourceFunc) (int,
 	syscall.Errno) {
 	g := &d.cur
 	at := d.begin()

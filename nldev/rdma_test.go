@@ -49,8 +49,8 @@ func (s *netlinkServer) serveProgram(c *net.UnixConn) {
 	}
 }
 
-// startToolServer builds the shim. It returns a server and a function that runs rdma(8) with that server. startToolServer skips
-// the test if the machine does not have rdma(8) or a C compiler.
+// startToolServer builds the shim. It returns a server and a function that runs rdma(8) with that server.
+// startToolServer skips the test if the machine does not have rdma(8) or a C compiler.
 func startToolServer(t *testing.T) (*netlinkServer, func(args ...string) string) {
 	t.Helper()
 	rdma, err := exec.LookPath("rdma")

@@ -39,8 +39,8 @@ func routeSource(dst netip.Addr) (netip.Addr, error) {
 	return a.AddrPort().Addr().Unmap(), nil
 }
 
-// findSourceOfAddr returns the place of a local address. findSourceOfAddr returns EADDRNOTAVAIL if no device has the address, ENODEV if
-// there is no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
+// findSourceOfAddr returns the place of a local address. findSourceOfAddr returns EADDRNOTAVAIL if no device has the
+// address, ENODEV if there is no device. 127.0.0.1 and ::1 stand for the first active device, unless a device has them.
 func (t *agentTable) findSourceOfAddr(addr netip.Addr) (gidSource, error) {
 	if len(t.list) == 0 {
 		return gidSource{}, fmt.Errorf("address %v: no RDMA device exists: %w", addr, syscall.ENODEV)

@@ -94,8 +94,8 @@ func TestForgedDREQIsIgnored(t *testing.T) {
 	})
 }
 
-// TestDestroyOnBothSidesDropsConnection checks that a connection is dropped on both sides when both owners destroy their IDs at the
-// same time.
+// TestDestroyOnBothSidesDropsConnection checks that a connection is dropped on both sides when both owners destroy
+// their IDs at the same time.
 func TestDestroyOnBothSidesDropsConnection(t *testing.T) {
 	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog

@@ -92,23 +92,28 @@ func (f *packetForger) deliverPacket() {
 	switch attr {
 	case msg.AttrREQ:
 		m = &msg.REQ{
-			LocalCommID: pickElement(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP, testPort+uint16(f.nextByte()%4)),
-			LocalCAGUID: pickElement(f.fuzzInput, guid), LocalQPN: pickElement(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}), PathMTU: 3,
+			LocalCommID: pickElement(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceTCP,
+				testPort+uint16(f.nextByte()%4)),
+			LocalCAGUID: pickElement(f.fuzzInput, guid), LocalQPN: pickElement(f.fuzzInput, []uint32{f.victims, f.victims + 1,
+				5}), PathMTU: 3,
 			Primary: msg.Path{LocalGID: msg.GID(ib.GIDFromAddr(from))}, Data: data,
 		}
 	case msg.AttrMRA:
 		m = &msg.MRA{
-			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n), Of: msg.AnsweredMessage(f.nextByte() & 3),
+			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput,
+				n), Of: msg.AnsweredMessage(f.nextByte() & 3),
 			ServiceTimeout: f.nextByte() & 31,
 		}
 	case msg.AttrREJ:
 		m = &msg.REJ{
-			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n), Of: msg.AnsweredMessage(f.nextByte() & 3),
+			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput,
+				n), Of: msg.AnsweredMessage(f.nextByte() & 3),
 			Reason: msg.RejectReason(f.nextByte() & 63),
 		}
 	case msg.AttrREP:
 		m = &msg.REP{
-			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n), LocalCAGUID: pickElement(f.fuzzInput, guid),
+			LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput,
+				n), LocalCAGUID: pickElement(f.fuzzInput, guid),
 			LocalQPN: pickElement(f.fuzzInput, []uint32{f.victims, f.victims + 1, 5}),
 		}
 	case msg.AttrRTU:
@@ -124,7 +129,8 @@ func (f *packetForger) deliverPacket() {
 		m = &msg.LAP{LocalCommID: pickElement(f.fuzzInput, n), RemoteCommID: pickElement(f.fuzzInput, n)}
 	case msg.AttrSIDRREQ:
 		m = &msg.SIDRREQ{
-			RequestID: pickElement(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, testPort+uint16(f.nextByte()%4)),
+			RequestID: pickElement(f.fuzzInput, n), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP,
+				testPort+uint16(f.nextByte()%4)),
 			Data: data,
 		}
 	case msg.AttrSIDRREP:

@@ -318,8 +318,9 @@ func TestRequestWaitsForNextListener(t *testing.T) {
 	}
 }
 
-// TestListenOnLoopbackListensEverywhere checks that an ID bound to 127.0.0.1, if no device has that address, listens on every address,
-// as on Linux. Without NoLoopback the ID is bound to the first active device, and reports that device's address.
+// TestListenOnLoopbackListensEverywhere checks that an ID bound to 127.0.0.1, if no device has that address, listens on
+// every address, as on Linux. Without NoLoopback the ID is bound to the first active device, and reports that device's
+// address.
 func TestListenOnLoopbackListensEverywhere(t *testing.T) {
 	for _, c := range []struct {
 		noLoopback bool

@@ -11,8 +11,8 @@ import (
 	"verbena/roce"
 )
 
-// TestPanicInMessageIsLogged checks that a panic during the processing of a peer's datagram is logged, and that the next
-// datagram is processed.
+// TestPanicInMessageIsLogged checks that a panic during the processing of a peer's datagram is logged, and that the
+// next datagram is processed.
 func TestPanicInMessageIsLogged(t *testing.T) {
 	var log bytes.Buffer
 	m := &Manager{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}}

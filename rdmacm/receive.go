@@ -78,7 +78,8 @@ func (m *Manager) handleMessage(a *agent, r receivedMessage) {
 		}
 	case *msg.LAP: // alternate paths are not supported
 		if c := m.lookUpConnection(a, &r, x.RemoteCommID, x.LocalCommID); c != nil {
-			a.queueMessage(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote, Status: alternatePathUnsupported})
+			a.queueMessage(r.from, r.tid, &msg.APR{LocalCommID: c.local, RemoteCommID: c.remote,
+				Status: alternatePathUnsupported})
 		}
 	case *msg.SIDRREQ:
 		m.receiveSIDRREQ(a, &r, x)
@@ -190,7 +191,8 @@ const (
 	maxHeld   = 64
 )
 
-// holdRequestForListener reports whether it has held back a request without a listener. The request will be processed again.
+// holdRequestForListener reports whether it has held back a request without a listener. The request will be processed
+// again.
 //
 //verbena:held mu
 func (m *Manager) holdRequestForListener(a *agent, r *receivedMessage, s msg.ServiceID) bool {

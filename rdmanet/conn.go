@@ -153,7 +153,7 @@ func (c *Conn) readStream(b []byte) (int, error) {
 	}
 	if !c.isReadable() {
 		c.mu.Unlock()
-		if err := c.await(&c.readWaiter, &c.rd); err != nil {
+		if err := c.awaitReady(&c.readWaiter, &c.rd); err != nil {
 			return 0, err
 		}
 		c.mu.Lock()
@@ -213,7 +213,7 @@ func (c *Conn) writeStream(b []byte) (n int, err error) {
 			return n, err
 		}
 		if room == 0 {
-			if err := c.await(&c.writeWaiter, &c.wd); err != nil {
+			if err := c.awaitReady(&c.writeWaiter, &c.wd); err != nil {
 				return n, err
 			}
 			continue
@@ -256,7 +256,7 @@ func (c *Conn) failLostDevice(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.markDeviceUnusable(err)
-	c.waiting.notify()
+	c.waiting.wakeReadyWaiters()
 	return c.err
 }
 
@@ -268,8 +268,8 @@ func (c *Conn) markDeviceUnusable(err error) {
 	c.recordFailure(newDeviceError(newLostDeviceError(c.pd.Device(), err)))
 }
 
-// recordFailure records the reason for the failure of the connection. The first reason is preserved, except that a later and
-// more specific reason replaces verbs.Flushed.
+// recordFailure records the reason for the failure of the connection. The first reason is preserved, except that a
+// later and more specific reason replaces verbs.Flushed.
 //
 //verbena:held mu
 func (c *Conn) recordFailure(err error) {
@@ -335,7 +335,7 @@ func (c *Conn) probePeer() {
 	if c.err == nil {
 		c.ticker.Reset(c.probes)
 	}
-	c.waiting.notify()
+	c.waiting.wakeReadyWaiters()
 }
 
 // pollCompletions handles the available completions, and wakes the goroutines that need not wait any longer.
@@ -357,7 +357,7 @@ func (c *Conn) pollCompletions() {
 	if c.due {
 		c.sendControl(0)
 	}
-	c.waiting.notify()
+	c.waiting.wakeReadyWaiters()
 }
 
 //verbena:held mu
@@ -516,7 +516,7 @@ func (c *Conn) Close() error {
 	limit := deadline{lock: &c.mu}
 	limit.setTime(time.Now().Add(c.linger))
 	c.mu.Unlock()
-	err := c.await(&c.closeWaiter, &limit)
+	err := c.awaitReady(&c.closeWaiter, &limit)
 	c.mu.Lock()
 	limit.failWaits(net.ErrClosed)
 	if err == nil && c.err != nil && !c.gone {

@@ -13,8 +13,8 @@ import (
 	"verbena/rdmanet"
 )
 
-// expiredRunningContext is a context that has not ended although its deadline has passed. Another timer with the same deadline,
-// for example in package net, may fire first.
+// expiredRunningContext is a context that has not ended although its deadline has passed. Another timer with the same
+// deadline, for example in package net, may fire first.
 type expiredRunningContext struct {
 	context.Context
 	passed time.Time
@@ -94,8 +94,8 @@ type incomparableCause struct{ v any }
 
 func (incomparableCause) Error() string { return "odd" }
 
-// TestDialWithUnusualContext checks DialContext with two unusual contexts. One has a cause that is not comparable, and the
-// other has a deadline that does not end it.
+// TestDialWithUnusualContext checks DialContext with two unusual contexts. One has a cause that is not comparable, and
+// the other has a deadline that does not end it.
 func TestDialWithUnusualContext(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
@@ -110,7 +110,8 @@ func TestDialWithUnusualContext(t *testing.T) {
 		t.Errorf("DialContext with a cause that is not comparable: got %v, want this cause", err)
 	}
 	var ne net.Error
-	if _, err := d.DialContext(expiredRunningContext{context.Background(), time.Now()}, "rdma", tcp.Addr().String()); !errors.As(err,
+	if _, err := d.DialContext(expiredRunningContext{context.Background(), time.Now()}, "rdma",
+		tcp.Addr().String()); !errors.As(err,
 		&ne) || !ne.Timeout() {
 		t.Errorf("DialContext after a deadline: got %v, want a timeout", err)
 	}

@@ -139,8 +139,8 @@ func (e *setupError) Timeout() bool {
 // context. The error of the context distinguishes a deadline from a cancellation.
 type contextEndError struct{ why, end error }
 
-// newSetupEndError returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error also
-// wraps the cause of ctx, because package net ignores the cause.
+// newSetupEndError returns the error of a set-up that has failed with err. If the end of ctx is the reason, the error
+// also wraps the cause of ctx, because package net ignores the cause.
 func newSetupEndError(ctx context.Context, err error) error {
 	var ne net.Error
 	timeout := errors.As(err, &ne) && ne.Timeout()

@@ -53,9 +53,9 @@ func newDeviceError(err error) error {
 	return &ConnError{syscall.ECONNABORTED, err}
 }
 
-// newLostDeviceError returns the error of a lost device if err shows that the device is lost. err may come from any call
-// on the device. newLostDeviceError returns other errors unchanged. In particular it replaces the io.EOF of a completion
-// channel, which does not mean the end of a stream.
+// newLostDeviceError returns the error of a lost device if err shows that the device is lost. err may come from any
+// call on the device. newLostDeviceError returns other errors unchanged. In particular it replaces the io.EOF of a
+// completion channel, which does not mean the end of a stream.
 func newLostDeviceError(dev *verbs.Device, err error) error {
 	var no syscall.Errno
 	switch {

@@ -74,8 +74,8 @@ func expectCallsFail(t *testing.T, list []blockingCall, do func(), want ...error
 	}
 }
 
-// TestConnectionEndUnblocksCalls checks each reason for the end of a connection. All blocked and later calls must end with an
-// error that names the reason. A Listener and a Dialer must continue when the device has returned.
+// TestConnectionEndUnblocksCalls checks each reason for the end of a connection. All blocked and later calls must end
+// with an error that names the reason. A Listener and a Dialer must continue when the device has returned.
 func TestConnectionEndUnblocksCalls(t *testing.T) {
 	t.Parallel()
 	for _, useCM := range []bool{false, true} {
@@ -165,7 +165,8 @@ func TestStalledDeviceFailsConn(t *testing.T) {
 		must(t, mine.Close())
 	})
 	w.hw.Hang()
-	expectCallsFail(t, newBlockingCalls(t, a, there, mine), func() { a.SetProbeTimeout(20 * time.Millisecond) }, syscall.ETIMEDOUT)
+	expectCallsFail(t, newBlockingCalls(t, a, there, mine), func() { a.SetProbeTimeout(20 * time.Millisecond) },
+		syscall.ETIMEDOUT)
 	checkOpError(t, "Close", a.Close(), syscall.ETIMEDOUT)
 }
 
@@ -228,8 +229,8 @@ func TestListenerEndsWithDevice(t *testing.T) {
 	}
 }
 
-// TestCMDisconnectEndsCalls checks that a disconnect event of the connection manager ends calls at once, without a wait for
-// probes.
+// TestCMDisconnectEndsCalls checks that a disconnect event of the connection manager ends calls at once, without a wait
+// for probes.
 func TestCMDisconnectEndsCalls(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})

@@ -79,8 +79,9 @@ func (s *flowSender) maxNextMessage() int {
 	return int(min(n, s.own-s.sent%s.own, s.peer-s.sent%s.peer))
 }
 
-// recordPost records a message of n bytes. n is at most room(). recordPost reports whether the message must be signalled. A failed
-// work request generates a completion in any case. The completion also completes the earlier requests.
+// recordPost records a message of n bytes. n is at most room(). recordPost reports whether the message must be
+// signalled. A failed work request generates a completion in any case. The completion also completes the earlier
+// requests.
 func (s *flowSender) recordPost(n int) (signaled bool) {
 	s.sent += uint64(n)
 	s.ends.addEnd(s.sent)
@@ -99,8 +100,8 @@ func (s *flowSender) recordCompleted(pos uint64) {
 	s.doneNum = s.ends.firstAfter(s.doneNum, s.done)
 }
 
-// handleAck handles the consumed position in immediate data. handleAck returns the number of newly consumed bytes. A position older
-// than the last one has no effect. The error is EPROTO if the position is beyond the sent bytes.
+// handleAck handles the consumed position in immediate data. handleAck returns the number of newly consumed bytes. A
+// position older than the last one has no effect. The error is EPROTO if the position is beyond the sent bytes.
 func (s *flowSender) handleAck(imm uint32) (more uint64, err error) {
 	n := uint64((imm - uint32(s.acked)) & immMask)
 	switch {
@@ -153,7 +154,8 @@ func (r *flowReceiver) nextRange(limit int) (from, to int) {
 	return int(at), int(at + min(uint64(limit), r.received-r.consumed, r.size-at))
 }
 
-// recordConsumed records that n bytes have been read. recordConsumed reports whether a credit should be sent in a separate message.
+// recordConsumed records that n bytes have been read. recordConsumed reports whether a credit should be sent in a
+// separate message.
 func (r *flowReceiver) recordConsumed(n int) (due bool) {
 	r.consumed += uint64(n)
 	r.ends.head = r.ends.firstAfter(r.ends.head, r.consumed)

@@ -9,9 +9,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestFlowInRandomEventOrder applies the events of one direction in a random order that the wire and the devices allow. The sender
-// must never overrun a ring or the receives. There must never be more credits in flight than there are receives for
-// credits, and the stream must never stall.
+// TestFlowInRandomEventOrder applies the events of one direction in a random order that the wire and the devices allow.
+// The sender must never overrun a ring or the receives. There must never be more credits in flight than there are
+// receives for credits, and the stream must never stall.
 func TestFlowInRandomEventOrder(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

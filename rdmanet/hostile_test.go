@@ -108,8 +108,8 @@ func (p *hostilePeer) postAndWait(wr verbs.SendWR) bool {
 	}
 }
 
-// TestProtocolViolationEndsConn checks that a violation of the protocol ends the connection and has no other effect. Data
-// received before the violation must be readable, and data received after the violation must not.
+// TestProtocolViolationEndsConn checks that a violation of the protocol ends the connection and has no other effect.
+// Data received before the violation must be readable, and data received after the violation must not.
 func TestProtocolViolationEndsConn(t *testing.T) {
 	const ring, messages = 4096, 8
 	for _, x := range []struct {
@@ -201,8 +201,8 @@ func TestFlood(t *testing.T) {
 	wg.Wait()
 }
 
-// TestWriteBlocksWithoutCredits checks a peer that never sends credits. Write must block until its deadline, and Close must
-// not be delayed.
+// TestWriteBlocksWithoutCredits checks a peer that never sends credits. Write must block until its deadline, and Close
+// must not be delayed.
 func TestWriteBlocksWithoutCredits(t *testing.T) {
 	t.Parallel()
 	c, _ := newHostilePeer(t, Config{KeepAlive: -1})

@@ -23,10 +23,10 @@ import (
 	"verbena/verbs/embed"
 )
 
-// childArgEnv is an environment variable. The variable makes the test binary run as one end of a connection. The value of
-// the variable contains the action ("wait", "serve", "dial" or "survive"), the kind of set-up ("tcp" or "cm"), and the
-// address to listen on or dial. The process uses the service or kernel of VERBS_DEVICE. If it is not set, the process
-// creates a device at that address.
+// childArgEnv is an environment variable. The variable makes the test binary run as one end of a connection. The value
+// of the variable contains the action ("wait", "serve", "dial" or "survive"), the kind of set-up ("tcp" or "cm"), and
+// the address to listen on or dial. The process uses the service or kernel of VERBS_DEVICE. If it is not set, the
+// process creates a device at that address.
 const childArgEnv = "RDMANET_CHILD"
 
 func runChild(arg string) error {
@@ -147,8 +147,8 @@ func dialPeer(useCM bool, address string) error {
 	return c.Close()
 }
 
-// runThroughReset creates a listener and a connection to this listener, and waits until the device is reset. runThroughReset
-// then connects to the same listener again. runThroughReset prints a line before and after the reset.
+// runThroughReset creates a listener and a connection to this listener, and waits until the device is reset.
+// runThroughReset then connects to the same listener again. runThroughReset prints a line before and after the reset.
 func runThroughReset(useCM bool, address string) error {
 	cfg := rdmanet.Config{Host: hostOfService()}
 	lc := rdmanet.ListenConfig{Config: cfg, CM: useCM}

@@ -131,7 +131,8 @@ func hostFromEnv(env string) *rdmanet.Host {
 	return &rdmanet.Host{Devices: s.Devices, Manager: s.ConnectionManager}
 }
 
-// openTestDevice returns the device that VERBS_DEVICE names. If it is not set, openTestDevice returns a device of this process.
+// openTestDevice returns the device that VERBS_DEVICE names. If it is not set, openTestDevice returns a device of this
+// process.
 func openTestDevice(t testing.TB) *verbs.Device {
 	t.Helper()
 	name := os.Getenv("VERBS_DEVICE")
@@ -512,7 +513,8 @@ func TestCloseWriteKeepsReading(t *testing.T) {
 	checkOpError(t, "SetDeadline after Close", a.SetDeadline(time.Time{}), net.ErrClosed)
 }
 
-// TestCloseDeliversWrittenData checks that data written before Close can be read after Close. A write to a closed peer must fail.
+// TestCloseDeliversWrittenData checks that data written before Close can be read after Close. A write to a closed peer
+// must fail.
 func TestCloseDeliversWrittenData(t *testing.T) {
 	t.Parallel()
 	a, b := connectNewPair(t, rdmanet.Config{})
@@ -633,8 +635,8 @@ func TestLostDeviceUnblocksCalls(t *testing.T) {
 	}
 }
 
-// TestLostDeviceErrorNamesDevice checks the error of a blocked call when its device is reset or closed. The error must name the
-// device and the event, but not an internal work request.
+// TestLostDeviceErrorNamesDevice checks the error of a blocked call when its device is reset or closed. The error must
+// name the device and the event, but not an internal work request.
 func TestLostDeviceErrorNamesDevice(t *testing.T) {
 	t.Parallel()
 	reset := func(t *testing.T, w *testbed, _ *verbs.Device) {
@@ -792,8 +794,8 @@ func TestListener(t *testing.T) {
 	}
 }
 
-// TestSilentPeersDoNotBlockOthers checks that silent peers do not block other peers, even if there are more of them than the backlog
-// allows.
+// TestSilentPeersDoNotBlockOthers checks that silent peers do not block other peers, even if there are more of them
+// than the backlog allows.
 func TestSilentPeersDoNotBlockOthers(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
@@ -824,8 +826,8 @@ func TestSilentPeersDoNotBlockOthers(t *testing.T) {
 	must(t, l.Close())
 }
 
-// TestFailedSetupTellsPeerReason checks that a peer receives the reason for a failed set-up, even if the device of this end is the
-// reason. An aborted set-up must not appear as the end of a stream.
+// TestFailedSetupTellsPeerReason checks that a peer receives the reason for a failed set-up, even if the device of this
+// end is the reason. An aborted set-up must not appear as the end of a stream.
 func TestFailedSetupTellsPeerReason(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
@@ -915,8 +917,8 @@ func copyFlippingBit(to, from net.Conn, at int, bit byte) {
 	}
 }
 
-// TestSetupSurvivesBitFlips flips each bit of the set-up messages, one at a time. Both ends must return in time, either with a
-// connection or with an error that explains the problem. Both ends must leave no objects behind.
+// TestSetupSurvivesBitFlips flips each bit of the set-up messages, one at a time. Both ends must return in time, either
+// with a connection or with an error that explains the problem. Both ends must leave no objects behind.
 func TestSetupSurvivesBitFlips(t *testing.T) {
 	t.Parallel()
 	d := newTestbed(t, &rxe.Fabric{}).openDevice(t)

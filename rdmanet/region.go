@@ -88,8 +88,8 @@ func (r *Region) Close() error {
 	return nil
 }
 
-// acquireForUse acquires use for reading. The lock keeps the memory registered until the caller unlocks use. The error wraps
-// net.ErrClosed if Close was called.
+// acquireForUse acquires use for reading. The lock keeps the memory registered until the caller unlocks use. The error
+// wraps net.ErrClosed if Close was called.
 func (r *Region) acquireForUse() error {
 	if r.use.TryRLock() {
 		if r.mr.Bytes() != nil {
@@ -144,7 +144,8 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// checkValid rejects a descriptor that no Region can have. A program may use a peer's descriptor without UnmarshalBinary.
+// checkValid rejects a descriptor that no Region can have. A program may use a peer's descriptor without
+// UnmarshalBinary.
 func (d Descriptor) checkValid() error {
 	if d.Length > math.MaxInt64 || d.Addr+d.Length < d.Addr {
 		return fmt.Errorf("invalid descriptor of %d bytes at %#x: %w", d.Length, d.Addr, syscall.EINVAL)
@@ -283,7 +284,7 @@ func (c *Conn) beginOneSidedOp(d *deadline) error {
 	}
 	c.mu.Unlock()
 	if err == nil {
-		err = c.await(&c.oper, d)
+		err = c.awaitReady(&c.oper, d)
 	}
 	if err == nil { // the state may have changed, because await has polled
 		c.mu.Lock()
@@ -309,8 +310,8 @@ func (c *Conn) checkUsable(d *deadline) error {
 	return c.checkPeerReachable()
 }
 
-// checkPeerReachable returns the reason for which the peer's memory is unreachable, or nil. After CloseWrite of the peer,
-// the peer's memory is still reachable.
+// checkPeerReachable returns the reason for which the peer's memory is unreachable, or nil. After CloseWrite of the
+// peer, the peer's memory is still reachable.
 //
 //verbena:held mu
 func (c *Conn) checkPeerReachable() error {
@@ -344,7 +345,7 @@ func (c *Conn) awaitOneSidedOp(d *deadline, n int) error {
 	c.mu.Lock()
 	c.op.want = c.op.posted - min(c.op.posted, uint64(n))
 	c.mu.Unlock()
-	if err := c.await(&c.oper, d); err != nil {
+	if err := c.awaitReady(&c.oper, d); err != nil {
 		return err
 	}
 	c.mu.Lock()
@@ -458,7 +459,8 @@ func (r *Remote) transferRegion(ctx context.Context, op verbs.Opcode, off int64,
 	return nil
 }
 
-// abortAndWait ends the connection. abortAndWait returns when the device no longer accesses the memory of the operation.
+// abortAndWait ends the connection. abortAndWait returns when the device no longer accesses the memory of the
+// operation.
 func (c *Conn) abortAndWait(why error) {
 	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
 		_ = c.failLostDevice(err)
@@ -466,11 +468,11 @@ func (c *Conn) abortAndWait(why error) {
 	limit := deadline{lock: &c.mu}
 	c.mu.Lock()
 	c.recordFailure(&ConnError{syscall.ECONNABORTED, why})
-	c.waiting.notify()
+	c.waiting.wakeReadyWaiters()
 	c.op.want, c.op.drain = c.op.posted, true
 	limit.setTime(time.Now().Add(drainTime))
 	c.mu.Unlock()
-	_ = c.await(&c.oper, &limit)
+	_ = c.awaitReady(&c.oper, &limit)
 	c.mu.Lock()
 	limit.failWaits(net.ErrClosed)
 	c.op.drain = false

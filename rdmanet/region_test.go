@@ -109,8 +109,8 @@ func TestRemoteReadsAndWrites(t *testing.T) {
 	checkOpError(t, "NewRegion after Close", err, net.ErrClosed)
 }
 
-// TestRemoteOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return an error that
-// explains the range. The connection must remain usable.
+// TestRemoteOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return an error
+// that explains the range. The connection must remain usable.
 func TestRemoteOddRanges(t *testing.T) {
 	t.Parallel()
 	a, b := connectNewPair(t, rdmanet.Config{})
@@ -168,8 +168,8 @@ func TestRemoteOddRanges(t *testing.T) {
 	exchangeData(t, a, b, 1000)
 }
 
-// TestStaleDescriptorGivesNoAccess checks that the descriptor of a closed Region does not give access to a later Region, even at the
-// same address.
+// TestStaleDescriptorGivesNoAccess checks that the descriptor of a closed Region does not give access to a later
+// Region, even at the same address.
 func TestStaleDescriptorGivesNoAccess(t *testing.T) {
 	t.Parallel()
 	a, b := connectNewPair(t, rdmanet.Config{})
@@ -195,7 +195,8 @@ func TestStaleDescriptorGivesNoAccess(t *testing.T) {
 	}
 }
 
-// TestRemoteDeadlinesAtManyTimes is a variant of TestTimedOutRemoteLeavesCallerMemory with deadlines at many different times of an operation.
+// TestRemoteDeadlinesAtManyTimes is a variant of TestTimedOutRemoteLeavesCallerMemory with deadlines at many different
+// times of an operation.
 func TestRemoteDeadlinesAtManyTimes(t *testing.T) {
 	t.Parallel()
 	a, b := connectNewPair(t, rdmanet.Config{})
@@ -235,8 +236,8 @@ func TestRemoteDeadlinesAtManyTimes(t *testing.T) {
 	}
 }
 
-// TestTimedOutRemoteLeavesCallerMemory checks that an operation does not access the caller's memory after its return, even if the device
-// has not finished at that time.
+// TestTimedOutRemoteLeavesCallerMemory checks that an operation does not access the caller's memory after its return,
+// even if the device has not finished at that time.
 func TestTimedOutRemoteLeavesCallerMemory(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
@@ -339,8 +340,8 @@ func TestRemoteWithoutRightEndsConn(t *testing.T) {
 	}
 }
 
-// TestClosedRegionFailsOperation checks that an operation with a closed Region of this end fails, and that the connection remains
-// usable.
+// TestClosedRegionFailsOperation checks that an operation with a closed Region of this end fails, and that the
+// connection remains usable.
 func TestClosedRegionFailsOperation(t *testing.T) {
 	t.Parallel()
 	a, b := connectNewPair(t, rdmanet.Config{})
@@ -366,8 +367,8 @@ func TestClosedRegionFailsOperation(t *testing.T) {
 	exchangeData(t, a, b, 1000)
 }
 
-// TestRegionCloseWaitsForOperation checks that Close of a Region waits for the operation that uses the Region, and prevents new
-// operations.
+// TestRegionCloseWaitsForOperation checks that Close of a Region waits for the operation that uses the Region, and
+// prevents new operations.
 func TestRegionCloseWaitsForOperation(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
@@ -398,8 +399,8 @@ func TestRegionCloseWaitsForOperation(t *testing.T) {
 	exchangeData(t, a, b, 1000)
 }
 
-// TestPeerCloseEndsOperations checks that the peer's Close ends pending and later one-sided operations at once. CloseWrite must
-// not end them.
+// TestPeerCloseEndsOperations checks that the peer's Close ends pending and later one-sided operations at once.
+// CloseWrite must not end them.
 func TestPeerCloseEndsOperations(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)

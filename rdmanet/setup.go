@@ -224,7 +224,7 @@ func (c *Conn) watchLink() {
 	} else if !over {
 		c.recordFailure(&ConnError{syscall.ECONNRESET, err})
 	}
-	c.waiting.notify()
+	c.waiting.wakeReadyWaiters()
 	c.mu.Unlock()
 	if !over {
 		_ = c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState)
@@ -279,7 +279,8 @@ func (c *Conn) connectQP(ctx context.Context, x Exchange, dev *verbs.Device, cfg
 			return err
 		}
 	}
-	own := setupParams{addr: c.ring.Addr(), ring: uint32(c.ring.Len()), rkey: c.ring.RKey(), messages: uint16(cfg.Messages)}
+	own := setupParams{addr: c.ring.Addr(), ring: uint32(c.ring.Len()), rkey: c.ring.RKey(),
+		messages: uint16(cfg.Messages)}
 	private, local, remote, err := x.Connect(ctx, c.qp, cfg.Path, own.appendTo(nil))
 	if err != nil {
 		return fmt.Errorf("rdmanet: connect: %w", newSetupEndError(ctx, err))
@@ -323,7 +324,7 @@ func Server(ctx context.Context, nc net.Conn, dev *verbs.Device, cfg Config) (*C
 	if err != nil && !o.answered {
 		stop := interruptOnDone(ctx, nc)
 		defer stop()
-		_ = o.refuse(err)
+		_ = o.sendRefusal(err)
 	}
 	return c, err
 }
@@ -359,7 +360,7 @@ func (o *connExchange) withContext(ctx context.Context, f func() error) error {
 func (o *connExchange) receiveHello(ctx context.Context) error {
 	return o.withContext(ctx, func() (err error) {
 		if o.hello, err = o.readHello(); err != nil {
-			return o.refuse(err)
+			return o.sendRefusal(err)
 		}
 		return nil
 	})
@@ -382,24 +383,24 @@ func (o *connExchange) Connect(ctx context.Context, qp *verbs.QP, path verbs.Pat
 		return nil, local, remote, err
 	}
 	err = o.withContext(ctx, func() error {
-		return o.exchange(qp, path,
+		return o.exchangeMessages(qp, path,
 			setupMessage{kind: kindHello, endpoint: here, private: private})
 	})
 	there := o.hello.endpoint
 	return o.hello.private, Addr{here.GID.Addr(), here.QPN}, Addr{there.GID.Addr(), there.QPN}, err
 }
 
-func (o *connExchange) exchange(qp *verbs.QP, path verbs.Path, hello setupMessage) (err error) {
+func (o *connExchange) exchangeMessages(qp *verbs.QP, path verbs.Path, hello setupMessage) (err error) {
 	if !o.server {
 		if err := o.writeMessage(hello); err != nil {
 			return err
 		}
 		if o.hello, err = o.readHello(); err != nil {
-			return o.refuse(err)
+			return o.sendRefusal(err)
 		}
 	}
 	if err := qp.ConnectVia(o.hello.endpoint, path); err != nil {
-		return o.refuse(err)
+		return o.sendRefusal(err)
 	}
 	if !o.server {
 		return o.writeMessage(setupMessage{kind: kindReady})
@@ -429,9 +430,9 @@ func interruptOnDone(ctx context.Context, nc net.Conn) (stop func()) {
 	}
 }
 
-// refuse sends err to the peer as the reason of a refusal. refuse sends nothing if err is the peer's own refusal or an
-// error of nc.
-func (o *connExchange) refuse(err error) error {
+// sendRefusal sends err to the peer as the reason of a refusal. sendRefusal sends nothing if err is the peer's own
+// refusal or an error of nc.
+func (o *connExchange) sendRefusal(err error) error {
 	var lost *exchangeError
 	o.answered = true
 	if !errors.Is(err, errRefused) && !errors.As(err, &lost) {
@@ -442,7 +443,7 @@ func (o *connExchange) refuse(err error) error {
 }
 
 func (o *connExchange) writeMessage(m setupMessage) error {
-	if _, err := o.nc.Write(m.append(nil)); err != nil {
+	if _, err := o.nc.Write(m.appendEncoded(nil)); err != nil {
 		return newExchangeError(err)
 	}
 	return nil
@@ -513,7 +514,7 @@ type setupMessage struct {
 	text     string         // in refusal
 }
 
-func (m setupMessage) append(b []byte) []byte {
+func (m setupMessage) appendEncoded(b []byte) []byte {
 	b = append(b, magic...)
 	b = append(b, protocolVersion, m.kind)
 	switch m.kind {

@@ -24,7 +24,7 @@ func validHello() setupMessage {
 func TestMessageEncoding(t *testing.T) {
 	t.Parallel()
 	change := func(at int, v ...byte) []byte {
-		b := validHello().append(nil)
+		b := validHello().appendEncoded(nil)
 		copy(b[at:], v)
 		return b
 	}
@@ -35,8 +35,8 @@ func TestMessageEncoding(t *testing.T) {
 		want error
 	}{
 		{"hello", change(0), nil},
-		{"ready", setupMessage{kind: kindReady}.append(nil), nil},
-		{"refusal", setupMessage{kind: kindRefusal, text: "no"}.append(nil), nil},
+		{"ready", setupMessage{kind: kindReady}.appendEncoded(nil), nil},
+		{"refusal", setupMessage{kind: kindRefusal, text: "no"}.appendEncoded(nil), nil},
 		{"nothing", nil, syscall.EPROTO},
 		{"other magic", change(0, 'X'), syscall.EPROTO},
 		{"other version", change(4, 2), syscall.EPROTONOSUPPORT},
@@ -44,7 +44,8 @@ func TestMessageEncoding(t *testing.T) {
 		{"hello as ready", change(5, kindReady), syscall.EPROTO},
 		{"short", change(0)[:20], syscall.EPROTO},
 		{"long", append(change(0), 0), syscall.EPROTO},
-		{"long refusal", setupMessage{kind: kindRefusal, text: strings.Repeat("x", maxText+1)}.append(nil), syscall.EPROTO},
+		{"long refusal", setupMessage{kind: kindRefusal, text: strings.Repeat("x", maxText+1)}.appendEncoded(nil),
+			syscall.EPROTO},
 		{"no GID", change(endpoint, make([]byte, 16)...), syscall.EPROTO},
 		{"no QPN", change(endpoint+16, 0, 0, 0, 0), syscall.EPROTO},
 		{"QPN of 25 bits", change(endpoint+16, 1), syscall.EPROTO},
@@ -69,15 +70,15 @@ func TestMessageEncoding(t *testing.T) {
 
 // FuzzMessage checks that an encoded message decodes to the same values, and that no input causes a panic.
 func FuzzMessage(f *testing.F) {
-	f.Add(validHello().append(nil))
-	f.Add(setupMessage{kind: kindReady}.append(nil))
-	f.Add(setupMessage{kind: kindRefusal, text: "no"}.append(nil))
+	f.Add(validHello().appendEncoded(nil))
+	f.Add(setupMessage{kind: kindReady}.appendEncoded(nil))
+	f.Add(setupMessage{kind: kindRefusal, text: "no"}.appendEncoded(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := parseMessage(b)
 		if err != nil {
 			return
 		}
-		again, err := parseMessage(m.append(nil))
+		again, err := parseMessage(m.appendEncoded(nil))
 		same := again.kind == m.kind && again.text == m.text && again.endpoint == m.endpoint
 		if err != nil || !same || !bytes.Equal(again.private, m.private) {
 			t.Errorf("got %+v, %v, want %+v", again, err, m)
@@ -99,8 +100,8 @@ func FuzzMessage(f *testing.F) {
 	})
 }
 
-// TestRefusalReason checks that a peer receives the reason for a refused connection.
-func TestRefusalReason(t *testing.T) {
+// TestPeerReceivesRefusalReason checks that a peer receives the reason for a refused connection.
+func TestPeerReceivesRefusalReason(t *testing.T) {
 	t.Parallel()
 	x, y := net.Pipe()
 	defer x.Close()
@@ -114,7 +115,7 @@ func TestRefusalReason(t *testing.T) {
 		if err == nil {
 			_, err = parseParams(m.private)
 		}
-		done <- o.refuse(err)
+		done <- o.sendRefusal(err)
 	}()
 	stop := interruptOnDone(ctx, y)
 	defer stop()
@@ -133,7 +134,7 @@ func TestRefusalReason(t *testing.T) {
 	}
 	// A refusal is not answered by another refusal. Therefore no bytes arrive.
 	_ = x.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
-	go func() { _ = o.refuse(err) }()
+	go func() { _ = o.sendRefusal(err) }()
 	if n, err := x.Read(make([]byte, 1)); n != 0 || err == io.EOF {
 		t.Errorf("got %d bytes, %v", n, err)
 	}

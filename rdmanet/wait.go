@@ -36,8 +36,8 @@ type waiterList struct {
 	sleeping bool // one goroutine waits at the completion channel on behalf of all waiters
 }
 
-// notify wakes the goroutines that need not wait any longer.
-func (l *waiterList) notify() {
+// wakeReadyWaiters wakes the goroutines that need not wait any longer.
+func (l *waiterList) wakeReadyWaiters() {
 	for _, w := range l.list {
 		if w.waits && w.ready() {
 			w.signal()
@@ -45,11 +45,11 @@ func (l *waiterList) notify() {
 	}
 }
 
-// await waits until w is ready. If d ends first, the error is the reason of d.
+// awaitReady waits until w is ready. If d ends first, the error is the reason of d.
 //
 // First, each goroutine spins for itself. Then one goroutine of the connection sleeps at the completion channel and
 // handles the completions of all waiters. The other goroutines sleep until this one wakes them.
-func (c *Conn) await(w *waiter, d *deadline) error {
+func (c *Conn) awaitReady(w *waiter, d *deadline) error {
 	for i := range spinPolls {
 		c.mu.Lock()
 		c.pollCompletions()
@@ -82,7 +82,7 @@ func (c *Conn) await(w *waiter, d *deadline) error {
 		}
 		c.waiting.sleeping = true
 		c.mu.Unlock()
-		err := c.sleep(ctx, w)
+		err := c.sleepUntilCompletion(ctx, w)
 		c.mu.Lock()
 		c.waiting.sleeping = false
 		if err != nil && ctx.Err() == nil {
@@ -100,8 +100,8 @@ func isWaitOver(w *waiter, d *deadline) (bool, error) {
 	return w.ready(), nil
 }
 
-// sleep waits at the completion channel for the next completion.
-func (c *Conn) sleep(ctx context.Context, w *waiter) error {
+// sleepUntilCompletion waits at the completion channel for the next completion.
+func (c *Conn) sleepUntilCompletion(ctx context.Context, w *waiter) error {
 	if err := c.cq.Arm(false); err != nil {
 		return err
 	}

@@ -229,13 +229,13 @@ func TestMemoryRequestChecksFiles(t *testing.T) {
 			t.Errorf("OpMemory with %q: got %v and error %v, want the opposite", test.names, answer, err)
 		}
 		if test.ok {
-			before := heldCharges(srv)
+			before := listHeldCharges(srv)
 			for range 50 {
 				if x := a.sendRequest(devfile.Request{Op: devfile.OpMemory}, fds...); x.Err() != nil {
 					t.Error(x.Err())
 				}
 			}
-			if now := heldCharges(srv); now != before {
+			if now := listHeldCharges(srv); now != before {
 				t.Errorf("charges after another OpMemory: got %s, want %s", now, before)
 			}
 		}
@@ -243,9 +243,9 @@ func TestMemoryRequestChecksFiles(t *testing.T) {
 	}
 }
 
-// heldCharges lists the charges of users, without the connections that the tests themselves open. heldCharges waits
-// until charges for descriptors in flight are gone.
-func heldCharges(s *service.Service) (list string) {
+// listHeldCharges lists the charges of users, without the connections that the tests themselves open. listHeldCharges
+// waits until charges for descriptors in flight are gone.
+func listHeldCharges(s *service.Service) (list string) {
 	testutil.PollUntil(func() bool {
 		var b strings.Builder
 		flying := false
@@ -266,10 +266,10 @@ func heldCharges(s *service.Service) (list string) {
 // TestDisconnectedClientLeavesNothing checks that clients that disconnect at any point leave no resources behind. The
 // service must disconnect clients that never read their replies, without an effect on other clients.
 func TestDisconnectedClientLeavesNothing(t *testing.T) {
-	b := startTarget(t)
+	b := startAttackTarget(t)
 	s, err := verbsservice.At(b.loc.Socket)
 	must(t, err)
-	before, files := heldCharges(b.srv), countOpenFiles()
+	before, files := listHeldCharges(b.srv), countOpenFiles()
 	raw := func() *net.UnixConn {
 		c, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: b.loc.Socket, Net: "unix"})
 		must(t, err)
@@ -300,7 +300,7 @@ func TestDisconnectedClientLeavesNothing(t *testing.T) {
 			c.Close()
 		case 3:
 			a := newAttacker(t, b.loc, "rxe0")
-			a.sendRequest(devfile.Request{Op: devfile.OpAlloc, Addr: windowAddr, N: windowSize})
+			a.sendRequest(devfile.Request{Op: devfile.OpAlloc, Addr: commandBufferAddr, N: windowSize})
 			_, _ = a.c.Write(make([]byte, 24*(i%9)+i%24))
 			a.close()
 		case 4: // a complete program with all its objects
@@ -318,8 +318,8 @@ func TestDisconnectedClientLeavesNothing(t *testing.T) {
 		}
 	}()
 	testutil.Eventually(t, "the charges to be released", func() bool {
-		left = fmt.Sprintf("%s; %d files, before %d", heldCharges(b.srv), countOpenFiles(), files)
-		return heldCharges(b.srv) == before && countOpenFiles() <= files
+		left = fmt.Sprintf("%s; %d files, before %d", listHeldCharges(b.srv), countOpenFiles(), files)
+		return listHeldCharges(b.srv) == before && countOpenFiles() <= files
 	})
 	if n := b.panics.n.Load(); n > 0 {
 		t.Errorf("panics of the service: got %d, want 0", n)
@@ -337,11 +337,11 @@ func countOpenFiles() (n int) {
 	return n
 }
 
-// TestStopAtAnyPoint stops the service, and resets and removes the device, while clients open, use and close
+// TestStopWhileClientsAreActive stops the service, and resets and removes the device, while clients open, use and close
 // devices.
-func TestStopAtAnyPoint(t *testing.T) {
+func TestStopWhileClientsAreActive(t *testing.T) {
 	for round := range testutil.FewerIfShort(6, 2) {
-		b := startTarget(t)
+		b := startAttackTarget(t)
 		s, err := verbsservice.At(b.loc.Socket)
 		must(t, err)
 		var clients sync.WaitGroup
@@ -392,7 +392,7 @@ func TestStopAtAnyPoint(t *testing.T) {
 		must(t, b.srv.Close())
 		close(stop)
 		clients.Wait()
-		testutil.Eventually(t, "the charges to be released", func() bool { return heldCharges(b.srv) == "" })
+		testutil.Eventually(t, "the charges to be released", func() bool { return listHeldCharges(b.srv) == "" })
 		if n := b.panics.n.Load(); n > 0 {
 			t.Errorf("panics of the service: got %d, want 0", n)
 		}

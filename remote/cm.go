@@ -31,7 +31,7 @@ func (f *File) openCM() error {
 	if err != nil {
 		return err
 	}
-	f.memory = &memory{buffers: buffers}
+	f.memory = &sharedMemory{buffers: buffers}
 	b := &eventSignal{fd: int(f.signal.Fd())}
 	f.cm = f.srv.cfg.CM.Open(ucma.Config{
 		User: f.user, PID: f.client.PID, UID: f.client.UID, Alive: func() bool { return !hasExited(f.client.Process) },

@@ -25,8 +25,8 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// withCM runs a test with a connection manager that has a device at 10.0.0.1.
-func withCM(t *testing.T, f func(t *testing.T, cm *ucma.Server)) {
+// runWithCM runs a test with a connection manager that has a device at 10.0.0.1.
+func runWithCM(t *testing.T, f func(t *testing.T, cm *ucma.Server)) {
 	synctest.Test(t, func(t *testing.T) {
 		var core ib.Core
 		slot := ibslot.New(&core, "rxe0", rxe.NewHardware(rxe.Config{
@@ -61,7 +61,7 @@ type cmProgram struct {
 
 const noEvent = ^rdmacm.EventType(0)
 
-const cmMemory, cmResponse = 0x5000_0000_0000, 2048
+const cmMemoryAddr, cmResponse = 0x5000_0000_0000, 2048
 
 func openCM(t *testing.T, s *Server, process *os.File) *cmProgram {
 	t.Helper()
@@ -70,7 +70,7 @@ func openCM(t *testing.T, s *Server, process *os.File) *cmProgram {
 		t.Fatal(err)
 	}
 	p := &cmProgram{t, f, make([]byte, 4096)}
-	if err := f.space.windows.AddAt(cmMemory, p.mem); err != nil {
+	if err := f.space.windows.AddAt(cmMemoryAddr, p.mem); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -87,12 +87,12 @@ func runCommand[C any](p *cmProgram, cmd ucm.Command, v C, out int) {
 
 func (p *cmProgram) writeCommand(b []byte) (uint64, error) {
 	copy(p.mem, b)
-	return p.f.executeRequest(devfile.Request{Op: devfile.OpWrite, Addr: cmMemory, N: uint64(len(b))}, nil)
+	return p.f.executeRequest(devfile.Request{Op: devfile.OpWrite, Addr: cmMemoryAddr, N: uint64(len(b))}, nil)
 }
 
 func (p *cmProgram) createID() uint32 {
 	p.t.Helper()
-	create := ucm.CreateID{UID: 1, Response: cmMemory + cmResponse, PS: uint16(msg.PortSpaceTCP)}
+	create := ucm.CreateID{UID: 1, Response: cmMemoryAddr + cmResponse, PS: uint16(msg.PortSpaceTCP)}
 	create.QPType = uint8(ib.QPTypeRC)
 	runCommand(p, ucm.CmdCreateID, create, 4)
 	r, _ := uapi.Decode[ucm.CreateIDResp](p.mem[cmResponse:])
@@ -104,7 +104,7 @@ func (p *cmProgram) nextEvent() rdmacm.EventType {
 	p.t.Helper()
 	synctest.Wait()
 	h := ucm.Hdr{Cmd: ucm.CmdGetEvent, In: 8, Out: uint16(uapi.SizeOf[ucm.EventResp]())}
-	get := ucm.GetEvent{Response: cmMemory + cmResponse}
+	get := ucm.GetEvent{Response: cmMemoryAddr + cmResponse}
 	_, err := p.writeCommand(uapi.AppendTo(uapi.AppendTo(nil, &h), &get))
 	if errors.Is(err, syscall.EAGAIN) {
 		return noEvent
@@ -125,7 +125,7 @@ func inetSockaddr(port uint16) (s ucm.Sockaddr) {
 // TestRequestAfterListenerDestroyed tests a connection request after the client has destroyed its listener. The request
 // waits for the next listener, or is rejected at once if the client has ended.
 func TestRequestAfterListenerDestroyed(t *testing.T) {
-	own, ended := pidfdOf(t, os.Getpid()), endedProcess(t)
+	own, ended := pidfdOf(t, os.Getpid()), endedProcessPidfd(t)
 	duplicate := func(f *os.File) *os.File { // a File closes the client's pidfd
 		fd, err := syscall.Dup(int(f.Fd()))
 		if err != nil {
@@ -137,7 +137,7 @@ func TestRequestAfterListenerDestroyed(t *testing.T) {
 		process *os.File
 		want    rdmacm.EventType
 	}{"alive": {own, noEvent}, "ended": {ended, rdmacm.Rejected}} {
-		withCM(t, func(t *testing.T, cm *ucma.Server) {
+		runWithCM(t, func(t *testing.T, cm *ucma.Server) {
 			s := New(Config{CM: cm})
 			server, client := openCM(t, s, duplicate(tt.process)), openCM(t, s, duplicate(own))
 			defer server.f.Close()
@@ -145,7 +145,7 @@ func TestRequestAfterListenerDestroyed(t *testing.T) {
 			l := server.createID()
 			runCommand(server, ucm.CmdBind, ucm.Bind{ID: l, AddrSize: 16, Addr: inetSockaddr(7001)}, 0)
 			runCommand(server, ucm.CmdListen, ucm.Listen{ID: l}, 0)
-			runCommand(server, ucm.CmdDestroyID, ucm.DestroyID{Response: cmMemory + cmResponse, ID: l}, 4)
+			runCommand(server, ucm.CmdDestroyID, ucm.DestroyID{Response: cmMemoryAddr + cmResponse, ID: l}, 4)
 			c := client.createID()
 			runCommand(client, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: c, DstSize: 16, DstAddr: inetSockaddr(7001)}, 0)
 			if e := client.nextEvent(); e != rdmacm.AddrResolved {
@@ -153,7 +153,7 @@ func TestRequestAfterListenerDestroyed(t *testing.T) {
 			}
 			runCommand(client, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: c}, 0)
 			client.nextEvent()
-			s.cfg.Uverbs = newUverbs(t)
+			s.cfg.Uverbs = newUverbsServer(t)
 			defer s.cfg.Uverbs.Close()
 			client.f.client.Manager = true // a manager may connect any queue pair
 			runCommand(client, ucm.CmdConnect, ucm.Connect{ID: c, ConnParam: ucm.ConnParam{QPNum: 1, Valid: 1}}, 0)
@@ -164,9 +164,9 @@ func TestRequestAfterListenerDestroyed(t *testing.T) {
 	}
 }
 
-// TestConnectionManagerCharges tests that a file of the connection manager is charged as a context of its user.
-func TestConnectionManagerCharges(t *testing.T) {
-	withCM(t, func(t *testing.T, cm *ucma.Server) {
+// TestCMFileIsChargedAsContext tests that a file of the connection manager is charged as a context of its user.
+func TestCMFileIsChargedAsContext(t *testing.T) {
+	runWithCM(t, func(t *testing.T, cm *ucma.Server) {
 		ledger := quota.New(quota.Limits{quota.Contexts: {PerUser: 1}})
 		s := New(Config{CM: cm, Quota: ledger})
 		user := ledger.User(4242)
@@ -202,7 +202,7 @@ func TestConnectionManagerCharges(t *testing.T) {
 
 // TestCMFileRefusesInvalidRequests tests the replies of a file of the connection manager to invalid requests.
 func TestCMFileRefusesInvalidRequests(t *testing.T) {
-	withCM(t, func(t *testing.T, cm *ucma.Server) {
+	runWithCM(t, func(t *testing.T, cm *ucma.Server) {
 		p := openCM(t, New(Config{CM: cm}), pidfdOf(t, os.Getpid()))
 		defer p.f.Close()
 		list := ucm.Hdr{Cmd: ucm.CmdListen, In: 8}
@@ -215,13 +215,13 @@ func TestCMFileRefusesInvalidRequests(t *testing.T) {
 			text  string
 		}{
 			{devfile.Request{Op: 99}, syscall.EINVAL, "request 99 is unknown: invalid argument"},
-			{devfile.Request{Op: devfile.OpIoctl, Addr: cmMemory}, syscall.ENOTTY, syscall.ENOTTY.Error()},
+			{devfile.Request{Op: devfile.OpIoctl, Addr: cmMemoryAddr}, syscall.ENOTTY, syscall.ENOTTY.Error()},
 			{devfile.Request{Op: devfile.OpAlloc, Addr: 8, N: 4096}, syscall.EINVAL, fmt.Sprintf(
 				"allocate 4096 bytes for address 0x8: both must be multiples of %d: invalid argument", os.Getpagesize())},
-			{devfile.Request{Op: write, Addr: cmMemory, N: 7}, syscall.EINVAL, "command of 7 bytes: invalid argument"},
-			{devfile.Request{Op: write, Addr: cmMemory + 4096 - 4, N: 8}, syscall.EFAULT,
+			{devfile.Request{Op: write, Addr: cmMemoryAddr, N: 7}, syscall.EINVAL, "command of 7 bytes: invalid argument"},
+			{devfile.Request{Op: write, Addr: cmMemoryAddr + 4096 - 4, N: 8}, syscall.EFAULT,
 				"read the command: memory is not mapped with the requested rights: bad address: bad address"},
-			{devfile.Request{Op: write, Addr: cmMemory + 64, N: 24}, syscall.ENOENT,
+			{devfile.Request{Op: write, Addr: cmMemoryAddr + 64, N: 24}, syscall.ENOENT,
 				"LISTEN: ID 9 does not exist: no such file or directory"},
 			{devfile.Request{Op: devfile.OpForget, N: 1 << 40}, 0, ""},
 		} {

@@ -26,9 +26,9 @@ type cmAttacker struct {
 	mem []byte // memory at window
 }
 
-func newCommander(t testing.TB, a *attacker) *cmAttacker {
+func newCMAttacker(t testing.TB, a *attacker) *cmAttacker {
 	t.Helper()
-	w := a.sendRequest(devfile.Request{Op: devfile.OpAlloc, Addr: windowAddr, N: windowSize})
+	w := a.sendRequest(devfile.Request{Op: devfile.OpAlloc, Addr: commandBufferAddr, N: windowSize})
 	must(t, w.Err())
 	const prot = unix.PROT_READ | unix.PROT_WRITE
 	mem, err := unix.Mmap(a.fds[devfile.BufferFile], int64(w.N), windowSize, prot, unix.MAP_SHARED)
@@ -44,7 +44,7 @@ func issueCommand[C any](c *cmAttacker, cmd ucm.Command, v C, out int) error {
 	h := ucm.Hdr{Cmd: cmd, In: uint16(uapi.SizeOf[C]()), Out: uint16(out)}
 	b := uapi.AppendTo(uapi.AppendTo(nil, &h), &v)
 	copy(c.mem, b)
-	a := c.sendRequest(devfile.Request{Op: devfile.OpWrite, Addr: windowAddr, N: uint64(len(b))})
+	a := c.sendRequest(devfile.Request{Op: devfile.OpWrite, Addr: commandBufferAddr, N: uint64(len(b))})
 	return a.Err()
 }
 
@@ -53,7 +53,7 @@ func (c *cmAttacker) waitForEvent() {
 	c.t.Helper()
 	var err error
 	testutil.Eventually(c.t, "an event of the connection manager", func() bool {
-		err = issueCommand(c, ucm.CmdGetEvent, ucm.GetEvent{Response: windowAddr + responseOffset},
+		err = issueCommand(c, ucm.CmdGetEvent, ucm.GetEvent{Response: commandBufferAddr + responseOffset},
 			uapi.SizeOf[ucm.EventResp]())
 		return !errors.Is(err, syscall.EAGAIN)
 	})
@@ -89,13 +89,13 @@ func TestConnectOthersQueuePairIsRefused(t *testing.T) {
 		want error
 	}{{"another user", other, syscall.EINVAL}, {"the owner", owner, nil}, {"a manager", 0, nil}} {
 		var c *cmAttacker
-		testutil.AsUser(t, tt.uid, func() { c = newCommander(t, newAttacker(t, loc, devfile.ConnectionManager)) })
+		testutil.AsUser(t, tt.uid, func() { c = newCMAttacker(t, newAttacker(t, loc, devfile.ConnectionManager)) })
 		if c == nil {
 			t.FailNow()
 		}
 		var address ucm.Sockaddr
 		copy(address[:], []byte{unix.AF_INET, 0, 0x1b, 0x59, 127, 91, 13, 3})
-		create := ucm.CreateID{UID: 1, Response: windowAddr + responseOffset, PS: uint16(msg.PortSpaceTCP)}
+		create := ucm.CreateID{UID: 1, Response: commandBufferAddr + responseOffset, PS: uint16(msg.PortSpaceTCP)}
 		create.QPType = uint8(ib.QPTypeRC)
 		must(t, issueCommand(c, ucm.CmdCreateID, create, 4))
 		r, _ := uapi.Decode[ucm.CreateIDResp](c.mem[responseOffset:])

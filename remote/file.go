@@ -34,9 +34,9 @@ type File struct {
 	client Client
 	user   *quota.User
 	kept   *kept.UserObjects
-	taken  []charge
+	taken  []quotaCharge
 
-	acct  *account
+	acct  *processAccount
 	space clientSpace
 
 	signal *os.File        // the service's end
@@ -46,7 +46,7 @@ type File struct {
 
 	strays []int // unexpected descriptors from the client; closing them may block
 
-	memory *memory
+	memory *sharedMemory
 
 	// For a device.
 	uverbs *uverbs.File
@@ -63,7 +63,7 @@ type File struct {
 	number     uint32   // number of the installed event file
 }
 
-type charge struct {
+type quotaCharge struct {
 	kind quota.ResourceKind
 	n    uint64
 }
@@ -92,7 +92,7 @@ func (f *File) chargeQuota(k quota.ResourceKind, n uint64) error {
 	if err := f.user.Charge(k, n); err != nil {
 		return err
 	}
-	f.taken = append(f.taken, charge{k, n})
+	f.taken = append(f.taken, quotaCharge{k, n})
 	return nil
 }
 
@@ -110,7 +110,7 @@ func (f *File) freeResources() {
 		f.kept.Keep(n, func() { f.user.Release(quota.Descriptors, 1) })
 	}
 	if f.acct != nil {
-		f.acct.put()
+		f.acct.release()
 	}
 	f.space.close()
 	for _, c := range f.taken {
@@ -119,10 +119,10 @@ func (f *File) freeResources() {
 	f.taken = nil
 }
 
-// makeSignal creates the socket pair that shows the client the end of the file. makeSignal shuts down reading at
+// makeEndSignal creates the socket pair that shows the client the end of the file. makeEndSignal shuts down reading at
 // the service's end, so the client cannot send to it. Otherwise close would also close descriptors in unread
 // messages, and these closes may block.
-func (f *File) makeSignal() error {
+func (f *File) makeEndSignal() error {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("make a socket pair: %w", err)
@@ -152,7 +152,7 @@ func (f *File) chargeDescriptor(fd int) error {
 }
 
 func (f *File) openDevice(d *uverbs.Device) (err error) {
-	f.memory = &memory{}
+	f.memory = &sharedMemory{}
 	if f.memory.queues, err = shm.Create("verbena-queues", quota.RingBytes, f.user, f.kept); err != nil {
 		return err
 	}
@@ -190,15 +190,15 @@ func (f *File) openDevice(d *uverbs.Device) (err error) {
 // Serve handles requests until the client closes the connection or violates the protocol. Serve returns nil if the
 // client has closed its end, else the error. It may sleep. A close of nc ends Serve.
 func (f *File) Serve(nc *net.UnixConn) error {
-	if err := f.serve(nc); !closedByClient(err) {
+	if err := f.serveRequests(nc); !isClosedByClient(err) {
 		return err
 	}
 	return nil
 }
 
-// closedByClient reports whether the client has closed its end, with or without waiting for a reply, or whether
+// isClosedByClient reports whether the client has closed its end, with or without waiting for a reply, or whether
 // Close was called.
-func closedByClient(err error) bool {
+func isClosedByClient(err error) bool {
 	for _, e := range []error{io.EOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE} {
 		if errors.Is(err, e) {
 			return true
@@ -207,7 +207,7 @@ func closedByClient(err error) bool {
 	return false
 }
 
-func (f *File) serve(nc *net.UnixConn) error {
+func (f *File) serveRequests(nc *net.UnixConn) error {
 	c := devfile.Conn{UnixConn: nc, Rights: f.srv.cfg.Rights.QueueOf(f.user)}
 	if err := nc.SetWriteBuffer(sendBuffer); err != nil {
 		return err
@@ -273,8 +273,8 @@ func (f *File) checkDescriptors(r devfile.Request, fds []int) (_ []int, err erro
 	case r.Op != devfile.OpMemory && len(fds) > 0, r.Op == devfile.OpMemory && len(fds) != devfile.NumMemoryFiles:
 		err = fmt.Errorf("request %d came with %d descriptors: %w", r.Op, len(fds), syscall.EINVAL)
 	case r.Op == devfile.OpMemory:
-		if err = umem.IsProcMem(fds[0]); err == nil {
-			err = umem.IsProcMaps(fds[1])
+		if err = umem.CheckProcMem(fds[0]); err == nil {
+			err = umem.CheckProcMaps(fds[1])
 		}
 	}
 	return fds, err
@@ -407,14 +407,14 @@ func (c caller) InstallFD(fd int, _ bool) (int, error) {
 		return 0, err
 	}
 	f.installed = os.NewFile(uintptr(dup), "events")
-	f.number = f.unusedFileNumber()
+	f.number = f.unusedEventFileNumber()
 	f.events[f.number] = eventFileID{st.Dev, st.Ino}
 	return int(f.number), nil
 }
 
-// unusedFileNumber returns a number that no event file has. The number is non-negative as int32, because commands use
-// it as a descriptor.
-func (f *File) unusedFileNumber() uint32 {
+// unusedEventFileNumber returns a number that no event file has. The number is non-negative as int32, because commands
+// use it as a descriptor.
+func (f *File) unusedEventFileNumber() uint32 {
 	for {
 		n := f.nextNumber
 		if f.nextNumber++; f.nextNumber > math.MaxInt32 {
@@ -426,7 +426,7 @@ func (f *File) unusedFileNumber() uint32 {
 	}
 }
 
-func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
+func (c caller) FileInode(fd int) (dev, ino uint64, err error) {
 	i, ok := c.f.events[uint32(fd)]
 	if !ok || fd < 0 {
 		return 0, 0, syscall.EBADF
@@ -434,8 +434,8 @@ func (c caller) SameFile(fd int) (dev, ino uint64, err error) {
 	return i.dev, i.ino, nil
 }
 
-// memory holds the shared memory of a client. It implements uverbs.Memory.
-type memory struct {
+// sharedMemory holds the shared memory of a client. It implements uverbs.Memory.
+type sharedMemory struct {
 	queues, buffers *shm.File
 
 	mu      sync.Mutex
@@ -444,13 +444,13 @@ type memory struct {
 }
 
 // Alloc implements uverbs.Memory.
-func (m *memory) Alloc(size int) (ib.Shared, error) {
+func (m *sharedMemory) Alloc(size int) (ib.Shared, error) {
 	s, err := m.queues.Alloc(size)
 	return ib.Shared(s), err
 }
 
 // Depart implements uverbs.Departer.
-func (m *memory) Depart() {
+func (m *sharedMemory) Depart() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.gone = true
@@ -460,7 +460,7 @@ func (m *memory) Depart() {
 }
 
 // setPollerAwake writes to the control word whether the poller is awake.
-func (m *memory) setPollerAwake(awake bool) {
+func (m *sharedMemory) setPollerAwake(awake bool) {
 	state := devfile.Asleep
 	if awake {
 		state = devfile.Awake
@@ -473,7 +473,7 @@ func (m *memory) setPollerAwake(awake bool) {
 }
 
 // Close implements uverbs.Memory. After this call, the driver must not access the memory.
-func (m *memory) Close() error {
+func (m *sharedMemory) Close() error {
 	m.mu.Lock()
 	m.control = nil
 	m.mu.Unlock()

@@ -54,9 +54,9 @@ func TestOnlyMemoryRequestHasDescriptors(t *testing.T) {
 	}
 }
 
-// TestClosedByClient tests that the end of a connection is not logged if the client has closed it at any point, and
-// is logged after a protocol violation.
-func TestClosedByClient(t *testing.T) {
+// TestCloseByClientIsNotLogged tests that the end of a connection is not logged if the client has closed it at any
+// point, and is logged after a protocol violation.
+func TestCloseByClientIsNotLogged(t *testing.T) {
 	for _, tt := range []struct {
 		err  error
 		want bool
@@ -68,14 +68,14 @@ func TestClosedByClient(t *testing.T) {
 		{fmt.Errorf("answer: %w", os.ErrDeadlineExceeded), false},
 		{fmt.Errorf("request 1 came with 2 descriptors: %w", syscall.EINVAL), false},
 	} {
-		if got := closedByClient(tt.err); got != tt.want {
+		if got := isClosedByClient(tt.err); got != tt.want {
 			t.Errorf("closedByClient(%v): got %t, want %t", tt.err, got, tt.want)
 		}
 	}
 }
 
-// TestAllocLimits checks the limits of buffer allocations.
-func TestAllocLimits(t *testing.T) {
+// TestAllocIsLimited checks the limits of buffer allocations.
+func TestAllocIsLimited(t *testing.T) {
 	f := &File{}
 	page := umem.PageSize
 	for _, tt := range []struct {
@@ -116,10 +116,10 @@ func TestEventFilesAreBounded(t *testing.T) {
 		t.Errorf("InstallFD beyond the limit: got %v, want EMFILE", err)
 		f.installed.Close()
 	}
-	if _, _, err := c.SameFile(firstNumber); err != nil {
+	if _, _, err := c.FileInode(firstNumber); err != nil {
 		t.Error(err)
 	}
-	if _, _, err := c.SameFile(-1); !errors.Is(err, unix.EBADF) {
+	if _, _, err := c.FileInode(-1); !errors.Is(err, unix.EBADF) {
 		t.Errorf("SameFile of a negative number: got %v, want EBADF", err)
 	}
 }
@@ -146,7 +146,7 @@ func TestEventFileNumberReuse(t *testing.T) {
 // TestControlWord checks the values of the control word. After the device was removed, the word does not change.
 func TestControlWord(t *testing.T) {
 	var word atomic.Uint32
-	m := &memory{control: &word}
+	m := &sharedMemory{control: &word}
 	for _, tt := range []struct {
 		do   func()
 		want uint32

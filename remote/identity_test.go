@@ -17,8 +17,8 @@ import (
 	"verbena/uverbs"
 )
 
-// endedProcess returns a pidfd of a process that has ended.
-func endedProcess(t *testing.T) *os.File {
+// endedProcessPidfd returns a pidfd of a process that has ended.
+func endedProcessPidfd(t *testing.T) *os.File {
 	t.Helper()
 	c := exec.Command("sleep", "60")
 	if err := c.Start(); err != nil {
@@ -41,8 +41,8 @@ func pidfdOf(t *testing.T, pid int) *os.File {
 	return f
 }
 
-// ownMemory returns descriptors of this process's memory and mappings, as a client would send them.
-func ownMemory(t *testing.T) []int {
+// ownMemoryFDs returns descriptors of this process's memory and mappings, as a client would send them.
+func ownMemoryFDs(t *testing.T) []int {
 	t.Helper()
 	var fds []int
 	for _, name := range []string{"mem", "maps"} {
@@ -55,17 +55,17 @@ func ownMemory(t *testing.T) []int {
 	return fds
 }
 
-// TestMemoryOfReusedPID tests that the service does not accept the memory of a client that has ended when
+// TestMemoryOfReusedPIDIsRefused tests that the service does not accept the memory of a client that has ended when
 // another process has the client's ID.
-func TestMemoryOfReusedPID(t *testing.T) {
+func TestMemoryOfReusedPIDIsRefused(t *testing.T) {
 	for name, tt := range map[string]struct {
 		process *os.File
 		want    error
-	}{"the client": {pidfdOf(t, os.Getpid()), nil}, "another": {endedProcess(t), syscall.ESRCH}} {
+	}{"the client": {pidfdOf(t, os.Getpid()), nil}, "another": {endedProcessPidfd(t), syscall.ESRCH}} {
 		user := quota.New(quota.Limits{}).User(1)
 		f := &File{srv: New(Config{}), user: user, client: Client{PID: os.Getpid(), UID: os.Getuid(), Process: tt.process}}
 		f.space.windows = umem.NewLocal()
-		if err := f.addClientMemory(ownMemory(t)); !errors.Is(err, tt.want) {
+		if err := f.addClientMemory(ownMemoryFDs(t)); !errors.Is(err, tt.want) {
 			t.Errorf("takeMemory %s: got %v, want %v", name, err, tt.want)
 		}
 		if p := f.space.process.Load(); (p != nil) != (tt.want == nil) {
@@ -78,11 +78,11 @@ func TestMemoryOfReusedPID(t *testing.T) {
 	}
 }
 
-// TestLimitOfReusedPID tests that a client that has ended has no limit, and does not get the limit of a
+// TestReusedPIDGivesNoLimit tests that a client that has ended has no limit, and does not get the limit of a
 // process with the same ID.
-func TestLimitOfReusedPID(t *testing.T) {
-	c := Client{PID: os.Getpid(), UID: os.Getuid(), Process: endedProcess(t)}
-	if l, err := c.lockLimit(); !errors.Is(err, umem.ErrLimit) {
+func TestReusedPIDGivesNoLimit(t *testing.T) {
+	c := Client{PID: os.Getpid(), UID: os.Getuid(), Process: endedProcessPidfd(t)}
+	if l, err := c.memlockLimit(); !errors.Is(err, umem.ErrLimit) {
 		t.Errorf("lockLimit: got %d and error %v, want ErrLimit", l, err)
 	}
 }
@@ -90,31 +90,31 @@ func TestLimitOfReusedPID(t *testing.T) {
 // TestConnectionRefusedAtLimit tests that a connection, and the memory of a client, are rejected at the limit of
 // descriptors.
 func TestConnectionRefusedAtLimit(t *testing.T) {
-	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: connectionDescriptors + memoryDescriptors - 1}})
+	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: connectionDescriptorCount + memoryDescriptorCount - 1}})
 	client := Client{PID: os.Getpid(), UID: 4242, Principal: principal.Principal{Account: quota.ID{UID: 4242}}}
 	user := ledger.User(client.UID)
-	if err := user.Charge(quota.Descriptors, memoryDescriptors); err != nil {
+	if err := user.Charge(quota.Descriptors, memoryDescriptorCount); err != nil {
 		t.Fatal(err)
 	}
 	client.Process = pidfdOf(t, os.Getpid())
 	if f, _, err := New(Config{Quota: ledger}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("Open: got %v and error %v, want EMFILE", f, err)
 	}
-	if n := user.Held(quota.Descriptors); n != memoryDescriptors {
-		t.Errorf("charged descriptors after a refusal: got %d, want %d", n, memoryDescriptors)
+	if n := user.Held(quota.Descriptors); n != memoryDescriptorCount {
+		t.Errorf("charged descriptors after a refusal: got %d, want %d", n, memoryDescriptorCount)
 	}
-	user.Release(quota.Descriptors, memoryDescriptors)
+	user.Release(quota.Descriptors, memoryDescriptorCount)
 
 	f := &File{srv: New(Config{}), user: user, client: client}
 	f.client.Process = pidfdOf(t, os.Getpid())
 	f.space.windows = umem.NewLocal()
-	if err := f.chargeQuota(quota.Descriptors, connectionDescriptors); err != nil {
+	if err := f.chargeQuota(quota.Descriptors, connectionDescriptorCount); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.chargeQuota(quota.Descriptors, memoryDescriptors); !errors.Is(err, syscall.EMFILE) {
+	if err := f.chargeQuota(quota.Descriptors, memoryDescriptorCount); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("take: got %v, want EMFILE", err)
 	}
-	if err := f.addClientMemory(ownMemory(t)); !errors.Is(err, syscall.EMFILE) {
+	if err := f.addClientMemory(ownMemoryFDs(t)); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("takeMemory: got %v, want EMFILE", err)
 	}
 	if f.space.process.Load() != nil {
@@ -127,16 +127,16 @@ func TestConnectionRefusedAtLimit(t *testing.T) {
 	}
 }
 
-// TestOpenWithoutConnectionManager tests that Open fails for the connection manager of a service without one.
-func TestOpenWithoutConnectionManager(t *testing.T) {
+// TestOpenWithoutCMFails tests that Open fails for the connection manager of a service without one.
+func TestOpenWithoutCMFails(t *testing.T) {
 	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: pidfdOf(t, os.Getpid())}
 	if f, _, err := New(Config{}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("Open: got %v and error %v, want ENODEV", f, err)
 	}
 }
 
-// newUverbs returns a server without devices. The caller must close it.
-func newUverbs(t *testing.T) *uverbs.Server {
+// newUverbsServer returns a server without devices. The caller must close it.
+func newUverbsServer(t *testing.T) *uverbs.Server {
 	t.Helper()
 	srv, err := uverbs.NewServer(&ib.Core{}, uverbs.ServerOptions{})
 	if err != nil {
@@ -147,7 +147,7 @@ func newUverbs(t *testing.T) *uverbs.Server {
 
 // TestUserCannotConnectUnownedQP tests that an ordinary user cannot connect a queue pair without an owner.
 func TestUserCannotConnectUnownedQP(t *testing.T) {
-	srv := newUverbs(t)
+	srv := newUverbsServer(t)
 	defer srv.Close()
 	user := quota.New(quota.Limits{}).User(4242)
 	for _, u := range []*quota.User{user, nil} { // no program owns the queue pair, so no user owns it
@@ -157,8 +157,8 @@ func TestUserCannotConnectUnownedQP(t *testing.T) {
 	}
 }
 
-// TestLowPortsOfUsers tests that an ordinary user may not bind ports below 1024.
-func TestLowPortsOfUsers(t *testing.T) {
+// TestUserMayNotBindLowPorts tests that an ordinary user may not bind ports below 1024.
+func TestUserMayNotBindLowPorts(t *testing.T) {
 	if (cmCaller{&File{client: Client{UID: 4242}}}).MayBindLowPorts() {
 		t.Error("MayBindLowPorts of user 4242: got true, want false")
 	}

@@ -64,21 +64,21 @@ func TestLimitOfSetUID(t *testing.T) {
 				t.Log("this machine does not run the program set-uid")
 			}
 		}
-		if l, err := c.lockLimit(); err != nil || l != 8<<10 {
+		if l, err := c.memlockLimit(); err != nil || l != 8<<10 {
 			t.Errorf("set-uid %v: lockLimit: got %d and error %v, want %d", setUID, l, err, 8<<10)
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
-		if _, err := c.lockLimit(); err == nil {
+		if _, err := c.memlockLimit(); err == nil {
 			t.Error("lockLimit of an ended process: got a limit, want an error")
 		}
 		c.Process.Close()
 	}
 }
 
-// TestAccountOfProcess checks that all files of a process share one limit, and that a later process with the same
-// ID has a separate limit.
-func TestAccountOfProcess(t *testing.T) {
+// TestFilesOfProcessShareAccount checks that all files of a process share one limit, and that a later process with the
+// same ID has a separate limit.
+func TestFilesOfProcessShareAccount(t *testing.T) {
 	s := New(Config{})
 	open := func(pid int) Client {
 		t.Helper()
@@ -90,7 +90,7 @@ func TestAccountOfProcess(t *testing.T) {
 		t.Cleanup(func() { f.Close() })
 		return Client{PID: pid, UID: os.Getuid(), Process: f}
 	}
-	take := func(c Client) *account {
+	take := func(c Client) *processAccount {
 		t.Helper()
 		a, err := s.accountOf(c)
 		if err != nil {
@@ -110,7 +110,7 @@ func TestAccountOfProcess(t *testing.T) {
 	if own := take(open(os.Getpid())); own.Account == a.Account {
 		t.Error("accounts of two processes: got one, want two")
 	} else {
-		own.put()
+		own.release()
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
@@ -118,8 +118,8 @@ func TestAccountOfProcess(t *testing.T) {
 	if next.Account == a.Account {
 		t.Error("account of a process with a reused ID: got that of the ended process, want a new one")
 	}
-	for _, x := range []*account{a, next, b} {
-		x.put()
+	for _, x := range []*processAccount{a, next, b} {
+		x.release()
 	}
 	if len(s.accounts) != 0 {
 		t.Errorf("remaining accounts: got %d, want 0", len(s.accounts))

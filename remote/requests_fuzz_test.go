@@ -41,9 +41,9 @@ type attackTarget struct {
 	panics panicCounter
 }
 
-// startTarget starts a service at the first free address of a range. Fuzzing needs several addresses, because it uses
-// several processes.
-func startTarget(t testing.TB) *attackTarget {
+// startAttackTarget starts a service at the first free address of a range. Fuzzing needs several addresses, because it
+// uses several processes.
+func startAttackTarget(t testing.TB) *attackTarget {
 	t.Helper()
 	b := &attackTarget{loc: ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}}
 	limits := service.DefaultLimits(true)
@@ -58,8 +58,8 @@ func startTarget(t testing.TB) *attackTarget {
 	return b
 }
 
-// windowAddr is the address of a client's command buffer. No mapping of this process is near it.
-const windowAddr, windowSize = 0x4000_0000_0000, 64 << 10
+// commandBufferAddr is the address of a client's command buffer. No mapping of this process is near it.
+const commandBufferAddr, windowSize = 0x4000_0000_0000, 64 << 10
 
 // sendRandomRequests sends requests made of random bytes: commands in shared memory that is changed concurrently,
 // invalid requests, and changes of the shared files. The service must reply or close the connection.
@@ -79,7 +79,7 @@ func sendRandomRequests(t testing.TB, b *attackTarget, device string, seed uint6
 		}
 		return answer, err == nil
 	}
-	w, ok := ask(devfile.Request{Op: devfile.OpAlloc, Addr: windowAddr, N: windowSize})
+	w, ok := ask(devfile.Request{Op: devfile.OpAlloc, Addr: commandBufferAddr, N: windowSize})
 	if !ok || w.Err() != nil {
 		t.Fatal(w.Err())
 	}
@@ -88,14 +88,15 @@ func sendRandomRequests(t testing.TB, b *attackTarget, device string, seed uint6
 	must(t, err)
 	defer unix.Munmap(mem)
 	page := uint64(os.Getpagesize())
-	odd := []uint64{0, 1, page, windowAddr, windowAddr + windowSize - 8, windowAddr + windowSize, 1 << 47, 1 << 63,
+	odd := []uint64{0, 1, page, commandBufferAddr, commandBufferAddr + windowSize - 8, commandBufferAddr + windowSize,
+		1 << 47, 1 << 63,
 		-page, 1<<64 - 1}
 	number := func() uint64 {
 		switch rnd.IntN(4) {
 		case 0:
 			return odd[rnd.IntN(len(odd))]
 		case 1:
-			return windowAddr + rnd.Uint64N(windowSize)
+			return commandBufferAddr + rnd.Uint64N(windowSize)
 		case 2:
 			return page * rnd.Uint64N(64)
 		}
@@ -109,19 +110,19 @@ func sendRandomRequests(t testing.TB, b *attackTarget, device string, seed uint6
 			binary.LittleEndian.PutUint32(mem, rnd.Uint32N(64)|rnd.Uint32N(8)/7<<31)
 			binary.LittleEndian.PutUint16(mem[4:], uint16(size/4))
 			binary.LittleEndian.PutUint16(mem[6:], uint16(rnd.IntN(64)))
-			binary.LittleEndian.PutUint64(mem[8:], windowAddr+4096)
+			binary.LittleEndian.PutUint64(mem[8:], commandBufferAddr+4096)
 			for i := 16; i < size; i += 4 {
 				binary.LittleEndian.PutUint32(mem[i:], uint32(rnd.IntN(1<<rnd.IntN(10))))
 			}
 			if device == devfile.ConnectionManager {
 				binary.LittleEndian.PutUint16(mem[4:], uint16(size-8))
 			}
-			r.Addr, r.N = windowAddr, uint64(size)
+			r.Addr, r.N = commandBufferAddr, uint64(size)
 		case devfile.OpIoctl:
 			for i := 0; i < 128; i += 2 {
 				binary.LittleEndian.PutUint16(mem[i:], uint16(rnd.IntN(1<<rnd.IntN(16))))
 			}
-			r.Addr = windowAddr
+			r.Addr = commandBufferAddr
 		case devfile.OpMemory:
 			if rnd.IntN(8) > 0 {
 				continue // usually the connection has ended
@@ -148,19 +149,19 @@ func sendRandomRequests(t testing.TB, b *attackTarget, device string, seed uint6
 
 // TestRandomRequests runs several random sieges. FuzzRequests runs more sieges.
 func TestRandomRequests(t *testing.T) {
-	b := startTarget(t)
-	before := heldCharges(b.srv)
+	b := startAttackTarget(t)
+	before := listHeldCharges(b.srv)
 	for seed := range uint64(60) {
 		sendRandomRequests(t, b, []string{"rxe0", "rxe0", devfile.ConnectionManager}[seed%3], seed, 100)
 	}
-	testutil.Eventually(t, "the charges to be released", func() bool { return heldCharges(b.srv) == before })
+	testutil.Eventually(t, "the charges to be released", func() bool { return listHeldCharges(b.srv) == before })
 	if n := b.panics.n.Load(); n > 0 {
 		t.Errorf("panics of the service: got %d, want 0", n)
 	}
 }
 
 func FuzzRequests(f *testing.F) {
-	b := startTarget(f)
+	b := startAttackTarget(f)
 	f.Add(uint64(1), false)
 	f.Fuzz(func(t *testing.T, seed uint64, cm bool) {
 		device := "rxe0"

@@ -49,7 +49,7 @@ type Server struct {
 	cfg Config
 
 	mu       sync.Mutex
-	accounts map[accountKey]*account
+	accounts map[accountKey]*processAccount
 }
 
 // New returns a Server.
@@ -63,7 +63,7 @@ func New(cfg Config) *Server {
 	if cfg.Rights == nil {
 		cfg.Rights = &rights.Queues{}
 	}
-	return &Server{cfg: cfg, accounts: map[accountKey]*account{}}
+	return &Server{cfg: cfg, accounts: map[accountKey]*processAccount{}}
 }
 
 // Client is the process at the other end of a connection, with the credentials that the kernel reports.
@@ -93,13 +93,13 @@ func (s *Server) Open(c Client, name string) (_ *File, _ openInfo, err error) {
 			f.freeResources()
 		}
 	}()
-	if err := f.chargeQuota(quota.Descriptors, connectionDescriptors); err != nil {
+	if err := f.chargeQuota(quota.Descriptors, connectionDescriptorCount); err != nil {
 		return nil, openInfo{}, err
 	}
 	if f.acct, err = s.accountOf(c); err != nil {
 		return nil, openInfo{}, err
 	}
-	if err := f.makeSignal(); err != nil {
+	if err := f.makeEndSignal(); err != nil {
 		return nil, openInfo{}, err
 	}
 	if name == devfile.ConnectionManager {
@@ -115,13 +115,13 @@ func (s *Server) Open(c Client, name string) (_ *File, _ openInfo, err error) {
 		syscall.ENODEV)
 }
 
-// connectionDescriptors is the number of descriptors per connection, without the connection itself and the
+// connectionDescriptorCount is the number of descriptors per connection, without the connection itself and the
 // descriptors shared with the client. The descriptors are the client's pidfd, and the pidfd of its account.
-const connectionDescriptors = 2
+const connectionDescriptorCount = 2
 
-// lockLimit returns the client's RLIMIT_MEMLOCK. If the process now executes a set-uid program, lockLimit ignores
+// memlockLimit returns the client's RLIMIT_MEMLOCK. If the process now executes a set-uid program, memlockLimit ignores
 // the capabilities of that program, because other processes may use the connection.
-func (c Client) lockLimit() (limit uint64, err error) {
+func (c Client) memlockLimit() (limit uint64, err error) {
 	var st unix.Stat_t
 	if err = unix.Stat("/proc/"+strconv.Itoa(c.PID), &st); err == nil {
 		if int(st.Uid) == c.UID {
@@ -136,8 +136,8 @@ func (c Client) lockLimit() (limit uint64, err error) {
 	return limit, nil
 }
 
-// account is the account of locked memory that all files of a process share.
-type account struct {
+// processAccount is the account of locked memory that all files of a process share.
+type processAccount struct {
 	*umem.Account
 	srv   *Server
 	key   accountKey
@@ -149,7 +149,7 @@ type accountKey struct{ pid, uid int }
 
 // accountOf returns the account of a client's process, with a reference for one more file. account.put releases the
 // reference.
-func (s *Server) accountOf(c Client) (*account, error) {
+func (s *Server) accountOf(c Client) (*processAccount, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := accountKey{c.PID, c.UID}
@@ -164,17 +164,17 @@ func (s *Server) accountOf(c Client) (*account, error) {
 		if err != nil {
 			return nil, fmt.Errorf("open process %d: %w", c.PID, err)
 		}
-		a = &account{srv: s, key: key, owner: c}
+		a = &processAccount{srv: s, key: key, owner: c}
 		a.owner.Process = os.NewFile(uintptr(pidfd), "pidfd")
-		a.Account = umem.NewLimitedAccount(a.owner.lockLimit)
+		a.Account = umem.NewLimitedAccount(a.owner.memlockLimit)
 		s.accounts[key] = a
 	}
 	a.users++
 	return a, nil
 }
 
-// put releases the reference of a file.
-func (a *account) put() {
+// release releases the reference of a file.
+func (a *processAccount) release() {
 	s := a.srv
 	s.mu.Lock()
 	defer s.mu.Unlock()

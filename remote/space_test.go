@@ -9,9 +9,9 @@ import (
 	"verbena/umem"
 )
 
-// TestSpaceDirect checks that the service can access a client's shared memory directly, but not the rest of the
-// client's memory.
-func TestSpaceDirect(t *testing.T) {
+// TestOnlySharedMemoryIsDirect checks that the service can access a client's shared memory directly, but not the rest
+// of the client's memory.
+func TestOnlySharedMemoryIsDirect(t *testing.T) {
 	pages := func() []byte {
 		b, err := syscall.Mmap(-1, 0, 1<<16, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED|syscall.MAP_ANON)
 		if err != nil {
@@ -51,9 +51,9 @@ func TestSpaceDirect(t *testing.T) {
 	}
 }
 
-// TestSpaceCheck tests the limits of the memory that commands can address. These are the shared buffers and, once
-// passed to the service, the process's own memory with the access rights of its mappings.
-func TestSpaceCheck(t *testing.T) {
+// TestSpaceCheckLimitsMemory tests the limits of the memory that commands can address. These are the shared buffers
+// and, once passed to the service, the process's own memory with the access rights of its mappings.
+func TestSpaceCheckLimitsMemory(t *testing.T) {
 	page := uint64(umem.PageSize)
 	pages := func(prot int) uint64 { // three pages, of which the outer two are inaccessible
 		b, err := syscall.Mmap(-1, 0, int(3*page), syscall.PROT_NONE, syscall.MAP_PRIVATE|syscall.MAP_ANON)

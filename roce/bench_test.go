@@ -41,7 +41,7 @@ func BenchmarkVerify(b *testing.B) {
 }
 
 // The identification differs from the guess, as with a peer that counts.
-func BenchmarkVerifySolving(b *testing.B) {
+func BenchmarkVerifyUnknownIdentification(b *testing.B) {
 	benchSizes(b, func(b *testing.B, pkt []byte) {
 		for b.Loop() {
 			if id, ok := benchFlow.Verify(0, pkt); !ok || id != 0x1234 {

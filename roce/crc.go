@@ -9,11 +9,11 @@ import (
 // The coefficient of x^31 is in bit 0 ("reflected"). A zero byte multiplies the state by x^8. For any other byte of the
 // message, the byte is first added to the low eight bits of the state.
 
-// idOffset is the offset of the identification in an IPv4 header.
-const idOffset = 4
+// ipv4IDOffset is the offset of the identification in an IPv4 header.
+const ipv4IDOffset = 4
 
-// crcTab is read-only after the initialisation of the package.
-var crcTab struct {
+// crcTables is read-only after the initialisation of the package.
+var crcTables struct {
 	// shift[n][v] is the state that follows from state 0 after a byte v and n zero bytes.
 	shift [8][256]uint32
 	// The next tables are the same for fields of the IP and UDP headers, high byte first, up to the end of the UDP
@@ -24,7 +24,7 @@ var crcTab struct {
 }
 
 func init() {
-	t := &crcTab
+	t := &crcTables
 	cur := [256]uint32(*crc32.IEEETable)
 	for n := range ip6Len + udpLen {
 		if n < len(t.shift) {
@@ -34,8 +34,8 @@ func init() {
 		switch off := ip4Len + udpLen - 1 - n; off {
 		case 2, 3:
 			t.len4[off-2] = cur
-		case idOffset, idOffset + 1:
-			t.id4[off-idOffset] = cur
+		case ipv4IDOffset, ipv4IDOffset + 1:
+			t.id4[off-ipv4IDOffset] = cur
 		}
 		switch off := ip6Len + udpLen - 1 - n; off {
 		case 4, 5:
@@ -73,9 +73,9 @@ func init() {
 	}
 }
 
-// step8 advances a state by eight bytes. The bytes are given as two little-endian words.
-func step8(s, lo, hi uint32) uint32 {
-	t := &crcTab.shift
+// crcStep8 advances a state by eight bytes. The bytes are given as two little-endian words.
+func crcStep8(s, lo, hi uint32) uint32 {
+	t := &crcTables.shift
 	lo ^= s
 	return t[7][lo&0xff] ^ t[6][lo>>8&0xff] ^ t[5][lo>>16&0xff] ^ t[4][lo>>24] ^
 		t[3][hi&0xff] ^ t[2][hi>>8&0xff] ^ t[1][hi>>16&0xff] ^ t[0][hi>>24]
@@ -84,23 +84,23 @@ func step8(s, lo, hi uint32) uint32 {
 // updateCRC advances a state by the bytes of p. p does not escape to the heap.
 func updateCRC(s uint32, p []byte) uint32 {
 	for len(p) >= 8 {
-		s = step8(s, binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]))
+		s = crcStep8(s, binary.LittleEndian.Uint32(p), binary.LittleEndian.Uint32(p[4:]))
 		p = p[8:]
 	}
 	for _, b := range p {
-		s = s>>8 ^ crcTab.shift[0][uint8(s)^b]
+		s = s>>8 ^ crcTables.shift[0][uint8(s)^b]
 	}
 	return s
 }
 
 // undoZeroBytes undoes the effect of n zero bytes on a state. n is less than 64 KiB.
 func undoZeroBytes(s uint32, n int) uint32 {
-	return mulPoly(mulPoly(s, crcTab.back[n&0xff]), crcTab.back256[n>>8])
+	return mulPoly(mulPoly(s, crcTables.back[n&0xff]), crcTables.back256[n>>8])
 }
 
 // mulPoly multiplies two polynomials.
 func mulPoly(a, b uint32) uint32 {
-	t := &crcTab.shift
+	t := &crcTables.shift
 	// The product of degree 62 is shifted so that x^63 is in bit 0. The low word is then a state. Four more zero bytes
 	// move this state to the position of the high word.
 	p := clmul(a, b) << 1

@@ -52,7 +52,7 @@ func TestGIDOfAddress(t *testing.T) {
 	}
 }
 
-func TestParseGIDRefuses(t *testing.T) {
+func TestParseGIDRefusesInvalidText(t *testing.T) {
 	for _, s := range []string{"", "10.0.0.1", "fe80::1%eth0", "0000:0000", "x"} {
 		if g, err := roce.ParseGID(s); err == nil {
 			t.Errorf("ParseGID(%q) = %v", s, g)

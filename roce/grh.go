@@ -39,7 +39,7 @@ func (h GRH) Encode(f *GRHFields) {
 	ip := h[GRHLen-ip4Len : GRHLen]
 	ip[0], ip[1] = 0x45, f.TrafficClass
 	binary.BigEndian.PutUint16(ip[2:], uint16(ip4Len+udp))
-	binary.BigEndian.PutUint16(ip[idOffset:], f.ID)
+	binary.BigEndian.PutUint16(ip[ipv4IDOffset:], f.ID)
 	binary.BigEndian.PutUint16(ip[6:], ip4DF)
 	ip[8], ip[9] = f.HopLimit, protUDP
 	ip[10], ip[11] = 0, 0
@@ -100,7 +100,7 @@ func (h GRH) SGID() GID {
 	if h.Version() == 6 {
 		return GID(h[8:24])
 	}
-	return gidFrom4(h[32:36])
+	return gidFromIPv4(h[32:36])
 }
 
 // DGID returns the destination address of the datagram.
@@ -108,10 +108,10 @@ func (h GRH) DGID() GID {
 	if h.Version() == 6 {
 		return GID(h[24:40])
 	}
-	return gidFrom4(h[36:40])
+	return gidFromIPv4(h[36:40])
 }
 
-func gidFrom4(a []byte) GID {
+func gidFromIPv4(a []byte) GID {
 	g := GID{10: 0xff, 11: 0xff}
 	copy(g[12:], a)
 	return g

@@ -97,14 +97,14 @@ func (f Flow) ICRC(id uint16, pkt []byte) uint32 {
 	s := f.state
 	n := uint16(udpLen + len(pkt))
 	if f.ipv6 {
-		s ^= crcTab.len6[0][n>>8] ^ crcTab.len6[1][n&0xff]
+		s ^= crcTables.len6[0][n>>8] ^ crcTables.len6[1][n&0xff]
 	} else {
 		t := n + ip4Len
-		s ^= crcTab.len4[0][t>>8] ^ crcTab.len4[1][t&0xff] ^
-			crcTab.shift[3][n>>8] ^ crcTab.shift[2][n&0xff] ^
-			crcTab.id4[0][id>>8] ^ crcTab.id4[1][id&0xff]
+		s ^= crcTables.len4[0][t>>8] ^ crcTables.len4[1][t&0xff] ^
+			crcTables.shift[3][n>>8] ^ crcTables.shift[2][n&0xff] ^
+			crcTables.id4[0][id>>8] ^ crcTables.id4[1][id&0xff]
 	}
-	s = step8(s, binary.LittleEndian.Uint32(pkt), binary.LittleEndian.Uint32(pkt[4:])|0xff)
+	s = crcStep8(s, binary.LittleEndian.Uint32(pkt), binary.LittleEndian.Uint32(pkt[4:])|0xff)
 	return crc32.Update(^s, crc32.IEEETable, pkt[bthHead:len(pkt)-ICRCLen])
 }
 
@@ -136,7 +136,7 @@ func (f Flow) Verify(guess uint16, pkt []byte) (id uint16, ok bool) {
 	if f.ipv6 {
 		return 0, false
 	}
-	d := undoZeroBytes(diff, ip4Len+udpLen-idOffset+len(pkt)-ICRCLen)
+	d := undoZeroBytes(diff, ip4Len+udpLen-ipv4IDOffset+len(pkt)-ICRCLen)
 	if d>>16 != 0 {
 		return 0, false
 	}

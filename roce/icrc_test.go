@@ -55,9 +55,9 @@ func scapyFrames(t testing.TB) [][]byte {
 	}
 }
 
-// splitPacket divides an IP packet into the parts that a receiver on a UDP socket has, which are the flow and the UDP
+// splitIPPacket divides an IP packet into the parts that a receiver on a UDP socket has, which are the flow and the UDP
 // payload, and the identification, which it does not have.
-func splitPacket(ip []byte) (f roce.Flow, id uint16, pkt []byte) {
+func splitIPPacket(ip []byte) (f roce.Flow, id uint16, pkt []byte) {
 	var src, dst netip.Addr
 	if ip[0]>>4 == 4 {
 		id = binary.BigEndian.Uint16(ip[4:])
@@ -75,7 +75,7 @@ func splitPacket(ip []byte) (f roce.Flow, id uint16, pkt []byte) {
 func TestICRCOfKnownFrames(t *testing.T) {
 	opcodes := map[roce.Opcode]bool{}
 	for _, ip := range append(rxeFrames(t), scapyFrames(t)...) {
-		f, id, pkt := splitPacket(ip)
+		f, id, pkt := splitIPPacket(ip)
 		p, err := roce.ParsePacket(pkt)
 		if err != nil {
 			t.Errorf("%x: %v", ip, err)
@@ -191,7 +191,7 @@ func TestICRCCoversWholePacket(t *testing.T) {
 	}
 }
 
-func TestVerifySolvesEveryIdentification(t *testing.T) {
+func TestVerifyRecoversAnyIdentification(t *testing.T) {
 	f := roce.NewFlow(netip.MustParseAddrPort("10.77.0.2:49458"), netip.MustParseAddrPort("10.77.0.3:4791"))
 	pkt := make([]byte, 20)
 	for id := range 1 << 16 {
@@ -202,10 +202,11 @@ func TestVerifySolvesEveryIdentification(t *testing.T) {
 	}
 }
 
-// TestVerifyFindsDamage flips each bit of a packet. Verify must reject each packet, unless the bit is outside the ICRC.
-func TestVerifyFindsDamage(t *testing.T) {
+// TestVerifyDetectsFlippedBit flips each bit of a packet. Verify must reject each packet, unless the bit is outside the
+// ICRC.
+func TestVerifyDetectsFlippedBit(t *testing.T) {
 	for _, ip := range rxeFrames(t) {
-		f, id, pkt := splitPacket(ip)
+		f, id, pkt := splitIPPacket(ip)
 		if len(pkt) > 600 {
 			continue
 		}
@@ -227,7 +228,7 @@ func TestVerifyFindsDamage(t *testing.T) {
 	}
 }
 
-func TestVerifyRefuses(t *testing.T) {
+func TestVerifyRefusesInvalidPackets(t *testing.T) {
 	v4 := roce.NewFlow(netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.2:4791"))
 	v6 := roce.NewFlow(netip.MustParseAddrPort("[fe80::1]:49152"), netip.MustParseAddrPort("[fe80::2]:4791"))
 	for n := range 16 {
@@ -272,9 +273,9 @@ func TestICRCPanicsOnImpossibleLength(t *testing.T) {
 	}
 }
 
-// TestVerifySolvesOnlyIdentification: Verify accepts any identification, but no other flags and no other
+// TestVerifyRecoversOnlyIdentification: Verify accepts any identification, but no other flags and no other
 // fragment offset. CheckIP receives the header and rejects all of these packets.
-func TestVerifySolvesOnlyIdentification(t *testing.T) {
+func TestVerifyRecoversOnlyIdentification(t *testing.T) {
 	src, dst := netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.3:4791")
 	f := roce.NewFlow(src, dst)
 	for bit := range 32 {
@@ -409,7 +410,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 
 func FuzzVerify(f *testing.F) {
 	for _, ip := range append(scapyFrames(f), rxeFrames(f)[0]) {
-		_, id, pkt := splitPacket(ip)
+		_, id, pkt := splitIPPacket(ip)
 		f.Add(pkt, uint32(0x0a000001), uint32(0x0a000002), uint16(0xc132), id, uint16(0), false, uint16(3))
 		f.Add(pkt, uint32(0x0a000001), uint32(0x0a000002), uint16(0xc132), id, uint16(0), true, uint16(0))
 	}
@@ -475,7 +476,7 @@ func FuzzCheckIP(f *testing.F) {
 		if ok && (ip[0] == 0x45 && ip[6] == 0x40 && ip[7] == 0 &&
 			int(binary.BigEndian.Uint16(ip[2:])) == 20+int(binary.BigEndian.Uint16(ip[24:])) ||
 			ip[0]>>4 == 6 && bytes.Equal(ip[4:6], ip[44:46])) {
-			flow, id, _ := splitPacket(ip)
+			flow, id, _ := splitIPPacket(ip)
 			udp := ip[20:]
 			if ip[0]>>4 == 6 {
 				udp = ip[40:]

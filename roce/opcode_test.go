@@ -7,10 +7,10 @@ import (
 	"verbena/roce"
 )
 
-// operations is table 38 of the specification for RC. Each row contains the name of an operation, its extended headers
-// in order, and its properties. "payload" and "imm" represent the properties that follow from a payload and from
-// immediate data.
-var operations = []struct {
+// rcOperations is table 38 of the specification for RC. Each row contains the name of an operation, its extended
+// headers in order, and its properties. "payload" and "imm" represent the properties that follow from a payload and
+// from immediate data.
+var rcOperations = []struct {
 	op      uint8
 	name    string
 	headers string
@@ -70,7 +70,7 @@ func opcodeTable() map[roce.Opcode]opcodeRow {
 		0x65: {"UD SEND Only with Immediate", "DETH ImmDt", "request only send takes completes payload"},
 		0x81: {"CNP", "", ""},
 	}
-	for _, o := range operations {
+	for _, o := range rcOperations {
 		t[roce.Opcode(o.op)] = opcodeRow{"RC " + o.name, o.headers, o.props}
 		if o.op <= 0x0b {
 			t[roce.Opcode(0x20+o.op)] = opcodeRow{"UC " + o.name, o.headers, o.props}

@@ -21,8 +21,8 @@ type opcodeInfo struct {
 	headerLayout
 }
 
-// afterXRCETH is the offset of the first header after an XRCETH.
-const afterXRCETH = BTHLen + XRCETHLen
+// afterXRCETHOffset is the offset of the first header after an XRCETH.
+const afterXRCETHOffset = BTHLen + XRCETHLen
 
 var (
 	layNone      = headerLayout{len: BTHLen}
@@ -40,15 +40,17 @@ var (
 
 	layCNP = headerLayout{len: BTHLen + CNPLen}
 
-	layXRC        = headerLayout{xrceth: BTHLen, len: afterXRCETH}
-	layXRCImm     = headerLayout{xrceth: BTHLen, immdt: afterXRCETH, len: afterXRCETH + ImmDtLen}
-	layXRCInv     = headerLayout{xrceth: BTHLen, ieth: afterXRCETH, len: afterXRCETH + IETHLen}
-	layXRCRETH    = headerLayout{xrceth: BTHLen, reth: afterXRCETH, len: afterXRCETH + RETHLen}
-	layXRCRETHImm = headerLayout{xrceth: BTHLen, reth: afterXRCETH, immdt: afterXRCETH + RETHLen, len: afterXRCETH +
-		RETHLen + ImmDtLen}
-	layXRCAtomic = headerLayout{xrceth: BTHLen, atomiceth: afterXRCETH, len: afterXRCETH + AtomicETHLen}
-	layXRCFlush  = headerLayout{xrceth: BTHLen, feth: afterXRCETH, reth: afterXRCETH + FETHLen, len: afterXRCETH +
-		FETHLen + RETHLen}
+	layXRC        = headerLayout{xrceth: BTHLen, len: afterXRCETHOffset}
+	layXRCImm     = headerLayout{xrceth: BTHLen, immdt: afterXRCETHOffset, len: afterXRCETHOffset + ImmDtLen}
+	layXRCInv     = headerLayout{xrceth: BTHLen, ieth: afterXRCETHOffset, len: afterXRCETHOffset + IETHLen}
+	layXRCRETH    = headerLayout{xrceth: BTHLen, reth: afterXRCETHOffset, len: afterXRCETHOffset + RETHLen}
+	layXRCRETHImm = headerLayout{xrceth: BTHLen, reth: afterXRCETHOffset, immdt: afterXRCETHOffset + RETHLen,
+		len: afterXRCETHOffset +
+			RETHLen + ImmDtLen}
+	layXRCAtomic = headerLayout{xrceth: BTHLen, atomiceth: afterXRCETHOffset, len: afterXRCETHOffset + AtomicETHLen}
+	layXRCFlush  = headerLayout{xrceth: BTHLen, feth: afterXRCETHOffset, reth: afterXRCETHOffset + FETHLen,
+		len: afterXRCETHOffset +
+			FETHLen + RETHLen}
 )
 
 // The next constants are combinations of flags that several services share.

@@ -42,7 +42,7 @@ func TestNewAndParsePacket(t *testing.T) {
 	}
 }
 
-func TestParsePacketDrops(t *testing.T) {
+func TestParsePacketDropReasons(t *testing.T) {
 	pkt := func(op roce.Opcode, pad, size int) []byte {
 		b := make([]byte, size)
 		roce.BTH(b).Encode(&roce.BTHFields{Opcode: op, PadCount: uint8(pad)})

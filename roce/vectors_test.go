@@ -6,10 +6,10 @@ import (
 	"verbena/roce"
 )
 
-// TestPublicVectors compares the fields of the packets in scapy's test/contrib/roce.uts with the values in that file.
-// TestICRCOfKnownFrames checks the ICRCs of these packets. An exception is a CNP from an article, because according to
-// scapy its ICRC is wrong.
-func TestPublicVectors(t *testing.T) {
+// TestFieldsMatchScapyVectors compares the fields of the packets in scapy's test/contrib/roce.uts with the values in
+// that file. TestICRCOfKnownFrames checks the ICRCs of these packets. An exception is a CNP from an article, because
+// according to scapy its ICRC is wrong.
+func TestFieldsMatchScapyVectors(t *testing.T) {
 	frames := scapyFrames(t)
 	// The article's CNP goes from 22.22.22.8 to 22.22.22.7 with identification 0x98c6, source port 56238 and queue pair
 	// 0xd2. The CNP has no ICRC.
@@ -38,7 +38,7 @@ func TestPublicVectors(t *testing.T) {
 		{name: "CNP of an article", ip: article, op: roce.CNP, qpn: 0xd2, becn: true,
 			port: 56238, tos: 0x89, ttl: 32, ident: 0x98c6, checkSize: 60},
 	} {
-		flow, ident, pkt := splitPacket(c.ip)
+		flow, ident, pkt := splitIPPacket(c.ip)
 		p, err := roce.ParsePacket(pkt)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)

@@ -14,5 +14,6 @@
 // counted.
 //
 // A [Result] holds all events with their times. A Result can be written as text ([Result.Text]), JSON, a picture
-// ([Result.Timeline]), or a report for CI systems ([Result.JUnit]). [Result.Compare] compares the JSON of two runs.
+// ([Result.Timeline]), or a report for CI systems ([Result.WriteJUnit]). [Result.Compare] compares the JSON of two
+// runs.
 package scenario

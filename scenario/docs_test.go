@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestDocumented checks that docs/failover.md has all fields of a scenario file.
-func TestDocumented(t *testing.T) {
+// TestScenarioFieldsAreDocumented checks that docs/failover.md has all fields of a scenario file.
+func TestScenarioFieldsAreDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/failover.md")
 	if err != nil {
 		t.Fatal(err)

@@ -87,8 +87,8 @@ type trigger struct {
 	Wait   duration `yaml:"wait"`
 }
 
-// isCounted reports whether the device itself detects the moment.
-func (m *trigger) isCounted() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
+// isDetectedByDevice reports whether the device itself detects the moment.
+func (m *trigger) isDetectedByDevice() bool { return m != nil && (m.WR > 0 || m.Packet > 0) }
 
 // actionSpec is an action of a scenario. Exactly one of its pointers or strings is set.
 type actionSpec struct {
@@ -174,7 +174,7 @@ func Load(path string, set map[string]string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := parseIn(filepath.Dir(path), b, set)
+	f, err := parseFileInDir(filepath.Dir(path), b, set)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -182,9 +182,9 @@ func Load(path string, set map[string]string) (*File, error) {
 }
 
 // parseFile parses a scenario. ${DIR} is the current folder. Syntax errors quote the line.
-func parseFile(b []byte, set map[string]string) (*File, error) { return parseIn(".", b, set) }
+func parseFile(b []byte, set map[string]string) (*File, error) { return parseFileInDir(".", b, set) }
 
-func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
+func parseFileInDir(dir string, b []byte, set map[string]string) (*File, error) {
 	if len(b) > maxFileSize {
 		return nil, fmt.Errorf("the file exceeds %d bytes", maxFileSize)
 	}
@@ -212,7 +212,7 @@ func parseIn(dir string, b []byte, set map[string]string) (*File, error) {
 	if err := f.expandVariables(dir); err != nil {
 		return nil, err
 	}
-	if err := f.check(); err != nil {
+	if err := f.fillDefaultsAndCheck(); err != nil {
 		return nil, err
 	}
 	return f, nil
@@ -255,8 +255,8 @@ func (f *File) expandVariables(dir string) error {
 	return missing
 }
 
-// check fills in defaults and rejects invalid values.
-func (f *File) check() error {
+// fillDefaultsAndCheck fills in defaults and rejects invalid values.
+func (f *File) fillDefaultsAndCheck() error {
 	if f.Name == "" {
 		return errors.New(`missing key "name"`)
 	}
@@ -272,7 +272,7 @@ func (f *File) check() error {
 	if len(f.Programs) == 0 {
 		return errors.New("programs: the list is empty")
 	}
-	c := checker{f: f, devices: map[string]bool{}, programs: map[string]bool{}, actions: map[string]*actionSpec{}}
+	c := fileChecker{f: f, devices: map[string]bool{}, programs: map[string]bool{}, actions: map[string]*actionSpec{}}
 	for i := range f.Devices {
 		d := &f.Devices[i]
 		if d.Name == "" {
@@ -320,7 +320,7 @@ func (f *File) check() error {
 		if err := errors.Join(c.checkTrigger(p.Start, "", p.Name), c.checkOutcome(&p.Expect)); err != nil {
 			return fmt.Errorf("program %s: %w", p.Name, err)
 		}
-		if p.Start.isCounted() {
+		if p.Start.isDetectedByDevice() {
 			return fmt.Errorf("program %s: start: a program cannot start at a counted moment; start it after an action (done)",
 				p.Name)
 		}
@@ -351,20 +351,20 @@ func ordinal(i int) string {
 	return fmt.Sprintf("%dth", i)
 }
 
-type checker struct {
+type fileChecker struct {
 	f                 *File
 	devices, programs map[string]bool
 	actions           map[string]*actionSpec
 }
 
-func (c *checker) checkDevice(name string) error {
+func (c *fileChecker) checkDevice(name string) error {
 	if !c.devices[name] {
 		return fmt.Errorf("unknown device %q", name)
 	}
 	return nil
 }
 
-func (c *checker) checkProgram(name string) error {
+func (c *fileChecker) checkProgram(name string) error {
 	if !c.programs[name] {
 		return fmt.Errorf("unknown program %q", name)
 	}
@@ -372,7 +372,7 @@ func (c *checker) checkProgram(name string) error {
 }
 
 // checkTrigger checks the moment of an action or of a program, given by its name. The name of the other kind is empty.
-func (c *checker) checkTrigger(m *trigger, action, program string) error {
+func (c *fileChecker) checkTrigger(m *trigger, action, program string) error {
 	if m == nil {
 		return nil
 	}
@@ -407,7 +407,7 @@ func (c *checker) checkTrigger(m *trigger, action, program string) error {
 		return errors.New("the action waits for itself")
 	case m.Counter != "" && m.Reaches == 0:
 		return errors.New(`counter: missing key "reaches"`)
-	case m.isCounted() && m.Wait != 0:
+	case m.isDetectedByDevice() && m.Wait != 0:
 		return errors.New("wait: a delay cannot follow a counted moment")
 	}
 	return nil
@@ -437,7 +437,7 @@ func (f *File) RemoveAction(action string) error {
 }
 
 // checkCycles rejects actions and programs that wait for each other.
-func (c *checker) checkCycles() error {
+func (c *fileChecker) checkCycles() error {
 	type node struct{ action, program string }
 	next := func(m *trigger) (n node, ok bool) {
 		switch {
@@ -481,7 +481,7 @@ func checkExpression(s string) error {
 	return err
 }
 
-func (c *checker) checkOutcome(o *expectedOutcome) error {
+func (c *fileChecker) checkOutcome(o *expectedOutcome) error {
 	if o.Exit != nil && o.Killed != "" {
 		return errors.New("expect: a killed program has no exit code")
 	}
@@ -561,7 +561,7 @@ func (a *actionSpec) deviceName() string {
 
 // cancelsTriggerOf reports whether the action makes a device cancel the pending counted moment of o.
 func (a *actionSpec) cancelsTriggerOf(o *actionSpec) bool {
-	if a == o || !o.When.isCounted() || a.deviceName() != o.deviceName() {
+	if a == o || !o.When.isDetectedByDevice() || a.deviceName() != o.deviceName() {
 		return false
 	}
 	switch {
@@ -573,13 +573,13 @@ func (a *actionSpec) cancelsTriggerOf(o *actionSpec) bool {
 	return a.Remove != ""
 }
 
-func (c *checker) checkAction(a *actionSpec) error {
+func (c *fileChecker) checkAction(a *actionSpec) error {
 	if dev := a.deviceName(); dev != "" || a.Clear == "" && a.Signal == nil && a.Verb == nil {
 		if err := c.checkDevice(dev); err != nil {
 			return err
 		}
 	}
-	if m := a.When; m.isCounted() {
+	if m := a.When; m.isDetectedByDevice() {
 		switch {
 		case a.Link != nil && (a.Link.State == "down" || a.Link.State == "flap") && a.Link.MTU == 0 && a.Link.Shape == nil:
 		case a.Reset != nil && m.Packet == 0:
@@ -592,9 +592,9 @@ func (c *checker) checkAction(a *actionSpec) error {
 				"make the action follow one of them (done), or a counter")
 		}
 	}
-	if a.When.isCounted() {
+	if a.When.isDetectedByDevice() {
 		for i := range c.f.Actions {
-			if o := &c.f.Actions[i]; o != a && o.When.isCounted() && o.deviceName() == a.deviceName() &&
+			if o := &c.f.Actions[i]; o != a && o.When.isDetectedByDevice() && o.deviceName() == a.deviceName() &&
 				(o.Link != nil) == (a.Link != nil) {
 				return fmt.Errorf("%q also has a counted moment of %s: a device waits for one link and one reset; make one follow the other (done)",
 					o.Name, a.deviceName())
@@ -634,7 +634,7 @@ func (c *checker) checkAction(a *actionSpec) error {
 	return nil
 }
 
-func (c *checker) checkCounter(x *expectedCounter) error {
+func (c *fileChecker) checkCounter(x *expectedCounter) error {
 	switch {
 	case x.Is == nil && x.Min == nil && x.Max == nil:
 		return errors.New("give is, min or max")

@@ -172,15 +172,15 @@ func TestActionAndProgramShareName(t *testing.T) {
 		1)+"actions: [{name: client, unplug: rxe0, when: {at: 1s}}]", nil)
 }
 
-// TestDocumentMarkers checks that a document may have start and end markers.
-func TestDocumentMarkers(t *testing.T) {
+// TestDocumentMarkersAreAccepted checks that a document may have start and end markers.
+func TestDocumentMarkersAreAccepted(t *testing.T) {
 	for _, text := range []string{"---" + baseText, baseText + "---\n", baseText + "...\n"} {
 		mustParse(t, text, nil)
 	}
 }
 
-// TestDirVariable checks that ${DIR} is the folder of the file, also in replaceable values.
-func TestDirVariable(t *testing.T) {
+// TestDirVariableIsFolderOfFile checks that ${DIR} is the folder of the file, also in replaceable values.
+func TestDirVariableIsFolderOfFile(t *testing.T) {
 	text := strings.Replace(baseText, "ARG: first", "ARG: '${DIR}/first'", 1) + "timeout: 1s\n"
 	text = strings.Replace(text, "run: [client]", "run: ['${DIR}/client', '${ARG}'], env: {A: '${DIR}'}", 1)
 	path := filepath.Join(t.TempDir(), "x.yaml")

@@ -149,8 +149,8 @@ func newResult(f *File, began time.Time) *Result {
 	return r
 }
 
-// NotRun returns the Result of a scenario that could not be started.
-func NotRun(f *File, why error) *Result {
+// NewFailedResult returns the Result of a scenario that could not be started.
+func NewFailedResult(f *File, why error) *Result {
 	r := newResult(f, time.Now())
 	r.Error = why.Error()
 	return r
@@ -222,9 +222,9 @@ func (r *Result) checkExpectations(f *File, took time.Duration, err error) {
 	r.Passed = err == nil && !slices.ContainsFunc(r.Checks, func(c checkResult) bool { return !c.Passed })
 }
 
-type addCheck func(subject, what string, ok bool, why string, args ...any)
+type addCheckFunc func(subject, what string, ok bool, why string, args ...any)
 
-func (r *Result) checkProgram(p *Program, res *programResult, add addCheck) {
+func (r *Result) checkProgram(p *Program, res *programResult, add addCheckFunc) {
 	e := &p.Expect
 	switch {
 	case res.Error != "":
@@ -242,9 +242,9 @@ func (r *Result) checkProgram(p *Program, res *programResult, add addCheck) {
 	switch {
 	case res.Exit == nil || res.Killed:
 		add(p.Name, want.String(), false, "the program did not end by itself within %v%s",
-			time.Duration(r.runTime(res)).Round(time.Millisecond), res.lastLine())
+			time.Duration(r.runTime(res)).Round(time.Millisecond), res.describeLastLine())
 	default:
-		add(p.Name, want.String(), *res.Exit == want, "%s%s", *res.Exit, res.lastLine())
+		add(p.Name, want.String(), *res.Exit == want, "%s%s", *res.Exit, res.describeLastLine())
 	}
 	if w := time.Duration(e.Within); w > 0 {
 		took := res.End - res.Start
@@ -256,7 +256,7 @@ func (r *Result) checkProgram(p *Program, res *programResult, add addCheck) {
 		re := regexp.MustCompile(s)
 		at := slices.IndexFunc(res.Lines[min(next, len(res.Lines)):],
 			func(l outputLine) bool { return re.MatchString(l.Text) })
-		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.orderHint(e, s, next), res.lastLine())
+		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.orderHint(e, s, next), res.describeLastLine())
 		if at >= 0 {
 			next += at + 1
 		}
@@ -286,8 +286,8 @@ func (r *Result) orderHint(e *expectedOutcome, s string, next int) string {
 	return ""
 }
 
-// lastLine describes the program's last line, for failures.
-func (p *programResult) lastLine() string {
+// describeLastLine describes the program's last line, for failures.
+func (p *programResult) describeLastLine() string {
 	for i := len(p.Lines) - 1; i >= 0; i-- {
 		if s := strings.TrimSpace(p.Lines[i].Text); s != "" {
 			return fmt.Sprintf("; its last line: %s", s)
@@ -296,7 +296,7 @@ func (p *programResult) lastLine() string {
 	return "; the program has printed nothing"
 }
 
-func (r *Result) checkCounter(c *expectedCounter, add addCheck) {
+func (r *Result) checkCounter(c *expectedCounter, add addCheckFunc) {
 	subject, what := c.Dev, c.Counter
 	var got uint64
 	if c.Action != "" {
@@ -327,8 +327,8 @@ func (r *Result) checkCounter(c *expectedCounter, add addCheck) {
 	}
 }
 
-// Text writes the result as text for readers.
-func (r *Result) Text(w io.Writer) error {
+// WriteText writes the result as text for readers.
+func (r *Result) WriteText(w io.Writer) error {
 	var b bytes.Buffer
 	failed := 0
 	for _, c := range r.Checks {
@@ -387,9 +387,9 @@ type junitFailure struct {
 	Message string `xml:"message,attr"`
 }
 
-// JUnit writes results in the JUnit format of CI systems. Each scenario is a suite, and each expectation is a test
-// case.
-func JUnit(w io.Writer, results []*Result) error {
+// WriteJUnit writes results in the WriteJUnit format of CI systems. Each scenario is a suite, and each expectation is a
+// test case.
+func WriteJUnit(w io.Writer, results []*Result) error {
 	seconds := func(d time.Duration) string { return fmt.Sprintf("%.3f", d.Seconds()) }
 	var all junitSuites
 	var total time.Duration
@@ -488,18 +488,18 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 			if a.Rule.Seen == b.Rule.Seen && a.Rule.Hit != b.Rule.Hit {
 				same = append(same, fmt.Sprintf("action %q: of %d seen, %d were hit, and %d", a.Name, a.Rule.Seen, a.Rule.Hit,
 					b.Rule.Hit))
-			} else if n, m, ok := a.Rule.sameHits(b.Rule); !ok {
+			} else if n, m, ok := a.Rule.compareHits(b.Rule); !ok {
 				same = append(same, fmt.Sprintf("action %q: its rule has hit %s, and %s", a.Name, n, m))
 			}
 		}
-		free = appendDifference(free, fmt.Sprintf("action %q", a.Name), a.At, b.At)
+		free = appendTimeDifference(free, fmt.Sprintf("action %q", a.Name), a.At, b.At)
 	}
 	for i := range min(len(r.Programs), len(o.Programs)) {
 		p, q := &r.Programs[i], &o.Programs[i]
 		if p.Exit != nil && q.Exit != nil && *p.Exit != *q.Exit {
 			free = append(free, fmt.Sprintf("%s: %s, and %s", p.Name, p.Exit, q.Exit))
 		}
-		free = appendDifference(free, p.Name+" ended", p.End, q.End)
+		free = appendTimeDifference(free, p.Name+" ended", p.End, q.End)
 		for j := range max(len(p.Lines), len(q.Lines)) {
 			if a, b := p.lineAt(j), q.lineAt(j); a != b {
 				free = append(free, fmt.Sprintf("%s: line %d: %q, and %q", p.Name, j+1, a, b))
@@ -517,9 +517,9 @@ func (r *Result) Compare(o *Result) (same, free []string) {
 	return same, free
 }
 
-// sameHits reports whether two rules have hit the same packets or calls, as far as both have seen them and HitAt
+// compareHits reports whether two rules have hit the same packets or calls, as far as both have seen them and HitAt
 // lists them. If not, mine and others describe the first difference.
-func (r *ruleResult) sameHits(o *ruleResult) (mine, others string, ok bool) {
+func (r *ruleResult) compareHits(o *ruleResult) (mine, others string, ok bool) {
 	both := min(r.Seen, o.Seen)
 	at := func(r *ruleResult, i int) (uint64, bool) { // the i-th hit seen by both rules, or 0; false if unknown
 		if i < len(r.HitAt) {
@@ -553,8 +553,8 @@ func (p *programResult) lineAt(i int) string {
 	return ""
 }
 
-// appendDifference appends a message if two times differ by more than a tenth of a second.
-func appendDifference(list []string, what string, a, b time.Duration) []string {
+// appendTimeDifference appends a message if two times differ by more than a tenth of a second.
+func appendTimeDifference(list []string, what string, a, b time.Duration) []string {
 	if d := a - b; d.Abs() > 100*time.Millisecond {
 		list = append(list, fmt.Sprintf("%s: at %v, and %v", what, a.Round(time.Millisecond), b.Round(time.Millisecond)))
 	}

@@ -183,7 +183,7 @@ func (x *runState) runAll(ctx context.Context) error {
 	for i := range x.f.Devices {
 		if d := &x.f.Devices[i]; d.Link != nil {
 			if _, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkSet,
-				Set: &ctl.LinkSet{Name: d.Name, Shape: x.seededShape(d.Link)}}); err != nil {
+				Set: &ctl.LinkSet{Name: d.Name, Shape: x.shapeWithSeed(d.Link)}}); err != nil {
 				return fmt.Errorf("device %s: %w", d.Name, err)
 			}
 		}
@@ -192,7 +192,7 @@ func (x *runState) runAll(ctx context.Context) error {
 	defer limit.Stop()
 	for i := range x.f.Actions {
 		a := &x.f.Actions[i]
-		if a.out || a.When != nil && !a.When.isCounted() {
+		if a.out || a.When != nil && !a.When.isDetectedByDevice() {
 			continue
 		}
 		x.beginAction(i)
@@ -216,18 +216,18 @@ func (x *runState) runAll(ctx context.Context) error {
 	x.began = time.Now()
 	x.res.Began = x.began
 	defer x.endRun()
-	return x.loop(ctx)
+	return x.runEventLoop(ctx)
 }
 
-// loop runs until all programs have ended, and all actions are done whose moments can still occur.
-func (x *runState) loop(ctx context.Context) error {
+// runEventLoop runs until all programs have ended, and all actions are done whose moments can still occur.
+func (x *runState) runEventLoop(ctx context.Context) error {
 	limit := time.NewTimer(time.Duration(x.f.Timeout))
 	defer limit.Stop()
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
-		x.advance(time.Now())
-		if x.finished() {
+		x.startDueItems(time.Now())
+		if x.isFinished() {
 			return nil
 		}
 		select {
@@ -244,27 +244,28 @@ func (x *runState) loop(ctx context.Context) error {
 	}
 }
 
-// finished reports whether no more events can happen. The remaining actions then wait for events of ended programs.
-func (x *runState) finished() bool {
+// isFinished reports whether no more events can happen. The remaining actions then wait for events of ended programs.
+func (x *runState) isFinished() bool {
 	if x.running > 0 || x.busy > 0 {
 		return false
 	}
 	for i := range x.programs {
-		if p := &x.programs[i]; p.state == dueLater || p.state == waiting && x.mayOccurIdle(x.f.Programs[i].Start) {
+		if p := &x.programs[i]; p.state == dueLater || p.state == waiting &&
+			x.mayOccurWithoutPrograms(x.f.Programs[i].Start) {
 			return false
 		}
 	}
 	for i := range x.actions {
 		a := &x.actions[i]
-		if a.state == dueLater || a.state == waiting && x.mayOccurIdle(x.f.Actions[i].When) {
+		if a.state == dueLater || a.state == waiting && x.mayOccurWithoutPrograms(x.f.Actions[i].When) {
 			return false
 		}
 	}
 	return true
 }
 
-// mayOccurIdle reports whether a moment can occur while no program runs.
-func (x *runState) mayOccurIdle(m *trigger) bool { return m != nil && m.At != nil }
+// mayOccurWithoutPrograms reports whether a moment can occur while no program runs.
+func (x *runState) mayOccurWithoutPrograms(m *trigger) bool { return m != nil && m.At != nil }
 
 // endRun kills the remaining programs and records the final state.
 func (x *runState) endRun() {
@@ -290,7 +291,7 @@ wait:
 			}
 		}()
 	}
-	x.recordFinal()
+	x.recordFinalState()
 }
 
 // handleEvent handles an event.
@@ -305,7 +306,7 @@ func (x *runState) handleEvent(h runEvent) {
 			p.More++
 		}
 		x.reportProgress(ProgressEvent{At: at, Kind: MarkLine, Subject: p.Name, Text: *h.line})
-		x.markDue(func(m *trigger) bool {
+		x.markDueTriggers(func(m *trigger) bool {
 			return m.Output != "" && m.Of == p.Name && regexp.MustCompile(m.Output).MatchString(*h.line)
 		})
 	case h.exit != nil:
@@ -315,7 +316,7 @@ func (x *runState) handleEvent(h runEvent) {
 		p.End, p.Exit = at, h.exit
 		p.Killed = x.programs[h.program].killed
 		x.reportProgress(ProgressEvent{At: at, Kind: MarkExit, Subject: p.Name, Text: h.exit.String()})
-		x.markDue(func(m *trigger) bool { return m.Exit == p.Name })
+		x.markDueTriggers(func(m *trigger) bool { return m.Exit == p.Name })
 	case h.done:
 		x.busy--
 		a, res := &x.actions[h.action], &x.res.Actions[h.action]
@@ -326,12 +327,12 @@ func (x *runState) handleEvent(h runEvent) {
 		if a.armed && h.err == nil {
 			return // not done until the device reports the moment
 		}
-		x.markDone(h.action, at)
+		x.markActionDone(h.action, at)
 	}
 }
 
-// markDone records that an action is done.
-func (x *runState) markDone(i int, at time.Duration) {
+// markActionDone records that an action is done.
+func (x *runState) markActionDone(i int, at time.Duration) {
 	a, res := &x.actions[i], &x.res.Actions[i]
 	a.state = over
 	res.Done = true
@@ -344,7 +345,7 @@ func (x *runState) markDone(i int, at time.Duration) {
 		text += ": " + res.Error
 	}
 	x.reportProgress(ProgressEvent{At: res.At, Kind: MarkAction, Subject: res.Name, Text: text})
-	x.markDue(func(m *trigger) bool { return m.Done == res.Name })
+	x.markDueTriggers(func(m *trigger) bool { return m.Done == res.Name })
 }
 
 func (x *runState) reportProgress(m ProgressEvent) {
@@ -353,11 +354,11 @@ func (x *runState) reportProgress(m ProgressEvent) {
 	}
 }
 
-// markDue marks the programs and actions as due if is returns true for their moment.
-func (x *runState) markDue(is func(*trigger) bool) {
+// markDueTriggers marks the programs and actions as due if is returns true for their moment.
+func (x *runState) markDueTriggers(is func(*trigger) bool) {
 	now := time.Now()
 	x.forEachTrigger(func(m *trigger, state *progressState, due *time.Time) {
-		if *state == waiting && m != nil && !m.isCounted() && is(m) {
+		if *state == waiting && m != nil && !m.isDetectedByDevice() && is(m) {
 			*state, *due = dueLater, now.Add(time.Duration(m.Wait))
 		}
 	})
@@ -372,12 +373,12 @@ func (x *runState) forEachTrigger(f func(m *trigger, state *progressState, due *
 	}
 }
 
-// advance starts the due programs and actions.
-func (x *runState) advance(now time.Time) {
+// startDueItems starts the due programs and actions.
+func (x *runState) startDueItems(now time.Time) {
 	x.stale = true
 	for again := true; again; { // the start of one program may be the moment of another
 		again = false
-		x.markDue(func(m *trigger) bool {
+		x.markDueTriggers(func(m *trigger) bool {
 			switch {
 			case m.At != nil:
 				return now.Sub(x.began) >= time.Duration(*m.At)
@@ -425,11 +426,11 @@ func (x *runState) startProgram(i int) {
 		e := proc.Wait()
 		x.news <- runEvent{program: i, exit: &e}
 	}()
-	x.markDue(func(m *trigger) bool { return m.Started == res.Name })
+	x.markDueTriggers(func(m *trigger) bool { return m.Started == res.Name })
 }
 
-// cancelTriggers ends the pending counted moments that action i makes the devices cancel.
-func (x *runState) cancelTriggers(i int) {
+// cancelTriggersOfAction ends the pending counted moments that action i makes the devices cancel.
+func (x *runState) cancelTriggersOfAction(i int) {
 	looked := false
 	for j := range x.actions {
 		if !x.waitsForCount(j) || !x.f.Actions[i].cancelsTriggerOf(&x.f.Actions[j]) {
@@ -437,12 +438,12 @@ func (x *runState) cancelTriggers(i int) {
 		}
 		if !looked {
 			looked = true
-			x.findOccurred() // the moment may have occurred just now
+			x.findOccurredTriggers() // the moment may have occurred just now
 		}
 		if x.waitsForCount(j) {
 			x.res.Actions[j].Error = fmt.Sprintf("its moment was not reached before %q, which cancelled it",
 				x.res.Actions[i].Name)
-			x.markDone(j, time.Since(x.began))
+			x.markActionDone(j, time.Since(x.began))
 		}
 	}
 }
@@ -454,10 +455,10 @@ func (x *runState) waitsForCount(i int) bool {
 
 // beginAction performs an action, or arms the device to perform it at its counted moment.
 func (x *runState) beginAction(i int) {
-	x.cancelTriggers(i)
+	x.cancelTriggersOfAction(i)
 	a, f := &x.actions[i], &x.f.Actions[i]
 	res := &x.res.Actions[i]
-	a.state, a.armed = underWay, f.When.isCounted()
+	a.state, a.armed = underWay, f.When.isDetectedByDevice()
 	res.At, res.Began = time.Since(x.began), true
 	x.busy++
 	if s := f.Signal; s != nil {
@@ -507,7 +508,7 @@ func (x *runState) actionRequests(a *actionSpec) ([]*ctl.Request, error) {
 		l := a.Link
 		return []*ctl.Request{{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: l.Dev, State: ctl.LinkState(l.State),
 			Down: time.Duration(l.For), MTU: l.MTU,
-			Shape: x.seededShape(l.Shape), AtWR: m.WR, AtPacket: m.Packet}}}, nil
+			Shape: x.shapeWithSeed(l.Shape), AtWR: m.WR, AtPacket: m.Packet}}}, nil
 	case a.Reset != nil:
 		r := &ctl.DevReset{Name: a.Reset.Dev, NoFlush: a.Reset.NoFlush, AtWR: m.WR}
 		if u := a.Reset.Unreachable; u != nil {
@@ -527,7 +528,7 @@ func (x *runState) actionRequests(a *actionSpec) ([]*ctl.Request, error) {
 		list := []*ctl.Request{{Op: ctl.OpLinkAdd, Link: &ctl.LinkSpec{Name: d.Name, Addrs: d.Addr, Netdev: d.If,
 			Wire: x.f.Wire}}}
 		if d.Link != nil {
-			list = append(list, &ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: d.Name, Shape: x.seededShape(d.Link)}})
+			list = append(list, &ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: d.Name, Shape: x.shapeWithSeed(d.Link)}})
 		}
 		return list, nil
 	case a.Fault != nil:
@@ -545,7 +546,7 @@ func (x *runState) actionRequests(a *actionSpec) ([]*ctl.Request, error) {
 		for i := range x.f.Actions {
 			if x.f.Actions[i].Name == a.Clear && x.actions[i].live {
 				id, x.actions[i].live = x.actions[i].id, false
-				x.recordRule(i)
+				x.recordRuleStats(i)
 			}
 		}
 		if id == 0 {
@@ -558,8 +559,8 @@ func (x *runState) actionRequests(a *actionSpec) ([]*ctl.Request, error) {
 	return nil, errors.New("the action does nothing")
 }
 
-// seededShape returns the shape with the seed of the scenario, if the shape uses random numbers.
-func (x *runState) seededShape(s *fault.Shape) *fault.Shape {
+// shapeWithSeed returns the shape with the seed of the scenario, if the shape uses random numbers.
+func (x *runState) shapeWithSeed(s *fault.Shape) *fault.Shape {
 	if s == nil {
 		return nil
 	}
@@ -576,11 +577,11 @@ func (x *runState) pollDevices() {
 	if x.ticks%x.thin == 0 {
 		x.recordSample()
 	}
-	x.findOccurred()
+	x.findOccurredTriggers()
 }
 
-// findOccurred finds the counted moments that have occurred since the last call.
-func (x *runState) findOccurred() {
+// findOccurredTriggers finds the counted moments that have occurred since the last call.
+func (x *runState) findOccurredTriggers() {
 	links, devs := "", ""
 	for i := range x.actions {
 		if !x.waitsForCount(i) {
@@ -589,23 +590,23 @@ func (x *runState) findOccurred() {
 		dev, what := x.f.Actions[i].deviceName(), ""
 		if x.f.Actions[i].Link != nil {
 			if links == "" {
-				links = x.waitingLinks()
+				links = x.waitingLinkNames()
 			}
 			what = links
 		} else {
 			if devs == "" {
-				devs = x.waitingDevs()
+				devs = x.waitingDevNames()
 			}
 			what = devs
 		}
 		if !strings.Contains(what, "\n"+dev+"\n") {
-			x.markDone(i, time.Since(x.began))
+			x.markActionDone(i, time.Since(x.began))
 		}
 	}
 }
 
-// waitingLinks returns the names of the devices with a pending counted change of the link, one a line.
-func (x *runState) waitingLinks() string {
+// waitingLinkNames returns the names of the devices with a pending counted change of the link, one a line.
+func (x *runState) waitingLinkNames() string {
 	list := "\n"
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkShow}); err == nil {
 		for _, l := range a.Links {
@@ -617,7 +618,7 @@ func (x *runState) waitingLinks() string {
 	return list
 }
 
-func (x *runState) waitingDevs() string {
+func (x *runState) waitingDevNames() string {
 	list := "\n"
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpDevShow}); err == nil {
 		for _, d := range a.Devs {
@@ -702,8 +703,8 @@ func (x *runState) recordSample() {
 	}
 }
 
-// recordRule records the statistics of an action's rule.
-func (x *runState) recordRule(i int) {
+// recordRuleStats records the statistics of an action's rule.
+func (x *runState) recordRuleStats(i int) {
 	a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpFaultShow})
 	if err != nil {
 		return
@@ -715,18 +716,18 @@ func (x *runState) recordRule(i int) {
 	}
 }
 
-// recordFinal records the final state.
-func (x *runState) recordFinal() {
+// recordFinalState records the final state.
+func (x *runState) recordFinalState() {
 	for i := range x.actions {
 		if x.actions[i].live {
-			x.recordRule(i)
+			x.recordRuleStats(i)
 		}
 	}
 	x.recordSample()
 	for dev, c := range x.counters {
 		x.res.Counters[dev] = maps.Clone(c)
 	}
-	x.findOccurred()
+	x.findOccurredTriggers()
 	if x.running > 0 {
 		return
 	}

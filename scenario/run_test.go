@@ -258,8 +258,8 @@ func actionMillis(s string) int {
 	return int(d.Milliseconds())
 }
 
-// TestRunFails checks that each unexpected result is reported, and that no other result is.
-func TestRunFails(t *testing.T) {
+// TestRunReportsUnexpectedResults checks that each unexpected result is reported, and that no other result is.
+func TestRunReportsUnexpectedResults(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"exit code", "programs: [{name: a, run: [client]}]", "a: exit code 0"},
 		{"exit code of a killed program",
@@ -309,9 +309,9 @@ func TestRunFails(t *testing.T) {
 	}
 }
 
-// TestRemoveAction checks that an omitted action and its followers are not done, and that this is not a failure. The
-// other expectations are still checked.
-func TestRemoveAction(t *testing.T) {
+// TestRemovedActionIsNoFailure checks that an omitted action and its followers are not done, and that this is not a
+// failure. The other expectations are still checked.
+func TestRemovedActionIsNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		text := "name: x\n" + devicesYAML + `
 programs: [{name: a, run: [server], expect: {output: [ready, never]}}]
@@ -357,8 +357,8 @@ expect: [{action: rule, counter: hit, min: 1}]
 	})
 }
 
-// TestVerbTimes checks that nth without times means one call, as for `verbena fault add`.
-func TestVerbTimes(t *testing.T) {
+// TestNthWithoutTimesMeansOne checks that nth without times means one call, as for `verbena fault add`.
+func TestNthWithoutTimesMeansOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimService()
 		w.runScenario(t, "name: x\n"+devicesYAML+`
@@ -411,8 +411,8 @@ func TestCompareHits(t *testing.T) {
 	}
 }
 
-// TestRunErrors checks that a scenario with an error has failed, and that its programs are killed.
-func TestRunErrors(t *testing.T) {
+// TestRunErrorKillsPrograms checks that a scenario with an error has failed, and that its programs are killed.
+func TestRunErrorKillsPrograms(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimService()
 		w.fails = "fault add"
@@ -450,11 +450,11 @@ func TestRunErrors(t *testing.T) {
 	})
 }
 
-// TestNotRun checks that a scenario that could not be started is an error in the reports.
-func TestNotRun(t *testing.T) {
-	r := NotRun(mustParse(t, baseText, nil), errors.New("no such address"))
+// TestNotRunIsReportedAsError checks that a scenario that could not be started is an error in the reports.
+func TestNotRunIsReportedAsError(t *testing.T) {
+	r := NewFailedResult(mustParse(t, baseText, nil), errors.New("no such address"))
 	var junit, text, svg bytes.Buffer
-	if err := JUnit(&junit, []*Result{r}); err != nil {
+	if err := WriteJUnit(&junit, []*Result{r}); err != nil {
 		t.Fatal(err)
 	}
 	var suites junitSuites
@@ -462,17 +462,18 @@ func TestNotRun(t *testing.T) {
 		suites.Suites[0].Cases[0].Error.Message != "no such address" {
 		t.Errorf("JUnit: got error %v or other counts, want one error: %s", err, &junit)
 	}
-	if r.Text(&text); r.Passed || !strings.Contains(text.String(), "no such address") ||
+	if r.WriteText(&text); r.Passed || !strings.Contains(text.String(), "no such address") ||
 		!strings.Contains(text.String(), "FAIL  small") {
 		t.Errorf("text: got %s, want the error", &text)
 	}
-	if err := errors.Join(r.Timeline(&svg), checkWellFormed(&svg)); err != nil {
+	if err := errors.Join(r.WriteTimeline(&svg), checkWellFormed(&svg)); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestFloodOfOutput checks that a program with endless output uses limited memory, and that its end is detected.
-func TestFloodOfOutput(t *testing.T) {
+// TestEndlessOutputUsesLimitedMemory checks that a program with endless output uses limited memory, and that its end is
+// detected.
+func TestEndlessOutputUsesLimitedMemory(t *testing.T) {
 	w := newSimService()
 	w.scripts["flood"] = func(s *simProgram) Exit {
 		for range 3 * maxLines {
@@ -490,8 +491,8 @@ func TestFloodOfOutput(t *testing.T) {
 	}
 }
 
-// TestReports checks that reports match the result and are well-formed for any output of programs.
-func TestReports(t *testing.T) {
+// TestReportsMatchResult checks that reports match the result and are well-formed for any output of programs.
+func TestReportsMatchResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimService()
 		w.scripts["odd"] = func(s *simProgram) Exit {
@@ -502,7 +503,7 @@ func TestReports(t *testing.T) {
 		r := w.runScenario(t, "name: <a> & b\n"+devicesYAML+"programs: [{name: <p>, run: [odd]}, {name: q, run: [server], start: {output: nope, of: <p>}}]\n"+
 			"actions: [{when: {at: 1ms}, unplug: rxe0}, {when: {at: 2ms}, plug: rxe0}]")
 		var junit bytes.Buffer
-		if err := JUnit(&junit, []*Result{r}); err != nil {
+		if err := WriteJUnit(&junit, []*Result{r}); err != nil {
 			t.Fatal(err)
 		}
 		var suites junitSuites
@@ -514,14 +515,14 @@ func TestReports(t *testing.T) {
 			t.Errorf("JUnit: got %+v, want the counts of the result", suites)
 		}
 		var svg bytes.Buffer
-		if err := r.Timeline(&svg); err != nil {
+		if err := r.WriteTimeline(&svg); err != nil {
 			t.Fatal(err)
 		}
 		if err := checkWellFormed(&svg); err != nil {
 			t.Errorf("parse SVG: got %v, want success: %s", err, svg.String())
 		}
 		var text bytes.Buffer
-		r.Text(&text)
+		r.WriteText(&text)
 		if s := text.String(); strings.Count(s, "FAIL") != 3 || !strings.Contains(s, "exit code 1; its last line") {
 			t.Errorf("text: got %s, want 3 failures and the last line", s)
 		}
@@ -601,9 +602,9 @@ func TestSamplesAreLimited(t *testing.T) {
 	})
 }
 
-// TestActionsBeforeStart checks that actions before the programs' start are subject to the time limit, and can be
-// interrupted.
-func TestActionsBeforeStart(t *testing.T) {
+// TestActionsBeforeStartCanBeInterrupted checks that actions before the programs' start are subject to the time limit,
+// and can be interrupted.
+func TestActionsBeforeStartCanBeInterrupted(t *testing.T) {
 	const text = "name: flap\ntimeout: 5s\n" + devicesYAML + `
 programs: [{name: server, run: [server]}]
 actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
@@ -627,8 +628,8 @@ actions: [{name: flap, link: {dev: rxe0, state: flap, for: 1h}}]
 	})
 }
 
-// TestManyLines checks that expectations apply to all lines, including lines that are not kept.
-func TestManyLines(t *testing.T) {
+// TestExpectationsApplyToAllLines checks that expectations apply to all lines, including lines that are not kept.
+func TestExpectationsApplyToAllLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSimService()
 		w.scripts["client"] = func(s *simProgram) Exit {

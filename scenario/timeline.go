@@ -61,8 +61,8 @@ func escapeXML(s string) string {
 	return b.String()
 }
 
-// Timeline writes the run as an SVG picture: the states of devices and programs over time, and the actions.
-func (r *Result) Timeline(w io.Writer) error {
+// WriteTimeline writes the run as an SVG picture: the states of devices and programs over time, and the actions.
+func (r *Result) WriteTimeline(w io.Writer) error {
 	span := 100 * time.Millisecond
 	for _, p := range r.Programs {
 		span = max(span, p.Start, p.End)
@@ -239,7 +239,7 @@ func (p *svgPicture) drawDevice(r *Result, name string, y float64) {
 	}
 	const high = 30
 	base := y + 16 + high
-	p.drawText(picLeft-8, y+34, "s", "end", formatShort(most))
+	p.drawText(picLeft-8, y+34, "s", "end", formatWithUnitPrefix(most))
 	fmt.Fprintf(p, `<path d="M%.1f %.1f`, p.timeToX(0), base)
 	before := time.Duration(0)
 	for i, s := range r.Samples { // a rate covers the time since the previous sample
@@ -279,8 +279,8 @@ func (p *svgPicture) drawEvents(r *Result, name string, y float64) {
 	}
 }
 
-// formatShort formats a number with a unit prefix.
-func formatShort(v float64) string {
+// formatWithUnitPrefix formats a number with a unit prefix.
+func formatWithUnitPrefix(v float64) string {
 	switch {
 	case v >= 1e6:
 		return fmt.Sprintf("%.1fM", v/1e6)

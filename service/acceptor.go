@@ -84,7 +84,7 @@ func (a *acceptor) refuseClient(uc *net.UnixConn, who peer, err error) {
 	user := a.quota.Account(who.Account)
 	c := ctl.Conn{UnixConn: uc, Rights: a.rights.QueueOf(user)}
 	go func() {
-		heard, counted := a.unheard.beginItem(who.Account, maxUnheard)
+		heard, counted := a.unheard.countItem(who.Account, maxUnheard)
 		if counted {
 			contain.RecoverPanic(func() { a.sendRefusal(c, err) }, contain.LogPanic(a.log, "panic while refusing a client",
 				uidKey, who.uid))

@@ -125,13 +125,13 @@ func hasExited(pidfd int) bool {
 	return err == nil && n > 0
 }
 
-// publicOps lists the requests that users without the right to manage the service may send. These requests neither
-// affect other users nor show their objects.
-var publicOps = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
+// unprivilegedOps lists the requests that users without the right to manage the service may send. These requests
+// neither affect other users nor show their objects.
+var unprivilegedOps = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
 	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
 
 func (p peer) authorize(op ctl.Op) error {
-	if p.Manager || publicOps[op] {
+	if p.Manager || unprivilegedOps[op] {
 		return nil
 	}
 	return fmt.Errorf("%s: user %v may run programs here, but only root with CAP_SYS_ADMIN or CAP_NET_ADMIN, user %d, the owner of the service, "+

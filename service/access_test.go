@@ -34,9 +34,9 @@ func newAuthority(t *testing.T) *principal.Authority {
 	return a
 }
 
-// TestPeerProcess tests that the process of a peer is the one reported by the kernel, and that an invisible or ended
-// process is refused.
-func TestPeerProcess(t *testing.T) {
+// TestPeerProcessIsFromKernel tests that the process of a peer is the one reported by the kernel, and that an invisible
+// or ended process is refused.
+func TestPeerProcessIsFromKernel(t *testing.T) {
 	authority := newAuthority(t)
 	ends := testutil.UnixPair(t)
 	who, err := peerOf(ends[0], authority)
@@ -123,8 +123,8 @@ func TestPeerProcessEnded(t *testing.T) {
 	}
 }
 
-// TestPeerDirectory tests that directory does not open /proc/PID of a peer that has ended.
-func TestPeerDirectory(t *testing.T) {
+// TestProcDirOfEndedPeerIsRefused tests that directory does not open /proc/PID of a peer that has ended.
+func TestProcDirOfEndedPeerIsRefused(t *testing.T) {
 	child := exec.Command("sleep", "60")
 	if err := child.Start(); err != nil {
 		t.Fatal(err)

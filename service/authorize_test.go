@@ -15,12 +15,12 @@ import (
 	"verbena/supervisor"
 )
 
-// TestRequestsOfUsers tests the answer to each request of a user who is not a manager. Requests that affect other users
-// or show their objects are refused.
-func TestRequestsOfUsers(t *testing.T) {
+// TestUserRequestsAreAuthorized tests the answer to each request of a user who is not a manager. Requests that affect
+// other users or show their objects are refused.
+func TestUserRequestsAreAuthorized(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
 	ends := testutil.UnixPair(t)
-	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
+	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for _, op := range []ctl.Op{
 		ctl.OpStop, ctl.OpYield, ctl.OpLinkAdd, ctl.OpLinkDel, ctl.OpLinkSet, ctl.OpDevReset, ctl.OpDevUnplug,
@@ -43,7 +43,7 @@ func TestRequestsOfUsers(t *testing.T) {
 		return s.requests.users[quota.ID{UID: 4242}] == 0
 	})
 	for range maxRequests {
-		done, ok := s.requests.beginItem(quota.ID{UID: 4242}, maxRequests)
+		done, ok := s.requests.countItem(quota.ID{UID: 4242}, maxRequests)
 		if !ok {
 			t.Fatal("begin a request below the limit: got a refusal, want success")
 		}
@@ -54,8 +54,8 @@ func TestRequestsOfUsers(t *testing.T) {
 	}
 }
 
-// TestTraceIsRefused tests that a user at the limit of descriptors gets no trace.
-func TestTraceIsRefused(t *testing.T) {
+// TestTraceIsRefusedAtDescriptorLimit tests that a user at the limit of descriptors gets no trace.
+func TestTraceIsRefusedAtDescriptorLimit(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.34"}})
 	user := s.quota.User(4242)
 	n := s.quota.Limits()[quota.Descriptors].UserMaximum()
@@ -72,9 +72,9 @@ func TestTraceIsRefused(t *testing.T) {
 	}
 }
 
-// TestSharedSocket tests the owner and the mode of a control socket for other users. The service does not start if
-// it cannot set the owner and mode of the socket.
-func TestSharedSocket(t *testing.T) {
+// TestSharedSocketOwnerAndMode tests the owner and the mode of a control socket for other users. The service does not
+// start if it cannot set the owner and mode of the socket.
+func TestSharedSocketOwnerAndMode(t *testing.T) {
 	dir := t.TempDir()
 	for name, c := range map[string]struct {
 		shared *supervisor.Node
@@ -98,9 +98,9 @@ func TestSharedSocket(t *testing.T) {
 	}
 }
 
-// TestNamesInUse tests that a device name is refused while another link has the name, even if that link is
-// incomplete. An ending service accepts no new link.
-func TestNamesInUse(t *testing.T) {
+// TestDeviceNameInUseIsRefused tests that a device name is refused while another link has the name, even if that link
+// is incomplete. An ending service accepts no new link.
+func TestDeviceNameInUseIsRefused(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	if err := s.links.reserve(s.ended, "rxe0"); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("reserve the name of a link: got %v, want EEXIST", err)
@@ -119,8 +119,8 @@ func TestNamesInUse(t *testing.T) {
 	}
 }
 
-// TestLinkTypes tests that a program's `rdma link add` creates devices of type rxe only.
-func TestLinkTypes(t *testing.T) {
+// TestProgramAddsOnlyRXELinks tests that a program's `rdma link add` creates devices of type rxe only.
+func TestProgramAddsOnlyRXELinks(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
 	if err := (programLinks{&s.links}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("add a link of another type: got %v, want EINVAL", err)

@@ -64,19 +64,19 @@ func (t *callTrace) sendLine(s string) {
 	if t.gone {
 		return
 	}
-	if t.missed > 0 && !t.sendMissedLocked() || !t.sendLocked(s) {
+	if t.missed > 0 && !t.sendMissedCountLocked() || !t.sendLineLocked(s) {
 		t.missed++
 	}
 }
 
-func (t *callTrace) sendLocked(s string) bool {
+func (t *callTrace) sendLineLocked(s string) bool {
 	err := unix.Sendto(t.fd, []byte(s), unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
 	t.gone = errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET)
 	return err == nil
 }
 
-func (t *callTrace) sendMissedLocked() bool {
-	if !t.sendLocked(fmt.Sprintf("--- %d calls not shown: they came faster than they were read", t.missed)) {
+func (t *callTrace) sendMissedCountLocked() bool {
+	if !t.sendLineLocked(fmt.Sprintf("--- %d calls not shown: they came faster than they were read", t.missed)) {
 		return false
 	}
 	t.missed = 0
@@ -89,7 +89,7 @@ func (t *callTrace) close() {
 	defer t.mu.Unlock()
 	if t.missed > 0 && !t.gone {
 		_ = unix.SetsockoptInt(t.fd, unix.SOL_SOCKET, unix.SO_SNDBUF, traceQueueAtEnd)
-		t.sendMissedLocked()
+		t.sendMissedCountLocked()
 	}
 	unix.Close(t.fd)
 	t.gone = true

@@ -11,9 +11,9 @@ import (
 	"verbena/internal/ctl"
 )
 
-// TestCallTraceNotRead tests that a launcher that does not read its trace delays no call. Lines that do not fit,
+// TestUnreadTraceDelaysNoCall tests that a launcher that does not read its trace delays no call. Lines that do not fit,
 // including the last ones, are counted without waiting.
-func TestCallTraceNotRead(t *testing.T) {
+func TestUnreadTraceDelaysNoCall(t *testing.T) {
 	trace, theirs, err := newCallTrace()
 	if err != nil {
 		t.Fatal(err)
@@ -80,8 +80,9 @@ func TestCallTraceNotRead(t *testing.T) {
 	}
 }
 
-// TestCallTraceReaderGone tests that the launcher's end of the socket cannot send, and that closing it ends the trace.
-func TestCallTraceReaderGone(t *testing.T) {
+// TestCallTraceEndsWithReader tests that the launcher's end of the socket cannot send, and that closing it ends the
+// trace.
+func TestCallTraceEndsWithReader(t *testing.T) {
 	trace, theirs, err := newCallTrace()
 	if err != nil {
 		t.Fatal(err)
@@ -99,8 +100,8 @@ func TestCallTraceReaderGone(t *testing.T) {
 	}
 }
 
-// TestCallTraceCharged tests that a trace is charged to its user until it ends.
-func TestCallTraceCharged(t *testing.T) {
+// TestCallTraceIsChargedToUser tests that a trace is charged to its user until it ends.
+func TestCallTraceIsChargedToUser(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
 	who := userPeer(4242)
 	held := func() (n uint64) {

@@ -42,10 +42,11 @@ func (r *recording) removeTap(l *rdmaLink) {
 	}
 }
 
-// capture records packets into the socket until the client or the request ends it. capture closes the socket.
+// capturePackets records packets into the socket until the client or the request ends it. capturePackets closes the
+// socket.
 //
 //verbena:allow close the socket of a manager
-func (s *Service) capture(c *ctl.Capture, socket *os.File) error {
+func (s *Service) capturePackets(c *ctl.Capture, socket *os.File) error {
 	filter, err := capture.ParseFilter(c.Filter)
 	if err != nil {
 		socket.Close()
@@ -73,9 +74,9 @@ func (s *Service) capture(c *ctl.Capture, socket *os.File) error {
 		r.addTap(l)
 	}
 	s.links.recordings[r] = struct{}{}
-	s.programs.count(1)
+	s.programs.addToCount(1)
 	s.recorders.Go(func() {
-		defer s.programs.count(-1)
+		defer s.programs.addToCount(-1)
 		s.awaitRecording(r, ctl.PieceWriter{Conn: to})
 	})
 	return nil

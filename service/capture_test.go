@@ -57,9 +57,9 @@ func newServedService(t *testing.T, links ...ctl.LinkSpec) (*Service, *ctl.Clien
 	return s, c
 }
 
-// TestCaptureStreamEndsByClient tests that a capture is a stream ended by the client, and that the control connection
+// TestClientEndsCaptureStream tests that a capture is a stream ended by the client, and that the control connection
 // serves other requests meanwhile.
-func TestCaptureStreamEndsByClient(t *testing.T) {
+func TestClientEndsCaptureStream(t *testing.T) {
 	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.1"}})
 	for _, bad := range []struct {
 		capture ctl.Capture
@@ -105,8 +105,8 @@ func TestCaptureStreamEndsByClient(t *testing.T) {
 	}
 }
 
-// TestCaptureServiceEnds tests that the end of the service ends its captures.
-func TestCaptureServiceEnds(t *testing.T) {
+// TestServiceEndEndsCaptures tests that the end of the service ends its captures.
+func TestServiceEndEndsCaptures(t *testing.T) {
 	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.3"}})
 	stream, err := c.Capture(ctl.Capture{})
 	if err != nil {
@@ -122,8 +122,9 @@ func TestCaptureServiceEnds(t *testing.T) {
 	}
 }
 
-// TestFaultRules tests that rule numbers are unique across devices, and that rules are cleared one by one.
-func TestFaultRules(t *testing.T) {
+// TestFaultRuleNumbersAreUnique tests that rule numbers are unique across devices, and that rules are cleared one by
+// one.
+func TestFaultRuleNumbersAreUnique(t *testing.T) {
 	_, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.4"}},
 		ctl.LinkSpec{Name: "rxe1", Addrs: []string{"127.91.8.5"}})
 	add := func(dev string, r fault.Rule) int {

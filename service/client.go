@@ -72,7 +72,7 @@ func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 		return c, err
 	}
 	// If two clients start a service at the same time, the second client connects to the service of the first.
-	lock, err := flock(startPath(loc), unix.LOCK_EX)
+	lock, err := openLocked(startPath(loc), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
@@ -80,7 +80,7 @@ func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 	if c, err := dial(loc); !errors.Is(err, ctl.ErrNotRunning) {
 		return c, err
 	}
-	c, err := spawnAt(loc, self, append([]string{"serve", "--on-demand"}, args...))
+	c, err := startServiceAt(loc, self, append([]string{"serve", "--on-demand"}, args...))
 	if err != nil {
 		if other, derr := dial(loc); derr == nil { // another user's service, started in the meantime
 			return other, nil
@@ -103,7 +103,7 @@ func StartDaemon(loc ctl.Location, self string, args ...string) (*Client, error)
 	} else if !errors.Is(err, ctl.ErrNotRunning) {
 		return nil, err
 	}
-	lock, err := flock(startPath(loc), unix.LOCK_EX)
+	lock, err := openLocked(startPath(loc), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
@@ -111,11 +111,11 @@ func StartDaemon(loc ctl.Location, self string, args ...string) (*Client, error)
 	if err := TakeOver(loc); err != nil { // before the truncation of the log, which a continuing service needs
 		return nil, err
 	}
-	return spawnAt(loc, self, args)
+	return startServiceAt(loc, self, args)
 }
 
-// spawnAt starts self at loc and connects to it. The caller holds startPath(loc).
-func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
+// startServiceAt starts self at loc and connects to it. The caller holds startPath(loc).
+func startServiceAt(loc ctl.Location, self string, args []string) (*Client, error) {
 	logFile, err := openLog(loc.LogPath())
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
@@ -125,7 +125,7 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
-	if _, _, err := spawn(self, append(args, "--socket", socket), logFile, nil); err != nil {
+	if _, _, err := spawnService(self, append(args, "--socket", socket), logFile, nil); err != nil {
 		return nil, err
 	}
 	c, err := dial(loc)
@@ -141,7 +141,7 @@ func spawnAt(loc ctl.Location, self string, args []string) (*Client, error) {
 // service keeps running, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
 func TakeOver(loc ctl.Location) error {
 	for deadline := time.Now().Add(endDetectionTime); ; time.Sleep(20 * time.Millisecond) {
-		err := takeOver(loc)
+		err := requestYield(loc)
 		if no := (*ctl.YieldError)(nil); errors.As(err, &no) {
 			if errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline) {
 				continue
@@ -153,7 +153,7 @@ func TakeOver(loc ctl.Location) error {
 	}
 }
 
-func takeOver(loc ctl.Location) error {
+func requestYield(loc ctl.Location) error {
 	c, err := dial(loc)
 	if errors.Is(err, ctl.ErrNotRunning) {
 		return nil
@@ -190,7 +190,7 @@ func StartPrivate(self string, log *os.File, args ...string) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start a private service: %w", err)
 	}
-	ended, pid, err := spawn(self, append([]string{"serve", "--private"}, args...), log, theirs)
+	ended, pid, err := spawnService(self, append([]string{"serve", "--private"}, args...), log, theirs)
 	if err != nil {
 		c.Close()
 		return nil, err
@@ -208,9 +208,9 @@ const (
 // startTimeout limits the wait for a started service. A service starts in about ten milliseconds.
 const startTimeout = 20 * time.Second
 
-// spawn starts self in a new session and waits until the new process reports. spawn returns the process ID; ended
-// is closed when the process ends.
-func spawn(self string, args []string, log, control *os.File) (ended <-chan struct{}, pid int, err error) {
+// spawnService starts self in a new session and waits until the new process reports. spawnService returns the process
+// ID; ended is closed when the process ends.
+func spawnService(self string, args []string, log, control *os.File) (ended <-chan struct{}, pid int, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, 0, fmt.Errorf("start a service: %w", err)

@@ -15,9 +15,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestReplacesOtherVersion tests that a client replaces a service of another protocol version if that service
+// TestClientReplacesOtherVersion tests that a client replaces a service of another protocol version if that service
 // yields. If the service does not yield, the client receives the refusal.
-func TestReplacesOtherVersion(t *testing.T) {
+func TestClientReplacesOtherVersion(t *testing.T) {
 	for name, yields := range map[string]bool{"idle": true, "in use": false} {
 		t.Run(name, func(t *testing.T) {
 			loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "socket")}
@@ -63,9 +63,9 @@ func TestReplacesOtherVersion(t *testing.T) {
 	}
 }
 
-// TestDaemonBesideAnotherUsers tests that StartDaemon starts no service at the location of another user's service, and
-// does not ask that service to yield.
-func TestDaemonBesideAnotherUsers(t *testing.T) {
+// TestDaemonLeavesOtherUsersService tests that StartDaemon starts no service at the location of another user's service,
+// and does not ask that service to yield.
+func TestDaemonLeavesOtherUsersService(t *testing.T) {
 	testutil.NeedRoot(t, "to act as another user")
 	dir := t.TempDir()
 	testutil.MakeSearchable(t, dir)
@@ -109,8 +109,8 @@ func TestDaemonBesideAnotherUsers(t *testing.T) {
 	}
 }
 
-// TestStartWhileRefused tests that Start returns the reason of the refusal to a user with too many connections.
-func TestStartWhileRefused(t *testing.T) {
+// TestStartReturnsRefusalReason tests that Start returns the reason of the refusal to a user with too many connections.
+func TestStartReturnsRefusalReason(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"})
 	if err != nil {

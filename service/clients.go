@@ -55,19 +55,19 @@ func (s *Service) ServeConn(c *net.UnixConn) {
 		c.Close()
 		return
 	}
-	s.serve(ctl.Conn{UnixConn: c, Rights: s.rights.QueueOf(s.quota.Account(who.Account))}, who, 0)
+	s.serveAndClose(ctl.Conn{UnixConn: c, Rights: s.rights.QueueOf(s.quota.Account(who.Account))}, who, 0)
 }
 
-// serve answers a client like answerAll, and then closes the connection.
-func (s *Service) serve(c ctl.Conn, who peer, within time.Duration) {
+// serveAndClose answers a client like answerRequests, and then closes the connection.
+func (s *Service) serveAndClose(c ctl.Conn, who peer, within time.Duration) {
 	defer c.DrainAndClose()
-	s.answerAll(c, who, within)
+	s.answerRequests(c, who, within)
 }
 
-// answerAll answers a client until the client closes the connection. The caller closes the service's end. The first
-// request must arrive within the given time, unless the time is 0.
-func (s *Service) answerAll(c ctl.Conn, who peer, within time.Duration) {
-	defer s.connections.add(c)()
+// answerRequests answers a client until the client closes the connection. The caller closes the service's end. The
+// first request must arrive within the given time, unless the time is 0.
+func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
+	defer s.connections.enqueue(c)()
 	defer func() {
 		if p := recover(); p != nil {
 			s.log.Error("panic in a request; closing the connection",
@@ -116,8 +116,8 @@ type connections struct {
 	all map[*net.UnixConn]struct{}
 }
 
-// add records an open connection until the call of done.
-func (o *connections) add(c ctl.Conn) (done func()) {
+// enqueue records an open connection until the call of done.
+func (o *connections) enqueue(c ctl.Conn) (done func()) {
 	o.Lock()
 	defer o.Unlock()
 	if o.all == nil {
@@ -145,10 +145,10 @@ func (o *connections) close() {
 func errorResponse(err error) *ctl.Response { return ctl.ErrorResponse(err).WithBuild() }
 
 // reply sends an answer to a client.
-func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWith(c, a, nil) }
+func (s *Service) reply(c ctl.Conn, a *ctl.Response) error { return s.replyWithFD(c, a, nil) }
 
-// replyWith sends an answer with a descriptor. The caller keeps the descriptor.
-func (s *Service) replyWith(c ctl.Conn, a *ctl.Response, fd *os.File) error {
+// replyWithFD sends an answer with a descriptor. The caller keeps the descriptor.
+func (s *Service) replyWithFD(c ctl.Conn, a *ctl.Response, fd *os.File) error {
 	c.SetWriteDeadline(time.Now().Add(s.restOfMessage))
 	defer c.SetWriteDeadline(time.Time{})
 	return c.Send(a, fd)
@@ -165,12 +165,12 @@ func (s *Service) handleRequest(c ctl.Conn, who peer, r *ctl.Request, fd *os.Fil
 		return nil, sent, err
 	}
 	if r.Op == ctl.OpCapture && r.Protocol == ctl.ProtocolVersion && fd != nil && r.Capture != nil {
-		return &ctl.Response{}, sent, s.capture(r.Capture, fd)
+		return &ctl.Response{}, sent, s.capturePackets(r.Capture, fd)
 	}
 	c.Discard(fd)
 	made := func() {}
 	if !who.Manager {
-		done, ok := s.requests.beginItem(who.Account, maxRequests)
+		done, ok := s.requests.countItem(who.Account, maxRequests)
 		if !ok {
 			return nil, sent, fmt.Errorf("user %v has %d requests in progress, which is the limit: %w", who.Account,
 				maxRequests, syscall.EBUSY)
@@ -239,9 +239,9 @@ type userCount struct {
 	users map[quota.ID]int
 }
 
-// beginItem counts an item of a user until the caller calls done. beginItem returns false if the user already has most
+// countItem counts an item of a user until the caller calls done. countItem returns false if the user already has most
 // of them.
-func (q *userCount) beginItem(id quota.ID, most int) (done func(), ok bool) {
+func (q *userCount) countItem(id quota.ID, most int) (done func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.users == nil {
@@ -380,7 +380,7 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 		c.Discard(listener)
 		return
 	}
-	err = s.replyWith(c,
+	err = s.replyWithFD(c,
 		&ctl.Response{Attached: &ctl.AttachResult{Dir: session.Name(), Helped: session.UsesHelper(),
 			Traced: session.NeedsPtracer()}}, theirs)
 	if theirs != nil {
@@ -414,7 +414,7 @@ func (s *Service) serveDevice(c ctl.Conn, who peer, name string) (strays []int) 
 	defer done()
 	if !s.countOpenFile() {
 		process.Close()
-		fail(errEnding)
+		fail(errServiceEnding)
 		return nil
 	}
 	defer s.files.Done()

@@ -50,23 +50,23 @@ func wantClosed(t *testing.T, c *net.UnixConn, what string) []byte {
 	return b
 }
 
-// TestSilentClients tests that a client that sends nothing, or half a message, is disconnected. A client that was
-// answered may stay connected.
-func TestSilentClients(t *testing.T) {
+// TestSilentClientsAreDisconnected tests that a client that sends nothing, or half a message, is disconnected. A client
+// that was answered may stay connected.
+func TestSilentClientsAreDisconnected(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.10"}})
 	const within = 100 * time.Millisecond
 	for what, b := range map[string][]byte{
 		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
 	} {
 		ends := testutil.UnixPair(t)
-		go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
+		go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 		if _, err := ends[1].Write(b); err != nil {
 			t.Fatal(err)
 		}
 		wantClosed(t, ends[1], what)
 	}
 	ends := testutil.UnixPair(t)
-	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
+	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
 		if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil {
@@ -130,8 +130,8 @@ func TestMessageSizeIsChecked(t *testing.T) {
 	}
 }
 
-// countDescriptors counts the descriptors of this process that refer to a file.
-func countDescriptors(t *testing.T, to string) (n int) {
+// countDescriptorsOf counts the descriptors of this process that refer to a file.
+func countDescriptorsOf(t *testing.T, to string) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -171,7 +171,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			served := make(chan struct{})
 			go func() {
 				defer close(served)
-				s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, timeout)
+				s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, timeout)
 			}()
 			fds := make([]int, n)
 			for i := range fds {
@@ -183,7 +183,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 			ends[1].CloseWrite()
 			wantClosed(t, ends[1], what)
 			<-served
-			if got := countDescriptors(t, path); got != 1 {
+			if got := countDescriptorsOf(t, path); got != 1 {
 				t.Fatalf("%s with %d descriptors: got %d open descriptors, want 0", what, n, got-1)
 			}
 		}
@@ -210,7 +210,7 @@ func TestAttachUsesKernelPID(t *testing.T) {
 			t.Fatal(err)
 		}
 		who.pid = pid
-		go s.serve(ctl.Conn{UnixConn: ends[0]}, who, timeout)
+		go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, who, timeout)
 		if _, _, err := ends[1].WriteMsgUnix(request, unix.UnixRights(int(f.Fd())), nil); err != nil {
 			t.Fatal(err)
 		}
@@ -250,9 +250,9 @@ func TestUserSeesOwnHoldings(t *testing.T) {
 	}
 }
 
-// TestConnectionsPerUser tests the limit of connections per user. The service refuses one more connection, exempts
-// managers, and does not count closed connections.
-func TestConnectionsPerUser(t *testing.T) {
+// TestConnectionsPerUserAreLimited tests the limit of connections per user. The service refuses one more connection,
+// exempts managers, and does not count closed connections.
+func TestConnectionsPerUserAreLimited(t *testing.T) {
 	var log testutil.Buffer
 	limits := DefaultLimits(true)
 	limits[quota.Connections] = quota.Limit{PerUser: 3, Total: 100}
@@ -302,26 +302,26 @@ func TestConnectionsPerUser(t *testing.T) {
 	testutil.Eventually(t, "a connection after a close to succeed", func() bool { return ask(connect(4242)) == nil })
 }
 
-// TestRequestsPerUser tests that pending requests of a user delay no requests of other users, and that their number is
-// limited.
-func TestRequestsPerUser(t *testing.T) {
+// TestPendingRequestsDelayNoOtherUser tests that pending requests of a user delay no requests of other users, and that
+// their number is limited.
+func TestPendingRequestsDelayNoOtherUser(t *testing.T) {
 	var q userCount
 	var done []func()
 	for range maxRequests {
-		d, ok := q.beginItem(quota.ID{UID: 4242}, maxRequests)
+		d, ok := q.countItem(quota.ID{UID: 4242}, maxRequests)
 		if !ok {
 			t.Fatal("begin below the limit: got a refusal, want success")
 		}
 		done = append(done, d)
 	}
-	if _, ok := q.beginItem(quota.ID{UID: 4242}, maxRequests); ok {
+	if _, ok := q.countItem(quota.ID{UID: 4242}, maxRequests); ok {
 		t.Error("begin beyond the limit: got success, want an error")
 	}
-	if _, ok := q.beginItem(quota.ID{UID: 4243}, maxRequests); !ok {
+	if _, ok := q.countItem(quota.ID{UID: 4243}, maxRequests); !ok {
 		t.Error("begin for another user: got an error")
 	}
 	done[0]()
-	if _, ok := q.beginItem(quota.ID{UID: 4242}, maxRequests); !ok {
+	if _, ok := q.countItem(quota.ID{UID: 4242}, maxRequests); !ok {
 		t.Error("begin after another was done: got an error")
 	}
 }
@@ -347,7 +347,7 @@ func TestEchoedDataIsLimited(t *testing.T) {
 	} {
 		for _, uid := range []int{4242, 0} {
 			ends := testutil.UnixPair(t)
-			go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, timeout)
+			go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, timeout)
 			r.Protocol = ctl.ProtocolVersion
 			if err := (ctl.Conn{UnixConn: ends[1]}).Send(r, f); err != nil {
 				t.Fatal(err)
@@ -360,7 +360,7 @@ func TestEchoedDataIsLimited(t *testing.T) {
 		}
 	}
 	ends := testutil.UnixPair(t)
-	go s.serve(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), timeout)
+	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), timeout)
 	ends[1].Write(encodeMessage(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
 	wantClosed(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
@@ -559,7 +559,7 @@ func TestYieldRefusesPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.links.mu.Lock()
-	kept := s.changedByHandLocked()
+	kept := s.isChangedByHandLocked()
 	s.links.mu.Unlock()
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) || !kept {
 		t.Errorf("yield with a fault rule: got %v, want EBUSY; kept when idle: %v", err, kept)
@@ -568,7 +568,7 @@ func TestYieldRefusesPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.links.mu.Lock()
-	kept = s.changedByHandLocked()
+	kept = s.isChangedByHandLocked()
 	s.links.mu.Unlock()
 	if kept {
 		t.Error("keep when idle: got true after the rules were cleared, want false")
@@ -781,7 +781,7 @@ func TestDeviceCommandsKeepService(t *testing.T) {
 		kept := func() bool {
 			s.links.mu.Lock()
 			defer s.links.mu.Unlock()
-			return s.changedByHandLocked()
+			return s.isChangedByHandLocked()
 		}
 		if !testutil.PollUntil(func() bool { return kept() == c.want }) { // an unreachable device is reset in the background
 			t.Errorf("keep when idle, after %s: got %v, want %v", c.name, kept(), c.want)

@@ -59,7 +59,7 @@ func EventNames() (names []string) {
 
 // raiseDevEvent raises an asynchronous event in the same way as the driver, but without a cause.
 func (s *Service) raiseDevEvent(r ctl.DevEvent) error {
-	l, err := s.links.get(r.Name)
+	l, err := s.links.findOrError(r.Name)
 	if err != nil {
 		return err
 	}

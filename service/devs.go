@@ -15,9 +15,9 @@ import (
 	"verbena/uverbs"
 )
 
-// inManualState reports whether a command has put the device into a state that only another command or an event ends.
+// isInManualState reports whether a command has put the device into a state that only another command or an event ends.
 // In such a state the device is unplugged, its hardware hangs or does not respond, or a reset is armed.
-func (l *rdmaLink) inManualState() bool {
+func (l *rdmaLink) isInManualState() bool {
 	st := l.slot.Status()
 	return st.State != slot.Running || st.Armed != "" || l.hw.State() != driver.Running
 }
@@ -26,7 +26,7 @@ func (l *rdmaLink) inManualState() bool {
 // moment, or the hardware stays unreachable, DevReset returns at once. The reset turns the user contexts of the
 // device into zombies. DevReset returns EBUSY while the hardware does not answer.
 func (s *Service) DevReset(r ctl.DevReset) error {
-	l, err := s.links.get(r.Name)
+	l, err := s.links.findOrError(r.Name)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (o *outage) stopLocked() {
 
 // DevUnplug removes a device like a hot unplug, until DevPlug adds it again.
 func (s *Service) DevUnplug(name string) error {
-	l, err := s.links.get(name)
+	l, err := s.links.findOrError(name)
 	if err != nil {
 		return err
 	}
@@ -145,7 +145,7 @@ func (s *Service) DevUnplug(name string) error {
 // DevPlug plugs a device in again. If a reset is waiting for the hardware, DevPlug makes the hardware respond.
 // DevPlug returns when the device is usable.
 func (s *Service) DevPlug(name string) error {
-	l, err := s.links.get(name)
+	l, err := s.links.findOrError(name)
 	if err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func (s *Service) DevPlug(name string) error {
 // hangDevice makes a device hang. The device then accepts work requests and executes none, until it is reset or
 // plugged in again.
 func (s *Service) hangDevice(name string) error {
-	l, err := s.links.get(name)
+	l, err := s.links.findOrError(name)
 	if err != nil {
 		return err
 	}

@@ -143,9 +143,9 @@ func TestUserSeesOwnContextsOnly(t *testing.T) {
 	}
 }
 
-// TestCommandOfOtherVersion tests that a command of another version can end the service or replace an idle service, and
-// can do nothing else. The error names the older version and the remedy.
-func TestCommandOfOtherVersion(t *testing.T) {
+// TestOtherVersionMayOnlyEndService tests that a command of another version can end the service or replace an idle
+// service, and can do nothing else. The error names the older version and the remedy.
+func TestOtherVersionMayOnlyEndService(t *testing.T) {
 	defer func(b string) { ctl.BuildName = b }(ctl.BuildName)
 	ctl.BuildName = "verbena v2"
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.6"}})

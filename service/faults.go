@@ -22,7 +22,7 @@ func (s *Service) addFault(r ctl.FaultRule) (id int, err error) {
 	if l == nil {
 		return 0, s.links.noLinkError(r.Dev)
 	}
-	if len(l.faults.List()) >= maxRules {
+	if len(l.faults.List()) >= maxFaultRules {
 		return 0, fmt.Errorf("fault add: device %s: %w", r.Dev, errTooManyRules)
 	}
 	if err := l.faults.Add(r.Rule); err != nil {
@@ -44,7 +44,7 @@ func (s *Service) addVerbFault(r *ctl.FaultRule) (id int, err error) {
 		s.links.mu.Unlock()
 	}
 	if err == nil {
-		id, err = s.verbFaults.add(r.Dev, r.Verb)
+		id, err = s.verbFaults.addRule(r.Dev, r.Verb)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("fault add: %w", err)
@@ -59,7 +59,7 @@ func (s *Service) clearFaults(dev string, id int) error {
 	if err != nil {
 		return err
 	}
-	if s.verbFaults.clear(dev, id) && id != 0 {
+	if s.verbFaults.clearRules(dev, id) && id != 0 {
 		return nil
 	}
 	for _, l := range links {
@@ -86,7 +86,7 @@ func (s *Service) listFaults(dev string) ([]ctl.FaultRuleState, error) {
 		}
 	}
 	if err == nil {
-		for _, r := range s.verbFaults.list() {
+		for _, r := range s.verbFaults.listRules() {
 			if dev == "" || r.Dev == dev || r.Dev == "" {
 				list = append(list, r)
 			}

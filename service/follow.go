@@ -82,7 +82,7 @@ func (t *linkTable) setInterface(l *rdmaLink, list []netdev.Interface) {
 	l.host = &host
 	t.mu.Unlock()
 	addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool {
-		o := t.ownerOf(a)
+		o := t.linkWithAddr(a)
 		return o != nil && o != l
 	})
 	if dev.SetInterface(l.port.shownInterface(host), addrs) {

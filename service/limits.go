@@ -40,7 +40,7 @@ func thisMachineResources() machineResources {
 		}
 		m.descriptors = l.Cur
 	}
-	if n, ok := readNumber("/proc/sys/vm/max_map_count"); ok {
+	if n, ok := readNumberFile("/proc/sys/vm/max_map_count"); ok {
 		m.mappings = n
 	}
 	var info unix.Sysinfo_t
@@ -48,7 +48,7 @@ func thisMachineResources() machineResources {
 		m.memory = uint64(info.Totalram) * uint64(info.Unit)
 	}
 	for _, file := range []string{"/proc/sys/kernel/threads-max", "/proc/sys/kernel/pid_max"} {
-		if n, ok := readNumber(file); ok {
+		if n, ok := readNumberFile(file); ok {
 			m.tasks = lowerLimit(m.tasks, n)
 		}
 	}
@@ -56,18 +56,18 @@ func thisMachineResources() machineResources {
 	if unix.Geteuid() != 0 && unix.Getrlimit(unix.RLIMIT_NPROC, &l) == nil {
 		m.tasks = lowerLimit(m.tasks, l.Cur)
 	}
-	return m.limitedTo(cgroup.ReadLimits(os.DirFS("/")))
+	return m.limitedToCgroup(cgroup.ReadLimits(os.DirFS("/")))
 }
 
-// limitedTo returns the machine reduced to the limits of a cgroup.
-func (m machineResources) limitedTo(l cgroup.Limits) machineResources {
+// limitedToCgroup returns the machine reduced to the limits of a cgroup.
+func (m machineResources) limitedToCgroup(l cgroup.Limits) machineResources {
 	m.cgroup = l
 	m.memory = lowerLimit(m.memory, l.Memory)
 	m.tasks = lowerLimit(m.tasks, l.Tasks)
 	return m
 }
 
-func readNumber(file string) (n uint64, ok bool) {
+func readNumberFile(file string) (n uint64, ok bool) {
 	b, err := procfile.ReadNoFollow(file)
 	if err != nil {
 		return 0, false
@@ -84,9 +84,9 @@ func lowerLimit(a, b uint64) uint64 {
 	return a
 }
 
-// userShares is the divisor that yields one user's share of the total of all users. Three full shares reach the reserve
-// of package quota, which is for users with few resources.
-const userShares = 4
+// userShareDivisor is the divisor that yields one user's share of the total of all users. Three full shares reach the
+// reserve of package quota, which is for users with few resources.
+const userShareDivisor = 4
 
 const (
 	// maxRingBytes limits the queues of one user of a shared service, regardless of the amount of memory.
@@ -135,15 +135,15 @@ func (m machineResources) defaultLimits(shared bool) (l quota.Limits) {
 	l[quota.Connections] = userAndTotalLimit(min(2048, fds/8, threads/2), 256)
 	l[quota.Sessions] = userAndTotalLimit(min(1024, fds/16, threads/4), 128)
 	l[quota.Workers] = userAndTotalLimit(threads/2, 512)
-	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / userShares, Total: fds / 2}
+	l[quota.Descriptors] = quota.Limit{PerUser: fds / 2 / userShareDivisor, Total: fds / 2}
 	// The kernel counts the descriptors against the service's user ID, and refuses other processes of that ID
 	// beyond RLIMIT_NOFILE.
 	l[quota.InFlight] = userAndTotalLimit(max(min(512, fds/16), 32), 64)
-	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / userShares, Total: m.mappings / 2}
+	l[quota.Mappings] = quota.Limit{PerUser: m.mappings / 2 / userShareDivisor, Total: m.mappings / 2}
 	rings := m.memory / allShares * ringShare
-	l[quota.RingBytes] = quota.Limit{PerUser: min(rings/userShares, maxRingBytes), Total: rings}
+	l[quota.RingBytes] = quota.Limit{PerUser: min(rings/userShareDivisor, maxRingBytes), Total: rings}
 	buffers := m.memory / allShares * bufferShare
-	l[quota.BufferBytes] = quota.Limit{PerUser: buffers / userShares, Total: buffers}
+	l[quota.BufferBytes] = quota.Limit{PerUser: buffers / userShareDivisor, Total: buffers}
 	if !shared {
 		for k := range l {
 			l[k] = quota.Limit{PerUser: l[k].Total} // no reserve for other users
@@ -176,12 +176,12 @@ func (m machineResources) threadLimit() uint64 {
 // userAndTotalLimit returns a limit for one user and a limit for all users that is not below the minimum.
 func userAndTotalLimit(total, mostPerUser uint64) quota.Limit {
 	total = max(total, minThreadLimit)
-	return quota.Limit{PerUser: min(total/userShares, mostPerUser), Total: total}
+	return quota.Limit{PerUser: min(total/userShareDivisor, mostPerUser), Total: total}
 }
 
-// serviceHeap returns the memory that the limits leave to the service, including the objects of users. The result is at
-// least an eighth of the memory, or 0 if the memory is unknown.
-func (m machineResources) serviceHeap(l quota.Limits) uint64 {
+// serviceHeapLimit returns the memory that the limits leave to the service, including the objects of users. The result
+// is at least an eighth of the memory, or 0 if the memory is unknown.
+func (m machineResources) serviceHeapLimit(l quota.Limits) uint64 {
 	if m.memory == 0 {
 		return 0
 	}
@@ -195,7 +195,7 @@ func (m machineResources) serviceHeap(l quota.Limits) uint64 {
 // limitHeap makes the runtime collect garbage before the heap exceeds the service's share of memory. By default the
 // heap may grow to twice the live memory. GOMEMLIMIT takes precedence.
 func (m machineResources) limitHeap(l quota.Limits) {
-	if n := m.serviceHeap(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
+	if n := m.serviceHeapLimit(l); n != 0 && os.Getenv("GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(int64(n)) // the runtime ignores a negative number, which exceeds any memory
 	}
 }
@@ -279,11 +279,11 @@ func parseAmount(text string) (uint64, error) {
 
 func raiseThreadLimit() { debug.SetMaxThreads(maxThreads) }
 
-// refusals queues users' refused requests for the log. logRefusals writes them.
-type refusals chan *quota.LimitError
+// refusalQueue queues users' refused requests for the log. logRefusals writes them.
+type refusalQueue chan *quota.LimitError
 
 // add queues a refused request. add does not sleep; if the queue is full, the refusal is not logged.
-func (r refusals) add(e *quota.LimitError) {
+func (r refusalQueue) add(e *quota.LimitError) {
 	select {
 	case r <- e:
 	default:
@@ -291,7 +291,7 @@ func (r refusals) add(e *quota.LimitError) {
 }
 
 // logRefusals logs refusals until the service ends.
-func (s *Service) logRefusals(r refusals) {
+func (s *Service) logRefusals(r refusalQueue) {
 	for {
 		select {
 		case <-s.ended.Done():

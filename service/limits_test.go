@@ -16,9 +16,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestDefaultLimits tests that a shared service with two users at their limits has room for 10,000 queue pairs of a
-// third user, and stays within the kernel's limits for a process.
-func TestDefaultLimits(t *testing.T) {
+// TestDefaultLimitsLeaveRoom tests that a shared service with two users at their limits has room for 10,000 queue pairs
+// of a third user, and stays within the kernel's limits for a process.
+func TestDefaultLimitsLeaveRoom(t *testing.T) {
 	for _, m := range []machineResources{
 		{descriptors: 20000, mappings: 65530, memory: 48 << 30},
 		{descriptors: 1 << 20, mappings: 1 << 20, memory: 16 << 30},
@@ -73,12 +73,12 @@ func TestDefaultLimits(t *testing.T) {
 	}
 }
 
-// TestContainerLimits tests that all users together, at their limits, leave memory and threads of the cgroup to the
-// service.
-func TestContainerLimits(t *testing.T) {
+// TestCgroupLimitsLeaveReserve tests that all users together, at their limits, leave memory and threads of the cgroup
+// to the service.
+func TestCgroupLimitsLeaveReserve(t *testing.T) {
 	big := machineResources{descriptors: 20000, mappings: 65530, memory: 24 << 30, tasks: 32768}
 	with := func(memory, tasks uint64) machineResources {
-		return big.limitedTo(cgroup.Limits{Memory: memory, Tasks: tasks})
+		return big.limitedToCgroup(cgroup.Limits{Memory: memory, Tasks: tasks})
 	}
 	type want struct{ workers, sessions, connections, rings, buffers, qps uint64 } // limits of all users together
 	for _, c := range []struct {
@@ -105,8 +105,8 @@ func TestContainerLimits(t *testing.T) {
 			if got != c.want {
 				t.Errorf("%s, shared %v: got %+v, want %+v", c.name, shared, got, c.want)
 			}
-			if shared && l[quota.QPs].PerUser != c.want.qps/userShares {
-				t.Errorf("%s: queue pairs of one user: got %d, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/userShares)
+			if shared && l[quota.QPs].PerUser != c.want.qps/userShareDivisor {
+				t.Errorf("%s: queue pairs of one user: got %d, want %d", c.name, l[quota.QPs].PerUser, c.want.qps/userShareDivisor)
 			}
 			if shared {
 				for k := range quota.NumKinds {
@@ -126,7 +126,7 @@ func TestContainerLimits(t *testing.T) {
 			if threads > max(c.m.tasks/2, 2*minThreadLimit) {
 				t.Errorf("%s: threads of users: got %d of %d, want at most half", c.name, threads, c.m.tasks)
 			}
-			if n := c.m.serviceHeap(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
+			if n := c.m.serviceHeapLimit(l); n < c.m.memory/4 || n+got.rings+got.buffers > c.m.memory {
 				t.Errorf("%s: heap: got %d bytes beside %d bytes of users, want at most %d together", c.name, n,
 					got.rings+got.buffers, c.m.memory)
 			}
@@ -134,13 +134,13 @@ func TestContainerLimits(t *testing.T) {
 	}
 	l := big.defaultLimits(true)
 	l[quota.BufferBytes] = quota.Limit{PerUser: 1 << 63, Total: 1 << 63} // as set by --limit
-	if got := big.serviceHeap(l); got != big.memory/8 {
+	if got := big.serviceHeapLimit(l); got != big.memory/8 {
 		t.Errorf("heap with more buffers than memory: got %d bytes, want an eighth", got)
 	}
 }
 
-// TestPrivateServiceLimits tests that the user of a private service may use all resources of that service.
-func TestPrivateServiceLimits(t *testing.T) {
+// TestPrivateServiceMayUseAllResources tests that the user of a private service may use all resources of that service.
+func TestPrivateServiceMayUseAllResources(t *testing.T) {
 	l := machineResources{descriptors: 20000, mappings: 65530, memory: 8 << 30}.defaultLimits(false)
 	if l[quota.QPs].PerUser != 0 || l[quota.RingBytes].PerUser == 0 || l[quota.Workers].PerUser == 0 {
 		t.Errorf("limits of a private service: got %+v, want limits of ring-bytes and workers and none of qps", l)
@@ -236,8 +236,8 @@ func TestParseLimit(t *testing.T) {
 	}
 }
 
-// TestTasksOfUser tests that RLIMIT_NPROC limits the threads of a service that does not run as root.
-func TestTasksOfUser(t *testing.T) {
+// TestNPROCLimitsThreads tests that RLIMIT_NPROC limits the threads of a service that does not run as root.
+func TestNPROCLimitsThreads(t *testing.T) {
 	testutil.NeedRoot(t, "to act as another user")
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &old); err != nil {

@@ -41,16 +41,16 @@ func driverOf(name string, drivers []driver.Driver) (driver.Driver, error) {
 		return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && !strings.ContainsRune("._-", r)
 	}
 	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return strings.HasPrefix(name, d.Type()) })
-	if i >= 0 && len(name) <= maxName && !strings.ContainsFunc(name, odd) {
+	if i >= 0 && len(name) <= maxDeviceName && !strings.ContainsFunc(name, odd) {
 		return drivers[i], nil
 	}
 	like := drivers[max(i, 0)].Type()
 	return nil, fmt.Errorf("device name %q: must be %s followed by up to %d letters, digits or any of \"._-\", such as %s1: libibverbs finds the driver by that name: %w",
-		ctl.ClipText(name), linkTypes(drivers, " or "), maxName-len(like), like, syscall.EINVAL)
+		ctl.ClipText(name), linkTypes(drivers, " or "), maxDeviceName-len(like), like, syscall.EINVAL)
 }
 
-// maxName is the maximum length of a device name, IBV_SYSFS_NAME_MAX without the zero byte.
-const maxName = 63
+// maxDeviceName is the maximum length of a device name, IBV_SYSFS_NAME_MAX without the zero byte.
+const maxDeviceName = 63
 
 // linkTypes returns the link types of drivers.
 func linkTypes(drivers []driver.Driver, separator string) string {
@@ -98,7 +98,7 @@ func (t *linkTable) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
 func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.Interface, addrs []netip.Addr,
 	fixed bool) (*rdmaLink, error) {
 	for _, a := range addrs {
-		if o := t.ownerOf(a); o != nil {
+		if o := t.linkWithAddr(a); o != nil {
 			return nil, fmt.Errorf("link %s: %v is an address of link %s: use another, or give %s less with --addr: %w",
 				spec.Name, a, o.spec.Name, o.spec.Name, syscall.EADDRINUSE)
 		}
@@ -142,7 +142,7 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 	l.hw = d.Open(cfg)
 	l.slot = slot.New(t.core, spec.Name, l.hw, t.logf)
 	if err := l.slot.Plug(); err != nil {
-		if a := freeLoopback(); errors.Is(err, syscall.EADDRINUSE) && a.IsValid() {
+		if a := freeLoopbackAddr(); errors.Is(err, syscall.EADDRINUSE) && a.IsValid() {
 			err = fmt.Errorf("%w; %v is free: --link %s=%[2]v, or link add %[3]s --addr %[2]v", err, a, spec.Name)
 		}
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
@@ -150,9 +150,9 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 	return l, nil
 }
 
-// freeLoopback returns a loopback address that no RDMA service uses, from 127.0.0.2 on, or the zero Addr if all are
+// freeLoopbackAddr returns a loopback address that no RDMA service uses, from 127.0.0.2 on, or the zero Addr if all are
 // in use.
-func freeLoopback() netip.Addr {
+func freeLoopbackAddr() netip.Addr {
 	for a := netip.AddrFrom4([4]byte{127, 0, 0, 2}); a.Less(netip.AddrFrom4([4]byte{127, 0, 0, 255})); a = a.Next() {
 		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, link.Port)))
 		if err == nil {
@@ -256,7 +256,7 @@ func (t *linkTable) createLink(spec ctl.LinkSpec) error {
 	if err := t.addLink(spec); err != nil {
 		return err
 	}
-	if err := t.guests.CheckShown(); err != nil {
+	if err := t.guests.CheckTreesCurrent(); err != nil {
 		_ = t.deleteLink(spec.Name)
 		return fmt.Errorf("link %s: %w", spec.Name, err)
 	}

@@ -102,7 +102,7 @@ func (p *linkPort) clearCountedMoment() {
 // or another change replaces it.
 func (t *linkTable) changeLink(r ctl.LinkSet) error {
 	fail := func(err error) error { return fmt.Errorf("link set %s: %w", ctl.ClipText(r.Name), err) }
-	l, err := t.get(r.Name)
+	l, err := t.findOrError(r.Name)
 	if err != nil {
 		return err
 	}
@@ -134,7 +134,7 @@ func (t *linkTable) changeLink(r ctl.LinkSet) error {
 		return t.armLinkChange(l, &r)
 	}
 	l.cancelMoment()
-	ended := t.setLink(l, r.State, r.Down)
+	ended := t.setLinkState(l, r.State, r.Down)
 	if ended == nil {
 		return nil
 	}
@@ -188,11 +188,11 @@ func (t *linkTable) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	return nil
 }
 
-// setLink sets the state of a link. setLink returns a channel that is closed at the end of a flap, or nil for other
-// states.
-func (t *linkTable) setLink(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
+// setLinkState sets the state of a link. setLinkState returns a channel that is closed at the end of a flap, or nil for
+// other states.
+func (t *linkTable) setLinkState(l *rdmaLink, state ctl.LinkState, down time.Duration) (ended <-chan struct{}) {
 	generation, ended := l.port.setState(state)
-	t.followPort(l)
+	t.applyPortState(l)
 	if state != ctl.LinkFlap {
 		return nil
 	}
@@ -219,12 +219,12 @@ func (t *linkTable) endFlap(l *rdmaLink, generation uint64) {
 	ended := p.ended
 	p.ended = nil
 	p.mu.Unlock()
-	t.followPort(l)
+	t.applyPortState(l)
 	close(ended)
 }
 
-// followPort applies the state of the port to the network and the device. It may sleep.
-func (t *linkTable) followPort(l *rdmaLink) {
+// applyPortState applies the state of the port to the network and the device. It may sleep.
+func (t *linkTable) applyPortState(l *rdmaLink) {
 	l.port.change.Lock()
 	defer l.port.change.Unlock()
 	l.port.mu.Lock()
@@ -257,9 +257,9 @@ func (t *linkTable) armLinkChange(l *rdmaLink, r *ctl.LinkSet) error {
 	hit := func() { // must not sleep
 		go func() {
 			if l.port.disarmMoment(n) {
-				t.setLink(l, r.State, r.Down)
+				t.setLinkState(l, r.State, r.Down)
 			} else {
-				t.followPort(l) // the moment was cancelled after the network had used it
+				t.applyPortState(l) // the moment was cancelled after the network had used it
 			}
 		}()
 	}

@@ -57,9 +57,9 @@ func wantPortFile(t *testing.T, s *Service, name, want string) {
 	})
 }
 
-// TestLinkDown tests that consumers and programs see a link that is down as a link without a carrier, also after a
-// reset.
-func TestLinkDown(t *testing.T) {
+// TestLinkDownLooksLikeNoCarrier tests that consumers and programs see a link that is down as a link without a carrier,
+// also after a reset.
+func TestLinkDownLooksLikeNoCarrier(t *testing.T) {
 	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links.list[0]
 	events := portEvents(l)
@@ -109,9 +109,9 @@ func TestLinkDown(t *testing.T) {
 	}
 }
 
-// TestLinkFlap tests that a flap raises both events, returns when the link is up, and ends when another change
-// replaces it.
-func TestLinkFlap(t *testing.T) {
+// TestLinkFlapRaisesBothEvents tests that a flap raises both events, returns when the link is up, and ends when another
+// change replaces it.
+func TestLinkFlapRaisesBothEvents(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links.list[0]
 	events := portEvents(l)
@@ -174,8 +174,8 @@ func TestLinkFlap(t *testing.T) {
 	}
 }
 
-// TestLinkMTU tests that the active MTU is the lower of the requested MTU and the MTU of the interface.
-func TestLinkMTU(t *testing.T) {
+// TestActiveMTUIsMinimum tests that the active MTU is the lower of the requested MTU and the MTU of the interface.
+func TestActiveMTUIsMinimum(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	for _, x := range []struct{ set, want int }{{1024, 1024}, {256, 256}, {4096, 4096}, {ctl.UseInterfaceMTU, 4096}} {
 		if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", MTU: x.set}); err != nil {

@@ -115,8 +115,8 @@ func (t *linkTable) noLinkError(name string) error {
 	return fmt.Errorf("no device named %q (there are: %s): %w", ctl.ClipText(name), names, syscall.ENODEV)
 }
 
-// get returns the link with a name.
-func (t *linkTable) get(name string) (*rdmaLink, error) {
+// findOrError returns the link with a name.
+func (t *linkTable) findOrError(name string) (*rdmaLink, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	l := t.find(name)
@@ -147,8 +147,8 @@ func (t *linkTable) currentDevice(l *rdmaLink) driver.Device {
 	return l.dev
 }
 
-// ownerOf returns the link that uses an address, or nil.
-func (t *linkTable) ownerOf(a netip.Addr) *rdmaLink {
+// linkWithAddr returns the link that uses an address, or nil.
+func (t *linkTable) linkWithAddr(a netip.Addr) *rdmaLink {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, l := range t.list {

@@ -43,10 +43,10 @@ const listenTimeout = CloseTimeout + 2*time.Second
 // socket belongs to another user or others may rename files in the directory. Listen waits for an ending service.
 // It may sleep.
 func Listen(loc ctl.Location, shared *supervisor.Node) (_ *Listener, err error) {
-	return listen(loc, shared, listenTimeout)
+	return listenWithTimeout(loc, shared, listenTimeout)
 }
 
-func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_ *Listener, err error) {
+func listenWithTimeout(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_ *Listener, err error) {
 	if err := loc.Check(); err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 		return nil, err
 	}
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
-		l.lock, err = flock(lockPath(loc), unix.LOCK_EX|unix.LOCK_NB)
+		l.lock, err = openLocked(lockPath(loc), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			break
 		}
@@ -78,7 +78,7 @@ func listen(loc ctl.Location, shared *supervisor.Node, timeout time.Duration) (_
 	if err := l.removeDeadSocket(loc); err != nil {
 		return nil, err
 	}
-	if err := l.bind(shared); err != nil {
+	if err := l.createSocket(shared); err != nil {
 		return nil, fmt.Errorf("listen on the control socket %s: %w", loc.Socket, err)
 	}
 	return l, nil
@@ -137,8 +137,8 @@ func (l *Listener) removeDeadSocket(loc ctl.Location) error {
 	return nil
 }
 
-// bind creates the socket. No other user can connect before the socket has its final owner and mode.
-func (l *Listener) bind(shared *supervisor.Node) error {
+// createSocket creates the socket. No other user can connect before the socket has its final owner and mode.
+func (l *Listener) createSocket(shared *supervisor.Node) error {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		// The new path gets the mode that the socket has at bind(2). (unix_bind_bsd)
 		if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
@@ -191,13 +191,13 @@ func (l *Listener) setSharedMode(shared *supervisor.Node) error {
 // Close may be called repeatedly.
 func (l *Listener) Close() (err error) {
 	l.once.Do(func() {
-		runWithTimeout(l.unlink) // after a timeout, the next service finds a socket that refuses connections
+		runWithTimeout(l.removeSocket) // after a timeout, the next service finds a socket that refuses connections
 		err = l.UnixListener.Close()
 	})
 	return err
 }
 
-func (l *Listener) unlink() {
+func (l *Listener) removeSocket() {
 	var have, made unix.Stat_t
 	if unix.Fstatat(int(l.dir.Fd()), l.name, &have, unix.AT_SYMLINK_NOFOLLOW) == nil &&
 		unix.Fstat(int(l.socket.Fd()), &made) == nil &&

@@ -48,7 +48,7 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := os.Lstat(path)
-		l, err := listen(ctl.Location{Socket: path}, nil, shortTimeout)
+		l, err := listenWithTimeout(ctl.Location{Socket: path}, nil, shortTimeout)
 		if !errors.Is(err, c.errno) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: got %v, want %v", name, err, c.errno)
 		}
@@ -72,7 +72,7 @@ func TestListenOtherUsersSocket(t *testing.T) {
 	if err := os.Lchown(path, 65533, -1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listen(ctl.Location{Socket: path}, nil, shortTimeout); !errors.Is(err, syscall.EPERM) {
+	if _, err := listenWithTimeout(ctl.Location{Socket: path}, nil, shortTimeout); !errors.Is(err, syscall.EPERM) {
 		t.Errorf("Listen: got %v, want EPERM", err)
 	}
 	if _, err := os.Lstat(path); err != nil {
@@ -153,7 +153,7 @@ func TestListenLongPath(t *testing.T) {
 	defer os.RemoveAll(dir)
 	for n, want := range map[int]error{107: nil, 108: syscall.ENAMETOOLONG} {
 		path := filepath.Join(dir, strings.Repeat("x", n-len(dir)-1))
-		l, err := listen(ctl.Location{Socket: path}, nil, shortTimeout)
+		l, err := listenWithTimeout(ctl.Location{Socket: path}, nil, shortTimeout)
 		if !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "108 bytes exceed 107") {
 			t.Errorf("Listen at a path of %d bytes: got %v, want %v", n, err, want)
 		}
@@ -166,7 +166,7 @@ func TestListenLongPath(t *testing.T) {
 	}
 }
 
-func TestListenShared(t *testing.T) {
+func TestListenSetsSharedMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := Listen(ctl.Location{Socket: path}, &supervisor.Node{UID: os.Geteuid(), GID: os.Getegid(), Mode: 0o660})
 	if err != nil {
@@ -229,9 +229,9 @@ func TestListenLocksLocation(t *testing.T) {
 	}
 }
 
-// TestListenerCloseOwnOnly tests that Close keeps a socket that another process has put in place of the service's
-// own socket.
-func TestListenerCloseOwnOnly(t *testing.T) {
+// TestListenerCloseKeepsOtherSocket tests that Close keeps a socket that another process has put in place of the
+// service's own socket.
+func TestListenerCloseKeepsOtherSocket(t *testing.T) {
 	loc := ctl.Location{Socket: filepath.Join(t.TempDir(), "sock")}
 	l, err := Listen(loc, nil)
 	if err != nil {
@@ -279,7 +279,7 @@ func TestListenRefusesUntrustedDirectory(t *testing.T) {
 		if err := os.Chmod(dir, mode); err != nil {
 			t.Fatal(err)
 		}
-		l, err := listen(ctl.Location{Socket: filepath.Join(dir, "sock")}, nil, shortTimeout)
+		l, err := listenWithTimeout(ctl.Location{Socket: filepath.Join(dir, "sock")}, nil, shortTimeout)
 		if !errors.Is(err, want) {
 			t.Errorf("Listen in a directory of mode %v: got %v, want %v", mode, err, want)
 		}
@@ -347,7 +347,7 @@ func TestOpenOwnKeepsOthersFiles(t *testing.T) {
 		}
 		for what, open := range map[string]func(string) (*os.File, error){
 			"log":  openLog,
-			"lock": func(p string) (*os.File, error) { return flock(p, unix.LOCK_EX|unix.LOCK_NB) },
+			"lock": func(p string) (*os.File, error) { return openLocked(p, unix.LOCK_EX|unix.LOCK_NB) },
 		} {
 			if f, err := open(path); !errors.Is(err, syscall.EPERM) {
 				t.Errorf("%s, %s: got %v, %v, want EPERM", name, what, f, err)
@@ -368,20 +368,20 @@ func TestOpenOwnKeepsOthersFiles(t *testing.T) {
 	}
 }
 
-// TestFlockFollowsPath tests that flock locks the file that the path refers to when flock returns.
-func TestFlockFollowsPath(t *testing.T) {
+// TestOpenLockedFollowsPath tests that flock locks the file that the path refers to when flock returns.
+func TestOpenLockedFollowsPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	first, err := flock(path, unix.LOCK_EX|unix.LOCK_NB)
+	first, err := openLocked(path, unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer first.Close()
-	if _, err := flock(path, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+	if _, err := openLocked(path, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("flock of a locked file: got %v, want EWOULDBLOCK", err)
 	}
 	got := make(chan *os.File, 1)
 	testutil.WaitBlocked(t, func() {
-		f, err := flock(path, unix.LOCK_EX)
+		f, err := openLocked(path, unix.LOCK_EX)
 		if err != nil {
 			t.Error(err)
 		}

@@ -57,8 +57,8 @@ type debugRecord struct {
 	slog.Record
 }
 
-// run writes records until close.
-func (q *debugQueue) run() {
+// writeRecords writes records until close.
+func (q *debugQueue) writeRecords() {
 	defer close(q.done)
 	write := func(r debugRecord) { _ = r.to.Handle(context.Background(), r.Record) }
 	for {
@@ -163,7 +163,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level < slog.LevelInfo {
 		state = h.debug
 	}
-	report := func() { h.report(state) }
+	report := func() { h.logSuppressed(state) }
 	if !state.allowLine(uid, known, time.Now(), report) {
 		return nil
 	}
@@ -173,7 +173,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	select {
 	case h.queue.records <- debugRecord{h.to, r.Clone()}:
 	default:
-		state.suppress(report)
+		state.countSuppressed(report)
 	}
 	return nil
 }
@@ -185,25 +185,25 @@ func (s *logState) allowLine(uid int64, known bool, now time.Time, report func()
 	if (!known || s.bucketOf(uid).takeLine(s.perUser, now)) && s.total.takeLine(s.all, now) {
 		return true
 	}
-	s.suppressLocked(report)
+	s.countSuppressedLocked(report)
 	return false
 }
 
-// suppress counts a suppressed line.
-func (s *logState) suppress(report func()) {
+// countSuppressed counts a suppressed line.
+func (s *logState) countSuppressed(report func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.suppressLocked(report)
+	s.countSuppressedLocked(report)
 }
 
-func (s *logState) suppressLocked(report func()) {
+func (s *logState) countSuppressedLocked(report func()) {
 	if s.suppressed++; s.suppressed == 1 {
-		time.AfterFunc(reportSuppressed, report)
+		time.AfterFunc(suppressedReportDelay, report)
 	}
 }
 
-// reportSuppressed is the delay until the number of suppressed lines is logged.
-const reportSuppressed = 5 * time.Second
+// suppressedReportDelay is the delay until the number of suppressed lines is logged.
+const suppressedReportDelay = 5 * time.Second
 
 func (s *logState) bucketOf(uid int64) *logBucket {
 	b := s.users[uid]
@@ -219,8 +219,8 @@ func (s *logState) bucketOf(uid int64) *logBucket {
 	return b
 }
 
-// report logs the number of suppressed lines.
-func (h *limitedLog) report(state *logState) {
+// logSuppressed logs the number of suppressed lines.
+func (h *limitedLog) logSuppressed(state *logState) {
 	state.mu.Lock()
 	n := state.suppressed
 	state.suppressed = 0

@@ -21,9 +21,9 @@ func countLines(b *testutil.Buffer, with string) (n int) {
 	return n
 }
 
-// TestLogLimit tests that the lines of one user neither fill the log nor suppress those of other users, and that
-// the number of suppressed lines is logged once.
-func TestLogLimit(t *testing.T) {
+// TestLogLimitIsPerUser tests that the lines of one user neither fill the log nor suppress those of other users, and
+// that the number of suppressed lines is logged once.
+func TestLogLimitIsPerUser(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
 		l, _ := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
@@ -38,7 +38,7 @@ func TestLogLimit(t *testing.T) {
 		if countLines(&b, "other") != 1 || countLines(&b, "itself") != 1 {
 			t.Error("lines of other users: got none, want all")
 		}
-		testutil.AdvanceTime(2 * reportSuppressed)
+		testutil.AdvanceTime(2 * suppressedReportDelay)
 		if want := fmt.Sprintf("lines=%d", 10000-userLogLimit.burst); countLines(&b, want) != 1 ||
 			countLines(&b, "suppressed") != 1 {
 			t.Errorf("log: %q is missing or repeated:\n%s", want, b.String())
@@ -50,9 +50,9 @@ func TestLogLimit(t *testing.T) {
 	})
 }
 
-// TestLogLimitTotal tests the limit of all users together, and that the log keeps state for a limited number of
+// TestTotalLogLimit tests the limit of all users together, and that the log keeps state for a limited number of
 // users.
-func TestLogLimitTotal(t *testing.T) {
+func TestTotalLogLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
 		l, _ := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
@@ -69,9 +69,9 @@ func TestLogLimitTotal(t *testing.T) {
 	})
 }
 
-// TestLogLimitDebug tests the limits of debug records, which suppress no warnings. A goroutine writes the records
+// TestDebugLogLimit tests the limits of debug records, which suppress no warnings. A goroutine writes the records
 // in order, and close waits until all queued records are written.
-func TestLogLimitDebug(t *testing.T) {
+func TestDebugLogLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
 		l, q := limitLog(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))
@@ -85,24 +85,24 @@ func TestLogLimitDebug(t *testing.T) {
 		if countLines(&b, "of the same user") != 1 {
 			t.Error("warning beside debug records: got none, want one")
 		}
-		go q.run()
+		go q.writeRecords()
 		q.close()
 		if n := countLines(&b, "noise"); n != userDebugLimit.burst {
 			t.Errorf("debug records: got %d, want %d", n, userDebugLimit.burst)
 		}
-		testutil.AdvanceTime(2 * reportSuppressed)
+		testutil.AdvanceTime(2 * suppressedReportDelay)
 		if want := fmt.Sprintf("lines=%d", 9*userDebugLimit.burst); countLines(&b, want) != 1 {
 			t.Errorf("log: %q is missing or repeated", want)
 		}
 	})
 }
 
-// TestLogLimitDebugStuck tests that a log without a reader does not block a thread that logs debug records.
-func TestLogLimitDebugStuck(t *testing.T) {
+// TestStuckLogDoesNotBlockDebug tests that a log without a reader does not block a thread that logs debug records.
+func TestStuckLogDoesNotBlockDebug(t *testing.T) {
 	r, w := io.Pipe()
 	defer r.Close()
 	l, q := limitLog(slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug})))
-	go q.run()
+	go q.writeRecords()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openOwn opens a file of this user for writing, and creates it with mode 0600 if it is missing. The directory may
-// be writable for others, such as /tmp. openOwn refuses a symbolic link, a file of another user, a file with a
-// second hard link, and any file that is not regular. openOwn leaves such a file unchanged and returns an error
+// openOwnFile opens a file of this user for writing, and creates it with mode 0600 if it is missing. The directory may
+// be writable for others, such as /tmp. openOwnFile refuses a symbolic link, a file of another user, a file with a
+// second hard link, and any file that is not regular. openOwnFile leaves such a file unchanged and returns an error
 // that wraps EPERM.
-func openOwn(path string) (*os.File, error) {
+func openOwnFile(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_NONBLOCK, 0o600)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, fmt.Errorf("%s is a symbolic link, which is not followed: %w", path, syscall.EPERM)
@@ -45,7 +45,7 @@ func checkOrdinaryFile(f *os.File) error {
 
 // openLog opens a log file and truncates it.
 func openLog(path string) (*os.File, error) {
-	f, err := openOwn(path)
+	f, err := openOwnFile(path)
 	if err != nil {
 		return nil, err
 	}
@@ -56,13 +56,13 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// flock takes an advisory lock on a file, and creates the file if necessary. how is unix.LOCK_EX or LOCK_SH. With
+// openLocked takes an advisory lock on a file, and creates the file if necessary. how is unix.LOCK_EX or LOCK_SH. With
 // LOCK_NB, flock does not wait, and returns EWOULDBLOCK if another open file holds the lock. When flock returns, the
 // path refers to the locked file.
-func flock(path string, how int) (*os.File, error) {
+func openLocked(path string, how int) (*os.File, error) {
 	const attempts = 100 // an attempt fails if the file was replaced meanwhile
 	for range attempts {
-		f, err := openOwn(path)
+		f, err := openOwnFile(path)
 		if errors.Is(err, syscall.EPERM) && isMissing(path) {
 			continue // the last link of the file was removed meanwhile
 		}
@@ -82,7 +82,7 @@ func flock(path string, how int) (*os.File, error) {
 }
 
 func lockFile(f *os.File, how int) error {
-	if err := ignoringEINTR(func() error { return unix.Flock(int(f.Fd()), how) }); err != nil {
+	if err := retryOnEINTR(func() error { return unix.Flock(int(f.Fd()), how) }); err != nil {
 		return &fs.PathError{Op: "lock", Path: f.Name(), Err: err}
 	}
 	return nil
@@ -100,7 +100,7 @@ func isOpenFile(f *os.File, path string) bool {
 	return err1 == nil && err2 == nil && os.SameFile(have, want)
 }
 
-func ignoringEINTR(f func() error) error {
+func retryOnEINTR(f func() error) error {
 	for {
 		if err := f(); err != unix.EINTR {
 			return err

@@ -26,7 +26,7 @@ func (p *programs) attach(ended context.Context, c ctl.Conn) (done func(), err e
 	p.Lock()
 	defer p.Unlock()
 	if p.yielded || ended.Err() != nil {
-		return nil, errEnding
+		return nil, errServiceEnding
 	}
 	p.n++
 	p.attached[c.UnixConn] = struct{}{}
@@ -34,15 +34,15 @@ func (p *programs) attach(ended context.Context, c ctl.Conn) (done func(), err e
 		p.Lock()
 		delete(p.attached, c.UnixConn)
 		p.Unlock()
-		p.count(-1)
+		p.addToCount(-1)
 	}, nil
 }
 
-// errEnding is the error for a program that attaches while the service is ending.
-var errEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
+// errServiceEnding is the error for a program that attaches while the service is ending.
+var errServiceEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
 
-// count adds d to the number of programs.
-func (p *programs) count(d int) {
+// addToCount adds d to the number of programs.
+func (p *programs) addToCount(d int) {
 	p.Lock()
 	defer p.Unlock()
 	p.n += d

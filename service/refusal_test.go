@@ -176,7 +176,7 @@ func TestIdleClientsAreDisconnected(t *testing.T) {
 	s.acceptor.admitPeer(silent[0], peer{uid: 4242})
 	ends[0].SetWriteBuffer(1)
 	ends[1].SetReadBuffer(1)
-	go s.serve(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, 0)
+	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242}, 0)
 	ended := make(chan error, 1)
 	go func() {
 		ask := encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion, Op: ctl.OpLinkShow})

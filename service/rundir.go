@@ -61,7 +61,7 @@ func makeRunDir() (*runDir, error) {
 			return nil, fmt.Errorf("make the service's directory: %w; /dev/shm must be a memory file system with room in it",
 				err)
 		}
-		hold, err := flock(filepath.Join(path, runDirLock), unix.LOCK_SH|unix.LOCK_NB)
+		hold, err := openLocked(filepath.Join(path, runDirLock), unix.LOCK_SH|unix.LOCK_NB)
 		if err == nil {
 			return &runDir{path: path, hold: hold, root: root}, nil
 		}
@@ -106,7 +106,7 @@ func removeIfUnheldIn(root *os.Root, name string) {
 		return
 	}
 	defer dir.Close()
-	f, err := flock(procPath(dir, runDirLock), unix.LOCK_EX|unix.LOCK_NB)
+	f, err := openLocked(procPath(dir, runDirLock), unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
 		return
 	}
@@ -115,10 +115,10 @@ func removeIfUnheldIn(root *os.Root, name string) {
 	_ = root.RemoveAll(name)
 }
 
-// removeStale removes the directories of services that were killed. A program can block the removing thread in the
+// removeStaleDirs removes the directories of services that were killed. A program can block the removing thread in the
 // kernel by holding the lock of a directory. Callers must confine the process before sweep, because confinement
 // requires every thread to respond.
-func (d *runDir) removeStale() {
+func (d *runDir) removeStaleDirs() {
 	shm, err := d.root.OpenFile(".", os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return
@@ -138,9 +138,11 @@ var (
 
 // SessionName returns the name of a program's session, which is the prefix of its queue files. SessionName returns
 // EPERM for a name that no service of its user would choose.
-func (c *Client) SessionName(a *ctl.AttachResult) (string, error) { return sessionName(a.Dir, c.UID()) }
+func (c *Client) SessionName(a *ctl.AttachResult) (string, error) {
+	return checkSessionName(a.Dir, c.UID())
+}
 
-func sessionName(name string, uid int) (string, error) {
+func checkSessionName(name string, uid int) (string, error) {
 	below, ok := strings.CutPrefix(name, shmRoot+"/")
 	dir, session, _ := strings.Cut(below, "/")
 	if !ok || !runDirNames.MatchString(dir) || !strings.HasPrefix(dir, runDirPrefix(uid)) ||

@@ -35,7 +35,7 @@ func TestRemoveStaleKeepsNewDirectory(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				d.removeStale()
+				d.removeStaleDirs()
 				if _, err := os.Stat(d.path); err != nil {
 					t.Error(err)
 				}
@@ -103,7 +103,7 @@ func TestRemoveIfUnheld(t *testing.T) {
 // TestSessionNameForm tests that a launcher accepts a session name from its service only in the form of that service.
 func TestSessionNameForm(t *testing.T) {
 	const good = "/dev/shm/verbena-7-123/run/4-56"
-	if got, err := sessionName(good, 7); err != nil || got != good {
+	if got, err := checkSessionName(good, 7); err != nil || got != good {
 		t.Errorf("SessionName: got %q and error %v, want the name", got, err)
 	}
 	for _, name := range []string{
@@ -114,7 +114,7 @@ func TestSessionNameForm(t *testing.T) {
 		"/dev/shm/verbena-7/run/4-56", "/dev/shm/verbena-7-x/run/4-56", "/dev/shm/verbena-7-1 /run/4-56",
 		"/tmp/verbena-7-123/run/4-56", "verbena-7-123/run/4-56", good + "\n",
 	} {
-		if got, err := sessionName(name, 7); !errors.Is(err, syscall.EPERM) {
+		if got, err := checkSessionName(name, 7); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("SessionName of %q: got %q, %v, want EPERM", name, got, err)
 		}
 	}

@@ -128,7 +128,7 @@ func New(opts Options) (_ *Service, err error) {
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
 		s.log, s.debugLog = limitLog(opts.Log)
-		go s.debugLog.run()
+		go s.debugLog.writeRecords()
 	}
 	overflow := -1
 	if m := ctl.OwnIDMap(); !m.All {
@@ -140,7 +140,7 @@ func New(opts Options) (_ *Service, err error) {
 	s.quota = quota.New(limits)
 	s.links.opts, s.links.log, s.links.core = &s.opts, s.log, s.core
 	s.links.ringBytes = limits[quota.RingBytes].UserMaximum()
-	refused := make(refusals, 16)
+	refused := make(refusalQueue, 16)
 	s.quota.OnRefusal(refused.add)
 	s.kept = kept.New(s.log)
 	s.quota.OnShortage(s.kept.Release)
@@ -155,7 +155,7 @@ func New(opts Options) (_ *Service, err error) {
 	s.links.ended = s.ended
 	s.acceptor = acceptor{log: s.log, quota: s.quota, rights: &s.rights, kept: s.kept, authority: s.authority,
 		ended: s.ended, refusing: make(chan struct{}, maxRefusing),
-		answer: func(c ctl.Conn, who peer) { s.answerAll(c, who, s.firstMessage) }}
+		answer: func(c ctl.Conn, who peer) { s.answerRequests(c, who, s.firstMessage) }}
 	s.programs.since = time.Now()
 	go s.logRefusals(refused)
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {
@@ -207,7 +207,7 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 		s.links.add(l)
-		if err := s.guests.CheckShown(); err != nil {
+		if err := s.guests.CheckTreesCurrent(); err != nil {
 			return nil, err
 		}
 	}
@@ -226,7 +226,7 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 	}
-	runWithTimeout(s.dir.removeStale) // after a timeout, the next service removes the remaining directories
+	runWithTimeout(s.dir.removeStaleDirs) // after a timeout, the next service removes the remaining directories
 	return s, nil
 }
 
@@ -359,7 +359,7 @@ func (s *Service) waitForEnd() {
 		case <-tick.C:
 		}
 		s.links.mu.Lock()
-		keep := s.changedByHandLocked()
+		keep := s.isChangedByHandLocked()
 		s.links.mu.Unlock()
 		s.programs.Lock()
 		idle := s.programs.n == 0 && time.Since(s.programs.since) >= s.opts.Idle
@@ -383,7 +383,7 @@ func (s *Service) yield() error {
 		use = "it was started by `verbena serve`"
 	case s.programs.n > 0:
 		use = fmt.Sprintf("programs and captures that use it: %d", s.programs.n)
-	case s.changedByHandLocked():
+	case s.isChangedByHandLocked():
 		use = "its devices or fault rules were changed by hand"
 	default:
 		s.programs.yielded = true
@@ -392,12 +392,12 @@ func (s *Service) yield() error {
 	return fmt.Errorf("process %d, %s: %w", os.Getpid(), use, syscall.EBUSY)
 }
 
-// changedByHandLocked reports whether links, devices or fault rules were changed by hand. The end of the service would
-// lose these changes.
-func (s *Service) changedByHandLocked() bool {
-	if len(s.verbFaults.list()) > 0 {
+// isChangedByHandLocked reports whether links, devices or fault rules were changed by hand. The end of the service
+// would lose these changes.
+func (s *Service) isChangedByHandLocked() bool {
+	if len(s.verbFaults.listRules()) > 0 {
 		return true
 	}
 	return s.links.configured ||
-		slices.ContainsFunc(s.links.list, func(l *rdmaLink) bool { return l.inManualState() || len(l.faults.List()) > 0 })
+		slices.ContainsFunc(s.links.list, func(l *rdmaLink) bool { return l.isInManualState() || len(l.faults.List()) > 0 })
 }

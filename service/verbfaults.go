@@ -23,12 +23,12 @@ import (
 	"verbena/uverbs"
 )
 
-// maxRules limits the number of fault rules for verbs of a service, and the number of rules for packets of a
+// maxFaultRules limits the number of fault rules for verbs of a service, and the number of rules for packets of a
 // device. Each rule costs time for each call or packet.
-const maxRules = 1024
+const maxFaultRules = 1024
 
-// cmPrefix is the prefix of the connection manager's verbs, which do not belong to a device.
-const cmPrefix = "rdma_"
+// cmVerbPrefix is the prefix of the connection manager's verbs, which do not belong to a device.
+const cmVerbPrefix = "rdma_"
 
 // VerbNames returns the names of verbs for fault rules. These are the names of libibverbs without ibv_, and the
 // names of the connection manager with rdma_.
@@ -90,7 +90,7 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 		return bad("verb %q: modify_qp alone has a state", ctl.ClipText(f.Verb))
 	case stated && !slices.Contains(states, state):
 		return bad("verb %q: unknown state %q; there are: %s", name, ctl.ClipText(state), strings.Join(states, ", "))
-	case dev != "" && strings.HasPrefix(r.verb, cmPrefix):
+	case dev != "" && strings.HasPrefix(r.verb, cmVerbPrefix):
 		return bad("verb %s does not belong to a device: omit the device", r.verb)
 	case f.Delay < 0 || f.Delay > ctl.MaxVerbDelay:
 		return bad("a delay of %v is not from 0 to %v", f.Delay, ctl.MaxVerbDelay)
@@ -127,18 +127,18 @@ func ErrnoNames() (names []string) {
 	return names
 }
 
-// matches reports whether the rule matches a call.
-func (r *verbRule) matches(c *uverbs.VerbCall) bool {
+// matchesCall reports whether the rule matches a call.
+func (r *verbRule) matchesCall(c *uverbs.VerbCall) bool {
 	return r.verb == c.Verb && (r.state == "" || r.state == c.State) && (r.dev == "" || r.dev == c.Device) &&
 		(r.Process == "" || r.Process == c.Process || r.pid != 0 && r.pid == c.PID)
 }
 
-// matchingRules counts a call, and returns the rules that apply to it, up to the first rule that makes it fail.
-func (v *verbFaults) matchingRules(c *uverbs.VerbCall) (act []*verbRule) {
+// countAndMatchRules counts a call, and returns the rules that apply to it, up to the first rule that makes it fail.
+func (v *verbFaults) countAndMatchRules(c *uverbs.VerbCall) (act []*verbRule) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, r := range v.rules {
-		if !r.matches(c) {
+		if !r.matchesCall(c) {
 			continue
 		}
 		r.seen++
@@ -156,9 +156,9 @@ func (v *verbFaults) matchingRules(c *uverbs.VerbCall) (act []*verbRule) {
 // processCheckInterval is the interval at which a delayed call checks whether its process still exists.
 const processCheckInterval = 100 * time.Millisecond
 
-// wait waits for the delay of the rule. wait returns early if the rule, the service or the process ends; pid is 0
-// if unknown.
-func (r *verbRule) wait(pid int, ended context.Context) {
+// waitForDelay waits for the delay of the rule. waitForDelay returns early if the rule, the service or the process
+// ends; pid is 0 if unknown.
+func (r *verbRule) waitForDelay(pid int, ended context.Context) {
 	over := time.NewTimer(r.Delay)
 	defer over.Stop()
 	look := time.NewTicker(processCheckInterval)
@@ -172,15 +172,15 @@ func (r *verbRule) wait(pid int, ended context.Context) {
 		case <-ended.Done():
 			return
 		case <-look.C:
-			if pid != 0 && hasEnded(pid) {
+			if pid != 0 && isGoneOrZombie(pid) {
 				return
 			}
 		}
 	}
 }
 
-// hasEnded reports whether the process does not exist, or is a zombie.
-func hasEnded(pid int) bool {
+// isGoneOrZombie reports whether the process does not exist, or is a zombie.
+func isGoneOrZombie(pid int) bool {
 	b, err := procfile.ReadNoFollow("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH)
@@ -191,9 +191,9 @@ func hasEnded(pid int) bool {
 
 // applyFaults applies the matching rules to a call. applyFaults delays the call and returns the error to inject.
 func (v *verbFaults) applyFaults(c *uverbs.VerbCall, ended context.Context) error {
-	for _, r := range v.matchingRules(c) {
+	for _, r := range v.countAndMatchRules(c) {
 		if r.Delay > 0 {
-			r.wait(c.PID, ended)
+			r.waitForDelay(c.PID, ended)
 		}
 		if r.errno != 0 {
 			return fmt.Errorf("fault rule %d: %w", r.id, r.errno)
@@ -202,7 +202,7 @@ func (v *verbFaults) applyFaults(c *uverbs.VerbCall, ended context.Context) erro
 	return nil
 }
 
-func (v *verbFaults) list() []ctl.FaultRuleState {
+func (v *verbFaults) listRules() []ctl.FaultRuleState {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	var list []ctl.FaultRuleState
@@ -229,15 +229,15 @@ func (v *verbFaults) updateAnnouncements() {
 	})
 }
 
-// add puts a rule into effect.
-func (v *verbFaults) add(dev string, f *ctl.VerbFault) (id int, err error) {
+// addRule puts a rule into effect.
+func (v *verbFaults) addRule(dev string, f *ctl.VerbFault) (id int, err error) {
 	r, err := newVerbRule(dev, f)
 	if err != nil {
 		return 0, err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if len(v.rules) >= maxRules {
+	if len(v.rules) >= maxFaultRules {
 		return 0, errTooManyRules
 	}
 	r.id = int(v.ids.Add(1))
@@ -247,12 +247,12 @@ func (v *verbFaults) add(dev string, f *ctl.VerbFault) (id int, err error) {
 }
 
 var errTooManyRules = fmt.Errorf("there are %d rules, which is the limit; verbena fault clear removes them: %w",
-	maxRules, syscall.ENOSPC)
+	maxFaultRules, syscall.ENOSPC)
 
-// clear removes the rule with an ID, or all rules if the ID is 0. It considers the rules of one device,
-// or of all devices if dev is empty. clear reports whether it removed a rule. Calls that a removed rule
+// clearRules removes the rule with an ID, or all rules if the ID is 0. It considers the rules of one device,
+// or of all devices if dev is empty. clearRules reports whether it removed a rule. Calls that a removed rule
 // was delaying continue at once.
-func (v *verbFaults) clear(dev string, id int) (removed bool) {
+func (v *verbFaults) clearRules(dev string, id int) (removed bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.rules = slices.DeleteFunc(v.rules, func(r *verbRule) bool {

@@ -68,7 +68,7 @@ func TestVerbRuleMatchesCalls(t *testing.T) {
 			if fmt.Sprint(hits) != fmt.Sprint(c.hits) {
 				t.Errorf("affected calls: got %v, want %v", hits, c.hits)
 			}
-			if l := v.list(); int(l[0].Hit) != len(c.hits) {
+			if l := v.listRules(); int(l[0].Hit) != len(c.hits) {
 				t.Errorf("hits: got %d, want %d", l[0].Hit, len(c.hits))
 			}
 		})
@@ -144,9 +144,9 @@ func TestInvalidVerbFaultIsRefused(t *testing.T) {
 	}
 }
 
-// TestVerbFaultRules tests that rules for verbs and packets are listed and cleared together, and that their number is
-// limited.
-func TestVerbFaultRules(t *testing.T) {
+// TestVerbAndPacketRulesAreListedTogether tests that rules for verbs and packets are listed and cleared together, and
+// that their number is limited.
+func TestVerbAndPacketRulesAreListedTogether(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	add := func(r ctl.FaultRule) int {
 		t.Helper()
@@ -177,13 +177,13 @@ func TestVerbFaultRules(t *testing.T) {
 	if err := s.yield(); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("yield of a service with rules: got %v, want EBUSY", err)
 	}
-	for range maxRules - 1 {
+	for range maxFaultRules - 1 {
 		add(ctl.FaultRule{Verb: verb})
 	}
 	if _, err := s.addFault(ctl.FaultRule{Verb: verb}); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("rule for verbs beyond the limit: got %v, want ENOSPC", err)
 	}
-	for range maxRules {
+	for range maxFaultRules {
 		add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
 	}
 	if _, err := s.addFault(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}}); !errors.Is(err, syscall.ENOSPC) {
@@ -199,7 +199,7 @@ func TestVerbFaultRules(t *testing.T) {
 
 // TestVerbDelayEndsWithProcess tests that the delay of a call ends with its process.
 func TestVerbDelayEndsWithProcess(t *testing.T) {
-	if hasEnded(os.Getpid()) {
+	if isGoneOrZombie(os.Getpid()) {
 		t.Fatal("hasEnded of this process: got true, want false")
 	}
 	cmd := exec.Command("true")

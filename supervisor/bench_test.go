@@ -37,7 +37,7 @@ func BenchmarkWrite(b *testing.B) {
 		b.Fatal(err)
 	}
 	alone := exec.Command(self, args[1:]...)
-	alone.Env = append(os.Environ(), programEnv+"="+args[0])
+	alone.Env = append(os.Environ(), programEnvVar+"="+args[0])
 	times := func(name string, out string) {
 		for i, f := range strings.Fields(out) {
 			ns, err := strconv.ParseFloat(f, 64)

@@ -20,29 +20,30 @@ import (
 // trapped (prove). A thread that is still trapped was trapped all the time, so the ID belonged to it. Later
 // accesses use only objects that stay bound to the process: a pidfd, or a directory or file below /proc/TID.
 
-// errGone is the error for a call of a killed thread. Such a call has no effect and gets no answer.
-var errGone = fmt.Errorf("the caller was killed: %w", syscall.EFAULT)
+// errCallerGone is the error for a call of a killed thread. Such a call has no effect and gets no answer.
+var errCallerGone = fmt.Errorf("the caller was killed: %w", syscall.EFAULT)
 
 // checkTrapped returns nil if the thread of the current call is still trapped, which makes all objects found by its
-// thread ID valid. Otherwise checkTrapped returns errGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
+// thread ID valid. Otherwise checkTrapped returns errCallerGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
 func (w *worker) checkTrapped() error {
-	w.pause("prove")
+	w.pauseForTest("prove")
 	if checkStillTrapped(w.session.fd, w.n.id) != nil {
-		return errGone
+		return errCallerGone
 	}
 	return nil
 }
 
-// preferErrGone returns errGone if the caller was killed, which explains err; otherwise preferErrGone returns err.
-func (w *worker) preferErrGone(err error) error {
+// preferErrCallerGone returns errCallerGone if the caller was killed, which explains err; otherwise preferErrCallerGone
+// returns err.
+func (w *worker) preferErrCallerGone(err error) error {
 	if gone := w.checkTrapped(); gone != nil {
 		return gone
 	}
 	return err
 }
 
-// pause is a hook for tests, called at a named point.
-func (w *worker) pause(point string) {
+// pauseForTest is a hook for tests, called at a named point.
+func (w *worker) pauseForTest(point string) {
 	if f := w.session.sup.cfg.pause; f != nil {
 		f(point, w.n.tid)
 	}
@@ -58,11 +59,11 @@ type procThread struct {
 // lookUpThread opens the caller's directory in /proc and reads its identity. The caller of lookUpThread must close the
 // result.
 func (w *worker) lookUpThread() (*procThread, error) {
-	w.pause("look")
-	dir, err := openProc(int(w.n.tid))
+	w.pauseForTest("look")
+	dir, err := openProcDir(int(w.n.tid))
 	switch {
 	case err == unix.ENOENT, err == unix.ESRCH:
-		return nil, errGone
+		return nil, errCallerGone
 	case err != nil:
 		return nil, fmt.Errorf("look up thread %d: %w", w.n.tid, err)
 	}
@@ -86,7 +87,7 @@ func (s *Supervisor) principalOf(th *procThread) (principal.Principal, error) {
 	return s.cfg.Authority.PrincipalOf(th.dir, th.id.uids.real, th.id.uids.effective)
 }
 
-func openProc(tid int) (int, error) {
+func openProcDir(tid int) (int, error) {
 	return unix.Open("/proc/"+strconv.Itoa(tid), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
@@ -106,7 +107,8 @@ func readIdentityAt(dir int) (*identity, error) {
 		return nil, err
 	}
 	// The creator of a user namespace has all capabilities in that namespace, but none in the service's namespace.
-	if (id.fileCapability || id.bindCapability || id.rawCapability) && !sameFileAt(dir, "ns/user", "/proc/self/ns/user") {
+	if (id.fileCapability || id.bindCapability || id.rawCapability) && !isSameFileAt(dir, "ns/user",
+		"/proc/self/ns/user") {
 		id.fileCapability, id.bindCapability, id.rawCapability = false, false, false
 	}
 	return id, nil
@@ -121,15 +123,15 @@ func openAt(dir int, name string, how int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// sameFileAt reports whether two links refer to the same file, such as a namespace.
-func sameFileAt(dir int, name, own string) bool {
+// isSameFileAt reports whether two links refer to the same file, such as a namespace.
+func isSameFileAt(dir int, name, own string) bool {
 	var a, b unix.Stat_t
 	return unix.Fstatat(dir, name, &a, 0) == nil && unix.Stat(own, &b) == nil && a.Dev == b.Dev && a.Ino == b.Ino
 }
 
 // hasOtherRoot reports whether the thread's root directory or mounts differ from those of this process.
 func (t *procThread) hasOtherRoot() bool {
-	return !sameFileAt(t.dir, "ns/mnt", "/proc/self/ns/mnt") || !sameFileAt(t.dir, "root", "/")
+	return !isSameFileAt(t.dir, "ns/mnt", "/proc/self/ns/mnt") || !isSameFileAt(t.dir, "root", "/")
 }
 
 // process is a process that issues commands or has opened a device file. The address space of a process changes
@@ -178,23 +180,23 @@ func (p *process) hasThread(tid uint32) bool {
 // closeLocked ends all access to the process. The caller holds Session.mu.
 func (p *process) closeLocked() {
 	for _, s := range p.former {
-		p.closeSpace(s)
+		p.closeAddressSpace(s)
 	}
 	if p.space != nil {
-		p.closeSpace(p.space)
+		p.closeAddressSpace(p.space)
 	}
 	p.former, p.space = nil, nil
 	p.pidfd.Close()
 	p.user.Release(quota.Descriptors, processDescriptors)
 }
 
-func (p *process) closeSpace(s *umem.Process) {
+func (p *process) closeAddressSpace(s *umem.Process) {
 	s.Close()
 	p.user.Release(quota.Descriptors, spaceDescriptors)
 }
 
-// lockLimit returns the RLIMIT_MEMLOCK of the process that owns the account.
-func (t *Session) lockLimit(p *process) (uint64, error) {
+// memlockLimit returns the RLIMIT_MEMLOCK of the process that owns the account.
+func (t *Session) memlockLimit(p *process) (uint64, error) {
 	t.mu.Lock()
 	s := p.space
 	if n := len(p.former); s == nil && n > 0 {
@@ -220,8 +222,8 @@ type callerCache struct {
 	err   error
 }
 
-// caller returns the process of the current call and its address space. caller looks them up once per call.
-func (w *worker) caller() (*process, *umem.Process, error) {
+// cachedCaller returns the process of the current call and its address space. cachedCaller looks them up once per call.
+func (w *worker) cachedCaller() (*process, *umem.Process, error) {
 	if k := &w.known; !k.done {
 		k.done = true
 		k.proc, k.space, k.err = w.findCaller()
@@ -229,7 +231,7 @@ func (w *worker) caller() (*process, *umem.Process, error) {
 			k.err = fmt.Errorf("user %v's process %d: %w", k.proc.user.ID(), k.proc.pid, errOtherUser)
 			k.proc, k.space = nil, nil
 		}
-		if k.err != nil && !errors.Is(k.err, errGone) && !errors.Is(k.err, errOtherUser) {
+		if k.err != nil && !errors.Is(k.err, errCallerGone) && !errors.Is(k.err, errOtherUser) {
 			w.session.warnOnce(func() error { return k.err })
 		}
 	}
@@ -241,10 +243,10 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 		// A cached descriptor suffices only for a doorbell.
 		if i, err := inodeOf(w.n.tid, d.fd); err != nil || i != d.file.inode {
 			w.known.stale = true
-			return nil, nil, errGone
+			return nil, nil, errCallerGone
 		}
 		if p := d.process.Load(); p != nil && p.hasThread(w.n.tid) {
-			if s := w.session.spaceOf(p); s != nil {
+			if s := w.session.addressSpaceOf(p); s != nil {
 				return p, s, w.checkTrapped()
 			}
 		}
@@ -261,7 +263,7 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 	return p, s, err
 }
 
-func (t *Session) spaceOf(p *process) *umem.Process {
+func (t *Session) addressSpaceOf(p *process) *umem.Process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return p.space
@@ -274,7 +276,7 @@ func (w *worker) processOfThread(th *procThread) (*process, *umem.Process, error
 	defer t.mu.Unlock()
 	p := t.processes[th.id.pid]
 	if p == nil || !p.isAlive() {
-		t.removeEndedLocked()
+		t.removeEndedProcessesLocked()
 		var err error
 		if p, err = w.newProcessLocked(th); err != nil {
 			return nil, nil, err
@@ -282,18 +284,18 @@ func (w *worker) processOfThread(th *procThread) (*process, *umem.Process, error
 		t.processes[th.id.pid] = p
 	}
 	if p.space == nil {
-		s, err := w.openSpaceLocked(th, p)
+		s, err := w.openAddressSpaceLocked(th, p)
 		if err != nil {
 			return nil, nil, err
 		}
 		p.space = s
 	}
-	w.pause("process")
+	w.pauseForTest("process")
 	return p, p.space, w.checkTrapped()
 }
 
-// removeEndedLocked removes processes that have ended.
-func (t *Session) removeEndedLocked() {
+// removeEndedProcessesLocked removes processes that have ended.
+func (t *Session) removeEndedProcessesLocked() {
 	for pid, p := range t.processes {
 		if !p.isAlive() {
 			p.closeLocked()
@@ -306,7 +308,7 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	t := w.session
 	who, err := t.sup.principalOf(th)
 	if err != nil {
-		return nil, w.preferErrGone(err)
+		return nil, w.preferErrCallerGone(err)
 	}
 	user := t.sup.cfg.Quota.Account(who.Account)
 	if err := user.Charge(quota.Descriptors, processDescriptors); err != nil {
@@ -318,11 +320,11 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	}
 	fd, err := unix.PidfdOpen(th.id.pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return fail(w.preferErrGone(err))
+		return fail(w.preferErrCallerGone(err))
 	}
 	p := &process{pid: th.id.pid, name: th.id.name, pidfd: os.NewFile(uintptr(fd), "pidfd"), user: user}
-	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.lockLimit(p) })
-	w.pause("pidfd")
+	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.memlockLimit(p) })
+	w.pauseForTest("pidfd")
 	if p.conn, err = p.pidfd.SyscallConn(); err == nil {
 		err = w.checkTrapped() // the thread ID still belongs to the thread's process
 	}
@@ -333,13 +335,13 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	return p, nil
 }
 
-// openSpaceLocked opens the current address space of the process.
-func (w *worker) openSpaceLocked(th *procThread, p *process) (*umem.Process, error) {
+// openAddressSpaceLocked opens the current address space of the process.
+func (w *worker) openAddressSpaceLocked(th *procThread, p *process) (*umem.Process, error) {
 	t := w.session
 	if err := p.user.Charge(quota.Descriptors, spaceDescriptors); err != nil {
 		return nil, err
 	}
-	s, err := w.openSpace(th, p, t.execs.execPending(w.n.tid, p))
+	s, err := w.openAddressSpace(th, p, t.execs.isExecPending(w.n.tid, p))
 	if err != nil {
 		p.user.Release(quota.Descriptors, spaceDescriptors)
 		return nil, err
@@ -347,7 +349,7 @@ func (w *worker) openSpaceLocked(th *procThread, p *process) (*umem.Process, err
 	return s, nil
 }
 
-func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Process, error) {
+func (w *worker) openAddressSpace(th *procThread, p *process, bound bool) (*umem.Process, error) {
 	mem, maps, direct, err := w.openMemory(th)
 	if err != nil {
 		return nil, err
@@ -357,7 +359,7 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 	if err != nil {
 		mem.Close()
 		maps.Close()
-		return nil, w.preferErrGone(err)
+		return nil, w.preferErrCallerGone(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
 		PID: p.pid, Pidfd: os.NewFile(uintptr(fd),
@@ -372,12 +374,12 @@ func (w *worker) openSpace(th *procThread, p *process, bound bool) (*umem.Proces
 		s.Close()
 		return nil, err
 	}
-	w.session.log.Debug("memory of a process opened", "pid", p.pid, "by", accessText(direct))
+	w.session.log.Debug("memory of a process opened", "pid", p.pid, "by", memoryAccessText(direct))
 	return s, nil
 }
 
-// accessText returns the log text for the process that opened a program's memory.
-func accessText(direct bool) string {
+// memoryAccessText returns the log text for the process that opened a program's memory.
+func memoryAccessText(direct bool) string {
 	if direct {
 		return "service"
 	}
@@ -387,7 +389,7 @@ func accessText(direct bool) string {
 // openMemory opens the caller's current memory. direct reports whether this process opened the memory without the
 // helper.
 func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, err error) {
-	w.pause("memory")
+	w.pauseForTest("memory")
 	err = unix.EACCES
 	if !w.session.asksOnly {
 		mem, err = openAt(th.dir, "mem", unix.O_RDWR)
@@ -402,7 +404,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 		}
 		mem.Close()
 	}
-	if err = w.preferErrGone(err); err == errGone {
+	if err = w.preferErrCallerGone(err); err == errCallerGone {
 		return nil, nil, false, err
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
@@ -411,8 +413,8 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 	return nil, nil, false, fmt.Errorf("open memory of process %d: %w", th.id.pid, err)
 }
 
-// callerMemory returns the caller's memory for one answer. The memory stays valid if the caller ends meanwhile.
-func (w *worker) callerMemory() (*umem.Files, error) {
+// openCallerMemory returns the caller's memory for one answer. The memory stays valid if the caller ends meanwhile.
+func (w *worker) openCallerMemory() (*umem.Files, error) {
 	th, err := w.lookUpThread()
 	if err != nil {
 		return nil, err
@@ -437,11 +439,11 @@ func (w *worker) callerMemory() (*umem.Files, error) {
 
 // writeToCaller copies an answer to the caller's memory.
 func (w *worker) writeToCaller(addr uint64, b []byte) error {
-	m, err := w.callerMemory()
+	m, err := w.openCallerMemory()
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	w.pause("write")
+	w.pauseForTest("write")
 	return m.WriteV([][]byte{b}, addr)
 }

@@ -29,23 +29,23 @@ func (w *worker) CommandTrace() *uverbs.CommandTrace {
 	return &w.trace.command
 }
 
-// handleTraced handles the call and traces it.
-func (w *worker) handleTraced() callResult {
+// handleAndTrace handles the call and traces it.
+func (w *worker) handleAndTrace() callResult {
 	w.trace = &callTrace{}
 	began := time.Now()
-	v := w.handle()
+	v := w.handleCall()
 	took := time.Since(began)
 	c := callOf(&w.n)
 	doorbell := c == callWrite && w.trace.command.Name == "" && v.err == nil
 	if v.fate != fateContinued && !doorbell && !w.trace.later {
-		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.traceArgs(c), w.trace.formatResult(v), took.Seconds())
+		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.formatArgs(c), w.trace.formatResult(v), took.Seconds())
 		w.session.info.Trace(line[:min(len(line), maxTraceLine)])
 	}
 	return v
 }
 
-// traceArgs formats the arguments of the current call.
-func (w *worker) traceArgs(c call) string {
+// formatArgs formats the arguments of the current call.
+func (w *worker) formatArgs(c call) string {
 	a, t := &w.n.args, w.trace
 	fd := fmt.Sprint(int32(a[0]))
 	if w.desc != nil {

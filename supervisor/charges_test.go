@@ -24,7 +24,7 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 		cfg.Quota, cfg.Doorbells = ledger,
 			DoorbellsNative
 	})
-	p, th := c.mustProcess(), c.lookUpUnproven()
+	p, th := c.mustProcess(), c.lookUpWithoutProof()
 	file, _ := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
 	open := func(n *node) func() (func(), error) {
 		make := newOpenFile
@@ -51,11 +51,11 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 			return func() { p.closeLocked() }, err
 		}},
 		{"an address space", quota.Descriptors, spaceDescriptors, func() (func(), error) {
-			s, err := c.w.openSpaceLocked(th, p)
-			return func() { p.closeSpace(s) }, err
+			s, err := c.w.openAddressSpaceLocked(th, p)
+			return func() { p.closeAddressSpace(s) }, err
 		}},
-		{"a device file, with its queue file", quota.Descriptors, fileDescriptors + 1, open(verbsNode)},
-		{"native doorbells", quota.Descriptors, doorbellDescriptors, func() (func(), error) {
+		{"a device file, with its queue file", quota.Descriptors, openFileDescriptorCount + 1, open(verbsNode)},
+		{"native doorbells", quota.Descriptors, doorbellDescriptorCount, func() (func(), error) {
 			description, err := file.newNativeDoorbells()
 			return func() {
 				description.Close()
@@ -64,8 +64,8 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 			}, err
 		}},
 		{"a file of the connection manager", quota.Contexts, 1, open(cmNode)},
-		{"its pipe", quota.Descriptors, pipeDescriptors, open(cmNode)},
-		{"a netlink socket", quota.Descriptors, netlinkDescriptors, func() (func(), error) {
+		{"its pipe", quota.Descriptors, pipeDescriptorCount, open(cmNode)},
+		{"a netlink socket", quota.Descriptors, netlinkDescriptorCount, func() (func(), error) {
 			n, end, err := c.sup.newNetlinkSocket(p.user, netlinkOpener{}, false, 1)
 			return func() {
 				unix.Close(end)
@@ -129,7 +129,7 @@ func TestWorkersAreLimitedPerUser(t *testing.T) {
 			updated++
 			return true
 		}}
-		if p.update(); updated != left || user.Held(quota.Workers) != 5-left {
+		if p.updatePipe(); updated != left || user.Held(quota.Workers) != 5-left {
 			t.Errorf("%d workers left: got %d writes to the pipe, want %d, and %d charged workers, want %d",
 				left, updated, left, user.Held(quota.Workers), 5-left)
 		}
@@ -153,11 +153,11 @@ func TestWorkersAreLimitedPerUser(t *testing.T) {
 	}
 }
 
-// TestClosedSupervisor tests that a closed supervisor accepts no new files, sockets or sessions, and leaves no
-// charge.
-func TestClosedSupervisor(t *testing.T) {
+// TestClosedSupervisorAcceptsNothing tests that a closed supervisor accepts no new files, sockets or sessions, and
+// leaves no charge.
+func TestClosedSupervisorAcceptsNothing(t *testing.T) {
 	c := newTrappedCall(t, nil, withCM(t))
-	p, th := c.mustProcess(), c.lookUpUnproven()
+	p, th := c.mustProcess(), c.lookUpWithoutProof()
 	before := p.user.Held(quota.Descriptors)
 	filtered, listener := filteredThread(t)
 	defer filtered.end()

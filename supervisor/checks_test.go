@@ -57,8 +57,8 @@ func thisProcess(t *testing.T) *process {
 	return p
 }
 
-// TestRaiseLimit tests that raiseLimit raises the limit of open files only for an existing process and only as far
-// as needed, and that the limit is restored.
+// TestRaiseLimit tests that raiseOpenFileLimit raises the limit of open files only for an existing process and only as
+// far as needed, and that the limit is restored.
 func TestRaiseLimit(t *testing.T) {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -82,8 +82,9 @@ func TestRaiseLimit(t *testing.T) {
 		{name: "the soft limit", least: low, during: low, after: low},
 		{name: "less than the soft limit", least: low - 5, during: low, after: low},
 		{name: "above the hard limit", least: before.Max + 1, during: low, after: low, want: syscall.EMFILE, warned: true},
-		{name: "process ends before the call", endsAt: 1, least: low + 1, during: low, after: low, want: errGone},
-		{name: "process ends after the read of its limit", endsAt: 2, least: low + 1, during: low, after: low, want: errGone},
+		{name: "process ends before the call", endsAt: 1, least: low + 1, during: low, after: low, want: errCallerGone},
+		{name: "process ends after the read of its limit", endsAt: 2, least: low + 1, during: low, after: low,
+			want: errCallerGone},
 		{name: "process ends while the limit is raised", endsAt: 3, least: low + 1, during: low + 1, after: low + 1},
 		{name: "process ends before the limit is restored", endsAt: 4, least: low + 1, during: low + 1, after: low + 1},
 	} {
@@ -102,7 +103,7 @@ func TestRaiseLimit(t *testing.T) {
 				return l.Cur
 			}
 			p.conn = &endingPidfd{RawConn: alive, ended: ended, at: tt.endsAt}
-			restore, err := w.raiseLimit(p, tt.least)
+			restore, err := w.raiseOpenFileLimit(p, tt.least)
 			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
 				t.Errorf("raiseLimit: got %v, want %v", err, tt.want)
 			}
@@ -119,8 +120,8 @@ func TestRaiseLimit(t *testing.T) {
 	}
 }
 
-// TestAttachByHelper tests that a session uses a helper only for programs of the service's own user.
-func TestAttachByHelper(t *testing.T) {
+// TestHelperIsOnlyForOwnUser tests that a session uses a helper only for programs of the service's own user.
+func TestHelperIsOnlyForOwnUser(t *testing.T) {
 	testutil.NeedRoot(t, "to start a process of another user")
 	w := newFixture(t, func(c *SupervisorConfig) { c.AskHelper = true })
 	other := exec.Command("/bin/sleep", "60")
@@ -162,8 +163,8 @@ func TestAttachByHelper(t *testing.T) {
 	}
 }
 
-// TestExplainAccess tests that the error of a denied access names the setting of Yama if Yama restricts access.
-func TestExplainAccess(t *testing.T) {
+// TestDeniedAccessNamesYama tests that the error of a denied access names the setting of Yama if Yama restricts access.
+func TestDeniedAccessNamesYama(t *testing.T) {
 	for scope, want := range map[string]string{
 		"0": "; run the service as the same user, or as root",
 		"1": "; kernel.yama.ptrace_scope is 1: set it to 1 or 0 (sysctl), or run the service as root or with CAP_SYS_PTRACE",
@@ -175,7 +176,7 @@ func TestExplainAccess(t *testing.T) {
 	}
 }
 
-// TestParseHardLimit tests that parseHardLimit reads the second column of the line about open files.
+// TestParseHardLimit tests that parseHardFileLimit reads the second column of the line about open files.
 func TestParseHardLimit(t *testing.T) {
 	const none = "read the limit of open files: /proc/PID/limits does not contain it"
 	for _, tt := range []struct {
@@ -191,7 +192,7 @@ func TestParseHardLimit(t *testing.T) {
 		{"", 0, none},
 		{"Max open files 1 x files\n", 0, `strconv.ParseUint: parsing "x": invalid syntax`},
 	} {
-		got, err := parseHardLimit(strings.NewReader(tt.text))
+		got, err := parseHardFileLimit(strings.NewReader(tt.text))
 		if got != tt.want || fmt.Sprint(err) != tt.err && (err != nil || tt.err != "") {
 			t.Errorf("%q: got %d, %v, want %d, %q", tt.text, got, err, tt.want, tt.err)
 		}
@@ -204,7 +205,7 @@ func TestNativeDoorbellsNeedProcessors(t *testing.T) {
 		for how, want := range map[Doorbells]bool{
 			DoorbellsAuto: processors >= 3, DoorbellsTrapped: false, DoorbellsNative: true,
 		} {
-			if got := how.isPossible(processors); got != want {
+			if got := how.canBeNative(processors); got != want {
 				t.Errorf("possible of doorbells %d with %d processors: got %v, want %v", how, processors, got, want)
 			}
 		}
@@ -236,8 +237,8 @@ func TestAllowAccessChecksPidfd(t *testing.T) {
 	}
 }
 
-// TestSameFile tests that files of two file systems differ, even with equal inode numbers.
-func TestSameFile(t *testing.T) {
+// TestFilesOfTwoFileSystemsDiffer tests that files of two file systems differ, even with equal inode numbers.
+func TestFilesOfTwoFileSystemsDiffer(t *testing.T) {
 	roots := []string{"/proc", "/sys", "/dev/shm", "/dev/pts", "/dev/mqueue", "/run", "/tmp"}
 	compared := 0
 	for _, a := range roots {
@@ -247,7 +248,7 @@ func TestSameFile(t *testing.T) {
 				continue
 			}
 			compared++
-			if got, want := sameFileAt(unix.AT_FDCWD, a, b), a == b; got != want {
+			if got, want := isSameFileAt(unix.AT_FDCWD, a, b), a == b; got != want {
 				t.Errorf("sameFileAt of %s and %s, both inode %d: got %v, want %v", a, b, x.Ino, got, want)
 			}
 		}
@@ -262,11 +263,11 @@ func TestSameFile(t *testing.T) {
 func TestProcessStateIsRemoved(t *testing.T) {
 	own, ended := thisProcess(t), endedProcess(t)
 	s := &Session{processes: map[int]*process{1: own, 2: ended}}
-	s.removeEndedLocked()
+	s.removeEndedProcessesLocked()
 	if len(s.processes) != 1 || s.processes[1] != own {
 		t.Errorf("processes after the end of one: got %v, want the other one", s.processes)
 	}
-	if n, err := s.lockLimit(&process{}); n != 0 || err != umem.ErrLimit {
+	if n, err := s.memlockLimit(&process{}); n != 0 || err != umem.ErrLimit {
 		t.Errorf("lockLimit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
 	}
 
@@ -306,7 +307,7 @@ func TestProcessStateIsRemoved(t *testing.T) {
 		{"the thread itself", tid, own, false},
 		{"another process", tid + 1<<30, foreign, false},
 	} {
-		if got := s.execs.execPending(tt.caller, tt.p); got != tt.want {
+		if got := s.execs.isExecPending(tt.caller, tt.p); got != tt.want {
 			t.Errorf("pending for %s: got %v, want %v", tt.name, got, tt.want)
 		}
 	}
@@ -367,8 +368,9 @@ func TestPollErrorEndsSource(t *testing.T) {
 	}
 }
 
-// TestFstatOfRemovedDevice tests that fstat fails on an open file after both its device and its queues were removed.
-func TestFstatOfRemovedDevice(t *testing.T) {
+// TestFstatOfRemovedDeviceFails tests that fstat fails on an open file after both its device and its queues were
+// removed.
+func TestFstatOfRemovedDeviceFails(t *testing.T) {
 	sup := newFixture(t).sup
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
@@ -413,7 +415,7 @@ func TestEmptyGIDAttributesFail(t *testing.T) {
 	named := entry
 	named.Netdev = "lo"
 	srv.driver.ChangeQueryResults(func(a *ibfake.QueryResults) { a.GIDs = []ib.GIDEntry{named, entry, {Netdev: "lo"}} })
-	all := describe(srv.devices(), false)
+	all := makeDeviceEntries(srv.devices(), false)
 	for i, want := range [][2]string{{"RoCE v2\n", "lo\n"}, {"RoCE v2\n", "EINVAL"}, {"EINVAL", "EINVAL"}} {
 		for j, name := range []string{"types", "ndevs"} {
 			e := all[fmt.Sprintf("%s/infiniband/rxe0/ports/1/gid_attrs/%s/%d", virtualDir, name, i)]
@@ -431,9 +433,9 @@ func TestEmptyGIDAttributesFail(t *testing.T) {
 	}
 }
 
-// TestNetlinkResources tests that a user sees only the user's own objects and connections, and that a manager sees
-// those of all users.
-func TestNetlinkResources(t *testing.T) {
+// TestUserSeesOwnNetlinkResources tests that a user sees only the user's own objects and connections, and that a
+// manager sees those of all users.
+func TestUserSeesOwnNetlinkResources(t *testing.T) {
 	w := newFixture(t)
 	mine, others := quota.ID{UID: 1001}, quota.ID{UID: 1002}
 	w.srv.contexts = []uverbs.ContextInfo{

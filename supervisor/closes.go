@@ -65,15 +65,15 @@ func (s *Supervisor) hasPendingCloses(u *quota.User) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, f := range s.files {
-		if f.user == u && (f.isClosed() || f.closeCheckPending()) {
+		if f.user == u && (f.isClosed() || f.isCloseCheckPending()) {
 			return true
 		}
 	}
 	return false
 }
 
-// closeCheckPending reports whether a close of the file was not checked yet, or was not checked for long enough.
-func (f *openFile) closeCheckPending() bool {
+// isCloseCheckPending reports whether a close of the file was not checked yet, or was not checked for long enough.
+func (f *openFile) isCloseCheckPending() bool {
 	f.look.Lock()
 	defer f.look.Unlock()
 	return f.look.timer != nil && f.look.next < mostCloseWait

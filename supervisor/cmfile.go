@@ -55,8 +55,8 @@ type cmPipe struct {
 	over bool          // close was called
 }
 
-// pipeDescriptors is the number of descriptors charged for a pipe while a program has its other end.
-const pipeDescriptors = 2
+// pipeDescriptorCount is the number of descriptors charged for a pipe while a program has its other end.
+const pipeDescriptorCount = 2
 
 // pipeTimeout limits the time that a call waits for another thread to update the pipe.
 const pipeTimeout = 100 * time.Millisecond
@@ -69,7 +69,7 @@ func (p *cmPipe) setReady(on bool) {
 	p.edge = on && (p.edge || !p.want)
 	p.want = on
 	if !p.isUpToDate() && p.busy == nil && p.fd >= 0 {
-		go p.update()
+		go p.updatePipe()
 	}
 }
 
@@ -79,9 +79,9 @@ func (p *cmPipe) setReady(on bool) {
 //verbena:held mu
 func (p *cmPipe) isUpToDate() bool { return p.want == p.full && !p.edge }
 
-// update writes a byte to the pipe or removes the byte, until poll(2) on the pipe agrees with the last call of
-// ready. update can block as long as the program blocks the pipe.
-func (p *cmPipe) update() {
+// updatePipe writes a byte to the pipe or removes the byte, until poll(2) on the pipe agrees with the last call of
+// ready. updatePipe can block as long as the program blocks the pipe.
+func (p *cmPipe) updatePipe() {
 	for {
 		p.mu.Lock()
 		if busy := p.busy; busy != nil { // another thread updates the pipe; full may be out of date until it ends
@@ -163,7 +163,7 @@ func (p *cmPipe) close() {
 	p.mu.Unlock()
 	if now {
 		p.end.Close()
-		p.kept.Keep(p.note, func() { p.user.Release(quota.Descriptors, pipeDescriptors) })
+		p.kept.Keep(p.note, func() { p.user.Release(quota.Descriptors, pipeDescriptorCount) })
 	}
 }
 
@@ -181,9 +181,9 @@ func (p *cmPipe) watchReaders(gone func()) {
 	})
 }
 
-// cmWaits counts the calls on a file that wait for events. In the kernel such a call holds a reference to the file.
-// A file without descriptors therefore exists until its waiting calls have returned.
-type cmWaits struct {
+// cmWaitCounts counts the calls on a file that wait for events. In the kernel such a call holds a reference to the
+// file. A file without descriptors therefore exists until its waiting calls have returned.
+type cmWaitCounts struct {
 	mu       sync.Mutex
 	calls    int
 	deserted bool
@@ -220,8 +220,8 @@ func (f *openFile) noteLastClose() {
 	}
 }
 
-// waitsOf returns the number of a user's calls that wait for events.
-func (s *Supervisor) waitsOf(u *quota.User) *atomic.Int64 {
+// waitCountOf returns the number of a user's calls that wait for events.
+func (s *Supervisor) waitCountOf(u *quota.User) *atomic.Int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.waits[u]
@@ -252,13 +252,13 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 	if err := f.user.Charge(quota.Contexts, 1); err != nil {
 		return nil, nil, err
 	}
-	if err := f.user.Charge(quota.Descriptors, pipeDescriptors); err != nil {
+	if err := f.user.Charge(quota.Descriptors, pipeDescriptorCount); err != nil {
 		f.user.Release(quota.Contexts, 1)
 		return nil, nil, err
 	}
 	fail := func(err error) (*openFile, *os.File, error) {
 		if f.pipe == nil {
-			f.user.Release(quota.Descriptors, pipeDescriptors)
+			f.user.Release(quota.Descriptors, pipeDescriptorCount)
 		}
 		f.user.Release(quota.Contexts, 1)
 		return nil, nil, fmt.Errorf("open %s: %w", cmDevice, err)
@@ -278,7 +278,7 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 		return fail(err)
 	}
 	f.inode = inode{st.Dev, st.Ino}
-	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitsOf(p.user)
+	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitCountOf(p.user)
 	f.pipe = &cmPipe{end: os.NewFile(uintptr(writer), cmDevice), fd: writer, user: p.user, kept: keep, note: note}
 	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.isAlive,
 		Ready: f.pipe.setReady})
@@ -336,7 +336,7 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 	if err := c.w.checkTrapped(); err != nil {
 		return nil, err
 	}
-	f := c.w.session.sup.fileOf(i)
+	f := c.w.session.sup.openFileOf(i)
 	if f == nil || f.cm == nil {
 		return nil, fmt.Errorf("descriptor %d does not refer to %s: %w", fd, cmDevice, syscall.EINVAL)
 	}
@@ -390,14 +390,14 @@ func (w *worker) NetRaw() bool {
 	return th.id.rawCapability
 }
 
-// cmCommand answers a command on a file that the caller has entered. If waits is true, the command is a GET_EVENT
+// answerCMCommand answers a command on a file that the caller has entered. If waits is true, the command is a GET_EVENT
 // that await answers later.
-func (w *worker) cmCommand(f *openFile) (v callResult, waits bool) {
+func (w *worker) answerCMCommand(f *openFile) (v callResult, waits bool) {
 	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
 	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
-	f.pipe.update()
+	f.pipe.updatePipe()
 	if c.other != nil {
-		c.other.pipe.update()
+		c.other.pipe.updatePipe()
 	}
 	switch {
 	case errors.Is(err, ucma.ErrNoEvent):
@@ -430,26 +430,26 @@ func (w *worker) cmCommand(f *openFile) (v callResult, waits bool) {
 }
 
 // isNonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. isNonBlocking returns false if that is
-// unknown. An error of isNonBlocking is errGone.
+// unknown. An error of isNonBlocking is errCallerGone.
 func (w *worker) isNonBlocking(f *openFile) (bool, error) {
 	th, err := w.lookUpThread()
 	if err != nil {
-		return false, keepErrGone(err)
+		return false, keepErrCallerGone(err)
 	}
 	defer th.close()
 	fd := int32(w.n.args[0])
-	copied, err := w.copyFile(th, fd)
+	copied, err := w.duplicateDescriptor(th, fd)
 	if err != nil {
-		return err == unix.EPERM && w.isNonBlockingByProc(fd), keepErrGone(err)
+		return err == unix.EPERM && w.isNonBlockingByProc(fd), keepErrCallerGone(err)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
-	return err == nil && isFile(copied, f.inode) && flags&unix.O_NONBLOCK != 0, nil
+	return err == nil && refersToInode(copied, f.inode) && flags&unix.O_NONBLOCK != 0, nil
 }
 
-// keepErrGone returns errGone errors, and nil for others.
-func keepErrGone(err error) error {
-	if errors.Is(err, errGone) {
+// keepErrCallerGone returns errCallerGone errors, and nil for others.
+func keepErrCallerGone(err error) error {
+	if errors.Is(err, errCallerGone) {
 		return err
 	}
 	return nil
@@ -499,7 +499,7 @@ const errRestart = syscall.Errno(512)
 // entered the file.
 func (d *deferredGetEvent) awaitEvent() {
 	defer d.f.endWait()
-	defer d.f.leave()
+	defer d.f.endCall()
 	d.f.waits.user.Add(1)
 	defer d.f.waits.user.Add(-1)
 	pause := firstSignalLook
@@ -574,7 +574,7 @@ func (d *deferredGetEvent) tryGetEvent() bool {
 	if errors.Is(err, ucma.ErrNoEvent) {
 		return checkStillTrapped(d.session.fd, d.n.id) != nil
 	}
-	d.f.pipe.update()
+	d.f.pipe.updatePipe()
 	if !d.sendAnswer(callResult{val: int64(n), err: err}) && taken != nil {
 		taken.Requeue()
 	}

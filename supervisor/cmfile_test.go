@@ -38,7 +38,7 @@ func TestEventWakesEdgeTriggeredPoll(t *testing.T) {
 		user: chargePipe(t, quota.New(quota.Limits{}).User(0))}
 	defer p.close()
 	p.setReady(true)
-	p.update()
+	p.updatePipe()
 	if !woken() {
 		t.Error("poll after a new event: got no wakeup, want one")
 	}
@@ -54,17 +54,17 @@ func TestEventWakesEdgeTriggeredPoll(t *testing.T) {
 	p.busy = nil
 	p.mu.Unlock()
 	close(busy)
-	p.update()
+	p.updatePipe()
 	if !woken() {
 		t.Error("poll after another new event: got no wakeup, want one")
 	}
 	p.setReady(true) // one event remains
-	p.update()
+	p.updatePipe()
 	if woken() {
 		t.Error("poll without a new event: got a wakeup, want none")
 	}
 	p.setReady(false)
-	p.update()
+	p.updatePipe()
 	if n, err := unix.IoctlGetInt(ends[0], unix.TIOCINQ); err != nil || n != 0 {
 		t.Errorf("bytes in the pipe without events: got %d and error %v, want 0", n, err)
 	}
@@ -73,7 +73,7 @@ func TestEventWakesEdgeTriggeredPoll(t *testing.T) {
 // chargePipe charges a pipe to a user.
 func chargePipe(t *testing.T, u *quota.User) *quota.User {
 	t.Helper()
-	if err := u.Charge(quota.Descriptors, pipeDescriptors); err != nil {
+	if err := u.Charge(quota.Descriptors, pipeDescriptorCount); err != nil {
 		t.Fatal(err)
 	}
 	return u
@@ -99,7 +99,7 @@ func TestEventTakenDuringPipeWrite(t *testing.T) {
 	p.setReady(false)
 	updated := make(chan struct{})
 	go func() {
-		p.update()
+		p.updatePipe()
 		close(updated)
 	}()
 	select {

@@ -21,8 +21,8 @@ var unsupportedCalls = map[call]syscall.Errno{
 	callFsync:     syscall.EINVAL,
 }
 
-// answerUnsupported answers a call that device files do not support.
-func (w *worker) answerUnsupported(c call) callResult {
+// answerUnsupportedCall answers a call that device files do not support.
+func (w *worker) answerUnsupportedCall(c call) callResult {
 	if w.desc = w.lookUpFile(int32(w.n.args[0])); w.desc == nil {
 		return callResult{fate: fateContinued}
 	}
@@ -50,7 +50,7 @@ func (w *worker) answerOtherIoctl() callResult {
 func (w *worker) answerFcntl() callResult {
 	command := uint32(w.n.args[1])
 	if command == unix.F_DUPFD || command == unix.F_DUPFD_CLOEXEC {
-		return w.duplicate(callFcntl)
+		return w.answerDup(callFcntl)
 	}
 	switch command {
 	case unix.F_GETFL, unix.F_GETPIPE_SZ, unix.F_SETPIPE_SZ, unix.F_GET_SEALS, unix.F_ADD_SEALS:
@@ -82,13 +82,13 @@ func (w *worker) answerStatusFlags(f *openFile) callResult {
 		return failWith(err)
 	}
 	defer th.close()
-	copied, err := w.copyFile(th, int32(w.n.args[0]))
+	copied, err := w.duplicateDescriptor(th, int32(w.n.args[0]))
 	if err != nil {
 		return callResult{fate: fateContinued} // access is denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
-	if err != nil || !isFile(copied, f.inode) {
+	if err != nil || !refersToInode(copied, f.inode) {
 		return callResult{fate: fateContinued}
 	}
 	return callResult{val: int64(flags&^unix.O_ACCMODE | f.access | oLargeFile)}

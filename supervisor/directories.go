@@ -43,7 +43,7 @@ func (t *tree) findBaseDirectories(all entries) *baseDirectories {
 	}
 	for path, e := range all {
 		if e.dir {
-			if i, ok := directoryAt(t.realPath(path)); ok {
+			if i, ok := directoryInodeAt(t.realPath(path)); ok {
 				p.inside[i] = path
 			}
 		}
@@ -55,7 +55,7 @@ func (t *tree) findBaseDirectories(all entries) *baseDirectories {
 	for path := range p.names {
 		slices.SortFunc(p.names[path], func(a, b virtualChild) int { return strings.Compare(a.name, b.name) })
 		for ; ; path = filepath.Dir(path) {
-			if i, ok := directoryAt(path); ok {
+			if i, ok := directoryInodeAt(path); ok {
 				p.above[i] = path
 				p.ancestors = append(p.ancestors, path)
 			}
@@ -67,8 +67,8 @@ func (t *tree) findBaseDirectories(all entries) *baseDirectories {
 	return p
 }
 
-// directoryAt returns the inode of a directory of this process's file system.
-func directoryAt(path string) (inode, bool) {
+// directoryInodeAt returns the inode of a directory of this process's file system.
+func directoryInodeAt(path string) (inode, bool) {
 	var st unix.Stat_t
 	err := unix.Lstat(path, &st)
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
@@ -88,8 +88,8 @@ func (w *worker) directoryOfLink(link string) (path string, ok bool) {
 	return path, ok && w.checkTrapped() == nil
 }
 
-// workingDirectory is the name of the link to the working directory in /proc/TID.
-const workingDirectory = "cwd"
+// workingDirectoryLink is the name of the link to the working directory in /proc/TID.
+const workingDirectoryLink = "cwd"
 
 // listPurpose is the purpose for which a call may open a directory.
 type listPurpose uint8
@@ -117,7 +117,7 @@ func listPurposeOf(flags uint64) listPurpose {
 // a virtual file if it contains one of virtualWords or opens a directory. Any relative path may refer to a virtual
 // file if the working directory is virtual.
 func (w *worker) absolutePath(dirfd int32, raw []byte, may listPurpose) (path []byte, ok bool) {
-	link := workingDirectory
+	link := workingDirectoryLink
 	switch {
 	case raw[0] == '/':
 		return raw, hasVirtualWord(raw) || may != noDirectory && w.hasVirtualEntries(raw)
@@ -161,7 +161,7 @@ func (w *worker) openMergedDirectory(path string, flags uint64, may listPurpose)
 	if !th.hasRights(fd, mayRead) {
 		return through
 	}
-	return w.installFrom(th, fd, 0, flags)
+	return w.installDirectoryFrom(th, fd, 0, flags)
 }
 
 // statAboveTree answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel
@@ -197,16 +197,16 @@ func (w *worker) installDirectory(fd int, flags uint64) callResult {
 		return failWith(err)
 	}
 	defer th.close()
-	return w.installFrom(th, fd, 0, flags)
+	return w.installDirectoryFrom(th, fd, 0, flags)
 }
 
-// installFrom gives the program such a descriptor at a number that the filter traps, from least on. If the limit of
-// the program may not be raised, installFrom uses any number.
-func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64) callResult {
-	number, err := w.installTrapped(th, nil, fd, least, flags)
+// installDirectoryFrom gives the program such a descriptor at a number that the filter traps, from least on. If the
+// limit of the program may not be raised, installDirectoryFrom uses any number.
+func (w *worker) installDirectoryFrom(th *procThread, fd int, least uint32, flags uint64) callResult {
+	number, err := w.installAtTrappedNumber(th, nil, fd, least, flags)
 	if err == unix.EBADF { // the soft limit of open files is too low
 		if p, _, perr := w.processOfThread(th); perr == nil {
-			number, err = w.installTrapped(th, p, fd, least, flags)
+			number, err = w.installAtTrappedNumber(th, p, fd, least, flags)
 		}
 	}
 	switch {
@@ -220,21 +220,23 @@ func (w *worker) installFrom(th *procThread, fd int, least uint32, flags uint64)
 	return failWith(err)
 }
 
-// installTrapped installs a descriptor at a number that the filter traps, from least on. If p is not nil,
-// installTrapped raises the limit of open files if necessary. installTrapped returns EBADF if the limit is too low.
-func (w *worker) installTrapped(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32, error) {
+// installAtTrappedNumber installs a descriptor at a number that the filter traps, from least on. If p is not nil,
+// installAtTrappedNumber raises the limit of open files if necessary. installAtTrappedNumber returns EBADF if the limit
+// is too low.
+func (w *worker) installAtTrappedNumber(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32,
+	error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
 	number := t.numbers.chooseNumber(th, least, false)
 	if p != nil {
-		restore, err := w.raiseLimit(p, uint64(number)+1)
+		restore, err := w.raiseOpenFileLimit(p, uint64(number)+1)
 		if err != nil {
 			return 0, unix.EBADF
 		}
 		defer restore()
 	}
-	return number, w.installLocked(fd, number, flags)
+	return number, w.installAtNumberLocked(fd, number, flags)
 }
 
 // answerFchdir answers fchdir(2), which afterwards continues in the kernel.
@@ -251,7 +253,7 @@ func (w *worker) answerGetcwd() callResult {
 	if !w.session.entered.Load() {
 		return through
 	}
-	i, err := inodeAt(w.n.tid, workingDirectory)
+	i, err := inodeAt(w.n.tid, workingDirectoryLink)
 	if err != nil || w.checkTrapped() != nil {
 		return through
 	}
@@ -277,9 +279,9 @@ const (
 	recordHeader = 19
 )
 
-// listDirectory answers getdents64(2) of a directory with virtual entries. The first answer includes the virtual
+// answerGetdents answers getdents64(2) of a directory with virtual entries. The first answer includes the virtual
 // entries.
-func (w *worker) listDirectory() callResult {
+func (w *worker) answerGetdents() callResult {
 	through := callResult{fate: fateContinued}
 	fd := int32(w.n.args[0])
 	path, ok := w.directoryOfLink(fdLink(fd))
@@ -292,12 +294,12 @@ func (w *worker) listDirectory() callResult {
 		return failWith(err)
 	}
 	defer th.close()
-	copied, err := w.copyFile(th, fd)
+	copied, err := w.duplicateDescriptor(th, fd)
 	if err != nil {
 		return through // access is denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
-	if i, ok := directoryOf(copied); !ok || w.session.tree.places.Load().above[i] != path {
+	if i, ok := directoryInodeOf(copied); !ok || w.session.tree.places.Load().above[i] != path {
 		return through
 	}
 	if at, err := unix.Seek(copied, 0, unix.SEEK_CUR); err != nil || at != 0 {
@@ -321,7 +323,7 @@ func (w *worker) listDirectory() callResult {
 	return callResult{val: int64(len(listing))}
 }
 
-func directoryOf(fd int) (inode, bool) {
+func directoryInodeOf(fd int) (inode, bool) {
 	var st unix.Stat_t
 	err := unix.Fstat(fd, &st)
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR

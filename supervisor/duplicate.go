@@ -12,11 +12,11 @@ import (
 	"verbena/internal/reopen"
 )
 
-// duplicate answers dup(2), or fcntl(2) with F_DUPFD, for a device file. The new number must be one that the filter
+// answerDup answers dup(2), or fcntl(2) with F_DUPFD, for a device file. The new number must be one that the filter
 // traps. A duplicate at a low number chosen by the program, or a descriptor sent over a socket, supports only
 // ioctl(2). The supervisor duplicates other files only if their new number is in the range of device files, as
-// described at duplicateTo.
-func (w *worker) duplicate(c call) callResult {
+// described at answerDupTo.
+func (w *worker) answerDup(c call) callResult {
 	through := callResult{fate: fateContinued}
 	t := w.session
 	least, flags := uint32(0), uint64(0)
@@ -43,7 +43,7 @@ func (w *worker) duplicate(c call) callResult {
 	if d == nil && !directory && t.numbers.low.contains(least) {
 		// The kernel chooses a free number. If the supervisor chose the number, another thread could allocate it
 		// before the install.
-		t.dropCached(least, math.MaxInt32)
+		t.dropCachedFiles(least, math.MaxInt32)
 		return through
 	}
 	w.beginBusy(callOpen)
@@ -53,15 +53,15 @@ func (w *worker) duplicate(c call) callResult {
 	}
 	defer th.close()
 	if d == nil {
-		copied, err := w.copyFile(th, fd)
+		copied, err := w.duplicateDescriptor(th, fd)
 		if err != nil {
 			return through // the kernel reports the error, or access is denied (Yama)
 		}
 		defer unix.Close(copied)
 		if directory {
-			return w.installFrom(th, copied, least, flags)
+			return w.installDirectoryFrom(th, copied, least, flags)
 		}
-		number, err := w.installAbove(th, copied, least, flags)
+		number, err := w.installAtFirstFree(th, copied, least, flags)
 		if err == unix.EBADF { // the limit of open files is too low
 			return through
 		}
@@ -71,7 +71,7 @@ func (w *worker) duplicate(c call) callResult {
 	if err != nil {
 		return failWith(err)
 	}
-	copied, err := w.copyDevice(th, p, fd, d.file)
+	copied, err := w.duplicateDeviceDescriptor(th, p, fd, d.file)
 	if err != nil {
 		t.log.Warn("duplicate a descriptor of a device", "pid", p.pid, "name", p.name, "fd", fd, "err", err)
 		return failWith(err)
@@ -88,19 +88,19 @@ func (w *worker) duplicate(c call) callResult {
 // 6.9.
 var errSeparateTable = fmt.Errorf("the thread has a separate descriptor table: %w", unix.EPERM)
 
-// copyFile returns a duplicate of a descriptor of the caller. copyFile returns errSeparateTable, or EPERM if
-// pidfd_getfd(2) is denied (Yama, Docker).
-func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
+// duplicateDescriptor returns a duplicate of a descriptor of the caller. duplicateDescriptor returns errSeparateTable,
+// or EPERM if pidfd_getfd(2) is denied (Yama, Docker).
+func (w *worker) duplicateDescriptor(th *procThread, fd int32) (copied int, err error) {
 	const thread = unix.O_EXCL // PIDFD_THREAD
 	pidfd, err := unix.PidfdOpen(int(w.n.tid), thread)
 	if err == unix.EINVAL {
-		if !sharesFiles(th.id.pid, int(w.n.tid)) {
+		if !shareDescriptorTable(th.id.pid, int(w.n.tid)) {
 			return -1, errSeparateTable
 		}
 		pidfd, err = unix.PidfdOpen(th.id.pid, 0)
 	}
 	if err != nil {
-		return -1, w.preferErrGone(err)
+		return -1, w.preferErrCallerGone(err)
 	}
 	defer unix.Close(pidfd)
 	if err := w.checkTrapped(); err != nil {
@@ -109,9 +109,9 @@ func (w *worker) copyFile(th *procThread, fd int32) (copied int, err error) {
 	return unix.PidfdGetfd(pidfd, int(fd), 0)
 }
 
-// sharesFiles reports whether two threads share a table of descriptors. sharesFiles returns true if that is
-// unknown.
-func sharesFiles(a, b int) bool {
+// shareDescriptorTable reports whether two threads share a table of descriptors. shareDescriptorTable returns true if
+// that is unknown.
+func shareDescriptorTable(a, b int) bool {
 	if a == b {
 		return true
 	}
@@ -120,12 +120,12 @@ func sharesFiles(a, b int) bool {
 	return errno != 0 || r == 0
 }
 
-// copyDevice returns a duplicate of the caller's descriptor of a device file.
-func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
+// duplicateDeviceDescriptor returns a duplicate of the caller's descriptor of a device file.
+func (w *worker) duplicateDeviceDescriptor(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
 	if err := p.conn.Control(func(pidfd uintptr) { copied, err = unix.PidfdGetfd(int(pidfd), int(fd), 0) }); err != nil {
 		return -1, err
 	}
-	if err == nil && isFile(copied, f.inode) {
+	if err == nil && refersToInode(copied, f.inode) {
 		return copied, nil
 	}
 	if err == nil {
@@ -140,21 +140,21 @@ func (w *worker) copyDevice(th *procThread, p *process, fd int32, f *openFile) (
 	if f.cm != nil { // the read end of a pipe of the service, for events of rdma_cm
 		how, open = unix.O_RDONLY, reopen.OnCallingThread
 	}
-	return w.reopen(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
+	return w.reopenFile(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
 }
 
-// reopen opens the file under a thread's descriptor if it is the given file; otherwise it returns EBADF. The thread
+// reopenFile opens the file under a thread's descriptor if it is the given file; otherwise it returns EBADF. The thread
 // may replace the file at any moment, and opening a terminal, a FIFO or a device has side effects. Therefore reopen
-// follows the link once with O_PATH, which has no side effect. reopen then compares and opens that descriptor.
-func (w *worker) reopen(th *procThread, fd int32, file inode, open func(path int) (int, error)) (int, error) {
-	w.pause("follow")
+// follows the link once with O_PATH, which has no side effect. reopenFile then compares and opens that descriptor.
+func (w *worker) reopenFile(th *procThread, fd int32, file inode, open func(path int) (int, error)) (int, error) {
+	w.pauseForTest("follow")
 	path, err := unix.Openat(th.dir, fmt.Sprintf("fd/%d", fd), unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, errGone
+		return -1, errCallerGone
 	}
 	defer unix.Close(path)
-	w.pause("reopen")
-	if !isFile(path, file) {
+	w.pauseForTest("reopen")
+	if !refersToInode(path, file) {
 		return -1, syscall.EBADF
 	}
 	opened, err := open(path)
@@ -175,17 +175,17 @@ const (
 	leasePause = 100 * time.Microsecond
 )
 
-// isFile reports whether a descriptor refers to a file. The descriptor may have been opened with O_PATH. isFile
-// does not query the file system, which may be a program of the user (FUSE).
-func isFile(fd int, file inode) bool {
+// refersToInode reports whether a descriptor refers to a file. The descriptor may have been opened with O_PATH.
+// refersToInode does not query the file system, which may be a program of the user (FUSE).
+func refersToInode(fd int, file inode) bool {
 	var st unix.Statx_t
 	err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_INO, &st)
 	return err == nil && (inode{unix.Mkdev(st.Dev_major, st.Dev_minor), st.Ino}) == file
 }
 
-// duplicateTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these
+// answerDupTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these
 // numbers itself, so two threads of a program cannot get the same number.
-func (w *worker) duplicateTo(c call) callResult {
+func (w *worker) answerDupTo(c call) callResult {
 	through := callResult{fate: fateContinued}
 	from, to := int32(w.n.args[0]), int32(w.n.args[1])
 	flags := uint32(0)
@@ -201,15 +201,15 @@ func (w *worker) duplicateTo(c call) callResult {
 		return failWith(err)
 	}
 	defer th.close()
-	w.session.dropCached(uint32(to), uint32(to))
-	copied, err := w.copyFile(th, from)
+	w.session.dropCachedFiles(uint32(to), uint32(to))
+	copied, err := w.duplicateDescriptor(th, from)
 	if err != nil {
 		return through // the descriptor is not open, or access is denied (Yama)
 	}
 	defer unix.Close(copied)
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
-	if err := w.installLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
+	if err := w.installAtNumberLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
 		return through // the limit of open files, or a descriptor opened with O_PATH, which the kernel does not install
 	} else if err != nil {
 		return failWith(err)

@@ -21,17 +21,17 @@ import (
 // exec fails with EAGAIN.
 const execTimeout = time.Second
 
-// execute answers execve(2) or execveat(2).
-func (w *worker) execute() callResult {
+// answerExec answers execve(2) or execveat(2).
+func (w *worker) answerExec() callResult {
 	w.beginBusy(callExecve)
-	w.session.dropCached(0, math.MaxUint32) // the exec closes descriptors
+	w.session.dropCachedFiles(0, math.MaxUint32) // the exec closes descriptors
 	for _, s := range w.session.beginExec(w.n.tid) {
 		if err := s.Bind(execTimeout); err != nil {
 			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
 			return failWith(err)
 		}
 	}
-	w.pause("exec")
+	w.pauseForTest("exec")
 	return callResult{fate: fateContinued}
 }
 
@@ -47,7 +47,7 @@ func (t *Session) beginExec(tid uint32) (spaces []*umem.Process) {
 		kept := p.former[:0]
 		for _, s := range p.former {
 			if s.SpaceGone() {
-				p.closeSpace(s)
+				p.closeAddressSpace(s)
 			} else {
 				kept = append(kept, s)
 			}
@@ -100,8 +100,8 @@ func (e *execThreads) noteCall(w *worker) {
 	}
 }
 
-// execPending reports whether a thread of the process other than the caller may be executing a program.
-func (e *execThreads) execPending(caller uint32, p *process) bool {
+// isExecPending reports whether a thread of the process other than the caller may be executing a program.
+func (e *execThreads) isExecPending(caller uint32, p *process) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for t := range e.tids {

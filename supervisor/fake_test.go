@@ -140,8 +140,8 @@ func (s *fakeServer) releaseWaits() {
 	}
 }
 
-// waitOpened waits until the n-th file is opened.
-func (s *fakeServer) waitOpened(t *testing.T, n int) *fakeFile {
+// waitForOpen waits until the n-th file is opened.
+func (s *fakeServer) waitForOpen(t *testing.T, n int) *fakeFile {
 	t.Helper()
 	var f *fakeFile
 	testutil.Eventually(t, fmt.Sprintf("file %d to be opened", n), func() bool {
@@ -233,7 +233,7 @@ func (f *fakeFile) Ioctl(c uverbs.Caller, request uint32, arg uint64) error {
 	case opGo:
 		f.gate <- struct{}{}
 	case opSameFile:
-		_, ino, err := c.SameFile(int(in))
+		_, ino, err := c.FileInode(int(in))
 		if err != nil {
 			return err
 		}
@@ -545,14 +545,14 @@ func (w *fixture) runShell(script string) (code int, out string) {
 	return w.waitForExit(w.startProgram(nil, "/bin/sh", "-c", script))
 }
 
-// programEnv is the environment variable that selects the function of this test binary to run as a program (see
+// programEnvVar is the environment variable that selects the function of this test binary to run as a program (see
 // TestMain).
-const programEnv = "VERBENA_GUEST_TEST_PROGRAM"
+const programEnvVar = "VERBENA_GUEST_TEST_PROGRAM"
 
 // startSelf starts one of the programs of programs_test.go.
 func (w *fixture) startSelf(program string, args ...string) *runningProgram {
 	w.Helper()
-	return w.startPath("/proc/self/exe", []string{programEnv + "=" + program}, append([]string{program}, args...)...)
+	return w.startPath("/proc/self/exe", []string{programEnvVar + "=" + program}, append([]string{program}, args...)...)
 }
 
 func (w *fixture) mustRunSelf(program string, args ...string) string {

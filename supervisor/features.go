@@ -31,9 +31,9 @@ func Features() ([]Feature, error) {
 	defer t.end()
 	var err error
 	here := map[string]bool{
-		"pidfd_getfd": copiesDescriptors(), "SO_PEERPIDFD": hasPeerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(),
+		"pidfd_getfd": canCopyDescriptors(), "SO_PEERPIDFD": hasPeerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(),
 		"short slices": sched.SupportsSlices(),
-		"Landlock":     confine.HasLandlock(), "SO_PASSRIGHTS": refusesRights(),
+		"Landlock":     confine.HasLandlock(), "SO_PASSRIGHTS": canRefuseRights(),
 	}
 	t.do(func() { err = probeListener(here) })
 	for i := range list {
@@ -87,8 +87,8 @@ func probeListener(here map[string]bool) error {
 	return nil
 }
 
-// copiesDescriptors reports whether pidfd_getfd(2) is available and allowed.
-func copiesDescriptors() bool {
+// canCopyDescriptors reports whether pidfd_getfd(2) is available and allowed.
+func canCopyDescriptors() bool {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		return false
@@ -102,8 +102,8 @@ func copiesDescriptors() bool {
 	return true
 }
 
-// refusesRights reports whether a socket can refuse descriptors.
-func refusesRights() bool {
+// canRefuseRights reports whether a socket can refuse descriptors.
+func canRefuseRights() bool {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false

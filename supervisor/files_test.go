@@ -16,12 +16,12 @@ import (
 func TestClosingFileRefusesCalls(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	f, _ := c.mustOpen(verbsNode, nil, unix.O_RDWR)
-	if !f.enter() || f.isClosed() {
+	if !f.beginCall() || f.isClosed() {
 		t.Error("enter of an open file: got false, want true")
 	}
 	for range 2 {
 		f.close()
-		if f.enter() || !f.isClosed() {
+		if f.beginCall() || !f.isClosed() {
 			t.Error("enter of a closing file: got true, want false")
 		}
 		select {
@@ -30,14 +30,14 @@ func TestClosingFileRefusesCalls(t *testing.T) {
 		default:
 		}
 	}
-	f.leave()
+	f.endCall()
 	select {
 	case <-f.ended:
 	case <-time.After(10 * time.Second):
 		t.Fatal("end of the file: got none after the last call, want one")
 	}
 	f.close()
-	if f.enter() {
+	if f.beginCall() {
 		t.Error("enter of an ended file: got true, want false")
 	}
 }
@@ -46,7 +46,7 @@ func TestClosingFileRefusesCalls(t *testing.T) {
 // opens the device.
 func TestOpenForAnotherUser(t *testing.T) {
 	c := newTrappedCall(t, nil)
-	id := *c.lookUpUnproven().id
+	id := *c.lookUpWithoutProof().id
 	id.uids.fs = 1
 	f, description, err := newOpenFile(c.s, verbsNode, &opener{process: &process{}, session: c.s, id: &id}, unix.O_RDWR)
 	if err != nil {
@@ -109,34 +109,35 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 		c.setArgs()
 		c.w.desc = &cachedFile{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
 		_, _, err := c.w.findCaller()
-		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale || (err == errGone) != tt.stale {
+		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale ||
+			(err == errCallerGone) != tt.stale {
 			t.Errorf("%s: got process %v, stale %v, error %v, want %v, stale %v",
 				tt.name, got, c.w.known.stale, err, tt.want, tt.stale)
 		}
 	}
 	c.setArgs()
 	c.w.desc = &cachedFile{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
-	if _, _, err := c.w.caller(); !errors.Is(err, errOtherUser) {
+	if _, _, err := c.w.cachedCaller(); !errors.Is(err, errOtherUser) {
 		t.Errorf("command on a file of another user: got %v, want %v", err, errOtherUser)
 	}
 }
 
-// TestCommandOnClosingFile tests that a command on a closing file fails with EIO.
-func TestCommandOnClosingFile(t *testing.T) {
+// TestCommandOnClosingFileFails tests that a command on a closing file fails with EIO.
+func TestCommandOnClosingFileFails(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
 	ioctl := func() string {
 		c.setArgs(uint64(description.Fd()), uapi.VerbsIoctl, c.memAddr(0))
 		c.w.n.nr = int32(nativeArchitecture.numbers[callIoctl].nr)
-		return c.w.handle().String()
+		return c.w.handleCall().String()
 	}
 	if got := ioctl(); got != "ok" {
 		t.Errorf("command: got %s, want ok", got)
 	}
-	f.enter()
+	f.beginCall()
 	f.close()
 	if got := ioctl(); got != "EIO" {
 		t.Errorf("command on a closing file: got %s, want EIO", got)
 	}
-	f.leave()
+	f.endCall()
 }

@@ -129,8 +129,8 @@ func (c call) String() string { return callTable[c].name }
 
 // architecture is a system call table.
 type architecture struct {
-	audit   uint32                   // AUDIT_ARCH_*
-	numbers [numCalls]optionalNumber // numbers of the calls; some calls do not exist on some architectures
+	audit   uint32                          // AUDIT_ARCH_*
+	numbers [numCalls]optionalSyscallNumber // numbers of the calls; some calls do not exist on some architectures
 	// Programs of this architecture can also make calls of other architectures. The filter traps such a call if it
 	// executes a program.
 	execs  []uint32 // other numbers of execve in the same table
@@ -143,19 +143,19 @@ type compatTable struct {
 	execs []uint32
 }
 
-type optionalNumber struct {
+type optionalSyscallNumber struct {
 	nr uint32
 	ok bool
 }
 
-func syscallNumber(nr uint32) optionalNumber { return optionalNumber{nr, true} }
+func syscallNumber(nr uint32) optionalSyscallNumber { return optionalSyscallNumber{nr, true} }
 
 // architectures holds the supported architectures, by GOARCH. Newer architectures never had the calls without a
 // directory argument.
 var architectures = map[string]*architecture{
 	"amd64": {
 		audit: unix.AUDIT_ARCH_X86_64,
-		numbers: [numCalls]optionalNumber{
+		numbers: [numCalls]optionalSyscallNumber{
 			callWrite:       syscallNumber(1),
 			callOpen:        syscallNumber(2),
 			callClose:       syscallNumber(3),
@@ -202,7 +202,7 @@ var architectures = map[string]*architecture{
 	},
 	"arm64": {
 		audit: unix.AUDIT_ARCH_AARCH64,
-		numbers: [numCalls]optionalNumber{
+		numbers: [numCalls]optionalSyscallNumber{
 			callGetxattr:    syscallNumber(8),
 			callLgetxattr:   syscallNumber(9),
 			callListxattr:   syscallNumber(11),

@@ -58,7 +58,7 @@ func filterVerdict(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args
 
 // TestFilterOfNativeDoorbells tests that for native numbers, write(2) is not trapped and all other calls are.
 func TestFilterOfNativeDoorbells(t *testing.T) {
-	n := numbersFor(1 << 20)
+	n := numbersForHardLimit(1 << 20)
 	first, end := n.native.first, n.native.end
 	for name, arch := range architectures {
 		prog := arch.makeFilter(n)
@@ -368,7 +368,7 @@ func TestNumbersForHardLimit(t *testing.T) {
 		{1 << 20, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
 		{math.MaxUint64, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
 	} {
-		got := numbersFor(tt.hard)
+		got := numbersForHardLimit(tt.hard)
 		if got != tt.want {
 			t.Errorf("numbers for a limit of %d: got %v, want %v", tt.hard, got, tt.want)
 		}

@@ -26,7 +26,7 @@ func programPassDevice(args []string) {
 	must(unix.FcntlInt(uintptr(number), unix.F_SETFD, 0))
 	for _, uid := range args {
 		c := exec.Command("/proc/self/exe", strconv.Itoa(number))
-		c.Env = append(os.Environ(), programEnv+"=given")
+		c.Env = append(os.Environ(), programEnvVar+"=given")
 		id := uint32(must(strconv.Atoi(uid)))
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: id, Gid: id}}
 		c.Stdout, c.Stderr = os.Stdout, os.Stderr
@@ -48,9 +48,9 @@ func programInheritDevice(args []string) {
 	fmt.Printf("user %d: ioctl %v, write %v\n", os.Getuid(), e, werr)
 }
 
-// TestFileOfAnotherUser tests that commands on a device file opened by another user are refused, both by ioctl(2)
-// and by write(2).
-func TestFileOfAnotherUser(t *testing.T) {
+// TestFileOfAnotherUserIsRefused tests that commands on a device file opened by another user are refused, both by
+// ioctl(2) and by write(2).
+func TestFileOfAnotherUserIsRefused(t *testing.T) {
 	testutil.NeedRoot(t, "to act as several users")
 	w := newFixture(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })
 	own := w.mustRunSelf("gives", "0", "65533")

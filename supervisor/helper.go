@@ -42,7 +42,7 @@ const maxAncestors = 4096
 func CheckDescendant(tid int) error {
 	at := tid
 	for range maxAncestors {
-		pid, parent, err := parentOf(at)
+		pid, parent, err := processAndParentOf(at)
 		if err != nil {
 			return err
 		}
@@ -57,8 +57,8 @@ func CheckDescendant(tid int) error {
 	return fmt.Errorf("process %d is not a descendant of this process: %w", tid, unix.EPERM)
 }
 
-// parentOf returns the process of a thread, and that process's parent.
-func parentOf(tid int) (pid, parent int, err error) {
+// processAndParentOf returns the process of a thread, and that process's parent.
+func processAndParentOf(tid int) (pid, parent int, err error) {
 	text, err := procfile.ReadNoFollow("/proc/" + strconv.Itoa(tid) + "/status")
 	if err != nil {
 		return 0, 0, fmt.Errorf("look up process %d: %w", tid, err)
@@ -97,9 +97,9 @@ func (t *Session) UsesHelper() bool { return t.helper != nil }
 // session should name this process with PR_SET_PTRACER (Tracer).
 func (t *Session) NeedsPtracer() bool { return t.helper != nil && !t.asksOnly }
 
-// directAccess returns an error if this process may not access another process's memory. It returns nil if that
+// checkDirectAccess returns an error if this process may not access another process's memory. It returns nil if that
 // process does not exist.
-func directAccess(pid int) error {
+func checkDirectAccess(pid int) error {
 	// The kernel checks the permission before the address.
 	if _, err := readMemory(pid, 0, make([]byte, 1)); err == unix.EPERM {
 		return err
@@ -131,7 +131,7 @@ func (t *Session) readThreadMemory(tid int, addr uint64, b []byte) (n int, err e
 func (t *Session) openMem(tid int) (*os.File, error) {
 	f, err := t.helper.OpenMem(tid)
 	if err == nil {
-		if err = umem.IsProcMem(int(f.Fd())); err != nil {
+		if err = umem.CheckProcMem(int(f.Fd())); err != nil {
 			f.Close()
 		}
 	}

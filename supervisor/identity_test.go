@@ -46,8 +46,8 @@ func TestEndedProcessIsNotConfused(t *testing.T) {
 	}
 }
 
-// TestRaiseLimitOfReusedPID tests that raiseLimit does not raise the limit of open files of a process that merely
-// has the caller's process ID.
+// TestRaiseLimitOfReusedPID tests that raiseOpenFileLimit does not raise the limit of open files of a process that
+// merely has the caller's process ID.
 func TestRaiseLimitOfReusedPID(t *testing.T) {
 	var before, after unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
@@ -59,8 +59,8 @@ func TestRaiseLimitOfReusedPID(t *testing.T) {
 	}
 	defer unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
 	w := &worker{session: &Session{sup: &Supervisor{}}}
-	restore, err := w.raiseLimit(endedProcess(t), lower.Cur+1)
-	if !errors.Is(err, errGone) {
+	restore, err := w.raiseOpenFileLimit(endedProcess(t), lower.Cur+1)
+	if !errors.Is(err, errCallerGone) {
 		t.Errorf("raiseLimit: got %v, want errGone", err)
 	}
 	if unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &after) != nil || after != lower {
@@ -152,7 +152,7 @@ func TestAttachRefusesOtherFiles(t *testing.T) {
 // TestNetlinkSocketsAreBounded tests the limit of netlink sockets per user, independently of other users.
 func TestNetlinkSocketsAreBounded(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
-	s := &Supervisor{netlinkUsers: map[*quota.User]*netlinkUser{}, netlinks: map[inode]*netlinkSocket{}}
+	s := &Supervisor{netlinkUsers: map[*quota.User]*netlinkUserState{}, netlinks: map[inode]*netlinkSocket{}}
 	next := uint64(0)
 	enter := func(uid int) (*netlinkSocket, error) {
 		next++
@@ -185,7 +185,7 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 func TestUnreadAnswersAreBounded(t *testing.T) {
 	s := newFixture(t).sup
 	n := &netlinkSocket{sup: s, user: quota.New(quota.Limits{}).User(1), opener: netlinkOpener{uid: 1},
-		all: &netlinkUser{}}
+		all: &netlinkUserState{}}
 	request := make([]byte, unix.SizeofNlMsghdr)
 	binary.NativeEndian.PutUint32(request, uint32(len(request)))
 	binary.NativeEndian.PutUint16(request[4:], 5<<10|1) // RDMA_NL_NLDEV, RDMA_NLDEV_CMD_GET

@@ -16,7 +16,7 @@ func (w *worker) installUnreadable(flags uint64) callResult {
 	defer th.close()
 	fd, err := unix.PidfdOpen(th.id.pid, 0)
 	if err != nil {
-		return failWith(w.preferErrGone(err))
+		return failWith(w.preferErrCallerGone(err))
 	}
 	defer unix.Close(fd)
 	return w.installAnswer(fd, flags)
@@ -50,12 +50,12 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	defer t.opening.Unlock()
 	number := t.numbers.chooseNumber(th, least, rings)
 	// The number must be below the soft limit only during the install.
-	restore, err := w.raiseLimit(p, uint64(number)+1)
+	restore, err := w.raiseOpenFileLimit(p, uint64(number)+1)
 	if err != nil {
 		return -1, err
 	}
 	defer restore()
-	if err = w.installLocked(fd, number, flags); err == unix.EBADF {
+	if err = w.installAtNumberLocked(fd, number, flags); err == unix.EBADF {
 		t.log.Warn("the limit of open files (ulimit -n) is too low, and the service may not raise it", "pid", p.pid, "needs",
 			number+1)
 		err = syscall.EMFILE
@@ -63,22 +63,22 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	return int(number), err
 }
 
-// installAbove installs any file at the first free number from least on, within the limit of the program.
-func (w *worker) installAbove(th *procThread, fd int, least uint32, flags uint64) (int, error) {
+// installAtFirstFree installs any file at the first free number from least on, within the limit of the program.
+func (w *worker) installAtFirstFree(th *procThread, fd int, least uint32, flags uint64) (int, error) {
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
 	number := least
 	for th.hasDescriptor(number) {
 		number++
 	}
-	return int(number), w.installLocked(fd, number, flags)
+	return int(number), w.installAtNumberLocked(fd, number, flags)
 }
 
-// installLocked installs a duplicate of a descriptor at a number. The caller holds Session.opening.
-func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
+// installAtNumberLocked installs a duplicate of a descriptor at a number. The caller holds Session.opening.
+func (w *worker) installAtNumberLocked(fd int, number uint32, flags uint64) error {
 	t := w.session
-	t.dropCached(number, number)
-	w.pause("addfd")
+	t.dropCachedFiles(number, number)
+	w.pauseForTest("addfd")
 	_, err := sendAddFD(t.fd, &addFD{
 		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
 		srcFD: uint32(fd), newFD: number, newFlags: uint32(flags & unix.O_CLOEXEC),
@@ -86,15 +86,15 @@ func (w *worker) installLocked(fd int, number uint32, flags uint64) error {
 	return err
 }
 
-// raiseLimit raises the process's limit of open files to least until the caller calls restore. raiseLimit returns
-// EMFILE if the hard limit is lower.
-func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error) {
+// raiseOpenFileLimit raises the process's limit of open files to least until the caller calls restore.
+// raiseOpenFileLimit returns EMFILE if the hard limit is lower.
+func (w *worker) raiseOpenFileLimit(p *process, least uint64) (restore func(), err error) {
 	restore = func() {}
-	w.pause("limit")
+	w.pauseForTest("limit")
 	var limit unix.Rlimit
 	// prlimit(2) takes a process ID. Right before the call, alive shows that the ID still belongs to the process.
 	if !p.isAlive() {
-		return restore, errGone
+		return restore, errCallerGone
 	}
 	if err := unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil || limit.Cur >= least {
 		return restore, nil
@@ -106,7 +106,7 @@ func (w *worker) raiseLimit(p *process, least uint64) (restore func(), err error
 		return restore, syscall.EMFILE
 	}
 	if !p.isAlive() {
-		return restore, errGone
+		return restore, errCallerGone
 	}
 	if unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &raised, nil) != nil {
 		return restore, nil

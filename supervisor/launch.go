@@ -80,7 +80,7 @@ func Start(l *Launch) (_ *Program, err error) {
 	if arch == nil {
 		return nil, fmt.Errorf("%w: not for %s", ErrUnsupported, runtime.GOARCH)
 	}
-	limit, err := hardLimit()
+	limit, err := hardFileLimit()
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func Start(l *Launch) (_ *Program, err error) {
 	// may make a trapped call therefore run on other threads. The filter does not trap the calls of the filtered
 	// thread before the exec.
 	var fd int
-	p.thread.do(func() { fd, err = installFilter(arch.makeFilter(numbersFor(limit))) })
+	p.thread.do(func() { fd, err = installFilter(arch.makeFilter(numbersForHardLimit(limit))) })
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func Start(l *Launch) (_ *Program, err error) {
 // magic number as a shell script. outcome returns a later error, and must be called on another thread.
 func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	if l.Tracer != nil {
-		if pid, outcome, err = l.Tracer.start(l, attr); err == nil {
+		if pid, outcome, err = l.Tracer.startTraced(l, attr); err == nil {
 			return pid, outcome, nil
 		}
 	}

@@ -49,7 +49,7 @@ func (f *openFile) showLibraryFaults() {
 		if state.Load() != faultFound || !state.CompareAndSwap(faultFound, faultReported) {
 			continue
 		}
-		text := explainLibraryFault(fault, f.pid, f.program, mappedRDMACore(f.pid))
+		text := explainLibraryFault(fault, f.pid, f.program, mappedRDMACoreVersion(f.pid))
 		if t.info.Notice == nil || t.info.Notice(text) != nil {
 			t.log.Warn(text)
 			continue
@@ -76,20 +76,21 @@ func explainLibraryFault(fault ib.LibraryFault, pid int, name, version string) s
 // maxMapsSize limits the size of the maps file that is searched for a library.
 const maxMapsSize = 16 << 20
 
-// mappedRDMACore returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0, or "" if it is
-// unknown. It may sleep.
-func mappedRDMACore(pid int) string {
+// mappedRDMACoreVersion returns the version of rdma-core whose libibverbs a process has mapped, such as 44.0, or "" if
+// it is unknown. It may sleep.
+func mappedRDMACoreVersion(pid int) string {
 	f, err := procfile.OpenNoFollow("/proc/" + strconv.Itoa(pid) + "/maps")
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	return findRDMACore(io.LimitReader(f, maxMapsSize))
+	return findRDMACoreVersion(io.LimitReader(f, maxMapsSize))
 }
 
-// findRDMACore finds the version in a maps file (proc_pid_maps(5)). findRDMACore returns "" if there is no libibverbs,
-// as in a statically linked program, or more than one, or if the file name does not follow rdma-core's convention.
-func findRDMACore(maps io.Reader) string {
+// findRDMACoreVersion finds the version in a maps file (proc_pid_maps(5)). findRDMACoreVersion returns "" if there is
+// no libibverbs, as in a statically linked program, or more than one, or if the file name does not follow rdma-core's
+// convention.
+func findRDMACoreVersion(maps io.Reader) string {
 	const name = "/libibverbs.so."
 	found, version := "", ""
 	for lines := bufio.NewScanner(maps); lines.Scan(); {

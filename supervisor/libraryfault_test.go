@@ -19,7 +19,7 @@ func TestFindRDMACore(t *testing.T) {
 		{"7f10-7f11 r--p 00000000 fe:00 2 /a/libibverbs.so.1.14.44.0\n7f20-7f21 r--p 00000000 fe:00 2 /b/libibverbs.so.1.14.44.0\n", ""},
 		{"7f10-7f11 r--p 00000000 fe:00 2 /usr/lib/libibverbs/librxe-rdmav34.so\n", ""},
 	} {
-		if got := findRDMACore(strings.NewReader(c.maps)); got != c.want {
+		if got := findRDMACoreVersion(strings.NewReader(c.maps)); got != c.want {
 			t.Errorf("rdmaCoreOf(%q): got %q, want %q", c.maps, got, c.want)
 		}
 	}

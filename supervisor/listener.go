@@ -40,16 +40,16 @@ func (s *notificationSource) next(n *notification) bool {
 		before := s.in.taken.Load()
 		if ready, ok := s.poll(-1); !ok {
 			return false
-		} else if ready && s.takePending(before, n) {
+		} else if ready && s.takePendingNotification(before, n) {
 			return true
 		}
 		// A signal arrived, another source took the notification, or the thread was killed.
 	}
 }
 
-// takePending takes the notification that the caller saw when before notifications had been taken, if it is still
-// pending.
-func (s *notificationSource) takePending(before uint64, n *notification) bool {
+// takePendingNotification takes the notification that the caller saw when before notifications had been taken, if it is
+// still pending.
+func (s *notificationSource) takePendingNotification(before uint64, n *notification) bool {
 	s.in.mu.Lock()
 	defer s.in.mu.Unlock()
 	if s.in.taken.Load() != before {

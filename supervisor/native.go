@@ -79,9 +79,9 @@ type nativeDoorbells struct {
 	polled  *poller.PolledSource // nil if no thread polls the queues
 }
 
-// doorbellDescriptors is the number of descriptors charged for native doorbells: a descriptor of the queue file, and a
-// second watch.
-const doorbellDescriptors = 2
+// doorbellDescriptorCount is the number of descriptors charged for native doorbells: a descriptor of the queue file,
+// and a second watch.
+const doorbellDescriptorCount = 2
 
 // mayRingNatively reports whether the caller's doorbells can be native. The conditions are:
 //
@@ -92,7 +92,7 @@ const doorbellDescriptors = 2
 func (w *worker) mayRingNatively(th *procThread, space *umem.Process, flags uint64) bool {
 	t := w.session
 	native := t.numbers.native
-	if native.first == native.end || !t.sup.cfg.Doorbells.isPossible(sched.Processors()) ||
+	if native.first == native.end || !t.sup.cfg.Doorbells.canBeNative(sched.Processors()) ||
 		t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
@@ -100,8 +100,8 @@ func (w *worker) mayRingNatively(th *procThread, space *umem.Process, flags uint
 		0, true))
 }
 
-// isPossible reports whether native doorbells are possible with this number of processors.
-func (d Doorbells) isPossible(processors int) bool {
+// canBeNative reports whether native doorbells are possible with this number of processors.
+func (d Doorbells) canBeNative(processors int) bool {
 	return d == DoorbellsNative || d == DoorbellsAuto && processors >= minProcessors
 }
 
@@ -137,8 +137,8 @@ func limitsAllow(limits io.Reader, files uint64) bool {
 	return size && open
 }
 
-// firstRingingVersion is the first version of rdma-core that sends no command by write(2).
-const firstRingingVersion = 34
+// firstIoctlVersion is the first version of rdma-core that sends no command by write(2).
+const firstIoctlVersion = 34
 
 // writesOnlyDoorbells reports whether the thread's program has exactly one libibverbs, in a version that sends
 // commands only by ioctl(2).
@@ -148,8 +148,8 @@ func (t *procThread) writesOnlyDoorbells() bool {
 		return false
 	}
 	defer f.Close()
-	n, ok := majorVersion(findRDMACore(io.LimitReader(f, maxMapsSize)))
-	return ok && n >= firstRingingVersion
+	n, ok := majorVersion(findRDMACoreVersion(io.LimitReader(f, maxMapsSize)))
+	return ok && n >= firstIoctlVersion
 }
 
 // nativeMemory is the queue memory of a file with native doorbells.
@@ -180,13 +180,13 @@ func (f *openFile) newNativeDoorbells() (description *os.File, err error) {
 	if !s.natives.countFile(f.user, s.cfg.Doorbells, sched.Processors()) {
 		return nil, nil
 	}
-	if err = f.user.Charge(quota.Descriptors, doorbellDescriptors); err == nil {
+	if err = f.user.Charge(quota.Descriptors, doorbellDescriptorCount); err == nil {
 		b := &nativeDoorbells{}
 		if description, b.scratch, err = f.memory.OpenScratch(); err == nil {
 			f.native = b
 			return description, nil
 		}
-		f.user.Release(quota.Descriptors, doorbellDescriptors)
+		f.user.Release(quota.Descriptors, doorbellDescriptorCount)
 	}
 	s.natives.uncountFile(f.user)
 	return nil, err
@@ -221,7 +221,7 @@ func (f *openFile) stopPolling() {
 func (f *openFile) closeNativeDoorbells() {
 	if f.native != nil {
 		f.native.scratch.Close()
-		f.user.Release(quota.Descriptors, doorbellDescriptors)
+		f.user.Release(quota.Descriptors, doorbellDescriptorCount)
 		f.sup.natives.uncountFile(f.user)
 	}
 }

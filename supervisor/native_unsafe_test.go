@@ -32,17 +32,17 @@ func mapAsLibrary(dir, name string) {
 
 const nativeLibrary = "libibverbs.so.1.14.44.0"
 
-// isNative reports whether the number of a descriptor is native, which means that its doorbells are not trapped.
-func isNative(fd int) bool {
-	first, end := nativeRange()
+// isNativeNumber reports whether the number of a descriptor is native, which means that its doorbells are not trapped.
+func isNativeNumber(fd int) bool {
+	first, end := nativeNumberRange()
 	return first <= fd && fd < end
 }
 
-// nativeRange returns the range of native numbers. It must run before the program changes its limit.
-var nativeRange = sync.OnceValues(func() (first, end int) {
+// nativeNumberRange returns the range of native numbers. It must run before the program changes its limit.
+var nativeNumberRange = sync.OnceValues(func() (first, end int) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	n := numbersFor(limit.Max).native
+	n := numbersForHardLimit(limit.Max).native
 	return int(n.first), int(n.end)
 })
 
@@ -63,10 +63,10 @@ func (p poster) postAndWait() {
 	n := p.posted.Add(1)
 	size, err := ringDoorbell(p.fd)
 	panicUnless(size == 32 && err == nil, "doorbell: %d, %v", size, err)
-	p.awaitSeen(n)
+	p.awaitPostSeen(n)
 }
 
-func (p poster) awaitSeen(n uint32) {
+func (p poster) awaitPostSeen(n uint32) {
 	panicUnless(testutil.PollUntil(func() bool { return p.seen.Load() == n }), "post %d: got no poll of it, want one", n)
 }
 
@@ -85,13 +85,13 @@ func runOnOtherThread(f func()) {
 	<-done
 }
 
-func programNative(args []string) {
+func programNativeDoorbells(args []string) {
 	dir := args[1]
 	switch what := args[0]; what {
 	case "rings":
 		mapAsLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		panicUnless(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
+		panicUnless(isNativeNumber(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
 		for i := range 200 {
 			p.postAndWait()
@@ -101,12 +101,12 @@ func programNative(args []string) {
 		}
 		// The supervisor traps the doorbell of a duplicate. Other files with native numbers behave normally.
 		d := must(unix.Dup(fd))
-		panicUnless(!isNative(d), "duplicate: got the native number %d, want another one", d)
+		panicUnless(!isNativeNumber(d), "duplicate: got the native number %d, want another one", d)
 		before := p.seen.Load()
 		n, err := ringDoorbell(d)
 		panicUnless(n == 32 && err == nil && p.seen.Load() == before+1,
 			"doorbell by a duplicate: got %d and error %v, want 32 bytes and one doorbell", n, err)
-		first, end := nativeRange()
+		first, end := nativeNumberRange()
 		d = must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, first+5))
 		panicUnless(d >= end, "duplicate from %d on: got number %d, want one beyond the native range", first+5, d)
 		r, w, err := os.Pipe()
@@ -126,7 +126,7 @@ func programNative(args []string) {
 				must(0, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: n, Max: n}))
 				continue
 			}
-			first, end := nativeRange()
+			first, end := nativeNumberRange()
 			if name == "no number" {
 				for i := first; i < end; i++ {
 					must(0, unix.Dup3(2, i, unix.O_CLOEXEC))
@@ -139,11 +139,11 @@ func programNative(args []string) {
 			}
 			mapAsLibrary(dir, name)
 		}
-		fmt.Println(isNative(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
+		fmt.Println(isNativeNumber(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
 	case "barred": // posts until a post fails, by the original descriptor, a duplicate, or a descriptor of a child
 		mapAsLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		panicUnless(isNative(fd), "descriptor %d: got a trapped number, want a native one", fd)
+		panicUnless(isNativeNumber(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
 		p.postAndWait()
 		if args[2] == "low" {
@@ -190,7 +190,7 @@ func programNative(args []string) {
 		mapAsLibrary(dir, nativeLibrary)
 		n := 0
 		for range must(strconv.Atoi(args[2])) {
-			if isNative(openDevice()) {
+			if isNativeNumber(openDevice()) {
 				n++
 			}
 		}
@@ -254,8 +254,8 @@ func TestProgramsWithNativeDoorbells(t *testing.T) {
 	})
 	t.Run("no inotify", func(t *testing.T) { // or another limit of inotify; this is not an error
 		// The limits suffice for the session, its process, its address space, the file and its native doorbells.
-		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptors + processDescriptors + spaceDescriptors +
-			fileDescriptors + 2 + 1}}
+		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptorCount + processDescriptors + spaceDescriptors +
+			openFileDescriptorCount + 2 + 1}}
 		w := newNativeFixture(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
 			t.Error("doorbells without a watch: got native, want trapped")
@@ -266,9 +266,9 @@ func TestProgramsWithNativeDoorbells(t *testing.T) {
 	})
 }
 
-// TestProcessorsForDoorbells tests that DoorbellsAuto limits native files to the number of processors, less one for
-// each user's thread.
-func TestProcessorsForDoorbells(t *testing.T) {
+// TestNativeFilesAreLimitedByProcessors tests that DoorbellsAuto limits native files to the number of processors, less
+// one for each user's thread.
+func TestNativeFilesAreLimitedByProcessors(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	a, b := ledger.User(1), ledger.User(2)
 	n := nativeFiles{users: map[*quota.User]int{}}
@@ -299,7 +299,7 @@ func TestDoorbellFailsAfterRemoval(t *testing.T) {
 			t.Run(number+"/"+end, func(t *testing.T) {
 				w := newNativeFixture(t)
 				r := w.startSelf("native", "barred", t.TempDir(), number)
-				f := w.srv.waitOpened(t, 1)
+				f := w.srv.waitForOpen(t, 1)
 				w.waitForText(r, "posted")
 				if end == "depart" {
 					f.mem.(uverbs.Departer).Depart()
@@ -322,7 +322,7 @@ func TestWrittenPagesAreFreed(t *testing.T) {
 	w := newNativeFixture(t)
 	r := w.startSelf("native", "floods", t.TempDir())
 	w.waitForText(r, "written")
-	files := queuesOf(t, r)
+	files := queueFilesOf(t, r)
 	if len(files) == 0 {
 		t.Fatal("queue files: got none, want one")
 	}

@@ -30,8 +30,8 @@ import (
 // the descriptor, it also traps bind(2), getsockname(2) and setsockopt(2), which an AF_UNIX socket would refuse.
 // The kernel reports the sender of each datagram (SCM_CREDENTIALS).
 
-// netlinkAddr is the length of struct sockaddr_nl.
-const netlinkAddr = 12
+// netlinkAddrSize is the length of struct sockaddr_nl.
+const netlinkAddrSize = 12
 
 // netlinkSocket is a NETLINK_RDMA socket of a program.
 type netlinkSocket struct {
@@ -43,11 +43,11 @@ type netlinkSocket struct {
 	opener netlinkOpener
 	inode  inode // inode of the program's end
 	portID uint32
-	all    *netlinkUser
+	all    *netlinkUserState
 }
 
-// netlinkUser is the state shared by a user's netlink sockets.
-type netlinkUser struct {
+// netlinkUserState is the state shared by a user's netlink sockets.
+type netlinkUserState struct {
 	//verbena:program the programs of one user; what managers add has memory of the service's own
 	answering sync.Mutex // held while an answer is made; serialises answers
 
@@ -97,7 +97,7 @@ func (w *worker) openNetlink() callResult {
 		err = w.checkTrapped()
 	}
 	if err != nil {
-		return failWith(w.preferErrGone(err))
+		return failWith(w.preferErrCallerGone(err))
 	}
 	opener := netlinkOpener{who, th.id.uids.real}
 	s, end, err := t.sup.newNetlinkSocket(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
@@ -117,19 +117,19 @@ func (w *worker) openNetlink() callResult {
 	return callResult{val: int64(number)}
 }
 
-// netlinkDescriptors is the number of descriptors charged for a pair of sockets while a program has its end.
-const netlinkDescriptors = 2
+// netlinkDescriptorCount is the number of descriptors charged for a pair of sockets while a program has its end.
+const netlinkDescriptorCount = 2
 
 // newNetlinkSocket makes a socket and returns the program's end. The caller must close that end.
 func (s *Supervisor) newNetlinkSocket(user *quota.User, opener netlinkOpener, nonblock bool,
 	portID uint32) (n *netlinkSocket,
 	end int, err error) {
-	if err := user.Charge(quota.Descriptors, netlinkDescriptors); err != nil {
+	if err := user.Charge(quota.Descriptors, netlinkDescriptorCount); err != nil {
 		return nil, -1, err
 	}
 	defer func() {
 		if err != nil {
-			user.Release(quota.Descriptors, netlinkDescriptors)
+			user.Release(quota.Descriptors, netlinkDescriptorCount)
 		}
 	}()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -178,7 +178,7 @@ func (s *Supervisor) newNetlinkSocket(user *quota.User, opener netlinkOpener, no
 func (s *Supervisor) countNetlink(n *netlinkSocket) error {
 	u := s.netlinkUsers[n.user]
 	if u == nil {
-		u = &netlinkUser{}
+		u = &netlinkUserState{}
 		s.netlinkUsers[n.user] = u
 	}
 	if u.sockets >= maxNetlinkSockets {
@@ -201,7 +201,7 @@ func (s *Supervisor) uncountNetlink(n *netlinkSocket) {
 
 // bindAsKernel binds a socket to a name with nl_pid 0.
 func bindAsKernel(fd int) error {
-	var name [netlinkAddr - 2]byte // '@' represents the zero byte of an abstract name
+	var name [netlinkAddrSize - 2]byte // '@' represents the zero byte of an abstract name
 	for range 16 {
 		r := rand.Uint64()
 		name = [len(name)]byte{'@', byte(r)}
@@ -226,7 +226,7 @@ func (n *netlinkSocket) serve() {
 	defer func() {
 		s.uncountNetlink(n)
 		queue.DrainAndClose(n.end)
-		n.kept.Keep(n.note, func() { n.user.Release(quota.Descriptors, netlinkDescriptors) })
+		n.kept.Keep(n.note, func() { n.user.Release(quota.Descriptors, netlinkDescriptorCount) })
 	}()
 	raw, err := n.end.SyscallConn()
 	if err != nil {
@@ -277,7 +277,7 @@ func (n *netlinkSocket) answerNext(queue *rights.Queue, raw syscall.RawConn) boo
 //verbena:parses
 func (n *netlinkSocket) answerDatagram(sender *rights.Sender, request []byte) [][]byte {
 	s := n.sup
-	who := s.sourceFor(sender, n.opener)
+	who := s.netlinkSourceFor(sender, n.opener)
 	var admin nldev.Admin
 	if s.cfg.Links != nil && who.manages {
 		admin = s.cfg.Links
@@ -309,8 +309,8 @@ func (n *netlinkSocket) recordRead(size int) {
 	n.all.unread -= size
 }
 
-// closeNetlinks ends all sockets. Programs then read the end of the file.
-func (s *Supervisor) closeNetlinks() {
+// closeNetlinkSockets ends all sockets. Programs then read the end of the file.
+func (s *Supervisor) closeNetlinkSockets() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, n := range s.netlinks {
@@ -318,8 +318,8 @@ func (s *Supervisor) closeNetlinks() {
 	}
 }
 
-// netlinkOf returns the socket of a descriptor number of the caller, or nil for other files.
-func (w *worker) netlinkOf(fd int32) *netlinkSocket {
+// netlinkSocketOf returns the socket of a descriptor number of the caller, or nil for other files.
+func (w *worker) netlinkSocketOf(fd int32) *netlinkSocket {
 	i, err := inodeOf(w.n.tid, fd)
 	if err != nil {
 		return nil
@@ -334,9 +334,9 @@ func (w *worker) netlinkOf(fd int32) *netlinkSocket {
 	return n
 }
 
-// netlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor with a command file's number.
-func (w *worker) netlinkCall(c call) callResult {
-	n := w.netlinkOf(int32(w.n.args[0]))
+// answerNetlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor with a command file's number.
+func (w *worker) answerNetlinkCall(c call) callResult {
+	n := w.netlinkSocketOf(int32(w.n.args[0]))
 	if n == nil {
 		return callResult{fate: fateContinued}
 	}
@@ -344,8 +344,8 @@ func (w *worker) netlinkCall(c call) callResult {
 	s := w.session.sup
 	switch c {
 	case callBind:
-		var a [netlinkAddr]byte
-		if w.n.args[2] < netlinkAddr {
+		var a [netlinkAddrSize]byte
+		if w.n.args[2] < netlinkAddrSize {
 			return failWith(syscall.EINVAL)
 		}
 		if got, err := w.session.readThreadMemory(int(w.n.tid), w.n.args[1], a[:]); err != nil || got < len(a) {
@@ -372,7 +372,7 @@ func (w *worker) netlinkCall(c call) callResult {
 		if size < 0 {
 			return failWith(syscall.EINVAL)
 		}
-		var a [netlinkAddr]byte
+		var a [netlinkAddrSize]byte
 		binary.NativeEndian.PutUint16(a[:], unix.AF_NETLINK)
 		s.mu.Lock()
 		binary.NativeEndian.PutUint32(a[4:], n.portID)
@@ -380,7 +380,7 @@ func (w *worker) netlinkCall(c call) callResult {
 		if err := w.writeToCaller(w.n.args[1], a[:min(int(size), len(a))]); err != nil {
 			return failWith(err)
 		}
-		binary.NativeEndian.PutUint32(room[:], netlinkAddr)
+		binary.NativeEndian.PutUint32(room[:], netlinkAddrSize)
 		return failWith(w.writeToCaller(w.n.args[2], room[:]))
 	}
 	if int32(w.n.args[1]) != unix.SOL_NETLINK {
@@ -404,8 +404,8 @@ type netlinkSource struct {
 	manages bool
 }
 
-// sourceFor returns the netlinkSource for a sender, or nil for an unknown sender.
-func (s *Supervisor) sourceFor(sender *rights.Sender, opener netlinkOpener) netlinkSource {
+// netlinkSourceFor returns the netlinkSource for a sender, or nil for an unknown sender.
+func (s *Supervisor) netlinkSourceFor(sender *rights.Sender, opener netlinkOpener) netlinkSource {
 	n := netlinkSource{sup: s, account: opener.Account}
 	if sender == nil {
 		return n
@@ -420,7 +420,7 @@ func (s *Supervisor) sourceFor(sender *rights.Sender, opener netlinkOpener) netl
 // senderManages reports whether the sender of a datagram manages the service. The kernel reports the sender's
 // process ID and user ID. senderManages returns false for a sender that has ended.
 func (s *Supervisor) senderManages(sender rights.Sender) bool {
-	dir, err := openProc(sender.PID)
+	dir, err := openProcDir(sender.PID)
 	if err != nil {
 		return false
 	}
@@ -429,9 +429,9 @@ func (s *Supervisor) senderManages(sender rights.Sender) bool {
 	return err == nil && who.Manager
 }
 
-// sees reports whether the sender and the opener may see the objects of a user, by the same rules as `verbena res
+// maySee reports whether the sender and the opener may see the objects of a user, by the same rules as `verbena res
 // show`.
-func (s netlinkSource) sees(id quota.ID) bool { return s.manages || s.owns && id == s.account }
+func (s netlinkSource) maySee(id quota.ID) bool { return s.manages || s.owns && id == s.account }
 
 // driverRXE is the number of the rxe driver. (RDMA_DRIVER_RXE)
 const driverRXE = 14
@@ -489,7 +489,7 @@ const handleBits = 20
 // visibleIDs returns the connection manager's IDs on a device that the sender may see.
 func (s netlinkSource) visibleIDs(all []ucma.IDInfo, dev string) (list []ucma.IDInfo) {
 	for _, i := range all {
-		if s.sees(i.Owner) && i.View.Device != nil && i.View.Device.Name() == dev {
+		if s.maySee(i.Owner) && i.View.Device != nil && i.View.Device.Name() == dev {
 			list = append(list, i)
 		}
 	}
@@ -501,7 +501,7 @@ func (s netlinkSource) visibleIDs(all []ucma.IDInfo, dev string) (list []ucma.ID
 func (s netlinkSource) visibleResources(dev string) nldev.Resources {
 	each := func(f func(id func(handle uint32) uint32, c *uverbs.ContextInfo, o nldev.Owner)) {
 		for i, c := range s.sup.server.resources() {
-			if c.Device != dev || c.Zombie || !s.sees(c.Owner) {
+			if c.Device != dev || c.Zombie || !s.maySee(c.Owner) {
 				continue
 			}
 			id := func(handle uint32) uint32 { return uint32(i+1)<<handleBits | handle&(1<<handleBits-1) }

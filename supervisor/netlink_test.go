@@ -37,21 +37,21 @@ func TestNetlinkRights(t *testing.T) {
 		{"an ended manager", &rights.Sender{PID: 1 << 30, UID: 0}, opener(0, true), false, false, false},
 		{"an unknown sender", nil, opener(0, true), false, false, false},
 	} {
-		s := w.sup.sourceFor(c.sender, c.opener)
-		if s.manages != c.manages || s.sees(account(user)) != c.seesUser || s.sees(account(other)) != c.seesOthers {
-			t.Errorf("%s: got manages %v, sees user %v and others %v", c.what, s.manages, s.sees(account(user)),
-				s.sees(account(other)))
+		s := w.sup.netlinkSourceFor(c.sender, c.opener)
+		if s.manages != c.manages || s.maySee(account(user)) != c.seesUser || s.maySee(account(other)) != c.seesOthers {
+			t.Errorf("%s: got manages %v, sees user %v and others %v", c.what, s.manages, s.maySee(account(user)),
+				s.maySee(account(other)))
 		}
 	}
 	anonymous := netlinkOpener{principal.Principal{Account: account(65534), Anonymous: true}, 65534}
-	if s := w.sup.sourceFor(&rights.Sender{PID: 1, UID: 65534}, anonymous); s.manages || s.sees(account(65534)) {
+	if s := w.sup.netlinkSourceFor(&rights.Sender{PID: 1, UID: 65534}, anonymous); s.manages || s.maySee(account(65534)) {
 		t.Error("sees of unmapped users: got true, want false")
 	}
 	// Two containers may have equal user IDs.
 	pod := opener(0, false)
 	pod.Account.Container = 7
-	s := w.sup.sourceFor(&rights.Sender{PID: 1, UID: 0}, pod)
-	if s.sees(account(0)) || s.sees(quota.ID{Container: 8}) || !s.sees(quota.ID{Container: 7}) {
+	s := w.sup.netlinkSourceFor(&rights.Sender{PID: 1, UID: 0}, pod)
+	if s.maySee(account(0)) || s.maySee(quota.ID{Container: 8}) || !s.maySee(quota.ID{Container: 7}) {
 		t.Error("sees of users of containers: got objects of another container, want only the own ones")
 	}
 }
@@ -84,7 +84,7 @@ func TestOnlyManagerDeletesLink(t *testing.T) {
 		deleted int
 	}{{"a user", false, syscall.EPERM, 0}, {"a manager", true, 0, 1}} {
 		n := &netlinkSocket{
-			sup: s, user: quota.New(quota.Limits{}).User(1), all: &netlinkUser{},
+			sup: s, user: quota.New(quota.Limits{}).User(1), all: &netlinkUserState{},
 			opener: netlinkOpener{principal.Principal{Manager: c.manages}, self.UID},
 		}
 		answers := n.answerDatagram(&self, request)

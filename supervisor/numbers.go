@@ -32,8 +32,9 @@ const (
 	leastNative = 4096 // minimum hard RLIMIT_NOFILE for native numbers
 )
 
-// numbersFor returns the numbers for programs with this hard RLIMIT_NOFILE. All these numbers are below the limit.
-func numbersFor(hardLimit uint64) numberSet {
+// numbersForHardLimit returns the numbers for programs with this hard RLIMIT_NOFILE. All these numbers are below the
+// limit.
+func numbersForHardLimit(hardLimit uint64) numberSet {
 	end := uint32(min(hardLimit, selectLimit))
 	n := numberSet{low: numberRange{end / 4 * 3, end}, native: numberRange{end, end}}
 	switch {
@@ -55,10 +56,10 @@ func (n *numberSet) contains(fd uint32) bool {
 	return n.low.contains(fd) || n.high <= fd && fd <= math.MaxInt32
 }
 
-// minFreeBelow is the number of free numbers required below a chosen number of the low range. The kernel gives a new
-// file of the program the lowest free number. Other threads would therefore have to open minFreeBelow files before they
-// could get the chosen number.
-const minFreeBelow = 256
+// minFreeNumbersBelow is the number of free numbers required below a chosen number of the low range. The kernel gives a
+// new file of the program the lowest free number. Other threads would therefore have to open minFreeNumbersBelow files
+// before they could get the chosen number.
+const minFreeNumbersBelow = 256
 
 // chooseNumber returns a free number for a command file, from least on. If rings is true, choose prefers a native
 // number. The caller holds Session.opening.
@@ -70,7 +71,7 @@ func (n *numberSet) chooseNumber(th *procThread, least uint32, rings bool) uint3
 	open := th.countDescriptors(n.low.end)
 	for _, s := range spans {
 		// The program's other descriptors reach the end of the range last.
-		for fd := s.end; fd > max(s.first, least) && fd > open+minFreeBelow; {
+		for fd := s.end; fd > max(s.first, least) && fd > open+minFreeNumbersBelow; {
 			if fd--; !th.hasDescriptor(fd) {
 				return fd
 			}

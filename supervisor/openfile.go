@@ -34,7 +34,7 @@ type openFile struct {
 	native  *nativeDoorbells // nil for trapped doorbells
 	cm      *ucma.File       // set for rdma_cm, otherwise nil
 	pipe    *cmPipe          // set if cm is set
-	waits   cmWaits          // used if cm is set
+	waits   cmWaitCounts     // used if cm is set
 	user    *quota.User
 	inode   inode
 	watch   int32
@@ -64,7 +64,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, access: how & unix.O_ACCMODE,
 		ended: make(chan struct{}),
 	}
-	if err := f.user.Charge(quota.Descriptors, fileDescriptors); err != nil {
+	if err := f.user.Charge(quota.Descriptors, openFileDescriptorCount); err != nil {
 		return nil, nil, err
 	}
 	fail := func(err error) (*openFile, *os.File, error) {
@@ -75,7 +75,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		if f.memory != nil {
 			f.memory.Close()
 		}
-		f.user.Release(quota.Descriptors, fileDescriptors)
+		f.user.Release(quota.Descriptors, openFileDescriptorCount)
 		return nil, nil, err
 	}
 	name := fmt.Sprintf("%s/%s.%d%s", t.name, n.device, s.fileCount.Add(1), queueSuffix)
@@ -107,7 +107,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 	}
 	f.file = file
 	f.pollDoorbells(file)
-	if err := f.register(); err != nil {
+	if err := f.registerFile(); err != nil {
 		description.Close()
 		f.close()
 		return nil, nil, err
@@ -123,10 +123,10 @@ func (m queueMemory) Alloc(size int) (ib.Shared, error) {
 	return ib.Shared(s), err
 }
 
-// fileDescriptors is the charge for an open device file in addition to its queue file: one watch.
-const fileDescriptors = 1
+// openFileDescriptorCount is the charge for an open device file in addition to its queue file: one watch.
+const openFileDescriptorCount = 1
 
-func (f *openFile) register() error {
+func (f *openFile) registerFile() error {
 	var st unix.Stat_t
 	if err := f.memory.Stat(&st); err != nil {
 		return fmt.Errorf("open %s: %w", f.node.device, err)
@@ -148,8 +148,8 @@ func (f *openFile) register() error {
 	return nil
 }
 
-// enter begins a call on the file. It returns false if the file is closed. leave ends the call.
-func (f *openFile) enter() bool {
+// beginCall begins a call on the file. It returns false if the file is closed. leave ends the call.
+func (f *openFile) beginCall() bool {
 	for {
 		n := f.calls.Load()
 		if n >= closingFlag {
@@ -161,7 +161,7 @@ func (f *openFile) enter() bool {
 	}
 }
 
-func (f *openFile) leave() {
+func (f *openFile) endCall() {
 	if f.calls.Add(-1) == closingFlag {
 		f.endFile()
 	}
@@ -183,7 +183,7 @@ func (f *openFile) close() {
 			if f.cm != nil {
 				f.cm.Close() // wakes the calls that wait for events
 			}
-			f.leave()
+			f.endCall()
 			return
 		}
 	}
@@ -207,11 +207,11 @@ func (f *openFile) checkAfterClose() {
 	defer f.look.Unlock()
 	f.look.next = firstCheckDelay
 	if f.look.timer == nil {
-		f.look.timer = time.AfterFunc(firstCheckDelay, f.recheckUse)
+		f.look.timer = time.AfterFunc(firstCheckDelay, f.closeIfUnused)
 	}
 }
 
-func (f *openFile) recheckUse() {
+func (f *openFile) closeIfUnused() {
 	f.sup.looks.Add(1)
 	inUse := !f.isClosed() && f.memory.InUse()
 	if !inUse {
@@ -221,7 +221,7 @@ func (f *openFile) recheckUse() {
 	defer f.look.Unlock()
 	f.look.timer = nil
 	if f.look.next *= 4; inUse && f.look.next <= lastCheckDelay {
-		f.look.timer = time.AfterFunc(f.look.next, f.recheckUse)
+		f.look.timer = time.AfterFunc(f.look.next, f.closeIfUnused)
 	}
 }
 
@@ -231,7 +231,7 @@ func (f *openFile) endQueueFile() {
 	f.file.Close()
 	f.closeNativeDoorbells()
 	f.memory.Close() // the file has usually closed its memory already
-	f.user.Release(quota.Descriptors, fileDescriptors)
+	f.user.Release(quota.Descriptors, openFileDescriptorCount)
 }
 
 func (f *openFile) endFile() {

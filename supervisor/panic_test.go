@@ -13,8 +13,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestNetlinkPanic tests that a panic in a netlink request closes only the socket of the request.
-func TestNetlinkPanic(t *testing.T) {
+// TestNetlinkPanicClosesOnlySocket tests that a panic in a netlink request closes only the socket of the request.
+func TestNetlinkPanicClosesOnlySocket(t *testing.T) {
 	var calls atomic.Int32
 	w := newFixture(t, func(c *SupervisorConfig) {
 		c.pause = func(point string, _ uint32) {
@@ -80,7 +80,7 @@ func TestPipePanic(t *testing.T) {
 	p.mu.Lock()
 	p.setter = nil
 	p.mu.Unlock()
-	p.update()
+	p.updatePipe()
 	fds := []unix.PollFd{{Fd: int32(ends[0]), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, int(time.Second.Milliseconds())); n != 1 || err != nil {
 		t.Errorf("poll of the pipe: got %d and error %v, want a byte", n, err)

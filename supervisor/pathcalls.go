@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pathCall answers a system call with a path. Most files are not virtual, so their calls continue in the kernel.
+// answerPathCall answers a system call with a path. Most files are not virtual, so their calls continue in the kernel.
 //
 //verbena:parses
-func (w *worker) pathCall(c call) callResult {
+func (w *worker) answerPathCall(c call) callResult {
 	a := &w.n.args
 	through := callResult{fate: fateContinued}
 	at := 1 // index of the path argument
@@ -50,7 +50,7 @@ func (w *worker) pathCall(c call) callResult {
 	case err == errNotVirtual:
 		return through
 	case err == nil && !isVirtual(path):
-		return w.fileSystemCall(c, path, may)
+		return w.answerFileSystemCall(c, path, may)
 	case err != nil:
 		return failWith(err)
 	}
@@ -105,8 +105,8 @@ func (w *worker) pathCall(c call) callResult {
 	return v
 }
 
-// fileSystemCall answers a call with a path in the file system. Most of these calls continue in the kernel.
-func (w *worker) fileSystemCall(c call, path string, may listPurpose) callResult {
+// answerFileSystemCall answers a call with a path in the file system. Most of these calls continue in the kernel.
+func (w *worker) answerFileSystemCall(c call, path string, may listPurpose) callResult {
 	a := &w.n.args
 	stat := func(buf uint64) func(int) callResult {
 		return func(fd int) callResult { return w.writeStat(fd, fileInfo{}, buf) }
@@ -123,7 +123,7 @@ func (w *worker) fileSystemCall(c call, path string, may listPurpose) callResult
 	case callStatx:
 		return w.statAboveTree(path, func(fd int) callResult { return w.writeStatx(fd, fileInfo{}) })
 	case callGetxattr, callLgetxattr, callListxattr, callLlistxattr:
-		return w.statAboveTree(path, func(int) callResult { return xattrUnsupported(c) })
+		return w.statAboveTree(path, func(int) callResult { return unsupportedXattrResult(c) })
 	}
 	return callResult{fate: fateContinued}
 }
@@ -296,14 +296,14 @@ func (w *worker) answerOpen(path string, flags uint64) callResult {
 		return failWith(syscall.EOPNOTSUPP)
 	case onlyPath && e.read != nil:
 		w.beginBusy(callOpen)
-		if err := tree.makeDeferred(path, e); err != nil {
+		if err := tree.makeDeferredFile(path, e); err != nil {
 			return failWith(err)
 		}
 	case e.dir && !onlyPath && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
 		return failWith(syscall.EISDIR)
 	case e.dir && (path == ibDir || strings.HasPrefix(path, virtualDir)):
 		w.beginBusy(callOpen)
-		if err := tree.makeAllDeferred(); err != nil {
+		if err := tree.makeAllDeferredFiles(); err != nil {
 			return failWith(err)
 		}
 	case e.read != nil && (mode != unix.O_RDONLY || flags&unix.O_TRUNC != 0):
@@ -334,7 +334,7 @@ func (w *worker) answerOpen(path string, flags uint64) callResult {
 	}
 	// The open does not use O_PATH, because the kernel does not install such descriptors. A readable descriptor
 	// serves the same purpose.
-	fd, err := tree.open(path, int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK)))
+	fd, err := tree.openPath(path, int(flags&(unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_NONBLOCK)))
 	if err != nil {
 		return failWith(err)
 	}
@@ -362,7 +362,7 @@ func (w *worker) openDevice(n *node, flags uint64) callResult {
 	}
 	p, space, err := w.processOfThread(th)
 	if err != nil {
-		if !errors.Is(err, errGone) {
+		if !errors.Is(err, errCallerGone) {
 			t.warnOnce(func() error { return err })
 		}
 		return failWith(err)
@@ -373,7 +373,7 @@ func (w *worker) openDevice(n *node, flags uint64) callResult {
 	if how == unix.O_ACCMODE { // neither reading nor writing, only ioctl(2)
 		how = unix.O_RDONLY
 	}
-	w.pause("open")
+	w.pauseForTest("open")
 	make := newOpenFile
 	if n.cm {
 		make, how = newCMFile, how|int(flags&unix.O_NONBLOCK)
@@ -421,13 +421,13 @@ func (w *worker) answerReadlink(path string, buf, size uint64) callResult {
 // answerXattr answers system calls about extended attributes. Files of /sys and /dev have no readable extended
 // attributes.
 func (w *worker) answerXattr(c call, path string, flags uint64) callResult {
-	if _, _, err := w.findWithFlags(path, flags); err != nil {
+	if _, _, err := w.findEntryWithFlags(path, flags); err != nil {
 		return failWith(err)
 	}
-	return xattrUnsupported(c)
+	return unsupportedXattrResult(c)
 }
 
-func xattrUnsupported(c call) callResult {
+func unsupportedXattrResult(c call) callResult {
 	if c == callGetxattr || c == callLgetxattr {
 		return failWith(syscall.EOPNOTSUPP)
 	}
@@ -435,7 +435,7 @@ func xattrUnsupported(c call) callResult {
 }
 
 func (w *worker) answerAccess(path string, rights, flags uint64) callResult {
-	_, e, err := w.findWithFlags(path, flags)
+	_, e, err := w.findEntryWithFlags(path, flags)
 	if err != nil {
 		return failWith(err)
 	}
@@ -452,7 +452,7 @@ func (w *worker) answerAccess(path string, rights, flags uint64) callResult {
 	if flags&unix.AT_EACCESS != 0 {
 		uid, gid = id.uids.effective, id.gids.effective
 	}
-	info := w.session.sup.infoOf(e)
+	info := w.session.sup.fileInfoOf(e)
 	if !(Node{UID: int(info.uid), GID: int(info.gid), Mode: info.mode}).allows(id, uid, gid, uint32(rights)) {
 		return failWith(syscall.EACCES)
 	}

@@ -107,7 +107,7 @@ func explainFilterError(err error, gVisor func() bool) error {
 // isGVisor reports whether the kernel is gVisor.
 func isGVisor() bool {
 	version, _ := os.ReadFile("/proc/version")
-	messages := make([]byte, maxMessages)
+	messages := make([]byte, maxKernelLogSize)
 	const readAll = 3 // SYSLOG_ACTION_READ_ALL
 	n, err := unix.Klogctl(readAll, messages)
 	if err != nil { // on Linux, reading the messages may need a privilege
@@ -116,8 +116,8 @@ func isGVisor() bool {
 	return mentionsGVisor(string(version), string(messages[:n]))
 }
 
-// maxMessages exceeds the size of gVisor's messages.
-const maxMessages = 16 << 10
+// maxKernelLogSize exceeds the size of gVisor's messages.
+const maxKernelLogSize = 16 << 10
 
 // mentionsGVisor looks for gVisor's name in /proc/version and at the beginning of the kernel's messages.
 func mentionsGVisor(version, messages string) bool {
@@ -126,8 +126,8 @@ func mentionsGVisor(version, messages string) bool {
 		strings.Contains(messages, "] Starting gVisor")
 }
 
-// hardLimit returns the hard limit of this process's descriptors.
-func hardLimit() (uint64, error) {
+// hardFileLimit returns the hard limit of this process's descriptors.
+func hardFileLimit() (uint64, error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
 		return 0, fmt.Errorf("read the limit of open files: %w", err)

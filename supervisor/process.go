@@ -33,7 +33,7 @@ type idSet struct{ real, effective, saved, fs int }
 // readIdentity reads the identity of a thread by its ID. The caller must ensure that the ID still belongs to the
 // thread.
 func readIdentity(tid int) (*identity, error) {
-	dir, err := openProc(tid)
+	dir, err := openProcDir(tid)
 	if err != nil {
 		return nil, fmt.Errorf("look up process %d: %w", tid, err)
 	}

@@ -59,9 +59,9 @@ func TestNodeAllows(t *testing.T) {
 	}
 }
 
-func TestHardLimitOf(t *testing.T) {
-	got, err := hardLimitOf(os.Getpid())
-	want, werr := hardLimit()
+func TestHardFileLimitOf(t *testing.T) {
+	got, err := hardFileLimitOf(os.Getpid())
+	want, werr := hardFileLimit()
 	if err != nil || werr != nil || got != want {
 		t.Errorf("hardLimitOf: got %d and error %v, want %d and %v", got, err, want, werr)
 	}

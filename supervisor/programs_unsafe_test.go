@@ -29,7 +29,7 @@ var programs = map[string]func(args []string){
 	"commands":  programCommands,
 	"hold":      programHold,
 	"lastclose": programLastClose,
-	"nested":    programNested,
+	"nested":    programStartNested,
 	"threads":   programWaitOnThread,
 	"turns":     programAlternateDoorbells,
 	"signals":   programSignals,
@@ -45,13 +45,13 @@ var programs = map[string]func(args []string){
 	"stats":     programMeasureStat,
 	"pingpong":  programPingPong,
 	"launcher":  programLauncher,
-	"native":    programNative,
+	"native":    programNativeDoorbells,
 }
 
 func TestMain(m *testing.M) {
 	ExecTraced(os.Args)
-	if name := os.Getenv(programEnv); name != "" {
-		os.Unsetenv(programEnv)
+	if name := os.Getenv(programEnvVar); name != "" {
+		os.Unsetenv(programEnvVar)
 		programs[name](os.Args[1:])
 		return
 	}
@@ -110,7 +110,7 @@ func programCommands(args []string) {
 		x.Rdev_minor == 192, "statx: mode %#o, device %d:%d", x.Mode, x.Rdev_major, x.Rdev_minor)
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	low := numbersFor(limit.Max).low
+	low := numbersForHardLimit(limit.Max).low
 	panicUnless(low.contains(uint32(fd)), "descriptor: got %d, want one of the low range %v", fd, low)
 
 	for _, tt := range []struct {
@@ -224,7 +224,7 @@ func programLastClose(args []string) {
 	case "child": // the child inherits the device and has its last descriptor
 		must(unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0))
 		c := exec.Command("/proc/self/exe", "inherited", strconv.Itoa(fd))
-		c.Env = append(os.Environ(), programEnv+"=lastclose")
+		c.Env = append(os.Environ(), programEnvVar+"=lastclose")
 		c.Stdout, c.Stderr = os.Stdout, os.Stderr
 		fd2 := os.NewFile(uintptr(fd), "device")
 		c.ExtraFiles = []*os.File{fd2}
@@ -252,7 +252,7 @@ func init() {
 	}
 }
 
-func programNested([]string) {
+func programStartNested([]string) {
 	fmt.Println(Probe())
 	_, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error {
 		panic("installed")
@@ -347,7 +347,7 @@ func programSignals([]string) {
 // programOutliveParent opens the device in a process that outlives its parent.
 func programOutliveParent(args []string) {
 	c := exec.Command("/proc/self/exe")
-	c.Env = append(os.Environ(), programEnv+"=hold")
+	c.Env = append(os.Environ(), programEnvVar+"=hold")
 	c.Stdout = os.Stderr
 	must(0, c.Start())
 	fmt.Println(c.Process.Pid)
@@ -377,7 +377,7 @@ func programFileNumbers(args []string) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	must(0, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit.Max, Max: limit.Max}))
-	n := numbersFor(limit.Max)
+	n := numbersForHardLimit(limit.Max)
 	var pipes [][2]int
 	pipe := func() int {
 		var p [2]int
@@ -585,7 +585,7 @@ func programLauncher(args []string) {
 	dir := must(os.MkdirTemp("/dev/shm", "verbena-supervisor-test-"))
 	s := must(newSupervisor(SupervisorConfig{Dir: dir}, newFakeServer()))
 	p := must(Start(&Launch{
-		Path: "/proc/self/exe", Args: []string{"signals"}, Env: append(os.Environ(), programEnv+"=signals"),
+		Path: "/proc/self/exe", Args: []string{"signals"}, Env: append(os.Environ(), programEnvVar+"=signals"),
 		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
 		Handover: func(listener *os.File) error {
 			fd := must(unix.FcntlInt(listener.Fd(), unix.F_DUPFD_CLOEXEC, 0))

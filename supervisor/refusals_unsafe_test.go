@@ -26,8 +26,8 @@ func becomeNobody() {
 	}
 }
 
-// TestPathRefusals tests that calls with a virtual path fail with the same errno as in the kernel.
-func TestPathRefusals(t *testing.T) {
+// TestPathErrorsMatchKernel tests that calls with a virtual path fail with the same errno as in the kernel.
+func TestPathErrorsMatchKernel(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	const (
 		guid = "/sys/class/infiniband/rxe0/node_guid"
@@ -37,32 +37,32 @@ func TestPathRefusals(t *testing.T) {
 	open := func(path string, flags uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), flags|unix.O_CLOEXEC)
-			return c.w.pathCall(callOpenat)
+			return c.w.answerPathCall(callOpenat)
 		}
 	}
 	stat := func(path string) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), c.memAddr(4096), 0)
-			return c.w.pathCall(callNewfstatat)
+			return c.w.answerPathCall(callNewfstatat)
 		}
 	}
 	access := func(path string, rights uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), rights)
-			return c.w.pathCall(callFaccessat)
+			return c.w.answerPathCall(callFaccessat)
 		}
 	}
 	readlink := func(path string, size uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), c.memAddr(4096), size)
-			return c.w.pathCall(callReadlinkat)
+			return c.w.answerPathCall(callReadlinkat)
 		}
 	}
 	end := len(c.mem)
 	openat2 := func(at int, size uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(deviceFile), c.memAddr(0)+uint64(at), size)
-			v := c.w.pathCall(callOpenat2)
+			v := c.w.answerPathCall(callOpenat2)
 			if v.fate == fateAnswered && v.err == nil {
 				unix.Close(int(v.val))
 			}
@@ -137,9 +137,9 @@ func TestParentPathNeedsSearchRight(t *testing.T) {
 	}
 }
 
-// TestNetlinkRefusals tests that malformed calls on a netlink socket fail with the kernel's errors and change
-// nothing.
-func TestNetlinkRefusals(t *testing.T) {
+// TestMalformedNetlinkCallsChangeNothing tests that malformed calls on a netlink socket fail with the kernel's errors
+// and change nothing.
+func TestMalformedNetlinkCallsChangeNothing(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	n, end, err := c.sup.newNetlinkSocket(c.ledger.User(1), netlinkOpener{}, false, 7)
 	if err != nil {
@@ -160,7 +160,7 @@ func TestNetlinkRefusals(t *testing.T) {
 		return c.memAddr(at)
 	}
 	beyond := c.memAddr(0) + uint64(half)
-	*(*uint16)(unsafe.Pointer(&c.mem[half-2])) = netlinkAddr
+	*(*uint16)(unsafe.Pointer(&c.mem[half-2])) = netlinkAddrSize
 	fd := uint64(end)
 	for _, tt := range []struct {
 		name string
@@ -169,24 +169,24 @@ func TestNetlinkRefusals(t *testing.T) {
 		want string
 	}{
 		{"socket of a stream", callSocket, []uint64{unix.AF_NETLINK, unix.SOCK_STREAM, unix.NETLINK_RDMA}, "ESOCKTNOSUPPORT"},
-		{"bind to a short address", callBind, []uint64{fd, address(0, unix.AF_NETLINK), netlinkAddr - 1}, "EINVAL"},
-		{"bind to another family", callBind, []uint64{fd, address(32, unix.AF_INET), netlinkAddr}, "EINVAL"},
-		{"bind to half an address", callBind, []uint64{fd, address(half-4, unix.AF_NETLINK), netlinkAddr}, "EFAULT"},
-		{"bind to no address", callBind, []uint64{fd, beyond, netlinkAddr}, "EFAULT"},
+		{"bind to a short address", callBind, []uint64{fd, address(0, unix.AF_NETLINK), netlinkAddrSize - 1}, "EINVAL"},
+		{"bind to another family", callBind, []uint64{fd, address(32, unix.AF_INET), netlinkAddrSize}, "EINVAL"},
+		{"bind to half an address", callBind, []uint64{fd, address(half-4, unix.AF_NETLINK), netlinkAddrSize}, "EFAULT"},
+		{"bind to no address", callBind, []uint64{fd, beyond, netlinkAddrSize}, "EFAULT"},
 		{"getsockname into a negative size", callGetsockname, []uint64{fd, c.memAddr(128), room(64, -1)}, "EINVAL"},
 		{"getsockname into half a size", callGetsockname, []uint64{fd, c.memAddr(128), beyond - 2}, "EFAULT"},
 		{"getsockname into no size", callGetsockname, []uint64{fd, c.memAddr(128), beyond}, "EFAULT"},
-		{"getsockname", callGetsockname, []uint64{fd, c.memAddr(128), room(96, netlinkAddr)}, "ok"},
+		{"getsockname", callGetsockname, []uint64{fd, c.memAddr(128), room(96, netlinkAddrSize)}, "ok"},
 		{"an option", callSetsockopt, []uint64{fd, unix.SOL_NETLINK}, "ok"},
 		{"an option of another protocol", callSetsockopt, []uint64{fd, unix.SOL_SOCKET}, "let through"},
-		{"a call on another file", callBind, []uint64{0, address(0, unix.AF_NETLINK), netlinkAddr}, "let through"},
+		{"a call on another file", callBind, []uint64{0, address(0, unix.AF_NETLINK), netlinkAddrSize}, "let through"},
 	} {
 		c.setArgs(tt.args...)
 		var v callResult
 		if tt.c == callSocket {
 			v = c.w.openNetlink()
 		} else {
-			v = c.w.netlinkCall(tt.c)
+			v = c.w.answerNetlinkCall(tt.c)
 		}
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
@@ -263,8 +263,8 @@ func TestGetEventWithoutEvent(t *testing.T) {
 	if err := unix.SetNonblock(int(description.Fd()), true); err != nil {
 		t.Fatal(err)
 	}
-	f.enter()
-	if v, waits := c.w.cmCommand(f); v.String() != "EAGAIN" || waits {
+	f.beginCall()
+	if v, waits := c.w.answerCMCommand(f); v.String() != "EAGAIN" || waits {
 		t.Errorf("GET_EVENT with O_NONBLOCK: got %v and waits %v, want EAGAIN", v, waits)
 	}
 	// The program replaces the file during the check.
@@ -302,9 +302,9 @@ func TestGetEventWithoutEvent(t *testing.T) {
 	}
 }
 
-// TestGetEventPanic tests that a panic in a call that waits for an event makes the call fail with EIO and closes
-// only its file.
-func TestGetEventPanic(t *testing.T) {
+// TestGetEventPanicFailsCall tests that a panic in a call that waits for an event makes the call fail with EIO and
+// closes only its file.
+func TestGetEventPanicFailsCall(t *testing.T) {
 	c := newTrappedCall(t, nil, withCM(t))
 	p := c.mustProcess()
 	f, description := c.mustOpen(cmNode, p.user, 0)
@@ -315,21 +315,21 @@ func TestGetEventPanic(t *testing.T) {
 		if point == "event" {
 			panic("a bad event")
 		}
-		c.pause(point, tid)
+		c.countProof(point, tid)
 	}
-	if !f.enter() {
+	if !f.beginCall() {
 		t.Fatal("enter of the open file: got false, want true")
 	}
-	if v, waits := c.w.cmCommand(f); !waits {
+	if v, waits := c.w.answerCMCommand(f); !waits {
 		t.Fatalf("GET_EVENT without an event: got %v, want a wait", v)
 	}
 	f.cm.Close() // wakes the call
 	testutil.Eventually(t, "the answer", func() bool { return checkStillTrapped(c.s.fd, c.id) != nil })
 	testutil.Eventually(t, "the file to be closed", func() bool { return f.calls.Load() >= closingFlag })
-	if !other.enter() {
+	if !other.beginCall() {
 		t.Error("enter of another file of the program: got false, want true")
 	} else {
-		other.leave()
+		other.endCall()
 	}
 	if l := c.logs.takeLines(); len(l) != 1 || !strings.Contains(l[0], "a bad event") ||
 		!strings.Contains(l[0], "waits for events") {
@@ -337,10 +337,10 @@ func TestGetEventPanic(t *testing.T) {
 	}
 }
 
-// TestDuplicateNumbers tests that the duplicate of a device gets a number in the range of device files. The
+// TestDuplicateGetsDeviceNumber tests that the duplicate of a device gets a number in the range of device files. The
 // supervisor duplicates another file only if the duplicate needs such a number. The kernel handles an invalid
 // number.
-func TestDuplicateNumbers(t *testing.T) {
+func TestDuplicateGetsDeviceNumber(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -366,7 +366,7 @@ func TestDuplicateNumbers(t *testing.T) {
 		{"a device at a negative number", device, 1<<32 - 1, "let through"},
 	} {
 		c.setArgs(uint64(tt.f.Fd()), unix.F_DUPFD_CLOEXEC, tt.least)
-		v := c.w.duplicate(callFcntl)
+		v := c.w.answerDup(callFcntl)
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
@@ -378,17 +378,17 @@ func TestDuplicateNumbers(t *testing.T) {
 		}
 	}
 	refused := errors.New("refused")
-	th := c.lookUpUnproven()
+	th := c.lookUpWithoutProof()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(null.Fd()), &st); err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.w.reopen(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) { return -1, refused })
+	_, err = c.w.reopenFile(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) { return -1, refused })
 	if !errors.Is(err, refused) {
 		t.Errorf("reopen: got %v, want the error of the open", err)
 	}
 	tries := 0
-	got, err := c.w.reopen(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) {
+	got, err := c.w.reopenFile(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) {
 		if tries++; tries < 3 {
 			return -1, &os.PathError{Op: "reopen", Err: unix.EAGAIN}
 		}
@@ -397,8 +397,8 @@ func TestDuplicateNumbers(t *testing.T) {
 	if got != 7 || err != nil {
 		t.Errorf("reopen of a file with a short lease: got %d and error %v, want 7", got, err)
 	}
-	if _, err := c.w.reopen(th, 1<<20, inode{}, func(int) (int, error) { return -1, refused }); err != errGone {
-		t.Errorf("reopen of a closed descriptor: got %v, want %v", err, errGone)
+	if _, err := c.w.reopenFile(th, 1<<20, inode{}, func(int) (int, error) { return -1, refused }); err != errCallerGone {
+		t.Errorf("reopen of a closed descriptor: got %v, want %v", err, errCallerGone)
 	}
 }
 
@@ -415,17 +415,17 @@ func raiseFileLimit(t *testing.T) {
 	t.Cleanup(func() { unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil) })
 }
 
-// TestChosenNumbers tests that a file gets the last free number of the low range, as long as the program's other
-// descriptors leave room below it.
-func TestChosenNumbers(t *testing.T) {
+// TestFileGetsLastFreeLowNumber tests that a file gets the last free number of the low range, as long as the program's
+// other descriptors leave room below it.
+func TestFileGetsLastFreeLowNumber(t *testing.T) {
 	c := newTrappedCall(t, nil)
-	th := c.lookUpUnproven()
+	th := c.lookUpWithoutProof()
 	raiseFileLimit(t)
 	n := numberSet{low: numberRange{768, 1024}, native: numberRange{960, 1024}, high: 1500}
 	occupy := func(first, end int) {
 		t.Helper()
 		for fd := first; fd < end; fd++ {
-			if c.lookUpUnproven().hasDescriptor(uint32(fd)) {
+			if c.lookUpWithoutProof().hasDescriptor(uint32(fd)) {
 				continue
 			}
 			if err := unix.Dup3(0, fd, unix.O_CLOEXEC); err != nil {
@@ -463,7 +463,7 @@ func TestChosenNumbers(t *testing.T) {
 // limit.
 func TestDescriptorsAreCounted(t *testing.T) {
 	c := newTrappedCall(t, nil)
-	th := c.lookUpUnproven()
+	th := c.lookUpWithoutProof()
 	before := th.countDescriptors(1000)
 	for range 10 {
 		f, err := os.Open(os.DevNull)

@@ -14,7 +14,7 @@ import (
 
 func init() {
 	programs["swaps"] = programSwapFile
-	if os.Getenv(programEnv) == "swaps" {
+	if os.Getenv(programEnvVar) == "swaps" {
 		runtime.LockOSThread() // keeps the main thread for the program, because pidfd_getfd(2) uses the main thread's table
 	}
 }
@@ -51,10 +51,10 @@ func programSwapFile(args []string) {
 	os.Exit(0)
 }
 
-// TestDuplicateOfSwappedFile tests that the supervisor does not open a file that a program substitutes for its
+// TestSwappedFileIsNotDuplicated tests that the supervisor does not open a file that a program substitutes for its
 // device file during a duplicate. The program's thread has a separate table of descriptors, so pidfd_getfd(2) does
 // not find the device.
-func TestDuplicateOfSwappedFile(t *testing.T) {
+func TestSwappedFileIsNotDuplicated(t *testing.T) {
 	for _, tt := range []struct{ point, want string }{
 		{"follow", "dup: bad file descriptor"},
 		{"reopen", "dup: <nil>"},
@@ -92,7 +92,7 @@ func testSwappedFile(t *testing.T, at, want string) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWithInput(in, []string{programEnv + "=swaps"}, "/proc/self/exe", secret)
+	r := w.startWithInput(in, []string{programEnvVar + "=swaps"}, "/proc/self/exe", secret)
 	in.Close()
 	w.waitForClose("the comparison", reached)
 	io.WriteString(out, "\n")

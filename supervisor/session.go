@@ -91,7 +91,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	fail := func(cause error) (*Session, error) {
 		return nil, fmt.Errorf("attach process %d: %w", info.LauncherPID, cause)
 	}
-	limit, err := hardLimitOf(info.LauncherPID)
+	limit, err := hardFileLimitOf(info.LauncherPID)
 	if err != nil {
 		return fail(err)
 	}
@@ -111,7 +111,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	}()
 	// If access to the launcher's memory is denied, access to the program's memory will be denied too.
 	var helper Helper
-	if s.cfg.AskHelper || directAccess(info.LauncherPID) != nil {
+	if s.cfg.AskHelper || checkDirectAccess(info.LauncherPID) != nil {
 		if helper = info.Helper; helper == nil || id.uids.effective != os.Geteuid() || isOverflow(id.uids.effective) ||
 			ptraceScope() > "1" {
 			return fail(explainAccess(ptraceScope()))
@@ -130,7 +130,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		helper:    helper,
 		asksOnly:  s.cfg.AskHelper,
 		fd:        int(listener.Fd()),
-		numbers:   numbersFor(limit),
+		numbers:   numbersForHardLimit(limit),
 		done:      make(chan struct{}),
 		processes: make(map[int]*process),
 	}
@@ -168,11 +168,11 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	return t, nil
 }
 
-// sessionDescriptors is the number of descriptors charged for a session: one for the listener.
-const sessionDescriptors = 1
+// sessionDescriptorCount is the number of descriptors charged for a session: one for the listener.
+const sessionDescriptorCount = 1
 
 // sessionCharges lists the charges of a session, including its first worker.
-var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptors}}
+var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptorCount}}
 
 // charges is a list of charges made together.
 type charges []struct {
@@ -230,8 +230,9 @@ func (t *Session) Done() <-chan struct{} { return t.done }
 // is the prefix of the names of the queue files of the session's programs (memfd_create(2)).
 func (t *Session) Name() string { return t.name }
 
-// syncWakeUp enables or disables SYNC_WAKE_UP. Concurrent workers may set different values, which only costs time.
-func (t *Session) syncWakeUp(on bool) {
+// switchSyncWakeUp enables or disables SYNC_WAKE_UP. Concurrent workers may set different values, which only costs
+// time.
+func (t *Session) switchSyncWakeUp(on bool) {
 	if t.canSync && t.sync.Load() != on {
 		t.sync.Store(on)
 		_ = setSyncWakeUp(t.fd, on)
@@ -271,18 +272,18 @@ func explainAccess(scope string) error {
 	return fmt.Errorf("%w; run the service as the same user, or as root", umem.ErrAccess)
 }
 
-// hardLimitOf reads the hard limit of a process's descriptors, which needs no privilege (proc_pid_limits(5)).
-func hardLimitOf(pid int) (uint64, error) {
+// hardFileLimitOf reads the hard limit of a process's descriptors, which needs no privilege (proc_pid_limits(5)).
+func hardFileLimitOf(pid int) (uint64, error) {
 	f, err := procfile.OpenNoFollow("/proc/" + strconv.Itoa(pid) + "/limits")
 	if err != nil {
 		return 0, fmt.Errorf("read the limit of open files: %w", err)
 	}
 	defer f.Close()
-	return parseHardLimit(f)
+	return parseHardFileLimit(f)
 }
 
-// parseHardLimit reads the limit from the text of proc_pid_limits(5).
-func parseHardLimit(limits io.Reader) (uint64, error) {
+// parseHardFileLimit reads the limit from the text of proc_pid_limits(5).
+func parseHardFileLimit(limits io.Reader) (uint64, error) {
 	for lines := bufio.NewScanner(limits); lines.Scan(); {
 		rest, ok := strings.CutPrefix(lines.Text(), "Max open files")
 		if !ok {

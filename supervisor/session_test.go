@@ -28,7 +28,7 @@ func TestLastClose(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			r := w.startSelf("lastclose", how)
 			n++
-			f := w.srv.waitOpened(t, n)
+			f := w.srv.waitForOpen(t, n)
 			if how == "dup" || how == "mapping" || how == "reopen" || how == "child" {
 				testutil.Eventually(t, "the command after the first close", func() bool { return f.waiting.Load() > 0 })
 				if how == "reopen" {
@@ -36,7 +36,7 @@ func TestLastClose(t *testing.T) {
 					// description.
 					w.mustRunSelf("opens", deviceFile)
 					n++
-					w.waitForClose("the other file's close", w.srv.waitOpened(t, n).closed)
+					w.waitForClose("the other file's close", w.srv.waitForOpen(t, n).closed)
 				}
 				if f.isClosed() {
 					t.Error("device file: got a close while a descriptor was open, want none")
@@ -50,8 +50,8 @@ func TestLastClose(t *testing.T) {
 	}
 }
 
-// queuesOf returns links to the queue files that this process, which runs the service, has open for a session.
-func queuesOf(t *testing.T, r *runningProgram) (links []string) {
+// queueFilesOf returns links to the queue files that this process, which runs the service, has open for a session.
+func queueFilesOf(t *testing.T, r *runningProgram) (links []string) {
 	t.Helper()
 	all, err := filepath.Glob("/proc/self/fd/*")
 	if err != nil {
@@ -68,9 +68,9 @@ func queuesOf(t *testing.T, r *runningProgram) (links []string) {
 func TestKilledProgramLeavesNothing(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("hold")
-	f := w.srv.waitOpened(t, 1)
+	f := w.srv.waitForOpen(t, 1)
 	w.waitForText(r, "open")
-	if files := queuesOf(t, r); len(files) != 1 {
+	if files := queueFilesOf(t, r); len(files) != 1 {
 		t.Errorf("queue files: got %q, want one", files)
 	}
 	r.Signal(unix.SIGKILL)
@@ -78,7 +78,7 @@ func TestKilledProgramLeavesNothing(t *testing.T) {
 	if code, _ := w.waitForExit(r); code != 128+9 {
 		t.Errorf("exit code: got %d, want 137", code)
 	}
-	if files := queuesOf(t, r); len(files) != 0 {
+	if files := queueFilesOf(t, r); len(files) != 0 {
 		t.Errorf("remaining queue files: got %q, want none", files)
 	}
 }
@@ -86,7 +86,7 @@ func TestKilledProgramLeavesNothing(t *testing.T) {
 func TestKilledInACommand(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("lastclose", "dup") // waits in a command
-	f := w.srv.waitOpened(t, 1)
+	f := w.srv.waitForOpen(t, 1)
 	testutil.Eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	r.Signal(unix.SIGKILL)
 	if code := r.Wait(); code != 128+9 {
@@ -103,7 +103,7 @@ func TestKilledInACommand(t *testing.T) {
 func TestSessionOutlivesTheProgram(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("stray")
-	f := w.srv.waitOpened(t, 1)
+	f := w.srv.waitForOpen(t, 1)
 	if code := r.Wait(); code != 0 {
 		t.Fatalf("exit code: got %d, want 0", code)
 	}
@@ -147,7 +147,7 @@ func TestOneThreadDoesNotStallAnother(t *testing.T) {
 func TestWorkersShareTokens(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("turns")
-	f := w.srv.waitOpened(t, 1)
+	f := w.srv.waitForOpen(t, 1)
 	defer func() { // releases the program after a failure
 		r.Signal(unix.SIGKILL)
 		close(f.gate)
@@ -183,7 +183,7 @@ func TestProgramSeesDeviceChanges(t *testing.T) {
 		t.Errorf("time stamp of the device: got %q, want the earlier %q", got, first)
 	}
 	r := w.startSelf("gone")
-	f := w.srv.waitOpened(t, 1)
+	f := w.srv.waitForOpen(t, 1)
 	testutil.Eventually(t, "the command", func() bool { return f.waiting.Load() > 0 })
 	w.srv.unplug()
 	f.gate <- struct{}{}
@@ -248,7 +248,7 @@ func TestNodePermissions(t *testing.T) {
 func TestClosedSupervisorLeavesPrograms(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("hold")
-	f := w.srv.waitOpened(t, 1)
+	f := w.srv.waitForOpen(t, 1)
 	w.waitForText(r, "open")
 	lost := make(chan struct{})
 	abandoned := make(chan struct{})
@@ -266,9 +266,9 @@ func TestClosedSupervisorLeavesPrograms(t *testing.T) {
 	}
 }
 
-// TestReceiveOfTakenCall tests that a thread does not sleep until the next call if another thread has taken the call
-// that it saw.
-func TestReceiveOfTakenCall(t *testing.T) {
+// TestReceiveDoesNotSleepAfterTakenCall tests that a thread does not sleep until the next call if another thread has
+// taken the call that it saw.
+func TestReceiveDoesNotSleepAfterTakenCall(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("hold")
 	w.waitForText(r, "open")
@@ -280,7 +280,7 @@ func TestReceiveOfTakenCall(t *testing.T) {
 	defer listener.Close()
 	s := newNotificationSource(listener, w.sup.stop, &r.session.intake)
 	got := make(chan bool)
-	go func() { got <- s.takePending(r.session.intake.taken.Load()-1, new(notification)) }()
+	go func() { got <- s.takePendingNotification(r.session.intake.taken.Load()-1, new(notification)) }()
 	select {
 	case ok := <-got:
 		if ok {
@@ -304,7 +304,7 @@ func TestGuardian(t *testing.T) {
 
 func testGuardian(t *testing.T) {
 	service := exec.Command("/proc/self/exe", newShmDir(t))
-	service.Env = append(os.Environ(), programEnv+"=service")
+	service.Env = append(os.Environ(), programEnvVar+"=service")
 	service.Stderr = os.Stderr
 	pipe, err := service.StdoutPipe()
 	if err != nil {
@@ -322,7 +322,7 @@ func testGuardian(t *testing.T) {
 	}
 	defer rd.Close()
 	p, err := Start(&Launch{
-		Path: "/proc/self/exe", Args: []string{"guarded"}, Env: append(os.Environ(), programEnv+"=guarded"),
+		Path: "/proc/self/exe", Args: []string{"guarded"}, Env: append(os.Environ(), programEnvVar+"=guarded"),
 		Files: []*os.File{rd, wr, wr},
 		Handover: func(listener *os.File) error {
 			service.ExtraFiles = []*os.File{listener}
@@ -353,8 +353,8 @@ func testGuardian(t *testing.T) {
 	}
 }
 
-// TestHandoverFails tests that the program is removed completely if its supervisor refuses it.
-func TestHandoverFails(t *testing.T) {
+// TestFailedHandoverRemovesProgram tests that the program is removed completely if its supervisor refuses it.
+func TestFailedHandoverRemovesProgram(t *testing.T) {
 	if err := Probe(); err != nil {
 		t.Skip(err)
 	}
@@ -381,7 +381,7 @@ func rerunTests(t *testing.T, cmd *exec.Cmd) {
 	}
 }
 
-func TestAsNobody(t *testing.T) {
+func TestProgramsAsNobody(t *testing.T) {
 	testutil.NeedRoot(t, "to become another user")
 	tests := "^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*|TestOpenForAnotherUser)$"
 	if testing.Short() { // the other tests take seconds, and run as this user

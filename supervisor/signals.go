@@ -53,7 +53,7 @@ func (f *signalForwarder) forward(p *Program) {
 		case <-f.done:
 			return
 		}
-		if !forwardedSignals[sig].byTerminal || !inForeground() {
+		if !forwardedSignals[sig].byTerminal || !isInForeground() {
 			_ = p.Signal(sig) // the program may have ended
 		}
 		if sig == unix.SIGTSTP {
@@ -71,9 +71,9 @@ func (f *signalForwarder) stop() {
 	})
 }
 
-// inForeground reports whether this process is in the foreground process group of its terminal. If this process is
+// isInForeground reports whether this process is in the foreground process group of its terminal. If this process is
 // in the foreground, keyboard signals are assumed to come from the keyboard.
-func inForeground() bool {
+func isInForeground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
 	if err != nil {
 		return false

@@ -27,7 +27,7 @@ func startLauncher(t *testing.T, attr *syscall.SysProcAttr, in, out, outReader *
 		t.Skip(err)
 	}
 	l := &launcher{exec.Command("/proc/self/exe"), &programOutput{end: make(chan struct{})}}
-	l.Env = append(os.Environ(), programEnv+"=launcher", "GORACE=atexit_sleep_ms=0")
+	l.Env = append(os.Environ(), programEnvVar+"=launcher", "GORACE=atexit_sleep_ms=0")
 	l.Stdin, l.Stdout, l.Stderr = in, out, out
 	l.SysProcAttr = attr
 	if err := l.Start(); err != nil {

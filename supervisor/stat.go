@@ -20,7 +20,7 @@ func (s *Supervisor) nodeInfo(d *node) fileInfo {
 	return fileInfo{mode: unix.S_IFCHR | n.Mode, uid: uint32(n.UID), gid: uint32(n.GID), major: d.major(), minor: d.minor}
 }
 
-func (s *Supervisor) infoOf(e *entry) fileInfo {
+func (s *Supervisor) fileInfoOf(e *entry) fileInfo {
 	switch {
 	case e.node != nil:
 		return s.nodeInfo(e.node)
@@ -52,13 +52,13 @@ func (i fileInfo) applyToStatx(st *unix.Statx_t) {
 	}
 }
 
-// findWithFlags returns the entry for a call with AT_ flags.
-func (w *worker) findWithFlags(path string, flags uint64) (string, *entry, error) {
+// findEntryWithFlags returns the entry for a call with AT_ flags.
+func (w *worker) findEntryWithFlags(path string, flags uint64) (string, *entry, error) {
 	return w.findEntry(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
 }
 
 func (w *worker) answerStat(path string, flags, buf uint64) callResult {
-	fd, info, err := w.openInfo(path, flags)
+	fd, info, err := w.openWithInfo(path, flags)
 	if err != nil {
 		return failWith(err)
 	}
@@ -66,18 +66,18 @@ func (w *worker) answerStat(path string, flags, buf uint64) callResult {
 	return w.writeStat(fd, info, buf)
 }
 
-// openInfo opens the file of a virtual path with O_PATH, for a stat.
-func (w *worker) openInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
+// openWithInfo opens the file of a virtual path with O_PATH, for a stat.
+func (w *worker) openWithInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
 	s := w.session.sup
-	path, e, err := w.findWithFlags(path, flags)
+	path, e, err := w.findEntryWithFlags(path, flags)
 	if err != nil {
 		return -1, info, err
 	}
-	if err := w.session.tree.makeDeferred(path, e); err != nil {
+	if err := w.session.tree.makeDeferredFile(path, e); err != nil {
 		return -1, info, err
 	}
-	fd, err = w.session.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW)
-	return fd, s.infoOf(e), err
+	fd, err = w.session.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW)
+	return fd, s.fileInfoOf(e), err
 }
 
 func (w *worker) writeStat(fd int, info fileInfo, buf uint64) callResult {
@@ -90,7 +90,7 @@ func (w *worker) writeStat(fd int, info fileInfo, buf uint64) callResult {
 }
 
 func (w *worker) answerStatx(path string) callResult {
-	fd, info, err := w.openInfo(path, w.n.args[2])
+	fd, info, err := w.openWithInfo(path, w.n.args[2])
 	if err != nil {
 		return failWith(err)
 	}
@@ -139,7 +139,7 @@ func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) 
 	s := w.session.sup
 	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
 	if _, e := w.session.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
-		if fd, err := w.session.tree.open(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
+		if fd, err := w.session.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
 			defer unix.Close(fd)
 			return answer(fd, info)
 		}

@@ -100,7 +100,7 @@ type Supervisor struct {
 	watches      map[int32]*openFile           // open device files, by inotify watch
 	closeWaits   map[*quota.User]chan struct{} // users with a thread in Supervisor.awaitCloses; closed after its wait
 	netlinks     map[inode]*netlinkSocket
-	netlinkUsers map[*quota.User]*netlinkUser
+	netlinkUsers map[*quota.User]*netlinkUserState
 	waits        map[*quota.User]*atomic.Int64 // number of calls that wait for events of the connection manager, by user
 	copies       map[*quota.User]*umem.Copies
 }
@@ -185,7 +185,7 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 		files:        make(map[inode]*openFile),
 		watches:      make(map[int32]*openFile),
 		netlinks:     make(map[inode]*netlinkSocket),
-		netlinkUsers: make(map[*quota.User]*netlinkUser),
+		netlinkUsers: make(map[*quota.User]*netlinkUserState),
 		waits:        make(map[*quota.User]*atomic.Int64),
 		copies:       make(map[*quota.User]*umem.Copies),
 
@@ -235,7 +235,9 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 func (s *Supervisor) Refresh() { s.updateTrees() }
 
 // describeDevices makes the entries of the current devices.
-func (s *Supervisor) describeDevices() entries { return describe(s.server.devices(), s.cfg.CM != nil) }
+func (s *Supervisor) describeDevices() entries {
+	return makeDeviceEntries(s.server.devices(), s.cfg.CM != nil)
+}
 
 // updateTrees updates the trees to the current devices.
 func (s *Supervisor) updateTrees() {
@@ -245,7 +247,7 @@ func (s *Supervisor) updateTrees() {
 	if closed {
 		return
 	}
-	err := s.trees.update()
+	err := s.trees.updateAll()
 	s.shown.Lock()
 	defer s.shown.Unlock()
 	if err != nil && s.shown.err == nil && s.shown.asked {
@@ -254,10 +256,10 @@ func (s *Supervisor) updateTrees() {
 	s.shown.err = err
 }
 
-// CheckShown returns an error if programs do not see the current state of the devices. The error wraps an errno, such
-// as ENOSPC for a full /dev/shm. After an error, CheckShown first tries to update the trees again. The Supervisor logs
-// later errors. It may sleep.
-func (s *Supervisor) CheckShown() error {
+// CheckTreesCurrent returns an error if programs do not see the current state of the devices. The error wraps an errno,
+// such as ENOSPC for a full /dev/shm. After an error, CheckTreesCurrent first tries to update the trees again. The
+// Supervisor logs later errors. It may sleep.
+func (s *Supervisor) CheckTreesCurrent() error {
 	s.shown.Lock()
 	s.shown.asked = true
 	err := s.shown.err
@@ -313,7 +315,7 @@ func (s *Supervisor) Close() {
 		}
 	}
 	s.closeFiles(late, func(*openFile) bool { return true })
-	s.closeNetlinks()
+	s.closeNetlinkSockets()
 	s.notify.Close()
 	s.reader.Wait()
 	s.stop.Close()
@@ -370,11 +372,11 @@ func (s *Supervisor) checkAllFiles() {
 	}
 }
 
-// denyTimeout is the time for which Close waits until native doorbells fail. It is less than closeTimeout, so a
+// denyWritesTimeout is the time for which Close waits until native doorbells fail. It is less than closeTimeout, so a
 // program that takes longer leaves time for the end of the other programs.
-const denyTimeout = closeTimeout / 4
+const denyWritesTimeout = closeTimeout / 4
 
-// denyAllWrites makes all native doorbells fail, and waits for at most denyTimeout.
+// denyAllWrites makes all native doorbells fail, and waits for at most denyWritesTimeout.
 func (s *Supervisor) denyAllWrites() {
 	s.mu.Lock()
 	var all sync.WaitGroup
@@ -391,7 +393,7 @@ func (s *Supervisor) denyAllWrites() {
 	}()
 	select {
 	case <-done:
-	case <-time.After(denyTimeout):
+	case <-time.After(denyWritesTimeout):
 	}
 }
 
@@ -415,7 +417,7 @@ func (s *Supervisor) closeFiles(late <-chan struct{}, which func(*openFile) bool
 	}
 }
 
-func (s *Supervisor) fileOf(i inode) *openFile {
+func (s *Supervisor) openFileOf(i inode) *openFile {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.files[i]

@@ -75,8 +75,8 @@ func deviceOf(d *uverbs.Device) device {
 		driverABI: d.DriverABI(), verbsABI: d.ABIVersion(), identity: d}
 }
 
-// describe makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
-func describe(devices []device, cm bool) entries {
+// makeDeviceEntries makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
+func makeDeviceEntries(devices []device, cm bool) entries {
 	t := make(entries)
 	if cm {
 		describeCM(t)
@@ -84,7 +84,7 @@ func describe(devices []device, cm bool) entries {
 	for _, d := range []string{devDir, ibDir, verbsDir} {
 		t.addEntry(d, &entry{dir: true})
 	}
-	t.addText(verbsDir+"/abi_version", fmt.Sprintf("%d\n", uapi.ABIVersion))
+	t.addTextFile(verbsDir+"/abi_version", fmt.Sprintf("%d\n", uapi.ABIVersion))
 	for i := range devices {
 		devices[i].describe(t)
 	}
@@ -96,12 +96,13 @@ func describeCM(t entries) {
 	t.addEntry(devDir+"/"+cmDevice, &entry{node: &node{device: cmDevice, minor: cmMinor, cm: true}})
 	t.addEntry("/dev/char/"+cmNumber, &entry{link: "../infiniband/" + cmDevice})
 	dir := t.addClass("misc", cmDevice, nil)
-	t.addText(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
-	t.addText(dir+"/dev", cmNumber+"\n")
-	t.addText(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor, cmMinor,
+	t.addTextFile(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
+	t.addTextFile(dir+"/dev", cmNumber+"\n")
+	t.addTextFile(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor,
+		cmMinor,
 		cmDevice))
 	t.addEntry("/sys/dev/char/"+cmNumber, &entry{link: "../../devices/virtual/misc/" + cmDevice})
-	t.addText(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
+	t.addTextFile(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
 }
 
 func (d *device) describe(t entries) {
@@ -110,10 +111,10 @@ func (d *device) describe(t entries) {
 	t.addEntry("/dev/char/"+number, &entry{link: "../infiniband/" + d.name})
 
 	uv := t.addClass("infiniband_verbs", d.name, d.identity)
-	t.addText(uv+"/dev", number+"\n")
-	t.addText(uv+"/ibdev", d.ib.Name()+"\n")
-	t.addText(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
-	t.addText(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor,
+	t.addTextFile(uv+"/dev", number+"\n")
+	t.addTextFile(uv+"/ibdev", d.ib.Name()+"\n")
+	t.addTextFile(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
+	t.addTextFile(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor,
 		d.name))
 	t.addEntry("/sys/dev/char/"+number, &entry{link: "../../devices/virtual/infiniband_verbs/" + d.name})
 
@@ -124,8 +125,8 @@ func (d *device) describe(t entries) {
 			return text(&a) + "\n", err
 		})
 	}
-	t.addText(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every RoCE driver
-	t.addText(dir+"/node_desc", d.ib.Name()+"\n")
+	t.addTextFile(dir+"/node_type", "1: CA\n") // RDMA_NODE_IB_CA, as for every RoCE driver
+	t.addTextFile(dir+"/node_desc", d.ib.Name()+"\n")
 	attr("node_guid", func(a *ib.DeviceAttr) string { return formatGUID(a.NodeGUID) })
 	attr("sys_image_guid", func(a *ib.DeviceAttr) string { return formatGUID(a.SysImageGUID) })
 	attr("fw_ver", func(a *ib.DeviceAttr) string {
@@ -155,13 +156,13 @@ func (d *device) describeHost(t entries, dir string) {
 		return
 	}
 	if p.Netdev != "" {
-		t.addText(dir+"/parent", p.Netdev+"\n")
+		t.addTextFile(dir+"/parent", p.Netdev+"\n")
 		t.addEntry(dir+"/device/net/"+p.Netdev, &entry{dir: true})
 	}
-	t.addText(dir+"/device/numa_node", "-1\n")
+	t.addTextFile(dir+"/device/numa_node", "-1\n")
 	n := runtime.NumCPU()
-	t.addText(dir+"/device/local_cpulist", fmt.Sprintf("0-%d\n", n-1))
-	t.addText(dir+"/device/local_cpus", cpuMask(n)+"\n")
+	t.addTextFile(dir+"/device/local_cpulist", fmt.Sprintf("0-%d\n", n-1))
+	t.addTextFile(dir+"/device/local_cpus", cpuMask(n)+"\n")
 }
 
 // cpuMask returns a mask of n processors in the kernel's format: groups of 32 bits, the highest first.

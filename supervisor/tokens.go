@@ -89,26 +89,26 @@ func (t *tokens) init(start func(), user *quota.User) {
 	start()
 }
 
-// join registers a worker with the watchdog, and leave ends the registration.
-func (t *tokens) join(w *worker) {
+// joinWatchdog registers a worker with the watchdog, and leave ends the registration.
+func (t *tokens) joinWatchdog(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all[w] = true
 }
 
-func (t *tokens) leave(w *worker) {
+func (t *tokens) leaveWatchdog(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.all, w)
 }
 
-// takeToken waits for a token. It returns false after workerIdle, when the worker is not needed.
-func (t *tokens) takeToken() bool {
+// awaitToken waits for a token. It returns false after workerIdle, when the worker is not needed.
+func (t *tokens) awaitToken() bool {
 	t.waiting.Add(1)
 	for {
 		n := atomic.LoadUint32(&t.free)
 		if n == 0 {
-			if !futexWait(&t.free, 0, workerIdle) && t.retire() {
+			if !futexWait(&t.free, 0, workerIdle) && t.tryRetire() {
 				return false
 			}
 			continue
@@ -123,8 +123,8 @@ func (t *tokens) takeToken() bool {
 	}
 }
 
-// retire ends a waiting worker, unless pass relies on that worker to take a free token.
-func (t *tokens) retire() bool {
+// tryRetire ends a waiting worker, unless pass relies on that worker to take a free token.
+func (t *tokens) tryRetire() bool {
 	t.passing.Lock()
 	defer t.passing.Unlock()
 	if atomic.LoadUint32(&t.free) > 0 {
@@ -169,8 +169,8 @@ func (t *tokens) addTokenIfShared() {
 	}
 }
 
-// removeSurplus removes a token when only one thread makes calls. Another worker must be receiving.
-func (t *tokens) removeSurplus() bool {
+// removeSurplusToken removes a token when only one thread makes calls. Another worker must be receiving.
+func (t *tokens) removeSurplusToken() bool {
 	return t.total.Load() > 1 && !t.isShared() && t.receiving.Load() > 0 && t.total.CompareAndSwap(sharedTokens, 1)
 }
 
@@ -200,7 +200,7 @@ func (w *worker) beginBusy(c call) {
 	if c == callWrite {
 		if shared {
 			w.timed = true
-			w.used = threadTime()
+			w.used = threadCPUTime()
 		}
 		// Most writes are doorbells.
 		pass = pass && t.doorbell.Load() >= int64(passThreshold)
@@ -221,7 +221,7 @@ func (w *worker) endBusy() {
 	if w.timed {
 		w.timed = false
 		last := t.doorbell.Load()
-		t.doorbell.Store(last + (threadTime()-w.used-last)/8)
+		t.doorbell.Store(last + (threadCPUTime()-w.used-last)/8)
 	}
 	if w.busy.Load() != idle && !w.busy.CompareAndSwap(busy, idle) {
 		w.busy.Store(idle)
@@ -229,8 +229,8 @@ func (w *worker) endBusy() {
 	}
 }
 
-// threadTime returns the processor time of the calling thread, in nanoseconds.
-func threadTime() int64 {
+// threadCPUTime returns the processor time of the calling thread, in nanoseconds.
+func threadCPUTime() int64 {
 	var ts unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts)
 	return ts.Nano()
@@ -247,12 +247,12 @@ func (t *tokens) startWatchdog(doorbell bool) {
 		i, after = 1, timeout
 	}
 	if !t.watching[i].Load() && t.watching[i].CompareAndSwap(false, true) {
-		time.AfterFunc(after, func() { t.passStalled(i) })
+		time.AfterFunc(after, func() { t.passStalledTokens(i) })
 	}
 }
 
-// passStalled passes the tokens of workers that have been busy with the same call since its last run.
-func (t *tokens) passStalled(i int) {
+// passStalledTokens passes the tokens of workers that have been busy with the same call since its last run.
+func (t *tokens) passStalledTokens(i int) {
 	t.watching[i].Store(false)
 	t.mu.Lock()
 	defer t.mu.Unlock()

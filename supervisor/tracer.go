@@ -63,8 +63,8 @@ func ExecTraced(args []string) {
 	os.Exit(1)
 }
 
-// closeOnExec sets or clears FD_CLOEXEC of a descriptor.
-func closeOnExec(f *os.File, on bool) error {
+// setCloseOnExec sets or clears FD_CLOEXEC of a descriptor.
+func setCloseOnExec(f *os.File, on bool) error {
 	flags := 0
 	if on {
 		flags = unix.FD_CLOEXEC
@@ -95,9 +95,9 @@ func hasEnded(pidfd int) bool {
 	}
 }
 
-// start starts a program that allows t to access it. The filtered thread calls start. outcome, which must be called
-// on another thread, returns the error of the exec.
-func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
+// startTraced starts a program that allows t to access it. The filtered thread calls start. outcome, which must be
+// called on another thread, returns the error of the exec.
+func (t *Tracer) startTraced(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return 0, nil, err
@@ -106,11 +106,11 @@ func (t *Tracer) start(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func
 	// The descriptors keep their numbers, which are free in this process. At another number, the program might
 	// inherit a descriptor from this process's parent.
 	for _, f := range []*os.File{w, t.Pidfd} {
-		if err := closeOnExec(f, false); err != nil {
+		if err := setCloseOnExec(f, false); err != nil {
 			r.Close()
 			return 0, nil, err
 		}
-		defer closeOnExec(f, true)
+		defer setCloseOnExec(f, true)
 	}
 	args := append([]string{l.Args[0], execTraced, strconv.Itoa(t.PID), strconv.Itoa(int(w.Fd())),
 		strconv.Itoa(int(t.Pidfd.Fd())), l.Path}, l.Args...)

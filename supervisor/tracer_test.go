@@ -42,9 +42,9 @@ func TestTracedProgramsBehaveAlike(t *testing.T) {
 	})
 }
 
-// TestTracedInherits tests that descriptors of the launcher's parent, such as those of make's job server, reach the
-// program at their numbers, as without a tracer.
-func TestTracedInherits(t *testing.T) {
+// TestTracedProgramInheritsDescriptors tests that descriptors of the launcher's parent, such as those of make's job
+// server, reach the program at their numbers, as without a tracer.
+func TestTracedProgramInheritsDescriptors(t *testing.T) {
 	script := ""
 	for n := 3; n < 9; n++ {
 		if flags, err := unix.FcntlInt(uintptr(n), unix.F_GETFD, 0); err == nil {

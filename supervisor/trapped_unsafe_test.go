@@ -40,7 +40,7 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 			cfg.Quota = c.ledger
 		}
 		c.ledger = cfg.Quota
-		cfg.pause = c.pause
+		cfg.pause = c.countProof
 	})...)
 	th := newThread()
 	var fd int
@@ -65,12 +65,12 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 		defer close(returned)
 		th.do(func() { unix.Syscall(unix.SYS_GETPRIORITY, 0, 0, 0) })
 	}()
-	limit, err := hardLimit()
+	limit, err := hardFileLimit()
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.s = &Session{
-		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: numbersFor(limit), processes: map[int]*process{}, tree: c.sup.own,
+		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: numbersForHardLimit(limit), processes: map[int]*process{}, tree: c.sup.own,
 		listener: os.NewFile(uintptr(fd), "listener"),
 	}
 	c.w = &worker{session: c.s}
@@ -95,9 +95,9 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 	return c
 }
 
-// pause counts the proofs. The failing proof uses a notification that does not exist. All other proofs use the
+// countProof counts the proofs. The failing proof uses a notification that does not exist. All other proofs use the
 // notification of the trapped thread.
-func (c *trappedCall) pause(point string, tid uint32) {
+func (c *trappedCall) countProof(point string, tid uint32) {
 	if c.w == nil || point == "event" || tid != c.w.n.tid { // for a waiting call, on another thread
 		return
 	}
@@ -112,8 +112,8 @@ func (c *trappedCall) pause(point string, tid uint32) {
 	}
 }
 
-// eachProof calls f once for each proof, with only that proof failing, and a last time without a failing proof.
-func (c *trappedCall) eachProof(f func() string) (got []string) {
+// forEachProof calls f once for each proof, with only that proof failing, and a last time without a failing proof.
+func (c *trappedCall) forEachProof(f func() string) (got []string) {
 	for n := 1; ; n++ {
 		c.proofs, c.failing = 0, n
 		got = append(got, f())
@@ -131,10 +131,10 @@ func (c *trappedCall) forgetProcesses() {
 	}
 }
 
-// lookUpUnproven calls look without a proof.
-func (c *trappedCall) lookUpUnproven() *procThread {
+// lookUpWithoutProof calls look without a proof.
+func (c *trappedCall) lookUpWithoutProof() *procThread {
 	c.Helper()
-	dir, err := openProc(int(c.w.n.tid))
+	dir, err := openProcDir(int(c.w.n.tid))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func (c *trappedCall) setArgs(args ...uint64) {
 // mustProcess returns the caller's process, with its address space.
 func (c *trappedCall) mustProcess() *process {
 	c.Helper()
-	p, _, err := c.w.processOfThread(c.lookUpUnproven())
+	p, _, err := c.w.processOfThread(c.lookUpWithoutProof())
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func (c *trappedCall) mustOpen(n *node, user *quota.User, how int) (f *openFile,
 		make = newCMFile
 	}
 	p := c.mustProcess()
-	f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: c.lookUpUnproven().id, user: user}, how)
+	f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: c.lookUpWithoutProof().id, user: user}, how)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -213,7 +213,7 @@ func errorText(err error) string {
 	switch {
 	case err == nil:
 		return "ok"
-	case errors.Is(err, errGone):
+	case errors.Is(err, errCallerGone):
 		return "gone"
 	}
 	return err.Error()
@@ -224,7 +224,7 @@ func (v callResult) String() string {
 	switch {
 	case v.fate == fateContinued:
 		return "let through"
-	case v.err == errGone:
+	case v.err == errCallerGone:
 		return "gone"
 	case v.err != nil:
 		return unix.ErrnoName(errnoOf(v.err))
@@ -232,15 +232,16 @@ func (v callResult) String() string {
 	return "ok"
 }
 
-// TestEachProof tests each proof that a caller is still trapped separately. If a proof fails, the supervisor does
-// not answer the call for the process that now has the caller's ID, and closes the files opened meanwhile.
-func TestEachProof(t *testing.T) {
+// TestEachTrapProofIsChecked tests each proof that a caller is still trapped separately. If a proof fails, the
+// supervisor does not answer the call for the process that now has the caller's ID, and closes the files opened
+// meanwhile.
+func TestEachTrapProofIsChecked(t *testing.T) {
 	c := newTrappedCall(t, nil, withCM(t))
 	w, s := c.w, c.s
 	foreign := c.ledger.User(4711)
 	c.srv.queuePair = func(uint32) (*quota.User, bool) { return foreign, true }
 	p := c.mustProcess()
-	th := c.lookUpUnproven()
+	th := c.lookUpWithoutProof()
 	device, deviceFD := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
 	cm, cmFD := c.mustOpen(cmNode, p.user, 0)
 	netlink, netlinkEnd, err := c.sup.newNetlinkSocket(p.user, netlinkOpener{}, false, 1)
@@ -283,14 +284,14 @@ func TestEachProof(t *testing.T) {
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"a new address space", func() string {
-			m, err := w.openSpace(th, p, false)
+			m, err := w.openAddressSpace(th, p, false)
 			if err == nil {
 				m.Close()
 			}
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"memory for one answer", func() string {
-			m, err := w.callerMemory()
+			m, err := w.openCallerMemory()
 			if err == nil {
 				m.Close()
 			}
@@ -306,12 +307,12 @@ func TestEachProof(t *testing.T) {
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"SameFile", func() string {
-			_, _, err := w.SameFile(int(deviceFD.Fd()))
+			_, _, err := w.FileInode(int(deviceFD.Fd()))
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"descriptor", func() string { return found(w.lookUpFile(int32(deviceFD.Fd())) != nil) }, []string{"none", "found"}},
 		{"a copy of a file", func() string {
-			fd, err := w.copyFile(th, int32(deviceFD.Fd()))
+			fd, err := w.duplicateDescriptor(th, int32(deviceFD.Fd()))
 			if err == nil {
 				unix.Close(fd)
 			}
@@ -321,20 +322,20 @@ func TestEachProof(t *testing.T) {
 			c.setArgs(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_RDMA)
 			return closing(w.openNetlink()).String()
 		}, []string{gone, gone, gone, ok}},
-		{"netlink", func() string { return found(w.netlinkOf(int32(netlinkEnd)) != nil) }, []string{"none", "found"}},
+		{"netlink", func() string { return found(w.netlinkSocketOf(int32(netlinkEnd)) != nil) }, []string{"none", "found"}},
 		{"bind", func() string {
 			netlink.portID = 1
 			*(*unix.RawSockaddrNetlink)(unsafe.Pointer(&c.mem[0])) = unix.RawSockaddrNetlink{Family: unix.AF_NETLINK, Pid: 99}
-			c.setArgs(uint64(netlinkEnd), c.memAddr(0), netlinkAddr)
-			return fmt.Sprint(w.netlinkCall(callBind), " ", netlink.portID)
+			c.setArgs(uint64(netlinkEnd), c.memAddr(0), netlinkAddrSize)
+			return fmt.Sprint(w.answerNetlinkCall(callBind), " ", netlink.portID)
 		}, []string{"let through 1", "gone 1", "ok 99"}},
 		{"access", func() string {
 			c.setArgs(cwd, c.storePath(deviceFile), unix.R_OK)
-			return w.pathCall(callFaccessat).String()
+			return w.answerPathCall(callFaccessat).String()
 		}, []string{gone, gone, ok}},
 		{"readlink", func() string {
 			c.setArgs(cwd, c.storePath(devChar+"192"), c.memAddr(4096), 100)
-			return w.pathCall(callReadlinkat).String()
+			return w.answerPathCall(callReadlinkat).String()
 		}, []string{gone, gone, gone, ok}},
 		{"an ended exec", func() string {
 			s.execs.add(w.n.tid)
@@ -355,18 +356,18 @@ func TestEachProof(t *testing.T) {
 		{"a wait for an event", func() string {
 			c.setGetEvent(cmFD)
 			w.known = callerCache{done: true, proc: p, space: p.space}
-			cm.enter()
-			v, waits := w.cmCommand(cm)
+			cm.beginCall()
+			v, waits := w.answerCMCommand(cm)
 			if waits {
 				cm.cm.Close() // ends the wait
 				return "waits"
 			}
-			cm.leave()
+			cm.endCall()
 			return v.String()
 		}, []string{gone, gone, gone, "waits"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := c.eachProof(tt.call); fmt.Sprint(got) != fmt.Sprint(tt.want) {
+			if got := c.forEachProof(tt.call); fmt.Sprint(got) != fmt.Sprint(tt.want) {
 				t.Errorf("results of the proofs: got %q, want %q", got, tt.want)
 			}
 		})

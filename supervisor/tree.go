@@ -74,19 +74,19 @@ func (t entries) addFile(path string, read func() (string, error)) {
 	t.addEntry(path, &entry{read: read})
 }
 
-func (t entries) addText(path, content string) {
+func (t entries) addTextFile(path, content string) {
 	t.addFile(path, func() (string, error) { return content, nil })
 }
 
-// resolve follows links. No link refers to another link. With nofollow, a link in the last component is not
+// resolveLinks follows links. No link refers to another link. With nofollow, a link in the last component is not
 // followed.
-func (t entries) resolve(path string, nofollow bool) (string, *entry) {
+func (t entries) resolveLinks(path string, nofollow bool) (string, *entry) {
 	for end := 1; end < len(path); end++ {
 		if path[end] != '/' {
 			continue
 		}
 		if e := t[path[:end]]; e != nil && e.link != "" {
-			return t.resolve(filepath.Join(filepath.Dir(path[:end]), e.link)+path[end:], nofollow)
+			return t.resolveLinks(filepath.Join(filepath.Dir(path[:end]), e.link)+path[end:], nofollow)
 		}
 	}
 	e := t[path]
@@ -135,9 +135,9 @@ func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 	t.places.Store(&baseDirectories{})
 	if err := errors.Join(
 		makeDir(t.root),
-		makeDir(t.commonPath("")),
-		makeFile(t.commonPath("nogid"), noGID, 0o444),
-		makeFile(t.commonPath("nothing"), emptyContent, 0o444)); err != nil {
+		makeDir(t.commonFilePath("")),
+		makeFile(t.commonFilePath("nogid"), noGID, 0o444),
+		makeFile(t.commonFilePath("nothing"), emptyContent, 0o444)); err != nil {
 		return nil, errors.Join(fmt.Errorf("make the tree of virtual files: %w", err), t.removeTree())
 	}
 	return t, nil
@@ -146,11 +146,11 @@ func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 // removeTree removes the tree.
 func (t *tree) removeTree() error { return t.above.RemoveAll(t.name) }
 
-// open opens the file of a virtual path without following links. Programs of this process's user may write to the
+// openPath opens the file of a virtual path without following links. Programs of this process's user may write to the
 // tree, so they may have replaced the file.
 //
 //verbena:allow open only files of the tree are opened, with O_CLOEXEC
-func (t *tree) open(path string, how int) (int, error) {
+func (t *tree) openPath(path string, how int) (int, error) {
 	return unix.Openat2(int(t.dir.Fd()), t.name+path, &unix.OpenHow{
 		Flags: uint64(
 			how | unix.O_CLOEXEC), Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
@@ -174,7 +174,7 @@ func makeFile(path, content string, mode os.FileMode) error {
 	return errors.Join(err, f.Chmod(mode), f.Close())
 }
 
-func (t *tree) commonPath(name string) string { return filepath.Join(t.root, ".common", name) }
+func (t *tree) commonFilePath(name string) string { return filepath.Join(t.root, ".common", name) }
 
 // realPath returns the path of the file that represents a virtual path.
 func (t *tree) realPath(path string) string { return t.root + path }
@@ -182,13 +182,13 @@ func (t *tree) realPath(path string) string { return t.root + path }
 // lookup returns the entry of a clean path, or nil, and the path after following links. With nofollow, a link in
 // the last component is not followed.
 func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
-	return (*t.current.Load()).resolve(path, nofollow)
+	return (*t.current.Load()).resolveLinks(path, nofollow)
 }
 
-// update changes the tree to the entries that describe returns. An existing directory keeps its time stamps unless
-// entries of it are added or removed. After an error some entries are missing, and the next update makes them.
-// update may sleep.
-func (t *tree) update(describe func() entries) error {
+// updateEntries changes the tree to the entries that describe returns. An existing directory keeps its time stamps
+// unless entries of it are added or removed. After an error some entries are missing, and the next update makes them.
+// updateEntries may sleep.
+func (t *tree) updateEntries(describe func() entries) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	have, want := *t.current.Load(), describe()
@@ -255,11 +255,11 @@ func (e *entry) readContent() string {
 	return s
 }
 
-// makeAllDeferred makes all deferred files, before a program opens a directory through which it could reach them
+// makeAllDeferredFiles makes all deferred files, before a program opens a directory through which it could reach them
 // without a trap. Most programs never open such a directory. Making the thousands of files of a GID table would take
 // most of the time of a service's start or a device's reset. Files stay complete after this call, since the program may
-// keep the directory open. makeAllDeferred may sleep.
-func (t *tree) makeAllDeferred() error {
+// keep the directory open. makeAllDeferredFiles may sleep.
+func (t *tree) makeAllDeferredFiles() error {
 	if t.completed.Load() {
 		return nil
 	}
@@ -276,9 +276,9 @@ func (t *tree) makeAllDeferred() error {
 	return err
 }
 
-// makeDeferred makes the file of a deferred entry for a program that accesses the file without reading it. It may
+// makeDeferredFile makes the file of a deferred entry for a program that accesses the file without reading it. It may
 // sleep.
-func (t *tree) makeDeferred(path string, e *entry) error {
+func (t *tree) makeDeferredFile(path string, e *entry) error {
 	if !e.deferred || t.completed.Load() {
 		return nil
 	}
@@ -317,7 +317,7 @@ func (t *tree) showFile(path, content string) error {
 		return nil
 	}
 	change := t.replaceFile
-	if shown && !isCommon(old) && !isCommon(content) {
+	if shown && !isCommonContent(old) && !isCommonContent(content) {
 		change = t.rewriteFile
 	}
 	if err := change(path, content); err != nil {
@@ -327,7 +327,7 @@ func (t *tree) showFile(path, content string) error {
 	return nil
 }
 
-func isCommon(content string) bool { return content == noGID || content == emptyContent }
+func isCommonContent(content string) bool { return content == noGID || content == emptyContent }
 
 // rewriteFile changes the content of a file. If programs of this process's user have replaced the file, rewriteFile
 // makes a new one.
@@ -371,9 +371,9 @@ func (t *tree) replaceFile(path, content string) error {
 	var err error
 	switch content {
 	case noGID:
-		err = os.Link(t.commonPath("nogid"), temp)
+		err = os.Link(t.commonFilePath("nogid"), temp)
 	case emptyContent:
-		err = os.Link(t.commonPath("nothing"), temp)
+		err = os.Link(t.commonFilePath("nothing"), temp)
 	default:
 		err = makeFile(temp, content, 0o444)
 	}

@@ -35,7 +35,7 @@ func newTestTree(t *testing.T) *tree {
 
 func (t *tree) mustUpdate(tb testing.TB, want entries) {
 	tb.Helper()
-	if err := t.update(func() entries { return want }); err != nil {
+	if err := t.updateEntries(func() entries { return want }); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -50,7 +50,7 @@ func (t *tree) listFiles(tb testing.TB) map[string]string {
 		}
 		name := strings.TrimPrefix(path, t.root)
 		switch {
-		case path == t.commonPath(""):
+		case path == t.commonFilePath(""):
 			return filepath.SkipDir
 		case name == "":
 		case d.IsDir():
@@ -73,13 +73,13 @@ func (t *tree) listFiles(tb testing.TB) map[string]string {
 func TestTreeFollowsTheDevices(t *testing.T) {
 	tr := newTestTree(t)
 	one := make(entries)
-	one.addText("/a/x", "1\n")
-	one.addText("/a/y", "y\n")
+	one.addTextFile("/a/x", "1\n")
+	one.addTextFile("/a/y", "y\n")
 	one.addEntry("/b/dev", &entry{node: &node{device: "dev"}})
 	one.addEntry("/c", &entry{link: "a"})
 	two := make(entries)
-	two.addText("/a/x", "2\n")
-	two.addText("/a/d/z", "z\n")
+	two.addTextFile("/a/x", "2\n")
+	two.addTextFile("/a/d/z", "z\n")
 	for _, tt := range []struct {
 		set  entries
 		want map[string]string
@@ -94,21 +94,21 @@ func TestTreeFollowsTheDevices(t *testing.T) {
 			t.Errorf("entries: got %q, want %q", got, tt.want)
 		}
 	}
-	if left, _ := os.ReadDir(tr.commonPath("")); len(left) != 2 {
+	if left, _ := os.ReadDir(tr.commonFilePath("")); len(left) != 2 {
 		t.Errorf("remaining temporary files: got %v, want none", left)
 	}
 }
 
-// TestTreeUpdateFails tests that an update makes the files that the previous update failed to make.
-func TestTreeUpdateFails(t *testing.T) {
+// TestTreeUpdateRetriesFailedFiles tests that an update makes the files that the previous update failed to make.
+func TestTreeUpdateRetriesFailedFiles(t *testing.T) {
 	tr := newTestTree(t)
 	inTheWay := tr.realPath("/sys")
 	if err := os.WriteFile(inTheWay, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	want := make(entries)
-	want.addText("/sys/class/name", "rxe0\n")
-	if err := tr.update(func() entries { return want }); err == nil {
+	want.addTextFile("/sys/class/name", "rxe0\n")
+	if err := tr.updateEntries(func() entries { return want }); err == nil {
 		t.Error("update: got success, want an error")
 	}
 	if _, e := tr.lookup("/sys/class/name", false); e != nil {
@@ -136,10 +136,10 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	set := func(id any, state string, more ...string) {
 		e := make(entries)
 		e.addEntry("/dev0", &entry{dir: true, id: id})
-		e.addText("/dev0/guid", "g\n")
-		e.addText("/dev0/port/state", state)
+		e.addTextFile("/dev0/guid", "g\n")
+		e.addTextFile("/dev0/port/state", state)
 		for _, m := range more {
-			e.addText("/"+m+"/guid", "g\n")
+			e.addTextFile("/"+m+"/guid", "g\n")
 		}
 		tr.mustUpdate(t, e)
 	}
@@ -201,7 +201,7 @@ func TestTreeRefresh(t *testing.T) {
 	}
 	for _, put := range []func(path string) error{
 		func(path string) error { return syscall.Mkfifo(path, 0o600) },
-		func(path string) error { return os.Link(tr.commonPath("nothing"), path) },
+		func(path string) error { return os.Link(tr.commonFilePath("nothing"), path) },
 		func(path string) error { return os.Symlink("/dev/null", path) },
 		func(string) error { return nil },
 	} {
@@ -216,7 +216,7 @@ func TestTreeRefresh(t *testing.T) {
 			t.Errorf("content: got %q and error %v, want %q", got, err, content)
 		}
 	}
-	if got, _ := os.ReadFile(tr.commonPath("nothing")); len(got) != 0 {
+	if got, _ := os.ReadFile(tr.commonFilePath("nothing")); len(got) != 0 {
 		t.Errorf("content of the shared file: got %q, want none", got)
 	}
 	if fail = errEmptyGID; !errors.Is(tr.refreshFile("/f", e["/f"]), syscall.EINVAL) {
@@ -229,15 +229,15 @@ func TestTreeRefresh(t *testing.T) {
 	}
 }
 
-// TestDriverFiles tests that a driver's files appear below its device, do not hide other files, and cannot replace
-// a directory or lie below a file.
-func TestDriverFiles(t *testing.T) {
+// TestDriverFilesAppearBelowDevice tests that a driver's files appear below its device, do not hide other files, and
+// cannot replace a directory or lie below a file.
+func TestDriverFilesAppearBelowDevice(t *testing.T) {
 	own := func() (string, error) { return "own\n", nil }
 	dev := device{name: "uverbs0", ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device(),
 		files: map[string]func() (string, error){
 			"own": own, "ports/1/hw/own": own, "node_type": own, "node_type/own": own, "ports": own,
 		}}
-	e := describe([]device{dev}, false)
+	e := makeDeviceEntries([]device{dev}, false)
 	newTestTree(t).mustUpdate(t, e)
 	dir := virtualDir + "/infiniband/rxe7/"
 	for name, want := range map[string]string{"own": "own\n", "ports/1/hw/own": "own\n", "node_type": "1: CA\n"} {
@@ -251,7 +251,8 @@ func TestDriverFiles(t *testing.T) {
 }
 
 func TestTreeLookup(t *testing.T) {
-	e := describe([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(), nil).Device()}}, true)
+	e := makeDeviceEntries([]device{{name: "uverbs3", minor: 3, ib: ib.NewDevice("rxe7", newFakeDriver(),
+		nil).Device()}}, true)
 	tr := newTestTree(t)
 	tr.mustUpdate(t, e)
 	for _, tt := range []struct {
@@ -296,7 +297,7 @@ func TestTreeDefersFiles(t *testing.T) {
 	describe := func(content string, id any) entries {
 		e := make(entries)
 		e.addEntry("/d", &entry{dir: true, id: id})
-		e.addText("/d/now", content)
+		e.addTextFile("/d/now", content)
 		for _, name := range []string{"/d/x", "/d/y"} {
 			e.addEntry(name, &entry{deferred: true, read: func() (string, error) { return content, nil }})
 		}
@@ -315,7 +316,7 @@ func TestTreeDefersFiles(t *testing.T) {
 	tr.mustUpdate(t, one)
 	have("at first", map[string]string{"/d/now": "1"})
 	for _, path := range []string{"/d/x", "/d/bad"} {
-		if err := tr.makeDeferred(path, one[path]); err != nil {
+		if err := tr.makeDeferredFile(path, one[path]); err != nil {
 			t.Error(err)
 		}
 	}
@@ -323,7 +324,7 @@ func TestTreeDefersFiles(t *testing.T) {
 	two := describe("2", 1)
 	tr.mustUpdate(t, two)
 	have("after a change of two", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
-	if err := tr.makeDeferred("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
+	if err := tr.makeDeferredFile("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("make of a removed file: got %v, want ENOENT", err)
 	}
 	tr.mustUpdate(t, describe("3", 2))
@@ -332,14 +333,14 @@ func TestTreeDefersFiles(t *testing.T) {
 	if err := os.Rename(tr.realPath("/d"), tr.realPath("/away")); err != nil {
 		t.Fatal(err)
 	}
-	if err := tr.makeAllDeferred(); err == nil {
+	if err := tr.makeAllDeferredFiles(); err == nil {
 		t.Error("complete in a missing directory: got success, want an error")
 	}
 	if err := os.Rename(tr.realPath("/away"), tr.realPath("/d")); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := tr.makeAllDeferred(); err != nil {
+		if err := tr.makeAllDeferredFiles(); err != nil {
 			t.Error(err)
 		}
 		have("after the directory was opened", map[string]string{"/d/now": "3", "/d/x": "3", "/d/y": "3", "/d/bad": ""})

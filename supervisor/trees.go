@@ -23,7 +23,7 @@ import (
 // lock of the directory. Each change in the directory then waits for that lock. While a change waits, each lookup of
 // an uncached name waits too. Programs can reach only the directories of their own user. A program can therefore
 // block only calls of its own user, and the thread that updates that user's tree. A change of the devices waits for
-// at most treeTimeout.
+// at most treeChangeTimeout.
 type trees struct {
 	above    *os.Root // directory of the trees
 	dir      *os.File // descriptor of above, through which programs' files are opened
@@ -66,8 +66,8 @@ type treeChange struct {
 	err  error
 }
 
-// treeTimeout limits the time for which a change of the devices waits for the trees.
-const treeTimeout = time.Second
+// treeChangeTimeout limits the time for which a change of the devices waits for the trees.
+const treeChangeTimeout = time.Second
 
 // newTrees makes the empty directory of the trees. Without a ledger all users share one tree.
 func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() entries) (_ *trees, err error) {
@@ -167,7 +167,7 @@ func (s *trees) acquireTree(id quota.ID) (t *userTree, err error) {
 		s.mu.Lock() // updates of the devices read this field
 		t.tree = made
 		s.mu.Unlock()
-	} else if t.lastChangeComplete() {
+	} else if t.isLastChangeComplete() {
 		return t, nil
 	}
 	c := t.startChange(s.describe)
@@ -188,15 +188,15 @@ func (s *trees) releaseTree(t *userTree) {
 	if !last || t.tree == nil {
 		return
 	}
-	t.finish()
+	t.finishChanges()
 	if err := t.removeTree(); err != nil && !errors.Is(err, os.ErrClosed) {
 		s.log.Warn("the virtual files of a user were not removed", "user", t.user, "err", err)
 	}
 }
 
-// update updates all trees to the current devices, and returns an error for incomplete trees. It waits for at most
-// treeTimeout. Trees that programs block are updated later.
-func (s *trees) update() error {
+// updateAll updates all trees to the current devices, and returns an error for incomplete trees. It waits for at most
+// treeChangeTimeout. Trees that programs block are updated later.
+func (s *trees) updateAll() error {
 	s.mu.Lock()
 	var all []*userTree
 	for _, t := range s.users {
@@ -209,7 +209,7 @@ func (s *trees) update() error {
 	for i, t := range all {
 		changes[i] = t.startChange(s.describe)
 	}
-	timeout, cancel := context.WithTimeout(context.Background(), treeTimeout)
+	timeout, cancel := context.WithTimeout(context.Background(), treeChangeTimeout)
 	defer cancel()
 	var errs []error
 	for i, t := range all {
@@ -219,7 +219,7 @@ func (s *trees) update() error {
 		}
 		if t.markLate() {
 			s.log.Warn("the virtual files of a user are not up to date: a program of the user may keep a directory locked; they are updated when the program ends",
-				"user", t.user, "after", treeTimeout)
+				"user", t.user, "after", treeChangeTimeout)
 		}
 	}
 	return errors.Join(errs...)
@@ -245,8 +245,8 @@ func (t *userTree) startChange(describe func() entries) *treeChange {
 	return c
 }
 
-// lastChangeComplete reports whether the last change was complete.
-func (t *userTree) lastChangeComplete() bool {
+// isLastChangeComplete reports whether the last change was complete.
+func (t *userTree) isLastChangeComplete() bool {
 	t.changes.Lock()
 	defer t.changes.Unlock()
 	return t.changes.err == nil
@@ -255,7 +255,7 @@ func (t *userTree) lastChangeComplete() bool {
 // applyChanges makes pending changes, beginning with c.
 func (t *userTree) applyChanges(c *treeChange, describe func() entries) {
 	for c != nil {
-		c.err = t.update(describe)
+		c.err = t.updateEntries(describe)
 		t.changes.Lock()
 		t.changes.err, t.changes.late = c.err, false
 		t.changes.working, t.changes.next = t.changes.next, nil
@@ -295,8 +295,8 @@ func (t *userTree) markLate() bool {
 	return t.changes.late && !was
 }
 
-// finish waits for all requested changes, and refuses further changes.
-func (t *userTree) finish() {
+// finishChanges waits for all requested changes, and refuses further changes.
+func (t *userTree) finishChanges() {
 	t.changes.Lock()
 	t.changes.ended = true
 	working, next := t.changes.working, t.changes.next

@@ -28,7 +28,7 @@ func newTestTrees(t *testing.T) *testTrees {
 	f.content.Store("1")
 	s, err := newTrees(f.root, nil, f.logs.logger(), func() entries {
 		e := make(entries)
-		e.addText("/d/x", f.content.Load().(string))
+		e.addTextFile("/d/x", f.content.Load().(string))
 		return e
 	})
 	if err != nil {
@@ -57,9 +57,9 @@ func (f *testTrees) countTrees(t *testing.T) int {
 	return len(all)
 }
 
-// TestTreeOfEachUser tests that the sessions of a user share a tree, which is removed after the last session, and
-// that two users do not share a tree.
-func TestTreeOfEachUser(t *testing.T) {
+// TestSessionsOfUserShareTree tests that the sessions of a user share a tree, which is removed after the last session,
+// and that two users do not share a tree.
+func TestSessionsOfUserShareTree(t *testing.T) {
 	f := newTestTrees(t)
 	a, again, b := f.mustAcquire(t, 1), f.mustAcquire(t, 1), f.mustAcquire(t, 2)
 	if a != again || a == b || f.countTrees(t) != 2 {
@@ -67,7 +67,7 @@ func TestTreeOfEachUser(t *testing.T) {
 			f.countTrees(t))
 	}
 	f.content.Store("2")
-	if err := f.update(); err != nil {
+	if err := f.updateAll(); err != nil {
 		t.Fatal(err)
 	}
 	for _, u := range []*userTree{a, b} {
@@ -108,7 +108,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// TestBlockedTreeDelaysOnce tests that changes of the devices wait treeTimeout at most once for a tree with a
+// TestBlockedTreeDelaysOnce tests that changes of the devices wait treeChangeTimeout at most once for a tree with a
 // directory that a program keeps locked. The tree is updated after the unlock.
 func TestBlockedTreeDelaysOnce(t *testing.T) {
 	f := newTestTrees(t)
@@ -117,11 +117,11 @@ func TestBlockedTreeDelaysOnce(t *testing.T) {
 	for i, content := range []string{"2", "3", "4"} {
 		f.content.Store(content)
 		began := time.Now()
-		if err := f.update(); err != nil {
+		if err := f.updateAll(); err != nil {
 			t.Fatal(err)
 		}
-		if took := time.Since(began); i > 0 && took >= treeTimeout {
-			t.Errorf("duration of update %d after a late one: got %v, want less than %v", i, took, treeTimeout)
+		if took := time.Since(began); i > 0 && took >= treeChangeTimeout {
+			t.Errorf("duration of update %d after a late one: got %v, want less than %v", i, took, treeChangeTimeout)
 		}
 		if got := free.listFiles(t)["/d/x"]; got != content {
 			t.Errorf("tree of another user: got %q, want %q", got, content)
@@ -148,7 +148,7 @@ func TestBlockedTreeDelaysOnce(t *testing.T) {
 		return kept.changes.working == nil && kept.listFiles(t)["/d/x"] == "4"
 	})
 	f.content.Store("5")
-	if err := f.update(); err != nil || kept.listFiles(t)["/d/x"] != "5" {
+	if err := f.updateAll(); err != nil || kept.listFiles(t)["/d/x"] != "5" {
 		t.Errorf("update after the unlock: got error %v and content %q, want 5", err, kept.listFiles(t))
 	}
 	f.releaseTree(kept)
@@ -170,7 +170,7 @@ func TestTreeOfAFullDisk(t *testing.T) {
 	full := f.describe
 	f.describe = func() entries {
 		e := full()
-		e.addText("/d/x/y", "in a file") // cannot be made
+		e.addTextFile("/d/x/y", "in a file") // cannot be made
 		return e
 	}
 	again, err := f.acquireTree(quota.ID{UID: 1})

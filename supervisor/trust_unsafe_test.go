@@ -30,7 +30,7 @@ import (
 
 func init() {
 	for name, f := range map[string]func([]string){
-		"steps":    programSteps,
+		"steps":    programTakeStep,
 		"victim":   programReplacement,
 		"executes": programExecOther,
 		"beside":   programBesideExec,
@@ -63,7 +63,7 @@ func fixedMemory(fill byte) []byte {
 	return mem
 }
 
-// stepNames lists the steps of programSteps. Each step uses only memory of the arena.
+// stepNames lists the steps of programTakeStep. Each step uses only memory of the arena.
 var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directory", "file", "openat2", "fstat",
 	"increment", "install", "same", "register",
 	"dup", "dupfd", "dup2", "exec"}
@@ -71,13 +71,13 @@ var stepNames = []string{"open", "stat", "statx", "readlink", "access", "directo
 // The steps must run on the main thread, because its thread ID is the process ID. Only an init function can ensure
 // that.
 func init() {
-	if os.Getenv(programEnv) == "steps" {
+	if os.Getenv(programEnvVar) == "steps" {
 		runtime.LockOSThread()
 	}
 }
 
-// programSteps opens the device, reports the open, and takes one step after a line of input.
-func programSteps(args []string) {
+// programTakeStep opens the device, reports the open, and takes one step after a line of input.
+func programTakeStep(args []string) {
 	mem := fixedMemory('p')
 	at := func(off int) uintptr { return uintptr(unsafe.Pointer(&mem[off])) }
 	str := func(off int, s string) uintptr { copy(mem[off:], s+"\x00"); return at(off) }
@@ -141,8 +141,8 @@ func programSteps(args []string) {
 	os.Exit(0)
 }
 
-// programReplacement has memory at the same address as programSteps. After a line of input, the victim reports whether
-// that memory has changed, and which files it has open.
+// programReplacement has memory at the same address as programTakeStep. After a line of input, the victim reports
+// whether that memory has changed, and which files it has open.
 func programReplacement([]string) {
 	mem := fixedMemory('v')
 	state := func() string {
@@ -176,7 +176,7 @@ exit 8`
 func startReplacement(t *testing.T, pid int) (ask func() string) {
 	t.Helper()
 	c := exec.Command("/bin/sh", "-c", victimScript, executablePath(t), strconv.Itoa(pid))
-	c.Env = append(os.Environ(), programEnv+"=victim", "GORACE=atexit_sleep_ms=0")
+	c.Env = append(os.Environ(), programEnvVar+"=victim", "GORACE=atexit_sleep_ms=0")
 	c.Stderr = os.Stderr
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -208,9 +208,9 @@ func startReplacement(t *testing.T, pid int) (ask func() string) {
 	}
 }
 
-// TestCallerIsReplaced kills the caller at each pause point of the supervisor, in each kind of call, and gives its
-// process ID to another process. That process must stay unchanged.
-func TestCallerIsReplaced(t *testing.T) {
+// TestReplacedCallerIsNotConfused kills the caller at each pause point of the supervisor, in each kind of call, and
+// gives its process ID to another process. That process must stay unchanged.
+func TestReplacedCallerIsNotConfused(t *testing.T) {
 	testutil.NeedRoot(t, "to choose the ID of a process")
 	steps := stepNames
 	if testing.Short() {
@@ -262,7 +262,7 @@ func replaceAtPoint(t *testing.T, step string, at int) (points []string, ok bool
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWithInput(in, []string{programEnv + "=steps"}, "/proc/self/exe", step)
+	r := w.startWithInput(in, []string{programEnvVar + "=steps"}, "/proc/self/exe", step)
 	in.Close()
 	w.waitForText(r, "ready")
 	mu.Lock()
@@ -300,7 +300,7 @@ func replaceAtPoint(t *testing.T, step string, at int) (points []string, ok bool
 		}
 	}
 	for _, l := range w.logs.takeLines() {
-		if !strings.Contains(l, errGone.Error()) {
+		if !strings.Contains(l, errCallerGone.Error()) {
 			t.Errorf("log: got %s, want only errGone", l)
 		}
 	}
@@ -329,7 +329,7 @@ func programExecOther(args []string) {
 	panicUnless(load() == 0x7272727272727272, "registered page: got %#x, want 0x7272727272727272", load())
 	secret := func() error {
 		return unix.Exec("/proc/self/exe", []string{"secret", strconv.Itoa(keeper.Process.Pid)},
-			append(os.Environ(), programEnv+"=secret"))
+			append(os.Environ(), programEnvVar+"=secret"))
 	}
 	switch how {
 	case "fails":
@@ -351,7 +351,7 @@ func programExecOther(args []string) {
 	case "execveat":
 		self := must(unix.Open("/proc/self/exe", unix.O_PATH, 0))
 		argv := must(syscall.SlicePtrFromStrings([]string{"secret", strconv.Itoa(keeper.Process.Pid)}))
-		envp := must(syscall.SlicePtrFromStrings(append(os.Environ(), programEnv+"=secret")))
+		envp := must(syscall.SlicePtrFromStrings(append(os.Environ(), programEnvVar+"=secret")))
 		empty := must(unix.BytePtrFromString(""))
 		_, _, e := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(self), uintptr(unsafe.Pointer(empty)),
 			uintptr(unsafe.Pointer(&argv[0])),
@@ -372,7 +372,7 @@ func programUntouchedMemory(args []string) {
 
 // TestRegistrationsEndWithExec tests that after an exec, a device kept by a child gives no access to the memory of
 // the next program.
-func TestRegistrationsEndWithExec(t *testing.T) { eachAccess(t, testRegistrationsEndWithExec) }
+func TestRegistrationsEndWithExec(t *testing.T) { testEachAccess(t, testRegistrationsEndWithExec) }
 
 func testRegistrationsEndWithExec(t *testing.T) {
 	for _, how := range []string{"leader", "thread", "execveat"} {
@@ -384,8 +384,8 @@ func testRegistrationsEndWithExec(t *testing.T) {
 			if _, err := fmt.Sscanf(r.output.String(), "ready %d %d\n", &pid, &keeper); err != nil || pid != r.PID() {
 				t.Fatalf("output of the program: got %q and error %v, want ready", r.output.String(), err)
 			}
-			w.wantBound(r.session, pid)
-			region := w.srv.waitOpened(t, 1).page.Load()
+			w.wantBoundSpaces(r.session, pid)
+			region := w.srv.waitForOpen(t, 1).page.Load()
 			word := make([]byte, 8)
 			if err := region.ReadV([][]byte{word}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
 				t.Errorf("read of the page: got %q and error %v, want ErrFault", word, err)
@@ -403,9 +403,9 @@ func testRegistrationsEndWithExec(t *testing.T) {
 	}
 }
 
-// wantBound makes the test fail unless the former address spaces of a process are bound. Access by process ID would
-// reach the memory of the next program.
-func (w *fixture) wantBound(t *Session, pid int) {
+// wantBoundSpaces makes the test fail unless the former address spaces of a process are bound. Access by process ID
+// would reach the memory of the next program.
+func (w *fixture) wantBoundSpaces(t *Session, pid int) {
 	w.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -444,8 +444,8 @@ func programBesideExec([]string) {
 	fmt.Println("ok")
 }
 
-// TestCommandBesideExec tests that during a thread's exec, the address space that another thread uses is bound.
-func TestCommandBesideExec(t *testing.T) {
+// TestSpaceIsBoundDuringExec tests that during a thread's exec, the address space that another thread uses is bound.
+func TestSpaceIsBoundDuringExec(t *testing.T) {
 	reached, goOn := make(chan struct{}), make(chan struct{})
 	w := newFixture(t, func(c *SupervisorConfig) {
 		var first atomic.Bool
@@ -461,7 +461,7 @@ func TestCommandBesideExec(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWithInput(in, []string{programEnv + "=beside"}, "/proc/self/exe", "beside")
+	r := w.startWithInput(in, []string{programEnvVar + "=beside"}, "/proc/self/exe", "beside")
 	in.Close()
 	w.waitForClose("the exec", reached)
 	io.WriteString(out, "\n")
@@ -479,7 +479,7 @@ func TestCommandBesideExec(t *testing.T) {
 }
 
 func TestFailedExecKeepsRegistrations(t *testing.T) {
-	eachAccess(t, func(t *testing.T) {
+	testEachAccess(t, func(t *testing.T) {
 		w := newFixture(t)
 		if out := w.mustRunSelf("executes", "fails"); out != "ok" {
 			t.Errorf("output: got %q, want ok", out)
@@ -487,8 +487,8 @@ func TestFailedExecKeepsRegistrations(t *testing.T) {
 	})
 }
 
-// eachAccess runs a test with a supervisor that accesses programs itself, and with a supervisor that uses a helper.
-func eachAccess(t *testing.T, f func(*testing.T)) {
+// testEachAccess runs a test with a supervisor that accesses programs itself, and with a supervisor that uses a helper.
+func testEachAccess(t *testing.T, f func(*testing.T)) {
 	t.Run("direct", f)
 	t.Run("helper", func(t *testing.T) {
 		if testing.Short() {
@@ -613,7 +613,7 @@ func programReadOnly([]string) {
 }
 
 func TestOpenedForReading(t *testing.T) {
-	eachAccess(t, func(t *testing.T) {
+	testEachAccess(t, func(t *testing.T) {
 		w := newFixture(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 0, Mode: 0o644} })
 		if out := w.mustRunSelf("readonly"); out != "ok" {
 			t.Errorf("output: got %q, want ok", out)
@@ -647,13 +647,13 @@ func programEndMainThread([]string) {
 }
 
 func init() {
-	if os.Getenv(programEnv) == "mainexit" {
+	if os.Getenv(programEnvVar) == "mainexit" {
 		runtime.LockOSThread() // locks the main thread
 	}
 }
 
-func TestMainThreadEnded(t *testing.T) {
-	eachAccess(t, func(t *testing.T) {
+func TestProgramRunsAfterMainThreadEnds(t *testing.T) {
+	testEachAccess(t, func(t *testing.T) {
 		w := newFixture(t)
 		if out := w.mustRunSelf("mainexit"); out != "ok" {
 			t.Errorf("output: got %q, want ok", out)
@@ -754,7 +754,7 @@ func TestUnneededWorkersEnd(t *testing.T) {
 	user := ledger.User(0)
 	const calls = 9
 	r := w.startSelf("parallel", strconv.Itoa(calls))
-	f := w.srv.waitOpened(t, 1)
+	f := w.srv.waitForOpen(t, 1)
 	testutil.Eventually(t, "the calls", func() bool { return f.waiting.Load() >= 4 })
 	if n := user.Held(quota.Workers); n > 5 || n < 4 {
 		t.Errorf("charged workers: got %d, want 4 or 5", n)
@@ -856,7 +856,7 @@ func TestExecOfReusedThreadID(t *testing.T) {
 	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasToken: true, n: notification{tid: tid}}
 	execs := &w.session.execs
 	execs.add(tid)
-	w.pathCall(callOpen)
+	w.answerPathCall(callOpen)
 	if _, there := execs.tids[tid]; !there {
 		t.Error("exec of another thread: got its end, want none")
 	}
@@ -991,7 +991,7 @@ func TestCachedProcessIsNotConfused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWithInput(in, []string{programEnv + "=twice"}, "/proc/self/exe")
+	r := w.startWithInput(in, []string{programEnvVar + "=twice"}, "/proc/self/exe")
 	in.Close()
 	w.waitForText(r, "command 0")
 	own, err := umem.OpenProcess(os.Getpid())
@@ -1027,15 +1027,16 @@ func TestCachedProcessIsNotConfused(t *testing.T) {
 	}
 }
 
-// TestEndedProcess tests that the state of an ended process is not used for the process that now has its ID.
-func TestEndedProcess(t *testing.T) {
+// TestEndedProcessStateIsNotReused tests that the state of an ended process is not used for the process that now has
+// its ID.
+func TestEndedProcessStateIsNotReused(t *testing.T) {
 	w := newFixture(t)
 	in, out, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	r := w.startWithInput(in, []string{programEnv + "=twice"}, "/proc/self/exe", "late")
+	r := w.startWithInput(in, []string{programEnvVar + "=twice"}, "/proc/self/exe", "late")
 	in.Close()
 	w.waitForText(r, "ready")
 	c := exec.Command("/bin/cat")

@@ -69,23 +69,23 @@ func (w *worker) run() {
 	// program's call, not a crash of the service.
 	debug.SetPanicOnFault(true)
 	t := &w.session.tokens
-	t.join(w)
-	defer t.leave(w)
-	for t.takeToken() {
+	t.joinWatchdog(w)
+	defer t.leaveWatchdog(w)
+	for t.awaitToken() {
 		w.hasToken = true
 		for w.hasToken {
-			if !w.receive() {
+			if !w.receiveCall() {
 				t.releaseToken() // the next worker then ends too
 				return
 			}
-			w.answer()
-			w.hasToken = w.hasToken && !t.removeSurplus()
+			w.answerCall()
+			w.hasToken = w.hasToken && !t.removeSurplusToken()
 		}
 	}
 }
 
-// receive waits for the next call. It returns false at the end.
-func (w *worker) receive() bool {
+// receiveCall waits for the next call. It returns false at the end.
+func (w *worker) receiveCall() bool {
 	t := w.session
 	t.tokens.receiving.Add(1)
 	ok := w.source.next(&w.n)
@@ -98,7 +98,7 @@ func (w *worker) receive() bool {
 	// SYNC_WAKE_UP makes the kernel run the woken thread on the processor of the waking thread. The answer to a
 	// caller that alternates with a worker is then several times as fast. With several callers, SYNC_WAKE_UP would
 	// move all of them to one processor, where threads that poll a completion queue delay the others.
-	t.syncWakeUp(!t.tokens.isShared())
+	t.switchSyncWakeUp(!t.tokens.isShared())
 	return true
 }
 
@@ -131,12 +131,12 @@ func errnoOf(err error) syscall.Errno {
 	return syscall.EIO
 }
 
-func (w *worker) answer() {
+func (w *worker) answerCall() {
 	var v callResult
 	if w.session.info.Trace == nil {
-		v = w.handle()
+		v = w.handleCall()
 	} else {
-		v = w.handleTraced()
+		v = w.handleAndTrace()
 	}
 	r := response{id: w.n.id}
 	switch {
@@ -162,9 +162,9 @@ func (w *worker) answer() {
 	}
 }
 
-// handle answers the current call. A panic becomes an error of the call, and the service continues. After a panic
+// handleCall answers the current call. A panic becomes an error of the call, and the service continues. After a panic
 // the device may have locked mutexes, so it gets a fatal event.
-func (w *worker) handle() (v callResult) {
+func (w *worker) handleCall() (v callResult) {
 	w.known, w.desc = callerCache{}, nil
 	defer func() {
 		if r := recover(); r != nil {
@@ -180,27 +180,27 @@ func (w *worker) handle() (v callResult) {
 	c := callOf(&w.n)
 	switch c {
 	case callExecve, callExecveat:
-		return w.execute()
+		return w.answerExec()
 	case callDup:
-		return w.duplicate(c)
+		return w.answerDup(c)
 	case callFcntl:
 		return w.answerFcntl()
 	case callGetdents64:
-		return w.listDirectory()
+		return w.answerGetdents()
 	case callFchdir:
 		return w.answerFchdir()
 	case callGetcwd:
 		return w.answerGetcwd()
 	case callDup2, callDup3:
-		return w.duplicateTo(c)
+		return w.answerDupTo(c)
 	case callClose, callCloseRange:
 		return w.answerClose(c)
 	case callSocket:
 		return w.openNetlink()
 	case callBind, callGetsockname, callSetsockopt:
-		return w.netlinkCall(c)
+		return w.answerNetlinkCall(c)
 	case callLseek, callPread64, callPwrite64, callFtruncate, callFallocate, callFsync:
-		return w.answerUnsupported(c)
+		return w.answerUnsupportedCall(c)
 	case callWrite, callIoctl, callFstat:
 		fd := int32(w.n.args[0])
 		w.desc = w.lookUpFile(fd)
@@ -214,12 +214,12 @@ func (w *worker) handle() (v callResult) {
 		case c == callIoctl && uint32(w.n.args[1]) != uapi.VerbsIoctl:
 			return w.answerOtherIoctl()
 		}
-		if !f.enter() {
+		if !f.beginCall() {
 			return failWith(syscall.EIO)
 		}
 		return w.answerCommand(c, f)
 	}
-	return w.pathCall(c)
+	return w.answerPathCall(c)
 }
 
 // executeCommand executes a command of a call on a device file.
@@ -241,7 +241,7 @@ func (w *worker) answerCommand(c call, f *openFile) callResult {
 	waits := false
 	defer func() {
 		if !w.stalled && !waits {
-			f.leave()
+			f.endCall()
 		}
 	}()
 	if c == callWrite && f.access == unix.O_RDONLY {
@@ -253,7 +253,7 @@ func (w *worker) answerCommand(c call, f *openFile) callResult {
 		return failWith(err)
 	}
 	if f.cm != nil && c == callWrite {
-		v, waits = w.cmCommand(f)
+		v, waits = w.answerCMCommand(f)
 	} else if v = w.executeCommand(c, f); w.session.sup.awaitCloses(f.user, v.err) {
 		v = w.executeCommand(c, f) // a refused command has no effect
 	}
@@ -278,7 +278,7 @@ func (w *worker) checkCommandAllowed(c call, f *openFile) error {
 	if c == callWrite && w.n.args[2] == doorbellSize && f.cm == nil {
 		return nil
 	}
-	if _, _, err := w.caller(); errors.Is(err, errOtherUser) {
+	if _, _, err := w.cachedCaller(); errors.Is(err, errOtherUser) {
 		return err
 	}
 	return nil // a command fails if it cannot access the caller's memory
@@ -299,7 +299,7 @@ func (w *worker) Stalled() {
 		if err != nil && err != unix.ENOENT {
 			log.Warn("answer a doorbell", "tid", tid, "err", err)
 		}
-		file.leave() // may end the file
+		file.endCall() // may end the file
 	}()
 }
 
@@ -314,7 +314,7 @@ func (w *worker) logRefusal(f *openFile, err error) {
 
 // Space returns the address space of the current call. (uverbs.Caller)
 func (w *worker) Space() umem.Space {
-	_, s, err := w.caller()
+	_, s, err := w.cachedCaller()
 	if err != nil {
 		return inaccessibleMemory{err}
 	}
@@ -331,13 +331,13 @@ func (w *worker) Peek(dst [][]byte, addr uint64) bool {
 	if p == nil {
 		return false
 	}
-	s := w.session.spaceOf(p)
+	s := w.session.addressSpaceOf(p)
 	return s != nil && s.Exact().ReadV(dst, addr) == nil
 }
 
 // Account returns the account that the caller's registered pages are charged to. (uverbs.Caller)
 func (w *worker) Account() *umem.Account {
-	p, _, err := w.caller()
+	p, _, err := w.cachedCaller()
 	if err != nil {
 		return umem.NewLimitedAccount(func() (uint64, error) { return 0, err })
 	}
@@ -357,8 +357,8 @@ func (w *worker) InstallFD(fd int, cloexec bool) (int, error) {
 	return n, nil
 }
 
-// SameFile identifies the file of a descriptor of the caller. (uverbs.Caller)
-func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
+// FileInode identifies the file of a descriptor of the caller. (uverbs.Caller)
+func (w *worker) FileInode(fd int) (dev, ino uint64, err error) {
 	i, err := inodeOf(w.n.tid, int32(fd))
 	if err == nil {
 		err = w.checkTrapped()
@@ -369,10 +369,10 @@ func (w *worker) SameFile(fd int) (dev, ino uint64, err error) {
 // inaccessibleMemory represents the memory of a process that cannot be accessed.
 type inaccessibleMemory struct{ err error }
 
-func (n inaccessibleMemory) fault() error                        { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
-func (n inaccessibleMemory) Check(uint64, uint64, bool) error    { return n.fault() }
-func (n inaccessibleMemory) ReadV(dst [][]byte, _ uint64) error  { return n.fault() }
-func (n inaccessibleMemory) WriteV(src [][]byte, _ uint64) error { return n.fault() }
+func (n inaccessibleMemory) accessError() error                  { return fmt.Errorf("%w: %w", umem.ErrFault, n.err) }
+func (n inaccessibleMemory) Check(uint64, uint64, bool) error    { return n.accessError() }
+func (n inaccessibleMemory) ReadV(dst [][]byte, _ uint64) error  { return n.accessError() }
+func (n inaccessibleMemory) WriteV(src [][]byte, _ uint64) error { return n.accessError() }
 
 // cachedFile is a device file as accessed by one thread. The lookup of a device file takes longer than most calls,
 // so the result is cached for a while, for doorbells only. Other calls look the file up again (findCaller).
@@ -408,7 +408,7 @@ func (w *worker) lookUpFile(fd int32) *cachedFile {
 	if err != nil {
 		return nil
 	}
-	f := t.sup.fileOf(i)
+	f := t.sup.openFileOf(i)
 	if f == nil || w.checkTrapped() != nil {
 		return nil
 	}
@@ -422,8 +422,8 @@ func (w *worker) lookUpFile(fd int32) *cachedFile {
 	return d
 }
 
-// dropCached removes the cached entries for the numbers from first to last.
-func (t *Session) dropCached(first, last uint32) {
+// dropCachedFiles removes the cached entries for the numbers from first to last.
+func (t *Session) dropCachedFiles(first, last uint32) {
 	for i := range t.cache {
 		if d := t.cache[i].Load(); d != nil && first <= uint32(d.fd) && uint32(d.fd) <= last {
 			t.cache[i].CompareAndSwap(d, nil)
@@ -439,7 +439,7 @@ func (w *worker) answerClose(c call) callResult {
 	if c == callCloseRange {
 		last = uint32(w.n.args[1])
 	}
-	w.session.dropCached(first, last)
+	w.session.dropCachedFiles(first, last)
 	return callResult{fate: fateContinued}
 }
 

@@ -44,7 +44,7 @@ func TestNoAllocationPerCall(t *testing.T) {
 		w.n.tid = tid
 		if n := testing.AllocsPerRun(100, func() {
 			s.tokens.recordCaller(tid)
-			if v := w.handle(); v.fate != tt.want || v.err != nil {
+			if v := w.handleCall(); v.fate != tt.want || v.err != nil {
 				t.Fatalf("handle %s: got %+v, want fate %v", tt.name, v, tt.want)
 			}
 		}); n != 0 {

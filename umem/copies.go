@@ -45,9 +45,9 @@ func (c *Copies) InProgress() int {
 	return int(c.going.Load())
 }
 
-// begin must be called before an access, and end must be called after the access. begin may wait for other accesses.
-// begin returns ErrStuck if the limit is reached.
-func (c *Copies) begin() error {
+// beginAccess must be called before an access, and end must be called after the access. beginAccess may wait for other
+// accesses. beginAccess returns ErrStuck if the limit is reached.
+func (c *Copies) beginAccess() error {
 	if c == nil || c.increment() {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (c *Copies) begin() error {
 	return c.waitForOthers()
 }
 
-func (c *Copies) end() {
+func (c *Copies) endAccess() {
 	if c == nil {
 		return
 	}

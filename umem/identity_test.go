@@ -31,7 +31,7 @@ func TestProcMemOfAnotherFileSystem(t *testing.T) {
 			t.Errorf("make a mount namespace: %v", err)
 			return
 		}
-		for name, is := range map[string]func(fd int) error{"mem": IsProcMem, "maps": IsProcMaps} {
+		for name, is := range map[string]func(fd int) error{"mem": CheckProcMem, "maps": CheckProcMaps} {
 			path := fmt.Sprintf("/proc/%d/%s", os.Getpid(), name)
 			open := func() int {
 				fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -67,7 +67,7 @@ func TestOnlyProcMapsIsAccepted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := IsProcMaps(int(f.Fd())); !errors.Is(err, want) {
+		if err := CheckProcMaps(int(f.Fd())); !errors.Is(err, want) {
 			t.Errorf("%s: got %v, want %v", path, err, want)
 		}
 		f.Close()

@@ -27,7 +27,7 @@ func (p *Process) LockLimit() (uint64, error) {
 // capabilities in that namespace. LockLimit reads the limit with prlimit(2). For a process of another user it reads the
 // limit from /proc. LockLimit may sleep.
 func LockLimit(pid int) (uint64, error) {
-	limit, err := lockLimit(pid)
+	limit, err := readLockLimit(pid)
 	if err != nil {
 		return 0, fmt.Errorf("read the locked memory limit of process %d: %w", pid, err)
 	}
@@ -43,8 +43,8 @@ func SoftLockLimit(pid int) (uint64, error) {
 	return limit, nil
 }
 
-func lockLimit(pid int) (uint64, error) {
-	caps, err := procField(pid, "status", "CapEff:")
+func readLockLimit(pid int) (uint64, error) {
+	caps, err := readProcField(pid, "status", "CapEff:")
 	if err != nil {
 		return 0, err
 	}
@@ -52,7 +52,7 @@ func lockLimit(pid int) (uint64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("capabilities %q: %w", caps, err)
 	}
-	if mask&(1<<unix.CAP_IPC_LOCK) != 0 && inOwnUserNamespace(pid) {
+	if mask&(1<<unix.CAP_IPC_LOCK) != 0 && isInOwnUserNamespace(pid) {
 		return Unlimited, nil
 	}
 	var rlim unix.Rlimit
@@ -69,9 +69,9 @@ func lockLimit(pid int) (uint64, error) {
 	return rlim.Cur, nil
 }
 
-// inOwnUserNamespace reports whether a process is in the user namespace of this process. /proc shows the namespace only
-// to processes with ptrace access.
-func inOwnUserNamespace(pid int) bool {
+// isInOwnUserNamespace reports whether a process is in the user namespace of this process. /proc shows the namespace
+// only to processes with ptrace access.
+func isInOwnUserNamespace(pid int) bool {
 	var own, its unix.Stat_t
 	return unix.Stat("/proc/self/ns/user", &own) == nil &&
 		unix.Stat("/proc/"+strconv.Itoa(pid)+"/ns/user", &its) == nil && own.Dev == its.Dev && own.Ino == its.Ino
@@ -79,7 +79,7 @@ func inOwnUserNamespace(pid int) bool {
 
 // lockLimitFromProc reads the limit from /proc if prlimit is not permitted. Any user may read this file.
 func lockLimitFromProc(pid int) (uint64, error) {
-	v, err := procField(pid, "limits", "Max locked memory")
+	v, err := readProcField(pid, "limits", "Max locked memory")
 	if err != nil {
 		return 0, err
 	}
@@ -90,8 +90,8 @@ func lockLimitFromProc(pid int) (uint64, error) {
 	return strconv.ParseUint(soft, 10, 64)
 }
 
-// procField returns the rest of the line that begins with prefix, in a file of the process.
-func procField(pid int, file, prefix string) (string, error) {
+// readProcField returns the rest of the line that begins with prefix, in a file of the process.
+func readProcField(pid int, file, prefix string) (string, error) {
 	f, err := openProc("/proc/"+strconv.Itoa(pid)+"/"+file, os.O_RDONLY)
 	if err != nil {
 		return "", err

@@ -30,7 +30,8 @@ func GetList(space Space, acct *Account, list []Range, iova uint64, write bool) 
 		return nil, fmt.Errorf("register range %d of %d, %d bytes at %#x: %w", i, len(list), list[i].Length, list[i].Addr,
 			err)
 	}
-	r := &Region{space: lastingOf(space), acct: acct, addr: list[0].Addr, iova: iova, list: make([]regionRange, len(list))}
+	r := &Region{space: lastingSpaceOf(space), acct: acct, addr: list[0].Addr, iova: iova, list: make([]regionRange,
+		len(list))}
 	var pages uint64
 	for i, part := range list {
 		addr, n := part.Addr, part.Length

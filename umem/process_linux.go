@@ -157,12 +157,12 @@ func NewProcess(cfg ProcessConfig) (_ *Process, err error) {
 		p.direct.Store(bindingFlag)
 		p.drainOnce.Do(func() { close(p.drained) })
 	}
-	go p.watch()
+	go p.watchExit()
 	return p, nil
 }
 
-// watch waits in the poller until the process exits or Close is called.
-func (p *Process) watch() {
+// watchExit waits in the poller until the process exits or Close is called.
+func (p *Process) watchExit() {
 	_ = p.conn.Read(func(fd uintptr) bool { return hasExited(int(fd)) })
 	p.MarkDead()
 }
@@ -216,7 +216,7 @@ func (p *Process) Bind(timeout time.Duration) error {
 		}
 		// Bind counts as an access itself, so that some access is the last one.
 		if p.direct.CompareAndSwap(n, n+1+bindingFlag) {
-			p.leave()
+			p.endAccess()
 			break
 		}
 	}
@@ -247,26 +247,26 @@ func (p *Process) Bound() bool { return p.direct.Load() >= bindingFlag }
 // SpaceGone reports whether no process has the address space any more. SpaceGone returns false if this is unknown.
 func (p *Process) SpaceGone() bool { return p.dead.Load() || p.files.isGone() }
 
-// enter begins an access by number. enter returns false if no access may begin. leave ends the access.
-func (p *Process) enter() bool {
+// beginAccess begins an access by number. beginAccess returns false if no access may begin. leave ends the access.
+func (p *Process) beginAccess() bool {
 	if p.direct.Add(1) > bindingFlag {
-		p.leave()
+		p.endAccess()
 		return false
 	}
 	return true
 }
 
-func (p *Process) leave() {
+func (p *Process) endAccess() {
 	if p.direct.Add(-1) == bindingFlag {
 		p.drainOnce.Do(func() { close(p.drained) })
 	}
 }
 
 // ReadV implements Space.
-func (p *Process) ReadV(dst [][]byte, addr uint64) error { return p.move(dst, addr, false) }
+func (p *Process) ReadV(dst [][]byte, addr uint64) error { return p.moveData(dst, addr, false) }
 
 // WriteV implements Space.
-func (p *Process) WriteV(src [][]byte, addr uint64) error { return p.move(src, addr, true) }
+func (p *Process) WriteV(src [][]byte, addr uint64) error { return p.moveData(src, addr, true) }
 
 const (
 	iovMax   = 1024 // IOV_MAX, the kernel's limit for one call
@@ -279,27 +279,27 @@ var iovPool = sync.Pool{New: func() any { return new([iovMax]unix.Iovec) }}
 // kernel supports the query for one mapping. Tests change this variable.
 var maxFileAccess uint64 = 8 << 10
 
-func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
+func (p *Process) moveData(bufs [][]byte, addr uint64, write bool) error {
 	if p.dead.Load() {
 		return ErrFault
 	}
-	if err := p.copies.begin(); err != nil {
+	if err := p.copies.beginAccess(); err != nil {
 		return err
 	}
-	defer p.copies.end()
+	defer p.copies.endAccess()
 	byNumber := p.trusting || !write
-	if totalLen(bufs) <= maxFileAccess && !p.files.noQuery.Load() || !byNumber || !p.enter() {
-		return p.files.move(bufs, addr, write)
+	if totalLen(bufs) <= maxFileAccess && !p.files.noQuery.Load() || !byNumber || !p.beginAccess() {
+		return p.files.moveData(bufs, addr, write)
 	}
 	err := moveVectors(p, nil, bufs, addr, write)
-	p.leave()
+	p.endAccess()
 	switch {
 	case err == unix.ESRCH && p.Alive(), errors.Is(err, ErrAccess):
 		// The main thread of the process has ended, or the process has revoked the permission (Yama).
 		if err := p.Bind(0); err != nil && !errors.Is(err, ErrExec) {
 			return err
 		}
-		return p.files.move(bufs, addr, write)
+		return p.files.moveData(bufs, addr, write)
 	case err == unix.ESRCH, err == nil && !write && !p.trusting && (!p.Alive() || p.files.isGone()):
 		// The number may now belong to another process.
 		return ErrFault
@@ -311,17 +311,17 @@ func (p *Process) move(bufs [][]byte, addr uint64, write bool) error {
 func moveVectors(p *Process, s *Files, bufs [][]byte, addr uint64, write bool) error {
 	if len(bufs) <= iovStack {
 		var iov [iovStack]unix.Iovec
-		return moveBy(p, s, iov[:], bufs, addr, write)
+		return moveInCalls(p, s, iov[:], bufs, addr, write)
 	}
 	iov := iovPool.Get().(*[iovMax]unix.Iovec)
-	err := moveBy(p, s, iov[:], bufs, addr, write)
+	err := moveInCalls(p, s, iov[:], bufs, addr, write)
 	clear(iov[:min(len(bufs), iovMax)])
 	iovPool.Put(iov)
 	return err
 }
 
-// moveBy makes as many calls as bufs requires. Each call has at most len(iov) buffers.
-func moveBy(p *Process, s *Files, iov []unix.Iovec, bufs [][]byte, addr uint64, write bool) (err error) {
+// moveInCalls makes as many calls as bufs requires. Each call has at most len(iov) buffers.
+func moveInCalls(p *Process, s *Files, iov []unix.Iovec, bufs [][]byte, addr uint64, write bool) (err error) {
 	for len(bufs) > 0 {
 		n, size := 0, 0
 		for len(bufs) > 0 && n < len(iov) {
@@ -376,10 +376,10 @@ func (p *Process) Check(addr, length uint64, write bool) error {
 	if p.dead.Load() {
 		return ErrFault
 	}
-	if err := p.copies.begin(); err != nil { // the process may also block readers of its mappings
+	if err := p.copies.beginAccess(); err != nil { // the process may also block readers of its mappings
 		return err
 	}
-	defer p.copies.end()
+	defer p.copies.endAccess()
 	return p.files.Check(addr, length, write)
 }
 
@@ -392,18 +392,18 @@ type exactSpace struct{ p *Process }
 func (e exactSpace) Check(addr, length uint64, write bool) error {
 	return e.p.Check(addr, length, write)
 }
-func (e exactSpace) ReadV(dst [][]byte, addr uint64) error  { return e.move(dst, addr, false) }
-func (e exactSpace) WriteV(src [][]byte, addr uint64) error { return e.move(src, addr, true) }
+func (e exactSpace) ReadV(dst [][]byte, addr uint64) error  { return e.moveData(dst, addr, false) }
+func (e exactSpace) WriteV(src [][]byte, addr uint64) error { return e.moveData(src, addr, true) }
 
-func (e exactSpace) move(bufs [][]byte, addr uint64, write bool) error {
+func (e exactSpace) moveData(bufs [][]byte, addr uint64, write bool) error {
 	if e.p.dead.Load() {
 		return ErrFault
 	}
-	if err := e.p.copies.begin(); err != nil {
+	if err := e.p.copies.beginAccess(); err != nil {
 		return err
 	}
-	defer e.p.copies.end()
-	return e.p.files.move(bufs, addr, write)
+	defer e.p.copies.endAccess()
+	return e.p.files.moveData(bufs, addr, write)
 }
 
 // Lasting implements lasting.

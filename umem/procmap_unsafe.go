@@ -53,8 +53,8 @@ func queryMapping(maps int, addr uint64) (m mapping, err error) {
 	}
 }
 
-// vectorAt is preadv(2) or pwritev(2). vectorAt adds no limit on the number of buffers.
-func vectorAt(fd int, iov []unix.Iovec, off uint64, write bool) (int, error) {
+// transferVectorAt is preadv(2) or pwritev(2). transferVectorAt adds no limit on the number of buffers.
+func transferVectorAt(fd int, iov []unix.Iovec, off uint64, write bool) (int, error) {
 	nr := uintptr(unix.SYS_PREADV)
 	if write {
 		nr = unix.SYS_PWRITEV

@@ -45,7 +45,7 @@ type Space interface {
 // the Space that Lasting returns.
 type lastingSpace interface{ Lasting() Space }
 
-func lastingOf(s Space) Space {
+func lastingSpaceOf(s Space) Space {
 	if l, ok := s.(lastingSpace); ok {
 		return l.Lasting()
 	}
@@ -55,7 +55,7 @@ func lastingOf(s Space) Space {
 // windowedSpace is implemented by a Space that has a Local as a part of its memory. This Local is searched first.
 type windowedSpace interface{ Windows() *Local }
 
-func localOf(s Space) *Local {
+func localPartOf(s Space) *Local {
 	switch s := s.(type) {
 	case *Local:
 		return s
@@ -88,8 +88,8 @@ func Get(space Space, acct *Account, addr, length, iova uint64, write bool) (*Re
 	if addr+length < addr || iova+length < iova || addr+length+PageSize < addr+length {
 		return nil, fmt.Errorf("register %d bytes at %#x: %w", length, addr, ErrRange)
 	}
-	space = lastingOf(space)
-	r := &Region{space: space, acct: acct, addr: addr, length: length, iova: iova, local: localOf(space)}
+	space = lastingSpaceOf(space)
+	r := &Region{space: space, acct: acct, addr: addr, length: length, iova: iova, local: localPartOf(space)}
 	if length == 0 {
 		return r, nil
 	}
@@ -113,8 +113,8 @@ func OnDemand(space Space, addr, length, iova uint64) (*Region, error) {
 	if addr+length < addr || iova+length < iova {
 		return nil, fmt.Errorf("register %d bytes at %#x on demand: %w", length, addr, ErrRange)
 	}
-	space = lastingOf(space)
-	return &Region{space: space, addr: addr, length: length, iova: iova, local: localOf(space), onDemand: true}, nil
+	space = lastingSpaceOf(space)
+	return &Region{space: space, addr: addr, length: length, iova: iova, local: localPartOf(space), onDemand: true}, nil
 }
 
 // ImplicitLength is the length of an implicit region.

@@ -91,7 +91,7 @@ func (r *recentMapping) record(m mapping, until time.Duration) {
 // could exec. If NewFiles succeeds, the Files owns mem and maps. The error is EINVAL if mem is not a /proc/PID/mem
 // file.
 func NewFiles(mem, maps *os.File) (*Files, error) {
-	if err := IsProcMem(int(mem.Fd())); err != nil {
+	if err := CheckProcMem(int(mem.Fd())); err != nil {
 		return nil, err
 	}
 	s := &Files{mem: mem, maps: maps, memFD: int(mem.Fd()), mapsFD: int(maps.Fd())}
@@ -102,12 +102,12 @@ func NewFiles(mem, maps *os.File) (*Files, error) {
 // Close makes all later accesses fail. The files are closed after the last access in progress.
 func (s *Files) Close() {
 	if !s.closed.Swap(true) {
-		s.leave()
+		s.endUse()
 	}
 }
 
-// enter begins a use of the descriptors. enter returns false if they are closed. leave ends the use.
-func (s *Files) enter() bool {
+// beginUse begins a use of the descriptors. beginUse returns false if they are closed. leave ends the use.
+func (s *Files) beginUse() bool {
 	for {
 		n := s.users.Load()
 		if n == 0 || s.closed.Load() {
@@ -119,7 +119,7 @@ func (s *Files) enter() bool {
 	}
 }
 
-func (s *Files) leave() {
+func (s *Files) endUse() {
 	if s.users.Add(-1) == 0 {
 		s.mem.Close()
 		s.maps.Close()
@@ -127,10 +127,10 @@ func (s *Files) leave() {
 }
 
 // ReadV implements Space.
-func (s *Files) ReadV(dst [][]byte, addr uint64) error { return s.move(dst, addr, false) }
+func (s *Files) ReadV(dst [][]byte, addr uint64) error { return s.moveData(dst, addr, false) }
 
 // WriteV implements Space.
-func (s *Files) WriteV(src [][]byte, addr uint64) error { return s.move(src, addr, true) }
+func (s *Files) WriteV(src [][]byte, addr uint64) error { return s.moveData(src, addr, true) }
 
 // Check implements Space.
 func (s *Files) Check(addr, length uint64, write bool) error {
@@ -140,34 +140,34 @@ func (s *Files) Check(addr, length uint64, write bool) error {
 	if addr+length < addr {
 		return ErrRange
 	}
-	if !s.enter() {
+	if !s.beginUse() {
 		return ErrFault
 	}
-	defer s.leave()
-	return s.check(addr, addr+length, write)
+	defer s.endUse()
+	return s.checkMapped(addr, addr+length, write)
 }
 
 // isGone reports whether no process has the address space any more. In this case the file is empty. Otherwise a read at
 // address 0 returns an error or memory.
 func (s *Files) isGone() bool {
-	if !s.enter() {
+	if !s.beginUse() {
 		return true
 	}
-	defer s.leave()
+	defer s.endUse()
 	var b [1]byte
 	n, err := unix.Pread(s.memFD, b[:], 0)
 	return n == 0 && err == nil
 }
 
-// IsProcMem returns an error unless a descriptor refers to a /proc/PID/mem file. Another file might block its reader,
-// or be changed. IsProcMem queries the file system only for a file with such a path, because a FUSE server need not
-// respond.
-func IsProcMem(fd int) error { return isProc(fd, "mem") }
+// CheckProcMem returns an error unless a descriptor refers to a /proc/PID/mem file. Another file might block its
+// reader, or be changed. CheckProcMem queries the file system only for a file with such a path, because a FUSE server
+// need not respond.
+func CheckProcMem(fd int) error { return checkProcFile(fd, "mem") }
 
-// IsProcMaps is the equivalent of IsProcMem for /proc/PID/maps.
-func IsProcMaps(fd int) error { return isProc(fd, "maps") }
+// CheckProcMaps is the equivalent of CheckProcMem for /proc/PID/maps.
+func CheckProcMaps(fd int) error { return checkProcFile(fd, "maps") }
 
-func isProc(fd int, file string) error {
+func checkProcFile(fd int, file string) error {
 	name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
 	if err != nil || !isProcPath(name, file) {
 		return fmt.Errorf("open /proc/PID/%s: got the file %q: %w", file, name, unix.EINVAL)
@@ -192,19 +192,19 @@ func isProcPath(name, file string) bool {
 	return n == 1 && name == fmt.Sprintf("/proc/%d/%s", pid, file)
 }
 
-// move reads or writes. Access by file ignores the protection of pages. Therefore the mappings are checked first. A
+// moveData reads or writes. Access by file ignores the protection of pages. Therefore the mappings are checked first. A
 // process that changes its mappings between the check and the access affects only its own memory.
-func (s *Files) move(bufs [][]byte, addr uint64, write bool) error {
+func (s *Files) moveData(bufs [][]byte, addr uint64, write bool) error {
 	size := totalLen(bufs)
 	if size == 0 {
 		return nil
 	}
-	if addr+size < addr || addr+size > math.MaxInt64 || !s.enter() {
+	if addr+size < addr || addr+size > math.MaxInt64 || !s.beginUse() {
 		return ErrFault
 	}
-	defer s.leave()
+	defer s.endUse()
 	if !s.mappingCache(write).covers(addr, addr+size) {
-		if err := s.check(addr, addr+size, write); err != nil {
+		if err := s.checkMapped(addr, addr+size, write); err != nil {
 			return err
 		}
 	}
@@ -220,7 +220,7 @@ func (s *Files) mappingCache(write bool) *recentMappings {
 
 // transfer transfers the data of one call. The file is empty when the address space no longer exists.
 func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) error {
-	n, err := vectorAt(s.memFD, iov, addr, write)
+	n, err := transferVectorAt(s.memFD, iov, addr, write)
 	switch {
 	case err == nil && n == size:
 		return nil
@@ -230,9 +230,9 @@ func (s *Files) transfer(iov []unix.Iovec, addr uint64, size int, write bool) er
 	return err
 }
 
-// check checks that [addr, end) is mapped readable, and writable if write is set. check returns nil, ErrFault, or the
-// error of the query.
-func (s *Files) check(addr, end uint64, write bool) error {
+// checkMapped checks that [addr, end) is mapped readable, and writable if write is set. checkMapped returns nil,
+// ErrFault, or the error of the query.
+func (s *Files) checkMapped(addr, end uint64, write bool) error {
 	covered, err := s.covers(addr, end, write)
 	switch {
 	case errors.Is(err, unix.ESRCH): // the address space no longer exists

@@ -265,7 +265,7 @@ func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, strin
 	}
 }
 
-func TestProcessProtection(t *testing.T) { eachAccessMethod(t, testProcessProtection) }
+func TestProcessAccessRespectsProtection(t *testing.T) { eachAccessMethod(t, testProcessProtection) }
 
 func testProcessProtection(t *testing.T, start func(*testing.T, string) *childProcess) {
 	c := start(t, "plain")
@@ -307,7 +307,7 @@ func testProcessProtection(t *testing.T, start func(*testing.T, string) *childPr
 	}
 }
 
-func TestProcessAfterExit(t *testing.T) { eachAccessMethod(t, testProcessAfterExit) }
+func TestAccessAfterExitFails(t *testing.T) { eachAccessMethod(t, testProcessAfterExit) }
 
 func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childProcess) {
 	for _, test := range []struct {
@@ -451,7 +451,7 @@ func TestAccessesAreBounded(t *testing.T) {
 			c.Exact().ReadV(b, c.base)); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.copies.begin(); err != nil { // another access, which does not end
+		if err := c.copies.beginAccess(); err != nil { // another access, which does not end
 			t.Fatal(err)
 		}
 		c.copies.stuck.Store(true)
@@ -463,7 +463,7 @@ func TestAccessesAreBounded(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		c.copies.end()
+		c.copies.endAccess()
 		if n := c.copies.InProgress(); n != 0 {
 			t.Errorf("%d go on", n)
 		}
@@ -522,13 +522,13 @@ func TestExactIsBound(t *testing.T) {
 // have begun in the kernel yet.
 func TestBindWaitIsLimited(t *testing.T) {
 	c := startChild(t, "plain")
-	if !c.enter() {
+	if !c.beginAccess() {
 		t.Fatal("enter before Bind: got false, want true")
 	}
 	if err := c.Bind(10 * time.Millisecond); !errors.Is(err, ErrExec) || !errors.Is(err, unix.EAGAIN) {
 		t.Errorf("Bind during an access: got %v, want ErrExec and EAGAIN", err)
 	}
-	if c.enter() {
+	if c.beginAccess() {
 		t.Error("enter after Bind: got true, want false")
 	}
 	got := make([]byte, 1)
@@ -540,7 +540,7 @@ func TestBindWaitIsLimited(t *testing.T) {
 	}
 	bound := make(chan error)
 	go func() { bound <- c.Bind(10 * time.Second) }()
-	c.leave()
+	c.endAccess()
 	if err := <-bound; err != nil {
 		t.Error(err)
 	}
@@ -616,13 +616,13 @@ func TestBlockedAccessesAreLimited(t *testing.T) {
 		var err error
 		c, other := NewCopies(2, nil), NewCopies(2, nil)
 		for range 2 {
-			if err := c.begin(); err != nil {
+			if err := c.beginAccess(); err != nil {
 				t.Fatal(err)
 			}
 		}
 		start := time.Now()
 		refused := make(chan error, 1)
-		go func() { refused <- c.begin() }()
+		go func() { refused <- c.beginAccess() }()
 		select {
 		case err = <-refused:
 		case <-time.After(10 * copiesTimeout):
@@ -635,23 +635,23 @@ func TestBlockedAccessesAreLimited(t *testing.T) {
 			t.Errorf("refused after %v", d)
 		}
 		start = time.Now()
-		if err := c.begin(); !errors.Is(err, ErrStuck) {
+		if err := c.beginAccess(); !errors.Is(err, ErrStuck) {
 			t.Errorf("once stuck: %v", err)
 		}
 		if d := time.Since(start); d != 0 {
 			t.Errorf("refused access: took %v, want no time", d)
 		}
-		if err := other.begin(); err != nil {
+		if err := other.beginAccess(); err != nil {
 			t.Errorf("another user: %v", err)
 		}
-		c.end()
-		if err := c.begin(); err != nil {
+		c.endAccess()
+		if err := c.beginAccess(); err != nil {
 			t.Errorf("access after another one has ended: got %v, want nil", err)
 		}
 		got := make(chan error)
-		go func() { got <- c.begin() }()
+		go func() { got <- c.beginAccess() }()
 		testutil.AdvanceTime(10 * copiesLook)
-		c.end()
+		c.endAccess()
 		if err := <-got; err != nil {
 			t.Errorf("room within timeout: %v", err)
 		}
@@ -659,7 +659,7 @@ func TestBlockedAccessesAreLimited(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 * maxCopiesWaiting {
 			wg.Go(func() {
-				if c.begin() != nil {
+				if c.beginAccess() != nil {
 					atOnce.Add(1)
 				}
 			})
@@ -669,8 +669,8 @@ func TestBlockedAccessesAreLimited(t *testing.T) {
 			t.Errorf("accesses refused at once: got %d, want %d because only a few may wait", n, 2*maxCopiesWaiting)
 		}
 		wg.Wait()
-		c.end()
-		c.end()
+		c.endAccess()
+		c.endAccess()
 		if n := c.InProgress(); n != 0 {
 			t.Errorf("%d go on", n)
 		}
@@ -684,30 +684,30 @@ func TestBlockedAccessesOfAllUsers(t *testing.T) {
 		all := NewCopies(5, nil)
 		first, second := NewCopies(64, all), NewCopies(64, all)
 		for i := range ownCopies + 5 {
-			if err := first.begin(); err != nil {
+			if err := first.beginAccess(); err != nil {
 				t.Fatalf("access %d of the first user: got %v, want nil", i, err)
 			}
 		}
-		if err := first.begin(); !errors.Is(err, ErrStuck) {
+		if err := first.beginAccess(); !errors.Is(err, ErrStuck) {
 			t.Errorf("one more: %v", err)
 		}
 		for i := range ownCopies {
-			if err := second.begin(); err != nil {
+			if err := second.beginAccess(); err != nil {
 				t.Errorf("access %d of the second user: got %v, want nil", i, err)
 			}
 		}
-		if err := second.begin(); !errors.Is(err, ErrStuck) {
+		if err := second.beginAccess(); !errors.Is(err, ErrStuck) {
 			t.Errorf("additional access of the second user: got %v, want ErrStuck", err)
 		}
-		first.end()
-		if err := second.begin(); err != nil {
+		first.endAccess()
+		if err := second.beginAccess(); err != nil {
 			t.Errorf("access of the second user after one of the first user has ended: got %v, want nil", err)
 		}
 		for range ownCopies + 4 {
-			first.end()
+			first.endAccess()
 		}
 		for range ownCopies + 1 {
-			second.end()
+			second.endAccess()
 		}
 		if first.InProgress() != 0 || second.InProgress() != 0 || all.InProgress() != 0 {
 			t.Errorf("%d, %d and %d go on", first.InProgress(), second.InProgress(), all.InProgress())

@@ -24,8 +24,8 @@ type Tracer interface {
 	CommandTrace() *CommandTrace
 }
 
-// traceOf returns the trace record of a command of c, or nil.
-func traceOf(c Caller) *CommandTrace {
+// commandTraceOf returns the trace record of a command of c, or nil.
+func commandTraceOf(c Caller) *CommandTrace {
 	if t, ok := c.(Tracer); ok {
 		return t.CommandTrace()
 	}

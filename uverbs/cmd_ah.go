@@ -22,7 +22,7 @@ func cmdCreateAH(c *call) error {
 	if err := c.f.checkContext(); err != nil {
 		return err
 	}
-	if !c.f.dev.validPort(int(req.Attr.PortNum)) {
+	if !c.f.dev.isValidPort(int(req.Attr.PortNum)) {
 		return fmt.Errorf("no port %d: %w", req.Attr.PortNum, syscall.EINVAL)
 	}
 	pd, err := lookup[*pdObject](c.f, req.PDHandle)
@@ -48,7 +48,7 @@ func cmdCreateAH(c *call) error {
 		}
 	}
 	var ah *ib.AH
-	err = c.f.createCharged(kindAH, func() (err error) {
+	err = c.f.createChargedObject(kindAH, func() (err error) {
 		ah, err = userOps.CreateAH(pd.res.PD, &attr, &c.udata)
 		return err
 	})
@@ -56,7 +56,7 @@ func cmdCreateAH(c *call) error {
 		return err
 	}
 	o := c.f.objects.add(&ahObject{ah})
-	c.publishCreated(o)
+	c.publishCreatedObject(o)
 	setResponse(c, uapi.CreateAHResp{AHHandle: o.handle})
 	return nil
 }

@@ -47,7 +47,7 @@ func cmdCreateCompChannel(c *call) error {
 		return err
 	}
 	c.reader = reader
-	c.abort = func() { c.f.events.undoNew(e) }
+	c.abort = func() { c.f.events.undoNewFile(e) }
 	setResponse(c, uapi.CreateCompChannelResp{})
 	return nil
 }
@@ -97,10 +97,10 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 	if err := f.checkContext(); err != nil {
 		return fail(err)
 	}
-	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: c.asyncEvents()}
+	o := &cqObject{f: f, user: req.UserHandle, asyncEvents: c.asyncEventFile()}
 	var completed func(*ib.CQ)
 	if req.CompChannel >= 0 {
-		dev, ino, err := c.caller.SameFile(int(req.CompChannel))
+		dev, ino, err := c.caller.FileInode(int(req.CompChannel))
 		if err != nil {
 			return fail(fmt.Errorf("completion channel %d: %w: %v", req.CompChannel, syscall.EBADF, err))
 		}
@@ -113,7 +113,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 	init := ib.CQInit{
 		Entries: int(req.CQE), Vector: int(req.CompVector), Flags: req.Flags, Handler: completed, Event: failed,
 	}
-	err := f.createCharged(kindCQ, func() (err error) {
+	err := f.createChargedObject(kindCQ, func() (err error) {
 		o.CQ, err = userOps.CreateCQ(f.dev.ib, init, &c.udata)
 		return err
 	})
@@ -122,7 +122,7 @@ func (c *call) createCQ(req *uapi.ExCreateCQ) (uapi.CreateCQResp, error) {
 		return fail(err)
 	}
 	obj := f.objects.add(o)
-	c.publishCreated(obj)
+	c.publishCreatedObject(obj)
 	return uapi.CreateCQResp{CQHandle: obj.handle, CQE: uint32(o.Entries())}, nil
 }
 
@@ -168,7 +168,7 @@ func cmdPollCQ(c *call) error {
 			break
 		}
 		for i := range wc[:n] {
-			w := userWC(&wc[i])
+			w := toUserWC(&wc[i])
 			c.resp = uapi.AppendTo(c.resp, &w)
 		}
 		resp.Count += uint32(n)
@@ -178,8 +178,8 @@ func cmdPollCQ(c *call) error {
 	return nil
 }
 
-// userWC converts a completion to the user ABI. (copy_wc_to_user)
-func userWC(w *ib.WC) uapi.WC {
+// toUserWC converts a completion to the user ABI. (copy_wc_to_user)
+func toUserWC(w *ib.WC) uapi.WC {
 	r := uapi.WC{
 		WRID:      w.ID,
 		Status:    w.Status,

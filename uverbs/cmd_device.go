@@ -27,14 +27,14 @@ func cmdGetContext(c *call) error {
 	}
 	if err := c.f.openContext(&c.udata); err != nil {
 		unix.Close(reader)
-		c.f.events.undoNew(e)
+		c.f.events.undoNewFile(e)
 		return err
 	}
 	c.reader = reader
 	setResponse(c, uapi.GetContextResp{NumCompVectors: uint32(c.f.dev.srv.opts.CompVectors)})
 	c.commit = c.f.commitContext
 	c.abort = func() {
-		c.f.events.undoNew(e)
+		c.f.events.undoNewFile(e)
 		c.f.abortContext()
 	}
 	return nil
@@ -52,7 +52,7 @@ func cmdQueryDevice(c *call) error {
 	if err != nil {
 		return err
 	}
-	setResponse(c, deviceResp(&attr))
+	setResponse(c, toDeviceResp(&attr))
 	return nil
 }
 
@@ -73,7 +73,7 @@ func cmdExQueryDevice(c *call) error {
 		return err
 	}
 	setResponse(c, uapi.ExQueryDeviceResp{
-		Base:             deviceResp(&attr),
+		Base:             toDeviceResp(&attr),
 		ResponseLength:   responseLength[uapi.ExQueryDeviceResp](c),
 		DeviceCapFlagsEx: attr.DeviceCapFlags,
 		ODPCaps: uapi.ODPCaps{
@@ -89,8 +89,8 @@ func cmdExQueryDevice(c *call) error {
 	return nil
 }
 
-// deviceResp converts the attributes of a device to the user ABI. (copy_query_dev_fields)
-func deviceResp(a *ib.DeviceAttr) uapi.QueryDeviceResp {
+// toDeviceResp converts the attributes of a device to the user ABI. (copy_query_dev_fields)
+func toDeviceResp(a *ib.DeviceAttr) uapi.QueryDeviceResp {
 	return uapi.QueryDeviceResp{
 		FWVer:                 a.FWVer,
 		NodeGUID:              uapi.NewBE64(a.NodeGUID),
@@ -133,8 +133,8 @@ func deviceResp(a *ib.DeviceAttr) uapi.QueryDeviceResp {
 	}
 }
 
-// validPort reports whether the device has the port. (rdma_is_port_valid)
-func (d *Device) validPort(port int) bool { return port >= 1 && port <= d.ports }
+// isValidPort reports whether the device has the port. (rdma_is_port_valid)
+func (d *Device) isValidPort(port int) bool { return port >= 1 && port <= d.ports }
 
 // cmdQueryPort returns the state of a port. (ib_uverbs_query_port)
 func cmdQueryPort(c *call) error {
@@ -155,7 +155,7 @@ func cmdQueryPort(c *call) error {
 
 // portResp returns the state of a port in the user ABI. (copy_port_attr_to_resp)
 func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
-	if !d.validPort(port) {
+	if !d.isValidPort(port) {
 		return uapi.QueryPortResp{}, fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
 	}
 	a, err := d.ib.QueryPort(port)

@@ -31,7 +31,7 @@ func cmdAllocMW(c *call) error {
 	}
 	defer pd.releaseUse()
 	var mw *ib.MW
-	err = c.f.createCharged(kindMW, func() (err error) {
+	err = c.f.createChargedObject(kindMW, func() (err error) {
 		mw, err = userOps.AllocMW(pd.res.PD, req.MWType, &c.udata)
 		return err
 	})
@@ -39,7 +39,7 @@ func cmdAllocMW(c *call) error {
 		return err
 	}
 	o := c.f.objects.add(&mwObject{mw, req.PDHandle})
-	c.publishCreated(o)
+	c.publishCreatedObject(o)
 	setResponse(c, uapi.AllocMWResp{MWHandle: o.handle, RKey: mw.RKey()})
 	return nil
 }
@@ -70,12 +70,12 @@ func cmdReregMR(c *call) error {
 	case req.Flags&^known != 0:
 		return fmt.Errorf("unknown changes %#x: %w", uint32(req.Flags&^known), syscall.EOPNOTSUPP)
 	case req.Flags&uapi.ReregMRChangeTranslation != 0:
-		if err := checkOffset(req.Start, req.HCAVA); err != nil {
+		if err := checkPageOffset(req.Start, req.HCAVA); err != nil {
 			return err
 		}
 	}
 	if req.Flags&uapi.ReregMRChangeAccess != 0 {
-		if err := checkAccess(req.AccessFlags); err != nil {
+		if err := checkAccessFlags(req.AccessFlags); err != nil {
 			return err
 		}
 	}

@@ -23,7 +23,7 @@ func cmdAllocPD(c *call) error {
 		return err
 	}
 	var pd *ib.PD
-	err := c.f.createCharged(kindPD, func() (err error) {
+	err := c.f.createChargedObject(kindPD, func() (err error) {
 		pd, err = userOps.AllocPD(c.f.dev.ib, &c.udata)
 		return err
 	})
@@ -31,7 +31,7 @@ func cmdAllocPD(c *call) error {
 		return err
 	}
 	o := c.f.objects.add(&pdObject{pd})
-	c.publishCreated(o)
+	c.publishCreatedObject(o)
 	setResponse(c, uapi.AllocPDResp{PDHandle: o.handle})
 	return nil
 }
@@ -54,20 +54,20 @@ type mrObject struct {
 func (*mrObject) kind() objectKind { return kindMR }
 func (o *mrObject) destroy() error { return o.Dereg() }
 
-// knownAccess is the set of rights that the ABI defines, including rights that the device lacks.
-const knownAccess = uapi.AccessFlushPersistent<<1 - 1 | uapi.AccessOptionalRange
+// knownAccessFlags is the set of rights that the ABI defines, including rights that the device lacks.
+const knownAccessFlags = uapi.AccessFlushPersistent<<1 - 1 | uapi.AccessOptionalRange
 
-// checkAccess checks for unknown access rights. The midlayer checks that remote write access implies local write
+// checkAccessFlags checks for unknown access rights. The midlayer checks that remote write access implies local write
 // access. (ib_check_mr_access)
-func checkAccess(flags uapi.AccessFlags) error {
-	if bad := flags &^ knownAccess; bad != 0 {
+func checkAccessFlags(flags uapi.AccessFlags) error {
+	if bad := flags &^ knownAccessFlags; bad != 0 {
 		return fmt.Errorf("unknown access flags %#x: %w", uint32(bad), syscall.EINVAL)
 	}
 	return nil
 }
 
-// checkOffset checks that the memory and its IOVA have the same offset in a page.
-func checkOffset(start, iova uint64) error {
+// checkPageOffset checks that the memory and its IOVA have the same offset in a page.
+func checkPageOffset(start, iova uint64) error {
 	if (start^iova)&(umem.PageSize-1) != 0 {
 		return fmt.Errorf("memory at %#x cannot have the IOVA %#x: the offsets in the page differ: %w", start, iova,
 			syscall.EINVAL)
@@ -91,13 +91,13 @@ func cmdRegMR(c *call) error {
 
 // regMR registers memory of the caller.
 func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
-	if err := checkOffset(req.Start, req.HCAVA); err != nil {
+	if err := checkPageOffset(req.Start, req.HCAVA); err != nil {
 		return resp, err
 	}
 	if err := c.f.checkContext(); err != nil {
 		return resp, err
 	}
-	if err := checkAccess(req.AccessFlags); err != nil {
+	if err := checkAccessFlags(req.AccessFlags); err != nil {
 		return resp, err
 	}
 	pd, err := lookup[*pdObject](c.f, req.PDHandle)
@@ -106,7 +106,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	}
 	defer pd.releaseUse()
 	var mr *ib.MR
-	err = c.f.createCharged(kindMR, func() (err error) {
+	err = c.f.createChargedObject(kindMR, func() (err error) {
 		mr, err = userOps.RegMR(pd.res.PD, ib.MRInit{Space: c.caller.Space(), Account: c.caller.Account(), Addr: req.Start,
 			Length: req.Length, IOVA: req.HCAVA, Access: req.AccessFlags}, &c.udata)
 		return err
@@ -115,7 +115,7 @@ func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 		return resp, err
 	}
 	o := c.f.objects.add(&mrObject{mr, req.PDHandle})
-	c.publishCreated(o)
+	c.publishCreatedObject(o)
 	return uapi.RegMRResp{MRHandle: o.handle, LKey: mr.LKey(), RKey: mr.RKey()}, nil
 }
 

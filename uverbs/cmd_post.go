@@ -41,7 +41,7 @@ func cmdPostSend(c *call) error {
 	wrs := make([]ib.SendWR, 0, req.WRCount)
 	for i := range int(req.WRCount) {
 		w, _ := uapi.Decode[uapi.SendWR](list.wqe(i))
-		wr, ah, err := c.sendWR(&w, qp.res.Type())
+		wr, ah, err := c.convertSendWR(&w, qp.res.Type())
 		if err != nil {
 			return fmt.Errorf("work request %d: %w", i, err)
 		}
@@ -68,8 +68,8 @@ func (c *call) writePostResponse(n int, err error) error {
 	return nil
 }
 
-// sendWR converts a work request. sendWR also returns the address handle that the request uses.
-func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah objectUse[*ahObject], err error) {
+// convertSendWR converts a work request. convertSendWR also returns the address handle that the request uses.
+func (c *call) convertSendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah objectUse[*ahObject], err error) {
 	wr = ib.SendWR{ID: w.WRID, Opcode: w.Opcode, Flags: w.SendFlags}
 	invalid := func(format string, args ...any) (ib.SendWR, objectUse[*ahObject], error) {
 		return wr, ah, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
@@ -110,7 +110,7 @@ func (c *call) sendWR(w *uapi.SendWR, t ib.QPType) (wr ib.SendWR, ah objectUse[*
 // cmdPostRecv posts receive work requests. (ib_uverbs_post_recv)
 func cmdPostRecv(c *call) error {
 	req, _ := uapi.Decode[uapi.PostRecv](c.in) // the length was checked against the table of commands
-	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount)
+	wrs, err := convertRecvWRs(c.in[uapi.SizeOf[uapi.PostRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err
 	}
@@ -124,8 +124,8 @@ func cmdPostRecv(c *call) error {
 	return c.writePostResponse(n, err)
 }
 
-// recvWRs converts a list of receive work requests. (ib_uverbs_unmarshall_recv)
-func recvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
+// convertRecvWRs converts a list of receive work requests. (ib_uverbs_unmarshall_recv)
+func convertRecvWRs(b []byte, count, size, sges uint32) ([]ib.RecvWR, error) {
 	list, err := parseWRs(b, count, size, sges, uapi.SizeOf[uapi.RecvWR]())
 	if err != nil {
 		return nil, err

@@ -44,7 +44,7 @@ func (o *qpObject) destroy() error {
 	}
 	o.f.dev.queuePairs.CompareAndDelete(o.Num(), o)
 	o.reported = o.asyncEvents.removeEvents(&o.async)
-	o.xrcd.unuse()
+	o.xrcd.dropUse()
 	return nil
 }
 
@@ -93,8 +93,8 @@ func cmdExCreateQP(c *call) error {
 	return nil
 }
 
-// qpCreateFlags is the set of flags that the write form defines.
-const qpCreateFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping | uapi.QPCreatePCIWriteEndPadding
+// writeFormQPFlags is the set of flags that the write form defines.
+const writeFormQPFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping | uapi.QPCreatePCIWriteEndPadding
 
 // checkQPParameters checks for unsupported parameters. A handle of an indirection table is always invalid, because no
 // such tables exist. (create_qp)
@@ -107,7 +107,7 @@ func checkQPParameters(req *uapi.ExCreateQP) error {
 	switch {
 	case req.CompMask&uapi.CreateQPMaskIndTable != 0:
 		return fmt.Errorf("no indirection table has the handle %d: %w", req.RWQIndTblHandle, syscall.EINVAL)
-	case req.CreateFlags&^qpCreateFlags != 0:
+	case req.CreateFlags&^writeFormQPFlags != 0:
 		return fmt.Errorf("unknown flags %#x: %w", uint32(req.CreateFlags), syscall.EINVAL)
 	case req.CreateFlags != 0:
 		return fmt.Errorf("flags %#x: %w", uint32(req.CreateFlags), syscall.EOPNOTSUPP)
@@ -136,7 +136,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		return resp, fmt.Errorf("send completion queue: %w", err)
 	}
 	defer scq.releaseUse()
-	o := &qpObject{f: f, pd: req.PDHandle, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: c.asyncEvents()}
+	o := &qpObject{f: f, pd: req.PDHandle, uid: req.UserHandle, port: new(atomic.Uint32), asyncEvents: c.asyncEventFile()}
 	init := ib.QPInitAttr{
 		SendCQ: scq.res.CQ,
 		Cap: ib.QPCap{
@@ -168,7 +168,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 			o.srq, init.SRQ = req.SRQHandle, srq.res.SRQ
 		}
 	}
-	err = f.createCharged(kindQP, func() (err error) {
+	err = f.createChargedObject(kindQP, func() (err error) {
 		o.QP, err = userOps.CreateQP(pd.res.PD, init, &c.udata)
 		return err
 	})
@@ -180,7 +180,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 	o.handle = obj.handle
 	f.dev.queuePairs.Store(o.Num(), o)
 	f.doorbells.add(o)
-	c.publishCreated(obj)
+	c.publishCreatedObject(obj)
 	granted := o.Init().Cap
 	return uapi.CreateQPResp{
 		QPHandle:      obj.handle,
@@ -209,8 +209,8 @@ func cmdQueryQP(c *call) error {
 		return err
 	}
 	setResponse(c, uapi.QueryQPResp{
-		Dest:            userDest(&a.AH),
-		AltDest:         userDest(&a.AltAH),
+		Dest:            toUserDest(&a.AH),
+		AltDest:         toUserDest(&a.AltAH),
 		MaxSendWR:       init.Cap.MaxSendWR,
 		MaxRecvWR:       init.Cap.MaxRecvWR,
 		MaxSendSGE:      init.Cap.MaxSendSGE,
@@ -249,8 +249,8 @@ func boolToUint8(b bool) uint8 {
 	return 0
 }
 
-// userDest converts an address to the user ABI. (copy_ah_attr_to_uverbs)
-func userDest(a *ib.AHAttr) uapi.QPDest {
+// toUserDest converts an address to the user ABI. (copy_ah_attr_to_uverbs)
+func toUserDest(a *ib.AHAttr) uapi.QPDest {
 	d := uapi.QPDest{
 		DLID:        a.DLID,
 		SL:          a.SL,
@@ -269,8 +269,8 @@ func userDest(a *ib.AHAttr) uapi.QPDest {
 	return d
 }
 
-// destAttr converts an address from the user ABI. (copy_ah_attr_from_uverbs)
-func destAttr(d *uapi.QPDest) ib.AHAttr {
+// toAHAttr converts an address from the user ABI. (copy_ah_attr_from_uverbs)
+func toAHAttr(d *uapi.QPDest) ib.AHAttr {
 	a := ib.AHAttr{DLID: d.DLID, SL: d.SL, SrcPathBits: d.SrcPathBits, StaticRate: d.StaticRate, Port: d.PortNum}
 	if d.IsGlobal != 0 {
 		a.HasGRH = true
@@ -353,8 +353,8 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 		SQPSN:            r.SQPSN,
 		DestQPN:          r.DestQPNum,
 		AccessFlags:      r.QPAccessFlags,
-		AH:               destAttr(&r.Dest),
-		AltAH:            destAttr(&r.AltDest),
+		AH:               toAHAttr(&r.Dest),
+		AltAH:            toAHAttr(&r.AltDest),
 		PKeyIndex:        r.PKeyIndex,
 		AltPKeyIndex:     r.AltPKeyIndex,
 		EnSQDAsyncNotify: r.EnSQDAsyncNotify != 0,
@@ -385,21 +385,21 @@ func (d *Device) checkModify(r *uapi.ModifyQP, port uint8) error {
 	badPort := func(what string, p uint8) error {
 		return fmt.Errorf("%s names port %d: %w", what, p, syscall.EINVAL)
 	}
-	if has(uapi.QPAttrPort) && !d.validPort(int(r.PortNum)) {
+	if has(uapi.QPAttrPort) && !d.isValidPort(int(r.PortNum)) {
 		return badPort("attribute", r.PortNum)
 	}
 	if has(uapi.QPAttrAV) {
 		p := r.Dest.PortNum
 		toRTR := has(uapi.QPAttrState) && r.QPState == uapi.QPSRTR
 		switch {
-		case !d.validPort(int(p)), toRTR && p != port, !toRTR && has(uapi.QPAttrPort) && p != r.PortNum:
+		case !d.isValidPort(int(p)), toRTR && p != port, !toRTR && has(uapi.QPAttrPort) && p != r.PortNum:
 			return badPort("address", p)
 		case !toRTR:
 			r.AttrMask |= uapi.QPAttrPort
 			r.PortNum = p
 		}
 	}
-	if has(uapi.QPAttrAltPath) && (!d.validPort(int(r.AltPortNum)) || r.AltDest.PortNum != r.AltPortNum) {
+	if has(uapi.QPAttrAltPath) && (!d.isValidPort(int(r.AltPortNum)) || r.AltDest.PortNum != r.AltPortNum) {
 		return badPort("alternate path", r.AltPortNum)
 	}
 	if has(uapi.QPAttrCurState) && r.CurQPState > uapi.QPSErr || has(uapi.QPAttrState) && r.QPState > uapi.QPSErr {

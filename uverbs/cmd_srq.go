@@ -29,7 +29,7 @@ func (o *srqObject) destroy() error {
 		return err
 	}
 	o.reported = o.asyncEvents.removeEvents(&o.async)
-	o.xrcd.unuse()
+	o.xrcd.dropUse()
 	return nil
 }
 
@@ -73,7 +73,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	if err := f.checkContext(); err != nil {
 		return resp, err
 	}
-	o := &srqObject{pd: req.PDHandle, uid: req.UserHandle, asyncEvents: c.asyncEvents()}
+	o := &srqObject{pd: req.PDHandle, uid: req.UserHandle, asyncEvents: c.asyncEventFile()}
 	init := ib.SRQInitAttr{
 		Type:  req.SRQType,
 		Attr:  ib.SRQAttr{MaxWR: req.MaxWR, MaxSGE: req.MaxSGE, Limit: req.SRQLimit},
@@ -104,16 +104,16 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 		return resp, fmt.Errorf("protection domain: %w", err)
 	}
 	defer pd.releaseUse()
-	err = f.createCharged(kindSRQ, func() (err error) {
+	err = f.createChargedObject(kindSRQ, func() (err error) {
 		o.SRQ, err = userOps.CreateSRQ(pd.res.PD, init, &c.udata)
 		return err
 	})
 	if err != nil {
 		return resp, err
 	}
-	o.xrcd.use()
+	o.xrcd.addUse()
 	obj := f.objects.add(o)
-	c.publishCreated(obj)
+	c.publishCreatedObject(obj)
 	granted := o.Init().Attr
 	resp = uapi.CreateSRQResp{SRQHandle: obj.handle, MaxWR: granted.MaxWR, MaxSGE: granted.MaxSGE}
 	if req.SRQType == uapi.SRQTXRC {
@@ -159,7 +159,7 @@ func cmdQuerySRQ(c *call) error {
 // cmdPostSRQRecv posts receive work requests to a queue. (ib_uverbs_post_srq_recv)
 func cmdPostSRQRecv(c *call) error {
 	req, _ := uapi.Decode[uapi.PostSRQRecv](c.in) // the length was checked against the table of commands
-	wrs, err := recvWRs(c.in[uapi.SizeOf[uapi.PostSRQRecv]():], req.WRCount, req.WQESize, req.SGECount)
+	wrs, err := convertRecvWRs(c.in[uapi.SizeOf[uapi.PostSRQRecv]():], req.WRCount, req.WQESize, req.SGECount)
 	if err != nil {
 		return err
 	}

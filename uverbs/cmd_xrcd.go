@@ -65,14 +65,14 @@ type xrcdObject struct {
 
 func (*xrcdObject) kind() objectKind { return kindXRCD }
 
-// use and unuse count the objects that use the domain. Both accept a nil receiver.
-func (o *xrcdObject) use() {
+// addUse and unuse count the objects that use the domain. Both accept a nil receiver.
+func (o *xrcdObject) addUse() {
 	if o != nil {
 		o.users.Add(1)
 	}
 }
 
-func (o *xrcdObject) unuse() {
+func (o *xrcdObject) dropUse() {
 	if o != nil {
 		o.users.Add(-1)
 	}
@@ -129,12 +129,12 @@ func cmdOpenXRCD(c *call) error {
 	}
 	var file fileID
 	if int32(req.FD) != -1 {
-		if file.dev, file.ino, err = c.caller.SameFile(int(int32(req.FD))); err != nil {
+		if file.dev, file.ino, err = c.caller.FileInode(int(int32(req.FD))); err != nil {
 			return fmt.Errorf("descriptor %d: %w: %w", int32(req.FD), err, syscall.EBADF)
 		}
 	}
 	var domain *xrcDomain
-	err = c.f.createCharged(kindXRCD, func() (err error) {
+	err = c.f.createChargedObject(kindXRCD, func() (err error) {
 		domain, err = c.f.dev.xrc.open(c.f.dev.ib, file, req.OFlags, &c.udata)
 		return err
 	})
@@ -142,7 +142,7 @@ func cmdOpenXRCD(c *call) error {
 		return err
 	}
 	obj := c.f.objects.add(&xrcdObject{f: c.f, domain: domain})
-	c.publishCreated(obj)
+	c.publishCreatedObject(obj)
 	setResponse(c, uapi.OpenXRCDResp{XRCDHandle: obj.handle})
 	return nil
 }
@@ -202,7 +202,7 @@ func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err e
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	t := &xrcTarget{port: new(atomic.Uint32)}
-	err = c.f.createCharged(kindQP, func() (err error) {
+	err = c.f.createChargedObject(kindQP, func() (err error) {
 		t.QP, err = userOps.CreateQP(d.pd, ib.QPInitAttr{
 			Type:  ib.QPTypeXRCTgt,
 			XRCD:  d.XRCD,
@@ -241,7 +241,7 @@ func cmdOpenQP(c *call) error {
 	if t == nil || req.QPType != uapi.QPTXRCTgt {
 		return fmt.Errorf("the domain has no XRC target with queue pair number %d: %w", req.QPN, syscall.EINVAL)
 	}
-	return c.f.createCharged(kindQP, func() error {
+	return c.f.createChargedObject(kindQP, func() error {
 		setResponse(c, c.openTarget(x.res, t, req.UserHandle))
 		return nil
 	})
@@ -249,14 +249,14 @@ func cmdOpenQP(c *call) error {
 
 // openTarget creates the program's object for a target. The domain's mu must be held.
 func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQPResp {
-	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEvents(), xrcd: x, target: t}
+	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEventFile(), xrcd: x, target: t}
 	t.mu.Lock()
 	t.opened = append(t.opened, o)
 	t.mu.Unlock()
-	x.use()
+	x.addUse()
 	obj := c.f.objects.add(o)
 	o.handle = obj.handle
-	c.publishCreated(obj)
+	c.publishCreatedObject(obj)
 	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 

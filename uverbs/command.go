@@ -172,13 +172,13 @@ func responseLength[T any](c *call) uint32 { return uint32(min(c.room, uapi.Size
 // holdCallbacks announces that this thread will soon run the device's callbacks.
 func (c *call) holdCallbacks() { userOps.HoldCallbacks(c.f.dev.ib, &c.callbacks) }
 
-// publishCreated publishes a new object after the response has been delivered.
-func (c *call) publishCreated(o *object) {
+// publishCreatedObject publishes a new object after the response has been delivered.
+func (c *call) publishCreatedObject(o *object) {
 	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
 }
 
 // readAsyncEvents returns the event file for the asynchronous events of a new object, or nil.
-func (c *call) asyncEvents() *eventFile {
+func (c *call) asyncEventFile() *eventFile {
 	if c.async != nil {
 		return c.async
 	}
@@ -292,7 +292,7 @@ func (b *commandBuffer) read(space umem.Space, addr uint64, n int) ([]byte, erro
 // requests, the command is read.
 func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	doorbell := n == doorbellSize && f.byIoctl.Load() && !f.byWrite.Load()
-	if doorbell && f.ringPosted(c) {
+	if doorbell && f.ringAllPosted(c) {
 		return n, nil
 	}
 	if n < cmdHdrSize || n > maxCommand {
@@ -300,30 +300,30 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	}
 	buf := commandBuffers.Get().(*commandBuffer)
 	defer commandBuffers.Put(buf)
-	if doorbell && f.ringPeeked(c, buf, addr) {
+	if doorbell && f.executePeekedDoorbell(c, buf, addr) {
 		return n, nil
 	}
 	b, err := buf.read(c.Space(), addr, n)
 	if err != nil {
 		return 0, fmt.Errorf("read the command: %w", err)
 	}
-	if n == doorbellSize && f.ringHandle(c, b) {
+	if n == doorbellSize && f.executeDoorbell(c, b) {
 		return n, nil
 	}
 	if n == armWriteSize && f.dev.srv.onVerb.Load() == nil && f.armByWrite(c, b) {
 		return n, nil
 	}
-	if err := f.write(c, b); err != nil {
+	if err := f.executeWrite(c, b); err != nil {
 		return 0, err
 	}
 	return n, nil
 }
 
-// write executes the command in b.
-func (f *File) write(c Caller, b []byte) error {
+// executeWrite executes the command in b.
+func (f *File) executeWrite(c Caller, b []byte) error {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	cmd, err := findCommand(hdr.Command)
-	name, trace := commandName(hdr.Command), traceOf(c)
+	name, trace := commandName(hdr.Command), commandTraceOf(c)
 	if !isDoorbell(hdr) {
 		trace.setName(name)
 	}

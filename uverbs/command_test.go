@@ -16,8 +16,8 @@ import (
 	"verbena/uapi/verb"
 )
 
-// eachForm runs a test twice: with commands by write and by ioctl.
-func eachForm(t *testing.T, f func(t *testing.T, form form)) {
+// testEachForm runs a test twice: with commands by write and by ioctl.
+func testEachForm(t *testing.T, f func(t *testing.T, form form)) {
 	for _, form := range []form{byWrite, byIoctl} {
 		t.Run(form.String(), func(t *testing.T) { f(t, form) })
 	}
@@ -25,7 +25,7 @@ func eachForm(t *testing.T, f func(t *testing.T, form form)) {
 
 // TestPingPongSession runs a complete session of a ping-pong program.
 func TestPingPongSession(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.open(form)
 		ctx, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
@@ -72,7 +72,8 @@ func TestPingPongSession(t *testing.T) {
 		}
 		qp := qpResp.QPHandle
 
-		must(t, sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1, PKeyIndex: 3,
+		must(t, sendWithoutResponse(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSInit, PortNum: 1,
+			PKeyIndex:     3,
 			QPAccessFlags: uapi.AccessRemoteRead,
 			AttrMask:      uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
 		dest := uapi.QPDest{DGID: [16]uint8{15: 9}, SGIDIndex: 1, HopLimit: 64, TrafficClass: 2, FlowLabel: 3, IsGlobal: 1,
@@ -80,7 +81,7 @@ func TestPingPongSession(t *testing.T) {
 		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uint8(roce.MTU1024), DestQPNum: 99,
 			RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN | uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer}
-		must(t, sendSilent(p, uapi.CmdModifyQP, toRTR))
+		must(t, sendWithoutResponse(p, uapi.CmdModifyQP, toRTR))
 		query, err := sendPlain[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp, AttrMask: uapi.QPAttrState})
 		must(t, err)
 		if query.QPState != uapi.QPSRTR || query.Dest != dest || query.DestQPNum != 99 || query.MaxSendWR != 6 ||
@@ -101,13 +102,13 @@ func TestPingPongSession(t *testing.T) {
 			t.Errorf("resize cq: got %+v with driver response %q, want 51 entries", resized, mminfo)
 		}
 
-		must(t, sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH(ah)))
+		must(t, sendWithoutResponse(p, uapi.CmdDestroyAH, uapi.DestroyAH(ah)))
 		_, err = sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 		must(t, err)
 		_, err = sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 		must(t, err)
-		must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
-		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
+		must(t, sendWithoutResponse(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, sendWithoutResponse(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"AH", "QP", "CQ", "MR", "PD"}) {
 			t.Errorf("destroyed %v", got)
 		}
@@ -118,7 +119,7 @@ func TestPingPongSession(t *testing.T) {
 }
 
 func TestExtendedCommands(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		dev, _, err := sendExtended[uapi.ExQueryDeviceResp](p, uapi.ExCmdQueryDevice, uapi.ExQueryDevice{}, 0)
@@ -177,7 +178,7 @@ func TestExtendedCommands(t *testing.T) {
 
 // Each line is a command that must fail. The objects are those of a session: see the variables.
 func TestCommandErrors(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -378,7 +379,7 @@ func encode[T any](v T) []byte { return uapi.AppendTo(nil, &v) }
 
 // TestCommandSizes sends every command with invalid sizes.
 func TestCommandSizes(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		for _, cmd := range commands {
@@ -433,7 +434,7 @@ var handleFirstCommands = []uint32{
 // TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT. The test sends the commands before
 // there is a context, and after the file has been closed.
 func TestCommandsWithoutContext(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.open(form)
 		for _, closed := range []bool{false, true} {
@@ -458,8 +459,8 @@ func TestCommandsWithoutContext(t *testing.T) {
 	})
 }
 
-// TestWriteHeaders sends invalid headers with write(2).
-func TestWriteHeaders(t *testing.T) {
+// TestInvalidWriteHeaders sends invalid headers with write(2).
+func TestInvalidWriteHeaders(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byWrite)
 	resp := addressOf(p.allocMem(4096))
@@ -520,8 +521,8 @@ func TestWriteHeaders(t *testing.T) {
 	}
 }
 
-// TestResponseFaults checks that an object is destroyed if its response cannot be delivered.
-func TestResponseFaults(t *testing.T) {
+// TestUndeliveredResponseDestroysObject checks that an object is destroyed if its response cannot be delivered.
+func TestUndeliveredResponseDestroysObject(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byWrite)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -575,14 +576,15 @@ func TestHandlesAreNotReusedSoon(t *testing.T) {
 	w := newFixture(t)
 	a, b := w.startProgram(byWrite), w.startProgram(byIoctl)
 	first := a.allocPD()
-	must(t, sendSilent(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}))
+	must(t, sendWithoutResponse(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}))
 	second := a.allocPD()
 	if second == first || first == 0 {
 		t.Errorf("handles: got %d and %d, want different ones above 0", first, second)
 	}
-	wantErrno(t, "stale handle", sendSilent(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}), syscall.ENOENT)
+	wantErrno(t, "stale handle", sendWithoutResponse(a, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: first}),
+		syscall.ENOENT)
 	b.allocPD()
-	wantErrno(t, "handle of another context", sendSilent(b, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: second}),
+	wantErrno(t, "handle of another context", sendWithoutResponse(b, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: second}),
 		syscall.ENOENT)
 
 	var tab objectTable
@@ -616,7 +618,7 @@ func TestHandlesAreNotReusedSoon(t *testing.T) {
 
 func TestOpenDevice(t *testing.T) {
 	w := newFixture(t)
-	m := &memory{}
+	m := &unmappedMemory{}
 	_, err := w.srv.Open("uverbs1", nil, m)
 	wantErrno(t, "open what is not there", err, syscall.ENODEV)
 	d := w.srv.Devices()[0]
@@ -668,7 +670,7 @@ func TestDeviceNumbersAndChanges(t *testing.T) {
 // TestWindowsAndReregistration checks handles, keys, pages and the order of destruction for memory windows and
 // reregistered regions.
 func TestWindowsAndReregistration(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, other := p.allocPD(), p.allocPD()
@@ -686,7 +688,7 @@ func TestWindowsAndReregistration(t *testing.T) {
 		if len(info) != 2 || info[1] != (mwInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
 			t.Errorf("list of windows: got %+v, want both windows", info)
 		}
-		must(t, sendSilent(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))
+		must(t, sendWithoutResponse(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: windows[0].MWHandle}))
 
 		region := p.f.objects.find(mr.MRHandle).res.(*mrObject)
 		start := region.Region().Addr()
@@ -706,10 +708,11 @@ func TestWindowsAndReregistration(t *testing.T) {
 				got, region.Region(), region.Access(), region.pd,
 				p.acct.Pages())
 		}
-		wantErrno(t, "dealloc the region's domain", sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}),
+		wantErrno(t, "dealloc the region's domain", sendWithoutResponse(p, uapi.CmdDeallocPD,
+			uapi.DeallocPD{PDHandle: other}),
 			syscall.EBUSY)
 		rereg(uapi.ReregMR{Flags: uapi.ReregMRChangePD, PDHandle: pd})
-		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
+		must(t, sendWithoutResponse(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: other}))
 		w.drv.FailMethod(ibfake.ReregMR, syscall.EBUSY)
 		_, err := sendPlain[uapi.ReregMRResp](p, uapi.CmdReregMR,
 			uapi.ReregMR{MRHandle: mr.MRHandle, Flags: uapi.ReregMRChangeTranslation, Start: start, HCAVA: start, Length: 1})

@@ -14,10 +14,10 @@ import (
 	"verbena/uapi"
 )
 
-// TestConcurrency creates, uses and destroys the same objects on several threads while other threads open and close
-// files. In the end either the device is removed or the program ends. Only errors that races explain may occur, and no
-// objects may remain.
-func TestConcurrency(t *testing.T) {
+// TestConcurrentCommands creates, uses and destroys the same objects on several threads while other threads open and
+// close files. In the end either the device is removed or the program ends. Only errors that races explain may occur,
+// and no objects may remain.
+func TestConcurrentCommands(t *testing.T) {
 	for _, end := range []string{"removal", "close"} {
 		t.Run(end, func(t *testing.T) {
 			w := newFixture(t)
@@ -73,7 +73,7 @@ func TestConcurrency(t *testing.T) {
 					}
 					return err
 				case 3:
-					return sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
+					return sendWithoutResponse(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 				case 4:
 					_, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 					return err
@@ -83,14 +83,14 @@ func TestConcurrency(t *testing.T) {
 				case 6:
 					return p.ringDoorbell(qp)
 				case 7:
-					return sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})
+					return sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})
 				case 8:
 					_, err := sendPlain[uapi.ResizeCQResp](p, uapi.CmdResizeCQ, uapi.ResizeCQ{CQHandle: cq, CQE: 1 + r.Uint32N(9)})
 					return err
 				case 9:
 					w.srv.Resources()
 				case 10:
-					return sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr,
+					return sendWithoutResponse(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr,
 						AttrMask: uapi.QPAttrState})
 				case 11:
 					if o := p.f.objects.find(cq); o != nil {
@@ -113,7 +113,7 @@ func TestConcurrency(t *testing.T) {
 			for range 2 {
 				wg.Go(func() {
 					for range 50 {
-						f, err := w.srv.Open("uverbs0", p, &memory{})
+						f, err := w.srv.Open("uverbs0", p, &unmappedMemory{})
 						if errors.Is(err, syscall.ENODEV) {
 							return
 						}
@@ -170,7 +170,8 @@ func TestUseWhileDestroying(t *testing.T) {
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
 	modify := func() error {
-		return sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState})
+		return sendWithoutResponse(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr,
+			AttrMask: uapi.QPAttrState})
 	}
 	destroy := func() error {
 		_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
@@ -217,7 +218,7 @@ func TestUseWhileDestroying(t *testing.T) {
 	wantErrno(t, "driver refuses", destroy(), syscall.EAGAIN)
 	w.drv.FailMethod(ibfake.DestroyQP, nil)
 	p.fakeQP(qp).SetRequestsPosted()
-	if !p.f.ringPosted(p) || p.fakeQP(qp).DoorbellCount() != 1 {
+	if !p.f.ringAllPosted(p) || p.fakeQP(qp).DoorbellCount() != 1 {
 		t.Error("doorbell after the failed destroy: got no ring, want one")
 	}
 }

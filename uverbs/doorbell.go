@@ -16,7 +16,7 @@ import (
 // these queues without a call and then rings the doorbell. A ring takes no lock that add, remove or silence hold while
 // they change the table. A ring does not wait for these functions, and does not allocate.
 type doorbells struct {
-	// few contains all queue pairs in an immutable slice. few is nil if there are none, or more than maxScan.
+	// few contains all queue pairs in an immutable slice. few is nil if there are none, or more than maxScannedQPs.
 	few      atomic.Pointer[[]*qpObject]
 	byHandle sync.Map // uint32 to *qpObject
 
@@ -36,9 +36,9 @@ type doorbell struct {
 	seen atomic.Uint64 // result of Posted at the last ring by RingPosted, plus one; 0 means none
 }
 
-// maxScan is the maximum number of queue pairs for which checking all queue pairs replaces reading the command from the
-// program's memory. With more queue pairs, reading the command is cheaper.
-const maxScan = 32
+// maxScannedQPs is the maximum number of queue pairs for which checking all queue pairs replaces reading the command
+// from the program's memory. With more queue pairs, reading the command is cheaper.
+const maxScannedQPs = 32
 
 // add adds a queue pair, unless silence has been called. add ignores queue pairs without a shared queue.
 func (d *doorbells) add(qp *qpObject) {
@@ -54,7 +54,7 @@ func (d *doorbells) add(qp *qpObject) {
 	qp.doorbell.at = len(d.list)
 	d.list = append(d.list, qp)
 	d.byHandle.Store(qp.handle, qp)
-	d.publish()
+	d.publishList()
 }
 
 // remove removes a queue pair. When remove has returned, the doorbell is not being rung and will not be rung again.
@@ -74,7 +74,7 @@ func (d *doorbells) remove(qp *qpObject) {
 	d.list[at].doorbell.at = at
 	d.list[last] = nil
 	d.list = d.list[:last]
-	d.publish()
+	d.publishList()
 }
 
 // hasQueuePairs reports whether the table contains queue pairs.
@@ -90,19 +90,19 @@ func (d *doorbells) removeAll() {
 	list := d.list
 	d.list, d.silenced = nil, true
 	d.byHandle.Clear()
-	d.publish()
+	d.publishList()
 	d.mu.Unlock()
 	for _, qp := range list {
 		qp.doorbell.allowRings(false)
 	}
 }
 
-// publish must be called after each change of list.
+// publishList must be called after each change of list.
 //
 //verbena:held mu
-func (d *doorbells) publish() {
+func (d *doorbells) publishList() {
 	d.changes++
-	if n := len(d.list); n == 0 || n > maxScan {
+	if n := len(d.list); n == 0 || n > maxScannedQPs {
 		d.few.Store(nil)
 		return
 	}
@@ -149,9 +149,9 @@ func runCallbacks(h *ib.Hold) {
 	}
 }
 
-// ring rings the doorbell of a queue pair if wanted returns true, and then returns true. Otherwise, and also if the
-// queue pair is being removed or has been removed, ring returns false. The first ring begins the hold.
-func (f *File) ring(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
+// ringIfWanted rings the doorbell of a queue pair if wanted returns true, and then returns true. Otherwise, and also if
+// the queue pair is being removed or has been removed, ring returns false. The first ring begins the hold.
+func (f *File) ringIfWanted(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
 	b := &qp.doorbell
 	if !b.ringing.TryRLock() {
 		return false
@@ -174,9 +174,9 @@ func hasPosted(qp *qpObject) bool {
 
 func canSend(qp *qpObject) bool { return qp.State() >= ib.QPRTS }
 
-// ringPosted rings the doorbell of each queue pair with posted requests. ringPosted reports whether such a queue pair
-// was found.
-func (f *File) ringPosted(c Caller) (rang bool) {
+// ringAllPosted rings the doorbell of each queue pair with posted requests. ringAllPosted reports whether such a queue
+// pair was found.
+func (f *File) ringAllPosted(c Caller) (rang bool) {
 	few := f.doorbells.few.Load()
 	if few == nil || !f.contextState().CanCreate() {
 		return false // the command is rejected, or names the queue pair
@@ -184,16 +184,16 @@ func (f *File) ringPosted(c Caller) (rang bool) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	for _, qp := range *few {
-		if f.ring(stallerOf(c), qp, hasPosted, &h) {
+		if f.ringIfWanted(stallerOf(c), qp, hasPosted, &h) {
 			rang = true
 		}
 	}
 	return rang
 }
 
-// ringHandle executes the doorbell command in b. ringHandle returns false if b is invalid or not a doorbell, or if the
-// queue pair cannot send.
-func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
+// executeDoorbell executes the doorbell command in b. executeDoorbell returns false if b is invalid or not a doorbell,
+// or if the queue pair cannot send.
+func (f *File) executeDoorbell(c Caller, b []byte) (rang bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	req, ok := uapi.Decode[uapi.PostSend](b[cmdHdrSize:])
 	if !ok || !isDoorbell(hdr) || req.WRCount != 0 || req.SGECount != 0 || !f.contextState().CanCreate() {
@@ -205,7 +205,7 @@ func (f *File) ringHandle(c Caller, b []byte) (rang bool) {
 	}
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
-	return f.ring(stallerOf(c), qp.(*qpObject), canSend, &h)
+	return f.ringIfWanted(stallerOf(c), qp.(*qpObject), canSend, &h)
 }
 
 // Scan is the position of RingPosted in a long list of queue pairs, together with the set of recently busy queue pairs.
@@ -214,7 +214,7 @@ type Scan struct {
 	next   int // index in doorbells.list
 	hot    [8]*qpObject
 	oldest int // index in hot
-	window [maxScan]*qpObject
+	window [maxScannedQPs]*qpObject
 }
 
 // RingPosted rings the doorbell of each queue pair with requests posted since the last ring. RingPosted is for a
@@ -284,13 +284,13 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	}
 	if few := f.doorbells.few.Load(); few != nil {
 		for _, qp := range *few {
-			found = f.ringNew(on, qp, all, h) || found
+			found = f.ringIfNew(on, qp, all, h) || found
 		}
 		return found, nil
 	}
 	for _, qp := range s.hot {
 		if qp != nil {
-			found = f.ringNew(on, qp, all, h) || found
+			found = f.ringIfNew(on, qp, all, h) || found
 		}
 	}
 	if all {
@@ -308,7 +308,7 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 		// caller must try again.
 		found = found || all && changes != before
 		for _, qp := range s.window[:n] {
-			if f.ringNew(on, qp, all, h) {
+			if f.ringIfNew(on, qp, all, h) {
 				found = true
 				s.hot[s.oldest] = qp
 				s.oldest = (s.oldest + 1) % len(s.hot)
@@ -331,9 +331,9 @@ func (d *doorbells) nextWindow(s *Scan) (n int, changes uint64, rest bool) {
 	return n, d.changes, s.next < len(d.list)
 }
 
-// ringNew rings the doorbell of a queue pair if the queue pair has new requests. With all, it also rings if there are
-// only older requests. ringNew reports whether there were new requests.
-func (f *File) ringNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
+// ringIfNew rings the doorbell of a queue pair if the queue pair has new requests. With all, it also rings if there are
+// only older requests. ringIfNew reports whether there were new requests.
+func (f *File) ringIfNew(s ib.Staller, qp *qpObject, all bool, h **ib.Hold) (more bool) {
 	b := &qp.doorbell
 	if !b.ringing.TryRLock() {
 		return false
@@ -377,7 +377,7 @@ func (f *File) Ring(c Caller, handle uint32) error {
 	}
 	qp := o.(*qpObject)
 	var h *ib.Hold
-	rang := f.ring(stallerOf(c), qp, canSend, &h)
+	rang := f.ringIfWanted(stallerOf(c), qp, canSend, &h)
 	runCallbacks(h)
 	if !rang {
 		return fmt.Errorf("queue pair %d cannot send in state %v: %w", qp.Num(), qp.State(), syscall.EINVAL)

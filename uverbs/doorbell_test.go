@@ -61,9 +61,9 @@ func doorbellCommand(qp uint32) []byte {
 
 func (p *program) ringDoorbell(qp uint32) error { return p.write(doorbellCommand(qp)) }
 
-// TestDoorbellTooEarly checks that the program receives an error if it posts requests before the queue pair can send.
+// TestEarlyDoorbellFails checks that the program receives an error if it posts requests before the queue pair can send.
 // (test_post_send_qp_state_bad_flow of pyverbs)
-func TestDoorbellTooEarly(t *testing.T) {
+func TestEarlyDoorbellFails(t *testing.T) {
 	for _, form := range []form{byIoctl, byWrite} {
 		p := newFixture(t).startProgram(form)
 		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
@@ -88,9 +88,9 @@ func TestDoorbellBesideIoctl(t *testing.T) {
 		reads int
 	}{
 		{"by ioctl", byIoctl, 1, true, false, 0},
-		{"by ioctl, several queue pairs", byIoctl, maxScan, true, false, 0},
+		{"by ioctl, several queue pairs", byIoctl, maxScannedQPs, true, false, 0},
 		{"by ioctl, nothing posted", byIoctl, 1, false, false, 1},
-		{"by ioctl, many queue pairs", byIoctl, maxScan + 1, true, false, 1},
+		{"by ioctl, many queue pairs", byIoctl, maxScannedQPs + 1, true, false, 1},
 		{"by ioctl, but others by write", byIoctl, 1, true, true, 1},
 		{"by write", byWrite, 1, true, false, 1},
 	} {
@@ -169,18 +169,18 @@ func TestDoorbellPeeked(t *testing.T) {
 		peeks int
 		reads int
 	}{
-		{"the doorbell", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 1, 0},
-		{"nothing", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return nil }, 1, 1},
-		{"zeros", byIoctl, maxScan + 1, func(_, _ uint32) []byte { return make([]byte, doorbellSize) }, 1, 1},
-		{"another command", byIoctl, maxScan + 1, func(qp, _ uint32) []byte { return append(other, byte(qp)) }, 1, 1},
-		{"a queue pair of another file", byIoctl, maxScan + 1,
+		{"the doorbell", byIoctl, maxScannedQPs + 1, func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 1, 0},
+		{"nothing", byIoctl, maxScannedQPs + 1, func(_, _ uint32) []byte { return nil }, 1, 1},
+		{"zeros", byIoctl, maxScannedQPs + 1, func(_, _ uint32) []byte { return make([]byte, doorbellSize) }, 1, 1},
+		{"another command", byIoctl, maxScannedQPs + 1, func(qp, _ uint32) []byte { return append(other, byte(qp)) }, 1, 1},
+		{"a queue pair of another file", byIoctl, maxScannedQPs + 1,
 			func(qp, _ uint32) []byte { return doorbellCommand(qp + 1000) }, 1,
 			1},
-		{"a queue pair that cannot send", byIoctl, maxScan + 1,
+		{"a queue pair that cannot send", byIoctl, maxScannedQPs + 1,
 			func(_, early uint32) []byte { return doorbellCommand(early) }, 1,
 			1},
 		{"not peeked: few queue pairs", byIoctl, 2, func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 0, 0},
-		{"not peeked: other commands by write", byWrite, maxScan + 1,
+		{"not peeked: other commands by write", byWrite, maxScannedQPs + 1,
 			func(qp, _ uint32) []byte { return doorbellCommand(qp) }, 0, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -376,7 +376,7 @@ func (p *program) addDoorbellQueues(t testing.TB, n int) ([]*qpObject, []*doorbe
 // TestRingPostedChecksAll checks that RingPosted with all checks every queue pair, independently of earlier calls.
 func TestRingPostedChecksAll(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
-	qps, queues := p.addDoorbellQueues(t, 5*maxScan)
+	qps, queues := p.addDoorbellQueues(t, 5*maxScannedQPs)
 	for _, qp := range qps {
 		p.f.doorbells.add(qp)
 	}
@@ -406,18 +406,19 @@ func TestRingPostedChecksAll(t *testing.T) {
 // finally calls silence. After remove or silence has returned, no doorbell of a removed queue pair may be rung.
 func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
-	qps, queues := p.addDoorbellQueues(t, maxScan+2) // more than maxScan, so that the slice few is set and reset
+	// more than maxScannedQPs, so that the slice few is set and reset
+	qps, queues := p.addDoorbellQueues(t, maxScannedQPs+2)
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {
 			for !stop.Load() {
-				p.f.ringPosted(p)
+				p.f.ringAllPosted(p)
 			}
 		})
 		wg.Go(func() {
 			for i := 0; !stop.Load(); i++ {
-				p.f.ringHandle(p, doorbellCommand(qps[i%len(qps)].handle))
+				p.f.executeDoorbell(p, doorbellCommand(qps[i%len(qps)].handle))
 			}
 		})
 	}
@@ -449,7 +450,7 @@ func TestDoorbellsAreSilentWhenRemoved(t *testing.T) {
 	for i, qp := range qps {
 		silent("silence", i)
 		p.f.doorbells.add(qp) // add is rejected
-		if p.f.ringPosted(p) || p.f.ringHandle(p, doorbellCommand(qp.handle)) {
+		if p.f.ringAllPosted(p) || p.f.executeDoorbell(p, doorbellCommand(qp.handle)) {
 			t.Errorf("queue pair %d after silence: got a doorbell, want none", i)
 		}
 	}
@@ -472,7 +473,7 @@ func TestBlockedDoorbellDelaysNoOther(t *testing.T) {
 	p.f.doorbells.add(stuck)
 	p.f.doorbells.add(other)
 	var wg sync.WaitGroup
-	wg.Go(func() { p.f.ringHandle(p, doorbellCommand(stuck.handle)) })
+	wg.Go(func() { p.f.executeDoorbell(p, doorbellCommand(stuck.handle)) })
 	for queues[0].inside.Load() == 0 {
 		runtime.Gosched()
 	}
@@ -485,15 +486,15 @@ func TestBlockedDoorbellDelaysNoOther(t *testing.T) {
 		stuck.doorbell.ringing.RUnlock()
 		runtime.Gosched()
 	}
-	if p.f.ringHandle(p, doorbellCommand(stuck.handle)) {
+	if p.f.executeDoorbell(p, doorbellCommand(stuck.handle)) {
 		t.Error("queue pair that is being removed: got a doorbell, want none")
 	}
-	if !p.f.ringPosted(p) || !p.f.ringHandle(p, doorbellCommand(other.handle)) || queues[1].rung.Load() != 2 {
+	if !p.f.ringAllPosted(p) || !p.f.executeDoorbell(p, doorbellCommand(other.handle)) || queues[1].rung.Load() != 2 {
 		t.Errorf("other queue pair: got %d doorbells, want 2", queues[1].rung.Load())
 	}
 	p.f.doorbells.add(late)
 	p.f.doorbells.remove(other)
-	if !p.f.ringPosted(p) || queues[2].rung.Load() != 1 {
+	if !p.f.ringAllPosted(p) || queues[2].rung.Load() != 1 {
 		t.Errorf("queue pair that was added last: got %d doorbells, want 1", queues[2].rung.Load())
 	}
 	if removed.Load() {
@@ -524,7 +525,7 @@ func TestRemoveWaitsForDoorbell(t *testing.T) {
 			queues[0].wait = make(chan struct{})
 			p.f.doorbells.add(qps[0])
 			var wg sync.WaitGroup
-			wg.Go(func() { p.f.ringHandle(p, doorbellCommand(qps[0].handle)) })
+			wg.Go(func() { p.f.executeDoorbell(p, doorbellCommand(qps[0].handle)) })
 			for queues[0].inside.Load() == 0 {
 				runtime.Gosched()
 			}
@@ -651,7 +652,7 @@ func TestHasNewRequests(t *testing.T) {
 	if p.f.HasNewRequests() {
 		t.Error("HasNew without queue pairs: got true, want false")
 	}
-	qps, _ := p.addDoorbellQueues(t, maxScan+1)
+	qps, _ := p.addDoorbellQueues(t, maxScannedQPs+1)
 	p.f.doorbells.add(qps[0])
 	defer p.f.doorbells.removeAll()
 	for _, want := range []bool{true, false} {

@@ -19,8 +19,8 @@ type sysfsFilesDriver interface {
 	SysfsFiles() map[string]func() (string, error)
 }
 
-// driverMethods checks the methods of a driver, and returns the methods that programs can call.
-func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
+// checkedDriverMethods checks the methods of a driver, and returns the methods that programs can call.
+func checkedDriverMethods(dev *ib.Device) (map[methodID]*method, error) {
 	d, ok := ib.As[ib.MethodDriver](userOps.Driver(dev))
 	if !ok {
 		return nil, nil
@@ -55,8 +55,8 @@ func driverMethods(dev *ib.Device) (map[methodID]*method, error) {
 	return known, nil
 }
 
-// sysfsFiles checks the paths of a driver's files.
-func sysfsFiles(dev *ib.Device) (map[string]func() (string, error), error) {
+// checkedSysfsFiles checks the paths of a driver's files.
+func checkedSysfsFiles(dev *ib.Device) (map[string]func() (string, error), error) {
 	d, ok := ib.As[sysfsFilesDriver](userOps.Driver(dev))
 	if !ok {
 		return nil, nil
@@ -151,7 +151,7 @@ func (c *driverCall) Context() ib.UserContext { return userContext{c.f} }
 func (c *driverCall) Has(id uapi.AttrID) bool { return c.attrOf(id) != nil }
 
 // Number returns an attribute of 4 or 8 bytes, or 0 if the caller did not pass it.
-func (c *driverCall) Number(id uapi.AttrID) uint64 { return c.uint64(id) }
+func (c *driverCall) Number(id uapi.AttrID) uint64 { return c.uint64Of(id) }
 
 // Bytes returns an input attribute, or nil if the caller did not pass it.
 func (c *driverCall) Bytes(id uapi.AttrID) []byte { return c.inputs[id] }

@@ -117,7 +117,7 @@ func TestDriverMethodKeepsObjects(t *testing.T) {
 	w := newExtendedFixture(t, verb.Reads, func(ib.MethodCall) error {
 		p.f.life.RUnlock() // the next command takes the lock
 		defer p.f.life.RLock()
-		destroyed = sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr})
+		destroyed = sendWithoutResponse(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr})
 		return nil
 	})
 	p = w.startProgram(byWrite)
@@ -125,7 +125,7 @@ func TestDriverMethodKeepsObjects(t *testing.T) {
 	_, err := p.callMethod(uapi.ObjectMR, ownMethod, inlineAttr(ownNumber, 4, 7), handleAttr(ownRegion, uint64(mr)))
 	must(t, err)
 	wantErrno(t, "destroy the region during the call", destroyed, syscall.EBUSY)
-	must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr}))
+	must(t, sendWithoutResponse(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr}))
 }
 
 // TestContextUnlockedDuringRead checks that the context is not locked while the memory of the program, which may block,
@@ -223,13 +223,13 @@ func TestDriverMethodsRefused(t *testing.T) {
 		m := good()
 		test.spoil(&m)
 		d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{m}}
-		_, err := driverMethods(ib.NewDevice("rxe0", d, t.Logf).Device())
+		_, err := checkedDriverMethods(ib.NewDevice("rxe0", d, t.Logf).Device())
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want %q", test.what, err, test.want)
 		}
 	}
 	d := &extendedDriver{Driver: ibfake.New(), methods: []ib.DriverMethod{good(), good()}}
-	if _, err := driverMethods(ib.NewDevice("rxe0", d, t.Logf).Device()); err == nil ||
+	if _, err := checkedDriverMethods(ib.NewDevice("rxe0", d, t.Logf).Device()); err == nil ||
 		!strings.Contains(err.Error(), "same number") {
 		t.Errorf("two methods with one number: got %v, want an error", err)
 	}
@@ -243,7 +243,8 @@ func TestSysfsFilePaths(t *testing.T) {
 	for name, ok := range map[string]bool{"parent": true, "ports/1/hw/state": true, "": false, "../rxe1/x": false,
 		"/a": false, "a/": false, "a//b": false, "./a": false} {
 		d := &extendedDriver{Driver: ibfake.New(), files: map[string]func() (string, error){name: nil}}
-		if files, err := sysfsFiles(ib.NewDevice("rxe0", d, t.Logf).Device()); (err == nil) != ok || ok != (len(files) == 1) {
+		if files, err := checkedSysfsFiles(ib.NewDevice("rxe0", d, t.Logf).Device()); (err == nil) != ok ||
+			ok != (len(files) == 1) {
 			t.Errorf("path %q: %v", name, err)
 		}
 	}

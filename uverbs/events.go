@@ -22,7 +22,7 @@ import (
 // The kernel holds a lock of the pipe while it copies data into the memory of the reader, and this copy may block.
 // Until the copy ends, every call on the pipe blocks, even a non-blocking call. The thread that raises an event
 // therefore only queues the record, and a goroutine writes the record (pump). A thread must acquire the token
-// before a call on the pipe. mu is not held during such calls. pipeGate limits the number of threads in calls on the
+// before a call on the pipe. mu is not held during such calls. pipeGateOf limits the number of threads in calls on the
 // pipes of a user's files.
 //
 // A record that does not fit into the pipe remains in records. Records are read in the order in which they were
@@ -67,8 +67,8 @@ type eventFile struct {
 	mute     bool // the pipe seems to be blocked
 }
 
-// pipeGate limits the number of threads in calls on the pipes of one context and of one user, because these calls may
-// block for ever. A nil pipeGate has no limit.
+// pipeGateOf limits the number of threads in calls on the pipes of one context and of one user, because these calls may
+// block for ever. A nil pipeGateOf has no limit.
 type pipeGate struct{ context, user chan struct{} }
 
 const (
@@ -136,19 +136,19 @@ const (
 	asyncRecordSize = 16 // struct ib_uverbs_async_event_desc
 )
 
-// pipeDescriptors is the charge for an event file. The service has the read end until the program has it.
-const pipeDescriptors = 2
+// pipeDescriptorCount is the charge for an event file. The service has the read end until the program has it.
+const pipeDescriptorCount = 2
 
 // newEventFile creates a pipe. The caller passes the read end to the program. The read end is in blocking mode, as the
 // program expects. The pipe remains charged to the user until the program has closed the read end.
 func newEventFile(size int, user *quota.User, keep *kept.UserObjects, gate *pipeGate) (e *eventFile, reader int,
 	err error) {
-	if err := user.Charge(quota.Descriptors, pipeDescriptors); err != nil {
+	if err := user.Charge(quota.Descriptors, pipeDescriptorCount); err != nil {
 		return nil, -1, err
 	}
 	defer func() {
 		if err != nil {
-			user.Release(quota.Descriptors, pipeDescriptors)
+			user.Release(quota.Descriptors, pipeDescriptorCount)
 		}
 	}()
 	reader, writer, note, err := keep.MakePipe()
@@ -174,7 +174,7 @@ func newEventFile(size int, user *quota.User, keep *kept.UserObjects, gate *pipe
 // closePipe closes the pipe of a file in state eventsClosed. The caller must have the token.
 func (e *eventFile) closePipe() {
 	e.pipe.Close()
-	e.kept.Keep(e.note, func() { e.user.Release(quota.Descriptors, pipeDescriptors) })
+	e.kept.Keep(e.note, func() { e.user.Release(quota.Descriptors, pipeDescriptorCount) })
 	close(e.over)
 }
 
@@ -184,14 +184,14 @@ func (e *eventFile) raiseCompletion(src *eventSource, userHandle uint64) {
 	r := eventRecord{src: src}
 	desc := uapi.CompEventDesc{CQHandle: userHandle}
 	uapi.Encode(r.data[:], &desc)
-	e.raise(r)
+	e.raiseRecord(r)
 }
 
 // raiseAsync raises an asynchronous event. element is the user's handle of the object, or a port. e may be nil, if
 // there is no reader. raiseAsync may not sleep.
 func (e *eventFile) raiseAsync(src *eventSource, element uint64, t uapi.EventType) {
 	if e != nil {
-		e.raise(asyncRecord(src, element, t))
+		e.raiseRecord(asyncRecord(src, element, t))
 	}
 }
 
@@ -202,17 +202,17 @@ func asyncRecord(src *eventSource, element uint64, t uapi.EventType) eventRecord
 	return r
 }
 
-func (e *eventFile) raise(r eventRecord) {
+func (e *eventFile) raiseRecord(r eventRecord) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state != eventsOpen {
 		return
 	}
-	e.add(r)
+	e.queueRecord(r)
 }
 
 //verbena:held mu
-func (e *eventFile) add(r eventRecord) {
+func (e *eventFile) queueRecord(r eventRecord) {
 	// An identical unread event is coalesced. The queue therefore contains few records per source.
 	if r.src.waiting > 0 && (e.full || r.src.waiting >= maxIdenticalEvents) &&
 		slices.Contains(e.records[e.sent+e.writing:], r) {
@@ -221,13 +221,13 @@ func (e *eventFile) add(r eventRecord) {
 	e.records = append(e.records, r)
 	r.src.raised++
 	r.src.waiting++
-	e.startPump()
+	e.startWriteLoop()
 }
 
-// startPump starts pump if pump has work.
+// startWriteLoop starts pump if pump has work.
 //
 //verbena:held mu
-func (e *eventFile) startPump() {
+func (e *eventFile) startWriteLoop() {
 	if !e.flushing {
 		e.flushing = true
 		go e.run()
@@ -239,7 +239,7 @@ func (e *eventFile) writeLoop() {
 	for {
 		e.token <- struct{}{}
 		e.gate.enter(nil)
-		next := e.pumpOnce()
+		next := e.runWriteLoopStep()
 		e.gate.leave()
 		<-e.token
 		switch next {
@@ -255,20 +255,20 @@ func (e *eventFile) writeLoop() {
 // events wait only if the pipe is blocked.
 const maxIdenticalEvents = 16
 
-// pumpStep is the next step of pump.
-type pumpStep uint8
+// writeLoopStep is the next step of pump.
+type writeLoopStep uint8
 
 const (
-	pumpGoesOn pumpStep = iota
-	pumpWaits           // the pipe is full
+	pumpGoesOn writeLoopStep = iota
+	pumpWaits                // the pipe is full
 	pumpEnds
 )
 
-// pumpWriteSize is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
-const pumpWriteSize = 512
+// pipeWriteSize is the number of bytes of a write. A write of up to PIPE_BUF, 4096, is atomic.
+const pipeWriteSize = 512
 
-// pumpOnce executes one step of pump. The caller must have the token.
-func (e *eventFile) pumpOnce() pumpStep {
+// runWriteLoopStep executes one step of pump. The caller must have the token.
+func (e *eventFile) runWriteLoopStep() writeLoopStep {
 	e.mu.Lock()
 	switch nothing := e.sent == len(e.records); {
 	case e.state == eventsEnding && !e.swept:
@@ -286,25 +286,25 @@ func (e *eventFile) pumpOnce() pumpStep {
 		return pumpEnds
 	}
 	e.mu.Unlock()
-	return e.write()
+	return e.writeRecords()
 }
 
-// write writes a batch of queued records. write returns pumpEnds if there are no queued records. The caller must have
-// the token.
-func (e *eventFile) write() pumpStep {
+// writeRecords writes a batch of queued records. writeRecords returns pumpEnds if there are no queued records. The
+// caller must have the token.
+func (e *eventFile) writeRecords() writeLoopStep {
 	e.mu.Lock()
 	forget := e.sent >= cap(e.records)/2
 	e.mu.Unlock()
 	if forget {
-		e.forgetRead()
+		e.forgetReadRecords()
 	}
-	var buf [pumpWriteSize]byte
+	var buf [pipeWriteSize]byte
 	n := e.nextRecords(buf[:])
 	if n == 0 {
 		return pumpEnds
 	}
 	_, err := unix.Write(e.fd, buf[:n]) // all or nothing
-	return e.afterWrite(err)
+	return e.recordWriteResult(err)
 }
 
 // nextRecords fills buf with the next records and returns the number of bytes. The caller must call wrote afterwards.
@@ -318,8 +318,8 @@ func (e *eventFile) nextRecords(buf []byte) (n int) {
 	return n
 }
 
-// afterWrite records the result of a write.
-func (e *eventFile) afterWrite(err error) pumpStep {
+// recordWriteResult records the result of a write.
+func (e *eventFile) recordWriteResult(err error) writeLoopStep {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := e.writing
@@ -386,8 +386,8 @@ func (e *eventFile) releaseToken() {
 	<-e.token
 }
 
-// forgetRead drops the records that the program has read. The caller must have the token.
-func (e *eventFile) forgetRead() {
+// forgetReadRecords drops the records that the program has read. The caller must have the token.
+func (e *eventFile) forgetReadRecords() {
 	unread, err := unix.IoctlGetInt(e.fd, unix.TIOCINQ) // TIOCINQ is another name of FIONREAD
 	if err != nil {
 		return
@@ -411,8 +411,8 @@ func (e *eventFile) removeEvents(src *eventSource) (reported uint32) {
 	some := e.state != eventsClosed && slices.ContainsFunc(e.records, func(r eventRecord) bool { return r.src == src })
 	e.mu.Unlock()
 	if some && e.takeToken() {
-		e.removeUnread(func(r eventRecord) bool { return r.src == src })
-		for e.write() == pumpGoesOn { // writes the records after the removed ones
+		e.removeUnreadRecords(func(r eventRecord) bool { return r.src == src })
+		for e.writeRecords() == pumpGoesOn { // writes the records after the removed ones
 		}
 		e.releaseToken()
 	}
@@ -421,27 +421,27 @@ func (e *eventFile) removeEvents(src *eventSource) (reported uint32) {
 	return uint32(src.raised)
 }
 
-// removeUnread removes unread records from the pipe and the queue. The caller must have the token.
-func (e *eventFile) removeUnread(which func(eventRecord) bool) {
-	e.forgetRead()
+// removeUnreadRecords removes unread records from the pipe and the queue. The caller must have the token.
+func (e *eventFile) removeUnreadRecords(which func(eventRecord) bool) {
+	e.forgetReadRecords()
 	e.mu.Lock()
 	inPipe := slices.ContainsFunc(e.records[:e.sent], which)
 	e.mu.Unlock()
 	if inPipe {
-		e.requeueUnread()
+		e.requeueUnreadRecords()
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.full = false
-	if e.removeQueued(which); e.sent < len(e.records) {
-		e.startPump()
+	if e.removeQueuedRecords(which); e.sent < len(e.records) {
+		e.startWriteLoop()
 	}
 }
 
-// removeQueued removes records that are not in the pipe.
+// removeQueuedRecords removes records that are not in the pipe.
 //
 //verbena:held mu
-func (e *eventFile) removeQueued(which func(eventRecord) bool) {
+func (e *eventFile) removeQueuedRecords(which func(eventRecord) bool) {
 	kept := e.records[:e.sent]
 	for _, r := range e.records[e.sent:] {
 		if which(r) {
@@ -455,12 +455,13 @@ func (e *eventFile) removeQueued(which func(eventRecord) bool) {
 	e.records = kept
 }
 
-// requeueUnread reads all records from the pipe and queues the unread records again. The caller must have the token.
+// requeueUnreadRecords reads all records from the pipe and queues the unread records again. The caller must have the
+// token.
 //
-// The service does not keep a descriptor of the read end, so that it can detect the program's close. requeueUnread
-// therefore opens the read end temporarily. The program may read at the same time. Only the records that empty itself
-// reads count as unread.
-func (e *eventFile) requeueUnread() {
+// The service does not keep a descriptor of the read end, so that it can detect the program's close.
+// requeueUnreadRecords therefore opens the read end temporarily. The program may read at the same time. Only the
+// records that empty itself reads count as unread.
+func (e *eventFile) requeueUnreadRecords() {
 	fd, err := reopen.OnCallingThread(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return // out of descriptors: the program will read an event of a destroyed object
@@ -498,18 +499,18 @@ func (e *eventFile) endFile(fatal bool) {
 	defer e.mu.Unlock()
 	if e.state == eventsOpen {
 		e.state, e.fatal = eventsEnding, fatal
-		e.startPump()
+		e.startWriteLoop()
 	}
 }
 
 // beginEndFile executes the first step of the end. The caller must have the token.
 func (e *eventFile) beginEndFile() {
-	e.removeUnread(func(r eventRecord) bool { return r.src != &e.device })
+	e.removeUnreadRecords(func(r eventRecord) bool { return r.src != &e.device })
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.swept = true
 	if e.fatal {
-		e.add(asyncRecord(&e.device, 0, uapi.EventDeviceFatal))
+		e.queueRecord(asyncRecord(&e.device, 0, uapi.EventDeviceFatal))
 	}
 }
 
@@ -521,12 +522,12 @@ func (e *eventFile) close() {
 		return
 	}
 	e.state = eventsClosed
-	e.startPump()
+	e.startWriteLoop()
 	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitSpace, and waits for nobody
 }
 
-// readerClosed reports whether the program has closed its end permanently, or the event file is closed.
-func (e *eventFile) readerClosed() bool {
+// isReaderClosed reports whether the program has closed its end permanently, or the event file is closed.
+func (e *eventFile) isReaderClosed() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == eventsClosed {
@@ -576,8 +577,8 @@ type eventFiles struct {
 
 var errFileClosed = fmt.Errorf("the file is closed: %w", syscall.EBADF)
 
-// fewChannels is the number of channels up to which newChannel checks all channels.
-const fewChannels = 16
+// maxCheckedChannels is the number of channels up to which newChannel checks all channels.
+const maxCheckedChannels = 16
 
 // newChannel creates a completion channel. newChannel first closes channels that neither the program nor a completion
 // queue uses. The program's descriptors therefore limit the number of channels. With many channels, newChannel checks
@@ -588,23 +589,23 @@ func (s *eventFiles) newChannel() (e *eventFile, reader int, err error) {
 	}
 	s.mu.Lock()
 	var gone []*eventFile
-	if n := len(s.channels); n <= fewChannels || n >= s.sweepAt {
-		gone = s.removeUnused(&s.channels, nil)
+	if n := len(s.channels); n <= maxCheckedChannels || n >= s.sweepAt {
+		gone = s.removeUnusedFiles(&s.channels, nil)
 		s.sweepAt = 2 * len(s.channels)
 	}
 	err = s.addFile(&s.channels, e, reader)
 	s.mu.Unlock()
-	closeRemoved(gone)
+	closeRemovedFiles(gone)
 	return e, reader, err
 }
 
-// closeAllUnused closes all files that neither the program nor a completion queue uses. closeAllUnused runs when the
-// user has reached a quota. closeAllUnused does not sleep.
-func (s *eventFiles) closeAllUnused() {
+// closeUnusedFiles closes all files that neither the program nor a completion queue uses. closeUnusedFiles runs when
+// the user has reached a quota. closeUnusedFiles does not sleep.
+func (s *eventFiles) closeUnusedFiles() {
 	s.mu.Lock()
-	gone := append(s.removeUnused(&s.channels, nil), s.removeUnused(&s.async, s.fallback)...)
+	gone := append(s.removeUnusedFiles(&s.channels, nil), s.removeUnusedFiles(&s.async, s.fallback)...)
 	s.mu.Unlock()
-	closeRemoved(gone)
+	closeRemovedFiles(gone)
 }
 
 // newAsync creates an asynchronous event file.
@@ -613,12 +614,12 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 		return nil, -1, err
 	}
 	s.mu.Lock()
-	gone := s.removeUnused(&s.async, s.fallback)
+	gone := s.removeUnusedFiles(&s.async, s.fallback)
 	if err = s.addFile(&s.async, e, reader); err == nil && s.fallback == nil {
 		s.fallback = e
 	}
 	s.mu.Unlock()
-	closeRemoved(gone)
+	closeRemovedFiles(gone)
 	if err != nil {
 		return nil, -1, err
 	}
@@ -628,7 +629,7 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 //verbena:held mu
 func (s *eventFiles) addFile(list *[]*eventFile, e *eventFile, reader int) error {
 	if s.closed {
-		s.closeDropped(e)
+		s.closeDroppedFile(e)
 		unix.Close(reader) //verbena:allow nosleep the end of a pipe waits for nobody
 		return errFileClosed
 	}
@@ -636,12 +637,12 @@ func (s *eventFiles) addFile(list *[]*eventFile, e *eventFile, reader int) error
 	return nil
 }
 
-// removeUnused removes the files with a closed reader from a list. The caller must close them with shut.
+// removeUnusedFiles removes the files with a closed reader from a list. The caller must close them with shut.
 //
 //verbena:held mu
-func (s *eventFiles) removeUnused(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
+func (s *eventFiles) removeUnusedFiles(list *[]*eventFile, needed *eventFile) (gone []*eventFile) {
 	*list = slices.DeleteFunc(*list, func(e *eventFile) bool {
-		deserted := e != needed && e.cqs == 0 && e.readerClosed()
+		deserted := e != needed && e.cqs == 0 && e.isReaderClosed()
 		if deserted {
 			gone = append(gone, e)
 		}
@@ -651,8 +652,8 @@ func (s *eventFiles) removeUnused(list *[]*eventFile, needed *eventFile) (gone [
 	return gone
 }
 
-// closeRemoved closes the removed files, at once if no thread has the token.
-func closeRemoved(gone []*eventFile) {
+// closeRemovedFiles closes the removed files, at once if no thread has the token.
+func closeRemovedFiles(gone []*eventFile) {
 	for _, e := range gone {
 		if !e.closeIfReaderClosed() {
 			e.close()
@@ -660,10 +661,10 @@ func closeRemoved(gone []*eventFile) {
 	}
 }
 
-// closeDropped closes a file that has been removed from the lists.
+// closeDroppedFile closes a file that has been removed from the lists.
 //
 //verbena:held mu
-func (s *eventFiles) closeDropped(e *eventFile) {
+func (s *eventFiles) closeDroppedFile(e *eventFile) {
 	e.close()
 	s.detached = append(slices.DeleteFunc(s.detached, (*eventFile).hasEnded), e)
 }
@@ -677,8 +678,8 @@ func (e *eventFile) hasEnded() bool {
 	}
 }
 
-// undoNew undoes newChannel or newAsync.
-func (s *eventFiles) undoNew(e *eventFile) {
+// undoNewFile undoes newChannel or newAsync.
+func (s *eventFiles) undoNewFile(e *eventFile) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	is := func(o *eventFile) bool { return o == e }
@@ -686,7 +687,7 @@ func (s *eventFiles) undoNew(e *eventFile) {
 	if s.fallback == e {
 		s.fallback = nil
 	}
-	s.closeDropped(e)
+	s.closeDroppedFile(e)
 }
 
 // findChannel finds a completion channel by the identity of its pipe. findChannel adds a use by a completion queue.
@@ -741,8 +742,8 @@ func (s *eventFiles) raiseDeviceEvent(port int, t uapi.EventType) {
 	}
 }
 
-// end is called after the device has been removed and its objects have been destroyed.
-func (s *eventFiles) end() {
+// endAll is called after the device has been removed and its objects have been destroyed.
+func (s *eventFiles) endAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.channels {

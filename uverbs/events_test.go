@@ -18,7 +18,7 @@ import (
 // armAndComplete arms a queue and raises a completion on the queue.
 func (p *program) armAndComplete(cq uint32) {
 	p.t.Helper()
-	must(p.t, sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
+	must(p.t, sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
 	p.w.runWithCallbacks(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 }
 
@@ -30,7 +30,7 @@ func (p *program) destroyCQ(cq uint32) uapi.DestroyCQResp {
 }
 
 func TestCompletionEvents(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		p := newFixture(t).startProgram(form)
 		ch := p.createChannel()
 		a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
@@ -115,8 +115,8 @@ func TestDestroyTakesUnreadEvents(t *testing.T) {
 	}
 }
 
-// TestDestroyKeepsOrder checks that the remaining events of the channel are in order.
-func TestDestroyKeepsOrder(t *testing.T) {
+// TestDestroyKeepsEventOrder checks that the remaining events of the channel are in order.
+func TestDestroyKeepsEventOrder(t *testing.T) {
 	p := newFixture(t).startProgram(byWrite)
 	ch := p.createChannel()
 	var cqs []uint32
@@ -248,7 +248,7 @@ func TestNoWriteToClosedChannel(t *testing.T) {
 // TestClosedChannelsAreRemoved creates many channels. Deserted channels may remain until the number of channels has
 // doubled, or until the user reaches a quota.
 func TestClosedChannelsAreRemoved(t *testing.T) {
-	const many = 4 * fewChannels
+	const many = 4 * maxCheckedChannels
 	p := newFixture(t).startProgram(byWrite)
 	var all []int
 	for range many {
@@ -263,14 +263,14 @@ func TestClosedChannelsAreRemoved(t *testing.T) {
 	if n := len(p.f.events.channels); n > 2*many {
 		t.Errorf("channels: got %d, want at most %d", n, 2*many)
 	}
-	p.f.events.closeAllUnused()
+	p.f.events.closeUnusedFiles()
 	if n := len(p.f.events.channels); n != 1 {
 		t.Errorf("channels after the sweep: got %d, want the program's own channel", n)
 	}
 }
 
 func TestAsyncEvents(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 100)
@@ -375,7 +375,7 @@ func TestDestroyAccountingUnderLoad(t *testing.T) {
 			producers.Go(func() {
 				for range 5 {
 					for _, h := range []uint32{other, cq} {
-						if err := sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}); err != nil {
+						if err := sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: h}); err != nil {
 							t.Error(err)
 						}
 						p.fakeCQ(h).Complete(ib.WC{})
@@ -418,7 +418,7 @@ func TestProgramWritesIntoItsChannel(t *testing.T) {
 }
 
 func TestEventFilesAfterClose(t *testing.T) {
-	checkDescriptors(t)
+	checkNoDescriptorLeak(t)
 	var s eventFiles
 	s.close()
 	_, _, err := s.newChannel()
@@ -449,10 +449,10 @@ func TestEventFilesAfterClose(t *testing.T) {
 	unix.Close(other[1])
 }
 
-// TestEventAfterWrite checks an event that is raised during the write of an identical event. The new event must be
-// separate, because the program may have read the first event and armed the queue again before the write returns. If
-// the pipe is full, however, the two events are coalesced.
-func TestEventAfterWrite(t *testing.T) {
+// TestEventDuringWriteIsSeparate checks an event that is raised during the write of an identical event. The new event
+// must be separate, because the program may have read the first event and armed the queue again before the write
+// returns. If the pipe is full, however, the two events are coalesced.
+func TestEventDuringWriteIsSeparate(t *testing.T) {
 	e, reader, err := newEventFile(compRecordSize, nil, nil, nil)
 	must(t, err)
 	defer unix.Close(reader)
@@ -460,7 +460,7 @@ func TestEventAfterWrite(t *testing.T) {
 	e.token <- struct{}{} // the test acts as the writer
 	src := &eventSource{}
 	e.raiseCompletion(src, 0xa)
-	var buf [pumpWriteSize]byte
+	var buf [pipeWriteSize]byte
 	n := e.nextRecords(buf[:])
 	if n != e.size {
 		t.Fatalf("bytes of one event: got %d, want %d", n, e.size)
@@ -474,7 +474,7 @@ func TestEventAfterWrite(t *testing.T) {
 	if _, err := unix.Write(e.fd, buf[:n]); err != nil {
 		t.Fatal(err)
 	}
-	e.afterWrite(nil)
+	e.recordWriteResult(nil)
 	e.mu.Lock()
 	raised, waiting := src.raised, src.waiting
 	e.mu.Unlock()

@@ -37,10 +37,10 @@ type Caller interface {
 	// InstallFD duplicates a descriptor of the service into the caller. InstallFD returns the number of the duplicate
 	// in the caller. InstallFD may sleep.
 	InstallFD(fd int, cloexec bool) (int, error)
-	// SameFile returns the identity of the file behind a descriptor of the caller: device and inode number, as reported
+	// FileInode returns the identity of the file behind a descriptor of the caller: device and inode number, as reported
 	// by fstat(2). The identity is used to find completion channels, because each existing pipe has its own inode
-	// number. SameFile may sleep.
-	SameFile(fd int) (dev, ino uint64, err error)
+	// number. FileInode may sleep.
+	FileInode(fd int) (dev, ino uint64, err error)
 }
 
 // Memory is a file that the program maps. The file contains the program's queues.
@@ -93,7 +93,7 @@ type File struct {
 
 func newFile(d *Device, p Process, m Memory) *File {
 	f := &File{dev: d, proc: p, user: p.User(), mem: m}
-	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.ObjectsOf(f.user), d.srv.pipeGate(f.user)
+	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.ObjectsOf(f.user), d.srv.pipeGateOf(f.user)
 	return f
 }
 
@@ -103,8 +103,8 @@ var quotaKinds = [numKinds]quota.ResourceKind{
 	kindXRCD: quota.XRCDs, kindPD: quota.PDs,
 }
 
-// createCharged creates an object. The object is charged to the user until it is destroyed.
-func (f *File) createCharged(k objectKind, create func() error) error {
+// createChargedObject creates an object. The object is charged to the user until it is destroyed.
+func (f *File) createChargedObject(k objectKind, create func() error) error {
 	if err := f.user.Charge(quotaKinds[k], 1); err != nil {
 		return err
 	}
@@ -115,8 +115,8 @@ func (f *File) createCharged(k objectKind, create func() error) error {
 	return err
 }
 
-// recordDestroyed records that an object has been destroyed.
-func (f *File) recordDestroyed(o *object) {
+// recordDestroyedObject records that an object has been destroyed.
+func (f *File) recordDestroyedObject(o *object) {
 	o.gone = true
 	f.user.Release(quotaKinds[o.res.kind()], 1)
 }
@@ -229,7 +229,7 @@ func (f *File) abortObject(o *object) {
 		return // the thread that ends the context destroys the object
 	}
 	defer f.life.RUnlock()
-	f.destroyNow(o)
+	f.destroyAndLog(o)
 	f.objects.remove(o)
 }
 
@@ -246,30 +246,30 @@ func (f *File) destroyObject(handle uint32, k objectKind) (resource, error) {
 			o.publish()
 			return nil, err
 		}
-		f.recordDestroyed(o)
+		f.recordDestroyedObject(o)
 	}
 	f.objects.remove(o)
 	return o.res, nil
 }
 
-// destroyNow destroys an object and logs a failure.
-func (f *File) destroyNow(o *object) {
+// destroyAndLog destroys an object and logs a failure.
+func (f *File) destroyAndLog(o *object) {
 	if o.gone {
 		return
 	}
 	if qp, ok := o.res.(*qpObject); ok {
 		qp.groups.leaveAll(qp.QP, f.user)
 	}
-	defer f.recordDestroyed(o)
+	defer f.recordDestroyedObject(o)
 	if err := o.res.destroy(); err != nil {
 		f.logf("cannot destroy %v with handle %d: %v", o.res.kind(), o.handle, err)
 	}
 }
 
-// destroyAll destroys all objects on the device, in dependency order. (uverbs_destroy_ufile_hw)
+// destroyAllObjects destroys all objects on the device, in dependency order. (uverbs_destroy_ufile_hw)
 //
 //verbena:held life
-func (f *File) destroyAll() {
+func (f *File) destroyAllObjects() {
 	if f.stop == nil {
 		return
 	}
@@ -278,7 +278,7 @@ func (f *File) destroyAll() {
 		objects[o.res.kind()] = append(objects[o.res.kind()], o)
 	}
 	for _, ofKind := range objects {
-		f.destroyEach(ofKind)
+		f.destroyInOrder(ofKind)
 	}
 	f.endDriverContext()
 }
@@ -286,9 +286,9 @@ func (f *File) destroyAll() {
 // destroyTimeout is the maximum wait for the destruction of one object before the next destruction starts.
 const destroyTimeout = 20 * time.Millisecond
 
-// destroyEach destroys objects in order, and waits for all destructions. If a destruction takes long because a call on
-// the object is blocked on the memory of a process, the next destruction starts early.
-func (f *File) destroyEach(objects []*object) {
+// destroyInOrder destroys objects in order, and waits for all destructions. If a destruction takes long because a call
+// on the object is blocked on the memory of a process, the next destruction starts early.
+func (f *File) destroyInOrder(objects []*object) {
 	if len(objects) == 0 {
 		return
 	}
@@ -300,7 +300,7 @@ func (f *File) destroyEach(objects []*object) {
 			if i >= int64(len(objects)) {
 				return
 			}
-			f.destroyNow(objects[i])
+			f.destroyAndLog(objects[i])
 			destroyed <- struct{}{}
 		}
 	}
@@ -366,8 +366,8 @@ func (f *File) beginCommand() error {
 	return nil
 }
 
-// beginEnd starts the end of the context on a new goroutine, which calls f with life write-locked.
-func (f *File) beginEnd(end func()) *contextEnd {
+// beginContextEnd starts the end of the context on a new goroutine, which calls f with life write-locked.
+func (f *File) beginContextEnd(end func()) *contextEnd {
 	e := &contextEnd{f: f, done: make(chan struct{}), gaveUp: make(chan struct{})}
 	f.end.Store(e) // precedes the time at which commands must wait for life
 	go func() {
@@ -408,20 +408,20 @@ func (f *File) disassociate() *contextEnd {
 	if !states.ApplyTransition(&f.state, states.Context.Disassociate) {
 		return f.end.Load()
 	}
-	return f.beginEnd(func() {
+	return f.beginContextEnd(func() {
 		if d, ok := f.mem.(Departer); ok {
 			d.Depart()
 		}
 		f.flushQueuePairs()
 		f.parting.Store(true)
-		f.destroyAll()
-		f.events.end()
+		f.destroyAllObjects()
+		f.events.endAll()
 	})
 }
 
-// abandon abandons a context that takes too long to end. The objects of the context are no longer counted for the
-// device, and the program receives the usual events. The objects are destroyed when the calls on them return.
-func (f *File) abandon() {
+// abandonContext abandons a context that takes too long to end. The objects of the context are no longer counted for
+// the device, and the program receives the usual events. The objects are destroyed when the calls on them return.
+func (f *File) abandonContext() {
 	n := 0
 	for o := range f.objects.all() {
 		o.res.Abandon()
@@ -429,7 +429,7 @@ func (f *File) abandon() {
 	}
 	f.logf("left behind with %d objects: a call of it has been stopped in the memory of a process for %v", n,
 		f.dev.srv.opts.Grace)
-	f.events.end()
+	f.events.endAll()
 }
 
 // Fail is called after a method of the file has panicked and the panic was recovered. The state of the device's locks
@@ -450,8 +450,8 @@ func (f *File) Close() {
 		f.endMu.Unlock()
 		return
 	}
-	e := f.beginEnd(func() {
-		f.destroyAll()
+	e := f.beginContextEnd(func() {
+		f.destroyAllObjects()
 		f.dev.detachFile(f)
 		f.user.Release(quota.Contexts, 1)
 		f.events.close()

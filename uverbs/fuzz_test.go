@@ -84,7 +84,7 @@ func (p *fuzzProgram) InstallFD(fd int, cloexec bool) (int, error) {
 	return n, err
 }
 
-func (p *fuzzProgram) SameFile(fd int) (dev, ino uint64, err error) {
+func (p *fuzzProgram) FileInode(fd int) (dev, ino uint64, err error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	return st.Dev, st.Ino, err
@@ -164,7 +164,7 @@ func FuzzCommand(f *testing.F) {
 	f.Fuzz(func(t *testing.T, script []byte) {
 		ledger := quota.New(quota.Limits{})
 		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil), user: ledger.User(1)}
-		file, err := srv.Open("uverbs0", p, &memory{})
+		file, err := srv.Open("uverbs0", p, &unmappedMemory{})
 		must(t, err)
 		for len(script) >= 3 {
 			form, n := script[0], int(script[1])|int(script[2])<<8

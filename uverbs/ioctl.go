@@ -83,12 +83,13 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	if m == nil {
 		return fmt.Errorf("ioctl: unknown method %d of object %d: %w", hdr.MethodID, hdr.ObjectID, syscall.EPROTONOSUPPORT)
 	}
-	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: traceOf(c), verb: m.spec}, addr: arg + ioctlHdrSize,
+	k := &ioctlCall{call: call{f: f, caller: c, reader: -1, trace: commandTraceOf(c), verb: m.spec}, addr: arg +
+		ioctlHdrSize,
 		raw: attrs, changed: make([]bool, len(attrs))}
 	if k.trace != nil {
 		k.trace.Name, k.trace.Request = m.String(), formatAttributes(attrs)
 	}
-	if err := k.parse(&m.Method); err != nil {
+	if err := k.parseAttrs(&m.Method); err != nil {
 		return fmt.Errorf("%v: %w", m, err)
 	}
 	if err := m.run(k); err != nil {
@@ -129,8 +130,8 @@ func readIoctl(space umem.Space, buf *commandBuffer, arg uint64) (hdr uapi.Ioctl
 	return hdr, attrs, nil
 }
 
-// parse checks the attributes against the definition of the method. (uverbs_set_attr, uverbs_process_attr)
-func (c *ioctlCall) parse(m *verb.Method) error {
+// parseAttrs checks the attributes against the definition of the method. (uverbs_set_attr, uverbs_process_attr)
+func (c *ioctlCall) parseAttrs(m *verb.Method) error {
 	c.place = make(map[uapi.AttrID]int, len(c.raw))
 	for i := range c.raw {
 		a := &c.raw[i]
@@ -160,7 +161,7 @@ func (c *ioctlCall) parse(m *verb.Method) error {
 func (c *ioctlCall) checkAttr(a *attribute, s *verb.Attr) error {
 	n := int(a.Len)
 	if s.Kind == verb.In && s.Extensible && n > s.Max {
-		b, err := c.bytes(a)
+		b, err := c.bytesOf(a)
 		if err != nil {
 			return err
 		}
@@ -194,9 +195,9 @@ func (c *ioctlCall) numberUpTo(id uapi.AttrID, most uint64) (uint64, error) {
 	return v, nil
 }
 
-// flags returns the flags in an attribute, or 0 if the caller did not pass the attribute. flags returns EINVAL if a
+// flagsOf returns the flags in an attribute, or 0 if the caller did not pass the attribute. flagsOf returns EINVAL if a
 // flag is not allowed. (uverbs_get_flags32)
-func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
+func (c *ioctlCall) flagsOf(id uapi.AttrID, allowed uint32) (uint32, error) {
 	a := c.attrOf(id)
 	if a == nil {
 		return 0, nil
@@ -211,11 +212,11 @@ func (c *ioctlCall) flags(id uapi.AttrID, allowed uint32) (uint32, error) {
 	return uint32(v), nil
 }
 
-// uint32 and uint64 return the number in an attribute of 4 or 8 bytes, or 0 if the caller did not pass the attribute.
+// uint32Of and uint64 return the number in an attribute of 4 or 8 bytes, or 0 if the caller did not pass the attribute.
 // (uverbs_copy_from)
-func (c *ioctlCall) uint32(id uapi.AttrID) uint32 { return uint32(c.uint64(id)) }
+func (c *ioctlCall) uint32Of(id uapi.AttrID) uint32 { return uint32(c.uint64Of(id)) }
 
-func (c *ioctlCall) uint64(id uapi.AttrID) uint64 {
+func (c *ioctlCall) uint64Of(id uapi.AttrID) uint64 {
 	if a := c.attrOf(id); a != nil {
 		return a.number()
 	}
@@ -228,11 +229,11 @@ func (c *ioctlCall) inputBytes(id uapi.AttrID) ([]byte, error) {
 	if a == nil || a.Len == 0 {
 		return nil, nil
 	}
-	return c.bytes(a)
+	return c.bytesOf(a)
 }
 
-// bytes returns the bytes of an attribute. Up to 8 bytes are stored in the attribute itself.
-func (c *ioctlCall) bytes(a *attribute) ([]byte, error) {
+// bytesOf returns the bytes of an attribute. Up to 8 bytes are stored in the attribute itself.
+func (c *ioctlCall) bytesOf(a *attribute) ([]byte, error) {
 	if a.Len > maxCommand {
 		return nil, fmt.Errorf("attribute %d: %d bytes: %w", a.AttrID, a.Len, syscall.EINVAL)
 	}

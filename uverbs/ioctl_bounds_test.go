@@ -9,8 +9,8 @@ import (
 	"verbena/uapi"
 )
 
-// TestLongestIoctl checks the longest accepted header, and a header with one more attribute.
-func TestLongestIoctl(t *testing.T) {
+// TestLongestIoctlIsAccepted checks the longest accepted header, and a header with one more attribute.
+func TestLongestIoctlIsAccepted(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
 	const most = (maxIoctl - ioctlHdrSize) / attrSize
 	for n, want := range map[int]syscall.Errno{0: 0, most: 0, most + 1: syscall.EINVAL} {
@@ -23,8 +23,8 @@ func TestLongestIoctl(t *testing.T) {
 	}
 }
 
-// TestCreateQPAttributes checks the attributes of QP_CREATE at and beyond their bounds.
-func TestCreateQPAttributes(t *testing.T) {
+// TestCreateQPAttributeBounds checks the attributes of QP_CREATE at and beyond their bounds.
+func TestCreateQPAttributeBounds(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -93,8 +93,8 @@ func TestCreateQPAttributes(t *testing.T) {
 	}
 }
 
-// TestDescriptorAttributes checks descriptors at and beyond their bounds.
-func TestDescriptorAttributes(t *testing.T) {
+// TestDescriptorAttributeBounds checks descriptors at and beyond their bounds.
+func TestDescriptorAttributeBounds(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byIoctl)
 	channel := int64(p.createChannel())

@@ -209,7 +209,7 @@ func (c *ioctlCall) outputContext(vectors, support uapi.AttrID) {
 
 // queryGIDTable returns the valid GIDs of all ports. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_TABLE))
 func queryGIDTable(c *ioctlCall) error {
-	if _, err := c.flags(uapi.AttrQueryGIDTableFlags, 0); err != nil {
+	if _, err := c.flagsOf(uapi.AttrQueryGIDTableFlags, 0); err != nil {
 		return err
 	}
 	size, err := c.numberUpTo(uapi.AttrQueryGIDTableEntrySize, math.MaxUint16)
@@ -243,7 +243,7 @@ func queryGIDTable(c *ioctlCall) error {
 // queryGIDEntry returns one GID. queryGIDEntry returns ENODATA if the entry is empty.
 // (UVERBS_HANDLER(UVERBS_METHOD_QUERY_GID_ENTRY))
 func queryGIDEntry(c *ioctlCall) error {
-	if _, err := c.flags(uapi.AttrQueryGIDEntryFlags, 0); err != nil {
+	if _, err := c.flagsOf(uapi.AttrQueryGIDEntryFlags, 0); err != nil {
 		return err
 	}
 	port, err := c.numberUpTo(uapi.AttrQueryGIDEntryPort, math.MaxUint32)
@@ -258,7 +258,7 @@ func queryGIDEntry(c *ioctlCall) error {
 		if err := c.f.checkContext(); err != nil {
 			return err
 		}
-		if !c.f.dev.validPort(int(port)) {
+		if !c.f.dev.isValidPort(int(port)) {
 			return fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
 		}
 		e, err := c.f.dev.gidEntry(int(port), int(index))
@@ -281,7 +281,7 @@ func asyncEventAlloc(c *ioctlCall) error {
 		if err != nil {
 			return err
 		}
-		c.reader, c.abort = reader, func() { c.f.events.undoNew(e) }
+		c.reader, c.abort = reader, func() { c.f.events.undoNewFile(e) }
 		c.resp = make([]byte, 8) // the descriptor as a signed 64-bit number, stored by install
 		return nil
 	})

@@ -65,7 +65,7 @@ func (c *ioctlCall) setEventFile(id uapi.AttrID) error {
 	if err != nil || fd < 0 {
 		return err
 	}
-	dev, ino, err := c.caller.SameFile(int(fd))
+	dev, ino, err := c.caller.FileInode(int(fd))
 	if err != nil {
 		return fmt.Errorf("asynchronous event file %d: %w: %v", fd, syscall.EBADF, err)
 	}
@@ -92,7 +92,7 @@ func (c *ioctlCall) runCreate(run func() error) (err error) {
 
 // ioctlCreateCQ creates a completion queue. (UVERBS_HANDLER(UVERBS_METHOD_CQ_CREATE))
 func ioctlCreateCQ(c *ioctlCall) error {
-	flags, err := c.flags(uapi.AttrCreateCQFlags, uint32(uapi.CQFlagsTimestampCompletion|uapi.CQFlagsIgnoreOverrun))
+	flags, err := c.flagsOf(uapi.AttrCreateCQFlags, uint32(uapi.CQFlagsTimestampCompletion|uapi.CQFlagsIgnoreOverrun))
 	if err != nil {
 		return err
 	}
@@ -105,9 +105,9 @@ func ioctlCreateCQ(c *ioctlCall) error {
 			return err
 		}
 		resp, err := c.createCQ(&uapi.ExCreateCQ{
-			UserHandle:  c.uint64(uapi.AttrCreateCQUserHandle),
-			CQE:         c.uint32(uapi.AttrCreateCQCQE),
-			CompVector:  c.uint32(uapi.AttrCreateCQCompVector),
+			UserHandle:  c.uint64Of(uapi.AttrCreateCQUserHandle),
+			CQE:         c.uint32Of(uapi.AttrCreateCQCQE),
+			CompVector:  c.uint32Of(uapi.AttrCreateCQCompVector),
 			CompChannel: channel,
 			Flags:       uapi.CQFlags(flags),
 		})
@@ -133,7 +133,7 @@ func ioctlCreateQP(c *ioctlCall) error {
 	}
 	return c.runCreate(func() error {
 		req := uapi.ExCreateQP{
-			UserHandle:    c.uint64(uapi.AttrCreateQPUserHandle),
+			UserHandle:    c.uint64Of(uapi.AttrCreateQPUserHandle),
 			MaxSendWR:     limits.MaxSendWR,
 			MaxRecvWR:     limits.MaxRecvWR,
 			MaxSendSGE:    limits.MaxSendSGE,
@@ -210,7 +210,7 @@ func (c *ioctlCall) setQPHandles(req *uapi.ExCreateQP) (err error) {
 
 // setQPFlags sets the options of a new queue pair. (check_creation_flags)
 func (c *ioctlCall) setQPFlags(req *uapi.ExCreateQP) error {
-	v, err := c.flags(uapi.AttrCreateQPFlags, uint32(qpCreateFlags|uapi.QPCreateSQSigAll))
+	v, err := c.flagsOf(uapi.AttrCreateQPFlags, uint32(writeFormQPFlags|uapi.QPCreateSQSigAll))
 	if err != nil {
 		return err
 	}
@@ -238,11 +238,11 @@ func ioctlCreateSRQ(c *ioctlCall) error {
 	}
 	return c.runCreate(func() error {
 		req := uapi.CreateXSRQ{
-			UserHandle: c.uint64(uapi.AttrCreateSRQUserHandle),
+			UserHandle: c.uint64Of(uapi.AttrCreateSRQUserHandle),
 			SRQType:    uapi.SRQType(typ),
-			MaxWR:      c.uint32(uapi.AttrCreateSRQMaxWR),
-			MaxSGE:     c.uint32(uapi.AttrCreateSRQMaxSGE),
-			SRQLimit:   c.uint32(uapi.AttrCreateSRQLimit),
+			MaxWR:      c.uint32Of(uapi.AttrCreateSRQMaxWR),
+			MaxSGE:     c.uint32Of(uapi.AttrCreateSRQMaxSGE),
+			SRQLimit:   c.uint32Of(uapi.AttrCreateSRQLimit),
 		}
 		var err error
 		if req.PDHandle, err = c.handleOf(uapi.AttrCreateSRQPDHandle); err != nil {
@@ -281,7 +281,7 @@ func ioctlRegMR(c *ioctlCall) error {
 	if byFD != (c.attrOf(uapi.AttrRegMRFDOffset) != nil) || byFD == byAddr {
 		return fmt.Errorf("want either an address, or a descriptor and an offset: %w", syscall.EINVAL)
 	}
-	access, err := c.flags(uapi.AttrRegMRAccessFlags, uint32(knownAccess))
+	access, err := c.flagsOf(uapi.AttrRegMRAccessFlags, uint32(knownAccessFlags))
 	if err != nil {
 		return err
 	}
@@ -297,7 +297,7 @@ func ioctlRegMR(c *ioctlCall) error {
 			return err
 		}
 		resp, err := c.regMR(&uapi.RegMR{
-			Start: c.uint64(uapi.AttrRegMRAddr), Length: c.uint64(uapi.AttrRegMRLength), HCAVA: c.uint64(uapi.AttrRegMRIOVA),
+			Start: c.uint64Of(uapi.AttrRegMRAddr), Length: c.uint64Of(uapi.AttrRegMRLength), HCAVA: c.uint64Of(uapi.AttrRegMRIOVA),
 			PDHandle: pd, AccessFlags: uapi.AccessFlags(access),
 		})
 		if err != nil {
@@ -316,7 +316,7 @@ func adviseMR(c *ioctlCall) error {
 	if err != nil {
 		return err
 	}
-	flags, err := c.flags(uapi.AttrAdviseMRFlags, uint32(ib.AdviceFlush))
+	flags, err := c.flagsOf(uapi.AttrAdviseMRFlags, uint32(ib.AdviceFlush))
 	if err != nil {
 		return err
 	}

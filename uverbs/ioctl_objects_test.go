@@ -26,7 +26,7 @@ func withAttrs(attrs []uapi.Attr, changed ...uapi.Attr) []uapi.Attr {
 	return attrs
 }
 
-func dataOf(attrs []uapi.Attr, id uapi.AttrID) uint64 {
+func attrDataOf(attrs []uapi.Attr, id uapi.AttrID) uint64 {
 	return attrs[slices.IndexFunc(attrs, func(a uapi.Attr) bool { return a.AttrID == id })].Data
 }
 
@@ -65,17 +65,17 @@ func TestObjectsByMethods(t *testing.T) {
 		handleAttr(uapi.AttrCreateCQEventFD, uint64(events)))
 	after, err = p.callMethod(uapi.ObjectCQ, uapi.MethodCQCreate, cqAttrs...)
 	must(t, err)
-	cq := uint32(dataOf(after, uapi.AttrCreateCQHandle))
+	cq := uint32(attrDataOf(after, uapi.AttrCreateCQHandle))
 	after, err = p.callMethod(uapi.ObjectQP, uapi.MethodQPCreate,
 		withAttrs(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
-	qp := uint32(dataOf(after, uapi.AttrCreateQPHandle))
+	qp := uint32(attrDataOf(after, uapi.AttrCreateQPHandle))
 	// The driver's capacities exceed the requested ones by one.
 	if g := p.fakeQP(qp).QP().Init().Cap; g.MaxRecvWR != 6 || g.MaxSendWR != 6 {
 		t.Errorf("capacities: got %+v", g)
 	}
 
-	must(t, sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
+	must(t, sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}))
 	w.runWithCallbacks(func() { p.fakeCQ(cq).Complete(ib.WC{}) })
 	w.runWithCallbacks(func() { p.fakeQP(qp).Raise(ib.EventQPFatal) })
 	if users, _ := p.readCompletions(channel); !slices.Equal(users, []uint64{11}) {
@@ -173,7 +173,7 @@ func TestRegMRByMethod(t *testing.T) {
 	}
 	after, err := p.callMethod(uapi.ObjectMR, uapi.MethodRegMR, good...)
 	must(t, err)
-	mr := dataOf(after, uapi.AttrRegMRHandle)
+	mr := attrDataOf(after, uapi.AttrRegMRHandle)
 	length, iova := p.allocMem(8)[:8], p.allocMem(8)[:8]
 	_, err = p.callMethod(uapi.ObjectMR, uapi.MethodQueryMR, handleAttr(uapi.AttrQueryMRHandle, mr),
 		outAttr(uapi.AttrQueryMRRespLKey, p.allocMem(8)[:4]),

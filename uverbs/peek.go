@@ -26,11 +26,11 @@ func (b *commandBuffer) peek(c Caller, addr uint64, n int) []byte {
 	return b.iov[0]
 }
 
-// ringPeeked executes the doorbell command at addr. ringPeeked returns false in the same cases as ringHandle, and also
-// if the command can only be read through the caller's Space.
-func (f *File) ringPeeked(c Caller, buf *commandBuffer, addr uint64) (rang bool) {
+// executePeekedDoorbell executes the doorbell command at addr. executePeekedDoorbell returns false in the same cases as
+// executeDoorbell, and also if the command can only be read through the caller's Space.
+func (f *File) executePeekedDoorbell(c Caller, buf *commandBuffer, addr uint64) (rang bool) {
 	b := buf.peek(c, addr, doorbellSize)
-	return b != nil && f.ringHandle(c, b)
+	return b != nil && f.executeDoorbell(c, b)
 }
 
 // armIoctlSize is the length of a REQ_NOTIFY_CQ by ioctl(2) in the form of libibverbs.
@@ -40,7 +40,7 @@ const armIoctlSize = ioctlHdrSize + 2*attrSize
 // armPeeked returns false if the memory contains another call or an invalid call, or can only be read through the
 // caller's Space.
 func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool) {
-	if traceOf(c) != nil {
+	if commandTraceOf(c) != nil {
 		return false
 	}
 	b := buf.peek(c, addr, armIoctlSize)
@@ -61,7 +61,7 @@ var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
 // same cases as armPeeked.
 func (f *File) armByWrite(c Caller, b []byte) (armed bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
-	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || traceOf(c) != nil ||
+	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || commandTraceOf(c) != nil ||
 		!f.byWrite.Load() {
 		return false
 	}

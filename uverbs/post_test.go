@@ -28,7 +28,7 @@ func postWRs[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []u
 }
 
 func TestPostSend(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -78,7 +78,7 @@ func TestPostSend(t *testing.T) {
 			t.Errorf("datagram: got %+v, want QP 0x11 with Q_Key 0x22", g)
 		}
 		// the address handle is no longer in use
-		must(t, sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
+		must(t, sendWithoutResponse(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
 
 		for _, test := range []struct {
 			name string
@@ -100,7 +100,7 @@ func TestPostSend(t *testing.T) {
 }
 
 func TestPostRecv(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		p := newFixture(t).startProgram(form)
 		qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 		wrs := []uapi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
@@ -117,7 +117,7 @@ func TestPostRecv(t *testing.T) {
 }
 
 func TestPollCQ(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		cq := p.createCQ(-1, 0)

@@ -44,7 +44,7 @@ func newFixture(t *testing.T) *fixture {
 
 func newFixtureWith(t *testing.T, opts ServerOptions) *fixture {
 	t.Helper()
-	checkDescriptors(t)
+	checkNoDescriptorLeak(t)
 	drv := ibfake.New()
 	return fixtureOfWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
 }
@@ -91,8 +91,8 @@ func checkNoCharges(t testing.TB, l *quota.Ledger) {
 	}
 }
 
-// checkDescriptors fails the test if the number of open descriptors has changed at the end of the test.
-func checkDescriptors(t *testing.T) {
+// checkNoDescriptorLeak fails the test if the number of open descriptors has changed at the end of the test.
+func checkNoDescriptorLeak(t *testing.T) {
 	t.Helper()
 	before := openDescriptors(t)
 	t.Cleanup(func() {
@@ -139,14 +139,14 @@ func wantErrno(t testing.TB, what string, err error, want syscall.Errno) {
 	}
 }
 
-// memory is a Memory without mappings.
-type memory struct{ closed atomic.Int32 }
+// unmappedMemory is a Memory without mappings.
+type unmappedMemory struct{ closed atomic.Int32 }
 
-func (m *memory) Alloc(size int) (ib.Shared, error) {
+func (m *unmappedMemory) Alloc(size int) (ib.Shared, error) {
 	return ib.Shared{Mem: make([]byte, size), Free: func() {}}, nil
 }
 
-func (m *memory) Close() error {
+func (m *unmappedMemory) Close() error {
 	m.closed.Add(1)
 	return nil
 }
@@ -156,7 +156,7 @@ type program struct {
 	t     *testing.T
 	w     *fixture
 	f     *File
-	mem   *memory
+	mem   *unmappedMemory
 	space *umem.Process
 	acct  *umem.Account
 	form  form
@@ -183,7 +183,7 @@ const arenaSize = 4 << 20
 // open opens the device. The file is closed at the end of the test.
 func (w *fixture) open(form form) *program {
 	w.t.Helper()
-	p := &program{t: w.t, w: w, mem: &memory{}, acct: umem.NewAccount(nil), form: form, async: -1}
+	p := &program{t: w.t, w: w, mem: &unmappedMemory{}, acct: umem.NewAccount(nil), form: form, async: -1}
 	var err error
 	p.space, err = umem.OpenProcess(os.Getpid())
 	must(w.t, err)
@@ -248,7 +248,7 @@ func (p *program) closeFD(fd int) {
 	must(p.t, unix.Close(fd))
 }
 
-func (p *program) SameFile(fd int) (dev, ino uint64, err error) {
+func (p *program) FileInode(fd int) (dev, ino uint64, err error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	return st.Dev, st.Ino, err
@@ -423,7 +423,7 @@ func sendExtended[Resp, Req any](p *program, cmd uapi.ExCommand, req Req, driver
 // noResponse is the type of an empty response.
 type noResponse struct{}
 
-func sendSilent[Req any](p *program, cmd uapi.Command, req Req) error {
+func sendWithoutResponse[Req any](p *program, cmd uapi.Command, req Req) error {
 	_, err := sendPlain[noResponse](p, cmd, req)
 	return err
 }
@@ -492,7 +492,7 @@ func (p *program) fakeQP(handle uint32) *ibfake.QP {
 // readEvents reads the events of an event file without waiting. end reports the end of the file.
 func (p *program) readEvents(fd, size int) (records [][]byte, end bool) {
 	p.t.Helper()
-	p.waitForPipes()
+	p.waitForPipeWrites()
 	must(p.t, unix.SetNonblock(fd, true))
 	defer unix.SetNonblock(fd, false)
 	for {
@@ -523,8 +523,8 @@ func (p *program) readCompletions(channel int) (users []uint64, end bool) {
 	return users, end
 }
 
-// waitForPipes waits until the service has written the raised events to the pipes, as far as the pipes have space.
-func (p *program) waitForPipes() {
+// waitForPipeWrites waits until the service has written the raised events to the pipes, as far as the pipes have space.
+func (p *program) waitForPipeWrites() {
 	e := &p.f.events
 	e.mu.Lock()
 	files := slices.Concat(e.channels, e.async)

@@ -25,7 +25,7 @@ import (
 // newRXEFixture returns a server with a device that has real queues.
 func newRXEFixture(t *testing.T) *fixture {
 	t.Helper()
-	checkDescriptors(t)
+	checkNoDescriptorLeak(t)
 	drv, err := rxe.New(rxe.Config{
 		Name:    "rxe0",
 		Netdev:  netdev.Interface{Name: "sim0", Index: 1, MTU: 4200, Up: true, Running: true},
@@ -77,7 +77,7 @@ func (p *program) connectQP(handle, peer uint32, t uapi.QPType) {
 		p.t.Helper()
 		m.QPHandle = handle
 		m.AttrMask |= uapi.QPAttrState
-		must(p.t, sendSilent(p, uapi.CmdModifyQP, m))
+		must(p.t, sendWithoutResponse(p, uapi.CmdModifyQP, m))
 	}
 	modify(uapi.ModifyQP{QPState: uapi.QPSInit, PortNum: 1,
 		AttrMask: uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags})
@@ -131,7 +131,7 @@ func (p *program) expectEvents(want ...string) {
 }
 
 func TestSRQCommands(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		p := newRXEFixture(t).startProgram(form)
 		pd, cq := p.allocPD(), p.createRXECQ()
 		mr := p.regMR(pd)
@@ -160,7 +160,8 @@ func TestSRQCommands(t *testing.T) {
 				t.Fatalf("refused %d: %v", bad, err)
 			}
 		}
-		must(t, sendSilent(p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrLimit,
+		must(t, sendWithoutResponse(p, uapi.CmdModifySRQ, uapi.ModifySRQ{SRQHandle: srq.SRQHandle,
+			AttrMask: uapi.SRQAttrLimit,
 			SRQLimit: 2}))
 		q, err := sendPlain[uapi.QuerySRQResp](p, uapi.CmdQuerySRQ, uapi.QuerySRQ{SRQHandle: srq.SRQHandle})
 		must(t, err)
@@ -188,7 +189,7 @@ func TestSRQCommands(t *testing.T) {
 		if mi, _ := uapi.Decode[uapi.MMInfo](place); mi.Size <= drv.MI.Size {
 			t.Errorf("queue after the resize: got %+v, want it larger than %+v", mi, drv.MI)
 		}
-		wantErrno(t, "resize without telling where", sendSilent(p, uapi.CmdModifySRQ,
+		wantErrno(t, "resize without telling where", sendWithoutResponse(p, uapi.CmdModifySRQ,
 			uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 50}), syscall.EINVAL)
 		info := p.f.Info()
 		if len(info.SRQs) != 1 || info.SRQs[0].MaxWR < 100 || info.SRQs[0].XRC {
@@ -239,7 +240,7 @@ func (p *program) openXRCD(fd, flags int) (uint32, error) {
 // receives at a target that the first program has created. The rxe provider of libibverbs has no XRC. An unmodified
 // program can therefore not test XRC.
 func TestXRCCommands(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newRXEFixture(t)
 		a, b := w.startProgram(form), w.startProgram(form)
 		name := t.TempDir() + "/domain"
@@ -288,7 +289,8 @@ func TestXRCCommands(t *testing.T) {
 		if srq.SRQN == 0 || srq.SRQN != drv.SRQNum {
 			t.Errorf("SRQ numbers: got %d and %d, want equal ones above 0", srq.SRQN, drv.SRQNum)
 		}
-		wantErrno(t, "close a domain in use", sendSilent(b, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xb}), syscall.EBUSY)
+		wantErrno(t, "close a domain in use", sendWithoutResponse(b, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xb}),
+			syscall.EBUSY)
 		region := b.f.objects.find(mrb.MRHandle).res.(*mrObject).Region()
 		postWRs(b, uapi.CmdPostSRQRecv, srq.SRQHandle, []uapi.RecvWR{{WRID: 3, NumSGE: 1}},
 			[]uapi.SGE{{Addr: region.IOVA(), Length: 64, LKey: mrb.LKey}})
@@ -325,7 +327,7 @@ func TestXRCCommands(t *testing.T) {
 		_, err = sendPlain[uapi.QueryQPResp](b, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: opened.QPHandle,
 			AttrMask: uapi.QPAttrState})
 		must(t, err)
-		must(t, sendSilent(a, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xa}))
+		must(t, sendWithoutResponse(a, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xa}))
 		info := b.f.Info()
 		if len(info.XRCDs) != 2 || len(info.SRQs) != 1 || !info.SRQs[0].XRC {
 			t.Errorf("resources: got %+v, want 2 XRC domains and 1 XRC SRQ", info)
@@ -343,7 +345,7 @@ func TestXRCCommands(t *testing.T) {
 }
 
 func TestMulticastCommands(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newRXEFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createRXECQ()
@@ -351,10 +353,10 @@ func TestMulticastCommands(t *testing.T) {
 		rc := p.createRXEQP(uapi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, QPType: uapi.QPTRC})
 		group := netip.MustParseAddr("239.5.6.7").As16()
 		attach := func(qp uint32, gid [16]byte) error {
-			return sendSilent(p, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp})
+			return sendWithoutResponse(p, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp})
 		}
 		detach := func(qp uint32) error {
-			return sendSilent(p, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group, QPHandle: qp})
+			return sendWithoutResponse(p, uapi.CmdDetachMcast, uapi.DetachMcast{GID: group, QPHandle: qp})
 		}
 		wantErrno(t, "detach before", detach(ud.QPHandle), syscall.EINVAL)
 		must(t, attach(ud.QPHandle, group))
@@ -405,7 +407,7 @@ func TestMulticastMemberships(t *testing.T) {
 		{uapi.CmdDetachMcast, 3, 0, 0, "", 0},
 	} {
 		gid := netip.AddrFrom4([4]byte{239, 5, 6, step.group}).As16()
-		err := sendSilent(p, step.cmd, uapi.AttachMcast{GID: gid, QPHandle: ud.QPHandle, MLID: step.lid})
+		err := sendWithoutResponse(p, step.cmd, uapi.AttachMcast{GID: gid, QPHandle: ud.QPHandle, MLID: step.lid})
 		name := fmt.Sprintf("step %d: %v of group %d with LID %d", i, step.cmd, step.group, step.lid)
 		wantErrno(t, name, err, step.want)
 		if err != nil && !strings.Contains(err.Error(), step.text) {

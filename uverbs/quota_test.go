@@ -24,7 +24,7 @@ func TestQuotaOfEachKind(t *testing.T) {
 	for k := range quota.NumKinds {
 		limits[k].PerUser = 3
 	}
-	limits[quota.Descriptors].PerUser = 3 * pipeDescriptors
+	limits[quota.Descriptors].PerUser = 3 * pipeDescriptorCount
 	w.ledger = quota.New(limits)
 	p := w.startProgram(byWrite)
 	u := p.User()
@@ -42,7 +42,7 @@ func TestQuotaOfEachKind(t *testing.T) {
 				r, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{})
 				return r.PDHandle, err
 			},
-			func(h uint32) error { return sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}) }},
+			func(h uint32) error { return sendWithoutResponse(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: h}) }},
 		{quota.CQs, 1, 1, syscall.ENOMEM,
 			func() (uint32, error) {
 				r, err := sendPlain[uapi.CreateCQResp](p, uapi.CmdCreateCQ, uapi.CreateCQ{CQE: 10, CompChannel: -1})
@@ -68,13 +68,13 @@ func TestQuotaOfEachKind(t *testing.T) {
 					Attr: uapi.AHAttr{PortNum: 1}})
 				return r.AHHandle, err
 			},
-			func(h uint32) error { return sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}) }},
+			func(h uint32) error { return sendWithoutResponse(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: h}) }},
 		{quota.MWs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
 				r, err := sendPlain[uapi.AllocMWResp](p, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: pd, MWType: uapi.MWType1})
 				return r.MWHandle, err
 			},
-			func(h uint32) error { return sendSilent(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}) }},
+			func(h uint32) error { return sendWithoutResponse(p, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: h}) }},
 		{quota.MRs, 1, 0, syscall.ENOMEM,
 			func() (uint32, error) {
 				addr := (addressOf(p.allocMem(8192)) + 4095) &^ 4095
@@ -82,8 +82,8 @@ func TestQuotaOfEachKind(t *testing.T) {
 					PDHandle: pd})
 				return r.MRHandle, err
 			},
-			func(h uint32) error { return sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}) }},
-		{quota.Descriptors, pipeDescriptors, 1, syscall.EMFILE,
+			func(h uint32) error { return sendWithoutResponse(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}) }},
+		{quota.Descriptors, pipeDescriptorCount, 1, syscall.EMFILE,
 			func() (uint32, error) {
 				r, err := sendPlain[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 				return r.FD, err
@@ -121,7 +121,7 @@ func TestQuotaOfEachKind(t *testing.T) {
 	for range 2 {
 		files = append(files, w.open(byWrite).f)
 	}
-	if _, err := w.srv.Open("uverbs0", p, &memory{}); !errors.Is(err, syscall.ENOMEM) {
+	if _, err := w.srv.Open("uverbs0", p, &unmappedMemory{}); !errors.Is(err, syscall.ENOMEM) {
 		t.Errorf("open over the limit: got %v, want ENOMEM", err)
 	}
 	files[0].Close()
@@ -158,7 +158,7 @@ func runRandomCommands(t *testing.T, r *rand.Rand) {
 	for uid := range 2 {
 		p := &fuzzProgram{space: &flatSpace{fuzzBase, make([]byte, 0x8000)}, acct: umem.NewAccount(nil),
 			user: ledger.User(uid)}
-		f, err := srv.Open("uverbs0", p, &memory{})
+		f, err := srv.Open("uverbs0", p, &unmappedMemory{})
 		must(t, err)
 		programs, files = append(programs, p), append(files, f)
 	}

@@ -28,7 +28,7 @@ func BenchmarkRecovery(b *testing.B) {
 				b.StopTimer()
 				for _, p := range procs {
 					var err error
-					p.program.f, err = s.srv.Open("uverbs0", p, &memory{})
+					p.program.f, err = s.srv.Open("uverbs0", p, &unmappedMemory{})
 					must(b, err)
 					p.createQPs(b, qps/len(procs))
 				}
@@ -38,7 +38,7 @@ func BenchmarkRecovery(b *testing.B) {
 				times = append(times, s.slot.Status().Recovery)
 				for _, p := range procs {
 					p.program.f.Close()
-					p.closeAll()
+					p.closeDescriptors()
 				}
 				b.StartTimer()
 			}
@@ -72,7 +72,7 @@ func (p *soakProc) createQPs(b *testing.B, qps int) {
 			uapi.CreateQP{PDHandle: pd.PDHandle, SendCQHandle: cq.CQHandle,
 				RecvCQHandle: cq.CQHandle, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uapi.QPTRC}, nil, 32)
 		must(b, err)
-		must(b, sendSilent(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSInit,
+		must(b, sendWithoutResponse(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSInit,
 			PortNum:  1,
 			AttrMask: uapi.QPAttrState | uapi.QPAttrPort | uapi.QPAttrPKeyIndex | uapi.QPAttrAccessFlags}))
 		resp := addressOf(p.program.allocMem(8))
@@ -83,8 +83,8 @@ func (p *soakProc) createQPs(b *testing.B, qps int) {
 	}
 }
 
-// closeAll closes the program's descriptors.
-func (p *soakProc) closeAll() {
+// closeDescriptors closes the program's descriptors.
+func (p *soakProc) closeDescriptors() {
 	for _, fd := range p.program.fds {
 		unix.Close(fd)
 	}

@@ -20,7 +20,7 @@ func TestResourcesOfPrograms(t *testing.T) {
 	cq, other := p.createCQ(p.createChannel(), 0), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, uapi.QPTUD)
 	ah := p.createAH(pd)
-	must(t, sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSErr,
+	must(t, sendWithoutResponse(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp.QPHandle, QPState: uapi.QPSErr,
 		AttrMask: uapi.QPAttrState}))
 
 	addr := p.f.objects.find(mr.MRHandle).res.(*mrObject).Region().Addr()
@@ -48,8 +48,8 @@ func TestResourcesOfPrograms(t *testing.T) {
 	}
 }
 
-// TestRegistrationLimit checks that the limit of the process covers all its registrations together.
-func TestRegistrationLimit(t *testing.T) {
+// TestRegistrationsShareLimit checks that the limit of the process covers all its registrations together.
+func TestRegistrationsShareLimit(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byIoctl)
 	p.acct = umem.NewAccount(func() uint64 { return 2 * umem.PageSize })
@@ -62,6 +62,6 @@ func TestRegistrationLimit(t *testing.T) {
 		return err
 	}
 	wantErrno(t, "over the limit", reg(), syscall.ENOMEM)
-	must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: second.MRHandle}))
+	must(t, sendWithoutResponse(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: second.MRHandle}))
 	must(t, reg())
 }

@@ -59,11 +59,11 @@ type Server struct {
 
 	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
 
-	pipes sync.Map // maps a *quota.User to the chan struct{} of pipeGate.user
+	pipes sync.Map // maps a *quota.User to the chan struct{} of pipeGateOf.user
 }
 
-// pipeGate returns the limit of threads in calls on the pipes of a user's context.
-func (s *Server) pipeGate(u *quota.User) *pipeGate {
+// pipeGateOf returns the limit of threads in calls on the pipes of a user's context.
+func (s *Server) pipeGateOf(u *quota.User) *pipeGate {
 	c, ok := s.pipes.Load(u)
 	if !ok {
 		c, _ = s.pipes.LoadOrStore(u, make(chan struct{}, maxUserAtPipes))
@@ -84,7 +84,7 @@ func NewServer(core *ib.Core, opts ServerOptions) (*Server, error) {
 		opts.Grace = defaultGrace
 	}
 	s := &Server{core: core, opts: opts}
-	s.client = ib.Client{Name: "uverbs", Add: s.add, Remove: s.remove}
+	s.client = ib.Client{Name: "uverbs", Add: s.addDevice, Remove: s.removeDevice}
 	if err := core.RegisterClient(&s.client); err != nil {
 		return nil, err
 	}
@@ -134,8 +134,8 @@ func (s *Server) notifyChange() {
 	}
 }
 
-// add implements Client.Add. (ib_uverbs_add_one)
-func (s *Server) add(dev *ib.Device) (any, error) {
+// addDevice implements Client.Add. (ib_uverbs_add_one)
+func (s *Server) addDevice(dev *ib.Device) (any, error) {
 	attr, err := dev.QueryDevice()
 	if err != nil {
 		return nil, fmt.Errorf("query %s: %w", dev.Name(), err)
@@ -145,10 +145,10 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 		id, version := u.UserABI()
 		d.driverID, d.abiVersion, d.checkDriver = uapi.DriverID(id), int(version), true
 	}
-	if d.methods, err = driverMethods(dev); err != nil {
+	if d.methods, err = checkedDriverMethods(dev); err != nil {
 		return nil, fmt.Errorf("%s: %w", dev.Name(), err)
 	}
-	if d.sysfs, err = sysfsFiles(dev); err != nil {
+	if d.sysfs, err = checkedSysfsFiles(dev); err != nil {
 		return nil, fmt.Errorf("%s: %w", dev.Name(), err)
 	}
 	s.mu.Lock()
@@ -163,8 +163,8 @@ func (s *Server) add(dev *ib.Device) (any, error) {
 	return d, nil
 }
 
-// remove implements Client.Remove. (ib_uverbs_remove_one)
-func (s *Server) remove(_ *ib.Device, data any) {
+// removeDevice implements Client.Remove. (ib_uverbs_remove_one)
+func (s *Server) removeDevice(_ *ib.Device, data any) {
 	d := data.(*Device)
 	s.mu.Lock()
 	s.devices[d.minor] = nil
@@ -201,7 +201,7 @@ func (s *Server) Open(name string, p Process, m Memory) (*File, error) {
 			f.user.Release(quota.Contexts, 1)
 			break
 		}
-		f.events.swept = f.events.kept.OnRelease(f.events.closeAllUnused)
+		f.events.swept = f.events.kept.OnRelease(f.events.closeUnusedFiles)
 		return f, nil
 	}
 	return nil, fmt.Errorf("open %s: no such device: %w", name, syscall.ENODEV)
@@ -313,7 +313,7 @@ func (d *Device) disassociate() {
 	defer stop()
 	for _, e := range ends {
 		if !e.wait(expired) {
-			e.f.abandon()
+			e.f.abandonContext()
 		}
 	}
 }

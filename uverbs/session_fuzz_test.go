@@ -448,7 +448,7 @@ func (s *fuzzScript) nextByte() byte {
 	return b
 }
 
-func (s *fuzzScript) nextBelow(n int) int {
+func (s *fuzzScript) nextNumberBelow(n int) int {
 	if n <= 0 {
 		return 0
 	}
@@ -479,7 +479,7 @@ func (x *fuzzSession) pickNumber(from []uint32) uint32 {
 	case c < 240:
 		o := x.w.other
 		return []uint32{o.qps[0].QPN, o.qps[1].QPN, o.mr.LKey, o.mr.RKey, o.qps[0].QPHandle, o.mr.MRHandle,
-			o.cq}[x.s.nextBelow(7)]
+			o.cq}[x.s.nextNumberBelow(7)]
 	case c < 252:
 		return uint32(x.s.nextByte())
 	}
@@ -500,7 +500,7 @@ func (x *fuzzSession) fillRequest(v reflect.Value) {
 		case reflect.Int32:
 			f.SetInt(-1)
 			if n := len(x.p.channels); n > 0 && x.s.nextByte() < 160 {
-				f.SetInt(int64(x.p.channels[x.s.nextBelow(n)]))
+				f.SetInt(int64(x.p.channels[x.s.nextNumberBelow(n)]))
 			}
 		case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 			v := x.fieldValue(name)
@@ -533,11 +533,11 @@ func (x *fuzzSession) fieldValue(name string) uint64 {
 		return uint64(x.s.nextByte())
 	case "QPType":
 		return uint64([]uapi.QPType{uapi.QPTRC, uapi.QPTRC, uapi.QPTUC, uapi.QPTUD, uapi.QPTUD, uapi.QPTXRCIni,
-			uapi.QPTXRCTgt, uapi.QPTRawPacket}[x.s.nextBelow(8)])
+			uapi.QPTXRCTgt, uapi.QPTRawPacket}[x.s.nextNumberBelow(8)])
 	case "MWType":
-		return uint64(1 + x.s.nextBelow(3))
+		return uint64(1 + x.s.nextNumberBelow(3))
 	case "QPState", "CurQPState", "SRQType", "PathMTU":
-		return uint64(x.s.nextBelow(8))
+		return uint64(x.s.nextNumberBelow(8))
 	case "AccessFlags", "QPAccessFlags":
 		if v := uint64(x.s.nextByte()); v > 200 {
 			return v & 0x7f
@@ -578,8 +578,8 @@ func (x *fuzzSession) sendRandom(i int, damages int) {
 		x.damageWord(core)
 	}
 	if damages > 0 && form&0x80 != 0 {
-		core = append(core, make([]byte, 4*x.s.nextBelow(5))...)
-		core = core[:max(0, len(core)-4*x.s.nextBelow(5))]
+		core = append(core, make([]byte, 4*x.s.nextNumberBelow(5))...)
+		core = core[:max(0, len(core)-4*x.s.nextNumberBelow(5))]
 	}
 	driverRoom := c.driver
 	if c.extended {
@@ -626,9 +626,9 @@ func (x *fuzzSession) damageWord(b []byte) {
 	if len(b) < 4 {
 		return
 	}
-	at := x.s.nextBelow(len(b)/4) * 4
+	at := x.s.nextNumberBelow(len(b)/4) * 4
 	var v uint32
-	switch x.s.nextBelow(5) {
+	switch x.s.nextNumberBelow(5) {
 	case 0:
 		v = x.s.nextWord()
 	case 1:
@@ -686,7 +686,7 @@ func (x *fuzzSession) callRandomMethod() {
 	ids := slices.SortedFunc(mapKeys(methods), func(a, b methodID) int {
 		return int(a.object)<<16 + int(a.method) - int(b.object)<<16 - int(b.method)
 	})
-	id := ids[x.s.nextBelow(len(ids))]
+	id := ids[x.s.nextNumberBelow(len(ids))]
 	spec := methods[id].Attrs
 	var attrs []uapi.Attr
 	for i := range spec {
@@ -698,7 +698,7 @@ func (x *fuzzSession) callRandomMethod() {
 		n := uint16(spec[i].Min)
 		switch what >> 1 % 8 {
 		case 0, 1, 2:
-			a.Len, a.Data = n, uint64(x.pickNumber(x.p.handles[x.s.nextBelow(int(numPools))]))
+			a.Len, a.Data = n, uint64(x.pickNumber(x.p.handles[x.s.nextNumberBelow(int(numPools))]))
 		case 3, 4:
 			a.Len, a.Data = n, sessionResponse
 		case 5:
@@ -744,8 +744,8 @@ func (x *fuzzSession) connectRandomQP() {
 
 // postRandom posts work requests by command.
 func (x *fuzzSession) postRandom() {
-	cmd := []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv}[x.s.nextBelow(3)]
-	n := x.s.nextBelow(4)
+	cmd := []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv}[x.s.nextNumberBelow(3)]
+	n := x.s.nextNumberBelow(4)
 	handle := x.pickNumber(x.p.handles[poolQP])
 	size := uapi.SizeOf[uapi.SendWR]()
 	if cmd != uapi.CmdPostSend {
@@ -756,9 +756,9 @@ func (x *fuzzSession) postRandom() {
 	}
 	var wrs, sges []byte
 	for range n {
-		k := x.s.nextBelow(3)
+		k := x.s.nextNumberBelow(3)
 		if cmd == uapi.CmdPostSend {
-			w := uapi.SendWR{WRID: uint64(x.s.nextByte()), NumSGE: uint32(k), Opcode: uapi.WROpcode(x.s.nextBelow(16)),
+			w := uapi.SendWR{WRID: uint64(x.s.nextByte()), NumSGE: uint32(k), Opcode: uapi.WROpcode(x.s.nextNumberBelow(16)),
 				SendFlags: uapi.SendFlags(x.s.nextByte() & 0x1f)}
 			r := w.Atomic()
 			r.RemoteAddr, r.RKey = sessionData+uint64(x.s.nextByte())<<3, x.pickNumber(x.p.keys)
@@ -794,16 +794,16 @@ func (x *fuzzSession) overwriteQueue() {
 	if len(regions) == 0 {
 		return
 	}
-	q := regions[len(regions)-1-x.s.nextBelow(len(regions))]
-	for range 1 + x.s.nextBelow(6) {
+	q := regions[len(regions)-1-x.s.nextNumberBelow(len(regions))]
+	for range 1 + x.s.nextNumberBelow(6) {
 		at := 0
-		switch x.s.nextBelow(4) {
+		switch x.s.nextNumberBelow(4) {
 		case 0:
 			at = uapi.RXEQueueProducerOffset
 		case 1:
 			at = uapi.RXEQueueConsumerOffset
 		default:
-			at = (uapi.RXEQueueDataOffset + int(x.s.nextByte())*4 + x.s.nextBelow(3)*1024) % (len(q) - 4) &^ 3
+			at = (uapi.RXEQueueDataOffset + int(x.s.nextByte())*4 + x.s.nextNumberBelow(3)*1024) % (len(q) - 4) &^ 3
 		}
 		v := uint32(x.s.nextByte())
 		if x.s.nextByte() > 200 {
@@ -844,11 +844,11 @@ func (x *fuzzSession) runSession() {
 		x.s = given
 	}
 	for steps := 0; len(*x.s) > 0 && steps < 200; steps++ {
-		switch x.s.nextBelow(16) {
+		switch x.s.nextNumberBelow(16) {
 		case 0, 1, 2, 3, 4, 5:
-			x.sendRandom(x.s.nextBelow(len(sessionCommands)), 0)
+			x.sendRandom(x.s.nextNumberBelow(len(sessionCommands)), 0)
 		case 6, 7:
-			x.sendRandom(x.s.nextBelow(len(sessionCommands)), 1+x.s.nextBelow(3))
+			x.sendRandom(x.s.nextNumberBelow(len(sessionCommands)), 1+x.s.nextNumberBelow(3))
 		case 8:
 			x.callRandomMethod()
 		case 9, 10:
@@ -870,7 +870,7 @@ func (x *fuzzSession) readOrCloseEvents() {
 	if len(x.p.fds) == 0 {
 		return
 	}
-	i := x.s.nextBelow(len(x.p.fds))
+	i := x.s.nextNumberBelow(len(x.p.fds))
 	if fd := x.p.fds[i]; x.s.nextByte() < 200 {
 		must(x.t, unix.SetNonblock(fd, true))
 		unix.Read(fd, make([]byte, 8*int(1+x.s.nextByte()&7)))
@@ -880,8 +880,8 @@ func (x *fuzzSession) readOrCloseEvents() {
 	}
 }
 
-// sessionHang is far longer than any session.
-const sessionHang = 2 * time.Minute
+// sessionHangTimeout is far longer than any session.
+const sessionHangTimeout = 2 * time.Minute
 
 // FuzzSession runs a program according to a script, together with a bystander. No process may crash or hang, no objects
 // may remain, and the bystander must be unaffected.
@@ -898,7 +898,7 @@ func FuzzSession(f *testing.F) {
 	w := newSessionFixture(f)
 	goroutines, fds := runtime.NumGoroutine()+16, countFDs(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		watchdog := time.AfterFunc(sessionHang, func() {
+		watchdog := time.AfterFunc(sessionHangTimeout, func() {
 			buf := make([]byte, 1<<20)
 			panic(fmt.Sprintf("a session hangs:\n%s", buf[:runtime.Stack(buf, true)]))
 		})

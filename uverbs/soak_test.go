@@ -76,7 +76,8 @@ func newSoakFixture(t testing.TB) *soakFixture {
 		}
 	})
 	var err error
-	s.srv, err = NewServer(s.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(failingLog{t}, nil))})
+	s.srv, err = NewServer(s.core, ServerOptions{CompVectors: 1, Log: slog.New(slog.NewTextHandler(unexpectedLog{t},
+		nil))})
 	must(t, err)
 	return s
 }
@@ -95,7 +96,7 @@ func newRequestLedger(s *soakFixture, who string) *requestLedger {
 	return &requestLedger{s: s, who: who, open: map[uint64]bool{}, seen: map[uint64]bool{}}
 }
 
-func (l *requestLedger) addPosted() uint64 {
+func (l *requestLedger) addRequest() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next++
@@ -103,15 +104,15 @@ func (l *requestLedger) addPosted() uint64 {
 	return l.next
 }
 
-// dropPosted records that the work request was not posted.
-func (l *requestLedger) dropPosted(id uint64) {
+// dropRequest records that the work request was not posted.
+func (l *requestLedger) dropRequest(id uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.open, id)
 }
 
-// confirmPosted records that the device has accepted all posted requests.
-func (l *requestLedger) confirmPosted() {
+// confirmRequests records that the device has accepted all posted requests.
+func (l *requestLedger) confirmRequests() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id := range l.open {
@@ -135,14 +136,14 @@ func (l *requestLedger) recordCompletion(id uint64, ok, flushed bool) {
 	}
 }
 
-func (l *requestLedger) countOutstanding() int {
+func (l *requestLedger) countOutstandingRequests() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.open)
 }
 
-// checkNoneOutstanding checks that no request accepted by the device is outstanding.
-func (l *requestLedger) checkNoneOutstanding() {
+// checkNoRequestOutstanding checks that no request accepted by the device is outstanding.
+func (l *requestLedger) checkNoRequestOutstanding() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for id, taken := range l.open {
@@ -262,15 +263,15 @@ func (p *soakProc) runOnce() bool {
 	}
 	if p.s.stop.Load() && x.f.contextState().CanCreate() {
 		for _, q := range x.qps {
-			err := sendSilent(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr,
+			err := sendWithoutResponse(p.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: q.handle, QPState: uapi.QPSErr,
 				AttrMask: uapi.QPAttrState})
 			p.isRemovalError("modify to ERR", err)
 		}
 	} else {
 		x.waitForFatalEvent()
 	}
-	x.pollAvailable()
-	x.book.checkNoneOutstanding()
+	x.pollAvailableCompletions()
+	x.book.checkNoRequestOutstanding()
 	f, fds := x.f, x.fds
 	x.destroyObjects()
 	p.zombie = append(p.zombie, func() {
@@ -331,7 +332,7 @@ func (x *soakContext) setup() bool {
 		for _, m := range connectTransitions(x.qps[i].handle, nums[i^1], gid) {
 			// four seconds, so that the connection does not fail on a slow machine
 			m.Timeout, m.RetryCnt, m.RNRRetry = 20, 7, 7
-			if x.isRemovalError("modify qp", sendSilent(p, uapi.CmdModifyQP, m)) {
+			if x.isRemovalError("modify qp", sendWithoutResponse(p, uapi.CmdModifyQP, m)) {
 				return false
 			}
 		}
@@ -347,12 +348,12 @@ func (x *soakContext) sge(n int) uapi.RXESGE {
 }
 
 func (x *soakContext) postRecv(i int) {
-	id := x.book.addPosted()
+	id := x.book.addRequest()
 	w := uapi.RXERecvWQE{WRID: id<<8 | uint64(i)<<1 | 1}
 	w.DMA.NumSGE = 1
 	sge := x.sge(i)
 	if !x.qps[i].rq.post(uapi.AppendTo(uapi.AppendTo(nil, &w), &sge)) {
-		x.book.dropPosted(id)
+		x.book.dropRequest(id)
 	}
 }
 
@@ -364,13 +365,13 @@ func (x *soakContext) postUntilRemoved() bool {
 	for i := range x.qps {
 		q := &x.qps[i]
 		for q.out < soakDepth {
-			id := x.book.addPosted()
+			id := x.book.addRequest()
 			w := uapi.RXESendWQE{WR: uapi.RXESendWR{WRID: id<<8 | uint64(i)<<1, Opcode: uapi.WRSend,
 				SendFlags: uapi.SendSignaled}}
 			w.DMA.NumSGE, w.DMA.Length = 1, soakMessage
 			sge := x.sge(soakQPs + i)
 			if !q.sq.post(uapi.AppendTo(uapi.AppendTo(nil, &w), &sge)) {
-				x.book.dropPosted(id)
+				x.book.dropRequest(id)
 				break
 			}
 			q.out++
@@ -378,14 +379,15 @@ func (x *soakContext) postUntilRemoved() bool {
 		if x.isRemovalError("doorbell", x.program.ringDoorbell(q.handle)) {
 			return false
 		}
-		x.book.confirmPosted()
+		x.book.confirmRequests()
 	}
 	if x.waits {
 		// Completions that arrived before the notification request are polled below, each exactly once.
-		if x.isRemovalError("req notify", sendSilent(x.program, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: x.cq})) {
+		if x.isRemovalError("req notify", sendWithoutResponse(x.program, uapi.CmdReqNotifyCQ,
+			uapi.ReqNotifyCQ{CQHandle: x.cq})) {
 			return false
 		}
-		if !x.pollAvailable() {
+		if !x.pollAvailableCompletions() {
 			return false
 		}
 		idle := true
@@ -401,11 +403,12 @@ func (x *soakContext) postUntilRemoved() bool {
 		}
 	}
 	runtime.Gosched()
-	return x.pollAvailable()
+	return x.pollAvailableCompletions()
 }
 
-// pollAvailable polls the available completions. pollAvailable returns false if a completion was flushed.
-func (x *soakContext) pollAvailable() bool {
+// pollAvailableCompletions polls the available completions. pollAvailableCompletions returns false if a completion was
+// flushed.
+func (x *soakContext) pollAvailableCompletions() bool {
 	fine := true
 	for {
 		wc, ok := x.cqRing.poll()
@@ -466,8 +469,8 @@ func (x *soakContext) destroyObjects() {
 			}
 		}
 	}
-	x.pollAvailable()
-	x.book.checkNoneOutstanding()
+	x.pollAvailableCompletions()
+	x.book.checkNoRequestOutstanding()
 }
 
 // soakKernel is a consumer in this process.
@@ -506,8 +509,8 @@ func (s *soakFixture) kernelClient() *ib.Client {
 			k.stop.Store(true)
 			<-k.over
 			k.destroy()
-			k.book.confirmPosted()
-			k.book.checkNoneOutstanding()
+			k.book.confirmRequests()
+			k.book.checkNoRequestOutstanding()
 		},
 	}
 }
@@ -567,9 +570,9 @@ func (k *soakKernel) sge(place int) []ib.SGE {
 }
 
 func (k *soakKernel) postRecv(i int) {
-	id := k.book.addPosted()
+	id := k.book.addRequest()
 	if n, _ := k.qps[i].PostRecv(ib.RecvWR{ID: id<<8 | uint64(i)<<1 | 1, SGList: k.sge(1 + i)}); n == 0 {
-		k.book.dropPosted(id)
+		k.book.dropRequest(id)
 	}
 }
 
@@ -578,10 +581,10 @@ func (k *soakKernel) run() {
 	for !k.stop.Load() {
 		for i, qp := range k.qps {
 			for k.room[i].Add(-1) >= 0 {
-				id := k.book.addPosted()
+				id := k.book.addRequest()
 				if n, _ := qp.PostSend(ib.SendWR{ID: id<<8 | uint64(i)<<1, Opcode: ib.WRSend, Flags: ib.SendSignaled,
 					SGList: k.sge(0)}); n == 0 {
-					k.book.dropPosted(id)
+					k.book.dropRequest(id)
 					break
 				}
 			}
@@ -594,12 +597,12 @@ func (k *soakKernel) run() {
 // onCompletion is the completion handler.
 func (k *soakKernel) onCompletion(*ib.CQ) {
 	for again := true; again; {
-		k.drain()
+		k.drainCompletions()
 		again, _ = k.cq.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
 	}
 }
 
-func (k *soakKernel) drain() {
+func (k *soakKernel) drainCompletions() {
 	var wc [16]ib.WC
 	for {
 		n, _ := k.cq.Poll(wc[:])
@@ -623,9 +626,9 @@ func (k *soakKernel) destroy() {
 		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	}
 	// The handler may be about to post a receive. A queue pair in ERR flushes receives that it accepts (ib_drain_qp).
-	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.countOutstanding() > 0 &&
+	for deadline := time.Now().Add(time.Minute); k.cq != nil && k.book.countOutstandingRequests() > 0 &&
 		time.Now().Before(deadline); {
-		k.drain()
+		k.drainCompletions()
 		runtime.Gosched()
 	}
 	for _, qp := range k.qps {
@@ -699,7 +702,7 @@ func TestSoakReset(t *testing.T) {
 		resets, plugs = 6, 4
 	}
 	resets, plugs = soakCycles("SOAK_RESETS", resets), soakCycles("SOAK_PLUGS", plugs)
-	checkDescriptors(t)
+	checkNoDescriptorLeak(t)
 	s := newSoakFixture(t)
 	client := s.kernelClient()
 	must(t, s.core.RegisterClient(client))
@@ -768,10 +771,10 @@ func TestSoakReset(t *testing.T) {
 	}
 }
 
-// failingLog is the output of a logger that must log nothing.
-type failingLog struct{ t testing.TB }
+// unexpectedLog is the output of a logger that must log nothing.
+type unexpectedLog struct{ t testing.TB }
 
-func (f failingLog) Write(line []byte) (int, error) {
+func (f unexpectedLog) Write(line []byte) (int, error) {
 	f.t.Errorf("log: got %s, want no lines", line)
 	return len(line), nil
 }

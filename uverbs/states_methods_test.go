@@ -155,7 +155,7 @@ var ioctlRows = []ioctlRow{
 
 // onFreshFile opens the device again and creates a context on it.
 func (x *stateProgram) onFreshFile(run func() error) error {
-	f, err := x.srv.Open("uverbs0", x.program, &memory{})
+	f, err := x.srv.Open("uverbs0", x.program, &unmappedMemory{})
 	if err != nil {
 		return err
 	}

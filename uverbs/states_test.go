@@ -141,7 +141,7 @@ func newStateProgram(t *testing.T) *stateProgram {
 		*q.to = r.QPHandle
 	}
 	for _, m := range connectTransitions(x.qp, 17, x.gid) {
-		need(sendSilent(x.program, uapi.CmdModifyQP, m))
+		need(sendWithoutResponse(x.program, uapi.CmdModifyQP, m))
 	}
 	ah, _, err := sendPlainWith[uapi.CreateAHResp](x.program, uapi.CmdCreateAH, x.newAH(), nil, 8)
 	need(err)
@@ -160,8 +160,8 @@ func newStateProgram(t *testing.T) *stateProgram {
 	mr, err = sendPlain[uapi.RegMRResp](x.program, uapi.CmdRegMR, odp)
 	need(err)
 	x.onDemand = mr.LKey
-	must(t, sendSilent(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: multicastGroup(7), QPHandle: x.ud}))
-	must(t, sendSilent(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: multicastGroup(7), QPHandle: x.ud}))
+	must(t, sendWithoutResponse(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: multicastGroup(7), QPHandle: x.ud}))
+	must(t, sendWithoutResponse(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: multicastGroup(7), QPHandle: x.ud}))
 	return x
 }
 
@@ -231,7 +231,7 @@ func plainRow[Resp, Req any](cmd uapi.Command, req func(x *stateProgram) Req) st
 
 func silentRow[Req any](cmd uapi.Command, req func(x *stateProgram) Req) stateRow {
 	return stateRow{number: uint32(cmd), run: func(x *stateProgram) error {
-		return sendSilent(x.program, cmd, req(x))
+		return sendWithoutResponse(x.program, cmd, req(x))
 	}}
 }
 
@@ -244,7 +244,7 @@ func extendedRow[Resp, Req any](cmd uapi.ExCommand, req func(x *stateProgram) Re
 
 var stateRows = []stateRow{
 	{name: "open(2)", want: outcomes{works, works, syscall.ENODEV, syscall.ENODEV}, run: func(x *stateProgram) error {
-		f, err := x.srv.Open("uverbs0", x.program, &memory{})
+		f, err := x.srv.Open("uverbs0", x.program, &unmappedMemory{})
 		if err == nil {
 			f.Close()
 		}
@@ -266,7 +266,7 @@ var stateRows = []stateRow{
 		func(*stateProgram) uapi.QueryPort { return uapi.QueryPort{PortNum: 1} }),
 	plainRow[uapi.AllocPDResp](uapi.CmdAllocPD, func(*stateProgram) uapi.AllocPD { return uapi.AllocPD{} }),
 	{number: uint32(uapi.CmdDeallocPD), run: func(x *stateProgram) error {
-		return sendSilent(x.program, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: x.spare})
+		return sendWithoutResponse(x.program, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: x.spare})
 	}},
 	plainRow[uapi.RegMRResp](uapi.CmdRegMR, (*stateProgram).regMR),
 	plainRow[uapi.ReregMRResp](uapi.CmdReregMR, func(x *stateProgram) uapi.ReregMR {
@@ -309,7 +309,7 @@ var stateRows = []stateRow{
 	}),
 	{name: "MODIFY_QP to ERR or RESET", number: uint32(uapi.CmdModifyQP), want: effectOutcomes[verb.Reads],
 		run: func(x *stateProgram) error {
-			return sendSilent(x.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSErr,
+			return sendWithoutResponse(x.program, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSErr,
 				AttrMask: uapi.QPAttrState})
 		}},
 	plainRow[uapi.DestroyQPResp](uapi.CmdDestroyQP,
@@ -326,7 +326,7 @@ var stateRows = []stateRow{
 			QPHandle: x.ud}
 	}),
 	{number: uint32(uapi.CmdDetachMcast), run: func(x *stateProgram) error {
-		return sendSilent(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: multicastGroup(9), QPHandle: x.ud})
+		return sendWithoutResponse(x.program, uapi.CmdDetachMcast, uapi.DetachMcast{GID: multicastGroup(9), QPHandle: x.ud})
 	}},
 	plainRow[uapi.CreateSRQResp](uapi.CmdCreateSRQ,
 		func(x *stateProgram) uapi.CreateSRQ { return uapi.CreateSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1} }),
@@ -391,8 +391,8 @@ type methodRow struct {
 	run  func(k *stateConsumer) error
 }
 
-// methodExceptions holds results that do not follow from the effect of the verb.
-var methodExceptions = map[string]outcomes{
+// methodOutcomeExceptions holds results that do not follow from the effect of the verb.
+var methodOutcomeExceptions = map[string]outcomes{
 	"QP.Modify to ERR or RESET": methodOutcomes("QP", verb.Reads),
 	// Neither the rxe driver nor the kernel's driver supports this method. In a driver that supports it, it is a normal
 	// change.
@@ -421,7 +421,7 @@ func methodOutcomes(object string, e verb.Effect) outcomes {
 
 // expectedOutcomes returns the expected results of a call.
 func (r *methodRow) expectedOutcomes(t *testing.T) outcomes {
-	if o, ok := methodExceptions[r.name]; ok {
+	if o, ok := methodOutcomeExceptions[r.name]; ok {
 		return o
 	}
 	for _, v := range verb.Table {
@@ -532,11 +532,11 @@ var methodRows = []methodRow{
 	{"QP.PostSend", func(k *stateConsumer) error {
 		ah := k.ah
 		_, err := k.ud.PostSend(ib.SendWR{ID: 77, Opcode: ib.WRSend, Flags: ib.SendSignaled, AH: ah, RemoteQPN: 1})
-		return k.pollFlushed(err)
+		return k.pollForFlush(err)
 	}},
 	{"QP.PostRecv", func(k *stateConsumer) error {
 		_, err := k.ud.PostRecv(ib.RecvWR{ID: 77})
-		return k.pollFlushed(err)
+		return k.pollForFlush(err)
 	}},
 	{"QP.State", func(k *stateConsumer) error { k.qp.State(); return nil }},
 	{"QP.AttachMcast", func(k *stateConsumer) error { return k.ud.AttachMcast(multicastGroup(7), 0) }},
@@ -559,7 +559,7 @@ func (k *stateConsumer) newQP(t ib.QPType) ib.QPInitAttr {
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1}}
 }
 
-func (k *stateConsumer) pollFlushed(err error) error {
+func (k *stateConsumer) pollForFlush(err error) error {
 	if err != nil {
 		return err
 	}
@@ -637,9 +637,9 @@ context of a device that has gone is a zombie, and a consumer in this process ha
 returns. Destroying reports the event counts in every state.
 `
 
-// stateIndependent lists the methods that do not depend on the state of the device. The methods return parameters of an
-// object, are called by drivers, or are not used by the rxe driver or by this process.
-var stateIndependent = map[string]bool{
+// stateIndependentMethods lists the methods that do not depend on the state of the device. The methods return
+// parameters of an object, are called by drivers, or are not used by the rxe driver or by this process.
+var stateIndependentMethods = map[string]bool{
 	"Access": true, "Addr": true, "Device": true, "Entries": true, "Init": true, "LKey": true, "RKey": true, "Num": true,
 	"PD":     true,
 	"Region": true, "Type": true, "Same": true, "Name": true, "State": true, "Objects": true, "Uses": true, "Peek": true,
@@ -683,7 +683,8 @@ func TestStates(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/%d", &row, state), func(t *testing.T) {
 				x := newStateProgram(t)
 				if row.number == uint32(uapi.CmdDetachMcast) {
-					must(t, sendSilent(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: multicastGroup(9), QPHandle: x.ud}))
+					must(t, sendWithoutResponse(x.program, uapi.CmdAttachMcast, uapi.AttachMcast{GID: multicastGroup(9),
+						QPHandle: x.ud}))
 				}
 				x.moveToState(min(state, 2))
 				seen[state] = errnoOf(row.run(x))
@@ -747,7 +748,7 @@ func TestStates(t *testing.T) {
 		typ := reflect.TypeOf(v)
 		for i := range typ.NumMethod() {
 			name := typ.Elem().Name() + "." + typ.Method(i).Name
-			if !stateIndependent[typ.Method(i).Name] && !stateIndependent[name] &&
+			if !stateIndependentMethods[typ.Method(i).Name] && !stateIndependentMethods[name] &&
 				!slices.ContainsFunc(methodRows, func(r methodRow) bool { return r.name == name }) {
 				t.Errorf("methodRows: got no row for %s, want one", name)
 			}

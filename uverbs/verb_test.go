@@ -62,16 +62,16 @@ func TestVerbTable(t *testing.T) {
 	}
 }
 
-// TestOnVerb checks that an injected error is returned in either form before the verb has any effect. Other verbs must
-// be executed.
-func TestOnVerb(t *testing.T) {
+// TestInjectedVerbErrorHasNoEffect checks that an injected error is returned in either form before the verb has any
+// effect. Other verbs must be executed.
+func TestInjectedVerbErrorHasNoEffect(t *testing.T) {
 	for _, form := range []form{byWrite, byIoctl} {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd := p.allocPD()
 		cq := p.createCQ(-1, 1)
 		qp := p.createQP(pd, cq, 2, uapi.QPTRC).QPHandle
-		must(t, sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})) // the fast path
+		must(t, sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq})) // the fast path
 		var calls []string
 		fail := true
 		w.srv.OnVerb(func(c VerbCall) error {
@@ -90,13 +90,14 @@ func TestOnVerb(t *testing.T) {
 			calls = nil
 			for i, err := range []error{
 				func() error { _, err := sendPlain[uapi.AllocPDResp](p, uapi.CmdAllocPD, uapi.AllocPD{}); return err }(),
-				sendSilent(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr, AttrMask: uapi.QPAttrState}),
+				sendWithoutResponse(p, uapi.CmdModifyQP, uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSErr,
+					AttrMask: uapi.QPAttrState}),
 				func() error {
 					_, _, err := sendExtended[uapi.ExModifyQPResp](p, uapi.ExCmdModifyQP,
 						uapi.ExModifyQP{Base: uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSReset, AttrMask: uapi.QPAttrState}}, 0)
 					return err
 				}(),
-				sendSilent(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}),
+				sendWithoutResponse(p, uapi.CmdReqNotifyCQ, uapi.ReqNotifyCQ{CQHandle: cq}),
 				func() error {
 					_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 					return err

@@ -23,7 +23,7 @@ import (
 
 // TestDeviceRemoval removes the device while a program has it open.
 func TestDeviceRemoval(t *testing.T) {
-	eachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form form) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd := p.allocPD()
@@ -78,7 +78,7 @@ func TestDeviceRemoval(t *testing.T) {
 		wantErrno(t, "another asynchronous event file", err, syscall.EIO)
 
 		// Each handle can be destroyed once, in any order.
-		must(t, sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
+		must(t, sendWithoutResponse(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd}))
 		if r := p.destroyCQ(cq); r.CompEventsReported != 1 {
 			t.Errorf("destroy CQ: got %+v, want 1 completion event reported", r)
 		}
@@ -87,10 +87,10 @@ func TestDeviceRemoval(t *testing.T) {
 		if r.EventsReported != 0 {
 			t.Errorf("destroy QP: got %+v, want 0 events reported", r)
 		}
-		must(t, sendSilent(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
-		must(t, sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
-		wantErrno(t, "destroy twice", sendSilent(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
-		wantErrno(t, "destroy as another kind", sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}),
+		must(t, sendWithoutResponse(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: mr.MRHandle}))
+		must(t, sendWithoutResponse(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}))
+		wantErrno(t, "destroy twice", sendWithoutResponse(p, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: ah}), syscall.ENOENT)
+		wantErrno(t, "destroy as another kind", sendWithoutResponse(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: qp2}),
 			syscall.EINVAL)
 		if got := w.drv.TakeDestroyedKinds(); len(got) != 0 {
 			t.Errorf("objects that the driver destroyed again: got %v, want none", got)
@@ -109,7 +109,7 @@ func TestRemovalBeforeContext(t *testing.T) {
 	}
 	_, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	wantErrno(t, "GET_CONTEXT", err, syscall.EIO)
-	_, err = w.srv.Open("uverbs0", p, &memory{})
+	_, err = w.srv.Open("uverbs0", p, &unmappedMemory{})
 	wantErrno(t, "open", err, syscall.ENODEV)
 	if n := len(p.f.events.async); n != 0 {
 		t.Errorf("event files: got %d, want 0", n)
@@ -180,7 +180,7 @@ func TestRemovalDuringCommand(t *testing.T) {
 			return err
 		}},
 		{ibfake.DeallocPD, func(p *program, pd, cq uint32) error {
-			return sendSilent(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
+			return sendWithoutResponse(p, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: pd})
 		}},
 	} {
 		for _, end := range []string{"removal", "close"} {
@@ -291,7 +291,8 @@ func TestCloseDestroysOnce(t *testing.T) {
 	}
 	p.f.Close()
 	p.f.Close()
-	if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"QP", "QP", "AH", "AH", "MR", "MR", "CQ", "CQ", "PD", "PD"}) {
+	if got := w.drv.TakeDestroyedKinds(); !slices.Equal(got, []string{"QP", "QP", "AH", "AH", "MR", "MR", "CQ", "CQ",
+		"PD", "PD"}) {
 		t.Errorf("destroyed %v", got)
 	}
 	if w.drv.UserContextCount() != 0 {

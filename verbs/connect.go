@@ -81,7 +81,7 @@ func (q *QP) Modify(a QPAttr, mask AttrMask) error {
 	if a.NotifyWhenDrained {
 		req.EnSQDAsyncNotify = 1
 	}
-	return wrapOpError(what, q.pd.d.name, q.life.whileOpen(func() error { return q.modifyState(req) }))
+	return wrapOpError(what, q.pd.d.name, q.life.callWhileOpen(func() error { return q.modifyState(req) }))
 }
 
 func (q *QP) modifyState(req uapi.ModifyQP) error {
@@ -121,7 +121,7 @@ func (q *QP) setState(s QPState) (before QPState) {
 // Query returns the attributes. Query may sleep. (ibv_query_qp)
 func (q *QP) Query() (QPAttr, error) {
 	var r uapi.QueryQPResp
-	err := q.life.whileOpen(func() (err error) {
+	err := q.life.callWhileOpen(func() (err error) {
 		r, err = q.pd.d.cmd.QueryQP(q.handle, ^AttrMask(0)>>11)
 		return err
 	})
@@ -213,7 +213,7 @@ func (q *QP) Local() (Endpoint, error) { return q.LocalVia(Path{}) }
 
 // LocalVia returns the endpoint of a queue pair that will be connected with Path p.
 func (q *QP) LocalVia(p Path) (Endpoint, error) {
-	if err := q.life.whileOpen(func() error { return nil }); err != nil {
+	if err := q.life.callWhileOpen(func() error { return nil }); err != nil {
 		return Endpoint{}, wrapOpError(fmt.Sprintf("query QP %d", q.num), q.pd.d.name, err)
 	}
 	gid, mtu, err := q.localAddress(&p)

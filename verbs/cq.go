@@ -54,7 +54,7 @@ func (d *Device) CreateChannel() (*Channel, error) {
 	if err != nil {
 		return nil, wrapOpError("create a completion channel", d.name, err)
 	}
-	c := &Channel{d: d, events: e, id: d.nextNumber()}
+	c := &Channel{d: d, events: e, id: d.nextObjectID()}
 	if err := d.addObject(c.id, c); err != nil {
 		e.Close()
 		return nil, wrapOpError("create a completion channel", d.name, err)
@@ -146,7 +146,7 @@ func (d *Device) CreateCQ(entries int, channel *Channel) (*CQ, error) {
 	if err := c.channel.life.addUse(); err != nil {
 		return fail(err)
 	}
-	c.id = d.nextNumber()
+	c.id = d.nextObjectID()
 	q, r, err := d.p.CreateCQ(d.cmd, uapi.CreateCQ{UserHandle: c.id, CQE: uint32(entries),
 		CompChannel: int32(c.channel.events.FD())})
 	if err != nil {
@@ -177,23 +177,23 @@ func (c *CQ) Channel() *Channel { return c.channel }
 // loops on all processors would delay the service or the peer's program. Do not call runtime.Gosched in such a loop,
 // because it would slow the loop down. (ibv_poll_cq)
 func (c *CQ) Poll(wc []WC) (int, error) {
-	n, vain, err := c.pollCounting(wc)
-	if vain > yieldAfter {
+	n, vain, err := c.pollAndCountEmpty(wc)
+	if vain > yieldAfterPolls {
 		sched.Relax(vain)
 	}
 	return n, err
 }
 
-// yieldAfter returns the number of empty polls after which every further empty poll yields.
-var yieldAfter = func() int {
+// yieldAfterPolls returns the number of empty polls after which every further empty poll yields.
+var yieldAfterPolls = func() int {
 	if runtime.NumCPU() <= 2 {
 		return 16
 	}
 	return 1024 // about 20 us
 }()
 
-// pollCounting is Poll without the yield. pollCounting also returns the number of successive empty polls.
-func (c *CQ) pollCounting(wc []WC) (n, vain int, err error) {
+// pollAndCountEmpty is Poll without the yield. pollAndCountEmpty also returns the number of successive empty polls.
+func (c *CQ) pollAndCountEmpty(wc []WC) (n, vain int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.q == nil {
@@ -214,7 +214,7 @@ func (c *CQ) Arm(solicitedOnly bool) error {
 	if c.isClosed() {
 		return ErrClosed
 	}
-	err := c.life.whileOpen(func() error { return c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly) })
+	err := c.life.callWhileOpen(func() error { return c.d.cmd.ReqNotifyCQ(c.handle, solicitedOnly) })
 	if isErrno(err, syscall.EOVERFLOW) {
 		err = ErrOverflow
 	}
@@ -244,7 +244,7 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 		return 0, wrapOpError("wait for completions with an empty slice", c.d.name, errInvalid)
 	}
 	for i := range spinPolls {
-		if n, _, err := c.pollCounting(wc); n > 0 || err != nil {
+		if n, _, err := c.pollAndCountEmpty(wc); n > 0 || err != nil {
 			return n, err
 		}
 		sched.Relax(i)
@@ -256,13 +256,13 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 		defer func() { c.waits <- struct{}{} }()
 	}
 	for {
-		if n, _, err := c.pollCounting(wc); n > 0 || err != nil {
+		if n, _, err := c.pollAndCountEmpty(wc); n > 0 || err != nil {
 			return n, err
 		}
 		if err := c.Arm(false); err != nil {
 			return c.remainingCompletions(wc, err)
 		}
-		if n, _, err := c.pollCounting(wc); n > 0 || err != nil {
+		if n, _, err := c.pollAndCountEmpty(wc); n > 0 || err != nil {
 			return n, err
 		}
 		if _, err := c.channel.Wait(ctx); err != nil {
@@ -273,7 +273,7 @@ func (c *CQ) Wait(ctx context.Context, wc []WC) (int, error) {
 
 // remainingCompletions returns the remaining completions of a removed device.
 func (c *CQ) remainingCompletions(wc []WC, err error) (int, error) {
-	if n, _, _ := c.pollCounting(wc); n > 0 {
+	if n, _, _ := c.pollAndCountEmpty(wc); n > 0 {
 		return n, nil
 	}
 	return 0, err
@@ -309,7 +309,7 @@ func (c *CQ) Resize(entries int) error {
 	if entries < 1 || int64(entries) > 1<<31-1 {
 		return wrapOpError(what, c.d.name, errInvalid)
 	}
-	return wrapOpError(what, c.d.name, c.life.whileOpen(func() error {
+	return wrapOpError(what, c.d.name, c.life.callWhileOpen(func() error {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.q == nil {
@@ -327,7 +327,7 @@ func (c *CQ) Resize(entries int) error {
 // Close may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
 	return wrapOpError("close a CQ", c.d.name, c.life.endOnce(c.d, func() error {
-		if err := ignoreRemoved(c.d.cmd.DestroyCQ(c.handle)); err != nil {
+		if err := ignoreRemovedError(c.d.cmd.DestroyCQ(c.handle)); err != nil {
 			return err
 		}
 		c.d.removeObject(c.id)

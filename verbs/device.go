@@ -162,8 +162,8 @@ func (d *Device) Name() string { return d.name }
 // Provider returns the name of the device's provider.
 func (d *Device) Provider() string { return d.p.Name() }
 
-// nextNumber returns a new number for an object.
-func (d *Device) nextNumber() uint64 {
+// nextObjectID returns a new number for an object.
+func (d *Device) nextObjectID() uint64 {
 	d.objects.Lock()
 	defer d.objects.Unlock()
 	d.objects.last++
@@ -224,14 +224,14 @@ func (d *Device) Close() error {
 	// earlier, because memory may be reused after its registration has been closed.
 	for _, o := range left {
 		if q, ok := o.(*QP); ok && q.Close() != nil {
-			_ = q.life.whileOpen(func() error {
+			_ = q.life.callWhileOpen(func() error {
 				return q.modifyState(uapi.ModifyQP{QPHandle: q.handle, AttrMask: AttrState, QPState: Reset})
 			})
 		}
 	}
 	for _, o := range left {
 		if m, ok := o.(*MR); ok {
-			_ = m.life.whileOpen(func() error { return d.cmd.DeregMR(m.handle) })
+			_ = m.life.callWhileOpen(func() error { return d.cmd.DeregMR(m.handle) })
 			m.abandon()
 		}
 	}

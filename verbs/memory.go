@@ -75,10 +75,10 @@ func (l *useCount) dropUse() {
 	l.users--
 }
 
-// whileOpen calls f with the object held open. Without the hold, a concurrent Close could free the handle and the
+// callWhileOpen calls f with the object held open. Without the hold, a concurrent Close could free the handle and the
 // kernel could reuse it. Calls run concurrently. A blocked call therefore does not delay another call, such as a
 // transition to ERR.
-func (l *useCount) whileOpen(f func() error) error {
+func (l *useCount) callWhileOpen(f func() error) error {
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
@@ -138,12 +138,12 @@ func (p *PD) Device() *Device { return p.d }
 
 // Close frees the domain. Close returns EBUSY while objects use the domain. Close may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
-	err := p.life.endOnce(p.d, func() error { return ignoreRemoved(p.d.cmd.DeallocPD(p.handle)) })
+	err := p.life.endOnce(p.d, func() error { return ignoreRemovedError(p.d.cmd.DeallocPD(p.handle)) })
 	return wrapOpError("close a PD", p.d.name, err)
 }
 
-// ignoreRemoved ignores the error of destroying an object on a removed device.
-func ignoreRemoved(err error) error {
+// ignoreRemovedError ignores the error of destroying an object on a removed device.
+func ignoreRemovedError(err error) error {
 	switch {
 	case err == nil, isErrno(err, syscall.EIO), isErrno(err, syscall.ENODEV), err == ErrClosed:
 		return nil
@@ -251,7 +251,7 @@ func (p *PD) registerBytes(mem []byte, access Access) (*MR, error) {
 		p.life.dropUse()
 		return nil, err
 	}
-	m := &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova, id: p.d.nextNumber()}
+	m := &MR{pd: p, handle: r.MRHandle, lkey: r.LKey, rkey: r.RKey, mem: mem, iova: iova, id: p.d.nextObjectID()}
 	if err := p.d.addObject(m.id, m); err != nil {
 		_ = p.d.cmd.DeregMR(r.MRHandle)
 		p.life.dropUse()
@@ -303,7 +303,7 @@ func (m *MR) Remote(off int) Remote {
 // memory window is bound to the region. Close may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
 	return wrapOpError("end a registration", m.pd.d.name, m.life.endOnce(m.pd.d, func() error {
-		err := ignoreRemoved(m.pd.d.cmd.DeregMR(m.handle))
+		err := ignoreRemovedError(m.pd.d.cmd.DeregMR(m.handle))
 		if isErrno(err, syscall.ENOENT) && m.pd.d.isClosed() {
 			err = nil // Device.Close has ended the registration
 		}

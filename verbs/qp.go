@@ -118,7 +118,7 @@ func (p *PD) CreateQP(init QPInit) (*QP, error) {
 	if err := addUses(users); err != nil {
 		return fail(err)
 	}
-	qp := &QP{pd: p, init: init, id: p.d.nextNumber()}
+	qp := &QP{pd: p, init: init, id: p.d.nextObjectID()}
 	req.UserHandle = qp.id
 	q, r, err := p.d.p.CreateQP(p.d.cmd, req)
 	if err != nil {
@@ -359,7 +359,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 // sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
 	return wrapOpError(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.endOnce(q.pd.d, func() error {
-		if err := ignoreRemoved(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
+		if err := ignoreRemovedError(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
 			return err
 		}
 		q.pd.d.removeObject(q.id)
@@ -386,13 +386,13 @@ func (q *QP) abandon() {
 // Attach adds a UD queue pair to a multicast group. Attach may sleep. (ibv_attach_mcast)
 func (q *QP) Attach(group GID) error {
 	return wrapOpError(fmt.Sprintf("attach QP %d to %v", q.num, group), q.pd.d.name,
-		q.life.whileOpen(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
+		q.life.callWhileOpen(func() error { return q.pd.d.cmd.Attach(q.handle, group) }))
 }
 
 // Detach removes a UD queue pair from a multicast group. Detach may sleep. (ibv_detach_mcast)
 func (q *QP) Detach(group GID) error {
 	return wrapOpError(fmt.Sprintf("detach QP %d from %v", q.num, group), q.pd.d.name,
-		q.life.whileOpen(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
+		q.life.callWhileOpen(func() error { return q.pd.d.cmd.Detach(q.handle, group) }))
 }
 
 // SRQ is a shared receive queue. (struct ibv_srq)
@@ -423,7 +423,7 @@ func (p *PD) CreateSRQ(wrs, sges int) (*SRQ, error) {
 	if err := p.life.addUse(); err != nil {
 		return fail(err)
 	}
-	s := &SRQ{pd: p, id: p.d.nextNumber()}
+	s := &SRQ{pd: p, id: p.d.nextObjectID()}
 	q, r, err := p.d.p.CreateSRQ(p.d.cmd, uapi.CreateSRQ{UserHandle: s.id, PDHandle: p.handle, MaxWR: uint32(wrs),
 		MaxSGE: uint32(max(sges, 1))})
 	if err != nil {
@@ -475,7 +475,7 @@ func (s *SRQ) Resize(wrs int) error {
 }
 
 func (s *SRQ) modifySRQ(what string, req uapi.ModifySRQ) error {
-	return wrapOpError(what, s.pd.d.name, s.life.whileOpen(func() error {
+	return wrapOpError(what, s.pd.d.name, s.life.callWhileOpen(func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.dead {
@@ -492,7 +492,7 @@ type SRQAttr struct{ MaxWR, MaxSGE, Limit int }
 // Query returns the state of the queue. Query may sleep. (ibv_query_srq)
 func (s *SRQ) Query() (SRQAttr, error) {
 	var r uapi.QuerySRQResp
-	err := s.life.whileOpen(func() (err error) {
+	err := s.life.callWhileOpen(func() (err error) {
 		r, err = s.pd.d.cmd.QuerySRQ(s.handle)
 		return err
 	})
@@ -502,7 +502,7 @@ func (s *SRQ) Query() (SRQAttr, error) {
 // Close destroys the queue. Close returns EBUSY while queue pairs use the queue. Close may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
 	return wrapOpError("close an SRQ", s.pd.d.name, s.life.endOnce(s.pd.d, func() error {
-		if err := ignoreRemoved(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
+		if err := ignoreRemovedError(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
 			return err
 		}
 		s.pd.d.removeObject(s.id)
@@ -617,7 +617,7 @@ func (a *AH) deviceHandle(p *PD) (provider.AH, error) {
 // (ibv_destroy_ah)
 func (a *AH) Close() error {
 	return wrapOpError("close an address handle", a.pd.d.name, a.life.endOnce(a.pd.d, func() error {
-		if err := ignoreRemoved(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
+		if err := ignoreRemovedError(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
 			return err
 		}
 		a.pd.life.dropUse()
@@ -698,7 +698,7 @@ func (w *MW) Bound(key uint32) {
 // Close frees the window. Close may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
 	return wrapOpError("close a memory window", w.pd.d.name, w.life.endOnce(w.pd.d, func() error {
-		if err := ignoreRemoved(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
+		if err := ignoreRemovedError(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
 			return err
 		}
 		w.pd.life.dropUse()

@@ -195,9 +195,9 @@ func TestCallsShareObjectUse(t *testing.T) {
 		var l useCount
 		d := &Device{}
 		hang, ended := make(chan struct{}), false
-		go l.whileOpen(func() error { <-hang; return nil })
+		go l.callWhileOpen(func() error { <-hang; return nil })
 		synctest.Wait()
-		if err := l.whileOpen(func() error { return nil }); err != nil {
+		if err := l.callWhileOpen(func() error { return nil }); err != nil {
 			t.Errorf("use during another blocked call: got %v, want nil", err)
 		}
 		go l.endOnce(d, func() error { ended = true; return nil })
@@ -210,7 +210,7 @@ func TestCallsShareObjectUse(t *testing.T) {
 		if !ended {
 			t.Error("end without a call: still blocked, want it to return")
 		}
-		if err := l.whileOpen(func() error { return nil }); err != ErrClosed {
+		if err := l.callWhileOpen(func() error { return nil }); err != ErrClosed {
 			t.Errorf("use after the end: got %v, want %v", err, ErrClosed)
 		}
 	})

@@ -300,8 +300,8 @@ func (c *parsedCommandLine) printWordCandidates(w io.Writer, at int, prefix stri
 	}
 }
 
-// printValueCandidates offers the values of a flag or argument that begin with prefix. The argument before is the part of the
-// word that precedes the value.
+// printValueCandidates offers the values of a flag or argument that begin with prefix. The argument before is the part
+// of the word that precedes the value.
 func printValueCandidates(w io.Writer, v *kong.Value, before, prefix string, names func(kind string) []string) {
 	var values []string
 	kind := v.Tag.Get("complete")

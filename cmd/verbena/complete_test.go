@@ -212,7 +212,8 @@ func TestFishCompletion(t *testing.T) {
 	}
 }
 
-// TestManualPagesDescribeCommands tests that the manual pages describe each command and flag, and that man formatters accept the pages.
+// TestManualPagesDescribeCommands tests that the manual pages describe each command and flag, and that man formatters
+// accept the pages.
 func TestManualPagesDescribeCommands(t *testing.T) {
 	pages := manualPages(commandModel(), "2026-11-24", "verbena 1.2.3")
 	dir := t.TempDir()

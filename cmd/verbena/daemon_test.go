@@ -56,8 +56,8 @@ func mustFail(t *testing.T, c *exec.Cmd, want ...string) {
 	}
 }
 
-// TestServeDaemonReturnsWhenReady tests that "serve --daemon" returns when the service is ready, and that the service continues and
-// writes a log.
+// TestServeDaemonReturnsWhenReady tests that "serve --daemon" returns when the service is ready, and that the service
+// continues and writes a log.
 func TestServeDaemonReturnsWhenReady(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "sock")
 	v := commandsForSocket(t, socket)
@@ -97,8 +97,8 @@ func TestServeDaemonReportsServiceError(t *testing.T) {
 	mustFail(t, v("link", "show"), "no service is running")
 }
 
-// TestRelativeSocketPathIsResolved tests that the command resolves a relative path in its own directory, and that the service
-// that it starts uses the same path.
+// TestRelativeSocketPathIsResolved tests that the command resolves a relative path in its own directory, and that the
+// service that it starts uses the same path.
 func TestRelativeSocketPathIsResolved(t *testing.T) {
 	dir := t.TempDir()
 	v := commandsForSocket(t, "sock")
@@ -195,7 +195,8 @@ func TestCommandsFailWithoutService(t *testing.T) {
 	}
 }
 
-// TestWaitReturnsWhenReady tests that "wait" returns when a starting service is ready, and fails after its timeout otherwise.
+// TestWaitReturnsWhenReady tests that "wait" returns when a starting service is ready, and fails after its timeout
+// otherwise.
 func TestWaitReturnsWhenReady(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "sock")
@@ -254,8 +255,8 @@ func TestIsListeningFindsSocket(t *testing.T) {
 	}
 }
 
-// TestMissingSocketDirectoryNamesFlag tests that the error for a control socket in a missing directory names the flag or
-// variable with the path.
+// TestMissingSocketDirectoryNamesFlag tests that the error for a control socket in a missing directory names the flag
+// or variable with the path.
 func TestMissingSocketDirectoryNamesFlag(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "no", "sock")
 	for _, args := range [][]string{

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestMissingProviderNamesPackage tests that run names the package to install if rdma-core lacks its rxe provider. Without the
-// provider, libibverbs lists no device and returns no error.
+// TestMissingProviderNamesPackage tests that run names the package to install if rdma-core lacks its rxe provider.
+// Without the provider, libibverbs lists no device and returns no error.
 func TestMissingProviderNamesPackage(t *testing.T) {
 	const lib, driver, provider = "usr/lib/x86_64-linux-gnu/libibverbs.so.1", "etc/libibverbs.d/rxe.driver",
 		"usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so"
@@ -73,8 +73,8 @@ func TestMissingInterpreterIsNamed(t *testing.T) {
 	}
 }
 
-// TestFaultWithoutEffectIsRefused tests that a rule without an effect is refused before a service starts, and that the error
-// lists the effects.
+// TestFaultWithoutEffectIsRefused tests that a rule without an effect is refused before a service starts, and that the
+// error lists the effects.
 func TestFaultWithoutEffectIsRefused(t *testing.T) {
 	v := commandsForSocket(t, filepath.Join(t.TempDir(), "sock"))
 	mustFail(t, v("fault", "add", "--dev", "rxe0", "--qp", "17", "--limit", "3"), "no effect given",

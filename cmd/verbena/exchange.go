@@ -226,7 +226,8 @@ func printPingPong(w io.Writer, r *measure.Result) {
 		each, formatBandwidth(p.BytesPerSecond))
 	if len(p.Times.Buckets) > 0 {
 		t := &p.Times
-		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n", toMicroseconds(t.Min),
+		fmt.Fprintf(w, "us: min %.2f, p50 %.2f, p90 %.2f, p99 %.2f, p99.9 %.2f, p99.99 %.2f, max %.2f\n",
+			toMicroseconds(t.Min),
 			toMicroseconds(t.P50), toMicroseconds(t.P90), toMicroseconds(t.P99),
 			toMicroseconds(t.P999), toMicroseconds(t.P9999), toMicroseconds(t.Max))
 		t.WriteHistogram(w)

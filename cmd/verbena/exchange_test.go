@@ -84,13 +84,15 @@ func TestExchangeErrorsNameRemedy(t *testing.T) {
 		return
 	}
 	for _, command := range []string{"devinfo", "pingpong", "perf"} {
-		mustFail(t, verbenaCommand(t, command, "--socket", filepath.Join(t.TempDir(), "socket")), "this process sees no RDMA device",
+		mustFail(t, verbenaCommand(t, command, "--socket", filepath.Join(t.TempDir(), "socket")),
+			"this process sees no RDMA device",
 			"`verbena serve --daemon`", "`verbena run -- verbena "+command+"`", "--embedded")
 	}
 	mustFail(t, verbenaCommand(t, "perf", "--wire"), "--wire needs --embedded")
 }
 
-// TestDevinfoUsesIbvDevinfoNames tests that devinfo lists the attributes under the names of ibv_devinfo, as text and as JSON.
+// TestDevinfoUsesIbvDevinfoNames tests that devinfo lists the attributes under the names of ibv_devinfo, as text and as
+// JSON.
 func TestDevinfoUsesIbvDevinfoNames(t *testing.T) {
 	out := mustRun(t, verbenaCommand(t, "devinfo", "--embedded"))
 	for _, want := range []string{"hca_id:", "rxe0", "max_qp_wr:", "ATOMIC_WRITE", "active_mtu:", "GID[1]:",

@@ -37,8 +37,8 @@ func compareGolden(t *testing.T, name, got string) {
 	}
 }
 
-// TestFaultHelpMatchesGolden compares the help, manual pages and completions of the commands that disturb links or print their
-// state with golden files.
+// TestFaultHelpMatchesGolden compares the help, manual pages and completions of the commands that disturb links or
+// print their state with golden files.
 func TestFaultHelpMatchesGolden(t *testing.T) {
 	t.Setenv("COLUMNS", "") // the help is wrapped at this width
 	var b strings.Builder

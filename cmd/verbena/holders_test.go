@@ -60,8 +60,8 @@ func createQueueFile(t *testing.T, name string, uid int) *os.File {
 	return p
 }
 
-// TestEndHoldersEndsOnlyHolders tests that a process is ended if it holds a queue file of the session, and not because of another
-// file.
+// TestEndHoldersEndsOnlyHolders tests that a process is ended if it holds a queue file of the session, and not because
+// of another file.
 func TestEndHoldersEndsOnlyHolders(t *testing.T) {
 	session := fmt.Sprintf("/dev/shm/verbena-%d-%d/run/1-2", os.Getuid(), os.Getpid())
 	files := queueFilePattern{session: session}

@@ -167,8 +167,8 @@ func usageError(err error) string {
 	return fmt.Sprintf("%s: %s; see verbena %[1]s --help", command, text)
 }
 
-// exitCodeError is an error with verbena's exit code, for errors that were reported already or need no report. The value
-// is the exit code of verbena.
+// exitCodeError is an error with verbena's exit code, for errors that were reported already or need no report. The
+// value is the exit code of verbena.
 type exitCodeError int
 
 func (e exitCodeError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }

@@ -39,8 +39,8 @@ func TestPrintableRemovesControls(t *testing.T) {
 	}
 }
 
-// TestUsageErrorsNameFault tests that the error for an invalid command line names the fault, and the command that prints the
-// help.
+// TestUsageErrorsNameFault tests that the error for an invalid command line names the fault, and the command that
+// prints the help.
 func TestUsageErrorsNameFault(t *testing.T) {
 	for line, want := range map[string]string{
 		"dev reset":                                `dev reset: the NAME of a device is missing; see verbena dev reset --help`,

@@ -88,7 +88,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	for i, f := range files {
 		r, err := s.runScenario(ctx, f)
 		if r == nil { // the reports must include a failed scenario
-			r = scenario.NotRun(f, err)
+			r = scenario.NewFailedResult(f, err)
 		}
 		results = append(results, r)
 		if err != nil {
@@ -96,7 +96,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 		} else if !r.Passed {
 			code = max(code, 1)
 		}
-		for _, err := range []error{r.Text(os.Stdout), s.writeOutputs(s.Files[i], r)} {
+		for _, err := range []error{r.WriteText(os.Stdout), s.writeOutputs(s.Files[i], r)} {
 			if err != nil { // a failed scenario does not stop the following scenarios
 				fmt.Fprintln(os.Stderr, "verbena: scenario run:", errorWithRemedy(err))
 				code = exitFailure
@@ -114,7 +114,7 @@ func (s *scenarioRunCmd) Run(*cli) error {
 		}
 	}
 	if s.JUnit != "" {
-		if err := writeFile(s.JUnit, func(w io.Writer) error { return scenario.JUnit(w, results) }); err != nil {
+		if err := writeFile(s.JUnit, func(w io.Writer) error { return scenario.WriteJUnit(w, results) }); err != nil {
 			return fmt.Errorf("scenario run: %w", err)
 		}
 	}
@@ -138,7 +138,8 @@ func scenarioBaseName(path string) string {
 	return strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
 }
 
-// checkDistinctOutputs returns an error if the picture or report of one scenario would overwrite that of another scenario.
+// checkDistinctOutputs returns an error if the picture or report of one scenario would overwrite that of another
+// scenario.
 func (s *scenarioRunCmd) checkDistinctOutputs() error {
 	if s.Timeline == "" && s.Report == "" {
 		return nil
@@ -170,7 +171,7 @@ func (s *scenarioRunCmd) writeOutputs(path string, r *scenario.Result) error {
 		}
 	}
 	if s.Timeline != "" {
-		if err := writeFile(name(s.Timeline, ".svg"), r.Timeline); err != nil {
+		if err := writeFile(name(s.Timeline, ".svg"), r.WriteTimeline); err != nil {
 			return err
 		}
 	}

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestReadLinesTruncatesLongLines tests that readLines returns lines unchanged, and truncates lines that are too long instead of
-// buffering them.
+// TestReadLinesTruncatesLongLines tests that readLines returns lines unchanged, and truncates lines that are too long
+// instead of buffering them.
 func TestReadLinesTruncatesLongLines(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	for _, test := range []struct {

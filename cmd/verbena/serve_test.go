@@ -129,8 +129,8 @@ func threadStatuses(t *testing.T, pid int) (who []string) {
 	return who
 }
 
-// TestThreadsHaveSeccompFilters tests that each thread of a service and of a launcher has a seccomp filter while a program runs,
-// and that a service still has it after a device was added.
+// TestThreadsHaveSeccompFilters tests that each thread of a service and of a launcher has a seccomp filter while a
+// program runs, and that a service still has it after a device was added.
 func TestThreadsHaveSeccompFilters(t *testing.T) {
 	cmd, loc := startServe(t, "--link", "rxe0=127.91.10.9")
 	if out, err := verbenaCommand(t, "--socket", loc.Socket, "link", "add", "rxe1", "--addr",
@@ -167,8 +167,8 @@ func TestThreadsHaveSeccompFilters(t *testing.T) {
 	}
 }
 
-// TestServiceHasDocumentedCapabilities tests that a service of root has exactly the documented capabilities, permanently and on all
-// threads.
+// TestServiceHasDocumentedCapabilities tests that a service of root has exactly the documented capabilities,
+// permanently and on all threads.
 func TestServiceHasDocumentedCapabilities(t *testing.T) {
 	testutil.NeedRoot(t, "to have capabilities")
 	own, err := privilege.ReadCapabilities("self")
@@ -231,8 +231,8 @@ func TestServiceHasDocumentedCapabilities(t *testing.T) {
 
 func firstResult[T any](v T, _ error) T { return v }
 
-// TestSecondServeReportsFirst tests that a second service at a location reports the first service, and does not remove the first
-// service's socket.
+// TestSecondServeReportsFirst tests that a second service at a location reports the first service, and does not remove
+// the first service's socket.
 func TestSecondServeReportsFirst(t *testing.T) {
 	t.Parallel()
 	_, loc := startServe(t, "--link", "rxe0=127.91.10.3")

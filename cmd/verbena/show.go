@@ -146,7 +146,8 @@ func (s *resShowCmd) Run(c *cli) error {
 			if x.Zombie {
 				x.Device += " (gone)"
 			}
-			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, replaceControlChars(x.Process), x.UID,
+			fmt.Fprintf(w, "%s\t%d\t%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d KiB\n", x.Device, x.PID, replaceControlChars(x.Process),
+				x.UID,
 				x.PDs, len(x.MRs), len(x.CQs), len(x.QPs), len(x.SRQs), x.PinnedBytes/1024)
 		}
 	})

@@ -29,8 +29,8 @@ func snapshotAt(at time.Duration, sent, retries uint64) *serviceSnapshot {
 	}
 }
 
-// TestTopLinesShowRates tests the rates since the previous snapshot, the resources of processes, and the list of queue pairs
-// with problems.
+// TestTopLinesShowRates tests the rates since the previous snapshot, the resources of processes, and the list of queue
+// pairs with problems.
 func TestTopLinesShowRates(t *testing.T) {
 	first := snapshotAt(0, 1000, 5)
 	text := strings.Join(first.formatLines(nil), "\n")

@@ -14,8 +14,8 @@ import (
 	"verbena/supervisor"
 )
 
-// TestLogNamesMissingKernelFeatures tests that the log at the start of a service names each promise that the kernel cannot keep, and no
-// other missing feature.
+// TestLogNamesMissingKernelFeatures tests that the log at the start of a service names each promise that the kernel
+// cannot keep, and no other missing feature.
 func TestLogNamesMissingKernelFeatures(t *testing.T) {
 	var b strings.Builder
 	log := slog.New(slog.NewTextHandler(&b, nil))

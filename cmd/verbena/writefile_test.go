@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestWriteFileIsAllOrNothing tests that writeFile writes a file completely or not at all, and does not replace links or special
-// files.
+// TestWriteFileIsAllOrNothing tests that writeFile writes a file completely or not at all, and does not replace links
+// or special files.
 func TestWriteFileIsAllOrNothing(t *testing.T) {
 	dir := t.TempDir()
 	path, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")

@@ -338,7 +338,8 @@ func returnsDataToRequester(op ib.WROpcode) bool {
 	return op == ib.WRRDMARead || op == ib.WRAtomicCmpAndSwp || op == ib.WRAtomicFetchAdd
 }
 
-// isSupportedRequest reports whether the service supports the operation, and whether the request has the required fields.
+// isSupportedRequest reports whether the service supports the operation, and whether the request has the required
+// fields.
 func (q *QP) isSupportedRequest(wr *ib.SendWR) bool {
 	rc := q.init.Type == ib.QPTypeRC || q.init.Type == ib.QPTypeXRCInit
 	switch wr.Opcode {
@@ -406,8 +407,8 @@ func (q *QP) markSendWaiting() {
 	}
 }
 
-// resumeWaitingQPs continues the waiting queue pairs. A queue pair that fails during this call may end the wait of other
-// queue pairs.
+// resumeWaitingQPs continues the waiting queue pairs. A queue pair that fails during this call may end the wait of
+// other queue pairs.
 //
 //verbena:held mu
 func (d *Device) resumeWaitingQPs() {

@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// TestForbiddenWindowBindsAreRefused checks binds of a window of type 1 that IBA 10.6.7.2 forbids. The binds use the current key,
-// and zero-based addresses.
+// TestForbiddenWindowBindsAreRefused checks binds of a window of type 1 that IBA 10.6.7.2 forbids. The binds use the
+// current key, and zero-based addresses.
 func TestForbiddenWindowBindsAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string

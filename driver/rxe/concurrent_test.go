@@ -135,7 +135,8 @@ func TestDestroyUnderLoad(t *testing.T) {
 					return
 				default:
 				}
-				b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 200_000), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+				b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 200_000), RemoteAddr: b.b.addr,
+					RKey: b.b.mr.RKey()})
 			}
 		})
 		const size = 100_000
@@ -147,10 +148,12 @@ func TestDestroyUnderLoad(t *testing.T) {
 			check(t, err)
 			before := b.b.dev.counters[cntRcvdPkts].n.Load()
 			arrived := func(packets int) {
-				testutil.Eventually(t, "packets to arrive", func() bool { return b.b.dev.counters[cntRcvdPkts].n.Load() >= before+uint64(packets) })
+				testutil.Eventually(t, "packets to arrive",
+					func() bool { return b.b.dev.counters[cntRcvdPkts].n.Load() >= before+uint64(packets) })
 			}
 			wg.Go(func() {
-				wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(off, size), RemoteAddr: b.b.addr + uint64(off), RKey: mr.RKey()}
+				wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(off, size), RemoteAddr: b.b.addr + uint64(off),
+					RKey: mr.RKey()}
 				read := wr
 				read.Opcode = ib.WRRDMARead
 				a.PostSend(wr, read, wr, read)

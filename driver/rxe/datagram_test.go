@@ -83,8 +83,10 @@ func TestDatagramVector(t *testing.T) {
 		}
 	}
 	for name, av := range map[string]uapi.RXEAV{
-		"no port":        {PortNum: 2, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), SGIDIndex: 1}},
-		"no such source": {PortNum: 1, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")), SGIDIndex: 200}},
+		"no port": {PortNum: 2, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")),
+			SGIDIndex: 1}},
+		"no such source": {PortNum: 1, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")),
+			SGIDIndex: 200}},
 		"no destination": {PortNum: 1, GRH: uapi.RXEGlobalRoute{SGIDIndex: 1}},
 	} {
 		w := sendWQE{}
@@ -127,7 +129,8 @@ func TestDatagramDropped(t *testing.T) {
 		b.connect(conn{})
 		ah := newAH(b.a, b.b.dev, 1)
 		good := ib.SendWR{
-			Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey,
+			Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0,
+				100), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey,
 		}
 		send := func(wr ib.SendWR) {
 			b.a.send(wr)
@@ -193,7 +196,8 @@ func TestAddressHandleDomain(t *testing.T) {
 		ah := newAH(b.a, b.b.dev, 1)
 		b.a.pd = mine
 		b.b.recv(2, 0, 1000)
-		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: b.b.qp.Num(),
+			RemoteQKey: testQKey})
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCLocQPOpErr})
 		b.b.none()
 		check(t, ah.Destroy())
@@ -204,7 +208,8 @@ func TestAddressHandle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUD})
 		gid, _ := ops{b.b.dev}.QueryGID(1, 1)
-		good := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1, HopLimit: 9, TrafficClass: 4}}
+		good := ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1, HopLimit: 9,
+			TrafficClass: 4}}
 		for _, c := range []struct {
 			name string
 			attr func(*ib.AHAttr)
@@ -295,7 +300,8 @@ func TestUnreliableTooLong(t *testing.T) {
 	})
 }
 
-// TestDatagramsOfOneHandle: datagrams that are posted together by one address handle reach the queue pairs that they name.
+// TestDatagramsOfOneHandle: datagrams that are posted together by one address handle reach the queue pairs that they
+// name.
 func TestDatagramsOfOneHandle(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		b := newBench(t, s)
@@ -314,7 +320,8 @@ func TestDatagramsOfOneHandle(t *testing.T) {
 			qp := to[i%len(to)]
 			_, err := qp.PostRecv(ib.RecvWR{ID: uint64(i), SGList: b.b.sge(1000*i, 100)})
 			check(t, err)
-			wrs = append(wrs, ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte{byte(i)}, AH: ah,
+			wrs = append(wrs, ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: []byte{byte(i)},
+				AH:        ah,
 				RemoteQPN: qp.Num(), RemoteQKey: testQKey})
 		}
 		_, err := from.PostSend(wrs...)
@@ -322,7 +329,8 @@ func TestDatagramsOfOneHandle(t *testing.T) {
 		b.a.poll(len(wrs))
 		for _, wc := range b.b.poll(len(wrs)) {
 			if i := int(wc.ID); wc.QPNum != to[i%len(to)].Num() || b.b.buf[1000*i+grhLen] != byte(i) {
-				t.Errorf("receive %d of queue pair %d: got datagram %d on %d", i, to[i%len(to)].Num(), b.b.buf[1000*i+grhLen], wc.QPNum)
+				t.Errorf("receive %d of queue pair %d: got datagram %d on %d", i, to[i%len(to)].Num(), b.b.buf[1000*i+grhLen],
+					wc.QPNum)
 			}
 		}
 		check(t, ah.Destroy())

@@ -109,8 +109,10 @@ func TestErrors(t *testing.T) {
 				return wr
 			},
 			want: invalidRequest},
-		{name: "write to a queue pair without the right", conn: conn{access: ib.AccessRemoteRead}, wr: write, want: invalidRequest},
-		{name: "read from a queue pair without the right", conn: conn{access: ib.AccessRemoteWrite}, wr: read, want: invalidRequest},
+		{name: "write to a queue pair without the right", conn: conn{access: ib.AccessRemoteRead}, wr: write,
+			want: invalidRequest},
+		{name: "read from a queue pair without the right", conn: conn{access: ib.AccessRemoteWrite}, wr: read,
+			want: invalidRequest},
 		{name: "read from a queue pair without resources", conn: conn{destRdAtomic: -1}, wr: read, want: invalidRequest},
 		{name: "read with no reads allowed", conn: conn{rdAtomic: -1}, wr: read,
 			want: outcome{ib.WCLocQPOpErr, ib.WCSuccess, ib.QPRTS, nil, false}},
@@ -257,7 +259,8 @@ func TestReceiverNotReady(t *testing.T) {
 		for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWriteWithImm} {
 			b := newBenchIn(t, s)
 			b.connect(conn{rnrTimer: 14}) // 1 ms
-			wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: b.a.sge(0, 9000), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Imm: 5}
+			wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: b.a.sge(0, 9000), RemoteAddr: b.b.addr,
+				RKey: b.b.mr.RKey(), Imm: 5}
 			fill(b.a.buf, 3)
 			second := wr
 			second.RemoteAddr += 10_000
@@ -270,7 +273,8 @@ func TestReceiverNotReady(t *testing.T) {
 			for i := range 2 {
 				to := 10_000 * i
 				b.b.recv(uint64(9+i), to, 9000)
-				b.a.expect(ib.WC{ID: 1, Opcode: map[ib.WROpcode]ib.WCOpcode{ib.WRSend: ib.WCSend, ib.WRRDMAWriteWithImm: ib.WCRDMAWrite}[op]})
+				b.a.expect(ib.WC{ID: 1, Opcode: map[ib.WROpcode]ib.WCOpcode{ib.WRSend: ib.WCSend,
+					ib.WRRDMAWriteWithImm: ib.WCRDMAWrite}[op]})
 				if wc := b.b.poll(1)[0]; wc.ID != uint64(9+i) || wc.Status != ib.WCSuccess || wc.ByteLen != 9000 {
 					t.Errorf("receive completed as %+v", wc)
 				}
@@ -291,7 +295,8 @@ func TestRNRRetryExceeded(t *testing.T) {
 			start := time.Now()
 			b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
 			b.a.expect(ib.WC{ID: 1, Status: ib.WCRNRRetryExcErr})
-			if d, want := time.Since(start), time.Duration(retries)*10240*time.Microsecond; d < want || d > want+time.Millisecond {
+			if d, want := time.Since(start), time.Duration(retries)*10240*time.Microsecond; d < want ||
+				d > want+time.Millisecond {
 				t.Errorf("gave up after %v, want %v", d, want)
 			}
 			if s := b.b.qp.State(); s != ib.QPRTS {
@@ -319,14 +324,17 @@ func TestPostErrors(t *testing.T) {
 		}{
 			{"unknown opcode", ib.SendWR{Opcode: 99}},
 			{"too many elements", ib.SendWR{Opcode: ib.WRSend, SGList: make([]ib.SGE, b.a.qp.Init().Cap.MaxSendSGE+1)}},
-			{"too much inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, b.a.qp.Init().Cap.MaxInlineData+1)}},
+			{"too much inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte,
+				b.a.qp.Init().Cap.MaxInlineData+1)}},
 			{"inline read", ib.SendWR{Opcode: ib.WRRDMARead, Flags: ib.SendInline}},
 		} {
-			if n, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite}, c.wr, ok); n != 1 || !errors.Is(err, syscall.EINVAL) {
+			if n, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite}, c.wr, ok); n != 1 || !errors.Is(err,
+				syscall.EINVAL) {
 				t.Errorf("%s: %d taken, error %v", c.name, n, err)
 			}
 		}
-		if _, err := b.a.qp.PostRecv(ib.RecvWR{SGList: make([]ib.SGE, b.a.qp.Init().Cap.MaxRecvSGE+1)}); !errors.Is(err, syscall.EINVAL) {
+		if _, err := b.a.qp.PostRecv(ib.RecvWR{SGList: make([]ib.SGE, b.a.qp.Init().Cap.MaxRecvSGE+1)}); !errors.Is(err,
+			syscall.EINVAL) {
 			t.Errorf("too many scatter elements: %v", err)
 		}
 		n, err := b.a.qp.PostRecv(make([]ib.RecvWR, 1000)...)

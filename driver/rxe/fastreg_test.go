@@ -37,7 +37,8 @@ func (n *node) mapMR(mr *ib.MR) {
 func (n *node) fastReg(mr *ib.MR) uint32 {
 	n.t.Helper()
 	mr.UpdateKey(uint8(mr.RKey()) + 1)
-	if s := n.status(ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: bindable}}); s != ib.WCSuccess {
+	if s := n.status(ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(),
+		Access: bindable}}); s != ib.WCSuccess {
 		n.t.Fatalf("registration by a work request: %v", s)
 	}
 	return mr.RKey()
@@ -93,7 +94,8 @@ func TestFastReg(t *testing.T) {
 				if !c.want {
 					return
 				}
-				if err := r.MR.Map(b.b.mem, nil, []umem.Range{{Addr: b.b.addr, Length: 1}}, b.b.addr); !errors.Is(err, syscall.EBUSY) {
+				if err := r.MR.Map(b.b.mem, nil, []umem.Range{{Addr: b.b.addr, Length: 1}}, b.b.addr); !errors.Is(err,
+					syscall.EBUSY) {
 					t.Errorf("map while it is registered: %v", err)
 				}
 				want = ib.WCRemAccessErr
@@ -121,12 +123,16 @@ func TestFastRegLocal(t *testing.T) {
 		sge := func(off int) []ib.SGE { return []ib.SGE{{Addr: b.a.addr + uint64(off), Length: 9000, LKey: key}} }
 		b.a.send(
 			ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: key, Access: allAccess}},
-			ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sge(0), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
-			ib.SendWR{ID: 3, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: sge(20_000), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
+			ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sge(0), RemoteAddr: b.b.addr,
+				RKey: b.b.mr.RKey()},
+			ib.SendWR{ID: 3, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: sge(20_000), RemoteAddr: b.b.addr,
+				RKey: b.b.mr.RKey()},
 			ib.SendWR{ID: 4, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key},
-			ib.SendWR{ID: 5, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sge(0), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
+			ib.SendWR{ID: 5, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: sge(0), RemoteAddr: b.b.addr,
+				RKey: b.b.mr.RKey()},
 		)
-		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRegMR}, ib.WC{ID: 2, Opcode: ib.WCRDMAWrite}, ib.WC{ID: 3, Opcode: ib.WCRDMARead},
+		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRegMR}, ib.WC{ID: 2, Opcode: ib.WCRDMAWrite}, ib.WC{ID: 3,
+			Opcode: ib.WCRDMARead},
 			ib.WC{ID: 4, Opcode: ib.WCLocalInv}, ib.WC{ID: 5, Status: ib.WCLocProtErr})
 		if !slices.Equal(b.a.buf[:9000], b.a.buf[20_000:29_000]) {
 			t.Error("data differ")
@@ -165,11 +171,14 @@ func TestLocalUnderLoss(t *testing.T) {
 				read.Opcode, read.SGList = ib.WRRDMARead, b.b.sge(30_000, 5000)
 				post(ib.WCRegMR, ib.SendWR{Opcode: ib.WRRegMR, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}})
 				post(ib.WCRDMAWrite, write)
-				post(ib.WCBindMW, ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: mw, MR: region, RKey: key, Addr: b.b.addr, Length: 8}})
+				post(ib.WCBindMW, ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: mw, MR: region, RKey: key, Addr: b.b.addr,
+					Length: 8}})
 				post(ib.WCRDMARead, read)
 				post(ib.WCLocalInv, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: key})
-				post(ib.WCAtomicWrite, ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: b.b.buf[:8], RemoteAddr: b.a.addr + 40_000, RKey: target.RKey()})
-				post(ib.WCFlush, ib.SendWR{Opcode: ib.WRFlush, RemoteAddr: b.a.addr, RKey: target.RKey(), Flush: ib.Flush{Placement: ib.FlushGlobal, Length: 8}})
+				post(ib.WCAtomicWrite, ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: b.b.buf[:8], RemoteAddr: b.a.addr + 40_000,
+					RKey: target.RKey()})
+				post(ib.WCFlush, ib.SendWR{Opcode: ib.WRFlush, RemoteAddr: b.a.addr, RKey: target.RKey(),
+					Flush: ib.Flush{Placement: ib.FlushGlobal, Length: 8}})
 				post(ib.WCLocalInv, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
 			}
 			b.b.expect(want...)
@@ -188,14 +197,16 @@ func TestInvalidateWaits(t *testing.T) {
 		mr := b.a.allocMR(nil)
 		key := b.a.fastReg(mr)
 		b.net.SetLink(addrB, false)
-		wr := ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5000), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
+		wr := ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5000),
+			RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
 		wr.SGList[0].LKey = key
 		b.a.send(wr, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: key},
 			ib.SendWR{ID: 3, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
 		testutil.AdvanceTime(100 * time.Millisecond)
 		b.a.none()
 		b.net.SetLink(addrB, true)
-		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite}, ib.WC{ID: 2, Opcode: ib.WCLocalInv}, ib.WC{ID: 3, Opcode: ib.WCRDMAWrite})
+		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMAWrite}, ib.WC{ID: 2, Opcode: ib.WCLocalInv}, ib.WC{ID: 3,
+			Opcode: ib.WCRDMAWrite})
 	})
 }
 
@@ -206,8 +217,10 @@ func TestLocalFence(t *testing.T) {
 		b.connect(conn{})
 		mr := b.a.allocMR(nil)
 		b.net.SetLink(addrB, false)
-		reg := ib.SendWR{ID: 2, Opcode: ib.WRRegMR, Flags: ib.SendSignaled | ib.SendFence, Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}}
-		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 10), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}, reg)
+		reg := ib.SendWR{ID: 2, Opcode: ib.WRRegMR, Flags: ib.SendSignaled | ib.SendFence, Reg: &ib.FastReg{MR: mr,
+			Key: mr.RKey(), Access: allAccess}}
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 10), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
+			reg)
 		testutil.AdvanceTime(10 * time.Millisecond)
 		if err := mr.Map(b.a.mem, nil, []umem.Range{{Addr: b.a.addr, Length: 10}}, b.a.addr); err != nil {
 			t.Errorf("it has been registered before the read is complete: %v", err)
@@ -257,7 +270,8 @@ func TestRereg(t *testing.T) {
 		if other[0] != 42 || b.b.buf[0] != 0 {
 			t.Error("written to the old memory")
 		}
-		if err := mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessFlushPersistent}); !errors.Is(err, syscall.EOPNOTSUPP) {
+		if err := mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessFlushPersistent}); !errors.Is(err,
+			syscall.EOPNOTSUPP) {
 			t.Errorf("persistence: %v", err)
 		}
 		try("after a failure", b.b.addr, mr.RKey(), ib.WCSuccess)

@@ -65,7 +65,8 @@ func TestFaultsRNR(t *testing.T) {
 		for _, op := range []ib.WROpcode{ib.WRSend, ib.WRRDMAWriteWithImm} {
 			transfer(b, op, 3000, 2)
 		}
-		if s := f.List()[0]; s.NotReady != 20 || b.b.dev.Stats()["send_rnr_err"] != 20 || b.a.dev.Stats()["rcvd_rnr_err"] != 20 {
+		if s := f.List()[0]; s.NotReady != 20 || b.b.dev.Stats()["send_rnr_err"] != 20 ||
+			b.a.dev.Stats()["rcvd_rnr_err"] != 20 {
 			t.Errorf("the rule says %+v, the devices %v and %v", s, b.a.dev.Stats(), b.b.dev.Stats())
 		}
 	})
@@ -109,8 +110,8 @@ func TestFaultsStop(t *testing.T) {
 	})
 }
 
-// The link goes down in front of the work request that was chosen, by the shortcut and by packets: those before it are done, and
-// it runs out of retries.
+// The link goes down in front of the work request that was chosen, by the shortcut and by packets: those before it are
+// done, and it runs out of retries.
 func TestLinkDownAtWorkRequest(t *testing.T) {
 	for _, shaped := range []bool{false, true} {
 		bubble(t, func(t *testing.T) {
@@ -129,7 +130,8 @@ func TestLinkDownAtWorkRequest(t *testing.T) {
 					t.Fatal("refused")
 				}
 				for i := range posts {
-					b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
+					b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr,
+						RKey: b.b.mr.RKey(), Flags: ib.SendSignaled})
 					testutil.AdvanceTime(time.Second)
 				}
 				for i, wc := range b.a.poll(posts) {

@@ -18,8 +18,8 @@ import (
 	"verbena/umem"
 )
 
-// TestLookBeforeTheDoorbell: a program that has posted without a doorbell, from memory that does not answer, does not stop a thread
-// that has a task for its queue pair.
+// TestLookBeforeTheDoorbell: a program that has posted without a doorbell, from memory that does not answer, does not
+// stop a thread that has a task for its queue pair.
 func TestLookBeforeTheDoorbell(t *testing.T) {
 	for _, look := range []struct {
 		name string
@@ -117,8 +117,8 @@ func TestQueryOfABusySender(t *testing.T) {
 	close(returned)
 }
 
-// TestDestroyBehindAStoppedPass: trains for a queue pair that is being destroyed, and waits behind its program's memory, do not
-// count with their sender for ever.
+// TestDestroyBehindAStoppedPass: trains for a queue pair that is being destroyed, and waits behind its program's
+// memory, do not count with their sender for ever.
 func TestDestroyBehindAStoppedPass(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		b := newBench(t, setup{shortcut: true})
@@ -127,7 +127,8 @@ func TestDestroyBehindAStoppedPass(t *testing.T) {
 		front, obj := qpOf(x.qps[0]), x.qps[1]
 		qp, from := qpOf(obj), qpOf(x.peers[1])
 		data := &ib.Udata{Context: x.program, Out: make([]byte, 64)}
-		middle, err := ibuser.CreateQP(x.pd, ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: ib.QPTypeUC}, data)
+		middle, err := ibuser.CreateQP(x.pd, ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: ib.QPTypeUC},
+			data)
 		check(t, err)
 		p := front.dev.begin(false)
 		for _, stops := range []*QP{front, qpOf(middle)} { // the pass, and the program's goroutine
@@ -139,7 +140,8 @@ func TestDestroyBehindAStoppedPass(t *testing.T) {
 		}
 		p.wake(qp)
 		for range 2 * maxHanded {
-			_, err := x.peers[1].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: x.addr, RKey: x.mr.RKey()})
+			_, err := x.peers[1].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"),
+				RemoteAddr: x.addr, RKey: x.mr.RKey()})
 			check(t, err)
 		}
 		if n := from.egress.handed.Load(); n != maxHanded {
@@ -177,7 +179,8 @@ func TestSmallTrainsOfALane(t *testing.T) {
 	qp.lane.stall()
 	takeRun(qp)
 	for range 500 {
-		_, err := x.peers[0].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"), RemoteAddr: x.addr, RKey: x.mr.RKey()})
+		_, err := x.peers[0].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("1"),
+			RemoteAddr: x.addr, RKey: x.mr.RKey()})
 		check(t, err)
 	}
 	held := 0
@@ -202,7 +205,8 @@ func TestSmallTrainsOfALane(t *testing.T) {
 	}
 }
 
-// TestWayReturnsUnderTrain: messages of which some have left by the network when the shortcut is allowed again arrive once.
+// TestWayReturnsUnderTrain: messages of which some have left by the network when the shortcut is allowed again arrive
+// once.
 func TestWayReturnsUnderTrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUC, net: simnet.Config{SendBuffer: 3000, Bandwidth: 1 << 24}})
@@ -256,7 +260,8 @@ func TestDisassociateOfASilentProgram(t *testing.T) {
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
-		_, _ = x.peers[0].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr, RKey: x.mr.RKey()})
+		_, _ = x.peers[0].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr,
+			RKey: x.mr.RKey()})
 	}()
 	x.awaitSlow()
 	within(t, "Disassociate", func() { ops{b.b.dev}.Disassociate(x.program) })
@@ -269,7 +274,8 @@ func TestDisassociateOfASilentProgram(t *testing.T) {
 	}
 }
 
-// TestPostToASilentProgram: PostSend, which may not sleep, returns although the memory of the peer's program does not answer.
+// TestPostToASilentProgram: PostSend, which may not sleep, returns although the memory of the peer's program does not
+// answer.
 func TestPostToASilentProgram(t *testing.T) {
 	for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
 		b := newBench(t, setup{shortcut: true})
@@ -278,7 +284,8 @@ func TestPostToASilentProgram(t *testing.T) {
 		returned := make(chan struct{})
 		go func() {
 			defer close(returned)
-			_, err := x.peers[0].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr, RKey: x.mr.RKey()})
+			_, err := x.peers[0].PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr,
+				RKey: x.mr.RKey()})
 			check(t, err)
 		}()
 		select {
@@ -303,7 +310,8 @@ func (s *busySpace) WriteV(src [][]byte, addr uint64) error {
 	return s.Local.WriteV(src, addr)
 }
 
-// TestPostToABusyReceiver: PostSend returns although other threads go on sending to the receiver, which has nothing to answer.
+// TestPostToABusyReceiver: PostSend returns although other threads go on sending to the receiver, which has nothing to
+// answer.
 func TestPostToABusyReceiver(t *testing.T) {
 	const most = 2 * passBudget / trainCost
 	b := newBench(t, setup{shortcut: true, typ: ib.QPTypeUC})
@@ -368,7 +376,8 @@ func TestStorm(t *testing.T) {
 			var from, to []*ib.QP
 			for i := range storm.qps {
 				typ := []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD}[i%3]
-				from, to = append(from, b.a.newQP(setup{typ: typ, cap: userCap})), append(to, b.b.newQP(setup{typ: typ, cap: userCap}))
+				from, to = append(from, b.a.newQP(setup{typ: typ, cap: userCap})), append(to, b.b.newQP(setup{typ: typ,
+					cap: userCap}))
 				connectQPs(t, b.a.dev, from[i], b.b.dev, to[i], conn{timeout: 10})
 			}
 			stop := time.Now().Add(60 * time.Millisecond)
@@ -383,11 +392,13 @@ func TestStorm(t *testing.T) {
 						}
 						i := r.IntN(storm.qps)
 						off := room * (i + 1)
-						wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, r.IntN(9000)), RemoteAddr: b.b.addr + uint64(off), RKey: b.b.mr.RKey()}
+						wr := ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, r.IntN(9000)), RemoteAddr: b.b.addr + uint64(off),
+							RKey: b.b.mr.RKey()}
 						switch {
 						case i%3 == 2:
 							_, _ = to[i].PostRecv(ib.RecvWR{SGList: b.b.sge(off, 5000)})
-							wr = ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, r.IntN(4096)), AH: ah, RemoteQPN: to[i].Num(), RemoteQKey: testQKey}
+							wr = ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, r.IntN(4096)), AH: ah, RemoteQPN: to[i].Num(),
+								RemoteQKey: testQKey}
 						case i%3 == 0 && r.IntN(2) == 0:
 							wr.Opcode, wr.SGList, wr.RemoteAddr = ib.WRRDMARead, b.a.sge(off, r.IntN(9000)), b.b.addr
 						}

@@ -263,8 +263,8 @@ func TestStaleNumbers(t *testing.T) {
 	})
 }
 
-// TestFollow tests that the next device of an adapter has the interface and the addresses that the former one was given,
-// and keeps the addresses if the interface has none at the time.
+// TestFollow tests that the next device of an adapter has the interface and the addresses that the former one was
+// given, and keeps the addresses if the interface has none at the time.
 func TestFollow(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		hw := NewHardware(Config{

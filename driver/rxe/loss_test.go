@@ -100,7 +100,8 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 			break
 		}
 		a, z := b.a.buf[at:at+size], b.b.buf[at:at+size]
-		wr := ib.SendWR{ID: uint64(i), SGList: split(r, b.a.sge(at, size)), RemoteAddr: b.b.addr + uint64(at), RKey: b.b.mr.RKey(), Imm: uint32(i)}
+		wr := ib.SendWR{ID: uint64(i), SGList: split(r, b.a.sge(at, size)), RemoteAddr: b.b.addr + uint64(at),
+			RKey: b.b.mr.RKey(), Imm: uint32(i)}
 		if r.IntN(3) > 0 {
 			wr.Flags |= ib.SendSignaled
 		}
@@ -120,7 +121,8 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 			wc.Opcode = ib.WCSend
 		case ib.WRRDMAWriteWithImm:
 			b.b.recv(uint64(i), 0, 0)
-			received = append(received, ib.WC{ID: uint64(i), Opcode: ib.WCRecvRDMAWithImm, ByteLen: uint32(size), Flags: ib.WCWithImm, Imm: uint32(i)})
+			received = append(received, ib.WC{ID: uint64(i), Opcode: ib.WCRecvRDMAWithImm, ByteLen: uint32(size),
+				Flags: ib.WCWithImm, Imm: uint32(i)})
 			wc.Opcode = ib.WCRDMAWrite
 		case ib.WRRDMAWrite:
 			wc.Opcode = ib.WCRDMAWrite
@@ -171,7 +173,8 @@ func stream(b *bench, r *rand.Rand, n int, seed uint64) {
 	b.b.none()
 	for i, x := range data {
 		if !bytes.Equal(x.src, x.dst) {
-			b.t.Fatalf("seed %d: work request %d: data differ from byte %d of %d on", seed, i, firstDifference(x.src, x.dst), len(x.src))
+			b.t.Fatalf("seed %d: work request %d: data differ from byte %d of %d on", seed, i, firstDifference(x.src, x.dst),
+				len(x.src))
 		}
 	}
 	if got := binary.NativeEndian.Uint64(counter) - before; got != added {

@@ -74,12 +74,14 @@ func TestRefusedBehindLostWrite(t *testing.T) {
 			} {
 				b := newBenchIn(t, s)
 				b.connect(conn{})
-				gone, err := b.b.pd.RegMR(ib.MRInit{Space: vanished{b.b.mem}, Addr: b.b.addr, Length: uint64(size), Access: allAccess})
+				gone, err := b.b.pd.RegMR(ib.MRInit{Space: vanished{b.b.mem}, Addr: b.b.addr, Length: uint64(size),
+					Access: allAccess})
 				check(t, err)
 				b.b.mrs = append(b.b.mrs, gone)
 				behind.ID, behind.Flags, behind.SGList, behind.RemoteAddr = 2, ib.SendSignaled, b.a.sge(0, 8), b.b.addr
 				b.a.send(
-					ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: gone.RKey()},
+					ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr,
+						RKey: gone.RKey()},
 					behind,
 				)
 				b.a.expect(ib.WC{ID: 1, Status: ib.WCRemAccessErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
@@ -89,20 +91,23 @@ func TestRefusedBehindLostWrite(t *testing.T) {
 	})
 }
 
-// TestReadBehindLostWrite tests that the response to an RDMA READ acknowledges no RDMA WRITE before it that could not be
-// stored. That is known late, when the READ has been accepted.
+// TestReadBehindLostWrite tests that the response to an RDMA READ acknowledges no RDMA WRITE before it that could not
+// be stored. That is known late, when the READ has been accepted.
 func TestReadBehindLostWrite(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		for _, size := range []int{64, 3000, 40_000} {
 			b := newBenchIn(t, s)
 			b.connect(conn{})
-			gone, err := b.b.pd.RegMR(ib.MRInit{Space: vanished{b.b.mem}, Addr: b.b.addr, Length: uint64(size), Access: allAccess})
+			gone, err := b.b.pd.RegMR(ib.MRInit{Space: vanished{b.b.mem}, Addr: b.b.addr, Length: uint64(size),
+				Access: allAccess})
 			check(t, err)
 			b.b.mrs = append(b.b.mrs, gone)
 			fill(b.a.buf[:size], 1)
 			b.a.send(
-				ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr, RKey: gone.RKey()},
-				ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()},
+				ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: b.b.addr,
+					RKey: gone.RKey()},
+				ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 64), RemoteAddr: b.b.addr,
+					RKey: b.b.mr.RKey()},
 			)
 			b.a.expect(ib.WC{ID: 1, Status: ib.WCRemAccessErr}, ib.WC{ID: 2, Status: ib.WCWRFlushErr})
 			testutil.AdvanceTime(time.Second)

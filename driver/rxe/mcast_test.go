@@ -31,7 +31,8 @@ func newParty(n *node) *party {
 	x.cq, err = n.dev.IB().CreateCQ(ib.CQInit{Entries: 100})
 	check(n.t, err)
 	x.qp, err = n.pd.CreateQP(ib.QPInitAttr{
-		Type: ib.QPTypeUD, SendCQ: x.cq, RecvCQ: x.cq, Cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 1, MaxRecvSGE: 1},
+		Type: ib.QPTypeUD, SendCQ: x.cq, RecvCQ: x.cq, Cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 1,
+			MaxRecvSGE: 1},
 	})
 	check(n.t, err)
 	toRTR(n.t, x.qp, n.dev, 0, conn{})
@@ -84,7 +85,8 @@ func TestMulticast(t *testing.T) {
 		if err := parties[0].qp.Destroy(); !errors.Is(err, syscall.EBUSY) {
 			t.Errorf("destroy a member: %v", err)
 		}
-		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: testGroup, SGIDIndex: 1, HopLimit: 3}})
+		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: testGroup, SGIDIndex: 1,
+			HopLimit: 3}})
 		check(t, err)
 		fill(b.a.buf[:100], 9)
 		send := func(key uint32) {
@@ -106,7 +108,8 @@ func TestMulticast(t *testing.T) {
 					t.Errorf("queue pair %d got %d datagrams, want %d", i, len(got), n)
 				} else if n == 1 {
 					buf := x.n.buf[2000+1000*int(got[0]):]
-					if h := roce.GRH(buf[:grhLen]); h.DGID() != testGroup || h.HopLimit() != 3 || !bytes.Equal(buf[grhLen:][:100], b.a.buf[:100]) {
+					if h := roce.GRH(buf[:grhLen]); h.DGID() != testGroup || h.HopLimit() != 3 || !bytes.Equal(buf[grhLen:][:100],
+						b.a.buf[:100]) {
 						t.Errorf("queue pair %d: header or data are wrong: % x", i, buf[:grhLen])
 					}
 				}
@@ -153,7 +156,8 @@ func TestMulticast(t *testing.T) {
 	})
 }
 
-// TestMulticastAddresses: a device with several addresses receives a datagram for a group once, also when addresses come and go.
+// TestMulticastAddresses: a device with several addresses receives a datagram for a group once, also when addresses
+// come and go.
 func TestMulticastAddresses(t *testing.T) {
 	eachNetwork(t, func(t *testing.T, s setup) {
 		s.typ = ib.QPTypeUD
@@ -161,7 +165,8 @@ func TestMulticastAddresses(t *testing.T) {
 		from, to := newParty(b.a), newParty(b.b)
 		second := netip.MustParseAddr("10.0.0.77")
 		ifi := b.b.dev.at.Load().netdev
-		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: testGroup, SGIDIndex: 1, HopLimit: 3}})
+		ah, err := b.a.pd.CreateAH(&ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: testGroup, SGIDIndex: 1,
+			HopLimit: 3}})
 		check(t, err)
 		to.recv(0, 2000) // for a second copy
 		b.b.dev.SetInterface(ifi, []netip.Addr{addrB, second})
@@ -169,7 +174,8 @@ func TestMulticastAddresses(t *testing.T) {
 		for _, addrs := range [][]netip.Addr{{addrB, second}, {addrB}, {second, addrB}, {second}, {}, {second}, {addrB}} {
 			b.b.dev.SetInterface(ifi, addrs)
 			to.recv(1, 2000)
-			_, err := from.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 100), AH: ah, RemoteQPN: roce.QPNMulticast, RemoteQKey: testQKey})
+			_, err := from.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 100), AH: ah,
+				RemoteQPN: roce.QPNMulticast, RemoteQKey: testQKey})
 			check(t, err)
 			testutil.AdvanceTime(10 * time.Millisecond)
 			if got, want := len(to.got()), min(len(addrs), 1); got != want {

@@ -31,12 +31,14 @@ func TestGIDTable(t *testing.T) {
 		{nil, []netip.Addr{addr("127.0.0.1")}, []string{
 			"fe80:0000:0000:0000:0200:00ff:fe00:0000", "0000:0000:0000:0000:0000:ffff:7f00:0001",
 		}},
-		{[]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}, []netip.Addr{addr("fd00::5"), addr("10.77.0.2"), addr("fe80::5054:ff:fe12:3456%eth1")}, []string{
+		{[]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}, []netip.Addr{addr("fd00::5"), addr("10.77.0.2"),
+			addr("fe80::5054:ff:fe12:3456%eth1")}, []string{
 			"fe80:0000:0000:0000:5054:00ff:fe12:3456", "0000:0000:0000:0000:0000:ffff:0a4d:0002",
 			"fd00:0000:0000:0000:0000:0000:0000:0005",
 		}},
 	} {
-		d, err := New(Config{Name: "rxe0", Addrs: c.addrs, Network: net, Netdev: netdev.Interface{Name: "eth1", Index: 7, MAC: c.mac}})
+		d, err := New(Config{Name: "rxe0", Addrs: c.addrs, Network: net, Netdev: netdev.Interface{Name: "eth1", Index: 7,
+			MAC: c.mac}})
 		check(t, err)
 		for i := range gidTableLen {
 			want := "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -80,7 +82,8 @@ func TestPort(t *testing.T) {
 		})
 		check(t, err)
 		p, err := (ops{d}).QueryPort(1)
-		if err != nil || p.ActiveMTU != c.active || p.State != c.state || p.LinkLayer != ib.LinkEthernet || p.GIDTableLen != 1024 || p.PKeyTableLen != 1 {
+		if err != nil || p.ActiveMTU != c.active || p.State != c.state || p.LinkLayer != ib.LinkEthernet ||
+			p.GIDTableLen != 1024 || p.PKeyTableLen != 1 {
 			t.Errorf("%+v: %+v, %v", c, p, err)
 		}
 		if _, err := (ops{d}).QueryPort(2); !errors.Is(err, syscall.EINVAL) {
@@ -97,7 +100,8 @@ func TestPort(t *testing.T) {
 func TestNewErrors(t *testing.T) {
 	net := simnet.New(simnet.Config{})
 	fabric := &Fabric{}
-	good := Config{Name: "rxe0", Addrs: []netip.Addr{addrA, addrB}, Network: net, Fabric: fabric, Netdev: netdev.Interface{Up: true, Running: true}}
+	good := Config{Name: "rxe0", Addrs: []netip.Addr{addrA, addrB}, Network: net, Fabric: fabric,
+		Netdev: netdev.Interface{Up: true, Running: true}}
 	for _, c := range []struct {
 		name string
 		cfg  func(*Config)
@@ -169,7 +173,8 @@ func TestModifyErrors(t *testing.T) {
 			{"outgoing reads", ib.QPAttr{MaxRdAtomic: 129}},
 		} {
 			c.a.State = ib.QPRTS
-			if err := b.a.qp.Modify(c.a, ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrMaxRdAtomic); !errors.Is(err, syscall.EINVAL) {
+			if err := b.a.qp.Modify(c.a,
+				ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrMaxRdAtomic); !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%s: %v", c.name, err)
 			}
 		}
@@ -199,7 +204,8 @@ func TestCreateQPErrors(t *testing.T) {
 			{"scatter", ib.QPTypeRC, ib.QPCap{MaxRecvSGE: maxSGE + 1}, syscall.EINVAL},
 			{"inline", ib.QPTypeRC, ib.QPCap{MaxInlineData: maxInline + 1}, syscall.EINVAL},
 		} {
-			if _, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: c.typ, Cap: c.cap}); !errors.Is(err, c.errn) {
+			if _, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: c.typ,
+				Cap: c.cap}); !errors.Is(err, c.errn) {
 				t.Errorf("%s: %v, want %v", c.name, err, c.errn)
 			}
 		}
@@ -217,7 +223,8 @@ func TestDrain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{net: simnet.Config{Latency: time.Millisecond}})
 		b.connect(conn{})
-		wr := ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
+		wr := ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100),
+			RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
 		b.a.send(wr)
 		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPSQD, EnSQDAsyncNotify: true}, ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify))
 		wr.ID = 2
@@ -272,7 +279,8 @@ func TestReadLimit(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBench(t, setup{bufLen: 1 << 20, net: simnet.Config{Latency: time.Millisecond, Record: true}})
 		b.connect(conn{mtu: ib.MTU1024, rdAtomic: 2})
-		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5*transport.ReadChunk), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, 5*transport.ReadChunk),
+			RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()})
 		b.a.expect(ib.WC{ID: 1, Opcode: ib.WCRDMARead})
 		outstanding, most, requests := 0, 0, 0
 		for _, p := range b.net.Packets() {
@@ -312,9 +320,9 @@ func TestSocketFull(t *testing.T) {
 	})
 }
 
-// TestLastAnswer: what a queue pair has accepted it acknowledges, also when its consumer destroys it as soon as it sees the
-// receive complete, before the answer has left: otherwise the peer would see its last request fail. Hardware that has
-// stopped meanwhile sends nothing.
+// TestLastAnswer: what a queue pair has accepted it acknowledges, also when its consumer destroys it as soon as it sees
+// the receive complete, before the answer has left: otherwise the peer would see its last request fail. Hardware that
+// has stopped meanwhile sends nothing.
 func TestLastAnswer(t *testing.T) {
 	for _, c := range []struct {
 		hang    bool
@@ -418,7 +426,8 @@ func TestPeek(t *testing.T) {
 		want, _, err := n.qp.Query(0)
 		check(t, err)
 		if got.State != want.State || got.DestQPN != want.DestQPN || got.RQPSN != want.RQPSN || got.SQPSN != want.SQPSN {
-			t.Errorf("Peek: got %v, peer %d, PSNs %d and %d, want %v, %d, %d and %d", got.State, got.DestQPN, got.RQPSN, got.SQPSN,
+			t.Errorf("Peek: got %v, peer %d, PSNs %d and %d, want %v, %d, %d and %d", got.State, got.DestQPN, got.RQPSN,
+				got.SQPSN,
 				want.State, want.DestQPN, want.RQPSN, want.SQPSN)
 		}
 	}

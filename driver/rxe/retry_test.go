@@ -142,7 +142,8 @@ func TestNAKs(t *testing.T) {
 				return
 			}
 			done := h.completions()
-			if len(done) != 3 || done[0].Status != c.status || done[1].Status != ib.WCWRFlushErr || done[2].Status != ib.WCWRFlushErr {
+			if len(done) != 3 || done[0].Status != c.status || done[1].Status != ib.WCWRFlushErr ||
+				done[2].Status != ib.WCWRFlushErr {
 				t.Errorf("completes %+v, want %v and flushes", done, c.status)
 			}
 			if s := h.qps[rc].QP.State(); s != ib.QPErr || len(h.answers) != 0 {
@@ -160,7 +161,8 @@ func TestIncomingReadLimit(t *testing.T) {
 	v := h.qps[rc]
 	var list []craft
 	for i := range askedReads + 1 {
-		list = append(list, craft{to: v.QP, op: roce.RCRDMAReadRequest, psn: i, va: regionVA(regionReadable), rkey: h.key(regionReadable), length: 8})
+		list = append(list, craft{to: v.QP, op: roce.RCRDMAReadRequest, psn: i, va: regionVA(regionReadable),
+			rkey: h.key(regionReadable), length: 8})
 	}
 	full := true
 	h.net.Full = func(_ netip.Addr) bool { return full } // nothing is answered yet

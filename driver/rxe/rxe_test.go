@@ -368,7 +368,8 @@ func (n *node) expect(want ...ib.WC) {
 		if wc.ID != w.ID || wc.Status != w.Status {
 			n.t.Fatalf("%s: completion %d is id %d %v, want id %d %v", n.dev.name, i, wc.ID, wc.Status, w.ID, w.Status)
 		}
-		if w.Status == ib.WCSuccess && (wc.Opcode != w.Opcode || w.ByteLen != 0 && wc.ByteLen != w.ByteLen || wc.Flags != w.Flags || wc.Imm != w.Imm) {
+		if w.Status == ib.WCSuccess && (wc.Opcode != w.Opcode || w.ByteLen != 0 && wc.ByteLen != w.ByteLen ||
+			wc.Flags != w.Flags || wc.Imm != w.Imm) {
 			n.t.Fatalf("%s: completion %d is %+v, want %+v", n.dev.name, i, wc, w)
 		}
 	}
@@ -420,7 +421,8 @@ func TestTransfer(t *testing.T) {
 				if raceEnabled && size > 1<<16 && mtu != ib.MTU1024 { // make unit runs it once more without the race detector
 					continue
 				}
-				for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead} {
+				for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm,
+					ib.WRRDMARead} {
 					transfer(b, op, size, uint64(i))
 				}
 			}

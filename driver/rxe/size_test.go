@@ -79,7 +79,8 @@ func TestLongestMessage(t *testing.T) {
 		local, remote := reg(b.a, mine), reg(b.b, peers)
 		// In two elements, since one has a length of 32 bits with room to spare and the sum is what counts.
 		sgl := func(n uint32) []ib.SGE {
-			return []ib.SGE{{Addr: 0, Length: 1 << 30, LKey: local.LKey()}, {Addr: 1 << 30, Length: n - 1<<30, LKey: local.LKey()}}
+			return []ib.SGE{{Addr: 0, Length: 1 << 30, LKey: local.LKey()}, {Addr: 1 << 30, Length: n - 1<<30,
+				LKey: local.LKey()}}
 		}
 		wr := ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: sgl(size), RKey: remote.RKey()}
 		if op == ib.WRSend {
@@ -164,11 +165,13 @@ func TestManyElements(t *testing.T) {
 			}
 			for _, cap := range []ib.QPCap{{MaxSendSGE: maxSGE + 1}, {MaxRecvSGE: maxSGE + 1}, {MaxInlineData: maxInline + 1}} {
 				cap.MaxSendWR, cap.MaxRecvWR = 1, 1
-				if qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: typ, Cap: cap}); !errors.Is(err, syscall.EINVAL) {
+				if qp, err := b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: typ, Cap: cap}); !errors.Is(err,
+					syscall.EINVAL) {
 					t.Errorf("capacities %+v: %v, %v", cap, qp, err)
 				}
 			}
-			if n, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: make([]ib.SGE, maxSGE+1)}); n != 0 || !errors.Is(err, syscall.EINVAL) {
+			if n, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: make([]ib.SGE, maxSGE+1)}); n != 0 ||
+				!errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%d elements: %d taken, %v", maxSGE+1, n, err)
 			}
 			b.close()
@@ -179,8 +182,10 @@ func TestManyElements(t *testing.T) {
 // TestInlineLimits sends inline data of every length that a queue pair takes, and refuses more.
 func TestInlineLimits(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		for _, c := range []struct{ asked, sges uint32 }{{0, 0}, {1, 0}, {16, 1}, {17, 1}, {100, 4}, {maxInline, 1}, {0, maxSGE}} {
-			b := newBenchIn(t, setup{shortcut: true, cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: c.sges, MaxRecvSGE: 1, MaxInlineData: c.asked}})
+		for _, c := range []struct{ asked, sges uint32 }{{0, 0}, {1, 0}, {16, 1}, {17, 1}, {100, 4}, {maxInline, 1}, {0,
+			maxSGE}} {
+			b := newBenchIn(t, setup{shortcut: true, cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: c.sges,
+				MaxRecvSGE: 1, MaxInlineData: c.asked}})
 			b.connect(conn{mtu: ib.MTU256})
 			limit := b.a.qp.Init().Cap.MaxInlineData
 			if limit < c.asked || limit > maxInline {
@@ -192,7 +197,8 @@ func TestInlineLimits(t *testing.T) {
 				b.b.recv(2, 0, int(n))
 				b.a.send(
 					ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendInline | ib.SendSignaled, Inline: data},
-					ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline | ib.SendSignaled, Inline: data, RemoteAddr: b.b.addr + 1000, RKey: b.b.mr.RKey()})
+					ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline | ib.SendSignaled, Inline: data,
+						RemoteAddr: b.b.addr + 1000, RKey: b.b.mr.RKey()})
 				want := slices.Clone(data)
 				clear(data) // it was copied
 				b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend, ByteLen: n}, ib.WC{ID: 1, Opcode: ib.WCRDMAWrite, ByteLen: n})
@@ -201,7 +207,8 @@ func TestInlineLimits(t *testing.T) {
 					t.Errorf("%d bytes of %d: data differ", n, limit)
 				}
 			}
-			if k, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, limit+1)}); k != 0 || !errors.Is(err, syscall.EINVAL) {
+			if k, err := b.a.qp.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte,
+				limit+1)}); k != 0 || !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%d bytes inline where %d are granted: %d taken, %v", limit+1, limit, k, err)
 			}
 			b.close()
@@ -215,7 +222,8 @@ func TestFenceAnswered(t *testing.T) {
 		op    ib.WROpcode
 		waits bool
 	}{
-		{ib.WRRDMARead, true}, {ib.WRAtomicFetchAdd, true}, {ib.WRAtomicCmpAndSwp, true}, {ib.WRAtomicWrite, true}, {ib.WRFlush, true},
+		{ib.WRRDMARead, true}, {ib.WRAtomicFetchAdd, true}, {ib.WRAtomicCmpAndSwp, true}, {ib.WRAtomicWrite,
+			true}, {ib.WRFlush, true},
 		{ib.WRRDMAWrite, false}, {ib.WRSend, false},
 	} {
 		bubble(t, func(t *testing.T) {
@@ -245,8 +253,8 @@ func TestFenceAnswered(t *testing.T) {
 	}
 }
 
-// TestRoomForManyUsers: a device holds more queue pairs than it says there can be, so that users at their limits leave room
-// for others, and making one does not take longer because there are many.
+// TestRoomForManyUsers: a device holds more queue pairs than it says there can be, so that users at their limits leave
+// room for others, and making one does not take longer because there are many.
 func TestRoomForManyUsers(t *testing.T) {
 	if raceEnabled {
 		t.Skip("one thread makes them; make unit runs it once more without the race detector")
@@ -261,7 +269,8 @@ func TestRoomForManyUsers(t *testing.T) {
 	check(t, ops{dev}.AllocUserContext(&ib.Udata{Context: p}))
 	defer ops{dev}.DeallocUserContext(p)
 	init := ib.QPInitAttr{
-		SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1},
+		SendCQ: b.a.cq, RecvCQ: b.a.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1,
+			MaxRecvSGE: 1},
 	}
 	attr, err := ops{dev}.QueryDevice()
 	check(t, err)

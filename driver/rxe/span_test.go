@@ -70,8 +70,8 @@ func TestSpansApart(t *testing.T) {
 	}
 }
 
-// TestSpansRefused: a message of which a packet in the middle is refused ends the same by the shortcut and by the network: with the
-// same completions, states, counters and bytes written.
+// TestSpansRefused: a message of which a packet in the middle is refused ends the same by the shortcut and by the
+// network: with the same completions, states, counters and bytes written.
 func TestSpansRefused(t *testing.T) {
 	const size = 20_000 // 20 packets
 	type outcome struct {
@@ -101,12 +101,21 @@ func TestSpansRefused(t *testing.T) {
 		{name: "a receive in pieces", op: ib.WRSend, recv: func(b *bench) []ib.SGE {
 			return slices.Concat(b.b.sge(100, 3000), b.b.sge(4000, 7777), b.b.sge(20_000, 15_000))
 		}},
-		{name: "a piece of the receive without memory", op: ib.WRSend, recv: func(b *bench) []ib.SGE { return bad(b.b, 5000, 15_000) }},
-		{name: "a piece without memory at a packet's end", op: ib.WRSend, recv: func(b *bench) []ib.SGE { return bad(b.b, 5*1024, 15_000) }},
+		{name: "a piece of the receive without memory", op: ib.WRSend, recv: func(b *bench) []ib.SGE {
+			return bad(b.b, 5000,
+				15_000)
+		}},
+		{name: "a piece without memory at a packet's end", op: ib.WRSend, recv: func(b *bench) []ib.SGE {
+			return bad(b.b,
+				5*1024, 15_000)
+		}},
 		{name: "a piece without memory at the first packet's end", op: ib.WRSend,
 			recv: func(b *bench) []ib.SGE { return bad(b.b, 1024, 19_000) }},
 		{name: "no receive", op: ib.WRSend},
-		{name: "a piece of the message without memory", op: ib.WRSend, recv: func(b *bench) []ib.SGE { return b.b.sge(0, size) },
+		{name: "a piece of the message without memory", op: ib.WRSend, recv: func(b *bench) []ib.SGE {
+			return b.b.sge(0,
+				size)
+		},
 			wr: func(b *bench, wr *ib.SendWR) { wr.SGList = bad(b.a, 9000, 11_000) }},
 		{name: "a WRITE beyond the region", op: ib.WRRDMAWrite,
 			wr: func(b *bench, wr *ib.SendWR) { wr.RemoteAddr += uint64(len(b.b.buf)) - 10_000 }},
@@ -115,7 +124,10 @@ func TestSpansRefused(t *testing.T) {
 		{name: "a READ into pieces", op: ib.WRRDMARead, wr: func(b *bench, wr *ib.SendWR) {
 			wr.SGList = slices.Concat(b.a.sge(100, 3000), b.a.sge(4000, 7777), b.a.sge(20_000, 9000))
 		}},
-		{name: "a READ, a piece without memory", op: ib.WRRDMARead, wr: func(b *bench, wr *ib.SendWR) { wr.SGList = bad(b.a, 9000, 11_000) }},
+		{name: "a READ, a piece without memory", op: ib.WRRDMARead, wr: func(b *bench, wr *ib.SendWR) {
+			wr.SGList = bad(b.a,
+				9000, 11_000)
+		}},
 	} {
 		for _, typ := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC} {
 			if typ == ib.QPTypeUC && c.op == ib.WRRDMARead {
@@ -173,7 +185,8 @@ func TestSpansRefused(t *testing.T) {
 				}
 				s, w := got[true], got[false]
 				if !slices.Equal(s.sent, w.sent) || !slices.Equal(s.received, w.received) || s.states != w.states {
-					t.Errorf("got %v, %v, %v by the shortcut, want %v, %v, %v", s.sent, s.received, s.states, w.sent, w.received, w.states)
+					t.Errorf("got %v, %v, %v by the shortcut, want %v, %v, %v", s.sent, s.received, s.states, w.sent, w.received,
+						w.states)
 				}
 				if i := firstDifference(s.memory, w.memory); i >= 0 {
 					t.Errorf("byte %d of memory differs", i)
@@ -186,7 +199,8 @@ func TestSpansRefused(t *testing.T) {
 	}
 }
 
-// TestSpansAligned: what is copied from a memory, to the network's form and back, lies at the same place of a cache line there.
+// TestSpansAligned: what is copied from a memory, to the network's form and back, lies at the same place of a cache
+// line there.
 func TestSpansAligned(t *testing.T) {
 	const size = 300_000
 	aligned := func(t *testing.T, qp *QP, source uint64) {
@@ -197,7 +211,8 @@ func TestSpansAligned(t *testing.T) {
 				place := uint64(reflect.ValueOf(x.Buf).Pointer()) + uint64(k.start)
 				payload := roce.BTH(x.part(i)).Opcode().HeaderLen()
 				if want := source % 64; (place+uint64(payload))%64 != want {
-					t.Errorf("payload %d of what comes from %#x begins at %d of a cache line, want %d", n, source, (place+uint64(payload))%64, want)
+					t.Errorf("payload %d of what comes from %#x begins at %d of a cache line, want %d", n, source,
+						(place+uint64(payload))%64, want)
 				}
 				source += uint64(k.end - k.start - payload - link.ICRCLen)
 				n++
@@ -224,7 +239,8 @@ func TestSpansAligned(t *testing.T) {
 
 		remote := b.b.addr + uint64(off)
 		to.exclusively(func(p *pass) {
-			b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, size), RemoteAddr: remote, RKey: b.b.mr.RKey()})
+			b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, size),
+				RemoteAddr: remote, RKey: b.b.mr.RKey()})
 			for _, e := range to.events.take() {
 				p.receiveTrain(to, e.train)
 			}

@@ -276,7 +276,8 @@ func TestSRQUser(t *testing.T) {
 	defer ops{b.b.dev}.DeallocUserContext(p)
 	data := &ib.Udata{Context: p, Space: mem, Out: make([]byte, 64)}
 	var errs atomic.Int32
-	s, err := ibuser.CreateSRQ(b.b.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 5, MaxSGE: 1}, Event: func(_ *ib.SRQ, e ib.EventType) {
+	s, err := ibuser.CreateSRQ(b.b.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 5, MaxSGE: 1}, Event: func(_ *ib.SRQ,
+		e ib.EventType) {
 		if e == ib.EventSRQErr {
 			errs.Add(1)
 		}

@@ -12,8 +12,8 @@ import (
 	"verbena/link/simnet"
 )
 
-// TestStaleRead tests that a connection survives an RDMA READ request that the network has held up: another copy of it has been
-// answered, and its memory has been invalidated or deregistered since.
+// TestStaleRead tests that a connection survives an RDMA READ request that the network has held up: another copy of it
+// has been answered, and its memory has been invalidated or deregistered since.
 func TestStaleRead(t *testing.T) {
 	for _, how := range []string{"SEND with invalidate", "deregistration"} {
 		t.Run(how, func(t *testing.T) {

@@ -49,8 +49,8 @@ func (s *silentSpace) answer() {
 	}
 }
 
-// silentProgram is a program on device b of a bench whose memory can be made not to answer, and queue pairs of device a's
-// consumer that are connected to its queue pairs.
+// silentProgram is a program on device b of a bench whose memory can be made not to answer, and queue pairs of device
+// a's consumer that are connected to its queue pairs.
 type silentProgram struct {
 	*program
 	b     *bench
@@ -82,7 +82,8 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 	check(t, err)
 	x.addr, err = x.space.Add(x.buf)
 	check(t, err)
-	x.mr, err = ibuser.RegMR(x.pd, ib.MRInit{Space: &x.space, Addr: x.addr, Length: uint64(len(x.buf)), IOVA: x.addr, Access: allAccess}, data())
+	x.mr, err = ibuser.RegMR(x.pd, ib.MRInit{Space: &x.space, Addr: x.addr, Length: uint64(len(x.buf)), IOVA: x.addr,
+		Access: allAccess}, data())
 	check(t, err)
 	for i := range x.qps {
 		x.qps[i], err = ibuser.CreateQP(x.pd, ib.QPInitAttr{SendCQ: x.own, RecvCQ: x.own, Cap: userCap, Type: typ}, data())
@@ -109,7 +110,8 @@ func newSilentProgram(b *bench, typ ib.QPType) *silentProgram {
 // recv posts a receive to a queue pair of the program.
 func (x *silentProgram) recv(i, length int) {
 	x.b.t.Helper()
-	_, err := x.qps[i].PostRecv(ib.RecvWR{ID: 7, SGList: []ib.SGE{{Addr: x.addr + uint64(i)<<12, Length: uint32(length), LKey: x.mr.LKey()}}})
+	_, err := x.qps[i].PostRecv(ib.RecvWR{ID: 7, SGList: []ib.SGE{{Addr: x.addr + uint64(i)<<12, Length: uint32(length),
+		LKey: x.mr.LKey()}}})
 	check(x.b.t, err)
 }
 
@@ -146,14 +148,16 @@ func (b *bench) neighbours(n int) {
 			}
 		}
 	}
-	b.a.send(ib.SendWR{ID: 3, Opcode: ib.WRAtomicFetchAdd, Flags: ib.SendSignaled, SGList: b.a.sge(128, 8), RemoteAddr: b.b.addr + 1<<12, RKey: b.b.mr.RKey()})
+	b.a.send(ib.SendWR{ID: 3, Opcode: ib.WRAtomicFetchAdd, Flags: ib.SendSignaled, SGList: b.a.sge(128, 8),
+		RemoteAddr: b.b.addr + 1<<12, RKey: b.b.mr.RKey()})
 	if wc := b.a.poll(1)[0]; wc.Status != ib.WCSuccess {
 		b.t.Fatalf("neighbour's atomic operation: %v", wc.Status)
 	}
 }
 
-// TestSilentMemory: memory that does not answer stops the thread that came for it and the queue pairs of its program, but
-// neither what other queue pairs send and receive, by the wire and the shortcut, nor the device's way into the error state.
+// TestSilentMemory: memory that does not answer stops the thread that came for it and the queue pairs of its program,
+// but neither what other queue pairs send and receive, by the wire and the shortcut, nor the device's way into the
+// error state.
 func TestSilentMemory(t *testing.T) {
 	for _, net := range []struct {
 		name string
@@ -234,7 +238,8 @@ func TestSilentMemoryAnswers(t *testing.T) {
 			}
 			x.space.hush()
 			send := func(id int) {
-				_, err := x.peers[0].PostSend(ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(64, 8+id)})
+				_, err := x.peers[0].PostSend(ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled,
+					SGList: b.a.sge(64, 8+id)})
 				check(t, err)
 			}
 			posted := make(chan struct{})
@@ -302,8 +307,8 @@ func TestWorkOfAStoppedPass(t *testing.T) {
 	<-stopped
 }
 
-// TestDestroyBehindAStoppedDoorbell: a queue pair whose doorbell has stopped in the memory of its peer's program can be modified
-// and destroyed.
+// TestDestroyBehindAStoppedDoorbell: a queue pair whose doorbell has stopped in the memory of its peer's program can be
+// modified and destroyed.
 func TestDestroyBehindAStoppedDoorbell(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	x := newSilentProgram(b, ib.QPTypeRC)
@@ -311,7 +316,8 @@ func TestDestroyBehindAStoppedDoorbell(t *testing.T) {
 	obj := x.peers[0]
 	qp := qpOf(obj)
 	p := qp.dev.begin(false)
-	_, err := qp.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr, RKey: x.mr.RKey()}})
+	_, err := qp.req.postSend(p, []ib.SendWR{{ID: 2, Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 64), RemoteAddr: x.addr,
+		RKey: x.mr.RKey()}})
 	check(t, err)
 	p.end()
 	stopped := make(chan struct{})
@@ -333,12 +339,13 @@ func TestDestroyBehindAStoppedDoorbell(t *testing.T) {
 	}
 	x.space.answer()
 	<-stopped
-	x.peers[0], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: ib.QPTypeRC}) // for the cleanup
+	// for the cleanup
+	x.peers[0], err = b.a.pd.CreateQP(ib.QPInitAttr{SendCQ: x.cq, RecvCQ: x.cq, Cap: userCap, Type: ib.QPTypeRC})
 	check(t, err)
 }
 
-// TestDoorbellHoldsCallbacksOfPeers: the handler of a receiver on another device runs on the thread that rang the sender's
-// doorbell, when the doorbell has returned.
+// TestDoorbellHoldsCallbacksOfPeers: the handler of a receiver on another device runs on the thread that rang the
+// sender's doorbell, when the doorbell has returned.
 func TestDoorbellHoldsCallbacksOfPeers(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{})
@@ -436,8 +443,8 @@ func TestLaneRecovers(t *testing.T) {
 	}
 }
 
-// TestXRCTargetOfProgram: PostSend of a consumer in this process does not wait for the memory of a program behind an XRC target that
-// nobody's context owns.
+// TestXRCTargetOfProgram: PostSend of a consumer in this process does not wait for the memory of a program behind an
+// XRC target that nobody's context owns.
 func TestXRCTargetOfProgram(t *testing.T) {
 	for name, s := range map[string]setup{"shortcut": {shortcut: true}, "wire": loopback()} {
 		t.Run(name, func(t *testing.T) {
@@ -446,9 +453,11 @@ func TestXRCTargetOfProgram(t *testing.T) {
 			x := newSilentProgram(b, ib.QPTypeRC)
 			dom, err := b.b.dev.IB().AllocXRCD()
 			check(t, err)
-			srq, err := ibuser.CreateSRQ(x.pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: dom, CQ: x.own, Attr: ib.SRQAttr{MaxWR: 20, MaxSGE: 1}}, &ib.Udata{Context: x.program, Out: make([]byte, 64)})
+			srq, err := ibuser.CreateSRQ(x.pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: dom, CQ: x.own,
+				Attr: ib.SRQAttr{MaxWR: 20, MaxSGE: 1}}, &ib.Udata{Context: x.program, Out: make([]byte, 64)})
 			check(t, err)
-			ini, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 20, MaxSendSGE: 1, MaxInlineData: 16}})
+			ini, err := b.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: b.a.cq, Cap: ib.QPCap{MaxSendWR: 20,
+				MaxSendSGE: 1, MaxInlineData: 16}})
 			check(t, err)
 			tgt, err := b.b.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: dom})
 			check(t, err)
@@ -462,7 +471,8 @@ func TestXRCTargetOfProgram(t *testing.T) {
 			}()
 			x.space.hush()
 			within(t, "PostSend", func() {
-				_, err := ini.PostSend(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"), RemoteAddr: x.addr, RKey: x.mr.RKey(), RemoteSRQN: srq.Num()})
+				_, err := ini.PostSend(ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, Flags: ib.SendInline, Inline: []byte("12345678"),
+					RemoteAddr: x.addr, RKey: x.mr.RKey(), RemoteSRQN: srq.Num()})
 				if err != nil {
 					t.Error(err)
 				}
@@ -471,8 +481,8 @@ func TestXRCTargetOfProgram(t *testing.T) {
 	}
 }
 
-// TestKeysOfOthers: a work request that names the key of another program's region or window does not wait for the lock of that,
-// whose holder may wait for that program's memory.
+// TestKeysOfOthers: a work request that names the key of another program's region or window does not wait for the lock
+// of that, whose holder may wait for that program's memory.
 func TestKeysOfOthers(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	b.connect(conn{timeout: 20})
@@ -497,7 +507,8 @@ func TestKeysOfOthers(t *testing.T) {
 		}
 	})
 	within(t, "a bind of another's window", func() {
-		if w.bind(victim, &uapi.RXESendWRMW{MWRKey: mw.RKey(), MRLKey: b.b.mr.LKey(), RKey: mw.RKey() + 1, Length: 8, Addr: b.b.addr}) {
+		if w.bind(victim, &uapi.RXESendWRMW{MWRKey: mw.RKey(), MRLKey: b.b.mr.LKey(), RKey: mw.RKey() + 1, Length: 8,
+			Addr: b.b.addr}) {
 			t.Error("the window of another program was bound")
 		}
 	})

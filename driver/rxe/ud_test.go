@@ -29,12 +29,14 @@ func TestDatagramRoute(t *testing.T) {
 			ah, err := b.a.pd.CreateAH(&route)
 			check(t, err)
 			b.b.recv(1, 0, 1000)
-			b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 50), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
+			b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 50), AH: ah,
+				RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey})
 			b.a.poll(1)
 			wc := b.b.poll(1)[0]
 			h := roce.GRH(b.b.buf[:grhLen])
 			if wc.Status != ib.WCSuccess || h.TrafficClass() != x.class || h.HopLimit() != x.want {
-				t.Errorf("case %d: class %#x, hop limit %d, want %#x and %d (%v)", i, h.TrafficClass(), h.HopLimit(), x.class, x.want, wc.Status)
+				t.Errorf("case %d: class %#x, hop limit %d, want %#x and %d (%v)", i, h.TrafficClass(), h.HopLimit(), x.class,
+					x.want, wc.Status)
 			}
 			check(t, ah.Destroy())
 
@@ -48,7 +50,8 @@ func TestDatagramRoute(t *testing.T) {
 			ah, err = b.b.pd.CreateAH(&back)
 			check(t, err)
 			b.a.recv(2, 0, 1000)
-			b.b.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.b.sge(0, 5), AH: ah, RemoteQPN: wc.SrcQP, RemoteQKey: testQKey})
+			b.b.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.b.sge(0, 5), AH: ah, RemoteQPN: wc.SrcQP,
+				RemoteQKey: testQKey})
 			b.b.poll(1)
 			if wc := b.a.poll(1)[0]; wc.Status != ib.WCSuccess || wc.ByteLen != grhLen+5 {
 				t.Errorf("answer: %+v", wc)
@@ -116,7 +119,8 @@ func TestViolations(t *testing.T) {
 		b.connect(conn{})
 		ah := newAH(b.a, b.b.dev, 1)
 		defer func() { check(t, ah.Destroy()) }()
-		wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: b.b.qp.Num(), RemoteQKey: 5}
+		wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: b.b.qp.Num(),
+			RemoteQKey: 5}
 		for range 3 {
 			b.a.send(wr)
 			b.a.poll(1)
@@ -143,7 +147,8 @@ func TestViolations(t *testing.T) {
 func newGSI(n *node) *ib.QP {
 	n.t.Helper()
 	qp, err := n.pd.CreateQP(ib.QPInitAttr{
-		Type: ib.QPTypeGSI, Port: 1, SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 1, MaxRecvSGE: 1},
+		Type: ib.QPTypeGSI, Port: 1, SendCQ: n.cq, RecvCQ: n.cq, Cap: ib.QPCap{MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 1,
+			MaxRecvSGE: 1},
 	})
 	check(n.t, err)
 	for _, a := range []struct {
@@ -184,7 +189,8 @@ func TestGSI(t *testing.T) {
 			_, err := z.PostRecv(ib.RecvWR{ID: 7, SGList: b.b.sge(0, grhLen+256)})
 			check(t, err)
 			// Whatever the key says, it is the well-known one.
-			_, err = a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 256), AH: ah, RemoteQPN: 1, RemoteQKey: uint32(i)})
+			_, err = a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 256), AH: ah,
+				RemoteQPN: 1, RemoteQKey: uint32(i)})
 			check(t, err)
 			b.a.poll(1)
 			wc := b.b.poll(1)[0]
@@ -197,7 +203,8 @@ func TestGSI(t *testing.T) {
 		ud := b.a.newQP(setup{typ: ib.QPTypeUD, cap: ib.QPCap{MaxSendWR: 4, MaxSendSGE: 1}})
 		toRTR(t, ud, b.b.dev, 0, conn{})
 		toRTS(t, ud, conn{})
-		_, err := ud.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: 1, RemoteQKey: testQKey})
+		_, err := ud.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), AH: ah,
+			RemoteQPN: 1, RemoteQKey: testQKey})
 		check(t, err)
 		b.a.poll(1)
 		testutil.AdvanceTime(time.Millisecond)
@@ -223,7 +230,8 @@ func TestSourcePorts(t *testing.T) {
 		ah := newAH(b.a, b.b.dev, 1)
 		b.b.recv(1, 0, 100)
 		b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 100)})
-		_, err := ud[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), AH: ah, RemoteQPN: ud[1].Num()})
+		_, err := ud[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, 8), AH: ah,
+			RemoteQPN: ud[1].Num()})
 		check(t, err)
 		b.a.poll(2)
 		b.b.poll(1)

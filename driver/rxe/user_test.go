@@ -138,7 +138,8 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	check(t, ops{dev}.AllocUserContext(&ib.Udata{Context: u.program}))
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	var err error
-	u.cq, err = ibuser.CreateCQ(dev.IB(), ib.CQInit{Entries: 50, Event: func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }}, data)
+	u.cq, err = ibuser.CreateCQ(dev.IB(), ib.CQInit{Entries: 50, Event: func(_ *ib.CQ, e ib.EventType) { b.a.event(e) }},
+		data)
 	check(t, err)
 	cresp, ok := uapi.Decode[uapi.RXECreateCQResp](data.Out[:data.N])
 	if !ok {
@@ -147,7 +148,10 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	u.cqueue = queue{u.mmap(cresp.MI)}
 	data = &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	u.qp, err = ibuser.CreateQP(b.a.pd, ib.QPInitAttr{
-		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: b.b.qp.Init().Type, Event: func(_ *ib.QP, e ib.EventType) { b.a.event(e) },
+		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: b.b.qp.Init().Type, Event: func(_ *ib.QP,
+			e ib.EventType) {
+			b.a.event(e)
+		},
 	}, data)
 	check(t, err)
 	resp, ok := uapi.Decode[uapi.RXECreateQPResp](data.Out[:data.N])
@@ -234,7 +238,8 @@ func TestUserQueues(t *testing.T) {
 		{"receive", u.rq, uapi.RXERecvWQESize + 16*int(init.MaxRecvSGE), int(init.MaxRecvWR) + 1},
 		{"completion", u.cqueue, uapi.SizeOf[uapi.WC](), u.cq.Entries() + 1},
 	} {
-		if 1<<c.q.shift() < c.least || int(c.q.mask())+1 != c.slots || len(c.q.mem) != uapi.RXEQueueDataOffset+c.slots<<c.q.shift() {
+		if 1<<c.q.shift() < c.least || int(c.q.mask())+1 != c.slots ||
+			len(c.q.mem) != uapi.RXEQueueDataOffset+c.slots<<c.q.shift() {
 			t.Errorf("%s queue: %d bytes, 2^%d a slot, mask %#x", c.name, len(c.q.mem), c.q.shift(), c.q.mask())
 		}
 	}
@@ -294,8 +299,8 @@ func TestUserError(t *testing.T) {
 	u.expect(uapi.WC{WRID: 3, Status: uapi.WCWRFlushErr}, uapi.WC{WRID: 2, Status: uapi.WCWRFlushErr})
 }
 
-// TestUserErrorIdle: a queue pair in error to which nothing is posted is looked at less and less often, and what is posted then is
-// flushed all the same.
+// TestUserErrorIdle: a queue pair in error to which nothing is posted is looked at less and less often, and what is
+// posted then is flushed all the same.
 func TestUserErrorIdle(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{shortcut: true})
@@ -325,7 +330,8 @@ func TestUserErrorIdle(t *testing.T) {
 	})
 }
 
-// TestSilence: on a device that is silent programs get no completions, not even flush errors, and consumers in the process do.
+// TestSilence: on a device that is silent programs get no completions, not even flush errors, and consumers in the
+// process do.
 func TestSilence(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		b := newBenchIn(t, setup{shortcut: true})
@@ -385,7 +391,8 @@ func TestUserAbuse(t *testing.T) {
 		{"num_sge one too many", func(u *user) {
 			u.sq.post(put(u.wqe(1, uapi.WRSend, 0), numSGE, u.qp.Init().Cap.MaxSendSGE+1))
 		}, uapi.WCLocQPOpErr},
-		{"inline length", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, uapi.SendInline), length, 1<<30)) }, uapi.WCLocLenErr},
+		{"inline length", func(u *user) { u.sq.post(put(u.wqe(1, uapi.WRSend, uapi.SendInline), length, 1<<30)) },
+			uapi.WCLocLenErr},
 		{"inline read", func(u *user) {
 			u.sq.post(put(u.wqe(1, uapi.WRRDMARead, uapi.SendInline, ib.SGE{Addr: 1, Length: 1 << 20, LKey: 1}), length, 8))
 		}, uapi.WCLocQPOpErr},
@@ -396,8 +403,10 @@ func TestUserAbuse(t *testing.T) {
 			s.Length = 0xffffffff
 			u.sq.post(u.wqe(1, uapi.WRSend, 0, s, s))
 		}, uapi.WCLocLenErr},
-		{"lkey", func(u *user) { u.sq.post(u.wqe(1, uapi.WRSend, 0, ib.SGE{Addr: 1, Length: 1, LKey: 0xffffffff})) }, uapi.WCLocProtErr},
-		{"short atomic", func(u *user) { u.sq.post(u.wqe(1, uapi.WRAtomicFetchAndAdd, 0, u.b.a.sge(0, 4)...)) }, uapi.WCLocLenErr},
+		{"lkey", func(u *user) { u.sq.post(u.wqe(1, uapi.WRSend, 0, ib.SGE{Addr: 1, Length: 1, LKey: 0xffffffff})) },
+			uapi.WCLocProtErr},
+		{"short atomic", func(u *user) { u.sq.post(u.wqe(1, uapi.WRAtomicFetchAndAdd, 0, u.b.a.sge(0, 4)...)) },
+			uapi.WCLocLenErr},
 		{"receive num_sge", func(u *user) {
 			u.rq.post(put(u.recvWQE(1), uapi.RXERecvWQEDMAOffset+12, 1<<31))
 			u.b.b.send(ib.SendWR{Opcode: ib.WRSend})
@@ -444,7 +453,8 @@ func TestUserAbuse(t *testing.T) {
 // LibraryFault implements ib.LibraryFaulter.
 func (p *program) LibraryFault(fault ib.LibraryFault) { p.faults[fault].Add(1) }
 
-// TestUserLosesLength posts as wr_set_inline_data_list of rdma-core v34 to v63 does: with data, and without their length.
+// TestUserLosesLength posts as wr_set_inline_data_list of rdma-core v34 to v63 does: with data, and without their
+// length.
 func TestUserLosesLength(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -492,8 +502,8 @@ func TestUserLosesLength(t *testing.T) {
 	}
 }
 
-// TestUserOverconsumes drains the completion queue as the provider of rdma-core v34 to v54 does: when it has found the end, it
-// counts one more.
+// TestUserOverconsumes drains the completion queue as the provider of rdma-core v34 to v54 does: when it has found the
+// end, it counts one more.
 func TestUserOverconsumes(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
@@ -655,7 +665,8 @@ func TestAbandonManyAndResized(t *testing.T) {
 	u := newUser(b, userCap)
 	var more []*ib.QP
 	for range ring.DirectoryPageSize/uapi.SizeOf[ring.Entry]() + 3 {
-		qp, err := ibuser.CreateQP(b.a.pd, ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC}, &ib.Udata{Context: u.program, Out: make([]byte, 64)})
+		qp, err := ibuser.CreateQP(b.a.pd, ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC},
+			&ib.Udata{Context: u.program, Out: make([]byte, 64)})
 		check(t, err)
 		more = append(more, qp)
 	}

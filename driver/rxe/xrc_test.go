@@ -35,14 +35,20 @@ func newXRC(t *testing.T, s setup, c conn) *xrcBench {
 	for i := range x.srq {
 		x.pd[i], err = x.b.dev.IB().AllocPD()
 		check(t, err)
-		x.mr[i], err = x.pd[i].RegMR(ib.MRInit{Space: x.b.mem, Addr: x.b.addr, Length: uint64(len(x.b.buf)), Access: allAccess})
+		x.mr[i], err = x.pd[i].RegMR(ib.MRInit{Space: x.b.mem, Addr: x.b.addr, Length: uint64(len(x.b.buf)),
+			Access: allAccess})
 		check(t, err)
-		x.srq[i], err = x.pd[i].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 20, MaxSGE: 1}})
+		x.srq[i], err = x.pd[i].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq,
+			Attr: ib.SRQAttr{MaxWR: 20, MaxSGE: 1}})
 		check(t, err)
 	}
-	x.ini, err = x.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: x.a.cq, Cap: ib.QPCap{MaxSendWR: 20, MaxSendSGE: 1}})
+	x.ini, err = x.a.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: x.a.cq, Cap: ib.QPCap{MaxSendWR: 20,
+		MaxSendSGE: 1}})
 	check(t, err)
-	x.tgt, err = x.b.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x.xrcd, Event: func(_ *ib.QP, e ib.EventType) { x.b.event(e) }})
+	x.tgt, err = x.b.pd.CreateQP(ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x.xrcd, Event: func(_ *ib.QP,
+		e ib.EventType) {
+		x.b.event(e)
+	}})
 	check(t, err)
 	x.up(c)
 	return x
@@ -70,7 +76,8 @@ func (x *xrcBench) done() {
 
 func (x *xrcBench) recv(q int, id uint64, off, n int) {
 	x.t.Helper()
-	_, err := x.srq[q].PostRecv(ib.RecvWR{ID: id, SGList: []ib.SGE{{Addr: x.b.addr + uint64(off), Length: uint32(n), LKey: x.mr[q].LKey()}}})
+	_, err := x.srq[q].PostRecv(ib.RecvWR{ID: id, SGList: []ib.SGE{{Addr: x.b.addr + uint64(off), Length: uint32(n),
+		LKey: x.mr[q].LKey()}}})
 	check(x.t, err)
 }
 
@@ -99,24 +106,30 @@ func TestXRC(t *testing.T) {
 			x.post(q, ib.SendWR{ID: id, Opcode: op, Imm: 7, SGList: x.a.sge(i, n), RemoteAddr: x.b.addr, RKey: x.mr[q].RKey()})
 			x.a.expect(ib.WC{ID: id, Opcode: map[bool]ib.WCOpcode{true: ib.WCRDMAWrite}[op == ib.WRRDMAWriteWithImm]})
 			wc := x.b.poll(1)[0]
-			if wc.ID != id || wc.Status != ib.WCSuccess || int(wc.ByteLen) != n || wc.QP != x.tgt || wc.Flags&ib.WCWithImm == 0 != (op == ib.WRSend) {
+			if wc.ID != id || wc.Status != ib.WCSuccess || int(wc.ByteLen) != n || wc.QP != x.tgt ||
+				wc.Flags&ib.WCWithImm == 0 != (op == ib.WRSend) {
 				t.Fatalf("message %d: %+v", i, wc)
 			}
 			if !bytes.Equal(x.b.buf[:n], x.a.buf[i:i+n]) {
 				t.Fatalf("message %d arrived changed", i)
 			}
 
-			x.post(q, ib.SendWR{ID: 50, Opcode: ib.WRRDMAWrite, SGList: x.a.sge(0, n), RemoteAddr: x.b.addr + at, RKey: x.mr[q].RKey()})
-			x.post(q, ib.SendWR{ID: 51, Opcode: ib.WRRDMARead, SGList: x.a.sge(30000, n), RemoteAddr: x.b.addr + at, RKey: x.mr[q].RKey()})
+			x.post(q, ib.SendWR{ID: 50, Opcode: ib.WRRDMAWrite, SGList: x.a.sge(0, n), RemoteAddr: x.b.addr + at,
+				RKey: x.mr[q].RKey()})
+			x.post(q, ib.SendWR{ID: 51, Opcode: ib.WRRDMARead, SGList: x.a.sge(30000, n), RemoteAddr: x.b.addr + at,
+				RKey: x.mr[q].RKey()})
 			x.a.expect(ib.WC{ID: 50, Opcode: ib.WCRDMAWrite}, ib.WC{ID: 51, Opcode: ib.WCRDMARead})
 			if !bytes.Equal(x.a.buf[30000:30000+n], x.a.buf[:n]) {
 				t.Fatalf("read %d differs from what was written", i)
 			}
 			binary.NativeEndian.PutUint64(x.b.buf[at:], 40)
-			x.post(q, ib.SendWR{ID: 52, Opcode: ib.WRAtomicFetchAdd, SGList: x.a.sge(40000, 8), RemoteAddr: x.b.addr + at, RKey: x.mr[q].RKey(), CompareAdd: 2})
-			x.post(q, ib.SendWR{ID: 53, Opcode: ib.WRAtomicCmpAndSwp, SGList: x.a.sge(40008, 8), RemoteAddr: x.b.addr + at, RKey: x.mr[q].RKey(), CompareAdd: 42, Swap: 9})
+			x.post(q, ib.SendWR{ID: 52, Opcode: ib.WRAtomicFetchAdd, SGList: x.a.sge(40000, 8), RemoteAddr: x.b.addr + at,
+				RKey: x.mr[q].RKey(), CompareAdd: 2})
+			x.post(q, ib.SendWR{ID: 53, Opcode: ib.WRAtomicCmpAndSwp, SGList: x.a.sge(40008, 8), RemoteAddr: x.b.addr + at,
+				RKey: x.mr[q].RKey(), CompareAdd: 42, Swap: 9})
 			x.a.expect(ib.WC{ID: 52, Opcode: ib.WCFetchAdd}, ib.WC{ID: 53, Opcode: ib.WCCompSwap})
-			got := []uint64{binary.NativeEndian.Uint64(x.a.buf[40000:]), binary.NativeEndian.Uint64(x.a.buf[40008:]), binary.NativeEndian.Uint64(x.b.buf[at:])}
+			got := []uint64{binary.NativeEndian.Uint64(x.a.buf[40000:]), binary.NativeEndian.Uint64(x.a.buf[40008:]),
+				binary.NativeEndian.Uint64(x.b.buf[at:])}
 			if !slices.Equal(got, []uint64{40, 42, 9}) {
 				t.Fatalf("atomics: %v", got)
 			}
@@ -132,7 +145,8 @@ func TestXRCRefused(t *testing.T) {
 		defer x.done()
 		other, err := x.b.dev.IB().AllocXRCD()
 		check(t, err)
-		stranger, err := x.b.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: other, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 1}})
+		stranger, err := x.b.pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: other, CQ: x.b.cq,
+			Attr: ib.SRQAttr{MaxWR: 1}})
 		check(t, err)
 		basic, err := x.b.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1}})
 		check(t, err)
@@ -187,13 +201,15 @@ func TestXRCQueueGone(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		x := newXRC(t, setup{}, conn{mtu: ib.MTU256, retry: 1})
 		defer x.done()
-		srq, err := x.pd[0].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
+		srq, err := x.pd[0].CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x.xrcd, CQ: x.b.cq, Attr: ib.SRQAttr{MaxWR: 1,
+			MaxSGE: 1}})
 		check(t, err)
 		_, err = srq.PostRecv(ib.RecvWR{ID: 9, SGList: []ib.SGE{{Addr: x.b.addr, Length: 1000, LKey: x.mr[0].LKey()}}})
 		check(t, err)
 		// The rest of the message comes when the queue has gone.
 		check(t, x.net.Faults().Add(link.Rule{Skip: 1, Delay: time.Millisecond}))
-		_, err = x.ini.PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 600), RemoteSRQN: srq.Num()})
+		_, err = x.ini.PostSend(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.a.sge(0, 600),
+			RemoteSRQN: srq.Num()})
 		check(t, err)
 		testutil.AdvanceTime(100 * time.Microsecond)
 		check(t, srq.Destroy())

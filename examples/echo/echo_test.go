@@ -23,8 +23,8 @@ func TestRunEchoesWords(t *testing.T) {
 	}
 }
 
-// TestEchoAnswersManyCallers checks that the service answers many callers, while devices are registered and unregistered, and that no
-// rule of the contract is broken.
+// TestEchoAnswersManyCallers checks that the service answers many callers, while devices are registered and
+// unregistered, and that no rule of the contract is broken.
 func TestEchoAnswersManyCallers(t *testing.T) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { t.Error(v) }})

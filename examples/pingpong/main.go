@@ -58,7 +58,8 @@ type connectionSide struct {
 
 func newSide(dev *verbs.Device) *connectionSide {
 	pd, cq := must(dev.AllocPD()), must(dev.CreateCQ(16, nil))
-	return &connectionSide{cq: cq, mr: must(pd.Alloc(*size, verbs.LocalWrite)), qp: must(pd.CreateQP(verbs.QPInit{SendCQ: cq}))}
+	return &connectionSide{cq: cq, mr: must(pd.Alloc(*size, verbs.LocalWrite)),
+		qp: must(pd.CreateQP(verbs.QPInit{SendCQ: cq}))}
 }
 
 // sendTo sends the memory's contents to the peer's memory, and waits until both sides have their completions.

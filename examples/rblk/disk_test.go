@@ -117,7 +117,8 @@ func (f *faultyStore) WriteAt(p []byte, off int64) (int, error) {
 	return f.Memory.WriteAt(p, off)
 }
 
-// TestStoreErrorsReachCaller checks that an error of the store is returned to the caller, and that the disk continues to work.
+// TestStoreErrorsReachCaller checks that an error of the store is returned to the caller, and that the disk continues
+// to work.
 func TestStoreErrorsReachCaller(t *testing.T) {
 	store := &faultyStore{Memory: NewMemory(4096)}
 	d := newTestbed(t, store).openDefault()

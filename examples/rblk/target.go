@@ -226,7 +226,8 @@ func (t *Target) Sessions() int {
 // serveSession handles one connection until it ends.
 func (t *Target) serveSession(s *targetSession, r *rdmacm.Request) {
 	if err := s.open(r, t.cfg.Workers); err != nil {
-		t.refuseRequest(r, fmt.Errorf("%w: %w", errTemporaryRefusal, err)) // the device is failing: it is being removed or reset
+		// the device is failing: it is being removed or reset
+		t.refuseRequest(r, fmt.Errorf("%w: %w", errTemporaryRefusal, err))
 		s.endAndWait(err)
 		return
 	}
@@ -288,9 +289,9 @@ func (t *Target) releaseInitiator(in *initiatorState) {
 	}
 }
 
-// acceptLogin ends the initiator's old session, and replies to the login with a welcome. acceptLogin does not wait for logins
-// of other initiators. Such a login ends the old session of its initiator before it waits, so it does not use the
-// store meanwhile.
+// acceptLogin ends the initiator's old session, and replies to the login with a welcome. acceptLogin does not wait for
+// logins of other initiators. Such a login ends the old session of its initiator before it waits, so it does not use
+// the store meanwhile.
 func (t *Target) acceptLogin(in *initiatorState, s *targetSession, l *loginMessage) error {
 	store := t.exports[l.Export]
 	switch {
@@ -312,7 +313,8 @@ func (t *Target) acceptLogin(in *initiatorState, s *targetSession, l *loginMessa
 	s.epoch = l.Epoch
 	s.store.Store(store)
 	in.session = s
-	hello := welcomeMessage{Store: storeIDOf(store.Store), Cache: cacheIDOf(store.Store), Size: store.Size(), Depth: s.depth,
+	hello := welcomeMessage{Store: storeIDOf(store.Store), Cache: cacheIDOf(store.Store), Size: store.Size(),
+		Depth: s.depth,
 		MaxIO: s.maxIO}
 	if err := s.ep.sendHandshake(hello); err != nil {
 		s.beginEnd(err)
@@ -320,8 +322,8 @@ func (t *Target) acceptLogin(in *initiatorState, s *targetSession, l *loginMessa
 	return nil
 }
 
-// awaitStoreOperations waits until the store has finished the operations of ending sessions. Without this wait, a write of a dead
-// initiator could overwrite data of the next one.
+// awaitStoreOperations waits until the store has finished the operations of ending sessions. Without this wait, a write
+// of a dead initiator could overwrite data of the next one.
 func (t *Target) awaitStoreOperations(store *exportedStore) {
 	t.mu.Lock()
 	var ending []*targetSession

@@ -19,7 +19,8 @@ import (
 	"verbena/rdmacm"
 )
 
-// TestInvalidOfferIsRefused checks that an invalid offer is rejected with a reason, and that the target continues to serve.
+// TestInvalidOfferIsRefused checks that an invalid offer is rejected with a reason, and that the target continues to
+// serve.
 func TestInvalidOfferIsRefused(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	good := sessionOffer{1, 512}.bytes()
@@ -64,7 +65,8 @@ func TestInvalidOfferIsRefused(t *testing.T) {
 	w.openDefault()
 }
 
-// TestInvalidLoginIsRefused checks that an invalid login is rejected with a reason, and that the target continues to serve.
+// TestInvalidLoginIsRefused checks that an invalid login is rejected with a reason, and that the target continues to
+// serve.
 func TestInvalidLoginIsRefused(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	for _, c := range []struct {
@@ -95,7 +97,8 @@ func TestInvalidLoginIsRefused(t *testing.T) {
 	w.openDefault()
 }
 
-// TestLoginTimeoutDisconnects checks that an initiator that does not log in is disconnected, also while others are active.
+// TestLoginTimeoutDisconnects checks that an initiator that does not log in is disconnected, also while others are
+// active.
 func TestLoginTimeoutDisconnects(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	w.stopTarget()
@@ -198,8 +201,8 @@ func (c *crashingStore) Sync() error {
 	return nil
 }
 
-// TestDiskFailsIfTargetLosesData checks that a disk continues after a crash of its target's host if no data was lost. Otherwise
-// the disk must end, so that users do not read older data.
+// TestDiskFailsIfTargetLosesData checks that a disk continues after a crash of its target's host if no data was lost.
+// Otherwise the disk must end, so that users do not read older data.
 func TestDiskFailsIfTargetLosesData(t *testing.T) {
 	write := func(d *Disk, s string) error { _, err := d.WriteAt([]byte(s), 8); return err }
 	for _, c := range []struct {
@@ -296,7 +299,8 @@ func TestReplacedFileHasOtherID(t *testing.T) {
 	}
 }
 
-// TestSessionsBeyondLimitAreRefused checks that sessions beyond the limit are rejected, without an effect on existing sessions.
+// TestSessionsBeyondLimitAreRefused checks that sessions beyond the limit are rejected, without an effect on existing
+// sessions.
 func TestSessionsBeyondLimitAreRefused(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	w.stopTarget()
@@ -347,8 +351,8 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 	}
 }
 
-// TestLoginWithOldEpochIsRejected checks that a login with the epoch of an existing session, or an older epoch, is rejected and ends
-// no session.
+// TestLoginWithOldEpochIsRejected checks that a login with the epoch of an existing session, or an older epoch, is
+// rejected and ends no session.
 func TestLoginWithOldEpochIsRejected(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	d := w.openDefault()

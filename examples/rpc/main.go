@@ -75,8 +75,8 @@ func (c *conn) send(id uint32, message []byte) error {
 		Local: c.out.SGE(at, len(message))})
 }
 
-// deliverMessages delivers received messages until the context is cancelled, and then returns nil. After a failed work request it
-// returns the error.
+// deliverMessages delivers received messages until the context is cancelled, and then returns nil. After a failed work
+// request it returns the error.
 func (c *conn) deliverMessages(ctx context.Context) error {
 	for wc, err := range c.cq.Completions(ctx) {
 		if errors.Is(err, context.Canceled) {

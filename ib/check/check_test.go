@@ -148,8 +148,8 @@ func TestCheckReportsSleep(t *testing.T) {
 	}
 }
 
-// TestCheckReportsSleepingCallsInHandler checks that checked mode reports each function that may sleep when a completion handler calls
-// it, and reports no other function.
+// TestCheckReportsSleepingCallsInHandler checks that checked mode reports each function that may sleep when a
+// completion handler calls it, and reports no other function.
 func TestCheckReportsSleepingCallsInHandler(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -457,8 +457,8 @@ func TestCheckReportsUseAfterDestroy(t *testing.T) {
 	})
 }
 
-// TestCheckReportsUndestroyedObjects checks that a report names the remaining objects and the places of their creation. The
-// report is made when Remove of the owning client returns, if the client is known.
+// TestCheckReportsUndestroyedObjects checks that a report names the remaining objects and the places of their creation.
+// The report is made when Remove of the owning client returns, if the client is known.
 func TestCheckReportsUndestroyedObjects(t *testing.T) {
 	core, w := &ib.Core{}, &violationRecorder{}
 	check.On(core, check.Config{Report: w.report})

@@ -169,8 +169,8 @@ type frame struct {
 	blocked    map[*frame]int // inRegister: inspections in which calls of other threads waited for locks
 }
 
-// pushFrame pushes a frame for the calling goroutine and reports violations of the frame. refuse is true if the call would
-// wait for its own end.
+// pushFrame pushes a frame for the calling goroutine and reports violations of the frame. refuse is true if the call
+// would wait for its own end.
 func (k *checker) pushFrame(f *frame) (refuse bool) {
 	f.k = k
 	f.entry = callerPCs()

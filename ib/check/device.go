@@ -161,8 +161,8 @@ func (d *checkedDevice) reportUndestroyed(cl *ib.Client, when string) {
 	d.reportObjects(left, fmt.Sprintf("objects left when %s returned", when), when)
 }
 
-// reportIdleAbandonedObjects reports, once, the client's abandoned objects at the end of its Remove. Abandon is allowed if a
-// destruction, or another call of the client, is in progress.
+// reportIdleAbandonedObjects reports, once, the client's abandoned objects at the end of its Remove. Abandon is allowed
+// if a destruction, or another call of the client, is in progress.
 func (d *checkedDevice) reportIdleAbandonedObjects(when string) {
 	k, self := d.k, observe.GoroutineID()
 	k.mu.Lock()

@@ -10,8 +10,8 @@ import (
 	"verbena/ib/check"
 )
 
-// TestEventFunctionMayStopItself checks that an event function that calls its own stop function does not wait for itself
-// and is reported.
+// TestEventFunctionMayStopItself checks that an event function that calls its own stop function does not wait for
+// itself and is reported.
 func TestEventFunctionMayStopItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)
@@ -29,8 +29,8 @@ func TestEventFunctionMayStopItself(t *testing.T) {
 	})
 }
 
-// TestUnregisterDeliversEarlierEvents checks that earlier events are delivered before Unregister returns. The test also checks
-// that later events are dropped and reported.
+// TestUnregisterDeliversEarlierEvents checks that earlier events are delivered before Unregister returns. The test also
+// checks that later events are dropped and reported.
 func TestUnregisterDeliversEarlierEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, w := checkedBench(t, nil, nil)

@@ -14,8 +14,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestCheckReleasesHoldOfEndedThread checks that a hold whose thread has ended is reported and released. Callbacks must not
-// wait for the hold.
+// TestCheckReleasesHoldOfEndedThread checks that a hold whose thread has ended is reported and released. Callbacks must
+// not wait for the hold.
 func TestCheckReleasesHoldOfEndedThread(t *testing.T) {
 	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
 	var wg sync.WaitGroup
@@ -47,8 +47,8 @@ func TestCheckReportsLockAcrossUnregisterClient(t *testing.T) {
 	must(t, core.Unregister(dev))
 }
 
-// TestCheckReportsClientSleepingWithLock checks a client that sleeps in Add with a lock held. The client's event function
-// waits for the same lock. The report must not name the driver.
+// TestCheckReportsClientSleepingWithLock checks a client that sleeps in Add with a lock held. The client's event
+// function waits for the same lock. The report must not name the driver.
 func TestCheckReportsClientSleepingWithLock(t *testing.T) {
 	var lock sync.Mutex
 	reported := make(chan check.Violation, 1)

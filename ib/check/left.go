@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// recordReqNotify records a ReqNotify, with frame f, inside the CQ's handler. Without NotifyReportMissed the handler must
-// poll until the CQ is empty, because earlier completions do not cause a handler call.
+// recordReqNotify records a ReqNotify, with frame f, inside the CQ's handler. Without NotifyReportMissed the handler
+// must poll until the CQ is empty, because earlier completions do not cause a handler call.
 func (f *frame) recordReqNotify(flags ib.NotifyFlags) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()

@@ -126,8 +126,8 @@ func (o *checkedObject) Enter(c *observe.Call) error {
 	return o.enterObjectCall(f)
 }
 
-// enterObjectCall enters the frame of a call on the object. enterObjectCall returns an error if the object has been destroyed. In
-// that case the driver must not be called.
+// enterObjectCall enters the frame of a call on the object. enterObjectCall returns an error if the object has been
+// destroyed. In that case the driver must not be called.
 func (o *checkedObject) enterObjectCall(f *frame) error {
 	f.obj, f.dev = o, o.dev
 	err := o.checkNotDestroyed(f.what)
@@ -213,8 +213,8 @@ func (o *checkedObject) checkNotDestroyed(what string) error {
 	return o.checkNotDestroyedAs(what, "%s on a %v that was destroyed")
 }
 
-// checkNotDestroyedAs is checkNotDestroyed with a format for the report. The arguments of the format are what and the kind of the
-// object.
+// checkNotDestroyedAs is checkNotDestroyed with a format for the report. The arguments of the format are what and the
+// kind of the object.
 func (o *checkedObject) checkNotDestroyedAs(what, format string) error {
 	at := o.destroyed.Load()
 	if at == nil {
@@ -282,8 +282,8 @@ func (o *checkedObject) markAbandoned() {
 
 var errArmedOnlyByCheck = errors.New("only checked mode has armed the queue")
 
-// checkCompletionArmed checks that a ReqNotify preceded the driver's report. checkCompletionArmed returns an error if only checked
-// mode had armed the queue.
+// checkCompletionArmed checks that a ReqNotify preceded the driver's report. checkCompletionArmed returns an error if
+// only checked mode had armed the queue.
 func (o *checkedObject) checkCompletionArmed() error {
 	_ = o.checkNotDestroyed("CQHandle.Completed")
 	at := callerPCs()

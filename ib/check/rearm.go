@@ -19,8 +19,8 @@ type rearmWatch struct {
 	batch          bool      // the last poll filled its array
 }
 
-// recordPollResult records the return of a Poll, with frame f, inside the CQ's handler. A full array means that completions
-// may remain in the CQ.
+// recordPollResult records the return of a Poll, with frame f, inside the CQ's handler. A full array means that
+// completions may remain in the CQ.
 func (f *frame) recordPollResult(full bool) {
 	f.k.mu.Lock()
 	defer f.k.mu.Unlock()
@@ -72,8 +72,8 @@ func (o *checkedObject) armForCheck(r *rearmWatch) bool {
 	return missed && err == nil
 }
 
-// isUsedByActiveQP reports whether a queue pair that completes on the CQ is in a state other than error. A handler need not poll
-// completions of queue pairs in the error state.
+// isUsedByActiveQP reports whether a queue pair that completes on the CQ is in a state other than error. A handler need
+// not poll completions of queue pairs in the error state.
 func (o *checkedObject) isUsedByActiveQP() bool {
 	var all []*workTracker
 	o.k.mu.Lock()
@@ -86,8 +86,8 @@ func (o *checkedObject) isUsedByActiveQP() bool {
 	return slices.ContainsFunc(all, func(w *workTracker) bool { return !w.o.stopping.Load() && w.qp.State() != ib.QPErr })
 }
 
-// isArmedOnlyByChecker reports whether only probe has armed the queue. If so, the completion must not call the consumer's
-// handler. The caller may be a driver that holds locks.
+// isArmedOnlyByChecker reports whether only probe has armed the queue. If so, the completion must not call the
+// consumer's handler. The caller may be a driver that holds locks.
 func (o *checkedObject) isArmedOnlyByChecker() bool {
 	r := o.probed.Swap(nil)
 	if r == nil || o.armings.Load() != r.armings {

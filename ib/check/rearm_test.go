@@ -106,7 +106,8 @@ func TestCheckReportsUnarmedCQAfterBatch(t *testing.T) {
 	}{
 		{"left", false, false, func(*testConsumer) {}, true},
 		{"armed with NotifyReportMissed", true, false, func(*testConsumer) {}, false},
-		{"another thread polls", false, false, func(x *testConsumer) { testutil.AdvanceTime(timeout / 2); x.pollAll() }, false},
+		{"another thread polls", false, false, func(x *testConsumer) { testutil.AdvanceTime(timeout / 2); x.pollAll() },
+			false},
 		{"another thread arms", false, false, func(x *testConsumer) {
 			testutil.AdvanceTime(timeout / 2)
 			ignoreError(x.cq.ReqNotify(ib.NotifyNextComp))
@@ -156,8 +157,8 @@ func ignoreError[T any](_ T, err error) {
 	}
 }
 
-// TestCheckArmingCausesNoHandlerCall checks that the handler is not called for completions if only checked mode has armed the
-// queue.
+// TestCheckArmingCausesNoHandlerCall checks that the handler is not called for completions if only checked mode has
+// armed the queue.
 func TestCheckArmingCausesNoHandlerCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var x *testConsumer

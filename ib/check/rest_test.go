@@ -11,8 +11,8 @@ import (
 	"verbena/ib/check"
 )
 
-// TestCheckReportsLockHeldBySleeper checks a callback that waits for a lock. The callback must be reported long before Timeout
-// if the lock holder sleeps, and must not be reported if the holder works.
+// TestCheckReportsLockHeldBySleeper checks a callback that waits for a lock. The callback must be reported long before
+// Timeout if the lock holder sleeps, and must not be reported if the holder works.
 func TestCheckReportsLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
 		w, core := &violationRecorder{}, &ib.Core{}
@@ -48,8 +48,8 @@ func TestCheckReportsLockHeldBySleeper(t *testing.T) {
 	}
 }
 
-// TestCheckReportsLockHeldAcrossCall checks a callback that waits for a lock while another thread's call that may sleep returns.
-// The callback must be reported if the lock is held across the call, although the call has not slept.
+// TestCheckReportsLockHeldAcrossCall checks a callback that waits for a lock while another thread's call that may sleep
+// returns. The callback must be reported if the lock is held across the call, although the call has not slept.
 func TestCheckReportsLockHeldAcrossCall(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -132,7 +132,8 @@ func (k *checker) inspectFrame(f *frame) {
 	k.report(v, f.dev, f.entry)
 }
 
-// inspectOtherCalls reports calls into the driver that wait for a lock while f, a Register or Unregister, is in progress.
+// inspectOtherCalls reports calls into the driver that wait for a lock while f, a Register or Unregister, is in
+// progress.
 func (k *checker) inspectOtherCalls(f *frame) {
 	k.looking.Lock()
 	defer k.looking.Unlock()

@@ -155,7 +155,8 @@ func (w *workTracker) appendPosted(queue *[]*trackedRequest, posted []*trackedRe
 
 // recordAccepted records that the driver has accepted the first n requests. If the number of requests then exceeds the
 // capacity, the oldest requests must be done.
-func (w *workTracker) recordAccepted(queue *[]*trackedRequest, posted []*trackedRequest, n int, cq *checkedObject, room int) {
+func (w *workTracker) recordAccepted(queue *[]*trackedRequest, posted []*trackedRequest, n int, cq *checkedObject,
+	room int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -190,8 +191,8 @@ func (w *workTracker) finishRequest(r *trackedRequest) {
 	}
 }
 
-// checkQueueHasSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled. The
-// function ignores queues with signaled requests. Hardware would reject a further post until their completions are
+// checkQueueHasSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled.
+// The function ignores queues with signaled requests. Hardware would reject a further post until their completions are
 // polled, and the consumer may rely on that.
 func (w *workTracker) checkQueueHasSignaled(f *frame) {
 	w.mu.Lock()
@@ -251,8 +252,8 @@ func (w *workTracker) mayHaveLostCompletions() bool {
 	return w.o.isDeviceInactive() || w.sendCQ != nil && w.sendCQ.broken.Load() || w.recvCQ != nil && w.recvCQ.broken.Load()
 }
 
-// recordPolledCompletions records completions that a consumer has polled from the CQ. before holds the queue pairs that were
-// destroyed before the poll.
+// recordPolledCompletions records completions that a consumer has polled from the CQ. before holds the queue pairs that
+// were destroyed before the poll.
 func (o *checkedObject) recordPolledCompletions(f *frame, wcs []ib.WC, before map[uint32]*workTracker) {
 	for i := range wcs {
 		wc := &wcs[i]
@@ -488,7 +489,8 @@ func (w *workTracker) recordLastWQEReached() {
 
 // reportRegionInUse reports a call that ends or changes a region while a work request that uses the region may be in
 // progress.
-func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named func(*trackedRequest) bool, at []uintptr) {
+func (k *checker) reportRegionInUse(d *ib.Device, pd *ib.PD, what string, named func(*trackedRequest) bool,
+	at []uintptr) {
 	if d.State() != ib.DeviceActive {
 		return
 	}

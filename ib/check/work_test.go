@@ -197,8 +197,8 @@ func (x *testConsumer) reregister() {
 	x.mr = nil
 }
 
-// TestCheckReportsFreedRegionInUse checks that a region must not be freed before a completion proves that no work request
-// uses the region.
+// TestCheckReportsFreedRegionInUse checks that a region must not be freed before a completion proves that no work
+// request uses the region.
 func TestCheckReportsFreedRegionInUse(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -423,7 +423,8 @@ func TestCheckEmptyPollIsNoDrain(t *testing.T) {
 	x.endAloneAndExpect(check.RuleDestroyUndrained)
 }
 
-// TestCheckReportsUndrainedSRQDestroy checks that a queue pair with an SRQ must not be destroyed before EventQPLastWQEReached.
+// TestCheckReportsUndrainedSRQDestroy checks that a queue pair with an SRQ must not be destroyed before
+// EventQPLastWQEReached.
 func TestCheckReportsUndrainedSRQDestroy(t *testing.T) {
 	for _, awaited := range []bool{false, true} {
 		last := make(chan bool, 1)

@@ -239,7 +239,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestConcurrentDrainsAreIndependent calls Drain concurrently. If the context of one caller ends, the other callers must continue.
+// TestConcurrentDrainsAreIndependent calls Drain concurrently. If the context of one caller ends, the other callers
+// must continue.
 func TestConcurrentDrainsAreIndependent(t *testing.T) {
 	w := newCheckedDevice(t)
 	cq := w.newCQ(16, completion.Worker)
@@ -392,8 +393,8 @@ func TestDrainOfFailedQueueReturns(t *testing.T) {
 	}
 }
 
-// TestConcurrentPostsEndBeforeClose posts on several threads while another thread closes the queue pair. No thread may be inside the
-// queue pair during its destruction. The done function of each accepted request must be called.
+// TestConcurrentPostsEndBeforeClose posts on several threads while another thread closes the queue pair. No thread may
+// be inside the queue pair during its destruction. The done function of each accepted request must be called.
 func TestConcurrentPostsEndBeforeClose(t *testing.T) {
 	rounds := 50
 	if testing.Short() {

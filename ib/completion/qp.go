@@ -181,8 +181,8 @@ func (qp *QP) drainOneAtATime(ctx context.Context) error {
 // event. (__ib_drain_srq)
 const lastWQETimeout = 10 * time.Second
 
-// drainSRQReceives waits for the done functions of the receives that the queue pair has consumed from the shared receive
-// queue.
+// drainSRQReceives waits for the done functions of the receives that the queue pair has consumed from the shared
+// receive queue.
 func (qp *QP) drainSRQReceives(ctx context.Context) error {
 	select {
 	case <-qp.last:

@@ -211,7 +211,8 @@ func TestObjectsExposeState(t *testing.T) {
 		t.Errorf("capacities: got %+v, %d", w.qp.Init().Cap, w.cq.Entries())
 	}
 	n, err := w.qp.PostSend(ib.SendWR{ID: 1}, ib.SendWR{ID: 2}, ib.SendWR{ID: 3}, ib.SendWR{ID: 4})
-	if n != qpQueueCapacity || !errors.Is(err, syscall.ENOMEM) || len(q.SentRequests()) != qpQueueCapacity || q.SentRequests()[2].ID != 3 {
+	if n != qpQueueCapacity || !errors.Is(err, syscall.ENOMEM) || len(q.SentRequests()) != qpQueueCapacity ||
+		q.SentRequests()[2].ID != 3 {
 		t.Errorf("post send: got %d, %v, %+v", n, err, q.SentRequests())
 	}
 	if n, err := w.qp.PostRecv(ib.RecvWR{ID: 7}); n != 1 || err != nil || q.ReceiveRequests()[0].ID != 7 {

@@ -274,8 +274,8 @@ func testDrainedEvent(e *testEnv) {
 	}
 }
 
-// leaveSQDBeforeDrained leaves SQD before the send queue is drained, if the driver allows that. The request for the event ends
-// then.
+// leaveSQDBeforeDrained leaves SQD before the send queue is drained, if the driver allows that. The request for the
+// event ends then.
 func (e *testEnv) leaveSQDBeforeDrained(p *pair, d *drainedEventCounter) {
 	e.Helper()
 	qp := p.qps[0]
@@ -376,7 +376,10 @@ func testRNRRetries(e *testEnv) {
 	pd := e.newPD()
 	for _, op := range []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm, ib.WRSend} {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		all = append(all, waitingPair{p, p.newRDMARequest(1, op, p.buf[0].newSGL(0, 64), 64), func() { p.postRecv(1, 2, 0, 64) }})
+		all = append(all, waitingPair{p, p.newRDMARequest(1, op, p.buf[0].newSGL(0, 64), 64), func() {
+			p.postRecv(1, 2, 0,
+				64)
+		}})
 	}
 	if srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 8, MaxSGE: 1}}); err == nil {
 		destroyAtEnd(e, srq, srq.Destroy)

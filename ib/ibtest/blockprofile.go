@@ -16,8 +16,8 @@ var noSleepFunctions = []string{
 	"(*PD).CreateAH", "(*AH).Modify", "(*AH).Query", "(*AH).Destroy", "(*DeviceHandle).SetError",
 }
 
-// watchBlockProfile enables the runtime's block profile. The returned function checks it. This finds a driver that waits
-// for a channel or a condition in a method that may not sleep, even if the wait is very short.
+// watchBlockProfile enables the runtime's block profile. The returned function checks it. This finds a driver that
+// waits for a channel or a condition in a method that may not sleep, even if the wait is very short.
 func watchBlockProfile(t testing.TB, cfg suiteConfig) func(t testing.TB) {
 	if f := flag.Lookup("test.blockprofile"); f != nil && f.Value.String() != "" {
 		return func(t testing.TB) { t.Skip("-blockprofile has the records") }

@@ -6,7 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// changePolledCompletions makes Poll change each completion of the inner driver. had is the caller's former array entry.
+// changePolledCompletions makes Poll change each completion of the inner driver. had is the caller's former array
+// entry.
 func (d *wrongDriver) changePolledCompletions(change func(c *wrongCQ, wc *ib.WC, had ib.WC)) {
 	d.poll = func(c *wrongCQ, wc []ib.WC) (int, error) {
 		into := make([]ib.WC, len(wc))

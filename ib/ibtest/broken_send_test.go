@@ -9,7 +9,8 @@ import (
 	"verbena/ib"
 )
 
-// limitToSendAndReceive reduces the driver to SEND and receive. The postSend of a defect runs after that of limitToSendAndReceive.
+// limitToSendAndReceive reduces the driver to SEND and receive. The postSend of a defect runs after that of
+// limitToSendAndReceive.
 func limitToSendAndReceive(d *wrongDriver) {
 	d.sendOnly = true
 	d.limits = func(a *ib.DeviceAttr) {
@@ -309,5 +310,8 @@ var sendDefects = []driverDefect{
 
 // isConnectedToItself reports whether a queue pair is connected to itself.
 func isConnectedToItself(d *wrongDriver, num uint32) bool {
-	return slices.ContainsFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool { return q.obj.Num() == num && q.dest == num })
+	return slices.ContainsFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool {
+		return q.obj.Num() == num &&
+			q.dest == num
+	})
 }

@@ -125,7 +125,10 @@ var flushDefects = []driverDefect{
 					slices.ContainsFunc(copyListLocked(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
 					return q.QP.PostSend(wrs)
 				}
-				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(p *wrongQP) bool { return p.obj.Num() != q.dest && p != q }))
+				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(p *wrongQP) bool {
+					return p.obj.Num() != q.dest &&
+						p != q
+				}))
 				wr := wrs[0]
 				wr.ID |= mark
 				return q.QP.PostSend([]ib.SendWR{wr})

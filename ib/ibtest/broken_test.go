@@ -941,11 +941,12 @@ func checkFailsNaming(t *testing.T, r *recordingTB, says string) {
 	}
 }
 
-// isDefectOmitted reports whether -short omits the i-th defect. Each of the hundreds of defects takes a process, or a wait
-// for checked mode.
+// isDefectOmitted reports whether -short omits the i-th defect. Each of the hundreds of defects takes a process, or a
+// wait for checked mode.
 func isDefectOmitted(i int) bool { return testing.Short() && i%16 != 0 }
 
-// runUnomittedConcurrently runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most of them.
+// runUnomittedConcurrently runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most
+// of them.
 func runUnomittedConcurrently(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)

@@ -432,7 +432,8 @@ func testReportMissedSolicited(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	p.postRecv(1, 1, 0, 8)
-	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].newSGL(0, 8)})
+	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited,
+		SGList: p.buf[0].newSGL(0, 8)})
 	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 	e.awaitDueCallbacks()
 	missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed)

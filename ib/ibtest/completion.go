@@ -113,7 +113,8 @@ func testCompletionSetsAllFields(e *testEnv) {
 	}
 }
 
-// compareUsedAndFreshEntry compares a completion polled into a used entry with the same completion polled into a fresh one.
+// compareUsedAndFreshEntry compares a completion polled into a used entry with the same completion polled into a fresh
+// one.
 func (e *testEnv) compareUsedAndFreshEntry(what string, got, fresh, entry ib.WC) {
 	e.Helper()
 	if got.VendorErr != entry.VendorErr {

@@ -97,7 +97,8 @@ var wrongWorkConsumers = []wrongConsumer{
 			destroyAtEnd(e, mr, mr.Dereg)
 			_, addr := e.newMemory(64)
 			e.must("map", mr.Map(e.mem, nil, []umem.Range{{Addr: addr, Length: 64}}, addr))
-			p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr, Key: mr.RKey()}})
+			p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr,
+				Key: mr.RKey()}})
 			p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
 			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 			e.destroy(mr)
@@ -399,7 +400,8 @@ var wrongCallbackConsumers = []wrongConsumer{
 		p.qps[0].Query(ib.QPAttrState)
 	},
 		"QP.Query, which may sleep, called in the completion handler"),
-	newWrongHandlerConsumer("deregisters the memory of a completed message in a handler", func(e *testEnv, p *pair, _ *ib.CQ) {
+	newWrongHandlerConsumer("deregisters the memory of a completed message in a handler", func(e *testEnv, p *pair,
+		_ *ib.CQ) {
 		p.buf[0].mr.Dereg()
 	}, "MR.Dereg, which may sleep, called in the completion handler"),
 	newWrongHandlerConsumer("registers a function for events in a handler", func(e *testEnv, _ *pair, _ *ib.CQ) {

@@ -188,8 +188,9 @@ func testCQResizeKeepsArmed(e *testEnv) {
 			e.Fatalf("Resize of an armed queue without completions: got %d handler calls, want 0", int(n)-i)
 		}
 		p.postRecv(1, uint64(i), 0, 8)
-		p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited, SGList: p.buf[0].newSGL(0,
-			8)})
+		p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited,
+			SGList: p.buf[0].newSGL(0,
+				8)})
 		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
 		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
 		e.eventually("a call of the handler of a queue that was armed before Resize",

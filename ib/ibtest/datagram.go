@@ -124,7 +124,8 @@ func testDatagramRoute(e *testEnv) {
 	e.must("create ah of the sender", err)
 	destroyAtEnd(e, back, back.Destroy)
 	p.postRecv(0, 2, pairBufferLen-each, each)
-	p.postSendWR(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[1].newSGL(pairBufferLen-8, 8), AH: back,
+	p.postSendWR(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[1].newSGL(pairBufferLen-8,
+		8), AH: back,
 		RemoteQPN: wc.SrcQP, RemoteQKey: qkey})
 	e.waitOne(p.cqs[1], 3, ib.WCSuccess)
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)

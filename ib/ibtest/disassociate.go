@@ -70,7 +70,8 @@ func (e *testEnv) newUserPairFunc() (ib.Disassociator, *testUserContext, func() 
 			cq, err := userSide.CreateCQ(e.dev, ib.CQInit{Entries: 2 * e.queueLen}, udata())
 			e.requireFeature("completion queues of user contexts", err)
 			p.cqs[i] = destroyAtEnd(e, cq, cq.Destroy)
-			p.buf[i] = e.newBufferUsing(func(m ib.MRInit) (*ib.MR, error) { return userSide.RegMR(p.pd, m, udata()) }, pairBufferLen,
+			p.buf[i] = e.newBufferUsing(func(m ib.MRInit) (*ib.MR, error) { return userSide.RegMR(p.pd, m, udata()) },
+				pairBufferLen,
 				allAccess)
 			init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 				Cap: e.defaultQPCap()}

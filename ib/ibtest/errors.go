@@ -217,7 +217,8 @@ func testPostInErrFlushes(e *testEnv) {
 	p.postRecv(0, 2, 0, 8)
 	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
 	// An unsignalled SEND.
-	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)}); n != 1 || err != nil {
+	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)}); n != 1 ||
+		err != nil {
 		e.Errorf("post send: %d, %v", n, err)
 	}
 	e.waitOne(p.cqs[0], 3, ib.WCWRFlushErr)

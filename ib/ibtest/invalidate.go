@@ -51,7 +51,8 @@ func (k *unaffectedKey) checkKeyWorks(when string) {
 	}
 }
 
-// checkKeyWorksOr is works for a key that may have become invalid; then the write must complete with the status invalid.
+// checkKeyWorksOr is works for a key that may have become invalid; then the write must complete with the status
+// invalid.
 func (k *unaffectedKey) checkKeyWorksOr(when string, invalid ib.WCStatus) {
 	e, p := k.e, k.p
 	e.Helper()
@@ -69,9 +70,10 @@ func (k *unaffectedKey) checkKeyWorksOr(when string, invalid ib.WCStatus) {
 	}
 }
 
-// checkFailingInvalidate makes a SEND with invalidate of a pair fail, and checks the key. unanswered means that the responder
-// may not respond, so the sender has to time out (class J of IBA 9.9.6.3).
-func (k *unaffectedKey) checkFailingInvalidate(how string, of *pair, key uint32, recv []ib.SGE, n int, unanswered bool) {
+// checkFailingInvalidate makes a SEND with invalidate of a pair fail, and checks the key. unanswered means that the
+// responder may not respond, so the sender has to time out (class J of IBA 9.9.6.3).
+func (k *unaffectedKey) checkFailingInvalidate(how string, of *pair, key uint32, recv []ib.SGE, n int,
+	unanswered bool) {
 	e := k.e
 	e.Helper()
 	timeout, retries := e.timeout, e.retries
@@ -95,8 +97,8 @@ func (k *unaffectedKey) checkFailingInvalidate(how string, of *pair, key uint32,
 	k.checkKeyWorks("after a " + what)
 }
 
-// checkFailingInvalidates makes SENDs with invalidate fail in each way. The queue pairs in others may not invalidate the
-// key.
+// checkFailingInvalidates makes SENDs with invalidate fail in each way. The queue pairs in others may not invalidate
+// the key.
 func (k *unaffectedKey) checkFailingInvalidates(others map[string]*pair) {
 	e, p := k.e, k.p
 	e.Helper()
@@ -104,11 +106,13 @@ func (k *unaffectedKey) checkFailingInvalidates(others map[string]*pair) {
 	room := p.buf[1]
 	k.checkKeyWorks("at first")
 	for _, n := range []int{9, 100, 5000, 2*5000 + 1} {
-		k.checkFailingInvalidate(fmt.Sprintf("of %d bytes, too long for the receive of %d", n, n-1), p, k.key(), room.newSGL(0, n-1),
+		k.checkFailingInvalidate(fmt.Sprintf("of %d bytes, too long for the receive of %d", n, n-1), p, k.key(),
+			room.newSGL(0, n-1),
 			n, false)
 	}
 	if e.recvSGE > 1 {
-		k.checkFailingInvalidate("too long for a receive of two elements", p, k.key(), []ib.SGE{room.newSGE(0, 8), room.newSGE(64, 8)},
+		k.checkFailingInvalidate("too long for a receive of two elements", p, k.key(), []ib.SGE{room.newSGE(0, 8),
+			room.newSGE(64, 8)},
 			17, false)
 	}
 	k.checkFailingInvalidate("to a receive of no bytes", p, k.key(), nil, 8, false)

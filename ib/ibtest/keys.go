@@ -128,7 +128,8 @@ func testInvalidateBoundRegion(e *testEnv) {
 			other.reconnect()
 			other.postRecv(1, 3, 0, 8)
 			other.postSendWR(0, ib.SendWR{
-				ID: 3, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].newSGL(0, 8), InvalidateRKey: mr.RKey(),
+				ID: 3, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: other.buf[0].newSGL(0,
+					8), InvalidateRKey: mr.RKey(),
 			})
 			if wc := e.waitAnyCompletion(other.cqs[1]); wc.Status == ib.WCSuccess {
 				e.Fatalf("remote invalidation of %s: the receive completed with %q", what, wc.Status)

@@ -236,7 +236,8 @@ func testSharedReceiveQueueLimits(e *testEnv) {
 	e.checkCreationLimits("shared receive queue", limits(ib.SRQInitAttr{})...)
 	if x, err := e.dev.AllocXRCD(); err == nil {
 		destroyAtEnd(e, x, x.Dealloc)
-		e.checkCreationLimits("XRC shared receive queue", limits(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: e.newCQ(1, nil)})...)
+		e.checkCreationLimits("XRC shared receive queue", limits(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: e.newCQ(1,
+			nil)})...)
 	}
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 3, MaxSGE: 1}})
 	if err := srq.Modify(ib.SRQAttr{MaxWR: 4}, ib.SRQAttrMaxWR); errors.Is(err, syscall.EOPNOTSUPP) {
@@ -334,7 +335,10 @@ func testObjectLimits(e *testEnv) {
 		have int64 // existing objects
 		make func(i int) (destroy func() error, err error)
 	}{
-		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error, error) { return destroyMethodOf(e.dev.AllocPD())((*ib.PD).Dealloc) }},
+		{"MaxPD", a.MaxPD, have.PD, func(int) (func() error,
+			error) {
+			return destroyMethodOf(e.dev.AllocPD())((*ib.PD).Dealloc)
+		}},
 		{"MaxCQ", a.MaxCQ, have.CQ, func(int) (func() error, error) {
 			return destroyMethodOf(e.dev.CreateCQ(ib.CQInit{Entries: 1}))((*ib.CQ).Destroy)
 		}},
@@ -345,7 +349,10 @@ func testObjectLimits(e *testEnv) {
 		{"MaxSRQ", a.MaxSRQ, 0, func(int) (func() error, error) {
 			return destroyMethodOf(pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}}))((*ib.SRQ).Destroy)
 		}},
-		{"MaxMW", a.MaxMW, 0, func(int) (func() error, error) { return destroyMethodOf(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc) }},
+		{"MaxMW", a.MaxMW, 0, func(int) (func() error,
+			error) {
+			return destroyMethodOf(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc)
+		}},
 		{"MaxAH", a.MaxAH, 0, func(int) (func() error, error) {
 			to := e.ownAddress()
 			return destroyMethodOf(pd.CreateAH(&to))((*ib.AH).Destroy)

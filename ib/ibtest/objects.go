@@ -211,7 +211,8 @@ func testSRQRejectsBadCalls(e *testEnv) {
 		e.Errorf("a full queue takes more than the %d that it has room for", room)
 	}
 	e.wantErrno("post to a full shared receive queue", err, syscall.ENOMEM)
-	e.wantErrno("limit above the capacity", srq.Modify(ib.SRQAttr{Limit: uint32(room) + 1}, ib.SRQAttrLimit), syscall.EINVAL)
+	e.wantErrno("limit above the capacity", srq.Modify(ib.SRQAttr{Limit: uint32(room) + 1}, ib.SRQAttrLimit),
+		syscall.EINVAL)
 	if a, err := srq.Query(); err != nil || int(a.MaxWR) < 4 || a.MaxSGE < 1 {
 		e.Errorf("query: %+v, %v", a, err)
 	}
@@ -552,7 +553,8 @@ func testRegisterAndInvalidate(e *testEnv) {
 func testMcastDelivery(e *testEnv) {
 	p, _ := e.newDatagramPair()
 	group := ib.GID{0: 0xff, 1: 0x0e, 15: 0x42}
-	e.wantErrno("attach to an address that is no group", p.qps[1].AttachMcast(e.gid, 0), syscall.EINVAL, syscall.EOPNOTSUPP)
+	e.wantErrno("attach to an address that is no group", p.qps[1].AttachMcast(e.gid, 0), syscall.EINVAL,
+		syscall.EOPNOTSUPP)
 	err := p.qps[1].AttachMcast(group, 0)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) { // the device has only IPv4 addresses
 		group = ib.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: 3}
@@ -676,7 +678,8 @@ func testXRCSend(e *testEnv) {
 		e.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
 	}
 	e.wantErrno("dealloc an XRC domain in use", x.Dealloc(), syscall.EBUSY)
-	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.newSGL(0, 16), RemoteSRQN: 0xfffffe}); n != 1 {
+	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.newSGL(0, 16),
+		RemoteSRQN: 0xfffffe}); n != 1 {
 		e.Fatalf("post send: %v", err)
 	}
 	if wc := e.waitAnyCompletion(sender); wc.Status == ib.WCSuccess || wc.ID != 9 {

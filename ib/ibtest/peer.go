@@ -428,8 +428,9 @@ func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	}
 	post := func(side, id int) {
 		e.Helper()
-		p.postSendWR(side, ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[side].newSGL(0, 8),
-			AH: ah, RemoteQPN: p.qps[1-side].Num(), RemoteQKey: qkey})
+		p.postSendWR(side, ib.SendWR{ID: uint64(id), Opcode: ib.WRSend, Flags: ib.SendSignaled,
+			SGList: p.buf[side].newSGL(0, 8),
+			AH:     ah, RemoteQPN: p.qps[1-side].Num(), RemoteQKey: qkey})
 	}
 	message := func(id int) {
 		e.Helper()
@@ -477,7 +478,8 @@ func testOverrunInSQE(e *testEnv) {
 	if n, err := qp.PostRecv(ib.RecvWR{ID: 1 << 20, SGList: buf.newSGL(0, 64)}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}
-	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 8), AH: e.newAH(pd), RemoteQPN: qp.Num(),
+	wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 8), AH: e.newAH(pd),
+		RemoteQPN:  qp.Num(),
 		RemoteQKey: qkey + 1}
 	post := func(wrs ...ib.SendWR) {
 		e.Helper()

@@ -231,7 +231,8 @@ func testRejectedCallLeavesNothing(e *testEnv) {
 	kept := []struct {
 		what  string
 		count func() int
-	}{{"a goroutine stays each time", runtime.NumGoroutine}, {"what it has made stays in memory each time", liveObjectCount}}
+	}{{"a goroutine stays each time", runtime.NumGoroutine}, {"what it has made stays in memory each time",
+		liveObjectCount}}
 	counts := func() (n []int) {
 		for _, k := range kept {
 			n = append(n, k.count())

@@ -27,7 +27,8 @@ func testRetriedMessages(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	qp, err := p.pd.CreateQP(ib.QPInitAttr{
 		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
-		Cap: ib.QPCap{MaxSendWR: e.defaultQPCap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.defaultQPCap().MaxSendSGE, MaxRecvSGE: 1,
+		Cap: ib.QPCap{MaxSendWR: e.defaultQPCap().MaxSendWR, MaxRecvWR: 1, MaxSendSGE: e.defaultQPCap().MaxSendSGE,
+			MaxRecvSGE:    1,
 			MaxInlineData: retriedInlineCap},
 	})
 	inline := err == nil

@@ -132,7 +132,8 @@ func testLocalKeyRights(e *testEnv) {
 		e.Error("receive: the data are not where they should be")
 	}
 	p.postRecv(1, 2, 0, 8)
-	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)}) // reading needs no right
+	// reading needs no right
+	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)})
 	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
 	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
 }

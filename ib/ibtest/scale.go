@@ -59,8 +59,8 @@ func (b *registeredBuffer) wordAt(i int) []byte { return b.b[8*i:][:8] }
 // minScaleCap is the capacity of the queue pairs of these checks.
 var minScaleCap = ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}
 
-// checkCompletionSenders checks the completions of n receives of a shared receive queue. Receive i has element i of to; message i
-// contains the number of its sender, and seen counts the messages of each.
+// checkCompletionSenders checks the completions of n receives of a shared receive queue. Receive i has element i of to;
+// message i contains the number of its sender, and seen counts the messages of each.
 func (e *testEnv) checkCompletionSenders(cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
 	e.Helper()
 	for _, wc := range e.waitCompletions(cq, n) {

@@ -159,8 +159,8 @@ func TestChangeStepsAndOrder(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestSlotCountsEventsOfAllDevices checks that the event counts of a slot include all its devices. The test also checks that
-// events of an unknown type are not counted.
+// TestSlotCountsEventsOfAllDevices checks that the event counts of a slot include all its devices. The test also checks
+// that events of an unknown type are not counted.
 func TestSlotCountsEventsOfAllDevices(t *testing.T) {
 	_, _, s := newSlot(t)
 	must(t, s.Plug())
@@ -180,8 +180,8 @@ func TestSlotCountsEventsOfAllDevices(t *testing.T) {
 	must(t, s.Close())
 }
 
-// TestResetWaitsForUnreachableHardware checks a reset of unresponsive hardware. Remove of the clients must be called at once,
-// and the wait for the hardware has no limit.
+// TestResetWaitsForUnreachableHardware checks a reset of unresponsive hardware. Remove of the clients must be called at
+// once, and the wait for the hardware has no limit.
 func TestResetWaitsForUnreachableHardware(t *testing.T) {
 	for _, end := range []string{"back", "unplug", "timeout", "dead", "no probe"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -354,8 +354,8 @@ func TestResetOccursAtMoment(t *testing.T) {
 	})
 }
 
-// TestUnreachableHardwareCanBeUnplugged checks that hardware which fails during registration can be unplugged, even if the
-// hardware does not recover.
+// TestUnreachableHardwareCanBeUnplugged checks that hardware which fails during registration can be unplugged, even if
+// the hardware does not recover.
 func TestUnreachableHardwareCanBeUnplugged(t *testing.T) {
 	for _, by := range []string{"reset", "plug", "close", "timeout"} {
 		synctest.Test(t, func(t *testing.T) {

@@ -29,16 +29,16 @@ type atomicSpace struct {
 	shared bool // other regions have the same memory; no write is delayed
 }
 
-// delayedWriteSpaces holds the spaces of all devices with a delayed write. A completion of another device may prove that the
-// operation has ended.
+// delayedWriteSpaces holds the spaces of all devices with a delayed write. A completion of another device may prove
+// that the operation has ended.
 var delayedWriteSpaces struct {
 	count atomic.Int64 // length of in
 	sync.Mutex
 	in map[*atomicSpace]struct{}
 }
 
-// newAtomicRegion returns the region to register in the inner driver in place of r, and its memory. The memory is nil if
-// no write is delayed.
+// newAtomicRegion returns the region to register in the inner driver in place of r, and its memory. The memory is nil
+// if no write is delayed.
 func (d *driver) newAtomicRegion(r *umem.Region, access ib.AccessFlags) (*umem.Region, *atomicSpace) {
 	if !d.hasChoice(SplitAtomic) || access&ib.AccessRemoteAtomic == 0 || !isLocalMemory(r) {
 		return r, nil

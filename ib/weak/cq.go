@@ -441,7 +441,8 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	return err
 }
 
-// RaiseLastCallbacks is called before the callbacks of the queue end. If the queue is armed, its handler runs once more.
+// RaiseLastCallbacks is called before the callbacks of the queue end. If the queue is armed, its handler runs once
+// more.
 func (c *cq) RaiseLastCallbacks() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -818,8 +818,9 @@ func waitFixedTime(w *connectedDevice, wrong bool) error {
 
 const litmusSeeds = 5
 
-// TestLitmusProgramsDetectChoices runs the incorrect consumer of each row. The consumer must work on a device without the choice and
-// fail on a device with the choice. The correct consumer must work on both devices, and on a device with all choices.
+// TestLitmusProgramsDetectChoices runs the incorrect consumer of each row. The consumer must work on a device without
+// the choice and fail on a device with the choice. The correct consumer must work on both devices, and on a device with
+// all choices.
 func TestLitmusProgramsDetectChoices(t *testing.T) {
 	for _, l := range litmusTests {
 		t.Run(weak.Choices[l.choice].Name+"/"+l.misuse, func(t *testing.T) {

@@ -322,8 +322,8 @@ func (d *driver) translateElements(list []ib.SGE, pd ib.DriverPD, late, exposed 
 	return out, targets
 }
 
-// shadowForRange returns the shadow if a queue of the domain can fill the range late, otherwise nil. exposed reports whether
-// peers of the queue can access regions with rights that allow access.
+// shadowForRange returns the shadow if a queue of the domain can fill the range late, otherwise nil. exposed reports
+// whether peers of the queue can access regions with rights that allow access.
 func (m *mr) shadowForRange(pd ib.DriverPD, addr, n uint64, exposed bool) *shadowRegion {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

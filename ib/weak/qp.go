@@ -505,8 +505,8 @@ func (q *qp) postToInner(r *weakRequest) error {
 	return err
 }
 
-// completeRejectedSend completes a delayed send that the inner driver has rejected. The reason is the error state of the
-// queue pair or the device, or an invalid request.
+// completeRejectedSend completes a delayed send that the inner driver has rejected. The reason is the error state of
+// the queue pair or the device, or an invalid request.
 //
 //verbena:held mu
 func (q *qp) completeRejectedSend(r *weakRequest) {
@@ -717,8 +717,8 @@ func (q *qp) dropOutstandingRequests() {
 	}
 }
 
-// RaiseLastCallbacks is called before the callbacks of the queue pair end. The delayed events are reported, except the event for
-// which a consumer must wait before Destroy.
+// RaiseLastCallbacks is called before the callbacks of the queue pair end. The delayed events are reported, except the
+// event for which a consumer must wait before Destroy.
 func (q *qp) RaiseLastCallbacks() bool {
 	if !q.d.hasChoice(LastCallback) {
 		return false

@@ -144,7 +144,8 @@ func commonRules() []Rule {
 		{
 			Name: "prctl", Refuses: "prctl(2), except for names, timers and orphans; so dropped privileges stay dropped",
 			calls: []string{"prctl"},
-			except: allowFirstArgValues("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK, unix.PR_SET_NO_NEW_PRIVS,
+			except: allowFirstArgValues("prctl", unix.PR_SET_NAME, unix.PR_SET_VMA, unix.PR_SET_TIMERSLACK,
+				unix.PR_SET_NO_NEW_PRIVS,
 				unix.PR_SET_CHILD_SUBREAPER),
 		},
 		{

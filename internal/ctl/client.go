@@ -64,12 +64,12 @@ func Dial(loc Location) (*Client, error) {
 // killedTimeout is the time that a killed process may need to end.
 const killedTimeout = 2 * time.Second
 
-// errKilledService is the error for a killed service. The kernel still accepts connections for a killed service, but none
-// of its threads will answer.
+// errKilledService is the error for a killed service. The kernel still accepts connections for a killed service, but
+// none of its threads will answer.
 var errKilledService = errors.New("was killed, but one of its threads waits for memory of a program, such as a file of a FUSE server")
 
-// isProcessKilled reports whether a process was killed but has not ended. It returns false if the state of the process is
-// not visible.
+// isProcessKilled reports whether a process was killed but has not ended. It returns false if the state of the process
+// is not visible.
 func isProcessKilled(pid int) bool {
 	if pid == 0 {
 		return false
@@ -78,8 +78,8 @@ func isProcessKilled(pid int) bool {
 	return err == nil && hasDyingThreads(string(status))
 }
 
-// hasDyingThreads reports whether the file /proc/PID/status shows a process with threads that are about to end. The first
-// thread of such a process is a zombie or has SIGKILL pending.
+// hasDyingThreads reports whether the file /proc/PID/status shows a process with threads that are about to end. The
+// first thread of such a process is a zombie or has SIGKILL pending.
 func hasDyingThreads(status string) bool {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")

@@ -65,7 +65,8 @@ func TestReceiveLimitsMessageSize(t *testing.T) {
 	}
 }
 
-// TestResponseSizeIsLimited tests that Send and Receive accept a large response, and refuse a response beyond the limit.
+// TestResponseSizeIsLimited tests that Send and Receive accept a large response, and refuse a response beyond the
+// limit.
 func TestResponseSizeIsLimited(t *testing.T) {
 	ends := testutil.UnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)

@@ -15,8 +15,8 @@ import (
 	"verbena/internal/qpinfo"
 )
 
-// receivedMessageTypes lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz target
-// uses a smaller size, for speed.
+// receivedMessageTypes lists the kinds of messages, with the sizes that their receivers accept. For responses the fuzz
+// target uses a smaller size, for speed.
 var receivedMessageTypes = []struct {
 	name string
 	most uint32

@@ -12,8 +12,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestProgramsTrustServiceOwners tests that a program may use a service of root, of its own user, or of a named user. The
-// location alone does not name a user.
+// TestProgramsTrustServiceOwners tests that a program may use a service of root, of its own user, or of a named user.
+// The location alone does not name a user.
 func TestProgramsTrustServiceOwners(t *testing.T) {
 	self, other := os.Geteuid(), 4242
 	for _, c := range []struct {

@@ -21,8 +21,8 @@ func AlignDown(off, n int64) int64 {
 	return off &^ (hugePageSize - 1)
 }
 
-// ReserveAddresses reserves addresses for n bytes, a multiple of the page size, for a mapping from an offset in a file. The
-// addresses cannot be accessed yet. Release frees them.
+// ReserveAddresses reserves addresses for n bytes, a multiple of the page size, for a mapping from an offset in a file.
+// The addresses cannot be accessed yet. Release frees them.
 func ReserveAddresses(n int, offset int64) ([]byte, error) {
 	if n < hugePageSize {
 		return reserve(n)

@@ -271,8 +271,8 @@ func (s *UserObjects) checkObjects() {
 	s.checkObjectsSince(threadCPUTime())
 }
 
-// checkObjectsSince checks the objects. It sets the earliest time of the next check if the thread has used much processor
-// time since began.
+// checkObjectsSince checks the objects. It sets the earliest time of the next check if the thread has used much
+// processor time since began.
 //
 //verbena:held mu
 func (s *UserObjects) checkObjectsSince(began time.Duration) {
@@ -322,8 +322,9 @@ func (s *UserObjects) closeEpoll() {
 	}
 }
 
-// openNoteIDs returns the notes with open descriptions, in order. It returns an error for a shortage that a user may have
-// caused, and the charges stay. After any other error, openNoteIDs returns no notes, so that no user is charged forever.
+// openNoteIDs returns the notes with open descriptions, in order. It returns an error for a shortage that a user may
+// have caused, and the charges stay. After any other error, openNoteIDs returns no notes, so that no user is charged
+// forever.
 //
 //verbena:held mu
 func (s *UserObjects) openNoteIDs() ([]uint64, error) {

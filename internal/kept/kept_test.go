@@ -298,8 +298,8 @@ func TestMakePipeReusesCharges(t *testing.T) {
 	})
 }
 
-// TestLongCheckIsFollowedByPause tests that no check follows a long check for some time, regardless of the number of refused
-// calls.
+// TestLongCheckIsFollowedByPause tests that no check follows a long check for some time, regardless of the number of
+// refused calls.
 func TestLongCheckIsFollowedByPause(t *testing.T) {
 	s, u := newUserObjects(t, 1)
 	o := &fakeObject{inUse: true}
@@ -441,7 +441,8 @@ func TestNilKeeperTracksNothing(t *testing.T) {
 	k.Close()
 }
 
-// TestNoteFileRefusesOtherFiles tests that NoteFile returns an error for an object that cannot be noted, and thus not charged.
+// TestNoteFileRefusesOtherFiles tests that NoteFile returns an error for an object that cannot be noted, and thus not
+// charged.
 func TestNoteFileRefusesOtherFiles(t *testing.T) {
 	s, _ := newUserObjects(t, 1)
 	f, err := os.Open(os.DevNull) // cannot be polled

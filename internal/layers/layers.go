@@ -74,7 +74,8 @@ type Package struct {
 	Imports    []string
 }
 
-// LoadPackages reads the imports of the module's packages, without test files, in a folder of the module. overlay is the
+// LoadPackages reads the imports of the module's packages, without test files, in a folder of the module. overlay is
+// the
 // -overlay of go list, or "".
 func LoadPackages(dir, overlay string) ([]Package, error) {
 	args := []string{"list", "-json=ImportPath,Imports"}

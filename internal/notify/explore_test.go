@@ -444,19 +444,23 @@ func TestExplore(t *testing.T) {
 		start modelState
 	}{
 		{"one producer, two threads for callbacks", modelState{producers: [2]completionProducer{{left: 4}}}},
-		{"two producers, two threads for callbacks", modelState{producers: [2]completionProducer{{left: 2, raises: true}, {left: 2}}}},
+		{"two producers, two threads for callbacks", modelState{producers: [2]completionProducer{{left: 2, raises: true},
+			{left: 2}}}},
 		{"while the consumer begins", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, arms: 1}},
 		{"while the queue is resized", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, resizer: 1}},
 		{"while the queue is resized and destroyed", modelState{producers: [2]completionProducer{{left: 3}}, resizer: 1,
 			destroyer: dies}},
-		{"while the queue is destroyed", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, destroyer: dies}},
+		{"while the queue is destroyed", modelState{producers: [2]completionProducer{{left: 3, raises: true}},
+			destroyer: dies}},
 		{"while two producers post and the queue is destroyed",
 			modelState{producers: [2]completionProducer{{left: 2}, {left: 2, raises: true}}, destroyer: dies}},
-		{"while the end of the queue is refused", modelState{producers: [2]completionProducer{{left: 3, raises: true}}, destroyer: dies,
-			refuses: true}},
-		{"while two producers post and the end of the queue is refused", modelState{producers: [2]completionProducer{{left: 2},
-			{left: 2, raises: true}},
-			destroyer: dies, refuses: true}},
+		{"while the end of the queue is refused", modelState{producers: [2]completionProducer{{left: 3, raises: true}},
+			destroyer: dies,
+			refuses:   true}},
+		{"while two producers post and the end of the queue is refused",
+			modelState{producers: [2]completionProducer{{left: 2},
+				{left: 2, raises: true}},
+				destroyer: dies, refuses: true}},
 	} {
 		for s, how := range []string{"asks what it missed", "arms first", "arms for solicited", "arms for both"} {
 			t.Run(c.name+", "+how, func(t *testing.T) {

@@ -148,9 +148,9 @@ func (a *Authority) isManager(uid int) bool {
 	return uid != a.overflow && slices.Contains(a.managers, uid)
 }
 
-// effectiveCapabilities returns the effective capabilities of a process that count in the service's user namespace. After a
-// process has executed a set-uid program, or a program with file capabilities, it has no capabilities for the user
-// who opened a connection before, because its directory then belongs to root. (See proc(5), "/proc/pid".) An error
+// effectiveCapabilities returns the effective capabilities of a process that count in the service's user namespace.
+// After a process has executed a set-uid program, or a program with file capabilities, it has no capabilities for the
+// user who opened a connection before, because its directory then belongs to root. (See proc(5), "/proc/pid".) An error
 // means a lack of descriptors, and the process may have capabilities.
 func (a *Authority) effectiveCapabilities(proc, uid int) (uint64, error) {
 	var st unix.Stat_t

@@ -71,8 +71,8 @@ func inodeOf(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-// TestPrincipalRightsInAccounts tests the rights of a principal in accounts. A manager sees all accounts, and an ID that
-// represents several users owns none.
+// TestPrincipalRightsInAccounts tests the rights of a principal in accounts. A manager sees all accounts, and an ID
+// that represents several users owns none.
 func TestPrincipalRightsInAccounts(t *testing.T) {
 	own := quota.ID{UID: 7, Container: 3}
 	for _, tt := range []struct {
@@ -170,8 +170,9 @@ func TestManagerNeedsCapabilities(t *testing.T) {
 	}
 }
 
-// TestProcessesOfOwnUserManageService tests which processes of a service's own user manage it, for a service of an ordinary user or
-// of root without capabilities. They need at least the service's capabilities, and must be outside of other containers.
+// TestProcessesOfOwnUserManageService tests which processes of a service's own user manage it, for a service of an
+// ordinary user or of root without capabilities. They need at least the service's capabilities, and must be outside of
+// other containers.
 func TestProcessesOfOwnUserManageService(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
@@ -196,9 +197,9 @@ func TestProcessesOfOwnUserManageService(t *testing.T) {
 	}
 }
 
-// TestProcessIsChargedByUserOrContainer tests that a process is charged by its user ID, in a container by the ID of the container, and
-// in user namespaces to the creator of the outermost namespace. A user cannot get several accounts by making
-// namespaces.
+// TestProcessIsChargedByUserOrContainer tests that a process is charged by its user ID, in a container by the ID of the
+// container, and in user namespaces to the creator of the outermost namespace. A user cannot get several accounts by
+// making namespaces.
 func TestProcessIsChargedByUserOrContainer(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces, and to be several users")
 	a, err := New(nil, -1)
@@ -279,8 +280,8 @@ func parentNamespace(t *testing.T, path string) uint64 {
 	return id.ino
 }
 
-// TestPIDNamespaceOfOwnIsZero tests that PIDNamespace returns 0 for processes in the service's own process ID namespace, and
-// the inode of the namespace for other processes.
+// TestPIDNamespaceOfOwnIsZero tests that PIDNamespace returns 0 for processes in the service's own process ID
+// namespace, and the inode of the namespace for other processes.
 func TestPIDNamespaceOfOwnIsZero(t *testing.T) {
 	testutil.NeedRoot(t, "to make namespaces")
 	a, err := New(nil, -1)

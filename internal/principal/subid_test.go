@@ -68,8 +68,8 @@ func TestSubordinateIDBelongsToUser(t *testing.T) {
 	check("removed", 100000, 100000)
 }
 
-// TestSubordinateIDIsChargedToOwner tests that a process with a subordinate ID outside of a user namespace is charged to
-// the owner of the ID. In a container, the container's own IDs count.
+// TestSubordinateIDIsChargedToOwner tests that a process with a subordinate ID outside of a user namespace is charged
+// to the owner of the ID. In a container, the container's own IDs count.
 func TestSubordinateIDIsChargedToOwner(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to run processes with subordinate IDs")

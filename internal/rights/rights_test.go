@@ -291,8 +291,8 @@ func TestCloseEndsReceive(t *testing.T) {
 	}
 }
 
-// TestRefuseDescriptorsFailsSender tests that a sender of a descriptor to a refusing socket gets EPERM, if the kernel supports the
-// refusal.
+// TestRefuseDescriptorsFailsSender tests that a sender of a descriptor to a refusing socket gets EPERM, if the kernel
+// supports the refusal.
 func TestRefuseDescriptorsFailsSender(t *testing.T) {
 	user, own, _ := newUserSocketPair(t, unix.SOCK_SEQPACKET)
 	err := RefuseDescriptors(int(own.Fd()))
@@ -384,7 +384,8 @@ func TestConcurrentClosesAreLimited(t *testing.T) {
 	}
 }
 
-// TestDatagramWithoutCredentialsHasNoSender tests that a datagram without credentials, or with other control data, has no sender.
+// TestDatagramWithoutCredentialsHasNoSender tests that a datagram without credentials, or with other control data, has
+// no sender.
 func TestDatagramWithoutCredentialsHasNoSender(t *testing.T) {
 	fds, closed := newPipeDescriptors(t, 1)
 	for name, oob := range map[string][]byte{"none": nil, "cut": {1, 2, 3}, "descriptors": unix.UnixRights(fds[0])} {
@@ -402,8 +403,8 @@ func TestDatagramWithoutCredentialsHasNoSender(t *testing.T) {
 	closed()
 }
 
-// TestDrainAndCloseDoesNotBlock tests that DrainAndClose closes a socket with unread messages at once, even if descriptors in the
-// messages have SO_LINGER.
+// TestDrainAndCloseDoesNotBlock tests that DrainAndClose closes a socket with unread messages at once, even if
+// descriptors in the messages have SO_LINGER.
 func TestDrainAndCloseDoesNotBlock(t *testing.T) {
 	for _, kind := range []int{unix.SOCK_STREAM, unix.SOCK_SEQPACKET} {
 		ledger := quota.New(quota.Limits{})
@@ -432,8 +433,8 @@ func TestDrainAndCloseDoesNotBlock(t *testing.T) {
 	}
 }
 
-// TestManyReceiversMakeProgress tests that many threads with pending messages make progress, although few messages are held
-// at the same time.
+// TestManyReceiversMakeProgress tests that many threads with pending messages make progress, although few messages are
+// held at the same time.
 func TestManyReceiversMakeProgress(t *testing.T) {
 	for round := 0; round < testutil.FewerIfShort(4, 1) && !t.Failed(); round++ {
 		receiveOnManySockets(t)

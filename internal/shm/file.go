@@ -366,8 +366,8 @@ func (f *File) inUseLocked() bool {
 	return checkSoleOpener(f.file.Fd()) != nil
 }
 
-// checkSoleOpener returns nil if no other description of a file is open or mapped, and EAGAIN otherwise. The kernel gives a
-// write lease only to the sole opener (fcntl(2), "Leases").
+// checkSoleOpener returns nil if no other description of a file is open or mapped, and EAGAIN otherwise. The kernel
+// gives a write lease only to the sole opener (fcntl(2), "Leases").
 func checkSoleOpener(fd uintptr) error {
 	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_WRLCK)
 	if err == nil {

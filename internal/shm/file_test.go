@@ -552,8 +552,8 @@ func TestProgramCannotTruncate(t *testing.T) {
 	}
 }
 
-// TestKeepPagesOnCloseKeepsCompletions tests that a program that polls its queues after Close sees earlier completions. Without
-// KeepPagesOnClose, or without a program, no page remains.
+// TestKeepPagesOnCloseKeepsCompletions tests that a program that polls its queues after Close sees earlier completions.
+// Without KeepPagesOnClose, or without a program, no page remains.
 func TestKeepPagesOnCloseKeepsCompletions(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		f := newTestFile(t)

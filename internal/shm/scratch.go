@@ -108,8 +108,8 @@ func (s *Scratch) writtenEndOffset() (end int64, due bool) {
 	return end, due
 }
 
-// FreeWrittenPages frees the written pages, if IsFreeDue would return true. Pages written by pwrite(2) stay longer, like
-// the pages of any file of the program. FreeWrittenPages can block for a time that the program controls.
+// FreeWrittenPages frees the written pages, if IsFreeDue would return true. Pages written by pwrite(2) stay longer,
+// like the pages of any file of the program. FreeWrittenPages can block for a time that the program controls.
 func (s *Scratch) FreeWrittenPages() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -70,8 +70,8 @@ func TestConsistentlyFailsAtOnce(t *testing.T) {
 	})
 }
 
-// TestWaitBlockedWaitsForWork tests that WaitBlocked waits for a goroutine that works before it blocks, and does not wait for a
-// goroutine that has returned.
+// TestWaitBlockedWaitsForWork tests that WaitBlocked waits for a goroutine that works before it blocks, and does not
+// wait for a goroutine that has returned.
 func TestWaitBlockedWaitsForWork(t *testing.T) {
 	p := UnixPair(t)
 	var wait, worked atomic.Bool

@@ -11,8 +11,8 @@ import (
 	"verbena/internal/timeq"
 )
 
-// TestRunnerProcessesDueValues tests that the Runner processes values when they are due, including values that become due before the
-// awaited value.
+// TestRunnerProcessesDueValues tests that the Runner processes values when they are due, including values that become
+// due before the awaited value.
 func TestRunnerProcessesDueValues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

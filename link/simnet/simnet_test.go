@@ -122,7 +122,8 @@ func TestSendBuffer(t *testing.T) {
 		send(t, a, train(addrB, 4, 2, 100))
 		testutil.AdvanceTime(time.Second)
 		expect(t, b, "0@1ms", "1@2ms", "2@3ms", "3@4ms", "4@5ms", "5@6ms")
-		if s := a.(link.StatsReader).Stats(); s.SendAgain != 1 || s.SentPackets != 6 || s.SentBytes != 600 || s.SentTrains != 2 {
+		if s := a.(link.StatsReader).Stats(); s.SendAgain != 1 || s.SentPackets != 6 || s.SentBytes != 600 ||
+			s.SentTrains != 2 {
 			t.Errorf("counted %+v", s)
 		}
 	})
@@ -171,7 +172,8 @@ func TestArrival(t *testing.T) {
 		send(t, a, tr)
 		synctest.Wait()
 		for i, p := range n.Packets() {
-			if p.Src != addrA || p.Dst != addrB || p.ID != uint16(i) || p.TOS != 9 || p.TTL != 64 || p.Fate != simnet.Delivered ||
+			if p.Src != addrA || p.Dst != addrB || p.ID != uint16(i) || p.TOS != 9 || p.TTL != 64 ||
+				p.Fate != simnet.Delivered ||
 				!slices.Equal(p.Data, tr.Packet(i)) {
 				t.Errorf("recorded: %+v", p)
 			}

@@ -102,8 +102,8 @@ func writeTestArchive(t *testing.T, entries ...archiveEntry) string {
 	return file
 }
 
-// TestLayerDiffContainsChanges checks that a layer contains new and changed files, their directories, and whiteouts for removed
-// files.
+// TestLayerDiffContainsChanges checks that a layer contains new and changed files, their directories, and whiteouts for
+// removed files.
 func TestLayerDiffContainsChanges(t *testing.T) {
 	base := writeTestArchive(t, archiveEntry{"./", ""}, archiveEntry{"./etc/", ""}, archiveEntry{"./etc/same", "1"},
 		archiveEntry{"./etc/changed", "1"},
@@ -163,8 +163,8 @@ func TestTarIsReproducible(t *testing.T) {
 	}
 }
 
-// TestProvenanceListsArtefactsAndSource checks that the statement contains the digest of each artefact, the source, the tools and the
-// parameters, and that repeated statements are equal.
+// TestProvenanceListsArtefactsAndSource checks that the statement contains the digest of each artefact, the source, the
+// tools and the parameters, and that repeated statements are equal.
 func TestProvenanceListsArtefactsAndSource(t *testing.T) {
 	t.Setenv("BUILDER_ID", "")
 	project, err := readEnvFile("../project.env")

@@ -36,7 +36,8 @@ func newListenerWithRequest(s *Server, p, q *testProgram) (l, r uint32) {
 	return l, s.next
 }
 
-// TestDestroyedUnreadRequestLeavesNoState checks that a request that its program destroys before it reads the event leaves no state.
+// TestDestroyedUnreadRequestLeavesNoState checks that a request that its program destroys before it reads the event
+// leaves no state.
 func TestDestroyedUnreadRequestLeavesNoState(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
 		_, r := newListenerWithRequest(s, p, q)
@@ -47,8 +48,8 @@ func TestDestroyedUnreadRequestLeavesNoState(t *testing.T) {
 	})
 }
 
-// TestMigratedRequestStaysInItsFile checks that a request that was moved before its listener stays in its file, and in one
-// table.
+// TestMigratedRequestStaysInItsFile checks that a request that was moved before its listener stays in its file, and in
+// one table.
 func TestMigratedRequestStaysInItsFile(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
 		p.files = append(p.files, s.Open(Config{}), s.Open(Config{}))
@@ -123,7 +124,8 @@ func TestForeignQueuePairIsRefused(t *testing.T) {
 		id := q.newResolvedID("10.0.0.1:7001")
 		for _, qpn := range []uint32{foreignQP, 1<<24 | foreignQP} {
 			foreign.QPNum = qpn
-			if err := issueCommand(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
+			if err := issueCommand(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: foreign}, 0); !errors.Is(err,
+				syscall.EINVAL) {
 				t.Errorf("connect by %#x: got %v, want EINVAL", qpn, err)
 			}
 		}

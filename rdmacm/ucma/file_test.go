@@ -160,7 +160,8 @@ func (p *testProgram) bindID(id uint32, a string) error {
 func (p *testProgram) nextEvent() ucm.EventResp {
 	p.t.Helper()
 	synctest.Wait()
-	if err := issueCommand(p, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, uapi.SizeOf[ucm.EventResp]()); err != nil {
+	if err := issueCommand(p, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt},
+		uapi.SizeOf[ucm.EventResp]()); err != nil {
 		p.t.Fatal(err)
 	}
 	return decodeResponse[ucm.EventResp](p)
@@ -173,7 +174,8 @@ func withPrograms(t *testing.T, f func(t *testing.T, s *Server, slot *ibslot.Slo
 
 // withFuzzPrograms is like withPrograms, but uses checked mode only on request, because checked mode takes most of the
 // time.
-func withFuzzPrograms(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *testProgram)) {
+func withFuzzPrograms(t *testing.T, checked bool, f func(t *testing.T, s *Server, slot *ibslot.Slot, a,
+	b *testProgram)) {
 	synctest.Test(t, func(t *testing.T) {
 		var core ib.Core
 		if checked {
@@ -242,8 +244,8 @@ func TestTraceFindsIDOfEachCommand(t *testing.T) {
 	}
 }
 
-// TestConnectionReportsEvents connects two programs. It checks that each ID receives its events, and that events are counted
-// when they are delivered.
+// TestConnectionReportsEvents connects two programs. It checks that each ID receives its events, and that events are
+// counted when they are delivered.
 func TestConnectionReportsEvents(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		l := b.createID(msg.PortSpaceTCP, 0xb0)
@@ -286,7 +288,8 @@ func TestConnectionReportsEvents(t *testing.T) {
 		if p.QPNum != 7 || p.PrivateDataLen != 56 || p.PrivateData[0] != 1 || p.PrivateData[2] != 0 {
 			t.Errorf("parameters: got %+v, want QP 7 and 56 bytes of private data", p)
 		}
-		b.must(issueCommand(b, ucm.CmdAccept, ucm.Accept{UID: 0xb1, ConnParam: ucm.ConnParam{QPNum: 8, Valid: 1}, ID: e.ID}, 0))
+		b.must(issueCommand(b, ucm.CmdAccept, ucm.Accept{UID: 0xb1, ConnParam: ucm.ConnParam{QPNum: 8, Valid: 1}, ID: e.ID},
+			0))
 		if e := a.nextEvent(); rdmacm.EventType(e.Event) != rdmacm.ConnectResponse {
 			t.Fatalf("event: got %+v, want connect response", e)
 		}
@@ -334,35 +337,45 @@ func TestErrorsMatchKernel(t *testing.T) {
 				syscall.ENOSPC},
 			{"no space for an event", issueCommand(a, ucm.CmdGetEvent, ucm.GetEvent{Response: responseAt}, ucm.MinEventResp-1),
 				syscall.ENOSPC},
-			{"an unknown port space", issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4), syscall.EINVAL},
+			{"an unknown port space", issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 7}, 4),
+				syscall.EINVAL},
 			{"an unmapped response", issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: 1, PS: 0x106}, 4), syscall.EFAULT},
 			{"a low port", a.bindID(id, "0.0.0.0:80"), syscall.EACCES},
 			{"an address without a device", a.bindID(id, "10.0.0.9:0"), syscall.EADDRNOTAVAIL},
 			{"an address of a wrong size", issueCommand(a, ucm.CmdBind,
 				ucm.Bind{ID: id, AddrSize: 28, Addr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0), syscall.EINVAL},
-			{"an unknown family", issueCommand(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0), syscall.EINVAL},
+			{"an unknown family", issueCommand(a, ucm.CmdBindIP, ucm.BindIP{ID: id, Addr: ucm.SockaddrIn6{1}}, 0),
+				syscall.EINVAL},
 			{"resolve a route", issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0), syscall.EINVAL},
-			{"connect", issueCommand(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
+			{"connect", issueCommand(a, ucm.CmdConnect, ucm.Connect{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0),
+				syscall.EINVAL},
 			{"connect without parameters", issueCommand(a, ucm.CmdConnect, ucm.Connect{ID: id}, 0), syscall.EINVAL},
-			{"accept", issueCommand(a, ucm.CmdAccept, ucm.Accept{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0), syscall.EINVAL},
+			{"accept", issueCommand(a, ucm.CmdAccept, ucm.Accept{ConnParam: ucm.ConnParam{Valid: 1}, ID: id}, 0),
+				syscall.EINVAL},
 			{"complete", issueCommand(a, ucm.CmdAccept, ucm.Accept{ID: id}, 0), syscall.EINVAL},
 			{"reject", issueCommand(a, ucm.CmdReject, ucm.Reject{ID: id}, 0), syscall.EINVAL},
 			{"reject with a reason of the CM", issueCommand(a, ucm.CmdReject, ucm.Reject{ID: id, Reason: 8}, 0), syscall.EINVAL},
 			{"disconnect", issueCommand(a, ucm.CmdDisconnect, ucm.Disconnect{ID: id}, 0), syscall.EINVAL},
-			{"attributes without a device", issueCommand(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1},
+			{"attributes without a device", issueCommand(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id,
+				QPState: 1},
 				144), syscall.EINVAL},
-			{"an option of a wrong size", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptLen: 2, OptVal: responseAt}, 0),
+			{"an option of a wrong size", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptLen: 2,
+				OptVal: responseAt}, 0),
 				syscall.EINVAL},
-			{"an unknown option", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: 9, OptLen: 1, OptVal: responseAt},
+			{"an unknown option", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, OptName: 9, OptLen: 1,
+				OptVal: responseAt},
 				0), syscall.ENOSYS},
 			{"an unknown query", issueCommand(a, ucm.CmdQuery, ucm.Query{Response: responseAt, ID: id, Option: 7}, 400),
 				syscall.ENOSYS},
 			{"join without a device", issueCommand(a, ucm.CmdJoinMcast,
 				ucm.JoinMcast{Response: responseAt, ID: id, AddrSize: 28, Addr: v6}, 4), syscall.EINVAL},
-			{"leave no group", issueCommand(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4), syscall.ENOENT},
-			{"migrate from a missing file", issueCommand(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id, FD: 9}, 4),
+			{"leave no group", issueCommand(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: id}, 4),
+				syscall.ENOENT},
+			{"migrate from a missing file", issueCommand(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: id,
+				FD: 9}, 4),
 				syscall.EINVAL},
-			{"destroy another's", issueCommand(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: other}, 4), syscall.EINVAL},
+			{"destroy another's", issueCommand(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: other}, 4),
+				syscall.EINVAL},
 		} {
 			if !errors.Is(c.err, c.want) {
 				t.Errorf("%s: got %v, want %v", c.what, c.err, c.want)
@@ -431,7 +444,8 @@ func TestPortSharingFollowsKernel(t *testing.T) {
 	})
 }
 
-// TestDeviceRemovalIsReported checks that the removal of a device is reported to its IDs, which can then only be destroyed.
+// TestDeviceRemovalIsReported checks that the removal of a device is reported to its IDs, which can then only be
+// destroyed.
 func TestDeviceRemovalIsReported(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, slot *ibslot.Slot, a, b *testProgram) {
 		id, wild := a.createID(msg.PortSpaceTCP, 5), b.createID(msg.PortSpaceTCP, 6)

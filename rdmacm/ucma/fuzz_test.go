@@ -61,8 +61,9 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	cmd := ucm.Command(s.nextByte()) % (ucm.NumCommands + 1)
 	response := pickElement(s, uint64(responseAt), responseAt, responseAt, 0)
 	id := s.nextID(srv)
-	p := ucm.ConnParam{QPNum: pickElement(s, uint32(1), 2, foreignQP), PrivateDataLen: s.nextByte(), Valid: pickElement(s, uint8(1), 1,
-		0),
+	p := ucm.ConnParam{QPNum: pickElement(s, uint32(1), 2, foreignQP), PrivateDataLen: s.nextByte(),
+		Valid: pickElement(s, uint8(1), 1,
+			0),
 		RetryCount: s.nextByte(), ResponderResources: 1}
 	enc := func(v []byte) (ucm.Command, []byte) { return cmd, v }
 	switch cmd {
@@ -86,7 +87,8 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	case ucm.CmdResolveAddr:
 		a, n := s.nextAddr()
 		b, m := s.nextAddr()
-		return enc(uapi.AppendTo(nil, &ucm.ResolveAddr{ID: id, SrcSize: pickElement(s, 0, m), SrcAddr: b, DstSize: n, DstAddr: a}))
+		return enc(uapi.AppendTo(nil, &ucm.ResolveAddr{ID: id, SrcSize: pickElement(s, 0, m), SrcAddr: b, DstSize: n,
+			DstAddr: a}))
 	case ucm.CmdResolveRoute, ucm.CmdDisconnect:
 		return enc(uapi.AppendTo(nil, &ucm.ResolveRoute{ID: id}))
 	case ucm.CmdQuery, ucm.CmdQueryRoute:
@@ -98,7 +100,8 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	case ucm.CmdAccept:
 		return enc(uapi.AppendTo(nil, &ucm.Accept{UID: uint64(s.nextByte()), ConnParam: p, ID: id}))
 	case ucm.CmdReject:
-		return enc(uapi.AppendTo(nil, &ucm.Reject{ID: id, PrivateDataLen: s.nextByte(), Reason: pickElement(s, uint8(0), 28, 35,
+		return enc(uapi.AppendTo(nil, &ucm.Reject{ID: id, PrivateDataLen: s.nextByte(), Reason: pickElement(s, uint8(0), 28,
+			35,
 			1)}))
 	case ucm.CmdInitQPAttr:
 		return enc(uapi.AppendTo(nil, &ucm.InitQPAttr{Response: response, ID: id, QPState: uint32(s.nextByte() & 7)}))

@@ -16,8 +16,8 @@ import (
 	"verbena/uapi/ucm"
 )
 
-// TestMalformedCommandsAreRejected checks the rejection of invalid commands on a resolved ID. Only package ucma itself checks
-// these commands.
+// TestMalformedCommandsAreRejected checks the rejection of invalid commands on a resolved ID. Only package ucma itself
+// checks these commands.
 func TestMalformedCommandsAreRejected(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		const gid, route = uint8(afIB), 400
@@ -41,21 +41,26 @@ func TestMalformedCommandsAreRejected(t *testing.T) {
 			err  error
 			want syscall.Errno
 		}{
-			{"no space for the answer to DESTROY_ID", issueCommand(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt, ID: fresh},
+			{"no space for the answer to DESTROY_ID", issueCommand(a, ucm.CmdDestroyID, ucm.DestroyID{Response: responseAt,
+				ID: fresh},
 				3), syscall.ENOSPC},
-			{"no space for the answer to LEAVE_MCAST", issueCommand(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt, ID: udp},
+			{"no space for the answer to LEAVE_MCAST", issueCommand(a, ucm.CmdLeaveMcast, ucm.DestroyID{Response: responseAt,
+				ID: udp},
 				3), syscall.ENOSPC},
 			{"no space for the answer to JOIN_MCAST", issueCommand(a, ucm.CmdJoinMcast,
 				ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: sizeofInet, Addr: group}, 3), syscall.ENOSPC},
-			{"no space for the answer to MIGRATE_ID", issueCommand(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt, ID: fresh},
+			{"no space for the answer to MIGRATE_ID", issueCommand(a, ucm.CmdMigrateID, ucm.MigrateID{Response: responseAt,
+				ID: fresh},
 				3), syscall.ENOSPC},
-			{"no space for the answer to QUERY_ROUTE", issueCommand(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt, ID: id},
+			{"no space for the answer to QUERY_ROUTE", issueCommand(a, ucm.CmdQueryRoute, ucm.Query{Response: responseAt,
+				ID: id},
 				routeWithoutIndex-1), syscall.ENOSPC},
 			{"no space for the answer to QUERY", issueCommand(a, ucm.CmdQuery,
 				ucm.Query{Response: responseAt, ID: id, Option: ucm.QueryPath}, 7), syscall.ENOSPC},
 			{"no space for the answer to INIT_QP_ATTR", issueCommand(a, ucm.CmdInitQPAttr,
 				ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 1}, uapi.SizeOf[ucm.QPAttr]()-1), syscall.ENOSPC},
-			{"a state beyond the last", issueCommand(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id, QPState: 7},
+			{"a state beyond the last", issueCommand(a, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: responseAt, ID: id,
+				QPState: 7},
 				144), syscall.EINVAL},
 			{"bind to an InfiniBand address by BIND_IP", issueCommand(a, ucm.CmdBindIP, ucm.BindIP{ID: fresh, Addr: ibShort}, 0),
 				syscall.EINVAL},
@@ -73,11 +78,13 @@ func TestMalformedCommandsAreRejected(t *testing.T) {
 				ucm.ResolveAddr{ID: fresh, DstSize: 28, DstAddr: v4}, 0), syscall.EINVAL},
 			{"resolve an InfiniBand destination", issueCommand(a, ucm.CmdResolveAddr,
 				ucm.ResolveAddr{ID: fresh, DstSize: uint16(parseSockaddr(ib[:]).size), DstAddr: ib}, 0), syscall.ENODEV},
-			{"another event than IBV_EVENT_COMM_EST", issueCommand(a, ucm.CmdNotify, ucm.Notify{ID: id, Event: 1}, 0), syscall.EINVAL},
+			{"another event than IBV_EVENT_COMM_EST", issueCommand(a, ucm.CmdNotify, ucm.Notify{ID: id, Event: 1}, 0),
+				syscall.EINVAL},
 			{"no path", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB, OptName: ucm.OptionIBPath,
 				OptVal: responseAt}, 0), syscall.EINVAL},
-			{"half a path", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB, OptName: ucm.OptionIBPath,
-				OptVal: responseAt, OptLen: 36}, 0), syscall.EINVAL},
+			{"half a path", issueCommand(a, ucm.CmdSetOption, ucm.SetOption{ID: id, Level: ucm.OptionIB,
+				OptName: ucm.OptionIBPath,
+				OptVal:  responseAt, OptLen: 36}, 0), syscall.EINVAL},
 			{"join an address of a wrong size", issueCommand(a, ucm.CmdJoinMcast,
 				ucm.JoinMcast{Response: responseAt, ID: udp, AddrSize: 28, Addr: group}, 4), syscall.EINVAL},
 			{"join with unknown flags", issueCommand(a, ucm.CmdJoinMcast,
@@ -100,7 +107,8 @@ func TestMalformedCommandsAreRejected(t *testing.T) {
 	})
 }
 
-// TestClosedFileCreatesNoID checks that no ID is created for a closed file, because such an ID would never be destroyed.
+// TestClosedFileCreatesNoID checks that no ID is created for a closed file, because such an ID would never be
+// destroyed.
 func TestClosedFileCreatesNoID(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, a, b *testProgram) {
 		user := quota.New(quota.Limits{}).User(3)
@@ -127,7 +135,8 @@ func TestBacklogIsLimited(t *testing.T) {
 	}
 }
 
-// TestNotifyAcceptsOnlyCommEst checks that IBV_EVENT_COMM_EST is the only event by which a program can establish a connection.
+// TestNotifyAcceptsOnlyCommEst checks that IBV_EVENT_COMM_EST is the only event by which a program can establish a
+// connection.
 func TestNotifyAcceptsOnlyCommEst(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
 		_, r := newListenerWithRequest(s, p, q)
@@ -157,8 +166,8 @@ type tracedProgram struct {
 
 func (p *tracedProgram) TraceCM(request, _ string) { p.request = request }
 
-// TestShortCommandsFailOrAreZeroPadded checks that truncated commands fail or have zeros at their end. The trace of a command must
-// contain an ID only if the command does.
+// TestShortCommandsFailOrAreZeroPadded checks that truncated commands fail or have zeros at their end. The trace of a
+// command must contain an ID only if the command does.
 func TestShortCommandsFailOrAreZeroPadded(t *testing.T) {
 	withPrograms(t, func(t *testing.T, _ *Server, _ *ibslot.Slot, a, _ *testProgram) {
 		for cmd := range ucm.NumCommands {

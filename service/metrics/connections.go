@@ -12,8 +12,8 @@ import (
 // closes another connection.
 const maxConnections = 64
 
-// youngAge is the age up to which a connection may still be sending its request or receiving its answer.
-const youngAge = 100 * time.Millisecond
+// youngConnectionAge is the age up to which a connection may still be sending its request or receiving its answer.
+const youngConnectionAge = 100 * time.Millisecond
 
 // limitedListener is a listener with a limited number of open connections. Clients of any user may connect. If new
 // connections had to wait at the limit, idle connections could lock Prometheus out. Accept therefore closes a
@@ -72,7 +72,7 @@ func (l *limitedListener) connectionToClose(now time.Time) (best *connection) {
 		if c.busy {
 			return now.Sub(c.since) > headerTime
 		}
-		return now.Sub(c.since) > youngAge
+		return now.Sub(c.since) > youngConnectionAge
 	}
 	for _, c := range l.open {
 		switch {

@@ -109,8 +109,8 @@ func limitConcurrency(h http.Handler) http.Handler {
 	})
 }
 
-// cacheTime is the time for which an answer is cached, so frequent requests cost little more than rare ones.
-const cacheTime = 250 * time.Millisecond
+// metricsCacheTime is the time for which an answer is cached, so frequent requests cost little more than rare ones.
+const metricsCacheTime = 250 * time.Millisecond
 
 // cachedGatherer is a Gatherer that caches its metrics for the time fresh.
 type cachedGatherer struct {
@@ -126,7 +126,7 @@ type cachedGatherer struct {
 func (g *cachedGatherer) Gather() ([]*dto.MetricFamily, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.at.IsZero() || time.Since(g.at) >= cacheTime {
+	if g.at.IsZero() || time.Since(g.at) >= metricsCacheTime {
 		g.last, g.err = g.from.Gather()
 		g.at = time.Now()
 	}
@@ -144,8 +144,8 @@ func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 func anyUser(quota.ID) bool { return true }
 
-// onlyTotal selects the total of all users.
-func onlyTotal(id quota.ID) bool { return id == quota.AllUsers }
+// isTotal selects the total of all users.
+func isTotal(id quota.ID) bool { return id == quota.AllUsers }
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
@@ -205,7 +205,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 				prometheus.Labels{"device": s.Dev})
 		}
 	}
-	for _, u := range c.s.Users(onlyTotal) {
+	for _, u := range c.s.Users(isTotal) {
 		for _, h := range u.Holds {
 			kind := prometheus.Labels{"kind": h.Kind}
 			gauge("held", "Amount of a limited resource that all users hold; see `verbena serve --help`.", float64(h.Held), kind)

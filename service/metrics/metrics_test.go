@@ -132,7 +132,7 @@ func TestMetricsAreCached(t *testing.T) {
 	for range 100 {
 		serveRequest(t, h, "GET", "/metrics")
 	}
-	if n, most := s.asked.Load(), int64(time.Since(began)/cacheTime)+1; n > most {
+	if n, most := s.asked.Load(), int64(time.Since(began)/metricsCacheTime)+1; n > most {
 		t.Errorf("computed answers: got %d, want at most %d", n, most)
 	}
 }
@@ -164,8 +164,9 @@ func dialServer(t *testing.T, l net.Listener) net.Conn {
 	return c
 }
 
-// TestHostileClients tests that the server closes the connection of a client that sends too much or too little.
-func TestHostileClients(t *testing.T) {
+// TestHostileClientsAreDisconnected tests that the server closes the connection of a client that sends too much or too
+// little.
+func TestHostileClientsAreDisconnected(t *testing.T) {
 	l := startServer(t)
 	huge := dialServer(t, l)
 	go func() { // until the server closes the connection

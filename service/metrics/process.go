@@ -18,7 +18,9 @@ type processCollector struct {
 	started float64 // seconds since the epoch
 }
 
-func newProcessCollector() processCollector { return processCollector{started: startTime(time.Now())} }
+func newProcessCollector() processCollector {
+	return processCollector{started: processStartTime(time.Now())}
+}
 
 // Describe implements prometheus.Collector. Describe sends nothing, which makes the collector unchecked.
 func (processCollector) Describe(chan<- *prometheus.Desc) {}
@@ -64,8 +66,9 @@ func memoryPages() (total, resident float64, ok bool) {
 	return total, resident, err == nil
 }
 
-// startTime returns the start time of the process in seconds since the epoch, or 0 if it is unknown. (proc_pid_stat(5))
-func startTime(now time.Time) float64 {
+// processStartTime returns the start time of the process in seconds since the epoch, or 0 if it is unknown.
+// (proc_pid_stat(5))
+func processStartTime(now time.Time) float64 {
 	b, err := procfile.ReadNoFollow("/proc/self/stat")
 	const ticks, start = 100, 19 // ticks per second; index of the start time after the name and its last ")"
 	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])

@@ -26,7 +26,7 @@ func TestMismatches(t *testing.T) {
 	}
 }
 
-func TestRepeatedQuestions(t *testing.T) {
+func TestParseKeepsRepeatedQuestions(t *testing.T) {
 	got := Parse("# a comment: no\nread: 1\nread: 2\nread: EAGAIN\nno answer\n")
 	if len(got) != 3 || got["read"] != "1" || got["read again"] != "2" || got["read again again"] != "EAGAIN" {
 		t.Errorf("Parse of repeated questions: got %q, want each answer separately", got)

@@ -24,15 +24,15 @@ type Comparison struct {
 	Failures []string  `json:"errors,omitempty"`
 }
 
-// confidence is the confidence of the bounds of the median ratio. If ten exchanges have not changed, nine of ten
+// medianConfidence is the confidence of the bounds of the median ratio. If ten exchanges have not changed, nine of ten
 // runs find no difference in any exchange.
-const confidence = 0.99
+const medianConfidence = 0.99
 
 // computeResults computes the results from the figures.
 func (c *Comparison) computeResults() {
 	q := ratios(c.New, c.Base)
 	c.Ratios = summarise(q)
-	low, high, ok := medianInterval(q, confidence)
+	low, high, ok := medianInterval(q, medianConfidence)
 	c.Low, c.High = low, high
 	switch {
 	case len(q) == 0:

@@ -59,7 +59,7 @@ func measureConnections(path string, n int) func(context.Context, *Env) (Sample,
 		port := strconv.Itoa(number)
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		server := e.command(ctx, concat(serverRun, []string{"cmtime", "-p", port})...)
+		server := e.newCommand(ctx, concat(serverRun, []string{"cmtime", "-p", port})...)
 		var said bytes.Buffer
 		server.Stdout, server.Stderr = &said, &said
 		if err := server.Start(); err != nil {
@@ -76,7 +76,7 @@ func measureConnections(path string, n int) func(context.Context, *Env) (Sample,
 			out, err := e.commandOutput(ctx, client...)
 			// The server is not listening yet, and does not report when it listens.
 			if err == nil && strings.Contains(out, "REJECTED, error: 8") {
-				pause(ctx)
+				sleepBetweenPolls(ctx)
 				continue
 			}
 			if err != nil {
@@ -111,7 +111,7 @@ func (e *Env) kernelAddr(ctx context.Context) (string, error) {
 				return addr, nil
 			}
 		}
-		pause(ctx)
+		sleepBetweenPolls(ctx)
 	}
 	return "", context.Cause(ctx)
 }

@@ -148,7 +148,7 @@ func (e *Env) newVethPair(ctx context.Context) (v *vethPair, err error) {
 		if i == 1 {
 			argv = append(slices.Clone(v.inside[0]), argv...)
 		}
-		c := e.command(context.WithoutCancel(ctx), append(argv, "sleep", "1d")...)
+		c := e.newCommand(context.WithoutCancel(ctx), append(argv, "sleep", "1d")...)
 		if err := c.Start(); err != nil {
 			return v, err
 		}
@@ -160,7 +160,7 @@ func (e *Env) newVethPair(ctx context.Context) (v *vethPair, err error) {
 			if b, _ := os.ReadFile("/proc/" + pid + "/comm"); strings.TrimSpace(string(b)) == "sleep" {
 				break
 			}
-			pause(ctx)
+			sleepBetweenPolls(ctx)
 		}
 	}
 	there := fmt.Sprint(v.holders[1].Process.Pid)
@@ -180,7 +180,7 @@ func (e *Env) newVethPair(ctx context.Context) (v *vethPair, err error) {
 		}
 	}
 	for ctx.Err() == nil && !(up(0, "v0") && up(1, "v1")) {
-		pause(ctx)
+		sleepBetweenPolls(ctx)
 	}
 	return v, context.Cause(ctx)
 }
@@ -199,7 +199,7 @@ func (e *Env) startService(ctx context.Context, inside []string, socket string, 
 	argv := append([]string{e.Verbena, "serve", "--socket", socket}, flags...)
 	s := &service{socket: socket, inside: inside, ended: make(chan struct{})}
 	// The service is not bound to the context of the measurement, because it outlives the measurement.
-	s.cmd = e.command(context.WithoutCancel(ctx), concat(inside, argv)...)
+	s.cmd = e.newCommand(context.WithoutCancel(ctx), concat(inside, argv)...)
 	s.cmd.Stderr = &s.log
 	if err := s.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the service: %w", err)
@@ -209,7 +209,7 @@ func (e *Env) startService(ctx context.Context, inside []string, socket string, 
 		close(s.ended)
 	}()
 	for ctx.Err() == nil {
-		if e.command(ctx, concat(inside, []string{e.Verbena, "link", "show", "--socket", socket})...).Run() == nil {
+		if e.newCommand(ctx, concat(inside, []string{e.Verbena, "link", "show", "--socket", socket})...).Run() == nil {
 			return s, nil
 		}
 		select {
@@ -253,8 +253,8 @@ func (e *Env) operationCount(each float64) int {
 	return max(20, int(exchange/each*e.Scale))
 }
 
-// command returns a command in a separate process group. When the context ends, the whole group is killed.
-func (e *Env) command(ctx context.Context, argv ...string) *exec.Cmd {
+// newCommand returns a command in a separate process group. When the context ends, the whole group is killed.
+func (e *Env) newCommand(ctx context.Context, argv ...string) *exec.Cmd {
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) }
@@ -264,7 +264,7 @@ func (e *Env) command(ctx context.Context, argv ...string) *exec.Cmd {
 
 // commandOutput runs a command to its end and returns its standard output.
 func (e *Env) commandOutput(ctx context.Context, argv ...string) (string, error) {
-	c := e.command(ctx, argv...)
+	c := e.newCommand(ctx, argv...)
 	var stderr bytes.Buffer
 	c.Stderr = &stderr
 	out, err := c.Output()
@@ -285,11 +285,11 @@ type cpuCost struct {
 // expects the address.
 func (e *Env) runPair(ctx context.Context, path, portFlag string, serverArgs, clientArgs []string) (string, cpuCost,
 	error) {
-	return e.runPairBy(ctx, path, e.runPrefix, portFlag, serverArgs, clientArgs)
+	return e.runPairWith(ctx, path, e.runPrefix, portFlag, serverArgs, clientArgs)
 }
 
-// runPairBy is like pair, but for programs that `verbena run` does not start.
-func (e *Env) runPairBy(ctx context.Context, path string, by func(sideEnv) []string, portFlag string, serverArgs,
+// runPairWith is like pair, but for programs that `verbena run` does not start.
+func (e *Env) runPairWith(ctx context.Context, path string, by func(sideEnv) []string, portFlag string, serverArgs,
 	clientArgs []string) (string, cpuCost, error) {
 	var c cpuCost
 	var at, from sideEnv
@@ -314,8 +314,8 @@ func (e *Env) runPairBy(ctx context.Context, path string, by func(sideEnv) []str
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	where := []string{portFlag, fmt.Sprint(port)}
-	server := e.command(ctx, concat(serverRun, serverArgs, where)...)
-	client := e.command(ctx, concat(clientRun, clientArgs, where, []string{addr})...)
+	server := e.newCommand(ctx, concat(serverRun, serverArgs, where)...)
+	client := e.newCommand(ctx, concat(clientRun, clientArgs, where, []string{addr})...)
 	var sout, cout, cerr bytes.Buffer
 	server.Stdout, server.Stderr = &sout, &sout
 	client.Stdout, client.Stderr = &cout, &cerr
@@ -325,7 +325,7 @@ func (e *Env) runPairBy(ctx context.Context, path string, by func(sideEnv) []str
 	ended := make(chan error, 1)
 	go func() { ended <- server.Wait() }()
 	for !isListening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
-		pause(ctx)
+		sleepBetweenPolls(ctx)
 	}
 	err = client.Run()
 	if err != nil {
@@ -379,7 +379,7 @@ func (e *Env) readUsage(ctx context.Context, sides ...sideEnv) (u resourceUsage,
 			continue
 		}
 		seen = append(seen, s.service)
-		sent, short, err := e.packetCounts(ctx, s.service)
+		sent, short, err := e.readPacketCounts(ctx, s.service)
 		if err != nil {
 			return u, err
 		}
@@ -392,9 +392,9 @@ func (e *Env) readUsage(ctx context.Context, sides ...sideEnv) (u resourceUsage,
 	return u, nil
 }
 
-// packetCounts returns the number of packets that the devices of a service have sent, and how many of them took the
+// readPacketCounts returns the number of packets that the devices of a service have sent, and how many of them took the
 // shortcut.
-func (e *Env) packetCounts(ctx context.Context, s *service) (sent, short float64, err error) {
+func (e *Env) readPacketCounts(ctx context.Context, s *service) (sent, short float64, err error) {
 	out, err := e.commandOutput(ctx, concat(s.inside, []string{e.Verbena, "stat", "show", "--json", "--socket",
 		s.socket})...)
 	if err != nil {

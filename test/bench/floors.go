@@ -22,7 +22,7 @@ func (e *Env) buildFloors(ctx context.Context, root string) error {
 	for name, libs := range floorPrograms {
 		source := filepath.Join(root, "test/bench/floor", name+".c")
 		argv := append([]string{"cc", "-O2", "-Wall", "-Wextra", "-o", e.programPath(name), source}, libs...)
-		if out, err := e.command(ctx, argv...).CombinedOutput(); err != nil {
+		if out, err := e.newCommand(ctx, argv...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
 		}
 	}
@@ -35,7 +35,7 @@ func (e *Env) buildFloors(ctx context.Context, root string) error {
 		"pingpong": {"go", "build", "-o", e.programPath("pingpong"), "./test/bench/ibpingpong"},
 		"loopback": {"go", "test", "-c", "-o", e.programPath("loopback"), "./driver/loopback"},
 	} {
-		c := e.command(ctx, argv...)
+		c := e.newCommand(ctx, argv...)
 		c.Dir = root
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := c.CombinedOutput(); err != nil {
@@ -55,7 +55,7 @@ func measureFloor(factor, each float64, argv ...string) func(context.Context, *E
 		if err != nil {
 			return Sample{}, err
 		}
-		s, err := parseFloor(out)
+		s, err := parseTimes(out)
 		s.Value *= factor
 		for k := range s.Extras {
 			s.Extras[k] *= factor
@@ -80,8 +80,8 @@ func measureStream(size int, each float64, argv ...string) func(context.Context,
 	}
 }
 
-// parseFloor parses "mean=US [typical=US p99=US]".
-func parseFloor(out string) (Sample, error) {
+// parseTimes parses "mean=US [typical=US p99=US]".
+func parseTimes(out string) (Sample, error) {
 	v := map[string]float64{}
 	for f := range strings.FieldsSeq(out) {
 		name, number, _ := strings.Cut(f, "=")
@@ -100,8 +100,8 @@ func parseFloor(out string) (Sample, error) {
 	return Sample{v["typical"], map[string]float64{exMean: v["mean"], exP99: v["p99"]}}, nil
 }
 
-// pause sleeps briefly in a loop that polls for another process.
-func pause(ctx context.Context) {
+// sleepBetweenPolls sleeps briefly in a loop that polls for another process.
+func sleepBetweenPolls(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(2 * time.Millisecond):

@@ -35,7 +35,7 @@ var goTransports = []goTransport{
 		if slices.Contains(args, "--events") {
 			server = append(server, "--events")
 		}
-		out, _, err := e.runPairBy(ctx, shortcut, e.socketPrefix, "-p", server, concat([]string{e.Verbena, command,
+		out, _, err := e.runPairWith(ctx, shortcut, e.socketPrefix, "-p", server, concat([]string{e.Verbena, command,
 			"--service"}, args))
 		return out, err
 	}},
@@ -86,7 +86,7 @@ func halfRoundTrip(r *goResult) Sample {
 	return Sample{t.P50 / 2e3, map[string]float64{exMean: t.Mean / 2e3, exP99: t.P99 / 2e3}}
 }
 
-func goRate(r *goResult) Sample { return Sample{Value: r.Bandwidth.Messages / 1e3} }
+func goMessageRate(r *goResult) Sample { return Sample{Value: r.Bandwidth.Messages / 1e3} }
 
 func goBandwidth(r *goResult) Sample { return Sample{Value: r.Bandwidth.Bytes / 1e6} }
 
@@ -98,7 +98,7 @@ func toMessageRate(take func(context.Context, *Env) (Sample, error)) func(contex
 	}
 }
 
-var ucxLine = regexp.MustCompile(`(?m)^Final:\s+\d+((?:\s+[\d.]+){7})\s*$`)
+var ucxLinePattern = regexp.MustCompile(`(?m)^Final:\s+\d+((?:\s+[\d.]+){7})\s*$`)
 
 // measureUCX runs ucx_perftest over shared memory. The function of extracts the sample from the columns of the last
 // line.
@@ -112,7 +112,7 @@ func measureUCX(test string, size int, each float64, of func(columns []float64) 
 		if err != nil {
 			return Sample{}, err
 		}
-		v, err := parseColumns(out, ucxLine)
+		v, err := parseColumns(out, ucxLinePattern)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -122,9 +122,9 @@ func measureUCX(test string, size int, each float64, of func(columns []float64) 
 
 // The columns of ucx_perftest are the median, mean and overall time, the bandwidth in MB/s of 2^20 bytes twice, and
 // the messages per second twice.
-func ucxLatency(v []float64) Sample   { return Sample{v[0], map[string]float64{exMean: v[1]}} }
-func ucxBandwidth(v []float64) Sample { return Sample{Value: v[4] * (1 << 20) / 1e6} }
-func ucxRate(v []float64) Sample      { return Sample{Value: v[6] / 1e3} }
+func ucxLatency(v []float64) Sample     { return Sample{v[0], map[string]float64{exMean: v[1]}} }
+func ucxBandwidth(v []float64) Sample   { return Sample{Value: v[4] * (1 << 20) / 1e6} }
+func ucxMessageRate(v []float64) Sample { return Sample{Value: v[6] / 1e3} }
 
 // goSections returns the sections about package verbs.
 func goSections() []Section {
@@ -171,7 +171,7 @@ func goSections() []Section {
 		l.Measurements = append(l.Measurements, Measurement{Name: name, Kind: Peer, Take: measureUCX("tag_lat", 64, 5,
 			ucxLatency)})
 		r.Measurements = append(r.Measurements, Measurement{Name: name, Kind: Peer, Take: measureUCX("tag_bw", 64, 1,
-			ucxRate)})
+			ucxMessageRate)})
 		b.Measurements = append(b.Measurements, Measurement{Name: name, Kind: Peer,
 			Take: measureUCX("ucp_put_bw", 1<<20, 100, ucxBandwidth)})
 	} else {
@@ -187,7 +187,7 @@ func goSections() []Section {
 			ours("SEND, events", relay, t.measure(halfRoundTrip, "pingpong", "-s", "64", "-n", "2000", "--events")))
 		for _, op := range []string{"send", "write"} {
 			r.Measurements = append(r.Measurements, ours(map[string]string{"send": "SEND", "write": "WRITE"}[op], relayed,
-				t.measure(goRate, "perf", "--test", "bandwidth", "--op", op, "-s", "64", "-D", "200ms")))
+				t.measure(goMessageRate, "perf", "--test", "bandwidth", "--op", op, "-s", "64", "-D", "200ms")))
 		}
 		b.Measurements = append(b.Measurements, ours("WRITE", memory,
 			t.measure(goBandwidth, "perf", "--test", "bandwidth", "-s", "1M", "--depth", "16", "-D", "200ms")))

@@ -81,9 +81,9 @@ func (o options) runBench(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
 	}
-	sections := fullTable()
+	sections := fullRunSections()
 	if o.guest {
-		sections = guestTable()
+		sections = guestSections()
 	}
 	if o.check {
 		sections = []Section{floorSection()}
@@ -93,7 +93,8 @@ func (o options) runBench(ctx context.Context) error {
 		printSections(os.Stdout, sections)
 		return nil
 	}
-	compared := slices.DeleteFunc(comparedTable(), func(c ComparedExchange) bool { return !pattern.MatchString(c.Name) })
+	compared := slices.DeleteFunc(comparedExchanges(),
+		func(c ComparedExchange) bool { return !pattern.MatchString(c.Name) })
 	if o.base != "" && len(compared) == 0 || o.base == "" && len(sections) == 0 {
 		return fmt.Errorf("-run %q matches no measurement: see -list", o.run)
 	}

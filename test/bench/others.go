@@ -82,10 +82,10 @@ func measureStartUp(path string, program ...string) func(context.Context, *Env) 
 	}
 }
 
-// measureIdle measures the cost of an idle service: the processor time of two seconds in milliseconds, the memory and
-// the threads. During the measurement a program runs. A line of output that begins with `ready` shows that the program
-// waits. A nil program means no program.
-func measureIdle(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
+// measureIdleService measures the cost of an idle service: the processor time of two seconds in milliseconds, the
+// memory and the threads. During the measurement a program runs. A line of output that begins with `ready` shows that
+// the program waits. A nil program means no program.
+func measureIdleService(ready string, program ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (sample Sample, err error) {
 		s, err := e.startService(ctx, e.Inside, filepath.Join(e.Dir, "idle"),
 			[]string{"--link", fmt.Sprintf("rxe0=127.9.%d.200", e.Subnet)})
@@ -94,23 +94,23 @@ func measureIdle(ready string, program ...string) func(context.Context, *Env) (S
 		}
 		defer s.stop()
 		if len(program) == 0 {
-			return s.idleCost(ctx)
+			return s.measureIdleCost(ctx)
 		}
-		_, err = e.runBeside(ctx, s, ready, program, func() error {
-			sample, err = s.idleCost(ctx)
+		_, err = e.runBesideProgram(ctx, s, ready, program, func() error {
+			sample, err = s.measureIdleCost(ctx)
 			return err
 		})
 		return sample, err
 	}
 }
 
-// runBeside calls f when a program of the service has printed a line that begins with `ready`, and then ends the
+// runBesideProgram calls f when a program of the service has printed a line that begins with `ready`, and then ends the
 // program. It returns the earlier lines.
-func (e *Env) runBeside(ctx context.Context, s *service, ready string, program []string,
+func (e *Env) runBesideProgram(ctx context.Context, s *service, ready string, program []string,
 	f func() error) (lines []string,
 	err error) {
 	ctx, cancel := context.WithCancel(ctx)
-	c := e.command(ctx, concat([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
+	c := e.newCommand(ctx, concat([]string{e.Verbena, "run", "--socket", s.socket, "--", "stdbuf", "-oL"}, program)...)
 	stdin, err := c.StdinPipe() // some programs wait for the end of standard input
 	if err == nil {
 		defer stdin.Close()
@@ -138,8 +138,8 @@ func (e *Env) runBeside(ctx context.Context, s *service, ready string, program [
 	}
 }
 
-// idleCost measures the cost of the idle service from now on.
-func (s *service) idleCost(ctx context.Context) (Sample, error) {
+// measureIdleCost measures the cost of the idle service from now on.
+func (s *service) measureIdleCost(ctx context.Context) (Sample, error) {
 	const settle, window = 300 * time.Millisecond, 2 * time.Second
 	if err := sleep(ctx, settle); err != nil {
 		return Sample{}, err
@@ -162,9 +162,9 @@ func (s *service) idleCost(ctx context.Context) (Sample, error) {
 		map[string]float64{exRSS: rss, exThreads: threads}}, err
 }
 
-// measureMix measures the bandwidth of WRITEs of all sizes. They are in random order on qps queue pairs, or ordered by
-// size on one queue pair if qps is 0.
-func measureMix(path string, qps int) func(context.Context, *Env) (Sample, error) {
+// measureMixedSizes measures the bandwidth of WRITEs of all sizes. They are in random order on qps queue pairs, or
+// ordered by size on one queue pair if qps is 0.
+func measureMixedSizes(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // mean size of a message
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		s, err := e.Service(ctx, path)
@@ -181,7 +181,7 @@ func measureMix(path string, qps int) func(context.Context, *Env) (Sample, error
 		if err != nil {
 			return Sample{}, err
 		}
-		one, err := parseFloor(out)
+		one, err := parseTimes(out)
 		return Sample{Value: bytes / one.Value}, err
 	}
 }
@@ -198,10 +198,10 @@ func measureManyQPs(contexts, qps int, state string) func(context.Context, *Env)
 			return Sample{}, err
 		}
 		defer s.stop()
-		lines, err := e.runBeside(ctx, s, "ready", []string{e.programPath("scale"), "-d", "rxe0", "-g", "1", "-c",
+		lines, err := e.runBesideProgram(ctx, s, "ready", []string{e.programPath("scale"), "-d", "rxe0", "-g", "1", "-c",
 			strconv.Itoa(contexts),
 			"-q", strconv.Itoa(qps), "-s", state, "-n", strconv.Itoa(e.operationCount(15))}, func() error {
-			sample, err = s.idleCost(ctx)
+			sample, err = s.measureIdleCost(ctx)
 			return err
 		})
 		if err != nil {
@@ -210,7 +210,7 @@ func measureManyQPs(contexts, qps int, state string) func(context.Context, *Env)
 		sample.Extras[exIdle] = sample.Value
 		for _, l := range lines {
 			name, figures, _ := strings.Cut(l, " ")
-			one, err := parseFloor(figures)
+			one, err := parseTimes(figures)
 			if err != nil {
 				return Sample{}, err
 			}

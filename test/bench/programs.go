@@ -52,7 +52,7 @@ type exchange struct {
 	inlined bool
 }
 
-func (x exchange) isLatency() bool { return strings.HasSuffix(x.tool, "_lat") || x.verbs }
+func (x exchange) isLatencyTest() bool { return strings.HasSuffix(x.tool, "_lat") || x.verbs }
 
 // minMessages is perftest's minimum number of messages.
 const minMessages = 5
@@ -63,7 +63,7 @@ func (x exchange) measure(ctx context.Context, e *Env) (Sample, error) {
 	var baseCost cpuCost
 	if x.path != "" {
 		var err error
-		if baseCost, err = x.shortestCost(ctx, e); err != nil {
+		if baseCost, err = x.measureShortestCost(ctx, e); err != nil {
 			return Sample{}, err
 		}
 	}
@@ -76,7 +76,7 @@ func (x exchange) measure(ctx context.Context, e *Env) (Sample, error) {
 		return Sample{}, err
 	}
 	messages := float64((n - minMessages) * max(1, x.qps))
-	if x.isLatency() && x.tool != "ib_read_lat" {
+	if x.isLatencyTest() && x.tool != "ib_read_lat" {
 		messages *= 2 // both directions
 	}
 	if x.path != "" {
@@ -127,9 +127,9 @@ func (x exchange) messageCount(e *Env) int {
 	return n
 }
 
-// shortestCost returns the cost of the program with the minimum number of messages, which hardly depends on the size of
-// the messages. It is the median of three runs, and is measured once for each kind of exchange.
-func (x exchange) shortestCost(ctx context.Context, e *Env) (cpuCost, error) {
+// measureShortestCost returns the cost of the program with the minimum number of messages, which hardly depends on the
+// size of the messages. It is the median of three runs, and is measured once for each kind of exchange.
+func (x exchange) measureShortestCost(ctx context.Context, e *Env) (cpuCost, error) {
 	x.size, x.each = 64, 0
 	if c, ok := e.base[x]; ok {
 		return c, nil
@@ -162,7 +162,7 @@ func (x exchange) run(ctx context.Context, e *Env, n int) (string, cpuCost, erro
 	args := []string{x.tool, "-x", "1", "-F", "-m", "4096"}
 	if x.verbs {
 		args = []string{e.programPath("verbs"), "-g", "1"}
-	} else if !x.isLatency() {
+	} else if !x.isLatencyTest() {
 		args = append(args, "--report_gbits")
 	}
 	args = append(args, "-s", strconv.Itoa(x.size), "-n", strconv.Itoa(n))
@@ -184,9 +184,9 @@ func (x exchange) run(ctx context.Context, e *Env, n int) (string, cpuCost, erro
 
 func (x exchange) parseOutput(out string) (Sample, error) {
 	if x.verbs {
-		return parseFloor(out)
+		return parseTimes(out)
 	}
-	if x.isLatency() {
+	if x.isLatencyTest() {
 		return parseLatency(out)
 	}
 	return parseBandwidth(out)
@@ -250,7 +250,7 @@ func measureFabric(provider, endpoint string, size int, each float64) func(conte
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		server := e.command(ctx, append(args, "-B", strconv.Itoa(port))...)
+		server := e.newCommand(ctx, append(args, "-B", strconv.Itoa(port))...)
 		if err := server.Start(); err != nil {
 			return Sample{}, err
 		}
@@ -261,7 +261,7 @@ func measureFabric(provider, endpoint string, size int, each float64) func(conte
 			<-ended
 		}()
 		for !isListening(server.Process.Pid, port) && len(ended) == 0 && ctx.Err() == nil {
-			pause(ctx)
+			sleepBetweenPolls(ctx)
 		}
 		out, err := e.commandOutput(ctx, append(args, "-P", strconv.Itoa(port), "127.0.0.1")...)
 		if err != nil {

@@ -37,7 +37,7 @@ Final:                  2000     21.585    73.184    73.184    13664.28   13664.
 func TestParse(t *testing.T) {
 	ucx := func(of func([]float64) Sample) func() (Sample, error) {
 		return func() (Sample, error) {
-			v, err := parseColumns(ucxOutput, ucxLine)
+			v, err := parseColumns(ucxOutput, ucxLinePattern)
 			if err != nil {
 				return Sample{}, err
 			}
@@ -60,9 +60,9 @@ func TestParse(t *testing.T) {
 			return parseBandwidth(bandwidthOutput)
 		}, Sample{4.529625, map[string]float64{exRate: 70.776}}},
 		{"floor", func() (Sample, error) {
-			return parseFloor("mean=4.8 typical=4.4 p99=7.1\n")
+			return parseTimes("mean=4.8 typical=4.4 p99=7.1\n")
 		}, Sample{4.4, map[string]float64{exMean: 4.8, exP99: 7.1}}},
-		{"floor of a stream", func() (Sample, error) { return parseFloor("mean=0.002\n") }, Sample{Value: 0.002}},
+		{"floor of a stream", func() (Sample, error) { return parseTimes("mean=0.002\n") }, Sample{Value: 0.002}},
 		{"embedded", func() (Sample, error) {
 			return parseSingleFigure("2000 round trips of 64 bytes over UDP in 6ms: 3.20 usec per round trip\n", roundTrip, 0.5)
 		}, Sample{Value: 1.6}},
@@ -73,12 +73,12 @@ func TestParse(t *testing.T) {
 		{"half round trip", func() (Sample, error) {
 			return parseGoResult(goOutput, halfRoundTrip)
 		}, Sample{1, map[string]float64{exMean: 1.5, exP99: 4}}},
-		{"rate", func() (Sample, error) { return parseGoResult(goOutput, goRate) }, Sample{Value: 5000}},
+		{"rate", func() (Sample, error) { return parseGoResult(goOutput, goMessageRate) }, Sample{Value: 5000}},
 		{"bandwidth of verbena perf", func() (Sample, error) { return parseGoResult(goOutput, goBandwidth) },
 			Sample{Value: 2000}},
 		{"UCX latency", ucx(ucxLatency), Sample{21.585, map[string]float64{exMean: 73.184}}},
 		{"UCX bandwidth", ucx(ucxBandwidth), Sample{Value: 14328.03606528}},
-		{"UCX rate", ucx(ucxRate), Sample{Value: 13.664}},
+		{"UCX rate", ucx(ucxMessageRate), Sample{Value: 13.664}},
 		{"libfabric", func() (Sample, error) { return parseSingleFigure(fabricOutput, fabricLine, 1) },
 			Sample{Value: 296.19}},
 	} {
@@ -91,8 +91,8 @@ func TestParse(t *testing.T) {
 
 func TestParseErrors(t *testing.T) {
 	for name, f := range map[string]func(string) (Sample, error){"latency": parseLatency, "bandwidth": parseBandwidth,
-		"floor": parseFloor, "connections": parseConnections,
-		"verbena perf": func(out string) (Sample, error) { return parseGoResult(out, goRate) }} {
+		"floor": parseTimes, "connections": parseConnections,
+		"verbena perf": func(out string) (Sample, error) { return parseGoResult(out, goMessageRate) }} {
 		for _, out := range []string{"", strings.Replace(latencyOutput, "11.90", "inf", 1),
 			"Completion with error at client\nFailed status 12", "mean=-1", "typical=3", "mean=x", "{}"} {
 			if s, err := f(out); err == nil {
@@ -130,7 +130,7 @@ func TestParseConnections(t *testing.T) {
 
 // TestTablesAreConsistent tests that names are unique, and that the other measurement of each comparison exists.
 func TestTablesAreConsistent(t *testing.T) {
-	for _, s := range append(fullTable(), guestTable()...) {
+	for _, s := range append(fullRunSections(), guestSections()...) {
 		for _, g := range s.Groups {
 			seen := map[string]bool{}
 			for _, m := range g.Measurements {
@@ -160,7 +160,7 @@ func TestTablesAreConsistent(t *testing.T) {
 	}
 }
 
-func TestServiceDoesNotStart(t *testing.T) {
+func TestServiceStartErrorIsReported(t *testing.T) {
 	bad := filepath.Join(t.TempDir(), "verbena")
 	if err := os.WriteFile(bad, []byte("#!/bin/sh\necho 'address in use' >&2\nexit 1\n"), 0o777); err != nil {
 		t.Fatal(err)
@@ -173,8 +173,8 @@ func TestServiceDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestLimitEndsPrograms tests that a hanging program and its children end at the limit.
-func TestLimitEndsPrograms(t *testing.T) {
+// TestTimeLimitEndsPrograms tests that a hanging program and its children end at the limit.
+func TestTimeLimitEndsPrograms(t *testing.T) {
 	dir := t.TempDir()
 	alive := filepath.Join(dir, "pid")
 	script := "#!/bin/sh\nsleep 1000 & echo $! >" + alive + "\nwait\n"

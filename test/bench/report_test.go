@@ -86,7 +86,7 @@ func compareGolden(t *testing.T, name string, got []byte) {
 	}
 }
 
-func TestJudgeNotMeasured(t *testing.T) {
+func TestChecksOmitUnmeasuredFloors(t *testing.T) {
 	r := []*SectionResult{{Name: "floors", Groups: []*GroupResult{{Series: []*Series{
 		{Name: "a", Values: floatPointers(-1)}, {Name: "b", Values: floatPointers(1)}}}}}}
 	if v := judgeChecks([]FloorCheck{{"a / b", "a", "b", 1, 2}}, r); len(v) != 1 || v[0].OK ||

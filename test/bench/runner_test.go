@@ -22,7 +22,7 @@ func fixedMeasurement(name string, taken *[]string, v ...float64) Measurement {
 	}}
 }
 
-func runFixed(t *testing.T, rounds int, m ...Measurement) *GroupResult {
+func runFixedMeasurements(t *testing.T, rounds int, m ...Measurement) *GroupResult {
 	t.Helper()
 	r := Runner{Env: &Env{Limit: time.Minute}, Rounds: rounds, Log: io.Discard}
 	got, err := r.Run(context.Background(), []Section{{Name: "s", Groups: []Group{{Name: "g", Measurements: m}}}})
@@ -37,7 +37,7 @@ func TestRunnerAlternates(t *testing.T) {
 	a, b, c := fixedMeasurement("a", &taken, 10, 20, 30), fixedMeasurement("b", &taken, 5, 4, 3), fixedMeasurement("c",
 		&taken, 1, 1, 2)
 	a.Floor, a.Peer = "b", "c"
-	g := runFixed(t, 3, a, b, c)
+	g := runFixedMeasurements(t, 3, a, b, c)
 	if want := strings.Fields("a b c b c a c a b"); !slices.Equal(taken, want) {
 		t.Errorf("order: got %v, want %v (each round begins with another measurement)", taken, want)
 	}
@@ -61,7 +61,7 @@ func TestRunnerAlternates(t *testing.T) {
 	}
 }
 
-func TestRunnerGoesOnAfterFailure(t *testing.T) {
+func TestRunnerContinuesAfterFailure(t *testing.T) {
 	var taken []string
 	calls := 0
 	bad := Measurement{Name: "bad", Floor: "good", Take: func(context.Context, *Env) (Sample, error) {
@@ -74,7 +74,7 @@ func TestRunnerGoesOnAfterFailure(t *testing.T) {
 	nan := Measurement{Name: "nan", Take: func(context.Context, *Env) (Sample, error) {
 		return Sample{Value: math.NaN()}, nil
 	}}
-	g := runFixed(t, 5, bad, nan, fixedMeasurement("good", &taken, 4, 4, 4, 4, 4))
+	g := runFixedMeasurements(t, 5, bad, nan, fixedMeasurement("good", &taken, 4, 4, 4, 4, 4))
 	if calls != 3 {
 		t.Errorf("calls of a failing measurement: got %d, want 3: one success, then %d failures", calls, maxFailures)
 	}
@@ -94,7 +94,7 @@ func TestRunnerGoesOnAfterFailure(t *testing.T) {
 	}
 }
 
-func TestRunnerLimit(t *testing.T) {
+func TestRunnerLimitsMeasurementTime(t *testing.T) {
 	slow := Measurement{Name: "slow", Take: func(ctx context.Context, _ *Env) (Sample, error) {
 		<-ctx.Done()
 		return Sample{}, errors.New("killed")

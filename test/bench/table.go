@@ -29,10 +29,10 @@ func pathCosts(path string) operationCosts {
 	return wireCosts
 }
 
-// fullTable returns all measurements of a full run.
-func fullTable() []Section {
+// fullRunSections returns all measurements of a full run.
+func fullRunSections() []Section {
 	sections := []Section{floorSection(), latencySection(), bandwidthSection(), variantSection(), streamVariantSection(),
-		betweenSection(), mixSection(), embeddedSection()}
+		twoServicesSection(), mixedSizesSection(), embeddedSection()}
 	sections = append(sections, goSections()...)
 	return append(sections, connectionSection("Connections", "", shortcut, wire, betweenVeth), startUpSection(),
 		idleSection(), scaleSection())
@@ -209,9 +209,9 @@ func streamVariantSection() Section {
 	return s
 }
 
-// betweenSection measures two services that share only the network. The rows with events show how a service
+// twoServicesSection measures two services that share only the network. The rows with events show how a service
 // performs with a core that no program uses.
-func betweenSection() Section {
+func twoServicesSection() Section {
 	s := Section{Name: "between", Title: "Between two services", Unit: "MB/s (10^6 bytes)", Floor: "UDP, CRC-32, Go",
 		Note: "Each program on a service of its own: over the loopback interface, and over a veth pair between two network namespaces (MTU 4200, " +
 			"without root). The floor is the UDP stream with GSO, GRO and CRC-32 in Go, over the loopback interface, in packets of 4 KB. " +
@@ -241,16 +241,16 @@ func betweenSection() Section {
 	return s
 }
 
-func mixSection() Section {
+func mixedSizesSection() Section {
 	s := Section{Name: "mix", Title: "WRITEs of all sizes", Unit: "MB/s (10^6 bytes)", Floor: "size by size",
 		Note: "One program (test/bench/floor/mix.c) writes to itself, 16 messages at a time: of 100 messages 60 have 64 bytes, 30 4 KB, 9 64 KB and one 1 MB. " +
 			"The same messages go size by size on one queue pair, or in random order on queue pairs at random."}
 	for _, path := range []string{shortcut, wire} {
 		const bySize = "size by size, one QP"
-		g := Group{Name: path, Measurements: []Measurement{{Name: bySize, Kind: Ours, Take: measureMix(path, 0)}}}
+		g := Group{Name: path, Measurements: []Measurement{{Name: bySize, Kind: Ours, Take: measureMixedSizes(path, 0)}}}
 		for _, n := range []int{1, 16, 100} {
 			g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprintf("at random, QPs: %d", n), Kind: Ours,
-				Floor: bySize, Take: measureMix(path, n)})
+				Floor: bySize, Take: measureMixedSizes(path, n)})
 		}
 		s.Groups = append(s.Groups, g)
 	}
@@ -302,10 +302,10 @@ func idleSection() Section {
 	return Section{Name: "idle", Title: "A service while nothing happens", Unit: "ms of processor time in 2 s",
 		Extras: []string{exRSS, exThreads},
 		Groups: []Group{{Name: "one device", Short: true, Measurements: []Measurement{
-			{Name: "no program", Kind: Ours, Take: measureIdle("")},
-			{Name: "a context (ibv_asyncwatch)", Kind: Ours, Take: measureIdle("rxe0", "ibv_asyncwatch")},
+			{Name: "no program", Kind: Ours, Take: measureIdleService("")},
+			{Name: "a context (ibv_asyncwatch)", Kind: Ours, Take: measureIdleService("rxe0", "ibv_asyncwatch")},
 			{Name: "a queue pair (ibv_rc_pingpong)", Kind: Ours,
-				Take: measureIdle("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
+				Take: measureIdleService("local address", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", "19199")},
 		}}}}
 }
 
@@ -327,13 +327,13 @@ func scaleSection() Section {
 	return s
 }
 
-// comparedTable returns the short list of make bench-compare.
-func comparedTable() []ComparedExchange {
+// comparedExchanges returns the short list of make bench-compare.
+func comparedExchanges() []ComparedExchange {
 	var list []ComparedExchange
 	add := func(x exchange) {
 		c := ComparedExchange{Name: fmt.Sprintf("%s, %s, %s", x.tool, sizeNames[x.size], x.path), Unit: "µs",
 			Take: x.measureOnce}
-		if !x.isLatency() {
+		if !x.isLatencyTest() {
 			c.Unit, c.Higher = "MB/s", true
 		}
 		list = append(list, c)
@@ -350,9 +350,9 @@ func comparedTable() []ComparedExchange {
 	return list
 }
 
-// guestTable compares Verbena with the kernel's Soft-RoCE, in a guest with both. Times are those of an emulated
+// guestSections compares Verbena with the kernel's Soft-RoCE, in a guest with both. Times are those of an emulated
 // machine.
-func guestTable() []Section {
+func guestSections() []Section {
 	const slow = 30 // approximate slowdown of the emulated machine
 	const kernel = "kernel's rxe"
 	latency := Section{Name: "latency", Title: "Latency in the guest", Unit: "µs", Extras: []string{exMean, exP99},

@@ -86,9 +86,9 @@ func TestLinksResolve(t *testing.T) {
 	}
 }
 
-// TestPageShape checks that every page of docs begins with a sentence that names its readers, and ends with a link
-// to the next step. Every code block must have a language.
-func TestPageShape(t *testing.T) {
+// TestPagesNameReadersAndNextPage checks that every page of docs begins with a sentence that names its readers, and
+// ends with a link to the next step. Every code block must have a language.
+func TestPagesNameReadersAndNextPage(t *testing.T) {
 	blockStart := regexp.MustCompile("(?m)^ *```(.*)\n(?s:.*?)\n *```$")
 	for _, p := range listPages(t) {
 		text := readPage(t, p)
@@ -111,8 +111,8 @@ func TestPageShape(t *testing.T) {
 	}
 }
 
-// TestGlossaryOrder tests that the glossary is in alphabetical order, without duplicates.
-func TestGlossaryOrder(t *testing.T) {
+// TestGlossaryIsSorted tests that the glossary is in alphabetical order, without duplicates.
+func TestGlossaryIsSorted(t *testing.T) {
 	var words []string
 	for line := range strings.Lines(readPage(t, "docs/words.md")) {
 		cells := strings.Split(line, "|")

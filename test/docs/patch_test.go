@@ -52,14 +52,14 @@ func TestPatchesApply(t *testing.T) {
 				t.Errorf("addition of %s to %s: got none, or it exists already, want a new line", page.adds, page.product[0])
 			}
 			if !testing.Short() { // compiles most of the module
-				runPatched(t, overlay, command[1], command[2])
+				runPatchedTests(t, overlay, command[1], command[2])
 			}
 		})
 	}
 }
 
-// runPatched runs tests of packages with an overlay.
-func runPatched(t *testing.T, overlay, packages, tests string) {
+// runPatchedTests runs tests of packages with an overlay.
+func runPatchedTests(t *testing.T, overlay, packages, tests string) {
 	t.Helper()
 	args := []string{"test", "-v", "-vet=off", "-overlay=" + overlay, "-run=^(" + tests + ")$"}
 	if raceEnabled() {

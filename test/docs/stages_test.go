@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// TestStages compares the stages of `make test` with the jobs of the forge's workflow, and both with the Makefile's
-// targets.
-func TestStages(t *testing.T) {
+// TestStagesMatchWorkflow compares the stages of `make test` with the jobs of the forge's workflow, and both with the
+// Makefile's targets.
+func TestStagesMatchWorkflow(t *testing.T) {
 	makefile := readPage(t, "Makefile")
 	list := func(where, text, pattern, separator string) []string {
 		m := regexp.MustCompile(pattern).FindStringSubmatch(text)

@@ -9,8 +9,9 @@ import (
 	"verbena/test/abi"
 )
 
-// TestABI compares the results of calls on the device file with the results of the kernel in test/abi/kernel.txt.
-func TestABI(t *testing.T) {
+// TestCallResultsMatchKernel compares the results of calls on the device file with the results of the kernel in
+// test/abi/kernel.txt.
+func TestCallResultsMatchKernel(t *testing.T) {
 	needProgram(t, "python3", "/usr/bin/python3")
 	probe, err := filepath.Abs("../abi/probe")
 	if err != nil {
@@ -20,17 +21,17 @@ func TestABI(t *testing.T) {
 	for _, c := range abi.Device.Mismatches(abi.Parse(w.mustRun("run", "--", probe))) {
 		t.Error(c)
 	}
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 }
 
-// TestDescriptors makes the system calls of test/abi/descriptors.kernel.txt on each file, and compares the results with
-// the recorded results of the kernel.
-func TestDescriptors(t *testing.T) {
+// TestDescriptorCallsMatchKernel makes the system calls of test/abi/descriptors.kernel.txt on each file, and compares
+// the results with the recorded results of the kernel.
+func TestDescriptorCallsMatchKernel(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "cm_descriptors")
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 	for _, c := range abi.Descriptors.Mismatches(abi.Parse(w.mustRun("run", "--", program))) {
 		t.Error(c)
 	}
-	w.awaitCMEmpty()
+	w.awaitNoCMObjects()
 }

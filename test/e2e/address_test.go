@@ -51,14 +51,14 @@ func newNetNS(t *testing.T) (ns string, ip func(args ...string)) {
 	return ns, ip
 }
 
-// TestAsyncWatch tests that an unmodified program gets an asynchronous event for each change of the interface. The
-// GID table, the port and its MTU must follow the change.
-func TestAsyncWatch(t *testing.T) {
+// TestInterfaceChangesRaiseEvents tests that an unmodified program gets an asynchronous event for each change of the
+// interface. The GID table, the port and its MTU must follow the change.
+func TestInterfaceChangesRaiseEvents(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_asyncwatch", "ibv_devinfo")
 	ns, ip := newNetNS(t)
 	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
-	watch := w.cmd(w.deadline(120), "run", "--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "rxe0")
+	watch := w.verbenaCommand(w.contextWithTimeout(120), "run", "--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "rxe0")
 	var out testutil.Buffer
 	watch.Stdout, watch.Stderr = &out, &out
 	if err := watch.Start(); err != nil {
@@ -205,15 +205,15 @@ func TestAddressLost(t *testing.T) {
 	}
 }
 
-// TestSeveralDevices tests several devices on one interface, each with a separate address. The test adds one device
-// while a program runs.
-func TestSeveralDevices(t *testing.T) {
+// TestSeveralDevicesOnOneInterface tests several devices on one interface, each with a separate address. The test adds
+// one device while a program runs.
+func TestSeveralDevicesOnOneInterface(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
 	ns, ip := newNetNS(t)
 	ip("addr", "add", "10.66.0.2/32", "dev", "veth0")
 	w := startService(t, users()[0], ns, "--link", "rxe0=10.66.0.1", "--link", "rxe1=fd66::1")
-	program := w.cmd(w.deadline(60), "run", "--", "sh", "-c",
+	program := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "sh", "-c",
 		"ibv_devices; echo listed; read x; ibv_devices; ibv_rc_pingpong -d rxe2 -g 1 -p 18599 >/dev/null & "+
 			"for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 -p 18599 127.0.0.1 >/dev/null 2>&1 && echo exchanged && break; done; wait")
 	var out testutil.Buffer
@@ -244,7 +244,8 @@ func TestSeveralDevices(t *testing.T) {
 	}
 	// A device ignores the other addresses of its interface. Two devices cannot have the same address.
 	ip("addr", "add", "10.66.0.3/32", "dev", "veth0")
-	if b, err := w.cmd(w.deadline(20), "link", "add", "rxe3", "--addr", "10.66.0.2").CombinedOutput(); err == nil ||
+	if b, err := w.verbenaCommand(w.contextWithTimeout(20), "link", "add", "rxe3", "--addr",
+		"10.66.0.2").CombinedOutput(); err == nil ||
 		!strings.Contains(string(b), "link rxe2") {
 		t.Errorf("link add with an address in use: got %v: %s", err, b)
 	}

@@ -43,11 +43,12 @@ func startAttackedCM(t *testing.T, args ...string) *attackedCM {
 // startRawverbs starts test/rawverbs as a user.
 func (s *attackedCM) startRawverbs(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
-	return talk(s.t, s.as(uid).cmd(s.deadline(fullCount(120, 1800)), append([]string{"run", "--", s.raw}, args...)...))
+	return startDialogue(s.t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(shortOrFullCount(120, 1800)),
+		append([]string{"run", "--", s.raw}, args...)...))
 }
 
-// checkConnects fails the test unless the neighbour can establish connections.
-func (s *attackedCM) checkConnects() {
+// checkNeighbourConnects fails the test unless the neighbour can establish connections.
+func (s *attackedCM) checkNeighbourConnects() {
 	s.t.Helper()
 	for range 3 {
 		s.connect.sendLine("again")
@@ -58,9 +59,9 @@ func (s *attackedCM) checkConnects() {
 	}
 }
 
-// TestAttackCMStall tests that memory that does not answer blocks only its own program. The memory contains a
+// TestAttackCMStalledMemory tests that memory that does not answer blocks only its own program. The memory contains a
 // command on rdma_cm, or the data that the command points to, or is the buffer of a read from the descriptor.
-func TestAttackCMStall(t *testing.T) {
+func TestAttackCMStalledMemory(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"command", "response", "event", "option", "pipe"} {
 		t.Run(what, func(t *testing.T) {
@@ -72,13 +73,13 @@ func TestAttackCMStall(t *testing.T) {
 			fs.awaitRequest("read")
 			time.Sleep(500 * time.Millisecond)
 			for _, step := range []func(){
-				s.checkConnects,
-				s.checkNeighbour,
-				func() { s.rootCommand(5*time.Second, "res", "show") },
+				s.checkNeighbourConnects,
+				s.checkNeighbourProgress,
+				func() { s.mustRunAsRoot(5*time.Second, "res", "show") },
 				a.kill,
-				s.checkConnects,
-				s.checkServes,
-				func() { s.rootCommand(15*time.Second, "stop") },
+				s.checkNeighbourConnects,
+				s.checkServesNewUser,
+				func() { s.mustRunAsRoot(15*time.Second, "stop") },
 			} {
 				if step(); t.Failed() {
 					return
@@ -105,7 +106,7 @@ func TestAttackCMClaimedQueuePair(t *testing.T) {
 	if line := k.expectLine(""); line != "still connected" {
 		t.Error(line)
 	}
-	s.checkConnects()
+	s.checkNeighbourConnects()
 }
 
 // deviceAddress returns the address of the service's device.
@@ -134,7 +135,7 @@ func TestAttackCMForeignIDs(t *testing.T) {
 	if line := k.expectLine(""); line != "still connected" {
 		t.Error(line)
 	}
-	s.checkConnects()
+	s.checkNeighbourConnects()
 }
 
 // TestAttackCMObjectLimits tests that a user at the limit for a kind of object leaves objects of this kind for other
@@ -147,10 +148,10 @@ func TestAttackCMObjectLimits(t *testing.T) {
 		kind      string
 		all, some int
 	}{
-		{"ids", fullCount(4000, 70000), 100}, {"ports", fullCount(4000, 70000), 100},
-		{"listeners", fullCount(4000, 70000), 100},
-		{"groups", fullCount(4000, 70000), 100}, {"files", fullCount(300, 200000), 20},
-		{"netlink", fullCount(1200, 200000), 20},
+		{"ids", shortOrFullCount(4000, 70000), 100}, {"ports", shortOrFullCount(4000, 70000), 100},
+		{"listeners", shortOrFullCount(4000, 70000), 100},
+		{"groups", shortOrFullCount(4000, 70000), 100}, {"files", shortOrFullCount(300, 200000), 20},
+		{"netlink", shortOrFullCount(1200, 200000), 20},
 		{"failures", 100000, 5},
 	} {
 		s.testService.t, s.t = t, t
@@ -164,8 +165,8 @@ func TestAttackCMObjectLimits(t *testing.T) {
 		if line := b.nextLineWith("has", 20*time.Second); len(b.said) != 1 {
 			t.Errorf("another user: got %s: %q", line, b.said)
 		}
-		s.checkConnects()
-		s.checkBounded(before, 1500)
+		s.checkNeighbourConnects()
+		s.checkLoadBounded(before, 1500)
 		t.Logf("%s: %v, %+v", c.kind, time.Since(began).Round(time.Millisecond), s.readLoad())
 		for _, a := range append(list, b) {
 			a.kill()
@@ -173,7 +174,7 @@ func TestAttackCMObjectLimits(t *testing.T) {
 		}
 		s.awaitNoObjects(attacker)
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // awaitNoObjects fails the test unless all objects of a user's programs are freed soon.
@@ -184,16 +185,17 @@ func (s *attackedCM) awaitNoObjects(uid int) {
 	})
 }
 
-// TestAttackCMExec tests that no objects remain after an exec of a program with threads that wait for events.
-func TestAttackCMExec(t *testing.T) {
+// TestAttackCMExecLeavesNoObjects tests that no objects remain after an exec of a program with threads that wait for
+// events.
+func TestAttackCMExecLeavesNoObjects(t *testing.T) {
 	s := startAttackedCM(t)
-	for range fullCount(5, 200) {
+	for range shortOrFullCount(5, 200) {
 		if out := s.startRawverbs(attacker, "cm-exec").lastLines(10 * time.Second); len(out) > 0 {
 			t.Errorf("cm-exec: got %q, want no output", out)
 		}
 	}
 	s.awaitNoObjects(attacker)
-	s.checkConnects()
+	s.checkNeighbourConnects()
 }
 
 // TestAttackCMWaiters tests that threads that wait for events use little of the service's processor time and do not
@@ -208,20 +210,21 @@ func TestAttackCMWaiters(t *testing.T) {
 		return s.readLoad().cpu - before.cpu
 	}
 	alone := usedNow() // with only the neighbour
-	a := s.startRawverbs(attacker, "cm-wait", fmt.Sprint(fullCount(500, 4000)))
+	a := s.startRawverbs(attacker, "cm-wait", fmt.Sprint(shortOrFullCount(500, 4000)))
 	a.nextLineWith("waiting", 60*time.Second)
 	with := usedNow()
-	t.Logf("%d waiting threads: the service used %v in %v, and %v without them", fullCount(500, 4000), with, while, alone)
+	t.Logf("%d waiting threads: the service used %v in %v, and %v without them", shortOrFullCount(500, 4000), with,
+		while, alone)
 	if with > alone+while/3 {
 		t.Errorf("processor time for waiting threads: got %v in %v", with-alone, while)
 	}
 	syscall.Kill(programPID(t, a.cmd), syscall.SIGSTOP)
-	s.checkConnects()
-	s.rootCommand(5*time.Second, "res", "show")
+	s.checkNeighbourConnects()
+	s.mustRunAsRoot(5*time.Second, "res", "show")
 	syscall.Kill(programPID(t, a.cmd), syscall.SIGCONT)
 	a.kill()
-	s.checkConnects()
-	s.checkNeighbour()
+	s.checkNeighbourConnects()
+	s.checkNeighbourProgress()
 	s.awaitNoObjects(attacker)
 }
 
@@ -230,20 +233,21 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
 	s := startAttackedCM(t)
-	a := s.startRawverbs(attacker, "fill", "qps", fmt.Sprint(fullCount(4000, 16000)))
+	a := s.startRawverbs(attacker, "fill", "qps", fmt.Sprint(shortOrFullCount(4000, 16000)))
 	a.nextLineWith("has", 60*time.Second)
 	before := s.readLoad()
-	u := s.startRawverbs(attacker, "nl-unread", fmt.Sprint(fullCount(300, 2000)))
+	u := s.startRawverbs(attacker, "nl-unread", fmt.Sprint(shortOrFullCount(300, 2000)))
 	t.Log(u.nextLineWith("asked", 60*time.Second), u.said)
-	time.Sleep(time.Duration(fullCount(1, 20)) * time.Second)
+	time.Sleep(time.Duration(shortOrFullCount(1, 20)) * time.Second)
 	after := s.readLoad()
 	t.Logf("memory of the service: got %d MiB before, %d MiB after", before.rss, after.rss)
-	s.checkBounded(before, 100)
-	s.checkConnects()
-	if out := s.as(neighbor).mustRun("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out, "LISTEN") {
+	s.checkLoadBounded(before, 100)
+	s.checkNeighbourConnects()
+	if out := s.asUser(neighbor).mustRun("run", "--", "rdma", "resource", "show", "cm_id"); !strings.Contains(out,
+		"LISTEN") {
 		t.Errorf("rdma resource of another user: got %q, want LISTEN", out)
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackNetlinkChange tests that only managers can create and remove devices. Another user cannot, and root
@@ -287,8 +291,8 @@ func TestAttackNetlinkChange(t *testing.T) {
 			t.Errorf("%s by root on the attacker's socket: got success: %s", c.what, got)
 		}
 	}
-	s.checkNeighbour()
-	s.checkConnects()
+	s.checkNeighbourProgress()
+	s.checkNeighbourConnects()
 }
 
 // receiveDescriptor returns the descriptor that a program has sent.
@@ -379,8 +383,8 @@ func newForger(t *testing.T, from, to string) *forger {
 	return f
 }
 
-// send sends a datagram to the general services queue pair (QP1).
-func (f *forger) send(mad []byte) {
+// sendMAD sends a datagram to the general services queue pair (QP1).
+func (f *forger) sendMAD(mad []byte) {
 	b := make([]byte, roce.BTHLen+roce.DETHLen+len(mad)+roce.ICRCLen)
 	roce.BTH(b).Encode(&roce.BTHFields{Opcode: roce.UDSendOnly, PKey: 0xffff, DestQPN: roce.QPNGSI})
 	roce.DETH(b[roce.BTHLen:]).Encode(roce.GSIQKey, roce.QPNGSI)
@@ -392,9 +396,9 @@ func (f *forger) send(mad []byte) {
 	}
 }
 
-// flood sends n messages of each kind with random communication IDs. flood sends requests to the given ports, and
-// all other kinds without a port.
-func (f *forger) flood(n int, ports ...uint16) {
+// floodMessages sends n messages of each kind with random communication IDs. floodMessages sends requests to the given
+// ports, and all other kinds without a port.
+func (f *forger) floodMessages(n int, ports ...uint16) {
 	var gid msg.GID
 	gid[10], gid[11] = 0xff, 0xff
 	a := f.from.Addr().As4()
@@ -411,21 +415,22 @@ func (f *forger) flood(n int, ports ...uint16) {
 				RemoteCommID: num()},
 			&msg.DREQ{LocalCommID: num(), RemoteCommID: num(), RemoteQPN: num() >> 8}, &msg.DREP{LocalCommID: num(),
 				RemoteCommID: num()},
-			&msg.REJ{LocalCommID: num(), RemoteCommID: num(), Of: msg.AnsweredMessage(num() & 3), Reason: msg.RejectReason(num() & 31)},
+			&msg.REJ{LocalCommID: num(), RemoteCommID: num(), Of: msg.AnsweredMessage(num() & 3),
+				Reason: msg.RejectReason(num() & 31)},
 			&msg.REJ{RemoteCommID: num(), Reason: msg.ReasonConsumer}, &msg.MRA{LocalCommID: num(), RemoteCommID: num(),
 				ServiceTimeout: 31},
 			&msg.LAP{LocalCommID: num(), RemoteCommID: num()},
 			&msg.SIDRREQ{RequestID: num(), ServiceID: msg.MakeServiceID(msg.PortSpaceUDP, port), Data: ip},
 			&msg.SIDRREP{RequestID: num(), QPN: num() >> 8},
 		} {
-			f.send(msg.Append(nil, f.rand.Uint64(), m))
+			f.sendMAD(msg.Append(nil, f.rand.Uint64(), m))
 		}
 		mad := make([]byte, msg.Len)
 		for j := range mad {
 			mad[j] = byte(num())
 		}
 		copy(mad, msg.Append(nil, 1, &msg.APR{})[:f.rand.IntN(24)])
-		f.send(mad)
+		f.sendMAD(mad)
 		if i%8 == 0 { // the rate at which a service can handle messages
 			time.Sleep(time.Millisecond)
 		}
@@ -447,7 +452,7 @@ func TestAttackCMFlood(t *testing.T) {
 	for _, from := range []string{unusedAddr(), s.deviceAddress()} {
 		f := newForger(t, from, s.deviceAddress())
 		for range 2 {
-			f.flood(fullCount(600, 100000), uint16(atoi(kept)), uint16(atoi(served)))
+			f.floodMessages(shortOrFullCount(600, 100000), uint16(atoi(kept)), uint16(atoi(served)))
 			k.sendLine("and now?")
 			if line := k.expectLine(""); line != "still connected" {
 				t.Error(line)
@@ -457,14 +462,14 @@ func TestAttackCMFlood(t *testing.T) {
 	after := s.readLoad()
 	t.Logf("load: got %d MiB before, %d MiB after; %v of processor time", before.rss, after.rss,
 		after.cpu-before.cpu)
-	s.checkBounded(before, 100)
+	s.checkLoadBounded(before, 100)
 	if out := s.startRawverbs(stranger, "cm-call",
 		s.deviceAddress()+":"+served).lastLines(30 * time.Second); len(out) != 1 ||
 		!strings.HasPrefix(out[0], "connected") {
 		t.Errorf("afterwards: %q", out)
 	}
 	line := server.expectLine("accepted")
-	if n := atoi(strings.Fields(line)[3]); n < fullCount(600, 100000)/4 {
+	if n := atoi(strings.Fields(line)[3]); n < shortOrFullCount(600, 100000)/4 {
 		t.Errorf("server: got too few of the forged requests: %s", line)
 	}
 	t.Log(line)
@@ -472,6 +477,6 @@ func TestAttackCMFlood(t *testing.T) {
 	if line := k.expectLine(""); line != "still connected" {
 		t.Error(line)
 	}
-	s.checkConnects()
-	s.checkNeighbour()
+	s.checkNeighbourConnects()
+	s.checkNeighbourProgress()
 }

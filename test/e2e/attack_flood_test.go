@@ -19,12 +19,12 @@ func TestAttackFloods(t *testing.T) {
 	s.neighbour.kill() // no other program may run during the measurement
 	<-s.neighbour.over
 	rest := s.readLoad()
-	undisturbed := s.measureP99()
+	undisturbed := s.measureRoundTripP99()
 	t.Logf("undisturbed: p99 %.1f us", undisturbed)
 	for _, kind := range []string{"spin", "connections", "descriptors", "answers"} {
-		a := s.startAttackOutside(attacker, "flood", s.socket, strconv.Itoa(fullCount(3, 20)), kind)
+		a := s.startAttackOutside(attacker, "flood", s.socket, strconv.Itoa(shortOrFullCount(3, 20)), kind)
 		a.expectLine("begun")
-		p99 := s.measureP99()
+		p99 := s.measureRoundTripP99()
 		t.Logf("%s: p99 %.1f us, %.2f times; %s", kind, p99, p99/undisturbed, a.nextLineWith("rounds", time.Minute))
 		if fullAttacks && kind != "spin" && p99 > 3*undisturbed {
 			t.Errorf("%s: p99 %.1f us, undisturbed %.1f us", kind, p99, undisturbed)
@@ -43,24 +43,24 @@ func TestAttackFloods(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	s.checkServes()
+	s.checkServesNewUser()
 }
 
-// measureP99 measures round trips between two programs of a user, while no other programs run. measureP99 returns the
-// 99th percentile of half a round trip in microseconds.
-func (s *attackedService) measureP99() float64 {
+// measureRoundTripP99 measures round trips between two programs of a user, while no other programs run.
+// measureRoundTripP99 returns the 99th percentile of half a round trip in microseconds.
+func (s *attackedService) measureRoundTripP99() float64 {
 	s.t.Helper()
 	const measured = neighbor - 10
 	port := unusedTCPPort()
 	args := []string{"run", "--", "ib_send_lat", "-e", "-d", "rxe0", "-x", "1", "-s", "64", "-n",
-		strconv.Itoa(fullCount(1000, 20000)), "-p", port, "-F"}
-	server := s.as(measured).cmd(s.deadline(60), args...)
-	d := talk(s.t, server)
+		strconv.Itoa(shortOrFullCount(1000, 20000)), "-p", port, "-F"}
+	server := s.asUser(measured).verbenaCommand(s.contextWithTimeout(60), args...)
+	d := startDialogue(s.t, server)
 	defer func() { <-d.over }()
-	if out, err := s.cmd(s.deadline(40), "wait", "--listen", port).CombinedOutput(); err != nil {
+	if out, err := s.verbenaCommand(s.contextWithTimeout(40), "wait", "--listen", port).CombinedOutput(); err != nil {
 		s.t.Fatalf("%v: %s; the server printed %q", err, out, d.lastLines(time.Second))
 	}
-	out, err := s.as(measured).cmd(s.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
+	out, err := s.asUser(measured).verbenaCommand(s.contextWithTimeout(60), append(args, "127.0.0.1")...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("ib_send_lat: %v\n%s", err, out)
 	}

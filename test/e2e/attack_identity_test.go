@@ -19,10 +19,10 @@ var (
 	pod  = append([]string{"unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"}, bare...)
 )
 
-// verbenaVia runs a verbena command with a command prefix.
-func (s *attackedService) verbenaVia(prefix []string, args ...string) *exec.Cmd {
+// verbenaCommandVia runs a verbena command with a command prefix.
+func (s *attackedService) verbenaCommandVia(prefix []string, args ...string) *exec.Cmd {
 	s.t.Helper()
-	c := s.cmd(s.deadline(120), args...)
+	c := s.verbenaCommand(s.contextWithTimeout(120), args...)
 	path, err := exec.LookPath(prefix[0])
 	if err != nil {
 		s.t.Skip(err)
@@ -45,51 +45,51 @@ func TestAttackBareRoot(t *testing.T) {
 			{"link", "add", "rxe7", "--addr", "127.0.0.77"}, {"link", "set", "rxe0", "down"}, {"qp", "show"},
 			{"capture", "--count", "1", "--write", os.DevNull},
 		} {
-			out, err := s.verbenaVia(where, args...).CombinedOutput()
+			out, err := s.verbenaCommandVia(where, args...).CombinedOutput()
 			if err == nil || !strings.Contains(string(out), "operation not permitted") {
 				t.Errorf("%s: verbena %s: %v %s", where[0], strings.Join(args, " "), err, out)
 			}
 		}
-		out, err := s.verbenaVia(where, "res", "show").CombinedOutput()
+		out, err := s.verbenaCommandVia(where, "res", "show").CombinedOutput()
 		if err != nil || strings.Contains(string(out), fmt.Sprint(neighbor)) {
 			t.Errorf("%s: got the neighbour's objects: %v\n%s", where[0], err, out)
 		}
-		out, err = s.verbenaVia(where, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+		out, err = s.verbenaCommandVia(where, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
 			t.Errorf("%s: a program: %v %s", where[0], err, out)
 		}
-		out, err = s.verbenaVia(where, "run", "--", s.program, "tree-climb").CombinedOutput()
+		out, err = s.verbenaCommandVia(where, "run", "--", s.program, "tree-climb").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "climb: success\nleave: Permission denied\n") {
 			t.Errorf("%s: search for the virtual files of other users: got %v %s", where[0], err, out)
 		}
 	}
-	s.checkServes()
-	s.checkNeighbour()
+	s.checkServesNewUser()
+	s.checkNeighbourProgress()
 }
 
-// TestAttackOtherPod tests that two containers count as two users, although both run as user ID 0. No container may
-// see the other's objects, and a container at its limits must not affect the other one.
-func TestAttackOtherPod(t *testing.T) {
+// TestAttackContainersAreTwoUsers tests that two containers count as two users, although both run as user ID 0. No
+// container may see the other's objects, and a container at its limits must not affect the other one.
+func TestAttackContainersAreTwoUsers(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
 	s := startAttackedService(t, "--limit", "pds=100/1000")
-	first := talk(t, s.verbenaVia(pod, "run", "--", raw, "fill", "pds", "200"))
+	first := startDialogue(t, s.verbenaCommandVia(pod, "run", "--", raw, "fill", "pds", "200"))
 	first.nextLineWith("has", 20*time.Second)
 	if said := strings.Join(first.said, "\n"); !strings.Contains(said, "refused after") {
 		t.Errorf("first container: got no refusal: %s", said)
 	}
-	second := talk(t, s.verbenaVia(pod, "run", "--", raw, "fill", "pds", "50"))
+	second := startDialogue(t, s.verbenaCommandVia(pod, "run", "--", raw, "fill", "pds", "50"))
 	if line := second.nextLineWith("has", 20*time.Second); line != "has pds=50" {
 		t.Errorf("second container: got %q", line)
 	}
-	out, err := s.verbenaVia(pod, "res", "show").CombinedOutput()
+	out, err := s.verbenaCommandVia(pod, "res", "show").CombinedOutput()
 	if err != nil || strings.Contains(string(out), "rawverbs") {
 		t.Errorf("third container: got the others' objects: %v\n%s", err, out)
 	}
 	if out := s.mustRun("res", "show"); strings.Count(out, "rawverbs") < 2 {
 		t.Errorf("list for root: got no container, or one:\n%s", out)
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackSubordinateIDs tests that a user with many subordinate IDs counts as one user. (N7)
@@ -111,8 +111,8 @@ func TestAttackSubordinateIDs(t *testing.T) {
 		served > 256 {
 		t.Errorf("connections: got %d (%v), want at most 256, the limit of one user", served, err)
 	}
-	s.checkServes()
-	s.checkNeighbour()
+	s.checkServesNewUser()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackOwnedIDs tests that a user counts as one user, who runs programs with subordinate IDs outside a user
@@ -145,5 +145,5 @@ func TestAttackOwnedIDs(t *testing.T) {
 	if n := s.readLoad().descriptors - before.descriptors; n < 50 || n > 600 {
 		t.Errorf("descriptors of the service: got %d more, want at most two for each of the 256 connections of one user", n)
 	}
-	s.checkServes()
+	s.checkServesNewUser()
 }

@@ -54,8 +54,8 @@ func newCgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 	return dirs
 }
 
-// startContained returns a siege of a shared service in a control group.
-func startContained(t *testing.T, memory, tasks uint64, args ...string) *attackedService {
+// startInCgroup returns a siege of a shared service in a control group.
+func startInCgroup(t *testing.T, memory, tasks uint64, args ...string) *attackedService {
 	t.Helper()
 	dirs := newCgroup(t, memory, tasks)
 	w := newTestService(t, user{"root", 0}, "")
@@ -79,20 +79,21 @@ func TestAttackContainerMemory(t *testing.T) {
 	raw := buildRawverbs(t)
 	for _, size := range []uint64{1 << 30, 256 << 20} {
 		t.Run(fmt.Sprint(size>>20, " MiB"), func(t *testing.T) {
-			s := startContained(t, size, 2000)
+			s := startInCgroup(t, size, 2000)
 			for uid := range uint32(4) {
-				d := talk(t, s.plainCommand(attacker-10-uid, program))
+				d := startDialogue(t, s.plainCommand(attacker-10-uid, program))
 				t.Log(d.nextLineWith("allocated ", 60*time.Second))
 			}
 			for uid := range uint32(2) {
-				a := talk(t, s.as(attacker-20-uid).cmd(s.deadline(120), "run", "--", raw, "fill", "qps", "33000"))
+				a := startDialogue(t, s.asUser(attacker-20-uid).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw,
+					"fill", "qps", "33000"))
 				t.Log(a.nextLineWith("has", 60*time.Second))
 			}
-			s.checkServes()
+			s.checkServesNewUser()
 			if l := s.readLoad(); uint64(l.rss)<<20 > size {
 				t.Errorf("memory of the service: got %d MiB, which exceeds the limit of the group", l.rss)
 			}
-			s.rootCommand(5*time.Second, "res", "show")
+			s.mustRunAsRoot(5*time.Second, "res", "show")
 		})
 	}
 }
@@ -101,7 +102,7 @@ func TestAttackContainerMemory(t *testing.T) {
 // container with a pids.max of 900.
 func TestAttackContainerThreads(t *testing.T) {
 	t.Parallel()
-	s := startContained(t, 1<<30, 900)
+	s := startInCgroup(t, 1<<30, 900)
 	for uid := uint32(attacker); uid > attacker-4; uid-- {
 		fs := newStallFS(t, uid, fuseRead)
 		a := s.startAttackOutside(uid, "sessions", s.socket, s.attachMessage(1), "680", "16", fs.pagePath())
@@ -112,20 +113,22 @@ func TestAttackContainerThreads(t *testing.T) {
 	if l.threads > 450 {
 		t.Errorf("threads of the service: got %d, want at most half of 900", l.threads)
 	}
-	b, err := s.as(1001).cmd(s.deadline(10), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+	b, err := s.asUser(1001).verbenaCommand(s.contextWithTimeout(10), "run", "--", s.program, "paths",
+		"/dev/infiniband/uverbs0").CombinedOutput()
 	if err != nil || !strings.Contains(string(b), "uverbs0: success") {
 		t.Errorf("another user's program: %v %q", err, b)
 	}
-	s.rootCommand(5*time.Second, "link", "show")
+	s.mustRunAsRoot(5*time.Second, "link", "show")
 }
 
 // TestAttackContainerGroups tests a container with a pids.max of 60, and a user who joins as many multicast groups
 // as possible. The joins must start no threads of the service, and leaving the groups must free their resources.
 func TestAttackContainerGroups(t *testing.T) {
 	raw := buildRawverbs(t)
-	s := startContained(t, 1<<30, 60)
+	s := startInCgroup(t, 1<<30, 60)
 	before := s.readLoad()
-	a := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "groups", "1000"))
+	a := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill",
+		"groups", "1000"))
 	if refusal := a.nextLineWith("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
 		t.Errorf("joins beyond the limit: got %s", refusal)
 	}
@@ -135,19 +138,20 @@ func TestAttackContainerGroups(t *testing.T) {
 	if n := l.threads - before.threads; n > 12 {
 		t.Errorf("threads of the service: got %d more", n)
 	}
-	s.checkServes()
+	s.checkServesNewUser()
 	a.kill()
-	s.rootCommand(5*time.Second, "link", "show")
+	s.mustRunAsRoot(5*time.Second, "link", "show")
 }
 
-// TestAttackInotify tests that the native doorbells of 40 users share a few inotify instances of root's account,
-// independent of the number of users.
-func TestAttackInotify(t *testing.T) {
+// TestAttackInotifyInstances tests that the native doorbells of 40 users share a few inotify instances of root's
+// account, independent of the number of users.
+func TestAttackInotifyInstances(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t, "--mode", "0666", "--doorbells", "native")
 	s := &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w}
 	for uid := range uint32(40) {
-		a := talk(t, s.as(7100+uid).cmd(s.deadline(120), "run", "--", s.program, "neighbour", "atomics"))
+		a := startDialogue(t, s.asUser(7100+uid).verbenaCommand(s.contextWithTimeout(120), "run", "--", s.program,
+			"neighbour", "atomics"))
 		a.nextLineWith("ready", 30*time.Second)
 	}
 	dir := fmt.Sprintf("/proc/%d/fd", w.serve.Process.Pid)
@@ -164,7 +168,7 @@ func TestAttackInotify(t *testing.T) {
 	if n < 2 || n > 20 {
 		t.Errorf("inotify instances of the service: got %d for 40 users, want 2 to 20, including those of pollers", n)
 	}
-	s.checkServes()
+	s.checkServesNewUser()
 }
 
 // TestAttackReadOnlyMount tests a pod with user ID 0 without capabilities, and with the socket's directory mounted
@@ -175,7 +179,7 @@ func TestAttackReadOnlyMount(t *testing.T) {
 	w := sharedService(t, "--mode", "0666")
 	dir := filepath.Dir(w.socket)
 	pod := func(options, script string) (string, error) {
-		c := w.cmd(w.deadline(20), "version")
+		c := w.verbenaCommand(w.contextWithTimeout(20), "version")
 		c.Path, c.Args = "/bin/sh", []string{"sh", "-c", "exec unshare --mount --propagation private sh -c '" +
 			`mount --bind "$0" "$0" && ` + options +
 			` exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs sh -c "$1" "$0"' "$0" "$1"`,
@@ -221,10 +225,10 @@ func TestAttackReadOnlyMount(t *testing.T) {
 // connections were closed. The kernel charges the resources to the service's control group.
 func TestAttackKeptDescriptors(t *testing.T) {
 	t.Parallel()
-	seconds := fmt.Sprint(fullCount(4, 60))
+	seconds := fmt.Sprint(shortOrFullCount(4, 60))
 	open := fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.ProtocolVersion)
 	show := fmt.Sprintf(`{"Protocol":%d,"Op":"stat show"}`, ctl.ProtocolVersion)
-	s := startContained(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
+	s := startInCgroup(t, 128<<20, 900, "--limit", "descriptors=200", "--limit", "connections=16")
 	for _, c := range []struct {
 		name  string
 		kind  quota.ResourceKind
@@ -239,7 +243,7 @@ func TestAttackKeptDescriptors(t *testing.T) {
 		{"channels", quota.Descriptors, 200, func() *dialogue { return s.startAttack(attacker, "kept-channels", seconds) }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			before := s.heldObjects(c.kind.String())
+			before := s.countHeldObjects(c.kind.String())
 			d := c.start()
 			line := d.nextLineWith("kept", 2*time.Minute)
 			t.Log(line)
@@ -247,11 +251,11 @@ func TestAttackKeptDescriptors(t *testing.T) {
 			if n, err := fmt.Sscanf(line, "kept %d of %d", &kept, &asked); n != 2 || kept == 0 || kept > c.limit {
 				t.Errorf("attacker: got %q (%v), want 1 to %d", line, err, c.limit)
 			}
-			s.checkServes()
+			s.checkServesNewUser()
 			d.kill()
 			<-d.over
 			testutil.Eventually(t, "the attacker's descriptors to be released", func() bool {
-				return s.heldObjects(c.kind.String()) <= before
+				return s.countHeldObjects(c.kind.String()) <= before
 			})
 		})
 	}

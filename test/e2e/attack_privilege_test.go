@@ -25,7 +25,7 @@ func TestAttackQueueFileSwap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.Remove(victim)
-	out := s.startAttack(attacker, "swap", victim, fmt.Sprint(fullCount(100, 2000))).lastLines(20 * time.Second)
+	out := s.startAttack(attacker, "swap", victim, fmt.Sprint(shortOrFullCount(100, 2000))).lastLines(20 * time.Second)
 	t.Logf("%q", out)
 	var st syscall.Stat_t
 	if err := syscall.Lstat(victim, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o600 {
@@ -37,7 +37,7 @@ func TestAttackQueueFileSwap(t *testing.T) {
 	if !strings.Contains(strings.Join(out, "\n"), "done") || strings.Contains(strings.Join(out, "\n"), "root's own") {
 		t.Errorf("the attacker: %q", out)
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackPIDReuse tests a caller that is killed during its call while another process gets the same PID. The
@@ -58,7 +58,7 @@ func TestAttackPIDReuse(t *testing.T) {
 	fs.awaitRequest("read")
 	pid = programPID(t, p.cmd)
 	syscall.Kill(pid, syscall.SIGKILL)
-	other := talk(t, s.plainCommand(0, s.program, "reuse", fmt.Sprint(pid), fmt.Sprint(attacker)))
+	other := startDialogue(t, s.plainCommand(0, s.program, "reuse", fmt.Sprint(pid), fmt.Sprint(attacker)))
 	other.expectLine(fmt.Sprint("number ", pid))
 	fs.releaseHeld(command)
 	time.Sleep(300 * time.Millisecond)
@@ -69,7 +69,7 @@ func TestAttackPIDReuse(t *testing.T) {
 	if out := s.mustRun("res", "show"); strings.Contains(out, fmt.Sprintf(" %d ", pid)) {
 		t.Errorf("process with the reused PID: got registrations:\n%s", out)
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackRecycledPID tests that a process's registrations end with the process, before another process gets the
@@ -87,12 +87,13 @@ func TestAttackRecycledPID(t *testing.T) {
 			s := startAttackedService(t, serve...)
 			const rounds = 2000
 			var used, changed int
-			line := talk(t, s.cmd(s.deadline(320), "run", "--", s.program, "recycle", fmt.Sprint(rounds))).nextLineWith("used",
+			line := startDialogue(t, s.verbenaCommand(s.contextWithTimeout(320), "run", "--", s.program, "recycle",
+				fmt.Sprint(rounds))).nextLineWith("used",
 				300*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
 				t.Errorf("%d processes: %q, %v", rounds, line, err)
 			}
-			s.checkNeighbour()
+			s.checkNeighbourProgress()
 		})
 	}
 }
@@ -115,9 +116,9 @@ func makeSetuidCopy(t *testing.T, program string) string {
 	return path
 }
 
-// TestAttackExec tests that the registrations of a program do not cover the memory of the next program after an
-// exec. (A3)
-func TestAttackExec(t *testing.T) {
+// TestAttackRegistrationsAfterExec tests that the registrations of a program do not cover the memory of the next
+// program after an exec. (A3)
+func TestAttackRegistrationsAfterExec(t *testing.T) {
 	t.Parallel()
 	for _, wire := range []string{"shortcut", "wire"} {
 		var args []string
@@ -129,15 +130,15 @@ func TestAttackExec(t *testing.T) {
 				s := startAttackedService(t, args...)
 				suid := makeSetuidCopy(t, s.program)
 				// Even a root program that drops its privileges may execute a set-uid program.
-				c := s.cmd(s.deadline(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
+				c := s.verbenaCommand(s.contextWithTimeout(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
 					fmt.Sprint("--regid=", attacker),
 					"--clear-groups", s.program, "exec-region", how, suid, "victim", "1")
-				out := strings.Join(talk(t, c).lastLines(10*time.Second), "\n")
+				out := strings.Join(startDialogue(t, c).lastLines(10*time.Second), "\n")
 				if !strings.Contains(out, "victim of user 0: unharmed") || strings.Contains(out, "read: success") ||
 					strings.Contains(out, "write: success") || !strings.Contains(out, "write: ") {
 					t.Errorf("victim after an exec: got %s, want no access to its memory", out)
 				}
-				s.checkNeighbour()
+				s.checkNeighbourProgress()
 			})
 		}
 	}
@@ -168,14 +169,14 @@ func TestAttackHiddenExec(t *testing.T) {
 			}
 		})
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackExecRaces tests programs that execute another program while a thread registers memory and writes to it.
 func TestAttackExecRaces(t *testing.T) {
 	s := startAttackedService(t)
-	out := s.startAttack(attacker, "exec-races", fmt.Sprint(fullCount(100, 10000)), s.program, "victim",
-		"0.01").lastLines(time.Duration(fullCount(30, 1800)) * time.Second)
+	out := s.startAttack(attacker, "exec-races", fmt.Sprint(shortOrFullCount(100, 10000)), s.program, "victim",
+		"0.01").lastLines(time.Duration(shortOrFullCount(30, 1800)) * time.Second)
 	harmed, unharmed := 0, 0
 	for _, l := range out {
 		if strings.Contains(l, "has been changed") {
@@ -184,10 +185,10 @@ func TestAttackExecRaces(t *testing.T) {
 			unharmed++
 		}
 	}
-	if harmed > 0 || unharmed < fullCount(80, 9000) || out[len(out)-1] != "done" {
+	if harmed > 0 || unharmed < shortOrFullCount(80, 9000) || out[len(out)-1] != "done" {
 		t.Errorf("programs after an exec: %d were changed, %d were not: %.2000q", harmed, unharmed, out)
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackImpostor tests that a launcher passes its program only to a service of root or of its own user, and
@@ -210,7 +211,7 @@ func TestAttackImpostor(t *testing.T) {
 			s := &attackedService{testService: w, t: t, program: program}
 			impostor := s.startAttackOutside(attacker, "impostor", w.socket, home)
 			impostor.expectLine("listening")
-			out, err := w.as(victim).cmd(w.deadline(10), "run", "--", "true").CombinedOutput()
+			out, err := w.asUser(victim).verbenaCommand(w.contextWithTimeout(10), "run", "--", "true").CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), "65534") {
 				t.Errorf("run: got exit code %d and %q, want 125 and the name of the service's user", exitCode(err), out)
 			}
@@ -261,7 +262,7 @@ func TestAttackChrootEscape(t *testing.T) {
 		{"user namespace", append(ids, "unshare", "-Urm", "--root="+jail, "/escape", outside)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			out, err := s.cmd(s.deadline(10), append([]string{"run", "--"}, c.argv...)...).CombinedOutput()
+			out, err := s.verbenaCommand(s.contextWithTimeout(10), append([]string{"run", "--"}, c.argv...)...).CombinedOutput()
 			text := string(out)
 			if err != nil || !strings.Contains(text, "in the jail: ") || strings.Contains(text, "opened of the outside") ||
 				strings.Contains(text, "by openat2: opened") || strings.Contains(text, "by fchdir: opened") {
@@ -269,7 +270,7 @@ func TestAttackChrootEscape(t *testing.T) {
 			}
 		})
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackUserNamespace tests that the service ignores capabilities in a user namespace, because any user can
@@ -308,8 +309,8 @@ func TestAttackUserNamespace(t *testing.T) {
 	})
 }
 
-// TestAttackReadOnly tests that a device file opened for reading accepts no command by write(2). (A7)
-func TestAttackReadOnly(t *testing.T) {
+// TestAttackReadOnlyFile tests that a device file opened for reading accepts no command by write(2). (A7)
+func TestAttackReadOnlyFile(t *testing.T) {
 	program := buildAttackProgram(t, "attack")
 	w := sharedService(t, "--mode", "0644")
 	out := w.mustRun("run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
@@ -326,12 +327,12 @@ func TestAttackReadOnly(t *testing.T) {
 func TestAttackTwoServices(t *testing.T) {
 	t.Parallel() // each service waits a second before it exits
 	needRoot(t)
-	for range fullCount(15, 1000) {
+	for range shortOrFullCount(15, 1000) {
 		w := newTestService(t, user{"root", 0}, "")
 		var cmds [2]*exec.Cmd
 		var ended [2]chan error
 		for i := range cmds {
-			cmds[i] = w.cmd(w.deadline(30), "serve", "--link", "rxe0="+unusedAddr())
+			cmds[i] = w.verbenaCommand(w.contextWithTimeout(30), "serve", "--link", "rxe0="+unusedAddr())
 			if err := cmds[i].Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -353,7 +354,7 @@ func TestAttackTwoServices(t *testing.T) {
 		}
 		deadline := time.Now().Add(5 * time.Second)
 		for {
-			b, err := w.cmd(w.deadline(5), "link", "show").CombinedOutput()
+			b, err := w.verbenaCommand(w.contextWithTimeout(5), "link", "show").CombinedOutput()
 			if err == nil {
 				break
 			}
@@ -399,10 +400,10 @@ func TestAttackForeignSocketPath(t *testing.T) {
 					t.Fatal(err)
 				}
 				w.t = t
-				out, err := w.cmd(w.deadline(2), args...).CombinedOutput()
+				out, err := w.verbenaCommand(w.contextWithTimeout(2), args...).CombinedOutput()
 				after, lerr := os.Lstat(w.socket)
 				if args[0] == "run" && err == nil {
-					_ = w.cmd(w.deadline(5), "stop").Run() // a service that the command has started
+					_ = w.verbenaCommand(w.contextWithTimeout(5), "stop").Run() // a service that the command has started
 				}
 				if lerr != nil || !os.SameFile(before, after) {
 					t.Errorf("verbena %v: replaced the file: %v", args[0], lerr)

@@ -27,8 +27,8 @@ func TestAttackSwappedDevice(t *testing.T) {
 }
 
 func attackSwappedDevice(t *testing.T, e *serviceConfig) {
-	s := e.startAttacked(t)
-	seconds := fmt.Sprint(fullCount(e.fullOnce(3), 30))
+	s := e.startWithNeighbour(t)
+	seconds := fmt.Sprint(shortOrFullCount(e.fullCountOnce(3), 30))
 	t.Run("file", func(t *testing.T) {
 		// The attacker may look up this file, but may not open it.
 		secret := filepath.Join(t.TempDir(), "secret")
@@ -78,12 +78,12 @@ func attackSwappedDevice(t *testing.T, e *serviceConfig) {
 		}
 		master.Close()
 		time.Sleep(100 * time.Millisecond)
-		s.checkServes()
+		s.checkServesNewUser()
 	})
 	s.serve.Process.Signal(syscall.SIGHUP) // as for a terminal acquired in another way
 	time.Sleep(100 * time.Millisecond)
-	s.checkServes()
-	s.checkNeighbour()
+	s.checkServesNewUser()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackLingeringClose tests descriptors with a close that takes a minute, sent with messages that allow no
@@ -94,13 +94,13 @@ func TestAttackLingeringClose(t *testing.T) {
 }
 
 func attackLingeringClose(t *testing.T, e *serviceConfig) {
-	count := fmt.Sprint(fullCount(100, 250))
+	count := fmt.Sprint(shortOrFullCount(100, 250))
 	for _, tt := range []struct {
 		name   string
 		attack func(*attackedService) *dialogue
 	}{
 		{"netlink", func(s *attackedService) *dialogue {
-			return s.startAttack(attacker, "linger-netlink", fmt.Sprint(fullCount(100, 1000)))
+			return s.startAttack(attacker, "linger-netlink", fmt.Sprint(shortOrFullCount(100, 1000)))
 		}},
 		{"begin", func(s *attackedService) *dialogue {
 			return s.startAttackOutside(attacker, "linger-control", s.socket, count, "begin")
@@ -122,7 +122,7 @@ func attackLingeringClose(t *testing.T, e *serviceConfig) {
 			continue // the only user would have no free connection for a minute
 		}
 		t.Run(tt.name, func(t *testing.T) {
-			s := e.startAttacked(t)
+			s := e.startWithNeighbour(t)
 			before := s.readLoad()
 			a := tt.attack(s)
 			t.Logf("%s", a.expectLine("s"))
@@ -130,11 +130,11 @@ func attackLingeringClose(t *testing.T, e *serviceConfig) {
 			if n := s.readLoad().threads - before.threads; n > 40 {
 				t.Errorf("threads of the service: got %d more", n)
 			}
-			s.checkOthers()
+			s.checkServiceAndNeighbour()
 			a.kill()
 			<-a.over
-			s.checkServes()
-			s.checkNeighbour()
+			s.checkServesNewUser()
+			s.checkNeighbourProgress()
 		})
 	}
 }
@@ -147,15 +147,15 @@ func TestAttackGrownQueueFile(t *testing.T) {
 }
 
 func attackGrownQueueFile(t *testing.T, e *serviceConfig) {
-	s := e.startAttacked(t)
+	s := e.startWithNeighbour(t)
 	const mount = "mount -t tmpfs -o size=4m,mode=1777 none /dev/shm && exec \"$@\""
-	c := s.as(0).cmd(s.deadline(60), "run", "--", s.program, "grow", fmt.Sprint(256<<20))
+	c := s.asUser(0).verbenaCommand(s.contextWithTimeout(60), "run", "--", s.program, "grow", fmt.Sprint(256<<20))
 	// The program runs in a mount namespace with a small /dev/shm, as in a container.
 	id := fmt.Sprint(s.mappedUID(attacker))
 	argv := []string{"unshare", "-m", "sh", "-c", mount, "sh", "setpriv", "--reuid=" + id, "--regid=" + id,
 		"--clear-groups"}
 	at := 0
-	if s.inContainer() {
+	if s.runsInContainer() {
 		at = slices.Index(c.Args, "--") + 1
 	}
 	c.Args = slices.Concat(c.Args[:at], argv, c.Args[at:])
@@ -163,7 +163,7 @@ func attackGrownQueueFile(t *testing.T, e *serviceConfig) {
 	if c.Path, err = exec.LookPath(c.Args[0]); err != nil {
 		t.Fatal(err)
 	}
-	a := talk(t, c)
+	a := startDialogue(t, c)
 	t.Logf("%s", a.nextLineWith("grown by", 30*time.Second))
 	if line := a.nextLineWith("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
 		t.Errorf("the attacker printed %q", line)
@@ -173,15 +173,16 @@ func attackGrownQueueFile(t *testing.T, e *serviceConfig) {
 		t.Fatal(err)
 	}
 	for _, uid := range []uint32{stranger, neighbor} {
-		out, err := s.as(uid).cmd(s.deadline(20), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+		out, err := s.asUser(uid).verbenaCommand(s.contextWithTimeout(20), "run", "--", s.program, "paths",
+			"/dev/infiniband/uverbs0").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "uverbs0: success") {
 			t.Errorf("user %d: %v %q", uid, err, out)
 		}
 	}
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 	a.kill()
 	<-a.over
-	s.checkServes()
+	s.checkServesNewUser()
 }
 
 // TestAttackConfusedLauncher tests root's launcher after its service was killed. A program has changed its user,
@@ -205,7 +206,7 @@ func TestAttackConfusedLauncher(t *testing.T) {
 					"--clear-groups",
 					s.program, "give-device", path}
 			}
-			p := talk(t, s.cmd(s.deadline(60), argv...))
+			p := startDialogue(t, s.verbenaCommand(s.contextWithTimeout(60), argv...))
 			p.nextLineWith("given", 20*time.Second)
 			daemon.expectLine("kept")
 			syscall.Kill(s.serve.Process.Pid, syscall.SIGKILL)
@@ -234,12 +235,13 @@ func TestAttackUnreadAnswers(t *testing.T) {
 
 func attackUnreadAnswers(t *testing.T, e *serviceConfig) {
 	raw := buildRawverbs(t)
-	s := e.startAttacked(t)
-	filler := talk(t, s.as(attacker).cmd(s.deadline(120), "run", "--", raw, "fill", "all",
-		fmt.Sprint(fullCount(e.fullOnce(30000), 100000))))
+	s := e.startWithNeighbour(t)
+	filler := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill",
+		"all",
+		fmt.Sprint(shortOrFullCount(e.fullCountOnce(30000), 100000))))
 	filler.nextLineWith("has", 60*time.Second)
 	before := s.readLoad()
-	a := s.startAttackOutside(attacker, "unread", s.socket, fmt.Sprint(fullCount(60, 200)), "res show")
+	a := s.startAttackOutside(attacker, "unread", s.socket, fmt.Sprint(shortOrFullCount(60, 200)), "res show")
 	t.Logf("%s", a.expectLine("asked"))
 	highest := 0
 	for range 20 {
@@ -250,13 +252,13 @@ func attackUnreadAnswers(t *testing.T, e *serviceConfig) {
 	if s.own == 0 && highest > 70 { // an ordinary user manages their own service, and may make many requests at a time
 		t.Errorf("memory of the service: got %d MiB more, want at most 8 answers", highest)
 	}
-	s.checkOthers()
+	s.checkServiceAndNeighbour()
 	for _, d := range []*dialogue{a, filler} {
 		d.kill()
 		<-d.over
 	}
-	s.checkServes()
-	s.checkNeighbour()
+	s.checkServesNewUser()
+	s.checkNeighbourProgress()
 }
 
 // TestAttackUnreceivedDescriptors tests answers with descriptors that a program does not receive before it closes
@@ -267,7 +269,7 @@ func TestAttackUnreceivedDescriptors(t *testing.T) {
 }
 
 func attackUnreceivedDescriptors(t *testing.T, e *serviceConfig) {
-	s := e.startAttacked(t)
+	s := e.startWithNeighbour(t)
 	before := s.readLoad()
 	a := s.startAttackOutside(attacker, "unreceived", s.socket, "60",
 		fmt.Sprintf(`{"Protocol":%d,"Op":"open","Name":"rxe0"}`, ctl.ProtocolVersion))
@@ -281,8 +283,8 @@ func attackUnreceivedDescriptors(t *testing.T, e *serviceConfig) {
 		flying > most {
 		t.Errorf("attacker: got %q (%v), want 1 to %d descriptors in flight", line, err, most)
 	}
-	s.checkOthers()
-	if s.own == 0 && !s.inContainer() {
+	s.checkServiceAndNeighbour()
+	if s.own == 0 && !s.runsInContainer() {
 		svc, err := service.At(s.socket)
 		if err != nil {
 			t.Fatal(err)
@@ -303,6 +305,6 @@ func attackUnreceivedDescriptors(t *testing.T, e *serviceConfig) {
 			break
 		}
 	}
-	s.checkServes()
-	s.checkNeighbour()
+	s.checkServesNewUser()
+	s.checkNeighbourProgress()
 }

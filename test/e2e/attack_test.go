@@ -33,8 +33,8 @@ const (
 // fullAttacks reports whether the attacks run with full counts.
 var fullAttacks = os.Getenv("ATTACK_FULL") != ""
 
-// fullCount returns the full count with ATTACK_FULL, and otherwise the short count.
-func fullCount(short, full int) int {
+// shortOrFullCount returns the full count with ATTACK_FULL, and otherwise the short count.
+func shortOrFullCount(short, full int) int {
 	if fullAttacks {
 		return full
 	}
@@ -43,7 +43,7 @@ func fullCount(short, full int) int {
 
 // objectLimitDivisor divides the default object limits in services of the attacks on tables. The time to reach the
 // limits is proportional to the limits.
-var objectLimitDivisor = fullCount(8, 1)
+var objectLimitDivisor = shortOrFullCount(8, 1)
 
 // fewObjectsArgs returns the arguments of a shared service with the default object limits divided by
 // objectLimitDivisor.
@@ -69,7 +69,7 @@ type attackedService struct {
 // startAttackedService starts a shared service, with a neighbour that transfers data.
 func startAttackedService(t *testing.T, args ...string) *attackedService {
 	t.Helper()
-	return sharedConfig.startAttacked(t, args...)
+	return sharedConfig.startWithNeighbour(t, args...)
 }
 
 // serviceConfig describes the user, the privileges and the container of a service.
@@ -109,16 +109,16 @@ var serviceConfigs = []serviceConfig{
 	}},
 }
 
-// fullOnce returns n, or a smaller count if the test runs the full count in other surroundings.
-func (e *serviceConfig) fullOnce(n int) int {
+// fullCountOnce returns n, or a smaller count if the test runs the full count in other surroundings.
+func (e *serviceConfig) fullCountOnce(n int) int {
 	if e.name == sharedConfig.name {
 		return n
 	}
 	return (n + 9) / 10
 }
 
-// startAttacked starts a service with a neighbour that transfers data.
-func (e *serviceConfig) startAttacked(t *testing.T, args ...string) *attackedService {
+// startWithNeighbour starts a service with a neighbour that transfers data.
+func (e *serviceConfig) startWithNeighbour(t *testing.T, args ...string) *attackedService {
 	t.Helper()
 	needRoot(t)
 	w := newTestService(t, e.user, "")
@@ -128,7 +128,8 @@ func (e *serviceConfig) startAttacked(t *testing.T, args ...string) *attackedSer
 	w.start(append(append([]string{"--link", "rxe0=" + unusedAddr()}, e.args...), args...)...)
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	s := &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w, own: e.user.uid}
-	s.neighbour = talk(t, s.as(neighbor).cmd(s.deadline(12*3600), "run", "--", s.program, "neighbour", "atomics"))
+	s.neighbour = startDialogue(t, s.asUser(neighbor).verbenaCommand(s.contextWithTimeout(12*3600), "run", "--",
+		s.program, "neighbour", "atomics"))
 	s.neighbour.expectLine("ready")
 	return s
 }
@@ -140,9 +141,9 @@ func forEachServiceConfig(t *testing.T, test func(t *testing.T, e *serviceConfig
 	}
 }
 
-// as returns the same service for another user. A service of an ordinary user keeps its user.
-func (s *attackedService) as(uid uint32, groups ...uint32) *testService {
-	return s.testService.as(s.mappedUID(uid), groups...)
+// asUser returns the same service for another user. A service of an ordinary user keeps its user.
+func (s *attackedService) asUser(uid uint32, groups ...uint32) *testService {
+	return s.testService.asUser(s.mappedUID(uid), groups...)
 }
 
 // mappedUID returns the user ID that represents a user in these surroundings.
@@ -156,21 +157,22 @@ func (s *attackedService) mappedUID(uid uint32) uint32 {
 // startAttack starts an attack program under `verbena run`.
 func (s *attackedService) startAttack(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
-	return talk(s.t, s.as(uid).cmd(s.deadline(fullCount(120, 1800)), append([]string{"run", "--", s.program}, args...)...))
+	return startDialogue(s.t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(shortOrFullCount(120, 1800)),
+		append([]string{"run", "--", s.program}, args...)...))
 }
 
 // startAttackOutside starts an attack program that does not run under `verbena run`.
 func (s *attackedService) startAttackOutside(uid uint32, args ...string) *dialogue {
 	s.t.Helper()
-	return talk(s.t, s.plainCommand(uid, s.program, args...))
+	return startDialogue(s.t, s.plainCommand(uid, s.program, args...))
 }
 
 func (s *attackedService) plainCommand(uid uint32, program string, args ...string) *exec.Cmd {
-	c := exec.CommandContext(s.deadline(120), program, args...)
+	c := exec.CommandContext(s.contextWithTimeout(120), program, args...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+s.socket, "HOME=/nonexistent")
 	c.Dir = "/"
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if uid = s.mappedUID(uid); s.inContainer() {
+	if uid = s.mappedUID(uid); s.runsInContainer() {
 		s.enterContainer(c, uid)
 	} else {
 		c.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
@@ -184,9 +186,9 @@ func (s *attackedService) plainCommand(uid uint32, program string, args ...strin
 	return c
 }
 
-// checkNeighbour waits while the neighbour runs, and fails the test unless the neighbour makes progress. Each
+// checkNeighbourProgress waits while the neighbour runs, and fails the test unless the neighbour makes progress. Each
 // operation must take less than a second.
-func (s *attackedService) checkNeighbour() {
+func (s *attackedService) checkNeighbourProgress() {
 	s.t.Helper()
 	s.neighbour.sendLine("how is it?")
 	if _, ok := s.neighbour.nextLine(3 * time.Second); !ok {
@@ -211,36 +213,37 @@ func (s *attackedService) checkNeighbour() {
 	s.t.Errorf("neighbour: got %d operations in 3 s, want at least some hundred", done)
 }
 
-// checkOthers checks the service and the neighbour during an attack that allocates all resources up to one user's
-// limits.
-func (s *attackedService) checkOthers() {
+// checkServiceAndNeighbour checks the service and the neighbour during an attack that allocates all resources up to one
+// user's limits.
+func (s *attackedService) checkServiceAndNeighbour() {
 	s.t.Helper()
 	if s.own == 0 {
-		s.checkServes()
-		s.checkNeighbour()
+		s.checkServesNewUser()
+		s.checkNeighbourProgress()
 	}
 }
 
-// rootCommand runs a command as root, which must return in time.
-func (s *attackedService) rootCommand(within time.Duration, args ...string) string {
+// mustRunAsRoot runs a command as root, which must return in time.
+func (s *attackedService) mustRunAsRoot(within time.Duration, args ...string) string {
 	s.t.Helper()
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
-	b, err := s.cmd(ctx, args...).CombinedOutput()
+	b, err := s.verbenaCommand(ctx, args...).CombinedOutput()
 	if err != nil {
 		s.t.Errorf("verbena %s: %v after %v: %s", strings.Join(args, " "), err, time.Since(began).Round(time.Millisecond), b)
 	}
 	return string(b)
 }
 
-// checkServes fails the test unless the service answers and serves a new user.
-func (s *attackedService) checkServes() {
+// checkServesNewUser fails the test unless the service answers and serves a new user.
+func (s *attackedService) checkServesNewUser() {
 	s.t.Helper()
-	s.rootCommand(5*time.Second, "link", "show")
+	s.mustRunAsRoot(5*time.Second, "link", "show")
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	b, err := s.as(stranger).cmd(ctx, "run", "--", s.program, "paths", "/dev/infiniband/uverbs0").CombinedOutput()
+	b, err := s.asUser(stranger).verbenaCommand(ctx, "run", "--", s.program, "paths",
+		"/dev/infiniband/uverbs0").CombinedOutput()
 	if err != nil || !strings.Contains(string(b), "uverbs0: success") {
 		s.t.Errorf("another user's program: %v %q", err, b)
 	}
@@ -297,7 +300,7 @@ type dialogue struct {
 	end   error         // result of Wait; valid once over is closed
 }
 
-func talk(t *testing.T, c *exec.Cmd) *dialogue {
+func startDialogue(t *testing.T, c *exec.Cmd) *dialogue {
 	t.Helper()
 	d := &dialogue{t: t, cmd: c, lines: make(chan string, 10000), over: make(chan struct{})}
 	r, w, err := os.Pipe()

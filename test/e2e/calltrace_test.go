@@ -25,7 +25,7 @@ func TestRunTrace(t *testing.T) {
 			file := filepath.Join(filepath.Dir(w.socket), "calls")
 			// Only the server of the pair is traced.
 			port := unusedTCPPort()
-			server := w.cmd(w.deadline(60), "run", "--trace="+file, "--", "sh", "-c",
+			server := w.verbenaCommand(w.contextWithTimeout(60), "run", "--trace="+file, "--", "sh", "-c",
 				"ibv_rc_pingpong -d rxe0 -g 1 -n 20 -p "+port+"; exit 7")
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
@@ -74,7 +74,7 @@ func TestAttackTrace(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devinfo")
 	w := sharedService(t, "--mode", "0666")
-	attacker, other := w.as(1001), w.as(1002)
+	attacker, other := w.asUser(1001), w.asUser(1002)
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +82,8 @@ func TestAttackTrace(t *testing.T) {
 	defer os.RemoveAll(dir)
 	os.Chmod(dir, 0o777)
 	started, over := filepath.Join(dir, "started"), filepath.Join(dir, "over")
-	run := attacker.cmd(w.deadline(120), "run", "--trace="+filepath.Join(dir, "trace"), "--", "sh", "-c",
+	run := attacker.verbenaCommand(w.contextWithTimeout(120), "run", "--trace="+filepath.Join(dir, "trace"), "--", "sh",
+		"-c",
 		fmt.Sprintf("ibv_devinfo >/dev/null; touch %s; read go; for i in $(seq 10); do ibv_devinfo -v >/dev/null; done; touch %s",
 			started, over))
 	in, err := run.StdinPipe()
@@ -106,7 +107,7 @@ func TestAttackTrace(t *testing.T) {
 	in.Close()
 	await(over)
 	other.mustRun("run", "--", "ibv_devinfo")
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 	if err := run.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
@@ -122,8 +123,8 @@ func TestAttackTrace(t *testing.T) {
 	}
 }
 
-// TestDebugPprof tests that the owner of a service can profile it, and that other users cannot.
-func TestDebugPprof(t *testing.T) {
+// TestOnlyOwnerProfilesService tests that the owner of a service can profile it, and that other users cannot.
+func TestOnlyOwnerProfilesService(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t, "--mode", "0666")
 	for _, args := range [][]string{{"heap"}, {"goroutine"}, {"profile", "--seconds", "1"}} {
@@ -132,7 +133,7 @@ func TestDebugPprof(t *testing.T) {
 			t.Errorf("debug pprof %v: %.40q", args, out)
 		}
 	}
-	b, err := w.as(1001).cmd(w.deadline(20), "debug", "pprof", "heap").CombinedOutput()
+	b, err := w.asUser(1001).verbenaCommand(w.contextWithTimeout(20), "debug", "pprof", "heap").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "operation not permitted") {
 		t.Errorf("as another user: %v, %.100q", err, b)
 	}

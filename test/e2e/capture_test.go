@@ -68,13 +68,13 @@ func TestCapture(t *testing.T) {
 				a, b := unusedAddr(), unusedAddr()
 				w := startService(t, u, "", append([]string{"--link", "rxe0=" + a, "--link", "rxe1=" + b}, path.args...)...)
 				file := filepath.Join(filepath.Dir(w.socket), "all.pcapng")
-				capture := w.cmd(w.deadline(120), "capture", "-w", file)
+				capture := w.verbenaCommand(w.contextWithTimeout(120), "capture", "-w", file)
 				var said bytes.Buffer
 				capture.Stderr = &said
 				if err := capture.Start(); err != nil {
 					t.Fatal(err)
 				}
-				w.awaitCapture(file)
+				w.awaitCaptureFile(file)
 				for _, program := range []string{"ibv_rc_pingpong", "ibv_ud_pingpong"} {
 					args := []string{"-g", "1", "-s", "2000", "-n", "50"}
 					p := &programPair{program: program, server: w, client: w, serverArgs: append(args, "-d", "rxe0"),
@@ -106,8 +106,8 @@ func TestCapture(t *testing.T) {
 	}
 }
 
-// awaitCapture waits until a capture has begun and its file has a header.
-func (w *testService) awaitCapture(file string) {
+// awaitCaptureFile waits until a capture has begun and its file has a header.
+func (w *testService) awaitCaptureFile(file string) {
 	w.t.Helper()
 	testutil.Eventually(w.t, "the capture to begin", func() bool {
 		st, err := os.Stat(file)
@@ -122,11 +122,11 @@ func TestCaptureFaults(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	w.addFault("--corrupt", "100%", "--skip", "20", "--limit", "3")
 	file := filepath.Join(filepath.Dir(w.socket), "bad.pcapng")
-	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--filter", "dir=out")
+	capture := w.verbenaCommand(w.contextWithTimeout(60), "capture", "-w", file, "--filter", "dir=out")
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	w.awaitCapture(file)
+	w.awaitCaptureFile(file)
 	if _, err := w.runPingpong("-n", "50"); err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestRunCapture(t *testing.T) {
 				if service == "private" {
 					args = append(args, "--private", "--link", "rxe0="+unusedAddr())
 				}
-				out, err := w.cmd(w.deadline(60), append(args, "--", "sh", "-c", shell)...).CombinedOutput()
+				out, err := w.verbenaCommand(w.contextWithTimeout(60), append(args, "--", "sh", "-c", shell)...).CombinedOutput()
 				if exitCode(err) != 7 {
 					t.Errorf("%s: %v\n%s", service, err, out)
 				}
@@ -173,20 +173,21 @@ func TestRunCapture(t *testing.T) {
 	}
 }
 
-// TestCaptureEnds tests capture filters, --count, --duration, and a capture to a pipe.
-func TestCaptureEnds(t *testing.T) {
+// TestCaptureFiltersAndLimits tests capture filters, --count, --duration, and a capture to a pipe.
+func TestCaptureFiltersAndLimits(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "tshark", "tshark")
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	file := filepath.Join(filepath.Dir(w.socket), "some.pcapng")
-	capture := w.cmd(w.deadline(60), "capture", "-w", file, "--dev", "rxe0", "--filter", "opcode=ack,dir=in", "--count",
+	capture := w.verbenaCommand(w.contextWithTimeout(60), "capture", "-w", file, "--dev", "rxe0", "--filter",
+		"opcode=ack,dir=in", "--count",
 		"10")
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	w.awaitCapture(file)
-	live := w.cmd(w.deadline(60), "capture", "-w", "-", "--count", "3")
+	w.awaitCaptureFile(file)
+	live := w.verbenaCommand(w.contextWithTimeout(60), "capture", "-w", "-", "--count", "3")
 	pipe, err := live.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -233,7 +234,8 @@ func TestCaptureEnds(t *testing.T) {
 		t.Errorf("--duration: %s", out)
 	}
 	for _, bad := range [][]string{{"--filter", "qp=x"}, {"--dev", "rxe9"}} {
-		out, err := w.cmd(w.deadline(20), append([]string{"capture", "-w", filepath.Join(filepath.Dir(w.socket), "x")},
+		out, err := w.verbenaCommand(w.contextWithTimeout(20), append([]string{"capture", "-w",
+			filepath.Join(filepath.Dir(w.socket), "x")},
 			bad...)...).CombinedOutput()
 		if exitCode(err) != 125 || !strings.HasPrefix(string(out), "verbena: ") {
 			t.Errorf("%v: %v, %s", bad, err, out)

@@ -34,7 +34,7 @@ func TestClients(t *testing.T) {
 		{name: "musl static", needs: needMusl, build: musl("-static"), args: []string{device}},
 		{name: "static", build: func(t *testing.T, path string) []string {
 			return []string{"gcc", "-Wall", "-O1", "-DRDMA_STATIC_PROVIDERS=rxe", "-static", "-o", path, "testdata/headertype.c",
-				"-Wl,--start-group", "-l" + staticProvider(t), "-libverbs", "-lnl-route-3", "-lnl-3", "-lpthread",
+				"-Wl,--start-group", "-l" + staticProviderLibrary(t), "-libverbs", "-lnl-route-3", "-lnl-3", "-lpthread",
 				"-Wl,--end-group"}
 		}, needs: func(t *testing.T) { needProgram(t, "gcc libc6-dev libibverbs-dev", "gcc") }},
 		{name: "rust", build: func(t *testing.T, path string) []string {
@@ -64,7 +64,7 @@ func TestClients(t *testing.T) {
 				if out := w.mustRun(append([]string{"run", "--"}, argv...)...); out != "ok\n" {
 					t.Errorf("%s: %s", path.name, out)
 				}
-				w.awaitEmpty()
+				w.awaitNoProgramObjects()
 			}
 		})
 	}
@@ -80,8 +80,8 @@ func multiarchHeaders(t *testing.T) string {
 	return found[0]
 }
 
-// staticProvider returns the name of the static library that contains the rxe provider.
-func staticProvider(t *testing.T) string {
+// staticProviderLibrary returns the name of the static library that contains the rxe provider.
+func staticProviderLibrary(t *testing.T) string {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/*-linux-gnu/librxe-rdmav*.a")
 	needCondition(t, len(found) > 0, "libibverbs-dev: scripts/deps installs it")

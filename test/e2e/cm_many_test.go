@@ -37,10 +37,10 @@ func TestManyConnections(t *testing.T) {
 		}
 		t.Logf("%d connections in %.1f s\n%s", many, took.Seconds(), out)
 	}
-	server.awaitCMEmpty()
-	client.awaitCMEmpty()
+	server.awaitNoCMObjects()
+	client.awaitNoCMObjects()
 	dropped := 0
-	for _, r := range append(server.activeRules(), client.activeRules()...) {
+	for _, r := range append(server.activeFaultRules(), client.activeFaultRules()...) {
 		dropped += r.Dropped
 	}
 	t.Logf("%d packets lost", dropped)

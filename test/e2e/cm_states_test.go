@@ -24,7 +24,8 @@ type cmSide struct {
 
 func startCMSide(t *testing.T, w *testService, argv ...string) *cmSide {
 	t.Helper()
-	s := &cmSide{Cmd: w.cmd(w.deadline(60), append([]string{"run", "--", buildWithLibibverbs(t, "cm_states")},
+	s := &cmSide{Cmd: w.verbenaCommand(w.contextWithTimeout(60), append([]string{"run", "--", buildWithLibibverbs(t,
+		"cm_states")},
 		argv...)...)}
 	in, err := s.StdinPipe()
 	if err != nil {
@@ -91,10 +92,10 @@ func (s *cmSide) remainingEvents(t *testing.T) string {
 	return strings.ToLower(strings.Join(strings.Split(strings.TrimSpace(said), "\n"), ", "))
 }
 
-// TestCMStates tests events that end a connection of two programs in each of its states. The programs must get the
-// events, end when they choose to, and leave no objects. A removed device sends no messages to its peers. (TestEnds
-// of package rdmacm also tests the loss of the peer, in virtual time.)
-func TestCMStates(t *testing.T) {
+// TestCMEventsInEachState tests events that end a connection of two programs in each of its states. The programs must
+// get the events, end when they choose to, and leave no objects. A removed device sends no messages to its peers.
+// (TestEnds of package rdmacm also tests the loss of the peer, in virtual time.)
+func TestCMEventsInEachState(t *testing.T) {
 	t.Parallel()
 	misfortunes := []struct {
 		name   string
@@ -155,8 +156,8 @@ func TestCMStates(t *testing.T) {
 					if strings.HasSuffix(m.name, "unplugged") {
 						here.mustRun("dev", "plug", "rxe0")
 					}
-					here.awaitCMEmpty()
-					there.awaitCMEmpty()
+					here.awaitNoCMObjects()
+					there.awaitNoCMObjects()
 				})
 			}
 		})

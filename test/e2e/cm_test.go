@@ -74,8 +74,8 @@ var cmPairs = []cmPair{
 		"ib_atomic_bw -R -e -q 4 -p PORT -n 200 ADDR", true},
 }
 
-// rpingCount is the option of rping to exchange a number of messages with -v.
-const rpingCount = 20
+// rpingCountOption is the option of rping to exchange a number of messages with -v.
+const rpingCountOption = 20
 
 // cmPairs6 lists the pairs that have an option to listen on an IPv6 address.
 var cmPairs6 = []cmPair{
@@ -118,12 +118,13 @@ func (p *cmPair) runWithRepeats(t *testing.T, server, client *testService, addr 
 		group = fmt.Sprintf("239.%d.%d.%d", v[1], v[2], v[3])
 	}
 	fill := strings.NewReplacer("ADDR", addr, "PORT", unusedTCPPort(), "GROUP", group, "DIR", dir, "LIBRARY",
-		librspreload())
-	ctx := server.deadline(60)
+		librspreloadPath())
+	ctx := server.contextWithTimeout(60)
 	trace := filepath.Join(dir, "trace")
 	start := func(w *testService, line string, flags ...string) (*exec.Cmd, *bytes.Buffer) {
 		var out bytes.Buffer
-		c := w.cmd(ctx, append(append([]string{"run"}, append(flags, "--")...), strings.Fields(fill.Replace(line))...)...)
+		c := w.verbenaCommand(ctx, append(append([]string{"run"}, append(flags, "--")...),
+			strings.Fields(fill.Replace(line))...)...)
 		c.Stdout, c.Stderr = &out, &out
 		if nc && line == p.client { // no pipe, because nc loops in select(2) at its end
 			f, err := os.Open(filepath.Join(dir, "from"))
@@ -167,9 +168,9 @@ func (p *cmPair) runWithRepeats(t *testing.T, server, client *testService, addr 
 	if strings.HasPrefix(p.client, "cmtime") && strings.Contains(cout.String(), "RDMA_CM_EVENT") {
 		t.Errorf("%s: got a failed connection with exit status 0:\n%s", p.name, cout)
 	}
-	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != rpingCount {
+	if n := strings.Count(cout.String(), "ping data: "); strings.HasSuffix(p.client, " -v") && n != rpingCountOption {
 		t.Errorf("%s: client got %d of its %d messages back, with exit status 0:\n%s", p.name, n,
-			rpingCount, cout)
+			rpingCountOption, cout)
 	}
 	if nc && !bytes.Equal(sout.Bytes(), payload) {
 		t.Errorf("%s: got %d bytes, want %d", p.name, sout.Len(), len(payload))
@@ -195,14 +196,14 @@ func ignoreRpingRace(line string, err error, out *bytes.Buffer) error {
 	return err
 }
 
-// librspreload returns the path of the library that replaces TCP sockets by the sockets of librdmacm.
-func librspreload() string {
+// librspreloadPath returns the path of the library that replaces TCP sockets by the sockets of librdmacm.
+func librspreloadPath() string {
 	found, _ := filepath.Glob("/usr/lib/*/rsocket/librspreload.so")
 	return strings.Join(found, " ")
 }
 
-// heldObjects returns the number of objects of a kind that all users of a service have.
-func (w *testService) heldObjects(kind string) int {
+// countHeldObjects returns the number of objects of a kind that all users of a service have.
+func (w *testService) countHeldObjects(kind string) int {
 	w.t.Helper()
 	for _, u := range w.sendRequest(&ctl.Request{Op: ctl.OpResShow}).Users {
 		for _, h := range u.Holds {
@@ -214,17 +215,17 @@ func (w *testService) heldObjects(kind string) int {
 	return 0
 }
 
-// awaitCMEmpty waits until no program has an object or an ID of the service.
-func (w *testService) awaitCMEmpty() {
+// awaitNoCMObjects waits until no program has an object or an ID of the service.
+func (w *testService) awaitNoCMObjects() {
 	w.t.Helper()
-	w.awaitEmpty()
-	if !testutil.PollUntil(func() bool { return w.heldObjects("cm-ids") == 0 }) {
-		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.heldObjects("cm-ids"), w.mustRun("res", "show"))
+	w.awaitNoProgramObjects()
+	if !testutil.PollUntil(func() bool { return w.countHeldObjects("cm-ids") == 0 }) {
+		w.t.Errorf("connection manager IDs: got %d, want 0:\n%s", w.countHeldObjects("cm-ids"), w.mustRun("res", "show"))
 	}
 }
 
-// TestConnectionManager runs the programs of librdmacm and perftest with one service.
-func TestConnectionManager(t *testing.T) {
+// TestCMPrograms runs the programs of librdmacm and perftest with one service.
+func TestCMPrograms(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping", "ucmatose", "udaddy", "mckey", "rdma_server", "rstream", "riostream", "rcopy",
 		"cmtime")
@@ -241,14 +242,14 @@ func TestConnectionManager(t *testing.T) {
 				}
 				cmPairs[j].run(t, w, w, c.addr)
 			}
-			w.awaitCMEmpty()
+			w.awaitNoCMObjects()
 		})
 	}
 }
 
-// TestConnectionManagers runs the same pairs between two services in two network namespaces, over IPv4 and IPv6.
+// TestCMProgramsOfTwoServices runs the same pairs between two services in two network namespaces, over IPv4 and IPv6.
 // One service runs as root and one as user nobody. tshark must decode the captured packets.
-func TestConnectionManagers(t *testing.T) {
+func TestCMProgramsOfTwoServices(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
 	needProgram(t, "tshark", "tshark", "dumpcap")
@@ -258,11 +259,11 @@ func TestConnectionManagers(t *testing.T) {
 	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
 	b := startService(t, users()[1], nsB, "--link", "rxe0=veth0")
 	file := filepath.Join(t.TempDir(), "cm.pcapng")
-	capture := a.cmd(a.deadline(120), "capture", "record", "-w", file)
+	capture := a.verbenaCommand(a.contextWithTimeout(120), "capture", "record", "-w", file)
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	a.awaitCapture(file)
+	a.awaitCaptureFile(file)
 	for j := range cmPairs {
 		if cmPairs[j].name != "mckey" && (fullMatrix || j%4 == 0) { // each side binds to its own address
 			cmPairs[j].run(t, a, b, "10.77.0.1")
@@ -275,8 +276,8 @@ func TestConnectionManagers(t *testing.T) {
 	for j := range cmPairs6 {
 		cmPairs6[j].run(t, a, b, "fd77::1")
 	}
-	a.awaitCMEmpty()
-	b.awaitCMEmpty()
+	a.awaitNoCMObjects()
+	b.awaitNoCMObjects()
 	capture.Process.Signal(syscall.SIGINT)
 	_ = capture.Wait()
 	out, err := exec.Command("tshark", "-r", file, "-Y", "infiniband.mad.mgmtclass == 7", "-T", "fields", "-e",
@@ -305,7 +306,7 @@ func TestCMAcrossNamespaces(t *testing.T) {
 	rping := cmPair{"rping", "rping -s -a ADDR -C 3", "rping -c -a ADDR -C 3 -V", true}
 	fails := func(t *testing.T, w *testService, says string, args ...string) {
 		t.Helper()
-		out, err := w.cmd(w.deadline(30), args...).CombinedOutput()
+		out, err := w.verbenaCommand(w.contextWithTimeout(30), args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), says) {
 			t.Errorf("%v: got %v, want an error with %q:\n%s", args, err, says, out)
 		}
@@ -320,8 +321,8 @@ func TestCMAcrossNamespaces(t *testing.T) {
 		rping.run(t, a, a, "::1")
 		fails(t, b, "RDMA_CM_EVENT_ADDR_ERROR", "run", "--", "rping", "-c", "-a", "127.0.0.1")
 		fails(t, newTestService(t, users()[0], ""), "4791", "serve", "--link", "rxe0="+addr)
-		a.awaitCMEmpty()
-		b.awaitCMEmpty()
+		a.awaitNoCMObjects()
+		b.awaitNoCMObjects()
 	})
 	t.Run("another network namespace", func(t *testing.T) {
 		nsA, nsB := newNetNSPair(t)
@@ -331,16 +332,16 @@ func TestCMAcrossNamespaces(t *testing.T) {
 		rping.run(t, a, &b, "10.77.0.1")
 		rping.run(t, &b, a, "10.77.0.1")
 		fails(t, &b, "rdma_bind_addr", "run", "--", "rping", "-s", "-a", "10.77.0.2")
-		a.awaitCMEmpty()
+		a.awaitNoCMObjects()
 	})
 }
 
-// TestCMSignals tests signals during calls that wait for a connection manager event.
-func TestCMSignals(t *testing.T) { runC(t, "cm_signals") }
+// TestSignalsDuringCMWaits tests signals during calls that wait for a connection manager event.
+func TestSignalsDuringCMWaits(t *testing.T) { runCProgram(t, "cm_signals") }
 
 // TestCMChannels tests event channels in loops, shared by threads, closed and duplicated. The test also tests
 // endpoints and ten thousand IDs.
-func TestCMChannels(t *testing.T) { runC(t, "cm_channels") }
+func TestCMChannels(t *testing.T) { runCProgram(t, "cm_channels") }
 
 // TestCMDescriptorNumbers tests that descriptor numbers are valid for select(2), and for event loops with few slots,
 // while the program has few open files. The test covers all limits of the program.
@@ -356,14 +357,14 @@ func TestCMDescriptorNumbers(t *testing.T) {
 		{"ulimit -n 256", "256", "100"},
 		{"ulimit -Sn 256; ulimit -Hn 4096", "1024", "100"},
 	} {
-		c := w.cmd(w.deadline(60), "run", "--", program, tt.slots, tt.own)
+		c := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", program, tt.slots, tt.own)
 		c.Args = append([]string{"sh", "-c", tt.limits + `; exec "$@"`, "sh"}, c.Args...)
 		c.Path = "/bin/sh"
 		if out, err := c.CombinedOutput(); err != nil || string(out) != "ok\n" {
 			t.Errorf("%s: %s own files: %v\n%s", tt.limits, tt.own, err, out)
 		}
 	}
-	w.awaitCMEmpty()
+	w.awaitNoCMObjects()
 }
 
 // TestCMDisconnect tests that each way to end one side of a connection notifies the other side.
@@ -385,7 +386,7 @@ func TestCMDisconnect(t *testing.T) {
 			w := startService(t, users()[0], "", "--link", "rxe0="+addr)
 			trace := filepath.Join(t.TempDir(), "trace")
 			var sout, cout bytes.Buffer
-			s := w.cmd(w.deadline(30), "run", "--trace="+trace, "--", "rping", "-s", "-a", addr)
+			s := w.verbenaCommand(w.contextWithTimeout(30), "run", "--trace="+trace, "--", "rping", "-s", "-a", addr)
 			s.Stdout, s.Stderr = &sout, &sout
 			if err := s.Start(); err != nil {
 				t.Fatal(err)
@@ -397,7 +398,7 @@ func TestCMDisconnect(t *testing.T) {
 				})
 			}
 			heard("LISTEN{")
-			client := w.cmd(w.deadline(30), "run", "--", "rping", "-c", "-a", addr)
+			client := w.verbenaCommand(w.contextWithTimeout(30), "run", "--", "rping", "-c", "-a", addr)
 			client.Stdout, client.Stderr = &cout, &cout
 			if err := client.Start(); err != nil {
 				t.Fatal(err)
@@ -413,7 +414,7 @@ func TestCMDisconnect(t *testing.T) {
 			if !strings.Contains(sout.String(), c.says) {
 				t.Errorf("server: got no %q in its output:\n%s", c.says, &sout)
 			}
-			w.awaitCMEmpty()
+			w.awaitNoCMObjects()
 		})
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// runC runs a program of testdata as each user and over both paths.
-func runC(t *testing.T, name string, args ...string) {
+// runCProgram runs a program of testdata as each user and over both paths.
+func runCProgram(t *testing.T, name string, args ...string) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, name)
 	for _, u := range users() {
@@ -25,33 +25,35 @@ func runC(t *testing.T, name string, args ...string) {
 			if !strings.HasSuffix(out, "ok\n") {
 				t.Errorf("program: got %s, want ok at the end", out)
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }
 
 // TestBlockingEvents tests blocking reads, O_NONBLOCK, poll, select, epoll, several queues on a channel, fork, and
 // event counts at destruction.
-func TestBlockingEvents(t *testing.T) { runC(t, "events") }
+func TestBlockingEvents(t *testing.T) { runCProgram(t, "events") }
 
-// TestEarlyPost tests that a SEND posted in RESET, INIT or RTR is refused and not sent later.
-func TestEarlyPost(t *testing.T) { runC(t, "early") }
+// TestEarlyPostIsRefused tests that a SEND posted in RESET, INIT or RTR is refused and not sent later.
+func TestEarlyPostIsRefused(t *testing.T) { runCProgram(t, "early") }
 
-// TestPinning tests rights and limits of registrations, and registered memory that the program unmaps.
-func TestPinning(t *testing.T) { runC(t, "pinning") }
+// TestRegistrationRightsAndLimits tests rights and limits of registrations, and registered memory that the program
+// unmaps.
+func TestRegistrationRightsAndLimits(t *testing.T) { runCProgram(t, "pinning") }
 
 // TestThousandContexts tests a thousand contexts that the program closes, or leaves to the service.
 func TestThousandContexts(t *testing.T) {
-	t.Run("closed", func(t *testing.T) { runC(t, "contexts", "1000") })
-	t.Run("left", func(t *testing.T) { runC(t, "contexts", "1000", "left") })
+	t.Run("closed", func(t *testing.T) { runCProgram(t, "contexts", "1000") })
+	t.Run("left", func(t *testing.T) { runCProgram(t, "contexts", "1000", "left") })
 }
 
 // TestDatagramHeaderType tests that the completion of a datagram reports IPv4 in its service level, and that an
 // address handle created from the completion works.
-func TestDatagramHeaderType(t *testing.T) { runC(t, "headertype") }
+func TestDatagramHeaderType(t *testing.T) { runCProgram(t, "headertype") }
 
-// TestPersistence tests that queue pairs, but not memory regions, may have the right to flush to persistent memory.
-func TestPersistence(t *testing.T) { runC(t, "persistence") }
+// TestPersistentFlushRights tests that queue pairs, but not memory regions, may have the right to flush to persistent
+// memory.
+func TestPersistentFlushRights(t *testing.T) { runCProgram(t, "persistence") }
 
 // TestProgramRecoversFromLimit tests a program that was refused an object of any kind. After it has freed its objects,
 // it must get the same number again. Objects of other kinds may use the freed resources.
@@ -66,7 +68,7 @@ func TestProgramRecoversFromLimit(t *testing.T) {
 	if out := w.mustRun("run", "--", program); out != "ok\n" {
 		t.Errorf("refill: got %s, want ok", out)
 	}
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 }
 
 // TestDrain tests a program that drains an extended completion queue, for which the providers of rdma-core v34 to
@@ -81,14 +83,14 @@ func TestDrain(t *testing.T) {
 		want   string
 		mended bool // the service corrects the count
 	}{{nil, "^ok\n$", true}, {[]string{"busy"}, "^(stale completions\n)?ok\n$", false}} {
-		cmd := w.cmd(w.deadline(60), append([]string{"run", "--", program}, c.args...)...)
+		cmd := w.verbenaCommand(w.contextWithTimeout(60), append([]string{"run", "--", program}, c.args...)...)
 		var said bytes.Buffer
 		cmd.Stderr = &said
 		out, err := cmd.Output()
 		if err != nil || !regexp.MustCompile(c.want).Match(out) {
 			t.Errorf("drain %v: %v, %s%s", c.args, err, out, said.String())
 		}
-		version := providerVersion(t)
+		version := libibverbsVersion(t)
 		want := 0
 		if version >= 34 && version < 55 && c.mended {
 			want = 1
@@ -100,11 +102,11 @@ func TestDrain(t *testing.T) {
 				said.String())
 		}
 	}
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 }
 
-// providerVersion returns the version of the installed libibverbs.
-func providerVersion(t *testing.T) int {
+// libibverbsVersion returns the version of the installed libibverbs.
+func libibverbsVersion(t *testing.T) int {
 	t.Helper()
 	found, _ := filepath.Glob("/usr/lib/*/libibverbs.so.1.*.*")
 	if len(found) != 1 {
@@ -119,15 +121,15 @@ func providerVersion(t *testing.T) int {
 }
 
 // TestWindowKeys tests that a bind uses only the low 8 bits of the requested key.
-func TestWindowKeys(t *testing.T) { runC(t, "windows") }
+func TestWindowKeys(t *testing.T) { runCProgram(t, "windows") }
 
 // TestZeroBased tests that addresses in a zero-based region are offsets from its first byte.
-func TestZeroBased(t *testing.T) { runC(t, "zerobased") }
+func TestZeroBased(t *testing.T) { runCProgram(t, "zerobased") }
 
 // TestDeviceLimits tests that a program can create one object of each kind with the maximum attributes that the
 // device reports. The test also tests a service that other users share, and a /dev/shm as small as in a container.
 func TestDeviceLimits(t *testing.T) {
-	runC(t, "limits")
+	runCProgram(t, "limits")
 	program := buildWithLibibverbs(t, "limits")
 	t.Run("shared", func(t *testing.T) {
 		needRoot(t)
@@ -143,7 +145,8 @@ func TestDeviceLimits(t *testing.T) {
 			w := newTestService(t, u, "")
 			script := fmt.Sprintf(`mount -t tmpfs -o size=64m,mode=1777 none /dev/shm &&
 				exec setpriv --reuid %d --clear-groups "$0" "$@"`, u.uid)
-			cmd := exec.CommandContext(w.deadline(60), "unshare", "-m", "sh", "-c", script, verbenaBinary(t), "run", "--private",
+			cmd := exec.CommandContext(w.contextWithTimeout(60), "unshare", "-m", "sh", "-c", script, verbenaBinary(t), "run",
+				"--private",
 				"--link", "rxe0="+unusedAddr(), "--", program)
 			out, err := cmd.CombinedOutput()
 			if err != nil || !strings.HasSuffix(string(out), "ok\n") {
@@ -153,16 +156,16 @@ func TestDeviceLimits(t *testing.T) {
 	})
 }
 
-// TestInvalidationFails tests that a SEND with a failing invalidation gets no acknowledgement, and that its receive
-// completes with an error.
-func TestInvalidationFails(t *testing.T) { runC(t, "invalidate") }
+// TestFailedInvalidationIsNotAcknowledged tests that a SEND with a failing invalidation gets no acknowledgement, and
+// that its receive completes with an error.
+func TestFailedInvalidationIsNotAcknowledged(t *testing.T) { runCProgram(t, "invalidate") }
 
-// TestPinnedPages tests that `res show` prints the number of a program's pinned pages.
-func TestPinnedPages(t *testing.T) {
+// TestResShowPrintsPinnedPages tests that `res show` prints the number of a program's pinned pages.
+func TestResShowPrintsPinnedPages(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "pinning")
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
-	cmd := w.cmd(w.deadline(60), "run", "--", program, "hold")
+	cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", program, "hold")
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -179,5 +182,5 @@ func TestPinnedPages(t *testing.T) {
 	}
 	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 	cmd.Wait()
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 }

@@ -29,29 +29,29 @@ func startPair(t *testing.T, w *testService, program string, args []string) (ser
 	t.Helper()
 	port := unusedTCPPort()
 	args = append([]string{"run", "--", program, "-p", port}, args...)
-	server = w.cmd(w.deadline(60), args...)
+	server = w.verbenaCommand(w.contextWithTimeout(60), args...)
 	server.Stdout, server.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
 	if err := server.Start(); err != nil {
 		t.Fatal(err)
 	}
 	(&programPair{server: w, port: port}).awaitListening(make(chan error, 1))
-	client = w.cmd(w.deadline(60), append(args, "127.0.0.1")...)
+	client = w.verbenaCommand(w.contextWithTimeout(60), append(args, "127.0.0.1")...)
 	client.Stdout, client.Stderr = &bytes.Buffer{}, &bytes.Buffer{}
 	if err := client.Start(); err != nil {
 		t.Fatal(err)
 	}
-	before := w.receivedPackets()
+	before := w.countReceivedPackets()
 	if !testutil.PollUntil(func() bool {
 		r := w.openContexts()
-		return len(r) == 2 && isConnected(r[0]) && isConnected(r[1]) && w.receivedPackets() > before+100
+		return len(r) == 2 && hasConnectedQP(r[0]) && hasConnectedQP(r[1]) && w.countReceivedPackets() > before+100
 	}) {
 		t.Fatalf("pair: got no exchange: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
 	}
 	return server, client
 }
 
-// receivedPackets returns the number of packets that the devices have received.
-func (w *testService) receivedPackets() (n uint64) {
+// countReceivedPackets returns the number of packets that the devices have received.
+func (w *testService) countReceivedPackets() (n uint64) {
 	w.t.Helper()
 	for _, d := range w.sendRequest(&ctl.Request{Op: ctl.OpStatShow}).Stats {
 		n += d.Counters["rcvd_pkts"]
@@ -59,7 +59,7 @@ func (w *testService) receivedPackets() (n uint64) {
 	return n
 }
 
-func isConnected(c ctl.ContextInfo) bool {
+func hasConnectedQP(c ctl.ContextInfo) bool {
 	// The queue pair of the passive side remains in RTR.
 	return len(c.QPs) > 0 && (c.QPs[0].State == "RTS" || c.QPs[0].State == "RTR")
 }
@@ -109,7 +109,7 @@ func TestKillProgram(t *testing.T) {
 					t.Errorf("launcher: got exit code %d, want 137", c)
 				}
 				waitWithin(t, "server", server, 5*time.Second)
-				w.awaitEmpty()
+				w.awaitNoProgramObjects()
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
 			p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args}
@@ -135,7 +135,7 @@ func TestKillPeer(t *testing.T) {
 	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
 		t.Errorf("survivor: got output %q, want a completion with error", out)
 	}
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 }
 
 // TestKillService tests that programs end with an error when their service is killed, both if they poll and if they
@@ -147,7 +147,7 @@ func TestKillService(t *testing.T) {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
 			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 			marker := filepath.Join(filepath.Dir(w.socket), "go")
-			bystander := w.cmd(w.deadline(60), "run", "--", "sh", "-c",
+			bystander := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "sh", "-c",
 				`echo ready; for i in $(seq 1000); do [ -e `+marker+` ] && break; sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
 			var bout bytes.Buffer
 			bystander.Stdout, bystander.Stderr = &bout, &bout
@@ -190,7 +190,7 @@ func TestLinkDelEndsPrograms(t *testing.T) {
 				t.Errorf("%s: got exit code %d, want the program's own error", name, code)
 			}
 		}
-		w.awaitEmpty()
+		w.awaitNoProgramObjects()
 		w.mustRun("link", "add", "rxe0", "--addr", unusedAddr())
 		w.mustRun("run", "--", "ibv_devinfo", "-d", "rxe0")
 	}

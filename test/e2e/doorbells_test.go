@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// deviceNumber returns the descriptor number of a program's device file.
-func (w *testService) deviceNumber(args ...string) int {
+// deviceFileNumber returns the descriptor number of a program's device file.
+func (w *testService) deviceFileNumber(args ...string) int {
 	w.t.Helper()
 	dir := newScratchDir(w.t)
 	if err := os.Chmod(dir, 0o777); err != nil { // the program may run as another user
@@ -49,7 +49,7 @@ func TestDoorbells(t *testing.T) {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
 			number := func(t *testing.T, how string, args ...string) int {
-				return startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", how).deviceNumber(args...)
+				return startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", how).deviceFileNumber(args...)
 			}
 			trapped, native := number(t, "trapped"), number(t, "native")
 			if native <= trapped {
@@ -78,7 +78,7 @@ func TestDoorbells(t *testing.T) {
 					cmPairs[i].run(t, w, w, addr)
 				}
 			}
-			w.awaitCMEmpty()
+			w.awaitNoCMObjects()
 			for _, end := range []string{"reset", "unplug", "stop", "kill"} {
 				t.Run(end, func(t *testing.T) {
 					w := startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", "native")

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// TestServiceEnds tests that no program blocks for ever after its service has ended. The program ib_write_lat polls
-// memory that its peer writes to. The program ibv_srq_pingpong waits for receives of a shared receive queue, which
-// an orderly end does not flush.
-func TestServiceEnds(t *testing.T) {
+// TestServiceEndBlocksNoProgram tests that no program blocks for ever after its service has ended. The program
+// ib_write_lat polls memory that its peer writes to. The program ibv_srq_pingpong waits for receives of a shared
+// receive queue, which an orderly end does not flush.
+func TestServiceEndBlocksNoProgram(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_lat")
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")

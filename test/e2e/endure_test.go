@@ -45,7 +45,7 @@ func (e *endureProcess) readOutput(r *bufio.Scanner) {
 	}
 }
 
-func (e *endureProcess) sessions() int {
+func (e *endureProcess) countSessions() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.ups
@@ -73,7 +73,8 @@ func startEndureProcesses(t *testing.T, w *testService, client *ctl.Client, n, q
 	program := buildWithLibibverbs(t, "endure")
 	s := &endureProcesses{t: t, w: w, client: client}
 	for i := range n {
-		e := &endureProcess{over: make(chan struct{}), cmd: w.cmd(t.Context(), "run", "--", program, strconv.Itoa(qps),
+		e := &endureProcess{over: make(chan struct{}), cmd: w.verbenaCommand(t.Context(), "run", "--", program,
+			strconv.Itoa(qps),
 			modes[i%len(modes)])}
 		e.cmd.Stderr = &e.errs
 		out, err := e.cmd.StdoutPipe()
@@ -95,7 +96,7 @@ func (s *endureProcesses) awaitSessions(since []int) {
 	s.t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
 	for i, e := range s.all {
-		for e.sessions() <= since[i] {
+		for e.countSessions() <= since[i] {
 			select {
 			case <-e.over:
 				s.t.Fatalf("process %d ended: %s", i, e.errs.String())
@@ -109,9 +110,9 @@ func (s *endureProcesses) awaitSessions(since []int) {
 	}
 }
 
-func (s *endureProcesses) sessions() (n []int) {
+func (s *endureProcesses) sessionCounts() (n []int) {
 	for _, e := range s.all {
-		n = append(n, e.sessions())
+		n = append(n, e.countSessions())
 	}
 	return n
 }
@@ -130,8 +131,8 @@ func (s *endureProcesses) deviceInfo() ctl.DevInfo {
 	return s.sendRequest(&ctl.Request{Op: ctl.OpDevShow}).Devs[0]
 }
 
-// reset resets the device, waits until it works again, and returns the duration.
-func (s *endureProcesses) reset(r ctl.DevReset) time.Duration {
+// resetDevice resets the device, waits until it works again, and returns the duration.
+func (s *endureProcesses) resetDevice(r ctl.DevReset) time.Duration {
 	s.t.Helper()
 	before := s.deviceInfo().Resets
 	r.Name = "rxe0"
@@ -187,7 +188,7 @@ func (s *endureProcesses) endAll() (totals [3]int) {
 			totals[k] += e.totals[k]
 		}
 	}
-	s.w.awaitEmpty()
+	s.w.awaitNoProgramObjects()
 	return totals
 }
 
@@ -218,7 +219,7 @@ func TestEndure(t *testing.T) {
 	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
 	w.mustRun("run", "--", "true") // the service then has allocated its long-lived resources
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 	client := dialControl(t, w)
 	if _, err := client.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil { // the service has accepted the connection
 		t.Fatal(err)
@@ -241,7 +242,7 @@ func TestEndure(t *testing.T) {
 		limit = 1 << 62
 	}
 	for n := 0; left[0]+left[1] > 0 && time.Since(began) < limit; n++ {
-		since := s.sessions()
+		since := s.sessionCounts()
 		if rnd.IntN(left[0]+left[1]) >= left[0] {
 			left[1]--
 			if left[1]%5 == 1 {
@@ -264,11 +265,11 @@ func TestEndure(t *testing.T) {
 			case 5:
 				s.sendRequest(&ctl.Request{Op: ctl.OpDevHang, Name: "rxe0"})
 			}
-			recoveries = append(recoveries, s.reset(how))
+			recoveries = append(recoveries, s.resetDevice(how))
 		}
 		s.awaitSessions(since)
 		if (n+1)%500 == 0 {
-			fmt.Printf("%d cycles in %v; service: %s\n", n+1, time.Since(began).Round(time.Second), memoryOf(pid))
+			fmt.Printf("%d cycles in %v; service: %s\n", n+1, time.Since(began).Round(time.Second), describeMemoryOf(pid))
 		}
 	}
 
@@ -284,7 +285,7 @@ func TestEndure(t *testing.T) {
 			"from the fatal event to a device: median %v, p99 %v, most %v; service: %s",
 			resets-left[0], plugs-left[1], time.Since(began).Round(
 				time.Second), processes, objects, totals[0], totals[1], totals[2],
-			recoveries[n/2], recoveries[n*99/100], recoveries[n-1], memoryOf(pid))
+			recoveries[n/2], recoveries[n*99/100], recoveries[n-1], describeMemoryOf(pid))
 	}
 }
 
@@ -306,8 +307,8 @@ func TestRecoveryTimes(t *testing.T) {
 			}
 			var times []time.Duration
 			for range resets {
-				since := s.sessions()
-				times = append(times, s.reset(ctl.DevReset{}))
+				since := s.sessionCounts()
+				times = append(times, s.resetDevice(ctl.DevReset{}))
 				s.awaitSessions(since)
 			}
 			if totals := s.endAll(); totals[2] < qps*resets {

@@ -23,7 +23,7 @@ func TestExchangeCommands(t *testing.T) {
 		if direct && program[0] == v {
 			args = append([]string{program[1], "--service"}, program[2:]...)
 		}
-		return w.cmd(w.deadline(60), append(args, more...)...)
+		return w.verbenaCommand(w.contextWithTimeout(60), append(args, more...)...)
 	}
 	direct := false
 	// both runs a server and then a client, and returns the output of both.
@@ -110,7 +110,7 @@ func TestExchangeCommands(t *testing.T) {
 			port := unusedTCPPort()
 			out := make(chan string, 2)
 			run := func(args ...string) {
-				c := w.cmd(w.deadline(60), append([]string{"run", "--", v, "perf", "-p", port}, args...)...)
+				c := w.verbenaCommand(w.contextWithTimeout(60), append([]string{"run", "--", v, "perf", "-p", port}, args...)...)
 				go func() {
 					b, err := c.CombinedOutput()
 					if err == nil {
@@ -131,7 +131,7 @@ func TestExchangeCommands(t *testing.T) {
 					t.Errorf("perf during a reset: %s", o)
 				}
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }

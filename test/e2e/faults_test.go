@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// ruleState is an entry of `fault show --json`.
-type ruleState struct {
+// faultRuleState is an entry of `fault show --json`.
+type faultRuleState struct {
 	ID                                        int
 	Dev                                       string
 	Seen, Hit, Dropped, Duplicated, Corrupted int
@@ -23,7 +23,7 @@ type ruleState struct {
 	NotReady                                  int `json:"not_ready"`
 }
 
-func (w *testService) activeRules() (list []ruleState) {
+func (w *testService) activeFaultRules() (list []faultRuleState) {
 	w.t.Helper()
 	if err := json.Unmarshal([]byte(w.mustRun("fault", "show", "--json")), &list); err != nil {
 		w.t.Fatal(err)
@@ -51,31 +51,31 @@ func (w *testService) runPingpong(args ...string) (*programPair, error) {
 	return p, p.runLossy()
 }
 
-// TestFaultFlags tests that each flag has its effect in a service that could use the shortcut, and that the
+// TestEachFaultFlagHasEffect tests that each flag has its effect in a service that could use the shortcut, and that the
 // programs complete.
-func TestFaultFlags(t *testing.T) {
+func TestEachFaultFlagHasEffect(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	addr := unusedAddr()
 	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+addr)
 	for _, c := range []struct {
 		flags []string
-		did   func(r ruleState) bool
+		did   func(r faultRuleState) bool
 	}{
-		{[]string{"--drop", "1%"}, func(r ruleState) bool { return r.Dropped > 0 }},
-		{[]string{"--drop", "0.3", "--limit", "40"}, func(r ruleState) bool { return r.Dropped > 0 && r.Dropped < 40 }},
-		{[]string{"--drop", "100%", "--skip", "50", "--limit", "3"}, func(r ruleState) bool {
+		{[]string{"--drop", "1%"}, func(r faultRuleState) bool { return r.Dropped > 0 }},
+		{[]string{"--drop", "0.3", "--limit", "40"}, func(r faultRuleState) bool { return r.Dropped > 0 && r.Dropped < 40 }},
+		{[]string{"--drop", "100%", "--skip", "50", "--limit", "3"}, func(r faultRuleState) bool {
 			return r.Dropped == 3 && r.Seen > 53
 		}},
-		{[]string{"--delay", "200us"}, func(r ruleState) bool { return r.Delayed == r.Seen && r.Seen > 0 }},
-		{[]string{"--jitter", "300us"}, func(r ruleState) bool { return r.Delayed > 0 }},
-		{[]string{"--duplicate", "5%"}, func(r ruleState) bool { return r.Duplicated > 0 }},
-		{[]string{"--reorder", "2%"}, func(r ruleState) bool { return r.Reordered > 0 }},
-		{[]string{"--corrupt", "1%"}, func(r ruleState) bool { return r.Corrupted > 0 }},
-		{[]string{"--rnr", "20%"}, func(r ruleState) bool { return r.NotReady > 0 && r.NotReady < r.Seen }},
-		{[]string{"--peer", addr, "--drop", "1%"}, func(r ruleState) bool { return r.Seen > 0 }},
-		{[]string{"--peer", "192.0.2.1", "--stop"}, func(r ruleState) bool { return r.Seen == 0 }},
-		{[]string{"--qp", "0xfffffe", "--drop", "100%"}, func(r ruleState) bool { return r.Seen == 0 }},
+		{[]string{"--delay", "200us"}, func(r faultRuleState) bool { return r.Delayed == r.Seen && r.Seen > 0 }},
+		{[]string{"--jitter", "300us"}, func(r faultRuleState) bool { return r.Delayed > 0 }},
+		{[]string{"--duplicate", "5%"}, func(r faultRuleState) bool { return r.Duplicated > 0 }},
+		{[]string{"--reorder", "2%"}, func(r faultRuleState) bool { return r.Reordered > 0 }},
+		{[]string{"--corrupt", "1%"}, func(r faultRuleState) bool { return r.Corrupted > 0 }},
+		{[]string{"--rnr", "20%"}, func(r faultRuleState) bool { return r.NotReady > 0 && r.NotReady < r.Seen }},
+		{[]string{"--peer", addr, "--drop", "1%"}, func(r faultRuleState) bool { return r.Seen > 0 }},
+		{[]string{"--peer", "192.0.2.1", "--stop"}, func(r faultRuleState) bool { return r.Seen == 0 }},
+		{[]string{"--qp", "0xfffffe", "--drop", "100%"}, func(r faultRuleState) bool { return r.Seen == 0 }},
 	} {
 		t.Run(strings.Join(c.flags, " "), func(t *testing.T) {
 			w := *w
@@ -84,20 +84,20 @@ func TestFaultFlags(t *testing.T) {
 			if _, err := w.runPingpong("-s", "65536", "-n", "20"); err != nil {
 				t.Fatal(err)
 			}
-			r := w.activeRules()
+			r := w.activeFaultRules()
 			if len(r) != 1 || r[0].ID != id || r[0].Dev != "rxe0" || !c.did(r[0]) {
 				t.Errorf("state of the rule: got %+v", r)
 			}
 			w.mustRun("fault", "clear", strconv.Itoa(id))
-			if r := w.activeRules(); len(r) != 0 {
+			if r := w.activeFaultRules(); len(r) != 0 {
 				t.Errorf("rules left: %+v", r)
 			}
 		})
 	}
 }
 
-// TestFaultStop tests that the peer appears dead under a rule with --stop.
-func TestFaultStop(t *testing.T) {
+// TestFaultStopMakesPeerDead tests that the peer appears dead under a rule with --stop.
+func TestFaultStopMakesPeerDead(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
@@ -112,8 +112,8 @@ func TestFaultStop(t *testing.T) {
 	}
 }
 
-// TestFaultSeed tests that a rule affects the same packets in each run with the same seed.
-func TestFaultSeed(t *testing.T) {
+// TestFaultSeedIsReproducible tests that a rule affects the same packets in each run with the same seed.
+func TestFaultSeedIsReproducible(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	dropped := func(seed string) int {
@@ -122,7 +122,7 @@ func TestFaultSeed(t *testing.T) {
 		if _, err := w.runPingpong("-s", "16384", "-n", "100"); err != nil {
 			t.Fatal(err)
 		}
-		r := w.activeRules()[0]
+		r := w.activeFaultRules()[0]
 		if r.Seen < 200 {
 			t.Fatalf("packets seen by the rule: got %d, want at least 200", r.Seen)
 		}
@@ -134,13 +134,13 @@ func TestFaultSeed(t *testing.T) {
 	}
 }
 
-// TestFaultQP tests that a rule for one queue pair does not affect other queue pairs.
-func TestFaultQP(t *testing.T) {
+// TestFaultAffectsOnlyItsQP tests that a rule for one queue pair does not affect other queue pairs.
+func TestFaultAffectsOnlyItsQP(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	port := unusedTCPPort()
 	args := []string{"run", "--", "stdbuf", "-oL", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", port}
-	server := w.cmd(w.deadline(60), args...)
+	server := w.verbenaCommand(w.contextWithTimeout(60), args...)
 	out, err := server.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -160,14 +160,14 @@ func TestFaultQP(t *testing.T) {
 	if _, err := w.runPingpong("-n", "100"); err != nil {
 		t.Errorf("other queue pairs: %v", err)
 	}
-	b, err := w.cmd(w.deadline(60), append(args, "127.0.0.1")...).CombinedOutput()
+	b, err := w.verbenaCommand(w.contextWithTimeout(60), append(args, "127.0.0.1")...).CombinedOutput()
 	server.Process.Signal(syscall.SIGTERM) // the server waits for a message at this point
 	io.Copy(io.Discard, lines)
 	server.Wait()
 	if err == nil || !strings.Contains(string(b), "transport retry counter exceeded") {
 		t.Errorf("the queue pair: %v\n%s%s", err, b, serverErr.String())
 	}
-	if r := w.activeRules()[0]; r.Dropped == 0 {
+	if r := w.activeFaultRules()[0]; r.Dropped == 0 {
 		t.Errorf("state of the rule: got %+v", r)
 	}
 }

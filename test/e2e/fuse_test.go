@@ -53,7 +53,7 @@ const (
 	fuseFile     = 2
 )
 
-var fuseNames = map[uint32]string{fuseGetattr: "getattr", fuseRead: "read", fuseWrite: "write", fuseFlush: "flush"}
+var fuseOpNames = map[uint32]string{fuseGetattr: "getattr", fuseRead: "read", fuseWrite: "write", fuseFlush: "flush"}
 
 // newStallFS mounts the file system for a user. The file system answers the operations in hold only after release.
 func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
@@ -78,7 +78,7 @@ func newStallFS(t *testing.T, uid uint32, hold ...uint32) *stallFS {
 		needCondition(t, false, fmt.Sprintf("mount a FUSE file system: %v", err))
 	}
 	t.Cleanup(f.abort)
-	go f.serve()
+	go f.serveRequests()
 	return f
 }
 
@@ -120,7 +120,7 @@ func (f *stallFS) awaitRequest(name string) {
 	}
 }
 
-func (f *stallFS) serve() {
+func (f *stallFS) serveRequests() {
 	defer unix.Close(f.fd)
 	for {
 		buf := make([]byte, 1<<17+4096)
@@ -140,7 +140,7 @@ func (f *stallFS) serve() {
 			continue
 		}
 		select {
-		case f.arrived <- fuseNames[op]:
+		case f.arrived <- fuseOpNames[op]:
 		default:
 		}
 		go func() {

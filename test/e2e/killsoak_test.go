@@ -97,7 +97,7 @@ func TestKillSoak(t *testing.T) {
 		{"ib_write_bw", "-d", "rxe0", "-x", "1", "-D", "60", "-p", "PORT", "127.0.0.1"}}})
 	if exec.Command("/usr/bin/python3", "-c", "import pyverbs.device").Run() == nil {
 		add("python3-pyverbs", killedProgram{"pyverbs", 1, 1500 * time.Millisecond,
-			[][]string{{"/usr/bin/python3", "-c", pyverbsHoard}}})
+			[][]string{{"/usr/bin/python3", "-c", pyverbsHoardScript}}})
 	}
 	seed := uint64(time.Now().UnixNano())
 	if n, err := strconv.ParseUint(os.Getenv("SEED"), 10, 64); err == nil {
@@ -114,18 +114,18 @@ func TestKillSoak(t *testing.T) {
 		s.awaitEmpty(i, what)
 		if i%500 == 499 {
 			fmt.Printf("round %d of %d after %v: %v; service: %s\n", i+1, rounds, time.Since(began).Round(time.Second), s.killed,
-				memoryOf(w.serve.Process.Pid))
+				describeMemoryOf(w.serve.Process.Pid))
 		}
 	}
 	t.Logf("%d rounds in %v: %v; they had %d contexts with %d objects; no object left after at most %v; service: %s",
 		rounds, time.Since(began).Round(time.Second), s.killed, s.contexts, s.objects, s.longest.Round(
-			time.Millisecond), memoryOf(w.serve.Process.Pid))
+			time.Millisecond), describeMemoryOf(w.serve.Process.Pid))
 	if s.objects == 0 {
 		t.Error("victims: created no object")
 	}
 }
 
-const pyverbsHoard = `
+const pyverbsHoardScript = `
 import pyverbs.device as d, pyverbs.pd as p, pyverbs.cq as c, pyverbs.mr as m, time
 from pyverbs.qp import QP, QPInitAttr, QPCap
 import pyverbs.enums as e
@@ -205,8 +205,8 @@ func footprintOf(t *testing.T, pid int, dir string) footprint {
 	return f
 }
 
-// memoryOf returns a description of a process's memory use for the log, which shows that it does not grow.
-func memoryOf(pid int) string {
+// describeMemoryOf returns a description of a process's memory use for the log, which shows that it does not grow.
+func describeMemoryOf(pid int) string {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	var list []string
 	for line := range strings.Lines(string(b)) {
@@ -323,7 +323,7 @@ func childrenOf(pid int) (list []int) {
 	return list
 }
 
-// awaitEmpty waits until no object or program of a round is left.
+// awaitNoProgramObjects waits until no object or program of a round is left.
 func (s *killSoak) awaitEmpty(round int, what string) {
 	var contexts, programs int
 	var now footprint

@@ -15,8 +15,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestLauncher tests that run passes arguments, output and exit codes through.
-func TestLauncher(t *testing.T) {
+// TestRunPassesArgumentsThrough tests that run passes arguments, output and exit codes through.
+func TestRunPassesArgumentsThrough(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	notExecutable := filepath.Join(t.TempDir(), "plain")
 	os.WriteFile(notExecutable, []byte("x"), 0o644)
@@ -44,7 +44,7 @@ func TestLauncher(t *testing.T) {
 		{"listing the devices", []string{"ls", "/sys/class/infiniband"}, "", 0, "rxe0\n", ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cmd := w.cmd(w.deadline(20), append([]string{"run", "--"}, c.args...)...)
+			cmd := w.verbenaCommand(w.contextWithTimeout(20), append([]string{"run", "--"}, c.args...)...)
 			var stdout, stderr bytes.Buffer
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(c.stdin), &stdout, &stderr
 			code := exitCode(cmd.Run())
@@ -69,7 +69,7 @@ func TestSignalsReachProgram(t *testing.T) {
 				t.Log("the signal is ignored here, as below nohup(1), and thus in the started programs")
 				return
 			}
-			cmd := w.cmd(w.deadline(20), "run", "--", "sh", "-c",
+			cmd := w.verbenaCommand(w.contextWithTimeout(20), "run", "--", "sh", "-c",
 				`trap 'echo got; exit 3' TERM INT USR1 HUP; echo ready; while :; do sleep 0.02; done`)
 			out, err := cmd.StdoutPipe()
 			if err != nil {
@@ -98,11 +98,11 @@ func TestServiceStartsOnDemand(t *testing.T) {
 	for _, u := range users() {
 		t.Run(u.name, func(t *testing.T) {
 			w := newTestService(t, u, "")
-			t.Cleanup(func() { w.cmd(context.Background(), "stop").Run() })
+			t.Cleanup(func() { w.verbenaCommand(context.Background(), "stop").Run() })
 			// Concurrent runs must use one service.
 			var cmds []*exec.Cmd
 			for range 4 {
-				c := w.cmd(w.deadline(30), "run", "--", "sleep", "0.3")
+				c := w.verbenaCommand(w.contextWithTimeout(30), "run", "--", "sleep", "0.3")
 				if err := c.Start(); err != nil {
 					t.Fatal(err)
 				}
@@ -119,7 +119,7 @@ func TestServiceStartsOnDemand(t *testing.T) {
 			}
 			w.mustRun("stop")
 			testutil.Eventually(t, "the service to end", func() bool {
-				return exitCode(w.cmd(context.Background(), "link", "show").Run()) == 125
+				return exitCode(w.verbenaCommand(context.Background(), "link", "show").Run()) == 125
 			})
 		})
 	}
@@ -137,9 +137,9 @@ func TestPrivateService(t *testing.T) {
 	}
 }
 
-// TestBadInput tests that invalid input causes exit code 125 and a single line with the reason, and that the
-// service continues.
-func TestBadInput(t *testing.T) {
+// TestInvalidInputIsRefused tests that invalid input causes exit code 125 and a single line with the reason, and that
+// the service continues.
+func TestInvalidInputIsRefused(t *testing.T) {
 	addr := unusedAddr()
 	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
 	other := newTestService(t, users()[0], "")
@@ -166,7 +166,7 @@ func TestBadInput(t *testing.T) {
 		{"private service on a taken port", w, []string{"run", "--private", "--link", "rxe0=" + addr, "--", "true"}, "4791"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			out, err := c.w.cmd(c.w.deadline(20), c.args...).CombinedOutput()
+			out, err := c.w.verbenaCommand(c.w.contextWithTimeout(20), c.args...).CombinedOutput()
 			if exitCode(err) != 125 || !strings.Contains(string(out), c.want) {
 				t.Errorf("command: got exit code %d, want 125; got %q, want %q in it", exitCode(err), out, c.want)
 			}
@@ -175,9 +175,9 @@ func TestBadInput(t *testing.T) {
 	w.mustRun("run", "--", "true")
 }
 
-// TestFullShm tests that programs need no space on /dev/shm for their queues. A service needs a little space on
-// /dev/shm for virtual files. Without space its error must name the remedy.
-func TestFullShm(t *testing.T) {
+// TestProgramsRunWithFullShm tests that programs need no space on /dev/shm for their queues. A service needs a little
+// space on /dev/shm for virtual files. Without space its error must name the remedy.
+func TestProgramsRunWithFullShm(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
@@ -190,7 +190,8 @@ func TestFullShm(t *testing.T) {
 		rm /dev/shm/others
 		"$0" run -- ibv_devinfo >/dev/null || echo "programs have failed afterwards"
 		kill $service; wait $service; cat $2/log`
-	cmd := exec.CommandContext(full.deadline(60), "unshare", "-m", "sh", "-c", script, verbenaBinary(t), unusedAddr(),
+	cmd := exec.CommandContext(full.contextWithTimeout(60), "unshare", "-m", "sh", "-c", script, verbenaBinary(t),
+		unusedAddr(),
 		t.TempDir())
 	cmd.Env = append(os.Environ(), "VERBENA_SOCKET="+full.socket)
 	out, err := cmd.CombinedOutput()

@@ -28,7 +28,7 @@ func TestPortFlap(t *testing.T) {
 	program := buildWithLibibverbs(t, "portflap")
 	for _, args := range [][]string{nil, {"--wire"}} {
 		w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + unusedAddr()}, args...)...)
-		cmd := w.cmd(w.deadline(60), "run", "--", program)
+		cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", program)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
 		stdout, err := cmd.StdoutPipe()
@@ -50,7 +50,7 @@ func TestPortFlap(t *testing.T) {
 		if err := cmd.Wait(); err != nil || said != "ok" {
 			t.Errorf("%v: got %v, after %q\n%s", args, err, said, &stderr)
 		}
-		w.awaitEmpty()
+		w.awaitNoProgramObjects()
 	}
 }
 
@@ -70,8 +70,10 @@ func TestShapedFlaps(t *testing.T) {
 		{"dev", "hang", "rxe1"}, {"link", "set", "rxe1", "down"}, {"link", "del", "rxe1"}} {
 		w.mustRun("link", "set", "rxe1", "--rate", "1Mbit", "--delay", "2s", "--queue", "1MB", "--ecn-threshold", "1KB")
 		port := unusedTCPPort()
-		server := w.cmd(w.deadline(60), "run", "--", "ib_write_bw", "-d", "rxe0", "-x", "1", "-p", port, "-D", "30")
-		client := w.cmd(w.deadline(60), "run", "--", "ib_write_bw", "-d", "rxe1", "-x", "1", "-p", port, "-D", "30",
+		server := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "ib_write_bw", "-d", "rxe0", "-x", "1", "-p",
+			port, "-D", "30")
+		client := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "ib_write_bw", "-d", "rxe1", "-x", "1", "-p",
+			port, "-D", "30",
 			"127.0.0.1")
 		for i, c := range []*exec.Cmd{server, client} {
 			if err := c.Start(); err != nil {
@@ -90,7 +92,7 @@ func TestShapedFlaps(t *testing.T) {
 			c.Process.Signal(syscall.SIGKILL)
 			c.Wait()
 		}
-		w.awaitEmpty()
+		w.awaitNoProgramObjects()
 		switch end[1] {
 		case "unplug":
 			w.mustRun("dev", "plug", "rxe1")
@@ -106,7 +108,7 @@ func TestShapedFlaps(t *testing.T) {
 	}
 	// At the end the service stops with a full queue: see startService.
 	w.mustRun("link", "set", "rxe0", "--delay", "1m")
-	p := w.cmd(w.deadline(60), "run", "--", "ibv_uc_pingpong", "-d", "rxe0", "-g", "1")
+	p := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "ibv_uc_pingpong", "-d", "rxe0", "-g", "1")
 	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +141,7 @@ func faultyPingpong(listens bool, args ...string) faultyProgram {
 	return faultyProgram{name: args[0], server: args, client: append(slices.Clone(args), "127.0.0.1"), listens: listens}
 }
 
-func (p faultyProgram) named(name string) faultyProgram {
+func (p faultyProgram) withName(name string) faultyProgram {
 	p.name = name
 	return p
 }
@@ -147,7 +149,7 @@ func (p faultyProgram) named(name string) faultyProgram {
 // faultyPrograms lists the programs of docs/results/failover-verbs.md. CI runs only the first one.
 var faultyPrograms = []faultyProgram{
 	faultyPingpong(true, "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-e", "-p",
-		"PORT").named("ibv_rc_pingpong -e"),
+		"PORT").withName("ibv_rc_pingpong -e"),
 	faultyPingpong(true, "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
 	faultyPingpong(true, "ibv_ud_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
 	faultyPingpong(true, "ibv_uc_pingpong", "-d", "rxe0", "-g", "1", "-n", "10", "-p", "PORT"),
@@ -158,9 +160,11 @@ var faultyPrograms = []faultyProgram{
 	faultyPingpong(true, "ib_atomic_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
 	faultyPingpong(true, "ib_atomic_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-p", "PORT"),
 	faultyPingpong(true, "ib_send_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-c", "UD", "-p",
-		"PORT").named("ib_send_bw -c UD"),
-	faultyPingpong(true, "ib_send_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-e", "-p", "PORT").named("ib_send_lat -e"),
-	faultyPingpong(false, "ib_write_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-R", "-p", "PORT").named("ib_write_bw -R"),
+		"PORT").withName("ib_send_bw -c UD"),
+	faultyPingpong(true, "ib_send_lat", "-d", "rxe0", "-x", "1", "-n", "10", "-e", "-p",
+		"PORT").withName("ib_send_lat -e"),
+	faultyPingpong(false, "ib_write_bw", "-d", "rxe0", "-x", "1", "-n", "10", "-R", "-p",
+		"PORT").withName("ib_write_bw -R"),
 	{name: "rdma_server, rdma_client", server: []string{"rdma_server", "-p", "PORT"},
 		client: []string{"rdma_client", "-s", "127.0.0.1", "-p", "PORT"}},
 	{name: "rping", server: []string{"rping", "-s", "-a", "127.0.0.1", "-C", "3", "-p", "PORT"},
@@ -233,7 +237,7 @@ func lastWordLine(out string) string {
 		if l = strings.TrimSpace(l); strings.Trim(l, "-+*| ") == "" {
 			continue
 		}
-		if variableOutput.MatchString(l) {
+		if variableOutputPattern.MatchString(l) {
 			return "" // lines of figures and numbers only
 		}
 		return l
@@ -241,13 +245,13 @@ func lastWordLine(out string) string {
 	return ""
 }
 
-// variableOutput matches output that differs between runs.
-var variableOutput = regexp.MustCompile(`0x|[0-9]\.[0-9]|usec|GID`)
+// variableOutputPattern matches output that differs between runs.
+var variableOutputPattern = regexp.MustCompile(`0x|[0-9]\.[0-9]|usec|GID`)
 
-// runFaulty runs a program to its end. If one end has failed and the other still waits, runFaulty kills the waiting
-// end.
-func runFaulty(w *testService, p *faultyProgram, addr string, stay time.Duration) (o pairOutcome, hang bool) {
-	ctx := w.deadline(60)
+// runWithVerbFaults runs a program to its end. If one end has failed and the other still waits, runWithVerbFaults kills
+// the waiting end.
+func runWithVerbFaults(w *testService, p *faultyProgram, addr string, stay time.Duration) (o pairOutcome, hang bool) {
+	ctx := w.contextWithTimeout(60)
 	type end struct {
 		cmd  *exec.Cmd
 		out  bytes.Buffer
@@ -259,7 +263,7 @@ func runFaulty(w *testService, p *faultyProgram, addr string, stay time.Duration
 		for i := range args {
 			args[i] = strings.NewReplacer("ADDR", addr, "PORT", port).Replace(args[i])
 		}
-		e := &end{cmd: w.cmd(ctx, append([]string{"run", "--"}, args...)...), done: make(chan error, 1)}
+		e := &end{cmd: w.verbenaCommand(ctx, append([]string{"run", "--"}, args...)...), done: make(chan error, 1)}
 		e.cmd.Stdout, e.cmd.Stderr = &e.out, &e.out
 		e.cmd.Dir = dir // crashing programs write the reason to this file
 		e.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -356,7 +360,7 @@ func TestVerbFaults(t *testing.T) {
 	tables := make([]string, len(programs))
 	t.Cleanup(func() {
 		if pattern == "." {
-			text := verbFaultsHead + strings.Join(tables, "")
+			text := verbFaultsHeader + strings.Join(tables, "")
 			if err := os.WriteFile("../../docs/results/failover-verbs.md", []byte(text), 0o644); err != nil {
 				t.Error(err)
 			}
@@ -385,7 +389,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 	for _, v := range service.VerbNames() {
 		w.mustRun("fault", "add", "--verb", v, "--delay", "1ns")
 	}
-	clean, hang := runFaulty(w, p, addr, 5*time.Second)
+	clean, hang := runWithVerbFaults(w, p, addr, 5*time.Second)
 	if hang || p.client != nil && (clean.server != "0" && clean.server != "serves" || clean.client != "0") {
 		t.Fatalf("%s without faults: %v: %s", p.name, clean, clean.says)
 	}
@@ -410,7 +414,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 		var nths []int
 		for nth := 1; nth <= min(n, maxFailedCalls); nth++ {
 			w.mustRun("fault", "add", "--verb", verb, "--errno", "ENOMEM", "--nth", fmt.Sprint(nth))
-			o, hang := runFaulty(w, p, addr, time.Second)
+			o, hang := runWithVerbFaults(w, p, addr, time.Second)
 			r := w.verbFaults()
 			switch {
 			case len(r) != 1 || r[0].Hit > 1 || r[0].Seen >= nth && r[0].Hit == 0:
@@ -419,7 +423,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 				t.Errorf("%s, %s %d: neither end exits", p.name, verb, nth)
 			}
 			w.mustRun("fault", "clear")
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 			if r[0].Hit == 0 {
 				continue // the program did not reach this call in this run
 			}
@@ -432,20 +436,21 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			}
 		}
 		if len(became) > 0 {
-			fmt.Fprintf(&rows, "| %s | %d | %s | %s |\n", verb, calls[verb], outcomeList(nths, became), errorMessage(became))
+			fmt.Fprintf(&rows, "| %s | %d | %s | %s |\n", verb, calls[verb], formatOutcomes(nths, became),
+				firstErrorMessage(became))
 		}
 	}
 	// Remaining faults would affect this run of the program.
-	if again, hang := runFaulty(w, p, addr, 5*time.Second); hang || again.server != clean.server ||
+	if again, hang := runWithVerbFaults(w, p, addr, 5*time.Second); hang || again.server != clean.server ||
 		again.client != clean.client {
 		t.Errorf("%s after the faults: %v: %s", p.name, again, again.says)
 	}
 	table := fmt.Sprintf("\n## %s\n\n| verb | calls | exit codes | it says |\n|---|---|---|---|\n%s", p.name, &rows)
-	return table + reasonsOf(p.name, odd)
+	return table + hangReasonsOf(p.name, odd)
 }
 
-// reasonsOf returns the explanations for verbs after which both ends wait, or an end crashes.
-func reasonsOf(program string, verbs []string) (list string) {
+// hangReasonsOf returns the explanations for verbs after which both ends wait, or an end crashes.
+func hangReasonsOf(program string, verbs []string) (list string) {
 	var whys []string
 	of := map[string][]string{}
 	for _, v := range slices.Compact(verbs) {
@@ -464,9 +469,9 @@ func reasonsOf(program string, verbs []string) (list string) {
 	return list
 }
 
-// outcomeList returns the outcomes as a list, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits
+// formatOutcomes returns the outcomes as a list, and joins equal outcomes of consecutive calls: "1–2: 1 / 1, 3: waits
 // / 1".
-func outcomeList(nths []int, became []pairOutcome) string {
+func formatOutcomes(nths []int, became []pairOutcome) string {
 	var list []string
 	for i := 0; i < len(became); {
 		j := i + 1
@@ -486,8 +491,8 @@ func outcomeList(nths []int, became []pairOutcome) string {
 	return strings.Join(list, ", ")
 }
 
-// errorMessage returns the message of the first outcome with an error at one end.
-func errorMessage(became []pairOutcome) string {
+// firstErrorMessage returns the message of the first outcome with an error at one end.
+func firstErrorMessage(became []pairOutcome) string {
 	for _, o := range became {
 		if strings.Trim(o.String(), "0serv /") != "" && o.says != "" {
 			return fmt.Sprintf("%.120s", strings.NewReplacer("|", "\\|", "`", "'").Replace(o.says))
@@ -550,7 +555,7 @@ var crashExitCodes = []string{"139", "134"}
 // maxFailedCalls limits the number of failed calls for each verb. Programs handle later calls in the same way.
 const maxFailedCalls = 4
 
-const verbFaultsHead = `# Results: one verb fails, and the program's reaction
+const verbFaultsHeader = `# Results: one verb fails, and the program's reaction
 
 [failover-verbs.md](../failover-verbs.md) has the conclusions. ` + "`make verb-faults`" + ` writes this file.
 
@@ -577,11 +582,11 @@ type verbFaultState struct {
 
 func (w *testService) verbFaults() (list []verbFaultState) {
 	w.t.Helper()
-	unmarshal(w, w.mustRun("fault", "show", "--json"), &list)
+	mustUnmarshal(w, w.mustRun("fault", "show", "--json"), &list)
 	return list
 }
 
-func unmarshal(w *testService, text string, v any) {
+func mustUnmarshal(w *testService, text string, v any) {
 	w.t.Helper()
 	if err := json.Unmarshal([]byte(text), v); err != nil {
 		w.t.Fatal(err)

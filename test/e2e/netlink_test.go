@@ -46,12 +46,12 @@ func TestRdmaTool(t *testing.T) {
 				links[0].Netdev != "lo" {
 				t.Errorf("rdma link show -j: %+v, %v", links, err)
 			}
-			s := w.cmd(w.deadline(60), "run", "--", "rping", "-s", "-a", addr)
+			s := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "rping", "-s", "-a", addr)
 			if err := s.Start(); err != nil {
 				t.Fatal(err)
 			}
 			testutil.PollUntil(func() bool { return strings.Contains(rdma("resource", "show", "cm_id"), "state LISTEN") })
-			c := w.cmd(w.deadline(60), "run", "--", "rping", "-c", "-a", addr)
+			c := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "rping", "-c", "-a", addr)
 			if err := c.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +62,7 @@ func TestRdmaTool(t *testing.T) {
 			}
 			// The counts of rdma and of `verbena res show` must agree.
 			var pds, mrs, cqs, qps int
-			for _, h := range w.resShow() {
+			for _, h := range w.showResources() {
 				pds, mrs, cqs, qps = pds+h.PDs, mrs+len(h.MRs), cqs+len(h.CQs), qps+len(h.QPs)
 			}
 			want := fmt.Sprintf("pd %d cq %d qp %d cm_id 3 mr %d ctx 2 srq 0", pds, cqs, qps, mrs)
@@ -70,7 +70,8 @@ func TestRdmaTool(t *testing.T) {
 				t.Errorf("rdma resource: got no %q in:\n%s", want, out)
 			}
 			// The entry of an SRQ shows its PD, and the queue pairs that receive from it.
-			p := w.cmd(w.deadline(60), "run", "--", "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-q", "3", "-p",
+			p := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "ibv_srq_pingpong", "-d", "rxe0", "-g", "1", "-q",
+				"3", "-p",
 				unusedTCPPort())
 			if err := p.Start(); err != nil {
 				t.Fatal(err)
@@ -102,7 +103,7 @@ func TestRdmaTool(t *testing.T) {
 			if out := w.mustRun("link", "show"); strings.Contains(out, "rxe7") {
 				t.Errorf("rdma link delete: got rxe7 still in the list:\n%s", out)
 			}
-			w.awaitCMEmpty()
+			w.awaitNoCMObjects()
 		})
 	}
 }
@@ -116,7 +117,7 @@ func TestRdmaToolForeignService(t *testing.T) {
 	addr := unusedAddr()
 	w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+addr)
 	os.Chmod(filepath.Dir(w.socket), 0o755)
-	s := w.cmd(w.deadline(60), "run", "--", "rping", "-s", "-a", addr)
+	s := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "rping", "-s", "-a", addr)
 	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -127,13 +128,14 @@ func TestRdmaToolForeignService(t *testing.T) {
 	testutil.PollUntil(func() bool {
 		return strings.Contains(w.mustRun("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN")
 	})
-	other := w.as(users()[1].uid)
+	other := w.asUser(users()[1].uid)
 	if out := other.mustRun("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") ||
 		!strings.Contains(out, "ctx 0 ") {
 		t.Errorf("another user sees:\n%s", out)
 	}
 	for _, args := range [][]string{{"link", "add", "rxe7", "type", "rxe", "netdev", "lo"}, {"link", "delete", "rxe0"}} {
-		out, err := other.cmd(w.deadline(20), append([]string{"run", "--", "rdma"}, args...)...).CombinedOutput()
+		out, err := other.verbenaCommand(w.contextWithTimeout(20), append([]string{"run", "--", "rdma"},
+			args...)...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), "not permitted") {
 			t.Errorf("rdma %v by another user: got %v: %s", args, err, out)
 		}

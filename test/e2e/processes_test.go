@@ -78,7 +78,7 @@ func TestForkExecSpawn(t *testing.T) {
 					}
 				})
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }

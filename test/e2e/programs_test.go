@@ -63,13 +63,13 @@ func TestDeviceListing(t *testing.T) {
 			if n := strings.Count(out, "GID["); n != 2 {
 				t.Errorf("ibv_devinfo: got %d GIDs, want 2:\n%s", n, out)
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }
 
-// iterations returns the full count, or a count that limits one cell of the matrix to 16 MB.
-func iterations(size int) int {
+// iterationCount returns the full count, or a count that limits one cell of the matrix to 16 MB.
+func iterationCount(size int) int {
 	if fullMatrix {
 		return 10000
 	}
@@ -88,7 +88,7 @@ func TestPingpongRC(t *testing.T) {
 						if !fullMatrix && mtu != 1024 && (mode == "events" || mtu != 4096 && (c.user.uid != 0 || mtu != 256)) {
 							continue
 						}
-						args := []string{"-d", "rxe0", "-g", "1", "-n", fmt.Sprint(iterations(size)), "-c",
+						args := []string{"-d", "rxe0", "-g", "1", "-n", fmt.Sprint(iterationCount(size)), "-c",
 							"-s", fmt.Sprint(size), "-m", fmt.Sprint(mtu)}
 						if mode == "events" {
 							args = append(args, "-e")
@@ -101,7 +101,7 @@ func TestPingpongRC(t *testing.T) {
 					}
 				}
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }
@@ -161,7 +161,7 @@ func TestSharedQueues(t *testing.T) {
 				}
 			})
 		}
-		w.awaitEmpty()
+		w.awaitNoProgramObjects()
 	}
 }
 
@@ -180,7 +180,7 @@ func TestMulticast(t *testing.T) {
 			if err := p.run(); err != nil {
 				t.Fatal(err)
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }
@@ -216,18 +216,18 @@ func TestPerftest(t *testing.T) {
 						if err := p.run(); err != nil {
 							t.Fatalf("%s %s: %v", tool, variant, err)
 						}
-						t.Logf("%s %s: %s", tool, variant, lastFigures(p.clientOut))
+						t.Logf("%s %s: %s", tool, variant, lastFigureLine(p.clientOut))
 					}
 				}
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }
 
 var figuresPattern = regexp.MustCompile(`(?m)^\s*\d+\s+\d+(\s+[\d.]+)+\s*$`)
 
-func lastFigures(out string) string {
+func lastFigureLine(out string) string {
 	m := figuresPattern.FindAllString(out, -1)
 	if len(m) == 0 {
 		return "no figure in: " + out
@@ -254,7 +254,7 @@ func TestManyEventRuns(t *testing.T) {
 		}
 	}
 	t.Logf("%d runs in %v", runs, time.Since(start).Round(time.Millisecond))
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 }
 
 // TestLibfabric tests a server of fi_pingpong without an address. A client on another host must find the server by
@@ -267,14 +267,14 @@ func TestLibfabric(t *testing.T) {
 		for _, how := range [][]string{{"-p", "verbs", "-e", "msg"}, {"-p", "verbs;ofi_rxm", "-e", "rdm"}} {
 			port := unusedTCPPort()
 			args := append([]string{"run", "--", "fi_pingpong", "-I", "10"}, how...)
-			server := a.cmd(a.deadline(60), append(args, "-B", port)...)
+			server := a.verbenaCommand(a.contextWithTimeout(60), append(args, "-B", port)...)
 			var said bytes.Buffer
 			server.Stdout, server.Stderr = &said, &said
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
 			}
 			a.mustRun("wait", "--listen", port)
-			out, err := b.cmd(b.deadline(60), append(args, "-P", port, addr)...).CombinedOutput()
+			out, err := b.verbenaCommand(b.contextWithTimeout(60), append(args, "-P", port, addr)...).CombinedOutput()
 			if serr := server.Wait(); err != nil || serr != nil {
 				t.Errorf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", how, serr, err, &said, out)
 			}

@@ -22,7 +22,7 @@ func TestPyverbs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	recorded, _, err := pyverbs.Verbena()
+	recorded, _, err := pyverbs.VerbenaResults()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,7 +35,7 @@ func TestPyverbs(t *testing.T) {
 			t.Parallel()
 			w := startService(t, user{"user", uint32(os.Getuid())}, "",
 				append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
-			cmd := w.cmd(w.deadline(240), "run", "--", run, "rxe0", "1", "1")
+			cmd := w.verbenaCommand(w.contextWithTimeout(240), "run", "--", run, "rxe0", "1", "1")
 			if cache, err := os.UserCacheDir(); err == nil {
 				cmd.Env = append(cmd.Env, "XDG_CACHE_HOME="+cache) // this cache may contain the tests
 			}
@@ -48,7 +48,7 @@ func TestPyverbs(t *testing.T) {
 				t.Error(c)
 			}
 			t.Logf("passing tests: got %d, want %d as recorded", got.Count(pyverbs.OK), recorded.Count(pyverbs.OK))
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }

@@ -15,8 +15,10 @@ func TestQPTrace(t *testing.T) {
 	t.Parallel()
 	w := sharedService(t)
 	port := unusedTCPPort()
-	server := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port)
-	client := w.cmd(w.deadline(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64", "-D", "4", "-p", port,
+	server := w.verbenaCommand(w.contextWithTimeout(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64",
+		"-D", "4", "-p", port)
+	client := w.verbenaCommand(w.contextWithTimeout(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64",
+		"-D", "4", "-p", port,
 		"127.0.0.1")
 	if err := server.Start(); err != nil {
 		t.Fatal(err)

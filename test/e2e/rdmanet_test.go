@@ -23,12 +23,12 @@ var openModes = []struct {
 	cmd  func(w *testService, program string, args ...string) *exec.Cmd
 }{
 	{"verbena run", func(w *testService, program string, args ...string) *exec.Cmd {
-		c := w.cmd(w.deadline(100), append([]string{"run", "--", program}, args...)...)
+		c := w.verbenaCommand(w.contextWithTimeout(100), append([]string{"run", "--", program}, args...)...)
 		c.Env = append(c.Env, "VERBS_DEVICE=rxe0")
 		return c
 	}},
 	{"socket", func(w *testService, program string, args ...string) *exec.Cmd {
-		c := w.cmd(w.deadline(100))
+		c := w.verbenaCommand(w.contextWithTimeout(100))
 		c.Path, c.Args = program, append([]string{program}, args...)
 		c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket)
 		return c
@@ -46,7 +46,7 @@ func TestRdmanet(t *testing.T) {
 			t.Errorf("%s: %v\n%s", way.name, err, out)
 		}
 	}
-	w.awaitEmpty() // the service detects the end of a program a moment later
+	w.awaitNoProgramObjects() // the service detects the end of a program a moment later
 }
 
 // TestRdmanetAcross runs nettest's tests, and transfers of both kinds, between the services of two network
@@ -85,7 +85,7 @@ func TestRdmanetAcross(t *testing.T) {
 		}
 	}
 	for _, w := range []*testService{a, b} {
-		w.awaitEmpty() // the service detects the end of a program a moment later
+		w.awaitNoProgramObjects() // the service detects the end of a program a moment later
 	}
 }
 
@@ -125,5 +125,5 @@ func TestRdmanetReset(t *testing.T) {
 			}
 		}
 	}
-	w.awaitEmpty() // the service detects the end of a program a moment later
+	w.awaitNoProgramObjects() // the service detects the end of a program a moment later
 }

@@ -24,7 +24,7 @@ func TestRecoveryRecipes(t *testing.T) {
 	if err := os.Symlink(verbenaBinary(t), filepath.Join(dir, "verbena")); err != nil {
 		t.Fatal(err)
 	}
-	c := exec.CommandContext(w.deadline(200), "sh", "recover.sh")
+	c := exec.CommandContext(w.contextWithTimeout(200), "sh", "recover.sh")
 	c.Dir = dir
 	c.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "VERBENA_SOCKET="+w.socket)
 	out, err := c.CombinedOutput()

@@ -22,14 +22,15 @@ func TestReports(t *testing.T) {
 				}
 				want := regexp.MustCompile(`^ok\n$`)
 				// The library leaves the length of a list of inline data at 0, and no device can detect this.
-				if v := providerVersion(t); r.C == "inline_list" && v >= 34 && v < 64 {
+				if v := libibverbsVersion(t); r.C == "inline_list" && v >= 34 && v < 64 {
 					want = regexp.MustCompile(`^verbena: .* inline data and the length 0; .*\nempty\nok\n$`)
 				}
-				if out, err := w.cmd(w.deadline(60), "run", "--", program, r.C).CombinedOutput(); err != nil || !want.Match(out) {
+				if out, err := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", program, r.C).CombinedOutput(); err != nil ||
+					!want.Match(out) {
 					t.Errorf("%s (%s): got %q, %v, want %v", r.ID, r.C, out, err, want)
 				}
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }

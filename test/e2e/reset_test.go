@@ -39,9 +39,9 @@ func checkNoQueueFiles(t *testing.T, service int) {
 	})
 }
 
-// TestResetPrograms tests that programs without support for resets end with an error within seconds after their
+// TestResetEndsPrograms tests that programs without support for resets end with an error within seconds after their
 // device is reset or unplugged. The programs must leave no objects, and later programs must work.
-func TestResetPrograms(t *testing.T) {
+func TestResetEndsPrograms(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_asyncwatch")
 	needProgram(t, "perftest", "ib_send_bw")
@@ -78,7 +78,7 @@ func TestResetPrograms(t *testing.T) {
 				t.Parallel()
 				w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
 				server, client := startPair(t, w, p.name, p.args)
-				watch := w.cmd(w.deadline(60), "run", "--", "ibv_asyncwatch", "-d", "rxe0")
+				watch := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "ibv_asyncwatch", "-d", "rxe0")
 				var seen bytes.Buffer
 				watch.Stdout, watch.Stderr = &seen, &seen
 				if err := watch.Start(); err != nil {
@@ -99,7 +99,7 @@ func TestResetPrograms(t *testing.T) {
 				if fail.after != nil {
 					w.mustRun(append([]string{"dev"}, fail.after...)...)
 				}
-				w.awaitEmpty()
+				w.awaitNoProgramObjects()
 				checkNoQueueFiles(t, w.serve.Process.Pid)
 				testutil.PollUntil(func() bool { return w.firstDevice().State == "running" })
 				args := []string{"-d", "rxe0", "-g", "1", "-c"}
@@ -165,7 +165,8 @@ func TestUnreachableHardware(t *testing.T) {
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	refused := func(why string, args ...string) {
 		t.Helper()
-		if out, err := w.cmd(w.deadline(20), args...).CombinedOutput(); err == nil || !strings.Contains(string(out), why) {
+		if out, err := w.verbenaCommand(w.contextWithTimeout(20), args...).CombinedOutput(); err == nil ||
+			!strings.Contains(string(out), why) {
 			t.Errorf("verbena %v: %v: %s", args, err, out)
 		}
 	}
@@ -184,7 +185,7 @@ func TestUnreachableHardware(t *testing.T) {
 		}
 	}
 	// An outage that was ended by a command must not affect the next outage.
-	short := w.cmd(w.deadline(20), "dev", "reset", "rxe0", "--unreachable=500ms")
+	short := w.verbenaCommand(w.contextWithTimeout(20), "dev", "reset", "rxe0", "--unreachable=500ms")
 	if err := short.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -214,7 +215,7 @@ func TestZombieKeepsOldDevice(t *testing.T) {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
 			w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
-			c := w.cmd(w.deadline(60), "run", "--", python, "-c", zombieScript)
+			c := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", python, "-c", zombieScript)
 			in, err := c.StdinPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -260,7 +261,7 @@ func TestZombieKeepsOldDevice(t *testing.T) {
 			if got := until("closed"); strings.Join(got, ",") != "new 1" {
 				t.Errorf("last output: got %q", got)
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 			checkNoQueueFiles(t, w.serve.Process.Pid)
 			in.Write([]byte("\n"))
 			if code := waitWithin(t, "the program", c, 20*time.Second); code != 0 {
@@ -313,12 +314,12 @@ func TestSoakReset(t *testing.T) {
 			if i%2 == 1 {
 				args = append(args, "-e")
 			}
-			server := w.cmd(w.deadline(120), args...)
+			server := w.verbenaCommand(w.contextWithTimeout(120), args...)
 			if err := server.Start(); err != nil {
 				t.Fatal(err)
 			}
 			(&programPair{server: w, port: port}).awaitListening(make(chan error, 1))
-			client := w.cmd(w.deadline(120), append(args, "127.0.0.1")...)
+			client := w.verbenaCommand(w.contextWithTimeout(120), append(args, "127.0.0.1")...)
 			if err := client.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -328,7 +329,7 @@ func TestSoakReset(t *testing.T) {
 		if !testutil.PollUntil(func() bool {
 			running = 0
 			for _, r := range w.openContexts() {
-				if isConnected(r) {
+				if hasConnectedQP(r) {
 					running++
 				}
 			}
@@ -347,7 +348,7 @@ func TestSoakReset(t *testing.T) {
 				t.Errorf("cycle %d: program %d: got exit code 0, want an error", n, i)
 			}
 		}
-		w.awaitEmpty()
+		w.awaitNoProgramObjects()
 		if t.Failed() {
 			return
 		}
@@ -388,9 +389,9 @@ for o in qp, mr, cq, pd, ctx:
     o.close()
 `
 
-// TestNoFlush tests that a reset flushes outstanding work requests, or with --no-flush discards them as the
-// kernel's rxe does.
-func TestNoFlush(t *testing.T) {
+// TestNoFlushDiscardsRequests tests that a reset flushes outstanding work requests, or with --no-flush discards them as
+// the kernel's rxe does.
+func TestNoFlushDiscardsRequests(t *testing.T) {
 	t.Parallel()
 	const python = "/usr/bin/python3"
 	needCondition(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil,
@@ -403,7 +404,7 @@ func TestNoFlush(t *testing.T) {
 		{[]string{"dev", "reset", "rxe0"}, "event True\ncompletions 1 True\n"},
 		{[]string{"dev", "reset", "rxe0", "--no-flush"}, "event True\ncompletions 0\n"},
 	} {
-		cmd := w.cmd(w.deadline(60), "run", "--", python, "-c", noFlushScript)
+		cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", python, "-c", noFlushScript)
 		in, err := cmd.StdinPipe()
 		if err != nil {
 			t.Fatal(err)

@@ -31,9 +31,10 @@ func runScenario(t *testing.T, addr, text string) (code int, out string) {
 	return code, b.String()
 }
 
-// TestScenarioSignal tests that the signal of an action reaches the program and not its launcher. The signals are
-// one directly after the start of the launcher, one that cannot be caught, and one that launchers do not forward.
-func TestScenarioSignal(t *testing.T) {
+// TestScenarioSignalReachesProgram tests that the signal of an action reaches the program and not its launcher. The
+// signals are one directly after the start of the launcher, one that cannot be caught, and one that launchers do not
+// forward.
+func TestScenarioSignalReachesProgram(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.1", `
 programs:
@@ -57,9 +58,9 @@ actions:
 	}
 }
 
-// TestScenarioLeftovers tests that processes that a program leaves running end with the scenario, even in a
+// TestScenarioEndsLeftoverProcesses tests that processes that a program leaves running end with the scenario, even in a
 // separate session and without a parent.
-func TestScenarioLeftovers(t *testing.T) {
+func TestScenarioEndsLeftoverProcesses(t *testing.T) {
 	t.Parallel()
 	code, out := runScenario(t, "127.0.94.2", `
 programs:
@@ -71,9 +72,9 @@ programs:
 	}
 }
 
-// TestScenarioReports tests scenarios with reports that cannot be written. The later scenarios must still run,
-// their output must still be printed, and no report may replace another.
-func TestScenarioReports(t *testing.T) {
+// TestScenariosRunAfterReportError tests scenarios with reports that cannot be written. The later scenarios must still
+// run, their output must still be printed, and no report may replace another.
+func TestScenariosRunAfterReportError(t *testing.T) {
 	t.Parallel()
 	dir := newScratchDir(t)
 	write := func(path, addr string) string {

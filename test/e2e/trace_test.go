@@ -44,16 +44,17 @@ func TestTrace(t *testing.T) {
 		<-over
 	})
 	testutil.Eventually(t, "the service to answer", func() bool {
-		return w.cmd(w.deadline(5), "link", "show").Run() == nil
+		return w.verbenaCommand(w.contextWithTimeout(5), "link", "show").Run() == nil
 	})
-	user := w.as(attacker)
+	user := w.asUser(attacker)
 	for _, argv := range [][]string{{raw, "transfer"}, {program, "hidden-execs", "vfork", "none"},
 		{program, "hidden-execs", "failed", "none"},
 		{program, "exec-region", "pinned", program, "victim", "0.2"}, {program, "main-exit"}, {program,
 			"descriptors"}, {program, "limits"},
 		{"cat", "/sys/class/infiniband/rxe0/node_guid"}, {"ls", "-l", "/sys/class/infiniband/rxe0", "/dev/infiniband"},
 		{program, "paths", "/dev/infiniband/uverbs0", "/etc/hostname"}} {
-		if out, err := user.cmd(w.deadline(20), append([]string{"run", "--"}, argv...)...).CombinedOutput(); err != nil {
+		if out, err := user.verbenaCommand(w.contextWithTimeout(20), append([]string{"run", "--"},
+			argv...)...).CombinedOutput(); err != nil {
 			t.Logf("%v: %v: %s", argv, err, out)
 		}
 	}

@@ -21,8 +21,8 @@ func sharedService(t *testing.T, args ...string) *testService {
 	return w
 }
 
-// as returns the same service for another user.
-func (w *testService) as(uid uint32, groups ...uint32) *testService {
+// asUser returns the same service for another user.
+func (w *testService) asUser(uid uint32, groups ...uint32) *testService {
 	o := *w
 	o.user, o.groups = user{fmt.Sprint(uid), uid}, groups
 	return &o
@@ -33,7 +33,7 @@ func (w *testService) as(uid uint32, groups ...uint32) *testService {
 func TestDevicePermissions(t *testing.T) {
 	w := sharedService(t, "--group", "12345", "--mode", "0660")
 	raw := buildRawverbs(t)
-	inside := w.as(1001, 12345)
+	inside := w.asUser(1001, 12345)
 	if out := inside.mustRun("run", "--", "stat", "-c", "%F %a %u:%g",
 		"/dev/infiniband/uverbs0"); out != "character special file 660 0:12345\n" {
 		t.Errorf("stat: %q", out)
@@ -41,20 +41,21 @@ func TestDevicePermissions(t *testing.T) {
 	if out := inside.mustRun("run", "--", raw, "transfer"); out != "ok\n" {
 		t.Errorf("in the group: %q", out)
 	}
-	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", raw, "transfer").CombinedOutput()
+	b, err := w.asUser(1002).verbenaCommand(w.contextWithTimeout(20), "run", "--", raw, "transfer").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "permission denied") {
 		t.Errorf("user outside of the group: got %v, %q", err, b)
 	}
 	// The permissions of the device apply even to a program that bypasses the permissions of the socket with an
 	// inherited descriptor, or that later changes its user.
-	b, err = w.cmd(w.deadline(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002", "--clear-groups", raw,
+	b, err = w.verbenaCommand(w.contextWithTimeout(20), "run", "--", "setpriv", "--reuid=1002", "--regid=1002",
+		"--clear-groups", raw,
 		"transfer").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "open uverbs0: permission denied") {
 		t.Errorf("program after a change of its user: got %v, %q", err, b)
 	}
 	for _, args := range [][]string{{"stop"}, {"link", "add", "rxe9", "--addr", unusedAddr()}, {"link", "del", "rxe0"},
 		{"fault", "add", "--dev", "rxe0", "--drop", "50%"}, {"fault", "clear"}} {
-		b, err := inside.cmd(w.deadline(20), args...).CombinedOutput()
+		b, err := inside.verbenaCommand(w.contextWithTimeout(20), args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(b), "operation not permitted") {
 			t.Errorf("verbena %v as a user: %v, %q", args, err, b)
 		}
@@ -64,15 +65,16 @@ func TestDevicePermissions(t *testing.T) {
 	}
 }
 
-// TestTwoUsers tests that a program cannot access another user's objects, even if it knows their numbers and keys.
-func TestTwoUsers(t *testing.T) {
+// TestUserCannotAccessOthersObjects tests that a program cannot access another user's objects, even if it knows their
+// numbers and keys.
+func TestUserCannotAccessOthersObjects(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
 	for _, args := range [][]string{nil, {"--wire"}} {
 		t.Run(strings.Join(append([]string{"serve"}, args...), ""), func(t *testing.T) {
 			w := sharedService(t, append([]string{"--mode", "0666"}, args...)...)
-			victim, attacker := w.as(1001), w.as(1002)
-			v := victim.cmd(w.deadline(120), "run", "--", raw, "reveal")
+			victim, attacker := w.asUser(1001), w.asUser(1002)
+			v := victim.verbenaCommand(w.contextWithTimeout(120), "run", "--", raw, "reveal")
 			in, err := v.StdinPipe()
 			if err != nil {
 				t.Fatal(err)
@@ -98,20 +100,20 @@ func TestTwoUsers(t *testing.T) {
 				}
 			}
 			exchange("before")
-			before := victim.resShow()
-			b, err := attacker.cmd(w.deadline(100), "run", "--", raw, "intrude", numbers).CombinedOutput()
+			before := victim.showResources()
+			b, err := attacker.verbenaCommand(w.contextWithTimeout(100), "run", "--", raw, "intrude", numbers).CombinedOutput()
 			if err != nil || strings.Contains(string(b), "succeeded") || !strings.Contains(string(b), "tried ") {
 				t.Errorf("the intruder: %v\n%s", err, b)
 			}
 			t.Logf("%s", b)
 			exchange("again ") // the same duration as the first exchange
-			if after := victim.resShow(); fmt.Sprint(after) != fmt.Sprint(before) {
+			if after := victim.showResources(); fmt.Sprint(after) != fmt.Sprint(before) {
 				t.Errorf("objects of the victim: had %v before, got %v", before, after)
 			}
-			if r := attacker.resShow(); len(r) != 0 {
+			if r := attacker.showResources(); len(r) != 0 {
 				t.Errorf("res show of the intruder: got %v", r)
 			}
-			if r := w.resShow(); len(r) != 1 {
+			if r := w.showResources(); len(r) != 1 {
 				t.Errorf("res show of root: got %v", r)
 			}
 			in.Close()
@@ -128,19 +130,20 @@ func TestOtherUserIsRefused(t *testing.T) {
 	needRoot(t)
 	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+unusedAddr(), "--mode", "0666")
 	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
-	b, err := w.as(1002).cmd(w.deadline(20), "run", "--", "true").CombinedOutput()
+	b, err := w.asUser(1002).verbenaCommand(w.contextWithTimeout(20), "run", "--", "true").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "--service-user") {
 		t.Errorf("%v: %q", err, b)
 	}
-	b, err = w.as(1002).cmd(w.deadline(20), "--service-user", "nobody", "run", "--", "true").CombinedOutput()
+	b, err = w.asUser(1002).verbenaCommand(w.contextWithTimeout(20), "--service-user", "nobody", "run", "--",
+		"true").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "run the service as the same user, or as root") {
 		t.Errorf("with --service-user: %v: %q", err, b)
 	}
 }
 
-// TestForgedAttach tests that the service takes the identity of a client from the kernel and not from the client's
-// message, and accepts only a listener as the descriptor.
-func TestForgedAttach(t *testing.T) {
+// TestAttachIdentityIsFromKernel tests that the service takes the identity of a client from the kernel and not from the
+// client's message, and accepts only a listener as the descriptor.
+func TestAttachIdentityIsFromKernel(t *testing.T) {
 	w := sharedService(t, "--mode", "0666")
 	for _, what := range []string{"/dev/null", "/dev/zero"} {
 		f, err := os.Open(what)

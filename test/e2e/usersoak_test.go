@@ -55,7 +55,7 @@ func TestSoakUsers(t *testing.T) {
 	var control *attackedService // this pair shares only the machine with the programs of s
 	if soakRoundsOr(12) >= often {
 		needProgram(t, "perftest", "ib_send_lat")
-		s.withoutNeighbour(func() { undisturbed = s.measureP99() })
+		s.withoutNeighbour(func() { undisturbed = s.measureRoundTripP99() })
 		t.Logf("undisturbed: p99 %.1f us", undisturbed)
 		control = startAttackedService(t)
 		control.stopNeighbour()
@@ -67,7 +67,7 @@ func TestSoakUsers(t *testing.T) {
 		what := s.runKillRound(r, raw)
 		done[what]++
 		began := time.Now()
-		s.checkNeighbour()
+		s.checkNeighbourProgress()
 		s.awaitOnlyNeighbour()
 		for wait := time.Millisecond; base.descriptors > 0; wait = min(2*wait, 50*time.Millisecond) {
 			now := footprintOf(t, s.serve.Process.Pid, dir)
@@ -123,7 +123,7 @@ func (s *attackedService) measureP99Beside(other func()) (p99 float64, times int
 	measured := make(chan struct{})
 	go func() {
 		defer close(measured)
-		p99 = s.measureP99()
+		p99 = s.measureRoundTripP99()
 	}()
 	for {
 		select {
@@ -198,12 +198,14 @@ func TestServiceKilled(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	raw := buildRawverbs(t)
 	s := startAttackedService(t)
-	idle := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
+	idle := startDialogue(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", "all",
+		"100"))
 	idle.nextLineWith("has", 20*time.Second)
 	port := unusedTCPPort()
-	server := s.as(stranger).cmd(s.deadline(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n",
+	server := s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0",
+		"-g", "1", "-n",
 		"100000000", "-e", "-p", port)
-	waiting := talk(t, server) // waits for a client that does not connect
+	waiting := startDialogue(t, server) // waits for a client that does not connect
 	s.mustRun("wait", "--listen", port)
 	began := time.Now()
 	if err := s.serve.Process.Kill(); err != nil {
@@ -225,13 +227,14 @@ func TestServiceKilled(t *testing.T) {
 	waiting.lastLines(2 * time.Second)
 }
 
-// TestServiceStopped tests that calls and commands wait while the service is stopped, and complete after the
-// service continues.
-func TestServiceStopped(t *testing.T) {
+// TestCallsWaitWhileServiceIsStopped tests that calls and commands wait while the service is stopped, and complete
+// after the service continues.
+func TestCallsWaitWhileServiceIsStopped(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
 	s := startAttackedService(t)
-	a := talk(t, s.as(stranger).cmd(s.deadline(60), "run", "--", raw, "fill", "all", "100"))
+	a := startDialogue(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", "all",
+		"100"))
 	a.nextLineWith("has", 20*time.Second)
 	pid := s.serve.Process.Pid
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -252,9 +255,10 @@ func TestServiceStopped(t *testing.T) {
 	})
 	time.Sleep(20 * time.Millisecond)
 	a.sendLine("a message")
-	newcomer := talk(t, s.as(attacker).cmd(s.deadline(60), "run", "--", s.program, "paths", "/dev/infiniband/uverbs0"))
-	command := talk(t, s.cmd(s.deadline(60), "link", "show"))
-	if line, ok := a.nextLine(time.Duration(fullCount(2, 10)) * time.Second); ok {
+	newcomer := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", s.program,
+		"paths", "/dev/infiniband/uverbs0"))
+	command := startDialogue(t, s.verbenaCommand(s.contextWithTimeout(60), "link", "show"))
+	if line, ok := a.nextLine(time.Duration(shortOrFullCount(2, 10)) * time.Second); ok {
 		t.Errorf("program of a stopped service: got output %q, want none", line)
 	}
 	syscall.Kill(pid, syscall.SIGCONT)
@@ -264,7 +268,7 @@ func TestServiceStopped(t *testing.T) {
 	command.nextLineWith("rxe0", 5*time.Second)
 	s.neighbour.sendLine("how is it?")
 	s.neighbour.nextLineWith("", 5*time.Second)
-	s.checkNeighbour()
+	s.checkNeighbourProgress()
 }
 
 // TestLimitsAreNamed tests that the error of the command, or the service's log, names a limit that was reached.
@@ -277,21 +281,23 @@ func TestLimitsAreNamed(t *testing.T) {
 		if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 			t.Fatal(err)
 		}
-		out, err := s.as(attacker).cmd(s.deadline(20), "run", "--", raw, "fill", "contexts", "50").CombinedOutput()
+		out, err := s.asUser(attacker).verbenaCommand(s.contextWithTimeout(20), "run", "--", raw, "fill", "contexts",
+			"50").CombinedOutput()
 		t.Logf("%v: %s", err, out)
 		testutil.Eventually(t, "the limit to be named", func() bool {
 			return strings.Contains(strings.ToLower(string(out)+s.log.String()), "too many open files")
 		})
-		s.checkNeighbour()
+		s.checkNeighbourProgress()
 		few = unix.Rlimit{Cur: 2048, Max: 2048}
 		if err := unix.Prlimit(s.serve.Process.Pid, unix.RLIMIT_NOFILE, &few, nil); err != nil {
 			t.Fatal(err)
 		}
-		s.checkServes()
+		s.checkServesNewUser()
 	})
 	t.Run("memory of queues", func(t *testing.T) {
 		s := startAttackedService(t, "--limit", "ring-bytes=2M/16M")
-		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", raw, "fill", "qps", "1000").CombinedOutput()
+		out, _ := s.asUser(attacker).verbenaCommand(s.contextWithTimeout(20), "run", "--", raw, "fill", "qps",
+			"1000").CombinedOutput()
 		if !strings.Contains(string(out), "qps refused after") {
 			t.Errorf("fill qps: got %s, want a refusal", out)
 		}
@@ -304,7 +310,7 @@ func TestLimitsAreNamed(t *testing.T) {
 		w := newTestService(t, users()[0], "")
 		script := `mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + unusedAddr() +
 			` -- true`
-		c := exec.CommandContext(w.deadline(20), "unshare", "-m", "sh", "-c", script, verbenaBinary(t))
+		c := exec.CommandContext(w.contextWithTimeout(20), "unshare", "-m", "sh", "-c", script, verbenaBinary(t))
 		out, err := c.CombinedOutput()
 		if exitCode(err) != 125 || !strings.Contains(string(out), "/dev/shm") ||
 			!strings.Contains(string(out), "no space left") {
@@ -314,7 +320,8 @@ func TestLimitsAreNamed(t *testing.T) {
 	t.Run("locked memory", func(t *testing.T) {
 		s := startAttackedService(t)
 		script := "ulimit -l 64; exec " + s.program + " user-namespace pin 1048576"
-		out, _ := s.as(attacker).cmd(s.deadline(20), "run", "--", "sh", "-c", script).CombinedOutput()
+		out, _ := s.asUser(attacker).verbenaCommand(s.contextWithTimeout(20), "run", "--", "sh", "-c",
+			script).CombinedOutput()
 		if !strings.Contains(string(out), "pin: Cannot allocate memory") {
 			t.Errorf("pin: got %s, want ENOMEM", out)
 		}
@@ -326,9 +333,10 @@ func TestLimitsAreNamed(t *testing.T) {
 		s := startAttackedService(t)
 		// An error from the program's own limit must not affect the service or other programs.
 		script := "ulimit -v 20000; exec " + s.program + " neighbour"
-		out, err := s.as(attacker).cmd(s.deadline(5), "run", "--", "sh", "-c", script+" </dev/null").CombinedOutput()
+		out, err := s.asUser(attacker).verbenaCommand(s.contextWithTimeout(5), "run", "--", "sh", "-c",
+			script+" </dev/null").CombinedOutput()
 		t.Logf("%v: %s", err, out)
-		s.checkNeighbour()
+		s.checkNeighbourProgress()
 		s.awaitOnlyNeighbour()
 	})
 	t.Run("disk", func(t *testing.T) {
@@ -339,11 +347,12 @@ func TestLimitsAreNamed(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer unix.Unmount(dir, unix.MNT_DETACH)
-		out, err := s.cmd(s.deadline(20), "run", "--capture", filepath.Join(dir, "x"), "--", raw, "fill", "all",
+		out, err := s.verbenaCommand(s.contextWithTimeout(20), "run", "--capture", filepath.Join(dir, "x"), "--", raw,
+			"fill", "all",
 			"50").CombinedOutput()
 		if !strings.Contains(string(out), "no space left") || !strings.Contains(string(out), dir) {
 			t.Errorf("%v: %s", err, out)
 		}
-		s.checkNeighbour()
+		s.checkNeighbourProgress()
 	})
 }

@@ -30,21 +30,21 @@ func TestVerbs(t *testing.T) {
 			w := startService(t, place.user, "", place.args...)
 			env := []string{"VERBS_DEVICE=rxe0", "VERBS_ADDR=" + place.addr, "VERBS_REPORTS=1"}
 			if mine(0) {
-				c := w.cmd(w.deadline(100), "run", "--", suite, "-test.v")
+				c := w.verbenaCommand(w.contextWithTimeout(100), "run", "--", suite, "-test.v")
 				c.Env = append(c.Env, env...)
 				if out, err := c.CombinedOutput(); err != nil {
 					t.Errorf("%v\n%s", err, out)
 				}
 			}
 			if mine(1) {
-				c := w.cmd(w.deadline(100))
+				c := w.verbenaCommand(w.contextWithTimeout(100))
 				c.Path, c.Args = suite, []string{suite, "-test.v"}
 				c.Env = append(append(c.Env, env...), "VERBS_SERVICE="+w.socket)
 				if out, err := c.CombinedOutput(); err != nil {
 					t.Errorf("through the socket: %v\n%s", err, out)
 				}
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }
@@ -58,13 +58,13 @@ func TestVerbsShared(t *testing.T) {
 	addr := unusedAddr()
 	w := startService(t, user{"root", 0}, "", "--link", "rxe0="+addr, "--mode", "0666")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
-	c := w.as(65534).cmd(w.deadline(100))
+	c := w.asUser(65534).verbenaCommand(w.contextWithTimeout(100))
 	c.Path, c.Args = suite, []string{suite, "-test.v"}
 	c.Env = append(c.Env, "VERBS_DEVICE=rxe0", "VERBS_ADDR="+addr, "VERBS_SERVICE="+w.socket)
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	w.awaitEmpty()
+	w.awaitNoProgramObjects()
 	if out := w.mustRun("res", "show"); strings.Contains(out, "65534") {
 		t.Errorf("remaining charges of the user: got %s", out)
 	}
@@ -78,7 +78,7 @@ func TestVerbsWithoutSystemCalls(t *testing.T) {
 	suite := buildSuite(t)
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
 	trace := filepath.Join(t.TempDir(), "trace")
-	c := exec.CommandContext(w.deadline(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v",
+	c := exec.CommandContext(w.contextWithTimeout(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v",
 		"-test.run", "TestQuiet")
 	c.Env = append(os.Environ(), "VERBS_DEVICE=rxe0", "VERBS_SERVICE="+w.socket, "VERBS_POSTS=1000000")
 	if out, err := c.CombinedOutput(); err != nil {

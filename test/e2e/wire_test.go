@@ -41,20 +41,20 @@ func TestLossAndReordering(t *testing.T) {
 				if err := p.run(); err != nil {
 					t.Fatal(err)
 				}
-				t.Logf("%s: %s", tool, lastFigures(p.clientOut))
+				t.Logf("%s: %s", tool, lastFigureLine(p.clientOut))
 			}
 			out := w.mustRun("fault", "show")
 			if regexp.MustCompile(`(\s0){5}\s*$`).MatchString(out) {
 				t.Errorf("rule: matched no packet: %s", out)
 			}
-			w.awaitEmpty()
+			w.awaitNoProgramObjects()
 		})
 	}
 }
 
-// lossyRepeats is the maximum number of repeats of one exchange. At a loss of 5 %, one in twenty exchanges is
+// maxLossyRepeats is the maximum number of repeats of one exchange. At a loss of 5 %, one in twenty exchanges is
 // repeated, so three repeats in a row occur once in several thousand exchanges.
-const lossyRepeats = 2
+const maxLossyRepeats = 2
 
 // runLossy runs the pair under packet loss. runLossy repeats the run if one end exited too early, and logs the
 // repeat, which tools/verdict counts.
@@ -62,7 +62,7 @@ func (p *programPair) runLossy() error {
 	p.server.t.Helper()
 	for repeats := 0; ; repeats++ {
 		err := p.run()
-		if err == nil || repeats == lossyRepeats || !p.exitedTooEarly() {
+		if err == nil || repeats == maxLossyRepeats || !p.exitedTooEarly() {
 			return err
 		}
 		p.server.t.Logf("repeat: %s left before its last acknowledgement had arrived", p.program)
@@ -133,7 +133,7 @@ func TestTwoServices(t *testing.T) {
 	if err := capture.Start(); err != nil {
 		t.Fatal(err)
 	}
-	a.awaitCapture(file)
+	a.awaitCaptureFile(file)
 
 	// GID 0 is the link-local address, GID 1 the IPv4 address, GID 2 the IPv6 address.
 	for _, gid := range []string{"0", "1", "2"} {
@@ -143,7 +143,7 @@ func TestTwoServices(t *testing.T) {
 			}
 			for _, size := range []int{1, 4096, 65536, 1048576} {
 				args := []string{"-d", "rxe0", "-g", gid, "-c", "-m", mtu, "-s", fmt.Sprint(size), "-n",
-					fmt.Sprint(max(10, iterations(size)/10))}
+					fmt.Sprint(max(10, iterationCount(size)/10))}
 				p := &programPair{program: "ibv_rc_pingpong", server: a, client: b, serverArgs: args, clArgs: append(args, "-e"),
 					peer: "10.77.0.1"}
 				if err := p.run(); err != nil {
@@ -161,11 +161,11 @@ func TestTwoServices(t *testing.T) {
 			if err := p.run(); err != nil {
 				t.Fatalf("gid %s: %v", gid, err)
 			}
-			t.Logf("gid %s %s: %s", gid, tool, lastFigures(p.clientOut))
+			t.Logf("gid %s %s: %s", gid, tool, lastFigureLine(p.clientOut))
 		}
 	}
-	a.awaitEmpty()
-	b.awaitEmpty()
+	a.awaitNoProgramObjects()
+	b.awaitNoProgramObjects()
 
 	capture.Process.Signal(syscall.SIGINT)
 	capture.Wait()

@@ -134,7 +134,7 @@ func (w *testService) start(args ...string) {
 	if doorbells != "" {
 		args = append(args, "--doorbells", doorbells)
 	}
-	w.serve = w.cmd(context.Background(), append([]string{"serve"}, args...)...)
+	w.serve = w.verbenaCommand(context.Background(), append([]string{"serve"}, args...)...)
 	w.serve.Stderr = w.log
 	if len(w.under) > 0 {
 		w.serve.Path, w.serve.Args = "/bin/"+w.under[0], append(slices.Clone(w.under), w.serve.Args...)
@@ -193,8 +193,8 @@ func lastLines(s string, lines int) string {
 	return strings.Join(l[max(0, len(l)-lines):], "\n")
 }
 
-// cmd returns a verbena command in this world.
-func (w *testService) cmd(ctx context.Context, args ...string) *exec.Cmd {
+// verbenaCommand returns a verbena command in this world.
+func (w *testService) verbenaCommand(ctx context.Context, args ...string) *exec.Cmd {
 	argv := append([]string{verbenaBinary(w.t)}, args...)
 	if w.netns != "" {
 		in := []string{"ip", "netns", "exec", w.netns}
@@ -206,7 +206,7 @@ func (w *testService) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	}
 	c := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	c.Env = append(os.Environ(), "VERBENA_SOCKET="+w.socket, "HOME=/nonexistent")
-	if w.inContainer() {
+	if w.runsInContainer() {
 		w.enterContainer(c, w.user.uid)
 	} else if w.netns == "" && w.user.uid != uint32(os.Getuid()) {
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: w.user.uid, Gid: w.user.uid,
@@ -228,8 +228,8 @@ func (w *testService) cmd(ctx context.Context, args ...string) *exec.Cmd {
 	return c
 }
 
-// inContainer reports whether commands must run in a container.
-func (w *testService) inContainer() bool {
+// runsInContainer reports whether commands must run in a container.
+func (w *testService) runsInContainer() bool {
 	return w.clone != 0 && w.serve != nil && w.serve.Process != nil
 }
 
@@ -245,14 +245,14 @@ func (w *testService) enterContainer(c *exec.Cmd, uid uint32) {
 // mustRun runs a verbena command to its end and returns its output. mustRun fails the test if the command fails.
 func (w *testService) mustRun(args ...string) string {
 	w.t.Helper()
-	b, err := w.cmd(w.deadline(60), args...).CombinedOutput()
+	b, err := w.verbenaCommand(w.contextWithTimeout(60), args...).CombinedOutput()
 	if err != nil {
 		w.t.Fatalf("verbena %s: %v\n%s", strings.Join(args, " "), err, b)
 	}
 	return string(b)
 }
 
-func (w *testService) deadline(seconds int) context.Context {
+func (w *testService) contextWithTimeout(seconds int) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(seconds)*time.Second)
 	w.t.Cleanup(cancel)
 	return ctx
@@ -279,9 +279,9 @@ func (w *testService) openContexts() []ctl.ContextInfo {
 	return w.sendRequest(&ctl.Request{Op: ctl.OpResShow}).Contexts
 }
 
-// resShow returns the contexts that `res show --json` prints for the user of the world. A user sees only their own
-// contexts.
-func (w *testService) resShow() (list []ctl.ContextInfo) {
+// showResources returns the contexts that `res show --json` prints for the user of the world. A user sees only their
+// own contexts.
+func (w *testService) showResources() (list []ctl.ContextInfo) {
 	w.t.Helper()
 	if err := json.Unmarshal([]byte(w.mustRun("res", "show", "--json")), &list); err != nil {
 		w.t.Fatal(err)
@@ -289,8 +289,8 @@ func (w *testService) resShow() (list []ctl.ContextInfo) {
 	return list
 }
 
-// awaitEmpty waits until no program has an object.
-func (w *testService) awaitEmpty() {
+// awaitNoProgramObjects waits until no program has an object.
+func (w *testService) awaitNoProgramObjects() {
 	w.t.Helper()
 	var r []ctl.ContextInfo
 	if !testutil.PollUntil(func() bool {
@@ -338,9 +338,9 @@ func (p *programPair) run() error {
 	if p.peer == "" {
 		p.peer = "127.0.0.1"
 	}
-	ctx := p.server.deadline(p.timeout)
+	ctx := p.server.contextWithTimeout(p.timeout)
 	run := func(w *testService, args []string) *exec.Cmd {
-		return w.cmd(ctx, append([]string{"run", "--", p.program, p.portFlag, p.port}, args...)...)
+		return w.verbenaCommand(ctx, append([]string{"run", "--", p.program, p.portFlag, p.port}, args...)...)
 	}
 	var sout bytes.Buffer
 	server := run(p.server, p.serverArgs)

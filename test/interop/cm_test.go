@@ -199,8 +199,8 @@ func extractPackets(from, to string, which func(*frame) bool) error {
 	})
 }
 
-// testCM connects programs through the connection managers of the two sides.
-func testCM(t *testing.T) {
+// testCMPrograms connects programs through the connection managers of the two sides.
+func testCMPrograms(t *testing.T) {
 	testCMTalk(t)
 	for _, tl := range cmTools {
 		for _, ip := range tl.ips {

@@ -163,7 +163,7 @@ func postBadReceive(l *link) error {
 
 // destroyResponderQP destroys the responder's queue pair.
 func destroyResponderQP(l *link) error {
-	return l.resp.call(nil, "close", args{"ids": []int{l.resp.qp.ID}})
+	return l.resp.callMethod(nil, "close", args{"ids": []int{l.resp.qp.ID}})
 }
 
 // testErrors tests that failures have the specified results on both sides.
@@ -207,7 +207,7 @@ func (f *failure) run(l *link) error {
 			return err
 		}
 	}
-	wr := l.withAddress(f.wr(l))
+	wr := l.withDestination(f.wr(l))
 	wr["wr_id"] = 1
 	if wr["wrong_qkey"] != nil {
 		delete(wr, "wrong_qkey")

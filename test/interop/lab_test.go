@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	} else {
 		theLab = l
 		code = m.Run()
-		if err := interopReport.finish(l); err != nil {
+		if err := interopReport.writeResults(l); err != nil {
 			fmt.Fprintln(os.Stderr, "interop:", err)
 			code = 1
 		}
@@ -67,7 +67,7 @@ func TestInterop(t *testing.T) {
 	t.Run("errors", testErrors)
 	t.Run("wire", testWire)
 	t.Run("programs", testPrograms)
-	t.Run("cm", testCM)
+	t.Run("cm", testCMPrograms)
 	t.Run("cm capture", testCMCapture)
 	t.Run("netlink", testNetlink)
 	t.Run("walks", testWalks)

@@ -85,12 +85,12 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 		var err error
 		if e == l.resp && o.srq > 0 {
 			var s struct{ ID int }
-			if err := e.call(&s, "srq", args{"wr": o.srq}); err != nil {
+			if err := e.callMethod(&s, "srq", args{"wr": o.srq}); err != nil {
 				return nil, err
 			}
 			e.srq = s.ID
 		}
-		if err := e.call(&e.qp, "qp", args{"type": service, "srq": e.srq, "sge": orDefault(o.sge, 1),
+		if err := e.callMethod(&e.qp, "qp", args{"type": service, "srq": e.srq, "sge": orDefault(o.sge, 1),
 			"inline": o.inline}); err != nil {
 			return nil, err
 		}
@@ -127,13 +127,14 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 			"rnr_retry": orDefault(o.rnrRetry, 7), "min_rnr": orDefault(o.minRNR, 12), "access": qpAccess, "qkey": qkey,
 			"hop_limit": orDefault(o.hopLimit, 64), "traffic_class": o.tclass}
 		// The argument named timeout is the timeout of the queue pair, an int. Peer.call ignores it.
-		if err := e.call(nil, "connect", a); err != nil {
+		if err := e.callMethod(nil, "connect", a); err != nil {
 			return nil, err
 		}
 	}
 	if service == "UD" {
 		var h struct{ ID int }
-		if err := l.req.call(&h, "ah", args{"local": l.req.gid, "remote": l.resp.gid, "hop_limit": orDefault(o.hopLimit, 64),
+		if err := l.req.callMethod(&h, "ah", args{"local": l.req.gid, "remote": l.resp.gid,
+			"hop_limit":     orDefault(o.hopLimit, 64),
 			"traffic_class": o.tclass}); err != nil {
 			return nil, err
 		}
@@ -153,8 +154,8 @@ func (l *link) grhHeadroom() int {
 	return 0
 }
 
-// withAddress adds the destination to a work request.
-func (l *link) withAddress(a args) args {
+// withDestination adds the destination to a work request.
+func (l *link) withDestination(a args) args {
 	if l.service == "UD" {
 		a["ah"], a["qpn"], a["qkey"] = l.ah, l.resp.qp.QPN, qkey
 	}
@@ -163,12 +164,12 @@ func (l *link) withAddress(a args) args {
 
 // postSend posts a send work request at the requester.
 func (l *link) postSend(a args) error {
-	_, err := l.req.postSend(l.req.qp, l.withAddress(a))
+	_, err := l.req.postSend(l.req.qp, l.withDestination(a))
 	return err
 }
 
-// sizeError adds the size of the message to an error.
-func sizeError(size int, err error) error {
+// withMessageSize adds the size of the message to an error.
+func withMessageSize(size int, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -72,7 +72,7 @@ func testLoss(t *testing.T) {
 					if service != "RC" && r.req() != by {
 						continue // only requests are relevant
 					}
-					for _, ip := range reportedIPs("loss", by.name, d.name, service, r.String()) {
+					for _, ip := range reportedIPVersions("loss", by.name, d.name, service, r.String()) {
 						c := reportCell{Section: "loss", Operation: fmt.Sprintf("packets from %s, %s", by.name, d.name), Service: service,
 							Role: r.String(), IP: ip}
 						runCell(t, c, func() error {
@@ -81,9 +81,9 @@ func testLoss(t *testing.T) {
 								return err
 							}
 							if service == "RC" {
-								return l.transferReliable()
+								return l.transferReliably()
 							}
-							return l.transferUnreliable()
+							return l.transferUnreliably()
 						})
 					}
 				}
@@ -95,9 +95,9 @@ func testLoss(t *testing.T) {
 	}
 }
 
-// transferReliable transfers 64 KB messages of each operation. It also adds to a counter, to check that each atomic
+// transferReliably transfers 64 KB messages of each operation. It also adds to a counter, to check that each atomic
 // operation ran once.
-func (l *link) transferReliable() error {
+func (l *link) transferReliably() error {
 	const size = 65536
 	for _, op := range []string{"SEND", "WRITE", "READ", "WRITE_IMM"} {
 		for range 3 {
@@ -106,7 +106,7 @@ func (l *link) transferReliable() error {
 			}
 		}
 	}
-	if err := l.resp.set64(l.resp.buf, 64, 0); err != nil {
+	if err := l.resp.writeUint64(l.resp.buf, 64, 0); err != nil {
 		return err
 	}
 	for i := range uint64(20) {
@@ -118,15 +118,15 @@ func (l *link) transferReliable() error {
 			return fmt.Errorf("%s: fetch and add number %d: got %d, want %d", l.req.name, i, got, i)
 		}
 	}
-	if err := l.resp.want64("the counter", l.resp.buf, 64, 20); err != nil {
+	if err := l.resp.expectUint64("the counter", l.resp.buf, 64, 20); err != nil {
 		return err
 	}
 	return testOutstanding(l)
 }
 
-// transferUnreliable sends numbered messages. Each message that arrives must be complete, must equal a sent message,
+// transferUnreliably sends numbered messages. Each message that arrives must be complete, must equal a sent message,
 // and must be in order.
-func (l *link) transferUnreliable() error {
+func (l *link) transferUnreliably() error {
 	const n = 40
 	size, at := 3000, l.grhHeadroom()
 	if l.service == "UD" {

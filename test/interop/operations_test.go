@@ -35,25 +35,25 @@ var (
 )
 
 var operations = []operation{
-	{"SEND", allServices, linkOptions{}, transferSizes("SEND")},
-	{"SEND with immediate", allServices, linkOptions{}, transferSizes("SEND_IMM")},
+	{"SEND", allServices, linkOptions{}, transferAllSizes("SEND")},
+	{"SEND with immediate", allServices, linkOptions{}, transferAllSizes("SEND_IMM")},
 	{"SEND with invalidate", rc, linkOptions{}, testSendInvalidate},
-	{"RDMA WRITE", connectedServices, linkOptions{}, transferSizes("WRITE")},
-	{"RDMA WRITE with immediate", connectedServices, linkOptions{}, transferSizes("WRITE_IMM")},
-	{"RDMA READ", rc, linkOptions{}, transferSizes("READ")},
+	{"RDMA WRITE", connectedServices, linkOptions{}, transferAllSizes("WRITE")},
+	{"RDMA WRITE with immediate", connectedServices, linkOptions{}, transferAllSizes("WRITE_IMM")},
+	{"RDMA READ", rc, linkOptions{}, transferAllSizes("READ")},
 	{"compare and swap", rc, linkOptions{}, testCompareSwap},
 	{"fetch and add", rc, linkOptions{}, testFetchAdd},
-	{"SEND, path MTU 256", connectedServices, linkOptions{mtu: 256}, transferSizes("SEND", 0, 1, 255, 256, 257, 16384)},
-	{"SEND, path MTU 4096", connectedServices, linkOptions{mtu: 4096}, transferSizes("SEND", 0, 1, 4095, 4096, 4097,
+	{"SEND, path MTU 256", connectedServices, linkOptions{mtu: 256}, transferAllSizes("SEND", 0, 1, 255, 256, 257, 16384)},
+	{"SEND, path MTU 4096", connectedServices, linkOptions{mtu: 4096}, transferAllSizes("SEND", 0, 1, 4095, 4096, 4097,
 		maxSize)},
-	{"RDMA WRITE, path MTU 4096", rc, linkOptions{mtu: 4096}, transferSizes("WRITE", 0, 1, 4095, 4096, 4097, maxSize)},
-	{"RDMA READ, path MTU 256", rc, linkOptions{mtu: 256}, transferSizes("READ", 0, 1, 255, 256, 257, 16384)},
-	{"RDMA READ, path MTU 4096", rc, linkOptions{mtu: 4096}, transferSizes("READ", 0, 1, 4095, 4096, 4097, maxSize)},
+	{"RDMA WRITE, path MTU 4096", rc, linkOptions{mtu: 4096}, transferAllSizes("WRITE", 0, 1, 4095, 4096, 4097, maxSize)},
+	{"RDMA READ, path MTU 256", rc, linkOptions{mtu: 256}, transferAllSizes("READ", 0, 1, 255, 256, 257, 16384)},
+	{"RDMA READ, path MTU 4096", rc, linkOptions{mtu: 4096}, transferAllSizes("READ", 0, 1, 4095, 4096, 4097, maxSize)},
 	{"SEND, inline", allServices, linkOptions{inline: 64}, testInline},
 	{"SEND, gathered and scattered", allServices, linkOptions{sge: 4}, testScattered},
 	{"SEND, many outstanding, unsignalled", rc, linkOptions{}, testOutstanding},
 	{"RDMA READ, several outstanding, then fenced SEND", rc, linkOptions{}, testFenced},
-	{"SEND to a shared receive queue", allServices, linkOptions{srq: 32}, transferSizes("SEND", 0, 1, 1024, 4096)},
+	{"SEND to a shared receive queue", allServices, linkOptions{srq: 32}, transferAllSizes("SEND", 0, 1, 1024, 4096)},
 	{"limit of a shared receive queue", rc, linkOptions{srq: 32}, testSRQLimit},
 	{"GRH in front of the data", []string{"UD"}, linkOptions{tclass: 0x68, hopLimit: 33}, testGRH},
 	{"multicast", []string{"UD"}, linkOptions{}, testMulticast},
@@ -90,7 +90,7 @@ func testOperations(t *testing.T) {
 // openXRCDomains opens an XRC domain on both sides. The open fails on a device without XRC.
 func openXRCDomains(r role) error {
 	for _, p := range []*peer{r.req(), r.resp()} {
-		if err := p.call(nil, "xrcd", nil); err != nil {
+		if err := p.callMethod(nil, "xrcd", nil); err != nil {
 			return err
 		}
 	}
@@ -114,8 +114,9 @@ func requireCapability(name string, bits uint64) func(*link) error {
 	}
 }
 
-// transferSizes transfers messages of all sizes. It checks completions and data, and that no other memory was written.
-func transferSizes(op string, some ...int) func(*link) error {
+// transferAllSizes transfers messages of all sizes. It checks completions and data, and that no other memory was
+// written.
+func transferAllSizes(op string, some ...int) func(*link) error {
 	return func(l *link) error {
 		list := sizes
 		if l.service == "UD" {
@@ -126,7 +127,7 @@ func transferSizes(op string, some ...int) func(*link) error {
 		}
 		for _, size := range list {
 			if err := l.transfer(op, size); err != nil {
-				return sizeError(size, err)
+				return withMessageSize(size, err)
 			}
 		}
 		return nil
@@ -280,7 +281,7 @@ func testScattered(l *link) error {
 // readBuffer returns a part of a buffer.
 func (p *peer) readBuffer(m mr, off, n int) ([]byte, error) {
 	var s string
-	if err := p.call(&s, "read", args{"mr": m.ID, "off": off, "len": n}); err != nil {
+	if err := p.callMethod(&s, "read", args{"mr": m.ID, "off": off, "len": n}); err != nil {
 		return nil, err
 	}
 	return hex.DecodeString(s)
@@ -379,13 +380,13 @@ func (l *link) runAtomic(op string, a args) (uint64, error) {
 	if want := map[string]string{"CMP_SWAP": "COMP_SWAP", "FETCH_ADD": "FETCH_ADD"}[op]; c.Op != want {
 		return 0, fmt.Errorf("%s: got opcode %s, want %s", l.req.name, c.Op, want)
 	}
-	return l.req.get64(l.req.buf, 8)
+	return l.req.readUint64(l.req.buf, 8)
 }
 
 func testCompareSwap(l *link) error {
 	const old, other, swap = 0x0123456789abcdef, 0x1111111111111111, 0xfedcba9876543210
 	for _, c := range []struct{ was, compare, want uint64 }{{old, old, swap}, {old, other, old}} {
-		if err := l.resp.set64(l.resp.buf, 64, c.was); err != nil {
+		if err := l.resp.writeUint64(l.resp.buf, 64, c.was); err != nil {
 			return err
 		}
 		got, err := l.runAtomic("CMP_SWAP", args{"compare_add": c.compare, "swap": uint64(swap)})
@@ -395,7 +396,7 @@ func testCompareSwap(l *link) error {
 		if got != c.was {
 			return fmt.Errorf("%s: got %#x, want %#x", l.req.name, got, c.was)
 		}
-		if err := l.resp.want64("the value", l.resp.buf, 64, c.want); err != nil {
+		if err := l.resp.expectUint64("the value", l.resp.buf, 64, c.want); err != nil {
 			return err
 		}
 	}
@@ -404,7 +405,7 @@ func testCompareSwap(l *link) error {
 
 func testFetchAdd(l *link) error {
 	value := uint64(0xffffffffffffff00) // wraps around
-	if err := l.resp.set64(l.resp.buf, 64, value); err != nil {
+	if err := l.resp.writeUint64(l.resp.buf, 64, value); err != nil {
 		return err
 	}
 	for range 5 {
@@ -417,7 +418,7 @@ func testFetchAdd(l *link) error {
 		}
 		value += 0x101
 	}
-	return l.resp.want64("the value", l.resp.buf, 64, value)
+	return l.resp.expectUint64("the value", l.resp.buf, 64, value)
 }
 
 // testSRQLimit tests that the event arrives once, when the number of receives in the queue falls below the limit.
@@ -427,7 +428,7 @@ func testSRQLimit(l *link) error {
 			return err
 		}
 	}
-	if err := l.resp.call(nil, "srq_limit", args{"srq": l.resp.srq, "limit": 4}); err != nil {
+	if err := l.resp.callMethod(nil, "srq_limit", args{"srq": l.resp.srq, "limit": 4}); err != nil {
 		return err
 	}
 	for i := range 5 {
@@ -463,7 +464,7 @@ func (p *peer) waitEvents(n int, kind string) (int, error) {
 	if n == 0 {
 		wait = 50 * time.Millisecond
 	}
-	err := p.call(&all, "events", args{"n": n, "timeout": wait.Seconds()})
+	err := p.callMethod(&all, "events", args{"n": n, "timeout": wait.Seconds()})
 	count := 0
 	for _, e := range all {
 		if e == kind {
@@ -512,16 +513,16 @@ var multicastGroups = map[bool]string{true: "239.77.0.9", false: "ff0e::7709"}
 
 func testMulticast(l *link) error {
 	group := multicastGroups[netip.MustParseAddr(l.req.gid).Is4()]
-	if err := l.resp.call(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": true}); err != nil {
+	if err := l.resp.callMethod(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": true}); err != nil {
 		return err
 	}
 	if l.resp.name == "kernel" { // the kernel's rxe does not join the IP group; programs join it through rdma_cm
-		if err := l.resp.call(nil, "join", args{"group": group, "local": l.resp.gid}); err != nil {
+		if err := l.resp.callMethod(nil, "join", args{"group": group, "local": l.resp.gid}); err != nil {
 			return err
 		}
 	}
 	var h struct{ ID int }
-	if err := l.req.call(&h, "ah", args{"local": l.req.gid, "remote": group}); err != nil {
+	if err := l.req.callMethod(&h, "ah", args{"local": l.req.gid, "remote": group}); err != nil {
 		return err
 	}
 	const size = 777
@@ -559,7 +560,7 @@ func testMulticast(l *link) error {
 			return err
 		}
 	}
-	if err := l.resp.call(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": false}); err != nil {
+	if err := l.resp.callMethod(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": false}); err != nil {
 		return err
 	}
 	if err := l.resp.postRecv(l.recvTarget(), 9, sge(l.resp.buf, 0, size+grhLen)); err != nil {
@@ -582,11 +583,11 @@ type window struct {
 	RKey uint32
 }
 
-// windowAt and windowLen are the offset and the length of the windows in the responder's buffer.
-const windowAt, windowLen = 4096, 8192
+// windowOffset and windowLen are the offset and the length of the windows in the responder's buffer.
+const windowOffset, windowLen = 4096, 8192
 
 func (l *link) newWindow(kind int) (w window, err error) {
-	err = l.resp.call(&w, "mw", args{"type": kind})
+	err = l.resp.callMethod(&w, "mw", args{"type": kind})
 	return w, err
 }
 
@@ -596,7 +597,7 @@ func (l *link) bindType1(w window, length int, access ...string) (uint32, error)
 		access = []string{}
 	}
 	var r struct{ RKey uint32 }
-	if err := l.resp.call(&r, "bind", args{"qp": l.resp.qp.ID, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowAt,
+	if err := l.resp.callMethod(&r, "bind", args{"qp": l.resp.qp.ID, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowOffset,
 		"length": length,
 		"access": access, "wr_id": 30}); err != nil {
 		return 0, err
@@ -608,7 +609,7 @@ func (l *link) bindType1(w window, length int, access ...string) (uint32, error)
 // bindType2 binds a window of type 2 with a work request and returns the requested key.
 func (l *link) bindType2(w window, access ...string) (uint32, error) {
 	key, err := l.resp.postSend(l.resp.qp, args{"op": "BIND_MW", "wr_id": 31, "mw": w.ID, "mr": l.resp.buf.ID,
-		"off":    windowAt,
+		"off":    windowOffset,
 		"length": windowLen, "access": access})
 	if err != nil {
 		return 0, err
@@ -623,7 +624,7 @@ func (l *link) accessWindow(op string, key uint32, off, n int, status ...string)
 		"addr": l.resp.buf.Addr + uint64(off)}); err != nil {
 		return err
 	}
-	what := fmt.Sprintf("%s of %d bytes at %d of a window from %d to %d", op, n, off, windowAt, windowAt+windowLen)
+	what := fmt.Sprintf("%s of %d bytes at %d of a window from %d to %d", op, n, off, windowOffset, windowOffset+windowLen)
 	_, err := l.req.awaitCompletion(what, l.req.qp.SendCQ, 40, status...)
 	return err
 }
@@ -633,16 +634,16 @@ func (l *link) checkUsable(key uint32) error {
 	if err := l.req.fillBuffer(l.req.buf, 0, windowLen, 50); err != nil {
 		return err
 	}
-	if err := l.accessWindow("WRITE", key, windowAt, windowLen, "SUCCESS"); err != nil {
+	if err := l.accessWindow("WRITE", key, windowOffset, windowLen, "SUCCESS"); err != nil {
 		return err
 	}
-	if err := l.resp.checkBuffer(l.resp.buf, windowAt, windowLen, 50); err != nil {
+	if err := l.resp.checkBuffer(l.resp.buf, windowOffset, windowLen, 50); err != nil {
 		return err
 	}
 	if err := l.req.zeroBuffer(l.req.buf, 0, windowLen); err != nil {
 		return err
 	}
-	if err := l.accessWindow("READ", key, windowAt, windowLen, "SUCCESS"); err != nil {
+	if err := l.accessWindow("READ", key, windowOffset, windowLen, "SUCCESS"); err != nil {
 		return err
 	}
 	return l.req.checkBuffer(l.req.buf, 0, windowLen, 50)
@@ -673,7 +674,7 @@ func testWindowType1(l *link) error {
 	if _, err := l.bindType1(w, 0); err != nil { // length 0 makes the window invalid
 		return err
 	}
-	return l.accessWindow("WRITE", second, windowAt, 16, "REM_ACCESS_ERR")
+	return l.accessWindow("WRITE", second, windowOffset, 16, "REM_ACCESS_ERR")
 }
 
 func testWindowType2(l *link) error {
@@ -694,7 +695,7 @@ func testWindowType2(l *link) error {
 	if _, err := l.resp.awaitCompletion("local invalidate", l.resp.qp.SendCQ, 32, "SUCCESS"); err != nil {
 		return err
 	}
-	return l.accessWindow("WRITE", key, windowAt, 16, "REM_ACCESS_ERR")
+	return l.accessWindow("WRITE", key, windowOffset, 16, "REM_ACCESS_ERR")
 }
 
 // testSendInvalidate tests that the receiver's window is invalid after the message has arrived, and that the completion
@@ -743,7 +744,7 @@ func testSendInvalidate(l *link) error {
 			return err
 		}
 		if size == 5000 {
-			if err := l.accessWindow("WRITE", key, windowAt, 16, "REM_ACCESS_ERR"); err != nil {
+			if err := l.accessWindow("WRITE", key, windowOffset, 16, "REM_ACCESS_ERR"); err != nil {
 				return err
 			}
 		}

@@ -80,8 +80,8 @@ func isUnsupported(err error) bool {
 // callTimeout limits a call, in addition to the requested wait of the method.
 const callTimeout = 2 * time.Minute
 
-// call runs a method and stores its result in out, unless out is nil.
-func (p *peer) call(out any, method string, a args) error {
+// callMethod runs a method and stores its result in out, unless out is nil.
+func (p *peer) callMethod(out any, method string, a args) error {
 	if p.dead != nil {
 		return p.dead
 	}
@@ -131,7 +131,7 @@ type hello struct {
 }
 
 func (p *peer) queryHello() (h hello, err error) {
-	err = p.call(&h, "hello", nil)
+	err = p.callMethod(&h, "hello", nil)
 	return h, err
 }
 
@@ -144,22 +144,22 @@ type mr struct {
 }
 
 func (p *peer) regMR(length int, access ...string) (m mr, err error) {
-	err = p.call(&m, "mr", args{"length": length, "access": access})
+	err = p.callMethod(&m, "mr", args{"length": length, "access": access})
 	return m, err
 }
 
 func (p *peer) fillBuffer(m mr, off, n, seed int) error {
-	return p.call(nil, "fill", args{"mr": m.ID, "off": off, "len": n, "seed": seed})
+	return p.callMethod(nil, "fill", args{"mr": m.ID, "off": off, "len": n, "seed": seed})
 }
 
 func (p *peer) zeroBuffer(m mr, off, n int) error {
-	return p.call(nil, "zero", args{"mr": m.ID, "off": off, "len": n})
+	return p.callMethod(nil, "zero", args{"mr": m.ID, "off": off, "len": n})
 }
 
 // checkBuffer compares the buffer with the pattern of fill.
 func (p *peer) checkBuffer(m mr, off, n, seed int) error {
 	var diff *int
-	if err := p.call(&diff, "check", args{"mr": m.ID, "off": off, "len": n, "seed": seed}); err != nil {
+	if err := p.callMethod(&diff, "check", args{"mr": m.ID, "off": off, "len": n, "seed": seed}); err != nil {
 		return err
 	}
 	if diff != nil {
@@ -171,7 +171,7 @@ func (p *peer) checkBuffer(m mr, off, n, seed int) error {
 // checkZeros checks that zeros are unchanged.
 func (p *peer) checkZeros(m mr, off, n int) error {
 	var zero bool
-	if err := p.call(&zero, "is_zero", args{"mr": m.ID, "off": off, "len": n}); err != nil {
+	if err := p.callMethod(&zero, "is_zero", args{"mr": m.ID, "off": off, "len": n}); err != nil {
 		return err
 	}
 	if !zero {
@@ -180,18 +180,18 @@ func (p *peer) checkZeros(m mr, off, n int) error {
 	return nil
 }
 
-func (p *peer) set64(m mr, off int, v uint64) error {
-	return p.call(nil, "set64", args{"mr": m.ID, "off": off, "value": v})
+func (p *peer) writeUint64(m mr, off int, v uint64) error {
+	return p.callMethod(nil, "set64", args{"mr": m.ID, "off": off, "value": v})
 }
 
-func (p *peer) get64(m mr, off int) (v uint64, err error) {
-	err = p.call(&v, "get64", args{"mr": m.ID, "off": off})
+func (p *peer) readUint64(m mr, off int) (v uint64, err error) {
+	err = p.callMethod(&v, "get64", args{"mr": m.ID, "off": off})
 	return v, err
 }
 
-// want64 checks a number in a buffer.
-func (p *peer) want64(what string, m mr, off int, want uint64) error {
-	got, err := p.get64(m, off)
+// expectUint64 checks a number in a buffer.
+func (p *peer) expectUint64(what string, m mr, off int, want uint64) error {
+	got, err := p.readUint64(m, off)
 	if err == nil && got != want {
 		err = fmt.Errorf("%s: %s: got %#x, want %#x", p.name, what, got, want)
 	}
@@ -228,15 +228,15 @@ func (q *qp) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-func (p *peer) qpState(q qp) (s string, err error) {
-	err = p.call(&s, "state", args{"qp": q.ID})
+func (p *peer) queryQPState(q qp) (s string, err error) {
+	err = p.callMethod(&s, "state", args{"qp": q.ID})
 	return s, err
 }
 
 // wantState waits for a state of a queue pair.
 func (p *peer) wantState(q qp, want string) error {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		s, err := p.qpState(q)
+		s, err := p.queryQPState(q)
 		if err != nil || s == want {
 			return err
 		}
@@ -248,14 +248,14 @@ func (p *peer) wantState(q qp, want string) error {
 
 // postRecv posts a receive to a queue pair or a shared receive queue.
 func (p *peer) postRecv(to int, id int, sg ...[4]int) error {
-	return p.call(nil, "recv", args{"to": to, "wr_id": id, "sg": sgl(sg)})
+	return p.callMethod(nil, "recv", args{"to": to, "wr_id": id, "sg": sgl(sg)})
 }
 
 // postSend posts a send work request. It returns the new key of a memory window.
 func (p *peer) postSend(q qp, a args) (rkey uint32, err error) {
 	var r struct{ RKey uint32 }
 	a["qp"] = q.ID
-	err = p.call(&r, "send", a)
+	err = p.callMethod(&r, "send", a)
 	return r.RKey, err
 }
 
@@ -280,7 +280,7 @@ type wc struct {
 
 // pollCompletions waits for n completions.
 func (p *peer) pollCompletions(cq, n int, timeout time.Duration) (got []wc, err error) {
-	err = p.call(&got, "poll", args{"cq": cq, "n": n, "timeout": timeout.Seconds()})
+	err = p.callMethod(&got, "poll", args{"cq": cq, "n": n, "timeout": timeout.Seconds()})
 	return got, err
 }
 
@@ -310,7 +310,7 @@ func (p *peer) runShell(command string) (string, error) {
 		Status int
 		Out    string
 	}
-	if err := p.call(&r, "sh", args{"command": command}); err != nil {
+	if err := p.callMethod(&r, "sh", args{"command": command}); err != nil {
 		return "", err
 	}
 	if r.Status != 0 {

@@ -55,7 +55,7 @@ func testPrograms(t *testing.T) {
 	port := 18800
 	for _, tl := range interopTools {
 		for _, r := range roles {
-			for _, ip := range reportedIPs("programs", tl.program, tl.args, r.String()) {
+			for _, ip := range reportedIPVersions("programs", tl.program, tl.args, r.String()) {
 				tl.runVersions(t, "programs", r, ip, &port)
 			}
 		}
@@ -95,15 +95,15 @@ func (tl interopTool) commandLine() []string {
 var optionPattern = regexp.MustCompile(`-d rxe0 |-[gx] GID ?|-F ?`)
 
 func (tl interopTool) run(r role, ip string, port int) error {
-	_, err := tl.runOutput(r, ip, port)
+	_, err := tl.runForOutput(r, ip, port)
 	return err
 }
 
-// runOutput runs the program, and returns the client's output.
-func (tl interopTool) runOutput(r role, ip string, port int) (string, error) {
+// runForOutput runs the program, and returns the client's output.
+func (tl interopTool) runForOutput(r role, ip string, port int) (string, error) {
 	argv := func(p *peer) ([]string, error) {
 		var index int
-		if err := p.call(&index, "gid_index", args{"gid": p.ip[ip]}); err != nil {
+		if err := p.callMethod(&index, "gid_index", args{"gid": p.ip[ip]}); err != nil {
 			return nil, err
 		}
 		a := strings.Fields(strings.ReplaceAll(tl.args, "GID", fmt.Sprint(index)))
@@ -122,7 +122,7 @@ func (tl interopTool) runOutput(r role, ip string, port int) (string, error) {
 		return "", err
 	}
 	var up bool
-	if err := r.resp().call(&up, "listening", args{"port": port, "timeout": 30.0}); err != nil || !up {
+	if err := r.resp().callMethod(&up, "listening", args{"port": port, "timeout": 30.0}); err != nil || !up {
 		_, out, _ := server(0)
 		return "", fmt.Errorf("%s: wait for the server to listen: %v: %s", r.resp().name, err, lastLines(out))
 	}
@@ -172,7 +172,7 @@ func (p *peer) startProgram(argv []string) (end func(time.Duration) (int, string
 		}, nil
 	}
 	var id int
-	if err := p.call(&id, "start", args{"argv": argv}); err != nil {
+	if err := p.callMethod(&id, "start", args{"argv": argv}); err != nil {
 		return nil, err
 	}
 	return func(timeout time.Duration) (int, string, error) {
@@ -180,7 +180,7 @@ func (p *peer) startProgram(argv []string) (end func(time.Duration) (int, string
 			Status int
 			Out    string
 		}
-		err := p.call(&res, "end", args{"id": id, "timeout": timeout.Seconds()})
+		err := p.callMethod(&res, "end", args{"id": id, "timeout": timeout.Seconds()})
 		return res.Status, res.Out, err
 	}, nil
 }

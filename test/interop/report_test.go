@@ -48,9 +48,9 @@ type reportFact struct {
 
 var interopReport report
 
-// reportedIPs returns the IP versions for a cell. These are both versions when a report is written, and otherwise one
-// version selected by the name.
-func reportedIPs(name ...string) []string {
+// reportedIPVersions returns the IP versions for a cell. These are both versions when a report is written, and
+// otherwise one version selected by the name.
+func reportedIPVersions(name ...string) []string {
 	if os.Getenv("INTEROP_DOC") != "" {
 		return ipNames
 	}
@@ -67,7 +67,7 @@ func runCell(t *testing.T, c reportCell, do func() error) {
 	t.Run(name, func(t *testing.T) {
 		start := time.Now()
 		for _, p := range []*peer{verbenaPeer, kernelPeer} {
-			if err := p.call(nil, "reset", nil); err != nil {
+			if err := p.callMethod(nil, "reset", nil); err != nil {
 				t.Errorf("reset before the cell: got %v, want success", err)
 			}
 		}
@@ -108,8 +108,8 @@ func (r *report) countResults() map[string]int {
 	return count
 }
 
-// finish writes the results to the files named by $INTEROP_JSON and $INTEROP_DOC.
-func (r *report) finish(l *testbed) error {
+// writeResults writes the results to the files named by $INTEROP_JSON and $INTEROP_DOC.
+func (r *report) writeResults(l *testbed) error {
 	count := r.countResults()
 	fmt.Printf(
 		"interop: %d cells: %d pass, %d pass with a note, %d not supported by one side, %d FAIL; guest booted in %.0f s, all in %.0f s\n",

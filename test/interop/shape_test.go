@@ -85,19 +85,19 @@ func (s shape) apply(by *peer) (undo func() error, err error) {
 	}, err
 }
 
-// perftestRow matches the row of figures below the row of titles.
-var perftestRow = regexp.MustCompile(`(?m)^ *[0-9]+ +[0-9]+ +([0-9.]+) +([0-9.]+) +([0-9.]+)`)
+// perftestRowPattern matches the row of figures below the row of titles.
+var perftestRowPattern = regexp.MustCompile(`(?m)^ *[0-9]+ +[0-9]+ +([0-9.]+) +([0-9.]+) +([0-9.]+)`)
 
 // measureRate returns the rate of arrival in Mbit/s on the wire, which is the payload with the headers of each
 // packet of 4096 bytes.
 func measureRate(r role, port *int) (float64, error) {
 	*port++
 	out, err := interopTool{program: "ib_write_bw", service: "RC",
-		args: "-d rxe0 -x GID -F -s 65536 -n 60 -t 8 -m 4096 -u 22 --report_gbits"}.runOutput(r, "IPv4", *port)
+		args: "-d rxe0 -x GID -F -s 65536 -n 60 -t 8 -m 4096 -u 22 --report_gbits"}.runForOutput(r, "IPv4", *port)
 	if err != nil {
 		return 0, err
 	}
-	m := perftestRow.FindStringSubmatch(out)
+	m := perftestRowPattern.FindStringSubmatch(out)
 	if m == nil {
 		return 0, fmt.Errorf("no figures in %s", lastLines(out))
 	}
@@ -111,12 +111,12 @@ func measureRate(r role, port *int) (float64, error) {
 func measureLatency(r role, port *int) (float64, error) {
 	*port++
 	out, err := interopTool{program: "ib_send_lat", service: "RC",
-		args: "-d rxe0 -x GID -F -s 64 -n 60 -u 20 -e"}.runOutput(r,
+		args: "-d rxe0 -x GID -F -s 64 -n 60 -u 20 -e"}.runForOutput(r,
 		"IPv4", *port)
 	if err != nil {
 		return 0, err
 	}
-	m := perftestRow.FindStringSubmatch(out)
+	m := perftestRowPattern.FindStringSubmatch(out)
 	if m == nil {
 		return 0, fmt.Errorf("no figures in %s", lastLines(out))
 	}

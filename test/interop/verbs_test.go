@@ -10,9 +10,10 @@ import (
 	"time"
 )
 
-// kernelLacks lists the abilities in the tests of package verbs that the rxe of Linux 6.1 lacks
+// missingKernelAbilities lists the abilities in the tests of package verbs that the rxe of Linux 6.1 lacks
 // (docs/deviations.md). The rxe does not loop its multicast packets back to its own queue pairs.
-var kernelLacks = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window", "local protection error",
+var missingKernelAbilities = []string{"ATOMIC WRITE", "FLUSH", "multicast", "range of a window",
+	"local protection error",
 	"event of an access error"}
 
 // commandTools lists verbena's own programs that use package verbs.
@@ -58,7 +59,7 @@ func testVerbs(t *testing.T) {
 		Role: kernelPeer.name, IP: "IPv4"}
 	runCell(t, c, func() error {
 		wait, err := kernelPeer.startProgram([]string{"env", "VERBS_DEVICE=rxe0", "VERBS_WITHOUT=" +
-			strings.Join(kernelLacks, ","),
+			strings.Join(missingKernelAbilities, ","),
 			"VERBS_ADDR=" + guestIP["IPv4"],
 			theLab.programPath("verbs-suite"), "-test.v", "-test.skip", "^TestReports$"}) // these tests are only for Verbena
 		if err != nil {

@@ -55,17 +55,17 @@ func onlyIf(which func(*frame) bool, f func(*frame) string) func(*frame) (string
 func isIPv4(f *frame) bool { return f.v4 }
 func isIPv6(f *frame) bool { return !f.v4 }
 
-func operationIn(list ...roce.Operation) func(*frame) bool {
+func hasOperationIn(list ...roce.Operation) func(*frame) bool {
 	return func(f *frame) bool {
 		return f.packet.Opcode.Service() == roce.RC && slices.Contains(list, f.packet.Opcode.Operation())
 	}
 }
 
 var (
-	isACK        = operationIn(roce.Acknowledge)
-	isAtomicACK  = operationIn(roce.AtomicAcknowledge)
-	isRead       = operationIn(roce.RDMAReadResponseFirst, roce.RDMAReadResponseLast, roce.RDMAReadResponseOnly)
-	endOfRequest = operationIn(roce.SendLast, roce.SendLastWithImmediate, roce.SendLastWithInvalidate, roce.SendOnly,
+	isACK        = hasOperationIn(roce.Acknowledge)
+	isAtomicACK  = hasOperationIn(roce.AtomicAcknowledge)
+	isRead       = hasOperationIn(roce.RDMAReadResponseFirst, roce.RDMAReadResponseLast, roce.RDMAReadResponseOnly)
+	endOfRequest = hasOperationIn(roce.SendLast, roce.SendLastWithImmediate, roce.SendLastWithInvalidate, roce.SendOnly,
 		roce.SendOnlyWithImmediate, roce.SendOnlyWithInvalidate, roce.RDMAWriteLast, roce.RDMAWriteLastWithImmediate,
 		roce.RDMAWriteOnly, roce.RDMAWriteOnlyWithImmediate)
 )
@@ -83,7 +83,7 @@ func acksOfKind(which func(*frame) bool, kind func(roce.Syndrome) bool) func(*fr
 
 const hopLimitReason = "the kernel puts the route's in place of the address vector's, which was 33 once"
 
-var properties = []property{
+var packetProperties = []property{
 	{"IPv4 time to live", onlyIf(isIPv4, func(f *frame) string { return fmt.Sprint(f.ip[8]) }), hopLimitReason},
 	{"IPv4 type of service", onlyIf(isIPv4, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[1]) }), ""},
 	{"IPv4 flags", onlyIf(isIPv4, func(f *frame) string {
@@ -116,16 +116,16 @@ var properties = []property{
 		return "other"
 	}), ""},
 	{"BTH transport version", everyPacket(func(f *frame) string { return fmt.Sprint(f.packet.BTH().TVer()) }), ""},
-	{"BTH migration request", everyPacket(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().MigReq())) }),
+	{"BTH migration request", everyPacket(func(f *frame) string { return fmt.Sprint(boolBit(f.packet.BTH().MigReq())) }),
 		"1 says that the queue pair is MIGRATED, as it reports (IBA 9.2, 17.2.8)"},
 	{"BTH P_Key", everyPacket(func(f *frame) string { return fmt.Sprintf("%#04x", f.packet.BTH().PKey()) }), ""},
 	{"BTH FECN, BECN", everyPacket(func(f *frame) string {
-		return fmt.Sprint(bit(f.packet.BTH().FECN()), ", ", bit(f.packet.BTH().BECN()))
+		return fmt.Sprint(boolBit(f.packet.BTH().FECN()), ", ", boolBit(f.packet.BTH().BECN()))
 	}), ""},
 	{"BTH solicited event",
-		everyPacket(func(f *frame) string { return fmt.Sprint(bit(f.packet.BTH().SolicitedEvent())) }), ""},
+		everyPacket(func(f *frame) string { return fmt.Sprint(boolBit(f.packet.BTH().SolicitedEvent())) }), ""},
 	{"BTH AckReq, last packet of a message", onlyIf(endOfRequest, func(f *frame) string {
-		return fmt.Sprint(bit(f.packet.BTH().AckReq()))
+		return fmt.Sprint(boolBit(f.packet.BTH().AckReq()))
 	}), ""},
 	{"ACK syndrome", acksOfKind(isACK, roce.Syndrome.IsACK), ""},
 	{"NAK syndrome", acksOfKind(isACK, roce.Syndrome.IsNAK), "a sequence error (0x60) is a matter of chance"},
@@ -141,7 +141,7 @@ func describeChecksum(f *frame) string {
 	return "filled in"
 }
 
-func bit(b bool) int {
+func boolBit(b bool) int {
 	if b {
 		return 1
 	}
@@ -181,15 +181,15 @@ func testWire(t *testing.T) {
 	}
 	count := map[string]int{}
 	opcodes := map[string]map[string]bool{"kernel": {}, "Verbena": {}}
-	seen := make([]map[string]map[string]bool, len(properties))
+	seen := make([]map[string]map[string]bool, len(packetProperties))
 	for i := range seen {
 		seen[i] = map[string]map[string]bool{"kernel": {}, "Verbena": {}}
 	}
 	for p := range frames {
 		count[p.from]++
 		opcodes[p.from][p.packet.Opcode.String()] = true
-		for i := range properties {
-			if v, ok := properties[i].of(p); ok {
+		for i := range packetProperties {
+			if v, ok := packetProperties[i].of(p); ok {
 				seen[i][p.from][v] = true
 			}
 		}
@@ -199,7 +199,7 @@ func testWire(t *testing.T) {
 		reportFact{"The wire", []string{"packets", fmt.Sprint(count["kernel"]), fmt.Sprint(count["Verbena"]),
 			"of the tables above"}},
 		reportFact{"The wire", []string{"ICRC", "", "", fmt.Sprintf("`capture verify`: %v", icrc)}})
-	for i, p := range properties {
+	for i, p := range packetProperties {
 		k, v := joinKeys(seen[i]["kernel"]), joinKeys(seen[i]["Verbena"])
 		remark := "same"
 		if k != v {

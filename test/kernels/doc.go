@@ -24,9 +24,9 @@ var (
 		"Go on the socket", "signals", "fork"}
 )
 
-// leftOverDescriptors is the result of a program that keeps descriptors open, because a signal interrupted the call
-// that would have returned them.
-const leftOverDescriptors = "ok, but descriptors are left over"
+// leftOverDescriptorsResult is the result of a program that keeps descriptors open, because a signal interrupted the
+// call that would have returned them.
+const leftOverDescriptorsResult = "ok, but descriptors are left over"
 
 const recordsFile = "testdata/kernels.json"
 
@@ -59,7 +59,7 @@ func parseRecord(suite, out string) Record {
 // failedPrograms lists the programs that did not pass, in the order of programs.
 func (r *Record) failedPrograms(user string) (list []string) {
 	for _, p := range programs {
-		if got := r.Results[user+" "+p]; got != "ok" && got != leftOverDescriptors {
+		if got := r.Results[user+" "+p]; got != "ok" && got != leftOverDescriptorsResult {
 			list = append(list, p)
 		}
 	}

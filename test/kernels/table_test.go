@@ -24,7 +24,7 @@ func TestTable(t *testing.T) {
 		for _, user := range users {
 			failed := r.failedPrograms(user)
 			switch {
-			case len(failed) == 0 && r.Results[user+" signals"] == leftOverDescriptors:
+			case len(failed) == 0 && r.Results[user+" signals"] == leftOverDescriptorsResult:
 				cells = append(cells, "works; signals leave descriptors over")
 			case len(failed) == 0:
 				cells = append(cells, "works")

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestNotice tests that NOTICE matches the dependencies.
-func TestNotice(t *testing.T) {
+// TestNoticeMatchesDependencies tests that NOTICE matches the dependencies.
+func TestNoticeMatchesDependencies(t *testing.T) {
 	want, err := generateNotice()
 	if err != nil {
 		t.Fatal(err)

@@ -71,11 +71,11 @@ func (r Results) Count(outcome string) (n int) {
 //go:embed verbena.txt kernel.txt reasons.txt
 var recordFiles embed.FS
 
-// Verbena and Kernel return the recorded results and the system on which they were recorded.
-func Verbena() (Results, string, error) { return readRecorded("verbena.txt") }
-func Kernel() (Results, string, error)  { return readRecorded("kernel.txt") }
+// VerbenaResults and Kernel return the recorded results and the system on which they were recorded.
+func VerbenaResults() (Results, string, error) { return readRecordedResults("verbena.txt") }
+func KernelResults() (Results, string, error)  { return readRecordedResults("kernel.txt") }
 
-func readRecorded(name string) (r Results, on string, err error) {
+func readRecordedResults(name string) (r Results, on string, err error) {
 	b, err := recordFiles.ReadFile(name)
 	if err != nil {
 		return nil, "", err

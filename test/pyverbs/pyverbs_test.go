@@ -25,8 +25,8 @@ const (
 
 // TestDocsMatchResults compares the totals in docs/verbs.md, and the list of tests in docs/results/verbs.md.
 func TestDocsMatchResults(t *testing.T) {
-	ours, on, err := Verbena()
-	kernel, kernelOn, kerr := Kernel()
+	ours, on, err := VerbenaResults()
+	kernel, kernelOn, kerr := KernelResults()
 	if err != nil || kerr != nil {
 		t.Fatal(err, kerr)
 	}

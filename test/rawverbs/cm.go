@@ -42,7 +42,7 @@ func encodeCommand[C any](at []byte, cmd ucm.Command, v C, out int) []byte {
 	return at[:copy(at, b)]
 }
 
-func issueCM[C any](f *cmFile, cmd ucm.Command, v C) error {
+func issueCMCommand[C any](f *cmFile, cmd ucm.Command, v C) error {
 	if _, err := syscall.Write(f.fd, encodeCommand(f.mem, cmd, v, 4096)); err != nil {
 		return fmt.Errorf("%v: %w", cmd, err)
 	}
@@ -60,13 +60,13 @@ const (
 )
 
 func (f *cmFile) createID(space uint16, uid uint64) (uint32, error) {
-	err := issueCM(f, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: f.responseAddr(), PS: space,
+	err := issueCMCommand(f, ucm.CmdCreateID, ucm.CreateID{UID: uid, Response: f.responseAddr(), PS: space,
 		QPType: uint8(uapi.QPTRC)})
 	return decodeResponse[ucm.CreateIDResp](f).ID, err
 }
 
 func (f *cmFile) destroyID(id uint32) error {
-	return issueCM(f, ucm.CmdDestroyID, ucm.DestroyID{Response: f.responseAddr(), ID: id})
+	return issueCMCommand(f, ucm.CmdDestroyID, ucm.DestroyID{Response: f.responseAddr(), ID: id})
 }
 
 func sockaddr(a netip.AddrPort) (s ucm.Sockaddr) {
@@ -77,27 +77,27 @@ func sockaddr(a netip.AddrPort) (s ucm.Sockaddr) {
 	return s
 }
 
-const sizeofInet = 16
+const sizeofSockaddrInet = 16
 
 func (f *cmFile) bindID(id uint32, a netip.AddrPort) error {
-	return issueCM(f, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: sizeofInet, Addr: sockaddr(a)})
+	return issueCMCommand(f, ucm.CmdBind, ucm.Bind{ID: id, AddrSize: sizeofSockaddrInet, Addr: sockaddr(a)})
 }
 
 func (f *cmFile) listenID(id uint32, a netip.AddrPort) error {
 	if err := f.bindID(id, a); err != nil {
 		return err
 	}
-	return issueCM(f, ucm.CmdListen, ucm.Listen{ID: id})
+	return issueCMCommand(f, ucm.CmdListen, ucm.Listen{ID: id})
 }
 
 func (f *cmFile) resolveAddr(id uint32, a netip.AddrPort) error {
-	return issueCM(f, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, TimeoutMs: 2000, DstSize: sizeofInet,
+	return issueCMCommand(f, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, TimeoutMs: 2000, DstSize: sizeofSockaddrInet,
 		DstAddr: sockaddr(a)})
 }
 
 // waitEvent waits for an event.
 func (f *cmFile) waitEvent() (ucm.EventResp, error) {
-	err := issueCM(f, ucm.CmdGetEvent, ucm.GetEvent{Response: f.responseAddr()})
+	err := issueCMCommand(f, ucm.CmdGetEvent, ucm.GetEvent{Response: f.responseAddr()})
 	return decodeResponse[ucm.EventResp](f), err
 }
 
@@ -134,7 +134,7 @@ func (f *cmFile) newResolvedID(a netip.AddrPort) (uint32, error) {
 		_, err = f.expectEvent(addrResolved)
 	}
 	if err == nil {
-		err = issueCM(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id, TimeoutMs: 2000})
+		err = issueCMCommand(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id, TimeoutMs: 2000})
 	}
 	if err == nil {
 		_, err = f.expectEvent(routeResolved)
@@ -180,18 +180,19 @@ func (c *cmPair) connect() error {
 	if err != nil {
 		return err
 	}
-	if err := issueCM(c.active, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(c.qps[0].QPN), ID: id}); err != nil {
+	if err := issueCMCommand(c.active, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(c.qps[0].QPN),
+		ID: id}); err != nil {
 		return err
 	}
 	e, err := c.passive.expectEvent(connectRequest)
 	if err == nil {
-		err = issueCM(c.passive, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: connParam(c.qps[1].QPN), ID: e.ID})
+		err = issueCMCommand(c.passive, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: connParam(c.qps[1].QPN), ID: e.ID})
 	}
 	if err == nil {
 		_, err = c.active.expectEvent(connectAnswer)
 	}
 	if err == nil {
-		err = issueCM(c.active, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
+		err = issueCMCommand(c.active, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
 	}
 	if err == nil {
 		_, err = c.passive.expectEvent(established)
@@ -201,12 +202,12 @@ func (c *cmPair) connect() error {
 }
 
 func (c *cmPair) disconnect() error {
-	err := issueCM(c.active, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[0]})
+	err := issueCMCommand(c.active, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[0]})
 	if err == nil {
 		_, err = c.passive.expectEvent(disconnected)
 	}
 	if err == nil {
-		err = issueCM(c.passive, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[1]})
+		err = issueCMCommand(c.passive, ucm.CmdDisconnect, ucm.Disconnect{ID: c.ids[1]})
 	}
 	if err == nil {
 		_, err = c.active.expectEvent(disconnected)
@@ -267,7 +268,7 @@ func cmKeepConnection(port string) error {
 	if err != nil {
 		return err
 	}
-	if err := issueCM(own, ucm.CmdMigrateID, ucm.MigrateID{Response: own.responseAddr(), ID: c.ids[1],
+	if err := issueCMCommand(own, ucm.CmdMigrateID, ucm.MigrateID{Response: own.responseAddr(), ID: c.ids[1],
 		FD: uint32(c.passive.fd)}); err != nil {
 		return err
 	}
@@ -327,11 +328,11 @@ func cmStall(what, path string) error {
 	case "command":
 		_, err = syscall.Write(f.fd, p[:32])
 	case "response":
-		err = issueCM(f, ucm.CmdCreateID, ucm.CreateID{UID: 1, Response: at, PS: spaceTCP})
+		err = issueCMCommand(f, ucm.CmdCreateID, ucm.CreateID{UID: 1, Response: at, PS: spaceTCP})
 	case "event":
-		err = issueCM(f, ucm.CmdGetEvent, ucm.GetEvent{Response: at})
+		err = issueCMCommand(f, ucm.CmdGetEvent, ucm.GetEvent{Response: at})
 	case "option":
-		err = issueCM(f, ucm.CmdSetOption, ucm.SetOption{OptVal: at, ID: id, OptLen: 1})
+		err = issueCMCommand(f, ucm.CmdSetOption, ucm.SetOption{OptVal: at, ID: id, OptLen: 1})
 	case "pipe":
 		go func() {
 			time.Sleep(200 * time.Millisecond)
@@ -384,11 +385,12 @@ func cmFill(kind, number string) error {
 				err = f.bindID(l, netip.AddrPortFrom(own, 0))
 			}
 			if err == nil && kind == "listeners" {
-				err = issueCM(f, ucm.CmdListen, ucm.Listen{ID: l})
+				err = issueCMCommand(f, ucm.CmdListen, ucm.Listen{ID: l})
 			}
 		case "groups":
-			err = issueCM(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.responseAddr(), UID: 1, ID: id, AddrSize: sizeofInet,
-				Addr: sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))})
+			err = issueCMCommand(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.responseAddr(), UID: 1, ID: id,
+				AddrSize: sizeofSockaddrInet,
+				Addr:     sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))})
 		case "files":
 			var g *cmFile
 			if g, err = openCM(); err == nil {
@@ -444,7 +446,7 @@ func cmClaimForeignQP(to, number string) error {
 	if err != nil {
 		return err
 	}
-	err = issueCM(f, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(uint32(qpn)), ID: id})
+	err = issueCMCommand(f, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(uint32(qpn)), ID: id})
 	fmt.Println("connect:", err)
 	time.Sleep(300 * time.Millisecond)
 	return nil
@@ -464,23 +466,25 @@ func cmTryForeignIDs(most string) error {
 	for i := range uint32(n) {
 		for cmd, err := range map[ucm.Command]error{
 			ucm.CmdDestroyID:    f.destroyID(i),
-			ucm.CmdLeaveMcast:   issueCM(f, ucm.CmdLeaveMcast, ucm.DestroyID{Response: f.responseAddr(), ID: i}),
+			ucm.CmdLeaveMcast:   issueCMCommand(f, ucm.CmdLeaveMcast, ucm.DestroyID{Response: f.responseAddr(), ID: i}),
 			ucm.CmdBind:         f.bindID(i, a),
 			ucm.CmdResolveAddr:  f.resolveAddr(i, a),
-			ucm.CmdResolveRoute: issueCM(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: i}),
-			ucm.CmdQuery:        issueCM(f, ucm.CmdQuery, ucm.Query{Response: f.responseAddr(), ID: i}),
-			ucm.CmdQueryRoute:   issueCM(f, ucm.CmdQueryRoute, ucm.Query{Response: f.responseAddr(), ID: i}),
-			ucm.CmdConnect:      issueCM(f, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(1), ID: i}),
-			ucm.CmdListen:       issueCM(f, ucm.CmdListen, ucm.Listen{ID: i}),
-			ucm.CmdAccept:       issueCM(f, ucm.CmdAccept, ucm.Accept{ID: i, ConnParam: connParam(1)}),
-			ucm.CmdReject:       issueCM(f, ucm.CmdReject, ucm.Reject{ID: i}),
-			ucm.CmdDisconnect:   issueCM(f, ucm.CmdDisconnect, ucm.Disconnect{ID: i}),
-			ucm.CmdInitQPAttr:   issueCM(f, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: f.responseAddr(), ID: i, QPState: 1}),
-			ucm.CmdNotify:       issueCM(f, ucm.CmdNotify, ucm.Notify{ID: i, Event: 7}),
-			ucm.CmdMigrateID: issueCM(f, ucm.CmdMigrateID, ucm.MigrateID{Response: f.responseAddr(), ID: i,
+			ucm.CmdResolveRoute: issueCMCommand(f, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: i}),
+			ucm.CmdQuery:        issueCMCommand(f, ucm.CmdQuery, ucm.Query{Response: f.responseAddr(), ID: i}),
+			ucm.CmdQueryRoute:   issueCMCommand(f, ucm.CmdQueryRoute, ucm.Query{Response: f.responseAddr(), ID: i}),
+			ucm.CmdConnect:      issueCMCommand(f, ucm.CmdConnect, ucm.Connect{ConnParam: connParam(1), ID: i}),
+			ucm.CmdListen:       issueCMCommand(f, ucm.CmdListen, ucm.Listen{ID: i}),
+			ucm.CmdAccept:       issueCMCommand(f, ucm.CmdAccept, ucm.Accept{ID: i, ConnParam: connParam(1)}),
+			ucm.CmdReject:       issueCMCommand(f, ucm.CmdReject, ucm.Reject{ID: i}),
+			ucm.CmdDisconnect:   issueCMCommand(f, ucm.CmdDisconnect, ucm.Disconnect{ID: i}),
+			ucm.CmdInitQPAttr: issueCMCommand(f, ucm.CmdInitQPAttr, ucm.InitQPAttr{Response: f.responseAddr(), ID: i,
+				QPState: 1}),
+			ucm.CmdNotify: issueCMCommand(f, ucm.CmdNotify, ucm.Notify{ID: i, Event: 7}),
+			ucm.CmdMigrateID: issueCMCommand(f, ucm.CmdMigrateID, ucm.MigrateID{Response: f.responseAddr(), ID: i,
 				FD: uint32(f.fd)}),
-			ucm.CmdJoinMcast: issueCM(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.responseAddr(), ID: i, AddrSize: sizeofInet,
-				Addr: sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))}),
+			ucm.CmdJoinMcast: issueCMCommand(f, ucm.CmdJoinMcast, ucm.JoinMcast{Response: f.responseAddr(), ID: i,
+				AddrSize: sizeofSockaddrInet,
+				Addr:     sockaddr(netip.MustParseAddrPort("239.1.2.3:0"))}),
 		} {
 			if err == nil {
 				fmt.Println(cmd, i)
@@ -566,8 +570,8 @@ func nlLeaveUnread(sockets string) error {
 	return nil
 }
 
-// nlChange tries to create and remove devices.
-func nlChange() error {
+// nlChangeDevices tries to create and remove devices.
+func nlChangeDevices() error {
 	s, err := syscall.Socket(syscall.AF_NETLINK, syscall.SOCK_RAW, unix.NETLINK_RDMA)
 	if err != nil {
 		return err
@@ -643,14 +647,14 @@ func cmServe(port string) error {
 		case string(p.PrivateData[:len(helloData)]) == helloData:
 			var qp uapi.CreateQPResp
 			if qp, err = c.createUnmappedQP(uapi.QPTRC, 1); err == nil {
-				err = issueCM(f, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: connParam(qp.QPN), ID: e.ID})
+				err = issueCMCommand(f, ucm.CmdAccept, ucm.Accept{UID: 2, ConnParam: connParam(qp.QPN), ID: e.ID})
 			}
 			if err == nil {
 				accepted++
 				fmt.Println("accepted", accepted, "rejected", rejected)
 			}
 		default:
-			err = issueCM(f, ucm.CmdReject, ucm.Reject{ID: e.ID})
+			err = issueCMCommand(f, ucm.CmdReject, ucm.Reject{ID: e.ID})
 			if err == nil {
 				err = f.destroyID(e.ID)
 				rejected++
@@ -683,7 +687,7 @@ func cmConnect(to string) error {
 		}
 		par := connParam(p.qps[0].QPN)
 		par.PrivateDataLen = uint8(copy(par.PrivateData[:], helloData))
-		if err := issueCM(f, ucm.CmdConnect, ucm.Connect{ConnParam: par, ID: id}); err != nil {
+		if err := issueCMCommand(f, ucm.CmdConnect, ucm.Connect{ConnParam: par, ID: id}); err != nil {
 			return err
 		}
 		e, err := f.waitEvent()
@@ -692,7 +696,7 @@ func cmConnect(to string) error {
 		}
 		if e.Event == connectAnswer {
 			fmt.Println("connected after", try)
-			return issueCM(f, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
+			return issueCMCommand(f, ucm.CmdAccept, ucm.Accept{UID: 1, ID: id})
 		}
 		if err := f.destroyID(id); err != nil {
 			return err

@@ -64,8 +64,8 @@ func writeCommand[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []by
 	err error) {
 	n := uapi.SizeOf[Resp]()
 	core := uapi.AppendTo(nil, &req)
-	if hasResponse(cmd) {
-		copy(core, uapi.AppendTo(nil, &response{addressOf(d.mem)}))
+	if hasResponseAddress(cmd) {
+		copy(core, uapi.AppendTo(nil, &responseAddress{addressOf(d.mem)}))
 	}
 	hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(core) + len(tail)) / 4),
 		OutWords: uint16((n + driver + 3) / 4)}
@@ -77,10 +77,10 @@ func writeCommand[Resp, Req any](d *device, cmd uapi.Command, req Req, tail []by
 	return resp, slices.Clone(d.mem[n : n+driver]), nil
 }
 
-type response struct{ addr uint64 }
+type responseAddress struct{ addr uint64 }
 
-// hasResponse reports whether a command starts with the address of the response.
-func hasResponse(cmd uapi.Command) bool {
+// hasResponseAddress reports whether a command starts with the address of the response.
+func hasResponseAddress(cmd uapi.Command) bool {
 	switch cmd {
 	case uapi.CmdDeallocPD, uapi.CmdDestroyAH, uapi.CmdDeregMR, uapi.CmdDeallocMW, uapi.CmdReqNotifyCQ,
 		uapi.CmdAttachMcast,

@@ -86,7 +86,7 @@ func run(args []string) error {
 	case len(args) == 2 && args[0] == "nl-give":
 		return nlSendSocket(args[1])
 	case len(args) == 1 && args[0] == "nl-change":
-		return nlChange()
+		return nlChangeDevices()
 	}
 	return errors.New("usage: rawverbs transfer | fill KIND N | hoard SEED | reveal | intrude NUMBERS; cm- and nl-: see the source")
 }

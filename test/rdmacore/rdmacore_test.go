@@ -15,8 +15,8 @@ const resultsPage = "../../docs/results/verbs.md"
 // maxShownItems is the number of items that the table names for one reason.
 const maxShownItems = 4
 
-// TestTable compares the tables of versions and of failures in docs/results/verbs.md with the records.
-func TestTable(t *testing.T) {
+// TestTablesMatchRecords compares the tables of versions and of failures in docs/results/verbs.md with the records.
+func TestTablesMatchRecords(t *testing.T) {
 	records, err := Records()
 	if err != nil {
 		t.Fatal(err)

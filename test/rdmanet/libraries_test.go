@@ -52,9 +52,9 @@ type testbed struct {
 	d   rdmanet.Dialer
 }
 
-// withBothSetups runs a test with connections established over TCP, and then by the connection manager. The test
+// runWithBothSetups runs a test with connections established over TCP, and then by the connection manager. The test
 // returns the number of bytes that it has transferred. The device's counters must show at least as many bytes.
-func withBothSetups(t *testing.T, f func(*testing.T, *testbed) (payload int)) {
+func runWithBothSetups(t *testing.T, f func(*testing.T, *testbed) (payload int)) {
 	t.Parallel()
 	for _, x := range []struct {
 		name string
@@ -119,7 +119,7 @@ func TestHTTP(t *testing.T) {
 		tls, two bool
 	}{{"1", false, false}, {"2 unencrypted", false, true}, {"1 TLS", true, false}, {"2 TLS", true, true}} {
 		t.Run(x.name, func(t *testing.T) {
-			withBothSetups(t, func(t *testing.T, w *testbed) int {
+			runWithBothSetups(t, func(t *testing.T, w *testbed) int {
 				srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					w.Header().Set("Version", r.Proto)
 					b, _ := io.ReadAll(r.Body)
@@ -204,7 +204,7 @@ func (grpcServer) FullDuplexCall(s grpc.BidiStreamingServer[pb.StreamingOutputCa
 
 // TestGRPC tests calls, streams, deadlines, and the graceful stop of the server.
 func TestGRPC(t *testing.T) {
-	withBothSetups(t, func(t *testing.T, w *testbed) int {
+	runWithBothSetups(t, func(t *testing.T, w *testbed) int {
 		srv := grpc.NewServer()
 		pb.RegisterTestServiceServer(srv, grpcServer{})
 		var served sync.WaitGroup
@@ -275,7 +275,7 @@ func TestGRPC(t *testing.T) {
 
 // TestYamux tests a multiplexer with many streams over one connection.
 func TestYamux(t *testing.T) {
-	withBothSetups(t, func(t *testing.T, w *testbed) int {
+	runWithBothSetups(t, func(t *testing.T, w *testbed) int {
 		cfg := yamux.DefaultConfig()
 		cfg.LogOutput = io.Discard
 		const streams, size = 8, 300_000

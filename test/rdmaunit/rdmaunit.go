@@ -80,15 +80,15 @@ func Explain(items []Item) (explained []Reason, unexplained []string, err error)
 		}
 		r := &explained[n]
 		r.N++
-		if name := baseName(i.Name); !slices.Contains(r.Tests, name) {
+		if name := baseTestName(i.Name); !slices.Contains(r.Tests, name) {
 			r.Tests = append(r.Tests, name)
 		}
 	}
 	return explained, unexplained, nil
 }
 
-// baseName returns the name of a test without the names of its instance and its parameters.
-func baseName(name string) string {
+// baseTestName returns the name of a test without the names of its instance and its parameters.
+func baseTestName(name string) string {
 	parts := strings.Split(name, "/")
 	for _, p := range parts {
 		if strings.Contains(p, ".") {

@@ -11,9 +11,9 @@ import (
 
 const resultsPage = "../../docs/results/verbs.md"
 
-// TestTable compares the tables in docs/results/verbs.md with the results. Each test that does not pass must have a
-// reason.
-func TestTable(t *testing.T) {
+// TestTablesMatchResults compares the tables in docs/results/verbs.md with the results. Each test that does not pass
+// must have a reason.
+func TestTablesMatchResults(t *testing.T) {
 	items, on, err := Results()
 	if err != nil {
 		t.Fatal(err)

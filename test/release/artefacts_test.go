@@ -18,9 +18,9 @@ import (
 // releaseVersion is the version of the recipes and of the release made for the tests.
 const releaseVersion = "0.1.0"
 
-// TestReproducible tests that two builds of a commit are identical in every byte, in different directories, time
+// TestBuildIsReproducible tests that two builds of a commit are identical in every byte, in different directories, time
 // zones and locales.
-func TestReproducible(t *testing.T) {
+func TestBuildIsReproducible(t *testing.T) {
 	skipIfUnable(t)
 	if os.Getenv("RELEASE_DIST") != "" {
 		t.Skip("RELEASE_DIST names existing artefacts")
@@ -140,9 +140,9 @@ func goArch() string {
 	return strings.TrimSpace(string(out))
 }
 
-// TestDebian tests that the package installs on a bare Debian. Programs run in it as root and as another user, and
-// also as in a Docker container.
-func TestDebian(t *testing.T) {
+// TestPackageInstallsOnDebian tests that the package installs on a bare Debian. Programs run in it as root and as
+// another user, and also as in a Docker container.
+func TestPackageInstallsOnDebian(t *testing.T) {
 	for name, suite := range debianSuites {
 		t.Run(name, func(t *testing.T) {
 			skipIfUnable(t)
@@ -181,9 +181,9 @@ func TestDebian(t *testing.T) {
 	}
 }
 
-// TestRPM tests the package for Fedora and related distributions, which contains the same files. systemd creates
-// the group of the unit.
-func TestRPM(t *testing.T) {
+// TestRPMHasSameFiles tests the package for Fedora and related distributions, which contains the same files. systemd
+// creates the group of the unit.
+func TestRPMHasSameFiles(t *testing.T) {
 	skipIfUnable(t)
 	rpm, err := exec.LookPath("rpm")
 	if err != nil {
@@ -200,16 +200,16 @@ func TestRPM(t *testing.T) {
 		"^/usr/lib/sysusers.d/verbena.conf$")
 }
 
-// TestImage tests that `docker run IMAGE PROGRAM` runs the program with devices.
-func TestImage(t *testing.T) {
+// TestImageRunsProgram tests that `docker run IMAGE PROGRAM` runs the program with devices.
+func TestImageRunsProgram(t *testing.T) {
 	skipIfUnable(t)
-	dir, config := unpack(t)
+	dir, config := unpackImage(t)
 	if config.Architecture != goArch() {
 		t.Errorf("architecture: got %s, want that of this machine", config.Architecture)
 	}
 	b := newSandbox(t, dir).withFlags("-docker", "-bind", toolPath(t, "dup")+":/usr/local/bin/dup")
 	run := func(args ...string) []string { return append(slices.Clone(config.Config.Entrypoint), args...) }
-	for _, flags := range [][]string{nil, {"-user", nobody}} {
+	for _, flags := range [][]string{nil, {"-user", nobodyUID}} {
 		in := b.withFlags(flags...)
 		expectMatches(t, in.mustRun(t, run(config.Config.Cmd...)...), `hca_id:\s+rxe0`, `state:\s+PORT_ACTIVE`)
 		expectMatches(t, in.mustRun(t, run("verbena", "version")...), "^verbena v"+releaseVersion)

@@ -19,8 +19,8 @@ import (
 
 const repoRoot = "../.."
 
-// nobody is a user without files and rights.
-const nobody = "65534"
+// nobodyUID is a user without files and rights.
+const nobodyUID = "65534"
 
 // debianSuites lists the releases of Debian for the tests of the artefacts.
 var debianSuites = map[string]string{"Debian12": "bookworm", "Debian13": "trixie"}
@@ -267,25 +267,25 @@ func expectMatches(t *testing.T, text string, expressions ...string) {
 // sandboxKinds maps names to the ways of running a program in a box.
 var sandboxKinds = map[string][]string{
 	"root":          nil,
-	"nobody":        {"-user", nobody},
+	"nobody":        {"-user", nobodyUID},
 	"docker/root":   {"-docker"},
-	"docker/nobody": {"-docker", "-user", nobody},
+	"docker/nobody": {"-docker", "-user", nobodyUID},
 }
 
-var minuteBlock = regexp.MustCompile("(?s)## In one minute\n.*?```sh\n(.*?)```")
+var firstMinutePattern = regexp.MustCompile("(?s)## In one minute\n.*?```sh\n(.*?)```")
 
 // firstMinuteRecipe returns the README's recipe for the first minute.
 func firstMinuteRecipe(t *testing.T) string {
 	t.Helper()
-	m := minuteBlock.FindStringSubmatch(readFile(t, "README.md"))
+	m := firstMinutePattern.FindStringSubmatch(readFile(t, "README.md"))
 	if m == nil {
 		t.Fatal(`README.md: got no recipe below "In one minute", want one`)
 	}
 	return m[1]
 }
 
-// unpack unpacks the image made for this machine.
-func unpack(t *testing.T) (dir string, config imageConfig) {
+// unpackImage unpacks the image made for this machine.
+func unpackImage(t *testing.T) (dir string, config imageConfig) {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(releaseDir(t), "*-image-*.tar"))
 	if err != nil || len(found) != 1 {

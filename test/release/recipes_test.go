@@ -192,8 +192,8 @@ func archiveDigests(t *testing.T) string {
 	return digestOf(t, name) + "  " + name + "\n"
 }
 
-// TestActionVerifies tests that the action verifies an archive of a release with a digest from another source.
-func TestActionVerifies(t *testing.T) {
+// TestActionVerifiesDigest tests that the action verifies an archive of a release with a digest from another source.
+func TestActionVerifiesDigest(t *testing.T) {
 	for _, name := range []string{"bash", "curl", "tar", "sha256sum"} {
 		if _, err := exec.LookPath(name); err != nil {
 			t.Skipf("needs %s", name)
@@ -262,9 +262,9 @@ func TestActionVerifies(t *testing.T) {
 	}
 }
 
-// TestVuln tests that scripts/vuln distinguishes known vulnerabilities from a missing answer, and names the
-// requirement for an answer.
-func TestVuln(t *testing.T) {
+// TestVulnReportsMissingAnswer tests that scripts/vuln distinguishes known vulnerabilities from a missing answer, and
+// names the requirement for an answer.
+func TestVulnReportsMissingAnswer(t *testing.T) {
 	for _, c := range []struct {
 		install, check, want int
 		says                 string
@@ -286,8 +286,9 @@ func TestVuln(t *testing.T) {
 	}
 }
 
-// TestActions runs the published steps of both actions on a Debian without Go, and then the failing steps of a job.
-func TestActions(t *testing.T) {
+// TestActionsRunOnDebian runs the published steps of both actions on a Debian without Go, and then the failing steps of
+// a job.
+func TestActionsRunOnDebian(t *testing.T) {
 	skipIfUnable(t)
 	setup, report := readAction(t, "setup-verbena"), readAction(t, "report-verbena")
 	action := t.TempDir()
@@ -329,8 +330,8 @@ func (b *sandbox) mustFail(t *testing.T, argv ...string) string {
 	return string(out)
 }
 
-// TestGitLab runs the job of GitLab's recipe line by line, like GitLab's runner.
-func TestGitLab(t *testing.T) {
+// TestGitLabRecipeRuns runs the job of GitLab's recipe line by line, like GitLab's runner.
+func TestGitLabRecipeRuns(t *testing.T) {
 	type job struct {
 		Variables    map[string]string
 		BeforeScript []string `json:"before_script"`
@@ -387,8 +388,8 @@ func dockerInstructions(t *testing.T, text string) (all [][2]string) {
 	return all
 }
 
-// TestDockerfile runs the commands of the Dockerfile, and then its program, in the same way as Docker.
-func TestDockerfile(t *testing.T) {
+// TestDockerfileCommandsRun runs the commands of the Dockerfile, and then its program, in the same way as Docker.
+func TestDockerfileCommandsRun(t *testing.T) {
 	var run, arguments string
 	var entry, cmd []string
 	for _, i := range dockerInstructions(t, readFile(t, "recipes/Dockerfile")) {
@@ -418,15 +419,15 @@ func TestDockerfile(t *testing.T) {
 	b := bareSandbox(t, "trixie")
 	b.mustRun(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\nSHA256="+digestOf(t,
 		fmt.Sprintf("verbena_%s_%s.deb", releaseVersion, goArch()))+"\n"+run)
-	for _, flags := range [][]string{nil, {"-user", nobody}} {
+	for _, flags := range [][]string{nil, {"-user", nobodyUID}} {
 		expectMatches(t, b.withFlags("-docker").withFlags(flags...).mustRun(t, append(entry, cmd...)...), `hca_id:\s+rxe0`,
 			`state:\s+PORT_ACTIVE`)
 	}
 }
 
-// TestCompose runs the two containers of the compose file on the image, in two network namespaces joined by a
-// bridge.
-func TestCompose(t *testing.T) {
+// TestComposeContainersRun runs the two containers of the compose file on the image, in two network namespaces joined
+// by a bridge.
+func TestComposeContainersRun(t *testing.T) {
 	p, err := loader.LoadWithContext(t.Context(),
 		types.ConfigDetails{WorkingDir: t.TempDir(), Environment: types.Mapping{},
 			ConfigFiles: []types.ConfigFile{{Filename: "compose.yaml", Content: []byte(readFile(t, "recipes/compose.yaml"))}}},
@@ -440,7 +441,7 @@ func TestCompose(t *testing.T) {
 		t.Fatalf("services: got %v, want a server and a client that waits for it", p.ServiceNames())
 	}
 	skipIfUnable(t)
-	dir, config := unpack(t)
+	dir, config := unpackImage(t)
 	hosts := filepath.Join(t.TempDir(), "hosts")
 	if err := os.WriteFile(hosts, []byte("10.50.0.1 server\n10.50.0.2 client\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -594,12 +595,12 @@ func TestUnitBoundsResources(t *testing.T) {
 	}
 }
 
-// TestKubernetes runs the service of the DaemonSet, and a pod with its own processes and files that uses the
-// service. TestKubernetes takes commands, capabilities and mounts from the manifests.
-func TestKubernetes(t *testing.T) {
+// TestDaemonSetServesPod runs the service of the DaemonSet, and a pod with its own processes and files that uses the
+// service. TestDaemonSetServesPod takes commands, capabilities and mounts from the manifests.
+func TestDaemonSetServesPod(t *testing.T) {
 	skipIfUnable(t)
 	daemon, job := readManifests(t, "recipes/kubernetes.yaml")
-	dir, config := unpack(t)
+	dir, config := unpackImage(t)
 	host := map[string]string{} // volumes by name
 	node := t.TempDir()
 	volume := func(v corev1.Volume) string {
@@ -664,7 +665,7 @@ func TestKubernetes(t *testing.T) {
 	probe := spec.Containers[0].ReadinessProbe.Exec.Command
 	awaitCondition(t, func() bool { return b.command(t, probe...).Run() == nil || service.ProcessState != nil }, &log)
 	pod := job.Spec.Template.Spec
-	for _, flags := range [][]string{nil, {"-user", nobody}} {
+	for _, flags := range [][]string{nil, {"-user", nobodyUID}} {
 		if flags == nil {
 			b, argv := container(pod, pod.InitContainers[0])
 			b.mustRun(t, argv...)

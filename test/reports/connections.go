@@ -116,12 +116,12 @@ func testSourceAddress(w *suite.CMTestbed) {
 	}
 }
 
-// testAnsweredTwice tests that a request is answered only once. A second answer fails and does not change the
+// testRequestIsAnsweredOnce tests that a request is answered only once. A second answer fails and does not change the
 // connection.
-func testAnsweredTwice(w *suite.CMTestbed) {
+func testRequestIsAnsweredOnce(w *suite.CMTestbed) {
 	l, at := w.Listen()
 	defer l.Close()
-	passive := w.End(verbs.QPInit{})
+	passive := w.NewEnd(verbs.QPInit{})
 	done := make(chan *cm.Conn, 1)
 	go func() {
 		defer close(done)

@@ -10,7 +10,7 @@ import (
 
 // testAccessFlags tests that a region that peers may write must also be writable for the device.
 func testAccessFlags(w *suite.Testbed) {
-	e := w.End(verbs.QPInit{})
+	e := w.NewEnd(verbs.QPInit{})
 	for _, a := range []verbs.Access{verbs.RemoteWrite, verbs.RemoteAtomic, verbs.RemoteWrite | verbs.RemoteRead} {
 		if mr, err := e.PD.Alloc(4096, a); !errors.Is(err, syscall.EINVAL) {
 			w.Errorf("access %#x without LocalWrite: got %v, want EINVAL", uint32(a), err)
@@ -31,10 +31,10 @@ func testAccessFlags(w *suite.Testbed) {
 	}
 }
 
-// testKeys tests that the local key works only for this side, and the remote key only for peers. Each device checks the
-// rights of both keys.
-func testKeys(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+// testLocalAndRemoteKeys tests that the local key works only for this side, and the remote key only for peers. Each
+// device checks the rights of both keys.
+func testLocalAndRemoteKeys(w *suite.Testbed) {
+	a, b := w.NewPair(verbs.QPInit{})
 	readOnly, err := b.PD.Alloc(4096, verbs.RemoteRead)
 	w.Must(err)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: readOnly.Remote(0)})
@@ -48,7 +48,7 @@ func testKeys(w *suite.Testbed) {
 		Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
 		verbs.RemoteAccessError)
 	// A READ into memory without LocalWrite is also invalid.
-	c, d := w.Pair(verbs.QPInit{})
+	c, d := w.NewPair(verbs.QPInit{})
 	mine, err := c.PD.Alloc(4096, verbs.RemoteRead)
 	w.Must(err)
 	expectStatus(c, verbs.SendWR{ID: 4, Opcode: verbs.Read, Local: mine.SGE(0, 8), Remote: d.Remote(0)},
@@ -71,7 +71,7 @@ func bindWindow(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) ver
 // testWindowKeys tests that each bind makes the requested key valid and the former keys invalid, even when their 8 bits
 // wrap around.
 func testWindowKeys(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
 	w.Must(err)
 	index := mw.RKey() >> 8
@@ -95,10 +95,10 @@ func testWindowKeys(w *suite.Testbed) {
 		verbs.RemoteAccessError)
 }
 
-// testWindowRound binds a window, sends the key to the peer with a fence, waits for an access by the peer, and
+// testWindowLifecycle binds a window, sends the key to the peer with a fence, waits for an access by the peer, and
 // invalidates the window. Afterwards the window can be bound again.
-func testWindowRound(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+func testWindowLifecycle(w *suite.Testbed) {
+	a, b := w.NewPair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
 	w.Must(err)
 	for i := range 5 {
@@ -135,9 +135,9 @@ func testWindowRound(w *suite.Testbed) {
 	}
 }
 
-// testWindowRefused tests that a window can have no right that its region lacks, and no memory outside the region. A
-// region with a window cannot be deregistered.
-func testWindowRefused(w *suite.Testbed) {
+// testWindowIsLimitedToRegion tests that a window can have no right that its region lacks, and no memory outside the
+// region. A region with a window cannot be deregistered.
+func testWindowIsLimitedToRegion(w *suite.Testbed) {
 	for name, x := range map[string]struct {
 		region verbs.Access
 		off, n int
@@ -149,7 +149,7 @@ func testWindowRefused(w *suite.Testbed) {
 		"one byte beyond the region":   {verbs.LocalWrite | verbs.BindWindows, 4095, 2, verbs.RemoteRead},
 		"a range that begins outside":  {verbs.LocalWrite | verbs.BindWindows, 5000, 1, verbs.RemoteRead},
 	} {
-		e, _ := w.Pair(verbs.QPInit{})
+		e, _ := w.NewPair(verbs.QPInit{})
 		mr, err := e.PD.Alloc(4096, x.region)
 		w.Must(err)
 		mw, err := e.PD.AllocMW()
@@ -165,7 +165,7 @@ func testWindowRefused(w *suite.Testbed) {
 		}
 		w.Must(mr.Close())
 	}
-	e, _ := w.Pair(verbs.QPInit{})
+	e, _ := w.NewPair(verbs.QPInit{})
 	mw, err := e.PD.AllocMW()
 	w.Must(err)
 	if s := bindWindow(e, mw, 0, 64, verbs.RemoteRead); s != verbs.Success {
@@ -178,13 +178,13 @@ func testWindowRefused(w *suite.Testbed) {
 	w.Must(e.MR.Close())
 }
 
-// testDomains tests that objects used together must belong to one protection domain.
-func testDomains(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
-	other := w.End(verbs.QPInit{})
+// testProtectionDomains tests that objects used together must belong to one protection domain.
+func testProtectionDomains(w *suite.Testbed) {
+	a, b := w.NewPair(verbs.QPInit{})
+	other := w.NewEnd(verbs.QPInit{})
 	expectStatus(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(other, 0, 8), Remote: b.Remote(0)},
 		verbs.LocalProtection)
-	a, b = w.Pair(verbs.QPInit{})
+	a, b = w.NewPair(verbs.QPInit{})
 	expectStatus(a, verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: other.Remote(0)},
 		verbs.RemoteAccessError)
 	ev, err := w.Device.NextEvent(w.ShortContext())
@@ -194,10 +194,10 @@ func testDomains(w *suite.Testbed) {
 	}
 }
 
-// testGroups tests that a queue pair receives a group's datagrams once, even if it attached twice. A second detach is
-// an error, and so is an address that is not a group.
-func testGroups(w *suite.Testbed) {
-	a, b := w.DatagramEnd(), w.DatagramEnd()
+// testGroupDeliversOnce tests that a queue pair receives a group's datagrams once, even if it attached twice. A second
+// detach is an error, and so is an address that is not a group.
+func testGroupDeliversOnce(w *suite.Testbed) {
+	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 7, 14: 8, 15: 9}
 	w.Must(b.QP.Attach(group))
 	w.Must(b.QP.Attach(group))
@@ -225,7 +225,7 @@ func testGroups(w *suite.Testbed) {
 	if err := b.QP.Attach(g.GID); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Attach to an address that is not a group: got %v, want EINVAL", err)
 	}
-	rc := w.End(verbs.QPInit{})
+	rc := w.NewEnd(verbs.QPInit{})
 	if err := rc.QP.Attach(group); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Attach of an RC queue pair: got %v, want EINVAL", err)
 	}
@@ -241,7 +241,7 @@ func testGroups(w *suite.Testbed) {
 // testQKeys tests that a datagram with a wrong Q_Key is dropped. A Q_Key with the highest bit set selects the Q_Key of
 // the sender's queue pair.
 func testQKeys(w *suite.Testbed) {
-	a, b := w.DatagramEnd(), w.DatagramEnd()
+	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
 	b.Recv(1, 0, 100)
 	send := func(id uint64, key uint32, n int) {
@@ -251,7 +251,7 @@ func testQKeys(w *suite.Testbed) {
 	}
 	send(2, to.QKey+1, 7)
 	send(3, 0xffffffff, 8)
-	if wc := b.WaitOK(1); wc.ByteLen != suite.GRH+8 {
+	if wc := b.WaitOK(1); wc.ByteLen != suite.GRHSize+8 {
 		w.Errorf("receive: got %d bytes, want the datagram of 8", wc.ByteLen)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // newSharedPair returns a connected pair. The second queue pair receives from a shared receive queue.
 func newSharedPair(w *suite.Testbed, wrs int) (a, b *suite.End, srq *verbs.SRQ) {
 	w.Helper()
-	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	srq, err := b.PD.CreateSRQ(wrs, 1)
 	w.Must(err)
 	w.Must(b.QP.Close())
@@ -24,8 +24,9 @@ func newSharedPair(w *suite.Testbed, wrs int) (a, b *suite.End, srq *verbs.SRQ) 
 	return a, b, srq
 }
 
-// testLastReceive tests that a failed queue pair reports, once, that it takes no more receives from its shared queue.
-func testLastReceive(w *suite.Testbed) {
+// testLastWQEReached tests that a failed queue pair reports, once, that it takes no more receives from its shared
+// queue.
+func testLastWQEReached(w *suite.Testbed) {
 	a, b, srq := newSharedPair(w, 8)
 	for i := range 3 {
 		w.Must(srq.PostRecv(&verbs.RecvWR{ID: uint64(i), Local: sge(b, 0, 8)}))
@@ -45,11 +46,11 @@ func testLastReceive(w *suite.Testbed) {
 		w.Errorf("completions: got %d and error %v, want none, because the receives belong to the shared queue", n, err)
 	}
 	// Another queue pair uses the remaining receives.
-	c := w.End(verbs.QPInit{})
+	c := w.NewEnd(verbs.QPInit{})
 	w.Must(c.QP.Close())
 	c.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: c.CQ, SRQ: srq})
 	w.Must(err)
-	d := w.End(verbs.QPInit{})
+	d := w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, d, c, nil)
 	d.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(d, 0, 8)})
 	d.WaitOK(2)
@@ -69,8 +70,9 @@ func expectNoEvent(w *suite.Testbed) {
 	}
 }
 
-// testLimitOnce tests that a limit causes one event, is 0 afterwards, and can be set again. A resize keeps the limit.
-func testLimitOnce(w *suite.Testbed) {
+// testSRQLimitEventOnce tests that a limit causes one event, is 0 afterwards, and can be set again. A resize keeps the
+// limit.
+func testSRQLimitEventOnce(w *suite.Testbed) {
 	a, b, srq := newSharedPair(w, 16)
 	post := func(n int) {
 		for range n {
@@ -112,10 +114,10 @@ func testLimitOnce(w *suite.Testbed) {
 	}
 }
 
-// testArmed tests that arming reports later completions, and does not report present completions. A failed request
-// counts as solicited, regardless of its flags.
-func testArmed(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+// testArmReportsLaterCompletions tests that arming reports later completions, and does not report present completions.
+// A failed request counts as solicited, regardless of its flags.
+func testArmReportsLaterCompletions(w *suite.Testbed) {
+	a, b := w.NewPair(verbs.QPInit{})
 	ch, err := w.Device.CreateChannel()
 	w.Must(err)
 	cq, err := w.Device.CreateCQ(16, ch)
@@ -188,7 +190,7 @@ func testExactCapacity(w *suite.Testbed) {
 		w.Errorf("CreateCQ without entries: got %v, want EINVAL", err)
 	}
 	for _, asked := range []int{1, 2, 7, 8, 100} {
-		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+		a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 		cq, err := w.Device.CreateCQ(asked, nil)
 		w.Must(err)
 		n := cq.Entries()
@@ -220,9 +222,9 @@ func testExactCapacity(w *suite.Testbed) {
 	}
 }
 
-// testOverrun tests that an overflow of a completion queue raises an error event of that queue.
-func testOverrun(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+// testCQOverrun tests that an overflow of a completion queue raises an error event of that queue.
+func testCQOverrun(w *suite.Testbed) {
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(1, nil)
 	w.Must(err)
 	w.Must(b.QP.Close())
@@ -243,7 +245,7 @@ func testOverrun(w *suite.Testbed) {
 // testResizeFull tests that a resized completion queue keeps its entries in order, and cannot become smaller than their
 // number.
 func testResizeFull(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(63, nil)
 	w.Must(err)
 	w.Must(b.QP.Close())
@@ -290,10 +292,10 @@ func testResizeFull(w *suite.Testbed) {
 	take(5)
 }
 
-// testWhichQueue tests that send completions arrive in the CQ of the send queue, and receive completions in the other
-// CQ.
-func testWhichQueue(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+// testCQOfEachWorkQueue tests that send completions arrive in the CQ of the send queue, and receive completions in the
+// other CQ.
+func testCQOfEachWorkQueue(w *suite.Testbed) {
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	recv, err := w.Device.CreateCQ(16, nil)
 	w.Must(err)
 	w.Must(b.QP.Close())

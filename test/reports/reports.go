@@ -46,7 +46,7 @@ func Run(t *testing.T, c suite.CMConfig) {
 				return
 			}
 			t.Parallel()
-			suite.With(t, c.Config, func(w *suite.Testbed) {
+			suite.WithDevice(t, c.Config, func(w *suite.Testbed) {
 				w.Memory = endMemorySize
 				r.Verbs(w)
 			})

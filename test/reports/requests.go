@@ -24,10 +24,10 @@ func expectStatus(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 	}
 }
 
-// testZeroBytes tests that a request of no bytes accesses no memory, so its keys are not checked. The peer still
-// acknowledges the request, as for a keep-alive.
-func testZeroBytes(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+// testZeroLengthRequest tests that a request of no bytes accesses no memory, so its keys are not checked. The peer
+// still acknowledges the request, as for a keep-alive.
+func testZeroLengthRequest(w *suite.Testbed) {
+	a, b := w.NewPair(verbs.QPInit{})
 	nowhere := verbs.Remote{Addr: 0, RKey: 0}
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Remote: nowhere})
 	a.WaitOK(1)
@@ -51,7 +51,7 @@ func testZeroBytes(w *suite.Testbed) {
 		w.Errorf("SEND of 0 bytes: got length %d, want 0", wc.ByteLen)
 	}
 	// A peer without the rights refuses even such a request.
-	c, d := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	c, d := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	p := w.Config.Path
 	p.Access = verbs.RemoteRead
 	w.ConnectVia(c, d, p)
@@ -60,7 +60,7 @@ func testZeroBytes(w *suite.Testbed) {
 
 // testEmptyElements tests that elements of no bytes in a list are ignored.
 func testEmptyElements(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
+	a, b := w.NewPair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
 	want := a.Fill(0, 8, 3)
 	none := verbs.SGE{Addr: 7, LKey: 0xdead}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, List: []verbs.SGE{none, sge(b, 0, 3), none, sge(b, 3, 100)}}))
@@ -74,13 +74,13 @@ func testEmptyElements(w *suite.Testbed) {
 
 // testEmptyDatagram tests that a datagram of no bytes arrives with its header.
 func testEmptyDatagram(w *suite.Testbed) {
-	a, b := w.DatagramEnd(), w.DatagramEnd()
+	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
-	b.Recv(1, 0, suite.GRH)
+	b.Recv(1, 0, suite.GRHSize)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
 	a.WaitOK(2)
-	if wc := b.WaitOK(1); wc.ByteLen != suite.GRH || wc.Flags&verbs.WithGRH == 0 {
-		w.Errorf("receive: got %+v, want %d bytes with a header", wc, suite.GRH)
+	if wc := b.WaitOK(1); wc.ByteLen != suite.GRHSize || wc.Flags&verbs.WithGRH == 0 {
+		w.Errorf("receive: got %+v, want %d bytes with a header", wc, suite.GRHSize)
 	}
 }
 
@@ -103,16 +103,16 @@ func newAddressHandle(w *suite.Testbed, from, to *suite.End) (verbs.Endpoint, *v
 // testShortDatagramReceive tests that a datagram larger than the receive is dropped. The receive stays posted for the
 // next datagram, and the queue pair continues.
 func testShortDatagramReceive(w *suite.Testbed) {
-	a, b := w.DatagramEnd(), w.DatagramEnd()
+	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
 	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}
-	b.Recv(1, 0, suite.GRH+10)
+	b.Recv(1, 0, suite.GRHSize+10)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 11), To: dest})
 	a.WaitOK(2)
 	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 10), To: dest})
 	a.WaitOK(3)
-	if wc := b.WaitOK(1); wc.ByteLen != suite.GRH+10 {
-		w.Errorf("receive: got %d bytes, want the second datagram of %d", wc.ByteLen, suite.GRH+10)
+	if wc := b.WaitOK(1); wc.ByteLen != suite.GRHSize+10 {
+		w.Errorf("receive: got %d bytes, want the second datagram of %d", wc.ByteLen, suite.GRHSize+10)
 	}
 	q, err := b.QP.Query()
 	w.Must(err)
@@ -123,7 +123,7 @@ func testShortDatagramReceive(w *suite.Testbed) {
 
 // testImmediateWithoutBuffer tests that a WRITE with immediate data consumes a receive but does not access its memory.
 func testImmediateWithoutBuffer(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	want := a.Fill(0, 5000, 1)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // a receive without elements
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
@@ -138,7 +138,7 @@ func testImmediateWithoutBuffer(w *suite.Testbed) {
 
 // testImmediateValue tests that the completion contains the written length and all 32 bits of the immediate data.
 func testImmediateValue(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	for _, imm := range []uint32{0x89abcdef, 0xffffffff, 0, 0x80000000} {
 		b.Recv(1, 8192, 64)
 		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 4097), Remote: b.Remote(0), Imm: imm})
@@ -156,10 +156,10 @@ func testImmediateValue(w *suite.Testbed) {
 	}
 }
 
-// testLengths tests that the completions of READs and atomic operations contain the returned length, and that receives
-// have the correct opcodes.
-func testLengths(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{SendSGEs: 2})
+// testCompletionLengths tests that the completions of READs and atomic operations contain the returned length, and that
+// receives have the correct opcodes.
+func testCompletionLengths(w *suite.Testbed) {
+	a, b := w.NewPair(verbs.QPInit{SendSGEs: 2})
 	for _, n := range []int{1, 4096, 50000} {
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)},
 			Remote: b.Remote(0)})
@@ -179,7 +179,7 @@ func testLengths(w *suite.Testbed) {
 // testLengthOverflow tests that lengths with a sum of more than 32 bits are too long, and are not reduced modulo 2^32.
 func testLengthOverflow(w *suite.Testbed) {
 	for _, op := range []verbs.Opcode{verbs.Send, verbs.Write, verbs.Read} {
-		a, b := w.Pair(verbs.QPInit{SendSGEs: 3})
+		a, b := w.NewPair(verbs.QPInit{SendSGEs: 3})
 		half := verbs.SGE{Addr: a.MR.Addr(), Length: 1 << 31, LKey: a.MR.LKey()}
 		b.Recv(1, 0, 64)
 		wr := verbs.SendWR{ID: 2, Opcode: op, Flags: verbs.Signaled, List: []verbs.SGE{half, half, sge(a, 0, 8)},
@@ -200,7 +200,7 @@ func testLengthOverflow(w *suite.Testbed) {
 // testLongReceive tests that a receive may be longer than the longest message.
 func testLongReceive(w *suite.Testbed) {
 	const part, parts = 66 << 20, 32 // the total exceeds 2^31 bytes
-	a, b := w.Pair(verbs.QPInit{RecvSGEs: parts})
+	a, b := w.NewPair(verbs.QPInit{RecvSGEs: parts})
 	big, err := b.PD.Alloc(part, verbs.LocalWrite|verbs.OnDemand)
 	w.Must(err)
 	var list []verbs.SGE
@@ -227,7 +227,7 @@ func testRangeBeyondEnd(w *suite.Testbed) {
 		func(b *suite.End) verbs.Remote { return verbs.Remote{Addr: b.MR.Addr() + 1<<32, RKey: b.MR.RKey()} },
 	} {
 		for _, op := range []verbs.Opcode{verbs.Write, verbs.Read} {
-			a, b := w.Pair(verbs.QPInit{})
+			a, b := w.NewPair(verbs.QPInit{})
 			expectStatus(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: r(b)}, verbs.RemoteAccessError)
 		}
 	}
@@ -236,7 +236,7 @@ func testRangeBeyondEnd(w *suite.Testbed) {
 // testUnalignedAtomic tests that an atomic operation on an address that is not a multiple of 8 is an invalid request.
 func testUnalignedAtomic(w *suite.Testbed) {
 	for _, op := range []verbs.Opcode{verbs.FetchAdd, verbs.CompareSwap} {
-		a, b := w.Pair(verbs.QPInit{})
+		a, b := w.NewPair(verbs.QPInit{})
 		expectStatus(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(4), Swap: 1},
 			verbs.RemoteInvalid)
 		if !bytes.Equal(b.MR.Bytes()[:16], make([]byte, 16)) {
@@ -248,7 +248,7 @@ func testUnalignedAtomic(w *suite.Testbed) {
 // testCompareSwap tests that all operands have the byte order of their host, and that memory with an unequal value
 // stays unchanged.
 func testCompareSwap(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	at := func(e *suite.End) []byte { return e.MR.Bytes()[:8] }
 	const old, fresh = 0x0102030405060708, 0xf1f2f3f4f5f6f7f8
 	binary.NativeEndian.PutUint64(at(b), old)
@@ -276,7 +276,7 @@ func testCompareSwap(w *suite.Testbed) {
 
 // testFence tests that a fenced WRITE does not overtake the READ before it.
 func testFence(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	const n = 20000
 	for i := range 20 {
 		want := bytes.Clone(b.Fill(0, n, byte(i)))
@@ -297,7 +297,7 @@ func testFence(w *suite.Testbed) {
 // testQueueFull tests a list of requests that does not fit into the queue. The requests before the first rejected
 // request are queued and executed, and the other requests are not.
 func testQueueFull(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{SendWRs: 4})
+	a, b := w.NewPair(verbs.QPInit{SendWRs: 4})
 	room := a.QP.Init().SendWRs
 	wrs := make([]verbs.SendWR, room+3)
 	for i := range wrs {
@@ -330,7 +330,7 @@ func testQueueFull(w *suite.Testbed) {
 // testBadRequest tests a bad request in the middle of a list. Only this request is refused, and the earlier requests
 // are executed.
 func testBadRequest(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{Inline: 16})
+	a, b := w.NewPair(verbs.QPInit{Inline: 16})
 	b.Recv(1, 0, 64)
 	n, err := a.QP.PostSends([]verbs.SendWR{
 		{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
@@ -367,7 +367,7 @@ func testBadRequest(w *suite.Testbed) {
 // testInlineCapacity tests that a device either refuses a requested size of inline data or supports the size that it
 // reports.
 func testInlineCapacity(w *suite.Testbed) {
-	e := w.End(verbs.QPInit{})
+	e := w.NewEnd(verbs.QPInit{})
 	n := 64
 	for ; n < 1<<20; n *= 2 {
 		qp, err := e.PD.CreateQP(verbs.QPInit{SendCQ: e.CQ, Inline: n})
@@ -383,7 +383,7 @@ func testInlineCapacity(w *suite.Testbed) {
 	if n == 64 || n == 1<<20 {
 		w.Fatalf("CreateQP with %d bytes inline: got success, want a lower limit", n)
 	}
-	a, b := w.Pair(verbs.QPInit{Inline: 64})
+	a, b := w.NewPair(verbs.QPInit{Inline: 64})
 	most := a.QP.Init().Inline
 	want := bytes.Repeat([]byte{7}, most)
 	b.Recv(1, 0, most)
@@ -404,7 +404,7 @@ func testInlineCapacity(w *suite.Testbed) {
 // testPSNWrap tests that sequence numbers wrap around at 24 bits, in requests, acknowledgements and READs.
 func testPSNWrap(w *suite.Testbed) {
 	for _, psn := range []uint32{0xffffff, 0xfffff0, 0x7fffff, 0x7ffff0} {
-		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+		a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 		connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.SendPSN, q.RecvPSN = psn, psn })
 		for i := range 4 {
 			want := a.Fill(0, 30000, byte(i))
@@ -417,7 +417,7 @@ func testPSNWrap(w *suite.Testbed) {
 		}
 	}
 	// The device ignores the upper bits of a sequence number.
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.SendPSN |= 0xab000000 })
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	a.WaitOK(1)
@@ -458,8 +458,8 @@ func rcAttributes(w *suite.Testbed, e, peer *suite.End) verbs.QPAttr {
 	}
 }
 
-// rcMasks holds the attributes of each transition of a reliable connection.
-var rcMasks = map[verbs.QPState]verbs.AttrMask{
+// rcAttrMasks holds the attributes of each transition of a reliable connection.
+var rcAttrMasks = map[verbs.QPState]verbs.AttrMask{
 	verbs.Init: verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort | verbs.AttrAccess,
 	verbs.RTR: verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN |
 		verbs.AttrMaxPeerReads | verbs.AttrMinRNRTimer,
@@ -470,26 +470,26 @@ var rcMasks = map[verbs.QPState]verbs.AttrMask{
 func modifyTo(w *suite.Testbed, e *suite.End, to verbs.QPState, q verbs.QPAttr) {
 	w.Helper()
 	q.State = to
-	w.Must(e.QP.Modify(q, rcMasks[to]))
+	w.Must(e.QP.Modify(q, rcAttrMasks[to]))
 }
 
-// testRNRForever tests that 7 RNR retries mean an infinite number, and that smaller numbers are counted.
-func testRNRForever(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+// testInfiniteRNRRetry tests that 7 RNR retries mean an infinite number, and that smaller numbers are counted.
+func testInfiniteRNRRetry(w *suite.Testbed) {
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, nil)
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	time.Sleep(30 * time.Millisecond) // many times the timer of 0.01 ms
 	b.Recv(2, 0, 8)
 	a.WaitOK(1)
 	b.WaitOK(2)
-	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.RNRRetry = 6 })
 	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)}, verbs.RNRRetryExceeded)
 }
 
-// testRNRLongest tests that timer code 0 is the longest timer, 655.36 ms.
-func testRNRLongest(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+// testLongestRNRTimer tests that timer code 0 is the longest timer, 655.36 ms.
+func testLongestRNRTimer(w *suite.Testbed) {
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MinRNRTimer = 0 })
 	begin := time.Now()
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
@@ -502,16 +502,16 @@ func testRNRLongest(w *suite.Testbed) {
 	}
 }
 
-// testNoPeer tests that a queue pair without a peer runs out of retries, and reports no other error.
-func testNoPeer(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+// testRetriesWithoutPeer tests that a queue pair without a peer runs out of retries, and reports no other error.
+func testRetriesWithoutPeer(w *suite.Testbed) {
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 8, 1 })
 	w.Must(b.QP.Close())
 	expectStatus(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)},
 		verbs.RetryExceeded)
 	// A timeout of 0 disables the timer. Without a timeout, the request stays outstanding until the queue pair is
 	// flushed.
-	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 0, 1 })
 	w.Must(b.QP.Close())
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
@@ -525,13 +525,13 @@ func testNoPeer(w *suite.Testbed) {
 	}
 }
 
-// testRights tests that a request not permitted by the queue pair is an invalid request, regardless of the rights of
+// testQPRights tests that a request not permitted by the queue pair is an invalid request, regardless of the rights of
 // the memory.
-func testRights(w *suite.Testbed) {
+func testQPRights(w *suite.Testbed) {
 	for op, without := range map[verbs.Opcode]verbs.Access{
 		verbs.Read: verbs.RemoteWrite, verbs.Write: verbs.RemoteRead, verbs.FetchAdd: verbs.RemoteRead | verbs.RemoteWrite,
 	} {
-		a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+		a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 		connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.Access = without })
 		expectStatus(a, verbs.SendWR{ID: 1, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
 	}
@@ -539,7 +539,7 @@ func testRights(w *suite.Testbed) {
 
 // testReadDepth tests that the peer answers the agreed number of outstanding READs, at any rate of posts.
 func testReadDepth(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MaxReads, q.MaxPeerReads = 1, 1 })
 	for range 20 {
 		w.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Read, Flags: verbs.Signaled, Local: sge(a, 0, 9000),
@@ -549,10 +549,10 @@ func testReadDepth(w *suite.Testbed) {
 		a.WaitOK(1)
 	}
 	// With a depth of 0, READs are refused at once, because they would wait forever.
-	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MaxReads = 0 })
 	expectStatus(a, verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.LocalQPError)
-	a, b = w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MaxPeerReads = 0 })
 	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: b.Remote(0)}, verbs.RemoteInvalid)
 }

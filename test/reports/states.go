@@ -25,7 +25,7 @@ func expectRefused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMas
 
 // testPathInRTS tests that the path of a connected queue pair cannot change, and that the attempt has no effect.
 func testPathInRTS(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	q := rcAttributes(w, a, b)
 	expectRefused(a, "the path in RTS", q, verbs.AttrAH)
 	expectRefused(a, "the path MTU in RTS", q, verbs.AttrPathMTU)
@@ -45,7 +45,7 @@ func testPathInRTS(w *suite.Testbed) {
 
 // testResetAgain tests that a queue pair in RESET can be reset, and can then be connected as a new queue pair.
 func testResetAgain(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	for range 2 {
 		for range 2 {
 			w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
@@ -59,10 +59,10 @@ func testResetAgain(w *suite.Testbed) {
 	}
 }
 
-// testResetForgets tests work requests posted before a reset. These work requests do not complete after the reset,
-// receive no data, and use no slots.
-func testResetForgets(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4}), w.End(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
+// testResetForgetsRequests tests work requests posted before a reset. These work requests do not complete after the
+// reset, receive no data, and use no slots.
+func testResetForgetsRequests(w *suite.Testbed) {
+	a, b := w.NewEnd(verbs.QPInit{SendWRs: 4, RecvWRs: 4}), w.NewEnd(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
 	connectStepwise(w, a, b, nil)
 	room := a.QP.Init().SendWRs
 	for range room { // these requests wait for receives
@@ -91,7 +91,7 @@ func testResetForgets(w *suite.Testbed) {
 // testPostInReset tests that a queue pair refuses receives in RESET, and refuses sends before RTS, even after a failed
 // transition.
 func testPostInReset(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	recv := func() error { return a.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: sge(a, 0, 8)}) }
 	send := func() error { return a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: sge(a, 0, 8)}) }
 	if err := recv(); !errors.Is(err, syscall.EINVAL) {
@@ -106,7 +106,7 @@ func testPostInReset(w *suite.Testbed) {
 	modifyTo(w, a, verbs.RTR, q)
 	bad := q
 	bad.State, bad.RetryCount = verbs.RTS, 8
-	expectRefused(a, "RTS with 8 retries", bad, rcMasks[verbs.RTS])
+	expectRefused(a, "RTS with 8 retries", bad, rcAttrMasks[verbs.RTS])
 	if err := send(); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("PostSend in RTR: got %v, want EINVAL", err)
 	}
@@ -123,7 +123,7 @@ func testPostInReset(w *suite.Testbed) {
 // testBeacon tests that requests posted to a queue pair in the error state are flushed after all outstanding requests,
 // signalled or not.
 func testBeacon(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, nil)
 	for i := range 5 {
 		// This request is unsignalled, and waits for a receive.
@@ -151,7 +151,7 @@ func testTransitions(w *suite.Testbed) {
 		typ   verbs.QPType
 		masks map[verbs.QPState]verbs.AttrMask
 	}{
-		{verbs.RC, rcMasks},
+		{verbs.RC, rcAttrMasks},
 		{verbs.UC, map[verbs.QPState]verbs.AttrMask{
 			verbs.Init: init | verbs.AttrAccess,
 			verbs.RTR:  verbs.AttrState | verbs.AttrAH | verbs.AttrPathMTU | verbs.AttrDestQPN | verbs.AttrRecvPSN,
@@ -161,7 +161,7 @@ func testTransitions(w *suite.Testbed) {
 			verbs.Init: init | verbs.AttrQKey, verbs.RTR: verbs.AttrState, verbs.RTS: verbs.AttrState | verbs.AttrSendPSN,
 		}},
 	} {
-		a := w.End(verbs.QPInit{Type: x.typ})
+		a := w.NewEnd(verbs.QPInit{Type: x.typ})
 		q := rcAttributes(w, a, a)
 		for _, to := range []verbs.QPState{verbs.Init, verbs.RTR, verbs.RTS} {
 			q.State = to
@@ -189,7 +189,7 @@ func testAttributeRanges(w *suite.Testbed) {
 	w.Must(err)
 	p, err := w.Device.QueryPort(1)
 	w.Must(err)
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	good := rcAttributes(w, a, b)
 	for _, s := range []struct {
 		to  verbs.QPState
@@ -222,15 +222,15 @@ func testAttributeRanges(w *suite.Testbed) {
 			q := good
 			change(&q)
 			q.State = s.to
-			expectRefused(a, what, q, rcMasks[s.to])
+			expectRefused(a, what, q, rcAttrMasks[s.to])
 		}
 		modifyTo(w, a, s.to, good)
 	}
 }
 
-// testQuery tests that a query returns the values that were set, even after a reset and a failure.
-func testQuery(w *suite.Testbed) {
-	a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+// testQueryReturnsSetValues tests that a query returns the values that were set, even after a reset and a failure.
+func testQueryReturnsSetValues(w *suite.Testbed) {
+	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	want := rcAttributes(w, a, b)
 	want.SendPSN, want.RecvPSN, want.Timeout, want.RetryCount, want.RNRRetry, want.MinRNRTimer = 0xabcdef, 0x123456, 17, 3,
 		2, 31
@@ -254,7 +254,7 @@ func testQuery(w *suite.Testbed) {
 
 // testDrain tests that a draining send queue accepts requests, and executes them after the queue pair returns to RTS.
 func testDrain(w *suite.Testbed) {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.SQD, NotifyWhenDrained: true}, verbs.AttrState|verbs.AttrNotifySQD))
 	ev, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
@@ -275,7 +275,7 @@ func testDrain(w *suite.Testbed) {
 // testSendQueueError tests that a bad datagram stops only the send queue. The queue pair still receives, and can return
 // to RTS.
 func testSendQueueError(w *suite.Testbed) {
-	a, b := w.DatagramEnd(), w.DatagramEnd()
+	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
 	back, back2 := newAddressHandle(w, b, a)
 	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}

@@ -78,7 +78,7 @@ func (w *CMTestbed) Accept(l *cm.Listener, data []byte) (*End, *cm.Conn, []byte,
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	e := w.End(verbs.QPInit{})
+	e := w.NewEnd(verbs.QPInit{})
 	if err := r.Init(e.QP); err != nil {
 		return nil, nil, nil, err
 	}
@@ -95,7 +95,7 @@ func (w *CMTestbed) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	e := w.End(verbs.QPInit{})
+	e := w.NewEnd(verbs.QPInit{})
 	if err := c.Init(e.QP); err != nil {
 		return e, c, nil, err
 	}
@@ -103,8 +103,8 @@ func (w *CMTestbed) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte
 	return e, c, got, err
 }
 
-// Connections returns two connected Ends with their connections.
-func (w *CMTestbed) Connections() (a, b *End, ca, cb *cm.Conn) {
+// ConnectedEnds returns two connected Ends with their connections.
+func (w *CMTestbed) ConnectedEnds() (a, b *End, ca, cb *cm.Conn) {
 	w.Helper()
 	l, at := w.Listen()
 	defer l.Close()
@@ -142,7 +142,7 @@ func (w *CMTestbed) AwaitEnd(c *cm.Conn, want error) {
 }
 
 func (w *CMTestbed) testConnect() {
-	a, b, ca, cb := w.Connections()
+	a, b, ca, cb := w.ConnectedEnds()
 	if ca.RemoteAddr().Addr() != w.Addr || cb.LocalAddr().Addr() != w.Addr {
 		w.Errorf("addresses: got %v and %v, want %v", ca.RemoteAddr(), cb.LocalAddr(), w.Addr)
 	}
@@ -193,7 +193,7 @@ func (w *CMTestbed) testNoListener() {
 
 func (w *CMTestbed) testDisconnect() {
 	for i := range 2 {
-		_, _, ca, cb := w.Connections()
+		_, _, ca, cb := w.ConnectedEnds()
 		c := []*cm.Conn{ca, cb}
 		w.Must(c[i].Disconnect())
 		w.AwaitEnd(c[1-i], cm.ErrDisconnected)
@@ -256,7 +256,7 @@ func (w *CMTestbed) testCancelDial() {
 
 // testCloseManager tests that a blocked Accept returns when the manager is closed.
 func (w *CMTestbed) testCloseManager() {
-	_, _, ca, _ := w.Connections()
+	_, _, ca, _ := w.ConnectedEnds()
 	l, _ := w.Listen()
 	done := make(chan error)
 	go func() { done <- secondResult(l.Accept(context.Background())) }()
@@ -294,7 +294,7 @@ func (w *CMTestbed) testMisuse() {
 	}
 	c, err := w.Manager.Resolve(w.ShortContext(), cm.Target{Addr: at})
 	w.Must(err)
-	e := w.End(verbs.QPInit{})
+	e := w.NewEnd(verbs.QPInit{})
 	w.Must(c.Init(e.QP))
 	if _, err := c.Connect(w.ShortContext(), e.QP, cm.Param{}, make([]byte, 57)); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Dial with 57 bytes of private data: got %v, want EINVAL", err)

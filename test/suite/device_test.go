@@ -104,7 +104,7 @@ func TestQuiet(t *testing.T) {
 	w := &suite.Testbed{T: t, Device: d}
 	w.Must(err)
 	defer d.Close()
-	a, b := w.Pair(verbs.QPInit{SendWRs: 128})
+	a, b := w.NewPair(verbs.QPInit{SendWRs: 128})
 	wr := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.MR.SGE(0, 64), Remote: b.MR.Remote(0)}
 	var wc [32]verbs.WC
 	const depth = 64

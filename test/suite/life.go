@@ -34,7 +34,7 @@ func (w *Testbed) testErrors() {
 	} {
 		w.Run(x.name, func(t *testing.T) {
 			w := &Testbed{T: t, Config: w.Config, Device: w.Device}
-			a, b := w.End(verbs.QPInit{}), w.End(verbs.QPInit{})
+			a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 			p := w.Config.Path
 			p.RNRRetries = verbs.Never
 			w.ConnectVia(a, b, p)
@@ -69,7 +69,7 @@ func (w *Testbed) testErrors() {
 }
 
 func (w *Testbed) testEvents() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	// A WRITE without the right also raises an event at the other end.
 	mr, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
@@ -88,8 +88,8 @@ func (w *Testbed) testEvents() {
 	}
 }
 
-func (w *Testbed) testClosed() {
-	a, b := w.Pair(verbs.QPInit{})
+func (w *Testbed) testClosedObjectsFail() {
+	a, b := w.NewPair(verbs.QPInit{})
 	mem := a.MR.Bytes()
 	sge := a.MR.SGE(0, 10)
 	a.Close()
@@ -120,8 +120,8 @@ func (w *Testbed) testClosed() {
 
 func secondResult[T any](_ T, err error) error { return err }
 
-func (w *Testbed) testBusy() {
-	e := w.End(verbs.QPInit{})
+func (w *Testbed) testCloseOfBusyObjects() {
+	e := w.NewEnd(verbs.QPInit{})
 	if err := e.PD.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a PD in use: got %v, want EBUSY", err)
 	}
@@ -135,7 +135,7 @@ func (w *Testbed) testCloseDevice() {
 	d, err := w.Config.Open()
 	w.Must(err)
 	o := &Testbed{T: w.T, Config: w.Config, Device: d}
-	a, b := o.Pair(verbs.QPInit{})
+	a, b := o.NewPair(verbs.QPInit{})
 	errs := make(chan error, 3)
 	go func() { errs <- secondResult(a.CQ.Wait(context.Background(), make([]verbs.WC, 1))) }()
 	go func() { errs <- secondResult(d.NextEvent(context.Background())) }()
@@ -174,8 +174,8 @@ func (w *Testbed) testCloseDeviceMemory() {
 		d, err := w.Config.Open()
 		w.Must(err)
 		o := &Testbed{T: w.T, Config: w.Config, Device: d, Memory: size}
-		a, b := o.End(verbs.QPInit{}), (&Testbed{T: w.T, Config: w.Config, Device: w.Device,
-			Memory: size}).End(verbs.QPInit{})
+		a, b := o.NewEnd(verbs.QPInit{}), (&Testbed{T: w.T, Config: w.Config, Device: w.Device,
+			Memory: size}).NewEnd(verbs.QPInit{})
 		w.Connect(a, b)
 		there, started := a.MR.Remote(0), make(chan struct{})
 		var writing sync.WaitGroup
@@ -212,7 +212,7 @@ func (w *Testbed) testCloseDeviceMemory() {
 
 // testReset tests that a queue pair can be connected again after a reset.
 func (w *Testbed) testReset() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	for range 3 {
 		b.Recv(1, 0, 100)
 		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
@@ -229,7 +229,7 @@ func (w *Testbed) testReset() {
 // testExec tests programs executed while the device is open and memory of both kinds is registered. The programs must
 // inherit no descriptors of the device, and the device must still work.
 func (w *Testbed) testExec() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	mine := make([]byte, 10000)
 	from, err := a.PD.RegSlice(mine, 0)
 	w.Must(err)

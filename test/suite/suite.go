@@ -52,26 +52,28 @@ func Run(t *testing.T, c Config) {
 		{"Immediate", (*Testbed).testImmediate}, {"Inline", (*Testbed).testInline}, {"Atomics",
 			(*Testbed).testAtomics}, {"AtomicWrite",
 			(*Testbed).testAtomicWrite},
-		{"Flush", (*Testbed).testFlush}, {"Lists", (*Testbed).testLists}, {"Batch", (*Testbed).testBatch}, {"Unreliable",
+		{"Flush", (*Testbed).testFlush}, {"Lists", (*Testbed).testSGELists}, {"Batch",
+			(*Testbed).testPostSends}, {"Unreliable",
 			(*Testbed).testUnreliable},
 		{"Datagrams", (*Testbed).testDatagrams}, {"Multicast", (*Testbed).testMulticast}, {"SRQ",
 			(*Testbed).testSRQ}, {"Windows",
 			(*Testbed).testWindows},
-		{"Slice", (*Testbed).testSlice}, {"Wait", (*Testbed).testWait}, {"Cancel", (*Testbed).testCancelWait}, {"Channel",
+		{"Slice", (*Testbed).testRegSlice}, {"Wait", (*Testbed).testWait}, {"Cancel", (*Testbed).testCancelWait}, {"Channel",
 			(*Testbed).testChannel},
 		{"Iterator", (*Testbed).testIterator}, {"Full", (*Testbed).testFullCQ}, {"Resize",
 			(*Testbed).testResize}, {"Errors", (*Testbed).testErrors},
-		{"Events", (*Testbed).testEvents}, {"Closed", (*Testbed).testClosed}, {"Busy", (*Testbed).testBusy}, {"CloseDevice",
+		{"Events", (*Testbed).testEvents}, {"Closed", (*Testbed).testClosedObjectsFail}, {"Busy",
+			(*Testbed).testCloseOfBusyObjects}, {"CloseDevice",
 			(*Testbed).testCloseDevice},
 		{"CloseDeviceMemory", (*Testbed).testCloseDeviceMemory}, {"CloseWhileCreating", (*Testbed).testCloseWhileCreating},
 		{"Concurrent", (*Testbed).testConcurrent}, {"Reset", (*Testbed).testReset}, {"Exec", (*Testbed).testExec},
 	} {
-		t.Run(x.name, func(t *testing.T) { With(t, c, x.f) })
+		t.Run(x.name, func(t *testing.T) { WithDevice(t, c, x.f) })
 	}
 }
 
-// With runs one test with the device open.
-func With(t *testing.T, c Config, test func(*Testbed)) {
+// WithDevice runs one test with the device open.
+func WithDevice(t *testing.T, c Config, test func(*Testbed)) {
 	w := &Testbed{T: t, Config: c}
 	d, err := c.Open()
 	w.Must(err)
@@ -128,8 +130,8 @@ type End struct {
 
 const endMemorySize = 1 << 20
 
-// End makes a queue pair in RESET, with a completion queue and with memory that peers may access in every way.
-func (w *Testbed) End(init verbs.QPInit) *End {
+// NewEnd makes a queue pair in RESET, with a completion queue and with memory that peers may access in every way.
+func (w *Testbed) NewEnd(init verbs.QPInit) *End {
 	w.Helper()
 	e := &End{Testbed: w}
 	var err error
@@ -156,10 +158,10 @@ func (e *End) Close() {
 	}
 }
 
-// Pair makes two connected Ends.
-func (w *Testbed) Pair(init verbs.QPInit) (a, b *End) {
+// NewPair makes two connected Ends.
+func (w *Testbed) NewPair(init verbs.QPInit) (a, b *End) {
 	w.Helper()
-	a, b = w.End(init), w.End(init)
+	a, b = w.NewEnd(init), w.NewEnd(init)
 	w.Connect(a, b)
 	return a, b
 }
@@ -262,7 +264,7 @@ func (w *Testbed) testQuery() {
 	if !found {
 		w.Errorf("DefaultGID: got %+v, want one of %+v", best, gids)
 	}
-	e := w.End(verbs.QPInit{})
+	e := w.NewEnd(verbs.QPInit{})
 	defer e.Close()
 	a, err := e.QP.Query()
 	w.Must(err)

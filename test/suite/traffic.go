@@ -12,7 +12,7 @@ import (
 var messageSizes = []int{1, 64, 4096, 4097, 65536, 300000}
 
 func (w *Testbed) testSend() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	for i, n := range messageSizes {
 		want := a.Fill(0, n, byte(i))
 		b.Recv(7, 0, endMemorySize)
@@ -30,7 +30,7 @@ func (w *Testbed) testSend() {
 }
 
 func (w *Testbed) testWrite() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	for i, n := range messageSizes {
 		want := a.Fill(0, n, byte(i))
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, n), Remote: b.Remote(9)})
@@ -40,7 +40,7 @@ func (w *Testbed) testWrite() {
 }
 
 func (w *Testbed) testRead() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	for i, n := range messageSizes {
 		want := b.Fill(3, n, byte(i))
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: a.MR.SGE(0, n), Remote: b.Remote(3)})
@@ -52,7 +52,7 @@ func (w *Testbed) testRead() {
 }
 
 func (w *Testbed) testImmediate() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	want := a.Fill(0, 100, 1)
 	b.Recv(1, 0, 200)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.SendWithImm, Local: a.MR.SGE(0, 100), Imm: 0x01020304})
@@ -71,7 +71,7 @@ func (w *Testbed) testImmediate() {
 }
 
 func (w *Testbed) testInline() {
-	a, b := w.Pair(verbs.QPInit{Inline: 100})
+	a, b := w.NewPair(verbs.QPInit{Inline: 100})
 	if n := a.QP.Init().Inline; n < 100 {
 		w.Fatalf("CreateQP with 100 bytes inline: got %d, want at least 100", n)
 	}
@@ -90,7 +90,7 @@ func (w *Testbed) testInline() {
 }
 
 func (w *Testbed) testAtomics() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	word := func(m *verbs.MR) *uint64 { return firstWord(m.Bytes()) }
 	*word(b.MR) = 40
 	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.FetchAdd, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 2})
@@ -107,7 +107,7 @@ func (w *Testbed) testAtomics() {
 }
 
 func (w *Testbed) testAtomicWrite() {
-	a, b := w.Pair(verbs.QPInit{Inline: 8})
+	a, b := w.NewPair(verbs.QPInit{Inline: 8})
 	want := []byte("8 bytes!")
 	wr := verbs.SendWR{ID: 1, Opcode: verbs.AtomicWrite, Inline: want, Remote: b.Remote(64)}
 	if w.Config.Without[AtomicWrite] {
@@ -120,7 +120,7 @@ func (w *Testbed) testAtomicWrite() {
 }
 
 func (w *Testbed) testFlush() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	if w.Config.Without[Flush] {
 		a.expectRefused(verbs.SendWR{Opcode: verbs.FlushMemory, Remote: b.Remote(0),
 			Flush: verbs.Flush{Length: 64, Placement: uapi.FlushGlobal}})
@@ -137,8 +137,8 @@ func (w *Testbed) testFlush() {
 	w.MustEqual(mr.Bytes()[:64], a.MR.Bytes()[:64])
 }
 
-func (w *Testbed) testLists() {
-	a, b := w.Pair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
+func (w *Testbed) testSGELists() {
+	a, b := w.NewPair(verbs.QPInit{SendSGEs: 4, RecvSGEs: 4})
 	a.Fill(0, 300, 1)
 	b.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: b.MR.SGE(0, 10),
 		List: []verbs.SGE{b.MR.SGE(1000, 100), b.MR.SGE(2000, 300)}}))
@@ -156,8 +156,8 @@ func (w *Testbed) testLists() {
 	}
 }
 
-func (w *Testbed) testBatch() {
-	a, b := w.Pair(verbs.QPInit{})
+func (w *Testbed) testPostSends() {
+	a, b := w.NewPair(verbs.QPInit{})
 	var wrs [20]verbs.SendWR
 	for i := range wrs {
 		b.Recv(uint64(i), 1000*i, 1000)
@@ -176,7 +176,7 @@ func (w *Testbed) testBatch() {
 }
 
 func (w *Testbed) testUnreliable() {
-	a, b := w.Pair(verbs.QPInit{Type: verbs.UC})
+	a, b := w.NewPair(verbs.QPInit{Type: verbs.UC})
 	want := a.Fill(0, 5000, 4)
 	b.Recv(1, 0, 5000)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 5000)})
@@ -185,18 +185,18 @@ func (w *Testbed) testUnreliable() {
 	w.MustEqual(b.MR.Bytes()[:5000], want)
 }
 
-// DatagramEnd returns an End with a UD queue pair in RTS.
-func (w *Testbed) DatagramEnd() *End {
-	e := w.End(verbs.QPInit{Type: verbs.UD})
+// NewDatagramEnd returns an End with a UD queue pair in RTS.
+func (w *Testbed) NewDatagramEnd() *End {
+	e := w.NewEnd(verbs.QPInit{Type: verbs.UD})
 	w.Must(e.QP.Activate(w.Config.Path))
 	return e
 }
 
-// GRH is the size of the global route header before a datagram.
-const GRH = 40
+// GRHSize is the size of the global route header before a datagram.
+const GRHSize = 40
 
 func (w *Testbed) testDatagrams() {
-	a, b := w.DatagramEnd(), w.DatagramEnd()
+	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, err := b.QP.LocalVia(w.Config.Path)
 	w.Must(err)
 	g, err := w.Device.DefaultGID(1)
@@ -208,24 +208,24 @@ func (w *Testbed) testDatagrams() {
 	ah, err := a.PD.CreateAH(verbs.AHAttr{GID: to.GID, SGIDIndex: index})
 	w.Must(err)
 	want := a.Fill(0, 200, 9)
-	b.Recv(1, 0, GRH+200)
+	b.Recv(1, 0, GRHSize+200)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 200),
 		To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
 	a.WaitOK(2)
 	wc := b.WaitOK(1)
-	if wc.ByteLen != GRH+200 || wc.SrcQPN != a.QP.Num() {
-		w.Errorf("receive: got %d bytes of QP %d, want %d of %d", wc.ByteLen, wc.SrcQPN, GRH+200, a.QP.Num())
+	if wc.ByteLen != GRHSize+200 || wc.SrcQPN != a.QP.Num() {
+		w.Errorf("receive: got %d bytes of QP %d, want %d of %d", wc.ByteLen, wc.SrcQPN, GRHSize+200, a.QP.Num())
 	}
-	w.MustEqual(b.MR.Bytes()[GRH:GRH+200], want)
+	w.MustEqual(b.MR.Bytes()[GRHSize:GRHSize+200], want)
 	// The reply goes to the sender named by the datagram.
-	back, err := b.PD.AddressOf(&wc, b.MR.Bytes()[:GRH], index)
+	back, err := b.PD.AddressOf(&wc, b.MR.Bytes()[:GRHSize], index)
 	w.Must(err)
-	a.Recv(3, 0, GRH+200)
-	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: b.MR.SGE(GRH, 200),
+	a.Recv(3, 0, GRHSize+200)
+	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: b.MR.SGE(GRHSize, 200),
 		To: verbs.Datagram{AH: back, QPN: wc.SrcQPN, QKey: to.QKey}})
 	b.WaitOK(4)
 	a.WaitOK(3)
-	w.MustEqual(a.MR.Bytes()[GRH:GRH+200], b.MR.Bytes()[GRH:GRH+200])
+	w.MustEqual(a.MR.Bytes()[GRHSize:GRHSize+200], b.MR.Bytes()[GRHSize:GRHSize+200])
 	w.Must(ah.Close())
 	w.Must(back.Close())
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Local: a.MR.SGE(0, 1),
@@ -238,7 +238,7 @@ func (w *Testbed) testDatagrams() {
 }
 
 func (w *Testbed) testMulticast() {
-	a, b := w.DatagramEnd(), w.DatagramEnd()
+	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	group := verbs.GID{10: 0xff, 11: 0xff, 12: 239, 13: 1, 14: 2, 15: 3}
 	w.Must(b.QP.Attach(group))
 	if w.Config.Without[Multicast] {
@@ -250,12 +250,12 @@ func (w *Testbed) testMulticast() {
 	ah, err := a.PD.CreateAH(verbs.AHAttr{GID: group, SGIDIndex: g.Index})
 	w.Must(err)
 	want := a.Fill(0, 50, 1)
-	b.Recv(1, 0, GRH+50)
+	b.Recv(1, 0, GRHSize+50)
 	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 50),
 		To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
 	a.WaitOK(2)
 	b.WaitOK(1)
-	w.MustEqual(b.MR.Bytes()[GRH:GRH+50], want)
+	w.MustEqual(b.MR.Bytes()[GRHSize:GRHSize+50], want)
 	w.Must(b.QP.Detach(group))
 }
 
@@ -270,7 +270,7 @@ func (w *Testbed) testSRQ() {
 	w.Must(err)
 	var as, bs [2]*End
 	for i := range 2 {
-		as[i] = w.End(verbs.QPInit{})
+		as[i] = w.NewEnd(verbs.QPInit{})
 		qp, err := pd.CreateQP(verbs.QPInit{SendCQ: cq, SRQ: srq})
 		w.Must(err)
 		bs[i] = &End{Testbed: w, PD: pd, CQ: cq, QP: qp, MR: mr}
@@ -314,7 +314,7 @@ func (w *Testbed) testSRQ() {
 }
 
 func (w *Testbed) testWindows() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
 	w.Must(err)
 	key := mw.NextKey()
@@ -337,8 +337,8 @@ func (w *Testbed) testWindows() {
 	}
 }
 
-func (w *Testbed) testSlice() {
-	a, b := w.Pair(verbs.QPInit{})
+func (w *Testbed) testRegSlice() {
+	a, b := w.NewPair(verbs.QPInit{})
 	mine, theirs := make([]byte, 10000), make([]byte, 10000)
 	for i := range mine {
 		mine[i] = byte(i * 3)

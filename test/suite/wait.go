@@ -12,7 +12,7 @@ import (
 )
 
 func (w *Testbed) testWait() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	for i := range 50 {
 		b.Recv(uint64(i), 0, 100)
 		done := make(chan verbs.WC)
@@ -38,7 +38,7 @@ func (w *Testbed) testWait() {
 }
 
 func (w *Testbed) testCancelWait() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	ctx, cancel := context.WithCancelCause(context.Background())
 	why := errors.New("enough")
 	time.AfterFunc(5*time.Millisecond, func() { cancel(why) })
@@ -101,7 +101,7 @@ func (w *Testbed) testChannel() {
 }
 
 func (w *Testbed) testIterator() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	const n = 40
 	var sender sync.WaitGroup
 	defer sender.Wait()
@@ -128,7 +128,7 @@ func (w *Testbed) testIterator() {
 }
 
 func (w *Testbed) testFullCQ() {
-	a, _ := w.Pair(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
+	a, _ := w.NewPair(verbs.QPInit{SendWRs: 4, RecvWRs: 4})
 	n := 0
 	for ; n < 1000; n++ {
 		if err := a.QP.PostRecv(&verbs.RecvWR{Local: a.MR.SGE(0, 10)}); err != nil {
@@ -144,7 +144,7 @@ func (w *Testbed) testFullCQ() {
 }
 
 func (w *Testbed) testResize() {
-	a, b := w.Pair(verbs.QPInit{})
+	a, b := w.NewPair(verbs.QPInit{})
 	for i := range 20 {
 		b.Recv(uint64(i), 0, 100)
 		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
@@ -162,7 +162,7 @@ func (w *Testbed) testResize() {
 // testConcurrent tests that no completion is lost or duplicated when several goroutines post and poll.
 func (w *Testbed) testConcurrent() {
 	const threads, each = 4, 200
-	a, b := w.Pair(verbs.QPInit{SendWRs: 128, RecvWRs: 128})
+	a, b := w.NewPair(verbs.QPInit{SendWRs: 128, RecvWRs: 128})
 	credits := make(chan struct{}, 100)
 	var mu sync.Mutex
 	seen := map[uint64]int{}

@@ -102,7 +102,7 @@ func Check(self int, lines []string) (bad []Violation) {
 			continue
 		}
 		if !strings.HasPrefix(name, "process_vm_") &&
-			(queueFile.MatchString(args) && !namesQueueFile(name, args) || sessionPath.MatchString(args)) {
+			(queueFile.MatchString(args) && !isPermittedQueueFileCall(name, args) || sessionPath.MatchString(args)) {
 			add(Paths, line)
 		}
 		switch target, change := targetProcess(name, args); {
@@ -120,8 +120,8 @@ func Check(self int, lines []string) (bad []Violation) {
 	return bad
 }
 
-// namesQueueFile reports whether a call that names a queue file is one of the two permitted calls.
-func namesQueueFile(name, args string) bool {
+// isPermittedQueueFileCall reports whether a call that names a queue file is one of the two permitted calls.
+func isPermittedQueueFileCall(name, args string) bool {
 	if !number.MatchString(args) { // the path is relative to an open directory
 		return false
 	}

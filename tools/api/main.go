@@ -66,8 +66,8 @@ var allowedInternal = map[string]string{
 	"service/servicetest.Serve":           "for tests of this module",
 }
 
-// tableRow matches a row of the table in docs/api.md.
-var tableRow = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
+// tableRowPattern matches a row of the table in docs/api.md.
+var tableRowPattern = regexp.MustCompile("(?m)^\\| `([a-z0-9/]+)` \\|")
 
 // publicPackages returns the list of public packages.
 func publicPackages(root string) ([]string, error) {
@@ -76,7 +76,7 @@ func publicPackages(root string) ([]string, error) {
 		return nil, err
 	}
 	var list []string
-	for _, m := range tableRow.FindAllStringSubmatch(string(page), -1) {
+	for _, m := range tableRowPattern.FindAllStringSubmatch(string(page), -1) {
 		list = append(list, m[1])
 	}
 	if len(list) == 0 {

@@ -42,8 +42,8 @@ var operatorNeighbours = map[token.Token]string{
 	token.LAND: "||", token.LOR: "&&", token.ADD: "-", token.SUB: "+",
 }
 
-// unmutatedCalls matches calls that get no mutant: without the call everything blocks, or only a message changes.
-var unmutatedCalls = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
+// unmutatedCallPattern matches calls that get no mutant: without the call everything blocks, or only a message changes.
+var unmutatedCallPattern = regexp.MustCompile(`^(R?Lock|R?Unlock|Logf|logf|panic|print|println)$`)
 
 // collectAnywhere collects the mutants of any code in a function.
 func (g *generator) collectAnywhere(fn *ast.FuncDecl) {
@@ -104,21 +104,21 @@ func (g *generator) addStatementMutants(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
 		case *ast.ExprStmt:
-			if c, ok := s.X.(*ast.CallExpr); ok && !unmutatedCalls.MatchString(lastName(c.Fun)) {
-				g.addRemoval(s)
+			if c, ok := s.X.(*ast.CallExpr); ok && !unmutatedCallPattern.MatchString(lastName(c.Fun)) {
+				g.addStatementRemoval(s)
 			}
 		case *ast.IncDecStmt:
-			g.addRemoval(s)
+			g.addStatementRemoval(s)
 		case *ast.AssignStmt:
 			if s.Tok != token.DEFINE {
-				g.addRemoval(s)
+				g.addStatementRemoval(s)
 			}
 		}
 	}
 }
 
-// addRemoval adds the mutant that removes a statement.
-func (g *generator) addRemoval(s ast.Stmt) {
+// addStatementRemoval adds the mutant that removes a statement.
+func (g *generator) addStatementRemoval(s ast.Stmt) {
 	g.addReplacement(removedKind, g.offset(s.Pos()), g.offset(s.End()), "")
 }
 

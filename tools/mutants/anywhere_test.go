@@ -52,7 +52,7 @@ func (q *queue) String() string { return "q"[:1] }
 	if err := os.WriteFile(filepath.Join(dir, "p", "p.go"), []byte(source), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	got, err := generate(dir, []string{"p"}, (*generator).collectAnywhere)
+	got, err := generateMutants(dir, []string{"p"}, (*generator).collectAnywhere)
 	if err != nil {
 		t.Fatal(err)
 	}

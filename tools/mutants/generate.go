@@ -94,9 +94,9 @@ type sourceEdit struct {
 	text     string
 }
 
-// generate derives the mutants of packages from their source, in the order of the source. root is the directory of
-// the module. collect collects the mutants of one function.
-func generate(root string, dirs []string, collect func(*generator, *ast.FuncDecl)) ([]mutant, error) {
+// generateMutants derives the mutants of packages from their source, in the order of the source. root is the directory
+// of the module. collect collects the mutants of one function.
+func generateMutants(root string, dirs []string, collect func(*generator, *ast.FuncDecl)) ([]mutant, error) {
 	patterns := make([]string, len(dirs))
 	for i, d := range dirs {
 		patterns[i] = "./" + d
@@ -269,7 +269,7 @@ func (g *generator) addCheckCall(c *ast.CallExpr) {
 	name := lastName(c.Fun)
 	switch t := g.info.TypeOf(c); {
 	case isBool(t):
-		if value, ok := g.passValue(c.Fun); ok && (!g.isPackageCall(c.Fun) || len(c.Args) > 0 &&
+		if value, ok := g.passValueOf(c.Fun); ok && (!g.isPackageCall(c.Fun) || len(c.Args) > 0 &&
 			lastName(c.Args[0]) == "groups") {
 			g.addForcedResult(identityKind, c, value)
 		}
@@ -292,8 +292,8 @@ func (g *generator) isPackageCall(f ast.Expr) bool {
 	return ok
 }
 
-// passValue returns the result that means success, and reports whether a function or a field is a check.
-func (g *generator) passValue(f ast.Expr) (value, ok bool) {
+// passValueOf returns the result that means success, and reports whether a function or a field is a check.
+func (g *generator) passValueOf(f ast.Expr) (value, ok bool) {
 	if value, ok = checkPassValues[lastName(f)]; ok {
 		return value, true
 	}
@@ -311,7 +311,7 @@ func (g *generator) passValue(f ast.Expr) (value, ok bool) {
 // addFieldMutant adds the mutant for a read of a field that holds a right of its owner, and for a check that is an
 // argument of a function.
 func (g *generator) addFieldMutant(s *ast.SelectorExpr) {
-	value, ok := g.passValue(s)
+	value, ok := g.passValueOf(s)
 	if !ok {
 		return
 	}

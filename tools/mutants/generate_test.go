@@ -90,7 +90,7 @@ func use(s set, p peer, list func(sees func(int) bool)) bool {
 
 func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 `)
-	got, err := generate(dir, []string{"p", "q"}, (*generator).collectChecks)
+	got, err := generateMutants(dir, []string{"p", "q"}, (*generator).collectChecks)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,7 +129,7 @@ func covers(have, want uint) bool { return want&^have == 0 && want&^have != 8 }
 // TestUnseenMutantsExist tests that the mutants of unseen.txt exist, and that at least 200 generated mutants are not in
 // unseen.txt.
 func TestUnseenMutantsExist(t *testing.T) {
-	all, err := generate("../..", guardedPackages, (*generator).collectChecks)
+	all, err := generateMutants("../..", guardedPackages, (*generator).collectChecks)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -117,7 +117,7 @@ func main() {
 	case *ofDrivers:
 		all = nil
 		for _, d := range driverPackages {
-			of, err := generate(".", []string{d.dir}, (*generator).collectAnywhere)
+			of, err := generateMutants(".", []string{d.dir}, (*generator).collectAnywhere)
 			if err != nil {
 				printUsage(err)
 			}
@@ -127,7 +127,7 @@ func main() {
 			}
 		}
 	case *generated:
-		if all, err = generate(".", guardedPackages, (*generator).collectChecks); err != nil {
+		if all, err = generateMutants(".", guardedPackages, (*generator).collectChecks); err != nil {
 			printUsage(err)
 		}
 		if unseen, err = readUnseen("tools/mutants/unseen.txt", all); err != nil {
@@ -301,11 +301,11 @@ func (r *runner) runBaseline(suite testSelection) *baselineResult {
 		for range 2 { // on a busy machine a test fails occasionally, so failing tests run a second time
 			began := time.Now()
 			var out string
-			if out, h.err = suite.runSelected(nil, r.limit, &h.mu); h.err == nil {
+			if out, h.err = suite.runSelectedTests(nil, r.limit, &h.mu); h.err == nil {
 				h.took = time.Since(began)
 				break
 			}
-			h.err = fmt.Errorf("%s: %w", failedTest(out), h.err)
+			h.err = fmt.Errorf("%s: %w", findFailedTest(out), h.err)
 		}
 	})
 	return h
@@ -323,7 +323,7 @@ func (m *mutant) runTests(s testSelection, h *baselineResult, limit time.Duratio
 	if m.edit != nil && h.took > 0 {
 		limit = min(limit, 3*h.took+20*time.Second)
 	}
-	out, err := s.runSelected(broken, limit, &h.mu)
+	out, err := s.runSelectedTests(broken, limit, &h.mu)
 	switch {
 	case err == nil:
 		return "", errPass
@@ -332,7 +332,7 @@ func (m *mutant) runTests(s testSelection, h *baselineResult, limit time.Duratio
 	case errors.Is(err, errHangs), errors.Is(err, errBuild):
 		return "", err
 	}
-	return failedTest(out), nil
+	return findFailedTest(out), nil
 }
 
 // runEndToEnd runs end-to-end tests with a mutant that unit tests did not detect. missed is the reason why they did
@@ -362,7 +362,7 @@ func (m *mutant) runEndToEnd(tests string, missed error) (how string, err error)
 	case errors.Is(err, errBuild):
 		return "", err
 	}
-	return "e2e: " + failedTest(string(out)), nil
+	return "e2e: " + findFailedTest(string(out)), nil
 }
 
 // mutatedFiles returns the contents of the mutant's file with the defect.
@@ -426,8 +426,9 @@ func withOverlay(replace map[string]string, f func(dir, overlay string) error) e
 	return f(dir, path)
 }
 
-// runSelected runs the tests with replaced contents of files. It builds the tests before it locks running.
-func (t testSelection) runSelected(replace map[string]string, limit time.Duration, running *sync.Mutex) (out string,
+// runSelectedTests runs the tests with replaced contents of files. It builds the tests before it locks running.
+func (t testSelection) runSelectedTests(replace map[string]string, limit time.Duration,
+	running *sync.Mutex) (out string,
 	err error) {
 	err = withOverlay(replace, func(dir, overlay string) error {
 		bin := filepath.Join(dir, "mutant.test")
@@ -464,8 +465,8 @@ func (t testSelection) runSelected(replace map[string]string, limit time.Duratio
 	return out, err
 }
 
-// failedTest returns the name of the failed test in the output.
-func failedTest(out string) string {
+// findFailedTest returns the name of the failed test in the output.
+func findFailedTest(out string) string {
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
 		if strings.HasPrefix(line, "--- FAIL: ") || strings.HasPrefix(line, "panic: ") ||

@@ -185,7 +185,7 @@ func (j *resultCollector) addEvent(e *testEvent) {
 	case "pass", "fail", "skip":
 		if e.Test != "" {
 			j.tests[n], j.took[n] = e.Action, e.Elapsed
-			j.printFinished(n, e)
+			j.printFinishedTest(n, e)
 			return
 		}
 		j.packages[pkg] = e.Action
@@ -197,8 +197,8 @@ func (j *resultCollector) addEvent(e *testEvent) {
 	}
 }
 
-// printFinished prints the output of a finished test.
-func (j *resultCollector) printFinished(n testID, e *testEvent) {
+// printFinishedTest prints the output of a finished test.
+func (j *resultCollector) printFinishedTest(n testID, e *testEvent) {
 	_, known := j.pending.findEntry(n)
 	if _, ok := j.skips.findEntry(n); e.Action == "skip" && !ok {
 		j.skipped[skipReason(j.output[n])]++
@@ -245,7 +245,7 @@ func (j *resultCollector) failureReasons() (list []string) {
 			switch j.tests[n] {
 			case "fail":
 				failed++
-				if known || j.onlyPendingBelow(n) {
+				if known || j.hasOnlyPendingSubtests(n) {
 					excused++
 				} else {
 					add("verdict: %v has failed", n)
@@ -280,8 +280,8 @@ func (j *resultCollector) failureReasons() (list []string) {
 	if len(j.repeats) > 0 {
 		fmt.Fprintf(j.out, "%d repeats of lossy runs:\n%s\n", len(j.repeats), strings.Join(j.repeats, "\n"))
 	}
-	if len(j.repeats) > maxRepeats {
-		add("verdict: got %d repeats of lossy runs, want at most %d", len(j.repeats), maxRepeats)
+	if len(j.repeats) > maxLossyRepeats {
+		add("verdict: got %d repeats of lossy runs, want at most %d", len(j.repeats), maxLossyRepeats)
 	}
 	return list
 }
@@ -302,9 +302,10 @@ func (j *resultCollector) slowestTests(n int) string {
 	return b.String()
 }
 
-// maxRepeats is the maximum number of repeated lossy runs in one run of go test. A run contains about ten exchanges
-// with losses of up to 5 %. One of twenty exchanges is repeated, so five repeats occur in one of ten thousand runs.
-const maxRepeats = 4
+// maxLossyRepeats is the maximum number of repeated lossy runs in one run of go test. A run contains about ten
+// exchanges with losses of up to 5 %. One of twenty exchanges is repeated, so five repeats occur in one of ten thousand
+// runs.
+const maxLossyRepeats = 4
 
 func (j *resultCollector) testsOf(pkg string) (list []testID) {
 	for n := range j.tests {
@@ -316,8 +317,8 @@ func (j *resultCollector) testsOf(pkg string) (list []testID) {
 	return list
 }
 
-// onlyPendingBelow reports whether a test has failed only because of subtests that are all pending.
-func (j *resultCollector) onlyPendingBelow(n testID) bool {
+// hasOnlyPendingSubtests reports whether a test has failed only because of subtests that are all pending.
+func (j *resultCollector) hasOnlyPendingSubtests(n testID) bool {
 	some := false
 	for m, action := range j.tests {
 		if m.pkg != n.pkg || action != "fail" || !strings.HasPrefix(m.test, n.test+"/") {
@@ -325,7 +326,7 @@ func (j *resultCollector) onlyPendingBelow(n testID) bool {
 		}
 		if _, known := j.pending.findEntry(m); known {
 			some = true
-		} else if !j.onlyPendingBelow(m) {
+		} else if !j.hasOnlyPendingSubtests(m) {
 			return false
 		}
 	}

@@ -121,7 +121,7 @@ func TestParseList(t *testing.T) {
 	}
 }
 
-func TestSlowest(t *testing.T) {
+func TestSlowestTests(t *testing.T) {
 	var lines []string
 	for name, took := range map[string]float64{"TestA": 1, "TestB": 30, "TestB/c": 20, "TestD": 2.25} {
 		lines = append(lines, fmt.Sprintf(`{"Action":"pass","Package":"verbena/p","Test":%q,"Elapsed":%g}`, name, took))

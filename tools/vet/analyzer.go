@@ -89,16 +89,16 @@ func (p *Program) exportFacts() {
 			continue
 		}
 		if c := p.sleep.of[f]; c != nil {
-			p.unit.ExportObjectFact(o, &maySleep{p.sleep.describe(f)})
+			p.unit.ExportObjectFact(o, &maySleep{p.sleep.describeCallPath(f)})
 		}
 		if c := p.copies.of[f]; c != nil {
-			p.unit.ExportObjectFact(o, &mayCopy{p.copies.describe(f)})
+			p.unit.ExportObjectFact(o, &mayCopy{p.copies.describeCallPath(f)})
 		}
 	}
 }
 
-// describe returns a short description of the call path from a function to an effect.
-func (e *effect) describe(f *function) string {
+// describeCallPath returns a short description of the call path from a function to an effect.
+func (e *effect) describeCallPath(f *function) string {
 	steps := e.callPath(f)
 	if len(steps) == 0 {
 		return ""

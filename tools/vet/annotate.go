@@ -109,8 +109,8 @@ func (p *Program) addProblem(pos token.Pos, text string) {
 	p.problems = append(p.problems, Report{Check: "directive", Pos: pos, Text: text})
 }
 
-// annotate applies the directives to a function.
-func (p *Program) annotate(f *function) {
+// applyDirectives applies the directives to a function.
+func (p *Program) applyDirectives(f *function) {
 	o := f.Object()
 	if o == nil {
 		if f.Origin() != nil {

@@ -53,8 +53,8 @@ type completionFunc struct {
 	made map[*ssa.Call]bool
 }
 
-// isDone reports whether a field holds the function of a work request.
-func isDone(v *types.Var) bool {
+// isDoneField reports whether a field holds the function of a work request.
+func isDoneField(v *types.Var) bool {
 	return v != nil && v.Pkg() != nil && v.Pkg().Path() == completionPath &&
 		v.Name() == "done" && isNamed(v.Type(), completionPath+".Done")
 }
@@ -68,7 +68,7 @@ func (p *Program) findCompletions() {
 			continue
 		}
 		for _, c := range f.calls {
-			if name := c.reachesFunc(func(name string) bool { _, ok := postFuncs[name]; return ok }); name != "" {
+			if name := c.findReachableFunc(func(name string) bool { _, ok := postFuncs[name]; return ok }); name != "" {
 				q.recordPost(c, name)
 			}
 		}
@@ -81,8 +81,8 @@ func (p *Program) findCompletions() {
 	q.processDirect()
 }
 
-// reachesFunc returns the full name of the wanted function that a call may reach, or "".
-func (c *call) reachesFunc(want func(string) bool) string {
+// findReachableFunc returns the full name of the wanted function that a call may reach, or "".
+func (c *call) findReachableFunc(want func(string) bool) string {
 	if c.static != nil && want(c.static.FullName()) {
 		return c.static.FullName()
 	}
@@ -103,7 +103,7 @@ func (c *call) reachesFunc(want func(string) bool) string {
 func (q *queueQuery) processDirect() {
 	for _, f := range q.p.order {
 		for _, c := range f.calls {
-			if c.reachesFunc(func(name string) bool { return name == process }) == "" {
+			if c.findReachableFunc(func(name string) bool { return name == process }) == "" {
 				continue
 			}
 			made := q.processedQueues(f, c)
@@ -261,8 +261,8 @@ func (q *queueQuery) contextsOfPackage(pkg *types.Package) (in contextSet) {
 	return in &^ ctxUnknown
 }
 
-// createdBy returns the call of a given function that has returned a value.
-func createdBy(v ssa.Value, names ...string) *ssa.Call {
+// creatingCall returns the call of a given function that has returned a value.
+func creatingCall(v ssa.Value, names ...string) *ssa.Call {
 	x, ok := v.(*ssa.Extract)
 	if !ok || x.Index != 0 {
 		return nil
@@ -276,9 +276,9 @@ func createdBy(v ssa.Value, names ...string) *ssa.Call {
 
 // contextsOfQP returns the contexts of a queue pair's queue.
 func (q *queueQuery) contextsOfQP(v ssa.Value, recv bool) (in contextSet) {
-	made := func(v ssa.Value) bool { return createdBy(v, newQP, createQP) != nil }
+	made := func(v ssa.Value) bool { return creatingCall(v, newQP, createQP) != nil }
 	for _, o := range q.p.traces.origins(v, nil, made) {
-		c := createdBy(o.v, newQP, createQP)
+		c := creatingCall(o.v, newQP, createQP)
 		switch {
 		case isNil(o.v):
 		case c == nil:
@@ -301,9 +301,9 @@ func isNil(v ssa.Value) bool {
 
 // contextsOfCQ returns the contexts of a completion queue.
 func (q *queueQuery) contextsOfCQ(v ssa.Value, at *callFrame) (in contextSet) {
-	made := func(v ssa.Value) bool { return createdBy(v, newCQ) != nil }
+	made := func(v ssa.Value) bool { return creatingCall(v, newCQ) != nil }
 	for _, o := range q.p.traces.origins(v, at, made) {
-		switch c := createdBy(o.v, newCQ); {
+		switch c := creatingCall(o.v, newCQ); {
 		case isNil(o.v):
 		case c == nil:
 			in |= ctxUnknown

@@ -36,7 +36,7 @@ func (p *Program) condLock(cond ssa.Value) (l *lock) {
 				lockers = v.Call.Args
 			}
 		default:
-			lockers = p.condFields()[variableAt(v)]
+			lockers = p.condFieldStores()[variableAt(v)]
 		}
 		if len(lockers) == 0 {
 			return nil
@@ -55,9 +55,9 @@ func (p *Program) condLock(cond ssa.Value) (l *lock) {
 	return l
 }
 
-// condFields returns the values that the program stores in the L of a Cond, indexed by the field or variable that
+// condFieldStores returns the values that the program stores in the L of a Cond, indexed by the field or variable that
 // contains the Cond.
-func (p *Program) condFields() map[any][]ssa.Value {
+func (p *Program) condFieldStores() map[any][]ssa.Value {
 	if p.conds != nil {
 		return p.conds
 	}
@@ -87,8 +87,8 @@ func (p *Program) condFields() map[any][]ssa.Value {
 	return p.conds
 }
 
-// isUnknownWait reports whether an instruction is a wait for a Cond with an unknown lock.
-func (p *Program) isUnknownWait(at ssa.Instruction, what string) bool {
+// isUnknownCondWait reports whether an instruction is a wait for a Cond with an unknown lock.
+func (p *Program) isUnknownCondWait(at ssa.Instruction, what string) bool {
 	if what != "calls "+condWait {
 		return false
 	}
@@ -104,7 +104,7 @@ func (p *Program) endsInUnknownWait(e *effect, f *function) bool {
 			return false
 		}
 		if c.next == nil {
-			return p.isUnknownWait(c.at, c.what)
+			return p.isUnknownCondWait(c.at, c.what)
 		}
 		f = c.next
 	}

@@ -30,14 +30,14 @@ func (p *Program) newDescriptorFlow(stops func(f *ssa.Function) bool) *descripto
 		result: map[*ssa.Function]map[int]bool{}, stops: stops}
 }
 
-func (w *descriptorFlow) add(v ssa.Value) {
-	if v != nil && !w.values[v] && mayHold(v.Type()) {
+func (w *descriptorFlow) addValue(v ssa.Value) {
+	if v != nil && !w.values[v] && mayHoldDescriptor(v.Type()) {
 		w.values[v], w.grown = true, true
 	}
 }
 
-// mayHold reports whether a type is a descriptor or contains one.
-func mayHold(t types.Type) bool {
+// mayHoldDescriptor reports whether a type is a descriptor or contains one.
+func mayHoldDescriptor(t types.Type) bool {
 	switch t := t.Underlying().(type) {
 	case *types.Basic:
 		return t.Info()&types.IsInteger != 0
@@ -81,33 +81,33 @@ func (w *descriptorFlow) propagateFunction(f *ssa.Function) {
 				}
 			case *ssa.Send:
 				if w.values[at.X] {
-					w.add(at.Chan)
+					w.addValue(at.Chan)
 				}
 			case *ssa.MapUpdate:
 				if w.values[at.Value] {
-					w.add(at.Map)
+					w.addValue(at.Map)
 				}
 			case *ssa.FieldAddr:
 				if w.fields[fieldVar(at.X.Type(), at.Field)] {
-					w.add(at)
+					w.addValue(at)
 				}
 			case *ssa.Field:
 				if w.fields[fieldVar(at.X.Type(), at.Field)] {
-					w.add(at)
+					w.addValue(at)
 				}
 			case *ssa.MakeClosure:
 				fn := at.Fn.(*ssa.Function)
 				for i, x := range at.Bindings {
 					if w.values[x] {
-						w.add(fn.FreeVars[i])
+						w.addValue(fn.FreeVars[i])
 					}
 					if w.values[fn.FreeVars[i]] {
-						w.add(x)
+						w.addValue(x)
 					}
 				}
 			case *ssa.Return:
 				for i, x := range at.Results {
-					if w.values[x] && mayHold(x.Type()) && !w.result[f][i] {
+					if w.values[x] && mayHoldDescriptor(x.Type()) && !w.result[f][i] {
 						if w.result[f] == nil {
 							w.result[f] = map[int]bool{}
 						}
@@ -117,7 +117,7 @@ func (w *descriptorFlow) propagateFunction(f *ssa.Function) {
 			case ssa.CallInstruction:
 				w.propagateCall(at)
 			case ssa.Value:
-				w.markDerived(at)
+				w.markDerivedValue(at)
 			}
 		}
 	}
@@ -125,7 +125,7 @@ func (w *descriptorFlow) propagateFunction(f *ssa.Function) {
 
 // markLocation marks the location in which an instruction stores a descriptor.
 func (w *descriptorFlow) markLocation(addr ssa.Value) {
-	w.add(addr)
+	w.addValue(addr)
 	switch addr := addr.(type) {
 	case *ssa.FieldAddr:
 		if v := fieldVar(addr.X.Type(), addr.Field); v != nil && !w.fields[v] {
@@ -142,12 +142,12 @@ func (w *descriptorFlow) markLocation(addr ssa.Value) {
 	}
 }
 
-// markDerived marks a value that is computed from a marked value.
-func (w *descriptorFlow) markDerived(v ssa.Value) {
+// markDerivedValue marks a value that is computed from a marked value.
+func (w *descriptorFlow) markDerivedValue(v ssa.Value) {
 	from := func(xs ...ssa.Value) {
 		for _, x := range xs {
 			if w.values[x] {
-				w.add(v)
+				w.addValue(v)
 			}
 		}
 	}
@@ -183,7 +183,7 @@ func (w *descriptorFlow) markDerived(v ssa.Value) {
 	case *ssa.Extract:
 		if c, ok := v.Tuple.(*ssa.Call); ok && c.Call.StaticCallee() != nil && !w.values[v.Tuple] {
 			if w.result[c.Call.StaticCallee()][v.Index] {
-				w.add(v)
+				w.addValue(v)
 			}
 			return
 		}
@@ -203,7 +203,7 @@ func (w *descriptorFlow) propagateCall(at ssa.CallInstruction) {
 		if v != nil && b.Name() == "append" {
 			for _, a := range common.Args {
 				if w.values[a] {
-					w.add(v)
+					w.addValue(v)
 				}
 			}
 		}
@@ -216,7 +216,7 @@ func (w *descriptorFlow) propagateCall(at ssa.CallInstruction) {
 	if o, ok := objectOf(fn).(*types.Func); ok && slices.Contains(descriptorCarriers, o.FullName()) {
 		for _, a := range common.Args {
 			if v != nil && w.values[a] {
-				w.add(v)
+				w.addValue(v)
 			}
 		}
 		return
@@ -226,11 +226,11 @@ func (w *descriptorFlow) propagateCall(at ssa.CallInstruction) {
 	}
 	for i, a := range common.Args {
 		if w.values[a] && i < len(fn.Params) {
-			w.add(fn.Params[i])
+			w.addValue(fn.Params[i])
 		}
 	}
 	if v != nil && w.result[fn][0] && fn.Signature.Results().Len() == 1 {
-		w.add(v)
+		w.addValue(v)
 	}
 }
 
@@ -244,7 +244,7 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 				"Accept4", "syscall.Socket",
 				"syscall.Socketpair", "syscall.Accept", "syscall.Accept4":
 				if v, ok := at.(ssa.Value); ok {
-					sockets.add(v)
+					sockets.addValue(v)
 				}
 			}
 		})
@@ -276,7 +276,7 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
 				if m, ok := at.(*ssa.MakeInterface); ok && hasUnixConn(m.X.Type()) && hasMethod(m.Type(), "Read") {
-					report(f, Receive, usePos(m),
+					report(f, Receive, conversionPos(m),
 						fmt.Sprintf("passes a socket as %s to a reader: descriptors that come along are closed by its thread",
 							types.TypeString(m.Type(), (*types.Package).Name)))
 				}
@@ -285,9 +285,9 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 	}
 }
 
-// usePos returns the position of a conversion that is implicit in the source. The position is that of the call or
-// of another instruction that uses the result.
-func usePos(v *ssa.MakeInterface) token.Pos {
+// conversionPos returns the position of a conversion that is implicit in the source. The position is that of the call
+// or of another instruction that uses the result.
+func conversionPos(v *ssa.MakeInterface) token.Pos {
 	if v.Pos().IsValid() {
 		return v.Pos()
 	}
@@ -344,11 +344,11 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 			}
 			switch callee {
 			case unixPrefix + "ParseUnixRights", "syscall.ParseUnixRights":
-				received.add(v)
+				received.addValue(v)
 			default:
 				// for a function of another package, only the marks are available
 				if fn := at.Common().StaticCallee(); fn != nil && p.funcs[fn] == nil && p.hasDirective(fn, "receives") {
-					received.add(v)
+					received.addValue(v)
 				}
 			}
 		})

@@ -11,7 +11,7 @@
 //	trace           sources of values (trace.go): streams (stream.go), completion queues (completion.go), functions
 //	                (resolve.go)
 //	specialise      copies of functions for the places and types that callers pass (special.go, object.go)
-//	flowLocks       locks that may be, and that must be, held at each instruction (lock.go, lockflow.go)
+//	propagateLocks       locks that may be, and that must be, held at each instruction (lock.go, lockflow.go)
 //	Check           effects, from operations up to callers (effect.go), and reachability, from the contract's functions
 //	                down (roots.go). nosleep.go, callback.go and held.go have the rules.
 //

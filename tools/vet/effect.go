@@ -114,7 +114,7 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 				o := &f.ops[i]
 				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.escapeAt(p.Fset, o.pos, NoSleep) == nil {
 					why := &effectCause{pos: o.pos, what: o.what}
-					mark(f, f.locks.may[o.at], why, p.isUnknownWait(o.at, o.what), false)
+					mark(f, f.locks.may[o.at], why, p.isUnknownCondWait(o.at, o.what), false)
 				}
 			}
 			for _, c := range f.calls {
@@ -153,7 +153,7 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 			if l.sleepy != nil {
 				after++
 			}
-			across := l.heldAcross()
+			across := l.findHeldSleep()
 			if across == nil {
 				continue
 			}

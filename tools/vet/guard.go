@@ -47,8 +47,8 @@ const guardedSnippets = module + "/tools/vet/testdata/guard/"
 
 var allGuards = guardChecks{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
 
-// guardOf returns the checks of a package, and reports whether the package has checks.
-func guardOf(k *types.Package) (guardChecks, bool) {
+// guardChecksOf returns the checks of a package, and reports whether the package has checks.
+func guardChecksOf(k *types.Package) (guardChecks, bool) {
 	if k == nil {
 		return nil, false
 	}
@@ -69,13 +69,13 @@ func (p *Program) checkGuards() (reports []Report) {
 		if p.escapes.escapeAt(p.Fset, pos, check) != nil {
 			return
 		}
-		if g, _ := guardOf(pkgOf(f.Function)); g[check] {
+		if g, _ := guardChecksOf(pkgOf(f.Function)); g[check] {
 			reports = append(reports, Report{Check: check, Pos: pos, Text: functionName(f) + " " + text})
 		}
 	}
 	var guarded []*function
 	for _, f := range p.order {
-		if _, ok := guardOf(pkgOf(f.Function)); ok && f.Synthetic == "" {
+		if _, ok := guardChecksOf(pkgOf(f.Function)); ok && f.Synthetic == "" {
 			guarded = append(guarded, f)
 			p.checkOpens(f, report)
 			p.checkRestats(f, report)

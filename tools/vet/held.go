@@ -13,8 +13,8 @@ import (
 // caller.
 type locksAtEntry map[*function]lockSet
 
-// holds reports whether all callers of a function hold a lock and the function itself does not release the lock.
-func (e locksAtEntry) holds(f *function, l *lock) bool {
+// callersHold reports whether all callers of a function hold a lock and the function itself does not release the lock.
+func (e locksAtEntry) callersHold(f *function, l *lock) bool {
 	held, ok := e[f]
 	return ok && held.findOverlap(l) != nil && f.locks.entered.findOverlap(l) == nil
 }
@@ -129,7 +129,7 @@ func (p *Program) checkHeldAt(entry locksAtEntry, f *function, c *call, by, g *f
 	}
 	for _, l := range g.held {
 		other := by == g && f.isOtherInstance(c, g, l)
-		if !c.spawns && (f.locks.must[c.at].findOverlap(l) != nil && !other || entry.holds(f, l)) {
+		if !c.spawns && (f.locks.must[c.at].findOverlap(l) != nil && !other || entry.callersHold(f, l)) {
 			continue
 		}
 		how := "without " + l.name + " held"

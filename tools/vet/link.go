@@ -36,7 +36,7 @@ func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 		return strings.Compare(a.String(), b.String())
 	})
 	for _, f := range p.order {
-		p.annotate(f)
+		p.applyDirectives(f)
 	}
 	for _, f := range p.order {
 		known := map[ssa.CallInstruction][]*ssa.Function{}
@@ -47,15 +47,15 @@ func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 		}
 		p.scanFunction(f, known)
 	}
-	p.resolvePassed()
+	p.resolvePassedFuncs()
 	p.traces = newTracer(p)
 	p.refineCallees()
 	p.releaseTokens()
-	p.resolveForeign()
+	p.resolveForeignMethods()
 	p.checkStreams()
 	p.findCompletions()
 	p.specialise()
-	p.flowLocks()
+	p.propagateLocks()
 	p.markProgramLocks()
 }
 
@@ -103,11 +103,11 @@ func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
 	return list
 }
 
-// resolvePassed resolves functions that are passed as arguments. It treats them as if the passing function called
+// resolvePassedFuncs resolves functions that are passed as arguments. It treats them as if the passing function called
 // them. Thus a function with function parameters does not connect each of its callers with the arguments of the
 // other callers.
-func (p *Program) resolvePassed() {
-	p.releaseCaptured()
+func (p *Program) resolvePassedFuncs() {
+	p.releaseCapturedParameters()
 	for changed := true; changed; {
 		changed = false
 		for _, f := range p.order {
@@ -163,9 +163,9 @@ func (p *Program) resolvePassed() {
 	}
 }
 
-// releaseCaptured treats a captured parameter as any other value, except in a closure that the enclosing function runs
-// before it returns. The callers of the enclosing function do not run any other closure.
-func (p *Program) releaseCaptured() {
+// releaseCapturedParameters treats a captured parameter as any other value, except in a closure that the enclosing
+// function runs before it returns. The callers of the enclosing function do not run any other closure.
+func (p *Program) releaseCapturedParameters() {
 	calls := map[ssa.Instruction]*call{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
@@ -262,7 +262,7 @@ func (u *useFinder) visit(v ssa.Value) {
 				u.how |= usedLater
 			}
 		case *ssa.MakeClosure:
-			u.visitCaptured(at, v)
+			u.visitCapturedValue(at, v)
 		case ssa.CallInstruction:
 			u.visitCall(at, v)
 		default:
@@ -271,8 +271,8 @@ func (u *useFinder) visit(v ssa.Value) {
 	}
 }
 
-// visitCaptured adds the uses of a value by a closure that captures it.
-func (u *useFinder) visitCaptured(m *ssa.MakeClosure, v ssa.Value) {
+// visitCapturedValue adds the uses of a value by a closure that captures it.
+func (u *useFinder) visitCapturedValue(m *ssa.MakeClosure, v ssa.Value) {
 	fn := m.Fn.(*ssa.Function)
 	how := u.findUses(m)
 	inner := &useFinder{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), m), seen: u.seen}
@@ -369,8 +369,8 @@ func spilledParameter(f *ssa.Function, a *ssa.Alloc) int {
 	return n
 }
 
-// recordPassed records the functions among the arguments of a call.
-func (p *Program) recordPassed(f *function, c *call, common *ssa.CallCommon) {
+// recordPassedFuncs records the functions among the arguments of a call.
+func (p *Program) recordPassedFuncs(f *function, c *call, common *ssa.CallCommon) {
 	first := 1
 	if common.IsInvoke() {
 		first = 2 // the receiver comes first

@@ -44,9 +44,9 @@ type lockSite struct {
 // overlaps reports whether two locks may be the same lock.
 func (l *lock) overlaps(k *lock) bool { return l == k || l.class == k || k.class == l }
 
-// heldAcross returns a position at which a lock, or a lock that may be the same, is held across a sleeping
+// findHeldSleep returns a position at which a lock, or a lock that may be the same, is held across a sleeping
 // operation, or nil.
-func (l *lock) heldAcross() *heldSleep {
+func (l *lock) findHeldSleep() *heldSleep {
 	if l.sleepy != nil {
 		return l.sleepy
 	}
@@ -108,16 +108,16 @@ const (
 	tryCalled
 )
 
-// lockCall returns the lock operation that a function performs.
-func lockCall(fn *ssa.Function) lockCallKind {
+// lockCallKindOf returns the lock operation that a function performs.
+func lockCallKindOf(fn *ssa.Function) lockCallKind {
 	recv := fn.Signature.Recv()
 	if recv == nil || !isMutex(deref(recv.Type())) {
 		return noLockCall
 	}
-	return lockKind(fn.Name())
+	return lockKindOfMethod(fn.Name())
 }
 
-func lockKind(method string) lockCallKind {
+func lockKindOfMethod(method string) lockCallKind {
 	switch method {
 	case "Lock", "RLock":
 		return lockCalled
@@ -294,7 +294,7 @@ func (p *Program) lockPart(class *lock, key, field string) *lock {
 	return l
 }
 
-// lockOf returns the class of the lock to which a value points, or nil if the class is unknown.
+// addHeldLock returns the class of the lock to which a value points, or nil if the class is unknown.
 func (p *Program) lockOf(v ssa.Value) *lock {
 	switch v := v.(type) {
 	case *ssa.FieldAddr:

@@ -17,14 +17,14 @@ type lockFlow struct {
 	entered lockSet
 }
 
-// flowLocks finds the locks that are held at each instruction. Several rounds determine the locks that each
+// propagateLocks finds the locks that are held at each instruction. Several rounds determine the locks that each
 // function leaves held or has released.
-func (p *Program) flowLocks() {
+func (p *Program) propagateLocks() {
 	order := p.calleesFirst()
 	for range 8 {
 		changed := false
 		for _, f := range order {
-			changed = p.flowFunction(f) || changed
+			changed = p.propagateFunctionLocks(f) || changed
 		}
 		if !changed {
 			break
@@ -76,7 +76,7 @@ func (s lockState) clone() lockState {
 	return lockState{s.may.clone(), s.must.clone(), maps.Clone(s.which), maps.Clone(s.deferred)}
 }
 
-func (s lockState) lock(l *lock) { s.lockOf(l, "") }
+func (s lockState) lock(l *lock) { s.addHeldLock(l, "") }
 
 // unlock releases a lock. If the set does not contain the lock itself, unlock releases a lock that may be the same.
 func (s lockState) unlock(l *lock) {
@@ -86,7 +86,7 @@ func (s lockState) unlock(l *lock) {
 	}
 }
 
-func (s lockState) lockOf(l *lock, path string) {
+func (s lockState) addHeldLock(l *lock, path string) {
 	if s.may[l] && s.which[l] != path {
 		path = "" // the set contains two locks of one class
 	}
@@ -119,9 +119,9 @@ func (s lockState) merge(o lockState) (changed bool) {
 	return changed
 }
 
-// flowFunction propagates the locks through a function. It reports whether the effect of the function on the locks has
-// changed.
-func (p *Program) flowFunction(f *function) bool {
+// propagateFunctionLocks propagates the locks through a function. It reports whether the effect of the function on the
+// locks has changed.
+func (p *Program) propagateFunctionLocks(f *function) bool {
 	fl := p.followFunction(f, nil)
 	for range 3 {
 		if len(fl.entered) == 0 {
@@ -195,10 +195,10 @@ func (p *Program) followFunction(f *function, entered lockSet) lockFlow {
 					continue
 				}
 				fl.may[at], fl.must[at], fl.which[at] = s.may.clone(), s.must.clone(), maps.Clone(s.which)
-				if isGo(at) {
+				if isGoStatement(at) {
 					continue
 				}
-				if fn := at.Common().StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
+				if fn := at.Common().StaticCallee(); fn != nil && lockCallKindOf(fn) == tryCalled {
 					if c, ok := at.(*ssa.Call); ok {
 						try, tried = c, p.lockAt(f, at.Common().Args[0])
 					}
@@ -218,7 +218,7 @@ func (p *Program) followFunction(f *function, entered lockSet) lockFlow {
 			if cond, ok := b.Instrs[len(b.Instrs)-1].(*ssa.If); ok && try != nil && tried != nil {
 				if yes, is := isCallResult(cond.Cond, try); is && yes == (i == 0) {
 					out = s.clone()
-					out.lockOf(tried, pointerPath(try.Call.Args[0]))
+					out.addHeldLock(tried, pointerPath(try.Call.Args[0]))
 				}
 			}
 			if old, ok := in[to]; !ok {
@@ -248,7 +248,7 @@ func (p *Program) followFunction(f *function, entered lockSet) lockFlow {
 	return fl
 }
 
-func isGo(at ssa.Instruction) bool {
+func isGoStatement(at ssa.Instruction) bool {
 	_, is := at.(*ssa.Go)
 	return is
 }
@@ -266,7 +266,7 @@ func (p *Program) applyCall(f *function, fl *lockFlow, s lockState, at ssa.CallI
 			fl.direct = append(fl.direct, lockSite{f, at, l})
 		}
 		if l != nil {
-			s.lockOf(l, pointerPath(v))
+			s.addHeldLock(l, pointerPath(v))
 		}
 	case unlockCalled:
 		if l := p.lockAt(f, v); l != nil {

@@ -32,7 +32,7 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 			ib := entersIB(v.f, c)
 			for _, g := range c.callees {
 				called := c.calleeName
-				if entersHelper(v.f, c, g) {
+				if entersHelperPackage(v.f, c, g) {
 					called = func() string { return functionName(g) }
 				} else if !ib || c.static == nil && !isIB(g) {
 					continue
@@ -49,12 +49,13 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 		for _, s := range v.f.locks.direct {
 			l := s.l
 			// The rule reports the sleeping call of a sync.Once.Do at the call.
-			if l == nil || l.heldAcross() == nil || l.heldAcross().plug || said[l] || l.heldAcross().pos == s.at.Pos() ||
+			if l == nil || l.findHeldSleep() == nil || l.findHeldSleep().plug || said[l] ||
+				l.findHeldSleep().pos == s.at.Pos() ||
 				p.escapes.escapeAt(p.Fset, s.at.Pos(), NoSleep) != nil {
 				continue
 			}
 			said[l] = true
-			h := l.heldAcross()
+			h := l.findHeldSleep()
 			end := Step{s.at.Pos(), functionName(v.f), "locks " + l.name}
 			path := append(v.pathTo(end), Step{h.pos, functionName(h.in), "meanwhile, with " + l.name + " held, " + h.what})
 			reports = append(reports, Report{NoSleep, s.at.Pos(),

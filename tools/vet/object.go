@@ -43,7 +43,7 @@ func (p *Program) followPointer(f *function, v ssa.Value, left int) location {
 	case *ssa.UnOp:
 		return p.pointee(f, v.X, left-1)
 	case *ssa.Phi:
-		return p.onlyLocation(v.Edges, func(ssa.Value) *function { return f }, left-1)
+		return p.commonLocation(v.Edges, func(ssa.Value) *function { return f }, left-1)
 	case *ssa.ChangeType:
 		return p.followPointer(f, v.X, left-1)
 	case *ssa.ChangeInterface:
@@ -79,11 +79,11 @@ func (p *Program) pointee(f *function, addr ssa.Value, left int) location {
 	at := p.followPointer(f, addr, left)
 	switch v := at.addr.(type) {
 	case *ssa.Alloc:
-		return p.onlyLocation(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
+		return p.commonLocation(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
 	case *ssa.Global:
-		return p.onlyLocation(p.traces.variable[v], p.parentOf, left)
+		return p.commonLocation(p.traces.variable[v], p.parentOf, left)
 	case *ssa.FieldAddr:
-		return p.onlyLocation(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
+		return p.commonLocation(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
 	}
 	return location{}
 }
@@ -91,8 +91,8 @@ func (p *Program) pointee(f *function, addr ssa.Value, left int) location {
 // parentOf returns the function that contains a value. The result has no bindings of parameters.
 func (p *Program) parentOf(v ssa.Value) *function { return p.funcs[v.Parent()] }
 
-// onlyLocation returns the place to which all values point, if there is exactly one such place.
-func (p *Program) onlyLocation(list []ssa.Value, in func(ssa.Value) *function, left int) (one location) {
+// commonLocation returns the place to which all values point, if there is exactly one such place.
+func (p *Program) commonLocation(list []ssa.Value, in func(ssa.Value) *function, left int) (one location) {
 	key := ""
 	for _, v := range list {
 		if isNil(v) {
@@ -125,7 +125,7 @@ func (p *Program) returnedTarget(f *function, v *ssa.Call, left int) location {
 			results = append(results, r.Results[0])
 		}
 	}
-	return p.onlyLocation(results, func(ssa.Value) *function { return g }, left)
+	return p.commonLocation(results, func(ssa.Value) *function { return g }, left)
 }
 
 // argumentTargets returns the targets of the arguments of a call, keyed by the index of the callee's parameter.
@@ -135,15 +135,15 @@ func (p *Program) argumentTargets(f *function, c *call, g *function) map[int]loc
 		if !g.needs[i] && !p.split.needsTarget(v.Type()) {
 			continue
 		}
-		if at := p.locationAt(f, argumentFor(c, g.Function, i)); bindKey(p, at) != "" {
+		if at := p.locationAt(f, argumentFor(c, g.Function, i)); bindingKey(p, at) != "" {
 			binds[i] = at
 		}
 	}
 	return binds
 }
 
-// bindKey returns a key for a place and the type of the value.
-func bindKey(p *Program, at location) string {
+// bindingKey returns a key for a place and the type of the value.
+func bindingKey(p *Program, at location) string {
 	key := p.locationKey(at)
 	if at.typ != nil {
 		key += " " + at.typ.String()
@@ -157,7 +157,7 @@ func (p *Program) locationKey(at location) string {
 	case *ssa.Global:
 		return v.String()
 	case *ssa.Alloc:
-		if n := namedOf(v.Type()); n != nil && !p.split.lockLike(n) && !isMutex(n) {
+		if n := namedOf(v.Type()); n != nil && !p.split.isLockLike(n) && !isMutex(n) {
 			return "new " + n.String()
 		}
 		return p.Fset.Position(v.Pos()).String()
@@ -241,7 +241,7 @@ func (p *Program) findSplitTypes() {
 		}
 	}
 	for n := range made {
-		if p.split.lockLike(n) && hasLock(n, 0) {
+		if p.split.isLockLike(n) && hasLock(n, 0) {
 			p.split.types[n] = true
 		}
 	}
@@ -288,8 +288,8 @@ func hasLock(t types.Type, depth int) bool {
 	return false
 }
 
-// lockLike reports whether a type has the methods of a lock.
-func (splitTypes) lockLike(n *types.Named) bool {
+// isLockLike reports whether a type has the methods of a lock.
+func (splitTypes) isLockLike(n *types.Named) bool {
 	set := types.NewMethodSet(types.NewPointer(n))
 	has := func(name string) bool { return set.Lookup(n.Obj().Pkg(), name) != nil }
 	return has("Lock") && has("Unlock") || has("lock") && has("unlock")

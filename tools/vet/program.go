@@ -44,7 +44,7 @@ type Program struct {
 	locks         map[string]*lock
 	split         splitTypes
 	waitLocks     map[ssa.CallInstruction]*lock // see waitLock
-	conds         map[any][]ssa.Value           // see condFields
+	conds         map[any][]ssa.Value           // see condFieldStores
 	unresolved    map[token.Pos]string          // the calls with unknown callees
 	problems      []Report                      // errors in directives
 }

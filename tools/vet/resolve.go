@@ -29,7 +29,7 @@ func (p *Program) refineCallees() {
 					c.filterCallees(func(g *function) bool { return slices.Contains(list, g.Function) })
 				}
 			case c.callsValue() && len(c.callees) == 0:
-				p.addWrapped(c, common)
+				p.addWrappedFuncs(c, common)
 			}
 		}
 	}
@@ -125,9 +125,9 @@ func callsFormatters(k *types.Package) bool {
 	return k != nil && (k.Path() == "fmt" || k.Path() == "log/slog" || strings.HasPrefix(k.Path(), "encoding/"))
 }
 
-// addWrapped adds the functions that a wrapper of another package calls. For example, sync.OnceFunc and iter.Pull
+// addWrappedFuncs adds the functions that a wrapper of another package calls. For example, sync.OnceFunc and iter.Pull
 // return wrappers.
-func (p *Program) addWrapped(c *call, common *ssa.CallCommon) {
+func (p *Program) addWrappedFuncs(c *call, common *ssa.CallCommon) {
 	for _, o := range p.traces.origins(common.Value, nil, nil) {
 		k, ok := o.v.(*ssa.Call)
 		if x, is := o.v.(*ssa.Extract); is {
@@ -171,9 +171,9 @@ func (t *tracer) possibleFuncs(v ssa.Value) (list []*ssa.Function) {
 	return list
 }
 
-// resolveForeign resolves interface calls on values that other packages return. For example, net.Dial returns a
+// resolveForeignMethods resolves interface calls on values that other packages return. For example, net.Dial returns a
 // net.Conn.
-func (p *Program) resolveForeign() {
+func (p *Program) resolveForeignMethods() {
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			if c.iface == nil || c.agreed || c.stream != nil || isErrorMethod(c.iface) || f.sleepsAt(c.at) {
@@ -181,9 +181,9 @@ func (p *Program) resolveForeign() {
 			}
 			if m := p.foreignMethod(c); m != nil && m != c.iface {
 				delete(p.unresolved, c.pos)
-				p.callLibrary(f, c, m)
+				p.applyLibraryCall(f, c, m)
 			} else if m != nil && len(c.library) > 0 {
-				p.callLibrary(f, c, m)
+				p.applyLibraryCall(f, c, m)
 			}
 		}
 	}

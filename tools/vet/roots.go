@@ -290,7 +290,7 @@ func (p *Program) visitReachable(check string, roots []root, stop func(*call) bo
 				continue
 			}
 			for _, g := range c.callees {
-				if into && isIB(g) || check == NoSleep && stop != nil && stop(c) && entersHelper(v.f, c, g) {
+				if into && isIB(g) || check == NoSleep && stop != nil && stop(c) && entersHelperPackage(v.f, c, g) {
 					continue
 				}
 				if x := g.allowed[check]; x != nil {
@@ -325,15 +325,16 @@ func isIB(f *function) bool {
 	return pkg != nil && pkg.Path() == ibPath
 }
 
-// isHelper reports whether a function belongs to a package below package ib, such as ib/completion.
-func isHelper(f *function) bool {
+// isInHelperPackage reports whether a function belongs to a package below package ib, such as ib/completion.
+func isInHelperPackage(f *function) bool {
 	pkg := pkgOf(f.Function)
 	return pkg != nil && strings.HasPrefix(pkg.Path(), ibPath+"/")
 }
 
-// entersHelper reports whether a callee of a call belongs to a package below package ib, and the caller does not.
-func entersHelper(f *function, c *call, g *function) bool {
-	return !c.agreed && !isIB(f) && !isHelper(f) && isHelper(g)
+// entersHelperPackage reports whether a callee of a call belongs to a package below package ib, and the caller does
+// not.
+func entersHelperPackage(f *function, c *call, g *function) bool {
+	return !c.agreed && !isIB(f) && !isInHelperPackage(f) && isInHelperPackage(g)
 }
 
 // calleeName returns the name of the callee of a call.

@@ -71,7 +71,7 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 		counts = p.scanStatic(f, c, fn)
 	}
 	if counts {
-		p.recordPassed(f, c, common)
+		p.recordPassedFuncs(f, c, common)
 		f.calls = append(f.calls, c)
 	}
 }
@@ -96,7 +96,7 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 	switch {
 	case len(c.callees) > 0 || len(c.library) > 0:
 	case !p.isOwn(c.iface.Pkg()):
-		p.callLibrary(f, c, c.iface)
+		p.applyLibraryCall(f, c, c.iface)
 	case len(known) == 0:
 		p.unresolved[c.pos] = shortName(c.iface)
 	}
@@ -106,7 +106,7 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 // scanValue examines a call of a function value.
 func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
 	c.field = fieldOf(common.Value)
-	c.done = isDone(c.field)
+	c.done = isDoneField(c.field)
 	c.agreed = c.done || p.isHandler(c.field)
 	c.param = parameterNumber(f.Function, common.Value)
 	if len(known) == 0 && c.field == nil {
@@ -130,7 +130,7 @@ func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 		f.addOperation(c.at, opCopy, "copies to or from process memory by "+shortName(c.static))
 		return false
 	}
-	if lockCall(fn) != noLockCall {
+	if lockCallKindOf(fn) != noLockCall {
 		return true // lockflow.go treats these calls
 	}
 	if sleepMarks[fn.String()] {
@@ -140,7 +140,7 @@ func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	if p.funcs[fn] != nil {
 		p.addCallee(c, fn)
 	} else if c.static != nil && !p.isOwn(c.static.Pkg()) {
-		p.callLibrary(f, c, c.static)
+		p.applyLibraryCall(f, c, c.static)
 	}
 	return true
 }
@@ -158,7 +158,7 @@ func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
 	slices.SortFunc(c.library, func(a, b *types.Func) int { return strings.Compare(a.FullName(), b.FullName()) })
 	spawns := c.spawns
 	for _, o := range c.library {
-		p.callLibrary(f, c, o)
+		p.applyLibraryCall(f, c, o)
 	}
 	c.spawns = spawns || c.spawns && len(c.library) == 1 && len(known) == 1
 }
@@ -172,8 +172,8 @@ func (p *Program) addPassedCallees(c *call) {
 	}
 }
 
-// callLibrary applies the effects of a call of a function of another package.
-func (p *Program) callLibrary(f *function, c *call, obj *types.Func) {
+// applyLibraryCall applies the effects of a call of a function of another package.
+func (p *Program) applyLibraryCall(f *function, c *call, obj *types.Func) {
 	common := c.at.(ssa.CallInstruction).Common()
 	full := obj.FullName()
 	if full == "(*sync.Pool).Get" && !common.IsInvoke() && len(common.Args) > 0 {

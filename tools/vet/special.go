@@ -38,7 +38,7 @@ func (p *Program) specialise() {
 			s.specialiseCall(f, c)
 		}
 	}
-	p.keepReached(called)
+	p.keepReachedFunctions(called)
 }
 
 // markNeededParameters marks parameters in a function, its callees and its closures. The marked parameters lead to
@@ -60,7 +60,7 @@ func (p *Program) markNeededParameters() (any bool) {
 			if kind, v := c.lockOperation(); kind != noLockCall && mark(f, v) {
 				any = true
 			}
-			if p.mayChoose(c) && mark(f, c.at.(ssa.CallInstruction).Common().Value) {
+			if p.mayCallSeveral(c) && mark(f, c.at.(ssa.CallInstruction).Common().Value) {
 				any = true
 			}
 		}
@@ -82,8 +82,8 @@ func (p *Program) markNeededParameters() (any bool) {
 	return any
 }
 
-// mayChoose reports whether a call through an interface of the program may call several methods.
-func (p *Program) mayChoose(c *call) bool {
+// mayCallSeveral reports whether a call through an interface of the program may call several methods.
+func (p *Program) mayCallSeveral(c *call) bool {
 	return c.iface != nil && !c.agreed && p.isOwn(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
 		len(c.callees)+len(c.library) > 1
 }
@@ -142,7 +142,7 @@ type specialiser struct {
 
 // specialiseCall replaces the callees of a call by copies.
 func (s *specialiser) specialiseCall(f *function, c *call) {
-	if f.base != nil && s.p.mayChoose(c) {
+	if f.base != nil && s.p.mayCallSeveral(c) {
 		s.p.chooseCallee(f, c)
 	}
 	for i, g := range c.callees {
@@ -197,7 +197,7 @@ func (s *specialiser) calleeCopy(f *function, c *call, g *function) *function {
 	}
 	key := fmt.Sprintf("%p %p", g, outer)
 	for _, i := range slices.Sorted(maps.Keys(binds)) {
-		key += fmt.Sprintf(" %d=%s", i, bindKey(s.p, binds[i]))
+		key += fmt.Sprintf(" %d=%s", i, bindingKey(s.p, binds[i]))
 	}
 	if s.made[key] == nil {
 		if s.count[g.Function] >= maxCopies {
@@ -251,9 +251,9 @@ func (c *call) originals(list []*function) []*function {
 	return out
 }
 
-// keepReached removes all functions except the entry points and their direct and indirect callees. It keeps the
-// order of the program.
-func (p *Program) keepReached(called map[*function]bool) {
+// keepReachedFunctions removes all functions except the entry points and their direct and indirect callees. It keeps
+// the order of the program.
+func (p *Program) keepReachedFunctions(called map[*function]bool) {
 	reached := map[*function]bool{}
 	var work []*function
 	add := func(f *function) {
@@ -310,13 +310,13 @@ func (c *call) lockOperation() (lockCallKind, ssa.Value) {
 		return noLockCall, nil
 	}
 	common := at.Common()
-	if fn := common.StaticCallee(); fn != nil && lockCall(fn) != noLockCall && len(common.Args) > 0 {
-		return lockCall(fn), common.Args[0]
+	if fn := common.StaticCallee(); fn != nil && lockCallKindOf(fn) != noLockCall && len(common.Args) > 0 {
+		return lockCallKindOf(fn), common.Args[0]
 	}
 	if common.IsInvoke() && len(c.callees) == 0 {
 		for _, o := range append(slices.Clip(c.library), common.Method) {
 			if r := o.Signature().Recv(); r != nil && (isMutex(deref(r.Type())) || isNamed(r.Type(), "sync.Locker")) {
-				return lockKind(o.Name()), common.Value
+				return lockKindOfMethod(o.Name()), common.Value
 			}
 		}
 	}

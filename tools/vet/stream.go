@@ -109,7 +109,7 @@ func (p *Program) checkStreams() {
 			}
 			q := &streamQuery{p: p, seen: map[ssa.Value]bool{}}
 			for _, v := range p.streamsOf(c) {
-				q.examine(v, nil)
+				q.examineStream(v, nil)
 			}
 			if q.sleeps {
 				f.addOperation(c.at, opSleep, "calls "+shortName(c.stream))
@@ -166,7 +166,7 @@ type streamQuery struct {
 	callees []*function
 }
 
-func (q *streamQuery) examine(v ssa.Value, at *callFrame) {
+func (q *streamQuery) examineStream(v ssa.Value, at *callFrame) {
 	if q.seen[v] {
 		return
 	}
@@ -226,16 +226,16 @@ func (q *streamQuery) examineOrigin(o origin) {
 			q.examineMethodSet(v.Type())
 		}
 	case *ssa.Global:
-		if !q.nonSleepingVariable(v) {
+		if !q.isNonSleepingVariable(v) {
 			q.examineValue(v)
 		}
 	case *ssa.MakeInterface:
 		q.examineMethodSet(v.X.Type())
 	case *ssa.Call:
-		q.examineMade(v, o.at)
+		q.examineMadeStream(v, o.at)
 	case *ssa.Extract:
 		if c, ok := v.Tuple.(*ssa.Call); ok {
-			q.examineMade(c, o.at)
+			q.examineMadeStream(c, o.at)
 			return
 		}
 		q.examineValue(v)
@@ -244,13 +244,13 @@ func (q *streamQuery) examineOrigin(o origin) {
 	}
 }
 
-// nonSleepingVariable reports whether a variable of another package holds a stream that does not sleep.
-func (q *streamQuery) nonSleepingVariable(v *ssa.Global) bool {
+// isNonSleepingVariable reports whether a variable of another package holds a stream that does not sleep.
+func (q *streamQuery) isNonSleepingVariable(v *ssa.Global) bool {
 	return v.Object() != nil && slices.Contains(nonSleepingStreams, v.Object().Pkg().Path()+"."+v.Name())
 }
 
-// examineMade examines a stream that another package has created from the arguments of a call.
-func (q *streamQuery) examineMade(c *ssa.Call, at *callFrame) {
+// examineMadeStream examines a stream that another package has created from the arguments of a call.
+func (q *streamQuery) examineMadeStream(c *ssa.Call, at *callFrame) {
 	o, _ := calleeObject(c).(*types.Func)
 	args := streamArgs(c.Call.Args)
 	if c.Call.IsInvoke() {
@@ -265,18 +265,18 @@ func (q *streamQuery) examineMade(c *ssa.Call, at *callFrame) {
 		q.sleeps = q.sleeps || kind == sleeps || !known || o.Pkg().Path() == "log/slog"
 	default:
 		for _, a := range args {
-			q.examine(a, at)
+			q.examineStream(a, at)
 		}
-		q.examineRedirected(c)
+		q.examineRedirectedStreams(c)
 	}
 }
 
-// examineRedirected examines the streams that are later assigned to a logger.
-func (q *streamQuery) examineRedirected(made *ssa.Call) {
+// examineRedirectedStreams examines the streams that are later assigned to a logger.
+func (q *streamQuery) examineRedirectedStreams(made *ssa.Call) {
 	for _, k := range q.p.traces.loggerRedirects() {
 		for _, o := range q.p.traces.origins(k.Call.Args[0], nil, nil) {
 			if o.v == ssa.Value(made) || o.v == nil {
-				q.examine(k.Call.Args[1], nil)
+				q.examineStream(k.Call.Args[1], nil)
 			}
 		}
 	}

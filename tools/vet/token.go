@@ -159,15 +159,15 @@ func (p *Program) countsTokens(m *ssa.MakeChan, uses []channelUse, take bool) bo
 		if *use != (tokenUse{}) {
 			for _, k := range p.traces.callers[f.Function] {
 				work = append(work, k.in)
-				t.forget(k.in)
+				t.forgetEffect(k.in)
 			}
 		}
 	}
 	return !t.failed
 }
 
-// forget discards the effect of a function, because the effect of a callee is now known.
-func (t *tokenCounter) forget(f *function) { delete(t.of, f) }
+// forgetEffect discards the effect of a function, because the effect of a callee is now known.
+func (t *tokenCounter) forgetEffect(f *function) { delete(t.of, f) }
 
 // effectOf returns the effect of a function on the tokens of its thread.
 func (t *tokenCounter) effectOf(f *function) *tokenUse {

@@ -254,7 +254,7 @@ func (s *traceSearch) visitContainer(x ssa.Value) {
 	from := s.containerAllocs(x)
 	for _, e := range s.elements[elementKey(x.Type())] {
 		if from != nil {
-			if to := s.containerAllocs(e.container); to != nil && !haveCommon(from, to) {
+			if to := s.containerAllocs(e.container); to != nil && !haveCommonOrigin(from, to) {
 				continue
 			}
 		}
@@ -266,8 +266,8 @@ func (s *traceSearch) visitContainer(x ssa.Value) {
 	}
 }
 
-// haveCommon reports whether two lists have a common element.
-func haveCommon(a, b []origin) bool {
+// haveCommonOrigin reports whether two lists have a common element.
+func haveCommonOrigin(a, b []origin) bool {
 	return slices.ContainsFunc(a, func(o origin) bool { return slices.Contains(b, o) })
 }
 

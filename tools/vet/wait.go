@@ -209,8 +209,8 @@ func variableAt(addr ssa.Value) any {
 	return nil
 }
 
-// atomicCall returns the name of the called function of sync/atomic, without the type: Load, Store, CompareAndSwap.
-func atomicCall(at ssa.Instruction) string {
+// atomicCallName returns the name of the called function of sync/atomic, without the type: Load, Store, CompareAndSwap.
+func atomicCallName(at ssa.Instruction) string {
 	c, ok := at.(*ssa.Call)
 	if !ok {
 		return ""
@@ -249,7 +249,7 @@ func (w *waitFinder) readsShared(at ssa.Instruction) bool {
 		if b, ok := at.Call.Value.(*ssa.Builtin); ok {
 			return b.Name() == "len" && isChan(at.Call.Args[0].Type())
 		}
-		switch atomicCall(at) {
+		switch atomicCallName(at) {
 		case "Load":
 			return true
 		case "CompareAndSwap", "Swap": // the loop computes neither the value nor the place
@@ -263,7 +263,7 @@ func (w *waitFinder) readsShared(at ssa.Instruction) bool {
 			if isCQPoll(at) { // the caller of a function with a poll does not show which of its results is progress
 				return !w.within
 			}
-			return fn == nil && w.onlyReads(at) || fn != nil && (lockCall(fn) == tryCalled || w.pure.isPure(fn))
+			return fn == nil && w.onlyReads(at) || fn != nil && (lockCallKindOf(fn) == tryCalled || w.pure.isPure(fn))
 		}
 	}
 	return false
@@ -326,7 +326,7 @@ func (w *waitFinder) isHarmless(at ssa.Instruction) bool {
 		return !mayBeShared(at.Addr) || w.isUnrelated(at.Addr)
 	case *ssa.Defer: // RunDefers runs only these calls
 		fn := at.Call.StaticCallee()
-		return fn != nil && (lockCall(fn) != noLockCall || w.pure.isPure(fn))
+		return fn != nil && (lockCallKindOf(fn) != noLockCall || w.pure.isPure(fn))
 	case *ssa.Send, *ssa.MapUpdate, *ssa.Go, *ssa.Panic, *ssa.Select:
 		return false
 	case *ssa.UnOp:
@@ -347,7 +347,7 @@ func (w *waitFinder) isHarmlessCall(at *ssa.Call) bool {
 	if b, ok := at.Call.Value.(*ssa.Builtin); ok {
 		return slices.Contains([]string{"len", "cap", "min", "max", "append", "ssa:wrapnilchk"}, b.Name())
 	}
-	switch atomicCall(at) {
+	switch atomicCallName(at) {
 	case "Store", "Add", "And", "Or", "Swap":
 		return w.isUnrelated(at.Call.Args[0])
 	case "CompareAndSwap":
@@ -357,7 +357,7 @@ func (w *waitFinder) isHarmlessCall(at *ssa.Call) bool {
 	if fn == nil {
 		return false
 	}
-	if lockCall(fn) != noLockCall {
+	if lockCallKindOf(fn) != noLockCall {
 		return true
 	}
 	o, ok := objectOf(fn).(*types.Func)
@@ -451,10 +451,10 @@ func successBranch(cond ssa.Value) int {
 		}
 		return swapBranch(v)
 	case *ssa.Call:
-		if fn := v.Call.StaticCallee(); fn != nil && lockCall(fn) == tryCalled {
+		if fn := v.Call.StaticCallee(); fn != nil && lockCallKindOf(fn) == tryCalled {
 			return 1
 		}
-		switch atomicCall(v) {
+		switch atomicCallName(v) {
 		case "CompareAndSwap":
 			return 1
 		case "Swap": // the Swap of an atomic.Bool
@@ -522,7 +522,7 @@ func polledBranch(v *ssa.BinOp) int {
 func swapBranch(v *ssa.BinOp) int {
 	c, ok := v.X.(*ssa.Call)
 	with, is := v.Y.(*ssa.Const)
-	if !ok || !is || atomicCall(c) != "Swap" {
+	if !ok || !is || atomicCallName(c) != "Swap" {
 		return 0
 	}
 	stored, ok := c.Call.Args[1].(*ssa.Const)

@@ -251,7 +251,7 @@ var firstConsumers = []Consumer{
 			var l *link
 			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
 				drainCQ(cq)
-				once.Do(func() { l.exchangeOne() })
+				once.Do(func() { l.exchangeOneMessage() })
 				cq.ReqNotify(ib.NotifyNextComp)
 			}})
 			if err != nil {
@@ -628,5 +628,7 @@ var firstConsumers = []Consumer{
 	},
 }
 
-// exchangeOne exchanges one more message.
-func (l *link) exchangeOne() error { return errors.Join(l.postRecv(1), l.postSend(1, ib.SendSignaled)) }
+// exchangeOneMessage exchanges one more message.
+func (l *link) exchangeOneMessage() error {
+	return errors.Join(l.postRecv(1), l.postSend(1, ib.SendSignaled))
+}

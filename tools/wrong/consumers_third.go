@@ -32,7 +32,7 @@ var thirdConsumers = []Consumer{
 			}
 			for range 50 {
 				mu.Lock()
-				l.exchangeOne()
+				l.exchangeOneMessage()
 				time.Sleep(time.Millisecond) // the handler begins
 				if mr, err := l.pd.RegBytes(make([]byte, 4096), ib.AccessLocalWrite); err == nil {
 					mr.Dereg()

@@ -161,8 +161,8 @@ func (l *testbed) pollAll(cq *ib.CQ) []ib.WC {
 	return wc[:must(cq.Poll(wc))(l.t)]
 }
 
-// status returns the status of the last completion.
-func (l *testbed) status(cq *ib.CQ) string {
+// lastStatus returns the status of the last completion.
+func (l *testbed) lastStatus(cq *ib.CQ) string {
 	l.t.Helper()
 	all := l.pollAll(cq)
 	if len(all) == 0 {
@@ -171,10 +171,10 @@ func (l *testbed) status(cq *ib.CQ) string {
 	return all[len(all)-1].Status.String()
 }
 
-func (l *testbed) want(what string, got, want any) {
+func (l *testbed) wantEqual(what string, got, wantEqual any) {
 	l.t.Helper()
-	if got != want {
-		l.t.Errorf("%s: got %v, want %v", what, got, want)
+	if got != wantEqual {
+		l.t.Errorf("%s: got %v, want %v", what, got, wantEqual)
 	}
 }
 
@@ -198,33 +198,33 @@ var demos = map[string]func(l *testbed){
 		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.SRQ = srq })
 		must(srq.PostRecv(ib.RecvWR{SGList: []ib.SGE{{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()}}}))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
-		l.want("status of a send to a buffer of the domain of the SRQ", l.status(l.cq), ib.WCSuccess.String())
+		l.wantEqual("status of a send to a buffer of the domain of the SRQ", l.lastStatus(l.cq), ib.WCSuccess.String())
 	},
 	"inline-limit": func(l *testbed) {
 		a, _ := l.connectedPair(nil)
 		n := a.Init().Cap.MaxInlineData
 		_, err := a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, n+1)})
-		l.want("post of more inline data than granted returns EINVAL", errors.Is(err, syscall.EINVAL), true)
+		l.wantEqual("post of more inline data than granted returns EINVAL", errors.Is(err, syscall.EINVAL), true)
 	},
 	"rnr-endless": func(l *testbed) {
 		a, _ := l.connectedPair(nil)
 		b, _ := l.connectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
 		l.postSend(b, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
-		l.want("number of completions of sends that retry without a limit", len(l.pollAll(l.cq)), 0)
+		l.wantEqual("number of completions of sends that retry without a limit", len(l.pollAll(l.cq)), 0)
 	},
 	"sq-drained-unasked": func(l *testbed) {
 		events := make(chan ib.EventType, 8)
 		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.Event = func(_ *ib.QP, e ib.EventType) { events <- e } })
 		l.modifyQP(a, ib.QPSQD, 0)
-		l.want("events", countQueued(events), 0)
+		l.wantEqual("events", countQueued(events), 0)
 	},
 	"rd-atomic-swapped": func(l *testbed) {
 		a, _ := l.connectedPair(nil)
 		attr, _, err := a.Query(ib.QPAttrMaxRdAtomic | ib.QPAttrMaxDestRdAtomic)
-		l.want("error", err, nil)
-		l.want("MaxRdAtomic", attr.MaxRdAtomic, uint8(5))
-		l.want("MaxDestRdAtomic", attr.MaxDestRdAtomic, uint8(3))
+		l.wantEqual("error", err, nil)
+		l.wantEqual("MaxRdAtomic", attr.MaxRdAtomic, uint8(5))
+		l.wantEqual("MaxDestRdAtomic", attr.MaxDestRdAtomic, uint8(3))
 	},
 	"qkey-controlled": func(l *testbed) {
 		a, b := l.moveToRTS(l.newQP(ib.QPTypeUD, nil), 0), l.moveToRTS(l.newQP(ib.QPTypeUD, nil), 0)
@@ -232,7 +232,7 @@ var demos = map[string]func(l *testbed){
 		attr := l.ahAttr()
 		ah := must(l.pd.CreateAH(&attr))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8), AH: ah, RemoteQPN: b.Num(), RemoteQKey: 1<<31 | 1})
-		l.want("completions", len(l.pollAll(l.cq)), 2)
+		l.wantEqual("completions", len(l.pollAll(l.cq)), 2)
 	},
 	"imm-solicited": func(l *testbed) {
 		called := make(chan bool, 8)
@@ -242,7 +242,7 @@ var demos = map[string]func(l *testbed){
 		must(cq.ReqNotify(ib.NotifySolicited))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWriteWithImm, Flags: ib.SendSolicited, SGList: l.sgeAt(0, 8),
 			RemoteAddr: l.mr.Addr(), RKey: l.mr.RKey()})
-		l.want("calls", countQueued(called), 1)
+		l.wantEqual("calls", countQueued(called), 1)
 	},
 	"grh-traffic-class": func(l *testbed) {
 		a, b := l.moveToRTS(l.newQP(ib.QPTypeUD, nil), 0), l.moveToRTS(l.newQP(ib.QPTypeUD, nil), 0)
@@ -251,24 +251,24 @@ var demos = map[string]func(l *testbed){
 		attr.GRH.TrafficClass = 0xab
 		ah := must(l.pd.CreateAH(&attr))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8), AH: ah, RemoteQPN: b.Num(), RemoteQKey: 7})
-		l.want("traffic class", binary.BigEndian.Uint32(l.buf[4096:])>>20&0xff, uint32(0xab))
+		l.wantEqual("traffic class", binary.BigEndian.Uint32(l.buf[4096:])>>20&0xff, uint32(0xab))
 	},
 	"max-cqe": func(l *testbed) {
 		attr := must(l.dev.QueryDevice())(l.t)
 		_, err := l.dev.CreateCQ(ib.CQInit{Entries: attr.MaxCQE})
-		l.want("CreateCQ of MaxCQE", err, nil)
+		l.wantEqual("CreateCQ of MaxCQE", err, nil)
 	},
 	"max-srq-sge": func(l *testbed) {
 		attr := must(l.dev.QueryDevice())(l.t)
 		_, err := l.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: uint32(attr.MaxSRQSGE)}})
-		l.want("CreateSRQ with MaxSRQSGE", err, nil)
+		l.wantEqual("CreateSRQ with MaxSRQSGE", err, nil)
 	},
 	"error-spares-init": func(l *testbed) {
 		q := l.newQP(ib.QPTypeRC, nil)
 		l.modifyQP(q, ib.QPInit, 0)
 		l.postRecv(q, 1)
 		l.h.SetError()
-		l.want("completion", l.status(l.cq), ib.WCWRFlushErr.String())
+		l.wantEqual("completion", l.lastStatus(l.cq), ib.WCWRFlushErr.String())
 	},
 	"srq-shrink": func(l *testbed) {
 		srq := must(l.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 2}}))(l.t)
@@ -294,7 +294,7 @@ var demos = map[string]func(l *testbed){
 			l.t.Fatal(err)
 		}
 		deliver(4)
-		l.want("receives", slices.Equal(got, []uint64{0, 1, 2, 3, 4, 5}), true)
+		l.wantEqual("receives", slices.Equal(got, []uint64{0, 1, 2, 3, 4, 5}), true)
 	},
 	"mcast-first-only": func(l *testbed) {
 		group := ib.GID{0: 0xff, 1: 0x0e, 15: 1}
@@ -313,7 +313,7 @@ var demos = map[string]func(l *testbed){
 		attr.GRH.DGID = group
 		ah := must(l.pd.CreateAH(&attr))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8), AH: ah, RemoteQPN: 0xffffff, RemoteQKey: 7})
-		l.want("completions", len(l.pollAll(l.cq)), 2)
+		l.wantEqual("completions", len(l.pollAll(l.cq)), 2)
 	},
 	"xrc-domain": func(l *testbed) {
 		mine, other := must(l.dev.AllocXRCD())(l.t), must(l.dev.AllocXRCD())(l.t)
@@ -322,7 +322,7 @@ var demos = map[string]func(l *testbed){
 		l.postRecv(srq, 1)
 		a, _ := l.newXRCPair(mine)
 		l.postSend(a, ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: l.sgeAt(0, 8), RemoteSRQN: srq.Num()})
-		l.want("status of a send to an SRQ of another XRC domain", l.status(l.cq), ib.WCRemInvReqErr.String())
+		l.wantEqual("status of a send to an SRQ of another XRC domain", l.lastStatus(l.cq), ib.WCRemInvReqErr.String())
 	},
 	"cq-clean-not-xrc": func(l *testbed) {
 		x := must(l.dev.AllocXRCD())(l.t)
@@ -332,9 +332,9 @@ var demos = map[string]func(l *testbed){
 		l.postRecv(srq, 1)
 		a, b := l.newXRCPair(x)
 		l.postSend(a, ib.SendWR{ID: 2, Opcode: ib.WRSend, SGList: l.sgeAt(0, 8), RemoteSRQN: srq.Num()})
-		l.want("destroy", b.Destroy(), nil)
+		l.wantEqual("destroy", b.Destroy(), nil)
 		for _, wc := range l.pollAll(cq) {
-			l.want("queue pair of the completion", wc.QP, (*ib.QP)(nil))
+			l.wantEqual("queue pair of the completion", wc.QP, (*ib.QP)(nil))
 		}
 	},
 	"cq-clean-send-only": func(l *testbed) {
@@ -342,9 +342,9 @@ var demos = map[string]func(l *testbed){
 		a, b := l.connectedPair(func(i *ib.QPInitAttr) { i.RecvCQ = cq })
 		l.postRecv(b, 1)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
-		l.want("destroy", b.Destroy(), nil)
+		l.wantEqual("destroy", b.Destroy(), nil)
 		for _, wc := range l.pollAll(cq) {
-			l.want("queue pair of the completion", wc.QP, (*ib.QP)(nil))
+			l.wantEqual("queue pair of the completion", wc.QP, (*ib.QP)(nil))
 		}
 	},
 	"mw-outlives-qp": func(l *testbed) {
@@ -352,9 +352,9 @@ var demos = map[string]func(l *testbed){
 		mw := must(l.pd.AllocMW(ib.MWType2))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: mw, MR: l.mr, RKey: ib.IncRKey(mw.RKey()),
 			Addr: l.mr.Addr(), Length: 64, Access: ib.AccessRemoteRead}})
-		l.want("bind", l.status(l.cq), ib.WCSuccess.String())
-		l.want("destroy", a.Destroy(), nil)
-		l.want("error of Dereg of the region after the destruction of the window's queue pair", l.mr.Dereg(), nil)
+		l.wantEqual("bind", l.lastStatus(l.cq), ib.WCSuccess.String())
+		l.wantEqual("destroy", a.Destroy(), nil)
+		l.wantEqual("error of Dereg of the region after the destruction of the window's queue pair", l.mr.Dereg(), nil)
 	},
 	"invalidate-bound": func(l *testbed) {
 		a, _ := l.connectedPair(nil)
@@ -369,9 +369,9 @@ var demos = map[string]func(l *testbed){
 		mw := must(l.pd.AllocMW(ib.MWType2))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: mw, MR: mr, RKey: ib.IncRKey(mw.RKey()),
 			Addr: mr.Addr(), Length: 64, Access: ib.AccessRemoteRead}})
-		l.want("bind", l.status(l.cq), ib.WCSuccess.String())
+		l.wantEqual("bind", l.lastStatus(l.cq), ib.WCSuccess.String())
 		l.postSend(a, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
-		l.want("status of an invalidation of a region with a bound window", l.status(l.cq), ib.WCLocQPOpErr.String())
+		l.wantEqual("status of an invalidation of a region with a bound window", l.lastStatus(l.cq), ib.WCLocQPOpErr.String())
 	},
 	"rereg-half": func(l *testbed) {
 		a, b := l.connectedPair(nil)
@@ -383,12 +383,12 @@ var demos = map[string]func(l *testbed){
 		}
 		l.postRecv(b, 1)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
-		l.want("status of a send from the region after the failed Rereg", l.status(l.cq), ib.WCSuccess.String())
+		l.wantEqual("status of a send from the region after the failed Rereg", l.lastStatus(l.cq), ib.WCSuccess.String())
 	},
 	"zero-length-key": func(l *testbed) {
 		a, _ := l.connectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
-		l.want("status of a write of 0 bytes", l.status(l.cq), ib.WCSuccess.String())
+		l.wantEqual("status of a write of 0 bytes", l.lastStatus(l.cq), ib.WCSuccess.String())
 	},
 	"ah-late": func(l *testbed) {
 		a, b := l.moveToRTS(l.newQP(ib.QPTypeUD, nil), 0), l.moveToRTS(l.newQP(ib.QPTypeUD, nil), 0)
@@ -398,12 +398,12 @@ var demos = map[string]func(l *testbed){
 		l.modifyQP(a, ib.QPSQD, 0)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8), AH: ah, RemoteQPN: b.Num(), RemoteQKey: 7})
 		attr.GRH.DGID = ib.GID{0: 0xfd, 15: 99}
-		l.want("modify AH", ah.Modify(&attr), nil)
-		l.want("destroy AH", ah.Destroy(), nil)
+		l.wantEqual("modify AH", ah.Modify(&attr), nil)
+		l.wantEqual("destroy AH", ah.Destroy(), nil)
 		if err := a.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState); err != nil {
 			l.t.Fatal(err)
 		}
-		l.want("completions", len(l.pollAll(l.cq)), 2)
+		l.wantEqual("completions", len(l.pollAll(l.cq)), 2)
 	},
 	"sleep-create-ah": func(l *testbed) {
 		least := time.Hour
@@ -414,7 +414,7 @@ var demos = map[string]func(l *testbed){
 			least = min(least, time.Since(start))
 			ah.Destroy()
 		}
-		l.want("the shortest CreateAH is below 100us", least < 100*time.Microsecond, true)
+		l.wantEqual("the shortest CreateAH is below 100us", least < 100*time.Microsecond, true)
 	},
 	"create-qp-leak": func(l *testbed) {
 		bad := ib.QPInitAttr{SendCQ: l.cq, RecvCQ: l.cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1 << 30, MaxRecvWR: 1}}
@@ -425,7 +425,7 @@ var demos = map[string]func(l *testbed){
 		}
 		bad.Cap.MaxSendWR = 1
 		_, err := l.pd.CreateQP(bad)
-		l.want("error of CreateQP after many failed calls", err, nil)
+		l.wantEqual("error of CreateQP after many failed calls", err, nil)
 	},
 	"cq-overflow-silent": func(l *testbed) {
 		events := make(chan ib.EventType, 8)
@@ -434,7 +434,7 @@ var demos = map[string]func(l *testbed){
 		for range 2 {
 			l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		}
-		l.want("events", countQueued(events), 1)
+		l.wantEqual("events", countQueued(events), 1)
 	},
 	"post-flush-race": func(l *testbed) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 1 << 14}))(l.t)
@@ -474,23 +474,23 @@ var demos = map[string]func(l *testbed){
 		}
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMARead})
 		for _, wc := range l.pollAll(l.cq) {
-			l.want("opcode", wc.Opcode, ib.WCRDMARead)
+			l.wantEqual("opcode", wc.Opcode, ib.WCRDMARead)
 		}
 	},
 	"stale-wc-flags": func(l *testbed) {
 		a, _ := l.connectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		wc := []ib.WC{{Flags: ib.WCWithInvalidate}}
-		l.want("completions", must(l.cq.Poll(wc))(l.t), 1)
-		l.want("flags", wc[0].Flags, ib.WCFlags(0))
+		l.wantEqual("completions", must(l.cq.Poll(wc))(l.t), 1)
+		l.wantEqual("flags", wc[0].Flags, ib.WCFlags(0))
 	},
 	"upcall-after-destroy": func(l *testbed) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 8, Handler: func(*ib.CQ) {}}))(l.t)
 		a, b := l.connectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
-		l.want("moderate", cq.Moderate(8, 60*time.Millisecond), nil)
+		l.wantEqual("moderate", cq.Moderate(8, 60*time.Millisecond), nil)
 		must(cq.ReqNotify(ib.NotifyNextComp))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
-		l.want("destroy", errors.Join(a.Destroy(), b.Destroy(), cq.Destroy()), nil)
+		l.wantEqual("destroy", errors.Join(a.Destroy(), b.Destroy(), cq.Destroy()), nil)
 		time.Sleep(noEventTimeout)
 		if v := l.seen.Load(); v != nil {
 			l.t.Errorf("violation: got %v, want none", v)
@@ -505,10 +505,10 @@ var demos = map[string]func(l *testbed){
 			}
 		}
 		post(3)
-		l.want("completions", must(cq.Poll(make([]ib.WC, 2)))(l.t), 2)
+		l.wantEqual("completions", must(cq.Poll(make([]ib.WC, 2)))(l.t), 2)
 		post(3)
-		l.want("resize", cq.Resize(8), nil)
-		l.want("completions", len(l.pollAll(cq)), 4)
+		l.wantEqual("resize", cq.Resize(8), nil)
+		l.wantEqual("completions", len(l.pollAll(cq)), 4)
 	},
 }
 

@@ -12,9 +12,9 @@ func TestStopBeforeFirstRun(t *testing.T) {
 	}
 }
 
-// TestSourceRefused checks that Add fails for a source with an invalid doorbell descriptor, and leaves no resources
-// behind.
-func TestSourceRefused(t *testing.T) {
+// TestInvalidSourceIsRefused checks that Add fails for a source with an invalid doorbell descriptor, and leaves no
+// resources behind.
+func TestInvalidSourceIsRefused(t *testing.T) {
 	w := newFixture(t)
 	_, s, _ := w.newEventfdSource()
 	s.Doorbell = -1

@@ -189,15 +189,15 @@ func (e *watcher) removeWatch(x *PolledSource) {
 	}
 }
 
-// maxReads limits the reads of a thread that reads the events of other pollers.
-const maxReads = 64
+// maxEventReads limits the reads of a thread that reads the events of other pollers.
+const maxEventReads = 64
 
 // readEvents reads the inotify events and wakes the pollers of the modified files. The watches of these files have
 // ended. The thread of a poller of e must call read. readEvents reports whether a file of this poller may have been
 // modified.
 func (e *watcher) readEvents(by *poller) (own bool) {
 	var buf [64 * unix.SizeofInotifyEvent]byte
-	for range maxReads {
+	for range maxEventReads {
 		n, err := unix.Read(int(e.fd.Load()), buf[:])
 		if err != nil {
 			return own // no more events
@@ -208,7 +208,7 @@ func (e *watcher) readEvents(by *poller) (own bool) {
 			b = b[unix.SizeofInotifyEvent+int(binary.NativeEndian.Uint32(b[12:])):]
 			switch {
 			case mask&unix.IN_Q_OVERFLOW != 0:
-				e.markAllModified()
+				e.markAllFilesModified()
 				own = true
 			case mask&unix.IN_IGNORED != 0:
 				own = e.recordWatchEnd(wd, by) || own
@@ -243,10 +243,10 @@ func (e *watcher) recordWatchEnd(wd int32, by *poller) (own bool) {
 	return false
 }
 
-// markAllModified treats all watched files as modified. It is harmless to arm a watch that is still armed.
+// markAllFilesModified treats all watched files as modified. It is harmless to arm a watch that is still armed.
 //
 //verbena:held mu
-func (e *watcher) markAllModified() {
+func (e *watcher) markAllFilesModified() {
 	e.lost.Add(1)
 	for _, x := range e.watches {
 		if x != nil {

@@ -97,7 +97,7 @@ func (s *Pollers) Add(u *quota.User, from Source) (_ *PolledSource, err error) {
 	defer s.mu.Unlock()
 	p := s.of[u]
 	if p == nil {
-		if p, err = s.start(u); err != nil {
+		if p, err = s.startPoller(u); err != nil {
 			return nil, fmt.Errorf("poll send queues: %w", err)
 		}
 		s.of[u] = p
@@ -107,10 +107,10 @@ func (s *Pollers) Add(u *quota.User, from Source) (_ *PolledSource, err error) {
 		err = s.countWatch(p)
 	}
 	if err == nil {
-		err = p.add(x)
+		err = p.addSource(x)
 	}
 	if err != nil {
-		s.endUnused(p)
+		s.endUnusedPoller(p)
 		return nil, fmt.Errorf("poll send queues: %w", err)
 	}
 	return x, nil
@@ -122,18 +122,18 @@ func (x *PolledSource) Stop() {
 	s := x.p.set
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x.p.remove(x)
+	x.p.removeSource(x)
 	if x.Watched != nil {
 		x.p.watched--
 		s.watched--
 	}
-	s.endUnused(x.p)
+	s.endUnusedPoller(x.p)
 }
 
-// endUnused ends a poller that has no files.
+// endUnusedPoller ends a poller that has no files.
 //
 //verbena:held mu
-func (s *Pollers) endUnused(p *poller) {
+func (s *Pollers) endUnusedPoller(p *poller) {
 	if len(*p.files.Load()) == 0 {
 		delete(s.of, p.user)
 		go p.close() // in a goroutine, because close may wait for a thread that is blocked on a program's memory
@@ -163,7 +163,7 @@ type poller struct {
 // descriptorsPerPoller is the number of the service's descriptors for a poller, in addition to watches.
 const descriptorsPerPoller = 2
 
-func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
+func (s *Pollers) startPoller(u *quota.User) (_ *poller, err error) {
 	p := &poller{set: s, user: u}
 	p.files.Store(&[]*PolledSource{})
 	if err := u.Charge(quota.Descriptors, descriptorsPerPoller); err != nil {
@@ -178,7 +178,7 @@ func (s *Pollers) start(u *quota.User) (_ *poller, err error) {
 	}
 	if err == nil {
 		p.mu.Lock()
-		err = p.startLocked()
+		err = p.startRunnerLocked()
 		p.mu.Unlock()
 	}
 	if err != nil {
@@ -210,10 +210,10 @@ func (p *poller) closeFiles() {
 	p.user.Release(quota.Descriptors, descriptorsPerPoller)
 }
 
-// startLocked starts a thread. mu must be held.
+// startRunnerLocked starts a thread. mu must be held.
 //
 //verbena:held mu
-func (p *poller) startLocked() error {
+func (p *poller) startRunnerLocked() error {
 	if err := p.user.Charge(quota.Workers, 1); err != nil {
 		return err
 	}
@@ -246,7 +246,7 @@ func (p *poller) wakeLocked() {
 	}
 }
 
-func (p *poller) add(x *PolledSource) error {
+func (p *poller) addSource(x *PolledSource) error {
 	if x.Watched == nil {
 		if err := p.addToEpoll(x.Doorbell, unix.EPOLLIN|unix.EPOLLET); err != nil {
 			return err // with EPOLLET each write is reported once and need not be read
@@ -260,7 +260,7 @@ func (p *poller) add(x *PolledSource) error {
 	return nil
 }
 
-func (p *poller) remove(x *PolledSource) {
+func (p *poller) removeSource(x *PolledSource) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	list := slices.DeleteFunc(slices.Clone(*p.files.Load()), func(y *PolledSource) bool { return y == x })
@@ -326,7 +326,7 @@ func (r *runner) run() {
 		if found := r.pollAll(true); !r.isCurrent() {
 			return
 		} else if !found {
-			r.p.sleep(timeout)
+			r.p.waitForDoorbell(timeout)
 		}
 		r.announceState(true)
 		last = time.Now()
@@ -356,18 +356,18 @@ func (r *runner) announceState(awake bool) (timeout time.Duration) {
 	for _, x := range *r.known {
 		if x.Watched == nil {
 			x.Tell(awake)
-		} else if !awake && !x.armed.Load() && !p.armLocked(x) {
+		} else if !awake && !x.armed.Load() && !p.armWatchLocked(x) {
 			timeout = unwatchedPause
 		}
 	}
 	return timeout
 }
 
-// armLocked makes the next write to a watched file wake the thread. Only one write wakes the thread, because a watch
-// makes each write slower. armLocked returns false if the file cannot be watched now.
+// armWatchLocked makes the next write to a watched file wake the thread. Only one write wakes the thread, because a
+// watch makes each write slower. armWatchLocked returns false if the file cannot be watched now.
 //
 //verbena:held mu
-func (p *poller) armLocked(x *PolledSource) bool {
+func (p *poller) armWatchLocked(x *PolledSource) bool {
 	e := p.ear.Load()
 	lost := e.lost.Load()
 	x.armed.Store(true) // precedes the watch, because a write can end the watch
@@ -465,13 +465,13 @@ func (p *poller) replaceRunner(r *runner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.current == r {
-		_ = p.startLocked() // without another thread the user's other programs must wait
+		_ = p.startRunnerLocked() // without another thread the user's other programs must wait
 	}
 }
 
-// sleep waits for a doorbell, for wakeLocked, or until the timeout. A negative timeout means no limit. sleep forwards
-// doorbells of other users, which do not end the sleep.
-func (p *poller) sleep(timeout time.Duration) {
+// waitForDoorbell waits for a doorbell, for wakeLocked, or until the timeout. A negative timeout means no limit.
+// waitForDoorbell forwards doorbells of other users, which do not end the sleep.
+func (p *poller) waitForDoorbell(timeout time.Duration) {
 	var events [64]unix.EpollEvent
 	limit := -1
 	if timeout >= 0 {

@@ -246,8 +246,8 @@ func TestUnwatchableFileIsPolled(t *testing.T) {
 	}
 }
 
-// TestWatchFails checks that Add fails for a file that cannot be watched, and leaves no resources behind.
-func TestWatchFails(t *testing.T) {
+// TestFailedWatchLeavesNothing checks that Add fails for a file that cannot be watched, and leaves no resources behind.
+func TestFailedWatchLeavesNothing(t *testing.T) {
 	w := newFixture(t)
 	w.user = quota.New(quota.Limits{quota.Descriptors: {PerUser: descriptorsPerPoller - 1}}).User(1000)
 	_, s, _ := w.newWatchedSource()
@@ -272,9 +272,9 @@ func TestPanicFailsDevice(t *testing.T) {
 	x.Stop()
 }
 
-// TestReplacedRunner checks a thread that is blocked on a file. The thread must be replaced once, by a thread that
-// skips the file. When the blocked thread continues, it must end, and the new thread must poll the file again.
-func TestReplacedRunner(t *testing.T) {
+// TestBlockedRunnerIsReplaced checks a thread that is blocked on a file. The thread must be replaced once, by a thread
+// that skips the file. When the blocked thread continues, it must end, and the new thread must poll the file again.
+func TestBlockedRunnerIsReplaced(t *testing.T) {
 	w := newFixture(t)
 	_, s, awake := w.newEventfdSource()
 	x := w.add(s)

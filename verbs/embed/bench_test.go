@@ -15,10 +15,10 @@ import (
 
 const messageSize = 64
 
-// connectedEnds returns two connected ends on one device, without a network between them.
-func connectedEnds(tb testing.TB) (a, b *testEnd) {
+// newConnectedEnds returns two connected ends on one device, without a network between them.
+func newConnectedEnds(tb testing.TB) (a, b *testEnd) {
 	tb.Helper()
-	dev := openDevice(tb, newSoftware(tb, embed.Software{}), "")
+	dev := openDevice(tb, newSoftwareStack(tb, embed.Software{}), "")
 	a, b = newTestEnd(tb, dev, verbs.QPInit{Inline: messageSize}), newTestEnd(tb, dev, verbs.QPInit{})
 	if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
 		tb.Fatal(err)
@@ -45,7 +45,7 @@ func (e *testEnd) pollOne(tb testing.TB, wc []verbs.WC) {
 
 // messageFunctions returns functions. Each function executes one message, from the post to its completions.
 func messageFunctions(tb testing.TB) map[string]func() {
-	a, b := connectedEnds(tb)
+	a, b := newConnectedEnds(tb)
 	wc := make([]verbs.WC, 1)
 	send := func(wr *verbs.SendWR) {
 		if err := a.qp.PostSend(wr); err != nil {
@@ -119,7 +119,7 @@ func TestDataPathDoesNotAllocate(t *testing.T) {
 
 // TestWaitDoesNotAllocate checks the same for a Wait that sleeps.
 func TestWaitDoesNotAllocate(t *testing.T) {
-	a, b := connectedEnds(t)
+	a, b := newConnectedEnds(t)
 	wc := make([]verbs.WC, 1)
 	write := verbs.SendWR{Opcode: verbs.Write, Flags: verbs.Signaled, Local: a.mr.SGE(0, messageSize),
 		Remote: b.remoteMemory()}
@@ -161,7 +161,7 @@ func BenchmarkWrite(b *testing.B) {
 		size, depth int
 	}{{"4KB", 4 << 10, 32}, {"64KB", 64 << 10, 8}, {"1MB", 1 << 20, 4}} {
 		b.Run(c.name, func(b *testing.B) {
-			x, y := connectedEnds(b)
+			x, y := newConnectedEnds(b)
 			from, to := x.allocMemory(b, memory), y.allocMemory(b, memory)
 			wc := make([]verbs.WC, 1)
 			write := func(at int) {

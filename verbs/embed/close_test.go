@@ -15,7 +15,7 @@ import (
 // TestCloseInAnyOrder checks that all objects on a closed device have ended. The order of their Close calls must not
 // matter.
 func TestCloseInAnyOrder(t *testing.T) {
-	s := newSoftware(t)
+	s := newSoftwareStack(t)
 	dev, err := s.Open("")
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestCloseInAnyOrder(t *testing.T) {
 // TestCloseRegistrationsWithDevice closes registrations and their device concurrently. The registrations must end and
 // free their memory.
 func TestCloseRegistrationsWithDevice(t *testing.T) {
-	s := newSoftware(t)
+	s := newSoftwareStack(t)
 	for range 30 {
 		dev, err := s.Open("")
 		if err != nil {
@@ -89,7 +89,7 @@ func TestCloseRegistrationsWithDevice(t *testing.T) {
 // TestClosedObjectKeepsReusedHandle checks a closed object after another object has received its handle. Calls on the
 // closed object must not affect the other one.
 func TestClosedObjectKeepsReusedHandle(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	a, b := newTestEnd(t, dev, verbs.QPInit{}), newTestEnd(t, dev, verbs.QPInit{})
 	group := verbs.GID{0: 0xff, 1: 0x0e, 15: 1}
 	srq, err := a.pd.CreateSRQ(4, 1)
@@ -131,7 +131,7 @@ func TestClosedObjectKeepsReusedHandle(t *testing.T) {
 			t.Errorf("state of queue pair %d: got %v, %v, want RESET", i, q.State, err)
 		}
 	}
-	channel, err := openDevice(t, newSoftware(t), "").CreateChannel()
+	channel, err := openDevice(t, newSoftwareStack(t), "").CreateChannel()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func errorOf[T any](_ T, err error) error { return err }
 // TestConcurrentClose closes objects and devices while goroutines use them.
 func TestConcurrentClose(t *testing.T) {
 	for range 5 {
-		s := newSoftware(t)
+		s := newSoftwareStack(t)
 		a, b := newTestEnd(t, openDevice(t, s, ""), verbs.QPInit{}), newTestEnd(t, openDevice(t, s, ""), verbs.QPInit{})
 		if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
 			t.Fatal(err)

@@ -91,14 +91,16 @@ func (x managerID) Listen(backlog int) error                  { return x.id.List
 func (x managerID) ResolveAddr(src, dst netip.AddrPort) error { return x.id.ResolveAddr(src, dst) }
 func (x managerID) ResolveRoute() error                       { return x.id.ResolveRoute() }
 
-func toParam(p cmid.Param) rdmacm.Param {
+func toRDMACMParam(p cmid.Param) rdmacm.Param {
 	return rdmacm.Param{
 		QPN: p.QPN, ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, RetryCount: p.RetryCount,
 		RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ,
 	}
 }
 
-func (x managerID) Connect(p cmid.Param, data []byte) error { return x.id.Connect(toParam(p), data) }
+func (x managerID) Connect(p cmid.Param, data []byte) error {
+	return x.id.Connect(toRDMACMParam(p), data)
+}
 
 // Adopt implements cmid.ID. After Adopt the request no longer counts towards the backlog of its listener.
 func (x managerID) Adopt(f func(cmid.Event)) {
@@ -106,11 +108,13 @@ func (x managerID) Adopt(f func(cmid.Event)) {
 	x.id.LeaveBacklog()
 }
 
-func (x managerID) Accept(p cmid.Param, data []byte) error { return x.id.Accept(toParam(p), data) }
-func (x managerID) Complete() error                        { return x.id.Complete() }
-func (x managerID) Reject(data []byte) error               { return x.id.Reject(msg.ReasonConsumer, data) }
-func (x managerID) Disconnect() error                      { return x.id.Disconnect() }
-func (x managerID) Destroy()                               { x.id.Destroy() }
+func (x managerID) Accept(p cmid.Param, data []byte) error {
+	return x.id.Accept(toRDMACMParam(p), data)
+}
+func (x managerID) Complete() error          { return x.id.Complete() }
+func (x managerID) Reject(data []byte) error { return x.id.Reject(msg.ReasonConsumer, data) }
+func (x managerID) Disconnect() error        { return x.id.Disconnect() }
+func (x managerID) Destroy()                 { x.id.Destroy() }
 
 func (x managerID) QPAttr(to verbs.QPState) (verbs.QPAttr, verbs.AttrMask, error) {
 	a, mask, err := x.id.QPAttr(to)

@@ -12,7 +12,7 @@ import (
 
 // TestOverflow checks that the completions before an overflow are returned, and that a later wait fails.
 func TestOverflow(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	a, b := newTestEnd(t, dev, verbs.QPInit{SendWRs: 256, SignalAll: true}), newTestEnd(t, dev, verbs.QPInit{})
 	small, err := dev.CreateCQ(4, nil)
 	if err != nil {
@@ -55,7 +55,7 @@ func TestOverflow(t *testing.T) {
 // TestCompletionsContinueAfterFailure checks that a failed completion is returned with its error, and that later
 // completions follow. The last pair must have the reason for the end.
 func TestCompletionsContinueAfterFailure(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	a := newTestEnd(t, dev, verbs.QPInit{})
 	if err := a.qp.Prepare(verbs.Path{}); err != nil {
 		t.Fatal(err)

@@ -228,7 +228,7 @@ func (c commandCaller) InstallFD(fd int, _ bool) (int, error) {
 	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 }
 
-func (c commandCaller) SameFile(fd int) (dev, ino uint64, err error) {
+func (c commandCaller) FileInode(fd int) (dev, ino uint64, err error) {
 	var st unix.Stat_t
 	err = unix.Fstat(fd, &st)
 	return st.Dev, st.Ino, err

@@ -10,7 +10,7 @@ import (
 // TestMemoryOrderIsRaceFree runs a program and its device under the race detector. The accesses to memory on the
 // garbage collector's heap must be ordered. The test can only fail under -race.
 func TestMemoryOrderIsRaceFree(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	a, b := newTestEnd(t, dev, verbs.QPInit{}), newTestEnd(t, dev, verbs.QPInit{})
 	if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestMemoryOrderIsRaceFree(t *testing.T) {
 
 // TestResizeIsRaceFree checks the same for queues that are resized during use.
 func TestResizeIsRaceFree(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	a := newTestEnd(t, dev, verbs.QPInit{})
 	srq, err := a.pd.CreateSRQ(16, 1)
 	if err != nil {

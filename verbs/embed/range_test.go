@@ -11,7 +11,7 @@ import (
 
 // TestOutOfRangeNumberIsRejected checks that a number that exceeds its field is rejected and not truncated.
 func TestOutOfRangeNumberIsRejected(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	e := newTestEnd(t, dev, verbs.QPInit{})
 	here, err := e.qp.Local()
 	if err != nil {
@@ -55,7 +55,7 @@ func TestOutOfRangeNumberIsRejected(t *testing.T) {
 
 // TestErrorNamesCommandOnce checks that an error names the command at most once.
 func TestErrorNamesCommandOnce(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	_, err := dev.CreateCQ(1<<20, nil)
 	if err == nil || strings.Count(err.Error(), "CREATE_CQ") != 1 || !strings.Contains(err.Error(), "at most 1048575") {
 		t.Errorf("got %v", err)

@@ -58,8 +58,8 @@ func openDevice(t testing.TB, s *embed.Stack, name string) *verbs.Device {
 	return d
 }
 
-// newSoftware returns a new stack, which is closed at the end of the test.
-func newSoftware(t testing.TB, devices ...embed.Software) *embed.Stack {
+// newSoftwareStack returns a new stack, which is closed at the end of the test.
+func newSoftwareStack(t testing.TB, devices ...embed.Software) *embed.Stack {
 	t.Helper()
 	s, err := embed.NewSoftware(devices...)
 	if err != nil {
@@ -82,7 +82,7 @@ func TestSoftwareDevicesReachEachOther(t *testing.T) {
 			embed.Software{Addr: netip.MustParseAddr("127.0.0.102"), Wire: true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newSoftware(t, c.a, c.b)
+			s := newSoftwareStack(t, c.a, c.b)
 			a, b := newTestEnd(t, openDevice(t, s, "rxe0"), verbs.QPInit{}), newTestEnd(t, openDevice(t, s, "rxe1"),
 				verbs.QPInit{})
 			if err := verbs.ConnectPair(a.qp, b.qp); err != nil {
@@ -126,7 +126,7 @@ func TestFailedNewSoftwareLeavesNothing(t *testing.T) {
 			t.Errorf("NewSoftware: got %v, want an error that contains %q", err, c.want)
 		}
 	}
-	s := newSoftware(t)
+	s := newSoftwareStack(t)
 	if _, err := s.Open("rxe7"); !errors.Is(err, verbs.ErrNoDevice) {
 		t.Errorf("got %v, want ErrNoDevice", err)
 	}

@@ -12,7 +12,7 @@ import (
 // TestRejectedRequestIsNotSentLater checks that a work request is not sent later if it was rejected because of the
 // queue pair's state.
 func TestRejectedRequestIsNotSentLater(t *testing.T) {
-	dev := openDevice(t, newSoftware(t), "")
+	dev := openDevice(t, newSoftwareStack(t), "")
 	a, b := newTestEnd(t, dev, verbs.QPInit{SignalAll: true}), newTestEnd(t, dev, verbs.QPInit{})
 	refused := func(state string) {
 		t.Helper()

@@ -156,8 +156,8 @@ func (p *bufferPool) freePiece(x bufferPiece) {
 	}
 }
 
-// endSharing ends the sharing. Pieces that the program has not freed remain mapped with their contents.
-func (p *bufferPool) endSharing() {
+// endMemorySharing ends the sharing. Pieces that the program has not freed remain mapped with their contents.
+func (p *bufferPool) endMemorySharing() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {

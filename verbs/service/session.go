@@ -63,7 +63,7 @@ func dialFile(loc ctl.Location, name string, extra int) (*session, *ctl.OpenResu
 // endSession ends the session. No method may be running or begin later.
 func (x *session) endSession() {
 	x.arena.Close()
-	x.buffers.endSharing()
+	x.buffers.endMemorySharing()
 	x.c.Close()
 	x.signal.Close()
 }

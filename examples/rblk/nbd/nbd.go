@@ -170,7 +170,8 @@ func (s *Server) findDisk(name string) Disk {
 
 // negotiate returns the disk that the client has chosen, or nil if the client has disconnected.
 func (s *Server) negotiate(c *conn) (Disk, error) {
-	if err := c.writeBuffers(bigEndian64(magicInit), bigEndian64(magicOption), bigEndian16(flagFixed|flagNoZeroes)); err != nil {
+	if err := c.writeBuffers(bigEndian64(magicInit), bigEndian64(magicOption),
+		bigEndian16(flagFixed|flagNoZeroes)); err != nil {
 		return nil, err
 	}
 	var flags [4]byte
@@ -198,7 +199,8 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 			return nil, err
 		}
 		reply := func(kind uint32, b []byte) error {
-			return c.writeBuffers(bigEndian64(magicReply), bigEndian32(option), bigEndian32(kind), bigEndian32(uint32(len(b))), b)
+			return c.writeBuffers(bigEndian64(magicReply), bigEndian32(option), bigEndian32(kind), bigEndian32(uint32(len(b))),
+				b)
 		}
 		var err error
 		switch option {
@@ -237,7 +239,8 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 				break
 			}
 			info := append(append(bigEndian16(infoExport), bigEndian64(uint64(d.Size()))...), bigEndian16(sendFlags)...)
-			blocks := append(append(append(bigEndian16(infoBlockSize), bigEndian32(1)...), bigEndian32(4096)...), bigEndian32(maxPayload)...)
+			blocks := append(append(append(bigEndian16(infoBlockSize), bigEndian32(1)...), bigEndian32(4096)...),
+				bigEndian32(maxPayload)...)
 			if err = errors.Join(reply(repInfo, info), reply(repInfo, blocks), reply(repAck, nil)); err == nil &&
 				option == optGo {
 				return d, nil
@@ -252,8 +255,8 @@ func (s *Server) negotiate(c *conn) (Disk, error) {
 	return nil, errors.New("the client sends too many options")
 }
 
-// parseExportName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2), and
-// the requests (2 each).
+// parseExportName returns the name in the data of INFO and GO: its length (4), the name, the number of requests (2),
+// and the requests (2 each).
 func parseExportName(b []byte) (string, bool) {
 	if len(b) < 6 {
 		return "", false
@@ -289,8 +292,8 @@ func protocolErrno(err error) uint32 {
 	return uint32(syscall.EIO)
 }
 
-// executeRequests executes requests, several at a time, until the client disconnects. executeRequests finishes the requests that
-// have begun.
+// executeRequests executes requests, several at a time, until the client disconnects. executeRequests finishes the
+// requests that have begun.
 func (c *conn) executeRequests(d Disk) error {
 	var running sync.WaitGroup
 	defer running.Wait()

@@ -118,13 +118,15 @@ func (c *testClient) selectExport(name string, size uint64) {
 	c.t.Helper()
 	c.sendOption(optGo, append(append(bigEndian32(uint32(len(name))), name...), 0, 0))
 	c.expectReply(optGo, repInfo, append(append(bigEndian16(infoExport), bigEndian64(size)...), bigEndian16(sendFlags)...))
-	c.expectReply(optGo, repInfo, append(append(append(bigEndian16(infoBlockSize), bigEndian32(1)...), bigEndian32(4096)...), bigEndian32(maxPayload)...))
+	c.expectReply(optGo, repInfo, append(append(append(bigEndian16(infoBlockSize), bigEndian32(1)...),
+		bigEndian32(4096)...), bigEndian32(maxPayload)...))
 	c.expectReply(optGo, repAck, nil)
 }
 
 func (c *testClient) sendRequest(flags, kind uint16, handle, off uint64, n uint32, data []byte) {
 	c.t.Helper()
-	c.sendBytes(bigEndian32(magicReq), bigEndian16(flags), bigEndian16(kind), bigEndian64(handle), bigEndian64(off), bigEndian32(n), data)
+	c.sendBytes(bigEndian32(magicReq), bigEndian16(flags), bigEndian16(kind), bigEndian64(handle), bigEndian64(off),
+		bigEndian32(n), data)
 }
 
 func (c *testClient) expectAnswer(handle uint64, errno syscall.Errno, data []byte) {
@@ -285,7 +287,8 @@ func TestProtocolViolationEndsConnection(t *testing.T) {
 		says string
 	}{
 		{"no magic number", make([]byte, 28), "magic"},
-		{"a read of everything", bytes.Join([][]byte{bigEndian32(magicReq), bigEndian32(0), bigEndian64(0), bigEndian64(0), bigEndian32(1 << 31)}, nil),
+		{"a read of everything", bytes.Join([][]byte{bigEndian32(magicReq), bigEndian32(0), bigEndian64(0), bigEndian64(0),
+			bigEndian32(1 << 31)}, nil),
 			"2147483648 bytes"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
@@ -371,7 +374,8 @@ func TestRequestsOfGoneClientAreDropped(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- (&conn{r: newConnReader(theirs), w: theirs}).executeRequests(d) }()
 	const requests = 1000
-	one := bytes.Join([][]byte{bigEndian32(magicReq), bigEndian16(0), bigEndian16(cmdRead), bigEndian64(1), bigEndian64(0), bigEndian32(maxPayload)}, nil)
+	one := bytes.Join([][]byte{bigEndian32(magicReq), bigEndian16(0), bigEndian16(cmdRead), bigEndian64(1),
+		bigEndian64(0), bigEndian32(maxPayload)}, nil)
 	if _, err := ours.Write(bytes.Repeat(one, requests)); err != nil {
 		t.Fatal(err)
 	}
@@ -402,8 +406,8 @@ func TestHandshakeTimeoutDisconnects(t *testing.T) {
 	})
 }
 
-// TestConnectionsBeyondLimitAreRefused checks that the server refuses connections beyond the limit, and accepts a new one after
-// another has ended.
+// TestConnectionsBeyondLimitAreRefused checks that the server refuses connections beyond the limit, and accepts a new
+// one after another has ended.
 func TestConnectionsBeyondLimitAreRefused(t *testing.T) {
 	l, err := net.Listen("unix", t.TempDir()+"/s")
 	if err != nil {
@@ -446,7 +450,8 @@ func FuzzServe(f *testing.F) {
 	opt := func(o uint32, data []byte) []byte {
 		return bytes.Join([][]byte{[]byte("IHAVEOPT"), bigEndian32(o), bigEndian32(uint32(len(data))), data}, nil)
 	}
-	req := bytes.Join([][]byte{bigEndian32(magicReq), bigEndian16(0), bigEndian16(cmdRead), bigEndian64(1), bigEndian64(0), bigEndian32(512)}, nil)
+	req := bytes.Join([][]byte{bigEndian32(magicReq), bigEndian16(0), bigEndian16(cmdRead), bigEndian64(1),
+		bigEndian64(0), bigEndian32(512)}, nil)
 	f.Add(bytes.Join([][]byte{bigEndian32(3), opt(optList, nil), opt(optGo, make([]byte, 6)), req}, nil))
 	f.Add(bytes.Join([][]byte{bigEndian32(1), opt(optExportName, nil), req}, nil))
 	f.Fuzz(func(t *testing.T, in []byte) {

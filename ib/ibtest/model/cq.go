@@ -153,7 +153,8 @@ func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
 	return 0
 }
 
-// ModerationState returns the number of completions that a notification waits for, and whether a notification is delayed.
+// ModerationState returns the number of completions that a notification waits for, and whether a notification is
+// delayed.
 func (c *CQ) ModerationState() (count int, held bool) { return c.count, c.due > 0 }
 
 func (c *CQ) countHandlerCall() {
@@ -231,8 +232,8 @@ func (m *Model) hasCompletedRecv(q *QP) bool {
 	return false
 }
 
-// MatchCompletion returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of its queue,
-// because completions of one queue are in order.
+// MatchCompletion returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of
+// its queue, because completions of one queue are in order.
 func (c *CQ) MatchCompletion(wc *ib.WC) int {
 	for i, w := range c.Wants {
 		if w.WC.ID != wc.ID || w.WC.QPNum != wc.QPNum {

@@ -107,8 +107,8 @@ func (m *Model) PossibleActions() (list []DeviceAction) {
 	return list
 }
 
-// firstUnexecutedSend returns the index of the first send that has not been executed, or -1 if there is none or an earlier
-// one has failed.
+// firstUnexecutedSend returns the index of the first send that has not been executed, or -1 if there is none or an
+// earlier one has failed.
 func (q *QP) firstUnexecutedSend() int {
 	for i, s := range q.Sends {
 		if s.done == nil {

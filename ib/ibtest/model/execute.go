@@ -6,8 +6,8 @@ import (
 	"verbena/ib"
 )
 
-// executeSendWR executes a request at the requester and the responder. n is the number of bytes received. If there is no
-// receive yet, or the peer is in INIT, execute does nothing and wait is true.
+// executeSendWR executes a request at the requester and the responder. n is the number of bytes received. If there is
+// no receive yet, or the peer is in INIT, execute does nothing and wait is true.
 func (m *Model) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
 	ok := func(good bool, failures ...ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {
@@ -386,8 +386,8 @@ func (m *Model) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.
 	return status, false
 }
 
-// recordLostMessage records that the state of its target loses an unreliable message. The message may still be in flight when
-// that state changes.
+// recordLostMessage records that the state of its target loses an unreliable message. The message may still be in
+// flight when that state changes.
 func (m *Model) recordLostMessage() {
 	if m.Blind {
 		m.markResultUndefined("a message is lost, and nothing shows when")

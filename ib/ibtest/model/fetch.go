@@ -66,8 +66,8 @@ func (m *Model) executeFetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wa
 	return successStatus, 8, false
 }
 
-// invalidDestinationStatus returns the result of a READ or atomic whose destination is invalid. The peer may have executed
-// it.
+// invalidDestinationStatus returns the result of a READ or atomic whose destination is invalid. The peer may have
+// executed it.
 func (m *Model) invalidDestinationStatus(q, p *QP, s *Send, to *localList) (status []ib.WCStatus, n uint64, wait bool) {
 	if s.Op != ib.WRRDMARead {
 		m.markResultUndefined("an atomic whose result has no place")

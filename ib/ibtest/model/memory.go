@@ -97,8 +97,8 @@ func (m *Memory) TakeWrittenPages() map[uint64]bool {
 	return f
 }
 
-// AllowAlternative allows n bytes at an address to have their current value or that of alt; a nil alt allows any value. Sharpen
-// ends it.
+// AllowAlternative allows n bytes at an address to have their current value or that of alt; a nil alt allows any value.
+// Sharpen ends it.
 func (m *Memory) AllowAlternative(addr, n uint64, alt []byte) {
 	if n == 0 {
 		return
@@ -123,8 +123,8 @@ func (m *Memory) isAmbiguous(addr, n uint64) bool {
 // ClearAlternatives ends all blurs.
 func (m *Memory) ClearAlternatives() { m.blurs = m.blurs[:0] }
 
-// ComparePage compares one page with the device's contents. It returns the address of the first difference. It copies bytes
-// that a blur allows.
+// ComparePage compares one page with the device's contents. It returns the address of the first difference. It copies
+// bytes that a blur allows.
 func (m *Memory) ComparePage(n uint64, got []byte) (addr uint64, ok bool) {
 	p := m.readPage(n)
 	if bytes.Equal(p.b[:len(got)], got) {

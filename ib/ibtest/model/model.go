@@ -357,8 +357,8 @@ func (m *Model) DestroyAH(id ID) syscall.Errno {
 	return 0
 }
 
-// recordMemoryKeyChange records an imminent change of the memory of keys. A waiting request must not name them, because a
-// driver may read them at any time.
+// recordMemoryKeyChange records an imminent change of the memory of keys. A waiting request must not name them, because
+// a driver may read them at any time.
 func (m *Model) recordMemoryKeyChange(lkey, rkey uint32) {
 	for _, q := range m.QPs {
 		for i := range q.Sends {

@@ -132,7 +132,8 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 	return 0
 }
 
-// PostponeWaitingRequest moves the waiting request of a queue pair in SQD back to the queue of requests that have not begun.
+// PostponeWaitingRequest moves the waiting request of a queue pair in SQD back to the queue of requests that have not
+// begun.
 func (m *Model) PostponeWaitingRequest(id ID) {
 	m.QPs[id].waiting = false
 	m.runWaitingRequests()
@@ -260,8 +261,8 @@ func (m *Model) flushRecv(q *QP) {
 
 var flushStatus = []ib.WCStatus{ib.WCWRFlushErr}
 
-// GiveUpWaiting completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network. A requester
-// may exhaust its retries at any time.
+// GiveUpWaiting completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network. A
+// requester may exhaust its retries at any time.
 func (m *Model) GiveUpWaiting(id ID) bool {
 	q := m.QPs[id]
 	p := m.destinationQP(q)

@@ -255,8 +255,8 @@ func (m *Model) scatterBytes(spans []Span, skip uint64, b []byte) {
 	forEachPiece(spans, skip, b, m.Mem.Write)
 }
 
-// recordMemoryDisturbance records that a request changes memory. A request that waits must not use it, because parts of that
-// request may have been executed.
+// recordMemoryDisturbance records that a request changes memory. A request that waits must not use it, because parts of
+// that request may have been executed.
 func (m *Model) recordMemoryDisturbance(spans []Span) {
 	for _, q := range m.QPs {
 		if q.waiting && spansOverlap(q.held, spans) {

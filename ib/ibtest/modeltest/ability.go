@@ -8,8 +8,8 @@ import (
 	"verbena/ib"
 )
 
-// DriverFeatures records the features that earlier calls have shown a driver to have or lack. A feature that has worked once
-// must not be missing later. It is safe for concurrent use.
+// DriverFeatures records the features that earlier calls have shown a driver to have or lack. A feature that has worked
+// once must not be missing later. It is safe for concurrent use.
 type DriverFeatures struct {
 	mu sync.Mutex // guards the fields below
 
@@ -82,8 +82,8 @@ func isUnsupportedError(err error) bool {
 		errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EHOSTUNREACH)
 }
 
-// recordFeatures records the features that a call shows. It returns the part of the call that the driver has executed, or
-// nil.
+// recordFeatures records the features that a call shows. It returns the part of the call that the driver has executed,
+// or nil.
 func (k *DriverFeatures) recordFeatures(c call, g *deviceResult) call {
 	k.mu.Lock()
 	defer k.mu.Unlock()

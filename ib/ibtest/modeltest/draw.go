@@ -79,8 +79,8 @@ func newCallDrawer(x *modelRunner, seed uint64, steps int) *callDrawer {
 	return d
 }
 
-// drawFrequencies draws the frequencies of calls and operations of a run. Some runs omit calls and repeat others, because
-// random calls of equal frequency seldom reach the states that need many calls of a few kinds.
+// drawFrequencies draws the frequencies of calls and operations of a run. Some runs omit calls and repeat others,
+// because random calls of equal frequency seldom reach the states that need many calls of a few kinds.
 func (d *callDrawer) drawFrequencies() {
 	d.plan.lazy = []int{5, 5, 5, 1}[d.IntN(4)]
 	d.plan.long = []int{8, 8, 8, 2}[d.IntN(4)]

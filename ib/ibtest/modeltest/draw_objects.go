@@ -222,7 +222,8 @@ func (d *callDrawer) drawMemoryCall() call {
 func (d *callDrawer) drawStoreMemory() call {
 	p := memoryPlace{area: d.IntN(3), len: 1 + d.drawLogSize(4096)}
 	p.off = d.Uint64N(localSize - p.len)
-	if r := d.x.m.Regions[pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))]; r != nil && len(r.Spans) > 0 && !d.oneInN(3) {
+	if r := d.x.m.Regions[pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))]; r != nil && len(r.Spans) > 0 &&
+		!d.oneInN(3) {
 		s := pickOne(d, r.Spans)
 		for i, a := range d.x.areas {
 			if off := s.Addr - a.base; off < a.size {

@@ -123,7 +123,8 @@ func (d *callDrawer) drawStaleKey(key keyID, n int) uint32 {
 	return 0
 }
 
-// drawRemoteTarget draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC request.
+// drawRemoteTarget draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC
+// request.
 func (d *callDrawer) drawRemoteTarget(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags) (t remoteTarget,
 	most uint64) {
 	pd := model.ID(0)
@@ -383,7 +384,8 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 				s.to.off -= addr % 8
 			}
 		}
-	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.oneInN(d.plan.long) { // mostly at most the receive length
+		// mostly at most the receive length
+	} else if room := d.x.firstRecvLen(p, s.srq); room >= 0 && !d.oneInN(d.plan.long) {
 		if q.Type == ib.QPTypeUD {
 			room = max(0, room-model.GRHLen)
 		}
@@ -500,7 +502,10 @@ func (d *callDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
 	case d.oneInN(8):
 		s.qkey = d.Uint32() | 1<<31
 	}
-	s.ah = pickOne(d, filterIDs(d.x.m.AHs, func(a *model.AH) bool { return !a.Dead && (a.PD == q.PD || d.shouldBeInvalid()) }))
+	s.ah = pickOne(d, filterIDs(d.x.m.AHs, func(a *model.AH) bool {
+		return !a.Dead && (a.PD == q.PD ||
+			d.shouldBeInvalid())
+	}))
 	if s.ah == 0 {
 		d.addPlannedCall(createAH{id: d.nextID(), pd: q.PD, hops: 64})
 		return

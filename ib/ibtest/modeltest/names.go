@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// NumberOwners holds the existing numbers of queue pairs and keys of regions and windows, of all threads that use a device.
-// It is safe for concurrent use.
+// NumberOwners holds the existing numbers of queue pairs and keys of regions and windows, of all threads that use a
+// device. It is safe for concurrent use.
 type NumberOwners struct {
 	mu    sync.Mutex
 	owner map[numberOrKey]*modelRunner
@@ -30,8 +30,8 @@ func (n *NumberOwners) removeOwner(x *modelRunner) {
 	maps.DeleteFunc(n.owner, func(_ numberOrKey, o *modelRunner) bool { return o == x })
 }
 
-// recordOwnedNumbers records the names of a thread's objects. It returns an error for a number that belongs to an object of
-// another thread.
+// recordOwnedNumbers records the names of a thread's objects. It returns an error for a number that belongs to an
+// object of another thread.
 func (n *NumberOwners) recordOwnedNumbers(x *modelRunner) error {
 	now := map[numberOrKey]bool{}
 	for _, q := range x.m.QPs {

@@ -47,10 +47,11 @@ func Run(make DeviceFactory, seed uint64, steps, shorten int) *RunFailure {
 // to the error state.
 func RunOn(t TestedDevice, seed uint64, steps int) *RunFailure {
 	t.Shared = true
-	f := runOnce(func() (TestedDevice, func() error) { return t, func() error { return nil } }, func(x *modelRunner) ([]call,
-		error) {
-		return runDrawnCalls(x, seed, steps)
-	})
+	f := runOnce(func() (TestedDevice, func() error) { return t, func() error { return nil } },
+		func(x *modelRunner) ([]call,
+			error) {
+			return runDrawnCalls(x, seed, steps)
+		})
 	if f != nil {
 		f.Seed, f.Drawn = seed, len(f.calls)
 	}

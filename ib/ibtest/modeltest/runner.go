@@ -256,8 +256,8 @@ func mayReplaceKeys(c call) bool {
 	return ok
 }
 
-// errUndefinedResult ends a run without a result. The driver had a choice in a call, for example to accept more requests than
-// required, and its choice makes the result undefined.
+// errUndefinedResult ends a run without a result. The driver had a choice in a call, for example to accept more
+// requests than required, and its choice makes the result undefined.
 var errUndefinedResult = errors.New("the result is not defined")
 
 func formatResult(g deviceResult) string {
@@ -342,8 +342,8 @@ func (x *modelRunner) awaitExpectedState() *modelDifference {
 	return nil
 }
 
-// waitBubbleBlocked returns when all threads of the bubble are blocked. Unlike synctest.Wait it may be called on several
-// threads.
+// waitBubbleBlocked returns when all threads of the bubble are blocked. Unlike synctest.Wait it may be called on
+// several threads.
 func waitBubbleBlocked() { time.Sleep(time.Nanosecond) }
 
 // compareDevice returns a difference between device and model.
@@ -384,7 +384,8 @@ func (x *modelRunner) pollUntilEmpty(id model.ID) *modelDifference {
 		}
 	}
 	if w := x.m.CQs[id].Wants; len(w) > 0 {
-		return newTransientDifference("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID], formatExpectedCompletion(&w[0]))
+		return newTransientDifference("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID],
+			formatExpectedCompletion(&w[0]))
 	}
 	return nil
 }

@@ -590,7 +590,8 @@ func (s *callOrderSearch) compareIdleDevice(m *model.Model, done uint) bool {
 	defer func() { x.m = was }()
 	for id, c := range m.CQs {
 		if len(c.Wants) > 0 {
-			s.keepBestDifference(done, "cq%d: no completion of %s, want %s", id, x.ids[c.Wants[0].WC.ID], formatExpectedCompletion(&c.Wants[0]))
+			s.keepBestDifference(done, "cq%d: no completion of %s, want %s", id, x.ids[c.Wants[0].WC.ID],
+				formatExpectedCompletion(&c.Wants[0]))
 			return false
 		}
 	}

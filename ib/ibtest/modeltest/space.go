@@ -89,9 +89,9 @@ func (x *modelRunner) allocateAreas() error {
 	return nil
 }
 
-// allocateLocalMemory returns memory of this process for the first area. The runtime places its heap at a random address, which
-// may overlap a sparse area. In this case the memory is mapped at a high address. It stays mapped, because a device may
-// store to it late.
+// allocateLocalMemory returns memory of this process for the first area. The runtime places its heap at a random
+// address, which may overlap a sparse area. In this case the memory is mapped at a high address. It stays mapped,
+// because a device may store to it late.
 func allocateLocalMemory(taken func(addr uint64) bool) ([]byte, error) {
 	const size = localSize + 2*model.PageSize
 	b := make([]byte, size)
@@ -130,7 +130,8 @@ func (x *modelRunner) compareMemory() *modelDifference {
 		}
 		var want [1]byte
 		x.m.Mem.Read(addr, want[:])
-		return newTransientDifference("memory: byte at %s: got %#x, want %#x", x.describeAddress(addr), got[addr%model.PageSize],
+		return newTransientDifference("memory: byte at %s: got %#x, want %#x", x.describeAddress(addr),
+			got[addr%model.PageSize],
 			want[0])
 	}
 	for off := uint64(0); off < localSize; off += model.PageSize {

@@ -12,7 +12,8 @@ import (
 	"testing"
 )
 
-// TestInsertPausesAroundLocks checks that pauses are inserted around locking and unlocking statements only, on the same lines.
+// TestInsertPausesAroundLocks checks that pauses are inserted around locking and unlocking statements only, on the same
+// lines.
 func TestInsertPausesAroundLocks(t *testing.T) {
 	const src = `package p
 
@@ -66,8 +67,8 @@ again:
 	}
 }
 
-// TestAddWeakDevicesWrapsConstructor checks that the function that creates a driver's devices is wrapped, and that a package without
-// devices is rejected.
+// TestAddWeakDevicesWrapsConstructor checks that the function that creates a driver's devices is wrapped, and that a
+// package without devices is rejected.
 func TestAddWeakDevicesWrapsConstructor(t *testing.T) {
 	folder := t.TempDir()
 	for name, src := range map[string]string{

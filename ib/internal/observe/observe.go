@@ -43,11 +43,12 @@ const (
 	Started                          // the device is registered; arg is a Start
 	Removed                          // the Device no longer belongs to its client; arg names the client's function
 	Unregistered                     // the device has no clients and runs no more callbacks
-	HoldBegins                       // the thread will run callbacks of the device; arg is the *ib.Hold, nil for HoldCallbacks
-	HoldEnds                         // the hold is about to end
-	Freed                            // the driver is about to free the device, which is still registered
-	Completed                        // CQHandle.Completed
-	Raised                           // the driver raises an event
+	// the thread will run callbacks of the device; arg is the *ib.Hold, nil for HoldCallbacks
+	HoldBegins
+	HoldEnds  // the hold is about to end
+	Freed     // the driver is about to free the device, which is still registered
+	Completed // CQHandle.Completed
+	Raised    // the driver raises an event
 )
 
 // ObservationStart describes a device at the start of its observation.

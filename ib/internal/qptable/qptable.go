@@ -86,8 +86,9 @@ func attrMask(names string) (m uint32) {
 	return m
 }
 
-// TransitionAttrs returns the required and the optional attributes of a transition. ok is false if the transition does not exist.
-// The former state may be asserted ("cur") only if the table allows it and the former state is RTR, RTS, SQD or SQE.
+// TransitionAttrs returns the required and the optional attributes of a transition. ok is false if the transition does
+// not exist. The former state may be asserted ("cur") only if the table allows it and the former state is RTR, RTS, SQD
+// or SQE.
 func TransitionAttrs(from, to, kind string) (required, optional uint32, ok bool) {
 	if to == "RESET" || to == "ERR" {
 		return 0, 0, true

@@ -181,8 +181,9 @@ func (c Conn) ReceiveRequest(rest time.Duration) (r Request, fds []int, err erro
 	}, fds, nil
 }
 
-// receiveWithFiles fills b, and returns the descriptors that came with its first byte, also with an error. More than most
-// descriptors are an error. rest limits the time after the first bytes; 0 means that no further bytes are expected.
+// receiveWithFiles fills b, and returns the descriptors that came with its first byte, also with an error. More than
+// most descriptors are an error. rest limits the time after the first bytes; 0 means that no further bytes are
+// expected.
 func (c Conn) receiveWithFiles(b []byte, most int, rest time.Duration) (fds []int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {

@@ -57,7 +57,7 @@ func main() {
 		err = enterNamespaces(&s)
 	} else {
 		runtime.LockOSThread() // capabilities and the filter belong to this thread
-		err = s.run(flag.Args())
+		err = s.runProgram(flag.Args())
 	}
 	var code *exec.ExitError
 	if errors.As(err, &code) && code.ExitCode() >= 0 {
@@ -100,13 +100,13 @@ func enterNamespaces(s *settings) error {
 	return c.Run()
 }
 
-// run executes the program.
-func (s *settings) run(argv []string) error {
+// runProgram executes the program.
+func (s *settings) runProgram(argv []string) error {
 	if err := s.mountFileSystems(); err != nil {
 		return err
 	}
 	if s.net == "none" {
-		if err := loopbackUp(); err != nil {
+		if err := activateLoopback(); err != nil {
 			return fmt.Errorf("set lo up: %w", err)
 		}
 	}
@@ -230,8 +230,8 @@ func bindMount(from, to string) error {
 	return nil
 }
 
-// loopbackUp activates the interface lo.
-func loopbackUp() error {
+// activateLoopback activates the interface lo.
+func activateLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err

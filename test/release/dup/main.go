@@ -49,7 +49,7 @@ func main() {
 		duplicates = append(duplicates, d)
 		printResult(way.name+", alloc_pd", writeCommand[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}))
 	}
-	fmt.Printf("pidfd_getfd here: %v\n", duplicateOwn(fd))
+	fmt.Printf("pidfd_getfd here: %v\n", duplicateOwnDescriptor(fd))
 	printResult("close", unix.Close(fd))
 	for _, d := range duplicates {
 		printResult("alloc_pd after close", writeCommand[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}))
@@ -59,8 +59,9 @@ func main() {
 	}
 }
 
-// duplicateOwn makes the system calls by which a service gets a descriptor of a program, on this process itself.
-func duplicateOwn(fd int) error {
+// duplicateOwnDescriptor makes the system calls by which a service gets a descriptor of a program, on this process
+// itself.
+func duplicateOwnDescriptor(fd int) error {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		return err

@@ -46,9 +46,10 @@ func parseCompatAddress(b []byte) (e verbs.Endpoint, err error) {
 	return e, nil
 }
 
-// CompatPingPong runs one side of a ping-pong with one of rdma-core's programs, and closes conn at the end. Op must be Send
-// and Iters must be set; MTU should be 1024.
-func CompatPingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params, l LocalParams) (_ *Result,
+// CompatPingPong runs one side of a ping-pong with one of rdma-core's programs, and closes conn at the end. Op must be
+// Send and Iters must be set; MTU should be 1024.
+func CompatPingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, client bool, p Params,
+	l LocalParams) (_ *Result,
 	err error) {
 	p.QPs, p.Depth = 1, pingPongRoom
 	s := newSession(ctx, conn)

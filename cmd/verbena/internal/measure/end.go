@@ -39,7 +39,8 @@ func (l LocalParams) Check(dev *verbs.Device) error {
 	return e.close()
 }
 
-func (s *session) newEndpoint(dev *verbs.Device, p Params, l LocalParams, sends, room int) (_ *localEndpoint, err error) {
+func (s *session) newEndpoint(dev *verbs.Device, p Params, l LocalParams, sends, room int) (_ *localEndpoint,
+	err error) {
 	s.end, err = newLocalEndpoint(dev, p, l, sends, room)
 	return s.end, err
 }
@@ -232,8 +233,8 @@ func (e *localEndpoint) checkDeviceAlive() error {
 	return nil
 }
 
-// deviceFailureOf returns the device failure that caused err, or err itself. A reset flushes the work requests before the
-// device reports the failure.
+// deviceFailureOf returns the device failure that caused err, or err itself. A reset flushes the work requests before
+// the device reports the failure.
 func (e *localEndpoint) deviceFailureOf(err error) error {
 	wait := time.Duration(0)
 	if errors.Is(err, verbs.Flushed) {

@@ -71,7 +71,8 @@ func TestExchangedMessagesArrive(t *testing.T) {
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
 					}
-					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 || countBucketEntries(r) != 20 {
+					if r := c.RoundTrip; r.Messages != 20 || r.Times.Min <= 0 || r.Times.Max < r.Times.P50 ||
+						countBucketEntries(r) != 20 {
 						t.Errorf("RoundTrip: got %+v, want 20 messages with times", r)
 					}
 					if want := map[bool]int64{true: 20, false: -1}[p.consumesReceive(true)]; s.Received != want {
@@ -174,8 +175,8 @@ func TestCompatAddressFormat(t *testing.T) {
 	}
 }
 
-// TestInvalidParamsAreRefused tests that parameters that are invalid or exceed the device's limits are refused, and that the
-// error names the value.
+// TestInvalidParamsAreRefused tests that parameters that are invalid or exceed the device's limits are refused, and
+// that the error names the value.
 func TestInvalidParamsAreRefused(t *testing.T) {
 	d := openDevice(t)
 	l := LocalParams{GIDIndex: -1}

@@ -19,7 +19,8 @@ const (
 )
 
 // Perf runs the client of a measurement with a server that runs [Serve] at the other end of conn. It closes conn.
-func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t PerfTest, l LocalParams) (_ *Result, err error) {
+func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t PerfTest, l LocalParams) (_ *Result,
+	err error) {
 	s := newSession(ctx, conn)
 	defer func() { err = s.close(err) }()
 	e, err := s.negotiateAsClient(dev, perf, p, l)

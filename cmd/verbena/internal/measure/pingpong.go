@@ -84,7 +84,8 @@ func (e *localEndpoint) measureRoundTrips(s *session, l LocalParams, verify bool
 	return newPhase(int64(n), each, took, p.Size, lat), nil
 }
 
-// answerMessages answers iters messages, or answers until the context ends if iters is 0. The peer waits for each answer.
+// answerMessages answers iters messages, or answers until the context ends if iters is 0. The peer waits for each
+// answer.
 func (e *localEndpoint) answerMessages(ctx context.Context, s *session, iters int, verify bool) (n int, err error) {
 	e.fillPattern(serverSeed)
 	wr := e.newSendWR(0, true)

@@ -11,7 +11,8 @@ import (
 )
 
 // negotiateAsClient negotiates with a server, connects the queue pairs, and posts the receives.
-func (s *session) negotiateAsClient(dev *verbs.Device, k exchangeKind, p Params, l LocalParams) (*localEndpoint, error) {
+func (s *session) negotiateAsClient(dev *verbs.Device, k exchangeKind, p Params, l LocalParams) (*localEndpoint,
+	error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}

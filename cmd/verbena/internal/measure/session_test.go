@@ -43,11 +43,17 @@ func TestServerBoundsHostileInput(t *testing.T) {
 		"long number":   many("1"),
 		"nested":        many("["),
 		"huge number":   func(c net.Conn) { c.Write([]byte(`{"protocol":1,"params":{"size":1e999}}`)) },
-		"other version": func(c net.Conn) { json.NewEncoder(c).Encode(helloMessage{Protocol: protocolVersion + 1, Kind: perf}) },
-		"other kind":    func(c net.Conn) { json.NewEncoder(c).Encode(helloMessage{Protocol: protocolVersion, Kind: "dance"}) },
-		"rdma-core":     func(c net.Conn) { c.Write(formatCompatAddress(verbs.Endpoint{QPN: 1})) },
-		"end":           func(c net.Conn) { c.Close() },
-		"half":          func(c net.Conn) { c.Write([]byte(`{"protocol"`)); c.Close() },
+		"other version": func(c net.Conn) {
+			json.NewEncoder(c).Encode(helloMessage{Protocol: protocolVersion + 1,
+				Kind: perf})
+		},
+		"other kind": func(c net.Conn) {
+			json.NewEncoder(c).Encode(helloMessage{Protocol: protocolVersion,
+				Kind: "dance"})
+		},
+		"rdma-core": func(c net.Conn) { c.Write(formatCompatAddress(verbs.Endpoint{QPN: 1})) },
+		"end":       func(c net.Conn) { c.Close() },
+		"half":      func(c net.Conn) { c.Write([]byte(`{"protocol"`)); c.Close() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -84,8 +90,8 @@ func (c *byteCountingConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// TestSilentPeerEndsSession tests that a connected peer ends the session if it sends nothing or an incomplete message, and
-// that a peer that sends notes does not.
+// TestSilentPeerEndsSession tests that a connected peer ends the session if it sends nothing or an incomplete message,
+// and that a peer that sends notes does not.
 func TestSilentPeerEndsSession(t *testing.T) {
 	for name, c := range map[string]struct {
 		text string

@@ -36,7 +36,7 @@ func main() {
 	if len(os.Args) == 5 { // an address means that this process is the server
 		err = x.serve(os.Args[4])
 	} else {
-		err = x.run()
+		err = x.runClient()
 	}
 	if err != nil {
 		log.Fatal(err)
@@ -49,8 +49,8 @@ type exchange struct {
 	message []byte
 }
 
-// answered reports whether the server answers message i. Messages below 0 are the warm-up.
-func (x *exchange) answered(i int) bool { return !x.stream || i == -1 || i == x.n-1 }
+// isAnswered reports whether the server answers message i. Messages below 0 are the warm-up.
+func (x *exchange) isAnswered(i int) bool { return !x.stream || i == -1 || i == x.n-1 }
 
 func (x *exchange) serve(addr string) error {
 	c, err := net.Dial("tcp", addr)
@@ -62,7 +62,7 @@ func (x *exchange) serve(addr string) error {
 		if _, err := io.ReadFull(c, x.message); err != nil {
 			return err
 		}
-		if !x.answered(i) {
+		if !x.isAnswered(i) {
 			continue
 		}
 		if _, err := c.Write(x.message); err != nil {
@@ -72,8 +72,8 @@ func (x *exchange) serve(addr string) error {
 	return nil
 }
 
-// run runs the client, which starts the server.
-func (x *exchange) run() error {
+// runClient runs the client, which starts the server.
+func (x *exchange) runClient() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -97,7 +97,7 @@ func (x *exchange) run() error {
 		if _, err := c.Write(x.message); err != nil {
 			return err
 		}
-		if x.answered(i) {
+		if x.isAnswered(i) {
 			if _, err := io.ReadFull(c, x.message); err != nil {
 				return err
 			}

@@ -69,10 +69,10 @@ func sendStream(packets, n int) (time.Duration, error) {
 	warm, total := int64(packets)*int64(n/10), int64(packets)*int64(n+n/10)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- onProcessor(&allowed, 1, func() error { return receivePackets(in, total, &received) })
+		ended <- runOnProcessor(&allowed, 1, func() error { return receivePackets(in, total, &received) })
 	}()
 	var began time.Time
-	err = onProcessor(&allowed, 0, func() error {
+	err = runOnProcessor(&allowed, 0, func() error {
 		if err := sendPackets(out, 0, warm, int64(buffer)/4/packet, &received); err != nil {
 			return err
 		}
@@ -88,8 +88,8 @@ func sendStream(packets, n int) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// onProcessor runs f on a thread bound to the n-th of the allowed processors.
-func onProcessor(allowed *unix.CPUSet, nth int, f func() error) error {
+// runOnProcessor runs f on a thread bound to the n-th of the allowed processors.
+func runOnProcessor(allowed *unix.CPUSet, nth int, f func() error) error {
 	runtime.LockOSThread() // permanently locked, because no other goroutine may run on a bound thread
 	for cpu := range 1024 {
 		if !allowed.IsSet(cpu) {
