@@ -294,13 +294,13 @@ func (c *callbackQueue) drainCallbacks() {
 	}
 }
 
-// lastCallbackRaiser is implemented by a driver, or an object of a driver, that tests consumers. Ending is called when
-// the destruction of the object begins, or when an event function of the device ends. If Ending returns true, the due
-// callbacks begin first. These include callbacks raised by Ending.
-type lastCallbackRaiser interface{ Ending() bool }
+// lastCallbackRaiser is implemented by a driver, or an object of a driver, that tests consumers. RaiseLastCallbacks is
+// called when the destruction of the object begins, or when an event function of the device ends. If RaiseLastCallbacks
+// returns true, the due callbacks begin first. These include callbacks raised by RaiseLastCallbacks.
+type lastCallbackRaiser interface{ RaiseLastCallbacks() bool }
 
-// awaitLastCallbacks calls Ending of an lastCallbackRaiser and waits until the due callbacks have begun. For other
-// drivers it does nothing. The wait is limited, because a callback may wait for the caller.
+// awaitLastCallbacks calls RaiseLastCallbacks of a lastCallbackRaiser and waits until the due callbacks have begun. For
+// other drivers it does nothing. The wait is limited, because a callback may wait for the caller.
 func awaitLastCallbacks[D any](c *callbackQueue, d D) {
 	e, ok := As[lastCallbackRaiser](d)
 	if !ok {
@@ -309,7 +309,7 @@ func awaitLastCallbacks[D any](c *callbackQueue, d D) {
 	c.mu.Lock()
 	before := c.taken
 	c.mu.Unlock()
-	if !e.Ending() {
+	if !e.RaiseLastCallbacks() {
 		return
 	}
 	c.mu.Lock()

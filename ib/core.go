@@ -283,7 +283,7 @@ func (c *Core) Device(name string) *Device {
 	return nil
 }
 
-// attachClient calls Add without c.mu. If another call is adding the client, attach waits for that call.
+// attachClient calls Add without c.mu. If another call is adding the client, attachClient waits for that call.
 func (c *Core) attachClient(d *Device, cl *Client) {
 	if a := d.attachmentOf(cl); a != nil {
 		for a.state == adding {
@@ -311,7 +311,7 @@ func (c *Core) attachClient(d *Device, cl *Client) {
 	a.data, a.state = data, present
 }
 
-// detachClient calls Remove without c.mu. If another call is removing the client, detach waits for that call.
+// detachClient calls Remove without c.mu. If another call is removing the client, detachClient waits for that call.
 func (c *Core) detachClient(d *Device, a *attachment) {
 	for a.state == adding {
 		c.cond.Wait()

@@ -150,8 +150,8 @@ func transportOf(t ib.QPType) msg.Transport {
 	return msg.TransportRC
 }
 
-// Accept accepts a ConnectRequest. The connection is established once Established is reported. If Accept fails, the
-// request is rejected if possible. (rdma_accept)
+// Accept accepts a ConnectRequest. The connection is established once Established is reported. If Accept fails,
+// the request is rejected if possible. (rdma_accept)
 func (id *ID) Accept(p Param, user []byte) error {
 	m := id.m
 	m.mu.Lock()

@@ -401,7 +401,7 @@ func (r *Request) RemoteAddr() netip.AddrPort { return r.conn.RemoteAddr() }
 func (r *Request) Init(qp *ib.QP) error { return r.conn.Init(qp) }
 
 // Accept moves a queue pair from INIT to RTS, and accepts the request. The resulting connection can send at once,
-// and must be closed. [Conn.Established] waits for the peer. data is private data of at most 196 bytes. QPN of
+// and must be closed. [Conn.AwaitEstablished] waits for the peer. data is private data of at most 196 bytes. QPN of
 // Param is the queue pair's number. After an error the request is rejected. It may sleep. (rdma_accept)
 func (r *Request) Accept(qp *ib.QP, p Param, data []byte) (*Conn, error) {
 	c := r.conn

@@ -47,7 +47,7 @@ func (c *Conn) NewRegion(size int, access verbs.Access) (*Region, error) {
 	return &Region{mr: mr, c: c}, nil
 }
 
-// allocMR allocates registered memory. If the device has been removed, alloc fails the connection.
+// allocMR allocates registered memory. If the device has been removed, allocMR fails the connection.
 func (c *Conn) allocMR(size int, access verbs.Access) (*verbs.MR, error) {
 	mr, err := c.pd.Alloc(size, access)
 	if isDeviceGone(err) {

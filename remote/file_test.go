@@ -69,7 +69,7 @@ func TestCloseByClientIsNotLogged(t *testing.T) {
 		{fmt.Errorf("request 1 came with 2 descriptors: %w", syscall.EINVAL), false},
 	} {
 		if got := isClosedByClient(tt.err); got != tt.want {
-			t.Errorf("closedByClient(%v): got %t, want %t", tt.err, got, tt.want)
+			t.Errorf("isClosedByClient(%v): got %t, want %t", tt.err, got, tt.want)
 		}
 	}
 }

@@ -66,7 +66,7 @@ func TestMemoryOfReusedPIDIsRefused(t *testing.T) {
 		f := &File{srv: New(Config{}), user: user, client: Client{PID: os.Getpid(), UID: os.Getuid(), Process: tt.process}}
 		f.space.windows = umem.NewLocal()
 		if err := f.addClientMemory(ownMemoryFDs(t)); !errors.Is(err, tt.want) {
-			t.Errorf("takeMemory %s: got %v, want %v", name, err, tt.want)
+			t.Errorf("addClientMemory %s: got %v, want %v", name, err, tt.want)
 		}
 		if p := f.space.process.Load(); (p != nil) != (tt.want == nil) {
 			t.Errorf("%s: access to the memory: got %v, want the opposite", name, p != nil)
@@ -83,7 +83,7 @@ func TestMemoryOfReusedPIDIsRefused(t *testing.T) {
 func TestReusedPIDGivesNoLimit(t *testing.T) {
 	c := Client{PID: os.Getpid(), UID: os.Getuid(), Process: endedProcessPidfd(t)}
 	if l, err := c.memlockLimit(); !errors.Is(err, umem.ErrLimit) {
-		t.Errorf("lockLimit: got %d and error %v, want ErrLimit", l, err)
+		t.Errorf("memlockLimit: got %d and error %v, want ErrLimit", l, err)
 	}
 }
 
@@ -115,7 +115,7 @@ func TestConnectionRefusedAtLimit(t *testing.T) {
 		t.Errorf("take: got %v, want EMFILE", err)
 	}
 	if err := f.addClientMemory(ownMemoryFDs(t)); !errors.Is(err, syscall.EMFILE) {
-		t.Errorf("takeMemory: got %v, want EMFILE", err)
+		t.Errorf("addClientMemory: got %v, want EMFILE", err)
 	}
 	if f.space.process.Load() != nil {
 		t.Error("memory without a charge: got access to it, want none")

@@ -65,12 +65,12 @@ func TestLimitOfSetUID(t *testing.T) {
 			}
 		}
 		if l, err := c.memlockLimit(); err != nil || l != 8<<10 {
-			t.Errorf("set-uid %v: lockLimit: got %d and error %v, want %d", setUID, l, err, 8<<10)
+			t.Errorf("set-uid %v: memlockLimit: got %d and error %v, want %d", setUID, l, err, 8<<10)
 		}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if _, err := c.memlockLimit(); err == nil {
-			t.Error("lockLimit of an ended process: got a limit, want an error")
+			t.Error("memlockLimit of an ended process: got a limit, want an error")
 		}
 		c.Process.Close()
 	}

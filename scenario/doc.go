@@ -13,7 +13,7 @@
 // action at a count, so the same seed gives the same action at the same work request. Other events cannot be
 // counted.
 //
-// A [Result] holds all events with their times. A Result can be written as text ([Result.Text]), JSON, a picture
-// ([Result.Timeline]), or a report for CI systems ([Result.WriteJUnit]). [Result.Compare] compares the JSON of two
+// A [Result] holds all events with their times. A Result can be written as text ([Result.WriteText]), JSON, a picture
+// ([Result.WriteTimeline]), or a report for CI systems ([Result.WriteJUnit]). [Result.Compare] compares the JSON of two
 // runs.
 package scenario

@@ -52,14 +52,14 @@ func TestClientReplacesOtherVersion(t *testing.T) {
 			c, err := dialSameVersion(loc)
 			if want := map[bool]error{true: ctl.ErrNotRunning, false: syscall.EPROTO}[yields]; c != nil ||
 				!errors.Is(err, want) {
-				t.Errorf("dialSame: got %v, %v, want %v", c, err, want)
+				t.Errorf("dialSameVersion: got %v, %v, want %v", c, err, want)
 			}
 		})
 	}
 	if _, err := dialSameVersion(ctl.Location{Socket: filepath.Join(os.TempDir(),
 		"no-such-socket-of-verbena")}); !errors.Is(err,
 		ctl.ErrNotRunning) {
-		t.Errorf("dialSame without a service: got %v, want ErrNotRunning", err)
+		t.Errorf("dialSameVersion without a service: got %v, want ErrNotRunning", err)
 	}
 }
 

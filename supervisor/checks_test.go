@@ -105,7 +105,7 @@ func TestRaiseLimit(t *testing.T) {
 			p.conn = &endingPidfd{RawConn: alive, ended: ended, at: tt.endsAt}
 			restore, err := w.raiseOpenFileLimit(p, tt.least)
 			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
-				t.Errorf("raiseLimit: got %v, want %v", err, tt.want)
+				t.Errorf("raiseOpenFileLimit: got %v, want %v", err, tt.want)
 			}
 			if got := limit(); got != tt.during {
 				t.Errorf("raised limit: got %d, want %d", got, tt.during)
@@ -249,7 +249,7 @@ func TestFilesOfTwoFileSystemsDiffer(t *testing.T) {
 			}
 			compared++
 			if got, want := isSameFileAt(unix.AT_FDCWD, a, b), a == b; got != want {
-				t.Errorf("sameFileAt of %s and %s, both inode %d: got %v, want %v", a, b, x.Ino, got, want)
+				t.Errorf("isSameFileAt of %s and %s, both inode %d: got %v, want %v", a, b, x.Ino, got, want)
 			}
 		}
 	}
@@ -268,7 +268,7 @@ func TestProcessStateIsRemoved(t *testing.T) {
 		t.Errorf("processes after the end of one: got %v, want the other one", s.processes)
 	}
 	if n, err := s.memlockLimit(&process{}); n != 0 || err != umem.ErrLimit {
-		t.Errorf("lockLimit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
+		t.Errorf("memlockLimit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
 	}
 
 	child := exec.Command("/bin/sleep", "60")
@@ -402,7 +402,7 @@ func TestPhysStateText(t *testing.T) {
 		0: "<unknown>", 1: "Sleep", 5: "LinkUp", 7: "Phy Test", 8: "<unknown>", 255: "<unknown>",
 	} {
 		if got := physStateText(s); got != want {
-			t.Errorf("physState of %d: got %q, want %q", s, got, want)
+			t.Errorf("physStateText of %d: got %q, want %q", s, got, want)
 		}
 	}
 }

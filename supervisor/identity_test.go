@@ -61,7 +61,7 @@ func TestRaiseLimitOfReusedPID(t *testing.T) {
 	w := &worker{session: &Session{sup: &Supervisor{}}}
 	restore, err := w.raiseOpenFileLimit(endedProcess(t), lower.Cur+1)
 	if !errors.Is(err, errCallerGone) {
-		t.Errorf("raiseLimit: got %v, want errGone", err)
+		t.Errorf("raiseOpenFileLimit: got %v, want errGone", err)
 	}
 	if unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &after) != nil || after != lower {
 		t.Errorf("limit: got %+v, want %+v", after, lower)

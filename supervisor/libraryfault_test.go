@@ -20,7 +20,7 @@ func TestFindRDMACore(t *testing.T) {
 		{"7f10-7f11 r--p 00000000 fe:00 2 /usr/lib/libibverbs/librxe-rdmav34.so\n", ""},
 	} {
 		if got := findRDMACoreVersion(strings.NewReader(c.maps)); got != c.want {
-			t.Errorf("rdmaCoreOf(%q): got %q, want %q", c.maps, got, c.want)
+			t.Errorf("findRDMACoreVersion(%q): got %q, want %q", c.maps, got, c.want)
 		}
 	}
 }

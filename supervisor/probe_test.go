@@ -55,7 +55,7 @@ func TestMentionsGVisor(t *testing.T) {
 		{"", "", false},
 	} {
 		if got := mentionsGVisor(tt.version, tt.messages); got != tt.want {
-			t.Errorf("saysGVisor(%q, %q): got %v, want %v", tt.version, tt.messages, got, tt.want)
+			t.Errorf("mentionsGVisor(%q, %q): got %v, want %v", tt.version, tt.messages, got, tt.want)
 		}
 	}
 	if isGVisor() {

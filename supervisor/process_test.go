@@ -63,6 +63,6 @@ func TestHardFileLimitOf(t *testing.T) {
 	got, err := hardFileLimitOf(os.Getpid())
 	want, werr := hardFileLimit()
 	if err != nil || werr != nil || got != want {
-		t.Errorf("hardLimitOf: got %d and error %v, want %d and %v", got, err, want, werr)
+		t.Errorf("hardFileLimitOf: got %d and error %v, want %d and %v", got, err, want, werr)
 	}
 }

@@ -306,7 +306,7 @@ func TestEachTrapProofIsChecked(t *testing.T) {
 			}
 			return errorText(err)
 		}, []string{gone, ok}},
-		{"SameFile", func() string {
+		{"FileInode", func() string {
 			_, _, err := w.FileInode(int(deviceFD.Fd()))
 			return errorText(err)
 		}, []string{gone, ok}},

@@ -492,7 +492,7 @@ func testEachAccess(t *testing.T, f func(*testing.T)) {
 	t.Run("direct", f)
 	t.Run("helper", func(t *testing.T) {
 		if testing.Short() {
-			t.Skip("this test repeats the programs; TestByHelper runs some of them")
+			t.Skip("this test repeats the programs; TestProgramsWithHelper runs some of them")
 		}
 		askHelper = true
 		defer func() { askHelper = false }()

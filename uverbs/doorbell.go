@@ -150,7 +150,8 @@ func runCallbacks(h *ib.Hold) {
 }
 
 // ringIfWanted rings the doorbell of a queue pair if wanted returns true, and then returns true. Otherwise, and also if
-// the queue pair is being removed or has been removed, ring returns false. The first ring begins the hold.
+// the queue pair is being removed or has been removed, ringIfWanted returns false. The first ringIfWanted begins the
+// hold.
 func (f *File) ringIfWanted(s ib.Staller, qp *qpObject, wanted func(*qpObject) bool, h **ib.Hold) bool {
 	b := &qp.doorbell
 	if !b.ringing.TryRLock() {

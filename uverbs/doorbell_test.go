@@ -650,14 +650,14 @@ func TestRingPostedContinuesWork(t *testing.T) {
 func TestHasNewRequests(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
 	if p.f.HasNewRequests() {
-		t.Error("HasNew without queue pairs: got true, want false")
+		t.Error("HasNewRequests without queue pairs: got true, want false")
 	}
 	qps, _ := p.addDoorbellQueues(t, maxScannedQPs+1)
 	p.f.doorbells.add(qps[0])
 	defer p.f.doorbells.removeAll()
 	for _, want := range []bool{true, false} {
 		if got := p.f.HasNewRequests(); got != want {
-			t.Errorf("HasNew: got %t, want %t", got, want)
+			t.Errorf("HasNewRequests: got %t, want %t", got, want)
 		}
 		if found, err := p.f.RingPosted(nil, new(Scan), false); found != want || err != nil {
 			t.Errorf("RingPosted: got %t, %v, want %t", found, err, want)
@@ -667,6 +667,6 @@ func TestHasNewRequests(t *testing.T) {
 		p.f.doorbells.add(qp)
 	}
 	if !p.f.HasNewRequests() {
-		t.Error("HasNew with many queue pairs: got false, want true")
+		t.Error("HasNewRequests with many queue pairs: got false, want true")
 	}
 }

@@ -426,7 +426,7 @@ func TestEventFilesAfterClose(t *testing.T) {
 	_, _, err = s.newAsync()
 	wantErrno(t, "asynchronous event file", err, syscall.EBADF)
 	if s.defaultAsyncFile() != nil {
-		t.Error("objectsAsync after the close of the file: got a file, want nil")
+		t.Error("defaultAsyncFile after the close of the file: got a file, want nil")
 	}
 
 	s.close() // waits for these

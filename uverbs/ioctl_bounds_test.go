@@ -129,6 +129,6 @@ func TestFormatAttributes(t *testing.T) {
 		list = append(list, attribute{uapi.Attr{AttrID: uapi.AttrID(i), Len: n, Data: 0x70}})
 	}
 	if got, want := formatAttributes(list), "{0: 0x70, 1: 0x70, 2: 0x70, 3: 9 bytes}"; got != want {
-		t.Errorf("describeAttributes: got %s, want %s", got, want)
+		t.Errorf("formatAttributes: got %s, want %s", got, want)
 	}
 }

@@ -183,7 +183,7 @@ func TestSlowDestructionDelaysNoOther(t *testing.T) {
 		objects = append(objects, o)
 	}
 	must(t, p.f.user.Charge(quota.PDs, 20))
-	runWithin(t, "destroyEach", func() { p.f.destroyInOrder(objects) })
+	runWithin(t, "destroyInOrder", func() { p.f.destroyInOrder(objects) })
 	if len(order) != 20 || order[19] != 3 {
 		t.Errorf("order of destruction: got %v, want 20 objects with 3 as the last one", order)
 	}

@@ -287,7 +287,7 @@ func TestRunEndsHoldersAfterService(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			if testing.Short() && c.name != "ended" {
-				t.Skip("waits holdTime before the programs are killed")
+				t.Skip("waits holdTimeout before the programs are killed")
 			}
 			socket := filepath.Join(t.TempDir(), "sock")
 			v := commandsForSocket(t, socket)

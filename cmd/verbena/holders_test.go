@@ -106,7 +106,7 @@ func TestEndHoldersSparesOtherUsers(t *testing.T) {
 		want     bool
 	}{{own, uid, true}, {own, stranger, false}, {daemon, uid, false}, {daemon, 0, true}, {1 << 30, 0, false}} {
 		if got := allIDsAre(tt.pid, tt.uid); got != tt.want {
-			t.Errorf("allIDsOf process %d and user %d: got %v, want the opposite", tt.pid, tt.uid, got)
+			t.Errorf("allIDsAre process %d and user %d: got %v, want the opposite", tt.pid, tt.uid, got)
 		}
 	}
 }

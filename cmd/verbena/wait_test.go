@@ -15,7 +15,7 @@ func TestIsListeningUnixMatchesWholePath(t *testing.T) {
 		"/run/connected": false, "et": false, "b/sock et": false, "/run": false, "44": false,
 	} {
 		if got := isListeningUnix(table, path); got != want {
-			t.Errorf("listensUnix %q: got %v, want %v", path, got, want)
+			t.Errorf("isListeningUnix %q: got %v, want %v", path, got, want)
 		}
 	}
 }

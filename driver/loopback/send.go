@@ -117,7 +117,7 @@ func (q *QP) recordForeignCQ(cq completionQueue) {
 }
 
 // executeRequest executes a work request on both sides. n is the number of received bytes. If there is no receive yet,
-// or the peer is in INIT, execute does nothing and returns wait as true.
+// or the peer is in INIT, executeRequest does nothing and returns wait as true.
 //
 //verbena:held q.dev.mu
 func (q *QP) executeRequest(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) {

@@ -146,8 +146,8 @@ func (s *storeSession) pollCompletions() {
 	}
 }
 
-// submitRequest posts one request together with all held requests. If a request cannot be posted now, submit adds it to
-// the held requests.
+// submitRequest posts one request together with all held requests. If a request cannot be posted now, submitRequest
+// adds it to the held requests.
 func (st *replayStore) submitRequest(ctx context.Context, id int) error {
 	s, err := st.a.Acquire(ctx)
 	if err != nil {

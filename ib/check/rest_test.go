@@ -41,7 +41,7 @@ func TestCheckReportsLockHeldBySleeper(t *testing.T) {
 		}
 		w.expectRules(t, check.RuleSleepInCallback)
 		for _, v := range w.violations() {
-			if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockHeldBySleeper") {
+			if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckReportsLockHeldBySleeper") {
 				t.Errorf("second stack: got %v, want the stack of the lock holder", v)
 			}
 		}
@@ -98,7 +98,7 @@ func TestCheckReportsLockHeldAcrossCall(t *testing.T) {
 			}
 			w.expectRules(t, check.RuleSleepInCallback)
 			for _, v := range w.violations() {
-				if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckLockAcrossCall") {
+				if len(v.Stacks) < 2 || !strings.Contains(v.Stacks[1].Trace, "TestCheckReportsLockHeldAcrossCall") {
 					t.Errorf("second stack: got %v, want the stack of the lock holder", v)
 				}
 			}

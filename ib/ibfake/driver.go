@@ -14,7 +14,7 @@ import (
 // Method is a method of a driver, or of one of its objects.
 type Method string
 
-// The following methods are accepted by Fail and Hold.
+// The following methods are accepted by FailMethod and HoldMethod.
 const (
 	QueryDevice      Method = "QueryDevice"
 	QueryPort        Method = "QueryPort"
@@ -66,7 +66,7 @@ type QueryResults struct {
 }
 
 // Driver is a fake driver, for ib.NewDevice. The methods of a Driver may be called from several goroutines. The methods
-// do not sleep, unless a test blocks them with Hold.
+// do not sleep, unless a test blocks them with HoldMethod.
 type Driver struct {
 	qpn, keys atomic.Uint32
 
@@ -111,10 +111,10 @@ func New() *Driver {
 	}
 }
 
-// enterMethod is called at the start of every method. enterMethod waits while Hold blocks the method, and returns the
-// error set by Fail.
+// enterMethod is called at the start of every method. enterMethod waits while HoldMethod blocks the method, and returns
+// the error set by FailMethod.
 //
-//verbena:allow nosleep a test has asked for the wait, by Hold
+//verbena:allow nosleep a test has asked for the wait, by HoldMethod
 func (d *Driver) enterMethod(m Method) error {
 	d.mu.Lock()
 	g, err := d.gates[m], d.fail[m]

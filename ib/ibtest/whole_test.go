@@ -44,7 +44,7 @@ var wholeFlag = flag.Bool("whole", false,
 // runOnWrongDriver runs the check that must find the fault of a wrong driver, or the whole suite up to the first
 // failure, in a process of its own.
 func runOnWrongDriver(t *testing.T, i int) (check, says string) {
-	run := "^TestSuiteAgainstOne$"
+	run := "^TestSuiteOnOneWrongDriver$"
 	if by := driverDefects[i].by; by != "" && !*wholeFlag {
 		run += "/^" + strings.ReplaceAll(by, "/", "$/^") + "$"
 	}
@@ -56,7 +56,7 @@ func runOnWrongDriver(t *testing.T, i int) (check, says string) {
 	in.Buffer(nil, 1<<20)
 	for in.Scan() {
 		line := in.Text()
-		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "--- FAIL: TestSuiteAgainstOne/"); ok {
+		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "--- FAIL: TestSuiteOnOneWrongDriver/"); ok {
 			name, _, _ = strings.Cut(name, " ")
 			if parts := strings.SplitN(name, "/", 3); len(parts) > 1 {
 				check = parts[0] + "/" + parts[1]

@@ -123,7 +123,7 @@ func TestOverflowIDIsNotOwn(t *testing.T) {
 		"0 1000 1\n1 100000 65536\n": false, "0 0 65536\n": false,
 	} {
 		if got := isIdentityMap(text); got != want {
-			t.Errorf("mapsAll of uid_map %q: got %v, want %v", text, got, want)
+			t.Errorf("isIdentityMap of uid_map %q: got %v, want %v", text, got, want)
 		}
 	}
 }

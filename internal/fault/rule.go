@@ -131,5 +131,5 @@ type RuleState struct {
 	RuleCounts
 }
 
-// MaxHitAt limits the length of [Counts.HitAt].
+// MaxHitAt limits the length of [RuleCounts.HitAt].
 const MaxHitAt = 64

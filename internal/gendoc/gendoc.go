@@ -1,5 +1,5 @@
-// Package gendoc keeps generated parts of documents up to date. A test calls [Check], which fails if the part is
-// stale. If UPDATE_DOCS is set in the environment, Check rewrites the part.
+// Package gendoc keeps generated parts of documents up to date. A test calls [CheckSection], which fails if the part is
+// stale. If UPDATE_DOCS is set in the environment, CheckSection rewrites the part.
 package gendoc
 
 import (

@@ -14,7 +14,7 @@ func reserve(n int) ([]byte, error) {
 	return unsafe.Slice((*byte)(p), n), nil
 }
 
-// Map maps a part of a file, readable and writable, at addresses from Reserve.
+// Map maps a part of a file, readable and writable, at addresses from ReserveAddresses.
 func Map(mem []byte, fd int, offset int64) error {
 	_, err := unix.MmapPtr(fd, offset, unsafe.Pointer(unsafe.SliceData(mem)), uintptr(len(mem)),
 		unix.PROT_READ|unix.PROT_WRITE,

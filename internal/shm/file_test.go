@@ -571,7 +571,7 @@ func TestKeepPagesOnCloseKeepsCompletions(t *testing.T) {
 		}
 		var b [1]byte
 		if n, err := unix.Pread(int(p.Fd()), b[:], 0); n != 1 || err != nil || (b[0] == 7) != leave {
-			t.Errorf("LeavePages %v: read after Close: got %d, error %v and byte %d", leave, n, err, b[0])
+			t.Errorf("KeepPagesOnClose %v: read after Close: got %d, error %v and byte %d", leave, n, err, b[0])
 		}
 	}
 }

@@ -18,8 +18,8 @@ import (
 // Timeout limits a wait in a test. Timeout only distinguishes a wait from a hang, also on a busy machine.
 const Timeout = time.Minute
 
-// PollUntil calls f until f returns true, as the effect of another goroutine or process. Poll calls f every few
-// microseconds at first, and every millisecond later. Poll returns false after testutil.Timeout.
+// PollUntil calls f until f returns true, as the effect of another goroutine or process. PollUntil calls f every few
+// microseconds at first, and every millisecond later. PollUntil returns false after testutil.Timeout.
 func PollUntil(f func() bool) bool {
 	for began := time.Now(); !f(); {
 		waited := time.Since(began)
@@ -31,8 +31,8 @@ func PollUntil(f func() bool) bool {
 	return true
 }
 
-// Eventually waits until f returns true, like Poll. After testutil.Timeout, Eventually makes the test fail with the
-// description of the wait.
+// Eventually waits until f returns true, like PollUntil. After testutil.Timeout, Eventually makes the test fail with
+// the description of the wait.
 func Eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	if !PollUntil(f) {
@@ -42,7 +42,7 @@ func Eventually(t testing.TB, what string, f func() bool) {
 
 // Consistently calls f every millisecond for d, and makes the test fail as soon as f returns false. Stays tests that
 // another goroutine or process does not do something, since such inaction causes no event. In a test that waits for
-// sockets and processes, time is real. In a bubble of testing/synctest, use Advance instead.
+// sockets and processes, time is real. In a bubble of testing/synctest, use AdvanceTime instead.
 func Consistently(t testing.TB, d time.Duration, what string, f func() bool) {
 	t.Helper()
 	for began := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -101,7 +101,7 @@ func goroutineStack(header []byte) []byte {
 }
 
 // AdvanceTime advances the virtual time of a bubble of testing/synctest by d, and waits until all work due by then is
-// done. Advance panics outside a bubble, where the wait would be real.
+// done. AdvanceTime panics outside a bubble, where the wait would be real.
 func AdvanceTime(d time.Duration) {
 	synctest.Wait() // panics outside a bubble, before the wait
 	time.Sleep(d)

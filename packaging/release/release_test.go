@@ -36,7 +36,7 @@ func TestReadEnvParsesQuotedValues(t *testing.T) {
 	}
 	got, err := readEnvFile(file)
 	if want := map[string]string{"A": "1", "B": "two words"}; err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("readEnv: got %v, %v, want %v", got, err, want)
+		t.Errorf("readEnvFile: got %v, %v, want %v", got, err, want)
 	}
 	if err := os.WriteFile(file, []byte("words\n"), 0o644); err != nil {
 		t.Fatal(err)

@@ -58,7 +58,7 @@ var commandFuncs = [ucm.NumCommands]func(*commandCall) error{
 const maxCommand = 8 + 16 + 128 + 128 + 288
 
 // Write executes the command of n bytes at an address of the caller's memory, and returns n. For GET_EVENT, Write
-// also returns the event. If the response does not reach the program, the caller must return the event with Undo.
+// also returns the event. If the response does not reach the program, the caller must return the event with Requeue.
 // Write may sleep, but does not wait for an event: see ErrNoEvent. (ucma_write)
 func (f *File) Write(c Caller, addr uint64, n int) (int, *TakenEvent, error) {
 	var buf [maxCommand]byte

@@ -383,7 +383,7 @@ func (f *File) AddWaiter(wake func()) *eventWaiter {
 	return w
 }
 
-// CancelWait ends a wait. Cancel returns true if wake will not be called.
+// CancelWait ends a wait. CancelWait returns true if wake will not be called.
 func (f *File) CancelWait(w *eventWaiter) bool {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()

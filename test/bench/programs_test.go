@@ -208,7 +208,7 @@ func TestProcessUsage(t *testing.T) {
 	}
 	after, err := processCPUTime(os.Getpid())
 	if err != nil || after <= before || x == 0 {
-		t.Errorf("cpuTime: got %v, then %v and error %v, want an increase", before, after, err)
+		t.Errorf("processCPUTime: got %v, then %v and error %v, want an increase", before, after, err)
 	}
 	rss, threads, err := memoryUsage(os.Getpid())
 	if err != nil || rss < 1 || rss > 1e5 || threads < 1 || threads > 1e4 {

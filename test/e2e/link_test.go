@@ -431,7 +431,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			if crashed := slices.Contains(crashExitCodes, o.server) || slices.Contains(crashExitCodes, o.client); (hang ||
 				crashed) && each {
 				if odd = append(odd, verb); hangReason(p.name, verb) == "" {
-					t.Errorf("%s, %s %d: got %v without a reason: add the reason to whyVerbs: %s", p.name, verb, nth, o, o.says)
+					t.Errorf("%s, %s %d: got %v without a reason: add the reason to hangReasons: %s", p.name, verb, nth, o, o.says)
 				}
 			}
 		}

@@ -274,7 +274,7 @@ var mutants = []listedMutant{
 	{"queue pairs of other programs are accepted", "rdmacm/ucma/command.go",
 		"!k.c.MayConnect(dev, qpn&0xffffff)", "false"},
 	{"the number of unread failures is not limited", "rdmacm/ucma/command.go",
-		"f.countUnread(c) >= maxUnread", "f.countUnread(c) < 0"},
+		"f.countUnread(c) >= maxUnreadEvents", "f.countUnread(c) < 0"},
 	{"a destroyed request leaves its event", "rdmacm/ucma/file.go",
 		"			case r != nil && r.gone:", "			case e == nil:"},
 

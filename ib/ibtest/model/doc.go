@@ -5,10 +5,10 @@
 // the model sets [Model.Open] to the reason. A test copies the model, makes a call on the copy, and skips the call if
 // its result is open. The reasons for Open are the complete list of permitted differences. If a completion reveals
 // which alternative the device has chosen, the alternatives are part of the expectation instead
-// ([ExpectedCompletion.Status], [Memory.Blur]), so such calls are not skipped.
+// ([ExpectedCompletion.Status], [Memory.AllowAlternative]), so such calls are not skipped.
 //
-// A deferred model ([Model.Defer]) is for concurrent calls: it only queues requests, and has moves for the actions of a
-// device on them.
+// A deferred model ([Model.SetDeferring]) is for concurrent calls: it only queues requests, and has moves for the
+// actions of a device on them.
 //
 // Numbers chosen by the driver (keys, queue pair numbers, actual capacities) are arguments of the methods that create
 // objects. Package modeltest draws calls, makes them on a device and on a model, and compares the two.

@@ -7,7 +7,7 @@ import (
 )
 
 // executeSendWR executes a request at the requester and the responder. n is the number of bytes received. If there is
-// no receive yet, or the peer is in INIT, execute does nothing and wait is true.
+// no receive yet, or the peer is in INIT, executeSendWR does nothing and wait is true.
 func (m *Model) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
 	ok := func(good bool, failures ...ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {

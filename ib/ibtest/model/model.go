@@ -44,7 +44,7 @@ type Model struct {
 
 	// Open is the reason why the result of a call is undefined, or "".
 	Open     string
-	deferred bool // see Defer
+	deferred bool // see SetDeferring
 	calls    int  // calls so far
 	epochs   int
 	listed   int // number of requests that the current call posts

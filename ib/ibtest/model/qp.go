@@ -33,7 +33,7 @@ type QP struct {
 	waitsFor uint64            // ID of the request that waits, or was the last to wait
 	since    int               // number of the call since which waitsFor has waited
 	held     []Span            // memory of the waiting request
-	flying   []inFlightMessage // see Defer
+	flying   []inFlightMessage // see SetDeferring
 	begun    bool              // a send that has been removed from Sends is being executed
 	drain    bool              // EventSQDrained was requested
 	epoch    int               // number of the connection, from RTR on

@@ -30,7 +30,7 @@ type Send struct {
 
 	to      ib.AHAttr       // the address of the handle at the time of the post
 	foreign bool            // the address handle belongs to another domain
-	done    *executedResult // nil: not executed; see Defer
+	done    *executedResult // nil: not executed; see SetDeferring
 	sent    bool            // the request may be in flight, because the queue pair has entered ERR; see FlushSent
 }
 

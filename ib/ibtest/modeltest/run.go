@@ -16,7 +16,7 @@ type RunFailure struct {
 	Trace []string
 	calls []call
 
-	virtual bool // see Target.Virtual
+	virtual bool // see TestedDevice.Virtual
 }
 
 // String describes the failure with all calls that led to it.

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// GoroutineID returns the number of the calling goroutine. Goroutine takes about a microsecond.
+// GoroutineID returns the number of the calling goroutine. GoroutineID takes about a microsecond.
 func GoroutineID() int64 {
 	var buf [64]byte
 	b := bytes.TrimPrefix(buf[:runtime.Stack(buf[:], false)], []byte("goroutine "))

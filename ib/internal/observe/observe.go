@@ -40,7 +40,7 @@ const (
 	Born         SubjectEvent = iota // the object has been created
 	Died                             // the object has been destroyed
 	Abandoned                        // the object may outlive its device
-	Started                          // the device is registered; arg is a Start
+	Started                          // the device is registered; arg is an ObservationStart
 	Removed                          // the Device no longer belongs to its client; arg names the client's function
 	Unregistered                     // the device has no clients and runs no more callbacks
 	// the thread will run callbacks of the device; arg is the *ib.Hold, nil for HoldCallbacks

@@ -159,11 +159,11 @@ func TestCompatAddressFormat(t *testing.T) {
 	e := verbs.Endpoint{QPN: 0x11, PSN: 0xabcdef, GID: verbs.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1}}
 	const want = "0000:000011:abcdef:00000000000000000000ffff7f000001\x00"
 	if got := formatCompatAddress(e); string(got) != want || len(got) != compatSize {
-		t.Errorf("compatText: got %q, want %q", got, want)
+		t.Errorf("formatCompatAddress: got %q, want %q", got, want)
 	}
 	e.QKey = verbs.DefaultQKey
 	if got, err := parseCompatAddress([]byte(want)); err != nil || got != e {
-		t.Errorf("parseCompat: got %+v, %v, want %+v", got, err, e)
+		t.Errorf("parseCompatAddress: got %+v, %v, want %+v", got, err, e)
 	}
 	for _, bad := range []string{
 		strings.Replace(want, "ffff7f000001", "000000000000", 1), strings.Replace(want, "ffff", "fxff",

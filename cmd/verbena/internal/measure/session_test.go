@@ -195,9 +195,9 @@ func FuzzPeer(f *testing.F) {
 		text := make([]byte, compatSize)
 		copy(text, b)
 		if e, err := parseCompatAddress(text); err == nil && (e.QPN > 0xffffff || e.PSN > 0xffffff || e.GID == verbs.GID{}) {
-			t.Errorf("parseCompat: got %+v, want numbers in range", e)
+			t.Errorf("parseCompatAddress: got %+v, want numbers in range", e)
 		} else if err != nil && !strings.HasPrefix(fmt.Sprint(err), ErrPeer.Error()) {
-			t.Errorf("parseCompat: got error %q, want one of the peer", err)
+			t.Errorf("parseCompatAddress: got error %q, want one of the peer", err)
 		}
 	})
 }
