@@ -160,7 +160,8 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 	c := &connection{
 		agent: a, owner: id, to: r.from, local: m.unusedNumber(func(n uint32) bool { return m.conns[n] != nil }),
 		remote: x.LocalCommID,
-		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: low24Bits(m.cfg.Rand.Uint32()), sendPSN: x.StartingPSN,
+		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: low24Bits(m.cfg.Rand.Uint32()),
+		sendPSN:   x.StartingPSN,
 		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount,
 		rnrRetry:  x.RNRRetryCount,
 		resources: x.InitiatorDepth, depth: x.ResponderResources,

@@ -437,17 +437,17 @@ func (c *Conn) handleReceive(wc *verbs.WC) error {
 }
 
 // SetDeadline sets the read deadline and the write deadline.
-func (c *Conn) SetDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd, &c.wd) }
+func (c *Conn) SetDeadline(t time.Time) error { return c.setAllDeadlines(t, &c.rd, &c.wd) }
 
 // SetReadDeadline sets the time after which Read and Remote.ReadAt return os.ErrDeadlineExceeded. The deadline also
 // applies to calls that are already blocked. A zero t means no deadline.
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.setDeadlines(t, &c.rd) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.setAllDeadlines(t, &c.rd) }
 
 // SetWriteDeadline sets the time after which Write and Remote.WriteAt return os.ErrDeadlineExceeded. The deadline also
 // applies to calls that are already blocked. A zero t means no deadline.
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setDeadlines(t, &c.wd) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.setAllDeadlines(t, &c.wd) }
 
-func (c *Conn) setDeadlines(t time.Time, list ...*deadline) error {
+func (c *Conn) setAllDeadlines(t time.Time, list ...*deadline) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {

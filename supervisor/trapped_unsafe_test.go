@@ -70,7 +70,8 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 		t.Fatal(err)
 	}
 	c.s = &Session{
-		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: numbersForHardLimit(limit), processes: map[int]*process{}, tree: c.sup.own,
+		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: numbersForHardLimit(limit), processes: map[int]*process{},
+		tree:     c.sup.own,
 		listener: os.NewFile(uintptr(fd), "listener"),
 	}
 	c.w = &worker{session: c.s}

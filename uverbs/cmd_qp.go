@@ -94,7 +94,8 @@ func cmdExCreateQP(c *call) error {
 }
 
 // writeFormQPFlags is the set of flags that the write form defines.
-const writeFormQPFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping | uapi.QPCreatePCIWriteEndPadding
+const writeFormQPFlags = uapi.QPCreateBlockMulticastLoopback | uapi.QPCreateScatterFCS | uapi.QPCreateCVLANStripping |
+	uapi.QPCreatePCIWriteEndPadding
 
 // checkQPParameters checks for unsupported parameters. A handle of an indirection table is always invalid, because no
 // such tables exist. (create_qp)

@@ -297,7 +297,8 @@ func ioctlRegMR(c *ioctlCall) error {
 			return err
 		}
 		resp, err := c.regMR(&uapi.RegMR{
-			Start: c.uint64Of(uapi.AttrRegMRAddr), Length: c.uint64Of(uapi.AttrRegMRLength), HCAVA: c.uint64Of(uapi.AttrRegMRIOVA),
+			Start: c.uint64Of(uapi.AttrRegMRAddr), Length: c.uint64Of(uapi.AttrRegMRLength),
+			HCAVA:    c.uint64Of(uapi.AttrRegMRIOVA),
 			PDHandle: pd, AccessFlags: uapi.AccessFlags(access),
 		})
 		if err != nil {

@@ -318,7 +318,8 @@ func printPerf(w io.Writer, r *measure.Result) {
 		t := &x.p.Times
 		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%v\t%s\t%.0f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\t%.2f\n", x.name, x.qps, x.depth,
 			x.p.Messages,
-			x.p.Elapsed.Round(time.Millisecond), formatBandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond, toMicroseconds(t.Min),
+			x.p.Elapsed.Round(time.Millisecond), formatBandwidth(x.p.BytesPerSecond), x.p.MessagesPerSecond,
+			toMicroseconds(t.Min),
 			toMicroseconds(t.P50), toMicroseconds(
 				t.P90), toMicroseconds(t.P99),
 			toMicroseconds(t.P999), toMicroseconds(t.Max))

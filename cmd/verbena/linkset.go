@@ -151,7 +151,8 @@ func (l *linkSetCmd) Run(c *cli) error {
 // buildRequest returns the request for the change that the command line describes.
 func (l *linkSetCmd) buildRequest() (*ctl.LinkSet, error) {
 	r := ctl.LinkSet{
-		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU), Shape: l.shapeFromFlags()}
+		Name: l.Name, AtWR: uint64(l.AtWR), AtPacket: uint64(l.AtPacket), Cancel: l.Cancel, MTU: int(l.MTU),
+		Shape: l.shapeFromFlags()}
 	if l.State != nil {
 		r.State, r.Down = l.State.state, l.State.down
 	}

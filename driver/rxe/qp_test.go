@@ -142,7 +142,8 @@ func TestModifyErrors(t *testing.T) {
 			State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: 5, MaxDestRdAtomic: 1, MinRNRTimer: 1,
 			AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}},
 		}
-		const mask = ib.QPAttrState | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
+		const mask = ib.QPAttrState | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN |
+			ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 		for _, c := range []struct {
 			name string
 			set  func(*ib.QPAttr)

@@ -38,8 +38,9 @@ type checker struct {
 
 func newChecker(cfg Config) *checker {
 	return &checker{
-		cfg: cfg, threads: map[int64]*checkedThread{}, live: map[*checkedObject]struct{}{}, abandoned: map[*checkedObject]struct{}{},
-		reported: map[string]bool{},
+		cfg: cfg, threads: map[int64]*checkedThread{}, live: map[*checkedObject]struct{}{},
+		abandoned: map[*checkedObject]struct{}{},
+		reported:  map[string]bool{},
 	}
 }
 

@@ -97,9 +97,9 @@ func (k *unaffectedKey) checkFailingInvalidate(how string, of *pair, key uint32,
 	k.checkKeyWorks("after a " + what)
 }
 
-// checkFailingInvalidates makes SENDs with invalidate fail in each way. The queue pairs in others may not invalidate
+// checkAllFailures makes SENDs with invalidate fail in each way. The queue pairs in others may not invalidate
 // the key.
-func (k *unaffectedKey) checkFailingInvalidates(others map[string]*pair) {
+func (k *unaffectedKey) checkAllFailures(others map[string]*pair) {
 	e, p := k.e, k.p
 	e.Helper()
 	readOnly := e.newBuffer(p.pd, pairBufferLen, ib.AccessRemoteRead)
@@ -166,7 +166,7 @@ func testRegionInvalidateRejected(e *testEnv) {
 		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
 	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
 	k := &unaffectedKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
-	k.checkFailingInvalidates(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
+	k.checkAllFailures(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
 	// Another queue pair of the domain may invalidate it, but only once it has a receive.
 	other := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd})
 	other.postSendWR(0, ib.SendWR{
@@ -187,7 +187,7 @@ func testWindowInvalidateRejected(e *testEnv) {
 		Access: ib.AccessRemoteWrite},
 		ib.WCSuccess)
 	k := &unaffectedKey{e: e, p: p, what: "a window", key: mw.RKey, addr: target.addr + 8, b: target.b[8:]}
-	k.checkFailingInvalidates(map[string]*pair{
+	k.checkAllFailures(map[string]*pair{
 		"a queue pair that has not bound it": e.newPair(pairConfig{kind: ib.QPTypeRC, pd: p.pd}),
 		"a queue pair of another domain":     e.newPair(pairConfig{kind: ib.QPTypeRC}),
 	})

@@ -36,15 +36,20 @@ const (
 // success by nil. A name with a package stands only for a method or a field of that package.
 var checkPassValues = map[string]bool{
 	// the identity of a process or a thread
-	"alive": true, "isAlive": true, "has": true, "hasAll": true, "hasThread": true, "contains": true, "hasQueuePairs": true,
-	"processExists": true, "Alive": true, "exited": false, "hasExited": false, "ended": false, "hasEnded": false, "isGoneOrZombie": false,
-	"gone": false, "isGone": false, "isMissing": false, "SpaceGone": false,
-	"inOwnUserNamespace": true, "isInOwnUserNamespace": true, "hasOtherRoot": false, "sharesFiles": true, "shareDescriptorTable": true,
+	"alive": true, "isAlive": true, "has": true, "hasAll": true,
+	"hasThread": true, "contains": true, "hasQueuePairs": true,
+	"processExists": true, "Alive": true, "exited": false, "hasExited": false, "ended": false, "hasEnded": false,
+	"isGoneOrZombie": false,
+	"gone":           false, "isGone": false, "isMissing": false, "SpaceGone": false,
+	"inOwnUserNamespace": true, "isInOwnUserNamespace": true, "hasOtherRoot": false, "sharesFiles": true,
+	"shareDescriptorTable": true,
 	// the identity of a file
-	"isFile": true, "refersToInode": true, "sameFileAt": true, "isSameFileAt": true, "isOpenFile": true, "isProcPath": true, "isDirectory": true, "isVirtual": true,
+	"isFile": true, "refersToInode": true, "sameFileAt": true, "isSameFileAt": true, "isOpenFile": true,
+	"isProcPath": true, "isDirectory": true, "isVirtual": true,
 	"mayBeVirtual": true, "isVerbs": true,
 	// Rights.
-	"manages": true, "isManager": true, "sees": true, "maySee": true, "allows": true, "maySearch": true, "IsOwn": true, "MayConnect": true,
+	"manages": true, "isManager": true, "sees": true, "maySee": true, "allows": true, "maySearch": true,
+	"IsOwn": true, "MayConnect": true,
 	"MayBindLowPorts": true, "NetRaw": true,
 	"maySetControlledQKey": true, "Contains": true, "covers": true, "Understood": true, "isListening": true,
 	"IsAnonymous": false, "isOverflow": false, "isIdentityMap": true,
@@ -61,14 +66,18 @@ var checkPassValues = map[string]bool{
 // errorChecks lists the checks that return only an error. Checks that charge a quota are bounds.
 var errorChecks = map[string]string{
 	"checkTrapped": identityKind, "checkStillTrapped": identityKind, "descends": identityKind,
-	"IsProcMem": identityKind, "CheckProcMem": identityKind, "IsProcMaps": identityKind, "CheckProcMaps": identityKind, "isProc": identityKind, "checkProcFile": identityKind, "checkOrdinaryFile": identityKind,
-	"checkOwnsQP": identityKind,
-	"authorize":   identityKind, "checkTrusted": identityKind, "checkOwnDirectory": identityKind,
+	"IsProcMem": identityKind, "CheckProcMem": identityKind, "IsProcMaps": identityKind,
+	"CheckProcMaps": identityKind, "isProc": identityKind, "checkProcFile": identityKind,
+	"checkOrdinaryFile": identityKind,
+	"checkOwnsQP":       identityKind,
+	"authorize":         identityKind, "checkTrusted": identityKind, "checkOwnDirectory": identityKind,
 	"Check": boundKind,
-	"check": boundKind, "checkMapped": boundKind, "checkObjects": boundKind, "checkAttr": boundKind, "checkAccess": identityKind, "checkAccessFlags": identityKind,
+	"check": boundKind, "checkMapped": boundKind, "checkObjects": boundKind, "checkAttr": boundKind,
+	"checkAccess": identityKind, "checkAccessFlags": identityKind,
 	"checkOffset": identityKind, "checkPageOffset": identityKind, "checkQPParameters": identityKind,
 	"checkModify": identityKind,
-	"Charge":      boundKind, "charge": boundKind, "objectCharge": boundKind, "quotaCharge": boundKind, "take": boundKind, "takeToken": boundKind, "awaitToken": boundKind, "chargeQuota": boundKind,
+	"Charge":      boundKind, "charge": boundKind, "objectCharge": boundKind, "quotaCharge": boundKind,
+	"take": boundKind, "takeToken": boundKind, "awaitToken": boundKind, "chargeQuota": boundKind,
 }
 
 // refusalPattern matches errors that refuse an operation without an errno, in package supervisor and others.

@@ -48,7 +48,8 @@ func (l *latencyHistogram) timeDistribution() TimeDistribution {
 	t := TimeDistribution{
 		Min: l.h.Min(), Mean: l.h.Mean(), StdDev: l.h.StdDev(), Max: l.h.Max(), P50: l.h.ValueAtQuantile(
 			50), P90: l.h.ValueAtQuantile(90),
-		P99: l.h.ValueAtQuantile(99), P999: l.h.ValueAtQuantile(99.9), P9999: l.h.ValueAtQuantile(99.99), Buckets: []HistogramBucket{},
+		P99: l.h.ValueAtQuantile(99), P999: l.h.ValueAtQuantile(99.9), P9999: l.h.ValueAtQuantile(99.99),
+		Buckets: []HistogramBucket{},
 	}
 	if l.h.TotalCount() == 0 {
 		t.Min = 0
