@@ -175,7 +175,8 @@ func TestModifyErrors(t *testing.T) {
 		} {
 			c.a.State = ib.QPRTS
 			if err := b.a.qp.Modify(c.a,
-				ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrMaxRdAtomic); !errors.Is(err, syscall.EINVAL) {
+				ib.QPAttrState|ib.QPAttrSQPSN|ib.QPAttrTimeout|ib.QPAttrRetryCnt|
+					ib.QPAttrRNRRetry|ib.QPAttrMaxRdAtomic); !errors.Is(err, syscall.EINVAL) {
 				t.Errorf("%s: %v", c.name, err)
 			}
 		}
