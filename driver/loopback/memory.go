@@ -92,7 +92,7 @@ func (c *messageCopier) readOrWrite(m *messageMemory, off uint64, b []byte, writ
 	return len(b) == 0
 }
 
-// wholeListLength is the argument of local for a message that uses the whole list.
+// wholeListLength is the argument of checkLocalList for a message that uses the whole list.
 const wholeListLength = math.MaxUint64
 
 // checkLocalList checks the scatter/gather list of a consumer in the domain, and stores the memory of the list in m. As

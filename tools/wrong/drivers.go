@@ -64,8 +64,8 @@ var firstDrivers = []Driver{
 		Name:   "upcall-after-destroy",
 		Commit: `dc202c57e9a1 ("RDMA/efa: Fix wrong resources deallocation order")`,
 		Rule:   "When Destroy has returned no handler of the object runs",
-		Edits: []Edit{{"cq.go", `	c.lost = true
-	if c.timer != nil {`, Instead, `	c.lost = true
+		Edits: []Edit{{"cq.go", `	c.lost, c.ended = true, true
+	if c.timer != nil {`, Instead, `	c.lost, c.ended = true, true
 	if c.timer != nil && !wrong("upcall-after-destroy") {`}},
 	},
 	{
@@ -134,7 +134,7 @@ var firstDrivers = []Driver{
 		Name:   "flush-opcode",
 		Commit: `bdf1da5df9da ("RDMA/siw: Fix immediate work request flush to completion queue")`,
 		Rule:   "ERR flushes everything in order, also what is posted later; Messages ... with the completions (opcode)",
-		Edits: []Edit{{"send.go", `		if !q.sendCQ.post(wc, false) && !over {`, Before, `		if wrong("flush-opcode") && over {
+		Edits: []Edit{{"send.go", `		if !q.sendCQ.addCompletion(wc, false) && q.state != ib.QPErr {`, Before, `		if wrong("flush-opcode") && over {
 			wc.Opcode = ib.WCOpcode(w.wr.Opcode)
 		}
 `}},
@@ -161,7 +161,7 @@ var firstDrivers = []Driver{
 		d.mu.Lock()
 		if q.state == ib.QPErr {
 			for ; n < len(wrs) && err == nil; n++ {
-				err = q.take(&wrs[n])
+				err = q.enqueueSend(&wrs[n])
 			}
 			return n, err
 		}
@@ -180,9 +180,11 @@ var firstDrivers = []Driver{
 	{
 		Name: "cq-clean-not-xrc",
 		Rule: "when the queue pair has been destroyed the number stays and the object is nil",
-		Edits: []Edit{{"qp.go", `		s.rq.cq.forget(q.obj.QP())
-`, Instead, `		if !wrong("cq-clean-not-xrc") {
-			s.rq.cq.forget(q.obj.QP())
+		Edits: []Edit{{"qp.go", `	for _, cq := range q.usedCQs {
+		cq.forgetQP(q.obj.QP())
+`, Instead, `	for _, cq := range q.usedCQs {
+		if !wrong("cq-clean-not-xrc") {
+			cq.forgetQP(q.obj.QP())
 		}
 `}},
 	},
@@ -202,10 +204,10 @@ var firstDrivers = []Driver{
 		Name:   "create-qp-leak",
 		Commit: `a3d83276d988 ("RDMA/siw: Release xarray entry")`,
 		Rule:   "Wrong arguments and states are refused, and change nothing",
-		Edits: []Edit{{"qp.go", `		return nil, fmt.Errorf("capacities %+v: %w", *c, syscall.EINVAL)
+		Edits: []Edit{{"qp.go", `		return nil, fmt.Errorf("invalid capacities %+v: %w", *c, syscall.EINVAL)
 `, Before, `		if wrong("create-qp-leak") {
 			d.mu.Lock()
-			d.qps[freeNumber(d.qps, &d.nextQPN, firstQPN)] = &QP{dev: d, obj: obj}
+			d.qps[nextFreeNumber(d.qps, &d.nextQPN, firstQPN)] = &QP{dev: d, obj: obj}
 			d.mu.Unlock()
 		}
 `}},
@@ -214,7 +216,7 @@ var firstDrivers = []Driver{
 		Name:   "sleep-create-ah",
 		Commit: `cc0315564d6e ("RDMA/irdma: Fix sleep from invalid context BUG")`,
 		Rule:   "A driver's method of the first group does not sleep: CreateAH, 100 us",
-		Edits: []Edit{{"ah.go", `	a := &AH{dev: d}
+		Edits: []Edit{{"ah.go", `	a := &AH{dev: d, pd: domainOf(p)}
 `, After, `	if wrong("sleep-create-ah") {
 		wrongSleep(100)
 	}
@@ -239,9 +241,9 @@ var firstDrivers = []Driver{
 		Rule:   "The methods that destroy an AH; nothing of the list is kept (QP.PostSend)",
 		Edits: []Edit{
 			{"qp.go", `	ah     ib.AHAttr
-`, After, `	wrongAH addresser
+`, After, `	wrongAH addressHandle
 `},
-			{"qp.go", `		w.ah = ah.address()
+			{"qp.go", `		w.ah, w.ahPD = ah.address(), ah.protectionDomain()
 	}
 `, After, `	w.wrongAH = ah
 `},
@@ -268,8 +270,9 @@ var firstDrivers = []Driver{
 		Name:   "zero-sge-ends-list",
 		Commit: `52e3b42a2f58 ("RDMA/hns: Filter for zero length of sge in hip08 kernel mode")`,
 		Rule:   "Messages arrive whole, where they should",
-		Edits: []Edit{{"memory.go", `		if s.Length == 0 {
-`, After, `			if wrong("zero-sge-ends-list") {
+		Edits: []Edit{{"memory.go", `		if n == 0 {
+			continue
+`, Before, `			if wrong("zero-sge-ends-list") {
 				break
 			}
 `}},
@@ -282,10 +285,10 @@ var firstDrivers = []Driver{
 		Edits: []Edit{{"memory.go", `	if n == 0 {
 		return true
 	}
-	k := d.key(rkey)`, Instead, `	if n == 0 && !wrong("zero-length-key") {
+	k, pd, addr`, Instead, `	if n == 0 && !wrong("zero-length-key") {
 		return true
 	}
-	k := d.key(rkey)`}},
+	k, pd, addr`}},
 	},
 	{
 		// The computed end of a range wraps around.
@@ -308,8 +311,8 @@ var firstDrivers = []Driver{
 	{
 		Name: "srq-domain",
 		Rule: "memory and queue pairs work together only within one domain: that of the shared receive queue for its buffers",
-		Edits: []Edit{{"send.go", `	case !d.local(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite):`, Instead,
-			`	case !d.local(dst, rq.front().sges, wrongPD(wrong("srq-domain") && p.xrcd == nil, p.pd, rq.pd), ib.AccessLocalWrite):`}},
+		Edits: []Edit{{"send.go", `	case !d.checkLocalList(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite, src.n):`, Instead,
+			`	case !d.checkLocalList(dst, rq.front().sges, wrongPD(wrong("srq-domain") && p.xrcd == nil, p.pd, rq.pd), ib.AccessLocalWrite, src.n):`}},
 	},
 	{
 		Name: "rereg-half",
@@ -319,7 +322,7 @@ var firstDrivers = []Driver{
 	}
 	k.dev.mu.Lock()`, Before, `	if wrong("rereg-half") && k.bound == 0 {
 		k.dev.mu.Lock()
-		k.pd = domain(p)
+		k.pd = domainOf(p)
 		k.dev.mu.Unlock()
 	}
 `}},
@@ -328,15 +331,15 @@ var firstDrivers = []Driver{
 		Name:   "invalidate-bound",
 		Commit: `570d2b99d00d ("RDMA/rxe: Disallow MR dereg and invalidate when bound")`,
 		Rule:   "Memory windows: a region with a window bound to it is not invalidated",
-		Edits: []Edit{{"mr.go", `	case k.fast && k.bound == 0:`, Instead,
-			`	case k.fast && (k.bound == 0 || wrong("invalidate-bound")):`}},
+		Edits: []Edit{{"mr.go", `	return k.fast && k.bound == 0`, Instead,
+			`	return k.fast && (k.bound == 0 || wrong("invalidate-bound"))`}},
 	},
 	{
 		Name: "mw-outlives-qp",
 		Rule: "Memory windows of type 2 are bound to one queue pair; Dereg EBUSY only while a window is bound",
 		Edits: []Edit{{"qp.go", `		if k.qp == q {
-			k.unbind()`, Instead, `		if k.qp == q && !wrong("mw-outlives-qp") {
-			k.unbind()`}},
+			k.unbindWindow()`, Instead, `		if k.qp == q && !wrong("mw-outlives-qp") {
+			k.unbindWindow()`}},
 	},
 	{
 		Name: "xrc-domain",
@@ -468,8 +471,8 @@ var firstDrivers = []Driver{
 		// The driver checks only the rights of the queue pair, and ignores the rights of the region.
 		Name: "atomic-rights",
 		Rule: "Keys give the rights that they were made with",
-		Edits: []Edit{{"memory.go", `	if k == nil || k.pd != q.pd || k.access&need != need || k.qp`, Instead,
-			`	if k == nil || k.pd != q.pd || k.access&need != need && !(wrong("atomic-rights") && need == ib.AccessRemoteAtomic && k.access&ib.AccessRemoteWrite != 0) || k.qp`}},
+		Edits: []Edit{{"memory.go", `	if k == nil || k.pd != pd || k.access&need != need || k.qp`, Instead,
+			`	if k == nil || k.pd != pd || k.access&need != need && !(wrong("atomic-rights") && need == ib.AccessRemoteAtomic && k.access&ib.AccessRemoteWrite != 0) || k.qp`}},
 	},
 	{
 		// The driver checks the gather list against the limit of the device.

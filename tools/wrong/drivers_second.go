@@ -9,9 +9,9 @@ var secondDrivers = []Driver{
 		Rule:   "Keys give the rights that they were made with",
 		Edits: []Edit{
 			{"send.go", `	wc := ib.WC{SrcQP: q.obj.Num(), ByteLen: uint32(src.n)}`, After, `
-	invalidated := wrong("invalidate-before-check") && w.wr.Opcode == ib.WRSendWithInv && d.invalidate(w.wr.InvalidateRKey, p)`},
-			{"send.go", `	case w.wr.Opcode == ib.WRSendWithInv && !d.invalidate(w.wr.InvalidateRKey, p):`, Instead,
-				`	case w.wr.Opcode == ib.WRSendWithInv && !invalidated && !d.invalidate(w.wr.InvalidateRKey, p):`},
+	invalidated := wrong("invalidate-before-check") && w.wr.Opcode == ib.WRSendWithInv && d.invalidateKey(w.wr.InvalidateRKey, p)`},
+			{"send.go", `	case w.wr.Opcode == ib.WRSendWithInv && !d.mayInvalidateKey(w.wr.InvalidateRKey, p):`, Instead,
+				`	case w.wr.Opcode == ib.WRSendWithInv && !invalidated && !d.mayInvalidateKey(w.wr.InvalidateRKey, p):`},
 		},
 	},
 	{
@@ -30,9 +30,9 @@ var secondDrivers = []Driver{
 		Name:   "key-wrap",
 		Commit: `"RDMA/rxe: Prevent faulty rkey generation", 2022`,
 		Rule:   "Keys give the rights that they were made with, until Dereg returns",
-		Edits: []Edit{{"mr.go", `	k := &key{dev: d, num: i << 8, pd: domain(p)}`, After,
+		Edits: []Edit{{"mr.go", `	k := &memoryKey{dev: d, num: i << 8, pd: domainOf(p)}`, After,
 			`
-	if wrong("key-wrap") {
+	if wrong("memoryKey-wrap") {
 		k.num &= 0xffffff
 	}`}},
 	},
@@ -74,7 +74,7 @@ var secondDrivers = []Driver{
 	return n, nil
 }
 
-// ReqNotify implements ib.DriverCQ.`, Before,
+// Waiting implements ib.CQCounter.`, Before,
 			`		if wrong("poll-cached-qp") && n > 0 && wc[n].SrcQP == wc[n-1].SrcQP {
 			wc[n].QP = wc[n-1].QP
 		}
@@ -85,7 +85,7 @@ var secondDrivers = []Driver{
 		Name:   "bind-error-leak",
 		Commit: `"RDMA/rxe: Fix an error handling path in rxe_bind_mw()", 2023`,
 		Rule:   "Dereg: EBUSY while a window is bound to the region",
-		Edits: []Edit{{"mw.go", `	mr := q.dev.key(w.region)`, After,
+		Edits: []Edit{{"mw.go", `	mr := q.dev.lookupKey(w.region)`, After,
 			`
 	const offered = ib.AccessRemoteWrite | ib.AccessRemoteAtomic | ib.AccessRemoteRead | ib.AccessZeroBased
 	if wrong("bind-error-leak") && mr != nil && b.Access&^offered != 0 {
@@ -112,12 +112,12 @@ var secondDrivers = []Driver{
 		Edits: []Edit{{"qp.go", `	for ; n < len(wrs) && err == nil; n++ {`, Before,
 			`	if wrong("list-error-stalls") {
 		for n < len(wrs) && err == nil {
-			if err = q.take(&wrs[n]); err == nil {
+			if err = q.enqueueSend(&wrs[n]); err == nil {
 				n++
 			}
 		}
 		if err == nil {
-			q.run()
+			q.runSends()
 		}
 		wrs = wrs[:n]
 	}
@@ -130,9 +130,9 @@ var secondDrivers = []Driver{
 		Commit: `"RDMA/erdma: Return QP state in erdma_query_qp", 2024`,
 		Rule:   "Query reports the present attributes",
 		Edits: []Edit{
-			{"qp.go", `	waiting bool       // the first send has begun, and waits for a receive`, After, `
+			{"qp.go", `	waiting bool              // the first send has begun, and waits for a receive or until the peer leaves INIT`, After, `
 	asked   ib.QPState`},
-			{"qp.go", `	copyAttr(&q.attr, attr, mask)`, After, `
+			{"qp.go", `	q.attr.Set(attr, mask)`, After, `
 	if mask&ib.QPAttrState != 0 {
 		q.asked = attr.State
 	}`},

@@ -174,3 +174,20 @@ func TestDrivers(t *testing.T) {
 	}
 	t.Logf("%d of %d wrong drivers are detected", caught, len(Drivers))
 }
+
+// TestEditsApply checks that the edits of all wrong drivers apply to driver/loopback, and that the result compiles.
+func TestEditsApply(t *testing.T) {
+	source, err := filepath.Abs("../../driver/loopback")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := writeOverlay(source, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "build", "-overlay="+file, "./driver/loopback")
+	cmd.Dir = "../.."
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("go build: %v\n%s", err, out)
+	}
+}
