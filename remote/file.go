@@ -301,7 +301,7 @@ func (f *File) answerRequest(r devfile.Request, fds []int) (a devfile.Answer) {
 			err := fmt.Errorf("panic in a command: %v", p)
 			f.srv.cfg.Log.Error(err.Error(), "uid", f.client.UID, "pid", f.client.PID, "stack", string(debug.Stack()))
 			if f.uverbs != nil {
-				f.uverbs.Fail(err)
+				f.uverbs.FailDevice(err)
 			}
 			a = errorAnswer(fmt.Errorf("internal error; see the log of the service: %w", syscall.EIO))
 		}

@@ -242,8 +242,8 @@ func (f cmFile) Ioctl(uverbs.Caller, uint32, uint64) error {
 	return fmt.Errorf("%s has no ioctl: %w", cmDevice, syscall.ENOTTY)
 }
 
-// Fail does nothing, because a file of the connection manager has no device.
-func (f cmFile) Fail(error) {}
+// FailDevice does nothing, because a file of the connection manager has no device.
+func (f cmFile) FailDevice(error) {}
 
 // newCMFile opens the file for a process. Like newOpenFile, newCMFile also returns the description for the program.
 func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {

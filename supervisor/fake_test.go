@@ -283,7 +283,7 @@ func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err e
 	return true, nil
 }
 
-func (f *fakeFile) Fail(why error) { f.failed.Add(1) }
+func (f *fakeFile) FailDevice(why error) { f.failed.Add(1) }
 
 func (f *fakeFile) Close() {
 	f.ringing.Lock() // waits for callers that ring, like package uverbs

@@ -134,11 +134,11 @@ type architecture struct {
 	// Programs of this architecture can also make calls of other architectures. The filter traps such a call if it
 	// executes a program.
 	execs  []uint32 // other numbers of execve in the same table
-	compat compatTable
+	compat compatSyscallTable
 }
 
-// compatTable is the system call table of 32-bit programs.
-type compatTable struct {
+// compatSyscallTable is the system call table of 32-bit programs.
+type compatSyscallTable struct {
 	audit uint32
 	execs []uint32
 }
@@ -198,7 +198,7 @@ var architectures = map[string]*architecture{
 			callFaccessat2:  syscallNumber(439),
 		},
 		execs:  []uint32{x32Flag + 520, x32Flag + 545},
-		compat: compatTable{unix.AUDIT_ARCH_I386, []uint32{11, 358}},
+		compat: compatSyscallTable{unix.AUDIT_ARCH_I386, []uint32{11, 358}},
 	},
 	"arm64": {
 		audit: unix.AUDIT_ARCH_AARCH64,
@@ -238,7 +238,7 @@ var architectures = map[string]*architecture{
 			callOpenat2:     syscallNumber(437),
 			callFaccessat2:  syscallNumber(439),
 		},
-		compat: compatTable{unix.AUDIT_ARCH_ARM, []uint32{11, 387}},
+		compat: compatSyscallTable{unix.AUDIT_ARCH_ARM, []uint32{11, 387}},
 	},
 }
 

@@ -118,7 +118,7 @@ type server interface {
 type commandFile interface {
 	Write(c uverbs.Caller, addr uint64, n int) (int, error)
 	Ioctl(c uverbs.Caller, request uint32, arg uint64) error
-	Fail(why error)
+	FailDevice(why error)
 	Close()
 }
 

@@ -172,7 +172,7 @@ func (w *worker) handleCall() (v callResult) {
 				string(debug.Stack()))
 			v = failWith(syscall.EIO)
 			if d := w.desc; d != nil {
-				d.file.file.Fail(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
+				d.file.file.FailDevice(fmt.Errorf("panic in a command of process %d: %v", w.n.tid, r))
 			}
 		}
 		w.endBusy()

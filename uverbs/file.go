@@ -432,9 +432,9 @@ func (f *File) abandonContext() {
 	f.events.endAll()
 }
 
-// Fail is called after a method of the file has panicked and the panic was recovered. The state of the device's locks
-// and tables is unknown after a panic. The device is therefore reset. Fail may not sleep.
-func (f *File) Fail(why error) { userOps.Fail(f.dev.ib, why) }
+// FailDevice is called after a method of the file has panicked and the panic was recovered. The state of the device's
+// locks and tables is unknown after a panic. The device is therefore reset. Fail may not sleep.
+func (f *File) FailDevice(why error) { userOps.Fail(f.dev.ib, why) }
 
 func (f *File) logf(format string, args ...any) {
 	f.dev.srv.opts.Log.Warn(fmt.Sprintf(format, args...),

@@ -71,10 +71,10 @@ func TestProgramRecoversFromLimit(t *testing.T) {
 	w.awaitNoProgramObjects()
 }
 
-// TestDrain tests a program that drains an extended completion queue, for which the providers of rdma-core v34 to
-// v54 count one completion too many. A program that waits for events must get each completion once. With one of
-// these providers it must also get one notice about the defect.
-func TestDrain(t *testing.T) {
+// TestExtendedCQOvercount tests a program that drains an extended completion queue, for which the providers of
+// rdma-core v34 to v54 count one completion too many. A program that waits for events must get each completion once.
+// With one of these providers it must also get one notice about the defect.
+func TestExtendedCQOvercount(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "drain")
 	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())

@@ -55,7 +55,7 @@ func TestSoakUsers(t *testing.T) {
 	var control *attackedService // this pair shares only the machine with the programs of s
 	if soakRoundsOr(12) >= often {
 		needProgram(t, "perftest", "ib_send_lat")
-		s.withoutNeighbour(func() { undisturbed = s.measureRoundTripP99() })
+		s.withNeighbourStopped(func() { undisturbed = s.measureRoundTripP99() })
 		t.Logf("undisturbed: p99 %.1f us", undisturbed)
 		control = startAttackedService(t)
 		control.stopNeighbour()
@@ -89,7 +89,7 @@ func TestSoakUsers(t *testing.T) {
 		if i%often == often-1 {
 			var p99, elsewhere float64
 			var rounds int
-			s.withoutNeighbour(func() {
+			s.withNeighbourStopped(func() {
 				p99, rounds = s.measureP99Beside(func() { s.runKillRound(r, raw) })
 				elsewhere, _ = s.measureP99Beside(func() { control.runKillRound(r, raw) })
 			})
@@ -101,8 +101,8 @@ func TestSoakUsers(t *testing.T) {
 	t.Logf("%v; no object left after at most %v; service: %+v", done, longest.Round(time.Millisecond), s.readLoad())
 }
 
-// withoutNeighbour calls f while the neighbour is stopped.
-func (s *attackedService) withoutNeighbour(f func()) {
+// withNeighbourStopped calls f while the neighbour is stopped.
+func (s *attackedService) withNeighbourStopped(f func()) {
 	s.t.Helper()
 	s.stopNeighbour()
 	f()

@@ -56,14 +56,14 @@ func testPrograms(t *testing.T) {
 	for _, tl := range interopTools {
 		for _, r := range roles {
 			for _, ip := range reportedIPVersions("programs", tl.program, tl.args, r.String()) {
-				tl.runVersions(t, "programs", r, ip, &port)
+				tl.runReported(t, "programs", r, ip, &port)
 			}
 		}
 	}
 }
 
-// runVersions runs the program between the two sides, on the TCP ports after *port.
-func (tl interopTool) runVersions(t *testing.T, section string, r role, ip string, port *int) {
+// runReported runs the program between the two sides, on the TCP ports after *port.
+func (tl interopTool) runReported(t *testing.T, section string, r role, ip string, port *int) {
 	c := reportCell{
 		Section: section, Operation: "`" + tl.program + " " + strings.TrimSpace(optionPattern.ReplaceAllString(tl.args,
 			"")) + "`",

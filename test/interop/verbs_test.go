@@ -47,7 +47,7 @@ func testCommands(t *testing.T) {
 	port := 19800
 	for _, tl := range commandTools {
 		for _, r := range append([]role{{theKernel, theKernel}}, roles...) {
-			tl.runVersions(t, "verbs", r, "IPv4", &port)
+			tl.runReported(t, "verbs", r, "IPv4", &port)
 		}
 	}
 }

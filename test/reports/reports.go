@@ -13,8 +13,8 @@ import (
 	"verbena/test/suite"
 )
 
-// Report is a public report, with a program that tests a device for the same fault.
-type Report struct {
+// BugReport is a public report, with a program that tests a device for the same fault.
+type BugReport struct {
 	// ID is the repository and the number, such as rdma-core#1624.
 	ID  string
 	URL string

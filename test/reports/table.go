@@ -4,8 +4,8 @@ package reports
 const githubURL = "https://github.com/"
 
 // All returns the reports.
-func All() []Report {
-	return []Report{
+func All() []BugReport {
+	return []BugReport{
 		// Work requests.
 		{ID: "rdma-core#1269", URL: githubURL + "linux-rdma/rdma-core/pull/1269", Kind: "zero length", Clause: "IBA C9-88",
 			Verbs: testZeroLengthRequest},

@@ -304,7 +304,7 @@ var mutants = []listedMutant{
 	{"a thread is replaced twice", "uverbs/poller/poller.go",
 		"	if p.current == r {\n		_ = p.startRunnerLocked()", "	if true {\n		_ = p.startRunnerLocked()"},
 	{"a panic does not fail the file", "uverbs/poller/poller.go",
-		"			x.File.Fail(err)\n", ""},
+		"			x.File.FailDevice(err)\n", ""},
 	{"a thread does not leave when other files have work", "uverbs/poller/poller.go",
 		"y != x && !y.busy.Load() && y.File.HasNewRequests()", "y == nil"},
 	{"a replaced thread continues", "uverbs/poller/poller.go",

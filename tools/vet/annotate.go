@@ -128,7 +128,7 @@ func (p *Program) applyDirectives(f *function) {
 				}
 			case "allow":
 				check, reason, _ := strings.Cut(d.rest, " ")
-				x := p.escapeFor(d, check, reason)
+				x := p.findOrAddEscape(d, check, reason)
 				f.allowed[check] = x
 			}
 		}
@@ -139,8 +139,8 @@ func (p *Program) applyDirectives(f *function) {
 	}
 }
 
-// escapeFor returns the escape of a function, once for all of its instances.
-func (p *Program) escapeFor(d directive, check, reason string) *Escape {
+// findOrAddEscape returns the escape of a function, once for all of its instances.
+func (p *Program) findOrAddEscape(d directive, check, reason string) *Escape {
 	for _, x := range p.all {
 		if x.Pos == d.pos {
 			return x

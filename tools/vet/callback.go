@@ -51,12 +51,12 @@ func (p *Program) checkCallbacks() (reports []Report) {
 					continue
 				}
 				what := calls(c)
-				path := []Step{{c.pos, functionName(v.f), "calls " + what}}
+				path := []PathStep{{c.pos, functionName(v.f), "calls " + what}}
 				if entersIB(v.f, c) && !c.spawns && p.escapes.escapeAt(p.Fset, c.pos, Callback) == nil {
 					for _, g := range c.callees {
 						if by.of[g] != nil {
 							what = "a consumer's callback, by " + c.calleeName() + ","
-							path = append([]Step{{c.pos, functionName(v.f), "calls " + functionName(g)}}, by.callPath(g)...)
+							path = append([]PathStep{{c.pos, functionName(v.f), "calls " + functionName(g)}}, by.callPath(g)...)
 						}
 					}
 				}
@@ -91,7 +91,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 				said[c.pos] = true
 				reports = append(reports, Report{Hotplug, c.pos, v.root.why + " calls " + shortName(c.static) +
 					", which is not for where one may not sleep",
-					v.pathTo(Step{c.pos, functionName(v.f), "calls " + shortName(c.static)})})
+					v.pathTo(PathStep{c.pos, functionName(v.f), "calls " + shortName(c.static)})})
 			}
 		}
 	})
@@ -139,11 +139,11 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 				}
 				v := taken[k]
 				said[c.pos] = true
-				path := []Step{{c.pos, functionName(f), what}}
+				path := []PathStep{{c.pos, functionName(f), what}}
 				if next != nil {
 					path = append(path, plugs.callPath(next)...)
 				}
-				path = append(path, v.pathTo(Step{where[k], functionName(v.f), "locks " + k.name})...)
+				path = append(path, v.pathTo(PathStep{where[k], functionName(v.f), "locks " + k.name})...)
 				reports = append(reports, Report{Hotplug, c.pos,
 					fmt.Sprintf("%s %s with %s held, for which %s may wait", functionName(f), what, l.name,
 						strings.TrimSuffix(v.root.why, ",")), path})

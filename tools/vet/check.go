@@ -25,11 +25,11 @@ type Report struct {
 	Check string
 	Pos   token.Pos
 	Text  string
-	Path  []Step // call path from the outermost function to the violation
+	Path  []PathStep // call path from the outermost function to the violation
 }
 
-// Step is a position on a call path.
-type Step struct {
+// PathStep is a position on a call path.
+type PathStep struct {
 	Pos  token.Pos
 	In   string
 	What string

@@ -74,13 +74,13 @@ func (p *Program) propagateEffect(e *effect, callers map[*function][]caller) {
 }
 
 // callPath returns the call path from a function to an effect.
-func (e *effect) callPath(f *function) (steps []Step) {
+func (e *effect) callPath(f *function) (steps []PathStep) {
 	for f != nil {
 		c := e.of[f]
 		if c == nil || len(steps) > 60 {
 			break
 		}
-		steps = append(steps, Step{c.pos, functionName(f), c.what})
+		steps = append(steps, PathStep{c.pos, functionName(f), c.what})
 		f = c.next
 	}
 	return steps
@@ -213,7 +213,7 @@ func (p *Program) locksHeldCalling(f *function, param, depth int) lockSet {
 			}
 			for _, g := range c.ownCallees() {
 				if g.runs[a.param] {
-					maps.Copy(held, p.locksStillHeldCalling(g, a.param, f.locks.may[c.at], depth+1))
+					maps.Copy(held, p.locksHeldAtParamCall(g, a.param, f.locks.may[c.at], depth+1))
 					maps.Copy(held, p.locksHeldCalling(g, a.param, depth+1))
 				}
 			}
@@ -249,7 +249,7 @@ func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
 			for _, g := range c.callees[:min(c.own, len(c.callees))] {
 				if a.f != nil && a.f.Function == f.Function && g.runs[a.param] {
 					found = true
-					maps.Copy(during, p.locksStillHeldCalling(g, a.param, held, 0))
+					maps.Copy(during, p.locksHeldAtParamCall(g, a.param, held, 0))
 				}
 			}
 		}
@@ -260,9 +260,9 @@ func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
 	return f.locksHeldThroughout(held)
 }
 
-// locksStillHeldCalling returns those of the locks held by the caller of a function that may still be held when the
+// locksHeldAtParamCall returns those of the locks held by the caller of a function that may still be held when the
 // function calls one of its parameters.
-func (p *Program) locksStillHeldCalling(f *function, param int, held lockSet, depth int) lockSet {
+func (p *Program) locksHeldAtParamCall(f *function, param int, held lockSet, depth int) lockSet {
 	if depth > maxFrames {
 		return held
 	}
@@ -289,7 +289,7 @@ func (p *Program) locksStillHeldCalling(f *function, param int, held lockSet, de
 		for _, a := range c.passes {
 			for _, g := range c.ownCallees() {
 				if a.from == param && g.runs[a.param] {
-					maps.Copy(during, p.locksStillHeldCalling(g, a.param, left, depth+1))
+					maps.Copy(during, p.locksHeldAtParamCall(g, a.param, left, depth+1))
 				}
 			}
 		}

@@ -90,7 +90,7 @@ func (p *Program) checkHeld() (reports []Report) {
 				if len(g.held) > 0 && p.escapes.escapeAt(p.Fset, m.Pos(), Held) == nil {
 					in := p.parentOf(m)
 					reports = append(reports, Report{Held, m.Pos(), fmt.Sprintf("%s passes %s, for calls without %s held",
-						functionName(in), functionName(g), g.held[0].name), []Step{{m.Pos(), functionName(in), "passes " +
+						functionName(in), functionName(g), g.held[0].name), []PathStep{{m.Pos(), functionName(in), "passes " +
 						functionName(g)}}})
 				}
 			}
@@ -142,7 +142,7 @@ func (p *Program) checkHeldAt(entry locksAtEntry, f *function, c *call, by, g *f
 			how = "perhaps " + how
 		}
 		reports = append(reports, Report{Held, c.pos, fmt.Sprintf("%s calls %s %s", functionName(f), functionName(g), how),
-			[]Step{{c.pos, functionName(f), "calls " + functionName(g)}}})
+			[]PathStep{{c.pos, functionName(f), "calls " + functionName(g)}}})
 	}
 	return reports
 }

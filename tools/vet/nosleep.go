@@ -22,7 +22,7 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 			}
 			at[o.pos] = true
 			reports = append(reports, Report{NoSleep, o.pos, v.root.why + " may sleep: it " + o.what,
-				v.pathTo(Step{o.pos, functionName(v.f), o.what})})
+				v.pathTo(PathStep{o.pos, functionName(v.f), o.what})})
 		}
 		for _, c := range v.f.calls {
 			// reported by checkHotplug
@@ -41,7 +41,7 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 					continue
 				}
 				at[c.pos] = true
-				path := append(v.pathTo(Step{c.pos, functionName(v.f), "calls " + functionName(g)}), sleep.callPath(g)...)
+				path := append(v.pathTo(PathStep{c.pos, functionName(v.f), "calls " + functionName(g)}), sleep.callPath(g)...)
 				reports = append(reports,
 					Report{NoSleep, c.pos, v.root.why + " may sleep: it calls " + called(), path})
 			}
@@ -56,8 +56,8 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 			}
 			said[l] = true
 			h := l.findHeldSleep()
-			end := Step{s.at.Pos(), functionName(v.f), "locks " + l.name}
-			path := append(v.pathTo(end), Step{h.pos, functionName(h.in), "meanwhile, with " + l.name + " held, " + h.what})
+			end := PathStep{s.at.Pos(), functionName(v.f), "locks " + l.name}
+			path := append(v.pathTo(end), PathStep{h.pos, functionName(h.in), "meanwhile, with " + l.name + " held, " + h.what})
 			reports = append(reports, Report{NoSleep, s.at.Pos(),
 				fmt.Sprintf("%s may sleep: it locks %s, which is held at %s across a call that sleeps (%s)",
 					v.root.why, l.name, p.FormatPos(h.pos), h.what), path})
@@ -88,7 +88,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 				continue
 			}
 			said[l] = true
-			path := []Step{{pos, functionName(f), what}}
+			path := []PathStep{{pos, functionName(f), what}}
 			if next != nil {
 				path = append(path, copies.callPath(next)...)
 			}
@@ -190,7 +190,7 @@ func (p *Program) checkSerial() (reports []Report) {
 				Report{Serial, c.pos,
 					fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods",
 						functionName(f), shortName(c.iface), l.name),
-					[]Step{{c.pos, functionName(f), "calls " + shortName(c.iface)}}})
+					[]PathStep{{c.pos, functionName(f), "calls " + shortName(c.iface)}}})
 		}
 	}
 	return reports

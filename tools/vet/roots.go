@@ -352,10 +352,10 @@ func (c *call) calleeName() string {
 	return shortName(c.iface)
 }
 
-func (v *rootVisit) pathTo(end Step) []Step {
-	steps := []Step{end}
+func (v *rootVisit) pathTo(end PathStep) []PathStep {
+	steps := []PathStep{end}
 	for ; v.from != nil; v = v.from {
-		steps = append(steps, Step{v.by.pos, functionName(v.from.f), "calls " + functionName(v.f)})
+		steps = append(steps, PathStep{v.by.pos, functionName(v.from.f), "calls " + functionName(v.f)})
 	}
 	slices.Reverse(steps)
 	return steps

@@ -36,7 +36,7 @@ const (
 type Ringer interface {
 	RingPosted(on ib.Staller, s *uverbs.Scan, all bool) (found bool, err error)
 	HasNewRequests() bool
-	Fail(why error)
+	FailDevice(why error)
 }
 
 // Source is an open device file of a program that posts without a call. One thread at a time calls its functions,
@@ -434,7 +434,7 @@ func (x *PolledSource) pollFile(all bool) (found bool) {
 		if v := recover(); v != nil {
 			err := fmt.Errorf("panic in a doorbell: %v", v)
 			x.p.set.log.Error(err.Error(), append([]any{"stack", string(debug.Stack())}, x.Who...)...)
-			x.File.Fail(err)
+			x.File.FailDevice(err)
 		}
 	}()
 	found, _ = x.File.RingPosted(x, &x.scan, all) // the program itself detects the removal of the device

@@ -41,7 +41,7 @@ func (f *countedFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (bool, error) {
 
 func (f *countedFile) HasNewRequests() bool { return f.posted.Load() != f.rung.Load() }
 
-func (f *countedFile) Fail(why error) { f.failed.Store(&why) }
+func (f *countedFile) FailDevice(why error) { f.failed.Store(&why) }
 
 // fixture holds the pollers of a test, with one user.
 type fixture struct {
