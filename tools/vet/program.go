@@ -132,14 +132,19 @@ func Load(dir string, patterns ...string) ([]*Program, error) {
 	return loadPrograms(dir, false, patterns...)
 }
 
-// loadPrograms implements Load. If each is set, Load makes a separate Program for each package that no command imports.
-func loadPrograms(dir string, each bool, patterns ...string) ([]*Program, error) {
+// LoadTests is Load with the test files of the packages. Each test binary is one more command.
+func LoadTests(dir string, patterns ...string) ([]*Program, error) {
+	return loadPrograms(dir, true, patterns...)
+}
+
+// loadPrograms implements Load and LoadTests.
+func loadPrograms(dir string, tests bool, patterns ...string) ([]*Program, error) {
 	fset := token.NewFileSet()
 	pkgs, err := packages.Load(&packages.Config{
 		Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports |
 			packages.NeedDeps | packages.NeedTypes | packages.NeedTypesSizes | packages.NeedSyntax | packages.NeedTypesInfo |
 			packages.NeedModule,
-		Dir: dir, Fset: fset,
+		Dir: dir, Fset: fset, Tests: tests,
 	}, patterns...)
 	if err != nil {
 		return nil, fmt.Errorf("load packages: %w", err)
@@ -181,13 +186,7 @@ func loadPrograms(dir string, each bool, patterns ...string) ([]*Program, error)
 		}
 	}
 	if len(rest) > 0 {
-		if each {
-			for _, k := range rest {
-				groups = append(groups, []*packages.Package{k})
-			}
-		} else {
-			groups = append(groups, rest)
-		}
+		groups = append(groups, rest)
 	}
 	var programs []*Program
 	for _, g := range groups {

@@ -84,3 +84,20 @@ func TestSnippets(t *testing.T) {
 	}
 	t.Log(counts)
 }
+
+// TestLoadTestsReadsTestFiles checks that each test binary is a program with the functions of the test files.
+func TestLoadTestsReadsTestFiles(t *testing.T) {
+	programs, err := LoadTests(".", "verbena/examples/page")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := false
+	for _, p := range programs {
+		for f := range p.funcs {
+			found = found || p.Name == "verbena/examples/page.test" && f.Name() == "TestTicketsAreUnique"
+		}
+	}
+	if !found {
+		t.Error("programs: got no TestTicketsAreUnique in the test binary of examples/page, want one")
+	}
+}
