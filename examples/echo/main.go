@@ -107,9 +107,11 @@ func (c *caller) call(message []byte, timeout time.Duration) ([]byte, error) {
 	if err := c.postReceive(0, c.handleAnswer); err != nil {
 		return nil, err
 	}
-	if err := c.postSend(1, c.ah, c.qpn, uint32(n), nil); err != nil {
+	sent := make(chan struct{})
+	if err := c.postSend(1, c.ah, c.qpn, uint32(n), func(*ib.WC) { close(sent) }); err != nil {
 		return nil, err
 	}
+	defer func() { <-sent }() // the answer does not prove that the device no longer reads the message (point 1)
 	select {
 	case answer := <-c.answers:
 		return answer, nil
