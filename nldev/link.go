@@ -27,10 +27,10 @@ func (d *datagram) putDevice(dev *Device) {
 }
 
 // putPort appends the attributes of a port that exists. Mirrors fill_port_info.
-func (d *datagram) putPort(dev *Device, putPort uint32) {
-	p := &dev.Ports[putPort-1]
+func (d *datagram) putPort(dev *Device, port uint32) {
+	p := &dev.Ports[port-1]
 	d.putHandle(dev)
-	d.putU32(attrPortIndex, putPort)
+	d.putU32(attrPortIndex, port)
 	if dev.Protocol == "ib" {
 		d.putU64(attrCapFlags, p.CapFlags)
 		d.putU64(attrSubnetPrefix, p.SubnetPrefix)

@@ -21,7 +21,7 @@ import (
 type admissions struct {
 	mu       sync.Mutex
 	of       map[quota.ID]*admissionQueue
-	accounts map[quota.ID]quota.ID // accounts of user OwnIDMap, where the account has another ID
+	accounts map[quota.ID]quota.ID // accounts of user IDs, where the account has another ID
 	total    int                   // number of waiting clients
 }
 
@@ -41,7 +41,7 @@ const (
 	maxUnknown = 16
 	// maxAllAdmissions limits the number of waiting clients of all users.
 	maxAllAdmissions = 2048
-	// maxQueues limits the number of remembered users and subordinate OwnIDMap.
+	// maxQueues limits the number of remembered users and subordinate IDs.
 	maxQueues = 1 << 16
 	// admissionRate is the number of clients identified per second for one user after a burst.
 	admissionRate  = 500

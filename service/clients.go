@@ -458,7 +458,7 @@ func commandName(pid int) string {
 	return strings.TrimSpace(string(b))
 }
 
-// sessionInfo describes an attached program. The process and user OwnIDMap come from the kernel. The launcher provides
+// sessionInfo describes an attached program. The process and user IDs come from the kernel. The launcher provides
 // only text for display.
 func (p peer) sessionInfo(a *ctl.Attach, process *os.File, h supervisor.Helper) supervisor.SessionInfo {
 	return supervisor.SessionInfo{LauncherPID: p.pid, UID: p.uid, Account: p.Account, Pidfd: process,

@@ -61,7 +61,7 @@ type Options struct {
 	// OnDemand marks a service that was started by a client and not by a user. While idle, an on-demand service
 	// yields to a service that a user starts.
 	OnDemand bool
-	// Managers are additional user OwnIDMap that may manage the service, beside those defined by package principal.
+	// Managers are additional user IDs that may manage the service, beside those defined by package principal.
 	Managers []int
 	// Limits limits the resources of users; nil means the DefaultLimits of a service that is not shared.
 	Limits *quota.Limits

@@ -331,33 +331,33 @@ func printCandidate(w io.Writer, name, help string) {
 }
 
 // namesOfKind returns the existing names of a kind: devices of the running service, users, groups or interfaces.
-func (c *cli) namesOfKind(kind string) (namesOfKind []string) {
+func (c *cli) namesOfKind(kind string) (names []string) {
 	switch kind {
 	case "device":
 		done := make(chan []string, 1)
 		go func() { done <- c.deviceNames() }()
 		select {
-		case namesOfKind = <-done:
+		case names = <-done:
 		case <-time.After(time.Second): // completion must not block the shell if the service does not answer
 		}
 	case "verb":
-		namesOfKind = service.VerbNames()
+		names = service.VerbNames()
 	case "event":
-		namesOfKind = service.EventNames()
+		names = service.EventNames()
 	case "errno":
-		namesOfKind = service.ErrnoNames()
+		names = service.ErrnoNames()
 	case "user":
-		namesOfKind = firstFieldsOfLines("/etc/passwd")
+		names = firstFieldsOfLines("/etc/passwd")
 	case "group":
-		namesOfKind = firstFieldsOfLines("/etc/group")
+		names = firstFieldsOfLines("/etc/group")
 	case "interface":
 		all, _ := net.Interfaces()
 		for _, i := range all {
-			namesOfKind = append(namesOfKind, i.Name)
+			names = append(names, i.Name)
 		}
 	}
-	slices.Sort(namesOfKind)
-	return namesOfKind
+	slices.Sort(names)
+	return names
 }
 
 func (c *cli) deviceNames() (names []string) {

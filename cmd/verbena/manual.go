@@ -108,7 +108,7 @@ func (r *roffPage) writeItem(head, text string) {
 }
 
 // writeParagraphs writes paragraphs. Indented lines are written without filling.
-func (r *roffPage) writeParagraphs(writeParagraphs string) {
+func (r *roffPage) writeParagraphs(text string) {
 	var filled, fixed []string
 	end := func() {
 		if len(filled) > 0 {
@@ -123,7 +123,7 @@ func (r *roffPage) writeParagraphs(writeParagraphs string) {
 		}
 		filled, fixed = nil, nil
 	}
-	for line := range strings.Lines(strings.TrimRight(writeParagraphs, "\n")) {
+	for line := range strings.Lines(strings.TrimRight(text, "\n")) {
 		line = strings.TrimRight(line, "\n")
 		code, indented := strings.CutPrefix(line, "  ")
 		switch {

@@ -82,9 +82,9 @@ func probeKernel(log *slog.Logger) (k kernelFeatures) {
 }
 
 // logMissingFeatures logs each promise that the kernel cannot keep. At level Debug it also logs all missing features.
-func (k kernelFeatures) logMissingFeatures(logMissingFeatures *slog.Logger) {
+func (k kernelFeatures) logMissingFeatures(log *slog.Logger) {
 	if k.err != nil {
-		logMissingFeatures.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
+		log.Warn("no program can be started on this kernel", "release", kernelRelease(), "err", k.err)
 		return
 	}
 	var missing []string
@@ -94,12 +94,12 @@ func (k kernelFeatures) logMissingFeatures(logMissingFeatures *slog.Logger) {
 		}
 		missing = append(missing, f.Name)
 		if f.Promise != "" {
-			logMissingFeatures.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since,
+			log.Info("not promised on this kernel", "release", kernelRelease(), "lacks", f.Name, "since", f.Since,
 				"promise",
 				f.Promise)
 		}
 	}
-	logMissingFeatures.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory",
+	log.Debug("kernel", "release", kernelRelease(), "without", strings.Join(missing, ", "), "memory",
 		supervisor.DescribeAccess())
 }
 

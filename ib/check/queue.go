@@ -244,7 +244,7 @@ func (o *checkedObject) expectPoll(flags ib.NotifyFlags, missed bool, at []uintp
 }
 
 // postChecked calls PostSend or PostRecv of a queue.
-func postChecked[WR any](o *checkedObject, what string, wrs []WR, postChecked func([]WR) (int, error),
+func postChecked[WR any](o *checkedObject, what string, wrs []WR, post func([]WR) (int, error),
 	note func(*frame, []WR) (taken func(int))) (int, error) {
 
 	f, err := o.enterAtomicCall(what)
@@ -253,7 +253,7 @@ func postChecked[WR any](o *checkedObject, what string, wrs []WR, postChecked fu
 		return 0, err
 	}
 	taken := note(f, wrs)
-	n, err := postChecked(wrs)
+	n, err := post(wrs)
 	taken(n)
 	if n < 0 || n > len(wrs) || n < len(wrs) && err == nil || n == len(wrs) && n > 0 && err != nil {
 		f.reportInconsistentResult(fmt.Sprintf("%d of %d work requests accepted, error %v", n, len(wrs), err))

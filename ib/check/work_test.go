@@ -94,13 +94,13 @@ func (x *testConsumer) failOnError(err error) {
 	}
 }
 
-func (x *testConsumer) reportedRules() (reportedRules []check.Rule) {
+func (x *testConsumer) reportedRules() (rules []check.Rule) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, v := range x.seen {
-		reportedRules = append(reportedRules, v.Rule)
+		rules = append(rules, v.Rule)
 	}
-	return reportedRules
+	return rules
 }
 
 // endAndExpect destroys the remaining objects, and checks that exactly these rules were violated.

@@ -26,7 +26,7 @@ var loadChecks = []ruleTest{
 // randomCalls is a set of functions that threads call at random. Each returns an error on failure.
 type randomCalls map[string]func(r *rand.Rand) error
 
-// runUnomittedConcurrently calls the functions on several threads, and reports all but the tolerated errors.
+// runConcurrently calls the functions on several threads, and reports all but the tolerated errors.
 func (w randomCalls) runConcurrently(e *testEnv, threads, rounds int, tolerated ...syscall.Errno) {
 	e.Helper()
 	names := make([]string, 0, len(w))

@@ -98,7 +98,7 @@ func TestDialChecksOwnerFirst(t *testing.T) {
 	<-got
 }
 
-// TestOverflowIDIsNotOwn tests that the overflow ID, which represents all unmapped OwnIDMap, never counts as this
+// TestOverflowIDIsNotOwn tests that the overflow ID, which represents all unmapped IDs, never counts as this
 // process's own ID.
 func TestOverflowIDIsNotOwn(t *testing.T) {
 	self := os.Geteuid()

@@ -33,10 +33,10 @@ func PeerCredentials(c *net.UnixConn) (pid, uid int, err error) {
 	return int(cred.Pid), int(cred.Uid), nil
 }
 
-// idMap describes the user OwnIDMap of a user namespace.
+// idMap describes the user IDs of a user namespace.
 type idMap struct {
-	Overflow int  // ID that represents all unmapped OwnIDMap
-	All      bool // all OwnIDMap are mapped
+	Overflow int  // ID that represents all unmapped IDs
+	All      bool // all IDs are mapped
 }
 
 // IsAnonymous reports whether a user ID may represent several users.

@@ -171,10 +171,10 @@ func (l *testbed) lastStatus(cq *ib.CQ) string {
 	return all[len(all)-1].Status.String()
 }
 
-func (l *testbed) wantEqual(what string, got, wantEqual any) {
+func (l *testbed) wantEqual(what string, got, want any) {
 	l.t.Helper()
-	if got != wantEqual {
-		l.t.Errorf("%s: got %v, want %v", what, got, wantEqual)
+	if got != want {
+		l.t.Errorf("%s: got %v, want %v", what, got, want)
 	}
 }
 
