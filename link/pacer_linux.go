@@ -143,7 +143,7 @@ func (p *pacer) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.event >= 0 {
-		unix.Close(p.event) //verbena:allow nosleep an eventfd waits for nobody
+		unix.Close(p.event) //verbena:allow nosleep the close of an eventfd does not wait
 		p.event = -1
 	}
 }

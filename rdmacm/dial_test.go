@@ -201,7 +201,7 @@ func TestFailedDialReturnsError(t *testing.T) {
 		is   error
 		says string
 	}{
-		{"nobody listens", func(t *testing.T, a, b *testHost) error { return dial(t, ctx, a, testAddrPortOf(b)) },
+		{"no listener", func(t *testing.T, a, b *testHost) error { return dial(t, ctx, a, testAddrPortOf(b)) },
 			syscall.ECONNREFUSED, "no listener on the port"},
 		{"no host at the address", func(t *testing.T, a, b *testHost) error {
 			return dial(t, ctx, a, netip.MustParseAddrPort("10.0.0.9:7471"))

@@ -126,14 +126,14 @@ func TestCMDialErrors(t *testing.T) {
 	w := newTestbed(t, &rxe.Fabric{})
 	h := w.newHost()
 	e := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
-	nobody := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
-	must(t, nobody.l.Close())
-	_, err := e.d.Dial("rdma", nobody.l.Addr().String())
+	unserved := newCMTestPair(t, rdmanet.Config{Host: h}, "127.0.0.80")
+	must(t, unserved.l.Close())
+	_, err := e.d.Dial("rdma", unserved.l.Addr().String())
 	checkOpError(t, "Dial without a Listener", err, syscall.ECONNREFUSED)
 	if ne := net.Error(nil); !errors.As(err, &ne) || ne.Timeout() {
 		t.Errorf("Dial without a Listener: got the timeout %v, want another error", err)
 	}
-	_, err = nobody.l.Accept()
+	_, err = unserved.l.Accept()
 	checkOpError(t, "Accept", err, net.ErrClosed)
 }
 

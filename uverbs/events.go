@@ -523,7 +523,7 @@ func (e *eventFile) close() {
 	}
 	e.state = eventsClosed
 	e.startWriteLoop()
-	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitSpace, and waits for nobody
+	_ = e.pipe.SetWriteDeadline(time.Unix(1, 0)) //verbena:allow nosleep it ends awaitSpace and does not wait
 }
 
 // isReaderClosed reports whether the program has closed its end permanently, or the event file is closed.
@@ -630,7 +630,7 @@ func (s *eventFiles) newAsync() (e *eventFile, reader int, err error) {
 func (s *eventFiles) addFile(list *[]*eventFile, e *eventFile, reader int) error {
 	if s.closed {
 		s.closeDroppedFile(e)
-		unix.Close(reader) //verbena:allow nosleep the end of a pipe waits for nobody
+		unix.Close(reader) //verbena:allow nosleep the close of a pipe does not wait
 		return errFileClosed
 	}
 	*list = append(*list, e)

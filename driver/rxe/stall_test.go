@@ -444,7 +444,7 @@ func TestLaneRecovers(t *testing.T) {
 }
 
 // TestXRCTargetOfProgram: PostSend of a consumer in this process does not wait for the memory of a program behind an
-// XRC target that nobody's context owns.
+// XRC target that no user context owns.
 func TestXRCTargetOfProgram(t *testing.T) {
 	for name, s := range map[string]setup{"shortcut": {shortcut: true}, "wire": loopback()} {
 		t.Run(name, func(t *testing.T) {
