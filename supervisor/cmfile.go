@@ -181,43 +181,17 @@ func (p *cmPipe) watchReaders(gone func()) {
 	})
 }
 
-// cmWaitCounts counts the calls on a file that wait for events. In the kernel such a call holds a reference to the
-// file. A file without descriptors therefore exists until its waiting calls have returned.
-type cmWaitCounts struct {
-	mu       sync.Mutex
-	calls    int
-	deserted bool
-	left     chan struct{} // closed after noteLastClose was called and the last call has returned
-	user     *atomic.Int64 // number of waiting calls of the user on all files
+// cmWaits describes the calls on a file that wait for events.
+type cmWaits struct {
+	left chan struct{} // closed after the program has closed its last descriptor
+	user *atomic.Int64 // number of waiting calls of the user on all files
 }
 
-// beginWait counts a waiting call. endWait ends the count of the call.
-func (f *openFile) beginWait() {
-	f.waits.mu.Lock()
-	defer f.waits.mu.Unlock()
-	f.waits.calls++
-}
-
-func (f *openFile) endWait() {
-	f.waits.mu.Lock()
-	f.waits.calls--
-	last := f.waits.calls == 0 && f.waits.deserted
-	f.waits.mu.Unlock()
-	if last {
-		f.close()
-	}
-}
-
-// noteLastClose records that the program has closed its last descriptor.
+// noteLastClose records that the program has closed its last descriptor. The waiting calls then check whether their
+// threads exist.
 func (f *openFile) noteLastClose() {
-	f.waits.mu.Lock()
-	f.waits.deserted = true
 	close(f.waits.left)
-	last := f.waits.calls == 0
-	f.waits.mu.Unlock()
-	if last {
-		f.close()
-	}
+	f.abandon()
 }
 
 // waitCountOf returns the number of a user's calls that wait for events.
@@ -417,7 +391,6 @@ func (w *worker) answerCMCommand(f *openFile) (v callResult, waits bool) {
 		if w.trace != nil {
 			d.caller.trace, w.trace.later = &callTrace{}, true
 		}
-		f.beginWait()
 		go contain.RecoverPanic(d.awaitEvent, d.handlePanic)
 		return callResult{fate: fateSent}, true
 	case err != nil:
@@ -498,7 +471,6 @@ const errRestart = syscall.Errno(512)
 // awaitEvent answers the call when there is an event, the file is closed, or a signal arrives. The caller of await has
 // entered the file.
 func (d *deferredGetEvent) awaitEvent() {
-	defer d.f.endWait()
 	defer d.f.endCall()
 	d.f.waits.user.Add(1)
 	defer d.f.waits.user.Add(-1)

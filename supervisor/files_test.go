@@ -122,7 +122,8 @@ func TestDescriptorOfAnotherUser(t *testing.T) {
 	}
 }
 
-// TestCommandOnClosingFileFails tests that a command on a closing file fails with EIO.
+// TestCommandOnClosingFileFails tests that a command on a closing file fails with EIO, or with EBADF if the program has
+// closed the file.
 func TestCommandOnClosingFileFails(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
@@ -138,6 +139,10 @@ func TestCommandOnClosingFileFails(t *testing.T) {
 	f.close()
 	if got := ioctl(); got != "EIO" {
 		t.Errorf("command on a closing file: got %s, want EIO", got)
+	}
+	f.abandon()
+	if got := ioctl(); got != "EBADF" {
+		t.Errorf("command on a closing file without descriptors: got %s, want EBADF", got)
 	}
 	f.endCall()
 }

@@ -24,7 +24,8 @@ const queueSuffix = ".queues"
 // program can map. The filter traps calls on that descriptor by its number. The file ends when the last descriptor
 // and mapping of the queue file are closed.
 //
-//	open --close--> closing --last call returned--> ended
+//	open --------------------------close---------------------> closing --last call returned--> ended
+//	open --abandon--> abandoned --close, last call returned--> closing
 type openFile struct {
 	sup     *Supervisor
 	session *Session
@@ -34,7 +35,7 @@ type openFile struct {
 	native  *nativeDoorbells // nil for trapped doorbells
 	cm      *ucma.File       // set for rdma_cm, otherwise nil
 	pipe    *cmPipe          // set if cm is set
-	waits   cmWaitCounts     // used if cm is set
+	waits   cmWaits          // used if cm is set
 	user    *quota.User
 	inode   inode
 	watch   int32
@@ -49,11 +50,16 @@ type openFile struct {
 		next  time.Duration // delay before the next check
 	}
 
-	calls atomic.Int64 // number of calls in progress; close adds the constant closing
+	calls atomic.Int64 // number of calls in progress, and the flags below
 	ended chan struct{}
 }
 
-const closingFlag = 1 << 62
+const (
+	closingFlag = 1 << 62
+	// abandonedFlag is set after the program has closed its last descriptor. A call holds a reference to its file, as
+	// in the kernel. The last call therefore closes an abandoned file.
+	abandonedFlag = 1 << 61
+)
 
 // newOpenFile opens a device for a process. newOpenFile also returns the description for the program. The caller
 // closes the description after the program has received it. how is the access mode of the description. When the
@@ -148,7 +154,7 @@ func (f *openFile) registerFile() error {
 	return nil
 }
 
-// beginCall begins a call on the file. It returns false if the file is closed. leave ends the call.
+// beginCall begins a call on the file. It returns false if the file is closed. endCall ends the call.
 func (f *openFile) beginCall() bool {
 	for {
 		n := f.calls.Load()
@@ -162,10 +168,23 @@ func (f *openFile) beginCall() bool {
 }
 
 func (f *openFile) endCall() {
-	if f.calls.Add(-1) == closingFlag {
+	switch f.calls.Add(-1) {
+	case closingFlag, closingFlag | abandonedFlag:
 		f.endFile()
+	case abandonedFlag:
+		f.close()
 	}
 }
+
+// abandon closes the file after the calls in progress have returned. The program has closed its last descriptor.
+func (f *openFile) abandon() {
+	if f.calls.Or(abandonedFlag) == 0 {
+		f.close()
+	}
+}
+
+// isAbandoned reports whether abandon was called.
+func (f *openFile) isAbandoned() bool { return f.calls.Load()&abandonedFlag != 0 }
 
 // isClosed reports whether close was called.
 func (f *openFile) isClosed() bool { return f.calls.Load() >= closingFlag }

@@ -288,7 +288,6 @@ func TestGetEventWithoutEvent(t *testing.T) {
 		t.Error("wakeup of an ended thread: got no end of the call, want one")
 	}
 	over := make(chan struct{})
-	f.beginWait()
 	go func() {
 		defer close(over)
 		d.awaitEvent()
@@ -300,6 +299,34 @@ func TestGetEventWithoutEvent(t *testing.T) {
 		f.cm.Close()
 		<-over
 	}
+}
+
+// TestWaitOutlivesLastDescriptor tests that GET_EVENT waits until its thread has ended if another thread closes the last
+// descriptor after the call has begun. rping(1) closes its channel while a thread waits.
+func TestWaitOutlivesLastDescriptor(t *testing.T) {
+	c := newTrappedCall(t, nil, withCM(t))
+	p := c.mustProcess()
+	f, description := c.mustOpen(cmNode, p.user, 0)
+	c.setGetEvent(description)
+	c.w.known = callerCache{done: true, proc: p, space: p.space}
+	if !f.beginCall() {
+		t.Fatal("begin of a call: got false, want true")
+	}
+	f.noteLastClose()
+	if v, waits := c.w.answerCMCommand(f); !waits {
+		t.Fatalf("GET_EVENT on a file without descriptors: got %v, want a wait", v)
+	}
+	time.Sleep(3 * firstSignalLook)
+	if f.isClosed() || checkStillTrapped(c.s.fd, c.id) != nil {
+		t.Error("wait on a file without descriptors: got an answer, want none")
+	}
+	if !f.beginCall() {
+		t.Error("begin of another call: got false, want true")
+	}
+	f.endCall()
+	f.cm.Close() // ends the wait
+	testutil.Eventually(t, "the file to be closed", f.isClosed)
+	<-f.ended
 }
 
 // TestGetEventPanicFailsCall tests that a panic in a call that waits for an event makes the call fail with EIO and

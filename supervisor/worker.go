@@ -215,6 +215,9 @@ func (w *worker) handleCall() (v callResult) {
 			return w.answerOtherIoctl()
 		}
 		if !f.beginCall() {
+			if f.isAbandoned() {
+				return failWith(syscall.EBADF)
+			}
 			return failWith(syscall.EIO)
 		}
 		return w.answerCommand(c, f)
