@@ -214,7 +214,7 @@ func TestRecorderWritesFilteredPackets(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := New(&file, Options{Filter: filter})
-		a := r.Interface("rxe0", "eth0")
+		a := r.NewInterfaceTap("rxe0", "eth0")
 		start := time.Now()
 		p := newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100)
 		q := newTappedPacket("10.0.0.2", "10.0.0.1", roce.RCAcknowledge, 17, 0)
@@ -227,7 +227,7 @@ func TestRecorderWritesFilteredPackets(t *testing.T) {
 		if len(packetDirections(file.Bytes())) != 2 {
 			t.Error("packets in the file before Close: got none, want 2")
 		}
-		b := r.Interface("rxe1", "")
+		b := r.NewInterfaceTap("rxe1", "")
 		b.Packet(newTappedPacket("fd00::1", "fd00::2", roce.RCSendOnly, 17, 100))
 		sum, err := r.Close()
 		if err != nil || sum != (recordingStats{Packets: 3}) {
@@ -267,7 +267,7 @@ func TestRecorderEndsAfterCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var file bytes.Buffer
 		r := New(&file, Options{Count: 5})
-		tap := r.Interface("rxe0", "")
+		tap := r.NewInterfaceTap("rxe0", "")
 		for range 9 {
 			tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 100))
 		}
@@ -291,7 +291,7 @@ func TestRecorderSortsByTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var file bytes.Buffer
 		r := New(&file, Options{})
-		tap := r.Interface("rxe0", "")
+		tap := r.NewInterfaceTap("rxe0", "")
 		start := time.Now()
 		for i, late := range []time.Duration{500, 150, 400, 350} { // times in milliseconds
 			p := newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, uint32(20+i), 100)
@@ -336,7 +336,7 @@ func TestBlockedWriterDropsPackets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{let: make(chan struct{})}
 		r := New(w, Options{Buffer: 100 << 10})
-		tap := r.Interface("rxe0", "")
+		tap := r.NewInterfaceTap("rxe0", "")
 		const packets, fit = 1000, (100 << 10) / (1000 + recordCost)
 		for range packets {
 			tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
@@ -365,7 +365,7 @@ func (failingWriter) Write([]byte) (int, error) { return 0, errWriteFailed }
 func TestRecorderReportsWriteError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := New(failingWriter{}, Options{})
-		tap := r.Interface("rxe0", "")
+		tap := r.NewInterfaceTap("rxe0", "")
 		tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 1000))
 		<-r.Done()
 		if _, err := r.Close(); !errors.Is(err, errWriteFailed) || !strings.Contains(err.Error(), "write the capture") {
@@ -381,7 +381,7 @@ func TestConcurrentPacketsAreCounted(t *testing.T) {
 	var wg sync.WaitGroup
 	const threads, each = 4, 2000
 	for range threads {
-		tap := r.Interface("rxe0", "")
+		tap := r.NewInterfaceTap("rxe0", "")
 		wg.Go(func() {
 			for range each {
 				tap.Packet(newTappedPacket("10.0.0.1", "10.0.0.2", roce.RCSendOnly, 17, 64))

@@ -153,11 +153,11 @@ func (f *filter) Match(p *link.Tapped) bool {
 	return true
 }
 
-// unknownQP is not a valid queue pair number.
-const unknownQP = 1 << 24
+// unknownQPN is not a valid queue pair number.
+const unknownQPN = 1 << 24
 
 // senderQP returns the number of the sending queue pair, if the device or the packet has it. Otherwise it returns
-// unknownQP.
+// unknownQPN.
 func senderQP(p *link.Tapped) uint32 {
 	if p.QP != 0 {
 		return p.QP
@@ -167,5 +167,5 @@ func senderQP(p *link.Tapped) uint32 {
 		k := roce.Packet{Opcode: op, Flags: op.Flags(), Data: p.Data}
 		return k.DETH().SrcQPN()
 	}
-	return unknownQP
+	return unknownQPN
 }

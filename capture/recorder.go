@@ -110,8 +110,8 @@ func New(w io.Writer, opts Options) *Recorder {
 	return r
 }
 
-// Interface adds an interface to the file, and returns the tap for its packets.
-func (r *Recorder) Interface(name, description string) link.Tap {
+// NewInterfaceTap adds an interface to the file, and returns the tap for its packets.
+func (r *Recorder) NewInterfaceTap(name, description string) link.Tap {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t := &recorderTap{r: r, id: len(r.interfaces), name: name, description: description, start: time.Now()}
@@ -200,7 +200,7 @@ func (r *Recorder) writeDuePackets(all bool) (enough bool) {
 	r.mu.Unlock()
 
 	for ; r.known < len(interfaces); r.known++ {
-		r.runStep(func() error { return r.addInterface(interfaces[r.known]) })
+		r.runWriteStep(func() error { return r.addInterface(interfaces[r.known]) })
 	}
 	young := time.Now().Add(-reorderTime)
 	for i := range b.records {
@@ -215,7 +215,7 @@ func (r *Recorder) writeDuePackets(all bool) (enough bool) {
 		}
 	}
 	for i := range list[:n] {
-		r.runStep(func() error { return r.writeRecord(&list[i]) })
+		r.runWriteStep(func() error { return r.writeRecord(&list[i]) })
 	}
 	rest := make([]record, 0, len(list)-n)
 	for _, x := range list[n:] {
@@ -225,13 +225,13 @@ func (r *Recorder) writeDuePackets(all bool) (enough bool) {
 	r.young = rest
 	r.spare = b
 	if r.w != nil {
-		r.runStep(r.w.Flush)
+		r.runWriteStep(r.w.Flush)
 	}
 	return enough || r.err != nil
 }
 
-// runStep runs a step of writing, unless an earlier step has failed.
-func (r *Recorder) runStep(step func() error) {
+// runWriteStep runs a step of writing, unless an earlier step has failed.
+func (r *Recorder) runWriteStep(step func() error) {
 	if r.err == nil {
 		if err := step(); err != nil {
 			r.err = fmt.Errorf("write the capture: %w", err)
@@ -280,13 +280,13 @@ func (r *Recorder) writeStatistics() {
 	for _, t := range interfaces {
 		dropped := t.dropped.Load()
 		r.summary.Dropped += dropped
-		r.runStep(func() error {
+		r.runWriteStep(func() error {
 			return r.w.WriteInterfaceStats(t.id, pcapgo.NgInterfaceStatistics{
 				LastUpdate: now, StartTime: t.start, EndTime: now, PacketsReceived: t.seen.Load(), PacketsDropped: dropped,
 			})
 		})
 	}
 	if r.w != nil {
-		r.runStep(r.w.Flush)
+		r.runWriteStep(r.w.Flush)
 	}
 }

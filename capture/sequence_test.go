@@ -29,7 +29,7 @@ var pairAddrs = [2]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAd
 func newRecordedPair(t *testing.T) *recordedPair {
 	w := &recordedPair{t: t, at: time.Unix(1700000000, 0)}
 	w.rec = New(&w.buf, Options{})
-	w.taps = [2]link.Tap{w.rec.Interface("rxe0", ""), w.rec.Interface("rxe1", "")}
+	w.taps = [2]link.Tap{w.rec.NewInterfaceTap("rxe0", ""), w.rec.NewInterfaceTap("rxe1", "")}
 	return w
 }
 

@@ -93,7 +93,7 @@ func (c *callbackQueue) runningCount() int { return c.running[0] + c.running[1] 
 func (c *callbackQueue) pushHandler(cq *CQ) {
 	c.mu.Lock()
 	c.due.push(cq)
-	c.unlockAndServe()
+	c.unlockAndEnsureRunner()
 }
 
 // pushEvent queues an asynchronous event. pushEvent may not sleep.
@@ -103,7 +103,7 @@ func (c *callbackQueue) pushEvent(cb dueEvent) {
 		c.events.push(cb)
 		c.raised.countEvent(cb.ev.Type)
 	}
-	c.unlockAndServe()
+	c.unlockAndEnsureRunner()
 }
 
 // canRun reports whether a callback can run now.
@@ -111,10 +111,11 @@ func (c *callbackQueue) pushEvent(cb dueEvent) {
 //verbena:held mu
 func (c *callbackQueue) canRun() bool { return c.due.len() > 0 || c.events.len() > 0 && !c.inEvent }
 
-// unlockAndServe releases mu. unlockAndServe starts a worker if callbacks are due and no thread will run them.
+// unlockAndEnsureRunner releases mu. unlockAndEnsureRunner starts a worker if callbacks are due and no thread will run
+// them.
 //
 //verbena:held mu
-func (c *callbackQueue) unlockAndServe() {
+func (c *callbackQueue) unlockAndEnsureRunner() {
 	start := c.canRun() && c.runnerCount() == 0
 	if start {
 		c.workers++
@@ -155,7 +156,7 @@ func (c *callbackQueue) markStaleHolds() {
 	if c.canRun() && c.begun == c.seen {
 		c.stale = int(c.holds.Load())
 	}
-	c.unlockAndServe()
+	c.unlockAndEnsureRunner()
 }
 
 // needsRunner reports whether a callback is due while all threads that could run it are busy.
@@ -210,7 +211,7 @@ func (c *callbackQueue) endRunnerAndUnlock(worker bool) {
 	} else {
 		c.stale = min(c.stale, int(c.holds.Add(-1)))
 	}
-	c.unlockAndServe()
+	c.unlockAndEnsureRunner()
 }
 
 // runOneCallback runs a due callback, either on a worker or on a thread that holds callbacks. runOneCallback returns
@@ -263,7 +264,7 @@ func (c *callbackQueue) finishEvent(epoch uint) {
 
 // finishHandler records that the handler of cq has returned. finishHandler returns with mu held.
 func (c *callbackQueue) finishHandler(epoch uint, cq *CQ) {
-	again := cq.notify.applyTransition(notify.Notice.Return)
+	again := cq.notify.applyTransition(notify.Notice.EndHandler)
 	c.mu.Lock()
 	if again {
 		c.due.push(cq)
@@ -351,7 +352,7 @@ func (h *DeviceHandle) HoldCallbacks() { h.dev.holdCallbacks(nil) }
 func (d *Device) holdCallbacks(by *Hold) {
 	d.callbacks.holds.Add(1) // first: see startObserving
 	if s := d.observedSubject(); s != nil {
-		s.Note(observe.HoldBegins, by)
+		s.RecordEvent(observe.HoldBegins, by)
 	}
 }
 
@@ -363,7 +364,7 @@ func (h *DeviceHandle) RunCallbacks() { h.dev.runCallbacks(nil, maxCallbacksPerR
 // runCallbacks runs at most most due callbacks and ends the hold. The hold ends even if a callback does not return.
 func (d *Device) runCallbacks(by *Hold, most int) {
 	if s := d.observedSubject(); s != nil {
-		s.Note(observe.HoldEnds, by)
+		s.RecordEvent(observe.HoldEnds, by)
 	}
 	c := &d.callbacks
 	c.mu.Lock()
@@ -511,12 +512,12 @@ func (n *atomicNotice) isQuiet() bool { return n.notice().IsQuiet() }
 
 // callHandler runs the completion handler.
 func (cq *CQ) callHandler() {
-	call := cq.notify.applyTransition(notify.Notice.Begin)
+	call := cq.notify.applyTransition(notify.Notice.BeginHandler)
 	if f := cq.dev.atHandler.Load(); f != nil && cq.dev.atHandler.CompareAndSwap(f, nil) {
 		(*f)()
 	}
 	if call {
-		runObserved(cq.subject, observe.Handler, "the completion handler", nil, func() { cq.handler(cq) })
+		runObservedCall(cq.subject, observe.Handler, "the completion handler", nil, func() { cq.handler(cq) })
 	}
 }
 
@@ -524,8 +525,8 @@ func (cq *CQ) callHandler() {
 func (cb *dueEvent) deliverEvent() {
 	switch {
 	case cb.cq != nil:
-		defer cb.cq.notify.applyTransition(notify.Notice.Delivered)
-		if cb.cq.notify.applyTransition(notify.Notice.Deliver) {
+		defer cb.cq.notify.applyTransition(notify.Notice.EndEvent)
+		if cb.cq.notify.applyTransition(notify.Notice.BeginEvent) {
 			cb.cq.callEventHandler(cb.ev.Type)
 		}
 	case cb.qp != nil:

@@ -71,9 +71,9 @@ func (c *Core) Register(h *DeviceHandle) error {
 	d := h.dev
 	o, s := c.currentObserver(), observe.Subject(nil)
 	if o != nil {
-		s = o.Device(d, nil, nil)
+		s = o.ObserveDevice(d, nil, nil)
 	}
-	in, _ := enterRegister(s, "Core.Register", nil)
+	in, _ := enterRegisterCall(s, "Core.Register", nil)
 	defer in.leave()
 	c.lock()
 	defer c.mu.Unlock()
@@ -103,17 +103,19 @@ func (c *Core) Register(h *DeviceHandle) error {
 // has returned, no client uses the device. If clients have not destroyed their objects, Unregister returns an error
 // that names the objects. The device is unregistered nevertheless. A second call waits for the first one and returns
 // the same result. Unregister may sleep, and must not be called from Add, Remove or a callback. (ib_unregister_device)
-func (c *Core) Unregister(h *DeviceHandle) error { return c.unregisterIn(context.Background(), h) }
+func (c *Core) Unregister(h *DeviceHandle) error {
+	return c.unregisterInContext(context.Background(), h)
+}
 
 // UnregisterContext is Unregister with a limit for the wait. When ctx ends, unregistration continues. The next call
 // waits for its end and returns the result. UnregisterContext may sleep.
 func (c *Core) UnregisterContext(ctx context.Context, h *DeviceHandle) error {
-	return c.unregisterIn(ctx, h)
+	return c.unregisterInContext(ctx, h)
 }
 
-func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
+func (c *Core) unregisterInContext(ctx context.Context, h *DeviceHandle) error {
 	d := h.dev
-	in, err := enterRegister(d.observedSubject(), "Core.Unregister", nil)
+	in, err := enterRegisterCall(d.observedSubject(), "Core.Unregister", nil)
 	defer in.leave()
 	if err != nil {
 		return fmt.Errorf("unregister device %s: called from a callback that it would wait for: %w", d.name, err)
@@ -121,7 +123,7 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	c.lock()
 	if e := d.going; e != nil && (!e.isDone() || e.abandoned) {
 		c.mu.Unlock()
-		return c.awaitUnregistered(ctx, d, e)
+		return c.awaitUnregistration(ctx, d, e)
 	}
 	if !slices.Contains(c.devices, d) {
 		c.mu.Unlock()
@@ -137,16 +139,16 @@ func (c *Core) unregisterIn(ctx context.Context, h *DeviceHandle) error {
 	}
 	go func() {
 		defer close(e.done)
-		in, _ := enterRegister(d.observedSubject(), "Core.Unregister", nil)
+		in, _ := enterRegisterCall(d.observedSubject(), "Core.Unregister", nil)
 		defer in.leave()
 		e.err = c.detachAndUnregister(d)
 	}()
-	return c.awaitUnregistered(ctx, d, e)
+	return c.awaitUnregistration(ctx, d, e)
 }
 
-// awaitUnregistered waits for the end of an unregistration. If ctx ends first, the next call of unregisterIn returns
-// the result.
-func (c *Core) awaitUnregistered(ctx context.Context, d *Device, e *pendingEnd) error {
+// awaitUnregistration waits for the end of an unregistration. If ctx ends first, the next call of unregisterInContext
+// returns the result.
+func (c *Core) awaitUnregistration(ctx context.Context, d *Device, e *pendingEnd) error {
 	err := e.wait(ctx)
 	c.lock()
 	defer c.mu.Unlock()
@@ -186,7 +188,7 @@ func (c *Core) detachAllAndUnlock(d *Device) {
 // RegisterClient adds the client to the registry. RegisterClient calls Add for every registered device before it
 // returns. RegisterClient may sleep. (ib_register_client)
 func (c *Core) RegisterClient(cl *Client) error {
-	in, _ := enterRegister(c.currentObserver(), "Core.RegisterClient", cl)
+	in, _ := enterRegisterCall(c.currentObserver(), "Core.RegisterClient", cl)
 	defer in.leave()
 	c.lock()
 	defer c.mu.Unlock()
@@ -203,16 +205,18 @@ func (c *Core) RegisterClient(cl *Client) error {
 
 // UnregisterClient removes the client. UnregisterClient calls Remove for every device to which the client was added, in
 // reverse order. A second call waits for the first one. UnregisterClient may sleep. (ib_unregister_client)
-func (c *Core) UnregisterClient(cl *Client) { _ = c.unregisterClientIn(context.Background(), cl) }
+func (c *Core) UnregisterClient(cl *Client) {
+	_ = c.unregisterClientInContext(context.Background(), cl)
+}
 
 // UnregisterClientContext is UnregisterClient with a limit for the wait. When ctx ends, it returns an error.
 // Unregistration then continues, and another call can join it. UnregisterClientContext may sleep.
 func (c *Core) UnregisterClientContext(ctx context.Context, cl *Client) error {
-	return c.unregisterClientIn(ctx, cl)
+	return c.unregisterClientInContext(ctx, cl)
 }
 
-func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
-	in, err := enterRegister(c.currentObserver(), "Core.UnregisterClient", cl)
+func (c *Core) unregisterClientInContext(ctx context.Context, cl *Client) error {
+	in, err := enterRegisterCall(c.currentObserver(), "Core.UnregisterClient", cl)
 	defer in.leave()
 	if err != nil {
 		return fmt.Errorf("unregister client %s: called from a callback that it would wait for: %w", cl.Name, err)
@@ -236,7 +240,7 @@ func (c *Core) unregisterClientIn(ctx context.Context, cl *Client) error {
 	}
 	if begins {
 		go func() {
-			in, _ := enterRegister(c.currentObserver(), "Core.UnregisterClient", cl)
+			in, _ := enterRegisterCall(c.currentObserver(), "Core.UnregisterClient", cl)
 			defer in.leave()
 			c.removeClient(cl, e)
 		}()

@@ -106,13 +106,13 @@ func (h CQHandle) Completed() {
 func (h CQHandle) Raise(e EventType) {
 	cq := h.cq
 	reportEvent(cq.subject, observe.Raised, nil)
-	if cq.event != nil && cq.notify.applyTransition(notify.Notice.Event) {
+	if cq.event != nil && cq.notify.applyTransition(notify.Notice.QueueEvent) {
 		cq.dev.callbacks.pushEvent(dueEvent{cq: cq, ev: Event{Device: cq.dev, Type: e}})
 	}
 }
 
 func (cq *CQ) callEventHandler(e EventType) {
-	runObserved(cq.subject, observe.Callback, "the event function of a CQ", e, func() { cq.event(cq, e) })
+	runObservedCall(cq.subject, observe.Callback, "the event function of a CQ", e, func() { cq.event(cq, e) })
 }
 
 // Resize changes the capacity. Resize returns EOPNOTSUPP if the driver lacks the method. Resize may sleep.
@@ -164,13 +164,13 @@ func (cq *CQ) Moderate(count int, period time.Duration) error {
 // Destroy frees the queue. Destroy returns EBUSY while a queue pair uses the queue. After Destroy has returned, the
 // handler is not running and will not run again. Destroy must therefore not be called from the handler. Destroy may
 // sleep. (ib_destroy_cq)
-func (cq *CQ) Destroy() error { return cq.destroyIn(context.Background()) }
+func (cq *CQ) Destroy() error { return cq.destroyInContext(context.Background()) }
 
 // DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues, and the queue rejects all
 // other calls. The next Destroy waits for the end of the destruction and returns the result. DestroyContext may sleep.
-func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyIn(ctx) }
+func (cq *CQ) DestroyContext(ctx context.Context) error { return cq.destroyInContext(ctx) }
 
-func (cq *CQ) destroyIn(ctx context.Context) error {
+func (cq *CQ) destroyInContext(ctx context.Context) error {
 	err := cq.destroyObject(ctx, "CQ.Destroy", cq.endCallbacksAndDestroy, func() {})
 	if err != nil {
 		return fmt.Errorf("destroy cq on %s: %w", cq.dev.name, err)

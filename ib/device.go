@@ -365,7 +365,7 @@ func (o *object) initObject(d *Device, kind objectKind, self any, of *object) {
 		if of != nil {
 			parent = of.subject
 		}
-		o.subject = (*d.observer.Load()).Object(self, kind.String(), s, parent)
+		o.subject = (*d.observer.Load()).ObserveObject(self, kind.String(), s, parent)
 	}
 }
 

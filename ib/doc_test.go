@@ -33,9 +33,8 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			doc := strings.Join(strings.Fields(f.Doc.Text()), " ")
 			sleeps := strings.Contains(doc, " may sleep")
 			never := strings.Contains(doc, "may not sleep") && !sleeps
-			watched := containsCall(f.Body, "enterSleeping", "enterChange", "enterDestroy", "enterRegister", "destroyIn",
-				"unregisterIn",
-				"unregisterClientIn")
+			watched := containsCall(f.Body, "enterSleeping", "enterMemoryChange", "enterDestroyCall", "enterRegisterCall",
+				"destroyInContext", "unregisterInContext", "unregisterClientInContext")
 			switch {
 			case f.Name.Name == "String": // the name is sufficient
 			case isSimpleBody(f.Body):

@@ -76,7 +76,7 @@ func (o *object) destroyObject(ctx context.Context, what string, destroy func() 
 	if err, joined := o.rejoinDestroy(ctx, what); joined {
 		return err
 	}
-	f, err := o.enterDestroy(what)
+	f, err := o.enterDestroyCall(what)
 	defer f.leave()
 	if err != nil {
 		return err
@@ -88,7 +88,7 @@ func (o *object) destroyObject(ctx context.Context, what string, destroy func() 
 // driver's method and may fail. after runs if destroy has succeeded. ctx limits only the wait.
 func (o *object) destroyOrJoin(ctx context.Context, what string, destroy func() error, after func()) error {
 	o.ends.Lock()
-	if !states.ApplyTransition(&o.uses, states.Object.End) {
+	if !states.ApplyTransition(&o.uses, states.Object.BeginDestroy) {
 		n, e := o.lifeState(), o.ending
 		o.ends.Unlock()
 		switch {
@@ -160,7 +160,7 @@ func (o *object) rejoinDestroy(ctx context.Context, what string) (err error, ok 
 
 // destroyWithoutSleep is end for callers that may not sleep. A second call fails and does not join the first one.
 func (o *object) destroyWithoutSleep(destroy func() error) error {
-	if !states.ApplyTransition(&o.uses, states.Object.End) {
+	if !states.ApplyTransition(&o.uses, states.Object.BeginDestroy) {
 		n := o.lifeState()
 		if !n.IsAlive() {
 			return syscall.EINVAL
@@ -184,7 +184,7 @@ func (o *object) finishDestroy(err error) error {
 		states.ApplyTransition(&o.uses, states.Object.Refused)
 		return err
 	}
-	states.ApplyTransition(&o.uses, states.Object.Ended)
+	states.ApplyTransition(&o.uses, states.Object.FinishDestroy)
 	if o.counted.Swap(false) {
 		o.dev.objects[o.kind].Add(-1)
 	}

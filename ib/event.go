@@ -28,12 +28,12 @@ type eventHandler struct {
 	subject observe.Subject // nil: the observer has not been asked yet
 }
 
-// subjectOf returns the observer's subject for x, or nil if the device is not observed.
+// getOrCreateSubject returns the observer's subject for x, or nil if the device is not observed.
 //
 //verbena:held mu
-func (h *eventHandlers) subjectOf(x *eventHandler) observe.Subject {
+func (h *eventHandlers) getOrCreateSubject(x *eventHandler) observe.Subject {
 	if s := x.dev.observedSubject(); s != nil && x.subject == nil {
-		x.subject = (*x.dev.observer.Load()).Object(x, "event function", s, nil)
+		x.subject = (*x.dev.observer.Load()).ObserveObject(x, "event function", s, nil)
 	}
 	return x.subject
 }
@@ -53,7 +53,7 @@ func (h *eventHandlers) callAllHandlers(e Event) {
 func (h *eventHandlers) callOneHandler(x *eventHandler, e Event) {
 	h.running, h.thread = x, observe.GoroutineID()
 	e.Device = x.dev
-	s := h.subjectOf(x)
+	s := h.getOrCreateSubject(x)
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()
@@ -64,7 +64,7 @@ func (h *eventHandlers) callOneHandler(x *eventHandler, e Event) {
 		x.f(e)
 		return
 	}
-	runObserved(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
+	runObservedCall(s, observe.Callback, fmt.Sprintf("the function for the event %q", e.Type), e.Type, func() { x.f(e) })
 }
 
 // removeHandler removes x. removeHandler returns when the function is not running and will not run again. If the
@@ -87,11 +87,11 @@ func (d *Device) OnEvent(f func(Event)) (stop func()) {
 	h, x := &d.events, &eventHandler{f: f, dev: d}
 	h.mu.Lock()
 	h.list = append(h.list, x)
-	reportEvent(h.subjectOf(x), observe.Born, nil)
+	reportEvent(h.getOrCreateSubject(x), observe.Born, nil)
 	h.mu.Unlock()
 	return func() {
 		h.mu.Lock()
-		s := h.subjectOf(x)
+		s := h.getOrCreateSubject(x)
 		h.mu.Unlock()
 		in, _ := enterCall(s, observe.Destroy, "the end of Device.OnEvent", nil)
 		defer in.leave()

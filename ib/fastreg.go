@@ -57,7 +57,7 @@ func (pd *PD) AllocMR(maxPages int) (*MR, error) {
 // more pages than AllocMR allowed. Map returns EBUSY while the last registration has not been invalidated, or while
 // another call changes the region. Map may sleep. (ib_map_mr_sg of an IB_MR_TYPE_SG_GAPS)
 func (mr *MR) Map(space umem.Space, acct *umem.Account, list []umem.Range, iova uint64) error {
-	defer mr.enterChange("MR.Map").leave()
+	defer mr.enterMemoryChange("MR.Map").leave()
 	fail := func(err error) error { return fmt.Errorf("map memory on %s: %w", mr.dev.name, err) }
 	if err := mr.dev.checkActive(); err != nil {
 		return fail(err)

@@ -249,7 +249,7 @@ func (r *GIDRef) releaseRef() error {
 
 // Put releases the reference. A second call returns EINVAL. Put may not sleep. (rdma_put_gid_attr)
 func (r *GIDRef) Put() error {
-	f, err := r.enterAtomic("GIDRef.Put")
+	f, err := r.enterAtomicCall("GIDRef.Put")
 	defer f.leave()
 	if err == nil {
 		err = r.destroyWithoutSleep(r.releaseRef)

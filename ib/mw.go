@@ -86,13 +86,13 @@ func (mw *MW) RKey() uint32 { return mw.rkey.Load() }
 
 // Dealloc frees the window, whether it is bound or not. After Dealloc has returned, no peer can access memory with the
 // window's key. Dealloc may sleep. (ib_dealloc_mw)
-func (mw *MW) Dealloc() error { return mw.destroyIn(context.Background()) }
+func (mw *MW) Dealloc() error { return mw.destroyInContext(context.Background()) }
 
 // DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The window then rejects
 // all calls except another Dealloc, which joins the deallocation. DeallocContext may sleep.
-func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyIn(ctx) }
+func (mw *MW) DeallocContext(ctx context.Context) error { return mw.destroyInContext(ctx) }
 
-func (mw *MW) destroyIn(ctx context.Context) error {
+func (mw *MW) destroyInContext(ctx context.Context) error {
 	err := mw.destroyObject(ctx, "MW.Dealloc", mw.drv.Dealloc, func() { mw.pd.dropUse() })
 	if err != nil {
 		return fmt.Errorf("dealloc mw on %s: %w", mw.dev.name, err)

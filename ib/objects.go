@@ -44,13 +44,13 @@ func (d *Device) allocPD(u *Udata) (*PD, error) {
 
 // Dealloc frees the domain. Dealloc returns EBUSY while other objects use the domain. Dealloc may sleep.
 // (ib_dealloc_pd)
-func (pd *PD) Dealloc() error { return pd.destroyIn(context.Background()) }
+func (pd *PD) Dealloc() error { return pd.destroyInContext(context.Background()) }
 
 // DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The domain then rejects
 // all calls except another Dealloc, which joins the deallocation. DeallocContext may sleep.
-func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyIn(ctx) }
+func (pd *PD) DeallocContext(ctx context.Context) error { return pd.destroyInContext(ctx) }
 
-func (pd *PD) destroyIn(ctx context.Context) error {
+func (pd *PD) destroyInContext(ctx context.Context) error {
 	err := pd.destroyObject(ctx, "PD.Dealloc", pd.drv.Dealloc, func() {})
 	if err != nil {
 		return fmt.Errorf("dealloc pd on %s: %w", pd.dev.name, err)
@@ -217,13 +217,13 @@ func (mr *MR) Access() AccessFlags { return mr.access }
 
 // Dereg ends the registration. After Dereg has returned, no peer can access the memory. Dereg returns EBUSY while a
 // window is bound to the region, or while another call changes the region. Dereg may sleep. (ib_dereg_mr)
-func (mr *MR) Dereg() error { return mr.destroyIn(context.Background()) }
+func (mr *MR) Dereg() error { return mr.destroyInContext(context.Background()) }
 
 // DeregContext is Dereg with a limit for the wait. When ctx ends, deregistration continues. The region then rejects all
 // calls except another Dereg, which joins the deregistration. DeregContext may sleep.
-func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyIn(ctx) }
+func (mr *MR) DeregContext(ctx context.Context) error { return mr.destroyInContext(ctx) }
 
-func (mr *MR) destroyIn(ctx context.Context) error {
+func (mr *MR) destroyInContext(ctx context.Context) error {
 	err := mr.destroyObject(ctx, "MR.Dereg", mr.deregAndRelease, func() { mr.releaseMemory() })
 	if err != nil {
 		return fmt.Errorf("deregister memory on %s: %w", mr.dev.name, err)
@@ -274,7 +274,7 @@ func (pd *PD) CreateAH(attr *AHAttr) (*AH, error) { return pd.createAH(attr, nil
 func (pd *PD) createAH(attr *AHAttr, u *Udata) (*AH, error) {
 	d := pd.dev
 	fail := func(err error) (*AH, error) { return nil, fmt.Errorf("create ah on %s: %w", d.name, err) }
-	f, err := pd.enterAtomic("PD.CreateAH")
+	f, err := pd.enterAtomicCall("PD.CreateAH")
 	defer f.leave()
 	if err != nil {
 		return fail(err)
@@ -314,7 +314,7 @@ func (ah *AH) PD() *PD { return ah.pd }
 
 // Modify changes the address. Modify may not sleep. (rdma_modify_ah)
 func (ah *AH) Modify(attr *AHAttr) error {
-	f, err := ah.enterAtomic("AH.Modify")
+	f, err := ah.enterAtomicCall("AH.Modify")
 	defer f.leave()
 	if err != nil {
 		return err
@@ -336,7 +336,7 @@ func (ah *AH) Modify(attr *AHAttr) error {
 
 // Query returns the address. Query may not sleep. (rdma_query_ah)
 func (ah *AH) Query() (AHAttr, error) {
-	f, err := ah.enterAtomic("AH.Query")
+	f, err := ah.enterAtomicCall("AH.Query")
 	defer f.leave()
 	if err != nil {
 		return AHAttr{}, err
@@ -346,7 +346,7 @@ func (ah *AH) Query() (AHAttr, error) {
 
 // Destroy frees the handle. Destroy may not sleep. (rdma_destroy_ah)
 func (ah *AH) Destroy() error {
-	f, err := ah.enterAtomic("AH.Destroy")
+	f, err := ah.enterAtomicCall("AH.Destroy")
 	defer f.leave()
 	if err == nil {
 		err = ah.destroyWithoutSleep(ah.drv.Destroy)

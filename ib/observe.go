@@ -8,13 +8,13 @@ type observer interface {
 	observe.CallObserver
 	// Device begins to observe a device. cl is the client of this handle, and root is the subject of the shared handle.
 	// Both are nil if this handle is the shared one.
-	Device(d *Device, root observe.Subject, cl *Client) observe.Subject
+	ObserveDevice(d *Device, root observe.Subject, cl *Client) observe.Subject
 	// Object begins to observe an object or an event function. by is the subject of the device. The argument of is the
 	// subject of the parent object, or nil.
-	Object(o any, kind string, by, of observe.Subject) observe.Subject
+	ObserveObject(o any, kind string, by, of observe.Subject) observe.Subject
 	// Queue returns a wrapper for drv, the driver's side of a queue. The wrapper has the type of drv. s is the subject
 	// of the queue.
-	Queue(s observe.Subject, drv any, m observe.QueueInfo) any
+	WrapQueue(s observe.Subject, drv any, m observe.QueueInfo) any
 }
 
 func init() {
@@ -54,7 +54,7 @@ func (d *Device) startObserving(o observer, s observe.Subject) {
 	d.subject = s
 	d.observer.Store(&o)
 	c := &d.callbacks
-	s.Note(observe.Started, observe.ObservationStart{Holds: int(c.holds.Load()), Drop: func() {
+	s.RecordEvent(observe.Started, observe.ObservationStart{Holds: int(c.holds.Load()), Drop: func() {
 		c.mu.Lock()
 		c.endRunnerAndUnlock(false)
 	}})
@@ -63,7 +63,7 @@ func (d *Device) startObserving(o observer, s observe.Subject) {
 // observeClientHandle begins to observe the client's handle if the shared handle is observed.
 func (d *Device) observeClientHandle(cl *Client) {
 	if o := d.observer.Load(); o != nil {
-		d.subject = (*o).Device(d, d.root.subject, cl)
+		d.subject = (*o).ObserveDevice(d, d.root.subject, cl)
 	}
 }
 
@@ -95,7 +95,7 @@ func reportEvent(s observe.Subject, e observe.SubjectEvent, arg any) error {
 	if s == nil {
 		return nil
 	}
-	return s.Note(e, arg)
+	return s.RecordEvent(e, arg)
 }
 
 // A function of a device that may sleep calls enterSleeping at its start.
@@ -110,29 +110,30 @@ func (o *object) enterSleeping(what string) observedCall {
 	return i
 }
 
-// enterChange is the equivalent of enterSleeping for functions that change the memory of a region.
-func (mr *MR) enterChange(what string) observedCall {
+// enterMemoryChange is the equivalent of enterSleeping for functions that change the memory of a region.
+func (mr *MR) enterMemoryChange(what string) observedCall {
 	i, _ := enterCall(mr.subject, observe.Change, what, nil)
 	return i
 }
 
-// A function that destroys the object calls enterDestroy at its start. If enterDestroy fails, the function must return.
-func (o *object) enterDestroy(what string) (observedCall, error) {
+// A function that destroys the object calls enterDestroyCall at its start. If enterDestroyCall fails, the function must
+// return.
+func (o *object) enterDestroyCall(what string) (observedCall, error) {
 	return enterCall(o.subject, observe.Destroy, what, nil)
 }
 
 // A function that may not sleep calls atomically at its start. If atomically fails, the function must return.
-func (o *object) enterAtomic(what string) (observedCall, error) {
+func (o *object) enterAtomicCall(what string) (observedCall, error) {
 	return enterCall(o.subject, observe.Atomic, what, nil)
 }
 
 // A function that registers or unregisters a device or a client calls registers at its start. cl is the client, or nil.
-func enterRegister(s observe.CallObserver, what string, cl any) (observedCall, error) {
+func enterRegisterCall(s observe.CallObserver, what string, cl any) (observedCall, error) {
 	return enterCall(s, observe.Register, what, cl)
 }
 
-// runObserved runs a consumer's function. arg is the event type of an event function.
-func runObserved(s observe.Subject, kind observe.CallKind, what string, arg any, f func()) {
+// runObservedCall runs a consumer's function. arg is the event type of an event function.
+func runObservedCall(s observe.Subject, kind observe.CallKind, what string, arg any, f func()) {
 	if s == nil {
 		f()
 		return
@@ -149,5 +150,5 @@ func wrapDriver[D any](o *object, drv D, m observe.QueueInfo) D {
 	if o.subject == nil {
 		return drv
 	}
-	return (*o.dev.observer.Load()).Queue(o.subject, drv, m).(D)
+	return (*o.dev.observer.Load()).WrapQueue(o.subject, drv, m).(D)
 }

@@ -41,14 +41,14 @@ func (r *recordingObserver) Leave(c *observe.Call) {
 	delete(r.inside, c)
 }
 
-func (r *recordingObserver) Device(d *Device, root observe.Subject, cl *Client) observe.Subject {
+func (r *recordingObserver) ObserveDevice(d *Device, root observe.Subject, cl *Client) observe.Subject {
 	if cl == nil {
 		return &recordedSubject{r, "device"}
 	}
 	return &recordedSubject{r, cl.Name}
 }
 
-func (r *recordingObserver) Object(_ any, kind string, by, of observe.Subject) observe.Subject {
+func (r *recordingObserver) ObserveObject(_ any, kind string, by, of observe.Subject) observe.Subject {
 	name := kind + " by " + by.(*recordedSubject).name
 	if of != nil {
 		name += " of a " + of.(*recordedSubject).name
@@ -56,7 +56,7 @@ func (r *recordingObserver) Object(_ any, kind string, by, of observe.Subject) o
 	return &recordedSubject{r, name}
 }
 
-func (r *recordingObserver) Queue(s observe.Subject, drv any, m observe.QueueInfo) any {
+func (r *recordingObserver) WrapQueue(s observe.Subject, drv any, m observe.QueueInfo) any {
 	r.addLine("%s: %T, %+v", s.(*recordedSubject).name, drv, m)
 	return drv
 }
@@ -84,7 +84,7 @@ type recordedSubject struct {
 
 func (s *recordedSubject) Enter(c *observe.Call) error { return s.recordEntry(s.name, c) }
 
-func (s *recordedSubject) Note(e observe.SubjectEvent, arg any) error {
+func (s *recordedSubject) RecordEvent(e observe.SubjectEvent, arg any) error {
 	if e == observe.Started {
 		s.start = arg.(observe.ObservationStart)
 		arg = s.start.Holds

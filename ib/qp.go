@@ -244,20 +244,20 @@ func (h QPHandle) Raise(e EventType) {
 }
 
 func (qp *QP) callEventHandler(e EventType) {
-	runObserved(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
+	runObservedCall(qp.subject, observe.Callback, "the event function of a QP", e, func() { qp.init.Event(qp, e) })
 }
 
 // Destroy frees the queue pair. Destroy returns EBUSY while the queue pair is a member of a multicast group. After
 // Destroy has returned, no work of the queue pair is in flight, and its event function will not run again. Destroy may
 // sleep. (ib_destroy_qp)
-func (qp *QP) Destroy() error { return qp.destroyIn(context.Background()) }
+func (qp *QP) Destroy() error { return qp.destroyInContext(context.Background()) }
 
 // DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues, and the queue pair rejects
 // all other calls. The next Destroy waits for the end of the destruction and returns the result. DestroyContext may
 // sleep.
-func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyIn(ctx) }
+func (qp *QP) DestroyContext(ctx context.Context) error { return qp.destroyInContext(ctx) }
 
-func (qp *QP) destroyIn(ctx context.Context) error {
+func (qp *QP) destroyInContext(ctx context.Context) error {
 	err := qp.destroyObject(ctx, "QP.Destroy", qp.endCallbacksAndDestroy, func() {
 		qp.gid.Swap(nil).release()
 		dropUses(qp.referencedObjects())

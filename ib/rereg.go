@@ -43,7 +43,7 @@ type ReregMR interface {
 // the region or another call changes the region, and EOPNOTSUPP if the driver lacks the method. Other errors are those
 // of RegMR. Rereg may sleep. (ib_uverbs_rereg_mr, IBA 11.2.8.5)
 func (mr *MR) Rereg(flags MRChangeFlags, to MRChange) error {
-	defer mr.enterChange("MR.Rereg").leave()
+	defer mr.enterMemoryChange("MR.Rereg").leave()
 	if to.IOVA == 0 {
 		to.IOVA = to.Addr
 	}

@@ -179,19 +179,19 @@ func (h SRQHandle) Raise(e EventType) {
 }
 
 func (srq *SRQ) callEventHandler(e EventType) {
-	runObserved(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
+	runObservedCall(srq.subject, observe.Callback, "the event function of an SRQ", e, func() { srq.init.Event(srq, e) })
 }
 
 // Destroy frees the queue. Destroy returns EBUSY while a queue pair uses the queue. After Destroy has returned, the
 // event function of the queue will not run again. Destroy must therefore not be called from the event function. Destroy
 // may sleep. (ib_destroy_srq)
-func (srq *SRQ) Destroy() error { return srq.destroyIn(context.Background()) }
+func (srq *SRQ) Destroy() error { return srq.destroyInContext(context.Background()) }
 
 // DestroyContext is Destroy with a limit for the wait. When ctx ends, destruction continues, and the queue rejects all
 // other calls. The next Destroy waits for the end of the destruction and returns the result. DestroyContext may sleep.
-func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyIn(ctx) }
+func (srq *SRQ) DestroyContext(ctx context.Context) error { return srq.destroyInContext(ctx) }
 
-func (srq *SRQ) destroyIn(ctx context.Context) error {
+func (srq *SRQ) destroyInContext(ctx context.Context) error {
 	err := srq.destroyObject(ctx, "SRQ.Destroy", srq.endCallbacksAndDestroy, func() { dropUses(srq.referencedObjects()) })
 	if err != nil {
 		return fmt.Errorf("destroy srq %d on %s: %w", srq.num, srq.dev.name, err)

@@ -45,13 +45,13 @@ func (d *Device) allocXRCD(u *Udata) (*XRCD, error) {
 
 // Dealloc frees the domain. Dealloc returns EBUSY while other objects use the domain. Dealloc may sleep.
 // (ib_dealloc_xrcd)
-func (x *XRCD) Dealloc() error { return x.destroyIn(context.Background()) }
+func (x *XRCD) Dealloc() error { return x.destroyInContext(context.Background()) }
 
 // DeallocContext is Dealloc with a limit for the wait. When ctx ends, deallocation continues. The domain then rejects
 // all calls except another Dealloc, which joins the deallocation. DeallocContext may sleep.
-func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyIn(ctx) }
+func (x *XRCD) DeallocContext(ctx context.Context) error { return x.destroyInContext(ctx) }
 
-func (x *XRCD) destroyIn(ctx context.Context) error {
+func (x *XRCD) destroyInContext(ctx context.Context) error {
 	err := x.destroyObject(ctx, "XRCD.Dealloc", x.drv.Dealloc, func() {})
 	if err != nil {
 		return fmt.Errorf("dealloc xrcd on %s: %w", x.dev.name, err)

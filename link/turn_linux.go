@@ -89,7 +89,7 @@ func epollAdd(epoll, fd int) error {
 func (e *UDPEndpoint) receive() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	sched.SetSlice(sched.SleeperSlice)
+	sched.SetTimeSlice(sched.SleeperSlice)
 	idle := idleness{most: e.turn.spin, pass: 1, fail: 1}
 	for fd := e.fd; e.users.Load() >= 0; fd = e.sleep(&idle) {
 		if r := e.enterTurn(); r != nil && (!r.receive(fd) || !e.turn.yield(r)) {

@@ -17,7 +17,7 @@ import (
 
 // TestWatchReportsChanges changes interfaces in its own network namespace, and waits for the reports.
 func TestWatchReportsChanges(t *testing.T) {
-	testutil.NeedRoot(t, "for a network namespace")
+	testutil.SkipUnlessRoot(t, "for a network namespace")
 	if _, err := exec.LookPath("ip"); err != nil {
 		t.Skip("needs the command ip: apt-get install iproute2")
 	}

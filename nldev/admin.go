@@ -61,7 +61,7 @@ func (q *request) parseDevice(need ...int) *Device {
 	if !q.parseAttributes(true, attrDevIndex) || !q.tb.hasAll(need...) {
 		return nil
 	}
-	return q.namedDevice()
+	return q.requestedDevice()
 }
 
 // setDevice mirrors nldev_set_doit for devices that cannot be changed. It accepts the current value, and returns

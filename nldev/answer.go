@@ -7,12 +7,12 @@ import (
 	"syscall"
 )
 
-// defaultDatagram is the size in bytes of the largest datagram for a program with an unknown receive buffer.
-// defaultDatagram is the kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
-const defaultDatagram = 3776
+// defaultDatagramSize is the size in bytes of the largest datagram for a program with an unknown receive buffer.
+// defaultDatagramSize is the kernel's NLMSG_GOODSIZE with pages of 4096 bytes.
+const defaultDatagramSize = 3776
 
-// maxDatagram is the size in bytes of the kernel's largest datagram of a dump, 32 KiB less its own overhead.
-const maxDatagram = 32<<10 - 320
+// maxDatagramSize is the size in bytes of the kernel's largest datagram of a dump, 32 KiB less its own overhead.
+const maxDatagramSize = 32<<10 - 320
 
 // receiveQueueSize limits the bytes of the answers to one request, except dumps, like the default receive buffer of a
 // socket (net.core.rmem_default).
@@ -22,7 +22,7 @@ const receiveQueueSize = 212992
 type Socket struct {
 	PortID uint32 // address of the program's socket, nl_pid
 	// Datagram is the size in bytes of the largest datagram that the program can receive. Values below
-	// defaultDatagram, such as 0, count as defaultDatagram. Values above 32448 count as 32448.
+	// defaultDatagramSize, such as 0, count as defaultDatagramSize. Values above 32448 count as 32448.
 	Datagram int
 	CapAck   bool // the program has set NETLINK_CAP_ACK, so an error does not repeat the request
 }
@@ -42,7 +42,7 @@ func Answer(src Source, admin Admin, request []byte, portID uint32) (answers [][
 // to one request are limited to the size of a receive buffer, 212992 bytes. Answer drops the rest, as the kernel
 // does. Mirrors rdma_nl_rcv_skb.
 func (s Socket) Answer(src Source, admin Admin, request []byte) (answers [][]byte) {
-	s.Datagram = min(max(s.Datagram, defaultDatagram), maxDatagram)
+	s.Datagram = min(max(s.Datagram, defaultDatagramSize), maxDatagramSize)
 	r := &datagramResponder{socket: s, src: src, admin: admin}
 	for len(request) >= headerSize {
 		size := binary.NativeEndian.Uint32(request)
@@ -118,10 +118,10 @@ var commandTable = [cmdCount]command{
 	cmdResPDGet:     newResourceCommand(kindPD, resource.putAttrs),
 	cmdResCtxGet:    newResourceCommand(kindCtx, resource.putAttrs),
 	cmdResSRQGet:    newResourceCommand(kindSRQ, resource.putAttrs),
-	cmdResQPGetRaw:  requireAdmin(newResourceCommand(kindQP, fillRaw)),
-	cmdResCQGetRaw:  requireAdmin(newResourceCommand(kindCQ, fillRaw)),
-	cmdResMRGetRaw:  requireAdmin(newResourceCommand(kindMR, fillRaw)),
-	cmdResSRQGetRaw: requireAdmin(newResourceCommand(kindSRQ, fillRaw)),
+	cmdResQPGetRaw:  requireAdmin(newResourceCommand(kindQP, refuseRawForm)),
+	cmdResCQGetRaw:  requireAdmin(newResourceCommand(kindCQ, refuseRawForm)),
+	cmdResMRGetRaw:  requireAdmin(newResourceCommand(kindMR, refuseRawForm)),
+	cmdResSRQGetRaw: requireAdmin(newResourceCommand(kindSRQ, refuseRawForm)),
 	cmdGetChardev:   {do: (*request).getChardev},
 	cmdStatSet:      {do: (*request).setCounters, admin: true},
 	cmdStatGet:      {do: (*request).getCounters, dump: (*request).dumpCounters},
@@ -204,8 +204,8 @@ func (r *datagramResponder) sortedDevices() []Device {
 	return r.devices
 }
 
-// namedDevice returns the device that attribute DEV_INDEX of the parsed request names, or nil if it does not exist.
-func (q *request) namedDevice() *Device {
+// requestedDevice returns the device that attribute DEV_INDEX of the parsed request names, or nil if it does not exist.
+func (q *request) requestedDevice() *Device {
 	devices, index := q.sortedDevices(), q.tb.getU32(attrDevIndex)
 	i, ok := slices.BinarySearchFunc(devices, index, func(d Device, index uint32) int {
 		return cmp.Compare(d.Index, index)
@@ -269,11 +269,13 @@ type dumpAnswer struct {
 	cur datagram
 }
 
-// begin appends the header of a message to the current datagram.
-func (d *dumpAnswer) begin() int { return d.cur.beginMessage(d.typ, flagMulti, d.seq, d.socket.PortID) }
+// beginDumpMessage appends the header of a message to the current datagram.
+func (d *dumpAnswer) beginDumpMessage() int {
+	return d.cur.beginMessage(d.typ, flagMulti, d.seq, d.socket.PortID)
+}
 
-// flush queues the current datagram, if it has any message, and begins another datagram.
-func (d *dumpAnswer) flush() {
+// flushDatagram queues the current datagram, if it has any message, and begins another datagram.
+func (d *dumpAnswer) flushDatagram() {
 	if len(d.cur.b) > 0 {
 		d.out = append(d.out, d.cur.b)
 		d.dumping = true
@@ -286,7 +288,7 @@ func (d *dumpAnswer) addMessage(fill func(*datagram)) syscall.Errno {
 	if d.tryAddMessage(fill) {
 		return 0
 	}
-	d.flush()
+	d.flushDatagram()
 	if d.tryAddMessage(fill) {
 		return 0
 	}
@@ -297,7 +299,7 @@ func (d *dumpAnswer) addMessage(fill func(*datagram)) syscall.Errno {
 // is no space left.
 func (d *dumpAnswer) tryAddMessage(fill func(*datagram)) bool {
 	before := len(d.cur.b)
-	at := d.begin()
+	at := d.beginDumpMessage()
 	fill(&d.cur)
 	if d.cur.full {
 		d.cur.truncateTo(before)
@@ -309,7 +311,7 @@ func (d *dumpAnswer) tryAddMessage(fill func(*datagram)) bool {
 
 // endDump ends the dump with NLMSG_DONE. Mirrors netlink_dump_done.
 func (d *dumpAnswer) endDump(errno syscall.Errno) {
-	d.flush()
+	d.flushDatagram()
 	at := d.cur.beginMessage(typeDone, flagMulti, d.seq, d.socket.PortID)
 	if i, ok := d.cur.reserveBytes(4); ok {
 		binary.NativeEndian.PutUint32(d.cur.b[i:], uint32(-int32(errno)))

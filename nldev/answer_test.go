@@ -516,7 +516,7 @@ func TestDumpFillsDatagrams(t *testing.T) {
 	src := newManyMRSource(n)
 	for _, test := range []struct {
 		set, size int
-	}{{0, defaultDatagram}, {1, defaultDatagram}, {16 << 10, 16 << 10}, {1 << 20, maxDatagram}} {
+	}{{0, defaultDatagramSize}, {1, defaultDatagramSize}, {16 << 10, 16 << 10}, {1 << 20, maxDatagramSize}} {
 		for _, cmd := range []uint16{cmdGet, cmdResMRGet} {
 			s := Socket{PortID: testPort, Datagram: test.set}
 			answers := s.Answer(src, nil, newMessage(cmd, flagDump, newAttrU32(attrDevIndex, 0)))
@@ -575,7 +575,7 @@ func messageIDs(t *testing.T, cmd uint16, payload []byte) []int {
 
 // TestEntryBeyondDatagramFails checks entries that exceed a datagram.
 func TestEntryBeyondDatagramFails(t *testing.T) {
-	long := strings.Repeat("x", maxDatagram)
+	long := strings.Repeat("x", maxDatagramSize)
 	src := &fakeSource{devices: []Device{
 		{Index: 1, Name: "a"},
 		{Index: 2, Name: long, Ports: make([]Port, 1), Resources: Resources{
@@ -680,7 +680,7 @@ func FuzzAnswer(f *testing.F) {
 			t.Error("request after Answer: got a modified one, want no change")
 		}
 		for i, b := range answers {
-			if len(b) > maxDatagram && len(b) > len(request)+64 {
+			if len(b) > maxDatagramSize && len(b) > len(request)+64 {
 				t.Errorf("size of datagram %d: got %d bytes, want fewer", i, len(b))
 			}
 			list, err := parseDatagram(b)

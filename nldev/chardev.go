@@ -26,7 +26,7 @@ func (q *request) getChardev() syscall.Errno {
 	var dev *Device
 	hasPort := q.tb.hasAll(attrPortIndex)
 	if q.tb.hasAll(attrDevIndex) {
-		if dev = q.namedDevice(); dev == nil {
+		if dev = q.requestedDevice(); dev == nil {
 			return syscall.EINVAL
 		}
 		if hasPort && !dev.validPort(q.tb.getU32(attrPortIndex)) {

@@ -27,7 +27,7 @@
 // acknowledgement (error 0), an NLMSG_ERROR follows. An unknown device index and an invalid port return EINVAL, an
 // unknown resource returns ENOENT, and a missing capability returns EPERM.
 //
-// A datagram has at most [defaultDatagram] bytes, the size that the kernel allocates if it does not know the
+// A datagram has at most [defaultDatagramSize] bytes, the size that the kernel allocates if it does not know the
 // receive buffer of the program. rdma(8) reads into 4096 bytes. [Socket] raises that limit for programs with larger
 // buffers.
 //

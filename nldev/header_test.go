@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// headerName is the header that defines the numbers of this package.
-const headerName = "/usr/include/rdma/rdma_netlink.h"
+// headerPath is the header that defines the numbers of this package.
+const headerPath = "/usr/include/rdma/rdma_netlink.h"
 
 // commandNames maps the commands to their names in the header.
 var commandNames = []struct {
@@ -157,8 +157,8 @@ var attrNames = []struct {
 	{"RDMA_NLDEV_ATTR_STAT_OPCOUNTER_ENABLED", attrStatOpcounterEnabled},
 }
 
-// otherNames maps further numbers to their names in the header.
-var otherNames = []struct {
+// otherConstantNames maps further numbers to their names in the header.
+var otherConstantNames = []struct {
 	name  string
 	value int
 }{
@@ -177,7 +177,7 @@ const (
 // readHeader returns the enumerators of the header. No enumerator that the tests use depends on an expression.
 func readHeader(t *testing.T) map[string]int {
 	t.Helper()
-	b, err := os.ReadFile(headerName)
+	b, err := os.ReadFile(headerPath)
 	if err != nil {
 		t.Skipf("%v (Debian package linux-libc-dev)", err)
 	}
@@ -212,7 +212,7 @@ func TestNumbersMatchHeader(t *testing.T) {
 		t.Helper()
 		switch want, ok := header[name]; {
 		case !ok && !mayLack:
-			t.Errorf("%s: got no definition in %s, want one", name, headerName)
+			t.Errorf("%s: got no definition in %s, want one", name, headerPath)
 		case ok && value != want:
 			t.Errorf("%s: got %d, want %d", name, value, want)
 		}
@@ -223,7 +223,7 @@ func TestNumbersMatchHeader(t *testing.T) {
 	for _, a := range attrNames {
 		check(a.name, a.value, a.value >= newerAttr)
 	}
-	for _, o := range otherNames {
+	for _, o := range otherConstantNames {
 		check(o.name, o.value, false)
 	}
 	if got, least := header["RDMA_NLDEV_ATTR_MAX"], newerAttr; got < least {

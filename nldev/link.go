@@ -51,7 +51,7 @@ func (q *request) getDevice() syscall.Errno {
 	if !q.parseAttributes(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
-	dev := q.namedDevice()
+	dev := q.requestedDevice()
 	if dev == nil {
 		return syscall.EINVAL
 	}
@@ -89,7 +89,7 @@ func (q *request) dumpPorts(d *dumpAnswer) syscall.Errno {
 	if !q.parseAttributes(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
-	dev := q.namedDevice()
+	dev := q.requestedDevice()
 	if dev == nil {
 		return syscall.EINVAL
 	}
@@ -107,7 +107,7 @@ func (q *request) parsePort(strict bool) (dev *Device, port uint32, errno syscal
 	if !q.parseAttributes(strict, attrDevIndex, attrPortIndex) {
 		return nil, 0, syscall.EINVAL
 	}
-	dev, port = q.namedDevice(), q.tb.getU32(attrPortIndex)
+	dev, port = q.requestedDevice(), q.tb.getU32(attrPortIndex)
 	if dev == nil || !dev.validPort(port) {
 		return nil, 0, syscall.EINVAL
 	}

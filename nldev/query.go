@@ -13,16 +13,16 @@ func newResourceCommand(k *resourceKind, fill fillResourceFunc) command {
 	}
 }
 
-// fillRaw mirrors fill_res_qp_raw_entry and similar functions, for drivers without a raw form.
-func fillRaw(r resource, _ *datagram, v requestView) syscall.Errno {
+// refuseRawForm mirrors fill_res_qp_raw_entry and similar functions, for drivers without a raw form.
+func refuseRawForm(r resource, _ *datagram, v requestView) syscall.Errno {
 	if qp, ok := r.(*QP); ok && v.port != 0 && v.port != qp.Port {
 		return syscall.EAGAIN
 	}
 	return syscall.EINVAL
 }
 
-// fillStatMR mirrors fill_stat_mr_entry.
-func fillStatMR(r resource, d *datagram, _ requestView) syscall.Errno {
+// fillMRStat mirrors fill_stat_mr_entry.
+func fillMRStat(r resource, d *datagram, _ requestView) syscall.Errno {
 	d.putU32(attrResMRN, r.id())
 	return 0
 }
@@ -33,7 +33,7 @@ func (q *request) parseQuery(need ...int) (dev *Device, v requestView, errno sys
 	if !q.parseAttributes(false, attrDevIndex) || !q.tb.hasAll(need...) {
 		return nil, requestView{}, syscall.EINVAL
 	}
-	if dev = q.namedDevice(); dev == nil {
+	if dev = q.requestedDevice(); dev == nil {
 		return nil, requestView{}, syscall.EINVAL
 	}
 	v.admin = q.admin != nil
@@ -74,24 +74,24 @@ func (q *request) dumpResources(d *dumpAnswer, k *resourceKind, fill fillResourc
 	}
 	list := k.list(&dev.Resources)
 	for len(list) > 0 {
-		n, errno := d.fillTable(dev, k, list, v, fill)
+		n, errno := d.fillResourceTable(dev, k, list, v, fill)
 		if errno != 0 {
 			d.cur.truncateTo(0)
 			return errno
 		}
-		d.flush()
+		d.flushDatagram()
 		list = list[n:]
 	}
 	return 0
 }
 
-// fillTable fills the current, empty datagram with one message. It returns the number of resources of the list in the
-// message, which is at least one. fillTable returns EMSGSIZE if the first one does not fit.
-func (d *dumpAnswer) fillTable(dev *Device, k *resourceKind, list []resource, v requestView,
+// fillResourceTable fills the current, empty datagram with one message. It returns the number of resources of the list
+// in the message, which is at least one. fillResourceTable returns EMSGSIZE if the first one does not fit.
+func (d *dumpAnswer) fillResourceTable(dev *Device, k *resourceKind, list []resource, v requestView,
 	fill fillResourceFunc) (int,
 	syscall.Errno) {
 	g := &d.cur
-	at := d.begin()
+	at := d.beginDumpMessage()
 	g.putHandle(dev)
 	table := g.beginNest(k.table)
 	if g.full {
@@ -139,7 +139,7 @@ func (q *request) getSummary() syscall.Errno {
 	if !q.parseAttributes(false, attrDevIndex) {
 		return syscall.EINVAL
 	}
-	dev := q.namedDevice()
+	dev := q.requestedDevice()
 	if dev == nil {
 		return syscall.EINVAL
 	}

@@ -156,15 +156,16 @@ type resourceKind struct {
 
 // The following variables are the kinds of resources.
 var (
-	kindPD   = &resourceKind{"pd", attrResPD, attrResPDEntry, attrResPDN, true, listOf((*Resources).pdsFunc)}
-	kindCQ   = &resourceKind{"cq", attrResCQ, attrResCQEntry, attrResCQN, true, listOf((*Resources).cqsFunc)}
-	kindQP   = &resourceKind{"qp", attrResQP, attrResQPEntry, attrResLQPN, false, listOf((*Resources).qpsFunc)}
+	kindPD   = &resourceKind{"pd", attrResPD, attrResPDEntry, attrResPDN, true, newResourceLister((*Resources).pdsFunc)}
+	kindCQ   = &resourceKind{"cq", attrResCQ, attrResCQEntry, attrResCQN, true, newResourceLister((*Resources).cqsFunc)}
+	kindQP   = &resourceKind{"qp", attrResQP, attrResQPEntry, attrResLQPN, false, newResourceLister((*Resources).qpsFunc)}
 	kindCMID = &resourceKind{"cm_id", attrResCMID, attrResCMIDEntry, attrResCMIDN, false,
-		listOf((*Resources).cmidsFunc)}
-	kindMR  = &resourceKind{"mr", attrResMR, attrResMREntry, attrResMRN, true, listOf((*Resources).mrsFunc)}
+		newResourceLister((*Resources).cmidsFunc)}
+	kindMR  = &resourceKind{"mr", attrResMR, attrResMREntry, attrResMRN, true, newResourceLister((*Resources).mrsFunc)}
 	kindCtx = &resourceKind{"ctx", attrResCTX, attrResCTXEntry, attrResCTXN, true,
-		listOf((*Resources).contextsFunc)}
-	kindSRQ = &resourceKind{"srq", attrResSRQ, attrResSRQEntry, attrResSRQN, true, listOf((*Resources).srqsFunc)}
+		newResourceLister((*Resources).contextsFunc)}
+	kindSRQ = &resourceKind{"srq", attrResSRQ, attrResSRQEntry, attrResSRQN, true,
+		newResourceLister((*Resources).srqsFunc)}
 	// kindCounter represents counters bound to QPs, which this package does not have.
 	kindCounter = &resourceKind{"counter", attrStatCounter, attrStatCounterEntry, attrStatCounterID, false,
 		func(*Resources) []resource { return nil }}
@@ -181,8 +182,8 @@ func (r *Resources) mrsFunc() func() []MR           { return r.MRs }
 func (r *Resources) contextsFunc() func() []Context { return r.Contexts }
 func (r *Resources) srqsFunc() func() []SRQ         { return r.SRQs }
 
-// listOf returns a function that lists the resources of one field of Resources, ordered by identifier.
-func listOf[T any, P interface {
+// newResourceLister returns a function that lists the resources of one field of Resources, ordered by identifier.
+func newResourceLister[T any, P interface {
 	*T
 	resource
 }](field func(*Resources) func() []T) func(*Resources) []resource {

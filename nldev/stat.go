@@ -16,7 +16,7 @@ func (q *request) getCounters() syscall.Errno {
 	case attrResQP:
 		return q.getCounterMode()
 	case attrResMR:
-		return q.getResource(kindMR, fillStatMR)
+		return q.getResource(kindMR, fillMRStat)
 	}
 	return syscall.EINVAL
 }
@@ -76,7 +76,7 @@ func (q *request) dumpCounters(d *dumpAnswer) syscall.Errno {
 	case attrResQP:
 		return q.dumpResources(d, kindCounter, resource.putAttrs)
 	case attrResMR:
-		return q.dumpResources(d, kindMR, fillStatMR)
+		return q.dumpResources(d, kindMR, fillMRStat)
 	}
 	return syscall.EINVAL
 }

@@ -48,7 +48,7 @@ func (t *agentTable) findSourceOfAddr(addr netip.Addr) (gidSource, error) {
 	g := ib.GIDFromAddr(addr.WithZone(""))
 	for _, a := range t.list {
 		if i, err := a.gidIndex(g); err == nil {
-			return a.sourceAt(i, g)
+			return a.newGIDSource(i, g)
 		}
 	}
 	if !t.representsDevice(addr) {
@@ -102,11 +102,11 @@ func (t *agentTable) representsDevice(a netip.Addr) bool {
 	return !t.noLoopback && isLoopback(a)
 }
 
-var localhost4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+var localhostIPv4 = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 
 // isLoopback reports whether an address is 127.0.0.1 or ::1. The kernel binds an ID to such an address in the same
 // way as to an unspecified address. (cma_any_addr)
-func isLoopback(a netip.Addr) bool { return a == localhost4 || a == netip.IPv6Loopback() }
+func isLoopback(a netip.Addr) bool { return a == localhostIPv4 || a == netip.IPv6Loopback() }
 
 // deviceAddress returns the address of the device at a place. Peers on other hosts use that address to reach an ID
 // that is bound to a loopback address. If the device has no address of the same family, deviceAddress returns the
@@ -181,7 +181,7 @@ func (t *agentTable) hasAddr(addr netip.Addr) bool {
 	return false
 }
 
-func (a *agent) sourceAt(index int, gid ib.GID) (gidSource, error) {
+func (a *agent) newGIDSource(index int, gid ib.GID) (gidSource, error) {
 	p, err := a.dev.QueryPort(a.port)
 	return gidSource{agent: a, gidIndex: index, gid: gid, mtu: p.ActiveMTU}, err
 }

@@ -112,7 +112,7 @@ func (a *agent) close() {
 	a.mu.Lock()
 	a.closed = true
 	a.mu.Unlock()
-	a.wakeRun()
+	a.wakeRunLoop()
 	a.end.Wait()
 	var errs []error
 	if a.qp != nil {
@@ -154,7 +154,7 @@ func (a *agent) handleCompletion(wc *ib.WC) {
 		a.in = append(a.in, *wc)
 	}
 	a.mu.Unlock()
-	a.wakeRun()
+	a.wakeRunLoop()
 }
 
 func (a *agent) handleDatagram(wc *ib.WC, b []byte) {
@@ -175,20 +175,20 @@ func (a *agent) handleDatagram(wc *ib.WC, b []byte) {
 func (a *agent) queueMessage(to ib.AHAttr, tid uint64, m msg.Message) {
 	d := datagram{to: to}
 	msg.Append(d.mad[:0], tid, m)
-	a.resend(&d)
+	a.queueDatagram(&d)
 }
 
-// resend queues a datagram that may have been sent before.
-func (a *agent) resend(d *datagram) {
+// queueDatagram queues a datagram that may have been sent before.
+func (a *agent) queueDatagram(d *datagram) {
 	a.mu.Lock()
 	if !a.closed && len(a.out) < agentBacklog {
 		a.out = append(a.out, *d)
 	}
 	a.mu.Unlock()
-	a.wakeRun()
+	a.wakeRunLoop()
 }
 
-func (a *agent) wakeRun() {
+func (a *agent) wakeRunLoop() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
@@ -259,7 +259,7 @@ func (a *agent) freeSlot(slot int) {
 	a.mu.Lock()
 	a.free = append(a.free, slot)
 	a.mu.Unlock()
-	a.wakeRun()
+	a.wakeRunLoop()
 }
 
 // gidIndex returns the index of an address in the GID table of the agent's port.

@@ -106,7 +106,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 	}
 	to := *m.peerAddressVector(id)
 	c := &connection{
-		agent: id.at.agent, owner: id, to: to, local: m.unusedNumber(func(n uint32) bool { return m.conns[n] != nil }),
+		agent: id.at.agent, owner: id, to: to, local: m.unusedRandomID(func(n uint32) bool { return m.conns[n] != nil }),
 		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: low24Bits(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
 		ackCode: id.ackTimeout(), depth: p.InitiatorDepth, resources: p.ResponderResources,
 		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: low24Bits(p.QPN),
@@ -129,7 +129,7 @@ func (id *ID) Connect(p Param, user []byte) error {
 		req.Extended = msg.ExtendedXRC
 	}
 	if do, ok := c.Call(conn.SendREQ, m.cfg.Retries); ok {
-		m.sendAndKeep(c, c.tid, req)
+		m.sendAndStoreMessage(c, c.tid, req)
 		m.applyActions(c, do)
 	}
 	return nil
@@ -181,7 +181,7 @@ func (m *Manager) accept(id *ID, p Param, user []byte) error {
 	}
 	id.param = p
 	c.depth, c.resources, c.localQPN = p.InitiatorDepth, p.ResponderResources, low24Bits(p.QPN)
-	m.sendAndKeep(c, c.tid, &msg.REP{
+	m.sendAndStoreMessage(c, c.tid, &msg.REP{
 		LocalCommID: c.local, RemoteCommID: c.remote, LocalQPN: c.localQPN, StartingPSN: c.recvPSN,
 		ResponderResources: p.ResponderResources, InitiatorDepth: p.InitiatorDepth, TargetACKDelay: c.agent.delay & 31,
 		Failover: failoverUnsupported, FlowControl: p.FlowControl, RNRRetryCount: p.RNRRetryCount & 7, SRQ: p.SRQ,
@@ -223,7 +223,7 @@ func (m *Manager) complete(id *ID) error {
 	if !ok {
 		return id.newStateError("complete")
 	}
-	m.sendAndKeep(c, c.tidREP, &msg.RTU{LocalCommID: c.local, RemoteCommID: c.remote})
+	m.sendAndStoreMessage(c, c.tidREP, &msg.RTU{LocalCommID: c.local, RemoteCommID: c.remote})
 	m.applyActions(c, do)
 	return nil
 }
@@ -253,7 +253,8 @@ func (m *Manager) reject(id *ID, reason msg.RejectReason, user []byte) error {
 		return id.newStateError("reject")
 	}
 	do.Send = 0
-	m.sendAndKeep(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason, Data: user})
+	m.sendAndStoreMessage(c, c.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, Reason: reason,
+		Data: user})
 	m.leaveBacklog(id)
 	m.applyActions(c, do)
 	return nil
@@ -274,7 +275,7 @@ func (id *ID) Disconnect() error {
 		return id.newStateError("disconnect")
 	}
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
-		m.sendAndKeep(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		m.sendAndStoreMessage(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 		do.Send = 0
 		m.applyActions(c, do)
 	} else if do, ok := c.Call(conn.SendDREP, 0); ok {
@@ -368,13 +369,13 @@ func accessFlagsFor(resources uint8) ib.AccessFlags {
 // udpQKey is the Q_Key of datagram services. (RDMA_UDP_QKEY)
 const udpQKey = 0x01234567
 
-// sendAndKeep sends a message of a connection, and keeps the message for retransmission.
+// sendAndStoreMessage sends a message of a connection, and keeps the message for retransmission.
 //
 //verbena:held mu
-func (m *Manager) sendAndKeep(c *connection, tid uint64, x msg.Message) {
+func (m *Manager) sendAndStoreMessage(c *connection, tid uint64, x msg.Message) {
 	c.last = datagram{to: c.to}
 	msg.Append(c.last.mad[:0], tid, x)
-	c.agent.resend(&c.last)
+	c.agent.queueDatagram(&c.last)
 }
 
 // applyActions executes the actions of a transition.
@@ -390,22 +391,23 @@ func (m *Manager) applyActions(c *connection, d conn.Actions) {
 				rej.Info[i] = byte(c.agent.guid >> (56 - 8*i))
 			}
 		}
-		m.sendAndKeep(c, c.tid, rej)
+		m.sendAndStoreMessage(c, c.tid, rej)
 	case msg.AttrDREQ:
-		m.sendAndKeep(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		m.sendAndStoreMessage(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 	case msg.AttrDREP:
-		m.sendAndKeep(c, c.tid, &msg.DREP{LocalCommID: c.local, RemoteCommID: c.remote})
+		m.sendAndStoreMessage(c, c.tid, &msg.DREP{LocalCommID: c.local, RemoteCommID: c.remote})
 	case msg.AttrMRA:
 		c.slow = true
 		of := msg.OfREQ
 		if c.State == conn.MRARepSent {
 			of = msg.OfREP
 		}
-		m.sendAndKeep(c, c.tid, &msg.MRA{LocalCommID: c.local, RemoteCommID: c.remote, Of: of, ServiceTimeout: mraTimeout})
+		m.sendAndStoreMessage(c, c.tid, &msg.MRA{LocalCommID: c.local, RemoteCommID: c.remote, Of: of,
+			ServiceTimeout: mraTimeout})
 	}
 	if d.Repeat {
 		m.stats.Retries.Add(1)
-		c.agent.resend(&c.last)
+		c.agent.queueDatagram(&c.last)
 	}
 	switch d.Timer {
 	case conn.Response:
@@ -414,7 +416,7 @@ func (m *Manager) applyActions(c *connection, d conn.Actions) {
 		m.armTimer(c, decodeTimeout(m.cfg.Timeout)+decodeTimeout(c.service))
 	case conn.TimewaitTime:
 		m.armTimer(c, 2*decodeTimeout(min(c.ackCode, maxTimewait)))
-		m.dropEndedBeyondLimit(c)
+		m.limitEndedConnections(c)
 	case conn.Refusal:
 		if k := c.peerKey(c.remoteQPN); m.byPeerQP[k] == c {
 			delete(m.byPeerQP, k) // the queue pair may request a new connection
@@ -424,7 +426,7 @@ func (m *Manager) applyActions(c *connection, d conn.Actions) {
 			d += decodeTimeout(mraTimeout)
 		}
 		m.armTimer(c, d)
-		m.dropEndedBeyondLimit(c)
+		m.limitEndedConnections(c)
 	case conn.Stop:
 		m.disarmTimer(c)
 	}
@@ -445,10 +447,10 @@ const (
 	maxRemembered = 16384
 )
 
-// dropEndedBeyondLimit drops an ended connection if there are too many connections.
+// limitEndedConnections drops an ended connection if there are too many connections.
 //
 //verbena:held mu
-func (m *Manager) dropEndedBeyondLimit(c *connection) {
+func (m *Manager) limitEndedConnections(c *connection) {
 	if c.owner == nil && len(m.conns) > maxRemembered {
 		c.State = conn.Idle
 		m.forgetConnection(c)

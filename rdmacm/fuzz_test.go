@@ -155,8 +155,8 @@ func (f *packetForger) deliverPacket() {
 	f.h.deliverDatagram(from, mad)
 }
 
-// makeCall makes a call of the owner on an ID.
-func (f *packetForger) makeCall() {
+// callRandomMethod makes a call of the owner on an ID.
+func (f *packetForger) callRandomMethod() {
 	for _, e := range f.log.waitEvents(0) {
 		if e.New != nil {
 			f.ids = append(f.ids, e.New)
@@ -232,8 +232,8 @@ func FuzzPackets(f *testing.F) {
 			// The test does not use checked mode, which takes most of the time and is used by other tests.
 			a := &testHost{t: t, net: network, addr: netip.MustParseAddr("10.0.0.1")}
 			peer := &testHost{t: t, net: network, addr: netip.MustParseAddr("10.0.0.2")}
-			a.open(fast)
-			peer.open(fast)
+			a.plugAndOpenManager(fast)
+			peer.plugAndOpenManager(fast)
 			defer peer.close()
 			defer a.close()
 			fz := &packetForger{fuzzInput: &s, t: t, h: a, victims: 0x17}
@@ -259,7 +259,7 @@ func FuzzPackets(f *testing.F) {
 				case 0, 1:
 					fz.deliverPacket()
 				case 2:
-					fz.makeCall()
+					fz.callRandomMethod()
 				case 3:
 					testutil.AdvanceTime([]time.Duration{time.Millisecond, 20 * time.Millisecond, time.Second,
 						10 * time.Second}[s.nextByte()&3])

@@ -213,7 +213,7 @@ func (m *Manager) releaseDevice(id *ID) {
 			m.applyActions(c, d)
 		}
 		if c.State == conn.Timewait || c.State == conn.Refused {
-			m.dropEndedBeyondLimit(c)
+			m.limitEndedConnections(c)
 		}
 	}
 	m.endServiceRequests(id)
@@ -460,7 +460,7 @@ func unspecifiedAddrLike(like netip.Addr) netip.Addr {
 
 func loopbackAddrLike(like netip.Addr) netip.Addr {
 	if like.Is4() {
-		return localhost4
+		return localhostIPv4
 	}
 	return netip.IPv6Loopback()
 }

@@ -220,8 +220,8 @@ func decodeTimeout(code uint8) time.Duration {
 	return time.Duration(4096) << min(code, 31)
 }
 
-// unusedNumber returns a random number that is neither 0 nor in use.
-func (m *Manager) unusedNumber(used func(uint32) bool) uint32 {
+// unusedRandomID returns a random number that is neither 0 nor in use.
+func (m *Manager) unusedRandomID(used func(uint32) bool) uint32 {
 	for {
 		if n := m.cfg.Rand.Uint32(); n != 0 && !used(n) {
 			return n

@@ -41,12 +41,12 @@ type testHost struct {
 func newHost(t *testing.T, network *simnet.Net, addr string, cfg Config) *testHost {
 	h := &testHost{t: t, net: network, addr: netip.MustParseAddr(addr)}
 	check.On(&h.core, check.Config{Report: func(v check.Violation) { t.Error(v) }})
-	h.open(cfg)
+	h.plugAndOpenManager(cfg)
 	return h
 }
 
-// open creates the device and the manager.
-func (h *testHost) open(cfg Config) {
+// plugAndOpenManager creates the device and the manager.
+func (h *testHost) plugAndOpenManager(cfg Config) {
 	rcfg := rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{h.addr}, Network: h.net, Fabric: &rxe.Fabric{},
 		Rand: rand.New(rand.NewPCG(7, uint64(h.addr.As16()[15]))),
@@ -334,7 +334,7 @@ func TestListenOnLoopbackListensEverywhere(t *testing.T) {
 				defer a.close()
 				var la, lb eventLog
 				l := b.newTestID(msg.PortSpaceTCP, &lb)
-				b.must(l.Bind(netip.AddrPortFrom(localhost4, testPort)))
+				b.must(l.Bind(netip.AddrPortFrom(localhostIPv4, testPort)))
 				b.must(l.Listen(0))
 				if got := l.View().Src.String(); got != c.want {
 					t.Errorf("bound address: got %v, want %v", got, c.want)
@@ -359,8 +359,8 @@ func TestListenOnLoopbackListensEverywhere(t *testing.T) {
 	}
 }
 
-// TestRefusedRequestEvents checks the events of the active side for requests that fail.
-func TestRefusedRequestEvents(t *testing.T) {
+// TestRefusedRequestReportsEvents checks the events of the active side for requests that fail.
+func TestRefusedRequestReportsEvents(t *testing.T) {
 	withTwoHosts(t, nil, func(t *testing.T, a, b *testHost) {
 		var la, lb eventLog
 		logAndRun(t, "nothing listens", func(t *testing.T) {

@@ -158,7 +158,7 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 		return
 	}
 	c := &connection{
-		agent: a, owner: id, to: r.from, local: m.unusedNumber(func(n uint32) bool { return m.conns[n] != nil }),
+		agent: a, owner: id, to: r.from, local: m.unusedRandomID(func(n uint32) bool { return m.conns[n] != nil }),
 		remote: x.LocalCommID,
 		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: low24Bits(m.cfg.Rand.Uint32()),
 		sendPSN:   x.StartingPSN,
@@ -238,7 +238,7 @@ func qpTypeOfREQ(x *msg.REQ) (ib.QPType, bool) {
 //verbena:held mu
 func (m *Manager) endStaleConnection(c *connection) {
 	if do, ok := c.Call(conn.SendDREQ, m.cfg.Retries); ok {
-		m.sendAndKeep(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
+		m.sendAndStoreMessage(c, c.tid, &msg.DREQ{LocalCommID: c.local, RemoteCommID: c.remote, RemoteQPN: c.remoteQPN})
 		do.Send = 0
 		m.applyActions(c, do)
 	}
@@ -310,7 +310,7 @@ func (m *Manager) newRequestID(l *ID, a *agent, r *receivedMessage, src, dst net
 	if err != nil {
 		return nil
 	}
-	at, err := a.sourceAt(int(r.from.GRH.SGIDIndex), own.GID)
+	at, err := a.newGIDSource(int(r.from.GRH.SGIDIndex), own.GID)
 	if err != nil {
 		return nil
 	}

@@ -43,15 +43,15 @@ type randomSchedule struct {
 	all  []*idHistory
 }
 
-func (s *randomSchedule) chance(percent int) bool { return s.rand.IntN(100) < percent }
+func (s *randomSchedule) randomBool(percent int) bool { return s.rand.IntN(100) < percent }
 
 // callLater calls f after a random time, which often is 0.
 func (s *randomSchedule) callLater(f func()) {
 	d := time.Duration(0)
 	switch {
-	case s.chance(20):
+	case s.randomBool(20):
 		d = time.Duration(s.rand.IntN(100)) * time.Second
-	case s.chance(30):
+	case s.randomBool(30):
 		d = time.Duration(s.rand.IntN(1000)) * time.Millisecond
 	}
 	time.AfterFunc(d, f)
@@ -95,19 +95,19 @@ func (s *randomSchedule) handleEvent(l *idHistory, e Event) {
 		e.New.SetEventFunc(func(_ *ID, e Event) { s.handleEvent(p, e) })
 		s.callLater(func() { s.answerRequest(p) })
 	case AddrResolved:
-		s.callLater(func() { s.callOwner(l, func() { _ = l.id.ResolveRoute() }) })
+		s.callLater(func() { s.callUnlessDropped(l, func() { _ = l.id.ResolveRoute() }) })
 	case RouteResolved:
 		s.callLater(func() {
-			s.callOwner(l, func() {
+			s.callUnlessDropped(l, func() {
 				l.asked = true
 				_ = l.id.Connect(Param{QPN: s.rand.Uint32N(1 << 24)}, nil)
 			})
 		})
 	case ConnectResponse:
 		s.callLater(func() {
-			s.callOwner(l, func() {
+			s.callUnlessDropped(l, func() {
 				l.done = true
-				if s.chance(85) {
+				if s.randomBool(85) {
 					_ = l.id.Complete()
 				} else {
 					_ = l.id.Reject(msg.ReasonConsumer, nil)
@@ -115,17 +115,17 @@ func (s *randomSchedule) handleEvent(l *idHistory, e Event) {
 			})
 		})
 	case Disconnected:
-		s.callLater(func() { s.callOwner(l, func() { _ = l.id.Disconnect() }) })
+		s.callLater(func() { s.callUnlessDropped(l, func() { _ = l.id.Disconnect() }) })
 	}
-	if s.chance(10) {
-		s.callLater(func() { s.callOwner(l, func() { _ = l.id.Disconnect() }) })
+	if s.randomBool(10) {
+		s.callLater(func() { s.callUnlessDropped(l, func() { _ = l.id.Disconnect() }) })
 	}
-	if s.chance(5) {
+	if s.randomBool(5) {
 		s.callLater(func() { s.dropID(l) })
 	}
 }
 
-func (s *randomSchedule) callOwner(l *idHistory, f func()) {
+func (s *randomSchedule) callUnlessDropped(l *idHistory, f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !l.dropped {
@@ -143,9 +143,9 @@ func (s *randomSchedule) dropID(l *idHistory) {
 }
 
 func (s *randomSchedule) answerRequest(p *idHistory) {
-	s.callOwner(p, func() {
+	s.callUnlessDropped(p, func() {
 		p.done = true
-		if s.chance(85) {
+		if s.randomBool(85) {
 			_ = p.id.Accept(Param{QPN: s.rand.Uint32N(1 << 24)}, nil)
 		} else {
 			_ = p.id.Reject(msg.ReasonConsumer, nil)
@@ -175,7 +175,7 @@ func (s *randomSchedule) checkFinalState() {
 
 func (s *randomSchedule) run(t *testing.T) {
 	network := simnet.New(simnet.Config{Latency: 10 * time.Microsecond, Rand: rand.NewPCG(s.seed, 3)})
-	if s.chance(70) {
+	if s.randomBool(70) {
 		rule := link.Rule{
 			Drop: link.Share(0.3 * s.rand.Float64()), Duplicate: link.Share(0.3 * s.rand.Float64()),
 			Jitter: time.Duration(s.rand.IntN(3000)) * time.Millisecond,
@@ -214,7 +214,7 @@ func (s *randomSchedule) run(t *testing.T) {
 			}
 		})
 	}
-	unplug, replug, h := s.chance(20), s.chance(50), hosts[s.rand.IntN(2)]
+	unplug, replug, h := s.randomBool(20), s.randomBool(50), hosts[s.rand.IntN(2)]
 	after := time.Duration(s.rand.IntN(100)) * time.Second
 	s.mu.Unlock()
 	if unplug {

@@ -39,14 +39,14 @@ func (m *Manager) sendSIDRREQ(id *ID, p Param, user []byte) error {
 	}
 	s := &serviceRequest{
 		to: *m.peerAddressVector(id), tid: m.cfg.Rand.Uint64(),
-		id:  m.unusedNumber(func(n uint32) bool { return m.sidr[n] != nil }),
+		id:  m.unusedRandomID(func(n uint32) bool { return m.sidr[n] != nil }),
 		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
 	}
 	m.sidr[s.id] = id
 	id.service, id.state, id.param, id.begun = s, idConnected, p, true
 	s.last = datagram{to: s.to}
 	msg.Append(s.last.mad[:0], s.tid, &msg.SIDRREQ{RequestID: s.id, PKey: defaultPKey, ServiceID: s.sid, Data: d})
-	id.at.agent.resend(&s.last)
+	id.at.agent.queueDatagram(&s.last)
 	m.armServiceTimer(id)
 	return nil
 }
@@ -72,7 +72,7 @@ func (m *Manager) armServiceTimer(id *ID) {
 		}
 		s.left--
 		m.stats.Retries.Add(1)
-		id.at.agent.resend(&s.last)
+		id.at.agent.queueDatagram(&s.last)
 		m.armServiceTimer(id)
 	})
 }
@@ -120,7 +120,7 @@ func (m *Manager) replySIDR(id *ID, status msg.SIDRStatus, p Param, user []byte)
 	s.sent = true
 	s.last = datagram{to: s.to}
 	msg.Append(s.last.mad[:0], s.tid, rep)
-	id.at.agent.resend(&s.last)
+	id.at.agent.queueDatagram(&s.last)
 	m.leaveBacklog(id)
 	return nil
 }
@@ -134,7 +134,7 @@ func (m *Manager) receiveSIDRREQ(a *agent, r *receivedMessage, x *msg.SIDRREQ) {
 		m.stats.Duplicates.Add(1)
 		if s := id.service; s.sent && id.at.agent == a {
 			m.stats.Retries.Add(1)
-			a.resend(&s.last)
+			a.queueDatagram(&s.last)
 		}
 		return
 	}

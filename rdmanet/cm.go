@@ -153,11 +153,12 @@ func dialCMAddr(ctx context.Context, a netip.AddrPort, cfg Config) (*Conn, error
 		_ = x.Close()
 		return nil, err
 	}
-	return newOnDevice(ctx, x, guid, cfg)
+	return newConnOnDevice(ctx, x, guid, cfg)
 }
 
-// newOnDevice calls New with the device that has the given node GUID. On an error it rejects the request and closes x.
-func newOnDevice(ctx context.Context, x *cmExchange, guid uint64, cfg Config) (*Conn, error) {
+// newConnOnDevice calls New with the device that has the given node GUID. On an error it rejects the request and closes
+// x.
+func newConnOnDevice(ctx context.Context, x *cmExchange, guid uint64, cfg Config) (*Conn, error) {
 	done := func() {}
 	if cfg.Device == nil {
 		var err error
@@ -250,7 +251,7 @@ func (p *cmPeer) setUpConn(ctx context.Context, cfg Config) (*Conn, error) {
 	if err != nil {
 		return nil, x.refuseAndClose(err)
 	}
-	return newOnDevice(ctx, x, guid, cfg)
+	return newConnOnDevice(ctx, x, guid, cfg)
 }
 
 // refuseAndClose rejects a pending request with err as the reason, and closes the link.

@@ -78,8 +78,9 @@ func (e *cmTestPair) connect(t testing.TB) (a, b *rdmanet.Conn) {
 	return x.(*rdmanet.Conn), y.(*rdmanet.Conn)
 }
 
-// TestCM checks that a connection over the connection manager behaves like a connection set up over TCP.
-func TestCM(t *testing.T) {
+// TestCMConnBehavesLikeTCPSetup checks that a connection over the connection manager behaves like a connection set up
+// over TCP.
+func TestCMConnBehavesLikeTCPSetup(t *testing.T) {
 	t.Parallel()
 	h, addr := newTestHost(t)
 	e := newCMTestPair(t, rdmanet.Config{Host: h, KeepAlive: -1}, addr)
@@ -120,8 +121,8 @@ func TestCM(t *testing.T) {
 	must(t, b.Close())
 }
 
-// TestCMDialErrors checks the errors of Dial without a Listener, and with a peer that uses another protocol.
-func TestCMDialErrors(t *testing.T) {
+// TestCMDialErrorsNameCause checks the errors of Dial without a Listener, and with a peer that uses another protocol.
+func TestCMDialErrorsNameCause(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, &rxe.Fabric{})
 	h := w.newHost()

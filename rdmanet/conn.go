@@ -99,8 +99,8 @@ const (
 func (c *Conn) startStream(own, peer setupParams) {
 	// both ends have resources for this number of messages in each direction
 	messages := int(min(own.messages, peer.messages))
-	c.in = newReceiver(int(own.ring), messages)
-	c.out = newSender(c.send.Len(), int(peer.ring), messages)
+	c.in = newFlowReceiver(int(own.ring), messages)
+	c.out = newFlowSender(c.send.Len(), int(peer.ring), messages)
 	c.there = verbs.Remote{Addr: peer.addr, RKey: peer.rkey}
 	c.to, c.from = c.send.Bytes(), c.ring.Bytes()
 	c.rd.lock, c.wd.lock = &c.mu, &c.mu
@@ -108,7 +108,7 @@ func (c *Conn) startStream(own, peer setupParams) {
 	c.ops <- struct{}{}
 	c.readWaiter.init(c.isReadable)
 	c.writeWaiter.init(c.isWritable)
-	c.closeWaiter.init(c.isDelivered)
+	c.closeWaiter.init(c.areControlsDelivered)
 	c.oper.init(c.op.isReady)
 	c.op.c = c
 	c.waiting.list = []*waiter{&c.readWaiter, &c.writeWaiter, &c.closeWaiter, &c.oper}
@@ -172,7 +172,7 @@ func (c *Conn) readStream(b []byte) (int, error) {
 		k := copy(b[n:], c.from[from:to]) // needs no lock, because only a reader frees this part of the ring
 		n += k
 		c.mu.Lock()
-		if c.in.recordConsumed(k) {
+		if c.in.recordConsumedBytes(k) {
 			c.sendControl(0)
 		}
 	}
@@ -292,13 +292,13 @@ func (c *Conn) sendControl(flags uint32) {
 	}
 	c.due = false
 	signaled := flags != 0 || n%creditFraction == creditFraction-1
-	c.postEmpty(verbs.SendWR{Opcode: verbs.WriteWithImm, Remote: c.there, Imm: flags | c.in.takeCredit()}, signaled)
+	c.postEmptyMessage(verbs.SendWR{Opcode: verbs.WriteWithImm, Remote: c.there, Imm: flags | c.in.takeCredit()}, signaled)
 }
 
-// postEmpty posts a message without data.
+// postEmptyMessage posts a message without data.
 //
 //verbena:held mu
-func (c *Conn) postEmpty(wr verbs.SendWR, signaled bool) {
+func (c *Conn) postEmptyMessage(wr verbs.SendWR, signaled bool) {
 	c.controls++
 	c.scratch = wr
 	c.scratch.ID = kindControl | c.controls
@@ -326,7 +326,7 @@ func (c *Conn) probePeer() {
 		if c.probeSent.IsZero() {
 			c.probeSent = time.Now()
 		}
-		c.postEmpty(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
+		c.postEmptyMessage(verbs.SendWR{Opcode: verbs.Write, Remote: c.there}, true)
 	}
 	if c.err == nil && !c.probeSent.IsZero() && time.Since(c.probeSent) > c.stall {
 		c.recordFailure(&ConnError{syscall.ETIMEDOUT, fmt.Errorf("the device has completed no work request for %v", c.stall)})
@@ -364,7 +364,7 @@ func (c *Conn) pollCompletions() {
 func (c *Conn) handleCompletion(wc *verbs.WC) {
 	if wc.Status != verbs.Success {
 		if wc.ID&kindMask == kindOp {
-			c.op.countCompleted()
+			c.op.countCompletion()
 		}
 		err := newStatusError(wc)
 		if wc.Status == verbs.Flushed && c.err == nil {
@@ -377,11 +377,11 @@ func (c *Conn) handleCompletion(wc *verbs.WC) {
 	n := wc.ID &^ kindMask
 	switch wc.ID & kindMask {
 	case kindData:
-		c.out.recordCompleted(n)
+		c.out.recordCompletedUpTo(n)
 	case kindControl:
 		c.controlsDone = max(c.controlsDone, n)
 	case kindOp:
-		c.op.countCompleted()
+		c.op.countCompletion()
 	case kindReceive:
 		if c.broken {
 			return // the receive is not posted again: this limits the number of further messages of the peer
@@ -523,7 +523,7 @@ func (c *Conn) Close() error {
 		err = c.err
 	}
 	c.mu.Unlock()
-	if e := c.closeVerbs(); err == nil {
+	if e := c.closeVerbsObjects(); err == nil {
 		err = e
 	}
 	if err != nil {
@@ -538,13 +538,15 @@ func (c *Conn) Close() error {
 func (c *Conn) endWaits(err error) {
 	c.rd.failWaits(err)
 	c.wd.failWaits(err)
-	c.op.endWait(err)
+	c.op.failWait(err)
 }
 
-func (c *Conn) isDelivered() bool { return c.controlsDone >= c.lastControl || c.gone || c.err != nil }
+func (c *Conn) areControlsDelivered() bool {
+	return c.controlsDone >= c.lastControl || c.gone || c.err != nil
+}
 
-// closeVerbs closes the verbs objects.
-func (c *Conn) closeVerbs() error {
+// closeVerbsObjects closes the verbs objects.
+func (c *Conn) closeVerbsObjects() error {
 	var first error
 	end := func(x io.Closer) {
 		if err := x.Close(); first == nil {

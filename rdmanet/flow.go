@@ -64,7 +64,7 @@ type flowSender struct {
 	quiet      int         // messages posted since the last signalled message
 }
 
-func newSender(own, peer, messages int) flowSender {
+func newFlowSender(own, peer, messages int) flowSender {
 	return flowSender{
 		own: uint64(own), peer: uint64(peer), messages: uint64(messages), ends: messageEnds{at: make([]uint64, messages)},
 	}
@@ -94,8 +94,8 @@ func (s *flowSender) recordPost(n int) (signaled bool) {
 	return true
 }
 
-// recordCompleted records that the device has completed all bytes up to pos.
-func (s *flowSender) recordCompleted(pos uint64) {
+// recordCompletedUpTo records that the device has completed all bytes up to pos.
+func (s *flowSender) recordCompletedUpTo(pos uint64) {
 	s.done = max(s.done, pos)
 	s.doneNum = s.ends.firstAfter(s.doneNum, s.done)
 }
@@ -129,7 +129,7 @@ type flowReceiver struct {
 	creditedNum uint64      // number of the first message that had not been consumed at the last credit
 }
 
-func newReceiver(size, messages int) flowReceiver {
+func newFlowReceiver(size, messages int) flowReceiver {
 	return flowReceiver{size: uint64(size), messages: uint64(messages), ends: messageEnds{at: make([]uint64, messages)}}
 }
 
@@ -154,9 +154,9 @@ func (r *flowReceiver) nextRange(limit int) (from, to int) {
 	return int(at), int(at + min(uint64(limit), r.received-r.consumed, r.size-at))
 }
 
-// recordConsumed records that n bytes have been read. recordConsumed reports whether a credit should be sent in a
-// separate message.
-func (r *flowReceiver) recordConsumed(n int) (due bool) {
+// recordConsumedBytes records that n bytes have been read. recordConsumedBytes reports whether a credit should be sent
+// in a separate message.
+func (r *flowReceiver) recordConsumedBytes(n int) (due bool) {
 	r.consumed += uint64(n)
 	r.ends.head = r.ends.firstAfter(r.ends.head, r.consumed)
 	return r.isCreditDue()

@@ -18,7 +18,7 @@ func TestFlowInRandomEventOrder(t *testing.T) {
 		own := rapid.IntRange(minRing, 2000).Draw(t, "own")
 		peer := rapid.IntRange(minRing, 2000).Draw(t, "peer")
 		messages := rapid.IntRange(minMessages, 40).Draw(t, "messages")
-		s, r := newSender(own, peer, messages), newReceiver(peer, messages)
+		s, r := newFlowSender(own, peer, messages), newFlowReceiver(peer, messages)
 		type message struct {
 			pos uint64
 			n   int
@@ -65,7 +65,7 @@ func TestFlowInRandomEventOrder(t *testing.T) {
 				if len(signaled) == 0 || signaled[0] > done {
 					return false
 				}
-				s.recordCompleted(signaled[0])
+				s.recordCompletedUpTo(signaled[0])
 				signaled = signaled[1:]
 				return true
 			},
@@ -79,7 +79,7 @@ func TestFlowInRandomEventOrder(t *testing.T) {
 						from, to, peer)
 				}
 				delivered += uint64(to - from)
-				if r.recordConsumed(to - from) {
+				if r.recordConsumedBytes(to - from) {
 					credits = append(credits, r.takeCredit())
 					if len(credits) > 2*creditFraction {
 						t.Fatalf("credits in flight: got %d, want at most 2*fraction", len(credits))
@@ -144,14 +144,14 @@ func TestFlowRefusesViolations(t *testing.T) {
 		}, nil},
 		{"a credit beyond 2^30", func(*flowSender, *flowReceiver) error {
 			const n = 1 << 20
-			s, r := newSender(n, n, 4), newReceiver(n, 4)
+			s, r := newFlowSender(n, n, 4), newFlowReceiver(n, 4)
 			for range 5000 { // nearly 5 * 2^30 bytes in total
 				s.recordPost(n)
-				s.recordCompleted(s.sent)
+				s.recordCompletedUpTo(s.sent)
 				if err := r.recordArrival(n); err != nil {
 					return err
 				}
-				r.recordConsumed(n)
+				r.recordConsumedBytes(n)
 				if _, err := s.handleAck(r.takeCredit()); err != nil {
 					return err
 				}
@@ -162,7 +162,7 @@ func TestFlowRefusesViolations(t *testing.T) {
 			return nil
 		}, nil},
 	} {
-		s, r := newSender(1000, 1000, 4), newReceiver(1000, 4)
+		s, r := newFlowSender(1000, 1000, 4), newFlowReceiver(1000, 4)
 		if err := x.f(&s, &r); !errors.Is(err, x.want) {
 			t.Errorf("%s: got %v, want %v", x.name, err, x.want)
 		}

@@ -30,21 +30,21 @@ type Host struct {
 
 	//verbena:program those of this program who open devices
 	mu      sync.Mutex
-	devices []*openDevice
-	cm      *openManager // nil: not open
+	devices []*sharedDevice
+	cm      *sharedManager // nil: not open
 }
 
 // defaultHost is the Host for a Config without a Host.
 var defaultHost Host
 
-type openDevice struct {
+type sharedDevice struct {
 	dev   *verbs.Device
 	guid  uint64
 	first bool // the device was the first one in the list
 	users int
 }
 
-type openManager struct {
+type sharedManager struct {
 	m     *cm.Manager
 	users int
 }
@@ -54,7 +54,7 @@ type openManager struct {
 func (h *Host) acquireDevice(guid uint64) (*verbs.Device, func(), error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.devices = slices.DeleteFunc(h.devices, func(o *openDevice) bool {
+	h.devices = slices.DeleteFunc(h.devices, func(o *sharedDevice) bool {
 		_, err := o.dev.Query()
 		return err != nil // the device has been removed, and its users close it
 	})
@@ -81,7 +81,7 @@ func (h *Host) acquireDevice(guid uint64) (*verbs.Device, func(), error) {
 		}
 		a, err := d.Query()
 		if err == nil && (guid == 0 || a.NodeGUID == guid) {
-			o := &openDevice{dev: d, guid: a.NodeGUID, first: n == 0}
+			o := &sharedDevice{dev: d, guid: a.NodeGUID, first: n == 0}
 			h.devices = append(h.devices, o)
 			return d, h.addDeviceUser(o), nil
 		}
@@ -98,13 +98,13 @@ func (h *Host) acquireDevice(guid uint64) (*verbs.Device, func(), error) {
 }
 
 // addDeviceUser adds a user of o, and returns a function that removes this user. The lock must be held.
-func (h *Host) addDeviceUser(o *openDevice) func() {
+func (h *Host) addDeviceUser(o *sharedDevice) func() {
 	o.users++
 	return sync.OnceFunc(func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		if o.users--; o.users == 0 {
-			h.devices = slices.DeleteFunc(h.devices, func(x *openDevice) bool { return x == o })
+			h.devices = slices.DeleteFunc(h.devices, func(x *sharedDevice) bool { return x == o })
 			_ = o.dev.Close()
 		}
 	})
@@ -124,7 +124,7 @@ func (h *Host) acquireManager() (*cm.Manager, func(), error) {
 		if err != nil {
 			return nil, nil, err
 		}
-		o = &openManager{m: m}
+		o = &sharedManager{m: m}
 		h.cm = o
 	}
 	o.users++

@@ -216,9 +216,9 @@ func newProcessHost(addr netip.Addr) (h *rdmanet.Host, end func(), err error) {
 	}, s.Close, nil
 }
 
-// TestKilledPeer checks blocked calls when the peer's process is killed. With the connection manager of a service, the
-// calls must return at once. Otherwise they must return after probes.
-func TestKilledPeer(t *testing.T) {
+// TestKilledPeerUnblocksCalls checks blocked calls when the peer's process is killed. With the connection manager of a
+// service, the calls must return at once. Otherwise they must return after probes.
+func TestKilledPeerUnblocksCalls(t *testing.T) {
 	t.Parallel()
 	service := os.Getenv("VERBS_DEVICE") != ""
 	here, there, hows := serviceAddr(), serviceAddr(), []string{"tcp", "cm"}

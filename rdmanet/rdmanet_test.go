@@ -65,8 +65,8 @@ func newTestbed(t testing.TB, fabric *rxe.Fabric) *testbed {
 	return w
 }
 
-// newNeighbour creates another device on the network of a world, with its own address.
-func (w *testbed) newNeighbour(t testing.TB) *testbed {
+// newPeerTestbed creates another device on the network of a world, with its own address.
+func (w *testbed) newPeerTestbed(t testing.TB) *testbed {
 	t.Helper()
 	x := &testbed{addr: "127.0.0.81", net: w.net}
 	x.plugAndOpenStack(t)
@@ -214,8 +214,8 @@ func connectNewPair(t testing.TB, cfg rdmanet.Config) (a, b *rdmanet.Conn) {
 	return connectDevices(t, d, d, cfg, cfg)
 }
 
-// TestConn runs the common tests for net.Conn implementations.
-func TestConn(t *testing.T) {
+// TestConnPassesNettest runs the common tests for net.Conn implementations.
+func TestConnPassesNettest(t *testing.T) {
 	t.Parallel()
 	for _, x := range []struct {
 		name string
@@ -294,9 +294,9 @@ func exchangeData(t *testing.T, a, b net.Conn, size int) {
 	wg.Wait()
 }
 
-// TestFlow tests rings and message limits of many sizes. The writes are much larger than the rings, in both directions
-// at once. A message without a posted receive would break the connection.
-func TestFlow(t *testing.T) {
+// TestFlowControlOfManySizes tests rings and message limits of many sizes. The writes are much larger than the rings,
+// in both directions at once. A message without a posted receive would break the connection.
+func TestFlowControlOfManySizes(t *testing.T) {
 	t.Parallel()
 	d := openTestDevice(t)
 	tiny := rdmanet.Config{ReadBuffer: 256, WriteBuffer: 256, Messages: 4}
@@ -539,8 +539,8 @@ func TestCloseDeliversWrittenData(t *testing.T) {
 	}
 }
 
-// TestCloseUnblocks checks that Close unblocks all calls, and that CloseWrite unblocks Write.
-func TestCloseUnblocks(t *testing.T) {
+// TestCloseUnblocksCalls checks that Close unblocks all calls, and that CloseWrite unblocks Write.
+func TestCloseUnblocksCalls(t *testing.T) {
 	t.Parallel()
 	a, _ := connectNewPair(t, rdmanet.Config{})
 	errs := make(chan error, 5)
@@ -691,7 +691,7 @@ func TestLingerBoundsClose(t *testing.T) {
 	checkOpError(t, "Close", a.Close(), os.ErrDeadlineExceeded)
 }
 
-func TestHTTP(t *testing.T) {
+func TestHTTPOverConn(t *testing.T) {
 	t.Parallel()
 	d := openTestDevice(t)
 	lc := rdmanet.ListenConfig{Config: rdmanet.Config{Device: d}}
@@ -739,7 +739,7 @@ func TestHTTP(t *testing.T) {
 	}
 }
 
-func TestListener(t *testing.T) {
+func TestListenerIgnoresForeignPeers(t *testing.T) {
 	t.Parallel()
 	d := openTestDevice(t)
 	failed := make(chan error, 10)

@@ -189,14 +189,14 @@ func (r *Remote) WriteAt(p []byte, off int64) (int, error) {
 
 // ReadAtContext is the equivalent of ReadAt with ctx in place of the read deadline.
 func (r *Remote) ReadAtContext(ctx context.Context, p []byte, off int64) (int, error) {
-	d := deadlineOf(ctx, &r.c.mu)
+	d := newDeadline(ctx, &r.c.mu)
 	defer d.cancel(nil)
 	return r.transferBytes(verbs.Read, d, p, off)
 }
 
 // WriteAtContext is the equivalent of WriteAt with ctx in place of the write deadline.
 func (r *Remote) WriteAtContext(ctx context.Context, p []byte, off int64) (int, error) {
-	d := deadlineOf(ctx, &r.c.mu)
+	d := newDeadline(ctx, &r.c.mu)
 	defer d.cancel(nil)
 	return r.transferBytes(verbs.Write, d, p, off)
 }
@@ -239,24 +239,24 @@ type oneSidedOp struct {
 }
 
 //verbena:held c.mu
-func (o *oneSidedOp) countCompleted() { o.completed++ }
+func (o *oneSidedOp) countCompletion() { o.completed++ }
 
 func (o *oneSidedOp) isReady() bool {
 	return o.completed >= o.want || o.c.dead || (o.c.err != nil || o.c.gone) && !o.drain
 }
 
-// endWait fails the wait of an operation that has its own deadline.
+// failWait fails the wait of an operation that has its own deadline.
 //
 //verbena:held c.mu
-func (o *oneSidedOp) endWait(err error) {
+func (o *oneSidedOp) failWait(err error) {
 	if o.deadline != nil {
 		o.deadline.failWaits(err)
 	}
 }
 
-// deadlineOf returns a deadline that ends with ctx. lock guards its state. The caller must cancel
+// newDeadline returns a deadline that ends with ctx. lock guards its state. The caller must cancel
 // the deadline.
-func deadlineOf(ctx context.Context, lock *sync.Mutex) *deadline {
+func newDeadline(ctx context.Context, lock *sync.Mutex) *deadline {
 	d := &deadline{lock: lock}
 	d.ctx, d.cancel = context.WithCancelCause(ctx)
 	return d
@@ -377,16 +377,16 @@ func (r *Remote) transferBytes(op verbs.Opcode, d *deadline, p []byte, off int64
 	if len(p) == 0 {
 		return 0, short
 	}
-	n, err := r.copyThrough(op, d, p, off)
+	n, err := r.copyThroughBuffer(op, d, p, off)
 	if err != nil {
 		return n, c.newOpError(opNames[op], err)
 	}
 	return n, short
 }
 
-// copyThrough copies the caller's bytes through memory of the connection. After a timeout, the device may still access
-// the memory of the connection, but not the memory of the caller.
-func (r *Remote) copyThrough(op verbs.Opcode, d *deadline, p []byte, off int64) (done int, err error) {
+// copyThroughBuffer copies the caller's bytes through memory of the connection. After a timeout, the device may still
+// access the memory of the connection, but not the memory of the caller.
+func (r *Remote) copyThroughBuffer(op verbs.Opcode, d *deadline, p []byte, off int64) (done int, err error) {
 	c, there := r.c, r.d
 	if err := c.beginOneSidedOp(d); err != nil {
 		return 0, err
@@ -438,7 +438,7 @@ func (r *Remote) transferRegion(ctx context.Context, op verbs.Opcode, off int64,
 	if n == 0 {
 		return nil
 	}
-	d := deadlineOf(ctx, &c.mu)
+	d := newDeadline(ctx, &c.mu)
 	defer d.cancel(nil)
 	if err := c.beginOneSidedOp(d); err != nil {
 		return c.newOpError(opNames[op], err)
@@ -453,15 +453,15 @@ func (r *Remote) transferRegion(ctx context.Context, op verbs.Opcode, off int64,
 		err = c.awaitOneSidedOp(d, 0)
 	}
 	if err != nil {
-		c.abortAndWait(err)
+		c.abortConnection(err)
 		return c.newOpError(opNames[op], err)
 	}
 	return nil
 }
 
-// abortAndWait ends the connection. abortAndWait returns when the device no longer accesses the memory of the
+// abortConnection ends the connection. abortConnection returns when the device no longer accesses the memory of the
 // operation.
-func (c *Conn) abortAndWait(why error) {
+func (c *Conn) abortConnection(why error) {
 	if err := c.qp.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState); err != nil {
 		_ = c.failLostDevice(err)
 	}

@@ -109,9 +109,9 @@ func TestRemoteReadsAndWrites(t *testing.T) {
 	checkOpError(t, "NewRegion after Close", err, net.ErrClosed)
 }
 
-// TestRemoteOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return an error
-// that explains the range. The connection must remain usable.
-func TestRemoteOddRanges(t *testing.T) {
+// TestRemoteHandlesOddRanges checks odd offsets and lengths. An operation must transfer the available bytes or return
+// an error that explains the range. The connection must remain usable.
+func TestRemoteHandlesOddRanges(t *testing.T) {
 	t.Parallel()
 	a, b := connectNewPair(t, rdmanet.Config{})
 	const size = 1000
@@ -301,9 +301,9 @@ func TestTimedOutRemoteLeavesCallerMemory(t *testing.T) {
 	checkOpError(t, "Write", err, syscall.ECONNABORTED)
 }
 
-// TestCancelStopsDevice checks that the cancellation of an operation without a copy stops the device at once, although
-// the peer does not respond and retries remain.
-func TestCancelStopsDevice(t *testing.T) {
+// TestCancelledOperationStopsDevice checks that the cancellation of an operation without a copy stops the device at
+// once, although the peer does not respond and retries remain.
+func TestCancelledOperationStopsDevice(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
 	d := w.openDevice(t)
@@ -404,7 +404,7 @@ func TestRegionCloseWaitsForOperation(t *testing.T) {
 func TestPeerCloseEndsOperations(t *testing.T) {
 	t.Parallel()
 	w := newTestbed(t, nil)
-	there := w.newNeighbour(t)
+	there := w.newPeerTestbed(t)
 	da, db := w.openDevice(t), there.openDevice(t)
 	// The retries last longer than the test. The peer's device receives no acknowledgement for CLOSE.
 	cfg := rdmanet.Config{Path: verbs.Path{Timeout: time.Minute}, KeepAlive: -1, Linger: 20 * time.Millisecond}

@@ -191,7 +191,7 @@ func New(ctx context.Context, x Exchange, cfg Config) (*Conn, error) {
 	}
 	if err := c.connectQP(ctx, x, dev, cfg); err != nil {
 		c.reportSetupFailure()
-		_ = c.closeVerbs()
+		_ = c.closeVerbsObjects()
 		if isDeviceGone(err) {
 			err = newDeviceError(err)
 		}
@@ -344,8 +344,8 @@ type connExchange struct {
 	answered bool         // the server has sent hello or a refusal
 }
 
-// withContext calls f. When ctx ends, during interrupts the reads and writes of f.
-func (o *connExchange) withContext(ctx context.Context, f func() error) error {
+// callWithContext calls f. When ctx ends, during interrupts the reads and writes of f.
+func (o *connExchange) callWithContext(ctx context.Context, f func() error) error {
 	stop := interruptOnDone(ctx, o.nc)
 	err := f()
 	stop()
@@ -358,7 +358,7 @@ func (o *connExchange) withContext(ctx context.Context, f func() error) error {
 
 // receiveHello reads the client's hello.
 func (o *connExchange) receiveHello(ctx context.Context) error {
-	return o.withContext(ctx, func() (err error) {
+	return o.callWithContext(ctx, func() (err error) {
 		if o.hello, err = o.readHello(); err != nil {
 			return o.sendRefusal(err)
 		}
@@ -382,7 +382,7 @@ func (o *connExchange) Connect(ctx context.Context, qp *verbs.QP, path verbs.Pat
 	if err != nil {
 		return nil, local, remote, err
 	}
-	err = o.withContext(ctx, func() error {
+	err = o.callWithContext(ctx, func() error {
 		return o.exchangeMessages(qp, path,
 			setupMessage{kind: kindHello, endpoint: here, private: private})
 	})

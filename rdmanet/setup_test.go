@@ -93,7 +93,7 @@ func FuzzMessage(f *testing.F) {
 		if q, err := parseParams(p.appendTo(nil)); q != p || err != nil {
 			t.Errorf("params: got %+v, %v, want %+v", q, err, p)
 		}
-		s := newSender(minRing, int(p.ring), int(p.messages))
+		s := newFlowSender(minRing, int(p.ring), int(p.messages))
 		if s.maxNextMessage() != minRing {
 			t.Errorf("room: got %d, want %d", s.maxNextMessage(), minRing)
 		}

@@ -155,9 +155,10 @@ func newLingeringSockets(t testing.TB, n int) (fds []int, release func()) {
 	}
 }
 
-// TestLingeringDescriptors sends descriptors with a slow close at each point where a client can send some. These
-// descriptors may cost the service only a few threads, and must not block other clients or the end of the service.
-func TestLingeringDescriptors(t *testing.T) {
+// TestLingeringDescriptorsDelayNoClient sends descriptors with a slow close at each point where a client can send some.
+// These descriptors may cost the service only a few threads, and must not block other clients or the end of the
+// service.
+func TestLingeringDescriptorsDelayNoClient(t *testing.T) {
 	_, loc := servicetest.Device(t, "127.91.13.1")
 	fds, release := newLingeringSockets(t, 60)
 	var kept []int
@@ -197,9 +198,9 @@ func TestLingeringDescriptors(t *testing.T) {
 	}
 }
 
-// TestMemoryRequestChecksFiles checks that OpMemory accepts only a client's /proc/self/mem and maps, and that a
-// repeated OpMemory is not charged again.
-func TestMemoryRequestChecksFiles(t *testing.T) {
+// TestMemoryRequestAcceptsOnlyProcFiles checks that OpMemory accepts only a client's /proc/self/mem and maps, and that
+// a repeated OpMemory is not charged again.
+func TestMemoryRequestAcceptsOnlyProcFiles(t *testing.T) {
 	srv, loc := servicetest.Device(t, "127.91.13.1")
 	files := map[string]int{}
 	for _, name := range []string{"/proc/self/mem", "/proc/self/maps", "/proc/self/smaps", "/proc/self/environ",

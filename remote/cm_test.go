@@ -122,10 +122,10 @@ func inetSockaddr(port uint16) (s ucm.Sockaddr) {
 	return s
 }
 
-// TestRequestAfterListenerDestroyed tests a connection request after the client has destroyed its listener. The request
+// TestRequestWaitsForNextListener tests a connection request after the client has destroyed its listener. The request
 // waits for the next listener, or is rejected at once if the client has ended.
-func TestRequestAfterListenerDestroyed(t *testing.T) {
-	own, ended := pidfdOf(t, os.Getpid()), endedProcessPidfd(t)
+func TestRequestWaitsForNextListener(t *testing.T) {
+	own, ended := openPidfd(t, os.Getpid()), endedProcessPidfd(t)
 	duplicate := func(f *os.File) *os.File { // a File closes the client's pidfd
 		fd, err := syscall.Dup(int(f.Fd()))
 		if err != nil {
@@ -171,7 +171,7 @@ func TestCMFileIsChargedAsContext(t *testing.T) {
 		s := New(Config{CM: cm, Quota: ledger})
 		user := ledger.User(4242)
 		open := func() (*File, error) {
-			c := Client{PID: os.Getpid(), UID: 4242, Process: pidfdOf(t, os.Getpid())}
+			c := Client{PID: os.Getpid(), UID: 4242, Process: openPidfd(t, os.Getpid())}
 			c.Principal = principal.Principal{Account: user.ID()}
 			f, _, err := s.Open(c, devfile.ConnectionManager)
 			return f, err
@@ -203,7 +203,7 @@ func TestCMFileIsChargedAsContext(t *testing.T) {
 // TestCMFileRefusesInvalidRequests tests the replies of a file of the connection manager to invalid requests.
 func TestCMFileRefusesInvalidRequests(t *testing.T) {
 	runWithCM(t, func(t *testing.T, cm *ucma.Server) {
-		p := openCM(t, New(Config{CM: cm}), pidfdOf(t, os.Getpid()))
+		p := openCM(t, New(Config{CM: cm}), openPidfd(t, os.Getpid()))
 		defer p.f.Close()
 		list := ucm.Hdr{Cmd: ucm.CmdListen, In: 8}
 		id := ucm.Listen{ID: 9}

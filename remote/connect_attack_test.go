@@ -63,13 +63,13 @@ func (c *cmAttacker) waitForEvent() {
 // TestConnectOthersQueuePairIsRefused tests that a user cannot connect the queue pair of another user, while its owner
 // and a manager can.
 func TestConnectOthersQueuePairIsRefused(t *testing.T) {
-	testutil.NeedRoot(t, "to act as several users")
+	testutil.SkipUnlessRoot(t, "to act as several users")
 	const owner, other = 65532, 65533
 	_, loc := servicetest.Device(t, "127.91.13.3")
 	testutil.MakeSearchable(t, filepath.Dir(loc.Socket))
 	must(t, os.Chmod(loc.Socket, 0o666))
 	var d *verbs.Device
-	testutil.AsUser(t, owner, func() {
+	testutil.RunAsUser(t, owner, func() {
 		s, err := verbsservice.At(loc.Socket)
 		if err == nil {
 			d, err = s.Open("rxe0")
@@ -89,7 +89,7 @@ func TestConnectOthersQueuePairIsRefused(t *testing.T) {
 		want error
 	}{{"another user", other, syscall.EINVAL}, {"the owner", owner, nil}, {"a manager", 0, nil}} {
 		var c *cmAttacker
-		testutil.AsUser(t, tt.uid, func() { c = newCMAttacker(t, newAttacker(t, loc, devfile.ConnectionManager)) })
+		testutil.RunAsUser(t, tt.uid, func() { c = newCMAttacker(t, newAttacker(t, loc, devfile.ConnectionManager)) })
 		if c == nil {
 			t.FailNow()
 		}

@@ -407,14 +407,14 @@ func (c caller) InstallFD(fd int, _ bool) (int, error) {
 		return 0, err
 	}
 	f.installed = os.NewFile(uintptr(dup), "events")
-	f.number = f.unusedEventFileNumber()
+	f.number = f.unusedEventFileFD()
 	f.events[f.number] = eventFileID{st.Dev, st.Ino}
 	return int(f.number), nil
 }
 
-// unusedEventFileNumber returns a number that no event file has. The number is non-negative as int32, because commands
+// unusedEventFileFD returns a number that no event file has. The number is non-negative as int32, because commands
 // use it as a descriptor.
-func (f *File) unusedEventFileNumber() uint32 {
+func (f *File) unusedEventFileFD() uint32 {
 	for {
 		n := f.nextNumber
 		if f.nextNumber++; f.nextNumber > math.MaxInt32 {

@@ -124,9 +124,9 @@ func TestEventFilesAreBounded(t *testing.T) {
 	}
 }
 
-// TestEventFileNumberReuse tests that numbers of event files are reused only after all other numbers, and are valid
-// descriptors for a program.
-func TestEventFileNumberReuse(t *testing.T) {
+// TestEventFileFDsAreReusedLast tests that numbers of event files are reused only after all other numbers, and are
+// valid descriptors for a program.
+func TestEventFileFDsAreReusedLast(t *testing.T) {
 	const last = 1<<31 - 1
 	f := &File{events: map[uint32]eventFileID{firstNumber: {}, firstNumber + 2: {}}, nextNumber: last - 1}
 	fd := openProcFile(t, "status")
@@ -143,8 +143,9 @@ func TestEventFileNumberReuse(t *testing.T) {
 	}
 }
 
-// TestControlWord checks the values of the control word. After the device was removed, the word does not change.
-func TestControlWord(t *testing.T) {
+// TestControlWordKeepsGoneState checks the values of the control word. After the device was removed, the word does not
+// change.
+func TestControlWordKeepsGoneState(t *testing.T) {
 	var word atomic.Uint32
 	m := &sharedMemory{control: &word}
 	for _, tt := range []struct {

@@ -24,13 +24,13 @@ func endedProcessPidfd(t *testing.T) *os.File {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	f := pidfdOf(t, c.Process.Pid)
+	f := openPidfd(t, c.Process.Pid)
 	_ = c.Process.Kill()
 	_ = c.Wait()
 	return f
 }
 
-func pidfdOf(t *testing.T, pid int) *os.File {
+func openPidfd(t *testing.T, pid int) *os.File {
 	t.Helper()
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -61,7 +61,7 @@ func TestMemoryOfReusedPIDIsRefused(t *testing.T) {
 	for name, tt := range map[string]struct {
 		process *os.File
 		want    error
-	}{"the client": {pidfdOf(t, os.Getpid()), nil}, "another": {endedProcessPidfd(t), syscall.ESRCH}} {
+	}{"the client": {openPidfd(t, os.Getpid()), nil}, "another": {endedProcessPidfd(t), syscall.ESRCH}} {
 		user := quota.New(quota.Limits{}).User(1)
 		f := &File{srv: New(Config{}), user: user, client: Client{PID: os.Getpid(), UID: os.Getuid(), Process: tt.process}}
 		f.space.windows = umem.NewLocal()
@@ -90,28 +90,29 @@ func TestReusedPIDGivesNoLimit(t *testing.T) {
 // TestConnectionRefusedAtLimit tests that a connection, and the memory of a client, are rejected at the limit of
 // descriptors.
 func TestConnectionRefusedAtLimit(t *testing.T) {
-	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: connectionDescriptorCount + memoryDescriptorCount - 1}})
+	ledger := quota.New(quota.Limits{quota.Descriptors: {PerUser: descriptorsPerConnection +
+		descriptorsPerClientMemory - 1}})
 	client := Client{PID: os.Getpid(), UID: 4242, Principal: principal.Principal{Account: quota.ID{UID: 4242}}}
 	user := ledger.User(client.UID)
-	if err := user.Charge(quota.Descriptors, memoryDescriptorCount); err != nil {
+	if err := user.Charge(quota.Descriptors, descriptorsPerClientMemory); err != nil {
 		t.Fatal(err)
 	}
-	client.Process = pidfdOf(t, os.Getpid())
+	client.Process = openPidfd(t, os.Getpid())
 	if f, _, err := New(Config{Quota: ledger}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("Open: got %v and error %v, want EMFILE", f, err)
 	}
-	if n := user.Held(quota.Descriptors); n != memoryDescriptorCount {
-		t.Errorf("charged descriptors after a refusal: got %d, want %d", n, memoryDescriptorCount)
+	if n := user.Held(quota.Descriptors); n != descriptorsPerClientMemory {
+		t.Errorf("charged descriptors after a refusal: got %d, want %d", n, descriptorsPerClientMemory)
 	}
-	user.Release(quota.Descriptors, memoryDescriptorCount)
+	user.Release(quota.Descriptors, descriptorsPerClientMemory)
 
 	f := &File{srv: New(Config{}), user: user, client: client}
-	f.client.Process = pidfdOf(t, os.Getpid())
+	f.client.Process = openPidfd(t, os.Getpid())
 	f.space.windows = umem.NewLocal()
-	if err := f.chargeQuota(quota.Descriptors, connectionDescriptorCount); err != nil {
+	if err := f.chargeQuota(quota.Descriptors, descriptorsPerConnection); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.chargeQuota(quota.Descriptors, memoryDescriptorCount); !errors.Is(err, syscall.EMFILE) {
+	if err := f.chargeQuota(quota.Descriptors, descriptorsPerClientMemory); !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("take: got %v, want EMFILE", err)
 	}
 	if err := f.addClientMemory(ownMemoryFDs(t)); !errors.Is(err, syscall.EMFILE) {
@@ -129,7 +130,7 @@ func TestConnectionRefusedAtLimit(t *testing.T) {
 
 // TestOpenWithoutCMFails tests that Open fails for the connection manager of a service without one.
 func TestOpenWithoutCMFails(t *testing.T) {
-	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: pidfdOf(t, os.Getpid())}
+	client := Client{PID: os.Getpid(), UID: os.Getuid(), Process: openPidfd(t, os.Getpid())}
 	if f, _, err := New(Config{}).Open(client, devfile.ConnectionManager); !errors.Is(err, syscall.ENODEV) {
 		t.Errorf("Open: got %v and error %v, want ENODEV", f, err)
 	}

@@ -14,9 +14,9 @@ import (
 	"verbena/umem"
 )
 
-// TestLimitOfSetUID checks that a client that executes a set-uid program does not extend that program's
+// TestMemlockLimitIgnoresSetUID checks that a client that executes a set-uid program does not extend that program's
 // capabilities to the users of a shared connection.
-func TestLimitOfSetUID(t *testing.T) {
+func TestMemlockLimitIgnoresSetUID(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make a set-uid program")
 	}
@@ -92,7 +92,7 @@ func TestFilesOfProcessShareAccount(t *testing.T) {
 	}
 	take := func(c Client) *processAccount {
 		t.Helper()
-		a, err := s.accountOf(c)
+		a, err := s.acquireAccount(c)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -85,15 +85,15 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// connectedPair is a pair of connected queue pairs with a completion channel.
-type connectedPair struct {
+// connectedQPPair is a pair of connected queue pairs with a completion channel.
+type connectedQPPair struct {
 	t          *testing.T
 	from, to   *verbs.QP
 	sent, came *verbs.CQ
 	mr         *verbs.MR
 }
 
-func connectPair(t *testing.T, d *verbs.Device, ch *verbs.Channel) (w connectedPair) {
+func connectPair(t *testing.T, d *verbs.Device, ch *verbs.Channel) (w connectedQPPair) {
 	t.Helper()
 	w.t = t
 	pd, err := d.AllocPD()
@@ -112,7 +112,7 @@ func connectPair(t *testing.T, d *verbs.Device, ch *verbs.Channel) (w connectedP
 	return w
 }
 
-func (w connectedPair) sendMessage() {
+func (w connectedQPPair) sendMessage() {
 	w.t.Helper()
 	must(w.t, w.to.PostRecv(&verbs.RecvWR{Local: w.mr.SGE(0, 64)}))
 	must(w.t, w.from.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 8)}))
@@ -145,7 +145,7 @@ func TestLockedPipesDoNotBlock(t *testing.T) {
 	before := countThreads(t)
 
 	d := open()
-	var pairs []connectedPair
+	var pairs []connectedQPPair
 	for range 12 {
 		ch, fd := newChannel(t, d)
 		for range 5 {

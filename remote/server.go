@@ -93,10 +93,10 @@ func (s *Server) Open(c Client, name string) (_ *File, _ openInfo, err error) {
 			f.freeResources()
 		}
 	}()
-	if err := f.chargeQuota(quota.Descriptors, connectionDescriptorCount); err != nil {
+	if err := f.chargeQuota(quota.Descriptors, descriptorsPerConnection); err != nil {
 		return nil, openInfo{}, err
 	}
-	if f.acct, err = s.accountOf(c); err != nil {
+	if f.acct, err = s.acquireAccount(c); err != nil {
 		return nil, openInfo{}, err
 	}
 	if err := f.makeEndSignal(); err != nil {
@@ -115,9 +115,9 @@ func (s *Server) Open(c Client, name string) (_ *File, _ openInfo, err error) {
 		syscall.ENODEV)
 }
 
-// connectionDescriptorCount is the number of descriptors per connection, without the connection itself and the
+// descriptorsPerConnection is the number of descriptors per connection, without the connection itself and the
 // descriptors shared with the client. The descriptors are the client's pidfd, and the pidfd of its account.
-const connectionDescriptorCount = 2
+const descriptorsPerConnection = 2
 
 // memlockLimit returns the client's RLIMIT_MEMLOCK. If the process now executes a set-uid program, memlockLimit ignores
 // the capabilities of that program, because other processes may use the connection.
@@ -147,9 +147,9 @@ type processAccount struct {
 
 type accountKey struct{ pid, uid int }
 
-// accountOf returns the account of a client's process, with a reference for one more file. account.put releases the
-// reference.
-func (s *Server) accountOf(c Client) (*processAccount, error) {
+// acquireAccount returns the account of a client's process, with a reference for one more file. account.put releases
+// the reference.
+func (s *Server) acquireAccount(c Client) (*processAccount, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := accountKey{c.PID, c.UID}

@@ -56,8 +56,8 @@ func (s *clientSpace) close() {
 	}
 }
 
-// memoryDescriptorCount is the number of descriptors for the memory of a client: two files of /proc, and a pidfd.
-const memoryDescriptorCount = 3
+// descriptorsPerClientMemory is the number of descriptors for the memory of a client: two files of /proc, and a pidfd.
+const descriptorsPerClientMemory = 3
 
 // addClientMemory adds the client's own memory to the space. The descriptors are /proc/self/mem and /proc/self/maps,
 // opened by the client, so they give no access beyond the client's own. The service must not open these files by
@@ -86,7 +86,7 @@ func (f *File) addClientMemory(fds []int) (err error) {
 	if hasExited(f.client.Process) { // the process ID may have been reused
 		return fail(syscall.ESRCH)
 	}
-	if err := f.user.Charge(quota.Descriptors, memoryDescriptorCount); err != nil {
+	if err := f.user.Charge(quota.Descriptors, descriptorsPerClientMemory); err != nil {
 		return fail(err)
 	}
 	var copies *umem.Copies
@@ -97,10 +97,10 @@ func (f *File) addClientMemory(fds []int) (err error) {
 		PID: f.client.PID, Pidfd: os.NewFile(uintptr(pidfd), "pidfd"), Mem: mem, Maps: maps, Bound: true, Copies: copies,
 	})
 	if err != nil {
-		f.user.Release(quota.Descriptors, memoryDescriptorCount)
+		f.user.Release(quota.Descriptors, descriptorsPerClientMemory)
 		return err
 	}
-	f.taken = append(f.taken, quotaCharge{quota.Descriptors, memoryDescriptorCount})
+	f.taken = append(f.taken, quotaCharge{quota.Descriptors, descriptorsPerClientMemory})
 	f.space.process.Store(p)
 	return nil
 }

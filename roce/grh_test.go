@@ -9,7 +9,7 @@ import (
 	"verbena/roce"
 )
 
-func gid(s string) roce.GID { return roce.GIDFromAddr(netip.MustParseAddr(s)) }
+func gidFromText(s string) roce.GID { return roce.GIDFromAddr(netip.MustParseAddr(s)) }
 
 func TestGRHEncodeDecode(t *testing.T) {
 	for _, c := range []struct {
@@ -22,7 +22,7 @@ func TestGRHEncodeDecode(t *testing.T) {
 			"IPv6",
 			roce.GRHFields{
 				TrafficClass: 0xab, FlowLabel: 0x12345, HopLimit: 64, PacketLen: 300,
-				SGID: gid("fe80::5054:ff:fe12:3402"), DGID: gid("fe80::5054:ff:fe12:3403"),
+				SGID: gidFromText("fe80::5054:ff:fe12:3402"), DGID: gidFromText("fe80::5054:ff:fe12:3403"),
 			},
 			"6ab12345" + "0134" + "11" + "40" + "fe80000000000000505400fffe123402" + "fe80000000000000505400fffe123403",
 			6,
@@ -31,14 +31,14 @@ func TestGRHEncodeDecode(t *testing.T) {
 			"IPv4",
 			roce.GRHFields{
 				TrafficClass: 0x01, FlowLabel: 0x12345, HopLimit: 64, ID: 1144, PacketLen: 36,
-				SGID: gid("192.168.0.7"), DGID: gid("192.168.0.7"),
+				SGID: gidFromText("192.168.0.7"), DGID: gidFromText("192.168.0.7"),
 			},
 			"0000000000000000000000000000000000000000" + "4501004004784000" + "4011b4d5" + "c0a80007" + "c0a80007",
 			4,
 		},
 		{
 			"one end of IPv4 only",
-			roce.GRHFields{HopLimit: 1, PacketLen: 16, SGID: gid("::1"), DGID: gid("10.0.0.1")},
+			roce.GRHFields{HopLimit: 1, PacketLen: 16, SGID: gidFromText("::1"), DGID: gidFromText("10.0.0.1")},
 			"60000000" + "0018" + "11" + "01" + "00000000000000000000000000000001" + "00000000000000000000ffff0a000001",
 			6,
 		},

@@ -295,7 +295,7 @@ func TestVerifyRecoversOnlyIdentification(t *testing.T) {
 	}
 }
 
-func TestFlowOfMappedAddresses(t *testing.T) {
+func TestNewFlowNormalisesAddresses(t *testing.T) {
 	a := roce.NewFlow(netip.MustParseAddrPort("10.0.0.1:49152"), netip.MustParseAddrPort("10.0.0.2:4791"))
 	b := roce.NewFlow(
 		netip.MustParseAddrPort("[::ffff:10.0.0.1]:49152"),

@@ -256,7 +256,7 @@ func (r *Result) checkProgram(p *Program, res *programResult, add addCheckFunc) 
 		re := regexp.MustCompile(s)
 		at := slices.IndexFunc(res.Lines[min(next, len(res.Lines)):],
 			func(l outputLine) bool { return re.MatchString(l.Text) })
-		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.orderHint(e, s, next), res.describeLastLine())
+		add(p.Name, "prints /"+s+"/", at >= 0, "no such line%s%s", r.outputOrderHint(e, s, next), res.describeLastLine())
 		if at >= 0 {
 			next += at + 1
 		}
@@ -279,7 +279,7 @@ func (r *Result) runTime(p *programResult) time.Duration {
 	return r.Took - p.Start
 }
 
-func (r *Result) orderHint(e *expectedOutcome, s string, next int) string {
+func (r *Result) outputOrderHint(e *expectedOutcome, s string, next int) string {
 	if next > 0 && slices.Index(e.Output, s) > 0 {
 		return " after what precedes it"
 	}
@@ -409,7 +409,7 @@ func WriteJUnit(w io.Writer, results []*Result) error {
 		}
 		s.Tests = len(s.Cases)
 		if !r.Passed {
-			s.Out = r.Log()
+			s.Out = r.FormatEvents()
 		}
 		all.Suites = append(all.Suites, s)
 		all.Tests += s.Tests
@@ -430,8 +430,8 @@ func WriteJUnit(w io.Writer, results []*Result) error {
 	return err
 }
 
-// Log returns the events in order of time, one a line.
-func (r *Result) Log() string {
+// FormatEvents returns the events in order of time, one a line.
+func (r *Result) FormatEvents() string {
 	type entry struct {
 		at   time.Duration
 		text string

@@ -433,14 +433,14 @@ func (x *runState) startProgram(i int) {
 func (x *runState) cancelTriggersOfAction(i int) {
 	looked := false
 	for j := range x.actions {
-		if !x.waitsForCount(j) || !x.f.Actions[i].cancelsTriggerOf(&x.f.Actions[j]) {
+		if !x.isAwaitingCountedMoment(j) || !x.f.Actions[i].cancelsTriggerOf(&x.f.Actions[j]) {
 			continue
 		}
 		if !looked {
 			looked = true
 			x.findOccurredTriggers() // the moment may have occurred just now
 		}
-		if x.waitsForCount(j) {
+		if x.isAwaitingCountedMoment(j) {
 			x.res.Actions[j].Error = fmt.Sprintf("its moment was not reached before %q, which cancelled it",
 				x.res.Actions[i].Name)
 			x.markActionDone(j, time.Since(x.began))
@@ -448,8 +448,8 @@ func (x *runState) cancelTriggersOfAction(i int) {
 	}
 }
 
-// waitsForCount reports whether the device is still waiting for the counted moment of action i.
-func (x *runState) waitsForCount(i int) bool {
+// isAwaitingCountedMoment reports whether the device is still waiting for the counted moment of action i.
+func (x *runState) isAwaitingCountedMoment(i int) bool {
 	return x.actions[i].state == underWay && x.actions[i].armed
 }
 
@@ -584,18 +584,18 @@ func (x *runState) pollDevices() {
 func (x *runState) findOccurredTriggers() {
 	links, devs := "", ""
 	for i := range x.actions {
-		if !x.waitsForCount(i) {
+		if !x.isAwaitingCountedMoment(i) {
 			continue
 		}
 		dev, what := x.f.Actions[i].deviceName(), ""
 		if x.f.Actions[i].Link != nil {
 			if links == "" {
-				links = x.waitingLinkNames()
+				links = x.armedLinkNames()
 			}
 			what = links
 		} else {
 			if devs == "" {
-				devs = x.waitingDevNames()
+				devs = x.armedDevNames()
 			}
 			what = devs
 		}
@@ -605,8 +605,8 @@ func (x *runState) findOccurredTriggers() {
 	}
 }
 
-// waitingLinkNames returns the names of the devices with a pending counted change of the link, one a line.
-func (x *runState) waitingLinkNames() string {
+// armedLinkNames returns the names of the devices with a pending counted change of the link, one a line.
+func (x *runState) armedLinkNames() string {
 	list := "\n"
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpLinkShow}); err == nil {
 		for _, l := range a.Links {
@@ -618,7 +618,7 @@ func (x *runState) waitingLinkNames() string {
 	return list
 }
 
-func (x *runState) waitingDevNames() string {
+func (x *runState) armedDevNames() string {
 	list := "\n"
 	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpDevShow}); err == nil {
 		for _, d := range a.Devs {

@@ -232,9 +232,9 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 		if len(w.did) != len(want) {
 			t.Fatalf("actions: got %q, want %q", w.did, want)
 		}
-		slices.SortStableFunc(w.did, func(a, b string) int { return actionMillis(a) - actionMillis(b) })
+		slices.SortStableFunc(w.did, func(a, b string) int { return parseActionMillis(a) - parseActionMillis(b) })
 		for i := range want {
-			d := actionMillis(w.did[i]) - actionMillis(want[i])
+			d := parseActionMillis(w.did[i]) - parseActionMillis(want[i])
 			_, got, _ := strings.Cut(w.did[i], " ")
 			if _, what, _ := strings.Cut(want[i], " "); got != what || d < 0 || d > 25 {
 				t.Errorf("action %d: got %s, want %s", i, w.did[i], want[i])
@@ -251,8 +251,8 @@ expect: [{dev: rxe0, counter: sent_pkts, is: 50}, {action: first, counter: hit, 
 	})
 }
 
-// actionMillis returns the time of an action in milliseconds.
-func actionMillis(s string) int {
+// parseActionMillis returns the time of an action in milliseconds.
+func parseActionMillis(s string) int {
 	text, _, _ := strings.Cut(s, " ")
 	d, _ := time.ParseDuration(text)
 	return int(d.Milliseconds())

@@ -29,7 +29,7 @@ type acceptor struct {
 	answer     func(c ctl.Conn, who peer) // answers an admitted client until the client closes the connection
 	admissions admissions
 	reserve    descriptorReserve // for managers
-	unheard    userCount         // refused clients, by user, that have not read the reason
+	unheard    perUserCounter    // refused clients, by user, that have not read the reason
 	refusing   chan struct{}     // one element for each refused client that the service waits for
 }
 
@@ -89,13 +89,13 @@ func (a *acceptor) refuseClient(uc *net.UnixConn, who peer, err error) {
 			contain.RecoverPanic(func() { a.sendRefusal(c, err) }, contain.LogPanic(a.log, "panic while refusing a client",
 				uidKey, who.uid))
 		}
-		a.closeWhenRead(c, user, heard)
+		a.closeWhenAnswerRead(c, user, heard)
 	}()
 }
 
-// closeWhenRead closes a connection. closeWhenRead calls ended, which ends a charge, when the client has read all data
-// or closed its end. Until then the unread data takes memory of the service's control group.
-func (a *acceptor) closeWhenRead(c ctl.Conn, user *quota.User, ended func()) {
+// closeWhenAnswerRead closes a connection. closeWhenAnswerRead calls ended, which ends a charge, when the client has
+// read all data or closed its end. Until then the unread data takes memory of the service's control group.
+func (a *acceptor) closeWhenAnswerRead(c ctl.Conn, user *quota.User, ended func()) {
 	fd, err := rights.DuplicateFD(c)
 	c.DrainAndClose()
 	if err != nil {
@@ -162,7 +162,7 @@ func (a *acceptor) admitPeer(c *net.UnixConn, who peer) {
 		account := a.quota.Account(who.Account)
 		c := ctl.Conn{UnixConn: c, Rights: a.rights.QueueOf(account)}
 		a.answer(c, who)
-		a.closeWhenRead(c, account, func() {
+		a.closeWhenAnswerRead(c, account, func() {
 			user.Release(quota.Connections, 1)
 			a.reserve.refill()
 		})

@@ -90,7 +90,7 @@ func (p peer) openPidfd(c *net.UnixConn) (*os.File, error) {
 	case nil:
 		unix.CloseOnExec(pidfd)
 	case unix.ENOPROTOOPT:
-		if pidfd, err = p.openPidfdByNumber(); err != nil {
+		if pidfd, err = p.openPidfdByPID(); err != nil {
 			return nil, err
 		}
 	default:
@@ -104,8 +104,8 @@ func (p peer) openPidfd(c *net.UnixConn) (*os.File, error) {
 	return f, nil
 }
 
-// openPidfdByNumber opens a pidfd of the process that has the peer's number now.
-func (p peer) openPidfdByNumber() (int, error) {
+// openPidfdByPID opens a pidfd of the process that has the peer's number now.
+func (p peer) openPidfdByPID() (int, error) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
 		return -1, fmt.Errorf("look up connecting process %d: %w", p.pid, err)

@@ -38,7 +38,7 @@ func newAuthority(t *testing.T) *principal.Authority {
 // or ended process is refused.
 func TestPeerProcessIsFromKernel(t *testing.T) {
 	authority := newAuthority(t)
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	who, err := peerOf(ends[0], authority)
 	if err != nil || who.pid != os.Getpid() || who.uid != os.Geteuid() || !who.Manager ||
 		who.Account != (quota.ID{UID: os.Getuid()}) {
@@ -57,7 +57,7 @@ func TestPeerProcessIsFromKernel(t *testing.T) {
 		t.Errorf("pidfd of an invisible process: got %v, %v, want EPERM", f, err)
 	}
 	// Linux before 6.5 has no SO_PEERPIDFD.
-	fd, err := who.openPidfdByNumber()
+	fd, err := who.openPidfdByPID()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestPeerProcessIsFromKernel(t *testing.T) {
 	if !hasExited(fd) {
 		t.Error("exited of an ended process: got false, want true")
 	}
-	fd, err = (peer{pid: os.Getpid(), uid: 65533}).openPidfdByNumber()
+	fd, err = (peer{pid: os.Getpid(), uid: 65533}).openPidfdByPID()
 	if os.Geteuid() != 0 && !errors.Is(err, syscall.EPERM) {
 		t.Errorf("pidfd of another user's process: got %v, want EPERM", err)
 	}

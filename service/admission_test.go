@@ -63,7 +63,7 @@ func TestSurplusClientsAreDisconnected(t *testing.T) {
 	a := admissions{of: map[quota.ID]*admissionQueue{{UID: os.Geteuid()}: {busy: true, known: true}}}
 	var surplus *net.UnixConn
 	for i := range maxAdmissions + 1 {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		if got, want := a.add(&s.acceptor, ends[0]), i < maxAdmissions; got != want {
 			t.Fatalf("client %d: queued %v, want %v", i, got, want)
 		}
@@ -80,14 +80,14 @@ func TestSurplusClientsAreDisconnected(t *testing.T) {
 	}
 }
 
-// TestAdmissionOfSubordinateIDs tests that clients of a subordinate ID count as clients of its owner once one of
-// them was identified. Before the first identification, only few clients of the ID can wait. The service forgets
+// TestSubordinateIDsShareAdmissionQueue tests that clients of a subordinate ID count as clients of its owner once one
+// of them was identified. Before the first identification, only few clients of the ID can wait. The service forgets
 // idle users and remembers busy users.
-func TestAdmissionOfSubordinateIDs(t *testing.T) {
+func TestSubordinateIDsShareAdmissionQueue(t *testing.T) {
 	var a admissions
 	sub := func(n int) quota.ID { return quota.ID{UID: 100000 + n} }
 	owner, pod := quota.ID{UID: 1000}, quota.ID{Container: 7}
-	own := a.queueOf(owner)
+	own := a.getOrAddQueue(owner)
 	if own.known {
 		t.Error("known: got true before the first identified client, want false")
 	}
@@ -95,17 +95,17 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	if !own.known {
 		t.Error("known: got false after an identified client, want true")
 	}
-	first := a.queueOf(sub(0))
+	first := a.getOrAddQueue(sub(0))
 	if first == own || first.known {
 		t.Error("queue of a new user ID: got the queue of another user, want a separate one")
 	}
 	a.recordAccount(sub(0), owner)
 	a.recordAccount(sub(1), owner)
-	if a.queueOf(sub(0)) != own || a.queueOf(sub(1)) != own || first.known {
+	if a.getOrAddQueue(sub(0)) != own || a.getOrAddQueue(sub(1)) != own || first.known {
 		t.Error("queues of subordinate IDs: got separate queues, want one")
 	}
 	a.recordAccount(sub(2), pod) // pod is a container with a user namespace created by root
-	if a.queueOf(sub(2)) == a.queueOf(quota.ID{}) || a.queueOf(sub(2)) != a.queueOf(pod) {
+	if a.getOrAddQueue(sub(2)) == a.getOrAddQueue(quota.ID{}) || a.getOrAddQueue(sub(2)) != a.getOrAddQueue(pod) {
 		t.Error("queues of a container's user IDs: got separate queues, want one")
 	}
 	for n := range maxQueues + 1 {
@@ -116,9 +116,9 @@ func TestAdmissionOfSubordinateIDs(t *testing.T) {
 	}
 	own.busy = true
 	for n := range maxQueues {
-		a.queueOf(sub(100 + n))
+		a.getOrAddQueue(sub(100 + n))
 	}
-	if a.queueOf(owner) != own {
+	if a.getOrAddQueue(owner) != own {
 		t.Error("remembered users: got no busy user, want one")
 	}
 	if n := len(a.of); n > maxQueues {
@@ -141,7 +141,7 @@ func TestPrivilegedAdmissions(t *testing.T) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		return
 	}
-	testutil.NeedRoot(t, "to create a pid namespace and act as another user")
+	testutil.SkipUnlessRoot(t, "to create a pid namespace and act as another user")
 	path := filepath.Join(t.TempDir(), "sock")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
@@ -165,9 +165,9 @@ func TestPrivilegedAdmissions(t *testing.T) {
 		connection func() *net.UnixConn
 		privileged bool
 	}{
-		{"root", func() *net.UnixConn { return testutil.UnixPair(t)[0] }, true},
+		{"root", func() *net.UnixConn { return testutil.NewUnixPair(t)[0] }, true},
 		{"another user", func() (c *net.UnixConn) {
-			testutil.AsUser(t, 65533, func() { c = testutil.UnixPair(t)[0] })
+			testutil.RunAsUser(t, 65533, func() { c = testutil.NewUnixPair(t)[0] })
 			return c
 		}, false},
 		{"root of a container", func() *net.UnixConn {

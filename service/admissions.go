@@ -71,7 +71,7 @@ func (a *admissions) add(by *acceptor, c *net.UnixConn) bool {
 	privileged = privileged && id.Container == 0 // a client that may be a manager: other users must not fill its queue
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	q := a.queueOf(id)
+	q := a.getOrAddQueue(id)
 	most := maxUnknown
 	if q.known {
 		most = maxAdmissions
@@ -92,10 +92,10 @@ func (a *admissions) add(by *acceptor, c *net.UnixConn) bool {
 	return true
 }
 
-// queueOf returns the queue of a user. queueOf removes idle users if there are too many.
+// getOrAddQueue returns the queue of a user. getOrAddQueue removes idle users if there are too many.
 //
 //verbena:held mu
-func (a *admissions) queueOf(id quota.ID) *admissionQueue {
+func (a *admissions) getOrAddQueue(id quota.ID) *admissionQueue {
 	if account, ok := a.accounts[id]; ok {
 		id = account
 	}
@@ -126,7 +126,7 @@ func (a *admissions) recordAccount(id, account quota.ID) {
 		}
 		a.accounts[id] = account // the queue of the ID remains until its waiting clients were served
 	}
-	a.queueOf(account).known = true
+	a.getOrAddQueue(account).known = true
 }
 
 // serveQueue serves the clients of a queue until the queue is empty.

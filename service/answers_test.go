@@ -31,7 +31,7 @@ func TestUnreadAnswerIsCharged(t *testing.T) {
 	}
 	var clients []*net.UnixConn
 	for range maxRequests {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		if err := ends[0].SetWriteBuffer(1); err != nil {
 			t.Fatal(err)
 		}
@@ -48,7 +48,7 @@ func TestUnreadAnswerIsCharged(t *testing.T) {
 		}
 		return time.Since(since) >= 20*time.Millisecond
 	})
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	s.acceptor.admitPeer(ends[0], userPeer(uid))
 	if _, err := ctl.NewClient(ends[1], 1, 0).Do(&ctl.Request{Op: ctl.OpStatShow}); !errors.Is(err, syscall.EBUSY) {
 		t.Errorf("request beyond the limit: got %v, want EBUSY", err)
@@ -65,7 +65,7 @@ func TestUnreadDataIsChargedAfterEnd(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
 	user := s.quota.User(4242)
 	for _, how := range []string{"read", "closed"} {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		s.acceptor.admitPeer(ends[0], userPeer(4242))
 		if _, err := ends[1].Write(encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion,
 			Op: ctl.OpStatShow})); err != nil {
@@ -98,11 +98,11 @@ func TestUnreadRefusalsAreLimited(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	s.acceptor.admitPeer(testutil.UnixPair(t)[0], userPeer(4242))
+	s.acceptor.admitPeer(testutil.NewUnixPair(t)[0], userPeer(4242))
 	told := func(uid int) (*net.UnixConn, bool) {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		s.acceptor.admitPeer(ends[0], userPeer(uid))
-		ends[1].SetReadDeadline(time.Now().Add(timeout))
+		ends[1].SetReadDeadline(time.Now().Add(testTimeout))
 		n, err := ends[1].Read(make([]byte, 1)) // the rest of the answer stays unread
 		if n == 0 && err != io.EOF {
 			t.Error(err)
@@ -117,7 +117,7 @@ func TestUnreadRefusalsAreLimited(t *testing.T) {
 		}
 		clients = append(clients, c)
 	}
-	s.acceptor.admitPeer(testutil.UnixPair(t)[0], userPeer(4243))
+	s.acceptor.admitPeer(testutil.NewUnixPair(t)[0], userPeer(4243))
 	if _, ok := told(4243); !ok {
 		t.Error("client of another user: got no answer, want one")
 	}
@@ -140,16 +140,16 @@ func TestRefusedClientLearnsWhy(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	first := testutil.UnixPair(t)
+	first := testutil.NewUnixPair(t)
 	s.acceptor.admitPeer(first[0], userPeer(4242))
 	for range 20 {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		if _, err := ends[1].Write(
 			encodeMessage(t, &ctl.Request{Protocol: ctl.ProtocolVersion, Op: ctl.OpOpen, Name: "rxe0"})); err != nil {
 			t.Fatal(err)
 		}
 		s.acceptor.admitPeer(ends[0], userPeer(4242))
-		ends[1].SetReadDeadline(time.Now().Add(timeout))
+		ends[1].SetReadDeadline(time.Now().Add(testTimeout))
 		text, err := io.ReadAll(io.LimitReader(ends[1], 1<<16))
 		if err != nil || !strings.Contains(string(text), "--limit connections=") {
 			t.Fatalf("answer to a refused client: got %q, %v, want the limit", text, err)

@@ -19,7 +19,7 @@ import (
 // other users or show their objects are refused.
 func TestUserRequestsAreAuthorized(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.33"}})
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), 0)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for _, op := range []ctl.Op{
@@ -94,7 +94,7 @@ func TestSharedSocketOwnerAndMode(t *testing.T) {
 			int(st.Gid) != c.gid {
 			t.Errorf("%s: got mode %#o, owner %d:%d and error %v", name, st.Mode&0o777, st.Uid, st.Gid, err)
 		}
-		l.Release()
+		l.CloseAndUnlock()
 	}
 }
 
@@ -102,19 +102,19 @@ func TestSharedSocketOwnerAndMode(t *testing.T) {
 // is incomplete. An ending service accepts no new link.
 func TestDeviceNameInUseIsRefused(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.35"}})
-	if err := s.links.reserve(s.ended, "rxe0"); !errors.Is(err, syscall.EEXIST) {
+	if err := s.links.reserveName(s.ended, "rxe0"); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("reserve the name of a link: got %v, want EEXIST", err)
 	}
-	if err := s.links.reserve(s.ended, "rxe1"); err != nil {
+	if err := s.links.reserveName(s.ended, "rxe1"); err != nil {
 		t.Fatal(err)
 	}
-	defer s.links.release("rxe1")
-	if err := s.links.reserve(s.ended, "rxe1"); !errors.Is(err, syscall.EEXIST) {
+	defer s.links.releaseName("rxe1")
+	if err := s.links.reserveName(s.ended, "rxe1"); !errors.Is(err, syscall.EEXIST) {
 		t.Errorf("reserve the name of an incomplete link: got %v, want EEXIST", err)
 	}
 	s.stop()
-	if err := s.links.reserve(s.ended, "rxe2"); err == nil {
-		s.links.release("rxe2")
+	if err := s.links.reserveName(s.ended, "rxe2"); err == nil {
+		s.links.releaseName("rxe2")
 		t.Error("reserve while the service ends: got success, want an error")
 	}
 }
@@ -122,7 +122,7 @@ func TestDeviceNameInUseIsRefused(t *testing.T) {
 // TestProgramAddsOnlyRXELinks tests that a program's `rdma link add` creates devices of type rxe only.
 func TestProgramAddsOnlyRXELinks(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.36"}})
-	if err := (programLinks{&s.links}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
+	if err := (netlinkLinks{&s.links}).AddLink("rxe1", "siw", "lo"); !errors.Is(err, syscall.EINVAL) {
 		t.Errorf("add a link of another type: got %v, want EINVAL", err)
 	}
 }

@@ -14,15 +14,15 @@ import (
 	"verbena/link"
 )
 
-// recording is a packet capture in progress.
-type recording struct {
+// packetRecording is a packet capture in progress.
+type packetRecording struct {
 	dev  string
 	rec  *capture.Recorder
 	taps map[*rdmaLink]link.Tap
 }
 
 // addTap adds the recording's tap to a device.
-func (r *recording) addTap(l *rdmaLink) {
+func (r *packetRecording) addTap(l *rdmaLink) {
 	if r.dev != "" && r.dev != l.spec.Name {
 		return
 	}
@@ -30,12 +30,12 @@ func (r *recording) addTap(l *rdmaLink) {
 	for _, e := range l.dev.Endpoints() {
 		where = append(where, e.Addr().String())
 	}
-	tap := r.rec.Interface(l.spec.Name, fmt.Sprintf("%s on %s", strings.Join(where, " "), l.host.Name))
+	tap := r.rec.NewInterfaceTap(l.spec.Name, fmt.Sprintf("%s on %s", strings.Join(where, " "), l.host.Name))
 	r.taps[l] = tap
 	l.taps.Add(tap)
 }
 
-func (r *recording) removeTap(l *rdmaLink) {
+func (r *packetRecording) removeTap(l *rdmaLink) {
 	if tap := r.taps[l]; tap != nil {
 		l.taps.Remove(tap)
 		delete(r.taps, l)
@@ -66,7 +66,7 @@ func (s *Service) capturePackets(c *ctl.Capture, socket *os.File) error {
 		to.Close()
 		return s.links.noLinkError(c.Dev)
 	}
-	r := &recording{
+	r := &packetRecording{
 		dev: c.Dev, taps: map[*rdmaLink]link.Tap{},
 		rec: capture.New(ctl.PieceWriter{Conn: to}, capture.Options{Filter: filter, Count: c.Count}),
 	}
@@ -77,7 +77,7 @@ func (s *Service) capturePackets(c *ctl.Capture, socket *os.File) error {
 	s.programs.addToCount(1)
 	s.recorders.Go(func() {
 		defer s.programs.addToCount(-1)
-		s.awaitRecording(r, ctl.PieceWriter{Conn: to})
+		s.awaitCaptureEnd(r, ctl.PieceWriter{Conn: to})
 	})
 	return nil
 }
@@ -85,10 +85,10 @@ func (s *Service) capturePackets(c *ctl.Capture, socket *os.File) error {
 // captureEndTimeout is the time that an ending service allows a capture for its last writes.
 const captureEndTimeout = 5 * time.Second
 
-// awaitRecording waits for the end of a recording, and reports its summary to the client.
+// awaitCaptureEnd waits for the end of a recording, and reports its summary to the client.
 //
 //verbena:allow receive the socket of a manager
-func (s *Service) awaitRecording(r *recording, c ctl.PieceWriter) {
+func (s *Service) awaitCaptureEnd(r *packetRecording, c ctl.PieceWriter) {
 	defer c.Close()
 	closed := make(chan struct{})
 	go func() {

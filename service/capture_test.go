@@ -20,12 +20,12 @@ import (
 	"verbena/internal/fault"
 )
 
-// testDrivers returns the rxe driver.
-func testDrivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
+// rxeDrivers returns the rxe driver.
+func rxeDrivers() []driver.Driver { return []driver.Driver{&rxe.Driver{}} }
 
 // newService makes a service with the rxe driver.
 func newService(opts Options) (*Service, error) {
-	opts.Drivers = testDrivers()
+	opts.Drivers = rxeDrivers()
 	return New(opts)
 }
 

@@ -72,7 +72,7 @@ func Start(loc ctl.Location, self string, args ...string) (*Client, error) {
 		return c, err
 	}
 	// If two clients start a service at the same time, the second client connects to the service of the first.
-	lock, err := openLocked(startPath(loc), unix.LOCK_EX)
+	lock, err := openLockedFile(startPath(loc), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
@@ -103,7 +103,7 @@ func StartDaemon(loc ctl.Location, self string, args ...string) (*Client, error)
 	} else if !errors.Is(err, ctl.ErrNotRunning) {
 		return nil, err
 	}
-	lock, err := openLocked(startPath(loc), unix.LOCK_EX)
+	lock, err := openLockedFile(startPath(loc), unix.LOCK_EX)
 	if err != nil {
 		return nil, fmt.Errorf("start a service: %w", err)
 	}
@@ -137,10 +137,10 @@ func startServiceAt(loc ctl.Location, self string, args []string) (*Client, erro
 }
 
 // TakeOver ends the service at loc, if a client started it and it is not in use, and waits for its end. A program
-// that has just ended may still count as in use, so TakeOver repeats the request for endDetectionTime. Any other
+// that has just ended may still count as in use, so TakeOver repeats the request for programEndDetectionTime. Any other
 // service keeps running, and the error wraps EADDRINUSE and names the remedy. TakeOver may sleep.
 func TakeOver(loc ctl.Location) error {
-	for deadline := time.Now().Add(endDetectionTime); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(programEndDetectionTime); ; time.Sleep(20 * time.Millisecond) {
 		err := requestYield(loc)
 		if no := (*ctl.YieldError)(nil); errors.As(err, &no) {
 			if errors.Is(err, syscall.EBUSY) && time.Now().Before(deadline) {
@@ -165,8 +165,8 @@ func requestYield(loc ctl.Location) error {
 	return c.Yield(takeOverTimeout)
 }
 
-// endDetectionTime is the time that a service may need to detect the end of a program.
-const endDetectionTime = time.Second
+// programEndDetectionTime is the time that a service may need to detect the end of a program.
+const programEndDetectionTime = time.Second
 
 // takeOverTimeout limits the wait for the answer of a service that may still be starting.
 const takeOverTimeout = 5 * time.Second

@@ -66,7 +66,7 @@ func TestClientReplacesOtherVersion(t *testing.T) {
 // TestDaemonLeavesOtherUsersService tests that StartDaemon starts no service at the location of another user's service,
 // and does not ask that service to yield.
 func TestDaemonLeavesOtherUsersService(t *testing.T) {
-	testutil.NeedRoot(t, "to act as another user")
+	testutil.SkipUnlessRoot(t, "to act as another user")
 	dir := t.TempDir()
 	testutil.MakeSearchable(t, dir)
 	if err := os.Chmod(dir, 0o777); err != nil {
@@ -75,7 +75,7 @@ func TestDaemonLeavesOtherUsersService(t *testing.T) {
 	uid := 65533
 	loc := ctl.Location{Socket: filepath.Join(dir, "sock"), ServiceUser: &uid}
 	var l *net.UnixListener
-	testutil.AsUser(t, uid, func() {
+	testutil.RunAsUser(t, uid, func() {
 		var err error
 		if l, err = net.ListenUnix("unix", &net.UnixAddr{Name: loc.Socket, Net: "unix"}); err != nil {
 			t.Error(err)

@@ -110,14 +110,14 @@ func (s *Service) answerRequests(c ctl.Conn, who peer, within time.Duration) {
 	}
 }
 
-// connections holds the open connections of the control socket.
-type connections struct {
+// controlConnections holds the open connections of the control socket.
+type controlConnections struct {
 	sync.Mutex
 	all map[*net.UnixConn]struct{}
 }
 
 // enqueue records an open connection until the call of done.
-func (o *connections) enqueue(c ctl.Conn) (done func()) {
+func (o *controlConnections) enqueue(c ctl.Conn) (done func()) {
 	o.Lock()
 	defer o.Unlock()
 	if o.all == nil {
@@ -133,7 +133,7 @@ func (o *connections) enqueue(c ctl.Conn) (done func()) {
 
 // close closes all connections. The kernel would close the connections only at the end of the process. A
 // thread that waits for a program's memory can delay that end.
-func (o *connections) close() {
+func (o *controlConnections) close() {
 	o.Lock()
 	defer o.Unlock()
 	for c := range o.all {
@@ -233,15 +233,15 @@ func (s *Service) answerWithTimeout(r *ctl.Request, f func() (*ctl.Response, err
 	}
 }
 
-// userCount counts items by user.
-type userCount struct {
+// perUserCounter counts items by user.
+type perUserCounter struct {
 	mu    sync.Mutex
 	users map[quota.ID]int
 }
 
 // countItem counts an item of a user until the caller calls done. countItem returns false if the user already has most
 // of them.
-func (q *userCount) countItem(id quota.ID, most int) (done func(), ok bool) {
+func (q *perUserCounter) countItem(id quota.ID, most int) (done func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.users == nil {
@@ -359,7 +359,7 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 		return
 	}
 	defer done()
-	launcher := &launcher{c: c}
+	launcher := &remoteHelper{c: c}
 	info := who.sessionInfo(a, process, launcher)
 	info.Notice = launcher.printNotice
 	var theirs *os.File // the launcher's end of the trace

@@ -27,7 +27,7 @@ import (
 	"verbena/netdev"
 )
 
-const timeout = 10 * time.Second
+const testTimeout = 10 * time.Second
 
 // encodeMessage returns an encoded message.
 func encodeMessage(t *testing.T, v any) []byte {
@@ -39,10 +39,10 @@ func encodeMessage(t *testing.T, v any) []byte {
 	return append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...)
 }
 
-// wantClosed checks that the other end closes the connection, and returns the data received before the close.
-func wantClosed(t *testing.T, c *net.UnixConn, what string) []byte {
+// wantConnectionClosed checks that the other end closes the connection, and returns the data received before the close.
+func wantConnectionClosed(t *testing.T, c *net.UnixConn, what string) []byte {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(timeout))
+	c.SetReadDeadline(time.Now().Add(testTimeout))
 	b, err := io.ReadAll(c)
 	if err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("%s: got %v, want a closed connection", what, err)
@@ -58,14 +58,14 @@ func TestSilentClientsAreDisconnected(t *testing.T) {
 	for what, b := range map[string][]byte{
 		"nothing": nil, "half a length": {1, 0}, "half a message": {100, 0, 0, 0, '{'},
 	} {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 		if _, err := ends[1].Write(b); err != nil {
 			t.Fatal(err)
 		}
-		wantClosed(t, ends[1], what)
+		wantConnectionClosed(t, ends[1], what)
 	}
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), within)
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
@@ -79,7 +79,7 @@ func TestSilentClientsAreDisconnected(t *testing.T) {
 		ends[1].SetReadDeadline(time.Time{})
 	}
 	// The rest of a later message must arrive within the time too.
-	ends = testutil.UnixPair(t)
+	ends = testutil.NewUnixPair(t)
 	got := make(chan error, 1)
 	go func() {
 		_, err := ctl.Conn{UnixConn: ends[0]}.Receive(new(ctl.Request), ctl.MessageLimits{Size: ctl.MaxRequest, Rest: within})
@@ -96,7 +96,7 @@ func TestSilentClientsAreDisconnected(t *testing.T) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Errorf("half a message: got %v, want ErrDeadlineExceeded", err)
 		}
-	case <-time.After(timeout):
+	case <-time.After(testTimeout):
 		t.Error("half a message: got no disconnection in time, want one")
 	}
 }
@@ -106,25 +106,25 @@ func TestSilentClientsAreDisconnected(t *testing.T) {
 func TestMessageSizeIsChecked(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.11"}})
 	for _, size := range []uint32{ctl.MaxRequest + 1, 12 << 20, 1<<32 - 1} {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		go s.ServeConn(ends[0])
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, size))
-		if b := wantClosed(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
+		if b := wantConnectionClosed(t, ends[1], fmt.Sprint(size)); len(b) != 0 {
 			t.Errorf("message of %d bytes: got answer %q, want none", size, b)
 		}
 	}
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	go s.ServeConn(ends[0])
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	if _, err := c.Do(&ctl.Request{Op: ctl.OpInfo, Name: strings.Repeat("x", ctl.MaxRequest-200)}); err != nil {
 		t.Errorf("large request: got %v, want success", err)
 	}
-	ends = testutil.UnixPair(t)
+	ends = testutil.NewUnixPair(t)
 	go func() {
 		io.ReadFull(ends[1], make([]byte, 4))
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, ctl.MaxHelpAnswer+1))
 	}()
-	if _, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
+	if _, err := (&remoteHelper{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
 		!strings.Contains(err.Error(), "longer than") {
 		t.Errorf("oversized answer of a launcher: got %v, want an error", err)
 	}
@@ -167,11 +167,11 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 		"cut":       {9, 0, 0, 0, 1},
 	} {
 		for _, n := range []int{1, 2, 4, 5, 100} {
-			ends := testutil.UnixPair(t)
+			ends := testutil.NewUnixPair(t)
 			served := make(chan struct{})
 			go func() {
 				defer close(served)
-				s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, timeout)
+				s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, peer{uid: 4242, pid: os.Getpid()}, testTimeout)
 			}()
 			fds := make([]int, n)
 			for i := range fds {
@@ -181,7 +181,7 @@ func TestDescriptorsDoNotLeak(t *testing.T) {
 				t.Fatal(err)
 			}
 			ends[1].CloseWrite()
-			wantClosed(t, ends[1], what)
+			wantConnectionClosed(t, ends[1], what)
 			<-served
 			if got := countDescriptorsOf(t, path); got != 1 {
 				t.Fatalf("%s with %d descriptors: got %d open descriptors, want 0", what, n, got-1)
@@ -204,13 +204,13 @@ func TestAttachUsesKernelPID(t *testing.T) {
 	for pid, want := range map[int]string{
 		os.Getpid(): fmt.Sprintf("attach process %d:", os.Getpid()), 0: "pid namespace",
 	} {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		who, err := peerOf(ends[0], s.authority)
 		if err != nil {
 			t.Fatal(err)
 		}
 		who.pid = pid
-		go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, who, timeout)
+		go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, who, testTimeout)
 		if _, _, err := ends[1].WriteMsgUnix(request, unix.UnixRights(int(f.Fd())), nil); err != nil {
 			t.Fatal(err)
 		}
@@ -225,15 +225,15 @@ func TestAttachUsesKernelPID(t *testing.T) {
 // TestSessionInfoIsFromKernel tests that the description of a session comes from the kernel.
 func TestSessionInfoIsFromKernel(t *testing.T) {
 	got := peer{pid: 17, uid: 1001}.sessionInfo(&ctl.Attach{Args: []string{strings.Repeat("x", 2*ctl.MaxArgs)}}, os.Stdin,
-		&launcher{})
+		&remoteHelper{})
 	if got.LauncherPID != 17 || got.UID != 1001 || got.Pidfd != os.Stdin || got.Helper == nil ||
 		len(got.Args) != 1 || len(got.Args[0]) > ctl.MaxArgs+3 {
 		t.Errorf("session: got %+v, want the kernel's values and limited arguments", got)
 	}
 }
 
-// TestUserSeesOwnHoldings tests that a user sees only the user's own holdings.
-func TestUserSeesOwnHoldings(t *testing.T) {
+// TestUserSeesOnlyOwnHoldings tests that a user sees only the user's own holdings.
+func TestUserSeesOnlyOwnHoldings(t *testing.T) {
 	s := &Service{quota: quota.New(quota.Limits{quota.QPs: {PerUser: 5, Total: 9}})}
 	for _, uid := range []int{1001, 1002} {
 		if err := s.quota.User(uid).Charge(quota.QPs, 2); err != nil {
@@ -263,7 +263,7 @@ func TestConnectionsPerUserAreLimited(t *testing.T) {
 	}
 	defer s.Close()
 	connect := func(uid int) *ctl.Client {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		who := managerPeer()
 		if uid != 0 {
 			who = userPeer(uid)
@@ -305,7 +305,7 @@ func TestConnectionsPerUserAreLimited(t *testing.T) {
 // TestPendingRequestsDelayNoOtherUser tests that pending requests of a user delay no requests of other users, and that
 // their number is limited.
 func TestPendingRequestsDelayNoOtherUser(t *testing.T) {
-	var q userCount
+	var q perUserCounter
 	var done []func()
 	for range maxRequests {
 		d, ok := q.countItem(quota.ID{UID: 4242}, maxRequests)
@@ -346,8 +346,8 @@ func TestEchoedDataIsLimited(t *testing.T) {
 		{Op: ctl.OpAttach, Attach: &ctl.Attach{Args: []string{long, long[:1000]}}},
 	} {
 		for _, uid := range []int{4242, 0} {
-			ends := testutil.UnixPair(t)
-			go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, timeout)
+			ends := testutil.NewUnixPair(t)
+			go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, peer{uid: uid, pid: os.Getpid()}, testTimeout)
 			r.Protocol = ctl.ProtocolVersion
 			if err := (ctl.Conn{UnixConn: ends[1]}).Send(r, f); err != nil {
 				t.Fatal(err)
@@ -359,10 +359,10 @@ func TestEchoedDataIsLimited(t *testing.T) {
 			}
 		}
 	}
-	ends := testutil.UnixPair(t)
-	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), timeout)
+	ends := testutil.NewUnixPair(t)
+	go s.serveAndClose(ctl.Conn{UnixConn: ends[0]}, userPeer(4242), testTimeout)
 	ends[1].Write(encodeMessage(t, map[string]any{"ID": json.Number(strings.Repeat("9", ctl.MaxRequest/2))}))
-	wantClosed(t, ends[1], "a malformed message")
+	wantConnectionClosed(t, ends[1], "a malformed message")
 	if n := len(log.String()); n == 0 || n > 4000 {
 		t.Errorf("log: got %d bytes, want 1 to 4000", n)
 	}
@@ -378,8 +378,8 @@ func TestEchoedDataIsLimited(t *testing.T) {
 // TestPanicFailsOnlyRequest tests that a panic in a request fails only that request.
 func TestPanicFailsOnlyRequest(t *testing.T) {
 	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.16"}})
-	broken := &Service{log: s.log, requestTimeout: timeout, restOfMessage: timeout, authority: s.authority}
-	ends := testutil.UnixPair(t)
+	broken := &Service{log: s.log, requestTimeout: testTimeout, restOfMessage: testTimeout, authority: s.authority}
+	ends := testutil.NewUnixPair(t)
 	go broken.ServeConn(ends[0])
 	b := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	for range 2 {
@@ -410,7 +410,7 @@ func TestBlockedDeviceDelaysNoOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.closeTimeout = timeout
+	s.closeTimeout = testTimeout
 	stuck := make(chan struct{})
 	if err := s.core.RegisterClient(&ib.Client{
 		Name: "stuck",
@@ -423,15 +423,15 @@ func TestBlockedDeviceDelaysNoOther(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	go s.ServeConn(ends[0])
 	c := ctl.NewClient(ends[1], os.Getpid(), os.Geteuid())
 	do := func(r *ctl.Request) error {
 		t.Helper()
 		began := time.Now()
 		_, err := c.Do(r)
-		if d := time.Since(began); d > timeout {
-			t.Errorf("duration of %s: got %v, want at most %v", r.Op, d, timeout)
+		if d := time.Since(began); d > testTimeout {
+			t.Errorf("duration of %s: got %v, want at most %v", r.Op, d, testTimeout)
 		}
 		return err
 	}
@@ -461,8 +461,8 @@ func TestBlockedDeviceDelaysNoOther(t *testing.T) {
 	}
 	began := time.Now()
 	ended := s.Close()
-	if d := time.Since(began); d > 2*timeout {
-		t.Errorf("duration of Close: got %v, want at most %v", d, 2*timeout)
+	if d := time.Since(began); d > 2*testTimeout {
+		t.Errorf("duration of Close: got %v, want at most %v", d, 2*testTimeout)
 	}
 	// The removal is still in progress. The service no longer lists that device, and everything else has ended.
 	if ended != nil && !errors.Is(ended, syscall.ETIMEDOUT) {
@@ -486,7 +486,7 @@ func TestRequestTimesOut(t *testing.T) {
 	}
 	close(stuck)
 	<-ended
-	s.requestTimeout = timeout
+	s.requestTimeout = testTimeout
 	if a, err := s.answerWithTimeout(&ctl.Request{}, func() (*ctl.Response, error) {
 		return &ctl.Response{ID: 7}, nil
 	}); err != nil || a.ID != 7 {
@@ -511,7 +511,7 @@ func TestBlockedCloseNamesStep(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	if _, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]}); err != nil {
 		t.Fatal(err)
 	}
@@ -519,7 +519,7 @@ func TestBlockedCloseNamesStep(t *testing.T) {
 		t.Errorf("Close: got %v, want ETIMEDOUT", err)
 	}
 	s.Abandon()
-	wantClosed(t, ends[1], "a launcher")
+	wantConnectionClosed(t, ends[1], "a launcher")
 	if _, err := os.Stat(s.dir.path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("directory after Abandon: got %v, want ErrNotExist", err)
 	}
@@ -546,7 +546,7 @@ func TestYieldRefusesPrograms(t *testing.T) {
 
 	s = made(true)
 	defer s.Close()
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	done, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]})
 	if err != nil {
 		t.Fatal(err)
@@ -601,9 +601,9 @@ func (f staticInterfaces) All() ([]netdev.Interface, error) { return nil, errors
 func (f staticInterfaces) Wait() error                      { <-f.closed; return os.ErrClosed }
 func (f staticInterfaces) Close() error                     { close(f.closed); return nil }
 
-// TestServiceWithoutDescriptors tests that a service without free descriptors still serves managers, does not spin, and
-// does not flood the log.
-func TestServiceWithoutDescriptors(t *testing.T) {
+// TestDescriptorShortageStillServesManagers tests that a service without free descriptors still serves managers, does
+// not spin, and does not flood the log.
+func TestDescriptorShortageStillServesManagers(t *testing.T) {
 	var log testutil.Buffer
 	s, err := newService(Options{
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.21"}}}, Log: slog.New(slog.NewTextHandler(&log, nil))})
@@ -616,7 +616,7 @@ func TestServiceWithoutDescriptors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Release()
+	defer l.CloseAndUnlock()
 	go s.Serve(l)
 	warm, err := ctl.Dial(loc)
 	if err != nil {
@@ -715,9 +715,9 @@ func TestServiceWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// TestTakeOverKeepsUsedService tests that TakeOver ends a service after its program ended a moment ago, and keeps a
+// TestTakeOverKeepsServiceInUse tests that TakeOver ends a service after its program ended a moment ago, and keeps a
 // service in use.
-func TestTakeOverKeepsUsedService(t *testing.T) {
+func TestTakeOverKeepsServiceInUse(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, OnDemand: true})
 	if err != nil {
 		t.Fatal(err)
@@ -732,9 +732,9 @@ func TestTakeOverKeepsUsedService(t *testing.T) {
 		defer close(ended)
 		s.Serve(l)
 		s.Close()
-		l.Release()
+		l.CloseAndUnlock()
 	}()
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	done, err := s.programs.attach(s.ended, ctl.Conn{UnixConn: ends[0]})
 	if err != nil {
 		t.Fatal(err)
@@ -742,16 +742,16 @@ func TestTakeOverKeepsUsedService(t *testing.T) {
 	if err := TakeOver(loc); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("TakeOver of a service in use: got %v, want EADDRINUSE", err)
 	}
-	time.AfterFunc(endDetectionTime/5, done)
+	time.AfterFunc(programEndDetectionTime/5, done)
 	if err := TakeOver(loc); err != nil {
 		t.Errorf("TakeOver of a service that is in use for a short time: got %v, want success", err)
 	}
 	<-ended
 }
 
-// TestDeviceCommandsKeepService tests which commands for a device keep an idle service alive, because its end would
-// undo them.
-func TestDeviceCommandsKeepService(t *testing.T) {
+// TestDeviceCommandsKeepServiceAlive tests which commands for a device keep an idle service alive, because its end
+// would undo them.
+func TestDeviceCommandsKeepServiceAlive(t *testing.T) {
 	s, err := newService(Options{
 		Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.24"}}}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -41,7 +41,7 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 		return fmt.Errorf("dev reset %s: a reset is waiting for the hardware, which does not respond; `verbena dev plug %s` makes it respond: %w",
 			r.Name, r.Name, syscall.EBUSY)
 	}
-	if err := l.checkPlugged("dev reset"); err != nil {
+	if err := l.checkNotUnplugged("dev reset"); err != nil {
 		return err
 	}
 	away := func() {
@@ -88,8 +88,8 @@ func (s *Service) resetDevice(l *rdmaLink) error {
 	return err
 }
 
-// checkPlugged returns an error if there is no device and no reset is in progress.
-func (l *rdmaLink) checkPlugged(doing string) error {
+// checkNotUnplugged returns an error if there is no device and no reset is in progress.
+func (l *rdmaLink) checkNotUnplugged(doing string) error {
 	if l.slot.Device() != nil || l.slot.Status().State == slot.Recovering {
 		return nil
 	}
@@ -136,7 +136,7 @@ func (s *Service) DevUnplug(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.checkPlugged("dev unplug"); err != nil {
+	if err := l.checkNotUnplugged("dev unplug"); err != nil {
 		return err
 	}
 	return l.slot.UnplugContext(s.ended)
@@ -179,7 +179,7 @@ func (s *Service) hangDevice(name string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.checkPlugged("dev hang"); err != nil {
+	if err := l.checkNotUnplugged("dev hang"); err != nil {
 		return err
 	}
 	if l.slot.Device() == nil || l.hw.State() == driver.Unreachable {

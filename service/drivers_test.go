@@ -11,15 +11,15 @@ import (
 	"verbena/internal/ctl"
 )
 
-// otherDriver is the rxe driver registered under another device type.
-type otherDriver struct{ rxe.Driver }
+// renamedRXEDriver is the rxe driver registered under another device type.
+type renamedRXEDriver struct{ rxe.Driver }
 
-func (*otherDriver) Type() string { return "soft" }
+func (*renamedRXEDriver) Type() string { return "soft" }
 
 // TestDriverIsSelectedByName tests that a service selects the driver of a device by the type at the start of the
 // device's name.
 func TestDriverIsSelectedByName(t *testing.T) {
-	other := &otherDriver{}
+	other := &renamedRXEDriver{}
 	s, err := New(Options{Drivers: []driver.Driver{other, &rxe.Driver{}}})
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func TestDriverIsSelectedByName(t *testing.T) {
 		{"mlx5_0", "rxe", syscall.EINVAL, "must be rxe followed by up to 60"},
 		{"soft0", "soft", syscall.EEXIST, ""},
 	} {
-		err := (programLinks{&s.links}).AddLink(c.name, c.linkType, "lo")
+		err := (netlinkLinks{&s.links}).AddLink(c.name, c.linkType, "lo")
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("add %s of type %s: got %v, want %v with %q", c.name, c.linkType, err, c.want, c.text)
 		}

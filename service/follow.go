@@ -85,7 +85,7 @@ func (t *linkTable) setInterface(l *rdmaLink, list []netdev.Interface) {
 		o := t.linkWithAddr(a)
 		return o != nil && o != l
 	})
-	if dev.SetInterface(l.port.shownInterface(host), addrs) {
+	if dev.SetInterface(l.port.adjustedInterface(host), addrs) {
 		t.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
 			"up", host.Up && host.Running, "addrs", addrs)
 		t.guests.Refresh()

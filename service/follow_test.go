@@ -185,9 +185,9 @@ func TestDeviceFollowsInterface(t *testing.T) {
 	}
 }
 
-// TestLateChangeOfReplacedDevice tests that changes for a replaced device may be processed after the changes for its
-// successor, when resets follow each other closely.
-func TestLateChangeOfReplacedDevice(t *testing.T) {
+// TestChangeOfReplacedDeviceMayComeLate tests that changes for a replaced device may be processed after the changes for
+// its successor, when resets follow each other closely.
+func TestChangeOfReplacedDeviceMayComeLate(t *testing.T) {
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.7.4"}}}})
 	if err != nil {
 		t.Fatal(err)

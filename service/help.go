@@ -14,14 +14,14 @@ import (
 // fraction of a millisecond.
 const helpTimeout = 10 * time.Second
 
-// launcher implements supervisor.Helper for the launcher at the other end of a connection.
-type launcher struct {
+// remoteHelper implements supervisor.Helper for the launcher at the other end of a connection.
+type remoteHelper struct {
 	mu   sync.Mutex // serialises requests
 	c    ctl.Conn
 	gone error // set after a missing answer, because a later answer could belong to another request
 }
 
-func (l *launcher) OpenMem(tid int) (*os.File, error) {
+func (l *remoteHelper) OpenMem(tid int) (*os.File, error) {
 	f, err := l.requestHelp(&ctl.HelpRequest{MemOf: tid})
 	if err == nil && f == nil {
 		err = errors.New("ask the launcher: an answer without a descriptor")
@@ -30,14 +30,14 @@ func (l *launcher) OpenMem(tid int) (*os.File, error) {
 }
 
 // printNotice makes the launcher print a line for the user of the program. It may sleep.
-func (l *launcher) printNotice(text string) error {
+func (l *remoteHelper) printNotice(text string) error {
 	f, err := l.requestHelp(&ctl.HelpRequest{Notice: text})
 	l.c.Discard(f)
 	return err
 }
 
 // requestHelp returns the descriptor in the launcher's answer, or nil.
-func (l *launcher) requestHelp(h *ctl.HelpRequest) (*os.File, error) {
+func (l *remoteHelper) requestHelp(h *ctl.HelpRequest) (*os.File, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.gone != nil {

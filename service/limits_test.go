@@ -153,8 +153,8 @@ func TestPrivateServiceMayUseAllResources(t *testing.T) {
 	}
 }
 
-// TestServiceNeedsRingBytes tests that a service does not start if its limit allows no queue pair.
-func TestServiceNeedsRingBytes(t *testing.T) {
+// TestServiceNeedsRingBytesForQP tests that a service does not start if its limit allows no queue pair.
+func TestServiceNeedsRingBytesForQP(t *testing.T) {
 	least := new(rxe.Driver).MinQueueMemory()
 	for _, c := range []struct {
 		limit quota.Limit
@@ -188,19 +188,19 @@ func TestCheckRingBytes(t *testing.T) {
 		{1 << 50, syscall.EINVAL, "raise --limit ring-bytes="},
 		{1 << 10, syscall.ENOMEM, "do not fit into the memory of this machine or control group, 1024 bytes"},
 	} {
-		err := machineResources{memory: c.memory}.checkRingBytes(quota.Limit{PerUser: least - 1}, testDrivers())
+		err := machineResources{memory: c.memory}.checkRingBytes(quota.Limit{PerUser: least - 1}, rxeDrivers())
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%d bytes of memory: got %v, want %v and %q", c.memory, err, c.want, c.says)
 		}
 	}
 }
 
-// TestShortQueueWarning tests that the service warns about short queues and names the remedy if a user may have little
-// memory for queues.
-func TestShortQueueWarning(t *testing.T) {
+// TestShortQueuesAreWarnedOf tests that the service warns about short queues and names the remedy if a user may have
+// little memory for queues.
+func TestShortQueuesAreWarnedOf(t *testing.T) {
 	for most, says := range map[uint64]bool{300 << 10: true, 1 << 20: true, 48 << 20: false, 0: false} {
 		var log strings.Builder
-		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: most}, testDrivers())
+		warnOfShortQueues(slog.New(slog.NewTextHandler(&log, nil)), quota.Limit{PerUser: most}, rxeDrivers())
 		if got := log.String(); (got != "") != says || says && !strings.Contains(got, "raise --limit ring-bytes=") {
 			t.Errorf("warning for %d bytes: got %q, want one with the remedy: %v", most, got, says)
 		}
@@ -238,7 +238,7 @@ func TestParseLimit(t *testing.T) {
 
 // TestNPROCLimitsThreads tests that RLIMIT_NPROC limits the threads of a service that does not run as root.
 func TestNPROCLimitsThreads(t *testing.T) {
-	testutil.NeedRoot(t, "to act as another user")
+	testutil.SkipUnlessRoot(t, "to act as another user")
 	var old unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NPROC, &old); err != nil {
 		t.Fatal(err)
@@ -253,7 +253,7 @@ func TestNPROCLimitsThreads(t *testing.T) {
 		t.Errorf("tasks of root: got %d, want no limit by user", all)
 	}
 	var got uint64
-	testutil.AsUser(t, 65533, func() { got = thisMachineResources().tasks })
+	testutil.RunAsUser(t, 65533, func() { got = thisMachineResources().tasks })
 	if want := lowerLimit(all, limit); got != want {
 		t.Errorf("tasks of user 65533: got %d, want %d", got, want)
 	}

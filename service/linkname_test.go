@@ -11,9 +11,9 @@ import (
 	"verbena/service"
 )
 
-// TestDeviceNameCharacters tests the characters of device names. A name is a file name below /dev/infiniband, a label
-// of metrics and a word in tables.
-func TestDeviceNameCharacters(t *testing.T) {
+// TestInvalidDeviceNamesAreRefused tests the characters of device names. A name is a file name below /dev/infiniband, a
+// label of metrics and a word in tables.
+func TestInvalidDeviceNamesAreRefused(t *testing.T) {
 	for name, good := range map[string]bool{
 		"rxe": true, "rxe0": true, "rxe_fast-1.b": true, "rxe" + strings.Repeat("x", 60): true,
 		"": false, "mlx5_0": false, "xrxe0": false, "rxe" + strings.Repeat("x", 61): false, "rxe/../x": false, "rxe 0": false,

@@ -31,12 +31,12 @@ func ParseLinkSpec(s string, drivers []driver.Driver) (ctl.LinkSpec, error) {
 	} else {
 		l.Netdev = rest
 	}
-	_, err := driverOf(l.Name, drivers)
+	_, err := findDriver(l.Name, drivers)
 	return l, err
 }
 
-// driverOf returns the driver of a device name, or EINVAL if the name is invalid.
-func driverOf(name string, drivers []driver.Driver) (driver.Driver, error) {
+// findDriver returns the driver of a device name, or EINVAL if the name is invalid.
+func findDriver(name string, drivers []driver.Driver) (driver.Driver, error) {
 	odd := func(r rune) bool {
 		return (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && !strings.ContainsRune("._-", r)
 	}
@@ -82,7 +82,7 @@ type rdmaLink struct {
 
 // openLink makes a device and registers it.
 func (t *linkTable) openLink(spec ctl.LinkSpec) (*rdmaLink, error) {
-	d, err := driverOf(spec.Name, t.opts.Drivers)
+	d, err := findDriver(spec.Name, t.opts.Drivers)
 	if err != nil {
 		return nil, err
 	}
@@ -264,10 +264,10 @@ func (t *linkTable) createLink(spec ctl.LinkSpec) error {
 }
 
 func (t *linkTable) addLink(spec ctl.LinkSpec) error {
-	if err := t.reserve(t.ended, spec.Name); err != nil {
+	if err := t.reserveName(t.ended, spec.Name); err != nil {
 		return err
 	}
-	defer t.release(spec.Name)
+	defer t.releaseName(spec.Name)
 	spec.Wire = spec.Wire || t.opts.Wire
 	spec.NoProbe = spec.NoProbe || t.opts.NoProbe
 	l, err := t.openLink(spec)
@@ -278,10 +278,10 @@ func (t *linkTable) addLink(spec ctl.LinkSpec) error {
 	return nil
 }
 
-// programLinks implements supervisor.Links for programs that change links.
-type programLinks struct{ links *linkTable }
+// netlinkLinks implements supervisor.Links for programs that change links.
+type netlinkLinks struct{ links *linkTable }
 
-func (l programLinks) AddLink(name, linkType, netdev string) error {
+func (l netlinkLinks) AddLink(name, linkType, netdev string) error {
 	drivers := l.links.opts.Drivers
 	i := slices.IndexFunc(drivers, func(d driver.Driver) bool { return d.Type() == linkType })
 	if i < 0 {
@@ -289,13 +289,13 @@ func (l programLinks) AddLink(name, linkType, netdev string) error {
 			linkTypes(drivers, ", "),
 			syscall.EINVAL)
 	}
-	if _, err := driverOf(name, drivers[i:i+1]); err != nil {
+	if _, err := findDriver(name, drivers[i:i+1]); err != nil {
 		return err
 	}
 	return l.links.createLink(ctl.LinkSpec{Name: name, Netdev: netdev})
 }
 
-func (l programLinks) DeleteLink(name string) error { return l.links.deleteLink(name) }
+func (l netlinkLinks) DeleteLink(name string) error { return l.links.deleteLink(name) }
 
 // deleteLink removes a device. Open contexts of programs become zombies.
 func (t *linkTable) deleteLink(name string) error {

@@ -34,8 +34,8 @@ type linkPort struct {
 	moment     uint64        // number of moments armed so far
 }
 
-// shownInterface returns the interface as changed by changeLink, for the device.
-func (p *linkPort) shownInterface(host netdev.Interface) netdev.Interface {
+// adjustedInterface returns the interface as changed by changeLink, for the device.
+func (p *linkPort) adjustedInterface(host netdev.Interface) netdev.Interface {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.isDown() {

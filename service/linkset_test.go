@@ -18,8 +18,8 @@ import (
 	"verbena/netdev"
 )
 
-// portEvents returns a channel of the port events of a link's device.
-func portEvents(l *rdmaLink) <-chan ib.EventType {
+// subscribePortEvents returns a channel of the port events of a link's device.
+func subscribePortEvents(l *rdmaLink) <-chan ib.EventType {
 	events := make(chan ib.EventType, 10_000)
 	l.dev.Handle().Device().OnEvent(func(e ib.Event) {
 		if e.Port != 1 {
@@ -62,7 +62,7 @@ func wantPortFile(t *testing.T, s *Service, name, want string) {
 func TestLinkDownLooksLikeNoCarrier(t *testing.T) {
 	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links.list[0]
-	events := portEvents(l)
+	events := subscribePortEvents(l)
 	set := func(r ctl.LinkSet) {
 		t.Helper()
 		r.Name = "rxe0"
@@ -96,7 +96,7 @@ func TestLinkDownLooksLikeNoCarrier(t *testing.T) {
 		defer s.links.mu.Unlock()
 		return l.dev == l.hw.Device()
 	})
-	events = portEvents(l)
+	events = subscribePortEvents(l)
 	if list, err := s.Links(); err != nil || list[0].Link != ctl.LinkDown || list[0].State != "DOWN" {
 		t.Errorf("link show: got %+v and error %v, want link and state down", list, err)
 	}
@@ -114,7 +114,7 @@ func TestLinkDownLooksLikeNoCarrier(t *testing.T) {
 func TestLinkFlapRaisesBothEvents(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
 	l := s.links.list[0]
-	events := portEvents(l)
+	events := subscribePortEvents(l)
 	for range 5 {
 		if err := s.links.changeLink(ctl.LinkSet{Name: "rxe0", State: ctl.LinkFlap, Down: time.Microsecond}); err != nil {
 			t.Fatal(err)
@@ -188,8 +188,8 @@ func TestActiveMTUIsMinimum(t *testing.T) {
 	}
 }
 
-// TestLinkSetBounds tests the longest flap, and the largest MTU for an interface.
-func TestLinkSetBounds(t *testing.T) {
+// TestLongestFlapAndLargestMTU tests the longest flap, and the largest MTU for an interface.
+func TestLongestFlapAndLargestMTU(t *testing.T) {
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.2"}})
 	// This link is not in the service's list, so the service does not update it.
 	l := &rdmaLink{host: &netdev.Interface{Name: "eth7", MTU: 1500}}

@@ -26,7 +26,7 @@ type linkTable struct {
 	list       []*rdmaLink
 	names      map[string]bool // names reserved for links in creation
 	making     sync.WaitGroup  // counts links in creation; only a holder of mu adds to it, and only until the service ends
-	recordings map[*recording]struct{}
+	recordings map[*packetRecording]struct{}
 	configured bool // links were changed by hand, and the end of the service would lose the changes
 
 	opts      *Options
@@ -39,8 +39,8 @@ type linkTable struct {
 	made      atomic.Uint64          // number of devices made so far; each device gets a different random seed from it
 }
 
-// reserve reserves a name for a new link, and release frees the name.
-func (t *linkTable) reserve(ended context.Context, name string) error {
+// reserveName reserves a name for a new link, and release frees the name.
+func (t *linkTable) reserveName(ended context.Context, name string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -56,7 +56,7 @@ func (t *linkTable) reserve(ended context.Context, name string) error {
 	return nil
 }
 
-func (t *linkTable) release(name string) {
+func (t *linkTable) releaseName(name string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.names, name)

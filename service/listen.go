@@ -63,7 +63,7 @@ func listenWithTimeout(loc ctl.Location, shared *supervisor.Node, timeout time.D
 		return nil, err
 	}
 	for deadline := time.Now().Add(timeout); ; time.Sleep(20 * time.Millisecond) {
-		l.lock, err = openLocked(lockPath(loc), unix.LOCK_EX|unix.LOCK_NB)
+		l.lock, err = openLockedFile(lockPath(loc), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			break
 		}
@@ -206,8 +206,8 @@ func (l *Listener) removeSocket() {
 	}
 }
 
-// Release unlocks the location. The caller must first release all resources that another service would need.
-func (l *Listener) Release() {
+// CloseAndUnlock unlocks the location. The caller must first release all resources that another service would need.
+func (l *Listener) CloseAndUnlock() {
 	l.Close()
 	l.closeFiles()
 }

@@ -53,7 +53,7 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 			t.Errorf("%s: got %v, want %v", name, err, c.errno)
 		}
 		if err == nil {
-			l.Release()
+			l.CloseAndUnlock()
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
 			t.Errorf("%s: stat of the file: got another file or error %v, want the same file", name, err)
@@ -64,9 +64,9 @@ func TestListenKeepsOtherFiles(t *testing.T) {
 	}
 }
 
-// TestListenOtherUsersSocket tests that Listen never removes the socket of another user.
-func TestListenOtherUsersSocket(t *testing.T) {
-	testutil.NeedRoot(t, "to give a socket to another user")
+// TestListenKeepsOtherUsersSocket tests that Listen never removes the socket of another user.
+func TestListenKeepsOtherUsersSocket(t *testing.T) {
+	testutil.SkipUnlessRoot(t, "to give a socket to another user")
 	path := filepath.Join(t.TempDir(), "sock")
 	makeDeadSocket(t, path)
 	if err := os.Lchown(path, 65533, -1); err != nil {
@@ -101,7 +101,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Release()
+	defer l.CloseAndUnlock()
 	if fi, err := os.Lstat(path); err != nil || fi.Mode() != fs.ModeSocket|0o600 {
 		t.Errorf("socket: got %v and error %v, want mode 0600", fi.Mode(), err)
 	}
@@ -118,7 +118,7 @@ func TestListenReplacesDeadSocket(t *testing.T) {
 
 // TestOnlyOwnSocketIsShared tests that share changes the owner and the mode only of this user's sockets.
 func TestOnlyOwnSocketIsShared(t *testing.T) {
-	testutil.NeedRoot(t, "to give a socket to another user")
+	testutil.SkipUnlessRoot(t, "to give a socket to another user")
 	dir := t.TempDir()
 	text, foreign, own := filepath.Join(dir, "text"), filepath.Join(dir, "foreign"), filepath.Join(dir, "own")
 	makeDeadSocket(t, foreign)
@@ -144,8 +144,8 @@ func TestOnlyOwnSocketIsShared(t *testing.T) {
 	}
 }
 
-// TestListenLongPath tests that Listen refuses a path too long for connect(2), and leaves no lock file.
-func TestListenLongPath(t *testing.T) {
+// TestListenRefusesLongPath tests that Listen refuses a path too long for connect(2), and leaves no lock file.
+func TestListenRefusesLongPath(t *testing.T) {
 	dir, err := os.MkdirTemp("/tmp", "listen")
 	if err != nil {
 		t.Fatal(err)
@@ -158,7 +158,7 @@ func TestListenLongPath(t *testing.T) {
 			t.Errorf("Listen at a path of %d bytes: got %v, want %v", n, err, want)
 		}
 		if err == nil {
-			l.Release()
+			l.CloseAndUnlock()
 		}
 	}
 	if left, err := filepath.Glob(dir + "/" + strings.Repeat("x", 108-len(dir)-1) + "*"); len(left) > 0 || err != nil {
@@ -172,7 +172,7 @@ func TestListenSetsSharedMode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Release()
+	defer l.CloseAndUnlock()
 	if fi, err := os.Lstat(path); err != nil || fi.Mode() != fs.ModeSocket|0o660 {
 		t.Errorf("socket: got %v and error %v, want the shared mode", fi.Mode(), err)
 	}
@@ -208,11 +208,11 @@ func TestListenLocksLocation(t *testing.T) {
 			case <-late.C:
 				t.Error("Listen while a service answers: got a wait, want an immediate return")
 				for _, l := range won {
-					l.Release()
+					l.CloseAndUnlock()
 				}
 				for ; n < claims; n++ {
 					if l := <-results; l != nil {
-						l.Release()
+						l.CloseAndUnlock()
 					}
 				}
 				return
@@ -225,7 +225,7 @@ func TestListenLocksLocation(t *testing.T) {
 		if !isListening(loc) {
 			t.Fatal("owner of the location: got no answer, want one")
 		}
-		won[0].Release()
+		won[0].CloseAndUnlock()
 	}
 }
 
@@ -243,7 +243,7 @@ func TestListenerCloseKeepsOtherSocket(t *testing.T) {
 	if err := os.WriteFile(loc.Socket, []byte("dear"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l.Release()
+	l.CloseAndUnlock()
 	if b, err := os.ReadFile(loc.Socket); err != nil || string(b) != "dear" {
 		t.Errorf("file of another process after Close: got %q and error %v, want no change", b, err)
 	}
@@ -257,13 +257,13 @@ func TestListenWaitsForEndingService(t *testing.T) {
 		t.Fatal(err)
 	}
 	first.Close()
-	time.AfterFunc(shortTimeout, first.Release)
+	time.AfterFunc(shortTimeout, first.CloseAndUnlock)
 	began := time.Now()
 	second, err := Listen(loc, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	second.Release()
+	second.CloseAndUnlock()
 	if d := time.Since(began); d < shortTimeout/2 {
 		t.Errorf("Listen at a claimed location: got a wait of %v, want at least %v", d, shortTimeout/2)
 	}
@@ -284,7 +284,7 @@ func TestListenRefusesUntrustedDirectory(t *testing.T) {
 			t.Errorf("Listen in a directory of mode %v: got %v, want %v", mode, err, want)
 		}
 		if err == nil {
-			l.Release()
+			l.CloseAndUnlock()
 		}
 	}
 }
@@ -347,7 +347,7 @@ func TestOpenOwnKeepsOthersFiles(t *testing.T) {
 		}
 		for what, open := range map[string]func(string) (*os.File, error){
 			"log":  openLog,
-			"lock": func(p string) (*os.File, error) { return openLocked(p, unix.LOCK_EX|unix.LOCK_NB) },
+			"lock": func(p string) (*os.File, error) { return openLockedFile(p, unix.LOCK_EX|unix.LOCK_NB) },
 		} {
 			if f, err := open(path); !errors.Is(err, syscall.EPERM) {
 				t.Errorf("%s, %s: got %v, %v, want EPERM", name, what, f, err)
@@ -368,20 +368,20 @@ func TestOpenOwnKeepsOthersFiles(t *testing.T) {
 	}
 }
 
-// TestOpenLockedFollowsPath tests that flock locks the file that the path refers to when flock returns.
-func TestOpenLockedFollowsPath(t *testing.T) {
+// TestOpenLockedFileMatchesPath tests that flock locks the file that the path refers to when flock returns.
+func TestOpenLockedFileMatchesPath(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
-	first, err := openLocked(path, unix.LOCK_EX|unix.LOCK_NB)
+	first, err := openLockedFile(path, unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer first.Close()
-	if _, err := openLocked(path, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+	if _, err := openLockedFile(path, unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("flock of a locked file: got %v, want EWOULDBLOCK", err)
 	}
 	got := make(chan *os.File, 1)
 	testutil.WaitBlocked(t, func() {
-		f, err := openLocked(path, unix.LOCK_EX)
+		f, err := openLockedFile(path, unix.LOCK_EX)
 		if err != nil {
 			t.Error(err)
 		}

@@ -115,8 +115,8 @@ type logBucket struct {
 	at   time.Time // time of the last change of left; zero before the first line
 }
 
-// takeLine removes one line from the bucket. takeLine returns false if the bucket is empty.
-func (b *logBucket) takeLine(l logLimit, now time.Time) bool {
+// takeLineToken removes one line from the bucket. takeLineToken returns false if the bucket is empty.
+func (b *logBucket) takeLineToken(l logLimit, now time.Time) bool {
 	if b.at.IsZero() {
 		b.left = float64(l.burst)
 	} else {
@@ -163,7 +163,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	if r.Level < slog.LevelInfo {
 		state = h.debug
 	}
-	report := func() { h.logSuppressed(state) }
+	report := func() { h.logSuppressedCount(state) }
 	if !state.allowLine(uid, known, time.Now(), report) {
 		return nil
 	}
@@ -173,7 +173,7 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 	select {
 	case h.queue.records <- debugRecord{h.to, r.Clone()}:
 	default:
-		state.countSuppressed(report)
+		state.countSuppressedLine(report)
 	}
 	return nil
 }
@@ -182,21 +182,21 @@ func (h *limitedLog) Handle(ctx context.Context, r slog.Record) error {
 func (s *logState) allowLine(uid int64, known bool, now time.Time, report func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if (!known || s.bucketOf(uid).takeLine(s.perUser, now)) && s.total.takeLine(s.all, now) {
+	if (!known || s.getOrAddBucket(uid).takeLineToken(s.perUser, now)) && s.total.takeLineToken(s.all, now) {
 		return true
 	}
-	s.countSuppressedLocked(report)
+	s.countSuppressedLineLocked(report)
 	return false
 }
 
-// countSuppressed counts a suppressed line.
-func (s *logState) countSuppressed(report func()) {
+// countSuppressedLine counts a suppressed line.
+func (s *logState) countSuppressedLine(report func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.countSuppressedLocked(report)
+	s.countSuppressedLineLocked(report)
 }
 
-func (s *logState) countSuppressedLocked(report func()) {
+func (s *logState) countSuppressedLineLocked(report func()) {
 	if s.suppressed++; s.suppressed == 1 {
 		time.AfterFunc(suppressedReportDelay, report)
 	}
@@ -205,7 +205,7 @@ func (s *logState) countSuppressedLocked(report func()) {
 // suppressedReportDelay is the delay until the number of suppressed lines is logged.
 const suppressedReportDelay = 5 * time.Second
 
-func (s *logState) bucketOf(uid int64) *logBucket {
+func (s *logState) getOrAddBucket(uid int64) *logBucket {
 	b := s.users[uid]
 	if b == nil {
 		if len(s.users) >= maxLogUsers {
@@ -219,8 +219,8 @@ func (s *logState) bucketOf(uid int64) *logBucket {
 	return b
 }
 
-// logSuppressed logs the number of suppressed lines.
-func (h *limitedLog) logSuppressed(state *logState) {
+// logSuppressedCount logs the number of suppressed lines.
+func (h *limitedLog) logSuppressedCount(state *logState) {
 	state.mu.Lock()
 	n := state.suppressed
 	state.suppressed = 0

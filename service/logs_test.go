@@ -50,9 +50,9 @@ func TestLogLimitIsPerUser(t *testing.T) {
 	})
 }
 
-// TestTotalLogLimit tests the limit of all users together, and that the log keeps state for a limited number of
+// TestLogLimitOfAllUsers tests the limit of all users together, and that the log keeps state for a limited number of
 // users.
-func TestTotalLogLimit(t *testing.T) {
+func TestLogLimitOfAllUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
 		l, _ := limitLog(slog.New(slog.NewTextHandler(&b, nil)))
@@ -69,9 +69,9 @@ func TestTotalLogLimit(t *testing.T) {
 	})
 }
 
-// TestDebugLogLimit tests the limits of debug records, which suppress no warnings. A goroutine writes the records
-// in order, and close waits until all queued records are written.
-func TestDebugLogLimit(t *testing.T) {
+// TestDebugLimitSuppressesNoWarning tests the limits of debug records, which suppress no warnings. A goroutine writes
+// the records in order, and close waits until all queued records are written.
+func TestDebugLimitSuppressesNoWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b testutil.Buffer
 		l, q := limitLog(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelDebug})))

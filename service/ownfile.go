@@ -56,10 +56,10 @@ func openLog(path string) (*os.File, error) {
 	return f, nil
 }
 
-// openLocked takes an advisory lock on a file, and creates the file if necessary. how is unix.LOCK_EX or LOCK_SH. With
-// LOCK_NB, openLocked does not wait, and returns EWOULDBLOCK if another open file holds the lock. When openLocked
-// returns, the path refers to the locked file.
-func openLocked(path string, how int) (*os.File, error) {
+// openLockedFile takes an advisory lock on a file, and creates the file if necessary. how is unix.LOCK_EX or LOCK_SH.
+// With LOCK_NB, openLockedFile does not wait, and returns EWOULDBLOCK if another open file holds the lock. When
+// openLockedFile returns, the path refers to the locked file.
+func openLockedFile(path string, how int) (*os.File, error) {
 	const attempts = 100 // an attempt fails if the file was replaced meanwhile
 	for range attempts {
 		f, err := openOwnFile(path)

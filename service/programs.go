@@ -11,8 +11,8 @@ import (
 	"verbena/internal/ctl"
 )
 
-// programs holds the connections of the programs that use a service.
-type programs struct {
+// attachedPrograms holds the connections of the programs that use a service.
+type attachedPrograms struct {
 	sync.Mutex
 	n        int       // programs and captures
 	yielded  bool      // the service has yielded, so no program may attach
@@ -22,7 +22,7 @@ type programs struct {
 
 // attach counts a connection for a program until the caller calls done. attach returns ESHUTDOWN if the service
 // is ending.
-func (p *programs) attach(ended context.Context, c ctl.Conn) (done func(), err error) {
+func (p *attachedPrograms) attach(ended context.Context, c ctl.Conn) (done func(), err error) {
 	p.Lock()
 	defer p.Unlock()
 	if p.yielded || ended.Err() != nil {
@@ -42,7 +42,7 @@ func (p *programs) attach(ended context.Context, c ctl.Conn) (done func(), err e
 var errServiceEnding = fmt.Errorf("attach a program: the service is ending: %w", syscall.ESHUTDOWN)
 
 // addToCount adds d to the number of programs.
-func (p *programs) addToCount(d int) {
+func (p *attachedPrograms) addToCount(d int) {
 	p.Lock()
 	defer p.Unlock()
 	p.n += d

@@ -19,8 +19,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// listenShared returns a listener on a socket that all users may connect to.
-func listenShared(t *testing.T) (*Listener, ctl.Location) {
+// listenOnSharedSocket returns a listener on a socket that all users may connect to.
+func listenOnSharedSocket(t *testing.T) (*Listener, ctl.Location) {
 	t.Helper()
 	dir := t.TempDir()
 	testutil.MakeSearchable(t, dir)
@@ -29,22 +29,22 @@ func listenShared(t *testing.T) (*Listener, ctl.Location) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close(); l.Release() })
+	t.Cleanup(func() { l.Close(); l.CloseAndUnlock() })
 	if err := os.Chmod(loc.Socket, 0o666); err != nil {
 		t.Fatal(err)
 	}
 	return l, loc
 }
 
-// TestUserSeesOwnOpenDevices tests that users see their own open devices, and that managers see the open devices of all
-// users.
-func TestUserSeesOwnOpenDevices(t *testing.T) {
-	testutil.NeedRoot(t, "to act as several users")
+// TestOnlyManagerSeesOthersDevices tests that users see their own open devices, and that managers see the open devices
+// of all users.
+func TestOnlyManagerSeesOthersDevices(t *testing.T) {
+	testutil.SkipUnlessRoot(t, "to act as several users")
 	s, err := newService(Options{Links: []ctl.LinkSpec{{Name: "rxe0", Addrs: []string{"127.91.8.36"}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, loc := listenShared(t)
+	l, loc := listenOnSharedSocket(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	defer func() {
@@ -56,7 +56,7 @@ func TestUserSeesOwnOpenDevices(t *testing.T) {
 	}()
 	dial := func(uid int) (c *ctl.Client) {
 		t.Helper()
-		testutil.AsUser(t, uid, func() {
+		testutil.RunAsUser(t, uid, func() {
 			var err error
 			if c, err = ctl.Dial(loc); err != nil {
 				t.Error(err)
@@ -92,14 +92,14 @@ func TestUserSeesOwnOpenDevices(t *testing.T) {
 	}
 }
 
-// TestSpareDescriptorIsForManagers tests that a user who is not a manager gets an error, and no other answer, when
+// TestSpareDescriptorsAreForManagers tests that a user who is not a manager gets an error, and no other answer, when
 // no descriptor is free.
-func TestSpareDescriptorIsForManagers(t *testing.T) {
+func TestSpareDescriptorsAreForManagers(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to act as another user")
 	}
 	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.31"}})
-	l, loc := listenShared(t)
+	l, loc := listenOnSharedSocket(t)
 	ask := func() (err error) {
 		var c *ctl.Client
 		if c, err = ctl.Dial(loc); err != nil {
@@ -119,17 +119,17 @@ func TestSpareDescriptorIsForManagers(t *testing.T) {
 		t.Errorf("manager: got %v, want success", err)
 	}
 	var err error
-	testutil.AsUser(t, 65533, func() { err = ask() })
+	testutil.RunAsUser(t, 65533, func() { err = ask() })
 	if !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("client of another user: got %v, want EMFILE", err)
 	}
 }
 
-// TestLateAnswerOfLauncher tests that after a missing or malformed answer of a launcher, the service accepts no
+// TestLateHelpAnswerIsRefused tests that after a missing or malformed answer of a launcher, the service accepts no
 // later answer, since it could belong to another request.
-func TestLateAnswerOfLauncher(t *testing.T) {
-	ends := testutil.UnixPair(t)
-	l := &launcher{c: ctl.Conn{UnixConn: ends[0]}}
+func TestLateHelpAnswerIsRefused(t *testing.T) {
+	ends := testutil.NewUnixPair(t)
+	l := &remoteHelper{c: ctl.Conn{UnixConn: ends[0]}}
 	go func() {
 		io.ReadFull(ends[1], make([]byte, 4))
 		ends[1].Write(binary.LittleEndian.AppendUint32(nil, ctl.MaxHelpAnswer+1))
@@ -171,7 +171,7 @@ func TestIdleClientsAreDisconnected(t *testing.T) {
 		s.firstMessage, s.restOfMessage = time.Second, time.Second
 	}
 	least, most := s.firstMessage/2, s.firstMessage+s.restOfMessage+5*time.Second
-	ends, silent := testutil.UnixPair(t), testutil.UnixPair(t)
+	ends, silent := testutil.NewUnixPair(t), testutil.NewUnixPair(t)
 	began := time.Now()
 	s.acceptor.admitPeer(silent[0], peer{uid: 4242})
 	ends[0].SetWriteBuffer(1)
@@ -200,9 +200,9 @@ func TestIdleClientsAreDisconnected(t *testing.T) {
 	}
 }
 
-// TestPeerProcessWithReusedPID tests that on Linux before 6.5 the process with the peer's process ID is accepted only
+// TestReusedPIDNeedsSameUser tests that on Linux before 6.5 the process with the peer's process ID is accepted only
 // if it belongs to the peer's user or to root.
-func TestPeerProcessWithReusedPID(t *testing.T) {
+func TestReusedPIDNeedsSameUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to act as another user")
 	}
@@ -214,7 +214,7 @@ func TestPeerProcessWithReusedPID(t *testing.T) {
 	defer child.Wait()
 	defer child.Kill()
 	for uid, ok := range map[int]bool{65533: true, 65532: false, 0: false} {
-		fd, err := (peer{pid: child.Pid, uid: uid}).openPidfdByNumber()
+		fd, err := (peer{pid: child.Pid, uid: uid}).openPidfdByPID()
 		if (err == nil) != ok || err != nil && !errors.Is(err, syscall.EPERM) {
 			t.Errorf("process of the peer of user %d: got %v, want success: %v", uid, err, ok)
 		}
@@ -224,16 +224,16 @@ func TestPeerProcessWithReusedPID(t *testing.T) {
 	}
 }
 
-// TestAnswerNeedsDescriptor tests that an answer without a descriptor is an error.
-func TestAnswerNeedsDescriptor(t *testing.T) {
-	ends := testutil.UnixPair(t)
+// TestHelpAnswerNeedsDescriptor tests that an answer without a descriptor is an error.
+func TestHelpAnswerNeedsDescriptor(t *testing.T) {
+	ends := testutil.NewUnixPair(t)
 	go func(c *net.UnixConn) {
 		var h ctl.HelpRequest
 		if _, err := (ctl.Conn{UnixConn: c}).Receive(&h, ctl.MessageLimits{Size: ctl.MaxRequest}); err == nil {
 			_ = ctl.Conn{UnixConn: c}.Send(&ctl.HelpAnswer{}, nil)
 		}
 	}(ends[1])
-	if f, err := (&launcher{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
+	if f, err := (&remoteHelper{c: ctl.Conn{UnixConn: ends[0]}}).OpenMem(1); err == nil ||
 		!strings.Contains(err.Error(), "without a descriptor") {
 		t.Errorf("launcher's answer without a descriptor: got %v, %v, want an error", f, err)
 	}
@@ -247,7 +247,7 @@ func TestAcceptResumesAfterErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	l, loc := listenShared(t)
+	l, loc := listenOnSharedSocket(t)
 	l.SetDeadline(time.Unix(0, 1)) // each accept fails
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()

@@ -61,7 +61,7 @@ func makeRunDir() (*runDir, error) {
 			return nil, fmt.Errorf("make the service's directory: %w; /dev/shm must be a memory file system with room in it",
 				err)
 		}
-		hold, err := openLocked(filepath.Join(path, runDirLock), unix.LOCK_SH|unix.LOCK_NB)
+		hold, err := openLockedFile(filepath.Join(path, runDirLock), unix.LOCK_SH|unix.LOCK_NB)
 		if err == nil {
 			return &runDir{path: path, hold: hold, root: root}, nil
 		}
@@ -106,7 +106,7 @@ func removeIfUnheldIn(root *os.Root, name string) {
 		return
 	}
 	defer dir.Close()
-	f, err := openLocked(procPath(dir, runDirLock), unix.LOCK_EX|unix.LOCK_NB)
+	f, err := openLockedFile(procPath(dir, runDirLock), unix.LOCK_EX|unix.LOCK_NB)
 	if err != nil {
 		return
 	}

@@ -100,8 +100,9 @@ func TestRemoveIfUnheld(t *testing.T) {
 	}
 }
 
-// TestSessionNameForm tests that a launcher accepts a session name from its service only in the form of that service.
-func TestSessionNameForm(t *testing.T) {
+// TestInvalidSessionNameIsRefused tests that a launcher accepts a session name from its service only in the form of
+// that service.
+func TestInvalidSessionNameIsRefused(t *testing.T) {
 	const good = "/dev/shm/verbena-7-123/run/4-56"
 	if got, err := checkSessionName(good, 7); err != nil || got != good {
 		t.Errorf("SessionName: got %q and error %v, want the name", got, err)

@@ -91,7 +91,7 @@ type Service struct {
 	remote     *remote.Server
 	files      sync.WaitGroup // counts the device files opened over the socket
 	quota      *quota.Ledger
-	requests   userCount // pending requests by user
+	requests   perUserCounter // pending requests by user
 	acceptor   acceptor
 	authority  *principal.Authority
 	rights     rights.Queues // descriptors in transit from users
@@ -105,8 +105,8 @@ type Service struct {
 	requestTimeout, closeTimeout, firstMessage, restOfMessage time.Duration
 
 	links       linkTable
-	programs    programs
-	connections connections
+	programs    attachedPrograms
+	connections controlConnections
 }
 
 // New makes the devices and the files that programs need to access them.
@@ -123,7 +123,7 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	s := &Service{opts: opts, log: slog.New(slog.DiscardHandler), core: &ib.Core{},
-		links:          linkTable{names: map[string]bool{}, recordings: map[*recording]struct{}{}},
+		links:          linkTable{names: map[string]bool{}, recordings: map[*packetRecording]struct{}{}},
 		requestTimeout: requestTimeout, closeTimeout: CloseTimeout, firstMessage: firstMessage, restOfMessage: restOfMessage}
 	s.programs.attached = map[*net.UnixConn]struct{}{}
 	if opts.Log != nil {
@@ -184,7 +184,7 @@ func New(opts Options) (_ *Service, err error) {
 	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
-		Uverbs: s.uverbs, CM: cm, Links: programLinks{&s.links}, Dir: s.dir.path, Node: opts.Node,
+		Uverbs: s.uverbs, CM: cm, Links: netlinkLinks{&s.links}, Dir: s.dir.path, Node: opts.Node,
 		AskHelper: opts.AskLaunchers, Quota: s.quota, Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights,
 		Kept: s.kept, Authority: s.authority, Log: s.log}); err != nil {
 		return nil, err

@@ -256,7 +256,7 @@ func (w *worker) findCaller() (*process, *umem.Process, error) {
 		return nil, nil, err
 	}
 	defer t.close()
-	p, s, err := w.processOfThread(t)
+	p, s, err := w.findOrOpenProcess(t)
 	if err == nil && w.desc != nil && p.user == w.desc.file.user {
 		w.desc.process.Store(p)
 	}
@@ -269,8 +269,8 @@ func (t *Session) addressSpaceOf(p *process) *umem.Process {
 	return p.space
 }
 
-// processOfThread returns the process of a thread and its address space. processOfThread opens them if necessary.
-func (w *worker) processOfThread(th *procThread) (*process, *umem.Process, error) {
+// findOrOpenProcess returns the process of a thread and its address space. findOrOpenProcess opens them if necessary.
+func (w *worker) findOrOpenProcess(th *procThread) (*process, *umem.Process, error) {
 	t := w.session
 	t.mu.Lock()
 	defer t.mu.Unlock()

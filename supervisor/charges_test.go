@@ -24,9 +24,9 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 		cfg.Quota, cfg.Doorbells = ledger,
 			DoorbellsNative
 	})
-	p, th := c.mustProcess(), c.lookUpWithoutProof()
+	p, th := c.mustProcess(), c.lookUpWithoutTrapCheck()
 	file, _ := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
-	open := func(n *node) func() (func(), error) {
+	open := func(n *deviceNode) func() (func(), error) {
 		make := newOpenFile
 		if n.cm {
 			make = newCMFile
@@ -54,8 +54,8 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 			s, err := c.w.openAddressSpaceLocked(th, p)
 			return func() { p.closeAddressSpace(s) }, err
 		}},
-		{"a device file, with its queue file", quota.Descriptors, openFileDescriptorCount + 1, open(verbsNode)},
-		{"native doorbells", quota.Descriptors, doorbellDescriptorCount, func() (func(), error) {
+		{"a device file, with its queue file", quota.Descriptors, descriptorsPerOpenFile + 1, open(verbsNode)},
+		{"native doorbells", quota.Descriptors, descriptorsPerNativeDoorbell, func() (func(), error) {
 			description, err := file.newNativeDoorbells()
 			return func() {
 				description.Close()
@@ -64,8 +64,8 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 			}, err
 		}},
 		{"a file of the connection manager", quota.Contexts, 1, open(cmNode)},
-		{"its pipe", quota.Descriptors, pipeDescriptorCount, open(cmNode)},
-		{"a netlink socket", quota.Descriptors, netlinkDescriptorCount, func() (func(), error) {
+		{"its pipe", quota.Descriptors, descriptorsPerPipe, open(cmNode)},
+		{"a netlink socket", quota.Descriptors, descriptorsPerNetlinkSocket, func() (func(), error) {
 			n, end, err := c.sup.newNetlinkSocket(p.user, netlinkOpener{}, false, 1)
 			return func() {
 				unix.Close(end)
@@ -134,14 +134,14 @@ func TestWorkersAreLimitedPerUser(t *testing.T) {
 				left, updated, left, user.Held(quota.Workers), 5-left)
 		}
 		started := uint64(0)
-		var receiveTokens tokens
+		var receiveTokens workerTokens
 		receiveTokens.init(func() { started++ }, user)
 		if receiveTokens.passToken(); started != 1+left || user.Held(quota.Workers) != 5 {
 			t.Errorf("%d workers left: got %d started workers, want %d", left, started, 1+left)
 		}
 	}
 	started := 0
-	var receiveTokens tokens
+	var receiveTokens workerTokens
 	receiveTokens.init(func() { started++ }, nil)
 	atomic.StoreUint32(&receiveTokens.free, 0)
 	for range 2 * maxWorkers {
@@ -157,7 +157,7 @@ func TestWorkersAreLimitedPerUser(t *testing.T) {
 // leaves no charge.
 func TestClosedSupervisorAcceptsNothing(t *testing.T) {
 	c := newTrappedCall(t, nil, withCM(t))
-	p, th := c.mustProcess(), c.lookUpWithoutProof()
+	p, th := c.mustProcess(), c.lookUpWithoutTrapCheck()
 	before := p.user.Held(quota.Descriptors)
 	filtered, listener := filteredThread(t)
 	defer filtered.end()

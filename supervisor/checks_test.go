@@ -57,9 +57,9 @@ func thisProcess(t *testing.T) *process {
 	return p
 }
 
-// TestRaiseLimit tests that raiseOpenFileLimit raises the limit of open files only for an existing process and only as
-// far as needed, and that the limit is restored.
-func TestRaiseLimit(t *testing.T) {
+// TestRaiseOpenFileLimit tests that raiseOpenFileLimit raises the limit of open files only for an existing process and
+// only as far as needed, and that the limit is restored.
+func TestRaiseOpenFileLimit(t *testing.T) {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
@@ -122,7 +122,7 @@ func TestRaiseLimit(t *testing.T) {
 
 // TestHelperIsOnlyForOwnUser tests that a session uses a helper only for programs of the service's own user.
 func TestHelperIsOnlyForOwnUser(t *testing.T) {
-	testutil.NeedRoot(t, "to start a process of another user")
+	testutil.SkipUnlessRoot(t, "to start a process of another user")
 	w := newFixture(t, func(c *SupervisorConfig) { c.AskHelper = true })
 	other := exec.Command("/bin/sleep", "60")
 	other.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -176,8 +176,8 @@ func TestDeniedAccessNamesYama(t *testing.T) {
 	}
 }
 
-// TestParseHardLimit tests that parseHardFileLimit reads the second column of the line about open files.
-func TestParseHardLimit(t *testing.T) {
+// TestParseHardFileLimit tests that parseHardFileLimit reads the second column of the line about open files.
+func TestParseHardFileLimit(t *testing.T) {
 	const none = "read the limit of open files: /proc/PID/limits does not contain it"
 	for _, tt := range []struct {
 		text string
@@ -237,8 +237,8 @@ func TestAllowAccessChecksPidfd(t *testing.T) {
 	}
 }
 
-// TestFilesOfTwoFileSystemsDiffer tests that files of two file systems differ, even with equal inode numbers.
-func TestFilesOfTwoFileSystemsDiffer(t *testing.T) {
+// TestInodesOfTwoFileSystemsDiffer tests that files of two file systems differ, even with equal inode numbers.
+func TestInodesOfTwoFileSystemsDiffer(t *testing.T) {
 	roots := []string{"/proc", "/sys", "/dev/shm", "/dev/pts", "/dev/mqueue", "/run", "/tmp"}
 	compared := 0
 	for _, a := range roots {
@@ -389,7 +389,7 @@ func TestFstatOfRemovedDeviceFails(t *testing.T) {
 		if tt.name == "closed queues" {
 			m.Close()
 		}
-		f := &openFile{node: node{device: "gone"}, memory: tt.memory}
+		f := &openFile{node: deviceNode{device: "gone"}, memory: tt.memory}
 		v := w.withDeviceInfo(f, func(int, fileInfo) callResult { return callResult{} })
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
@@ -494,7 +494,7 @@ func TestDoorbellPassesToken(t *testing.T) {
 
 // TestTokenIsSharedAfterChanges tests that the receive token is shared from the third change of callers on.
 func TestTokenIsSharedAfterChanges(t *testing.T) {
-	var receiveTokens tokens
+	var receiveTokens workerTokens
 	for i, want := range []bool{false, false, true, true} {
 		receiveTokens.recordCaller(uint32(i + 1))
 		if got := receiveTokens.isShared(); got != want {

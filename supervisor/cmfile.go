@@ -55,8 +55,8 @@ type cmPipe struct {
 	over bool          // close was called
 }
 
-// pipeDescriptorCount is the number of descriptors charged for a pipe while a program has its other end.
-const pipeDescriptorCount = 2
+// descriptorsPerPipe is the number of descriptors charged for a pipe while a program has its other end.
+const descriptorsPerPipe = 2
 
 // pipeTimeout limits the time that a call waits for another thread to update the pipe.
 const pipeTimeout = 100 * time.Millisecond
@@ -138,7 +138,7 @@ func setPipe(fd int, full bool) bool {
 		return true
 	}
 	// Only the program keeps a descriptor of the reading end, so the service can detect its close.
-	other, err := reopen.OnCallingThread(fd, unix.O_RDONLY|unix.O_NONBLOCK)
+	other, err := reopen.FileOnCallingThread(fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return false
 	}
@@ -163,7 +163,7 @@ func (p *cmPipe) close() {
 	p.mu.Unlock()
 	if now {
 		p.end.Close()
-		p.kept.Keep(p.note, func() { p.user.Release(quota.Descriptors, pipeDescriptorCount) })
+		p.kept.Keep(p.note, func() { p.user.Release(quota.Descriptors, descriptorsPerPipe) })
 	}
 }
 
@@ -194,8 +194,8 @@ func (f *openFile) noteLastClose() {
 	f.abandon()
 }
 
-// waitCountOf returns the number of a user's calls that wait for events.
-func (s *Supervisor) waitCountOf(u *quota.User) *atomic.Int64 {
+// getOrAddWaitCount returns the number of a user's calls that wait for events.
+func (s *Supervisor) getOrAddWaitCount(u *quota.User) *atomic.Int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := s.waits[u]
@@ -220,19 +220,19 @@ func (f cmFile) Ioctl(uverbs.Caller, uint32, uint64) error {
 func (f cmFile) FailDevice(error) {}
 
 // newCMFile opens the file for a process. Like newOpenFile, newCMFile also returns the description for the program.
-func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
+func newCMFile(t *Session, n *deviceNode, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	f := &openFile{sup: t.sup, session: t, node: *n, user: p.user, pid: p.id.pid, access: how & unix.O_ACCMODE,
 		ended: make(chan struct{})}
 	if err := f.user.Charge(quota.Contexts, 1); err != nil {
 		return nil, nil, err
 	}
-	if err := f.user.Charge(quota.Descriptors, pipeDescriptorCount); err != nil {
+	if err := f.user.Charge(quota.Descriptors, descriptorsPerPipe); err != nil {
 		f.user.Release(quota.Contexts, 1)
 		return nil, nil, err
 	}
 	fail := func(err error) (*openFile, *os.File, error) {
 		if f.pipe == nil {
-			f.user.Release(quota.Descriptors, pipeDescriptorCount)
+			f.user.Release(quota.Descriptors, descriptorsPerPipe)
 		}
 		f.user.Release(quota.Contexts, 1)
 		return nil, nil, fmt.Errorf("open %s: %w", cmDevice, err)
@@ -252,7 +252,7 @@ func newCMFile(t *Session, n *node, p *opener, how int) (_ *openFile, descriptio
 		return fail(err)
 	}
 	f.inode = inode{st.Dev, st.Ino}
-	f.waits.left, f.waits.user = make(chan struct{}), t.sup.waitCountOf(p.user)
+	f.waits.left, f.waits.user = make(chan struct{}), t.sup.getOrAddWaitCount(p.user)
 	f.pipe = &cmPipe{end: os.NewFile(uintptr(writer), cmDevice), fd: writer, user: p.user, kept: keep, note: note}
 	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.isAlive,
 		Ready: f.pipe.setReady})
@@ -555,9 +555,9 @@ func (d *deferredGetEvent) tryGetEvent() bool {
 
 // sendAnswer answers the call, and reports whether the thread has received the answer.
 func (d *deferredGetEvent) sendAnswer(v callResult) bool {
-	r := response{id: d.n.id, val: v.val}
+	r := notificationResponse{id: d.n.id, val: v.val}
 	if v.err != nil {
-		r = response{id: d.n.id, errno: -int32(errnoOf(v.err))}
+		r = notificationResponse{id: d.n.id, errno: -int32(errnoOf(v.err))}
 	}
 	if t := d.caller.trace; t != nil {
 		d.session.info.Trace(fmt.Sprintf("%d write(%d<%s>, %s, %d) = %s <%.6f>", d.n.tid, int32(d.n.args[0]), cmDevice,

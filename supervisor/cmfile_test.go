@@ -73,16 +73,16 @@ func TestEventWakesEdgeTriggeredPoll(t *testing.T) {
 // chargePipe charges a pipe to a user.
 func chargePipe(t *testing.T, u *quota.User) *quota.User {
 	t.Helper()
-	if err := u.Charge(quota.Descriptors, pipeDescriptorCount); err != nil {
+	if err := u.Charge(quota.Descriptors, descriptorsPerPipe); err != nil {
 		t.Fatal(err)
 	}
 	return u
 }
 
-// TestEventTakenDuringPipeWrite takes an event while the thread that wrote the event's byte to the pipe has not
+// TestTakenEventLeavesPipeEmpty takes an event while the thread that wrote the event's byte to the pipe has not
 // returned yet. The supervisor must answer the call that takes the event after the byte was removed. Otherwise a
 // program that polls meanwhile would wait for an event that does not exist. (rsockets closes a socket in this way.)
-func TestEventTakenDuringPipeWrite(t *testing.T) {
+func TestTakenEventLeavesPipeEmpty(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		t.Fatal(err)

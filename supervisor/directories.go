@@ -33,11 +33,11 @@ type baseDirectories struct {
 // virtualChild is a virtual entry of a directory of the file system.
 type virtualChild struct {
 	name  string
-	entry *entry
+	entry *treeEntry
 }
 
 // findBaseDirectories returns the places for a set of entries.
-func (t *tree) findBaseDirectories(all entries) *baseDirectories {
+func (t *tree) findBaseDirectories(all treeEntries) *baseDirectories {
 	p := &baseDirectories{
 		inside: make(map[inode]string), above: make(map[inode]string), names: make(map[string][]virtualChild),
 	}
@@ -203,32 +203,32 @@ func (w *worker) installDirectory(fd int, flags uint64) callResult {
 // installDirectoryFrom gives the program such a descriptor at a number that the filter traps, from least on. If the
 // limit of the program may not be raised, installDirectoryFrom uses any number.
 func (w *worker) installDirectoryFrom(th *procThread, fd int, least uint32, flags uint64) callResult {
-	number, err := w.installAtTrappedNumber(th, nil, fd, least, flags)
+	number, err := w.installAtTrappedFD(th, nil, fd, least, flags)
 	if err == unix.EBADF { // the soft limit of open files is too low
-		if p, _, perr := w.processOfThread(th); perr == nil {
-			number, err = w.installAtTrappedNumber(th, p, fd, least, flags)
+		if p, _, perr := w.findOrOpenProcess(th); perr == nil {
+			number, err = w.installAtTrappedFD(th, p, fd, least, flags)
 		}
 	}
 	switch {
 	case err == nil:
 		return callResult{val: int64(number)}
 	case err == unix.EBADF && least == 0:
-		return w.installAnswer(fd, flags)
+		return w.installAndAnswer(fd, flags)
 	case err == unix.EBADF:
 		return callResult{fate: fateContinued}
 	}
 	return failWith(err)
 }
 
-// installAtTrappedNumber installs a descriptor at a number that the filter traps, from least on. If p is not nil,
-// installAtTrappedNumber raises the limit of open files if necessary. installAtTrappedNumber returns EBADF if the limit
+// installAtTrappedFD installs a descriptor at a number that the filter traps, from least on. If p is not nil,
+// installAtTrappedFD raises the limit of open files if necessary. installAtTrappedFD returns EBADF if the limit
 // is too low.
-func (w *worker) installAtTrappedNumber(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32,
+func (w *worker) installAtTrappedFD(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32,
 	error) {
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
-	number := t.numbers.chooseNumber(th, least, false)
+	number := t.numbers.chooseFD(th, least, false)
 	if p != nil {
 		restore, err := w.raiseOpenFileLimit(p, uint64(number)+1)
 		if err != nil {
@@ -236,7 +236,7 @@ func (w *worker) installAtTrappedNumber(th *procThread, p *process, fd int, leas
 		}
 		defer restore()
 	}
-	return number, w.installAtNumberLocked(fd, number, flags)
+	return number, w.installAtFDLocked(fd, number, flags)
 }
 
 // answerFchdir answers fchdir(2), which afterwards continues in the kernel.
@@ -305,7 +305,7 @@ func (w *worker) answerGetdents() callResult {
 	if at, err := unix.Seek(copied, 0, unix.SEEK_CUR); err != nil || at != 0 {
 		return through
 	}
-	records := w.session.tree.virtualRecords(copied, path)
+	records := w.session.tree.virtualDirents(copied, path)
 	room := int(min(uint64(uint32(w.n.args[2])), maxListing)) - len(records)
 	if room < maxRecord {
 		return through
@@ -315,7 +315,7 @@ func (w *worker) answerGetdents() callResult {
 	if err != nil {
 		return failWith(err)
 	}
-	listing := mergeRecords(buf[:n], records)
+	listing := mergeDirents(buf[:n], records)
 	if err := w.writeToCaller(w.n.args[1], listing); err != nil {
 		_, _ = unix.Seek(copied, 0, unix.SEEK_SET) // the caller has received no entry
 		return failWith(err)
@@ -329,9 +329,9 @@ func directoryInodeOf(fd int) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
-// virtualRecords returns the virtual entries of a directory of the file system, without names that exist in the file
+// virtualDirents returns the virtual entries of a directory of the file system, without names that exist in the file
 // system.
-func (t *tree) virtualRecords(dir int, path string) (b []byte) {
+func (t *tree) virtualDirents(dir int, path string) (b []byte) {
 	for _, c := range t.places.Load().names[path] {
 		var st unix.Stat_t
 		if unix.Fstatat(dir, c.name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil ||
@@ -358,10 +358,10 @@ func (t *tree) virtualRecords(dir int, path string) (b []byte) {
 	return b
 }
 
-// mergeRecords returns the records "." and "..", then the virtual records, then all others. A program that walks a
+// mergeDirents returns the records "." and "..", then the virtual records, then all others. A program that walks a
 // tree therefore enters the virtual directories while it still has the descriptor of the listing. A program that
 // seeks to a virtual record continues after "..".
-func mergeRecords(kernel, records []byte) []byte {
+func mergeDirents(kernel, records []byte) []byte {
 	var off uint64
 	at := 0
 	for b := kernel; len(b) > recordHeader && b[recordHeader] == '.'; b = kernel[at:] {

@@ -61,13 +61,13 @@ func (w *worker) answerDup(c call) callResult {
 		if directory {
 			return w.installDirectoryFrom(th, copied, least, flags)
 		}
-		number, err := w.installAtFirstFree(th, copied, least, flags)
+		number, err := w.installAtLowestFreeFD(th, copied, least, flags)
 		if err == unix.EBADF { // the limit of open files is too low
 			return through
 		}
 		return callResult{val: int64(number), err: err}
 	}
-	p, _, err := w.processOfThread(th)
+	p, _, err := w.findOrOpenProcess(th)
 	if err != nil {
 		return failWith(err)
 	}
@@ -138,7 +138,7 @@ func (w *worker) duplicateDeviceDescriptor(th *procThread, p *process, fd int32,
 		how = unix.O_RDONLY
 	}
 	if f.cm != nil { // the read end of a pipe of the service, for events of rdma_cm
-		how, open = unix.O_RDONLY, reopen.OnCallingThread
+		how, open = unix.O_RDONLY, reopen.FileOnCallingThread
 	}
 	return w.reopenFile(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
 }
@@ -209,7 +209,7 @@ func (w *worker) answerDupTo(c call) callResult {
 	defer unix.Close(copied)
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
-	if err := w.installAtNumberLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
+	if err := w.installAtFDLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
 		return through // the limit of open files, or a descriptor opened with O_PATH, which the kernel does not install
 	} else if err != nil {
 		return failWith(err)

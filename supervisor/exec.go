@@ -90,9 +90,9 @@ func (e *execThreads) add(tid uint32) {
 	e.tids[tid] = struct{}{}
 }
 
-// noteCall records that the thread of a worker's call is not executing a program, because it is making a call. If that
-// thread was killed, its thread ID may belong to another thread, and noteCall does nothing.
-func (e *execThreads) noteCall(w *worker) {
+// recordCallOfThread records that the thread of a worker's call is not executing a program, because it is making a
+// call. If that thread was killed, its thread ID may belong to another thread, and recordCallOfThread does nothing.
+func (e *execThreads) recordCallOfThread(w *worker) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, there := e.tids[w.n.tid]; there && w.checkTrapped() == nil {

@@ -70,12 +70,12 @@ func newFakeServer() *fakeServer {
 func (s *fakeServer) plug(name string, minor int, ibName string) {
 	d := device{name: name, minor: minor, ib: ib.NewDevice(ibName, s.driver, nil).Device(), counters: fakeCounters{},
 		driverABI: 2, identity: new(int)}
-	s.change(func() { s.devs = append(s.devs, d) })
+	s.changeDevices(func() { s.devs = append(s.devs, d) })
 }
 
-func (s *fakeServer) unplug() { s.change(func() { s.devs = s.devs[:len(s.devs)-1] }) }
+func (s *fakeServer) unplug() { s.changeDevices(func() { s.devs = s.devs[:len(s.devs)-1] }) }
 
-func (s *fakeServer) change(f func()) {
+func (s *fakeServer) changeDevices(f func()) {
 	s.mu.Lock()
 	f()
 	fs := s.changed
@@ -267,7 +267,7 @@ func (f *fakeFile) HasNewRequests() bool { return true }
 
 // RingPosted reads the number of posts from the third word of the region. RingPosted stores the number that it has
 // seen in the second word.
-func (f *fakeFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (found bool, err error) {
+func (f *fakeFile) RingPosted(ib.Staller, *uverbs.RingScan, bool) (found bool, err error) {
 	f.ringing.Lock()
 	defer f.ringing.Unlock()
 	if f.isClosed() {

@@ -32,7 +32,7 @@ func Features() ([]Feature, error) {
 	var err error
 	here := map[string]bool{
 		"pidfd_getfd": canCopyDescriptors(), "SO_PEERPIDFD": hasPeerPidfd(), "PROCMAP_QUERY": umem.QueriesMappings(),
-		"short slices": sched.SupportsSlices(),
+		"short slices": sched.SupportsTimeSlices(),
 		"Landlock":     confine.HasLandlock(), "SO_PASSRIGHTS": canRefuseRights(),
 	}
 	t.do(func() { err = probeListener(here) })

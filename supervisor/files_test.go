@@ -46,7 +46,7 @@ func TestClosingFileRefusesCalls(t *testing.T) {
 // opens the device.
 func TestOpenForAnotherUser(t *testing.T) {
 	c := newTrappedCall(t, nil)
-	id := *c.lookUpWithoutProof().id
+	id := *c.lookUpWithoutTrapCheck().id
 	id.uids.fs = 1
 	f, description, err := newOpenFile(c.s, verbsNode, &opener{process: &process{}, session: c.s, id: &id}, unix.O_RDWR)
 	if err != nil {
@@ -64,9 +64,9 @@ func TestOpenForAnotherUser(t *testing.T) {
 	}
 }
 
-// TestDescriptorOfAnotherUser tests that the process of a thread is cached with a descriptor only if the process
+// TestOtherUsersProcessIsNotCached tests that the process of a thread is cached with a descriptor only if the process
 // exists and belongs to the user who opened the file.
-func TestDescriptorOfAnotherUser(t *testing.T) {
+func TestOtherUsersProcessIsNotCached(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	p := c.mustProcess()
 	ended := endedProcess(t)

@@ -295,7 +295,7 @@ const (
 //	arch is another one        -> allow
 //	nr is not of a call        -> allow
 //	the condition's block      -> trap if it holds, else allow
-func (a *architecture) makeFilter(n numberSet) []unix.SockFilter {
+func (a *architecture) makeFilter(n commandFDSet) []unix.SockFilter {
 	const (
 		ld   = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS
 		jeq  = unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K

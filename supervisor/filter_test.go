@@ -58,7 +58,7 @@ func filterVerdict(t *testing.T, filter []unix.SockFilter, arch, nr uint32, args
 
 // TestFilterOfNativeDoorbells tests that for native numbers, write(2) is not trapped and all other calls are.
 func TestFilterOfNativeDoorbells(t *testing.T) {
-	n := numbersForHardLimit(1 << 20)
+	n := commandFDsForHardLimit(1 << 20)
 	first, end := n.native.first, n.native.end
 	for name, arch := range architectures {
 		prog := arch.makeFilter(n)
@@ -84,7 +84,7 @@ func TestFilterOfNativeDoorbells(t *testing.T) {
 }
 
 func TestFilterVerdicts(t *testing.T) {
-	n := numberSet{low: numberRange{700, 900}, native: numberRange{800, 900}, high: 1000}
+	n := commandFDSet{low: fdRange{700, 900}, native: fdRange{800, 900}, high: 1000}
 	const low, native, lowEnd, first = 700, 800, 900, 1000
 	const cwd = uint64(1<<64 - 100) // AT_FDCWD as an int, sign-extended to a register
 	const cwd32 = uint64(1<<32 - 100)
@@ -352,23 +352,23 @@ func parseConstants(t *testing.T, file string) map[string]uint32 {
 	return m
 }
 
-func TestNumbersForHardLimit(t *testing.T) {
+func TestCommandFDsForHardLimit(t *testing.T) {
 	for _, tt := range []struct {
 		hard uint64
-		want numberSet
+		want commandFDSet
 	}{
-		{256, numberSet{numberRange{192, 256}, numberRange{256, 256}, 192}},
-		{1024, numberSet{numberRange{768, 1024}, numberRange{1024, 1024}, 768}},
-		{1100, numberSet{numberRange{768, 1024}, numberRange{1024, 1024}, 1024}},
-		{2048, numberSet{numberRange{768, 1024}, numberRange{1024, 1024}, 1536}},
-		{4096, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 3072}},
-		{20000, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 15000}},
-		{32767, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 24573}},
-		{32768, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
-		{1 << 20, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
-		{math.MaxUint64, numberSet{numberRange{768, 1024}, numberRange{960, 1024}, 16384}},
+		{256, commandFDSet{fdRange{192, 256}, fdRange{256, 256}, 192}},
+		{1024, commandFDSet{fdRange{768, 1024}, fdRange{1024, 1024}, 768}},
+		{1100, commandFDSet{fdRange{768, 1024}, fdRange{1024, 1024}, 1024}},
+		{2048, commandFDSet{fdRange{768, 1024}, fdRange{1024, 1024}, 1536}},
+		{4096, commandFDSet{fdRange{768, 1024}, fdRange{960, 1024}, 3072}},
+		{20000, commandFDSet{fdRange{768, 1024}, fdRange{960, 1024}, 15000}},
+		{32767, commandFDSet{fdRange{768, 1024}, fdRange{960, 1024}, 24573}},
+		{32768, commandFDSet{fdRange{768, 1024}, fdRange{960, 1024}, 16384}},
+		{1 << 20, commandFDSet{fdRange{768, 1024}, fdRange{960, 1024}, 16384}},
+		{math.MaxUint64, commandFDSet{fdRange{768, 1024}, fdRange{960, 1024}, 16384}},
 	} {
-		got := numbersForHardLimit(tt.hard)
+		got := commandFDsForHardLimit(tt.hard)
 		if got != tt.want {
 			t.Errorf("numbers for a limit of %d: got %v, want %v", tt.hard, got, tt.want)
 		}

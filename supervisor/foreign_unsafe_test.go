@@ -15,8 +15,8 @@ import (
 )
 
 func init() {
-	programs["gives"] = programPassDevice
-	programs["given"] = programInheritDevice
+	testPrograms["gives"] = programPassDevice
+	testPrograms["given"] = programInheritDevice
 }
 
 // programPassDevice opens the device, and passes it to a process of another user and to a process of its own user.
@@ -51,7 +51,7 @@ func programInheritDevice(args []string) {
 // TestFileOfAnotherUserIsRefused tests that commands on a device file opened by another user are refused, both by
 // ioctl(2) and by write(2).
 func TestFileOfAnotherUserIsRefused(t *testing.T) {
-	testutil.NeedRoot(t, "to act as several users")
+	testutil.SkipUnlessRoot(t, "to act as several users")
 	w := newFixture(t, func(c *SupervisorConfig) { c.Quota = quota.New(quota.Limits{}) })
 	own := w.mustRunSelf("gives", "0", "65533")
 	const want = "user 0: ioctl errno 0, write <nil>\nuser 65533: ioctl permission denied, write permission denied"

@@ -120,7 +120,7 @@ const (
 func (g *guardian) continueCalls(from, to uint64) {
 	id := g.id.Load() - 1
 	for i := from; i < to; i++ {
-		_ = sendResponse(g.source.listener, &response{id: id - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
+		_ = sendResponse(g.source.listener, &notificationResponse{id: id - i, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
 	}
 }
 
@@ -142,7 +142,7 @@ func (g *guardian) serve() {
 		if n.tid == g.tid {
 			g.id.Store(n.id)
 		}
-		r := response{id: n.id}
+		r := notificationResponse{id: n.id}
 		if g.isVerbs(&n) {
 			r.errno = -int32(unix.EIO)
 		} else {

@@ -28,7 +28,7 @@ func TestProgramsWithHelper(t *testing.T) {
 		{"LastClose", TestLastClose, false},
 		{"KilledProgramLeavesNothing", TestKilledProgramLeavesNothing, false},
 		{"KilledInACommand", TestKilledInACommand, true},
-		{"Orphan", testOrphan, true},
+		{"Orphan", testOrphanAccess, true},
 		{"NoDescriptorIsLeftOver", TestNoDescriptorIsLeftOver, false},
 	} {
 		if testing.Short() && !c.short {
@@ -38,8 +38,8 @@ func TestProgramsWithHelper(t *testing.T) {
 	}
 }
 
-// testOrphan tests that the Helper can access a process after the end of its parent.
-func testOrphan(t *testing.T) {
+// testOrphanAccess tests that the Helper can access a process after the end of its parent.
+func testOrphanAccess(t *testing.T) {
 	w := newFixture(t)
 	code, out := w.runShell(`(setsid sh -c 'sleep 0.3; cat /sys/class/infiniband_verbs/abi_version' &)
 		sleep 1`)

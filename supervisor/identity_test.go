@@ -32,8 +32,8 @@ func endedProcess(t *testing.T) *process {
 	return &process{pid: os.Getpid(), pidfd: pidfd, conn: conn}
 }
 
-// TestEndedProcessIsNotConfused tests that an ended process is not confused with the process that now has its ID.
-func TestEndedProcessIsNotConfused(t *testing.T) {
+// TestReusedPIDIsOtherProcess tests that an ended process is not confused with the process that now has its ID.
+func TestReusedPIDIsOtherProcess(t *testing.T) {
 	p := endedProcess(t)
 	if p.isAlive() {
 		t.Error("alive of an ended process: got true, want false")
@@ -46,9 +46,9 @@ func TestEndedProcessIsNotConfused(t *testing.T) {
 	}
 }
 
-// TestRaiseLimitOfReusedPID tests that raiseOpenFileLimit does not raise the limit of open files of a process that
+// TestReusedPIDLimitIsNotRaised tests that raiseOpenFileLimit does not raise the limit of open files of a process that
 // merely has the caller's process ID.
-func TestRaiseLimitOfReusedPID(t *testing.T) {
+func TestReusedPIDLimitIsNotRaised(t *testing.T) {
 	var before, after unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
@@ -69,10 +69,10 @@ func TestRaiseLimitOfReusedPID(t *testing.T) {
 	restore()
 }
 
-// TestCapabilitiesOfUserNamespace tests that capabilities that a process has in its own user namespace do not
+// TestUserNamespaceCapabilitiesAreIgnored tests that capabilities that a process has in its own user namespace do not
 // count.
-func TestCapabilitiesOfUserNamespace(t *testing.T) {
-	testutil.NeedRoot(t, "to have capabilities outside of a user namespace")
+func TestUserNamespaceCapabilitiesAreIgnored(t *testing.T) {
+	testutil.SkipUnlessRoot(t, "to have capabilities outside of a user namespace")
 	start := func(flags uintptr) *identity {
 		t.Helper()
 		c := exec.Command("/bin/sleep", "60")
@@ -120,9 +120,9 @@ func TestOverflowUserOwnsNothing(t *testing.T) {
 	}
 }
 
-// TestAttachOfEndedLauncher tests that an ended launcher cannot attach a program, because its process ID may have
+// TestEndedLauncherCannotAttach tests that an ended launcher cannot attach a program, because its process ID may have
 // been reused.
-func TestAttachOfEndedLauncher(t *testing.T) {
+func TestEndedLauncherCannotAttach(t *testing.T) {
 	w := newFixture(t)
 	th, listener := filteredThread(t)
 	defer th.end()
@@ -159,7 +159,7 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 		n := &netlinkSocket{sup: s, user: ledger.User(uid), inode: inode{1, next}}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return n, s.countNetlink(n)
+		return n, s.countNetlinkSocket(n)
 	}
 	var last *netlinkSocket
 	for i := range maxNetlinkSockets {
@@ -174,7 +174,7 @@ func TestNetlinkSocketsAreBounded(t *testing.T) {
 	if _, err := enter(2); err != nil {
 		t.Errorf("socket of another user: got %v, want success", err)
 	}
-	s.uncountNetlink(last)
+	s.uncountNetlinkSocket(last)
 	if _, err := enter(1); err != nil {
 		t.Errorf("socket after the close of another: got %v, want success", err)
 	}
@@ -208,10 +208,10 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// TestMemoryByHelperIsBound tests that the supervisor never uses a process ID to access memory that
+// TestHelperMemoryIsNotAccessedByPID tests that the supervisor never uses a process ID to access memory that
 // the launcher has opened.
 // The service itself may not access the process, and the process ID may be reused.
-func TestMemoryByHelperIsBound(t *testing.T) {
+func TestHelperMemoryIsNotAccessedByPID(t *testing.T) {
 	defer func() { askHelper = false }()
 	askHelper = true
 	w := newFixture(t)

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// installUnreadable gives the program a descriptor on which read(2) fails with EINVAL. The descriptor is a pidfd of
+// installUnreadableFD gives the program a descriptor on which read(2) fails with EINVAL. The descriptor is a pidfd of
 // the program, which holds no resource that the kernel charges to the service.
-func (w *worker) installUnreadable(flags uint64) callResult {
+func (w *worker) installUnreadableFD(flags uint64) callResult {
 	th, err := w.lookUpThread()
 	if err != nil {
 		return failWith(err)
@@ -19,11 +19,11 @@ func (w *worker) installUnreadable(flags uint64) callResult {
 		return failWith(w.preferErrCallerGone(err))
 	}
 	defer unix.Close(fd)
-	return w.installAnswer(fd, flags)
+	return w.installAndAnswer(fd, flags)
 }
 
-// installAnswer gives the program a duplicate of a descriptor, with its number as the call's answer.
-func (w *worker) installAnswer(fd int, flags uint64) callResult {
+// installAndAnswer gives the program a duplicate of a descriptor, with its number as the call's answer.
+func (w *worker) installAndAnswer(fd int, flags uint64) callResult {
 	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd),
 		newFlags: uint32(flags & unix.O_CLOEXEC)}
 	n, err := sendAddFD(w.session.fd, &a)
@@ -48,14 +48,14 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	t := w.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
-	number := t.numbers.chooseNumber(th, least, rings)
+	number := t.numbers.chooseFD(th, least, rings)
 	// The number must be below the soft limit only during the install.
 	restore, err := w.raiseOpenFileLimit(p, uint64(number)+1)
 	if err != nil {
 		return -1, err
 	}
 	defer restore()
-	if err = w.installAtNumberLocked(fd, number, flags); err == unix.EBADF {
+	if err = w.installAtFDLocked(fd, number, flags); err == unix.EBADF {
 		t.log.Warn("the limit of open files (ulimit -n) is too low, and the service may not raise it", "pid", p.pid, "needs",
 			number+1)
 		err = syscall.EMFILE
@@ -63,19 +63,19 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 	return int(number), err
 }
 
-// installAtFirstFree installs any file at the first free number from least on, within the limit of the program.
-func (w *worker) installAtFirstFree(th *procThread, fd int, least uint32, flags uint64) (int, error) {
+// installAtLowestFreeFD installs any file at the first free number from least on, within the limit of the program.
+func (w *worker) installAtLowestFreeFD(th *procThread, fd int, least uint32, flags uint64) (int, error) {
 	w.session.opening.Lock()
 	defer w.session.opening.Unlock()
 	number := least
 	for th.hasDescriptor(number) {
 		number++
 	}
-	return int(number), w.installAtNumberLocked(fd, number, flags)
+	return int(number), w.installAtFDLocked(fd, number, flags)
 }
 
-// installAtNumberLocked installs a duplicate of a descriptor at a number. The caller holds Session.opening.
-func (w *worker) installAtNumberLocked(fd int, number uint32, flags uint64) error {
+// installAtFDLocked installs a duplicate of a descriptor at a number. The caller holds Session.opening.
+func (w *worker) installAtFDLocked(fd int, number uint32, flags uint64) error {
 	t := w.session
 	t.dropCachedFiles(number, number)
 	w.pauseForTest("addfd")

@@ -94,7 +94,7 @@ func Start(l *Launch) (_ *Program, err error) {
 	// may make a trapped call therefore run on other threads. The filter does not trap the calls of the filtered
 	// thread before the exec.
 	var fd int
-	p.thread.do(func() { fd, err = installFilter(arch.makeFilter(numbersForHardLimit(limit))) })
+	p.thread.do(func() { fd, err = installFilter(arch.makeFilter(commandFDsForHardLimit(limit))) })
 	if err != nil {
 		return nil, err
 	}
@@ -142,7 +142,7 @@ func Start(l *Launch) (_ *Program, err error) {
 // magic number as a shell script. outcome returns a later error, and must be called on another thread.
 func forkExec(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	if l.Tracer != nil {
-		if pid, outcome, err = l.Tracer.startTraced(l, attr); err == nil {
+		if pid, outcome, err = l.Tracer.startTracedProgram(l, attr); err == nil {
 			return pid, outcome, nil
 		}
 	}

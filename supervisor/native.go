@@ -41,15 +41,15 @@ const (
 // minProcessors is the minimum number of processors at which DoorbellsAuto selects native doorbells.
 const minProcessors = 3
 
-// nativeFiles counts the device files with native doorbells.
-type nativeFiles struct {
+// nativeFileCounter counts the device files with native doorbells.
+type nativeFileCounter struct {
 	mu    sync.Mutex
 	all   int
 	users map[*quota.User]int
 }
 
 // countFile counts another file, and returns false if there are too few processors. give ends the count of a file.
-func (n *nativeFiles) countFile(u *quota.User, how Doorbells, processors int) bool {
+func (n *nativeFileCounter) countFile(u *quota.User, how Doorbells, processors int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	threads := len(n.users)
@@ -64,7 +64,7 @@ func (n *nativeFiles) countFile(u *quota.User, how Doorbells, processors int) bo
 	return true
 }
 
-func (n *nativeFiles) uncountFile(u *quota.User) {
+func (n *nativeFileCounter) uncountFile(u *quota.User) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.all--
@@ -79,9 +79,9 @@ type nativeDoorbells struct {
 	polled  *poller.PolledSource // nil if no thread polls the queues
 }
 
-// doorbellDescriptorCount is the number of descriptors charged for native doorbells: a descriptor of the queue file,
-// and a second watch.
-const doorbellDescriptorCount = 2
+// descriptorsPerNativeDoorbell is the number of descriptors charged for native doorbells: a descriptor of the queue
+// file, and a second watch.
+const descriptorsPerNativeDoorbell = 2
 
 // mayRingNatively reports whether the caller's doorbells can be native. The conditions are:
 //
@@ -96,7 +96,7 @@ func (w *worker) mayRingNatively(th *procThread, space *umem.Process, flags uint
 		t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return false
 	}
-	return th.writesOnlyDoorbells() && th.limitsAllow(uint64(native.end)) && native.contains(t.numbers.chooseNumber(th,
+	return th.usesWriteForDoorbellsOnly() && th.limitsAllow(uint64(native.end)) && native.contains(t.numbers.chooseFD(th,
 		0, true))
 }
 
@@ -140,9 +140,9 @@ func limitsAllow(limits io.Reader, files uint64) bool {
 // firstIoctlVersion is the first version of rdma-core that sends no command by write(2).
 const firstIoctlVersion = 34
 
-// writesOnlyDoorbells reports whether the thread's program has exactly one libibverbs, in a version that sends
+// usesWriteForDoorbellsOnly reports whether the thread's program has exactly one libibverbs, in a version that sends
 // commands only by ioctl(2).
-func (t *procThread) writesOnlyDoorbells() bool {
+func (t *procThread) usesWriteForDoorbellsOnly() bool {
 	f, err := openAt(t.dir, "maps", unix.O_RDONLY)
 	if err != nil {
 		return false
@@ -180,13 +180,13 @@ func (f *openFile) newNativeDoorbells() (description *os.File, err error) {
 	if !s.natives.countFile(f.user, s.cfg.Doorbells, sched.Processors()) {
 		return nil, nil
 	}
-	if err = f.user.Charge(quota.Descriptors, doorbellDescriptorCount); err == nil {
+	if err = f.user.Charge(quota.Descriptors, descriptorsPerNativeDoorbell); err == nil {
 		b := &nativeDoorbells{}
 		if description, b.scratch, err = f.memory.OpenScratch(); err == nil {
 			f.native = b
 			return description, nil
 		}
-		f.user.Release(quota.Descriptors, doorbellDescriptorCount)
+		f.user.Release(quota.Descriptors, descriptorsPerNativeDoorbell)
 	}
 	s.natives.uncountFile(f.user)
 	return nil, err
@@ -221,7 +221,7 @@ func (f *openFile) stopPolling() {
 func (f *openFile) closeNativeDoorbells() {
 	if f.native != nil {
 		f.native.scratch.Close()
-		f.user.Release(quota.Descriptors, doorbellDescriptorCount)
+		f.user.Release(quota.Descriptors, descriptorsPerNativeDoorbell)
 		f.sup.natives.uncountFile(f.user)
 	}
 }

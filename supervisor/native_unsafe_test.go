@@ -32,41 +32,41 @@ func mapAsLibrary(dir, name string) {
 
 const nativeLibrary = "libibverbs.so.1.14.44.0"
 
-// isNativeNumber reports whether the number of a descriptor is native, which means that its doorbells are not trapped.
-func isNativeNumber(fd int) bool {
-	first, end := nativeNumberRange()
+// isNativeFD reports whether the number of a descriptor is native, which means that its doorbells are not trapped.
+func isNativeFD(fd int) bool {
+	first, end := nativeFDRange()
 	return first <= fd && fd < end
 }
 
-// nativeNumberRange returns the range of native numbers. It must run before the program changes its limit.
-var nativeNumberRange = sync.OnceValues(func() (first, end int) {
+// nativeFDRange returns the range of native numbers. It must run before the program changes its limit.
+var nativeFDRange = sync.OnceValues(func() (first, end int) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	n := numbersForHardLimit(limit.Max).native
+	n := commandFDsForHardLimit(limit.Max).native
 	return int(n.first), int(n.end)
 })
 
-// poster posts to the queues of a fake file.
-type poster struct {
+// queuePoster posts to the queues of a fake file.
+type queuePoster struct {
 	fd     int
 	posted *atomic.Uint32
 	seen   *atomic.Uint32
 }
 
-func newPoster(fd int) poster {
+func newPoster(fd int) queuePoster {
 	mem := must(unix.Mmap(fd, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED))
-	return poster{fd, (*atomic.Uint32)(unsafe.Pointer(&mem[16])), (*atomic.Uint32)(unsafe.Pointer(&mem[8]))}
+	return queuePoster{fd, (*atomic.Uint32)(unsafe.Pointer(&mem[16])), (*atomic.Uint32)(unsafe.Pointer(&mem[8]))}
 }
 
 // postAndWait posts a request, rings the doorbell, and waits until the post was seen.
-func (p poster) postAndWait() {
+func (p queuePoster) postAndWait() {
 	n := p.posted.Add(1)
 	size, err := ringDoorbell(p.fd)
 	panicUnless(size == 32 && err == nil, "doorbell: %d, %v", size, err)
 	p.awaitPostSeen(n)
 }
 
-func (p poster) awaitPostSeen(n uint32) {
+func (p queuePoster) awaitPostSeen(n uint32) {
 	panicUnless(testutil.PollUntil(func() bool { return p.seen.Load() == n }), "post %d: got no poll of it, want one", n)
 }
 
@@ -91,7 +91,7 @@ func programNativeDoorbells(args []string) {
 	case "rings":
 		mapAsLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		panicUnless(isNativeNumber(fd), "descriptor %d: got a trapped number, want a native one", fd)
+		panicUnless(isNativeFD(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
 		for i := range 200 {
 			p.postAndWait()
@@ -101,12 +101,12 @@ func programNativeDoorbells(args []string) {
 		}
 		// The supervisor traps the doorbell of a duplicate. Other files with native numbers behave normally.
 		d := must(unix.Dup(fd))
-		panicUnless(!isNativeNumber(d), "duplicate: got the native number %d, want another one", d)
+		panicUnless(!isNativeFD(d), "duplicate: got the native number %d, want another one", d)
 		before := p.seen.Load()
 		n, err := ringDoorbell(d)
 		panicUnless(n == 32 && err == nil && p.seen.Load() == before+1,
 			"doorbell by a duplicate: got %d and error %v, want 32 bytes and one doorbell", n, err)
-		first, end := nativeNumberRange()
+		first, end := nativeFDRange()
 		d = must(unix.FcntlInt(uintptr(fd), unix.F_DUPFD, first+5))
 		panicUnless(d >= end, "duplicate from %d on: got number %d, want one beyond the native range", first+5, d)
 		r, w, err := os.Pipe()
@@ -126,7 +126,7 @@ func programNativeDoorbells(args []string) {
 				must(0, unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: n, Max: n}))
 				continue
 			}
-			first, end := nativeNumberRange()
+			first, end := nativeFDRange()
 			if name == "no number" {
 				for i := first; i < end; i++ {
 					must(0, unix.Dup3(2, i, unix.O_CLOEXEC))
@@ -139,11 +139,11 @@ func programNativeDoorbells(args []string) {
 			}
 			mapAsLibrary(dir, name)
 		}
-		fmt.Println(isNativeNumber(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
+		fmt.Println(isNativeFD(must(unix.Open(deviceFile, how|unix.O_CLOEXEC, 0))))
 	case "barred": // posts until a post fails, by the original descriptor, a duplicate, or a descriptor of a child
 		mapAsLibrary(dir, nativeLibrary)
 		fd := openDevice()
-		panicUnless(isNativeNumber(fd), "descriptor %d: got a trapped number, want a native one", fd)
+		panicUnless(isNativeFD(fd), "descriptor %d: got a trapped number, want a native one", fd)
 		p := newPoster(fd)
 		p.postAndWait()
 		if args[2] == "low" {
@@ -190,7 +190,7 @@ func programNativeDoorbells(args []string) {
 		mapAsLibrary(dir, nativeLibrary)
 		n := 0
 		for range must(strconv.Atoi(args[2])) {
-			if isNativeNumber(openDevice()) {
+			if isNativeFD(openDevice()) {
 				n++
 			}
 		}
@@ -254,8 +254,8 @@ func TestProgramsWithNativeDoorbells(t *testing.T) {
 	})
 	t.Run("no inotify", func(t *testing.T) { // or another limit of inotify; this is not an error
 		// The limits suffice for the session, its process, its address space, the file and its native doorbells.
-		limits := quota.Limits{quota.Descriptors: {PerUser: sessionDescriptorCount + processDescriptors + spaceDescriptors +
-			openFileDescriptorCount + 2 + 1}}
+		limits := quota.Limits{quota.Descriptors: {PerUser: descriptorsPerSession + processDescriptors + spaceDescriptors +
+			descriptorsPerOpenFile + 2 + 1}}
 		w := newNativeFixture(t, func(c *SupervisorConfig) { c.Quota = quota.New(limits) })
 		if out := w.mustRunSelf("native", "opens", t.TempDir(), rdwr, nativeLibrary); strings.TrimSpace(out) != "false" {
 			t.Error("doorbells without a watch: got native, want trapped")
@@ -271,7 +271,7 @@ func TestProgramsWithNativeDoorbells(t *testing.T) {
 func TestNativeFilesAreLimitedByProcessors(t *testing.T) {
 	ledger := quota.New(quota.Limits{})
 	a, b := ledger.User(1), ledger.User(2)
-	n := nativeFiles{users: map[*quota.User]int{}}
+	n := nativeFileCounter{users: map[*quota.User]int{}}
 	for i, tt := range []struct {
 		user *quota.User
 		want bool
@@ -334,8 +334,8 @@ func TestWrittenPagesAreFreed(t *testing.T) {
 	w.waitForExit(r)
 }
 
-// TestManyNativeFiles tests that each of many files gets a native number.
-func TestManyNativeFiles(t *testing.T) {
+// TestManyFilesGetNativeFDs tests that each of many files gets a native number.
+func TestManyFilesGetNativeFDs(t *testing.T) {
 	w := newNativeFixture(t)
 	if out := w.mustRunSelf("native", "several", t.TempDir(), "40"); strings.TrimSpace(out) != "40" {
 		t.Errorf("native doorbells: got %s, want 40", out)

@@ -88,7 +88,7 @@ func (w *worker) openNetlink() callResult {
 		return failWith(err)
 	}
 	defer th.close()
-	p, _, err := w.processOfThread(th)
+	p, _, err := w.findOrOpenProcess(th)
 	if err != nil {
 		return failWith(err)
 	}
@@ -117,19 +117,19 @@ func (w *worker) openNetlink() callResult {
 	return callResult{val: int64(number)}
 }
 
-// netlinkDescriptorCount is the number of descriptors charged for a pair of sockets while a program has its end.
-const netlinkDescriptorCount = 2
+// descriptorsPerNetlinkSocket is the number of descriptors charged for a pair of sockets while a program has its end.
+const descriptorsPerNetlinkSocket = 2
 
 // newNetlinkSocket makes a socket and returns the program's end. The caller must close that end.
 func (s *Supervisor) newNetlinkSocket(user *quota.User, opener netlinkOpener, nonblock bool,
 	portID uint32) (n *netlinkSocket,
 	end int, err error) {
-	if err := user.Charge(quota.Descriptors, netlinkDescriptorCount); err != nil {
+	if err := user.Charge(quota.Descriptors, descriptorsPerNetlinkSocket); err != nil {
 		return nil, -1, err
 	}
 	defer func() {
 		if err != nil {
-			user.Release(quota.Descriptors, netlinkDescriptorCount)
+			user.Release(quota.Descriptors, descriptorsPerNetlinkSocket)
 		}
 	}()
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -161,7 +161,7 @@ func (s *Supervisor) newNetlinkSocket(user *quota.User, opener netlinkOpener, no
 	if s.closed {
 		err = fmt.Errorf("the service is ending: %w", unix.ENODEV)
 	} else {
-		err = s.countNetlink(n)
+		err = s.countNetlinkSocket(n)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -172,10 +172,10 @@ func (s *Supervisor) newNetlinkSocket(user *quota.User, opener netlinkOpener, no
 	return n, ends[0], nil
 }
 
-// countNetlink counts a new socket.
+// countNetlinkSocket counts a new socket.
 //
 //verbena:held mu
-func (s *Supervisor) countNetlink(n *netlinkSocket) error {
+func (s *Supervisor) countNetlinkSocket(n *netlinkSocket) error {
 	u := s.netlinkUsers[n.user]
 	if u == nil {
 		u = &netlinkUserState{}
@@ -190,7 +190,7 @@ func (s *Supervisor) countNetlink(n *netlinkSocket) error {
 	return nil
 }
 
-func (s *Supervisor) uncountNetlink(n *netlinkSocket) {
+func (s *Supervisor) uncountNetlinkSocket(n *netlinkSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.netlinks, n.inode)
@@ -224,9 +224,9 @@ func (n *netlinkSocket) serve() {
 	s := n.sup
 	queue := s.cfg.Rights.QueueOf(n.user)
 	defer func() {
-		s.uncountNetlink(n)
+		s.uncountNetlinkSocket(n)
 		queue.DrainAndClose(n.end)
-		n.kept.Keep(n.note, func() { n.user.Release(quota.Descriptors, netlinkDescriptorCount) })
+		n.kept.Keep(n.note, func() { n.user.Release(quota.Descriptors, descriptorsPerNetlinkSocket) })
 	}()
 	raw, err := n.end.SyscallConn()
 	if err != nil {
@@ -412,14 +412,14 @@ func (s *Supervisor) netlinkSourceFor(sender *rights.Sender, opener netlinkOpene
 	}
 	n.owns = sender.UID == opener.uid && !opener.Anonymous
 	if opener.Manager && sender.UID >= 0 {
-		n.manages = s.senderManages(*sender)
+		n.manages = s.isManagerSender(*sender)
 	}
 	return n
 }
 
-// senderManages reports whether the sender of a datagram manages the service. The kernel reports the sender's
-// process ID and user ID. senderManages returns false for a sender that has ended.
-func (s *Supervisor) senderManages(sender rights.Sender) bool {
+// isManagerSender reports whether the sender of a datagram manages the service. The kernel reports the sender's
+// process ID and user ID. isManagerSender returns false for a sender that has ended.
+func (s *Supervisor) isManagerSender(sender rights.Sender) bool {
 	dir, err := openProcDir(sender.PID)
 	if err != nil {
 		return false
@@ -483,8 +483,8 @@ func ifIndexOf(d *device, port int) uint32 {
 	return uint32(g.IfIndex)
 }
 
-// handleBits is the number of bits of an object's handle in an ID. The other bits identify the context.
-const handleBits = 20
+// objectHandleBits is the number of bits of an object's handle in an ID. The other bits identify the context.
+const objectHandleBits = 20
 
 // visibleIDs returns the connection manager's IDs on a device that the sender may see.
 func (s netlinkSource) visibleIDs(all []ucma.IDInfo, dev string) (list []ucma.IDInfo) {
@@ -504,7 +504,7 @@ func (s netlinkSource) visibleResources(dev string) nldev.Resources {
 			if c.Device != dev || c.Zombie || !s.maySee(c.Owner) {
 				continue
 			}
-			id := func(handle uint32) uint32 { return uint32(i+1)<<handleBits | handle&(1<<handleBits-1) }
+			id := func(handle uint32) uint32 { return uint32(i+1)<<objectHandleBits | handle&(1<<objectHandleBits-1) }
 			f(id, &c, nldev.Owner{PID: uint32(c.PID)})
 		}
 	}

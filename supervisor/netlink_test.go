@@ -13,9 +13,9 @@ import (
 	"verbena/internal/rights"
 )
 
-// TestNetlinkRights tests that a request has only the rights that both its sender and the opener of the socket
-// have.
-func TestNetlinkRights(t *testing.T) {
+// TestNetlinkNeedsRightsOfBoth tests that a request has only the rights that both its sender and the opener of the
+// socket have.
+func TestNetlinkNeedsRightsOfBoth(t *testing.T) {
 	w := newFixture(t)
 	self := &rights.Sender{PID: os.Getpid(), UID: os.Getuid()}
 	const user, other = 1001, 1002

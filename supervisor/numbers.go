@@ -8,21 +8,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// numberRange is the range of numbers from first up to, but not including, end.
-type numberRange struct{ first, end uint32 }
+// fdRange is the range of numbers from first up to, but not including, end.
+type fdRange struct{ first, end uint32 }
 
-func (s numberRange) contains(n uint32) bool { return s.first <= n && n < s.end }
+func (s fdRange) contains(n uint32) bool { return s.first <= n && n < s.end }
 
-// numberSet is the set of descriptor numbers of command files in a program. The filter recognises the descriptors
+// commandFDSet is the set of descriptor numbers of command files in a program. The filter recognises the descriptors
 // that it traps by their number. There are two ranges of numbers:
 //
 //   - low ends at the limit of select(2), for event loops with few slots. A program with hundreds of open files also
 //     gets numbers of this range for other files. Calls on these are trapped, and continue in the kernel.
 //   - high and above. These are for programs with other descriptors near the low range.
-type numberSet struct {
-	low numberRange
+type commandFDSet struct {
+	low fdRange
 	// the end of low, for command files with native doorbells, on which write(2) is not trapped (native.go)
-	native numberRange
+	native fdRange
 	high   uint32 // equals low.first if few numbers are available
 }
 
@@ -32,11 +32,11 @@ const (
 	leastNative = 4096 // minimum hard RLIMIT_NOFILE for native numbers
 )
 
-// numbersForHardLimit returns the numbers for programs with this hard RLIMIT_NOFILE. All these numbers are below the
+// commandFDsForHardLimit returns the numbers for programs with this hard RLIMIT_NOFILE. All these numbers are below the
 // limit.
-func numbersForHardLimit(hardLimit uint64) numberSet {
+func commandFDsForHardLimit(hardLimit uint64) commandFDSet {
 	end := uint32(min(hardLimit, selectLimit))
-	n := numberSet{low: numberRange{end / 4 * 3, end}, native: numberRange{end, end}}
+	n := commandFDSet{low: fdRange{end / 4 * 3, end}, native: fdRange{end, end}}
 	switch {
 	case hardLimit >= 2*usualHigh:
 		n.high = usualHigh
@@ -52,26 +52,26 @@ func numbersForHardLimit(hardLimit uint64) numberSet {
 }
 
 // contains reports whether the filter treats a number as a command file's number.
-func (n *numberSet) contains(fd uint32) bool {
+func (n *commandFDSet) contains(fd uint32) bool {
 	return n.low.contains(fd) || n.high <= fd && fd <= math.MaxInt32
 }
 
-// minFreeNumbersBelow is the number of free numbers required below a chosen number of the low range. The kernel gives a
-// new file of the program the lowest free number. Other threads would therefore have to open minFreeNumbersBelow files
+// minFreeFDsBelow is the number of free numbers required below a chosen number of the low range. The kernel gives a
+// new file of the program the lowest free number. Other threads would therefore have to open minFreeFDsBelow files
 // before they could get the chosen number.
-const minFreeNumbersBelow = 256
+const minFreeFDsBelow = 256
 
-// chooseNumber returns a free number for a command file, from least on. If rings is true, choose prefers a native
+// chooseFD returns a free number for a command file, from least on. If rings is true, choose prefers a native
 // number. The caller holds Session.opening.
-func (n *numberSet) chooseNumber(th *procThread, least uint32, rings bool) uint32 {
-	spans := []numberRange{n.native, {n.low.first, n.native.first}}
+func (n *commandFDSet) chooseFD(th *procThread, least uint32, rings bool) uint32 {
+	spans := []fdRange{n.native, {n.low.first, n.native.first}}
 	if !rings {
 		spans = spans[1:]
 	}
 	open := th.countDescriptors(n.low.end)
 	for _, s := range spans {
 		// The program's other descriptors reach the end of the range last.
-		for fd := s.end; fd > max(s.first, least) && fd > open+minFreeNumbersBelow; {
+		for fd := s.end; fd > max(s.first, least) && fd > open+minFreeFDsBelow; {
 			if fd--; !th.hasDescriptor(fd) {
 				return fd
 			}

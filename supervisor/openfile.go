@@ -29,7 +29,7 @@ const queueSuffix = ".queues"
 type openFile struct {
 	sup     *Supervisor
 	session *Session
-	node    node
+	node    deviceNode
 	file    commandFile
 	memory  *shm.File        // nil for a file without queues
 	native  *nativeDoorbells // nil for trapped doorbells
@@ -64,13 +64,13 @@ const (
 // newOpenFile opens a device for a process. newOpenFile also returns the description for the program. The caller
 // closes the description after the program has received it. how is the access mode of the description. When the
 // description is closed, the file ends.
-func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, description *os.File, err error) {
+func newOpenFile(t *Session, n *deviceNode, p *opener, how int) (_ *openFile, description *os.File, err error) {
 	s := t.sup
 	f := &openFile{
 		sup: s, session: t, node: *n, user: p.user, pid: p.id.pid, program: p.id.name, access: how & unix.O_ACCMODE,
 		ended: make(chan struct{}),
 	}
-	if err := f.user.Charge(quota.Descriptors, openFileDescriptorCount); err != nil {
+	if err := f.user.Charge(quota.Descriptors, descriptorsPerOpenFile); err != nil {
 		return nil, nil, err
 	}
 	fail := func(err error) (*openFile, *os.File, error) {
@@ -81,7 +81,7 @@ func newOpenFile(t *Session, n *node, p *opener, how int) (_ *openFile, descript
 		if f.memory != nil {
 			f.memory.Close()
 		}
-		f.user.Release(quota.Descriptors, openFileDescriptorCount)
+		f.user.Release(quota.Descriptors, descriptorsPerOpenFile)
 		return nil, nil, err
 	}
 	name := fmt.Sprintf("%s/%s.%d%s", t.name, n.device, s.fileCount.Add(1), queueSuffix)
@@ -129,8 +129,8 @@ func (m queueMemory) Alloc(size int) (ib.Shared, error) {
 	return ib.Shared(s), err
 }
 
-// openFileDescriptorCount is the charge for an open device file in addition to its queue file: one watch.
-const openFileDescriptorCount = 1
+// descriptorsPerOpenFile is the charge for an open device file in addition to its queue file: one watch.
+const descriptorsPerOpenFile = 1
 
 func (f *openFile) registerFile() error {
 	var st unix.Stat_t
@@ -170,7 +170,7 @@ func (f *openFile) beginCall() bool {
 func (f *openFile) endCall() {
 	switch f.calls.Add(-1) {
 	case closingFlag, closingFlag | abandonedFlag:
-		f.endFile()
+		f.releaseFile()
 	case abandonedFlag:
 		f.close()
 	}
@@ -244,16 +244,16 @@ func (f *openFile) closeIfUnused() {
 	}
 }
 
-// endQueueFile ends a file that has queues.
-func (f *openFile) endQueueFile() {
+// releaseQueueFile ends a file that has queues.
+func (f *openFile) releaseQueueFile() {
 	f.stopPolling()
 	f.file.Close()
 	f.closeNativeDoorbells()
 	f.memory.Close() // the file has usually closed its memory already
-	f.user.Release(quota.Descriptors, openFileDescriptorCount)
+	f.user.Release(quota.Descriptors, descriptorsPerOpenFile)
 }
 
-func (f *openFile) endFile() {
+func (f *openFile) releaseFile() {
 	s := f.sup
 	s.mu.Lock()
 	if s.watches[f.watch] == f {
@@ -264,7 +264,7 @@ func (f *openFile) endFile() {
 	if f.cm != nil {
 		f.closeCMFile()
 	} else {
-		f.endQueueFile()
+		f.releaseQueueFile()
 	}
 	// Until this point the session waits for the file.
 	s.mu.Lock()

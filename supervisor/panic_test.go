@@ -56,9 +56,9 @@ func TestNetlinkPanicClosesOnlySocket(t *testing.T) {
 	}
 }
 
-// TestPipePanic tests that after a panic in the thread that updates the pipe of a connection manager's file,
-// another thread updates the pipe.
-func TestPipePanic(t *testing.T) {
+// TestPipeIsUpdatedAfterPanic tests that after a panic in the thread that updates the pipe of a connection manager's
+// file, another thread updates the pipe.
+func TestPipeIsUpdatedAfterPanic(t *testing.T) {
 	var ends [2]int
 	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		t.Fatal(err)

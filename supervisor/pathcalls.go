@@ -25,7 +25,7 @@ func (w *worker) answerPathCall(c call) callResult {
 	case callOther:
 		return through
 	}
-	w.session.execs.noteCall(w)
+	w.session.execs.recordCallOfThread(w)
 	raw := w.readPath(a[at])
 	if len(raw) == 0 {
 		if c == callNewfstatat || c == callStatx {
@@ -263,7 +263,7 @@ func (t *procThread) hasRights(dir int, rights uint32) bool {
 // findEntry returns the entry of a clean path, and the path after following links. With nofollow, the last component is
 // not followed. findEntry returns the error of the call if there is no entry, or if the path must be a directory and is
 // not.
-func (w *worker) findEntry(path string, nofollow bool) (string, *entry, error) {
+func (w *worker) findEntry(path string, nofollow bool) (string, *treeEntry, error) {
 	plain, slash := strings.CutSuffix(path, "/")
 	path, e := w.session.tree.lookup(plain, nofollow && !slash)
 	switch {
@@ -311,7 +311,7 @@ func (w *worker) answerOpen(path string, flags uint64) callResult {
 	case e.read != nil:
 		w.beginBusy(callOpen)
 		if err := tree.refreshFile(path, e); errors.Is(err, errEmptyGID) {
-			return w.installUnreadable(flags)
+			return w.installUnreadableFD(flags)
 		} else if err != nil {
 			return failWith(err)
 		}
@@ -342,11 +342,11 @@ func (w *worker) answerOpen(path string, flags uint64) callResult {
 	if e.dir {
 		return w.installDirectory(fd, flags)
 	}
-	return w.installAnswer(fd, flags)
+	return w.installAndAnswer(fd, flags)
 }
 
 // openDevice opens a device file.
-func (w *worker) openDevice(n *node, flags uint64) callResult {
+func (w *worker) openDevice(n *deviceNode, flags uint64) callResult {
 	w.beginBusy(callOpen)
 	th, err := w.lookUpThread()
 	if err != nil {
@@ -360,7 +360,7 @@ func (w *worker) openDevice(n *node, flags uint64) callResult {
 	if !t.sup.cfg.Node.allows(id, id.uids.fs, id.gids.fs, rights[flags&unix.O_ACCMODE]) {
 		return failWith(syscall.EACCES)
 	}
-	p, space, err := w.processOfThread(th)
+	p, space, err := w.findOrOpenProcess(th)
 	if err != nil {
 		if !errors.Is(err, errCallerGone) {
 			t.warnOnce(func() error { return err })

@@ -23,9 +23,9 @@ import (
 	"verbena/uapi"
 )
 
-// programs maps the names of test programs, which run under supervision, to their functions. TestMain runs the
+// testPrograms maps the names of test programs, which run under supervision, to their functions. TestMain runs the
 // program named in the environment. A program fails by a panic.
-var programs = map[string]func(args []string){
+var testPrograms = map[string]func(args []string){
 	"commands":  programCommands,
 	"hold":      programHold,
 	"lastclose": programLastClose,
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	ExecTraced(os.Args)
 	if name := os.Getenv(programEnvVar); name != "" {
 		os.Unsetenv(programEnvVar)
-		programs[name](os.Args[1:])
+		testPrograms[name](os.Args[1:])
 		return
 	}
 	if signal.Ignored(syscall.SIGHUP) { // under nohup(1), the started programs must still receive SIGHUP
@@ -110,7 +110,7 @@ func programCommands(args []string) {
 		x.Rdev_minor == 192, "statx: mode %#o, device %d:%d", x.Mode, x.Rdev_major, x.Rdev_minor)
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
-	low := numbersForHardLimit(limit.Max).low
+	low := commandFDsForHardLimit(limit.Max).low
 	panicUnless(low.contains(uint32(fd)), "descriptor: got %d, want one of the low range %v", fd, low)
 
 	for _, tt := range []struct {
@@ -240,8 +240,8 @@ func programLastClose(args []string) {
 func sleepForever() { time.Sleep(time.Hour) }
 
 func init() {
-	inner := programs["lastclose"]
-	programs["lastclose"] = func(args []string) {
+	inner := testPrograms["lastclose"]
+	testPrograms["lastclose"] = func(args []string) {
 		if args[0] != "inherited" {
 			inner(args)
 			return
@@ -377,7 +377,7 @@ func programFileNumbers(args []string) {
 	var limit unix.Rlimit
 	must(0, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	must(0, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: limit.Max, Max: limit.Max}))
-	n := numbersForHardLimit(limit.Max)
+	n := commandFDsForHardLimit(limit.Max)
 	var pipes [][2]int
 	pipe := func() int {
 		var p [2]int

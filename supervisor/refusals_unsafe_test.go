@@ -116,7 +116,7 @@ func TestPathErrorsMatchKernel(t *testing.T) {
 // TestParentPathNeedsSearchRight tests that ".." leads up through a directory only if the caller may search that
 // directory and all directories above it.
 func TestParentPathNeedsSearchRight(t *testing.T) {
-	testutil.NeedRoot(t, "to create directories of another user")
+	testutil.SkipUnlessRoot(t, "to create directories of another user")
 	c := newTrappedCall(t, becomeNobody)
 	dir := newShmDir(t)
 	for _, d := range []struct {
@@ -201,9 +201,10 @@ func TestMalformedNetlinkCallsChangeNothing(t *testing.T) {
 	}
 }
 
-// TestCMCallerQueries tests that queries of the connection manager about a caller are answered only for that caller.
-func TestCMCallerQueries(t *testing.T) {
-	testutil.NeedRoot(t, "to become another user")
+// TestCMQueriesCheckCaller tests that queries of the connection manager about a caller are answered only for that
+// caller.
+func TestCMQueriesCheckCaller(t *testing.T) {
+	testutil.SkipUnlessRoot(t, "to become another user")
 	authority, err := principal.New(nil, 65534)
 	if err != nil {
 		t.Fatal(err)
@@ -252,9 +253,9 @@ func TestCMCallerQueries(t *testing.T) {
 	}
 }
 
-// TestGetEventWithoutEvent tests GET_EVENT on a file without an event. With O_NONBLOCK, GET_EVENT fails with EAGAIN.
+// TestGetEventWaitsForEvent tests GET_EVENT on a file without an event. With O_NONBLOCK, GET_EVENT fails with EAGAIN.
 // Otherwise it waits. A waiting GET_EVENT ends when its thread has ended, and continues after a spurious wakeup.
-func TestGetEventWithoutEvent(t *testing.T) {
+func TestGetEventWaitsForEvent(t *testing.T) {
 	c := newTrappedCall(t, nil, withCM(t))
 	p := c.mustProcess()
 	f, description := c.mustOpen(cmNode, p.user, 0)
@@ -301,8 +302,8 @@ func TestGetEventWithoutEvent(t *testing.T) {
 	}
 }
 
-// TestWaitOutlivesLastDescriptor tests that GET_EVENT waits until its thread has ended if another thread closes the last
-// descriptor after the call has begun. rping(1) closes its channel while a thread waits.
+// TestWaitOutlivesLastDescriptor tests that GET_EVENT waits until its thread has ended if another thread closes the
+// last descriptor after the call has begun. rping(1) closes its channel while a thread waits.
 func TestWaitOutlivesLastDescriptor(t *testing.T) {
 	c := newTrappedCall(t, nil, withCM(t))
 	p := c.mustProcess()
@@ -342,7 +343,7 @@ func TestGetEventPanicFailsCall(t *testing.T) {
 		if point == "event" {
 			panic("a bad event")
 		}
-		c.countProof(point, tid)
+		c.countTrapCheck(point, tid)
 	}
 	if !f.beginCall() {
 		t.Fatal("enter of the open file: got false, want true")
@@ -364,10 +365,10 @@ func TestGetEventPanicFailsCall(t *testing.T) {
 	}
 }
 
-// TestDuplicateGetsDeviceNumber tests that the duplicate of a device gets a number in the range of device files. The
+// TestDuplicateGetsCommandFD tests that the duplicate of a device gets a number in the range of device files. The
 // supervisor duplicates another file only if the duplicate needs such a number. The kernel handles an invalid
 // number.
-func TestDuplicateGetsDeviceNumber(t *testing.T) {
+func TestDuplicateGetsCommandFD(t *testing.T) {
 	c := newTrappedCall(t, nil)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -405,7 +406,7 @@ func TestDuplicateGetsDeviceNumber(t *testing.T) {
 		}
 	}
 	refused := errors.New("refused")
-	th := c.lookUpWithoutProof()
+	th := c.lookUpWithoutTrapCheck()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(null.Fd()), &st); err != nil {
 		t.Fatal(err)
@@ -442,17 +443,17 @@ func raiseFileLimit(t *testing.T) {
 	t.Cleanup(func() { unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil) })
 }
 
-// TestFileGetsLastFreeLowNumber tests that a file gets the last free number of the low range, as long as the program's
+// TestFileGetsLastFreeLowFD tests that a file gets the last free number of the low range, as long as the program's
 // other descriptors leave room below it.
-func TestFileGetsLastFreeLowNumber(t *testing.T) {
+func TestFileGetsLastFreeLowFD(t *testing.T) {
 	c := newTrappedCall(t, nil)
-	th := c.lookUpWithoutProof()
+	th := c.lookUpWithoutTrapCheck()
 	raiseFileLimit(t)
-	n := numberSet{low: numberRange{768, 1024}, native: numberRange{960, 1024}, high: 1500}
+	n := commandFDSet{low: fdRange{768, 1024}, native: fdRange{960, 1024}, high: 1500}
 	occupy := func(first, end int) {
 		t.Helper()
 		for fd := first; fd < end; fd++ {
-			if c.lookUpWithoutProof().hasDescriptor(uint32(fd)) {
+			if c.lookUpWithoutTrapCheck().hasDescriptor(uint32(fd)) {
 				continue
 			}
 			if err := unix.Dup3(0, fd, unix.O_CLOEXEC); err != nil {
@@ -463,7 +464,7 @@ func TestFileGetsLastFreeLowNumber(t *testing.T) {
 	}
 	check := func(name string, want [3]uint32) {
 		t.Helper()
-		if got := [3]uint32{n.chooseNumber(th, 0, false), n.chooseNumber(th, 0, true), n.chooseNumber(th, 900,
+		if got := [3]uint32{n.chooseFD(th, 0, false), n.chooseFD(th, 0, true), n.chooseFD(th, 900,
 			false)}; got != want {
 			t.Errorf("choose with %s: got %d, want %d", name, got, want)
 		}
@@ -476,13 +477,13 @@ func TestFileGetsLastFreeLowNumber(t *testing.T) {
 	check("the end in use", [3]uint32{899, 1022, 1500})
 	occupy(960, 1024)
 	check("no native number", [3]uint32{899, 899, 1500})
-	if got := n.chooseNumber(th, 2000, true); got != 2000 {
+	if got := n.chooseFD(th, 2000, true); got != 2000 {
 		t.Errorf("choose from 2000 on: got %d, want 2000", got)
 	}
 	occupy(1500, 1502)
 	occupy(0, 600)
 	check("no room", [3]uint32{1502, 1502, 1502})
-	n.native, n.high = numberRange{1024, 1024}, 768
+	n.native, n.high = fdRange{1024, 1024}, 768
 	check("no room, and no other numbers", [3]uint32{768, 768, 1024})
 }
 
@@ -490,7 +491,7 @@ func TestFileGetsLastFreeLowNumber(t *testing.T) {
 // limit.
 func TestDescriptorsAreCounted(t *testing.T) {
 	c := newTrappedCall(t, nil)
-	th := c.lookUpWithoutProof()
+	th := c.lookUpWithoutTrapCheck()
 	before := th.countDescriptors(1000)
 	for range 10 {
 		f, err := os.Open(os.DevNull)

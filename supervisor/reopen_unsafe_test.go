@@ -13,7 +13,7 @@ import (
 )
 
 func init() {
-	programs["swaps"] = programSwapFile
+	testPrograms["swaps"] = programSwapFile
 	if os.Getenv(programEnvVar) == "swaps" {
 		runtime.LockOSThread() // keeps the main thread for the program, because pidfd_getfd(2) uses the main thread's table
 	}

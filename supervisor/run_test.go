@@ -84,9 +84,9 @@ func TestProgramSeesDeviceFiles(t *testing.T) {
 	}
 }
 
-// TestProgramInDirectories tests paths relative to virtual directories and to the directories above them. The
-// directories above must list the virtual directories.
-func TestProgramInDirectories(t *testing.T) {
+// TestRelativePathsReachVirtualDirectories tests paths relative to virtual directories and to the directories above
+// them. The directories above must list the virtual directories.
+func TestRelativePathsReachVirtualDirectories(t *testing.T) {
 	w := newFixture(t)
 	python := func(script string) string { return "python3 -c '\nimport os, stat, sys\n" + script + "'" }
 	for i, tt := range []struct{ script, want string }{
@@ -143,9 +143,9 @@ os.system("pwd; ls; cat ../../sys/class/infiniband/rxe0/node_type")`),
 	}
 }
 
-// TestGIDFilesMadeOnAccess tests that the supervisor makes the files of a GID table when a program accesses them in any
-// way.
-func TestGIDFilesMadeOnAccess(t *testing.T) {
+// TestGIDFilesAreMadeOnAccess tests that the supervisor makes the files of a GID table when a program accesses them in
+// any way.
+func TestGIDFilesAreMadeOnAccess(t *testing.T) {
 	const gids = "/sys/class/infiniband/rxe0/ports/1/gids"
 	for i, tt := range []struct{ script, want string }{
 		{"stat -c %F " + gids + "/3", "regular file\n"},
@@ -188,9 +188,9 @@ P/gids/8: open: no such file or directory
 	}
 }
 
-// TestSignalsToService tests that a program's opens return the right file while the answering threads receive
+// TestOpensSucceedDuringSignals tests that a program's opens return the right file while the answering threads receive
 // signals, such as those of Go's runtime.
-func TestSignalsToService(t *testing.T) {
+func TestOpensSucceedDuringSignals(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("reopens", testutil.FewerIfShort("5000", "1000"))
 	for ended := false; !ended; {
@@ -232,7 +232,7 @@ print(struct.unpack("QQQ", b)[2], sorted(os.listdir("/sys/class/infiniband/rxe0/
 
 func TestCommands(t *testing.T) {
 	w := newFixture(t)
-	fds := openDescriptors(t)
+	fds := countOpenDescriptors(t)
 	if got := w.mustRunSelf("commands"); got != "ok" {
 		t.Errorf("output: got %q, want ok", got)
 	}
@@ -261,19 +261,19 @@ func TestCommands(t *testing.T) {
 	if panics != 1 {
 		t.Errorf("logged panics: got %d, want 1", panics)
 	}
-	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= fds })
+	testutil.Eventually(t, "descriptors to be closed", func() bool { return countOpenDescriptors(t) <= fds })
 }
 
-// TestNumbersOfManyFiles tests that a program with hundreds of open files can use all of them, also at numbers in
-// the range of device files.
-func TestNumbersOfManyFiles(t *testing.T) {
+// TestProgramCanUseHundredsOfFiles tests that a program with hundreds of open files can use all of them, also at
+// numbers in the range of device files.
+func TestProgramCanUseHundredsOfFiles(t *testing.T) {
 	w := newFixture(t)
 	if got := w.mustRunSelf("numbers"); got != "ok" {
 		t.Errorf("output: got %q, want ok", got)
 	}
 }
 
-func openDescriptors(t *testing.T) int {
+func countOpenDescriptors(t *testing.T) int {
 	t.Helper()
 	e, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -285,13 +285,13 @@ func openDescriptors(t *testing.T) int {
 func TestNoDescriptorIsLeftOver(t *testing.T) {
 	w := newFixture(t)
 	w.mustRunSelf("opens", deviceFile)
-	before := openDescriptors(t)
+	before := countOpenDescriptors(t)
 	for range 20 {
 		if code, out := w.runShell("ls /sys/class/infiniband >/dev/null; cat /sys/class/infiniband/*/ports/1/gid_attrs/types/1 2>&1; exec 3<>/dev/infiniband/uverbs0"); code != 0 {
 			t.Fatalf("exit code: got %d, want 0; printed %s", code, out)
 		}
 	}
-	testutil.Eventually(t, "descriptors to be closed", func() bool { return openDescriptors(t) <= before })
+	testutil.Eventually(t, "descriptors to be closed", func() bool { return countOpenDescriptors(t) <= before })
 }
 
 func TestExitCodes(t *testing.T) {

@@ -19,8 +19,8 @@ type notification struct {
 	args  [6]uint64
 }
 
-// response answers a notification (struct seccomp_notif_resp).
-type response struct {
+// notificationResponse answers a notification (struct seccomp_notif_resp).
+type notificationResponse struct {
 	id    uint64
 	val   int64
 	errno int32 // negative errno
@@ -58,7 +58,7 @@ func receiveNotification(listener int, n *notification) error {
 }
 
 // sendResponse sends an answer. It returns ENOENT if the thread does not wait for the answer any more.
-func sendResponse(listener int, r *response) error {
+func sendResponse(listener int, r *notificationResponse) error {
 	//verbena:allow nosleep the kernel takes an answer without waiting for the thread that gets it
 	_, err := ioctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
 	return err

@@ -57,15 +57,15 @@ type Session struct {
 	// If helper is not nil, this process may access only processes that allow the access (Tracer), and asks the
 	// helper for other processes.
 	helper   Helper
-	asksOnly bool      // asks the helper for every process
-	fd       int       // descriptor of listener
-	numbers  numberSet // descriptor numbers for command files
+	asksOnly bool         // asks the helper for every process
+	fd       int          // descriptor of listener
+	numbers  commandFDSet // descriptor numbers for command files
 	done     chan struct{}
 
 	canSync bool        // the kernel supports SYNC_WAKE_UP
 	sync    atomic.Bool // SYNC_WAKE_UP is enabled
 
-	tokens  tokens
+	tokens  workerTokens
 	intake  receiveState
 	workers sync.WaitGroup
 	cache   [cacheSize]atomic.Pointer[cachedFile]
@@ -130,7 +130,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		helper:    helper,
 		asksOnly:  s.cfg.AskHelper,
 		fd:        int(listener.Fd()),
-		numbers:   numbersForHardLimit(limit),
+		numbers:   commandFDsForHardLimit(limit),
 		done:      make(chan struct{}),
 		processes: make(map[int]*process),
 	}
@@ -168,20 +168,20 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 	return t, nil
 }
 
-// sessionDescriptorCount is the number of descriptors charged for a session: one for the listener.
-const sessionDescriptorCount = 1
+// descriptorsPerSession is the number of descriptors charged for a session: one for the listener.
+const descriptorsPerSession = 1
 
 // sessionCharges lists the charges of a session, including its first worker.
-var sessionCharges = charges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, sessionDescriptorCount}}
+var sessionCharges = quotaCharges{{quota.Sessions, 1}, {quota.Workers, 1}, {quota.Descriptors, descriptorsPerSession}}
 
-// charges is a list of charges made together.
-type charges []struct {
+// quotaCharges is a list of charges made together.
+type quotaCharges []struct {
 	kind quota.ResourceKind
 	n    uint64
 }
 
 // takeAll makes all charges or none. give ends the charges.
-func (list charges) takeAll(u *quota.User) error {
+func (list quotaCharges) takeAll(u *quota.User) error {
 	for i, c := range list {
 		if err := u.Charge(c.kind, c.n); err != nil {
 			list[:i].giveBack(u)
@@ -191,7 +191,7 @@ func (list charges) takeAll(u *quota.User) error {
 	return nil
 }
 
-func (list charges) giveBack(u *quota.User) {
+func (list quotaCharges) giveBack(u *quota.User) {
 	for _, c := range list {
 		u.Release(c.kind, c.n)
 	}
@@ -301,9 +301,9 @@ func parseHardFileLimit(limits io.Reader) (uint64, error) {
 	return 0, errors.New("read the limit of open files: /proc/PID/limits does not contain it")
 }
 
-// warnOfLimit logs the first error of each errno that means that a program has reached a limit. The program itself
-// receives only the errno. The ledger logs its own refusals.
-func (t *Session) warnOfLimit(err error) {
+// warnIfLimitReached logs the first error of each errno that means that a program has reached a limit. The program
+// itself receives only the errno. The ledger logs its own refusals.
+func (t *Session) warnIfLimitReached(err error) {
 	e := errnoOf(err)
 	var refusal *quota.LimitError
 	switch {

@@ -224,8 +224,8 @@ func TestChangesAreSeenAtOnce(t *testing.T) {
 	}
 }
 
-func TestNodePermissions(t *testing.T) {
-	testutil.NeedRoot(t, "to act as different users")
+func TestNodePermissionsAreEnforced(t *testing.T) {
+	testutil.SkipUnlessRoot(t, "to act as different users")
 	w := newFixture(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	for _, tt := range []struct {
 		who  []string
@@ -358,14 +358,14 @@ func TestFailedHandoverRemovesProgram(t *testing.T) {
 	if err := Probe(); err != nil {
 		t.Skip(err)
 	}
-	fds := openDescriptors(t)
+	fds := countOpenDescriptors(t)
 	refused := fmt.Errorf("refused: %w", syscall.EPERM)
 	if _, err := Start(&Launch{Path: "/bin/true", Args: []string{"true"}, Handover: func(*os.File) error {
 		return refused
 	}}); !errors.Is(err, refused) {
 		t.Errorf("Start: got %v, want %v", err, refused)
 	}
-	if n := openDescriptors(t); n != fds {
+	if n := countOpenDescriptors(t); n != fds {
 		t.Errorf("open descriptors: got %d, want %d", n, fds)
 	}
 }
@@ -382,7 +382,7 @@ func rerunTests(t *testing.T, cmd *exec.Cmd) {
 }
 
 func TestProgramsAsNobody(t *testing.T) {
-	testutil.NeedRoot(t, "to become another user")
+	testutil.SkipUnlessRoot(t, "to become another user")
 	tests := "^(TestCommands|TestProgramOpens|TestExitCodes|TestLastClose|TestNestedIsRefused|TestGuardian|TestAttachRefuses|TestOneThread.*|TestOpenForAnotherUser)$"
 	if testing.Short() { // the other tests take seconds, and run as this user
 		tests = "^(TestCommands|TestProgramOpens|TestOpenForAnotherUser)$"

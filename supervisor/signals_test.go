@@ -61,9 +61,9 @@ func (l *launcher) finish(t *testing.T) []string {
 	return strings.Fields(strings.ReplaceAll(out, " ", "_"))
 }
 
-// TestSignalsToTheLauncherAlone tests that signals sent only to the launcher reach the program once, including
+// TestLauncherSignalsReachProgramOnce tests that signals sent only to the launcher reach the program once, including
 // those of the keyboard when the launcher is not in the foreground.
-func TestSignalsToTheLauncherAlone(t *testing.T) {
+func TestLauncherSignalsReachProgramOnce(t *testing.T) {
 	rd, wr, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)

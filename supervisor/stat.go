@@ -15,12 +15,12 @@ type fileInfo struct {
 	minor    uint32
 }
 
-func (s *Supervisor) nodeInfo(d *node) fileInfo {
+func (s *Supervisor) nodeInfo(d *deviceNode) fileInfo {
 	n := s.cfg.Node
 	return fileInfo{mode: unix.S_IFCHR | n.Mode, uid: uint32(n.UID), gid: uint32(n.GID), major: d.major(), minor: d.minor}
 }
 
-func (s *Supervisor) fileInfoOf(e *entry) fileInfo {
+func (s *Supervisor) fileInfoOf(e *treeEntry) fileInfo {
 	switch {
 	case e.node != nil:
 		return s.nodeInfo(e.node)
@@ -53,12 +53,12 @@ func (i fileInfo) applyToStatx(st *unix.Statx_t) {
 }
 
 // findEntryWithFlags returns the entry for a call with AT_ flags.
-func (w *worker) findEntryWithFlags(path string, flags uint64) (string, *entry, error) {
+func (w *worker) findEntryWithFlags(path string, flags uint64) (string, *treeEntry, error) {
 	return w.findEntry(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
 }
 
 func (w *worker) answerStat(path string, flags, buf uint64) callResult {
-	fd, info, err := w.openWithInfo(path, flags)
+	fd, info, err := w.openVirtualPathForStat(path, flags)
 	if err != nil {
 		return failWith(err)
 	}
@@ -66,8 +66,8 @@ func (w *worker) answerStat(path string, flags, buf uint64) callResult {
 	return w.writeStat(fd, info, buf)
 }
 
-// openWithInfo opens the file of a virtual path with O_PATH, for a stat.
-func (w *worker) openWithInfo(path string, flags uint64) (fd int, info fileInfo, err error) {
+// openVirtualPathForStat opens the file of a virtual path with O_PATH, for a stat.
+func (w *worker) openVirtualPathForStat(path string, flags uint64) (fd int, info fileInfo, err error) {
 	s := w.session.sup
 	path, e, err := w.findEntryWithFlags(path, flags)
 	if err != nil {
@@ -90,7 +90,7 @@ func (w *worker) writeStat(fd int, info fileInfo, buf uint64) callResult {
 }
 
 func (w *worker) answerStatx(path string) callResult {
-	fd, info, err := w.openWithInfo(path, w.n.args[2])
+	fd, info, err := w.openVirtualPathForStat(path, w.n.args[2])
 	if err != nil {
 		return failWith(err)
 	}

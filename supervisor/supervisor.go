@@ -72,7 +72,7 @@ type SupervisorConfig struct {
 type Supervisor struct {
 	cfg    SupervisorConfig
 	server server
-	trees  *trees
+	trees  *userTrees
 	own    *userTree // tree for this process's user
 
 	stop, stopper *os.File // stop loses its last writer when Close begins
@@ -85,7 +85,7 @@ type Supervisor struct {
 	looks        atomic.Int64 // number of checks for last closes
 	allCopies    *umem.Copies
 	pollers      *poller.Pollers
-	natives      nativeFiles
+	natives      nativeFileCounter
 
 	shown struct {
 		sync.Mutex
@@ -191,7 +191,7 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 
 		allCopies: umem.NewCopies(maxAllCopies, nil),
 		pollers:   cfg.Pollers,
-		natives:   nativeFiles{users: make(map[*quota.User]int)},
+		natives:   nativeFileCounter{users: make(map[*quota.User]int)},
 	}
 	if s.pollers == nil {
 		s.pollers = poller.New(cfg.Log)
@@ -235,7 +235,7 @@ func newSupervisor(cfg SupervisorConfig, srv server) (*Supervisor, error) {
 func (s *Supervisor) Refresh() { s.updateTrees() }
 
 // describeDevices makes the entries of the current devices.
-func (s *Supervisor) describeDevices() entries {
+func (s *Supervisor) describeDevices() treeEntries {
 	return makeDeviceEntries(s.server.devices(), s.cfg.CM != nil)
 }
 

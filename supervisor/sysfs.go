@@ -47,11 +47,11 @@ const (
 
 // addClass adds the directory of a device of a class, and the link to the directory in the class.
 // (device_add_class_symlinks)
-func (t entries) addClass(class, name string, id any) (dir string) {
+func (t treeEntries) addClass(class, name string, id any) (dir string) {
 	dir = virtualDir + "/" + class + "/" + name
-	t.addEntry(dir, &entry{dir: true, id: id})
-	t.addEntry("/sys/class/"+class+"/"+name, &entry{link: "../../devices/virtual/" + class + "/" + name, id: id})
-	t.addEntry(dir+"/subsystem", &entry{link: "../../../../class/" + class})
+	t.addEntry(dir, &treeEntry{dir: true, id: id})
+	t.addEntry("/sys/class/"+class+"/"+name, &treeEntry{link: "../../devices/virtual/" + class + "/" + name, id: id})
+	t.addEntry(dir+"/subsystem", &treeEntry{link: "../../../../class/" + class})
 	return dir
 }
 
@@ -76,39 +76,39 @@ func deviceOf(d *uverbs.Device) device {
 }
 
 // makeDeviceEntries makes the entries of all devices. (core/sysfs.c, uverbs_main.c)
-func makeDeviceEntries(devices []device, cm bool) entries {
-	t := make(entries)
+func makeDeviceEntries(devices []device, cm bool) treeEntries {
+	t := make(treeEntries)
 	if cm {
-		describeCM(t)
+		addCMEntries(t)
 	}
 	for _, d := range []string{devDir, ibDir, verbsDir} {
-		t.addEntry(d, &entry{dir: true})
+		t.addEntry(d, &treeEntry{dir: true})
 	}
 	t.addTextFile(verbsDir+"/abi_version", fmt.Sprintf("%d\n", uapi.ABIVersion))
 	for i := range devices {
-		devices[i].describe(t)
+		devices[i].addEntries(t)
 	}
 	return t
 }
 
-// describeCM makes the entries of the connection manager. (core/ucma.c)
-func describeCM(t entries) {
-	t.addEntry(devDir+"/"+cmDevice, &entry{node: &node{device: cmDevice, minor: cmMinor, cm: true}})
-	t.addEntry("/dev/char/"+cmNumber, &entry{link: "../infiniband/" + cmDevice})
+// addCMEntries makes the entries of the connection manager. (core/ucma.c)
+func addCMEntries(t treeEntries) {
+	t.addEntry(devDir+"/"+cmDevice, &treeEntry{node: &deviceNode{device: cmDevice, minor: cmMinor, cm: true}})
+	t.addEntry("/dev/char/"+cmNumber, &treeEntry{link: "../infiniband/" + cmDevice})
 	dir := t.addClass("misc", cmDevice, nil)
 	t.addTextFile(dir+"/abi_version", fmt.Sprintf("%d\n", ucm.ABIVersion))
 	t.addTextFile(dir+"/dev", cmNumber+"\n")
 	t.addTextFile(dir+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\nDEVMODE=0666\n", miscMajor,
 		cmMinor,
 		cmDevice))
-	t.addEntry("/sys/dev/char/"+cmNumber, &entry{link: "../../devices/virtual/misc/" + cmDevice})
+	t.addEntry("/sys/dev/char/"+cmNumber, &treeEntry{link: "../../devices/virtual/misc/" + cmDevice})
 	t.addTextFile(maxBacklogFile, fmt.Sprintln(ucma.MaxBacklog))
 }
 
-func (d *device) describe(t entries) {
+func (d *device) addEntries(t treeEntries) {
 	number := fmt.Sprintf("%d:%d", verbsMajor, baseMinor+d.minor)
-	t.addEntry(devDir+"/"+d.name, &entry{node: &node{device: d.name, minor: uint32(baseMinor + d.minor)}})
-	t.addEntry("/dev/char/"+number, &entry{link: "../infiniband/" + d.name})
+	t.addEntry(devDir+"/"+d.name, &treeEntry{node: &deviceNode{device: d.name, minor: uint32(baseMinor + d.minor)}})
+	t.addEntry("/dev/char/"+number, &treeEntry{link: "../infiniband/" + d.name})
 
 	uv := t.addClass("infiniband_verbs", d.name, d.identity)
 	t.addTextFile(uv+"/dev", number+"\n")
@@ -116,7 +116,7 @@ func (d *device) describe(t entries) {
 	t.addTextFile(uv+"/abi_version", fmt.Sprintf("%d\n", d.driverABI))
 	t.addTextFile(uv+"/uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=infiniband/%s\n", verbsMajor, baseMinor+d.minor,
 		d.name))
-	t.addEntry("/sys/dev/char/"+number, &entry{link: "../../devices/virtual/infiniband_verbs/" + d.name})
+	t.addEntry("/sys/dev/char/"+number, &treeEntry{link: "../../devices/virtual/infiniband_verbs/" + d.name})
 
 	dir := t.addClass("infiniband", d.ib.Name(), d.identity)
 	attr := func(name string, text func(a *ib.DeviceAttr) string) {
@@ -136,9 +136,9 @@ func (d *device) describe(t entries) {
 	if err != nil {
 		return
 	}
-	d.describeHost(t, dir)
+	d.addHostEntries(t, dir)
 	for port := 1; port <= a.PhysPorts; port++ {
-		d.describePort(t, fmt.Sprintf("%s/ports/%d", dir, port), port)
+		d.addPortEntries(t, fmt.Sprintf("%s/ports/%d", dir, port), port)
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.files)) {
 		if p := dir + "/" + name; t.isFree(p) {
@@ -147,17 +147,17 @@ func (d *device) describe(t entries) {
 	}
 }
 
-// describeHost adds the entries about the location of a device: its network interface (rxe's parent attribute), and
+// addHostEntries adds the entries about the location of a device: its network interface (rxe's parent attribute), and
 // the mask of local processors, which contains all processors. (rxe's parent_show;
 // Documentation/ABI/testing/sysfs-bus-pci)
-func (d *device) describeHost(t entries, dir string) {
+func (d *device) addHostEntries(t treeEntries, dir string) {
 	p, err := d.ib.QueryPort(1)
 	if err != nil {
 		return
 	}
 	if p.Netdev != "" {
 		t.addTextFile(dir+"/parent", p.Netdev+"\n")
-		t.addEntry(dir+"/device/net/"+p.Netdev, &entry{dir: true})
+		t.addEntry(dir+"/device/net/"+p.Netdev, &treeEntry{dir: true})
 	}
 	t.addTextFile(dir+"/device/numa_node", "-1\n")
 	n := runtime.NumCPU()
@@ -190,7 +190,7 @@ var portAttributes = map[string]func(a *ib.PortAttr) string{
 	"link_layer":     linkLayerText,
 }
 
-func (d *device) describePort(t entries, dir string, port int) {
+func (d *device) addPortEntries(t treeEntries, dir string, port int) {
 	for name, text := range portAttributes {
 		t.addFile(dir+"/"+name, func() (string, error) {
 			a, err := d.ib.QueryPort(port)
@@ -203,7 +203,7 @@ func (d *device) describePort(t entries, dir string, port int) {
 	}
 	gid := func(path string, text func(g *ib.GIDEntry) (string, error)) {
 		for i := range p.GIDTableLen {
-			t.addEntry(fmt.Sprintf("%s/%s/%d", dir, path, i), &entry{deferred: true, read: func() (string, error) {
+			t.addEntry(fmt.Sprintf("%s/%s/%d", dir, path, i), &treeEntry{deferred: true, read: func() (string, error) {
 				g, err := d.ib.QueryGID(port, i)
 				if err != nil {
 					return "", err

@@ -11,7 +11,7 @@ import (
 	"verbena/internal/sched"
 )
 
-// tokens manages the receive tokens of a session's threads. Each notification wakes all threads that wait for a
+// workerTokens manages the receive tokens of a session's threads. Each notification wakes all threads that wait for a
 // notification. Normally one thread therefore holds the only token. It receives a call, answers the call, and
 // receives again. The thread passes the token to another thread only if the answer may take long while others may
 // be making calls. Waking another thread takes as long as answering a few calls. The rules are:
@@ -30,7 +30,7 @@ import (
 //	|  | surplus            |                           pass |      | claimed by the watchdog, which passes
 //	|  +--------------------+----------------- end --------- busy without a token
 //	+--workerIdle--> ended
-type tokens struct {
+type workerTokens struct {
 	free      uint32       // futex word with the number of free tokens
 	total     atomic.Int32 // number of tokens
 	waiting   atomic.Int32 // number of workers in take
@@ -79,7 +79,7 @@ const (
 )
 
 // init makes the first token and starts the first worker.
-func (t *tokens) init(start func(), user *quota.User) {
+func (t *workerTokens) init(start func(), user *quota.User) {
 	t.user = user
 	t.free = 1
 	t.total.Store(1)
@@ -90,20 +90,20 @@ func (t *tokens) init(start func(), user *quota.User) {
 }
 
 // joinWatchdog registers a worker with the watchdog, and leave ends the registration.
-func (t *tokens) joinWatchdog(w *worker) {
+func (t *workerTokens) joinWatchdog(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.all[w] = true
 }
 
-func (t *tokens) leaveWatchdog(w *worker) {
+func (t *workerTokens) leaveWatchdog(w *worker) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.all, w)
 }
 
 // awaitToken waits for a token. It returns false after workerIdle, when the worker is not needed.
-func (t *tokens) awaitToken() bool {
+func (t *workerTokens) awaitToken() bool {
 	t.waiting.Add(1)
 	for {
 		n := atomic.LoadUint32(&t.free)
@@ -124,7 +124,7 @@ func (t *tokens) awaitToken() bool {
 }
 
 // tryRetire ends a waiting worker, unless pass relies on that worker to take a free token.
-func (t *tokens) tryRetire() bool {
+func (t *workerTokens) tryRetire() bool {
 	t.passing.Lock()
 	defer t.passing.Unlock()
 	if atomic.LoadUint32(&t.free) > 0 {
@@ -137,13 +137,13 @@ func (t *tokens) tryRetire() bool {
 }
 
 // releaseToken frees a token for a worker that is waiting or will wait.
-func (t *tokens) releaseToken() {
+func (t *workerTokens) releaseToken() {
 	atomic.AddUint32(&t.free, 1)
 	futexWake(&t.free, 1)
 }
 
 // passToken frees a token. If no waiting worker can take the token, passToken starts another worker, within the limits.
-func (t *tokens) passToken() {
+func (t *workerTokens) passToken() {
 	t.passing.Lock()
 	defer t.passing.Unlock()
 	if t.waiting.Load() <= int32(atomic.LoadUint32(&t.free)) && t.workers.Load() < maxWorkers &&
@@ -156,26 +156,26 @@ func (t *tokens) passToken() {
 
 // releaseWorkers ends the charges for workers that have not retired, except the first. It is called after the last
 // worker has ended.
-func (t *tokens) releaseWorkers() {
+func (t *workerTokens) releaseWorkers() {
 	if n := t.workers.Swap(0); n > 1 {
 		t.user.Release(quota.Workers, uint64(n-1))
 	}
 }
 
 // addTokenIfShared adds a token when several threads have begun to make calls.
-func (t *tokens) addTokenIfShared() {
+func (t *workerTokens) addTokenIfShared() {
 	if t.isShared() && t.total.CompareAndSwap(1, sharedTokens) {
 		t.passToken()
 	}
 }
 
 // removeSurplusToken removes a token when only one thread makes calls. Another worker must be receiving.
-func (t *tokens) removeSurplusToken() bool {
+func (t *workerTokens) removeSurplusToken() bool {
 	return t.total.Load() > 1 && !t.isShared() && t.receiving.Load() > 0 && t.total.CompareAndSwap(sharedTokens, 1)
 }
 
 // recordCaller records the calling thread. Concurrent workers may miss some calls.
-func (t *tokens) recordCaller(tid uint32) {
+func (t *workerTokens) recordCaller(tid uint32) {
 	m := t.mixture.Load()
 	switch {
 	case t.lastCaller.Load() != tid:
@@ -187,7 +187,7 @@ func (t *tokens) recordCaller(tid uint32) {
 }
 
 // isShared reports whether several threads of the program make calls.
-func (t *tokens) isShared() bool { return t.mixture.Load() > mixtureThreshold }
+func (t *workerTokens) isShared() bool { return t.mixture.Load() > mixtureThreshold }
 
 // beginBusy must be called before each part of an answer that may take long. The caller must call end afterwards.
 func (w *worker) beginBusy(c call) {
@@ -241,7 +241,7 @@ const doorbellSize = 32
 
 // startWatchdog starts the watchdog if it is not running. For doorbells alone the watchdog runs rarely, because a timer
 // takes processor time from the program.
-func (t *tokens) startWatchdog(doorbell bool) {
+func (t *workerTokens) startWatchdog(doorbell bool) {
 	i, after := 0, doorbellTimeout
 	if !doorbell {
 		i, after = 1, timeout
@@ -252,7 +252,7 @@ func (t *tokens) startWatchdog(doorbell bool) {
 }
 
 // passStalledTokens passes the tokens of workers that have been busy with the same call since its last run.
-func (t *tokens) passStalledTokens(i int) {
+func (t *workerTokens) passStalledTokens(i int) {
 	t.watching[i].Store(false)
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -95,9 +95,9 @@ func hasEnded(pidfd int) bool {
 	}
 }
 
-// startTraced starts a program that allows t to access it. The filtered thread calls start. outcome, which must be
-// called on another thread, returns the error of the exec.
-func (t *Tracer) startTraced(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
+// startTracedProgram starts a program that allows t to access it. The filtered thread calls start. outcome, which must
+// be called on another thread, returns the error of the exec.
+func (t *Tracer) startTracedProgram(l *Launch, attr *syscall.ProcAttr) (pid int, outcome func() error, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return 0, nil, err

@@ -65,8 +65,9 @@ func TestTracedProgramInheritsDescriptors(t *testing.T) {
 	}
 }
 
-// TestTracerCannotExecute tests that the program starts without the tracer if the launcher cannot execute itself.
-func TestTracerCannotExecute(t *testing.T) {
+// TestProgramStartsWithoutTracer tests that the program starts without the tracer if the launcher cannot execute
+// itself.
+func TestProgramStartsWithoutTracer(t *testing.T) {
 	tracer = &Tracer{PID: os.Getpid(), Pidfd: openPidfd(t, os.Getpid()), Exec: "/no/such/file"}
 	defer func() { tracer = nil }()
 	w := newFixture(t)

@@ -40,7 +40,7 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 			cfg.Quota = c.ledger
 		}
 		c.ledger = cfg.Quota
-		cfg.pause = c.countProof
+		cfg.pause = c.countTrapCheck
 	})...)
 	th := newThread()
 	var fd int
@@ -70,7 +70,7 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 		t.Fatal(err)
 	}
 	c.s = &Session{
-		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: numbersForHardLimit(limit), processes: map[int]*process{},
+		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: commandFDsForHardLimit(limit), processes: map[int]*process{},
 		tree:     c.sup.own,
 		listener: os.NewFile(uintptr(fd), "listener"),
 	}
@@ -86,7 +86,7 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = sendResponse(fd, &response{id: c.id})
+		_ = sendResponse(fd, &notificationResponse{id: c.id})
 		<-returned
 		th.end()
 		c.forgetProcesses()
@@ -96,9 +96,9 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 	return c
 }
 
-// countProof counts the proofs. The failing proof uses a notification that does not exist. All other proofs use the
+// countTrapCheck counts the proofs. The failing proof uses a notification that does not exist. All other proofs use the
 // notification of the trapped thread.
-func (c *trappedCall) countProof(point string, tid uint32) {
+func (c *trappedCall) countTrapCheck(point string, tid uint32) {
 	if c.w == nil || point == "event" || tid != c.w.n.tid { // for a waiting call, on another thread
 		return
 	}
@@ -113,8 +113,9 @@ func (c *trappedCall) countProof(point string, tid uint32) {
 	}
 }
 
-// forEachProof calls f once for each proof, with only that proof failing, and a last time without a failing proof.
-func (c *trappedCall) forEachProof(f func() string) (got []string) {
+// forEachFailingTrapCheck calls f once for each proof, with only that proof failing, and a last time without a failing
+// proof.
+func (c *trappedCall) forEachFailingTrapCheck(f func() string) (got []string) {
 	for n := 1; ; n++ {
 		c.proofs, c.failing = 0, n
 		got = append(got, f())
@@ -132,8 +133,8 @@ func (c *trappedCall) forgetProcesses() {
 	}
 }
 
-// lookUpWithoutProof calls look without a proof.
-func (c *trappedCall) lookUpWithoutProof() *procThread {
+// lookUpWithoutTrapCheck calls look without a proof.
+func (c *trappedCall) lookUpWithoutTrapCheck() *procThread {
 	c.Helper()
 	dir, err := openProcDir(int(c.w.n.tid))
 	if err != nil {
@@ -166,7 +167,7 @@ func (c *trappedCall) setArgs(args ...uint64) {
 // mustProcess returns the caller's process, with its address space.
 func (c *trappedCall) mustProcess() *process {
 	c.Helper()
-	p, _, err := c.w.processOfThread(c.lookUpWithoutProof())
+	p, _, err := c.w.findOrOpenProcess(c.lookUpWithoutTrapCheck())
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -174,14 +175,15 @@ func (c *trappedCall) mustProcess() *process {
 }
 
 // mustOpen opens the device, or the connection manager's file, for a user. The test closes both files at its end.
-func (c *trappedCall) mustOpen(n *node, user *quota.User, how int) (f *openFile, description *os.File) {
+func (c *trappedCall) mustOpen(n *deviceNode, user *quota.User, how int) (f *openFile, description *os.File) {
 	c.Helper()
 	make := newOpenFile
 	if n.cm {
 		make = newCMFile
 	}
 	p := c.mustProcess()
-	f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: c.lookUpWithoutProof().id, user: user}, how)
+	f, description, err := make(c.s, n, &opener{process: p, session: c.s, id: c.lookUpWithoutTrapCheck().id, user: user},
+		how)
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -194,8 +196,8 @@ func (c *trappedCall) mustOpen(n *node, user *quota.User, how int) (f *openFile,
 }
 
 var (
-	verbsNode = &node{device: "uverbs0", minor: baseMinor}
-	cmNode    = &node{device: cmDevice, minor: cmMinor, cm: true}
+	verbsNode = &deviceNode{device: "uverbs0", minor: baseMinor}
+	cmNode    = &deviceNode{device: cmDevice, minor: cmMinor, cm: true}
 )
 
 // withCM gives the supervisor a connection manager without devices.
@@ -233,16 +235,16 @@ func (v callResult) String() string {
 	return "ok"
 }
 
-// TestEachTrapProofIsChecked tests each proof that a caller is still trapped separately. If a proof fails, the
+// TestEachTrapCheckIsNeeded tests each proof that a caller is still trapped separately. If a proof fails, the
 // supervisor does not answer the call for the process that now has the caller's ID, and closes the files opened
 // meanwhile.
-func TestEachTrapProofIsChecked(t *testing.T) {
+func TestEachTrapCheckIsNeeded(t *testing.T) {
 	c := newTrappedCall(t, nil, withCM(t))
 	w, s := c.w, c.s
 	foreign := c.ledger.User(4711)
 	c.srv.queuePair = func(uint32) (*quota.User, bool) { return foreign, true }
 	p := c.mustProcess()
-	th := c.lookUpWithoutProof()
+	th := c.lookUpWithoutTrapCheck()
 	device, deviceFD := c.mustOpen(verbsNode, p.user, unix.O_RDWR)
 	cm, cmFD := c.mustOpen(cmNode, p.user, 0)
 	netlink, netlinkEnd, err := c.sup.newNetlinkSocket(p.user, netlinkOpener{}, false, 1)
@@ -274,7 +276,7 @@ func TestEachTrapProofIsChecked(t *testing.T) {
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"a known process", func() string {
-			_, _, err := w.processOfThread(th)
+			_, _, err := w.findOrOpenProcess(th)
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"a new process", func() string {
@@ -340,7 +342,7 @@ func TestEachTrapProofIsChecked(t *testing.T) {
 		}, []string{gone, gone, gone, ok}},
 		{"an ended exec", func() string {
 			s.execs.add(w.n.tid)
-			s.execs.noteCall(w)
+			s.execs.recordCallOfThread(w)
 			_, there := s.execs.tids[w.n.tid]
 			return fmt.Sprint(there)
 		}, []string{"true", "false"}},
@@ -368,7 +370,7 @@ func TestEachTrapProofIsChecked(t *testing.T) {
 		}, []string{gone, gone, gone, "waits"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := c.forEachProof(tt.call); fmt.Sprint(got) != fmt.Sprint(tt.want) {
+			if got := c.forEachFailingTrapCheck(tt.call); fmt.Sprint(got) != fmt.Sprint(tt.want) {
 				t.Errorf("results of the proofs: got %q, want %q", got, tt.want)
 			}
 		})

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is the file at a virtual path, which is exactly one of a directory, a file, a link and a device node.
-type entry struct {
+// treeEntry is the file at a virtual path, which is exactly one of a directory, a file, a link and a device node.
+type treeEntry struct {
 	dir bool
 	// read makes the content of a file. If read fails, reading the file fails with the same error.
 	read func() (string, error)
@@ -25,40 +25,40 @@ type entry struct {
 	// tree.complete.
 	deferred bool
 	link     string // relative target of a symbolic link
-	node     *node
+	node     *deviceNode
 	// id identifies the object of a directory, and changes when the directory represents another object of the same
 	// name. (rdma-core compares the directory's time stamps for this purpose.)
 	id any
 }
 
-// node describes a device file.
-type node struct {
+// deviceNode describes a device file.
+type deviceNode struct {
 	device string // name of the device on the server
 	minor  uint32
 	cm     bool // the node is rdma_cm
 }
 
 // major returns the major device number.
-func (n *node) major() uint32 {
+func (n *deviceNode) major() uint32 {
 	if n.cm {
 		return miscMajor
 	}
 	return verbsMajor
 }
 
-// entries maps virtual paths, absolute and clean, to their entries.
-type entries map[string]*entry
+// treeEntries maps virtual paths, absolute and clean, to their entries.
+type treeEntries map[string]*treeEntry
 
 // addEntry adds an entry and the directories above it.
-func (t entries) addEntry(path string, e *entry) {
+func (t treeEntries) addEntry(path string, e *treeEntry) {
 	t[path] = e
 	if up := filepath.Dir(path); up != "/" && t[up] == nil {
-		t.addEntry(up, &entry{dir: true})
+		t.addEntry(up, &treeEntry{dir: true})
 	}
 }
 
 // isFree reports whether a file can be added. No entry may have its path, and all entries above it must be directories.
-func (t entries) isFree(path string) bool {
+func (t treeEntries) isFree(path string) bool {
 	if t[path] != nil {
 		return false
 	}
@@ -70,17 +70,17 @@ func (t entries) isFree(path string) bool {
 	return true
 }
 
-func (t entries) addFile(path string, read func() (string, error)) {
-	t.addEntry(path, &entry{read: read})
+func (t treeEntries) addFile(path string, read func() (string, error)) {
+	t.addEntry(path, &treeEntry{read: read})
 }
 
-func (t entries) addTextFile(path, content string) {
+func (t treeEntries) addTextFile(path, content string) {
 	t.addFile(path, func() (string, error) { return content, nil })
 }
 
 // resolveLinks follows links. No link refers to another link. With nofollow, a link in the last component is not
 // followed.
-func (t entries) resolveLinks(path string, nofollow bool) (string, *entry) {
+func (t treeEntries) resolveLinks(path string, nofollow bool) (string, *treeEntry) {
 	for end := 1; end < len(path); end++ {
 		if path[end] != '/' {
 			continue
@@ -108,7 +108,7 @@ type tree struct {
 	// dir is the directory through which programs' files are opened. It is a read-only mount of above, if the
 	// kernel allows this process to make one.
 	dir     *os.File
-	current atomic.Pointer[entries]
+	current atomic.Pointer[treeEntries]
 
 	places atomic.Pointer[baseDirectories]
 
@@ -131,7 +131,7 @@ const (
 // descriptor of above.
 func newTree(above *os.Root, dir *os.File, name string) (*tree, error) {
 	t := &tree{root: filepath.Join(above.Name(), name), name: name, above: above, dir: dir, shown: make(map[string]string)}
-	t.current.Store(&entries{})
+	t.current.Store(&treeEntries{})
 	t.places.Store(&baseDirectories{})
 	if err := errors.Join(
 		makeDir(t.root),
@@ -181,14 +181,14 @@ func (t *tree) realPath(path string) string { return t.root + path }
 
 // lookup returns the entry of a clean path, or nil, and the path after following links. With nofollow, a link in
 // the last component is not followed.
-func (t *tree) lookup(path string, nofollow bool) (string, *entry) {
+func (t *tree) lookup(path string, nofollow bool) (string, *treeEntry) {
 	return (*t.current.Load()).resolveLinks(path, nofollow)
 }
 
 // updateEntries changes the tree to the entries that describe returns. An existing directory keeps its time stamps
 // unless entries of it are added or removed. After an error some entries are missing, and the next update makes them.
 // updateEntries may sleep.
-func (t *tree) updateEntries(describe func() entries) error {
+func (t *tree) updateEntries(describe func() treeEntries) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	have, want := *t.current.Load(), describe()
@@ -197,7 +197,7 @@ func (t *tree) updateEntries(describe func() entries) error {
 		h, w := have[path], want[path]
 		return w == nil || w.id != h.id || w.dir != h.dir || w.link != h.link || (w.node == nil) != (h.node == nil)
 	}
-	kept := make(entries)
+	kept := make(treeEntries)
 	for _, path := range slices.Sorted(maps.Keys(have)) {
 		up := filepath.Dir(path)
 		switch {
@@ -247,7 +247,7 @@ func (t *tree) updateEntries(describe func() entries) error {
 }
 
 // readContent returns the content of an entry's file, or "" if reading it fails.
-func (e *entry) readContent() string {
+func (e *treeEntry) readContent() string {
 	s, err := e.read()
 	if err != nil {
 		return emptyContent
@@ -278,7 +278,7 @@ func (t *tree) makeAllDeferredFiles() error {
 
 // makeDeferredFile makes the file of a deferred entry for a program that accesses the file without reading it. It may
 // sleep.
-func (t *tree) makeDeferredFile(path string, e *entry) error {
+func (t *tree) makeDeferredFile(path string, e *treeEntry) error {
 	if !e.deferred || t.completed.Load() {
 		return nil
 	}
@@ -295,7 +295,7 @@ func (t *tree) makeDeferredFile(path string, e *entry) error {
 
 // refreshFile updates the file of an entry. If the entry cannot be read, refreshFile returns that error, even if the
 // entry has been removed meanwhile.
-func (t *tree) refreshFile(path string, e *entry) error {
+func (t *tree) refreshFile(path string, e *treeEntry) error {
 	content, err := e.read()
 	if err != nil {
 		return err

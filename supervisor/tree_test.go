@@ -33,9 +33,9 @@ func newTestTree(t *testing.T) *tree {
 	return tr
 }
 
-func (t *tree) mustUpdate(tb testing.TB, want entries) {
+func (t *tree) mustUpdate(tb testing.TB, want treeEntries) {
 	tb.Helper()
-	if err := t.updateEntries(func() entries { return want }); err != nil {
+	if err := t.updateEntries(func() treeEntries { return want }); err != nil {
 		tb.Fatal(err)
 	}
 }
@@ -72,22 +72,22 @@ func (t *tree) listFiles(tb testing.TB) map[string]string {
 
 func TestTreeFollowsTheDevices(t *testing.T) {
 	tr := newTestTree(t)
-	one := make(entries)
+	one := make(treeEntries)
 	one.addTextFile("/a/x", "1\n")
 	one.addTextFile("/a/y", "y\n")
-	one.addEntry("/b/dev", &entry{node: &node{device: "dev"}})
-	one.addEntry("/c", &entry{link: "a"})
-	two := make(entries)
+	one.addEntry("/b/dev", &treeEntry{node: &deviceNode{device: "dev"}})
+	one.addEntry("/c", &treeEntry{link: "a"})
+	two := make(treeEntries)
 	two.addTextFile("/a/x", "2\n")
 	two.addTextFile("/a/d/z", "z\n")
 	for _, tt := range []struct {
-		set  entries
+		set  treeEntries
 		want map[string]string
 	}{
 		{one, map[string]string{"/a": "dir", "/a/x": "1\n", "/a/y": "y\n", "/b": "dir", "/b/dev": "", "/c": "a"}},
 		{two, map[string]string{"/a": "dir", "/a/x": "2\n", "/a/d": "dir", "/a/d/z": "z\n"}},
 		{one, map[string]string{"/a": "dir", "/a/x": "1\n", "/a/y": "y\n", "/b": "dir", "/b/dev": "", "/c": "a"}},
-		{entries{}, map[string]string{}},
+		{treeEntries{}, map[string]string{}},
 	} {
 		tr.mustUpdate(t, tt.set)
 		if got := tr.listFiles(t); !maps.Equal(got, tt.want) {
@@ -106,9 +106,9 @@ func TestTreeUpdateRetriesFailedFiles(t *testing.T) {
 	if err := os.WriteFile(inTheWay, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	want := make(entries)
+	want := make(treeEntries)
 	want.addTextFile("/sys/class/name", "rxe0\n")
-	if err := tr.updateEntries(func() entries { return want }); err == nil {
+	if err := tr.updateEntries(func() treeEntries { return want }); err == nil {
 		t.Error("update: got success, want an error")
 	}
 	if _, e := tr.lookup("/sys/class/name", false); e != nil {
@@ -134,8 +134,8 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 		return st.ModTime().UnixNano()
 	}
 	set := func(id any, state string, more ...string) {
-		e := make(entries)
-		e.addEntry("/dev0", &entry{dir: true, id: id})
+		e := make(treeEntries)
+		e.addEntry("/dev0", &treeEntry{dir: true, id: id})
 		e.addTextFile("/dev0/guid", "g\n")
 		e.addTextFile("/dev0/port/state", state)
 		for _, m := range more {
@@ -159,10 +159,10 @@ func TestTreeKeepsTimeStampsOfWhatStays(t *testing.T) {
 	}
 }
 
-func TestTreeRefresh(t *testing.T) {
+func TestTreeRefreshesFileContent(t *testing.T) {
 	tr := newTestTree(t)
 	content, fail := "1", error(nil)
-	e := make(entries)
+	e := make(treeEntries)
 	e.addFile("/f", func() (string, error) { return content, fail })
 	tr.mustUpdate(t, e)
 	open, err := os.Open(tr.realPath("/f"))
@@ -223,7 +223,7 @@ func TestTreeRefresh(t *testing.T) {
 		t.Error("refresh of an unreadable attribute: got success, want EINVAL")
 	}
 	fail = nil
-	tr.mustUpdate(t, entries{})
+	tr.mustUpdate(t, treeEntries{})
 	if err := tr.refreshFile("/f", e["/f"]); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("refresh of a removed file: got %v, want ErrNotExist", err)
 	}
@@ -294,14 +294,14 @@ func TestTreeLookup(t *testing.T) {
 }
 
 func TestTreeDefersFiles(t *testing.T) {
-	describe := func(content string, id any) entries {
-		e := make(entries)
-		e.addEntry("/d", &entry{dir: true, id: id})
+	describe := func(content string, id any) treeEntries {
+		e := make(treeEntries)
+		e.addEntry("/d", &treeEntry{dir: true, id: id})
 		e.addTextFile("/d/now", content)
 		for _, name := range []string{"/d/x", "/d/y"} {
-			e.addEntry(name, &entry{deferred: true, read: func() (string, error) { return content, nil }})
+			e.addEntry(name, &treeEntry{deferred: true, read: func() (string, error) { return content, nil }})
 		}
-		e.addEntry("/d/bad", &entry{deferred: true, read: func() (string, error) { return "", errEmptyGID }})
+		e.addEntry("/d/bad", &treeEntry{deferred: true, read: func() (string, error) { return "", errEmptyGID }})
 		return e
 	}
 	tr := newTestTree(t)

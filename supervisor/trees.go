@@ -16,7 +16,7 @@ import (
 	"verbena/internal/reopen"
 )
 
-// trees holds a tree of virtual files for each user with sessions. It also holds a tree for the service's own user,
+// userTrees holds a tree of virtual files for each user with sessions. It also holds a tree for the service's own user,
 // which shows whether there is enough space.
 //
 // A program that lists a directory into memory that blocks access, such as a mapped FUSE file, holds the kernel's
@@ -24,11 +24,11 @@ import (
 // an uncached name waits too. Programs can reach only the directories of their own user. A program can therefore
 // block only calls of its own user, and the thread that updates that user's tree. A change of the devices waits for
 // at most treeChangeTimeout.
-type trees struct {
+type userTrees struct {
 	above    *os.Root // directory of the trees
 	dir      *os.File // descriptor of above, through which programs' files are opened
 	mounted  bool     // dir is a separate mount, from which no path leads to this process's root
-	describe func() entries
+	describe func() treeEntries
 	own      quota.ID
 	log      *slog.Logger
 
@@ -70,12 +70,13 @@ type treeChange struct {
 const treeChangeTimeout = time.Second
 
 // newTrees makes the empty directory of the trees. Without a ledger all users share one tree.
-func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() entries) (_ *trees, err error) {
-	s := &trees{describe: describe, own: quota.AllUsers, log: log, users: make(map[quota.ID]*userTree)}
+func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() treeEntries) (_ *userTrees,
+	err error) {
+	s := &userTrees{describe: describe, own: quota.AllUsers, log: log, users: make(map[quota.ID]*userTree)}
 	if ledger != nil {
 		s.own = quota.ID{UID: os.Geteuid()}
 	}
-	fail := func(err error) (*trees, error) {
+	fail := func(err error) (*userTrees, error) {
 		s.close()
 		return nil, fmt.Errorf("make the directory of the virtual files: %w", err)
 	}
@@ -110,7 +111,7 @@ func makeTreesDir(path string) error {
 	return errors.Join(reopen.DenyReopen(int(d.Fd())), d.Close())
 }
 
-func (s *trees) close() {
+func (s *userTrees) close() {
 	if s.above != nil {
 		s.above.Close()
 	}
@@ -147,7 +148,7 @@ func detachedMount(dir *os.File) *os.File {
 // acquireTree returns the tree of a user, and makes the tree for the first session. After an error the tree is
 // incomplete, or t.tree is nil if it could not be made. Each call of enter needs a call of leave, also after an
 // error. acquireTree can block as long as the user's programs lock a directory of the tree.
-func (s *trees) acquireTree(id quota.ID) (t *userTree, err error) {
+func (s *userTrees) acquireTree(id quota.ID) (t *userTree, err error) {
 	s.mu.Lock()
 	if t = s.users[id]; t == nil {
 		s.made++
@@ -177,7 +178,7 @@ func (s *trees) acquireTree(id quota.ID) (t *userTree, err error) {
 
 // releaseTree ends a session's use of the tree, and removes the tree after the last session. releaseTree can block like
 // enter.
-func (s *trees) releaseTree(t *userTree) {
+func (s *userTrees) releaseTree(t *userTree) {
 	s.mu.Lock()
 	t.sessions--
 	last := t.sessions == 0
@@ -196,7 +197,7 @@ func (s *trees) releaseTree(t *userTree) {
 
 // updateAll updates all trees to the current devices, and returns an error for incomplete trees. It waits for at most
 // treeChangeTimeout. Trees that programs block are updated later.
-func (s *trees) updateAll() error {
+func (s *userTrees) updateAll() error {
 	s.mu.Lock()
 	var all []*userTree
 	for _, t := range s.users {
@@ -226,7 +227,7 @@ func (s *trees) updateAll() error {
 }
 
 // startChange starts an update of the tree to the entries that describe returns.
-func (t *userTree) startChange(describe func() entries) *treeChange {
+func (t *userTree) startChange(describe func() treeEntries) *treeChange {
 	t.changes.Lock()
 	defer t.changes.Unlock()
 	if c := t.changes.next; c != nil {
@@ -253,7 +254,7 @@ func (t *userTree) isLastChangeComplete() bool {
 }
 
 // applyChanges makes pending changes, beginning with c.
-func (t *userTree) applyChanges(c *treeChange, describe func() entries) {
+func (t *userTree) applyChanges(c *treeChange, describe func() treeEntries) {
 	for c != nil {
 		c.err = t.updateEntries(describe)
 		t.changes.Lock()

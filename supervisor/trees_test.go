@@ -16,7 +16,7 @@ import (
 
 // testTrees is a set of trees in which the content of one file represents the devices.
 type testTrees struct {
-	*trees
+	*userTrees
 	root    string
 	logs    logRecorder
 	content atomic.Value
@@ -26,8 +26,8 @@ func newTestTrees(t *testing.T) *testTrees {
 	t.Helper()
 	f := &testTrees{root: filepath.Join(newShmDir(t), "trees")}
 	f.content.Store("1")
-	s, err := newTrees(f.root, nil, f.logs.logger(), func() entries {
-		e := make(entries)
+	s, err := newTrees(f.root, nil, f.logs.logger(), func() treeEntries {
+		e := make(treeEntries)
 		e.addTextFile("/d/x", f.content.Load().(string))
 		return e
 	})
@@ -35,7 +35,7 @@ func newTestTrees(t *testing.T) *testTrees {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.close)
-	f.trees = s
+	f.userTrees = s
 	return f
 }
 
@@ -157,8 +157,8 @@ func TestBlockedTreeDelaysOnce(t *testing.T) {
 	}
 }
 
-// TestTreeOfAFullDisk tests that the next session tries again to make a missing or incomplete tree.
-func TestTreeOfAFullDisk(t *testing.T) {
+// TestFailedTreeIsMadeAgain tests that the next session tries again to make a missing or incomplete tree.
+func TestFailedTreeIsMadeAgain(t *testing.T) {
 	f := newTestTrees(t)
 	if err := os.WriteFile(filepath.Join(f.root, "1"), nil, 0o600); err != nil { // blocks the path of the tree
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func TestTreeOfAFullDisk(t *testing.T) {
 		t.Errorf("enter with a blocked path: got %v, want an error and no tree", err)
 	}
 	full := f.describe
-	f.describe = func() entries {
+	f.describe = func() treeEntries {
 		e := full()
 		e.addTextFile("/d/x/y", "in a file") // cannot be made
 		return e

@@ -43,10 +43,10 @@ func init() {
 		"slow":     programSlowCommand,
 		"parallel": programParallelWaits,
 		"churn":    programReopenAndClose,
-		"closed":   programClosedNumber,
+		"closed":   programClosedFD,
 		"twice":    programTwoCommands,
 	} {
-		programs[name] = f
+		testPrograms[name] = f
 	}
 }
 
@@ -211,7 +211,7 @@ func startReplacement(t *testing.T, pid int) (ask func() string) {
 // TestReplacedCallerIsNotConfused kills the caller at each pause point of the supervisor, in each kind of call, and
 // gives its process ID to another process. That process must stay unchanged.
 func TestReplacedCallerIsNotConfused(t *testing.T) {
-	testutil.NeedRoot(t, "to choose the ID of a process")
+	testutil.SkipUnlessRoot(t, "to choose the ID of a process")
 	steps := stepNames
 	if testing.Short() {
 		steps = []string{"stat", "increment", "dup2", "exec"} // one step for each kind of call
@@ -384,7 +384,7 @@ func testRegistrationsEndWithExec(t *testing.T) {
 			if _, err := fmt.Sscanf(r.output.String(), "ready %d %d\n", &pid, &keeper); err != nil || pid != r.PID() {
 				t.Fatalf("output of the program: got %q and error %v, want ready", r.output.String(), err)
 			}
-			w.wantBoundSpaces(r.session, pid)
+			w.wantBoundAddressSpaces(r.session, pid)
 			region := w.srv.waitForOpen(t, 1).page.Load()
 			word := make([]byte, 8)
 			if err := region.ReadV([][]byte{word}, region.IOVA()); !errors.Is(err, umem.ErrFault) {
@@ -403,9 +403,9 @@ func testRegistrationsEndWithExec(t *testing.T) {
 	}
 }
 
-// wantBoundSpaces makes the test fail unless the former address spaces of a process are bound. Access by process ID
-// would reach the memory of the next program.
-func (w *fixture) wantBoundSpaces(t *Session, pid int) {
+// wantBoundAddressSpaces makes the test fail unless the former address spaces of a process are bound. Access by process
+// ID would reach the memory of the next program.
+func (w *fixture) wantBoundAddressSpaces(t *Session, pid int) {
 	w.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -534,7 +534,7 @@ func programOtherRoot(args []string) {
 // TestOtherRootSeesNoPathUp tests programs with a different root directory, or with different mounts. Such a program
 // gets no directory, or a directory from which no path leads up to this process's root.
 func TestOtherRootSeesNoPathUp(t *testing.T) {
-	testutil.NeedRoot(t, "for chroot")
+	testutil.SkipUnlessRoot(t, "for chroot")
 	jail := t.TempDir()
 	for _, how := range []string{"chroot", "unshare"} {
 		for _, mounts := range []bool{true, false} {
@@ -584,7 +584,7 @@ func TestTreeLinksAreNotFollowed(t *testing.T) {
 // TestUserNamespaceGivesNoRights tests that all capabilities in a new user namespace give no rights in the service's
 // namespace.
 func TestUserNamespaceGivesNoRights(t *testing.T) {
-	testutil.NeedRoot(t, "to become another user")
+	testutil.SkipUnlessRoot(t, "to become another user")
 	w := newFixture(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 12345, Mode: 0o660} })
 	const open = `test -w /dev/infiniband/uverbs0 && echo yes || echo no; (exec 3<>/dev/infiniband/uverbs0) 2>/dev/null && echo yes || echo no`
 	_, got := w.waitForExit(w.startProgram(nil, "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "unshare",
@@ -612,7 +612,7 @@ func programReadOnly([]string) {
 	fmt.Println("ok")
 }
 
-func TestOpenedForReading(t *testing.T) {
+func TestReadOnlyDeviceFileIsUsable(t *testing.T) {
 	testEachAccess(t, func(t *testing.T) {
 		w := newFixture(t, func(c *SupervisorConfig) { c.Node = Node{UID: 0, GID: 0, Mode: 0o644} })
 		if out := w.mustRunSelf("readonly"); out != "ok" {
@@ -693,7 +693,7 @@ func programDup2Race([]string) {
 	fmt.Println("ok")
 }
 
-func TestNumbersAreAssignedOnce(t *testing.T) {
+func TestFDNumbersAreAssignedOnce(t *testing.T) {
 	w := newFixture(t)
 	if out := w.mustRunSelf("dup2"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
@@ -778,7 +778,7 @@ func TestUnneededWorkersEnd(t *testing.T) {
 	}
 }
 
-func TestSessionLimit(t *testing.T) {
+func TestSessionsPerUserAreLimited(t *testing.T) {
 	var limits quota.Limits
 	limits[quota.Sessions].PerUser = 1
 	ledger := quota.New(limits)
@@ -811,8 +811,8 @@ func programReopenAndClose([]string) {
 	fmt.Println("ok")
 }
 
-// TestLastCloseAfterManyCloses tests that the last close of a file is detected after any number of closes.
-func TestLastCloseAfterManyCloses(t *testing.T) {
+// TestLastCloseIsDetectedAfterMany tests that the last close of a file is detected after any number of closes.
+func TestLastCloseIsDetectedAfterMany(t *testing.T) {
 	w := newFixture(t)
 	if out := w.mustRunSelf("churn"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)
@@ -820,9 +820,9 @@ func TestLastCloseAfterManyCloses(t *testing.T) {
 	w.waitForClose("the last close", w.srv.files[0].closed)
 }
 
-// TestOneCheckAtATime tests that at most one check of a file is pending while its descriptors are closed one after
+// TestOneCloseCheckAtATime tests that at most one check of a file is pending while its descriptors are closed one after
 // another.
-func TestOneCheckAtATime(t *testing.T) {
+func TestOneCloseCheckAtATime(t *testing.T) {
 	m, err := shm.Create("queues", quota.RingBytes, nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -849,9 +849,9 @@ func TestOneCheckAtATime(t *testing.T) {
 	})
 }
 
-// TestExecOfReusedThreadID tests that a call of a killed thread does not end the exec of a thread with the same thread
-// ID.
-func TestExecOfReusedThreadID(t *testing.T) {
+// TestKilledThreadKeepsOthersExec tests that a call of a killed thread does not end the exec of a thread with the same
+// thread ID.
+func TestKilledThreadKeepsOthersExec(t *testing.T) {
 	const tid = 1 << 30
 	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasToken: true, n: notification{tid: tid}}
 	execs := &w.session.execs
@@ -877,7 +877,7 @@ func TestExecOfReusedThreadID(t *testing.T) {
 // TestPathRevealsNoDirectory tests that paths reveal nothing about a directory that the caller may not
 // search.
 func TestPathRevealsNoDirectory(t *testing.T) {
-	testutil.NeedRoot(t, "to create a directory of another user")
+	testutil.SkipUnlessRoot(t, "to create a directory of another user")
 	w := newFixture(t)
 	dir := newShmDir(t) // with mode 0700
 	if err := unix.Mkdir(dir+"/secret", 0o755); err != nil {
@@ -943,8 +943,8 @@ func TestDuplicatesInSeparateTable(t *testing.T) {
 	}
 }
 
-// programClosedNumber uses the number of a closed descriptor while another descriptor keeps the file open.
-func programClosedNumber([]string) {
+// programClosedFD uses the number of a closed descriptor while another descriptor keeps the file open.
+func programClosedFD([]string) {
 	runtime.LockOSThread() // the number is cached for its thread
 	fd := openDevice()
 	other := must(unix.Dup(fd))
@@ -957,8 +957,8 @@ func programClosedNumber([]string) {
 	fmt.Println("ok")
 }
 
-// TestCachedFileOfClosedNumber tests that a cached device file suffices for doorbells only.
-func TestCachedFileOfClosedNumber(t *testing.T) {
+// TestCachedFileOfClosedFD tests that a cached device file suffices for doorbells only.
+func TestCachedFileOfClosedFD(t *testing.T) {
 	w := newFixture(t)
 	if out := w.mustRunSelf("closed"); out != "ok" {
 		t.Errorf("output: got %q, want ok", out)

@@ -64,7 +64,7 @@ func (w *worker) run() {
 	if err := blockSignals(); err != nil {
 		w.session.log.Warn("worker", "err", err)
 	}
-	sched.SetSlice(sched.SleeperSlice)
+	sched.SetTimeSlice(sched.SleeperSlice)
 	// A program can remove pages of shared memory (ftruncate). The resulting fault must be an error of the
 	// program's call, not a crash of the service.
 	debug.SetPanicOnFault(true)
@@ -138,7 +138,7 @@ func (w *worker) answerCall() {
 	} else {
 		v = w.handleAndTrace()
 	}
-	r := response{id: w.n.id}
+	r := notificationResponse{id: w.n.id}
 	switch {
 	case v.fate == fateSent:
 		return
@@ -268,7 +268,7 @@ func (w *worker) answerCommand(c call, f *openFile) callResult {
 		return callResult{fate: fateContinued}
 	}
 	if v.err != nil {
-		w.session.warnOfLimit(v.err)
+		w.session.warnIfLimitReached(v.err)
 		w.logRefusal(f, v.err)
 	}
 	return v
@@ -295,7 +295,7 @@ func (w *worker) Stalled() {
 		return
 	}
 	w.stalled = true
-	r := response{id: w.n.id, val: int64(w.n.args[2])}
+	r := notificationResponse{id: w.n.id, val: int64(w.n.args[2])}
 	err := sendResponse(w.session.fd, &r)
 	log, tid, file := w.session.log, w.n.tid, w.desc.file
 	go func() {

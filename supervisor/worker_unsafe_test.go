@@ -113,7 +113,7 @@ func TestAttachRefuses(t *testing.T) {
 }
 
 func TestQueueFilesBelongToTheUser(t *testing.T) {
-	testutil.NeedRoot(t, "to run a service for another user")
+	testutil.SkipUnlessRoot(t, "to run a service for another user")
 	w := newFixture(t)
 	c := exec.Command("/bin/sleep", "1000")
 	c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
@@ -131,7 +131,8 @@ func TestQueueFilesBelongToTheUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, description, err := newOpenFile(s, &node{device: "uverbs0"}, &opener{process: &process{}, id: id}, unix.O_RDWR)
+	f, description, err := newOpenFile(s, &deviceNode{device: "uverbs0"}, &opener{process: &process{}, id: id},
+		unix.O_RDWR)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestNamesInC checks the String methods that return names in C.
-func TestNamesInC(t *testing.T) {
+// TestStringReturnsCNames checks the String methods that return names in C.
+func TestStringReturnsCNames(t *testing.T) {
 	for _, test := range []struct {
 		table, enum, prefix string
 		name                func(v int64) string

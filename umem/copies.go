@@ -52,7 +52,7 @@ func (c *Copies) beginAccess() error {
 		return nil
 	}
 	c.decrement()
-	return c.waitForOthers()
+	return c.waitForOtherAccesses()
 }
 
 func (c *Copies) endAccess() {
@@ -82,7 +82,7 @@ func (c *Copies) decrement() {
 	}
 }
 
-func (c *Copies) waitForOthers() error {
+func (c *Copies) waitForOtherAccesses() error {
 	defer c.waiting.Add(-1)
 	if c.waiting.Add(1) > maxCopiesWaiting {
 		return ErrStuck

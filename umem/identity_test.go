@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProcMemOfAnotherFileSystem checks that a file with the path of /proc/PID/mem in another file system is rejected.
+// TestFakeProcMemIsRejected checks that a file with the path of /proc/PID/mem in another file system is rejected.
 // Such a file could belong to a FUSE server, which need not respond.
-func TestProcMemOfAnotherFileSystem(t *testing.T) {
+func TestFakeProcMemIsRejected(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
@@ -74,9 +74,9 @@ func TestOnlyProcMapsIsAccepted(t *testing.T) {
 	}
 }
 
-// TestReadOfReusedPID checks reads by number after another process has received the number, or after the process has
-// executed another program. Only the pidfd, or only the address space, shows the change.
-func TestReadOfReusedPID(t *testing.T) {
+// TestReadOfReusedPIDFails checks reads by number after another process has received the number, or after the process
+// has executed another program. Only the pidfd, or only the address space, shows the change.
+func TestReadOfReusedPIDFails(t *testing.T) {
 	defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
 	maxFileAccess = 0
 	for name, change := range map[string]func(p *Process, gone *childProcess){
@@ -147,8 +147,8 @@ func TestRegistrationNeedsLockLimit(t *testing.T) {
 	}
 }
 
-// TestDirectIsInRange checks that Direct does not return memory outside the region.
-func TestDirectIsInRange(t *testing.T) {
+// TestDirectStaysInRegion checks that Direct does not return memory outside the region.
+func TestDirectStaysInRegion(t *testing.T) {
 	l := NewLocal()
 	mem := make([]byte, 4*PageSize)
 	const base = 1 << 40

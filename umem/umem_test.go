@@ -122,8 +122,8 @@ type childProcess struct {
 	out   *bufio.Reader
 }
 
-// eachAccessMethod runs a test twice, once for each method of access to another process.
-func eachAccessMethod(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
+// testEachAccessMethod runs a test twice, once for each method of access to another process.
+func testEachAccessMethod(t *testing.T, f func(t *testing.T, start func(*testing.T, string) *childProcess)) {
 	t.Run("process_vm", func(t *testing.T) {
 		defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
 		maxFileAccess = 0
@@ -215,8 +215,8 @@ func (c *childProcess) kill() {
 	}
 }
 
-// firstPage returns the contents of the first page as the child reads them.
-func (c *childProcess) firstPage(t *testing.T) []byte {
+// readFirstPage returns the contents of the first page as the child reads them.
+func (c *childProcess) readFirstPage(t *testing.T) []byte {
 	t.Helper()
 	fmt.Fprintln(c.stdin)
 	var b []byte
@@ -236,7 +236,7 @@ func splitBuffer(b []byte, n int) [][]byte {
 }
 
 func TestProcessReadsAndWritesAnother(t *testing.T) {
-	eachAccessMethod(t, testProcessReadsAndWritesAnother)
+	testEachAccessMethod(t, testProcessReadsAndWritesAnother)
 }
 
 func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, string) *childProcess) {
@@ -256,7 +256,7 @@ func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, strin
 		if err := c.WriteV(splitBuffer(want, buffers), c.base); err != nil {
 			t.Fatalf("%d buffers: %v", buffers, err)
 		}
-		if !bytes.Equal(c.firstPage(t), want) {
+		if !bytes.Equal(c.readFirstPage(t), want) {
 			t.Fatalf("write with %d buffers: got other bytes in the child, want the written ones", buffers)
 		}
 	}
@@ -265,7 +265,9 @@ func testProcessReadsAndWritesAnother(t *testing.T, start func(*testing.T, strin
 	}
 }
 
-func TestProcessAccessRespectsProtection(t *testing.T) { eachAccessMethod(t, testProcessProtection) }
+func TestProcessAccessRespectsProtection(t *testing.T) {
+	testEachAccessMethod(t, testProcessProtection)
+}
 
 func testProcessProtection(t *testing.T, start func(*testing.T, string) *childProcess) {
 	c := start(t, "plain")
@@ -307,7 +309,7 @@ func testProcessProtection(t *testing.T, start func(*testing.T, string) *childPr
 	}
 }
 
-func TestAccessAfterExitFails(t *testing.T) { eachAccessMethod(t, testProcessAfterExit) }
+func TestAccessAfterExitFails(t *testing.T) { testEachAccessMethod(t, testProcessAfterExit) }
 
 func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childProcess) {
 	for _, test := range []struct {
@@ -343,7 +345,7 @@ func testProcessAfterExit(t *testing.T, start func(*testing.T, string) *childPro
 // TestExecEndsTheAddressSpace checks memory that was opened or registered before Bind and an exec. The memory must
 // never refer to the new program.
 func TestExecEndsTheAddressSpace(t *testing.T) {
-	eachAccessMethod(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
+	testEachAccessMethod(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "exec")
 		old, base := c.Process, c.base
 		region, err := Get(old, nil, base, 2*PageSize, base, true)
@@ -401,9 +403,9 @@ func TestExecEndsTheAddressSpace(t *testing.T) {
 	})
 }
 
-// TestAccessWithReusedPID checks accesses after the process has ended and another process has received its number. The
-// pidfd has not reported the end yet.
-func TestAccessWithReusedPID(t *testing.T) {
+// TestAccessWithReusedPIDFails checks accesses after the process has ended and another process has received its number.
+// The pidfd has not reported the end yet.
+func TestAccessWithReusedPIDFails(t *testing.T) {
 	for _, least := range []uint64{0, maxFileAccess} {
 		t.Run(fmt.Sprintf("by file up to %d bytes", least), func(t *testing.T) {
 			defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
@@ -422,7 +424,7 @@ func TestAccessWithReusedPID(t *testing.T) {
 			// From here on the Process belongs to the former process, except for the number.
 			p.once.Do(func() {})
 			p.files, p.pidfdFD = gone.files, gone.pidfdFD
-			want := other.firstPage(t)
+			want := other.readFirstPage(t)
 			got := make([]byte, 8)
 			if err := p.ReadV([][]byte{got}, other.base); !errors.Is(err, ErrFault) {
 				t.Errorf("read %x: %v", got, err)
@@ -430,7 +432,7 @@ func TestAccessWithReusedPID(t *testing.T) {
 			if err := p.WriteV([][]byte{[]byte("written!")}, other.base); !errors.Is(err, ErrFault) {
 				t.Errorf("write: %v", err)
 			}
-			if !bytes.Equal(other.firstPage(t), want) {
+			if !bytes.Equal(other.readFirstPage(t), want) {
 				t.Error("memory of the other process: got a change, want none")
 			}
 			if limit, err := p.LockLimit(); !errors.Is(err, ErrLimit) {
@@ -443,7 +445,7 @@ func TestAccessWithReusedPID(t *testing.T) {
 
 // TestAccessesAreBounded checks the limit of concurrent accesses for both methods.
 func TestAccessesAreBounded(t *testing.T) {
-	eachAccessMethod(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
+	testEachAccessMethod(t, func(t *testing.T, start func(*testing.T, string) *childProcess) {
 		c := start(t, "plain")
 		c.copies = NewCopies(1, nil)
 		b := [][]byte{make([]byte, 8)}
@@ -487,9 +489,9 @@ func TestProtectionChangeIsSeen(t *testing.T) {
 	}
 }
 
-// TestExactIsBound checks that memory for one call is bound from the start. A region created from it must not
+// TestExactSpaceIsBound checks that memory for one call is bound from the start. A region created from it must not
 // be bound.
-func TestExactIsBound(t *testing.T) {
+func TestExactSpaceIsBound(t *testing.T) {
 	c := startChild(t, "exec")
 	e := c.Exact()
 	got := make([]byte, 4)
@@ -546,8 +548,8 @@ func TestBindWaitIsLimited(t *testing.T) {
 	}
 }
 
-// TestMainThreadHasEnded checks that a process is accessible as long as one of its threads exists.
-func TestMainThreadHasEnded(t *testing.T) {
+// TestProcessOutlivesMainThread checks that a process is accessible as long as one of its threads exists.
+func TestProcessOutlivesMainThread(t *testing.T) {
 	c := startChild(t, "mainexit")
 	fmt.Fprintln(c.stdin, "go on")
 	if line, err := c.out.ReadString('\n'); err != nil || line != "main has ended\n" {
@@ -584,8 +586,8 @@ func TestOnlyProcMemIsAccepted(t *testing.T) {
 	}
 }
 
-// TestMappingsWithoutQuery checks that the list of mappings is read on kernels before Linux 6.11.
-func TestMappingsWithoutQuery(t *testing.T) {
+// TestMappingsAreReadWithoutQuery checks that the list of mappings is read on kernels before Linux 6.11.
+func TestMappingsAreReadWithoutQuery(t *testing.T) {
 	c := startChild(t, "plain")
 	for _, noQuery := range []bool{false, true} {
 		c.files.noQuery.Store(noQuery)
@@ -677,9 +679,9 @@ func TestBlockedAccessesAreLimited(t *testing.T) {
 	})
 }
 
-// TestBlockedAccessesOfAllUsers checks that many users together block only a few threads. Each user must still be able
-// to make a few accesses.
-func TestBlockedAccessesOfAllUsers(t *testing.T) {
+// TestBlockedAccessesOfAllUsersAreLimited checks that many users together block only a few threads. Each user must
+// still be able to make a few accesses.
+func TestBlockedAccessesOfAllUsersAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := NewCopies(5, nil)
 		first, second := NewCopies(64, all), NewCopies(64, all)
@@ -715,7 +717,7 @@ func TestBlockedAccessesOfAllUsers(t *testing.T) {
 	})
 }
 
-func TestOpenMissingProcess(t *testing.T) {
+func TestOpenMissingProcessFails(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
@@ -725,18 +727,18 @@ func TestOpenMissingProcess(t *testing.T) {
 	}
 }
 
-// TestProcessOfAnotherUser checks that a process of another user cannot be opened. The error must name the reason. A
-// process that was opened before must remain accessible by file. A program may revoke access by number where Yama
-// restricts ptrace.
-func TestProcessOfAnotherUser(t *testing.T) {
+// TestOpenOtherUsersProcessFails checks that a process of another user cannot be opened. The error must name the
+// reason. A process that was opened before must remain accessible by file. A program may revoke access by number where
+// Yama restricts ptrace.
+func TestOpenOtherUsersProcessFails(t *testing.T) {
 	defer func(n uint64) { maxFileAccess = n }(maxFileAccess)
 	maxFileAccess = 0
-	testutil.NeedRoot(t, "to run a process as another user")
+	testutil.SkipUnlessRoot(t, "to run a process as another user")
 	c := startChild(t, "plain")
 	if c.Bound() {
 		t.Fatal("Bound before the change of the user: got true, want false")
 	}
-	testutil.AsUser(t, 65534, func() {
+	testutil.RunAsUser(t, 65534, func() {
 		if err := c.ReadV([][]byte{make([]byte, 1)}, c.base); err != nil {
 			t.Errorf("read through the file opened before: got %v, want nil", err)
 		}
@@ -1050,7 +1052,7 @@ func TestLockLimit(t *testing.T) {
 // TestLockLimitInNamespace checks a process in a new user namespace, where its creator has all capabilities. These
 // capabilities must not count.
 func TestLockLimitInNamespace(t *testing.T) {
-	testutil.NeedRoot(t, "for CAP_IPC_LOCK")
+	testutil.SkipUnlessRoot(t, "for CAP_IPC_LOCK")
 	c := startChild(t, "namespace")
 	if got, err := c.LockLimit(); err != nil || got != 3*PageSize {
 		t.Errorf("LockLimit = %d, %v, want %d", got, err, 3*PageSize)
@@ -1058,7 +1060,7 @@ func TestLockLimitInNamespace(t *testing.T) {
 }
 
 func TestLockLimitWithCapability(t *testing.T) {
-	testutil.NeedRoot(t, "for CAP_IPC_LOCK")
+	testutil.SkipUnlessRoot(t, "for CAP_IPC_LOCK")
 	if got, err := LockLimit(os.Getpid()); err != nil || got != Unlimited {
 		t.Errorf("LockLimit = %d, %v, want none", got, err)
 	}

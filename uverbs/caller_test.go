@@ -42,7 +42,7 @@ func (o overlaySpace) ReadV(dst [][]byte, addr uint64) error {
 // TestRegionBelongsToCaller checks a process that registers memory through another process's file. The process must
 // register its own memory and be charged for it.
 func TestRegionBelongsToCaller(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd := p.allocPD()

@@ -50,8 +50,8 @@ func (t *CommandTrace) recordNumber(id uapi.AttrID, v uint64) {
 	t.Response += fmt.Sprintf("%s%d: %#x}", sep, id, v)
 }
 
-// numberOf returns the value of an output that has the size of a number.
-func numberOf(b []byte) (uint64, bool) {
+// decodeNumber returns the value of an output that has the size of a number.
+func decodeNumber(b []byte) (uint64, bool) {
 	switch len(b) {
 	case 4:
 		return uint64(binary.NativeEndian.Uint32(b)), true

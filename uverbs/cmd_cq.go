@@ -28,8 +28,8 @@ func (o *cqObject) destroy() error {
 	if err := o.Destroy(); err != nil {
 		return err
 	}
-	o.compReported = o.channel.removeEvents(&o.comp)
-	o.asyncReported = o.asyncEvents.removeEvents(&o.async)
+	o.compReported = o.channel.removeObjectEvents(&o.comp)
+	o.asyncReported = o.asyncEvents.removeObjectEvents(&o.async)
 	o.f.events.releaseChannel(o.channel)
 	return nil
 }

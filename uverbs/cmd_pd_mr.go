@@ -89,7 +89,7 @@ func cmdRegMR(c *call) error {
 	return nil
 }
 
-// regMR registers memory of the caller.
+// newRegMRRequest registers memory of the caller.
 func (c *call) regMR(req *uapi.RegMR) (resp uapi.RegMRResp, err error) {
 	if err := checkPageOffset(req.Start, req.HCAVA); err != nil {
 		return resp, err

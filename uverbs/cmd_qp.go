@@ -35,7 +35,7 @@ func (*qpObject) kind() objectKind { return kindQP }
 func (o *qpObject) destroy() error {
 	end := o.Destroy
 	if o.target != nil {
-		end = o.closeTarget
+		end = o.closeXRCTarget
 	}
 	o.f.doorbells.remove(o)
 	if err := end(); err != nil {
@@ -43,7 +43,7 @@ func (o *qpObject) destroy() error {
 		return err
 	}
 	o.f.dev.queuePairs.CompareAndDelete(o.Num(), o)
-	o.reported = o.asyncEvents.removeEvents(&o.async)
+	o.reported = o.asyncEvents.removeObjectEvents(&o.async)
 	o.xrcd.dropUse()
 	return nil
 }
@@ -125,7 +125,7 @@ func (c *call) createQP(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error
 		return resp, err
 	}
 	if req.QPType == uapi.QPTXRCTgt {
-		return c.createTarget(req)
+		return c.createXRCTarget(req)
 	}
 	pd, err := lookup[*pdObject](f, req.PDHandle)
 	if err != nil {

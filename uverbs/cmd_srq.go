@@ -28,7 +28,7 @@ func (o *srqObject) destroy() error {
 	if err := o.Destroy(); err != nil {
 		return err
 	}
-	o.reported = o.asyncEvents.removeEvents(&o.async)
+	o.reported = o.asyncEvents.removeObjectEvents(&o.async)
 	o.xrcd.dropUse()
 	return nil
 }
@@ -82,7 +82,7 @@ func (c *call) createSRQ(req *uapi.CreateXSRQ) (resp uapi.CreateSRQResp, err err
 	switch req.SRQType {
 	case uapi.SRQTBasic:
 	case uapi.SRQTXRC:
-		x, err := lookupDomain(c.f, req.XRCDHandle)
+		x, err := lookupXRCDomain(c.f, req.XRCDHandle)
 		if err != nil {
 			return resp, err
 		}

@@ -105,8 +105,8 @@ func (o *xrcdObject) Abandon() {
 	o.domain.pd.Abandon()
 }
 
-// lookupDomain is lookup for an XRC domain. For an invalid handle it returns EINVAL, like the kernel's commands.
-func lookupDomain(f *File, handle uint32) (objectUse[*xrcdObject], error) {
+// lookupXRCDomain is lookup for an XRC domain. For an invalid handle it returns EINVAL, like the kernel's commands.
+func lookupXRCDomain(f *File, handle uint32) (objectUse[*xrcdObject], error) {
 	x, err := lookup[*xrcdObject](f, handle)
 	if err != nil && !errors.Is(err, syscall.EIO) {
 		err = fmt.Errorf("XRC domain: %v: %w", err, syscall.EINVAL)
@@ -124,7 +124,7 @@ func cmdOpenXRCD(c *call) error {
 	if err := c.f.checkContext(); err != nil {
 		return err
 	}
-	if err := c.f.dev.checkUsable(); err != nil { // for an existing domain the midlayer is not called
+	if err := c.f.dev.checkNotInError(); err != nil { // for an existing domain the midlayer is not called
 		return err
 	}
 	var file fileID
@@ -190,10 +190,10 @@ func cmdCloseXRCD(c *call) error {
 	return err
 }
 
-// createTarget creates an XRC target queue pair. The handle field of the protection domain contains the handle of the
-// XRC domain.
-func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error) {
-	x, err := lookupDomain(c.f, req.PDHandle)
+// createXRCTarget creates an XRC target queue pair. The handle field of the protection domain contains the handle of
+// the XRC domain.
+func (c *call) createXRCTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err error) {
+	x, err := lookupXRCDomain(c.f, req.PDHandle)
 	if err != nil {
 		return resp, err
 	}
@@ -214,7 +214,7 @@ func (c *call) createTarget(req *uapi.ExCreateQP) (resp uapi.CreateQPResp, err e
 		return resp, err
 	}
 	d.targets[t.Num()] = t
-	return c.openTarget(x.res, t, req.UserHandle), nil
+	return c.openXRCTarget(x.res, t, req.UserHandle), nil
 }
 
 // cmdOpenQP opens an XRC target queue pair by its number. (ib_uverbs_open_qp)
@@ -226,12 +226,12 @@ func cmdOpenQP(c *call) error {
 	if err := c.f.checkContext(); err != nil {
 		return err
 	}
-	x, err := lookupDomain(c.f, req.PDHandle)
+	x, err := lookupXRCDomain(c.f, req.PDHandle)
 	if err != nil {
 		return err
 	}
 	defer x.releaseUse()
-	if err := c.f.dev.checkUsable(); err != nil { // for an existing target the midlayer is not called
+	if err := c.f.dev.checkNotInError(); err != nil { // for an existing target the midlayer is not called
 		return err
 	}
 	d := x.res.domain
@@ -242,13 +242,13 @@ func cmdOpenQP(c *call) error {
 		return fmt.Errorf("the domain has no XRC target with queue pair number %d: %w", req.QPN, syscall.EINVAL)
 	}
 	return c.f.createChargedObject(kindQP, func() error {
-		setResponse(c, c.openTarget(x.res, t, req.UserHandle))
+		setResponse(c, c.openXRCTarget(x.res, t, req.UserHandle))
 		return nil
 	})
 }
 
-// openTarget creates the program's object for a target. The domain's mu must be held.
-func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQPResp {
+// openXRCTarget creates the program's object for a target. The domain's mu must be held.
+func (c *call) openXRCTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQPResp {
 	o := &qpObject{QP: t.QP, f: c.f, uid: user, port: t.port, asyncEvents: c.asyncEventFile(), xrcd: x, target: t}
 	t.mu.Lock()
 	t.opened = append(t.opened, o)
@@ -260,9 +260,9 @@ func (c *call) openTarget(x *xrcdObject, t *xrcTarget, user uint64) uapi.CreateQ
 	return uapi.CreateQPResp{QPHandle: obj.handle, QPN: t.Num()}
 }
 
-// closeTarget closes a target. closeTarget destroys the target if no other program has it open.
+// closeXRCTarget closes a target. closeXRCTarget destroys the target if no other program has it open.
 // (__ib_destroy_shared_qp)
-func (o *qpObject) closeTarget() error {
+func (o *qpObject) closeXRCTarget() error {
 	d, t := o.xrcd.domain, o.target
 	d.mu.Lock()
 	defer d.mu.Unlock()

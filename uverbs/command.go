@@ -174,7 +174,7 @@ func (c *call) holdCallbacks() { userOps.HoldCallbacks(c.f.dev.ib, &c.callbacks)
 
 // publishCreatedObject publishes a new object after the response has been delivered.
 func (c *call) publishCreatedObject(o *object) {
-	c.commit, c.abort = o.publish, func() { c.f.abortObject(o) }
+	c.commit, c.abort = o.publish, func() { c.f.destroyUndeliveredObject(o) }
 }
 
 // readAsyncEvents returns the event file for the asynchronous events of a new object, or nil.
@@ -310,7 +310,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, error) {
 	if n == doorbellSize && f.executeDoorbell(c, b) {
 		return n, nil
 	}
-	if n == armWriteSize && f.dev.srv.onVerb.Load() == nil && f.armByWrite(c, b) {
+	if n == armWriteSize && f.dev.srv.onVerb.Load() == nil && f.armCQByWrite(c, b) {
 		return n, nil
 	}
 	if err := f.executeWrite(c, b); err != nil {
@@ -336,9 +336,9 @@ func (f *File) executeWrite(c Caller, b []byte) error {
 	k := &call{f: f, caller: c, trace: trace, verb: cmd.spec}
 	var response, driverResponse uint64
 	if hdr.Command&uapi.CmdFlagExtended != 0 {
-		response, driverResponse, err = k.parseExtended(hdr, b)
+		response, driverResponse, err = k.parseExtendedCommand(hdr, b)
 	} else {
-		response, driverResponse, err = k.parsePlain(hdr, cmd, b)
+		response, driverResponse, err = k.parsePlainCommand(hdr, cmd, b)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
@@ -363,8 +363,8 @@ func (f *File) executeWrite(c Caller, b []byte) error {
 	return nil
 }
 
-// parsePlain checks and parses the header of a plain command. (verify_hdr)
-func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, driverResponse uint64, err error) {
+// parsePlainCommand checks and parses the header of a plain command. (verify_hdr)
+func (c *call) parsePlainCommand(hdr uapi.CmdHdr, cmd *command, b []byte) (response, driverResponse uint64, err error) {
 	if int(hdr.InWords)*4 != len(b) {
 		return 0, 0, fmt.Errorf("header states %d bytes, command has %d: %w", int(hdr.InWords)*4, len(b), syscall.EINVAL)
 	}
@@ -391,8 +391,8 @@ func (c *call) parsePlain(hdr uapi.CmdHdr, cmd *command, b []byte) (response, dr
 	return response, response + uint64(c.room), nil
 }
 
-// parseExtended checks and parses the header of an extended command. Extended commands have no minimum sizes.
-func (c *call) parseExtended(hdr uapi.CmdHdr, b []byte) (response, driverResponse uint64, err error) {
+// parseExtendedCommand checks and parses the header of an extended command. Extended commands have no minimum sizes.
+func (c *call) parseExtendedCommand(hdr uapi.CmdHdr, b []byte) (response, driverResponse uint64, err error) {
 	ex, ok := uapi.Decode[uapi.ExCmdHdr](b[cmdHdrSize:])
 	if !ok {
 		return 0, 0, fmt.Errorf("extended command has only %d bytes: %w", len(b), syscall.EINVAL)

@@ -17,15 +17,15 @@ import (
 )
 
 // testEachForm runs a test twice: with commands by write and by ioctl.
-func testEachForm(t *testing.T, f func(t *testing.T, form form)) {
-	for _, form := range []form{byWrite, byIoctl} {
+func testEachForm(t *testing.T, f func(t *testing.T, form commandForm)) {
+	for _, form := range []commandForm{byWrite, byIoctl} {
 		t.Run(form.String(), func(t *testing.T) { f(t, form) })
 	}
 }
 
 // TestPingPongSession runs a complete session of a ping-pong program.
 func TestPingPongSession(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.open(form)
 		ctx, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
@@ -80,7 +80,8 @@ func TestPingPongSession(t *testing.T) {
 			PortNum: 1, SL: 4, StaticRate: 5}
 		toRTR := uapi.ModifyQP{QPHandle: qp, QPState: uapi.QPSRTR, Dest: dest, PathMTU: uint8(roce.MTU1024), DestQPNum: 99,
 			RQPSN: 7, MaxDestRDAtomic: 1, MinRNRTimer: 12,
-			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN | uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer}
+			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
+				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer}
 		must(t, sendWithoutResponse(p, uapi.CmdModifyQP, toRTR))
 		query, err := sendPlain[uapi.QueryQPResp](p, uapi.CmdQueryQP, uapi.QueryQP{QPHandle: qp, AttrMask: uapi.QPAttrState})
 		must(t, err)
@@ -119,7 +120,7 @@ func TestPingPongSession(t *testing.T) {
 }
 
 func TestExtendedCommands(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		dev, _, err := sendExtended[uapi.ExQueryDeviceResp](p, uapi.ExCmdQueryDevice, uapi.ExQueryDevice{}, 0)
@@ -178,7 +179,7 @@ func TestExtendedCommands(t *testing.T) {
 
 // Each line is a command that must fail. The objects are those of a session: see the variables.
 func TestCommandErrors(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -377,9 +378,9 @@ func TestCommandErrors(t *testing.T) {
 
 func encode[T any](v T) []byte { return uapi.AppendTo(nil, &v) }
 
-// TestCommandSizes sends every command with invalid sizes.
-func TestCommandSizes(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+// TestInvalidCommandSizesAreRefused sends every command with invalid sizes.
+func TestInvalidCommandSizesAreRefused(t *testing.T) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		for _, cmd := range commands {
@@ -431,10 +432,10 @@ var handleFirstCommands = []uint32{
 	uint32(uapi.CmdQuerySRQ), uint32(uapi.CmdPostSRQRecv), uint32(uapi.ExCmdModifyQP) | uapi.CmdFlagExtended,
 }
 
-// TestCommandsWithoutContext checks the errors of every command except GET_CONTEXT. The test sends the commands before
-// there is a context, and after the file has been closed.
-func TestCommandsWithoutContext(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+// TestCommandsFailWithoutContext checks the errors of every command except GET_CONTEXT. The test sends the commands
+// before there is a context, and after the file has been closed.
+func TestCommandsFailWithoutContext(t *testing.T) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.open(form)
 		for _, closed := range []bool{false, true} {
@@ -512,7 +513,7 @@ func TestInvalidWriteHeaders(t *testing.T) {
 			syscall.EINVAL},
 		{"extended, no response wanted", extended(queryDevice, 1, 0, uapi.ExCmdHdr{}, 8), 0},
 	} {
-		wantErrno(t, test.name, p.write(test.cmd), test.want)
+		wantErrno(t, test.name, p.writeCommand(test.cmd), test.want)
 	}
 	if _, err := p.f.Write(p, 8, 16); err == nil {
 		t.Error("command at an unmapped address: got success, want an error")
@@ -533,7 +534,7 @@ func TestUndeliveredResponseDestroysObject(t *testing.T) {
 	send := func(cmd uapi.Command, out int, req []byte) error {
 		hdr := uapi.CmdHdr{Command: uint32(cmd), InWords: uint16((8 + len(req)) / 4), OutWords: uint16(out / 4)}
 		putUint64(req, nowhere)
-		return p.write(append(uapi.AppendTo(nil, &hdr), req...))
+		return p.writeCommand(append(uapi.AppendTo(nil, &hdr), req...))
 	}
 	for _, test := range []struct {
 		cmd  uapi.Command
@@ -562,7 +563,8 @@ func TestUndeliveredResponseDestroysObject(t *testing.T) {
 
 	fresh := w.open(byWrite)
 	hdr := uapi.CmdHdr{Command: uint32(uapi.CmdGetContext), InWords: 4, OutWords: 2}
-	wantErrno(t, "GET_CONTEXT", fresh.write(append(uapi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)), syscall.EFAULT)
+	wantErrno(t, "GET_CONTEXT", fresh.writeCommand(append(uapi.AppendTo(nil, &hdr), 0, 16, 0, 0, 0, 0, 0, 0)),
+		syscall.EFAULT)
 	if w.drv.UserContextCount() != 1 {
 		t.Errorf("contexts in the driver: got %d, want 1", w.drv.UserContextCount())
 	}
@@ -632,9 +634,9 @@ func TestOpenDevice(t *testing.T) {
 	}
 }
 
-// TestDeviceNumbersAndChanges checks that a new device gets the first free number, and that OnChange reports changes of
-// the list.
-func TestDeviceNumbersAndChanges(t *testing.T) {
+// TestNewDeviceGetsFirstFreeMinor checks that a new device gets the first free number, and that OnChange reports
+// changes of the list.
+func TestNewDeviceGetsFirstFreeMinor(t *testing.T) {
 	w := newFixture(t)
 	changes := 0
 	w.srv.OnChange(func() { changes++ })
@@ -667,10 +669,10 @@ func TestDeviceNumbersAndChanges(t *testing.T) {
 	}
 }
 
-// TestWindowsAndReregistration checks handles, keys, pages and the order of destruction for memory windows and
+// TestMWAndReregMRCommands checks handles, keys, pages and the order of destruction for memory windows and
 // reregistered regions.
-func TestWindowsAndReregistration(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+func TestMWAndReregMRCommands(t *testing.T) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, other := p.allocPD(), p.allocPD()

@@ -162,9 +162,9 @@ func TestConcurrentCommands(t *testing.T) {
 	}
 }
 
-// TestUseWhileDestroying checks that an object in use by a command is not destroyed, and that an object being destroyed
-// is not found.
-func TestUseWhileDestroying(t *testing.T) {
+// TestUseDuringDestruction checks that an object in use by a command is not destroyed, and that an object being
+// destroyed is not found.
+func TestUseDuringDestruction(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byWrite)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -223,9 +223,9 @@ func TestUseWhileDestroying(t *testing.T) {
 	}
 }
 
-// TestGetContextTwiceAtOnce checks that a second GET_CONTEXT fails while the first one is in progress. The test also
-// checks that no object can be created before the first one has completed.
-func TestGetContextTwiceAtOnce(t *testing.T) {
+// TestConcurrentGetContextFails checks that a second GET_CONTEXT fails while the first one is in progress. The test
+// also checks that no object can be created before the first one has completed.
+func TestConcurrentGetContextFails(t *testing.T) {
 	w := newFixture(t)
 	p := w.open(byWrite)
 	waiting, release := make(chan struct{}), make(chan struct{})

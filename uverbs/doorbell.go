@@ -12,10 +12,10 @@ import (
 	"verbena/uapi"
 )
 
-// doorbells holds the queue pairs of a context that share their send queues with the program. The program posts to
+// doorbellTable holds the queue pairs of a context that share their send queues with the program. The program posts to
 // these queues without a call and then rings the doorbell. A ring takes no lock that add, remove or silence hold while
 // they change the table. A ring does not wait for these functions, and does not allocate.
-type doorbells struct {
+type doorbellTable struct {
 	// few contains all queue pairs in an immutable slice. few is nil if there are none, or more than maxScannedQPs.
 	few      atomic.Pointer[[]*qpObject]
 	byHandle sync.Map // uint32 to *qpObject
@@ -41,7 +41,7 @@ type doorbell struct {
 const maxScannedQPs = 32
 
 // add adds a queue pair, unless silence has been called. add ignores queue pairs without a shared queue.
-func (d *doorbells) add(qp *qpObject) {
+func (d *doorbellTable) add(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
@@ -58,7 +58,7 @@ func (d *doorbells) add(qp *qpObject) {
 }
 
 // remove removes a queue pair. When remove has returned, the doorbell is not being rung and will not be rung again.
-func (d *doorbells) remove(qp *qpObject) {
+func (d *doorbellTable) remove(qp *qpObject) {
 	if qp.user == nil {
 		return
 	}
@@ -78,14 +78,14 @@ func (d *doorbells) remove(qp *qpObject) {
 }
 
 // hasQueuePairs reports whether the table contains queue pairs.
-func (d *doorbells) hasQueuePairs() bool {
+func (d *doorbellTable) hasQueuePairs() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.list) > 0
 }
 
 // removeAll removes all queue pairs. When removeAll has returned, no doorbell is being rung or will be rung again.
-func (d *doorbells) removeAll() {
+func (d *doorbellTable) removeAll() {
 	d.mu.Lock()
 	list := d.list
 	d.list, d.silenced = nil, true
@@ -100,7 +100,7 @@ func (d *doorbells) removeAll() {
 // publishList must be called after each change of list.
 //
 //verbena:held mu
-func (d *doorbells) publishList() {
+func (d *doorbellTable) publishList() {
 	d.changes++
 	if n := len(d.list); n == 0 || n > maxScannedQPs {
 		d.few.Store(nil)
@@ -209,9 +209,9 @@ func (f *File) executeDoorbell(c Caller, b []byte) (rang bool) {
 	return f.ringIfWanted(stallerOf(c), qp.(*qpObject), canSend, &h)
 }
 
-// Scan is the position of RingPosted in a long list of queue pairs, together with the set of recently busy queue pairs.
-// The zero Scan starts at the beginning of the list. Only one thread may use a Scan at a time.
-type Scan struct {
+// RingScan is the position of RingPosted in a long list of queue pairs, together with the set of recently busy queue
+// pairs. The zero RingScan starts at the beginning of the list. Only one thread may use a RingScan at a time.
+type RingScan struct {
 	next   int // index in doorbells.list
 	hot    [8]*qpObject
 	oldest int // index in hot
@@ -226,7 +226,7 @@ type Scan struct {
 //
 // If on is an [IdleReporter] and reports that the thread has no other work, RingPosted continues while there are
 // requests.
-func (f *File) RingPosted(on ib.Staller, s *Scan, all bool) (found bool, err error) {
+func (f *File) RingPosted(on ib.Staller, s *RingScan, all bool) (found bool, err error) {
 	var h *ib.Hold
 	defer func() { runCallbacks(h) }()
 	found, err = f.ringSome(on, s, all, &h)
@@ -275,7 +275,7 @@ func (f *File) HasNewRequests() bool {
 }
 
 // ringSome checks queue pairs as described at RingPosted.
-func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bool, err error) {
+func (f *File) ringSome(on ib.Staller, s *RingScan, all bool, h **ib.Hold) (found bool, err error) {
 	switch state := f.contextState(); {
 	case state.CanCreate():
 	case state == states.ContextFresh:
@@ -301,7 +301,7 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	for rest, first := true, true; rest; rest, first = rest && all, false {
 		var n int
 		var changes uint64
-		n, changes, rest = f.doorbells.nextWindow(s)
+		n, changes, rest = f.doorbells.nextScanWindow(s)
 		if first {
 			before = changes
 		}
@@ -319,9 +319,9 @@ func (f *File) ringSome(on ib.Staller, s *Scan, all bool, h **ib.Hold) (found bo
 	return found, nil
 }
 
-// nextWindow copies the next queue pairs of the list to the window. nextWindow returns their number, the change count
-// of the list, and whether the list continues.
-func (d *doorbells) nextWindow(s *Scan) (n int, changes uint64, rest bool) {
+// nextScanWindow copies the next queue pairs of the list to the window. nextScanWindow returns their number, the change
+// count of the list, and whether the list continues.
+func (d *doorbellTable) nextScanWindow(s *RingScan) (n int, changes uint64, rest bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if s.next >= len(d.list) {

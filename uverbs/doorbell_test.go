@@ -59,12 +59,12 @@ func doorbellCommand(qp uint32) []byte {
 	return uapi.AppendTo(uapi.AppendTo(nil, &hdr), &req)
 }
 
-func (p *program) ringDoorbell(qp uint32) error { return p.write(doorbellCommand(qp)) }
+func (p *program) ringDoorbell(qp uint32) error { return p.writeCommand(doorbellCommand(qp)) }
 
 // TestEarlyDoorbellFails checks that the program receives an error if it posts requests before the queue pair can send.
 // (test_post_send_qp_state_bad_flow of pyverbs)
 func TestEarlyDoorbellFails(t *testing.T) {
-	for _, form := range []form{byIoctl, byWrite} {
+	for _, form := range []commandForm{byIoctl, byWrite} {
 		p := newFixture(t).startProgram(form)
 		handle := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 		if err := p.ringDoorbell(handle); !errors.Is(err, syscall.EINVAL) {
@@ -76,12 +76,12 @@ func TestEarlyDoorbellFails(t *testing.T) {
 	}
 }
 
-// TestDoorbellBesideIoctl checks programs that send other commands by ioctl. The service must not read their doorbells
-// while checking the queue pairs is cheaper and safe.
-func TestDoorbellBesideIoctl(t *testing.T) {
+// TestIoctlProgramDoorbellIsNotRead checks programs that send other commands by ioctl. The service must not read their
+// doorbells while checking the queue pairs is cheaper and safe.
+func TestIoctlProgramDoorbellIsNotRead(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		form  form
+		form  commandForm
 		qps   int
 		post  bool // requests are posted
 		plain bool // another command was sent by write
@@ -157,13 +157,13 @@ func (c *peekingCaller) Space() umem.Space {
 	return c.program.Space()
 }
 
-// TestDoorbellPeeked checks that peeking finds the queue pair of a doorbell if there are many queue pairs. The test
-// also checks that peeked data are not used for other commands.
-func TestDoorbellPeeked(t *testing.T) {
+// TestPeekFindsDoorbellQP checks that peeking finds the queue pair of a doorbell if there are many queue pairs. The
+// test also checks that peeked data are not used for other commands.
+func TestPeekFindsDoorbellQP(t *testing.T) {
 	other := uapi.AppendTo(nil, &uapi.CmdHdr{Command: uint32(uapi.CmdDestroyQP), InWords: doorbellSize / 4})
 	for _, test := range []struct {
 		name  string
-		form  form
+		form  commandForm
 		qps   int
 		seen  func(qp, early uint32) []byte
 		peeks int
@@ -211,8 +211,8 @@ func TestDoorbellPeeked(t *testing.T) {
 	}
 }
 
-// TestCommandOfDoorbellSize checks that another command of the same length is not mistaken for a doorbell.
-func TestCommandOfDoorbellSize(t *testing.T) {
+// TestEqualSizeCommandIsNoDoorbell checks that another command of the same length is not mistaken for a doorbell.
+func TestEqualSizeCommandIsNoDoorbell(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
 	qp := p.createQP(pd, cq, 0, uapi.QPTRC).QPHandle
@@ -220,7 +220,7 @@ func TestCommandOfDoorbellSize(t *testing.T) {
 	if p.f.byWrite.Load() {
 		t.Error("doorbell with a wrong handle: got it counted as another command, want a doorbell")
 	}
-	wantErrno(t, "garbage", p.write(make([]byte, doorbellSize)), syscall.EINVAL)
+	wantErrno(t, "garbage", p.writeCommand(make([]byte, doorbellSize)), syscall.EINVAL)
 	_, err := sendPlain[uapi.DestroyQPResp](p, uapi.CmdDestroyQP, uapi.DestroyQP{QPHandle: qp})
 	must(t, err)
 	wantErrno(t, "doorbell of one that is gone", p.ringDoorbell(qp), syscall.ENOENT)
@@ -232,7 +232,7 @@ func TestCommandOfDoorbellSize(t *testing.T) {
 func TestDoorbellDoesNotAllocate(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		form form
+		form commandForm
 	}{{"not read", byIoctl}, {"read", byWrite}} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newFixture(t).startProgram(test.form)
@@ -258,7 +258,7 @@ func TestDoorbellDoesNotAllocate(t *testing.T) {
 // TestDoorbellRunsCallbacksOfOtherDevices checks callbacks of another device that become due in a doorbell. The
 // callbacks must run on the calling thread, after the driver's method has returned.
 func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
-	for _, form := range []form{byIoctl, byWrite} {
+	for _, form := range []commandForm{byIoctl, byWrite} {
 		t.Run(form.String(), func(t *testing.T) {
 			w := newFixture(t)
 			other := ib.NewDevice("rxe1", ibfake.New(), nil)
@@ -290,9 +290,9 @@ func TestDoorbellRunsCallbacksOfOtherDevices(t *testing.T) {
 	}
 }
 
-// TestDoorbellWhileDestroying rings on one thread while another thread creates and destroys queue pairs. The doorbell
+// TestDoorbellDuringDestruction rings on one thread while another thread creates and destroys queue pairs. The doorbell
 // of a destroyed queue pair must not be rung, and a ring must not delay the destruction of another queue pair.
-func TestDoorbellWhileDestroying(t *testing.T) {
+func TestDoorbellDuringDestruction(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -381,7 +381,7 @@ func TestRingPostedChecksAll(t *testing.T) {
 		p.f.doorbells.add(qp)
 	}
 	defer p.f.doorbells.removeAll()
-	var scan Scan
+	var scan RingScan
 	for rounds := range 7 {
 		for range rounds {
 			if _, err := p.f.RingPosted(nil, &scan, false); err != nil {
@@ -508,16 +508,16 @@ func TestBlockedDoorbellDelaysNoOther(t *testing.T) {
 // TestRemoveWaitsForDoorbell checks that remove and silence wait for the end of a doorbell, even if one is called
 // after the other.
 func TestRemoveWaitsForDoorbell(t *testing.T) {
-	remove := func(d *doorbells, qp *qpObject) { d.remove(qp) }
-	silence := func(d *doorbells, _ *qpObject) { d.removeAll() }
+	remove := func(d *doorbellTable, qp *qpObject) { d.remove(qp) }
+	silence := func(d *doorbellTable, _ *qpObject) { d.removeAll() }
 	for _, test := range []struct {
 		name  string
-		calls []func(d *doorbells, qp *qpObject)
+		calls []func(d *doorbellTable, qp *qpObject)
 	}{
-		{"remove", []func(*doorbells, *qpObject){remove}},
-		{"silence", []func(*doorbells, *qpObject){silence}},
-		{"remove, silence", []func(*doorbells, *qpObject){remove, silence}},
-		{"silence, remove", []func(*doorbells, *qpObject){silence, remove}},
+		{"remove", []func(*doorbellTable, *qpObject){remove}},
+		{"silence", []func(*doorbellTable, *qpObject){silence}},
+		{"remove, silence", []func(*doorbellTable, *qpObject){remove, silence}},
+		{"silence, remove", []func(*doorbellTable, *qpObject){silence, remove}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := newFixture(t).startProgram(byIoctl)
@@ -557,7 +557,7 @@ func BenchmarkDoorbells(b *testing.B) {
 				qps[i] = &qpObject{handle: uint32(i), user: &doorbellQueue{t: b}}
 			}
 			for b.Loop() {
-				var d doorbells
+				var d doorbellTable
 				for _, qp := range qps {
 					d.add(qp)
 				}
@@ -583,23 +583,23 @@ func (p *idleCaller) Idle() bool {
 	return p.n >= 0
 }
 
-// longQueue is a shared send queue. The doorbell of a longQueue defers long work.
-type longQueue struct {
+// longWorkQueue is a shared send queue. The doorbell of a longWorkQueue defers long work.
+type longWorkQueue struct {
 	ib.UserQP
 	left int // remaining runs
 	h    *ib.Hold
 	kept []bool
 }
 
-func (q *longQueue) Posted() (uint32, bool) { return 0, q.left > 0 }
-func (q *longQueue) TakeBack()              {}
+func (q *longWorkQueue) Posted() (uint32, bool) { return 0, q.left > 0 }
+func (q *longWorkQueue) TakeBack()              {}
 
-func (q *longQueue) Doorbell(h *ib.Hold) {
+func (q *longWorkQueue) Doorbell(h *ib.Hold) {
 	q.h = h
 	h.Defer(q)
 }
 
-func (q *longQueue) Run() {
+func (q *longWorkQueue) Run() {
 	if q.left--; q.left > 0 {
 		q.kept = append(q.kept, q.h.Resume(q))
 	}
@@ -622,7 +622,7 @@ func TestRingPostedContinuesWork(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			p := newFixture(t).startProgram(byIoctl)
 			qps, queues := p.addDoorbellQueues(t, 2)
-			long := &longQueue{left: c.runs}
+			long := &longWorkQueue{left: c.runs}
 			qps[0].user = long
 			p.f.doorbells.add(qps[0])
 			defer p.f.doorbells.removeAll()
@@ -632,7 +632,7 @@ func TestRingPostedContinuesWork(t *testing.T) {
 					p.f.doorbells.add(qps[1])
 				}
 			}}
-			found, err := p.f.RingPosted(on, new(Scan), false)
+			found, err := p.f.RingPosted(on, new(RingScan), false)
 			if !found || err != nil {
 				t.Fatalf("RingPosted: got %t, %v, want true, nil", found, err)
 			}
@@ -659,7 +659,7 @@ func TestHasNewRequests(t *testing.T) {
 		if got := p.f.HasNewRequests(); got != want {
 			t.Errorf("HasNewRequests: got %t, want %t", got, want)
 		}
-		if found, err := p.f.RingPosted(nil, new(Scan), false); found != want || err != nil {
+		if found, err := p.f.RingPosted(nil, new(RingScan), false); found != want || err != nil {
 			t.Errorf("RingPosted: got %t, %v, want %t", found, err, want)
 		}
 	}

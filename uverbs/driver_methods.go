@@ -50,7 +50,7 @@ func checkedDriverMethods(dev *ib.Device) (map[methodID]*method, error) {
 					m.Name, a.ID)
 			}
 		}
-		known[id] = &method{m.Method, nil, m.Name, func(c *ioctlCall) error { return c.runDriver(&m) }}
+		known[id] = &method{m.Method, nil, m.Name, func(c *ioctlCall) error { return c.runDriverMethod(&m) }}
 	}
 	return known, nil
 }
@@ -77,8 +77,8 @@ type driverCall struct {
 	objects map[uapi.AttrID]objectUse[resource]
 }
 
-// runDriver calls a method of the driver. (ib_uverbs_run_method)
-func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
+// runDriverMethod calls a method of the driver. (ib_uverbs_run_method)
+func (c *ioctlCall) runDriverMethod(m *ib.DriverMethod) error {
 	d := &driverCall{c, map[uapi.AttrID][]byte{}, map[uapi.AttrID]objectUse[resource]{}}
 	// The memory of the program may block. The input is therefore read before the context is held.
 	for _, a := range m.Attrs {
@@ -98,7 +98,7 @@ func (c *ioctlCall) runDriver(m *ib.DriverMethod) error {
 			}
 		}
 		if m.Effect == verb.Makes || m.Effect == verb.Posts {
-			if err := c.f.dev.checkUsable(); err != nil {
+			if err := c.f.dev.checkNotInError(); err != nil {
 				return err
 			}
 		}

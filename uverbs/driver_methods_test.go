@@ -43,7 +43,7 @@ func newExtendedFixture(t *testing.T, effect verb.Effect, run func(ib.MethodCall
 		}},
 		Name: "MR_ROTATE", Effect: effect, Run: run,
 	}}}
-	return fixtureOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver)
+	return newDeviceFixture(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver)
 }
 
 // TestDriverMethod checks that a driver's method receives checked attributes and the driver's side of objects.
@@ -200,8 +200,8 @@ func TestDriverMethodStates(t *testing.T) {
 	}
 }
 
-// TestDriverMethodsRefused checks that programs do not see a device if the methods of its driver are invalid.
-func TestDriverMethodsRefused(t *testing.T) {
+// TestInvalidDriverMethodsAreRefused checks that programs do not see a device if the methods of its driver are invalid.
+func TestInvalidDriverMethodsAreRefused(t *testing.T) {
 	good := func() ib.DriverMethod {
 		return ib.DriverMethod{Method: verb.Method{Object: uapi.ObjectMR, Method: ownMethod}, Name: "MR_ROTATE",
 			Run: func(ib.MethodCall) error { return nil }}
@@ -233,7 +233,7 @@ func TestDriverMethodsRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "same number") {
 		t.Errorf("two methods with one number: got %v, want an error", err)
 	}
-	if w := fixtureOf(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver); len(w.srv.Devices()) != 0 {
+	if w := newDeviceFixture(t, ib.NewDevice("rxe0", d, t.Logf), d.Driver); len(w.srv.Devices()) != 0 {
 		t.Error("device with invalid methods: got it listed, want none")
 	}
 }

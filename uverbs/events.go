@@ -22,8 +22,8 @@ import (
 // The kernel holds a lock of the pipe while it copies data into the memory of the reader, and this copy may block.
 // Until the copy ends, every call on the pipe blocks, even a non-blocking call. The thread that raises an event
 // therefore only queues the record, and a goroutine writes the record (pump). A thread must acquire the token
-// before a call on the pipe. mu is not held during such calls. pipeGateOf limits the number of threads in calls on the
-// pipes of a user's files.
+// before a call on the pipe. mu is not held during such calls. newUserPipeGate limits the number of threads in calls on
+// the pipes of a user's files.
 //
 // A record that does not fit into the pipe remains in records. Records are read in the order in which they were
 // written. The number of bytes in the pipe therefore shows which events the program has read. The contents of these
@@ -67,8 +67,8 @@ type eventFile struct {
 	mute     bool // the pipe seems to be blocked
 }
 
-// pipeGateOf limits the number of threads in calls on the pipes of one context and of one user, because these calls may
-// block for ever. A nil pipeGateOf has no limit.
+// newUserPipeGate limits the number of threads in calls on the pipes of one context and of one user, because these
+// calls may block for ever. A nil newUserPipeGate has no limit.
 type pipeGate struct{ context, user chan struct{} }
 
 const (
@@ -136,19 +136,19 @@ const (
 	asyncRecordSize = 16 // struct ib_uverbs_async_event_desc
 )
 
-// pipeDescriptorCount is the charge for an event file. The service has the read end until the program has it.
-const pipeDescriptorCount = 2
+// descriptorsPerPipe is the charge for an event file. The service has the read end until the program has it.
+const descriptorsPerPipe = 2
 
 // newEventFile creates a pipe. The caller passes the read end to the program. The read end is in blocking mode, as the
 // program expects. The pipe remains charged to the user until the program has closed the read end.
 func newEventFile(size int, user *quota.User, keep *kept.UserObjects, gate *pipeGate) (e *eventFile, reader int,
 	err error) {
-	if err := user.Charge(quota.Descriptors, pipeDescriptorCount); err != nil {
+	if err := user.Charge(quota.Descriptors, descriptorsPerPipe); err != nil {
 		return nil, -1, err
 	}
 	defer func() {
 		if err != nil {
-			user.Release(quota.Descriptors, pipeDescriptorCount)
+			user.Release(quota.Descriptors, descriptorsPerPipe)
 		}
 	}()
 	reader, writer, note, err := keep.MakePipe()
@@ -174,7 +174,7 @@ func newEventFile(size int, user *quota.User, keep *kept.UserObjects, gate *pipe
 // closePipe closes the pipe of a file in state eventsClosed. The caller must have the token.
 func (e *eventFile) closePipe() {
 	e.pipe.Close()
-	e.kept.Keep(e.note, func() { e.user.Release(quota.Descriptors, pipeDescriptorCount) })
+	e.kept.Keep(e.note, func() { e.user.Release(quota.Descriptors, descriptorsPerPipe) })
 	close(e.over)
 }
 
@@ -273,7 +273,7 @@ func (e *eventFile) runWriteLoopStep() writeLoopStep {
 	switch nothing := e.sent == len(e.records); {
 	case e.state == eventsEnding && !e.swept:
 		e.mu.Unlock()
-		e.beginEndFile()
+		e.beginEventFileEnd()
 		return pumpGoesOn
 	case e.state == eventsClosed, e.state == eventsEnding && nothing:
 		e.state = eventsClosed // flushing stays set
@@ -400,10 +400,10 @@ func (e *eventFile) forgetReadRecords() {
 	}
 }
 
-// removeEvents removes the unread events of a destroyed object, and returns the number of events that the program has
-// read. The caller guarantees that the object raises no further events. e may be nil. removeEvents may sleep.
+// removeObjectEvents removes the unread events of a destroyed object, and returns the number of events that the program
+// has read. The caller guarantees that the object raises no further events. e may be nil. removeObjectEvents may sleep.
 // (ib_uverbs_release_ucq, ib_uverbs_release_uevent)
-func (e *eventFile) removeEvents(src *eventSource) (reported uint32) {
+func (e *eventFile) removeObjectEvents(src *eventSource) (reported uint32) {
 	if e == nil {
 		return 0
 	}
@@ -462,7 +462,7 @@ func (e *eventFile) removeQueuedRecords(which func(eventRecord) bool) {
 // requeueUnreadRecords therefore opens the read end temporarily. The program may read at the same time. Only the
 // records that empty itself reads count as unread.
 func (e *eventFile) requeueUnreadRecords() {
-	fd, err := reopen.OnCallingThread(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
+	fd, err := reopen.FileOnCallingThread(e.fd, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return // out of descriptors: the program will read an event of a destroyed object
 	}
@@ -491,10 +491,10 @@ func (e *eventFile) requeueUnreadRecords() {
 	e.sent = 0
 }
 
-// endFile ends the event file after the removal of the device. endFile removes unread events of objects, which have
-// been destroyed, and preserves the events of the device. If fatal is set, IBV_EVENT_DEVICE_FATAL is the last event.
-// The reader then sees the end of the file. The goroutine pump executes these steps.
-func (e *eventFile) endFile(fatal bool) {
+// endEventFile ends the event file after the removal of the device. endEventFile removes unread events of objects,
+// which have been destroyed, and preserves the events of the device. If fatal is set, IBV_EVENT_DEVICE_FATAL is the
+// last event. The reader then sees the end of the file. The goroutine pump executes these steps.
+func (e *eventFile) endEventFile(fatal bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.state == eventsOpen {
@@ -503,8 +503,8 @@ func (e *eventFile) endFile(fatal bool) {
 	}
 }
 
-// beginEndFile executes the first step of the end. The caller must have the token.
-func (e *eventFile) beginEndFile() {
+// beginEventFileEnd executes the first step of the end. The caller must have the token.
+func (e *eventFile) beginEventFileEnd() {
 	e.removeUnreadRecords(func(r eventRecord) bool { return r.src != &e.device })
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -747,10 +747,10 @@ func (s *eventFiles) endAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.channels {
-		e.endFile(false)
+		e.endEventFile(false)
 	}
 	for _, e := range s.async {
-		e.endFile(true)
+		e.endEventFile(true)
 	}
 }
 

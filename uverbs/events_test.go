@@ -30,7 +30,7 @@ func (p *program) destroyCQ(cq uint32) uapi.DestroyCQResp {
 }
 
 func TestCompletionEvents(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		p := newFixture(t).startProgram(form)
 		ch := p.createChannel()
 		a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
@@ -146,9 +146,9 @@ func waitUntilWritten(e *eventFile) (full bool) {
 	}
 }
 
-// TestEventsOfFullChannel fills the pipe of a channel, which holds 64 KB. Events raised while the pipe is full must be
-// delivered when the program reads. Identical events of a queue are coalesced.
-func TestEventsOfFullChannel(t *testing.T) {
+// TestFullChannelLosesNoEvents fills the pipe of a channel, which holds 64 KB. Events raised while the pipe is full
+// must be delivered when the program reads. Identical events of a queue are coalesced.
+func TestFullChannelLosesNoEvents(t *testing.T) {
 	p := newFixture(t).startProgram(byWrite)
 	ch := p.createChannel()
 	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
@@ -186,9 +186,9 @@ func TestEventsOfFullChannel(t *testing.T) {
 	}
 }
 
-// TestDestroyOnFullChannel destroys a queue while the pipe is full. The queue must deliver no further events, and later
-// events of other queues must be delivered.
-func TestDestroyOnFullChannel(t *testing.T) {
+// TestDestroyedCQDeliversNothingLater destroys a queue while the pipe is full. The queue must deliver no further
+// events, and later events of other queues must be delivered.
+func TestDestroyedCQDeliversNothingLater(t *testing.T) {
 	p := newFixture(t).startProgram(byWrite)
 	ch := p.createChannel()
 	a, b := p.createCQ(ch, 0xa), p.createCQ(ch, 0xb)
@@ -270,7 +270,7 @@ func TestClosedChannelsAreRemoved(t *testing.T) {
 }
 
 func TestAsyncEvents(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 100)
@@ -302,9 +302,9 @@ func TestAsyncEvents(t *testing.T) {
 	})
 }
 
-// TestSeveralAsyncFiles checks several asynchronous event files. Objects must use the first file, and all files must
-// receive events of the device.
-func TestSeveralAsyncFiles(t *testing.T) {
+// TestAllAsyncFilesGetDeviceEvents checks several asynchronous event files. Objects must use the first file, and all
+// files must receive events of the device.
+func TestAllAsyncFilesGetDeviceEvents(t *testing.T) {
 	w := newFixture(t)
 	p := w.open(byIoctl)
 	_, err := p.callMethod(uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc, uapi.Attr{})
@@ -343,9 +343,9 @@ func TestSeveralAsyncFiles(t *testing.T) {
 	}
 }
 
-// TestDestroyAccountingUnderLoad reads, arms and destroys as fast as possible while completions arrive. The numbers
+// TestDestroyCountsReadEvents reads, arms and destroys as fast as possible while completions arrive. The numbers
 // that the destructions report must equal the events read.
-func TestDestroyAccountingUnderLoad(t *testing.T) {
+func TestDestroyCountsReadEvents(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byIoctl)
 	ch := p.createChannel()
@@ -417,7 +417,7 @@ func TestProgramWritesIntoItsChannel(t *testing.T) {
 	p.destroyCQ(b)
 }
 
-func TestEventFilesAfterClose(t *testing.T) {
+func TestClosedEventFilesRefuseNew(t *testing.T) {
 	checkNoDescriptorLeak(t)
 	var s eventFiles
 	s.close()
@@ -533,9 +533,9 @@ func TestEventsAreBounded(t *testing.T) {
 	}
 }
 
-// TestEventFilesByIdentity checks that a pipe is found by the pair of its device and inode number, among the files of
-// its kind.
-func TestEventFilesByIdentity(t *testing.T) {
+// TestEventFileIsFoundByIdentity checks that a pipe is found by the pair of its device and inode number, among the
+// files of its kind.
+func TestEventFileIsFoundByIdentity(t *testing.T) {
 	var s eventFiles
 	defer s.close()
 	channel, r1, err := s.newChannel()

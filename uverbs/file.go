@@ -83,7 +83,7 @@ type File struct {
 	objects objectTable
 	events  eventFiles
 
-	doorbells doorbells
+	doorbells doorbellTable
 
 	parting atomic.Bool // the device is being removed, and queues must not be changed
 
@@ -93,7 +93,7 @@ type File struct {
 
 func newFile(d *Device, p Process, m Memory) *File {
 	f := &File{dev: d, proc: p, user: p.User(), mem: m}
-	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.ObjectsOf(f.user), d.srv.pipeGateOf(f.user)
+	f.events.user, f.events.kept, f.events.gate = f.user, d.srv.opts.Kept.ObjectsOf(f.user), d.srv.newUserPipeGate(f.user)
 	return f
 }
 
@@ -157,7 +157,7 @@ func (f *File) openContext(u *ib.Udata) error {
 	default:
 		return fmt.Errorf("the file already has a context: %w", syscall.EINVAL)
 	}
-	if err := f.dev.checkUsable(); err != nil {
+	if err := f.dev.checkNotInError(); err != nil {
 		return err
 	}
 	if err := allocContext(f.dev.ib, u); err != nil {
@@ -223,8 +223,8 @@ func (c userContext) LibraryFault(fault ib.LibraryFault) {
 	}
 }
 
-// abortObject destroys an object after the delivery of its response has failed.
-func (f *File) abortObject(o *object) {
+// destroyUndeliveredObject destroys an object after the delivery of its response has failed.
+func (f *File) destroyUndeliveredObject(o *object) {
 	if f.beginCommand() != nil {
 		return // the thread that ends the context destroys the object
 	}
@@ -395,8 +395,9 @@ func (e *contextEnd) wait(expired <-chan struct{}) bool {
 	}
 }
 
-// graceTimer returns a channel that is closed after the grace period for blocked calls, unless stop is called earlier.
-func (s *Server) graceTimer() (expired <-chan struct{}, stop func() bool) {
+// startGraceTimer returns a channel that is closed after the grace period for blocked calls, unless stop is called
+// earlier.
+func (s *Server) startGraceTimer() (expired <-chan struct{}, stop func() bool) {
 	c := make(chan struct{})
 	return c, time.AfterFunc(s.opts.Grace, func() { close(c) }).Stop
 }
@@ -460,7 +461,7 @@ func (f *File) Close() {
 		}
 	})
 	f.endMu.Unlock()
-	expired, stop := f.dev.srv.graceTimer()
+	expired, stop := f.dev.srv.startGraceTimer()
 	defer stop()
 	if !e.wait(expired) {
 		f.logf("closed, but a call of it has been stopped in the memory of a process for %v", f.dev.srv.opts.Grace)

@@ -56,8 +56,9 @@ type object struct {
 
 const exclusiveUse = -1
 
-// takeShare takes a share of the object. takeShare returns EBUSY while a command uses the object exclusively.
-func (o *object) takeShare() error {
+// acquireSharedUse takes a share of the object. acquireSharedUse returns EBUSY while a command uses the object
+// exclusively.
+func (o *object) acquireSharedUse() error {
 	for {
 		n := o.users.Load()
 		if n == exclusiveUse {
@@ -188,7 +189,7 @@ func lookup[R resource](f *File, handle uint32) (objectUse[R], error) {
 	if !ok {
 		return objectUse[R]{}, fmt.Errorf("handle %d is of a %v: %w", handle, o.res.kind(), syscall.EINVAL)
 	}
-	if err := o.takeShare(); err != nil {
+	if err := o.acquireSharedUse(); err != nil {
 		return objectUse[R]{}, fmt.Errorf("%v with handle %d is being created or destroyed: %w", res.kind(), handle, err)
 	}
 	return objectUse[R]{o, res}, nil

@@ -64,7 +64,7 @@ func (f *File) Ioctl(c Caller, request uint32, arg uint64) error {
 	}
 	buf := commandBuffers.Get().(*commandBuffer)
 	defer commandBuffers.Put(buf)
-	if f.dev.srv.onVerb.Load() == nil && f.armPeeked(c, buf, arg) {
+	if f.dev.srv.onVerb.Load() == nil && f.armPeekedCQ(c, buf, arg) {
 		return nil
 	}
 	hdr, attrs, err := readIoctl(c.Space(), buf, arg)
@@ -285,7 +285,7 @@ func (c *ioctlCall) setOutput(id uapi.AttrID, bufs ...[]byte) {
 		return
 	}
 	if len(bufs) == 1 && c.trace != nil {
-		if v, ok := numberOf(bufs[0]); ok {
+		if v, ok := decodeNumber(bufs[0]); ok {
 			c.trace.recordNumber(id, v)
 		}
 	}

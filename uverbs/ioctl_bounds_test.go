@@ -85,7 +85,8 @@ func TestCreateQPAttributeBounds(t *testing.T) {
 		{"handle below zero", uapi.QPTRC, ofPD(1<<63 + uint64(pd)), inval},
 	} {
 		before := w.dev.Objects().QP
-		_, err := p.callMethod(uapi.ObjectQP, uapi.MethodQPCreate, withAttrs(p.qpAttrs(pd, cq, 0, test.typ), test.attr)...)
+		_, err := p.callMethod(uapi.ObjectQP, uapi.MethodQPCreate, withAttrs(p.createQPAttrs(pd, cq, 0, test.typ),
+			test.attr)...)
 		wantErrno(t, test.name, err, test.want)
 		if made := w.dev.Objects().QP - before; (made == 1) != (test.want == 0) {
 			t.Errorf("%s: got %d queue pairs, want 1 if there is no error, else 0", test.name, made)
@@ -112,7 +113,7 @@ func TestDescriptorAttributeBounds(t *testing.T) {
 		{"the least descriptor", math.MinInt32, syscall.EBADF},
 		{"below the least descriptor", math.MinInt32 - 1, syscall.EINVAL},
 	} {
-		attrs := withAttrs(p.cqAttrs(0), handleAttr(uapi.AttrCreateCQCompChannel, uint64(test.fd)))
+		attrs := withAttrs(p.createCQAttrs(0), handleAttr(uapi.AttrCreateCQCompChannel, uint64(test.fd)))
 		_, err := p.callMethod(uapi.ObjectCQ, uapi.MethodCQCreate, attrs...)
 		wantErrno(t, test.name, err, test.want)
 	}

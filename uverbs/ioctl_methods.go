@@ -184,7 +184,7 @@ func getContext(c *ioctlCall) (err error) {
 			return err
 		}
 		c.commit, c.abort = c.f.commitContext, c.f.abortContext
-		c.outputContext(uapi.AttrGetContextNumCompVectors, uapi.AttrGetContextCoreSupport)
+		c.setContextOutputs(uapi.AttrGetContextNumCompVectors, uapi.AttrGetContextCoreSupport)
 		c.setOutput(uapi.AttrUHWOut, c.udata.Out[:c.udata.N])
 		return nil
 	})
@@ -197,12 +197,12 @@ func queryContext(c *ioctlCall) error {
 		if err := c.f.checkContext(); err != nil {
 			return err
 		}
-		c.outputContext(uapi.AttrQueryContextNumCompVectors, uapi.AttrQueryContextCoreSupport)
+		c.setContextOutputs(uapi.AttrQueryContextNumCompVectors, uapi.AttrQueryContextCoreSupport)
 		return nil
 	})
 }
 
-func (c *ioctlCall) outputContext(vectors, support uapi.AttrID) {
+func (c *ioctlCall) setContextOutputs(vectors, support uapi.AttrID) {
 	c.setOutput(vectors, uint32Bytes(uint32(c.f.dev.srv.opts.CompVectors)))
 	c.setOutput(support, uint64Bytes(uint64(uapi.CoreSupportOptionalMRAccess)))
 }

@@ -30,7 +30,7 @@ func attrDataOf(attrs []uapi.Attr, id uapi.AttrID) uint64 {
 	return attrs[slices.IndexFunc(attrs, func(a uapi.Attr) bool { return a.AttrID == id })].Data
 }
 
-func (p *program) cqAttrs(user uint64) []uapi.Attr {
+func (p *program) createCQAttrs(user uint64) []uapi.Attr {
 	return []uapi.Attr{
 		handleAttr(uapi.AttrCreateCQHandle, 0), inlineAttr(uapi.AttrCreateCQCQE, 4, 10),
 		inlineAttr(uapi.AttrCreateCQUserHandle, 8, user),
@@ -39,7 +39,7 @@ func (p *program) cqAttrs(user uint64) []uapi.Attr {
 	}
 }
 
-func (p *program) qpAttrs(pd, cq uint32, user uint64, t uapi.QPType) []uapi.Attr {
+func (p *program) createQPAttrs(pd, cq uint32, user uint64, t uapi.QPType) []uapi.Attr {
 	limits := uapi.QPCap{MaxSendWR: 5, MaxRecvWR: 6}
 	return []uapi.Attr{
 		handleAttr(uapi.AttrCreateQPHandle, 0), handleAttr(uapi.AttrCreateQPPDHandle, uint64(pd)),
@@ -51,9 +51,9 @@ func (p *program) qpAttrs(pd, cq uint32, user uint64, t uapi.QPType) []uapi.Attr
 	}
 }
 
-// TestObjectsByMethods creates and destroys all objects by methods, like newer libraries. Events must be delivered to
-// the event files that the methods name.
-func TestObjectsByMethods(t *testing.T) {
+// TestIoctlMethodsHandleAllObjects creates and destroys all objects by methods, like newer libraries. Events must be
+// delivered to the event files that the methods name.
+func TestIoctlMethodsHandleAllObjects(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byIoctl)
 	pd, channel := p.allocPD(), p.createChannel()
@@ -61,13 +61,13 @@ func TestObjectsByMethods(t *testing.T) {
 	must(t, err)
 	events := int(int64(after[0].Data))
 
-	cqAttrs := withAttrs(p.cqAttrs(11), handleAttr(uapi.AttrCreateCQCompChannel, uint64(channel)),
+	cqAttrs := withAttrs(p.createCQAttrs(11), handleAttr(uapi.AttrCreateCQCompChannel, uint64(channel)),
 		handleAttr(uapi.AttrCreateCQEventFD, uint64(events)))
 	after, err = p.callMethod(uapi.ObjectCQ, uapi.MethodCQCreate, cqAttrs...)
 	must(t, err)
 	cq := uint32(attrDataOf(after, uapi.AttrCreateCQHandle))
 	after, err = p.callMethod(uapi.ObjectQP, uapi.MethodQPCreate,
-		withAttrs(p.qpAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
+		withAttrs(p.createQPAttrs(pd, cq, 12, uapi.QPTRC), handleAttr(uapi.AttrCreateQPEventFD, uint64(events)))...)
 	must(t, err)
 	qp := uint32(attrDataOf(after, uapi.AttrCreateQPHandle))
 	// The driver's capacities exceed the requested ones by one.
@@ -123,10 +123,10 @@ func TestUndeliveredObjectIsDestroyed(t *testing.T) {
 		method uapi.MethodID
 		attrs  []uapi.Attr
 	}{
-		{"CQ", uapi.ObjectCQ, uapi.MethodCQCreate, withAttrs(p.cqAttrs(1), at(uapi.AttrCreateCQRespCQE))},
-		{"QP", uapi.ObjectQP, uapi.MethodQPCreate, withAttrs(p.qpAttrs(pd, cq, 1, uapi.QPTRC),
+		{"CQ", uapi.ObjectCQ, uapi.MethodCQCreate, withAttrs(p.createCQAttrs(1), at(uapi.AttrCreateCQRespCQE))},
+		{"QP", uapi.ObjectQP, uapi.MethodQPCreate, withAttrs(p.createQPAttrs(pd, cq, 1, uapi.QPTRC),
 			at(uapi.AttrCreateQPRespQPNum))},
-		{"MR", uapi.ObjectMR, uapi.MethodRegMR, withAttrs(mrAttrs(p, pd, addr, 100), at(uapi.AttrRegMRRespRKey))},
+		{"MR", uapi.ObjectMR, uapi.MethodRegMR, withAttrs(regMRAttrs(p, pd, addr, 100), at(uapi.AttrRegMRRespRKey))},
 	} {
 		_, err := p.callMethod(test.object, test.method, test.attrs...)
 		wantErrno(t, test.name, err, syscall.EFAULT)
@@ -136,7 +136,7 @@ func TestUndeliveredObjectIsDestroyed(t *testing.T) {
 	}
 }
 
-func mrAttrs(p *program, pd uint32, addr, length uint64) []uapi.Attr {
+func regMRAttrs(p *program, pd uint32, addr, length uint64) []uapi.Attr {
 	return []uapi.Attr{
 		handleAttr(uapi.AttrRegMRHandle, 0), handleAttr(uapi.AttrRegMRPDHandle, uint64(pd)),
 		inlineAttr(uapi.AttrRegMRIOVA, 8, addr),
@@ -151,7 +151,7 @@ func TestRegMRByMethod(t *testing.T) {
 	p := w.startProgram(byIoctl)
 	pd := p.allocPD()
 	addr := (addressOf(p.allocMem(8192)) + 4095) &^ 4095
-	good := mrAttrs(p, pd, addr, 4096)
+	good := regMRAttrs(p, pd, addr, 4096)
 	fd, offset := inlineAttr(uapi.AttrRegMRFD, 4, 0), inlineAttr(uapi.AttrRegMRFDOffset, 8, 0)
 	for _, test := range []struct {
 		name  string
@@ -197,9 +197,9 @@ func TestRegMRByMethod(t *testing.T) {
 	wantErrno(t, "advice with an unknown flag", err, syscall.EINVAL)
 }
 
-// TestMethodsOfZombie checks methods after the removal of the device. Methods that destroy must succeed, and all others
-// must fail.
-func TestMethodsOfZombie(t *testing.T) {
+// TestZombieAllowsOnlyDestroyMethods checks methods after the removal of the device. Methods that destroy must succeed,
+// and all others must fail.
+func TestZombieAllowsOnlyDestroyMethods(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byIoctl)
 	pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -212,8 +212,8 @@ func TestMethodsOfZombie(t *testing.T) {
 		attrs  []uapi.Attr
 		want   syscall.Errno
 	}{
-		{"make a CQ", uapi.ObjectCQ, uapi.MethodCQCreate, p.cqAttrs(1), syscall.EIO},
-		{"make a QP", uapi.ObjectQP, uapi.MethodQPCreate, p.qpAttrs(pd, cq, 1, uapi.QPTRC), syscall.EIO},
+		{"make a CQ", uapi.ObjectCQ, uapi.MethodCQCreate, p.createCQAttrs(1), syscall.EIO},
+		{"make a QP", uapi.ObjectQP, uapi.MethodQPCreate, p.createQPAttrs(pd, cq, 1, uapi.QPTRC), syscall.EIO},
 		{"query the port", uapi.ObjectDevice, uapi.MethodQueryPort,
 			[]uapi.Attr{inlineAttr(0, 8, 1), outAttr(1, p.allocMem(48)[:48])}, syscall.EIO},
 		{"destroy the MR", uapi.ObjectMR, uapi.MethodMRDestroy, []uapi.Attr{handleAttr(0, uint64(mr.MRHandle))}, 0},

@@ -180,9 +180,9 @@ func TestInvokeWriteAttributes(t *testing.T) {
 	}
 }
 
-// TestContextByMethods creates a context like newer libraries: by methods of the context, and without an asynchronous
-// event file.
-func TestContextByMethods(t *testing.T) {
+// TestContextWithoutAsyncFile creates a context like newer libraries: by methods of the context, and without an
+// asynchronous event file.
+func TestContextWithoutAsyncFile(t *testing.T) {
 	w := newFixture(t)
 	p := w.open(byIoctl)
 	vectors, support := p.allocMem(4)[:4], p.allocMem(8)[:8]

@@ -9,21 +9,21 @@ import (
 	"verbena/uapi"
 )
 
-// namesHandle reports whether a request names an object by handle.
-func namesHandle(t reflect.Type) bool {
+// hasHandleField reports whether a request names an object by handle.
+func hasHandleField(t reflect.Type) bool {
 	for i := range t.NumField() {
 		f := t.Field(i)
-		if f.Type.Kind() == reflect.Struct && namesHandle(f.Type) || poolsByField[f.Name] != poolNone {
+		if f.Type.Kind() == reflect.Struct && hasHandleField(f.Type) || numberKindsByField[f.Name] != poolNone {
 			return true
 		}
 	}
 	return false
 }
 
-// TestHandlesOfOtherContext checks every command that names an object of another context, in each form. The command
-// must fail and must not affect that context. The intruder has no objects: handles are local to a context, and the
-// intruder could therefore reach its own objects.
-func TestHandlesOfOtherContext(t *testing.T) {
+// TestOtherContextsHandlesAreRefused checks every command that names an object of another context, in each form. The
+// command must fail and must not affect that context. The intruder has no objects: handles are local to a context, and
+// the intruder could therefore reach its own objects.
+func TestOtherContextsHandlesAreRefused(t *testing.T) {
 	w := newSessionFixture(t)
 	p := w.open(t)
 	defer p.close(t)
@@ -54,7 +54,7 @@ func TestHandlesOfOtherContext(t *testing.T) {
 		p.qpns = []uint32{w.other.qps[0].QPN}
 		for i := range sessionCommands {
 			c := &sessionCommands[i]
-			if !namesHandle(reflect.TypeOf(c.req)) {
+			if !hasHandleField(reflect.TypeOf(c.req)) {
 				continue
 			}
 			for _, form := range []string{"write", "ioctl"} {
@@ -100,9 +100,9 @@ func TestHandlesOfOtherContext(t *testing.T) {
 	}
 }
 
-// TestKeysOfOtherContext checks that a queue pair of one context cannot use another context's region with any key, and
-// cannot send into the other context's connections.
-func TestKeysOfOtherContext(t *testing.T) {
+// TestOtherContextsKeysAreUseless checks that a queue pair of one context cannot use another context's region with any
+// key, and cannot send into the other context's connections.
+func TestOtherContextsKeysAreUseless(t *testing.T) {
 	w := newSessionFixture(t)
 	p := w.open(t)
 	defer p.close(t)

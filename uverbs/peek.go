@@ -36,10 +36,10 @@ func (f *File) executePeekedDoorbell(c Caller, buf *commandBuffer, addr uint64) 
 // armIoctlSize is the length of a REQ_NOTIFY_CQ by ioctl(2) in the form of libibverbs.
 const armIoctlSize = ioctlHdrSize + 2*attrSize
 
-// armPeeked executes the REQ_NOTIFY_CQ at addr. After the doorbell, this command is the most frequent call of programs.
-// armPeeked returns false if the memory contains another call or an invalid call, or can only be read through the
-// caller's Space.
-func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool) {
+// armPeekedCQ executes the REQ_NOTIFY_CQ at addr. After the doorbell, this command is the most frequent call of
+// programs. armPeekedCQ returns false if the memory contains another call or an invalid call, or can only be read
+// through the caller's Space.
+func (f *File) armPeekedCQ(c Caller, buf *commandBuffer, addr uint64) (armed bool) {
 	if commandTraceOf(c) != nil {
 		return false
 	}
@@ -47,7 +47,7 @@ func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool)
 	if b == nil {
 		return false
 	}
-	req, ok := parseArm(b)
+	req, ok := parseArmIoctl(b)
 	if !ok || f.dev.checkDriver && driverIDOf(b) != f.dev.driverID {
 		return false
 	}
@@ -57,9 +57,9 @@ func (f *File) armPeeked(c Caller, buf *commandBuffer, addr uint64) (armed bool)
 // armWriteSize is the length of a REQ_NOTIFY_CQ by write(2).
 var armWriteSize = cmdHdrSize + uapi.SizeOf[uapi.ReqNotifyCQ]()
 
-// armByWrite executes the REQ_NOTIFY_CQ in b without the overhead of other commands. armByWrite returns false in the
-// same cases as armPeeked.
-func (f *File) armByWrite(c Caller, b []byte) (armed bool) {
+// armCQByWrite executes the REQ_NOTIFY_CQ in b without the overhead of other commands. armCQByWrite returns false in
+// the same cases as armPeekedCQ.
+func (f *File) armCQByWrite(c Caller, b []byte) (armed bool) {
 	hdr, _ := uapi.Decode[uapi.CmdHdr](b)
 	if hdr.Command != uint32(uapi.CmdReqNotifyCQ) || int(hdr.InWords)*4 != len(b) || commandTraceOf(c) != nil ||
 		!f.byWrite.Load() {
@@ -91,8 +91,8 @@ func driverIDOf(b []byte) uapi.DriverID {
 	return hdr.DriverID
 }
 
-// parseArm parses a REQ_NOTIFY_CQ by ioctl in the form of libibverbs.
-func parseArm(b []byte) (req uapi.ReqNotifyCQ, ok bool) {
+// parseArmIoctl parses a REQ_NOTIFY_CQ by ioctl in the form of libibverbs.
+func parseArmIoctl(b []byte) (req uapi.ReqNotifyCQ, ok bool) {
 	hdr, _ := uapi.Decode[uapi.IoctlHdr](b)
 	cmd, _ := uapi.Decode[uapi.Attr](b[ioctlHdrSize:])
 	in, _ := uapi.Decode[uapi.Attr](b[ioctlHdrSize+attrSize:])

@@ -43,9 +43,9 @@ func (p *program) armRaisesEvent(ch int, cq uint32) bool {
 	return len(events) == 1
 }
 
-// TestArmPeeked checks that peeking arms a queue if the call has the form of libibverbs. All other calls must have the
+// TestPeekArmsCQ checks that peeking arms a queue if the call has the form of libibverbs. All other calls must have the
 // same result as without peeking.
-func TestArmPeeked(t *testing.T) {
+func TestPeekArmsCQ(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(a *armCall, pd uint32)
@@ -115,16 +115,16 @@ func TestNotifyFlags(t *testing.T) {
 		1 << 31: ib.NotifySolicited} {
 		call := newArmCall(3)
 		call.attrs[1].Data |= uint64(solicited) << 32
-		req, ok := parseArm(call.bytes())
+		req, ok := parseArmIoctl(call.bytes())
 		if got := notifyFlags(req); !ok || got != want {
 			t.Errorf("solicited_only %d: %v, want %v", solicited, got, want)
 		}
 	}
 }
 
-// TestArmPeekedOfOtherProgram checks peeked data that belong to another program. Such data may arm at most a queue of
+// TestForeignPeekArmsOnlyOwnCQ checks peeked data that belong to another program. Such data may arm at most a queue of
 // this file, and a zombie must return its usual errors.
-func TestArmPeekedOfOtherProgram(t *testing.T) {
+func TestForeignPeekArmsOnlyOwnCQ(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
 	ch := p.createChannel()
 	cq := p.createCQ(ch, 7)
@@ -146,8 +146,8 @@ func TestArmPeekedOfOtherProgram(t *testing.T) {
 	}
 }
 
-// TestArmPeekedFails checks that the program receives the driver's error.
-func TestArmPeekedFails(t *testing.T) {
+// TestPeekedArmReturnsDriverError checks that the program receives the driver's error.
+func TestPeekedArmReturnsDriverError(t *testing.T) {
 	p := newFixture(t).startProgram(byIoctl)
 	cq := p.createCQ(p.createChannel(), 7)
 	b := p.storeBytes(newArmCall(cq).bytes())

@@ -28,7 +28,7 @@ func postWRs[WR any](p *program, cmd uapi.Command, qp uint32, wrs []WR, sges []u
 }
 
 func TestPostSend(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)
@@ -100,7 +100,7 @@ func TestPostSend(t *testing.T) {
 }
 
 func TestPostRecv(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		p := newFixture(t).startProgram(form)
 		qp := p.createQP(p.allocPD(), p.createCQ(-1, 0), 0, uapi.QPTRC).QPHandle
 		wrs := []uapi.RecvWR{{WRID: 1, NumSGE: 1}, {WRID: 2}, {WRID: 3}, {WRID: 4}}
@@ -117,7 +117,7 @@ func TestPostRecv(t *testing.T) {
 }
 
 func TestPollCQ(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		cq := p.createCQ(-1, 0)
@@ -235,17 +235,17 @@ func TestModifyChecksPort(t *testing.T) {
 	}
 }
 
-// rawCaller is a Caller with or without CAP_NET_RAW.
-type rawCaller struct {
+// netRawCaller is a Caller with or without CAP_NET_RAW.
+type netRawCaller struct {
 	Caller
 	raw bool
 }
 
-func (c rawCaller) NetRaw() bool { return c.raw }
+func (c netRawCaller) NetRaw() bool { return c.raw }
 
-// TestControlledQKey checks that a controlled Q_Key requires CAP_NET_RAW. With the Q_Key of connection managers, a
-// program could end the connections of other programs.
-func TestControlledQKey(t *testing.T) {
+// TestControlledQKeyNeedsNetRaw checks that a controlled Q_Key requires CAP_NET_RAW. With the Q_Key of connection
+// managers, a program could end the connections of other programs.
+func TestControlledQKeyNeedsNetRaw(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		caller Caller
@@ -254,12 +254,12 @@ func TestControlledQKey(t *testing.T) {
 		// ENOENT means that the Q_Key was accepted: the next check fails, because the queue pair does not exist
 		want syscall.Errno
 	}{
-		{"without a capability", rawCaller{raw: false}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
+		{"without a capability", netRawCaller{raw: false}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
 		{"a caller who does not say", struct{ Caller }{}, uapi.QPAttrQKey, 0x80010000, syscall.EPERM},
-		{"the least", rawCaller{raw: false}, uapi.QPAttrQKey | uapi.QPAttrState, 1 << 31, syscall.EPERM},
-		{"with the capability", rawCaller{raw: true}, uapi.QPAttrQKey, 0x80010000, syscall.ENOENT},
-		{"a common one", rawCaller{raw: false}, uapi.QPAttrQKey, 1<<31 - 1, syscall.ENOENT},
-		{"not meant", rawCaller{raw: false}, uapi.QPAttrState, 0x80010000, syscall.ENOENT},
+		{"the least", netRawCaller{raw: false}, uapi.QPAttrQKey | uapi.QPAttrState, 1 << 31, syscall.EPERM},
+		{"with the capability", netRawCaller{raw: true}, uapi.QPAttrQKey, 0x80010000, syscall.ENOENT},
+		{"a common one", netRawCaller{raw: false}, uapi.QPAttrQKey, 1<<31 - 1, syscall.ENOENT},
+		{"not meant", netRawCaller{raw: false}, uapi.QPAttrState, 0x80010000, syscall.ENOENT},
 	} {
 		c := &call{f: &File{}, caller: test.caller}
 		err := c.modifyQP(&uapi.ExModifyQP{Base: uapi.ModifyQP{AttrMask: test.mask, QKey: test.key}}, modifyStandard)

@@ -46,15 +46,16 @@ func newFixtureWith(t *testing.T, opts ServerOptions) *fixture {
 	t.Helper()
 	checkNoDescriptorLeak(t)
 	drv := ibfake.New()
-	return fixtureOfWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
+	return newDeviceFixtureWith(t, ib.NewDevice("rxe0", drv, t.Logf), drv, opts)
 }
 
-// fixtureOf returns a server with a given device.
-func fixtureOf(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver) *fixture {
-	return fixtureOfWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+// newDeviceFixture returns a server with a given device.
+func newDeviceFixture(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver) *fixture {
+	return newDeviceFixtureWith(t, dev, drv, ServerOptions{CompVectors: 2, Log: slog.New(slog.NewTextHandler(t.Output(),
+		nil))})
 }
 
-func fixtureOfWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts ServerOptions) *fixture {
+func newDeviceFixtureWith(t *testing.T, dev *ib.DeviceHandle, drv *ibfake.Driver, opts ServerOptions) *fixture {
 	t.Helper()
 	w := &fixture{t: t, core: &ib.Core{}, drv: drv, dev: dev.Device(), handle: dev, ledger: quota.New(quota.Limits{})}
 	must(t, w.core.Register(w.handle))
@@ -94,11 +95,11 @@ func checkNoCharges(t testing.TB, l *quota.Ledger) {
 // checkNoDescriptorLeak fails the test if the number of open descriptors has changed at the end of the test.
 func checkNoDescriptorLeak(t *testing.T) {
 	t.Helper()
-	before := openDescriptors(t)
+	before := listOpenDescriptors(t)
 	t.Cleanup(func() {
 		var after map[string]string
 		testutil.PollUntil(func() bool { // a goroutine may reference a closed file for a moment
-			after = openDescriptors(t)
+			after = listOpenDescriptors(t)
 			return len(after) <= len(before)
 		})
 		for fd, what := range after {
@@ -109,7 +110,7 @@ func checkNoDescriptorLeak(t *testing.T) {
 	})
 }
 
-func openDescriptors(t *testing.T) map[string]string {
+func listOpenDescriptors(t *testing.T) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
@@ -159,7 +160,7 @@ type program struct {
 	mem   *unmappedMemory
 	space *umem.Process
 	acct  *umem.Account
-	form  form
+	form  commandForm
 
 	mu    sync.Mutex
 	arena []byte // the memory that the service accesses
@@ -168,20 +169,20 @@ type program struct {
 	async int
 }
 
-// form is the form in which commands are sent.
-type form int
+// commandForm is the form in which commands are sent.
+type commandForm int
 
 const (
-	byWrite form = iota
+	byWrite commandForm = iota
 	byIoctl
 )
 
-func (f form) String() string { return [...]string{"write", "ioctl"}[f] }
+func (f commandForm) String() string { return [...]string{"write", "ioctl"}[f] }
 
 const arenaSize = 4 << 20
 
 // open opens the device. The file is closed at the end of the test.
-func (w *fixture) open(form form) *program {
+func (w *fixture) open(form commandForm) *program {
 	w.t.Helper()
 	p := &program{t: w.t, w: w, mem: &unmappedMemory{}, acct: umem.NewAccount(nil), form: form, async: -1}
 	var err error
@@ -209,7 +210,7 @@ func (w *fixture) open(form form) *program {
 }
 
 // startProgram opens the device and creates the context.
-func (w *fixture) startProgram(form form) *program {
+func (w *fixture) startProgram(form commandForm) *program {
 	w.t.Helper()
 	p := w.open(form)
 	resp, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
@@ -275,8 +276,8 @@ func (p *program) storeBytes(b []byte) []byte {
 	return m
 }
 
-// write writes a command unchanged.
-func (p *program) write(cmd []byte) error {
+// writeCommand writes a command unchanged.
+func (p *program) writeCommand(cmd []byte) error {
 	n, err := p.f.Write(p, addressOf(p.storeBytes(cmd)), len(cmd))
 	if err == nil && n != len(cmd) {
 		p.t.Errorf("Write: got %d, want %d", n, len(cmd))
@@ -332,14 +333,14 @@ func (p *program) sendCommand(c rawCommand) (resp, driver []byte, err error) {
 			ex.Response = 0
 		}
 		b := uapi.AppendTo(uapi.AppendTo(nil, &hdr), &ex)
-		err = p.write(slices.Concat(b, core, c.driver))
+		err = p.writeCommand(slices.Concat(b, core, c.driver))
 	default:
 		if cmd := commands[c.number]; cmd != nil && cmd.Answers && len(core) >= 8 {
 			putUint64(core, addressOf(out))
 		}
 		hdr := uapi.CmdHdr{Command: c.number, InWords: uint16((8 + len(core) + len(c.driver)) / 4),
 			OutWords: uint16(len(out) / 4)}
-		err = p.write(slices.Concat(uapi.AppendTo(nil, &hdr), core, c.driver))
+		err = p.writeCommand(slices.Concat(uapi.AppendTo(nil, &hdr), core, c.driver))
 	}
 	return resp, driver, err
 }

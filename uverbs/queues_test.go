@@ -36,7 +36,7 @@ func newRXEFixture(t *testing.T) *fixture {
 	})
 	must(t, err)
 	t.Cleanup(func() { must(t, drv.Close()) })
-	return fixtureOf(t, drv.Handle(), ibfake.New())
+	return newDeviceFixture(t, drv.Handle(), ibfake.New())
 }
 
 // createSRQ creates a shared receive queue and also returns the driver's response.
@@ -131,7 +131,7 @@ func (p *program) expectEvents(want ...string) {
 }
 
 func TestSRQCommands(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		p := newRXEFixture(t).startProgram(form)
 		pd, cq := p.allocPD(), p.createRXECQ()
 		mr := p.regMR(pd)
@@ -240,7 +240,7 @@ func (p *program) openXRCD(fd, flags int) (uint32, error) {
 // receives at a target that the first program has created. The rxe provider of libibverbs has no XRC. An unmodified
 // program can therefore not test XRC.
 func TestXRCCommands(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newRXEFixture(t)
 		a, b := w.startProgram(form), w.startProgram(form)
 		name := t.TempDir() + "/domain"
@@ -345,7 +345,7 @@ func TestXRCCommands(t *testing.T) {
 }
 
 func TestMulticastCommands(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newRXEFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createRXECQ()

@@ -24,7 +24,7 @@ func TestQuotaOfEachKind(t *testing.T) {
 	for k := range quota.NumKinds {
 		limits[k].PerUser = 3
 	}
-	limits[quota.Descriptors].PerUser = 3 * pipeDescriptorCount
+	limits[quota.Descriptors].PerUser = 3 * descriptorsPerPipe
 	w.ledger = quota.New(limits)
 	p := w.startProgram(byWrite)
 	u := p.User()
@@ -83,7 +83,7 @@ func TestQuotaOfEachKind(t *testing.T) {
 				return r.MRHandle, err
 			},
 			func(h uint32) error { return sendWithoutResponse(p, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: h}) }},
-		{quota.Descriptors, pipeDescriptorCount, 1, syscall.EMFILE,
+		{quota.Descriptors, descriptorsPerPipe, 1, syscall.EMFILE,
 			func() (uint32, error) {
 				r, err := sendPlain[uapi.CreateCompChannelResp](p, uapi.CmdCreateCompChannel, uapi.CreateCompChannel{})
 				return r.FD, err

@@ -26,7 +26,7 @@ func withObject[T resource](s *Server, dev *ib.Device, handle uint32, pid int, w
 		if !d.ib.Same(dev) {
 			continue
 		}
-		for _, file := range d.openFiles() {
+		for _, file := range d.attachedFiles() {
 			if pid != 0 && file.proc.PID() != pid {
 				continue
 			}

@@ -80,9 +80,9 @@ func TestWithCQSelectsProgram(t *testing.T) {
 	wantErrno(t, "another kind", err, syscall.ENOENT)
 }
 
-// TestRingByHandle checks the doorbell of a caller that does not issue system calls, in each state of the context and
-// of the queue pair.
-func TestRingByHandle(t *testing.T) {
+// TestRingInEachState checks the doorbell of a caller that does not issue system calls, in each state of the context
+// and of the queue pair.
+func TestRingInEachState(t *testing.T) {
 	w := newFixture(t)
 	p, other := w.open(byWrite), w.startProgram(byWrite)
 	if err := p.f.Ring(p, 1); !errors.Is(err, errNoContext) {

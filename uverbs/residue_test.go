@@ -13,7 +13,7 @@ import (
 func TestResponseHasNoOldData(t *testing.T) {
 	fresh := commandBuffers.New
 	defer func() { commandBuffers.New = fresh }()
-	for _, form := range []form{byWrite, byIoctl} {
+	for _, form := range []commandForm{byWrite, byIoctl} {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd, cq := p.allocPD(), p.createCQ(-1, 0)

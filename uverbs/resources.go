@@ -102,7 +102,7 @@ func (s *Server) Resources() []ContextInfo {
 	s.mu.Unlock()
 	var infos []ContextInfo
 	for _, d := range slices.Concat(s.Devices(), gone) {
-		files := d.openFiles()
+		files := d.attachedFiles()
 		slices.SortFunc(files, func(a, b *File) int { return cmp.Compare(a.proc.PID(), b.proc.PID()) })
 		for _, f := range files {
 			infos = append(infos, f.Info())

@@ -11,7 +11,7 @@ import (
 	"verbena/umem"
 )
 
-func TestResourcesOfPrograms(t *testing.T) {
+func TestResourcesListProgramObjects(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byWrite)
 	idle := w.open(byWrite)

@@ -59,11 +59,11 @@ type Server struct {
 
 	onVerb atomic.Pointer[func(VerbCall) error] // nil: none
 
-	pipes sync.Map // maps a *quota.User to the chan struct{} of pipeGateOf.user
+	pipes sync.Map // maps a *quota.User to the chan struct{} of newUserPipeGate.user
 }
 
-// pipeGateOf returns the limit of threads in calls on the pipes of a user's context.
-func (s *Server) pipeGateOf(u *quota.User) *pipeGate {
+// newUserPipeGate returns the limit of threads in calls on the pipes of a user's context.
+func (s *Server) newUserPipeGate(u *quota.User) *pipeGate {
 	c, ok := s.pipes.Load(u)
 	if !ok {
 		c, _ = s.pipes.LoadOrStore(u, make(chan struct{}, maxUserAtPipes))
@@ -256,9 +256,9 @@ func (d *Device) DriverID() uapi.DriverID { return d.driverID }
 // DriverABI returns the version of the driver's private data, shown in sysfs as uverbsN/abi_version.
 func (d *Device) DriverABI() int { return d.abiVersion }
 
-// checkUsable returns nil unless the device is in the error state. checkUsable is for calls that do not call the
-// midlayer.
-func (d *Device) checkUsable() error {
+// checkNotInError returns nil unless the device is in the error state. checkNotInError is for calls that do not call
+// the midlayer.
+func (d *Device) checkNotInError() error {
 	if d.ib.State() == ib.DeviceError {
 		return fmt.Errorf("the device is in the error state: %w", syscall.EIO)
 	}
@@ -285,8 +285,9 @@ func (d *Device) detachFile(f *File) {
 	}
 }
 
-// openFiles returns the files with objects on the device, including files that are being closed and still have objects.
-func (d *Device) openFiles() []*File {
+// attachedFiles returns the files with objects on the device, including files that are being closed and still have
+// objects.
+func (d *Device) attachedFiles() []*File {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	files := make([]*File, 0, len(d.files))
@@ -304,12 +305,12 @@ func (d *Device) disassociate() {
 	d.gone = true
 	d.mu.Unlock()
 	var ends []*contextEnd
-	for _, f := range d.openFiles() {
+	for _, f := range d.attachedFiles() {
 		if e := f.disassociate(); e != nil {
 			ends = append(ends, e)
 		}
 	}
-	expired, stop := d.srv.graceTimer()
+	expired, stop := d.srv.startGraceTimer()
 	defer stop()
 	for _, e := range ends {
 		if !e.wait(expired) {

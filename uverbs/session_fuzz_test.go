@@ -133,11 +133,11 @@ const (
 	sessionResponse = fuzzBase + 0xc000
 )
 
-// numberPool is a kind of number in commands.
-type numberPool int
+// numberKind is a kind of number in commands.
+type numberKind int
 
 const (
-	poolNone numberPool = iota
+	poolNone numberKind = iota
 	poolPD
 	poolMR
 	poolCQ
@@ -156,7 +156,7 @@ type sessionCommandKind struct {
 	extended bool
 	req      any        // the type of the request
 	resp     int        // buffer size for the core's response
-	makes    numberPool // kind of the number in the response
+	makes    numberKind // kind of the number in the response
 	driver   int        // buffer size for the driver's response
 }
 
@@ -357,7 +357,8 @@ func connectTransitions(qp, dest uint32, gid ib.GID) []uapi.ModifyQP {
 			AttrMask: uapi.QPAttrState | uapi.QPAttrAV | uapi.QPAttrPathMTU | uapi.QPAttrDestQPN | uapi.QPAttrRQPSN |
 				uapi.QPAttrMaxDestRDAtomic | uapi.QPAttrMinRNRTimer},
 		{QPHandle: qp, QPState: uapi.QPSRTS, Timeout: 8, RetryCnt: 1, RNRRetry: 1, MaxRDAtomic: 1,
-			AttrMask: uapi.QPAttrState | uapi.QPAttrSQPSN | uapi.QPAttrTimeout | uapi.QPAttrRetryCnt | uapi.QPAttrRNRRetry | uapi.QPAttrMaxQPRDAtomic},
+			AttrMask: uapi.QPAttrState | uapi.QPAttrSQPSN | uapi.QPAttrTimeout | uapi.QPAttrRetryCnt | uapi.QPAttrRNRRetry |
+				uapi.QPAttrMaxQPRDAtomic},
 	}
 }
 
@@ -510,7 +511,7 @@ func (x *fuzzSession) fillRequest(v reflect.Value) {
 }
 
 func (x *fuzzSession) fieldValue(name string) uint64 {
-	if p, ok := poolsByField[name]; ok {
+	if p, ok := numberKindsByField[name]; ok {
 		return uint64(x.pickNumber(x.p.handles[p]))
 	}
 	switch name {
@@ -558,13 +559,13 @@ func (x *fuzzSession) fieldValue(name string) uint64 {
 	return 1 + uint64(x.s.nextByte()&15) // for counts, numbers in a small range, and handles of the program itself
 }
 
-var poolsByField = map[string]numberPool{
+var numberKindsByField = map[string]numberKind{
 	"PDHandle": poolPD, "MRHandle": poolMR, "CQHandle": poolCQ, "SendCQHandle": poolCQ, "RecvCQHandle": poolCQ,
 	"QPHandle": poolQP, "AHHandle": poolAH, "SRQHandle": poolSRQ, "MWHandle": poolMW, "XRCDHandle": poolXRCD,
 }
 
-// sendRandom sends a command of the table, possibly damaged, in any of the three forms.
-func (x *fuzzSession) sendRandom(i int, damages int) {
+// sendRandomCommand sends a command of the table, possibly damaged, in any of the three forms.
+func (x *fuzzSession) sendRandomCommand(i int, damages int) {
 	c := &sessionCommands[i]
 	req := reflect.New(reflect.TypeOf(c.req)).Elem()
 	x.fillRequest(req)
@@ -598,7 +599,7 @@ func (x *fuzzSession) sendRandom(i int, damages int) {
 	}
 }
 
-func (x *fuzzSession) recordObject(k numberPool, resp []byte) {
+func (x *fuzzSession) recordObject(k numberKind, resp []byte) {
 	n := binary.NativeEndian.Uint32(resp)
 	p := x.p
 	p.handles[k] = append(p.handles[k], n)
@@ -742,8 +743,8 @@ func (x *fuzzSession) connectRandomQP() {
 	}
 }
 
-// postRandom posts work requests by command.
-func (x *fuzzSession) postRandom() {
+// postRandomRequest posts work requests by command.
+func (x *fuzzSession) postRandomRequest() {
 	cmd := []uapi.Command{uapi.CmdPostSend, uapi.CmdPostRecv, uapi.CmdPostSRQRecv}[x.s.nextNumberBelow(3)]
 	n := x.s.nextNumberBelow(4)
 	handle := x.pickNumber(x.p.handles[poolQP])
@@ -836,7 +837,7 @@ func (x *fuzzSession) runSession() {
 		for _, number := range []uapi.Command{uapi.CmdGetContext, uapi.CmdAllocPD, uapi.CmdRegMR, uapi.CmdCreateCompChannel,
 			uapi.CmdCreateCQ,
 			uapi.CmdCreateQP, uapi.CmdCreateQP, uapi.CmdCreateSRQ, uapi.CmdCreateAH} {
-			x.sendRandom(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool {
+			x.sendRandomCommand(slices.IndexFunc(sessionCommands, func(c sessionCommandKind) bool {
 				return c.number == uint32(number) &&
 					!c.extended
 			}), 0)
@@ -846,15 +847,15 @@ func (x *fuzzSession) runSession() {
 	for steps := 0; len(*x.s) > 0 && steps < 200; steps++ {
 		switch x.s.nextNumberBelow(16) {
 		case 0, 1, 2, 3, 4, 5:
-			x.sendRandom(x.s.nextNumberBelow(len(sessionCommands)), 0)
+			x.sendRandomCommand(x.s.nextNumberBelow(len(sessionCommands)), 0)
 		case 6, 7:
-			x.sendRandom(x.s.nextNumberBelow(len(sessionCommands)), 1+x.s.nextNumberBelow(3))
+			x.sendRandomCommand(x.s.nextNumberBelow(len(sessionCommands)), 1+x.s.nextNumberBelow(3))
 		case 8:
 			x.callRandomMethod()
 		case 9, 10:
 			x.connectRandomQP()
 		case 11, 12:
-			x.postRandom()
+			x.postRandomRequest()
 		case 13:
 			x.overwriteQueue()
 		case 14:

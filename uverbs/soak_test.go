@@ -252,7 +252,7 @@ func (p *soakProc) runOnce() bool {
 			unix.Close(fd)
 		}
 	}
-	ok := x.setup()
+	ok := x.createObjects()
 	x.fds = p.program.fds
 	if !ok {
 		end()
@@ -283,8 +283,8 @@ func (p *soakProc) runOnce() bool {
 	return true
 }
 
-// setup creates the objects and connects each queue pair to its neighbour.
-func (x *soakContext) setup() bool {
+// createObjects creates the objects and connects each queue pair to its neighbour.
+func (x *soakContext) createObjects() bool {
 	p := x.program
 	ctx, err := sendPlain[uapi.GetContextResp](p, uapi.CmdGetContext, uapi.GetContext{})
 	if x.isRemovalError("get context", err) {
@@ -487,7 +487,7 @@ type soakKernel struct {
 	over chan struct{}
 }
 
-func (s *soakFixture) kernelClient() *ib.Client {
+func (s *soakFixture) newKernelClient() *ib.Client {
 	mem := umem.NewLocal()
 	addr, err := mem.Add(make([]byte, (1+soakKernelQPs)*soakMessage))
 	must(s.t, err)
@@ -497,8 +497,8 @@ func (s *soakFixture) kernelClient() *ib.Client {
 			k := &soakKernel{s: s, addr: addr, book: newRequestLedger(s, "the consumer in this process"),
 				over: make(chan struct{}),
 				room: make([]atomic.Int32, soakKernelQPs)}
-			if err := k.setup(d, mem); err != nil {
-				k.destroy()
+			if err := k.createObjects(d, mem); err != nil {
+				k.destroyObjects()
 				return nil, err
 			}
 			go k.run()
@@ -508,14 +508,14 @@ func (s *soakFixture) kernelClient() *ib.Client {
 			k := data.(*soakKernel)
 			k.stop.Store(true)
 			<-k.over
-			k.destroy()
+			k.destroyObjects()
 			k.book.confirmRequests()
 			k.book.checkNoRequestOutstanding()
 		},
 	}
 }
 
-func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
+func (k *soakKernel) createObjects(d *ib.Device, mem umem.Space) (err error) {
 	if k.pd, err = d.AllocPD(); err != nil {
 		return err
 	}
@@ -546,7 +546,8 @@ func (k *soakKernel) setup(d *ib.Device, mem umem.Space) (err error) {
 			{ib.QPAttr{State: ib.QPInit, Port: 1}, ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrAccessFlags},
 			{ib.QPAttr{State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: k.qps[i^1].Num(), MinRNRTimer: 1,
 				AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1, HopLimit: 64}}},
-				ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer},
+				ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN | ib.QPAttrMaxDestRdAtomic |
+					ib.QPAttrMinRNRTimer},
 			{ib.QPAttr{State: ib.QPRTS, Timeout: 20, RetryCnt: 7, RNRRetry: 7},
 				ib.QPAttrTimeout | ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrSQPSN | ib.QPAttrMaxRdAtomic},
 		} {
@@ -621,7 +622,7 @@ func (k *soakKernel) drainCompletions() {
 	}
 }
 
-func (k *soakKernel) destroy() {
+func (k *soakKernel) destroyObjects() {
 	for _, qp := range k.qps {
 		must(k.s.t, qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	}
@@ -704,7 +705,7 @@ func TestSoakReset(t *testing.T) {
 	resets, plugs = soakCycles("SOAK_RESETS", resets), soakCycles("SOAK_PLUGS", plugs)
 	checkNoDescriptorLeak(t)
 	s := newSoakFixture(t)
-	client := s.kernelClient()
+	client := s.newKernelClient()
 	must(t, s.core.RegisterClient(client))
 	must(t, s.slot.Plug())
 	for n := range soakProcesses {

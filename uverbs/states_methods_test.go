@@ -38,7 +38,7 @@ func (r ioctlRow) run(x *stateProgram) error {
 		return err
 	}
 	if r.method == uapi.MethodGetContext && r.object == uapi.ObjectDevice && x.f.contextState().CanCreate() {
-		return x.onFreshFile(call)
+		return x.runOnFreshFile(call)
 	}
 	return call()
 }
@@ -98,7 +98,10 @@ var ioctlRows = []ioctlRow{
 		return []uapi.Attr{handleAttr(uapi.AttrAsyncEventAllocFDHandle, 0)}
 	}},
 	destroyRow(uapi.ObjectPD, uapi.MethodPDDestroy, func(x *stateProgram) uint32 { return x.spare }, 0),
-	{uapi.ObjectMR, uapi.MethodRegMR, func(x *stateProgram) []uapi.Attr { return mrAttrs(x.program, x.pd, x.data, 4096) }},
+	{uapi.ObjectMR, uapi.MethodRegMR, func(x *stateProgram) []uapi.Attr {
+		return regMRAttrs(x.program, x.pd, x.data,
+			4096)
+	}},
 	{uapi.ObjectMR, uapi.MethodRegDMABufMR, func(x *stateProgram) []uapi.Attr {
 		return []uapi.Attr{
 			handleAttr(uapi.AttrRegDMABufMRHandle, 0), handleAttr(uapi.AttrRegDMABufMRPDHandle, uint64(x.pd)),
@@ -128,12 +131,12 @@ var ioctlRows = []ioctlRow{
 	destroyRow(uapi.ObjectMW, uapi.MethodMWDestroy, func(x *stateProgram) uint32 { return x.mw }, 0),
 	destroyRow(uapi.ObjectAH, uapi.MethodAHDestroy, func(x *stateProgram) uint32 { return x.ah }, 0),
 	{uapi.ObjectCQ, uapi.MethodCQCreate, func(x *stateProgram) []uapi.Attr {
-		return withAttrs(x.cqAttrs(1), handleAttr(uapi.AttrCreateCQCompChannel, uint64(x.channel)))
+		return withAttrs(x.createCQAttrs(1), handleAttr(uapi.AttrCreateCQCompChannel, uint64(x.channel)))
 	}},
 	destroyRow(uapi.ObjectCQ, uapi.MethodCQDestroy, func(x *stateProgram) uint32 { return x.spareCQ },
 		uapi.SizeOf[uapi.DestroyCQResp]()),
 	{uapi.ObjectQP, uapi.MethodQPCreate, func(x *stateProgram) []uapi.Attr {
-		return x.qpAttrs(x.pd, x.cq, 1,
+		return x.createQPAttrs(x.pd, x.cq, 1,
 			uapi.QPTRC)
 	}},
 	destroyRow(uapi.ObjectQP, uapi.MethodQPDestroy, func(x *stateProgram) uint32 { return x.qp },
@@ -153,8 +156,8 @@ var ioctlRows = []ioctlRow{
 	destroyRow(uapi.ObjectXRCD, uapi.MethodXRCDDestroy, func(x *stateProgram) uint32 { return x.spareXRCD }, 0),
 }
 
-// onFreshFile opens the device again and creates a context on it.
-func (x *stateProgram) onFreshFile(run func() error) error {
+// runOnFreshFile opens the device again and creates a context on it.
+func (x *stateProgram) runOnFreshFile(run func() error) error {
 	f, err := x.srv.Open("uverbs0", x.program, &unmappedMemory{})
 	if err != nil {
 		return err

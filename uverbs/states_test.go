@@ -126,7 +126,7 @@ func newStateProgram(t *testing.T) *stateProgram {
 		nil, 16)
 	need(err)
 	x.spareCQ, x.spare = cq.CQHandle, x.allocPD()
-	mr, err := sendPlain[uapi.RegMRResp](x.program, uapi.CmdRegMR, x.regMR())
+	mr, err := sendPlain[uapi.RegMRResp](x.program, uapi.CmdRegMR, x.newRegMRRequest())
 	need(err)
 	x.mr = mr.MRHandle
 	mw, err := sendPlain[uapi.AllocMWResp](x.program, uapi.CmdAllocMW, uapi.AllocMW{PDHandle: x.pd, MWType: 1})
@@ -136,14 +136,14 @@ func newStateProgram(t *testing.T) *stateProgram {
 		to *uint32
 		t  uapi.QPType
 	}{{&x.qp, uapi.QPTRC}, {&x.ud, uapi.QPTUD}} {
-		r, _, err := sendPlainWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP, x.newQP(q.t), nil, 32)
+		r, _, err := sendPlainWith[uapi.CreateQPResp](x.program, uapi.CmdCreateQP, x.newCreateQPRequest(q.t), nil, 32)
 		need(err)
 		*q.to = r.QPHandle
 	}
 	for _, m := range connectTransitions(x.qp, 17, x.gid) {
 		need(sendWithoutResponse(x.program, uapi.CmdModifyQP, m))
 	}
-	ah, _, err := sendPlainWith[uapi.CreateAHResp](x.program, uapi.CmdCreateAH, x.newAH(), nil, 8)
+	ah, _, err := sendPlainWith[uapi.CreateAHResp](x.program, uapi.CmdCreateAH, x.newCreateAHRequest(), nil, 8)
 	need(err)
 	x.ah = ah.AHHandle
 	srq, _, err := sendPlainWith[uapi.CreateSRQResp](x.program, uapi.CmdCreateSRQ,
@@ -155,7 +155,7 @@ func newStateProgram(t *testing.T) *stateProgram {
 		uapi.CreateQP{PDHandle: x.xrcd, QPType: uapi.QPTXRCTgt}, nil, 32)
 	need(err)
 	x.target = tgt.QPN
-	odp := x.regMR()
+	odp := x.newRegMRRequest()
 	odp.AccessFlags |= uapi.AccessOnDemand
 	mr, err = sendPlain[uapi.RegMRResp](x.program, uapi.CmdRegMR, odp)
 	need(err)
@@ -168,16 +168,16 @@ func newStateProgram(t *testing.T) *stateProgram {
 // multicastGroup returns a multicast group.
 func multicastGroup(n byte) [16]byte { return [16]byte{0: 0xff, 1: 0x0e, 15: n} }
 
-func (x *stateProgram) regMR() uapi.RegMR {
+func (x *stateProgram) newRegMRRequest() uapi.RegMR {
 	return uapi.RegMR{Start: x.data, HCAVA: x.data, Length: 4096, PDHandle: x.pd, AccessFlags: uapi.AccessLocalWrite}
 }
 
-func (x *stateProgram) newQP(t uapi.QPType) uapi.CreateQP {
+func (x *stateProgram) newCreateQPRequest(t uapi.QPType) uapi.CreateQP {
 	return uapi.CreateQP{PDHandle: x.pd, SendCQHandle: x.cq, RecvCQHandle: x.cq, MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1,
 		MaxRecvSGE: 1, QPType: t}
 }
 
-func (x *stateProgram) newAH() uapi.CreateAH {
+func (x *stateProgram) newCreateAHRequest() uapi.CreateAH {
 	return uapi.CreateAH{PDHandle: x.pd, Attr: uapi.AHAttr{PortNum: 1, IsGlobal: 1,
 		GRH: uapi.GlobalRoute{DGID: x.gid, SGIDIndex: 1}}}
 }
@@ -229,7 +229,7 @@ func plainRow[Resp, Req any](cmd uapi.Command, req func(x *stateProgram) Req) st
 	}}
 }
 
-func silentRow[Req any](cmd uapi.Command, req func(x *stateProgram) Req) stateRow {
+func noResponseRow[Req any](cmd uapi.Command, req func(x *stateProgram) Req) stateRow {
 	return stateRow{number: uint32(cmd), run: func(x *stateProgram) error {
 		return sendWithoutResponse(x.program, cmd, req(x))
 	}}
@@ -255,7 +255,7 @@ var stateRows = []stateRow{
 			_, err := sendPlain[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		}
-		return x.onFreshFile(func() error {
+		return x.runOnFreshFile(func() error {
 			_, err := sendPlain[uapi.GetContextResp](x.program, uapi.CmdGetContext, uapi.GetContext{})
 			return err
 		})
@@ -268,19 +268,19 @@ var stateRows = []stateRow{
 	{number: uint32(uapi.CmdDeallocPD), run: func(x *stateProgram) error {
 		return sendWithoutResponse(x.program, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: x.spare})
 	}},
-	plainRow[uapi.RegMRResp](uapi.CmdRegMR, (*stateProgram).regMR),
+	plainRow[uapi.RegMRResp](uapi.CmdRegMR, (*stateProgram).newRegMRRequest),
 	plainRow[uapi.ReregMRResp](uapi.CmdReregMR, func(x *stateProgram) uapi.ReregMR {
 		return uapi.ReregMR{MRHandle: x.mr, Flags: uapi.ReregMRChangeAccess,
 			AccessFlags: uapi.AccessLocalWrite | uapi.AccessRemoteRead}
 	}),
-	silentRow(uapi.CmdDeregMR, func(x *stateProgram) uapi.DeregMR { return uapi.DeregMR{MRHandle: x.mr} }),
+	noResponseRow(uapi.CmdDeregMR, func(x *stateProgram) uapi.DeregMR { return uapi.DeregMR{MRHandle: x.mr} }),
 	plainRow[uapi.AllocMWResp](uapi.CmdAllocMW, func(x *stateProgram) uapi.AllocMW {
 		return uapi.AllocMW{PDHandle: x.pd,
 			MWType: 1}
 	}),
-	silentRow(uapi.CmdDeallocMW, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
-	plainRow[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newAH),
-	silentRow(uapi.CmdDestroyAH, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
+	noResponseRow(uapi.CmdDeallocMW, func(x *stateProgram) uapi.DeallocMW { return uapi.DeallocMW{MWHandle: x.mw} }),
+	plainRow[uapi.CreateAHResp](uapi.CmdCreateAH, (*stateProgram).newCreateAHRequest),
+	noResponseRow(uapi.CmdDestroyAH, func(x *stateProgram) uapi.DestroyAH { return uapi.DestroyAH{AHHandle: x.ah} }),
 	// The core alone implements channels. Channels exist while there is a context.
 	plainRow[uapi.CreateCompChannelResp](uapi.CmdCreateCompChannel,
 		func(*stateProgram) uapi.CreateCompChannel { return uapi.CreateCompChannel{} }),
@@ -296,15 +296,16 @@ var stateRows = []stateRow{
 		return uapi.PollCQ{CQHandle: x.cq,
 			NE: 0}
 	}),
-	silentRow(uapi.CmdReqNotifyCQ, func(x *stateProgram) uapi.ReqNotifyCQ { return uapi.ReqNotifyCQ{CQHandle: x.cq} }),
+	noResponseRow(uapi.CmdReqNotifyCQ, func(x *stateProgram) uapi.ReqNotifyCQ { return uapi.ReqNotifyCQ{CQHandle: x.cq} }),
 	{number: uint32(uapi.CmdDestroyCQ), run: func(x *stateProgram) error {
 		_, err := sendPlain[uapi.DestroyCQResp](x.program, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: x.spareCQ})
 		return err
 	}},
-	plainRow[uapi.CreateQPResp](uapi.CmdCreateQP, func(x *stateProgram) uapi.CreateQP { return x.newQP(uapi.QPTRC) }),
+	plainRow[uapi.CreateQPResp](uapi.CmdCreateQP,
+		func(x *stateProgram) uapi.CreateQP { return x.newCreateQPRequest(uapi.QPTRC) }),
 	plainRow[uapi.QueryQPResp](uapi.CmdQueryQP,
 		func(x *stateProgram) uapi.QueryQP { return uapi.QueryQP{QPHandle: x.qp} }),
-	silentRow(uapi.CmdModifyQP, func(x *stateProgram) uapi.ModifyQP {
+	noResponseRow(uapi.CmdModifyQP, func(x *stateProgram) uapi.ModifyQP {
 		return uapi.ModifyQP{QPHandle: x.qp, QPState: uapi.QPSSQD, AttrMask: uapi.QPAttrState}
 	}),
 	{name: "MODIFY_QP to ERR or RESET", number: uint32(uapi.CmdModifyQP), want: effectOutcomes[verb.Reads],
@@ -321,7 +322,7 @@ var stateRows = []stateRow{
 		return x.postWR(uapi.CmdPostSRQRecv,
 			x.srq)
 	}},
-	silentRow(uapi.CmdAttachMcast, func(x *stateProgram) uapi.AttachMcast {
+	noResponseRow(uapi.CmdAttachMcast, func(x *stateProgram) uapi.AttachMcast {
 		return uapi.AttachMcast{GID: multicastGroup(7),
 			QPHandle: x.ud}
 	}),
@@ -333,7 +334,7 @@ var stateRows = []stateRow{
 	plainRow[uapi.CreateSRQResp](uapi.CmdCreateXSRQ, func(x *stateProgram) uapi.CreateXSRQ {
 		return uapi.CreateXSRQ{PDHandle: x.pd, MaxWR: 4, MaxSGE: 1, SRQType: 1, XRCDHandle: x.xrcd, CQHandle: x.cq}
 	}),
-	silentRow(uapi.CmdModifySRQ, func(x *stateProgram) uapi.ModifySRQ {
+	noResponseRow(uapi.CmdModifySRQ, func(x *stateProgram) uapi.ModifySRQ {
 		return uapi.ModifySRQ{SRQHandle: x.srq, AttrMask: 2, SRQLimit: 1}
 	}),
 	plainRow[uapi.QuerySRQResp](uapi.CmdQuerySRQ,
@@ -344,7 +345,8 @@ var stateRows = []stateRow{
 		return uapi.OpenXRCD{FD: ^uint32(0),
 			OFlags: unix.O_CREAT}
 	}),
-	silentRow(uapi.CmdCloseXRCD, func(x *stateProgram) uapi.CloseXRCD { return uapi.CloseXRCD{XRCDHandle: x.spareXRCD} }),
+	noResponseRow(uapi.CmdCloseXRCD,
+		func(x *stateProgram) uapi.CloseXRCD { return uapi.CloseXRCD{XRCDHandle: x.spareXRCD} }),
 	plainRow[uapi.CreateQPResp](uapi.CmdOpenQP, func(x *stateProgram) uapi.OpenQP {
 		return uapi.OpenQP{PDHandle: x.xrcd, QPN: x.target, QPType: uapi.QPTXRCTgt}
 	}),

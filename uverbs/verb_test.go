@@ -65,7 +65,7 @@ func TestVerbTable(t *testing.T) {
 // TestInjectedVerbErrorHasNoEffect checks that an injected error is returned in either form before the verb has any
 // effect. Other verbs must be executed.
 func TestInjectedVerbErrorHasNoEffect(t *testing.T) {
-	for _, form := range []form{byWrite, byIoctl} {
+	for _, form := range []commandForm{byWrite, byIoctl} {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd := p.allocPD()

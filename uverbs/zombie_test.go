@@ -23,7 +23,7 @@ import (
 
 // TestDeviceRemoval removes the device while a program has it open.
 func TestDeviceRemoval(t *testing.T) {
-	testEachForm(t, func(t *testing.T, form form) {
+	testEachForm(t, func(t *testing.T, form commandForm) {
 		w := newFixture(t)
 		p := w.startProgram(form)
 		pd := p.allocPD()
@@ -137,9 +137,9 @@ func TestRemovalWakesReaders(t *testing.T) {
 	}
 }
 
-// TestRemovalWithFullAsyncFile removes the device while the pipe is full. The program must read the fatal event last,
+// TestFatalEventIsReadLast removes the device while the pipe is full. The program must read the fatal event last,
 // and then the end of the file.
-func TestRemovalWithFullAsyncFile(t *testing.T) {
+func TestFatalEventIsReadLast(t *testing.T) {
 	w := newFixture(t)
 	p := w.startProgram(byWrite)
 	e := p.f.events.fallback
@@ -164,8 +164,9 @@ func TestRemovalWithFullAsyncFile(t *testing.T) {
 	}
 }
 
-// TestRemovalDuringCommand checks that the driver's objects are destroyed even while a program executes a command.
-func TestRemovalDuringCommand(t *testing.T) {
+// TestRemovalDuringCommandDestroysObjects checks that the driver's objects are destroyed even while a program executes
+// a command.
+func TestRemovalDuringCommandDestroysObjects(t *testing.T) {
 	for _, test := range []struct {
 		method ibfake.Method
 		run    func(p *program, pd, cq uint32) error
@@ -306,9 +307,9 @@ func TestCloseDestroysOnce(t *testing.T) {
 	}
 }
 
-// TestCloseWithBrokenDriver checks a driver that fails to destroy one object. The failure must be logged and must not
-// prevent the destruction of the other objects.
-func TestCloseWithBrokenDriver(t *testing.T) {
+// TestFailedDestroyDoesNotStopClose checks a driver that fails to destroy one object. The failure must be logged and
+// must not prevent the destruction of the other objects.
+func TestFailedDestroyDoesNotStopClose(t *testing.T) {
 	core, drv := &ib.Core{}, ibfake.New()
 	must(t, core.Register(ib.NewDevice("rxe0", drv, nil)))
 	var log testutil.Buffer

@@ -88,7 +88,7 @@ func (c *Channel) Wait(ctx context.Context) (*CQ, error) {
 // Close closes the channel. Waiting goroutines return ErrClosed. Close returns EBUSY while completion queues use the
 // channel. Close may sleep. (ibv_destroy_comp_channel)
 func (c *Channel) Close() error {
-	return wrapOpError("close a completion channel", c.d.name, c.life.endOnce(c.d, func() error {
+	return wrapOpError("close a completion channel", c.d.name, c.life.closeOnce(c.d, func() error {
 		c.d.removeObject(c.id)
 		return c.events.Close()
 	}))
@@ -326,7 +326,7 @@ func (c *CQ) Resize(entries int) error {
 // Close destroys the queue. Waiting goroutines return ErrClosed. Close returns EBUSY while queue pairs use the queue.
 // Close may sleep. (ibv_destroy_cq)
 func (c *CQ) Close() error {
-	return wrapOpError("close a CQ", c.d.name, c.life.endOnce(c.d, func() error {
+	return wrapOpError("close a CQ", c.d.name, c.life.closeOnce(c.d, func() error {
 		if err := ignoreRemovedError(c.d.cmd.DestroyCQ(c.handle)); err != nil {
 			return err
 		}

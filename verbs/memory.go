@@ -97,9 +97,9 @@ func (l *useCount) callWhileOpen(f func() error) error {
 	return f()
 }
 
-// endOnce calls f, once. endOnce fails if other objects use this object while the device is open. endOnce waits for
-// calls in progress. After an error the object remains open.
-func (l *useCount) endOnce(d *Device, f func() error) error {
+// closeOnce calls f, once. closeOnce fails if other objects use this object while the device is open. closeOnce waits
+// for calls in progress. After an error the object remains open.
+func (l *useCount) closeOnce(d *Device, f func() error) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for l.calls > 0 {
@@ -138,7 +138,7 @@ func (p *PD) Device() *Device { return p.d }
 
 // Close frees the domain. Close returns EBUSY while objects use the domain. Close may sleep. (ibv_dealloc_pd)
 func (p *PD) Close() error {
-	err := p.life.endOnce(p.d, func() error { return ignoreRemovedError(p.d.cmd.DeallocPD(p.handle)) })
+	err := p.life.closeOnce(p.d, func() error { return ignoreRemovedError(p.d.cmd.DeallocPD(p.handle)) })
 	return wrapOpError("close a PD", p.d.name, err)
 }
 
@@ -302,7 +302,7 @@ func (m *MR) Remote(off int) Remote {
 // Close ends the registration. After Close has returned, no device accesses the memory. Close returns EBUSY while a
 // memory window is bound to the region. Close may sleep. (ibv_dereg_mr)
 func (m *MR) Close() error {
-	return wrapOpError("end a registration", m.pd.d.name, m.life.endOnce(m.pd.d, func() error {
+	return wrapOpError("end a registration", m.pd.d.name, m.life.closeOnce(m.pd.d, func() error {
 		err := ignoreRemovedError(m.pd.d.cmd.DeregMR(m.handle))
 		if isErrno(err, syscall.ENOENT) && m.pd.d.isClosed() {
 			err = nil // Device.Close has ended the registration

@@ -358,7 +358,7 @@ func (q *QP) PostRecv(wr *RecvWR) error {
 // Close destroys the queue pair and drops outstanding requests without completions. Close may be called again, and may
 // sleep. (ibv_destroy_qp)
 func (q *QP) Close() error {
-	return wrapOpError(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.endOnce(q.pd.d, func() error {
+	return wrapOpError(fmt.Sprintf("close QP %d", q.num), q.pd.d.name, q.life.closeOnce(q.pd.d, func() error {
 		if err := ignoreRemovedError(q.pd.d.cmd.DestroyQP(q.handle)); err != nil {
 			return err
 		}
@@ -501,7 +501,7 @@ func (s *SRQ) Query() (SRQAttr, error) {
 
 // Close destroys the queue. Close returns EBUSY while queue pairs use the queue. Close may sleep. (ibv_destroy_srq)
 func (s *SRQ) Close() error {
-	return wrapOpError("close an SRQ", s.pd.d.name, s.life.endOnce(s.pd.d, func() error {
+	return wrapOpError("close an SRQ", s.pd.d.name, s.life.closeOnce(s.pd.d, func() error {
 		if err := ignoreRemovedError(s.pd.d.cmd.DestroySRQ(s.handle)); err != nil {
 			return err
 		}
@@ -616,7 +616,7 @@ func (a *AH) deviceHandle(p *PD) (provider.AH, error) {
 // Close destroys the address handle. Datagrams that use the address handle must have completed. Close may sleep.
 // (ibv_destroy_ah)
 func (a *AH) Close() error {
-	return wrapOpError("close an address handle", a.pd.d.name, a.life.endOnce(a.pd.d, func() error {
+	return wrapOpError("close an address handle", a.pd.d.name, a.life.closeOnce(a.pd.d, func() error {
 		if err := ignoreRemovedError(a.pd.d.cmd.DestroyAH(a.h.Handle)); err != nil {
 			return err
 		}
@@ -697,7 +697,7 @@ func (w *MW) Bound(key uint32) {
 
 // Close frees the window. Close may sleep. (ibv_dealloc_mw)
 func (w *MW) Close() error {
-	return wrapOpError("close a memory window", w.pd.d.name, w.life.endOnce(w.pd.d, func() error {
+	return wrapOpError("close a memory window", w.pd.d.name, w.life.closeOnce(w.pd.d, func() error {
 		if err := ignoreRemovedError(w.pd.d.cmd.DeallocMW(w.handle)); err != nil {
 			return err
 		}

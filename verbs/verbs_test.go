@@ -200,7 +200,7 @@ func TestCallsShareObjectUse(t *testing.T) {
 		if err := l.callWhileOpen(func() error { return nil }); err != nil {
 			t.Errorf("use during another blocked call: got %v, want nil", err)
 		}
-		go l.endOnce(d, func() error { ended = true; return nil })
+		go l.closeOnce(d, func() error { ended = true; return nil })
 		synctest.Wait()
 		if ended {
 			t.Error("end during a call: returned, want it to wait")

@@ -33,7 +33,7 @@ type deviceReport struct {
 	Path     string       `json:"path"`
 	Provider string       `json:"provider"`
 	Attrs    []namedAttr  `json:"-"`
-	Map      attrMap      `json:"attributes"`
+	Map      attrsByName  `json:"attributes"`
 	Caps     []string     `json:"capabilities"`
 	Ports    []portReport `json:"ports"`
 }
@@ -44,7 +44,7 @@ type namedAttr struct {
 	v    any
 }
 
-type attrMap map[string]any
+type attrsByName map[string]any
 
 type portReport struct {
 	Port       int         `json:"port"`
@@ -118,7 +118,7 @@ func describeDevice(dev *verbs.Device, path string) (r deviceReport, err error) 
 	}
 	r = deviceReport{
 		Name: dev.Name(), Path: path, Provider: dev.Provider(), Caps: namesOfCapFlags(
-			a.Caps), Map: attrMap{}, Ports: []portReport{},
+			a.Caps), Map: attrsByName{}, Ports: []portReport{},
 		Attrs: []namedAttr{
 			{"fw_ver", fmt.Sprint(a.Firmware)}, {"node_guid", formatGUID(a.NodeGUID)}, {"sys_image_guid",
 				formatGUID(a.SysImageGUID)},

@@ -45,8 +45,8 @@ func (f *exchangeFlags) localParams() measure.LocalParams {
 	return l
 }
 
-// clearLine erases the progress line of the terminal.
-func clearLine(l measure.LocalParams) {
+// clearProgressLine erases the progress line of the terminal.
+func clearProgressLine(l measure.LocalParams) {
 	if l.Progress != nil {
 		fmt.Fprint(os.Stderr, "\r\033[K")
 	}
@@ -188,7 +188,7 @@ func (p *pingpongCmd) Run(c *cli) error {
 		}
 	}
 	r, err := p.runExchange(c, "pingpong", l, client, server)
-	clearLine(l)
+	clearProgressLine(l)
 	if err != nil {
 		return err
 	}
@@ -293,7 +293,7 @@ func (p *perfCmd) Run(c *cli) error {
 		error) {
 		return measure.Perf(ctx, dev, conn, params, measure.PerfTest(p.Test), l)
 	}, newServerSide(l))
-	clearLine(l)
+	clearProgressLine(l)
 	if err != nil {
 		return err
 	}

@@ -64,8 +64,8 @@ func TestUsageErrorsNameFault(t *testing.T) {
 	}
 }
 
-// TestShowByDefault tests that a group's name alone runs the group's show command, with the flags of that command.
-func TestShowByDefault(t *testing.T) {
+// TestGroupNameRunsShow tests that a group's name alone runs the group's show command, with the flags of that command.
+func TestGroupNameRunsShow(t *testing.T) {
 	for _, group := range []string{"dev", "link", "res", "stat", "fault"} {
 		var c cli
 		k, err := newParser(&c).Parse([]string{group, "--json"})

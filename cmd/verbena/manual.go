@@ -70,7 +70,7 @@ func (r *roffPage) writeTitle(page, summary, date, version string) {
 		strings.ToUpper(page), date, version, "Verbena")
 	r.writeSection("NAME")
 	fmt.Fprintf(r, "%s \\-\n", escapeRoff(page))
-	r.writeLine(strings.TrimSuffix(lowerFirst(summary), "."))
+	r.writeLine(strings.TrimSuffix(lowerFirstLetter(summary), "."))
 }
 
 func (r *roffPage) writeSection(name string) { fmt.Fprintf(r, ".SH %s\n", name) }
@@ -146,7 +146,7 @@ func escapeRoff(s string) string {
 	return strings.NewReplacer(`\`, `\e`, "-", `\-`, "`", `\(ga`, "~", `\(ti`, "^", `\(ha`).Replace(s)
 }
 
-func lowerFirst(s string) string {
+func lowerFirstLetter(s string) string {
 	if len(s) > 1 && s[1] >= 'a' && s[1] <= 'z' {
 		return strings.ToLower(s[:1]) + s[1:]
 	}

@@ -30,7 +30,7 @@ func (f *nodeFlags) nodeFromFlags() (*supervisor.Node, error) {
 	}
 	if f.Group != "" {
 		n.Mode = 0o660
-		if n.GID, err = lookupIDOrNumber("group", f.Group, func(s string) (string, error) {
+		if n.GID, err = parseOrLookupID("group", f.Group, func(s string) (string, error) {
 			g, err := user.LookupGroup(s)
 			if err != nil {
 				return "", err
@@ -52,7 +52,7 @@ func (f *nodeFlags) nodeFromFlags() (*supervisor.Node, error) {
 
 // lookupUser finds a user by name or number. The errors of lookupUser name flag.
 func lookupUser(flag, name string) (int, error) {
-	return lookupIDOrNumber(flag, name, func(s string) (string, error) {
+	return parseOrLookupID(flag, name, func(s string) (string, error) {
 		u, err := user.Lookup(s)
 		if err != nil {
 			return "", err
@@ -61,7 +61,7 @@ func lookupUser(flag, name string) (int, error) {
 	})
 }
 
-func lookupIDOrNumber(what, name string, byName func(string) (string, error)) (int, error) {
+func parseOrLookupID(what, name string, byName func(string) (string, error)) (int, error) {
 	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 		return int(n), nil
 	}

@@ -193,7 +193,7 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		err := sessionErr
 		if err == nil {
 			files := queueFilePattern{session: session}
-			err = abandonFiles(files.open())
+			err = abandonQueueFiles(files.open())
 			if !r.Outlive {
 				go endHolders(files)
 			}
@@ -272,9 +272,9 @@ func interpreterOf(path string) string {
 	return ""
 }
 
-// abandonFiles completes the outstanding requests of the program with flush errors, and makes its native doorbells
-// fail. abandonFiles closes the queue files.
-func abandonFiles(files []*os.File) error {
+// abandonQueueFiles completes the outstanding requests of the program with flush errors, and makes its native doorbells
+// fail. abandonQueueFiles closes the queue files.
+func abandonQueueFiles(files []*os.File) error {
 	errs := []error{failDoorbells(files)}
 	for _, f := range files {
 		errs = append(errs, ring.Abandon(f))

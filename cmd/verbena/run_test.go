@@ -39,7 +39,7 @@ func TestAbandonFailsDoorbells(t *testing.T) {
 		}
 		programs, queues = append(programs, program), append(queues, q)
 	}
-	if err := abandonFiles(queues); !errors.Is(err, ring.ErrNotQueues) {
+	if err := abandonQueueFiles(queues); !errors.Is(err, ring.ErrNotQueues) {
 		t.Errorf("abandon: got %v, want ErrNotQueues", err)
 	}
 	for _, p := range programs {

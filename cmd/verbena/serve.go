@@ -224,7 +224,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
-	defer l.Release()
+	defer l.CloseAndUnlock()
 	stopMetrics, err := s.listenMetrics(opts.Log)
 	if err != nil {
 		return err
@@ -234,7 +234,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
-	defer endService(svc, opts.Log, l.Release)
+	defer endService(svc, opts.Log, l.CloseAndUnlock)
 	defer stopMetrics(svc)()
 	stopOnSignal(svc)
 	features.logMissingFeatures(opts.Log)
@@ -301,7 +301,7 @@ func (s *serveCmd) servePrivate(c *cli, opts service.Options, ready func()) erro
 		if err != nil {
 			return err
 		}
-		release = l.Release
+		release = l.CloseAndUnlock
 		defer release()
 	}
 	svc, err := service.New(opts)

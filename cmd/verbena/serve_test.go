@@ -170,7 +170,7 @@ func TestThreadsHaveSeccompFilters(t *testing.T) {
 // TestServiceHasDocumentedCapabilities tests that a service of root has exactly the documented capabilities,
 // permanently and on all threads.
 func TestServiceHasDocumentedCapabilities(t *testing.T) {
-	testutil.NeedRoot(t, "to have capabilities")
+	testutil.SkipUnlessRoot(t, "to have capabilities")
 	own, err := privilege.ReadCapabilities("self")
 	if err != nil {
 		t.Fatal(err)
@@ -231,9 +231,9 @@ func TestServiceHasDocumentedCapabilities(t *testing.T) {
 
 func firstResult[T any](v T, _ error) T { return v }
 
-// TestSecondServeReportsFirst tests that a second service at a location reports the first service, and does not remove
-// the first service's socket.
-func TestSecondServeReportsFirst(t *testing.T) {
+// TestServeReportsRunningService tests that a second service at a location reports the first service, and does not
+// remove the first service's socket.
+func TestServeReportsRunningService(t *testing.T) {
 	t.Parallel()
 	_, loc := startServe(t, "--link", "rxe0=127.91.10.3")
 	out, err := verbenaCommand(t, "--socket", loc.Socket, "serve", "--link", "rxe0=127.91.10.4").CombinedOutput()

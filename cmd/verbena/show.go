@@ -309,7 +309,7 @@ func writeFaultTable(w io.Writer, rules []ctl.FaultRuleState) {
 			if x.Verb != nil {
 				fmt.Fprint(w, "\t-")
 			} else {
-				fmt.Fprintf(w, "\t%d", k.Count(&x.RuleCounts))
+				fmt.Fprintf(w, "\t%d", k.CounterValue(&x.RuleCounts))
 			}
 		}
 		fmt.Fprintln(w)

@@ -51,10 +51,10 @@ const (
 func (c *messageCopier) copyMessage(dst, src *messageMemory, skip, n uint64) failedSide {
 	for off := uint64(0); off < n; {
 		chunk := min(n-off, uint64(len(c.buf)))
-		if !c.readOrWrite(src, off, c.buf[:chunk], false) {
+		if !c.transferBytes(src, off, c.buf[:chunk], false) {
 			return atSource
 		}
-		if !c.readOrWrite(dst, skip+off, c.buf[:chunk], true) {
+		if !c.transferBytes(dst, skip+off, c.buf[:chunk], true) {
 			return atTarget
 		}
 		off += chunk
@@ -62,8 +62,8 @@ func (c *messageCopier) copyMessage(dst, src *messageMemory, skip, n uint64) fai
 	return neither
 }
 
-// readOrWrite reads or writes the len(b) bytes at offset off of m.
-func (c *messageCopier) readOrWrite(m *messageMemory, off uint64, b []byte, write bool) bool {
+// transferBytes reads or writes the len(b) bytes at offset off of m.
+func (c *messageCopier) transferBytes(m *messageMemory, off uint64, b []byte, write bool) bool {
 	if m.inline != nil {
 		copy(b, m.inline[off:])
 		return true

@@ -379,7 +379,7 @@ func (q *QP) executeFetch(w *sendWQE) (status ib.WCStatus, n uint64, wait bool) 
 func (q *QP) executeAtomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wait bool) {
 	c := &q.dev.copier
 	old := c.buf[:8]
-	if !c.readOrWrite(&c.src, 0, old, false) {
+	if !c.transferBytes(&c.src, 0, old, false) {
 		p.failResponder(ib.EventQPFatal)
 		return ib.WCRemOpErr, 0, false
 	}
@@ -390,11 +390,11 @@ func (q *QP) executeAtomic(w *sendWQE, p *QP) (status ib.WCStatus, n uint64, wai
 			fresh = w.wr.Swap
 		}
 	}
-	if !c.readOrWrite(&c.dst, 0, old, true) {
+	if !c.transferBytes(&c.dst, 0, old, true) {
 		return ib.WCLocProtErr, 0, false
 	}
 	binary.NativeEndian.PutUint64(old, fresh)
-	if !c.readOrWrite(&c.src, 0, old, true) {
+	if !c.transferBytes(&c.src, 0, old, true) {
 		p.failResponder(ib.EventQPFatal)
 		return ib.WCRemOpErr, 0, false
 	}
@@ -446,7 +446,7 @@ func (q *QP) deliverDatagram(w *sendWQE, p *QP) bool {
 		case atTarget:
 			wc.Status = ib.WCLocProtErr
 		}
-		if !d.copier.readOrWrite(dst, 0, d.buildGRH(w, src.n), true) {
+		if !d.copier.transferBytes(dst, 0, d.buildGRH(w, src.n), true) {
 			wc.Status = ib.WCLocProtErr
 		}
 	}

@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestRun checks that look-ups find every key, also after other keys with the same hash, and no missing key.
-func TestRun(t *testing.T) {
+// TestGetFindsEveryKey checks that look-ups find every key, also after other keys with the same hash, and no missing
+// key.
+func TestGetFindsEveryKey(t *testing.T) {
 	var keys []string
 	for i := range 40 {
 		keys = append(keys, fmt.Sprint(i))

@@ -72,8 +72,8 @@ func (d *Device) unlock() {
 	d.mu.Unlock()
 }
 
-// nextObjectNumber returns the number for a new object.
-func (d *Device) nextObjectNumber() uint32 {
+// nextObjectID returns the number for a new object.
+func (d *Device) nextObjectID() uint32 {
 	d.number++
 	return d.number
 }
@@ -157,7 +157,7 @@ func (d *Device) RegMR(mr ib.MRHandle, pd ib.DriverPD, mem *umem.Region, access 
 	}
 	d.mu.Lock()
 	defer d.unlock()
-	r := &memoryRegion{d: d, key: d.nextObjectNumber(), pd: pd, mem: mem, access: access}
+	r := &memoryRegion{d: d, key: d.nextObjectID(), pd: pd, mem: mem, access: access}
 	d.mrs[r.key] = r
 	mr.SetKeys(r.key, r.key)
 	return r, nil

@@ -37,7 +37,7 @@ func (d *Device) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, _ *ib.Udata) (ib
 	defer d.unlock()
 	q := &queuePair{d: d, h: h, pd: init.PD, cap: c, sigAll: init.SigAll,
 		sendCQ: init.SendCQ.(*completionQueue), recvCQ: init.RecvCQ.(*completionQueue)}
-	n := d.nextObjectNumber()
+	n := d.nextObjectID()
 	h.SetNum(n)
 	d.qps[n] = q
 	return q, nil

@@ -156,7 +156,7 @@ func Open(ctx context.Context, core *ib.Core, cfg DiskConfig) (*Disk, error) {
 
 // attach creates a session, posts the held requests, and returns when the oldest of them has completed.
 func (d *Disk) attach(ctx context.Context, dev *ib.Device, failed func(error)) (*initiatorSession, error) {
-	if err := d.endError(); err != nil {
+	if err := d.endReason(); err != nil {
 		<-ctx.Done() // the disk has ended
 		return nil, err
 	}
@@ -209,7 +209,7 @@ func (d *Disk) markOpened() {
 	}
 }
 
-func (d *Disk) endError() error {
+func (d *Disk) endReason() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.end

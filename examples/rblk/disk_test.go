@@ -26,7 +26,7 @@ import (
 // TestReadReturnsWrittenData writes and reads back data of sizes below, at and above the limit of one request.
 func TestReadReturnsWrittenData(t *testing.T) {
 	store := NewMemory(1 << 20)
-	d := newTestbed(t, store).openDefault()
+	d := newTestbed(t, store).openDefaultDisk()
 	if d.Size() != 1<<20 {
 		t.Fatalf("size %d", d.Size())
 	}
@@ -51,11 +51,12 @@ func TestReadReturnsWrittenData(t *testing.T) {
 	}
 }
 
-func (w *testbed) openDefault() *Disk { return w.openDisk(w.diskConfig()) }
+func (w *testbed) openDefaultDisk() *Disk { return w.openDisk(w.diskConfig()) }
 
-// TestAccessAtDiskEnd checks accesses at the end of a disk, which must behave as in io.ReaderAt and io.WriterAt.
-func TestAccessAtDiskEnd(t *testing.T) {
-	d := newTestbed(t, NewMemory(1000)).openDefault()
+// TestAccessBeyondDiskEndFails checks accesses at the end of a disk, which must behave as in io.ReaderAt and
+// io.WriterAt.
+func TestAccessBeyondDiskEndFails(t *testing.T) {
+	d := newTestbed(t, NewMemory(1000)).openDefaultDisk()
 	buf := make([]byte, 100)
 	for _, c := range []struct {
 		off  int64
@@ -89,7 +90,7 @@ func (s eofStore) ReadAt(p []byte, off int64) (int, error) {
 }
 
 func TestEOFWithLastByte(t *testing.T) {
-	d := newTestbed(t, eofStore{NewMemory(4096)}).openDefault()
+	d := newTestbed(t, eofStore{NewMemory(4096)}).openDefaultDisk()
 	if n, err := d.ReadAt(make([]byte, 512), 4096-512); n != 512 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
@@ -121,7 +122,7 @@ func (f *faultyStore) WriteAt(p []byte, off int64) (int, error) {
 // to work.
 func TestStoreErrorsReachCaller(t *testing.T) {
 	store := &faultyStore{Memory: NewMemory(4096)}
-	d := newTestbed(t, store).openDefault()
+	d := newTestbed(t, store).openDefaultDisk()
 	for _, c := range []struct{ have, want error }{
 		{syscall.ENOSPC, syscall.ENOSPC}, {syscall.EROFS, syscall.EROFS}, {syscall.EIO, syscall.EIO},
 		{errors.New("worn out"), syscall.EIO}, {nil, nil},
@@ -152,7 +153,7 @@ func (s *syncFailStore) Sync() error {
 // TestFailedSyncFailsEveryCaller checks that every caller of Sync gets an error after written data was lost.
 func TestFailedSyncFailsEveryCaller(t *testing.T) {
 	w := newTestbed(t, &syncFailStore{Memory: NewMemory(4096)})
-	a, b := w.openDefault(), w.openDefault()
+	a, b := w.openDefaultDisk(), w.openDefaultDisk()
 	for i, d := range []*Disk{a, b, a} {
 		if err := d.Sync(); !errors.Is(err, syscall.EIO) {
 			t.Errorf("sync %d: %v", i, err)
@@ -257,13 +258,13 @@ func TestHungSessionIsReplaced(t *testing.T) {
 	})
 }
 
-// TestOldSessionWriteEndsFirst checks that a write in progress for the old session ends before the next session begins,
-// so that it cannot overwrite later data.
-func TestOldSessionWriteEndsFirst(t *testing.T) {
+// TestOldWritePrecedesNextSession checks that a write in progress for the old session ends before the next session
+// begins, so that it cannot overwrite later data.
+func TestOldWritePrecedesNextSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &faultyStore{Memory: NewMemory(4096), gate: make(chan struct{})}
 		w := newTestbed(t, store)
-		d := w.openDefault()
+		d := w.openDefaultDisk()
 		old := make(chan error, 1)
 		go func() {
 			_, err := d.WriteAt([]byte("old"), 0)
@@ -313,7 +314,7 @@ func TestDeadInitiatorWriteEndsFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &slowFirstStore{Memory: NewMemory(4096), began: make(chan struct{}, 1), gate: make(chan struct{})}
 		w := newTestbed(t, store)
-		dead := w.openDefault()
+		dead := w.openDefaultDisk()
 		old := make(chan error, 1)
 		go func() {
 			_, err := dead.WriteAt([]byte("old"), 0)
@@ -326,7 +327,7 @@ func TestDeadInitiatorWriteEndsFirst(t *testing.T) {
 		}
 		testutil.AdvanceTime(20 * time.Millisecond) // the target detects the dead initiator
 		time.AfterFunc(50*time.Millisecond, func() { close(store.gate) })
-		if _, err := w.openDefault().WriteAt([]byte("new"), 0); err != nil {
+		if _, err := w.openDefaultDisk().WriteAt([]byte("new"), 0); err != nil {
 			t.Fatal(err)
 		}
 		testutil.Eventually(t, "one session to be left", func() bool { return w.target.Sessions() == 1 })
@@ -397,7 +398,7 @@ func TestDeviceResetsDuringIO(t *testing.T) {
 	}
 	w := newTestbed(t, NewMemory(1<<20))
 	w.t = quietTB{t}
-	d := w.openDefault()
+	d := w.openDefaultDisk()
 	stop := make(chan struct{})
 	done := make(chan int64)
 	go func() { done <- soakDisk(t, d, 8, stop) }()

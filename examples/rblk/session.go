@@ -119,8 +119,8 @@ func (s *targetSession) endReason() error {
 	return s.why
 }
 
-// endAndWait returns when the session no longer uses the device or the store. Several goroutines may call end.
-func (s *targetSession) endAndWait(why error) {
+// endSession returns when the session no longer uses the device or the store. Several goroutines may call end.
+func (s *targetSession) endSession(why error) {
 	s.beginEnd(why)
 	if s.ending.Swap(true) {
 		<-s.over

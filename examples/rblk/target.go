@@ -120,7 +120,7 @@ func (t *Target) removeDevice(d *ib.Device, _ any) {
 		s.beginEnd(why)
 	}
 	for _, s := range gone {
-		s.endAndWait(why)
+		s.endSession(why)
 	}
 }
 
@@ -228,13 +228,13 @@ func (t *Target) serveSession(s *targetSession, r *rdmacm.Request) {
 	if err := s.open(r, t.cfg.Workers); err != nil {
 		// the device is failing: it is being removed or reset
 		t.refuseRequest(r, fmt.Errorf("%w: %w", errTemporaryRefusal, err))
-		s.endAndWait(err)
+		s.endSession(err)
 		return
 	}
 	l, err := s.login(t.cfg.LoginTimeout)
 	if err != nil {
 		t.cfg.Logf("rblk target: login from %v: %v", r.RemoteAddr(), err)
-		s.endAndWait(err)
+		s.endSession(err)
 		return
 	}
 	in := t.acquireInitiator(l.Initiator)
@@ -248,11 +248,11 @@ func (t *Target) serveSession(s *targetSession, r *rdmacm.Request) {
 			case <-time.After(t.cfg.LoginTimeout):
 			}
 		}
-		s.endAndWait(err)
+		s.endSession(err)
 		return
 	}
 	s.watchConnection(t.cfg.Probe)
-	s.endAndWait(s.endReason())
+	s.endSession(s.endReason())
 	in.mu.Lock()
 	if in.session == s {
 		in.session = nil
@@ -306,7 +306,7 @@ func (t *Target) acceptLogin(in *initiatorState, s *targetSession, l *loginMessa
 		if l.Epoch <= old.epoch {
 			return fmt.Errorf("epoch %d has passed", l.Epoch)
 		}
-		old.endAndWait(errors.New("the initiator has logged in again"))
+		old.endSession(errors.New("the initiator has logged in again"))
 		in.session = nil
 	}
 	t.awaitStoreOperations(store)

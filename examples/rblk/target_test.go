@@ -62,7 +62,7 @@ func TestInvalidOfferIsRefused(t *testing.T) {
 	if got := r.readWelcome(); got.Depth != 64 || got.MaxIO != 128<<10 {
 		t.Errorf("welcome: got %+v, want the limits of the target", got)
 	}
-	w.openDefault()
+	w.openDefaultDisk()
 }
 
 // TestInvalidLoginIsRefused checks that an invalid login is rejected with a reason, and that the target continues to
@@ -94,7 +94,7 @@ func TestInvalidLoginIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.awaitClosed()
-	w.openDefault()
+	w.openDefaultDisk()
 }
 
 // TestLoginTimeoutDisconnects checks that an initiator that does not log in is disconnected, also while others are
@@ -107,7 +107,7 @@ func TestLoginTimeoutDisconnects(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := w.openDefault()
+	d := w.openDefaultDisk()
 	r.awaitClosed()
 	if _, err := d.WriteAt([]byte("x"), 0); err != nil {
 		t.Error(err)
@@ -143,7 +143,7 @@ func TestDeadPeerIsDetected(t *testing.T) {
 func TestTargetRestartCausesNoError(t *testing.T) {
 	store := NewMemory(4096)
 	w := newTestbed(t, store)
-	d := w.openDefault()
+	d := w.openDefaultDisk()
 	w.stopTarget()
 	done := make(chan error, 1)
 	go func() {
@@ -305,7 +305,7 @@ func TestSessionsBeyondLimitAreRefused(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
 	w.stopTarget()
 	w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": NewMemory(4096)}, Sessions: 1})
-	d := w.openDefault()
+	d := w.openDefaultDisk()
 	var no *rdmacm.RefusedError
 	if _, err := w.dialRaw(sessionOffer{1, 512}.bytes()); !errors.As(err, &no) {
 		t.Fatalf("second session: got %v, want a refusal", err)
@@ -329,7 +329,7 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 				w.stopTarget()
 				w.serveTarget(TargetConfig{Exports: map[string]Store{"disk": store}, LoginTimeout: 50 * time.Millisecond,
 					Logf: t.Logf})
-				d := w.openDefault()
+				d := w.openDefaultDisk()
 				go d.WriteAt([]byte("old"), 0)
 				testutil.Eventually(t, "the write to be in the store", func() bool { return store.in.Load() > 0 })
 				d.Close()
@@ -355,7 +355,7 @@ func TestLoginOutlastsTimeout(t *testing.T) {
 // rejected and ends no session.
 func TestLoginWithOldEpochIsRejected(t *testing.T) {
 	w := newTestbed(t, NewMemory(4096))
-	d := w.openDefault()
+	d := w.openDefaultDisk()
 	epoch := d.epoch // the disk does not log in again while its path works
 	for _, late := range []uint64{epoch, epoch - 1} {
 		r := w.sendLogin(loginMessage{Initiator: d.name, Epoch: late, Export: "disk"})

@@ -339,7 +339,7 @@ func (a *Attachment[S]) awaitSession(tried *ib.Device) *session[S] {
 	retry := time.NewTimer(a.cfg.RetryDelay)
 	defer retry.Stop()
 	for {
-		x, closing := a.beginAttempt(tried)
+		x, closing := a.beginSessionAttempt(tried)
 		if x != nil {
 			if a.createSession(x, timeout) {
 				return x
@@ -359,9 +359,9 @@ func (a *Attachment[S]) awaitSession(tried *ib.Device) *session[S] {
 	}
 }
 
-// beginAttempt starts an attempt on the first device, other than but, that is present and active. beginAttempt returns
-// nil if there is no such device.
-func (a *Attachment[S]) beginAttempt(but *ib.Device) (x *session[S], closing bool) {
+// beginSessionAttempt starts an attempt on the first device, other than but, that is present and active.
+// beginSessionAttempt returns nil if there is no such device.
+func (a *Attachment[S]) beginSessionAttempt(but *ib.Device) (x *session[S], closing bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closing {
@@ -408,7 +408,7 @@ func (a *Attachment[S]) createSession(x *session[S], timeout context.Context) bo
 		a.logged = why
 		a.cfg.Logf("%s: %s", a.cfg.Name, why)
 	}
-	a.endAttempt(x, err)
+	a.endSessionAttempt(x, err)
 	return false
 }
 
@@ -426,11 +426,11 @@ func (a *Attachment[S]) finishSession(x *session[S]) {
 	cause := context.Cause(x.ended)
 	a.cfg.Logf("%s: detach from %s: %v", a.cfg.Name, x.dev.Name(), cause)
 	a.cfg.Detach(x.dev, x.s)
-	a.endAttempt(x, cause)
+	a.endSessionAttempt(x, cause)
 }
 
-// endAttempt ends a session, or an attempt, that has no objects on the device.
-func (a *Attachment[S]) endAttempt(x *session[S], cause error) {
+// endSessionAttempt ends a session, or an attempt, that has no objects on the device.
+func (a *Attachment[S]) endSessionAttempt(x *session[S], cause error) {
 	x.end(cause)
 	a.mu.Lock()
 	a.current, a.cause = nil, cause

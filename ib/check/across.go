@@ -56,7 +56,7 @@ func (k *checker) checkBlockedCallback(f *frame) {
 		}
 		if rest >= restLooks && now-began >= restTime {
 			k.report(Violation{
-				Rule: x.kind.sleepRule(),
+				Rule: x.kind.ruleForSleep(),
 				What: fmt.Sprintf("%s waits for a lock (%s) until %s returns, and no other goroutine was running: the lock is "+
 					"held across a call that may sleep", x.what, g.state, f.what),
 				Stacks: append([]Stack{{x.what + ", waiting", g.trace}, {f.what + ", returning", all[self].trace}},
@@ -76,7 +76,7 @@ func (k *checker) concurrentCallback(f *frame) (*frame, uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, th := range k.threads {
-		if x := th.innermost(); x != nil && x.kind == inCallback && x.dev == f.dev && th != f.th {
+		if x := th.innermostFrame(); x != nil && x.kind == inCallback && x.dev == f.dev && th != f.th {
 			return x, th.seq
 		}
 	}

@@ -11,10 +11,10 @@ import (
 // benchInCheckedMode runs f in checked mode on a driver with empty methods. Package ib has the same benchmarks without
 // checked mode.
 func benchInCheckedMode(b *testing.B, f func(b *testBench)) {
-	benchCheckedWithHandler(b, func(*ib.CQ) {}, f)
+	benchInCheckedModeWithHandler(b, func(*ib.CQ) {}, f)
 }
 
-func benchCheckedWithHandler(b *testing.B, handler func(*ib.CQ), f func(b *testBench)) {
+func benchInCheckedModeWithHandler(b *testing.B, handler func(*ib.CQ), f func(b *testBench)) {
 	core := &ib.Core{}
 	check.On(core, check.Config{Report: func(v check.Violation) { b.Error(v) }, Timeout: time.Minute})
 	w := newBenchOn(b, core, handler, nil)
@@ -55,7 +55,7 @@ func BenchmarkCallbackSameThread(b *testing.B) {
 // BenchmarkCallbackOnWorker measures a completion and its handler on a worker goroutine.
 func BenchmarkCallbackOnWorker(b *testing.B) {
 	called := make(chan int, 1)
-	benchCheckedWithHandler(b, func(*ib.CQ) { called <- 1 }, func(b *testBench) {
+	benchInCheckedModeWithHandler(b, func(*ib.CQ) { called <- 1 }, func(b *testBench) {
 		b.cq.ReqNotify(ib.NotifyNextComp)
 		b.drv.cq.Completed()
 		<-called

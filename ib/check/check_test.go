@@ -25,7 +25,7 @@ type violationRecorder struct {
 	all []check.Violation
 }
 
-func (w *violationRecorder) report(v check.Violation) {
+func (w *violationRecorder) recordViolation(v check.Violation) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.all = append(w.all, v)
@@ -60,16 +60,16 @@ func (w *violationRecorder) expectRules(t *testing.T, rules ...check.Rule) {
 	}
 }
 
-func checkedBench(t *testing.T, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) (*testBench,
+func newCheckedBench(t *testing.T, handler func(*ib.CQ), qpEvent func(*ib.QP, ib.EventType)) (*testBench,
 	*violationRecorder) {
-	return checkedBenchWithTimeout(t, 100*time.Millisecond, handler, qpEvent)
+	return newCheckedBenchWithTimeout(t, 100*time.Millisecond, handler, qpEvent)
 }
 
-func checkedBenchWithTimeout(t *testing.T, timeout time.Duration, handler func(*ib.CQ),
+func newCheckedBenchWithTimeout(t *testing.T, timeout time.Duration, handler func(*ib.CQ),
 	qpEvent func(*ib.QP, ib.EventType)) (*testBench, *violationRecorder) {
 	w := &violationRecorder{}
 	core := &ib.Core{}
-	check.On(core, check.Config{Report: w.report, Timeout: timeout})
+	check.On(core, check.Config{Report: w.recordViolation, Timeout: timeout})
 	return newBenchOn(t, core, handler, qpEvent), w
 }
 
@@ -129,7 +129,7 @@ func TestCheckReportsSleep(t *testing.T) {
 			var wg sync.WaitGroup
 			wg.Go(b.handle.RunCallbacks)
 			synctest.Wait()
-			observe.Of(b.dev).Note(observe.HoldEnds, (*ib.Hold)(nil)) // ends the hold on this thread
+			observe.Of(b.dev).RecordEvent(observe.HoldEnds, (*ib.Hold)(nil)) // ends the hold on this thread
 		}},
 		{"driver holds callbacks in post send", check.RuleHold, func(t *testing.T, b *testBench) {
 			b.drv.onPost = b.handle.HoldCallbacks
@@ -139,7 +139,7 @@ func TestCheckReportsSleep(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b, w := checkedBench(t, nil, nil)
+				b, w := newCheckedBench(t, nil, nil)
 				test.run(t, b)
 				b.destroyAll(t)
 				w.expectRules(t, test.rule)
@@ -207,7 +207,7 @@ func TestCheckReportsSleepingCallsInHandler(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var b *testBench
 				calls := 0
-				b, w := checkedBench(t, func(*ib.CQ) {
+				b, w := newCheckedBench(t, func(*ib.CQ) {
 					if calls++; calls == 1 {
 						test.call(t, b)
 					}
@@ -252,7 +252,7 @@ func TestCheckReportsCallbackInCallchain(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var called atomic.Bool
-			b, w := checkedBench(t, func(*ib.CQ) { called.Store(true) }, nil)
+			b, w := newCheckedBench(t, func(*ib.CQ) { called.Store(true) }, nil)
 			errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 			errorOf(b.cq.ReqNotify(ib.NotifyNextComp)) // post send completes again, later and on another thread
 			*test.hook(b) = func() {
@@ -275,7 +275,7 @@ func TestCheckReportsCallbackInCallchain(t *testing.T) {
 // this.
 func TestCheckTwoHandlers(t *testing.T) {
 	inside, leave := make(chan int), make(chan int)
-	b, w := checkedBench(t, nil, nil)
+	b, w := newCheckedBench(t, nil, nil)
 	for range 2 {
 		go func() {
 			c := &observe.Call{Kind: observe.Handler, What: "the completion handler", Returned: true}
@@ -303,7 +303,7 @@ func TestCheckTwoHandlers(t *testing.T) {
 }
 
 func TestCheckReportsSecondNotification(t *testing.T) {
-	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+	b, w := newCheckedBench(t, func(*ib.CQ) {}, nil)
 	for range 2 {
 		errorOf(b.cq.ReqNotify(ib.NotifyNextComp))
 		b.drv.cq.Completed()
@@ -322,7 +322,7 @@ func TestCheckReportsHeldLocks(t *testing.T) {
 		w, core := &violationRecorder{}, &ib.Core{}
 		reported := make(chan int, 1)
 		check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
-			w.report(v)
+			w.recordViolation(v)
 			reported <- 1
 		}})
 		b := newBenchOn(t, core, func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }, nil)
@@ -358,7 +358,7 @@ func TestCheckReportsHeldLocks(t *testing.T) {
 			w, core := &violationRecorder{}, &ib.Core{}
 			reported := make(chan int, 1)
 			check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
-				w.report(v)
+				w.recordViolation(v)
 				select {
 				case reported <- 1:
 				default:
@@ -391,7 +391,7 @@ func TestCheckReportsWaitForSelf(t *testing.T) {
 	h, _ := newDevice("fake0")
 	var cl *ib.Client
 	core, w := &ib.Core{}, &violationRecorder{}
-	check.On(core, check.Config{Report: w.report})
+	check.On(core, check.Config{Report: w.recordViolation})
 	cl = &ib.Client{
 		Name: "A",
 		Add: func(d *ib.Device) (any, error) {
@@ -411,7 +411,7 @@ func TestCheckReportsWaitForSelf(t *testing.T) {
 
 func TestCheckReportsUseAfterDestroy(t *testing.T) {
 	t.Run("destroy", func(t *testing.T) {
-		b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+		b, w := newCheckedBench(t, func(*ib.CQ) {}, nil)
 		ah, err := b.pd.CreateAH(&ib.AHAttr{})
 		must(t, errors.Join(err, ah.Destroy()))
 		b.destroyAll(t)
@@ -445,7 +445,7 @@ func TestCheckReportsUseAfterDestroy(t *testing.T) {
 		}
 	})
 	t.Run("unregister", func(t *testing.T) {
-		b, w := checkedBench(t, nil, nil)
+		b, w := newCheckedBench(t, nil, nil)
 		must(t, b.qp.Destroy())
 		must(t, b.cq.Destroy())
 		must(t, b.pd.Dealloc())
@@ -461,7 +461,7 @@ func TestCheckReportsUseAfterDestroy(t *testing.T) {
 // The report is made when Remove of the owning client returns, if the client is known.
 func TestCheckReportsUndestroyedObjects(t *testing.T) {
 	core, w := &ib.Core{}, &violationRecorder{}
-	check.On(core, check.Config{Report: w.report})
+	check.On(core, check.Config{Report: w.recordViolation})
 	keeper := func(name string, fail error) *ib.Client {
 		return &ib.Client{
 			Name: name,
@@ -495,7 +495,7 @@ func TestCheckReportsUndestroyedObjects(t *testing.T) {
 }
 
 func TestCheckReportsObjectsAtDealloc(t *testing.T) {
-	b, w := checkedBench(t, nil, nil)
+	b, w := newCheckedBench(t, nil, nil)
 	if err := b.handle.Dealloc(); !errors.Is(err, syscall.EBUSY) {
 		t.Error(err)
 	}
@@ -506,7 +506,7 @@ func TestCheckReportsObjectsAtDealloc(t *testing.T) {
 }
 
 func TestCheckReportsInvalidPostResults(t *testing.T) {
-	b, w := checkedBench(t, nil, nil)
+	b, w := newCheckedBench(t, nil, nil)
 	post := func(n int, err error) {
 		b.drv.post = func() (int, error) { return n, err }
 		b.qp.PostSend(ib.SendWR{}, ib.SendWR{})
@@ -529,7 +529,7 @@ func TestCheckReportsInvalidPostResults(t *testing.T) {
 
 // TestCheckReportsOncePerPlace checks that a violation is reported once for each place in the code.
 func TestCheckReportsOncePerPlace(t *testing.T) {
-	b, w := checkedBench(t, nil, nil)
+	b, w := newCheckedBench(t, nil, nil)
 	b.drv.onPost = func() { b.dev.QueryDevice() }
 	for range 5 {
 		b.qp.PostSend(ib.SendWR{})
@@ -542,7 +542,7 @@ func TestCheckReportsOncePerPlace(t *testing.T) {
 
 func TestCheckKeepsNoState(t *testing.T) {
 	// On a busy machine, a handler may not run for a long time.
-	b, w := checkedBenchWithTimeout(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP,
+	b, w := newCheckedBenchWithTimeout(t, time.Minute, func(cq *ib.CQ) { cq.Poll(make([]ib.WC, 4)) }, func(*ib.QP,
 		ib.EventType) {
 	})
 	var wg sync.WaitGroup

@@ -90,7 +90,7 @@ type checkedThread struct {
 	seq    uint64   // number of pushes and pops
 }
 
-func (th *checkedThread) innermost() *frame {
+func (th *checkedThread) innermostFrame() *frame {
 	if len(th.frames) == 0 {
 		return nil
 	}
@@ -124,11 +124,11 @@ func (k frameKind) mayNotSleep() bool { return k <= inHold }
 // mayWaitForLock reports whether a frame of this kind can wait for a lock that Register or Unregister holds.
 func (k frameKind) mayWaitForLock() bool { return k == inMethod || k == inAtomic || k == inClient }
 
-// isCall reports whether callbacks are forbidden inside frames of this kind.
-func (k frameKind) isCall() bool { return k == inCallback || k == inAtomic || k == inMethod }
+// forbidsCallbacks reports whether callbacks are forbidden inside frames of this kind.
+func (k frameKind) forbidsCallbacks() bool { return k == inCallback || k == inAtomic || k == inMethod }
 
-// sleepRule returns the rule that sleeping in frames of this kind violates.
-func (k frameKind) sleepRule() Rule {
+// ruleForSleep returns the rule that sleeping in frames of this kind violates.
+func (k frameKind) ruleForSleep() Rule {
 	return [...]Rule{inCallback: RuleSleepInCallback, inAtomic: RuleSleepInMethod, inHold: RuleHold}[k]
 }
 
@@ -235,7 +235,7 @@ func (th *checkedThread) enclosingDoorbellFrame(f *frame) *frame {
 	if f.kind != inHold || f.holder == nil {
 		return nil
 	}
-	if x := th.findFrame(func(x *frame) bool { return x.kind.isCall() }); x != nil && x.holder == f.holder {
+	if x := th.findFrame(func(x *frame) bool { return x.kind.forbidsCallbacks() }); x != nil && x.holder == f.holder {
 		return x
 	}
 	return nil
@@ -246,7 +246,8 @@ func (th *checkedThread) enclosingDoorbellFrame(f *frame) *frame {
 func (th *checkedThread) violatedRule(f *frame) (Rule, *frame) {
 	switch f.kind {
 	case inCallback, inHold:
-		if x := th.findFrame(func(x *frame) bool { return x.kind.isCall() }); x != nil && x != th.enclosingDoorbellFrame(f) {
+		if x := th.findFrame(func(x *frame) bool { return x.kind.forbidsCallbacks() }); x != nil &&
+			x != th.enclosingDoorbellFrame(f) {
 			if f.kind == inHold {
 				return RuleHold, x
 			}
@@ -264,7 +265,7 @@ func (th *checkedThread) violatedRule(f *frame) (Rule, *frame) {
 			if f.waitsFor(x) {
 				return RuleWaitForSelf, x
 			}
-			return x.kind.sleepRule(), x
+			return x.kind.ruleForSleep(), x
 		}
 	}
 	return 0, nil
@@ -297,7 +298,7 @@ func (k *checker) reportNestedCall(rule Rule, inner, outer *frame) {
 		d = outer.dev
 	}
 	if inner.kind == inHold {
-		begin, _ := holdCalls(inner.holder)
+		begin, _ := holdCallNames(inner.holder)
 		what = fmt.Sprintf("%s called in %s", begin, outer.what)
 	}
 	k.report(Violation{Rule: rule, What: what, Stacks: append([]Stack{
@@ -330,8 +331,8 @@ func (k *checker) report(v Violation, d *ib.Device, at []uintptr) {
 	k.cfg.Report(v)
 }
 
-// holdCalls returns the names of the calls that begin and end a hold; by is nil for HoldCallbacks.
-func holdCalls(by *ib.Hold) (begin, end string) {
+// holdCallNames returns the names of the calls that begin and end a hold; by is nil for HoldCallbacks.
+func holdCallNames(by *ib.Hold) (begin, end string) {
 	if by != nil {
 		return "Hold.Add", "Hold.Run"
 	}
@@ -340,7 +341,7 @@ func holdCalls(by *ib.Hold) (begin, end string) {
 
 // beginHold begins a hold of the calling thread.
 func (d *checkedDevice) beginHold(by *ib.Hold) {
-	begin, _ := holdCalls(by)
+	begin, _ := holdCallNames(by)
 	d.k.pushFrame(&frame{kind: inHold, what: "the thread that called " + begin, dev: d.dev, holder: by,
 		drop: d.root.endMidlayerHold})
 }
@@ -372,7 +373,7 @@ func (d *checkedDevice) endHold(by *ib.Hold) {
 		held = th.findFrame(func(f *frame) bool { return f.kind == inHold && f.dev == d.dev && f.holder == by })
 		if held != nil {
 			for _, f := range th.frames[slices.Index(th.frames, held):] {
-				if f.kind.isCall() {
+				if f.kind.forbidsCallbacks() {
 					inside = f
 				}
 			}
@@ -383,7 +384,7 @@ func (d *checkedDevice) endHold(by *ib.Hold) {
 	if inside == nil && (held != nil || d.consumeEarlyHold()) {
 		return
 	}
-	begin, end := holdCalls(by)
+	begin, end := holdCallNames(by)
 	at := callerPCs()
 	v := Violation{
 		Rule: RuleHold, What: fmt.Sprintf("%s called by a thread that has not called %s", end, begin),

@@ -30,9 +30,10 @@ type checkedDevice struct {
 	early        atomic.Int64                             // number of holds that may have begun before the checks
 }
 
-// Device begins to check a device. Packets may arrive before that, and some holds may therefore begin unobserved.
-// Device counts the holds in progress. Device then accepts the same number of ends without an observed beginning.
-func (k *checker) Device(d *ib.Device, root observe.Subject, cl *ib.Client) observe.Subject {
+// ObserveDevice begins to check a device. Packets may arrive before that, and some holds may therefore begin
+// unobserved. ObserveDevice counts the holds in progress. ObserveDevice then accepts the same number of ends without an
+// observed beginning.
+func (k *checker) ObserveDevice(d *ib.Device, root observe.Subject, cl *ib.Client) observe.Subject {
 	if root != nil {
 		r := root.(*checkedDevice)
 		return &checkedDevice{k: k, dev: r.dev, root: r, client: cl}
@@ -61,7 +62,7 @@ func (d *checkedDevice) Enter(c *observe.Call) error {
 	return d.k.beginCall(c, f)
 }
 
-func (d *checkedDevice) Note(e observe.SubjectEvent, arg any) error {
+func (d *checkedDevice) RecordEvent(e observe.SubjectEvent, arg any) error {
 	switch e {
 	case observe.Started:
 		start := arg.(observe.ObservationStart)
@@ -76,12 +77,12 @@ func (d *checkedDevice) Note(e observe.SubjectEvent, arg any) error {
 		d.removed.Store(&at)
 		inside := d.k.callsInProgress(observe.GoroutineID(), func(x *frame) bool { return x.by == d })
 		d.k.reportCallsInside(RuleUseAfterRemove, d.dev, inside, when, at)
-		d.reportUndestroyed(d.client, when)
+		d.reportUndestroyedObjects(d.client, when)
 		d.reportIdleAbandonedObjects(when)
 	case observe.Unregistered:
 		at := callerPCs()
 		d.unregistered.Store(&at)
-		d.reportUndestroyed(nil, "Core.Unregister")
+		d.reportUndestroyedObjects(nil, "Core.Unregister")
 		d.k.recordUnregister()
 	case observe.Raised:
 		return d.checkNotUnregistered("DeviceHandle.DispatchEvent")
@@ -141,9 +142,9 @@ func (d *checkedDevice) currentClient() *ib.Client {
 	return nil
 }
 
-// reportUndestroyed reports, once, the objects and event functions on d that cl should have destroyed. A nil cl means
-// all clients. Event functions without a client may remain.
-func (d *checkedDevice) reportUndestroyed(cl *ib.Client, when string) {
+// reportUndestroyedObjects reports, once, the objects and event functions on d that cl should have destroyed. A nil cl
+// means all clients. Event functions without a client may remain.
+func (d *checkedDevice) reportUndestroyedObjects(cl *ib.Client, when string) {
 	k := d.k
 	k.mu.Lock()
 	var left []*checkedObject

@@ -33,7 +33,7 @@ func TestCheckAllowsBlockedDestroy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b, w := checkedBenchWithTimeout(t, time.Hour, nil, nil)
+				b, w := newCheckedBenchWithTimeout(t, time.Hour, nil, nil)
 				x := c.of(b)
 				entered, release := b.drv.HoldMethod(c.method)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -70,7 +70,7 @@ func TestCheckAllowsBlockedDestroy(t *testing.T) {
 // TestCheckReportsCreateDuringUnregister checks that checked mode reports a call that creates an object during
 // Unregister.
 func TestCheckReportsCreateDuringUnregister(t *testing.T) {
-	b, w := checkedBench(t, nil, nil)
+	b, w := newCheckedBench(t, nil, nil)
 	entered, release := b.drv.HoldMethod(ibfake.AllocPD)
 	done := make(chan error)
 	go func() {
@@ -88,7 +88,7 @@ func TestCheckReportsCreateDuringUnregister(t *testing.T) {
 
 // TestCheckAllowsSetError checks that the error state violates no rule.
 func TestCheckAllowsSetError(t *testing.T) {
-	b, w := checkedBench(t, nil, nil)
+	b, w := newCheckedBench(t, nil, nil)
 	b.handle.SetError()
 	if s := b.dev.State(); s != ib.DeviceError {
 		t.Errorf("State: got %v, want %v", s, ib.DeviceError)

@@ -14,7 +14,7 @@ import (
 // itself and is reported.
 func TestEventFunctionMayStopItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, w := checkedBench(t, nil, nil)
+		b, w := newCheckedBench(t, nil, nil)
 		var calls atomic.Int32
 		var end func()
 		end = b.dev.OnEvent(func(ib.Event) { calls.Add(1); end() })
@@ -33,7 +33,7 @@ func TestEventFunctionMayStopItself(t *testing.T) {
 // checks that later events are dropped and reported.
 func TestUnregisterDeliversEarlierEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, w := checkedBench(t, nil, nil)
+		b, w := newCheckedBench(t, nil, nil)
 		calls := 0
 		b.dev.OnEvent(func(ib.Event) { calls++ })
 		b.handle.DispatchEvent(ib.EventPortErr, 1)
@@ -55,7 +55,7 @@ func TestUnregisterDeliversEarlierEvents(t *testing.T) {
 func TestCallbacksSurviveGoexit(t *testing.T) {
 	for _, hold := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			b, w := checkedBench(t, func(*ib.CQ) { runtime.Goexit() }, func(*ib.QP, ib.EventType) { runtime.Goexit() })
+			b, w := newCheckedBench(t, func(*ib.CQ) { runtime.Goexit() }, func(*ib.QP, ib.EventType) { runtime.Goexit() })
 			calls := 0
 			end := b.dev.OnEvent(func(ib.Event) { calls++; runtime.Goexit() })
 			raise := []func(){b.drv.cq.Completed, func() { b.drv.qp.Raise(ib.EventCommEst) },

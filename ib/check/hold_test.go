@@ -27,7 +27,7 @@ type twoDevices struct {
 func newTwoDevices(t *testing.T, ring func(w *twoDevices, h *ib.Hold)) *twoDevices {
 	w := &twoDevices{T: t, seen: &violationRecorder{}}
 	core := &ib.Core{}
-	check.On(core, check.Config{Report: w.seen.report})
+	check.On(core, check.Config{Report: w.seen.recordViolation})
 	for i := range 2 {
 		w.benches = append(w.benches, newBenchNamed(t, core, "fake"+strconv.Itoa(i), func(*ib.CQ) {
 			if w.handler != nil {
@@ -51,8 +51,8 @@ func (w *twoDevices) ringDoorbell(h *ib.Hold, run func()) {
 	run()
 }
 
-// destroyAllExpecting destroys all objects, and checks that exactly these rules were violated.
-func (w *twoDevices) destroyAllExpecting(rules ...check.Rule) {
+// destroyAllAndExpect destroys all objects, and checks that exactly these rules were violated.
+func (w *twoDevices) destroyAllAndExpect(rules ...check.Rule) {
 	w.Helper()
 	for _, b := range w.benches {
 		b.destroyAll(w)
@@ -127,7 +127,7 @@ func TestCheckReportsBadHolds(t *testing.T) {
 			for !ran.Load() { // the method may not sleep
 				runtime.Gosched()
 			}
-			observe.Of(w.benches[1].dev).Note(observe.HoldEnds, h) // ends the hold on this thread
+			observe.Of(w.benches[1].dev).RecordEvent(observe.HoldEnds, h) // ends the hold on this thread
 		}, "Hold.Run called by a thread that has not called Hold.Add"},
 		{"never run", none, func(w *twoDevices, h *ib.Hold) {
 			var wg sync.WaitGroup
@@ -146,7 +146,7 @@ func TestCheckReportsBadHolds(t *testing.T) {
 			for range w.seen.violations() {
 				rules = append(rules, check.RuleHold) // one violation for each held device
 			}
-			w.destroyAllExpecting(rules...)
+			w.destroyAllAndExpect(rules...)
 			if reported := len(rules) > 0; reported != (test.want != "") {
 				t.Errorf("reported: got %v, want %v", reported, !reported)
 			}
@@ -187,7 +187,7 @@ func TestCheckReportsHangingCallbackInHold(t *testing.T) {
 				if ran != [2]int{1, 1} {
 					t.Errorf("handler calls: got %v, want one on each device", ran)
 				}
-				w.destroyAllExpecting(check.RuleCallbackReturns)
+				w.destroyAllAndExpect(check.RuleCallbackReturns)
 			})
 		})
 	}
@@ -197,14 +197,14 @@ func TestCheckReportsHangingCallbackInHold(t *testing.T) {
 // this hold is no violation, and that the end of another hold is one.
 func TestHoldBeforeChecksIsIgnored(t *testing.T) {
 	w, core := &violationRecorder{}, &ib.Core{}
-	check.On(core, check.Config{Report: w.report})
+	check.On(core, check.Config{Report: w.recordViolation})
 	d, _ := newDevice("fake0")
 	var h ib.Hold
 	h.Add(d)
 	must(t, core.Register(d))
 	h.Run()
 	w.expectRules(t)
-	observe.Of(d.Device()).Note(observe.HoldEnds, &h)
+	observe.Of(d.Device()).RecordEvent(observe.HoldEnds, &h)
 	w.expectRules(t, check.RuleHold)
 	must(t, core.Unregister(d))
 }
@@ -214,7 +214,7 @@ func TestHoldsDuringRegisterAreAllowed(t *testing.T) {
 	w := &violationRecorder{}
 	for range 100 {
 		core := &ib.Core{}
-		check.On(core, check.Config{Report: w.report})
+		check.On(core, check.Config{Report: w.recordViolation})
 		h, _ := newDevice("fake0")
 		stop := make(chan struct{})
 		var wg sync.WaitGroup

@@ -17,7 +17,7 @@ import (
 // TestCheckReleasesHoldOfEndedThread checks that a hold whose thread has ended is reported and released. Callbacks must
 // not wait for the hold.
 func TestCheckReleasesHoldOfEndedThread(t *testing.T) {
-	b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+	b, w := newCheckedBench(t, func(*ib.CQ) {}, nil)
 	var wg sync.WaitGroup
 	wg.Go(b.handle.HoldCallbacks)
 	wg.Wait()
@@ -31,7 +31,7 @@ func TestCheckReportsLockAcrossUnregisterClient(t *testing.T) {
 	var lock sync.Mutex
 	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{Timeout: 100 * time.Millisecond, Report: func(v check.Violation) {
-		w.report(v)
+		w.recordViolation(v)
 		lock.Unlock()
 	}})
 	dev, _ := newDevice("fake0")
@@ -79,7 +79,7 @@ func TestCheckReportsClientSleepingWithLock(t *testing.T) {
 func TestCheckReportsSlowClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, core := &violationRecorder{}, &ib.Core{}
-		check.On(core, check.Config{Report: w.report, ClientTimeout: time.Minute})
+		check.On(core, check.Config{Report: w.recordViolation, ClientTimeout: time.Minute})
 		dev, _ := newDevice("fake0")
 		cl := &ib.Client{
 			Name:   "A",
@@ -99,7 +99,7 @@ func TestCheckReportsLongCallback(t *testing.T) {
 	var done atomic.Bool
 	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{Timeout: 50 * time.Millisecond, Report: func(v check.Violation) {
-		w.report(v)
+		w.recordViolation(v)
 		done.Store(true)
 	}})
 	began := time.Now()
@@ -128,7 +128,7 @@ func TestCheckReportsCallbackWithoutReturn(t *testing.T) {
 	var done atomic.Bool
 	w, core := &violationRecorder{}, &ib.Core{}
 	check.On(core, check.Config{ClientTimeout: 100 * time.Millisecond, Report: func(v check.Violation) {
-		w.report(v)
+		w.recordViolation(v)
 		done.Store(true)
 	}})
 	began := time.Now()
@@ -153,7 +153,7 @@ func TestCheckReportsCallbackWithoutReturn(t *testing.T) {
 // destroyed.
 func TestCheckReportsCallDuringDestroy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b, w := checkedBench(t, nil, nil)
+		b, w := newCheckedBench(t, nil, nil)
 		enter, leave := make(chan int), make(chan int)
 		b.drv.onQuery = nil
 		b.drv.onPoll = func() { enter <- 1; <-leave }
@@ -171,7 +171,7 @@ func TestCheckReportsCallDuringDestroy(t *testing.T) {
 // TestCheckAllowsJoinedDestroy checks that a thread waiting for the destruction of an object does not count as inside
 // the object. The thread may have started the destruction with a context or may have joined it.
 func TestCheckAllowsJoinedDestroy(t *testing.T) {
-	b, w := checkedBench(t, nil, nil)
+	b, w := newCheckedBench(t, nil, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var wg sync.WaitGroup
@@ -219,7 +219,7 @@ func TestCheckReportsArmWithoutPoll(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				b, w := checkedBench(t, func(*ib.CQ) {}, nil)
+				b, w := newCheckedBench(t, func(*ib.CQ) {}, nil)
 				test.run(b)
 				testutil.AdvanceTime(time.Second)
 				b.destroyAll(t)

@@ -34,7 +34,7 @@ func (o *checkedObject) expectPollOfRemaining(at []uintptr) {
 		return
 	}
 	r := &rearmWatch{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at}
-	r.afterTimeout(func() {
+	r.callAfterTimeout(func() {
 		if n := o.countWaitingCompletions(c); n > 0 && r.isConsumerIdle() && !o.isHandlerDue() {
 			o.k.report(Violation{
 				Rule: RuleLeftInCQ,

@@ -84,9 +84,9 @@ func TestCheckReportsCompletionsLeftInCQ(t *testing.T) {
 				x.postSend(7, ib.SendSignaled)
 				testutil.AdvanceTime(5 * timeout)
 				if c.caught {
-					x.endAndExpect(check.RuleLeftInCQ)
+					x.destroyBothAndExpect(check.RuleLeftInCQ)
 				} else {
-					x.endAndExpect()
+					x.destroyBothAndExpect()
 				}
 			})
 		})

@@ -72,8 +72,8 @@ type checkedObject struct {
 // eventFunction is the kind of an object that represents an event function.
 const eventFunction = "event function"
 
-// Object records the creator of a new object and the place of its creation.
-func (k *checker) Object(self any, kind string, by, of observe.Subject) observe.Subject {
+// ObserveObject records the creator of a new object and the place of its creation.
+func (k *checker) ObserveObject(self any, kind string, by, of observe.Subject) observe.Subject {
 	d := by.(*checkedDevice)
 	o := &checkedObject{k: k, self: self, dev: d.dev, by: d, kind: kind, made: callerPCs(), owner: d.client}
 	if of != nil {
@@ -189,14 +189,14 @@ func (o *checkedObject) recordHandlerReturn(f *frame, returned bool) {
 // isHandlerDue reports whether a handler call is due.
 func (o *checkedObject) isHandlerDue() bool { return o.calls.Load() > o.handlerAt.Load() }
 
-// Note records an event of the object.
-func (o *checkedObject) Note(e observe.SubjectEvent, _ any) error {
+// RecordEvent records an event of the object.
+func (o *checkedObject) RecordEvent(e observe.SubjectEvent, _ any) error {
 	switch e {
 	case observe.Born:
-		o.addLive()
+		o.addLiveObject()
 		o.addRegion()
 	case observe.Died:
-		o.removeLive()
+		o.removeLiveObject()
 	case observe.Abandoned:
 		o.markAbandoned()
 	case observe.Raised:
@@ -228,7 +228,7 @@ func (o *checkedObject) checkNotDestroyedAs(what, format string) error {
 	return syscall.EINVAL
 }
 
-func (o *checkedObject) addLive() {
+func (o *checkedObject) addLiveObject() {
 	o.k.mu.Lock()
 	defer o.k.mu.Unlock()
 	o.k.made++
@@ -236,13 +236,13 @@ func (o *checkedObject) addLive() {
 	o.k.live[o] = struct{}{}
 }
 
-func (o *checkedObject) removeLive() {
+func (o *checkedObject) removeLiveObject() {
 	at := callerPCs()
 	if called := o.ends.Load(); called != nil {
 		at = *called // the destruction may run on another goroutine
 	}
 	o.destroyed.Store(&at)
-	o.work.recordDestroyed(at)
+	o.work.recordDestroyedQueue(at)
 	for _, t := range []*time.Timer{o.armed.Load(), o.rearm.Load()} {
 		if t != nil {
 			t.Stop()

@@ -28,8 +28,8 @@ type (
 	}
 )
 
-// Queue wraps a queue and begins to track its work requests.
-func (k *checker) Queue(s observe.Subject, drv any, m observe.QueueInfo) any {
+// WrapQueue wraps a queue and begins to track its work requests.
+func (k *checker) WrapQueue(s observe.Subject, drv any, m observe.QueueInfo) any {
 	o := s.(*checkedObject)
 	o.user, o.mayOverrun = m.User, m.Overruns
 	switch d := drv.(type) {

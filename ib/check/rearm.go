@@ -36,8 +36,8 @@ func (r *rearmWatch) isConsumerIdle() bool {
 		o.destroyed.Load() == nil && o.dev.State() == ib.DeviceActive
 }
 
-// afterTimeout calls f after Timeout, unless the queue has been destroyed.
-func (r *rearmWatch) afterTimeout(f func()) {
+// callAfterTimeout calls f after Timeout, unless the queue has been destroyed.
+func (r *rearmWatch) callAfterTimeout(f func()) {
 	t := time.AfterFunc(r.o.k.cfg.Timeout, f)
 	if old := r.o.rearm.Swap(t); old != nil {
 		old.Stop()
@@ -50,7 +50,7 @@ func (o *checkedObject) expectRearm(at []uintptr, batch bool) {
 		return
 	}
 	r := &rearmWatch{o: o, polls: o.polls.Load(), armings: o.armings.Load(), at: at, batch: batch}
-	r.afterTimeout(func() {
+	r.callAfterTimeout(func() {
 		if r.isConsumerIdle() && o.armForCheck(r) {
 			r.handleCompletionArrival()
 		}
@@ -100,7 +100,7 @@ func (o *checkedObject) isArmedOnlyByChecker() bool {
 // handleCompletionArrival is called when the queue holds a completion. If the consumer neither polls nor arms the queue
 // within Timeout, handleCompletionArrival reports the violation.
 func (r *rearmWatch) handleCompletionArrival() {
-	r.afterTimeout(func() {
+	r.callAfterTimeout(func() {
 		if !r.isConsumerIdle() {
 			return
 		}

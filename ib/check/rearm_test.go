@@ -84,9 +84,9 @@ func TestCheckReportsUnarmedCQ(t *testing.T) {
 				synctest.Wait()
 				c.then(x)
 				if c.caught {
-					x.endAndExpect(check.RuleNotRearmed)
+					x.destroyBothAndExpect(check.RuleNotRearmed)
 				} else {
-					x.endAndExpect()
+					x.destroyBothAndExpect()
 				}
 			})
 		})
@@ -142,9 +142,9 @@ func TestCheckReportsUnarmedCQAfterBatch(t *testing.T) {
 				c.then(x)
 				testutil.AdvanceTime(5 * timeout)
 				if c.caught {
-					x.endAndExpect(check.RuleNotRearmed)
+					x.destroyBothAndExpect(check.RuleNotRearmed)
 				} else {
-					x.endAndExpect()
+					x.destroyBothAndExpect()
 				}
 			})
 		})
@@ -177,7 +177,7 @@ func TestCheckArmingCausesNoHandlerCall(t *testing.T) {
 		if n := x.calls.Load(); n != 1 {
 			t.Errorf("calls of the handler: got %d, want 1", n)
 		}
-		x.endAndExpect()
+		x.destroyBothAndExpect()
 	})
 }
 
@@ -196,9 +196,9 @@ func TestCheckReportsUnstoppedEventFunction(t *testing.T) {
 		x.failOnError(x.core.RegisterClient(client))
 		x.core.UnregisterClient(client)
 		if ended {
-			x.endAndExpect()
+			x.destroyBothAndExpect()
 		} else {
-			x.endAndExpect(check.RuleLeftBehind)
+			x.destroyBothAndExpect(check.RuleLeftBehind)
 		}
 	}
 }

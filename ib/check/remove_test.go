@@ -30,7 +30,7 @@ func TestCheckReportsUseAfterRemove(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w, core := &violationRecorder{}, &ib.Core{}
-			check.On(core, check.Config{Report: w.report})
+			check.On(core, check.Config{Report: w.recordViolation})
 			h, _ := newDevice("fake0")
 			dev := h.Device()
 			must(t, core.Register(h))
@@ -73,7 +73,7 @@ func TestCheckReportsUseAfterRemove(t *testing.T) {
 func TestCheckReportsCallDuringRemove(t *testing.T) {
 	for _, waits := range []bool{false, true} {
 		w, core := &violationRecorder{}, &ib.Core{}
-		check.On(core, check.Config{Report: w.report})
+		check.On(core, check.Config{Report: w.recordViolation})
 		h, drv := newDevice("fake0")
 		must(t, core.Register(h))
 		inside, goOn := make(chan bool), make(chan bool)
@@ -106,7 +106,7 @@ func TestCheckReportsCallDuringRemove(t *testing.T) {
 // also checks that events of the client name the client's own handle.
 func TestObjectsBelongToClient(t *testing.T) {
 	w, core := &violationRecorder{}, &ib.Core{}
-	check.On(core, check.Config{Report: w.report})
+	check.On(core, check.Config{Report: w.recordViolation})
 	dev, _ := newDevice("fake0")
 	must(t, core.Register(dev))
 	events := make(chan *ib.Device, 1)
@@ -149,7 +149,7 @@ func TestCheckReportsIdleAbandoned(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w, core := &violationRecorder{}, &ib.Core{}
-			check.On(core, check.Config{Report: w.report})
+			check.On(core, check.Config{Report: w.recordViolation})
 			h, drv := newDevice("fake0")
 			must(t, core.Register(h))
 			entered, release := drv.HoldMethod(ibfake.DestroyCQ)

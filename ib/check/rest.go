@@ -16,9 +16,9 @@ const (
 	restTime  = 50 * time.Millisecond
 )
 
-// isStuckAfterInspection counts inspections that find a callback waiting for a lock while no goroutine runs.
-// isStuckAfterInspection reports whether their number is sufficient.
-func (f *frame) isStuckAfterInspection(all map[int64]goroutine) bool {
+// countStuckInspection counts inspections that find a callback waiting for a lock while no goroutine runs.
+// countStuckInspection reports whether their number is sufficient.
+func (f *frame) countStuckInspection(all map[int64]goroutine) bool {
 	if f.kind != inCallback || !areAllAsleep(all) {
 		f.resting = 0
 		return false

@@ -16,7 +16,7 @@ import (
 func TestCheckReportsLockHeldBySleeper(t *testing.T) {
 	for _, sleeps := range []bool{true, false} {
 		w, core := &violationRecorder{}, &ib.Core{}
-		check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.report})
+		check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.recordViolation})
 		var mu sync.Mutex
 		begun := make(chan int, 1)
 		b := newBenchOn(t, core, func(*ib.CQ) {
@@ -57,7 +57,7 @@ func TestCheckReportsLockHeldAcrossCall(t *testing.T) {
 	}{{"held across the call", true}, {"held by a thread that works", false}} {
 		t.Run(c.name, func(t *testing.T) {
 			w, core := &violationRecorder{}, &ib.Core{}
-			check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.report})
+			check.On(core, check.Config{Timeout: 10 * time.Second, Report: w.recordViolation})
 			var mu sync.Mutex
 			begun := make(chan int, 1)
 			b := newBenchOn(t, core, func(*ib.CQ) {

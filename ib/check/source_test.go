@@ -106,9 +106,9 @@ func TestCheckReportsChangedSendMemory(t *testing.T) {
 			c.use(x, b, mr)
 			x.failOnError(mr.Dereg())
 			if c.wrong {
-				x.endAndExpect(check.RuleSourceChanged)
+				x.destroyBothAndExpect(check.RuleSourceChanged)
 			} else {
-				x.endAndExpect()
+				x.destroyBothAndExpect()
 			}
 		})
 	}

@@ -53,7 +53,7 @@ func (k *checker) inspectFrame(f *frame) {
 	defer k.looking.Unlock()
 	k.mu.Lock()
 	th, seq := f.th, f.th.seq
-	inside := !f.left && th.innermost() == f // otherwise the inner calls are inspected instead
+	inside := !f.left && th.innermostFrame() == f // otherwise the inner calls are inspected instead
 	k.mu.Unlock()
 	var all map[int64]goroutine
 	if inside {
@@ -65,7 +65,7 @@ func (k *checker) inspectFrame(f *frame) {
 		k.removeFrame(f)
 		k.mu.Unlock()
 		f.drop()
-		begin, end := holdCalls(f.holder)
+		begin, end := holdCallNames(f.holder)
 		k.report(Violation{
 			Rule: RuleHold, What: fmt.Sprintf("the thread that called %s ended without %s", begin, end),
 			Stacks: []Stack{{begin + " called at", formatStack(f.entry)}},
@@ -78,14 +78,14 @@ func (k *checker) inspectFrame(f *frame) {
 		k.mu.Unlock()
 		return
 	}
-	v := Violation{Rule: f.kind.sleepRule()}
+	v := Violation{Rule: f.kind.ruleForSleep()}
 	var suspects []Stack
 	switch {
 	case g.isAsleep() && g.state == ambiguousState && !f.suspected:
 		f.suspected = true // confirmed by the next inspection
 	case g.isAsleep():
 		v.What = fmt.Sprintf("%s sleeps (%s)", f.what, g.state)
-	case g.isWaitingForLock() && f.isStuckAfterInspection(all), g.isInLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
+	case g.isWaitingForLock() && f.countStuckInspection(all), g.isInLockOrSyscall() && f.delay >= k.cfg.Timeout/longWait:
 		if f.blockedFor++; f.blockedFor < longWait && !f.isLockOwnerAsleep() {
 			break
 		}
@@ -97,7 +97,7 @@ func (k *checker) inspectFrame(f *frame) {
 				f.what, g.state)
 			suspects = g.sleepersInPackage(all)
 		}
-		switch reg := k.currentRegister(f.dev); {
+		switch reg := k.currentRegisterFrame(f.dev); {
 		case reg != nil && f.kind == inCallback && reg.clientFrame() != nil:
 			// The lock belongs to the client, because the callback is not inside a call of the driver.
 			v.What += fmt.Sprintf("; %s is in progress", reg.clientFrame().what)
@@ -140,7 +140,7 @@ func (k *checker) inspectOtherCalls(f *frame) {
 	k.mu.Lock()
 	candidates := map[*frame]uint64{}
 	for _, th := range k.threads {
-		if x := th.innermost(); x != f && x.kind.mayWaitForLock() && (f.dev == nil || x.dev == f.dev) {
+		if x := th.innermostFrame(); x != f && x.kind.mayWaitForLock() && (f.dev == nil || x.dev == f.dev) {
 			candidates[x] = th.seq
 		}
 	}
@@ -202,10 +202,10 @@ func (k *checker) checkClientReturned(f *frame, rule Rule) {
 	k.report(v, f.dev, f.entry)
 }
 
-// currentRegister returns the Register or Unregister call in progress on the device, or nil.
+// currentRegisterFrame returns the Register or Unregister call in progress on the device, or nil.
 //
 //verbena:held mu
-func (k *checker) currentRegister(d *ib.Device) *frame {
+func (k *checker) currentRegisterFrame(d *ib.Device) *frame {
 	for _, th := range k.threads {
 		if f := th.findFrame(func(f *frame) bool { return f.kind == inRegister && f.dev == d }); f != nil {
 			return f

@@ -117,10 +117,10 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 		}
 		posted = append(posted, r)
 	}
-	w.appendPosted(&w.send, posted)
+	w.appendPostedRequests(&w.send, posted)
 	return func(n int) {
-		w.recordAccepted(&w.send, posted, n, w.sendCQ, w.sendCap)
-		w.checkQueueHasSignaled(f)
+		w.recordAcceptedRequests(&w.send, posted, n, w.sendCQ, w.sendCap)
+		w.checkQueueHasSignaledSend(f)
 		w.checkCQRoom(f, w.sendCQ)
 	}
 }
@@ -135,15 +135,15 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 		posted = append(posted, &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
 			targets: w.changedSpans(wrs[i].SGList)})
 	}
-	w.appendPosted(&w.recv, posted)
+	w.appendPostedRequests(&w.recv, posted)
 	return func(n int) {
-		w.recordAccepted(&w.recv, posted, n, w.recvCQ, w.recvCap)
+		w.recordAcceptedRequests(&w.recv, posted, n, w.recvCQ, w.recvCap)
 		w.checkCQRoom(f, w.recvCQ)
 	}
 }
 
-// appendPosted appends requests to a queue at the start of their post.
-func (w *workTracker) appendPosted(queue *[]*trackedRequest, posted []*trackedRequest) {
+// appendPostedRequests appends requests to a queue at the start of their post.
+func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*trackedRequest) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
@@ -153,9 +153,10 @@ func (w *workTracker) appendPosted(queue *[]*trackedRequest, posted []*trackedRe
 	*queue = append(*queue, posted...)
 }
 
-// recordAccepted records that the driver has accepted the first n requests. If the number of requests then exceeds the
-// capacity, the oldest requests must be done.
-func (w *workTracker) recordAccepted(queue *[]*trackedRequest, posted []*trackedRequest, n int, cq *checkedObject,
+// recordAcceptedRequests records that the driver has accepted the first n requests. If the number of requests then
+// exceeds the capacity, the oldest requests must be done.
+func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []*trackedRequest, n int,
+	cq *checkedObject,
 	room int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,10 +192,10 @@ func (w *workTracker) finishRequest(r *trackedRequest) {
 	}
 }
 
-// checkQueueHasSignaled reports a send queue that has accepted more requests than its capacity, none of them signaled.
-// The function ignores queues with signaled requests. Hardware would reject a further post until their completions are
-// polled, and the consumer may rely on that.
-func (w *workTracker) checkQueueHasSignaled(f *frame) {
+// checkQueueHasSignaledSend reports a send queue that has accepted more requests than its capacity, none of them
+// signaled. The function ignores queues with signaled requests. Hardware would reject a further post until their
+// completions are polled, and the consumer may rely on that.
+func (w *workTracker) checkQueueHasSignaledSend(f *frame) {
 	w.mu.Lock()
 	full := len(w.send) > w.sendCap &&
 		!slices.ContainsFunc(w.send, func(r *trackedRequest) bool { return r.signaled || r.end == 0 })
@@ -423,8 +424,8 @@ func (w *workTracker) dropOutstandingRequests() {
 	w.send, w.recv = nil, nil
 }
 
-// recordDestroyed records the destruction of the queue pair or shared receive queue.
-func (w *workTracker) recordDestroyed(at []uintptr) {
+// recordDestroyedQueue records the destruction of the queue pair or shared receive queue.
+func (w *workTracker) recordDestroyedQueue(at []uintptr) {
 	if w == nil {
 		return
 	}

@@ -103,19 +103,19 @@ func (x *testConsumer) reportedRules() (rules []check.Rule) {
 	return rules
 }
 
-// endAndExpect destroys the remaining objects, and checks that exactly these rules were violated.
-func (x *testConsumer) endAndExpect(want ...check.Rule) {
+// destroyBothAndExpect destroys the remaining objects, and checks that exactly these rules were violated.
+func (x *testConsumer) destroyBothAndExpect(want ...check.Rule) {
 	x.t.Helper()
-	x.endQPsAndExpect([]*ib.QP{x.a, x.b}, want)
+	x.destroyQPsAndExpect([]*ib.QP{x.a, x.b}, want)
 }
 
-// endAloneAndExpect is end for a consumer without b, which has been destroyed.
-func (x *testConsumer) endAloneAndExpect(want ...check.Rule) {
+// destroyAndExpect is end for a consumer without b, which has been destroyed.
+func (x *testConsumer) destroyAndExpect(want ...check.Rule) {
 	x.t.Helper()
-	x.endQPsAndExpect([]*ib.QP{x.a}, want)
+	x.destroyQPsAndExpect([]*ib.QP{x.a}, want)
 }
 
-func (x *testConsumer) endQPsAndExpect(qps []*ib.QP, want []check.Rule) {
+func (x *testConsumer) destroyQPsAndExpect(qps []*ib.QP, want []check.Rule) {
 	x.t.Helper()
 	for _, qp := range qps {
 		x.moveToError(qp)
@@ -155,19 +155,19 @@ func (x *testConsumer) moveToError(qp *ib.QP) {
 	x.failOnError(qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 }
 
-func (x *testConsumer) firstSGL() []ib.SGE {
+func (x *testConsumer) firstRegionSGL() []ib.SGE {
 	return []ib.SGE{{Addr: x.mr.Addr(), Length: 8, LKey: x.mr.LKey()}}
 }
 
 func (x *testConsumer) postSend(id uint64, flags ib.SendFlags) {
 	x.t.Helper()
-	_, err := x.a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: flags, SGList: x.firstSGL()})
+	_, err := x.a.PostSend(ib.SendWR{ID: id, Opcode: ib.WRSend, Flags: flags, SGList: x.firstRegionSGL()})
 	x.failOnError(err)
 }
 
 func (x *testConsumer) postRecv(id uint64) {
 	x.t.Helper()
-	wr := ib.RecvWR{ID: id, SGList: x.firstSGL()}
+	wr := ib.RecvWR{ID: id, SGList: x.firstRegionSGL()}
 	var err error
 	if x.srq != nil {
 		_, err = x.srq.PostRecv(wr)
@@ -219,15 +219,15 @@ func TestCheckReportsFreedRegionInUse(t *testing.T) {
 			x.postRecv(1)
 			x.postRecv(2)
 			wr := ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled}
-			_, err := x.a.PostSend(wr, ib.SendWR{ID: 4, Opcode: ib.WRSend, SGList: x.firstSGL()})
+			_, err := x.a.PostSend(wr, ib.SendWR{ID: 4, Opcode: ib.WRSend, SGList: x.firstRegionSGL()})
 			x.failOnError(err)
 			x.pollAll()
 		}, true},
 		{"an unsignaled send before one that was polled, in one list", func(x *testConsumer) {
 			x.postRecv(1)
 			x.postRecv(2)
-			_, err := x.a.PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: x.firstSGL()},
-				ib.SendWR{ID: 4, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.firstSGL()})
+			_, err := x.a.PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: x.firstRegionSGL()},
+				ib.SendWR{ID: 4, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: x.firstRegionSGL()})
 			x.failOnError(err)
 			x.pollAll()
 		}, false},
@@ -286,7 +286,7 @@ func TestCheckReportsFreedRegionInUse(t *testing.T) {
 			for range queueDepth {
 				x.postRecv(1)
 			}
-			if n, err := x.b.PostRecv(ib.RecvWR{ID: 9, SGList: x.firstSGL()}); n != 0 || err == nil {
+			if n, err := x.b.PostRecv(ib.RecvWR{ID: 9, SGList: x.firstRegionSGL()}); n != 0 || err == nil {
 				x.t.Errorf("PostRecv to a full queue: got %d, %v, want 0 and an error", n, err)
 			}
 			x.moveToError(x.b)
@@ -298,9 +298,9 @@ func TestCheckReportsFreedRegionInUse(t *testing.T) {
 			c.use(x)
 			x.reregister()
 			if c.caught {
-				x.endAndExpect(check.RuleInFlight)
+				x.destroyBothAndExpect(check.RuleInFlight)
 			} else {
-				x.endAndExpect()
+				x.destroyBothAndExpect()
 			}
 		})
 	}
@@ -370,9 +370,9 @@ func TestCheckReportsRegionChangedInUse(t *testing.T) {
 			x.failOnError(x.mw.Dealloc())
 			x.failOnError(x.plain.Dereg())
 			if c.caught {
-				x.endAndExpect(check.RuleInFlight)
+				x.destroyBothAndExpect(check.RuleInFlight)
 			} else {
-				x.endAndExpect()
+				x.destroyBothAndExpect()
 			}
 		})
 	}
@@ -397,9 +397,9 @@ func TestCheckReportsPollAfterDestroy(t *testing.T) {
 			x.failOnError(x.b.Destroy())
 			x.pollAll()
 			if c.caught {
-				x.endAloneAndExpect(check.RuleDestroyUndrained)
+				x.destroyAndExpect(check.RuleDestroyUndrained)
 			} else {
-				x.endAloneAndExpect()
+				x.destroyAndExpect()
 			}
 		})
 	}
@@ -420,7 +420,7 @@ func TestCheckEmptyPollIsNoDrain(t *testing.T) {
 			t.Fatal("completion of the flushed receive: got none in 10s, want one")
 		}
 	}
-	x.endAloneAndExpect(check.RuleDestroyUndrained)
+	x.destroyAndExpect(check.RuleDestroyUndrained)
 }
 
 // TestCheckReportsUndrainedSRQDestroy checks that a queue pair with an SRQ must not be destroyed before
@@ -438,11 +438,11 @@ func TestCheckReportsUndrainedSRQDestroy(t *testing.T) {
 		if awaited {
 			x.moveToError(x.b)
 			<-last
-			x.endAndExpect()
+			x.destroyBothAndExpect()
 			continue
 		}
 		x.failOnError(x.b.Destroy())
-		x.endAloneAndExpect(check.RuleSRQUndrained)
+		x.destroyAndExpect(check.RuleSRQUndrained)
 	}
 }
 
@@ -461,7 +461,7 @@ func TestCheckReportsSmallCQ(t *testing.T) {
 			x.expectRules()
 			for i := range 2 {
 				x.expectRules()
-				_, err := x.a.PostRecv(ib.RecvWR{ID: uint64(i), SGList: x.firstSGL()})
+				_, err := x.a.PostRecv(ib.RecvWR{ID: uint64(i), SGList: x.firstRegionSGL()})
 				x.failOnError(err)
 			}
 		}, true},
@@ -477,9 +477,9 @@ func TestCheckReportsSmallCQ(t *testing.T) {
 			x := newConsumer(t, consumerConfig{entries: entries})
 			c.use(x)
 			if c.caught {
-				x.endAndExpect(check.RuleCQTooSmall)
+				x.destroyBothAndExpect(check.RuleCQTooSmall)
 			} else {
-				x.endAndExpect()
+				x.destroyBothAndExpect()
 			}
 		})
 	}
@@ -515,7 +515,7 @@ func TestCheckReportsCompletionWithoutQP(t *testing.T) {
 		x.postSend(i, ib.SendSignaled)
 		x.pollAll()
 	}
-	x.endAndExpect(check.RuleResult)
+	x.destroyBothAndExpect(check.RuleResult)
 }
 
 // TestCheckReportsUnsignaledOnlyQueue checks the report for a send queue that is filled with unsignaled work requests
@@ -543,9 +543,9 @@ func TestCheckReportsUnsignaledOnlyQueue(t *testing.T) {
 				x.pollAll()
 			}
 			if c.caught {
-				x.endAndExpect(check.RuleUnsignaledOnly)
+				x.destroyBothAndExpect(check.RuleUnsignaledOnly)
 			} else {
-				x.endAndExpect()
+				x.destroyBothAndExpect()
 			}
 		})
 	}

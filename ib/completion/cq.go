@@ -126,11 +126,11 @@ func (q *CQ) IB() *ib.CQ { return q.cq }
 func (q *CQ) Process(budget int) (int, error) {
 	q.polled.Lock()
 	defer q.polled.Unlock()
-	return q.processPolled(budget)
+	return q.processCompletions(budget)
 }
 
 //verbena:held polled
-func (q *CQ) processPolled(budget int) (handled int, err error) {
+func (q *CQ) processCompletions(budget int) (handled int, err error) {
 	for handled < budget {
 		n, err := q.cq.Poll(q.wc[:min(len(q.wc), budget-handled)])
 		for i := range q.wc[:n] {
@@ -153,7 +153,7 @@ func (q *CQ) pollAndArm() {
 	q.polled.Lock()
 	defer q.polled.Unlock()
 	for !q.closing.Load() {
-		n, err := q.processPolled(pollBudget)
+		n, err := q.processCompletions(pollBudget)
 		if err != nil {
 			return
 		}
@@ -244,8 +244,8 @@ func (q *CQ) releaseSlot(i uint32) requestSlot {
 	return s
 }
 
-// freeSlotsOf frees the slots of a destroyed owner.
-func (q *CQ) freeSlotsOf(owner any) {
+// freeOwnerSlots frees the slots of a destroyed owner.
+func (q *CQ) freeOwnerSlots(owner any) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range q.slots {
@@ -279,8 +279,8 @@ func (q *CQ) DestroySRQ(srq *ib.SRQ) error {
 	}
 	q.polled.Lock()
 	defer q.polled.Unlock()
-	_, err := q.processPolled(len(q.slots))
-	q.freeSlotsOf(srq)
+	_, err := q.processCompletions(len(q.slots))
+	q.freeOwnerSlots(srq)
 	return err
 }
 

@@ -194,7 +194,7 @@ func (qp *QP) drainSRQReceives(ctx context.Context) error {
 	}
 	qp.recv.polled.Lock()
 	defer qp.recv.polled.Unlock()
-	_, err := qp.recv.processPolled(len(qp.recv.slots))
+	_, err := qp.recv.processCompletions(len(qp.recv.slots))
 	return err
 }
 

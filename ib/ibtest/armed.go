@@ -24,12 +24,12 @@ var armedChecks = []ruleTest{
 	},
 }
 
-// raceRounds returns the number of races between such a thread and a completion.
-func (e *testEnv) raceRounds() int { return 60 * e.cfg.load }
+// raceCount returns the number of races between such a thread and a completion.
+func (e *testEnv) raceCount() int { return 60 * e.cfg.load }
 
-// runRacing calls functions concurrently, each after a delay of zero to a few instructions. It returns when all have
-// returned.
-func runRacing(fs ...func()) {
+// runWithRandomDelays calls functions concurrently, each after a delay of zero to a few instructions. It returns when
+// all have returned.
+func runWithRandomDelays(fs ...func()) {
 	var wg sync.WaitGroup
 	var ready atomic.Int32
 	for _, f := range fs {
@@ -50,12 +50,12 @@ func runRacing(fs ...func()) {
 func testArmedCQByOtherThread(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	for i := range e.raceRounds() {
+	for i := range e.raceCount() {
 		p.postRecv(1, uint64(i), 0, 8)
 		before := calls.Load()
 		var missed bool
 		var err error
-		runRacing(
+		runWithRandomDelays(
 			func() { missed, err = p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed) },
 			func() { p.postSend(0, uint64(i), 8) },
 		)
@@ -64,14 +64,14 @@ func testArmedCQByOtherThread(e *testEnv) {
 			e.eventually("the call of the handler for a completion that came while the queue was armed, and was not reported as missed",
 				func() bool { return calls.Load() > before })
 		}
-		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
 	}
 }
 
 // testArmedCQByTwoThreads runs two threads that sleep until the handler is called, and then poll.
 func testArmedCQByTwoThreads(e *testEnv) {
-	total := e.raceRounds()
+	total := e.raceCount()
 	wake := make(chan struct{}, 1)
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		select {
@@ -114,7 +114,7 @@ func testArmedCQByTwoThreads(e *testEnv) {
 	for i := range total {
 		p.postRecv(1, uint64(i), 0, 8)
 		p.postSend(0, uint64(i), 8)
-		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
 		e.eventually("a thread that has armed the queue to be notified of a completion",
 			func() bool { return int(polled.Load()) == i+1 })
 	}

@@ -291,8 +291,8 @@ func (e *testEnv) leaveSQDBeforeDrained(p *pair, d *drainedEventCounter) {
 		e.eventually("the event that the send queue is drained", func() bool { return d.drainedEvents(qp) > before })
 		e.must("modify to RTS", qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	}
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	e.awaitDueCallbacks()
 	before = d.drainedEvents(qp)
 	e.must("modify to SQD", qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
@@ -350,7 +350,7 @@ func (e *testEnv) drainWithWaitingSend(p *pair, d *drainedEventCounter, ask bool
 	if wc[0].ID != 1 || wc[0].Status != ib.WCSuccess {
 		e.Errorf("the message ended with %q", wc[0].Status)
 	}
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 }
 
 // supportsType reports whether the driver supports queue pairs of a type.
@@ -421,8 +421,8 @@ func testRNRRetries(e *testEnv) {
 			w.recv()
 		}
 		for _, w := range all {
-			e.waitOne(w.cqs[0], 1, ib.WCSuccess)
-			e.waitOne(w.cqs[1], 2, ib.WCSuccess)
+			e.waitOneCompletion(w.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(w.cqs[1], 2, ib.WCSuccess)
 		}
 	}
 }
@@ -439,8 +439,8 @@ func (e *testEnv) checkGiveUpAfterRNR(pd *ib.PD) {
 	e.must("modify to RTS", p.qps[0].Modify(a, transitionMask(ib.QPTypeRC, ib.QPRTS)))
 	p.postSend(0, 1, 8)
 	p.postSend(0, 2, 8)
-	e.waitOne(p.cqs[0], 1, ib.WCRNRRetryExcErr)
-	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCRNRRetryExcErr)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCWRFlushErr)
 	if s := p.qps[1].State(); s != ib.QPRTS {
 		e.Errorf("the queue pair that was sent to without a receive is in %v, want %v", s, ib.QPRTS)
 	}

@@ -87,7 +87,7 @@ var completionDefects = []driverDefect{
 		defect: "names another queue pair of the same queue in the completions of a destroyed one",
 		break_: func(d *wrongDriver) {
 			d.changePolledCompletions(func(c *wrongCQ, wc *ib.WC, _ ib.WC) {
-				for _, q := range copyListLocked(d, &d.qps) {
+				for _, q := range cloneList(d, &d.qps) {
 					if wc.QP == nil && q.sendCQ == c && q.recvCQ != c {
 						wc.QP = q.obj.QP()
 					}

@@ -10,7 +10,7 @@ import (
 
 // isCurrentKey reports whether key is the current key of a region.
 func (d *wrongDriver) isCurrentKey(key uint32) bool {
-	for _, m := range copyListLocked(d, &d.mrs) {
+	for _, m := range cloneList(d, &d.mrs) {
 		if m.num == key {
 			return true
 		}
@@ -29,7 +29,7 @@ var keyDefects = []driverDefect{
 				if !remote || d.isCurrentKey(wr.RKey) || len(wr.SGList) > 0 && wr.SGList[0].Length > 0 {
 					return q.QP.PostSend(wrs)
 				}
-				for _, m := range copyListLocked(d, &d.mrs) { // the inner driver checks the key if there are data
+				for _, m := range cloneList(d, &d.mrs) { // the inner driver checks the key if there are data
 					if m.pd == q.pd && m.access&ib.AccessLocalWrite != 0 {
 						wr.SGList = []ib.SGE{{Addr: m.region.IOVA(), Length: 8, LKey: m.num}}
 					}
@@ -67,7 +67,7 @@ var keyDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			d.srqPost = func(s *wrongSRQ, wrs []ib.RecvWR) (int, error) {
 				for _, wr := range wrs {
-					d.grantAccess(&wrongQP{pd: s.pd}, wr.SGList, true, 0)
+					d.grantTemporaryAccess(&wrongQP{pd: s.pd}, wr.SGList, true, 0)
 				}
 				return s.SRQ.PostRecv(wrs)
 			}

@@ -85,7 +85,7 @@ var timerDefects = []driverDefect{
 		defect: "keeps a region that is deregistered while a queue pair is in SQD",
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
-				for _, q := range copyListLocked(d, &d.qps) {
+				for _, q := range cloneList(d, &d.qps) {
 					if q.QP.State() == ib.QPSQD {
 						return nil
 					}

@@ -123,7 +123,7 @@ var attributeDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				given := *a
-				if m&ib.QPAttrRNRRetry != 0 && len(copyListLocked(d, &d.qps)) > 8 {
+				if m&ib.QPAttrRNRRetry != 0 && len(cloneList(d, &d.qps)) > 8 {
 					given.RNRRetry = 0
 				}
 				return q.QP.Modify(&given, m, nil)
@@ -160,7 +160,7 @@ var limitDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			d.limits = func(a *ib.DeviceAttr) { a.MaxQP = 200 }
 			d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
-				if len(copyListLocked(d, &d.qps)) >= 198 {
+				if len(cloneList(d, &d.qps)) >= 198 {
 					return syscall.ENOMEM
 				}
 				return nil

@@ -56,7 +56,7 @@ var valueDefects = []driverDefect{
 				if s := late.Load(); s != nil {
 					if m := d.regionAt(s.Addr); m != nil {
 						time.AfterFunc(time.Second, func() {
-							if len(copyListLocked(d, &d.qps)) == 0 {
+							if len(cloneList(d, &d.qps)) == 0 {
 								m.region.WriteV([][]byte{{0x5a}}, s.Addr)
 							}
 						})
@@ -73,7 +73,7 @@ var valueDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
 				if d.dev.Device().State() == ib.DeviceError {
-					for _, r := range copyListLocked(d, &d.dead) {
+					for _, r := range cloneList(d, &d.dead) {
 						keptRegions.Store(r.num, r.region)
 					}
 				}
@@ -81,7 +81,7 @@ var valueDefects = []driverDefect{
 			}
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				for _, wr := range wrs {
-					present := slices.ContainsFunc(copyListLocked(d, &d.mrs), func(m *wrongMR) bool { return m.num == wr.RKey })
+					present := slices.ContainsFunc(cloneList(d, &d.mrs), func(m *wrongMR) bool { return m.num == wr.RKey })
 					if r, ok := keptRegions.Load(wr.RKey); ok && !present {
 						r.(*umem.Region).WriteV([][]byte{{0x5a}}, wr.RemoteAddr)
 					}

@@ -192,7 +192,7 @@ func sglLength(sgl []ib.SGE) (n uint32) {
 
 // qpByNumber returns the queue pair with a number, or nil.
 func (d *wrongDriver) qpByNumber(num uint32) *wrongQP {
-	for _, q := range copyListLocked(d, &d.qps) {
+	for _, q := range cloneList(d, &d.qps) {
 		if q.obj.Num() == num {
 			return q
 		}

@@ -46,7 +46,7 @@ var scaleDefects = []driverDefect{
 		defect: "notifies the handlers of only 128 completion queues",
 		break_: func(d *wrongDriver) {
 			d.reqNotify = func(c *wrongCQ, f ib.NotifyFlags) (bool, error) {
-				if slices.Index(copyListLocked(d, &d.cqs), c) >= 128 {
+				if slices.Index(cloneList(d, &d.cqs), c) >= 128 {
 					return false, nil
 				}
 				return c.CQ.ReqNotify(f)

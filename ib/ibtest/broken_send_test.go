@@ -52,7 +52,7 @@ func (d *wrongDriver) AllocMR(mr ib.MRHandle, pd ib.DriverPD, maxPages int) (ib.
 
 // currentPeer returns the queue pair that q sends to, or nil.
 func (q *wrongQP) currentPeer() *wrongQP {
-	for _, p := range copyListLocked(q.d, &q.d.qps) {
+	for _, p := range cloneList(q.d, &q.d.qps) {
 		if p.obj.Num() == q.dest {
 			return p
 		}
@@ -108,7 +108,7 @@ var sendDefects = []driverDefect{
 		defect: "leaves the local key of a deregistered region valid",
 		break_: func(d *wrongDriver) {
 			d.dereg = func(m ib.DriverMR) error {
-				for _, w := range copyListLocked(d, &d.dead) {
+				for _, w := range cloneList(d, &d.dead) {
 					if w.DriverMR == m {
 						w.setAccess(w.pd, ib.AccessLocalWrite)
 					}
@@ -310,7 +310,7 @@ var sendDefects = []driverDefect{
 
 // isConnectedToItself reports whether a queue pair is connected to itself.
 func isConnectedToItself(d *wrongDriver, num uint32) bool {
-	return slices.ContainsFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool {
+	return slices.ContainsFunc(cloneList(d, &d.qps), func(q *wrongQP) bool {
 		return q.obj.Num() == num &&
 			q.dest == num
 	})

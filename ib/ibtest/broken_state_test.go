@@ -39,7 +39,7 @@ var flushDefects = []driverDefect{
 		defect: "flushes in EnterError without notifying armed queues",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				for _, c := range copyListLocked(d, &d.cqs) {
+				for _, c := range cloneList(d, &d.cqs) {
 					c.stopNotifications()
 				}
 				d.Device.EnterError()
@@ -51,7 +51,7 @@ var flushDefects = []driverDefect{
 		defect: "flushes only the queue pairs in RTS in EnterError",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
+				moveToErr(slices.DeleteFunc(cloneList(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() != ib.QPRTS }))
 			}
 		},
 		by: "DeviceError/EveryState", says: "queue pair that was in INIT",
@@ -60,7 +60,7 @@ var flushDefects = []driverDefect{
 		defect: "flushes only the queue pairs in RTS in its disassociate hook",
 		break_: func(d *wrongDriver) {
 			d.disassociate = func(c ib.UserContext) {
-				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool {
+				moveToErr(slices.DeleteFunc(cloneList(d, &d.qps), func(q *wrongQP) bool {
 					return q.user != c ||
 						q.QP.State() != ib.QPRTS
 				}))
@@ -105,7 +105,7 @@ var flushDefects = []driverDefect{
 		defect: "leaves a queue pair working that leaves RESET during the device's transition to the error state",
 		break_: func(d *wrongDriver) {
 			d.enterError = func() {
-				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
+				moveToErr(slices.DeleteFunc(cloneList(d, &d.qps), func(q *wrongQP) bool { return q.QP.State() == ib.QPReset }))
 			}
 			d.modify = func(q *wrongQP, a *ib.QPAttr, m ib.QPAttrMask) error {
 				if q.QP.State() == ib.QPReset {
@@ -122,10 +122,10 @@ var flushDefects = []driverDefect{
 			const mark = 1 << 62
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if len(wrs) != 1 || wrs[0].Opcode != ib.WRRDMAWrite || len(wrs[0].SGList) == 0 || wrs[0].SGList[0].Length == 0 ||
-					slices.ContainsFunc(copyListLocked(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
+					slices.ContainsFunc(cloneList(d, &d.mrs), func(m *wrongMR) bool { return m.num == wrs[0].RKey }) {
 					return q.QP.PostSend(wrs)
 				}
-				moveToErr(slices.DeleteFunc(copyListLocked(d, &d.qps), func(p *wrongQP) bool {
+				moveToErr(slices.DeleteFunc(cloneList(d, &d.qps), func(p *wrongQP) bool {
 					return p.obj.Num() != q.dest &&
 						p != q
 				}))
@@ -257,8 +257,8 @@ var cqDefects = []driverDefect{
 	},
 }
 
-// grantAccess moves the regions of a list to a domain and adds rights. undo reverts that.
-func (d *wrongDriver) grantAccess(q *wrongQP, sgl []ib.SGE, alien bool, more ib.AccessFlags) (undo func()) {
+// grantTemporaryAccess moves the regions of a list to a domain and adds rights. undo reverts that.
+func (d *wrongDriver) grantTemporaryAccess(q *wrongQP, sgl []ib.SGE, alien bool, more ib.AccessFlags) (undo func()) {
 	var undos []func()
 	for _, s := range sgl {
 		m := d.regionAt(s.Addr)
@@ -285,7 +285,7 @@ var memoryDefects = []driverDefect{
 		defect: "accepts local keys of another domain",
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
-				defer d.grantAccess(q, wrs[0].SGList, true, 0)()
+				defer d.grantTemporaryAccess(q, wrs[0].SGList, true, 0)()
 				return q.QP.PostSend(wrs)
 			}
 		},
@@ -295,7 +295,7 @@ var memoryDefects = []driverDefect{
 		defect: "receives into a region without the local right to write",
 		break_: func(d *wrongDriver) {
 			d.postRecv = func(q *wrongQP, wrs []ib.RecvWR) (int, error) {
-				d.grantAccess(q, wrs[0].SGList, false, ib.AccessLocalWrite)
+				d.grantTemporaryAccess(q, wrs[0].SGList, false, ib.AccessLocalWrite)
 				return q.QP.PostRecv(wrs)
 			}
 		},
@@ -306,7 +306,7 @@ var memoryDefects = []driverDefect{
 		break_: func(d *wrongDriver) {
 			d.postSend = func(q *wrongQP, wrs []ib.SendWR) (int, error) {
 				if wrs[0].Opcode == ib.WRRDMARead {
-					defer d.grantAccess(q, wrs[0].SGList, false, ib.AccessLocalWrite)()
+					defer d.grantTemporaryAccess(q, wrs[0].SGList, false, ib.AccessLocalWrite)()
 				}
 				return q.QP.PostSend(wrs)
 			}
@@ -326,7 +326,7 @@ var memoryDefects = []driverDefect{
 				return nil
 			}
 			d.dereg = func(inner ib.DriverMR) error {
-				for _, m := range copyListLocked(d, &d.dead) {
+				for _, m := range cloneList(d, &d.dead) {
 					if m.DriverMR == inner {
 						fresh, _ := d.Device.AllocPD(nil)
 						m.setAccess(fresh, 0)
@@ -373,7 +373,7 @@ var memoryDefects = []driverDefect{
 			}
 			d.dereg = func(inner ib.DriverMR) error {
 				wr := last.Load()
-				for _, m := range copyListLocked(d, &d.dead) {
+				for _, m := range cloneList(d, &d.dead) {
 					if m.DriverMR == inner && wr != nil && wr.RKey == m.num {
 						time.AfterFunc(200*time.Microsecond, func() { m.region.WriteV([][]byte{make([]byte, 8)}, wr.RemoteAddr) })
 					}

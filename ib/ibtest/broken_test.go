@@ -108,8 +108,8 @@ type wrongMR struct {
 	access ib.AccessFlags
 }
 
-// copyListLocked returns the objects of a list.
-func copyListLocked[T comparable](d *wrongDriver, list *[]T) []T {
+// cloneList returns the objects of a list.
+func cloneList[T comparable](d *wrongDriver, list *[]T) []T {
 	d.lists.Lock()
 	defer d.lists.Unlock()
 	return slices.Clone(*list)
@@ -129,7 +129,7 @@ func removeFromList[T comparable](d *wrongDriver, list *[]T, x T) {
 
 // regionAt returns the region that contains an address, or nil.
 func (d *wrongDriver) regionAt(addr uint64) *wrongMR {
-	for _, m := range copyListLocked(d, &d.mrs) {
+	for _, m := range cloneList(d, &d.mrs) {
 		if addr >= m.region.IOVA() && addr < m.region.IOVA()+m.region.Len() {
 			return m
 		}
@@ -911,7 +911,7 @@ func wrongDriverOptions(o ...Option) []Option {
 // must be the first failing check.
 func TestWrongDrivers(t *testing.T) {
 	checks, outputs := make([]string, len(driverDefects)), make([]string, len(driverDefects))
-	runUnomittedConcurrently(len(driverDefects), func(i int) { checks[i], outputs[i] = runOnWrongDriver(t, i) })
+	runUnomittedDefects(len(driverDefects), func(i int) { checks[i], outputs[i] = runOnWrongDriver(t, i) })
 	for i, w := range driverDefects {
 		if isDefectOmitted(i) {
 			continue
@@ -930,8 +930,8 @@ func TestWrongDrivers(t *testing.T) {
 	}
 }
 
-// checkFailsNaming checks that the suite found a defect and named it.
-func checkFailsNaming(t *testing.T, r *recordingTB, says string) {
+// checkFailureMentions checks that the suite found a defect and named it.
+func checkFailureMentions(t *testing.T, r *recordingTB, says string) {
 	t.Helper()
 	if !r.failed || r.skipped {
 		t.Fatalf("driver: got no failed check, want one: %s", r)
@@ -945,9 +945,9 @@ func checkFailsNaming(t *testing.T, r *recordingTB, says string) {
 // wait for checked mode.
 func isDefectOmitted(i int) bool { return testing.Short() && i%16 != 0 }
 
-// runUnomittedConcurrently runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most
+// runUnomittedDefects runs f for 0 to n-1, several at a time, because most of them wait. With -short it omits most
 // of them.
-func runUnomittedConcurrently(n int, f func(i int)) {
+func runUnomittedDefects(n int, f func(i int)) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	for i := range n {

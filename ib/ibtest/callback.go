@@ -147,7 +147,7 @@ func testOneHandlerAtATime(e *testEnv) {
 				if hold {
 					e.handle.HoldCallbacks()
 				}
-				if err := e.postRecvSpinning(to, ib.RecvWR{ID: uint64(k), SGList: buf.newSGL(8*i, 8)}); err != nil {
+				if err := e.postRecvWithRetry(to, ib.RecvWR{ID: uint64(k), SGList: buf.newSGL(8*i, 8)}); err != nil {
 					e.Errorf("%v", err)
 				}
 				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(32+8*i, 8)})
@@ -158,7 +158,7 @@ func testOneHandlerAtATime(e *testEnv) {
 					e.Errorf("post send: %v", err)
 					return
 				}
-				if err := e.pollSpinning(cq, 1); err != nil {
+				if err := e.pollWithRetry(cq, 1); err != nil {
 					e.Errorf("%v", err)
 					return
 				}
@@ -169,8 +169,8 @@ func testOneHandlerAtATime(e *testEnv) {
 	e.eventually("the handler to see all completions", func() bool { return int(polled.Load()) == senders*each })
 }
 
-// postRecvSpinning posts a receive, from any goroutine. The queue may be full until a handler has polled.
-func (e *testEnv) postRecvSpinning(qp *ib.QP, wr ib.RecvWR) error {
+// postRecvWithRetry posts a receive, from any goroutine. The queue may be full until a handler has polled.
+func (e *testEnv) postRecvWithRetry(qp *ib.QP, wr ib.RecvWR) error {
 	for p := e.newWaitLimit(); ; {
 		_, err := qp.PostRecv(wr)
 		if err == nil {
@@ -182,8 +182,8 @@ func (e *testEnv) postRecvSpinning(qp *ib.QP, wr ib.RecvWR) error {
 	}
 }
 
-// pollSpinning polls until it has n completions, from any goroutine.
-func (e *testEnv) pollSpinning(cq *ib.CQ, n int) error {
+// pollWithRetry polls until it has n completions, from any goroutine.
+func (e *testEnv) pollWithRetry(cq *ib.CQ, n int) error {
 	wc := make([]ib.WC, n)
 	for p := e.newWaitLimit(); ; {
 		k, err := cq.Poll(wc[:n])
@@ -289,7 +289,7 @@ func testReportMissedCompletion(e *testEnv) {
 		for id := range 2 {
 			p.postRecv(1, uint64(id), 0, 8)
 			p.postSend(0, uint64(id), 8)
-			e.waitOne(p.cqs[0], uint64(id), ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], uint64(id), ib.WCSuccess)
 		} // so the first receive has completed
 		missed, err := p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
 		e.must("request notify", err)
@@ -361,7 +361,7 @@ func testSolicitedOnly(e *testEnv) {
 	expect("a completion that was not solicited", 0)
 	p.postRecv(1, 2, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSolicited, SGList: p.buf[0].newSGL(0, 8)})
-	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 2, ib.WCSuccess)
 	expect("a solicited completion", 1)
 	arm(ib.NotifySolicited)
 	arm(ib.NotifyNextComp) // the wider of two requests applies
@@ -371,7 +371,7 @@ func testSolicitedOnly(e *testEnv) {
 	arm(ib.NotifySolicited)
 	p.postRecv(1, 4, 0, 8)
 	e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-	e.waitOne(p.cqs[1], 4, ib.WCWRFlushErr)
+	e.waitOneCompletion(p.cqs[1], 4, ib.WCWRFlushErr)
 	expect("a failure", 3)
 }
 
@@ -416,8 +416,8 @@ func testSolicitedOperations(e *testEnv) {
 				e.must("request notify", err)
 				p.postRecv(1, uint64(i), 0, 64)
 				p.postSendWR(0, wr)
-				e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
-				e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+				e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+				e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 				e.awaitDueCallbacks()
 				if n := calls.Load(); flags == 0 && n != 0 {
 					e.Fatalf("%s, not solicited: got %d handler calls, want 0", what, n)
@@ -434,7 +434,7 @@ func testReportMissedSolicited(e *testEnv) {
 	p.postRecv(1, 1, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited,
 		SGList: p.buf[0].newSGL(0, 8)})
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 	e.awaitDueCallbacks()
 	missed, err := p.cqs[1].ReqNotify(ib.NotifySolicited | ib.NotifyReportMissed)
 	e.must("request notify", err)
@@ -442,7 +442,7 @@ func testReportMissedSolicited(e *testEnv) {
 		e.eventually("a call of the handler, since a solicited completion was there, and was not reported as missed",
 			func() bool { return calls.Load() > 0 })
 	}
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 }
 
 func testFlushWakesArmedCQ(e *testEnv) {

@@ -40,8 +40,8 @@ var completionChecks = []ruleTest{
 	},
 }
 
-// usedPollArray returns completions as a caller may have left them in its poll array.
-func usedPollArray(other *ib.QP) []ib.WC {
+// newUsedPollArray returns completions as a caller may have left them in its poll array.
+func newUsedPollArray(other *ib.QP) []ib.WC {
 	wc := ib.WC{
 		ID: 0xabababababababab, Status: ib.WCSuccess, Opcode: ib.WCRecvRDMAWithImm, VendorErr: 0xabababab,
 		ByteLen: 0xabababab,
@@ -75,7 +75,7 @@ func testCompletionSetsAllFields(e *testEnv) {
 			continue
 		}
 		other := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind})
-		entries := append([]ib.WC{{}}, usedPollArray(other)...)
+		entries := append([]ib.WC{{}}, newUsedPollArray(other)...)
 		ops := p.probeSupportedOperations()
 		for _, o := range ops {
 			var fresh [2]ib.WC
@@ -202,9 +202,9 @@ func (p *pair) probeSupportedOperations() (ops []qpOperation) {
 		if n != 1 || err != nil {
 			e.Fatalf("post %s: %d taken, %v", o.what, n, err)
 		}
-		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 		if o.receives {
-			e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 		}
 		ops = append(ops, o)
 	}
@@ -231,14 +231,14 @@ func testFlushedOpcode(e *testEnv) {
 		flushed := func(when string) {
 			e.Helper()
 			for i, o := range ops {
-				if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCWRFlushErr); wc.Opcode != o.want {
+				if wc := e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCWRFlushErr); wc.Opcode != o.want {
 					e.Errorf("%v, %s %s: flushed with opcode %v, want %v", kind, o.what, when, wc.Opcode, o.want)
 				}
 			}
 		}
 		receive := func(when string) {
 			e.Helper()
-			if wc := e.waitOne(p.cqs[0], 1<<32, ib.WCWRFlushErr); wc.Opcode != ib.WCRecv {
+			if wc := e.waitOneCompletion(p.cqs[0], 1<<32, ib.WCWRFlushErr); wc.Opcode != ib.WCRecv {
 				e.Errorf("%v, receive %s: flushed with opcode %v, want %v", kind, when, wc.Opcode, ib.WCRecv)
 			}
 		}
@@ -246,18 +246,18 @@ func testFlushedOpcode(e *testEnv) {
 			e.Helper()
 			e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 		}
-		if p.holdInSQD() {
+		if p.tryHoldInSQD() {
 			post()
 			toErr()
 			flushed("that waited in SQD")
 			p.reconnect()
-			p.holdInSQD()
+			p.tryHoldInSQD()
 			bad := ib.SendWR{ID: 99, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8), AH: ops[0].wr.AH}
 			bad.SGList[0].LKey ^= 0x5a5a5a00
 			p.postSendWR(0, bad)
 			post()
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
-			e.waitOne(p.cqs[0], 99, ib.WCLocProtErr)
+			e.waitOneCompletion(p.cqs[0], 99, ib.WCLocProtErr)
 			flushed("behind one that failed")
 			p.reconnect()
 		}
@@ -271,8 +271,8 @@ func testFlushedOpcode(e *testEnv) {
 	}
 }
 
-// holdInSQD moves side 0 to SQD, in which work requests wait. It returns false if the driver does not support SQD.
-func (p *pair) holdInSQD() bool {
+// tryHoldInSQD moves side 0 to SQD, in which work requests wait. It returns false if the driver does not support SQD.
+func (p *pair) tryHoldInSQD() bool {
 	e := p.e
 	e.Helper()
 	err := p.qps[0].Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState)
@@ -434,7 +434,7 @@ func testPollAfterXRCTargetDestroyed(e *testEnv) {
 		if n, err := ini.PostSend(wr); n != 1 {
 			e.Fatalf("post send: %v", err)
 		}
-		e.waitOne(send.CQ, 9, ib.WCSuccess)
+		e.waitOneCompletion(send.CQ, 9, ib.WCSuccess)
 	}
 	num := tgt.Num()
 	for _, s := range srqs {
@@ -442,7 +442,7 @@ func testPollAfterXRCTargetDestroyed(e *testEnv) {
 	}
 	e.destroy(tgt)
 	for _, cq := range []*ib.CQ{recv.CQ, other.CQ} {
-		if wc := e.waitOne(cq, 9, ib.WCSuccess); wc.QPNum != num || wc.QP != nil {
+		if wc := e.waitOneCompletion(cq, 9, ib.WCSuccess); wc.QPNum != num || wc.QP != nil {
 			e.Errorf("target destroyed after its shared receive queues: completion has number %d and object %p, want %d and nil",
 				wc.QPNum, wc.QP, num)
 		}
@@ -485,8 +485,8 @@ func testLongMessages(e *testEnv) {
 		}
 		p.postSendWR(0, ib.SendWR{ID: 1, Opcode: op, Flags: ib.SendSignaled, SGList: from.newSGL(0, n), RemoteAddr: to.addr,
 			RKey: to.mr.RKey()})
-		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-		if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.ByteLen != n {
+		e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+		if wc := e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess); wc.ByteLen != n {
 			e.Errorf("opcode %v of %d bytes: the receive tells %d", op, n, wc.ByteLen)
 		}
 		if !bytes.Equal(from.b, to.b) {

@@ -124,7 +124,7 @@ var wrongBasicConsumers = []wrongConsumer{
 		defect: "binds a deallocated window",
 		use: func(e *testEnv) {
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC})
-			o := newBindOfWindow(p)
+			o := newWindowBindRequest(p)
 			e.destroy(o.gone)
 			if n, err := p.qps[0].PostSend(o.wr); n != 0 || !errors.Is(err, syscall.EINVAL) {
 				e.Errorf("PostSend: got %d accepted and error %v, want 0 and EINVAL", n, err)
@@ -316,7 +316,7 @@ func TestWrongConsumers(t *testing.T) {
 	cfg := newConfig(func(t testing.TB) *ib.DeviceHandle { return loopback.New("loop0", nil).Handle() },
 		wrongDriverOptions())
 	results := make([]*recordingTB, len(wrongConsumers))
-	runUnomittedConcurrently(len(results), func(i int) {
+	runUnomittedDefects(len(results), func(i int) {
 		c := wrongConsumers[i]
 		results[i] = recordRun(t, func(r *recordingTB) { ruleTest{test: c.use, asleep: c.asleep}.runOn(r, cfg, true) })
 	})
@@ -324,6 +324,6 @@ func TestWrongConsumers(t *testing.T) {
 		if isDefectOmitted(i) {
 			continue
 		}
-		t.Run(c.defect, func(t *testing.T) { checkFailsNaming(t, results[i], c.says) })
+		t.Run(c.defect, func(t *testing.T) { checkFailureMentions(t, results[i], c.says) })
 	}
 }

@@ -48,7 +48,7 @@ var wrongWorkConsumers = []wrongConsumer{
 				e.Fatal(err)
 			}
 			p.postSend(0, 3, 64)
-			e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 			p.postSend(1, 4, 64)
 			e.eventually("the reply", func() bool {
 				wc := make([]ib.WC, 1)
@@ -69,9 +69,9 @@ var wrongWorkConsumers = []wrongConsumer{
 				e.Fatal(err)
 			}
 			p.postSendWR(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: request.newSGL(0, 64)})
-			e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 			request.b[0]++
-			e.waitOne(p.cqs[0], 3, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 3, ib.WCSuccess)
 		},
 		says: "rule source-changed",
 	},
@@ -81,7 +81,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			p := newRCPair(e)
 			p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
-			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 			p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRRDMAWrite, SGList: p.buf[0].newSGL(0, 8),
 				RemoteAddr: p.buf[1].addr, RKey: p.buf[1].mr.RKey()})
 			e.destroy(p.buf[0].mr)
@@ -100,7 +100,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled, Reg: &ib.FastReg{MR: mr,
 				Key: mr.RKey()}})
 			p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRLocalInv, InvalidateRKey: mr.RKey()})
-			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 			e.destroy(mr)
 		},
 		says: "rule in-flight",
@@ -231,7 +231,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			for k := range 3 * e.queueLen {
 				p.postRecv(1, uint64(k), 0, 8)
 				p.postSendWR(0, ib.SendWR{Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)})
-				e.waitOne(p.cqs[1], uint64(k), ib.WCSuccess)
+				e.waitOneCompletion(p.cqs[1], uint64(k), ib.WCSuccess)
 			}
 		},
 		says: "rule unsignaled-only",
@@ -363,7 +363,7 @@ var wrongCallbackConsumers = []wrongConsumer{
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
 			p.postRecv(1, 1, 0, 8)
 			p.postSend(0, 1, 8)
-			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 			missed, err := p.cqs[1].ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
 			e.must("request notify", err)
 			if !missed {

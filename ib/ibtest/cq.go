@@ -38,7 +38,7 @@ var cqChecks = []ruleTest{
 	{
 		name: "CQ/ResizeKeepsArmed",
 		rule: "an armed queue is armed after Resize",
-		test: testCQResizeKeepsArmed,
+		test: testResizedCQStaysArmed,
 	},
 	{
 		name: "CQ/Moderation",
@@ -175,7 +175,7 @@ func testCQResizeUnderTraffic(e *testEnv) {
 	}
 }
 
-func testCQResizeKeepsArmed(e *testEnv) {
+func testResizedCQStaysArmed(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
 	e.requireFeature("resizing of CQs", p.cqs[1].Resize(3*e.queueLen))
@@ -191,8 +191,8 @@ func testCQResizeKeepsArmed(e *testEnv) {
 		p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendSolicited,
 			SGList: p.buf[0].newSGL(0,
 				8)})
-		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 		e.eventually("a call of the handler of a queue that was armed before Resize",
 			func() bool { return int(calls.Load()) > i })
 	}

@@ -125,8 +125,8 @@ func testSendReceive(e *testEnv) {
 		p.postSend(0, uint64(i), i)
 	}
 	for i := range n {
-		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
-		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+		wc := e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 		if int(wc.ByteLen) != i || wc.Opcode != ib.WCRecv || wc.QP != p.qps[1] || wc.QPNum != p.qps[1].Num() {
 			e.Errorf("message %d: %+v", i, wc)
 		}
@@ -161,8 +161,8 @@ func testScatterGather(e *testEnv) {
 		e.Fatalf("post receive: %v", err)
 	}
 	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: send})
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	want := make([]byte, len(b.b))
 	for _, x := range scatter {
 		sent = sent[copy(want[x.off:x.off+x.n], sent):]
@@ -209,8 +209,8 @@ func testPostKeepsNoReference(e *testEnv) {
 			f()
 		}
 		for i := range n {
-			e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
-			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 		}
 		if !bytes.Equal(p.buf[0].b[:8*n], p.buf[1].b[:8*n]) {
 			e.Error("the messages arrived changed")
@@ -243,8 +243,8 @@ func (p *pair) checkInlineDataCopied() {
 	}
 	clear(data)
 	p.postRecv(1, 9, 0, 100)
-	e.waitOne(p.cqs[0], 9, ib.WCSuccess)
-	if wc := e.waitOne(p.cqs[1], 9, ib.WCSuccess); !bytes.Equal(p.buf[1].b[:wc.ByteLen], want) {
+	e.waitOneCompletion(p.cqs[0], 9, ib.WCSuccess)
+	if wc := e.waitOneCompletion(p.cqs[1], 9, ib.WCSuccess); !bytes.Equal(p.buf[1].b[:wc.ByteLen], want) {
 		e.Errorf("inline data arrived as %q", p.buf[1].b[:wc.ByteLen])
 	}
 }
@@ -253,14 +253,14 @@ func testUnsignaledSendHasNoCompletion(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	p.postRecv(1, 1, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)})
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	p.postRecv(1, 2, 0, 8)
 	p.postSend(0, 2, 8)
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess) // the first of them
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess) // the first of them
 	all := e.newPair(pairConfig{kind: ib.QPTypeRC, sigAll: true})
 	all.postRecv(1, 3, 0, 8)
 	all.postSendWR(0, ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: all.buf[0].newSGL(0, 8)})
-	e.waitOne(all.cqs[0], 3, ib.WCSuccess)
+	e.waitOneCompletion(all.cqs[0], 3, ib.WCSuccess)
 }
 
 func testImmediateData(e *testEnv) {
@@ -271,8 +271,8 @@ func testImmediateData(e *testEnv) {
 	p.postRecv(1, 1, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 1, Opcode: ib.WRSendWithImm, Imm: 0x01020304, SGList: p.buf[0].newSGL(0, 8),
 		Flags: ib.SendSignaled})
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess) // until then the driver may read the sent data again
-	if wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 ||
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess) // until then the driver may read the sent data again
+	if wc := e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess); wc.Imm != 0x01020304 || wc.Flags&ib.WCWithImm == 0 ||
 		wc.Opcode != ib.WCRecv {
 		e.Errorf("send with immediate: %+v", wc)
 	}
@@ -286,7 +286,7 @@ func testImmediateData(e *testEnv) {
 		e.Log("the driver has no RDMA WRITE with immediate data")
 		return
 	}
-	wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess)
+	wc := e.waitOneCompletion(p.cqs[1], 2, ib.WCSuccess)
 	if wc.Imm != 0xfffefdfc || wc.Flags&ib.WCWithImm == 0 || wc.Opcode != ib.WCRecvRDMAWithImm || wc.ByteLen != 100 {
 		e.Errorf("write with immediate: %+v", wc)
 	}
@@ -307,7 +307,7 @@ func (p *pair) postOrSkip(ability string, side int, wr ib.SendWR) {
 func (p *pair) requireRDMAWrite() {
 	p.e.Helper()
 	p.postOrSkip("RDMA WRITE", 0, p.newRDMARequest(0, ib.WRRDMAWrite, nil, 0))
-	p.e.waitOne(p.cqs[0], 0, ib.WCSuccess)
+	p.e.waitOneCompletion(p.cqs[0], 0, ib.WCSuccess)
 }
 
 func (p *pair) newRDMARequest(id uint64, op ib.WROpcode, sgl []ib.SGE, off int) ib.SendWR {
@@ -323,7 +323,7 @@ func testRDMAWrite(e *testEnv) {
 		fillPattern(p.buf[0].b, i)
 		clear(p.buf[1].b)
 		p.postOrSkip("RDMA WRITE", 0, p.newRDMARequest(uint64(i), ib.WRRDMAWrite, p.buf[0].newSGL(0, n), pairBufferLen-n))
-		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMAWrite {
+		if wc := e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMAWrite {
 			e.Errorf("%+v", wc)
 		}
 		if !bytes.Equal(p.buf[0].b[:n], p.buf[1].b[pairBufferLen-n:]) || !isAllZero(p.buf[1].b[:pairBufferLen-n]) {
@@ -341,7 +341,7 @@ func testRDMARead(e *testEnv) {
 	for i, n := range []int{1, 4096, 4097, pairBufferLen} {
 		clear(p.buf[0].b)
 		p.postOrSkip("RDMA READ", 0, p.newRDMARequest(uint64(i), ib.WRRDMARead, p.buf[0].newSGL(pairBufferLen-n, n), 0))
-		if wc := e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMARead {
+		if wc := e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess); wc.Opcode != ib.WCRDMARead {
 			e.Errorf("%+v", wc)
 		}
 		if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[pairBufferLen-n:]) || !isAllZero(p.buf[0].b[:pairBufferLen-n]) {
@@ -364,7 +364,7 @@ func testAtomics(e *testEnv) {
 		wr := p.newRDMARequest(1, op, p.buf[0].newSGL(0, 8), 16)
 		wr.CompareAdd, wr.Swap = add, swap
 		p.postOrSkip("atomics", 0, wr)
-		if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != wcop {
+		if wc := e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != wcop {
 			e.Errorf("%+v", wc)
 		}
 		if got := binary.NativeEndian.Uint64(p.buf[0].b); got != old || value() != fresh {
@@ -377,7 +377,7 @@ func testAtomics(e *testEnv) {
 	do(ib.WRAtomicCmpAndSwp, 104, 9, 7, 7, ib.WCCompSwap)
 	n, err := p.qps[0].PostSend(p.newRDMARequest(2, ib.WRAtomicFetchAdd, p.buf[0].newSGL(0, 8), 17)) // not aligned
 	if n == 1 {
-		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
+		e.waitOneCompletion(p.cqs[0], 2, ib.WCRemInvReqErr)
 	} else {
 		e.wantErrno("post an atomic that is not aligned", err, syscall.EINVAL)
 	}
@@ -458,7 +458,7 @@ func testDeregisteredMemory(e *testEnv) {
 	}
 	fillPattern(p.buf[0].b, 1)
 	if p.postIfSupported("RDMA WRITE", 0, wr) {
-		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 		e.destroy(target.mr)
 		clear(target.b)
 		wr.ID = 2
@@ -487,8 +487,8 @@ func (e *testEnv) checkDeregisteredLocalMemory(pd *ib.PD) {
 		fillPattern(p.buf[0].b, 1)
 		post()
 		p.postSend(0, 1, 64) // while it is registered
-		e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 		if late {
 			post()
 		}
@@ -528,9 +528,9 @@ func testTooShortReceiveFails(e *testEnv) {
 	p.postRecv(1, 2, 0, 99)
 	clear(p.buf[1].b)
 	p.postSend(0, 1, 100)
-	e.waitOne(p.cqs[1], 1, ib.WCLocLenErr)
-	e.waitOne(p.cqs[1], 2, ib.WCWRFlushErr)
-	e.waitOne(p.cqs[0], 1, ib.WCRemInvReqErr)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCLocLenErr)
+	e.waitOneCompletion(p.cqs[1], 2, ib.WCWRFlushErr)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCRemInvReqErr)
 }
 
 func testWrongLocalKeyFails(e *testEnv) {
@@ -545,9 +545,9 @@ func testWrongLocalKeyFails(e *testEnv) {
 	if n == 0 {
 		e.Fatalf("post send: %v", err)
 	}
-	e.waitOne(p.cqs[0], 1, ib.WCLocProtErr)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCLocProtErr)
 	if n == 2 {
-		e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
+		e.waitOneCompletion(p.cqs[0], 2, ib.WCWRFlushErr)
 	}
 	if s := p.qps[0].State(); s != ib.QPErr {
 		e.Errorf("state is %v", s)
@@ -559,11 +559,11 @@ func testUnreliableConnection(e *testEnv) {
 	p.exchangeMessage(0, 1, 5000)
 	p.exchangeMessage(1, 2, 10)
 	p.postSend(0, 3, 11) // no receive matches it, unless it is slow
-	e.waitOne(p.cqs[0], 3, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 3, ib.WCSuccess)
 	p.postRecv(1, 1, 0, 100)
 	p.postRecv(1, 2, 0, 100)
 	p.postSend(0, 4, 12)
-	e.waitOne(p.cqs[0], 4, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 4, ib.WCSuccess)
 	for {
 		if wc := e.waitAnyCompletion(p.cqs[1]); wc.Status != ib.WCSuccess {
 			e.Fatalf("completion with %q", wc.Status)
@@ -595,8 +595,8 @@ func testDatagramHeader(e *testEnv) {
 		clear(p.buf[1].b)
 		p.postRecv(1, uint64(i), 0, pairBufferLen)
 		p.postSendWR(0, p.newDatagramRequest(uint64(i), ah, n))
-		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
-		wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+		wc := e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 		if int(wc.ByteLen) != grhLen+n || wc.SrcQP != p.qps[0].Num() || wc.Flags&ib.WCGRH == 0 {
 			e.Errorf("datagram of %d bytes: %+v", n, wc)
 		}
@@ -618,8 +618,8 @@ func testDatagramHeader(e *testEnv) {
 		}
 		e.mustPostRecv(p.qps[1], ib.RecvWR{ID: 8, SGList: sgl})
 		p.postSendWR(0, p.newDatagramRequest(8, ah, n))
-		e.waitOne(p.cqs[0], 8, ib.WCSuccess)
-		e.waitOne(p.cqs[1], 8, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], 8, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], 8, ib.WCSuccess)
 		if k == 0 {
 			header = bytes.Clone(p.buf[1].b[:grhLen])
 		}
@@ -631,7 +631,7 @@ func testDatagramHeader(e *testEnv) {
 	wr.Opcode, wr.Imm = ib.WRSendWithImm, 0xabcd
 	p.postRecv(1, 9, 0, pairBufferLen)
 	p.postSendWR(0, wr)
-	if wc := e.waitOne(p.cqs[1], 9, ib.WCSuccess); wc.Imm != 0xabcd || wc.Flags&ib.WCWithImm == 0 {
+	if wc := e.waitOneCompletion(p.cqs[1], 9, ib.WCSuccess); wc.Imm != 0xabcd || wc.Flags&ib.WCWithImm == 0 {
 		e.Errorf("datagram with immediate: %+v", wc)
 	}
 }
@@ -642,14 +642,14 @@ func testBadDatagramDropped(e *testEnv) {
 	bad := p.newDatagramRequest(1, ah, 8)
 	bad.RemoteQKey++
 	p.postSendWR(0, bad)
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 	bad = p.newDatagramRequest(2, ah, 8)
 	bad.RemoteQPN = 0xfffff0
 	p.postSendWR(0, bad)
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
 	fillPattern(p.buf[0].b, 6)
 	p.postSendWR(0, p.newDatagramRequest(3, ah, 8))
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess) // the receive is still available for the valid message
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess) // the receive is still available for the valid message
 	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+8], p.buf[0].b[:8]) {
 		e.Error("a datagram that should have been dropped has arrived")
 	}

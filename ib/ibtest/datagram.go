@@ -27,7 +27,7 @@ var datagramChecks = []ruleTest{
 	{
 		name: "Mcast/Members",
 		rule: "each member of a group receives what is sent to it, whatever keeps others from receiving it",
-		test: testGroupMembers,
+		test: testMcastReachesMembers,
 	},
 }
 
@@ -92,8 +92,8 @@ func testDatagramRoute(e *testEnv) {
 			e.Fatalf("post send: %d taken, %v", n, err)
 		}
 		for i := range ahs {
-			e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
-			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 			e.checkDatagramRoute(fmt.Sprintf("%s, datagram %d", what, i), p.buf[1].b[each*i:], attrs[i])
 			if got, err := ahs[i].Query(); err != nil || got != attrs[i] {
 				e.Errorf("%s: address handle %d: got %+v (%v), want %+v", what, i, got, err, attrs[i])
@@ -116,8 +116,8 @@ func testDatagramRoute(e *testEnv) {
 	// Reply to the sender.
 	p.postRecv(1, 1, 0, each)
 	p.postSendWR(0, p.newDatagramRequest(1, ahs[1], 8))
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	wc := e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+	wc := e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	a, err := e.dev.AddressOfSender(1, &wc, p.buf[1].b)
 	e.must("find the address of the sender", err)
 	back, err := p.pd.CreateAH(&a)
@@ -127,8 +127,8 @@ func testDatagramRoute(e *testEnv) {
 	p.postSendWR(1, ib.SendWR{ID: 3, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[1].newSGL(pairBufferLen-8,
 		8), AH: back,
 		RemoteQPN: wc.SrcQP, RemoteQKey: qkey})
-	e.waitOne(p.cqs[1], 3, ib.WCSuccess)
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 3, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
 	e.checkDatagramRoute("the answer", p.buf[0].b[pairBufferLen-each:], a)
 }
 
@@ -162,12 +162,12 @@ func testControlledQKey(e *testEnv) {
 			wr := p.newDatagramRequest(2, ah, size)
 			wr.RemoteQKey = sent
 			p.postSendWR(0, wr)
-			e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
 		}
 		next := func() int {
 			e.Helper()
 			receives--
-			return int(e.waitOne(p.cqs[1], 1, ib.WCSuccess).ByteLen) - grhLen
+			return int(e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess).ByteLen) - grhLen
 		}
 		e.must("modify the Q_Key", p.qps[1].Modify(ib.QPAttr{QKey: c.receiver}, ib.QPAttrQKey))
 		send(c.sender, c.sent, 8)
@@ -184,8 +184,8 @@ func testControlledQKey(e *testEnv) {
 	}
 }
 
-// groupAddressFunc returns multicast addresses of the device's address family, or nil if it does not support multicast.
-func (e *testEnv) groupAddressFunc() func(i int) ib.GID {
+// mcastAddressFunc returns multicast addresses of the device's address family, or nil if it does not support multicast.
+func (e *testEnv) mcastAddressFunc() func(i int) ib.GID {
 	e.Helper()
 	if !e.supportsType(ib.QPTypeUD) {
 		return nil
@@ -231,8 +231,8 @@ func (m *groupMember) checkMemberReceived(e *testEnv, id uint64, n int) {
 	}
 }
 
-func testGroupMembers(e *testEnv) {
-	group := e.groupAddressFunc()
+func testMcastReachesMembers(e *testEnv) {
+	group := e.mcastAddressFunc()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
@@ -262,7 +262,7 @@ func testGroupMembers(e *testEnv) {
 		wr := p.newDatagramRequest(id, to[g], 16)
 		wr.RemoteQPN = 0xffffff
 		p.postSendWR(0, wr)
-		e.waitOne(p.cqs[0], id, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], id, ib.WCSuccess)
 		for i, m := range receivers {
 			e.eventually(fmt.Sprintf("%s: the datagram for receiver %d of the group", what, i), func() bool {
 				var wc [1]ib.WC
@@ -329,7 +329,7 @@ func testGroupMembers(e *testEnv) {
 	good[0].checkMemberReceived(e, id+2, 100) // for the second datagram after this one
 	deliver("another group", group(1), good[1])
 	deliver("both", group(0), good[1])
-	e.waitOne(good[0].cq, id, ib.WCSuccess)
+	e.waitOneCompletion(good[0].cq, id, ib.WCSuccess)
 	e.must("detach", good[0].qp.DetachMcast(group(0), 0))
 	deliver("the first has left", group(0), good[1])
 	e.must("detach", good[1].qp.DetachMcast(group(0), 0))

@@ -37,7 +37,7 @@ var deviceErrorChecks = []ruleTest{
 		test: func(e *testEnv) {
 			states := e.newQPsInEveryState(e.newPairFunc())
 			e.handle.SetError()
-			states.waitAllFlushed("the device went into error")
+			states.waitAllRequestsFlushed("the device went into error")
 		},
 	},
 	{
@@ -137,7 +137,7 @@ func testNoNewWorkInError(e *testEnv) {
 	e.handle.SetError()
 	n, err := p.qps[0].PostSend(t.newMessageRequest(1, 8))
 	if n == 1 {
-		e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
+		e.waitOneCompletion(p.cqs[0], 1, ib.WCWRFlushErr)
 	} else if err == nil {
 		e.Error("post send: refused without an error")
 	}
@@ -156,7 +156,7 @@ func testFlushOnDeviceError(e *testEnv) {
 	}
 	e.handle.SetError()
 	for i := range 3 {
-		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
+		e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCWRFlushErr)
 	}
 }
 
@@ -207,8 +207,8 @@ func (e *testEnv) newQPsInEveryState(newPair func() *pair) *qpsInEveryState {
 	return x
 }
 
-// waitAllFlushed waits for a flush error of each work request.
-func (x *qpsInEveryState) waitAllFlushed(since string) {
+// waitAllRequestsFlushed waits for a flush error of each work request.
+func (x *qpsInEveryState) waitAllRequestsFlushed(since string) {
 	e := x.e
 	e.Helper()
 	for i, p := range x.pairs {
@@ -273,7 +273,7 @@ func testPostDuringError(e *testEnv) {
 		}
 		e.waitRandomly()
 		e.handle.SetError()
-		x.waitPostedFlushed(p.cqs[0], "while the device went into error")
+		x.waitPostedRequestsFlushed(p.cqs[0], "while the device went into error")
 	})
 }
 

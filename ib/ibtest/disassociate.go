@@ -25,7 +25,7 @@ var disassociateChecks = []ruleTest{
 			hook, c, newPair := e.newUserPairFunc()
 			states := e.newQPsInEveryState(newPair)
 			e.disassociate(hook, c)
-			states.waitAllFlushed("its context was cut off")
+			states.waitAllRequestsFlushed("its context was cut off")
 		},
 	},
 	{
@@ -121,12 +121,12 @@ func testDisassociateFlushes(e *testEnv) {
 	}
 	e.disassociate(hook, c)
 	for i := range 3 {
-		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
+		e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCWRFlushErr)
 	}
 	for _, other := range others {
 		other.postSend(0, 8, 8)
-		e.waitOne(other.cqs[0], 8, ib.WCSuccess)
-		e.waitOne(other.cqs[1], 9, ib.WCSuccess)
+		e.waitOneCompletion(other.cqs[0], 8, ib.WCSuccess)
+		e.waitOneCompletion(other.cqs[1], 9, ib.WCSuccess)
 	}
 	e.awaitDueCallbacks()
 	var wc [1]ib.WC

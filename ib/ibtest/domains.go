@@ -152,7 +152,7 @@ func testXRCSRQOfOtherDomain(e *testEnv) {
 				if wc := post(s.ini, message(4, op, s.srq.Num())); wc.Status != ib.WCSuccess {
 					e.Fatalf("message, opcode %v, for a shared receive queue of the domain: completed with %q", op, wc.Status)
 				}
-				e.waitOne(s.recv, uint64(k+1), ib.WCSuccess)
+				e.waitOneCompletion(s.recv, uint64(k+1), ib.WCSuccess)
 			}
 		}
 	}

@@ -281,7 +281,8 @@ type registeredBuffer struct {
 }
 
 // allAccess holds all rights of a region.
-const allAccess = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic | ib.AccessMWBind
+const allAccess = ib.AccessLocalWrite | ib.AccessRemoteWrite | ib.AccessRemoteRead | ib.AccessRemoteAtomic |
+	ib.AccessMWBind
 
 func (e *testEnv) newMemory(n int) ([]byte, uint64) {
 	e.Helper()
@@ -550,8 +551,8 @@ func (e *testEnv) drainCQ(cq *ib.CQ) (total int) {
 	return total
 }
 
-// waitOne waits for one completion and checks its ID and status.
-func (e *testEnv) waitOne(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
+// waitOneCompletion waits for one completion and checks its ID and status.
+func (e *testEnv) waitOneCompletion(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
 	e.Helper()
 	wc := e.waitCompletions(cq, 1)[0]
 	if wc.ID != id || wc.Status != status {
@@ -568,8 +569,8 @@ func (p *pair) exchangeMessage(side int, id uint64, n int) {
 	clear(p.buf[other].b[:n])
 	p.postRecv(other, id, 0, n)
 	p.postSend(side, id, n)
-	p.e.waitOne(p.cqs[side], id, ib.WCSuccess)
-	wc := p.e.waitOne(p.cqs[other], id, ib.WCSuccess)
+	p.e.waitOneCompletion(p.cqs[side], id, ib.WCSuccess)
+	wc := p.e.waitOneCompletion(p.cqs[other], id, ib.WCSuccess)
 	if int(wc.ByteLen) != n || !slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]) {
 		p.e.Fatalf("message of %d bytes arrived as %d bytes, the same: %v", n, wc.ByteLen,
 			slices.Equal(p.buf[0].b[:n], p.buf[1].b[:n]))

@@ -167,8 +167,8 @@ func testPostStopsAtError(e *testEnv) {
 		e.Errorf("%d work requests taken, want 2", n)
 	}
 	e.wantErrno("post a work request of too many elements", err, syscall.EINVAL)
-	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 0, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 	t.waitMessageArrived(0)
 	t.waitMessageArrived(1)
 	n, err = p.qps[1].PostRecv(ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)},
@@ -178,7 +178,7 @@ func testPostStopsAtError(e *testEnv) {
 	}
 	e.wantErrno("post a receive of too many elements", err, syscall.EINVAL)
 	p.postSend(0, 7, 8) // the accepted request is valid
-	e.waitOne(p.cqs[0], 7, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 7, ib.WCSuccess)
 }
 
 func testFlushInOrder(e *testEnv) {
@@ -213,15 +213,15 @@ func testPostInErrFlushes(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 	p.postSend(0, 1, 8)
-	e.waitOne(p.cqs[0], 1, ib.WCWRFlushErr)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCWRFlushErr)
 	p.postRecv(0, 2, 0, 8)
-	e.waitOne(p.cqs[0], 2, ib.WCWRFlushErr)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCWRFlushErr)
 	// An unsignalled SEND.
 	if n, err := p.qps[0].PostSend(ib.SendWR{ID: 3, Opcode: ib.WRSend, SGList: p.buf[0].newSGL(0, 8)}); n != 1 ||
 		err != nil {
 		e.Errorf("post send: %d, %v", n, err)
 	}
-	e.waitOne(p.cqs[0], 3, ib.WCWRFlushErr)
+	e.waitOneCompletion(p.cqs[0], 3, ib.WCWRFlushErr)
 }
 
 func testResetDropsRequests(e *testEnv) {
@@ -358,8 +358,8 @@ func (e *testEnv) startPoster(p *pair, side, most int) *concurrentPoster {
 	return x
 }
 
-// waitPostedFlushed waits for the threads, and for a flush of all accepted requests.
-func (x *concurrentPoster) waitPostedFlushed(cq *ib.CQ, when string) {
+// waitPostedRequestsFlushed waits for the threads, and for a flush of all accepted requests.
+func (x *concurrentPoster) waitPostedRequestsFlushed(cq *ib.CQ, when string) {
 	e := x.e
 	e.Helper()
 	x.stop.Store(true)
@@ -396,7 +396,7 @@ func testPostDuringModifyToErr(e *testEnv) {
 			runtime.Gosched()
 		}
 		err := p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)
-		x.waitPostedFlushed(p.cqs[0], "while the queue pair went to ERR")
+		x.waitPostedRequestsFlushed(p.cqs[0], "while the queue pair went to ERR")
 		e.must("modify to ERR", err)
 		e.destroy(p.qps[0])
 		e.destroy(p.qps[1])
@@ -458,7 +458,7 @@ func testResponderErrorEvents(e *testEnv) {
 			return slices.Clone(got[p.qps[side]])
 		}
 		if len(c.want) == 0 {
-			e.waitOne(p.cqs[1], 1, ib.WCLocLenErr)
+			e.waitOneCompletion(p.cqs[1], 1, ib.WCLocLenErr)
 		} else {
 			e.eventually(fmt.Sprintf("%s: an event of the responder's queue pair (%v)", c.what, c.want),
 				func() bool { return len(events(1)) > 0 })

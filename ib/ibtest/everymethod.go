@@ -19,7 +19,7 @@ var loadChecks = []ruleTest{
 	{
 		name: "Load/EveryMethodAgainstEvery",
 		rule: "every method may be called at the same time as every other on the same objects",
-		test: testMethodsConcurrently, fast: true,
+		test: testConcurrentMethods, fast: true,
 	},
 }
 
@@ -68,13 +68,13 @@ func (w randomCalls) runConcurrently(e *testEnv, threads, rounds int, tolerated 
 	}
 }
 
-func testMethodsConcurrently(e *testEnv) {
+func testConcurrentMethods(e *testEnv) {
 	again := func(cq *ib.CQ) { cq.ReqNotify(ib.NotifyNextComp) }
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen, handlers: [2]func(*ib.CQ){again, again}})
 	t := p.newMessageSender()
 	stop := e.dev.OnEvent(func(ib.Event) {})
 	defer stop()
-	l, w := newRequestCounter(e, p), randomCalls{}
+	l, w := newRequestCountingPair(e, p), randomCalls{}
 	l.addDataPath(e, w)
 	if !t.write {
 		delete(w, "post write")
@@ -102,7 +102,7 @@ type requestCountingPair struct {
 	room           [2]chan struct{} // receives without a send so far
 }
 
-func newRequestCounter(e *testEnv, p *pair) *requestCountingPair {
+func newRequestCountingPair(e *testEnv, p *pair) *requestCountingPair {
 	l := &requestCountingPair{pair: p}
 	for i := range l.credit {
 		l.credit[i] = make(chan struct{}, 3*e.queueLen)
@@ -466,7 +466,7 @@ func (e *testEnv) addObjectCreation(w randomCalls) {
 		srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 		return srq.Destroy, err
 	})
-	groups := e.groupAddressFunc()
+	groups := e.mcastAddressFunc()
 	qp := e.newQPOfType(ib.QPTypeUD, pd, e.newCQ(1, nil))
 	if groups == nil || qp == nil {
 		return

@@ -64,7 +64,7 @@ func testQueryAfterFailure(e *testEnv) {
 			for range 2 {
 				p.postRecv(1, 1, 0, 7)
 				p.postSend(0, 2, 8)
-				e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
+				e.waitOneCompletion(p.cqs[0], 2, ib.WCRemInvReqErr)
 				for side, qp := range p.qps {
 					e.wantQPState(what(fmt.Sprintf("side %d of a SEND that was too long", side)), qp, ib.QPErr)
 				}

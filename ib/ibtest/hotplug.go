@@ -33,7 +33,7 @@ var hotPlugChecks = []ruleTest{
 	{
 		name: "HotPlug/LateClient",
 		rule: "a client that comes later than the device, or goes earlier, is told as well",
-		test: testLateClient, asleep: true,
+		test: testLateClientIsAttached, asleep: true,
 	},
 	{
 		name: "HotPlug/ClientDuringRegister",
@@ -172,7 +172,7 @@ func testRemoveInReverseOrder(e *testEnv) {
 	}
 }
 
-func testLateClient(e *testEnv) {
+func testLateClientIsAttached(e *testEnv) {
 	e.registerDevice()
 	uses := 0
 	cl := &ib.Client{

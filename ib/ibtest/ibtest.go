@@ -170,7 +170,8 @@ func allChecks() []ruleTest {
 		noSleepChecks, hotPlugChecks,
 		cqChecks, objectChecks, deviceErrorChecks, disassociateChecks,
 		completionChecks, rejectedCallChecks, keyChecks, domainChecks, lateEffectChecks, peerChecks,
-		rejectedMemoryChecks, memoryFaultChecks, flushQueueChecks, retriedChecks, failedStateChecks, registrationChecks,
+		rejectedMemoryChecks, memoryFaultChecks, flushQueueChecks, retriedMessageChecks, failedStateChecks,
+		registrationChecks,
 		srqLimitChecks,
 		attributeChecks, datagramChecks, windowChecks,
 		limitChecks, resizeChecks, destroyedObjectChecks, scaleChecks, modelChecks,
@@ -183,7 +184,7 @@ const minBubbleTimeLimit = 2 * time.Minute
 
 func (c ruleTest) run(t *testing.T, cfg suiteConfig) {
 	run := func(t *testing.T, checked bool) {
-		limit := c.scaleLimit(12 * cfg.timeout)
+		limit := c.scaleTimeLimit(12 * cfg.timeout)
 		runWithTimeLimit(t, limit, 2*cfg.timeout, func(t testing.TB) { c.runOn(t, cfg, checked) })
 	}
 	switch {
@@ -192,7 +193,7 @@ func (c ruleTest) run(t *testing.T, cfg suiteConfig) {
 	case c.bubble, c.either && cfg.bubble:
 		limit := 2 * cfg.timeout
 		if c.either {
-			limit = c.scaleLimit(max(6*limit, minBubbleTimeLimit)) // the check computes, and waits for nothing
+			limit = c.scaleTimeLimit(max(6*limit, minBubbleTimeLimit)) // the check computes, and waits for nothing
 		}
 		runWithTimeLimit(t, limit, cfg.timeout, func(g testing.TB) { // the guard's time is outside the bubble
 			defer func() {
@@ -219,8 +220,8 @@ func (c ruleTest) run(t *testing.T, cfg suiteConfig) {
 	}
 }
 
-// scaleLimit scales the time limit of a check of the group Model by the number of seeds of the flag.
-func (c ruleTest) scaleLimit(d time.Duration) time.Duration {
+// scaleTimeLimit scales the time limit of a check of the group Model by the number of seeds of the flag.
+func (c ruleTest) scaleTimeLimit(d time.Duration) time.Duration {
 	if c.either && *modelSeeds > defaultSeeds {
 		return d * time.Duration(*modelSeeds/defaultSeeds+1)
 	}

@@ -51,9 +51,9 @@ func (k *unaffectedKey) checkKeyWorks(when string) {
 	}
 }
 
-// checkKeyWorksOr is works for a key that may have become invalid; then the write must complete with the status
+// checkKeyWorksOrFails is works for a key that may have become invalid; then the write must complete with the status
 // invalid.
-func (k *unaffectedKey) checkKeyWorksOr(when string, invalid ib.WCStatus) {
+func (k *unaffectedKey) checkKeyWorksOrFails(when string, invalid ib.WCStatus) {
 	e, p := k.e, k.p
 	e.Helper()
 	k.seed++
@@ -148,8 +148,8 @@ func (k *unaffectedKey) checkKeyCanBeInvalidated() {
 	p.postRecv(1, 1, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 		InvalidateRKey: k.key()})
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	p.wantWriteStatus(fmt.Sprintf("write by %s that was invalidated", k.what), k.addr, k.key(), ib.WCRemAccessErr)
 }
 
@@ -164,7 +164,7 @@ func testRegionInvalidateRejected(e *testEnv) {
 	mr.UpdateKey(5)
 	p.postSendWR(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
 		Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess &^ ib.AccessMWBind}})
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	k := &unaffectedKey{e: e, p: p, what: "a region", key: mr.RKey, addr: iova + 8, b: b[8:]}
 	k.checkAllFailures(map[string]*pair{"a queue pair of another domain": e.newPair(pairConfig{kind: ib.QPTypeRC})})
 	// Another queue pair of the domain may invalidate it, but only once it has a receive.
@@ -236,16 +236,16 @@ func testBindRejected(e *testEnv) {
 		for _, bad := range invalidBinds {
 			for _, bound := range []bool{false, true} {
 				if bad.only == 0 || bad.only == kind {
-					bad.checkRejected(e, p, other, kind, bound)
+					bad.checkBindRejected(e, p, other, kind, bound)
 				}
 			}
 		}
 	}
 }
 
-// checkRejected binds a window on p's side 1. bound means that the window is already bound to another region. other
+// checkBindRejected binds a window on p's side 1. bound means that the window is already bound to another region. other
 // belongs to another domain.
-func (c *invalidBind) checkRejected(e *testEnv, p, other *pair, kind ib.MWType, bound bool) {
+func (c *invalidBind) checkBindRejected(e *testEnv, p, other *pair, kind ib.MWType, bound bool) {
 	e.Helper()
 	what := fmt.Sprintf("bind of a type %d window, bound: %v, to %s", kind, bound, c.what)
 	const n = 64
@@ -282,7 +282,7 @@ func (c *invalidBind) checkRejected(e *testEnv, p, other *pair, kind ib.MWType, 
 	case refused && mw.RKey() != key:
 		e.Fatalf("%s: was refused, and the key is %#x, want %#x, which it was", what, mw.RKey(), key)
 	case refused && bound:
-		k.checkKeyWorksOr("after a "+what, ib.WCRemAccessErr)
+		k.checkKeyWorksOrFails("after a "+what, ib.WCRemAccessErr)
 	}
 	if refused {
 		if err := e.tryDestroy(target.mr); err != nil {

@@ -96,7 +96,7 @@ func testInvalidateBoundRegion(e *testEnv) {
 		mr.UpdateKey(uint8(mr.RKey()) + 1)
 		p.postSendWR(1, ib.SendWR{ID: 1, Opcode: ib.WRRegMR, Flags: ib.SendSignaled,
 			Reg: &ib.FastReg{MR: mr, Key: mr.RKey(), Access: allAccess}})
-		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	}
 	invalidate := func(what string, of *pair, want bool) {
 		e.Helper()

@@ -33,7 +33,7 @@ func testDatagramUsesAddressAtPost(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeUD})
 	ah := e.newAH(p.pd)
 	here, there := e.ownAddress(), e.unreachableAddress(ah)
-	if !p.holdInSQD() {
+	if !p.tryHoldInSQD() {
 		e.Skip("the driver has no state SQD, in which datagrams wait")
 	}
 	fillPattern(p.buf[0].b, 1)
@@ -65,7 +65,7 @@ func testDatagramUsesAddressAtPost(e *testEnv) {
 	e.destroy(other)
 	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 	for i := range length {
-		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i+1), ib.WCSuccess)
 	}
 	for _, n := range arrive {
 		if wc := e.waitAnyCompletion(p.cqs[1]); wc.Status != ib.WCSuccess || int(wc.ByteLen) != grhLen+n {

@@ -302,7 +302,7 @@ func testReadLimits(e *testEnv) {
 		}
 	}
 	for i := range reads {
-		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
 	}
 	if !bytes.Equal(p.buf[0].b[:64*reads], p.buf[1].b[:64*reads]) {
 		e.Errorf("%d READs at once: the data are not where they should be", reads)
@@ -316,7 +316,7 @@ func testObjectLimits(e *testEnv) {
 	a := e.deviceAttr()
 	pd, cq := e.newPD(), e.newCQ(1, nil)
 	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: minQPCap(ib.QPTypeRC)}
-	group := e.groupAddressFunc()
+	group := e.mcastAddressFunc()
 	var ud *ib.QP
 	if kind := ib.QPTypeUD; group != nil {
 		ud = e.newQPOfType(kind, pd, cq)
@@ -454,8 +454,8 @@ func testSGELimit(e *testEnv) {
 			slices.Repeat([]ib.SGE{bufs[0].newSGE(0, 0)}, send-both), bufs[0].scatteredSGL(both)...)}); n != 1 {
 			e.Fatalf("send of %d elements: %v", send, err)
 		}
-		e.waitOne(cqs[0], 2, ib.WCSuccess)
-		if wc := e.waitOne(cqs[1], 1, ib.WCSuccess); int(wc.ByteLen) != 8*both ||
+		e.waitOneCompletion(cqs[0], 2, ib.WCSuccess)
+		if wc := e.waitOneCompletion(cqs[1], 1, ib.WCSuccess); int(wc.ByteLen) != 8*both ||
 			!bytes.Equal(bufs[0].scatteredData(both), bufs[1].scatteredData(recv)[:8*both]) {
 			e.Errorf("a message of %d elements to a receive of %d: %d bytes, which are not as they were sent", send, recv,
 				wc.ByteLen)
@@ -463,7 +463,7 @@ func testSGELimit(e *testEnv) {
 		if m := min(send, a.MaxSGERd); m > 0 {
 			fillPattern(bufs[1].b, 5)
 			if n, err := qps[0].PostSend(p.newRDMARequest(3, ib.WRRDMARead, bufs[0].scatteredSGL(m), 0)); n == 1 {
-				e.waitOne(cqs[0], 3, ib.WCSuccess)
+				e.waitOneCompletion(cqs[0], 3, ib.WCSuccess)
 				if !bytes.Equal(bufs[0].scatteredData(m), bufs[1].b[:8*m]) {
 					e.Errorf("a READ of %d elements: the data are not where they should be", m)
 				}
@@ -497,8 +497,8 @@ func testSGELimit(e *testEnv) {
 		}
 		fillPattern(p.buf[0].b, 6)
 		p.postSend(0, 2, 8*room)
-		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 		if !bytes.Equal(p.buf[0].b[:8*room], p.buf[1].scatteredData(room)) {
 			e.Errorf("a message to a receive of %d elements of a shared queue: the data are not where they should be", room)
 		}
@@ -573,15 +573,15 @@ func (e *testEnv) sendInlineUpTo(p *pair, asked uint32) {
 			}
 			wr.Inline = data[:size]
 			p.postSendWR(0, wr)
-			e.waitOne(p.cqs[0], wr.ID, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], wr.ID, ib.WCSuccess)
 			if op == ib.WRRDMAWrite && kind != ib.QPTypeRC {
 				// Its completion does not prove that the memory is written, another message does.
 				p.postRecv(1, 7, pairBufferLen-8, 8)
 				p.postSendWR(0, ib.SendWR{ID: 8, Opcode: ib.WRSend, Flags: ib.SendSignaled})
-				e.waitOne(p.cqs[0], 8, ib.WCSuccess)
+				e.waitOneCompletion(p.cqs[0], 8, ib.WCSuccess)
 			}
 			if op != ib.WRRDMAWrite || kind != ib.QPTypeRC {
-				e.waitOne(p.cqs[1], 7, ib.WCSuccess)
+				e.waitOneCompletion(p.cqs[1], 7, ib.WCSuccess)
 			}
 			if !bytes.Equal(p.buf[1].b[grh:][:size], data[:size]) {
 				e.Errorf("%v queue pair, opcode %d: %d of %d bytes inline did not arrive as they were sent", kind, op, size, most)
@@ -617,8 +617,8 @@ func testSendQueueLimit(e *testEnv) {
 					p.postRecv(1, uint64(j), 0, 8)
 				}
 				for j := i; j < min(n, i+e.queueLen); j++ {
-					e.waitOne(cq, uint64(j), ib.WCSuccess)
-					e.waitOne(p.cqs[1], uint64(j), ib.WCSuccess)
+					e.waitOneCompletion(cq, uint64(j), ib.WCSuccess)
+					e.waitOneCompletion(p.cqs[1], uint64(j), ib.WCSuccess)
 				}
 			}
 			if round == 1 {

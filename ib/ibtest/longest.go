@@ -77,13 +77,13 @@ func testMessageLimit(e *testEnv) {
 		destroyAtEnd(e, mr, mr.Dereg)
 		for _, op := range ops {
 			for _, n := range []uint64{most + 1, most + 8} {
-				e.postTooLong(e.newPair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
+				e.postTooLongMessage(e.newPair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
 			}
 		}
 		if kind == ib.QPTypeRC && longestMessage > 0 && most <= longestMessage {
 			for _, op := range ops {
 				began := time.Now()
-				e.transferLongest(pd, op, uint32(most))
+				e.transferLongestMessage(pd, op, uint32(most))
 				if time.Since(began) > time.Second { // a slow device
 					most = min(most, 1<<28+8)
 				}
@@ -92,8 +92,8 @@ func testMessageLimit(e *testEnv) {
 	}
 }
 
-// transferLongest transfers a message of the maximum length, n bytes.
-func (e *testEnv) transferLongest(pd *ib.PD, op ib.WROpcode, n uint32) {
+// transferLongestMessage transfers a message of the maximum length, n bytes.
+func (e *testEnv) transferLongestMessage(pd *ib.PD, op ib.WROpcode, n uint32) {
 	e.Helper()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	var mrs [2]*ib.MR
@@ -171,8 +171,8 @@ func (s *countingSink) WriteV(src [][]byte, addr uint64) error {
 	return nil
 }
 
-// postTooLong posts a work request of n bytes, in two elements, which exceeds the maximum message length.
-func (e *testEnv) postTooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
+// postTooLongMessage posts a work request of n bytes, in two elements, which exceeds the maximum message length.
+func (e *testEnv) postTooLongMessage(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
 	wr := p.newRDMARequest(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},
@@ -202,8 +202,8 @@ func (e *testEnv) postTooLong(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 			e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 		}
 		p.postSendWR(0, p.newDatagramRequest(3, e.newAH(p.pd), 8))
-		e.waitOne(p.cqs[0], 3, ib.WCSuccess)
-		if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != grhLen+8 {
+		e.waitOneCompletion(p.cqs[0], 3, ib.WCSuccess)
+		if wc := e.waitOneCompletion(p.cqs[1], 2, ib.WCSuccess); wc.ByteLen != grhLen+8 {
 			e.Errorf("%d bytes of a datagram that is too long have arrived", wc.ByteLen)
 		}
 		return

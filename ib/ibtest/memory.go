@@ -61,7 +61,7 @@ func testAtomicWrite(e *testEnv) {
 	wr := ib.SendWR{ID: 1, Opcode: ib.WRAtomicWrite, Flags: ib.SendSignaled, Inline: make([]byte, 8), RemoteAddr: b.addr,
 		RKey: b.mr.RKey()}
 	p.postSendWR(0, wr)
-	if wc := e.waitOne(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != ib.WCAtomicWrite {
+	if wc := e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess); wc.Opcode != ib.WCAtomicWrite {
 		e.Errorf("%+v", wc)
 	}
 	_, err := p.qps[0].PostSend(ib.SendWR{Opcode: ib.WRAtomicWrite, Inline: make([]byte, 4), RemoteAddr: b.addr,
@@ -72,7 +72,7 @@ func testAtomicWrite(e *testEnv) {
 		RKey: b.mr.RKey(),
 	})
 	if n == 1 {
-		e.waitOne(p.cqs[0], 2, ib.WCRemInvReqErr)
+		e.waitOneCompletion(p.cqs[0], 2, ib.WCRemInvReqErr)
 		p.reconnect()
 	} else {
 		e.wantErrno("misaligned atomic write", err, syscall.EINVAL)
@@ -105,7 +105,7 @@ func testFlushOperation(e *testEnv) {
 	wr := flush(global)
 	wr.ID, wr.Flags = 2, ib.SendSignaled
 	p.postSendWR(0, wr)
-	if wc := e.waitOne(p.cqs[0], 2, ib.WCSuccess); wc.Opcode != ib.WCFlush || !bytes.Equal(b.b, p.buf[0].b) {
+	if wc := e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess); wc.Opcode != ib.WCFlush || !bytes.Equal(b.b, p.buf[0].b) {
 		e.Errorf("%+v; all data there: %v", wc, bytes.Equal(b.b, p.buf[0].b))
 	}
 	p.wantPostStatus("the whole region", flush(ib.Flush{Placement: ib.FlushGlobal, Level: ib.FlushRegion}), ib.WCSuccess)
@@ -274,11 +274,11 @@ func testFastRegPostedTogether(e *testEnv) {
 		e.Fatalf("post: %d taken, %v", n, err)
 	}
 	for i, want := range want {
-		if wc := e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess); wc.Opcode != want {
+		if wc := e.waitOneCompletion(p.cqs[0], uint64(i+1), ib.WCSuccess); wc.Opcode != want {
 			e.Errorf("%+v", wc)
 		}
 	}
-	e.waitOne(p.cqs[0], uint64(len(wrs)), ib.WCLocProtErr)
+	e.waitOneCompletion(p.cqs[0], uint64(len(wrs)), ib.WCLocProtErr)
 	if reads && !bytes.Equal(b[:100], b[128:228]) {
 		e.Error("the data are not where they should be")
 	}
@@ -310,7 +310,7 @@ func testFastRegRangeList(e *testEnv) {
 		e.Helper()
 		wr.ID, wr.Flags = 1, ib.SendSignaled
 		p.postSendWR(side, wr)
-		e.waitOne(p.cqs[side], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[side], 1, ib.WCSuccess)
 	}
 	e.must("map", mr.Map(e.mem, nil, list, iova))
 	clear(list) // Map does not keep the list

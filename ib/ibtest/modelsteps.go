@@ -87,7 +87,7 @@ func testModelSequences(e *testEnv) {
 		seed := *modelSeed + uint64(i)
 		f := modeltest.Run(e.modelFactory(seed, known), seed, *modelSteps, maxShortenRuns)
 		if f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.commandRepeatingSeed(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.repeatSeedCommand(seed))
 		}
 	}
 }
@@ -99,13 +99,13 @@ func testModelDestroyAfterPrefix(e *testEnv) {
 	for i := range max(1, e.seedCount()/40) {
 		seed := *modelSeed + uint64(i)
 		if f := modeltest.RunDestroyPrefixes(e.modelFactory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.commandRepeatingSeed(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.repeatSeedCommand(seed))
 		}
 	}
 }
 
-// commandRepeatingSeed returns the command that repeats one seed of the check.
-func (e *testEnv) commandRepeatingSeed(seed uint64) string {
+// repeatSeedCommand returns the command that repeats one seed of the check.
+func (e *testEnv) repeatSeedCommand(seed uint64) string {
 	var parts []string
 	for _, p := range strings.Split(e.Name(), "/") {
 		parts = append(parts, "^"+regexp.QuoteMeta(p)+"$")

@@ -6,24 +6,24 @@ import (
 	"verbena/ib/ibtest/modeltest"
 )
 
-// modelThreads is the number of threads of Model/Threads.
-const modelThreads = 4
+// modelThreadCount is the number of threads of Model/Threads.
+const modelThreadCount = 4
 
 // testModelOnThreads runs the calls of several seeds at the same time, each seed on a thread of its own and compared
 // with a model of its own objects. In turn, all threads use one device, or half of them use a second device. The
 // threads must not affect each other. Numbers and keys must be unique among all threads of a device.
 func testModelOnThreads(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
-	for i := range max(1, e.seedCount()/(2*modelThreads)) {
+	for i := range max(1, e.seedCount()/(2*modelThreadCount)) {
 		seed := *modelSeed + uint64(i)
 		targets := make([]modeltest.TestedDevice, 1+seed%2)
 		ends := make([]func() error, len(targets))
 		for k := range targets {
 			targets[k], ends[k] = e.modelFactory(seed, known)()
-			targets[k].Names = modeltest.NewNumberOwners()
+			targets[k].Names = modeltest.NewIDOwners()
 		}
 		var wg sync.WaitGroup
-		failures := make([]*modeltest.RunFailure, modelThreads)
+		failures := make([]*modeltest.RunFailure, modelThreadCount)
 		for k := range failures {
 			target := targets[k%len(targets)]
 			target.Thread = k
@@ -37,11 +37,11 @@ func testModelOnThreads(e *testEnv) {
 		}
 		for k, f := range failures {
 			if f != nil {
-				e.Errorf("thread %d of %d, on %d devices: %v", k, modelThreads, len(targets), f)
+				e.Errorf("thread %d of %d, on %d devices: %v", k, modelThreadCount, len(targets), f)
 			}
 		}
 		if e.Failed() {
-			e.Fatalf("run it again: %s", e.commandRepeatingSeed(seed))
+			e.Fatalf("run it again: %s", e.repeatSeedCommand(seed))
 		}
 	}
 }
@@ -51,8 +51,8 @@ func testModelOnSharedObjects(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
 	for i := range max(1, e.seedCount()/2) {
 		seed := *modelSeed + uint64(i)
-		if f := modeltest.RunShared(e.modelFactory(seed, known), seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.commandRepeatingSeed(seed))
+		if f := modeltest.RunOnSharedObjects(e.modelFactory(seed, known), seed, *modelSteps); f != nil {
+			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.repeatSeedCommand(seed))
 		}
 	}
 }

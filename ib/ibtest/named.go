@@ -34,9 +34,9 @@ func testRequestNamesDestroyedObject(e *testEnv) {
 		name string
 		make func(p *pair) *requestWithObject
 	}{
-		{"bind of a window that is destroyed", newBindOfWindow},
-		{"bind to a region that is destroyed", newBindOfRegion},
-		{"registration of a region that is destroyed", newRegMROfRegion},
+		{"bind of a window that is destroyed", newWindowBindRequest},
+		{"bind to a region that is destroyed", newRegionBindRequest},
+		{"registration of a region that is destroyed", newRegMRRequest},
 	} {
 		o := n.make(p)
 		if o == nil {
@@ -49,10 +49,10 @@ func testRequestNamesDestroyedObject(e *testEnv) {
 		} else {
 			e.wantErrno(n.name, err, syscall.EINVAL)
 		}
-		o.destroyOthers(n.name)
+		o.destroyOtherObjects(n.name)
 
 		// The request waits while the object is destroyed.
-		if !p.holdInSQD() {
+		if !p.tryHoldInSQD() {
 			continue
 		}
 		o = n.make(p)
@@ -62,7 +62,7 @@ func testRequestNamesDestroyedObject(e *testEnv) {
 		if wc := e.waitAnyCompletion(p.cqs[0]); wc.Status == ib.WCSuccess {
 			e.Errorf("%s while the work request waits: completed with success", n.name)
 		}
-		o.destroyOthers(n.name + " while the work request waits")
+		o.destroyOtherObjects(n.name + " while the work request waits")
 		p.reconnect()
 	}
 	p.exchangeMessage(0, 1, 8)
@@ -94,8 +94,8 @@ type requestWithObject struct {
 	rest []any // the other objects
 }
 
-// destroyOthers destroys the other objects.
-func (n *requestWithObject) destroyOthers(what string) {
+// destroyOtherObjects destroys the other objects.
+func (n *requestWithObject) destroyOtherObjects(what string) {
 	n.e.Helper()
 	for _, o := range n.rest {
 		if err := n.e.tryDestroy(o); err != nil {
@@ -104,7 +104,7 @@ func (n *requestWithObject) destroyOthers(what string) {
 	}
 }
 
-func newBindOfWindow(p *pair) *requestWithObject {
+func newWindowBindRequest(p *pair) *requestWithObject {
 	mw, err := p.pd.AllocMW(ib.MWType2)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		return nil
@@ -118,15 +118,15 @@ func newBindOfWindow(p *pair) *requestWithObject {
 		}}}
 }
 
-func newBindOfRegion(p *pair) *requestWithObject {
-	n := newBindOfWindow(p)
+func newRegionBindRequest(p *pair) *requestWithObject {
+	n := newWindowBindRequest(p)
 	if n != nil {
 		n.gone, n.rest = n.rest[0], []any{n.gone}
 	}
 	return n
 }
 
-func newRegMROfRegion(p *pair) *requestWithObject {
+func newRegMRRequest(p *pair) *requestWithObject {
 	mr, err := p.pd.AllocMR(1)
 	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
 		return nil
@@ -182,7 +182,7 @@ func testDeregWhileRequestWaits(e *testEnv) {
 			recv := ib.RecvWR{ID: 2, SGList: regions[receive].newSGL(0, 8)}
 			fillPattern(regions[source].b, 3)
 			before := bytes.Clone(gone.b)
-			if held && !p.holdInSQD() {
+			if held && !p.tryHoldInSQD() {
 				continue
 			}
 			if !p.postIfSupported(what, 0, wr) {

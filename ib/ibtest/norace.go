@@ -12,7 +12,7 @@ const registrationCount = 1<<16 + 300
 // package loopback.
 const defaultSeeds = 400
 
-// rejectionCount is the number of times that testRejectedCallLeavesNothing repeats each rejected call.
+// rejectionCount is the number of times that testRejectedCallLeavesNoObject repeats each rejected call.
 const rejectionCount = 1000
 
 const (
@@ -26,5 +26,5 @@ const longestMessage = 1 << 31
 // scaleObjects is the number of objects of the group Scale.
 const scaleObjects = 1100
 
-// oldDivisor divides the number of objects that testModelOnOldDevice creates.
+// oldDivisor divides the number of objects that testModelAfterManyObjects creates.
 const oldDivisor = 1

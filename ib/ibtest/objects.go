@@ -115,8 +115,8 @@ func testSRQReceivesInOrder(e *testEnv) {
 	for i, p := range []*pair{a, b, b, a} {
 		fillPattern(p.buf[0].b[:64], i)
 		p.postSend(0, uint64(100+i), 64)
-		e.waitOne(p.cqs[0], uint64(100+i), ib.WCSuccess)
-		if wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess); wc.QP != p.qps[1] ||
+		e.waitOneCompletion(p.cqs[0], uint64(100+i), ib.WCSuccess)
+		if wc := e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess); wc.QP != p.qps[1] ||
 			!bytes.Equal(buf.b[64*i:64*(i+1)], p.buf[0].b[:64]) {
 			e.Errorf("message %d: %+v", i, wc)
 		}
@@ -143,8 +143,8 @@ func testSRQLimitEvent(e *testEnv) {
 	take := func(n int) {
 		for range n {
 			p.postSend(0, 1, 8)
-			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], 0, ib.WCSuccess)
 		}
 		e.awaitDueCallbacks()
 	}
@@ -266,10 +266,10 @@ func testSRQConcurrentPost(e *testEnv) {
 			SGList: p.buf[0].newSGL(0, 8)}); n != 1 {
 			return err
 		}
-		if err := e.pollSpinning(p.cqs[0], 1); err != nil {
+		if err := e.pollWithRetry(p.cqs[0], 1); err != nil {
 			return err
 		}
-		return e.pollSpinning(p.cqs[1], 1)
+		return e.pollWithRetry(p.cqs[1], 1)
 	}
 	w["query"] = func(*rand.Rand) error { return errorOf(srq.Query()) }
 	w["modify"] = func(*rand.Rand) error { return srq.Modify(ib.SRQAttr{Limit: 1}, ib.SRQAttrLimit) }
@@ -287,7 +287,7 @@ func testCQResizeKeepsCompletions(e *testEnv) {
 	for i := range 30 {
 		t.deliverMessage(uint64(i), 8)
 	}
-	e.waitOne(p.cqs[0], 0, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 0, ib.WCSuccess)
 	// A further message has arrived only after the earlier ones. Their acknowledgements may still be in flight, and
 	// only polling shows which have arrived; so wait much longer than the messages take.
 	p.sendAndKeepCompletion(31)
@@ -299,9 +299,9 @@ func testCQResizeKeepsCompletions(e *testEnv) {
 	}
 	e.must("resize", p.cqs[0].Resize(100))
 	for i := range 29 {
-		e.waitOne(p.cqs[0], uint64(i+1), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i+1), ib.WCSuccess)
 	}
-	e.waitOne(p.cqs[0], 31, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 31, ib.WCSuccess)
 	p.exchangeMessage(0, 40, 8)
 }
 
@@ -310,7 +310,7 @@ func (p *pair) sendAndKeepCompletion(id uint64) {
 	p.e.Helper()
 	p.postRecv(1, id, 0, 8)
 	p.postSend(0, id, 8)
-	p.e.waitOne(p.cqs[1], id, ib.WCSuccess)
+	p.e.waitOneCompletion(p.cqs[1], id, ib.WCSuccess)
 	p.e.awaitDueCallbacks()
 }
 
@@ -370,7 +370,7 @@ func (p *pair) bindAndWait(b ib.BindMW, status ib.WCStatus) {
 	p.e.Helper()
 	before := b.MW.RKey()
 	p.postSendWR(1, ib.SendWR{ID: 77, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &b})
-	wc := p.e.waitOne(p.cqs[1], 77, status)
+	wc := p.e.waitOneCompletion(p.cqs[1], 77, status)
 	if status == ib.WCSuccess && (wc.Opcode != ib.WCBindMW || b.MW.RKey() != before&^0xff|b.RKey&0xff) {
 		p.e.Fatalf("bind: %+v, key %#x was %#x, want its low bits as in %#x", wc, b.MW.RKey(), before, b.RKey)
 	}
@@ -461,8 +461,8 @@ func testType2WindowBind(e *testEnv) {
 	p.postRecv(1, 80, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 80, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 		InvalidateRKey: mw.RKey()})
-	e.waitOne(p.cqs[0], 80, ib.WCSuccess)
-	wc := e.waitOne(p.cqs[1], 80, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 80, ib.WCSuccess)
+	wc := e.waitOneCompletion(p.cqs[1], 80, ib.WCSuccess)
 	if wc.Flags&ib.WCWithInvalidate == 0 || wc.InvalidateRKey != mw.RKey() {
 		e.Errorf("remote invalidation: %+v", wc)
 	}
@@ -477,8 +477,8 @@ func testType2WindowBind(e *testEnv) {
 	p.postRecv(1, 81, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
 		InvalidateRKey: mw.RKey() ^ 1})
-	e.waitOne(p.cqs[1], 81, ib.WCMWBindErr)
-	e.waitOne(p.cqs[0], 81, ib.WCRetryExcErr)
+	e.waitOneCompletion(p.cqs[1], 81, ib.WCMWBindErr)
+	e.waitOneCompletion(p.cqs[0], 81, ib.WCRetryExcErr)
 }
 
 func testBoundRegionIsInUse(e *testEnv) {
@@ -535,7 +535,7 @@ func testRegisterAndInvalidate(e *testEnv) {
 		if round == 1 { // the peer invalidates
 			p.postRecv(1, 82, 0, 8)
 			post(0, ib.SendWR{Opcode: ib.WRSendWithInv, SGList: p.buf[0].newSGL(0, 8), InvalidateRKey: old}, ib.WCSuccess)
-			e.waitOne(p.cqs[1], 82, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], 82, ib.WCSuccess)
 		} else {
 			post(1, ib.SendWR{Opcode: ib.WRLocalInv, InvalidateRKey: old}, ib.WCSuccess)
 		}
@@ -572,12 +572,12 @@ func testMcastDelivery(e *testEnv) {
 		wr := p.newDatagramRequest(id, ah, 16)
 		wr.RemoteQPN = 0xffffff
 		p.postSendWR(0, wr)
-		e.waitOne(p.cqs[0], id, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], id, ib.WCSuccess)
 	}
 	fillPattern(p.buf[0].b, 1)
 	p.postRecv(1, 1, 0, 100)
 	send(1)
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	if !bytes.Equal(p.buf[1].b[grhLen:grhLen+16], p.buf[0].b[:16]) {
 		e.Error("the datagram arrived changed")
 	}
@@ -587,7 +587,7 @@ func testMcastDelivery(e *testEnv) {
 	send(2)
 	own := e.newAH(p.pd)
 	p.postSendWR(0, p.newDatagramRequest(3, own, 5)) // is completed later, and consumed first
-	if wc := e.waitOne(p.cqs[1], 2, ib.WCSuccess); int(wc.ByteLen) != grhLen+5 {
+	if wc := e.waitOneCompletion(p.cqs[1], 2, ib.WCSuccess); int(wc.ByteLen) != grhLen+5 {
 		e.Errorf("%d bytes arrived at one that had left the group", wc.ByteLen)
 	}
 }
@@ -620,8 +620,8 @@ func testXRCSend(e *testEnv) {
 		if n != 1 {
 			e.Fatalf("post send: %v", err)
 		}
-		e.waitOne(sender, uint64(i), ib.WCSuccess)
-		e.waitOne(receiver, uint64(10*to+i), ib.WCSuccess)
+		e.waitOneCompletion(sender, uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(receiver, uint64(10*to+i), ib.WCSuccess)
 		if !bytes.Equal(buf.b[:16], buf.b[128:144]) {
 			e.Error("the message arrived changed")
 		}
@@ -651,7 +651,7 @@ func testXRCSend(e *testEnv) {
 	if wc := message(ib.WRSend); wc.Status != ib.WCSuccess {
 		e.Fatalf("a message: %+v", wc)
 	}
-	e.waitOne(receiver, 0, ib.WCSuccess)
+	e.waitOneCompletion(receiver, 0, ib.WCSuccess)
 	e.eventually("the event that the limit of an XRC shared receive queue is reached",
 		func() bool { return limits.Load() > 0 })
 	ops := []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead}

@@ -21,7 +21,7 @@ var peerChecks = []ruleTest{
 	{
 		name: "Errors/PeerInInit",
 		rule: "a request to a queue pair in INIT does not fail before its retries are used up: the peer may be about to go to RTR",
-		test: testPeerInInit,
+		test: testRequestToPeerInInit,
 	},
 	{
 		name: "Errors/PeerGone",
@@ -31,12 +31,12 @@ var peerChecks = []ruleTest{
 	{
 		name: "Errors/PeerGoesWhileWaiting",
 		rule: "a sender that waits for a receive, or for its peer to leave INIT, does not wait for a peer that goes",
-		test: testPeerLeavesWhileWaiting,
+		test: testPeerLeavesWhileRequestWaits,
 	},
 	{
 		name: "CQ/OverrunOneQueue",
 		rule: "a queue pair that loses a completion of only its send queue, or only its receive queue, goes to ERR, and flushes the other",
-		test: testOverrunOneQueue,
+		test: testOverrunSendOrRecvCQ,
 	},
 	{
 		name: "CQ/OverrunInSQE",
@@ -83,13 +83,13 @@ func testSelfConnectedQP(e *testEnv) {
 		p.postRecv(0, uint64(i), 8*i, 8)
 	}
 	for i := range n {
-		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
-		e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 	}
 	sends()
 	p.moveToErr(0)
 	for i := range n {
-		e.waitOne(p.cqs[0], uint64(i), ib.WCWRFlushErr)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCWRFlushErr)
 	}
 	e.resetQPs(p.qps[0])
 	e.moveQPUpTo(p.qps[0], p.qps[0].Num(), ib.QPRTS)
@@ -98,7 +98,7 @@ func testSelfConnectedQP(e *testEnv) {
 	}
 	p.moveToErr(0)
 	for i := range n {
-		e.waitOne(p.cqs[1], uint64(i), ib.WCWRFlushErr)
+		e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCWRFlushErr)
 	}
 	e.destroy(p.qps[0])
 
@@ -208,7 +208,7 @@ func (p *pair) waitRequestsFailed(when string) {
 	e.eventually("ERR of a sender, "+when, func() bool { return p.qps[0].State() == ib.QPErr })
 }
 
-func testPeerInInit(e *testEnv) {
+func testRequestToPeerInInit(e *testEnv) {
 	pd := e.newPD()
 	e.timeout = 18 // 1 s, and the maximum number of retries
 	type early struct {
@@ -249,9 +249,9 @@ func testPeerInInit(e *testEnv) {
 	}
 	for _, p := range all {
 		for id := range uint64(2) {
-			e.waitOne(p.cqs[0], 1+id, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1+id, ib.WCSuccess)
 			if p.op == ib.WRSend {
-				e.waitOne(p.cqs[1], 1+id, ib.WCSuccess)
+				e.waitOneCompletion(p.cqs[1], 1+id, ib.WCSuccess)
 			}
 		}
 		if !bytes.Equal(p.buf[0].b[:64], p.want) || !bytes.Equal(p.buf[1].b[128:192], p.want) {
@@ -331,15 +331,15 @@ func (e *testEnv) sendToForeignPeer(pd *ib.PD, op ib.WROpcode) {
 			e.Fatalf("%s: the memory was changed", what)
 		}
 		they.postSend(0, 6, 64)
-		e.waitOne(they.cqs[0], 6, ib.WCSuccess)
-		e.waitOne(they.cqs[1], 5, ib.WCSuccess)
+		e.waitOneCompletion(they.cqs[0], 6, ib.WCSuccess)
+		e.waitOneCompletion(they.cqs[1], 5, ib.WCSuccess)
 		if !bytes.Equal(they.buf[0].b[:64], they.buf[1].b[128:192]) {
 			e.Errorf("%s: the other's message has arrived changed", what)
 		}
 	}
 }
 
-func testPeerLeavesWhileWaiting(e *testEnv) {
+func testPeerLeavesWhileRequestWaits(e *testEnv) {
 	pd := e.newPD()
 	defer e.useShortestTimeout()()
 	for _, init := range []bool{false, true} {
@@ -380,19 +380,19 @@ func testPeerLeavesWhileWaiting(e *testEnv) {
 	}
 }
 
-func testOverrunOneQueue(e *testEnv) {
+func testOverrunSendOrRecvCQ(e *testEnv) {
 	e.allowViolation(check.RuleCQTooSmall)
 	pd := e.newPD()
 	for _, kind := range queuePairTypes {
 		if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 			continue
 		}
-		e.checkOverrunOneQueue(pd, kind, true)
-		e.checkOverrunOneQueue(pd, kind, false)
+		e.checkOverrunSendOrRecvCQ(pd, kind, true)
+		e.checkOverrunSendOrRecvCQ(pd, kind, false)
 	}
 }
 
-func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
+func (e *testEnv) checkOverrunSendOrRecvCQ(pd *ib.PD, kind ib.QPType, send bool) {
 	e.Helper()
 	name := fmt.Sprintf("%v %s", kind, map[bool]string{true: "send", false: "receive"}[send])
 	var events atomic.Int32
@@ -459,7 +459,7 @@ func (e *testEnv) checkOverrunOneQueue(pd *ib.PD, kind ib.QPType, send bool) {
 	if !send {
 		post(0, 1<<20)
 	}
-	e.waitOne(p.cqs[0], 1<<20, ib.WCWRFlushErr) // the flush error of the other queue
+	e.waitOneCompletion(p.cqs[0], 1<<20, ib.WCWRFlushErr) // the flush error of the other queue
 	e.awaitDueCallbacks()
 	if n := events.Load(); n != 1 {
 		e.Errorf("%d events EventCQErr, want 1", n)
@@ -494,5 +494,5 @@ func testOverrunInSQE(e *testEnv) {
 	wrong.SGList = []ib.SGE{{Addr: buf.addr, Length: 8, LKey: ^buf.mr.LKey()}}
 	post(wrong, wr) // the first takes the last entry, the flush error of the second is lost
 	e.eventually("ERR of a queue pair that has lost a flush error in SQE", func() bool { return qp.State() == ib.QPErr })
-	e.waitOne(recvs, 1<<20, ib.WCWRFlushErr)
+	e.waitOneCompletion(recvs, 1<<20, ib.WCWRFlushErr)
 }

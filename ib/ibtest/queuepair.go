@@ -32,7 +32,7 @@ var queuePairChecks = []ruleTest{
 	{
 		name: "QueuePair/Query",
 		rule: "Query reports what Modify has set",
-		test: testQueryReturnsModified,
+		test: testQueryReturnsModifiedAttrs,
 	},
 }
 
@@ -144,7 +144,7 @@ func testQPTransitions(e *testEnv) {
 	}
 }
 
-func testQueryReturnsModified(e *testEnv) {
+func testQueryReturnsModifiedAttrs(e *testEnv) {
 	pd, cq := e.newPD(), e.newCQ(8, nil)
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 	a, init, err := qp.Query(0)
@@ -225,11 +225,11 @@ func testSQDrain(e *testEnv) {
 	}
 	p.postRecv(0, 2, 0, 8)
 	p.postSend(1, 2, 8) // the other direction works
-	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
 	e.must("modify to RTS", p.qps[0].Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 }
 
 func testCompletionOfDestroyedQP(e *testEnv) {
@@ -247,7 +247,7 @@ func testCompletionOfDestroyedQP(e *testEnv) {
 	}
 	p.postRecv(1, 1, 0, 64)
 	arrives(func() { p.postSend(0, 2, 64) })
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
 	p.postRecv(1, 3, 0, 64)
 	num := p.qps[1].Num()
 	arrives(func() { e.must("modify to ERR", p.qps[1].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)) })

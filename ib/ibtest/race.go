@@ -11,7 +11,7 @@ const registrationCount = 1 << 12
 // defaultSeeds is the number of seeds of a check of the group Model. All four checks take a few seconds with package loopback.
 const defaultSeeds = 30
 
-// rejectionCount is the number of times that testRejectedCallLeavesNothing repeats each rejected call, on one thread.
+// rejectionCount is the number of times that testRejectedCallLeavesNoObject repeats each rejected call, on one thread.
 const rejectionCount = leastAsked
 
 // These two reduce the work of the checks of the group Model that make calls on one thread.
@@ -26,5 +26,5 @@ const longestMessage = 0
 // scaleObjects is the number of objects of the group Scale.
 const scaleObjects = 140
 
-// oldDivisor divides the number of objects that testModelOnOldDevice creates.
+// oldDivisor divides the number of objects that testModelAfterManyObjects creates.
 const oldDivisor = 64

@@ -191,7 +191,7 @@ func testConcurrentCreateDestroy(e *testEnv) {
 				_, err = qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8)})
 			}
 			if err == nil {
-				err = e.pollSpinning(cq, 2)
+				err = e.pollWithRetry(cq, 2)
 			}
 			return errors.Join(err, qps[0].Destroy(), qps[1].Destroy(), cq.Destroy())
 		},

@@ -18,7 +18,7 @@ var rejectedCallChecks = []ruleTest{
 	{
 		name: "Errors/RefusedLeavesNothing",
 		rule: "what is refused leaves nothing behind, however often it is asked for: no object, no goroutine, no memory",
-		test: testRejectedCallLeavesNothing, plain: true,
+		test: testRejectedCallLeavesNoObject, plain: true,
 	},
 	{
 		name: "Data/ReregRefused",
@@ -183,10 +183,10 @@ const (
 	leastAsked = 100
 )
 
-// testRejectedCallLeavesNothing repeats calls beyond the capacity of the device, if it reaches that soon, and up to
+// testRejectedCallLeavesNoObject repeats calls beyond the capacity of the device, if it reaches that soon, and up to
 // 10,000 times if they are fast. It watches the objects of the device, and the memory and the goroutines of the
 // process.
-func testRejectedCallLeavesNothing(e *testEnv) {
+func testRejectedCallLeavesNoObject(e *testEnv) {
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	times := rejectionCount
@@ -331,7 +331,7 @@ func (r *regionProbe) checkRegionUnchanged(after string) {
 			e.Fatalf("%s: send from it: got %q, want %q", after, got, want)
 		}
 		if want == ib.WCSuccess {
-			e.waitOne(of.cqs[1], 1, ib.WCSuccess)
+			e.waitOneCompletion(of.cqs[1], 1, ib.WCSuccess)
 		} else {
 			of.reconnect()
 		}

@@ -47,7 +47,7 @@ func testCQResizeKeepsOrder(e *testEnv) {
 		poll := func(n int) {
 			e.Helper()
 			for range min(n, next-polled) {
-				e.waitOne(cq, uint64(polled), ib.WCSuccess)
+				e.waitOneCompletion(cq, uint64(polled), ib.WCSuccess)
 				polled++
 			}
 		}

@@ -11,7 +11,7 @@ import (
 
 // Requests that are retried because the receiver was not ready.
 
-var retriedChecks = []ruleTest{
+var retriedMessageChecks = []ruleTest{
 	{
 		name: "Data/Retried",
 		rule: "a request that has found no receive, once or more often, arrives whole when there is one, behind those before it",
@@ -106,8 +106,8 @@ func testRetriedMessages(e *testEnv) {
 			for i, want := range want {
 				p.postRecv(1, uint64(i), recvs, most)
 				what := fmt.Sprintf("%s, number %d without a receive at first", c.name, i)
-				wc := e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
-				e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+				wc := e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
+				e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
 				got, rest := b.b[recvs:], b.b[:recvs]
 				if write {
 					got, rest = b.b[place*i:place*(i+1)], b.b[recvs:]

@@ -19,7 +19,7 @@ var correctDrivers = []struct {
 		const most = 64
 		d.limits = func(a *ib.DeviceAttr) { a.MaxQP = most }
 		d.createQP = func(ib.QPHandle, *ib.DriverQPInit) error {
-			if len(copyListLocked(d, &d.qps)) >= most {
+			if len(cloneList(d, &d.qps)) >= most {
 				return fmt.Errorf("%d queue pairs: %w", most, syscall.ENOMEM)
 			}
 			return nil

@@ -126,16 +126,16 @@ func testLocalKeyRights(e *testEnv) {
 		e.Fatalf("post receive: %v", err)
 	}
 	p.postSend(0, 1, 8)
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-	e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	if !bytes.Equal(write.b[:8], p.buf[0].b[:8]) {
 		e.Error("receive: the data are not where they should be")
 	}
 	p.postRecv(1, 2, 0, 8)
 	// reading needs no right
 	p.postSendWR(0, ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: sge(plain)})
-	e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-	e.waitOne(p.cqs[1], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[1], 2, ib.WCSuccess)
 }
 
 func testKeyIsNotReusedAtOnce(e *testEnv) {
@@ -181,21 +181,21 @@ func testDataVisibleAtCompletion(e *testEnv) {
 			p.postRecv(1, uint64(i), pairBufferLen-8, 8)
 			p.postSendWR(0, p.newRDMARequest(1, ib.WRRDMAWrite, p.buf[0].newSGL(0, n), 0))
 			p.postSend(0, 2, 8)
-			e.waitOne(p.cqs[1], uint64(i), ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
 			if !bytes.Equal(p.buf[1].b[:n], p.buf[0].b[:n]) {
 				e.Fatal("the message after an RDMA WRITE has arrived, and the data of the write have not")
 			}
-			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-			e.waitOne(p.cqs[0], 2, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
 		}
 		fillPattern(messages.buf[0].b[:n], i)
 		messages.postRecv(1, 3, 0, n)
 		messages.postSend(0, 3, n)
-		e.waitOne(messages.cqs[1], 3, ib.WCSuccess)
+		e.waitOneCompletion(messages.cqs[1], 3, ib.WCSuccess)
 		if !bytes.Equal(messages.buf[1].b[:n], messages.buf[0].b[:n]) {
 			e.Fatal("the receive of a message has completed, and the data are not there")
 		}
-		e.waitOne(messages.cqs[0], 3, ib.WCSuccess)
+		e.waitOneCompletion(messages.cqs[0], 3, ib.WCSuccess)
 	}
 }
 
@@ -224,7 +224,7 @@ func testDataVisibleOnOtherThread(e *testEnv) {
 			runtime.Gosched()
 		}
 		p.postSendWR(0, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(0, n)})
-		e.waitOne(p.cqs[0], uint64(i), ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
 		last, ok := <-polled
 		if !ok {
 			e.Fatalf("message %d of %d bytes: got no receive, want one", i, n)

@@ -40,8 +40,8 @@ var scaleChecks = []ruleTest{
 	},
 }
 
-// scaleCount returns the number of objects of these checks, within limits of the device.
-func (e *testEnv) scaleCount(limits ...int) int {
+// scaleObjectCount returns the number of objects of these checks, within limits of the device.
+func (e *testEnv) scaleObjectCount(limits ...int) int {
 	e.Helper()
 	n := scaleObjects
 	for _, l := range limits {
@@ -87,7 +87,7 @@ func (e *testEnv) wantEachSenderOnce(seen []int) {
 
 func testManySenders(e *testEnv) {
 	a := e.deviceAttr()
-	n := e.scaleCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE/2, a.MaxCQ-2)
+	n := e.scaleObjectCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE/2, a.MaxCQ-2)
 	pd := e.newPD()
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(n), MaxSGE: 1}})
 	from, to := e.newBuffer(pd, 8*n, allAccess), e.newBuffer(pd, 8*n, allAccess)
@@ -165,7 +165,7 @@ func testManyInitiators(e *testEnv) {
 	x, err := e.dev.AllocXRCD()
 	e.requireFeature("XRC domains", err)
 	destroyAtEnd(e, x, x.Dealloc)
-	n := e.scaleCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE)
+	n := e.scaleObjectCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE)
 	pd := e.newPD()
 	sent, received := e.newCQ(n, nil), e.newCQ(n, nil)
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: received,
@@ -189,12 +189,12 @@ func testManyInitiators(e *testEnv) {
 }
 
 func testManyMembers(e *testEnv) {
-	group := e.groupAddressFunc()
+	group := e.mcastAddressFunc()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
 	a := e.deviceAttr()
-	n := e.scaleCount(a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
+	n := e.scaleObjectCount(a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
 	p, _ := e.newDatagramPair()
 	addr := e.ownAddress()
 	addr.GRH.DGID = group(0)
@@ -215,9 +215,9 @@ func testManyMembers(e *testEnv) {
 	wr := p.newDatagramRequest(1, ah, 8)
 	wr.RemoteQPN = 0xffffff
 	p.postSendWR(0, wr)
-	e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+	e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 	for i, m := range members {
-		e.waitOne(m.cq, 1, ib.WCSuccess)
+		e.waitOneCompletion(m.cq, 1, ib.WCSuccess)
 		if string(m.buf.b[grhLen:]) != string(p.buf[0].b[:8]) {
 			e.Fatalf("the datagram of member %d of %d arrived changed", i, n)
 		}
@@ -228,7 +228,7 @@ func testManyMembers(e *testEnv) {
 func testManyRegions(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	p.requireRDMAWrite()
-	n := e.scaleCount(e.deviceAttr().MaxMR - 4)
+	n := e.scaleObjectCount(e.deviceAttr().MaxMR - 4)
 	b, addr := e.newMemory(8 * n)
 	var regions []*ib.MR
 	for i := range n {

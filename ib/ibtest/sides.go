@@ -21,8 +21,8 @@ var flushQueueChecks = []ruleTest{
 	},
 }
 
-// sidedQP is a queue pair with two completion queues, and its peer.
-type sidedQP struct {
+// qpWithTwoCQs is a queue pair with two completion queues, and its peer.
+type qpWithTwoCQs struct {
 	*pair
 	qp  *ib.QP
 	cqs [2]*ib.CQ // for sends, for receives
@@ -30,16 +30,16 @@ type sidedQP struct {
 	bad bool      // the first send has an invalid local key
 }
 
-const wrsPerSide = 4 // outstanding on each side
+const wrsPerQueue = 4 // outstanding on each side
 
-// newSidedQP connects a queue pair of a type; it returns nil if the driver does not support the type.
-func (e *testEnv) newSidedQP(kind ib.QPType, pd *ib.PD) *sidedQP {
+// newQPWithTwoCQs connects a queue pair of a type; it returns nil if the driver does not support the type.
+func (e *testEnv) newQPWithTwoCQs(kind ib.QPType, pd *ib.PD) *qpWithTwoCQs {
 	e.Helper()
 	if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 		return nil
 	}
 	p := e.newPair(pairConfig{kind: kind, pd: pd})
-	s := &sidedQP{pair: p, cqs: [2]*ib.CQ{e.newCQ(e.queueLen, nil), e.newCQ(e.queueLen, nil)}}
+	s := &qpWithTwoCQs{pair: p, cqs: [2]*ib.CQ{e.newCQ(e.queueLen, nil), e.newCQ(e.queueLen, nil)}}
 	s.qp = e.newQP(pd, ib.QPInitAttr{SendCQ: s.cqs[0], RecvCQ: s.cqs[1], Type: kind})
 	e.resetQPs(p.qps[:]...)
 	e.moveQPUpTo(s.qp, p.qps[1].Num(), ib.QPRTS)
@@ -52,7 +52,7 @@ func (e *testEnv) newSidedQP(kind ib.QPType, pd *ib.PD) *sidedQP {
 }
 
 // postSendsAndRecvs posts sends and receives, numbered from first; it returns false if they were rejected.
-func (s *sidedQP) postSendsAndRecvs(first, n int) bool {
+func (s *qpWithTwoCQs) postSendsAndRecvs(first, n int) bool {
 	s.e.Helper()
 	for i := first; i < first+n; i++ {
 		wr := ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, SGList: s.buf[0].newSGL(0, 8), Flags: ib.SendSignaled}
@@ -77,8 +77,8 @@ func (s *sidedQP) postSendsAndRecvs(first, n int) bool {
 	return true
 }
 
-// waitSidesFlushed waits for n completions of each side, and checks that no more follow.
-func (s *sidedQP) waitSidesFlushed(when string, n int) {
+// waitBothQueuesFlushed waits for n completions of each side, and checks that no more follow.
+func (s *qpWithTwoCQs) waitBothQueuesFlushed(when string, n int) {
 	e := s.e
 	e.Helper()
 	var next [2]int
@@ -112,24 +112,24 @@ func testFlushQueues(e *testEnv) {
 	pd := e.newPD()
 	toError := ib.QPAttr{State: ib.QPErr}
 	e.checkFlushMethods(pd, []flushMethod{
-		{"flushed by Modify to ERR", false, func(s *sidedQP) int {
+		{"flushed by Modify to ERR", false, func(s *qpWithTwoCQs) int {
 			e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
 			return 0
 		}},
-		{"posted in ERR", false, func(s *sidedQP) int {
+		{"posted in ERR", false, func(s *qpWithTwoCQs) int {
 			e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
-			if !s.postSendsAndRecvs(wrsPerSide, 3) {
+			if !s.postSendsAndRecvs(wrsPerQueue, 3) {
 				e.Fatal("post in ERR: was refused")
 			}
 			return 3
 		}},
-		{"flushed since the first in the send queue has failed, and posted thereafter", true, func(s *sidedQP) int {
+		{"flushed since the first in the send queue has failed, and posted thereafter", true, func(s *qpWithTwoCQs) int {
 			e.must("modify to RTS", s.qp.Modify(ib.QPAttr{State: ib.QPRTS}, ib.QPAttrState))
 			e.eventually("an error state", func() bool { return s.qp.State() == ib.QPErr || s.qp.State() == ib.QPSQE })
 			if s.qp.Type() != ib.QPTypeRC {
 				e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
 			}
-			s.postSendsAndRecvs(wrsPerSide, 2)
+			s.postSendsAndRecvs(wrsPerQueue, 2)
 			return 2
 		}},
 	})
@@ -137,9 +137,9 @@ func testFlushQueues(e *testEnv) {
 
 func testFlushQueuesInError(e *testEnv) {
 	e.checkFlushMethods(e.newPD(), []flushMethod{
-		{"flushed by an error of the device", false, func(s *sidedQP) int {
+		{"flushed by an error of the device", false, func(s *qpWithTwoCQs) int {
 			e.handle.SetError()
-			if s.postSendsAndRecvs(wrsPerSide, 2) {
+			if s.postSendsAndRecvs(wrsPerQueue, 2) {
 				return 2
 			}
 			return 0
@@ -151,27 +151,27 @@ func testFlushQueuesInError(e *testEnv) {
 type flushMethod struct {
 	when string
 	bad  bool
-	do   func(s *sidedQP) (more int)
+	do   func(s *qpWithTwoCQs) (more int)
 }
 
 func (e *testEnv) checkFlushMethods(pd *ib.PD, ways []flushMethod) {
 	e.Helper()
 	for _, way := range ways {
-		var all []*sidedQP
+		var all []*qpWithTwoCQs
 		for _, kind := range queuePairTypes {
-			s := e.newSidedQP(kind, pd)
+			s := e.newQPWithTwoCQs(kind, pd)
 			if s == nil {
 				continue
 			}
 			e.must("modify to SQD", s.qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
 			s.bad = way.bad
-			if !s.postSendsAndRecvs(0, wrsPerSide) {
+			if !s.postSendsAndRecvs(0, wrsPerQueue) {
 				e.Fatal("post in SQD: was refused")
 			}
 			all = append(all, s)
 		}
 		for _, s := range all {
-			s.waitSidesFlushed(way.when, wrsPerSide+way.do(s))
+			s.waitBothQueuesFlushed(way.when, wrsPerQueue+way.do(s))
 		}
 	}
 }

@@ -64,14 +64,14 @@ func (e *testEnv) atomicCalls() []atomicCall {
 	recv := func() { p.postRecv(1, 1, 0, 8) }
 	send := func() { p.postSend(0, 2, 8) }
 	drain := func() {
-		e.waitOne(p.cqs[0], 2, ib.WCSuccess)
-		e.waitOne(p.cqs[1], 1, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], 1, ib.WCSuccess)
 	}
 	wc := make([]ib.WC, 1)
 	poll := func(cq *ib.CQ) func() { return func() { e.must("poll", errorOf(cq.Poll(wc))) } }
 	arm := func() { e.must("request notify", errorOf(p.cqs[0].ReqNotify(ib.NotifyNextComp))) }
 	dispatch := func() { e.handle.DispatchEvent(ib.EventClientReregister, 1) }
-	message := func() { recv(); send(); e.waitOne(p.cqs[0], 2, ib.WCSuccess); e.awaitDueCallbacks() }
+	message := func() { recv(); send(); e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess); e.awaitDueCallbacks() }
 	calls := []atomicCall{
 		{"QP.PostRecv", measurementCount, nil, recv, func() { send(); drain() }},
 		{"QP.PostSend", measurementCount, recv, send, drain},
@@ -124,8 +124,8 @@ func (e *testEnv) doorbellCalls() []atomicCall {
 	}
 }
 
-// aroundEachCall runs f around each call, and returns the number of calls: fewer than c.times if they take long.
-func (c *atomicCall) aroundEachCall(e *testEnv, f func(call func())) (n int) {
+// runAroundEachCall runs f around each call, and returns the number of calls: fewer than c.times if they take long.
+func (c *atomicCall) runAroundEachCall(e *testEnv, f func(call func())) (n int) {
 	end := time.Now().Add(e.cfg.timeout / 10)
 	for ; n < c.times && (n < 5 || time.Now().Before(end)); n++ {
 		if c.before != nil {
@@ -175,7 +175,7 @@ func testNoContextSwitches(e *testEnv) {
 			switched, calls := 0, 0
 			for range confirmations {
 				switched = 0
-				calls = c.aroundEachCall(e, func(call func()) {
+				calls = c.runAroundEachCall(e, func(call func()) {
 					before := e.contextSwitches()
 					call()
 					if e.contextSwitches() > before {
@@ -202,7 +202,7 @@ func testNoLongSpin(e *testEnv) {
 			c.times = max(c.times/5, 5)
 			for range confirmations {
 				times := make([]time.Duration, 0, c.times)
-				c.aroundEachCall(e, func(call func()) {
+				c.runAroundEachCall(e, func(call func()) {
 					before := e.threadCPUTime()
 					call()
 					times = append(times, e.threadCPUTime()-before)
@@ -342,7 +342,7 @@ func goroutineID() string {
 func testNoVirtualTimePasses(e *testEnv) {
 	for _, c := range e.atomicCalls() {
 		slept := map[time.Duration]int{}
-		c.aroundEachCall(e, func(call func()) {
+		c.runAroundEachCall(e, func(call func()) {
 			before := time.Now()
 			call()
 			if d := time.Since(before); d > 0 {

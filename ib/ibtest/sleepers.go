@@ -36,7 +36,7 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 			return f()
 		}
 	}
-	group := e.groupAddressFunc()
+	group := e.mcastAddressFunc()
 	var member *ib.QP
 	if group != nil {
 		member = e.newQPOfType(ib.QPTypeUD, p.pd, p.cqs[0])

@@ -34,8 +34,8 @@ func testSRQLimitBelowCount(e *testEnv) {
 		take := func() {
 			e.Helper()
 			p.postSend(0, 1, 8)
-			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
-			e.waitOne(p.cqs[1], 0, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[1], 0, ib.WCSuccess)
 		}
 		for range c.there {
 			e.mustPostSRQ(srq, ib.RecvWR{SGList: p.buf[1].newSGL(0, 8)})

@@ -58,7 +58,7 @@ func (e *testEnv) supportsOperation(kind ib.QPType, op ib.WROpcode) bool {
 			p.postRecv(1, 1, 0, pairBufferLen)
 		}
 		if able = p.postIfSupported(o.what, 0, o.wr); able {
-			e.waitOne(p.cqs[0], 1, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], 1, ib.WCSuccess)
 		} else {
 			e.Logf("the driver has no %s", o.what)
 		}
@@ -80,7 +80,7 @@ func (p *pair) newMessageSender() *messageSender {
 	p.e.Helper()
 	write := p.postIfSupported("RDMA WRITE", 0, p.newRDMARequest(0, ib.WRRDMAWrite, nil, 0))
 	if write {
-		p.e.waitOne(p.cqs[0], 0, ib.WCSuccess)
+		p.e.waitOneCompletion(p.cqs[0], 0, ib.WCSuccess)
 	}
 	return &messageSender{p, write}
 }
@@ -105,7 +105,7 @@ func (t *messageSender) prepareReceive(id uint64, n int) {
 func (t *messageSender) waitMessageArrived(id uint64) {
 	t.e.Helper()
 	if !t.write {
-		t.e.waitOne(t.cqs[1], id, ib.WCSuccess)
+		t.e.waitOneCompletion(t.cqs[1], id, ib.WCSuccess)
 	}
 }
 

@@ -38,14 +38,14 @@ func TestSuiteOnOneWrongDriver(t *testing.T) {
 	}, opts...)
 }
 
-var wholeFlag = flag.Bool("whole", false,
+var wholeSuiteFlag = flag.Bool("whole", false,
 	"run the whole suite against each wrong driver: what names the fault must fail first")
 
 // runOnWrongDriver runs the check that must find the fault of a wrong driver, or the whole suite up to the first
 // failure, in a process of its own.
 func runOnWrongDriver(t *testing.T, i int) (check, says string) {
 	run := "^TestSuiteOnOneWrongDriver$"
-	if by := driverDefects[i].by; by != "" && !*wholeFlag {
+	if by := driverDefects[i].by; by != "" && !*wholeSuiteFlag {
 		run += "/^" + strings.ReplaceAll(by, "/", "$/^") + "$"
 	}
 	c := exec.Command(os.Args[0], "-test.run="+run, "-test.v", "-test.failfast", "-test.timeout=100s")

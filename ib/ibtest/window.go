@@ -41,7 +41,7 @@ func testWindowOfDestroyedQP(e *testEnv) {
 			ib.MWType2)
 		if c.again {
 			q.postSendWR(1, ib.SendWR{ID: 5, Opcode: ib.WRLocalInv, Flags: ib.SendSignaled, InvalidateRKey: bind(q, mw, target)})
-			e.waitOne(q.cqs[1], 5, ib.WCSuccess)
+			e.waitOneCompletion(q.cqs[1], 5, ib.WCSuccess)
 		}
 		dead, deadShared := bind(q, mw, target), bind(q, onShared, shared)
 		alive1, alive2 := bind(q, of1, shared), bind(p, others, shared)
@@ -59,7 +59,7 @@ func testWindowOfDestroyedQP(e *testEnv) {
 			e.Fatalf("%s: %v", what("deregister the region of a window"), err)
 		}
 		e.wantErrno("deregister a region with bound windows", shared.mr.Dereg(), syscall.EBUSY, syscall.EINVAL)
-		if err := p.bindAgain(mw, shared); err != ib.WCSuccess {
+		if err := p.rebindType2Window(mw, shared); err != ib.WCSuccess {
 			e.Fatalf("%s: %q", what("bind a window"), err)
 		}
 		p.wantWriteStatus("write by the window that was bound again", shared.addr, mw.RKey(), ib.WCSuccess)
@@ -74,8 +74,8 @@ func testWindowOfDestroyedQP(e *testEnv) {
 	}
 }
 
-// bindAgain binds a window of type 2 on side 1, and returns the status.
-func (p *pair) bindAgain(mw *ib.MW, target *registeredBuffer) ib.WCStatus {
+// rebindType2Window binds a window of type 2 on side 1, and returns the status.
+func (p *pair) rebindType2Window(mw *ib.MW, target *registeredBuffer) ib.WCStatus {
 	p.e.Helper()
 	p.postSendWR(1, ib.SendWR{ID: 6, Opcode: ib.WRBindMW, Flags: ib.SendSignaled, Bind: &ib.BindMW{
 		MW: mw, MR: target.mr, RKey: ib.IncRKey(mw.RKey()), Addr: target.addr, Length: 64, Access: ib.AccessRemoteWrite}})

@@ -19,17 +19,17 @@ var wrapChecks = []ruleTest{
 	{
 		name: "Wrap/Numbers",
 		rule: "a number or key is not given twice at a time, however many objects there have been before, and nothing of them stays",
-		test: testNumbersAfterWrap, plain: true,
+		test: testIDsAfterWrap, plain: true,
 	},
 	{
 		name: "Wrap/Groups",
 		rule: "a group that has been left has no effect on the number of groups that can be joined",
-		test: testGroupsAfterWrap, plain: true,
+		test: testMcastGroupsAfterWrap, plain: true,
 	},
 	{
 		name: "Wrap/Old",
 		rule: "a device on which many objects have been created and destroyed agrees with the model, as a new one does",
-		test: testModelOnOldDevice, asleep: true, plain: true, either: true,
+		test: testModelAfterManyObjects, asleep: true, plain: true, either: true,
 	},
 	{
 		name: "Wrap/Queues",
@@ -45,8 +45,8 @@ const (
 	wrapCount = 1 << 18
 )
 
-// repeatToWrap calls f with increasing numbers until the limit of time or count. It returns the number of calls.
-func (e *testEnv) repeatToWrap(f func(i int)) int {
+// repeatUntilWrap calls f with increasing numbers until the limit of time or count. It returns the number of calls.
+func (e *testEnv) repeatUntilWrap(f func(i int)) int {
 	i := 0
 	for began := time.Now(); i < wrapCount && time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
 		f(i)
@@ -54,85 +54,85 @@ func (e *testEnv) repeatToWrap(f func(i int)) int {
 	return i
 }
 
-// numberedObject is a live object with a number or key.
-type numberedObject struct {
+// objectWithID is a live object with a number or key.
+type objectWithID struct {
 	number  uint32
 	destroy func() error
 }
 
-// numberedKind is a kind of numbered objects.
-type numberedKind struct {
+// objectFactory is a kind of numbered objects.
+type objectFactory struct {
 	what string
-	make func() (numberedObject, error)
+	make func() (objectWithID, error)
 }
 
-// numberedKinds returns the kinds of objects that have a number or key.
-func numberedKinds(dev *ib.Device, pd *ib.PD, cq *ib.CQ, memory ib.MRInit) []numberedKind {
-	return []numberedKind{
-		{"queue pair", func() (numberedObject, error) {
+// factoriesWithID returns the kinds of objects that have a number or key.
+func factoriesWithID(dev *ib.Device, pd *ib.PD, cq *ib.CQ, memory ib.MRInit) []objectFactory {
+	return []objectFactory{
+		{"queue pair", func() (objectWithID, error) {
 			q, err := pd.CreateQP(ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: minScaleCap})
 			if err != nil {
-				return numberedObject{}, err
+				return objectWithID{}, err
 			}
-			return numberedObject{q.Num(), q.Destroy}, nil
+			return objectWithID{q.Num(), q.Destroy}, nil
 		}},
-		{"XRC shared receive queue", func() (numberedObject, error) {
+		{"XRC shared receive queue", func() (objectWithID, error) {
 			x, err := dev.AllocXRCD()
 			if err != nil {
-				return numberedObject{}, err
+				return objectWithID{}, err
 			}
 			s, err := pd.CreateSRQ(ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: cq, Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
 			if err != nil {
-				return numberedObject{}, errors.Join(err, x.Dealloc())
+				return objectWithID{}, errors.Join(err, x.Dealloc())
 			}
-			return numberedObject{s.Num(), func() error { return errors.Join(s.Destroy(), x.Dealloc()) }}, nil
+			return objectWithID{s.Num(), func() error { return errors.Join(s.Destroy(), x.Dealloc()) }}, nil
 		}},
-		{"region", func() (numberedObject, error) {
+		{"region", func() (objectWithID, error) {
 			m, err := pd.RegMR(memory)
 			if err != nil {
-				return numberedObject{}, err
+				return objectWithID{}, err
 			}
-			return numberedObject{m.RKey(), m.Dereg}, nil
+			return objectWithID{m.RKey(), m.Dereg}, nil
 		}},
-		{"window", func() (numberedObject, error) {
+		{"window", func() (objectWithID, error) {
 			w, err := pd.AllocMW(ib.MWType2)
 			if err != nil {
-				return numberedObject{}, err
+				return objectWithID{}, err
 			}
-			return numberedObject{w.RKey(), w.Dealloc}, nil
+			return objectWithID{w.RKey(), w.Dealloc}, nil
 		}},
 	}
 }
 
-// unnumberedKinds returns the kinds of objects without a number, which is 0.
-func (e *testEnv) unnumberedKinds(pd *ib.PD) []numberedKind {
+// factoriesWithoutID returns the kinds of objects without a number, which is 0.
+func (e *testEnv) factoriesWithoutID(pd *ib.PD) []objectFactory {
 	address := e.ownAddress()
-	return []numberedKind{
-		{"address handle", func() (numberedObject, error) {
+	return []objectFactory{
+		{"address handle", func() (objectWithID, error) {
 			ah, err := pd.CreateAH(&address)
-			return numberedObject{0, func() error { return ah.Destroy() }}, err
+			return objectWithID{0, func() error { return ah.Destroy() }}, err
 		}},
-		{"protection domain", func() (numberedObject, error) {
+		{"protection domain", func() (objectWithID, error) {
 			pd, err := e.dev.AllocPD()
-			return numberedObject{0, func() error { return pd.Dealloc() }}, err
+			return objectWithID{0, func() error { return pd.Dealloc() }}, err
 		}},
-		{"completion queue", func() (numberedObject, error) {
+		{"completion queue", func() (objectWithID, error) {
 			cq, err := e.dev.CreateCQ(ib.CQInit{Entries: 1})
-			return numberedObject{0, func() error { return cq.Destroy() }}, err
+			return objectWithID{0, func() error { return cq.Destroy() }}, err
 		}},
-		{"shared receive queue", func() (numberedObject, error) {
+		{"shared receive queue", func() (objectWithID, error) {
 			s, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
-			return numberedObject{0, func() error { return s.Destroy() }}, err
+			return objectWithID{0, func() error { return s.Destroy() }}, err
 		}},
-		{"XRC domain", func() (numberedObject, error) {
+		{"XRC domain", func() (objectWithID, error) {
 			x, err := e.dev.AllocXRCD()
-			return numberedObject{0, func() error { return x.Dealloc() }}, err
+			return objectWithID{0, func() error { return x.Dealloc() }}, err
 		}},
 	}
 }
 
-// unnumberedCount is the number of objects without a number that are created and destroyed to find lost memory.
-const unnumberedCount = 1 << 15
+// objectsWithoutIDCount is the number of objects without a number that are created and destroyed to find lost memory.
+const objectsWithoutIDCount = 1 << 15
 
 const (
 	// keptBytes is the average memory per destroyed object that a driver may keep.
@@ -141,23 +141,23 @@ const (
 	keptFree = 1 << 20
 )
 
-// testNumbersAfterWrap keeps a few objects of each kind while others are created and destroyed.
-func testNumbersAfterWrap(e *testEnv) {
+// testIDsAfterWrap keeps a few objects of each kind while others are created and destroyed.
+func testIDsAfterWrap(e *testEnv) {
 	pd, cq := e.newPD(), e.newCQ(8, nil)
 	_, addr := e.newMemory(64)
-	numbers := numberedKinds(e.dev, pd, cq, ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess})
-	for i, k := range append(slices.Clone(numbers), e.unnumberedKinds(pd)...) {
-		wraps := e.repeatToWrap
+	numbers := factoriesWithID(e.dev, pd, cq, ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess})
+	for i, k := range append(slices.Clone(numbers), e.factoriesWithoutID(pd)...) {
+		wraps := e.repeatUntilWrap
 		if i >= len(numbers) {
 			wraps = func(next func(int)) int {
-				for i := range unnumberedCount {
+				for i := range objectsWithoutIDCount {
 					next(i)
 				}
-				return unnumberedCount
+				return objectsWithoutIDCount
 			}
 		}
 		kept := map[uint32]bool{}
-		var all []numberedObject
+		var all []objectWithID
 		for range 3 {
 			m, err := k.make()
 			if err != nil {
@@ -195,9 +195,9 @@ func testNumbersAfterWrap(e *testEnv) {
 	}
 }
 
-// testGroupsAfterWrap joins more groups than the device has at a time, one after the other.
-func testGroupsAfterWrap(e *testEnv) {
-	group := e.groupAddressFunc()
+// testMcastGroupsAfterWrap joins more groups than the device has at a time, one after the other.
+func testMcastGroupsAfterWrap(e *testEnv) {
+	group := e.mcastAddressFunc()
 	if group == nil {
 		e.Skip("the driver has no multicast")
 	}
@@ -218,11 +218,12 @@ func liveObjectBytes() int {
 	return int(m.HeapAlloc)
 }
 
-// oldObjectCount is the count of objects of each kind before the runs of testModelOnOldDevice. It exceeds 16 bits.
-const oldObjectCount = 1<<16 + 100
+// earlierObjectCount is the count of objects of each kind before the runs of testModelAfterManyObjects. It exceeds 16
+// bits.
+const earlierObjectCount = 1<<16 + 100
 
-// testModelOnOldDevice runs the model on a device that has given out more numbers than 16 bits can hold.
-func testModelOnOldDevice(e *testEnv) {
+// testModelAfterManyObjects runs the model on a device that has given out more numbers than 16 bits can hold.
+func testModelAfterManyObjects(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
 	target, end := e.modelFactory(*modelSeed, known)()
 	pd, err := target.Device.AllocPD()
@@ -230,9 +231,9 @@ func testModelOnOldDevice(e *testEnv) {
 	cq, err := target.Device.CreateCQ(ib.CQInit{Entries: 1})
 	e.must("create cq", err)
 	_, addr := e.newMemory(64)
-	for _, k := range numberedKinds(target.Device, pd, cq,
+	for _, k := range factoriesWithID(target.Device, pd, cq,
 		ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite}) {
-		for i := range oldObjectCount / oldDivisor {
+		for i := range earlierObjectCount / oldDivisor {
 			m, err := k.make()
 			if i == 0 && err != nil {
 				break // not supported by this driver
@@ -250,7 +251,7 @@ func testModelOnOldDevice(e *testEnv) {
 	for i := range runs {
 		seed := *modelSeed + uint64(i)
 		if f := modeltest.RunOn(target, seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.commandRepeatingSeed(seed))
+			e.Fatalf("%v\nrun it again: %s", f, e.repeatSeedCommand(seed))
 		}
 	}
 	e.must("take the device away", end())
@@ -301,14 +302,14 @@ func (e *testEnv) checkQueuesAfterWrap(pd *ib.PD, srq *ib.SRQ) {
 	}
 	want := make([]byte, 8)
 	received := func(i uint64) {
-		e.waitOne(p.cqs[1], i, ib.WCSuccess)
+		e.waitOneCompletion(p.cqs[1], i, ib.WCSuccess)
 		fillPattern(want, int(i))
 		if got := p.buf[1].b[8*(i%wrapQueueLen):][:8]; !bytes.Equal(got, want) {
 			e.Fatalf("message %d: got data %x, want %x", i, got, want)
 		}
 	}
 	var id uint64
-	e.repeatToWrap(func(round int) {
+	e.repeatUntilWrap(func(round int) {
 		first := id
 		for range wrapQueueLen {
 			wr := ib.RecvWR{ID: id, SGList: p.buf[1].newSGL(int(8*(id%wrapQueueLen)), 8)}
@@ -323,7 +324,7 @@ func (e *testEnv) checkQueuesAfterWrap(pd *ib.PD, srq *ib.SRQ) {
 		for i := first; i < id; i++ {
 			fillPattern(p.buf[0].b[:8], int(i))
 			p.postSend(0, i, 8)
-			e.waitOne(p.cqs[0], i, ib.WCSuccess)
+			e.waitOneCompletion(p.cqs[0], i, ib.WCSuccess)
 			if i > first { // most polls leave a completion in the queue
 				received(i - 1)
 			}

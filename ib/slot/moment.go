@@ -126,7 +126,7 @@ func (s *Slot) takeRegistrationReset() func() {
 
 // Close unplugs the device, if any, and waits for resets that ResetAt has started. Close may sleep.
 func (s *Slot) Close() (err error) {
-	for s.isOccupied() {
+	for s.disarmAndCheckOccupied() {
 		// another call has unplugged the device, or recovery has failed
 		if e := s.Unplug(); !errors.Is(e, syscall.ENODEV) {
 			err = errors.Join(err, e)
@@ -136,9 +136,9 @@ func (s *Slot) Close() (err error) {
 	return err
 }
 
-// isOccupied reports whether the slot has a device or may soon have a device. isOccupied cancels a pending
-// DuringRegistration.
-func (s *Slot) isOccupied() bool {
+// disarmAndCheckOccupied reports whether the slot has a device or may soon have a device. disarmAndCheckOccupied
+// cancels a pending DuringRegistration.
+func (s *Slot) disarmAndCheckOccupied() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.registration, s.armed[duringRegistration] = nil, ""

@@ -128,7 +128,7 @@ func (s *atomicSpace) WriteV(src [][]byte, addr uint64) error {
 	}
 	delayedWriteSpaces.in[s] = struct{}{}
 	delayedWriteSpaces.count.Store(int64(len(delayedWriteSpaces.in)))
-	s.d.scheduleTick()
+	s.d.scheduleDelayStep()
 	return nil
 }
 

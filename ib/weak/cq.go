@@ -79,7 +79,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 // The inner driver calls reported and may hold its locks.
 func (c *cq) recordInnerReport() {
 	c.rep.Store(true)
-	c.d.scheduleTick()
+	c.d.scheduleDelayStep()
 }
 
 // delaysCompletions reports whether the queue delays completions.
@@ -102,7 +102,7 @@ func (c *cq) Moderate(count int, period time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.moderated = count > 1 || period > 0; c.moderated {
-		c.makeWindowDue()
+		c.endWindowDelays()
 	}
 	return nil
 }
@@ -132,13 +132,13 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 			break
 		}
 		if c.notify == ib.NotifySolicited || c.moderated || batch {
-			c.makeWindowDue() // no completion is delayed, because a completion does not record whether it is solicited
+			c.endWindowDelays() // no completion is delayed, because a completion does not record whether it is solicited
 		}
 		i := c.nextPolledIndex()
 		if i < 0 {
 			break
 		}
-		c.takeEntry(i, &wc[n])
+		c.takeWindowEntry(i, &wc[n])
 		if n++; c.d.hasChoice(LateCompletion) && !batch {
 			break
 		}
@@ -149,7 +149,7 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	}
 	if c.notify&ib.NotifyNextComp != 0 && len(c.held) > 0 && c.delaysCompletions() {
 		c.later = true
-		c.d.scheduleTick()
+		c.d.scheduleDelayStep()
 	}
 	return n, err
 }
@@ -237,7 +237,7 @@ func (c *cq) decrementDelays() {
 }
 
 //verbena:held mu
-func (c *cq) makeWindowDue() {
+func (c *cq) endWindowDelays() {
 	for i := range c.held {
 		c.held[i].wait = 0
 	}
@@ -269,10 +269,10 @@ func (c *cq) nextPolledIndex() int {
 	return best
 }
 
-// takeEntry removes a completion from the window and stores the completion's data.
+// takeWindowEntry removes a completion from the window and stores the completion's data.
 //
 //verbena:held mu
-func (c *cq) takeEntry(i int, wc *ib.WC) {
+func (c *cq) takeWindowEntry(i int, wc *ib.WC) {
 	e := c.held[i]
 	c.held = slices.Delete(c.held, i, i+1)
 	*wc = e.wc
@@ -283,7 +283,7 @@ func (c *cq) takeEntry(i int, wc *ib.WC) {
 			e.r.storeData(0)
 		}
 		if e.r.qp != nil {
-			e.r.qp.recordPolled(e.r)
+			e.r.qp.recordPolledRequest(e.r)
 		}
 	}
 	if c.d.hasChoice(PoisonedFields) {
@@ -352,11 +352,11 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.arms++
 	miss := c.d.hasChoice(MissedCompletion) && c.d.drawRandom(MissedCompletion, c.ord, c.arms, 2) == 0
 	if c.notify == ib.NotifySolicited || !c.delaysCompletions() || miss {
-		c.makeWindowDue()
+		c.endWindowDelays()
 		return missed || flags&ib.NotifyReportMissed != 0, nil
 	}
 	c.later = true
-	c.d.scheduleTick()
+	c.d.scheduleDelayStep()
 	return missed, nil
 }
 

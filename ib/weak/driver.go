@@ -113,7 +113,7 @@ func (d *driver) QueryPKey(port, index int) (uint16, error) {
 func (d *driver) EnterError() {
 	d.Driver.EnterError()
 	executeAllWrites()
-	d.scheduleTick()
+	d.scheduleDelayStep()
 }
 
 // weakRequest is a work request. The inner driver receives num as its ID.
@@ -141,8 +141,8 @@ type weakRequest struct {
 	wait  int       // remaining steps before the request is posted
 }
 
-// assignNumber assigns a number to a request.
-func (d *driver) assignNumber(r *weakRequest) *weakRequest {
+// assignRequestID assigns a number to a request.
+func (d *driver) assignRequestID(r *weakRequest) *weakRequest {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.last++
@@ -166,8 +166,8 @@ func (d *driver) dropRequests(rs ...*weakRequest) {
 	}
 }
 
-// scheduleTick schedules tick after a step.
-func (d *driver) scheduleTick() {
+// scheduleDelayStep schedules tick after a step.
+func (d *driver) scheduleDelayStep() {
 	d.timer.Lock()
 	defer d.timer.Unlock()
 	d.startStepTimer()
@@ -221,6 +221,6 @@ func (d *driver) runDelayStep() {
 		}
 	}
 	if more {
-		d.scheduleTick()
+		d.scheduleDelayStep()
 	}
 }

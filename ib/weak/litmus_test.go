@@ -38,14 +38,14 @@ var litmusTests = []litmusTest{
 	{weak.MissedCompletion, "arms an empty queue, and waits for the handler", armWithoutReportMissed},
 	{weak.CrossOrder, "treats a completion of one queue pair as proof of an earlier request on another queue pair",
 		relyOnCrossQPOrder},
-	{weak.LateFlush, "treats the receives as flushed when Modify has returned", drainByModify},
+	{weak.LateFlush, "treats the receives as flushed when Modify has returned", drainByModifyToErr},
 	{weak.PoisonedFields, "adds up the lengths of completions, and reads the status afterwards", readLengthBeforeStatus},
 	{weak.PoisonedFields, "detects immediate data by the value, and not by the flags", readImmediateWithoutFlag},
 	{weak.SplitKeys, "names its own memory by the remote key", useRemoteKeyAsLocal},
 	{weak.NewKeys, "sends the remote key to the peer once, and changes the region afterwards", useStaleRemoteKey},
 	{weak.NewKeys, "stores the local key of a region, and changes the region", useStaleLocalKey},
-	{weak.ExactRoom, "signals no request", postOnlyUnsignaled},
-	{weak.EarlyNumbers, "does not remove a destroyed queue pair from a table by number", useStaleNumbers},
+	{weak.ExactRoom, "signals no request", postOnlyUnsignaledSends},
+	{weak.EarlyNumbers, "does not remove a destroyed queue pair from a table by number", useStaleQPNums},
 	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed",
 		drainByMarker},
 	{weak.LateSource, "fills the buffer again when the post has returned", reuseSourceEarly},
@@ -56,13 +56,13 @@ var litmusTests = []litmusTest{
 	{weak.LateRead, "uses the data of a READ when the peer has responded to a later message", useReadDataEarly},
 	{weak.LateRead, "sends the data of a READ on without a fence", forwardReadUnfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", forwardUnsignaledReadUnfenced},
-	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostBeforeReading},
-	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freeHandlerFirst},
+	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostBeforeReadingData},
+	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freeHandlerStateFirst},
 	{weak.WriteOrder, "waits for the last byte of a WRITE", pollLastByteOfWrite},
 	{weak.WriteOrder, "waits for the first byte of a WRITE", pollFirstByteOfWrite},
 	{weak.WriteOrder, "waits for the first byte, and reads the next words", pollHeaderOfWrite},
 	{weak.WriteOrder, "waits for the last byte, and reads the words before", pollTrailerOfWrite},
-	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", addByProcessor},
+	{weak.SplitAtomic, "adds to a word that a peer's FETCH_ADD adds to", incrementByProcessor},
 	{weak.SlowMethods, "waits a fixed time for a thread that queries the device", waitFixedTime},
 }
 
@@ -325,7 +325,7 @@ func relyOnCrossQPOrder(w *connectedDevice, wrong bool) error {
 	return nil
 }
 
-func drainByModify(w *connectedDevice, wrong bool) error {
+func drainByModifyToErr(w *connectedDevice, wrong bool) error {
 	_, b := w.newPair()
 	to := w.newBuffer(shared)
 	for i := range 4 {
@@ -419,7 +419,7 @@ func useStaleLocalKey(w *connectedDevice, wrong bool) error {
 	return a.postAndAwait(wr)
 }
 
-func postOnlyUnsignaled(w *connectedDevice, wrong bool) error {
+func postOnlyUnsignaledSends(w *connectedDevice, wrong bool) error {
 	a, _ := w.newPair()
 	from, to := w.newBuffer(shared), w.newBuffer(shared)
 	for i := range 3 * queueDepth {
@@ -441,7 +441,7 @@ func postOnlyUnsignaled(w *connectedDevice, wrong bool) error {
 	return nil
 }
 
-func useStaleNumbers(w *connectedDevice, wrong bool) error {
+func useStaleQPNums(w *connectedDevice, wrong bool) error {
 	peers := map[uint32]int{}
 	cq := w.newCQ()
 	for i := range 3 {
@@ -589,7 +589,7 @@ func pollTrailerOfWrite(w *connectedDevice, wrong bool) error {
 //go:norace
 func racyIncrement(b []byte) { (*[8]byte)(b)[0]++ }
 
-func addByProcessor(w *connectedDevice, wrong bool) error {
+func incrementByProcessor(w *connectedDevice, wrong bool) error {
 	a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
 	w.connectWithRights(a, b, ib.AccessRemoteAtomic)
 	old, word := w.registerBuffer(make([]byte, 8), private), w.registerBuffer(make([]byte, 8),
@@ -640,7 +640,7 @@ func pollByteOfWrite(w *connectedDevice, wrong bool, polled, other int) error {
 	return nil
 }
 
-func freeHandlerFirst(w *connectedDevice, wrong bool) error {
+func freeHandlerStateFirst(w *connectedDevice, wrong bool) error {
 	var mu sync.Mutex
 	freed, used := false, false
 	cq, err := w.dev.CreateCQ(ib.CQInit{Entries: 4, Handler: func(cq *ib.CQ) {
@@ -685,7 +685,7 @@ func TestPendingEventBeginsBeforeEnd(t *testing.T) {
 	}
 }
 
-func repostBeforeReading(w *connectedDevice, wrong bool) error {
+func repostBeforeReadingData(w *connectedDevice, wrong bool) error {
 	a, b := w.newPair()
 	from, to := w.newBuffer(shared), w.newBuffer(private)
 	fillBytes(from.b, 7)

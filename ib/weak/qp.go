@@ -132,7 +132,7 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 
 //verbena:held mu
 func (q *qp) postSend(wr *ib.SendWR) error {
-	full := q.isFull(&q.out, q.sendCQ, q.room.MaxSendWR)
+	full := q.trimAndCheckFull(&q.out, q.sendCQ, q.room.MaxSendWR)
 	if q.d.hasChoice(ExactRoom) {
 		switch {
 		case len(wr.SGList) > int(q.room.MaxSendSGE) && wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite:
@@ -188,13 +188,13 @@ func (q *qp) delaySend(r *weakRequest, steps int) {
 	q.d.mu.Lock()
 	q.d.later[q] = struct{}{}
 	q.d.mu.Unlock()
-	q.d.scheduleTick()
+	q.d.scheduleDelayStep()
 }
 
-// recordNoDelayedSends records that no sends are delayed.
+// removeFromDelayedQPs records that no sends are delayed.
 //
 //verbena:held mu
-func (q *qp) recordNoDelayedSends() {
+func (q *qp) removeFromDelayedQPs() {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	delete(q.d.later, q)
@@ -215,7 +215,7 @@ func (q *qp) newRequest(wr *ib.SendWR) *weakRequest {
 		r.wr.Flags |= ib.SendSignaled
 		q.sendCQ.hides.Store(true)
 	}
-	q.d.assignNumber(r)
+	q.d.assignRequestID(r)
 	r.wr.ID = r.num
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
@@ -274,9 +274,9 @@ func (q *qp) removeRejectedSend(r *weakRequest) {
 	q.out = slices.DeleteFunc(q.out, func(x *weakRequest) bool { return x == r })
 }
 
-// isFull reports whether the queue has no space for a request. Without ExactRoom the list may also contain completed
-// requests, up to a limit.
-func (q *qp) isFull(list *[]*weakRequest, c *cq, room uint32) bool {
+// trimAndCheckFull reports whether the queue has no space for a request. Without ExactRoom the list may also contain
+// completed requests, up to a limit.
+func (q *qp) trimAndCheckFull(list *[]*weakRequest, c *cq, room uint32) bool {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	if n := len(*list) - 2*int(room) - 64; n > 0 && !q.d.hasChoice(ExactRoom) && c != nil {
@@ -374,7 +374,7 @@ func (q *qp) runSendStep() (more bool) {
 		}
 	}
 	if len(q.held) == 0 {
-		q.recordNoDelayedSends()
+		q.removeFromDelayedQPs()
 	}
 	return len(q.held) > 0
 }
@@ -524,15 +524,15 @@ func (q *qp) completeRejectedSend(r *weakRequest) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.fillWindow(1 << 30)
-	c.held = append(c.held, q.d.translateCompletion(ib.WC{ID: r.num, Status: status, Opcode: opcodeOf(r.wr.Opcode),
+	c.held = append(c.held, q.d.translateCompletion(ib.WC{ID: r.num, Status: status, Opcode: wcOpcodeOf(r.wr.Opcode),
 		QPNum: q.obj.Num(),
 		QP:    q.obj.QP()}))
 	c.rep.Store(true)
-	q.d.scheduleTick()
+	q.d.scheduleDelayStep()
 }
 
-// opcodeOf returns the completion opcode of a request.
-func opcodeOf(op ib.WROpcode) ib.WCOpcode {
+// wcOpcodeOf returns the completion opcode of a request.
+func wcOpcodeOf(op ib.WROpcode) ib.WCOpcode {
 	switch op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
 		return ib.WCRDMAWrite
@@ -556,16 +556,16 @@ func opcodeOf(op ib.WROpcode) ib.WCOpcode {
 	return ib.WCSend
 }
 
-// recordPolled records that the consumer has polled the completion of a request. Earlier hidden requests are done as
-// well.
-func (q *qp) recordPolled(r *weakRequest) {
-	for _, x := range q.removeThrough(r) {
+// recordPolledRequest records that the consumer has polled the completion of a request. Earlier hidden requests are
+// done as well.
+func (q *qp) recordPolledRequest(r *weakRequest) {
+	for _, x := range q.removeRequestsThrough(r) {
 		x.storeHiddenData()
 	}
 }
 
-// removeThrough removes a request from its list, together with the sends before it.
-func (q *qp) removeThrough(r *weakRequest) (done []*weakRequest) {
+// removeRequestsThrough removes a request from its list, together with the sends before it.
+func (q *qp) removeRequestsThrough(r *weakRequest) (done []*weakRequest) {
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
 	list := &q.in
@@ -598,7 +598,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 				return n, fmt.Errorf("%d scatter/gather elements exceed the limit %d: %w",
 					len(wr.SGList), q.room.MaxRecvSGE, syscall.EINVAL)
 			}
-			if q.isFull(&q.in, q.recvCQ, q.room.MaxRecvWR) && q.DriverQP.State() != ib.QPReset {
+			if q.trimAndCheckFull(&q.in, q.recvCQ, q.room.MaxRecvWR) && q.DriverQP.State() != ib.QPReset {
 				return n, fmt.Errorf("%d receives are outstanding: %w", q.room.MaxRecvWR, syscall.ENOMEM)
 			}
 		}
@@ -609,7 +609,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		if q.d.hasChoice(PoisonedTarget) {
 			r.poisonTargets()
 		}
-		wr.ID = q.d.assignNumber(r).num
+		wr.ID = q.d.assignRequestID(r).num
 		q.d.mu.Lock()
 		q.in = append(q.in, r)
 		q.d.mu.Unlock()
@@ -643,7 +643,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		q.rights.Store(false)
 		q.dropOutstandingRequests()
 	}
-	q.d.scheduleTick()
+	q.d.scheduleDelayStep()
 	return nil
 }
 
@@ -698,7 +698,7 @@ func (q *qp) dropOutstandingRequests() {
 	defer q.mu.Unlock()
 	held := q.held
 	q.held, q.reading = nil, nil
-	q.recordNoDelayedSends()
+	q.removeFromDelayedQPs()
 	q.freeAHCopies(held...)
 	q.d.dropRequests(held...)
 	q.d.mu.Lock()

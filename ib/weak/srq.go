@@ -39,7 +39,7 @@ func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 		if s.d.hasChoice(PoisonedTarget) {
 			r.poisonTargets()
 		}
-		wr.ID = s.d.assignNumber(r).num
+		wr.ID = s.d.assignRequestID(r).num
 		if k, err := s.DriverSRQ.PostRecv([]ib.RecvWR{wr}); k == 0 {
 			s.d.dropRequests(r)
 			r.storeData(0)

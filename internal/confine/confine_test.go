@@ -92,7 +92,7 @@ func rulesWithoutDisabled(rules []Rule) (left []Rule, calls []string) {
 // succeeds or fails with an error of the kernel other than EPERM, for every user.
 type prepareAttempt func(dir string) (try func() error, err error)
 
-func attemptCall(nr uintptr, args ...uintptr) prepareAttempt {
+func newCallAttempt(nr uintptr, args ...uintptr) prepareAttempt {
 	return func(string) (func() error, error) {
 		return func() error {
 			a := append(args, 0, 0, 0, 0, 0, 0)
@@ -117,17 +117,17 @@ var ruleAttempts = map[string]prepareAttempt{
 	},
 	"exec":      func(string) (func() error, error) { return execMissingProgram, nil },
 	"processes": func(string) (func() error, error) { return forkExitingProcess, nil },
-	"code": attemptCall(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON,
+	"code": newCallAttempt(unix.SYS_MMAP, 0, 4096, unix.PROT_READ|unix.PROT_EXEC, unix.MAP_PRIVATE|unix.MAP_ANON,
 		allBitsSet),
-	"mounts":     attemptCall(unix.SYS_FSPICK, allBitsSet, 0, allBitsSet),
-	"namespaces": attemptCall(unix.SYS_UNSHARE, unix.CLONE_FS),
-	"ptrace":     attemptCall(unix.SYS_PTRACE, allBitsSet, allBitsSet),
-	"kernel":     attemptCall(unix.SYS_PERF_EVENT_OPEN, 1),
-	"keys":       attemptCall(unix.SYS_KEYCTL, allBitsSet),
-	"rings":      attemptCall(unix.SYS_IO_URING_ENTER, allBitsSet, 0, 0, allBitsSet),
-	"identity":   attemptCall(unix.SYS_SETRESUID, allBitsSet, allBitsSet, allBitsSet),
-	"prctl":      attemptCall(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE),
-	"nodes":      attemptCall(unix.SYS_NAME_TO_HANDLE_AT, allBitsSet, 0, 0, 0, 0),
+	"mounts":     newCallAttempt(unix.SYS_FSPICK, allBitsSet, 0, allBitsSet),
+	"namespaces": newCallAttempt(unix.SYS_UNSHARE, unix.CLONE_FS),
+	"ptrace":     newCallAttempt(unix.SYS_PTRACE, allBitsSet, allBitsSet),
+	"kernel":     newCallAttempt(unix.SYS_PERF_EVENT_OPEN, 1),
+	"keys":       newCallAttempt(unix.SYS_KEYCTL, allBitsSet),
+	"rings":      newCallAttempt(unix.SYS_IO_URING_ENTER, allBitsSet, 0, 0, allBitsSet),
+	"identity":   newCallAttempt(unix.SYS_SETRESUID, allBitsSet, allBitsSet, allBitsSet),
+	"prctl":      newCallAttempt(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE),
+	"nodes":      newCallAttempt(unix.SYS_NAME_TO_HANDLE_AT, allBitsSet, 0, 0, 0, 0),
 	"open": func(dir string) (func() error, error) {
 		at, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY, 0)
 		if err != nil {
@@ -137,8 +137,8 @@ var ruleAttempts = map[string]prepareAttempt{
 			return closeIfOpened(unix.Openat(at, "link", unix.O_RDONLY, 0))
 		}, os.Symlink("/dev/null", filepath.Join(dir, "link"))
 	},
-	"sockets": attemptCall(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0),
-	"signals": attemptCall(unix.SYS_KILL, uintptr(os.Getppid()), 0),
+	"sockets": newCallAttempt(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0),
+	"signals": newCallAttempt(unix.SYS_KILL, uintptr(os.Getppid()), 0),
 }
 
 // furtherAttempts contains further attempts. The name of a further attempt begins with the name of a rule.
@@ -167,12 +167,12 @@ var furtherAttempts = map[string]prepareAttempt{
 		at, err := unix.Open("/dev", unix.O_PATH|unix.O_DIRECTORY, 0)
 		return func() error { return closeIfOpened(unix.Openat(at, "null", unix.O_RDONLY|unix.O_NOFOLLOW, 0)) }, err
 	},
-	"processes namespace": attemptCall(unix.SYS_CLONE, unix.CLONE_THREAD|unix.CLONE_NEWNET),
-	"code change":         attemptCall(unix.SYS_MPROTECT, 0, 0, unix.PROT_READ|unix.PROT_EXEC),
-	"sockets raw":         attemptCall(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_STREAM, 0),
-	"sockets sequenced":   attemptCall(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_SEQPACKET, 0),
-	"sockets netlink":     attemptCall(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
-	"sockets listen":      attemptCall(unix.SYS_LISTEN, allBitsSet),
+	"processes namespace": newCallAttempt(unix.SYS_CLONE, unix.CLONE_THREAD|unix.CLONE_NEWNET),
+	"code change":         newCallAttempt(unix.SYS_MPROTECT, 0, 0, unix.PROT_READ|unix.PROT_EXEC),
+	"sockets raw":         newCallAttempt(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_STREAM, 0),
+	"sockets sequenced":   newCallAttempt(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_SEQPACKET, 0),
+	"sockets netlink":     newCallAttempt(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC),
+	"sockets listen":      newCallAttempt(unix.SYS_LISTEN, allBitsSet),
 }
 
 func closeIfOpened(fd int, err error) error {
@@ -302,7 +302,7 @@ func init() {
 	furtherAttempts["opener"] = tryOpenByOpener
 	furtherAttempts["domain"] = tryOpenInDomain
 	furtherAttempts["threads"] = tryThreadsInDomain
-	furtherAttempts["default"] = attemptCall(unix.SYS_SWAPON, 0)
+	furtherAttempts["default"] = newCallAttempt(unix.SYS_SWAPON, 0)
 }
 
 // tryOpenByOpener reopens two kinds of files with the opener: files that a service hands out, and files that a program
@@ -391,12 +391,13 @@ func tryOpenInDomain(dir string) (func() error, error) {
 				return err
 			}
 			defer unix.Close(fd)
-			if err := closeIfOpened(reopen.OnCallingThread(fd, how)); !errors.Is(err, want) {
+			if err := closeIfOpened(reopen.FileOnCallingThread(fd, how)); !errors.Is(err, want) {
 				return fmt.Errorf("open %s: got %v, want %v", path, err, want)
 			}
 			return nil
 		}
-		err := closeIfOpened(reopen.OnCallingThread(memfd, unix.O_RDWR)) // a memfd is below no directory, so it needs no rule
+		// a memfd is below no directory, so it needs no rule
+		err := closeIfOpened(reopen.FileOnCallingThread(memfd, unix.O_RDWR))
 		results <- errors.Join(err,
 			check(inside, unix.O_RDWR, nil),
 			check(beside, unix.O_RDONLY, unix.EACCES),

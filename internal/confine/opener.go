@@ -72,13 +72,13 @@ func (o *landlockOpener) recordFileSystems(dirs []string) error {
 		return fmt.Errorf("memfd_create: %w", err)
 	}
 	defer unix.Close(memfd)
-	st, err := statxNoQuery(memfd, "")
+	st, err := statxWithoutSync(memfd, "")
 	if err != nil {
 		return err
 	}
 	o.devices = append(o.devices, fileSystemOf(st))
 	for _, d := range dirs {
-		if st, err = statxNoQuery(unix.AT_FDCWD, d); err != nil {
+		if st, err = statxWithoutSync(unix.AT_FDCWD, d); err != nil {
 			return err
 		}
 		o.devices = append(o.devices, fileSystemOf(st))
@@ -86,7 +86,7 @@ func (o *landlockOpener) recordFileSystems(dirs []string) error {
 	return nil
 }
 
-func statxNoQuery(dir int, path string) (*unix.Statx_t, error) {
+func statxWithoutSync(dir int, path string) (*unix.Statx_t, error) {
 	var st unix.Statx_t
 	// No file system queries a server for this statx.
 	if err := unix.Statx(dir, path, unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st); err != nil {
@@ -101,7 +101,7 @@ func fileSystemOf(st *unix.Statx_t) fileSystemID { return fileSystemID{st.Dev_ma
 // other file. All users share this thread. A program could block it by a FUSE file's permission check, or by the
 // lock of a pipe.
 func (o *landlockOpener) open(fd, how int) (int, error) {
-	st, err := statxNoQuery(fd, "")
+	st, err := statxWithoutSync(fd, "")
 	if err != nil {
 		return -1, err
 	}
@@ -131,7 +131,7 @@ func (o *landlockOpener) serveRequests(dirs []string, ready chan<- error) {
 		return // the thread ends
 	}
 	for r := range o.asked {
-		fd, err := reopen.OnCallingThread(r.fd, r.how)
+		fd, err := reopen.FileOnCallingThread(r.fd, r.how)
 		r.answer <- openResult{fd, err}
 	}
 }

@@ -61,7 +61,7 @@ func (c Conn) Send(v any, fd *os.File) error {
 		_, err = c.Write(msg)
 		return err
 	}
-	sent, err := c.Rights.ChargeInFlight(c, 1)
+	sent, err := c.Rights.ChargeInFlightFDs(c, 1)
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const testTimeout = 10 * time.Second
 // TestReceiveClosesSurplusDescriptors tests that Receive returns one of several descriptors in a message, and closes
 // the others, which leaktest checks.
 func TestReceiveClosesSurplusDescriptors(t *testing.T) {
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	msg := append(binary.LittleEndian.AppendUint32(nil, 2), "{}"...)
 	if _, _, err := ends[1].WriteMsgUnix(msg, unix.UnixRights(0, 1, 2), nil); err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func countOpenDescriptors(t *testing.T) int {
 // TestReceiveLimitsMessageSize tests the receiver's limit for the size of a message.
 func TestReceiveLimitsMessageSize(t *testing.T) {
 	for size, want := range map[int]string{100: "", 101: "longer than 100"} {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		body := append([]byte(`{}`), strings.Repeat(" ", size-2)...)
 		if _, err := ends[1].Write(append(binary.LittleEndian.AppendUint32(nil, uint32(size)), body...)); err != nil {
 			t.Fatal(err)
@@ -68,14 +68,14 @@ func TestReceiveLimitsMessageSize(t *testing.T) {
 // TestResponseSizeIsLimited tests that Send and Receive accept a large response, and refuse a response beyond the
 // limit.
 func TestResponseSizeIsLimited(t *testing.T) {
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	go Conn{UnixConn: ends[0]}.Send(&Response{Error: strings.Repeat("x", 4*MaxRequest)}, nil)
 	var a Response
 	if _, err := (Conn{UnixConn: ends[1]}).Receive(&a, MessageLimits{Size: MaxResponse}); err != nil ||
 		len(a.Error) != 4*MaxRequest {
 		t.Errorf("Receive of a large response: got %d bytes and error %v, want %d", len(a.Error), err, 4*MaxRequest)
 	}
-	ends = testutil.UnixPair(t)
+	ends = testutil.NewUnixPair(t)
 	go ends[0].Write(binary.LittleEndian.AppendUint32(nil, MaxResponse+1))
 	_, err := Conn{UnixConn: ends[1]}.Receive(&a, MessageLimits{Size: MaxResponse})
 	if err == nil || !strings.Contains(err.Error(), "longer than") {
@@ -92,7 +92,7 @@ func TestReceiveTimesOutWithinMessage(t *testing.T) {
 	for name, l := range map[string]MessageLimits{
 		"whole": {Size: 100, Whole: 10 * time.Millisecond}, "rest": {Size: 100, Rest: 10 * time.Millisecond},
 	} {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		if _, err := ends[1].Write([]byte{100, 0, 0, 0, '{'}); err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +105,7 @@ func TestReceiveTimesOutWithinMessage(t *testing.T) {
 // TestErrnoPassesConnection tests that an error has the same errno at both ends of a connection.
 func TestErrnoPassesConnection(t *testing.T) {
 	for _, cause := range []error{fmt.Errorf("no device: %w", syscall.ENODEV), errors.New("no errno")} {
-		ends := testutil.UnixPair(t)
+		ends := testutil.NewUnixPair(t)
 		go func() {
 			server := Conn{UnixConn: ends[0]}
 			var r Request
@@ -138,7 +138,7 @@ func (h fakeHelper) Notice(text string) { h.told <- text }
 // TestServeAnswersHelp tests that a launcher answers each HelpRequest with a descriptor or an error, until the service
 // closes the connection.
 func TestServeAnswersHelp(t *testing.T) {
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	told := make(chan string, 1)
 	lost := NewClient(ends[1], 0, 0).Serve(fakeHelper{told})
 	server := Conn{UnixConn: ends[0]}
@@ -170,7 +170,7 @@ func TestServeAnswersHelp(t *testing.T) {
 
 // TestFileInPiecesArrives tests that a file sent in pieces of any size arrives unchanged, followed by its CaptureEnd.
 func TestFileInPiecesArrives(t *testing.T) {
-	ends := testutil.UnixPair(t)
+	ends := testutil.NewUnixPair(t)
 	want := CaptureEnd{Packets: 3, Dropped: 1}
 	go func() {
 		w := PieceWriter{Conn{UnixConn: ends[0]}}
@@ -188,13 +188,13 @@ func TestFileInPiecesArrives(t *testing.T) {
 	if err != nil || string(b) != "abcd"+strings.Repeat("e", 100000) || s.Result() != want {
 		t.Errorf("stream: got %d bytes, %+v and error %v, want %d and %+v", len(b), s.Result(), err, 100004, want)
 	}
-	ends = testutil.UnixPair(t)
+	ends = testutil.NewUnixPair(t)
 	ends[0].Write([]byte{9, 0, 0, 0, 'x'})
 	ends[0].Close()
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("read of a truncated file: got %v, want ErrUnexpectedEOF", err)
 	}
-	ends = testutil.UnixPair(t)
+	ends = testutil.NewUnixPair(t)
 	ends[0].Close()
 	const ended = "capture: the service has ended: unexpected EOF"
 	if _, err := io.ReadAll(&CaptureStream{c: Conn{UnixConn: ends[1]}}); err == nil || err.Error() != ended {

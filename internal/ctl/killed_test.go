@@ -56,7 +56,7 @@ func TestDialReportsKilledService(t *testing.T) {
 	}
 }
 
-func TestIsDyingReadsStatus(t *testing.T) {
+func TestHasDyingThreadsReadsStatus(t *testing.T) {
 	for status, want := range map[string]bool{
 		"Name:\tverbena\nState:\tS (sleeping)\nSigPnd:\t0000000000000000\nShdPnd:\t0000000000000000\n": false,
 		"Name:\tverbena\nState:\tD (disk sleep)\nSigPnd:\t0000000000000100\n":                          true,

@@ -52,7 +52,7 @@ func TestDialChecksOwnerFirst(t *testing.T) {
 	const uid = 65533
 	got := make(chan int, 1)
 	listening := make(chan *net.UnixListener)
-	go testutil.AsUser(t, uid, func() {
+	go testutil.RunAsUser(t, uid, func() {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 		if err != nil {
 			t.Error(err)

@@ -12,15 +12,15 @@ import (
 	"strings"
 )
 
-// Step is an atomic step of a thread.
-type Step[S comparable] struct {
+// ThreadStep is an atomic step of a thread.
+type ThreadStep[S comparable] struct {
 	What string
 	To   S
 }
 
 // Thread returns the possible steps of a thread in a state. Thread returns no steps if the thread waits or has
 // ended, and several steps if the choice is open.
-type Thread[S comparable] func(S) []Step[S]
+type Thread[S comparable] func(S) []ThreadStep[S]
 
 // System is a system to explore.
 type System[S comparable] struct {

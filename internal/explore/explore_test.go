@@ -15,24 +15,24 @@ type counterSystem struct {
 	forgetIt bool // thread 1 does not release the lock
 }
 
-func (c counterSystem) threadSteps(i int) []Step[counterSystem] {
+func (c counterSystem) threadSteps(i int) []ThreadStep[counterSystem] {
 	if c.useLock && c.lock != i+1 && c.pc[i] < 2 {
 		if c.lock != 0 {
 			return nil
 		}
 		c.lock = i + 1
-		return []Step[counterSystem]{{"locks", c}}
+		return []ThreadStep[counterSystem]{{"locks", c}}
 	}
 	switch c.pc[i] {
 	case 0:
 		c.n[i], c.pc[i] = c.sum, 1
-		return []Step[counterSystem]{{"reads", c}}
+		return []ThreadStep[counterSystem]{{"reads", c}}
 	case 1:
 		c.sum, c.pc[i] = c.n[i]+1, 2
 		if c.lock == i+1 && !(c.forgetIt && i == 0) {
 			c.lock = 0
 		}
-		return []Step[counterSystem]{{"writes", c}}
+		return []ThreadStep[counterSystem]{{"writes", c}}
 	}
 	return nil
 }
@@ -41,8 +41,8 @@ func (c counterSystem) exploreAll() (ExplorationSize, error) {
 	s := System[counterSystem]{
 		Start: c,
 		Threads: []Thread[counterSystem]{
-			func(c counterSystem) []Step[counterSystem] { return c.threadSteps(0) },
-			func(c counterSystem) []Step[counterSystem] { return c.threadSteps(1) },
+			func(c counterSystem) []ThreadStep[counterSystem] { return c.threadSteps(0) },
+			func(c counterSystem) []ThreadStep[counterSystem] { return c.threadSteps(1) },
 		},
 		Check: func(c counterSystem) error {
 			if c.sum > 2 {
@@ -77,7 +77,7 @@ func TestRunFindsViolations(t *testing.T) {
 	}
 	s := System[int]{Check: func(int) error {
 		return nil
-	}, Threads: []Thread[int]{func(n int) []Step[int] { return []Step[int]{{"counts", n + 1}} }}}
+	}, Threads: []Thread[int]{func(n int) []ThreadStep[int] { return []ThreadStep[int]{{"counts", n + 1}} }}}
 	if _, err := s.Run(10); err == nil {
 		t.Error("Run of an infinite system: got success, want an error")
 	}

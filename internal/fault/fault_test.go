@@ -49,8 +49,8 @@ func TestKinds(t *testing.T) {
 		var r Rule
 		setNonzero(reflect.ValueOf(&r).Elem().FieldByIndex(f.Index))
 		for j := range Kinds {
-			if Kinds[j].InRule(&r) != (&Kinds[j] == k) {
-				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].InRule(&r))
+			if Kinds[j].IsInRule(&r) != (&Kinds[j] == k) {
+				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].IsInRule(&r))
 			}
 		}
 		if err := r.Validate(); err != nil || !r.HasEffect() || !strings.HasPrefix(r.String(), name) {
@@ -77,7 +77,7 @@ func TestColumns(t *testing.T) {
 		setNonzero(reflect.ValueOf(&c).Elem().FieldByIndex(f.Index))
 		n := 0
 		for i := range columns {
-			if columns[i].Count(&c) == 7 {
+			if columns[i].CounterValue(&c) == 7 {
 				n++
 			}
 		}
@@ -88,7 +88,7 @@ func TestColumns(t *testing.T) {
 		for i := range Kinds {
 			k := &Kinds[i]
 			for j := range columns {
-				if columns[j].Counter == k.Counter && columns[j].Count(&c) != k.Count(&c) {
+				if columns[j].Counter == k.Counter && columns[j].CounterValue(&c) != k.CounterValue(&c) {
 					t.Errorf("kinds %s and %s: got one counter name for two counters, want two names", k.Name, columns[j].Name)
 				}
 			}

@@ -121,11 +121,11 @@ var Kinds = []Kind{
 	},
 }
 
-// InRule reports whether a rule contains the kind.
-func (k *Kind) InRule(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
+// IsInRule reports whether a rule contains the kind.
+func (k *Kind) IsInRule(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
 
-// Count returns the counter of the kind.
-func (k *Kind) Count(c *RuleCounts) uint64 { return k.count(c) }
+// CounterValue returns the counter of the kind.
+func (k *Kind) CounterValue(c *RuleCounts) uint64 { return k.count(c) }
 
 // Usage returns the help, including the restriction of kinds with Alone.
 func (k *Kind) Usage() string {

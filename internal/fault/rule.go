@@ -42,7 +42,7 @@ func (r *Rule) Validate() error {
 		if err := checkValueByType(k.Name, k.value(r)); err != nil {
 			return err
 		}
-		if k.InRule(r) {
+		if k.IsInRule(r) {
 			active++
 			if k.Alone {
 				alone++
@@ -88,7 +88,7 @@ func checkValueByType(name string, v any) error {
 // HasEffect reports whether the rule has any effect.
 func (r *Rule) HasEffect() bool {
 	for i := range Kinds {
-		if Kinds[i].InRule(r) {
+		if Kinds[i].IsInRule(r) {
 			return true
 		}
 	}
@@ -109,9 +109,9 @@ func (r Rule) String() string {
 		case bool:
 			word(v, "%s", k.Name)
 		default:
-			word(k.InRule(&r), "%s %v", k.Name, v)
+			word(k.IsInRule(&r), "%s %v", k.Name, v)
 		}
-		if k.Name == "reorder" && k.InRule(&r) {
+		if k.Name == "reorder" && k.IsInRule(&r) {
 			word(r.Behind > 0, "behind %d", r.Behind)
 			word(r.Hold > 0, "hold %v", r.Hold)
 		}

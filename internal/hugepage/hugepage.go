@@ -25,9 +25,9 @@ func AlignDown(off, n int64) int64 {
 // The addresses cannot be accessed yet. Release frees them.
 func ReserveAddresses(n int, offset int64) ([]byte, error) {
 	if n < hugePageSize {
-		return reserve(n)
+		return reserveAddressRange(n)
 	}
-	room, err := reserve(n + hugePageSize)
+	room, err := reserveAddressRange(n + hugePageSize)
 	if err != nil {
 		return nil, err
 	}

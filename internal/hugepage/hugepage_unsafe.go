@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func reserve(n int) ([]byte, error) {
+func reserveAddressRange(n int) ([]byte, error) {
 	p, err := unix.MmapPtr(-1, 0, nil, uintptr(n), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, err

@@ -19,9 +19,9 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// descriptionKinds makes objects of each kind. It returns the descriptor for a program, and the descriptors of the
+// fileDescriptionKinds makes objects of each kind. It returns the descriptor for a program, and the descriptors of the
 // service.
-var descriptionKinds = []struct {
+var fileDescriptionKinds = []struct {
 	name string
 	make func(t *testing.T) (theirs int, ours []int)
 }{
@@ -63,7 +63,7 @@ func newUserObjects(t *testing.T, n uint64) (*UserObjects, *quota.User) {
 	return k.ObjectsOf(u), u
 }
 
-func keepCharged(s *UserObjects, o Object) {
+func keepChargedObject(s *UserObjects, o Object) {
 	s.Keep(o, func() { s.user.Release(quota.Descriptors, 1) })
 }
 
@@ -88,7 +88,7 @@ func waitForCharge(t *testing.T, u *quota.User, n uint64) {
 }
 
 func TestKeepReleasesClosedObject(t *testing.T) {
-	for _, d := range descriptionKinds {
+	for _, d := range fileDescriptionKinds {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := newUserObjects(t, 1)
 			n, theirs, ours := noteNewFile(t, s, d.make)
@@ -98,7 +98,7 @@ func TestKeepReleasesClosedObject(t *testing.T) {
 			for _, fd := range append(ours, theirs) {
 				unix.Close(fd)
 			}
-			keepCharged(s, n)
+			keepChargedObject(s, n)
 			if held := u.Held(quota.Descriptors); held != 0 || s.epoll != -1 {
 				t.Errorf("after Keep: got %d charged descriptors and epoll descriptor %d, want 0 and -1", held, s.epoll)
 			}
@@ -110,13 +110,13 @@ func TestKeepReleasesClosedObject(t *testing.T) {
 // those of objects that are closed only then. A forgotten function is not called.
 func TestReleaseCallsOnRelease(t *testing.T) {
 	s, u := newUserObjects(t, 2)
-	n, theirs, ours := noteNewFile(t, s, descriptionKinds[0].make)
+	n, theirs, ours := noteNewFile(t, s, fileDescriptionKinds[0].make)
 	unix.Close(theirs)
 	calls := 0
 	sweep := s.OnRelease(func() {
 		if calls++; calls == 1 {
 			unix.Close(ours[0])
-			keepCharged(s, n)
+			keepChargedObject(s, n)
 		}
 	})
 	if err := u.Charge(quota.Descriptors, 1); err != nil || calls != 1 {
@@ -128,8 +128,8 @@ func TestReleaseCallsOnRelease(t *testing.T) {
 	}
 }
 
-// TestKeepIgnoresManyNotes tests that Keep does not check all notes of a user with many notes.
-func TestKeepIgnoresManyNotes(t *testing.T) {
+// TestKeepSkipsCheckOfManyNotes tests that Keep does not check all notes of a user with many notes.
+func TestKeepSkipsCheckOfManyNotes(t *testing.T) {
 	for _, tt := range []struct {
 		notes int
 		held  uint64 // charged descriptors when Keep returns
@@ -137,7 +137,7 @@ func TestKeepIgnoresManyNotes(t *testing.T) {
 		s, u := newUserObjects(t, uint64(tt.notes))
 		var first FileNote
 		for i := range tt.notes {
-			n, theirs, ours := noteNewFile(t, s, descriptionKinds[0].make)
+			n, theirs, ours := noteNewFile(t, s, fileDescriptionKinds[0].make)
 			if i == 0 {
 				first = n
 			}
@@ -149,7 +149,7 @@ func TestKeepIgnoresManyNotes(t *testing.T) {
 				}
 			}
 		}
-		keepCharged(s, first)
+		keepChargedObject(s, first)
 		if held := u.Held(quota.Descriptors); held != tt.held {
 			t.Errorf("%d notes: charged descriptors when Keep returns: got %d, want %d", tt.notes, held, tt.held)
 		}
@@ -158,7 +158,7 @@ func TestKeepIgnoresManyNotes(t *testing.T) {
 }
 
 func TestCloseAfterKeepEndsCharge(t *testing.T) {
-	for _, d := range descriptionKinds {
+	for _, d := range fileDescriptionKinds {
 		t.Run(d.name, func(t *testing.T) {
 			s, u := newUserObjects(t, 1)
 			n, theirs, ours := noteNewFile(t, s, d.make)
@@ -169,7 +169,7 @@ func TestCloseAfterKeepEndsCharge(t *testing.T) {
 			for _, fd := range append(ours, theirs) {
 				unix.Close(fd)
 			}
-			keepCharged(s, n)
+			keepChargedObject(s, n)
 			s.Release()
 			if held := u.Held(quota.Descriptors); held != 1 {
 				t.Errorf("charged descriptors while the program has the object: got %d, want 1", held)
@@ -183,7 +183,7 @@ func TestCloseAfterKeepEndsCharge(t *testing.T) {
 // TestChargesStayWithoutDescriptors tests that no charge ends while the service has no free descriptor.
 func TestChargesStayWithoutDescriptors(t *testing.T) {
 	s, u := newUserObjects(t, 1)
-	theirs, ours := descriptionKinds[0].make(t)
+	theirs, ours := fileDescriptionKinds[0].make(t)
 	n, err := s.NoteFile(theirs)
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +196,7 @@ func TestChargesStayWithoutDescriptors(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: limit.Max}); err != nil {
 		t.Fatal(err)
 	}
-	keepCharged(s, n)
+	keepChargedObject(s, n)
 	held, open := u.Held(quota.Descriptors), n.InUse()
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
@@ -211,7 +211,7 @@ func TestChargesStayWithoutDescriptors(t *testing.T) {
 // TestFileInFlightIsInUse tests that a description in flight counts as in use.
 func TestFileInFlightIsInUse(t *testing.T) {
 	s, u := newUserObjects(t, 1)
-	theirs, ours := descriptionKinds[0].make(t)
+	theirs, ours := fileDescriptionKinds[0].make(t)
 	n, err := s.NoteFile(theirs)
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +226,7 @@ func TestFileInFlightIsInUse(t *testing.T) {
 	for _, fd := range []int{theirs, ours[0], p[0]} {
 		unix.Close(fd)
 	}
-	keepCharged(s, n)
+	keepChargedObject(s, n)
 	if held := u.Held(quota.Descriptors); held != 1 {
 		t.Errorf("charged descriptors in flight: got %d, want 1", held)
 	}
@@ -246,7 +246,7 @@ func TestUnreadSocketIsInUse(t *testing.T) {
 				t.Fatal(err)
 			}
 			unix.Shutdown(p[1], unix.SHUT_RDWR)
-			keepCharged(s, UnreadSocket(p[1]))
+			keepChargedObject(s, UnreadSocket(p[1]))
 			if held := u.Held(quota.Descriptors); held != 1 {
 				t.Errorf("charged descriptors with 1000 unread bytes: got %d, want 1", held)
 			}
@@ -266,7 +266,7 @@ func TestUnreadSocketIsInUse(t *testing.T) {
 // TestMakePipeReusesCharges tests that the next request of a user at the limit can use the charges of objects that the
 // program has closed.
 func TestMakePipeReusesCharges(t *testing.T) {
-	testutil.NeedRoot(t, "to open files of mode 0")
+	testutil.SkipUnlessRoot(t, "to open files of mode 0")
 	s, _ := newUserObjects(t, 1)
 	reader, writer, n, err := s.MakePipe()
 	if err != nil {
@@ -280,19 +280,19 @@ func TestMakePipeReusesCharges(t *testing.T) {
 	if _, err := unix.Write(writer, make([]byte, 1<<20)); err != nil {
 		t.Errorf("write beyond the size of the pipe: got %v, want a short write", err)
 	}
-	if fd, err := reopen.OnCallingThread(writer, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
+	if fd, err := reopen.FileOnCallingThread(writer, unix.O_RDONLY|unix.O_NONBLOCK); err != nil {
 		t.Errorf("reopen of the pipe by the service: got %v, want success", err)
 	} else {
 		unix.Close(fd)
 	}
-	testutil.OnThread(func() {
+	testutil.RunOnThread(func() {
 		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 		var none [2]unix.CapUserData
 		if err := unix.Capset(&header, &none[0]); err != nil {
 			t.Error(err)
 			return
 		}
-		if fd, err := reopen.OnCallingThread(reader, unix.O_RDONLY|unix.O_NONBLOCK); !errors.Is(err, unix.EACCES) {
+		if fd, err := reopen.FileOnCallingThread(reader, unix.O_RDONLY|unix.O_NONBLOCK); !errors.Is(err, unix.EACCES) {
 			t.Errorf("reopen of the pipe without capabilities: got %d, %v, want %v", fd, err, unix.EACCES)
 		}
 	})
@@ -303,7 +303,7 @@ func TestMakePipeReusesCharges(t *testing.T) {
 func TestLongCheckIsFollowedByPause(t *testing.T) {
 	s, u := newUserObjects(t, 1)
 	o := &fakeObject{inUse: true}
-	keepCharged(s, o)
+	keepChargedObject(s, o)
 	s.mu.Lock()
 	s.rested, o.inUse = time.Now().Add(time.Hour), false
 	s.mu.Unlock()
@@ -342,7 +342,7 @@ func TestPauseIsProportional(t *testing.T) {
 	}{{0, false}, {2 * longCheck, true}} {
 		s, _ := newUserObjects(t, 1)
 		began := time.Now()
-		keepCharged(s, &slowObject{took: tt.took})
+		keepChargedObject(s, &slowObject{took: tt.took})
 		s.mu.Lock()
 		if rested := s.rested.After(began.Add(checkPauseFactor * longCheck)); rested != tt.rest {
 			t.Errorf("check of %v: got a rest until %v for a start at %v, want a rest: %v", tt.took, s.rested, began, tt.rest)
@@ -356,14 +356,14 @@ func TestReleaseChecksManyNotes(t *testing.T) {
 	s, u := newUserObjects(t, n)
 	var open []int
 	for range n {
-		theirs, ours := descriptionKinds[0].make(t)
+		theirs, ours := fileDescriptionKinds[0].make(t)
 		note, err := s.NoteFile(theirs)
 		if err != nil {
 			t.Fatal(err)
 		}
 		unix.Close(ours[0])
 		open = append(open, theirs)
-		keepCharged(s, note)
+		keepChargedObject(s, note)
 	}
 	if err := u.Charge(quota.Descriptors, 1); err == nil {
 		t.Error("Take while all are kept: got success, want a refusal")
@@ -390,7 +390,7 @@ func TestKeeperCloseEndsCharges(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := k.ObjectsOf(u)
-	theirs, ours := descriptionKinds[1].make(t)
+	theirs, ours := fileDescriptionKinds[1].make(t)
 	defer unix.Close(theirs)
 	defer unix.Close(ours[0])
 	n, err := s.NoteFile(theirs)
@@ -398,14 +398,14 @@ func TestKeeperCloseEndsCharges(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := &fakeObject{inUse: true}
-	keepCharged(s, n)
-	keepCharged(s, o)
+	keepChargedObject(s, n)
+	keepChargedObject(s, o)
 	if held := u.Held(quota.Descriptors); held != 3 {
 		t.Errorf("charged descriptors: got %d, want 3", held)
 	}
 	k.Close()
 	late := &fakeObject{inUse: true}
-	keepCharged(s, late)
+	keepChargedObject(s, late)
 	if held := u.Held(quota.Descriptors); held != 0 || !o.closed || !late.closed {
 		t.Errorf("after Close: got %d charged descriptors and closed %v, %v, want 0, true, true", held, o.closed, late.closed)
 	}

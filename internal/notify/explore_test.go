@@ -74,9 +74,11 @@ const (
 	queuesEvent
 )
 
-func (w modelState) producerSteps(i int) []explore.Step[modelState] {
+func (w modelState) producerSteps(i int) []explore.ThreadStep[modelState] {
 	p := &w.producers[i]
-	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
+	step := func(what string) []explore.ThreadStep[modelState] {
+		return []explore.ThreadStep[modelState]{{What: what, To: w}}
+	}
 	posted := func() {
 		w.mu = false
 		p.pc = posts
@@ -128,7 +130,7 @@ func (w modelState) producerSteps(i int) []explore.Step[modelState] {
 	case raises:
 		p.raises = false
 		var queue bool
-		if w.notice, queue = w.notice.Event(); queue {
+		if w.notice, queue = w.notice.QueueEvent(); queue {
 			p.pc = queuesEvent
 			w.raised++
 		} else {
@@ -175,9 +177,11 @@ const (
 	ends
 )
 
-func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
+func (w modelState) runnerSteps(i int) []explore.ThreadStep[modelState] {
 	r := &w.runners[i]
-	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
+	step := func(what string) []explore.ThreadStep[modelState] {
+		return []explore.ThreadStep[modelState]{{What: what, To: w}}
+	}
 	poll := func(empty runnerPosition) string {
 		if w.waiting == 0 {
 			*r = empty
@@ -189,23 +193,23 @@ func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
 	}
 	switch *r {
 	case free:
-		var list []explore.Step[modelState]
+		var list []explore.ThreadStep[modelState]
 		if w.handlers > 0 {
 			x := w
 			x.handlers--
 			x.runners[i] = begins
-			list = append(list, explore.Step[modelState]{What: "dequeues the handler", To: x})
+			list = append(list, explore.ThreadStep[modelState]{What: "dequeues the handler", To: x})
 		}
 		if w.events > 0 {
 			x := w
 			x.events--
 			x.runners[i] = delivers
-			list = append(list, explore.Step[modelState]{What: "dequeues the event", To: x})
+			list = append(list, explore.ThreadStep[modelState]{What: "dequeues the event", To: x})
 		}
 		return list
 	case begins:
 		var call bool
-		if w.notice, call = w.notice.Begin(); !call {
+		if w.notice, call = w.notice.BeginHandler(); !call {
 			*r = returns
 			return step("does not call the handler")
 		}
@@ -241,7 +245,7 @@ func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
 		return step("leaves the handler")
 	case returns:
 		var queue bool
-		if w.notice, queue = w.notice.Return(); queue {
+		if w.notice, queue = w.notice.EndHandler(); queue {
 			*r = requeues
 		} else {
 			*r = wakes
@@ -253,7 +257,7 @@ func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
 		return step("queues the handler again")
 	case delivers:
 		var call bool
-		if w.notice, call = w.notice.Deliver(); !call {
+		if w.notice, call = w.notice.BeginEvent(); !call {
 			*r = ends
 			return step("does not deliver the event")
 		}
@@ -269,7 +273,7 @@ func (w modelState) runnerSteps(i int) []explore.Step[modelState] {
 		*r = ends
 		return step("leaves the event function")
 	case ends:
-		w.notice, _ = w.notice.Delivered()
+		w.notice, _ = w.notice.EndEvent()
 		*r = wakes
 		return step("records the return of the event function")
 	case wakes:
@@ -294,8 +298,10 @@ const (
 	hasEnded
 )
 
-func (w modelState) destroySteps() []explore.Step[modelState] {
-	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
+func (w modelState) destroySteps() []explore.ThreadStep[modelState] {
+	step := func(what string) []explore.ThreadStep[modelState] {
+		return []explore.ThreadStep[modelState]{{What: what, To: w}}
+	}
 	switch w.destroyer {
 	case dies:
 		w.notice, _ = w.notice.Die()
@@ -337,8 +343,10 @@ func (w modelState) destroySteps() []explore.Step[modelState] {
 
 // consumerSteps returns the steps of the consumer outside of its handler. It arms the queue, and then polls earlier
 // completions.
-func (w modelState) consumerSteps() []explore.Step[modelState] {
-	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
+func (w modelState) consumerSteps() []explore.ThreadStep[modelState] {
+	step := func(what string) []explore.ThreadStep[modelState] {
+		return []explore.ThreadStep[modelState]{{What: what, To: w}}
+	}
 	if w.arms == 1 && w.mu || w.arms == 2 && w.polling || w.destroyed {
 		return nil
 	}
@@ -360,8 +368,10 @@ func (w modelState) consumerSteps() []explore.Step[modelState] {
 }
 
 // resizeSteps moves the completions to another ring, under both locks.
-func (w modelState) resizeSteps() []explore.Step[modelState] {
-	step := func(what string) []explore.Step[modelState] { return []explore.Step[modelState]{{What: what, To: w}} }
+func (w modelState) resizeSteps() []explore.ThreadStep[modelState] {
+	step := func(what string) []explore.ThreadStep[modelState] {
+		return []explore.ThreadStep[modelState]{{What: what, To: w}}
+	}
 	switch {
 	case w.resizer == 1 && !w.polling && !w.destroyed:
 		w.polling = true
@@ -476,10 +486,10 @@ func TestExplore(t *testing.T) {
 				system := explore.System[modelState]{
 					Start: w, Check: modelState.checkRules, End: modelState.checkFinalState,
 					Threads: []explore.Thread[modelState]{
-						func(w modelState) []explore.Step[modelState] { return w.producerSteps(0) },
-						func(w modelState) []explore.Step[modelState] { return w.producerSteps(1) },
-						func(w modelState) []explore.Step[modelState] { return w.runnerSteps(0) },
-						func(w modelState) []explore.Step[modelState] { return w.runnerSteps(1) },
+						func(w modelState) []explore.ThreadStep[modelState] { return w.producerSteps(0) },
+						func(w modelState) []explore.ThreadStep[modelState] { return w.producerSteps(1) },
+						func(w modelState) []explore.ThreadStep[modelState] { return w.runnerSteps(0) },
+						func(w modelState) []explore.ThreadStep[modelState] { return w.runnerSteps(1) },
 						modelState.consumerSteps, modelState.resizeSteps, modelState.destroySteps,
 					},
 				}

@@ -76,9 +76,9 @@ func (n Notice) Completed() (next Notice, queue bool) {
 	return n, false
 }
 
-// Begin records that a thread has dequeued the handler, and returns whether to call the handler. The thread must
+// BeginHandler records that a thread has dequeued the handler, and returns whether to call the handler. The thread must
 // call Return in either case.
-func (n Notice) Begin() (next Notice, call bool) {
+func (n Notice) BeginHandler() (next Notice, call bool) {
 	n += running - due
 	if n&dead != 0 {
 		return n | missed, false
@@ -86,28 +86,28 @@ func (n Notice) Begin() (next Notice, call bool) {
 	return n, true
 }
 
-// Return records the return of the handler, and returns whether to queue the handler again.
-func (n Notice) Return() (next Notice, queue bool) {
+// EndHandler records the return of the handler, and returns whether to queue the handler again.
+func (n Notice) EndHandler() (next Notice, queue bool) {
 	if n&handler == again {
 		return n - again + due, true
 	}
 	return n - running, false
 }
 
-// Event records an asynchronous event, and returns whether to queue the event.
-func (n Notice) Event() (next Notice, queue bool) {
+// QueueEvent records an asynchronous event, and returns whether to queue the event.
+func (n Notice) QueueEvent() (next Notice, queue bool) {
 	if n&dead != 0 {
 		return n, false
 	}
 	return n + event, true
 }
 
-// Deliver records that a thread has dequeued an event, and returns whether to deliver the event. The thread must
+// BeginEvent records that a thread has dequeued an event, and returns whether to deliver the event. The thread must
 // call Delivered in either case.
-func (n Notice) Deliver() (next Notice, call bool) { return n, n&dead == 0 }
+func (n Notice) BeginEvent() (next Notice, call bool) { return n, n&dead == 0 }
 
-// Delivered records the return of the event function.
-func (n Notice) Delivered() (Notice, bool) { return n - event, false }
+// EndEvent records the return of the event function.
+func (n Notice) EndEvent() (Notice, bool) { return n - event, false }
 
 // Die prevents further callbacks. Once IsQuiet is true, no callback is running either.
 func (n Notice) Die() (Notice, bool) { return n | dead, false }

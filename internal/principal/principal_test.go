@@ -104,7 +104,7 @@ func TestPrincipalRightsInAccounts(t *testing.T) {
 // TestManagerNeedsCapabilities tests that root manages root's service only with capabilities that count in its
 // namespaces, and that other users manage it only if their ID was configured.
 func TestManagerNeedsCapabilities(t *testing.T) {
-	testutil.NeedRoot(t, "to make namespaces, and to be several users")
+	testutil.SkipUnlessRoot(t, "to make namespaces, and to be several users")
 	const named, user = 65531, 65533
 	a, err := New([]int{named}, 65534)
 	if err != nil {
@@ -174,7 +174,7 @@ func TestManagerNeedsCapabilities(t *testing.T) {
 // ordinary user or of root without capabilities. They need at least the service's capabilities, and must be outside of
 // other containers.
 func TestProcessesOfOwnUserManageService(t *testing.T) {
-	testutil.NeedRoot(t, "to make namespaces")
+	testutil.SkipUnlessRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestProcessesOfOwnUserManageService(t *testing.T) {
 // container, and in user namespaces to the creator of the outermost namespace. A user cannot get several accounts by
 // making namespaces.
 func TestProcessIsChargedByUserOrContainer(t *testing.T) {
-	testutil.NeedRoot(t, "to make namespaces, and to be several users")
+	testutil.SkipUnlessRoot(t, "to make namespaces, and to be several users")
 	a, err := New(nil, -1)
 	if err != nil {
 		t.Fatal(err)
@@ -283,7 +283,7 @@ func parentNamespace(t *testing.T, path string) uint64 {
 // TestPIDNamespaceOfOwnIsZero tests that PIDNamespace returns 0 for processes in the service's own process ID
 // namespace, and the inode of the namespace for other processes.
 func TestPIDNamespaceOfOwnIsZero(t *testing.T) {
-	testutil.NeedRoot(t, "to make namespaces")
+	testutil.SkipUnlessRoot(t, "to make namespaces")
 	a, err := New(nil, -1)
 	if err != nil {
 		t.Fatal(err)
@@ -332,10 +332,10 @@ func TestPrincipalOfEndedProcessFails(t *testing.T) {
 	}
 }
 
-// TestServiceOfAUser tests that root manages the service of an ordinary user, which may not access root's
+// TestRootManagesUserService tests that root manages the service of an ordinary user, which may not access root's
 // namespaces. Root of a container or of a user namespace does not manage it. The test process is the service of an
 // ordinary user.
-func TestServiceOfAUser(t *testing.T) {
+func TestRootManagesUserService(t *testing.T) {
 	const env = "PRINCIPAL_TEST_PROCESS"
 	if pid := os.Getenv(env); pid != "" {
 		a, err := New(nil, -1)
@@ -350,7 +350,7 @@ func TestServiceOfAUser(t *testing.T) {
 		fmt.Printf("manager %v %v\n", p.Manager, err)
 		return
 	}
-	testutil.NeedRoot(t, "to make namespaces, and to be several users")
+	testutil.SkipUnlessRoot(t, "to make namespaces, and to be several users")
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
@@ -371,7 +371,7 @@ func TestServiceOfAUser(t *testing.T) {
 		{"root of a user namespace", []string{"unshare", "-U", "-r"}, false},
 	} {
 		_, pid := startProcess(t, nil, tt.argv...)
-		c := exec.Command(path, "-test.run=^TestServiceOfAUser$")
+		c := exec.Command(path, "-test.run=^TestRootManagesUserService$")
 		c.Env = append(os.Environ(), env+"="+pid)
 		c.SysProcAttr, c.Dir = withCredential(65533), "/"
 		out, err := c.CombinedOutput()

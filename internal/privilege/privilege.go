@@ -72,7 +72,7 @@ func DropPrivileges(keep []Capability) error {
 }
 
 func dropCapabilities(keep uint64) error {
-	if err := onAllThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); err != nil {
+	if err := syscallOnAllThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); err != nil {
 		return err
 	}
 	have, err := ReadCapabilities("self")
@@ -87,20 +87,20 @@ func dropCapabilities(keep uint64) error {
 			if keep&(1<<c) != 0 || have.Bounding&(1<<c) == 0 {
 				continue
 			}
-			if err := onAllThreads(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); err != nil {
+			if err := syscallOnAllThreads(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c, 0); err != nil {
 				return err
 			}
 		}
 	}
-	err = onAllThreads(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0)
+	err = syscallOnAllThreads(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0)
 	if err != nil && !errors.Is(err, unix.EINVAL) { // Linux before 4.3 returns EINVAL
 		return err
 	}
 	return setCapabilities(have.Permitted & keep)
 }
 
-// onAllThreads makes a system call with up to three arguments on every thread.
-func onAllThreads(nr, a, b, c uintptr) error {
+// syscallOnAllThreads makes a system call with up to three arguments on every thread.
+func syscallOnAllThreads(nr, a, b, c uintptr) error {
 	_, _, e := syscall.AllThreadsSyscall6(nr, a, b, c, 0, 0, 0)
 	if e != 0 {
 		return e

@@ -3,7 +3,7 @@
 // A descriptor of a program may refer to any file, such as a terminal, a device, a FIFO, or a file of another file
 // system. Opening such a file has effects that the kernel attributes to the opener. [File] reopens such
 // descriptors. File accepts only an access mode and two flags, and in a confined process a thread with a Landlock
-// domain makes the call (package confine). [OnCallingThread] reopens descriptors made by this process, and
+// domain makes the call (package confine). [FileOnCallingThread] reopens descriptors made by this process, and
 // [OpenLinkTarget] opens links of the kernel.
 package reopen
 
@@ -34,7 +34,7 @@ func File(fd, how int) (int, error) {
 	if how&^allowedOpenFlags != 0 {
 		return -1, &os.PathError{Op: "reopen", Path: selfFDPath(fd), Err: syscall.EINVAL}
 	}
-	open := OnCallingThread
+	open := FileOnCallingThread
 	if f := openFunc.Load(); f != nil {
 		open = *f
 	}
@@ -49,12 +49,12 @@ func File(fd, how int) (int, error) {
 	return opened, nil
 }
 
-// OnCallingThread reopens the file of a descriptor on the calling thread.
-func OnCallingThread(fd, how int) (int, error) {
+// FileOnCallingThread reopens the file of a descriptor on the calling thread.
+func FileOnCallingThread(fd, how int) (int, error) {
 	return OpenLinkTarget(unix.AT_FDCWD, selfFDPath(fd), how)
 }
 
-// DenyReopen prevents programs from reopening the file of a descriptor, if OnCallingThread can still reopen it
+// DenyReopen prevents programs from reopening the file of a descriptor, if FileOnCallingThread can still reopen it
 // afterwards. A process without capabilities may not open a file of mode 0, and this process needs CAP_DAC_OVERRIDE to
 // open it.
 func DenyReopen(fd int) error {
@@ -75,7 +75,7 @@ var ignoresFileMode = sync.OnceValue(func() bool {
 	if unix.Fchmod(p[0], 0) != nil {
 		return false
 	}
-	fd, err := OnCallingThread(p[0], unix.O_RDONLY|unix.O_NONBLOCK)
+	fd, err := FileOnCallingThread(p[0], unix.O_RDONLY|unix.O_NONBLOCK)
 	if err == nil {
 		unix.Close(fd)
 	}

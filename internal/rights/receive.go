@@ -53,11 +53,11 @@ func (q *Queue) Receive(c syscall.RawConn, b []byte, most int) (receivedMessage,
 	counted := false
 	for {
 		m, err := q.receive(c, b, most, counted)
-		if err != errTooManyClosing {
+		if err != errTooManyClosingFDs {
 			return m, err
 		}
 		// A counted attempt does not wait if there is no message. The next, uncounted attempt waits.
-		counted = !counted && q.awaitReceiving()
+		counted = !counted && q.awaitReceiveRoom()
 	}
 }
 
@@ -71,11 +71,11 @@ func AwaitMessage(c syscall.RawConn) error {
 	})
 }
 
-// errTooManyClosing means that the user has too many messages with descriptors in progress, or that a counted attempt
-// found no message.
-var errTooManyClosing = errors.New("too many descriptors of the user are being closed")
+// errTooManyClosingFDs means that the user has too many messages with descriptors in progress, or that a counted
+// attempt found no message.
+var errTooManyClosingFDs = errors.New("too many descriptors of the user are being closed")
 
-// receive is like Receive, but returns errTooManyClosing instead of waiting. If counted is true, the message has
+// receive is like Receive, but returns errTooManyClosingFDs instead of waiting. If counted is true, the message has
 // already been counted.
 //
 //verbena:receives
@@ -87,7 +87,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 	rerr := c.Read(func(fd uintptr) bool {
 		called = true
 		if !counted && !q.beginReceiving() {
-			err = errTooManyClosing
+			err = errTooManyClosingFDs
 			return true // this function must not wait, since the socket could then not be closed
 		}
 		for {
@@ -99,7 +99,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		if err == unix.EAGAIN {
 			q.endReceiving()
 			if counted {
-				err = errTooManyClosing
+				err = errTooManyClosingFDs
 			}
 			return counted
 		}
@@ -112,7 +112,7 @@ func (q *Queue) receive(c syscall.RawConn, b []byte, most int, counted bool) (m 
 		}
 		return m, rerr // the function has ended without a message
 	}
-	if err == errTooManyClosing {
+	if err == errTooManyClosingFDs {
 		return m, err
 	}
 	defer q.endReceiving()
@@ -169,10 +169,10 @@ func (r *streamReader) Read(b []byte) (int, error) {
 	return m.N, err
 }
 
-// awaitReceiving counts a message as soon as there is room for another message. It returns false after some time,
+// awaitReceiveRoom counts a message as soon as there is room for another message. It returns false after some time,
 // since the socket may have been closed meanwhile. Waiting threads get room in the order of their arrival. If they
 // polled for room, many threads could take it from one another forever.
-func (q *Queue) awaitReceiving() bool {
+func (q *Queue) awaitReceiveRoom() bool {
 	if q == nil {
 		return true
 	}

@@ -18,12 +18,12 @@ const (
 	lastReceiptLook  = 100 * time.Millisecond
 )
 
-// ChargeInFlight charges n descriptors to the user, before the caller sends them on a socket (quota.InFlight). The
+// ChargeInFlightFDs charges n descriptors to the user, before the caller sends them on a socket (quota.InFlight). The
 // caller calls sent after the attempt to send. The charge lasts until the user's program has received all data on the
 // socket, or has closed its end, even if the caller closes the socket before. The kernel counts descriptors in flight
 // against the user ID of the service (unix(7), ETOOMANYREFS). If the user has too many descriptors in flight,
-// ChargeInFlight sleeps, and returns a *quota.Error after sendTimeout.
-func (q *Queue) ChargeInFlight(c syscall.Conn, n int) (sent func(), err error) {
+// ChargeInFlightFDs sleeps, and returns a *quota.Error after sendTimeout.
+func (q *Queue) ChargeInFlightFDs(c syscall.Conn, n int) (sent func(), err error) {
 	if q == nil || n == 0 {
 		return func() {}, nil
 	}

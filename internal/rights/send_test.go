@@ -40,9 +40,9 @@ func TestInFlightChargeUntilReceived(t *testing.T) {
 			user := quota.New(limits).User(7)
 			var all Queues
 			q := all.QueueOf(user)
-			ends := testutil.UnixPair(t)
+			ends := testutil.NewUnixPair(t)
 			ours, theirs := ends[0], ends[1]
-			sent, err := q.ChargeInFlight(ours, 3)
+			sent, err := q.ChargeInFlightFDs(ours, 3)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -70,7 +70,7 @@ func TestInFlightChargeUntilReceived(t *testing.T) {
 // TestChargeInFlightWaits tests that a message waits for the receipt of earlier messages, and is refused after a
 // timeout.
 func TestChargeInFlightWaits(t *testing.T) {
-	ours := testutil.UnixPair(t)[0]
+	ours := testutil.NewUnixPair(t)[0]
 	synctest.Test(t, func(t *testing.T) { waitForEarlierReceipt(t, ours) })
 }
 
@@ -83,7 +83,7 @@ func waitForEarlierReceipt(t *testing.T, ours syscall.Conn) {
 		t.Fatal(err)
 	}
 	time.AfterFunc(3*sendPause, func() { user.Release(quota.InFlight, 4) })
-	sent, err := all.QueueOf(user).ChargeInFlight(ours, 2)
+	sent, err := all.QueueOf(user).ChargeInFlightFDs(ours, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +93,8 @@ func waitForEarlierReceipt(t *testing.T, ours syscall.Conn) {
 	}
 	began := time.Now()
 	var refusal *quota.LimitError
-	if _, err := all.QueueOf(user).ChargeInFlight(ours, 5); !errors.As(err, &refusal) || !errors.Is(err, syscall.EAGAIN) ||
+	if _, err := all.QueueOf(user).ChargeInFlightFDs(ours, 5); !errors.As(err, &refusal) || !errors.Is(err,
+		syscall.EAGAIN) ||
 		refusal.Kind != quota.InFlight {
 		t.Errorf("Sending: got %v, want a refusal of %v", err, quota.InFlight)
 	}
@@ -101,7 +102,7 @@ func waitForEarlierReceipt(t *testing.T, ours syscall.Conn) {
 		t.Errorf("duration until the refusal: got %v, want at least %v", d, sendTimeout)
 	}
 	var none *Queue
-	if sent, err := none.ChargeInFlight(ours, 100); err != nil {
+	if sent, err := none.ChargeInFlightFDs(ours, 100); err != nil {
 		t.Errorf("Sending to a trusted receiver: got %v, want success", err)
 	} else {
 		sent()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The following constants are slices of threads, for SetSlice. Ordinary threads have slices of some milliseconds.
+// The following constants are slices of threads, for SetTimeSlice. Ordinary threads have slices of some milliseconds.
 const (
 	// SleeperSlice, the minimum of the kernel, is for a thread that sleeps without work.
 	SleeperSlice = 100 * time.Microsecond
@@ -20,14 +20,14 @@ const (
 	PollerSlice = 400 * time.Microsecond
 )
 
-// SetSlice gives the calling thread, which must be locked to its goroutine, short slices and thereby a low wakeup
-// latency. RDMA programs spin on every core while they wait for completions. Without SetSlice, a thread with a packet
-// or a system call for such programs waits until the slice of a spinning thread ends.
+// SetTimeSlice gives the calling thread, which must be locked to its goroutine, short slices and thereby a low wakeup
+// latency. RDMA programs spin on every core while they wait for completions. Without SetTimeSlice, a thread with a
+// packet or a system call for such programs waits until the slice of a spinning thread ends.
 //
 // Prompt requests the slice with sched_setattr(2) (sched_runtime under the EEVDF scheduler, Linux 6.12). The
 // request needs no privilege, and does not increase the thread's share of the processor. On older kernels the
 // request has no effect.
-func SetSlice(slice time.Duration) {
+func SetTimeSlice(slice time.Duration) {
 	attr, err := unix.SchedGetAttr(0, 0)
 	if err != nil || attr.Policy != unix.SCHED_NORMAL {
 		return // the user has chosen another policy for this process
@@ -36,23 +36,23 @@ func SetSlice(slice time.Duration) {
 	_ = unix.SchedSetAttr(0, attr, 0)
 }
 
-// parallelThreads is the number of threads that may return from the kernel at about the same time. These are one or two
+// minProcs is the number of threads that may return from the kernel at about the same time. These are one or two
 // threads of each program, and one thread of each address of a device.
-const parallelThreads = 32
+const minProcs = 32
 
 // RaiseMaxProcs raises GOMAXPROCS, so that threads that wait in short system calls can keep their P of the Go
 // scheduler. With one P per core, the default, a waking thread may find that other waiting threads hold every P. The
 // thread then gets a P only from the runtime's monitor, which takes milliseconds on a busy machine.
 func RaiseMaxProcs() {
-	runtime.GOMAXPROCS(max(parallelThreads, 2*runtime.NumCPU()))
+	runtime.GOMAXPROCS(max(minProcs, 2*runtime.NumCPU()))
 }
 
-// SupportsSlices reports whether the kernel accepts a slice from SetSlice. It may sleep.
-func SupportsSlices() bool {
+// SupportsTimeSlices reports whether the kernel accepts a slice from SetTimeSlice. It may sleep.
+func SupportsTimeSlices() bool {
 	there := make(chan bool)
 	go func() {
 		runtime.LockOSThread() // permanently locked, so the thread ends with the goroutine
-		SetSlice(SleeperSlice)
+		SetTimeSlice(SleeperSlice)
 		attr, err := unix.SchedGetAttr(0, 0)
 		there <- err == nil && attr.Runtime == uint64(SleeperSlice.Nanoseconds())
 	}()

@@ -127,7 +127,7 @@ func Create(name string, kind quota.ResourceKind, user *quota.User, keep *kept.U
 	}
 	// The kernel does not count the description returned by memfd_create as a writer of the file. InUse needs this
 	// count of writers.
-	own, err := reopen.OnCallingThread(fd, unix.O_RDWR)
+	own, err := reopen.FileOnCallingThread(fd, unix.O_RDWR)
 	if err != nil {
 		return fail("open", err)
 	}

@@ -118,8 +118,8 @@ var modelRules = [...]string{
 	11: "the driver makes a second context for a file",
 }
 
-func singleStep(what string, w modelState) []explore.Step[modelState] {
-	return []explore.Step[modelState]{{What: what, To: w}}
+func singleStep(what string, w modelState) []explore.ThreadStep[modelState] {
+	return []explore.ThreadStep[modelState]{{What: what, To: w}}
 }
 
 func (w *modelState) recordViolation(rule int8) {
@@ -151,11 +151,11 @@ func (w *modelState) destroyQP(f *modelFile) {
 		w.recordViolation(3)
 	}
 	f.driverQP = false
-	f.qp, _ = f.qp.Ended()
+	f.qp, _ = f.qp.FinishDestroy()
 }
 
-// tryEnter models File.enter. It returns false if the thread has to wait.
-func (f *modelFile) tryEnter() bool {
+// tryEnterFile models File.enter. It returns false if the thread has to wait.
+func (f *modelFile) tryEnterFile() bool {
 	if f.writer || f.wants > 0 {
 		return false
 	}
@@ -163,7 +163,7 @@ func (f *modelFile) tryEnter() bool {
 	return true
 }
 
-func (w modelState) programSteps(i int) []explore.Step[modelState] {
+func (w modelState) programSteps(i int) []explore.ThreadStep[modelState] {
 	f, pc := &w.files[i], &w.programs[i]
 	leave := func(to int8) { f.readers--; *pc = to }
 	switch *pc {
@@ -181,7 +181,7 @@ func (w modelState) programSteps(i int) []explore.Step[modelState] {
 		f.on, f.attached, *pc = w.present, true, enters
 		return singleStep("opens the device", w)
 	case enters:
-		if !f.tryEnter() {
+		if !f.tryEnterFile() {
 			return nil
 		}
 		*pc = gets
@@ -217,7 +217,7 @@ func (w modelState) programSteps(i int) []explore.Step[modelState] {
 		y.programs[i] = entersAgain
 		return append(singleStep("receives its context", x), singleStep("cannot receive its context", y)...)
 	case entersAgain:
-		if !f.tryEnter() {
+		if !f.tryEnterFile() {
 			return nil
 		}
 		*pc = aborts
@@ -242,7 +242,7 @@ func (w modelState) programSteps(i int) []explore.Step[modelState] {
 		x.programs[i] = enters
 		return append(singleStep("undoes its context", w), singleStep("undoes its context, and tries again", x)...)
 	case entersMaking:
-		if !f.tryEnter() {
+		if !f.tryEnterFile() {
 			return nil
 		}
 		*pc = makes
@@ -266,7 +266,7 @@ func (w modelState) programSteps(i int) []explore.Step[modelState] {
 		return singleStep("makes the driver create a queue pair", w)
 	case born:
 		if w.dev[f.on] == DeviceGone {
-			f.qp, _ = f.qp.End()
+			f.qp, _ = f.qp.BeginDestroy()
 			w.destroyQP(f)
 			leave(closes)
 			return singleStep("destroys its new queue pair", w)
@@ -284,7 +284,7 @@ func (w modelState) programSteps(i int) []explore.Step[modelState] {
 		}
 		return singleStep("posts", w)
 	case entersDestroying:
-		if !f.tryEnter() {
+		if !f.tryEnterFile() {
 			return nil
 		}
 		*pc = ends
@@ -295,7 +295,7 @@ func (w modelState) programSteps(i int) []explore.Step[modelState] {
 			leave(closes)
 			return singleStep("has no queue pair any more", w)
 		}
-		if f.qp, ok = f.qp.End(); !ok {
+		if f.qp, ok = f.qp.BeginDestroy(); !ok {
 			f.made = false
 			leave(closes)
 			return singleStep("finds its queue pair destroyed", w)
@@ -335,7 +335,7 @@ func (w modelState) programSteps(i int) []explore.Step[modelState] {
 }
 
 // endSteps returns the steps of the goroutine that ends a context.
-func (w modelState) endSteps(i, kind int) []explore.Step[modelState] {
+func (w modelState) endSteps(i, kind int) []explore.ThreadStep[modelState] {
 	f := &w.files[i]
 	e := &f.ends[kind]
 	switch *e {
@@ -359,7 +359,7 @@ func (w modelState) endSteps(i, kind int) []explore.Step[modelState] {
 	case leaves:
 		if f.made {
 			var ok bool
-			if f.qp, ok = f.qp.End(); ok {
+			if f.qp, ok = f.qp.BeginDestroy(); ok {
 				w.destroyQP(f)
 			}
 			f.made = false
@@ -378,7 +378,7 @@ func (w modelState) endSteps(i, kind int) []explore.Step[modelState] {
 	return nil
 }
 
-func (w modelState) resetSteps(i int) []explore.Step[modelState] {
+func (w modelState) resetSteps(i int) []explore.ThreadStep[modelState] {
 	r := &w.resets[i]
 	switch r.pc {
 	case fails: // on the present device, without the slot's lock: a fatal event
@@ -573,12 +573,12 @@ func TestExplore(t *testing.T) {
 			s := explore.System[modelState]{Start: w, Check: modelState.checkRules, End: modelState.checkFinalState}
 			for i := range numFiles {
 				s.Threads = append(s.Threads,
-					func(w modelState) []explore.Step[modelState] { return w.programSteps(i) },
-					func(w modelState) []explore.Step[modelState] { return w.endSteps(i, byDevice) },
-					func(w modelState) []explore.Step[modelState] { return w.endSteps(i, byClose) })
+					func(w modelState) []explore.ThreadStep[modelState] { return w.programSteps(i) },
+					func(w modelState) []explore.ThreadStep[modelState] { return w.endSteps(i, byDevice) },
+					func(w modelState) []explore.ThreadStep[modelState] { return w.endSteps(i, byClose) })
 			}
 			for i := range w.resets {
-				s.Threads = append(s.Threads, func(w modelState) []explore.Step[modelState] { return w.resetSteps(i) })
+				s.Threads = append(s.Threads, func(w modelState) []explore.ThreadStep[modelState] { return w.resetSteps(i) })
 			}
 			r, err := s.Run(3_000_000)
 			if err != nil {

@@ -19,62 +19,62 @@ type sharedObject struct {
 	user      [2]int8
 }
 
-func (u sharedObject) destroyerSteps(i int) []explore.Step[sharedObject] {
+func (u sharedObject) destroyerSteps(i int) []explore.ThreadStep[sharedObject] {
 	pc := &u.destroyer[i]
 	switch *pc {
 	case 0:
 		var ok bool
-		if u.o, ok = u.o.End(); !ok {
+		if u.o, ok = u.o.BeginDestroy(); !ok {
 			*pc = 2
-			return []explore.Step[sharedObject]{{What: "may not destroy it", To: u}}
+			return []explore.ThreadStep[sharedObject]{{What: "may not destroy it", To: u}}
 		}
 		u.inDriver++
 		u.wrong = u.wrong || u.gone
 		*pc = 1
-		return []explore.Step[sharedObject]{{What: "makes the driver destroy it", To: u}}
+		return []explore.ThreadStep[sharedObject]{{What: "makes the driver destroy it", To: u}}
 	case 1:
-		var list []explore.Step[sharedObject]
+		var list []explore.ThreadStep[sharedObject]
 		if u.refusals > 0 {
 			x := u
 			x.refusals--
 			x.inDriver--
 			x.o, _ = x.o.Refused()
 			x.destroyer[i] = 0 // the thread tries again
-			list = append(list, explore.Step[sharedObject]{What: "is refused", To: x})
+			list = append(list, explore.ThreadStep[sharedObject]{What: "is refused", To: x})
 		}
 		u.gone = true
 		u.inDriver--
-		u.o, _ = u.o.Ended()
+		u.o, _ = u.o.FinishDestroy()
 		*pc = 2
-		return append(list, explore.Step[sharedObject]{What: "has destroyed it", To: u})
+		return append(list, explore.ThreadStep[sharedObject]{What: "has destroyed it", To: u})
 	}
 	return nil
 }
 
-func (u sharedObject) userSteps(i int) []explore.Step[sharedObject] {
+func (u sharedObject) userSteps(i int) []explore.ThreadStep[sharedObject] {
 	pc := &u.user[i]
 	switch *pc {
 	case 0:
 		var ok bool
 		if u.o, ok = u.o.Get(); !ok {
 			*pc = 2
-			return []explore.Step[sharedObject]{{What: "may not refer to it", To: u}}
+			return []explore.ThreadStep[sharedObject]{{What: "may not refer to it", To: u}}
 		}
 		u.refs++
 		u.wrong = u.wrong || u.gone
 		*pc = 1
-		return []explore.Step[sharedObject]{{What: "refers to it", To: u}}
+		return []explore.ThreadStep[sharedObject]{{What: "refers to it", To: u}}
 	case 1:
 		u.o, _ = u.o.Put()
 		u.refs--
 		*pc = 2
-		return []explore.Step[sharedObject]{{What: "releases its reference", To: u}}
+		return []explore.ThreadStep[sharedObject]{{What: "releases its reference", To: u}}
 	}
 	return nil
 }
 
-// TestExploreObject visits all states of an object.
-func TestExploreObject(t *testing.T) {
+// TestObjectStatesObeyRules visits all states of an object.
+func TestObjectStatesObeyRules(t *testing.T) {
 	s := explore.System[sharedObject]{
 		Start: sharedObject{refusals: 1},
 		Check: func(u sharedObject) error {
@@ -102,9 +102,9 @@ func TestExploreObject(t *testing.T) {
 		},
 	}
 	for i := range 2 {
-		s.Threads = append(s.Threads, func(u sharedObject) []explore.Step[sharedObject] {
+		s.Threads = append(s.Threads, func(u sharedObject) []explore.ThreadStep[sharedObject] {
 			return u.destroyerSteps(i)
-		}, func(u sharedObject) []explore.Step[sharedObject] { return u.userSteps(i) })
+		}, func(u sharedObject) []explore.ThreadStep[sharedObject] { return u.userSteps(i) })
 	}
 	r, err := s.Run(100_000)
 	if err != nil {

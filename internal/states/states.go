@@ -80,8 +80,9 @@ func (o Object) Get() (next Object, ok bool) {
 // Put removes a reference.
 func (o Object) Put() (Object, bool) { return o - 1, true }
 
-// End begins the end of the object. End returns false if the end has already begun, or if there are references.
-func (o Object) End() (next Object, ok bool) {
+// BeginDestroy begins the end of the object. BeginDestroy returns false if the end has already begun, or if there are
+// references.
+func (o Object) BeginDestroy() (next Object, ok bool) {
 	if o != 0 {
 		return o, false
 	}
@@ -91,8 +92,8 @@ func (o Object) End() (next Object, ok bool) {
 // Refused records that the driver refused to destroy the object.
 func (o Object) Refused() (Object, bool) { return 0, true }
 
-// Ended records that the driver has destroyed the object.
-func (o Object) Ended() (Object, bool) { return ObjectEnded, true }
+// FinishDestroy records that the driver has destroyed the object.
+func (o Object) FinishDestroy() (Object, bool) { return ObjectEnded, true }
 
 // Context is the state of an open device file.
 //

@@ -116,9 +116,9 @@ func FewerIfShort[T any](all, few T) T {
 	return all
 }
 
-// UnixPair returns two connected Unix sockets. The sockets are closed after twice testutil.Timeout, so that a test
+// NewUnixPair returns two connected Unix sockets. The sockets are closed after twice testutil.Timeout, so that a test
 // that waits for one of them ends.
-func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
+func NewUnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -138,24 +138,24 @@ func UnixPair(t testing.TB) (ends [2]*net.UnixConn) {
 	return ends
 }
 
-// NeedRoot skips the test unless it runs as root. why completes the sentence "needs root".
-func NeedRoot(t testing.TB, why string) {
+// SkipUnlessRoot skips the test unless it runs as root. why completes the sentence "needs root".
+func SkipUnlessRoot(t testing.TB, why string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root " + why)
 	}
 }
 
-// OnThread calls f on a separate OS thread, which ends with f. The thread is not the main thread, which represents
+// RunOnThread calls f on a separate OS thread, which ends with f. The thread is not the main thread, which represents
 // the process in /proc with its user and namespaces.
-func OnThread(f func()) {
+func RunOnThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() { // the main thread cannot end
 			defer runtime.UnlockOSThread()
-			OnThread(f)
+			RunOnThread(f)
 			return
 		}
 		f()
@@ -163,11 +163,11 @@ func OnThread(f func()) {
 	<-done
 }
 
-// AsUser calls f on a separate OS thread with a user ID, like OnThread. It needs root. A thread started by f has
+// RunAsUser calls f on a separate OS thread with a user ID, like RunOnThread. It needs root. A thread started by f has
 // the user of the process.
-func AsUser(t testing.TB, uid int, f func()) {
+func RunAsUser(t testing.TB, uid int, f func()) {
 	t.Helper()
-	OnThread(func() {
+	RunOnThread(func() {
 		u := uintptr(uid)
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, u, u, u); e != 0 {
 			t.Errorf("setresuid %d: got %v, want success", uid, e)

@@ -73,7 +73,7 @@ func TestConsistentlyFailsAtOnce(t *testing.T) {
 // TestWaitBlockedWaitsForWork tests that WaitBlocked waits for a goroutine that works before it blocks, and does not
 // wait for a goroutine that has returned.
 func TestWaitBlockedWaitsForWork(t *testing.T) {
-	p := UnixPair(t)
+	p := NewUnixPair(t)
 	var wait, worked atomic.Bool
 	lock := make(chan int)
 	WaitBlocked(t,
@@ -110,11 +110,11 @@ func TestAdvanceRunsDueWork(t *testing.T) {
 	AdvanceTime(time.Hour)
 }
 
-func TestAsUserRunsOnSeparateThread(t *testing.T) {
-	NeedRoot(t, "to act as another user")
+func TestRunAsUserUsesSeparateThread(t *testing.T) {
+	SkipUnlessRoot(t, "to act as another user")
 	threads := map[int]bool{os.Getpid(): true}
 	for uid := 65530; uid < 65534; uid++ {
-		AsUser(t, uid, func() {
+		RunAsUser(t, uid, func() {
 			if got := unix.Geteuid(); got != uid {
 				t.Errorf("Geteuid: got %d, want %d", got, uid)
 			}

@@ -158,7 +158,7 @@ func (c *Conn) Call(call Call, retries uint8) (d Actions, ok bool) {
 		c.State = Established
 		return Actions{Event: RTUReceived, Timer: Stop}, true
 	case call == Drop:
-		return c.abandon(retries), true
+		return c.endAbandoned(retries), true
 	default:
 		return Actions{}, false
 	}
@@ -200,8 +200,8 @@ func (c *Conn) RejectedMessage() msg.AnsweredMessage {
 	return msg.OfOther
 }
 
-// abandon ends a connection after its owner has abandoned it, and notifies the peer.
-func (c *Conn) abandon(retries uint8) Actions {
+// endAbandoned ends a connection after its owner has abandoned it, and notifies the peer.
+func (c *Conn) endAbandoned(retries uint8) Actions {
 	switch c.State {
 	case Idle:
 		return Actions{Timer: Stop}

@@ -146,7 +146,7 @@ func (w *modelState) applyActions(i int, d Actions) {
 // ownerThread returns the actions of a side's program. The active side requests, completes and ends. The passive side
 // accepts or rejects, and ends.
 func ownerThread(i int) explore.Thread[modelState] {
-	return func(w modelState) (steps []explore.Step[modelState]) {
+	return func(w modelState) (steps []explore.ThreadStep[modelState]) {
 		try := func(what string, call Call, after func(*modelSide)) {
 			n := w
 			d, ok := n.s[i].c.Call(call, retries)
@@ -157,7 +157,7 @@ func ownerThread(i int) explore.Thread[modelState] {
 			if after != nil {
 				after(&n.s[i])
 			}
-			steps = append(steps, explore.Step[modelState]{What: what, To: n})
+			steps = append(steps, explore.ThreadStep[modelState]{What: what, To: n})
 		}
 		s := w.s[i]
 		if s.dropped {
@@ -191,7 +191,7 @@ func ownerThread(i int) explore.Thread[modelState] {
 
 // networkThread delivers messages to a side, drops and duplicates them.
 func networkThread(i int) explore.Thread[modelState] {
-	return func(w modelState) (steps []explore.Step[modelState]) {
+	return func(w modelState) (steps []explore.ThreadStep[modelState]) {
 		for k := range kinds {
 			if !w.wire[i][k] {
 				continue
@@ -203,7 +203,7 @@ func networkThread(i int) explore.Thread[modelState] {
 				if i == 0 && k == req || i == 1 && k == req && s.c.State == Idle && (s.asked || s.dropped) {
 					// A new connection with the same numbers is rejected as stale if the old connection is known.
 					// Otherwise the message is dropped.
-					steps = append(steps, explore.Step[modelState]{What: what, To: n})
+					steps = append(steps, explore.ThreadStep[modelState]{What: what, To: n})
 					return
 				}
 				var d Actions
@@ -234,12 +234,12 @@ func networkThread(i int) explore.Thread[modelState] {
 					d = s.c.Receive(msg.AttrDREP, 0, 0)
 				}
 				n.applyActions(i, d)
-				steps = append(steps, explore.Step[modelState]{What: what, To: n})
+				steps = append(steps, explore.ThreadStep[modelState]{What: what, To: n})
 			}
 			if w.dead {
 				n := w
 				n.wire[i][k] = false
-				return []explore.Step[modelState]{{What: fmt.Sprintf("loses %v to side %d", k, i), To: n}}
+				return []explore.ThreadStep[modelState]{{What: fmt.Sprintf("loses %v to side %d", k, i), To: n}}
 			}
 			deliver(fmt.Sprintf("delivers %v to side %d", k, i), false)
 			if w.faults > 0 {
@@ -251,7 +251,7 @@ func networkThread(i int) explore.Thread[modelState] {
 				n := w
 				n.losses--
 				n.wire[i][k] = false
-				steps = append(steps, explore.Step[modelState]{What: fmt.Sprintf("loses %v to side %d", k, i), To: n})
+				steps = append(steps, explore.ThreadStep[modelState]{What: fmt.Sprintf("loses %v to side %d", k, i), To: n})
 			}
 		}
 		return steps
@@ -261,7 +261,7 @@ func networkThread(i int) explore.Thread[modelState] {
 // timerThread returns the step that expires a timer. Messages do not stay in flight as long as a timer, but may be
 // lost.
 func timerThread(i int) explore.Thread[modelState] {
-	return func(w modelState) []explore.Step[modelState] {
+	return func(w modelState) []explore.ThreadStep[modelState] {
 		if w.s[i].timer == Keep || w.s[i].timer == Service && !w.s[1-i].dropped && len(ownerThread(1-i)(w)) > 0 {
 			return nil // the other owner acts first
 		}
@@ -281,7 +281,7 @@ func timerThread(i int) explore.Thread[modelState] {
 		n := w
 		n.s[i].timer = Keep
 		n.applyActions(i, n.s[i].c.HandleTimeout())
-		return []explore.Step[modelState]{{What: fmt.Sprintf("ends the timer of side %d", i), To: n}}
+		return []explore.ThreadStep[modelState]{{What: fmt.Sprintf("ends the timer of side %d", i), To: n}}
 	}
 }
 

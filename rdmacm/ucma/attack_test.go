@@ -56,7 +56,7 @@ func TestMigratedRequestStaysInItsFile(t *testing.T) {
 		l, r := newListenerWithRequest(s, p, q)
 		for i, id := range []uint32{r, l} {
 			m := ucm.MigrateID{Response: responseAt, ID: id}
-			p.must(p.issueRaw(p.files[1+i], ucm.CmdMigrateID, uapi.AppendTo(nil, &m), 4))
+			p.must(p.issueRawCommand(p.files[1+i], ucm.CmdMigrateID, uapi.AppendTo(nil, &m), 4))
 		}
 		if a, b := len(p.files[1].ids), len(p.files[2].ids); a != 1 || b != 1 || s.ids[r].file != p.files[1] {
 			t.Errorf("IDs of the two files: got %d and %d, want the request in one and the listener in the other", a, b)
@@ -116,13 +116,13 @@ func TestForeignQueuePairIsRefused(t *testing.T) {
 	withPrograms(t, func(t *testing.T, s *Server, _ *ibslot.Slot, p, q *testProgram) {
 		_, r := newListenerWithRequest(s, p, q)
 		p.nextEvent()
-		foreign := ucm.ConnParam{QPNum: foreignQP, Valid: 1}
+		foreign := ucm.ConnParam{QPNum: foreignQPNum, Valid: 1}
 		if err := issueCommand(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: foreign}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("accept: got %v, want EINVAL", err)
 		}
 		p.must(issueCommand(p, ucm.CmdAccept, ucm.Accept{ID: r, ConnParam: ucm.ConnParam{QPNum: 3, Valid: 1}}, 0))
 		id := q.newResolvedID("10.0.0.1:7001")
-		for _, qpn := range []uint32{foreignQP, 1<<24 | foreignQP} {
+		for _, qpn := range []uint32{foreignQPNum, 1<<24 | foreignQPNum} {
 			foreign.QPNum = qpn
 			if err := issueCommand(q, ucm.CmdConnect, ucm.Connect{ID: id, ConnParam: foreign}, 0); !errors.Is(err,
 				syscall.EINVAL) {

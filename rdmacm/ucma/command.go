@@ -84,7 +84,7 @@ func (f *File) Write(c Caller, addr uint64, n int) (int, *TakenEvent, error) {
 		return 0, nil, fmt.Errorf("%v: read the command: %w", h.Cmd, newMemoryFault(err))
 	}
 	k := commandCall{f: f, c: c, space: space, in: in, out: int(h.Out)}
-	err := f.callOnVerb(h.Cmd)
+	err := f.callVerbFunc(h.Cmd)
 	if err == nil {
 		err = commandFuncs[h.Cmd](&k)
 	}
@@ -718,7 +718,7 @@ func (k *commandCall) joinGroup(response, uid uint64, id uint32, a programSockad
 		if g.member, err = c.cm.Join(a.ip.Addr()); err != nil {
 			c.user.Release(quota.CMIDs, 1)
 		} else {
-			g.id = s.unusedNumber()
+			g.id = s.unusedID()
 			s.groups[g.id] = g
 			c.groups = append(c.groups, g)
 		}
@@ -801,7 +801,7 @@ func (k *commandCall) migrateID() error {
 	}
 	if err == nil {
 		n = c.reported
-		s.moveID(c, k.f)
+		s.moveIDToFile(c, k.f)
 	}
 	s.mu.Unlock()
 	if err != nil {
@@ -810,10 +810,10 @@ func (k *commandCall) migrateID() error {
 	return storeResponse(k, cmd.Response, &ucm.MigrateResp{EventsReported: n}, 0)
 }
 
-// moveID moves an ID to another file, with its unread events. (ucma_migrate_id)
+// moveIDToFile moves an ID to another file, with its unread events. (ucma_migrate_id)
 //
 //verbena:held mu
-func (s *Server) moveID(c *idContext, to *File) {
+func (s *Server) moveIDToFile(c *idContext, to *File) {
 	from := c.file
 	if from == to {
 		return

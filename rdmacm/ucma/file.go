@@ -161,10 +161,10 @@ func (f *File) Close() {
 	}
 }
 
-// unusedNumber returns an unused number. (xa_alloc)
+// unusedID returns an unused number. (xa_alloc)
 //
 //verbena:held mu
-func (s *Server) unusedNumber() uint32 {
+func (s *Server) unusedID() uint32 {
 	for {
 		s.next++
 		if s.next == 1<<31 {
@@ -187,7 +187,7 @@ func (s *Server) addID(f *File, cm *rdmacm.ID, uid uint64) (*idContext, error) {
 		f.cfg.User.Release(quota.CMIDs, 1)
 		return nil, errFileClosed
 	}
-	c := &idContext{id: s.unusedNumber(), user: f.cfg.User, cm: cm, file: f, uid: uid}
+	c := &idContext{id: s.unusedID(), user: f.cfg.User, cm: cm, file: f, uid: uid}
 	s.ids[c.id] = c
 	f.ids[c] = struct{}{}
 	return c, nil
@@ -306,7 +306,7 @@ func (s *Server) handleEvent(c *idContext, e rdmacm.Event) {
 		x.resp.UID, x.resp.ID = x.group.uid, x.group.id
 	}
 	x.encodeEvent(c.cm, &e)
-	s.enqueue(c.file, x)
+	s.enqueueEvent(c.file, x)
 }
 
 // queueRequest queues a connection request, and assigns a number to its ID. (ucma_connect_event_handler)
@@ -329,11 +329,11 @@ func (s *Server) queueRequest(l *idContext, e rdmacm.Event) {
 	}
 	x := &unreadEvent{ctx: l, request: c, resp: ucm.EventResp{UID: l.uid, ID: c.id}}
 	x.encodeEvent(e.New, &e)
-	s.enqueue(l.file, x)
+	s.enqueueEvent(l.file, x)
 }
 
 //verbena:held mu
-func (s *Server) enqueue(f *File, e *unreadEvent) {
+func (s *Server) enqueueEvent(f *File, e *unreadEvent) {
 	f.events = append(f.events, e)
 	e.ctx.unread++
 	s.signalReady(f)

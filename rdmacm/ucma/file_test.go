@@ -85,10 +85,10 @@ func (p *testProgram) CMFile(fd int) (*File, error) {
 	return p.files[fd], nil
 }
 
-func (p *testProgram) MayConnect(_ *ib.Device, num uint32) bool { return num != foreignQP }
+func (p *testProgram) MayConnect(_ *ib.Device, num uint32) bool { return num != foreignQPNum }
 
-// foreignQP is a queue pair of another user.
-const foreignQP = 0xf00
+// foreignQPNum is a queue pair of another user.
+const foreignQPNum = 0xf00
 
 func (p *testProgram) MayBindLowPorts() bool { return p.low }
 
@@ -104,8 +104,8 @@ func newProgram(t *testing.T, s *Server, u *quota.User) *testProgram {
 	return p
 }
 
-// issueRaw issues a command given as bytes.
-func (p *testProgram) issueRaw(f *File, cmd ucm.Command, in []byte, out int) error {
+// issueRawCommand issues a command given as bytes.
+func (p *testProgram) issueRawCommand(f *File, cmd ucm.Command, in []byte, out int) error {
 	h := ucm.Hdr{Cmd: cmd, In: uint16(len(in)), Out: uint16(out)}
 	b := append(uapi.AppendTo(nil, &h), in...)
 	copy(p.mem.b, b)
@@ -120,7 +120,7 @@ func (p *testProgram) issueRaw(f *File, cmd ucm.Command, in []byte, out int) err
 }
 
 func issueCommand[C any](p *testProgram, cmd ucm.Command, v C, out int) error {
-	return p.issueRaw(p.files[0], cmd, uapi.AppendTo(nil, &v), out)
+	return p.issueRawCommand(p.files[0], cmd, uapi.AppendTo(nil, &v), out)
 }
 
 // decodeResponse decodes the response.
@@ -329,8 +329,8 @@ func TestErrorsMatchKernel(t *testing.T) {
 			err  error
 			want syscall.Errno
 		}{
-			{"a command number that is too large", a.issueRaw(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
-			{"GET_OPTION", a.issueRaw(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
+			{"a command number that is too large", a.issueRawCommand(a.files[0], ucm.NumCommands, nil, 0), syscall.EINVAL},
+			{"GET_OPTION", a.issueRawCommand(a.files[0], ucm.CmdGetOption, make([]byte, 24), 0), syscall.ENOSYS},
 			{"an unknown ID", issueCommand(a, ucm.CmdListen, ucm.Listen{ID: 99}, 0), syscall.ENOENT},
 			{"another file's ID", issueCommand(a, ucm.CmdListen, ucm.Listen{ID: other}, 0), syscall.EINVAL},
 			{"no space for the response", issueCommand(a, ucm.CmdCreateID, ucm.CreateID{Response: responseAt, PS: 0x106}, 3),
@@ -544,18 +544,19 @@ func TestMigrateMovesEvents(t *testing.T) {
 		a.must(issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0))
 		synctest.Wait()
 		mig := ucm.MigrateID{Response: responseAt, ID: id, FD: 0}
-		a.must(a.issueRaw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4))
+		a.must(a.issueRawCommand(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4))
 		if n := decodeResponse[ucm.MigrateResp](a).EventsReported; n != 1 || a.ready {
 			t.Errorf("reported events: got %d with ready %v, want 1 and false", n, a.ready)
 		}
 		if err := issueCommand(a, ucm.CmdResolveRoute, ucm.ResolveRoute{ID: id}, 0); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("command on the former file: got %v, want EINVAL", err)
 		}
-		if err := a.issueRaw(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4); !errors.Is(err, syscall.EINVAL) {
+		if err := a.issueRawCommand(a.files[1], ucm.CmdMigrateID, uapi.AppendTo(nil, &mig), 4); !errors.Is(err,
+			syscall.EINVAL) {
 			t.Errorf("second migration: got %v, want EINVAL", err)
 		}
 		ge := ucm.GetEvent{Response: responseAt}
-		a.must(a.issueRaw(a.files[1], ucm.CmdGetEvent, uapi.AppendTo(nil, &ge), 400))
+		a.must(a.issueRawCommand(a.files[1], ucm.CmdGetEvent, uapi.AppendTo(nil, &ge), 400))
 		if e := decodeResponse[ucm.EventResp](a); rdmacm.EventType(e.Event) != rdmacm.RouteResolved {
 			t.Errorf("event: got %+v, want route resolved", e)
 		}

@@ -61,7 +61,7 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	cmd := ucm.Command(s.nextByte()) % (ucm.NumCommands + 1)
 	response := pickElement(s, uint64(responseAt), responseAt, responseAt, 0)
 	id := s.nextID(srv)
-	p := ucm.ConnParam{QPNum: pickElement(s, uint32(1), 2, foreignQP), PrivateDataLen: s.nextByte(),
+	p := ucm.ConnParam{QPNum: pickElement(s, uint32(1), 2, foreignQPNum), PrivateDataLen: s.nextByte(),
 		Valid: pickElement(s, uint8(1), 1,
 			0),
 		RetryCount: s.nextByte(), ResponderResources: 1}
@@ -167,7 +167,7 @@ func FuzzSession(f *testing.F) {
 				if how&8 != 0 {
 					out = int(in.nextByte())
 				}
-				if err := who.issueRaw(file, cmd, body, out); err == nil && foreign {
+				if err := who.issueRawCommand(file, cmd, body, out); err == nil && foreign {
 					t.Errorf("%v with an ID of another file: got success, want an error", cmd)
 				}
 				switch how >> 4 & 7 {

@@ -42,7 +42,7 @@ var verbNames = map[ucm.Command]string{
 // Verbs returns the sorted names of the verbs for which OnVerb is called.
 func Verbs() []string { return slices.Compact(slices.Sorted(maps.Values(verbNames))) }
 
-func (f *File) callOnVerb(c ucm.Command) error {
+func (f *File) callVerbFunc(c ucm.Command) error {
 	h := f.srv.onVerb.Load()
 	if h == nil || verbNames[c] == "" {
 		return nil

@@ -66,9 +66,9 @@ func serveRequest(t *testing.T, h http.Handler, method, path string) (int, strin
 	return w.Code, w.Body.String()
 }
 
-// TestMetricsAreOfService tests that the metrics are those of the service, in the exposition format of Prometheus, and
-// reveal nothing about single users.
-func TestMetricsAreOfService(t *testing.T) {
+// TestMetricsHideSingleUsers tests that the metrics are those of the service, in the exposition format of Prometheus,
+// and reveal nothing about single users.
+func TestMetricsHideSingleUsers(t *testing.T) {
 	s := &fakeSource{}
 	h := metricsHandler(s, "verbena 1.2.3", slog.New(slog.DiscardHandler))
 	code, text := serveRequest(t, h, "GET", "/metrics")
@@ -106,8 +106,8 @@ func TestMetricsAreOfService(t *testing.T) {
 	}
 }
 
-// TestOtherRequestsAreRefused tests that the handler refuses all requests other than GET and HEAD of /metrics.
-func TestOtherRequestsAreRefused(t *testing.T) {
+// TestHandlerRefusesOtherRequests tests that the handler refuses all requests other than GET and HEAD of /metrics.
+func TestHandlerRefusesOtherRequests(t *testing.T) {
 	h := metricsHandler(&fakeSource{}, "x", slog.New(slog.DiscardHandler))
 	for _, c := range []struct {
 		method, path string
@@ -307,9 +307,9 @@ func TestConnectionToClose(t *testing.T) {
 	}
 }
 
-// TestConnectionCountsAsAnswered tests that a connection counts as answered after its first answer, not after its first
-// request.
-func TestConnectionCountsAsAnswered(t *testing.T) {
+// TestConnectionIsAnsweredAfterFirstAnswer tests that a connection counts as answered after its first answer, not after
+// its first request.
+func TestConnectionIsAnsweredAfterFirstAnswer(t *testing.T) {
 	c := &connection{}
 	l := limitedListener{open: map[net.Conn]*connection{c: c}}
 	for _, tt := range []struct {
@@ -323,9 +323,9 @@ func TestConnectionCountsAsAnswered(t *testing.T) {
 	}
 }
 
-// TestServeEndsAtLimit tests that Serve ends with its listener and closes its connections, also at the limit of
-// connections.
-func TestServeEndsAtLimit(t *testing.T) {
+// TestServeEndsAtConnectionLimit tests that Serve ends with its listener and closes its connections, also at the limit
+// of connections.
+func TestServeEndsAtConnectionLimit(t *testing.T) {
 	l, err := Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
-// TestProcessMatchesPrometheus compares the metrics of the process with those of Prometheus' own library.
-func TestProcessMatchesPrometheus(t *testing.T) {
+// TestProcessMetricsMatchPrometheus compares the metrics of the process with those of Prometheus' own library.
+func TestProcessMetricsMatchPrometheus(t *testing.T) {
 	values := func(c prometheus.Collector) map[string]float64 {
 		r := prometheus.NewRegistry()
 		r.MustRegister(c)

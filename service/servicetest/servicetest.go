@@ -58,6 +58,6 @@ func Serve(t testing.TB, srv *service.Service, loc ctl.Location) {
 		if err := srv.Close(); err != nil {
 			t.Error(err)
 		}
-		l.Release()
+		l.CloseAndUnlock()
 	})
 }

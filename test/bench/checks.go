@@ -82,7 +82,7 @@ func judgeChecks(checks []FloorCheck, results []*SectionResult) []Verdict {
 	return verdicts
 }
 
-func countDoubtful(verdicts []Verdict) int {
+func countDoubtfulVerdicts(verdicts []Verdict) int {
 	n := 0
 	for _, v := range verdicts {
 		if !v.OK {
@@ -97,7 +97,7 @@ func writeChecks(w io.Writer, verdicts []Verdict) {
 		return
 	}
 	fmt.Fprintf(w, "\n### Are the floors sound?\n\n")
-	if n := countDoubtful(verdicts); n > 0 {
+	if n := countDoubtfulVerdicts(verdicts); n > 0 {
 		fmt.Fprintf(w,
 			"**DOUBTFUL: %d of %d ratios between floors are not as on an idle machine. Do not trust the ratios to floors below.**\n\n",
 			n, len(verdicts))

@@ -73,7 +73,7 @@ pairs:
 			pair := [2]float64{math.NaN(), math.NaN()}
 			for k := range pair {
 				k = (k + round) % 2
-				s, err := []*Env{base, changed}[k].measureLimited(ctx, x.Take)
+				s, err := []*Env{base, changed}[k].measureWithTimeout(ctx, x.Take)
 				if ctx.Err() != nil {
 					break pairs
 				}

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// scriptedFigures returns figures of two binaries in order, and records the order of calls.
-func scriptedFigures(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context,
+// scriptedMeasurement returns figures of two binaries in order, and records the order of calls.
+func scriptedMeasurement(turns *[]string, names map[*Env]string, figures map[string][]float64) func(context.Context,
 	*Env) (Sample,
 	error) {
 	return func(_ context.Context, e *Env) (Sample, error) {
@@ -40,13 +40,13 @@ func TestCompare(t *testing.T) {
 		return v
 	}
 	list := []ComparedExchange{
-		{"latency", "µs", false, scriptedFigures(&turns, names, map[string][]float64{"base": times(1), "new": times(0.9,
+		{"latency", "µs", false, scriptedMeasurement(&turns, names, map[string][]float64{"base": times(1), "new": times(0.9,
 			0.92)})},
-		{"bandwidth", "MB/s", true, scriptedFigures(&ignored, names,
+		{"bandwidth", "MB/s", true, scriptedMeasurement(&ignored, names,
 			map[string][]float64{"base": times(1), "new": times(0.8, 0.85)})},
-		{"noise", "µs", false, scriptedFigures(&ignored, names, map[string][]float64{"base": times(1), "new": times(0.7,
+		{"noise", "µs", false, scriptedMeasurement(&ignored, names, map[string][]float64{"base": times(1), "new": times(0.7,
 			1.4)})},
-		{"broken", "µs", false, scriptedFigures(&ignored, names, map[string][]float64{"base": times(1), "new": {9}})},
+		{"broken", "µs", false, scriptedMeasurement(&ignored, names, map[string][]float64{"base": times(1), "new": {9}})},
 	}
 	all, err := compareBinaries(context.Background(), base, changed, list, len(machine), io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "broken: pair 2, new: broken") {

@@ -54,14 +54,15 @@ const (
 	betweenVeth = "wire, two services, veth"
 )
 
-// Service returns the service of the path, with the devices rxe0 and rxe1.
-func (e *Env) Service(ctx context.Context, path string) (*service, error) {
-	return e.serviceAt(ctx, path, path, e.Inside, "")
+// GetOrStartService returns the service of the path, with the devices rxe0 and rxe1.
+func (e *Env) GetOrStartService(ctx context.Context, path string) (*service, error) {
+	return e.getOrStartServiceAt(ctx, path, path, e.Inside, "")
 }
 
-// serviceAt returns the service of a name and path, started with the prefix inside. The devices of the service have
-// addresses of the loopback interface, or rxe0 has addr.
-func (e *Env) serviceAt(ctx context.Context, name, path string, inside []string, addr string) (*service, error) {
+// getOrStartServiceAt returns the service of a name and path, started with the prefix inside. The devices of the
+// service have addresses of the loopback interface, or rxe0 has addr.
+func (e *Env) getOrStartServiceAt(ctx context.Context, name, path string, inside []string, addr string) (*service,
+	error) {
 	if s := e.services[name]; s != nil {
 		select {
 		case <-s.ended:
@@ -107,8 +108,8 @@ func (e *Env) sideEnvs(ctx context.Context, path string) (server, client sideEnv
 	switch path {
 	case between:
 		server.addr, client.addr = "127.0.0.1", "127.0.0.1"
-		if server.service, err = e.serviceAt(ctx, path+", server", path, e.Inside, ""); err == nil {
-			client.service, err = e.serviceAt(ctx, path+", client", path, e.Inside, "")
+		if server.service, err = e.getOrStartServiceAt(ctx, path+", server", path, e.Inside, ""); err == nil {
+			client.service, err = e.getOrStartServiceAt(ctx, path+", client", path, e.Inside, "")
 		}
 	case betweenVeth:
 		if e.link == nil {
@@ -117,12 +118,13 @@ func (e *Env) sideEnvs(ctx context.Context, path string) (server, client sideEnv
 			}
 		}
 		server.addr, client.addr = vethAddrs[0], vethAddrs[1]
-		if server.service, err = e.serviceAt(ctx, path+", server", path, e.link.inside[0], vethAddrs[0]); err == nil {
-			client.service, err = e.serviceAt(ctx, path+", client", path, e.link.inside[1], vethAddrs[1])
+		if server.service, err = e.getOrStartServiceAt(ctx, path+", server", path, e.link.inside[0],
+			vethAddrs[0]); err == nil {
+			client.service, err = e.getOrStartServiceAt(ctx, path+", client", path, e.link.inside[1], vethAddrs[1])
 		}
 	default:
 		server.addr = "127.0.0.1"
-		server.service, err = e.Service(ctx, path)
+		server.service, err = e.GetOrStartService(ctx, path)
 		client = server
 	}
 	return server, client, err
@@ -247,8 +249,8 @@ func (e *Env) Close() {
 	}
 }
 
-// operationCount returns the number of operations to measure, if each operation takes about `each` microseconds.
-func (e *Env) operationCount(each float64) int {
+// operationsToMeasure returns the number of operations to measure, if each operation takes about `each` microseconds.
+func (e *Env) operationsToMeasure(each float64) int {
 	const exchange = 200_000 // in microseconds
 	return max(20, int(exchange/each*e.Scale))
 }

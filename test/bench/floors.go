@@ -51,7 +51,7 @@ func (e *Env) buildFloors(ctx context.Context, root string) error {
 func measureFloor(factor, each float64, argv ...string) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		out, err := e.commandOutput(ctx, concat([]string{e.programPath(argv[0])}, argv[1:],
-			[]string{strconv.Itoa(e.operationCount(each))})...)
+			[]string{strconv.Itoa(e.operationsToMeasure(each))})...)
 		if err != nil {
 			return Sample{}, err
 		}

@@ -107,7 +107,7 @@ func measureUCX(test string, size int, each float64, of func(columns []float64) 
 	error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		args := []string{"env", "UCX_TLS=sm,self", "ucx_perftest", "-t", test, "-s", strconv.Itoa(size), "-n",
-			strconv.Itoa(e.operationCount(each)), "-w", "100"}
+			strconv.Itoa(e.operationsToMeasure(each)), "-w", "100"}
 		out, _, err := e.runPair(ctx, "", "-p", args, args)
 		if err != nil {
 			return Sample{}, err

@@ -134,7 +134,7 @@ func (o options) runBench(ctx context.Context) error {
 	if n := len(listFailures(results)); n > 0 {
 		err = errors.Join(err, fmt.Errorf("%d measurements failed; see the end of the output", n))
 	}
-	if n := countDoubtful(r.Checks); n > 0 {
+	if n := countDoubtfulVerdicts(r.Checks); n > 0 {
 		doubt := fmt.Errorf("%d of %d ratios between floors are doubtful: is the machine busy?", n, len(r.Checks))
 		if o.check {
 			return errors.Join(err, doubt)

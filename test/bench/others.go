@@ -19,12 +19,12 @@ var (
 	perOperation = regexp.MustCompile(`\s([\d.]+) ns/op`)
 )
 
-// measureEmbedded runs ibpingpong, with both ends in one process. The value of embedded is half a round trip.
-func measureEmbedded(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
+// measureEmbeddedDevice runs ibpingpong, with both ends in one process. The value of embedded is half a round trip.
+func measureEmbeddedDevice(size int, overWire bool, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		addr := "127.9.200.1"
 		argv := []string{e.programPath("pingpong"), "-addr", addr, "-size", strconv.Itoa(size), "-n",
-			strconv.Itoa(e.operationCount(each))}
+			strconv.Itoa(e.operationsToMeasure(each))}
 		if overWire {
 			argv = append(argv, "-wire")
 		}
@@ -40,7 +40,7 @@ func measureEmbedded(size int, overWire bool, each float64) func(context.Context
 func measureLoopback(ctx context.Context, e *Env) (Sample, error) {
 	out, err := e.commandOutput(ctx, e.programPath("loopback"), "-test.run", "^$", "-test.bench",
 		"^BenchmarkMessage$/^plain$",
-		"-test.benchtime", strconv.Itoa(e.operationCount(0.2))+"x")
+		"-test.benchtime", strconv.Itoa(e.operationsToMeasure(0.2))+"x")
 	if err != nil {
 		return Sample{}, err
 	}
@@ -62,7 +62,7 @@ func measureStartUp(path string, program ...string) func(context.Context, *Env) 
 	return func(ctx context.Context, e *Env) (Sample, error) {
 		argv := program
 		if path != "" {
-			s, err := e.Service(ctx, path)
+			s, err := e.GetOrStartService(ctx, path)
 			if err != nil {
 				return Sample{}, err
 			}
@@ -167,7 +167,7 @@ func (s *service) measureIdleCost(ctx context.Context) (Sample, error) {
 func measureMixedSizes(path string, qps int) func(context.Context, *Env) (Sample, error) {
 	const bytes = (60*64 + 30*4096 + 9*65536 + 1<<20) / 100.0 // mean size of a message
 	return func(ctx context.Context, e *Env) (Sample, error) {
-		s, err := e.Service(ctx, path)
+		s, err := e.GetOrStartService(ctx, path)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -177,7 +177,7 @@ func measureMixedSizes(path string, qps int) func(context.Context, *Env) (Sample
 		if qps > 0 {
 			argv = append(argv, "-s", "1", "-q", strconv.Itoa(qps))
 		}
-		out, err := e.commandOutput(ctx, append(argv, strconv.Itoa(max(100, e.operationCount(40))))...)
+		out, err := e.commandOutput(ctx, append(argv, strconv.Itoa(max(100, e.operationsToMeasure(40))))...)
 		if err != nil {
 			return Sample{}, err
 		}
@@ -200,7 +200,7 @@ func measureManyQPs(contexts, qps int, state string) func(context.Context, *Env)
 		defer s.stop()
 		lines, err := e.runBesideProgram(ctx, s, "ready", []string{e.programPath("scale"), "-d", "rxe0", "-g", "1", "-c",
 			strconv.Itoa(contexts),
-			"-q", strconv.Itoa(qps), "-s", state, "-n", strconv.Itoa(e.operationCount(15))}, func() error {
+			"-q", strconv.Itoa(qps), "-s", state, "-n", strconv.Itoa(e.operationsToMeasure(15))}, func() error {
 			sample, err = s.measureIdleCost(ctx)
 			return err
 		})

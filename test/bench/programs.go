@@ -63,7 +63,7 @@ func (x exchange) measure(ctx context.Context, e *Env) (Sample, error) {
 	var baseCost cpuCost
 	if x.path != "" {
 		var err error
-		if baseCost, err = x.measureShortestCost(ctx, e); err != nil {
+		if baseCost, err = x.measureFixedCost(ctx, e); err != nil {
 			return Sample{}, err
 		}
 	}
@@ -116,7 +116,7 @@ func (x exchange) measureOnce(ctx context.Context, e *Env) (Sample, error) {
 
 // messageCount returns the number of messages that each queue pair sends.
 func (x exchange) messageCount(e *Env) int {
-	n := max(e.operationCount(x.each)/max(1, x.qps), 2*minMessages)
+	n := max(e.operationsToMeasure(x.each)/max(1, x.qps), 2*minMessages)
 	if x.qps > 1 {
 		// perftest also counts the last completion of each queue pair as cqMod messages. If that count exceeds the
 		// number of messages, and the queue pairs are not equally fast, perftest stops polling too early.
@@ -127,9 +127,9 @@ func (x exchange) messageCount(e *Env) int {
 	return n
 }
 
-// measureShortestCost returns the cost of the program with the minimum number of messages, which hardly depends on the
+// measureFixedCost returns the cost of the program with the minimum number of messages, which hardly depends on the
 // size of the messages. It is the median of three runs, and is measured once for each kind of exchange.
-func (x exchange) measureShortestCost(ctx context.Context, e *Env) (cpuCost, error) {
+func (x exchange) measureFixedCost(ctx context.Context, e *Env) (cpuCost, error) {
 	x.size, x.each = 64, 0
 	if c, ok := e.base[x]; ok {
 		return c, nil
@@ -242,7 +242,7 @@ func parseBandwidth(out string) (Sample, error) {
 // measureFabric runs fi_pingpong, libfabric's ping-pong, with processes that wait for events.
 func measureFabric(provider, endpoint string, size int, each float64) func(context.Context, *Env) (Sample, error) {
 	return func(ctx context.Context, e *Env) (Sample, error) {
-		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.operationCount(each)), "-S",
+		args := []string{"fi_pingpong", "-p", provider, "-e", endpoint, "-I", strconv.Itoa(e.operationsToMeasure(each)), "-S",
 			strconv.Itoa(size)}
 		port, err := e.freePort()
 		if err != nil {

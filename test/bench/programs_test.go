@@ -182,7 +182,7 @@ func TestTimeLimitEndsPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := &Env{Dir: dir, Scale: 1, Limit: 300 * time.Millisecond}
-	_, err := e.measureLimited(context.Background(), measureFloor(1, 1, "hang"))
+	_, err := e.measureWithTimeout(context.Background(), measureFloor(1, 1, "hang"))
 	if err == nil || !strings.Contains(err.Error(), "not complete within 300ms") {
 		t.Fatalf("measurement: got %v, want a timeout", err)
 	}

@@ -54,7 +54,7 @@ func sampleReport() *Report {
 
 func TestReportGolden(t *testing.T) {
 	r := sampleReport()
-	if n := countDoubtful(r.Checks); n != 1 || len(r.Checks) != 2 {
+	if n := countDoubtfulVerdicts(r.Checks); n != 1 || len(r.Checks) != 2 {
 		t.Errorf("checks: got %+v, want 2 with c / b doubtful", r.Checks)
 	}
 	var md, js bytes.Buffer

@@ -106,7 +106,7 @@ func (r *Runner) measureSeries(ctx context.Context, m Measurement, s *Series, ro
 	if ctx.Err() != nil || len(s.Errors) >= maxFailures {
 		return
 	}
-	sample, err := r.Env.measureLimited(ctx, m.Take)
+	sample, err := r.Env.measureWithTimeout(ctx, m.Take)
 	if ctx.Err() != nil { // the run was ended, which is not a failure of this measurement
 		return
 	}
@@ -126,8 +126,9 @@ func (r *Runner) measureSeries(ctx context.Context, m Measurement, s *Series, ro
 	}
 }
 
-// measureLimited takes one figure within the time limit.
-func (e *Env) measureLimited(ctx context.Context, take func(context.Context, *Env) (Sample, error)) (Sample, error) {
+// measureWithTimeout takes one figure within the time limit.
+func (e *Env) measureWithTimeout(ctx context.Context, take func(context.Context, *Env) (Sample, error)) (Sample,
+	error) {
 	limited, cancel := context.WithTimeoutCause(ctx, e.Limit, fmt.Errorf("not complete within %v", e.Limit))
 	defer cancel()
 	s, err := take(limited, e)

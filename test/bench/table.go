@@ -267,9 +267,9 @@ func embeddedSection() Section {
 		each := max(2, float64(size)/4000)
 		g := Group{Name: sizeNames[size], Measurements: []Measurement{
 			{Name: "memcpy", Kind: Floor, Take: measureFloor(1, max(0.02, float64(size)/20000), "copy", "memcpy", n)},
-			{Name: "shortcut", Kind: Ours, Floor: "memcpy", Take: measureEmbedded(size, false, 2*each)},
+			{Name: "shortcut", Kind: Ours, Floor: "memcpy", Take: measureEmbeddedDevice(size, false, 2*each)},
 		}}
-		w := Measurement{Name: "wire", Kind: Ours, Take: measureEmbedded(size, true, 24+4*each)}
+		w := Measurement{Name: "wire", Kind: Ours, Take: measureEmbeddedDevice(size, true, 24+4*each)}
 		if size == 64 {
 			w.Floor = "UDP, polling"
 			g.Measurements[1].Peer = "loopback driver"

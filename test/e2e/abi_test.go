@@ -17,7 +17,7 @@ func TestCallResultsMatchKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, c := range abi.Device.Mismatches(abi.Parse(w.mustRun("run", "--", probe))) {
 		t.Error(c)
 	}
@@ -29,7 +29,7 @@ func TestCallResultsMatchKernel(t *testing.T) {
 func TestDescriptorCallsMatchKernel(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "cm_descriptors")
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 	for _, c := range abi.Descriptors.Mismatches(abi.Parse(w.mustRun("run", "--", program))) {
 		t.Error(c)
 	}

@@ -57,7 +57,7 @@ func TestInterfaceChangesRaiseEvents(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_asyncwatch", "ibv_devinfo")
 	ns, ip := newNetNS(t)
-	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
+	w := startService(t, testUsers()[0], ns, "--link", "rxe0=veth0")
 	watch := w.verbenaCommand(w.contextWithTimeout(120), "run", "--", "stdbuf", "-oL", "ibv_asyncwatch", "-d", "rxe0")
 	var out testutil.Buffer
 	watch.Stdout, watch.Stderr = &out, &out
@@ -138,13 +138,13 @@ func countEqual(list []string, s string) (n int) {
 	return n
 }
 
-// TestAddressLost tests that a connection continues after a short loss of its address, and fails after a permanent
-// loss. A new connection must work after the address has returned.
-func TestAddressLost(t *testing.T) {
+// TestConnectionSurvivesShortAddressLoss tests that a connection continues after a short loss of its address, and fails
+// after a permanent loss. A new connection must work after the address has returned.
+func TestConnectionSurvivesShortAddressLoss(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	ns, ip := newNetNS(t)
-	w := startService(t, users()[0], ns, "--link", "rxe0=veth0")
+	w := startService(t, testUsers()[0], ns, "--link", "rxe0=veth0")
 	stats := func(name string) uint64 {
 		return w.sendRequest(&ctl.Request{Op: ctl.OpStatShow, Name: "rxe0"}).Stats[0].Counters[name]
 	}
@@ -212,7 +212,7 @@ func TestSeveralDevicesOnOneInterface(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
 	ns, ip := newNetNS(t)
 	ip("addr", "add", "10.66.0.2/32", "dev", "veth0")
-	w := startService(t, users()[0], ns, "--link", "rxe0=10.66.0.1", "--link", "rxe1=fd66::1")
+	w := startService(t, testUsers()[0], ns, "--link", "rxe0=10.66.0.1", "--link", "rxe1=fd66::1")
 	program := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "sh", "-c",
 		"ibv_devices; echo listed; read x; ibv_devices; ibv_rc_pingpong -d rxe2 -g 1 -p 18599 >/dev/null & "+
 			"for i in 1 2 3 4 5 6 7 8 9; do sleep 0.2; ibv_rc_pingpong -d rxe0 -g 1 -p 18599 127.0.0.1 >/dev/null 2>&1 && echo exchanged && break; done; wait")

@@ -29,7 +29,7 @@ import (
 type attackedCM struct {
 	*attackedService
 	raw     string
-	connect *dialogue
+	connect *interactiveProgram
 }
 
 func startAttackedCM(t *testing.T, args ...string) *attackedCM {
@@ -41,9 +41,9 @@ func startAttackedCM(t *testing.T, args ...string) *attackedCM {
 }
 
 // startRawverbs starts test/rawverbs as a user.
-func (s *attackedCM) startRawverbs(uid uint32, args ...string) *dialogue {
+func (s *attackedCM) startRawverbs(uid uint32, args ...string) *interactiveProgram {
 	s.t.Helper()
-	return startDialogue(s.t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(shortOrFullCount(120, 1800)),
+	return startInteractiveProgram(s.t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(shortOrFullCount(120, 1800)),
 		append([]string{"run", "--", s.raw}, args...)...))
 }
 
@@ -156,7 +156,7 @@ func TestAttackCMObjectLimits(t *testing.T) {
 	} {
 		s.testService.t, s.t = t, t
 		began := time.Now()
-		list := []*dialogue{s.startRawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)),
+		list := []*interactiveProgram{s.startRawverbs(attacker, "cm-fill", c.kind, fmt.Sprint(c.all)),
 			s.startRawverbs(stranger, "cm-fill", c.kind, fmt.Sprint(c.all))}
 		for _, a := range list {
 			t.Log(a.nextLineWith("has", 60*time.Second), a.said[0])
@@ -198,9 +198,9 @@ func TestAttackCMExecLeavesNoObjects(t *testing.T) {
 	s.checkNeighbourConnects()
 }
 
-// TestAttackCMWaiters tests that threads that wait for events use little of the service's processor time and do not
+// TestAttackCMManyWaiters tests that threads that wait for events use little of the service's processor time and do not
 // affect other users, even when they are killed or stopped.
-func TestAttackCMWaiters(t *testing.T) {
+func TestAttackCMManyWaiters(t *testing.T) {
 	t.Parallel()
 	s := startAttackedCM(t)
 	const while = time.Second
@@ -228,8 +228,8 @@ func TestAttackCMWaiters(t *testing.T) {
 	s.awaitNoObjects(attacker)
 }
 
-// TestAttackNetlinkUnread tests that unread netlink answers occupy a bounded amount of memory.
-func TestAttackNetlinkUnread(t *testing.T) {
+// TestAttackNetlinkUnreadAnswers tests that unread netlink answers occupy a bounded amount of memory.
+func TestAttackNetlinkUnreadAnswers(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "iproute2", "rdma")
 	s := startAttackedCM(t)
@@ -250,9 +250,9 @@ func TestAttackNetlinkUnread(t *testing.T) {
 	s.checkNeighbourProgress()
 }
 
-// TestAttackNetlinkChange tests that only managers can create and remove devices. Another user cannot, and root
+// TestAttackNetlinkDeviceChange tests that only managers can create and remove devices. Another user cannot, and root
 // cannot through a socket that another user has opened.
-func TestAttackNetlinkChange(t *testing.T) {
+func TestAttackNetlinkDeviceChange(t *testing.T) {
 	s := startAttackedCM(t)
 	if out := s.startRawverbs(attacker, "nl-change").lastLines(10 * time.Second); len(out) != 2 ||
 		strings.Contains(strings.Join(out, " "), "errno 0") ||
@@ -348,8 +348,8 @@ func TestAttackCMPassedDescriptor(t *testing.T) {
 	}
 }
 
-// forger sends connection manager messages from a given address.
-type forger struct {
+// packetForger sends connection manager messages from a given address.
+type packetForger struct {
 	t        *testing.T
 	fd       int
 	from, to netip.AddrPort
@@ -357,7 +357,7 @@ type forger struct {
 	rand     *rand.Rand
 }
 
-func newForger(t *testing.T, from, to string) *forger {
+func newPacketForger(t *testing.T, from, to string) *packetForger {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -368,7 +368,7 @@ func newForger(t *testing.T, from, to string) *forger {
 	if err := unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
 		t.Fatal(err)
 	}
-	f := &forger{t: t, fd: fd, from: netip.AddrPortFrom(netip.MustParseAddr(from), 0),
+	f := &packetForger{t: t, fd: fd, from: netip.AddrPortFrom(netip.MustParseAddr(from), 0),
 		to:   netip.AddrPortFrom(netip.MustParseAddr(to), roce.UDPPort),
 		rand: rand.New(rand.NewPCG(1, 2))}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: f.from.Addr().As4()}); err != nil {
@@ -384,7 +384,7 @@ func newForger(t *testing.T, from, to string) *forger {
 }
 
 // sendMAD sends a datagram to the general services queue pair (QP1).
-func (f *forger) sendMAD(mad []byte) {
+func (f *packetForger) sendMAD(mad []byte) {
 	b := make([]byte, roce.BTHLen+roce.DETHLen+len(mad)+roce.ICRCLen)
 	roce.BTH(b).Encode(&roce.BTHFields{Opcode: roce.UDSendOnly, PKey: 0xffff, DestQPN: roce.QPNGSI})
 	roce.DETH(b[roce.BTHLen:]).Encode(roce.GSIQKey, roce.QPNGSI)
@@ -398,7 +398,7 @@ func (f *forger) sendMAD(mad []byte) {
 
 // floodMessages sends n messages of each kind with random communication IDs. floodMessages sends requests to the given
 // ports, and all other kinds without a port.
-func (f *forger) floodMessages(n int, ports ...uint16) {
+func (f *packetForger) floodMessages(n int, ports ...uint16) {
 	var gid msg.GID
 	gid[10], gid[11] = 0xff, 0xff
 	a := f.from.Addr().As4()
@@ -450,7 +450,7 @@ func TestAttackCMFlood(t *testing.T) {
 	server.expectLine("ready")
 	before := s.readLoad()
 	for _, from := range []string{unusedAddr(), s.deviceAddress()} {
-		f := newForger(t, from, s.deviceAddress())
+		f := newPacketForger(t, from, s.deviceAddress())
 		for range 2 {
 			f.floodMessages(shortOrFullCount(600, 100000), uint16(atoi(kept)), uint16(atoi(served)))
 			k.sendLine("and now?")

@@ -39,9 +39,9 @@ func (s *attackedService) checkLoadBounded(before serviceLoad, rss int) {
 	}
 }
 
-// TestAttackThreads tests that the service refuses further sessions of a user with unfinished calls before the
+// TestAttackThreadExhaustion tests that the service refuses further sessions of a user with unfinished calls before the
 // calls exhaust its threads. (B1)
-func TestAttackThreads(t *testing.T) {
+func TestAttackThreadExhaustion(t *testing.T) {
 	t.Parallel()
 	s := startAttackedService(t)
 	before := s.readLoad()
@@ -69,11 +69,13 @@ func TestAttackManyQueuePairs(t *testing.T) {
 	s := startAttackedService(t, fewObjectsArgs()...)
 	before := s.readLoad()
 	for _, uid := range []uint32{attacker, stranger} {
-		a := startDialogue(t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill", "qps",
+		a := startInteractiveProgram(t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill",
+			"qps",
 			fmt.Sprint(33000/objectLimitDivisor)))
 		t.Log(a.nextLineWith("has", 60*time.Second))
 	}
-	third := startDialogue(t, s.asUser(1001).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill", "qps",
+	third := startInteractiveProgram(t, s.asUser(1001).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw,
+		"fill", "qps",
 		fmt.Sprint(10000/objectLimitDivisor)))
 	if line := third.nextLineWith("has", 60*time.Second); line != fmt.Sprintf("has qps=%d", 10000/objectLimitDivisor) {
 		t.Errorf("third user: got %s: %q", line, third.said)
@@ -92,12 +94,14 @@ func TestAttackRandomObjects(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := startAttackedService(t)
 	before := s.readLoad()
-	a := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill", "all",
+	a := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw,
+		"fill", "all",
 		fmt.Sprint(shortOrFullCount(20000, 1000000))))
 	t.Log(a.nextLineWith("has", 60*time.Second))
 	t.Logf("%q", a.said)
 	s.checkLoadBounded(before, 1500)
-	b := startDialogue(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", "all",
+	b := startInteractiveProgram(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill",
+		"all",
 		"500"))
 	if line := b.nextLineWith("has", 30*time.Second); len(b.said) != 1 {
 		t.Errorf("another user: got %s: %q", line, b.said)
@@ -127,10 +131,12 @@ func TestAttackObjectLimits(t *testing.T) {
 	} {
 		t.Run(c.kind, func(t *testing.T) {
 			s.testService.t, s.t = t, t
-			a := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", c.kind,
+			a := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw,
+				"fill", c.kind,
 				fmt.Sprint(c.all)))
 			t.Log(a.nextLineWith("has", 40*time.Second), a.said[0])
-			b := startDialogue(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", c.kind,
+			b := startInteractiveProgram(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw,
+				"fill", c.kind,
 				fmt.Sprint(c.some)))
 			if line := b.nextLineWith("has", 20*time.Second); len(b.said) != 1 {
 				t.Errorf("another user: got %s: %q", line, b.said)
@@ -151,7 +157,7 @@ func TestAttackRingMemory(t *testing.T) {
 	if err := unix.Statfs("/dev/shm", &fs); err != nil {
 		t.Fatal(err)
 	}
-	a := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", "sh", "-c",
+	a := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", "sh", "-c",
 		"ulimit -l 64; exec "+raw+" fill big-qps 40"))
 	a.nextLineWith("has", 20*time.Second)
 	var now unix.Statfs_t
@@ -167,7 +173,7 @@ func TestAttackRingMemory(t *testing.T) {
 }
 
 // startBlockingAttack starts an attack that blocks a call of the service on memory that does not answer.
-func (s *attackedService) startBlockingAttack(t *testing.T, fs *stallFS, attack ...string) *dialogue {
+func (s *attackedService) startBlockingAttack(t *testing.T, fs *stallFS, attack ...string) *interactiveProgram {
 	t.Helper()
 	a := s.startAttack(attacker, append([]string{attack[0], fs.pagePath()}, attack[1:]...)...)
 	a.expectLine("posted")
@@ -180,7 +186,7 @@ func (s *attackedService) startBlockingAttack(t *testing.T, fs *stallFS, attack 
 func testStalledMemory(t *testing.T, serve []string, attack ...string) {
 	t.Parallel()
 	s := startAttackedService(t, serve...)
-	var a *dialogue
+	var a *interactiveProgram
 	if attack[0] == "stall-userfault" {
 		device := filepath.Join(filepath.Dir(s.socket), "userfaultfd")
 		var st unix.Stat_t
@@ -380,9 +386,9 @@ func TestAttackLockedDirectories(t *testing.T) {
 	}
 }
 
-// TestAttackLockedLeftovers tests that directories that a program keeps locked after the end of the service do not
-// block the start or the end of the next service.
-func TestAttackLockedLeftovers(t *testing.T) {
+// TestAttackLeftoverLockedDirectories tests that directories that a program keeps locked after the end of the service
+// do not block the start or the end of the next service.
+func TestAttackLeftoverLockedDirectories(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	// With a separate /dev/shm, services of other tests do not find these directories.
@@ -491,7 +497,7 @@ func TestAttackMainThreadEnds(t *testing.T) {
 func TestAttackFullDisk(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
-	w := sharedService(t)
+	w := startSharedService(t)
 	dir, err := os.MkdirTemp("", "verbena-full-")
 	if err != nil {
 		t.Fatal(err)
@@ -540,7 +546,7 @@ func TestAttackDescriptorNumberRace(t *testing.T) {
 func TestAttackClientInOtherPIDNamespace(t *testing.T) {
 	needRoot(t)
 	program := buildAttackProgram(t, "attack")
-	w := newTestService(t, user{"root", 0}, "")
+	w := newTestService(t, testUser{"root", 0}, "")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	serve := exec.Command("unshare", "--pid", "--fork", "--mount-proc", verbenaBinary(t), "serve", "--socket", w.socket,
 		"--mode",

@@ -55,7 +55,7 @@ func (s *attackedService) measureRoundTripP99() float64 {
 	args := []string{"run", "--", "ib_send_lat", "-e", "-d", "rxe0", "-x", "1", "-s", "64", "-n",
 		strconv.Itoa(shortOrFullCount(1000, 20000)), "-p", port, "-F"}
 	server := s.asUser(measured).verbenaCommand(s.contextWithTimeout(60), args...)
-	d := startDialogue(s.t, server)
+	d := startInteractiveProgram(s.t, server)
 	defer func() { <-d.over }()
 	if out, err := s.verbenaCommand(s.contextWithTimeout(40), "wait", "--listen", port).CombinedOutput(); err != nil {
 		s.t.Fatalf("%v: %s; the server printed %q", err, out, d.lastLines(time.Second))

@@ -25,7 +25,8 @@ func TestAttackForgedPackets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			needRoot(t)
 			addr := unusedAddr()
-			w := startService(t, user{"root", 0}, "", append([]string{"--mode", "0666", "--link", "rxe0=" + addr}, flags...)...)
+			w := startService(t, testUser{"root", 0}, "", append([]string{"--mode", "0666", "--link", "rxe0=" + addr},
+				flags...)...)
 			svc, err := service.At(w.socket)
 			if err != nil {
 				t.Fatal(err)
@@ -73,7 +74,7 @@ func TestAttackForgedPackets(t *testing.T) {
 			// any port, and the source port of the connection
 			for _, port := range []uint16{0, uint16(roce.SourcePortRC(qps[0].Num(), qps[1].Num()))} {
 				before := dropped()
-				f := newForger(t, addr, addr)
+				f := newPacketForger(t, addr, addr)
 				if port != 0 && !f.rebind(port) {
 					continue // the service has bound this port
 				}
@@ -107,7 +108,7 @@ func TestAttackForgedPackets(t *testing.T) {
 }
 
 // rebind binds the forger to another port of its address if the port is free.
-func (f *forger) rebind(port uint16) bool {
+func (f *packetForger) rebind(port uint16) bool {
 	f.t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -126,7 +127,7 @@ func (f *forger) rebind(port uint16) bool {
 }
 
 // sendUC sends a message to a UC queue pair in a forged packet.
-func (f *forger) sendUC(qpn, psn uint32) {
+func (f *packetForger) sendUC(qpn, psn uint32) {
 	f.t.Helper()
 	const payload = "forged!!"
 	b := make([]byte, roce.BTHLen+len(payload)+roce.ICRCLen)

@@ -15,9 +15,9 @@ import (
 	"verbena/internal/testutil"
 )
 
-// TestAttackDescriptors tests operations on a device's descriptor that no library performs. These operations must
-// not affect others, and the device must be closed with the last descriptor.
-func TestAttackDescriptors(t *testing.T) {
+// TestAttackUnusualDescriptorCalls tests operations on a device's descriptor that no library performs. These operations
+// must not affect others, and the device must be closed with the last descriptor.
+func TestAttackUnusualDescriptorCalls(t *testing.T) {
 	s := startAttackedService(t)
 	out := s.startAttack(attacker, "descriptors").lastLines(15 * time.Second)
 	t.Logf("%q", out)
@@ -51,8 +51,8 @@ func TestAttackDescriptors(t *testing.T) {
 // awaitOnlyNeighbour waits until only the neighbour's program has objects.
 func (s *attackedService) awaitOnlyNeighbour() {
 	s.t.Helper()
-	if !testutil.PollUntil(func() bool { return len(s.openContexts()) == 1 }) {
-		s.t.Errorf("remaining objects: %v", s.openContexts())
+	if !testutil.PollUntil(func() bool { return len(s.listOpenContexts()) == 1 }) {
+		s.t.Errorf("remaining objects: %v", s.listOpenContexts())
 	}
 }
 
@@ -63,14 +63,14 @@ func TestAttackDeviceTree(t *testing.T) {
 	program := buildAttackProgram(t, "attack")
 	for _, who := range []struct {
 		name    string
-		service user
-	}{{"another user", user{"root", 0}}, {"own service", user{"nobody", attacker}}} {
+		service testUser
+	}{{"another user", testUser{"root", 0}}, {"own service", testUser{"nobody", attacker}}} {
 		t.Run(who.name, func(t *testing.T) {
 			w := startService(t, who.service, "", "--link", "rxe0="+unusedAddr(), "--mode", "0666")
 			os.Chmod(filepath.Dir(w.socket), 0o755)
 			dir := runDirOf(t, w.serve.Process.Pid)
 			// The attacker's tree exists until the last of the attacker's programs ends.
-			startDialogue(t, w.asUser(attacker).verbenaCommand(w.contextWithTimeout(60), "run", "--", "sh", "-c",
+			startInteractiveProgram(t, w.asUser(attacker).verbenaCommand(w.contextWithTimeout(60), "run", "--", "sh", "-c",
 				"echo there; sleep 60")).expectLine("there")
 			before := listTree(t, dir)
 			args := []string{"run", "--", program, "tree-writes"}
@@ -128,7 +128,7 @@ func TestAttackForkStorm(t *testing.T) {
 	before := s.readLoad()
 	script := fmt.Sprintf("for i in $(seq %d); do %s paths /dev/infiniband/uverbs0 >/dev/null & :; [ $((i %% 16)) = 0 ] && wait; done; wait; echo done",
 		shortOrFullCount(200, 5000), s.program)
-	out := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", "sh", "-c",
+	out := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", "sh", "-c",
 		script)).lastLines(60 * time.Second)
 	if !slices.Equal(out, []string{"done"}) {
 		t.Errorf("%.1000q", out)
@@ -160,7 +160,8 @@ func TestAttackStoppedProgram(t *testing.T) {
 	s := startAttackedService(t)
 	for _, what := range []string{"program", "launcher", "both"} {
 		t.Run(what, func(t *testing.T) {
-			a := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", "all",
+			a := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw,
+				"fill", "all",
 				"200"))
 			a.nextLineWith("has", 20*time.Second)
 			pids := map[string][]int{"program": {programPID(t, a.cmd)}, "launcher": {a.cmd.Process.Pid},
@@ -224,7 +225,7 @@ func TestAttackAnsweringOwnCalls(t *testing.T) {
 // TestAttackThreadsOfOtherUser tests that each thread has the rights of its own user, as with a kernel's device file.
 func TestAttackThreadsOfOtherUser(t *testing.T) {
 	program := buildAttackProgram(t, "attack")
-	w := sharedService(t, "--mode", "0660")
+	w := startSharedService(t, "--mode", "0660")
 	want := "open as another user: Permission denied\naccess as another user: Permission denied\nopen as root: success\n"
 	if out := w.mustRun("run", "--", program, "thread-user"); out != want {
 		t.Errorf("thread-user: got %q, want %q", out, want)
@@ -247,7 +248,7 @@ func TestAttackFlippedPaths(t *testing.T) {
 func TestAttackDescriptorLimit(t *testing.T) {
 	program := buildAttackProgram(t, "attack")
 	// For programs of other users the service would need CAP_SYS_RESOURCE, which is missing in containers.
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 	if out := w.mustRun("run", "--", program, "limits"); out != "done\n" {
 		t.Errorf("%.500q", out)
 	}
@@ -264,7 +265,8 @@ func TestAttackSquattedSocketDirectory(t *testing.T) {
 	}
 	defer os.RemoveAll(dir)
 	os.Chown(dir, attacker, attacker)
-	s := &attackedService{testService: newTestService(t, users()[0], ""), t: t, program: buildAttackProgram(t, "attack")}
+	s := &attackedService{testService: newTestService(t, testUsers()[0], ""), t: t, program: buildAttackProgram(t,
+		"attack")}
 	c := s.plainCommand(user, verbenaBinary(t), "run", "--", "true")
 	c.Env = []string{"PATH=" + os.Getenv("PATH")}
 	out, err := c.CombinedOutput()

@@ -31,8 +31,9 @@ func (s *attackedService) verbenaCommandVia(prefix []string, args ...string) *ex
 	return c
 }
 
-// TestAttackBareRoot tests that user ID 0 without capabilities, as in every container, is an ordinary user. (N5)
-func TestAttackBareRoot(t *testing.T) {
+// TestAttackRootWithoutCapabilities tests that user ID 0 without capabilities, as in every container, is an ordinary
+// user. (N5)
+func TestAttackRootWithoutCapabilities(t *testing.T) {
 	needRoot(t)
 	s := startAttackedService(t)
 	keys := s.mustRun("res", "show")
@@ -73,12 +74,12 @@ func TestAttackContainersAreTwoUsers(t *testing.T) {
 	needRoot(t)
 	raw := buildRawverbs(t)
 	s := startAttackedService(t, "--limit", "pds=100/1000")
-	first := startDialogue(t, s.verbenaCommandVia(pod, "run", "--", raw, "fill", "pds", "200"))
+	first := startInteractiveProgram(t, s.verbenaCommandVia(pod, "run", "--", raw, "fill", "pds", "200"))
 	first.nextLineWith("has", 20*time.Second)
 	if said := strings.Join(first.said, "\n"); !strings.Contains(said, "refused after") {
 		t.Errorf("first container: got no refusal: %s", said)
 	}
-	second := startDialogue(t, s.verbenaCommandVia(pod, "run", "--", raw, "fill", "pds", "50"))
+	second := startInteractiveProgram(t, s.verbenaCommandVia(pod, "run", "--", raw, "fill", "pds", "50"))
 	if line := second.nextLineWith("has", 20*time.Second); line != "has pds=50" {
 		t.Errorf("second container: got %q", line)
 	}
@@ -115,9 +116,9 @@ func TestAttackSubordinateIDs(t *testing.T) {
 	s.checkNeighbourProgress()
 }
 
-// TestAttackOwnedIDs tests that a user counts as one user, who runs programs with subordinate IDs outside a user
-// namespace, by set-uid files.
-func TestAttackOwnedIDs(t *testing.T) {
+// TestAttackSetuidSubordinateIDs tests that a user counts as one user, who runs programs with subordinate IDs outside a
+// user namespace, by set-uid files.
+func TestAttackSetuidSubordinateIDs(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "util-linux", "unshare", "mount")
 	const ids, each, first = 12, 250, 700000
@@ -130,7 +131,7 @@ func TestAttackOwnedIDs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	w := newTestService(t, user{"root", 0}, "")
+	w := newTestService(t, testUser{"root", 0}, "")
 	w.under = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c", `mount --bind "$0" /etc && exec "$@"`,
 		etc}
 	w.start("--link", "rxe0="+unusedAddr(), "--mode", "0666")

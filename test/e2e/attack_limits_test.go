@@ -58,7 +58,7 @@ func newCgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 func startInCgroup(t *testing.T, memory, tasks uint64, args ...string) *attackedService {
 	t.Helper()
 	dirs := newCgroup(t, memory, tasks)
-	w := newTestService(t, user{"root", 0}, "")
+	w := newTestService(t, testUser{"root", 0}, "")
 	script := "exec \"$@\""
 	for _, d := range dirs {
 		script = "echo $$ >" + d + "/cgroup.procs && " + script
@@ -81,11 +81,12 @@ func TestAttackContainerMemory(t *testing.T) {
 		t.Run(fmt.Sprint(size>>20, " MiB"), func(t *testing.T) {
 			s := startInCgroup(t, size, 2000)
 			for uid := range uint32(4) {
-				d := startDialogue(t, s.plainCommand(attacker-10-uid, program))
+				d := startInteractiveProgram(t, s.plainCommand(attacker-10-uid, program))
 				t.Log(d.nextLineWith("allocated ", 60*time.Second))
 			}
 			for uid := range uint32(2) {
-				a := startDialogue(t, s.asUser(attacker-20-uid).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw,
+				a := startInteractiveProgram(t, s.asUser(attacker-20-uid).verbenaCommand(s.contextWithTimeout(120), "run", "--",
+					raw,
 					"fill", "qps", "33000"))
 				t.Log(a.nextLineWith("has", 60*time.Second))
 			}
@@ -121,13 +122,13 @@ func TestAttackContainerThreads(t *testing.T) {
 	s.mustRunAsRoot(5*time.Second, "link", "show")
 }
 
-// TestAttackContainerGroups tests a container with a pids.max of 60, and a user who joins as many multicast groups
-// as possible. The joins must start no threads of the service, and leaving the groups must free their resources.
-func TestAttackContainerGroups(t *testing.T) {
+// TestAttackContainerMulticastGroups tests a container with a pids.max of 60, and a user who joins as many multicast
+// groups as possible. The joins must start no threads of the service, and leaving the groups must free their resources.
+func TestAttackContainerMulticastGroups(t *testing.T) {
 	raw := buildRawverbs(t)
 	s := startInCgroup(t, 1<<30, 60)
 	before := s.readLoad()
-	a := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill",
+	a := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill",
 		"groups", "1000"))
 	if refusal := a.nextLineWith("groups refused", 30*time.Second); !strings.Contains(refusal, "cannot allocate memory") {
 		t.Errorf("joins beyond the limit: got %s", refusal)
@@ -147,10 +148,10 @@ func TestAttackContainerGroups(t *testing.T) {
 // account, independent of the number of users.
 func TestAttackInotifyInstances(t *testing.T) {
 	t.Parallel()
-	w := sharedService(t, "--mode", "0666", "--doorbells", "native")
+	w := startSharedService(t, "--mode", "0666", "--doorbells", "native")
 	s := &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w}
 	for uid := range uint32(40) {
-		a := startDialogue(t, s.asUser(7100+uid).verbenaCommand(s.contextWithTimeout(120), "run", "--", s.program,
+		a := startInteractiveProgram(t, s.asUser(7100+uid).verbenaCommand(s.contextWithTimeout(120), "run", "--", s.program,
 			"neighbour", "atomics"))
 		a.nextLineWith("ready", 30*time.Second)
 	}
@@ -176,7 +177,7 @@ func TestAttackInotifyInstances(t *testing.T) {
 func TestAttackReadOnlyMount(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "util-linux", "unshare", "setpriv", "mount")
-	w := sharedService(t, "--mode", "0666")
+	w := startSharedService(t, "--mode", "0666")
 	dir := filepath.Dir(w.socket)
 	pod := func(options, script string) (string, error) {
 		c := w.verbenaCommand(w.contextWithTimeout(20), "version")
@@ -233,14 +234,19 @@ func TestAttackKeptDescriptors(t *testing.T) {
 		name  string
 		kind  quota.ResourceKind
 		limit int
-		start func() *dialogue
+		start func() *interactiveProgram
 	}{
-		{"descriptors of device files", quota.Descriptors, 200, func() *dialogue {
+		{"descriptors of device files", quota.Descriptors, 200, func() *interactiveProgram {
 			return s.startAttackOutside(attacker, "kept", s.socket, "device", seconds, open)
 		}},
 		{"unread answers", quota.Connections, 16 + 64, // also for refused clients, which get an answer with the reason
-			func() *dialogue { return s.startAttackOutside(attacker, "kept", s.socket, "answer", seconds, show) }},
-		{"channels", quota.Descriptors, 200, func() *dialogue { return s.startAttack(attacker, "kept-channels", seconds) }},
+			func() *interactiveProgram {
+				return s.startAttackOutside(attacker, "kept", s.socket, "answer", seconds, show)
+			}},
+		{"channels", quota.Descriptors, 200, func() *interactiveProgram {
+			return s.startAttack(attacker, "kept-channels",
+				seconds)
+		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			before := s.countHeldObjects(c.kind.String())

@@ -58,7 +58,7 @@ func TestAttackPIDReuse(t *testing.T) {
 	fs.awaitRequest("read")
 	pid = programPID(t, p.cmd)
 	syscall.Kill(pid, syscall.SIGKILL)
-	other := startDialogue(t, s.plainCommand(0, s.program, "reuse", fmt.Sprint(pid), fmt.Sprint(attacker)))
+	other := startInteractiveProgram(t, s.plainCommand(0, s.program, "reuse", fmt.Sprint(pid), fmt.Sprint(attacker)))
 	other.expectLine(fmt.Sprint("number ", pid))
 	fs.releaseHeld(command)
 	time.Sleep(300 * time.Millisecond)
@@ -87,7 +87,7 @@ func TestAttackRecycledPID(t *testing.T) {
 			s := startAttackedService(t, serve...)
 			const rounds = 2000
 			var used, changed int
-			line := startDialogue(t, s.verbenaCommand(s.contextWithTimeout(320), "run", "--", s.program, "recycle",
+			line := startInteractiveProgram(t, s.verbenaCommand(s.contextWithTimeout(320), "run", "--", s.program, "recycle",
 				fmt.Sprint(rounds))).nextLineWith("used",
 				300*time.Second)
 			if n, err := fmt.Sscanf(line, "used %d, changed %d", &used, &changed); n != 2 || used < rounds/2 || changed > 0 {
@@ -133,7 +133,7 @@ func TestAttackRegistrationsAfterExec(t *testing.T) {
 				c := s.verbenaCommand(s.contextWithTimeout(30), "run", "--", "setpriv", fmt.Sprint("--reuid=", attacker),
 					fmt.Sprint("--regid=", attacker),
 					"--clear-groups", s.program, "exec-region", how, suid, "victim", "1")
-				out := strings.Join(startDialogue(t, c).lastLines(10*time.Second), "\n")
+				out := strings.Join(startInteractiveProgram(t, c).lastLines(10*time.Second), "\n")
 				if !strings.Contains(out, "victim of user 0: unharmed") || strings.Contains(out, "read: success") ||
 					strings.Contains(out, "write: success") || !strings.Contains(out, "write: ") {
 					t.Errorf("victim after an exec: got %s, want no access to its memory", out)
@@ -191,14 +191,14 @@ func TestAttackExecRaces(t *testing.T) {
 	s.checkNeighbourProgress()
 }
 
-// TestAttackImpostor tests that a launcher passes its program only to a service of root or of its own user, and
+// TestAttackImpostorService tests that a launcher passes its program only to a service of root or of its own user, and
 // removes no directory except that of a service. (A4)
-func TestAttackImpostor(t *testing.T) {
+func TestAttackImpostorService(t *testing.T) {
 	needRoot(t)
 	program := buildAttackProgram(t, "attack")
 	for _, victim := range []uint32{neighbor, 0} {
 		t.Run(fmt.Sprint("user ", victim), func(t *testing.T) {
-			w := newTestService(t, user{"attacker", attacker}, "")
+			w := newTestService(t, testUser{"attacker", attacker}, "")
 			os.Chmod(filepath.Dir(w.socket), 0o755)
 			home, err := os.MkdirTemp("", "verbena-home-")
 			if err != nil {
@@ -282,7 +282,7 @@ func TestAttackUserNamespace(t *testing.T) {
 	needCondition(t, strings.TrimSpace(string(b)) != "0", "user namespaces")
 	t.Run("permissions", func(t *testing.T) {
 		program := buildAttackProgram(t, "attack")
-		w := sharedService(t, "--group", "12345", "--mode", "0660")
+		w := startSharedService(t, "--group", "12345", "--mode", "0660")
 		for _, in := range [][]string{nil, {"unshare", "-U"}, {"unshare", "-Ur"}, {"unshare", "-Ur", "unshare", "-Ur"}} {
 			out := w.mustRun(append(append(append([]string{}, ids...), in...), program, "user-namespace", "open")...)
 			if strings.Contains(out, "success") {
@@ -292,7 +292,7 @@ func TestAttackUserNamespace(t *testing.T) {
 	})
 	t.Run("locked memory", func(t *testing.T) {
 		program := buildAttackProgram(t, "attack")
-		w := sharedService(t, "--mode", "0666")
+		w := startSharedService(t, "--mode", "0666")
 		for _, limit := range []string{"64", "0"} {
 			for _, in := range []string{"", "unshare -Ur "} {
 				script := "ulimit -l " + limit + "; exec " + in + program + " user-namespace pin 268435456"
@@ -312,7 +312,7 @@ func TestAttackUserNamespace(t *testing.T) {
 // TestAttackReadOnlyFile tests that a device file opened for reading accepts no command by write(2). (A7)
 func TestAttackReadOnlyFile(t *testing.T) {
 	program := buildAttackProgram(t, "attack")
-	w := sharedService(t, "--mode", "0644")
+	w := startSharedService(t, "--mode", "0644")
 	out := w.mustRun("run", "--", "setpriv", fmt.Sprint("--reuid=", attacker), fmt.Sprint("--regid=", attacker),
 		"--clear-groups",
 		program, "read-only")
@@ -322,13 +322,13 @@ func TestAttackReadOnlyFile(t *testing.T) {
 	}
 }
 
-// TestAttackTwoServices tests two services that start on one socket: one must continue, and its path must remain.
-// (C3)
-func TestAttackTwoServices(t *testing.T) {
+// TestAttackTwoServicesOnSocket tests two services that start on one socket: one must continue, and its path must
+// remain. (C3)
+func TestAttackTwoServicesOnSocket(t *testing.T) {
 	t.Parallel() // each service waits a second before it exits
 	needRoot(t)
 	for range shortOrFullCount(15, 1000) {
-		w := newTestService(t, user{"root", 0}, "")
+		w := newTestService(t, testUser{"root", 0}, "")
 		var cmds [2]*exec.Cmd
 		var ended [2]chan error
 		for i := range cmds {
@@ -376,7 +376,7 @@ func TestAttackTwoServices(t *testing.T) {
 // socket with a listener.
 func TestAttackForeignSocketPath(t *testing.T) {
 	needRoot(t)
-	w := newTestService(t, user{"root", 0}, "")
+	w := newTestService(t, testUser{"root", 0}, "")
 	for _, c := range []struct {
 		name string
 		make func(string) error

@@ -97,21 +97,21 @@ func attackLingeringClose(t *testing.T, e *serviceConfig) {
 	count := fmt.Sprint(shortOrFullCount(100, 250))
 	for _, tt := range []struct {
 		name   string
-		attack func(*attackedService) *dialogue
+		attack func(*attackedService) *interactiveProgram
 	}{
-		{"netlink", func(s *attackedService) *dialogue {
+		{"netlink", func(s *attackedService) *interactiveProgram {
 			return s.startAttack(attacker, "linger-netlink", fmt.Sprint(shortOrFullCount(100, 1000)))
 		}},
-		{"begin", func(s *attackedService) *dialogue {
+		{"begin", func(s *attackedService) *interactiveProgram {
 			return s.startAttackOutside(attacker, "linger-control", s.socket, count, "begin")
 		}},
-		{"rest", func(s *attackedService) *dialogue {
+		{"rest", func(s *attackedService) *interactiveProgram {
 			return s.startAttackOutside(attacker, "linger-control", s.socket, count, "rest")
 		}},
-		{"closed", func(s *attackedService) *dialogue {
+		{"closed", func(s *attackedService) *interactiveProgram {
 			return s.startAttackOutside(attacker, "linger-control", s.socket, count, "closed")
 		}},
-		{"refused", func(s *attackedService) *dialogue {
+		{"refused", func(s *attackedService) *interactiveProgram {
 			return s.startAttackOutside(attacker, "linger-control", s.socket, "600", "begin")
 		}},
 	} {
@@ -163,7 +163,7 @@ func attackGrownQueueFile(t *testing.T, e *serviceConfig) {
 	if c.Path, err = exec.LookPath(c.Args[0]); err != nil {
 		t.Fatal(err)
 	}
-	a := startDialogue(t, c)
+	a := startInteractiveProgram(t, c)
 	t.Logf("%s", a.nextLineWith("grown by", 30*time.Second))
 	if line := a.nextLineWith("truncate", 10*time.Second); line != "truncate: Operation not permitted" {
 		t.Errorf("the attacker printed %q", line)
@@ -206,7 +206,7 @@ func TestAttackConfusedLauncher(t *testing.T) {
 					"--clear-groups",
 					s.program, "give-device", path}
 			}
-			p := startDialogue(t, s.verbenaCommand(s.contextWithTimeout(60), argv...))
+			p := startInteractiveProgram(t, s.verbenaCommand(s.contextWithTimeout(60), argv...))
 			p.nextLineWith("given", 20*time.Second)
 			daemon.expectLine("kept")
 			syscall.Kill(s.serve.Process.Pid, syscall.SIGKILL)
@@ -236,7 +236,8 @@ func TestAttackUnreadAnswers(t *testing.T) {
 func attackUnreadAnswers(t *testing.T, e *serviceConfig) {
 	raw := buildRawverbs(t)
 	s := e.startWithNeighbour(t)
-	filler := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw, "fill",
+	filler := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", raw,
+		"fill",
 		"all",
 		fmt.Sprint(shortOrFullCount(e.fullCountOnce(30000), 100000))))
 	filler.nextLineWith("has", 60*time.Second)
@@ -253,7 +254,7 @@ func attackUnreadAnswers(t *testing.T, e *serviceConfig) {
 		t.Errorf("memory of the service: got %d MiB more, want at most 8 answers", highest)
 	}
 	s.checkServiceAndNeighbour()
-	for _, d := range []*dialogue{a, filler} {
+	for _, d := range []*interactiveProgram{a, filler} {
 		d.kill()
 		<-d.over
 	}

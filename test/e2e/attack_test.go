@@ -62,7 +62,7 @@ type attackedService struct {
 	*testService
 	t         *testing.T
 	program   string
-	neighbour *dialogue
+	neighbour *interactiveProgram
 	own       uint32 // if not 0, the service and all programs belong to this user
 }
 
@@ -75,7 +75,7 @@ func startAttackedService(t *testing.T, args ...string) *attackedService {
 // serviceConfig describes the user, the privileges and the container of a service.
 type serviceConfig struct {
 	name string
-	user user
+	user testUser
 	// prepare sets the fields under and clone of the world. The function prepare may be nil.
 	prepare func(t *testing.T, w *testService)
 	args    []string
@@ -96,7 +96,7 @@ var serviceConfigs = []serviceConfig{
 	// A user is a trust domain. In this entry the attacker is a program of the same user. The attacker may allocate
 	// up to the user's limits, but it can neither stop the service nor prevent the service from freeing these
 	// resources.
-	{name: "user's", user: user{"owner", 4711}},
+	{name: "user's", user: testUser{"owner", 4711}},
 	{name: "container", args: sharedConfig.args, prepare: func(t *testing.T, w *testService) {
 		needProgram(t, "util-linux", "nsenter")
 		w.clone = syscall.CLONE_NEWUSER | syscall.CLONE_NEWPID | syscall.CLONE_NEWNS
@@ -128,7 +128,7 @@ func (e *serviceConfig) startWithNeighbour(t *testing.T, args ...string) *attack
 	w.start(append(append([]string{"--link", "rxe0=" + unusedAddr()}, e.args...), args...)...)
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	s := &attackedService{t: t, program: buildAttackProgram(t, "attack"), testService: w, own: e.user.uid}
-	s.neighbour = startDialogue(t, s.asUser(neighbor).verbenaCommand(s.contextWithTimeout(12*3600), "run", "--",
+	s.neighbour = startInteractiveProgram(t, s.asUser(neighbor).verbenaCommand(s.contextWithTimeout(12*3600), "run", "--",
 		s.program, "neighbour", "atomics"))
 	s.neighbour.expectLine("ready")
 	return s
@@ -155,16 +155,16 @@ func (s *attackedService) mappedUID(uid uint32) uint32 {
 }
 
 // startAttack starts an attack program under `verbena run`.
-func (s *attackedService) startAttack(uid uint32, args ...string) *dialogue {
+func (s *attackedService) startAttack(uid uint32, args ...string) *interactiveProgram {
 	s.t.Helper()
-	return startDialogue(s.t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(shortOrFullCount(120, 1800)),
+	return startInteractiveProgram(s.t, s.asUser(uid).verbenaCommand(s.contextWithTimeout(shortOrFullCount(120, 1800)),
 		append([]string{"run", "--", s.program}, args...)...))
 }
 
 // startAttackOutside starts an attack program that does not run under `verbena run`.
-func (s *attackedService) startAttackOutside(uid uint32, args ...string) *dialogue {
+func (s *attackedService) startAttackOutside(uid uint32, args ...string) *interactiveProgram {
 	s.t.Helper()
-	return startDialogue(s.t, s.plainCommand(uid, s.program, args...))
+	return startInteractiveProgram(s.t, s.plainCommand(uid, s.program, args...))
 }
 
 func (s *attackedService) plainCommand(uid uint32, program string, args ...string) *exec.Cmd {
@@ -289,8 +289,8 @@ func (s *attackedService) attachMessage(pid int) string {
 	return fmt.Sprintf(`{"Protocol":%d,"Op":"attach","Attach":{"PID":%d,"Args":["x"]}}`, ctl.ProtocolVersion, pid)
 }
 
-// dialogue is a program that exchanges lines with the test.
-type dialogue struct {
+// interactiveProgram is a program that exchanges lines with the test.
+type interactiveProgram struct {
 	t     *testing.T
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -300,9 +300,9 @@ type dialogue struct {
 	end   error         // result of Wait; valid once over is closed
 }
 
-func startDialogue(t *testing.T, c *exec.Cmd) *dialogue {
+func startInteractiveProgram(t *testing.T, c *exec.Cmd) *interactiveProgram {
 	t.Helper()
-	d := &dialogue{t: t, cmd: c, lines: make(chan string, 10000), over: make(chan struct{})}
+	d := &interactiveProgram{t: t, cmd: c, lines: make(chan string, 10000), over: make(chan struct{})}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -339,10 +339,10 @@ func startDialogue(t *testing.T, c *exec.Cmd) *dialogue {
 	return d
 }
 
-func (d *dialogue) sendLine(line string) { fmt.Fprintln(d.in, line) }
+func (d *interactiveProgram) sendLine(line string) { fmt.Fprintln(d.in, line) }
 
 // nextLine returns the next line, or false if no line arrives in time.
-func (d *dialogue) nextLine(within time.Duration) (string, bool) {
+func (d *interactiveProgram) nextLine(within time.Duration) (string, bool) {
 	select {
 	case l, ok := <-d.lines:
 		if ok {
@@ -356,7 +356,7 @@ func (d *dialogue) nextLine(within time.Duration) (string, bool) {
 
 // nextLineWith returns the next line with the given prefix. nextLineWith fails the test if the program ends, or prints
 // no such line in time.
-func (d *dialogue) nextLineWith(prefix string, within time.Duration) string {
+func (d *interactiveProgram) nextLineWith(prefix string, within time.Duration) string {
 	d.t.Helper()
 	for deadline := time.Now().Add(within); ; {
 		l, ok := d.nextLine(time.Until(deadline))
@@ -374,13 +374,13 @@ func (d *dialogue) nextLineWith(prefix string, within time.Duration) string {
 	}
 }
 
-func (d *dialogue) expectLine(prefix string) string {
+func (d *interactiveProgram) expectLine(prefix string) string {
 	d.t.Helper()
 	return d.nextLineWith(prefix, 10*time.Second)
 }
 
 // lastLines returns all lines until the program ends or the time is over.
-func (d *dialogue) lastLines(within time.Duration) []string {
+func (d *interactiveProgram) lastLines(within time.Duration) []string {
 	for deadline := time.Now().Add(within); ; {
 		if _, ok := d.nextLine(time.Until(deadline)); !ok {
 			return d.said
@@ -388,4 +388,4 @@ func (d *dialogue) lastLines(within time.Duration) []string {
 	}
 }
 
-func (d *dialogue) kill() { syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL) }
+func (d *interactiveProgram) kill() { syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL) }

@@ -19,7 +19,7 @@ import (
 // refused call.
 func TestRunTrace(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devices")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			w := startService(t, u, "", "--debug", "--link", "rxe0="+unusedAddr())
 			file := filepath.Join(filepath.Dir(w.socket), "calls")
@@ -73,7 +73,7 @@ func TestRunTrace(t *testing.T) {
 func TestAttackTrace(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devinfo")
-	w := sharedService(t, "--mode", "0666")
+	w := startSharedService(t, "--mode", "0666")
 	attacker, other := w.asUser(1001), w.asUser(1002)
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
 	if err != nil {
@@ -126,7 +126,7 @@ func TestAttackTrace(t *testing.T) {
 // TestOnlyOwnerProfilesService tests that the owner of a service can profile it, and that other users cannot.
 func TestOnlyOwnerProfilesService(t *testing.T) {
 	t.Parallel()
-	w := sharedService(t, "--mode", "0666")
+	w := startSharedService(t, "--mode", "0666")
 	for _, args := range [][]string{{"heap"}, {"goroutine"}, {"profile", "--seconds", "1"}} {
 		out := w.mustRun(append([]string{"debug", "pprof"}, args...)...)
 		if !strings.HasPrefix(out, "\x1f\x8b") {

@@ -55,13 +55,13 @@ func countByInterface(packets [][]string) map[string]int {
 	return n
 }
 
-// TestCapture tests that the file contains the packets of a pair of programs over both paths, even for users who
-// may not capture on the host's interfaces.
-func TestCapture(t *testing.T) {
+// TestCaptureContainsBothPaths tests that the file contains the packets of a pair of programs over both paths, even for
+// users who may not capture on the host's interfaces.
+func TestCaptureContainsBothPaths(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_ud_pingpong")
 	needProgram(t, "tshark", "tshark")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		for _, path := range packetPaths {
 			t.Run(u.name+"/"+path.name, func(t *testing.T) {
 				t.Parallel()
@@ -115,11 +115,11 @@ func (w *testService) awaitCaptureFile(file string) {
 	})
 }
 
-// TestCaptureFaults tests that fault rules disable the shortcut, and that the file contains damaged packets as they
-// are sent.
-func TestCaptureFaults(t *testing.T) {
+// TestCaptureContainsDamagedPackets tests that fault rules disable the shortcut, and that the file contains damaged
+// packets as they are sent.
+func TestCaptureContainsDamagedPackets(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	w.addFault("--corrupt", "100%", "--skip", "20", "--limit", "3")
 	file := filepath.Join(filepath.Dir(w.socket), "bad.pcapng")
 	capture := w.verbenaCommand(w.contextWithTimeout(60), "capture", "-w", file, "--filter", "dir=out")
@@ -144,7 +144,7 @@ func TestRunCapture(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "tshark", "tshark")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
 			addr := unusedAddr()
@@ -178,7 +178,7 @@ func TestCaptureFiltersAndLimits(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	needProgram(t, "tshark", "tshark")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	file := filepath.Join(filepath.Dir(w.socket), "some.pcapng")
 	capture := w.verbenaCommand(w.contextWithTimeout(60), "capture", "-w", file, "--dev", "rxe0", "--filter",
 		"opcode=ack,dir=in", "--count",

@@ -60,7 +60,7 @@ func TestClients(t *testing.T) {
 				})}, c.args...)
 			}
 			for _, path := range packetPaths {
-				w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
+				w := startService(t, testUsers()[0], "", append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
 				if out := w.mustRun(append([]string{"run", "--"}, argv...)...); out != "ok\n" {
 					t.Errorf("%s: %s", path.name, out)
 				}

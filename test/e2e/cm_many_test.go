@@ -19,7 +19,7 @@ func TestManyConnections(t *testing.T) {
 	if rounds > 1 {
 		many = 1000
 	}
-	u := users()[0]
+	u := testUsers()[0]
 	there, here := unusedAddr(), unusedAddr()
 	server := startService(t, u, "", "--link", "rxe0="+there)
 	client := startService(t, u, "", "--link", "rxe0="+here)

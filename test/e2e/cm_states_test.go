@@ -137,7 +137,7 @@ func TestCMEventsInEachState(t *testing.T) {
 	for state, want := range ends {
 		t.Run(state, func(t *testing.T) {
 			t.Parallel()
-			u := users()[0]
+			u := testUsers()[0]
 			addr := unusedAddr()
 			there := startService(t, u, "", "--link", "rxe0="+addr)
 			here := startService(t, u, "", "--link", "rxe0="+unusedAddr())

@@ -256,8 +256,8 @@ func TestCMProgramsOfTwoServices(t *testing.T) {
 	needProgram(t, "iperf3", "iperf3")
 	needProgram(t, "netcat-traditional", "nc.traditional")
 	nsA, nsB := newNetNSPair(t)
-	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
-	b := startService(t, users()[1], nsB, "--link", "rxe0=veth0")
+	a := startService(t, testUsers()[0], nsA, "--link", "rxe0=veth0")
+	b := startService(t, testUsers()[1], nsB, "--link", "rxe0=veth0")
 	file := filepath.Join(t.TempDir(), "cm.pcapng")
 	capture := a.verbenaCommand(a.contextWithTimeout(120), "capture", "record", "-w", file)
 	if err := capture.Start(); err != nil {
@@ -313,20 +313,20 @@ func TestCMAcrossNamespaces(t *testing.T) {
 	}
 	t.Run("two services", func(t *testing.T) {
 		addr, other := unusedAddr(), unusedAddr()
-		a := startService(t, users()[0], "", "--link", "rxe0="+addr)
-		b := startService(t, users()[len(users())-1], "", "--link", "rxe0="+other, "--no-loopback")
+		a := startService(t, testUsers()[0], "", "--link", "rxe0="+addr)
+		b := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+other, "--no-loopback")
 		rping.run(t, a, b, addr)
 		rping.run(t, b, a, other)
 		rping.run(t, a, a, "127.0.0.1")
 		rping.run(t, a, a, "::1")
 		fails(t, b, "RDMA_CM_EVENT_ADDR_ERROR", "run", "--", "rping", "-c", "-a", "127.0.0.1")
-		fails(t, newTestService(t, users()[0], ""), "4791", "serve", "--link", "rxe0="+addr)
+		fails(t, newTestService(t, testUsers()[0], ""), "4791", "serve", "--link", "rxe0="+addr)
 		a.awaitNoCMObjects()
 		b.awaitNoCMObjects()
 	})
 	t.Run("another network namespace", func(t *testing.T) {
 		nsA, nsB := newNetNSPair(t)
-		a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
+		a := startService(t, testUsers()[0], nsA, "--link", "rxe0=veth0")
 		b := *a
 		b.netns = nsB
 		rping.run(t, a, &b, "10.77.0.1")
@@ -339,16 +339,16 @@ func TestCMAcrossNamespaces(t *testing.T) {
 // TestSignalsDuringCMWaits tests signals during calls that wait for a connection manager event.
 func TestSignalsDuringCMWaits(t *testing.T) { runCProgram(t, "cm_signals") }
 
-// TestCMChannels tests event channels in loops, shared by threads, closed and duplicated. The test also tests
+// TestCMEventChannels tests event channels in loops, shared by threads, closed and duplicated. The test also tests
 // endpoints and ten thousand IDs.
-func TestCMChannels(t *testing.T) { runCProgram(t, "cm_channels") }
+func TestCMEventChannels(t *testing.T) { runCProgram(t, "cm_channels") }
 
-// TestCMDescriptorNumbers tests that descriptor numbers are valid for select(2), and for event loops with few slots,
+// TestCMDescriptorsFitSelect tests that descriptor numbers are valid for select(2), and for event loops with few slots,
 // while the program has few open files. The test covers all limits of the program.
-func TestCMDescriptorNumbers(t *testing.T) {
+func TestCMDescriptorsFitSelect(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "cm_loop")
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 	for _, tt := range []struct{ limits, slots, own string }{
 		{"ulimit -n 4096", "1024", "0"},
 		{"ulimit -n 4096", "10128", "600"}, // the default values of redis
@@ -367,8 +367,8 @@ func TestCMDescriptorNumbers(t *testing.T) {
 	w.awaitNoCMObjects()
 }
 
-// TestCMDisconnect tests that each way to end one side of a connection notifies the other side.
-func TestCMDisconnect(t *testing.T) {
+// TestCMDisconnectNotifiesPeer tests that each way to end one side of a connection notifies the other side.
+func TestCMDisconnectNotifiesPeer(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "rdmacm-utils", "rping")
 	for _, c := range []struct {
@@ -383,7 +383,7 @@ func TestCMDisconnect(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			addr := unusedAddr()
-			w := startService(t, users()[0], "", "--link", "rxe0="+addr)
+			w := startService(t, testUsers()[0], "", "--link", "rxe0="+addr)
 			trace := filepath.Join(t.TempDir(), "trace")
 			var sout, cout bytes.Buffer
 			s := w.verbenaCommand(w.contextWithTimeout(30), "run", "--trace="+trace, "--", "rping", "-s", "-a", addr)

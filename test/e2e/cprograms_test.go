@@ -18,7 +18,7 @@ import (
 func runCProgram(t *testing.T, name string, args ...string) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, name)
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
 			out := w.mustRun(append([]string{"run", "--", program}, args...)...)
@@ -64,7 +64,7 @@ func TestProgramRecoversFromLimit(t *testing.T) {
 	for _, kind := range []string{"pds", "mrs", "cqs", "qps", "srqs", "cm-ids"} {
 		args = append(args, "--limit", kind+"=50/200")
 	}
-	w := startService(t, users()[0], "", args...)
+	w := startService(t, testUsers()[0], "", args...)
 	if out := w.mustRun("run", "--", program); out != "ok\n" {
 		t.Errorf("refill: got %s, want ok", out)
 	}
@@ -77,7 +77,7 @@ func TestProgramRecoversFromLimit(t *testing.T) {
 func TestExtendedCQOvercount(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "drain")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, c := range []struct {
 		args   []string
 		want   string
@@ -120,8 +120,8 @@ func libibverbsVersion(t *testing.T) int {
 	return n
 }
 
-// TestWindowKeys tests that a bind uses only the low 8 bits of the requested key.
-func TestWindowKeys(t *testing.T) { runCProgram(t, "windows") }
+// TestBindUsesLowKeyByte tests that a bind uses only the low 8 bits of the requested key.
+func TestBindUsesLowKeyByte(t *testing.T) { runCProgram(t, "windows") }
 
 // TestZeroBased tests that addresses in a zero-based region are offsets from its first byte.
 func TestZeroBased(t *testing.T) { runCProgram(t, "zerobased") }
@@ -133,7 +133,7 @@ func TestDeviceLimits(t *testing.T) {
 	program := buildWithLibibverbs(t, "limits")
 	t.Run("shared", func(t *testing.T) {
 		needRoot(t)
-		w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+unusedAddr())
+		w := startService(t, testUsers()[0], "", "--mode", "0666", "--link", "rxe0="+unusedAddr())
 		if out := w.mustRun("run", "--", program, "longest"); !strings.HasSuffix(out, "ok\n") {
 			t.Errorf("limits with a small /dev/shm: got %s, want ok at the end", out)
 		}
@@ -141,7 +141,7 @@ func TestDeviceLimits(t *testing.T) {
 	t.Run("container", func(t *testing.T) {
 		needRoot(t)
 		needProgram(t, "util-linux", "unshare", "mount")
-		for _, u := range users() {
+		for _, u := range testUsers() {
 			w := newTestService(t, u, "")
 			script := fmt.Sprintf(`mount -t tmpfs -o size=64m,mode=1777 none /dev/shm &&
 				exec setpriv --reuid %d --clear-groups "$0" "$@"`, u.uid)
@@ -164,7 +164,7 @@ func TestFailedInvalidationIsNotAcknowledged(t *testing.T) { runCProgram(t, "inv
 func TestResShowPrintsPinnedPages(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "pinning")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", program, "hold")
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {

@@ -20,12 +20,14 @@ import (
 // startLoadedPingpong starts a ping-pong that runs until the test ends it.
 func startLoadedPingpong(t *testing.T, w *testService, extra ...string) (server, client *exec.Cmd) {
 	t.Helper()
-	return startPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"}, extra...))
+	return startConnectedPair(t, w, "ibv_rc_pingpong", append([]string{"-d", "rxe0", "-g", "1", "-n", "100000000"},
+		extra...))
 }
 
-// startPair starts the server and the client of a program. startPair returns when both programs have a connected
-// queue pair and exchange messages. A receive that is posted after the removal of the device would not be flushed.
-func startPair(t *testing.T, w *testService, program string, args []string) (server, client *exec.Cmd) {
+// startConnectedPair starts the server and the client of a program. startConnectedPair returns when both programs have
+// a connected queue pair and exchange messages. A receive that is posted after the removal of the device would not be
+// flushed.
+func startConnectedPair(t *testing.T, w *testService, program string, args []string) (server, client *exec.Cmd) {
 	t.Helper()
 	port := unusedTCPPort()
 	args = append([]string{"run", "--", program, "-p", port}, args...)
@@ -42,7 +44,7 @@ func startPair(t *testing.T, w *testService, program string, args []string) (ser
 	}
 	before := w.countReceivedPackets()
 	if !testutil.PollUntil(func() bool {
-		r := w.openContexts()
+		r := w.listOpenContexts()
 		return len(r) == 2 && hasConnectedQP(r[0]) && hasConnectedQP(r[1]) && w.countReceivedPackets() > before+100
 	}) {
 		t.Fatalf("pair: got no exchange: %s%s%s%s", server.Stdout, server.Stderr, client.Stdout, client.Stderr)
@@ -78,7 +80,7 @@ func programPID(t *testing.T, launcher *exec.Cmd) int {
 	return atoi(strings.Fields(string(out))[0])
 }
 
-func waitWithin(t *testing.T, name string, c *exec.Cmd, d time.Duration) int {
+func waitForExitWithin(t *testing.T, name string, c *exec.Cmd, d time.Duration) int {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- c.Wait() }()
@@ -98,17 +100,17 @@ func TestKillProgram(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
-			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+			w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 			for range 3 {
 				server, client := startLoadedPingpong(t, w, mode...)
 				pids := []int{programPID(t, client), programPID(t, server)}
 				for _, pid := range pids {
 					syscall.Kill(pid, syscall.SIGKILL)
 				}
-				if c := waitWithin(t, "client", client, 5*time.Second); c != 128+9 {
+				if c := waitForExitWithin(t, "client", client, 5*time.Second); c != 128+9 {
 					t.Errorf("launcher: got exit code %d, want 137", c)
 				}
-				waitWithin(t, "server", server, 5*time.Second)
+				waitForExitWithin(t, "server", server, 5*time.Second)
 				w.awaitNoProgramObjects()
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
@@ -120,16 +122,16 @@ func TestKillProgram(t *testing.T) {
 	}
 }
 
-// TestKillPeer tests that the outstanding work requests of a side fail after its peer was killed, and that the side
-// does not block for ever.
-func TestKillPeer(t *testing.T) {
+// TestRequestsFailAfterPeerKill tests that the outstanding work requests of a side fail after its peer was killed, and
+// that the side does not block for ever.
+func TestRequestsFailAfterPeerKill(t *testing.T) {
 	needProgram(t, "perftest", "ib_write_bw")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	args := []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50", "-u", "10"}
-	server, client := startPair(t, w, "ib_write_bw", args)
+	server, client := startConnectedPair(t, w, "ib_write_bw", args)
 	syscall.Kill(programPID(t, server), syscall.SIGKILL)
-	waitWithin(t, "server", server, 5*time.Second)
-	if c := waitWithin(t, "client", client, 20*time.Second); c == 0 || c > 128 {
+	waitForExitWithin(t, "server", server, 5*time.Second)
+	if c := waitForExitWithin(t, "client", client, 20*time.Second); c == 0 || c > 128 {
 		t.Errorf("survivor: got exit code %d, want a different failure", c)
 	}
 	if out := fmt.Sprint(client.Stdout) + fmt.Sprint(client.Stderr); !strings.Contains(out, "Completion with error") {
@@ -145,7 +147,7 @@ func TestKillService(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
 		t.Run(strings.Join(append([]string{"pingpong"}, mode...), ""), func(t *testing.T) {
-			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+			w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 			marker := filepath.Join(filepath.Dir(w.socket), "go")
 			bystander := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "sh", "-c",
 				`echo ready; for i in $(seq 1000); do [ -e `+marker+` ] && break; sleep 0.02; done; cat /proc/sys/kernel/ostype; ls / >/dev/null; exec ibv_devices`)
@@ -159,12 +161,12 @@ func TestKillService(t *testing.T) {
 				t.Fatal(err)
 			}
 			for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
-				if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
+				if code := waitForExitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
 					t.Errorf("%s: got exit code %d, want the program's own error", name, code)
 				}
 			}
 			os.WriteFile(marker, nil, 0o644)
-			if code := waitWithin(t, "bystander", bystander, 10*time.Second); code < 0 {
+			if code := waitForExitWithin(t, "bystander", bystander, 10*time.Second); code < 0 {
 				t.Error(bout.String())
 			}
 			if !strings.Contains(bout.String(), "Linux\n") {
@@ -182,11 +184,11 @@ func TestKillService(t *testing.T) {
 func TestLinkDelEndsPrograms(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	for _, mode := range [][]string{nil, {"-e"}} {
-		w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+		w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 		server, client := startLoadedPingpong(t, w, mode...)
 		w.mustRun("link", "del", "rxe0")
 		for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
-			if code := waitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
+			if code := waitForExitWithin(t, name, c, 10*time.Second); code == 0 || code > 128 {
 				t.Errorf("%s: got exit code %d, want the program's own error", name, code)
 			}
 		}

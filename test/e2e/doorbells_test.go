@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// deviceFileNumber returns the descriptor number of a program's device file.
-func (w *testService) deviceFileNumber(args ...string) int {
+// deviceFD returns the descriptor number of a program's device file.
+func (w *testService) deviceFD(args ...string) int {
 	w.t.Helper()
 	dir := newScratchDir(w.t)
 	if err := os.Chmod(dir, 0o777); err != nil { // the program may run as another user
@@ -35,21 +35,22 @@ func (w *testService) deviceFileNumber(args ...string) int {
 	return atoi(string(m[1]))
 }
 
-// TestDoorbells tests that programs use native doorbells if they are requested and possible. The test compares
-// native with trapped doorbells in a transfer of each kind, a reset, an unplug, and the end of the service.
-func TestDoorbells(t *testing.T) {
+// TestNativeDoorbellsWherePossible tests that programs use native doorbells if they are requested and possible. The
+// test compares native with trapped doorbells in a transfer of each kind, a reset, an unplug, and the end of the
+// service.
+func TestNativeDoorbellsWherePossible(t *testing.T) {
 	t.Parallel()
-	if doorbells != "" {
-		t.Skip("all tests use doorbells " + doorbells)
+	if doorbellMode != "" {
+		t.Skip("all tests use doorbells " + doorbellMode)
 	}
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_devinfo")
 	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw")
 	needProgram(t, "rdmacm-utils", "rping", "udaddy")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
 			number := func(t *testing.T, how string, args ...string) int {
-				return startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", how).deviceFileNumber(args...)
+				return startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", how).deviceFD(args...)
 			}
 			trapped, native := number(t, "trapped"), number(t, "native")
 			if native <= trapped {
@@ -82,7 +83,7 @@ func TestDoorbells(t *testing.T) {
 			for _, end := range []string{"reset", "unplug", "stop", "kill"} {
 				t.Run(end, func(t *testing.T) {
 					w := startService(t, u, "", "--link", "rxe0="+unusedAddr(), "--doorbells", "native")
-					server, client := startPair(t, w, "ib_write_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50"})
+					server, client := startConnectedPair(t, w, "ib_write_bw", []string{"-d", "rxe0", "-x", "1", "-F", "-D", "50"})
 					switch end {
 					case "stop":
 						w.serve.Process.Signal(syscall.SIGTERM)
@@ -93,10 +94,10 @@ func TestDoorbells(t *testing.T) {
 					}
 					// The client posts. The server of a WRITE gets no completion, and detects only the end of the
 					// client.
-					if code := waitWithin(t, "client", client, 20*time.Second); code == 0 || code == -1 {
+					if code := waitForExitWithin(t, "client", client, 20*time.Second); code == 0 || code == -1 {
 						t.Errorf("client: got exit code %d\n%v%v", code, client.Stdout, client.Stderr)
 					}
-					if code := waitWithin(t, "server", server, 30*time.Second); code == -1 {
+					if code := waitForExitWithin(t, "server", server, 30*time.Second); code == -1 {
 						t.Errorf("the server: %v%v", server.Stdout, server.Stderr)
 					}
 				})

@@ -22,15 +22,15 @@ func TestServiceEndBlocksNoProgram(t *testing.T) {
 		for _, how := range []string{"stop", "kill"} {
 			t.Run(program+", "+how, func(t *testing.T) {
 				t.Parallel()
-				w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
-				server, client := startPair(t, w, program, args)
+				w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
+				server, client := startConnectedPair(t, w, program, args)
 				if how == "stop" {
 					w.mustRun("stop")
 				} else if err := w.serve.Process.Kill(); err != nil {
 					t.Fatal(err)
 				}
 				for name, c := range map[string]*exec.Cmd{"server": server, "client": client} {
-					if code := waitWithin(t, name, c, 30*time.Second); code == 0 {
+					if code := waitForExitWithin(t, name, c, 30*time.Second); code == 0 {
 						t.Errorf("%s: got exit code 0 after the end of the service", name)
 					}
 				}

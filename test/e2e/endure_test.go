@@ -87,12 +87,12 @@ func startEndureProcesses(t *testing.T, w *testService, client *ctl.Client, n, q
 		go e.readOutput(bufio.NewScanner(out))
 		s.all = append(s.all, e)
 	}
-	s.awaitSessions(make([]int, n))
+	s.awaitNewSessions(make([]int, n))
 	return s
 }
 
-// awaitSessions waits until each process has started more sessions than in since.
-func (s *endureProcesses) awaitSessions(since []int) {
+// awaitNewSessions waits until each process has started more sessions than in since.
+func (s *endureProcesses) awaitNewSessions(since []int) {
 	s.t.Helper()
 	deadline := time.Now().Add(2 * time.Minute)
 	for i, e := range s.all {
@@ -104,7 +104,7 @@ func (s *endureProcesses) awaitSessions(since []int) {
 			}
 			if time.Now().After(deadline) {
 				s.w.serve.Process.Signal(syscall.SIGQUIT)
-				s.t.Fatalf("process %d: does not resume: %+v, %v", i, s.deviceInfo(), s.w.openContexts())
+				s.t.Fatalf("process %d: does not resume: %+v, %v", i, s.deviceInfo(), s.w.listOpenContexts())
 			}
 		}
 	}
@@ -217,7 +217,7 @@ func TestEndure(t *testing.T) {
 	t.Parallel()
 	const processes, qps = 10, 6
 	resets, plugs := envInt("SOAK_RESETS", 40), envInt("SOAK_PLUGS", 15)
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 	w.mustRun("run", "--", "true") // the service then has allocated its long-lived resources
 	w.awaitNoProgramObjects()
 	client := dialControl(t, w)
@@ -226,7 +226,7 @@ func TestEndure(t *testing.T) {
 	}
 	pid := w.serve.Process.Pid
 	dir := runDirOf(t, pid)
-	before, had := restingFootprintOf(t, pid, dir), descriptorsOf(pid)
+	before, had := measureRestingFootprint(t, pid, dir), descriptorsOf(pid)
 	s := startEndureProcesses(t, w, client, processes, qps, "poll", "wait")
 	objects := s.countQueuePairs()
 	if objects < processes*qps {
@@ -267,7 +267,7 @@ func TestEndure(t *testing.T) {
 			}
 			recoveries = append(recoveries, s.resetDevice(how))
 		}
-		s.awaitSessions(since)
+		s.awaitNewSessions(since)
 		if (n+1)%500 == 0 {
 			fmt.Printf("%d cycles in %v; service: %s\n", n+1, time.Since(began).Round(time.Second), describeMemoryOf(pid))
 		}
@@ -275,8 +275,8 @@ func TestEndure(t *testing.T) {
 
 	totals := s.endAll()
 	// The service closes the connection of a launcher shortly after the launcher has ended.
-	after := footprintOf(t, pid, dir)
-	if !testutil.PollUntil(func() bool { after = footprintOf(t, pid, dir); return !after.exceeds(before) }) {
+	after := measureFootprint(t, pid, dir)
+	if !testutil.PollUntil(func() bool { after = measureFootprint(t, pid, dir); return !after.exceeds(before) }) {
 		t.Errorf("footprint of the service: got %+v, had %+v before:\n%q\n%q", after, before, descriptorsOf(pid), had)
 	}
 	slices.Sort(recoveries)
@@ -299,7 +299,7 @@ func TestRecoveryTimes(t *testing.T) {
 			continue
 		}
 		t.Run(strconv.Itoa(qps), func(t *testing.T) {
-			w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+			w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 			n := min(qps, 10)
 			s := startEndureProcesses(t, w, dialControl(t, w), n, qps/n, "idle")
 			if got := s.countQueuePairs(); got != qps {
@@ -309,7 +309,7 @@ func TestRecoveryTimes(t *testing.T) {
 			for range resets {
 				since := s.sessionCounts()
 				times = append(times, s.resetDevice(ctl.DevReset{}))
-				s.awaitSessions(since)
+				s.awaitNewSessions(since)
 			}
 			if totals := s.endAll(); totals[2] < qps*resets {
 				t.Errorf("flushed receives: got %d, want more", totals[2])

@@ -45,7 +45,7 @@ func TestExchangeCommands(t *testing.T) {
 		}
 		return sout.String(), string(out)
 	}
-	all := users()
+	all := testUsers()
 	for n, u := range all {
 		t.Run(u.name, func(t *testing.T) {
 			mine := func(i int) bool { return fullMatrix || i%len(all) == n } // each pair of programs runs in one of the cells

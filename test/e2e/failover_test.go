@@ -140,12 +140,12 @@ func (f *failoverScenario) run(t *testing.T, dir, build string) {
 	}
 	r, out := once(f.name)
 	if !r.Passed {
-		t.Fatalf("failed:\n%s\n%s", out, r.Log())
+		t.Fatalf("failed:\n%s\n%s", out, r.FormatEvents())
 	}
 	again, out := once(f.name, "--compare", filepath.Join(reports, "1.json"))
 	if !again.Passed || !strings.Contains(out, "\nthe same actions at the same moments") ||
 		strings.Contains(out, "\nDIFFERS") {
-		t.Fatalf("the same seed:\n%s\n%s", out, again.Log())
+		t.Fatalf("the same seed:\n%s\n%s", out, again.FormatEvents())
 	}
 	for program, want := range f.bugs {
 		r, out := once(program)

@@ -48,7 +48,7 @@ func (w *testService) runPingpong(args ...string) (*programPair, error) {
 	w.t.Helper()
 	args = append([]string{"-d", "rxe0", "-g", "1", "-c", "-l", "7", "-e"}, args...)
 	p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
-	return p, p.runLossy()
+	return p, p.runUnderLoss()
 }
 
 // TestEachFaultFlagHasEffect tests that each flag has its effect in a service that could use the shortcut, and that the
@@ -57,7 +57,7 @@ func TestEachFaultFlagHasEffect(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	addr := unusedAddr()
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+addr)
+	w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+addr)
 	for _, c := range []struct {
 		flags []string
 		did   func(r faultRuleState) bool
@@ -100,7 +100,7 @@ func TestEachFaultFlagHasEffect(t *testing.T) {
 func TestFaultStopMakesPeerDead(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	w.addFault("--stop", "--skip", "500")
 	p, err := w.runPingpong("-s", "4096", "-n", "10000")
 	if err == nil || !strings.Contains(p.serverOut+p.clientOut, "transport retry counter exceeded") {
@@ -117,7 +117,7 @@ func TestFaultSeedIsReproducible(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	dropped := func(seed string) int {
-		w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+		w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 		w.addFault("--drop", "20%", "--limit", "200", "--seed", seed)
 		if _, err := w.runPingpong("-s", "16384", "-n", "100"); err != nil {
 			t.Fatal(err)
@@ -137,7 +137,7 @@ func TestFaultSeedIsReproducible(t *testing.T) {
 // TestFaultAffectsOnlyItsQP tests that a rule for one queue pair does not affect other queue pairs.
 func TestFaultAffectsOnlyItsQP(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	port := unusedTCPPort()
 	args := []string{"run", "--", "stdbuf", "-oL", "ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-p", port}
 	server := w.verbenaCommand(w.contextWithTimeout(60), args...)

@@ -64,7 +64,7 @@ type footprint struct {
 func TestKillSoak(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
-	w := startService(t, users()[len(users())-1], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+unusedAddr())
 	s := &killSoak{testService: w, t: t, killed: map[string]int{}}
 	var err error
 	if s.client, err = ctl.Dial(w.location()); err != nil {
@@ -108,7 +108,7 @@ func TestKillSoak(t *testing.T) {
 	began, rounds := time.Now(), soakRounds()
 	for i := range rounds {
 		if i == 5 { // the service then has allocated its long-lived resources
-			s.base = restingFootprintOf(s.t, s.serve.Process.Pid, s.dir)
+			s.base = measureRestingFootprint(s.t, s.serve.Process.Pid, s.dir)
 		}
 		what := s.runRound(r)
 		s.awaitEmpty(i, what)
@@ -164,23 +164,23 @@ func (f footprint) exceeds(g footprint) bool {
 	return f.descriptors > g.descriptors || f.queueMaps > g.queueMaps || f.bytes > g.bytes || f.files > g.files
 }
 
-// restingFootprintOf returns the smallest footprint of a service within a short time. The service closes a
+// measureRestingFootprint returns the smallest footprint of a service within a short time. The service closes a
 // connection shortly after its client has ended.
-func restingFootprintOf(t *testing.T, pid int, dir string) footprint {
+func measureRestingFootprint(t *testing.T, pid int, dir string) footprint {
 	t.Helper()
-	least := footprintOf(t, pid, dir)
+	least := measureFootprint(t, pid, dir)
 	for range 50 {
 		time.Sleep(10 * time.Millisecond)
-		if f := footprintOf(t, pid, dir); least.exceeds(f) {
+		if f := measureFootprint(t, pid, dir); least.exceeds(f) {
 			least = f
 		}
 	}
 	return least
 }
 
-// footprintOf returns the footprint of a service. The queue files have the name of the service's directory on
+// measureFootprint returns the footprint of a service. The queue files have the name of the service's directory on
 // /dev/shm as prefix.
-func footprintOf(t *testing.T, pid int, dir string) footprint {
+func measureFootprint(t *testing.T, pid int, dir string) footprint {
 	t.Helper()
 	var f footprint
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -341,7 +341,7 @@ func (s *killSoak) awaitEmpty(round int, what string) {
 				s.t.Fatalf("round %d (%s): %v", round, what, err)
 			}
 			if contexts = len(res.Contexts); contexts == 0 {
-				if now = footprintOf(s.t, s.serve.Process.Pid, s.dir); s.base.descriptors == 0 || !now.exceeds(s.base) {
+				if now = measureFootprint(s.t, s.serve.Process.Pid, s.dir); s.base.descriptors == 0 || !now.exceeds(s.base) {
 					return
 				}
 			}

@@ -17,7 +17,7 @@ import (
 
 // TestRunPassesArgumentsThrough tests that run passes arguments, output and exit codes through.
 func TestRunPassesArgumentsThrough(t *testing.T) {
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	notExecutable := filepath.Join(t.TempDir(), "plain")
 	os.WriteFile(notExecutable, []byte("x"), 0o644)
 	for _, c := range []struct {
@@ -62,7 +62,7 @@ func TestRunPassesArgumentsThrough(t *testing.T) {
 
 // TestSignalsReachProgram tests that a signal to the launcher reaches the program.
 func TestSignalsReachProgram(t *testing.T) {
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGUSR1, syscall.SIGHUP} {
 		t.Run(sig.String(), func(t *testing.T) {
 			if signal.Ignored(sig) {
@@ -95,7 +95,7 @@ func TestSignalsReachProgram(t *testing.T) {
 // TestServiceStartsOnDemand tests that the first run starts a service, that several programs share the service, and
 // that `stop` ends it.
 func TestServiceStartsOnDemand(t *testing.T) {
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			w := newTestService(t, u, "")
 			t.Cleanup(func() { w.verbenaCommand(context.Background(), "stop").Run() })
@@ -125,9 +125,9 @@ func TestServiceStartsOnDemand(t *testing.T) {
 	}
 }
 
-func TestPrivateService(t *testing.T) {
+func TestPrivateServiceHasNoSocket(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_devices")
-	w := newTestService(t, users()[0], "")
+	w := newTestService(t, testUsers()[0], "")
 	if out := w.mustRun("run", "--private", "--link", "rxe5="+unusedAddr(), "--", "ibv_devices"); !strings.Contains(out,
 		"rxe5") {
 		t.Errorf("run --private: got %s, want rxe5 in it", out)
@@ -141,8 +141,8 @@ func TestPrivateService(t *testing.T) {
 // the service continues.
 func TestInvalidInputIsRefused(t *testing.T) {
 	addr := unusedAddr()
-	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
-	other := newTestService(t, users()[0], "")
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+addr)
+	other := newTestService(t, testUsers()[0], "")
 	for _, c := range []struct {
 		name string
 		w    *testService
@@ -180,8 +180,8 @@ func TestInvalidInputIsRefused(t *testing.T) {
 func TestProgramsRunWithFullShm(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
-	full := newTestService(t, users()[0], "")
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
+	full := newTestService(t, testUsers()[0], "")
 	script := `mount -t tmpfs -o size=4m tmpfs /dev/shm; "$0" serve --link rxe0=$1 2>$2/log & service=$!; "$0" wait
 		head -c 8m /dev/zero >/dev/shm/others 2>/dev/null
 		"$0" run -- ibv_rc_pingpong -d rxe0 -g 1 -r 16000 -p 18517 >$2/server & server=$!

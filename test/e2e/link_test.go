@@ -20,14 +20,15 @@ import (
 	"verbena/service"
 )
 
-// TestPortFlap tests a port that goes down for a while. A program must get the port events, and its queue pair must
-// run out of retries while the port is down. Then the program must be able to connect again. The test uses the
-// shortcut and the wire.
-func TestPortFlap(t *testing.T) {
+// TestPortFlapRaisesEvents tests a port that goes down for a while. A program must get the port events, and its queue
+// pair must run out of retries while the port is down. Then the program must be able to connect again. The test uses
+// the shortcut and the wire.
+func TestPortFlapRaisesEvents(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "portflap")
 	for _, args := range [][]string{nil, {"--wire"}} {
-		w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + unusedAddr()}, args...)...)
+		w := startService(t, testUsers()[len(testUsers())-1], "", append([]string{"--link", "rxe0=" + unusedAddr()},
+			args...)...)
 		cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", program)
 		var stderr bytes.Buffer
 		cmd.Stderr = &stderr
@@ -60,7 +61,7 @@ func TestShapedFlaps(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "perftest", "ib_write_bw")
 	addr := unusedAddr()
-	w := startService(t, users()[0], "", "--link", "rxe0="+addr, "--link", "rxe1="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+addr, "--link", "rxe1="+unusedAddr())
 	flaps := 20
 	if fullMatrix {
 		flaps = 1000
@@ -384,7 +385,7 @@ func failEachVerb(t *testing.T, p *faultyProgram, each bool) string {
 			p.serverName()+": apt-get install ibverbs-utils perftest rdmacm-utils qperf ucx-utils libfabric-bin")
 	}
 	addr := unusedAddr()
-	w := startService(t, users()[0], "", "--link", "rxe0="+addr)
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+addr)
 	// These rules count the calls, with almost no other effect.
 	for _, v := range service.VerbNames() {
 		w.mustRun("fault", "add", "--verb", v, "--delay", "1ns")

@@ -21,7 +21,7 @@ func TestRdmaTool(t *testing.T) {
 	needProgram(t, "iproute2", "rdma")
 	needProgram(t, "rdmacm-utils", "rping")
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			addr := unusedAddr()
 			w := startService(t, u, "", "--link", "rxe0="+addr)
@@ -108,14 +108,14 @@ func TestRdmaTool(t *testing.T) {
 	}
 }
 
-// TestRdmaToolForeignService tests the rdma tool as a user of another user's service. The user must see only their own
-// objects, and must not be able to change devices.
-func TestRdmaToolForeignService(t *testing.T) {
+// TestRdmaToolSeesOnlyOwnObjects tests the rdma tool as a user of another user's service. The user must see only their
+// own objects, and must not be able to change devices.
+func TestRdmaToolSeesOnlyOwnObjects(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "iproute2", "rdma")
 	needProgram(t, "rdmacm-utils", "rping")
 	addr := unusedAddr()
-	w := startService(t, users()[0], "", "--mode", "0666", "--link", "rxe0="+addr)
+	w := startService(t, testUsers()[0], "", "--mode", "0666", "--link", "rxe0="+addr)
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	s := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "rping", "-s", "-a", addr)
 	if err := s.Start(); err != nil {
@@ -128,7 +128,7 @@ func TestRdmaToolForeignService(t *testing.T) {
 	testutil.PollUntil(func() bool {
 		return strings.Contains(w.mustRun("run", "--", "rdma", "resource", "show", "cm_id"), "LISTEN")
 	})
-	other := w.asUser(users()[1].uid)
+	other := w.asUser(testUsers()[1].uid)
 	if out := other.mustRun("run", "--", "rdma", "resource"); !strings.Contains(out, "cm_id 0 ") ||
 		!strings.Contains(out, "ctx 0 ") {
 		t.Errorf("another user sees:\n%s", out)

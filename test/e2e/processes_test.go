@@ -46,7 +46,7 @@ func TestForkExecSpawn(t *testing.T) {
 	}{{"direct", nil}, {"by the launcher", []string{"--ask-launchers"}}} {
 		t.Run(mode.name, func(t *testing.T) {
 			t.Parallel()
-			w := startService(t, users()[len(users())-1], "", append([]string{"--link", "rxe0=" + unusedAddr()},
+			w := startService(t, testUsers()[len(testUsers())-1], "", append([]string{"--link", "rxe0=" + unusedAddr()},
 				mode.args...)...)
 			for _, p := range []struct {
 				name string

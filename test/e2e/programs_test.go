@@ -20,7 +20,7 @@ var packetPaths = []struct {
 
 // matrixCell is a combination of a user and a path.
 type matrixCell struct {
-	user user
+	user testUser
 	name string
 	addr string
 	args []string // arguments of verbena serve
@@ -29,9 +29,9 @@ type matrixCell struct {
 // matrixCells returns all combinations of a user and a path with full counts. Otherwise it returns fewer combinations,
 // in which every user and every path occurs, because no program depends on the combination.
 func matrixCells() (all []matrixCell) {
-	for i, u := range users() {
+	for i, u := range testUsers() {
 		for k, path := range packetPaths {
-			if fullMatrix || (i+k)%2 == 1 || len(users()) == 1 {
+			if fullMatrix || (i+k)%2 == 1 || len(testUsers()) == 1 {
 				addr := unusedAddr()
 				all = append(all, matrixCell{u, u.name + "/" + path.name, addr, append([]string{"--link", "rxe0=" + addr},
 					path.args...)})
@@ -44,7 +44,7 @@ func matrixCells() (all []matrixCell) {
 func TestDeviceListing(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_devices", "ibv_devinfo")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			addr := unusedAddr()
 			w := startService(t, u, "", "--link", "rxe0="+addr)
@@ -120,7 +120,7 @@ func TestPingpongGIDs(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong")
 	for _, path := range packetPaths {
-		w := startService(t, users()[0], "", append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
+		w := startService(t, testUsers()[0], "", append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
 		for _, program := range []string{"ibv_rc_pingpong", "ibv_uc_pingpong", "ibv_ud_pingpong"} {
 			for _, gid := range []string{"0", "1"} {
 				t.Run(path.name+"/"+program+"/gid"+gid, func(t *testing.T) {
@@ -138,8 +138,8 @@ func TestPingpongGIDs(t *testing.T) {
 	}
 }
 
-// TestSharedQueues tests programs with shared receive queues, including datagrams.
-func TestSharedQueues(t *testing.T) {
+// TestSRQPrograms tests programs with shared receive queues, including datagrams.
+func TestSRQPrograms(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_srq_pingpong")
 	needProgram(t, "perftest", "ib_send_bw", "ib_send_lat")
@@ -235,12 +235,12 @@ func lastFigureLine(out string) string {
 	return strings.Join(strings.Fields(m[len(m)-1]), " ")
 }
 
-// TestManyEventRuns repeats runs with events. A run that blocks indicates a lost notification, or a wrong event
+// TestRepeatedEventRunsEnd repeats runs with events. A run that blocks indicates a lost notification, or a wrong event
 // count at destruction.
-func TestManyEventRuns(t *testing.T) {
+func TestRepeatedEventRunsEnd(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	start := time.Now()
 	runs := 12
 	if fullMatrix {
@@ -281,14 +281,14 @@ func TestLibfabric(t *testing.T) {
 		}
 	}
 	t.Run("one host", func(t *testing.T) {
-		w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+		w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 		exchange(t, w, w, "127.0.0.1")
 	})
 	for _, args := range [][]string{nil, {"--no-loopback"}} {
 		t.Run(fmt.Sprint("two hosts", args), func(t *testing.T) {
 			nsA, nsB := newNetNSPair(t)
-			a := startService(t, users()[0], nsA, append(args, "--link", "rxe0=veth0")...)
-			b := startService(t, users()[0], nsB, append(args, "--link", "rxe0=veth0")...)
+			a := startService(t, testUsers()[0], nsA, append(args, "--link", "rxe0=veth0")...)
+			b := startService(t, testUsers()[0], nsB, append(args, "--link", "rxe0=veth0")...)
 			exchange(t, a, b, "10.77.0.1")
 		})
 	}

@@ -33,7 +33,7 @@ func TestPyverbs(t *testing.T) {
 	for _, path := range packetPaths {
 		t.Run(path.name, func(t *testing.T) {
 			t.Parallel()
-			w := startService(t, user{"user", uint32(os.Getuid())}, "",
+			w := startService(t, testUser{"user", uint32(os.Getuid())}, "",
 				append([]string{"--link", "rxe0=" + unusedAddr()}, path.args...)...)
 			cmd := w.verbenaCommand(w.contextWithTimeout(240), "run", "--", run, "rxe0", "1", "1")
 			if cache, err := os.UserCacheDir(); err == nil {

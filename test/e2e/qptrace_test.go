@@ -13,7 +13,7 @@ import (
 // TestQPTrace lists the queue pairs of running programs, and traces one of them.
 func TestQPTrace(t *testing.T) {
 	t.Parallel()
-	w := sharedService(t)
+	w := startSharedService(t)
 	port := unusedTCPPort()
 	server := w.verbenaCommand(w.contextWithTimeout(30), "run", "--", "ib_send_lat", "-d", "rxe0", "-x", "1", "-s", "64",
 		"-D", "4", "-p", port)

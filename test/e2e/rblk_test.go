@@ -17,10 +17,10 @@ import (
 	"time"
 )
 
-// TestBlockDevice tests programs without RDMA support on a remote disk, while the devices at both ends are reset
-// repeatedly. The programs copy a file system to the disk and back, and fio verifies random writes. No program may
-// get an error.
-func TestBlockDevice(t *testing.T) {
+// TestBlockDeviceSurvivesResets tests programs without RDMA support on a remote disk, while the devices at both ends
+// are reset repeatedly. The programs copy a file system to the disk and back, and fio verifies random writes. No
+// program may get an error.
+func TestBlockDeviceSurvivesResets(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "libnbd-bin", "nbdcopy", "nbdinfo")
 	needProgram(t, "qemu-utils", "qemu-img")
@@ -96,9 +96,9 @@ func TestBlockDevice(t *testing.T) {
 	target.interrupt(t)
 }
 
-// TestBlockDeviceKill tests that flushed data exists after the target was killed and restarted, both for the
-// existing disk and for new ones. A disk that waits for a permanently lost target must still end on request.
-func TestBlockDeviceKill(t *testing.T) {
+// TestBlockDeviceSurvivesTargetKill tests that flushed data exists after the target was killed and restarted, both for
+// the existing disk and for new ones. A disk that waits for a permanently lost target must still end on request.
+func TestBlockDeviceSurvivesTargetKill(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "qemu-utils", "qemu-io")
 	dir := t.TempDir()

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// rdmanetTests returns the test program of package rdmanet.
-func rdmanetTests(t *testing.T) string {
+// buildRdmanetTests returns the test program of package rdmanet.
+func buildRdmanetTests(t *testing.T) string {
 	return buildProgram(t, "rdmanet-tests", func(path string) []string {
 		return []string{"go", "test", "-c", "-o", path, "verbena/rdmanet"}
 	})
@@ -38,10 +38,11 @@ var openModes = []struct {
 // TestRdmanet runs the tests of package rdmanet that do not create their own device, on a device of a service.
 func TestRdmanet(t *testing.T) {
 	t.Parallel()
-	tests := rdmanetTests(t)
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	tests := buildRdmanetTests(t)
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, way := range openModes {
-		c := way.cmd(w, tests, "-test.v", "-test.run", "^(TestConn|TestFlow|TestHTTP|TestListener|TestCM|TestKilledPeer)$")
+		c := way.cmd(w, tests, "-test.v", "-test.run", "^(TestConnPassesNettest|TestFlowControlOfManySizes|"+
+			"TestHTTPOverConn|TestListenerIgnoresForeignPeers|TestCMConnBehavesLikeTCPSetup|TestKilledPeerUnblocksCalls)$")
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", way.name, err, out)
 		}
@@ -49,19 +50,19 @@ func TestRdmanet(t *testing.T) {
 	w.awaitNoProgramObjects() // the service detects the end of a program a moment later
 }
 
-// TestRdmanetAcross runs nettest's tests, and transfers of both kinds, between the services of two network
+// TestRdmanetAcrossServices runs nettest's tests, and transfers of both kinds, between the services of two network
 // namespaces.
-func TestRdmanetAcross(t *testing.T) {
+func TestRdmanetAcrossServices(t *testing.T) {
 	t.Parallel()
-	tests := rdmanetTests(t)
+	tests := buildRdmanetTests(t)
 	nsA, nsB := newNetNSPair(t)
-	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
-	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
+	a := startService(t, testUsers()[0], nsA, "--link", "rxe0=veth0")
+	b := startService(t, testUsers()[0], nsB, "--link", "rxe0=veth0")
 	socket := &openModes[1]
-	c := socket.cmd(a, tests, "-test.v", "-test.run", "^TestConn$")
+	c := socket.cmd(a, tests, "-test.v", "-test.run", "^TestConnPassesNettest$")
 	c.Env = append(c.Env, "VERBS_PEER_SERVICE="+b.socket)
 	out, err := c.CombinedOutput()
-	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestConn/tiny/RacyRead")) {
+	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestConnPassesNettest/tiny/RacyRead")) {
 		t.Errorf("%v\n%s", err, out)
 	}
 	for _, how := range []string{"tcp 10.77.0.1:18790", "cm 10.77.0.1:18790", "tcp [fd77::1]:18791",
@@ -89,12 +90,12 @@ func TestRdmanetAcross(t *testing.T) {
 	}
 }
 
-// TestRdmanetReset tests a program with a connection while its device is reset, or is unplugged and plugged in. The
-// program must get an error that names the cause, and must be able to connect again.
-func TestRdmanetReset(t *testing.T) {
+// TestRdmanetReconnectsAfterReset tests a program with a connection while its device is reset, or is unplugged and
+// plugged in. The program must get an error that names the cause, and must be able to connect again.
+func TestRdmanetReconnectsAfterReset(t *testing.T) {
 	t.Parallel()
-	tests := rdmanetTests(t)
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	tests := buildRdmanetTests(t)
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, way := range openModes {
 		for _, how := range []string{"tcp 127.0.0.1:0", "cm :0"} {
 			for _, do := range [][]string{{"reset"}, {"unplug", "plug"}} {

@@ -20,7 +20,7 @@ func TestRecoveryRecipes(t *testing.T) {
 	if err := os.CopyFS(dir, os.DirFS("../../examples/recovery")); err != nil {
 		t.Fatal(err)
 	}
-	w := startService(t, user{"self", uint32(os.Getuid())}, "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUser{"self", uint32(os.Getuid())}, "", "--link", "rxe0="+unusedAddr())
 	if err := os.Symlink(verbenaBinary(t), filepath.Join(dir, "verbena")); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 func TestReports(t *testing.T) {
 	t.Parallel()
 	program := buildWithLibibverbs(t, "reports")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
 			for _, r := range reports.All() {

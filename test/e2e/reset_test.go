@@ -45,7 +45,7 @@ func TestResetEndsPrograms(t *testing.T) {
 	t.Parallel()
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong", "ibv_asyncwatch")
 	needProgram(t, "perftest", "ib_send_bw")
-	u := users()[len(users())-1]
+	u := testUsers()[len(testUsers())-1]
 	programs := []struct {
 		name  string
 		args  []string
@@ -77,7 +77,7 @@ func TestResetEndsPrograms(t *testing.T) {
 			t.Run(strings.Join(fail.do[0], " ")+"/"+p.name+strings.Join(p.args[len(p.args)-1:], ""), func(t *testing.T) {
 				t.Parallel()
 				w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
-				server, client := startPair(t, w, p.name, p.args)
+				server, client := startConnectedPair(t, w, p.name, p.args)
 				watch := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", "ibv_asyncwatch", "-d", "rxe0")
 				var seen bytes.Buffer
 				watch.Stdout, watch.Stderr = &seen, &seen
@@ -89,7 +89,7 @@ func TestResetEndsPrograms(t *testing.T) {
 					w.mustRun(append([]string{"dev"}, args...)...)
 				}
 				for name, c := range map[string]*exec.Cmd{"server": server, "client": client, "ibv_asyncwatch": watch} {
-					if code := waitWithin(t, name, c, 30*time.Second); code == 0 || code >= 125 {
+					if code := waitForExitWithin(t, name, c, 30*time.Second); code == 0 || code >= 125 {
 						t.Errorf("%s: exit code %d\n%v%v", name, code, c.Stdout, c.Stderr)
 					}
 				}
@@ -159,10 +159,10 @@ print('closed', flush=True)
 sys.stdin.readline()
 `
 
-// TestUnreachableHardware tests commands while the hardware does not answer, including an outage that begins during a
-// registration. Each command must return at once, with success or with an error that names the cause.
-func TestUnreachableHardware(t *testing.T) {
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+// TestCommandsReturnDuringOutage tests commands while the hardware does not answer, including an outage that begins
+// during a registration. Each command must return at once, with success or with an error that names the cause.
+func TestCommandsReturnDuringOutage(t *testing.T) {
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	refused := func(why string, args ...string) {
 		t.Helper()
 		if out, err := w.verbenaCommand(w.contextWithTimeout(20), args...).CombinedOutput(); err == nil ||
@@ -211,7 +211,7 @@ func TestZombieKeepsOldDevice(t *testing.T) {
 	const python = "/usr/bin/python3"
 	needCondition(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil,
 		"python3-pyverbs: scripts/deps installs it")
-	for _, u := range users() {
+	for _, u := range testUsers() {
 		t.Run(u.name, func(t *testing.T) {
 			t.Parallel()
 			w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
@@ -249,7 +249,7 @@ func TestZombieKeepsOldDevice(t *testing.T) {
 			if d := w.firstDevice(); d.Zombies != 1 || d.Contexts != 0 || d.Resets != 1 {
 				t.Errorf("dev show: %+v", d)
 			}
-			if r := w.openContexts(); len(r) != 1 || !r[0].Zombie {
+			if r := w.listOpenContexts(); len(r) != 1 || !r[0].Zombie {
 				t.Errorf("res show: %v", r)
 			}
 			args := []string{"-d", "rxe0", "-g", "1", "-c"}
@@ -264,7 +264,7 @@ func TestZombieKeepsOldDevice(t *testing.T) {
 			w.awaitNoProgramObjects()
 			checkNoQueueFiles(t, w.serve.Process.Pid)
 			in.Write([]byte("\n"))
-			if code := waitWithin(t, "the program", c, 20*time.Second); code != 0 {
+			if code := waitForExitWithin(t, "the program", c, 20*time.Second); code != 0 {
 				t.Errorf("exit code %d", code)
 			}
 		})
@@ -305,7 +305,7 @@ func TestSoakReset(t *testing.T) {
 	}
 	resets, plugs := count("SOAK_RESETS"), count("SOAK_PLUGS")
 	const pairs = 5
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for n := range resets + plugs {
 		var all []*exec.Cmd
 		for i := range pairs {
@@ -328,7 +328,7 @@ func TestSoakReset(t *testing.T) {
 		running := 0
 		if !testutil.PollUntil(func() bool {
 			running = 0
-			for _, r := range w.openContexts() {
+			for _, r := range w.listOpenContexts() {
 				if hasConnectedQP(r) {
 					running++
 				}
@@ -344,7 +344,7 @@ func TestSoakReset(t *testing.T) {
 			w.mustRun("dev", "plug", "rxe0")
 		}
 		for i, c := range all {
-			if code := waitWithin(t, "program "+strconv.Itoa(i), c, 30*time.Second); code == 0 {
+			if code := waitForExitWithin(t, "program "+strconv.Itoa(i), c, 30*time.Second); code == 0 {
 				t.Errorf("cycle %d: program %d: got exit code 0, want an error", n, i)
 			}
 		}
@@ -396,7 +396,7 @@ func TestNoFlushDiscardsRequests(t *testing.T) {
 	const python = "/usr/bin/python3"
 	needCondition(t, exec.Command(python, "-c", "import pyverbs.device").Run() == nil,
 		"python3-pyverbs: scripts/deps installs it")
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	for _, c := range []struct {
 		args []string
 		want string

@@ -23,7 +23,7 @@ func TestTrace(t *testing.T) {
 	needRoot(t)
 	needProgram(t, "strace", "strace")
 	program, raw := buildAttackProgram(t, "attack"), buildRawverbs(t)
-	w := newTestService(t, user{"root", 0}, "")
+	w := newTestService(t, testUser{"root", 0}, "")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	dir := t.TempDir()
 	const calls = "trace=%file,%process,ioctl,ppoll,prlimit64,process_vm_readv,process_vm_writev,kill,tkill,tgkill,pidfd_open," +

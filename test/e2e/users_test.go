@@ -12,11 +12,11 @@ import (
 	"verbena/internal/ctl"
 )
 
-// sharedService starts a root service that other users may use as the flags permit.
-func sharedService(t *testing.T, args ...string) *testService {
+// startSharedService starts a root service that other users may use as the flags permit.
+func startSharedService(t *testing.T, args ...string) *testService {
 	t.Helper()
 	needRoot(t)
-	w := startService(t, user{"root", 0}, "", append([]string{"--link", "rxe0=" + unusedAddr()}, args...)...)
+	w := startService(t, testUser{"root", 0}, "", append([]string{"--link", "rxe0=" + unusedAddr()}, args...)...)
 	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
 	return w
 }
@@ -24,14 +24,14 @@ func sharedService(t *testing.T, args ...string) *testService {
 // asUser returns the same service for another user.
 func (w *testService) asUser(uid uint32, groups ...uint32) *testService {
 	o := *w
-	o.user, o.groups = user{fmt.Sprint(uid), uid}, groups
+	o.user, o.groups = testUser{fmt.Sprint(uid), uid}, groups
 	return &o
 }
 
 // TestDevicePermissions tests that owner, group and mode are visible and effective, both on the device and on the
 // control socket.
 func TestDevicePermissions(t *testing.T) {
-	w := sharedService(t, "--group", "12345", "--mode", "0660")
+	w := startSharedService(t, "--group", "12345", "--mode", "0660")
 	raw := buildRawverbs(t)
 	inside := w.asUser(1001, 12345)
 	if out := inside.mustRun("run", "--", "stat", "-c", "%F %a %u:%g",
@@ -72,7 +72,7 @@ func TestUserCannotAccessOthersObjects(t *testing.T) {
 	raw := buildRawverbs(t)
 	for _, args := range [][]string{nil, {"--wire"}} {
 		t.Run(strings.Join(append([]string{"serve"}, args...), ""), func(t *testing.T) {
-			w := sharedService(t, append([]string{"--mode", "0666"}, args...)...)
+			w := startSharedService(t, append([]string{"--mode", "0666"}, args...)...)
 			victim, attacker := w.asUser(1001), w.asUser(1002)
 			v := victim.verbenaCommand(w.contextWithTimeout(120), "run", "--", raw, "reveal")
 			in, err := v.StdinPipe()
@@ -128,7 +128,7 @@ func TestUserCannotAccessOthersObjects(t *testing.T) {
 // trusts it.
 func TestOtherUserIsRefused(t *testing.T) {
 	needRoot(t)
-	w := startService(t, user{"nobody", 65534}, "", "--link", "rxe0="+unusedAddr(), "--mode", "0666")
+	w := startService(t, testUser{"nobody", 65534}, "", "--link", "rxe0="+unusedAddr(), "--mode", "0666")
 	os.Chmod(w.socket[:strings.LastIndex(w.socket, "/")], 0o755)
 	b, err := w.asUser(1002).verbenaCommand(w.contextWithTimeout(20), "run", "--", "true").CombinedOutput()
 	if err == nil || !strings.Contains(string(b), "--service-user") {
@@ -144,7 +144,7 @@ func TestOtherUserIsRefused(t *testing.T) {
 // TestAttachIdentityIsFromKernel tests that the service takes the identity of a client from the kernel and not from the
 // client's message, and accepts only a listener as the descriptor.
 func TestAttachIdentityIsFromKernel(t *testing.T) {
-	w := sharedService(t, "--mode", "0666")
+	w := startSharedService(t, "--mode", "0666")
 	for _, what := range []string{"/dev/null", "/dev/zero"} {
 		f, err := os.Open(what)
 		if err != nil {

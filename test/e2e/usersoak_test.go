@@ -62,7 +62,7 @@ func TestSoakUsers(t *testing.T) {
 	}
 	for i := range soakRoundsOr(12) {
 		if i == 5 { // the service then has allocated its long-lived resources
-			base, threads = restingFootprintOf(t, s.serve.Process.Pid, dir), s.readLoad().threads
+			base, threads = measureRestingFootprint(t, s.serve.Process.Pid, dir), s.readLoad().threads
 		}
 		what := s.runKillRound(r, raw)
 		done[what]++
@@ -70,7 +70,7 @@ func TestSoakUsers(t *testing.T) {
 		s.checkNeighbourProgress()
 		s.awaitOnlyNeighbour()
 		for wait := time.Millisecond; base.descriptors > 0; wait = min(2*wait, 50*time.Millisecond) {
-			now := footprintOf(t, s.serve.Process.Pid, dir)
+			now := measureFootprint(t, s.serve.Process.Pid, dir)
 			if !now.exceeds(base) && s.readLoad().threads <= threads+32 {
 				break
 			}
@@ -192,20 +192,21 @@ func (s *attackedService) runKillRound(r *rand.Rand, raw string) string {
 	return how
 }
 
-// TestServiceKilled tests that each program gets an error within two seconds after the kill of its service, in
-// every kind of wait.
-func TestServiceKilled(t *testing.T) {
+// TestProgramsFailAfterServiceKill tests that each program gets an error within two seconds after the kill of its
+// service, in every kind of wait.
+func TestProgramsFailAfterServiceKill(t *testing.T) {
 	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
 	raw := buildRawverbs(t)
 	s := startAttackedService(t)
-	idle := startDialogue(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", "all",
+	idle := startInteractiveProgram(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw,
+		"fill", "all",
 		"100"))
 	idle.nextLineWith("has", 20*time.Second)
 	port := unusedTCPPort()
 	server := s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", "ibv_rc_pingpong", "-d", "rxe0",
 		"-g", "1", "-n",
 		"100000000", "-e", "-p", port)
-	waiting := startDialogue(t, server) // waits for a client that does not connect
+	waiting := startInteractiveProgram(t, server) // waits for a client that does not connect
 	s.mustRun("wait", "--listen", port)
 	began := time.Now()
 	if err := s.serve.Process.Kill(); err != nil {
@@ -233,7 +234,8 @@ func TestCallsWaitWhileServiceIsStopped(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
 	s := startAttackedService(t)
-	a := startDialogue(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill", "all",
+	a := startInteractiveProgram(t, s.asUser(stranger).verbenaCommand(s.contextWithTimeout(60), "run", "--", raw, "fill",
+		"all",
 		"100"))
 	a.nextLineWith("has", 20*time.Second)
 	pid := s.serve.Process.Pid
@@ -255,9 +257,10 @@ func TestCallsWaitWhileServiceIsStopped(t *testing.T) {
 	})
 	time.Sleep(20 * time.Millisecond)
 	a.sendLine("a message")
-	newcomer := startDialogue(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--", s.program,
+	newcomer := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--",
+		s.program,
 		"paths", "/dev/infiniband/uverbs0"))
-	command := startDialogue(t, s.verbenaCommand(s.contextWithTimeout(60), "link", "show"))
+	command := startInteractiveProgram(t, s.verbenaCommand(s.contextWithTimeout(60), "link", "show"))
 	if line, ok := a.nextLine(time.Duration(shortOrFullCount(2, 10)) * time.Second); ok {
 		t.Errorf("program of a stopped service: got output %q, want none", line)
 	}
@@ -271,8 +274,8 @@ func TestCallsWaitWhileServiceIsStopped(t *testing.T) {
 	s.checkNeighbourProgress()
 }
 
-// TestLimitsAreNamed tests that the error of the command, or the service's log, names a limit that was reached.
-func TestLimitsAreNamed(t *testing.T) {
+// TestErrorNamesReachedLimit tests that the error of the command, or the service's log, names a limit that was reached.
+func TestErrorNamesReachedLimit(t *testing.T) {
 	t.Parallel()
 	raw := buildRawverbs(t)
 	t.Run("descriptors of the service", func(t *testing.T) {
@@ -307,7 +310,7 @@ func TestLimitsAreNamed(t *testing.T) {
 	})
 	t.Run("no room on /dev/shm", func(t *testing.T) {
 		needRoot(t)
-		w := newTestService(t, users()[0], "")
+		w := newTestService(t, testUsers()[0], "")
 		script := `mount -t tmpfs -o nr_inodes=2 tmpfs /dev/shm && exec "$0" run --private --link rxe0=` + unusedAddr() +
 			` -- true`
 		c := exec.CommandContext(w.contextWithTimeout(20), "unshare", "-m", "sh", "-c", script, verbenaBinary(t))

@@ -49,14 +49,14 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// TestVerbsShared runs the same tests over the socket of a root service as another user. No resources may remain
-// charged to the user.
-func TestVerbsShared(t *testing.T) {
+// TestVerbsOnSharedService runs the same tests over the socket of a root service as another user. No resources may
+// remain charged to the user.
+func TestVerbsOnSharedService(t *testing.T) {
 	t.Parallel()
 	needRoot(t)
 	suite := buildSuite(t)
 	addr := unusedAddr()
-	w := startService(t, user{"root", 0}, "", "--link", "rxe0="+addr, "--mode", "0666")
+	w := startService(t, testUser{"root", 0}, "", "--link", "rxe0="+addr, "--mode", "0666")
 	os.Chmod(filepath.Dir(w.socket), 0o755)
 	c := w.asUser(65534).verbenaCommand(w.contextWithTimeout(100))
 	c.Path, c.Args = suite, []string{suite, "-test.v"}
@@ -76,7 +76,7 @@ func TestVerbsShared(t *testing.T) {
 func TestVerbsWithoutSystemCalls(t *testing.T) {
 	needProgram(t, "strace", "strace")
 	suite := buildSuite(t)
-	w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr())
+	w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr())
 	trace := filepath.Join(t.TempDir(), "trace")
 	c := exec.CommandContext(w.contextWithTimeout(100), "strace", "-f", "-e", "signal=none", "-o", trace, suite, "-test.v",
 		"-test.run", "TestQuiet")

@@ -25,12 +25,12 @@ func TestLossAndReordering(t *testing.T) {
 	} {
 		t.Run(strings.Join(rule, ""), func(t *testing.T) {
 			t.Parallel()
-			w := startService(t, users()[0], "", "--link", "rxe0="+unusedAddr(), "--seed", "1")
+			w := startService(t, testUsers()[0], "", "--link", "rxe0="+unusedAddr(), "--seed", "1")
 			w.mustRun(append([]string{"fault", "add", "--dev", "rxe0"}, rule...)...)
 			for _, size := range []string{"64", "65536", "1048576"} {
 				args := []string{"-d", "rxe0", "-g", "1", "-c", "-s", size, "-n", "20", "-l", "7", "-e"}
 				p := &programPair{program: "ibv_rc_pingpong", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
-				if err := p.runLossy(); err != nil {
+				if err := p.runUnderLoss(); err != nil {
 					t.Fatal(err)
 				}
 				t.Logf("size %s: %s", size, usecPerIter(p.clientOut))
@@ -56,9 +56,9 @@ func TestLossAndReordering(t *testing.T) {
 // repeated, so three repeats in a row occur once in several thousand exchanges.
 const maxLossyRepeats = 2
 
-// runLossy runs the pair under packet loss. runLossy repeats the run if one end exited too early, and logs the
+// runUnderLoss runs the pair under packet loss. runUnderLoss repeats the run if one end exited too early, and logs the
 // repeat, which tools/verdict counts.
-func (p *programPair) runLossy() error {
+func (p *programPair) runUnderLoss() error {
 	p.server.t.Helper()
 	for repeats := 0; ; repeats++ {
 		err := p.run()
@@ -121,8 +121,8 @@ func TestTwoServices(t *testing.T) {
 	needProgram(t, "perftest", "ib_send_bw", "ib_write_bw", "ib_read_bw", "ib_send_lat", "ib_write_lat", "ib_read_lat")
 	needProgram(t, "tshark", "tshark", "dumpcap")
 	nsA, nsB := newNetNSPair(t)
-	a := startService(t, users()[0], nsA, "--link", "rxe0=veth0")
-	b := startService(t, users()[0], nsB, "--link", "rxe0=veth0")
+	a := startService(t, testUsers()[0], nsA, "--link", "rxe0=veth0")
+	b := startService(t, testUsers()[0], nsB, "--link", "rxe0=veth0")
 	t.Log(a.mustRun("link", "show"))
 
 	file := filepath.Join(t.TempDir(), "wire.pcapng")

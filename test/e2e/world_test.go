@@ -59,24 +59,24 @@ func verbenaBinary(t *testing.T) string {
 	return b
 }
 
-// user is the user as which programs run.
-type user struct {
+// testUser is the user as which programs run.
+type testUser struct {
 	name string
 	uid  uint32
 }
 
-// users returns root and the user nobody if the test runs as root, and otherwise the current user.
-func users() []user {
+// testUsers returns root and the user nobody if the test runs as root, and otherwise the current user.
+func testUsers() []testUser {
 	if os.Getuid() != 0 {
-		return []user{{"user", uint32(os.Getuid())}}
+		return []testUser{{"user", uint32(os.Getuid())}}
 	}
-	return []user{{"root", 0}, {"nobody", 65534}}
+	return []testUser{{"root", 0}, {"nobody", 65534}}
 }
 
 // testService is a service, or the location of a service that starts on demand.
 type testService struct {
 	t      *testing.T
-	user   user
+	user   testUser
 	groups []uint32 // supplementary groups of the user
 	netns  string
 	socket string
@@ -86,9 +86,9 @@ type testService struct {
 	log    *testutil.Buffer
 }
 
-// doorbells, if not empty, is the value of --doorbells for all services of the tests. The value comes from `make
+// doorbellMode, if not empty, is the value of --doorbells for all services of the tests. The value comes from `make
 // e2e DOORBELLS=native`.
-var doorbells = os.Getenv("DOORBELLS")
+var doorbellMode = os.Getenv("DOORBELLS")
 
 var addrCounter atomic.Uint32
 
@@ -99,7 +99,7 @@ func unusedAddr() string {
 }
 
 // newTestService returns a world without a running service.
-func newTestService(t *testing.T, u user, netns string) *testService {
+func newTestService(t *testing.T, u testUser, netns string) *testService {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "verbena-e2e-")
 	if err != nil {
@@ -114,7 +114,7 @@ func newTestService(t *testing.T, u user, netns string) *testService {
 
 // startService starts `verbena serve` with the arguments, and stops the service at the end of the test. The test
 // then fails if files remain on /dev/shm.
-func startService(t *testing.T, u user, netns string, args ...string) *testService {
+func startService(t *testing.T, u testUser, netns string, args ...string) *testService {
 	t.Helper()
 	w := newTestService(t, u, netns)
 	w.start(args...)
@@ -131,8 +131,8 @@ func (w *testService) start(args ...string) {
 	t := w.t
 	t.Helper()
 	w.log = &testutil.Buffer{}
-	if doorbells != "" {
-		args = append(args, "--doorbells", doorbells)
+	if doorbellMode != "" {
+		args = append(args, "--doorbells", doorbellMode)
 	}
 	w.serve = w.verbenaCommand(context.Background(), append([]string{"serve"}, args...)...)
 	w.serve.Stderr = w.log
@@ -273,8 +273,8 @@ func (w *testService) sendRequest(r *ctl.Request) *ctl.Response {
 	return answer
 }
 
-// openContexts returns the open device files of the service.
-func (w *testService) openContexts() []ctl.ContextInfo {
+// listOpenContexts returns the open device files of the service.
+func (w *testService) listOpenContexts() []ctl.ContextInfo {
 	w.t.Helper()
 	return w.sendRequest(&ctl.Request{Op: ctl.OpResShow}).Contexts
 }
@@ -294,7 +294,7 @@ func (w *testService) awaitNoProgramObjects() {
 	w.t.Helper()
 	var r []ctl.ContextInfo
 	if !testutil.PollUntil(func() bool {
-		r = w.openContexts()
+		r = w.listOpenContexts()
 		return len(r) == 0
 	}) {
 		w.t.Fatalf("objects left after %v: %v", testutil.Timeout, r)

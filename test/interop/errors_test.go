@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// failure is a row of the table of errors: one failing work request, and the expected results on both sides.
-type failure struct {
+// errorCase is a row of the table of errors: one failing work request, and the expected results on both sides.
+type errorCase struct {
 	name    string
 	service string
 	options linkOptions
 	// receive is the length of a receive that the responder posts first, or -1 for none.
 	receive int
-	wr      func(*link) args
+	wr      func(*link) methodArgs
 	// prepare, if set, runs before the request.
 	prepare func(*link) error
 	// requester is the status of the request's completion. responder is the status of the completion of the
@@ -35,23 +35,24 @@ type kernelDeviation struct {
 	why                             string
 }
 
-// targetBuffer returns a request that targets the responder's buffer.
-func targetBuffer(op string, off, n int) func(*link) args {
-	return func(l *link) args {
-		return args{"op": op, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": l.resp.buf.RKey, "addr": l.resp.buf.Addr + uint64(off)}
+// bufferRequest returns a request that targets the responder's buffer.
+func bufferRequest(op string, off, n int) func(*link) methodArgs {
+	return func(l *link) methodArgs {
+		return methodArgs{"op": op, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": l.resp.buf.RKey, "addr": l.resp.buf.Addr +
+			uint64(off)}
 	}
 }
 
 // modifyRequest modifies a request.
-func modifyRequest(f func(*link) args, change func(*link, args)) func(*link) args {
-	return func(l *link) args {
+func modifyRequest(f func(*link) methodArgs, change func(*link, methodArgs)) func(*link) methodArgs {
+	return func(l *link) methodArgs {
 		a := f(l)
 		change(l, a)
 		return a
 	}
 }
 
-func setWrongKey(l *link, a args) { a["rkey"] = l.resp.buf.RKey ^ 0x5a5a5a00 }
+func setWrongKey(l *link, a methodArgs) { a["rkey"] = l.resp.buf.RKey ^ 0x5a5a5a00 }
 
 var (
 	small     = linkOptions{size: 8192}
@@ -66,83 +67,83 @@ const (
 	requestEvent = "QP_REQ_ERR"
 )
 
-var failures = []failure{
+var errorCases = []errorCase{
 	{name: "RDMA WRITE, wrong R_Key", service: "RC", options: small, receive: -1,
-		wr:        modifyRequest(targetBuffer("WRITE", 0, 100), setWrongKey),
+		wr:        modifyRequest(bufferRequest("WRITE", 0, 100), setWrongKey),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "RDMA WRITE, wrong R_Key, 3 packets", service: "RC", options: small, receive: -1,
-		wr:        modifyRequest(targetBuffer("WRITE", 0, 3000), setWrongKey),
+		wr:        modifyRequest(bufferRequest("WRITE", 0, 3000), setWrongKey),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "RDMA WRITE with immediate, wrong R_Key", service: "RC", options: small, receive: 64,
-		wr:        modifyRequest(targetBuffer("WRITE_IMM", 0, 100), setWrongKey),
+		wr:        modifyRequest(bufferRequest("WRITE_IMM", 0, 100), setWrongKey),
 		requester: "REM_ACCESS_ERR", responder: "WR_FLUSH_ERR", reqState: "ERR", respState: "ERR", event: accessEvent,
 		kernel: map[string]kernelDeviation{"responder": {responder: "REM_ACCESS_ERR",
 			why: "the kernel's rxe completes the receive, which the message has not reached, with REM_ACCESS_ERR"}}},
 	{name: "RDMA READ, wrong R_Key", service: "RC", options: small, receive: -1,
-		wr:        modifyRequest(targetBuffer("READ", 0, 100), setWrongKey),
+		wr:        modifyRequest(bufferRequest("READ", 0, 100), setWrongKey),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "compare and swap, wrong R_Key", service: "RC", options: small, receive: -1,
-		wr:        modifyRequest(targetBuffer("CMP_SWAP", 0, 8), setWrongKey),
+		wr:        modifyRequest(bufferRequest("CMP_SWAP", 0, 8), setWrongKey),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "RDMA WRITE beyond the region", service: "RC", options: small, receive: -1,
-		wr:        targetBuffer("WRITE", bufferLen-50, 100),
+		wr:        bufferRequest("WRITE", bufferLen-50, 100),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "RDMA READ beyond the region", service: "RC", options: small, receive: -1,
-		wr:        targetBuffer("READ", bufferLen-50, 100),
+		wr:        bufferRequest("READ", bufferLen-50, 100),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "RDMA WRITE to a region without the right", service: "RC", options: noRights, receive: -1,
-		wr:        targetBuffer("WRITE", 0, 100),
+		wr:        bufferRequest("WRITE", 0, 100),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "RDMA READ of a region without the right", service: "RC", options: noRights, receive: -1,
-		wr:        targetBuffer("READ", 0, 100),
+		wr:        bufferRequest("READ", 0, 100),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "fetch and add to a region without the right", service: "RC", options: noRights, receive: -1,
-		wr:        targetBuffer("FETCH_ADD", 0, 8),
+		wr:        bufferRequest("FETCH_ADD", 0, 8),
 		requester: "REM_ACCESS_ERR", reqState: "ERR", respState: "ERR", event: accessEvent},
 	{name: "RDMA WRITE to a queue pair without the right", service: "RC", options: noRemote, receive: -1,
-		wr:        targetBuffer("WRITE", 0, 100),
+		wr:        bufferRequest("WRITE", 0, 100),
 		requester: "REM_INV_REQ_ERR", reqState: "ERR", respState: "ERR", event: requestEvent},
 	{name: "RDMA READ of a queue pair without the right", service: "RC", options: noRemote, receive: -1,
-		wr:        targetBuffer("READ", 0, 100),
+		wr:        bufferRequest("READ", 0, 100),
 		requester: "REM_INV_REQ_ERR", reqState: "ERR", respState: "ERR", event: requestEvent},
 	{name: "fetch and add to a queue pair without the right", service: "RC", options: noRemote, receive: -1,
-		wr:        targetBuffer("FETCH_ADD", 0, 8),
+		wr:        bufferRequest("FETCH_ADD", 0, 8),
 		requester: "REM_INV_REQ_ERR", reqState: "ERR", respState: "ERR", event: requestEvent},
-	{name: "SEND longer than the receive", service: "RC", options: small, receive: 100, wr: targetBuffer("SEND", 0, 101),
+	{name: "SEND longer than the receive", service: "RC", options: small, receive: 100, wr: bufferRequest("SEND", 0, 101),
 		requester: "REM_INV_REQ_ERR", responder: "LOC_LEN_ERR", reqState: "ERR", respState: "ERR", kernel: tooLong},
 	{name: "SEND longer than the receive, 3 packets", service: "RC", options: small, receive: 1500,
-		wr:        targetBuffer("SEND", 0, 3000),
+		wr:        bufferRequest("SEND", 0, 3000),
 		requester: "REM_INV_REQ_ERR", responder: "LOC_LEN_ERR", reqState: "ERR", respState: "ERR", kernel: tooLong},
 	{name: "SEND to a receive with a wrong L_Key", service: "RC", options: small, receive: -1, prepare: postBadReceive,
-		wr:        targetBuffer("SEND", 0, 64),
+		wr:        bufferRequest("SEND", 0, 64),
 		requester: "REM_OP_ERR", responder: "LOC_PROT_ERR", reqState: "ERR", respState: "ERR",
 		kernel: map[string]kernelDeviation{"responder": {responder: "LOC_QP_OP_ERR", why: protectionDeviation}}},
 	{name: "SEND with a wrong L_Key", service: "RC", options: small, receive: 100,
-		wr: modifyRequest(targetBuffer("SEND", 0, 64), func(l *link, a args) {
+		wr: modifyRequest(bufferRequest("SEND", 0, 64), func(l *link, a methodArgs) {
 			a["sg"] = sgl{sge(l.req.buf, 0, 64, l.req.buf.LKey^0x5a5a5a00)}
 		}),
 		requester: "LOC_PROT_ERR", reqState: "ERR", respState: "RTS",
 		kernel: map[string]kernelDeviation{"requester": {requester: "LOC_QP_OP_ERR", why: protectionDeviation}}},
 	{name: "SEND without a receive, one RNR retry", service: "RC", options: linkOptions{size: 8192, rnrRetry: 1},
-		receive: -1, wr: targetBuffer("SEND", 0, 64),
+		receive: -1, wr: bufferRequest("SEND", 0, 64),
 		requester: "RNR_RETRY_EXC_ERR", reqState: "ERR", respState: "RTS"},
 	{name: "SEND to a missing queue pair", service: "RC",
 		options: linkOptions{size: 8192, timeout: 14, retry: 2}, receive: -1,
-		prepare: destroyResponderQP, wr: targetBuffer("SEND", 0, 64), requester: "RETRY_EXC_ERR", reqState: "ERR"},
+		prepare: destroyResponderQP, wr: bufferRequest("SEND", 0, 64), requester: "RETRY_EXC_ERR", reqState: "ERR"},
 	{name: "SEND to a queue pair in RESET", service: "RC",
 		options: linkOptions{size: 8192, timeout: 14, retry: 2, connected: "requester"},
-		receive: -1, wr: targetBuffer("SEND", 0, 64), requester: "RETRY_EXC_ERR", reqState: "ERR", respState: "RESET"},
+		receive: -1, wr: bufferRequest("SEND", 0, 64), requester: "RETRY_EXC_ERR", reqState: "ERR", respState: "RESET"},
 	{name: "datagram longer than the receive: lost", service: "UD", options: small, receive: grhLen + 99,
-		wr:        targetBuffer("SEND", 0, 100),
+		wr:        bufferRequest("SEND", 0, 100),
 		requester: "SUCCESS", reqState: "RTS", respState: "RTS", kernel: tooLongUnreliable},
 	{name: "datagram with a wrong Q_Key: lost", service: "UD", options: small, receive: grhLen + 100,
-		wr:        modifyRequest(targetBuffer("SEND", 0, 100), func(l *link, a args) { a["wrong_qkey"] = true }),
+		wr:        modifyRequest(bufferRequest("SEND", 0, 100), func(l *link, a methodArgs) { a["wrong_qkey"] = true }),
 		requester: "SUCCESS", reqState: "RTS", respState: "RTS"},
-	{name: "SEND longer than the receive: lost", service: "UC", options: small, receive: 100, wr: targetBuffer("SEND", 0,
+	{name: "SEND longer than the receive: lost", service: "UC", options: small, receive: 100, wr: bufferRequest("SEND", 0,
 		101),
 		requester: "SUCCESS", reqState: "RTS", respState: "RTS", kernel: tooLongUnreliable},
 	{name: "RDMA WRITE, wrong R_Key: lost", service: "UC", options: small, receive: -1,
-		wr:        modifyRequest(targetBuffer("WRITE", 0, 100), setWrongKey),
+		wr:        modifyRequest(bufferRequest("WRITE", 0, 100), setWrongKey),
 		requester: "SUCCESS", reqState: "RTS", respState: "RTS"},
 }
 
@@ -163,12 +164,12 @@ func postBadReceive(l *link) error {
 
 // destroyResponderQP destroys the responder's queue pair.
 func destroyResponderQP(l *link) error {
-	return l.resp.callMethod(nil, "close", args{"ids": []int{l.resp.qp.ID}})
+	return l.resp.callMethod(nil, "close", methodArgs{"ids": []int{l.resp.qp.ID}})
 }
 
 // testErrors tests that failures have the specified results on both sides.
 func testErrors(t *testing.T) {
-	for _, f := range failures {
+	for _, f := range errorCases {
 		for _, ip := range ipNames {
 			for _, r := range roles {
 				runCell(t, reportCell{Section: "errors", Operation: f.name, Service: f.service, Role: r.String(), IP: ip},
@@ -195,7 +196,7 @@ func testErrors(t *testing.T) {
 }
 
 // run posts the request and a second request after it, and compares the results.
-func (f *failure) run(l *link) error {
+func (f *errorCase) run(l *link) error {
 	expect, notes := f.withDeviations(l)
 	if f.prepare != nil {
 		if err := f.prepare(l); err != nil {
@@ -229,7 +230,8 @@ func (f *failure) run(l *link) error {
 		}
 	}
 	if expect.reqState == "ERR" { // requests posted now are flushed
-		if _, err := l.req.postSend(l.req.qp, args{"op": "SEND", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, 8)}}); err != nil {
+		if _, err := l.req.postSend(l.req.qp, methodArgs{"op": "SEND", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0,
+			8)}}); err != nil {
 			return err
 		}
 		if _, err := l.req.awaitCompletion("request after the error", l.req.qp.SendCQ, 2, "WR_FLUSH_ERR"); err != nil {
@@ -254,13 +256,13 @@ func (f *failure) run(l *link) error {
 		}
 	}
 	if len(notes) > 0 {
-		return &deviation{strings.Join(notes, "; ")}
+		return &deviationError{strings.Join(notes, "; ")}
 	}
 	return nil
 }
 
 // withDeviations returns the failure with the deviations of the kernel applied, and their texts.
-func (f *failure) withDeviations(l *link) (failure, []string) {
+func (f *errorCase) withDeviations(l *link) (errorCase, []string) {
 	e := *f
 	var notes []string
 	for _, p := range []struct {
@@ -315,7 +317,7 @@ func testLateReceive(r role, service, ip string) error {
 		if err := l.resp.zeroBuffer(l.resp.buf, 0, size); err != nil {
 			return err
 		}
-		if err := l.postSend(args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}}); err != nil {
+		if err := l.postSend(methodArgs{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}}); err != nil {
 			return err
 		}
 		if got, err := l.req.pollCompletions(l.req.qp.SendCQ, 1, lossy/50); err != nil || len(got) > 0 {

@@ -85,12 +85,12 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 		var err error
 		if e == l.resp && o.srq > 0 {
 			var s struct{ ID int }
-			if err := e.callMethod(&s, "srq", args{"wr": o.srq}); err != nil {
+			if err := e.callMethod(&s, "srq", methodArgs{"wr": o.srq}); err != nil {
 				return nil, err
 			}
 			e.srq = s.ID
 		}
-		if err := e.callMethod(&e.qp, "qp", args{"type": service, "srq": e.srq, "sge": orDefault(o.sge, 1),
+		if err := e.callMethod(&e.qp, "qp", methodArgs{"type": service, "srq": e.srq, "sge": orDefault(o.sge, 1),
 			"inline": o.inline}); err != nil {
 			return nil, err
 		}
@@ -121,7 +121,7 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 		if e == l.resp && o.qpAccess != nil {
 			qpAccess = o.qpAccess
 		}
-		a := args{"qp": e.qp.ID, "type": service, "local": e.gid, "remote": other.gid, "qpn": other.qp.QPN,
+		a := methodArgs{"qp": e.qp.ID, "type": service, "local": e.gid, "remote": other.gid, "qpn": other.qp.QPN,
 			"psn": psn[e], "remote_psn": psn[other], "mtu": orDefault(o.mtu, 1024), "timeout": orDefault(o.timeout,
 				18), "retry": retry,
 			"rnr_retry": orDefault(o.rnrRetry, 7), "min_rnr": orDefault(o.minRNR, 12), "access": qpAccess, "qkey": qkey,
@@ -133,7 +133,7 @@ func newLink(r role, service, ip string, o linkOptions) (*link, error) {
 	}
 	if service == "UD" {
 		var h struct{ ID int }
-		if err := l.req.callMethod(&h, "ah", args{"local": l.req.gid, "remote": l.resp.gid,
+		if err := l.req.callMethod(&h, "ah", methodArgs{"local": l.req.gid, "remote": l.resp.gid,
 			"hop_limit":     orDefault(o.hopLimit, 64),
 			"traffic_class": o.tclass}); err != nil {
 			return nil, err
@@ -155,7 +155,7 @@ func (l *link) grhHeadroom() int {
 }
 
 // withDestination adds the destination to a work request.
-func (l *link) withDestination(a args) args {
+func (l *link) withDestination(a methodArgs) methodArgs {
 	if l.service == "UD" {
 		a["ah"], a["qpn"], a["qkey"] = l.ah, l.resp.qp.QPN, qkey
 	}
@@ -163,7 +163,7 @@ func (l *link) withDestination(a args) args {
 }
 
 // postSend posts a send work request at the requester.
-func (l *link) postSend(a args) error {
+func (l *link) postSend(a methodArgs) error {
 	_, err := l.req.postSend(l.req.qp, l.withDestination(a))
 	return err
 }
@@ -209,8 +209,8 @@ func (l *link) wantWC(c wc, op string, size int, imm *uint32) error {
 // ntohl converts the immediate data of ibv_wc from network order.
 func ntohl(v uint32) uint32 { return v<<24 | v>>24 | v<<8&0xff0000 | v>>8&0xff00 }
 
-// noteRepeat logs the repetition of a message of an unreliable service, which tools/verdict counts.
-func (l *link) noteRepeat(op string) {
+// logRepeat logs the repetition of a message of an unreliable service, which tools/verdict counts.
+func (l *link) logRepeat(op string) {
 	fmt.Printf("repeat: %s %s from %s to %s was lost\n", l.service, op, l.req.name, l.resp.name)
 }
 

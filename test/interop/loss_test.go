@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-// disturbance is a disturbance of packets. It consists of a fault rule for the packets of Verbena, and a netem rule
-// for the packets of the kernel.
-type disturbance struct {
+// packetDisturbance is a disturbance of packets. It consists of a fault rule for the packets of Verbena, and a netem
+// rule for the packets of the kernel.
+type packetDisturbance struct {
 	name  string
 	rule  []string // flags of `verbena fault add`
 	netem string
 }
 
-var disturbances = []disturbance{
+var packetDisturbances = []packetDisturbance{
 	{"2 % lost", []string{"--drop", "2%"}, "loss 2%"},
 	{"5 % doubled", []string{"--duplicate", "5%"}, "duplicate 5%"},
 	{"5 % reordered", []string{"--reorder", "5%"}, "delay 2ms reorder 95%"},
@@ -26,7 +26,7 @@ var disturbances = []disturbance{
 }
 
 // apply disturbs the packets of one side, and returns a function that ends the disturbance.
-func (d disturbance) apply(by *peer) (undo func() error, err error) {
+func (d packetDisturbance) apply(by *peer) (undo func() error, err error) {
 	if by.name == "Verbena" {
 		l := by.lab
 		undo = func() error {
@@ -41,7 +41,7 @@ func (d disturbance) apply(by *peer) (undo func() error, err error) {
 }
 
 // applyTC applies the queueing discipline d.netem to the kernel's packets.
-func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
+func (d packetDisturbance) applyTC(by *peer) (undo func() error, err error) {
 	// The rule selects only RoCEv2, because it must not disturb the connection to the peers.
 	undo = func() error {
 		_, err := by.runShell("tc qdisc del dev eth0 root")
@@ -61,7 +61,7 @@ func (d disturbance) applyTC(by *peer) (undo func() error, err error) {
 // correct.
 func testLoss(t *testing.T) {
 	for _, by := range []*peer{verbenaPeer, kernelPeer} {
-		for _, d := range disturbances {
+		for _, d := range packetDisturbances {
 			undo, err := d.apply(by)
 			if err != nil {
 				t.Errorf("disturb the packets of %s: got %v, want success", by.name, err)
@@ -101,7 +101,7 @@ func (l *link) transferReliably() error {
 	const size = 65536
 	for _, op := range []string{"SEND", "WRITE", "READ", "WRITE_IMM"} {
 		for range 3 {
-			if err := l.transfer(op, size); err != nil {
+			if err := l.transferMessage(op, size); err != nil {
 				return fmt.Errorf("%s: %w", op, err)
 			}
 		}
@@ -110,7 +110,7 @@ func (l *link) transferReliably() error {
 		return err
 	}
 	for i := range uint64(20) {
-		got, err := l.runAtomic("FETCH_ADD", args{"compare_add": uint64(1)})
+		got, err := l.runAtomic("FETCH_ADD", methodArgs{"compare_add": uint64(1)})
 		if err != nil {
 			return err
 		}
@@ -121,7 +121,7 @@ func (l *link) transferReliably() error {
 	if err := l.resp.expectUint64("the counter", l.resp.buf, 64, 20); err != nil {
 		return err
 	}
-	return testOutstanding(l)
+	return testManyOutstandingMessages(l)
 }
 
 // transferUnreliably sends numbered messages. Each message that arrives must be complete, must equal a sent message,
@@ -141,12 +141,12 @@ func (l *link) transferUnreliably() error {
 		}
 	}
 	for i := range n {
-		if err := l.postSend(args{"op": "SEND_IMM", "wr_id": i, "imm": i, "sg": sgl{sge(l.req.buf, i*size,
+		if err := l.postSend(methodArgs{"op": "SEND_IMM", "wr_id": i, "imm": i, "sg": sgl{sge(l.req.buf, i*size,
 			size)}}); err != nil {
 			return err
 		}
 	}
-	sent, err := l.req.pollCompletions(l.req.qp.SendCQ, n, timeout)
+	sent, err := l.req.pollCompletions(l.req.qp.SendCQ, n, completionTimeout)
 	if err != nil {
 		return err
 	}

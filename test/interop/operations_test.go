@@ -50,12 +50,12 @@ var operations = []operation{
 	{"RDMA READ, path MTU 256", rc, linkOptions{mtu: 256}, transferAllSizes("READ", 0, 1, 255, 256, 257, 16384)},
 	{"RDMA READ, path MTU 4096", rc, linkOptions{mtu: 4096}, transferAllSizes("READ", 0, 1, 4095, 4096, 4097, maxSize)},
 	{"SEND, inline", allServices, linkOptions{inline: 64}, testInline},
-	{"SEND, gathered and scattered", allServices, linkOptions{sge: 4}, testScattered},
-	{"SEND, many outstanding, unsignalled", rc, linkOptions{}, testOutstanding},
-	{"RDMA READ, several outstanding, then fenced SEND", rc, linkOptions{}, testFenced},
+	{"SEND, gathered and scattered", allServices, linkOptions{sge: 4}, testScatteredBuffers},
+	{"SEND, many outstanding, unsignalled", rc, linkOptions{}, testManyOutstandingMessages},
+	{"RDMA READ, several outstanding, then fenced SEND", rc, linkOptions{}, testFencedRequests},
 	{"SEND to a shared receive queue", allServices, linkOptions{srq: 32}, transferAllSizes("SEND", 0, 1, 1024, 4096)},
 	{"limit of a shared receive queue", rc, linkOptions{srq: 32}, testSRQLimit},
-	{"GRH in front of the data", []string{"UD"}, linkOptions{tclass: 0x68, hopLimit: 33}, testGRH},
+	{"GRH in front of the data", []string{"UD"}, linkOptions{tclass: 0x68, hopLimit: 33}, testGRHBeforeDatagram},
 	{"multicast", []string{"UD"}, linkOptions{}, testMulticast},
 	{"bind memory window type 1", rc, linkOptions{}, testWindowType1},
 	{"bind memory window type 2", rc, linkOptions{}, testWindowType2},
@@ -102,7 +102,7 @@ func openXRCDomains(r role) error {
 func requireCapability(name string, bits uint64) func(*link) error {
 	return func(l *link) error {
 		for _, p := range []*linkEnd{l.req, l.resp} {
-			h, err := p.queryHello()
+			h, err := p.queryPeerInfo()
 			if err != nil {
 				return err
 			}
@@ -126,7 +126,7 @@ func transferAllSizes(op string, some ...int) func(*link) error {
 			list = some
 		}
 		for _, size := range list {
-			if err := l.transfer(op, size); err != nil {
+			if err := l.transferMessage(op, size); err != nil {
 				return withMessageSize(size, err)
 			}
 		}
@@ -134,7 +134,7 @@ func transferAllSizes(op string, some ...int) func(*link) error {
 	}
 }
 
-func (l *link) transfer(op string, size int) error {
+func (l *link) transferMessage(op string, size int) error {
 	l.seed++
 	seed, at := l.seed, l.grhHeadroom()
 	from, to := l.req, l.resp
@@ -147,7 +147,7 @@ func (l *link) transfer(op string, size int) error {
 	if err := to.zeroBuffer(to.buf, 0, size+guard+grhLen); err != nil {
 		return err
 	}
-	wr := args{"op": op, "wr_id": seed, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": l.resp.buf.RKey,
+	wr := methodArgs{"op": op, "wr_id": seed, "sg": sgl{sge(l.req.buf, 0, size)}, "rkey": l.resp.buf.RKey,
 		"addr": l.resp.buf.Addr}
 	var imm *uint32
 	if op == "SEND_IMM" || op == "WRITE_IMM" {
@@ -172,7 +172,7 @@ func (l *link) transfer(op string, size int) error {
 
 // deliverMessage posts the work request and waits for both completions. If the service may lose messages and lost this
 // message, deliverMessage posts the request again.
-func (l *link) deliverMessage(op string, seed, size int, wr args, imm *uint32, consumes bool) error {
+func (l *link) deliverMessage(op string, seed, size int, wr methodArgs, imm *uint32, consumes bool) error {
 	for try := 1; ; try++ {
 		if err := l.postSend(wr); err != nil {
 			return err
@@ -180,7 +180,7 @@ func (l *link) deliverMessage(op string, seed, size int, wr args, imm *uint32, c
 		if _, err := l.req.awaitCompletion(op, l.req.qp.SendCQ, seed, "SUCCESS"); err != nil {
 			return err
 		}
-		wait := timeout
+		wait := completionTimeout
 		if l.service != "RC" {
 			wait = lossy
 		}
@@ -192,7 +192,7 @@ func (l *link) deliverMessage(op string, seed, size int, wr args, imm *uint32, c
 			if err == nil || try == repeats {
 				return err
 			}
-			l.noteRepeat(op)
+			l.logRepeat(op)
 			continue
 		}
 		got, err := l.resp.pollCompletions(l.resp.qp.RecvCQ, 1, wait)
@@ -202,7 +202,7 @@ func (l *link) deliverMessage(op string, seed, size int, wr args, imm *uint32, c
 		case len(got) == 0 && (l.service == "RC" || try == repeats):
 			return fmt.Errorf("%s: receive: got no completion, want one", l.resp.name)
 		case len(got) == 0:
-			l.noteRepeat(op)
+			l.logRepeat(op)
 			continue
 		case got[0].Status != "SUCCESS" || got[0].ID != seed:
 			return fmt.Errorf("%s: receive: got %s and wr_id %d, want SUCCESS and %d", l.resp.name, got[0].Status,
@@ -235,15 +235,15 @@ func testInline(l *link) error {
 	if err := l.resp.postRecv(l.recvTarget(), 1, sge(l.resp.buf, 0, 64+at)); err != nil {
 		return err
 	}
-	if err := l.deliverMessage("SEND", 1, 64, args{"op": "SEND", "wr_id": 1, "flags": []string{"SIGNALED", "INLINE"},
+	if err := l.deliverMessage("SEND", 1, 64, methodArgs{"op": "SEND", "wr_id": 1, "flags": []string{"SIGNALED", "INLINE"},
 		"sg": sgl{sge(l.req.buf, 0, 64)}}, nil, true); err != nil {
 		return err
 	}
 	return l.resp.checkBuffer(l.resp.buf, at, 64, 7)
 }
 
-// testScattered sends from four ranges and receives into four other ranges.
-func testScattered(l *link) error {
+// testScatteredBuffers sends from four ranges and receives into four other ranges.
+func testScatteredBuffers(l *link) error {
 	at := l.grhHeadroom()
 	const size = 900
 	if err := l.req.fillBuffer(l.req.buf, 0, size, 8); err != nil {
@@ -255,7 +255,7 @@ func testScattered(l *link) error {
 		return err
 	}
 	a := l.req.buf
-	if err := l.deliverMessage("SEND", 1, size, args{"op": "SEND", "wr_id": 1,
+	if err := l.deliverMessage("SEND", 1, size, methodArgs{"op": "SEND", "wr_id": 1,
 		"sg": sgl{sge(a, 0, 1), sge(a, 1, 511), sge(a, 512, 88), sge(a, 600, 300)}}, nil, true); err != nil {
 		return err
 	}
@@ -281,14 +281,15 @@ func testScattered(l *link) error {
 // readBuffer returns a part of a buffer.
 func (p *peer) readBuffer(m mr, off, n int) ([]byte, error) {
 	var s string
-	if err := p.callMethod(&s, "read", args{"mr": m.ID, "off": off, "len": n}); err != nil {
+	if err := p.callMethod(&s, "read", methodArgs{"mr": m.ID, "off": off, "len": n}); err != nil {
 		return nil, err
 	}
 	return hex.DecodeString(s)
 }
 
-// testOutstanding posts fifty messages at once, of which only the last is signalled. All messages must arrive in order.
-func testOutstanding(l *link) error {
+// testManyOutstandingMessages posts fifty messages at once, of which only the last is signalled. All messages must
+// arrive in order.
+func testManyOutstandingMessages(l *link) error {
 	const n, size = 50, 3000
 	for i := range n {
 		if err := l.req.fillBuffer(l.req.buf, i*size, size, 100+i); err != nil {
@@ -303,7 +304,7 @@ func testOutstanding(l *link) error {
 		if i == n-1 {
 			flags = []string{"SIGNALED"}
 		}
-		if err := l.postSend(args{"op": "SEND", "wr_id": i, "flags": flags,
+		if err := l.postSend(methodArgs{"op": "SEND", "wr_id": i, "flags": flags,
 			"sg": sgl{sge(l.req.buf, i*size, size)}}); err != nil {
 			return err
 		}
@@ -311,7 +312,7 @@ func testOutstanding(l *link) error {
 	if _, err := l.req.awaitCompletion("last SEND", l.req.qp.SendCQ, n-1, "SUCCESS"); err != nil {
 		return err
 	}
-	got, err := l.resp.pollCompletions(l.resp.qp.RecvCQ, n, timeout)
+	got, err := l.resp.pollCompletions(l.resp.qp.RecvCQ, n, completionTimeout)
 	if err != nil {
 		return err
 	}
@@ -329,8 +330,8 @@ func testOutstanding(l *link) error {
 	return nil
 }
 
-// testFenced tests that a fenced SEND sends the data fetched by earlier READs.
-func testFenced(l *link) error {
+// testFencedRequests tests that a fenced SEND sends the data fetched by earlier READs.
+func testFencedRequests(l *link) error {
 	const n, size = 8, 5000
 	if err := l.resp.fillBuffer(l.resp.buf, 0, n*size, 9); err != nil {
 		return err
@@ -339,16 +340,17 @@ func testFenced(l *link) error {
 		return err
 	}
 	for i := range n {
-		if err := l.postSend(args{"op": "READ", "wr_id": i, "sg": sgl{sge(l.req.buf, i*size, size)}, "rkey": l.resp.buf.RKey,
+		if err := l.postSend(methodArgs{"op": "READ", "wr_id": i, "sg": sgl{sge(l.req.buf, i*size, size)},
+			"rkey": l.resp.buf.RKey,
 			"addr": l.resp.buf.Addr + uint64(i*size)}); err != nil {
 			return err
 		}
 	}
-	if err := l.postSend(args{"op": "SEND", "wr_id": n, "flags": []string{"SIGNALED", "FENCE"},
+	if err := l.postSend(methodArgs{"op": "SEND", "wr_id": n, "flags": []string{"SIGNALED", "FENCE"},
 		"sg": sgl{sge(l.req.buf, 0, n*size)}}); err != nil {
 		return err
 	}
-	got, err := l.req.pollCompletions(l.req.qp.SendCQ, n+1, timeout)
+	got, err := l.req.pollCompletions(l.req.qp.SendCQ, n+1, completionTimeout)
 	if err != nil {
 		return err
 	}
@@ -367,7 +369,7 @@ func testFenced(l *link) error {
 }
 
 // runAtomic runs one atomic operation and returns the fetched value.
-func (l *link) runAtomic(op string, a args) (uint64, error) {
+func (l *link) runAtomic(op string, a methodArgs) (uint64, error) {
 	a["op"], a["wr_id"], a["sg"] = op, 5, sgl{sge(l.req.buf, 8, 8)}
 	a["rkey"], a["addr"] = l.resp.buf.RKey, l.resp.buf.Addr+64
 	if err := l.postSend(a); err != nil {
@@ -389,7 +391,7 @@ func testCompareSwap(l *link) error {
 		if err := l.resp.writeUint64(l.resp.buf, 64, c.was); err != nil {
 			return err
 		}
-		got, err := l.runAtomic("CMP_SWAP", args{"compare_add": c.compare, "swap": uint64(swap)})
+		got, err := l.runAtomic("CMP_SWAP", methodArgs{"compare_add": c.compare, "swap": uint64(swap)})
 		if err != nil {
 			return err
 		}
@@ -409,7 +411,7 @@ func testFetchAdd(l *link) error {
 		return err
 	}
 	for range 5 {
-		got, err := l.runAtomic("FETCH_ADD", args{"compare_add": uint64(0x101)})
+		got, err := l.runAtomic("FETCH_ADD", methodArgs{"compare_add": uint64(0x101)})
 		if err != nil {
 			return err
 		}
@@ -428,11 +430,11 @@ func testSRQLimit(l *link) error {
 			return err
 		}
 	}
-	if err := l.resp.callMethod(nil, "srq_limit", args{"srq": l.resp.srq, "limit": 4}); err != nil {
+	if err := l.resp.callMethod(nil, "srq_limit", methodArgs{"srq": l.resp.srq, "limit": 4}); err != nil {
 		return err
 	}
 	for i := range 5 {
-		if err := l.postSend(args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, 16)}}); err != nil {
+		if err := l.postSend(methodArgs{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, 16)}}); err != nil {
 			return err
 		}
 		if _, err := l.req.awaitCompletion("SEND", l.req.qp.SendCQ, i, "SUCCESS"); err != nil {
@@ -460,11 +462,11 @@ func testSRQLimit(l *link) error {
 // waitEvents waits for n asynchronous events of a kind and returns their number.
 func (p *peer) waitEvents(n int, kind string) (int, error) {
 	var all []string
-	wait := timeout
+	wait := completionTimeout
 	if n == 0 {
 		wait = 50 * time.Millisecond
 	}
-	err := p.callMethod(&all, "events", args{"n": n, "timeout": wait.Seconds()})
+	err := p.callMethod(&all, "events", methodArgs{"n": n, "timeout": wait.Seconds()})
 	count := 0
 	for _, e := range all {
 		if e == kind {
@@ -474,10 +476,10 @@ func (p *peer) waitEvents(n int, kind string) (int, error) {
 	return count, err
 }
 
-// testGRH tests that the receiver of a datagram finds the IP header in the 40 bytes before the data. An IPv4 header is
-// in the last 20 of these bytes.
-func testGRH(l *link) error {
-	if err := l.transfer("SEND", 500); err != nil {
+// testGRHBeforeDatagram tests that the receiver of a datagram finds the IP header in the 40 bytes before the data. An
+// IPv4 header is in the last 20 of these bytes.
+func testGRHBeforeDatagram(l *link) error {
+	if err := l.transferMessage("SEND", 500); err != nil {
 		return err
 	}
 	h, err := l.resp.readBuffer(l.resp.buf, 0, grhLen)
@@ -503,7 +505,7 @@ func testGRH(l *link) error {
 		return fmt.Errorf("%s: got hop limit %d and traffic class %#x, want %d and 0x68", l.resp.name, hop, tclass, want)
 	}
 	if l.req.name == "kernel" {
-		return &deviation{"the kernel puts the route's hop limit, 64, in place of the address vector's, 33"}
+		return &deviationError{"the kernel puts the route's hop limit, 64, in place of the address vector's, 33"}
 	}
 	return nil
 }
@@ -513,16 +515,16 @@ var multicastGroups = map[bool]string{true: "239.77.0.9", false: "ff0e::7709"}
 
 func testMulticast(l *link) error {
 	group := multicastGroups[netip.MustParseAddr(l.req.gid).Is4()]
-	if err := l.resp.callMethod(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": true}); err != nil {
+	if err := l.resp.callMethod(nil, "multicast", methodArgs{"qp": l.resp.qp.ID, "gid": group, "join": true}); err != nil {
 		return err
 	}
 	if l.resp.name == "kernel" { // the kernel's rxe does not join the IP group; programs join it through rdma_cm
-		if err := l.resp.callMethod(nil, "join", args{"group": group, "local": l.resp.gid}); err != nil {
+		if err := l.resp.callMethod(nil, "join", methodArgs{"group": group, "local": l.resp.gid}); err != nil {
 			return err
 		}
 	}
 	var h struct{ ID int }
-	if err := l.req.callMethod(&h, "ah", args{"local": l.req.gid, "remote": group}); err != nil {
+	if err := l.req.callMethod(&h, "ah", methodArgs{"local": l.req.gid, "remote": group}); err != nil {
 		return err
 	}
 	const size = 777
@@ -536,9 +538,10 @@ func testMulticast(l *link) error {
 		var got []wc
 		for try := 0; len(got) == 0 && try < repeats; try++ {
 			if try > 0 {
-				l.noteRepeat("multicast SEND")
+				l.logRepeat("multicast SEND")
 			}
-			if _, err := l.req.postSend(l.req.qp, args{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
+			if _, err := l.req.postSend(l.req.qp, methodArgs{"op": "SEND", "wr_id": i, "sg": sgl{sge(l.req.buf, 0, size)},
+				"ah":  h.ID,
 				"qpn": qpn, "qkey": qkey}); err != nil {
 				return err
 			}
@@ -560,13 +563,15 @@ func testMulticast(l *link) error {
 			return err
 		}
 	}
-	if err := l.resp.callMethod(nil, "multicast", args{"qp": l.resp.qp.ID, "gid": group, "join": false}); err != nil {
+	if err := l.resp.callMethod(nil, "multicast", methodArgs{"qp": l.resp.qp.ID, "gid": group,
+		"join": false}); err != nil {
 		return err
 	}
 	if err := l.resp.postRecv(l.recvTarget(), 9, sge(l.resp.buf, 0, size+grhLen)); err != nil {
 		return err
 	}
-	if _, err := l.req.postSend(l.req.qp, args{"op": "SEND", "wr_id": 9, "sg": sgl{sge(l.req.buf, 0, size)}, "ah": h.ID,
+	if _, err := l.req.postSend(l.req.qp, methodArgs{"op": "SEND", "wr_id": 9, "sg": sgl{sge(l.req.buf, 0, size)},
+		"ah":  h.ID,
 		"qpn": 0xffffff, "qkey": qkey}); err != nil {
 		return err
 	}
@@ -577,8 +582,8 @@ func testMulticast(l *link) error {
 	return err
 }
 
-// window is a memory window of the responder.
-type window struct {
+// memoryWindow is a memory window of the responder.
+type memoryWindow struct {
 	ID   int
 	RKey uint32
 }
@@ -586,18 +591,19 @@ type window struct {
 // windowOffset and windowLen are the offset and the length of the windows in the responder's buffer.
 const windowOffset, windowLen = 4096, 8192
 
-func (l *link) newWindow(kind int) (w window, err error) {
-	err = l.resp.callMethod(&w, "mw", args{"type": kind})
+func (l *link) newWindow(kind int) (w memoryWindow, err error) {
+	err = l.resp.callMethod(&w, "mw", methodArgs{"type": kind})
 	return w, err
 }
 
 // bindType1 binds a window of type 1 with ibv_bind_mw, and returns the new key.
-func (l *link) bindType1(w window, length int, access ...string) (uint32, error) {
+func (l *link) bindType1(w memoryWindow, length int, access ...string) (uint32, error) {
 	if access == nil {
 		access = []string{}
 	}
 	var r struct{ RKey uint32 }
-	if err := l.resp.callMethod(&r, "bind", args{"qp": l.resp.qp.ID, "mw": w.ID, "mr": l.resp.buf.ID, "off": windowOffset,
+	if err := l.resp.callMethod(&r, "bind", methodArgs{"qp": l.resp.qp.ID, "mw": w.ID, "mr": l.resp.buf.ID,
+		"off":    windowOffset,
 		"length": length,
 		"access": access, "wr_id": 30}); err != nil {
 		return 0, err
@@ -607,8 +613,8 @@ func (l *link) bindType1(w window, length int, access ...string) (uint32, error)
 }
 
 // bindType2 binds a window of type 2 with a work request and returns the requested key.
-func (l *link) bindType2(w window, access ...string) (uint32, error) {
-	key, err := l.resp.postSend(l.resp.qp, args{"op": "BIND_MW", "wr_id": 31, "mw": w.ID, "mr": l.resp.buf.ID,
+func (l *link) bindType2(w memoryWindow, access ...string) (uint32, error) {
+	key, err := l.resp.postSend(l.resp.qp, methodArgs{"op": "BIND_MW", "wr_id": 31, "mw": w.ID, "mr": l.resp.buf.ID,
 		"off":    windowOffset,
 		"length": windowLen, "access": access})
 	if err != nil {
@@ -620,7 +626,7 @@ func (l *link) bindType2(w window, access ...string) (uint32, error) {
 
 // accessWindow reads or writes through a key, and expects one of the given statuses.
 func (l *link) accessWindow(op string, key uint32, off, n int, status ...string) error {
-	if err := l.postSend(args{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key,
+	if err := l.postSend(methodArgs{"op": op, "wr_id": 40, "sg": sgl{sge(l.req.buf, 0, n)}, "rkey": key,
 		"addr": l.resp.buf.Addr + uint64(off)}); err != nil {
 		return err
 	}
@@ -629,8 +635,8 @@ func (l *link) accessWindow(op string, key uint32, off, n int, status ...string)
 	return err
 }
 
-// checkUsable writes and reads through a window, and checks the data.
-func (l *link) checkUsable(key uint32) error {
+// checkWindowUsable writes and reads through a window, and checks the data.
+func (l *link) checkWindowUsable(key uint32) error {
 	if err := l.req.fillBuffer(l.req.buf, 0, windowLen, 50); err != nil {
 		return err
 	}
@@ -658,7 +664,7 @@ func testWindowType1(l *link) error {
 	if err != nil {
 		return err
 	}
-	if err := l.checkUsable(first); err != nil {
+	if err := l.checkWindowUsable(first); err != nil {
 		return err
 	}
 	second, err := l.bindType1(w, windowLen, "REMOTE_READ", "REMOTE_WRITE")
@@ -668,7 +674,7 @@ func testWindowType1(l *link) error {
 	if first == second {
 		return fmt.Errorf("%s: second bind: got the same R_Key %#x, want another one", l.resp.name, first)
 	}
-	if err := l.checkUsable(second); err != nil {
+	if err := l.checkWindowUsable(second); err != nil {
 		return err
 	}
 	if _, err := l.bindType1(w, 0); err != nil { // length 0 makes the window invalid
@@ -686,10 +692,10 @@ func testWindowType2(l *link) error {
 	if err != nil {
 		return err
 	}
-	if err := l.checkUsable(key); err != nil {
+	if err := l.checkWindowUsable(key); err != nil {
 		return err
 	}
-	if _, err := l.resp.postSend(l.resp.qp, args{"op": "LOCAL_INV", "wr_id": 32, "rkey": key}); err != nil {
+	if _, err := l.resp.postSend(l.resp.qp, methodArgs{"op": "LOCAL_INV", "wr_id": 32, "rkey": key}); err != nil {
 		return err
 	}
 	if _, err := l.resp.awaitCompletion("local invalidate", l.resp.qp.SendCQ, 32, "SUCCESS"); err != nil {
@@ -717,7 +723,7 @@ func testSendInvalidate(l *link) error {
 		if err := l.resp.postRecv(l.recvTarget(), 1, sge(l.resp.buf, 0, size)); err != nil {
 			return err
 		}
-		if err := l.postSend(args{"op": "SEND_INV", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, size)},
+		if err := l.postSend(methodArgs{"op": "SEND_INV", "wr_id": 2, "sg": sgl{sge(l.req.buf, 0, size)},
 			"rkey": key}); err != nil {
 			return err
 		}
@@ -731,7 +737,7 @@ func testSendInvalidate(l *link) error {
 		flag := wcWithInv
 		if l.resp.name == "kernel" {
 			flag, note = wcIPChecksum,
-				&deviation{"the completion at the kernel's rxe has the flag IBV_WC_IP_CSUM_OK in place of IBV_WC_WITH_INV: " +
+				&deviationError{"the completion at the kernel's rxe has the flag IBV_WC_IP_CSUM_OK in place of IBV_WC_WITH_INV: " +
 					"it gives programs the number that the flag has inside the kernel"}
 		}
 		if c.Flags&^wcGRH != flag && l.resp.name == "kernel" || c.Flags != flag && l.resp.name != "kernel" || c.Imm != key ||

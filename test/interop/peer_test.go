@@ -54,8 +54,8 @@ func acceptPeer(ln net.Listener, of *program, timeout time.Duration) (*peer, err
 	}
 }
 
-// args holds the arguments of a method of class Peer.
-type args map[string]any
+// methodArgs holds the arguments of a method of class Peer.
+type methodArgs map[string]any
 
 // callError is the error of a peer's method.
 type callError struct {
@@ -81,12 +81,12 @@ func isUnsupported(err error) bool {
 const callTimeout = 2 * time.Minute
 
 // callMethod runs a method and stores its result in out, unless out is nil.
-func (p *peer) callMethod(out any, method string, a args) error {
+func (p *peer) callMethod(out any, method string, a methodArgs) error {
 	if p.dead != nil {
 		return p.dead
 	}
 	if a == nil {
-		a = args{}
+		a = methodArgs{}
 	}
 	limit := callTimeout
 	if t, ok := a["timeout"].(float64); ok {
@@ -124,13 +124,13 @@ func (p *peer) callMethod(out any, method string, a args) error {
 	return json.Unmarshal(answer.OK, out)
 }
 
-// hello holds a peer's description of its system and its device.
-type hello struct {
+// peerInfo holds a peer's description of its system and its device.
+type peerInfo struct {
 	Release string
 	Caps    uint64 // device_cap_flags_ex
 }
 
-func (p *peer) queryHello() (h hello, err error) {
+func (p *peer) queryPeerInfo() (h peerInfo, err error) {
 	err = p.callMethod(&h, "hello", nil)
 	return h, err
 }
@@ -144,22 +144,22 @@ type mr struct {
 }
 
 func (p *peer) regMR(length int, access ...string) (m mr, err error) {
-	err = p.callMethod(&m, "mr", args{"length": length, "access": access})
+	err = p.callMethod(&m, "mr", methodArgs{"length": length, "access": access})
 	return m, err
 }
 
 func (p *peer) fillBuffer(m mr, off, n, seed int) error {
-	return p.callMethod(nil, "fill", args{"mr": m.ID, "off": off, "len": n, "seed": seed})
+	return p.callMethod(nil, "fill", methodArgs{"mr": m.ID, "off": off, "len": n, "seed": seed})
 }
 
 func (p *peer) zeroBuffer(m mr, off, n int) error {
-	return p.callMethod(nil, "zero", args{"mr": m.ID, "off": off, "len": n})
+	return p.callMethod(nil, "zero", methodArgs{"mr": m.ID, "off": off, "len": n})
 }
 
 // checkBuffer compares the buffer with the pattern of fill.
 func (p *peer) checkBuffer(m mr, off, n, seed int) error {
 	var diff *int
-	if err := p.callMethod(&diff, "check", args{"mr": m.ID, "off": off, "len": n, "seed": seed}); err != nil {
+	if err := p.callMethod(&diff, "check", methodArgs{"mr": m.ID, "off": off, "len": n, "seed": seed}); err != nil {
 		return err
 	}
 	if diff != nil {
@@ -171,7 +171,7 @@ func (p *peer) checkBuffer(m mr, off, n, seed int) error {
 // checkZeros checks that zeros are unchanged.
 func (p *peer) checkZeros(m mr, off, n int) error {
 	var zero bool
-	if err := p.callMethod(&zero, "is_zero", args{"mr": m.ID, "off": off, "len": n}); err != nil {
+	if err := p.callMethod(&zero, "is_zero", methodArgs{"mr": m.ID, "off": off, "len": n}); err != nil {
 		return err
 	}
 	if !zero {
@@ -181,11 +181,11 @@ func (p *peer) checkZeros(m mr, off, n int) error {
 }
 
 func (p *peer) writeUint64(m mr, off int, v uint64) error {
-	return p.callMethod(nil, "set64", args{"mr": m.ID, "off": off, "value": v})
+	return p.callMethod(nil, "set64", methodArgs{"mr": m.ID, "off": off, "value": v})
 }
 
 func (p *peer) readUint64(m mr, off int) (v uint64, err error) {
-	err = p.callMethod(&v, "get64", args{"mr": m.ID, "off": off})
+	err = p.callMethod(&v, "get64", methodArgs{"mr": m.ID, "off": off})
 	return v, err
 }
 
@@ -229,7 +229,7 @@ func (q *qp) UnmarshalJSON(b []byte) error {
 }
 
 func (p *peer) queryQPState(q qp) (s string, err error) {
-	err = p.callMethod(&s, "state", args{"qp": q.ID})
+	err = p.callMethod(&s, "state", methodArgs{"qp": q.ID})
 	return s, err
 }
 
@@ -248,11 +248,11 @@ func (p *peer) wantState(q qp, want string) error {
 
 // postRecv posts a receive to a queue pair or a shared receive queue.
 func (p *peer) postRecv(to int, id int, sg ...[4]int) error {
-	return p.callMethod(nil, "recv", args{"to": to, "wr_id": id, "sg": sgl(sg)})
+	return p.callMethod(nil, "recv", methodArgs{"to": to, "wr_id": id, "sg": sgl(sg)})
 }
 
 // postSend posts a send work request. It returns the new key of a memory window.
-func (p *peer) postSend(q qp, a args) (rkey uint32, err error) {
+func (p *peer) postSend(q qp, a methodArgs) (rkey uint32, err error) {
 	var r struct{ RKey uint32 }
 	a["qp"] = q.ID
 	err = p.callMethod(&r, "send", a)
@@ -280,16 +280,16 @@ type wc struct {
 
 // pollCompletions waits for n completions.
 func (p *peer) pollCompletions(cq, n int, timeout time.Duration) (got []wc, err error) {
-	err = p.callMethod(&got, "poll", args{"cq": cq, "n": n, "timeout": timeout.Seconds()})
+	err = p.callMethod(&got, "poll", methodArgs{"cq": cq, "n": n, "timeout": timeout.Seconds()})
 	return got, err
 }
 
-// timeout limits the time of a completion that must arrive, on a slow machine.
-const timeout = 30 * time.Second
+// completionTimeout limits the time of a completion that must arrive, on a slow machine.
+const completionTimeout = 30 * time.Second
 
 // awaitCompletion waits for one completion and checks its status.
 func (p *peer) awaitCompletion(what string, cq, id int, statuses ...string) (wc, error) {
-	got, err := p.pollCompletions(cq, 1, timeout)
+	got, err := p.pollCompletions(cq, 1, completionTimeout)
 	switch {
 	case err != nil:
 		return wc{}, err
@@ -310,7 +310,7 @@ func (p *peer) runShell(command string) (string, error) {
 		Status int
 		Out    string
 	}
-	if err := p.callMethod(&r, "sh", args{"command": command}); err != nil {
+	if err := p.callMethod(&r, "sh", methodArgs{"command": command}); err != nil {
 		return "", err
 	}
 	if r.Status != 0 {

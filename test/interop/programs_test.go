@@ -103,7 +103,7 @@ func (tl interopTool) run(r role, ip string, port int) error {
 func (tl interopTool) runForOutput(r role, ip string, port int) (string, error) {
 	argv := func(p *peer) ([]string, error) {
 		var index int
-		if err := p.callMethod(&index, "gid_index", args{"gid": p.ip[ip]}); err != nil {
+		if err := p.callMethod(&index, "gid_index", methodArgs{"gid": p.ip[ip]}); err != nil {
 			return nil, err
 		}
 		a := strings.Fields(strings.ReplaceAll(tl.args, "GID", fmt.Sprint(index)))
@@ -122,7 +122,7 @@ func (tl interopTool) runForOutput(r role, ip string, port int) (string, error) 
 		return "", err
 	}
 	var up bool
-	if err := r.resp().callMethod(&up, "listening", args{"port": port, "timeout": 30.0}); err != nil || !up {
+	if err := r.resp().callMethod(&up, "listening", methodArgs{"port": port, "timeout": 30.0}); err != nil || !up {
 		_, out, _ := server(0)
 		return "", fmt.Errorf("%s: wait for the server to listen: %v: %s", r.resp().name, err, lastLines(out))
 	}
@@ -172,7 +172,7 @@ func (p *peer) startProgram(argv []string) (end func(time.Duration) (int, string
 		}, nil
 	}
 	var id int
-	if err := p.callMethod(&id, "start", args{"argv": argv}); err != nil {
+	if err := p.callMethod(&id, "start", methodArgs{"argv": argv}); err != nil {
 		return nil, err
 	}
 	return func(timeout time.Duration) (int, string, error) {
@@ -180,7 +180,7 @@ func (p *peer) startProgram(argv []string) (end func(time.Duration) (int, string
 			Status int
 			Out    string
 		}
-		err := p.callMethod(&res, "end", args{"id": id, "timeout": timeout.Seconds()})
+		err := p.callMethod(&res, "end", methodArgs{"id": id, "timeout": timeout.Seconds()})
 		return res.Status, res.Out, err
 	}, nil
 }

@@ -28,11 +28,11 @@ type reportCell struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// deviation is a deviation of the kernel from the expectation of a row. It makes the cell a note instead of a
+// deviationError is a deviation of the kernel from the expectation of a row. It makes the cell a note instead of a
 // failure. A cell that returns no deviation, although the table lists one, fails, because the table is wrong.
-type deviation struct{ text string }
+type deviationError struct{ text string }
 
-func (d *deviation) Error() string { return d.text }
+func (d *deviationError) Error() string { return d.text }
 
 // report collects the cells.
 type report struct {
@@ -73,7 +73,7 @@ func runCell(t *testing.T, c reportCell, do func() error) {
 		}
 		err := do()
 		c.Seconds = time.Since(start).Seconds()
-		dev, isDeviation := err.(*deviation)
+		dev, isDeviation := err.(*deviationError)
 		switch {
 		case err == nil:
 			c.Result = "pass"
@@ -147,8 +147,8 @@ func writeFile(name string, write func(*bufio.Writer)) error {
 	return f.Close()
 }
 
-// sections lists the sections of the document in order.
-var sections = []struct{ key, title, text string }{
+// reportSections lists the sections of the document in order.
+var reportSections = []struct{ key, title, text string }{
 	{"operations", "Operations",
 		"Each cell transfers messages of 0 bytes to 1 MB (64 KB or datagrams where the row or the " +
 			"service demands it). It checks the completions on both sides, the data, and that no other memory was written."},
@@ -166,7 +166,7 @@ var sections = []struct{ key, title, text string }{
 
 // writeDocument writes the report in the format of docs/results/interop.md.
 func (r *report) writeDocument(w *bufio.Writer, l *testbed) {
-	hello, err := kernelPeer.queryHello()
+	hello, err := kernelPeer.queryPeerInfo()
 	if err != nil {
 		hello.Release = "of unknown version"
 	}
@@ -181,7 +181,7 @@ func (r *report) writeDocument(w *bufio.Writer, l *testbed) {
 		"- `pass`, with a note if the kernel departs from the specification or from the row;\n"+
 		"- `-`: one side does not have the operation;\n"+
 		"- `FAIL`.\n\nThe notes follow each table.\n")
-	for _, s := range sections {
+	for _, s := range reportSections {
 		if slices.ContainsFunc(r.cells, func(c reportCell) bool { return c.Section == s.key }) {
 			fmt.Fprintf(w, "\n## %s\n\n%s\n\n", s.title, s.text)
 			r.writeTable(w, s.key)

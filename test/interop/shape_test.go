@@ -75,7 +75,7 @@ func testShapes(t *testing.T) {
 
 func (s shape) apply(by *peer) (undo func() error, err error) {
 	if by.name != "Verbena" {
-		return disturbance{netem: s.tc}.applyTC(by)
+		return packetDisturbance{netem: s.tc}.applyTC(by)
 	}
 	l := by.lab
 	_, err = l.runCommand(append([]string{l.verbena, "link", "set", "rxe0"}, s.link...)...)

@@ -29,9 +29,9 @@ type frame struct {
 	knownSources []uint32 // QPNs that send to this packet's destination, according to the links of the tests
 }
 
-// property is a row of the comparison, with the values of a field from both sides. why explains a permitted
+// packetProperty is a row of the comparison, with the values of a field from both sides. why explains a permitted
 // difference.
-type property struct {
+type packetProperty struct {
 	name string
 	of   func(*frame) (value string, applies bool)
 	why  string
@@ -83,7 +83,7 @@ func acksOfKind(which func(*frame) bool, kind func(roce.Syndrome) bool) func(*fr
 
 const hopLimitReason = "the kernel puts the route's in place of the address vector's, which was 33 once"
 
-var packetProperties = []property{
+var packetProperties = []packetProperty{
 	{"IPv4 time to live", onlyIf(isIPv4, func(f *frame) string { return fmt.Sprint(f.ip[8]) }), hopLimitReason},
 	{"IPv4 type of service", onlyIf(isIPv4, func(f *frame) string { return fmt.Sprintf("%#02x", f.ip[1]) }), ""},
 	{"IPv4 flags", onlyIf(isIPv4, func(f *frame) string {

@@ -13,8 +13,8 @@ import (
 	"verbena/uapi"
 )
 
-// objectNumbers holds the numbers of one program's objects, which another program tries to use.
-type objectNumbers struct {
+// objectIDs holds the numbers of one program's objects, which another program tries to use.
+type objectIDs struct {
 	PID                int
 	PD, CQ, MR, AH     uint32
 	QPs                [2]uint32
@@ -34,7 +34,7 @@ func runVictim() error {
 	if err != nil {
 		return err
 	}
-	b := objectNumbers{PID: os.Getpid(), PD: p.pd, CQ: p.cq, MR: p.mr.MRHandle, LKey: p.mr.LKey, RKey: p.mr.RKey,
+	b := objectIDs{PID: os.Getpid(), PD: p.pd, CQ: p.cq, MR: p.mr.MRHandle, LKey: p.mr.LKey, RKey: p.mr.RKey,
 		Addr: addressOf(p.dataMemory()), FD: p.fd, Queues: p.offsets}
 	for i, qp := range p.qps {
 		b.QPs[i], b.QPNs[i] = qp.QPHandle, qp.QPN
@@ -80,7 +80,7 @@ func runVictim() error {
 // tryForeignObjects tries every operation with the numbers of another program's objects, and prints the operations that
 // succeeded.
 func tryForeignObjects(text string) error {
-	var b objectNumbers
+	var b objectIDs
 	if err := json.Unmarshal([]byte(text), &b); err != nil {
 		return err
 	}
@@ -198,7 +198,7 @@ func checkMapping(m []byte) (err error) {
 
 // tryForeignKeys uses the other program's keys and queue pair numbers in its own work requests, first connected to
 // itself and then to the other program.
-func tryForeignKeys(b *objectNumbers, try func(string, error)) error {
+func tryForeignKeys(b *objectIDs, try func(string, error)) error {
 	for _, key := range []uint32{b.LKey, b.RKey} {
 		for _, op := range []uapi.WROpcode{uapi.WRSend, uapi.WRRDMAWrite, uapi.WRRDMARead, uapi.WRAtomicFetchAndAdd} {
 			for _, local := range []bool{true, false} {

@@ -62,9 +62,9 @@ func TestTablesMatchRecords(t *testing.T) {
 	gendoc.CheckSection(t, resultsPage, "version failures", b.String())
 }
 
-// TestVersionRanges tests that there are versions of each kind: with extended completion queues that count wrongly,
-// without extended completion queues, and the newest versions.
-func TestVersionRanges(t *testing.T) {
+// TestRecordsCoverEachVersionKind tests that there are versions of each kind: with extended completion queues that
+// count wrongly, without extended completion queues, and the newest versions.
+func TestRecordsCoverEachVersionKind(t *testing.T) {
 	records, err := Records()
 	if err != nil {
 		t.Fatal(err)

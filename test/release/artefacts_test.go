@@ -146,7 +146,7 @@ func TestPackageInstallsOnDebian(t *testing.T) {
 	for name, suite := range debianSuites {
 		t.Run(name, func(t *testing.T) {
 			skipIfUnable(t)
-			b := installedSandbox(t, suite)
+			b := newInstalledSandbox(t, suite)
 			expectMatches(t, b.mustRun(t, "verbena", "version"), `^verbena v`+releaseVersion)
 			expectMatches(t, b.mustRun(t, "sh", "-c",
 				"! command -v go python3; dpkg -s verbena; ls /usr/share/bash-completion/completions/verbena /usr/lib/systemd/system/verbena.service"),
@@ -225,7 +225,7 @@ func TestImageRunsProgram(t *testing.T) {
 	}
 	// `docker stop` sends SIGTERM to the first process, which passes the signal to the program.
 	c := b.command(t, run("sh", "-c", "trap 'echo stopped; exit 0' TERM; echo begun; sleep 60 & wait")...)
-	var out output
+	var out lockedBuffer
 	c.Stdout, c.Stderr = &out, &out
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -262,7 +262,7 @@ func threadIDs(pid int) map[int]bool {
 }
 
 // awaitCondition waits until a condition is true.
-func awaitCondition(t *testing.T, condition func() bool, log *output) {
+func awaitCondition(t *testing.T, condition func() bool, log *lockedBuffer) {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {

@@ -211,16 +211,16 @@ func (b *sandbox) withFlags(flags ...string) *sandbox {
 	return &sandbox{dir: b.dir, args: append(append([]string{}, b.args...), flags...)}
 }
 
-// bareSandbox returns a box that contains only Debian. /release contains the artefacts.
-func bareSandbox(t *testing.T, suite string) *sandbox {
+// newBareSandbox returns a box that contains only Debian. /release contains the artefacts.
+func newBareSandbox(t *testing.T, suite string) *sandbox {
 	return newSandbox(t, debianRoot(t, suite)).withFlags("-bind", releaseDir(t)+":/release", "-bind", toolPath(t,
 		"dup")+":/usr/local/bin/dup")
 }
 
-// installedSandbox returns a bare box in which apt-get has installed the package.
-func installedSandbox(t *testing.T, suite string) *sandbox {
+// newInstalledSandbox returns a bare box in which apt-get has installed the package.
+func newInstalledSandbox(t *testing.T, suite string) *sandbox {
 	t.Helper()
-	b := bareSandbox(t, suite)
+	b := newBareSandbox(t, suite)
 	b.mustRun(t, "sh", "-c",
 		"apt-get install -y -q --no-install-recommends ibverbs-utils ibverbs-providers /release/verbena_"+releaseVersion+"_$(dpkg --print-architecture).deb")
 	return b
@@ -365,19 +365,19 @@ func linkNetworks(t *testing.T, names [2]string) {
 	}
 }
 
-// output collects the output of a running program.
-type output struct {
+// lockedBuffer collects the output of a running program.
+type lockedBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
 }
 
-func (o *output) Write(p []byte) (int, error) {
+func (o *lockedBuffer) Write(p []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.b.Write(p)
 }
 
-func (o *output) String() string {
+func (o *lockedBuffer) String() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.b.String()

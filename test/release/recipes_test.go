@@ -295,7 +295,7 @@ func TestActionsRunOnDebian(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(action, "digests"), []byte(archiveDigests(t)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	b := bareSandbox(t, "bookworm").withFlags("-bind", action+":/action")
+	b := newBareSandbox(t, "bookworm").withFlags("-bind", action+":/action")
 	b.mustRun(t, "apt-get", "install", "-y", "-q", "--no-install-recommends", "curl") // preinstalled on GitHub's runners
 	url := map[string]string{"url": "file:///release", "serve": "--link rxe0=127.0.0.1 --wire"}
 	job := "\nset -a; . /tmp/env; set +a; PATH=$(cat /tmp/path):$PATH\n"
@@ -361,7 +361,7 @@ func TestGitLabRecipeRuns(t *testing.T) {
 		fmt.Fprintf(&head, "export %s='%s'\n", name, value)
 	}
 	lines := func(all []string) string { return head.String() + strings.Join(all, "\n") + "\n" }
-	b := bareSandbox(t, "trixie").withFlags("-dir", "/tmp")
+	b := newBareSandbox(t, "trixie").withFlags("-dir", "/tmp")
 	script := "(\n" + lines(j.BeforeScript) + firstMinuteRecipe(t) + "\nwait $!\n) || exit 1\n(\n" + lines(j.AfterScript) +
 		")\nls verbena; cat verbena/stat.txt\n"
 	expectMatches(t, b.mustRun(t, "bash", "-e", "-o", "pipefail", "-c", script), ": OK", "8192000 bytes in",
@@ -416,7 +416,7 @@ func TestDockerfileCommandsRun(t *testing.T) {
 		t.Fatalf("Dockerfile: got RUN %q, ENTRYPOINT %q and CMD %q, want all three", run, entry, cmd)
 	}
 	skipIfUnable(t)
-	b := bareSandbox(t, "trixie")
+	b := newBareSandbox(t, "trixie")
 	b.mustRun(t, "sh", "-e", "-c", "set -a\n"+arguments+"URL=file:///release\nSHA256="+digestOf(t,
 		fmt.Sprintf("verbena_%s_%s.deb", releaseVersion, goArch()))+"\n"+run)
 	for _, flags := range [][]string{nil, {"-user", nobodyUID}} {
@@ -453,7 +453,7 @@ func TestComposeContainersRun(t *testing.T) {
 	}
 	s := container(names[0])
 	c := s.command(t, append(slices.Clone(config.Config.Entrypoint), server.Command...)...)
-	var out output
+	var out lockedBuffer
 	c.Stdout, c.Stderr = &out, &out
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
@@ -541,9 +541,9 @@ func TestKubernetesManifests(t *testing.T) {
 	}
 }
 
-// TestKubernetesMounts tests that pods get the directory of the socket read-only, and no privileges. Only the
+// TestPodsMountSocketReadOnly tests that pods get the directory of the socket read-only, and no privileges. Only the
 // service may write to that directory.
-func TestKubernetesMounts(t *testing.T) {
+func TestPodsMountSocketReadOnly(t *testing.T) {
 	daemon, job := readManifests(t, "recipes/kubernetes.yaml")
 	pod := job.Spec.Template.Spec
 	shared := map[string]bool{}
@@ -656,7 +656,7 @@ func TestDaemonSetServesPod(t *testing.T) {
 	spec := daemon.Spec.Template.Spec
 	b, argv := container(spec, spec.Containers[0])
 	service := b.command(t, argv...)
-	var log output
+	var log lockedBuffer
 	service.Stdout, service.Stderr = &log, &log
 	if err := service.Start(); err != nil {
 		t.Fatal(err)

@@ -133,7 +133,7 @@ func testRequestIsAnsweredOnce(w *suite.CMTestbed) {
 			w.Error(err)
 			return
 		}
-		passive.Recv(1, 0, 8)
+		passive.PostRecv(1, 0, 8)
 		c, err := r.Accept(passive.QP, cm.Param{}, nil)
 		if err != nil {
 			w.Error(err)
@@ -154,9 +154,9 @@ func testRequestIsAnsweredOnce(w *suite.CMTestbed) {
 		w.FailNow()
 	}
 	w.Must(c.Established(w.ShortContext()))
-	e.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(e, 0, 8)})
-	e.WaitOK(2)
-	passive.WaitOK(1)
+	e.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(e, 0, 8)})
+	e.WaitSuccess(2)
+	passive.WaitSuccess(1)
 	w.Must(active.Close())
 	w.Must(c.Close())
 }

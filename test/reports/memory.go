@@ -8,8 +8,8 @@ import (
 	"verbena/verbs"
 )
 
-// testAccessFlags tests that a region that peers may write must also be writable for the device.
-func testAccessFlags(w *suite.Testbed) {
+// testRemoteWriteNeedsLocalWrite tests that a region that peers may write must also be writable for the device.
+func testRemoteWriteNeedsLocalWrite(w *suite.Testbed) {
 	e := w.NewEnd(verbs.QPInit{})
 	for _, a := range []verbs.Access{verbs.RemoteWrite, verbs.RemoteAtomic, verbs.RemoteWrite | verbs.RemoteRead} {
 		if mr, err := e.PD.Alloc(4096, a); !errors.Is(err, syscall.EINVAL) {
@@ -37,12 +37,12 @@ func testLocalAndRemoteKeys(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	readOnly, err := b.PD.Alloc(4096, verbs.RemoteRead)
 	w.Must(err)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: readOnly.Remote(0)})
-	a.WaitOK(1)
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: sge(a, 0, 8), Remote: readOnly.Remote(0)})
+	a.WaitSuccess(1)
 	local, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
-	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: local.SGE(0, 8), Remote: a.Remote(0)})
-	b.WaitOK(2)
+	b.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: local.SGE(0, 8), Remote: a.Remote(0)})
+	b.WaitSuccess(2)
 	// The local key of a region without remote rights is invalid for peers.
 	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: sge(a, 0, 8),
 		Remote: verbs.Remote{Addr: local.Addr(), RKey: local.LKey()}},
@@ -59,18 +59,18 @@ func testLocalAndRemoteKeys(w *suite.Testbed) {
 func bindWindow(e *suite.End, mw *verbs.MW, off, n int, access verbs.Access) verbs.Status {
 	e.Helper()
 	key := mw.NextKey()
-	e.Post(verbs.SendWR{ID: 70, Opcode: verbs.BindWindow,
+	e.PostSend(verbs.SendWR{ID: 70, Opcode: verbs.BindWindow,
 		Window: verbs.Bind{MW: mw, MR: e.MR, Offset: off, Length: n, Access: access, NewKey: key}})
-	wc := e.WaitOne()
+	wc := e.WaitCompletion()
 	if wc.Status == verbs.Success {
 		mw.Bound(key)
 	}
 	return wc.Status
 }
 
-// testWindowKeys tests that each bind makes the requested key valid and the former keys invalid, even when their 8 bits
-// wrap around.
-func testWindowKeys(w *suite.Testbed) {
+// testBindInvalidatesFormerKeys tests that each bind makes the requested key valid and the former keys invalid, even
+// when their 8 bits wrap around.
+func testBindInvalidatesFormerKeys(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	mw, err := b.PD.AllocMW()
 	w.Must(err)
@@ -83,12 +83,12 @@ func testWindowKeys(w *suite.Testbed) {
 			w.Fatalf("bind %d: got key %#x, want a key of index %#x", i, mw.RKey(), index)
 		}
 		if i%50 == 0 || i > 250 && i < 260 {
-			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8),
+			a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8),
 				Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
-			a.WaitOK(1)
+			a.WaitSuccess(1)
 		}
-		b.Post(verbs.SendWR{ID: 2, Opcode: verbs.LocalInvalidate, InvalidateKey: mw.RKey()})
-		b.WaitOK(2)
+		b.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.LocalInvalidate, InvalidateKey: mw.RKey()})
+		b.WaitSuccess(2)
 	}
 	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: sge(a, 0, 8),
 		Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}},
@@ -103,7 +103,7 @@ func testWindowLifecycle(w *suite.Testbed) {
 	w.Must(err)
 	for i := range 5 {
 		key := mw.NextKey()
-		a.Recv(1, 0, 8)
+		a.PostRecv(1, 0, 8)
 		n, err := b.QP.PostSends([]verbs.SendWR{
 			{ID: 2, Opcode: verbs.BindWindow, Window: verbs.Bind{MW: mw, MR: b.MR, Offset: 4096, Length: 4096,
 				Access: verbs.RemoteWrite, NewKey: key}},
@@ -113,16 +113,16 @@ func testWindowLifecycle(w *suite.Testbed) {
 			w.Fatalf("PostSends: got %d, %v", n, err)
 		}
 		mw.Bound(key)
-		a.WaitOK(1)
-		b.WaitOK(3)
+		a.WaitSuccess(1)
+		b.WaitSuccess(3)
 		want := a.Fill(0, 100, byte(i))
-		b.Recv(4, 0, 8)
-		a.Post(verbs.SendWR{ID: 5, Opcode: verbs.Write, Local: sge(a, 0, 100),
+		b.PostRecv(4, 0, 8)
+		a.PostSend(verbs.SendWR{ID: 5, Opcode: verbs.Write, Local: sge(a, 0, 100),
 			Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: key}})
-		a.Post(verbs.SendWR{ID: 6, Opcode: verbs.SendInvalidate, InvalidateKey: key})
-		a.WaitOK(5)
-		a.WaitOK(6)
-		if wc := b.WaitOK(4); wc.Flags&verbs.WithInvalidate == 0 || wc.Key != key {
+		a.PostSend(verbs.SendWR{ID: 6, Opcode: verbs.SendInvalidate, InvalidateKey: key})
+		a.WaitSuccess(5)
+		a.WaitSuccess(6)
+		if wc := b.WaitSuccess(4); wc.Flags&verbs.WithInvalidate == 0 || wc.Key != key {
 			w.Errorf("completion: got %+v, want key %#x invalidated", wc, key)
 		}
 		w.MustEqual(b.MR.Bytes()[4096:4196], want)
@@ -157,7 +157,7 @@ func testWindowIsLimitedToRegion(w *suite.Testbed) {
 		wr := verbs.SendWR{Opcode: verbs.BindWindow, Flags: verbs.Signaled,
 			Window: verbs.Bind{MW: mw, MR: mr, Offset: x.off, Length: x.n, Access: x.want, NewKey: mw.NextKey()}}
 		if err := e.QP.PostSend(&wr); err == nil {
-			if wc := e.WaitOne(); wc.Status != verbs.WindowBindError {
+			if wc := e.WaitCompletion(); wc.Status != verbs.WindowBindError {
 				w.Errorf("%s: got %v, want %v", name, wc.Status, verbs.WindowBindError)
 			}
 		} else if !errors.Is(err, syscall.EINVAL) {
@@ -178,8 +178,8 @@ func testWindowIsLimitedToRegion(w *suite.Testbed) {
 	w.Must(e.MR.Close())
 }
 
-// testProtectionDomains tests that objects used together must belong to one protection domain.
-func testProtectionDomains(w *suite.Testbed) {
+// testObjectsShareProtectionDomain tests that objects used together must belong to one protection domain.
+func testObjectsShareProtectionDomain(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	other := w.NewEnd(verbs.QPInit{})
 	expectStatus(a, verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(other, 0, 8), Remote: b.Remote(0)},
@@ -206,12 +206,12 @@ func testGroupDeliversOnce(w *suite.Testbed) {
 	ah, err := a.PD.CreateAH(verbs.AHAttr{GID: group, SGIDIndex: g.Index})
 	w.Must(err)
 	for i := range 2 {
-		b.Recv(uint64(i), 0, 100)
+		b.PostRecv(uint64(i), 0, 100)
 	}
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8),
+	a.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8),
 		To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
-	a.WaitOK(3)
-	b.WaitOK(0)
+	a.WaitSuccess(3)
+	b.WaitSuccess(0)
 	if n, _ := b.CQ.Poll(make([]verbs.WC, 1)); n != 0 {
 		w.Error("datagram after two Attach calls: got it twice, want it once")
 	}
@@ -238,20 +238,20 @@ func testGroupDeliversOnce(w *suite.Testbed) {
 	w.Must(b.QP.Close())
 }
 
-// testQKeys tests that a datagram with a wrong Q_Key is dropped. A Q_Key with the highest bit set selects the Q_Key of
-// the sender's queue pair.
-func testQKeys(w *suite.Testbed) {
+// testWrongQKeyIsDropped tests that a datagram with a wrong Q_Key is dropped. A Q_Key with the highest bit set selects
+// the Q_Key of the sender's queue pair.
+func testWrongQKeyIsDropped(w *suite.Testbed) {
 	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
-	b.Recv(1, 0, 100)
+	b.PostRecv(1, 0, 100)
 	send := func(id uint64, key uint32, n int) {
-		a.Post(verbs.SendWR{ID: id, Opcode: verbs.Send, Local: sge(a, 0, n),
+		a.PostSend(verbs.SendWR{ID: id, Opcode: verbs.Send, Local: sge(a, 0, n),
 			To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: key}})
-		a.WaitOK(id)
+		a.WaitSuccess(id)
 	}
 	send(2, to.QKey+1, 7)
 	send(3, 0xffffffff, 8)
-	if wc := b.WaitOK(1); wc.ByteLen != suite.GRHSize+8 {
+	if wc := b.WaitSuccess(1); wc.ByteLen != suite.GRHSize+8 {
 		w.Errorf("receive: got %d bytes, want the datagram of 8", wc.ByteLen)
 	}
 }

@@ -31,9 +31,9 @@ func testLastWQEReached(w *suite.Testbed) {
 	for i := range 3 {
 		w.Must(srq.PostRecv(&verbs.RecvWR{ID: uint64(i), Local: sge(b, 0, 8)}))
 	}
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-	a.WaitOK(1)
-	b.WaitOK(0)
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	a.WaitSuccess(1)
+	b.WaitSuccess(0)
 	w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
 	ev, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
@@ -52,9 +52,9 @@ func testLastWQEReached(w *suite.Testbed) {
 	w.Must(err)
 	d := w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, d, c, nil)
-	d.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(d, 0, 8)})
-	d.WaitOK(2)
-	c.WaitOK(1)
+	d.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(d, 0, 8)})
+	d.WaitSuccess(2)
+	c.WaitSuccess(1)
 	if err := srq.Close(); !errors.Is(err, syscall.EBUSY) {
 		w.Errorf("Close of a shared receive queue in use: got %v, want EBUSY", err)
 	}
@@ -80,9 +80,9 @@ func testSRQLimitEventOnce(w *suite.Testbed) {
 		}
 	}
 	send := func() {
-		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-		a.WaitOK(2)
-		b.WaitOK(1)
+		a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+		a.WaitSuccess(2)
+		b.WaitSuccess(1)
 	}
 	post(5)
 	for range 2 {
@@ -128,8 +128,8 @@ func testArmReportsLaterCompletions(w *suite.Testbed) {
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
 	connectStepwise(w, a, b, nil)
 	send := func(f verbs.SendFlags) {
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Flags: f, Local: sge(a, 0, 8)})
-		a.WaitOK(1)
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Flags: f, Local: sge(a, 0, 8)})
+		a.WaitSuccess(1)
 	}
 	event := func(what string, want bool) {
 		w.Helper()
@@ -150,7 +150,7 @@ func testArmReportsLaterCompletions(w *suite.Testbed) {
 		}
 	}
 	for i := range 10 {
-		b.Recv(uint64(i), 0, 8)
+		b.PostRecv(uint64(i), 0, 8)
 	}
 	send(verbs.Solicited)
 	w.Must(cq.Arm(false))
@@ -178,9 +178,9 @@ func testArmReportsLaterCompletions(w *suite.Testbed) {
 	w.Must(ch.Close())
 }
 
-// testExactCapacity tests that a completion queue can hold as many entries as it reports. One more entry overflows the
-// queue and raises an event.
-func testExactCapacity(w *suite.Testbed) {
+// testCQHoldsReportedEntries tests that a completion queue can hold as many entries as it reports. One more entry
+// overflows the queue and raises an event.
+func testCQHoldsReportedEntries(w *suite.Testbed) {
 	d, err := w.Device.Query()
 	w.Must(err)
 	if _, err := w.Device.CreateCQ(d.MaxCQE+1, nil); !errors.Is(err, syscall.EINVAL) {
@@ -202,11 +202,11 @@ func testExactCapacity(w *suite.Testbed) {
 		w.Must(err)
 		connectStepwise(w, a, b, nil)
 		for i := range n + 1 {
-			b.Recv(uint64(i), 0, 8)
+			b.PostRecv(uint64(i), 0, 8)
 		}
 		for range n {
-			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-			a.WaitOK(1)
+			a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+			a.WaitSuccess(1)
 		}
 		expectNoEvent(w)
 		wcs := make([]verbs.WC, n+1)
@@ -222,8 +222,8 @@ func testExactCapacity(w *suite.Testbed) {
 	}
 }
 
-// testCQOverrun tests that an overflow of a completion queue raises an error event of that queue.
-func testCQOverrun(w *suite.Testbed) {
+// testCQOverrunRaisesEvent tests that an overflow of a completion queue raises an error event of that queue.
+func testCQOverrunRaisesEvent(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(1, nil)
 	w.Must(err)
@@ -232,8 +232,8 @@ func testCQOverrun(w *suite.Testbed) {
 	w.Must(err)
 	connectStepwise(w, a, b, nil)
 	for i := range cq.Entries() + 1 {
-		b.Recv(uint64(i), 0, 8)
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+		b.PostRecv(uint64(i), 0, 8)
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	}
 	ev, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
@@ -242,9 +242,9 @@ func testCQOverrun(w *suite.Testbed) {
 	}
 }
 
-// testResizeFull tests that a resized completion queue keeps its entries in order, and cannot become smaller than their
-// number.
-func testResizeFull(w *suite.Testbed) {
+// testResizeKeepsEntries tests that a resized completion queue keeps its entries in order, and cannot become smaller
+// than their number.
+func testResizeKeepsEntries(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	cq, err := w.Device.CreateCQ(63, nil)
 	w.Must(err)
@@ -255,10 +255,10 @@ func testResizeFull(w *suite.Testbed) {
 	next, posted := uint64(0), uint64(0)
 	send := func(n int) {
 		for range n {
-			b.Recv(posted, 0, 8)
+			b.PostRecv(posted, 0, 8)
 			posted++
-			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-			a.WaitOK(1)
+			a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+			a.WaitSuccess(1)
 		}
 	}
 	take := func(n int) {
@@ -292,9 +292,9 @@ func testResizeFull(w *suite.Testbed) {
 	take(5)
 }
 
-// testCQOfEachWorkQueue tests that send completions arrive in the CQ of the send queue, and receive completions in the
-// other CQ.
-func testCQOfEachWorkQueue(w *suite.Testbed) {
+// testSeparateSendRecvCQs tests that send completions arrive in the CQ of the send queue, and receive completions in
+// the other CQ.
+func testSeparateSendRecvCQs(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	recv, err := w.Device.CreateCQ(16, nil)
 	w.Must(err)
@@ -302,13 +302,13 @@ func testCQOfEachWorkQueue(w *suite.Testbed) {
 	b.QP, err = b.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ, RecvCQ: recv})
 	w.Must(err)
 	connectStepwise(w, a, b, nil)
-	b.Recv(1, 0, 8)
-	a.Recv(2, 0, 8)
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-	a.WaitOK(3)
-	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8)})
-	b.WaitOK(4)
-	a.WaitOK(2)
+	b.PostRecv(1, 0, 8)
+	a.PostRecv(2, 0, 8)
+	a.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	a.WaitSuccess(3)
+	b.PostSend(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8)})
+	b.WaitSuccess(4)
+	a.WaitSuccess(2)
 	var wc [2]verbs.WC
 	if n, err := recv.Poll(wc[:]); n != 1 || err != nil || wc[0].ID != 1 {
 		w.Errorf("CQ of the receive queue: got %d completions, %+v and error %v, want the completion of the receive", n,

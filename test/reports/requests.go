@@ -18,8 +18,8 @@ func sge(e *suite.End, off, n int) verbs.SGE { return e.MR.SGE(off, n) }
 // expectStatus posts a work request and waits for its completion, which must have the given status.
 func expectStatus(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 	e.Helper()
-	e.Post(wr)
-	if wc := e.WaitOne(); wc.Status != want || wc.ID != wr.ID {
+	e.PostSend(wr)
+	if wc := e.WaitCompletion(); wc.Status != want || wc.ID != wr.ID {
 		e.Errorf("%v: got %v of work request %d, want %v of %d", wr.Opcode, wc.Status, wc.ID, want, wr.ID)
 	}
 }
@@ -29,25 +29,25 @@ func expectStatus(e *suite.End, wr verbs.SendWR, want verbs.Status) {
 func testZeroLengthRequest(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	nowhere := verbs.Remote{Addr: 0, RKey: 0}
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Remote: nowhere})
-	a.WaitOK(1)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Remote: nowhere})
-	if wc := a.WaitOK(2); wc.ByteLen != 0 {
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Remote: nowhere})
+	a.WaitSuccess(1)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Read, Remote: nowhere})
+	if wc := a.WaitSuccess(2); wc.ByteLen != 0 {
 		w.Errorf("READ of 0 bytes: got length %d, want 0", wc.ByteLen)
 	}
 	// The list contains an element of no bytes.
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere})
-	a.WaitOK(3)
+	a.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: verbs.SGE{Addr: 1, LKey: 12345}, Remote: nowhere})
+	a.WaitSuccess(3)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 4}))
-	a.Post(verbs.SendWR{ID: 5, Opcode: verbs.WriteWithImm, Imm: 9, Remote: nowhere})
-	a.WaitOK(5)
-	if wc := b.WaitOK(4); wc.ByteLen != 0 || wc.Imm != 9 {
+	a.PostSend(verbs.SendWR{ID: 5, Opcode: verbs.WriteWithImm, Imm: 9, Remote: nowhere})
+	a.WaitSuccess(5)
+	if wc := b.WaitSuccess(4); wc.ByteLen != 0 || wc.Imm != 9 {
 		w.Errorf("WRITE of 0 bytes with immediate data: got %+v, want length 0 and the immediate data", wc)
 	}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 6}))
-	a.Post(verbs.SendWR{ID: 7, Opcode: verbs.Send})
-	a.WaitOK(7)
-	if wc := b.WaitOK(6); wc.ByteLen != 0 {
+	a.PostSend(verbs.SendWR{ID: 7, Opcode: verbs.Send})
+	a.WaitSuccess(7)
+	if wc := b.WaitSuccess(6); wc.ByteLen != 0 {
 		w.Errorf("SEND of 0 bytes: got length %d, want 0", wc.ByteLen)
 	}
 	// A peer without the rights refuses even such a request.
@@ -64,9 +64,9 @@ func testEmptyElements(w *suite.Testbed) {
 	want := a.Fill(0, 8, 3)
 	none := verbs.SGE{Addr: 7, LKey: 0xdead}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, List: []verbs.SGE{none, sge(b, 0, 3), none, sge(b, 3, 100)}}))
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{sge(a, 0, 5), none, sge(a, 5, 3), none}})
-	a.WaitOK(2)
-	if wc := b.WaitOK(1); wc.ByteLen != 8 {
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{sge(a, 0, 5), none, sge(a, 5, 3), none}})
+	a.WaitSuccess(2)
+	if wc := b.WaitSuccess(1); wc.ByteLen != 8 {
 		w.Errorf("got %d bytes, want 8", wc.ByteLen)
 	}
 	w.MustEqual(b.MR.Bytes()[:8], want)
@@ -76,10 +76,10 @@ func testEmptyElements(w *suite.Testbed) {
 func testEmptyDatagram(w *suite.Testbed) {
 	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
-	b.Recv(1, 0, suite.GRHSize)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
-	a.WaitOK(2)
-	if wc := b.WaitOK(1); wc.ByteLen != suite.GRHSize || wc.Flags&verbs.WithGRH == 0 {
+	b.PostRecv(1, 0, suite.GRHSize)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
+	a.WaitSuccess(2)
+	if wc := b.WaitSuccess(1); wc.ByteLen != suite.GRHSize || wc.Flags&verbs.WithGRH == 0 {
 		w.Errorf("receive: got %+v, want %d bytes with a header", wc, suite.GRHSize)
 	}
 }
@@ -106,12 +106,12 @@ func testShortDatagramReceive(w *suite.Testbed) {
 	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
 	dest := verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}
-	b.Recv(1, 0, suite.GRHSize+10)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 11), To: dest})
-	a.WaitOK(2)
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 10), To: dest})
-	a.WaitOK(3)
-	if wc := b.WaitOK(1); wc.ByteLen != suite.GRHSize+10 {
+	b.PostRecv(1, 0, suite.GRHSize+10)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 11), To: dest})
+	a.WaitSuccess(2)
+	a.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 10), To: dest})
+	a.WaitSuccess(3)
+	if wc := b.WaitSuccess(1); wc.ByteLen != suite.GRHSize+10 {
 		w.Errorf("receive: got %d bytes, want the second datagram of %d", wc.ByteLen, suite.GRHSize+10)
 	}
 	q, err := b.QP.Query()
@@ -126,31 +126,31 @@ func testImmediateWithoutBuffer(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	want := a.Fill(0, 5000, 1)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1})) // a receive without elements
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
-	a.WaitOK(2)
-	b.WaitOK(1)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
+	a.WaitSuccess(2)
+	b.WaitSuccess(1)
 	w.MustEqual(b.MR.Bytes()[:5000], want)
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 3, Local: verbs.SGE{Addr: 8, Length: 4, LKey: 0xbad}})) // with a wrong key
-	a.Post(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
-	a.WaitOK(4)
-	b.WaitOK(3)
+	a.PostSend(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 5000), Remote: b.Remote(0)})
+	a.WaitSuccess(4)
+	b.WaitSuccess(3)
 }
 
 // testImmediateValue tests that the completion contains the written length and all 32 bits of the immediate data.
 func testImmediateValue(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	for _, imm := range []uint32{0x89abcdef, 0xffffffff, 0, 0x80000000} {
-		b.Recv(1, 8192, 64)
-		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 4097), Remote: b.Remote(0), Imm: imm})
-		a.WaitOK(2)
-		if wc := b.WaitOK(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 ||
+		b.PostRecv(1, 8192, 64)
+		a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.WriteWithImm, Local: sge(a, 0, 4097), Remote: b.Remote(0), Imm: imm})
+		a.WaitSuccess(2)
+		if wc := b.WaitSuccess(1); wc.Imm != imm || wc.ByteLen != 4097 || wc.Flags&verbs.WithImm == 0 ||
 			wc.Opcode != verbs.WCReceiveWriteWith {
 			w.Errorf("completion: got %+v, want immediate data %#x and 4097 bytes", wc, imm)
 		}
-		b.Recv(3, 8192, 64)
-		a.Post(verbs.SendWR{ID: 4, Opcode: verbs.SendWithImm, Imm: imm})
-		a.WaitOK(4)
-		if wc := b.WaitOK(3); wc.Imm != imm || wc.ByteLen != 0 || wc.Flags&verbs.WithImm == 0 {
+		b.PostRecv(3, 8192, 64)
+		a.PostSend(verbs.SendWR{ID: 4, Opcode: verbs.SendWithImm, Imm: imm})
+		a.WaitSuccess(4)
+		if wc := b.WaitSuccess(3); wc.Imm != imm || wc.ByteLen != 0 || wc.Flags&verbs.WithImm == 0 {
 			w.Errorf("completion: got %+v, want immediate data %#x", wc, imm)
 		}
 	}
@@ -161,16 +161,16 @@ func testImmediateValue(w *suite.Testbed) {
 func testCompletionLengths(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{SendSGEs: 2})
 	for _, n := range []int{1, 4096, 50000} {
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)},
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Read, List: []verbs.SGE{sge(a, 0, n-1), sge(a, 60000, 1)},
 			Remote: b.Remote(0)})
-		if wc := a.WaitOK(1); int(wc.ByteLen) != n || wc.Opcode != verbs.WCRead {
+		if wc := a.WaitSuccess(1); int(wc.ByteLen) != n || wc.Opcode != verbs.WCRead {
 			w.Errorf("READ: got %v of %d bytes, want %d bytes", wc.Opcode, wc.ByteLen, n)
 		}
 	}
 	for op, want := range map[verbs.Opcode]uapi.WCOpcode{verbs.FetchAdd: verbs.WCFetchAdd,
 		verbs.CompareSwap: verbs.WCCompareSwap} {
-		a.Post(verbs.SendWR{ID: 2, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-		if wc := a.WaitOK(2); wc.ByteLen != 8 || wc.Opcode != want {
+		a.PostSend(verbs.SendWR{ID: 2, Opcode: op, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+		if wc := a.WaitSuccess(2); wc.ByteLen != 8 || wc.Opcode != want {
 			w.Errorf("%v: got %v of %d bytes, want 8", op, wc.Opcode, wc.ByteLen)
 		}
 	}
@@ -181,11 +181,11 @@ func testLengthOverflow(w *suite.Testbed) {
 	for _, op := range []verbs.Opcode{verbs.Send, verbs.Write, verbs.Read} {
 		a, b := w.NewPair(verbs.QPInit{SendSGEs: 3})
 		half := verbs.SGE{Addr: a.MR.Addr(), Length: 1 << 31, LKey: a.MR.LKey()}
-		b.Recv(1, 0, 64)
+		b.PostRecv(1, 0, 64)
 		wr := verbs.SendWR{ID: 2, Opcode: op, Flags: verbs.Signaled, List: []verbs.SGE{half, half, sge(a, 0, 8)},
 			Remote: b.Remote(0)}
 		if err := a.QP.PostSend(&wr); err == nil {
-			if wc := a.WaitOne(); wc.Status != verbs.LocalLengthError {
+			if wc := a.WaitCompletion(); wc.Status != verbs.LocalLengthError {
 				w.Errorf("%v: got %v, want %v", op, wc.Status, verbs.LocalLengthError)
 			}
 		} else if !errors.Is(err, syscall.EINVAL) {
@@ -209,9 +209,9 @@ func testLongReceive(w *suite.Testbed) {
 	}
 	w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, List: list}))
 	want := a.Fill(0, 100, 1)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 100)})
-	a.WaitOK(2)
-	if wc := b.WaitOK(1); wc.ByteLen != 100 {
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 100)})
+	a.WaitSuccess(2)
+	if wc := b.WaitSuccess(1); wc.ByteLen != 100 {
 		w.Errorf("got %d bytes, want 100", wc.ByteLen)
 	}
 	w.MustEqual(big.Bytes()[:100], want)
@@ -252,23 +252,24 @@ func testCompareSwap(w *suite.Testbed) {
 	at := func(e *suite.End) []byte { return e.MR.Bytes()[:8] }
 	const old, fresh = 0x0102030405060708, 0xf1f2f3f4f5f6f7f8
 	binary.NativeEndian.PutUint64(at(b), old)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: 5,
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: 5,
 		Swap: fresh})
-	a.WaitOK(1)
+	a.WaitSuccess(1)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != old {
 		w.Errorf("compare and swap of an unequal value: got old value %#x and new value %#x, want %#x for both", got, there,
 			uint64(old))
 	}
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old,
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: old,
 		Swap: fresh})
-	a.WaitOK(2)
+	a.WaitSuccess(2)
 	if got, there := binary.NativeEndian.Uint64(at(a)), binary.NativeEndian.Uint64(at(b)); got != old || there != fresh {
 		w.Errorf("compare and swap of an equal value: got old value %#x and new value %#x, want %#x and %#x", got, there,
 			uint64(old), uint64(fresh))
 	}
 	// The sum wraps around.
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.FetchAdd, Local: sge(a, 0, 8), Remote: b.Remote(0), CompareAdd: ^uint64(0)})
-	a.WaitOK(3)
+	a.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.FetchAdd, Local: sge(a, 0, 8), Remote: b.Remote(0),
+		CompareAdd: ^uint64(0)})
+	a.WaitSuccess(3)
 	if there := binary.NativeEndian.Uint64(at(b)); there != fresh-1 {
 		w.Errorf("sum: got %#x, want %#x", there, uint64(fresh-1))
 	}
@@ -288,15 +289,15 @@ func testFence(w *suite.Testbed) {
 		if err != nil || n != 2 {
 			w.Fatalf("PostSends: got %d, %v", n, err)
 		}
-		a.WaitOK(1)
-		a.WaitOK(2)
+		a.WaitSuccess(1)
+		a.WaitSuccess(2)
 		w.MustEqual(a.MR.Bytes()[:len(want)], want)
 	}
 }
 
-// testQueueFull tests a list of requests that does not fit into the queue. The requests before the first rejected
-// request are queued and executed, and the other requests are not.
-func testQueueFull(w *suite.Testbed) {
+// testFullQueueRefusesRest tests a list of requests that does not fit into the queue. The requests before the first
+// rejected request are queued and executed, and the other requests are not.
+func testFullQueueRefusesRest(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{SendWRs: 4})
 	room := a.QP.Init().SendWRs
 	wrs := make([]verbs.SendWR, room+3)
@@ -311,8 +312,8 @@ func testQueueFull(w *suite.Testbed) {
 		w.Must(b.QP.PostRecv(&verbs.RecvWR{ID: uint64(i)}))
 	}
 	for i := range n {
-		a.WaitOK(uint64(i))
-		b.WaitOK(uint64(i))
+		a.WaitSuccess(uint64(i))
+		b.WaitSuccess(uint64(i))
 	}
 	// The next signalled request frees the slots of unsignalled requests.
 	for range 3 {
@@ -323,15 +324,15 @@ func testQueueFull(w *suite.Testbed) {
 			}
 			w.Must(a.QP.PostSend(&verbs.SendWR{ID: 9, Opcode: verbs.Write, Flags: f, Local: sge(a, 0, 8), Remote: b.Remote(0)}))
 		}
-		a.WaitOK(9)
+		a.WaitSuccess(9)
 	}
 }
 
-// testBadRequest tests a bad request in the middle of a list. Only this request is refused, and the earlier requests
-// are executed.
-func testBadRequest(w *suite.Testbed) {
+// testBadRequestEndsList tests a bad request in the middle of a list. Only this request is refused, and the earlier
+// requests are executed.
+func testBadRequestEndsList(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{Inline: 16})
-	b.Recv(1, 0, 64)
+	b.PostRecv(1, 0, 64)
 	n, err := a.QP.PostSends([]verbs.SendWR{
 		{ID: 2, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
 		{ID: 3, Opcode: verbs.Send, Flags: verbs.Signaled, Inline: make([]byte, 4096)},
@@ -340,10 +341,10 @@ func testBadRequest(w *suite.Testbed) {
 	if n != 1 || !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("got %d, %v, want 1, EINVAL", n, err)
 	}
-	a.WaitOK(2)
-	b.WaitOK(1)
+	a.WaitSuccess(2)
+	b.WaitSuccess(1)
 	// The same result is required if the device detects the error only during execution.
-	b.Recv(5, 0, 64)
+	b.PostRecv(5, 0, 64)
 	n, err = a.QP.PostSends([]verbs.SendWR{
 		{ID: 6, Opcode: verbs.Send, Flags: verbs.Signaled, Local: sge(a, 0, 8)},
 		{ID: 7, Opcode: verbs.Send, Local: verbs.SGE{Addr: a.MR.Addr(), Length: 8, LKey: 0xbad}},
@@ -352,13 +353,13 @@ func testBadRequest(w *suite.Testbed) {
 	if n != 3 {
 		w.Fatalf("got %d, %v", n, err)
 	}
-	a.WaitOK(6)
-	b.WaitOK(5)
+	a.WaitSuccess(6)
+	b.WaitSuccess(5)
 	for _, want := range []struct {
 		id     uint64
 		status verbs.Status
 	}{{7, verbs.LocalProtection}, {8, verbs.Flushed}} { // failed requests complete, signalled or not
-		if wc := a.WaitOne(); wc.ID != want.id || wc.Status != want.status {
+		if wc := a.WaitCompletion(); wc.ID != want.id || wc.Status != want.status {
 			w.Errorf("completion: got %v of work request %d, want %v of %d", wc.Status, wc.ID, want.status, want.id)
 		}
 	}
@@ -386,10 +387,10 @@ func testInlineCapacity(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{Inline: 64})
 	most := a.QP.Init().Inline
 	want := bytes.Repeat([]byte{7}, most)
-	b.Recv(1, 0, most)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: want})
-	a.WaitOK(2)
-	b.WaitOK(1)
+	b.PostRecv(1, 0, most)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: want})
+	a.WaitSuccess(2)
+	b.WaitSuccess(1)
 	w.MustEqual(b.MR.Bytes()[:most], want)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, most+1)}); !errors.Is(err,
 		syscall.EINVAL) {
@@ -408,19 +409,19 @@ func testPSNWrap(w *suite.Testbed) {
 		connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.SendPSN, q.RecvPSN = psn, psn })
 		for i := range 4 {
 			want := a.Fill(0, 30000, byte(i))
-			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 30000), Remote: b.Remote(0)})
-			a.WaitOK(1)
+			a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 30000), Remote: b.Remote(0)})
+			a.WaitSuccess(1)
 			w.MustEqual(b.MR.Bytes()[:30000], want)
-			a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 32000, 30000), Remote: b.Remote(0)})
-			a.WaitOK(2)
+			a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Read, Local: sge(a, 32000, 30000), Remote: b.Remote(0)})
+			a.WaitSuccess(2)
 			w.MustEqual(a.MR.Bytes()[32000:62000], want)
 		}
 	}
 	// The device ignores the upper bits of a sequence number.
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.SendPSN |= 0xab000000 })
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-	a.WaitOK(1)
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	a.WaitSuccess(1)
 }
 
 // connectStepwise connects two Ends step by step. change modifies the attributes of both Ends before they are passed to
@@ -477,11 +478,11 @@ func modifyTo(w *suite.Testbed, e *suite.End, to verbs.QPState, q verbs.QPAttr) 
 func testInfiniteRNRRetry(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, nil)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	time.Sleep(30 * time.Millisecond) // many times the timer of 0.01 ms
-	b.Recv(2, 0, 8)
-	a.WaitOK(1)
-	b.WaitOK(2)
+	b.PostRecv(2, 0, 8)
+	a.WaitSuccess(1)
+	b.WaitSuccess(2)
 	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.RNRRetry = 6 })
 	expectStatus(a, verbs.SendWR{ID: 3, Opcode: verbs.Send, Local: sge(a, 0, 8)}, verbs.RNRRetryExceeded)
@@ -492,11 +493,11 @@ func testLongestRNRTimer(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MinRNRTimer = 0 })
 	begin := time.Now()
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	time.Sleep(10 * time.Millisecond)
-	b.Recv(2, 0, 8)
-	a.WaitOK(1)
-	b.WaitOK(2)
+	b.PostRecv(2, 0, 8)
+	a.WaitSuccess(1)
+	b.WaitSuccess(2)
 	if d := time.Since(begin); d < 640*time.Millisecond {
 		w.Errorf("retransmission: got it after %v, want 655 ms", d)
 	}
@@ -514,20 +515,20 @@ func testRetriesWithoutPeer(w *suite.Testbed) {
 	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.Timeout, q.RetryCount = 0, 1 })
 	w.Must(b.QP.Close())
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	time.Sleep(50 * time.Millisecond)
 	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
 		w.Errorf("completions without a timeout: got %d and error %v, want none", n, err)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
-	if wc := a.WaitOne(); wc.ID != 2 || wc.Status != verbs.Flushed {
+	if wc := a.WaitCompletion(); wc.ID != 2 || wc.Status != verbs.Flushed {
 		w.Errorf("completion: got %v of work request %d, want it flushed", wc.Status, wc.ID)
 	}
 }
 
-// testQPRights tests that a request not permitted by the queue pair is an invalid request, regardless of the rights of
-// the memory.
-func testQPRights(w *suite.Testbed) {
+// testQPRightsLimitRequests tests that a request not permitted by the queue pair is an invalid request, regardless of
+// the rights of the memory.
+func testQPRightsLimitRequests(w *suite.Testbed) {
 	for op, without := range map[verbs.Opcode]verbs.Access{
 		verbs.Read: verbs.RemoteWrite, verbs.Write: verbs.RemoteRead, verbs.FetchAdd: verbs.RemoteRead | verbs.RemoteWrite,
 	} {
@@ -537,8 +538,8 @@ func testQPRights(w *suite.Testbed) {
 	}
 }
 
-// testReadDepth tests that the peer answers the agreed number of outstanding READs, at any rate of posts.
-func testReadDepth(w *suite.Testbed) {
+// testAllReadsAreAnswered tests that the peer answers the agreed number of outstanding READs, at any rate of posts.
+func testAllReadsAreAnswered(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, func(q *verbs.QPAttr) { q.MaxReads, q.MaxPeerReads = 1, 1 })
 	for range 20 {
@@ -546,7 +547,7 @@ func testReadDepth(w *suite.Testbed) {
 			Remote: b.Remote(0)}))
 	}
 	for range 20 {
-		a.WaitOK(1)
+		a.WaitSuccess(1)
 	}
 	// With a depth of 0, READs are refused at once, because they would wait forever.
 	a, b = w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})

@@ -23,8 +23,9 @@ func expectRefused(e *suite.End, what string, q verbs.QPAttr, mask verbs.AttrMas
 	}
 }
 
-// testPathInRTS tests that the path of a connected queue pair cannot change, and that the attempt has no effect.
-func testPathInRTS(w *suite.Testbed) {
+// testPathCannotChangeInRTS tests that the path of a connected queue pair cannot change, and that the attempt has no
+// effect.
+func testPathCannotChangeInRTS(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	q := rcAttributes(w, a, b)
 	expectRefused(a, "the path in RTS", q, verbs.AttrAH)
@@ -39,12 +40,12 @@ func testPathInRTS(w *suite.Testbed) {
 		w.Errorf("query after the change: got timer %d and rights %v, want 12 and %v", got.MinRNRTimer, got.Access,
 			verbs.RemoteWrite)
 	}
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
-	a.WaitOK(1)
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	a.WaitSuccess(1)
 }
 
-// testResetAgain tests that a queue pair in RESET can be reset, and can then be connected as a new queue pair.
-func testResetAgain(w *suite.Testbed) {
+// testRepeatedReset tests that a queue pair in RESET can be reset, and can then be connected as a new queue pair.
+func testRepeatedReset(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	for range 2 {
 		for range 2 {
@@ -52,10 +53,10 @@ func testResetAgain(w *suite.Testbed) {
 			w.Must(b.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
 		}
 		connectStepwise(w, a, b, nil)
-		b.Recv(1, 0, 8)
-		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
-		a.WaitOK(2)
-		b.WaitOK(1)
+		b.PostRecv(1, 0, 8)
+		a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+		a.WaitSuccess(2)
+		b.WaitSuccess(1)
 	}
 }
 
@@ -66,25 +67,25 @@ func testResetForgetsRequests(w *suite.Testbed) {
 	connectStepwise(w, a, b, nil)
 	room := a.QP.Init().SendWRs
 	for range room { // these requests wait for receives
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	}
 	for range a.QP.Init().RecvWRs {
-		a.Recv(2, 0, 8)
+		a.PostRecv(2, 0, 8)
 	}
 	for _, e := range []*suite.End{a, b} {
 		w.Must(e.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
 	}
 	connectStepwise(w, a, b, nil)
 	for i := range room {
-		b.Recv(uint64(10+i), 0, 8)
-		a.Post(verbs.SendWR{ID: uint64(20 + i), Opcode: verbs.Send, Local: sge(a, 0, 8)})
+		b.PostRecv(uint64(10+i), 0, 8)
+		a.PostSend(verbs.SendWR{ID: uint64(20 + i), Opcode: verbs.Send, Local: sge(a, 0, 8)})
 	}
 	for i := range room {
-		a.WaitOK(uint64(20 + i))
-		b.WaitOK(uint64(10 + i))
+		a.WaitSuccess(uint64(20 + i))
+		b.WaitSuccess(uint64(10 + i))
 	}
 	for range a.QP.Init().RecvWRs {
-		a.Recv(3, 0, 8)
+		a.PostRecv(3, 0, 8)
 	}
 }
 
@@ -120,22 +121,22 @@ func testPostInReset(w *suite.Testbed) {
 	}
 }
 
-// testBeacon tests that requests posted to a queue pair in the error state are flushed after all outstanding requests,
-// signalled or not.
-func testBeacon(w *suite.Testbed) {
+// testPostInErrorIsFlushed tests that requests posted to a queue pair in the error state are flushed after all
+// outstanding requests, signalled or not.
+func testPostInErrorIsFlushed(w *suite.Testbed) {
 	a, b := w.NewEnd(verbs.QPInit{}), w.NewEnd(verbs.QPInit{})
 	connectStepwise(w, a, b, nil)
 	for i := range 5 {
 		// This request is unsignalled, and waits for a receive.
 		w.Must(a.QP.PostSend(&verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Local: sge(a, 0, 8)}))
-		a.Recv(uint64(100+i), 0, 8)
+		a.PostRecv(uint64(100+i), 0, 8)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
 	w.Must(a.QP.PostSend(&verbs.SendWR{ID: 5, Opcode: verbs.Send}))
-	a.Recv(105, 0, 8)
+	a.PostRecv(105, 0, 8)
 	next := map[bool]uint64{false: 0, true: 100}
 	for range 12 {
-		wc := a.WaitOne()
+		wc := a.WaitCompletion()
 		recv := wc.ID >= 100
 		if wc.Status != verbs.Flushed || wc.ID != next[recv] || wc.QPN != a.QP.Num() {
 			w.Fatalf("completion: got work request %d with %v of QP %d, want %d flushed", wc.ID, wc.Status, wc.QPN, next[recv])
@@ -144,8 +145,9 @@ func testBeacon(w *suite.Testbed) {
 	}
 }
 
-// testTransitions tests that each type of queue pair requires its own attributes for a transition and refuses others.
-func testTransitions(w *suite.Testbed) {
+// testTransitionAttributes tests that each type of queue pair requires its own attributes for a transition and refuses
+// others.
+func testTransitionAttributes(w *suite.Testbed) {
 	init := verbs.AttrState | verbs.AttrPKeyIndex | verbs.AttrPort
 	for _, x := range []struct {
 		typ   verbs.QPType
@@ -252,8 +254,9 @@ func testQueryReturnsSetValues(w *suite.Testbed) {
 	}
 }
 
-// testDrain tests that a draining send queue accepts requests, and executes them after the queue pair returns to RTS.
-func testDrain(w *suite.Testbed) {
+// testSQDAcceptsRequests tests that a draining send queue accepts requests, and executes them after the queue pair
+// returns to RTS.
+func testSQDAcceptsRequests(w *suite.Testbed) {
 	a, b := w.NewPair(verbs.QPInit{})
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.SQD, NotifyWhenDrained: true}, verbs.AttrState|verbs.AttrNotifySQD))
 	ev, err := w.Device.NextEvent(w.ShortContext())
@@ -261,20 +264,20 @@ func testDrain(w *suite.Testbed) {
 	if ev.Type != verbs.EventSQDrained || ev.QP != a.QP {
 		w.Errorf("event: got %+v, want %v of the queue pair", ev, verbs.EventSQDrained)
 	}
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: sge(a, 0, 8), Remote: b.Remote(0)})
 	// The other direction continues.
-	b.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(b, 0, 8), Remote: a.Remote(0)})
-	b.WaitOK(2)
+	b.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: sge(b, 0, 8), Remote: a.Remote(0)})
+	b.WaitSuccess(2)
 	if n, err := a.CQ.Poll(make([]verbs.WC, 1)); n != 0 || err != nil {
 		w.Errorf("completions in SQD: got %d and error %v, want one receive", n, err)
 	}
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS}, verbs.AttrState))
-	a.WaitOK(1)
+	a.WaitSuccess(1)
 }
 
-// testSendQueueError tests that a bad datagram stops only the send queue. The queue pair still receives, and can return
-// to RTS.
-func testSendQueueError(w *suite.Testbed) {
+// testBadDatagramStopsSendQueue tests that a bad datagram stops only the send queue. The queue pair still receives, and
+// can return to RTS.
+func testBadDatagramStopsSendQueue(w *suite.Testbed) {
 	a, b := w.NewDatagramEnd(), w.NewDatagramEnd()
 	to, ah := newAddressHandle(w, a, b)
 	back, back2 := newAddressHandle(w, b, a)
@@ -287,14 +290,14 @@ func testSendQueueError(w *suite.Testbed) {
 		w.Fatalf("state: got %v, want SQE", q.State)
 	}
 	expectStatus(a, verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest}, verbs.Flushed)
-	a.Recv(3, 0, 100)
-	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8),
+	a.PostRecv(3, 0, 100)
+	b.PostSend(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: sge(b, 0, 8),
 		To: verbs.Datagram{AH: back2, QPN: back.QPN, QKey: back.QKey}})
-	b.WaitOK(4)
-	a.WaitOK(3)
+	b.WaitSuccess(4)
+	a.WaitSuccess(3)
 	w.Must(a.QP.Modify(verbs.QPAttr{State: verbs.RTS, CurState: verbs.SQE}, verbs.AttrState|verbs.AttrCurState))
-	b.Recv(5, 0, 100)
-	a.Post(verbs.SendWR{ID: 6, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest})
-	a.WaitOK(6)
-	b.WaitOK(5)
+	b.PostRecv(5, 0, 100)
+	a.PostSend(verbs.SendWR{ID: 6, Opcode: verbs.Send, Local: sge(a, 0, 8), To: dest})
+	a.WaitSuccess(6)
+	b.WaitSuccess(5)
 }

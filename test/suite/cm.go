@@ -33,7 +33,7 @@ func RunCM(t *testing.T, c CMConfig) {
 		{"Disconnect", (*CMTestbed).testDisconnect}, {"Many", (*CMTestbed).testManyConnections}, {"Cancel",
 			(*CMTestbed).testCancelDial}, {"Close",
 			(*CMTestbed).testCloseManager},
-		{"Misuse", (*CMTestbed).testMisuse},
+		{"Misuse", (*CMTestbed).testInvalidCMCalls},
 	} {
 		t.Run(x.name, func(t *testing.T) { WithCM(t, c, x.f) })
 	}
@@ -133,7 +133,7 @@ func (w *CMTestbed) AwaitEnd(c *cm.Conn, want error) {
 	w.Helper()
 	select {
 	case <-c.Done():
-	case <-time.After(timeout):
+	case <-time.After(operationTimeout):
 		w.Fatal("wait for the end of the connection: got a timeout, want the end")
 	}
 	if err := c.Err(); !errors.Is(err, want) {
@@ -149,13 +149,13 @@ func (w *CMTestbed) testConnect() {
 	for _, x := range [][2]*End{{a, b}, {b, a}} {
 		from, to := x[0], x[1]
 		want := from.Fill(0, 5000, 3)
-		to.Recv(1, 0, 5000)
-		from.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: from.MR.SGE(0, 5000)})
-		from.WaitOK(2)
-		to.WaitOK(1)
+		to.PostRecv(1, 0, 5000)
+		from.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: from.MR.SGE(0, 5000)})
+		from.WaitSuccess(2)
+		to.WaitSuccess(1)
 		w.MustEqual(to.MR.Bytes()[:5000], want)
-		from.Post(verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: from.MR.SGE(9000, 100), Remote: to.Remote(0)})
-		from.WaitOK(3)
+		from.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.Read, Local: from.MR.SGE(9000, 100), Remote: to.Remote(0)})
+		from.WaitSuccess(3)
 		w.MustEqual(from.MR.Bytes()[9000:9100], want[:100])
 	}
 	w.Must(ca.Close())
@@ -215,8 +215,8 @@ func (w *CMTestbed) testManyConnections() {
 				return
 			}
 			defer c.Close()
-			e.Recv(1, 0, 100)
-			e.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: e.MR.SGE(200, 100)})
+			e.PostRecv(1, 0, 100)
+			e.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: e.MR.SGE(200, 100)})
 			<-c.Done()
 		})
 		wg.Go(func() {
@@ -226,7 +226,7 @@ func (w *CMTestbed) testManyConnections() {
 				return
 			}
 			defer c.Close()
-			e.Recv(1, 0, 100)
+			e.PostRecv(1, 0, 100)
 			var wc [4]verbs.WC
 			if n, err := e.CQ.Wait(e.ShortContext(), wc[:]); err != nil || n == 0 || wc[0].Status != verbs.Success {
 				w.Errorf("receive: got %d, %v, %v", n, wc[0].Status, err)
@@ -245,7 +245,7 @@ func (w *CMTestbed) testCancelDial() {
 		w.Errorf("Accept: got %v, want %v", err, context.DeadlineExceeded)
 	}
 	done := make(chan error)
-	go func() { done <- secondResult(l.Accept(context.Background())) }()
+	go func() { done <- errorOnly(l.Accept(context.Background())) }()
 	time.Sleep(2 * time.Millisecond)
 	w.Must(l.Close())
 	w.Must(l.Close())
@@ -259,7 +259,7 @@ func (w *CMTestbed) testCloseManager() {
 	_, _, ca, _ := w.ConnectedEnds()
 	l, _ := w.Listen()
 	done := make(chan error)
-	go func() { done <- secondResult(l.Accept(context.Background())) }()
+	go func() { done <- errorOnly(l.Accept(context.Background())) }()
 	time.Sleep(2 * time.Millisecond)
 	w.Must(w.Manager.Close())
 	select {
@@ -267,12 +267,12 @@ func (w *CMTestbed) testCloseManager() {
 		if err == nil {
 			w.Error("Accept on a closed manager: got a request, want an error")
 		}
-	case <-time.After(timeout):
+	case <-time.After(operationTimeout):
 		w.Fatal("Accept on a closed manager: got no return, want one")
 	}
 	select {
 	case <-ca.Done():
-	case <-time.After(timeout):
+	case <-time.After(operationTimeout):
 		w.Error("connection after the close of its manager: got no end, want one")
 	}
 	if _, err := w.Manager.Listen(netip.AddrPortFrom(w.Addr, 0), 0); err == nil {
@@ -280,7 +280,7 @@ func (w *CMTestbed) testCloseManager() {
 	}
 }
 
-func (w *CMTestbed) testMisuse() {
+func (w *CMTestbed) testInvalidCMCalls() {
 	l, at := w.Listen()
 	defer l.Close()
 	if _, err := w.Manager.Listen(at, 0); !errors.Is(err, syscall.EADDRINUSE) {

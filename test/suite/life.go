@@ -14,7 +14,7 @@ import (
 	"verbena/verbs"
 )
 
-func (w *Testbed) testErrors() {
+func (w *Testbed) testCompletionErrors() {
 	for _, x := range []struct {
 		name string
 		wr   func(a, b *End) verbs.SendWR
@@ -40,8 +40,8 @@ func (w *Testbed) testErrors() {
 			w.ConnectVia(a, b, p)
 			wr := x.wr(a, b)
 			wr.ID = 77
-			a.Post(wr)
-			wc := a.WaitOne()
+			a.PostSend(wr)
+			wc := a.WaitCompletion()
 			werr := verbs.CompletionError(&wc)
 			want := x.want
 			if want == verbs.LocalProtection && w.Config.Without[LocalErrors] {
@@ -55,8 +55,8 @@ func (w *Testbed) testErrors() {
 				w.Errorf("got %+v", e)
 			}
 			// After the failure all requests are flushed.
-			a.Post(verbs.SendWR{ID: 78, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-			if wc := a.WaitOne(); wc.ID != 78 || wc.Status != verbs.Flushed {
+			a.PostSend(verbs.SendWR{ID: 78, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+			if wc := a.WaitCompletion(); wc.ID != 78 || wc.Status != verbs.Flushed {
 				w.Errorf("next completion: got work request %d with %v, want 78 with %v", wc.ID, wc.Status, verbs.Flushed)
 			}
 			q, err := a.QP.Query()
@@ -68,14 +68,14 @@ func (w *Testbed) testErrors() {
 	}
 }
 
-func (w *Testbed) testEvents() {
+func (w *Testbed) testAsyncEvents() {
 	a, b := w.NewPair(verbs.QPInit{})
 	// A WRITE without the right also raises an event at the other end.
 	mr, err := b.PD.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
 		Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}})
-	if wc := a.WaitOne(); wc.Status != verbs.RemoteAccessError {
+	if wc := a.WaitCompletion(); wc.Status != verbs.RemoteAccessError {
 		w.Errorf("got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
 	if w.Config.Without[AccessEvents] {
@@ -102,11 +102,11 @@ func (w *Testbed) testClosedObjectsFail() {
 			a.QP.PostRecv(&verbs.RecvWR{Local: sge})},
 		{"Arm", a.CQ.Arm(false)},
 		{"Resize", a.CQ.Resize(10)},
-		{"Poll", secondResult(a.CQ.Poll(make([]verbs.WC, 1)))},
-		{"Wait", secondResult(a.CQ.Wait(w.ShortContext(), make([]verbs.WC, 1)))},
-		{"CreateQP", secondResult(a.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ}))},
-		{"Alloc", secondResult(a.PD.Alloc(10, 0))},
-		{"CreateQP on a closed CQ", secondResult(b.PD.CreateQP(verbs.QPInit{SendCQ: a.CQ}))},
+		{"Poll", errorOnly(a.CQ.Poll(make([]verbs.WC, 1)))},
+		{"Wait", errorOnly(a.CQ.Wait(w.ShortContext(), make([]verbs.WC, 1)))},
+		{"CreateQP", errorOnly(a.PD.CreateQP(verbs.QPInit{SendCQ: b.CQ}))},
+		{"Alloc", errorOnly(a.PD.Alloc(10, 0))},
+		{"CreateQP on a closed CQ", errorOnly(b.PD.CreateQP(verbs.QPInit{SendCQ: a.CQ}))},
 	} {
 		if !errors.Is(x.err, verbs.ErrClosed) {
 			w.Errorf("%s after Close: got %v, want %v", x.name, x.err, verbs.ErrClosed)
@@ -118,7 +118,7 @@ func (w *Testbed) testClosedObjectsFail() {
 	mem[0]++ // must not crash
 }
 
-func secondResult[T any](_ T, err error) error { return err }
+func errorOnly[T any](_ T, err error) error { return err }
 
 func (w *Testbed) testCloseOfBusyObjects() {
 	e := w.NewEnd(verbs.QPInit{})
@@ -137,8 +137,8 @@ func (w *Testbed) testCloseDevice() {
 	o := &Testbed{T: w.T, Config: w.Config, Device: d}
 	a, b := o.NewPair(verbs.QPInit{})
 	errs := make(chan error, 3)
-	go func() { errs <- secondResult(a.CQ.Wait(context.Background(), make([]verbs.WC, 1))) }()
-	go func() { errs <- secondResult(d.NextEvent(context.Background())) }()
+	go func() { errs <- errorOnly(a.CQ.Wait(context.Background(), make([]verbs.WC, 1))) }()
+	go func() { errs <- errorOnly(d.NextEvent(context.Background())) }()
 	go func() {
 		for _, err := range b.CQ.Completions(context.Background()) {
 			errs <- err
@@ -153,7 +153,7 @@ func (w *Testbed) testCloseDevice() {
 			if !errors.Is(err, verbs.ErrClosed) {
 				w.Errorf("Wait during Close: got %v, want %v", err, verbs.ErrClosed)
 			}
-		case <-time.After(timeout):
+		case <-time.After(operationTimeout):
 			w.Fatal("Wait during Close: got no return, want one")
 		}
 	}
@@ -214,10 +214,10 @@ func (w *Testbed) testCloseDeviceMemory() {
 func (w *Testbed) testReset() {
 	a, b := w.NewPair(verbs.QPInit{})
 	for range 3 {
-		b.Recv(1, 0, 100)
-		a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-		a.WaitOK(2)
-		b.WaitOK(1)
+		b.PostRecv(1, 0, 100)
+		a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+		a.WaitSuccess(2)
+		b.WaitSuccess(1)
 		for _, e := range []*End{a, b} {
 			w.Must(e.QP.Modify(verbs.QPAttr{State: verbs.Error}, verbs.AttrState))
 			w.Must(e.QP.Modify(verbs.QPAttr{State: verbs.Reset}, verbs.AttrState))
@@ -226,9 +226,9 @@ func (w *Testbed) testReset() {
 	}
 }
 
-// testExec tests programs executed while the device is open and memory of both kinds is registered. The programs must
-// inherit no descriptors of the device, and the device must still work.
-func (w *Testbed) testExec() {
+// testExecWithOpenDevice tests programs executed while the device is open and memory of both kinds is registered. The
+// programs must inherit no descriptors of the device, and the device must still work.
+func (w *Testbed) testExecWithOpenDevice() {
 	a, b := w.NewPair(verbs.QPInit{})
 	mine := make([]byte, 10000)
 	from, err := a.PD.RegSlice(mine, 0)
@@ -244,8 +244,8 @@ func (w *Testbed) testExec() {
 		for j := range mine {
 			mine[j] = byte(i + j)
 		}
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, len(mine)), Remote: b.MR.Remote(0)})
-		a.WaitOK(1)
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, len(mine)), Remote: b.MR.Remote(0)})
+		a.WaitSuccess(1)
 		w.MustEqual(b.MR.Bytes()[:len(mine)], mine)
 	}
 	w.Must(from.Close())
@@ -268,11 +268,11 @@ func (w *Testbed) testCloseWhileCreating() {
 		}},
 		{"CQ", func(pd *verbs.PD, _ *verbs.CQ) (func() error, error) {
 			q, err := pd.Device().CreateCQ(4, nil)
-			return func() error { return secondResult(q.Poll(make([]verbs.WC, 1))) }, err
+			return func() error { return errorOnly(q.Poll(make([]verbs.WC, 1))) }, err
 		}},
 		{"Channel", func(pd *verbs.PD, _ *verbs.CQ) (func() error, error) {
 			ch, err := pd.Device().CreateChannel()
-			return func() error { return secondResult(ch.Wait(w.ShortContext())) }, err
+			return func() error { return errorOnly(ch.Wait(w.ShortContext())) }, err
 		}},
 	} {
 		for round := range rounds {

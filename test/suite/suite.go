@@ -47,7 +47,7 @@ func Run(t *testing.T, c Config) {
 		name string
 		f    func(*Testbed)
 	}{
-		{"Query", (*Testbed).testQuery}, {"Send", (*Testbed).testSend}, {"Write", (*Testbed).testWrite}, {"Read",
+		{"Query", (*Testbed).testQueryDevice}, {"Send", (*Testbed).testSend}, {"Write", (*Testbed).testWrite}, {"Read",
 			(*Testbed).testRead},
 		{"Immediate", (*Testbed).testImmediate}, {"Inline", (*Testbed).testInline}, {"Atomics",
 			(*Testbed).testAtomics}, {"AtomicWrite",
@@ -58,15 +58,17 @@ func Run(t *testing.T, c Config) {
 		{"Datagrams", (*Testbed).testDatagrams}, {"Multicast", (*Testbed).testMulticast}, {"SRQ",
 			(*Testbed).testSRQ}, {"Windows",
 			(*Testbed).testWindows},
-		{"Slice", (*Testbed).testRegSlice}, {"Wait", (*Testbed).testWait}, {"Cancel", (*Testbed).testCancelWait}, {"Channel",
-			(*Testbed).testChannel},
-		{"Iterator", (*Testbed).testIterator}, {"Full", (*Testbed).testFullCQ}, {"Resize",
-			(*Testbed).testResize}, {"Errors", (*Testbed).testErrors},
-		{"Events", (*Testbed).testEvents}, {"Closed", (*Testbed).testClosedObjectsFail}, {"Busy",
+		{"Slice", (*Testbed).testRegSlice}, {"Wait", (*Testbed).testWaitForCompletion}, {"Cancel",
+			(*Testbed).testCancelWait}, {"Channel",
+			(*Testbed).testCompletionChannel},
+		{"Iterator", (*Testbed).testCompletionIterator}, {"Full", (*Testbed).testFullCQ}, {"Resize",
+			(*Testbed).testResizeCQ}, {"Errors", (*Testbed).testCompletionErrors},
+		{"Events", (*Testbed).testAsyncEvents}, {"Closed", (*Testbed).testClosedObjectsFail}, {"Busy",
 			(*Testbed).testCloseOfBusyObjects}, {"CloseDevice",
 			(*Testbed).testCloseDevice},
 		{"CloseDeviceMemory", (*Testbed).testCloseDeviceMemory}, {"CloseWhileCreating", (*Testbed).testCloseWhileCreating},
-		{"Concurrent", (*Testbed).testConcurrent}, {"Reset", (*Testbed).testReset}, {"Exec", (*Testbed).testExec},
+		{"Concurrent", (*Testbed).testConcurrentPostAndPoll}, {"Reset", (*Testbed).testReset}, {"Exec",
+			(*Testbed).testExecWithOpenDevice},
 	} {
 		t.Run(x.name, func(t *testing.T) { WithDevice(t, c, x.f) })
 	}
@@ -103,18 +105,18 @@ func (e *End) expectRefused(wr verbs.SendWR) {
 	e.Helper()
 	wr.Flags |= verbs.Signaled
 	if err := e.QP.PostSend(&wr); err == nil {
-		if wc := e.WaitOne(); wc.Status == verbs.Success {
+		if wc := e.WaitCompletion(); wc.Status == verbs.Success {
 			e.Errorf("%v on a device without the operation: got success, want an error", wr.Opcode)
 		}
 	}
 }
 
-// timeout limits operations that normally take microseconds.
-const timeout = 20 * time.Second
+// operationTimeout limits operations that normally take microseconds.
+const operationTimeout = 20 * time.Second
 
 // ShortContext returns a context with a timeout for operations that normally take microseconds.
 func (w *Testbed) ShortContext() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), operationTimeout)
 	w.Cleanup(cancel)
 	return ctx
 }
@@ -183,8 +185,8 @@ func (w *Testbed) ConnectVia(a, b *End, p verbs.Path) {
 	w.Must(b.QP.ConnectVia(ea, p))
 }
 
-// WaitOne waits for a completion.
-func (e *End) WaitOne() verbs.WC {
+// WaitCompletion waits for a completion.
+func (e *End) WaitCompletion() verbs.WC {
 	e.Helper()
 	var wc [1]verbs.WC
 	n, err := e.CQ.Wait(e.ShortContext(), wc[:])
@@ -194,10 +196,10 @@ func (e *End) WaitOne() verbs.WC {
 	return wc[0]
 }
 
-// WaitOK waits for a completion, which must report success of the given work request.
-func (e *End) WaitOK(id uint64) verbs.WC {
+// WaitSuccess waits for a completion, which must report success of the given work request.
+func (e *End) WaitSuccess(id uint64) verbs.WC {
 	e.Helper()
-	wc := e.WaitOne()
+	wc := e.WaitCompletion()
 	if err := verbs.CompletionError(&wc); err != nil || wc.ID != id || wc.QPN != e.QP.Num() {
 		e.Fatalf("completion: got work request %d of QP %d with %v, want %d of %d", wc.ID, wc.QPN, err, id, e.QP.Num())
 	}
@@ -218,15 +220,15 @@ func (e *End) Remote(off int) verbs.Remote {
 	return verbs.Remote{Addr: e.MR.Addr() + uint64(off), RKey: e.MR.RKey()}
 }
 
-// Post posts a signalled work request.
-func (e *End) Post(wr verbs.SendWR) {
+// PostSend posts a signalled work request.
+func (e *End) PostSend(wr verbs.SendWR) {
 	e.Helper()
 	wr.Flags |= verbs.Signaled
 	e.Must(e.QP.PostSend(&wr))
 }
 
-// Recv posts a receive of n bytes.
-func (e *End) Recv(id uint64, off, n int) {
+// PostRecv posts a receive of n bytes.
+func (e *End) PostRecv(id uint64, off, n int) {
 	e.Helper()
 	e.Must(e.QP.PostRecv(&verbs.RecvWR{ID: id, Local: e.MR.SGE(off, n)}))
 }
@@ -239,7 +241,7 @@ func (w *Testbed) MustEqual(got, want []byte) {
 	}
 }
 
-func (w *Testbed) testQuery() {
+func (w *Testbed) testQueryDevice() {
 	attr, err := w.Device.Query()
 	w.Must(err)
 	if attr.Ports < 1 || attr.MaxQP < 10 || attr.MaxQPWR < 64 || attr.NodeGUID == 0 {

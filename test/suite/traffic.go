@@ -15,12 +15,12 @@ func (w *Testbed) testSend() {
 	a, b := w.NewPair(verbs.QPInit{})
 	for i, n := range messageSizes {
 		want := a.Fill(0, n, byte(i))
-		b.Recv(7, 0, endMemorySize)
-		a.Post(verbs.SendWR{ID: 8, Opcode: verbs.Send, Local: a.MR.SGE(0, n)})
-		if wc := a.WaitOK(8); wc.Opcode != verbs.WCSend {
+		b.PostRecv(7, 0, endMemorySize)
+		a.PostSend(verbs.SendWR{ID: 8, Opcode: verbs.Send, Local: a.MR.SGE(0, n)})
+		if wc := a.WaitSuccess(8); wc.Opcode != verbs.WCSend {
 			w.Errorf("opcode: got %v, want %v", wc.Opcode, verbs.WCSend)
 		}
-		if wc := b.WaitOK(7); wc.Opcode != verbs.WCReceive || int(wc.ByteLen) != n {
+		if wc := b.WaitSuccess(7); wc.Opcode != verbs.WCReceive || int(wc.ByteLen) != n {
 			w.Errorf("receive: got %v of %d bytes, want %v of %d", wc.Opcode, wc.ByteLen, verbs.WCReceive, n)
 		}
 		w.MustEqual(b.MR.Bytes()[:n], want)
@@ -33,8 +33,8 @@ func (w *Testbed) testWrite() {
 	a, b := w.NewPair(verbs.QPInit{})
 	for i, n := range messageSizes {
 		want := a.Fill(0, n, byte(i))
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, n), Remote: b.Remote(9)})
-		a.WaitOK(1)
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, n), Remote: b.Remote(9)})
+		a.WaitSuccess(1)
 		w.MustEqual(b.MR.Bytes()[9:9+n], want)
 	}
 }
@@ -43,8 +43,8 @@ func (w *Testbed) testRead() {
 	a, b := w.NewPair(verbs.QPInit{})
 	for i, n := range messageSizes {
 		want := b.Fill(3, n, byte(i))
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: a.MR.SGE(0, n), Remote: b.Remote(3)})
-		if wc := a.WaitOK(1); wc.Opcode != verbs.WCRead {
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Read, Local: a.MR.SGE(0, n), Remote: b.Remote(3)})
+		if wc := a.WaitSuccess(1); wc.Opcode != verbs.WCRead {
 			w.Errorf("opcode: got %v, want %v", wc.Opcode, verbs.WCRead)
 		}
 		w.MustEqual(a.MR.Bytes()[:n], want)
@@ -54,17 +54,17 @@ func (w *Testbed) testRead() {
 func (w *Testbed) testImmediate() {
 	a, b := w.NewPair(verbs.QPInit{})
 	want := a.Fill(0, 100, 1)
-	b.Recv(1, 0, 200)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.SendWithImm, Local: a.MR.SGE(0, 100), Imm: 0x01020304})
-	a.WaitOK(2)
-	if wc := b.WaitOK(1); wc.Flags&verbs.WithImm == 0 || wc.Imm != 0x01020304 {
+	b.PostRecv(1, 0, 200)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.SendWithImm, Local: a.MR.SGE(0, 100), Imm: 0x01020304})
+	a.WaitSuccess(2)
+	if wc := b.WaitSuccess(1); wc.Flags&verbs.WithImm == 0 || wc.Imm != 0x01020304 {
 		w.Errorf("completion of a SEND: got immediate data %#x and flags %v", wc.Imm, wc.Flags)
 	}
 	w.MustEqual(b.MR.Bytes()[:100], want)
-	b.Recv(3, 0, 200)
-	a.Post(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: a.MR.SGE(0, 100), Remote: b.Remote(500), Imm: 77})
-	a.WaitOK(4)
-	if wc := b.WaitOK(3); wc.Opcode != verbs.WCReceiveWriteWith || wc.Imm != 77 || wc.ByteLen != 100 {
+	b.PostRecv(3, 0, 200)
+	a.PostSend(verbs.SendWR{ID: 4, Opcode: verbs.WriteWithImm, Local: a.MR.SGE(0, 100), Remote: b.Remote(500), Imm: 77})
+	a.WaitSuccess(4)
+	if wc := b.WaitSuccess(3); wc.Opcode != verbs.WCReceiveWriteWith || wc.Imm != 77 || wc.ByteLen != 100 {
 		w.Errorf("WRITE: got %+v", wc)
 	}
 	w.MustEqual(b.MR.Bytes()[500:600], want)
@@ -76,12 +76,12 @@ func (w *Testbed) testInline() {
 		w.Fatalf("CreateQP with 100 bytes inline: got %d, want at least 100", n)
 	}
 	text := []byte("a message that is copied when it is posted")
-	b.Recv(1, 0, 100)
+	b.PostRecv(1, 0, 100)
 	kept := bytes.Clone(text)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: text})
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Inline: text})
 	clear(text)
-	a.WaitOK(2)
-	b.WaitOK(1)
+	a.WaitSuccess(2)
+	b.WaitSuccess(1)
 	w.MustEqual(b.MR.Bytes()[:len(kept)], kept)
 	if err := a.QP.PostSend(&verbs.SendWR{Opcode: verbs.Send, Inline: make([]byte, 1<<20)}); !errors.Is(err,
 		syscall.EINVAL) {
@@ -93,14 +93,14 @@ func (w *Testbed) testAtomics() {
 	a, b := w.NewPair(verbs.QPInit{})
 	word := func(m *verbs.MR) *uint64 { return firstWord(m.Bytes()) }
 	*word(b.MR) = 40
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.FetchAdd, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 2})
-	a.WaitOK(1)
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.FetchAdd, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 2})
+	a.WaitSuccess(1)
 	if *word(a.MR) != 40 || *word(b.MR) != 42 {
 		w.Errorf("fetch and add: got old value %d and new value %d, want 40 and 42", *word(a.MR), *word(b.MR))
 	}
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 42,
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.CompareSwap, Local: a.MR.SGE(0, 8), Remote: b.Remote(0), CompareAdd: 42,
 		Swap: 7})
-	a.WaitOK(2)
+	a.WaitSuccess(2)
 	if *word(a.MR) != 42 || *word(b.MR) != 7 {
 		w.Errorf("compare and swap: got old value %d and new value %d, want 42 and 7", *word(a.MR), *word(b.MR))
 	}
@@ -114,8 +114,8 @@ func (w *Testbed) testAtomicWrite() {
 		a.expectRefused(wr)
 		return
 	}
-	a.Post(wr)
-	a.WaitOK(1)
+	a.PostSend(wr)
+	a.WaitSuccess(1)
 	w.MustEqual(b.MR.Bytes()[64:72], want)
 }
 
@@ -131,9 +131,9 @@ func (w *Testbed) testFlush() {
 	a.Fill(0, 64, 3)
 	a.Must(a.QP.PostSend(&verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: a.MR.SGE(0, 64),
 		Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()}}))
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.FlushMemory, Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()},
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.FlushMemory, Remote: verbs.Remote{Addr: mr.Addr(), RKey: mr.RKey()},
 		Flush: verbs.Flush{Length: 64, Placement: uapi.FlushGlobal, Level: uapi.FlushRange}})
-	a.WaitOK(2)
+	a.WaitSuccess(2)
 	w.MustEqual(mr.Bytes()[:64], a.MR.Bytes()[:64])
 }
 
@@ -142,9 +142,9 @@ func (w *Testbed) testSGELists() {
 	a.Fill(0, 300, 1)
 	b.Must(b.QP.PostRecv(&verbs.RecvWR{ID: 1, Local: b.MR.SGE(0, 10),
 		List: []verbs.SGE{b.MR.SGE(1000, 100), b.MR.SGE(2000, 300)}}))
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{a.MR.SGE(200, 100), a.MR.SGE(0, 100)}})
-	a.WaitOK(2)
-	if wc := b.WaitOK(1); wc.ByteLen != 200 {
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, List: []verbs.SGE{a.MR.SGE(200, 100), a.MR.SGE(0, 100)}})
+	a.WaitSuccess(2)
+	if wc := b.WaitSuccess(1); wc.ByteLen != 200 {
 		w.Errorf("got %d bytes, want 200", wc.ByteLen)
 	}
 	want := append(bytes.Clone(a.MR.Bytes()[200:300]), a.MR.Bytes()[:100]...)
@@ -160,7 +160,7 @@ func (w *Testbed) testPostSends() {
 	a, b := w.NewPair(verbs.QPInit{})
 	var wrs [20]verbs.SendWR
 	for i := range wrs {
-		b.Recv(uint64(i), 1000*i, 1000)
+		b.PostRecv(uint64(i), 1000*i, 1000)
 		a.Fill(1000*i, 1000, byte(i))
 		wrs[i] = verbs.SendWR{ID: uint64(i), Opcode: verbs.Send, Flags: verbs.Signaled, Local: a.MR.SGE(1000*i, 1000)}
 	}
@@ -169,8 +169,8 @@ func (w *Testbed) testPostSends() {
 		w.Fatalf("PostSends: got %d, %v", n, err)
 	}
 	for i := range wrs {
-		a.WaitOK(uint64(i))
-		b.WaitOK(uint64(i))
+		a.WaitSuccess(uint64(i))
+		b.WaitSuccess(uint64(i))
 	}
 	w.MustEqual(b.MR.Bytes()[:20000], a.MR.Bytes()[:20000])
 }
@@ -178,10 +178,10 @@ func (w *Testbed) testPostSends() {
 func (w *Testbed) testUnreliable() {
 	a, b := w.NewPair(verbs.QPInit{Type: verbs.UC})
 	want := a.Fill(0, 5000, 4)
-	b.Recv(1, 0, 5000)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 5000)})
-	a.WaitOK(2)
-	b.WaitOK(1)
+	b.PostRecv(1, 0, 5000)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 5000)})
+	a.WaitSuccess(2)
+	b.WaitSuccess(1)
 	w.MustEqual(b.MR.Bytes()[:5000], want)
 }
 
@@ -208,11 +208,11 @@ func (w *Testbed) testDatagrams() {
 	ah, err := a.PD.CreateAH(verbs.AHAttr{GID: to.GID, SGIDIndex: index})
 	w.Must(err)
 	want := a.Fill(0, 200, 9)
-	b.Recv(1, 0, GRHSize+200)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 200),
+	b.PostRecv(1, 0, GRHSize+200)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 200),
 		To: verbs.Datagram{AH: ah, QPN: to.QPN, QKey: to.QKey}})
-	a.WaitOK(2)
-	wc := b.WaitOK(1)
+	a.WaitSuccess(2)
+	wc := b.WaitSuccess(1)
 	if wc.ByteLen != GRHSize+200 || wc.SrcQPN != a.QP.Num() {
 		w.Errorf("receive: got %d bytes of QP %d, want %d of %d", wc.ByteLen, wc.SrcQPN, GRHSize+200, a.QP.Num())
 	}
@@ -220,11 +220,11 @@ func (w *Testbed) testDatagrams() {
 	// The reply goes to the sender named by the datagram.
 	back, err := b.PD.AddressOf(&wc, b.MR.Bytes()[:GRHSize], index)
 	w.Must(err)
-	a.Recv(3, 0, GRHSize+200)
-	b.Post(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: b.MR.SGE(GRHSize, 200),
+	a.PostRecv(3, 0, GRHSize+200)
+	b.PostSend(verbs.SendWR{ID: 4, Opcode: verbs.Send, Local: b.MR.SGE(GRHSize, 200),
 		To: verbs.Datagram{AH: back, QPN: wc.SrcQPN, QKey: to.QKey}})
-	b.WaitOK(4)
-	a.WaitOK(3)
+	b.WaitSuccess(4)
+	a.WaitSuccess(3)
 	w.MustEqual(a.MR.Bytes()[GRHSize:GRHSize+200], b.MR.Bytes()[GRHSize:GRHSize+200])
 	w.Must(ah.Close())
 	w.Must(back.Close())
@@ -250,11 +250,11 @@ func (w *Testbed) testMulticast() {
 	ah, err := a.PD.CreateAH(verbs.AHAttr{GID: group, SGIDIndex: g.Index})
 	w.Must(err)
 	want := a.Fill(0, 50, 1)
-	b.Recv(1, 0, GRHSize+50)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 50),
+	b.PostRecv(1, 0, GRHSize+50)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 50),
 		To: verbs.Datagram{AH: ah, QPN: 0xffffff, QKey: verbs.DefaultQKey}})
-	a.WaitOK(2)
-	b.WaitOK(1)
+	a.WaitSuccess(2)
+	b.WaitSuccess(1)
 	w.MustEqual(b.MR.Bytes()[GRHSize:GRHSize+50], want)
 	w.Must(b.QP.Detach(group))
 }
@@ -285,9 +285,9 @@ func (w *Testbed) testSRQ() {
 	for i := range 4 {
 		a, b := as[i%2], bs[i%2]
 		want := a.Fill(0, 100, byte(i))
-		a.Post(verbs.SendWR{ID: 5, Opcode: verbs.Send, Local: a.MR.SGE(0, 100)})
-		a.WaitOK(5)
-		b.WaitOK(uint64(i))
+		a.PostSend(verbs.SendWR{ID: 5, Opcode: verbs.Send, Local: a.MR.SGE(0, 100)})
+		a.WaitSuccess(5)
+		b.WaitSuccess(uint64(i))
 		w.MustEqual(mr.Bytes()[100*i:100*i+100], want)
 	}
 	w.Must(srq.Resize(200))
@@ -300,9 +300,9 @@ func (w *Testbed) testSRQ() {
 		w.Must(srq.PostRecv(&verbs.RecvWR{ID: uint64(i), Local: mr.SGE(0, 100)}))
 	}
 	w.Must(srq.SetLimit(150))
-	as[0].Post(verbs.SendWR{ID: 6, Opcode: verbs.Send, Local: as[0].MR.SGE(0, 10)})
-	as[0].WaitOK(6)
-	bs[0].WaitOK(0)
+	as[0].PostSend(verbs.SendWR{ID: 6, Opcode: verbs.Send, Local: as[0].MR.SGE(0, 10)})
+	as[0].WaitSuccess(6)
+	bs[0].WaitSuccess(0)
 	e, err := w.Device.NextEvent(w.ShortContext())
 	w.Must(err)
 	if e.Type != verbs.EventSRQLimit || e.SRQ != srq {
@@ -319,19 +319,19 @@ func (w *Testbed) testWindows() {
 	w.Must(err)
 	key := mw.NextKey()
 	bind := verbs.Bind{MW: mw, MR: b.MR, Offset: 4096, Length: 4096, Access: verbs.RemoteWrite, NewKey: key}
-	b.Post(verbs.SendWR{ID: 1, Opcode: verbs.BindWindow, Window: bind})
-	if wc := b.WaitOK(1); wc.Opcode != verbs.WCBindWindow {
+	b.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.BindWindow, Window: bind})
+	if wc := b.WaitSuccess(1); wc.Opcode != verbs.WCBindWindow {
 		w.Errorf("opcode: got %v", wc.Opcode)
 	}
 	mw.Bound(key)
 	want := a.Fill(0, 100, 5)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
 		Remote: verbs.Remote{Addr: b.MR.Addr() + 4096, RKey: mw.RKey()}})
-	a.WaitOK(2)
+	a.WaitSuccess(2)
 	w.MustEqual(b.MR.Bytes()[4096:4196], want)
-	a.Post(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
+	a.PostSend(verbs.SendWR{ID: 3, Opcode: verbs.Write, Local: a.MR.SGE(0, 100),
 		Remote: verbs.Remote{Addr: b.MR.Addr(), RKey: mw.RKey()}})
-	if wc := a.WaitOne(); !errors.Is(verbs.CompletionError(&wc), verbs.RemoteAccessError) &&
+	if wc := a.WaitCompletion(); !errors.Is(verbs.CompletionError(&wc), verbs.RemoteAccessError) &&
 		!w.Config.Without[WindowRange] {
 		w.Errorf("WRITE before the window: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
@@ -347,9 +347,9 @@ func (w *Testbed) testRegSlice() {
 	w.Must(err)
 	to, err := b.PD.RegSlice(theirs, verbs.LocalWrite|verbs.RemoteWrite)
 	w.Must(err)
-	a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, 10000),
+	a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Write, Local: from.SGE(0, 10000),
 		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
-	a.WaitOK(1)
+	a.WaitSuccess(1)
 	w.MustEqual(theirs, mine)
 	w.Must(from.Close())
 	w.Must(to.Close())
@@ -357,9 +357,9 @@ func (w *Testbed) testRegSlice() {
 		w.Errorf("registration of an empty slice: got %v, want EINVAL", err)
 	}
 	// After its deregistration, the device does not access the memory any more.
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Write, Local: a.MR.SGE(0, 10),
 		Remote: verbs.Remote{Addr: to.Addr(), RKey: to.RKey()}})
-	if wc := a.WaitOne(); wc.Status != verbs.RemoteAccessError {
+	if wc := a.WaitCompletion(); wc.Status != verbs.RemoteAccessError {
 		w.Errorf("WRITE after Close: got %v, want %v", wc.Status, verbs.RemoteAccessError)
 	}
 }

@@ -11,10 +11,10 @@ import (
 	"verbena/verbs"
 )
 
-func (w *Testbed) testWait() {
+func (w *Testbed) testWaitForCompletion() {
 	a, b := w.NewPair(verbs.QPInit{})
 	for i := range 50 {
-		b.Recv(uint64(i), 0, 100)
+		b.PostRecv(uint64(i), 0, 100)
 		done := make(chan verbs.WC)
 		go func() {
 			var wc [4]verbs.WC
@@ -26,11 +26,11 @@ func (w *Testbed) testWait() {
 		if i%3 == 0 {
 			time.Sleep(2 * time.Millisecond) // the pause makes the waiter sleep
 		}
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
 		if wc := <-done; wc.ID != uint64(i) {
 			w.Fatalf("completion: got work request %d, want %d", wc.ID, i)
 		}
-		a.WaitOK(1)
+		a.WaitSuccess(1)
 	}
 	if _, err := b.CQ.Wait(w.ShortContext(), nil); !errors.Is(err, syscall.EINVAL) {
 		w.Errorf("Wait without space for a completion: got %v, want EINVAL", err)
@@ -53,13 +53,13 @@ func (w *Testbed) testCancelWait() {
 		w.Fatalf("NextEvent: got %v, want %v", err, why)
 	}
 	// Completions that arrive afterwards are not lost.
-	b.Recv(1, 0, 100)
-	a.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-	b.WaitOK(1)
-	a.WaitOK(2)
+	b.PostRecv(1, 0, 100)
+	a.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+	b.WaitSuccess(1)
+	a.WaitSuccess(2)
 }
 
-func (w *Testbed) testChannel() {
+func (w *Testbed) testCompletionChannel() {
 	ch, err := w.Device.CreateChannel()
 	w.Must(err)
 	pd, err := w.Device.AllocPD()
@@ -78,8 +78,8 @@ func (w *Testbed) testChannel() {
 	w.Must(qp.ConnectVia(here, w.Config.Path)) // connected to itself
 	me.MR, err = pd.Alloc(4096, verbs.LocalWrite)
 	w.Must(err)
-	me.Recv(1, 0, 100)
-	me.Post(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: me.MR.SGE(200, 100)})
+	me.PostRecv(1, 0, 100)
+	me.PostSend(verbs.SendWR{ID: 2, Opcode: verbs.Send, Local: me.MR.SGE(200, 100)})
 	seen := map[*verbs.CQ]bool{}
 	for range 2 {
 		cq, err := ch.Wait(w.ShortContext())
@@ -100,16 +100,16 @@ func (w *Testbed) testChannel() {
 	}
 }
 
-func (w *Testbed) testIterator() {
+func (w *Testbed) testCompletionIterator() {
 	a, b := w.NewPair(verbs.QPInit{})
 	const n = 40
 	var sender sync.WaitGroup
 	defer sender.Wait()
 	sender.Go(func() {
 		for i := range n {
-			b.Recv(uint64(i), 0, 100)
-			a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-			a.WaitOK(1)
+			b.PostRecv(uint64(i), 0, 100)
+			a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+			a.WaitSuccess(1)
 		}
 	})
 	next := uint64(0)
@@ -143,24 +143,24 @@ func (w *Testbed) testFullCQ() {
 	}
 }
 
-func (w *Testbed) testResize() {
+func (w *Testbed) testResizeCQ() {
 	a, b := w.NewPair(verbs.QPInit{})
 	for i := range 20 {
-		b.Recv(uint64(i), 0, 100)
-		a.Post(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
-		a.WaitOK(1)
+		b.PostRecv(uint64(i), 0, 100)
+		a.PostSend(verbs.SendWR{ID: 1, Opcode: verbs.Send, Local: a.MR.SGE(0, 10)})
+		a.WaitSuccess(1)
 	}
 	w.Must(b.CQ.Resize(3000))
 	if n := b.CQ.Entries(); n < 3000 {
 		w.Errorf("Resize to 3000 entries: got %d, want at least 3000", n)
 	}
 	for i := range 20 {
-		b.WaitOK(uint64(i))
+		b.WaitSuccess(uint64(i))
 	}
 }
 
-// testConcurrent tests that no completion is lost or duplicated when several goroutines post and poll.
-func (w *Testbed) testConcurrent() {
+// testConcurrentPostAndPoll tests that no completion is lost or duplicated when several goroutines post and poll.
+func (w *Testbed) testConcurrentPostAndPoll() {
 	const threads, each = 4, 200
 	a, b := w.NewPair(verbs.QPInit{SendWRs: 128, RecvWRs: 128})
 	credits := make(chan struct{}, 100)
@@ -183,7 +183,7 @@ func (w *Testbed) testConcurrent() {
 			}
 		})
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), operationTimeout)
 	defer cancel()
 	for _, e := range []*End{a, b} {
 		for range 2 {

@@ -37,7 +37,7 @@ func main() {
 	flag.Parse()
 	find := findNonPublicUses
 	if *old != "" {
-		find = func(root string) ([]string, error) { return findChanges(*old, root, os.Stdout) }
+		find = func(root string) ([]string, error) { return findIncompatibleChanges(*old, root, os.Stdout) }
 	}
 	faults, err := find(*root)
 	if err != nil {
@@ -108,9 +108,9 @@ func loadPublic(root string) ([]*packages.Package, error) {
 	return pkgs, nil
 }
 
-// findChanges returns the incompatible changes of the public packages relative to another checkout, and prints the
-// compatible ones.
-func findChanges(old, root string, compatible io.Writer) ([]string, error) {
+// findIncompatibleChanges returns the incompatible changes of the public packages relative to another checkout, and
+// prints the compatible ones.
+func findIncompatibleChanges(old, root string, compatible io.Writer) ([]string, error) {
 	before, err := loadPublic(old)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", old, err)

@@ -76,8 +76,8 @@ func writeFiles(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// TestFindChanges tests that changes distinguishes incompatible changes from compatible ones.
-func TestFindChanges(t *testing.T) {
+// TestFindIncompatibleChanges tests that changes distinguishes incompatible changes from compatible ones.
+func TestFindIncompatibleChanges(t *testing.T) {
 	module := func(page, text string) string {
 		return writeFiles(t, map[string]string{
 			"go.mod":      "module verbena\n\ngo 1.26.0\n",
@@ -101,7 +101,7 @@ func TestFindChanges(t *testing.T) {
 			module("| `a` |\n", "package a\n\nfunc F(int) {}\n\nfunc G() {}\n\ntype T struct{ X int }\n"),
 			[]string{"b: the package is not public any more"}},
 	} {
-		got, err := findChanges(old, c.root, io.Discard)
+		got, err := findIncompatibleChanges(old, c.root, io.Discard)
 		if err != nil {
 			t.Fatalf("%s: changes: %v", c.name, err)
 		}

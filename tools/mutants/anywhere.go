@@ -104,7 +104,7 @@ func (g *generator) addStatementMutants(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
 		case *ast.ExprStmt:
-			if c, ok := s.X.(*ast.CallExpr); ok && !unmutatedCallPattern.MatchString(lastName(c.Fun)) {
+			if c, ok := s.X.(*ast.CallExpr); ok && !unmutatedCallPattern.MatchString(lastIdentName(c.Fun)) {
 				g.addStatementRemoval(s)
 			}
 		case *ast.IncDecStmt:

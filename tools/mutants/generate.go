@@ -275,11 +275,11 @@ func (g *generator) addForcedResult(kind string, x ast.Expr, value bool) {
 
 // addCheckCall adds the mutant for a call of a check.
 func (g *generator) addCheckCall(c *ast.CallExpr) {
-	name := lastName(c.Fun)
+	name := lastIdentName(c.Fun)
 	switch t := g.info.TypeOf(c); {
 	case isBool(t):
 		if value, ok := g.passValueOf(c.Fun); ok && (!g.isPackageCall(c.Fun) || len(c.Args) > 0 &&
-			lastName(c.Args[0]) == "groups") {
+			lastIdentName(c.Args[0]) == "groups") {
 			g.addForcedResult(identityKind, c, value)
 		}
 	case isError(t) && errorChecks[name] != "":
@@ -303,7 +303,7 @@ func (g *generator) isPackageCall(f ast.Expr) bool {
 
 // passValueOf returns the result that means success, and reports whether a function or a field is a check.
 func (g *generator) passValueOf(f ast.Expr) (value, ok bool) {
-	if value, ok = checkPassValues[lastName(f)]; ok {
+	if value, ok = checkPassValues[lastIdentName(f)]; ok {
 		return value, true
 	}
 	s, ok := f.(*ast.SelectorExpr)
@@ -358,9 +358,9 @@ func (g *generator) addComparison(b *ast.BinaryExpr) {
 		}
 		equal := b.Op == token.EQL
 		switch {
-		case g.areUsers(b.X, b.Y):
+		case g.isEitherUser(b.X, b.Y):
 			g.addForcedResult(userKind, b, equal)
-		case g.areFiles(b.X, b.Y), equal && isDifference(b.X):
+		case g.isEitherFile(b.X, b.Y), equal && isSetDifference(b.X):
 			g.addForcedResult(identityKind, b, equal)
 		}
 	case token.GTR, token.GEQ, token.LSS, token.LEQ:
@@ -377,7 +377,7 @@ func (g *generator) addComparison(b *ast.BinaryExpr) {
 	}
 }
 
-func (g *generator) areUsers(x, y ast.Expr) bool {
+func (g *generator) isEitherUser(x, y ast.Expr) bool {
 	return g.isUser(x) || g.isUser(y)
 }
 
@@ -393,7 +393,7 @@ func (g *generator) isUser(x ast.Expr) bool {
 		(isInteger(g.info.TypeOf(x)) || typeName(g.info.TypeOf(x)) == "supervisor.idSet")
 }
 
-func (g *generator) areFiles(x, y ast.Expr) bool {
+func (g *generator) isEitherFile(x, y ast.Expr) bool {
 	for _, e := range []ast.Expr{x, y} {
 		if slices.Contains([]string{"supervisor.inode", "principal.fileID"}, typeName(g.info.TypeOf(e))) {
 			return true
@@ -405,9 +405,9 @@ func (g *generator) areFiles(x, y ast.Expr) bool {
 	return false
 }
 
-// isDifference reports whether an expression is a difference of sets. An example is the set of capabilities that a
+// isSetDifference reports whether an expression is a difference of sets. An example is the set of capabilities that a
 // process lacks. A difference of 0 means that no element is missing.
-func isDifference(x ast.Expr) bool {
+func isSetDifference(x ast.Expr) bool {
 	b, ok := x.(*ast.BinaryExpr)
 	return ok && b.Op == token.AND_NOT
 }
@@ -466,7 +466,7 @@ func translatesError(x ast.Expr) bool {
 	case *ast.ParenExpr:
 		return translatesError(x.X)
 	case *ast.CallExpr:
-		return lastName(x.Fun) == "Is"
+		return lastIdentName(x.Fun) == "Is"
 	case *ast.BinaryExpr:
 		if x.Op == token.LOR {
 			return translatesError(x.X) && translatesError(x.Y)
@@ -474,7 +474,7 @@ func translatesError(x ast.Expr) bool {
 		if x.Op == token.LAND {
 			return translatesError(x.X) || translatesError(x.Y)
 		}
-		name := lastName(x.X)
+		name := lastIdentName(x.X)
 		return x.Op == token.EQL && (name == "err" || name == "cerr")
 	}
 	return false
@@ -534,23 +534,23 @@ func (g *generator) identName(x ast.Expr) string {
 	if c, ok := x.(*ast.CallExpr); ok && len(c.Args) == 1 && g.info.Types[c.Fun].IsType() {
 		return g.identName(c.Args[0])
 	}
-	return lastName(x)
+	return lastIdentName(x)
 }
 
-func lastName(x ast.Expr) string {
+func lastIdentName(x ast.Expr) string {
 	switch x := x.(type) {
 	case *ast.Ident:
 		return x.Name
 	case *ast.SelectorExpr:
 		return x.Sel.Name
 	case *ast.ParenExpr:
-		return lastName(x.X)
+		return lastIdentName(x.X)
 	case *ast.StarExpr:
-		return lastName(x.X)
+		return lastIdentName(x.X)
 	case *ast.IndexExpr:
-		return lastName(x.X)
+		return lastIdentName(x.X)
 	case *ast.CallExpr:
-		return lastName(x.Fun)
+		return lastIdentName(x.Fun)
 	}
 	return ""
 }

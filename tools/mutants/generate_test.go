@@ -140,7 +140,7 @@ func TestUnseenMutantsExist(t *testing.T) {
 		}
 		names[all[i].name] = true
 	}
-	unseen, err := readUnseen("unseen.txt", all)
+	unseen, err := readUndetectableMutants("unseen.txt", all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,8 +153,8 @@ func TestUnseenMutantsExist(t *testing.T) {
 		if err := os.WriteFile(bad, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := readUnseen(bad, all); err == nil {
-			t.Errorf("readUnseen of %q: got success, want an error", text)
+		if _, err := readUndetectableMutants(bad, all); err == nil {
+			t.Errorf("readUndetectableMutants of %q: got success, want an error", text)
 		}
 	}
 }

@@ -130,7 +130,7 @@ func main() {
 		if all, err = generateMutants(".", guardedPackages, (*generator).collectChecks); err != nil {
 			printUsage(err)
 		}
-		if unseen, err = readUnseen("tools/mutants/unseen.txt", all); err != nil {
+		if unseen, err = readUndetectableMutants("tools/mutants/unseen.txt", all); err != nil {
 			printUsage(err)
 		}
 	}
@@ -180,9 +180,9 @@ func selectMutants(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant
 	return few
 }
 
-// readUnseen reads the mutants that no unit test can detect. Each line of the file has a name and a reason. Each
-// name must be the name of a mutant.
-func readUnseen(path string, all []mutant) (map[string]string, error) {
+// readUndetectableMutants reads the mutants that no unit test can detect. Each line of the file has a name and a
+// reason. Each name must be the name of a mutant.
+func readUndetectableMutants(path string, all []mutant) (map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -270,7 +270,7 @@ func (r *runner) runMutant(m *mutant) {
 	}
 	if m.edit != nil && r.e2e != "" && err != nil && !errors.Is(err, errBuild) {
 		r.e2eMu.Lock()
-		how, err = m.runEndToEnd(r.e2e, err)
+		how, err = m.runEndToEndTests(r.e2e, err)
 		r.e2eMu.Unlock()
 	}
 	r.mu.Lock()
@@ -335,9 +335,9 @@ func (m *mutant) runTests(s testSelection, h *baselineResult, limit time.Duratio
 	return findFailedTest(out), nil
 }
 
-// runEndToEnd runs end-to-end tests with a mutant that unit tests did not detect. missed is the reason why they did
-// not.
-func (m *mutant) runEndToEnd(tests string, missed error) (how string, err error) {
+// runEndToEndTests runs end-to-end tests with a mutant that unit tests did not detect. missed is the reason why they
+// did not.
+func (m *mutant) runEndToEndTests(tests string, missed error) (how string, err error) {
 	broken, err := m.mutatedFiles()
 	if err != nil {
 		return "", err

@@ -172,7 +172,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 		}
 		if k := pkgOf(f.Function); t == nil && len(names) == 1 && k != nil {
 			if v, ok := k.Scope().Lookup(names[0]).(*types.Var); ok && isMutex(deref(v.Type())) {
-				f.held = append(f.held, p.lockNamed(v.Pkg().Path()+"."+v.Name(), typeName(v)))
+				f.held = append(f.held, p.getOrAddLock(v.Pkg().Path()+"."+v.Name(), typeName(v)))
 				continue
 			}
 		}

@@ -132,7 +132,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 			if what == "" {
 				continue
 			}
-			for _, l := range held.sorted() {
+			for _, l := range held.sortedLocks() {
 				k := locks.findOverlap(l)
 				if k == nil || next != nil && !c.locksHeldIn(p, next, held)[l] {
 					continue

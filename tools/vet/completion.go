@@ -365,7 +365,7 @@ func isInit(t types.Type) bool {
 }
 
 // contextsOfVariable returns the possible contexts of the Init at an address.
-func (q *queueQuery) contextsOfVariable(r origin) contextSet {
+func (q *queueQuery) contextsOfVariable(r valueOrigin) contextSet {
 	switch v := r.v.(type) {
 	case *ssa.FieldAddr:
 		return q.contextsOfField(fieldVar(v.X.Type(), v.Field))
@@ -373,9 +373,9 @@ func (q *queueQuery) contextsOfVariable(r origin) contextSet {
 		if in, ok := q.contextsOfOptionField(v, contextField(v.Type()), r.at); ok {
 			return in
 		}
-		return q.contextsOfStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
+		return q.contextsOfStores(q.p.traces.variable[v], r.at, func(base valueOrigin) bool { return base.v == r.v })
 	case *ssa.Global:
-		return q.contextsOfStores(q.p.traces.variable[v], r.at, func(base origin) bool { return base.v == r.v })
+		return q.contextsOfStores(q.p.traces.variable[v], r.at, func(base valueOrigin) bool { return base.v == r.v })
 	}
 	return ctxUnknown
 }
@@ -392,7 +392,7 @@ func contextField(t types.Type) int {
 }
 
 func (q *queueQuery) contextsOfField(field *types.Var) contextSet {
-	return q.contextsOfStores(q.p.traces.fields[field], nil, func(base origin) bool {
+	return q.contextsOfStores(q.p.traces.fields[field], nil, func(base valueOrigin) bool {
 		a, ok := base.v.(*ssa.FieldAddr)
 		return ok && fieldVar(a.X.Type(), a.Field) == field
 	})
@@ -400,7 +400,8 @@ func (q *queueQuery) contextsOfField(field *types.Var) contextSet {
 
 // contextsOfStores returns the contexts of an Init variable from the assignments to the variable and to its field
 // Context. Without assignments, the variable is the zero Init.
-func (q *queueQuery) contextsOfStores(whole []ssa.Value, at *callFrame, is func(base origin) bool) (in contextSet) {
+func (q *queueQuery) contextsOfStores(whole []ssa.Value, at *callFrame,
+	is func(base valueOrigin) bool) (in contextSet) {
 	for _, v := range whole {
 		in |= q.contextsOfInit(v, at)
 	}

@@ -35,9 +35,9 @@ var noSleepMethods = func() map[string][]string {
 	return methods
 }()
 
-// optionalOf lists interfaces with methods that other types may have by coincidence. The value is the interface that
-// every implementation has too, or "" if only the types count that the program converts to the interface.
-var optionalOf = map[string]string{
+// optionalInterfaces lists interfaces with methods that other types may have by coincidence. The value is the interface
+// that every implementation has too, or "" if only the types count that the program converts to the interface.
+var optionalInterfaces = map[string]string{
 	"CQCounter": "DriverCQ", "QPPeeker": "DriverQP", "MethodDriver": "Driver", "LibraryFaulter": "UserContext",
 	"Staller": "", "Work": "",
 }
@@ -56,9 +56,9 @@ var sleepingVerbs = func() map[string]bool {
 	return names
 }()
 
-// sleepMarks contains the functions of package ib by which a function states to checked mode that it may sleep. The
+// sleepMarkFuncs contains the functions of package ib by which a function states to checked mode that it may sleep. The
 // marks also cover functions beyond the table of verbs, such as Device.OnEvent.
-var sleepMarks = map[string]bool{
+var sleepMarkFuncs = map[string]bool{
 	"(*" + ibPath + ".Device).enterSleeping": true, "(*" + ibPath + ".object).enterSleeping": true,
 }
 
@@ -140,8 +140,9 @@ func isMutex(t types.Type) bool {
 	return ok && (n.Obj().Name() == "Mutex" || n.Obj().Name() == "RWMutex") && n.Obj().Pkg() != nil
 }
 
-// isOwn reports whether a package belongs to a checked module, and not to the standard library or a dependency.
-func (p *Program) isOwn(pkg *types.Package) bool { return pkg != nil && p.own[pkg.Path()] }
+// isInCheckedModule reports whether a package belongs to a checked module, and not to the standard library or a
+// dependency.
+func (p *Program) isInCheckedModule(pkg *types.Package) bool { return pkg != nil && p.own[pkg.Path()] }
 
 // sleepiness describes the behaviour of a function without a check of its body.
 type sleepiness uint8

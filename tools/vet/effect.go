@@ -131,7 +131,7 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 				if c.spawns && len(held) == 0 || c.agreed || f.allowed[NoSleep] != nil {
 					continue
 				}
-				for _, u := range c.passedWhileLocked(p) {
+				for _, u := range c.funcsPassedWithLocks(p) {
 					if sleep.of[u.f] != nil && p.escapes.escapeAt(p.Fset, c.pos, NoSleep) == nil {
 						why := &effectCause{pos: c.pos, what: "calls " + functionName(u.f), next: u.f}
 						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.endsInUnknownWait(sleep, u.f), false)
@@ -172,33 +172,33 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 	}
 }
 
-// passedWithLocks is a function that a call passes to another function, together with the locks with which the other
-// function calls it.
-type passedWithLocks struct {
+// passedFuncWithLocks is a function that a call passes to another function, together with the locks with which the
+// other function calls it.
+type passedFuncWithLocks struct {
 	f    *function
 	by   *function
 	held lockSet
 }
 
-// passedWhileLocked returns the functions that a call passes to its callees, with the locks that the callees hold when
-// they call these functions.
-func (c *call) passedWhileLocked(p *Program) (list []passedWithLocks) {
+// funcsPassedWithLocks returns the functions that a call passes to its callees, with the locks that the callees hold
+// when they call these functions.
+func (c *call) funcsPassedWithLocks(p *Program) (list []passedFuncWithLocks) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
 			if a.f == nil || !g.runs[a.param] {
 				continue
 			}
-			if held := p.locksHeldCalling(g, a.param, 0); len(held) > 0 {
-				list = append(list, passedWithLocks{a.f, g, held})
+			if held := p.locksHeldCallingParam(g, a.param, 0); len(held) > 0 {
+				list = append(list, passedFuncWithLocks{a.f, g, held})
 			}
 		}
 	}
 	return list
 }
 
-// locksHeldCalling returns the locks that may be held when a function calls one of its parameters. The call may be
+// locksHeldCallingParam returns the locks that may be held when a function calls one of its parameters. The call may be
 // direct, or through a function to which the parameter is passed.
-func (p *Program) locksHeldCalling(f *function, param, depth int) lockSet {
+func (p *Program) locksHeldCallingParam(f *function, param, depth int) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
 		if c.spawns {
@@ -214,7 +214,7 @@ func (p *Program) locksHeldCalling(f *function, param, depth int) lockSet {
 			for _, g := range c.ownCallees() {
 				if g.runs[a.param] {
 					maps.Copy(held, p.locksHeldAtParamCall(g, a.param, f.locks.may[c.at], depth+1))
-					maps.Copy(held, p.locksHeldCalling(g, a.param, depth+1))
+					maps.Copy(held, p.locksHeldCallingParam(g, a.param, depth+1))
 				}
 			}
 		}

@@ -42,8 +42,8 @@ var guardedPackages = map[string]guardChecks{
 	module + "/internal/principal":   allGuards,
 }
 
-// guardedSnippets lists the snippets to which all checks apply.
-const guardedSnippets = module + "/tools/vet/testdata/guard/"
+// guardSnippetPrefix lists the snippets to which all checks apply.
+const guardSnippetPrefix = module + "/tools/vet/testdata/guard/"
 
 var allGuards = guardChecks{Open: true, Restat: true, Receive: true, Close: true, Recover: true}
 
@@ -52,7 +52,7 @@ func guardChecksOf(k *types.Package) (guardChecks, bool) {
 	if k == nil {
 		return nil, false
 	}
-	if strings.HasPrefix(k.Path(), guardedSnippets) {
+	if strings.HasPrefix(k.Path(), guardSnippetPrefix) {
 		return allGuards, true
 	}
 	g, ok := guardedPackages[k.Path()]

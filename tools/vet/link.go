@@ -21,7 +21,7 @@ func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 	p.addLibraryCallees(all)
 	g := vta.CallGraph(all, nil)
 	for f := range all {
-		if f.Blocks == nil || !p.isOwn(pkgOf(f)) {
+		if f.Blocks == nil || !p.isInCheckedModule(pkgOf(f)) {
 			continue
 		}
 		p.funcs[f] = &function{Function: f, allowed: map[string]*Escape{}, runs: map[int]bool{}, wild: map[int]bool{}}
@@ -301,7 +301,7 @@ func (u *useFinder) visitCall(at ssa.CallInstruction, v ssa.Value) {
 	}
 	switch {
 	case !slices.Contains(args, v):
-	case c.static != nil && !u.p.isOwn(c.static.Pkg()):
+	case c.static != nil && !u.p.isInCheckedModule(c.static.Pkg()):
 		inner.how |= usedHere // the tables contain the functions of other packages that start a goroutine
 	case len(c.callees) == 0 || len(c.library) > 0:
 		inner.how |= usedLater

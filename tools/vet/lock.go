@@ -80,7 +80,7 @@ func (s lockSet) findOverlap(l *lock) *lock {
 	if l.class == nil && len(l.parts) == 0 {
 		return nil
 	}
-	for _, k := range s.sorted() {
+	for _, k := range s.sortedLocks() {
 		if k.overlaps(l) {
 			return k
 		}
@@ -88,7 +88,7 @@ func (s lockSet) findOverlap(l *lock) *lock {
 	return nil
 }
 
-func (s lockSet) sorted() []*lock {
+func (s lockSet) sortedLocks() []*lock {
 	var list []*lock
 	for l := range s {
 		list = append(list, l)
@@ -135,10 +135,10 @@ func (p *Program) fieldLock(owner types.Type, v *types.Var) *lock {
 	if n, ok := types.Unalias(deref(owner)).(*types.Named); ok {
 		name = typeName(n.Origin().Obj()) + "." + v.Name()
 		if n.Obj().Pkg() != nil {
-			return p.setLockProgram(p.lockNamed(n.Obj().Pkg().Path()+"."+n.Obj().Name()+"."+v.Name(), name), v)
+			return p.setLockProgram(p.getOrAddLock(n.Obj().Pkg().Path()+"."+n.Obj().Name()+"."+v.Name(), name), v)
 		}
 	}
-	return p.setLockProgram(p.lockNamed(p.Fset.Position(v.Pos()).String(), name), v)
+	return p.setLockProgram(p.getOrAddLock(p.Fset.Position(v.Pos()).String(), name), v)
 }
 
 func (p *Program) setLockProgram(l *lock, v *types.Var) *lock {
@@ -159,7 +159,7 @@ func (p *Program) markProgramLocks() {
 	}
 }
 
-func (p *Program) lockNamed(key, name string) *lock {
+func (p *Program) getOrAddLock(key, name string) *lock {
 	if p.locks[key] == nil {
 		p.locks[key] = &lock{name: name, key: key}
 	}
@@ -286,7 +286,7 @@ func (p *Program) lockPart(class *lock, key, field string) *lock {
 	if strings.Contains(name, ".go:") { // the place is an allocation, which has no name
 		name = class.name
 	}
-	l := p.lockNamed(class.name+" of "+key, name)
+	l := p.getOrAddLock(class.name+" of "+key, name)
 	if l.class == nil {
 		l.class, l.program = class, class.program
 		class.parts = append(class.parts, l)
@@ -301,15 +301,15 @@ func (p *Program) lockOf(v ssa.Value) *lock {
 		f := fieldVar(v.X.Type(), v.Field)
 		if _, named := types.Unalias(deref(v.X.Type())).(*types.Named); !named {
 			// the owner has a field with an unnamed struct type, and the struct has the field
-			return p.lockNamed(p.Fset.Position(f.Pos()).String(), outerName(v.X)+"."+f.Name())
+			return p.getOrAddLock(p.Fset.Position(f.Pos()).String(), outerName(v.X)+"."+f.Name())
 		}
 		return p.fieldLock(v.X.Type(), f)
 	case *ssa.IndexAddr:
 		return p.lockOf(v.X)
 	case *ssa.Global:
-		return p.lockNamed(v.String(), typeName(v.Object()))
+		return p.getOrAddLock(v.String(), typeName(v.Object()))
 	case *ssa.Alloc:
-		return p.lockNamed(p.Fset.Position(v.Pos()).String(), v.Comment)
+		return p.getOrAddLock(p.Fset.Position(v.Pos()).String(), v.Comment)
 	case *ssa.FreeVar:
 		return p.lockOf(boundValueOf(v))
 	case *ssa.UnOp:

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestTablesNameExisting tests that the functions and fields of package ib in the tables exist. A rename would
+// TestTablesNameExistingObjects tests that the functions and fields of package ib in the tables exist. A rename would
 // otherwise empty a table without an error.
-func TestTablesNameExisting(t *testing.T) {
+func TestTablesNameExistingObjects(t *testing.T) {
 	have := map[string]bool{}
 	files, err := filepath.Glob("../../ib/*.go")
 	if err != nil || len(files) == 0 {
@@ -51,7 +51,7 @@ func TestTablesNameExisting(t *testing.T) {
 		}
 	}
 	var want []string
-	for _, list := range []map[string]bool{sleepMarks, hotplugFuncs} {
+	for _, list := range []map[string]bool{sleepMarkFuncs, hotplugFuncs} {
 		for name := range maps.Keys(list) {
 			want = append(want, name)
 		}

@@ -34,7 +34,7 @@ func (p *Program) checkNoSleep(sleep *effect) (reports []Report) {
 				called := c.calleeName
 				if entersHelperPackage(v.f, c, g) {
 					called = func() string { return functionName(g) }
-				} else if !ib || c.static == nil && !isIB(g) {
+				} else if !ib || c.static == nil && !isInIB(g) {
 					continue
 				}
 				if sleep.of[g] == nil || p.escapes.escapeAt(p.Fset, c.pos, NoSleep) != nil {
@@ -79,7 +79,7 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 	p.copies = copies
 	said := map[*lock]bool{}
 	report := func(f *function, held lockSet, pos token.Pos, what string, next *function) {
-		for _, l := range held.sorted() {
+		for _, l := range held.sortedLocks() {
 			if l.program != nil {
 				l.program.Used = true
 				continue
@@ -185,7 +185,7 @@ func (p *Program) checkSerial() (reports []Report) {
 				Serial) != nil {
 				continue
 			}
-			l := held.sorted()[0]
+			l := held.sortedLocks()[0]
 			reports = append(reports,
 				Report{Serial, c.pos,
 					fmt.Sprintf("%s calls %s with %s held: the midlayer serialises the calls of a driver's methods",

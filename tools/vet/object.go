@@ -117,7 +117,7 @@ func (p *Program) returnedTarget(f *function, v *ssa.Call, left int) location {
 	if c == nil || len(c.ownCallees()) != 1 {
 		return location{}
 	}
-	g := c.originals(c.ownCallees())[0]
+	g := c.originalFuncs(c.ownCallees())[0]
 	g = &function{Function: g.Function, outer: g.outer, binds: p.argumentTargets(f, c, g)}
 	var results []ssa.Value
 	for _, b := range g.Blocks {
@@ -197,15 +197,15 @@ func namedOf(t types.Type) *types.Named {
 	return n
 }
 
-// splitTypes holds the types whose places the analysis distinguishes. These are structs with locks that several structs
-// or variables contain by value, and types that are locks themselves.
-type splitTypes struct {
+// distinguishedTypes holds the types whose places the analysis distinguishes. These are structs with locks that several
+// structs or variables contain by value, and types that are locks themselves.
+type distinguishedTypes struct {
 	types map[*types.Named]bool
 }
 
-// findSplitTypes finds the types whose places the analysis distinguishes.
-func (p *Program) findSplitTypes() {
-	p.split = splitTypes{types: map[*types.Named]bool{}}
+// findDistinguishedTypes finds the types whose places the analysis distinguishes.
+func (p *Program) findDistinguishedTypes() {
+	p.split = distinguishedTypes{types: map[*types.Named]bool{}}
 	count := map[*types.Named]int{}
 	for _, k := range p.prog.AllPackages() {
 		if !p.own[k.Pkg.Path()] {
@@ -289,14 +289,14 @@ func hasLock(t types.Type, depth int) bool {
 }
 
 // isLockLike reports whether a type has the methods of a lock.
-func (splitTypes) isLockLike(n *types.Named) bool {
+func (distinguishedTypes) isLockLike(n *types.Named) bool {
 	set := types.NewMethodSet(types.NewPointer(n))
 	has := func(name string) bool { return set.Lookup(n.Obj().Pkg(), name) != nil }
 	return has("Lock") && has("Unlock") || has("lock") && has("unlock")
 }
 
 // needsTarget reports whether the analysis needs the target of a parameter of a type.
-func (s splitTypes) needsTarget(t types.Type) bool {
+func (s distinguishedTypes) needsTarget(t types.Type) bool {
 	if types.IsInterface(t) {
 		return hasMethod(t, "Lock")
 	}

@@ -34,7 +34,7 @@ func (q *queueQuery) contextsOfOptionField(a *ssa.Alloc, field int, at *callFram
 		return 0, false
 	}
 	in = ctxDirect // the zero value
-	var options []origin
+	var options []valueOrigin
 	stored := 0
 	for _, r := range *a.Referrers() {
 		switch r := r.(type) {
@@ -105,7 +105,7 @@ func (q *queueQuery) contextsOfLiteral(v ssa.Value, field int, at *callFrame) (i
 
 // optionFuncs returns the functions that a call with the address of a variable may call, in their order, or nil if a
 // function is unknown.
-func (q *queueQuery) optionFuncs(c *ssa.Call, a *ssa.Alloc, at *callFrame) []origin {
+func (q *queueQuery) optionFuncs(c *ssa.Call, a *ssa.Alloc, at *callFrame) []valueOrigin {
 	if c.Call.IsInvoke() || len(c.Call.Args) != 1 || c.Call.Args[0] != ssa.Value(a) {
 		return nil
 	}
@@ -122,7 +122,7 @@ func (q *queueQuery) optionFuncs(c *ssa.Call, a *ssa.Alloc, at *callFrame) []ori
 		args := argumentFor(at.call, at.in, slices.Index(at.in.Params, k))
 		switch args := args.(type) {
 		case *ssa.Const: // without options
-			return []origin{}
+			return []valueOrigin{}
 		case *ssa.Slice:
 			if list = variadicElements(args); len(list) == 0 {
 				return nil
@@ -132,7 +132,7 @@ func (q *queueQuery) optionFuncs(c *ssa.Call, a *ssa.Alloc, at *callFrame) []ori
 		}
 		at = at.up
 	}
-	var options []origin
+	var options []valueOrigin
 	for _, v := range list {
 		from := q.p.traces.origins(v, at, nil)
 		if len(from) != 1 || functionOf(from[0].v) == nil {
@@ -145,7 +145,8 @@ func (q *queueQuery) optionFuncs(c *ssa.Call, a *ssa.Alloc, at *callFrame) []ori
 
 // contextsSetByOption returns the contexts that an option stores in a field of its argument. always is false if a path
 // of the option stores nothing. known is false if the option passes its argument on.
-func (q *queueQuery) contextsSetByOption(fn *ssa.Function, field int, o origin) (in contextSet, always, known bool) {
+func (q *queueQuery) contextsSetByOption(fn *ssa.Function, field int, o valueOrigin) (in contextSet, always,
+	known bool) {
 	for _, r := range *fn.Params[0].Referrers() {
 		f, ok := r.(*ssa.FieldAddr)
 		if !ok {
@@ -164,7 +165,7 @@ func (q *queueQuery) contextsSetByOption(fn *ssa.Function, field int, o origin) 
 
 // contextsOfBound returns the contexts of a value of a closure, with the variables of the call that created the
 // closure.
-func (q *queueQuery) contextsOfBound(v ssa.Value, o origin) (in contextSet) {
+func (q *queueQuery) contextsOfBound(v ssa.Value, o valueOrigin) (in contextSet) {
 	m, ok := o.v.(*ssa.MakeClosure)
 	u, is := v.(*ssa.UnOp)
 	if !ok || !is {

@@ -24,7 +24,7 @@ type Program struct {
 	unit        *analysis.Pass // the package under check, or nil if the program is a whole program
 	sleep       *effect        // set by Check
 	copies      *effect
-	traces      *tracer
+	traces      *valueTracer
 	handlers    map[*types.Var]string // see isHandler
 	completions []completionFunc
 	foreigners  map[*types.Package]bool          // see foreignMemory
@@ -42,7 +42,7 @@ type Program struct {
 	values        map[*types.Package][]*ssa.Function // functions used as values; see functionValues
 	decls         map[types.Object][]directive
 	locks         map[string]*lock
-	split         splitTypes
+	split         distinguishedTypes
 	waitLocks     map[ssa.CallInstruction]*lock // see waitLock
 	conds         map[any][]ssa.Value           // see condFieldStores
 	unresolved    map[token.Pos]string          // the calls with unknown callees

@@ -14,8 +14,9 @@ import (
 // noSleepPattern matches the statement that a subject may not sleep.
 var noSleepPattern = regexp.MustCompile(`(?:(\w+) and )?(\w+),? (?:may|must) not sleep`)
 
-// coveredElsewhere lists arguments that need no entry in the tables, because a function in the tables calls them.
-var coveredElsewhere = map[string]bool{
+// promisesCoveredElsewhere lists arguments that need no entry in the tables, because a function in the tables calls
+// them.
+var promisesCoveredElsewhere = map[string]bool{
 	"(*" + module + "/ib/slot.Slot).ResetAt with": true, // called by the function of DeviceHandle.AtHandler
 }
 
@@ -131,7 +132,7 @@ func argumentPromises(d *ast.FuncDecl, path string) (names []string) {
 	for _, p := range d.Type.Params.List {
 		for _, name := range p.Names {
 			if _, ok := p.Type.(*ast.FuncType); ok && statesNoSleep(commentText(d.Doc), name.Name) &&
-				!coveredElsewhere[full+" "+name.Name] {
+				!promisesCoveredElsewhere[full+" "+name.Name] {
 				names = append(names, "argument "+string(rune('0'+i))+" of "+full)
 			}
 			i++

@@ -51,7 +51,7 @@ func (c *call) filterCallees(wanted func(*function) bool) {
 // addArgumentCallees adds the callees that a call of another package reaches through its arguments. These are functions
 // in variables, and methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
 func (p *Program) addArgumentCallees(c *call, common *ssa.CallCommon) {
-	if c.static == nil || p.isOwn(c.static.Pkg()) || postFuncs[c.static.FullName()] != (postArgs{}) {
+	if c.static == nil || p.isInCheckedModule(c.static.Pkg()) || postFuncs[c.static.FullName()] != (postArgs{}) {
 		return
 	}
 	for _, a := range common.Args {
@@ -137,7 +137,7 @@ func (p *Program) addWrappedFuncs(c *call, common *ssa.CallCommon) {
 			continue
 		}
 		by, is := calleeObject(k).(*types.Func)
-		if !is || p.isOwn(by.Pkg()) {
+		if !is || p.isInCheckedModule(by.Pkg()) {
 			continue
 		}
 		// The result of context.AfterFunc stops the function and does not call it.
@@ -158,7 +158,7 @@ func (p *Program) addWrappedFuncs(c *call, common *ssa.CallCommon) {
 var reflectCalls = map[string]bool{"(reflect.Value).Call": true, "(reflect.Value).CallSlice": true}
 
 // possibleFuncs returns the possible functions of a value, or nil if a possible function is unknown.
-func (t *tracer) possibleFuncs(v ssa.Value) (list []*ssa.Function) {
+func (t *valueTracer) possibleFuncs(v ssa.Value) (list []*ssa.Function) {
 	for _, o := range t.origins(v, nil, nil) {
 		fn := functionOf(o.v)
 		if fn == nil && !isNil(o.v) {
@@ -207,11 +207,11 @@ func (p *Program) foreignMethod(c *call) *types.Func {
 			continue
 		}
 		by, is := calleeObject(k).(*types.Func)
-		if !is || p.isOwn(by.Pkg()) || by.Pkg() != nil && nonSleepingPackages[by.Pkg().Path()] {
+		if !is || p.isInCheckedModule(by.Pkg()) || by.Pkg() != nil && nonSleepingPackages[by.Pkg().Path()] {
 			continue
 		}
 		obj, _, _ := types.LookupFieldOrMethod(o.v.Type(), false, c.iface.Pkg(), c.iface.Name())
-		if m, ok := obj.(*types.Func); ok && !p.isOwn(m.Pkg()) {
+		if m, ok := obj.(*types.Func); ok && !p.isInCheckedModule(m.Pkg()) {
 			return m
 		}
 	}

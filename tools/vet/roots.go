@@ -72,7 +72,7 @@ func (p *Program) implementingMethods(of map[string][]string) (roots []root) {
 				continue
 			}
 			whose := "is a driver's "
-			if base, optional := optionalOf[i]; optional {
+			if base, optional := optionalInterfaces[i]; optional {
 				if base != "" && !types.Implements(t, p.ibInterface(base)) || base == "" && !p.convertsTo(n, i) {
 					continue
 				}
@@ -290,7 +290,7 @@ func (p *Program) visitReachable(check string, roots []root, stop func(*call) bo
 				continue
 			}
 			for _, g := range c.callees {
-				if into && isIB(g) || check == NoSleep && stop != nil && stop(c) && entersHelperPackage(v.f, c, g) {
+				if into && isInIB(g) || check == NoSleep && stop != nil && stop(c) && entersHelperPackage(v.f, c, g) {
 					continue
 				}
 				if x := g.allowed[check]; x != nil {
@@ -315,12 +315,12 @@ func entersIB(f *function, c *call) bool {
 	if c.static != nil {
 		return c.static.Pkg() != nil && c.static.Pkg().Path() == ibPath
 	}
-	return (c.iface != nil || pkg != nil && c.callsValue()) && slices.ContainsFunc(c.callees, isIB) && !c.agreed
+	return (c.iface != nil || pkg != nil && c.callsValue()) && slices.ContainsFunc(c.callees, isInIB) && !c.agreed
 }
 
-// isIB reports whether a function belongs to package ib. Callers in other packages reach it through an interface, or
+// isInIB reports whether a function belongs to package ib. Callers in other packages reach it through an interface, or
 // through a function value that package ib has returned.
-func isIB(f *function) bool {
+func isInIB(f *function) bool {
 	pkg := pkgOf(f.Function)
 	return pkg != nil && pkg.Path() == ibPath
 }
@@ -334,7 +334,7 @@ func isInHelperPackage(f *function) bool {
 // entersHelperPackage reports whether a callee of a call belongs to a package below package ib, and the caller does
 // not.
 func entersHelperPackage(f *function, c *call, g *function) bool {
-	return !c.agreed && !isIB(f) && !isInHelperPackage(f) && isInHelperPackage(g)
+	return !c.agreed && !isInIB(f) && !isInHelperPackage(f) && isInHelperPackage(g)
 }
 
 // calleeName returns the name of the callee of a call.
@@ -344,7 +344,7 @@ func (c *call) calleeName() string {
 	}
 	if c.iface == nil {
 		for _, g := range c.callees {
-			if isIB(g) {
+			if isInIB(g) {
 				return functionName(g)
 			}
 		}
@@ -363,11 +363,11 @@ func (v *rootVisit) pathTo(end PathStep) []PathStep {
 
 // isDriverMethod reports whether a method belongs to an interface of a driver.
 func (p *Program) isDriverMethod(recv types.Type, m *types.Func) bool {
-	return m.Pkg() != nil && m.Pkg().Path() == ibPath && p.driverIface(recv) != ""
+	return m.Pkg() != nil && m.Pkg().Path() == ibPath && p.driverInterfaceOf(recv) != ""
 }
 
-// driverIface returns the driver interface that a type of package ib is or contains.
-func (p *Program) driverIface(recv types.Type) string {
+// driverInterfaceOf returns the driver interface that a type of package ib is or contains.
+func (p *Program) driverInterfaceOf(recv types.Type) string {
 	n, ok := types.Unalias(recv).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != ibPath {
 		return ""
@@ -385,21 +385,22 @@ func (p *Program) driverIface(recv types.Type) string {
 	return ""
 }
 
-// isPromised reports whether a method belongs to an interface that is no driver interface, and may not sleep.
-func isPromised(recv types.Type, m *types.Func) bool {
+// isOptionalNoSleepMethod reports whether a method belongs to an interface that is no driver interface, and may not
+// sleep.
+func isOptionalNoSleepMethod(recv types.Type, m *types.Func) bool {
 	n, ok := types.Unalias(recv).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != ibPath {
 		return false
 	}
-	_, optional := optionalOf[n.Obj().Name()]
+	_, optional := optionalInterfaces[n.Obj().Name()]
 	return optional && slices.Contains(noSleepMethods[n.Obj().Name()], m.Name())
 }
 
 func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {
 	// interfaces that the interface may embed
-	for _, i := range append([]string{p.driverIface(recv)}, "DriverQP", "DriverSRQ", "DriverMR") {
+	for _, i := range append([]string{p.driverInterfaceOf(recv)}, "DriverQP", "DriverSRQ", "DriverMR") {
 		if it := p.ibInterface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
-			(i == p.driverIface(recv) || types.Implements(recv, it)) {
+			(i == p.driverInterfaceOf(recv) || types.Implements(recv, it)) {
 			return true
 		}
 	}

@@ -64,11 +64,11 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 	counts := true
 	switch fn := common.StaticCallee(); {
 	case common.IsInvoke():
-		counts = p.scanInvoke(f, c, common, known)
+		counts = p.scanInterfaceCall(f, c, common, known)
 	case fn == nil:
-		p.scanValue(f, c, common, known)
+		p.scanFuncValueCall(f, c, common, known)
 	default:
-		counts = p.scanStatic(f, c, fn)
+		counts = p.scanStaticCall(f, c, fn)
 	}
 	if counts {
 		p.recordPassedFuncs(f, c, common)
@@ -76,15 +76,15 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 	}
 }
 
-// scanInvoke examines a call of an interface method. It reports whether the callees of the call matter.
-func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) bool {
+// scanInterfaceCall examines a call of an interface method. It reports whether the callees of the call matter.
+func (p *Program) scanInterfaceCall(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) bool {
 	c.iface = common.Method
 	recv := common.Value.Type()
 	if isNamed(recv, copyInterface) && copyMethods[c.iface.Name()] {
 		f.addOperation(c.at, opCopy, "copies to or from process memory by "+shortName(c.iface))
 		return false // the effect does not depend on the callee
 	}
-	if isPromised(recv, c.iface) {
+	if isOptionalNoSleepMethod(recv, c.iface) {
 		c.agreed = true
 	} else if p.isDriverMethod(recv, c.iface) {
 		c.agreed = true
@@ -95,7 +95,7 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 	p.addCallees(f, c, known)
 	switch {
 	case len(c.callees) > 0 || len(c.library) > 0:
-	case !p.isOwn(c.iface.Pkg()):
+	case !p.isInCheckedModule(c.iface.Pkg()):
 		p.applyLibraryCall(f, c, c.iface)
 	case len(known) == 0:
 		p.unresolved[c.pos] = shortName(c.iface)
@@ -103,8 +103,8 @@ func (p *Program) scanInvoke(f *function, c *call, common *ssa.CallCommon, known
 	return true
 }
 
-// scanValue examines a call of a function value.
-func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
+// scanFuncValueCall examines a call of a function value.
+func (p *Program) scanFuncValueCall(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
 	c.field = fieldOf(common.Value)
 	c.done = isDoneField(c.field)
 	c.agreed = c.done || p.isHandler(c.field)
@@ -116,15 +116,16 @@ func (p *Program) scanValue(f *function, c *call, common *ssa.CallCommon, known 
 	if len(known) > 0 {
 		return
 	}
-	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil && !p.isOwn(pkgOf(k.Call.StaticCallee())) {
+	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil &&
+		!p.isInCheckedModule(pkgOf(k.Call.StaticCallee())) {
 		p.addPassedCallees(c) // for example, an iterator of another package
 	} else {
 		p.unresolved[c.pos] = "a function value"
 	}
 }
 
-// scanStatic examines a call of a known function. It reports whether the callees of the call matter.
-func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
+// scanStaticCall examines a call of a known function. It reports whether the callees of the call matter.
+func (p *Program) scanStaticCall(f *function, c *call, fn *ssa.Function) bool {
 	c.static, _ = objectOf(fn).(*types.Func)
 	if p.isForeignMemoryMethod(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
 		f.addOperation(c.at, opCopy, "copies to or from process memory by "+shortName(c.static))
@@ -133,13 +134,13 @@ func (p *Program) scanStatic(f *function, c *call, fn *ssa.Function) bool {
 	if lockCallKindOf(fn) != noLockCall {
 		return true // lockflow.go treats these calls
 	}
-	if sleepMarks[fn.String()] {
+	if sleepMarkFuncs[fn.String()] {
 		f.addOperation(c.at, opSleep, "may sleep, as its comment states")
 		return false
 	}
 	if p.funcs[fn] != nil {
 		p.addCallee(c, fn)
-	} else if c.static != nil && !p.isOwn(c.static.Pkg()) {
+	} else if c.static != nil && !p.isInCheckedModule(c.static.Pkg()) {
 		p.applyLibraryCall(f, c, c.static)
 	}
 	return true
@@ -151,7 +152,7 @@ func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
 	for _, fn := range known {
 		if p.funcs[fn] != nil {
 			p.addCallee(c, fn)
-		} else if o, ok := objectOf(fn).(*types.Func); ok && !p.isOwn(o.Pkg()) && !slices.Contains(c.library, o) {
+		} else if o, ok := objectOf(fn).(*types.Func); ok && !p.isInCheckedModule(o.Pkg()) && !slices.Contains(c.library, o) {
 			c.library = append(c.library, o)
 		}
 	}

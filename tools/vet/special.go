@@ -17,7 +17,7 @@ const maxCopies = 32
 // specialise replaces functions with locks or interfaces in their parameters by copies. There is one copy for each
 // place or type that callers pass.
 func (p *Program) specialise() {
-	p.findSplitTypes()
+	p.findDistinguishedTypes()
 	if !p.markNeededParameters() {
 		return
 	}
@@ -84,7 +84,7 @@ func (p *Program) markNeededParameters() (any bool) {
 
 // mayCallSeveral reports whether a call through an interface of the program may call several methods.
 func (p *Program) mayCallSeveral(c *call) bool {
-	return c.iface != nil && !c.agreed && p.isOwn(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
+	return c.iface != nil && !c.agreed && p.isInCheckedModule(c.iface.Pkg()) && c.iface.Pkg().Path() != ibPath &&
 		len(c.callees)+len(c.library) > 1
 }
 
@@ -204,7 +204,7 @@ func (s *specialiser) calleeCopy(f *function, c *call, g *function) *function {
 			return g
 		}
 		s.count[g.Function]++
-		s.made[key] = g.copyFor(binds, outer)
+		s.made[key] = g.newCopyFor(binds, outer)
 		s.work = append(s.work, s.made[key])
 	}
 	return s.made[key]
@@ -221,9 +221,9 @@ func (f *function) enclosingCopy(g *function) *function {
 	return nil
 }
 
-// copyFor returns a copy of a function for the targets of its parameters. The copy belongs to a copy of the
+// newCopyFor returns a copy of a function for the targets of its parameters. The copy belongs to a copy of the
 // enclosing function.
-func (f *function) copyFor(binds map[int]location, outer *function) *function {
+func (f *function) newCopyFor(binds map[int]location, outer *function) *function {
 	g := *f
 	g.binds, g.outer, g.base = binds, outer, f
 	g.pointers = nil
@@ -231,14 +231,14 @@ func (f *function) copyFor(binds map[int]location, outer *function) *function {
 	g.calls = make([]*call, len(f.calls))
 	for i, c := range f.calls {
 		k := *c
-		k.callees, k.through = slices.Clone(c.originals(c.callees)), slices.Clone(c.originals(c.through))
+		k.callees, k.through = slices.Clone(c.originalFuncs(c.callees)), slices.Clone(c.originalFuncs(c.through))
 		g.calls[i] = &k
 	}
 	return &g
 }
 
-// originals returns the original functions that copies have replaced.
-func (c *call) originals(list []*function) []*function {
+// originalFuncs returns the original functions that copies have replaced.
+func (c *call) originalFuncs(list []*function) []*function {
 	out := make([]*function, len(list))
 	for i, f := range list {
 		if out[i] = f; f.base != nil {

@@ -87,11 +87,13 @@ func loopsOf(f *ssa.Function) [][]*ssa.BasicBlock {
 	for _, b := range f.Blocks {
 		all[b] = true
 	}
-	return stronglyConnected(all, func(b *ssa.BasicBlock) []*ssa.BasicBlock { return b.Succs })
+	return stronglyConnectedComponents(all, func(b *ssa.BasicBlock) []*ssa.BasicBlock { return b.Succs })
 }
 
-// stronglyConnected returns the strongly connected sets of the given blocks. next returns the successors of a block.
-func stronglyConnected(among blockSet, next func(*ssa.BasicBlock) []*ssa.BasicBlock) (list [][]*ssa.BasicBlock) {
+// stronglyConnectedComponents returns the strongly connected sets of the given blocks. next returns the successors of a
+// block.
+func stronglyConnectedComponents(among blockSet,
+	next func(*ssa.BasicBlock) []*ssa.BasicBlock) (list [][]*ssa.BasicBlock) {
 	index, low := map[*ssa.BasicBlock]int{}, map[*ssa.BasicBlock]int{}
 	on := blockSet{}
 	var stack []*ssa.BasicBlock

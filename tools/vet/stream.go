@@ -36,7 +36,7 @@ func usesStream(f *types.Func) bool {
 	}
 	sig := f.Signature()
 	if r := sig.Recv(); r != nil && holdsStream(r.Type()) {
-		return !slices.Contains(idleMethods, f.Name())
+		return !slices.Contains(streamFreeMethods, f.Name())
 	}
 	for v := range sig.Params().Variables() {
 		if isStream(v.Type()) {
@@ -46,8 +46,8 @@ func usesStream(f *types.Func) bool {
 	return false
 }
 
-// idleMethods lists methods that do not use the stream of their receiver.
-var idleMethods = []string{
+// streamFreeMethods lists methods that do not use the stream of their receiver.
+var streamFreeMethods = []string{
 	"Available", "AvailableBuffer", "Buffer", "Buffered", "Bytes", "Enabled", "Err", "Error", "Flags", "Handler",
 	"Indent", "InputOffset", "Prefix", "Reset", "SetEscapeHTML", "SetFlags", "SetIndent", "SetOutput", "SetPrefix", "Size",
 	"Split", "String", "Text", "UseNumber", "With", "WithAttrs", "WithGroup", "Writer",
@@ -194,14 +194,14 @@ func isWriterOfType(v ssa.Value) bool {
 
 // sliceElements returns the sliceElements of a slice. For a slice of a literal, sliceElements returns only the
 // sliceElements of that literal.
-func (q *streamQuery) sliceElements(v ssa.Value, at *callFrame) (list []origin) {
+func (q *streamQuery) sliceElements(v ssa.Value, at *callFrame) (list []valueOrigin) {
 	s, ok := v.(*ssa.Slice)
 	if !ok {
-		return []origin{{}}
+		return []valueOrigin{{}}
 	}
 	a, ok := s.X.(*ssa.Alloc)
 	if !ok {
-		return []origin{{}}
+		return []valueOrigin{{}}
 	}
 	for _, r := range *a.Referrers() {
 		i, ok := r.(*ssa.IndexAddr)
@@ -217,7 +217,7 @@ func (q *streamQuery) sliceElements(v ssa.Value, at *callFrame) (list []origin) 
 	return list
 }
 
-func (q *streamQuery) examineOrigin(o origin) {
+func (q *streamQuery) examineOrigin(o valueOrigin) {
 	switch v := o.v.(type) {
 	case nil:
 		q.sleeps = true
@@ -283,7 +283,7 @@ func (q *streamQuery) examineRedirectedStreams(made *ssa.Call) {
 }
 
 // loggerRedirects returns the calls of the program that set the output of a logger.
-func (t *tracer) loggerRedirects() (list []*ssa.Call) {
+func (t *valueTracer) loggerRedirects() (list []*ssa.Call) {
 	if t.outputs == nil {
 		t.outputs = []*ssa.Call{}
 		for at := range t.calls {

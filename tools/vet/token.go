@@ -95,7 +95,7 @@ func (p *Program) releaseTokens() {
 
 // isForeignChannel reports whether only other packages have made a channel, such as that of a context.
 func (p *Program) isForeignChannel(ch ssa.Value) bool {
-	return !slices.ContainsFunc(p.traces.origins(ch, nil, nil), func(o origin) bool {
+	return !slices.ContainsFunc(p.traces.origins(ch, nil, nil), func(o valueOrigin) bool {
 		switch o.v.(type) {
 		case *ssa.Call, *ssa.Extract, *ssa.Const:
 			return false

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
-// origin is a possible source of a traced value. It is a constant, an allocation, a function, the address of a
+// valueOrigin is a possible source of a traced value. It is a constant, an allocation, a function, the address of a
 // variable or field, or the result of a call of another package. An origin with a nil value stands for an unknown
 // source.
-type origin struct {
+type valueOrigin struct {
 	v  ssa.Value
 	at *callFrame // the frame of the function that contains the value
 }
@@ -30,10 +30,10 @@ const (
 	maxOrigins  = 4000 // maximum number of values that one trace visits
 )
 
-// tracer follows values backwards through variables, fields, parameters, results, channels and containers. A field
+// valueTracer follows values backwards through variables, fields, parameters, results, channels and containers. A field
 // stands for that field of all values of its type. An element stands for the elements of all containers of its
 // type.
-type tracer struct {
+type valueTracer struct {
 	p        *Program
 	fields   map[*types.Var][]ssa.Value
 	variable map[ssa.Value][]ssa.Value     // stored values, keyed by *ssa.Global or *ssa.Alloc
@@ -42,19 +42,19 @@ type tracer struct {
 	calls    map[ssa.Instruction]*call
 	callers  map[*ssa.Function][]caller
 	frames   map[callFrame]*callFrame
-	made     map[ssa.Value][]origin // see makers
-	outputs  []*ssa.Call            // see redirects
-	depth    int                    // nesting depth of traces of pointers
+	made     map[ssa.Value][]valueOrigin // see makers
+	outputs  []*ssa.Call                 // see redirects
+	depth    int                         // nesting depth of traces of pointers
 }
 
 // containerElement is a value that an instruction adds to a container.
 type containerElement struct{ container, v ssa.Value }
 
 // newTracer indexes the stores and calls of a linked program.
-func newTracer(p *Program) *tracer {
-	t := &tracer{
+func newTracer(p *Program) *valueTracer {
+	t := &valueTracer{
 		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{},
-		elements: map[string][]containerElement{}, made: map[ssa.Value][]origin{},
+		elements: map[string][]containerElement{}, made: map[ssa.Value][]valueOrigin{},
 		closures: map[*ssa.Function][]*ssa.MakeClosure{}, calls: map[ssa.Instruction]*call{},
 		callers: map[*ssa.Function][]caller{}, frames: map[callFrame]*callFrame{},
 	}
@@ -74,7 +74,7 @@ func newTracer(p *Program) *tracer {
 	return t
 }
 
-func (t *tracer) indexInstruction(at ssa.Instruction) {
+func (t *valueTracer) indexInstruction(at ssa.Instruction) {
 	switch at := at.(type) {
 	case *ssa.Store:
 		switch addr := at.Addr.(type) {
@@ -106,7 +106,7 @@ func (t *tracer) indexInstruction(at ssa.Instruction) {
 	}
 }
 
-func (t *tracer) addElement(container, v ssa.Value) {
+func (t *valueTracer) addElement(container, v ssa.Value) {
 	key := elementKey(container.Type())
 	t.elements[key] = append(t.elements[key], containerElement{container, v})
 }
@@ -140,22 +140,22 @@ func capturedVariable(v *ssa.FreeVar) ssa.Value {
 
 // traceSearch is one search of a tracer.
 type traceSearch struct {
-	*tracer
+	*valueTracer
 	stop func(ssa.Value) bool
-	seen map[origin]bool
-	list []origin
+	seen map[valueOrigin]bool
+	list []valueOrigin
 }
 
 // origins returns the possible sources of a value. The search does not continue beyond values for which stop
 // returns true. stop may be nil.
-func (t *tracer) origins(v ssa.Value, at *callFrame, stop func(ssa.Value) bool) []origin {
-	s := &traceSearch{tracer: t, stop: stop, seen: map[origin]bool{}}
+func (t *valueTracer) origins(v ssa.Value, at *callFrame, stop func(ssa.Value) bool) []valueOrigin {
+	s := &traceSearch{valueTracer: t, stop: stop, seen: map[valueOrigin]bool{}}
 	s.visitValue(v, at)
 	return s.list
 }
 
 func (s *traceSearch) addLeaf(v ssa.Value, at *callFrame) {
-	if o := (origin{v, at}); !slices.Contains(s.list, o) {
+	if o := (valueOrigin{v, at}); !slices.Contains(s.list, o) {
 		s.list = append(s.list, o)
 	}
 }
@@ -171,10 +171,10 @@ func (s *traceSearch) visitValue(v ssa.Value, at *callFrame) {
 		s.addLeaf(nil, nil)
 		return
 	}
-	if s.seen[origin{v, at}] {
+	if s.seen[valueOrigin{v, at}] {
 		return
 	}
-	s.seen[origin{v, at}] = true
+	s.seen[valueOrigin{v, at}] = true
 	if s.stop != nil && s.stop(v) {
 		s.addLeaf(v, at)
 		return
@@ -267,12 +267,12 @@ func (s *traceSearch) visitContainer(x ssa.Value) {
 }
 
 // haveCommonOrigin reports whether two lists have a common element.
-func haveCommonOrigin(a, b []origin) bool {
-	return slices.ContainsFunc(a, func(o origin) bool { return slices.Contains(b, o) })
+func haveCommonOrigin(a, b []valueOrigin) bool {
+	return slices.ContainsFunc(a, func(o valueOrigin) bool { return slices.Contains(b, o) })
 }
 
 // containerAllocs returns the allocations of a map or channel, or nil if they are unknown.
-func (t *tracer) containerAllocs(x ssa.Value) []origin {
+func (t *valueTracer) containerAllocs(x ssa.Value) []valueOrigin {
 	if list, ok := t.made[x]; ok {
 		return list
 	}
@@ -282,11 +282,11 @@ func (t *tracer) containerAllocs(x ssa.Value) []origin {
 	default:
 		return nil
 	}
-	var list []origin
+	var list []valueOrigin
 	for _, o := range t.origins(x, nil, nil) {
 		switch o.v.(type) {
 		case *ssa.MakeMap, *ssa.MakeChan:
-			list = append(list, origin{o.v, nil})
+			list = append(list, valueOrigin{o.v, nil})
 		case *ssa.Const:
 		default:
 			return nil
@@ -298,7 +298,7 @@ func (t *tracer) containerAllocs(x ssa.Value) []origin {
 
 // visitField visits the values that are stored in a field.
 func (s *traceSearch) visitField(v *types.Var) {
-	if len(s.fields[v]) == 0 && !s.p.isOwn(v.Pkg()) {
+	if len(s.fields[v]) == 0 && !s.p.isInCheckedModule(v.Pkg()) {
 		s.addLeaf(nil, nil)
 	}
 	s.visitAll(s.fields[v], nil)
@@ -389,7 +389,7 @@ func (s *traceSearch) visitResult(c *ssa.Call, i int, v ssa.Value, at *callFrame
 }
 
 // enterCall returns the frame for a call, or nil beyond the maximum depth.
-func (t *tracer) enterCall(c *call, fn *ssa.Function, up *callFrame) *callFrame {
+func (t *valueTracer) enterCall(c *call, fn *ssa.Function, up *callFrame) *callFrame {
 	n := 0
 	for x := up; x != nil; x = x.up {
 		n++

@@ -14,9 +14,9 @@ import (
 var wantPattern = regexp.MustCompile(`// want ((?:"(?:[^"\\]|\\.)*"\s*)+)(?:$|\*/)`)
 var quotedPattern = regexp.MustCompile(`"((?:[^"\\]|\\.)*)"`)
 
-// TestSnippets tests that each fault in a wrong snippet is reported at its position, and that there are no other
-// reports. Correct snippets have no reports.
-func TestSnippets(t *testing.T) {
+// TestSnippetsHaveExpectedReports tests that each fault in a wrong snippet is reported at its position, and that there
+// are no other reports. Correct snippets have no reports.
+func TestSnippetsHaveExpectedReports(t *testing.T) {
 	files, err := filepath.Glob("testdata/*/*/*/*.go")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("Glob: got %d snippets and error %v, want some snippets", len(files), err)

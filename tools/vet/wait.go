@@ -125,16 +125,16 @@ type waitFinder struct {
 	within bool                                    // whether the body is that of a called function, see purity
 }
 
-// condition holds the dependencies of a branch within a set of blocks.
-type condition struct {
+// branchCondition holds the dependencies of a branch within a set of blocks.
+type branchCondition struct {
 	seen    []ssa.Instruction // instructions that read memory
 	carried bool              // whether the condition depends on a variable that the loop changes
 	ours    bool              // whether the condition depends on the result of a function that does more than read
 }
 
 // conditionOf determines the dependencies of a condition.
-func (w *waitFinder) conditionOf(v ssa.Value, in blockSet) condition {
-	var c condition
+func (w *waitFinder) conditionOf(v ssa.Value, in blockSet) branchCondition {
+	var c branchCondition
 	const onPath, done = 1, 2
 	state := map[ssa.Value]int{}
 	var visit func(v ssa.Value)
@@ -154,7 +154,7 @@ func (w *waitFinder) conditionOf(v ssa.Value, in blockSet) condition {
 		case *ssa.Call:
 			c.ours = c.ours || !w.isHarmless(at)
 		}
-		if w.readsShared(at) {
+		if w.readsSharedMemory(at) {
 			c.seen = append(c.seen, at)
 		}
 		for _, o := range at.Operands(nil) {
@@ -238,8 +238,8 @@ func isCQPoll(at *ssa.Call) bool {
 	return o != nil && (o.FullName() == "(*"+ibPath+".CQ).Poll" || o.FullName() == "("+ibPath+".DriverCQ).Poll")
 }
 
-// readsShared reports whether an instruction reads memory that other goroutines can change.
-func (w *waitFinder) readsShared(at ssa.Instruction) bool {
+// readsSharedMemory reports whether an instruction reads memory that other goroutines can change.
+func (w *waitFinder) readsSharedMemory(at ssa.Instruction) bool {
 	switch at := at.(type) {
 	case *ssa.UnOp:
 		return at.Op == token.MUL && mayBeShared(at.X)
@@ -318,12 +318,12 @@ func (w *waitFinder) isInvariantAddress(addr ssa.Value) bool {
 
 // isHarmless reports whether an instruction makes no progress and cannot change the condition of the loop.
 func (w *waitFinder) isHarmless(at ssa.Instruction) bool {
-	if w.readsShared(at) {
+	if w.readsSharedMemory(at) {
 		return true
 	}
 	switch at := at.(type) {
 	case *ssa.Store:
-		return !mayBeShared(at.Addr) || w.isUnrelated(at.Addr)
+		return !mayBeShared(at.Addr) || w.isUnrelatedAddress(at.Addr)
 	case *ssa.Defer: // RunDefers runs only these calls
 		fn := at.Call.StaticCallee()
 		return fn != nil && (lockCallKindOf(fn) != noLockCall || w.pure.isPure(fn))
@@ -337,8 +337,9 @@ func (w *waitFinder) isHarmless(at ssa.Instruction) bool {
 	return true
 }
 
-// isUnrelated reports whether an address is that of a field or variable that the conditions of the loop do not read.
-func (w *waitFinder) isUnrelated(addr ssa.Value) bool {
+// isUnrelatedAddress reports whether an address is that of a field or variable that the conditions of the loop do not
+// read.
+func (w *waitFinder) isUnrelatedAddress(addr ssa.Value) bool {
 	place := variableAt(addr)
 	return place != nil && !w.places[place] && w.places != nil
 }
@@ -349,7 +350,7 @@ func (w *waitFinder) isHarmlessCall(at *ssa.Call) bool {
 	}
 	switch atomicCallName(at) {
 	case "Store", "Add", "And", "Or", "Swap":
-		return w.isUnrelated(at.Call.Args[0])
+		return w.isUnrelatedAddress(at.Call.Args[0])
 	case "CompareAndSwap":
 		return false
 	}
@@ -399,7 +400,7 @@ func (w *waitFinder) harmlessCycles() (list []blockSet) {
 			calm[b] = true
 		}
 	}
-	for _, scc := range stronglyConnected(calm, w.successors) {
+	for _, scc := range stronglyConnectedComponents(calm, w.successors) {
 		set := blockSet{}
 		for _, b := range scc {
 			set[b] = true
@@ -553,7 +554,7 @@ func (w *waitFinder) waitBranch(s blockSet) (ssa.Instruction, bool) {
 		if c.carried {
 			return nil, false
 		}
-		if len(c.seen) > 0 && !c.ours && !comparesWithPresent(c.seen) && at == nil {
+		if len(c.seen) > 0 && !c.ours && !comparesWithCurrentValue(c.seen) && at == nil {
 			at = cond
 		}
 	}
@@ -564,8 +565,8 @@ func (w *waitFinder) waitBranch(s blockSet) (ssa.Instruction, bool) {
 	return at, at != nil
 }
 
-// comparesWithPresent reports whether a condition compares an earlier value of a place with its present value.
-func comparesWithPresent(seen []ssa.Instruction) bool {
+// comparesWithCurrentValue reports whether a condition compares an earlier value of a place with its present value.
+func comparesWithCurrentValue(seen []ssa.Instruction) bool {
 	shapes := map[string]bool{}
 	for _, at := range seen {
 		s := ""

@@ -54,9 +54,9 @@ func (s *CheckedSite) Close() (err error) {
 	return err
 }
 
-// link is a pair of connected queue pairs. The first queue pair belongs to the consumer, and the second queue pair
+// qpPair is a pair of connected queue pairs. The first queue pair belongs to the consumer, and the second queue pair
 // belongs to the peer.
-type link struct {
+type qpPair struct {
 	pd   *ib.PD
 	cq   *ib.CQ // CQ of both queue pairs
 	srq  *ib.SRQ
@@ -64,8 +64,8 @@ type link struct {
 	a, b *ib.QP
 }
 
-// linkOptions holds the options of a link.
-type linkOptions struct {
+// qpPairOptions holds the options of a link.
+type qpPairOptions struct {
 	entries int // number of entries of the CQ
 	handler func(*ib.CQ)
 	event   func(*ib.QP, ib.EventType)
@@ -74,8 +74,8 @@ type linkOptions struct {
 	one     bool // whether the link is one queue pair, connected to itself
 }
 
-func openLink(d *ib.Device, o linkOptions) (l *link, err error) {
-	l = &link{}
+func openQPPair(d *ib.Device, o qpPairOptions) (l *qpPair, err error) {
+	l = &qpPair{}
 	if l.pd, err = d.AllocPD(); err != nil {
 		return nil, err
 	}
@@ -136,9 +136,9 @@ func openLink(d *ib.Device, o linkOptions) (l *link, err error) {
 	return l, to(l.b, l.a)
 }
 
-func (l *link) sge() []ib.SGE { return []ib.SGE{{Addr: l.mr.Addr(), Length: 64, LKey: l.mr.LKey()}} }
+func (l *qpPair) sge() []ib.SGE { return []ib.SGE{{Addr: l.mr.Addr(), Length: 64, LKey: l.mr.LKey()}} }
 
-func (l *link) postRecv(n int) error {
+func (l *qpPair) postRecv(n int) error {
 	for i := range n {
 		wr := ib.RecvWR{ID: uint64(i), SGList: l.sge()}
 		var err error
@@ -154,7 +154,7 @@ func (l *link) postRecv(n int) error {
 	return nil
 }
 
-func (l *link) postSend(n int, flags ib.SendFlags) error {
+func (l *qpPair) postSend(n int, flags ib.SendFlags) error {
 	for range n {
 		if _, err := l.a.PostSend(ib.SendWR{ID: 100, Opcode: ib.WRSend, Flags: flags, SGList: l.sge()}); err != nil {
 			return err
@@ -163,7 +163,7 @@ func (l *link) postSend(n int, flags ib.SendFlags) error {
 	return nil
 }
 
-func (l *link) close() (err error) {
+func (l *qpPair) close() (err error) {
 	err = l.a.Destroy()
 	if l.b != l.a {
 		err = errors.Join(err, l.b.Destroy())
@@ -183,7 +183,7 @@ func drainCQ(cq *ib.CQ) {
 }
 
 // exchangeMessages arms the CQ, and exchanges n messages.
-func (l *link) exchangeMessages(n int) error {
+func (l *qpPair) exchangeMessages(n int) error {
 	if _, err := l.cq.ReqNotify(ib.NotifyNextComp); err != nil {
 		return err
 	}
@@ -193,16 +193,16 @@ func (l *link) exchangeMessages(n int) error {
 const handlerDelay = 50 * time.Millisecond // delay after which handlers have run
 
 // Consumers lists the mistakes, each with the consumer that makes it.
-var Consumers = slices.Concat(firstConsumers, secondConsumers, thirdConsumers, weakConsumers)
+var Consumers = slices.Concat(originalConsumers, blindConsumers, initiallyMissedConsumers, weakConsumers)
 
-var firstConsumers = []Consumer{
+var originalConsumers = []Consumer{
 	{
 		// The completion handler calls a function that allocates memory and may sleep.
 		Name:   "sleep-in-handler",
 		Commit: `5c20311d76cb ("IB/mad: Don't call to function that might sleep while in atomic context")`,
 		Rule:   "A callback does not sleep, and calls only functions of the first group",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: func(cq *ib.CQ) {
 				drainCQ(cq)
 				if pd, err := cq.Device().AllocPD(); err == nil {
 					pd.Dealloc()
@@ -224,7 +224,7 @@ var firstConsumers = []Consumer{
 		Rule:   "A callback does not sleep",
 		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: func(cq *ib.CQ) {
 				mu.Lock()
 				defer mu.Unlock()
 				drainCQ(cq)
@@ -248,8 +248,8 @@ var firstConsumers = []Consumer{
 		Rule: "A consumer that has armed a CQ polls once more, or asks by NotifyReportMissed",
 		Run: func(s *CheckedSite) error {
 			var once sync.Once
-			var l *link
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
+			var l *qpPair
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: func(cq *ib.CQ) {
 				drainCQ(cq)
 				once.Do(func() { l.exchangeOneMessage() })
 				cq.ReqNotify(ib.NotifyNextComp)
@@ -269,7 +269,7 @@ var firstConsumers = []Consumer{
 		Commit: `d455ab64096b ("RDS/IB: always process recv completions")`,
 		Rule:   "ReqNotify arms the CQ for one call",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: drainCQ})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: drainCQ})
 			if err != nil {
 				return nil
 			}
@@ -289,7 +289,7 @@ var firstConsumers = []Consumer{
 		Commit: `7dad6b2e440d ("IB/srp: Fix a race condition triggered by destroying a queue pair")`,
 		Rule:   "flush not awaited: completions of a queue pair name requests that its consumer has freed",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(*ib.CQ) {}})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: func(*ib.CQ) {}})
 			if err != nil {
 				return nil
 			}
@@ -309,7 +309,7 @@ var firstConsumers = []Consumer{
 		Commit: `4af7f7ff92a4 ("nvme-rdma: don't complete requests before a send work request has completed")`,
 		Rule:   "flush not awaited before Dereg",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return nil
 			}
@@ -331,7 +331,7 @@ var firstConsumers = []Consumer{
 		Commit: `830bb59b6ece ("SVCRDMA: Add check for XPT_CLOSE in svc_rdma_send")`,
 		Rule:   "Nobody uses an object that is gone",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return nil
 			}
@@ -349,7 +349,7 @@ var firstConsumers = []Consumer{
 		Commit: `unconfirmed: "nvme-rdma: fix double freeing of async event data", 2018`,
 		Rule:   "Nobody uses an object that is gone",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return nil
 			}
@@ -362,7 +362,7 @@ var firstConsumers = []Consumer{
 		Name: "wrong-order",
 		Rule: "What something refers to cannot be destroyed (EBUSY)",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return nil
 			}
@@ -442,7 +442,7 @@ var firstConsumers = []Consumer{
 		Rule:   "It does not destroy what it is the callback of",
 		Run: func(s *CheckedSite) error {
 			got := make(chan error, 4)
-			l, err := openLink(s.Handles[0].Device(), linkOptions{srq: true, event: func(q *ib.QP, _ ib.EventType) {
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{srq: true, event: func(q *ib.QP, _ ib.EventType) {
 				got <- q.Destroy()
 			}})
 			if err != nil {
@@ -465,7 +465,7 @@ var firstConsumers = []Consumer{
 		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
 			entered := make(chan bool, 4)
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(*ib.CQ) {
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: func(*ib.CQ) {
 				entered <- true
 				mu.Lock()
 				defer mu.Unlock()
@@ -515,7 +515,7 @@ var firstConsumers = []Consumer{
 		Name: "unsignaled-only",
 		Rule: "signaling: a slot of the send queue is free again when a later signaled request has been polled",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return nil
 			}
@@ -536,7 +536,7 @@ var firstConsumers = []Consumer{
 		Name: "cq-too-small",
 		Rule: "a CQ has an entry for each request that may be outstanding",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{entries: 4})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{entries: 4})
 			if err != nil {
 				return nil
 			}
@@ -553,10 +553,10 @@ var firstConsumers = []Consumer{
 		Commit: `unconfirmed: "RDMA/cm: Fix memory leak in cm_add/remove_one", 2019`,
 		Rule:   "When Remove returns the client has destroyed all that it made",
 		Run: func(s *CheckedSite) error {
-			var state *link
+			var state *qpPair
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (_ any, err error) {
-					state, err = openLink(d, linkOptions{})
+					state, err = openQPPair(d, qpPairOptions{})
 					return nil, err
 				},
 				Remove: func(*ib.Device, any) { state.close() },
@@ -573,7 +573,7 @@ var firstConsumers = []Consumer{
 		Commit: `844bc12e6da3 ("IB/core: add support for draining Shared receive queues")`,
 		Rule:   "EventQPLastWQEReached is awaited before the queue pair is destroyed",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{srq: true})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{srq: true})
 			if err != nil {
 				return nil
 			}
@@ -606,7 +606,7 @@ var firstConsumers = []Consumer{
 		Rule:   "No thread is inside a call on an object when it is destroyed",
 		Run: func(s *CheckedSite) error {
 			for range 200 {
-				l, err := openLink(s.Handles[0].Device(), linkOptions{})
+				l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 				if err != nil {
 					return nil
 				}
@@ -629,6 +629,6 @@ var firstConsumers = []Consumer{
 }
 
 // exchangeOneMessage exchanges one more message.
-func (l *link) exchangeOneMessage() error {
+func (l *qpPair) exchangeOneMessage() error {
 	return errors.Join(l.postRecv(1), l.postSend(1, ib.SendSignaled))
 }

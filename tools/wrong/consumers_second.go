@@ -8,8 +8,8 @@ import (
 	"verbena/ib"
 )
 
-// secondConsumers lists mistakes that were written without knowledge of the reports of checked mode.
-var secondConsumers = []Consumer{
+// blindConsumers lists mistakes that were written without knowledge of the reports of checked mode.
+var blindConsumers = []Consumer{
 	{
 		// The handler polls until the CQ is empty, and posts the next work request for each completion.
 		Name:   "poll-without-budget",
@@ -19,7 +19,7 @@ var secondConsumers = []Consumer{
 			var a atomic.Pointer[ib.QP]
 			idle := make(chan bool, 1)
 			wr := ib.SendWR{Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled}
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: func(cq *ib.CQ) {
 				wc := make([]ib.WC, 4)
 				for n, _ := cq.Poll(wc); n > 0; n, _ = cq.Poll(wc) {
 					for range n {
@@ -105,7 +105,7 @@ var secondConsumers = []Consumer{
 			more := make(chan bool, 1)
 			client := &ib.Client{Name: "wrong",
 				Add: func(d *ib.Device) (any, error) {
-					return openLink(d, linkOptions{handler: func(*ib.CQ) {
+					return openQPPair(d, qpPairOptions{handler: func(*ib.CQ) {
 						select {
 						case more <- true:
 						default:
@@ -113,7 +113,7 @@ var secondConsumers = []Consumer{
 					}})
 				},
 				Remove: func(_ *ib.Device, data any) {
-					l := data.(*link)
+					l := data.(*qpPair)
 					wrs := make([]ib.RecvWR, l.a.Init().Cap.MaxRecvWR+1)
 					l.a.PostRecv(wrs...)
 					l.a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState)

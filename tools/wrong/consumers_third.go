@@ -10,15 +10,15 @@ import (
 	"verbena/ib"
 )
 
-// thirdConsumers lists mistakes of a third reader that no check reported at first.
-var thirdConsumers = []Consumer{
+// initiallyMissedConsumers lists mistakes of a third reader that no check reported at first.
+var initiallyMissedConsumers = []Consumer{
 	{
 		// The completion handler takes a lock of the control path, which holds it across the registration of memory.
 		Name: "lock-over-registration",
 		Rule: "A callback does not wait for a lock whose holder sleeps",
 		Run: func(s *CheckedSite) error {
 			var mu sync.Mutex
-			l, err := openLink(s.Handles[0].Device(), linkOptions{handler: func(cq *ib.CQ) {
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{handler: func(cq *ib.CQ) {
 				mu.Lock()
 				defer mu.Unlock()
 				drainCQ(cq)
@@ -48,7 +48,7 @@ var thirdConsumers = []Consumer{
 		Name: "request-refilled-at-response",
 		Rule: "The memory of a SEND is not changed until its completion is polled",
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return nil
 			}
@@ -81,9 +81,9 @@ var thirdConsumers = []Consumer{
 		Rule: "Abandon is for an object with a call that is blocked",
 		Run: func(s *CheckedSite) error {
 			client := &ib.Client{Name: "wrong",
-				Add: func(d *ib.Device) (any, error) { return openLink(d, linkOptions{}) },
+				Add: func(d *ib.Device) (any, error) { return openQPPair(d, qpPairOptions{}) },
 				Remove: func(_ *ib.Device, data any) {
-					l := data.(*link)
+					l := data.(*qpPair)
 					l.a.Abandon()
 					l.b.Abandon()
 					l.cq.Abandon()
@@ -104,7 +104,7 @@ var thirdConsumers = []Consumer{
 		Rule: "Atomic operations are atomic among the queue pairs of one device (AtomicHCA)",
 		Weak: true,
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return err
 			}

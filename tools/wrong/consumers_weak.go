@@ -19,7 +19,9 @@ var weakConsumers = []Consumer{
 		Rule:   "One with a shared receive queue is destroyed when EventQPLastWQEReached has come",
 		Weak:   true,
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{srq: true, one: true, event: func(*ib.QP, ib.EventType) {}})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{srq: true, one: true, event: func(*ib.QP,
+				ib.EventType) {
+			}})
 			if err != nil {
 				return err
 			}
@@ -39,7 +41,7 @@ var weakConsumers = []Consumer{
 		Rule: "Rereg: the keys may be others afterwards",
 		Weak: true,
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return err
 			}
@@ -198,7 +200,7 @@ var weakConsumers = []Consumer{
 		Rule: "The memory of a work request belongs to the device until its completion",
 		Weak: true,
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return err
 			}
@@ -296,7 +298,7 @@ var weakConsumers = []Consumer{
 		Rule: "Data are guaranteed to be present only after a completion",
 		Weak: true,
 		Run: func(s *CheckedSite) error {
-			l, err := openLink(s.Handles[0].Device(), linkOptions{})
+			l, err := openQPPair(s.Handles[0].Device(), qpPairOptions{})
 			if err != nil {
 				return err
 			}
@@ -345,4 +347,4 @@ func awaitCompletions(cq *ib.CQ, n int) (all []ib.WC, err error) {
 	return all, nil
 }
 
-func (l *link) awaitCompletions(n int) ([]ib.WC, error) { return awaitCompletions(l.cq, n) }
+func (l *qpPair) awaitCompletions(n int) ([]ib.WC, error) { return awaitCompletions(l.cq, n) }

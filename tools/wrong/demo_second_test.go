@@ -8,13 +8,13 @@ import (
 	"verbena/umem"
 )
 
-func init() { maps.Copy(demos, secondDemos) }
+func init() { maps.Copy(demos, blindDefectDemos) }
 
-// secondDemos holds the demos of the entries of secondDrivers.
-var secondDemos = map[string]func(l *testbed){
+// blindDefectDemos holds the demos of the entries of blindDefects.
+var blindDefectDemos = map[string]func(l *testbed){
 	"invalidate-before-check": func(l *testbed) {
-		a, b := l.connectedPair(nil)
-		c, _ := l.connectedPair(nil)
+		a, b := l.newConnectedPair(nil)
+		c, _ := l.newConnectedPair(nil)
 		mr := must(l.pd.AllocMR(4))(l.t)
 		mem := umem.NewLocal()
 		addr := must(mem.Add(make([]byte, 8192)))(l.t)
@@ -29,7 +29,7 @@ var secondDemos = map[string]func(l *testbed){
 		l.wantEqual("status of a write to the region that was not invalidated", l.lastStatus(l.cq), ib.WCSuccess.String())
 	},
 	"retry-list-lost": func(l *testbed) {
-		a, b := l.connectedPair(nil)
+		a, b := l.newConnectedPair(nil)
 		copy(l.buf, "first___second__")
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: append(l.sgeAt(0, 8), l.sgeAt(8, 8)...)})
 		l.wantEqual("number of completions without a receive", len(l.pollAll(l.cq)), 0)
@@ -42,7 +42,7 @@ var secondDemos = map[string]func(l *testbed){
 		l.wantEqual("message", string(l.buf[4096:4112]), "first___second__")
 	},
 	"key-wrap": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		b := make([]byte, 64)
 		for range 1 << 16 {
 			l.wantEqual("dereg", must(l.pd.RegBytes(b, ib.AccessLocalWrite))(l.t).Dereg(), nil)
@@ -53,7 +53,7 @@ var secondDemos = map[string]func(l *testbed){
 	},
 	"flush-other-cq": func(l *testbed) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 8}))(l.t)
-		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
+		a, _ := l.newConnectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
 		l.wantEqual("modify", a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState), nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		l.wantEqual("number of completions of the receive CQ", len(l.pollAll(l.cq)), 0)
@@ -68,8 +68,8 @@ var secondDemos = map[string]func(l *testbed){
 		l.wantEqual("events", countQueued(events), 1)
 	},
 	"poll-cached-qp": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
-		b, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
+		b, _ := l.newConnectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		l.postSend(b, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		all := l.pollAll(l.cq)
@@ -80,7 +80,7 @@ var secondDemos = map[string]func(l *testbed){
 		}
 	},
 	"bind-error-leak": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		mw := must(l.pd.AllocMW(ib.MWType2))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: mw, MR: l.mr, RKey: ib.IncRKey(mw.RKey()),
 			Addr: l.mr.Addr(), Length: 64, Access: ib.AccessRemoteRead | ib.AccessLocalWrite}})
@@ -89,7 +89,7 @@ var secondDemos = map[string]func(l *testbed){
 		l.wantEqual("error of Dereg of a region without a bound window", l.mr.Dereg(), nil)
 	},
 	"cur-state-unnamed": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		attr, _, err := a.Query(ib.QPAttrState)
 		l.wantEqual("query", err, nil)
 		attr.State = ib.QPSQD
@@ -98,14 +98,14 @@ var secondDemos = map[string]func(l *testbed){
 		l.wantEqual("modify to RTS", a.Modify(attr, ib.QPAttrState), nil)
 	},
 	"list-error-stalls": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		n, err := a.PostSend(ib.SendWR{Opcode: ib.WRRDMAWrite}, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: make([]ib.SGE, 17)})
 		l.wantEqual("taken", n, 1)
 		l.wantEqual("refused", err != nil, true)
 		l.wantEqual("completions", len(l.pollAll(l.cq)), 1)
 	},
 	"query-asked-state": func(l *testbed) {
-		a, b := l.connectedPair(nil)
+		a, b := l.newConnectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: l.sgeAt(0, 8), RemoteAddr: l.mr.Addr(), RKey: ^l.mr.RKey()})
 		l.wantEqual("status of a write with a wrong key", l.lastStatus(l.cq), ib.WCRemAccessErr.String())
 		for _, q := range []*ib.QP{a, b} {
@@ -116,9 +116,9 @@ var secondDemos = map[string]func(l *testbed){
 	},
 }
 
-// TestSecondDriversHaveDemos tests that each entry of secondDrivers has a demo.
-func TestSecondDriversHaveDemos(t *testing.T) {
-	for _, d := range secondDrivers {
+// TestBlindDefectsHaveDemos tests that each entry of blindDefects has a demo.
+func TestBlindDefectsHaveDemos(t *testing.T) {
+	for _, d := range blindDefects {
 		if demos[d.Name] == nil {
 			t.Errorf("%s: got no demo", d.Name)
 		}

@@ -121,8 +121,8 @@ func (l *testbed) modifyQP(q *ib.QP, to ib.QPState, dest uint32) {
 	}
 }
 
-// connectedPair returns two connected queue pairs.
-func (l *testbed) connectedPair(change func(*ib.QPInitAttr)) (a, b *ib.QP) {
+// newConnectedPair returns two connected queue pairs.
+func (l *testbed) newConnectedPair(change func(*ib.QPInitAttr)) (a, b *ib.QP) {
 	l.t.Helper()
 	a, b = l.newQP(ib.QPTypeRC, change), l.newQP(ib.QPTypeRC, change)
 	return l.moveToRTS(a, b.Num()), l.moveToRTS(b, a.Num())
@@ -195,32 +195,32 @@ var demos = map[string]func(l *testbed){
 		other := must(l.dev.AllocPD())(l.t)
 		mr := must(other.RegBytes(make([]byte, 4096), ib.AccessLocalWrite))(l.t)
 		srq := must(other.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}}))(l.t)
-		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.SRQ = srq })
+		a, _ := l.newConnectedPair(func(i *ib.QPInitAttr) { i.SRQ = srq })
 		must(srq.PostRecv(ib.RecvWR{SGList: []ib.SGE{{Addr: mr.Addr(), Length: 64, LKey: mr.LKey()}}}))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
 		l.wantEqual("status of a send to a buffer of the domain of the SRQ", l.lastStatus(l.cq), ib.WCSuccess.String())
 	},
 	"inline-limit": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		n := a.Init().Cap.MaxInlineData
 		_, err := a.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline, Inline: make([]byte, n+1)})
 		l.wantEqual("post of more inline data than granted returns EINVAL", errors.Is(err, syscall.EINVAL), true)
 	},
 	"rnr-endless": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
-		b, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
+		b, _ := l.newConnectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
 		l.postSend(b, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
 		l.wantEqual("number of completions of sends that retry without a limit", len(l.pollAll(l.cq)), 0)
 	},
 	"sq-drained-unasked": func(l *testbed) {
 		events := make(chan ib.EventType, 8)
-		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.Event = func(_ *ib.QP, e ib.EventType) { events <- e } })
+		a, _ := l.newConnectedPair(func(i *ib.QPInitAttr) { i.Event = func(_ *ib.QP, e ib.EventType) { events <- e } })
 		l.modifyQP(a, ib.QPSQD, 0)
 		l.wantEqual("events", countQueued(events), 0)
 	},
 	"rd-atomic-swapped": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		attr, _, err := a.Query(ib.QPAttrMaxRdAtomic | ib.QPAttrMaxDestRdAtomic)
 		l.wantEqual("error", err, nil)
 		l.wantEqual("MaxRdAtomic", attr.MaxRdAtomic, uint8(5))
@@ -237,7 +237,7 @@ var demos = map[string]func(l *testbed){
 	"imm-solicited": func(l *testbed) {
 		called := make(chan bool, 8)
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 8, Handler: func(*ib.CQ) { called <- true }}))(l.t)
-		a, b := l.connectedPair(func(i *ib.QPInitAttr) { i.RecvCQ = cq })
+		a, b := l.newConnectedPair(func(i *ib.QPInitAttr) { i.RecvCQ = cq })
 		l.postRecv(b, 1)
 		must(cq.ReqNotify(ib.NotifySolicited))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWriteWithImm, Flags: ib.SendSolicited, SGList: l.sgeAt(0, 8),
@@ -272,7 +272,7 @@ var demos = map[string]func(l *testbed){
 	},
 	"srq-shrink": func(l *testbed) {
 		srq := must(l.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 2}}))(l.t)
-		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.SRQ = srq })
+		a, _ := l.newConnectedPair(func(i *ib.QPInitAttr) { i.SRQ = srq })
 		var got []uint64
 		deliver := func(n int) {
 			for range n {
@@ -339,7 +339,7 @@ var demos = map[string]func(l *testbed){
 	},
 	"cq-clean-send-only": func(l *testbed) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 8}))(l.t)
-		a, b := l.connectedPair(func(i *ib.QPInitAttr) { i.RecvCQ = cq })
+		a, b := l.newConnectedPair(func(i *ib.QPInitAttr) { i.RecvCQ = cq })
 		l.postRecv(b, 1)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRSend, SGList: l.sgeAt(0, 8)})
 		l.wantEqual("destroy", b.Destroy(), nil)
@@ -348,7 +348,7 @@ var demos = map[string]func(l *testbed){
 		}
 	},
 	"mw-outlives-qp": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		mw := must(l.pd.AllocMW(ib.MWType2))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRBindMW, Bind: &ib.BindMW{MW: mw, MR: l.mr, RKey: ib.IncRKey(mw.RKey()),
 			Addr: l.mr.Addr(), Length: 64, Access: ib.AccessRemoteRead}})
@@ -357,7 +357,7 @@ var demos = map[string]func(l *testbed){
 		l.wantEqual("error of Dereg of the region after the destruction of the window's queue pair", l.mr.Dereg(), nil)
 	},
 	"invalidate-bound": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		mr := must(l.pd.AllocMR(4))(l.t)
 		mem := umem.NewLocal()
 		addr := must(mem.Add(make([]byte, 8192)))(l.t)
@@ -374,7 +374,7 @@ var demos = map[string]func(l *testbed){
 		l.wantEqual("status of an invalidation of a region with a bound window", l.lastStatus(l.cq), ib.WCLocQPOpErr.String())
 	},
 	"rereg-half": func(l *testbed) {
-		a, b := l.connectedPair(nil)
+		a, b := l.newConnectedPair(nil)
 		other := must(l.dev.AllocPD())(l.t)
 		err := l.mr.Rereg(ib.MRChangePD|ib.MRChangeAccess,
 			ib.MRChange{PD: other, Access: ib.AccessFlushPersistent | ib.AccessLocalWrite})
@@ -386,7 +386,7 @@ var demos = map[string]func(l *testbed){
 		l.wantEqual("status of a send from the region after the failed Rereg", l.lastStatus(l.cq), ib.WCSuccess.String())
 	},
 	"zero-length-key": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		l.wantEqual("status of a write of 0 bytes", l.lastStatus(l.cq), ib.WCSuccess.String())
 	},
@@ -430,7 +430,7 @@ var demos = map[string]func(l *testbed){
 	"cq-overflow-silent": func(l *testbed) {
 		events := make(chan ib.EventType, 8)
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 1, Event: func(_ *ib.CQ, e ib.EventType) { events <- e }}))(l.t)
-		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
+		a, _ := l.newConnectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
 		for range 2 {
 			l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		}
@@ -439,7 +439,7 @@ var demos = map[string]func(l *testbed){
 	"post-flush-race": func(l *testbed) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 1 << 14}))(l.t)
 		for range 100 {
-			a, b := l.connectedPair(func(i *ib.QPInitAttr) { i.SendCQ, i.Cap.MaxSendWR = cq, 1<<12 })
+			a, b := l.newConnectedPair(func(i *ib.QPInitAttr) { i.SendCQ, i.Cap.MaxSendWR = cq, 1<<12 })
 			var wg sync.WaitGroup
 			var end atomic.Bool
 			posted, got := 0, 0
@@ -468,7 +468,7 @@ var demos = map[string]func(l *testbed){
 		}
 	},
 	"flush-opcode": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		if err := a.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 			l.t.Fatal(err)
 		}
@@ -478,7 +478,7 @@ var demos = map[string]func(l *testbed){
 		}
 	},
 	"stale-wc-flags": func(l *testbed) {
-		a, _ := l.connectedPair(nil)
+		a, _ := l.newConnectedPair(nil)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
 		wc := []ib.WC{{Flags: ib.WCWithInvalidate}}
 		l.wantEqual("completions", must(l.cq.Poll(wc))(l.t), 1)
@@ -486,7 +486,7 @@ var demos = map[string]func(l *testbed){
 	},
 	"upcall-after-destroy": func(l *testbed) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 8, Handler: func(*ib.CQ) {}}))(l.t)
-		a, b := l.connectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
+		a, b := l.newConnectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
 		l.wantEqual("moderate", cq.Moderate(8, 60*time.Millisecond), nil)
 		must(cq.ReqNotify(ib.NotifyNextComp))(l.t)
 		l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
@@ -498,7 +498,7 @@ var demos = map[string]func(l *testbed){
 	},
 	"cq-resize-wrap": func(l *testbed) {
 		cq := must(l.dev.CreateCQ(ib.CQInit{Entries: 4}))(l.t)
-		a, _ := l.connectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
+		a, _ := l.newConnectedPair(func(i *ib.QPInitAttr) { i.SendCQ = cq })
 		post := func(n int) {
 			for range n {
 				l.postSend(a, ib.SendWR{Opcode: ib.WRRDMAWrite})
@@ -523,7 +523,7 @@ func (l *testbed) newXRCPair(x *ib.XRCD) (a, b *ib.QP) {
 // TestDemos passes with the unmodified driver. With a defect, in the build of TestDrivers, the demo of the defect
 // fails.
 func TestDemos(t *testing.T) {
-	for _, d := range Drivers {
+	for _, d := range DriverDefects {
 		demo := demos[d.Name]
 		if demo == nil {
 			if d.Escapes {

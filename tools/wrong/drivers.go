@@ -6,22 +6,22 @@ import "slices"
 type Edit struct {
 	File   string // a file of driver/loopback
 	Anchor string // a text that occurs once in the file
-	Where  Where
+	Where  EditPosition
 	Code   string // the inserted code, with wrong("name") as the condition of the defect
 }
 
-// Where is the position of Edit.Code relative to Edit.Anchor.
-type Where uint8
+// EditPosition is the position of Edit.Code relative to Edit.Anchor.
+type EditPosition uint8
 
 // The following constants are the positions.
 const (
-	After Where = iota
+	After EditPosition = iota
 	Before
 	Instead
 )
 
-// Driver is a defect of a driver that a driver of Linux has also had.
-type Driver struct {
+// DriverDefect is a defect of a driver that a driver of Linux has also had.
+type DriverDefect struct {
 	Name    string
 	Commit  string // a commit of Linux that fixes such a defect, or "" if unknown
 	Rule    string // the sentence of the contract, or of the documentation of package ib, that the driver violates
@@ -30,10 +30,10 @@ type Driver struct {
 	Chance  bool // whether the defect is a race, so that TestContract may pass with it; Escapes is the usual result
 }
 
-// Drivers lists the defects. The defects are independent of each other.
-var Drivers = slices.Concat(firstDrivers, secondDrivers)
+// DriverDefects lists the defects. The defects are independent of each other.
+var DriverDefects = slices.Concat(originalDefects, blindDefects)
 
-var firstDrivers = []Driver{
+var originalDefects = []DriverDefect{
 	{
 		Name: "solicited-error",
 		Rule: "NotifySolicited is answered by solicited and failed completions",
@@ -311,7 +311,8 @@ var firstDrivers = []Driver{
 	{
 		Name: "srq-domain",
 		Rule: "memory and queue pairs work together only within one domain: that of the shared receive queue for its buffers",
-		Edits: []Edit{{"send.go", `	case !d.checkLocalList(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite, src.n):`, Instead,
+		Edits: []Edit{{"send.go", `	case !d.checkLocalList(dst, rq.front().sges, rq.pd, ib.AccessLocalWrite, src.n):`,
+			Instead,
 			`	case !d.checkLocalList(dst, rq.front().sges, wrongPD(wrong("srq-domain") && p.xrcd == nil, p.pd, rq.pd), ib.AccessLocalWrite, src.n):`}},
 	},
 	{

@@ -1,7 +1,7 @@
 package wrong
 
-// secondDrivers lists defects that were written without knowledge of the suite.
-var secondDrivers = []Driver{
+// blindDefects lists defects that were written without knowledge of the suite.
+var blindDefects = []DriverDefect{
 	{
 		// A message that does not fit still invalidates the registration.
 		Name:   "invalidate-before-check",

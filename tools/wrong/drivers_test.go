@@ -151,14 +151,14 @@ func TestDrivers(t *testing.T) {
 		t.Fatalf("TestContract without a defect: got %v, want success", v)
 	}
 	caught := 0
-	for i, v := range runConcurrently(Drivers, func(d Driver) (v [2]defectVerdict) {
+	for i, v := range runConcurrently(DriverDefects, func(d DriverDefect) (v [2]defectVerdict) {
 		v[0] = runTest(t, driver, "TestContract", d.Name)
 		if demos[d.Name] != nil {
 			v[1] = runTest(t, demo, "TestDemos", d.Name)
 		}
 		return v
 	}) {
-		d := Drivers[i]
+		d := DriverDefects[i]
 		t.Run(d.Name, func(t *testing.T) {
 			t.Log(v[0])
 			if v[0].passed != d.Escapes && !d.Chance {
@@ -172,7 +172,7 @@ func TestDrivers(t *testing.T) {
 			}
 		})
 	}
-	t.Logf("%d of %d wrong drivers are detected", caught, len(Drivers))
+	t.Logf("%d of %d wrong drivers are detected", caught, len(DriverDefects))
 }
 
 // TestEditsApply checks that the edits of all wrong drivers apply to driver/loopback, and that the result compiles.

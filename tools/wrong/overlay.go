@@ -96,7 +96,7 @@ func applyEdits(source string, edits []Edit) (string, error) {
 // writeOverlay writes the changed files to dir, and returns the file for the go command's -overlay.
 func writeOverlay(source, dir string) (string, error) {
 	byFile := map[string][]Edit{}
-	for _, d := range Drivers {
+	for _, d := range DriverDefects {
 		for _, e := range d.Edits {
 			byFile[e.File] = append(byFile[e.File], e)
 		}

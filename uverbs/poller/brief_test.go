@@ -8,7 +8,7 @@ func TestStopBeforeFirstRun(t *testing.T) {
 	w := newFixture(t)
 	_, s, _ := w.newEventfdSource()
 	for range 200 {
-		w.add(s).Stop()
+		w.addSource(s).Stop()
 	}
 }
 

@@ -34,7 +34,7 @@ const (
 
 // Ringer is the interface of an uverbs.File for the poller.
 type Ringer interface {
-	RingPosted(on ib.Staller, s *uverbs.Scan, all bool) (found bool, err error)
+	RingPosted(on ib.Staller, s *uverbs.RingScan, all bool) (found bool, err error)
 	HasNewRequests() bool
 	FailDevice(why error)
 }
@@ -80,10 +80,10 @@ func New(log *slog.Logger) *Pollers {
 type PolledSource struct {
 	Source
 	p         *poller
-	armed     atomic.Bool // Watched: a write will wake the thread
-	wd        int32       // the last watch, or 0; under ear.mu
-	armFailed bool        // the last attempt to arm the watch has failed; under poller.mu
-	scan      uverbs.Scan // used by the thread that has set busy
+	armed     atomic.Bool     // Watched: a write will wake the thread
+	wd        int32           // the last watch, or 0; under ear.mu
+	armFailed bool            // the last attempt to arm the watch has failed; under poller.mu
+	scan      uverbs.RingScan // used by the thread that has set busy
 	// busy is set by the thread that polls the file. busy remains set while that thread is blocked on a program's
 	// memory.
 	busy atomic.Bool
@@ -297,7 +297,7 @@ func (r *runner) isCurrent() bool {
 func (r *runner) run() {
 	defer close(r.ended)
 	runtime.LockOSThread() // not unlocked: the thread must end, because its scheduling was changed
-	sched.SetSlice(sched.PollerSlice)
+	sched.SetTimeSlice(sched.PollerSlice)
 	// A program can truncate the file of its queues (ftruncate). The resulting fault must be an error only for that
 	// file.
 	debug.SetPanicOnFault(true)
@@ -312,7 +312,7 @@ func (r *runner) run() {
 			return
 		}
 		now := time.Now()
-		r.tendIfDue(now)
+		r.callTendIfDue(now)
 		if found {
 			last = now
 			continue
@@ -321,7 +321,7 @@ func (r *runner) run() {
 			sched.Yield()
 			continue
 		}
-		r.p.startTend()
+		r.p.startTendThread()
 		timeout := r.announceState(false)
 		if found := r.pollAll(true); !r.isCurrent() {
 			return
@@ -334,9 +334,9 @@ func (r *runner) run() {
 	}
 }
 
-func (r *runner) tendIfDue(now time.Time) {
+func (r *runner) callTendIfDue(now time.Time) {
 	if now.Sub(r.lastTend) >= tendTime {
-		r.p.startTend()
+		r.p.startTendThread()
 		r.lastTend = now
 	}
 }
@@ -390,9 +390,9 @@ func (p *poller) armWatchLocked(x *PolledSource) bool {
 	return true
 }
 
-// startTend starts a thread that calls Tend for the due files, unless such a thread is running. The polling thread must
-// not call Tend, because a program can delay it without limit.
-func (p *poller) startTend() {
+// startTendThread starts a thread that calls Tend for the due files, unless such a thread is running. The polling
+// thread must not call Tend, because a program can delay it without limit.
+func (p *poller) startTendThread() {
 	var due []*PolledSource
 	for _, x := range *p.files.Load() {
 		if x.Due != nil && x.Due() {
@@ -451,7 +451,7 @@ func (x *PolledSource) Idle() bool {
 	if r.known != x.p.files.Load() || !r.isCurrent() {
 		return false
 	}
-	r.tendIfDue(time.Now())
+	r.callTendIfDue(time.Now())
 	for _, y := range *r.known {
 		if y != x && !y.busy.Load() && y.File.HasNewRequests() {
 			return false

@@ -31,7 +31,7 @@ type countedFile struct {
 	failed       atomic.Pointer[error]
 }
 
-func (f *countedFile) RingPosted(ib.Staller, *uverbs.Scan, bool) (bool, error) {
+func (f *countedFile) RingPosted(ib.Staller, *uverbs.RingScan, bool) (bool, error) {
 	if f.panics.CompareAndSwap(true, false) {
 		panic("on purpose")
 	}
@@ -66,7 +66,7 @@ func newFixture(t *testing.T) *fixture {
 	return w
 }
 
-func (w *fixture) add(s Source) *PolledSource {
+func (w *fixture) addSource(s Source) *PolledSource {
 	w.Helper()
 	x, err := w.Pollers.Add(w.user, s)
 	if err != nil {
@@ -114,7 +114,7 @@ func (w *fixture) waitUntilAsleep(x *PolledSource) {
 func TestDoorbellWakesThread(t *testing.T) {
 	w := newFixture(t)
 	f, s, awake := w.newEventfdSource()
-	x := w.add(s)
+	x := w.addSource(s)
 	for i := range int64(200) {
 		f.posted.Store(i + 1)
 		if !awake.Load() {
@@ -141,7 +141,7 @@ func TestWatchedFileWakesThread(t *testing.T) {
 		files[i], s, programs[i] = w.newWatchedSource()
 		s.Due = func() bool { return true }
 		s.Tend = func() { tended.Add(1) }
-		all[i] = w.add(s)
+		all[i] = w.addSource(s)
 	}
 	for i := range int64(300) {
 		at := int(i) % 2
@@ -193,10 +193,10 @@ func TestBlockedTendDelaysNoPolling(t *testing.T) {
 		<-end
 	}
 	defer close(end)
-	x := w.add(s)
+	x := w.addSource(s)
 	<-begun
 	other, o, _ := w.newWatchedSource()
-	y := w.add(o)
+	y := w.addSource(o)
 	program.WriteString("doorbell")
 	asked := due.Load()
 	testutil.Eventually(t, "another look at whether that is due", func() bool {
@@ -230,7 +230,7 @@ func TestUnwatchableFileIsPolled(t *testing.T) {
 		}
 		return watch(inotify, mask)
 	}
-	x := w.add(s)
+	x := w.addSource(s)
 	for i := range int64(10) {
 		testutil.Eventually(t, "the watch to be refused", func() bool { return refused.Load() >= 3*(i+1) })
 		f.posted.Store(i + 1)
@@ -264,7 +264,7 @@ func TestPanicFailsDevice(t *testing.T) {
 	w := newFixture(t)
 	f, s, _ := w.newEventfdSource()
 	f.panics.Store(true)
-	x := w.add(s)
+	x := w.addSource(s)
 	testutil.Eventually(t, "the failure", func() bool { return f.failed.Load() != nil })
 	f.posted.Store(1)
 	unix.Write(s.Doorbell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
@@ -277,7 +277,7 @@ func TestPanicFailsDevice(t *testing.T) {
 func TestBlockedRunnerIsReplaced(t *testing.T) {
 	w := newFixture(t)
 	_, s, awake := w.newEventfdSource()
-	x := w.add(s)
+	x := w.addSource(s)
 	p := x.p
 	current := func() *runner {
 		p.mu.Lock()
@@ -375,11 +375,11 @@ func TestUsersShareInotifyInstances(t *testing.T) {
 		t.Errorf("maximum number of instances: got %d, want 1 to 16", n)
 	}
 	for _, most := range []int{1, 3} {
-		t.Run(fmt.Sprint(most), func(t *testing.T) { testSharedInstances(t, most) })
+		t.Run(fmt.Sprint(most), func(t *testing.T) { testSharedInotifyInstances(t, most) })
 	}
 }
 
-func testSharedInstances(t *testing.T, most int) {
+func testSharedInotifyInstances(t *testing.T, most int) {
 	w := newFixture(t)
 	w.mostEars = most
 	ledger := quota.New(quota.Limits{})
@@ -441,9 +441,9 @@ func testSharedInstances(t *testing.T, most int) {
 	}
 }
 
-// TestWatchLimit checks that one user cannot use all watches of the service's account, and that all users together
-// leave some watches unused. The error must name the limit.
-func TestWatchLimit(t *testing.T) {
+// TestWatchesAreLimitedPerUser checks that one user cannot use all watches of the service's account, and that all users
+// together leave some watches unused. The error must name the limit.
+func TestWatchesAreLimitedPerUser(t *testing.T) {
 	w := newFixture(t)
 	w.most = func() (int, int) { return 2, 3 }
 	ledger := quota.New(quota.Limits{})

@@ -32,7 +32,7 @@ func Open() (*Manager, error) {
 
 // NewFile creates a Manager for an open file. NewFile is for packages that open the file by other means than [Open].
 func NewFile(f transport.CM) *Manager {
-	b := &cmFile{f: f, ended: make(chan struct{}), ids: map[uint64]*fileID{}}
+	b := &cmFile{f: f, ended: make(chan struct{}), ids: map[uint64]*cmFileID{}}
 	go b.receiveEvents()
 	return New(b)
 }
@@ -44,15 +44,15 @@ type cmFile struct {
 
 	mu   sync.Mutex
 	last uint64
-	ids  map[uint64]*fileID // by the ID's number in events
-	why  error              // reason why no more events arrive; nil while events arrive
+	ids  map[uint64]*cmFileID // by the ID's number in events
+	why  error                // reason why no more events arrive; nil while events arrive
 }
 
 // Close implements cmid.Backend.
 func (b *cmFile) Close() error {
 	b.mu.Lock()
 	b.why = errManager
-	b.ids = map[uint64]*fileID{}
+	b.ids = map[uint64]*cmFileID{}
 	b.mu.Unlock()
 	err := b.f.Close()
 	<-b.ended
@@ -69,12 +69,12 @@ func issueCommand[Resp, Req any](b *cmFile, c ucm.Command, req *Req, at int) (re
 	case err != nil:
 		return resp, fmt.Errorf("verbs/cm: %v: %w", c, err)
 	}
-	resp, _ = uapi.Decode[Resp](s.Mem[respOffset:])
+	resp, _ = uapi.Decode[Resp](s.Mem[responseOffset:])
 	return resp, nil
 }
 
-// respOffset is the offset of responses in a Scratch.
-const respOffset = 2048
+// responseOffset is the offset of responses in a Scratch.
+const responseOffset = 2048
 
 const cmdHeaderSize = 8
 
@@ -83,9 +83,9 @@ func encodeCommand[Req any](s *transport.Scratch, c ucm.Command, req *Req, at, o
 	hdr := ucm.Hdr{Cmd: c, In: uint16(uapi.SizeOf[Req]()), Out: uint16(out)}
 	b := uapi.AppendTo(uapi.AppendTo(s.Mem[:0], &hdr), req)
 	if at >= 0 {
-		binary.NativeEndian.PutUint64(b[cmdHeaderSize+at:], s.Addr+respOffset)
+		binary.NativeEndian.PutUint64(b[cmdHeaderSize+at:], s.Addr+responseOffset)
 	}
-	clear(s.Mem[respOffset : respOffset+out])
+	clear(s.Mem[responseOffset : responseOffset+out])
 	return len(b)
 }
 
@@ -111,7 +111,7 @@ func (b *cmFile) receiveEvents() {
 			b.endWaits(err)
 			return
 		}
-		e, _ := uapi.Decode[ucm.EventResp](s.Mem[respOffset:])
+		e, _ := uapi.Decode[ucm.EventResp](s.Mem[responseOffset:])
 		b.dispatchEvent(&e)
 	}
 }
@@ -120,7 +120,7 @@ func (b *cmFile) receiveEvents() {
 func (b *cmFile) endWaits(why error) {
 	b.mu.Lock()
 	left := b.ids
-	b.ids = map[uint64]*fileID{}
+	b.ids = map[uint64]*cmFileID{}
 	if b.why = errManager; why != nil {
 		b.why = fmt.Errorf("verbs/cm: wait for events: %w", why)
 	}
@@ -142,7 +142,7 @@ func (b *cmFile) dispatchEvent(r *ucm.EventResp) {
 			RNRRetryCount: p.RNRRetryCount, SRQ: p.SRQ != 0,
 		}}
 	if e.Type == cmid.ConnectRequest {
-		x := &fileID{b: b, id: r.ID}
+		x := &cmFileID{b: b, id: r.ID}
 		if b.assignNumber(x) != nil || id == nil { // the listener has been destroyed
 			x.Destroy()
 			return
@@ -155,7 +155,7 @@ func (b *cmFile) dispatchEvent(r *ucm.EventResp) {
 }
 
 // assignNumber assigns to an ID the number that its events contain. assignNumber fails if no more events can arrive.
-func (b *cmFile) assignNumber(id *fileID) error {
+func (b *cmFile) assignNumber(id *cmFileID) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.why != nil {
@@ -167,8 +167,8 @@ func (b *cmFile) assignNumber(id *fileID) error {
 	return nil
 }
 
-// fileID is an ID of the file.
-type fileID struct {
+// cmFileID is an ID of the file.
+type cmFileID struct {
 	b   *cmFile
 	id  uint32
 	uid uint64
@@ -178,7 +178,7 @@ type fileID struct {
 	gone bool
 }
 
-func (x *fileID) deliverEvent(e cmid.Event) {
+func (x *cmFileID) deliverEvent(e cmid.Event) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.f != nil && !x.gone {
@@ -190,7 +190,7 @@ func (x *fileID) deliverEvent(e cmid.Event) {
 
 // NewID implements cmid.Backend.
 func (b *cmFile) NewID(f func(cmid.Event)) (cmid.ID, error) {
-	x := &fileID{b: b, f: f}
+	x := &cmFileID{b: b, f: f}
 	if err := b.assignNumber(x); err != nil {
 		return nil, err
 	}
@@ -207,18 +207,18 @@ func (b *cmFile) NewID(f func(cmid.Event)) (cmid.ID, error) {
 // portSpaceTCP is RDMA_PS_TCP.
 const portSpaceTCP = 0x0106
 
-func (b *cmFile) removeID(x *fileID) {
+func (b *cmFile) removeID(x *cmFileID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.ids, x.uid)
 }
 
-func (x *fileID) Bind(at netip.AddrPort) error {
+func (x *cmFileID) Bind(at netip.AddrPort) error {
 	_, err := issueCommand[emptyResponse](x.b, ucm.CmdBindIP, &ucm.BindIP{Addr: encodeSockaddr(at), ID: x.id}, firstField)
 	return err
 }
 
-func (x *fileID) Listen(backlog int) error {
+func (x *cmFileID) Listen(backlog int) error {
 	_, err := issueCommand[emptyResponse](x.b, ucm.CmdListen, &ucm.Listen{ID: x.id, Backlog: uint32(backlog)}, noResponse)
 	return err
 }
@@ -226,14 +226,14 @@ func (x *fileID) Listen(backlog int) error {
 // resolveTimeout limits the resolution of an address, in milliseconds.
 const resolveTimeout = 5000
 
-func (x *fileID) ResolveAddr(src, dst netip.AddrPort) error {
+func (x *cmFileID) ResolveAddr(src, dst netip.AddrPort) error {
 	_, err := issueCommand[emptyResponse](x.b, ucm.CmdResolveIP, &ucm.ResolveIP{SrcAddr: encodeSockaddr(src),
 		DstAddr: encodeSockaddr(dst), ID: x.id,
 		TimeoutMs: resolveTimeout}, noResponse)
 	return err
 }
 
-func (x *fileID) ResolveRoute() error {
+func (x *cmFileID) ResolveRoute() error {
 	_, err := issueCommand[emptyResponse](x.b, ucm.CmdResolveRoute, &ucm.ResolveRoute{ID: x.id,
 		TimeoutMs: resolveTimeout}, noResponse)
 	return err
@@ -254,7 +254,7 @@ func connParam(p cmid.Param, data []byte) (c ucm.ConnParam, err error) {
 	return c, nil
 }
 
-func (x *fileID) Connect(p cmid.Param, data []byte) error {
+func (x *cmFileID) Connect(p cmid.Param, data []byte) error {
 	c, err := connParam(p, data)
 	if err != nil {
 		return err
@@ -263,13 +263,13 @@ func (x *fileID) Connect(p cmid.Param, data []byte) error {
 	return err
 }
 
-func (x *fileID) Adopt(f func(cmid.Event)) {
+func (x *cmFileID) Adopt(f func(cmid.Event)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.f = f
 }
 
-func (x *fileID) Accept(p cmid.Param, data []byte) error {
+func (x *cmFileID) Accept(p cmid.Param, data []byte) error {
 	c, err := connParam(p, data)
 	if err != nil {
 		return err
@@ -278,7 +278,7 @@ func (x *fileID) Accept(p cmid.Param, data []byte) error {
 	return err
 }
 
-func (x *fileID) Complete() error {
+func (x *cmFileID) Complete() error {
 	_, err := issueCommand[emptyResponse](x.b, ucm.CmdAccept, &ucm.Accept{UID: x.uid, ID: x.id}, noResponse)
 	return err
 }
@@ -286,7 +286,7 @@ func (x *fileID) Complete() error {
 // rejectConsumerDefined is the reason code of a rejection by a program.
 const rejectConsumerDefined = 28
 
-func (x *fileID) Reject(data []byte) error {
+func (x *cmFileID) Reject(data []byte) error {
 	r := ucm.Reject{ID: x.id, Reason: rejectConsumerDefined}
 	if len(data) > len(r.PrivateData)-1 {
 		return fmt.Errorf("verbs/cm: private data of %d bytes: %w", len(data), syscall.EINVAL)
@@ -296,12 +296,12 @@ func (x *fileID) Reject(data []byte) error {
 	return err
 }
 
-func (x *fileID) Disconnect() error {
+func (x *cmFileID) Disconnect() error {
 	_, err := issueCommand[emptyResponse](x.b, ucm.CmdDisconnect, &ucm.Disconnect{ID: x.id}, noResponse)
 	return err
 }
 
-func (x *fileID) QPAttr(to verbs.QPState) (a verbs.QPAttr, mask verbs.AttrMask, err error) {
+func (x *cmFileID) QPAttr(to verbs.QPState) (a verbs.QPAttr, mask verbs.AttrMask, err error) {
 	r, err := issueCommand[ucm.QPAttr](x.b, ucm.CmdInitQPAttr, &ucm.InitQPAttr{ID: x.id, QPState: uint32(to)}, firstField)
 	if err != nil {
 		return a, 0, err
@@ -321,7 +321,7 @@ func (x *fileID) QPAttr(to verbs.QPState) (a verbs.QPAttr, mask verbs.AttrMask, 
 	}, verbs.AttrMask(r.QPAttrMask), nil
 }
 
-func (x *fileID) View() (cmid.View, error) {
+func (x *cmFileID) View() (cmid.View, error) {
 	r, err := issueCommand[ucm.QueryRouteResp](x.b, ucm.CmdQueryRoute, &ucm.Query{ID: x.id}, firstField)
 	if err != nil {
 		return cmid.View{}, err
@@ -331,7 +331,7 @@ func (x *fileID) View() (cmid.View, error) {
 }
 
 // Destroy implements cmid.ID. The file may already be closed, which has destroyed the ID as well.
-func (x *fileID) Destroy() {
+func (x *cmFileID) Destroy() {
 	x.mu.Lock()
 	gone := x.gone
 	x.gone = true

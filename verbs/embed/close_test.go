@@ -49,9 +49,9 @@ func TestCloseInAnyOrder(t *testing.T) {
 	}
 }
 
-// TestCloseRegistrationsWithDevice closes registrations and their device concurrently. The registrations must end and
+// TestConcurrentMRAndDeviceClose closes registrations and their device concurrently. The registrations must end and
 // free their memory.
-func TestCloseRegistrationsWithDevice(t *testing.T) {
+func TestConcurrentMRAndDeviceClose(t *testing.T) {
 	s := newSoftwareStack(t)
 	for range 30 {
 		dev, err := s.Open("")
@@ -142,8 +142,8 @@ func TestClosedObjectKeepsReusedHandle(t *testing.T) {
 
 func errorOf[T any](_ T, err error) error { return err }
 
-// TestConcurrentClose closes objects and devices while goroutines use them.
-func TestConcurrentClose(t *testing.T) {
+// TestConcurrentCloseAndUse closes objects and devices while goroutines use them.
+func TestConcurrentCloseAndUse(t *testing.T) {
 	for range 5 {
 		s := newSoftwareStack(t)
 		a, b := newTestEnd(t, openDevice(t, s, ""), verbs.QPInit{}), newTestEnd(t, openDevice(t, s, ""), verbs.QPInit{})

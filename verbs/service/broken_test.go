@@ -44,7 +44,7 @@ func newFaultyService(t *testing.T, how *atomic.Pointer[faultyReplies]) *service
 	t.Cleanup(func() {
 		l.Close()
 		<-over
-		l.Release()
+		l.CloseAndUnlock()
 	})
 	s, err := service.At(loc.Socket)
 	must(t, err)

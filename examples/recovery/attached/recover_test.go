@@ -14,8 +14,9 @@ import (
 	"verbena/netdev"
 )
 
-// TestRecovery makes the hardware of a device fail ten times. The attachment keeps the consumer attached.
-func TestRecovery(t *testing.T) {
+// TestAttachmentSurvivesFailures makes the hardware of a device fail ten times. The attachment keeps the consumer
+// attached.
+func TestAttachmentSurvivesFailures(t *testing.T) {
 	core := &ib.Core{}
 	hw := rxe.NewHardware(rxe.Config{
 		Name: "rxe0", Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}, Network: simnet.New(simnet.Config{}),

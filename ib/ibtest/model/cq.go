@@ -139,9 +139,9 @@ func (m *Model) DestroyCQ(id ID) syscall.Errno {
 	return 0
 }
 
-// Moderate delays notifications until count completions have arrived, or until period has passed since the first of
+// ModerateCQ delays notifications until count completions have arrived, or until period has passed since the first of
 // them. A notification that is already delayed is sent at once.
-func (m *Model) Moderate(id ID, count int, period time.Duration) syscall.Errno {
+func (m *Model) ModerateCQ(id ID, count int, period time.Duration) syscall.Errno {
 	if e := m.checkCreationAllowed(); e != 0 {
 		return e
 	}

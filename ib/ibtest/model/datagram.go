@@ -83,7 +83,7 @@ func (m *Model) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
 		}
 		q.taker = p.ID
 	}
-	to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+	to := m.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 	w := ExpectedCompletion{
 		WC:     ib.WC{ByteLen: uint32(GRHLen + n), Flags: ib.WCGRH, SrcQP: q.Num},
 		Status: successStatus, Length: true, Source: true,

@@ -12,8 +12,9 @@ import (
 // device on them are separate moves. A test inserts moves between the calls in any order, until it has found an order
 // that explains the device's results.
 
-// SetDeferring starts or stops the queueing of requests. When it stops, the requests are executed as far as possible.
-func (m *Model) SetDeferring(on bool) {
+// SetDeferredExecution starts or stops the queueing of requests. When it stops, the requests are executed as far as
+// possible.
+func (m *Model) SetDeferredExecution(on bool) {
 	m.BeginCall() // does not change the blurs of a deferred model
 	if m.deferred = on; on {
 		return

@@ -7,8 +7,8 @@
 // which alternative the device has chosen, the alternatives are part of the expectation instead
 // ([ExpectedCompletion.Status], [Memory.AllowAlternative]), so such calls are not skipped.
 //
-// A deferred model ([Model.SetDeferring]) is for concurrent calls: it only queues requests, and has moves for the
-// actions of a device on them.
+// A deferred model ([Model.SetDeferredExecution]) is for concurrent calls: it only queues requests, and has moves for
+// the actions of a device on them.
 //
 // Numbers chosen by the driver (keys, queue pair numbers, actual capacities) are arguments of the methods that create
 // objects. Package modeltest draws calls, makes them on a device and on a model, and compares the two.

@@ -34,7 +34,7 @@ func (m *Model) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, w
 	case s.Flags&ib.SendInline != 0, s.Op == ib.WRAtomicWrite:
 		src = messageSource{data: s.Inline, inline: true}
 	default:
-		l := m.checkLocalList(s.SGL, q.PD, 0)
+		l := m.checkSGL(s.SGL, q.PD, 0)
 		switch {
 		case l.n > m.MaxMsgSize:
 			if !l.ok {
@@ -121,7 +121,7 @@ func (m *Model) countServedQP(q *QP) {
 
 // allowPartialData allows the data before an invalid element to have arrived, because a driver may send packets before
 // it checks the element.
-func (m *Model) allowPartialData(q *QP, s *Send, l *localList) {
+func (m *Model) allowPartialData(q *QP, s *Send, l *checkedSGL) {
 	p := m.connectedPeer(q)
 	switch {
 	case l.reach == 0 || q.Type == ib.QPTypeUD:
@@ -146,7 +146,7 @@ func (m *Model) allowPartialData(q *QP, s *Send, l *localList) {
 	default:
 		r := m.recvQueueOf(p)
 		if p.currentSRQ() == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
-			to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+			to := m.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 			if to.ok && to.n >= l.n {
 				m.recordOverlap(to.spans, l.spans)
 				m.allowUnstoredBytes(to.spans, 0, data)
@@ -227,8 +227,8 @@ func (m *Model) noResponseStatus(q *QP) (status []ib.WCStatus, wait bool) {
 	return statusList(ib.WCRetryExcErr), false
 }
 
-// peerRights maps operations to the rights that the peer's queue pair must have.
-var peerRights = map[ib.WROpcode]ib.AccessFlags{
+// neededPeerRights maps operations to the rights that the peer's queue pair must have.
+var neededPeerRights = map[ib.WROpcode]ib.AccessFlags{
 	ib.WRRDMAWrite: ib.AccessRemoteWrite, ib.WRRDMAWriteWithImm: ib.AccessRemoteWrite,
 	ib.WRAtomicWrite:     ib.AccessRemoteWrite,
 	ib.WRRDMARead:        ib.AccessRemoteRead,
@@ -237,7 +237,7 @@ var peerRights = map[ib.WROpcode]ib.AccessFlags{
 
 // allowsOperation reports whether the queue pair allows its peer an operation.
 func (m *Model) allowsOperation(p *QP, op ib.WROpcode) bool {
-	return p.Attr.AccessFlags&peerRights[op] == peerRights[op]
+	return p.Attr.AccessFlags&neededPeerRights[op] == neededPeerRights[op]
 }
 
 // rejectRequest ends a request that the responder rejects. The queue pair of a reliable connection raises an event and
@@ -333,7 +333,7 @@ func (m *Model) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.
 		q.held = src.spans
 		return m.receiverNotReadyStatus(q)
 	}
-	to := m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+	to := m.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 	w := ExpectedCompletion{WC: ib.WC{ByteLen: uint32(n)}, Status: successStatus, Length: true}
 	status = successStatus
 	solicited := s.Flags&ib.SendSolicited != 0

@@ -8,7 +8,7 @@ import (
 
 // executeFetch executes an RDMA READ or an atomic.
 func (m *Model) executeFetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
-	to := m.checkLocalList(s.SGL, q.PD, ib.AccessLocalWrite)
+	to := m.checkSGL(s.SGL, q.PD, ib.AccessLocalWrite)
 	n = to.n
 	atomic := s.Op != ib.WRRDMARead
 	p := m.connectedPeer(q)
@@ -38,10 +38,10 @@ func (m *Model) executeFetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wa
 	if !m.allowsOperation(p, s.Op) || atomic && s.RemoteAddr%8 != 0 {
 		return m.rejectRequest(q, p, ib.WCRemInvReqErr), 0, false
 	}
-	from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, n, peerRights[s.Op])
+	from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, n, neededPeerRights[s.Op])
 	if !ok {
 		if !atomic { // a requester may read the data in pieces, of which the last is rejected
-			from = m.accessiblePrefix(p, s.RKey, s.RemoteAddr, n, peerRights[s.Op])
+			from = m.accessiblePrefix(p, s.RKey, s.RemoteAddr, n, neededPeerRights[s.Op])
 			m.recordOverlap(to.spans, from)
 			m.allowUnstoredBytes(to.spans, 0, m.loadBytes(from, spansLen(from)))
 		}
@@ -68,7 +68,8 @@ func (m *Model) executeFetch(q *QP, s *Send) (status []ib.WCStatus, n uint64, wa
 
 // invalidDestinationStatus returns the result of a READ or atomic whose destination is invalid. The peer may have
 // executed it.
-func (m *Model) invalidDestinationStatus(q, p *QP, s *Send, to *localList) (status []ib.WCStatus, n uint64, wait bool) {
+func (m *Model) invalidDestinationStatus(q, p *QP, s *Send, to *checkedSGL) (status []ib.WCStatus, n uint64,
+	wait bool) {
 	if s.Op != ib.WRRDMARead {
 		m.markResultUndefined("an atomic whose result has no place")
 	}
@@ -76,7 +77,7 @@ func (m *Model) invalidDestinationStatus(q, p *QP, s *Send, to *localList) (stat
 		m.selectXRCQueue(p, s)
 	}
 	if p != nil {
-		from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, to.n, peerRights[s.Op])
+		from, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, to.n, neededPeerRights[s.Op])
 		if !ok || !m.allowsOperation(p, s.Op) {
 			m.markResultUndefined("a READ without rights whose result has no place")
 		} else {
@@ -108,7 +109,7 @@ func (m *Model) executeFlush(q, p *QP, s *Send) []ib.WCStatus {
 	switch {
 	case w != nil:
 		m.markResultUndefined("a FLUSH by the key of a window")
-	case r == nil, r.PD != m.keyDomain(p), r.Access&need != need,
+	case r == nil, r.PD != m.protectionDomainOfKeys(p), r.Access&need != need,
 		f.Level == ib.FlushRange && !rangeContains(r.IOVA, r.Len, s.RemoteAddr, uint64(f.Length)):
 		return m.rejectRequest(q, p, ib.WCRemAccessErr)
 	}
@@ -135,5 +136,5 @@ func (m *Model) FirstRecvLen(p *QP, srq ID) int {
 	if len(r.recvs) == 0 {
 		return -1
 	}
-	return int(m.checkLocalList(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite).n)
+	return int(m.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite).n)
 }

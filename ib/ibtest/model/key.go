@@ -74,17 +74,17 @@ func (r *Region) spansOfRange(addr, n uint64) (list []Span) {
 	return list
 }
 
-// localList is a checked scatter or gather list.
-type localList struct {
+// checkedSGL is a checked scatter or gather list.
+type checkedSGL struct {
 	spans []Span
 	n     uint64 // bytes
 	reach uint64 // bytes before the first one that is not allowed
 	ok    bool
 }
 
-// checkLocalList checks a scatter or gather list of a domain.
-func (m *Model) checkLocalList(sgl []ib.SGE, pd ID, need ib.AccessFlags) localList {
-	l := localList{ok: true}
+// checkSGL checks a scatter or gather list of a domain.
+func (m *Model) checkSGL(sgl []ib.SGE, pd ID, need ib.AccessFlags) checkedSGL {
+	l := checkedSGL{ok: true}
 	for _, s := range sgl {
 		r := m.regionByLKey(s.LKey)
 		if m.hazards.ended[s.LKey] {
@@ -111,9 +111,9 @@ func (m *Model) checkLocalList(sgl []ib.SGE, pd ID, need ib.AccessFlags) localLi
 	return l
 }
 
-// flushedInDoubt is the reason why some results are undefined: a driver may execute a local request before the requests
-// in front of it are complete, so a flushed one may have been executed.
-const flushedInDoubt = "a region or window whose flushed request may have been executed"
+// flushedInDoubtReason is the reason why some results are undefined: a driver may execute a local request before the
+// requests in front of it are complete, so a flushed one may have been executed.
+const flushedInDoubtReason = "a region or window whose flushed request may have been executed"
 
 // recordDoubtfulKeys notes the regions and windows of the requests that a queue pair flushes.
 func (m *Model) recordDoubtfulKeys(q *QP) {
@@ -132,12 +132,12 @@ func (m *Model) recordDoubtfulKeys(q *QP) {
 func (m *Model) checkDoubtfulKey(key uint32) {
 	for _, r := range m.Regions {
 		if r.Doubt && !r.Dead && (r.RKey^key)>>8 == 0 {
-			m.markResultUndefined(flushedInDoubt)
+			m.markResultUndefined(flushedInDoubtReason)
 		}
 	}
 	for _, w := range m.Windows {
 		if w.Doubt && !w.Dead && (w.RKey^key)>>8 == 0 {
-			m.markResultUndefined(flushedInDoubt)
+			m.markResultUndefined(flushedInDoubtReason)
 		}
 	}
 }
@@ -181,20 +181,21 @@ func (m *Model) checkRemoteAccess(q *QP, rkey uint32, addr, n uint64, need ib.Ac
 	case r == nil:
 		return nil, false
 	case w != nil:
-		if w.PD != m.keyDomain(q) || w.QP != 0 && w.QP != q.ID || w.Access&need != need || !rangeContains(w.First, w.Len,
-			addr, n) {
+		if w.PD != m.protectionDomainOfKeys(q) || w.QP != 0 && w.QP != q.ID || w.Access&need != need ||
+			!rangeContains(w.First, w.Len,
+				addr, n) {
 			return nil, false
 		}
 		return r.spansOfRange(addr+w.Shift, n), true
-	case r.PD != m.keyDomain(q) || r.Access&need != need || !rangeContains(r.IOVA, r.Len, addr, n):
+	case r.PD != m.protectionDomainOfKeys(q) || r.Access&need != need || !rangeContains(r.IOVA, r.Len, addr, n):
 		return nil, false
 	}
 	return r.spansOfRange(addr, n), true
 }
 
-// keyDomain returns the protection domain of the keys in requests to a queue pair. For an XRC target it is that of the
-// shared receive queue that the request specifies (A14).
-func (m *Model) keyDomain(q *QP) ID {
+// protectionDomainOfKeys returns the protection domain of the keys in requests to a queue pair. For an XRC target it is
+// that of the shared receive queue that the request specifies (A14).
+func (m *Model) protectionDomainOfKeys(q *QP) ID {
 	if s := m.SRQs[q.named]; s != nil {
 		return s.PD
 	}
@@ -223,7 +224,7 @@ func spansLen(spans []Span) (n uint64) {
 func (m *Model) countBoundWindows(id ID) (n int) {
 	for _, w := range m.Windows {
 		if w.Doubt && !w.Dead {
-			m.markResultUndefined(flushedInDoubt)
+			m.markResultUndefined(flushedInDoubtReason)
 		}
 		if w.Bound && !w.Dead && w.Region == id {
 			if w.Refused {
@@ -256,7 +257,7 @@ func (w *Window) clearBind() { w.Bound, w.Region, w.QP, w.Refused = false, 0, 0,
 const remoteWriteRights = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 
 // executeBind executes BIND_MW (10.6.7.2; C10-70 to C10-75). A device may unbind the window of a bind that it rejects.
-func (m *Model) executeBind(q *QP, b *Bind) bool {
+func (m *Model) executeBind(q *QP, b *BindArgs) bool {
 	ok := m.applyBind(q, b)
 	if w := m.Windows[b.MW]; w != nil {
 		w.Refused = !ok && w.Bound
@@ -264,13 +265,13 @@ func (m *Model) executeBind(q *QP, b *Bind) bool {
 	return ok
 }
 
-func (m *Model) applyBind(q *QP, b *Bind) bool {
+func (m *Model) applyBind(q *QP, b *BindArgs) bool {
 	w := m.Windows[b.MW]
 	if w == nil || w.Dead || w.PD != q.PD {
 		return false
 	}
 	if w.Doubt {
-		m.markResultUndefined(flushedInDoubt)
+		m.markResultUndefined(flushedInDoubtReason)
 	}
 	m.recordKeyChange(w.RKey)
 	key := w.RKey&^0xff | b.RKey&0xff
@@ -320,11 +321,11 @@ func (m *Model) applyBind(q *QP, b *Bind) bool {
 }
 
 // executeRegMR executes REG_MR (10.6.3).
-func (m *Model) executeRegMR(q *QP, b *Reg) bool {
+func (m *Model) executeRegMR(q *QP, b *RegMRArgs) bool {
 	r := m.Regions[b.MR]
 	m.recordKeyChange(b.Key)
 	if r != nil && r.Doubt {
-		m.markResultUndefined(flushedInDoubt)
+		m.markResultUndefined(flushedInDoubtReason)
 	}
 	switch {
 	case r == nil, r.Dead, !r.Fast, r.Valid, r.Map == nil, r.PD != q.PD, b.Key>>8 != r.RKey>>8,

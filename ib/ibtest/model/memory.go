@@ -42,8 +42,8 @@ func (m *Memory) Clone() *Memory {
 		history: m.history}
 }
 
-// Pattern fills b with the contents of unwritten memory at addr. The contents differ between pages.
-func Pattern(addr uint64, b []byte) {
+// FillPattern fills b with the contents of unwritten memory at addr. The contents differ between pages.
+func FillPattern(addr uint64, b []byte) {
 	for len(b) > 0 {
 		var w [8]byte
 		x := addr >> 3
@@ -60,7 +60,7 @@ func (m *Memory) readPage(n uint64) *memoryPage {
 	p := m.pages[n]
 	if p == nil {
 		p = &memoryPage{owner: m}
-		Pattern(n*PageSize, p.b[:])
+		FillPattern(n*PageSize, p.b[:])
 		m.pages[n] = p
 	}
 	return p
@@ -134,7 +134,7 @@ func (m *Memory) ComparePage(n uint64, got []byte) (addr uint64, ok bool) {
 		addr = n*PageSize + uint64(i)
 		switch {
 		case p.b[i] == v:
-		case m.isAllowedByte(addr, v):
+		case m.matchesAmbiguousRange(addr, v):
 			m.Write(addr, got[i:i+1])
 			p = m.readPage(n)
 		default:
@@ -144,7 +144,7 @@ func (m *Memory) ComparePage(n uint64, got []byte) (addr uint64, ok bool) {
 	return 0, true
 }
 
-func (m *Memory) isAllowedByte(addr uint64, v byte) bool {
+func (m *Memory) matchesAmbiguousRange(addr uint64, v byte) bool {
 	for _, b := range m.blurs {
 		if i := addr - b.addr; i < b.n && (b.alt == nil || b.alt[i] == v) {
 			return true

@@ -44,7 +44,7 @@ type Model struct {
 
 	// Open is the reason why the result of a call is undefined, or "".
 	Open     string
-	deferred bool // see SetDeferring
+	deferred bool // see SetDeferredExecution
 	calls    int  // calls so far
 	epochs   int
 	listed   int // number of requests that the current call posts
@@ -229,8 +229,8 @@ type RegionChange struct {
 	Access *ib.AccessFlags
 }
 
-// Rereg changes a region. lkey and rkey are the keys after the change.
-func (m *Model) Rereg(id ID, c RegionChange, lkey, rkey uint32) syscall.Errno {
+// ReregMR changes a region. lkey and rkey are the keys after the change.
+func (m *Model) ReregMR(id ID, c RegionChange, lkey, rkey uint32) syscall.Errno {
 	r := m.Regions[id]
 	if e := m.checkCreationAllowed(); e != 0 {
 		return e
@@ -263,8 +263,8 @@ func (m *Model) Rereg(id ID, c RegionChange, lkey, rkey uint32) syscall.Errno {
 	return 0
 }
 
-// Dereg deregisters a region.
-func (m *Model) Dereg(id ID) syscall.Errno {
+// DeregMR deregisters a region.
+func (m *Model) DeregMR(id ID) syscall.Errno {
 	r := m.Regions[id]
 	if m.countBoundWindows(id) > 0 {
 		return syscall.EBUSY
@@ -300,7 +300,7 @@ func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	case !r.Fast, pages > uint64(r.MaxPages):
 		return syscall.EINVAL
 	case r.Doubt:
-		m.markResultUndefined(flushedInDoubt)
+		m.markResultUndefined(flushedInDoubtReason)
 	case r.Valid:
 		return syscall.EBUSY
 	}
@@ -308,8 +308,8 @@ func (m *Model) MapMR(id ID, to Mapping) syscall.Errno {
 	return 0
 }
 
-// UpdateKey sets the variable part of a region's keys.
-func (m *Model) UpdateKey(id ID, variant uint8) {
+// UpdateMRKey sets the variable part of a region's keys.
+func (m *Model) UpdateMRKey(id ID, variant uint8) {
 	r := m.Regions[id]
 	r.LKey = r.LKey&^0xff | uint32(variant)
 	r.RKey = r.RKey&^0xff | uint32(variant)

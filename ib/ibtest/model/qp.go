@@ -33,7 +33,7 @@ type QP struct {
 	waitsFor uint64            // ID of the request that waits, or was the last to wait
 	since    int               // number of the call since which waitsFor has waited
 	held     []Span            // memory of the waiting request
-	flying   []inFlightMessage // see SetDeferring
+	flying   []inFlightMessage // see SetDeferredExecution
 	begun    bool              // a send that has been removed from Sends is being executed
 	drain    bool              // EventSQDrained was requested
 	epoch    int               // number of the connection, from RTR on
@@ -261,9 +261,9 @@ func (m *Model) flushRecv(q *QP) {
 
 var flushStatus = []ib.WCStatus{ib.WCWRFlushErr}
 
-// GiveUpWaiting completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network. A
-// requester may exhaust its retries at any time.
-func (m *Model) GiveUpWaiting(id ID) bool {
+// GiveUpWaitingRequest completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network.
+// A requester may exhaust its retries at any time.
+func (m *Model) GiveUpWaitingRequest(id ID) bool {
 	q := m.QPs[id]
 	p := m.destinationQP(q)
 	if !q.waiting || !m.Lossy && (p == nil || p.State != ib.QPInit) {

@@ -24,18 +24,18 @@ type Send struct {
 	AH             ID
 	QPN, QKey      uint32
 	SRQN           uint32 // XRC
-	Bind           *Bind
-	Reg            *Reg
+	Bind           *BindArgs
+	Reg            *RegMRArgs
 	Flush          ib.Flush
 
 	to      ib.AHAttr       // the address of the handle at the time of the post
 	foreign bool            // the address handle belongs to another domain
-	done    *executedResult // nil: not executed; see SetDeferring
+	done    *executedResult // nil: not executed; see SetDeferredExecution
 	sent    bool            // the request may be in flight, because the queue pair has entered ERR; see FlushSent
 }
 
-// Bind holds the arguments of BIND_MW.
-type Bind struct {
+// BindArgs holds the arguments of BIND_MW.
+type BindArgs struct {
 	MW        ID
 	MR        ID // 0: none
 	LKey      uint32
@@ -44,8 +44,8 @@ type Bind struct {
 	Access    ib.AccessFlags
 }
 
-// Reg holds the arguments of REG_MR.
-type Reg struct {
+// RegMRArgs holds the arguments of REG_MR.
+type RegMRArgs struct {
 	MR     ID
 	Key    uint32
 	Access ib.AccessFlags
@@ -93,7 +93,7 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	switch {
 	case !q.supportsRequest(&s), len(s.SGL) > int(q.Cap.MaxSendSGE),
 		s.Flags&ib.SendInline != 0 && (len(s.Inline) > int(q.Cap.MaxInlineData) || s.Op == ib.WRRDMARead ||
-			peerRights[s.Op] == ib.AccessRemoteAtomic),
+			neededPeerRights[s.Op] == ib.AccessRemoteAtomic),
 		a != nil && a.Dead, s.Bind != nil && m.Windows[s.Bind.MW].Dead, s.Reg != nil && m.Regions[s.Reg.MR].Dead,
 		s.Bind != nil && s.Bind.MR != 0 && m.Regions[s.Bind.MR].Dead:
 		return syscall.EINVAL
@@ -136,7 +136,7 @@ func isMisalignedAtomic(s *Send) bool {
 	for _, e := range s.SGL {
 		n += uint64(e.Length)
 	}
-	atomic := peerRights[s.Op] == ib.AccessRemoteAtomic
+	atomic := neededPeerRights[s.Op] == ib.AccessRemoteAtomic
 	return (atomic || s.Op == ib.WRAtomicWrite) && s.RemoteAddr%8 != 0 || atomic && n != 8
 }
 
@@ -252,7 +252,7 @@ func (m *Model) loadBytes(spans []Span, n uint64) []byte {
 // scatterBytes stores bytes in a list of spans, starting at an offset.
 func (m *Model) scatterBytes(spans []Span, skip uint64, b []byte) {
 	m.recordMemoryDisturbance(spans)
-	forEachPiece(spans, skip, b, m.Mem.Write)
+	forEachSpanPart(spans, skip, b, m.Mem.Write)
 }
 
 // recordMemoryDisturbance records that a request changes memory. A request that waits must not use it, because parts of
@@ -271,10 +271,10 @@ func (m *Model) allowUnstoredBytes(spans []Span, skip uint64, b []byte) {
 		m.markResultUndefined("a part of a message is stored, and nothing shows when")
 	}
 	m.recordMemoryDisturbance(spans)
-	forEachPiece(spans, skip, b, func(addr uint64, b []byte) { m.Mem.AllowAlternative(addr, uint64(len(b)), b) })
+	forEachSpanPart(spans, skip, b, func(addr uint64, b []byte) { m.Mem.AllowAlternative(addr, uint64(len(b)), b) })
 }
 
-func forEachPiece(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte)) {
+func forEachSpanPart(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte)) {
 	for _, s := range spans {
 		if skip >= s.Len {
 			skip -= s.Len

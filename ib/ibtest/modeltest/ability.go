@@ -65,8 +65,8 @@ func neededFeatures(c call) (list []string) {
 	return list
 }
 
-// lacksAny reports whether a call needs a feature that the driver lacks.
-func (k *DriverFeatures) lacksAny(c call) bool {
+// lacksFeatureFor reports whether a call needs a feature that the driver lacks.
+func (k *DriverFeatures) lacksFeatureFor(c call) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, a := range neededFeatures(c) {

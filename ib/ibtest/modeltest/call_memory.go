@@ -43,7 +43,7 @@ func (c destroyObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResul
 	case o.pd != nil:
 		return wantErrnos(m.DeallocPD(c.id))
 	case o.mr != nil:
-		return wantErrnos(m.Dereg(c.id))
+		return wantErrnos(m.DeregMR(c.id))
 	case o.mw != nil:
 		return wantErrnos(m.DeallocMW(c.id))
 	case o.cq != nil:
@@ -61,7 +61,7 @@ func (c destroyObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResul
 // regMR registers memory.
 type regMR struct {
 	id, pd model.ID
-	at     memoryPlace
+	at     areaRange
 	iova   uint64 // 0: the memory address
 	access ib.AccessFlags
 }
@@ -74,7 +74,7 @@ func (c regMR) createdID() model.ID { return c.id }
 func (c regMR) usedIDs() []model.ID { return []model.ID{c.pd} }
 
 func (c regMR) runOnDevice(x *modelRunner) deviceResult {
-	s := x.spanOf(c.at)
+	s := x.spanOfRange(c.at)
 	mr, err := x.objs[c.pd].pd.RegMR(ib.MRInit{
 		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova, Access: c.access,
 	})
@@ -85,7 +85,7 @@ func (c regMR) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c regMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	s := x.spanOf(c.at)
+	s := x.spanOfRange(c.at)
 	r := model.Region{ID: c.id, PD: c.pd, Access: c.access, IOVA: c.iova, Len: s.Len, Spans: []model.Span{s}}
 	if r.IOVA == 0 {
 		r.IOVA = s.Addr
@@ -101,7 +101,7 @@ func (c regMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) model
 type reregMR struct {
 	mr     model.ID
 	flags  ib.MRChangeFlags
-	at     memoryPlace
+	at     areaRange
 	iova   uint64
 	pd     model.ID
 	access ib.AccessFlags
@@ -114,7 +114,7 @@ func (c reregMR) String() string {
 func (c reregMR) usedIDs() []model.ID { return []model.ID{c.mr, c.pd} }
 
 func (c reregMR) runOnDevice(x *modelRunner) deviceResult {
-	s, mr := x.spanOf(c.at), x.objs[c.mr].mr
+	s, mr := x.spanOfRange(c.at), x.objs[c.mr].mr
 	err := mr.Rereg(c.flags, ib.MRChange{
 		Space: x.areas[c.at.area].space, Addr: s.Addr, Length: s.Len, IOVA: c.iova,
 		PD: x.objs[c.pd].pd, Access: c.access,
@@ -125,7 +125,7 @@ func (c reregMR) runOnDevice(x *modelRunner) deviceResult {
 func (c reregMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	var ch model.RegionChange
 	if c.flags&ib.MRChangeTranslation != 0 {
-		s := x.spanOf(c.at)
+		s := x.spanOfRange(c.at)
 		ch.Map = &model.Mapping{Spans: []model.Span{s}, IOVA: c.iova, Len: s.Len}
 		if c.iova == 0 {
 			ch.Map.IOVA = s.Addr
@@ -142,7 +142,7 @@ func (c reregMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 	if g != nil { // another thread may have changed the region since
 		lkey, rkey = g.lkey, g.rkey
 	}
-	return wantErrnos(m.Rereg(c.mr, ch, lkey, rkey))
+	return wantErrnos(m.ReregMR(c.mr, ch, lkey, rkey))
 }
 
 // allocMR creates a region for fast registration.
@@ -177,7 +177,7 @@ func (c allocMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 // mapMR sets the memory of the next fast registration, and the variable part of its key.
 type mapMR struct {
 	mr      model.ID
-	list    []memoryPlace
+	list    []areaRange
 	iova    uint64
 	variant uint8
 }
@@ -190,7 +190,7 @@ func (c mapMR) usedIDs() []model.ID { return []model.ID{c.mr} }
 func (c mapMR) runOnDevice(x *modelRunner) deviceResult {
 	var list []umem.Range
 	for _, p := range c.list {
-		s := x.spanOf(p)
+		s := x.spanOfRange(p)
 		list = append(list, umem.Range{Addr: s.Addr, Length: s.Len})
 	}
 	mr := x.objs[c.mr].mr
@@ -204,12 +204,12 @@ func (c mapMR) runOnDevice(x *modelRunner) deviceResult {
 func (c mapMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	to := model.Mapping{IOVA: c.iova}
 	for _, p := range c.list {
-		s := x.spanOf(p)
+		s := x.spanOfRange(p)
 		to.Spans, to.Len = append(to.Spans, s), to.Len+s.Len
 	}
 	e := m.MapMR(c.mr, to)
 	if e == 0 {
-		m.UpdateKey(c.mr, c.variant)
+		m.UpdateMRKey(c.mr, c.variant)
 	}
 	return wantErrnos(e)
 }
@@ -243,7 +243,7 @@ func (c allocMW) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 
 // storeMemory writes memory as its owner.
 type storeMemory struct {
-	at   memoryPlace
+	at   areaRange
 	seed uint8
 }
 
@@ -271,6 +271,6 @@ func (c storeMemory) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c storeMemory) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	m.StoreMemory(x.spanOf(c.at).Addr, c.contents())
+	m.StoreMemory(x.spanOfRange(c.at).Addr, c.contents())
 	return wantErrnos(0)
 }

@@ -175,13 +175,13 @@ func (c modifyQP) resolveAttr(x *modelRunner) ib.QPAttr {
 func (c modifyQP) runOnDevice(x *modelRunner) deviceResult {
 	a := c.resolveAttr(x)
 	if c.noise {
-		a = withInvalidUnmasked(&a, c.mask)
+		a = withInvalidUnmaskedFields(&a, c.mask)
 	}
 	return deviceResult{err: x.objs[c.qp].qp.Modify(a, c.mask)}
 }
 
-// withInvalidUnmasked returns the attributes of mask, and invalid values of all others.
-func withInvalidUnmasked(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
+// withInvalidUnmaskedFields returns the attributes of mask, and invalid values of all others.
+func withInvalidUnmaskedFields(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
 	const wrong = 0xee
 	route := ib.AHAttr{Port: wrong, GRH: ib.GlobalRoute{DGID: ib.GID{0: wrong}, SGIDIndex: wrong}}
 	n := ib.QPAttr{

@@ -149,7 +149,7 @@ func (c moderateCQ) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c moderateCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErrnos(m.Moderate(c.cq, c.count, c.period))
+	return wantErrnos(m.ModerateCQ(c.cq, c.count, c.period))
 }
 
 // createSRQ creates a shared receive queue, of type XRC if it has an XRC domain.

@@ -184,7 +184,7 @@ func (x *modelRunner) resolveSend(s *sendRequest) (model.Send, ib.SendWR) {
 	}
 	if b := s.bind; b != nil {
 		w := x.m.Windows[b.mw]
-		m.Bind = &model.Bind{MW: b.mw, MR: b.mr, RKey: w.RKey&^0xff | uint32(b.variant), Len: b.len, Access: b.access}
+		m.Bind = &model.BindArgs{MW: b.mw, MR: b.mr, RKey: w.RKey&^0xff | uint32(b.variant), Len: b.len, Access: b.access}
 		wr.Bind = &ib.BindMW{MW: x.objs[b.mw].mw, RKey: m.Bind.RKey, Length: b.len, Access: b.access}
 		if r := x.m.Regions[b.mr]; r != nil {
 			wr.Bind.MR = x.objs[b.mr].mr
@@ -194,7 +194,7 @@ func (x *modelRunner) resolveSend(s *sendRequest) (model.Send, ib.SendWR) {
 		}
 	}
 	if b := s.reg; b != nil {
-		m.Reg = &model.Reg{MR: b.mr, Key: x.m.Regions[b.mr].RKey ^ b.xor, Access: b.access}
+		m.Reg = &model.RegMRArgs{MR: b.mr, Key: x.m.Regions[b.mr].RKey ^ b.xor, Access: b.access}
 		wr.Reg = &ib.FastReg{MR: x.objs[b.mr].mr, Key: m.Reg.Key, Access: b.access}
 	}
 	return m, wr

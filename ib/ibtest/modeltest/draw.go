@@ -130,9 +130,9 @@ func (d *callDrawer) nextID() model.ID {
 	return d.next
 }
 
-// drawLogSize returns a number up to most, with all bit lengths equally likely. Powers of two and their neighbours are
-// frequent.
-func (d *callDrawer) drawLogSize(most uint64) uint64 {
+// drawLogUniform returns a number up to most, with all bit lengths equally likely. Powers of two and their neighbours
+// are frequent.
+func (d *callDrawer) drawLogUniform(most uint64) uint64 {
 	if most == 0 {
 		return 0
 	}
@@ -223,7 +223,7 @@ func (d *callDrawer) planCreation() {
 		d.planXRC(pds, cqs)
 	}
 	if d.plan.focus == onDatagrams {
-		d.planGroups(pds[0])
+		d.planMcastGroups(pds[0])
 	}
 	if d.plan.focus != onMemory {
 		return
@@ -231,7 +231,7 @@ func (d *callDrawer) planCreation() {
 	if most := d.x.attr.MaxMRSize; !d.plan.local && most > 1<<33 { // for windows of more than 4 GiB
 		c := d.drawRegMR(pds[0], false)
 		c.access |= (allAccess | ib.AccessMWBind) & d.x.access
-		c.at = memoryPlace{area: 1 + d.IntN(2), off: 8 * d.Uint64N(1<<15), len: min(most, 1<<33+d.Uint64N(1<<34))}
+		c.at = areaRange{area: 1 + d.IntN(2), off: 8 * d.Uint64N(1<<15), len: min(most, 1<<33+d.Uint64N(1<<34))}
 		c.iova &= 1<<50 - 8
 		d.addPlannedCall(c)
 	}
@@ -244,8 +244,8 @@ func (d *callDrawer) planCreation() {
 	}
 }
 
-// planGroups plans members of multicast groups, and address handles of the groups.
-func (d *callDrawer) planGroups(pd model.ID) {
+// planMcastGroups plans members of multicast groups, and address handles of the groups.
+func (d *callDrawer) planMcastGroups(pd model.ID) {
 	for _, c := range slices.Clone(d.todo) {
 		if c, ok := c.(createQP); ok && c.kind == ib.QPTypeUD {
 			d.addPlannedCall(attachMcast{c.id, 1 + d.IntN(numGroups), false})
@@ -278,7 +278,7 @@ func (d *callDrawer) drawRegMR(pd model.ID, free bool) regMR {
 		}
 	}
 	c.access &= d.x.access
-	c.at = d.drawPlace()
+	c.at = d.drawAreaRange()
 	switch d.IntN(6) {
 	case 0:
 		c.iova = d.Uint64() >> d.IntN(63) & 0x7fff_ffff_ffff_fff8
@@ -292,14 +292,14 @@ func (d *callDrawer) drawRegMR(pd model.ID, free bool) regMR {
 	return c
 }
 
-// drawPlace draws memory to register: in the process, across 4 GiB, or at high addresses, up to the largest region.
-func (d *callDrawer) drawPlace() memoryPlace {
-	p := memoryPlace{area: 1 + d.IntN(2)}
+// drawAreaRange draws memory to register: in the process, across 4 GiB, or at high addresses, up to the largest region.
+func (d *callDrawer) drawAreaRange() areaRange {
+	p := areaRange{area: 1 + d.IntN(2)}
 	if d.plan.local || d.oneInN(3) {
 		p.area = 0
 	}
 	if p.area == 0 {
-		p.len = 1 + d.drawLogSize(localSize/2)
+		p.len = 1 + d.drawLogUniform(localSize/2)
 		if d.oneInN(2) {
 			p.len = localSize/4 + d.Uint64N(localSize/4)
 		}
@@ -309,12 +309,12 @@ func (d *callDrawer) drawPlace() memoryPlace {
 		p.off = d.Uint64N(1 << 18)
 	} else {
 		half := d.x.areas[p.area].size / 2
-		p.len = 1 + d.drawLogSize(min(d.x.attr.MaxMRSize-1, half-1))
+		p.len = 1 + d.drawLogUniform(min(d.x.attr.MaxMRSize-1, half-1))
 		if d.oneInN(2) {
 			p.len = min(d.x.attr.MaxMRSize, 1<<18+d.Uint64N(1<<18))
 		}
 		if p.off = d.Uint64N(1 << 18); d.oneInN(4) {
-			p.off = d.drawLogSize(half)
+			p.off = d.drawLogUniform(half)
 		}
 	}
 	if d.oneInN(2) {
@@ -343,7 +343,7 @@ func (d *callDrawer) planPair(pd model.ID, cqs []model.ID, srq model.ID) {
 			id: id, pd: pd, send: pickOne(d, cqs), recv: pickOne(d, cqs), kind: kind, peer: a + b - id,
 			sigAll: d.oneInN(4) || !d.x.Virtual, // else there is no sign when a request is done
 			cap: ib.QPCap{
-				MaxSendWR: uint32(1 + d.drawLogSize(uint64(most-1))), MaxRecvWR: uint32(1 + d.drawLogSize(uint64(most-1))),
+				MaxSendWR: uint32(1 + d.drawLogUniform(uint64(most-1))), MaxRecvWR: uint32(1 + d.drawLogUniform(uint64(most-1))),
 				MaxSendSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxSendSGE))),
 				MaxRecvSGE:    uint32(1 + d.IntN(min(4, d.x.attr.MaxRecvSGE))),
 				MaxInlineData: min(uint32(d.IntN(3)*32), d.x.inline),
@@ -506,7 +506,7 @@ func (d *callDrawer) drawCall() call {
 		return resetDevice{}
 	}
 	if d.readyQPCount() == 0 && !d.oneInN(4) || !d.x.episodes && d.hasQPInErr() && d.oneInN(4) {
-		return d.drawTransition()
+		return d.drawQPTransition()
 	}
 	for i, k := range d.weightedActions() {
 		weight := k.weight * d.plan.factors[i]
@@ -556,7 +556,7 @@ func (d *callDrawer) weightedActions() [numActions]weightedAction {
 	queues, memory := []runFocus{onQueues}, []runFocus{onMemory}
 	states, datagrams := []runFocus{onStates}, []runFocus{onDatagrams}
 	return [numActions]weightedAction{
-		stepping:       {100, nil, d.drawTransition},
+		stepping:       {100, nil, d.drawQPTransition},
 		modifying:      {25, states, d.drawModifyQP},
 		changingMemory: {30, memory, d.drawMemoryCall},
 		making:         {30, nil, d.drawCreateObject},
@@ -566,11 +566,11 @@ func (d *callDrawer) weightedActions() [numActions]weightedAction {
 		modifyingSRQs:  {8, queues, d.drawSRQCall},
 		resizing:       {6, queues, d.drawResizeCQ},
 		moderating:     {10, queues, d.drawModerateCQ},
-		joining:        {40, datagrams, d.drawJoinGroup},
+		joining:        {40, datagrams, d.drawAttachMcast},
 		storing:        {30, nil, d.drawStoreMemory},
 		ending:         {7, []runFocus{onStates, onMemory, onExtended}, d.drawDestroyObject},
 		querying:       {15, nil, d.drawQueryQP},
-		reusing:        {20, nil, d.drawStaleUse},
+		reusing:        {20, nil, d.drawUseStaleObject},
 		receiving:      {300, nil, d.drawPostRecv},
 	}
 }
@@ -608,8 +608,8 @@ func (d *callDrawer) readyQPCount() int {
 	return len(filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.State == ib.QPRTS }))
 }
 
-// drawTransition moves a queue pair, or a pair, that is not in RTS towards it, or back.
-func (d *callDrawer) drawTransition() call {
+// drawQPTransition moves a queue pair, or a pair, that is not in RTS towards it, or back.
+func (d *callDrawer) drawQPTransition() call {
 	for _, id := range filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.State != ib.QPRTS }) {
 		if d.oneInN(2) {
 			continue

@@ -49,8 +49,8 @@ func (d *callDrawer) drawModerateCQ() call {
 
 const numGroups = 2
 
-// drawJoinGroup adds a datagram queue pair to a group, or removes it.
-func (d *callDrawer) drawJoinGroup() call {
+// drawAttachMcast adds a datagram queue pair to a group, or removes it.
+func (d *callDrawer) drawAttachMcast() call {
 	datagrams := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.oneInN(50) })
 	qp := pickOne(d, datagrams)
 	if qp == 0 {
@@ -68,12 +68,12 @@ func (d *callDrawer) drawPollCQ() call {
 	if o := d.x.objs[id]; o == nil || !o.lazy {
 		return nil
 	}
-	return pollCQ{id, 1 + int(d.drawLogSize(64))}
+	return pollCQ{id, 1 + int(d.drawLogUniform(64))}
 }
 
 // drawCapacity draws the capacity of a queue, from 1 to the device's limit, at most most.
 func (d *callDrawer) drawCapacity(limit, most int) int {
-	return min(1+int(d.drawLogSize(uint64(most))), limit, most)
+	return min(1+int(d.drawLogUniform(uint64(most))), limit, most)
 }
 
 func (d *callDrawer) drawResizeCQ() call {
@@ -123,8 +123,8 @@ func (d *callDrawer) drawSetError() call {
 	return setError{}
 }
 
-// drawStaleUse uses an object that existed before the last reset.
-func (d *callDrawer) drawStaleUse() call {
+// drawUseStaleObject uses an object that existed before the last reset.
+func (d *callDrawer) drawUseStaleObject() call {
 	past := filterIDs(d.x.objs, func(o *deviceObject) bool { return o.past })
 	if len(past) == 0 {
 		return nil
@@ -182,7 +182,7 @@ func (d *callDrawer) drawCreateObject() call {
 			d.planPair(pd, cqs, pickOne(d, filterIDs(d.x.m.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
 		}
 	case 7:
-		return createCQ{id: d.nextID(), entries: min(d.x.attr.MaxCQE, 1+int(d.drawLogSize(256)))}
+		return createCQ{id: d.nextID(), entries: min(d.x.attr.MaxCQE, 1+int(d.drawLogUniform(256)))}
 	case 8:
 		return allocPD{d.nextID()}
 	}
@@ -194,9 +194,9 @@ func (d *callDrawer) drawMemoryCall() call {
 	fast := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead })
 	if len(fast) > 0 && !d.oneInN(3) {
 		c := mapMR{mr: pickOne(d, fast), variant: uint8(d.Uint32())}
-		p := d.drawPlace()
+		p := d.drawAreaRange()
 		for range 1 + d.IntN(3) {
-			p.len = d.drawLogSize(min(p.len, 1<<17)) + 1
+			p.len = d.drawLogUniform(min(p.len, 1<<17)) + 1
 			c.list = append(c.list, p)
 			p.off += p.len + d.Uint64N(5000)
 			if p.area == 0 && p.off+p.len > localSize {
@@ -204,7 +204,7 @@ func (d *callDrawer) drawMemoryCall() call {
 			}
 		}
 		if c.iova = d.Uint64() >> (8 + d.IntN(40)); d.oneInN(2) {
-			c.iova = d.x.spanOf(c.list[0]).Addr
+			c.iova = d.x.spanOfRange(c.list[0]).Addr
 		}
 		return c
 	}
@@ -220,14 +220,14 @@ func (d *callDrawer) drawMemoryCall() call {
 }
 
 func (d *callDrawer) drawStoreMemory() call {
-	p := memoryPlace{area: d.IntN(3), len: 1 + d.drawLogSize(4096)}
+	p := areaRange{area: d.IntN(3), len: 1 + d.drawLogUniform(4096)}
 	p.off = d.Uint64N(localSize - p.len)
 	if r := d.x.m.Regions[pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))]; r != nil && len(r.Spans) > 0 &&
 		!d.oneInN(3) {
 		s := pickOne(d, r.Spans)
 		for i, a := range d.x.areas {
 			if off := s.Addr - a.base; off < a.size {
-				p = memoryPlace{i, off, min(p.len, s.Len)}
+				p = areaRange{i, off, min(p.len, s.Len)}
 			}
 		}
 	}

@@ -16,7 +16,7 @@ func (d *callDrawer) drawMessageSize() uint64 {
 	if d.oneInN(8) {
 		return 0
 	}
-	n := d.drawLogSize(most)
+	n := d.drawLogUniform(most)
 	if d.oneInN(3) {
 		mtu := uint64(d.runMTU().Bytes())
 		n = mtu*d.Uint64N(4) + d.Uint64N(3) - 1
@@ -247,7 +247,7 @@ func (d *callDrawer) addMemoryOpcodes(ops []ib.WROpcode) []ib.WROpcode {
 		if len(filterIDs(d.x.m.Windows, func(w *model.Window) bool { return !w.Dead })) > 0 {
 			ops = append(ops, ib.WRBindMW)
 		}
-		if len(d.registrableIDs()) > 0 || d.shouldBeInvalid() {
+		if len(d.registrableRegionIDs()) > 0 || d.shouldBeInvalid() {
 			ops = append(ops, ib.WRRegMR)
 		}
 	}
@@ -264,8 +264,8 @@ func (d *callDrawer) invalidatableIDs() []model.ID {
 	return append(windows, regions...)
 }
 
-// registrableIDs returns the regions that a request can register; if there are none, all that it might register.
-func (d *callDrawer) registrableIDs() []model.ID {
+// registrableRegionIDs returns the regions that a request can register; if there are none, all that it might register.
+func (d *callDrawer) registrableRegionIDs() []model.ID {
 	return filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead && !r.Valid && r.Map != nil })
 }
 
@@ -333,7 +333,7 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 	case ib.WRBindMW:
 		return d.drawBindRequest(q, s)
 	case ib.WRRegMR:
-		fast := d.registrableIDs()
+		fast := d.registrableRegionIDs()
 		if len(fast) == 0 || d.shouldBeInvalid() {
 			fast = filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && r.Fast })
 		}
@@ -368,7 +368,7 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 		d.drawDatagramDestination(q, s)
 		p = d.x.m.QPs[s.dest]
 		if n = min(n, uint64(d.x.m.MTU)); d.shouldBeInvalid() {
-			n = uint64(d.x.m.MTU) + 1 + d.drawLogSize(1<<16)
+			n = uint64(d.x.m.MTU) + 1 + d.drawLogUniform(1<<16)
 		}
 	}
 	if usesRemoteMemory(s.op) {
@@ -430,7 +430,7 @@ var neededRights = map[ib.WROpcode]ib.AccessFlags{
 func (d *callDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
 	switch {
 	case s.op == ib.WRFlush:
-	case s.op != ib.WRAtomicWrite && n != 8 && d.shouldBeInvalid() && d.drawOverlong(q, s, n):
+	case s.op != ib.WRAtomicWrite && n != 8 && d.shouldBeInvalid() && d.drawOverlongRequest(q, s, n):
 	case s.op == ib.WRAtomicWrite:
 		s.inline = d.drawInlineBytes(8)
 	case (s.op == ib.WRRDMARead || neededRights[s.op] == ib.AccessRemoteAtomic) && q.Cap.MaxInlineData >= 8 &&
@@ -447,8 +447,8 @@ func (d *callDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
 	}
 }
 
-// drawOverlong draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
-func (d *callDrawer) drawOverlong(q *model.QP, s *sendRequest, n uint64) bool {
+// drawOverlongRequest draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
+func (d *callDrawer) drawOverlongRequest(q *model.QP, s *sendRequest, n uint64) bool {
 	need := ib.AccessFlags(0)
 	if s.op == ib.WRRDMARead {
 		need = ib.AccessLocalWrite
@@ -553,7 +553,7 @@ func (d *callDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendRequest {
 		return nil
 	}
 	r := d.x.m.Regions[b.mr]
-	b.len = d.drawLogSize(max(r.Len, 1))
+	b.len = d.drawLogUniform(max(r.Len, 1))
 	if r.Len > 1<<32 && d.oneInN(2) {
 		b.len = 1<<32 + d.Uint64N(r.Len-1<<32)
 	}

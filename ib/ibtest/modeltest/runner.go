@@ -33,7 +33,7 @@ type TestedDevice struct {
 	// Thread is the number of the thread among those that use the device. Each has multicast groups of its own.
 	Thread int
 	// Names holds the numbers and keys of all threads; may be nil.
-	Names *NumberOwners
+	Names *IDOwners
 	// Reset resets the device, with remove as the consumer's shutdown, and returns the recovered device.
 	Reset func(remove func() error) (TestedDevice, error)
 	// Timeout is the time to wait for expected results. It is virtual in a bubble.
@@ -185,7 +185,7 @@ func (x *modelRunner) isPossible(c call) bool {
 			return false
 		}
 	}
-	if x.Abilities.lacksAny(c) {
+	if x.Abilities.lacksFeatureFor(c) {
 		return false
 	}
 	if k, ok := c.(creatingCall); ok {
@@ -210,7 +210,7 @@ func (x *modelRunner) runCall(c call) (err error) {
 		p.recordIDs(x)
 	}
 	if _, ok := c.(destroyObject); (ok || mayReplaceKeys(c)) && x.Names != nil {
-		x.Names.removeOwner(x)
+		x.Names.removeIDsOf(x)
 	}
 	began := time.Now()
 	g := c.runOnDevice(x)
@@ -236,7 +236,7 @@ func (x *modelRunner) runCall(c call) (err error) {
 		return fmt.Errorf("after %v: %s", c, d.what)
 	}
 	if x.Names != nil {
-		return x.Names.recordOwnedNumbers(x)
+		return x.Names.addIDsOf(x)
 	}
 	return nil
 }
@@ -424,11 +424,11 @@ func (x *modelRunner) matchCompletion(id model.ID, wc *ib.WC) *modelDifference {
 	if x.m.CQs[id].MatchCompletion(wc) < 0 {
 		x.applyRetryLimit()
 	}
-	return x.matchInModel(x.m, id, wc)
+	return x.matchCompletionInModel(x.m, id, wc)
 }
 
-// matchInModel compares a completion with the expectations of a model.
-func (x *modelRunner) matchInModel(m *model.Model, id model.ID, wc *ib.WC) *modelDifference {
+// matchCompletionInModel compares a completion with the expectations of a model.
+func (x *modelRunner) matchCompletionInModel(m *model.Model, id model.ID, wc *ib.WC) *modelDifference {
 	c := m.CQs[id]
 	i := c.MatchCompletion(wc)
 	if i < 0 {
@@ -469,7 +469,7 @@ func formatExpectedCompletion(w *model.ExpectedCompletion) string {
 // INIT.
 func (x *modelRunner) applyRetryLimit() (some bool) {
 	for id, q := range x.m.QPs {
-		if q.IsWaiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUpWaiting(id) {
+		if q.IsWaiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUpWaitingRequest(id) {
 			x.addToTrace("qp%d gives up", id)
 			some = true
 		}
@@ -561,7 +561,7 @@ func (x *modelRunner) recordEvent(o *deviceObject, e ib.EventType) {
 // destroyAll destroys all objects.
 func (x *modelRunner) destroyAll() error {
 	if x.Names != nil {
-		x.Names.removeOwner(x)
+		x.Names.removeIDsOf(x)
 	}
 	var first error
 	for range 3 { // windows before regions, queue pairs before queues

@@ -24,16 +24,16 @@ const (
 	sharedCalls  = 6  // maximum number of calls of an episode
 )
 
-// RunShared makes the calls of a seed on a device, and then an episode of concurrent calls. The run ends with it,
-// because several orders with different states may explain the results.
-func RunShared(make DeviceFactory, seed uint64, steps int) *RunFailure {
+// RunOnSharedObjects makes the calls of a seed on a device, and then an episode of concurrent calls. The run ends with
+// it, because several orders with different states may explain the results.
+func RunOnSharedObjects(make DeviceFactory, seed uint64, steps int) *RunFailure {
 	f := runOnce(make, func(x *modelRunner) (calls []call, err error) {
 		x.episodes = true
 		d := newCallDrawer(x, seed, steps)
 		for i := range steps {
 			if i > sharedSetup && d.oneInN(3) {
-				if threads := d.drawEpisode(); len(threads) > 1 {
-					if err := x.runEpisode(d, threads); err != nil {
+				if threads := d.drawConcurrentCalls(); len(threads) > 1 {
+					if err := x.runConcurrentCalls(d, threads); err != nil {
 						return calls, err
 					}
 					return calls, errUndefinedResult
@@ -56,8 +56,8 @@ func RunShared(make DeviceFactory, seed uint64, steps int) *RunFailure {
 	return f
 }
 
-// drawEpisode draws the calls of several threads on a few objects.
-func (d *callDrawer) drawEpisode() (threads [][]call) {
+// drawConcurrentCalls draws the calls of several threads on a few objects.
+func (d *callDrawer) drawConcurrentCalls() (threads [][]call) {
 	x := d.x
 	if x.m.Dead {
 		return nil
@@ -71,7 +71,7 @@ func (d *callDrawer) drawEpisode() (threads [][]call) {
 	if q == nil {
 		return nil
 	}
-	e := &concurrentEpisode{d: d, q: q, changed: map[model.ID]bool{}, peer: x.m.QPs[x.objs[q.ID].peer]}
+	e := &concurrentCallDrawer{d: d, q: q, changed: map[model.ID]bool{}, peer: x.m.QPs[x.objs[q.ID].peer]}
 	if e.peer == nil {
 		e.peer = q
 	}
@@ -94,8 +94,8 @@ func (d *callDrawer) drawEpisode() (threads [][]call) {
 	return slices.DeleteFunc(threads, func(t []call) bool { return len(t) == 0 })
 }
 
-// concurrentEpisode describes concurrent calls.
-type concurrentEpisode struct {
+// concurrentCallDrawer describes concurrent calls.
+type concurrentCallDrawer struct {
 	d       *callDrawer
 	q, peer *model.QP
 	either  *model.QP         // last queue pair drawn
@@ -107,7 +107,7 @@ type concurrentEpisode struct {
 }
 
 // drawCall draws one of the calls.
-func (e *concurrentEpisode) drawCall() call {
+func (e *concurrentCallDrawer) drawCall() call {
 	d := e.d
 	cq := pickOne(d, []model.ID{e.q.SendCQ, e.q.RecvCQ, e.peer.SendCQ, e.peer.RecvCQ})
 	either, kind := pickOne(d, []*model.QP{e.q, e.peer}), d.IntN(10)
@@ -150,7 +150,7 @@ func (e *concurrentEpisode) drawCall() call {
 }
 
 // drawModifyQP draws a change of a queue pair, but not to SQD.
-func (e *concurrentEpisode) drawModify(q *model.QP) call {
+func (e *concurrentCallDrawer) drawModify(q *model.QP) call {
 	d := e.d
 	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.newValidQPAttr(), mask: ib.QPAttrState}
 	switch {
@@ -173,7 +173,7 @@ func (e *concurrentEpisode) drawModify(q *model.QP) call {
 
 // drawSend draws a send of a queue pair with inline data, because the data of different requests are not copied in
 // order. It posts one request, because a device may complete the first of a list before it accepts the second.
-func (e *concurrentEpisode) drawSend() call {
+func (e *concurrentCallDrawer) drawSend() call {
 	d, q := e.d, e.q
 	if isAcknowledged(q.Type) && (e.peer.State < ib.QPRTR || e.peer.State > ib.QPSQD) {
 		return nil // the request fails when its retries end, at a time that the model does not know
@@ -191,7 +191,7 @@ func (e *concurrentEpisode) drawSend() call {
 }
 
 // drawRecv draws a receive for a queue pair, or for its shared receive queue.
-func (e *concurrentEpisode) drawRecv(q *model.QP) call {
+func (e *concurrentCallDrawer) drawRecv(q *model.QP) call {
 	c, ok := e.d.drawPostRecv().(postRecv)
 	if !ok || c.on != q.ID && c.on != q.SRQ {
 		return nil
@@ -201,7 +201,7 @@ func (e *concurrentEpisode) drawRecv(q *model.QP) call {
 }
 
 // drawLocalRequest draws a bind, a registration or an invalidation.
-func (e *concurrentEpisode) drawLocalRequest() call {
+func (e *concurrentCallDrawer) drawLocalRequest() call {
 	d := e.d
 	if e.q.Type == ib.QPTypeUD || e.q.Type == ib.QPTypeXRCInit || e.q.Type == ib.QPTypeXRCTgt {
 		return nil
@@ -217,7 +217,7 @@ func (e *concurrentEpisode) drawLocalRequest() call {
 
 // allowsCall reports whether a call is possible beside those already drawn: consumers do not change memory that their
 // own requests use, nor destroy objects that other threads use.
-func (e *concurrentEpisode) allowsCall(c call) bool {
+func (e *concurrentCallDrawer) allowsCall(c call) bool {
 	if e.used == nil {
 		e.used, e.dropped = map[model.ID]bool{}, map[model.ID]bool{}
 	}
@@ -325,8 +325,9 @@ func (c pollCQ) runShared(x *modelRunner) deviceResult {
 	return deviceResult{err: err, wcs: wc[:n]}
 }
 
-// runEpisode makes the calls of several threads concurrently, and searches for an order that explains the results.
-func (x *modelRunner) runEpisode(d *callDrawer, threads [][]call) error {
+// runConcurrentCalls makes the calls of several threads concurrently, and searches for an order that explains the
+// results.
+func (x *modelRunner) runConcurrentCalls(d *callDrawer, threads [][]call) error {
 	var events []*timedCall
 	var clock atomic.Int64
 	var wg sync.WaitGroup
@@ -398,7 +399,7 @@ func (x *modelRunner) findExplainingOrder(events []*timedCall) error {
 		x.searching = true
 		base := x.m.Clone()
 		base.BeginCall()
-		base.SetDeferring(true)
+		base.SetDeferredExecution(true)
 		found := s.searchFrom(base, 0)
 		x.searching = false
 		switch {
@@ -530,17 +531,17 @@ func (s *callOrderSearch) mayBeNextCall(i int, done uint) bool {
 // wasRejectedAsBusy reports whether a call was rejected because another one was changing the same region.
 func (s *callOrderSearch) wasRejectedAsBusy(i int) bool {
 	v := s.events[i]
-	mr := changedRegion(v.c)
+	mr := regionChangedBy(v.c)
 	if mr == 0 || !errors.Is(v.g.err, syscall.EBUSY) {
 		return false
 	}
 	return slices.ContainsFunc(s.events, func(o *timedCall) bool {
-		return o != v && changedRegion(o.c) == mr && o.begun < v.over && v.begun < o.over
+		return o != v && regionChangedBy(o.c) == mr && o.begun < v.over && v.begun < o.over
 	})
 }
 
-// changedRegion returns the region that a call changes; 0: none.
-func changedRegion(c call) model.ID {
+// regionChangedBy returns the region that a call changes; 0: none.
+func regionChangedBy(c call) model.ID {
 	switch c := c.(type) {
 	case reregMR:
 		return c.mr
@@ -562,7 +563,7 @@ func (s *callOrderSearch) runOnModel(v *timedCall, m *model.Model) string {
 		return v.g.err.Error()
 	}
 	for i := range v.g.wcs {
-		if d := s.x.matchInModel(m, p.cq, &v.g.wcs[i]); d != nil {
+		if d := s.x.matchCompletionInModel(m, p.cq, &v.g.wcs[i]); d != nil {
 			return d.what
 		}
 	}
@@ -572,14 +573,14 @@ func (s *callOrderSearch) runOnModel(v *timedCall, m *model.Model) string {
 // compareIdleDevice compares the state of the idle device.
 func (s *callOrderSearch) compareIdleDevice(m *model.Model, done uint) bool {
 	x := s.x
-	m.SetDeferring(false)
+	m.SetDeferredExecution(false)
 	if m.Open != "" {
 		s.open = m.Open
 		return false
 	}
 	for id, wcs := range s.rest {
 		for i := range wcs {
-			if d := x.matchInModel(m, id, &wcs[i]); d != nil {
+			if d := x.matchCompletionInModel(m, id, &wcs[i]); d != nil {
 				s.keepBestDifference(done, "%s", d.what)
 				return false
 			}

@@ -79,7 +79,7 @@ func (x *modelRunner) allocateAreas() error {
 	}
 	skip := -addr % model.PageSize
 	words, addr = words[skip:][:localSize], addr+skip
-	model.Pattern(addr, words)
+	model.FillPattern(addr, words)
 	x.space = newSparseSpace()
 	x.areas = []memoryArea{
 		{local, addr, localSize, words},
@@ -101,14 +101,14 @@ func allocateLocalMemory(taken func(addr uint64) bool) ([]byte, error) {
 	return syscall.Mmap(-1, 0, size, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 }
 
-// memoryPlace is a range of memory.
-type memoryPlace struct {
+// areaRange is a range of memory.
+type areaRange struct {
 	area     int
 	off, len uint64
 }
 
-// spanOf returns the addresses of a place.
-func (x *modelRunner) spanOf(p memoryPlace) model.Span {
+// spanOfRange returns the addresses of a place.
+func (x *modelRunner) spanOfRange(p areaRange) model.Span {
 	return model.Span{Addr: x.areas[p.area].base + p.off, Len: p.len}
 }
 

@@ -185,7 +185,7 @@ func (o *commandOptions) writeOverlay(dir string) (file string, places int, err 
 		names   []string
 		rewrite func(name, folder string, files []string) error
 	}{{drivers, r.addWeakDevices}, {paused, r.rewritePackage}} {
-		if err := o.rewriteEach(x.names, x.rewrite); err != nil {
+		if err := o.rewriteEachPackage(x.names, x.rewrite); err != nil {
 			return "", 0, err
 		}
 	}
@@ -193,8 +193,9 @@ func (o *commandOptions) writeOverlay(dir string) (file string, places int, err 
 	return file, len(r.places), err
 }
 
-// rewriteEach rewrites packages.
-func (o *commandOptions) rewriteEach(names []string, rewrite func(name, folder string, files []string) error) error {
+// rewriteEachPackage rewrites packages.
+func (o *commandOptions) rewriteEachPackage(names []string, rewrite func(name, folder string,
+	files []string) error) error {
 	if len(names) == 0 {
 		return nil
 	}

@@ -75,5 +75,5 @@ type CallObserver interface {
 type Subject interface {
 	CallObserver
 	// Note reports an event. An error for Completed means that the completion must not be reported to the consumer.
-	Note(e SubjectEvent, arg any) error
+	RecordEvent(e SubjectEvent, arg any) error
 }

@@ -155,7 +155,7 @@ func (c Conn) sendWithFiles(b []byte, fds []int) error {
 		_, err := c.Write(b)
 		return err
 	}
-	sent, err := c.Rights.ChargeInFlight(c, len(fds))
+	sent, err := c.Rights.ChargeInFlightFDs(c, len(fds))
 	if err != nil {
 		return err
 	}

@@ -67,12 +67,12 @@ func exchangeMessages(addr string, size, n int, overWire bool) (time.Duration, e
 	}
 	defer core.Unregister(dev.Handle())
 
-	a, err := newSide(dev.IB(), size)
+	a, err := newEndpoint(dev.IB(), size)
 	if err != nil {
 		return 0, err
 	}
 	defer a.close()
-	b, err := newSide(dev.IB(), size)
+	b, err := newEndpoint(dev.IB(), size)
 	if err != nil {
 		return 0, err
 	}
@@ -90,7 +90,7 @@ func exchangeMessages(addr string, size, n int, overWire bool) (time.Duration, e
 	}
 	start := time.Now()
 	for range n {
-		for _, hop := range [][2]*side{{a, b}, {b, a}} {
+		for _, hop := range [][2]*endpoint{{a, b}, {b, a}} {
 			if err := hop[0].sendTo(hop[1]); err != nil {
 				return 0, err
 			}
@@ -105,8 +105,8 @@ func exchangeMessages(addr string, size, n int, overWire bool) (time.Duration, e
 	return took, nil
 }
 
-// side is one end of the connection.
-type side struct {
+// endpoint is one end of the connection.
+type endpoint struct {
 	pd  *ib.PD
 	cq  *ib.CQ
 	mr  *ib.MR
@@ -115,8 +115,8 @@ type side struct {
 	wc  [4]ib.WC
 }
 
-func newSide(d *ib.Device, size int) (s *side, err error) {
-	s = &side{buf: make([]byte, size)}
+func newEndpoint(d *ib.Device, size int) (s *endpoint, err error) {
+	s = &endpoint{buf: make([]byte, size)}
 	defer func() {
 		if err != nil {
 			s.close()
@@ -138,7 +138,7 @@ func newSide(d *ib.Device, size int) (s *side, err error) {
 	return s, err
 }
 
-func (s *side) close() {
+func (s *endpoint) close() {
 	if s.qp != nil {
 		s.qp.Destroy()
 	}
@@ -153,12 +153,12 @@ func (s *side) close() {
 	}
 }
 
-func (s *side) sge() []ib.SGE {
+func (s *endpoint) sge() []ib.SGE {
 	return []ib.SGE{{Addr: s.mr.Addr(), Length: uint32(len(s.buf)), LKey: s.mr.LKey()}}
 }
 
 // sendTo sends the buffer to the peer, and waits for the completions of both sides.
-func (s *side) sendTo(peer *side) error {
+func (s *endpoint) sendTo(peer *endpoint) error {
 	if _, err := peer.qp.PostRecv(ib.RecvWR{ID: 1, SGList: peer.sge()}); err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (s *side) sendTo(peer *side) error {
 	return s.awaitCompletions()
 }
 
-func (s *side) awaitCompletions() error {
+func (s *endpoint) awaitCompletions() error {
 	deadline := time.Now().Add(5 * time.Second)
 	for i := 0; ; i++ {
 		n, err := s.cq.Poll(s.wc[:1])

@@ -12,11 +12,11 @@ import (
 	"verbena/uapi"
 )
 
-var failed bool
+var anyCheckFailed bool
 
 func printResult(what string, err error) {
 	if err != nil {
-		failed = true
+		anyCheckFailed = true
 		fmt.Printf("%s: %v\n", what, err)
 		return
 	}
@@ -54,7 +54,7 @@ func main() {
 	for _, d := range duplicates {
 		printResult("alloc_pd after close", writeCommand[uapi.AllocPDResp](d, uapi.CmdAllocPD, uapi.AllocPD{}))
 	}
-	if failed {
+	if anyCheckFailed {
 		os.Exit(1)
 	}
 }

@@ -54,8 +54,8 @@ func runPlain[Resp, Req any](d *Device, c uapi.Command, req *Req, dr driverData,
 	return resp, nil
 }
 
-// runSilent issues a plain command without a response.
-func runSilent[Req any](d *Device, c uapi.Command, req Req, dr driverData) error {
+// runWithoutResponse issues a plain command without a response.
+func runWithoutResponse[Req any](d *Device, c uapi.Command, req Req, dr driverData) error {
 	s := d.T.Scratch()
 	defer s.Free()
 	n := hdrSize + uapi.Encode(s.Mem[hdrSize:], &req)
@@ -168,7 +168,7 @@ func (d *Device) AllocPD() (handle uint32, err error) {
 
 // DeallocPD frees a protection domain.
 func (d *Device) DeallocPD(handle uint32) error {
-	return runSilent(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driverData{})
+	return runWithoutResponse(d, uapi.CmdDeallocPD, uapi.DeallocPD{PDHandle: handle}, driverData{})
 }
 
 // RegMR registers mem. In work requests the first byte of mem has the address iova. (ibv_cmd_reg_mr)
@@ -180,7 +180,7 @@ func (d *Device) RegMR(pd uint32, mem []byte, iova uint64, access uapi.AccessFla
 
 // DeregMR ends a registration.
 func (d *Device) DeregMR(handle uint32) error {
-	return runSilent(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driverData{})
+	return runWithoutResponse(d, uapi.CmdDeregMR, uapi.DeregMR{MRHandle: handle}, driverData{})
 }
 
 // AllocMW allocates a memory window. (ibv_cmd_alloc_mw)
@@ -190,7 +190,7 @@ func (d *Device) AllocMW(pd uint32, t uapi.MWType) (uapi.AllocMWResp, error) {
 
 // DeallocMW frees a memory window.
 func (d *Device) DeallocMW(handle uint32) error {
-	return runSilent(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driverData{})
+	return runWithoutResponse(d, uapi.CmdDeallocMW, uapi.DeallocMW{MWHandle: handle}, driverData{})
 }
 
 // CreateChannel creates a completion channel. (ibv_create_comp_channel)
@@ -221,7 +221,7 @@ func (d *Device) ReqNotifyCQ(handle uint32, solicitedOnly bool) error {
 	if solicitedOnly {
 		req.SolicitedOnly = 1
 	}
-	return runSilent(d, uapi.CmdReqNotifyCQ, req, driverData{})
+	return runWithoutResponse(d, uapi.CmdReqNotifyCQ, req, driverData{})
 }
 
 // DestroyCQ destroys a completion queue.
@@ -237,7 +237,7 @@ func (d *Device) CreateQP(req uapi.CreateQP, out []byte) (uapi.CreateQPResp, err
 
 // ModifyQP changes a queue pair. (ibv_cmd_modify_qp)
 func (d *Device) ModifyQP(req uapi.ModifyQP) error {
-	return runSilent(d, uapi.CmdModifyQP, req, driverData{})
+	return runWithoutResponse(d, uapi.CmdModifyQP, req, driverData{})
 }
 
 // QueryQP returns the attributes of a queue pair. (ibv_cmd_query_qp)
@@ -259,7 +259,7 @@ func (d *Device) CreateSRQ(req uapi.CreateSRQ, out []byte) (uapi.CreateSRQResp, 
 
 // ModifySRQ changes a shared receive queue. in is the driver-private request. (ibv_cmd_modify_srq)
 func (d *Device) ModifySRQ(req uapi.ModifySRQ, in []byte) error {
-	return runSilent(d, uapi.CmdModifySRQ, req, driverData{in: in})
+	return runWithoutResponse(d, uapi.CmdModifySRQ, req, driverData{in: in})
 }
 
 // QuerySRQ returns the attributes of a shared receive queue. (ibv_cmd_query_srq)
@@ -283,15 +283,15 @@ func (d *Device) CreateAH(pd uint32, attr uapi.AHAttr, out []byte) (handle uint3
 
 // DestroyAH destroys an address handle.
 func (d *Device) DestroyAH(handle uint32) error {
-	return runSilent(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driverData{})
+	return runWithoutResponse(d, uapi.CmdDestroyAH, uapi.DestroyAH{AHHandle: handle}, driverData{})
 }
 
 // Attach adds a queue pair to a multicast group. (ibv_cmd_attach_mcast)
 func (d *Device) Attach(qp uint32, gid [16]byte) error {
-	return runSilent(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driverData{})
+	return runWithoutResponse(d, uapi.CmdAttachMcast, uapi.AttachMcast{GID: gid, QPHandle: qp}, driverData{})
 }
 
 // Detach removes a queue pair from a multicast group.
 func (d *Device) Detach(qp uint32, gid [16]byte) error {
-	return runSilent(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driverData{})
+	return runWithoutResponse(d, uapi.CmdDetachMcast, uapi.DetachMcast{GID: gid, QPHandle: qp}, driverData{})
 }

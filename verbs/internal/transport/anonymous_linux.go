@@ -26,20 +26,20 @@ func Anonymous(size int) (Memory, error) {
 		b := a.free[shift][n-1]
 		a.free[shift] = a.free[shift][:n-1]
 		a.Unlock()
-		return memoryOf(b, shift), nil
+		return newPooledMemory(b, shift), nil
 	}
 	a.Unlock()
 	b, err := unix.Mmap(-1, 0, 1<<shift, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		return Memory{}, fmt.Errorf("map %d bytes: %w", size, err)
 	}
-	return memoryOf(b, shift), nil
+	return newPooledMemory(b, shift), nil
 }
 
 // minReleaseSize is the size in bytes from which freed pages are released to the kernel. Smaller memory is zeroed.
 const minReleaseSize = 64 << 10
 
-func memoryOf(b []byte, shift int) Memory {
+func newPooledMemory(b []byte, shift int) Memory {
 	return Memory{Mem: b, Free: func() {
 		if len(b) < minReleaseSize || unix.Madvise(b, unix.MADV_DONTNEED) != nil {
 			clear(b)

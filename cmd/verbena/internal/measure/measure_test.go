@@ -132,8 +132,8 @@ func TestPhaseLastsForDuration(t *testing.T) {
 	}
 }
 
-// TestCompatExchange tests the protocol of rdma-core's programs between two sides of this package.
-func TestCompatExchange(t *testing.T) {
+// TestCompatSidesExchangeMessages tests the protocol of rdma-core's programs between two sides of this package.
+func TestCompatSidesExchangeMessages(t *testing.T) {
 	d := openDevice(t)
 	l := LocalParams{GIDIndex: -1}
 	for _, name := range []string{"rc", "uc", "ud"} {

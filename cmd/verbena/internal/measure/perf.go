@@ -53,7 +53,7 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Per
 			return nil, err
 		}
 	}
-	n, err := s.exchangeDone()
+	n, err := s.exchangeDoneMessages()
 	if err != nil {
 		return nil, err
 	}

@@ -29,7 +29,7 @@ func PingPong(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, l
 	if err != nil {
 		return nil, err
 	}
-	if _, err := s.exchangeDone(); err != nil {
+	if _, err := s.exchangeDoneMessages(); err != nil {
 		return nil, err
 	}
 	return &Result{Device: dev.Name(), Params: e.p, Events: l.Events, RoundTrip: phase, Received: -1}, nil

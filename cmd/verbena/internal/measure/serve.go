@@ -54,8 +54,8 @@ func (s *session) receiveHello() (h helloMessage, err error) {
 	return h, nil
 }
 
-// exchangeDone reports to the peer that this side is done, and returns the peer's answer.
-func (s *session) exchangeDone() (statusMessage, error) {
+// exchangeDoneMessages reports to the peer that this side is done, and returns the peer's answer.
+func (s *session) exchangeDoneMessages() (statusMessage, error) {
 	if err := s.sendMessage(statusMessage{Done: true}); err != nil {
 		return statusMessage{}, err
 	}
