@@ -51,6 +51,7 @@ func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 	p.traces = newTracer(p)
 	p.refineCallees()
 	p.releaseTokens()
+	p.trustTestFiles()
 	p.resolveForeignMethods()
 	p.checkStreams()
 	p.findCompletions()

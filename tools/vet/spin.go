@@ -8,6 +8,9 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
+// onTime describes a loop that waits until time has passed. (spinLoop.on)
+const onTime = "on the time"
+
 // spinLoop is a loop that spins.
 type spinLoop struct {
 	at  ssa.Instruction
@@ -41,7 +44,7 @@ func spinLoops(f *ssa.Function) (list []spinLoop) {
 					first, pos, on = at, c.Pos(), "until another goroutine has done something"
 				case reads:
 					if on == "" && exitDependsOn(scc, in, c) {
-						first, pos, on = at, c.Pos(), "on the time"
+						first, pos, on = at, c.Pos(), onTime
 					}
 				}
 			}

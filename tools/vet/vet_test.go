@@ -29,12 +29,32 @@ func TestSnippetsHaveExpectedReports(t *testing.T) {
 	if err != nil || len(programs) != 1 {
 		t.Fatalf("Load: got %d programs and error %v, want 1 program", len(programs), err)
 	}
-	p := programs[0]
+	checkSnippets(t, files, programs)
+}
+
+// TestTestFilesAreTrusted is TestSnippetsHaveExpectedReports for test files, in which a channel has space for all
+// messages, and a loop on the time stands for a computation.
+func TestTestFilesAreTrusted(t *testing.T) {
+	files, err := filepath.Glob("testdata/testfiles/*/*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("Glob: got %d test files and error %v, want some files", len(files), err)
+	}
+	programs, err := LoadTests(".", "./testdata/testfiles/...")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkSnippets(t, files, programs)
+}
+
+// checkSnippets checks that the reports of the programs are those that the comments in the files describe.
+func checkSnippets(t *testing.T, files []string, programs []*Program) {
 	got := map[sourceLine][]string{}
-	for _, r := range append(p.Check(), UnusedEscapes(programs)...) {
-		at := p.Fset.Position(r.Pos)
-		if strings.Contains(at.Filename, "testdata") {
-			got[sourceLine{at.Filename, at.Line}] = append(got[sourceLine{at.Filename, at.Line}], p.Format(&r, true))
+	for _, p := range programs {
+		for _, r := range append(p.Check(), UnusedEscapes(programs)...) {
+			at := p.Fset.Position(r.Pos)
+			if strings.Contains(at.Filename, "testdata") {
+				got[sourceLine{at.Filename, at.Line}] = append(got[sourceLine{at.Filename, at.Line}], p.Format(&r, true))
+			}
 		}
 	}
 	counts := map[string]int{}
