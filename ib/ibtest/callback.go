@@ -143,12 +143,12 @@ func testOneHandlerAtATime(e *testEnv) {
 		e.moveQPUpTo(to, from.Num(), ib.QPRTS)
 		threads.Go(func() {
 			for k := range each {
+				if err := e.postRecvWithRetry(to, ib.RecvWR{ID: uint64(k), SGList: buf.newSGL(8*i, 8)}); err != nil {
+					e.Errorf("%v", err)
+				}
 				hold := i%2 == 0 // half of the threads run callbacks themselves
 				if hold {
 					e.handle.HoldCallbacks()
-				}
-				if err := e.postRecvWithRetry(to, ib.RecvWR{ID: uint64(k), SGList: buf.newSGL(8*i, 8)}); err != nil {
-					e.Errorf("%v", err)
 				}
 				n, err := from.PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(32+8*i, 8)})
 				if hold {
