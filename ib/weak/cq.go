@@ -86,7 +86,8 @@ func (c *cq) recordInnerReport() {
 //
 //verbena:held mu
 func (c *cq) delaysCompletions() bool {
-	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush, SplitAtomic) != 0 && !c.moderated
+	return c.d.Choices&Of(LateCompletion, MissedCompletion, CrossOrder, LateFlush, SplitAtomic, ReadOrder) != 0 &&
+		!c.moderated
 }
 
 // Moderate implements ib.CQModerator. A moderated queue counts its completions, and does not delay them.
@@ -181,6 +182,10 @@ func (c *cq) fillWindow(most int) error {
 			e.r.arrived = true
 			continue
 		}
+		if e.r != nil && e.r.original != nil {
+			c.finishRepeat(e.r, e.wc.Status)
+			continue
+		}
 		if e.half {
 			if e.r.halfDone = e.wc.Status == ib.WCSuccess; e.r.halfDone {
 				continue
@@ -241,6 +246,7 @@ func (c *cq) endWindowDelays() {
 	for i := range c.held {
 		c.held[i].wait = 0
 	}
+	c.endRepeats()
 }
 
 // nextPolledIndex returns the index of the completion that Poll returns next, or -1.
@@ -250,7 +256,7 @@ func (c *cq) nextPolledIndex() int {
 	best, rank := -1, 0
 	for i := range c.held {
 		e := &c.held[i]
-		if e.wait > 0 || slices.ContainsFunc(c.held[:i], func(x windowEntry) bool {
+		if e.wait > 0 || e.r != nil && e.r.blocksCompletion() || slices.ContainsFunc(c.held[:i], func(x windowEntry) bool {
 			return x.qp == e.qp &&
 				x.send == e.send
 		}) {

@@ -28,15 +28,16 @@ type driver struct {
 	made   uint64 // number of queue pairs created
 	queues uint64 // number of completion queues created
 	// regions is the number of regions with an atomicSpace.
-	regions uint64
-	last    uint64 // last request number
-	reqs    map[uint64]*weakRequest
-	qps     map[*ib.QP]*qp
-	later   map[*qp]struct{} // queue pairs with delayed sends
-	cqs     map[*cq]struct{}
-	mrs     map[uint32]*mr       // by the inner driver's local keys
-	holds   map[requestKind]bool // kinds of requests that the inner driver has accepted
-	slept   uint64               // number of calls of slow
+	regions   uint64
+	last      uint64 // last request number
+	reqs      map[uint64]*weakRequest
+	qps       map[*ib.QP]*qp
+	later     map[*qp]struct{} // queue pairs with delayed sends
+	repeating map[*qp]struct{} // queue pairs that wait to execute a READ again
+	cqs       map[*cq]struct{}
+	mrs       map[uint32]*mr       // by the inner driver's local keys
+	holds     map[requestKind]bool // kinds of requests that the inner driver has accepted
+	slept     uint64               // number of calls of slow
 
 	timer   sync.Mutex // taken under the inner driver's locks
 	ticking bool
@@ -50,8 +51,9 @@ func New(d ib.Driver, c Config) ib.Driver {
 	}
 	w := &driver{
 		Driver: d, Config: c, reqs: map[uint64]*weakRequest{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{},
-		cqs: map[*cq]struct{}{},
-		mrs: map[uint32]*mr{}, holds: map[requestKind]bool{},
+		repeating: map[*qp]struct{}{},
+		cqs:       map[*cq]struct{}{},
+		mrs:       map[uint32]*mr{}, holds: map[requestKind]bool{},
 	}
 	if r, ok := ib.As[ib.NumberReuser](d); ok && c.Choices.Has(EarlyNumbers) {
 		r.ReuseNumbers()
@@ -136,6 +138,11 @@ type weakRequest struct {
 	cut               uint64 // length of the first part until one part is posted; 0: the parts are not separate
 	halfDone, halfBad bool   // whether that part has succeeded or failed; under cq.mu
 
+	repeat     repeatState  // used for a READ; under cq.mu
+	repeatWait int          // remaining steps in which the READ may be executed again; under cq.mu
+	original   *weakRequest // the READ that this request executes again, or nil
+	second     *weakRequest // the request that executes this READ again, if it was posted; under cq.mu
+
 	wr    ib.SendWR // the work request of a delayed send
 	ownAH bool      // the address handle of wr is a copy
 	wait  int       // remaining steps before the request is posted
@@ -209,6 +216,7 @@ func (d *driver) runDelayStep() {
 	}
 	d.mu.Unlock()
 	more := d.stepDelayedWrites()
+	more = d.runRepeatSteps() || more
 	for _, q := range qps {
 		more = q.runSendStep() || more
 	}

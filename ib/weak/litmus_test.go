@@ -56,6 +56,7 @@ var litmusTests = []litmusTest{
 	{weak.LateRead, "uses the data of a READ when the peer has responded to a later message", useReadDataEarly},
 	{weak.LateRead, "sends the data of a READ on without a fence", forwardReadUnfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", forwardUnsignaledReadUnfenced},
+	{weak.ReadOrder, "sends the reply behind a READ without a fence", replyBehindRead},
 	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostBeforeReadingData},
 	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freeHandlerStateFirst},
 	{weak.WriteOrder, "waits for the last byte of a WRITE", pollLastByteOfWrite},
@@ -792,6 +793,30 @@ func forwardReadData(w *connectedDevice, wrong bool, read ib.SendFlags) error {
 	}
 	if !bytes.Equal(to.b, remote.b) {
 		return errors.New("the data sent on are older than the READ")
+	}
+	return nil
+}
+
+// replyBehindRead reads the data of a request, and then replies. The peer fills its buffer again when it has received
+// the reply.
+func replyBehindRead(w *connectedDevice, wrong bool) error {
+	a, b := w.newPair()
+	remote, target, message := w.newBuffer(shared), w.newBuffer(shared), w.newBuffer(shared)
+	for i := range 4 {
+		fillBytes(remote.b, byte(i))
+		b.postReceive(1, message)
+		a.postSend(remote.transferTo(ib.WRRDMARead, target))
+		reply := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: message.fullSGL()}
+		if !wrong {
+			reply.Flags |= ib.SendFence
+		}
+		a.postSend(reply)
+		w.pollCompletions(b.recv, 1)
+		fillBytes(remote.b, 0xff)
+		w.pollCompletions(a.send, 2)
+		if !bytes.Equal(target.b, bytes.Repeat([]byte{byte(i)}, len(target.b))) {
+			return errors.New("the READ has returned the data of the next request")
+		}
 	}
 	return nil
 }

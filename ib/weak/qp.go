@@ -28,6 +28,8 @@ type qp struct {
 	held         []*weakRequest
 	sends, recvs uint64         // number posted
 	reading      []*weakRequest // requests in the inner queue pair with targets that are filled late
+	// repeats holds the READs that may be executed again. Changes are also under the mu of the send queue's cq.
+	repeats []*weakRequest
 
 	// eventMu is locked while the inner driver may hold its locks.
 	eventMu sync.Mutex
@@ -145,7 +147,11 @@ func (q *qp) postSend(wr *ib.SendWR) error {
 			return fmt.Errorf("the queue is full: %d work requests are outstanding: %w", q.room.MaxSendWR, syscall.ENOMEM)
 		}
 	}
+	if full && q.isRepeating() {
+		return fmt.Errorf("the queue is full: a READ is executed again: %w", syscall.ENOMEM)
+	}
 	r := q.newRequest(wr)
+	q.planRepeats(r)
 	k := requestKind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
 	wait := 0
 	if q.d.hasChoice(LateSource) {
@@ -335,6 +341,9 @@ func (q *qp) canDelay(wr *ib.SendWR, k requestKind) bool {
 func (q *qp) isFenceBlocked(r *weakRequest) bool {
 	if r.wr.Flags&ib.SendFence == 0 || len(q.reading) == 0 {
 		return false
+	}
+	if q.isRepeating() {
+		return true
 	}
 	q.sendCQ.mu.Lock()
 	defer q.sendCQ.mu.Unlock()
@@ -698,6 +707,7 @@ func (q *qp) dropOutstandingRequests() {
 	defer q.mu.Unlock()
 	held := q.held
 	q.held, q.reading = nil, nil
+	q.dropRepeats()
 	q.removeFromDelayedQPs()
 	q.freeAHCopies(held...)
 	q.d.dropRequests(held...)
@@ -755,6 +765,7 @@ func (q *qp) Destroy() error {
 	q.endEventDelays(false)
 	q.dropOutstandingRequests()
 	q.d.mu.Lock()
+	delete(q.d.repeating, q)
 	delete(q.d.qps, q.obj.QP())
 	var cqs []*cq
 	for c := range q.d.cqs {

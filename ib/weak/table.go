@@ -23,6 +23,7 @@ const (
 	LastCallback
 	WriteOrder
 	SplitAtomic
+	ReadOrder
 	numChoices
 )
 
@@ -169,6 +170,14 @@ var Choices = [numChoices]Row{
 		"ibv_query_device(3), IBV_ATOMIC_HCA; IBA 9.4.5: atomic operations are atomic among the queue pairs of one " +
 			"device, not with respect to the processor",
 		"changes a word by the processor while a peer's atomic operation on the word may be in progress",
+	},
+	{
+		ReadOrder, "read-order",
+		"executes some READs again after a later SEND or WRITE without a fence, and before it reports the completion of " +
+			"the READ; a send queue is full while its READs are executed again",
+		"IBA 10.8.3.3: a request that follows a READ is ordered after it only with a fence; IBA 9.4.4: a responder " +
+			"executes a duplicate READ again",
+		"sends its reply behind a READ without a fence; changes the memory that the peer READs when it receives this reply",
 	},
 }
 

@@ -46,7 +46,7 @@ func TestTestFilesAreTrusted(t *testing.T) {
 	checkSnippets(t, files, programs)
 }
 
-// checkSnippets checks that the reports of the programs are those that the comments in the files describe.
+// checkSnippets checks the reports of the programs against the comments in the files.
 func checkSnippets(t *testing.T, files []string, programs []*Program) {
 	got := map[sourceLine][]string{}
 	for _, p := range programs {
