@@ -16,6 +16,7 @@ const (
 	Callback = "callback"
 	Hotplug  = "hotplug"
 	Held     = "held"
+	Session  = "session"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -56,6 +57,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkSerial()...)
 	reports = append(reports, p.checkCallbacks()...)
 	reports = append(reports, p.checkHotplug(p.callers(Hotplug))...)
+	reports = append(reports, p.checkSessions()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -77,7 +79,8 @@ func (p *Program) Check() []Report {
 }
 
 // escapableChecks lists the checks that an escape may name.
-var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, program, Open, Restat, Receive, Close, Recover}
+var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, program,
+	Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
 func (p *Program) checkEscapes() (reports []Report) {
