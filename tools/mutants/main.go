@@ -73,6 +73,7 @@ type mutant struct {
 type testSelection struct {
 	pkg   string
 	run   string // pattern of the names of the tests; "" selects all
+	skip  string // pattern of the names of tests that do not run
 	short bool   // run the tests with -short
 }
 
@@ -444,7 +445,8 @@ func (t testSelection) runSelectedTests(replace map[string]string, limit time.Du
 		defer running.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
-		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run, fmt.Sprintf("-test.short=%v", t.short))
+		c := exec.CommandContext(ctx, bin, "-test.failfast", "-test.run", t.run, "-test.skip", t.skip,
+			fmt.Sprintf("-test.short=%v", t.short))
 		c.Dir = t.pkg
 		// Without RAPID_NOFAILFILE, failing property tests would save their cases in the working tree.
 		c.Env = append(os.Environ(), "CI=", "RAPID_NOFAILFILE=true")
