@@ -62,13 +62,13 @@ func (h *testHost) insertAdapter() {
 }
 
 // removeSlot also waits for resets in progress.
-func (h *testHost) removeSlot() { h.must(h.slot.Close()) }
+func (h *testHost) removeSlot() { h.reportError(h.slot.Close()) }
 
-func (h *testHost) plugAdapter() { h.must(h.slot.Plug()) }
+func (h *testHost) plugAdapter() { h.reportError(h.slot.Plug()) }
 
-func (h *testHost) unplugAdapter() { h.must(h.slot.Unplug()) }
+func (h *testHost) unplugAdapter() { h.reportError(h.slot.Unplug()) }
 
-func (h *testHost) must(err error) {
+func (h *testHost) reportError(err error) {
 	h.t.Helper()
 	if err != nil {
 		h.t.Error(err)
@@ -79,24 +79,24 @@ func (h *testHost) must(err error) {
 func (h *testHost) resetAt(m ibslot.Moment) {
 	err := error(syscall.ENODEV)
 	for errors.Is(err, syscall.ENODEV) {
-		h.must(h.slot.Settle(context.Background()))
+		h.reportError(h.slot.Settle(context.Background()))
 		err = h.slot.ResetAt(m, nil)
 	}
-	h.must(err)
+	h.reportError(err)
 }
 
 // deviceFailures lists the ways in which a device fails and recovers, some of them with a pause.
 var deviceFailures = map[string]func(h *testHost, pause time.Duration){
-	"reset": func(h *testHost, _ time.Duration) { h.must(h.slot.Reset(context.Background())) },
+	"reset": func(h *testHost, _ time.Duration) { h.reportError(h.slot.Reset(context.Background())) },
 	"hang": func(h *testHost, pause time.Duration) {
 		h.hw.Hang()
 		time.Sleep(pause)
-		h.must(h.slot.Reset(context.Background()))
+		h.reportError(h.slot.Reset(context.Background()))
 	},
 	"unreachable": func(h *testHost, pause time.Duration) {
 		h.hw.Disconnect()
 		time.AfterFunc(pause, h.hw.Return)
-		h.must(h.slot.Reset(context.Background()))
+		h.reportError(h.slot.Reset(context.Background()))
 	},
 	"at a work request": func(h *testHost, pause time.Duration) {
 		h.resetAt(ibslot.AtWorkRequest(1 + uint64(pause/time.Millisecond)))

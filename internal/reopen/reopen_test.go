@@ -85,7 +85,7 @@ func TestFileDoesNotBlock(t *testing.T) {
 	}
 }
 
-// TestOpenerReplacesOpen tests that Through replaces the open itself, but not the checks.
+// TestOpenerReplacesOpen tests that SetOpener replaces the open itself, but not the checks.
 func TestOpenerReplacesOpen(t *testing.T) {
 	defer openFunc.Store(nil)
 	var asked []int

@@ -292,13 +292,13 @@ var mutants = []listedMutant{
 		"	e.closePorts()\n"},
 
 	// uverbs/poller, and native doorbells
-	{"a file is not watched again after a write", "uverbs/poller/ear.go",
+	{"a file is not watched again after a write", "uverbs/poller/watcher.go",
 		"	case x != nil:\n		x.armed.Store(false)\n", "	case x != nil:\n"},
-	{"the threads of other users are not woken", "uverbs/poller/ear.go", "			return true\n		}\n		x.p.wakeThread()\n",
+	{"the threads of other users are not woken", "uverbs/poller/watcher.go", "			return true\n		}\n		x.p.wakeThread()\n",
 		"			return true\n		}\n"},
-	{"each user gets an inotify instance", "uverbs/poller/ear.go", "len(s.ears) < s.mostEars", "true"},
-	{"one user gets one watch more than its limit", "uverbs/poller/ear.go", "p.watched >= user", "p.watched > user"},
-	{"all users get one watch more than the limit", "uverbs/poller/ear.go", "s.watched >= all", "s.watched > all"},
+	{"each user gets an inotify instance", "uverbs/poller/watcher.go", "len(s.watchers) < s.maxWatcherCount", "true"},
+	{"one user gets one watch more than its limit", "uverbs/poller/watcher.go", "p.watched >= user", "p.watched > user"},
+	{"all users get one watch more than the limit", "uverbs/poller/watcher.go", "s.watched >= all", "s.watched > all"},
 	{"a blocked thread is not replaced", "uverbs/poller/poller.go",
 		"func (x *PolledSource) Stalled() { go x.p.replaceRunner(x.by) }", "func (x *PolledSource) Stalled() {}"},
 	{"a thread is replaced twice", "uverbs/poller/poller.go",

@@ -78,7 +78,7 @@ func (p *Program) checkGuards() (reports []Report) {
 		if _, ok := guardChecksOf(pkgOf(f.Function)); ok && f.Synthetic == "" {
 			guarded = append(guarded, f)
 			p.checkOpens(f, report)
-			p.checkRestats(f, report)
+			p.checkStatsBeforeOpen(f, report)
 		}
 	}
 	p.checkReceives(guarded, report)
@@ -265,9 +265,9 @@ func knownFlagBits(v ssa.Value, seen []ssa.Value) int {
 	return 0
 }
 
-// checkRestats finds opens of paths that the same function has passed to stat before. The two calls may refer to
-// different files.
-func (p *Program) checkRestats(f *function, report reporter) {
+// checkStatsBeforeOpen finds opens of paths that the same function has passed to stat before. The two calls may refer
+// to different files.
+func (p *Program) checkStatsBeforeOpen(f *function, report reporter) {
 	type look struct {
 		at   ssa.CallInstruction
 		what string // the called function

@@ -61,19 +61,20 @@ type Source struct {
 
 // Pollers holds the pollers of all users.
 type Pollers struct {
-	log      *slog.Logger
-	most     func() (user, all int) // returns the maximum numbers of watched files
-	mostEars int
+	log             *slog.Logger
+	most            func() (user, all int) // returns the maximum numbers of watched files
+	maxWatcherCount int
 
-	mu      sync.Mutex
-	of      map[*quota.User]*poller
-	ears    []*watcher // some of the instances may be closed
-	watched int        // number of watched files of all users
+	mu       sync.Mutex
+	of       map[*quota.User]*poller
+	watchers []*watcher // some of the instances may be closed
+	watched  int        // number of watched files of all users
 }
 
 // New creates Pollers. log receives errors that cannot be returned to a caller.
 func New(log *slog.Logger) *Pollers {
-	return &Pollers{log: log, of: map[*quota.User]*poller{}, most: sync.OnceValues(maxWatches), mostEars: maxWatchers()}
+	return &Pollers{log: log, of: map[*quota.User]*poller{}, most: sync.OnceValues(maxWatches),
+		maxWatcherCount: maxWatchers()}
 }
 
 // PolledSource is a Source that is polled until Stop.
@@ -81,7 +82,7 @@ type PolledSource struct {
 	Source
 	p         *poller
 	armed     atomic.Bool     // Watched: a write will wake the thread
-	wd        int32           // the last watch, or 0; under ear.mu
+	wd        int32           // the last watch, or 0; under inotify.mu
 	armFailed bool            // the last attempt to arm the watch has failed; under poller.mu
 	scan      uverbs.RingScan // used by the thread that has set busy
 	// busy is set by the thread that polls the file. busy remains set while that thread is blocked on a program's
@@ -153,7 +154,7 @@ type poller struct {
 	tending atomic.Bool // a thread is executing Source.Tend
 
 	watched int                     // number of watched files; under Pollers.mu
-	ear     atomic.Pointer[watcher] // nil if the poller has had no watch yet, or has ended
+	inotify atomic.Pointer[watcher] // nil if the poller has had no watch yet, or has ended
 
 	mu      sync.Mutex
 	current *runner // nil: closed
@@ -197,7 +198,7 @@ func (p *poller) addToEpoll(fd int, events uint32) error {
 }
 
 func (p *poller) closeFiles() {
-	if e := p.ear.Load(); e != nil {
+	if e := p.inotify.Load(); e != nil {
 		e.removePoller(p)
 	}
 	p.mu.Lock()
@@ -269,7 +270,7 @@ func (p *poller) removeSource(x *PolledSource) {
 		_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, x.Doorbell, nil)
 		return
 	}
-	p.ear.Load().removeWatch(x)
+	p.inotify.Load().removeWatch(x)
 }
 
 // runner is a thread of a poller.
@@ -368,7 +369,7 @@ func (r *runner) announceState(awake bool) (timeout time.Duration) {
 //
 //verbena:held mu
 func (p *poller) armWatchLocked(x *PolledSource) bool {
-	e := p.ear.Load()
+	e := p.inotify.Load()
 	lost := e.lost.Load()
 	x.armed.Store(true) // precedes the watch, because a write can end the watch
 	wd, err := x.Watched(int(e.fd.Load()), unix.IN_MODIFY|unix.IN_ONESHOT)
@@ -480,7 +481,7 @@ func (p *poller) waitForDoorbell(timeout time.Duration) {
 	for {
 		n, err := unix.EpollWait(p.epoll, events[:], limit)
 		own := err != nil || n == 0 || limit >= 0
-		e := p.ear.Load()
+		e := p.inotify.Load()
 		if e != nil && e.readEvents(p) {
 			own = true
 		}

@@ -160,7 +160,7 @@ func TestWatchedFileWakesThread(t *testing.T) {
 		func() bool { return files[2].rung.Load() == 1 })
 	testutil.Eventually(t, "the files to be tended", func() bool { return tended.Load() != 0 })
 	// Stopped files must not be watched any more.
-	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.ear.Load().fd.Load())
+	fdinfo := fmt.Sprintf("/proc/self/fdinfo/%d", all[0].p.inotify.Load().fd.Load())
 	all[0].Stop()
 	all[2].Stop()
 	testutil.Eventually(t, "one file to be watched", func() bool { // armed is set shortly before the watch exists
@@ -381,7 +381,7 @@ func TestUsersShareInotifyInstances(t *testing.T) {
 
 func testSharedInotifyInstances(t *testing.T, most int) {
 	w := newFixture(t)
-	w.mostEars = most
+	w.maxWatcherCount = most
 	ledger := quota.New(quota.Limits{})
 	instances := func() (n int) {
 		dir, err := os.ReadDir("/proc/self/fd")

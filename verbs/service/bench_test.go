@@ -130,8 +130,8 @@ func BenchmarkPingPong(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/2, "ns/half")
 }
 
-// BenchmarkWait measures the same with CQ.Wait.
-func BenchmarkWait(b *testing.B) {
+// BenchmarkPingPongWait measures the same with CQ.Wait.
+func BenchmarkPingPongWait(b *testing.B) {
 	s := newBenchService(b)
 	x, y := newTestEnd(b, s, 4096), newTestEnd(b, s, 4096)
 	x.connectTo(y)

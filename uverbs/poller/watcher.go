@@ -88,19 +88,19 @@ func maxWatchers() int {
 //
 //verbena:held mu
 func (s *Pollers) assignWatcher(p *poller) error {
-	if p.ear.Load() != nil {
+	if p.inotify.Load() != nil {
 		return nil
 	}
-	s.ears = slices.DeleteFunc(s.ears, func(e *watcher) bool { return e.fd.Load() == 0 })
+	s.watchers = slices.DeleteFunc(s.watchers, func(e *watcher) bool { return e.fd.Load() == 0 })
 	var best *watcher
 	var err error
-	if len(s.ears) < s.mostEars {
+	if len(s.watchers) < s.maxWatcherCount {
 		if best, err = newWatcher(); err == nil {
-			s.ears = append(s.ears, best)
+			s.watchers = append(s.watchers, best)
 		}
 	}
-	if best == nil && len(s.ears) > 0 {
-		best = slices.MinFunc(s.ears, func(a, b *watcher) int { return a.pollerCount() - b.pollerCount() })
+	if best == nil && len(s.watchers) > 0 {
+		best = slices.MinFunc(s.watchers, func(a, b *watcher) int { return a.pollerCount() - b.pollerCount() })
 	}
 	if best == nil {
 		return err
@@ -135,7 +135,7 @@ func (e *watcher) addPoller(p *poller) error {
 		return err
 	}
 	e.pollers[p] = struct{}{}
-	p.ear.Store(e)
+	p.inotify.Store(e)
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (e *watcher) removePoller(p *poller) {
 	defer e.mu.Unlock()
 	_ = unix.EpollCtl(p.epoll, unix.EPOLL_CTL_DEL, int(e.fd.Load()), nil)
 	delete(e.pollers, p)
-	p.ear.Store(nil)
+	p.inotify.Store(nil)
 	if len(e.pollers) == 0 {
 		e.close()
 		return
@@ -259,5 +259,6 @@ func (e *watcher) markAllFilesModified() {
 	}
 }
 
-// wakeThread wakes the poller's thread. The lock of the poller's ear must be held, so that the descriptors are open.
+// wakeThread wakes the poller's thread. The lock of the poller's inotify instance must be held, so that the descriptors
+// are open.
 func (p *poller) wakeThread() { _, _ = unix.Write(p.kick, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
