@@ -75,7 +75,8 @@ func (q *qp) isRepeating() bool {
 	return slices.ContainsFunc(q.repeats, func(x *weakRequest) bool { return x.repeat == repeatPosted })
 }
 
-// runRepeatStep executes one step for the READs of the queue pair. It reports whether a READ waits for its second execution.
+// runRepeatStep executes one step for the READs of the queue pair. It reports whether a READ waits for its second
+// execution.
 func (q *qp) runRepeatStep() (more bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -115,8 +116,8 @@ func (q *qp) nextRepeat() *weakRequest {
 			x.repeat = repeatNone
 			continue
 		}
-		if x.repeatWait > maxRepeatSteps-2-q.d.drawRandom(ReadOrder, q.ord, x.seq, 16)/2 || len(q.held) > 0 ||
-			!succeeded(x.seq) || !succeeded(q.sends) {
+		delay := 1 + q.d.drawRandom(ReadOrder, q.ord, x.seq, 16)/2 // the last bit has selected the READ
+		if maxRepeatSteps-x.repeatWait <= delay || len(q.held) > 0 || !succeeded(x.seq) || !succeeded(q.sends) {
 			continue
 		}
 		again := &weakRequest{qp: q, send: true, original: x, wr: x.wr}
