@@ -19,6 +19,8 @@ type Core struct {
 	devices  []*Device
 	clients  []*Client
 	observer observer // for devices registered later; may be nil
+	// observerChosen reports whether the default observer is no longer used.
+	observerChosen bool
 }
 
 // Client is a consumer that is attached to every device (struct ib_client). The fields of a Client must not change

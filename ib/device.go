@@ -73,13 +73,16 @@ type device struct {
 
 // NewDevice creates a device with the driver drv, and returns the driver's handle. Core.Register makes the device
 // available to clients. logf receives the rare messages of the midlayer, one line each. logf may be nil.
-// (ib_alloc_device)
+// NewDevice may not sleep. (ib_alloc_device)
 func NewDevice(name string, drv Driver, logf func(format string, args ...any)) *DeviceHandle {
 	d := &device{name: name, drv: drv, log: logf}
 	d.root = &Device{device: d}
 	d.handle.dev = d.root
 	d.callbacks.init()
 	d.events.idle.L = &d.events.mu
+	if observe.NewDevice != nil {
+		observe.NewDevice(&d.handle)
+	}
 	return &d.handle
 }
 

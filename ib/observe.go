@@ -30,13 +30,17 @@ func init() {
 func (c *Core) setObserver(o observer) {
 	c.lock()
 	defer c.mu.Unlock()
-	c.observer = o
+	c.observer, c.observerChosen = o, true
 }
 
 // currentObserver returns the observer, or nil.
 func (c *Core) currentObserver() observer {
 	c.lock()
 	defer c.mu.Unlock()
+	if !c.observerChosen && observe.Default != nil {
+		c.observer, _ = observe.Default().(observer)
+	}
+	c.observerChosen = true
 	return c.observer
 }
 

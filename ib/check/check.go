@@ -39,15 +39,11 @@ type Config struct {
 // continue on another goroutine. The checker finds sleepers by inspecting goroutines with long calls, and can
 // miss a sleep of one or two milliseconds. Package ibtest finds shorter sleeps in drivers; docs/results/contract.md
 // states the limit of the checker.
-func On(core *ib.Core, cfg Config) {
-	if cfg.Timeout <= 0 {
-		cfg.Timeout = 2 * time.Second
-	}
-	if cfg.ClientTimeout <= 0 {
-		cfg.ClientTimeout = 30 * time.Second
-	}
-	observe.Set(core, newChecker(cfg))
-}
+func On(core *ib.Core, cfg Config) { observe.Set(core, newChecker(cfg)) }
+
+// OnAll turns checked mode on for each core for which neither On nor Off is called before its first device or client.
+// OnAll must be called before the program uses package ib, such as in a function init of a test. OnAll may not sleep.
+func OnAll(cfg Config) { observe.Default = func() any { return newChecker(cfg) } }
 
 // Off turns checked mode off for devices that are registered later. Off may not sleep.
 func Off(core *ib.Core) { observe.Set(core, nil) }

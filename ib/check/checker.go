@@ -37,6 +37,12 @@ type checker struct {
 }
 
 func newChecker(cfg Config) *checker {
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = 2 * time.Second
+	}
+	if cfg.ClientTimeout <= 0 {
+		cfg.ClientTimeout = 30 * time.Second
+	}
 	return &checker{
 		cfg: cfg, threads: map[int64]*checkedThread{}, live: map[*checkedObject]struct{}{},
 		abandoned: map[*checkedObject]struct{}{},

@@ -20,7 +20,13 @@
 //
 //	go run verbena/ib/ibtest/schedule -weak verbena/driver/rxe,verbena/driver/loopback -seeds 100 ./myconsumer
 //
-// Without -pause there are no pauses in this mode, and the choice slow-methods is off.
+// Without -pause there are no pauses in this mode, and the choice slow-methods is off. -check turns on checked mode
+// (package ib/check) for all devices of the tests.
+//
+// With -weak, -within finds the most faults of a consumer: it analyses the package with verbenavet, if that command is
+// in PATH, runs the tests in checked mode, and then on weak devices in checked mode, with one seed after another:
+//
+//	go run verbena/ib/ibtest/schedule -within 1m -weak verbena/driver/loopback ./myconsumer
 //
 // In runs with pauses, methods sleep. Package ibtest then omits the checks that measure sleep, the group Sleep.
 package main
@@ -35,8 +41,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
+
+	"verbena/ib/ibtest/strict"
 )
 
 // commandOptions holds the options of the command.
@@ -52,6 +61,7 @@ type commandOptions struct {
 	tests        []string
 	args         string
 	within       time.Duration // 0: -seeds limits the runs
+	check        time.Duration // Timeout of checked mode; 0: off
 }
 
 func main() {
@@ -67,10 +77,13 @@ func main() {
 		"packages to pause in, separated by commas (default: the tested packages, with -weak none)")
 	flag.StringVar(&o.weak, "weak", "",
 		"driver packages, separated by commas, with devices that make the least convenient choices")
+	flag.DurationVar(&o.check, "check", 0,
+		"turn on checked mode, with this Timeout (default with -within and -weak: 500ms)")
 	flag.StringVar(&o.overlay, "overlay", "", "an overlay, as of go build, on which the pauses are based")
 	flag.StringVar(&o.args, "args", "", "more flags of the test binaries, separated by spaces")
 	flag.DurationVar(&o.within, "within", 0,
-		"run the conformance suite of a driver in several ways for this time (see the package comment)")
+		"run the conformance suite of a driver, or with -weak the tests of a consumer, in several ways for this time (see "+
+			"the package comment)")
 	flag.Parse()
 	if o.tests = flag.Args(); len(o.tests) == 0 {
 		o.tests = []string{"."}
@@ -86,10 +99,13 @@ func (o *commandOptions) runTests(out io.Writer) error {
 	switch {
 	case o.first == 0:
 		return errors.New("seed 0 does not pause")
-	case o.within > 0 && o.run == "":
-		return errors.New("-within needs -run, the test that runs the suite (ibtest.Run)")
-	case o.within > 0 && o.weak != "":
-		return errors.New("-within tests drivers, -weak tests consumers: use one of them")
+	case o.within > 0 && o.weak == "" && o.run == "":
+		return errors.New("-within needs -run, the test that runs the suite (ibtest.Run), or -weak for a consumer")
+	case o.within > 0 && o.weak != "" && (o.pause != "" || o.race):
+		return errors.New("-within with -weak has neither pauses nor the race detector")
+	}
+	if o.within > 0 && o.weak != "" && o.check == 0 {
+		o.check = consumerTimeout
 	}
 	dir, err := os.MkdirTemp("", "schedule")
 	if err != nil {
@@ -106,7 +122,11 @@ func (o *commandOptions) runTests(out io.Writer) error {
 	}
 	if o.within > 0 {
 		for _, p := range tested {
-			if err := o.searchDriver(out, p, dir, file); err != nil {
+			search := o.searchDriver
+			if o.weak != "" {
+				search = o.searchConsumer
+			}
+			if err := search(out, p, dir, file); err != nil {
 				return err
 			}
 		}
@@ -119,6 +139,9 @@ func (o *commandOptions) runTests(out io.Writer) error {
 	fmt.Fprintf(out, "schedule: pauses at %d places%s; %d packages, %d seeds from %d on\n", places, devices, len(tested),
 		o.seeds, o.first)
 	for i, p := range tested {
+		if err := o.checkUsesDrivers(p); err != nil {
+			return err
+		}
 		binary := filepath.Join(dir, fmt.Sprintf("%d.test", i))
 		switch found, err := compileTests(p, binary, file, o.race); {
 		case err != nil:
@@ -177,14 +200,14 @@ func (o *commandOptions) writeOverlay(dir string) (file string, places int, err 
 	case o.weak != "":
 		paused = nil
 	}
-	var drivers []string
-	if o.weak != "" {
-		drivers = strings.Split(o.weak, ",")
+	var stricter []string
+	if o.weak != "" || o.check != 0 {
+		stricter = o.tests
 	}
 	for _, x := range []struct {
 		names   []string
 		rewrite func(name, folder string, files []string) error
-	}{{drivers, r.addWeakDevices}, {paused, r.rewritePackage}} {
+	}{{stricter, r.addStrictFile}, {paused, r.rewritePackage}} {
 		if err := o.rewriteEachPackage(x.names, x.rewrite); err != nil {
 			return "", 0, err
 		}
@@ -229,7 +252,7 @@ func (o *commandOptions) runSeeds(out io.Writer, p listedPackage, binary string)
 		seed := o.first + uint64(i)
 		c := exec.Command(binary, args...)
 		c.Dir = p.Dir
-		c.Env = append(os.Environ(), fmt.Sprintf("%s=%d", seedEnv, seed))
+		c.Env = append(os.Environ(), o.strictEnv(seed)...)
 		text, err := c.CombinedOutput()
 		if err != nil {
 			out.Write(text)
@@ -240,6 +263,40 @@ func (o *commandOptions) runSeeds(out io.Writer, p listedPackage, binary string)
 		}
 	}
 	fmt.Fprintf(out, "ok %s: %d seeds\n", p.ImportPath, o.seeds)
+	return nil
+}
+
+// strictEnv returns the environment of a run with a seed. Seed 0 means neither pauses nor weak devices.
+func (o *commandOptions) strictEnv(seed uint64) (env []string) {
+	if o.check != 0 {
+		env = append(env, fmt.Sprintf("%s=%v", strict.CheckEnv, o.check))
+	}
+	if seed == 0 {
+		return env
+	}
+	env = append(env, fmt.Sprintf("%s=%d", strict.SeedEnv, seed))
+	if o.weak != "" {
+		env = append(env, strict.WeakEnv+"="+o.weak)
+	}
+	return env
+}
+
+// checkUsesDrivers returns an error if the tests of a package use none of the drivers of -weak.
+func (o *commandOptions) checkUsesDrivers(p listedPackage) error {
+	if o.weak == "" {
+		return nil
+	}
+	drivers := strings.Split(o.weak, ",")
+	deps, err := listPackages([]string{"-deps", "-test", p.ImportPath})
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(deps, func(d listedPackage) bool {
+		path, _, _ := strings.Cut(d.ImportPath, " ") // "PATH [BINARY.test]" if it was compiled for the tests
+		return slices.Contains(drivers, path)
+	}) {
+		return fmt.Errorf("%s: the tests use none of the drivers %s", p.ImportPath, o.weak)
+	}
 	return nil
 }
 

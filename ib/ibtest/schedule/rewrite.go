@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"verbena/ib/ibtest/strict"
 )
 
 // lockingMethods lists the methods around which a rewritten source pauses.
@@ -202,55 +204,20 @@ func scheduleUnlock(lock uintptr) {
 }
 `
 
-// weakDeviceFile is a file added to each package of -weak. Its devices have no slow methods: in a bubble of package
-// testing/synctest time does not advance while one goroutine sleeps and another waits for a lock that the first one
-// holds, which is allowed.
-const weakDeviceFile = `
-import (
-	"os"
-	"strconv"
+// strictFile is a test file added to each tested package. It imports the package that reads the environment.
+const strictFile = `_test
 
-	"verbena/ib"
-	"verbena/ib/weak"
-)
-
-func scheduleNewDevice(name string, d ib.Driver, logf func(string, ...any)) *ib.DeviceHandle {
-	h := ib.NewDevice(name, d, logf)
-	if seed, err := strconv.ParseUint(os.Getenv("` + seedEnv + `"), 10, 64); err == nil {
-		h.Wrap(func(d ib.Driver) ib.Driver { return weak.New(d, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(weak.SlowMethods)}) })
-	}
-	return h
-}
+import _ "verbena/ib/ibtest/strict"
 `
 
-// newDeviceCall is the driver's call that weaken replaces.
-const newDeviceCall = "ib.NewDevice("
-
-// addWeakDevices adds a package with weak devices to the overlay.
-func (r *rewriter) addWeakDevices(name, folder string, files []string) error {
-	found := false
-	for _, f := range files {
-		path := filepath.Join(folder, f)
-		src, err := r.readSource(path)
-		if err != nil {
-			return err
-		}
-		if !strings.Contains(string(src), newDeviceCall) {
-			continue
-		}
-		found = true
-		if err := r.addFile(path, strings.ReplaceAll(string(src), newDeviceCall, "scheduleNewDevice(")); err != nil {
-			return err
-		}
-	}
-	if !found {
-		return fmt.Errorf("%s: no call of ib.NewDevice", folder)
-	}
-	return r.addFile(filepath.Join(folder, "schedule_weak.go"), "package "+name+"\n"+weakDeviceFile)
+// addStrictFile adds a test file to a package.
+func (r *rewriter) addStrictFile(name, folder string, _ []string) error {
+	return r.addFile(filepath.Join(folder, "schedule_strict_test.go"), "package "+strings.TrimSuffix(name,
+		"_test")+strictFile)
 }
 
 // seedEnv is the environment variable with the seed of a run. Package ibtest uses it to detect that methods sleep.
-const seedEnv = "SCHEDULE_SEED"
+const seedEnv = strict.SeedEnv
 
 // rewriter creates an overlay of sources with pauses.
 type rewriter struct {

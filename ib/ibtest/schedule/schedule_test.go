@@ -67,36 +67,21 @@ again:
 	}
 }
 
-// TestAddWeakDevicesWrapsConstructor checks that the function that creates a driver's devices is wrapped, and that a
-// package without devices is rejected.
-func TestAddWeakDevicesWrapsConstructor(t *testing.T) {
-	folder := t.TempDir()
-	for name, src := range map[string]string{
-		"device.go": "package p\n\nvar h = ib.NewDevice(name, d, logf)\n",
-		"other.go":  "package p\n",
+// TestStrictRunNeedsDrivers checks that a package is rejected whose tests cannot have weak devices, and that the tests
+// of another package run on such devices.
+func TestStrictRunNeedsDrivers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it compiles tests")
+	}
+	for _, tt := range []struct{ weak, want string }{
+		{"verbena/driver/rxe", "use none of the drivers"},
+		{"verbena/driver/loopback", ""},
 	} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte(src), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	r := &rewriter{dir: t.TempDir(), replace: map[string]string{}}
-	if err := r.addWeakDevices("p", folder, []string{"other.go"}); err == nil {
-		t.Error("a package without devices: got success, want an error")
-	}
-	if err := r.addWeakDevices("p", folder, []string{"device.go", "other.go"}); err != nil {
-		t.Fatal(err)
-	}
-	if len(r.replace) != 2 {
-		t.Fatalf("got %v, want the file with the call and a new one", r.replace)
-	}
-	for file, call := range map[string]string{"device.go": "var h = scheduleNewDevice(name, d, logf)",
-		"schedule_weak.go": "weak.New("} {
-		src, err := r.readSource(filepath.Join(folder, file))
-		if err != nil || !strings.Contains(string(src), call) {
-			t.Errorf("%s: %v\n%s", file, err, src)
-		}
-		if _, err := parser.ParseFile(token.NewFileSet(), file, src, 0); err != nil {
-			t.Error(err)
+		o := commandOptions{seeds: 2, first: 1, count: 1, timeout: "1m", weak: tt.weak,
+			tests: []string{"verbena/ib/slot"}}
+		var out bytes.Buffer
+		if err := o.runTests(&out); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("weak devices of %s: got error %v, want %q\n%s", tt.weak, err, tt.want, &out)
 		}
 	}
 }

@@ -11,12 +11,19 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 )
 
-// The search within a time limit runs these tests of a driver on all processors:
+// The search for faults of a driver runs these tests on all processors:
 //
 //	the suite, without pauses or race detector
 //	then in turn: its concurrent groups with both, with seeds from -seed on; and more seeds of the group Model without
+//
+// The search for faults of a consumer runs:
+//
+//	verbenavet, if it is in PATH
+//	the tests in checked mode
+//	then the tests on weak devices in checked mode, with seeds from -seed on
 //
 // Compilation does not count. No run starts after a failure.
 
@@ -25,39 +32,49 @@ const (
 	firstBlock = 1001 // the first of these; the suite runs those before
 	// concurrent matches the groups with several threads.
 	concurrent = "/^(Reentrant|Callback|HotPlug|CQ|SRQ|NoSleep|DeviceError|Disassociate|Load|Scale|Model)$"
+	// consumerTimeout is the Timeout of checked mode for consumers. Most of their tests take less than a second.
+	consumerTimeout = 500 * time.Millisecond
 )
 
-// testBinaryRun is one run of a test binary.
-type testBinaryRun struct {
-	what    string
-	binary  string
-	pattern string
-	args    []string
-	pauses  uint64 // seed of the pauses; 0: none
-	seeds   int    // seeds of the group Model; 0: the run is another one
+// runKind is the kind of a run of a search.
+type runKind int
+
+const (
+	suiteRun  runKind = iota // the suite of a driver, or the tests of a consumer in checked mode
+	modelRun                 // more seeds of the group Model
+	pausedRun                // pauses and the race detector
+	sourceRun                // verbenavet
+	weakRun                  // weak devices
+	numRunKinds
+)
+
+// commandRun is one run of a test binary or of verbenavet.
+type commandRun struct {
+	kind runKind
+	what string
+	argv []string
+	env  []string // in addition to the environment of this process
 }
 
 // timedSearch holds the state of a search.
 type timedSearch struct {
-	o            *commandOptions
-	p            listedPackage
-	plain, raced string // test binaries
+	o    *commandOptions
+	p    listedPackage
+	plan func(i int) commandRun // returns the run number i
 
 	mu     sync.Mutex
-	n      int  // started runs
-	suite  bool // the suite has passed
-	seeds  int  // seeds of Model in finished runs
-	paused int  // finished runs with pauses
+	n      int              // started runs
+	passed [numRunKinds]int // finished runs
 	failed []error
 }
 
 // searchDriver searches for faults of a driver until the time limit. overlay adds the pauses.
 func (o *commandOptions) searchDriver(out io.Writer, p listedPackage, dir, overlay string) error {
-	s := &timedSearch{o: o, p: p, plain: filepath.Join(dir, "plain.test"), raced: filepath.Join(dir, "raced.test")}
+	plain, raced := filepath.Join(dir, "plain.test"), filepath.Join(dir, "raced.test")
 	for _, b := range []struct {
 		binary, overlay string
 		race            bool
-	}{{s.plain, o.overlay, false}, {s.raced, overlay, true}} {
+	}{{plain, o.overlay, false}, {raced, overlay, true}} {
 		switch found, err := compileTests(p, b.binary, b.overlay, b.race); {
 		case err != nil:
 			return err
@@ -65,17 +82,100 @@ func (o *commandOptions) searchDriver(out io.Writer, p listedPackage, dir, overl
 			return fmt.Errorf("%s: no tests", p.ImportPath)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), o.within)
+	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planDriverRun(i, plain, raced) }}
+	if err := s.run(out); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "ok %s: the suite, %d more seeds of Model, and %d runs with pauses and the race detector in %v\n",
+		p.ImportPath, s.passed[modelRun]*blockSeeds, s.passed[pausedRun], o.within)
+	return nil
+}
+
+// planDriverRun returns a run of a driver's suite. plain and raced are the test binaries.
+func (o *commandOptions) planDriverRun(i int, plain, raced string) commandRun {
+	switch {
+	case i == 0:
+		return commandRun{suiteRun, "the suite", o.testArgv(plain, o.run), nil}
+	case i%2 == 1:
+		seed := o.first + uint64(i/2)
+		return commandRun{pausedRun, fmt.Sprintf("pauses of seed %d", seed),
+			o.testArgv(raced, o.run+concurrent, "-ibtest.load=1"), o.strictEnv(seed)}
+	}
+	first := firstBlock + (i/2-1)*blockSeeds
+	return commandRun{modelRun, fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), o.testArgv(plain,
+		o.run+"/^Model$", fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)), nil}
+}
+
+// searchConsumer searches for faults of a consumer until the time limit.
+func (o *commandOptions) searchConsumer(out io.Writer, p listedPackage, dir, overlay string) error {
+	if err := o.checkUsesDrivers(p); err != nil {
+		return err
+	}
+	binary := filepath.Join(dir, "consumer.test")
+	switch found, err := compileTests(p, binary, overlay, false); {
+	case err != nil:
+		return err
+	case !found:
+		return fmt.Errorf("%s: no tests", p.ImportPath)
+	}
+	verbenavet, err := exec.LookPath("verbenavet")
+	if err != nil {
+		fmt.Fprintf(out, "schedule: verbenavet is not in PATH, so the source of %s is not analysed\n", p.ImportPath)
+	}
+	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planConsumerRun(i, binary, verbenavet) }}
+	if err := s.run(out); err != nil {
+		return err
+	}
+	source := ""
+	if s.passed[sourceRun] > 0 {
+		source = "its source, "
+	}
+	fmt.Fprintf(out, "ok %s: %sthe tests in checked mode, and %d seeds of the weak devices in %v\n", p.ImportPath, source,
+		s.passed[weakRun], o.within)
+	return nil
+}
+
+// planConsumerRun returns a run of a consumer's tests. verbenavet is the path of the command, or empty.
+func (o *commandOptions) planConsumerRun(i int, binary, verbenavet string) commandRun {
+	if verbenavet == "" {
+		i++
+	}
+	switch i {
+	case 0:
+		return commandRun{sourceRun, "verbenavet", []string{verbenavet, "-tests", "."}, nil}
+	case 1:
+		return commandRun{suiteRun, "checked mode", o.testArgv(binary, o.run, "-test.count=3"), o.strictEnv(0)}
+	}
+	seed := o.first + uint64(i-2)
+	return commandRun{weakRun, fmt.Sprintf("weak devices with seed %d", seed), o.testArgv(binary, o.run),
+		o.strictEnv(seed)}
+}
+
+// testArgv returns the command line of a test binary.
+func (o *commandOptions) testArgv(binary, pattern string, args ...string) []string {
+	args = append([]string{binary, "-test.timeout=" + o.timeout}, args...)
+	if pattern != "" {
+		args = append(args, "-test.run="+pattern)
+	}
+	if o.skip != "" {
+		args = append(args, "-test.skip="+o.skip)
+	}
+	return append(args, strings.Fields(o.args)...)
+}
+
+// run executes the planned runs until the time limit or a failure.
+func (s *timedSearch) run(out io.Writer) error {
+	ctx, cancel := context.WithTimeout(context.Background(), s.o.within)
 	defer cancel()
 	var wg sync.WaitGroup
-	for range runtime.NumCPU() + 1 { // runs with pauses mostly wait
+	for range runtime.NumCPU() + 1 { // runs with pauses or weak devices mostly wait
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				t, ok := s.nextRun()
 				if !ok {
 					return
 				}
-				s.runTest(ctx, out, t)
+				s.runCommand(ctx, out, t)
 			}
 		})
 	}
@@ -83,54 +183,37 @@ func (o *commandOptions) searchDriver(out io.Writer, p listedPackage, dir, overl
 	switch {
 	case len(s.failed) > 0:
 		return errors.Join(s.failed...)
-	case !s.suite:
-		return fmt.Errorf("%s: the suite did not end within %v: use a longer -within", p.ImportPath, o.within)
+	case s.passed[suiteRun] == 0:
+		return fmt.Errorf("%s: the tests did not end within %v: use a longer -within", s.p.ImportPath, s.o.within)
 	}
-	fmt.Fprintf(out, "ok %s: the suite, %d more seeds of Model, and %d runs with pauses and the race detector in %v\n",
-		p.ImportPath, s.seeds, s.paused, o.within)
 	return nil
 }
 
-// nextRun returns the next test, unless one has failed.
-func (s *timedSearch) nextRun() (testBinaryRun, bool) {
+// nextRun returns the next run, unless one has failed.
+func (s *timedSearch) nextRun() (commandRun, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.failed) > 0 {
-		return testBinaryRun{}, false
+		return commandRun{}, false
 	}
-	i := s.n
 	s.n++
-	switch {
-	case i == 0:
-		return testBinaryRun{what: "the suite", binary: s.plain, pattern: s.o.run}, true
-	case i%2 == 1:
-		seed := s.o.first + uint64(i/2)
-		return testBinaryRun{what: fmt.Sprintf("pauses of seed %d", seed), binary: s.raced, pattern: s.o.run + concurrent,
-			args: []string{"-ibtest.load=1"}, pauses: seed}, true
-	}
-	first := firstBlock + (i/2-1)*blockSeeds
-	return testBinaryRun{what: fmt.Sprintf("%d seeds of Model from %d", blockSeeds, first), binary: s.plain,
-		pattern: s.o.run + "/^Model$", seeds: blockSeeds,
-		args: []string{fmt.Sprintf("-ibtest.seed=%d", first), fmt.Sprintf("-ibtest.seeds=%d", blockSeeds)}}, true
+	return s.plan(s.n - 1), true
 }
 
-// runTest runs a test until it ends or the search does.
-func (s *timedSearch) runTest(ctx context.Context, out io.Writer, t testBinaryRun) {
-	args := append(t.args, "-test.run="+t.pattern, "-test.timeout="+s.o.timeout)
-	c := exec.CommandContext(ctx, t.binary, append(args, strings.Fields(s.o.args)...)...)
+// runCommand executes a run until it ends or the search does.
+func (s *timedSearch) runCommand(ctx context.Context, out io.Writer, t commandRun) {
+	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
 	c.Dir = s.p.Dir
-	if c.Env = os.Environ(); t.pauses != 0 {
-		c.Env = append(c.Env, fmt.Sprintf("%s=%d", seedEnv, t.pauses))
-	}
+	c.Env = append(os.Environ(), t.env...)
 	text, err := c.CombinedOutput()
 	if err == nil && isNoTestsWarning(text) {
 		err = fmt.Errorf("no test matches %q", s.o.run)
 	}
-	s.recordTestEnd(t, err, ctx.Err() != nil, text, out)
+	s.recordRunEnd(t, err, ctx.Err() != nil, text, out)
 }
 
-// recordTestEnd records the end of a test, which the end of the search may have killed.
-func (s *timedSearch) recordTestEnd(t testBinaryRun, err error, killed bool, text []byte, out io.Writer) {
+// recordRunEnd records the end of a run, which the end of the search may have killed.
+func (s *timedSearch) recordRunEnd(t commandRun, err error, killed bool, text []byte, out io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -138,11 +221,7 @@ func (s *timedSearch) recordTestEnd(t testBinaryRun, err error, killed bool, tex
 	case err != nil:
 		out.Write(text)
 		s.failed = append(s.failed, fmt.Errorf("%s: %s: %w", s.p.ImportPath, t.what, err))
-	case t.pauses != 0:
-		s.paused++
-	case t.seeds != 0:
-		s.seeds += t.seeds
 	default:
-		s.suite = true
+		s.passed[t.kind]++
 	}
 }

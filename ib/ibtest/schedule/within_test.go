@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -10,31 +11,65 @@ import (
 
 // TestSearchRunsInOrder checks the order of the runs of a search, and that none starts after a failure.
 func TestSearchRunsInOrder(t *testing.T) {
-	s := &timedSearch{o: &commandOptions{run: "TestContract", first: 7}, plain: "plain", raced: "raced"}
-	for i, want := range []string{
-		"plain TestContract: the suite",
-		"raced TestContract" + concurrent + ": pauses of seed 7",
-		"plain TestContract/^Model$: 300 seeds of Model from 1001",
-		"raced TestContract" + concurrent + ": pauses of seed 8",
-		"plain TestContract/^Model$: 300 seeds of Model from 1301",
+	driver := &commandOptions{run: "TestContract", first: 7, timeout: "1m"}
+	consumer := &commandOptions{first: 3, timeout: "1m", skip: "Slow", weak: "d", check: consumerTimeout}
+	planConsumer := func(verbenavet string) func(int) commandRun {
+		return func(i int) commandRun { return consumer.planConsumerRun(i, "consumer", verbenavet) }
+	}
+	for _, tt := range []struct {
+		name string
+		plan func(i int) commandRun
+		want []string
+	}{
+		{"driver", func(i int) commandRun { return driver.planDriverRun(i, "plain", "raced") }, []string{
+			"the suite: plain -test.timeout=1m -test.run=TestContract []",
+			"pauses of seed 7: raced -test.timeout=1m -ibtest.load=1 -test.run=TestContract" + concurrent + " [SCHEDULE_SEED=7]",
+			"300 seeds of Model from 1001: plain -test.timeout=1m -ibtest.seed=1001 -ibtest.seeds=300 " +
+				"-test.run=TestContract/^Model$ []",
+			"pauses of seed 8: raced -test.timeout=1m -ibtest.load=1 -test.run=TestContract" + concurrent + " [SCHEDULE_SEED=8]",
+			"300 seeds of Model from 1301: plain -test.timeout=1m -ibtest.seed=1301 -ibtest.seeds=300 " +
+				"-test.run=TestContract/^Model$ []",
+		}},
+		{"consumer", planConsumer("/bin/verbenavet"), []string{
+			"verbenavet: /bin/verbenavet -tests . []",
+			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms]",
+			"weak devices with seed 3: consumer -test.timeout=1m -test.skip=Slow " +
+				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=3 SCHEDULE_WEAK=d]",
+			"weak devices with seed 4: consumer -test.timeout=1m -test.skip=Slow " +
+				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=4 SCHEDULE_WEAK=d]",
+		}},
+		{"consumer without verbenavet", planConsumer(""), []string{
+			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms]",
+			"weak devices with seed 3: consumer -test.timeout=1m -test.skip=Slow " +
+				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=3 SCHEDULE_WEAK=d]",
+		}},
 	} {
-		r, ok := s.nextRun()
-		if got := r.binary + " " + r.pattern + ": " + r.what; !ok || got != want {
-			t.Errorf("run %d: got %q, want %q", i, got, want)
-		}
-		s.recordTestEnd(r, nil, false, nil, io.Discard)
-	}
-	if !s.suite || s.paused != 2 || s.seeds != 2*blockSeeds {
-		t.Errorf("got suite %v, %d runs with pauses, %d seeds, want true, 2, %d", s.suite, s.paused, s.seeds, 2*blockSeeds)
-	}
-	r, _ := s.nextRun()
-	s.recordTestEnd(r, errors.New("killed"), true, nil, io.Discard)
-	if len(s.failed) > 0 {
-		t.Errorf("a killed run: got %v, want no failure", s.failed)
-	}
-	s.recordTestEnd(r, errors.New("exit status 1"), false, []byte("why"), io.Discard)
-	if _, ok := s.nextRun(); ok || len(s.failed) != 1 {
-		t.Errorf("after a failure: got another run %v, %d failures, want false, 1", ok, len(s.failed))
+		t.Run(tt.name, func(t *testing.T) {
+			s := &timedSearch{plan: tt.plan}
+			for i, want := range tt.want {
+				r, ok := s.nextRun()
+				if got := fmt.Sprintf("%s: %s %v", r.what, strings.Join(r.argv, " "), r.env); !ok || got != want {
+					t.Errorf("run %d: got %q, want %q", i, got, want)
+				}
+				s.recordRunEnd(r, nil, false, nil, io.Discard)
+			}
+			total := 0
+			for _, n := range s.passed {
+				total += n
+			}
+			if s.passed[suiteRun] != 1 || total != len(tt.want) {
+				t.Errorf("passed runs: got %v, want 1 of the tests and %d in total", s.passed, len(tt.want))
+			}
+			r, _ := s.nextRun()
+			s.recordRunEnd(r, errors.New("killed"), true, nil, io.Discard)
+			if len(s.failed) > 0 {
+				t.Errorf("a killed run: got %v, want no failure", s.failed)
+			}
+			s.recordRunEnd(r, errors.New("exit status 1"), false, []byte("why"), io.Discard)
+			if _, ok := s.nextRun(); ok || len(s.failed) != 1 {
+				t.Errorf("after a failure: got another run %v, %d failures, want false, 1", ok, len(s.failed))
+			}
+		})
 	}
 }
 
@@ -46,8 +81,10 @@ func TestImpossibleSearchFails(t *testing.T) {
 		want string
 	}{
 		{"without a pattern", commandOptions{first: 1, within: time.Second}, "-within needs -run"},
-		{"of consumers", commandOptions{first: 1, within: time.Second, run: "x", weak: "verbena/driver/loopback"},
-			"use one of them"},
+		{"of a consumer with pauses", commandOptions{first: 1, within: time.Second, pause: "verbena/ib",
+			weak: "verbena/driver/loopback"}, "neither pauses"},
+		{"of a consumer on other drivers", commandOptions{first: 1, within: time.Second, weak: "verbena/driver/rxe",
+			tests: []string{"verbena/ib/slot"}}, "use none of the drivers"},
 		{"that matches nothing", commandOptions{first: 1, within: time.Minute, run: "^TestNone$", timeout: "1m",
 			tests: []string{"verbena/examples/minimal"}}, "no test matches"},
 		{"that is too short", commandOptions{first: 1, within: time.Millisecond, run: "^TestContract$", timeout: "1m",

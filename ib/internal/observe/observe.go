@@ -10,6 +10,15 @@ var (
 	Of  func(o any) Subject
 )
 
+// Package ib/check sets Default, and package ib/ibtest/strict sets NewDevice, before the program creates devices. Both
+// may be nil.
+var (
+	// Default returns the observer of a core for which Set was not called before its first device or client.
+	Default func() any
+	// NewDevice is called for each new device with its *ib.DeviceHandle.
+	NewDevice func(h any)
+)
+
 // CallKind is the kind of a call.
 type CallKind uint8
 
