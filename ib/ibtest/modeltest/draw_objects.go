@@ -39,7 +39,7 @@ func (d *callDrawer) drawModerateCQ() call {
 		return moderateCQ{cq: id, count: now}
 	}
 	c := moderateCQ{cq: id, count: d.IntN(6)}
-	d.addPlannedCall(armCQ{id, ib.NotifyNextComp})
+	d.calls.add(armCQ{id, ib.NotifyNextComp})
 	if d.oneInN(3) {
 		c.period = time.Duration(1+d.IntN(2000)) * time.Microsecond
 		c.count += 1000 * d.IntN(2)
@@ -72,8 +72,8 @@ func (d *callDrawer) drawPollCQ() call {
 }
 
 // drawCapacity draws the capacity of a queue, from 1 to the device's limit, at most most.
-func (d *callDrawer) drawCapacity(limit, most int) int {
-	return min(1+int(d.drawLogUniform(uint64(most))), limit, most)
+func (r *randomSource) drawCapacity(limit, most int) int {
+	return min(1+int(r.drawLogUniform(uint64(most))), limit, most)
 }
 
 func (d *callDrawer) drawResizeCQ() call {
@@ -106,8 +106,8 @@ func (d *callDrawer) drawSRQCall() call {
 }
 
 // drawIgnoredValue returns the value of an attribute outside of the mask.
-func (d *callDrawer) drawIgnoredValue() uint32 {
-	if d.oneInN(2) {
+func (r *randomSource) drawIgnoredValue() uint32 {
+	if r.oneInN(2) {
 		return 0
 	}
 	return 1<<32 - 1
@@ -129,7 +129,7 @@ func (d *callDrawer) drawUseStaleObject() call {
 	if len(past) == 0 {
 		return nil
 	}
-	return useStaleObject{pickOne(d, d.destroyableIDs()), pickOne(d, past), d.drawWRID()}
+	return useStaleObject{pickOne(d, d.destroyableIDs()), pickOne(d, past), d.requests.drawWRID()}
 }
 
 // drawDestroyObject destroys an object, mostly one without users.
@@ -137,7 +137,7 @@ func (d *callDrawer) drawDestroyObject() call {
 	bound := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 && !w.Dead })
 	if len(bound) > 0 && d.oneInN(3) { // destroy its queue pair, then its region
 		w := d.x.m.Windows[pickOne(d, bound)]
-		d.addPlannedCall(destroyObject{w.Region})
+		d.calls.add(destroyObject{w.Region})
 		return destroyObject{w.QP}
 	}
 	unpolled := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return d.x.m.HasUnpolledCompletions(q.ID) })
@@ -165,13 +165,13 @@ func (d *callDrawer) drawCreateObject() call {
 	}
 	switch d.IntN(9) {
 	case 0, 1:
-		return d.drawRegMR(pd, true)
+		return d.memory.drawRegMR(pd, true)
 	case 2:
-		return allocMR{d.nextID(), pd, 1 + d.IntN(64)}
+		return allocMR{d.calls.nextID(), pd, 1 + d.IntN(64)}
 	case 3, 4:
-		return allocMW{d.nextID(), pd, pickOne(d, []ib.MWType{ib.MWType1, ib.MWType2})}
+		return allocMW{d.calls.nextID(), pd, pickOne(d, []ib.MWType{ib.MWType1, ib.MWType2})}
 	case 5:
-		c := createAH{id: d.nextID(), pd: pd, unreachable: d.oneInN(8), hops: uint8(d.IntN(256))}
+		c := createAH{id: d.calls.nextID(), pd: pd, unreachable: d.oneInN(8), hops: uint8(d.IntN(256))}
 		if d.oneInN(3) {
 			c.group, c.unreachable = 1+d.IntN(numGroups), false
 		}
@@ -182,54 +182,9 @@ func (d *callDrawer) drawCreateObject() call {
 			d.planPair(pd, cqs, pickOne(d, filterIDs(d.x.m.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
 		}
 	case 7:
-		return createCQ{id: d.nextID(), entries: min(d.x.attr.MaxCQE, 1+int(d.drawLogUniform(256)))}
+		return createCQ{id: d.calls.nextID(), entries: min(d.x.attr.MaxCQE, 1+int(d.drawLogUniform(256)))}
 	case 8:
-		return allocPD{d.nextID()}
+		return allocPD{d.calls.nextID()}
 	}
 	return nil
-}
-
-// drawMemoryCall changes regions.
-func (d *callDrawer) drawMemoryCall() call {
-	fast := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead })
-	if len(fast) > 0 && !d.oneInN(3) {
-		c := mapMR{mr: pickOne(d, fast), variant: uint8(d.Uint32())}
-		p := d.drawAreaRange()
-		for range 1 + d.IntN(3) {
-			p.len = d.drawLogUniform(min(p.len, 1<<17)) + 1
-			c.list = append(c.list, p)
-			p.off += p.len + d.Uint64N(5000)
-			if p.area == 0 && p.off+p.len > localSize {
-				break
-			}
-		}
-		if c.iova = d.Uint64() >> (8 + d.IntN(40)); d.oneInN(2) {
-			c.iova = d.x.spanOfRange(c.list[0]).Addr
-		}
-		return c
-	}
-	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && (!r.Fast || d.oneInN(20)) })
-	if len(regions) == 0 {
-		return nil
-	}
-	like := d.drawRegMR(0, true)
-	return reregMR{
-		mr: pickOne(d, regions), flags: ib.MRChangeFlags(1 + d.IntN(7)), at: like.at, iova: like.iova,
-		pd: pickOne(d, filterIDs(d.x.m.PDs, acceptAnyObject)), access: like.access,
-	}
-}
-
-func (d *callDrawer) drawStoreMemory() call {
-	p := areaRange{area: d.IntN(3), len: 1 + d.drawLogUniform(4096)}
-	p.off = d.Uint64N(localSize - p.len)
-	if r := d.x.m.Regions[pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))]; r != nil && len(r.Spans) > 0 &&
-		!d.oneInN(3) {
-		s := pickOne(d, r.Spans)
-		for i, a := range d.x.areas {
-			if off := s.Addr - a.base; off < a.size {
-				p = areaRange{i, off, min(p.len, s.Len)}
-			}
-		}
-	}
-	return storeMemory{p, uint8(d.Uint32())}
 }

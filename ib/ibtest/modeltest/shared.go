@@ -67,7 +67,7 @@ func (d *callDrawer) drawConcurrentCalls() (threads [][]call) {
 			return nil
 		}
 	}
-	q := d.pickQP()
+	q := d.qpCalls.pickQP()
 	if q == nil {
 		return nil
 	}
@@ -137,7 +137,7 @@ func (e *concurrentCallDrawer) drawCall() call {
 				ib.NotifyNextComp | ib.NotifyReportMissed})}
 		}
 	case 8:
-		if c := d.drawMemoryCall(); c != nil && mayReplaceKeys(c) {
+		if c := d.memory.drawMemoryCall(); c != nil && mayReplaceKeys(c) {
 			return c
 		}
 		if mr := pickOne(d, filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead })); mr != 0 && d.oneInN(2) {
@@ -152,7 +152,7 @@ func (e *concurrentCallDrawer) drawCall() call {
 // drawModifyQP draws a change of a queue pair, but not to SQD.
 func (e *concurrentCallDrawer) drawModify(q *model.QP) call {
 	d := e.d
-	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.newValidQPAttr(), mask: ib.QPAttrState}
+	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.qpCalls.newValidQPAttr(), mask: ib.QPAttrState}
 	switch {
 	case d.oneInN(4):
 		c.attr.State = ib.QPErr
@@ -178,7 +178,7 @@ func (e *concurrentCallDrawer) drawSend() call {
 	if isAcknowledged(q.Type) && (e.peer.State < ib.QPRTR || e.peer.State > ib.QPSQD) {
 		return nil // the request fails when its retries end, at a time that the model does not know
 	}
-	s := d.drawSend(q, nil)
+	s := d.requests.drawSend(q, nil)
 	if s == nil {
 		return nil
 	}
@@ -192,7 +192,7 @@ func (e *concurrentCallDrawer) drawSend() call {
 
 // drawRecv draws a receive for a queue pair, or for its shared receive queue.
 func (e *concurrentCallDrawer) drawRecv(q *model.QP) call {
-	c, ok := e.d.drawPostRecv().(postRecv)
+	c, ok := e.d.requests.drawPostRecv().(postRecv)
 	if !ok || c.on != q.ID && c.on != q.SRQ {
 		return nil
 	}
@@ -207,7 +207,7 @@ func (e *concurrentCallDrawer) drawLocalRequest() call {
 		return nil
 	}
 	for range 8 {
-		s := d.drawSend(e.q, nil)
+		s := d.requests.drawSend(e.q, nil)
 		if s != nil && (s.op == ib.WRBindMW || s.op == ib.WRRegMR || s.op == ib.WRLocalInv) {
 			return postSend{e.q.ID, []sendRequest{*s}}
 		}

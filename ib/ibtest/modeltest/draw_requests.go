@@ -7,8 +7,18 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
+// requestDrawer draws work requests.
+type requestDrawer struct {
+	*randomSource
+	x      *modelRunner
+	plan   *runPlan
+	calls  *plannedCalls
+	memory *memoryDrawer
+	seen   uint64 // highest work request ID so far
+}
+
 // drawMessageSize draws the size of a message.
-func (d *callDrawer) drawMessageSize() uint64 {
+func (d *requestDrawer) drawMessageSize() uint64 {
 	most := uint64(16 << 10)
 	if d.plan.large && d.oneInN(2) {
 		return min(1<<16+d.Uint64N(1<<18), d.x.m.MaxMsgSize)
@@ -18,178 +28,15 @@ func (d *callDrawer) drawMessageSize() uint64 {
 	}
 	n := d.drawLogUniform(most)
 	if d.oneInN(3) {
-		mtu := uint64(d.runMTU().Bytes())
+		mtu := uint64(d.x.runMTU().Bytes())
 		n = mtu*d.Uint64N(4) + d.Uint64N(3) - 1
 		n = min(n, 4*mtu)
 	}
 	return min(n, d.x.m.MaxMsgSize)
 }
 
-// pickRegion returns a region of a domain with a right, mostly one of n bytes or more; 0: none.
-func (d *callDrawer) pickRegion(pd model.ID, n uint64, need ib.AccessFlags) model.ID {
-	if d.shouldBeInvalid() { // any region so far
-		return pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))
-	}
-	good := func(r *model.Region) bool { return r.Valid && !r.Dead && r.PD == pd && r.Access&need == need }
-	long := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return good(r) && r.Len >= n })
-	if len(long) == 0 {
-		long = filterIDs(d.x.m.Regions, good)
-	}
-	return pickOne(d, long)
-}
-
-// drawSGL draws a list of n bytes.
-func (d *callDrawer) drawSGL(pd model.ID, n uint64, most int, need ib.AccessFlags) (list []sgElement) {
-	most = max(most, 1)
-	cuts := d.IntN(most)
-	if d.oneInN(3) {
-		cuts = 0
-	}
-	if d.shouldBeInvalid() {
-		cuts = most // one too many
-	}
-	wrong := d.shouldBeInvalid()
-	for ; cuts > 0; cuts-- {
-		k := d.Uint64N(n + 1)
-		if d.oneInN(5) {
-			k = 0
-		}
-		list = append(list, d.drawSGElement(pd, k, need, wrong))
-		n -= k
-	}
-	if n > 0 || d.oneInN(2) {
-		list = append(list, d.drawSGElement(pd, n, need, wrong))
-	}
-	return list
-}
-
-// drawSGElement draws n bytes of a region, often at its end, sometimes beyond it.
-func (d *callDrawer) drawSGElement(pd model.ID, n uint64, need ib.AccessFlags, wrong bool) sgElement {
-	if len(d.x.gone) > 0 && d.oneInN(60) { // a key from before the reset
-		g := pickOne(d, d.x.gone)
-		return sgElement{off: g.addr, len: uint32(n), xor: g.lkey}
-	}
-	e := sgElement{mr: d.pickRegion(pd, n, need), len: uint32(n)}
-	wrong = wrong && n > 0
-	r := d.x.m.Regions[e.mr]
-	if r == nil {
-		if !d.shouldBeInvalid() {
-			e.len = 0
-		}
-		return e
-	}
-	if n > r.Len && !d.shouldBeInvalid() {
-		n = r.Len
-		e.len = uint32(n)
-	}
-	if r.Len >= n {
-		switch d.IntN(4) {
-		case 0:
-			e.off = r.Len - n
-		case 1:
-			e.off = 0
-		default:
-			if e.off = d.Uint64N(r.Len - n + 1); d.oneInN(2) {
-				e.off &^= 7
-			}
-		}
-	}
-	if was := d.ranges[e.mr]; was > r.Len && n > 0 && d.oneInN(6) { // partly in its former range only
-		e.off = r.Len - n + 1 + d.Uint64N(was-r.Len)
-	}
-	if n > 0 {
-		e.xor = d.drawStaleKey(keyID{e.mr, true}, 8)
-	}
-	if wrong && d.oneInN(2) {
-		switch d.IntN(4) {
-		case 0:
-			e.xor = 1 << d.IntN(32)
-		case 1:
-			e.off = r.Len - n + 1
-		case 2:
-			e.off = -uint64(d.IntN(64) + 1)
-		case 3:
-			e.off += 1 << (32 + d.IntN(20))
-		}
-	}
-	return e
-}
-
-// drawStaleKey returns the difference between a key and its former value, for one request in n, or 0.
-func (d *callDrawer) drawStaleKey(key keyID, n int) uint32 {
-	if f, ok := d.former[key]; ok && d.oneInN(n) {
-		return f ^ d.known[key]
-	}
-	return 0
-}
-
-// drawRemoteTarget draws up to n bytes of remote memory in the domain of a peer, or of the shared queue of an XRC
-// request.
-func (d *callDrawer) drawRemoteTarget(p *model.QP, srq model.ID, n uint64, need ib.AccessFlags) (t remoteTarget,
-	most uint64) {
-	pd := model.ID(0)
-	if p != nil {
-		pd = p.PD
-	}
-	if s := d.x.m.SRQs[srq]; s != nil {
-		pd = s.PD
-	}
-	if len(d.x.gone) > 0 && d.oneInN(8) { // a key from before the reset
-		g := pickOne(d, d.x.gone)
-		return remoteTarget{off: g.addr, xor: g.rkey}, n
-	}
-	wrong := d.shouldBeInvalid()
-	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool {
-		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.oneInN(8)) &&
-			w.Access&need == need
-	})
-	length := uint64(0)
-	if len(windows) > 0 && d.oneInN(2) {
-		t.key = pickOne(d, windows)
-		length = d.x.m.Windows[t.key].Len
-	} else {
-		t.key = d.pickRegion(pd, n, need)
-		if r := d.x.m.Regions[t.key]; r != nil {
-			length = r.Len
-		}
-	}
-	if n > length && !d.shouldBeInvalid() {
-		n = length
-	}
-	if length >= n {
-		switch d.IntN(4) {
-		case 0:
-			t.off = length - n
-		case 1:
-		default:
-			if t.off = d.Uint64N(length - n + 1); d.oneInN(2) {
-				t.off &^= 7
-			}
-		}
-	}
-	t.xor = d.drawStaleKey(keyID{t.key, false}, 4)
-	if was := d.ranges[t.key]; was > length && n > 0 && n <= length && d.oneInN(6) { // partly in its former range only
-		t.off = length - n + 1 + d.Uint64N(was-length)
-	}
-	if wrong {
-		switch d.IntN(6) {
-		case 0:
-			t.xor = 1 << d.IntN(32)
-		case 1:
-			t.off = length - n + 1
-		case 2:
-			t.off = -uint64(d.IntN(64) + 1)
-		case 3:
-			t.off += 1 << (32 + d.IntN(20))
-		case 4:
-			t.off = length
-		}
-	}
-	return t, n
-}
-
 // drawOpcode draws an operation that the driver supports.
-func (d *callDrawer) drawOpcode(kind ib.QPType) ib.WROpcode {
+func (d *requestDrawer) drawOpcode(kind ib.QPType) ib.WROpcode {
 	ops := filterSupported(d.x.Abilities, d.drawableOpcodes(kind), func(op ib.WROpcode) string { return opcodeNames[op] })
 	if d.oneInN(2) {
 		if list := slices.DeleteFunc(slices.Clone(ops), func(op ib.WROpcode) bool {
@@ -202,7 +49,7 @@ func (d *callDrawer) drawOpcode(kind ib.QPType) ib.WROpcode {
 }
 
 // drawableOpcodes returns the opcodes of a service type.
-func (d *callDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
+func (d *requestDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSend, ib.WRSendWithImm}
 	if kind == ib.QPTypeXRCInit {
 		ops = append(ops, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead)
@@ -222,7 +69,7 @@ func (d *callDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 	if d.shouldBeInvalid() {
 		ops = append(ops, ib.WRSendWithInv)
 	}
-	if len(d.invalidatableIDs()) > 0 { // seldom, so it is drawn often
+	if len(d.memory.invalidatableIDs()) > 0 { // seldom, so it is drawn often
 		ops = append(ops, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv)
 	}
 	if d.x.m.Atomics {
@@ -238,7 +85,7 @@ func (d *callDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 }
 
 // addMemoryOpcodes adds the operations on existing regions and windows.
-func (d *callDrawer) addMemoryOpcodes(ops []ib.WROpcode) []ib.WROpcode {
+func (d *requestDrawer) addMemoryOpcodes(ops []ib.WROpcode) []ib.WROpcode {
 	more := 1
 	if d.plan.focus == onMemory {
 		more = 4
@@ -247,31 +94,18 @@ func (d *callDrawer) addMemoryOpcodes(ops []ib.WROpcode) []ib.WROpcode {
 		if len(filterIDs(d.x.m.Windows, func(w *model.Window) bool { return !w.Dead })) > 0 {
 			ops = append(ops, ib.WRBindMW)
 		}
-		if len(d.registrableRegionIDs()) > 0 || d.shouldBeInvalid() {
+		if len(d.memory.registrableRegionIDs()) > 0 || d.shouldBeInvalid() {
 			ops = append(ops, ib.WRRegMR)
 		}
 	}
-	if len(d.invalidatableIDs()) > 0 || d.shouldBeInvalid() {
+	if len(d.memory.invalidatableIDs()) > 0 || d.shouldBeInvalid() {
 		ops = append(ops, ib.WRLocalInv, ib.WRLocalInv)
 	}
 	return ops
 }
 
-// invalidatableIDs returns the objects that a request can invalidate.
-func (d *callDrawer) invalidatableIDs() []model.ID {
-	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 })
-	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
-	return append(windows, regions...)
-}
-
-// registrableRegionIDs returns the regions that a request can register; if there are none, all that it might register.
-func (d *callDrawer) registrableRegionIDs() []model.ID {
-	return filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead && !r.Valid && r.Map != nil })
-}
-
-// drawPostSend draws send work requests.
-func (d *callDrawer) drawPostSend() call {
-	q := d.pickQP()
+// drawPostSend draws send work requests for a queue pair.
+func (d *requestDrawer) drawPostSend(q *model.QP) call {
 	if q == nil {
 		return nil
 	}
@@ -305,7 +139,7 @@ func (d *callDrawer) drawPostSend() call {
 }
 
 // drawSend draws a send work request. before holds the earlier ones of the same list.
-func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
+func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 	s := &sendRequest{id: d.drawWRID(), op: d.drawOpcode(q.Type), imm: d.drawUint32(), add: d.Uint64(), swap: d.Uint64()}
 	if !d.oneInN(3) {
 		s.flags |= ib.SendSignaled
@@ -333,7 +167,7 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 	case ib.WRBindMW:
 		return d.drawBindRequest(q, s)
 	case ib.WRRegMR:
-		fast := d.registrableRegionIDs()
+		fast := d.memory.registrableRegionIDs()
 		if len(fast) == 0 || d.shouldBeInvalid() {
 			fast = filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && r.Fast })
 		}
@@ -342,7 +176,7 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 		}
 		s.reg = &regMRArgs{
 			mr:     pickOne(d, fast),
-			access: d.drawRegMR(0, true).access &^ (ib.AccessZeroBased | ib.AccessMWBind | ib.AccessFlushGlobal),
+			access: d.memory.drawRegMR(0, true).access &^ (ib.AccessZeroBased | ib.AccessMWBind | ib.AccessFlushGlobal),
 		}
 		if d.oneInN(2) {
 			s.reg.access = allAccess | ib.AccessMWBind
@@ -352,10 +186,10 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 		}
 		return s
 	case ib.WRLocalInv:
-		s.inv = d.drawKeyToInvalidate(q)
+		s.inv = d.memory.drawKeyToInvalidate(q)
 		return s
 	case ib.WRSendWithInv:
-		s.inv = d.drawKeyToInvalidate(p)
+		s.inv = d.memory.drawKeyToInvalidate(p)
 	case ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd, ib.WRAtomicWrite:
 		n = 8
 	case ib.WRFlush:
@@ -373,7 +207,7 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 	}
 	if usesRemoteMemory(s.op) {
 		var most uint64
-		if s.to, most = d.drawRemoteTarget(p, s.srq, n, neededRights[s.op]); n != 8 {
+		if s.to, most = d.memory.drawRemoteTarget(p, s.srq, n, neededRights[s.op]); n != 8 {
 			n = most
 		}
 		if n == 8 && !d.shouldBeInvalid() {
@@ -406,8 +240,8 @@ func (d *callDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest {
 }
 
 // drawUint32 returns a value with all bits, often 0 or all ones.
-func (d *callDrawer) drawUint32() uint32 {
-	v := d.Uint32()
+func (r *randomSource) drawUint32() uint32 {
+	v := r.Uint32()
 	switch v % 8 {
 	case 0:
 		return 0
@@ -427,7 +261,7 @@ var neededRights = map[ib.WROpcode]ib.AccessFlags{
 }
 
 // drawLocalData draws the source or the destination of a request of n bytes.
-func (d *callDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
+func (d *requestDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
 	switch {
 	case s.op == ib.WRFlush:
 	case s.op != ib.WRAtomicWrite && n != 8 && d.shouldBeInvalid() && d.drawOverlongRequest(q, s, n):
@@ -438,17 +272,17 @@ func (d *callDrawer) drawLocalData(q *model.QP, s *sendRequest, n uint64) {
 		s.flags |= ib.SendInline
 		s.inline = d.drawInlineBytes(8)
 	case s.op == ib.WRRDMARead || n == 8 && neededRights[s.op] == ib.AccessRemoteAtomic:
-		s.list = d.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), ib.AccessLocalWrite)
+		s.list = d.memory.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), ib.AccessLocalWrite)
 	case n <= uint64(q.Cap.MaxInlineData) && d.oneInN(2) || d.shouldBeInvalid() && n <= 1024:
 		s.flags |= ib.SendInline
 		s.inline = d.drawInlineBytes(int(n))
 	default:
-		s.list = d.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), 0)
+		s.list = d.memory.drawSGL(q.PD, n, int(q.Cap.MaxSendSGE), 0)
 	}
 }
 
 // drawOverlongRequest draws elements of 4 GiB and n bytes: the low 32 bits of the sum are a legal length.
-func (d *callDrawer) drawOverlongRequest(q *model.QP, s *sendRequest, n uint64) bool {
+func (d *requestDrawer) drawOverlongRequest(q *model.QP, s *sendRequest, n uint64) bool {
 	need := ib.AccessFlags(0)
 	if s.op == ib.WRRDMARead {
 		need = ib.AccessLocalWrite
@@ -464,16 +298,16 @@ func (d *callDrawer) drawOverlongRequest(q *model.QP, s *sendRequest, n uint64) 
 	return true
 }
 
-func (d *callDrawer) drawInlineBytes(n int) []byte {
+func (r *randomSource) drawInlineBytes(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
-		b[i] = byte(d.Uint32())
+		b[i] = byte(r.Uint32())
 	}
 	return b
 }
 
 // currentTargetWord returns the current value at the target of a compare and swap.
-func (d *callDrawer) currentTargetWord(p *model.QP, s *sendRequest) *uint64 {
+func (d *requestDrawer) currentTargetWord(p *model.QP, s *sendRequest) *uint64 {
 	if s.op != ib.WRAtomicCmpAndSwp || p == nil {
 		return nil
 	}
@@ -490,7 +324,7 @@ func (x *modelRunner) firstRecvLen(p *model.QP, srq model.ID) int {
 }
 
 // drawDatagramDestination draws the destination of a datagram.
-func (d *callDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
+func (d *requestDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
 	s.dest = d.x.objs[q.ID].peer
 	if d.oneInN(10) {
 		s.dest = pickOne(d, filterIDs(d.x.m.QPs, acceptAnyObject))
@@ -507,7 +341,7 @@ func (d *callDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
 			d.shouldBeInvalid())
 	}))
 	if s.ah == 0 {
-		d.addPlannedCall(createAH{id: d.nextID(), pd: q.PD, hops: 64})
+		d.calls.add(createAH{id: d.calls.nextID(), pd: q.PD, hops: 64})
 		return
 	}
 	if d.x.m.AHs[s.ah].Attr.GRH.DGID.Addr().IsMulticast() && !d.shouldBeInvalid() {
@@ -515,22 +349,8 @@ func (d *callDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
 	}
 }
 
-// drawKeyToInvalidate draws a key to invalidate, mostly a valid one.
-func (d *callDrawer) drawKeyToInvalidate(q *model.QP) (t remoteTarget) {
-	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && q != nil && w.QP == q.ID })
-	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
-	list := append(windows, regions...)
-	if len(list) == 0 || d.shouldBeInvalid() {
-		list = append(filterIDs(d.x.m.Windows, acceptAnyObject), filterIDs(d.x.m.Regions, acceptAnyObject)...)
-	}
-	if t.key = pickOne(d, list); d.shouldBeInvalid() {
-		t.xor = 1 << d.IntN(32)
-	}
-	return t
-}
-
 // drawBindRequest draws a bind.
-func (d *callDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendRequest {
+func (d *requestDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendRequest {
 	mw := pickOne(d, filterIDs(d.x.m.Windows, func(w *model.Window) bool {
 		return !w.Dead && (w.Kind == ib.MWType1 || !w.Bound || d.oneInN(4)) // a bound window of type 2 cannot be bound
 	}))
@@ -578,7 +398,7 @@ func (d *callDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendRequest {
 		b.variant = uint8(w.RKey)
 	}
 	s.bind = b
-	if w.Kind == ib.MWType2 && len(d.todo) == 0 && !d.x.episodes && d.oneInN(2) {
+	if w.Kind == ib.MWType2 && len(d.calls.todo) == 0 && !d.x.episodes && d.oneInN(2) {
 		d.planRebind(q, b)
 	}
 	return s
@@ -586,13 +406,13 @@ func (d *callDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendRequest {
 
 // planRebind plans a second life of a type 2 window: its invalidation, a bind with other options, and accesses by the
 // peer.
-func (d *callDrawer) planRebind(q *model.QP, first *bindArgs) {
+func (d *requestDrawer) planRebind(q *model.QP, first *bindArgs) {
 	b := *first
 	b.variant += uint8(1 + d.IntN(100))
 	b.access ^= ib.AccessZeroBased
 	post := func(on *model.QP, s sendRequest) {
 		s.id, s.flags = d.drawWRID(), ib.SendSignaled
-		d.addPlannedCall(postSend{on.ID, []sendRequest{s}})
+		d.calls.add(postSend{on.ID, []sendRequest{s}})
 	}
 	post(q, sendRequest{op: ib.WRLocalInv, inv: remoteTarget{key: b.mw}})
 	post(q, sendRequest{op: ib.WRBindMW, bind: &b})
@@ -603,12 +423,12 @@ func (d *callDrawer) planRebind(q *model.QP, first *bindArgs) {
 	for _, op := range []ib.WROpcode{ib.WRRDMAWrite, ib.WRRDMARead} {
 		n := min(b.len, 1+d.Uint64N(64))
 		post(p, sendRequest{op: op, to: remoteTarget{key: b.mw, off: d.Uint64N(b.len - n + 1)},
-			list: d.drawSGL(p.PD, n, int(p.Cap.MaxSendSGE), ib.AccessLocalWrite)})
+			list: d.memory.drawSGL(p.PD, n, int(p.Cap.MaxSendSGE), ib.AccessLocalWrite)})
 	}
 }
 
 // drawPostRecv draws receives for a queue pair or a shared queue.
-func (d *callDrawer) drawPostRecv() call {
+func (d *requestDrawer) drawPostRecv() call {
 	qps := filterIDs(d.x.m.QPs, func(q *model.QP) bool {
 		own := q.SRQ == 0 && q.Type != ib.QPTypeXRCInit && q.Type != ib.QPTypeXRCTgt
 		return own && q.State != ib.QPReset && q.RecvCount() < 8 || q.SRQ == 0 && d.shouldBeInvalid()
@@ -636,11 +456,26 @@ func (d *callDrawer) drawPostRecv() call {
 		if d.oneInN(2) {
 			size = max(size, d.drawMessageSize())
 		}
-		list := d.drawSGL(pd, size, most, ib.AccessLocalWrite)
+		list := d.memory.drawSGL(pd, size, most, ib.AccessLocalWrite)
 		if len(list) < most && d.oneInN(6) { // a boundary in or near the header of a datagram
-			list = append([]sgElement{d.drawSGElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
+			list = append([]sgElement{d.memory.drawSGElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
 		}
 		c.list = append(c.list, recvRequest{d.drawWRID(), list})
 	}
 	return c
+}
+
+// drawWRID returns an unused work request ID. All bits occur, and so do IDs that differ in only one bit.
+func (d *requestDrawer) drawWRID() uint64 {
+	for {
+		v := d.Uint64()
+		if d.seen != 0 && d.oneInN(2) {
+			v = d.seen ^ 1<<d.IntN(64)
+		}
+		if d.x.ids[v] == "" {
+			d.seen = v
+			d.x.ids[v] = "?"
+			return v
+		}
+	}
 }
