@@ -50,64 +50,81 @@ type CQ struct {
 	due    int           // number of them that have arrived
 }
 
+// CompletionQueues holds the completion queues.
+type CompletionQueues struct {
+	device *DeviceState
+	call   *CallRecord
+	queues *WorkQueues
+	CQs    map[ID]*CQ
+}
+
+// clone returns a copy without references to the other parts of the model.
+func (cqs *CompletionQueues) clone() *CompletionQueues {
+	c := &CompletionQueues{CQs: cloneObjects(cqs.CQs)}
+	for _, q := range c.CQs {
+		q.Wants, q.Events = slices.Clone(q.Wants), slices.Clone(q.Events)
+	}
+	return c
+}
+
 // CreateCQ creates a completion queue with the actual capacity.
-func (m *Model) CreateCQ(c CQ) syscall.Errno {
-	if e := m.checkCreationAllowed(); e != 0 {
+func (cqs *CompletionQueues) CreateCQ(c CQ) syscall.Errno {
+	if e := cqs.device.checkCreationAllowed(); e != 0 {
 		return e
 	}
-	m.CQs[c.ID] = &c
+	cqs.CQs[c.ID] = &c
 	return 0
 }
 
 // ResizeCQ changes the capacity.
-func (m *Model) ResizeCQ(id ID, entries int) syscall.Errno {
-	c := m.CQs[id]
+func (cqs *CompletionQueues) ResizeCQ(id ID, entries int) syscall.Errno {
+	c := cqs.CQs[id]
 	switch {
-	case m.Dead:
+	case cqs.device.Dead:
 		return syscall.EIO
 	case entries < 1 || entries < len(c.Wants):
 		return syscall.EINVAL
 	case c.Lost:
-		m.markResultUndefined("resizing a queue that has lost a completion")
+		cqs.call.markResultUndefined("resizing a queue that has lost a completion")
 	}
-	m.setCQEntries(id, entries)
+	cqs.setCQEntries(id, entries)
 	return 0
 }
 
 // checkCQRoom records that more requests are outstanding than a queue has entries. Each of them may complete at any
 // time, with an error.
-func (m *Model) checkCQRoom(id ID) {
+func (cqs *CompletionQueues) checkCQRoom(id ID) {
 	n := 0
-	for _, q := range m.QPs {
+	for _, q := range cqs.queues.QPs {
 		if q.SendCQ == id {
 			n += len(q.unproved)
 		}
 		if q.RecvCQ == id {
-			n += len(m.recvQueueOf(q).unproved)
+			n += len(cqs.queues.recvQueueOf(q).unproved)
 		}
 	}
-	for _, s := range m.SRQs {
+	for _, s := range cqs.queues.SRQs {
 		if s.CQ == id {
 			n += len(s.queue.unproved)
 		}
 	}
-	if c := m.CQs[id]; c != nil && !c.Lazy && n > c.Entries {
-		m.markResultUndefined("a completion queue may overflow")
+	if c := cqs.CQs[id]; c != nil && !c.Lazy && n > c.Entries {
+		cqs.call.markResultUndefined("a completion queue may overflow")
 	}
 }
 
 // RecordResize records the actual capacity of a resize.
-func (m *Model) RecordResize(id ID, entries int) { m.CQs[id].Entries = entries }
+func (cqs *CompletionQueues) RecordResize(id ID, entries int) { cqs.CQs[id].Entries = entries }
 
 // setCQEntries sets the capacity, which a driver may round up.
-func (m *Model) setCQEntries(id ID, entries int) {
-	m.CQs[id].Entries = entries
-	m.checkCQRoom(id)
+func (cqs *CompletionQueues) setCQEntries(id ID, entries int) {
+	cqs.CQs[id].Entries = entries
+	cqs.checkCQRoom(id)
 }
 
 // ArmCQ requests a notification. It reports whether the queue already holds completions.
-func (m *Model) ArmCQ(id ID, flags ib.NotifyFlags) (missed bool) {
-	c := m.CQs[id]
+func (cqs *CompletionQueues) ArmCQ(id ID, flags ib.NotifyFlags) (missed bool) {
+	c := cqs.CQs[id]
 	switch {
 	case flags&ib.NotifyNextComp != 0:
 		c.Armed = ib.NotifyNextComp
@@ -116,36 +133,36 @@ func (m *Model) ArmCQ(id ID, flags ib.NotifyFlags) (missed bool) {
 	}
 	switch {
 	case c.Lost:
-		m.markResultUndefined("arming a queue that has lost a completion")
+		cqs.call.markResultUndefined("arming a queue that has lost a completion")
 	case c.due > 0:
-		m.markResultUndefined("arming a queue whose notification is held back")
+		cqs.call.markResultUndefined("arming a queue whose notification is held back")
 	}
 	return flags&ib.NotifyReportMissed != 0 && len(c.Wants) > 0
 }
 
 // DestroyCQ frees a queue that no queue pair uses.
-func (m *Model) DestroyCQ(id ID) syscall.Errno {
-	for _, q := range m.QPs {
+func (cqs *CompletionQueues) DestroyCQ(id ID) syscall.Errno {
+	for _, q := range cqs.queues.QPs {
 		if q.SendCQ == id || q.RecvCQ == id {
 			return syscall.EBUSY
 		}
 	}
-	for _, s := range m.SRQs {
+	for _, s := range cqs.queues.SRQs {
 		if s.CQ == id {
 			return syscall.EBUSY
 		}
 	}
-	delete(m.CQs, id)
+	delete(cqs.CQs, id)
 	return 0
 }
 
 // ModerateCQ delays notifications until count completions have arrived, or until period has passed since the first of
 // them. A notification that is already delayed is sent at once.
-func (m *Model) ModerateCQ(id ID, count int, period time.Duration) syscall.Errno {
-	if e := m.checkCreationAllowed(); e != 0 {
+func (cqs *CompletionQueues) ModerateCQ(id ID, count int, period time.Duration) syscall.Errno {
+	if e := cqs.device.checkCreationAllowed(); e != 0 {
 		return e
 	}
-	c := m.CQs[id]
+	c := cqs.CQs[id]
 	c.count, c.period = count, period
 	if c.due > 0 {
 		c.countHandlerCall()
@@ -163,22 +180,22 @@ func (c *CQ) countHandlerCall() {
 }
 
 // addCompletion adds a completion to the queue of a side of q.
-func (m *Model) addCompletion(q *QP, side QueueSide, w ExpectedCompletion, solicited bool) {
+func (x *requestExecutor) addCompletion(q *QP, side QueueSide, w ExpectedCompletion, solicited bool) {
 	id := q.SendCQ
 	if side == RecvSide {
 		id = q.RecvCQ
-		if s := m.SRQs[w.SRQ]; s != nil && s.CQ != 0 {
+		if s := x.queues.SRQs[w.SRQ]; s != nil && s.CQ != 0 {
 			id = s.CQ
 		}
 	}
-	c := m.CQs[id]
+	c := x.cqs.CQs[id]
 	w.QP, w.Side, w.WC.QPNum, w.WC.Status = q.ID, side, q.Num, w.Status[0]
-	if m.posted[id] == nil {
-		m.posted[id] = map[completionSource]bool{}
+	if x.call.posted[id] == nil {
+		x.call.posted[id] = map[completionSource]bool{}
 	}
-	m.posted[id][completionSource{q.ID, side}] = true
+	x.call.posted[id][completionSource{q.ID, side}] = true
 	if c.Lost || len(c.Wants) >= c.Entries {
-		m.overrunCQ(q, c, &w)
+		x.overrunCQ(q, c, &w)
 		return
 	}
 	c.Wants = append(c.Wants, w)
@@ -186,7 +203,7 @@ func (m *Model) addCompletion(q *QP, side QueueSide, w ExpectedCompletion, solic
 		return
 	}
 	if c.count > 1 && c.Armed&ib.NotifyNextComp == 0 {
-		m.markResultUndefined("a moderated queue that is armed for solicited completions")
+		x.call.markResultUndefined("a moderated queue that is armed for solicited completions")
 	}
 	if c.due++; c.due >= c.count || c.period > 0 { // a period ends before the next call
 		c.countHandlerCall()
@@ -194,23 +211,24 @@ func (m *Model) addCompletion(q *QP, side QueueSide, w ExpectedCompletion, solic
 }
 
 // overrunCQ loses a completion (11.6.3.1): the queue raises its event, once, and the queue pair moves to ERR.
-func (m *Model) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
+func (x *requestExecutor) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
 	flushed := w.Status[0] == ib.WCWRFlushErr
 	switch {
 	case !c.Lazy:
-		m.markResultUndefined("a completion queue overflows")
+		x.call.markResultUndefined("a completion queue overflows")
 	case c.Lost && len(c.Wants) < c.Entries:
-		m.markResultUndefined("a completion for a queue that has room again, and has lost others")
-	case len(m.posted[c.ID]) > 1:
-		m.markResultUndefined("which of several completions is lost")
+		x.call.markResultUndefined("a completion for a queue that has room again, and has lost others")
+	case len(x.call.posted[c.ID]) > 1:
+		x.call.markResultUndefined("which of several completions is lost")
 	case c.Armed != 0:
-		m.markResultUndefined("an armed queue overflows")
-	case !flushed && w.Side == SendSide && (m.listed > 1 || len(q.Sends) > 0 || m.done[q.ID] > 1):
-		m.markResultUndefined("requests of the same call as one whose completion is lost")
-	case !flushed && w.Side == SendSide && !q.isReliable() && (m.hasCompletedRecv(q) || m.destinationQP(q) == q):
-		m.markResultUndefined("a message to its own sender, which fails because the completion is lost")
+		x.call.markResultUndefined("an armed queue overflows")
+	case !flushed && w.Side == SendSide && (x.call.listed > 1 || len(q.Sends) > 0 || x.call.done[q.ID] > 1):
+		x.call.markResultUndefined("requests of the same call as one whose completion is lost")
+	case !flushed && w.Side == SendSide && !q.isReliable() &&
+		(x.call.hasCompletedRecv(q) || x.queues.destinationQP(q) == q):
+		x.call.markResultUndefined("a message to its own sender, which fails because the completion is lost")
 	case !flushed && w.Side == RecvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
-		m.markResultUndefined("how a sender's request ends whose receive is lost")
+		x.call.markResultUndefined("how a sender's request ends whose receive is lost")
 	}
 	if !c.Lost {
 		c.Lost = true
@@ -218,18 +236,8 @@ func (m *Model) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
 	}
 	q.Fatal = true
 	if q.State != ib.QPErr {
-		m.moveToError(q)
+		x.moveToError(q)
 	}
-}
-
-// hasCompletedRecv reports whether a queue pair has completed a receive in this call.
-func (m *Model) hasCompletedRecv(q *QP) bool {
-	for _, from := range m.posted {
-		if from[completionSource{q.ID, RecvSide}] {
-			return true
-		}
-	}
-	return false
 }
 
 // MatchCompletion returns the index of the expectation that a polled completion fulfils, or -1. It is the first one of
@@ -250,11 +258,11 @@ func (c *CQ) MatchCompletion(wc *ib.WC) int {
 }
 
 // RemoveExpectation removes a fulfilled expectation.
-func (m *Model) RemoveExpectation(id ID, i int) ExpectedCompletion {
-	c := m.CQs[id]
+func (cqs *CompletionQueues) RemoveExpectation(id ID, i int) ExpectedCompletion {
+	c := cqs.CQs[id]
 	w := c.Wants[i]
 	c.Wants = slices.Delete(c.Wants, i, i+1)
-	q := m.QPs[w.QP]
+	q := cqs.queues.QPs[w.QP]
 	switch {
 	case q == nil:
 	case w.Side == SendSide:
@@ -264,7 +272,7 @@ func (m *Model) RemoveExpectation(id ID, i int) ExpectedCompletion {
 	case w.SRQ == 0:
 		q.own.markRecvPolled(w.WC.ID)
 	}
-	if s := m.SRQs[w.SRQ]; s != nil {
+	if s := cqs.queues.SRQs[w.SRQ]; s != nil {
 		s.queue.markRecvPolled(w.WC.ID)
 	}
 	return w
@@ -304,8 +312,8 @@ func (w *ExpectedCompletion) FirstMismatch(wc *ib.WC, qp *ib.QP) string {
 }
 
 // HasUnpolledCompletions reports whether completions of a queue pair have not been polled yet.
-func (m *Model) HasUnpolledCompletions(qp ID) bool {
-	for _, c := range m.CQs {
+func (cqs *CompletionQueues) HasUnpolledCompletions(qp ID) bool {
+	for _, c := range cqs.CQs {
 		if slices.ContainsFunc(c.Wants, func(w ExpectedCompletion) bool { return w.QP == qp }) {
 			return true
 		}

@@ -14,55 +14,55 @@ const GRHLen = 40
 const multicastQPN = 0xffffff
 
 // sendDatagram delivers or loses a datagram.
-func (m *Model) sendDatagram(q *QP, s *Send, src *messageSource) {
+func (x *requestExecutor) sendDatagram(q *QP, s *Send, src *messageSource) {
 	gid := s.to.GRH.DGID
-	if to := m.hazards.to; to != nil && *to != gid && (to.Addr().IsMulticast() || gid.Addr().IsMulticast()) {
-		m.markResultUndefined("datagrams of one list that take different ways, which are not ordered")
+	if to := x.call.hazards.to; to != nil && *to != gid && (to.Addr().IsMulticast() || gid.Addr().IsMulticast()) {
+		x.call.markResultUndefined("datagrams of one list that take different ways, which are not ordered")
 	}
-	m.hazards.to = &gid
+	x.call.hazards.to = &gid
 	if gid.Addr().IsMulticast() {
-		m.sendMulticast(q, s, src)
+		x.sendMulticast(q, s, src)
 		return
 	}
-	if gid != m.GID {
+	if gid != x.device.GID {
 		return // no such device
 	}
 	var p *QP
-	for _, x := range m.QPs {
-		if x.Num == s.QPN {
-			p = x
+	for _, other := range x.queues.QPs {
+		if other.Num == s.QPN {
+			p = other
 		}
 	}
-	if p == nil || !m.acceptsDatagram(p, q, s) {
-		m.recordLostMessage()
+	if p == nil || !acceptsDatagram(p, q, s) {
+		x.recordLostMessage()
 		return
 	}
-	m.deliverDatagram(q, p, s, src)
+	x.deliverDatagram(q, p, s, src)
 }
 
 // sendMulticast delivers a datagram to the members of its group. Whether the sender receives a copy is undefined.
-func (m *Model) sendMulticast(q *QP, s *Send, src *messageSource) {
+func (x *requestExecutor) sendMulticast(q *QP, s *Send, src *messageSource) {
 	if s.QPN != multicastQPN {
-		m.markResultUndefined("a datagram for a group with the number of a queue pair")
+		x.call.markResultUndefined("a datagram for a group with the number of a queue pair")
 	}
 	var stored []Span
-	for _, p := range m.sortedQPs() {
-		if !slices.Contains(m.Groups[s.to.GRH.DGID], p.ID) || !m.acceptsDatagram(p, q, s) {
+	for _, p := range x.queues.sortedQPs() {
+		if !slices.Contains(x.queues.Groups[s.to.GRH.DGID], p.ID) || !acceptsDatagram(p, q, s) {
 			continue
 		}
 		if p == q {
-			m.markResultUndefined("a member of a group sends to it")
+			x.call.markResultUndefined("a member of a group sends to it")
 		}
-		to := m.deliverDatagram(q, p, s, src)
+		to := x.deliverDatagram(q, p, s, src)
 		if spansOverlap(stored, to) {
-			m.markResultUndefined("members of a group receive in the same memory")
+			x.call.markResultUndefined("members of a group receive in the same memory")
 		}
 		stored = append(stored, to...)
 	}
 }
 
 // acceptsDatagram reports whether a queue pair receives a datagram.
-func (m *Model) acceptsDatagram(p, q *QP, s *Send) bool {
+func acceptsDatagram(p, q *QP, s *Send) bool {
 	qkey := s.QKey
 	if qkey&(1<<31) != 0 { // the sender's Q_Key (10.2.5)
 		qkey = q.Attr.QKey
@@ -71,19 +71,20 @@ func (m *Model) acceptsDatagram(p, q *QP, s *Send) bool {
 }
 
 // deliverDatagram stores a datagram in the first receive of a queue pair, and returns its memory.
-func (m *Model) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
-	r, n := m.recvQueueOf(p), uint64(len(src.data))
+func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
+	r, n := x.queues.recvQueueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
-		m.recordLostMessage()
+		x.recordLostMessage()
 		return nil
 	}
-	if q := m.SRQs[p.SRQ]; q != nil {
+	if q := x.queues.SRQs[p.SRQ]; q != nil {
 		if q.taker != 0 && q.taker != p.ID {
-			m.markResultUndefined("datagrams of one list for different queue pairs of a shared receive queue, which are not ordered")
+			x.call.markResultUndefined("datagrams of one list for different queue pairs of a shared receive queue, " +
+				"which are not ordered")
 		}
 		q.taker = p.ID
 	}
-	to := m.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+	to := x.keys.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 	w := ExpectedCompletion{
 		WC:     ib.WC{ByteLen: uint32(GRHLen + n), Flags: ib.WCGRH, SrcQP: q.Num},
 		Status: successStatus, Length: true, Source: true,
@@ -93,45 +94,45 @@ func (m *Model) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
 	}
 	switch {
 	case !to.ok:
-		m.markResultUndefined("a datagram for a receive with a wrong key")
+		x.call.markResultUndefined("a datagram for a receive with a wrong key")
 	case to.n < GRHLen+n:
-		m.recordKeptReceive(p)
-		m.recordLostMessage()
+		x.call.recordKeptReceive(p)
+		x.recordLostMessage()
 		return nil // lost; the receive stays (class D of 9.9.3)
 	default:
-		m.recordOverlap(to.spans, src.spans)
-		m.recordStore(s, to.spans)
-		m.scatterBytes(to.spans, GRHLen, src.data)
+		x.call.recordOverlap(to.spans, src.spans)
+		x.call.recordStore(s, to.spans)
+		x.scatterBytes(to.spans, GRHLen, src.data)
 		for _, t := range clipSpans(to.spans, GRHLen) {
-			m.Mem.AllowAlternative(t.Addr, t.Len, nil)
+			x.mem.AllowAlternative(t.Addr, t.Len, nil)
 		}
 	}
-	m.countServedQP(q)
-	m.completeRecv(p, w, s.Flags&ib.SendSolicited != 0)
+	x.call.countServedQP(q)
+	x.completeRecv(p, w, s.Flags&ib.SendSolicited != 0)
 	return to.spans
 }
 
 // AttachMcast adds a queue pair to a multicast group.
 func (m *Model) AttachMcast(id ID, group ib.GID) syscall.Errno {
 	switch {
-	case m.QPs[id].Type != ib.QPTypeUD:
+	case m.Queues.QPs[id].Type != ib.QPTypeUD:
 		return syscall.EINVAL
-	case m.Dead:
+	case m.Device.Dead:
 		return syscall.EIO
-	case slices.Contains(m.Groups[group], id):
+	case slices.Contains(m.Queues.Groups[group], id):
 		return syscall.EINVAL
 	}
-	m.Groups[group] = append(slices.Clone(m.Groups[group]), id)
+	m.Queues.Groups[group] = append(slices.Clone(m.Queues.Groups[group]), id)
 	return 0
 }
 
 // DetachMcast removes a queue pair from a multicast group.
 func (m *Model) DetachMcast(id ID, group ib.GID) syscall.Errno {
-	i := slices.Index(m.Groups[group], id)
-	if m.QPs[id].Type != ib.QPTypeUD || i < 0 {
+	i := slices.Index(m.Queues.Groups[group], id)
+	if m.Queues.QPs[id].Type != ib.QPTypeUD || i < 0 {
 		return syscall.EINVAL
 	}
-	m.Groups[group] = slices.Delete(slices.Clone(m.Groups[group]), i, i+1)
+	m.Queues.Groups[group] = slices.Delete(slices.Clone(m.Queues.Groups[group]), i, i+1)
 	return 0
 }
 

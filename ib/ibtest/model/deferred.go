@@ -16,11 +16,11 @@ import (
 // possible.
 func (m *Model) SetDeferredExecution(on bool) {
 	m.BeginCall() // does not change the blurs of a deferred model
-	if m.deferred = on; on {
+	if m.Device.deferred = on; on {
 		return
 	}
-	for _, q := range m.sortedQPs() {
-		m.runSends(q)
+	for _, q := range m.Queues.sortedQPs() {
+		m.requests.runSends(q)
 	}
 }
 
@@ -66,7 +66,7 @@ type executedResult struct {
 
 // PossibleActions returns the possible moves.
 func (m *Model) PossibleActions() (list []DeviceAction) {
-	for _, q := range m.sortedQPs() {
+	for _, q := range m.Queues.sortedQPs() {
 		kinds := []DeviceActionKind{}
 		if len(q.flying) > 0 {
 			kinds = append(kinds, Arrive)
@@ -93,7 +93,7 @@ func (m *Model) PossibleActions() (list []DeviceAction) {
 		case ib.QPRTS:
 			if executed {
 				kinds = append(kinds, Complete)
-				if q.isReliable() && m.connectedPeer(q) == nil {
+				if q.isReliable() && m.Queues.connectedPeer(q) == nil {
 					kinds = append(kinds, LoseAnswer)
 				}
 			}
@@ -125,26 +125,26 @@ func (q *QP) firstUnexecutedSend() int {
 // PerformAction makes a move. It returns false if the request waits and nothing has changed.
 func (m *Model) PerformAction(v DeviceAction) bool {
 	m.BeginCall()
-	q := m.QPs[v.QP]
+	q := m.Queues.QPs[v.QP]
 	switch v.Kind {
 	case FlushRecv:
-		m.flushRecv(q)
+		m.requests.flushRecv(q)
 		return true
 	case Arrive:
 		f := q.flying[0]
 		q.flying = q.flying[1:]
 		switch {
 		case q.Type == ib.QPTypeUD:
-			m.sendDatagram(q, f.s, f.src)
-		case q.Type == ib.QPTypeUC || m.connectedPeer(q) != nil:
-			m.executeRequest(q, f.s, f.src)
+			m.requests.sendDatagram(q, f.s, f.src)
+		case q.Type == ib.QPTypeUC || m.Queues.connectedPeer(q) != nil:
+			m.requests.executeRequest(q, f.s, f.src)
 		}
 		return true
 	}
 	if v.Kind == Execute {
 		s := &q.Sends[q.firstUnexecutedSend()]
 		q.begun = true
-		status, n, wait := m.executeSendWR(q, s)
+		status, n, wait := m.requests.executeSendWR(q, s)
 		q.begun = false
 		s.done = &executedResult{status, n}
 		return !wait
@@ -156,14 +156,14 @@ func (m *Model) PerformAction(v DeviceAction) bool {
 		for i := range q.Sends { // requests are sent in order
 			q.Sends[i].sent = q.Sends[i].sent && s.done != nil
 		}
-		m.completeSend(q, &s, flushStatus, 0)
+		m.requests.completeSend(q, &s, flushStatus, 0)
 	case FlushSent:
 		q.sendUnreliable(&s, &messageSource{data: s.Inline, inline: true})
-		m.completeSend(q, &s, flushStatus, 0)
+		m.requests.completeSend(q, &s, flushStatus, 0)
 	case LoseAnswer:
-		m.completeSend(q, &s, statusList(ib.WCRetryExcErr), 0)
+		m.requests.completeSend(q, &s, statusList(ib.WCRetryExcErr), 0)
 	default:
-		m.completeSend(q, &s, s.done.status, s.done.n)
+		m.requests.completeSend(q, &s, s.done.status, s.done.n)
 	}
 	return true
 }

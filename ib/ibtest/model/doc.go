@@ -2,8 +2,8 @@
 // specification's result of each call of package ib. It has no threads, no locks and no clock.
 //
 // A [Model] executes requests when they are posted, one after the other. If the specification does not define a result,
-// the model sets [Model.Open] to the reason. A test copies the model, makes a call on the copy, and skips the call if
-// its result is open. The reasons for Open are the complete list of permitted differences. If a completion reveals
+// the model sets [CallRecord.Open] to the reason. A test copies the model, makes a call on the copy, and skips the call
+// if its result is open. The reasons for Open are the complete list of permitted differences. If a completion reveals
 // which alternative the device has chosen, the alternatives are part of the expectation instead
 // ([ExpectedCompletion.Status], [Memory.AllowAlternative]), so such calls are not skipped.
 //

@@ -6,9 +6,19 @@ import (
 	"verbena/ib"
 )
 
+// requestExecutor executes work requests at the requester and the responder, and completes them.
+type requestExecutor struct {
+	device *DeviceState
+	call   *CallRecord
+	mem    *Memory
+	keys   *MemoryKeys
+	queues *WorkQueues
+	cqs    *CompletionQueues
+}
+
 // executeSendWR executes a request at the requester and the responder. n is the number of bytes received. If there is
 // no receive yet, or the peer is in INIT, executeSendWR does nothing and wait is true.
-func (m *Model) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
+func (x *requestExecutor) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, wait bool) {
 	ok := func(good bool, failures ...ib.WCStatus) ([]ib.WCStatus, uint64, bool) {
 		if good {
 			return successStatus, 0, false
@@ -18,15 +28,15 @@ func (m *Model) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, w
 	switch s.Op {
 	case ib.WRLocalInv:
 		if q.Type == ib.QPTypeUC { // a reliable connection waits for earlier requests
-			m.recordKeyChange(s.InvalidateRKey)
+			x.call.recordKeyChange(s.InvalidateRKey)
 		}
-		return ok(m.invalidateKey(q, s.InvalidateRKey), ib.WCLocQPOpErr, ib.WCMWBindErr)
+		return ok(x.keys.invalidateKey(q, s.InvalidateRKey), ib.WCLocQPOpErr, ib.WCMWBindErr)
 	case ib.WRBindMW:
-		return ok(m.executeBind(q, s.Bind), ib.WCMWBindErr)
+		return ok(x.keys.executeBind(q, s.Bind), ib.WCMWBindErr)
 	case ib.WRRegMR:
-		return ok(m.executeRegMR(q, s.Reg), ib.WCLocQPOpErr, ib.WCMWBindErr)
+		return ok(x.keys.executeRegMR(q, s.Reg), ib.WCLocQPOpErr, ib.WCMWBindErr)
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
-		return m.executeFetch(q, s)
+		return x.executeFetch(q, s)
 	}
 	src := messageSource{}
 	switch {
@@ -34,70 +44,70 @@ func (m *Model) executeSendWR(q *QP, s *Send) (status []ib.WCStatus, n uint64, w
 	case s.Flags&ib.SendInline != 0, s.Op == ib.WRAtomicWrite:
 		src = messageSource{data: s.Inline, inline: true}
 	default:
-		l := m.checkSGL(s.SGL, q.PD, 0)
+		l := x.keys.checkSGL(s.SGL, q.PD, 0)
 		switch {
-		case l.n > m.MaxMsgSize:
+		case l.n > x.device.MaxMsgSize:
 			if !l.ok {
-				m.markResultUndefined("a message that is too long, with a wrong key")
+				x.call.markResultUndefined("a message that is too long, with a wrong key")
 			}
 			return statusList(ib.WCLocLenErr), 0, false
-		case !l.ok && q.Type == ib.QPTypeUD && l.n > uint64(m.MTU):
-			m.markResultUndefined("a datagram that is too long, with a wrong key")
+		case !l.ok && q.Type == ib.QPTypeUD && l.n > uint64(x.device.MTU):
+			x.call.markResultUndefined("a datagram that is too long, with a wrong key")
 		case !l.ok && s.foreign: // a driver may check either first
 			return statusList(ib.WCLocProtErr, ib.WCLocQPOpErr), 0, false
 		case !l.ok:
-			m.allowPartialData(q, s, &l)
+			x.allowPartialData(q, s, &l)
 			return statusList(ib.WCLocProtErr), 0, false
 		}
 		src = messageSource{spans: l.spans, n: l.n}
-		m.recordGather(s, l.spans)
-		src.data = m.loadBytes(l.spans, l.n)
+		x.call.recordGather(s, l.spans)
+		src.data = x.loadBytes(l.spans, l.n)
 	}
 	if q.Type == ib.QPTypeUD {
 		switch {
-		case s.foreign && len(src.data) > m.MTU:
+		case s.foreign && len(src.data) > x.device.MTU:
 			return statusList(ib.WCLocQPOpErr, ib.WCLocLenErr), 0, false
 		case s.foreign:
 			return statusList(ib.WCLocQPOpErr), 0, false
-		case len(src.data) > m.MTU:
+		case len(src.data) > x.device.MTU:
 			return statusList(ib.WCLocLenErr), 0, false
 		}
-		if m.deferred {
+		if x.device.deferred {
 			q.sendUnreliable(s, &src)
 			return successStatus, 0, false
 		}
-		m.sendDatagram(q, s, &src)
+		x.sendDatagram(q, s, &src)
 		return successStatus, 0, false
 	}
-	if m.deferred && q.Type == ib.QPTypeUC {
+	if x.device.deferred && q.Type == ib.QPTypeUC {
 		q.sendUnreliable(s, &src)
 		return successStatus, 0, false
 	}
-	status, wait = m.executeRequest(q, s, &src)
+	status, wait = x.executeRequest(q, s, &src)
 	return status, 0, wait
 }
 
 // executeRequest executes a request of a connection at the responder.
-func (m *Model) executeRequest(q *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
-	p := m.connectedPeer(q)
+func (x *requestExecutor) executeRequest(q *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
+	p := x.queues.connectedPeer(q)
 	if p == nil {
 		q.held = src.spans
-		return m.noResponseStatus(q)
+		return x.noResponseStatus(q)
 	}
-	m.recordExchange(q, p)
-	if p.Type == ib.QPTypeXRCTgt && !m.selectXRCQueue(p, s) {
-		return m.rejectRequest(q, p, ib.WCRemInvReqErr), false
+	x.call.recordExchange(q, p)
+	if p.Type == ib.QPTypeXRCTgt && !x.queues.selectXRCQueue(p, s) {
+		return x.rejectRequest(q, p, ib.WCRemInvReqErr), false
 	}
 	switch s.Op {
 	case ib.WRFlush:
-		status = m.executeFlush(q, p, s)
+		status = x.executeFlush(q, p, s)
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRAtomicWrite:
-		status, wait = m.executeWrite(q, p, s, src)
+		status, wait = x.executeWrite(q, p, s, src)
 	default:
-		status, wait = m.executeSend(q, p, s, src)
+		status, wait = x.executeSend(q, p, s, src)
 	}
 	if !wait {
-		m.countServedQP(q)
+		x.call.countServedQP(q)
 	}
 	return status, wait
 }
@@ -110,118 +120,51 @@ type messageSource struct {
 	inline bool
 }
 
-// countServedQP counts the queue pairs with requests that one call executes. The order between them is undefined.
-func (m *Model) countServedQP(q *QP) {
-	if m.servedBy == nil {
-		m.servedBy = map[ID]bool{}
-	}
-	m.servedBy[q.ID] = true
-	m.served = len(m.servedBy)
-}
-
 // allowPartialData allows the data before an invalid element to have arrived, because a driver may send packets before
 // it checks the element.
-func (m *Model) allowPartialData(q *QP, s *Send, l *checkedSGL) {
-	p := m.connectedPeer(q)
+func (x *requestExecutor) allowPartialData(q *QP, s *Send, l *checkedSGL) {
+	p := x.queues.connectedPeer(q)
 	switch {
 	case l.reach == 0 || q.Type == ib.QPTypeUD:
 		return
 	case p == nil:
-		m.markResultUndefined("a message with a wrong element, without a peer")
+		x.call.markResultUndefined("a message with a wrong element, without a peer")
 		return
 	case p.Type == ib.QPTypeXRCTgt:
-		m.markResultUndefined("the beginning of an XRC message with a wrong element")
+		x.call.markResultUndefined("the beginning of an XRC message with a wrong element")
 		return
 	}
-	m.recordGather(s, l.spans)
-	data := m.loadBytes(l.spans, l.reach)
+	x.call.recordGather(s, l.spans)
+	data := x.loadBytes(l.spans, l.reach)
 	switch s.Op {
 	case ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
-		if to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite); ok && m.allowsOperation(p,
-			s.Op) {
-			m.recordOverlap(to, l.spans)
-			m.allowUnstoredBytes(to, 0, data)
+		to, ok := x.keys.checkRemoteAccess(p, s.RKey, s.RemoteAddr, l.n, ib.AccessRemoteWrite)
+		if ok && allowsOperation(p, s.Op) {
+			x.call.recordOverlap(to, l.spans)
+			x.allowUnstoredBytes(to, 0, data)
 			return
 		}
 	default:
-		r := m.recvQueueOf(p)
+		r := x.queues.recvQueueOf(p)
 		if p.currentSRQ() == 0 && len(r.recvs) > 0 && q.Type == ib.QPTypeRC {
-			to := m.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+			to := x.keys.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 			if to.ok && to.n >= l.n {
-				m.recordOverlap(to.spans, l.spans)
-				m.allowUnstoredBytes(to.spans, 0, data)
+				x.call.recordOverlap(to.spans, l.spans)
+				x.allowUnstoredBytes(to.spans, 0, data)
 				return
 			}
 		}
 	}
-	m.markResultUndefined("the peer refuses the beginning of a message with a wrong element")
-}
-
-// connectedPeer returns the peer of a connection if it can receive, else nil.
-func (m *Model) connectedPeer(q *QP) *QP {
-	p := m.destinationQP(q)
-	if p == nil || p.Attr.DestQPN != q.Num || p.State < ib.QPRTR || p.State > ib.QPSQE {
-		return nil
-	}
-	return p
-}
-
-// destinationQP returns the queue pair that q sends to, in any state.
-func (m *Model) destinationQP(q *QP) *QP {
-	if q.Attr.AH.GRH.DGID != m.GID {
-		return nil
-	}
-	for _, p := range m.QPs {
-		if p.Num == q.Attr.DestQPN && p.Type == peerType(q.Type) {
-			return p
-		}
-	}
-	return nil
-}
-
-// peerType returns the type of the peers of queue pairs of type t.
-func peerType(t ib.QPType) ib.QPType {
-	if t == ib.QPTypeXRCInit {
-		return ib.QPTypeXRCTgt
-	}
-	return t
-}
-
-// selectXRCQueue selects the shared receive queue that a request to an XRC target names. It returns false if the target
-// may not consume its receives (A14).
-func (m *Model) selectXRCQueue(p *QP, s *Send) bool {
-	id := m.xrcSRQByNumber(s.SRQN)
-	if id == 0 || m.SRQs[id].XRCD != p.XRCD {
-		switch s.Op {
-		case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWriteWithImm:
-		default:
-			m.markResultUndefined("an XRC request that needs no receive, with a wrong shared queue")
-		}
-		if s.Op == ib.WRRDMAWriteWithImm {
-			m.markResultUndefined("an XRC WRITE with a wrong shared queue") // a driver may find it in the last packet
-		}
-		return false
-	}
-	p.named = id
-	return true
-}
-
-// recordExchange records that packets pass between two queue pairs. If one of them has been reconnected, the packet
-// sequence numbers do not match.
-func (m *Model) recordExchange(q, p *QP) {
-	if q.partner != 0 && q.partner != p.epoch || p.partner != 0 && p.partner != q.epoch {
-		m.markResultUndefined("a connection of which one end has been connected anew")
-	}
-	q.partner, p.partner = p.epoch, q.epoch
+	x.call.markResultUndefined("the peer refuses the beginning of a message with a wrong element")
 }
 
 // noResponseStatus returns the result of a request without a peer. A peer in INIT may still be connected.
-func (m *Model) noResponseStatus(q *QP) (status []ib.WCStatus, wait bool) {
+func (x *requestExecutor) noResponseStatus(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Type == ib.QPTypeUC {
-		m.recordLostMessage()
+		x.recordLostMessage()
 		return successStatus, false
 	}
-	if p := m.destinationQP(q); p != nil && p.State == ib.QPInit {
+	if p := x.queues.destinationQP(q); p != nil && p.State == ib.QPInit {
 		return nil, true
 	}
 	return statusList(ib.WCRetryExcErr), false
@@ -236,15 +179,15 @@ var neededPeerRights = map[ib.WROpcode]ib.AccessFlags{
 }
 
 // allowsOperation reports whether the queue pair allows its peer an operation.
-func (m *Model) allowsOperation(p *QP, op ib.WROpcode) bool {
+func allowsOperation(p *QP, op ib.WROpcode) bool {
 	return p.Attr.AccessFlags&neededPeerRights[op] == neededPeerRights[op]
 }
 
 // rejectRequest ends a request that the responder rejects. The queue pair of a reliable connection raises an event and
 // moves to ERR (9.9.3, 11.6.3).
-func (m *Model) rejectRequest(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+func (x *requestExecutor) rejectRequest(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	if q.Type == ib.QPTypeUC {
-		m.recordLostMessage()
+		x.recordLostMessage()
 		return successStatus
 	}
 	e := ib.EventQPReqErr
@@ -252,61 +195,63 @@ func (m *Model) rejectRequest(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 		e = ib.EventQPAccessErr
 	}
 	p.Events = append(p.Events, e)
-	m.moveToError(p)
-	return m.possibleRejectionStatuses(q, p, status)
+	x.moveToError(p)
+	return x.possibleRejectionStatuses(q, p, status)
 }
 
 // possibleRejectionStatuses returns the possible statuses of a request that the peer has rejected.
-func (m *Model) possibleRejectionStatuses(q, p *QP, status ib.WCStatus) []ib.WCStatus {
+func (x *requestExecutor) possibleRejectionStatuses(q, p *QP, status ib.WCStatus) []ib.WCStatus {
 	switch {
 	case q.Type == ib.QPTypeUC:
 		return successStatus
-	case q == p && m.done[q.ID] > 0:
-		m.markResultUndefined("a queue pair that is its own peer fails with other requests in flight")
+	case q == p && x.call.done[q.ID] > 0:
+		x.call.markResultUndefined("a queue pair that is its own peer fails with other requests in flight")
 		return statusList(status)
 	case q == p: // the error of its own responder may flush the request
 		return statusList(status, ib.WCWRFlushErr)
-	case m.Lossy && m.done[q.ID] > 0: // earlier responses are not repeated either
-		m.markResultUndefined("an answer that is lost, with other requests in flight")
+	case x.device.Lossy && x.call.done[q.ID] > 0: // earlier responses are not repeated either
+		x.call.markResultUndefined("an answer that is lost, with other requests in flight")
 		return statusList(status)
-	case m.Lossy:
+	case x.device.Lossy:
 		return statusList(status, ib.WCRetryExcErr)
 	}
 	return statusList(status)
 }
 
 // executeWrite executes an RDMA WRITE.
-func (m *Model) executeWrite(q, p *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
+func (x *requestExecutor) executeWrite(q, p *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
 	n := uint64(len(src.data))
-	if !m.allowsOperation(p, s.Op) || s.Op == ib.WRAtomicWrite && s.RemoteAddr%8 != 0 {
-		return m.rejectRequest(q, p, ib.WCRemInvReqErr), false
+	if !allowsOperation(p, s.Op) || s.Op == ib.WRAtomicWrite && s.RemoteAddr%8 != 0 {
+		return x.rejectRequest(q, p, ib.WCRemInvReqErr), false
 	}
-	to, ok := m.checkRemoteAccess(p, s.RKey, s.RemoteAddr, n, ib.AccessRemoteWrite)
+	to, ok := x.keys.checkRemoteAccess(p, s.RKey, s.RemoteAddr, n, ib.AccessRemoteWrite)
 	if !ok {
-		if s.Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(p).recvs) == 0 && n <= uint64(q.Attr.PathMTU.Bytes()) {
+		if s.Op == ib.WRRDMAWriteWithImm && len(x.queues.recvQueueOf(p).recvs) == 0 &&
+			n <= uint64(q.Attr.PathMTU.Bytes()) {
 			// 9.7.4.1 checks for the receive before the key
-			m.markResultUndefined("no receive for a WRITE of one packet with a wrong key")
+			x.call.markResultUndefined("no receive for a WRITE of one packet with a wrong key")
 		}
 		if s.Op == ib.WRRDMAWriteWithImm && p.currentSRQ() != 0 {
-			m.markResultUndefined("a WRITE with a wrong key that may have taken a shared receive") // the receive is flushed then
+			// the receive is flushed then
+			x.call.markResultUndefined("a WRITE with a wrong key that may have taken a shared receive")
 		}
-		return m.rejectRequest(q, p, ib.WCRemAccessErr), false
+		return x.rejectRequest(q, p, ib.WCRemAccessErr), false
 	}
-	m.recordOverlap(to, src.spans)
-	if s.Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(p).recvs) == 0 {
+	x.call.recordOverlap(to, src.spans)
+	if s.Op == ib.WRRDMAWriteWithImm && len(x.queues.recvQueueOf(p).recvs) == 0 {
 		if q.Type == ib.QPTypeUC {
-			m.recordLostMessage()
-			m.allowUnstoredBytes(to, 0, src.data)
+			x.recordLostMessage()
+			x.allowUnstoredBytes(to, 0, src.data)
 			return successStatus, false
 		}
-		m.allowUnstoredBytes(to, 0, src.data) // all packets except the last may have been executed
+		x.allowUnstoredBytes(to, 0, src.data) // all packets except the last may have been executed
 		q.held = slices.Concat(src.spans, to)
-		return m.receiverNotReadyStatus(q)
+		return receiverNotReadyStatus(q)
 	}
-	m.recordStore(s, to)
-	m.scatterBytes(to, 0, src.data)
+	x.call.recordStore(s, to)
+	x.scatterBytes(to, 0, src.data)
 	if s.Op == ib.WRRDMAWriteWithImm {
-		m.completeRecv(p, ExpectedCompletion{
+		x.completeRecv(p, ExpectedCompletion{
 			WC:     ib.WC{ByteLen: uint32(n), Opcode: ib.WCRecvRDMAWithImm, Flags: ib.WCWithImm, Imm: s.Imm},
 			Status: successStatus, Length: true,
 		}, s.Flags&ib.SendSolicited != 0)
@@ -315,7 +260,7 @@ func (m *Model) executeWrite(q, p *QP, s *Send, src *messageSource) (status []ib
 }
 
 // receiverNotReadyStatus returns the result of a request for which there is no receive.
-func (m *Model) receiverNotReadyStatus(q *QP) (status []ib.WCStatus, wait bool) {
+func receiverNotReadyStatus(q *QP) (status []ib.WCStatus, wait bool) {
 	if q.Attr.RNRRetry == 0 {
 		return statusList(ib.WCRNRRetryExcErr), false
 	}
@@ -323,17 +268,17 @@ func (m *Model) receiverNotReadyStatus(q *QP) (status []ib.WCStatus, wait bool) 
 }
 
 // executeSend executes a SEND.
-func (m *Model) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
-	r, n := m.recvQueueOf(p), uint64(len(src.data))
+func (x *requestExecutor) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.WCStatus, wait bool) {
+	r, n := x.queues.recvQueueOf(p), uint64(len(src.data))
 	if len(r.recvs) == 0 {
 		if q.Type == ib.QPTypeUC {
-			m.recordLostMessage()
+			x.recordLostMessage()
 			return successStatus, false
 		}
 		q.held = src.spans
-		return m.receiverNotReadyStatus(q)
+		return receiverNotReadyStatus(q)
 	}
-	to := m.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
+	to := x.keys.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 	w := ExpectedCompletion{WC: ib.WC{ByteLen: uint32(n)}, Status: successStatus, Length: true}
 	status = successStatus
 	solicited := s.Flags&ib.SendSolicited != 0
@@ -343,70 +288,53 @@ func (m *Model) executeSend(q, p *QP, s *Send, src *messageSource) (status []ib.
 	case ib.WRSendWithInv:
 		w.WC.Flags, w.WC.InvalidateRKey = ib.WCWithInvalidate, s.InvalidateRKey
 	}
-	m.recordOverlap(to.spans, src.spans)
-	m.recordLocalUse(r.recvs[0].SGL)
+	x.call.recordOverlap(to.spans, src.spans)
+	x.keys.recordLocalUse(r.recvs[0].SGL)
 	switch {
 	case !to.ok && to.reach >= n:
-		m.markResultUndefined("a wrong key in an element of a receive that the message does not reach")
+		x.call.markResultUndefined("a wrong key in an element of a receive that the message does not reach")
 	case !to.ok && to.n < n:
-		m.markResultUndefined("a receive that is too short, with a wrong key")
+		x.call.markResultUndefined("a receive that is too short, with a wrong key")
 	case !to.ok:
-		w.Status, status = statusList(ib.WCLocProtErr), m.possibleRejectionStatuses(q, p, ib.WCRemOpErr)
-		m.allowUnstoredBytes(to.spans, 0, src.data[:to.reach])
+		w.Status, status = statusList(ib.WCLocProtErr), x.possibleRejectionStatuses(q, p, ib.WCRemOpErr)
+		x.allowUnstoredBytes(to.spans, 0, src.data[:to.reach])
 		if q.Type == ib.QPTypeUC {
-			m.markResultUndefined("a receive of an unreliable connection with a wrong key")
+			x.call.markResultUndefined("a receive of an unreliable connection with a wrong key")
 		}
 	case to.n < n && q.Type == ib.QPTypeUC:
-		m.recordKeptReceive(p)
-		m.recordLostMessage()
-		m.allowUnstoredBytes(to.spans, 0, src.data[:to.n])
+		x.call.recordKeptReceive(p)
+		x.recordLostMessage()
+		x.allowUnstoredBytes(to.spans, 0, src.data[:to.n])
 		return successStatus, false // the message is lost; the receive stays (class D of 9.9.3)
 	case to.n < n:
-		w.Status, status = statusList(ib.WCLocLenErr), m.possibleRejectionStatuses(q, p, ib.WCRemInvReqErr)
-		m.allowUnstoredBytes(to.spans, 0, src.data[:to.n])
-	case s.Op == ib.WRSendWithInv && !m.invalidateKey(p, s.InvalidateRKey):
+		w.Status, status = statusList(ib.WCLocLenErr), x.possibleRejectionStatuses(q, p, ib.WCRemInvReqErr)
+		x.allowUnstoredBytes(to.spans, 0, src.data[:to.n])
+	case s.Op == ib.WRSendWithInv && !x.keys.invalidateKey(p, s.InvalidateRKey):
 		w.Status, status = statusList(ib.WCMWBindErr), statusList(ib.WCRetryExcErr) // no response (class J of 9.9.6.3)
 		if q == p {
-			status = m.possibleRejectionStatuses(q, p, ib.WCRetryExcErr)
+			status = x.possibleRejectionStatuses(q, p, ib.WCRetryExcErr)
 		}
-		m.allowUnstoredBytes(to.spans, 0, src.data)
+		x.allowUnstoredBytes(to.spans, 0, src.data)
 	default:
-		m.recordStore(s, to.spans)
-		m.scatterBytes(to.spans, 0, src.data)
+		x.call.recordStore(s, to.spans)
+		x.scatterBytes(to.spans, 0, src.data)
 	}
 	if s.Op == ib.WRSendWithInv {
-		m.recordKeyUse(s.InvalidateRKey)
-		m.recordInvalidate(s.InvalidateRKey)
-		m.markSelfInvalidation(s.InvalidateRKey, r)
+		x.call.recordKeyUse(s.InvalidateRKey)
+		x.keys.recordInvalidate(s.InvalidateRKey)
+		x.keys.markSelfInvalidation(s.InvalidateRKey, r)
 	}
-	m.completeRecv(p, w, solicited)
+	x.completeRecv(p, w, solicited)
 	if w.Status[0] != ib.WCSuccess {
-		m.moveToError(p)
+		x.moveToError(p)
 	}
 	return status, false
 }
 
 // recordLostMessage records that the state of its target loses an unreliable message. The message may still be in
 // flight when that state changes.
-func (m *Model) recordLostMessage() {
-	if m.Blind {
-		m.markResultUndefined("a message is lost, and nothing shows when")
-	}
-}
-
-// recordKeptReceive records that a message is lost after a driver has fetched its receive. A receive of a shared queue
-// may stay reserved for the same queue pair.
-func (m *Model) recordKeptReceive(p *QP) {
-	if p.SRQ != 0 {
-		m.markResultUndefined("a message is lost that is too long for a shared receive")
-	}
-}
-
-// markSelfInvalidation records an invalidation of the memory of the message itself.
-func (m *Model) markSelfInvalidation(key uint32, r *recvQueue) {
-	for _, g := range m.Regions {
-		if g.RKey == key && usesLKey(r.recvs[0].SGL, g.LKey) {
-			m.markResultUndefined("a message invalidates the memory of its receive")
-		}
+func (x *requestExecutor) recordLostMessage() {
+	if x.device.Blind {
+		x.call.markResultUndefined("a message is lost, and nothing shows when")
 	}
 }

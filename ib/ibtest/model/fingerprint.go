@@ -15,7 +15,8 @@ func (m *Model) Fingerprint() uint64 {
 	f := stateHasher{}
 	f.h.SetSeed(hashSeed)
 	for _, v := range []any{
-		m.Dead, m.Mem.history, m.Groups, m.QPs, m.CQs, m.SRQs, m.Regions, m.Windows, m.AHs,
+		m.Device.Dead, m.Mem.history, m.Queues.Groups, m.Queues.QPs, m.Completions.CQs, m.Queues.SRQs,
+		m.Keys.Regions, m.Keys.Windows, m.AHs,
 	} {
 		f.addValue(reflect.ValueOf(v))
 	}

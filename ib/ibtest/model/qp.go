@@ -48,29 +48,29 @@ func (q *QP) RecvCount() int { return len(q.own.recvs) }
 
 // CreateQP creates a queue pair in RESET.
 func (m *Model) CreateQP(q QP) syscall.Errno {
-	if e := m.checkCreationAllowed(); e != 0 {
+	if e := m.Device.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	q.own = recvQueue{pd: q.PD, room: int(q.Cap.MaxRecvWR), maxSGE: int(q.Cap.MaxRecvSGE)}
-	m.QPs[q.ID] = &q
+	m.Queues.QPs[q.ID] = &q
 	return 0
 }
 
 // DestroyQP frees a queue pair and drops its outstanding work requests.
 func (m *Model) DestroyQP(id ID) syscall.Errno {
-	q := m.QPs[id]
-	for _, members := range m.Groups {
+	q := m.Queues.QPs[id]
+	for _, members := range m.Queues.Groups {
 		if slices.Contains(members, id) {
 			return syscall.EBUSY
 		}
 	}
-	for _, w := range m.Windows {
+	for _, w := range m.Keys.Windows {
 		if w.Bound && w.QP == id {
-			m.recordMemoryKeyChange(0, w.RKey)
+			m.Queues.recordMemoryKeyChange(0, w.RKey)
 			w.clearBind()
 		}
 	}
-	for _, c := range m.CQs {
+	for _, c := range m.Completions.CQs {
 		for i := range c.Wants {
 			if c.Wants[i].QP == id {
 				c.Wants[i].QP = 0
@@ -78,36 +78,36 @@ func (m *Model) DestroyQP(id ID) syscall.Errno {
 		}
 	}
 	if q.waiting {
-		m.markResultUndefined("a queue pair with a request in flight is destroyed")
+		m.Call.markResultUndefined("a queue pair with a request in flight is destroyed")
 	}
-	delete(m.QPs, id)
-	m.runWaitingRequests()
+	delete(m.Queues.QPs, id)
+	m.requests.runWaitingRequests()
 	return 0
 }
 
 // ModifyQP changes attributes and the state.
 func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
-	q := m.QPs[id]
+	q := m.Queues.QPs[id]
 	end := mask&ib.QPAttrState != 0 && (a.State == ib.QPErr || a.State == ib.QPReset)
-	if m.Dead && !end {
+	if m.Device.Dead && !end {
 		return syscall.EIO
 	}
 	next, err := ib.NextState(q.State, q.Type, &a, mask)
-	if err != nil || m.hasInvalidValue(&a, mask) {
+	if err != nil || m.Device.hasInvalidValue(&a, mask) {
 		return syscall.EINVAL
 	}
 	if q.IsDraining() && !end {
-		m.markResultUndefined("a modification while the send queue is being drained") // a driver may reject it
+		m.Call.markResultUndefined("a modification while the send queue is being drained") // a driver may reject it
 	}
-	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.isAwaitedByPeer(q) {
-		m.markResultUndefined("rights change while a request waits")
+	if mask&ib.QPAttrAccessFlags != 0 && a.AccessFlags != q.Attr.AccessFlags && m.Queues.isAwaitedByPeer(q) {
+		m.Call.markResultUndefined("rights change while a request waits")
 	}
 	q.Known |= mask &^ (ib.QPAttrState | ib.QPAttrCurState)
 	CopyAttr(&q.Attr, &a, mask)
 	switch {
 	case mask&ib.QPAttrState == 0:
 	case a.State == ib.QPErr:
-		m.moveToError(q)
+		m.requests.moveToError(q)
 	case a.State == ib.QPReset:
 		m.resetQP(q)
 	default:
@@ -117,65 +117,42 @@ func (m *Model) ModifyQP(id ID, a ib.QPAttr, mask ib.QPAttrMask) syscall.Errno {
 		case next == ib.QPRTR && from == ib.QPInit:
 			m.epochs++
 			q.epoch, q.partner = m.epochs, 0
-			m.recordLateRetry(q)
+			m.Queues.recordLateRetry(q)
 		case next == ib.QPSQD && from == ib.QPRTS:
-			if q.waiting && (m.Lossy || m.deferred || len(q.Sends) > 1) {
-				m.markResultUndefined("SQD while a request waits") // a driver may or may not have begun the requests behind it
+			if q.waiting && (m.Device.Lossy || m.Device.deferred || len(q.Sends) > 1) {
+				// a driver may or may not have begun the requests behind it
+				m.Call.markResultUndefined("SQD while a request waits")
 			}
 			q.drain = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify
 		case next != ib.QPSQD:
 			q.drain = false
 		}
-		m.runSends(q)
+		m.requests.runSends(q)
 	}
-	m.runWaitingRequests()
+	m.requests.runWaitingRequests()
 	return 0
 }
 
 // PostponeWaitingRequest moves the waiting request of a queue pair in SQD back to the queue of requests that have not
 // begun.
 func (m *Model) PostponeWaitingRequest(id ID) {
-	m.QPs[id].waiting = false
-	m.runWaitingRequests()
-}
-
-// recordLateRetry records that the retries of a request may end just when its peer becomes ready, or that its data may
-// arrive at any later time. A call takes 20 ms or more, the eight attempts with a Timeout of 13 take 268 ms.
-func (m *Model) recordLateRetry(q *QP) {
-	for _, p := range m.QPs {
-		switch {
-		case !p.waiting || p.Attr.DestQPN != q.Num:
-		case p.Attr.Timeout < 13 || m.calls-p.since > 3:
-			m.markResultUndefined("a request whose last attempt may precede the readiness of its peer")
-		case p.Sends[0].Op == ib.WRRDMAWriteWithImm && len(m.recvQueueOf(q).recvs) == 0:
-			m.markResultUndefined("a WRITE whose data arrive before its receive is there")
-		}
-	}
-}
-
-// isAwaitedByPeer reports whether a request of a peer waits for q.
-func (m *Model) isAwaitedByPeer(q *QP) bool {
-	for _, p := range m.QPs {
-		if p.waiting && p.Attr.DestQPN == q.Num {
-			return true
-		}
-	}
-	return false
+	m.Queues.QPs[id].waiting = false
+	m.requests.runWaitingRequests()
 }
 
 // IsDraining reports whether requests are in flight in SQD.
 func (q *QP) IsDraining() bool { return q.State == ib.QPSQD && q.waiting }
 
-func (m *Model) hasInvalidValue(a *ib.QPAttr, mask ib.QPAttrMask) bool {
+func (d *DeviceState) hasInvalidValue(a *ib.QPAttr, mask ib.QPAttrMask) bool {
 	for _, x := range []struct {
 		bit   ib.QPAttrMask
 		wrong bool
 	}{
 		{ib.QPAttrPort, a.Port != 1},
 		{ib.QPAttrPKeyIndex, a.PKeyIndex != 0},
-		{ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU.Bytes() > m.MTU},
-		{ib.QPAttrMaxRdAtomic, int(a.MaxRdAtomic) > m.InitReads},
-		{ib.QPAttrMaxDestRdAtomic, int(a.MaxDestRdAtomic) > m.Reads},
+		{ib.QPAttrPathMTU, !a.PathMTU.Valid() || a.PathMTU.Bytes() > d.MTU},
+		{ib.QPAttrMaxRdAtomic, int(a.MaxRdAtomic) > d.InitReads},
+		{ib.QPAttrMaxDestRdAtomic, int(a.MaxDestRdAtomic) > d.Reads},
 		{ib.QPAttrTimeout, a.Timeout > 31},
 		{ib.QPAttrRetryCnt, a.RetryCnt > 7},
 		{ib.QPAttrRNRRetry, a.RNRRetry > 7},
@@ -213,39 +190,40 @@ func CopyAttr(to, from *ib.QPAttr, mask ib.QPAttrMask) {
 
 // resetQP drops all work of a queue pair.
 func (m *Model) resetQP(q *QP) {
-	for _, w := range m.Windows {
+	for _, w := range m.Keys.Windows {
 		if w.Bound && w.QP == q.ID {
-			m.markResultUndefined("a queue pair with a bound window is reset")
+			m.Call.markResultUndefined("a queue pair with a bound window is reset")
 		}
 	}
-	for _, c := range m.CQs {
+	for _, c := range m.Completions.CQs {
 		if slices.ContainsFunc(c.Wants, func(w ExpectedCompletion) bool { return w.QP == q.ID }) {
-			m.markResultUndefined("completions of a queue pair that is reset") // adapters remove them from the queue
+			// adapters remove them from the queue
+			m.Call.markResultUndefined("completions of a queue pair that is reset")
 		}
 	}
-	if q.waiting || m.deferred && q.isReliable() && len(q.Sends) > 0 {
-		m.markResultUndefined("a queue pair with a request in flight is reset")
+	if q.waiting || m.Device.deferred && q.isReliable() && len(q.Sends) > 0 {
+		m.Call.markResultUndefined("a queue pair with a request in flight is reset")
 	}
-	q.Cut = q.Cut || m.deferred && q.State == ib.QPErr
+	q.Cut = q.Cut || m.Device.deferred && q.State == ib.QPErr
 	q.State, q.Attr, q.Known, q.Sends, q.unproved = ib.QPReset, ib.QPAttr{}, 0, nil, nil
 	q.own.recvs, q.own.unproved = nil, nil
 	q.waiting, q.drain, q.epoch, q.partner = false, false, 0, 0
 }
 
 // moveToError flushes all work of a queue pair.
-func (m *Model) moveToError(q *QP) {
+func (x *requestExecutor) moveToError(q *QP) {
 	first := q.State != ib.QPErr
 	if first {
-		m.recordDoubtfulKeys(q)
+		x.keys.recordDoubtfulKeys(q)
 	}
 	for i := range q.Sends {
 		s := &q.Sends[i]
-		s.sent = m.deferred && q.State == ib.QPRTS && q.isReliable() && s.done == nil && s.isInlineMessage()
+		s.sent = x.device.deferred && q.State == ib.QPRTS && q.isReliable() && s.done == nil && s.isInlineMessage()
 	}
 	q.State, q.waiting, q.drain = ib.QPErr, false, false
-	m.flushSends(q)
-	for len(q.own.recvs) > 0 && !m.deferred {
-		m.flushRecv(q)
+	x.flushSends(q)
+	for len(q.own.recvs) > 0 && !x.device.deferred {
+		x.flushRecv(q)
 	}
 	if first && q.SRQ != 0 {
 		q.Events = append(q.Events, ib.EventQPLastWQEReached)
@@ -253,10 +231,10 @@ func (m *Model) moveToError(q *QP) {
 }
 
 // flushRecv flushes the first receive.
-func (m *Model) flushRecv(q *QP) {
+func (x *requestExecutor) flushRecv(q *QP) {
 	w := q.own.recvs[0]
 	q.own.recvs = slices.Delete(q.own.recvs, 0, 1)
-	m.addCompletion(q, RecvSide, ExpectedCompletion{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flushStatus}, false)
+	x.addCompletion(q, RecvSide, ExpectedCompletion{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flushStatus}, false)
 }
 
 var flushStatus = []ib.WCStatus{ib.WCWRFlushErr}
@@ -264,53 +242,53 @@ var flushStatus = []ib.WCStatus{ib.WCWRFlushErr}
 // GiveUpWaitingRequest completes the waiting request of a queue pair if its peer is in INIT or behind a lossy network.
 // A requester may exhaust its retries at any time.
 func (m *Model) GiveUpWaitingRequest(id ID) bool {
-	q := m.QPs[id]
-	p := m.destinationQP(q)
-	if !q.waiting || !m.Lossy && (p == nil || p.State != ib.QPInit) {
+	q := m.Queues.QPs[id]
+	p := m.Queues.destinationQP(q)
+	if !q.waiting || !m.Device.Lossy && (p == nil || p.State != ib.QPInit) {
 		return false
 	}
 	s := q.Sends[0]
 	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
 	q.waiting = false
-	m.completeSend(q, &s, statusList(ib.WCRetryExcErr), 0)
-	m.runWaitingRequests()
+	m.requests.completeSend(q, &s, statusList(ib.WCRetryExcErr), 0)
+	m.requests.runWaitingRequests()
 	return true
 }
 
 // flushSends flushes the send queue. If a send is being executed, complete flushes the queue afterwards.
-func (m *Model) flushSends(q *QP) {
-	if q.begun || m.deferred {
+func (x *requestExecutor) flushSends(q *QP) {
+	if q.begun || x.device.deferred {
 		return
 	}
 	for len(q.Sends) > 0 {
 		s := q.Sends[0]
 		q.Sends = slices.Delete(q.Sends, 0, 1)
-		m.completeSend(q, &s, flushStatus, 0)
+		x.completeSend(q, &s, flushStatus, 0)
 	}
 }
 
 // runWaitingRequests executes the waiting requests until none of them can continue.
-func (m *Model) runWaitingRequests() {
-	if m.deferred {
+func (x *requestExecutor) runWaitingRequests() {
+	if x.device.deferred {
 		return
 	}
 	for progress := true; progress; {
 		progress = false
-		for _, q := range m.sortedQPs() {
-			if m.QPs[q.ID] != q || !q.waiting {
+		for _, q := range x.queues.sortedQPs() {
+			if x.queues.QPs[q.ID] != q || !q.waiting {
 				continue
 			}
 			q.waiting = false
-			if m.executeFirstSend(q) {
+			if x.executeFirstSend(q) {
 				progress = true
-				m.runSends(q)
+				x.runSends(q)
 			}
 		}
 	}
-	if m.served > 1 {
-		m.markResultUndefined("the order of requests of several queue pairs that waited")
+	if x.call.served > 1 {
+		x.call.markResultUndefined("the order of requests of several queue pairs that waited")
 	}
-	for _, q := range m.sortedQPs() {
+	for _, q := range x.queues.sortedQPs() {
 		if q.State == ib.QPSQD && !q.waiting && q.drain {
 			q.drain = false
 			q.Events = append(q.Events, ib.EventSQDrained)

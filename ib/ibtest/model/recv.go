@@ -56,28 +56,28 @@ func (s *SRQ) MaxSGE() int { return s.queue.maxSGE }
 
 // CreateSRQ creates a shared receive queue with the actual capacities.
 func (m *Model) CreateSRQ(s SRQ, granted ib.SRQAttr) syscall.Errno {
-	if e := m.checkCreationAllowed(); e != 0 {
+	if e := m.Device.checkCreationAllowed(); e != 0 {
 		return e
 	}
 	s.queue = recvQueue{pd: s.PD, room: int(granted.MaxWR), maxSGE: int(granted.MaxSGE)}
-	m.SRQs[s.ID] = &s
+	m.Queues.SRQs[s.ID] = &s
 	return 0
 }
 
 // ModifySRQ changes a queue. RecordSRQResize sets the actual capacity.
 func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errno {
-	s := m.SRQs[id]
+	s := m.Queues.SRQs[id]
 	room := uint32(s.queue.room)
 	if mask&ib.SRQAttrMaxWR != 0 {
 		room = a.MaxWR
 	}
 	switch {
-	case m.Dead:
+	case m.Device.Dead:
 		return syscall.EIO
 	case room == 0, int(room) < len(s.queue.recvs), mask&ib.SRQAttrLimit != 0 && a.Limit > room:
 		return syscall.EINVAL
 	case int(room) < len(s.queue.unproved):
-		m.markResultUndefined("a shared receive queue becomes shorter than what was not polled")
+		m.Call.markResultUndefined("a shared receive queue becomes shorter than what was not polled")
 	}
 	if mask&ib.SRQAttrMaxWR != 0 {
 		s.queue.room = int(room)
@@ -86,7 +86,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 		s.Limit = a.Limit
 		if a.Limit > 0 && uint32(len(s.queue.recvs)) < a.Limit {
 			// The event is raised at once, or when the next receive is consumed.
-			m.markResultUndefined("a limit that has been reached already")
+			m.Call.markResultUndefined("a limit that has been reached already")
 		}
 		s.raiseLimitEvent()
 	}
@@ -94,7 +94,7 @@ func (m *Model) ModifySRQ(id ID, a ib.SRQAttr, mask ib.SRQAttrMask) syscall.Errn
 }
 
 // RecordSRQResize records the actual capacity.
-func (m *Model) RecordSRQResize(id ID, room int) { m.SRQs[id].queue.room = room }
+func (m *Model) RecordSRQResize(id ID, room int) { m.Queues.SRQs[id].queue.room = room }
 
 func (s *SRQ) raiseLimitEvent() {
 	if uint32(len(s.queue.recvs)) < s.Limit {
@@ -105,16 +105,16 @@ func (s *SRQ) raiseLimitEvent() {
 
 // DestroySRQ frees a queue that no queue pair uses.
 func (m *Model) DestroySRQ(id ID) syscall.Errno {
-	for _, q := range m.QPs {
+	for _, q := range m.Queues.QPs {
 		if q.SRQ == id {
 			return syscall.EBUSY
 		}
-		if q.waiting && m.srqOfFirstSend(q) == id && (m.Lossy || m.deferred) {
-			m.markResultUndefined("a shared queue is destroyed whose receive a request waits for")
+		if q.waiting && m.Queues.srqOfFirstSend(q) == id && (m.Device.Lossy || m.Device.deferred) {
+			m.Call.markResultUndefined("a shared queue is destroyed whose receive a request waits for")
 		}
 	}
-	delete(m.SRQs, id)
-	m.runWaitingRequests()
+	delete(m.Queues.SRQs, id)
+	m.requests.runWaitingRequests()
 	return 0
 }
 
@@ -146,43 +146,43 @@ func (r *recvQueue) queueRecvs(recvs []Recv, got *PostResult, serve func()) Post
 
 // PostRecv posts receives to a queue pair.
 func (m *Model) PostRecv(id ID, recvs []Recv, got *PostResult) PostResult {
-	q := m.QPs[id]
+	q := m.Queues.QPs[id]
 	if q.SRQ != 0 || q.isXRC() || q.State == ib.QPReset {
 		return PostResult{Err: syscall.EINVAL}
 	}
 	t := q.own.queueRecvs(recvs, got, func() {
 		if q.State == ib.QPErr {
-			m.moveToError(q)
+			m.requests.moveToError(q)
 		}
-		m.runWaitingRequests()
+		m.requests.runWaitingRequests()
 	})
-	m.checkCQRoom(q.RecvCQ)
+	m.Completions.checkCQRoom(q.RecvCQ)
 	if q.State == ib.QPErr {
-		m.moveToError(q)
+		m.requests.moveToError(q)
 	}
-	m.runWaitingRequests()
+	m.requests.runWaitingRequests()
 	return t
 }
 
 // PostSRQ posts receives to a shared receive queue.
 func (m *Model) PostSRQ(id ID, recvs []Recv, got *PostResult) PostResult {
 	waiting := 0
-	for _, q := range m.QPs {
-		if p := m.destinationQP(q); q.waiting && p != nil && (p.SRQ == id || m.srqOfFirstSend(q) == id) {
+	for _, q := range m.Queues.QPs {
+		if p := m.Queues.destinationQP(q); q.waiting && p != nil && (p.SRQ == id || m.Queues.srqOfFirstSend(q) == id) {
 			waiting++
 		}
 	}
 	if waiting > 1 {
-		m.markResultUndefined("several requests wait for a receive of one queue")
+		m.Call.markResultUndefined("several requests wait for a receive of one queue")
 	}
-	t := m.SRQs[id].queue.queueRecvs(recvs, got, m.runWaitingRequests)
-	for _, q := range m.QPs {
+	t := m.Queues.SRQs[id].queue.queueRecvs(recvs, got, m.requests.runWaitingRequests)
+	for _, q := range m.Queues.QPs {
 		if q.SRQ == id {
-			m.checkCQRoom(q.RecvCQ)
+			m.Completions.checkCQRoom(q.RecvCQ)
 		}
 	}
-	m.checkCQRoom(m.SRQs[id].CQ)
-	m.runWaitingRequests()
+	m.Completions.checkCQRoom(m.Queues.SRQs[id].CQ)
+	m.requests.runWaitingRequests()
 	return t
 }
 
@@ -197,55 +197,30 @@ func (q *QP) currentSRQ() ID {
 // isXRC reports whether the queue pair is of an XRC type.
 func (q *QP) isXRC() bool { return q.Type == ib.QPTypeXRCInit || q.Type == ib.QPTypeXRCTgt }
 
-// srqOfFirstSend returns the shared queue that the first send of an XRC initiator names; 0: none.
-func (m *Model) srqOfFirstSend(q *QP) ID {
-	if q.Type == ib.QPTypeXRCInit && len(q.Sends) > 0 {
-		return m.xrcSRQByNumber(q.Sends[0].SRQN)
-	}
-	return 0
-}
-
-// xrcSRQByNumber returns the XRC shared receive queue with a number; 0: none.
-func (m *Model) xrcSRQByNumber(srqn uint32) ID {
-	for id, s := range m.SRQs {
-		if s.XRCD != 0 && s.Num == srqn {
-			return id
-		}
-	}
-	return 0
-}
-
-func (m *Model) recvQueueOf(q *QP) *recvQueue {
-	if s := m.SRQs[q.currentSRQ()]; s != nil {
-		return &s.queue
-	}
-	return &q.own
-}
-
 // completeRecv completes the first receive of q.
-func (m *Model) completeRecv(q *QP, w ExpectedCompletion, solicited bool) {
-	r := m.recvQueueOf(q)
+func (x *requestExecutor) completeRecv(q *QP, w ExpectedCompletion, solicited bool) {
+	r := x.queues.recvQueueOf(q)
 	w.WC.ID, w.SRQ = r.recvs[0].ID, q.currentSRQ()
 	r.recvs = slices.Delete(r.recvs, 0, 1)
 	if w.WC.Opcode == 0 {
 		w.WC.Opcode = ib.WCRecv
 	}
-	m.addCompletion(q, RecvSide, w, solicited)
+	x.addCompletion(q, RecvSide, w, solicited)
 	if w.SRQ != 0 {
-		m.SRQs[w.SRQ].raiseLimitEvent()
+		x.queues.SRQs[w.SRQ].raiseLimitEvent()
 	}
 }
 
 // RecvsUseRegion reports whether posted receives use a region.
 func (m *Model) RecvsUseRegion(id ID) bool {
-	r := m.Regions[id]
+	r := m.Keys.Regions[id]
 	names := func(w Recv) bool { return r != nil && usesLKey(w.SGL, r.LKey) }
-	for _, q := range m.QPs {
+	for _, q := range m.Queues.QPs {
 		if slices.ContainsFunc(q.own.recvs, names) {
 			return true
 		}
 	}
-	for _, s := range m.SRQs {
+	for _, s := range m.Queues.SRQs {
 		if slices.ContainsFunc(s.queue.recvs, names) {
 			return true
 		}

@@ -57,7 +57,7 @@ func (q *QP) IsSignaled(s *Send) bool { return q.SigAll || s.Flags&ib.SendSignal
 // PostSend posts work requests and executes them as far as possible. got is the driver's result; nil: the minimum that
 // a driver must accept.
 func (m *Model) PostSend(id ID, sends []Send, got *PostResult) PostResult {
-	q := m.QPs[id]
+	q := m.Queues.QPs[id]
 	switch q.State {
 	case ib.QPReset, ib.QPInit, ib.QPRTR:
 		return PostResult{Err: syscall.EINVAL}
@@ -66,11 +66,11 @@ func (m *Model) PostSend(id ID, sends []Send, got *PostResult) PostResult {
 		return PostResult{Err: syscall.EINVAL}
 	}
 	for i := range sends {
-		if len(sends) > 1 && (m.isTooLong(q, &sends[i]) || isMisalignedAtomic(&sends[i])) {
-			m.markResultUndefined("a list with a request that a driver may refuse at once")
+		if len(sends) > 1 && (m.Device.isTooLong(q, &sends[i]) || isMisalignedAtomic(&sends[i])) {
+			m.Call.markResultUndefined("a list with a request that a driver may refuse at once")
 		}
 	}
-	m.listed = len(sends)
+	m.Call.listed = len(sends)
 	t := PostResult{N: len(sends)}
 	for n := range sends {
 		var e syscall.Errno // error of the driver, if it rejected this one
@@ -81,9 +81,9 @@ func (m *Model) PostSend(id ID, sends []Send, got *PostResult) PostResult {
 			t = PostResult{n, e}
 			break
 		}
-		m.runSends(q)
+		m.requests.runSends(q)
 	}
-	m.runWaitingRequests()
+	m.requests.runWaitingRequests()
 	return t
 }
 
@@ -94,11 +94,12 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	case !q.supportsRequest(&s), len(s.SGL) > int(q.Cap.MaxSendSGE),
 		s.Flags&ib.SendInline != 0 && (len(s.Inline) > int(q.Cap.MaxInlineData) || s.Op == ib.WRRDMARead ||
 			neededPeerRights[s.Op] == ib.AccessRemoteAtomic),
-		a != nil && a.Dead, s.Bind != nil && m.Windows[s.Bind.MW].Dead, s.Reg != nil && m.Regions[s.Reg.MR].Dead,
-		s.Bind != nil && s.Bind.MR != 0 && m.Regions[s.Bind.MR].Dead:
+		a != nil && a.Dead, s.Bind != nil && m.Keys.Windows[s.Bind.MW].Dead,
+		s.Reg != nil && m.Keys.Regions[s.Reg.MR].Dead,
+		s.Bind != nil && s.Bind.MR != 0 && m.Keys.Regions[s.Bind.MR].Dead:
 		return syscall.EINVAL
 	// a driver may check at once, or when it sends
-	case got == syscall.EINVAL && (m.isTooLong(q, &s) || isMisalignedAtomic(&s)):
+	case got == syscall.EINVAL && (m.Device.isTooLong(q, &s) || isMisalignedAtomic(&s)):
 		return syscall.EINVAL
 	case len(q.Sends) >= int(q.Cap.MaxSendWR), got == syscall.ENOMEM && len(q.unproved) >= int(q.Cap.MaxSendWR):
 		return syscall.ENOMEM
@@ -106,20 +107,20 @@ func (m *Model) queueSend(q *QP, s Send, got syscall.Errno) syscall.Errno {
 	local := s.Op == ib.WRBindMW || s.Op == ib.WRRegMR
 	switch {
 	case local && q.waiting:
-		m.markResultUndefined("a bind or registration behind a request that waits")
-	case local && m.done[q.ID] > 0 && q.State != ib.QPRTS:
-		m.markResultUndefined("a bind or registration behind a request of the same call that fails")
+		m.Call.markResultUndefined("a bind or registration behind a request that waits")
+	case local && m.Call.done[q.ID] > 0 && q.State != ib.QPRTS:
+		m.Call.markResultUndefined("a bind or registration behind a request of the same call that fails")
 	case a != nil:
 		s.to, s.foreign = a.Attr, a.PD != q.PD
 	}
 	q.Sends = append(slices.Clip(q.Sends), s)
 	q.unproved = append(q.unproved, s.ID)
-	m.checkCQRoom(q.SendCQ)
+	m.Completions.checkCQRoom(q.SendCQ)
 	return 0
 }
 
 // isTooLong reports whether a message exceeds the service's limit.
-func (m *Model) isTooLong(q *QP, s *Send) bool {
+func (d *DeviceState) isTooLong(q *QP, s *Send) bool {
 	n := uint64(len(s.Inline))
 	if s.Flags&ib.SendInline == 0 {
 		n = 0
@@ -127,7 +128,7 @@ func (m *Model) isTooLong(q *QP, s *Send) bool {
 			n += uint64(e.Length)
 		}
 	}
-	return n > m.MaxMsgSize || q.Type == ib.QPTypeUD && n > uint64(m.MTU)
+	return n > d.MaxMsgSize || q.Type == ib.QPTypeUD && n > uint64(d.MTU)
 }
 
 // isMisalignedAtomic reports whether an atomic is not 8 bytes at a multiple of 8.
@@ -163,35 +164,35 @@ func (q *QP) supportsRequest(s *Send) bool {
 func (q *QP) isReliable() bool { return q.Type == ib.QPTypeRC || q.isXRC() }
 
 // runSends executes the send queue as far as possible.
-func (m *Model) runSends(q *QP) {
-	for len(q.Sends) > 0 && !q.waiting && !m.deferred {
+func (x *requestExecutor) runSends(q *QP) {
+	for len(q.Sends) > 0 && !q.waiting && !x.device.deferred {
 		switch {
-		case m.Dead:
-			m.moveToError(q)
+		case x.device.Dead:
+			x.moveToError(q)
 		case q.State == ib.QPErr, q.State == ib.QPSQE:
-			m.flushSends(q)
-		case q.State != ib.QPRTS || !m.executeFirstSend(q):
+			x.flushSends(q)
+		case q.State != ib.QPRTS || !x.executeFirstSend(q):
 			return
 		}
 	}
 }
 
 // executeFirstSend executes the first request. It returns false if the request waits.
-func (m *Model) executeFirstSend(q *QP) bool {
+func (x *requestExecutor) executeFirstSend(q *QP) bool {
 	s := q.Sends[0]
 	q.Sends = slices.Delete(slices.Clone(q.Sends), 0, 1)
 	q.begun = true
-	status, n, wait := m.executeSendWR(q, &s)
+	status, n, wait := x.executeSendWR(q, &s)
 	q.begun = false
 	if wait {
 		q.Sends = slices.Insert(q.Sends, 0, s)
 		q.waiting = true
 		if first := q.Sends[0].ID; q.since == 0 || q.waitsFor != first {
-			q.since, q.waitsFor = m.calls, first
+			q.since, q.waitsFor = x.call.calls, first
 		}
 		return false
 	}
-	m.completeSend(q, &s, status, n)
+	x.completeSend(q, &s, status, n)
 	return true
 }
 
@@ -203,12 +204,12 @@ var wcOpcodes = map[ib.WROpcode]ib.WCOpcode{
 }
 
 // completeSend completes a request. After an error it flushes the rest of the queue.
-func (m *Model) completeSend(q *QP, s *Send, status []ib.WCStatus, n uint64) {
-	m.done[q.ID]++
+func (x *requestExecutor) completeSend(q *QP, s *Send, status []ib.WCStatus, n uint64) {
+	x.call.done[q.ID]++
 	failed := status[0] != ib.WCSuccess
 	over := q.State == ib.QPErr || q.State == ib.QPSQE
 	if failed || q.IsSignaled(s) {
-		m.addCompletion(q, SendSide, ExpectedCompletion{
+		x.addCompletion(q, SendSide, ExpectedCompletion{
 			WC:     ib.WC{ID: s.ID, Opcode: wcOpcodes[s.Op], ByteLen: uint32(n)},
 			Status: status, Length: returnsDataToRequester(s.Op),
 		}, false)
@@ -216,11 +217,11 @@ func (m *Model) completeSend(q *QP, s *Send, status []ib.WCStatus, n uint64) {
 	switch {
 	case !failed || over:
 	case q.isReliable():
-		m.moveToError(q)
+		x.moveToError(q)
 	case q.State == ib.QPErr: // its completion was lost
 	default:
 		q.State = ib.QPSQE
-		m.flushSends(q)
+		x.flushSends(q)
 	}
 }
 
@@ -235,43 +236,33 @@ func statusList(s ...ib.WCStatus) []ib.WCStatus { return s }
 var successStatus = statusList(ib.WCSuccess)
 
 // loadBytes returns the bytes of a list of spans.
-func (m *Model) loadBytes(spans []Span, n uint64) []byte {
+func (x *requestExecutor) loadBytes(spans []Span, n uint64) []byte {
 	b := make([]byte, n)
 	rest := b
 	for _, s := range spans {
 		k := min(s.Len, uint64(len(rest)))
-		if m.Mem.isAmbiguous(s.Addr, k) {
-			m.markResultUndefined("bytes are sent that are not defined")
+		if x.mem.isAmbiguous(s.Addr, k) {
+			x.call.markResultUndefined("bytes are sent that are not defined")
 		}
-		m.Mem.Read(s.Addr, rest[:k])
+		x.mem.Read(s.Addr, rest[:k])
 		rest = rest[k:]
 	}
 	return b
 }
 
 // scatterBytes stores bytes in a list of spans, starting at an offset.
-func (m *Model) scatterBytes(spans []Span, skip uint64, b []byte) {
-	m.recordMemoryDisturbance(spans)
-	forEachSpanPart(spans, skip, b, m.Mem.Write)
-}
-
-// recordMemoryDisturbance records that a request changes memory. A request that waits must not use it, because parts of
-// that request may have been executed.
-func (m *Model) recordMemoryDisturbance(spans []Span) {
-	for _, q := range m.QPs {
-		if q.waiting && spansOverlap(q.held, spans) {
-			m.markResultUndefined("memory of a request that waits is changed by another")
-		}
-	}
+func (x *requestExecutor) scatterBytes(spans []Span, skip uint64, b []byte) {
+	x.queues.recordMemoryDisturbance(spans)
+	forEachSpanPart(spans, skip, b, x.mem.Write)
 }
 
 // allowUnstoredBytes allows bytes to be stored or not.
-func (m *Model) allowUnstoredBytes(spans []Span, skip uint64, b []byte) {
-	if m.Blind && len(b) > 0 && len(spans) > 0 {
-		m.markResultUndefined("a part of a message is stored, and nothing shows when")
+func (x *requestExecutor) allowUnstoredBytes(spans []Span, skip uint64, b []byte) {
+	if x.device.Blind && len(b) > 0 && len(spans) > 0 {
+		x.call.markResultUndefined("a part of a message is stored, and nothing shows when")
 	}
-	m.recordMemoryDisturbance(spans)
-	forEachSpanPart(spans, skip, b, func(addr uint64, b []byte) { m.Mem.AllowAlternative(addr, uint64(len(b)), b) })
+	x.queues.recordMemoryDisturbance(spans)
+	forEachSpanPart(spans, skip, b, func(addr uint64, b []byte) { x.mem.AllowAlternative(addr, uint64(len(b)), b) })
 }
 
 func forEachSpanPart(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte)) {
@@ -288,28 +279,9 @@ func forEachSpanPart(spans []Span, skip uint64, b []byte, f func(addr uint64, b 
 	}
 }
 
-// bytesOverlap reports whether two lists share bytes, or one list overlaps itself.
-func bytesOverlap(a, b []Span) bool {
-	for i, s := range a {
-		for j, t := range b {
-			if (&a[0] != &b[0] || i != j) && s.Addr < t.Addr+t.Len && t.Addr < s.Addr+s.Len {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// recordOverlap records that the order in which bytes are copied affects the result.
-func (m *Model) recordOverlap(dst, src []Span) {
-	if len(dst) > 0 && (bytesOverlap(dst, dst) || len(src) > 0 && bytesOverlap(dst, src)) {
-		m.markResultUndefined("source and target overlap")
-	}
-}
-
 // loadAtomicWord reads and writes the 8 bytes of an atomic, in the host's byte order.
-func (m *Model) loadAtomicWord(spans []Span) uint64 {
-	return binary.NativeEndian.Uint64(m.loadBytes(spans, 8))
+func (x *requestExecutor) loadAtomicWord(spans []Span) uint64 {
+	return binary.NativeEndian.Uint64(x.loadBytes(spans, 8))
 }
 
 // isInlineMessage reports whether the request is a message with inline data, which the requester no longer needs once

@@ -43,11 +43,11 @@ func (c destroyObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResul
 	case o.pd != nil:
 		return wantErrnos(m.DeallocPD(c.id))
 	case o.mr != nil:
-		return wantErrnos(m.DeregMR(c.id))
+		return wantErrnos(m.Keys.DeregMR(c.id))
 	case o.mw != nil:
-		return wantErrnos(m.DeallocMW(c.id))
+		return wantErrnos(m.Keys.DeallocMW(c.id))
 	case o.cq != nil:
-		return wantErrnos(m.DestroyCQ(c.id))
+		return wantErrnos(m.Completions.DestroyCQ(c.id))
 	case o.srq != nil:
 		return wantErrnos(m.DestroySRQ(c.id))
 	case o.xrc != nil:
@@ -94,7 +94,7 @@ func (c regMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) model
 		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
 		x.addToTrace("lkey %#x, rkey %#x", r.LKey, r.RKey)
 	}
-	return wantErrnos(m.RegMR(r))
+	return wantErrnos(m.Keys.RegMR(r))
 }
 
 // reregMR changes a region.
@@ -142,7 +142,7 @@ func (c reregMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 	if g != nil { // another thread may have changed the region since
 		lkey, rkey = g.lkey, g.rkey
 	}
-	return wantErrnos(m.ReregMR(c.mr, ch, lkey, rkey))
+	return wantErrnos(m.Keys.ReregMR(c.mr, ch, lkey, rkey))
 }
 
 // allocMR creates a region for fast registration.
@@ -171,7 +171,7 @@ func (c allocMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 		r.LKey, r.RKey = o.mr.LKey(), o.mr.RKey()
 		x.addToTrace("lkey %#x, rkey %#x", r.LKey, r.RKey)
 	}
-	return wantErrnos(m.AllocMR(r))
+	return wantErrnos(m.Keys.AllocMR(r))
 }
 
 // mapMR sets the memory of the next fast registration, and the variable part of its key.
@@ -207,9 +207,9 @@ func (c mapMR) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) model
 		s := x.spanOfRange(p)
 		to.Spans, to.Len = append(to.Spans, s), to.Len+s.Len
 	}
-	e := m.MapMR(c.mr, to)
+	e := m.Keys.MapMR(c.mr, to)
 	if e == 0 {
-		m.UpdateMRKey(c.mr, c.variant)
+		m.Keys.UpdateMRKey(c.mr, c.variant)
 	}
 	return wantErrnos(e)
 }
@@ -238,7 +238,7 @@ func (c allocMW) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 		w.RKey = o.mw.RKey()
 		x.addToTrace("rkey %#x", w.RKey)
 	}
-	return wantErrnos(m.AllocMW(w))
+	return wantErrnos(m.Keys.AllocMW(w))
 }
 
 // storeMemory writes memory as its owner.

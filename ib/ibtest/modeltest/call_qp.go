@@ -58,12 +58,12 @@ func (c createQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 		less := k.MaxSendWR < c.cap.MaxSendWR || k.MaxSendSGE < c.cap.MaxSendSGE ||
 			k.MaxInlineData < c.cap.MaxInlineData ||
 			c.srq == 0 && (k.MaxRecvWR < c.cap.MaxRecvWR || k.MaxRecvSGE < c.cap.MaxRecvSGE)
-		for _, p := range m.QPs {
+		for _, p := range m.Queues.QPs {
 			less = less || p.Num == q.Num
 		}
 		if less {
 			return wantDifference("got number %#x of %d queue pairs and %+v, want a new number, and the requested capacities at least",
-				q.Num, len(m.QPs)+1, q.Cap)
+				q.Num, len(m.Queues.QPs)+1, q.Cap)
 		}
 	}
 	return wantErrnos(m.CreateQP(q))
@@ -212,7 +212,7 @@ func withInvalidUnmaskedFields(a *ib.QPAttr, mask ib.QPAttrMask) ib.QPAttr {
 
 func (c modifyQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	e := m.ModifyQP(c.qp, c.resolveAttr(x), c.mask)
-	if g != nil && g.err == nil && e == 0 && m.QPs[c.qp].IsDraining() && !x.searching {
+	if g != nil && g.err == nil && e == 0 && m.Queues.QPs[c.qp].IsDraining() && !x.searching {
 		// A device may begin the request that waits again when the queue pair is back in RTS.
 		if a, _, err := x.objs[c.qp].qp.Query(ib.QPAttrState); err == nil && !a.SQDraining {
 			x.addToTrace("the request that waits has not begun")
@@ -237,7 +237,7 @@ func (c queryQP) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mod
 	if g == nil || g.err != nil {
 		return wantErrnos(0)
 	}
-	q, a := m.QPs[c.qp], &g.attr
+	q, a := m.Queues.QPs[c.qp], &g.attr
 	w, known := q.Attr, q.Known
 	for _, f := range []struct {
 		bit       ib.QPAttrMask

@@ -48,7 +48,7 @@ func (c createCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) mo
 			return wantDifference("got %d entries, want %d at least", cq.Entries, c.entries)
 		}
 	}
-	return wantErrnos(m.CreateCQ(cq))
+	return wantErrnos(m.Completions.CreateCQ(cq))
 }
 
 // resizeCQ changes the capacity of a queue.
@@ -65,13 +65,13 @@ func (c resizeCQ) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c resizeCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	e := m.ResizeCQ(c.cq, c.entries)
+	e := m.Completions.ResizeCQ(c.cq, c.entries)
 	n := x.objs[c.cq].cq.Entries()
-	if g != nil && g.err == nil && n >= c.entries && n >= len(m.CQs[c.cq].Wants) && !m.Dead {
+	if g != nil && g.err == nil && n >= c.entries && n >= len(m.Completions.CQs[c.cq].Wants) && !m.Device.Dead {
 		e = 0 // rounded up to the number of completions
 	}
 	if e == 0 && g != nil {
-		m.RecordResize(c.cq, x.objs[c.cq].cq.Entries())
+		m.Completions.RecordResize(c.cq, x.objs[c.cq].cq.Entries())
 	}
 	return wantErrnos(e)
 }
@@ -86,7 +86,7 @@ func (c pollCQ) String() string      { return sprintf("cq%d.Poll(%d)", c.cq, c.n
 func (c pollCQ) usedIDs() []model.ID { return []model.ID{c.cq} }
 
 func (c pollCQ) runOnDevice(x *modelRunner) deviceResult {
-	wanted := min(c.n, len(x.m.CQs[c.cq].Wants))
+	wanted := min(c.n, len(x.m.Completions.CQs[c.cq].Wants))
 	n, d := x.pollOnce(c.cq, make([]ib.WC, c.n))
 	if d != nil {
 		return deviceResult{err: errorString(d.what)}
@@ -118,7 +118,7 @@ func (c armCQ) runOnDevice(x *modelRunner) deviceResult {
 
 func (c armCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	w := wantErrnos(0)
-	w.missed = m.ArmCQ(c.cq, c.flags)
+	w.missed = m.Completions.ArmCQ(c.cq, c.flags)
 	if g == nil || w.missed {
 		return w
 	}
@@ -149,7 +149,7 @@ func (c moderateCQ) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c moderateCQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	return wantErrnos(m.ModerateCQ(c.cq, c.count, c.period))
+	return wantErrnos(m.Completions.ModerateCQ(c.cq, c.count, c.period))
 }
 
 // createSRQ creates a shared receive queue, of type XRC if it has an XRC domain.
@@ -189,7 +189,7 @@ func (c createSRQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) m
 	s := model.SRQ{ID: c.id, PD: c.pd, XRCD: c.xrcd, CQ: c.cq}
 	if o := x.objs[c.id]; o != nil {
 		granted, s.Num = o.srq.Init().Attr, o.srq.Num()
-		for _, other := range m.SRQs {
+		for _, other := range m.Queues.SRQs {
 			if c.xrcd != 0 && other.XRCD != 0 && other.Num == s.Num {
 				return wantDifference("got number %#x, which is that of srq%d, want a new one", s.Num, other.ID)
 			}
@@ -218,7 +218,7 @@ func (c modifySRQ) runOnDevice(x *modelRunner) deviceResult {
 }
 
 func (c modifySRQ) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
-	s := m.SRQs[c.srq]
+	s := m.Queues.SRQs[c.srq]
 	if room := c.attr.MaxWR; g != nil && g.err == nil && c.mask == ib.SRQAttrMaxWR && room > 0 && int(room) < s.Len() {
 		// The device may have rounded the capacity up to the number of receives.
 		if a, err := x.objs[c.srq].srq.Query(); err == nil && int(a.MaxWR) >= s.Len() {

@@ -48,12 +48,12 @@ func (x *modelRunner) markObjectsStale() {
 		o.past, o.lazy = true, false
 		o.final = o.calls + len(o.seen)
 	}
-	for _, id := range slices.Sorted(maps.Keys(x.m.Regions)) {
-		r := x.m.Regions[id]
+	for _, id := range slices.Sorted(maps.Keys(x.m.Keys.Regions)) {
+		r := x.m.Keys.Regions[id]
 		x.gone = append(x.gone, preResetMemory{r.IOVA, r.LKey, r.RKey})
 	}
-	for _, id := range slices.Sorted(maps.Keys(x.m.Windows)) {
-		w := x.m.Windows[id]
+	for _, id := range slices.Sorted(maps.Keys(x.m.Keys.Windows)) {
+		w := x.m.Keys.Windows[id]
 		x.gone = append(x.gone, preResetMemory{w.First, 0, w.RKey})
 	}
 	x.order, x.lazy = nil, false
@@ -98,7 +98,7 @@ func (c useStaleObject) runOnDevice(x *modelRunner) deviceResult {
 
 func (c useStaleObject) runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult {
 	w := wantErrnos(syscall.EINVAL, syscall.ENODEV)
-	if m.Dead {
+	if m.Device.Dead {
 		w.errs = append(w.errs, syscall.EIO)
 	}
 	return w

@@ -29,7 +29,7 @@ func (e sgElement) String() string {
 func (x *modelRunner) resolveSGL(list []sgElement) (l []ib.SGE) {
 	for _, e := range list {
 		g := ib.SGE{Length: e.len, LKey: e.xor, Addr: e.off}
-		if r := x.m.Regions[e.mr]; r != nil {
+		if r := x.m.Keys.Regions[e.mr]; r != nil {
 			g.LKey ^= r.LKey
 			g.Addr += r.IOVA
 		}
@@ -54,10 +54,10 @@ func (t remoteTarget) String() string {
 }
 
 func (x *modelRunner) resolveTarget(t remoteTarget) (addr uint64, rkey uint32) {
-	if r := x.m.Regions[t.key]; r != nil {
+	if r := x.m.Keys.Regions[t.key]; r != nil {
 		return r.IOVA + t.off, r.RKey ^ t.xor
 	}
-	if w := x.m.Windows[t.key]; w != nil {
+	if w := x.m.Keys.Windows[t.key]; w != nil {
 		return w.First + t.off, w.RKey ^ t.xor
 	}
 	return t.off, t.xor
@@ -183,10 +183,10 @@ func (x *modelRunner) resolveSend(s *sendRequest) (model.Send, ib.SendWR) {
 		wr.AH = o.ah
 	}
 	if b := s.bind; b != nil {
-		w := x.m.Windows[b.mw]
+		w := x.m.Keys.Windows[b.mw]
 		m.Bind = &model.BindArgs{MW: b.mw, MR: b.mr, RKey: w.RKey&^0xff | uint32(b.variant), Len: b.len, Access: b.access}
 		wr.Bind = &ib.BindMW{MW: x.objs[b.mw].mw, RKey: m.Bind.RKey, Length: b.len, Access: b.access}
-		if r := x.m.Regions[b.mr]; r != nil {
+		if r := x.m.Keys.Regions[b.mr]; r != nil {
 			wr.Bind.MR = x.objs[b.mr].mr
 			m.Bind.LKey = wr.Bind.MR.LKey() // it may differ from that of the last REG_MR
 			m.Bind.Addr = r.IOVA + b.off
@@ -194,7 +194,7 @@ func (x *modelRunner) resolveSend(s *sendRequest) (model.Send, ib.SendWR) {
 		}
 	}
 	if b := s.reg; b != nil {
-		m.Reg = &model.RegMRArgs{MR: b.mr, Key: x.m.Regions[b.mr].RKey ^ b.xor, Access: b.access}
+		m.Reg = &model.RegMRArgs{MR: b.mr, Key: x.m.Keys.Regions[b.mr].RKey ^ b.xor, Access: b.access}
 		wr.Reg = &ib.FastReg{MR: x.objs[b.mr].mr, Key: m.Reg.Key, Access: b.access}
 	}
 	return m, wr

@@ -330,10 +330,10 @@ func (d *callDrawer) nextCall() call {
 
 // drawCall draws a call.
 func (d *callDrawer) drawCall() call {
-	if list := d.destroyableIDs(); d.x.m.Dead && len(list) > 0 && d.oneInN(3) {
+	if list := d.destroyableIDs(); d.x.m.Device.Dead && len(list) > 0 && d.oneInN(3) {
 		return destroyObject{pickOne(d, list)}
 	}
-	if d.plan.resets && d.oneInN(25) || d.x.m.Dead && d.plan.resets && d.oneInN(6) {
+	if d.plan.resets && d.oneInN(25) || d.x.m.Device.Dead && d.plan.resets && d.oneInN(6) {
 		return resetDevice{}
 	}
 	if d.qpCalls.readyQPCount() == 0 && !d.oneInN(4) || !d.x.episodes && d.qpCalls.hasQPInErr() && d.oneInN(4) {

@@ -32,12 +32,12 @@ func (d *memoryDrawer) recordKeys() {
 		}
 		d.known[of] = key
 	}
-	for id, r := range d.x.m.Regions {
+	for id, r := range d.x.m.Keys.Regions {
 		note(keyID{id, true}, r.LKey)
 		note(keyID{id, false}, r.RKey)
 		d.ranges[id] = max(d.ranges[id], r.Len)
 	}
-	for id, w := range d.x.m.Windows {
+	for id, w := range d.x.m.Keys.Windows {
 		note(keyID{id, false}, w.RKey)
 	}
 }
@@ -45,7 +45,7 @@ func (d *memoryDrawer) recordKeys() {
 // drawRegMR draws a registration. A free one may have any rights.
 func (d *memoryDrawer) drawRegMR(pd model.ID, free bool) regMR {
 	c := regMR{id: d.calls.nextID(), pd: pd, access: allAccess | ib.AccessMWBind}
-	if d.x.m.Flush {
+	if d.x.m.Device.Flush {
 		c.access |= ib.AccessFlushGlobal
 	}
 	if free || d.oneInN(3) {
@@ -109,7 +109,7 @@ func (d *memoryDrawer) drawAreaRange() areaRange {
 
 // drawMemoryCall changes regions.
 func (d *memoryDrawer) drawMemoryCall() call {
-	fast := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead })
+	fast := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead })
 	if len(fast) > 0 && !d.oneInN(3) {
 		c := mapMR{mr: pickOne(d, fast), variant: uint8(d.Uint32())}
 		p := d.drawAreaRange()
@@ -126,7 +126,7 @@ func (d *memoryDrawer) drawMemoryCall() call {
 		}
 		return c
 	}
-	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && (!r.Fast || d.oneInN(20)) })
+	regions := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool { return !r.Dead && (!r.Fast || d.oneInN(20)) })
 	if len(regions) == 0 {
 		return nil
 	}
@@ -140,7 +140,7 @@ func (d *memoryDrawer) drawMemoryCall() call {
 func (d *memoryDrawer) drawStoreMemory() call {
 	p := areaRange{area: d.IntN(3), len: 1 + d.drawLogUniform(4096)}
 	p.off = d.Uint64N(localSize - p.len)
-	if r := d.x.m.Regions[pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))]; r != nil && len(r.Spans) > 0 &&
+	if r := d.x.m.Keys.Regions[pickOne(d, filterIDs(d.x.m.Keys.Regions, acceptAnyObject))]; r != nil && len(r.Spans) > 0 &&
 		!d.oneInN(3) {
 		s := pickOne(d, r.Spans)
 		for i, a := range d.x.areas {
@@ -155,12 +155,12 @@ func (d *memoryDrawer) drawStoreMemory() call {
 // pickRegion returns a region of a domain with a right, mostly one of n bytes or more; 0: none.
 func (d *memoryDrawer) pickRegion(pd model.ID, n uint64, need ib.AccessFlags) model.ID {
 	if d.shouldBeInvalid() { // any region so far
-		return pickOne(d, filterIDs(d.x.m.Regions, acceptAnyObject))
+		return pickOne(d, filterIDs(d.x.m.Keys.Regions, acceptAnyObject))
 	}
 	good := func(r *model.Region) bool { return r.Valid && !r.Dead && r.PD == pd && r.Access&need == need }
-	long := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return good(r) && r.Len >= n })
+	long := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool { return good(r) && r.Len >= n })
 	if len(long) == 0 {
-		long = filterIDs(d.x.m.Regions, good)
+		long = filterIDs(d.x.m.Keys.Regions, good)
 	}
 	return pickOne(d, long)
 }
@@ -198,7 +198,7 @@ func (d *memoryDrawer) drawSGElement(pd model.ID, n uint64, need ib.AccessFlags,
 	}
 	e := sgElement{mr: d.pickRegion(pd, n, need), len: uint32(n)}
 	wrong = wrong && n > 0
-	r := d.x.m.Regions[e.mr]
+	r := d.x.m.Keys.Regions[e.mr]
 	if r == nil {
 		if !d.shouldBeInvalid() {
 			e.len = 0
@@ -258,7 +258,7 @@ func (d *memoryDrawer) drawRemoteTarget(p *model.QP, srq model.ID, n uint64, nee
 	if p != nil {
 		pd = p.PD
 	}
-	if s := d.x.m.SRQs[srq]; s != nil {
+	if s := d.x.m.Queues.SRQs[srq]; s != nil {
 		pd = s.PD
 	}
 	if len(d.x.gone) > 0 && d.oneInN(8) { // a key from before the reset
@@ -266,17 +266,17 @@ func (d *memoryDrawer) drawRemoteTarget(p *model.QP, srq model.ID, n uint64, nee
 		return remoteTarget{off: g.addr, xor: g.rkey}, n
 	}
 	wrong := d.shouldBeInvalid()
-	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool {
+	windows := filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool {
 		return wrong || w.Bound && !w.Dead && p != nil && w.PD == pd && (w.QP == 0 || w.QP == p.ID || d.oneInN(8)) &&
 			w.Access&need == need
 	})
 	length := uint64(0)
 	if len(windows) > 0 && d.oneInN(2) {
 		t.key = pickOne(d, windows)
-		length = d.x.m.Windows[t.key].Len
+		length = d.x.m.Keys.Windows[t.key].Len
 	} else {
 		t.key = d.pickRegion(pd, n, need)
-		if r := d.x.m.Regions[t.key]; r != nil {
+		if r := d.x.m.Keys.Regions[t.key]; r != nil {
 			length = r.Len
 		}
 	}
@@ -317,23 +317,25 @@ func (d *memoryDrawer) drawRemoteTarget(p *model.QP, srq model.ID, n uint64, nee
 
 // invalidatableIDs returns the objects that a request can invalidate.
 func (d *memoryDrawer) invalidatableIDs() []model.ID {
-	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 })
-	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
+	windows := filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 })
+	regions := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
 	return append(windows, regions...)
 }
 
 // registrableRegionIDs returns the regions that a request can register; if there are none, all that it might register.
 func (d *memoryDrawer) registrableRegionIDs() []model.ID {
-	return filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && !r.Dead && !r.Valid && r.Map != nil })
+	return filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool {
+		return r.Fast && !r.Dead && !r.Valid && r.Map != nil
+	})
 }
 
 // drawKeyToInvalidate draws a key to invalidate, mostly a valid one.
 func (d *memoryDrawer) drawKeyToInvalidate(q *model.QP) (t remoteTarget) {
-	windows := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && q != nil && w.QP == q.ID })
-	regions := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
+	windows := filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool { return w.Bound && q != nil && w.QP == q.ID })
+	regions := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead })
 	list := append(windows, regions...)
 	if len(list) == 0 || d.shouldBeInvalid() {
-		list = append(filterIDs(d.x.m.Windows, acceptAnyObject), filterIDs(d.x.m.Regions, acceptAnyObject)...)
+		list = append(filterIDs(d.x.m.Keys.Windows, acceptAnyObject), filterIDs(d.x.m.Keys.Regions, acceptAnyObject)...)
 	}
 	if t.key = pickOne(d, list); d.shouldBeInvalid() {
 		t.xor = 1 << d.IntN(32)

@@ -8,7 +8,9 @@ import (
 	"verbena/ib/ibtest/model"
 )
 
-func (d *callDrawer) pickCQ() model.ID { return pickOne(d, filterIDs(d.x.m.CQs, acceptAnyObject)) }
+func (d *callDrawer) pickCQ() model.ID {
+	return pickOne(d, filterIDs(d.x.m.Completions.CQs, acceptAnyObject))
+}
 
 func (d *callDrawer) drawArmCQ() call {
 	f := pickOne(d, []ib.NotifyFlags{ib.NotifyNextComp, ib.NotifySolicited})
@@ -24,7 +26,7 @@ func (d *callDrawer) drawArmCQ() call {
 
 // moderatedCQs returns the queues that hold a notification back.
 func (d *callDrawer) moderatedCQs() []model.ID {
-	return filterIDs(d.x.m.CQs, func(c *model.CQ) bool { _, held := c.ModerationState(); return held })
+	return filterIDs(d.x.m.Completions.CQs, func(c *model.CQ) bool { _, held := c.ModerationState(); return held })
 }
 
 func (d *callDrawer) drawModerateCQ() call {
@@ -35,7 +37,7 @@ func (d *callDrawer) drawModerateCQ() call {
 	held := d.moderatedCQs()
 	if len(held) > 0 && d.oneInN(2) { // to its current value
 		id = pickOne(d, held)
-		now, _ := d.x.m.CQs[id].ModerationState()
+		now, _ := d.x.m.Completions.CQs[id].ModerationState()
 		return moderateCQ{cq: id, count: now}
 	}
 	c := moderateCQ{cq: id, count: d.IntN(6)}
@@ -51,7 +53,7 @@ const numGroups = 2
 
 // drawAttachMcast adds a datagram queue pair to a group, or removes it.
 func (d *callDrawer) drawAttachMcast() call {
-	datagrams := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.oneInN(50) })
+	datagrams := filterIDs(d.x.m.Queues.QPs, func(q *model.QP) bool { return q.Type == ib.QPTypeUD || d.oneInN(50) })
 	qp := pickOne(d, datagrams)
 	if qp == 0 {
 		return nil
@@ -78,7 +80,7 @@ func (r *randomSource) drawCapacity(limit, most int) int {
 
 func (d *callDrawer) drawResizeCQ() call {
 	id := d.pickCQ()
-	c, ok := d.x.m.CQs[id]
+	c, ok := d.x.m.Completions.CQs[id]
 	if !ok {
 		return nil
 	}
@@ -89,8 +91,8 @@ func (d *callDrawer) drawResizeCQ() call {
 }
 
 func (d *callDrawer) drawSRQCall() call {
-	id := pickOne(d, filterIDs(d.x.m.SRQs, acceptAnyObject))
-	s := d.x.m.SRQs[id]
+	id := pickOne(d, filterIDs(d.x.m.Queues.SRQs, acceptAnyObject))
+	s := d.x.m.Queues.SRQs[id]
 	if s == nil {
 		return nil
 	}
@@ -117,7 +119,7 @@ func (d *callDrawer) drawSetError() call {
 	switch {
 	case d.x.Shared:
 		return nil
-	case !d.plan.errors && !d.plan.resets || d.x.m.Dead:
+	case !d.plan.errors && !d.plan.resets || d.x.m.Device.Dead:
 		return nil
 	}
 	return setError{}
@@ -134,13 +136,15 @@ func (d *callDrawer) drawUseStaleObject() call {
 
 // drawDestroyObject destroys an object, mostly one without users.
 func (d *callDrawer) drawDestroyObject() call {
-	bound := filterIDs(d.x.m.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 && !w.Dead })
+	bound := filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool { return w.Bound && w.QP != 0 && !w.Dead })
 	if len(bound) > 0 && d.oneInN(3) { // destroy its queue pair, then its region
-		w := d.x.m.Windows[pickOne(d, bound)]
+		w := d.x.m.Keys.Windows[pickOne(d, bound)]
 		d.calls.add(destroyObject{w.Region})
 		return destroyObject{w.QP}
 	}
-	unpolled := filterIDs(d.x.m.QPs, func(q *model.QP) bool { return d.x.m.HasUnpolledCompletions(q.ID) })
+	unpolled := filterIDs(d.x.m.Queues.QPs, func(q *model.QP) bool {
+		return d.x.m.Completions.HasUnpolledCompletions(q.ID)
+	})
 	if len(unpolled) > 0 && d.oneInN(3) {
 		return destroyObject{pickOne(d, unpolled)}
 	}
@@ -177,9 +181,9 @@ func (d *callDrawer) drawCreateObject() call {
 		}
 		return c
 	case 6:
-		cqs := filterIDs(d.x.m.CQs, acceptAnyObject)
-		if len(d.x.m.QPs) < 6 && len(cqs) > 0 {
-			d.planPair(pd, cqs, pickOne(d, filterIDs(d.x.m.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
+		cqs := filterIDs(d.x.m.Completions.CQs, acceptAnyObject)
+		if len(d.x.m.Queues.QPs) < 6 && len(cqs) > 0 {
+			d.planPair(pd, cqs, pickOne(d, filterIDs(d.x.m.Queues.SRQs, func(s *model.SRQ) bool { return s.XRCD == 0 })))
 		}
 	case 7:
 		return createCQ{id: d.calls.nextID(), entries: min(d.x.attr.MaxCQE, 1+int(d.drawLogUniform(256)))}

@@ -20,9 +20,10 @@ type qpCallDrawer struct {
 // newValidQPAttr returns valid values of all attributes of a queue pair.
 func (d *qpCallDrawer) newValidQPAttr() ib.QPAttr {
 	a := ib.QPAttr{
-		Port: 1, QKey: 0x11223344, AccessFlags: d.drawAccessRights(), PathMTU: d.x.runMTU(), AH: d.x.newAddressAttr(false, 64),
-		MaxRdAtomic: 1, MaxDestRdAtomic: uint8(1 + d.IntN(min(4, max(1, d.x.attr.MaxQPRdAtom)))),
-		MinRNRTimer: []uint8{0, 28, 31}[d.IntN(3)], Timeout: uint8(8 + d.IntN(7)), RetryCnt: 7, RNRRetry: 7,
+		Port: 1, QKey: 0x11223344, AccessFlags: d.drawAccessRights(), PathMTU: d.x.runMTU(),
+		AH: d.x.newAddressAttr(false, 64), MaxRdAtomic: 1,
+		MaxDestRdAtomic: uint8(1 + d.IntN(min(4, max(1, d.x.attr.MaxQPRdAtom)))), MinRNRTimer: []uint8{0, 28, 31}[d.IntN(3)],
+		Timeout: uint8(8 + d.IntN(7)), RetryCnt: 7, RNRRetry: 7,
 	}
 	if !d.x.Virtual { // the run waits for the timers
 		a.MinRNRTimer, a.Timeout = 1, 8
@@ -32,7 +33,7 @@ func (d *qpCallDrawer) newValidQPAttr() ib.QPAttr {
 
 func (d *qpCallDrawer) drawAccessRights() ib.AccessFlags {
 	a := allAccess
-	if d.x.m.Flush {
+	if d.x.m.Device.Flush {
 		a |= ib.AccessFlushGlobal
 	}
 	if d.oneInN(4) {
@@ -97,7 +98,7 @@ func (d *qpCallDrawer) planConnect(kindA, kindB ib.QPType, a, b model.ID) {
 
 // pickQP picks a queue pair, mostly one that can send.
 func (d *qpCallDrawer) pickQP() *model.QP {
-	qps := slices.SortedFunc(maps.Values(d.x.m.QPs), func(a, b *model.QP) int { return cmp.Compare(a.ID, b.ID) })
+	qps := slices.SortedFunc(maps.Values(d.x.m.Queues.QPs), func(a, b *model.QP) int { return cmp.Compare(a.ID, b.ID) })
 	idle := func(q *model.QP) bool { return q.State != ib.QPRTS && q.State != ib.QPSQD }
 	ready := slices.DeleteFunc(slices.Clone(qps), idle)
 	if len(ready) > 0 && !d.oneInN(12) {
@@ -116,28 +117,30 @@ func isAcknowledged(t ib.QPType) bool { return t != ib.QPTypeUC && t != ib.QPTyp
 
 // hasQPInErr reports whether a queue pair of an acknowledged service is in ERR.
 func (d *qpCallDrawer) hasQPInErr() bool {
-	return len(filterIDs(d.x.m.QPs, func(q *model.QP) bool { return isAcknowledged(q.Type) && q.State == ib.QPErr })) > 0
+	return len(filterIDs(d.x.m.Queues.QPs, func(q *model.QP) bool {
+		return isAcknowledged(q.Type) && q.State == ib.QPErr
+	})) > 0
 }
 
 // readyQPCount returns the number of queue pairs that can send.
 func (d *qpCallDrawer) readyQPCount() int {
-	return len(filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.State == ib.QPRTS }))
+	return len(filterIDs(d.x.m.Queues.QPs, func(q *model.QP) bool { return q.State == ib.QPRTS }))
 }
 
 // drawQPTransition moves a queue pair, or a pair, that is not in RTS towards it, or back.
 func (d *qpCallDrawer) drawQPTransition() call {
-	for _, id := range filterIDs(d.x.m.QPs, func(q *model.QP) bool { return q.State != ib.QPRTS }) {
+	for _, id := range filterIDs(d.x.m.Queues.QPs, func(q *model.QP) bool { return q.State != ib.QPRTS }) {
 		if d.oneInN(2) {
 			continue
 		}
-		q, peer := d.x.m.QPs[id], d.x.objs[id].peer
+		q, peer := d.x.m.Queues.QPs[id], d.x.objs[id].peer
 		attr := d.newValidQPAttr()
 		switch q.State {
 		case ib.QPSQD, ib.QPSQE:
 			attr.State = ib.QPRTS
 			return modifyQP{qp: id, attr: attr, mask: ib.QPAttrState}
 		case ib.QPReset, ib.QPInit, ib.QPRTR:
-			if p := d.x.m.QPs[peer]; p != nil && p.State <= ib.QPRTR || d.oneInN(3) {
+			if p := d.x.m.Queues.QPs[peer]; p != nil && p.State <= ib.QPRTR || d.oneInN(3) {
 				attr.State = q.State + 1
 				return modifyQP{qp: id, dest: peer, attr: attr, mask: transitionMasks(q.Type, attr.State)}
 			}
@@ -149,7 +152,7 @@ func (d *qpCallDrawer) drawQPTransition() call {
 			return reset(id)
 		}
 		kind := q.Type
-		if p := d.x.m.QPs[peer]; p != nil && p != q {
+		if p := d.x.m.Queues.QPs[peer]; p != nil && p != q {
 			d.calls.add(reset(peer))
 			kind = p.Type
 		}
@@ -167,7 +170,7 @@ func (d *qpCallDrawer) drawModifyQP() call {
 	}
 	c := modifyQP{qp: q.ID, dest: d.x.objs[q.ID].peer, attr: d.newValidQPAttr(), mask: ib.QPAttrState}
 	// requests are in flight in SQD
-	if waits := filterIDs(d.x.m.QPs, (*model.QP).IsWaiting); len(waits) > 0 && d.oneInN(3) {
+	if waits := filterIDs(d.x.m.Queues.QPs, (*model.QP).IsWaiting); len(waits) > 0 && d.oneInN(3) {
 		c.qp, c.attr.State = pickOne(d, waits), ib.QPSQD
 		d.calls.add(queryQP{c.qp})
 		return c
@@ -232,8 +235,8 @@ func (d *qpCallDrawer) withInvalidAttr(c modifyQP) call {
 		ib.QPAttrRetryCnt:        func() { a.RetryCnt = 8 },
 		ib.QPAttrRNRRetry:        func() { a.RNRRetry = 8 },
 		ib.QPAttrMinRNRTimer:     func() { a.MinRNRTimer = 32 },
-		ib.QPAttrMaxRdAtomic:     func() { a.MaxRdAtomic = uint8(min(d.x.m.InitReads+1, 255)) },
-		ib.QPAttrMaxDestRdAtomic: func() { a.MaxDestRdAtomic = uint8(min(d.x.m.Reads+1, 255)) },
+		ib.QPAttrMaxRdAtomic:     func() { a.MaxRdAtomic = uint8(min(d.x.m.Device.InitReads+1, 255)) },
+		ib.QPAttrMaxDestRdAtomic: func() { a.MaxDestRdAtomic = uint8(min(d.x.m.Device.Reads+1, 255)) },
 		ib.QPAttrAV:              func() { a.AH.Port = 2 },
 	}
 	bits := slices.DeleteFunc(slices.Sorted(maps.Keys(wrong)), func(b ib.QPAttrMask) bool { return c.mask&b == 0 })
@@ -244,8 +247,8 @@ func (d *qpCallDrawer) withInvalidAttr(c modifyQP) call {
 }
 
 func (d *qpCallDrawer) drawQueryQP() call {
-	if len(d.x.m.QPs) == 0 {
+	if len(d.x.m.Queues.QPs) == 0 {
 		return nil
 	}
-	return queryQP{pickOne(d, filterIDs(d.x.m.QPs, acceptAnyObject))}
+	return queryQP{pickOne(d, filterIDs(d.x.m.Queues.QPs, acceptAnyObject))}
 }

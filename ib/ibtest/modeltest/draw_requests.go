@@ -21,7 +21,7 @@ type requestDrawer struct {
 func (d *requestDrawer) drawMessageSize() uint64 {
 	most := uint64(16 << 10)
 	if d.plan.large && d.oneInN(2) {
-		return min(1<<16+d.Uint64N(1<<18), d.x.m.MaxMsgSize)
+		return min(1<<16+d.Uint64N(1<<18), d.x.m.Device.MaxMsgSize)
 	}
 	if d.oneInN(8) {
 		return 0
@@ -32,7 +32,7 @@ func (d *requestDrawer) drawMessageSize() uint64 {
 		n = mtu*d.Uint64N(4) + d.Uint64N(3) - 1
 		n = min(n, 4*mtu)
 	}
-	return min(n, d.x.m.MaxMsgSize)
+	return min(n, d.x.m.Device.MaxMsgSize)
 }
 
 // drawOpcode draws an operation that the driver supports.
@@ -53,7 +53,7 @@ func (d *requestDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSend, ib.WRSendWithImm}
 	if kind == ib.QPTypeXRCInit {
 		ops = append(ops, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm, ib.WRRDMARead)
-		if d.x.m.Atomics {
+		if d.x.m.Device.Atomics {
 			ops = append(ops, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd)
 		}
 		return ops
@@ -72,13 +72,13 @@ func (d *requestDrawer) drawableOpcodes(kind ib.QPType) []ib.WROpcode {
 	if len(d.memory.invalidatableIDs()) > 0 { // seldom, so it is drawn often
 		ops = append(ops, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv, ib.WRSendWithInv)
 	}
-	if d.x.m.Atomics {
+	if d.x.m.Device.Atomics {
 		ops = append(ops, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd)
 	}
-	if d.x.m.Flush {
+	if d.x.m.Device.Flush {
 		ops = append(ops, ib.WRFlush)
 	}
-	if d.x.m.AtomicWrite {
+	if d.x.m.Device.AtomicWrite {
 		ops = append(ops, ib.WRAtomicWrite)
 	}
 	return d.addMemoryOpcodes(ops)
@@ -91,7 +91,7 @@ func (d *requestDrawer) addMemoryOpcodes(ops []ib.WROpcode) []ib.WROpcode {
 		more = 4
 	}
 	for range more {
-		if len(filterIDs(d.x.m.Windows, func(w *model.Window) bool { return !w.Dead })) > 0 {
+		if len(filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool { return !w.Dead })) > 0 {
 			ops = append(ops, ib.WRBindMW)
 		}
 		if len(d.memory.registrableRegionIDs()) > 0 || d.shouldBeInvalid() {
@@ -110,7 +110,7 @@ func (d *requestDrawer) drawPostSend(q *model.QP) call {
 		return nil
 	}
 	c := postSend{qp: q.ID}
-	if q.State == ib.QPRTS && q.Type != ib.QPTypeXRCTgt && !d.x.m.Dead && d.oneInN(100) {
+	if q.State == ib.QPRTS && q.Type != ib.QPTypeXRCTgt && !d.x.m.Device.Dead && d.oneInN(100) {
 		return c // an empty list
 	}
 	n := 1
@@ -151,13 +151,13 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 		s.flags |= ib.SendFence
 	}
 	var p *model.QP
-	for _, x := range d.x.m.QPs {
+	for _, x := range d.x.m.Queues.QPs {
 		if x.Num == q.Attr.DestQPN {
 			p = x
 		}
 	}
 	if q.Type == ib.QPTypeXRCInit {
-		s.srq = pickOne(d, filterIDs(d.x.m.SRQs, func(r *model.SRQ) bool {
+		s.srq = pickOne(d, filterIDs(d.x.m.Queues.SRQs, func(r *model.SRQ) bool {
 			return r.XRCD != 0 &&
 				(p != nil && r.XRCD == p.XRCD || d.shouldBeInvalid())
 		}))
@@ -169,7 +169,7 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 	case ib.WRRegMR:
 		fast := d.memory.registrableRegionIDs()
 		if len(fast) == 0 || d.shouldBeInvalid() {
-			fast = filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead && r.Fast })
+			fast = filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool { return !r.Dead && r.Fast })
 		}
 		if len(fast) == 0 {
 			return nil
@@ -200,9 +200,9 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 	}
 	if q.Type == ib.QPTypeUD {
 		d.drawDatagramDestination(q, s)
-		p = d.x.m.QPs[s.dest]
-		if n = min(n, uint64(d.x.m.MTU)); d.shouldBeInvalid() {
-			n = uint64(d.x.m.MTU) + 1 + d.drawLogUniform(1<<16)
+		p = d.x.m.Queues.QPs[s.dest]
+		if n = min(n, uint64(d.x.m.Device.MTU)); d.shouldBeInvalid() {
+			n = uint64(d.x.m.Device.MTU) + 1 + d.drawLogUniform(1<<16)
 		}
 	}
 	if usesRemoteMemory(s.op) {
@@ -226,7 +226,7 @@ func (d *requestDrawer) drawSend(q *model.QP, before []sendRequest) *sendRequest
 		if n = min(n, uint64(room)); d.oneInN(4) {
 			n = min(uint64(room), 1<<20)
 			if q.Type == ib.QPTypeUD {
-				n = min(n, uint64(d.x.m.MTU))
+				n = min(n, uint64(d.x.m.Device.MTU))
 			}
 		}
 	}
@@ -287,7 +287,7 @@ func (d *requestDrawer) drawOverlongRequest(q *model.QP, s *sendRequest, n uint6
 	if s.op == ib.WRRDMARead {
 		need = ib.AccessLocalWrite
 	}
-	large := filterIDs(d.x.m.Regions, func(r *model.Region) bool {
+	large := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool {
 		return r.Valid && !r.Dead && r.PD == q.PD && r.Access&need == need && r.Len >= 1<<32+n
 	})
 	if len(large) == 0 || q.Cap.MaxSendSGE < 2 || n > 1<<30 {
@@ -327,7 +327,7 @@ func (x *modelRunner) firstRecvLen(p *model.QP, srq model.ID) int {
 func (d *requestDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
 	s.dest = d.x.objs[q.ID].peer
 	if d.oneInN(10) {
-		s.dest = pickOne(d, filterIDs(d.x.m.QPs, acceptAnyObject))
+		s.dest = pickOne(d, filterIDs(d.x.m.Queues.QPs, acceptAnyObject))
 	}
 	s.qkey = 0x11223344
 	switch {
@@ -351,28 +351,30 @@ func (d *requestDrawer) drawDatagramDestination(q *model.QP, s *sendRequest) {
 
 // drawBindRequest draws a bind.
 func (d *requestDrawer) drawBindRequest(q *model.QP, s *sendRequest) *sendRequest {
-	mw := pickOne(d, filterIDs(d.x.m.Windows, func(w *model.Window) bool {
+	mw := pickOne(d, filterIDs(d.x.m.Keys.Windows, func(w *model.Window) bool {
 		return !w.Dead && (w.Kind == ib.MWType1 || !w.Bound || d.oneInN(4)) // a bound window of type 2 cannot be bound
 	}))
 	if mw == 0 {
 		return nil
 	}
-	w := d.x.m.Windows[mw]
+	w := d.x.m.Keys.Windows[mw]
 	b := &bindArgs{
 		mw: mw, variant: uint8(w.RKey) + uint8(1+d.IntN(255)),
 		access: ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic,
 	}
-	b.mr = pickOne(d, filterIDs(d.x.m.Regions, func(r *model.Region) bool {
+	b.mr = pickOne(d, filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool {
 		return !r.Dead && (d.shouldBeInvalid() || r.Valid && r.PD == q.PD && r.Access&ib.AccessMWBind != 0)
 	}))
-	fast := filterIDs(d.x.m.Regions, func(r *model.Region) bool { return r.Fast && r.Valid && !r.Dead && r.PD == q.PD })
+	fast := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool {
+		return r.Fast && r.Valid && !r.Dead && r.PD == q.PD
+	})
 	if len(fast) > 0 && d.oneInN(2) {
 		b.mr = pickOne(d, fast)
 	}
 	if b.mr == 0 {
 		return nil
 	}
-	r := d.x.m.Regions[b.mr]
+	r := d.x.m.Keys.Regions[b.mr]
 	b.len = d.drawLogUniform(max(r.Len, 1))
 	if r.Len > 1<<32 && d.oneInN(2) {
 		b.len = 1<<32 + d.Uint64N(r.Len-1<<32)
@@ -416,7 +418,7 @@ func (d *requestDrawer) planRebind(q *model.QP, first *bindArgs) {
 	}
 	post(q, sendRequest{op: ib.WRLocalInv, inv: remoteTarget{key: b.mw}})
 	post(q, sendRequest{op: ib.WRBindMW, bind: &b})
-	p := d.x.m.QPs[d.x.objs[q.ID].peer]
+	p := d.x.m.Queues.QPs[d.x.objs[q.ID].peer]
 	if p == nil || b.len == 0 {
 		return
 	}
@@ -429,11 +431,11 @@ func (d *requestDrawer) planRebind(q *model.QP, first *bindArgs) {
 
 // drawPostRecv draws receives for a queue pair or a shared queue.
 func (d *requestDrawer) drawPostRecv() call {
-	qps := filterIDs(d.x.m.QPs, func(q *model.QP) bool {
+	qps := filterIDs(d.x.m.Queues.QPs, func(q *model.QP) bool {
 		own := q.SRQ == 0 && q.Type != ib.QPTypeXRCInit && q.Type != ib.QPTypeXRCTgt
 		return own && q.State != ib.QPReset && q.RecvCount() < 8 || q.SRQ == 0 && d.shouldBeInvalid()
 	})
-	srqs := filterIDs(d.x.m.SRQs, acceptAnyObject)
+	srqs := filterIDs(d.x.m.Queues.SRQs, acceptAnyObject)
 	id := pickOne(d, append(slices.Clone(qps), srqs...))
 	if id == 0 {
 		return nil
@@ -441,10 +443,10 @@ func (d *requestDrawer) drawPostRecv() call {
 	c := postRecv{on: id, shared: slices.Contains(srqs, id)}
 	pd, most, room := model.ID(0), 0, 0
 	if c.shared {
-		s := d.x.m.SRQs[id]
+		s := d.x.m.Queues.SRQs[id]
 		pd, most, room = s.PD, s.MaxSGE(), s.Capacity()
 	} else {
-		q := d.x.m.QPs[id]
+		q := d.x.m.Queues.QPs[id]
 		pd, most, room = q.PD, int(q.Cap.MaxRecvSGE), int(q.Cap.MaxRecvWR)
 	}
 	n := 1 + d.IntN(4)
@@ -458,7 +460,8 @@ func (d *requestDrawer) drawPostRecv() call {
 		}
 		list := d.memory.drawSGL(pd, size, most, ib.AccessLocalWrite)
 		if len(list) < most && d.oneInN(6) { // a boundary in or near the header of a datagram
-			list = append([]sgElement{d.memory.drawSGElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)}, list...)
+			header := d.memory.drawSGElement(pd, d.Uint64N(model.GRHLen+4), ib.AccessLocalWrite, false)
+			list = append([]sgElement{header}, list...)
 		}
 		c.list = append(c.list, recvRequest{d.drawWRID(), list})
 	}

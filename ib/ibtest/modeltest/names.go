@@ -34,16 +34,16 @@ func (n *IDOwners) removeIDsOf(x *modelRunner) {
 // object of another thread.
 func (n *IDOwners) addIDsOf(x *modelRunner) error {
 	now := map[qpNumOrKey]bool{}
-	for _, q := range x.m.QPs {
+	for _, q := range x.m.Queues.QPs {
 		now[qpNumOrKey{'q', q.Num}] = true
 	}
-	for _, r := range x.m.Regions {
+	for _, r := range x.m.Keys.Regions {
 		if !r.Dead {
 			now[qpNumOrKey{'l', r.LKey}] = true
 			now[qpNumOrKey{'r', r.RKey}] = true
 		}
 	}
-	for _, w := range x.m.Windows {
+	for _, w := range x.m.Keys.Windows {
 		if !w.Dead {
 			now[qpNumOrKey{'r', w.RKey}] = true
 		}

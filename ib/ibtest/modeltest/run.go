@@ -125,7 +125,7 @@ func (x *modelRunner) waitDeviceIdle() {
 // compareAndDestroy compares all queues and attributes, and destroys all objects.
 func (x *modelRunner) compareAndDestroy() error {
 	x.trace = append(x.trace, "the end")
-	for _, id := range filterIDs(x.m.QPs, acceptAnyObject[*model.QP]) {
+	for _, id := range filterIDs(x.m.Queues.QPs, acceptAnyObject[*model.QP]) {
 		c := queryQP{id}
 		g := c.runOnDevice(x)
 		if d := compareResult(g, c.runOnModel(x, x.m, &g)); d != "" {
@@ -135,7 +135,7 @@ func (x *modelRunner) compareAndDestroy() error {
 	for _, o := range x.objs {
 		o.lazy = false
 	}
-	if d := x.awaitExpectedState(); d != nil && x.m.Open == "" {
+	if d := x.awaitExpectedState(); d != nil && x.m.Call.Open == "" {
 		return fmt.Errorf("at the end: %s", d.what)
 	}
 	return x.destroyAll()

@@ -194,7 +194,7 @@ func (x *modelRunner) isPossible(c call) bool {
 	m := x.m.Clone()
 	m.BeginCall()
 	c.runOnModel(x, m, nil)
-	return m.Open == ""
+	return m.Call.Open == ""
 }
 
 // runCall makes a call and compares the results.
@@ -223,14 +223,14 @@ func (x *modelRunner) runCall(c call) (err error) {
 	if c := x.Abilities.recordFeatures(c, &g); c != nil {
 		w = c.runOnModel(x, x.m, &g)
 	}
-	if x.m.Open != "" {
+	if x.m.Call.Open != "" {
 		return errUndefinedResult
 	}
 	if d := compareResult(g, w); d != "" {
 		return fmt.Errorf("%v: %s", c, d)
 	}
 	switch d := x.awaitExpectedState(); {
-	case x.m.Open != "": // the retries of a request have ended, with an undefined result
+	case x.m.Call.Open != "": // the retries of a request have ended, with an undefined result
 		return errUndefinedResult
 	case d != nil:
 		return fmt.Errorf("after %v: %s", c, d.what)
@@ -383,7 +383,7 @@ func (x *modelRunner) pollUntilEmpty(id model.ID) *modelDifference {
 			break
 		}
 	}
-	if w := x.m.CQs[id].Wants; len(w) > 0 {
+	if w := x.m.Completions.CQs[id].Wants; len(w) > 0 {
 		return newTransientDifference("cq%d: no completion of %s, want %s", id, x.ids[w[0].WC.ID],
 			formatExpectedCompletion(&w[0]))
 	}
@@ -421,7 +421,7 @@ func (x *modelRunner) pollDevice(id model.ID, wc []ib.WC) (int, error) {
 // matchCompletion compares a completion with the expectations of its queue.
 func (x *modelRunner) matchCompletion(id model.ID, wc *ib.WC) *modelDifference {
 	x.addToTrace("cq%d: %s", id, formatCompletion(wc))
-	if x.m.CQs[id].MatchCompletion(wc) < 0 {
+	if x.m.Completions.CQs[id].MatchCompletion(wc) < 0 {
 		x.applyRetryLimit()
 	}
 	return x.matchCompletionInModel(x.m, id, wc)
@@ -429,7 +429,7 @@ func (x *modelRunner) matchCompletion(id model.ID, wc *ib.WC) *modelDifference {
 
 // matchCompletionInModel compares a completion with the expectations of a model.
 func (x *modelRunner) matchCompletionInModel(m *model.Model, id model.ID, wc *ib.WC) *modelDifference {
-	c := m.CQs[id]
+	c := m.Completions.CQs[id]
 	i := c.MatchCompletion(wc)
 	if i < 0 {
 		expected := "none"
@@ -438,7 +438,7 @@ func (x *modelRunner) matchCompletionInModel(m *model.Model, id model.ID, wc *ib
 		}
 		return newFinalDifference("cq%d: got %s of %s, want %s", id, formatCompletion(wc), x.ids[wc.ID], expected)
 	}
-	w := m.RemoveExpectation(id, i)
+	w := m.Completions.RemoveExpectation(id, i)
 	x.objs[id].doubt = false
 	var qp *ib.QP
 	if w.QP != 0 {
@@ -468,7 +468,7 @@ func formatExpectedCompletion(w *model.ExpectedCompletion) string {
 // applyRetryLimit updates the model for requests of which the device has exhausted the retries because the peer is in
 // INIT.
 func (x *modelRunner) applyRetryLimit() (some bool) {
-	for id, q := range x.m.QPs {
+	for id, q := range x.m.Queues.QPs {
 		if q.IsWaiting() && x.objs[id].qp.State() == ib.QPErr && x.m.GiveUpWaitingRequest(id) {
 			x.addToTrace("qp%d gives up", id)
 			some = true
@@ -479,7 +479,7 @@ func (x *modelRunner) applyRetryLimit() (some bool) {
 
 // compareStates compares the states of queue pairs.
 func (x *modelRunner) compareStates() *modelDifference {
-	for id, q := range x.m.QPs {
+	for id, q := range x.m.Queues.QPs {
 		s := x.objs[id].qp.State()
 		if s == q.State {
 			continue
@@ -493,7 +493,7 @@ func (x *modelRunner) compareStates() *modelDifference {
 func (x *modelRunner) compareCallbacks() *modelDifference {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for id, c := range x.m.CQs {
+	for id, c := range x.m.Completions.CQs {
 		o := x.objs[id]
 		switch {
 		case o.calls > c.Calls:
@@ -504,10 +504,10 @@ func (x *modelRunner) compareCallbacks() *modelDifference {
 	}
 	events := func(name string, id model.ID, want []ib.EventType) *modelDifference {
 		got := removeEventType(x.objs[id].seen, ib.EventCommEst) // optional (11.6.3)
-		if q := x.m.QPs[id]; q != nil && q.Fatal {
+		if q := x.m.Queues.QPs[id]; q != nil && q.Fatal {
 			got = removeEventType(got, ib.EventQPFatal)
 		}
-		if q := x.m.QPs[id]; q != nil && q.Cut {
+		if q := x.m.Queues.QPs[id]; q != nil && q.Cut {
 			got, want = removeEventType(got, ib.EventQPLastWQEReached), removeEventType(want, ib.EventQPLastWQEReached)
 		}
 		if slices.Equal(got, want) {
@@ -522,17 +522,17 @@ func (x *modelRunner) compareCallbacks() *modelDifference {
 			return newFinalDifference("%d callbacks of object %d, which the reset of its device has ended", n-o.final, id)
 		}
 	}
-	for id, c := range x.m.CQs {
+	for id, c := range x.m.Completions.CQs {
 		if d := events("cq", id, c.Events); d != nil {
 			return d
 		}
 	}
-	for id, q := range x.m.QPs {
+	for id, q := range x.m.Queues.QPs {
 		if d := events("qp", id, q.Events); d != nil {
 			return d
 		}
 	}
-	for id, s := range x.m.SRQs {
+	for id, s := range x.m.Queues.SRQs {
 		if d := events("srq", id, s.Events); d != nil {
 			return d
 		}

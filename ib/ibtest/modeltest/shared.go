@@ -59,10 +59,10 @@ func RunOnSharedObjects(make DeviceFactory, seed uint64, steps int) *RunFailure 
 // drawConcurrentCalls draws the calls of several threads on a few objects.
 func (d *callDrawer) drawConcurrentCalls() (threads [][]call) {
 	x := d.x
-	if x.m.Dead {
+	if x.m.Device.Dead {
 		return nil
 	}
-	for _, q := range x.m.QPs { // a waiting request may end by itself
+	for _, q := range x.m.Queues.QPs { // a waiting request may end by itself
 		if len(q.Sends) > 0 || q.State == ib.QPSQD {
 			return nil
 		}
@@ -71,7 +71,7 @@ func (d *callDrawer) drawConcurrentCalls() (threads [][]call) {
 	if q == nil {
 		return nil
 	}
-	e := &concurrentCallDrawer{d: d, q: q, changed: map[model.ID]bool{}, peer: x.m.QPs[x.objs[q.ID].peer]}
+	e := &concurrentCallDrawer{d: d, q: q, changed: map[model.ID]bool{}, peer: x.m.Queues.QPs[x.objs[q.ID].peer]}
 	if e.peer == nil {
 		e.peer = q
 	}
@@ -140,7 +140,8 @@ func (e *concurrentCallDrawer) drawCall() call {
 		if c := d.memory.drawMemoryCall(); c != nil && mayReplaceKeys(c) {
 			return c
 		}
-		if mr := pickOne(d, filterIDs(d.x.m.Regions, func(r *model.Region) bool { return !r.Dead })); mr != 0 && d.oneInN(2) {
+		live := filterIDs(d.x.m.Keys.Regions, func(r *model.Region) bool { return !r.Dead })
+		if mr := pickOne(d, live); mr != 0 && d.oneInN(2) {
 			return destroyObject{mr}
 		}
 	case 9:
@@ -301,13 +302,13 @@ func (v *timedCall) runAndTime(x *modelRunner, clock *atomic.Int64) {
 
 // newClosingCalls returns calls that one thread makes after the episode, to show the resulting state.
 func (x *modelRunner) newClosingCalls() (calls []call) {
-	for _, id := range filterIDs(x.m.QPs, acceptAnyObject[*model.QP]) {
+	for _, id := range filterIDs(x.m.Queues.QPs, acceptAnyObject[*model.QP]) {
 		calls = append(calls, queryQP{id})
 	}
-	for _, id := range filterIDs(x.m.CQs, acceptAnyObject[*model.CQ]) {
+	for _, id := range filterIDs(x.m.Completions.CQs, acceptAnyObject[*model.CQ]) {
 		calls = append(calls, pollCQ{id, 16})
 	}
-	for _, id := range filterIDs(x.m.QPs, func(q *model.QP) bool { return len(q.Sends) == 0 }) {
+	for _, id := range filterIDs(x.m.Queues.QPs, func(q *model.QP) bool { return len(q.Sends) == 0 }) {
 		calls = append(calls, modifyQP{qp: id, attr: ib.QPAttr{State: ib.QPErr}, mask: ib.QPAttrState})
 	}
 	return calls
@@ -486,8 +487,8 @@ func (s *callOrderSearch) searchFrom(m *model.Model, done uint) bool {
 			s.keepBestDifference(done, "%v: %s", v.c, d)
 			continue
 		}
-		if c.Open != "" {
-			s.open = c.Open
+		if c.Call.Open != "" {
+			s.open = c.Call.Open
 			return false
 		}
 		if s.searchFrom(c, done|1<<i) {
@@ -500,8 +501,8 @@ func (s *callOrderSearch) searchFrom(m *model.Model, done uint) bool {
 		if !c.PerformAction(v) {
 			continue
 		}
-		if c.Open != "" {
-			s.open = c.Open
+		if c.Call.Open != "" {
+			s.open = c.Call.Open
 			return false
 		}
 		moved = true
@@ -574,8 +575,8 @@ func (s *callOrderSearch) runOnModel(v *timedCall, m *model.Model) string {
 func (s *callOrderSearch) compareIdleDevice(m *model.Model, done uint) bool {
 	x := s.x
 	m.SetDeferredExecution(false)
-	if m.Open != "" {
-		s.open = m.Open
+	if m.Call.Open != "" {
+		s.open = m.Call.Open
 		return false
 	}
 	for id, wcs := range s.rest {
@@ -589,7 +590,7 @@ func (s *callOrderSearch) compareIdleDevice(m *model.Model, done uint) bool {
 	was := x.m
 	x.m = m
 	defer func() { x.m = was }()
-	for id, c := range m.CQs {
+	for id, c := range m.Completions.CQs {
 		if len(c.Wants) > 0 {
 			s.keepBestDifference(done, "cq%d: no completion of %s, want %s", id, x.ids[c.Wants[0].WC.ID],
 				formatExpectedCompletion(&c.Wants[0]))
