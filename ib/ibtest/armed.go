@@ -25,7 +25,7 @@ var armedChecks = []ruleTest{
 }
 
 // raceCount returns the number of races between such a thread and a completion.
-func (e *testEnv) raceCount() int { return 60 * e.cfg.load }
+func raceCount(e *testEnv) int { return 60 * e.cfg.load }
 
 // runWithRandomDelays calls functions concurrently, each after a delay of zero to a few instructions. It returns when
 // all have returned.
@@ -50,7 +50,7 @@ func runWithRandomDelays(fs ...func()) {
 func testArmedCQByOtherThread(e *testEnv) {
 	var calls atomic.Int32
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) { calls.Add(1) }}})
-	for i := range e.raceCount() {
+	for i := range raceCount(e) {
 		p.postRecv(1, uint64(i), 0, 8)
 		before := calls.Load()
 		var missed bool
@@ -71,7 +71,7 @@ func testArmedCQByOtherThread(e *testEnv) {
 
 // testArmedCQByTwoThreads runs two threads that sleep until the handler is called, and then poll.
 func testArmedCQByTwoThreads(e *testEnv) {
-	total := e.raceCount()
+	total := raceCount(e)
 	wake := make(chan struct{}, 1)
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {
 		select {

@@ -42,7 +42,7 @@ type qpAttribute struct {
 
 // supportedAttributes returns the attributes that the device supports, with values that all devices accept. The numbers
 // of READs and atomics are powers of two, because adapters round them up.
-func (e *testEnv) supportedAttributes(dev ib.DeviceAttr) []qpAttribute {
+func supportedAttributes(e *testEnv, dev ib.DeviceAttr) []qpAttribute {
 	rights := []ib.AccessFlags{0, ib.AccessRemoteRead, ib.AccessRemoteWrite, ib.AccessRemoteRead | ib.AccessRemoteWrite}
 	if dev.AtomicCap != ib.AtomicNone {
 		for _, r := range rights[:4] {
@@ -113,7 +113,7 @@ func testAttributesReadBack(e *testEnv) {
 	dev, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	pd, cq := e.newPD(), e.newCQ(8, nil)
-	attrs := e.supportedAttributes(dev)
+	attrs := supportedAttributes(e, dev)
 	r := rand.New(rand.NewPCG(17, 19))
 	for _, kind := range allQPTypes {
 		qp := e.newQPOfType(kind, pd, cq)
@@ -126,7 +126,7 @@ func testAttributesReadBack(e *testEnv) {
 		}
 		for range 6 {
 			for _, to := range everyStatePath {
-				e.moveWithAttributes(qp, attrs, to, r)
+				moveWithAttributes(e, qp, attrs, to, r)
 			}
 			e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}
@@ -143,7 +143,7 @@ func (e *testEnv) queryAllAttributes(qp *ib.QP) ib.QPAttr {
 
 // moveWithAttributes moves a queue pair to a state, with the required attributes and some optional ones, and compares
 // all attributes with the expected values. Before that it tries an invalid value.
-func (e *testEnv) moveWithAttributes(qp *ib.QP, attrs []qpAttribute, to ib.QPState, r *rand.Rand) {
+func moveWithAttributes(e *testEnv, qp *ib.QP, attrs []qpAttribute, to ib.QPState, r *rand.Rand) {
 	e.Helper()
 	e.eventually("the end of SQDraining", func() bool { return !e.queryAllAttributes(qp).SQDraining })
 	before := e.queryAllAttributes(qp)
@@ -264,9 +264,9 @@ func testDrainedEvent(e *testEnv) {
 		}
 		if kind == ib.QPTypeRC {
 			back()
-			e.drainWithWaitingSend(p, &d, false)
-			e.drainWithWaitingSend(p, &d, true)
-			e.leaveSQDBeforeDrained(p, &d)
+			drainWithWaitingSend(e, p, &d, false)
+			drainWithWaitingSend(e, p, &d, true)
+			leaveSQDBeforeDrained(e, p, &d)
 		}
 	}
 	if tried == 0 {
@@ -276,7 +276,7 @@ func testDrainedEvent(e *testEnv) {
 
 // leaveSQDBeforeDrained leaves SQD before the send queue is drained, if the driver allows that. The request for the
 // event ends then.
-func (e *testEnv) leaveSQDBeforeDrained(p *pair, d *drainedEventCounter) {
+func leaveSQDBeforeDrained(e *testEnv, p *pair, d *drainedEventCounter) {
 	e.Helper()
 	qp := p.qps[0]
 	p.postSend(0, 1, 8)
@@ -307,7 +307,7 @@ func (e *testEnv) leaveSQDBeforeDrained(p *pair, d *drainedEventCounter) {
 
 // drainWithWaitingSend moves a queue pair to SQD while its message waits for a receive. The driver decides whether the
 // message has begun. A message that has begun completes before the event; another one waits until RTS.
-func (e *testEnv) drainWithWaitingSend(p *pair, d *drainedEventCounter, ask bool) {
+func drainWithWaitingSend(e *testEnv, p *pair, d *drainedEventCounter, ask bool) {
 	e.Helper()
 	qp, before := p.qps[0], d.drainedEvents(p.qps[0])
 	want := before
@@ -404,7 +404,7 @@ func testRNRRetries(e *testEnv) {
 			}
 			return false
 		})
-		e.checkGiveUpAfterRNR(pd)
+		checkGiveUpAfterRNR(e, pd)
 		for range 20 {
 			yieldBriefly()
 		}
@@ -428,7 +428,7 @@ func testRNRRetries(e *testEnv) {
 }
 
 // checkGiveUpAfterRNR sends to a queue pair without a receive, with no retries.
-func (e *testEnv) checkGiveUpAfterRNR(pd *ib.PD) {
+func checkGiveUpAfterRNR(e *testEnv, pd *ib.PD) {
 	e.Helper()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	e.resetQPs(p.qps[:]...)

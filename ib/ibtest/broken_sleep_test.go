@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"verbena/ib"
 )
 
@@ -134,13 +132,4 @@ var sleepDefects = []driverDefect{
 		},
 		by: "Sleep/LockHolders", says: "waits for a lock, while QP.Modify sleeps",
 	},
-}
-
-// threadCPUTime returns the processor time of the calling thread.
-func threadCPUTime() time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		panic(err)
-	}
-	return time.Duration(t.Nano())
 }

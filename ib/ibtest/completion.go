@@ -93,7 +93,7 @@ func testCompletionSetsAllFields(e *testEnv) {
 					if i == 0 {
 						fresh[side] = got
 					}
-					e.compareUsedAndFreshEntry(fmt.Sprintf("%v, %s, side %d", kind, o.what, side), got, fresh[side], entry)
+					compareUsedAndFreshEntry(e, fmt.Sprintf("%v, %s, side %d", kind, o.what, side), got, fresh[side], entry)
 				}
 			}
 		}
@@ -107,7 +107,7 @@ func testCompletionSetsAllFields(e *testEnv) {
 				if i == 0 {
 					fresh[k] = got
 				}
-				e.compareUsedAndFreshEntry(fmt.Sprintf("%v, flushed", kind), got, fresh[k], entry)
+				compareUsedAndFreshEntry(e, fmt.Sprintf("%v, flushed", kind), got, fresh[k], entry)
 			}
 		}
 	}
@@ -115,7 +115,7 @@ func testCompletionSetsAllFields(e *testEnv) {
 
 // compareUsedAndFreshEntry compares a completion polled into a used entry with the same completion polled into a fresh
 // one.
-func (e *testEnv) compareUsedAndFreshEntry(what string, got, fresh, entry ib.WC) {
+func compareUsedAndFreshEntry(e *testEnv, what string, got, fresh, entry ib.WC) {
 	e.Helper()
 	if got.VendorErr != entry.VendorErr {
 		got.VendorErr = fresh.VendorErr // may have any value except the former one
@@ -290,7 +290,7 @@ type reportingCQ struct {
 	arrived atomic.Bool
 }
 
-func (e *testEnv) newReportingCQ() *reportingCQ {
+func newReportingCQ(e *testEnv) *reportingCQ {
 	e.Helper()
 	b := &reportingCQ{}
 	b.CQ = e.newCQ(4, func(*ib.CQ) { b.arrived.Store(true) })
@@ -304,7 +304,7 @@ type selfSender struct {
 }
 
 // sendToSelf sends one message, and waits for its completions, which stay in the queues.
-func (e *testEnv) sendToSelf(t selfSender, id uint64, queues ...*reportingCQ) {
+func sendToSelf(e *testEnv, t selfSender, id uint64, queues ...*reportingCQ) {
 	e.Helper()
 	for _, b := range queues {
 		b.arrived.Store(false)
@@ -320,7 +320,7 @@ func (e *testEnv) sendToSelf(t selfSender, id uint64, queues ...*reportingCQ) {
 // destroySelfSenders destroys talkers whose completions are in the queues, before or after those of a remaining talker,
 // and then polls. The queues wrap around during the rounds. A new talker is created before the poll, possibly with the
 // number of the destroyed one.
-func (e *testEnv) destroySelfSenders(what string, fresh func() selfSender, send, recv *reportingCQ) {
+func destroySelfSenders(e *testEnv, what string, fresh func() selfSender, send, recv *reportingCQ) {
 	e.Helper()
 	stays, t := fresh(), fresh()
 	for round := range 5 {
@@ -329,7 +329,7 @@ func (e *testEnv) destroySelfSenders(what string, fresh func() selfSender, send,
 			order = []selfSender{stays, t}
 		}
 		for i, x := range order {
-			e.sendToSelf(x, uint64(i), send, recv)
+			sendToSelf(e, x, uint64(i), send, recv)
 		}
 		gone := [2]*ib.QP{t.sender, t.receiver}
 		e.destroy(t.sender)
@@ -376,13 +376,13 @@ func testPollAfterQPDestroyed(e *testEnv) {
 				init.SRQ = destroyAtEnd(e, srq, srq.Destroy)
 				init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 			}
-			send, recv := e.newReportingCQ(), e.newReportingCQ()
+			send, recv := newReportingCQ(e), newReportingCQ(e)
 			init.SendCQ, init.RecvCQ = send.CQ, recv.CQ
 			wr := ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 16), RemoteQKey: qkey}
 			if kind == ib.QPTypeUD {
 				wr.AH = e.newAH(pd)
 			}
-			e.destroySelfSenders(fmt.Sprintf("%v, shared receive queue: %v", kind, shared), func() selfSender {
+			destroySelfSenders(e, fmt.Sprintf("%v, shared receive queue: %v", kind, shared), func() selfSender {
 				qp := e.newQP(pd, init)
 				e.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
 				return selfSender{qp, qp, func(id uint64) {
@@ -409,10 +409,10 @@ func testPollAfterXRCTargetDestroyed(e *testEnv) {
 	x, err := e.dev.AllocXRCD()
 	e.requireFeature("XRC domains", err)
 	destroyAtEnd(e, x, x.Dealloc)
-	pd, send, recv := e.newPD(), e.newReportingCQ(), e.newReportingCQ()
+	pd, send, recv := e.newPD(), newReportingCQ(e), newReportingCQ(e)
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: recv.CQ, Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})
 	buf := e.newBuffer(pd, 256, allAccess)
-	e.destroySelfSenders("XRC", func() selfSender {
+	destroySelfSenders(e, "XRC", func() selfSender {
 		ini, tgt := e.newXRCPair(pd, x, send.CQ)
 		return selfSender{ini, tgt, func(id uint64) {
 			e.Helper()
@@ -424,7 +424,7 @@ func testPollAfterXRCTargetDestroyed(e *testEnv) {
 		}}
 	}, send, recv)
 	// The target keeps no reference to the shared queues that it has used, and knows all their completion queues.
-	other := e.newReportingCQ()
+	other := newReportingCQ(e)
 	srqs := []*ib.SRQ{srq, e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: other.CQ,
 		Attr: ib.SRQAttr{MaxWR: 4, MaxSGE: 1}})}
 	ini, tgt := e.newXRCPair(pd, x, send.CQ)

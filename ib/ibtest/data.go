@@ -467,12 +467,12 @@ func testDeregisteredMemory(e *testEnv) {
 			e.Errorf("write to deregistered memory: %q, memory changed: %v", wc.Status, !isAllZero(target.b))
 		}
 	}
-	e.checkDeregisteredLocalMemory(p.pd)
+	checkDeregisteredLocalMemory(e, p.pd)
 }
 
 // checkDeregisteredLocalMemory receives to, and sends from, deregistered memory, also with requests posted before the
 // deregistration.
-func (e *testEnv) checkDeregisteredLocalMemory(pd *ib.PD) {
+func checkDeregisteredLocalMemory(e *testEnv, pd *ib.PD) {
 	e.Helper()
 	for _, late := range []bool{false, true} {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})

@@ -35,7 +35,7 @@ var deviceErrorChecks = []ruleTest{
 		name: "DeviceError/EveryState",
 		rule: "that holds for queue pairs of every state, and for both of their queues",
 		test: func(e *testEnv) {
-			states := e.newQPsInEveryState(e.newPairFunc())
+			states := e.newQPsInEveryState(newPairFunc(e))
 			e.handle.SetError()
 			states.waitAllRequestsFlushed("the device went into error")
 		},
@@ -169,7 +169,7 @@ type qpsInEveryState struct {
 }
 
 // newPairFunc returns a function that creates the pairs of newQPsInEveryState.
-func (e *testEnv) newPairFunc() func() *pair {
+func newPairFunc(e *testEnv) func() *pair {
 	pd := e.newPD()
 	return func() *pair {
 		p := &pair{e: e, pd: pd}
@@ -242,7 +242,7 @@ func (x *qpsInEveryState) waitAllRequestsFlushed(since string) {
 }
 
 // runOnFreshDevices runs a test n times, each time on a fresh device.
-func (e *testEnv) runOnFreshDevices(n int, f func(e *testEnv, round int)) {
+func runOnFreshDevices(e *testEnv, n int, f func(e *testEnv, round int)) {
 	for i := range n {
 		func() {
 			s := &cleanupScope{TB: e.TB}
@@ -265,9 +265,9 @@ func (e *testEnv) waitRandomly() {
 }
 
 func testPostDuringError(e *testEnv) {
-	e.runOnFreshDevices(deviceErrorRounds*e.cfg.load, func(e *testEnv, round int) {
+	runOnFreshDevices(e, deviceErrorRounds*e.cfg.load, func(e *testEnv, round int) {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, entries: 4 * e.queueLen})
-		x := e.startPoster(p, 0, e.queueLen)
+		x := startPoster(e, p, 0, e.queueLen)
 		for x.recvs.Load() <= int64(round%8) && int(x.sends.Load()) < e.queueLen {
 			runtime.Gosched()
 		}
@@ -278,7 +278,7 @@ func testPostDuringError(e *testEnv) {
 }
 
 func testCreateDuringError(e *testEnv) {
-	e.runOnFreshDevices(deviceErrorRounds*e.cfg.load, func(e *testEnv, round int) {
+	runOnFreshDevices(e, deviceErrorRounds*e.cfg.load, func(e *testEnv, round int) {
 		pd, cq := e.newPD(), e.newCQ(16*e.queueLen, nil)
 		buf := e.newBuffer(pd, 64, allAccess)
 		var made atomic.Int32

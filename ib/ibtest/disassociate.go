@@ -22,7 +22,7 @@ var disassociateChecks = []ruleTest{
 		name: "Disassociate/EveryState",
 		rule: "that holds for queue pairs of every state, and for both of their queues",
 		test: func(e *testEnv) {
-			hook, c, newPair := e.newUserPairFunc()
+			hook, c, newPair := newUserPairFunc(e)
 			states := e.newQPsInEveryState(newPair)
 			e.disassociate(hook, c)
 			states.waitAllRequestsFlushed("its context was cut off")
@@ -50,7 +50,7 @@ func (p *testUserContext) AllocShared(size int) (ib.Shared, error) {
 }
 
 // newUserPairFunc creates a user context, and returns a function that creates pairs of queue pairs for it.
-func (e *testEnv) newUserPairFunc() (ib.Disassociator, *testUserContext, func() *pair) {
+func newUserPairFunc(e *testEnv) (ib.Disassociator, *testUserContext, func() *pair) {
 	e.Helper()
 	hook, ok := ib.As[ib.Disassociator](userSide.Driver(e.dev))
 	if !ok {
@@ -86,7 +86,7 @@ func (e *testEnv) newUserPairFunc() (ib.Disassociator, *testUserContext, func() 
 // newUserPair creates a user context with a connected pair of queue pairs.
 func (e *testEnv) newUserPair() (ib.Disassociator, *testUserContext, *pair) {
 	e.Helper()
-	hook, c, newPair := e.newUserPairFunc()
+	hook, c, newPair := newUserPairFunc(e)
 	p := newPair()
 	for i := range p.qps {
 		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)

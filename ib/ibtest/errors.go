@@ -328,7 +328,7 @@ type concurrentPoster struct {
 }
 
 // startPoster starts two threads that post on a side of p. A thread ends when its post is rejected.
-func (e *testEnv) startPoster(p *pair, side, most int) *concurrentPoster {
+func startPoster(e *testEnv, p *pair, side, most int) *concurrentPoster {
 	x := &concurrentPoster{e: e}
 	thread := func(taken *atomic.Int64, post func(id uint64) (int, error)) {
 		x.wg.Go(func() {
@@ -391,7 +391,7 @@ func testPostDuringModifyToErr(e *testEnv) {
 	pd := e.newPD()
 	for i := range 20 * e.cfg.load {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd, entries: 4 * e.queueLen})
-		x := e.startPoster(p, 0, e.queueLen)
+		x := startPoster(e, p, 0, e.queueLen)
 		for x.recvs.Load() < int64(i%10) && int(x.sends.Load()) < e.queueLen {
 			runtime.Gosched()
 		}

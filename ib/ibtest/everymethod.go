@@ -86,10 +86,10 @@ func testConcurrentMethods(e *testEnv) {
 		e.handle.RunCallbacks()
 		return err
 	}
-	e.addDatagrams(w)
-	e.addErrorQP(w)
-	e.addSRQ(w)
-	e.addObjectCreation(w)
+	w.addDatagrams(e)
+	w.addErrorQP(e)
+	w.addSRQ(e)
+	w.addObjectCreation(e)
 	w.runConcurrently(e, 8, 250*e.cfg.load, syscall.ENOMEM)
 	l.completeAll(e)
 }
@@ -290,7 +290,7 @@ func (l *requestCountingPair) completeAll(e *testEnv) {
 
 // addDatagrams adds the methods of an address handle in use, and of the queue pairs that send and receive datagrams, if
 // the driver supports them.
-func (e *testEnv) addDatagrams(w randomCalls) {
+func (w randomCalls) addDatagrams(e *testEnv) {
 	e.Helper()
 	pd := e.newPD()
 	a := e.ownAddress()
@@ -329,7 +329,7 @@ func (e *testEnv) addDatagrams(w randomCalls) {
 }
 
 // addErrorQP adds the methods of a queue pair in the error state, whose work requests complete with an error.
-func (e *testEnv) addErrorQP(w randomCalls) {
+func (w randomCalls) addErrorQP(e *testEnv) {
 	e.Helper()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	e.must("modify to ERR", p.qps[0].Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
@@ -372,7 +372,7 @@ func (e *testEnv) addErrorQP(w randomCalls) {
 }
 
 // addSRQ adds the methods of a shared receive queue in use, if the driver supports them.
-func (e *testEnv) addSRQ(w randomCalls) {
+func (w randomCalls) addSRQ(e *testEnv) {
 	e.Helper()
 	pd := e.newPD()
 	length := uint32(e.queueLen)
@@ -430,7 +430,7 @@ func (e *testEnv) addSRQ(w randomCalls) {
 
 // addObjectCreation adds the creation and destruction of windows, fast registrations and domains, and the changes of a
 // region and of a multicast group.
-func (e *testEnv) addObjectCreation(w randomCalls) {
+func (w randomCalls) addObjectCreation(e *testEnv) {
 	e.Helper()
 	pd := e.newPD()
 	made := func(what string, create func() (func() error, error)) {

@@ -80,7 +80,7 @@ func (e *testEnv) registerClient(cl *ib.Client) {
 }
 
 // useAllObjects creates every object on the device, exchanges a message, and destroys the objects.
-func (e *testEnv) useAllObjects(when string) {
+func useAllObjects(e *testEnv, when string) {
 	e.Helper()
 	e.selectGID()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
@@ -108,7 +108,7 @@ func testDeviceReadyInAdd(e *testEnv) {
 		Add: func(d *ib.Device) (any, error) {
 			_, err := d.QueryDevice()
 			e.must("query device in Add", err)
-			e.useAllObjects("in Add")
+			useAllObjects(e, "in Add")
 			used = true
 			return nil, nil
 		},
@@ -132,7 +132,7 @@ func testDeviceUsableInRemove(e *testEnv) {
 		},
 		Remove: func(d *ib.Device, data any) {
 			data.(*pair).exchangeMessage(0, 1, 100)
-			e.useAllObjects("in Remove")
+			useAllObjects(e, "in Remove")
 			p.postRecv(1, 5, 0, 8) // outstanding requests do not prevent destruction
 			e.destroyPair(p)
 			removed = true
@@ -146,7 +146,7 @@ func testDeviceUsableInRemove(e *testEnv) {
 }
 
 // newRecordingClient returns a client that logs its calls.
-func (e *testEnv) newRecordingClient(log *[]string, mu *sync.Mutex, name string) *ib.Client {
+func newRecordingClient(log *[]string, mu *sync.Mutex, name string) *ib.Client {
 	note := func(s string) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -162,10 +162,10 @@ func (e *testEnv) newRecordingClient(log *[]string, mu *sync.Mutex, name string)
 func testRemoveInReverseOrder(e *testEnv) {
 	var log []string
 	var mu sync.Mutex
-	e.registerClient(e.newRecordingClient(&log, &mu, "A"))
-	e.registerClient(e.newRecordingClient(&log, &mu, "B"))
+	e.registerClient(newRecordingClient(&log, &mu, "A"))
+	e.registerClient(newRecordingClient(&log, &mu, "B"))
 	e.registerDevice()
-	e.registerClient(e.newRecordingClient(&log, &mu, "C"))
+	e.registerClient(newRecordingClient(&log, &mu, "C"))
 	e.unregisterDevice()
 	if got := strings.Join(log, " "); got != "+A +B +C -C -B -A" {
 		e.Errorf("calls: %s", got)
@@ -177,8 +177,8 @@ func testLateClientIsAttached(e *testEnv) {
 	uses := 0
 	cl := &ib.Client{
 		Name:   "late",
-		Add:    func(d *ib.Device) (any, error) { e.useAllObjects("in a late Add"); uses++; return nil, nil },
-		Remove: func(d *ib.Device, _ any) { e.useAllObjects("in an early Remove"); uses++ },
+		Add:    func(d *ib.Device) (any, error) { useAllObjects(e, "in a late Add"); uses++; return nil, nil },
+		Remove: func(d *ib.Device, _ any) { useAllObjects(e, "in an early Remove"); uses++ },
 	}
 	e.must("register the client", e.core.RegisterClient(cl))
 	if uses != 1 || !e.dev.Attached(cl) {
@@ -188,13 +188,13 @@ func testLateClientIsAttached(e *testEnv) {
 	if uses != 2 || e.dev.Attached(cl) {
 		e.Errorf("UnregisterClient returned before Remove had run")
 	}
-	e.useAllObjects("when the client has gone")
+	useAllObjects(e, "when the client has gone")
 }
 
 func testClientDuringRegister(e *testEnv) {
 	var log []string
 	var mu sync.Mutex
-	second := e.newRecordingClient(&log, &mu, "B")
+	second := newRecordingClient(&log, &mu, "B")
 	e.registerClient(&ib.Client{
 		Name: "A",
 		Add: func(d *ib.Device) (any, error) {
@@ -220,7 +220,7 @@ func testUnregisterDuringAdd(e *testEnv) {
 		Add: func(d *ib.Device) (any, error) {
 			close(inAdd)
 			receiveFrom(e, "the test to go on", proceed)
-			e.useAllObjects("in Add while the device is being unregistered")
+			useAllObjects(e, "in Add while the device is being unregistered")
 			return nil, nil
 		},
 		Remove: func(*ib.Device, any) { removed.Store(true) },
@@ -371,7 +371,7 @@ func testNoEventsAfterUnregister(e *testEnv) {
 	stop := e.dev.OnEvent(func(ib.Event) { got.Add(1) })
 	defer stop()
 	e.registerDevice()
-	e.useAllObjects("before")
+	useAllObjects(e, "before")
 	e.unregisterDevice()
 	before := got.Load()
 	for range 50 {

@@ -518,13 +518,13 @@ func testInlineLimit(e *testEnv) {
 				e.Logf("%v queue pairs cannot have %d bytes of inline data", kind, asked)
 				continue
 			}
-			e.sendInlineUpTo(e.newPair(pairConfig{kind: kind, pd: pd}), asked)
+			sendInlineUpTo(e, e.newPair(pairConfig{kind: kind, pd: pd}), asked)
 		}
 	}
 }
 
 // sendInlineUpTo sends the requested number of inline bytes from a new queue pair to the other side of p.
-func (e *testEnv) sendInlineUpTo(p *pair, asked uint32) {
+func sendInlineUpTo(e *testEnv, p *pair, asked uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
 	c := minQPCap(kind)

@@ -28,7 +28,7 @@ func (zeroSpace) ReadV(dst [][]byte, addr uint64) error {
 
 func (zeroSpace) WriteV(src [][]byte, addr uint64) error { return nil }
 
-func (e *testEnv) regZeroSpace(pd *ib.PD, n uint64) (*ib.MR, error) {
+func regZeroSpace(pd *ib.PD, n uint64) (*ib.MR, error) {
 	return pd.RegMR(ib.MRInit{Space: zeroSpace{}, Addr: 1 << 20, IOVA: 1 << 20, Length: n, Access: ib.AccessLocalWrite})
 }
 
@@ -37,7 +37,7 @@ func testRegionLimit(e *testEnv) {
 	pd := e.newPD()
 	const long = 1 << 32 // registration of more may take a while
 	n := min(a.MaxMRSize, long)
-	mr, err := e.regZeroSpace(pd, n)
+	mr, err := regZeroSpace(pd, n)
 	if err != nil {
 		e.Fatalf("register %#x bytes, MaxMRSize is %#x: %v", n, a.MaxMRSize, err)
 	}
@@ -46,7 +46,7 @@ func testRegionLimit(e *testEnv) {
 		e.Logf("MaxMRSize is %#x: not exceeded", a.MaxMRSize)
 		return
 	}
-	over, err := e.regZeroSpace(pd, a.MaxMRSize+1)
+	over, err := regZeroSpace(pd, a.MaxMRSize+1)
 	if err == nil {
 		destroyAtEnd(e, over, over.Dereg)
 		e.Fatalf("a region of %#x bytes was registered, MaxMRSize is %#x", a.MaxMRSize+1, a.MaxMRSize)
@@ -72,18 +72,18 @@ func testMessageLimit(e *testEnv) {
 			e.Logf("the longest message of a %v queue pair is %#x bytes: not exceeded", kind, most)
 			continue
 		}
-		mr, err := e.regZeroSpace(pd, most+8)
+		mr, err := regZeroSpace(pd, most+8)
 		e.must("register memory", err)
 		destroyAtEnd(e, mr, mr.Dereg)
 		for _, op := range ops {
 			for _, n := range []uint64{most + 1, most + 8} {
-				e.postTooLongMessage(e.newPair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
+				postTooLongMessage(e, e.newPair(pairConfig{kind: kind, pd: pd}), op, mr, uint32(n))
 			}
 		}
 		if kind == ib.QPTypeRC && longestMessage > 0 && most <= longestMessage {
 			for _, op := range ops {
 				began := time.Now()
-				e.transferLongestMessage(pd, op, uint32(most))
+				transferLongestMessage(e, pd, op, uint32(most))
 				if time.Since(began) > time.Second { // a slow device
 					most = min(most, 1<<28+8)
 				}
@@ -93,7 +93,7 @@ func testMessageLimit(e *testEnv) {
 }
 
 // transferLongestMessage transfers a message of the maximum length, n bytes.
-func (e *testEnv) transferLongestMessage(pd *ib.PD, op ib.WROpcode, n uint32) {
+func transferLongestMessage(e *testEnv, pd *ib.PD, op ib.WROpcode, n uint32) {
 	e.Helper()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 	var mrs [2]*ib.MR
@@ -124,9 +124,9 @@ func (e *testEnv) transferLongestMessage(pd *ib.PD, op ib.WROpcode, n uint32) {
 		}
 		e.Fatalf("post opcode %d of %d bytes, MaxMsgSize: %v", op, n, err)
 	}
-	e.waitLongMessage(p.cqs[0], 1, to)
+	waitLongMessage(e, p.cqs[0], 1, to)
 	if op == ib.WRSend {
-		if wc := e.waitLongMessage(p.cqs[1], 2, to); wc.ByteLen != n {
+		if wc := waitLongMessage(e, p.cqs[1], 2, to); wc.ByteLen != n {
 			e.Errorf("receive of %d bytes, MaxMsgSize: got ByteLen %d", n, wc.ByteLen)
 		}
 	}
@@ -136,7 +136,7 @@ func (e *testEnv) transferLongestMessage(pd *ib.PD, op ib.WROpcode, n uint32) {
 }
 
 // waitLongMessage waits for the successful completion of a message to a sink, as long as data arrive.
-func (e *testEnv) waitLongMessage(cq *ib.CQ, id uint64, to *countingSink) ib.WC {
+func waitLongMessage(e *testEnv, cq *ib.CQ, id uint64, to *countingSink) ib.WC {
 	e.Helper()
 	wait, stored := e.newWaitLimit(), uint64(0)
 	for {
@@ -172,7 +172,7 @@ func (s *countingSink) WriteV(src [][]byte, addr uint64) error {
 }
 
 // postTooLongMessage posts a work request of n bytes, in two elements, which exceeds the maximum message length.
-func (e *testEnv) postTooLongMessage(p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
+func postTooLongMessage(e *testEnv, p *pair, op ib.WROpcode, mr *ib.MR, n uint32) {
 	e.Helper()
 	kind := p.qps[0].Type()
 	wr := p.newRDMARequest(1, op, []ib.SGE{{Addr: mr.Addr(), Length: 8, LKey: mr.LKey()},

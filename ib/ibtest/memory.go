@@ -13,7 +13,7 @@ import (
 // Work requests about memory, and changes of regions.
 
 // requireDeviceCap skips the test unless the device reports a capability.
-func (e *testEnv) requireDeviceCap(ability string, bit ib.DeviceCapFlags) {
+func requireDeviceCap(e *testEnv, ability string, bit ib.DeviceCapFlags) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
@@ -46,7 +46,7 @@ func (p *pair) wantPostStatus(what string, wr ib.SendWR, want ib.WCStatus) {
 }
 
 func testAtomicWrite(e *testEnv) {
-	e.requireDeviceCap("ATOMIC WRITE", ib.DeviceCapAtomicWrite)
+	requireDeviceCap(e, "ATOMIC WRITE", ib.DeviceCapAtomicWrite)
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	b := p.buf[1]
 	for i := range 3 {
@@ -86,7 +86,7 @@ func testAtomicWrite(e *testEnv) {
 }
 
 func testFlushOperation(e *testEnv) {
-	e.requireDeviceCap("FLUSH", ib.DeviceCapFlushGlobal)
+	requireDeviceCap(e, "FLUSH", ib.DeviceCapFlushGlobal)
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})

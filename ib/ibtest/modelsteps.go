@@ -54,7 +54,7 @@ func Seeds(n int) Option { return func(c *suiteConfig) { c.seeds = n } }
 
 // seedCount returns the number of seeds of a check. The flag -ibtest.seeds sets the number. Without the flag, -short
 // divides the default by ten.
-func (e *testEnv) seedCount() int {
+func seedCount(e *testEnv) int {
 	if *modelSeeds > 0 {
 		return *modelSeeds
 	}
@@ -71,11 +71,11 @@ func (e *testEnv) seedCount() int {
 }
 
 // singleThreadSeeds returns the number of seeds of a check that makes calls on one thread.
-func (e *testEnv) singleThreadSeeds() int {
+func singleThreadSeeds(e *testEnv) int {
 	if *modelSeeds > 0 {
 		return *modelSeeds
 	}
-	return max(1, e.seedCount()/fewerSeeds)
+	return max(1, seedCount(e)/fewerSeeds)
 }
 
 // maxShortenRuns limits the runs that shorten a failing sequence.
@@ -83,11 +83,11 @@ const maxShortenRuns = 400
 
 func testModelSequences(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
-	for i := range e.singleThreadSeeds() {
+	for i := range singleThreadSeeds(e) {
 		seed := *modelSeed + uint64(i)
-		f := modeltest.Run(e.modelFactory(seed, known), seed, *modelSteps, maxShortenRuns)
+		f := modeltest.Run(modelFactory(e, seed, known), seed, *modelSteps, maxShortenRuns)
 		if f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeatSeedCommand(seed))
+			e.Fatalf("%v\nrun it again: %s", f, repeatSeedCommand(e, seed))
 		}
 	}
 }
@@ -96,16 +96,16 @@ func testModelSequences(e *testEnv) {
 // as dozens of seeds of Model/Steps.
 func testModelDestroyAfterPrefix(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
-	for i := range max(1, e.seedCount()/40) {
+	for i := range max(1, seedCount(e)/40) {
 		seed := *modelSeed + uint64(i)
-		if f := modeltest.RunDestroyPrefixes(e.modelFactory(seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeatSeedCommand(seed))
+		if f := modeltest.RunDestroyPrefixes(modelFactory(e, seed, known), seed, *modelSteps/2/fewerSteps); f != nil {
+			e.Fatalf("%v\nrun it again: %s", f, repeatSeedCommand(e, seed))
 		}
 	}
 }
 
 // repeatSeedCommand returns the command that repeats one seed of the check.
-func (e *testEnv) repeatSeedCommand(seed uint64) string {
+func repeatSeedCommand(e *testEnv, seed uint64) string {
 	var parts []string
 	for _, p := range strings.Split(e.Name(), "/") {
 		parts = append(parts, "^"+regexp.QuoteMeta(p)+"$")
@@ -115,7 +115,7 @@ func (e *testEnv) repeatSeedCommand(seed uint64) string {
 }
 
 // modelFactory returns the device factory for runs of a seed.
-func (e *testEnv) modelFactory(seed uint64, known *modeltest.DriverFeatures) modeltest.DeviceFactory {
+func modelFactory(e *testEnv, seed uint64, known *modeltest.DriverFeatures) modeltest.DeviceFactory {
 	return func() (modeltest.TestedDevice, func() error) {
 		s := &deviceSlot{e: e, cl: &ib.Client{Name: "model"}}
 		s.cl.Add = func(d *ib.Device) (any, error) { s.dev = d; return nil, nil }

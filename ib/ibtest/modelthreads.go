@@ -14,12 +14,12 @@ const modelThreadCount = 4
 // threads must not affect each other. Numbers and keys must be unique among all threads of a device.
 func testModelOnThreads(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
-	for i := range max(1, e.seedCount()/(2*modelThreadCount)) {
+	for i := range max(1, seedCount(e)/(2*modelThreadCount)) {
 		seed := *modelSeed + uint64(i)
 		targets := make([]modeltest.TestedDevice, 1+seed%2)
 		ends := make([]func() error, len(targets))
 		for k := range targets {
-			targets[k], ends[k] = e.modelFactory(seed, known)()
+			targets[k], ends[k] = modelFactory(e, seed, known)()
 			targets[k].Names = modeltest.NewIDOwners()
 		}
 		var wg sync.WaitGroup
@@ -41,7 +41,7 @@ func testModelOnThreads(e *testEnv) {
 			}
 		}
 		if e.Failed() {
-			e.Fatalf("run it again: %s", e.repeatSeedCommand(seed))
+			e.Fatalf("run it again: %s", repeatSeedCommand(e, seed))
 		}
 	}
 }
@@ -49,10 +49,10 @@ func testModelOnThreads(e *testEnv) {
 // testModelOnSharedObjects makes calls on the same objects on several threads.
 func testModelOnSharedObjects(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
-	for i := range max(1, e.seedCount()/2) {
+	for i := range max(1, seedCount(e)/2) {
 		seed := *modelSeed + uint64(i)
-		if f := modeltest.RunOnSharedObjects(e.modelFactory(seed, known), seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, e.repeatSeedCommand(seed))
+		if f := modeltest.RunOnSharedObjects(modelFactory(e, seed, known), seed, *modelSteps); f != nil {
+			e.Fatalf("%v\nrun it again, perhaps several times: %s", f, repeatSeedCommand(e, seed))
 		}
 	}
 }

@@ -28,7 +28,7 @@ var destroyedObjectChecks = []ruleTest{
 func testRequestNamesDestroyedObject(e *testEnv) {
 	e.allowViolation(check.RuleUseAfterDestroy)
 	e.allowViolation(check.RuleInFlight) // the request waits
-	e.postToDestroyedAH()
+	postToDestroyedAH(e)
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	for _, n := range []struct {
 		name string
@@ -69,7 +69,7 @@ func testRequestNamesDestroyedObject(e *testEnv) {
 }
 
 // postToDestroyedAH posts a datagram with a destroyed address handle.
-func (e *testEnv) postToDestroyedAH() {
+func postToDestroyedAH(e *testEnv) {
 	p := e.newPairIfSupported(ib.QPTypeUD, e.newPD())
 	if p == nil {
 		return

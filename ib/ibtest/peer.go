@@ -47,7 +47,7 @@ var peerChecks = []ruleTest{
 
 // newSelfConnectedPair returns a pair with one queue pair on both sides: sends complete on the first queue, receives on
 // the second.
-func (e *testEnv) newSelfConnectedPair(pd *ib.PD) *pair {
+func newSelfConnectedPair(e *testEnv, pd *ib.PD) *pair {
 	e.Helper()
 	p := &pair{e: e, pd: pd}
 	for i := range p.cqs {
@@ -67,7 +67,7 @@ func (p *pair) moveToErr(side int) {
 
 func testSelfConnectedQP(e *testEnv) {
 	pd := e.newPD()
-	p := e.newSelfConnectedPair(pd)
+	p := newSelfConnectedPair(e, pd)
 	for i, n := range []int{0, 1, 4097, pairBufferLen} {
 		p.exchangeMessage(0, uint64(i), n)
 	}
@@ -103,7 +103,7 @@ func testSelfConnectedQP(e *testEnv) {
 	e.destroy(p.qps[0])
 
 	// Its receive fails during its send.
-	p = e.newSelfConnectedPair(pd)
+	p = newSelfConnectedPair(e, pd)
 	sends()
 	var recvs []ib.RecvWR
 	for i := range n {
@@ -129,7 +129,7 @@ func testSelfConnectedQP(e *testEnv) {
 	e.destroy(p.qps[0])
 
 	for range 10 * e.cfg.load {
-		p := e.newSelfConnectedPair(pd)
+		p := newSelfConnectedPair(e, pd)
 		p.moveToErrWhileSending()
 		e.destroy(p.qps[0])
 		e.destroy(p.cqs[0])
@@ -298,13 +298,13 @@ func testRequestToDestroyedPeer(e *testEnv) {
 				e.Fatalf("%s: its receive completed with %q", what, wc[0].Status)
 			}
 		}
-		e.sendToForeignPeer(pd, op)
+		sendToForeignPeer(e, pd, op)
 	}
 }
 
 // sendToForeignPeer sends to a queue pair that is connected to another peer. Packets of reliable connections do not
 // identify their sender. So the connections use different packet sequence numbers, as connections with random ones do.
-func (e *testEnv) sendToForeignPeer(pd *ib.PD, op ib.WROpcode) {
+func sendToForeignPeer(e *testEnv, pd *ib.PD, op ib.WROpcode) {
 	e.Helper()
 	for _, ahead := range []uint32{0x10001, 1<<24 - 0x10001} {
 		they := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
@@ -387,12 +387,12 @@ func testOverrunSendOrRecvCQ(e *testEnv) {
 		if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 			continue
 		}
-		e.checkOverrunSendOrRecvCQ(pd, kind, true)
-		e.checkOverrunSendOrRecvCQ(pd, kind, false)
+		checkOverrunSendOrRecvCQ(e, pd, kind, true)
+		checkOverrunSendOrRecvCQ(e, pd, kind, false)
 	}
 }
 
-func (e *testEnv) checkOverrunSendOrRecvCQ(pd *ib.PD, kind ib.QPType, send bool) {
+func checkOverrunSendOrRecvCQ(e *testEnv, pd *ib.PD, kind ib.QPType, send bool) {
 	e.Helper()
 	name := fmt.Sprintf("%v %s", kind, map[bool]string{true: "send", false: "receive"}[send])
 	var events atomic.Int32

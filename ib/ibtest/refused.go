@@ -34,7 +34,7 @@ type rejectedCall struct {
 }
 
 // rejectedCreations returns calls that reach the driver and have exactly one fault.
-func (e *testEnv) rejectedCreations(pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
+func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 	e.Helper()
 	a, err := e.dev.QueryDevice()
 	e.must("query device", err)
@@ -82,7 +82,7 @@ func (e *testEnv) rejectedCreations(pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 			}})
 	}
 	_, addr := e.newMemory(64)
-	for _, access := range e.rejectedAccessFlags(pd) {
+	for _, access := range rejectedAccessFlags(e, pd) {
 		all = append(all, rejectedCall{fmt.Sprintf("register memory with rights %v", access), func() (func() error, error) {
 			mr, err := pd.RegMR(ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: access})
 			if err != nil {
@@ -103,11 +103,11 @@ func (e *testEnv) rejectedCreations(pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 				return ah.Destroy, nil
 			}})
 	}
-	return append(all, e.rejectedObjectCalls(pd, cq)...)
+	return append(all, rejectedObjectCalls(e, pd, cq)...)
 }
 
 // rejectedObjectCalls returns calls on existing objects.
-func (e *testEnv) rejectedObjectCalls(pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
+func rejectedObjectCalls(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 	e.Helper()
 	add := func(what string, call func() error) {
 		all = append(all, rejectedCall{what, func() (func() error, error) { return func() error { return nil }, call() }})
@@ -157,7 +157,7 @@ func (e *testEnv) rejectedObjectCalls(pd *ib.PD, cq *ib.CQ) (all []rejectedCall)
 }
 
 // rejectedAccessFlags returns sets of access rights, each consistent, that the driver rejects for regions.
-func (e *testEnv) rejectedAccessFlags(pd *ib.PD) (refused []ib.AccessFlags) {
+func rejectedAccessFlags(e *testEnv, pd *ib.PD) (refused []ib.AccessFlags) {
 	e.Helper()
 	_, addr := e.newMemory(64)
 	for _, more := range []ib.AccessFlags{ib.AccessFlushPersistent, ib.AccessFlushGlobal, ib.AccessMWBind,
@@ -198,7 +198,7 @@ func testRejectedCallLeavesNoObject(e *testEnv) {
 	}
 	pd, cq := e.newPD(), e.newCQ(8, nil)
 	var refused []rejectedCall
-	for _, r := range e.rejectedCreations(pd, cq) {
+	for _, r := range rejectedCreations(e, pd, cq) {
 		if destroy, err := r.call(); err != nil {
 			refused = append(refused, r)
 		} else {
@@ -355,7 +355,7 @@ func testRejectedReregChangesNothing(e *testEnv) {
 	to := ib.MRChange{PD: r.other.pd, Space: e.mem, Addr: r.fresh.addr, Length: 64, IOVA: b.addr}
 	const all = ib.MRChangePD | ib.MRChangeAccess | ib.MRChangeTranslation
 	tested := false
-	for _, bad := range e.rejectedAccessFlags(p.pd) {
+	for _, bad := range rejectedAccessFlags(e, p.pd) {
 		for _, flags := range []ib.MRChangeFlags{ib.MRChangeAccess, ib.MRChangeAccess | ib.MRChangePD,
 			ib.MRChangeAccess | ib.MRChangeTranslation, all} {
 			to.Access = bad | ib.AccessRemoteRead
@@ -368,7 +368,7 @@ func testRejectedReregChangesNothing(e *testEnv) {
 	}
 	// The rejected call must not use the domain.
 	to.PD, to.Access = e.newPD(), ib.AccessLocalWrite
-	for _, bad := range e.rejectedAccessFlags(p.pd) {
+	for _, bad := range rejectedAccessFlags(e, p.pd) {
 		to.Access = bad
 		b.mr.Rereg(all, to)
 	}

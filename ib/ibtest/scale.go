@@ -41,7 +41,7 @@ var scaleChecks = []ruleTest{
 }
 
 // scaleObjectCount returns the number of objects of these checks, within limits of the device.
-func (e *testEnv) scaleObjectCount(limits ...int) int {
+func scaleObjectCount(e *testEnv, limits ...int) int {
 	e.Helper()
 	n := scaleObjects
 	for _, l := range limits {
@@ -61,7 +61,7 @@ var minScaleCap = ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE
 
 // checkCompletionSenders checks the completions of n receives of a shared receive queue. Receive i has element i of to;
 // message i contains the number of its sender, and seen counts the messages of each.
-func (e *testEnv) checkCompletionSenders(cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
+func checkCompletionSenders(e *testEnv, cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
 	e.Helper()
 	for _, wc := range e.waitCompletions(cq, n) {
 		if wc.Status != ib.WCSuccess || wc.ByteLen != 8 || wc.ID >= uint64(len(seen)) {
@@ -76,7 +76,7 @@ func (e *testEnv) checkCompletionSenders(cq *ib.CQ, to *registeredBuffer, n int,
 }
 
 // wantEachSenderOnce fails the test unless each sender has been seen once.
-func (e *testEnv) wantEachSenderOnce(seen []int) {
+func wantEachSenderOnce(e *testEnv, seen []int) {
 	e.Helper()
 	for i, n := range seen {
 		if n != 1 {
@@ -87,7 +87,7 @@ func (e *testEnv) wantEachSenderOnce(seen []int) {
 
 func testManySenders(e *testEnv) {
 	a := e.deviceAttr()
-	n := e.scaleObjectCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE/2, a.MaxCQ-2)
+	n := scaleObjectCount(e, (a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE/2, a.MaxCQ-2)
 	pd := e.newPD()
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: uint32(n), MaxSGE: 1}})
 	from, to := e.newBuffer(pd, 8*n, allAccess), e.newBuffer(pd, 8*n, allAccess)
@@ -110,7 +110,7 @@ func testManySenders(e *testEnv) {
 	for i, s := range senders {
 		e.mustPostSend(s, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(8*i, 8)})
 	}
-	e.postRecvList(srq, to, n)
+	postRecvList(e, srq, to, n)
 	for _, wc := range e.waitCompletions(sent, n) {
 		if wc.Status != ib.WCSuccess {
 			e.Fatalf("sender %d of %d: got %q, want success", wc.ID, n, wc.Status)
@@ -118,9 +118,9 @@ func testManySenders(e *testEnv) {
 	}
 	seen := make([]int, n)
 	for i := range n {
-		e.checkCompletionSenders(received[i], to, 1, seen)
+		checkCompletionSenders(e, received[i], to, 1, seen)
 	}
-	e.wantEachSenderOnce(seen)
+	wantEachSenderOnce(e, seen)
 	for i := range calls {
 		e.eventually(fmt.Sprintf("the handler of queue %d of %d", i, n), func() bool { return calls[i].Load() > 0 })
 	}
@@ -149,7 +149,7 @@ func (e *testEnv) mustPostSend(qp *ib.QP, wr ib.SendWR) {
 }
 
 // postRecvList posts n receives with one call.
-func (e *testEnv) postRecvList(srq *ib.SRQ, to *registeredBuffer, n int) {
+func postRecvList(e *testEnv, srq *ib.SRQ, to *registeredBuffer, n int) {
 	e.Helper()
 	var list []ib.RecvWR
 	for i := range n {
@@ -165,7 +165,7 @@ func testManyInitiators(e *testEnv) {
 	x, err := e.dev.AllocXRCD()
 	e.requireFeature("XRC domains", err)
 	destroyAtEnd(e, x, x.Dealloc)
-	n := e.scaleObjectCount((a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE)
+	n := scaleObjectCount(e, (a.MaxQP-2)/2, a.MaxSRQWR, a.MaxCQE)
 	pd := e.newPD()
 	sent, received := e.newCQ(n, nil), e.newCQ(n, nil)
 	srq := e.newSRQ(pd, ib.SRQInitAttr{Type: ib.SRQXRC, XRCD: x, CQ: received,
@@ -177,15 +177,15 @@ func testManyInitiators(e *testEnv) {
 		e.mustPostSend(ini, ib.SendWR{ID: uint64(i), Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: from.newSGL(8*i, 8),
 			RemoteSRQN: srq.Num()})
 	}
-	e.postRecvList(srq, to, n)
+	postRecvList(e, srq, to, n)
 	for _, wc := range e.waitCompletions(sent, n) {
 		if wc.Status != ib.WCSuccess {
 			e.Fatalf("initiator %d of %d: got %q, want success", wc.ID, n, wc.Status)
 		}
 	}
 	seen := make([]int, n)
-	e.checkCompletionSenders(received, to, n, seen)
-	e.wantEachSenderOnce(seen)
+	checkCompletionSenders(e, received, to, n, seen)
+	wantEachSenderOnce(e, seen)
 }
 
 func testManyMembers(e *testEnv) {
@@ -194,7 +194,7 @@ func testManyMembers(e *testEnv) {
 		e.Skip("the driver has no multicast")
 	}
 	a := e.deviceAttr()
-	n := e.scaleObjectCount(a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
+	n := scaleObjectCount(e, a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
 	p, _ := e.newDatagramPair()
 	addr := e.ownAddress()
 	addr.GRH.DGID = group(0)
@@ -228,7 +228,7 @@ func testManyMembers(e *testEnv) {
 func testManyRegions(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	p.requireRDMAWrite()
-	n := e.scaleObjectCount(e.deviceAttr().MaxMR - 4)
+	n := scaleObjectCount(e, e.deviceAttr().MaxMR-4)
 	b, addr := e.newMemory(8 * n)
 	var regions []*ib.MR
 	for i := range n {

@@ -33,7 +33,7 @@ type qpWithTwoCQs struct {
 const wrsPerQueue = 4 // outstanding on each side
 
 // newQPWithTwoCQs connects a queue pair of a type; it returns nil if the driver does not support the type.
-func (e *testEnv) newQPWithTwoCQs(kind ib.QPType, pd *ib.PD) *qpWithTwoCQs {
+func newQPWithTwoCQs(e *testEnv, kind ib.QPType, pd *ib.PD) *qpWithTwoCQs {
 	e.Helper()
 	if e.newQPOfType(kind, pd, e.newCQ(8, nil)) == nil {
 		return nil
@@ -111,7 +111,7 @@ func (s *qpWithTwoCQs) waitBothQueuesFlushed(when string, n int) {
 func testFlushQueues(e *testEnv) {
 	pd := e.newPD()
 	toError := ib.QPAttr{State: ib.QPErr}
-	e.checkFlushMethods(pd, []flushMethod{
+	checkFlushMethods(e, pd, []flushMethod{
 		{"flushed by Modify to ERR", false, func(s *qpWithTwoCQs) int {
 			e.must("modify to ERR", s.qp.Modify(toError, ib.QPAttrState))
 			return 0
@@ -136,7 +136,7 @@ func testFlushQueues(e *testEnv) {
 }
 
 func testFlushQueuesInError(e *testEnv) {
-	e.checkFlushMethods(e.newPD(), []flushMethod{
+	checkFlushMethods(e, e.newPD(), []flushMethod{
 		{"flushed by an error of the device", false, func(s *qpWithTwoCQs) int {
 			e.handle.SetError()
 			if s.postSendsAndRecvs(wrsPerQueue, 2) {
@@ -154,12 +154,12 @@ type flushMethod struct {
 	do   func(s *qpWithTwoCQs) (more int)
 }
 
-func (e *testEnv) checkFlushMethods(pd *ib.PD, ways []flushMethod) {
+func checkFlushMethods(e *testEnv, pd *ib.PD, ways []flushMethod) {
 	e.Helper()
 	for _, way := range ways {
 		var all []*qpWithTwoCQs
 		for _, kind := range queuePairTypes {
-			s := e.newQPWithTwoCQs(kind, pd)
+			s := newQPWithTwoCQs(e, kind, pd)
 			if s == nil {
 				continue
 			}

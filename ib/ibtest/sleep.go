@@ -58,7 +58,7 @@ func doorbell(q ib.UserQP, h *ib.Hold) { q.Doorbell(h) }
 func posted(q ib.UserQP)               { q.Posted() }
 
 // atomicCalls returns calls of all methods that may not sleep, except EnterError, which is called once for each device.
-func (e *testEnv) atomicCalls() []atomicCall {
+func atomicCalls(e *testEnv) []atomicCall {
 	e.Helper()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	recv := func() { p.postRecv(1, 1, 0, 8) }
@@ -99,11 +99,11 @@ func (e *testEnv) atomicCalls() []atomicCall {
 		wr := ib.RecvWR{ID: 1, SGList: p.buf[1].newSGL(0, 8)}
 		calls = append(calls, atomicCall{"SRQ.PostRecv", measurementCount, nil, func() { srq.PostRecv(wr) }, nil})
 	}
-	return append(calls, e.doorbellCalls()...)
+	return append(calls, doorbellCalls(e)...)
 }
 
 // doorbellCalls returns calls on the queues of a user context.
-func (e *testEnv) doorbellCalls() []atomicCall {
+func doorbellCalls(e *testEnv) []atomicCall {
 	if _, ok := ib.As[ib.Disassociator](userSide.Driver(e.dev)); !ok {
 		return nil
 	}
@@ -140,7 +140,7 @@ func (c *atomicCall) runAroundEachCall(e *testEnv, f func(call func())) (n int) 
 }
 
 // contextSwitches returns the number of voluntary context switches of the calling thread.
-func (e *testEnv) contextSwitches() int64 {
+func contextSwitches(e *testEnv) int64 {
 	const thread = 1 // RUSAGE_THREAD
 	var u syscall.Rusage
 	e.must("getrusage", syscall.Getrusage(thread, &u))
@@ -148,15 +148,17 @@ func (e *testEnv) contextSwitches() int64 {
 }
 
 // threadCPUTime returns the processor time of the calling thread.
-func (e *testEnv) threadCPUTime() time.Duration {
+func threadCPUTime() time.Duration {
 	var t unix.Timespec
-	e.must("clock_gettime", unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t))
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		panic(err)
+	}
 	return time.Duration(t.Nano())
 }
 
 // runOnThread locks the goroutine to its thread, so that each wait of the goroutine is a voluntary context switch of
 // the thread.
-func (e *testEnv) runOnThread(f func()) {
+func runOnThread(f func()) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	f()
@@ -170,15 +172,15 @@ const (
 )
 
 func testNoContextSwitches(e *testEnv) {
-	for _, c := range e.atomicCalls() {
-		e.runOnThread(func() {
+	for _, c := range atomicCalls(e) {
+		runOnThread(func() {
 			switched, calls := 0, 0
 			for range confirmations {
 				switched = 0
 				calls = c.runAroundEachCall(e, func(call func()) {
-					before := e.contextSwitches()
+					before := contextSwitches(e)
 					call()
-					if e.contextSwitches() > before {
+					if contextSwitches(e) > before {
 						switched++
 					}
 				})
@@ -196,16 +198,16 @@ func testNoContextSwitches(e *testEnv) {
 const spinLimit = 500 * time.Microsecond
 
 func testNoLongSpin(e *testEnv) {
-	for _, c := range e.atomicCalls() {
-		e.runOnThread(func() {
+	for _, c := range atomicCalls(e) {
+		runOnThread(func() {
 			var worst time.Duration
 			c.times = max(c.times/5, 5)
 			for range confirmations {
 				times := make([]time.Duration, 0, c.times)
 				c.runAroundEachCall(e, func(call func()) {
-					before := e.threadCPUTime()
+					before := threadCPUTime()
 					call()
-					times = append(times, e.threadCPUTime()-before)
+					times = append(times, threadCPUTime()-before)
 				})
 				slices.Sort(times)
 				median := times[len(times)/2]
@@ -340,7 +342,7 @@ func goroutineID() string {
 
 // testNoVirtualTimePasses runs in a bubble of package testing/synctest: time advances only when all threads sleep.
 func testNoVirtualTimePasses(e *testEnv) {
-	for _, c := range e.atomicCalls() {
+	for _, c := range atomicCalls(e) {
 		slept := map[time.Duration]int{}
 		c.runAroundEachCall(e, func(call func()) {
 			before := time.Now()

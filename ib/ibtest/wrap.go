@@ -105,7 +105,7 @@ func factoriesWithID(dev *ib.Device, pd *ib.PD, cq *ib.CQ, memory ib.MRInit) []o
 }
 
 // factoriesWithoutID returns the kinds of objects without a number, which is 0.
-func (e *testEnv) factoriesWithoutID(pd *ib.PD) []objectFactory {
+func factoriesWithoutID(e *testEnv, pd *ib.PD) []objectFactory {
 	address := e.ownAddress()
 	return []objectFactory{
 		{"address handle", func() (objectWithID, error) {
@@ -146,7 +146,7 @@ func testIDsAfterWrap(e *testEnv) {
 	pd, cq := e.newPD(), e.newCQ(8, nil)
 	_, addr := e.newMemory(64)
 	numbers := factoriesWithID(e.dev, pd, cq, ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: allAccess})
-	for i, k := range append(slices.Clone(numbers), e.factoriesWithoutID(pd)...) {
+	for i, k := range append(slices.Clone(numbers), factoriesWithoutID(e, pd)...) {
 		wraps := e.repeatUntilWrap
 		if i >= len(numbers) {
 			wraps = func(next func(int)) int {
@@ -225,7 +225,7 @@ const earlierObjectCount = 1<<16 + 100
 // testModelAfterManyObjects runs the model on a device that has given out more numbers than 16 bits can hold.
 func testModelAfterManyObjects(e *testEnv) {
 	known := modeltest.NewDriverFeatures()
-	target, end := e.modelFactory(*modelSeed, known)()
+	target, end := modelFactory(e, *modelSeed, known)()
 	pd, err := target.Device.AllocPD()
 	e.must("allocate pd", err)
 	cq, err := target.Device.CreateCQ(ib.CQInit{Entries: 1})
@@ -244,14 +244,14 @@ func testModelAfterManyObjects(e *testEnv) {
 	}
 	e.must("destroy cq", cq.Destroy())
 	e.must("deallocate pd", pd.Dealloc())
-	runs := max(1, e.seedCount()/8)
+	runs := max(1, seedCount(e)/8)
 	if e.cfg.seeds < 0 {
 		runs = 0
 	}
 	for i := range runs {
 		seed := *modelSeed + uint64(i)
 		if f := modeltest.RunOn(target, seed, *modelSteps); f != nil {
-			e.Fatalf("%v\nrun it again: %s", f, e.repeatSeedCommand(seed))
+			e.Fatalf("%v\nrun it again: %s", f, repeatSeedCommand(e, seed))
 		}
 	}
 	e.must("take the device away", end())
@@ -261,20 +261,20 @@ func testModelAfterManyObjects(e *testEnv) {
 // queue pair, and with a shared one.
 func testQueuesAfterWrap(e *testEnv) {
 	pd := e.newPD()
-	e.checkQueuesAfterWrap(pd, nil)
+	checkQueuesAfterWrap(e, pd, nil)
 	srq, err := pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: wrapQueueLen, MaxSGE: 1}})
 	if err != nil {
 		e.Logf("no shared receive queue: %v", err)
 		return
 	}
-	e.checkQueuesAfterWrap(pd, destroyAtEnd(e, srq, srq.Destroy))
+	checkQueuesAfterWrap(e, pd, destroyAtEnd(e, srq, srq.Destroy))
 }
 
 // wrapQueueLen is the length of each queue of testQueuesAfterWrap.
 const wrapQueueLen = 3
 
 // checkQueuesAfterWrap sends messages to a queue pair with its own receive queue, or with a shared one.
-func (e *testEnv) checkQueuesAfterWrap(pd *ib.PD, srq *ib.SRQ) {
+func checkQueuesAfterWrap(e *testEnv, pd *ib.PD, srq *ib.SRQ) {
 	var calls [2]atomic.Int64
 	p := &pair{e: e, pd: pd}
 	for i := range p.qps {
