@@ -50,7 +50,7 @@ func supportedAttributes(e *testEnv, dev ib.DeviceAttr) []qpAttribute {
 		}
 	}
 	keys := []uint16{0} // indices of P_Keys; others are empty
-	for i := 1; i < min(e.port.PKeyTableLen, 1<<16); i++ {
+	for i := 1; i < min(e.connector.port.PKeyTableLen, 1<<16); i++ {
 		if k, err := e.dev.QueryPKey(1, i); err == nil && k != 0 {
 			keys = append(keys, uint16(i))
 		}
@@ -71,13 +71,13 @@ func supportedAttributes(e *testEnv, dev ib.DeviceAttr) []qpAttribute {
 		},
 			func(a *ib.QPAttr) any { return a.AccessFlags }},
 		{"address", ib.QPAttrAV, func(a *ib.QPAttr, r *rand.Rand) {
-			a.AH = e.ownAddress()
+			a.AH = e.connector.ownAddress()
 			a.AH.SL, a.AH.GRH.TrafficClass = uint8(r.IntN(8)), uint8(r.IntN(64))<<2
 			a.AH.GRH.HopLimit, a.AH.GRH.FlowLabel = uint8(1+r.IntN(255)), r.Uint32N(1<<20)
 		}, func(a *ib.QPAttr) any { return a.AH }},
 		{"path MTU", ib.QPAttrPathMTU, func(a *ib.QPAttr,
 			r *rand.Rand) {
-			a.PathMTU = ib.MTU(1 + r.IntN(int(e.port.ActiveMTU)))
+			a.PathMTU = ib.MTU(1 + r.IntN(int(e.connector.port.ActiveMTU)))
 		},
 			func(a *ib.QPAttr) any { return a.PathMTU }},
 		{"destination", ib.QPAttrDestQPN, func(a *ib.QPAttr, r *rand.Rand) { a.DestQPN = 2 + r.Uint32N(1<<24-3) },
@@ -126,31 +126,23 @@ func testAttributesReadBack(e *testEnv) {
 		}
 		for range 6 {
 			for _, to := range everyStatePath {
-				moveWithAttributes(e, qp, attrs, to, r)
+				moveWithAttributes(e.resultChecker, qp, attrs, to, r)
 			}
 			e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
 		}
 	}
 }
 
-// queryAllAttributes returns all attributes.
-func (e *testEnv) queryAllAttributes(qp *ib.QP) ib.QPAttr {
-	e.Helper()
-	a, _, err := qp.Query(1<<21 - 1)
-	e.must("query qp", err)
-	return a
-}
-
 // moveWithAttributes moves a queue pair to a state, with the required attributes and some optional ones, and compares
 // all attributes with the expected values. Before that it tries an invalid value.
-func moveWithAttributes(e *testEnv, qp *ib.QP, attrs []qpAttribute, to ib.QPState, r *rand.Rand) {
-	e.Helper()
-	e.eventually("the end of SQDraining", func() bool { return !e.queryAllAttributes(qp).SQDraining })
-	before := e.queryAllAttributes(qp)
+func moveWithAttributes(c *resultChecker, qp *ib.QP, attrs []qpAttribute, to ib.QPState, r *rand.Rand) {
+	c.Helper()
+	c.eventually("the end of SQDraining", func() bool { return !c.queryAllAttributes(qp).SQDraining })
+	before := c.queryAllAttributes(qp)
 	from, kind := before.State, qp.Type()
 	required, optional, known := qptable.TransitionAttrs(from.String(), to.String(), kind.String())
 	if !known {
-		e.Fatalf("a %v queue pair is in %v, and should go to %v", kind, from, to)
+		c.Fatalf("a %v queue pair is in %v, and should go to %v", kind, from, to)
 	}
 	set, mask := ib.QPAttr{State: to}, ib.QPAttrState|ib.QPAttrMask(required)
 	for _, a := range attrs {
@@ -172,16 +164,16 @@ func moveWithAttributes(e *testEnv, qp *ib.QP, attrs []qpAttribute, to ib.QPStat
 		}
 		bad := set
 		wrong.set(&bad)
-		e.wantErrno("modify with a wrong value", qp.Modify(bad, mask), syscall.EINVAL)
-		if got := e.queryAllAttributes(qp); got != before {
-			e.Fatalf("%v queue pair from %v to %v: after a Modify that failed Query reports %+v, before it %+v", kind, from, to,
+		c.wantErrno("modify with a wrong value", qp.Modify(bad, mask), syscall.EINVAL)
+		if got := c.queryAllAttributes(qp); got != before {
+			c.Fatalf("%v queue pair from %v to %v: after a Modify that failed Query reports %+v, before it %+v", kind, from, to,
 				got, before)
 		}
 	}
-	e.must("modify", qp.Modify(set, mask))
-	got := e.queryAllAttributes(qp)
+	c.must("modify", qp.Modify(set, mask))
+	got := c.queryAllAttributes(qp)
 	if got.State != to || got.CurState != to {
-		e.Fatalf("%v queue pair from %v to %v: Query reports the states %v and %v", kind, from, to, got.State, got.CurState)
+		c.Fatalf("%v queue pair from %v to %v: Query reports the states %v and %v", kind, from, to, got.State, got.CurState)
 	}
 	for _, a := range attrs {
 		want, why := a.get(&before), "which Modify did not name"
@@ -189,7 +181,7 @@ func moveWithAttributes(e *testEnv, qp *ib.QP, attrs []qpAttribute, to ib.QPStat
 			want, why = a.get(&set), "as Modify has set it"
 		}
 		if g := a.get(&got); g != want {
-			e.Errorf("%v queue pair from %v to %v: %s: got %v, want %v, %s", kind, from, to, a.name, g, want, why)
+			c.Errorf("%v queue pair from %v to %v: %s: got %v, want %v, %s", kind, from, to, a.name, g, want, why)
 		}
 	}
 }
@@ -431,10 +423,10 @@ func testRNRRetries(e *testEnv) {
 func checkGiveUpAfterRNR(e *testEnv, pd *ib.PD) {
 	e.Helper()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	e.resetQPs(p.qps[:]...)
-	e.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
-	e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTR)
-	a := e.newQPAttr(ib.QPRTS, p.qps[1].Num())
+	e.connector.resetQPs(p.qps[:]...)
+	e.connector.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTR)
+	a := e.connector.newQPAttr(ib.QPRTS, p.qps[1].Num())
 	a.RNRRetry = 0
 	e.must("modify to RTS", p.qps[0].Modify(a, transitionMask(ib.QPTypeRC, ib.QPRTS)))
 	p.postSend(0, 1, 8)

@@ -1,7 +1,6 @@
 package ibtest
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -139,8 +138,8 @@ func testOneHandlerAtATime(e *testEnv) {
 		cq := e.newCQ(2*e.queueLen, nil)
 		from := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
 		to := e.newQP(pd, ib.QPInitAttr{SendCQ: shared, RecvCQ: shared, Type: ib.QPTypeRC})
-		e.moveQPUpTo(from, to.Num(), ib.QPRTS)
-		e.moveQPUpTo(to, from.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(from, to.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(to, from.Num(), ib.QPRTS)
 		threads.Go(func() {
 			for k := range each {
 				if err := e.postRecvWithRetry(to, ib.RecvWR{ID: uint64(k), SGList: buf.newSGL(8*i, 8)}); err != nil {
@@ -167,41 +166,6 @@ func testOneHandlerAtATime(e *testEnv) {
 	}
 	threads.Wait()
 	e.eventually("the handler to see all completions", func() bool { return int(polled.Load()) == senders*each })
-}
-
-// postRecvWithRetry posts a receive, from any goroutine. The queue may be full until a handler has polled.
-func (e *testEnv) postRecvWithRetry(qp *ib.QP, wr ib.RecvWR) error {
-	for p := e.newWaitLimit(); ; {
-		_, err := qp.PostRecv(wr)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, syscall.ENOMEM) || p.yieldAndCheckOver() {
-			return fmt.Errorf("post receive: %w", err)
-		}
-	}
-}
-
-// pollWithRetry polls until it has n completions, from any goroutine.
-func (e *testEnv) pollWithRetry(cq *ib.CQ, n int) error {
-	wc := make([]ib.WC, n)
-	for p := e.newWaitLimit(); ; {
-		k, err := cq.Poll(wc[:n])
-		if err != nil {
-			return fmt.Errorf("poll: %w", err)
-		}
-		for _, w := range wc[:k] {
-			if w.Status != ib.WCSuccess {
-				return fmt.Errorf("completion with %q", w.Status)
-			}
-		}
-		if n -= k; n == 0 {
-			return nil
-		}
-		if p.yieldAndCheckOver() {
-			return fmt.Errorf("waited %v in vain for %d completions", e.cfg.timeout, n)
-		}
-	}
 }
 
 // testHandlerPollsAll sends a stream of messages to a handler that polls, arms, and polls again if completions were

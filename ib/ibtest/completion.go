@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"syscall"
+	"testing"
 
 	"verbena/ib"
 )
@@ -51,18 +52,6 @@ func newUsedPollArray(other *ib.QP) []ib.WC {
 	failed := wc
 	failed.Status, failed.Opcode = ib.WCGeneralErr, ib.WCOpcode(0xabab)
 	return []ib.WC{wc, failed}
-}
-
-// pollInto polls one completion into wc.
-func (e *testEnv) pollInto(cq *ib.CQ, wc *ib.WC) {
-	e.Helper()
-	into := []ib.WC{*wc}
-	e.eventually("a completion", func() bool {
-		n, err := cq.Poll(into)
-		e.must("poll", err)
-		return n == 1
-	})
-	*wc = into[0]
 }
 
 // testCompletionSetsAllFields executes each operation several times, and polls its completions into a fresh entry and
@@ -115,13 +104,13 @@ func testCompletionSetsAllFields(e *testEnv) {
 
 // compareUsedAndFreshEntry compares a completion polled into a used entry with the same completion polled into a fresh
 // one.
-func compareUsedAndFreshEntry(e *testEnv, what string, got, fresh, entry ib.WC) {
-	e.Helper()
+func compareUsedAndFreshEntry(t testing.TB, what string, got, fresh, entry ib.WC) {
+	t.Helper()
 	if got.VendorErr != entry.VendorErr {
 		got.VendorErr = fresh.VendorErr // may have any value except the former one
 	}
 	if got != fresh {
-		e.Errorf("%s: polled into an entry that has been used: got %+v, want %+v, as in a fresh one", what, got, fresh)
+		t.Errorf("%s: polled into an entry that has been used: got %+v, want %+v, as in a fresh one", what, got, fresh)
 	}
 }
 
@@ -304,16 +293,16 @@ type selfSender struct {
 }
 
 // sendToSelf sends one message, and waits for its completions, which stay in the queues.
-func sendToSelf(e *testEnv, t selfSender, id uint64, queues ...*reportingCQ) {
-	e.Helper()
+func sendToSelf(r *resultChecker, t selfSender, id uint64, queues ...*reportingCQ) {
+	r.Helper()
 	for _, b := range queues {
 		b.arrived.Store(false)
 		_, err := b.ReqNotify(ib.NotifyNextComp | ib.NotifyReportMissed)
-		e.must("request notify", err)
+		r.must("request notify", err)
 	}
 	t.send(id)
 	for _, b := range queues {
-		e.eventually("a completion", b.arrived.Load)
+		r.eventually("a completion", b.arrived.Load)
 	}
 }
 
@@ -329,7 +318,7 @@ func destroySelfSenders(e *testEnv, what string, fresh func() selfSender, send, 
 			order = []selfSender{stays, t}
 		}
 		for i, x := range order {
-			sendToSelf(e, x, uint64(i), send, recv)
+			sendToSelf(e.resultChecker, x, uint64(i), send, recv)
 		}
 		gone := [2]*ib.QP{t.sender, t.receiver}
 		e.destroy(t.sender)
@@ -384,7 +373,7 @@ func testPollAfterQPDestroyed(e *testEnv) {
 			}
 			destroySelfSenders(e, fmt.Sprintf("%v, shared receive queue: %v", kind, shared), func() selfSender {
 				qp := e.newQP(pd, init)
-				e.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
+				e.connector.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
 				return selfSender{qp, qp, func(id uint64) {
 					e.Helper()
 					post := qp.PostRecv
@@ -454,24 +443,16 @@ func (e *testEnv) newXRCPair(pd *ib.PD, x *ib.XRCD, send *ib.CQ) (ini, tgt *ib.Q
 	e.Helper()
 	ini = e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: send})
 	tgt = e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
-	e.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
-	e.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
 	return ini, tgt
-}
-
-// mustPostSRQ posts a receive and fails the test if the queue rejects it.
-func (e *testEnv) mustPostSRQ(srq *ib.SRQ, wr ib.RecvWR) {
-	e.Helper()
-	if n, err := srq.PostRecv(wr); n != 1 || err != nil {
-		e.Fatalf("post receive: %d taken, %v", n, err)
-	}
 }
 
 // testLongMessages sends messages of more than 2^24 bytes.
 func testLongMessages(e *testEnv) {
 	const n = 1<<24 + 5
-	if uint64(e.port.MaxMsgSize) < n {
-		e.Skipf("the port sends messages of up to %d bytes", e.port.MaxMsgSize)
+	if uint64(e.connector.port.MaxMsgSize) < n {
+		e.Skipf("the port sends messages of up to %d bytes", e.connector.port.MaxMsgSize)
 	}
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	from, to := e.newBuffer(p.pd, n, allAccess), e.newBuffer(p.pd, n, allAccess)

@@ -111,7 +111,7 @@ var wrongBasicConsumers = []wrongConsumer{
 		defect: "sends a datagram with a destroyed address handle",
 		use: func(e *testEnv) {
 			p := e.newPairIfSupported(ib.QPTypeUD, e.newPD())
-			a := e.ownAddress()
+			a := e.connector.ownAddress()
 			ah, err := p.pd.CreateAH(&a)
 			e.must("create and destroy an address handle", errors.Join(err, ah.Destroy()))
 			if n, err := p.qps[0].PostSend(p.newDatagramRequest(1, ah, 8)); n != 0 || !errors.Is(err, syscall.EINVAL) {
@@ -162,7 +162,7 @@ var wrongBasicConsumers = []wrongConsumer{
 			_, err := cq.ReqNotify(ib.NotifyNextComp)
 			e.must("request notify", err)
 			qp := e.newQP(e.newPD(), ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-			e.moveQPUpTo(qp, 0, ib.QPInit)
+			e.connector.moveQPUpTo(qp, 0, ib.QPInit)
 			_, err = qp.PostRecv(ib.RecvWR{})
 			e.must("post receive", err)
 			mu.Lock()
@@ -178,7 +178,7 @@ var wrongBasicConsumers = []wrongConsumer{
 		defect: "keeps a queue pair past Remove",
 		use: func(e *testEnv) {
 			registerWithClient(e, func(d *ib.Device) (any, error) {
-				e.selectGID()
+				e.connector.selectGID()
 				e.newPair(pairConfig{kind: ib.QPTypeRC})
 				return nil, nil
 			}, func(*ib.Device, any) {})

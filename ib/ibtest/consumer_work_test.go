@@ -159,7 +159,7 @@ var wrongWorkConsumers = []wrongConsumer{
 					Cap: ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
 			}
 			for i, qp := range qps {
-				e.moveQPUpTo(qp, qps[1-i].Num(), ib.QPRTS)
+				e.connector.moveQPUpTo(qp, qps[1-i].Num(), ib.QPRTS)
 			}
 			errorOf(qps[1].PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)}))
 			errorOf(qps[0].PostSend(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: buf.newSGL(0, 8)}))
@@ -216,7 +216,7 @@ var wrongWorkConsumers = []wrongConsumer{
 			cq, buf := e.newCQ(e.queueLen, nil), e.newBuffer(pd, 64, allAccess)
 			for range 2 {
 				qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-				e.moveQPUpTo(qp, 1, ib.QPInit)
+				e.connector.moveQPUpTo(qp, 1, ib.QPInit)
 				for range e.queueLen {
 					errorOf(qp.PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)}))
 				}
@@ -250,7 +250,7 @@ var wrongWorkConsumers = []wrongConsumer{
 		use: func(e *testEnv) {
 			ah := e.newAH(e.newPD())
 			e.destroy(ah)
-			a := e.ownAddress()
+			a := e.connector.ownAddress()
 			ah.Modify(&a)
 		},
 		says: "AH.Modify on a AH that was destroyed",
@@ -509,10 +509,10 @@ var wrongLifeCycleConsumers = []wrongConsumer{
 		defect: "leaks the address handle of each answer that it cannot send",
 		use: func(e *testEnv) {
 			registerWithClient(e, func(d *ib.Device) (any, error) {
-				e.selectGID()
+				e.connector.selectGID()
 				pd, err := d.AllocPD()
 				if err == nil {
-					a := e.ownAddress()
+					a := e.connector.ownAddress()
 					_, err = pd.CreateAH(&a)
 				}
 				return pd, err

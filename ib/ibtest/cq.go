@@ -66,7 +66,7 @@ func testCQOverrun(e *testEnv) {
 			SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(room + 2), MaxRecvSGE: 1},
 		})
-		e.moveQPUpTo(qps[i], qps[i].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(qps[i], qps[i].Num(), ib.QPRTS)
 	}
 	// Flushed receives fill the queue, in order and all at once. Those of the first queue pair just fit.
 	post := func(qp *ib.QP, n int) {
@@ -117,7 +117,7 @@ func (e *testEnv) cqCapacity(cq *ib.CQ) int {
 	pd := e.newPD()
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: like, RecvCQ: like, Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1, MaxRecvWR: uint32(flushed), MaxRecvSGE: 1}})
-	e.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
 	for range flushed {
 		e.mustPostRecv(qp, ib.RecvWR{})
 	}

@@ -231,9 +231,9 @@ func (p *pair) checkInlineDataCopied() {
 		SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: ib.QPTypeRC,
 		Cap: ib.QPCap{MaxSendWR: 4, MaxRecvWR: 4, MaxSendSGE: 1, MaxRecvSGE: 1, MaxInlineData: most},
 	})
-	e.resetQPs(p.qps[:]...)
-	e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
-	e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
+	e.connector.resetQPs(p.qps[:]...)
+	e.connector.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
 	data := []byte("inline data are copied")
 	data = data[:min(len(data), int(most))]
 	want := bytes.Clone(data)
@@ -443,11 +443,6 @@ func testAccessRightsEnforced(e *testEnv) {
 	}
 }
 
-func (e *testEnv) waitAnyCompletion(cq *ib.CQ) ib.WC {
-	e.Helper()
-	return e.waitCompletions(cq, 1)[0]
-}
-
 func testDeregisteredMemory(e *testEnv) {
 	e.allowViolation(check.RuleInFlight) // an earlier receive
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
@@ -590,7 +585,7 @@ func (p *pair) newDatagramRequest(id uint64, ah *ib.AH, n int) ib.SendWR {
 
 func testDatagramHeader(e *testEnv) {
 	p, ah := e.newDatagramPair()
-	for i, n := range []int{1, 0, 100, e.port.ActiveMTU.Bytes()} {
+	for i, n := range []int{1, 0, 100, e.connector.port.ActiveMTU.Bytes()} {
 		fillPattern(p.buf[0].b, i)
 		clear(p.buf[1].b)
 		p.postRecv(1, uint64(i), 0, pairBufferLen)

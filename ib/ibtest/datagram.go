@@ -31,40 +31,6 @@ var datagramChecks = []ruleTest{
 	},
 }
 
-// checkDatagramRoute checks the header that precedes a datagram of side 0.
-func (e *testEnv) checkDatagramRoute(what string, header []byte, a ib.AHAttr) {
-	e.Helper()
-	h := roce.GRH(header[:roce.GRHLen])
-	const dscp = 0xfc // the network may change the two low bits
-	if h.Version() == 0 {
-		e.Fatalf("%s: a header of no known version: %x", what, header[:roce.GRHLen])
-	}
-	if got, want := h.TrafficClass()&dscp, a.GRH.TrafficClass&dscp; got != want {
-		e.Errorf("%s: traffic class: got %#x, want %#x", what, got, want)
-	}
-	if h.HopLimit() != a.GRH.HopLimit {
-		e.Errorf("%s: hop limit: got %d, want %d", what, h.HopLimit(), a.GRH.HopLimit)
-	}
-	if f := h.FlowLabel(); f != 0 && f != a.GRH.FlowLabel { // some networks do not carry flow labels
-		e.Errorf("%s: flow label: got %#x, want %#x", what, f, a.GRH.FlowLabel)
-	}
-	if !e.hasGID(h.SGID()) || !e.hasGID(h.DGID()) {
-		e.Errorf("%s: from %v to %v, want GIDs of the device, such as %v", what, h.SGID(), h.DGID(), e.gid)
-	}
-}
-
-// hasGID reports whether a GID belongs to the device. The GID of the packet may differ from the requested one: a
-// default GID is not always usable as a packet's address.
-func (e *testEnv) hasGID(g ib.GID) bool {
-	e.Helper()
-	for i := range e.port.GIDTableLen {
-		if have, err := e.dev.QueryGID(1, i); err == nil && have.GID == g {
-			return true
-		}
-	}
-	return false
-}
-
 func testDatagramRoute(e *testEnv) {
 	p, _ := e.newDatagramPair()
 	var ahs []*ib.AH
@@ -74,7 +40,7 @@ func testDatagramRoute(e *testEnv) {
 		{TrafficClass: 0xb8, HopLimit: 255, FlowLabel: 0xfffff},
 		{TrafficClass: 0xfc, HopLimit: 2, FlowLabel: 0x54321},
 	} {
-		a := e.ownAddress()
+		a := e.connector.ownAddress()
 		a.SL, a.GRH.TrafficClass, a.GRH.HopLimit, a.GRH.FlowLabel = uint8(i), r.TrafficClass, r.HopLimit, r.FlowLabel
 		ah, err := p.pd.CreateAH(&a)
 		e.must("create ah", err)
@@ -94,7 +60,7 @@ func testDatagramRoute(e *testEnv) {
 		for i := range ahs {
 			e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCSuccess)
 			e.waitOneCompletion(p.cqs[1], uint64(i), ib.WCSuccess)
-			e.checkDatagramRoute(fmt.Sprintf("%s, datagram %d", what, i), p.buf[1].b[each*i:], attrs[i])
+			e.connector.checkDatagramRoute(fmt.Sprintf("%s, datagram %d", what, i), p.buf[1].b[each*i:], attrs[i])
 			if got, err := ahs[i].Query(); err != nil || got != attrs[i] {
 				e.Errorf("%s: address handle %d: got %+v (%v), want %+v", what, i, got, err, attrs[i])
 			}
@@ -129,7 +95,7 @@ func testDatagramRoute(e *testEnv) {
 		RemoteQPN: wc.SrcQP, RemoteQKey: qkey})
 	e.waitOneCompletion(p.cqs[1], 3, ib.WCSuccess)
 	e.waitOneCompletion(p.cqs[0], 2, ib.WCSuccess)
-	e.checkDatagramRoute("the answer", p.buf[0].b[pairBufferLen-each:], a)
+	e.connector.checkDatagramRoute("the answer", p.buf[0].b[pairBufferLen-each:], a)
 }
 
 func testControlledQKey(e *testEnv) {
@@ -220,7 +186,7 @@ func (e *testEnv) newGroupMember(pd *ib.PD) *groupMember {
 	cq := e.newCQ(e.queueLen, nil)
 	m := &groupMember{e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD}), cq, e.newBuffer(pd, 256,
 		allAccess)}
-	e.moveQPUpTo(m.qp, 0, ib.QPRTS)
+	e.connector.moveQPUpTo(m.qp, 0, ib.QPRTS)
 	return m
 }
 
@@ -243,7 +209,7 @@ func testMcastReachesMembers(e *testEnv) {
 	good := []*groupMember{e.newGroupMember(p.pd), e.newGroupMember(p.pd)}
 	to := map[ib.GID]*ib.AH{}
 	for i := range 2 {
-		a := e.ownAddress()
+		a := e.connector.ownAddress()
 		a.GRH.DGID = group(i)
 		ah, err := p.pd.CreateAH(&a)
 		e.must("create ah", err)
@@ -292,8 +258,8 @@ func testMcastReachesMembers(e *testEnv) {
 		}},
 		{"a member whose receive is too short", func(m *groupMember) { m.checkMemberReceived(e, 1, 50) }},
 		{"a member in INIT", func(m *groupMember) {
-			e.resetQPs(m.qp)
-			e.moveQPUpTo(m.qp, 0, ib.QPInit)
+			e.connector.resetQPs(m.qp)
+			e.connector.moveQPUpTo(m.qp, 0, ib.QPInit)
 			m.checkMemberReceived(e, 1, 100)
 		}},
 		{"a member in ERR", func(m *groupMember) {

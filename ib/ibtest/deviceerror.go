@@ -71,7 +71,7 @@ var deviceErrorChecks = []ruleTest{
 
 func testNoCreationInError(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	// Features that the driver lacks are not tested.
 	ah, _ := p.pd.CreateAH(&a)
 	srq, _ := p.pd.CreateSRQ(ib.SRQInitAttr{Attr: ib.SRQAttr{MaxWR: 1, MaxSGE: 1}})
@@ -187,8 +187,8 @@ func (e *testEnv) newQPsInEveryState(newPair func() *pair) *qpsInEveryState {
 	x := &qpsInEveryState{e: e}
 	for _, s := range []ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPSQD} {
 		p, ids := newPair(), map[uint64]bool{}
-		e.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
-		e.moveQPUpTo(p.qps[0], p.qps[1].Num(), min(s, ib.QPRTS))
+		e.connector.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(p.qps[0], p.qps[1].Num(), min(s, ib.QPRTS))
 		if s == ib.QPSQD {
 			if err := p.qps[0].Modify(ib.QPAttr{State: s}, ib.QPAttrState); err != nil {
 				continue // a state that this driver does not support: SQ/Drain
@@ -298,7 +298,7 @@ func testCreateDuringError(e *testEnv) {
 						mu.Unlock()
 					}
 					for s := ib.QPInit; err == nil && s <= ib.QPRTS; s++ {
-						err = qp.Modify(e.newQPAttr(s, qp.Num()), transitionMask(ib.QPTypeRC, s))
+						err = qp.Modify(e.connector.newQPAttr(s, qp.Num()), transitionMask(ib.QPTypeRC, s))
 					}
 					made.Add(1)
 					if err != nil {

@@ -89,7 +89,7 @@ func (e *testEnv) newUserPair() (ib.Disassociator, *testUserContext, *pair) {
 	hook, c, newPair := newUserPairFunc(e)
 	p := newPair()
 	for i := range p.qps {
-		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	return hook, c, p
 }

@@ -143,9 +143,9 @@ func testXRCSRQOfOtherDomain(e *testEnv) {
 				if !isAllZero(buf.b[256:]) {
 					e.Fatalf("message, opcode %v, for a shared receive queue of %s: memory was changed", op, what)
 				}
-				e.resetQPs(a.ini, a.tgt)
-				e.moveQPUpTo(a.ini, a.tgt.Num(), ib.QPRTS)
-				e.moveQPUpTo(a.tgt, a.ini.Num(), ib.QPRTS)
+				e.connector.resetQPs(a.ini, a.tgt)
+				e.connector.moveQPUpTo(a.ini, a.tgt.Num(), ib.QPRTS)
+				e.connector.moveQPUpTo(a.tgt, a.ini.Num(), ib.QPRTS)
 			}
 			// The receives are used by messages of their own domain.
 			for k, s := range []*side{a, b} {

@@ -15,9 +15,9 @@ import (
 	"verbena/umem"
 )
 
-// testEnv holds the device of a test, and has helpers that fail the test on errors.
+// testEnv holds the device of a test, and creates objects on it. It fails the test on errors.
 type testEnv struct {
-	testing.TB
+	*resultChecker
 	cfg     suiteConfig
 	core    *ib.Core
 	dev     *ib.Device
@@ -31,14 +31,8 @@ type testEnv struct {
 	queueLen         int // work requests per queue
 	sendSGE, recvSGE int // elements per work request
 
-	// valid once the device is registered
 	registered bool
-	port       ib.PortAttr
-	gid        ib.GID
-	gidIndex   int
-	psn        uint32 // first PSN of the next connections, in both directions
-	timeout    uint8  // code of the local ACK timeout of the next connections
-	retries    uint8
+	connector  *connector // valid once the device is registered
 
 	objects []ownedObject // existing objects in creation order
 
@@ -60,8 +54,10 @@ type ownedObject struct {
 }
 
 func newTestEnv(t testing.TB, cfg suiteConfig, checked bool) *testEnv {
-	e := &testEnv{TB: t, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(), checked: checked, psn: 0x123456,
-		allowed: slices.Clone(cfg.allowed), timeout: 18, retries: 7}
+	e := &testEnv{
+		resultChecker: &resultChecker{t, cfg.timeout}, cfg: cfg, core: &ib.Core{}, mem: umem.NewLocal(),
+		checked: checked, allowed: slices.Clone(cfg.allowed),
+	}
 	if checked {
 		check.On(e.core, check.Config{Report: func(v check.Violation) {
 			e.mu.Lock()
@@ -73,6 +69,7 @@ func newTestEnv(t testing.TB, cfg suiteConfig, checked bool) *testEnv {
 	}
 	e.handle = cfg.newDevice(t)
 	e.dev = e.handle.Device()
+	e.connector = newConnector(e.resultChecker, e.dev, cfg.gidIndex)
 	if d, ok := ib.As[ib.Driver](userSide.Driver(e.dev)); ok {
 		cfg.packages.addTypeOf(d)
 		a, err := d.QueryDevice()
@@ -100,7 +97,7 @@ func (e *testEnv) registerDevice() {
 	e.Helper()
 	e.must("register the device", e.cfg.plug(e.core, e.handle))
 	e.registered = true
-	e.selectGID()
+	e.connector.selectGID()
 }
 
 func (e *testEnv) unregisterDevice() {
@@ -109,54 +106,6 @@ func (e *testEnv) unregisterDevice() {
 	if err := e.cfg.unplug(e.core, e.handle); err != nil && !e.Failed() {
 		e.Errorf("unregister the device: %v", err)
 	}
-}
-
-// selectGID selects the local GID.
-func (e *testEnv) selectGID() {
-	e.Helper()
-	var err error
-	e.port, err = e.dev.QueryPort(1)
-	e.must("query port 1", err)
-	for i := range e.port.GIDTableLen {
-		if e.cfg.gidIndex >= 0 && i != e.cfg.gidIndex {
-			continue
-		}
-		g, err := e.dev.QueryGID(1, i)
-		e.must("query GID", err)
-		if !g.GID.IsZero() {
-			e.gid, e.gidIndex = g.GID, i
-			return
-		}
-	}
-	e.Fatal("port 1 has no GID to use")
-}
-
-// must fails the test if err is not nil.
-func (e *testEnv) must(what string, err error) {
-	e.Helper()
-	if err != nil {
-		e.Fatalf("%s: %v", what, err)
-	}
-}
-
-// wantErrno reports a failure, without ending the test, unless err wraps one of the numbers.
-func (e *testEnv) wantErrno(what string, err error, want ...syscall.Errno) {
-	e.Helper()
-	for _, n := range want {
-		if errors.Is(err, n) {
-			return
-		}
-	}
-	e.Errorf("%s: got error %v, want %v", what, err, want)
-}
-
-// requireFeature skips the test if err means that the driver lacks the feature, and fails it for other errors.
-func (e *testEnv) requireFeature(ability string, err error) {
-	e.Helper()
-	if errors.Is(err, syscall.EOPNOTSUPP) || errors.Is(err, syscall.ENOSYS) {
-		e.Skipf("the driver has no %s: %v", ability, err)
-	}
-	e.must("use "+ability, err)
 }
 
 // destroyAtEnd registers x for destruction at the end of the test, unless destroy(x) is called earlier.
@@ -208,18 +157,6 @@ func (e *testEnv) tryDestroy(x any) error {
 	return err
 }
 
-// waitLimit limits a wait by time and by a number of iterations. A machine that is not overloaded does at least this
-// number of iterations in the time, so an overloaded machine is not mistaken for an inactive driver.
-type waitLimit struct {
-	end        time.Time
-	iterations int
-	yields     int // yields so far; the first wait does not sleep
-}
-
-func (e *testEnv) newWaitLimit() *waitLimit {
-	return &waitLimit{end: time.Now().Add(e.cfg.timeout), iterations: int(e.cfg.timeout / time.Millisecond)}
-}
-
 // yieldAndCheckOver yields to other threads for a short time, and reports whether the limit is reached.
 func (p *waitLimit) yieldAndCheckOver() bool {
 	if p.yields < 100 { // a sleep takes longer than most calls
@@ -232,16 +169,6 @@ func (p *waitLimit) yieldAndCheckOver() bool {
 	return p.iterations < 0 && time.Now().After(p.end)
 }
 
-// eventually waits until cond holds.
-func (e *testEnv) eventually(what string, cond func() bool) {
-	e.Helper()
-	for p := e.newWaitLimit(); !cond(); {
-		if p.yieldAndCheckOver() {
-			e.Fatalf("waited %v in vain: %s", e.cfg.timeout, what)
-		}
-	}
-}
-
 // receiveFrom waits for a value from a channel, or for its close.
 func receiveFrom[T any](e *testEnv, what string, c <-chan T) (v T) {
 	e.Helper()
@@ -251,12 +178,6 @@ func receiveFrom[T any](e *testEnv, what string, c <-chan T) (v T) {
 		e.Fatalf("waited %v in vain: %s", e.cfg.timeout, what)
 	}
 	return v
-}
-
-// yieldBriefly yields to other threads for a short time.
-func yieldBriefly() {
-	runtime.Gosched()
-	time.Sleep(20 * time.Microsecond)
 }
 
 func (e *testEnv) newPD() *ib.PD {
@@ -377,42 +298,6 @@ const (
 	qkey = 0x11223344
 )
 
-// newQPAttr returns valid values of all attributes for a queue pair that is connected to dest.
-func (e *testEnv) newQPAttr(state ib.QPState, dest uint32) ib.QPAttr {
-	return ib.QPAttr{
-		State: state, Port: 1, QKey: qkey, AccessFlags: remote, AH: e.ownAddress(), PathMTU: e.port.ActiveMTU, DestQPN: dest,
-		RQPSN: e.psn, SQPSN: e.psn, MaxDestRdAtomic: 1, MaxRdAtomic: 1, MinRNRTimer: 1, Timeout: e.timeout,
-		RetryCnt: e.retries, RNRRetry: 7,
-	}
-}
-
-// ownAddress returns the address of the device itself.
-func (e *testEnv) ownAddress() ib.AHAttr {
-	return ib.AHAttr{
-		GRH:    ib.GlobalRoute{DGID: e.gid, SGIDIndex: uint8(e.gidIndex), HopLimit: 64},
-		HasGRH: true, Port: 1,
-	}
-}
-
-// resetQPs moves queue pairs to RESET. Later connections use other packet sequence numbers, so that late packets of the
-// former connections are not accepted.
-func (e *testEnv) resetQPs(qps ...*ib.QP) {
-	e.Helper()
-	for _, qp := range qps {
-		e.must("modify to RESET", qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
-	}
-	e.psn = (e.psn + 0x10001) & 0xffffff
-}
-
-// moveQPUpTo moves a queue pair to INIT, RTR or RTS, to exchange messages with dest.
-func (e *testEnv) moveQPUpTo(qp *ib.QP, dest uint32, state ib.QPState) {
-	e.Helper()
-	kind := qp.Type()
-	for s := ib.QPInit; s <= state; s++ {
-		e.must(fmt.Sprintf("modify %v qp to %v", kind, s), qp.Modify(e.newQPAttr(s, dest), transitionMask(kind, s)))
-	}
-}
-
 // transitionMask returns the mask of the transition to a state.
 func transitionMask(kind ib.QPType, s ib.QPState) ib.QPAttrMask {
 	datagram := kind == ib.QPTypeUD
@@ -475,7 +360,7 @@ func (e *testEnv) newPair(c pairConfig) *pair {
 		})
 	}
 	for i := range p.qps {
-		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	return p
 }
@@ -483,7 +368,7 @@ func (e *testEnv) newPair(c pairConfig) *pair {
 // newAH returns an address handle to the device itself.
 func (e *testEnv) newAH(pd *ib.PD) *ib.AH {
 	e.Helper()
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	ah, err := pd.CreateAH(&a)
 	e.requireFeature("address handles", err)
 	return destroyAtEnd(e, ah, ah.Destroy)
@@ -514,51 +399,6 @@ func (p *pair) postRecv(side int, id uint64, off, n int) {
 	if k, err := p.qps[side].PostRecv(ib.RecvWR{ID: id, SGList: p.buf[side].newSGL(off, n)}); k != 1 || err != nil {
 		p.e.Fatalf("post receive: %d taken, %v", k, err)
 	}
-}
-
-// waitCompletions polls a queue until it has n completions, which it returns in order.
-func (e *testEnv) waitCompletions(cq *ib.CQ, n int) []ib.WC {
-	e.Helper()
-	all := make([]ib.WC, 0, n)
-	e.eventually(fmt.Sprintf("%d completions", n), func() bool {
-		wc := make([]ib.WC, n-len(all))
-		k, err := cq.Poll(wc)
-		e.must("poll", err)
-		if k < 0 || k > len(wc) {
-			e.Fatalf("poll: %d completions in room for %d", k, len(wc))
-		}
-		all = append(all, wc[:k]...)
-		return len(all) >= n
-	})
-	return all
-}
-
-// maxEmptyPolls is the number of polls in succession after which drain takes a queue to be empty. A device may return a
-// completion of a flushed request some polls late.
-const maxEmptyPolls = 16
-
-// drainCQ removes all completions of a queue, and returns their number.
-func (e *testEnv) drainCQ(cq *ib.CQ) (total int) {
-	e.Helper()
-	var wc [8]ib.WC
-	for empty := 0; empty < maxEmptyPolls; empty++ {
-		n, err := cq.Poll(wc[:])
-		e.must("poll", err)
-		if n > 0 {
-			total, empty = total+n, -1
-		}
-	}
-	return total
-}
-
-// waitOneCompletion waits for one completion and checks its ID and status.
-func (e *testEnv) waitOneCompletion(cq *ib.CQ, id uint64, status ib.WCStatus) ib.WC {
-	e.Helper()
-	wc := e.waitCompletions(cq, 1)[0]
-	if wc.ID != id || wc.Status != status {
-		e.Fatalf("completion of work request %d with %q, want %d with %q", wc.ID, wc.Status, id, status)
-	}
-	return wc
 }
 
 // exchangeMessage sends one message from side to the other, and checks that it arrives.

@@ -110,12 +110,12 @@ func testPostInWrongStateFails(e *testEnv) {
 		e.Error("post receive in RESET: taken")
 	}
 	e.wantErrno("post receive in RESET", err, syscall.EINVAL)
-	e.moveQPUpTo(qp, qp.Num(), ib.QPInit)
+	e.connector.moveQPUpTo(qp, qp.Num(), ib.QPInit)
 	send("INIT", syscall.EINVAL)
 	if n, err := qp.PostRecv(ib.RecvWR{SGList: buf.newSGL(0, 8)}); n != 1 || err != nil {
 		e.Errorf("post receive in INIT: %d, %v", n, err)
 	}
-	e.must("modify to RTR", qp.Modify(e.newQPAttr(ib.QPRTR, qp.Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
+	e.must("modify to RTR", qp.Modify(e.connector.newQPAttr(ib.QPRTR, qp.Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
 	send("RTR", syscall.EINVAL)
 }
 
@@ -131,7 +131,7 @@ func testFullQueueRejectsPost(e *testEnv) {
 	if room < 4 {
 		e.Fatalf("room for %d work requests, asked for 4", room)
 	}
-	e.moveQPUpTo(qp, qp.Num(), ib.QPInit)
+	e.connector.moveQPUpTo(qp, qp.Num(), ib.QPInit)
 	wrs := make([]ib.RecvWR, room+3)
 	for i := range wrs {
 		wrs[i] = ib.RecvWR{ID: uint64(i), SGList: buf.newSGL(0, 8)}
@@ -230,12 +230,12 @@ func testResetDropsRequests(e *testEnv) {
 	for i := range 5 {
 		p.postRecv(1, uint64(100+i), 0, 8)
 	}
-	e.resetQPs(p.qps[:]...)
+	e.connector.resetQPs(p.qps[:]...)
 	for i := range p.qps {
 		if s := p.qps[i].State(); s != ib.QPReset {
 			e.Errorf("state is %v", s)
 		}
-		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	p.exchangeMessage(0, 2, 8)
 	p.exchangeMessage(1, 3, 8)
@@ -248,11 +248,11 @@ func testBadArgumentsAreRejected(e *testEnv) {
 	e.must("query device", err)
 	_, err = e.dev.QueryPort(a.PhysPorts + 1)
 	e.wantErrno("query a port that is not", err, syscall.EINVAL)
-	_, err = e.dev.QueryGID(1, e.port.GIDTableLen)
+	_, err = e.dev.QueryGID(1, e.connector.port.GIDTableLen)
 	e.wantErrno("query a GID outside of the table", err, syscall.EINVAL)
 	_, err = e.dev.QueryGID(1, -1)
 	e.wantErrno("query GID -1", err, syscall.EINVAL)
-	_, err = e.dev.QueryPKey(1, e.port.PKeyTableLen)
+	_, err = e.dev.QueryPKey(1, e.connector.port.PKeyTableLen)
 	e.wantErrno("query a P_Key outside of the table", err, syscall.EINVAL)
 	if k, err := e.dev.QueryPKey(1, 0); err != nil || k == 0 {
 		e.Errorf("the first P_Key is %#x, %v", k, err)
@@ -267,14 +267,14 @@ func testBadArgumentsAreRejected(e *testEnv) {
 	})
 	e.wantErrno("create a QP of too many work requests", err, syscall.EINVAL, syscall.ENOMEM)
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-	bad := e.newQPAttr(ib.QPInit, 0)
+	bad := e.connector.newQPAttr(ib.QPInit, 0)
 	bad.Port = uint8(a.PhysPorts) + 1
 	e.wantErrno("modify to a port that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPInit)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPReset {
 		e.Errorf("state after a Modify that failed is %v", s)
 	}
-	e.moveQPUpTo(qp, 0, ib.QPInit)
-	bad = e.newQPAttr(ib.QPRTR, 0)
+	e.connector.moveQPUpTo(qp, 0, ib.QPInit)
+	bad = e.connector.newQPAttr(ib.QPRTR, 0)
 	bad.PathMTU = 9
 	e.wantErrno("modify to an MTU that is not", qp.Modify(bad, transitionMask(ib.QPTypeRC, ib.QPRTR)), syscall.EINVAL)
 	if s := qp.State(); s != ib.QPInit {
@@ -294,7 +294,7 @@ func testUnsupportedFeaturesAreRejected(e *testEnv) {
 			e.Errorf("%s: %v, want success or EOPNOTSUPP", what, err)
 		}
 	}
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	ah, err := pd.CreateAH(&a)
 	if expect("address handles", err); err == nil {
 		destroyAtEnd(e, ah, ah.Destroy)

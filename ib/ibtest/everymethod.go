@@ -214,7 +214,7 @@ func (l *requestCountingPair) addDataPath(e *testEnv, w randomCalls) {
 func (l *requestCountingPair) addControlPath(e *testEnv, w randomCalls) {
 	w["query"] = func(r *rand.Rand) error {
 		_, err := e.dev.QueryDevice()
-		return errors.Join(err, errorOf(e.dev.QueryPort(1)), errorOf(e.dev.QueryGID(1, e.gidIndex)),
+		return errors.Join(err, errorOf(e.dev.QueryPort(1)), errorOf(e.dev.QueryGID(1, e.connector.gidIndex)),
 			errorOf(e.dev.QueryPKey(1, 0)))
 	}
 	w["pd"] = func(r *rand.Rand) error {
@@ -249,7 +249,7 @@ func (l *requestCountingPair) addControlPath(e *testEnv, w randomCalls) {
 		return qp.Destroy()
 	}
 	w["ah"] = func(r *rand.Rand) error {
-		a := e.ownAddress()
+		a := e.connector.ownAddress()
 		ah, err := l.pd.CreateAH(&a)
 		if errors.Is(err, syscall.EOPNOTSUPP) {
 			return nil
@@ -293,7 +293,7 @@ func (l *requestCountingPair) completeAll(e *testEnv) {
 func (w randomCalls) addDatagrams(e *testEnv) {
 	e.Helper()
 	pd := e.newPD()
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	ah, err := pd.CreateAH(&a)
 	if err != nil {
 		return
@@ -471,7 +471,7 @@ func (w randomCalls) addObjectCreation(e *testEnv) {
 	if groups == nil || qp == nil {
 		return
 	}
-	e.moveQPUpTo(qp, 0, ib.QPRTS)
+	e.connector.moveQPUpTo(qp, 0, ib.QPRTS)
 	group := groups(0)
 	var member sync.Mutex
 	w["multicast group"] = func(*rand.Rand) error {

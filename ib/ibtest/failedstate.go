@@ -16,18 +16,6 @@ var failedStateChecks = []ruleTest{
 	},
 }
 
-// wantQPState waits until State returns a state, and checks that Query returns it too.
-func (e *testEnv) wantQPState(what string, qp *ib.QP, want ib.QPState) {
-	e.Helper()
-	e.eventually(fmt.Sprintf("%s: state %v", what, want), func() bool { return qp.State() == want })
-	for _, mask := range []ib.QPAttrMask{0, ib.QPAttrState, ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrAV} {
-		a, _, err := qp.Query(mask)
-		if err != nil || a.State != want || a.CurState != want {
-			e.Fatalf("%s: Query shows state %v (%v), want %v, as State does", what, a.State, err, want)
-		}
-	}
-}
-
 func testQueryAfterFailure(e *testEnv) {
 	pd := e.newPD()
 	for _, kind := range queuePairTypes {

@@ -82,7 +82,7 @@ func (e *testEnv) registerClient(cl *ib.Client) {
 // useAllObjects creates every object on the device, exchanges a message, and destroys the objects.
 func useAllObjects(e *testEnv, when string) {
 	e.Helper()
-	e.selectGID()
+	e.connector.selectGID()
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(*ib.CQ) {}}})
 	_, err := p.cqs[1].ReqNotify(ib.NotifyNextComp)
 	e.must("request notify "+when, err)
@@ -126,7 +126,7 @@ func testDeviceUsableInRemove(e *testEnv) {
 	e.registerClient(&ib.Client{
 		Name: "user",
 		Add: func(d *ib.Device) (any, error) {
-			e.selectGID()
+			e.connector.selectGID()
 			p = e.newPair(pairConfig{kind: ib.QPTypeRC})
 			return p, nil
 		},
@@ -256,7 +256,7 @@ func testUnregisterUnderTraffic(e *testEnv) {
 	e.registerClient(&ib.Client{
 		Name: "busy",
 		Add: func(d *ib.Device) (any, error) {
-			e.selectGID()
+			e.connector.selectGID()
 			p = e.newPair(pairConfig{kind: ib.QPTypeRC, handlers: [2]func(*ib.CQ){nil, func(cq *ib.CQ) {
 				var wc [8]ib.WC
 				for {

@@ -76,9 +76,9 @@ func (k *unaffectedKey) checkFailingInvalidate(how string, of *pair, key uint32,
 	unanswered bool) {
 	e := k.e
 	e.Helper()
-	timeout, retries := e.timeout, e.retries
+	timeout, retries := e.connector.ackTimeout, e.connector.retries
 	if unanswered {
-		e.timeout, e.retries = 12, 1 // 17 ms
+		e.connector.ackTimeout, e.connector.retries = 12, 1 // 17 ms
 	}
 	of.reconnect()
 	if taken, err := of.qps[1].PostRecv(ib.RecvWR{ID: 1, SGList: recv}); taken != 1 {
@@ -92,7 +92,7 @@ func (k *unaffectedKey) checkFailingInvalidate(how string, of *pair, key uint32,
 			e.Fatalf("%s: side %d completed with %q", what, side, wc.Status)
 		}
 	}
-	e.timeout, e.retries = timeout, retries
+	e.connector.ackTimeout, e.connector.retries = timeout, retries
 	of.reconnect()
 	k.checkKeyWorks("after a " + what)
 }

@@ -123,8 +123,8 @@ func testInvalidateBoundRegion(e *testEnv) {
 		invalidate(what, other, false)
 		works("after a local invalidation that failed")
 		if i == 0 { // A failing invalidation has no response: see MW/Type2.
-			timeout, retries := e.timeout, e.retries
-			e.timeout, e.retries = 12, 1 // 17 ms
+			timeout, retries := e.connector.ackTimeout, e.connector.retries
+			e.connector.ackTimeout, e.connector.retries = 12, 1 // 17 ms
 			other.reconnect()
 			other.postRecv(1, 3, 0, 8)
 			other.postSendWR(0, ib.SendWR{
@@ -137,7 +137,7 @@ func testInvalidateBoundRegion(e *testEnv) {
 			if wc := e.waitAnyCompletion(other.cqs[0]); wc.Status == ib.WCSuccess {
 				e.Fatalf("remote invalidation of %s: the send completed with %q", what, wc.Status)
 			}
-			e.timeout, e.retries = timeout, retries
+			e.connector.ackTimeout, e.connector.retries = timeout, retries
 			other.reconnect()
 			works("after a remote invalidation that failed")
 		}

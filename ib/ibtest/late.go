@@ -32,7 +32,7 @@ var lateEffectChecks = []ruleTest{
 func testDatagramUsesAddressAtPost(e *testEnv) {
 	p := e.newPair(pairConfig{kind: ib.QPTypeUD})
 	ah := e.newAH(p.pd)
-	here, there := e.ownAddress(), e.unreachableAddress(ah)
+	here, there := e.connector.ownAddress(), e.connector.unreachableAddress(ah)
 	if !p.tryHoldInSQD() {
 		e.Skip("the driver has no state SQD, in which datagrams wait")
 	}
@@ -75,28 +75,6 @@ func testDatagramUsesAddressAtPost(e *testEnv) {
 	}
 }
 
-// unreachableAddress returns an address without a receiver that the handle may have.
-func (e *testEnv) unreachableAddress(ah *ib.AH) ib.AHAttr {
-	e.Helper()
-	var err error
-	for i := range e.port.GIDTableLen { // a neighbour of the device
-		a := e.ownAddress()
-		g, qerr := e.dev.QueryGID(1, i)
-		e.must("query GID", qerr)
-		if a.GRH.DGID = g.GID; g.GID.IsZero() {
-			continue
-		}
-		a.GRH.DGID[15] ^= 0x11
-		if err = ah.Modify(&a); err == nil {
-			here := e.ownAddress()
-			e.must("modify ah", ah.Modify(&here))
-			return a
-		}
-	}
-	e.Fatalf("modify ah to the address of a neighbour: %v", err)
-	return ib.AHAttr{}
-}
-
 // testNoModeratedReportAfterDestroy destroys queues with delayed notifications, and waits for the notification of a
 // queue with a longer delay. Later reports of the destroyed queues violate the rule use-after-destroy.
 func testNoModeratedReportAfterDestroy(e *testEnv) {
@@ -109,7 +87,7 @@ func testNoModeratedReportAfterDestroy(e *testEnv) {
 		cq := e.newCQ(e.queueLen, handler)
 		e.requireFeature("moderation of CQs", cq.Moderate(10, period))
 		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC})
-		e.moveQPUpTo(qp, qp.Num(), ib.QPInit)
+		e.connector.moveQPUpTo(qp, qp.Num(), ib.QPInit)
 		_, err := cq.ReqNotify(flags)
 		e.must("request notify", err)
 		for i := range n { // flushed receives satisfy any request
@@ -145,14 +123,14 @@ func testNoModeratedReportAfterDestroy(e *testEnv) {
 func testDestroyWaitingQP(e *testEnv) {
 	pd, cq := e.newPD(), e.newCQ(e.queueLen, nil)
 	buf := e.newBuffer(pd, 64, allAccess)
-	e.timeout, e.retries = 8, 1 // 1 ms
+	e.connector.ackTimeout, e.connector.retries = 8, 1 // 1 ms
 	init := ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Event: func(*ib.QP, ib.EventType) {}}
 	begin := func(receives bool) *ib.QP {
 		e.Helper()
 		qp, peer := e.newQP(pd, init), e.newQP(pd, init)
-		e.moveQPUpTo(qp, peer.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(qp, peer.Num(), ib.QPRTS)
 		if receives { // without a receive
-			e.moveQPUpTo(peer, qp.Num(), ib.QPRTR)
+			e.connector.moveQPUpTo(peer, qp.Num(), ib.QPRTR)
 		}
 		n, err := qp.PostSend(ib.SendWR{Opcode: ib.WRSend, SGList: buf.newSGL(0, 8)},
 			ib.SendWR{ID: 1, Opcode: ib.WRSend, SGList: buf.newSGL(0, 8)})

@@ -74,22 +74,22 @@ type creationLimit struct {
 }
 
 // checkCreationLimits fails the test unless an object can be created up to the limit, and not beyond it.
-func (e *testEnv) checkCreationLimits(of string, limits ...creationLimit) {
-	e.Helper()
+func (r *resultChecker) checkCreationLimits(of string, limits ...creationLimit) {
+	r.Helper()
 	for _, l := range limits {
 		if l.most < 1 {
-			e.Errorf("%s: %s is %d", of, l.name, l.most)
+			r.Errorf("%s: %s is %d", of, l.name, l.most)
 			continue
 		}
 		if err := l.make(l.most); err != nil {
-			e.Errorf("%s at the limit, %s %d: %v", of, l.name, l.most, err)
+			r.Errorf("%s at the limit, %s %d: %v", of, l.name, l.most, err)
 		}
 		err := l.make(l.most + 1)
 		if err == nil {
-			e.Errorf("%s beyond the limit, %s %d, was made", of, l.name, l.most)
+			r.Errorf("%s beyond the limit, %s %d, was made", of, l.name, l.most)
 			continue
 		}
-		e.wantErrno(fmt.Sprintf("%s beyond the limit, %s %d", of, l.name, l.most), err, syscall.EINVAL, syscall.ENOMEM)
+		r.wantErrno(fmt.Sprintf("%s beyond the limit, %s %d", of, l.name, l.most), err, syscall.EINVAL, syscall.ENOMEM)
 	}
 }
 
@@ -256,8 +256,8 @@ func testReadLimits(e *testEnv) {
 		e.Helper()
 		for n := most; n <= most+1 && n <= 255; n++ { // the attributes have 8 bits
 			qp := e.newQPOfType(ib.QPTypeRC, pd, cq)
-			e.moveQPUpTo(qp, qp.Num(), at-1)
-			attr := e.newQPAttr(at, qp.Num())
+			e.connector.moveQPUpTo(qp, qp.Num(), at-1)
+			attr := e.connector.newQPAttr(at, qp.Num())
 			set(&attr, uint8(n))
 			err := qp.Modify(attr, transitionMask(ib.QPTypeRC, at))
 			switch {
@@ -281,10 +281,10 @@ func testReadLimits(e *testEnv) {
 	out, serve := min(a.MaxQPInitRdAtom, 255), min(a.MaxQPRdAtom, 255)
 	most := min(out, serve)
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-	e.resetQPs(p.qps[:]...)
+	e.connector.resetQPs(p.qps[:]...)
 	for s := ib.QPInit; s <= ib.QPRTS; s++ {
 		for i, qp := range p.qps {
-			attr := e.newQPAttr(s, p.qps[1-i].Num())
+			attr := e.connector.newQPAttr(s, p.qps[1-i].Num())
 			attr.MaxRdAtomic, attr.MaxDestRdAtomic = uint8(most), uint8(most)
 			e.must("modify", qp.Modify(attr, transitionMask(ib.QPTypeRC, s)))
 		}
@@ -354,7 +354,7 @@ func testObjectLimits(e *testEnv) {
 			return destroyMethodOf(pd.AllocMW(ib.MWType1))((*ib.MW).Dealloc)
 		}},
 		{"MaxAH", a.MaxAH, 0, func(int) (func() error, error) {
-			to := e.ownAddress()
+			to := e.connector.ownAddress()
 			return destroyMethodOf(pd.CreateAH(&to))((*ib.AH).Destroy)
 		}},
 		{"MaxMcastGrp", a.MaxMcastGrp, 0, func(i int) (func() error, error) { return attach(ud, group(i)) }},
@@ -428,7 +428,7 @@ func testSGELimit(e *testEnv) {
 		}
 		p := &pair{e: e, pd: pd, cqs: cqs, qps: qps, buf: bufs}
 		for i := range qps {
-			e.moveQPUpTo(qps[i], qps[1-i].Num(), ib.QPRTS)
+			e.connector.moveQPUpTo(qps[i], qps[1-i].Num(), ib.QPRTS)
 		}
 		n, err := qps[1].PostRecv(ib.RecvWR{ID: 9, SGList: bufs[1].scatteredSGL(recv + 1)})
 		if n != 0 {
@@ -530,9 +530,9 @@ func sendInlineUpTo(e *testEnv, p *pair, asked uint32) {
 	c := minQPCap(kind)
 	c.MaxSendWR, c.MaxInlineData = 4, asked
 	qp := e.newQP(p.pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[0], Type: kind, Cap: c})
-	e.resetQPs(p.qps[:]...)
-	e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
-	e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
+	e.connector.resetQPs(p.qps[:]...)
+	e.connector.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
 	p.qps[0] = qp
 	most, grh := int(qp.Init().Cap.MaxInlineData), 0
 	ops := []ib.WROpcode{ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm}
@@ -598,9 +598,9 @@ func testSendQueueLimit(e *testEnv) {
 		c.MaxSendWR = asked
 		cq := e.newCQ(200, nil)
 		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c})
-		e.resetQPs(p.qps[:]...)
-		e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
-		e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
+		e.connector.resetQPs(p.qps[:]...)
+		e.connector.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
 		room := int(qp.Init().Cap.MaxSendWR)
 		wrs := make([]ib.SendWR, room+3)
 		for i := range wrs {

@@ -56,7 +56,7 @@ func testRegionLimit(e *testEnv) {
 
 func testMessageLimit(e *testEnv) {
 	pd := e.newPD()
-	most := uint64(e.port.MaxMsgSize)
+	most := uint64(e.connector.port.MaxMsgSize)
 	for _, kind := range []ib.QPType{ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD} {
 		if !e.supportsType(kind) {
 			e.Logf("the driver has no %v queue pairs", kind)
@@ -64,7 +64,7 @@ func testMessageLimit(e *testEnv) {
 		}
 		ops, most := []ib.WROpcode{ib.WRSend, ib.WRRDMAWrite, ib.WRRDMARead}, most
 		if kind == ib.QPTypeUD {
-			ops, most = ops[:1], uint64(e.port.ActiveMTU.Bytes())
+			ops, most = ops[:1], uint64(e.connector.port.ActiveMTU.Bytes())
 		} else if kind == ib.QPTypeUC {
 			ops = ops[:2]
 		}

@@ -83,15 +83,3 @@ func testMemoryFaultFailsRequest(e *testEnv) {
 	}
 	p.exchangeMessage(0, 1, 8)
 }
-
-// wantCompletionStatus waits for the completion of work request 1, which has one of some statuses.
-func (e *testEnv) wantCompletionStatus(what string, cq *ib.CQ, want []ib.WCStatus) {
-	e.Helper()
-	wc := e.waitAnyCompletion(cq)
-	for _, s := range want {
-		if wc.ID == 1 && wc.Status == s {
-			return
-		}
-	}
-	e.Errorf("%s: got completion of work request %d with %q, want 1 with one of %q", what, wc.ID, wc.Status, want)
-}

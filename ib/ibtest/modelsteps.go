@@ -105,9 +105,9 @@ func testModelDestroyAfterPrefix(e *testEnv) {
 }
 
 // repeatSeedCommand returns the command that repeats one seed of the check.
-func repeatSeedCommand(e *testEnv, seed uint64) string {
+func repeatSeedCommand(t testing.TB, seed uint64) string {
 	var parts []string
-	for _, p := range strings.Split(e.Name(), "/") {
+	for _, p := range strings.Split(t.Name(), "/") {
 		parts = append(parts, "^"+regexp.QuoteMeta(p)+"$")
 	}
 	return fmt.Sprintf("go test -run '%s' -ibtest.seeds 1 -ibtest.seed %d -ibtest.steps %d",
@@ -136,9 +136,9 @@ func modelFactory(e *testEnv, seed uint64, known *modeltest.DriverFeatures) mode
 			if t.Virtual {
 				t.Timeout = 2 * time.Minute
 			}
-			g := &testEnv{TB: e.TB, cfg: e.cfg, dev: t.Device}
-			g.selectGID()
-			t.GID, t.GIDIndex, t.Port = g.gid, g.gidIndex, g.port
+			c := newConnector(e.resultChecker, t.Device, e.cfg.gidIndex)
+			c.selectGID()
+			t.GID, t.GIDIndex, t.Port = c.gid, c.gidIndex, c.port
 			return t
 		}
 		e.must("register the device", s.plugDevice())

@@ -74,7 +74,7 @@ func postToDestroyedAH(e *testEnv) {
 	if p == nil {
 		return
 	}
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	ah, err := p.pd.CreateAH(&a)
 	e.must("create address handle", err)
 	e.must("destroy address handle", ah.Destroy())
@@ -211,12 +211,4 @@ func testDeregWhileRequestWaits(e *testEnv) {
 		}
 	}
 	p.exchangeMessage(0, 1, 8)
-}
-
-// mustPostRecv posts a receive and fails the test if it is rejected.
-func (e *testEnv) mustPostRecv(qp *ib.QP, wr ib.RecvWR) {
-	e.Helper()
-	if n, err := qp.PostRecv(wr); n != 1 || err != nil {
-		e.Fatalf("post receive: got %d taken, %v, want 1", n, err)
-	}
 }

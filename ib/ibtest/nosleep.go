@@ -55,7 +55,7 @@ func testCallsInCallback(e *testEnv, onEvent bool) {
 		if ah == nil {
 			return
 		}
-		a := e.ownAddress()
+		a := e.connector.ownAddress()
 		x, err := p.pd.CreateAH(&a)
 		if err != nil {
 			e.Errorf("create address handle in a callback: %v", err)
@@ -71,7 +71,7 @@ func testCallsInCallback(e *testEnv, onEvent bool) {
 			body()
 		}
 	}}})
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	if x, err := p.pd.CreateAH(&a); err == nil {
 		ah = destroyAtEnd(e, x, x.Destroy)
 	}

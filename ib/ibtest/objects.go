@@ -388,9 +388,9 @@ func (p *pair) writeAndWait(addr uint64, rkey uint32) ib.WCStatus {
 // reconnect reconnects a pair that has failed.
 func (p *pair) reconnect() {
 	p.e.Helper()
-	p.e.resetQPs(p.qps[:]...)
+	p.e.connector.resetQPs(p.qps[:]...)
 	for i := range p.qps {
-		p.e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		p.e.connector.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 		p.e.drainCQ(p.cqs[i]) // flushed requests
 	}
 }
@@ -472,7 +472,7 @@ func testType2WindowBind(e *testEnv) {
 	p.bindAndWait(low, ib.WCSuccess)
 	p.wantWriteStatus("write by the window, whose key was bound by its low bits", b.addr, mw.RKey(), ib.WCSuccess)
 	// A failing invalidation has no response: the receiver's completion reports it (class J of IBA 9.9.6.3).
-	e.timeout, e.retries = 12, 1 // 17 ms
+	e.connector.ackTimeout, e.connector.retries = 12, 1 // 17 ms
 	p.reconnect()
 	p.postRecv(1, 81, 0, 8)
 	p.postSendWR(0, ib.SendWR{ID: 81, Opcode: ib.WRSendWithInv, Flags: ib.SendSignaled, SGList: p.buf[0].newSGL(0, 8),
@@ -553,7 +553,7 @@ func testRegisterAndInvalidate(e *testEnv) {
 func testMcastDelivery(e *testEnv) {
 	p, _ := e.newDatagramPair()
 	group := ib.GID{0: 0xff, 1: 0x0e, 15: 0x42}
-	e.wantErrno("attach to an address that is no group", p.qps[1].AttachMcast(e.gid, 0), syscall.EINVAL,
+	e.wantErrno("attach to an address that is no group", p.qps[1].AttachMcast(e.connector.gid, 0), syscall.EINVAL,
 		syscall.EOPNOTSUPP)
 	err := p.qps[1].AttachMcast(group, 0)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) { // the device has only IPv4 addresses
@@ -563,7 +563,7 @@ func testMcastDelivery(e *testEnv) {
 	e.requireFeature("multicast", err)
 	e.wantErrno("destroy a queue pair in a group", p.qps[1].Destroy(), syscall.EBUSY)
 	e.wantErrno("attach twice", p.qps[1].AttachMcast(group, 0), syscall.EINVAL)
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	a.GRH.DGID = group
 	ah, err := p.pd.CreateAH(&a)
 	e.must("create ah", err)
@@ -606,8 +606,8 @@ func testXRCSend(e *testEnv) {
 	}
 	ini := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCInit, SendCQ: sender})
 	tgt := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeXRCTgt, XRCD: x})
-	e.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
-	e.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
 	buf := e.newBuffer(pd, 256, allAccess)
 	for i, to := range []int{1, 0, 0, 1} {
 		fillPattern(buf.b[:16], i)
@@ -673,9 +673,9 @@ func testXRCSend(e *testEnv) {
 			e.Errorf("opcode %v to a target that does not allow it: %q, memory changed: %v", op, wc.Status,
 				!bytes.Equal(buf.b, before))
 		}
-		e.resetQPs(ini, tgt)
-		e.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
-		e.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
+		e.connector.resetQPs(ini, tgt)
+		e.connector.moveQPUpTo(ini, tgt.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(tgt, ini.Num(), ib.QPRTS)
 	}
 	e.wantErrno("dealloc an XRC domain in use", x.Dealloc(), syscall.EBUSY)
 	if n, err := ini.PostSend(ib.SendWR{ID: 9, Opcode: ib.WRSend, SGList: buf.newSGL(0, 16),

@@ -55,7 +55,7 @@ func newSelfConnectedPair(e *testEnv, pd *ib.PD) *pair {
 		p.buf[i] = e.newBuffer(pd, pairBufferLen, allAccess)
 	}
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: p.cqs[1], Type: ib.QPTypeRC})
-	e.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(qp, qp.Num(), ib.QPRTS)
 	p.qps = [2]*ib.QP{qp, qp}
 	return p
 }
@@ -91,8 +91,8 @@ func testSelfConnectedQP(e *testEnv) {
 	for i := range n {
 		e.waitOneCompletion(p.cqs[0], uint64(i), ib.WCWRFlushErr)
 	}
-	e.resetQPs(p.qps[0])
-	e.moveQPUpTo(p.qps[0], p.qps[0].Num(), ib.QPRTS)
+	e.connector.resetQPs(p.qps[0])
+	e.connector.moveQPUpTo(p.qps[0], p.qps[0].Num(), ib.QPRTS)
 	for i := range n {
 		p.postRecv(0, uint64(i), 8*i, 8)
 	}
@@ -210,7 +210,7 @@ func (p *pair) waitRequestsFailed(when string) {
 
 func testRequestToPeerInInit(e *testEnv) {
 	pd := e.newPD()
-	e.timeout = 18 // 1 s, and the maximum number of retries
+	e.connector.ackTimeout = 18 // 1 s, and the maximum number of retries
 	type early struct {
 		*pair
 		op   ib.WROpcode
@@ -220,9 +220,9 @@ func testRequestToPeerInInit(e *testEnv) {
 	var all []early // all at once, because each may have to wait for a retry
 	for _, op := range reliableOpcodes {
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		e.resetQPs(p.qps[:]...)
-		e.moveQPUpTo(p.qps[1], 0, ib.QPInit)
-		e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+		e.connector.resetQPs(p.qps[:]...)
+		e.connector.moveQPUpTo(p.qps[1], 0, ib.QPInit)
+		e.connector.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
 		if op == ib.WRSend {
 			p.postRecv(1, 1, 128, 64)
 			p.postRecv(1, 2, 128, 64)
@@ -234,7 +234,7 @@ func testRequestToPeerInInit(e *testEnv) {
 			source = p.buf[1].b[128:192]
 		}
 		if p.postTwoRequests(op, p) {
-			all = append(all, early{p, op, e.psn, bytes.Clone(source)})
+			all = append(all, early{p, op, e.connector.psn, bytes.Clone(source)})
 		}
 	}
 	e.awaitDueCallbacks()
@@ -244,8 +244,9 @@ func testRequestToPeerInInit(e *testEnv) {
 			e.Fatalf("opcode %d to a queue pair in INIT: completed with %q, want nothing before the retries are used up", p.op,
 				wc[0].Status)
 		}
-		e.psn = p.psn
-		e.must("modify to RTR", p.qps[1].Modify(e.newQPAttr(ib.QPRTR, p.qps[0].Num()), transitionMask(ib.QPTypeRC, ib.QPRTR)))
+		e.connector.psn = p.psn
+		attr := e.connector.newQPAttr(ib.QPRTR, p.qps[0].Num())
+		e.must("modify to RTR", p.qps[1].Modify(attr, transitionMask(ib.QPTypeRC, ib.QPRTR)))
 	}
 	for _, p := range all {
 		for id := range uint64(2) {
@@ -260,13 +261,6 @@ func testRequestToPeerInInit(e *testEnv) {
 	}
 }
 
-// useShortestTimeout gives later connections the shortest timeout.
-func (e *testEnv) useShortestTimeout() (back func()) {
-	timeout, retries := e.timeout, e.retries
-	e.timeout, e.retries = 8, 1 // 1 ms
-	return func() { e.timeout, e.retries = timeout, retries }
-}
-
 func testRequestToDestroyedPeer(e *testEnv) {
 	pd := e.newPD()
 	for _, op := range reliableOpcodes {
@@ -274,11 +268,11 @@ func testRequestToDestroyedPeer(e *testEnv) {
 			how string
 			end func(p *pair)
 		}{
-			{"in RESET", func(p *pair) { e.resetQPs(p.qps[1]) }},
+			{"in RESET", func(p *pair) { e.connector.resetQPs(p.qps[1]) }},
 			{"in ERR", func(p *pair) { p.moveToErr(1) }},
 			{"destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
 		} {
-			back := e.useShortestTimeout()
+			back := e.connector.useShortestTimeout()
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 			back()
 			p.postRecv(1, 1, 128, 64)
@@ -308,12 +302,12 @@ func sendToForeignPeer(e *testEnv, pd *ib.PD, op ib.WROpcode) {
 	e.Helper()
 	for _, ahead := range []uint32{0x10001, 1<<24 - 0x10001} {
 		they := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		back, psn := e.useShortestTimeout(), e.psn
+		back, psn := e.connector.useShortestTimeout(), e.connector.psn
 		p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
-		e.resetQPs(p.qps[0])
-		e.psn = (psn + ahead) & 0xffffff
-		e.moveQPUpTo(p.qps[0], they.qps[1].Num(), ib.QPRTS)
-		e.psn = psn
+		e.connector.resetQPs(p.qps[0])
+		e.connector.psn = (psn + ahead) & 0xffffff
+		e.connector.moveQPUpTo(p.qps[0], they.qps[1].Num(), ib.QPRTS)
+		e.connector.psn = psn
 		back()
 		they.postRecv(1, 5, 128, 64)
 		fillPattern(p.buf[0].b[:64], 1)
@@ -341,27 +335,27 @@ func sendToForeignPeer(e *testEnv, pd *ib.PD, op ib.WROpcode) {
 
 func testPeerLeavesWhileRequestWaits(e *testEnv) {
 	pd := e.newPD()
-	defer e.useShortestTimeout()()
+	defer e.connector.useShortestTimeout()()
 	for _, init := range []bool{false, true} {
 		for _, c := range []struct {
 			how string
 			end func(p *pair)
 		}{
 			{"goes to ERR", func(p *pair) { p.moveToErr(1) }},
-			{"goes to RESET", func(p *pair) { e.resetQPs(p.qps[1]) }},
+			{"goes to RESET", func(p *pair) { e.connector.resetQPs(p.qps[1]) }},
 			{"is destroyed", func(p *pair) { e.destroy(p.qps[1]) }},
 			{"is connected to another", func(p *pair) {
-				e.resetQPs(p.qps[1])
-				e.moveQPUpTo(p.qps[1], p.qps[1].Num(), ib.QPRTS)
+				e.connector.resetQPs(p.qps[1])
+				e.connector.moveQPUpTo(p.qps[1], p.qps[1].Num(), ib.QPRTS)
 				p.postRecv(1, 7, 128, 64)
 			}},
 		} {
 			p := e.newPair(pairConfig{kind: ib.QPTypeRC, pd: pd})
 			what := fmt.Sprintf("a sender that waits for a receive of a peer that %s", c.how)
 			if init {
-				e.resetQPs(p.qps[:]...)
-				e.moveQPUpTo(p.qps[1], 0, ib.QPInit)
-				e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+				e.connector.resetQPs(p.qps[:]...)
+				e.connector.moveQPUpTo(p.qps[1], 0, ib.QPInit)
+				e.connector.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
 				what = fmt.Sprintf("a sender to a peer that is in INIT, and %s", c.how)
 			}
 			fillPattern(p.buf[0].b[:64], 1)
@@ -415,8 +409,8 @@ func checkOverrunSendOrRecvCQ(e *testEnv, pd *ib.PD, kind ib.QPType, send bool) 
 		}
 		p.qps[i] = e.newQP(pd, init)
 	}
-	e.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
-	e.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(p.qps[0], p.qps[1].Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(p.qps[1], p.qps[0].Num(), ib.QPRTS)
 	from, to := 1, 0
 	if send {
 		from, to = 0, 1
@@ -474,7 +468,7 @@ func testOverrunInSQE(e *testEnv) {
 	room := e.cqCapacity(small)
 	qp := e.newQP(pd, ib.QPInitAttr{SendCQ: small, RecvCQ: recvs, Type: ib.QPTypeUD,
 		Cap: ib.QPCap{MaxSendWR: uint32(room + 4), MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1}})
-	e.moveQPUpTo(qp, 0, ib.QPRTS)
+	e.connector.moveQPUpTo(qp, 0, ib.QPRTS)
 	if n, err := qp.PostRecv(ib.RecvWR{ID: 1 << 20, SGList: buf.newSGL(0, 64)}); n != 1 {
 		e.Fatalf("post receive: %v", err)
 	}

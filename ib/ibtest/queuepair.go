@@ -63,7 +63,7 @@ func (m *expectedQPState) stepRandomly(choose func(n int) int) error {
 	}
 	mask &^= qptable.Attrs["alt"] | qptable.Attrs["mig"] // the existence of alternate paths depends on the device
 	want := qptable.IsMaskAllowed(m.state, to, kind, mask)
-	a := m.e.newQPAttr(parseQPState(to), m.qp.Num())
+	a := m.e.connector.newQPAttr(parseQPState(to), m.qp.Num())
 	a.CurState = parseQPState(m.state)
 	err := m.qp.Modify(a, ib.QPAttrMask(mask))
 	switch {
@@ -151,9 +151,9 @@ func testQueryReturnsModifiedAttrs(e *testEnv) {
 	if err != nil || a.State != ib.QPReset || init.SendCQ != cq || init.Type != ib.QPTypeRC {
 		e.Errorf("new: %+v, %+v, %v", a, init, err)
 	}
-	e.moveQPUpTo(qp, 0x4711, ib.QPRTS)
+	e.connector.moveQPUpTo(qp, 0x4711, ib.QPRTS)
 	a, _, err = qp.Query(ib.QPAttrState | ib.QPAttrAV)
-	w := e.newQPAttr(ib.QPRTS, 0x4711)
+	w := e.connector.newQPAttr(ib.QPRTS, 0x4711)
 	if err != nil || a.State != w.State || a.DestQPN != w.DestQPN || a.RQPSN != w.RQPSN || a.SQPSN != w.SQPSN ||
 		a.PathMTU != w.PathMTU || a.AccessFlags != w.AccessFlags || a.AH.GRH.DGID != w.AH.GRH.DGID ||
 		a.Timeout != w.Timeout ||

@@ -180,7 +180,7 @@ func testConcurrentCreateDestroy(e *testEnv) {
 			}
 			for i := range qps {
 				for s := ib.QPInit; s <= ib.QPRTS; s++ {
-					if err := qps[i].Modify(e.newQPAttr(s, qps[1-i].Num()), transitionMask(ib.QPTypeRC, s)); err != nil {
+					if err := qps[i].Modify(e.connector.newQPAttr(s, qps[1-i].Num()), transitionMask(ib.QPTypeRC, s)); err != nil {
 						return err
 					}
 				}

@@ -91,7 +91,7 @@ func rejectedCreations(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) {
 			return mr.Dereg, nil
 		}})
 	}
-	bad := []ib.AHAttr{e.ownAddress(), e.ownAddress()}
+	bad := []ib.AHAttr{e.connector.ownAddress(), e.connector.ownAddress()}
 	bad[0].Port, bad[1].GRH.SGIDIndex = uint8(a.PhysPorts)+1, 255
 	for _, at := range bad {
 		all = append(all, rejectedCall{fmt.Sprintf("create AH of port %d and GID %d", at.Port, at.GRH.SGIDIndex),
@@ -134,7 +134,7 @@ func rejectedObjectCalls(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) 
 		add(fmt.Sprintf("%v: modify without attributes", kind),
 			func() error { return qp.Modify(ib.QPAttr{State: ib.QPInit}, ib.QPAttrState) })
 		up := e.newQP(pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: kind, Cap: c})
-		e.moveQPUpTo(up, up.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(up, up.Num(), ib.QPRTS)
 		post(up, "of no known opcode", ib.SendWR{Opcode: 0x77, SGList: sgl})
 		post(up, "of too many elements", ib.SendWR{Opcode: ib.WRSend, SGList: slices.Repeat(sgl, int(c.MaxSendSGE)+1)})
 		post(up, "of too many bytes inline", ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendInline,
@@ -146,7 +146,7 @@ func rejectedObjectCalls(e *testEnv, pd *ib.PD, cq *ib.CQ) (all []rejectedCall) 
 			return err
 		})
 		add(fmt.Sprintf("%v: modify RTS to INIT", kind), func() error {
-			return up.Modify(e.newQPAttr(ib.QPInit, up.Num()),
+			return up.Modify(e.connector.newQPAttr(ib.QPInit, up.Num()),
 				transitionMask(kind, ib.QPInit))
 		})
 	}

@@ -28,9 +28,9 @@ func testCQResizeKeepsOrder(e *testEnv) {
 		cq := e.newCQ(first, nil)
 		qp := e.newQP(pd, ib.QPInitAttr{SendCQ: p.cqs[0], RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{
 			MaxSendWR: 1, MaxRecvWR: e.defaultQPCap().MaxRecvWR, MaxSendSGE: 1, MaxRecvSGE: 1}})
-		e.resetQPs(p.qps[0])
-		e.moveQPUpTo(p.qps[0], qp.Num(), ib.QPRTS)
-		e.moveQPUpTo(qp, p.qps[0].Num(), ib.QPRTS)
+		e.connector.resetQPs(p.qps[0])
+		e.connector.moveQPUpTo(p.qps[0], qp.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(qp, p.qps[0].Num(), ib.QPRTS)
 		next, polled := 0, 0
 		// complete adds n completions; the sender's completions prove that they are in the queue.
 		complete := func(n int) {

@@ -34,9 +34,9 @@ func testRetriedMessages(e *testEnv) {
 	inline := err == nil
 	if inline {
 		destroyAtEnd(e, qp, qp.Destroy)
-		e.resetQPs(p.qps[:]...)
-		e.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
-		e.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
+		e.connector.resetQPs(p.qps[:]...)
+		e.connector.moveQPUpTo(qp, p.qps[1].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(p.qps[1], qp.Num(), ib.QPRTS)
 		p.qps[0] = qp
 	} else {
 		e.Logf("the driver has no inline data: %v", err)

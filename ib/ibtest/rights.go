@@ -201,7 +201,7 @@ func testDataVisibleAtCompletion(e *testEnv) {
 
 // testDataVisibleOnOtherThread polls on a second thread, which meets the driver's copy of a long message.
 func testDataVisibleOnOtherThread(e *testEnv) {
-	n := int(min(1<<20, uint64(e.port.MaxMsgSize)))
+	n := int(min(1<<20, uint64(e.connector.port.MaxMsgSize)))
 	p := e.newPair(pairConfig{kind: ib.QPTypeRC})
 	from, to := e.newBuffer(p.pd, n, allAccess), e.newBuffer(p.pd, n, allAccess)
 	for i := range 40 * e.cfg.load {
@@ -284,19 +284,6 @@ func testConcurrentAtomics(e *testEnv) {
 	}
 	if got := binary.NativeEndian.Uint64(word.b); got != uint64(threads*each) && !e.Failed() {
 		e.Errorf("sum of %d additions of %d threads: got %d", threads*each, threads, got)
-	}
-}
-
-// wantMemoryUnchanged fails the test if the memory changes within a short time.
-func (e *testEnv) wantMemoryUnchanged(b []byte, when string) {
-	e.Helper()
-	fillPattern(b, 77)
-	want := bytes.Clone(b)
-	for range 30 {
-		yieldBriefly()
-		if !bytes.Equal(b, want) {
-			e.Fatalf("memory was written %s", when)
-		}
 	}
 }
 

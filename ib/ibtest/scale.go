@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
+	"testing"
 
 	"verbena/ib"
 )
@@ -41,14 +42,14 @@ var scaleChecks = []ruleTest{
 }
 
 // scaleObjectCount returns the number of objects of these checks, within limits of the device.
-func scaleObjectCount(e *testEnv, limits ...int) int {
-	e.Helper()
+func scaleObjectCount(t testing.TB, limits ...int) int {
+	t.Helper()
 	n := scaleObjects
 	for _, l := range limits {
 		n = min(n, l)
 	}
 	if n < 3 {
-		e.Skipf("the device has too few objects: limits %v", limits)
+		t.Skipf("the device has too few objects: limits %v", limits)
 	}
 	return n
 }
@@ -61,26 +62,26 @@ var minScaleCap = ib.QPCap{MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE
 
 // checkCompletionSenders checks the completions of n receives of a shared receive queue. Receive i has element i of to;
 // message i contains the number of its sender, and seen counts the messages of each.
-func checkCompletionSenders(e *testEnv, cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
-	e.Helper()
-	for _, wc := range e.waitCompletions(cq, n) {
+func checkCompletionSenders(r *resultChecker, cq *ib.CQ, to *registeredBuffer, n int, seen []int) {
+	r.Helper()
+	for _, wc := range r.waitCompletions(cq, n) {
 		if wc.Status != ib.WCSuccess || wc.ByteLen != 8 || wc.ID >= uint64(len(seen)) {
-			e.Fatalf("receive %d of %d: got %q, %d bytes", wc.ID, len(seen), wc.Status, wc.ByteLen)
+			r.Fatalf("receive %d of %d: got %q, %d bytes", wc.ID, len(seen), wc.Status, wc.ByteLen)
 		}
 		sender := binary.NativeEndian.Uint64(to.wordAt(int(wc.ID)))
 		if sender >= uint64(len(seen)) {
-			e.Fatalf("receive %d: got data %#x of no sender", wc.ID, sender)
+			r.Fatalf("receive %d: got data %#x of no sender", wc.ID, sender)
 		}
 		seen[sender]++
 	}
 }
 
 // wantEachSenderOnce fails the test unless each sender has been seen once.
-func wantEachSenderOnce(e *testEnv, seen []int) {
-	e.Helper()
+func wantEachSenderOnce(t testing.TB, seen []int) {
+	t.Helper()
 	for i, n := range seen {
 		if n != 1 {
-			e.Fatalf("sender %d of %d: got %d messages, want 1", i, len(seen), n)
+			t.Fatalf("sender %d of %d: got %d messages, want 1", i, len(seen), n)
 		}
 	}
 }
@@ -100,8 +101,8 @@ func testManySenders(e *testEnv) {
 		s := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: sent, RecvCQ: sent, Cap: minScaleCap})
 		r := e.newQP(pd, ib.QPInitAttr{Type: ib.QPTypeRC, SendCQ: received[i], RecvCQ: received[i], SRQ: srq,
 			Cap: ib.QPCap{MaxSendWR: 1, MaxSendSGE: 1}})
-		e.moveQPUpTo(s, r.Num(), ib.QPRTS)
-		e.moveQPUpTo(r, s.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(s, r.Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(r, s.Num(), ib.QPRTS)
 		if _, err := received[i].ReqNotify(ib.NotifyNextComp); err != nil {
 			e.Fatalf("request notification: %v", err)
 		}
@@ -118,7 +119,7 @@ func testManySenders(e *testEnv) {
 	}
 	seen := make([]int, n)
 	for i := range n {
-		checkCompletionSenders(e, received[i], to, 1, seen)
+		checkCompletionSenders(e.resultChecker, received[i], to, 1, seen)
 	}
 	wantEachSenderOnce(e, seen)
 	for i := range calls {
@@ -140,23 +141,15 @@ func testManySenders(e *testEnv) {
 	}
 }
 
-// mustPostSend posts a send and fails the test if it is rejected.
-func (e *testEnv) mustPostSend(qp *ib.QP, wr ib.SendWR) {
-	e.Helper()
-	if n, err := qp.PostSend(wr); n != 1 || err != nil {
-		e.Fatalf("post send %d: %d taken, %v", wr.ID, n, err)
-	}
-}
-
 // postRecvList posts n receives with one call.
-func postRecvList(e *testEnv, srq *ib.SRQ, to *registeredBuffer, n int) {
-	e.Helper()
+func postRecvList(t testing.TB, srq *ib.SRQ, to *registeredBuffer, n int) {
+	t.Helper()
 	var list []ib.RecvWR
 	for i := range n {
 		list = append(list, ib.RecvWR{ID: uint64(i), SGList: to.newSGL(8*i, 8)})
 	}
 	if k, err := srq.PostRecv(list...); k != n || err != nil {
-		e.Fatalf("post %d receives: %d taken, %v", n, k, err)
+		t.Fatalf("post %d receives: %d taken, %v", n, k, err)
 	}
 }
 
@@ -184,7 +177,7 @@ func testManyInitiators(e *testEnv) {
 		}
 	}
 	seen := make([]int, n)
-	checkCompletionSenders(e, received, to, n, seen)
+	checkCompletionSenders(e.resultChecker, received, to, n, seen)
 	wantEachSenderOnce(e, seen)
 }
 
@@ -196,7 +189,7 @@ func testManyMembers(e *testEnv) {
 	a := e.deviceAttr()
 	n := scaleObjectCount(e, a.MaxQP-4, a.MaxCQ-4, a.MaxMcastQPAttach)
 	p, _ := e.newDatagramPair()
-	addr := e.ownAddress()
+	addr := e.connector.ownAddress()
 	addr.GRH.DGID = group(0)
 	ah, err := p.pd.CreateAH(&addr)
 	e.must("create ah", err)
@@ -206,7 +199,7 @@ func testManyMembers(e *testEnv) {
 		cq := e.newCQ(1, nil)
 		m := &groupMember{e.newQP(p.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: minScaleCap}), cq,
 			e.newBuffer(p.pd, grhLen+8, allAccess)}
-		e.moveQPUpTo(m.qp, 0, ib.QPRTS)
+		e.connector.moveQPUpTo(m.qp, 0, ib.QPRTS)
 		e.must("attach", m.qp.AttachMcast(group(0), 0))
 		m.checkMemberReceived(e, 1, grhLen+8)
 		members = append(members, m)
@@ -282,7 +275,7 @@ func testDeepQueues(e *testEnv) {
 			Cap: ib.QPCap{MaxSendWR: uint32(n), MaxRecvWR: uint32(n), MaxSendSGE: 1, MaxRecvSGE: 1}}))
 	}
 	for i, qp := range qps {
-		e.moveQPUpTo(qp, qps[1-i].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(qp, qps[1-i].Num(), ib.QPRTS)
 	}
 	lists := func(post func(first, k int) (int, error)) {
 		e.Helper()

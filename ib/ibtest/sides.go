@@ -41,9 +41,9 @@ func newQPWithTwoCQs(e *testEnv, kind ib.QPType, pd *ib.PD) *qpWithTwoCQs {
 	p := e.newPair(pairConfig{kind: kind, pd: pd})
 	s := &qpWithTwoCQs{pair: p, cqs: [2]*ib.CQ{e.newCQ(e.queueLen, nil), e.newCQ(e.queueLen, nil)}}
 	s.qp = e.newQP(pd, ib.QPInitAttr{SendCQ: s.cqs[0], RecvCQ: s.cqs[1], Type: kind})
-	e.resetQPs(p.qps[:]...)
-	e.moveQPUpTo(s.qp, p.qps[1].Num(), ib.QPRTS)
-	e.moveQPUpTo(p.qps[1], s.qp.Num(), ib.QPRTS)
+	e.connector.resetQPs(p.qps[:]...)
+	e.connector.moveQPUpTo(s.qp, p.qps[1].Num(), ib.QPRTS)
+	e.connector.moveQPUpTo(p.qps[1], s.qp.Num(), ib.QPRTS)
 	p.qps[0] = s.qp
 	if kind == ib.QPTypeUD {
 		s.ah = e.newAH(pd)

@@ -81,7 +81,7 @@ func atomicCalls(e *testEnv) []atomicCall {
 		{"QP.State", measurementCount, nil, func() { p.qps[0].State() }, nil},
 		{"DeviceHandle.DispatchEvent", measurementCount, nil, dispatch, nil},
 	}
-	a := e.ownAddress()
+	a := e.connector.ownAddress()
 	if ah, err := p.pd.CreateAH(&a); err == nil {
 		destroyAtEnd(e, ah, ah.Destroy)
 		var made *ib.AH
@@ -140,10 +140,10 @@ func (c *atomicCall) runAroundEachCall(e *testEnv, f func(call func())) (n int) 
 }
 
 // contextSwitches returns the number of voluntary context switches of the calling thread.
-func contextSwitches(e *testEnv) int64 {
+func contextSwitches(r *resultChecker) int64 {
 	const thread = 1 // RUSAGE_THREAD
 	var u syscall.Rusage
-	e.must("getrusage", syscall.Getrusage(thread, &u))
+	r.must("getrusage", syscall.Getrusage(thread, &u))
 	return u.Nvcsw
 }
 
@@ -178,9 +178,9 @@ func testNoContextSwitches(e *testEnv) {
 			for range confirmations {
 				switched = 0
 				calls = c.runAroundEachCall(e, func(call func()) {
-					before := contextSwitches(e)
+					before := contextSwitches(e.resultChecker)
 					call()
-					if contextSwitches(e) > before {
+					if contextSwitches(e.resultChecker) > before {
 						switched++
 					}
 				})

@@ -48,7 +48,7 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 	return []sleepingCall{
 		{[]string{"Device.QueryDevice"}, func() error { return errorOf(e.dev.QueryDevice()) }},
 		{[]string{"Device.QueryPort"}, func() error { return errorOf(e.dev.QueryPort(1)) }},
-		{[]string{"Device.QueryGID"}, func() error { return errorOf(e.dev.QueryGID(1, e.gidIndex)) }},
+		{[]string{"Device.QueryGID"}, func() error { return errorOf(e.dev.QueryGID(1, e.connector.gidIndex)) }},
 		{[]string{"Device.QueryPKey"}, func() error { return errorOf(e.dev.QueryPKey(1, 0)) }},
 		{[]string{"Device.AllocPD", "PD.Dealloc"}, func() error {
 			return destroyCreated(e.dev.AllocPD())((*ib.PD).Dealloc)

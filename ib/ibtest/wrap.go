@@ -106,7 +106,7 @@ func factoriesWithID(dev *ib.Device, pd *ib.PD, cq *ib.CQ, memory ib.MRInit) []o
 
 // factoriesWithoutID returns the kinds of objects without a number, which is 0.
 func factoriesWithoutID(e *testEnv, pd *ib.PD) []objectFactory {
-	address := e.ownAddress()
+	address := e.connector.ownAddress()
 	return []objectFactory{
 		{"address handle", func() (objectWithID, error) {
 			ah, err := pd.CreateAH(&address)
@@ -288,7 +288,7 @@ func checkQueuesAfterWrap(e *testEnv, pd *ib.PD, srq *ib.SRQ) {
 		p.qps[i] = e.newQP(pd, init)
 	}
 	for i := range p.qps {
-		e.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
+		e.connector.moveQPUpTo(p.qps[i], p.qps[1-i].Num(), ib.QPRTS)
 	}
 	arm := func() {
 		for _, cq := range p.cqs {
