@@ -41,7 +41,7 @@ var disassociateDefects = []driverDefect{
 	{
 		defect: "has a disassociate hook that does nothing",
 		break_: func(d *wrongDriver) { d.disassociate = func(ib.UserContext) {} },
-		by:     "Disassociate/Flush", says: "waited",
+		by:     "Disassociate/Flush", says: "timed out",
 	},
 	{
 		defect: "disassociates every context in place of one",

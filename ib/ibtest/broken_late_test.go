@@ -79,7 +79,7 @@ var timerDefects = []driverDefect{
 				return err
 			}
 		},
-		by: "Data/AddressOfPost", says: "waited 2s in vain",
+		by: "Data/AddressOfPost", says: "timed out after 2s",
 	},
 	{
 		defect: "keeps a region that is deregistered while a queue pair is in SQD",

@@ -754,7 +754,7 @@ var driverDefects = slices.Concat([]driverDefect{
 				return len(wrs), nil
 			}
 		},
-		by: "Data/NothingKept", says: "waited",
+		by: "Data/NothingKept", says: "timed out",
 	},
 	{
 		defect: "reports a completion after the destruction of the CQ",
@@ -863,7 +863,7 @@ var driverDefects = slices.Concat([]driverDefect{
 				return q.QP.Modify(a, m, nil)
 			}
 		},
-		by: "Errors/FlushInOrder", says: "waited",
+		by: "Errors/FlushInOrder", says: "timed out",
 	},
 	{
 		defect: "leaves the key of deregistered memory valid",

@@ -175,7 +175,7 @@ func receiveFrom[T any](e *testEnv, what string, c <-chan T) (v T) {
 	select {
 	case v = <-c:
 	case <-time.After(e.cfg.timeout):
-		e.Fatalf("waited %v in vain: %s", e.cfg.timeout, what)
+		e.Fatalf("timed out after %v: %s", e.cfg.timeout, what)
 	}
 	return v
 }

@@ -63,7 +63,7 @@ func (r *resultChecker) eventually(what string, cond func() bool) {
 	r.Helper()
 	for p := r.newWaitLimit(); !cond(); {
 		if p.yieldAndCheckOver() {
-			r.Fatalf("waited %v in vain: %s", r.timeout, what)
+			r.Fatalf("timed out after %v: %s", r.timeout, what)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func (r *resultChecker) pollWithRetry(cq *ib.CQ, n int) error {
 			return nil
 		}
 		if p.yieldAndCheckOver() {
-			return fmt.Errorf("waited %v in vain for %d completions", r.timeout, n)
+			return fmt.Errorf("timed out after %v waiting for %d completions", r.timeout, n)
 		}
 	}
 }
