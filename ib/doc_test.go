@@ -46,7 +46,7 @@ func TestEveryFunctionSaysWhetherItSleeps(t *testing.T) {
 			case sleeps && !watched:
 				t.Errorf("%s, which may sleep: got no observation in checked mode, want one", where)
 			case never && watched:
-				t.Errorf("%s, which may not sleep: got the observation of a sleeping function, want none", where)
+				t.Errorf("%s, which may not sleep: got a call such as enterSleeping, want none", where)
 			}
 			if sleeps {
 				may++

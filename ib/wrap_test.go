@@ -115,7 +115,7 @@ func TestWrappersKeepAbilities(t *testing.T) {
 			pd.Dealloc(), core.Unregister(d)))
 	}
 	if _, ok := As[UserQP](DriverQP(nil)); ok {
-		t.Error("As of nil: got an interface, want none")
+		t.Error("As(nil): got an interface, want none")
 	}
 }
 

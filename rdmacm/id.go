@@ -182,8 +182,8 @@ type formerListener struct {
 	listens func() bool // reports whether its owner may listen again
 }
 
-// recordFormerListener records for hold that a listener was destroyed. If there are many records, recordFormerListener
-// drops old records.
+// recordFormerListener records that a listener was destroyed. holdRequestForListener reads the record. If there are
+// many records, recordFormerListener drops old records.
 //
 //verbena:held mu
 func (m *Manager) recordFormerListener(id *ID) {

@@ -175,7 +175,7 @@ func (t *linkTable) checkLinkSet(l *rdmaLink, r *ctl.LinkSet) error {
 	}
 	if r.MTU != 0 && r.MTU != ctl.UseInterfaceMTU {
 		if !slices.Contains([]int{256, 512, 1024, 2048, 4096}, r.MTU) {
-			return fmt.Errorf("mtu %d: there are 256, 512, 1024, 2048 and 4096: %w", r.MTU, syscall.EINVAL)
+			return fmt.Errorf("mtu %d: must be 256, 512, 1024, 2048 or 4096: %w", r.MTU, syscall.EINVAL)
 		}
 		t.mu.Lock()
 		host := *l.host

@@ -164,7 +164,7 @@ func (r *Region) Check(write bool) error {
 	return r.eachRange(r.iova, r.length, func(addr, n uint64) error { return r.space.Check(addr, n, write) })
 }
 
-// IOVA returns the address of the first byte for work requests and peers.
+// IOVA returns the address that work requests and peers use for the first byte of the region.
 func (r *Region) IOVA() uint64 { return r.iova }
 
 // Addr returns the address of the first byte in the space. For a list it is the address of the first range.

@@ -33,10 +33,10 @@ func hashKey(key string) int {
 	return int(h.Sum32() % slots)
 }
 
-// putKey inserts a new key of at most keySize bytes. Only the owner of the table calls put.
+// putKey inserts a new key of at most keySize bytes. Only the owner of the table calls putKey.
 func putKey(table []byte, key, value string) error {
 	if key == "" || len(key) > keySize || len(value) > valueSize {
-		return fmt.Errorf("put %q: key exceeds %d bytes, or value exceeds %d bytes", key, keySize, valueSize)
+		return fmt.Errorf("put %q: key must have 1 to %d bytes, and value at most %d bytes", key, keySize, valueSize)
 	}
 	for i := range slots {
 		s := table[(hashKey(key)+i)%slots*slotSize:][:slotSize]

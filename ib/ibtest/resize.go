@@ -201,7 +201,7 @@ func (s *numberedSRQ) resizeTo(to uint32) {
 	default:
 		s.e.wantErrno("resize below what is in the queue", err, syscall.EINVAL)
 		if after != before {
-			s.e.Fatalf("after a resize that failed Query reports %+v, before it %+v", after, before)
+			s.e.Fatalf("Query after a refused resize: got %+v, want %+v", after, before)
 		}
 	}
 	if after.MaxSGE != before.MaxSGE || after.Limit != before.Limit {

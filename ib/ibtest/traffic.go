@@ -75,7 +75,7 @@ func (p *pair) isUnsupportedPost(op ib.WROpcode, err error) bool {
 	return isUnsupportedError(err) && !p.e.supportsOperation(p.qps[0].Type(), op)
 }
 
-// newMessageSender selects the kind of message that the driver supports.
+// newMessageSender returns a sender that uses RDMA WRITE if the driver supports it, and SEND otherwise.
 func (p *pair) newMessageSender() *messageSender {
 	p.e.Helper()
 	write := p.postIfSupported("RDMA WRITE", 0, p.newRDMARequest(0, ib.WRRDMAWrite, nil, 0))

@@ -49,7 +49,7 @@ func TestRunTrace(t *testing.T) {
 			} {
 				if n := len(regexp.MustCompile("(?m)^[0-9]+ "+want).FindAllString(trace, -1)); n != 1 &&
 					!strings.Contains(trace, "not shown") {
-					t.Errorf("trace: got %d lines that match %s:\n%s", n, want, trace)
+					t.Errorf("trace: got %d lines that match %s, want 1:\n%s", n, want, trace)
 				}
 			}
 			out := w.mustRun("run", "--trace", "--", "ibv_devices")
