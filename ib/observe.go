@@ -6,13 +6,13 @@ import "verbena/ib/internal/observe"
 // the calls of clients. Without an observer, calls cost one comparison, and calls of the data path cost nothing extra.
 type observer interface {
 	observe.CallObserver
-	// Device begins to observe a device. cl is the client of this handle, and root is the subject of the shared handle.
-	// Both are nil if this handle is the shared one.
+	// ObserveDevice begins to observe a device. cl is the client of this handle, and root is the subject of the shared
+	// handle. Both are nil if this handle is the shared one.
 	ObserveDevice(d *Device, root observe.Subject, cl *Client) observe.Subject
-	// Object begins to observe an object or an event function. by is the subject of the device. The argument of is the
-	// subject of the parent object, or nil.
+	// ObserveObject begins to observe an object or an event function. by is the subject of the device. The argument of is
+	// the subject of the parent object, or nil.
 	ObserveObject(o any, kind string, by, of observe.Subject) observe.Subject
-	// Queue returns a wrapper for drv, the driver's side of a queue. The wrapper has the type of drv. s is the subject
+	// WrapQueue returns a wrapper for drv, the driver's side of a queue. The wrapper has the type of drv. s is the subject
 	// of the queue.
 	WrapQueue(s observe.Subject, drv any, m observe.QueueInfo) any
 }

@@ -168,7 +168,7 @@ var otherConstantNames = []struct {
 	{"RDMA_NODE_IB_CA", 1},
 }
 
-// newerThanHeader contains the first attribute and command that Debian 12's header (Linux 6.1) lacks.
+// The following constants are the first attribute and the first command that Debian 12's header (Linux 6.1) lacks.
 const (
 	newerAttr    = attrSysPrivilegedQkeyMode
 	newerCommand = cmdResSRQGetRaw

@@ -141,8 +141,8 @@ type requestView struct {
 type resource interface {
 	// id returns the identifier, which is unique among the objects of one kind.
 	id() uint32
-	// fill appends the attributes of the object. If v requests another port than the object's port, fill returns
-	// EAGAIN and appends nothing.
+	// putAttrs appends the attributes of the object. If v requests another port than the object's port, putAttrs
+	// returns EAGAIN and appends nothing.
 	putAttrs(d *datagram, v requestView) syscall.Errno
 }
 

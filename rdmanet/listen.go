@@ -120,7 +120,7 @@ type pendingSetup struct{ cancel context.CancelCauseFunc }
 
 // peerSource is a source of incoming peers.
 type peerSource interface {
-	// next waits for the next peer. Close of the source unblocks next.
+	// nextPeer waits for the next peer. Close of the source unblocks nextPeer.
 	nextPeer(ctx context.Context) (incomingPeer, error)
 	Close() error
 	Addr() net.Addr

@@ -17,7 +17,8 @@ import (
 	"verbena/internal/testutil"
 )
 
-// userPeer returns a peer of a user without the right to manage the service. manager returns a peer with that right.
+// userPeer returns a peer of a user without the right to manage the service. managerPeer returns a peer with that
+// right.
 func userPeer(uid int) peer {
 	return peer{uid: uid, Principal: principal.Principal{Account: quota.ID{UID: uid}}}
 }

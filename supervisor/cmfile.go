@@ -29,7 +29,7 @@ import (
 // select(2) on it work natively. The pipe holds a byte while there are events. As on the other device files,
 // write(2) of a command is trapped by the number of the descriptor.
 //
-// If there is no pending event, a goroutine (await) answers a GET_EVENT later, so the call does not occupy a
+// If there is no pending event, a goroutine (awaitEvent) answers a GET_EVENT later, so the call does not occupy a
 // worker. In the kernel a signal would end the wait of a GET_EVENT. Since Linux 5.19 a signal cannot end a call
 // that the supervisor has received, so the goroutine checks for signals.
 
@@ -365,7 +365,7 @@ func (w *worker) NetRaw() bool {
 }
 
 // answerCMCommand answers a command on a file that the caller has entered. If waits is true, the command is a GET_EVENT
-// that await answers later.
+// that awaitEvent answers later.
 func (w *worker) answerCMCommand(f *openFile) (v callResult, waits bool) {
 	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
 	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
@@ -454,7 +454,7 @@ type deferredGetEvent struct {
 	began   time.Time
 }
 
-// The following constants are the intervals at which await checks a waiting call for a signal, and whether its
+// The following constants are the intervals at which awaitEvent checks a waiting call for a signal, and whether its
 // thread exists.
 const (
 	firstSignalLook = 10 * time.Millisecond
@@ -468,8 +468,8 @@ const (
 // SA_RESTART. (ERESTARTSYS)
 const errRestart = syscall.Errno(512)
 
-// awaitEvent answers the call when there is an event, the file is closed, or a signal arrives. The caller of await has
-// entered the file.
+// awaitEvent answers the call when there is an event, the file is closed, or a signal arrives. The caller has
+// begun a call on the file.
 func (d *deferredGetEvent) awaitEvent() {
 	defer d.f.endCall()
 	d.f.waits.user.Add(1)

@@ -63,8 +63,8 @@ func Probe() error {
 
 // installFilter installs a filter on the calling thread and returns its listener.
 //
-// install avoids no_new_privs if allowed (CAP_SYS_ADMIN), so that setuid programs keep working. On a kernel without
-// WAIT_KILLABLE_RECV (5.19), a signal interrupts a trapped call, and the thread then repeats the call. The
+// installFilter avoids no_new_privs if allowed (CAP_SYS_ADMIN), so that setuid programs keep working. On a kernel
+// without WAIT_KILLABLE_RECV (5.19), a signal interrupts a trapped call, and the thread then repeats the call. The
 // repetition is harmless, except that a descriptor may remain open in the program if its install was interrupted.
 func installFilter(filter []unix.SockFilter) (listener int, err error) {
 	flags := uintptr(unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)

@@ -113,8 +113,8 @@ func (t *workerTokens) awaitToken() bool {
 			}
 			continue
 		}
-		// take decrements waiting before it takes the token. Therefore pass may start one worker too many, but
-		// never relies on a worker that already has a token.
+		// awaitToken decrements waiting before it takes the token. Therefore passToken may start one worker too many,
+		// but never relies on a worker that already has a token.
 		t.waiting.Add(-1)
 		if atomic.CompareAndSwapUint32(&t.free, n, n-1) {
 			return true

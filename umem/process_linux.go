@@ -247,7 +247,7 @@ func (p *Process) Bound() bool { return p.direct.Load() >= bindingFlag }
 // SpaceGone reports whether no process has the address space any more. SpaceGone returns false if this is unknown.
 func (p *Process) SpaceGone() bool { return p.dead.Load() || p.files.isGone() }
 
-// beginAccess begins an access by number. beginAccess returns false if no access may begin. leave ends the access.
+// beginAccess begins an access by number. beginAccess returns false if no access may begin. endAccess ends the access.
 func (p *Process) beginAccess() bool {
 	if p.direct.Add(1) > bindingFlag {
 		p.endAccess()

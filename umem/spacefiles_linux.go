@@ -106,7 +106,7 @@ func (s *Files) Close() {
 	}
 }
 
-// beginUse begins a use of the descriptors. beginUse returns false if they are closed. leave ends the use.
+// beginUse begins a use of the descriptors. beginUse returns false if they are closed. endUse ends the use.
 func (s *Files) beginUse() bool {
 	for {
 		n := s.users.Load()

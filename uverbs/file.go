@@ -350,7 +350,7 @@ type contextEnd struct {
 }
 
 // beginCommand begins a command. beginCommand returns nil and holds life read-locked. While the context is being ended,
-// enter waits. beginCommand returns EIO if the wait takes too long.
+// beginCommand waits. beginCommand returns EIO if the wait takes too long.
 func (f *File) beginCommand() error {
 	if f.life.TryRLock() {
 		return nil
@@ -434,7 +434,7 @@ func (f *File) abandonContext() {
 }
 
 // FailDevice is called after a method of the file has panicked and the panic was recovered. The state of the device's
-// locks and tables is unknown after a panic. The device is therefore reset. Fail may not sleep.
+// locks and tables is unknown after a panic. The device is therefore reset. FailDevice may not sleep.
 func (f *File) FailDevice(why error) { userOps.Fail(f.dev.ib, why) }
 
 func (f *File) logf(format string, args ...any) {

@@ -345,8 +345,8 @@ func (p *program) sendCommand(c rawCommand) (resp, driver []byte, err error) {
 	return resp, driver, err
 }
 
-// inlineAttr returns an attribute that contains its data. input returns an attribute that points to its data if they
-// are too long to be contained.
+// inlineAttr returns an attribute that contains its data. inputAttr returns an attribute that points to its data if
+// they are too long to be contained.
 func inlineAttr(id uapi.AttrID, n int, v uint64) uapi.Attr {
 	return uapi.Attr{AttrID: id, Len: uint16(n), Flags: uapi.AttrFMandatory, Data: v}
 }

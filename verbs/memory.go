@@ -58,7 +58,7 @@ type useCount struct {
 	closed bool
 }
 
-// addUse records that another object is created from this object. put records the end of the other object.
+// addUse records that another object is created from this object. dropUse records the end of the other object.
 func (l *useCount) addUse() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -28,12 +28,12 @@ type CQ struct {
 
 // completionQueue is the interface through which queue pairs use a completion queue.
 type completionQueue interface {
-	// post adds a completion. post returns false if the queue is full or has overrun.
+	// addCompletion adds a completion. addCompletion returns false if the queue is full or has overrun.
 	addCompletion(wc ib.WC, solicited bool) bool
-	// forget removes a queue pair from its completions before the queue pair is destroyed. The completions keep the
+	// forgetQP removes a queue pair from its completions before the queue pair is destroyed. The completions keep the
 	// number of the queue pair.
 	forgetQP(qp *ib.QP)
-	// gone reports whether the queue has been destroyed.
+	// isDestroyed reports whether the queue has been destroyed.
 	isDestroyed() bool
 }
 

@@ -103,7 +103,7 @@ func (s *targetSession) open(r *rdmacm.Request, workers int) (err error) {
 	return nil
 }
 
-// beginEnd starts the end of the session for a reason. lose does not sleep.
+// beginEnd starts the end of the session for a reason. beginEnd may not sleep.
 func (s *targetSession) beginEnd(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -61,8 +61,8 @@ func (qp *QP) wrapEventFunc(f func(*ib.QP, ib.EventType)) func(*ib.QP, ib.EventT
 	}
 }
 
-// beginPost counts a post call and a work request, and reserves a slot for the request. returned ends the post call,
-// and end ends the request.
+// beginPost counts a post call and a work request, and reserves a slot for the request. endPost ends the post call,
+// and endRequest ends the request.
 func (qp *QP) beginPost(what string, q *CQ, done Done, id uint64) (uint64, error) {
 	qp.posting.Add(1)
 	qp.outstanding.Add(1)

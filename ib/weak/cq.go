@@ -76,7 +76,7 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 	return c, nil
 }
 
-// The inner driver calls reported and may hold its locks.
+// recordInnerReport records a report of the inner driver, which may hold its locks.
 func (c *cq) recordInnerReport() {
 	c.rep.Store(true)
 	c.d.scheduleDelayStep()
@@ -392,8 +392,8 @@ func (c *cq) runCQStep() (more bool) {
 }
 
 // decideReport decides whether a report of the inner queue is passed to the consumer. If all completions of the report
-// are hidden, shown arms the inner queue again. Visible completions are reported separately. again is true if the inner
-// queue reports missed completions.
+// are hidden, decideReport arms the inner queue again. Visible completions are reported separately. again is true if
+// the inner queue reports missed completions.
 //
 //verbena:held mu
 func (c *cq) decideReport() (report, again bool) {

@@ -37,7 +37,7 @@ type driver struct {
 	cqs       map[*cq]struct{}
 	mrs       map[uint32]*mr       // by the inner driver's local keys
 	holds     map[requestKind]bool // kinds of requests that the inner driver has accepted
-	slept     uint64               // number of calls of slow
+	slept     uint64               // number of calls of delayCall
 
 	timer   sync.Mutex // taken under the inner driver's locks
 	ticking bool
@@ -173,7 +173,7 @@ func (d *driver) dropRequests(rs ...*weakRequest) {
 	}
 }
 
-// scheduleDelayStep schedules tick after a step.
+// scheduleDelayStep schedules runDelayStep after a step.
 func (d *driver) scheduleDelayStep() {
 	d.timer.Lock()
 	defer d.timer.Unlock()
@@ -188,7 +188,7 @@ func (d *driver) startStepTimer() {
 	}
 }
 
-// scheduleEvents schedules tick for the events of a queue pair.
+// scheduleEvents schedules runDelayStep for the events of a queue pair.
 func (d *driver) scheduleEvents(q *qp) {
 	d.timer.Lock()
 	defer d.timer.Unlock()

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/tools/go/packages"
 )
 
-// guardedPackages lists the packages that isolate users from each other. generate places a mutant at every check of
-// these packages.
+// guardedPackages lists the packages that isolate users from each other. generateMutants places a mutant at every check
+// of these packages.
 var guardedPackages = []string{
 	"internal/quota", "internal/privilege", "internal/principal", "internal/rights", "internal/kept", "internal/cgroup",
 	"internal/ctl",

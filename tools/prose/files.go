@@ -81,13 +81,14 @@ type checker struct {
 
 	mu     sync.Mutex
 	names  namer
+	used   usedNames
 	result result
 	err    error // the first error
 }
 
 // check checks files below a root.
 func check(root string, files []string) (result, error) {
-	c := checker{root: root, names: namer{}}
+	c := checker{root: root, names: namer{}, used: usedNames{}}
 	queue := make(chan string)
 	var workers sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
@@ -103,6 +104,7 @@ func check(root string, files []string) (result, error) {
 	close(queue)
 	workers.Wait()
 	c.result.findings = append(c.result.findings, c.names.findings()...)
+	c.result.findings = append(c.result.findings, c.used.findings()...)
 	slices.SortFunc(c.result.findings, byPlace)
 	return c.result, c.err
 }
@@ -142,6 +144,7 @@ func (c *checker) file(name string) {
 	}
 	if s != nil && err == nil {
 		c.names.file(name, s)
+		c.used.file(name, content, s)
 	}
 	c.result.findings = append(c.result.findings, r.findings...)
 	c.result.sentences += r.sentences

@@ -136,7 +136,7 @@ var slow int
 var wait int
 
 // PLANT chain
-// copy holds the header so that the peer cannot change it, because it owns the page.
+// copied holds the header so that the peer cannot change it, because it owns the page.
 var copied int
 
 // PLANT long
@@ -171,6 +171,12 @@ type state struct {
 	// PLANT definition
 	kind int // what the state is for
 }
+
+// serve serves a port.
+//
+// PLANT stale
+// It calls the handler. accept returns later.
+func serve() {}
 
 type options struct {
 	// PLANT person

@@ -7,7 +7,7 @@ var rules []*rule
 func init() {
 	rules = []*rule{
 		personRule, definitionRule, clauseRule, causativeRule, orderRule, pronounRule, pictureRule, chainRule,
-		formRule, nounRule, spellingRule, longRule, columnsRule, namesRule, subjectRule,
+		formRule, nounRule, spellingRule, longRule, columnsRule, namesRule, staleRule, subjectRule,
 	}
 	for _, r := range rules {
 		r.compiled, r.compiledExcept = compileAll(r.patterns...), compileAll(r.except...)
@@ -336,6 +336,21 @@ var namesRule = &rule{
 	elsewhere: alikePair,
 	wrong:     []string{"probe probes", "drain drained", "consumed consumer", "postedEvents postedEvent", "waiting waits"},
 	right:     []string{"state route", "AllocMR AllocMW", "Int32 Int64", "Dereg Rereg", "Fatal Fatalf", "head tail"},
+}
+
+var staleRule = &rule{
+	name:      "stale",
+	refuses:   "a sentence that begins with a name that the package does not use",
+	instead:   "write the current name",
+	elsewhere: beginsStale,
+	wrong: []string{
+		"post: add adds a completion. put returns false.", "post: add adds a completion.",
+		"beginUse: It begins. leave ends the use.",
+	},
+	right: []string{
+		"add: add adds a completion. add may sleep.", "post: Adds (see add) are rare.", "post: rxe retries a request.",
+		"post: It returns an error, e.g. adds fail.",
+	},
 }
 
 var subjectRule = &rule{

@@ -305,7 +305,7 @@ func (s *traceSearch) visitField(v *types.Var) {
 }
 
 // visitParameter visits the argument of the call through which the trace has entered the function. Without such a call,
-// parameter visits the arguments of all callers.
+// visitParameter visits the arguments of all callers.
 func (s *traceSearch) visitParameter(v *ssa.Parameter, at *callFrame) {
 	fn := v.Parent()
 	i := slices.Index(fn.Params, v)

@@ -44,7 +44,7 @@ func (m *Manager) Close() error {
 	return m.b.Close()
 }
 
-// register registers a Conn or a Listener. leave ends the registration.
+// register registers a Conn or a Listener. unregister ends the registration.
 func (m *Manager) register(e closable) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -164,11 +164,11 @@ func wantDifference(format string, args ...any) modelResult {
 // calls are omitted.
 type call interface {
 	fmt.Stringer
-	// uses returns the objects that must exist.
+	// usedIDs returns the objects that must exist.
 	usedIDs() []model.ID
-	// device makes the call on the device.
+	// runOnDevice makes the call on the device.
 	runOnDevice(x *modelRunner) deviceResult
-	// expect makes the call on a model. A nil g is a dry run.
+	// runOnModel makes the call on a model. A nil g is a dry run.
 	runOnModel(x *modelRunner, m *model.Model, g *deviceResult) modelResult
 }
 

@@ -83,6 +83,6 @@ type CallObserver interface {
 // Subject is an observed handle of a device, object, or event function.
 type Subject interface {
 	CallObserver
-	// Note reports an event. An error for Completed means that the completion must not be reported to the consumer.
+	// RecordEvent reports an event. An error for Completed means that the completion must not be reported to the consumer.
 	RecordEvent(e SubjectEvent, arg any) error
 }

@@ -153,7 +153,7 @@ func runCompiler(cc, include, prog string, args ...string) (string, error) {
 
 var (
 	lineMarker = regexp.MustCompile(`^# \d+ "([^"]*)"`)
-	// matches macros that are not empty and have no parameters
+	// macroDef matches macros that are not empty and have no parameters
 	macroDef = regexp.MustCompile(`^#define (\w+) +\S`)
 )
 
