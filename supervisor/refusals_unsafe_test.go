@@ -253,14 +253,20 @@ func TestCMQueriesCheckCaller(t *testing.T) {
 	}
 }
 
+// newGetEventCall returns a trapped GET_EVENT on a new file without events.
+func newGetEventCall(t *testing.T) (c *trappedCall, f *openFile, description *os.File) {
+	c = newTrappedCall(t, nil, withCM(t))
+	p := c.mustProcess()
+	f, description = c.mustOpen(cmNode, p.user, 0)
+	c.setGetEvent(description)
+	c.w.known = callerCache{done: true, proc: p, space: p.space}
+	return c, f, description
+}
+
 // TestGetEventWaitsForEvent tests GET_EVENT on a file without an event. With O_NONBLOCK, GET_EVENT fails with EAGAIN.
 // Otherwise it waits. A waiting GET_EVENT ends when its thread has ended, and continues after a spurious wakeup.
 func TestGetEventWaitsForEvent(t *testing.T) {
-	c := newTrappedCall(t, nil, withCM(t))
-	p := c.mustProcess()
-	f, description := c.mustOpen(cmNode, p.user, 0)
-	c.setGetEvent(description)
-	c.w.known = callerCache{done: true, proc: p, space: p.space}
+	c, f, description := newGetEventCall(t)
 	if err := unix.SetNonblock(int(description.Fd()), true); err != nil {
 		t.Fatal(err)
 	}
@@ -305,11 +311,7 @@ func TestGetEventWaitsForEvent(t *testing.T) {
 // TestWaitOutlivesLastDescriptor tests that GET_EVENT waits until its thread has ended if another thread closes the
 // last descriptor after the call has begun. rping(1) closes its channel while a thread waits.
 func TestWaitOutlivesLastDescriptor(t *testing.T) {
-	c := newTrappedCall(t, nil, withCM(t))
-	p := c.mustProcess()
-	f, description := c.mustOpen(cmNode, p.user, 0)
-	c.setGetEvent(description)
-	c.w.known = callerCache{done: true, proc: p, space: p.space}
+	c, f, _ := newGetEventCall(t)
 	if !f.beginCall() {
 		t.Fatal("begin of a call: got false, want true")
 	}
@@ -317,7 +319,7 @@ func TestWaitOutlivesLastDescriptor(t *testing.T) {
 	if v, waits := c.w.answerCMCommand(f); !waits {
 		t.Fatalf("GET_EVENT on a file without descriptors: got %v, want a wait", v)
 	}
-	time.Sleep(3 * firstSignalLook)
+	time.Sleep(3 * firstSignalLook) // the kernel holds the thread, so the wait runs in real time
 	if f.isClosed() || checkStillTrapped(c.s.fd, c.id) != nil {
 		t.Error("wait on a file without descriptors: got an answer, want none")
 	}
@@ -333,12 +335,8 @@ func TestWaitOutlivesLastDescriptor(t *testing.T) {
 // TestGetEventPanicFailsCall tests that a panic in a call that waits for an event makes the call fail with EIO and
 // closes only its file.
 func TestGetEventPanicFailsCall(t *testing.T) {
-	c := newTrappedCall(t, nil, withCM(t))
-	p := c.mustProcess()
-	f, description := c.mustOpen(cmNode, p.user, 0)
-	other, _ := c.mustOpen(cmNode, p.user, 0)
-	c.setGetEvent(description)
-	c.w.known = callerCache{done: true, proc: p, space: p.space}
+	c, f, _ := newGetEventCall(t)
+	other, _ := c.mustOpen(cmNode, f.user, 0)
 	c.sup.cfg.pause = func(point string, tid uint32) {
 		if point == "event" {
 			panic("a bad event")

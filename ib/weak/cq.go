@@ -283,6 +283,7 @@ func (c *cq) takeWindowEntry(i int, wc *ib.WC) {
 	c.held = slices.Delete(c.held, i, i+1)
 	*wc = e.wc
 	if e.r != nil {
+		e.r.repeat = repeatNone
 		if wc.Status == ib.WCSuccess && wc.Opcode != ib.WCRecvRDMAWithImm {
 			e.r.storeData(uint64(wc.ByteLen))
 		} else if !e.send {

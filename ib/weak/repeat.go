@@ -6,7 +6,7 @@ import (
 	"verbena/ib"
 )
 
-// repeatState is the state of the second execution of a READ.
+// repeatState is the state of the second execution of a READ. It is protected by the mu of the send queue's cq.
 //
 //	none --READ drawn--> possible --later request without a fence--> wanted --posted--> posted --completion--> none
 //	           possible, wanted --request that waits for the READ, or too late--> none
@@ -27,8 +27,8 @@ func (r *weakRequest) blocksCompletion() bool {
 	return r.repeat == repeatWanted || r.repeat == repeatPosted
 }
 
-// planRepeats decides, for a request that is posted now, whether it may be executed twice, and whether it lets earlier
-// READs be executed twice. Only one request of the queue pair may be executed between them.
+// planRepeats decides whether a request that is posted now may be executed again, and whether earlier READs may be
+// executed again after the request.
 //
 //verbena:held mu
 func (q *qp) planRepeats(r *weakRequest) {
@@ -137,6 +137,9 @@ func (q *qp) nextRepeat() *weakRequest {
 func (c *cq) finishRepeat(again *weakRequest, status ib.WCStatus) {
 	r := again.original
 	r.repeat = repeatNone
+	if c.notify == ib.NotifyNextComp {
+		c.later = true // a poll in the meantime may have found the queue empty
+	}
 	if status == ib.WCSuccess || status == ib.WCWRFlushErr {
 		return
 	}

@@ -174,7 +174,7 @@ var Choices = [numChoices]Row{
 	{
 		ReadOrder, "read-order",
 		"executes some READs again after a later SEND or WRITE without a fence, and before it reports the completion of " +
-			"the READ; a send queue is full while its READs are executed again",
+			"the READ; in the meantime, requests whose completions were not polled occupy the send queue",
 		"IBA 10.8.3.3: a request that follows a READ is ordered after it only with a fence; IBA 9.4.4: a responder " +
 			"executes a duplicate READ again",
 		"sends its reply behind a READ without a fence; changes the memory that the peer READs when it receives this reply",
