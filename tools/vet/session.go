@@ -26,28 +26,11 @@ func (p *Program) checkSessions() (reports []Report) {
 	if acquires == nil {
 		return nil
 	}
-	waits := p.newEffect(Session)
-	direct := map[ssa.Instruction]*effectCause{}
-	reached, signalled := p.completionChannels()
-	for _, f := range p.order {
-		if reached[f] != nil {
-			continue
-		}
-		for _, o := range f.ops {
-			if o.kind == opSleep && p.waitsOnlyFor(o.at, signalled) &&
-				p.escapes.escapeAt(p.Fset, o.pos, Session) == nil {
-				direct[o.at] = &effectCause{at: o.at, pos: o.pos, what: o.what + " to which only completions send"}
-				waits.addCause(f, direct[o.at])
-			}
-		}
-	}
-	callers := p.callers(Session)
-	for g, list := range callers { // package ib waits for no completions of a consumer
-		callers[g] = slices.DeleteFunc(list, func(k caller) bool { return isMidlayer(k.in) })
-	}
-	p.propagateEffect(waits, callers)
+	w := &completionWaits{p: p, effect: p.newEffect(Session), direct: map[ssa.Instruction]*effectCause{},
+		signalled: map[*ssa.MakeChan]bool{}}
+	w.find()
 	for _, a := range acquires {
-		if r := p.findWaitInSession(a, waits, direct); r != nil {
+		if r := w.findBeforeRelease(a); r != nil {
 			reports = append(reports, *r)
 		}
 	}
@@ -65,50 +48,98 @@ func isAttachMethod(f *types.Func, name string) bool {
 	return f != nil && f.Pkg() != nil && f.Pkg().Path() == attachPath && f.Name() == name
 }
 
-// completionChannels returns the functions that completions and handlers call, and the channels to which only these
-// functions send, or which only they close.
-func (p *Program) completionChannels() (reached map[*function]*rootVisit, all map[*ssa.MakeChan]bool) {
+// completionWaits holds the waits of a program that only completions end.
+type completionWaits struct {
+	p       *Program
+	effect  *effect                          // functions that wait, also through callees
+	direct  map[ssa.Instruction]*effectCause // the waits
+	reached map[*function]*rootVisit         // functions that completions and handlers call
+	// signalled holds the channels to which the program sends, or which it closes. The value is true if only the
+	// functions of reached do.
+	signalled map[*ssa.MakeChan]bool
+}
+
+// find finds the waits.
+func (w *completionWaits) find() {
+	p := w.p
 	roots := p.storedHandlers()
 	for _, k := range p.completions {
 		roots = append(roots, root{k.f, functionName(k.f)})
 	}
-	reached = p.visitReachable(Session, roots, nil, func(*rootVisit) {})
-	all = map[*ssa.MakeChan]bool{}
-	add := func(f *function, ch ssa.Value) {
-		for _, o := range p.traces.containerAllocs(ch) {
-			m := o.v.(*ssa.MakeChan)
-			before, known := all[m]
-			all[m] = reached[f] != nil && (before || !known)
-		}
-	}
+	w.reached = p.visitReachable(Session, roots, nil, func(*rootVisit) {})
 	for _, f := range p.order {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
-				switch at := at.(type) {
-				case *ssa.Send:
-					add(f, at.Chan)
-				case *ssa.Select:
-					for _, s := range at.States {
-						if s.Dir == types.SendOnly {
-							add(f, s.Chan)
-						}
-					}
-				case ssa.CallInstruction:
-					if b, ok := at.Common().Value.(*ssa.Builtin); ok && b.Name() == "close" {
-						add(f, at.Common().Args[0])
-					}
+				w.addSignals(f, at)
+			}
+		}
+	}
+	for _, f := range p.order {
+		if w.reached[f] != nil {
+			continue
+		}
+		for _, o := range f.ops {
+			if o.kind == opSleep && w.waitsOnlyForCompletions(o.at) && p.escapes.escapeAt(p.Fset, o.pos, Session) == nil {
+				w.direct[o.at] = &effectCause{at: o.at, pos: o.pos, what: o.what + " to which only completions send"}
+				w.effect.addCause(f, w.direct[o.at])
+			}
+		}
+	}
+	callers := p.callers(Session)
+	for g, list := range callers { // package ib waits for no completions of a consumer
+		callers[g] = slices.DeleteFunc(list, func(k caller) bool { return isMidlayer(k.in) })
+	}
+	p.propagateEffect(w.effect, callers)
+}
+
+// addSignals records the channels to which an instruction sends, and the channels that it closes or passes to another
+// module, which may do the same.
+func (w *completionWaits) addSignals(f *function, at ssa.Instruction) {
+	completes := w.reached[f] != nil
+	switch at := at.(type) {
+	case *ssa.Send:
+		w.addSignal(at.Chan, completes)
+	case *ssa.Select:
+		for _, s := range at.States {
+			if s.Dir == types.SendOnly {
+				w.addSignal(s.Chan, completes)
+			}
+		}
+	case ssa.CallInstruction:
+		switch fn := at.Common().Value.(type) {
+		case *ssa.Builtin:
+			if fn.Name() == "close" {
+				w.addSignal(at.Common().Args[0], completes)
+			}
+		case *ssa.Function:
+			if w.p.funcs[fn] == nil {
+				for _, arg := range at.Common().Args {
+					w.addSignal(arg, false)
 				}
 			}
 		}
 	}
-	return reached, all
 }
 
-// waitsOnlyFor reports whether an operation waits for channels of the set and for nothing else.
-func (p *Program) waitsOnlyFor(at ssa.Instruction, set map[*ssa.MakeChan]bool) bool {
+// addSignal records that a function sends to a channel or closes the channel. completes reports whether completions and
+// handlers call the function.
+func (w *completionWaits) addSignal(ch ssa.Value, completes bool) {
+	if _, ok := ch.Type().Underlying().(*types.Chan); !ok {
+		return
+	}
+	for _, o := range w.p.traces.containerAllocs(ch) {
+		m := o.v.(*ssa.MakeChan)
+		before, known := w.signalled[m]
+		w.signalled[m] = completes && (before || !known)
+	}
+}
+
+// waitsOnlyForCompletions reports whether only completions end an operation.
+func (w *completionWaits) waitsOnlyForCompletions(at ssa.Instruction) bool {
 	in := func(ch ssa.Value) bool {
-		from := p.traces.containerAllocs(ch)
-		return len(from) > 0 && !slices.ContainsFunc(from, func(o valueOrigin) bool { return !set[o.v.(*ssa.MakeChan)] })
+		from := w.p.traces.containerAllocs(ch)
+		return len(from) > 0 &&
+			!slices.ContainsFunc(from, func(o valueOrigin) bool { return !w.signalled[o.v.(*ssa.MakeChan)] })
 	}
 	switch at := at.(type) {
 	case *ssa.UnOp:
@@ -121,54 +152,59 @@ func (p *Program) waitsOnlyFor(at ssa.Instruction, set map[*ssa.MakeChan]bool) b
 	return false
 }
 
-// findWaitInSession returns a report for the first wait on a path from an Acquire that precedes Release.
-func (p *Program) findWaitInSession(a caller, waits *effect, direct map[ssa.Instruction]*effectCause) *Report {
+// findBeforeRelease returns a report for the first wait on a path from an Acquire that precedes Release.
+func (w *completionWaits) findBeforeRelease(a caller) *Report {
 	calls := map[ssa.Instruction]*call{}
 	for _, c := range a.in.calls {
 		calls[c.at] = c
 	}
-	b := a.c.at.Block()
+	first := a.c.at.Block()
 	seen := map[*ssa.BasicBlock]bool{}
-	work := []*ssa.BasicBlock{b}
-	for first := true; len(work) > 0; first = false {
-		b, work = work[0], work[1:]
-		list := b.Instrs
-		if first {
-			list = list[slices.Index(list, ssa.Instruction(a.c.at))+1:]
+	list := first.Instrs[slices.Index(first.Instrs, ssa.Instruction(a.c.at))+1:]
+	for work := []*ssa.BasicBlock{first}; ; list = work[0].Instrs {
+		r, released := w.findInList(a, list, calls)
+		if r != nil {
+			return r
 		}
-		released := false
-		for _, at := range list {
-			c := calls[at]
-			if _, now := at.(*ssa.Call); now && c != nil && isAttachMethod(c.static, "Release") {
-				released = true
-				break
-			}
-			if d := direct[at]; d != nil {
-				return p.newSessionReport(a, d.pos, d.what, nil)
-			}
-			if c == nil || c.spawns || p.escapes.escapeAt(p.Fset, c.pos, Session) != nil {
-				continue
-			}
-			for _, g := range c.callees {
-				if waits.of[g] != nil {
-					return p.newSessionReport(a, c.pos, "calls "+functionName(g), waits.callPath(g))
-				}
-			}
-		}
-		if released {
-			continue
-		}
+		b := work[0]
+		work = work[1:]
 		for _, to := range b.Succs {
-			if !seen[to] {
+			if !released && !seen[to] {
 				seen[to] = true
 				work = append(work, to)
 			}
 		}
+		if len(work) == 0 {
+			return nil
+		}
 	}
-	return nil
 }
 
-func (p *Program) newSessionReport(a caller, pos token.Pos, what string, path []PathStep) *Report {
+// findInList returns a report for the first wait in a list of instructions. released reports whether the list calls
+// Release before a wait.
+func (w *completionWaits) findInList(a caller, list []ssa.Instruction, calls map[ssa.Instruction]*call) (r *Report,
+	released bool) {
+	for _, at := range list {
+		c := calls[at]
+		if _, now := at.(*ssa.Call); now && c != nil && isAttachMethod(c.static, "Release") {
+			return nil, true
+		}
+		if d := w.direct[at]; d != nil {
+			return newSessionReport(a, d.pos, d.what, nil), false
+		}
+		if c == nil || c.spawns || w.p.escapes.escapeAt(w.p.Fset, c.pos, Session) != nil {
+			continue
+		}
+		for _, g := range c.callees {
+			if w.effect.of[g] != nil {
+				return newSessionReport(a, c.pos, "calls "+functionName(g), w.effect.callPath(g)), false
+			}
+		}
+	}
+	return nil, false
+}
+
+func newSessionReport(a caller, pos token.Pos, what string, path []PathStep) *Report {
 	name := functionName(a.in)
 	return &Report{Session, pos, name + " waits for completions of a session before Release: it " + what,
 		append([]PathStep{{a.c.pos, name, "calls " + a.c.static.Name()}, {pos, name, what}}, path...)}

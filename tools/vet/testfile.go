@@ -16,14 +16,14 @@ func (p *Program) trustTestFiles() {
 		}
 		f.ops = slices.DeleteFunc(f.ops, func(o operation) bool {
 			send, sends := o.at.(*ssa.Send)
-			return o.kind == opSleep && (o.what == "spins "+onTime || sends && p.isBuffered(send.Chan))
+			return o.kind == opSleep && (o.what == "spins "+onTime || sends && p.traces.isBuffered(send.Chan))
 		})
 	}
 }
 
 // isBuffered reports whether a channel was made with a capacity, wherever it may have been made.
-func (p *Program) isBuffered(ch ssa.Value) bool {
-	from := p.traces.containerAllocs(ch)
+func (t *valueTracer) isBuffered(ch ssa.Value) bool {
+	from := t.containerAllocs(ch)
 	return len(from) > 0 && !slices.ContainsFunc(from, func(o valueOrigin) bool {
 		n, constant := o.v.(*ssa.MakeChan).Size.(*ssa.Const)
 		return constant && n.Int64() == 0

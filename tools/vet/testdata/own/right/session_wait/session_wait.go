@@ -2,6 +2,8 @@ package session_wait
 
 import (
 	"context"
+	"os"
+	"os/signal"
 
 	"verbena/ib"
 	"verbena/ib/attach"
@@ -55,3 +57,17 @@ func (d *disk) pass() {
 }
 
 func (d *disk) produce() { d.kick <- struct{}{} }
+
+// stop waits for a channel to which another package may send, too.
+func (d *disk) stop(wr ib.SendWR) {
+	qp, ok := d.a.TryAcquire()
+	if !ok {
+		return
+	}
+	defer d.a.Release()
+	ended := make(chan os.Signal)
+	signal.Notify(ended, os.Interrupt)
+	if qp.PostSend(wr, func(*ib.WC) { close(ended) }) == nil {
+		<-ended
+	}
+}
