@@ -48,7 +48,7 @@ func isAttachMethod(f *types.Func, name string) bool {
 	return f != nil && f.Pkg() != nil && f.Pkg().Path() == attachPath && f.Name() == name
 }
 
-// completionWaits holds the waits of a program that only completions end.
+// completionWaits holds the waits of a program. Only completions end these waits.
 type completionWaits struct {
 	p       *Program
 	effect  *effect                          // functions that wait, also through callees
@@ -70,7 +70,7 @@ func (w *completionWaits) find() {
 	for _, f := range p.order {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
-				w.addSignals(f, at)
+				w.recordInstruction(f, at)
 			}
 		}
 	}
@@ -92,9 +92,9 @@ func (w *completionWaits) find() {
 	p.propagateEffect(w.effect, callers)
 }
 
-// addSignals records the channels to which an instruction sends, and the channels that it closes or passes to another
-// module, which may do the same.
-func (w *completionWaits) addSignals(f *function, at ssa.Instruction) {
+// recordInstruction records the channels to which an instruction sends, and the channels that it closes or passes to
+// another module, which may do the same.
+func (w *completionWaits) recordInstruction(f *function, at ssa.Instruction) {
 	completes := w.reached[f] != nil
 	switch at := at.(type) {
 	case *ssa.Send:

@@ -20,8 +20,8 @@
 //
 //	go run verbena/ib/ibtest/schedule -weak verbena/driver/rxe,verbena/driver/loopback -seeds 100 ./myconsumer
 //
-// Without -pause there are no pauses in this mode, and the choice slow-methods is off. -check turns on checked mode
-// (package ib/check) for all devices of the tests.
+// -check turns on checked mode (package ib/check) for all devices of the tests. With -weak or -check there are no
+// pauses without -pause. The choice slow-methods is off.
 //
 // With -weak, -within finds the most faults of a consumer: it analyses the package with verbenavet, if that command is
 // in PATH, runs the tests in checked mode, and then on weak devices in checked mode, with one seed after another:
@@ -55,7 +55,7 @@ type commandOptions struct {
 	race         bool
 	run, skip    string
 	timeout      string
-	pause        string // packages, separated by commas; "": the tested ones, or none with -weak
+	pause        string // packages, separated by commas; "": the tested ones, or none with -weak or -check
 	weak         string // packages of drivers, separated by commas
 	overlay      string
 	tests        []string
@@ -74,7 +74,7 @@ func main() {
 	flag.StringVar(&o.skip, "skip", "", "pattern of the tests to leave out, as of go test")
 	flag.StringVar(&o.timeout, "timeout", "10m", "time limit for each seed")
 	flag.StringVar(&o.pause, "pause", "",
-		"packages to pause in, separated by commas (default: the tested packages, with -weak none)")
+		"packages to pause in, separated by commas (default: the tested packages, with -weak or -check none)")
 	flag.StringVar(&o.weak, "weak", "",
 		"driver packages, separated by commas, with devices that make the least convenient choices")
 	flag.DurationVar(&o.check, "check", 0,
@@ -197,7 +197,7 @@ func (o *commandOptions) writeOverlay(dir string) (file string, places int, err 
 	switch {
 	case o.pause != "":
 		paused = strings.Split(o.pause, ",")
-	case o.weak != "":
+	case o.weak != "" || o.check != 0:
 		paused = nil
 	}
 	var stricter []string

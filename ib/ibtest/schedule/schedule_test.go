@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"go/parser"
 	"go/token"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestInsertPausesAroundLocks checks that pauses are inserted around locking and unlocking statements only, on the same
@@ -67,22 +69,36 @@ again:
 	}
 }
 
-// TestStrictRunNeedsDrivers checks that a package is rejected whose tests cannot have weak devices, and that the tests
-// of another package run on such devices.
-func TestStrictRunNeedsDrivers(t *testing.T) {
+// TestStrictRunFindsWrongConsumers checks that weak devices and checked mode find the consumers of testdata. Without
+// these modes their tests pass. A package is rejected if its tests use no device of the named drivers.
+func TestStrictRunFindsWrongConsumers(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it compiles tests")
 	}
-	for _, tt := range []struct{ weak, want string }{
-		{"verbena/driver/rxe", "use none of the drivers"},
-		{"verbena/driver/loopback", ""},
+	for _, tt := range []struct {
+		name  string
+		run   string
+		weak  string
+		check time.Duration
+		want  string // in the output or the error; "": success
+	}{
+		{"neither mode", ".", "", 0, ""}, // with pauses in the driver
+		{"weak devices", "OneKey", "verbena/driver/loopback", 0, "got different keys"},
+		{"checked mode", "Sleeping", "", consumerTimeout, "Device.QueryPort"},
+		{"weak devices of another driver", ".", "verbena/driver/rxe", 0, "use none of the drivers"},
 	} {
-		o := commandOptions{seeds: 2, first: 1, count: 1, timeout: "1m", weak: tt.weak,
-			tests: []string{"verbena/ib/slot"}}
-		var out bytes.Buffer
-		if err := o.runTests(&out); (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("weak devices of %s: got error %v, want %q\n%s", tt.weak, err, tt.want, &out)
-		}
+		t.Run(tt.name, func(t *testing.T) {
+			o := commandOptions{seeds: 1, first: 1, count: 1, timeout: "1m", run: tt.run, weak: tt.weak, check: tt.check,
+				tests: []string{"./testdata/consumer"}}
+			if tt.weak == "" && tt.check == 0 {
+				o.pause = "verbena/driver/loopback"
+			}
+			var out bytes.Buffer
+			err := o.runTests(&out)
+			if text := fmt.Sprint(&out, err); (err == nil) != (tt.want == "") || !strings.Contains(text, tt.want) {
+				t.Errorf("got error %v, want %q; output:\n%s", err, tt.want, &out)
+			}
+		})
 	}
 }
 
