@@ -257,6 +257,32 @@ func TestRepeatedEventRunsEnd(t *testing.T) {
 	w.awaitNoProgramObjects()
 }
 
+// libfabricCrash is the report of a crash of libfabric. When a peer disconnects, rxm_close_conn of libfabric v1.17
+// closes the endpoint first, and then handles the completions that are still in its CQ. For a receive, it posts the
+// buffer to the closed endpoint again (libfabric issue 11828, fixed by pull request 12674 in 2026). A program crashes
+// if it reads the event of the connection manager before the completion of the last message, on any device.
+const libfabricCrash = "terminated with signal 11"
+
+// runLibfabric runs one exchange of fi_pingpong with a provider and an endpoint type, which are in how. runLibfabric
+// returns a description of the failure, and "" if there is none.
+func runLibfabric(a, b *testService, how []string, addr string) string {
+	a.t.Helper()
+	port := unusedTCPPort()
+	args := append([]string{"run", "--", "fi_pingpong", "-I", "10"}, how...)
+	server := a.verbenaCommand(a.contextWithTimeout(60), append(args, "-B", port)...)
+	var said bytes.Buffer
+	server.Stdout, server.Stderr = &said, &said
+	if err := server.Start(); err != nil {
+		a.t.Fatal(err)
+	}
+	a.mustRun("wait", "--listen", port)
+	out, err := b.verbenaCommand(b.contextWithTimeout(60), append(args, "-P", port, addr)...).CombinedOutput()
+	if serr := server.Wait(); err != nil || serr != nil {
+		return fmt.Sprintf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", how, serr, err, &said, out)
+	}
+	return ""
+}
+
 // TestLibfabric tests a server of fi_pingpong without an address. A client on another host must find the server by
 // connections and by reliable datagrams. Reliable datagrams use one completion queue for all endpoints, which is
 // longer than the kernel's rxe permits.
@@ -265,18 +291,13 @@ func TestLibfabric(t *testing.T) {
 	needProgram(t, "libfabric-bin", "fi_pingpong")
 	exchange := func(t *testing.T, a, b *testService, addr string) {
 		for _, how := range [][]string{{"-p", "verbs", "-e", "msg"}, {"-p", "verbs;ofi_rxm", "-e", "rdm"}} {
-			port := unusedTCPPort()
-			args := append([]string{"run", "--", "fi_pingpong", "-I", "10"}, how...)
-			server := a.verbenaCommand(a.contextWithTimeout(60), append(args, "-B", port)...)
-			var said bytes.Buffer
-			server.Stdout, server.Stderr = &said, &said
-			if err := server.Start(); err != nil {
-				t.Fatal(err)
+			failure := runLibfabric(a, b, how, addr)
+			if strings.Contains(failure, libfabricCrash) {
+				t.Logf("repeat: fi_pingpong of %s has crashed at its end", how[1])
+				failure = runLibfabric(a, b, how, addr)
 			}
-			a.mustRun("wait", "--listen", port)
-			out, err := b.verbenaCommand(b.contextWithTimeout(60), append(args, "-P", port, addr)...).CombinedOutput()
-			if serr := server.Wait(); err != nil || serr != nil {
-				t.Errorf("%v: server: %v, client: %v\n--- server\n%s--- client\n%s", how, serr, err, &said, out)
+			if failure != "" {
+				t.Error(failure)
 			}
 		}
 	}

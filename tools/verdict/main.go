@@ -8,7 +8,7 @@
 //   - if a package has failed without a failed test, or with a panic, a fatal error or a data race;
 //   - if a test was skipped with CI=true, and test/skips.txt gives no reason;
 //   - if a test that test/pending.txt expects to fail has passed (its line must be removed);
-//   - if tests have repeated lossy runs more than four times. Such a test logs a line that contains "repeat:".
+//   - if tests have repeated runs more than four times. Such a test logs a line that contains "repeat:".
 //
 // verdict reports a failure of a pending test, but the run then still passes. verdict prints the output of failed and
 // unfinished tests, and one line for each package. With -v, verdict prints the logs of all tests. The reasons of
@@ -278,10 +278,10 @@ func (j *resultCollector) failureReasons() (list []string) {
 		fmt.Fprintf(j.out, "%d skipped: %s\n", j.skipped[why], why)
 	}
 	if len(j.repeats) > 0 {
-		fmt.Fprintf(j.out, "%d repeats of lossy runs:\n%s\n", len(j.repeats), strings.Join(j.repeats, "\n"))
+		fmt.Fprintf(j.out, "%d repeats of runs:\n%s\n", len(j.repeats), strings.Join(j.repeats, "\n"))
 	}
-	if len(j.repeats) > maxLossyRepeats {
-		add("verdict: got %d repeats of lossy runs, want at most %d", len(j.repeats), maxLossyRepeats)
+	if len(j.repeats) > maxRepeats {
+		add("verdict: got %d repeats of runs, want at most %d", len(j.repeats), maxRepeats)
 	}
 	return list
 }
@@ -302,10 +302,9 @@ func (j *resultCollector) slowestTests(n int) string {
 	return b.String()
 }
 
-// maxLossyRepeats is the maximum number of repeated lossy runs in one run of go test. A run contains about ten
-// exchanges with losses of up to 5 %. One of twenty exchanges is repeated, so five repeats occur in one of ten thousand
-// runs.
-const maxLossyRepeats = 4
+// maxRepeats is the maximum number of repeated runs in one run of go test. A run contains about ten exchanges with
+// losses of up to 5 %. One of twenty exchanges is repeated, so five repeats occur in one of ten thousand runs.
+const maxRepeats = 4
 
 func (j *resultCollector) testsOf(pkg string) (list []testID) {
 	for n := range j.tests {
