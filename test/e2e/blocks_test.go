@@ -204,7 +204,7 @@ func (b *shellBlock) run(t *testing.T, root string, goEnv []string) {
 	text := out.String()
 	t.Logf("%s\n--- output\n%s", script, lastLines(text, 60)) // errors follow the output
 	if isGroupAlive(c.Process.Pid) {
-		t.Errorf("recipe: left processes running")
+		t.Errorf("recipe: left processes running:\n%s", groupMembers(c.Process.Pid))
 		syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 	}
 	b.stopServices(t, run)
@@ -234,6 +234,21 @@ var (
 // normaliseOutput returns output without machine-dependent parts, and with single spaces for tabs and runs of spaces.
 func normaliseOutput(s string) string {
 	return spaces.ReplaceAllString(guid.ReplaceAllString(s, "GUID"), " ")
+}
+
+// groupMembers lists the processes of a process group with their states.
+func groupMembers(pgid int) string {
+	list, err := exec.Command("ps", "-eo", "pgid,pid,stat,wchan:20,args").Output()
+	if err != nil {
+		return err.Error()
+	}
+	var members strings.Builder
+	for line := range strings.Lines(string(list)) {
+		if strings.HasPrefix(strings.TrimSpace(line), fmt.Sprint(pgid, " ")) {
+			members.WriteString(line)
+		}
+	}
+	return members.String()
 }
 
 // isGroupAlive reports whether a process of a process group still runs after a short wait.
