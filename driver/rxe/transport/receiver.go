@@ -51,6 +51,11 @@ type Ack struct {
 	PSN      roce.PSN
 }
 
+// acknowledges reports whether the acknowledgement acknowledges a PSN: an ACK its own, too.
+func (a *Ack) acknowledges(psn roce.PSN) bool {
+	return psn.Less(a.PSN) || psn == a.PSN && a.Syndrome.IsACK()
+}
+
 // Reply is a response to a request that is answered, or the rest of one. FLUSH and ATOMIC WRITE are answered like a
 // READ of no length.
 type Reply struct {
@@ -364,10 +369,17 @@ func (r *Receiver) found(x *past) {
 	}
 }
 
-// held reports whether the acknowledgement that is due would stand for a request whose response was given up.
-func (r *Receiver) held() bool {
-	return r.missing > 0 && r.ack.Syndrome.IsACK() &&
-		slices.ContainsFunc(r.past, func(x past) bool { return x.missing && x.psn.Less(r.ack.PSN) })
+// unanswered returns the PSN of the oldest request before a PSN of which the response was given up.
+func (r *Receiver) unanswered(before roce.PSN) (first roce.PSN, found bool) {
+	if r.missing == 0 {
+		return 0, false
+	}
+	for i := range r.past {
+		if x := &r.past[i]; x.missing && x.psn.Less(before) && (!found || x.psn.Less(first)) {
+			first, found = x.psn, true
+		}
+	}
+	return first, found
 }
 
 // Acknowledge makes an acknowledgement due, positive or negative, after the replies that are due before it.
@@ -376,9 +388,15 @@ func (r *Receiver) Acknowledge(s roce.Syndrome, psn roce.PSN) {
 }
 
 // Refuse makes a NAK due for the request with a PSN. The responses to requests after it, which were accepted before it
-// was known to fail, are given up: each would acknowledge it.
+// was known to fail, are given up: each would acknowledge it. Responses to requests before it that were given up are
+// due again, because the NAK acknowledges these requests, and no repetition of them is answered later.
 func (r *Receiver) Refuse(s roce.Syndrome, psn roce.PSN) {
 	r.replies = slices.DeleteFunc(r.replies, func(y Reply) bool { return !y.PSN.Less(psn) })
+	for first, found := r.unanswered(psn); found; first, found = r.unanswered(psn) {
+		x := &r.past[slices.IndexFunc(r.past, func(x past) bool { return x.psn == first && x.missing })]
+		r.replies = append(r.replies, x.reply())
+		r.found(x)
+	}
 	r.Acknowledge(s, psn)
 }
 
@@ -388,9 +406,24 @@ func (r *Receiver) NotReady(t roce.RNRTimer) {
 	r.silent = true
 }
 
-// Ack returns the acknowledgement that is due. One that would stand for a request without a response is not, until the request comes
-// again.
-func (r *Receiver) Ack() (a Ack, due bool) { return r.ack, r.due && !r.held() }
+// Ack returns the acknowledgement that is due. It acknowledges no request if the response to the request was given up
+// (IBA 9.7.5.1.2): an ACK is not due until the requester has repeated that request, and a NAK that would ask for a
+// later PSN asks for that request.
+func (r *Receiver) Ack() (a Ack, due bool) {
+	if !r.due {
+		return r.ack, false
+	}
+	first, found := r.unanswered(r.ack.PSN)
+	switch {
+	case !found:
+		return r.ack, true
+	case r.ack.Syndrome.IsACK():
+		return r.ack, false
+	case r.ack.Syndrome.IsRNR(), r.ack.Syndrome == roce.NAKPSNSequenceError:
+		return Ack{roce.NAKPSNSequenceError, first}, true
+	}
+	return r.ack, true
+}
 
 // AckSent notes that it has been sent.
 func (r *Receiver) AckSent() { r.due = false }
@@ -441,8 +474,14 @@ func (y *Reply) Repeats() bool { return y.repeat }
 // Replied takes out the oldest response, all of which has been sent.
 func (r *Receiver) Replied() { r.replies = r.replies[:copy(r.replies, r.replies[1:])] }
 
-// DropReplies gives up all responses that are due.
-func (r *Receiver) DropReplies() { r.replies = r.replies[:0] }
+// DropReplies gives up all pending responses. It also withdraws the pending acknowledgement if that acknowledges one of
+// their requests (IBA 9.7.5.1.2).
+func (r *Receiver) DropReplies() {
+	if len(r.replies) > 0 && r.ack.acknowledges(r.replies[0].PSN) {
+		r.due = false
+	}
+	r.replies = r.replies[:0]
+}
 
 // Abort forgets the message in progress and what may be repeated, and keeps the acknowledgement that is due: the queue
 // pair is in the error state.

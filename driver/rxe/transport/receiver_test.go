@@ -1075,6 +1075,35 @@ func TestReceiverResponses(t *testing.T) {
 			r.Refuse(roce.NAKRemoteAccessError, r.psn(3))
 			r.sends("1 middle 1024 at 1024", "2 last 952 at 2048", fmt.Sprint(roce.NAKRemoteAccessError, " 3"))
 		}},
+		{"9.7.5.1.2", "no acknowledgement stands for a response that was given up with the queue pair", func(r *responder) {
+			r.takes("taken", "0 read 3000", "3 write only 64 ack")
+			r.DropReplies()
+			r.sends()
+		}},
+		{"9.7.5.1.2", "an acknowledgement of requests before such a response is sent", func(r *responder) {
+			r.takes("taken", "0 write only 64 ack", "1 read 3000")
+			r.DropReplies()
+			r.sends("ack 0 msn 2")
+		}},
+		{"9.7.5.1.2", "a NAK for a missing packet asks for the request whose response was given up", func(r *responder) {
+			r.takes("taken", "0 read 1", "1 read 1", "2 atomic")
+			r.takes("repeated", "1 read 1")
+			r.takes("gap", "4 write only 64")
+			r.sends("0 only 1 at 0", "1 only 1 at 0", "nak 2")
+		}},
+		{"9.7.5.1.2", "a NAK for want of a receive asks for the request whose response was given up", func(r *responder) {
+			r.takes("taken", "0 read 1", "1 read 1", "2 atomic")
+			r.takes("repeated", "1 read 1")
+			r.findsNoReceive("not ready", "3 send only 64")
+			r.sends("0 only 1 at 0", "1 only 1 at 0", "nak 2")
+		}},
+		{"9.7.5.1.2", "a refusal sends the responses that were given up before its NAK", func(r *responder) {
+			r.takes("taken", "0 read 1", "1 read 1", "2 atomic", "3 read 1")
+			r.takes("repeated", "1 read 1")
+			r.Refuse(roce.NAKRemoteAccessError, r.psn(4))
+			r.sends("0 only 1 at 0", "1 only 1 at 0", "2 atomic 1002", "3 only 1 at 0",
+				fmt.Sprint(roce.NAKRemoteAccessError, " 4"))
+		}},
 		{"9.9.3", "responses can be given up, and the acknowledgement is due at once", func(r *responder) {
 			r.takes("taken", "0 read 3000")
 			r.Acknowledge(roce.NAKRemoteOperationalError, r.psn(0))

@@ -34,19 +34,21 @@ func (w *world) watch(p *stepnet.Packet) {
 		case e.host.addr != p.Dst || e.qp.Num() != dest:
 		case k.Flags&(roce.FlagReadResponse|roce.FlagAtomicAck) != 0:
 			e.answers[psn] = true
-		case k.Flags&roce.FlagAck != 0 && k.AETH().Syndrome().IsACK():
-			w.acknowledged(e, psn)
+		case k.Flags&roce.FlagAck != 0:
+			w.acknowledged(e, psn, k.AETH().Syndrome())
 		}
 	}
 }
 
-func (w *world) acknowledged(e *end, psn roce.PSN) {
-	if _, answered := e.answers[psn]; answered {
+// acknowledged checks an acknowledgement. A NAK acknowledges the requests before its PSN.
+func (w *world) acknowledged(e *end, psn roce.PSN, by roce.Syndrome) {
+	if _, answered := e.answers[psn]; answered && by.IsACK() {
 		w.broken = fmt.Sprintf("qp %d: an acknowledgement has the PSN %d of a request that is answered with data", e.qp.Num(), psn)
 	}
 	for at, sent := range e.answers {
 		if at.Less(psn) && !sent {
-			w.broken = fmt.Sprintf("qp %d: the acknowledgement with PSN %d stands for the request with PSN %d, which was not answered", e.qp.Num(), psn, at)
+			w.broken = fmt.Sprintf("qp %d: %v with PSN %d acknowledges the request with PSN %d, which has no response",
+				e.qp.Num(), by, psn, at)
 		}
 	}
 }
