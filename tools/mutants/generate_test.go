@@ -148,7 +148,7 @@ func TestUnseenMutantsExist(t *testing.T) {
 		t.Errorf("generate: got %d mutants, %d of them in unseen.txt, want at least 200 others", len(all), len(unseen))
 	}
 	bad := filepath.Join(t.TempDir(), "unseen.txt")
-	for _, text := range []string{"p.go:f:bound:1 equivalent", all[0].name + "\n",
+	for _, text := range []string{"p.go:f:bound:1 equivalent", all[0].name + "\n", all[0].name + " `other text` a\n",
 		all[0].name + " a\n" + all[0].name + " b\n"} {
 		if err := os.WriteFile(bad, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -156,5 +156,16 @@ func TestUnseenMutantsExist(t *testing.T) {
 		if _, err := readUndetectableMutants(bad, all); err == nil {
 			t.Errorf("readUndetectableMutants of %q: got success, want an error", text)
 		}
+	}
+}
+
+// TestUnseenDriverMutantsExist tests that the mutants of unseen-drivers.txt exist, and change the quoted text.
+func TestUnseenDriverMutantsExist(t *testing.T) {
+	all, err := generateDriverMutants("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readUndetectableMutants("unseen-drivers.txt", all); err != nil {
+		t.Error(err)
 	}
 }

@@ -20,12 +20,13 @@
 // unless -e2e is set.
 // With -drivers the command derives defects of all kinds from the source of the drivers (anywhere.go). The contract
 // suite with its reference model, or else the driver's own tests, must detect these defects. For these defects, a
-// test that hangs counts as a detection.
+// test that hangs counts as a detection. unseen-drivers.txt lists the mutants that no test can detect.
 //
 // With -e2e, the matching end-to-end tests run as root with each mutant that the unit tests do not detect.
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -92,6 +93,37 @@ func (m *mutant) String() string {
 	return m.file + ": " + m.name
 }
 
+// generateDriverMutants derives the mutants of the drivers. root is the directory of the module.
+func generateDriverMutants(root string) (all []mutant, err error) {
+	for _, d := range driverPackages {
+		of, err := generateMutants(root, []string{d.dir}, (*generator).collectAnywhere)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range of {
+			m.tests = d.tests
+			all = append(all, m)
+		}
+	}
+	return all, nil
+}
+
+// describe returns the name of the mutant and its change, with the line of a generated one.
+func (m *mutant) describe() string {
+	d := fmt.Sprintf("%s\t%s", m, strings.Join(strings.Fields(m.from), " "))
+	if m.edit == nil {
+		return d
+	}
+	source, err := os.ReadFile(m.file)
+	if err != nil {
+		return d
+	}
+	line := bytes.Count(source[:m.edit.from], []byte("\n"))
+	text := strings.Split(string(source), "\n")[line]
+	return fmt.Sprintf("%s\tline %d\t%q instead of %q\t%s", d, line+1, m.edit.text,
+		source[m.edit.from:m.edit.to], strings.TrimSpace(text))
+}
+
 func main() {
 	var r runner
 	generated := flag.Bool("generated", false, "derive the mutants from the source")
@@ -117,15 +149,11 @@ func main() {
 	switch {
 	case *ofDrivers:
 		all = nil
-		for _, d := range driverPackages {
-			of, err := generateMutants(".", []string{d.dir}, (*generator).collectAnywhere)
-			if err != nil {
-				printUsage(err)
-			}
-			for _, m := range of {
-				m.tests = d.tests
-				all = append(all, m)
-			}
+		if all, err = generateDriverMutants("."); err != nil {
+			printUsage(err)
+		}
+		if unseen, err = readUndetectableMutants("tools/mutants/unseen-drivers.txt", all); err != nil {
+			printUsage(err)
 		}
 	case *generated:
 		if all, err = generateMutants(".", guardedPackages, (*generator).collectChecks); err != nil {
@@ -138,7 +166,7 @@ func main() {
 	all = selectMutants(all, re, *sample, *seed)
 	if *list {
 		for i := range all {
-			fmt.Printf("%s\t%s\n", &all[i], strings.Join(strings.Fields(all[i].from), " "))
+			fmt.Println(all[i].describe())
 		}
 		fmt.Printf("%d mutants\n", len(all))
 		return
@@ -181,16 +209,17 @@ func selectMutants(all []mutant, re *regexp.Regexp, n int, seed uint64) []mutant
 	return few
 }
 
-// readUndetectableMutants reads the mutants that no unit test can detect. Each line of the file has a name and a
-// reason. Each name must be the name of a mutant.
+// readUndetectableMutants reads the mutants that no test can detect. Each line of the file has a name and a reason. The
+// reason may begin with the text that the mutant changes, in backquotes: a change of the source may give the name to
+// another mutant. Each name must be the name of a mutant.
 func readUndetectableMutants(path string, all []mutant) (map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	names := map[string]bool{}
+	sources := map[string]string{} // the changed texts of the mutants by their names
 	for i := range all {
-		names[all[i].name] = true
+		sources[all[i].name] = strings.Join(strings.Fields(all[i].from), " ")
 	}
 	reasons := map[string]string{}
 	for line := range strings.Lines(string(text)) {
@@ -199,11 +228,18 @@ func readUndetectableMutants(path string, all []mutant) (map[string]string, erro
 			continue
 		}
 		name, reason, _ := strings.Cut(line, " ")
+		source, exists := sources[name]
+		quoted, rest, isQuoted := strings.Cut(strings.TrimPrefix(reason, "`"), "`")
+		if isQuoted {
+			reason = rest
+		}
 		switch reason = strings.TrimSpace(reason); {
 		case reason == "":
 			return nil, fmt.Errorf("%s: mutant %s has no reason", path, name)
-		case !names[name]:
+		case !exists:
 			return nil, fmt.Errorf("%s: mutant %s does not exist", path, name)
+		case isQuoted && quoted != source:
+			return nil, fmt.Errorf("%s: mutant %s changes %q, want %q", path, name, source, quoted)
 		case reasons[name] != "":
 			return nil, fmt.Errorf("%s: mutant %s is listed twice", path, name)
 		}

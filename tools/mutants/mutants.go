@@ -526,7 +526,7 @@ var mutants = []listedMutant{
 	{"later responses acknowledge a request that fails late", "driver/rxe/transport/receiver.go",
 		"	r.replies = slices.DeleteFunc(r.replies, func(y Reply) bool { return !y.PSN.Less(psn) })\n", ""},
 	{"responses before a request that fails late are discarded", "driver/rxe/transport/receiver.go",
-		"return !y.PSN.Less(psn) })\n	r.Ack", "return true })\n	r.Ack"},
+		"return !y.PSN.Less(psn) })", "return true })"},
 	{"a change of the depth displaces the newest reply", "driver/rxe/transport/receiver.go",
 		"r.depth, r.past, r.oldest, r.missing, r.forgets = n, nil, 0, 0, false",
 		"r.depth, r.past, r.missing, r.forgets = n, nil, 0, false"},
