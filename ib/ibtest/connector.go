@@ -141,6 +141,15 @@ func (c *connector) unreachableAddress(ah *ib.AH) ib.AHAttr {
 	return ib.AHAttr{}
 }
 
+// disableAckTimeout gives later connections no timeout if disable is true.
+func (c *connector) disableAckTimeout(disable bool) (back func()) {
+	timeout := c.ackTimeout
+	if disable {
+		c.ackTimeout = 0
+	}
+	return func() { c.ackTimeout = timeout }
+}
+
 // useShortestTimeout gives later connections the shortest timeout.
 func (c *connector) useShortestTimeout() (back func()) {
 	timeout, retries := c.ackTimeout, c.retries

@@ -51,21 +51,35 @@ func testMemoryFaultFailsRequest(e *testEnv) {
 	for _, c := range []struct {
 		op     ib.WROpcode
 		side   int // with the memory that fails
+		before int // bytes of the message before that memory
 		status []ib.WCStatus
 	}{
-		{ib.WRSend, 0, []ib.WCStatus{ib.WCLocProtErr}},
-		{ib.WRSend, 1, []ib.WCStatus{ib.WCRemOpErr}},
-		{ib.WRRDMAWrite, 0, []ib.WCStatus{ib.WCLocProtErr}},
-		{ib.WRRDMAWrite, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
-		{ib.WRRDMAWriteWithImm, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
-		{ib.WRRDMARead, 0, []ib.WCStatus{ib.WCLocProtErr}},
-		{ib.WRRDMARead, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
-		{ib.WRAtomicFetchAdd, 0, []ib.WCStatus{ib.WCLocProtErr}},
-		{ib.WRAtomicFetchAdd, 1, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+		{ib.WRSend, 0, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRSend, 0, 10_000, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRSend, 1, 0, []ib.WCStatus{ib.WCRemOpErr}},
+		{ib.WRSend, 1, 10_000, []ib.WCStatus{ib.WCRemOpErr}},
+		{ib.WRRDMAWrite, 0, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRRDMAWrite, 0, 10_000, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRRDMAWrite, 1, 0, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+		{ib.WRRDMAWriteWithImm, 1, 0, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+		{ib.WRRDMARead, 0, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRRDMARead, 0, 10_000, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRRDMARead, 1, 0, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
+		{ib.WRAtomicFetchAdd, 0, 0, []ib.WCStatus{ib.WCLocProtErr}},
+		{ib.WRAtomicFetchAdd, 1, 0, []ib.WCStatus{ib.WCRemOpErr, ib.WCRemAccessErr}},
 	} {
-		what := fmt.Sprintf("opcode %v with faulty memory on side %d", c.op, c.side)
-		sgls := [2][]ib.SGE{p.buf[0].newSGL(0, 8), p.buf[1].newSGL(0, 8)}
+		if c.before > 0 && min(e.sendSGE, e.recvSGE) < 2 {
+			continue
+		}
+		what := fmt.Sprintf("opcode %v with faulty memory on side %d after %d bytes", c.op, c.side, c.before)
+		// A message that cannot be read ends without an answer of the peer, and without the timer of one.
+		back := e.connector.disableAckTimeout(c.side == 0 && (c.op == ib.WRSend || c.op == ib.WRRDMAWrite))
+		p.reconnect()
+		sgls := [2][]ib.SGE{p.buf[0].newSGL(0, c.before+8), p.buf[1].newSGL(0, c.before+8)}
 		sgls[c.side] = bad
+		if c.before > 0 {
+			sgls[c.side] = append(p.buf[c.side].newSGL(0, c.before), bad...)
+		}
 		wr := ib.SendWR{ID: 1, Opcode: c.op, Flags: ib.SendSignaled, SGList: sgls[0], RemoteAddr: sgls[1][0].Addr,
 			RKey: p.buf[1].mr.RKey(), CompareAdd: 1}
 		if c.side == 1 {
@@ -79,7 +93,8 @@ func testMemoryFaultFailsRequest(e *testEnv) {
 			e.wantQPState(what, p.qps[c.side], ib.QPErr)
 		}
 		space.broken.Store(false)
-		p.reconnect()
+		back()
 	}
+	p.reconnect()
 	p.exchangeMessage(0, 1, 8)
 }
