@@ -80,6 +80,18 @@ func (x *aheadBench) arrived(off, n int) {
 	}
 }
 
+// TestAheadOfNextRun posts the same list twice, with new data in its memory. The second post must send the new data.
+func TestAheadOfNextRun(t *testing.T) {
+	x := newAheadBench(t, setup{})
+	for round := range uint64(2) {
+		fill(x.mem[:128], round+2)
+		x.a.send(x.write(1, x.mr, 0, 64), x.write(2, x.mr, 64, 64))
+		x.a.poll(2)
+		x.arrived(0, 128)
+	}
+	x.readTimes(2)
+}
+
 // TestAhead: what lies together and was posted together is read together, whatever is between.
 func TestAhead(t *testing.T) {
 	for _, c := range []struct {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
 )
@@ -52,6 +53,7 @@ func TestHostilePackets(t *testing.T) {
 		want      []string
 		state     ib.QPState // of the queue pair, after it
 		count     string     // of the counters, the one that goes up
+		by        uint64     // increase of the counter; 0: 1
 		recv      ib.WCStatus
 		done      int // receives that complete, the first with recv
 	}{
@@ -66,6 +68,10 @@ func TestHostilePackets(t *testing.T) {
 		{name: "UC to RC", packets: one(craft{op: roce.UCSendOnly}), state: rts, count: "drop_wrong_service"},
 		{name: "UD to RC", packets: one(craft{op: roce.UDSendOnly, qkey: testQKey}), state: rts, count: "drop_wrong_service"},
 		{name: "XRC to RC", packets: one(craft{op: roce.XRCSendOnly}), state: rts, count: "drop_wrong_service"},
+		{name: "acknowledgement to an XRC target", to: xrc, packets: one(craft{op: roce.XRCAcknowledge}), state: rts,
+			count: "drop_wrong_service"},
+		{name: "READ response to an XRC target", to: xrc, packets: one(craft{op: roce.XRCRDMAReadResponseOnly, n: 4}),
+			state: rts, count: "drop_wrong_service"},
 		{name: "CNP to RC", packets: one(craft{op: roce.CNP}), state: rts, count: "drop_wrong_service"},
 		{name: "RC to UC", to: uc, packets: one(craft{op: roce.RCSendOnly}), state: rts, count: "drop_wrong_service"},
 		{name: "RC READ to UC", to: uc, packets: one(craft{op: roce.RCRDMAReadRequest, length: 8}), state: rts, count: "drop_wrong_service"},
@@ -236,8 +242,8 @@ func TestHostilePackets(t *testing.T) {
 			if s := v.QP.State(); s != c.state {
 				t.Errorf("the queue pair is in %v, want %v", s, c.state)
 			}
-			if c.count != "" && h.dev.Stats()[c.count] == before[c.count] {
-				t.Errorf("%s has not changed", c.count)
+			if got, want := h.dev.Stats()[c.count]-before[c.count], max(c.by, 1); c.count != "" && got != want {
+				t.Errorf("%s: got %d more, want %d", c.count, got, want)
 			}
 			done, wantDone := h.completions(), c.done
 			if c.state == dead && wantDone == 0 {
@@ -303,6 +309,65 @@ func TestForgedResponses(t *testing.T) {
 			h.checkMemory()
 		})
 	}
+}
+
+// TestRepeatedReadOfLostMemory repeats a READ after the responder has removed the right to read its memory.
+func TestRepeatedReadOfLostMemory(t *testing.T) {
+	h := newHostile(t)
+	defer h.close()
+	read := craft{op: roce.RCRDMAReadRequest, to: h.qps[rc].QP, length: 8, va: regionVA(regionReadable),
+		rkey: h.key(regionReadable)}
+	h.inject(read)
+	h.run()
+	check(t, h.regions[regionReadable].Rereg(ib.MRChangeAccess, ib.MRChange{Access: ib.AccessLocalWrite}))
+	read.psn = -1
+	h.inject(read)
+	h.run()
+	want := []string{"RDMA READ response Only +0 (8)", fmt.Sprintf("%v +0", roce.NAKRemoteAccessError)}
+	if got := h.heard(); !slices.Equal(got, want) {
+		t.Errorf("answers: got %q, want %q", got, want)
+	}
+	if s := h.qps[rc].QP.State(); s != ib.QPRTS {
+		t.Errorf("state: got %v, want %v", s, ib.QPRTS)
+	}
+	h.bystanderWorks()
+	h.checkMemory()
+}
+
+// TestErrorDropsReplies takes a queue pair to ERR while a response and an acknowledgement are pending.
+func TestErrorDropsReplies(t *testing.T) {
+	h := newHostile(t)
+	defer h.close()
+	qp := h.qps[rc].QP
+	qp.exclusively(func(*pass) {
+		qp.resp.rcv.Answer(&transport.Answer{Kind: transport.Read, Packets: 1, Domain: qp.resp.domain(),
+			Addr: regionVA(regionReadable), Key: h.key(regionReadable), Length: 8})
+		qp.resp.rcv.Acknowledge(roce.ACKUnlimited, hostilePSN+1)
+		qp.enterError("by the test")
+	})
+	h.run()
+	if got := h.heard(); got != nil {
+		t.Errorf("answers: got %q, want none", got)
+	}
+	h.completions()
+	h.bystanderWorks()
+	h.checkMemory()
+}
+
+// TestUnreadableBehindOthers posts a request that cannot be read behind one without an acknowledgement. The sender's
+// counts must not include the packets that were not sent.
+func TestUnreadableBehindOthers(t *testing.T) {
+	h := newHostile(t)
+	defer h.close()
+	h.postSend(rc, ib.WRSend, 100)
+	v := h.qps[rc]
+	wr := ib.SendWR{ID: v.nextID, Opcode: ib.WRSend, SGList: []ib.SGE{
+		{Addr: regionVA(regionLocal), Length: 100, LKey: h.key(regionLocal)},
+		{Addr: regionVA(regionLocal), Length: 100, LKey: h.key(regionLocal) ^ 1<<20},
+	}}
+	_, err := v.obj.PostSend(wr)
+	check(t, err)
+	v.QP.verify(t)
 }
 
 // TestFloods: thousands of packets to queue pairs that do not receive cost what it costs to drop them.

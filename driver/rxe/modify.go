@@ -178,11 +178,6 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 			qp.attr.EnSQDAsyncNotify = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify // for this transition alone
 		}
 		qp.setState(a.State)
-	case ib.QPRTS:
-		if qp.state == ib.QPSQE {
-			qp.req.snd.Rewind()
-		}
-		qp.setState(a.State)
 	default:
 		qp.setState(a.State)
 	}

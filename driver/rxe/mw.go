@@ -133,7 +133,7 @@ func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
 	access := b.Access
 	of := m.grant.Load()
 	switch {
-	case m.gone, of == nil, of.key != b.MRLKey, of.pd != qp.pd,
+	case of == nil, of.key != b.MRLKey, of.pd != qp.pd,
 		of.access&ib.AccessMWBind == 0,
 		access&writes != 0 && of.access&ib.AccessLocalWrite == 0,
 		!of.contains(b.Addr, b.Length):

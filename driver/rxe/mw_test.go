@@ -13,6 +13,8 @@ import (
 	"verbena/ib"
 	"verbena/internal/testutil"
 	"verbena/roce"
+	"verbena/uapi"
+	"verbena/umem"
 )
 
 const bindable = allAccess | ib.AccessMWBind
@@ -539,6 +541,36 @@ func TestWindowLifetime(t *testing.T) {
 		check(t, third.Dealloc())
 		check(t, mr.Dereg())
 	})
+}
+
+// TestBindAfterEnd binds a window, and registers a region, that ended after a work request had looked them up.
+func TestBindAfterEnd(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	mr, err := b.b.pd.RegMR(ib.MRInit{Space: b.b.mem, Addr: b.b.addr, Length: 1000, Access: bindable})
+	check(t, err)
+	window, err := b.b.pd.AllocMW(ib.MWType1)
+	check(t, err)
+	w := mwOf(window)
+	check(t, window.Dealloc())
+	bind := uapi.RXESendWRMW{Addr: b.b.addr, Length: 10, MRLKey: mr.LKey(), RKey: w.key + 1, Access: ib.AccessRemoteWrite}
+	if w.bind(qpOf(b.b.qp), &bind) {
+		t.Error("bind after Dealloc: got success, want an error")
+	}
+	check(t, mr.Dereg()) // no window holds it
+
+	fast, err := b.b.pd.AllocMR(1)
+	check(t, err)
+	check(t, fast.Map(b.b.mem, nil, []umem.Range{{Addr: b.b.addr, Length: 10}}, b.b.addr))
+	mrs, index := &b.b.dev.mrs, fast.RKey()>>8
+	m := mrs.get(index)
+	check(t, fast.Dereg())
+	mrs.set(index, m)
+	reg := uapi.RXESendWRMW{MRLKey: fast.LKey(), RKey: fast.RKey(), Access: ib.AccessRemoteRead}
+	if got := qpOf(b.b.qp).req.fastReg(&reg); got != uapi.WCLocQPOpErr {
+		t.Errorf("registration after Dereg: got %v, want %v", got, uapi.WCLocQPOpErr)
+	}
+	mrs.set(index, nil)
 }
 
 // TestWindowKeys: however the consumer has chosen the last key of a window, that of the next one with its index

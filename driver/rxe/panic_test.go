@@ -257,3 +257,20 @@ func TestFailedDeviceDoesNotHang(t *testing.T) {
 		ops{b.b.dev}.Disassociate(x.program)
 	})
 }
+
+// TestPanicEndsAccess panics in a pass that has begun to gather a message, while a deregistration waits for it.
+func TestPanicEndsAccess(t *testing.T) {
+	b := newBench(t, setup{shortcut: true, recover: true})
+	b.connect(conn{})
+	mr, err := b.a.pd.RegMR(ib.MRInit{Space: b.a.mem, Addr: b.a.addr, Length: 8, Access: allAccess})
+	check(t, err)
+	qp := qpOf(b.a.qp)
+	p := qp.dev.begin(false)
+	if p.gather.from = qp.memory(qp.pd, mr.LKey(), localRead); p.gather.from == nil {
+		t.Fatal("the region cannot be read")
+	}
+	done := make(chan error, 1)
+	testutil.WaitBlocked(t, func() { done <- mr.Dereg() })
+	p.panicked("by the test")
+	within(t, "Dereg", func() { check(t, <-done) })
+}

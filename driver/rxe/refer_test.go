@@ -145,6 +145,26 @@ func TestReferOnce(t *testing.T) {
 	}
 }
 
+// TestReferSend sends a long message from direct memory into memory of a process, which the sender's thread must not
+// store to.
+func TestReferSend(t *testing.T) {
+	b := newReferBench(t, setup{})
+	check(t, b.b.mr.Dereg())
+	var err error
+	b.b.mr, err = b.b.pd.RegMR(ib.MRInit{
+		Space: &silentSpace{Local: b.b.mem}, Addr: b.b.addr, Length: uint64(len(b.b.buf)), Access: allAccess,
+	})
+	check(t, err)
+	fill(b.a.buf, 1)
+	b.b.recv(2, 0, referSize)
+	b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend, Flags: ib.SendSignaled, SGList: b.a.sge(0, referSize)})
+	b.a.expect(ib.WC{ID: 1, Opcode: ib.WCSend})
+	b.b.expect(ib.WC{ID: 2, Opcode: ib.WCRecv, ByteLen: referSize})
+	if i := firstDifference(b.a.buf[:referSize], b.b.buf[:referSize]); i >= 0 {
+		t.Errorf("byte %d differs", i)
+	}
+}
+
 // TestReferElements tests that of a WRITE of several elements little more is copied than the packets in which they
 // meet.
 func TestReferElements(t *testing.T) {

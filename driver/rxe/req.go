@@ -58,7 +58,6 @@ func (r *requester) grow() {
 func (r *requester) run(p *pass) {
 	qp := r.qp
 	r.waits.begin(r.snd.Len() == 0)
-	p.ahead.from = nil
 	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
 		n, ok := r.snd.Current()
 		if !ok && !r.fetch(p) {
@@ -364,7 +363,7 @@ func (r *requester) unreadable(p *pass, w *sendWQE, mark, index int) bool {
 // probe sends the oldest packet without an acknowledgement again, if there is room for it.
 func (r *requester) probe(p *pass) {
 	qp := r.qp
-	if qp.egress.full() || qp.egress.blocked || qp.state != ib.QPRTS && qp.state != ib.QPSQD {
+	if qp.egress.full() || qp.egress.blocked {
 		return
 	}
 	k, ok := r.snd.Probe(qp.dev.clock.Now())

@@ -250,6 +250,13 @@ func TestSourcePorts(t *testing.T) {
 		check(t, ah.Destroy())
 		check(t, ud[0].Destroy())
 		check(t, ud[1].Destroy())
+		responder := b.a.newQP(setup{typ: ib.QPTypeRC}) // acknowledges before it reaches RTS
+		toInit(t, responder, conn{})
+		toRTR(t, responder, b.b.dev, 77, conn{})
+		if got, want := qpOf(responder).sport, roce.SourcePortRC(responder.Num(), 77); got != want {
+			t.Errorf("port of a queue pair in RTR: got %#x, want %#x", got, want)
+		}
+		check(t, responder.Destroy())
 		// The flow label of a connection's address vector decides.
 		qp := qpOf(b.a.qp)
 		qp.exclusively(func(*pass) {

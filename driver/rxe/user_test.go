@@ -470,9 +470,9 @@ func TestUserLosesLength(t *testing.T) {
 		id++
 		return u.faults[ib.LengthLost].Load() - before
 	}
-	lost := func() []byte {
+	lost := func() []byte { // the first of them has one byte of data
 		w := u.wqe(id, uapi.WRSend, uapi.SendSignaled)
-		return append(w, "inline data"...)
+		return append(w, "inline data"[:1+id%11]...)
 	}
 	for slot := range slots {
 		want := int32(1)

@@ -248,3 +248,22 @@ func TestXRCOpcodes(t *testing.T) {
 		}
 	})
 }
+
+// TestXRCInitiatorReceives checks packets for an initiator, which has no responder.
+func TestXRCInitiatorReceives(t *testing.T) {
+	x := newXRC(t, setup{}, conn{})
+	defer x.done()
+	ini := qpOf(x.ini)
+	for op, want := range map[roce.Opcode]counter{
+		roce.XRCSendOnly: cntDropService, roce.XRCRDMAReadRequest: cntDropService, roce.XRCAcknowledge: accept,
+	} {
+		b := (&craft{op: op, to: ini, pkey: roce.DefaultPKey}).make()
+		k := packet{src: ini.path.dst, dst: ini.path.from.addr}
+		if got := ini.parse(&k, b[:len(b)-link.ICRCLen]); got != accept {
+			t.Fatalf("parse %v: got %v, want a well-formed packet", op, got)
+		}
+		if got := ini.check(&k); got != want {
+			t.Errorf("check %v: got %v, want %v", op, got, want)
+		}
+	}
+}
