@@ -239,6 +239,30 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainWithEndedContext calls Drain with a context that has ended. The queue pair must stop, although Drain does
+// not wait.
+func TestDrainWithEndedContext(t *testing.T) {
+	w := newCheckedDevice(t)
+	cq := w.newCQ(16, completion.Worker)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 16 { // Drain chose at random between the context and its work
+		a, b := w.newConnectedPair(cq, 2)
+		must(t, a.PostRecv(ib.RecvWR{SGList: w.sglAt(0, 8)}, nil))
+		if err := a.Drain(ended); err != nil && !errors.Is(err, context.Canceled) {
+			t.Errorf("Drain with an ended context: got %v, want success or a cancellation", err)
+		}
+		if s := a.State(); s != ib.QPErr {
+			t.Errorf("state after Drain with an ended context: got %v, want %v", s, ib.QPErr)
+		}
+		if err := a.PostSend(ib.SendWR{Opcode: ib.WRSend}, nil); !errors.Is(err, syscall.ESHUTDOWN) {
+			t.Errorf("PostSend after Drain: got %v, want ESHUTDOWN", err)
+		}
+		must(t, a.Destroy())
+		must(t, b.Destroy())
+	}
+}
+
 // TestConcurrentDrainsAreIndependent calls Drain concurrently. If the context of one caller ends, the other callers
 // must continue.
 func TestConcurrentDrainsAreIndependent(t *testing.T) {

@@ -141,9 +141,9 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 // Drain moves the queue pair to ERR. Drain returns when the done functions of all work requests of the queue pair have
 // returned. Requests in flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue
 // remain there, unless the queue pair has consumed them. Drain also works on a device in the error state. If ctx ends
-// first, Drain returns early. Done functions may then still be running, and Drain may be called again. Drain returns
-// EIO if a completion queue has failed. Drain may sleep and must not be called by a done function of the CQ. Drain
-// processes a Direct CQ itself. (ib_drain_qp)
+// first, Drain returns early. The queue pair is in ERR then, but done functions may still be running, and Drain may be
+// called again. Drain returns EIO if a completion queue has failed. Drain may sleep and must not be called by a done
+// function of the CQ. Drain processes a Direct CQ itself. (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
 	if err := qp.drainOneAtATime(ctx); err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)
@@ -152,13 +152,17 @@ func (qp *QP) Drain(ctx context.Context) error {
 }
 
 func (qp *QP) drainOneAtATime(ctx context.Context) error {
+	qp.draining.Store(true) // also if ctx has ended
 	select {
 	case qp.drainToken <- struct{}{}: // one Drain at a time
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	default:
+		select {
+		case qp.drainToken <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	defer func() { <-qp.drainToken }()
-	qp.draining.Store(true)
 	state := qp.State()
 	if err := qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState); err != nil {
 		return err
