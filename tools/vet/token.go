@@ -12,7 +12,8 @@ import (
 // A buffered channel may count tokens. For a semaphore, a send takes a token and a receive returns it. For a pool, a
 // receive takes a token and a send returns it. The return of a token does not wait, provided that every return in the
 // program returns a token that its thread has taken before. The creator of a pool fills it, in the function that makes
-// the channel. releaseTokens finds such channels and removes the returns from the operations that sleep.
+// the channel. releaseTokens finds such channels and removes the returns from the operations that sleep. It does the
+// same with the sends to reply channels.
 
 // tokenCounter examines one channel in one direction.
 type tokenCounter struct {
@@ -83,6 +84,10 @@ func (p *Program) releaseTokens() {
 	for _, m := range order {
 		n, constant := m.Size.(*ssa.Const)
 		if constant && n.Int64() == 0 || mixed[m] || vague[key(m.Parent(), m.Type())] {
+			continue
+		}
+		if isReplyChannel(m, uses[m]) {
+			p.dropTokenReturns(uses[m], false)
 			continue
 		}
 		for _, take := range []bool{true, false} { // a semaphore takes by a send, a pool by a receive
