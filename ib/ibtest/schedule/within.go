@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -65,7 +66,14 @@ type timedSearch struct {
 	mu     sync.Mutex
 	n      int              // started runs
 	passed [numRunKinds]int // finished runs
+	tests  time.Duration    // duration of the suiteRun
 	failed []error
+}
+
+// hangs reports whether a run on weak devices that the end of the search has interrupted hangs. The consumer then waits
+// for an event that a legal device need not raise.
+func (s *timedSearch) hangs(k runKind, took time.Duration) bool {
+	return k == weakRun && s.passed[suiteRun] > 0 && took > max(s.o.within/3, 5*s.tests)
 }
 
 // searchDriver searches for faults of a driver until the time limit. overlay adds the pauses.
@@ -203,25 +211,43 @@ func (s *timedSearch) nextRun() (commandRun, bool) {
 // runCommand executes a run until it ends or the search does.
 func (s *timedSearch) runCommand(ctx context.Context, out io.Writer, t commandRun) {
 	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGQUIT) } // prints the stacks
+	c.WaitDelay = 2 * time.Second
 	c.Dir = s.p.Dir
 	c.Env = append(os.Environ(), t.env...)
+	start := time.Now()
 	text, err := c.CombinedOutput()
 	if err == nil && isNoTestsWarning(text) {
 		err = fmt.Errorf("no test matches %q", s.o.run)
 	}
-	s.recordRunEnd(t, err, ctx.Err() != nil, text, out)
+	s.recordRunEnd(t, runEnd{err, ctx.Err() != nil, time.Since(start), text}, out)
 }
 
-// recordRunEnd records the end of a run, which the end of the search may have killed.
-func (s *timedSearch) recordRunEnd(t commandRun, err error, killed bool, text []byte, out io.Writer) {
+// runEnd is the result of a run.
+type runEnd struct {
+	err    error
+	killed bool // the end of the search interrupted the run
+	took   time.Duration
+	output []byte
+}
+
+// recordRunEnd records the end of a run.
+func (s *timedSearch) recordRunEnd(t commandRun, e runEnd, out io.Writer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case err != nil && killed:
-	case err != nil:
-		out.Write(text)
-		s.failed = append(s.failed, fmt.Errorf("%s: %s: %w", s.p.ImportPath, t.what, err))
+	case e.err != nil && e.killed && s.hangs(t.kind, e.took):
+		out.Write(e.output)
+		s.failed = append(s.failed, fmt.Errorf("%s: %s: the tests have not ended after %v", s.p.ImportPath, t.what,
+			e.took.Round(time.Second)))
+	case e.err != nil && e.killed:
+	case e.err != nil:
+		out.Write(e.output)
+		s.failed = append(s.failed, fmt.Errorf("%s: %s: %w", s.p.ImportPath, t.what, e.err))
 	default:
 		s.passed[t.kind]++
+		if t.kind == suiteRun {
+			s.tests = e.took
+		}
 	}
 }

@@ -45,13 +45,13 @@ func TestSearchRunsInOrder(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := &timedSearch{plan: tt.plan}
+			s := &timedSearch{plan: tt.plan, o: &commandOptions{within: time.Minute}}
 			for i, want := range tt.want {
 				r, ok := s.nextRun()
 				if got := fmt.Sprintf("%s: %s %v", r.what, strings.Join(r.argv, " "), r.env); !ok || got != want {
 					t.Errorf("run %d: got %q, want %q", i, got, want)
 				}
-				s.recordRunEnd(r, nil, false, nil, io.Discard)
+				s.recordRunEnd(r, runEnd{took: 6 * time.Second}, io.Discard)
 			}
 			total := 0
 			for _, n := range s.passed {
@@ -61,11 +61,18 @@ func TestSearchRunsInOrder(t *testing.T) {
 				t.Errorf("passed runs: got %v, want 1 of the tests and %d in total", s.passed, len(tt.want))
 			}
 			r, _ := s.nextRun()
-			s.recordRunEnd(r, errors.New("killed"), true, nil, io.Discard)
+			killed := runEnd{err: errors.New("killed"), killed: true, took: 25 * time.Second}
+			s.recordRunEnd(r, killed, io.Discard)
 			if len(s.failed) > 0 {
 				t.Errorf("a killed run: got %v, want no failure", s.failed)
 			}
-			s.recordRunEnd(r, errors.New("exit status 1"), false, []byte("why"), io.Discard)
+			killed.took = 35 * time.Second // longer than 5 times the ordinary tests
+			s.recordRunEnd(r, killed, io.Discard)
+			if hung := len(s.failed) > 0; hung != (r.kind == weakRun) {
+				t.Errorf("a killed run of 35 s: got failure %v, want %v", hung, !hung)
+			}
+			s.failed = nil
+			s.recordRunEnd(r, runEnd{err: errors.New("exit status 1"), output: []byte("why")}, io.Discard)
 			if _, ok := s.nextRun(); ok || len(s.failed) != 1 {
 				t.Errorf("after a failure: got another run %v, %d failures, want false, 1", ok, len(s.failed))
 			}
