@@ -43,6 +43,19 @@ type pass struct {
 	spent int   // bytes sent and received since the thread began, and trainCost for each train
 	runs  int   // since the pass was made
 
+	workspace
+	delivery
+	copying
+
+	method *QP      // the pass works for a method of this queue pair that may not sleep; nil: for none
+	last   *QP      // the queue pair that was run last
+	lane   *lane    // the slow program that the pass works for; nil: none
+	held   *ib.Hold // holds the callbacks of the devices; nil: the callbacks run on other threads
+	own    ib.Hold  // for held
+}
+
+// workspace is the memory that a pass needs to send and to receive.
+type workspace struct {
 	build   builder
 	gather  gather
 	ahead   ahead
@@ -52,25 +65,6 @@ type pass struct {
 	packets [][]byte
 	arrival link.Arrival
 	span    span
-
-	takes  bool    // it may receive what it has sent to endpoints of the Fabric: see take.go
-	claims []claim // of those endpoints
-	urgent bool    // somebody waits for what is being sent
-	method *QP     // it works for a method of this queue pair that may not sleep; nil: for none
-
-	receiver *QP  // of the trains of the queue pair that the pass runs: it runs this one, too
-	inline   bool // it does so now: what it stores must not wait for a program
-
-	held *ib.Hold // has the callbacks of the devices that it works for; nil: they find a thread of their own
-	own  ib.Hold  // for held
-
-	// Where it is stopped; see stall.go.
-	copies atomic.Uint32 // odd while it is in a copy
-	at     *QP           // whose program's memory that is
-	last   *QP           // that it has run
-	lane   *lane         // that it belongs to
-	theft  sync.Mutex    // held while the watchdog takes todo
-	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
 }
 
 const (

@@ -266,6 +266,14 @@ func (p *pass) endElsewhere() {
 	p.dev.workers.start(p.goOn)
 }
 
+// copying tells the watchdog whether a pass is in a copy from or to the memory of a program.
+type copying struct {
+	copies atomic.Uint32 // odd during a copy
+	at     *QP           // the queue pair of that program
+	theft  sync.Mutex    // held while the watchdog takes todo
+	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
+}
+
 // robbed is set in pass.copies when the watchdog has taken what the pass has to do.
 const robbed = 1 << 31
 

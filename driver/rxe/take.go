@@ -12,6 +12,15 @@ const (
 	maxTaken = 1 << 20 // bytes, as counted in pass.spent, after which it does
 )
 
+// delivery is the state of a pass that also receives its own packets: from endpoints, and as the receiver (refer.go).
+type delivery struct {
+	takes    bool    // the pass may receive its packets from endpoints of the Fabric
+	claims   []claim // endpoints from which the pass receives
+	urgent   bool    // a program waits for the packets in the egress queue
+	receiver *QP     // queue pair that the pass runs as the receiver of its trains
+	inline   bool    // the pass runs the receiver: a store must not wait for a program
+}
+
 // claim is an endpoint from which the pass receives.
 type claim struct {
 	to   *endpoint
