@@ -3,6 +3,7 @@ package weak
 import (
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"verbena/ib"
@@ -22,6 +23,9 @@ const stepPeriod = 200 * time.Microsecond
 type driver struct {
 	ib.Driver
 	Config
+
+	ordinal    uint32      // number of weak devices created before
+	registered atomic.Bool // the device has had a region
 
 	// mu protects the tables. No function of the inner driver is called with mu held.
 	mu     sync.Mutex
@@ -44,13 +48,17 @@ type driver struct {
 	waiting []*qp // queue pairs with delayed events
 }
 
+// devices counts the weak devices.
+var devices atomic.Uint32
+
 // New returns a driver that wraps d. The device must not have been registered.
 func New(d ib.Driver, c Config) ib.Driver {
 	if c.Choices == 0 {
 		c.Choices = All
 	}
 	w := &driver{
-		Driver: d, Config: c, reqs: map[uint64]*weakRequest{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{},
+		Driver: d, Config: c, ordinal: devices.Add(1) - 1,
+		reqs: map[uint64]*weakRequest{}, qps: map[*ib.QP]*qp{}, later: map[*qp]struct{}{},
 		repeating: map[*qp]struct{}{},
 		cqs:       map[*cq]struct{}{},
 		mrs:       map[uint32]*mr{}, holds: map[requestKind]bool{},

@@ -44,6 +44,7 @@ var litmusTests = []litmusTest{
 	{weak.SplitKeys, "names its own memory by the remote key", useRemoteKeyAsLocal},
 	{weak.NewKeys, "sends the remote key to the peer once, and changes the region afterwards", useStaleRemoteKey},
 	{weak.NewKeys, "stores the local key of a region, and changes the region", useStaleLocalKey},
+	{weak.NewKeys, "sends the remote key to the peer once, and continues after a reset", useRemoteKeyAfterReset},
 	{weak.ExactRoom, "signals no request", postOnlyUnsignaledSends},
 	{weak.EarlyNumbers, "does not remove a destroyed queue pair from a table by number", useStaleQPNums},
 	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed",
@@ -69,15 +70,16 @@ var litmusTests = []litmusTest{
 
 // connectedDevice is a registered device with pairs of connected queue pairs.
 type connectedDevice struct {
-	t   testing.TB
-	dev *ib.Device
-	pd  *ib.PD
-	end []func() error
+	t         testing.TB
+	newDevice ibtest.NewDevice
+	dev       *ib.Device
+	pd        *ib.PD
+	end       []func() error
 }
 
 func newConnectedDevice(t testing.TB, newDevice ibtest.NewDevice) *connectedDevice {
 	h, core := newDevice(t), &ib.Core{}
-	w := &connectedDevice{t: t, dev: h.Device()}
+	w := &connectedDevice{t: t, newDevice: newDevice, dev: h.Device()}
 	must(t, core.Register(h))
 	var err error
 	w.pd, err = w.dev.AllocPD()
@@ -394,6 +396,20 @@ func useRemoteKeyAsLocal(w *connectedDevice, wrong bool) error {
 func (m *registeredBuffer) changeRights() error {
 	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}),
 		m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
+}
+
+// useRemoteKeyAfterReset registers memory on the recovered device. The wrong program names it by the key of the device
+// before the reset.
+func useRemoteKeyAfterReset(w *connectedDevice, wrong bool) error {
+	before := w.newBuffer(shared)
+	recovered := newConnectedDevice(w.t, w.newDevice)
+	to := recovered.newBuffer(shared)
+	a, _ := recovered.newPair()
+	wr := to.transferTo(ib.WRRDMAWrite, recovered.newBuffer(shared))
+	if wrong {
+		wr.RKey = before.mr.RKey()
+	}
+	return a.postAndAwait(wr)
 }
 
 func useStaleRemoteKey(w *connectedDevice, wrong bool) error {

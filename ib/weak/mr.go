@@ -79,7 +79,11 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	m := &mr{d: d, obj: h, region: r, pd: pd, access: access}
 	inner, atomics := d.newAtomicRegion(r, access)
 	m.atomics = atomics
-	var err error
+	skipped, err := d.skipKeys(pd, r)
+	if err != nil {
+		return nil, err
+	}
+	defer skipped.deregister()
 	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.setKeys), pd, inner, access, nil); err != nil {
 		return nil, err
 	}
@@ -90,6 +94,36 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	defer d.mu.Unlock()
 	d.addRegion(m)
 	return m, nil
+}
+
+// skipKeys registers and returns regions before the first region of a device. Their number differs from the number of
+// the device that was created before, so the keys of the first region differ, too.
+func (d *driver) skipKeys(pd ib.DriverPD, r *umem.Region) (skipped skippedRegions, err error) {
+	if !d.hasChoice(NewKeys) || d.registered.Swap(true) {
+		return nil, nil
+	}
+	for range d.ordinal % maxSkippedKeys {
+		m, err := d.Driver.RegMR(ib.MRHandle{}.Redirect(func(uint32, uint32) {}), pd, r, 0, nil)
+		if err != nil {
+			skipped.deregister()
+			return nil, err
+		}
+		skipped = append(skipped, m)
+	}
+	return skipped, nil
+}
+
+// maxSkippedKeys is the number of devices with different keys.
+const maxSkippedKeys = 8
+
+// skippedRegions holds regions without rights.
+type skippedRegions []ib.DriverMR
+
+// deregister deregisters the regions. No window is bound to them, so no error occurs.
+func (s skippedRegions) deregister() {
+	for _, m := range s {
+		_ = m.Dereg()
+	}
 }
 
 // addRegion adds a region to the table.

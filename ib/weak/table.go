@@ -86,9 +86,10 @@ var Choices = [numChoices]Row{
 	},
 	{
 		NewKeys, "new-keys",
-		"assigns a region new keys with each reregistration, and invalidates the former keys",
+		"assigns a region new keys with each reregistration, and invalidates the former keys; a recovered device assigns " +
+			"other keys than the device before the reset",
 		"IBA 11.2.8.5: the call returns the local and the remote key; MR.Rereg: the keys may change",
-		"continues to use the keys from before a Rereg, or does not send the new key to the peer",
+		"continues to use the keys from before a Rereg or a reset, or does not send the new key to the peer",
 	},
 	{
 		ExactRoom, "exact-room",
