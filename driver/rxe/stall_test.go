@@ -270,6 +270,23 @@ func TestSilentMemoryAnswers(t *testing.T) {
 	}
 }
 
+// TestWatchdogRests tests that the watchdog stops when no copy is in progress, and starts again with the next copy.
+func TestWatchdogRests(t *testing.T) {
+	b := newBench(t, setup{shortcut: true})
+	b.connect(conn{})
+	w := &b.a.dev.watchdog
+	for range 2 {
+		p := b.a.dev.begin(false)
+		p.enter(qpOf(b.a.qp))
+		if !w.on.Load() || !w.entered() {
+			t.Errorf("watchdog during a copy: got on %v, a new copy %v, want true, true", w.on.Load(), w.entered())
+		}
+		p.leave()
+		p.end()
+		testutil.Eventually(t, "the watchdog rests", func() bool { return !w.on.Load() })
+	}
+}
+
 // TestWorkOfAStoppedPass: what a pass has to send for others, when it is stopped in the memory of a program, is sent.
 func TestWorkOfAStoppedPass(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})

@@ -36,10 +36,7 @@ func (t *timer) init(qp *QP) {
 	t.t.Stop()
 }
 
-func (t *timer) stop() {
-	t.t.Stop()
-	t.at = noTime
-}
+func (t *timer) stop() { t.t.Stop() }
 
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {

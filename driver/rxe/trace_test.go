@@ -50,6 +50,14 @@ func TestTrace(t *testing.T) {
 		}; !slices.Equal(got, want) {
 			t.Errorf("the receiver has\n%q, want\n%q", got, want)
 		}
+		check(t, b.a.dev.TraceQP(b.a.qp.Num(), true))
+		b.b.recv(2, 0, 64)
+		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend, Flags: ib.SendSignaled}) // a packet without payload
+		b.a.expect(ib.WC{ID: 2, Opcode: ib.WCSend})
+		b.b.expect(ib.WC{ID: 2, Opcode: ib.WCRecv})
+		if got, want := b.a.tracedEvents(t), "send RC SEND Only psn 103"; !slices.Contains(got, want) {
+			t.Errorf("trace of an empty message: got %q, want %q in it", got, want)
+		}
 		check(t, b.a.dev.TraceQP(b.a.qp.Num(), false))
 		if got := b.a.tracedEvents(t); len(got) > 0 {
 			t.Errorf("when it has ended: %q", got)
