@@ -63,6 +63,9 @@ func (m *expectedQPState) stepRandomly(choose func(n int) int) error {
 	}
 	mask &^= qptable.Attrs["alt"] | qptable.Attrs["mig"] // the existence of alternate paths depends on the device
 	want := qptable.IsMaskAllowed(m.state, to, kind, mask)
+	if m.state == "SQD" {
+		m.e.eventually("the end of SQDraining", func() bool { return !m.e.queryAllAttributes(m.qp).SQDraining })
+	}
 	a := m.e.connector.newQPAttr(parseQPState(to), m.qp.Num())
 	a.CurState = parseQPState(m.state)
 	err := m.qp.Modify(a, ib.QPAttrMask(mask))

@@ -49,6 +49,7 @@ var litmusTests = []litmusTest{
 	{weak.EarlyNumbers, "does not remove a destroyed queue pair from a table by number", useStaleQPNums},
 	{weak.LateEvent, "destroys a queue pair with a shared receive queue when its last send has been flushed",
 		drainByMarker},
+	{weak.LateEvent, "changes attributes in SQD without waiting for EventSQDrained", changeUndrained},
 	{weak.LateSource, "fills the buffer again when the post has returned", reuseSourceEarly},
 	{weak.LateSource, "fills the buffer of a datagram again when the post has returned", reuseDatagramEarly},
 	{weak.LateTarget, "reads the memory of a receive when the sender has its completion", readTargetEarly},
@@ -396,6 +397,22 @@ func useRemoteKeyAsLocal(w *connectedDevice, wrong bool) error {
 func (m *registeredBuffer) changeRights() error {
 	return errors.Join(m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: private}),
 		m.mr.Rereg(ib.MRChangeAccess, ib.MRChange{Access: shared}))
+}
+
+// changeUndrained changes an attribute of a queue pair in SQD.
+func changeUndrained(w *connectedDevice, wrong bool) error {
+	a, _ := w.newPair()
+	must(w.t, a.qp.Modify(ib.QPAttr{State: ib.QPSQD}, ib.QPAttrState))
+	for !wrong {
+		attr, _, err := a.qp.Query(ib.QPAttrState)
+		must(w.t, err)
+		if !attr.SQDraining {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	err := a.qp.Modify(ib.QPAttr{MinRNRTimer: 2}, ib.QPAttrMinRNRTimer)
+	return errors.Join(err, a.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
 }
 
 // useRemoteKeyAfterReset registers memory on the recovered device. The wrong program names it by the key of the device

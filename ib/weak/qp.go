@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"verbena/ib"
 )
@@ -35,6 +36,7 @@ type qp struct {
 	eventMu sync.Mutex
 	events  []delayedEvent // delayed events
 	raised  uint64         // number of events
+	drained time.Time      // the send queue counts as drained from this time on; zero: it always does
 
 	// The next fields are protected by driver.mu.
 	out    []*weakRequest // sends for which neither their own completion nor a later completion has been polled
@@ -114,6 +116,7 @@ func (d *driver) qpsWithDelayedSends(c *cq) (some []*qp) {
 func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 	q.d.delayCall()
 	a, err := q.DriverQP.Query(mask)
+	a.SQDraining = a.SQDraining || q.isDraining()
 	if q.d.hasChoice(ExactRoom) {
 		a.Cap = q.room
 	}
@@ -311,6 +314,7 @@ func (q *qp) canDelay(wr *ib.SendWR, k requestKind) bool {
 	n := uint64(len(wr.Inline))
 	switch wr.Opcode {
 	case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+	case ib.WRBindMW, ib.WRRegMR, ib.WRLocalInv:
 	case ib.WRRDMARead:
 		if len(wr.SGList) > 1 {
 			return false
@@ -637,8 +641,16 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	q.d.delayCall()
+	if q.isDraining() && (mask&ib.QPAttrState == 0 || attr.State == ib.QPSQD || attr.State == ib.QPRTS) &&
+		mask&^(ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify) != 0 {
+		return fmt.Errorf("the send queue is being drained, and attributes %#x cannot change: %w",
+			uint32(mask&^ib.QPAttrState), syscall.EINVAL)
+	}
 	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peerVisibleRights != 0 {
 		q.rights.Store(true)
+	}
+	if mask&ib.QPAttrState != 0 && attr.State == ib.QPSQD && q.DriverQP.State() == ib.QPRTS {
+		q.beginDraining()
 	}
 	if err := q.DriverQP.Modify(attr, mask, u); err != nil {
 		return err
@@ -654,6 +666,31 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	}
 	q.d.scheduleDelayStep()
 	return nil
+}
+
+// beginDraining delays the end of the drain, unless a delayed send waits for RTS. Such a send has not begun, so the
+// send queue is drained without it.
+func (q *qp) beginDraining() {
+	q.mu.Lock()
+	delayed := len(q.held) > 0
+	q.mu.Unlock()
+	q.eventMu.Lock()
+	defer q.eventMu.Unlock()
+	q.drained = time.Time{}
+	if !delayed {
+		q.drained = time.Now().Add(minEventSteps * stepPeriod)
+	}
+}
+
+// isDraining reports whether the queue pair is in SQD, and its send queue counts as not yet drained.
+func (q *qp) isDraining() bool {
+	if !q.d.hasChoice(LateEvent) || q.DriverQP.State() != ib.QPSQD {
+		return false
+	}
+	q.eventMu.Lock()
+	defer q.eventMu.Unlock()
+	return !q.drained.IsZero() && (time.Now().Before(q.drained) ||
+		slices.ContainsFunc(q.events, func(e delayedEvent) bool { return e.what == ib.EventSQDrained }))
 }
 
 // delayEvent records an event. The inner driver calls delayEvent with its locks held.

@@ -38,8 +38,8 @@ func (q *qp) planRepeats(r *weakRequest) {
 	}
 	overtakes := r.wr.Flags&ib.SendFence == 0
 	switch r.wr.Opcode {
-	case ib.WRSend, ib.WRSendWithImm, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
-	default: // may depend on the READ without a fence, or invalidate its memory
+	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+	default: // may depend on the READ without a fence, or invalidate its own memory
 		overtakes = false
 	}
 	c.mu.Lock()
