@@ -62,8 +62,6 @@ type workspace struct {
 	scatter scatter
 	slot    [max(maxSendWQESize, maxRecvWQESize)]byte // a private copy of a work request
 	grh     [grhLen]byte
-	packets [][]byte
-	arrival link.Arrival
 	span    span
 }
 
@@ -340,7 +338,7 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 	for i, t := range e.queue {
 		t.QP, t.SPort = qp.num, qp.sport
 		if qp.trace != nil {
-			qp.trace.packet(traceSend, t.first(), uint32(t.packets))
+			qp.trace.packet(traceSend, t.part(0), uint32(t.packets))
 		}
 		if !p.send(qp, t) {
 			e.cut(i)
@@ -450,17 +448,7 @@ func (p *pass) taken(t *train) {
 // receiveTrain has a queue pair receive a train of a device of the Fabric.
 func (p *pass) receiveTrain(qp *QP, t *train) {
 	p.spent += len(t.Buf) + trainCost
-	if t.mixed {
-		qp.receiveParts(p, t)
-	} else {
-		p.packets = p.packets[:0]
-		for i := range t.packets {
-			b := t.Packet(i)
-			p.packets = append(p.packets, b[:len(b)-link.ICRCLen])
-		}
-		p.arrival = link.Arrival{Src: t.path.from.addr, Dst: t.Dst, TOS: t.TOS, TTL: cmp.Or(t.TTL, defaultTTL), Packets: p.packets}
-		qp.receive(p, &p.arrival, p.packets)
-	}
+	qp.receiveParts(p, t)
 	if t.charged {
 		qp.lane.uncharge(len(t.Buf))
 		t.charged = false
@@ -471,16 +459,9 @@ func (p *pass) receiveTrain(qp *QP, t *train) {
 // tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
 func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, link.Port))
-	show := func(x *link.Train) {
+	t.each(0, func(x *link.Train) bool {
 		d.taps.Train(&link.Tapped{Out: true, Unsealed: true}, now, from, x, 0)
 		peer.taps.Train(&link.Tapped{Unsealed: true}, now, from, x, 0)
-	}
-	if !t.mixed {
-		show(&t.Train)
-		return
-	}
-	t.each(0, func(x *link.Train) bool {
-		show(x)
 		return true
 	})
 }

@@ -49,7 +49,7 @@ func (s *span) packet(i int) (header, payload []byte) {
 	return s.header[:s.len], s.payload[i*s.size : (i+1)*s.size]
 }
 
-// receiveParts handles the packets of a mixed train.
+// receiveParts handles the packets of a train from a device of the Fabric.
 func (qp *QP) receiveParts(p *pass, t *train) {
 	if qp.dev.stopped.Load() {
 		return

@@ -20,8 +20,8 @@ import (
 // packets, such as a capture or a receiver that has to refuse one of them, takes them apart again (train.each, span).
 type train struct {
 	link.Train
-	mixed   bool
-	parts   []part // if mixed
+	mixed   bool   // the packets have any length
+	parts   []part // in order
 	sent    int    // packets of a mixed train that have had to go to the network, and have gone
 	path    *path
 	to      uint32 // number of the queue pair that all packets are for
@@ -35,7 +35,7 @@ type train struct {
 	held   []*grant // with an access begun, as long as a part refers to memory
 }
 
-// part is a packet of a mixed train, or a span.
+// part is a span of consecutive packets of a train. A span of one is a packet; only a mixed train has longer ones.
 type part struct {
 	start, end int    // in Buf
 	packets    int    // in a span
@@ -99,21 +99,13 @@ func (t *train) shrink() {
 	roomy.free()
 }
 
-// part returns the i-th part of a mixed train, with room for the ICRC.
+// part returns the i-th part of the train, with room for the ICRC.
 func (t *train) part(i int) []byte {
 	k := &t.parts[i]
 	return t.Buf[k.start:k.end:k.end]
 }
 
-// first returns the train from its first packet on.
-func (t *train) first() []byte {
-	if t.mixed {
-		return t.part(0)
-	}
-	return t.Buf
-}
-
-// each calls f with each packet of a mixed train from the n-th on, as a train of its own, until that returns false. The train is
+// each calls f with each packet of the train from the n-th on, as a train of its own, until that returns false. The train is
 // good until then.
 func (t *train) each(n int, f func(x *link.Train) bool) bool {
 	t.fill()
@@ -219,9 +211,7 @@ func (b *builder) add(size, headers int, addr uint64) []byte {
 	b.t.packets++
 	b.closed = size < b.t.Size
 	b.middle = false
-	if b.t.mixed {
-		b.t.parts = append(b.t.parts, part{start: n, end: n + size, packets: 1})
-	}
+	b.t.parts = append(b.t.parts, part{start: n, end: n + size, packets: 1})
 	return b.t.Buf[n : n+size]
 }
 
@@ -280,22 +270,19 @@ func (b *builder) finish(e *egress) {
 
 // cut takes the packets from the n-th on, which begins a message or the train, out of the open train.
 func (b *builder) cut(n int) {
-	if b.t != nil && n < b.t.packets {
-		end := n * b.t.Size
-		if b.t.mixed {
-			end = 0
-			i := 0
-			for left := n; left > 0; i++ {
-				left -= b.t.parts[i].packets
-				end = b.t.parts[i].end
-			}
-			clear(b.t.parts[i:])
-			b.t.parts = b.t.parts[:i]
-		}
-		b.t.packets = n
-		b.t.Buf = b.t.Buf[:end]
-		b.closed, b.middle = false, false
+	if b.t == nil || n >= b.t.packets {
+		return
 	}
+	i, end := 0, 0
+	for left := n; left > 0; i++ {
+		left -= b.t.parts[i].packets
+		end = b.t.parts[i].end
+	}
+	clear(b.t.parts[i:])
+	b.t.parts = b.t.parts[:i]
+	b.t.packets = n
+	b.t.Buf = b.t.Buf[:end]
+	b.closed, b.middle = false, false
 }
 
 // gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
