@@ -573,6 +573,19 @@ func TestBindAfterEnd(t *testing.T) {
 	mrs.set(index, nil)
 }
 
+// TestKeyGenerationsOfIndexes tests that the generations of neighbouring indexes do not affect each other. A stale key
+// of one index must not become valid because of the other index.
+func TestKeyGenerationsOfIndexes(t *testing.T) {
+	var k keyGenerations
+	for _, c := range []struct{ index, neighbour uint32 }{{2, 3}, {3, 2}, {1 << chunkBits, 1<<chunkBits - 1}} {
+		k.used(c.index<<8 | 10)
+		k.used(c.neighbour<<8 | 9)
+		if g := k.take(c.index, 0); g != 11 {
+			t.Errorf("index %#x: got generation %d, want 11", c.index, g)
+		}
+	}
+}
+
 // TestWindowKeys: however the consumer has chosen the last key of a window, that of the next one with its index
 // differs.
 func TestWindowKeys(t *testing.T) {
