@@ -698,7 +698,11 @@ func (q *qp) delayEvent(e ib.EventType) {
 	q.eventMu.Lock()
 	defer q.eventMu.Unlock()
 	q.raised++
-	q.events = append(q.events, delayedEvent{e, minEventSteps + q.d.drawRandom(LateEvent, q.ord, q.raised, minEventSteps)})
+	steps := q.d.drawRandom(LateEvent, q.ord, q.raised, 2*minEventSteps)
+	if steps < minEventSteps {
+		steps = 0 // before the completions
+	}
+	q.events = append(q.events, delayedEvent{e, steps})
 	q.d.scheduleEvents(q)
 }
 

@@ -108,8 +108,8 @@ var Choices = [numChoices]Row{
 	},
 	{
 		LateEvent, "late-event",
-		"reports an event of a queue pair 6 to 13 ms late, but at the latest when Modify to RESET returns; in SQD it changes " +
-			"no attribute before EventSQDrained",
+		"reports an event of a queue pair at once, which may be before its completions, or 6 to 13 ms late, but at the latest " +
+			"when Modify to RESET returns; in SQD it changes no attribute before EventSQDrained",
 		"IBA 11.6.3: events are asynchronous; ib_qp.event_handler: neither a time nor an order with completions is " +
 			"guaranteed; IBA 10.3.1.5: attributes change when the send queue is drained",
 		"destroys a queue pair with a shared receive queue without waiting for EventQPLastWQEReached; treats the " +
