@@ -257,6 +257,11 @@ func testBadArgumentsAreRejected(e *testEnv) {
 	if k, err := e.dev.QueryPKey(1, 0); err != nil || k == 0 {
 		e.Errorf("the first P_Key is %#x, %v", k, err)
 	}
+	for i := range min(e.connector.port.PKeyTableLen, 1<<16) {
+		if _, err := e.dev.QueryPKey(1, i); err != nil {
+			e.Fatalf("query P_Key %d of %d: got %v, want a key", i, e.connector.port.PKeyTableLen, err)
+		}
+	}
 	_, err = e.dev.CreateCQ(ib.CQInit{})
 	e.wantErrno("create a CQ of no entries", err, syscall.EINVAL)
 	_, err = e.dev.CreateCQ(ib.CQInit{Entries: a.MaxCQE + 1})
