@@ -23,6 +23,9 @@ const (
 	maxQP        = 1 << 16
 	grhLen       = 40 // number of bytes before the data of a datagram
 	multicastQPN = 0xffffff
+
+	maxMcastGroups  = 1 << 10
+	maxMcastMembers = 1 << 10 // per group
 )
 
 // Device is a loopback device. It implements ib.Driver.
@@ -83,8 +86,9 @@ func (d *Device) QueryDevice() (ib.DeviceAttr, error) {
 		MaxQP: maxQP, MaxQPWR: maxWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxSGERd: maxSGE,
 		MaxCQ: maxQP, MaxCQE: maxCQE, MaxMR: 1 << 20, MaxPD: maxQP, MaxMW: 1 << 20, MaxAH: maxQP,
 		MaxQPRdAtom: maxRdAtom, MaxQPInitRdAtom: maxRdAtom, MaxResRdAtom: maxRdAtom * maxQP, AtomicCap: ib.AtomicHCA,
-		MaxMcastGrp: 1 << 10, MaxMcastQPAttach: 1 << 10, MaxTotalMcastAtch: 1 << 20,
-		MaxSRQ: maxQP, MaxSRQWR: maxWR, MaxSRQSGE: maxSGE,
+		MaxMcastGrp: maxMcastGroups, MaxMcastQPAttach: maxMcastMembers,
+		MaxTotalMcastAtch: maxMcastGroups * maxMcastMembers,
+		MaxSRQ:            maxQP, MaxSRQWR: maxWR, MaxSRQSGE: maxSGE,
 		MaxPKeys: 1, PhysPorts: 1,
 		DeviceCapFlags: ib.DeviceCapMemWindow | ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions |
 			ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,

@@ -12,8 +12,12 @@ func (q *QP) AttachMcast(gid ib.GID, lid uint16) error {
 	d := q.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if slices.Contains(d.groups[gid], q) {
+	members := d.groups[gid]
+	switch {
+	case slices.Contains(members, q):
 		return syscall.EINVAL
+	case len(members) == maxMcastMembers, members == nil && len(d.groups) == maxMcastGroups:
+		return syscall.ENOMEM
 	}
 	d.groups[gid] = append(d.groups[gid], q)
 	return nil
