@@ -418,7 +418,7 @@ func TestEmptyGIDAttributesFail(t *testing.T) {
 	all := makeDeviceEntries(srv.devices(), false)
 	for i, want := range [][2]string{{"RoCE v2\n", "lo\n"}, {"RoCE v2\n", "EINVAL"}, {"EINVAL", "EINVAL"}} {
 		for j, name := range []string{"types", "ndevs"} {
-			e := all[fmt.Sprintf("%s/infiniband/rxe0/ports/1/gid_attrs/%s/%d", virtualDir, name, i)]
+			e := all.find(fmt.Sprintf("%s/infiniband/rxe0/ports/1/gid_attrs/%s/%d", virtualDir, name, i))
 			if e == nil {
 				t.Fatalf("%s of entry %d: got no file, want one", name, i)
 			}

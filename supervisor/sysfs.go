@@ -202,15 +202,14 @@ func (d *device) addPortEntries(t treeEntries, dir string, port int) {
 		return
 	}
 	gid := func(path string, text func(g *ib.GIDEntry) (string, error)) {
-		for i := range p.GIDTableLen {
-			t.addEntry(fmt.Sprintf("%s/%s/%d", dir, path, i), &treeEntry{deferred: true, read: func() (string, error) {
-				g, err := d.ib.QueryGID(port, i)
-				if err != nil {
-					return "", err
-				}
-				return text(&g)
-			}})
+		read := func(i int) (string, error) {
+			g, err := d.ib.QueryGID(port, i)
+			if err != nil {
+				return "", err
+			}
+			return text(&g)
 		}
+		t.addEntry(dir+"/"+path, &treeEntry{dir: true, table: &entryTable{n: p.GIDTableLen, read: read}})
 	}
 	gid("gids", func(g *ib.GIDEntry) (string, error) { return g.GID.String() + "\n", nil })
 	gid("gid_attrs/types", func(g *ib.GIDEntry) (string, error) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,16 +20,48 @@ import (
 // treeEntry is the file at a virtual path, which is exactly one of a directory, a file, a link and a device node.
 type treeEntry struct {
 	dir bool
+	// table holds the numbered files of a directory, and is nil for most directories.
+	table *entryTable
 	// read makes the content of a file. If read fails, reading the file fails with the same error.
 	read func() (string, error)
-	// deferred marks a file that is made when a program first accesses it or a directory above it; see
-	// tree.complete.
+	// deferred marks a file of a table, which is made when a program first accesses it or a directory above it; see
+	// tree.makeAllDeferredFiles.
 	deferred bool
 	link     string // relative target of a symbolic link
 	node     *deviceNode
 	// id identifies the object of a directory, and changes when the directory represents another object of the same
 	// name. (rdma-core compares the directory's time stamps for this purpose.)
 	id any
+}
+
+// entryTable holds the files 0 to n-1 of a directory, which are all deferred. A GID table has thousands of files, and a
+// program accesses few of them, so the entries are made with the first access to one of them.
+type entryTable struct {
+	n    int
+	read func(i int) (string, error) // makes the content of a file, as treeEntry.read does
+
+	once    sync.Once
+	entries []treeEntry
+}
+
+// entry returns the entry of a file.
+func (t *entryTable) entry(i int) *treeEntry {
+	t.once.Do(func() {
+		t.entries = make([]treeEntry, t.n)
+		for i := range t.entries {
+			t.entries[i] = treeEntry{deferred: true, read: func() (string, error) { return t.read(i) }}
+		}
+	})
+	return &t.entries[i]
+}
+
+// find returns the entry of the file with a name, or nil.
+func (t *entryTable) find(name string) *treeEntry {
+	i, err := strconv.Atoi(name)
+	if err != nil || i < 0 || i >= t.n || strconv.Itoa(i) != name {
+		return nil
+	}
+	return t.entry(i)
 }
 
 // deviceNode describes a device file.
@@ -57,9 +90,20 @@ func (t treeEntries) addEntry(path string, e *treeEntry) {
 	}
 }
 
+// find returns the entry of a path, or nil.
+func (t treeEntries) find(path string) *treeEntry {
+	if e := t[path]; e != nil {
+		return e
+	}
+	if d := t[filepath.Dir(path)]; d != nil && d.table != nil {
+		return d.table.find(filepath.Base(path))
+	}
+	return nil
+}
+
 // isFree reports whether a file can be added. No entry may have its path, and all entries above it must be directories.
 func (t treeEntries) isFree(path string) bool {
-	if t[path] != nil {
+	if t.find(path) != nil {
 		return false
 	}
 	for up := filepath.Dir(path); up != "/"; up = filepath.Dir(up) {
@@ -89,7 +133,7 @@ func (t treeEntries) resolveLinks(path string, nofollow bool) (string, *treeEntr
 			return t.resolveLinks(filepath.Join(filepath.Dir(path[:end]), e.link)+path[end:], nofollow)
 		}
 	}
-	e := t[path]
+	e := t.find(path)
 	if e != nil && e.link != "" && !nofollow {
 		path = filepath.Join(filepath.Dir(path), e.link)
 		e = t[path]
@@ -202,12 +246,13 @@ func (t *tree) updateEntries(describe func() treeEntries) error {
 		up := filepath.Dir(path)
 		switch {
 		case have[up] != nil && kept[up] == nil: // already removed together with its directory
-			delete(t.shown, path)
+			t.forgetFiles(path, have[path])
 		case gone(path):
-			delete(t.shown, path)
+			t.forgetFiles(path, have[path])
 			errs = append(errs, t.above.RemoveAll(t.name+path))
 		default:
 			kept[path] = have[path]
+			errs = append(errs, t.shortenTable(path, have[path].table, want[path].table))
 		}
 	}
 	made := maps.Clone(want)
@@ -221,12 +266,15 @@ func (t *tree) updateEntries(describe func() treeEntries) error {
 		var err error
 		switch {
 		case w.read != nil:
-			if _, there := t.shown[path]; there || !w.deferred || t.completed.Load() {
-				err = t.showFile(path, w.readContent())
+			err = t.showFile(path, w.readContent())
+		case w.dir:
+			if kept[path] == nil {
+				err = makeDir(t.realPath(path))
+			}
+			if err == nil && w.table != nil {
+				err = t.showTable(path, w.table, t.completed.Load())
 			}
 		case kept[path] != nil:
-		case w.dir:
-			err = makeDir(t.realPath(path))
 		case w.link != "":
 			err = os.Symlink(w.link, t.realPath(path))
 		default:
@@ -245,6 +293,50 @@ func (t *tree) updateEntries(describe func() treeEntries) error {
 	}
 	return nil
 }
+
+// forgetFiles records that the files of an entry do not exist any more.
+func (t *tree) forgetFiles(path string, e *treeEntry) {
+	delete(t.shown, path)
+	if e.table == nil {
+		return
+	}
+	for i := range e.table.n {
+		delete(t.shown, numberedFile(path, i))
+	}
+}
+
+// shortenTable removes the files of a directory that its new table does not have. Both tables may be nil.
+func (t *tree) shortenTable(path string, have, want *entryTable) error {
+	var errs []error
+	first := 0
+	if want != nil {
+		first = want.n
+	}
+	for i := first; have != nil && i < have.n; i++ {
+		p := numberedFile(path, i)
+		if _, there := t.shown[p]; there {
+			delete(t.shown, p)
+			errs = append(errs, t.above.Remove(t.name+p))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// showTable updates the existing files of a table. If all is set, showTable also makes the others.
+func (t *tree) showTable(path string, e *entryTable, all bool) error {
+	for i := range e.n {
+		p := numberedFile(path, i)
+		if _, there := t.shown[p]; !there && !all {
+			continue
+		}
+		if err := t.showFile(p, e.entry(i).readContent()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func numberedFile(dir string, i int) string { return dir + "/" + strconv.Itoa(i) }
 
 // readContent returns the content of an entry's file, or "" if reading it fails.
 func (e *treeEntry) readContent() string {
@@ -267,8 +359,8 @@ func (t *tree) makeAllDeferredFiles() error {
 	defer t.mu.Unlock()
 	var errs []error
 	for path, e := range *t.current.Load() {
-		if _, there := t.shown[path]; e.deferred && !there {
-			errs = append(errs, t.showFile(path, e.readContent()))
+		if e.table != nil {
+			errs = append(errs, t.showTable(path, e.table, true))
 		}
 	}
 	err := errors.Join(errs...)
@@ -284,7 +376,7 @@ func (t *tree) makeDeferredFile(path string, e *treeEntry) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if (*t.current.Load())[path] != e {
+	if t.current.Load().find(path) != e {
 		return errNoFile // removed in the meantime
 	}
 	if _, there := t.shown[path]; there {
@@ -302,7 +394,7 @@ func (t *tree) refreshFile(path string, e *treeEntry) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if (*t.current.Load())[path] != e {
+	if t.current.Load().find(path) != e {
 		return errNoFile // removed in the meantime
 	}
 	return t.showFile(path, content)

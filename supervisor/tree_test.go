@@ -294,14 +294,15 @@ func TestTreeLookup(t *testing.T) {
 }
 
 func TestTreeDefersFiles(t *testing.T) {
-	describe := func(content string, id any) treeEntries {
+	describe := func(content string, id any, n int) treeEntries {
 		e := make(treeEntries)
-		e.addEntry("/d", &treeEntry{dir: true, id: id})
+		e.addEntry("/d", &treeEntry{dir: true, id: id, table: &entryTable{n: n, read: func(i int) (string, error) {
+			if i == 2 {
+				return "", errEmptyGID
+			}
+			return content, nil
+		}}})
 		e.addTextFile("/d/now", content)
-		for _, name := range []string{"/d/x", "/d/y"} {
-			e.addEntry(name, &treeEntry{deferred: true, read: func() (string, error) { return content, nil }})
-		}
-		e.addEntry("/d/bad", &treeEntry{deferred: true, read: func() (string, error) { return "", errEmptyGID }})
 		return e
 	}
 	tr := newTestTree(t)
@@ -312,22 +313,29 @@ func TestTreeDefersFiles(t *testing.T) {
 			t.Errorf("entries %s: got %q, want %q", what, got, want)
 		}
 	}
-	one := describe("1", 1)
+	one := describe("1", 1, 3)
 	tr.mustUpdate(t, one)
 	have("at first", map[string]string{"/d/now": "1"})
-	for _, path := range []string{"/d/x", "/d/bad"} {
-		if err := tr.makeDeferredFile(path, one[path]); err != nil {
+	for _, path := range []string{"/d/0", "/d/2"} {
+		if err := tr.makeDeferredFile(path, one.find(path)); err != nil {
 			t.Error(err)
 		}
 	}
-	have("after two were accessed", map[string]string{"/d/now": "1", "/d/x": "1", "/d/bad": ""})
-	two := describe("2", 1)
+	have("after two were accessed", map[string]string{"/d/now": "1", "/d/0": "1", "/d/2": ""})
+	two := describe("2", 1, 3)
 	tr.mustUpdate(t, two)
-	have("after a change of two", map[string]string{"/d/now": "2", "/d/x": "2", "/d/bad": ""})
-	if err := tr.makeDeferredFile("/d/y", one["/d/y"]); !errors.Is(err, syscall.ENOENT) {
+	have("after a change of two", map[string]string{"/d/now": "2", "/d/0": "2", "/d/2": ""})
+	if err := tr.makeDeferredFile("/d/1", one.find("/d/1")); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("make of a removed file: got %v, want ENOENT", err)
 	}
-	tr.mustUpdate(t, describe("3", 2))
+	tr.mustUpdate(t, describe("2", 1, 2))
+	have("of a shorter table", map[string]string{"/d/now": "2", "/d/0": "2"})
+	for _, path := range []string{"/d/2", "/d/-1", "/d/01", "/d/+1", "/d/now/0", "/0"} {
+		if _, e := tr.lookup(path, false); e != nil {
+			t.Errorf("lookup %s: got %v, want no entry", path, e)
+		}
+	}
+	tr.mustUpdate(t, describe("3", 2, 3))
 	have("of another directory", map[string]string{"/d/now": "3"})
 	// The steps simulate a full file system: first an error, later success.
 	if err := os.Rename(tr.realPath("/d"), tr.realPath("/away")); err != nil {
@@ -343,10 +351,10 @@ func TestTreeDefersFiles(t *testing.T) {
 		if err := tr.makeAllDeferredFiles(); err != nil {
 			t.Error(err)
 		}
-		have("after the directory was opened", map[string]string{"/d/now": "3", "/d/x": "3", "/d/y": "3", "/d/bad": ""})
+		have("after the directory was opened", map[string]string{"/d/now": "3", "/d/0": "3", "/d/1": "3", "/d/2": ""})
 	}
-	tr.mustUpdate(t, describe("4", 3))
-	have("of another directory, later", map[string]string{"/d/now": "4", "/d/x": "4", "/d/y": "4", "/d/bad": ""})
+	tr.mustUpdate(t, describe("4", 3, 3))
+	have("of another directory, later", map[string]string{"/d/now": "4", "/d/0": "4", "/d/1": "4", "/d/2": ""})
 }
 
 func TestIsVirtual(t *testing.T) {
