@@ -211,10 +211,8 @@ func New(opts Options) (_ *Service, err error) {
 			return nil, err
 		}
 	}
-	for _, spec := range opts.Links {
-		if err := s.links.createLink(spec); err != nil {
-			return nil, err
-		}
+	if err := s.createLinks(opts.Links); err != nil {
+		return nil, err
 	}
 	s.links.configured = false
 	if s.interfaces != nil {
@@ -228,6 +226,21 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	runWithTimeout(s.dir.removeStaleDirs) // after a timeout, the next service removes the remaining directories
 	return s, nil
+}
+
+// createLinks makes several devices, and updates the programs' files once.
+func (s *Service) createLinks(specs []ctl.LinkSpec) error {
+	if len(specs) == 0 {
+		return nil
+	}
+	release := s.guests.HoldTrees()
+	for _, spec := range specs {
+		if err := s.links.addLink(spec); err != nil {
+			return err
+		}
+	}
+	release()
+	return s.guests.CheckTreesCurrent()
 }
 
 // dropPermissions reduces the process to the permissions that it still needs, as described in package confine.
@@ -280,6 +293,9 @@ func (s *Service) close(step func(string)) {
 	making := &s.links.making
 	s.links.mu.Unlock()
 	making.Wait()
+	if s.guests != nil {
+		s.guests.HoldTrees() // the trees are removed below
+	}
 	for {
 		s.links.mu.Lock()
 		n := len(s.links.list)

@@ -95,6 +95,7 @@ type Supervisor struct {
 
 	mu           sync.Mutex
 	closed       bool
+	treeHolds    int // calls of HoldTrees without release
 	sessions     map[*Session]struct{}
 	files        map[inode]*openFile           // open device files, by the inode of the program's queue file
 	watches      map[int32]*openFile           // open device files, by inotify watch
@@ -239,15 +240,29 @@ func (s *Supervisor) describeDevices() treeEntries {
 	return makeDeviceEntries(s.server.devices(), s.cfg.CM != nil)
 }
 
-// updateTrees updates the trees to the current devices.
+// HoldTrees delays updates of the virtual files until release is called. The time of an update depends on the number of
+// all devices, so a change of many devices needs one update for all.
+func (s *Supervisor) HoldTrees() (release func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.treeHolds++
+	return func() {
+		s.mu.Lock()
+		s.treeHolds--
+		s.mu.Unlock()
+		s.updateTrees()
+	}
+}
+
+// updateTrees updates the trees to the current devices, unless updates are delayed.
 func (s *Supervisor) updateTrees() {
 	s.mu.Lock()
-	closed := s.closed
+	skip := s.closed || s.treeHolds > 0
 	s.mu.Unlock()
-	if closed {
+	if skip {
 		return
 	}
-	err := s.trees.updateAll()
+	err := s.trees.updateAll(treeChangeTimeout + time.Duration(len(s.server.devices()))*treeDeviceTimeout)
 	s.shown.Lock()
 	defer s.shown.Unlock()
 	if err != nil && s.shown.err == nil && s.shown.asked {

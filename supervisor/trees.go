@@ -22,8 +22,8 @@ import (
 // A program that lists a directory into memory that blocks access, such as a mapped FUSE file, holds the kernel's
 // lock of the directory. Each change in the directory then waits for that lock. While a change waits, each lookup of
 // an uncached name waits too. Programs can reach only the directories of their own user. A program can therefore
-// block only calls of its own user, and the thread that updates that user's tree. A change of the devices waits for
-// at most treeChangeTimeout.
+// block only calls of its own user, and the thread that updates that user's tree. A change of the devices waits for a
+// limited time.
 type userTrees struct {
 	above    *os.Root // directory of the trees
 	dir      *os.File // descriptor of above, through which programs' files are opened
@@ -66,8 +66,11 @@ type treeChange struct {
 	err  error
 }
 
-// treeChangeTimeout limits the time for which a change of the devices waits for the trees.
-const treeChangeTimeout = time.Second
+// A change of the devices waits for the trees for at most treeChangeTimeout, and treeDeviceTimeout for each device.
+const (
+	treeChangeTimeout = time.Second
+	treeDeviceTimeout = 10 * time.Millisecond
+)
 
 // newTrees makes the empty directory of the trees. Without a ledger all users share one tree.
 func newTrees(root string, ledger *quota.Ledger, log *slog.Logger, describe func() treeEntries) (_ *userTrees,
@@ -196,8 +199,8 @@ func (s *userTrees) releaseTree(t *userTree) {
 }
 
 // updateAll updates all trees to the current devices, and returns an error for incomplete trees. It waits for at most
-// treeChangeTimeout. Trees that programs block are updated later.
-func (s *userTrees) updateAll() error {
+// limit. Trees that programs block are updated later.
+func (s *userTrees) updateAll(limit time.Duration) error {
 	s.mu.Lock()
 	var all []*userTree
 	for _, t := range s.users {
@@ -210,7 +213,7 @@ func (s *userTrees) updateAll() error {
 	for i, t := range all {
 		changes[i] = t.startChange(s.describe)
 	}
-	timeout, cancel := context.WithTimeout(context.Background(), treeChangeTimeout)
+	timeout, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	var errs []error
 	for i, t := range all {
@@ -220,7 +223,7 @@ func (s *userTrees) updateAll() error {
 		}
 		if t.markLate() {
 			s.log.Warn("the virtual files of a user are not up to date: a program of the user may keep a directory locked; they are updated when the program ends",
-				"user", t.user, "after", treeChangeTimeout)
+				"user", t.user, "after", limit)
 		}
 	}
 	return errors.Join(errs...)

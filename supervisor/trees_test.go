@@ -67,7 +67,7 @@ func TestSessionsOfUserShareTree(t *testing.T) {
 			f.countTrees(t))
 	}
 	f.content.Store("2")
-	if err := f.updateAll(); err != nil {
+	if err := f.updateAll(treeChangeTimeout); err != nil {
 		t.Fatal(err)
 	}
 	for _, u := range []*userTree{a, b} {
@@ -117,7 +117,7 @@ func TestBlockedTreeDelaysOnce(t *testing.T) {
 	for i, content := range []string{"2", "3", "4"} {
 		f.content.Store(content)
 		began := time.Now()
-		if err := f.updateAll(); err != nil {
+		if err := f.updateAll(treeChangeTimeout); err != nil {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); i > 0 && took >= treeChangeTimeout {
@@ -148,7 +148,7 @@ func TestBlockedTreeDelaysOnce(t *testing.T) {
 		return kept.changes.working == nil && kept.listFiles(t)["/d/x"] == "4"
 	})
 	f.content.Store("5")
-	if err := f.updateAll(); err != nil || kept.listFiles(t)["/d/x"] != "5" {
+	if err := f.updateAll(treeChangeTimeout); err != nil || kept.listFiles(t)["/d/x"] != "5" {
 		t.Errorf("update after the unlock: got error %v and content %q, want 5", err, kept.listFiles(t))
 	}
 	f.releaseTree(kept)
