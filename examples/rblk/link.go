@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"verbena/ib"
@@ -21,8 +22,39 @@ type initiatorSession struct {
 	hello  chan []byte     // the received welcome
 	watch  chan struct{}   // closed when guard has returned
 
+	sends []sendSlot // by tag
+
 	oldest int           // guarded by Disk.mu: tag of the request with the response that proves the link; -1: none
 	proved chan struct{} // closed by that response
+}
+
+// sendSlot is the memory of a request that is sent. It belongs to the device until the SEND has completed, which may be
+// after the response.
+type sendSlot struct {
+	mu   sync.Mutex
+	busy bool
+	next *request // waits for the completion
+}
+
+// begin reports whether the request can be sent now. Otherwise it waits for finish.
+func (m *sendSlot) begin(r request) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.busy {
+		m.next = &r
+		return false
+	}
+	m.busy = true
+	return true
+}
+
+// finish is called when the SEND has completed. It returns the next request, or nil.
+func (m *sendSlot) finish() (next *request) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	next, m.next = m.next, nil
+	m.busy = next != nil
+	return next
 }
 
 // loginTimeout limits one attempt to log in.
@@ -64,10 +96,11 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 		}
 	}
 	depth := d.cfg.Depth
+	l.sends = make([]sendSlot, depth)
 	if l.ctl, err = newMemory(depth*(requestLen+responseLen), ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if l.ep, err = newEndpoint(dev, 4*depth, depth, l.handleCompletion, func(e ib.EventType) {
+	if l.ep, err = newEndpoint(dev, depth+2, depth, l.handleCompletion, func(e ib.EventType) {
 		failed(fmt.Errorf("%v",
 			e))
 	}, l.ctl,
@@ -163,13 +196,20 @@ func (l *initiatorSession) postReceive(slot int) error {
 	}}})
 }
 
-// postRequest sends a request. postRequest does not sleep.
+// postRequest sends a request, or leaves it to the completion of the last SEND with the tag. postRequest does not sleep.
 func (l *initiatorSession) postRequest(r request) error {
+	if !l.sends[r.tag].begin(r) {
+		return nil
+	}
+	return l.sendRequest(r)
+}
+
+func (l *initiatorSession) sendRequest(r request) error {
 	r.rkey = l.ep.mrs[1].RKey()
 	off := int(r.tag) * requestLen
 	r.encodeTo(l.ctl.bytes[off:])
 	return l.ep.postSends(ib.SendWR{
-		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
+		ID: ofMessage | uint64(r.tag), Opcode: ib.WRSend, Flags: ib.SendSignaled,
 		SGList: []ib.SGE{{Addr: l.ctl.addr + uint64(off), Length: requestLen, LKey: l.ep.mrs[0].LKey()}},
 	})
 }
@@ -183,6 +223,13 @@ func (l *initiatorSession) handleCompletion(wc *ib.WC) {
 	switch wc.ID &^ 0xffffffff {
 	case ofHello:
 		l.hello <- l.ep.receivedHandshakeBytes(wc) // the buffered channel has room for this only response
+		return
+	case ofMessage:
+		if r := l.sends[uint32(wc.ID)].finish(); r != nil {
+			if err := l.sendRequest(*r); err != nil {
+				l.failed(err)
+			}
+		}
 		return
 	case ofRecv:
 	default:

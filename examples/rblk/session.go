@@ -15,8 +15,12 @@ import (
 // targetSession is the target's side of a connection. The first message of a session is a login. A request uses a slot
 // from its arrival to its response. The tag of the request identifies the slot:
 //
-//	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> free, response posted
-//	  +------------- (read, sync) ------------------^
+//	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> responding -> free
+//	  +------------- (read, sync) ------------------^                    |
+//	                                          next request <-------------+ (has come while responding)
+//
+// The memory of a slot belongs to the device until the response has completed. The initiator may use the tag again as
+// soon as it has the response, which may be earlier.
 type targetSession struct {
 	dev   *ib.Device
 	depth int
@@ -43,19 +47,65 @@ type targetSession struct {
 	lost chan struct{} // closed when why is set
 }
 
-// requestSlot is the state of a request. The completion handler owns it, or the worker that has its tag.
+// requestSlot is the state of a request. While the slot is serving, req belongs to the completion handler, or to the
+// worker that has its tag.
 type requestSlot struct {
-	busy atomic.Bool
-	req  request
+	req request
+
+	mu    sync.Mutex
+	state slotState
+	next  *request // the next request with the tag; only while responding
+}
+
+type slotState uint8
+
+const (
+	slotFree slotState = iota
+	slotServing
+	slotResponding
+)
+
+// begin begins a request. If the response to the last one is not complete, the request waits, and begin returns false.
+func (p *requestSlot) begin(r request) (now bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.state == slotFree:
+		p.state, p.req = slotServing, r
+		return true, nil
+	case p.state == slotResponding && p.next == nil:
+		p.next = &r
+		return false, nil
+	}
+	return false, fmt.Errorf("request with tag %d, which is in use", r.tag)
+}
+
+func (p *requestSlot) respond() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = slotResponding
+}
+
+// finish is called when the response is complete. It reports whether the next request begins.
+func (p *requestSlot) finish() (again bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.next == nil {
+		p.state = slotFree
+		return false
+	}
+	p.state, p.req, p.next = slotServing, *p.next, nil
+	return true
 }
 
 // These constants are kinds of completions. The upper half of a work request ID holds the kind, and the lower half
-// a tag or a receive slot.
+// a tag or a receive slot. A message is a request of the initiator, or a response of the target.
 const (
 	ofRecv uint64 = iota << 32
 	ofFetch
 	ofReply
 	ofHello
+	ofMessage
 )
 
 func newSession(dev *ib.Device, depth, maxIO int) *targetSession {
@@ -75,9 +125,8 @@ func (s *targetSession) open(r *rdmacm.Request, workers int) (err error) {
 	if s.data, err = newMemory(s.depth*s.maxIO, ib.AccessLocalWrite); err != nil {
 		return err
 	}
-	// A slot may be reused once its response is posted, before the response has completed. The queue therefore has
-	// twice the entries.
-	if s.ep, err = newEndpoint(s.dev, 4*s.depth, s.depth+1, s.handleCompletion,
+	// A slot has at most an RDMA WRITE and a response in flight; the others are a handshake and a probe.
+	if s.ep, err = newEndpoint(s.dev, 2*s.depth+2, s.depth+1, s.handleCompletion,
 		func(e ib.EventType) { s.beginEnd(fmt.Errorf("%v", e)) },
 		s.ctl, s.data); err != nil {
 		return err
@@ -208,6 +257,10 @@ func (s *targetSession) handleCompletion(wc *ib.WC) {
 		err = s.handleRequest(int(low), wc.ByteLen)
 	case ofFetch:
 		s.work <- uint16(low)
+	case ofMessage:
+		if s.slots[low].finish() {
+			err = s.startRequest(uint16(low))
+		}
 	case ofHello:
 		s.hello <- s.ep.receivedHandshakeBytes(wc) // the buffered channel has room for this only login
 	}
@@ -222,27 +275,31 @@ func (s *targetSession) handleRequest(slot int, n uint32) error {
 	if err != nil {
 		return err
 	}
-	store := s.store.Load()
-	if store == nil {
+	if s.store.Load() == nil {
 		return errors.New("got a request before the welcome")
 	}
-	p := &s.slots[r.tag]
-	if p.busy.Swap(true) {
-		return fmt.Errorf("request with tag %d, which is in use", r.tag)
-	}
-	p.req = r
-	if err := s.postReceive(slot); err != nil {
+	now, err := s.slots[r.tag].begin(r)
+	if err != nil {
 		return err
 	}
+	if err := s.postReceive(slot); err != nil || !now {
+		return err
+	}
+	return s.startRequest(r.tag)
+}
+
+// startRequest starts the request of a slot that is serving.
+func (s *targetSession) startRequest(tag uint16) error {
+	store, r := s.store.Load(), s.slots[tag].req
 	if size := uint64(store.Size()); r.offset > size || uint64(r.length) > size-r.offset {
-		return s.sendResponse(r.tag, statusInvalid)
+		return s.sendResponse(tag, statusInvalid)
 	}
 	if r.op != opWrite || r.length == 0 {
-		s.work <- r.tag
+		s.work <- tag
 		return nil
 	}
 	return s.ep.postSends(ib.SendWR{
-		ID: ofFetch | uint64(r.tag), Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: s.slotSGL(r.tag, r.length),
+		ID: ofFetch | uint64(tag), Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: s.slotSGL(tag, r.length),
 		RemoteAddr: r.addr, RKey: r.rkey,
 	})
 }
@@ -278,14 +335,14 @@ func (s *targetSession) serveRequests() {
 	}
 }
 
-// sendResponse frees the request slot, and sends the response to the initiator. The data arrives before the response,
-// because a queue pair keeps the order.
+// sendResponse sends the response to the initiator. The slot is free when the response is complete. The data arrives
+// before the response, because a queue pair keeps the order.
 func (s *targetSession) sendResponse(tag uint16, st responseStatus) error {
 	off := (s.depth+1)*requestLen + int(tag)*responseLen
 	response{tag, st}.encodeTo(s.ctl.bytes[off:])
-	s.slots[tag].busy.Store(false)
+	s.slots[tag].respond()
 	return s.ep.postSends(ib.SendWR{
-		ID: ofReply, Opcode: ib.WRSend, Flags: ib.SendSignaled,
+		ID: ofMessage | uint64(tag), Opcode: ib.WRSend, Flags: ib.SendSignaled,
 		SGList: []ib.SGE{{Addr: s.ctl.addr + uint64(off), Length: responseLen, LKey: s.ep.mrs[0].LKey()}},
 	})
 }
