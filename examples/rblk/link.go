@@ -196,7 +196,7 @@ func (l *initiatorSession) postReceive(slot int) error {
 	}}})
 }
 
-// postRequest sends a request, or leaves it to the completion of the last SEND with the tag. postRequest does not sleep.
+// postRequest sends a request, or leaves it to the completion of the last SEND with its tag. It does not sleep.
 func (l *initiatorSession) postRequest(r request) error {
 	if !l.sends[r.tag].begin(r) {
 		return nil
