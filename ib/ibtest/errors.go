@@ -257,6 +257,11 @@ func testBadArgumentsAreRejected(e *testEnv) {
 	if k, err := e.dev.QueryPKey(1, 0); err != nil || k == 0 {
 		e.Errorf("the first P_Key is %#x, %v", k, err)
 	}
+	for i := range min(e.connector.port.GIDTableLen, 1<<16) {
+		if _, err := e.dev.QueryGID(1, i); err != nil {
+			e.Fatalf("query GID %d of %d: got %v, want an entry, which may be empty", i, e.connector.port.GIDTableLen, err)
+		}
+	}
 	for i := range min(e.connector.port.PKeyTableLen, 1<<16) {
 		if _, err := e.dev.QueryPKey(1, i); err != nil {
 			e.Fatalf("query P_Key %d of %d: got %v, want a key", i, e.connector.port.PKeyTableLen, err)
