@@ -61,7 +61,6 @@ func (t *Tickets) Next(device string) (ticket uint64, err error) {
 	}
 	wr := ib.SendWR{Opcode: ib.WRAtomicFetchAdd, RemoteAddr: s.mr.Addr(), RKey: s.mr.RKey(), CompareAdd: 1,
 		SGList: []ib.SGE{{Addr: s.mr.Addr() + 8, Length: 8, LKey: s.mr.LKey()}}}
-	//verbena:allow nosleep the channel has room for the only status
 	// PostSend returns ESHUTDOWN if the device is being removed.
 	if err := s.qp.PostSend(wr, func(wc *ib.WC) { status <- wc.Status }); err != nil {
 		return 0, fmt.Errorf("draw a ticket on %s: %w", device, err)
