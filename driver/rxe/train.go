@@ -105,8 +105,8 @@ func (t *train) part(i int) []byte {
 	return t.Buf[k.start:k.end:k.end]
 }
 
-// each calls f with each packet of the train from the n-th on, as a train of its own, until that returns false. The train is
-// good until then.
+// each calls f with each packet of the train from the n-th on, as a train of its own, until f returns false. The
+// argument is valid during the call.
 func (t *train) each(n int, f func(x *link.Train) bool) bool {
 	t.fill()
 	x := t.Train

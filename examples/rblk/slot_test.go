@@ -2,8 +2,8 @@ package rblk
 
 import "testing"
 
-// TestTagIsReusedAfterResponse uses a tag again before the response is complete. The next request must wait, and a third
-// one is a fault of the initiator.
+// TestTagIsReusedAfterResponse uses a tag again before the response is complete. The next request must wait, and a
+// third one is a fault of the initiator.
 func TestTagIsReusedAfterResponse(t *testing.T) {
 	var p requestSlot
 	begin := func(what string, offset uint64, want, fails bool) {
