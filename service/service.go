@@ -228,7 +228,8 @@ func New(opts Options) (_ *Service, err error) {
 	return s, nil
 }
 
-// createLinks makes several devices, and updates the programs' files once.
+// createLinks makes several devices, and updates the programs' files once. After an error, the caller closes the
+// service.
 func (s *Service) createLinks(specs []ctl.LinkSpec) error {
 	if len(specs) == 0 {
 		return nil
@@ -240,7 +241,10 @@ func (s *Service) createLinks(specs []ctl.LinkSpec) error {
 		}
 	}
 	release()
-	return s.guests.CheckTreesCurrent()
+	if err := s.guests.CheckTreesCurrent(); err != nil {
+		return fmt.Errorf("make %d devices: %w", len(specs), err)
+	}
+	return nil
 }
 
 // dropPermissions reduces the process to the permissions that it still needs, as described in package confine.

@@ -240,8 +240,8 @@ func (s *Supervisor) describeDevices() treeEntries {
 	return makeDeviceEntries(s.server.devices(), s.cfg.CM != nil)
 }
 
-// HoldTrees delays updates of the virtual files until release is called. The time of an update depends on the number of
-// all devices, so a change of many devices needs one update for all.
+// HoldTrees delays updates of the virtual files until release is called. The time of an update is proportional to the
+// number of all devices. A caller that changes many devices should hold the updates until the last change.
 func (s *Supervisor) HoldTrees() (release func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -264,23 +264,25 @@ func (t *tree) updateEntries(describe func() treeEntries) error {
 			continue
 		}
 		var err error
+		exists := kept[path] != nil
 		switch {
 		case w.read != nil:
 			err = t.showFile(path, w.readContent())
 		case w.dir:
-			if kept[path] == nil {
+			if !exists {
 				err = makeDir(t.realPath(path))
+				exists = err == nil
 			}
-			if err == nil && w.table != nil {
+			if exists && w.table != nil {
 				err = t.showTable(path, w.table, t.completed.Load())
 			}
-		case kept[path] != nil:
+		case exists:
 		case w.link != "":
 			err = os.Symlink(w.link, t.realPath(path))
 		default:
 			err = makeFile(t.realPath(path), "", 0)
 		}
-		if err != nil && kept[path] == nil {
+		if err != nil && !exists {
 			delete(made, path)
 		}
 		full = full || errors.Is(err, unix.ENOSPC) // one error of this kind suffices
@@ -316,7 +318,7 @@ func (t *tree) shortenTable(path string, have, want *entryTable) error {
 		p := numberedFile(path, i)
 		if _, there := t.shown[p]; there {
 			delete(t.shown, p)
-			errs = append(errs, t.above.Remove(t.name+p))
+			errs = append(errs, t.above.RemoveAll(t.name+p))
 		}
 	}
 	return errors.Join(errs...)
@@ -325,18 +327,19 @@ func (t *tree) shortenTable(path string, have, want *entryTable) error {
 // showTable updates the existing files of a table. If all is set, showTable also makes the others.
 func (t *tree) showTable(path string, e *entryTable, all bool) error {
 	var missing []int
+	var errs []error
 	for i := range e.n {
 		p := numberedFile(path, i)
 		if _, there := t.shown[p]; !there {
 			missing = append(missing, i)
-		} else if err := t.showFile(p, e.entry(i).readContent()); err != nil {
-			return err
+			continue
 		}
+		errs = append(errs, t.showFile(p, e.entry(i).readContent()))
 	}
-	if !all || len(missing) == 0 {
-		return nil
+	if all && len(missing) > 0 {
+		errs = append(errs, t.makeTableFiles(path, e, missing))
 	}
-	return t.makeTableFiles(path, e, missing)
+	return errors.Join(errs...)
 }
 
 // makeTableFiles makes files of a table. Most of them have a common content, and are links to its file. A link by the
@@ -352,6 +355,7 @@ func (t *tree) makeTableFiles(path string, e *entryTable, missing []int) error {
 		return err
 	}
 	defer dir.Close()
+	var errs []error
 	for _, i := range missing {
 		p, content := numberedFile(path, i), e.entry(i).readContent()
 		if name := commonFileNames[content]; name != "" &&
@@ -359,11 +363,13 @@ func (t *tree) makeTableFiles(path string, e *entryTable, missing []int) error {
 			t.shown[p] = content
 			continue
 		}
-		if err := t.showFile(p, content); err != nil {
-			return err
+		err := t.showFile(p, content)
+		errs = append(errs, err)
+		if errors.Is(err, unix.ENOSPC) { // one error of this kind suffices
+			break
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 func numberedFile(dir string, i int) string { return dir + "/" + strconv.Itoa(i) }

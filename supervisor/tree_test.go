@@ -357,6 +357,33 @@ func TestTreeDefersFiles(t *testing.T) {
 	have("of another directory, later", map[string]string{"/d/now": "4", "/d/0": "4", "/d/1": "4", "/d/2": ""})
 }
 
+// TestTreeRepairsTable makes the files of a table when an update fails after it has made their directory.
+func TestTreeRepairsTable(t *testing.T) {
+	describe := func() treeEntries {
+		e := make(treeEntries)
+		e.addEntry("/d", &treeEntry{dir: true, table: &entryTable{n: 2, read: func(i int) (string, error) {
+			return emptyContent, nil
+		}}})
+		return e
+	}
+	tr := newTestTree(t)
+	tr.completed.Store(true)
+	common, away := tr.commonFilePath(""), tr.root+"/away"
+	if err := os.Rename(common, away); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.updateEntries(describe); err == nil {
+		t.Error("update without the common files: got success, want an error")
+	}
+	if err := os.Rename(away, common); err != nil {
+		t.Fatal(err)
+	}
+	tr.mustUpdate(t, describe())
+	if got, want := tr.listFiles(t), map[string]string{"/d": "dir", "/d/0": "", "/d/1": ""}; !maps.Equal(got, want) {
+		t.Errorf("entries after the repair: got %q, want %q", got, want)
+	}
+}
+
 func TestIsVirtual(t *testing.T) {
 	for path, want := range map[string]bool{
 		"/dev/infiniband":                       true,

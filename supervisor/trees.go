@@ -66,7 +66,7 @@ type treeChange struct {
 	err  error
 }
 
-// A change of the devices waits for the trees for at most treeChangeTimeout, and treeDeviceTimeout for each device.
+// A change of the devices waits for the trees for at most treeChangeTimeout plus treeDeviceTimeout for each device.
 const (
 	treeChangeTimeout = time.Second
 	treeDeviceTimeout = 10 * time.Millisecond
