@@ -79,11 +79,8 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	m := &mr{d: d, obj: h, region: r, pd: pd, access: access}
 	inner, atomics := d.newAtomicRegion(r, access)
 	m.atomics = atomics
-	skipped, err := d.skipKeys(pd, r)
-	if err != nil {
-		return nil, err
-	}
-	defer skipped.deregister()
+	defer d.skipKeys(pd, r).deregister()
+	var err error
 	if m.DriverMR, err = d.Driver.RegMR(h.Redirect(m.setKeys), pd, inner, access, nil); err != nil {
 		return nil, err
 	}
@@ -96,25 +93,24 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 	return m, nil
 }
 
-// skipKeys registers and returns regions before the first region of a device. Their number differs from the number of
-// the device that was created before, so the keys of the first region differ, too.
-func (d *driver) skipKeys(pd ib.DriverPD, r *umem.Region) (skipped skippedRegions, err error) {
+// skipKeys registers and returns regions before the first region of a device. The previous device has skipped another
+// number of regions, so the keys of the first region differ.
+func (d *driver) skipKeys(pd ib.DriverPD, r *umem.Region) (skipped skippedRegions) {
 	if !d.hasChoice(NewKeys) || d.registered.Swap(true) {
-		return nil, nil
+		return nil
 	}
-	for range d.ordinal % maxSkippedKeys {
+	for range d.ordinal % keyVariants {
 		m, err := d.Driver.RegMR(ib.MRHandle{}.Redirect(func(uint32, uint32) {}), pd, r, 0, nil)
 		if err != nil {
-			skipped.deregister()
-			return nil, err
+			break // a limit of the device, which the consumer must not reach because of these regions
 		}
 		skipped = append(skipped, m)
 	}
-	return skipped, nil
+	return skipped
 }
 
-// maxSkippedKeys is the number of devices with different keys.
-const maxSkippedKeys = 8
+// keyVariants is the number of devices with different keys.
+const keyVariants = 8
 
 // skippedRegions holds regions without rights.
 type skippedRegions []ib.DriverMR

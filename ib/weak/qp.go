@@ -36,7 +36,7 @@ type qp struct {
 	eventMu sync.Mutex
 	events  []delayedEvent // delayed events
 	raised  uint64         // number of events
-	drained time.Time      // the send queue counts as drained from this time on; zero: it always does
+	drained time.Time      // the earliest end of the drain; zero: the drain has no delay
 
 	// The next fields are protected by driver.mu.
 	out    []*weakRequest // sends for which neither their own completion nor a later completion has been polled
@@ -50,7 +50,8 @@ type delayedEvent struct {
 	wait int // remaining steps
 }
 
-// minEventSteps is the minimum delay of an event in steps. The delay exceeds the delay of the completions of a flush.
+// minEventSteps is the minimum delay of a late event in steps. It exceeds the delay of the completions of a flush. Half
+// of the events are not late.
 const minEventSteps = 32
 
 // requestKind holds the properties by which the inner driver accepts or rejects a request.
@@ -641,10 +642,11 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 // Modify implements ib.DriverQP.
 func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	q.d.delayCall()
+	const duringDrain = ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrEnSQDAsyncNotify
 	if q.isDraining() && (mask&ib.QPAttrState == 0 || attr.State == ib.QPSQD || attr.State == ib.QPRTS) &&
-		mask&^(ib.QPAttrState|ib.QPAttrEnSQDAsyncNotify) != 0 {
+		mask&^duringDrain != 0 {
 		return fmt.Errorf("the send queue is being drained, and attributes %#x cannot change: %w",
-			uint32(mask&^ib.QPAttrState), syscall.EINVAL)
+			uint32(mask&^duringDrain), syscall.EINVAL)
 	}
 	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peerVisibleRights != 0 {
 		q.rights.Store(true)
@@ -699,11 +701,25 @@ func (q *qp) delayEvent(e ib.EventType) {
 	defer q.eventMu.Unlock()
 	q.raised++
 	steps := q.d.drawRandom(LateEvent, q.ord, q.raised, 2*minEventSteps)
-	if steps < minEventSteps {
-		steps = 0 // before the completions
+	switch {
+	case steps >= minEventSteps:
+	case e == ib.EventQPLastWQEReached: // comes after the completions of the shared receive queue
+		steps += minEventSteps
+	default:
+		steps = 0 // may come before the completions
 	}
 	q.events = append(q.events, delayedEvent{e, steps})
 	q.d.scheduleEvents(q)
+}
+
+// raise reports an event to the consumer. EventSQDrained ends the drain.
+//
+//verbena:held eventMu
+func (q *qp) raise(e ib.EventType) {
+	if e == ib.EventSQDrained {
+		q.drained = time.Time{}
+	}
+	q.obj.Raise(e)
 }
 
 // runEventStep executes one step for the delayed events. The events are raised in order. runEventStep reports whether
@@ -715,7 +731,7 @@ func (q *qp) runEventStep() (more bool) {
 		q.events[i].wait--
 	}
 	for len(q.events) > 0 && q.events[0].wait <= 0 {
-		q.obj.Raise(q.events[0].what)
+		q.raise(q.events[0].what)
 		q.events = q.events[1:]
 	}
 	return len(q.events) > 0
@@ -727,7 +743,7 @@ func (q *qp) endEventDelays(raise bool) {
 	defer q.eventMu.Unlock()
 	for _, e := range q.events {
 		if raise {
-			q.obj.Raise(e.what)
+			q.raise(e.what)
 		}
 	}
 	q.events = nil
@@ -781,7 +797,7 @@ func (q *qp) RaiseLastCallbacks() bool {
 		if e.what == ib.EventQPLastWQEReached {
 			continue
 		}
-		q.obj.Raise(e.what)
+		q.raise(e.what)
 	}
 	q.events = slices.DeleteFunc(q.events, func(e delayedEvent) bool { return e.what != ib.EventQPLastWQEReached })
 	return len(q.events) < n
