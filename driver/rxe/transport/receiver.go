@@ -51,7 +51,8 @@ type Ack struct {
 	PSN      roce.PSN
 }
 
-// acknowledges reports whether the acknowledgement acknowledges a PSN: an ACK its own, too.
+// acknowledges reports whether the acknowledgement acknowledges a PSN. It acknowledges all earlier PSNs. An ACK also
+// acknowledges its own PSN.
 func (a *Ack) acknowledges(psn roce.PSN) bool {
 	return psn.Less(a.PSN) || psn == a.PSN && a.Syndrome.IsACK()
 }
@@ -397,6 +398,7 @@ func (r *Receiver) Refuse(s roce.Syndrome, psn roce.PSN) {
 		r.replies = append(r.replies, x.reply())
 		r.found(x)
 	}
+	slices.SortStableFunc(r.replies, func(a, b Reply) int { return a.PSN.Diff(b.PSN) })
 	r.Acknowledge(s, psn)
 }
 
@@ -477,7 +479,8 @@ func (r *Receiver) Replied() { r.replies = r.replies[:copy(r.replies, r.replies[
 // DropReplies gives up all pending responses. It also withdraws the pending acknowledgement if that acknowledges one of
 // their requests (IBA 9.7.5.1.2).
 func (r *Receiver) DropReplies() {
-	if len(r.replies) > 0 && r.ack.acknowledges(r.replies[0].PSN) {
+	_, found := r.unanswered(r.ack.PSN)
+	if found || len(r.replies) > 0 && r.ack.acknowledges(r.replies[0].PSN) {
 		r.due = false
 	}
 	r.replies = r.replies[:0]

@@ -1080,6 +1080,15 @@ func TestReceiverResponses(t *testing.T) {
 			r.DropReplies()
 			r.sends()
 		}},
+		{"9.7.5.1.2", "an acknowledgement that waits for a repetition is not sent in the error state", func(r *responder) {
+			r.takes("taken", "0 read 8", "1 read 8", "2 write only 8 ack")
+			r.takes("repeated", "0 read 8")
+			r.sends("0 only 8 at 0")
+			r.takes("repeated", "2 write only 8")
+			r.DropReplies()
+			r.Abort()
+			r.sends()
+		}},
 		{"9.7.5.1.2", "an acknowledgement of requests before such a response is sent", func(r *responder) {
 			r.takes("taken", "0 write only 64 ack", "1 read 3000")
 			r.DropReplies()
