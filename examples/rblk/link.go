@@ -36,7 +36,7 @@ type sendSlot struct {
 	next *request // waits for the completion
 }
 
-// begin reports whether the request can be sent now. Otherwise it waits for finish.
+// begin reports whether the request can be sent now. Otherwise the request waits until finish returns it.
 func (m *sendSlot) begin(r request) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,7 +100,7 @@ func (d *Disk) login(ctx context.Context, dev *ib.Device, failed func(error)) (_
 	if l.ctl, err = newMemory(depth*(requestLen+responseLen), ib.AccessLocalWrite); err != nil {
 		return nil, err
 	}
-	if l.ep, err = newEndpoint(dev, depth+2, depth, l.handleCompletion, func(e ib.EventType) {
+	if l.ep, err = newEndpoint(dev, depth, depth, l.handleCompletion, func(e ib.EventType) {
 		failed(fmt.Errorf("%v",
 			e))
 	}, l.ctl,

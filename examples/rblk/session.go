@@ -13,7 +13,7 @@ import (
 )
 
 // targetSession is the target's side of a connection. The first message of a session is a login. A request uses a slot
-// from its arrival to its response. The tag of the request identifies the slot:
+// until its response is complete. The tag of the request identifies the slot:
 //
 //	free -> fetching (RDMA READ, of a write) -> storing (a worker) -> responding -> free
 //	  +------------- (read, sync) ------------------^                    |
@@ -125,8 +125,8 @@ func (s *targetSession) open(r *rdmacm.Request, workers int) (err error) {
 	if s.data, err = newMemory(s.depth*s.maxIO, ib.AccessLocalWrite); err != nil {
 		return err
 	}
-	// A slot has at most an RDMA WRITE and a response in flight; the others are a handshake and a probe.
-	if s.ep, err = newEndpoint(s.dev, 2*s.depth+2, s.depth+1, s.handleCompletion,
+	// A slot has at most an RDMA WRITE and a response in flight.
+	if s.ep, err = newEndpoint(s.dev, 2*s.depth, s.depth+1, s.handleCompletion,
 		func(e ib.EventType) { s.beginEnd(fmt.Errorf("%v", e)) },
 		s.ctl, s.data); err != nil {
 		return err

@@ -141,9 +141,10 @@ func (qp *QP) PostRecv(wr ib.RecvWR, done Done) error {
 // Drain moves the queue pair to ERR. Drain returns when the done functions of all work requests of the queue pair have
 // returned. Requests in flight complete with [ib.WCWRFlushErr]. Later posts fail. Receives of a shared receive queue
 // remain there, unless the queue pair has consumed them. Drain also works on a device in the error state. If ctx ends
-// first, Drain returns early. The queue pair is in ERR then, but done functions may still be running, and Drain may be
-// called again. Drain returns EIO if a completion queue has failed. Drain may sleep and must not be called by a done
-// function of the CQ. Drain processes a Direct CQ itself. (ib_drain_qp)
+// first, Drain returns early. The queue pair is then in ERR, unless another Drain is still moving it there. Done
+// functions may still be running, and Drain may be called again. Drain returns EIO if a completion queue has failed.
+// Drain may sleep and must not be called by a done function of the CQ. Drain processes a Direct CQ itself.
+// (ib_drain_qp)
 func (qp *QP) Drain(ctx context.Context) error {
 	if err := qp.drainOneAtATime(ctx); err != nil {
 		return fmt.Errorf("drain qp %d: %w", qp.Num(), err)

@@ -70,8 +70,8 @@ type timedSearch struct {
 	failed []error
 }
 
-// hangs reports whether a run on weak devices that the end of the search has interrupted hangs. The consumer then waits
-// for an event that a legal device need not raise.
+// hangs reports whether a run counts as a hang. The end of the search has interrupted the run. Only runs on weak
+// devices count: the consumer waits for an event that a legal device need not raise.
 func (s *timedSearch) hangs(k runKind, took time.Duration) bool {
 	return k == weakRun && s.passed[suiteRun] > 0 && took > max(s.o.within/3, 5*s.tests)
 }
