@@ -1080,6 +1080,13 @@ func TestReceiverResponses(t *testing.T) {
 			r.DropReplies()
 			r.sends()
 		}},
+		{"9.7.5.1.2", "a refusal sends such a response before those of later requests", func(r *responder) {
+			r.takes("taken", "0 read 8", "1 read 8")
+			r.takes("repeated", "0 read 8")
+			r.takes("taken", "2 read 8")
+			r.Refuse(roce.NAKRemoteAccessError, r.psn(3))
+			r.sends("0 only 8 at 0", "1 only 8 at 0", "2 only 8 at 0", fmt.Sprint(roce.NAKRemoteAccessError, " 3"))
+		}},
 		{"9.7.5.1.2", "an acknowledgement that waits for a repetition is not sent in the error state", func(r *responder) {
 			r.takes("taken", "0 read 8", "1 read 8", "2 write only 8 ack")
 			r.takes("repeated", "0 read 8")
