@@ -345,12 +345,13 @@ func (t *tree) showTable(path string, e *entryTable, all bool) error {
 // makeTableFiles makes files of a table. Most of them have a common content, and are links to its file. A link by the
 // descriptors of both directories takes a tenth of the time of replaceFile.
 func (t *tree) makeTableFiles(path string, e *entryTable, missing []int) error {
-	common, err := openDirectory(t.commonFilePath(""))
+	const how = os.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_NOCTTY | unix.O_CLOEXEC
+	common, err := t.above.OpenFile(t.name+"/.common", how, 0) // no link leads out of above
 	if err != nil {
 		return err
 	}
 	defer common.Close()
-	dir, err := openDirectory(t.realPath(path))
+	dir, err := t.above.OpenFile(t.name+path, how, 0)
 	if err != nil {
 		return err
 	}

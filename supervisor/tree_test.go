@@ -384,6 +384,31 @@ func TestTreeRepairsTable(t *testing.T) {
 	}
 }
 
+// TestTableStaysInTree replaces the directory of a table by a link, as a program of the service's user can. No file may
+// be made in the link's target.
+func TestTableStaysInTree(t *testing.T) {
+	tr := newTestTree(t)
+	e := make(treeEntries)
+	e.addEntry("/d", &treeEntry{dir: true, table: &entryTable{n: 2, read: func(int) (string, error) {
+		return emptyContent, nil
+	}}})
+	tr.mustUpdate(t, e)
+	outside, err := os.MkdirTemp(filepath.Dir(tr.above.Name()), "outside") // on the file system of the tree, for links
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(outside)
+	if err := errors.Join(os.Remove(tr.realPath("/d")), os.Symlink(outside, tr.realPath("/d"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := tr.makeAllDeferredFiles(); err == nil {
+		t.Error("make the files of a replaced directory: got success, want an error")
+	}
+	if files, err := os.ReadDir(outside); err != nil || len(files) > 0 {
+		t.Errorf("target of the link: got %v, error %v, want no files", files, err)
+	}
+}
+
 func TestIsVirtual(t *testing.T) {
 	for path, want := range map[string]bool{
 		"/dev/infiniband":                       true,
