@@ -44,7 +44,7 @@ func (s *attackedService) checkLoadBounded(before serviceLoad, rss int) {
 func TestAttackThreadExhaustion(t *testing.T) {
 	t.Parallel()
 	s := startAttackedService(t)
-	before := s.readLoad()
+	before, goroutines := s.readLoad(), s.countGoroutines()
 	fs := newStallFS(t, attacker, fuseRead)
 	a := s.startAttackOutside(attacker, "sessions", s.socket, s.attachMessage(1),
 		fmt.Sprint(shortOrFullCount(110, 680)), "16", fs.pagePath())
@@ -52,12 +52,16 @@ func TestAttackThreadExhaustion(t *testing.T) {
 	s.checkLoadBounded(before, 500)
 	s.checkNeighbourProgress()
 	s.checkServesNewUser()
-	// The service's threads for the attacker end with the attacker.
+	attacked := s.countGoroutines()
 	fs.abort()
 	a.kill()
-	testutil.Eventually(t, "threads to end with the attacker", func() bool {
-		return s.readLoad().threads <= before.threads+50
+	testutil.Eventually(t, "goroutines and descriptors to end with the attacker", func() bool {
+		return s.countGoroutines() <= goroutines+10 && s.readLoad().descriptors <= before.descriptors+10
 	})
+	if attacked < goroutines+20 {
+		t.Errorf("%d goroutines before the attack and %d during it, which is too few for the attacker's sessions",
+			goroutines, attacked)
+	}
 	s.checkServesNewUser()
 }
 

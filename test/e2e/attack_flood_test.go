@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
 // TestAttackFloods tests floods of connections, descriptors and unread answers by one user. Another user's round
@@ -18,7 +20,7 @@ func TestAttackFloods(t *testing.T) {
 	s := startAttackedService(t)
 	s.neighbour.kill() // no other program may run during the measurement
 	<-s.neighbour.over
-	rest := s.readLoad()
+	rest, goroutines := s.readLoad(), s.countGoroutines()
 	undisturbed := s.measureRoundTripP99()
 	t.Logf("undisturbed: p99 %.1f us", undisturbed)
 	for _, kind := range []string{"spin", "connections", "descriptors", "answers"} {
@@ -31,17 +33,11 @@ func TestAttackFloods(t *testing.T) {
 		}
 		<-a.over
 	}
-	deadline := time.Now().Add(20 * time.Second)
-	for {
-		now := s.readLoad()
-		if now.descriptors <= rest.descriptors && now.threads <= rest.threads+32 {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("load after the attack: got %+v, want at most %+v, as before\n%q", now, rest,
-				descriptorsOf(s.serve.Process.Pid))
-		}
-		time.Sleep(50 * time.Millisecond)
+	if !testutil.PollUntil(func() bool {
+		return s.readLoad().descriptors <= rest.descriptors && s.countGoroutines() <= goroutines+10
+	}) {
+		t.Errorf("after the attack: %d goroutines and %+v, want at most %d and %+v, as before\n%q", s.countGoroutines(),
+			s.readLoad(), goroutines, rest, descriptorsOf(s.serve.Process.Pid))
 	}
 	s.checkServesNewUser()
 }

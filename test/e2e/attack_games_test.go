@@ -125,7 +125,7 @@ func listTree(t *testing.T, dir string) string {
 // TestAttackForkStorm tests thousands of short-lived processes during commands of the service.
 func TestAttackForkStorm(t *testing.T) {
 	s := startAttackedService(t)
-	before := s.readLoad()
+	before, goroutines := s.readLoad(), s.countGoroutines()
 	script := fmt.Sprintf("for i in $(seq %d); do %s paths /dev/infiniband/uverbs0 >/dev/null & :; [ $((i %% 16)) = 0 ] && wait; done; wait; echo done",
 		shortOrFullCount(200, 5000), s.program)
 	out := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(120), "run", "--", "sh", "-c",
@@ -136,10 +136,8 @@ func TestAttackForkStorm(t *testing.T) {
 	s.checkNeighbourProgress()
 	s.awaitOnlyNeighbour()
 	s.checkLoadBounded(before, 100)
-	testutil.Eventually(t, "descriptors to be closed and threads to end", func() bool {
-		l := s.readLoad()
-		// The Go runtime keeps idle threads, more of them after a busy time. A leak is one for each process.
-		return l.descriptors <= before.descriptors+20 && l.threads <= before.threads+80
+	testutil.Eventually(t, "descriptors to be closed and goroutines to end", func() bool {
+		return s.readLoad().descriptors <= before.descriptors+20 && s.countGoroutines() <= goroutines+10
 	})
 }
 

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"bufio"
+	"compress/gzip"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"verbena/internal/ctl"
 	"verbena/internal/quota"
@@ -282,6 +285,52 @@ func (s *attackedService) readLoad() (l serviceLoad) {
 		l.cpu = time.Duration(atoi(f[11])+atoi(f[12])) * 10 * time.Millisecond
 	}
 	return l
+}
+
+// countGoroutines returns the number of goroutines of the service, from its profile. It shows what remains of ended
+// sessions. The number of threads does not, because the Go runtime keeps idle threads.
+func (s *attackedService) countGoroutines() (n int) {
+	s.t.Helper()
+	z, err := gzip.NewReader(strings.NewReader(s.mustRun("debug", "pprof", "goroutine")))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	b, err := io.ReadAll(z)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	// These are the numbers of fields in the messages Profile and Sample of pprof's profile.proto.
+	const profileSample, sampleValue = 2, 2
+	eachField(s.t, b, profileSample, func(sample []byte) {
+		eachField(s.t, sample, sampleValue, func(value []byte) {
+			v, _ := protowire.ConsumeVarint(value)
+			n += int(v)
+		})
+	})
+	if n == 0 {
+		s.t.Fatal("the profile of the service has no goroutines")
+	}
+	return n
+}
+
+// eachField calls f with the value of each field num of a message. The value of a field of bytes is without its length.
+func eachField(t *testing.T, b []byte, num protowire.Number, f func([]byte)) {
+	t.Helper()
+	for len(b) > 0 {
+		got, typ, n := protowire.ConsumeTag(b)
+		size := protowire.ConsumeFieldValue(got, typ, b[max(n, 0):])
+		if n < 0 || size < 0 {
+			t.Fatalf("a profile of the service ends in a field: %v", protowire.ParseError(min(n, size)))
+		}
+		v := b[n : n+size]
+		if typ == protowire.BytesType {
+			v, _ = protowire.ConsumeBytes(v)
+		}
+		if got == num {
+			f(v)
+		}
+		b = b[n+size:]
+	}
 }
 
 // attachMessage returns a request to supervise a program, in the protocol of the service.
