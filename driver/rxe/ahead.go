@@ -34,7 +34,7 @@ func (r *requester) read(p *pass) bool {
 		return g.flush(r.qp)
 	}
 	if a.from != g.from || g.addr < a.addr || g.addr+g.n > a.addr+uint64(a.n) {
-		n := r.follow(p, g.from.key, g.addr, g.n)
+		n := r.follow(g.from.key, g.addr, g.n)
 		if n == g.n {
 			return g.flush(r.qp)
 		}
@@ -54,26 +54,22 @@ func (r *requester) read(p *pass) bool {
 
 // follow returns how many bytes from an address on are to be sent, of which the present work request has n: by it, and those that are posted
 // behind it.
-func (r *requester) follow(p *pass, key uint32, addr, n uint64) uint64 {
-	qp, slot := r.qp, r.sendSlot(p)
+func (r *requester) follow(key uint32, addr, n uint64) uint64 {
+	qp, w := r.qp, &r.scratch
 	most := aheadBytes - addr%aheadBytes
-	next := qp.sqNext.Load()
-	for range aheadCount {
-		filled, ok := qp.sq.Peek(next, slot)
-		if !filled || !ok {
+	for i := range aheadCount {
+		if found, ok := qp.sq.Fetch(i, &w.Send); !found || !ok {
 			break
 		}
-		h, _ := uapi.Decode[uapi.RXESendWQE](slot)
-		if k := kindOf(qp.typ, h.WR.Opcode); k != transport.Send && k != transport.Write ||
-			h.WR.SendFlags&(uapi.SendInline|uapi.SendFence) != 0 || h.DMA.NumSGE != 1 {
+		if k := kindOf(qp.typ, w.Opcode); k != transport.Send && k != transport.Write ||
+			w.Flags&(uapi.SendInline|uapi.SendFence) != 0 || w.NumSGE != 1 || len(w.SGEs) != 1 {
 			break
 		}
-		s, _ := uapi.Decode[uapi.RXESGE](slot[uapi.RXESendWQESGEOffset:])
+		s := &w.SGEs[0]
 		if s.LKey != key || s.Addr != addr+n || s.Length > maxAhead || n+uint64(s.Length) > most {
 			break
 		}
 		n += uint64(s.Length)
-		next = qp.sq.Next(next)
 	}
 	return n
 }

@@ -7,7 +7,6 @@ import (
 	"syscall"
 
 	"verbena/ib"
-	"verbena/uapi"
 )
 
 // path is a resolved address vector: from which endpoint, to which address. It does not change.
@@ -92,19 +91,16 @@ func meet(a, b *Device) (from, to *endpoint) {
 // vector is the address vector of a queue pair's latest datagram, and where it leads. The provider of rdma-core before v39
 // knows no numbers of address handles, and writes the vector into each work request.
 type vector struct {
-	av uapi.RXEAV
+	av ib.AHAttr
 	to *path // nil: nowhere, or none was seen yet
 }
 
 // path returns the path that an address vector describes, nil if there is none. The vector is the program's: of it
-// only what [resolve] checks is used, and not the addresses.
-func (v *vector) path(d *Device, av *uapi.RXEAV) *path {
+// only what [resolve] checks is used.
+func (v *vector) path(d *Device, av *ib.AHAttr) *path {
 	if v.to == nil || v.av != *av {
-		g := &av.GRH
 		v.av = *av
-		v.to, _ = resolve(d, &ib.AHAttr{Port: av.PortNum, HasGRH: true, GRH: ib.GlobalRoute{
-			DGID: ib.GID(g.DGID), FlowLabel: g.FlowLabel, SGIDIndex: g.SGIDIndex, HopLimit: g.HopLimit, TrafficClass: g.TrafficClass,
-		}})
+		v.to, _ = resolve(d, av)
 	}
 	return v.to
 }
@@ -128,7 +124,8 @@ func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	if err != nil {
 		return nil, err
 	}
-	h := &ah{dev: d, pd: domain(in), counts: d.counts(d.context(u))}
+	c := d.context(u)
+	h := &ah{dev: d, pd: domain(in), counts: d.counts(c)}
 	if err := h.counts.add(countAH); err != nil {
 		return nil, err
 	}
@@ -140,8 +137,8 @@ func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH
 	h.num = n
 	h.path.Store(p)
 	d.ahs.set(n, h)
-	if u != nil {
-		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateAHResp{AHNum: n}))
+	if c != nil {
+		c.queues.RespondAH(n, u)
 	}
 	return h, nil
 }

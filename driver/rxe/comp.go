@@ -45,7 +45,7 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 		data = r.result[:]
 	}
 	w := r.wqe(r.snd.Head())
-	if !p.store(qp, scatterRead, k.psn, w.sges, to.Offset, data) || to.Last && !p.settle(qp) {
+	if !p.store(qp, scatterRead, k.psn, w.SGEs, to.Offset, data) || to.Last && !p.settle(qp) {
 		return
 	}
 	r.apply(r.snd.Stored())
@@ -109,19 +109,18 @@ func (r *requester) succeed(n int) {
 func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	qp := r.qp
 	qp.trace.note(traceSendDone, uint32(status))
-	qp.sqDone = qp.sq.Next(qp.sqDone)
-	if !qp.sq.SetConsumer(qp.sqDone) {
+	if !qp.sq.Complete() {
 		qp.ringGone()
 	}
 	if status == uapi.WCSuccess {
 		qp.dev.counters.add(cntRDMASend, 1)
-		if !qp.sigAll && w.flags&uapi.SendSignaled == 0 {
+		if !qp.sigAll && w.Flags&uapi.SendSignaled == 0 {
 			return
 		}
 	}
-	wc := uapi.WC{WRID: w.id, Status: status, ByteLen: uint32(w.length)}
-	if int(w.opcode) < len(wcOpcodes) {
-		wc.Opcode = wcOpcodes[w.opcode]
+	wc := uapi.WC{WRID: w.ID, Status: status, ByteLen: uint32(w.length)}
+	if int(w.Opcode) < len(wcOpcodes) {
+		wc.Opcode = wcOpcodes[w.Opcode]
 	}
 	qp.complete(qp.sendCQ, &wc, false)
 }
@@ -155,23 +154,23 @@ func (r *requester) drop(status uapi.WCStatus) {
 
 // flush completes everything in the send queue with a flush error. It is bounded by the size of the queue, also against
 // a user who goes on posting. (rxe_drain_resp_pkts)
-func (r *requester) flush(p *pass) {
+func (r *requester) flush() {
 	qp := r.qp
 	for r.snd.Len() > 0 {
 		r.drop(uapi.WCWRFlushErr)
 	}
 	r.snd.Rewind()
-	slot := r.sendSlot(p)
 	for range qp.sq.Capacity() {
-		if filled, ok := qp.sq.Peek(qp.sqDone, slot); !ok {
+		w := &r.scratch
+		if found, ok := qp.sq.Fetch(0, &w.Send); !ok {
 			qp.ringGone()
 			return
-		} else if !filled {
+		} else if !found {
 			break
 		}
 		qp.timer.quiet = 0
-		r.decodeSend(&r.flushed, slot)
-		r.taken(qp.sqDone)
-		r.complete(&r.flushed, uapi.WCWRFlushErr)
+		r.check(w)
+		qp.sq.Take()
+		r.complete(w, uapi.WCWRFlushErr)
 	}
 }

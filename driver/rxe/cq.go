@@ -5,7 +5,7 @@ import (
 	"sync"
 	"syscall"
 
-	"verbena/driver/rxe/ring"
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/notify"
 	"verbena/uapi"
@@ -21,12 +21,12 @@ type cq struct {
 	obj ib.CQHandle
 	ctx *userContext // nil for a consumer in this process
 
-	poll sync.Mutex // one Poll at a time; before mu
+	poll   sync.Mutex // one Poll at a time; before mu
+	polled uapi.WC    // the completion that is being polled; under poll
 
 	mu    sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
-	ring  *ring.Ring
-	prod  uint32 // next slot to fill
-	cons  uint32 // next slot that the consumer empties, when it was last looked at
+	queue queue.CompletionQueue
+	added uapi.WC // the completion that is being added
 	armed notify.Arming
 	lost  bool // a completion was lost: no more come
 }
@@ -41,32 +41,25 @@ func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ
 		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
 	}
 	c := &cq{dev: d, obj: obj, ctx: d.context(u)}
-	r, err := newCQRing(c.ctx, attr.Entries, u)
+	q, err := newCompletions(c.ctx, attr.Entries, u)
 	if err != nil {
 		return nil, err
 	}
 	if err := d.counts(c.ctx).add(countCQ); err != nil {
-		r.Free()
+		q.Free()
 		return nil, err
 	}
-	c.ring = r
-	obj.SetEntries(r.Capacity())
+	c.queue = q
+	obj.SetEntries(q.Capacity())
 	return c, nil
 }
 
-// newCQRing makes the ring and tells the user where it is.
-func newCQRing(ctx *userContext, entries int, u *ib.Udata) (*ring.Ring, error) {
+// newCompletions makes the queue, and reports its location to a program.
+func newCompletions(ctx *userContext, entries int, u *ib.Udata) (queue.CompletionQueue, error) {
 	if ctx == nil {
-		return ring.New(entries, uapi.RXECQESize, nil)
+		return queue.NewCompletion(entries), nil
 	}
-	if len(u.Out) < uapi.SizeOf[uapi.RXECreateCQResp]() {
-		return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
-	}
-	r, err := ring.New(entries, uapi.RXECQESize, ctx.shared())
-	if err == nil {
-		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateCQResp{MI: r.Info()}))
-	}
-	return r, err
+	return ctx.queues.CreateCQ(entries, u)
 }
 
 // post adds a completion, and wakes who waits for it. It reports false when the queue is full, or gone: then the
@@ -75,19 +68,17 @@ func (c *cq) post(wc *uapi.WC, solicited bool) bool {
 	if c.ctx != nil && c.dev.silent.Load() {
 		return true
 	}
-	var slot [uapi.RXECQESize]byte
-	uapi.Encode(slot[:], wc)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.lost {
 		return false
 	}
-	if cons, ok := c.consumer(); !ok || cons == c.ring.Next(c.prod) || !c.ring.Fill(c.prod, slot[:]) {
+	c.added = *wc
+	if _, waiting, ok := c.oldest(); !ok || int(waiting) == c.queue.Capacity() || !c.queue.Push(&c.added) {
 		c.lost = true
 		c.obj.Raise(ib.EventCQErr)
 		return false
 	}
-	c.prod = c.ring.Next(c.prod)
 	armed, tell := c.armed.Posted(solicited || wc.Status != uapi.WCSuccess)
 	if c.armed = armed; tell {
 		c.obj.Completed()
@@ -95,43 +86,37 @@ func (c *cq) post(wc *uapi.WC, solicited bool) bool {
 	return true
 }
 
-// consumer returns the consumer's index; false if the ring's memory is gone. The caller holds mu.
+// oldest returns the position of the oldest completion that was not consumed, and the number of completions from there
+// on; false if the queue's memory is gone. The caller holds mu.
 //
 //verbena:held mu
-func (c *cq) consumer() (i uint32, ok bool) {
-	i, repaired, ok := c.ring.Consumed(c.cons, c.prod)
-	if !ok {
-		return 0, false
-	}
-	c.cons = i
+func (c *cq) oldest() (at, waiting uint32, ok bool) {
+	at, waiting, repaired, ok := c.queue.Oldest()
 	if repaired && c.ctx != nil {
 		c.ctx.libraryFault(ib.Overconsumed)
 	}
-	return i, true
+	return at, waiting, ok
 }
 
 // Poll implements ib.DriverCQ. It may not sleep.
 func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 	c.poll.Lock()
 	defer c.poll.Unlock()
-	r, cons, ok := c.consumed()
+	q, at, ok := c.begin()
 	if !ok {
 		return 0, errRingGone
 	}
 	for ; n < len(wc); n++ {
-		var slot [uapi.RXECQESize]byte
-		filled, ok := r.Peek(cons, slot[:])
+		found, ok := q.Fetch(at, uint32(n), &c.polled)
 		if !ok {
 			return n, errRingGone
 		}
-		if !filled {
+		if !found {
 			break
 		}
-		w, _ := uapi.Decode[uapi.WC](slot[:])
-		c.decode(&wc[n], &w)
-		cons = r.Next(cons)
+		c.decode(&wc[n], &c.polled)
 	}
-	if n > 0 && !r.SetConsumer(cons) {
+	if n > 0 && !q.Consume(at, uint32(n)) {
 		return n, errRingGone
 	}
 	return n, nil
@@ -139,44 +124,41 @@ func (c *cq) Poll(wc []ib.WC) (n int, err error) {
 
 var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
 
-// consumed returns the ring, which only Resize replaces, under both locks, and the consumer's index.
-func (c *cq) consumed() (r *ring.Ring, i uint32, ok bool) {
+// begin returns the queue, which only Resize replaces, under both locks, and the position of the oldest completion.
+func (c *cq) begin() (q queue.CompletionQueue, at uint32, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i, ok = c.consumer()
-	return c.ring, i, ok
+	at, _, ok = c.oldest()
+	return c.queue, at, ok
 }
 
 // Waiting implements ib.CQCounter. It may not sleep.
 func (c *cq) Waiting() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cons, ok := c.consumer()
-	if !ok {
-		return 0
-	}
-	return int(c.ring.Between(cons, c.prod))
+	_, waiting, _ := c.oldest()
+	return int(waiting)
 }
 
-// polled reports whether the consumer has taken all completions but the newest n.
-func (c *cq) polled(n uint32) bool {
+// hasPolled reports whether the consumer has taken all completions but the newest n.
+func (c *cq) hasPolled(n uint32) bool {
 	if c == nil {
 		return true
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cons, ok := c.consumer()
-	return ok && c.ring.Between(cons, c.prod) <= n
+	_, waiting, ok := c.oldest()
+	return ok && waiting <= n
 }
 
-// current is the ring, nil of no queue, which only Resize replaces, under both locks.
-func (c *cq) current() *ring.Ring {
+// current is the queue, nil of no queue, which only Resize replaces, under both locks.
+func (c *cq) current() queue.CompletionQueue {
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.ring
+	return c.queue
 }
 
 // decode is the opposite of what the engine fills in.
@@ -206,7 +188,7 @@ func (c *cq) decode(to *ib.WC, w *uapi.WC) {
 func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cons, ok := c.consumer()
+	_, waiting, ok := c.oldest()
 	if !c.lost && flags&ib.NotifyReportMissed == 0 { // a process may have taken the ring away
 		c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
 		return false, nil
@@ -214,11 +196,11 @@ func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
 	switch {
 	case !ok:
 		return false, errRingGone
-	case c.lost && cons == c.prod:
+	case c.lost && waiting == 0:
 		return false, errOverflow
 	}
 	c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
-	return cons != c.prod, nil
+	return waiting > 0, nil
 }
 
 // errOverflow is the error of a wait for completions that will not come.
@@ -229,7 +211,7 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	if entries < 1 || entries > c.dev.limits.cqe {
 		return fmt.Errorf("%d entries, at most %d: %w", entries, c.dev.limits.cqe, syscall.EINVAL)
 	}
-	r, err := newCQRing(c.ctx, entries, u)
+	r, err := newCompletions(c.ctx, entries, u)
 	if err != nil {
 		return err
 	}
@@ -243,32 +225,24 @@ func (c *cq) Resize(entries int, u *ib.Udata) error {
 	return nil
 }
 
-// replace moves what is in the queue to another ring.
-func (c *cq) replace(r *ring.Ring) (old *ring.Ring, err error) {
+// replace moves what is in the queue to another one.
+func (c *cq) replace(q queue.CompletionQueue) (old queue.CompletionQueue, err error) {
 	c.poll.Lock()
 	defer c.poll.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cons, ok := c.consumer()
+	_, n, ok := c.oldest()
 	if !ok {
 		return nil, errRingGone
 	}
-	if n := int(c.ring.Between(cons, c.prod)); n > r.Capacity() {
+	if int(n) > q.Capacity() {
 		return nil, fmt.Errorf("%d completions are waiting: %w", n, syscall.EINVAL)
 	}
-	n := uint32(0)
-	for ; cons != c.prod; cons = c.ring.Next(cons) {
-		var slot [uapi.RXECQESize]byte
-		if _, ok := c.ring.Peek(cons, slot[:]); !ok {
-			return nil, errRingGone
-		}
-		if _, ok := r.Push(n, slot[:]); !ok {
-			return nil, errRingGone
-		}
-		n++
+	if !queue.MoveCompletions(c.queue, q) {
+		return nil, errRingGone
 	}
-	old, c.ring, c.prod, c.cons = c.ring, r, n, 0
-	c.obj.SetEntries(r.Capacity())
+	old, c.queue = c.queue, q
+	c.obj.SetEntries(q.Capacity())
 	return old, nil
 }
 
@@ -279,7 +253,7 @@ func (c *cq) Destroy() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lost = true
-	c.ring.Free()
+	c.queue.Free()
 	c.dev.counts(c.ctx).remove(countCQ)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/testutil"
 	"verbena/link"
@@ -82,17 +83,16 @@ func TestDatagramVector(t *testing.T) {
 			}
 		}
 	}
-	for name, av := range map[string]uapi.RXEAV{
-		"no port": {PortNum: 2, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")),
-			SGIDIndex: 1}},
-		"no such source": {PortNum: 1, GRH: uapi.RXEGlobalRoute{DGID: ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1")),
-			SGIDIndex: 200}},
-		"no destination": {PortNum: 1, GRH: uapi.RXEGlobalRoute{SGIDIndex: 1}},
+	route := func(port uint8, g ib.GlobalRoute) ib.AHAttr { return ib.AHAttr{Port: port, HasGRH: true, GRH: g} }
+	dgid := ib.GIDFromAddr(netip.MustParseAddr("127.0.0.1"))
+	for name, av := range map[string]ib.AHAttr{
+		"no port":        route(2, ib.GlobalRoute{DGID: dgid, SGIDIndex: 1}),
+		"no such source": route(1, ib.GlobalRoute{DGID: dgid, SGIDIndex: 200}),
+		"no destination": route(1, ib.GlobalRoute{SGIDIndex: 1}),
 	} {
-		w := sendWQE{}
-		ud := uapi.RXESendWRUD{RemoteQPN: b.b.qp.Num(), RemoteQKey: testQKey, AV: av}
+		w := sendWQE{Send: queue.Send{QPN: b.b.qp.Num(), QKey: testQKey, Vector: av}}
 		var status uapi.WCStatus
-		qpOf(u.qp).exclusively(func(*pass) { status = qpOf(u.qp).req.decodeUD(&w, &ud) })
+		qpOf(u.qp).exclusively(func(*pass) { status = qpOf(u.qp).req.checkUD(&w) })
 		if status != uapi.WCLocQPOpErr {
 			t.Errorf("%s: status %v, want %v", name, status, uapi.WCLocQPOpErr)
 		}

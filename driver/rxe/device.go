@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/driver/rxe/layout"
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/clock"
 	"verbena/link"
@@ -78,6 +80,7 @@ type Device struct {
 	guid     uint64
 	noProbe  bool        // see Config
 	silent   atomic.Bool // user contexts get no more completions; see Hardware.Silence
+	layout   queue.Layout
 	limits   limits
 	gids     *ib.GIDTable
 	faults   *link.Faults
@@ -139,7 +142,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 	if cfg.Network == nil {
 		return fail(fmt.Errorf("no network: %w", syscall.EINVAL))
 	}
-	sizes, err := limitsIn(cfg.QueueMemory)
+	sizes, err := limitsIn(layout.Layout{}, cfg.QueueMemory)
 	if err != nil {
 		return fail(err)
 	}
@@ -154,6 +157,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		taps:   cfg.Taps,
 		fabric: cfg.Fabric,
 		clock:  cfg.Clock,
+		layout: layout.Layout{},
 		limits: sizes,
 		gids:   ib.NewGIDTable(gidTableLen),
 
@@ -278,8 +282,6 @@ func (d *Device) random() uint32 {
 
 // Limits, as the kernel's rxe has them (rxe_param.h), where this driver does not have its own.
 const (
-	maxSGE       = 32
-	maxInline    = maxSGE * 16
 	maxRdAtomic  = 128
 	maxMsgSize   = 1 << 31
 	vendorID     = 0xffffff
@@ -294,9 +296,8 @@ const (
 	portPhysLinkUp   = 5
 )
 
-// UserABI is the driver's number and the version of its private data in the user ABI (RDMA_DRIVER_RXE,
-// RXE_UVERBS_ABI_VERSION): those of the kernel's rxe, whose provider in libibverbs works with this driver.
-func (o ops) UserABI() (driverID, version uint32) { return uint32(uapi.DriverRXE), 2 }
+// UserABI implements ib.Driver.
+func (o ops) UserABI() (driverID, version uint32) { return o.dev.layout.UserABI() }
 
 // QueryDevice implements ib.Driver.
 func (o ops) QueryDevice() (ib.DeviceAttr, error) {
@@ -312,9 +313,9 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		DeviceCapFlags: uapi.DeviceBadPKeyCntr | uapi.DeviceBadQKeyCntr | uapi.DeviceUDAVPortEnforce | uapi.DevicePortActiveEvent |
 			uapi.DeviceSysImageGUID | uapi.DeviceRCRNRNAKGen | uapi.DeviceSRQResize | ib.DeviceCapMemWindow |
 			ib.DeviceCapMemWindowType2B | ib.DeviceCapMemExtensions | ib.DeviceCapFlushGlobal | ib.DeviceCapAtomicWrite,
-		MaxSendSGE:        maxSGE,
-		MaxRecvSGE:        maxSGE,
-		MaxSGERd:          maxSGE,
+		MaxSendSGE:        int(d.limits.sge),
+		MaxRecvSGE:        int(d.limits.sge),
+		MaxSGERd:          int(d.limits.sge),
 		MaxCQ:             int(d.most[countCQ]),
 		MaxCQE:            d.limits.cqe,
 		MaxMR:             maxMR,
@@ -330,7 +331,7 @@ func (o ops) QueryDevice() (ib.DeviceAttr, error) {
 		MaxTotalMcastAtch: maxTotMcastQP,
 		MaxSRQ:            int(d.most[countSRQ]),
 		MaxSRQWR:          int(d.limits.wr),
-		MaxSRQSGE:         maxSGE,
+		MaxSRQSGE:         int(d.limits.sge),
 		MaxPKeys:          1,
 		LocalCAAckDelay:   ackDelayCode,
 		PhysPorts:         1,
@@ -387,6 +388,7 @@ func (d *Device) activeMTU() ib.MTU {
 // userContext is what the driver keeps for an open device file.
 type userContext struct {
 	ib.UserContext
+	queues  queue.Program
 	dir     directory
 	atomics atomics
 	lane    lane
@@ -405,8 +407,9 @@ func (o ops) AllocUserContext(u *ib.Udata) error {
 	d := o.dev
 	c := &userContext{UserContext: u.Context}
 	c.counts.most = &d.most
-	if err := c.dir.open(c.shared()); err != nil {
-		return fmt.Errorf("directory of queue pairs: %w", err)
+	var err error
+	if c.queues, err = d.layout.OpenProgram(u.Context); err != nil {
+		return err
 	}
 	d.contexts.Lock()
 	defer d.contexts.Unlock()
@@ -422,7 +425,9 @@ func (o ops) DeallocUserContext(u ib.UserContext) {
 	delete(d.contexts.m, u)
 	d.contexts.Unlock()
 	if c != nil {
-		c.dir.close()
+		c.dir.mu.Lock()
+		defer c.dir.mu.Unlock()
+		c.queues.Close()
 	}
 }
 
@@ -434,11 +439,4 @@ func (d *Device) context(u *ib.Udata) *userContext {
 	d.contexts.Lock()
 	defer d.contexts.Unlock()
 	return d.contexts.m[u.Context]
-}
-
-// moved notes in the directory that a ring has another location.
-func (c *userContext) moved() {
-	if c != nil {
-		c.dir.refresh()
-	}
 }

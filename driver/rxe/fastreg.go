@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
 	"verbena/umem"
@@ -39,7 +40,7 @@ func (m *mr) Map(r *umem.Region) error {
 // fastReg carries out a WRRegMR: the region must be free, of the queue pair's domain, and mapped; of the key only the
 // low bits are the consumer's (IBA 10.6.3). The addresses are those of Map. Its pass has no access in flight.
 // (rxe_reg_fast_mr)
-func (r *requester) fastReg(b *uapi.RXESendWRMW) uapi.WCStatus {
+func (r *requester) fastReg(b *queue.Bind) uapi.WCStatus {
 	qp := r.qp
 	const writes = ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 	access := b.Access
@@ -89,20 +90,20 @@ func (qp *QP) invalidate(key uint32) bool {
 func (r *requester) doLocal(p *pass, w *sendWQE) bool {
 	qp := r.qp
 	if !r.snd.LocalDone() {
-		if n, _ := r.snd.Current(); w.opcode == uapi.WRLocalInv && n != r.snd.Head() {
+		if n, _ := r.snd.Current(); w.Opcode == uapi.WRLocalInv && n != r.snd.Head() {
 			return false
 		}
 		p.fill(qp)
 		p.enter(qp) // these wait for copies
-		switch w.opcode {
+		switch w.Opcode {
 		case uapi.WRLocalInv:
-			if !qp.invalidate(w.rkey) {
+			if !qp.invalidate(w.Imm.InvalidateRKey()) {
 				w.status = uapi.WCLocQPOpErr
 			}
 		case uapi.WRBindMW:
-			w.status = r.bindMW(&w.mw)
+			w.status = r.bindMW(&w.Bind)
 		case wrRegMR:
-			w.status = r.fastReg(&w.mw)
+			w.status = r.fastReg(&w.Bind)
 		}
 		p.leave()
 		if w.status != uapi.WCSuccess {

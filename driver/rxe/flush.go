@@ -5,6 +5,7 @@ import (
 	"syscall"
 
 	"verbena/driver/rxe/transport"
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
@@ -87,38 +88,31 @@ func (r *responder) executeFlush(p *pass, k *packet) (verdict, transport.Check) 
 	return accepted, 0
 }
 
-// decodeSingle takes what is particular of the work request. The data of an ATOMIC WRITE are always inline.
-func (r *requester) decodeSingle(w *sendWQE, h *uapi.RXESendWQE, data []byte) uapi.WCStatus {
-	qp := r.qp
-	w.flags &^= uapi.SendInline
+// checkSingle checks a FLUSH or an ATOMIC WRITE. The data of an ATOMIC WRITE are always inline.
+func (r *requester) checkSingle(w *sendWQE) uapi.WCStatus {
+	w.Flags &^= uapi.SendInline
 	switch {
-	case qp.attr.MaxRdAtomic == 0:
+	case r.qp.attr.MaxRdAtomic == 0:
 		return uapi.WCLocQPOpErr
 	case w.kind == transport.Flush:
-		f := h.WR.Flush()
-		w.remote, w.rkey = f.RemoteAddr, f.RKey
-		w.flush.placement, w.flush.level, w.flush.length = roce.FlushType(f.Type), roce.FlushLevel(f.Level), f.Length
+		f := &w.Send.Flush
 		if bad := f.Type &^ (uapi.FlushGlobal | uapi.FlushPersistent); bad != 0 || f.Type == 0 || f.Level > uapi.FlushMR {
 			return uapi.WCLocQPOpErr
 		}
 		return uapi.WCSuccess
-	case h.DMA.Length != atomicLen || len(data) < atomicLen:
+	case w.Length != atomicLen || len(w.Inline) < atomicLen:
 		return uapi.WCLocLenErr
 	}
-	a := h.WR.RDMA()
-	w.remote, w.rkey = a.RemoteAddr, a.RKey
 	w.length = atomicLen
-	w.inline = append(w.inline, data[:atomicLen]...)
 	return uapi.WCSuccess
 }
 
-// encodeMemory is encodeSend for the work requests about memory, windows and regions.
-func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (int, error) {
+// describeMemory is describe for the work requests about memory, windows and regions.
+func (r *requester) describeMemory(w *queue.Send, wr *ib.SendWR) error {
 	qp := r.qp
-	invalid := func(format string, args ...any) (int, error) {
-		return 0, fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
+	invalid := func(format string, args ...any) error {
+		return fmt.Errorf(format+": %w", append(args, syscall.EINVAL)...)
 	}
-	n := uapi.RXESendWQESGEOffset
 	switch wr.Opcode {
 	case ib.WRBindMW:
 		if wr.Bind == nil || wr.Bind.MW == nil || wr.Bind.MR == nil && wr.Bind.Length != 0 {
@@ -127,15 +121,14 @@ func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (i
 		if _, ok := ib.As[*mw](qp.obj.MW(wr.Bind.MW)); !ok {
 			return invalid("the window is destroyed or of another device")
 		}
-		*h.WR.MW() = uapi.RXESendWRMW{
-			Addr: wr.Bind.Addr, Length: wr.Bind.Length, MWRKey: wr.Bind.MW.RKey(), RKey: wr.Bind.RKey,
-			Access: wr.Bind.Access,
+		w.Bind = queue.Bind{
+			Addr: wr.Bind.Addr, Length: wr.Bind.Length, MWRKey: wr.Bind.MW.RKey(), RKey: wr.Bind.RKey, Access: wr.Bind.Access,
 		}
 		if wr.Bind.MR != nil {
 			if qp.obj.MR(wr.Bind.MR) == nil {
 				return invalid("the region is destroyed or of another device")
 			}
-			h.WR.MW().MRLKey = qp.obj.LKey(wr.Bind.MR)
+			w.Bind.MRLKey = qp.obj.LKey(wr.Bind.MR)
 		}
 	case ib.WRRegMR:
 		if wr.Reg == nil || wr.Reg.MR == nil {
@@ -144,20 +137,16 @@ func (r *requester) encodeMemory(b []byte, wr *ib.SendWR, h *uapi.RXESendWQE) (i
 		if _, ok := ib.As[*mr](qp.obj.MR(wr.Reg.MR)); !ok {
 			return invalid("the region is destroyed or of another device")
 		}
-		*h.WR.MW() = uapi.RXESendWRMW{MRLKey: qp.obj.LKey(wr.Reg.MR), RKey: wr.Reg.Key, Access: wr.Reg.Access}
+		w.Bind = queue.Bind{MRLKey: qp.obj.LKey(wr.Reg.MR), RKey: wr.Reg.Key, Access: wr.Reg.Access}
 	case ib.WRFlush:
-		*h.WR.Flush() = uapi.RXESendWRFlush{
-			RemoteAddr: wr.RemoteAddr, RKey: wr.RKey, Length: wr.Flush.Length,
-			Type: wr.Flush.Placement, Level: wr.Flush.Level,
-		}
+		w.RemoteAddr, w.RKey = wr.RemoteAddr, wr.RKey
+		w.Flush = queue.Flush{Length: wr.Flush.Length, Type: wr.Flush.Placement, Level: wr.Flush.Level}
 	case ib.WRAtomicWrite:
 		if len(wr.Inline) != atomicLen {
 			return invalid("atomic write of %d bytes, must be 8", len(wr.Inline))
 		}
-		*h.WR.RDMA() = uapi.RXESendWRRDMA{RemoteAddr: wr.RemoteAddr, RKey: wr.RKey}
-		h.DMA.Length = atomicLen
-		n += copy(b[n:], wr.Inline)
+		w.RemoteAddr, w.RKey = wr.RemoteAddr, wr.RKey
+		w.Inline, w.Length = append(w.Inline, wr.Inline...), atomicLen
 	}
-	uapi.Encode(b, h)
-	return n, nil
+	return nil
 }

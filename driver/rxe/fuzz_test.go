@@ -17,12 +17,13 @@ func FuzzSendRing(f *testing.F) {
 	f.Fuzz(func(t *testing.T, in []byte) {
 		b := newBenchIn(t, setup{shortcut: true, bufLen: 4096})
 		defer b.close()
-		b.connect(conn{})
+		u := openUser(b, userCap)
+		defer u.close()
 		b.b.recv(1, 0, 4096)
-		qp := qpOf(b.a.qp)
+		qp := qpOf(u.qp)
 		slot := make([]byte, uapi.RXESendWQESize+int(qp.cap.MaxInlineData))
 		copy(slot, in)
-		if pushed, _ := qp.sq.Push(0, slot); !pushed {
+		if !u.sq.post(slot) {
 			t.Fatal("send ring is full")
 		}
 		before := bytes.Clone(b.b.buf)

@@ -192,19 +192,13 @@ func (qp *QP) reset() {
 	defer qp.posting.Unlock()
 	qp.setState(ib.QPReset)
 	qp.req.snd.Reset()
-	qp.req.fresh = false
 	qp.resp.reset()
 	qp.egress.drop()
 	qp.timer.unblock, qp.egress.blocked = noTime, false
 	qp.path = nil
-	sq, ok1 := qp.sq.Producer()
-	rq, ok2 := qp.rq.Producer()
-	if !ok1 || !ok2 || !qp.sq.SetConsumer(sq) || !qp.rq.SetConsumer(rq) {
+	if !qp.sq.Discard() || !qp.rq.Discard() {
 		qp.ringGone()
-		return
 	}
-	qp.sqDone, qp.rqNext = sq, rq
-	qp.sqNext.Store(sq)
 }
 
 // Query implements ib.DriverQP. (rxe_qp_to_attr)

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
 )
@@ -75,7 +76,7 @@ func (w *mw) replace(g *grant) {
 }
 
 // bindMW carries out a WRBindMW. Its pass has no access in flight.
-func (r *requester) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
+func (r *requester) bindMW(b *queue.Bind) uapi.WCStatus {
 	qp := r.qp
 	w := qp.dev.mws.get(b.MWRKey >> 8)
 	if w == nil || !w.bind(qp, b) {
@@ -87,7 +88,7 @@ func (r *requester) bindMW(b *uapi.RXESendWRMW) uapi.WCStatus {
 // bind checks and does it (IBA 10.6.7.2; C10-70 to C10-75, o10-36, o10-37). Of the key that is asked for the low 8 bits
 // count, and the window's index goes above them, as adapters and the kernel have it; only of type 1 must they differ
 // from the present ones. (rxe_check_bind_mw, rxe_do_bind_mw)
-func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
+func (w *mw) bind(qp *QP, b *queue.Bind) bool {
 	// The right to write locally means nothing for a window, but programs ask for it.
 	const known = remoteAccess | ib.AccessZeroBased | ib.AccessLocalWrite
 	access, key := b.Access, w.index<<8|b.RKey&0xff
@@ -119,7 +120,7 @@ func (w *mw) bind(qp *QP, b *uapi.RXESendWRMW) bool {
 // window makes the grant of a key for a part of a region, nil if the region does not allow it.
 //
 //verbena:held w.mu
-func (w *mw) window(qp *QP, b *uapi.RXESendWRMW, key uint32) *grant {
+func (w *mw) window(qp *QP, b *queue.Bind, key uint32) *grant {
 	m := qp.dev.mrs.get(b.MRLKey >> 8)
 	if m == nil {
 		return nil

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/testutil"
 	"verbena/roce"
@@ -553,7 +554,7 @@ func TestBindAfterEnd(t *testing.T) {
 	check(t, err)
 	w := mwOf(window)
 	check(t, window.Dealloc())
-	bind := uapi.RXESendWRMW{Addr: b.b.addr, Length: 10, MRLKey: mr.LKey(), RKey: w.key + 1, Access: ib.AccessRemoteWrite}
+	bind := queue.Bind{Addr: b.b.addr, Length: 10, MRLKey: mr.LKey(), RKey: w.key + 1, Access: ib.AccessRemoteWrite}
 	if w.bind(qpOf(b.b.qp), &bind) {
 		t.Error("bind after Dealloc: got success, want an error")
 	}
@@ -566,7 +567,7 @@ func TestBindAfterEnd(t *testing.T) {
 	m := mrs.get(index)
 	check(t, fast.Dereg())
 	mrs.set(index, m)
-	reg := uapi.RXESendWRMW{MRLKey: fast.LKey(), RKey: fast.RKey(), Access: ib.AccessRemoteRead}
+	reg := queue.Bind{MRLKey: fast.LKey(), RKey: fast.RKey(), Access: ib.AccessRemoteRead}
 	if got := qpOf(b.b.qp).req.fastReg(&reg); got != uapi.WCLocQPOpErr {
 		t.Errorf("registration after Dereg: got %v, want %v", got, uapi.WCLocQPOpErr)
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/link"
 )
@@ -60,7 +61,7 @@ type workspace struct {
 	gather  gather
 	ahead   ahead
 	scatter scatter
-	slot    [max(maxSendWQESize, maxRecvWQESize)]byte // a private copy of a work request
+	posted  queue.Send // the work request that is being posted
 	grh     [grhLen]byte
 	span    span
 }

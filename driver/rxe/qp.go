@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
-	"verbena/driver/rxe/ring"
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
@@ -43,22 +43,18 @@ type QP struct {
 	recvCQ *cq
 	sigAll bool
 	cap    ib.QPCap
-	sq, rq *ring.Ring
+	sq     queue.SendQueue
+	rq     queue.RecvQueue
 	xrcd   *xrcd // of an XRC target
 	srq    *srq  // where the receives come from instead of rq; may be nil
 
 	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
 
-	// paths are those of the datagrams in the send ring, by slot, as the address handles were when a consumer in this
-	// process posted; an element belongs to the poster until its slot is posted, and then to the requester. nil: a program posts, by the number of a handle, which is looked up when the
-	// datagram is sent.
-	paths []*path
-
 	sending sync.Mutex // serialises PostSend, and excludes it from reset
-	posting sync.Mutex // serialises PostRecv, and excludes it from reset; after sending
 
-	// sqNext is the slot of the send ring that the requester looks at next; written by the thread that runs the queue pair.
-	sqNext atomic.Uint32
+	posting  sync.Mutex // serialises PostRecv, and excludes it from reset; after sending
+	receives receives
+
 	// stateNow is a copy of state for other threads.
 	stateNow atomic.Uint32
 	// peer is a copy of attr.DestQPN for other threads.
@@ -80,8 +76,6 @@ type QP struct {
 	pathMTU roce.MTU
 	mtu     int
 	sport   uint16 // UDP source port; 0 while the peer is not known
-	sqDone  uint32 // slot of the send ring that completes next
-	rqNext  uint32 // slot of the receive ring that is taken next
 	req     requester
 	resp    responder
 	egress  egress
@@ -124,8 +118,8 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		asked, most uint32
 	}{
 		{"send work requests", c.MaxSendWR, d.limits.wr}, {"receive work requests", c.MaxRecvWR, d.limits.wr},
-		{"gather elements", c.MaxSendSGE, maxSGE}, {"scatter elements", c.MaxRecvSGE, maxSGE},
-		{"bytes inline", c.MaxInlineData, maxInline},
+		{"gather elements", c.MaxSendSGE, d.limits.sge}, {"scatter elements", c.MaxRecvSGE, d.limits.sge},
+		{"bytes inline", c.MaxInlineData, d.limits.inline},
 	} {
 		if l.asked > l.most {
 			return nil, fmt.Errorf("%d %s, at most %d: %w", l.asked, l.what, l.most, syscall.EINVAL)
@@ -140,30 +134,27 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		qp.pathMTU = d.activeMTU()
 	}
 	qp.setMTU(qp.pathMTU)
-	if err := qp.makeRings(c, u); err != nil {
+	if err := qp.makeQueues(c, u); err != nil {
 		return nil, err
 	}
 	if err := qp.counts.add(countQP); err != nil {
-		qp.freeRings()
+		qp.freeQueues()
 		return nil, err
 	}
 	if err := number(d, qp); err != nil {
 		qp.counts.remove(countQP)
-		qp.freeRings()
+		qp.freeQueues()
 		return nil, err
 	}
 	slot := qp.num & (maxQPSlot - 1)
 	if datagram(qp.typ) {
 		qp.sport = roce.SourcePortUD(qp.num)
-		if qp.ctx == nil {
-			qp.paths = make([]*path, qp.sq.Capacity()+1)
-		}
 	}
 	if qp.ctx != nil {
-		if err := qp.ctx.dir.add(qp); err != nil {
+		if err := qp.ctx.list(qp); err != nil {
 			d.qps.drop(slot)
 			qp.counts.remove(countQP)
-			qp.freeRings()
+			qp.freeQueues()
 			return nil, err
 		}
 	}
@@ -173,49 +164,24 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	return qp, nil
 }
 
-// makeRings makes the two rings and tells a user where they are. The space for elements and for inline data is
-// one, so that what was asked for one may give more of the other, as the library of rxe expects.
-func (qp *QP) makeRings(c *ib.QPCap, u *ib.Udata) (err error) {
-	if qp.ctx != nil && len(u.Out) < uapi.SizeOf[uapi.RXECreateQPResp]() {
-		return fmt.Errorf("no room in the response for the place of the queues: %w", syscall.EINVAL)
-	}
-	data := max(c.MaxSendSGE*16, c.MaxInlineData, atomicLen)
-	data = (data + 15) &^ 15
-	c.MaxSendSGE, c.MaxInlineData = data/16, data
-	// In the order in which libraries map them; see shm.File.
-	if !hasReceiveQueue(qp) {
-		qp.rq, err = ring.New(0, 0, nil) // no receive is ever posted to it
-	} else if qp.rq, err = ring.New(int(c.MaxRecvWR), recvWQESize(c.MaxRecvSGE), qp.ctx.shared()); err == nil {
-		c.MaxRecvWR = uint32(qp.rq.Capacity())
-	}
-	if err != nil {
-		return fmt.Errorf("receive %w", err)
-	}
-	if qp.sq, err = ring.New(int(c.MaxSendWR), uapi.RXESendWQESize+int(data), qp.ctx.shared()); err != nil {
-		qp.rq.Free()
-		return fmt.Errorf("send %w", err)
-	}
-	c.MaxSendWR = uint32(qp.sq.Capacity())
-	qp.cap = *c
+// makeQueues makes the two queues, and reports their locations to a program.
+func (qp *QP) makeQueues(c *ib.QPCap, u *ib.Udata) (err error) {
 	if qp.ctx != nil {
-		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateQPResp{RQMI: qp.rq.Info(), SQMI: qp.sq.Info()}))
+		qp.sq, qp.rq, err = qp.ctx.queues.CreateQP(qp.typ, c, hasReceiveQueue(qp), u)
+	} else {
+		qp.sq, qp.rq = queue.NewSend(c), queue.NewReceive(int(c.MaxRecvWR), c.MaxRecvSGE)
+		c.MaxSendWR = uint32(qp.sq.Capacity())
+		if hasReceiveQueue(qp) {
+			c.MaxRecvWR = uint32(qp.rq.Capacity())
+		}
 	}
-	return nil
+	qp.cap = *c
+	return err
 }
 
-func (qp *QP) freeRings() {
+func (qp *QP) freeQueues() {
 	qp.sq.Free()
 	qp.rq.Free()
-}
-
-// sendSlot and recvSlot are the pass's room for a copy of a work request, as long as the queue pair's can be.
-func (r *requester) sendSlot(p *pass) []byte {
-	qp := r.qp
-	return p.slot[:uapi.RXESendWQESize+int(qp.cap.MaxInlineData)]
-}
-
-func recvSlot(qp *QP, p *pass) []byte {
-	return p.slot[:recvWQESize(qp.cap.MaxRecvSGE)]
 }
 
 // qp finds a queue pair by its number.
@@ -246,21 +212,15 @@ func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
 	if s := qp.State(); s < ib.QPRTS { // reset holds the lock, so that no work request outlives it
 		return 0, fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
-	prod, ok := qp.sq.Producer()
-	if !ok {
-		return 0, errRingGone
-	}
-	for ; n < len(wrs); n++ {
-		size, err := r.encodeSend(p.slot[:], prod, &wrs[n])
-		if err != nil {
+	for w := &p.posted; n < len(wrs); n++ {
+		if err := r.describe(w, &wrs[n]); err != nil {
 			return n, err
 		}
-		if pushed, ok := qp.sq.Push(prod, p.slot[:size]); !ok {
+		if pushed, ok := qp.sq.Push(w); !ok {
 			return n, errRingGone
 		} else if !pushed {
 			return n, fmt.Errorf("send queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
 		}
-		prod = qp.sq.Next(prod)
 	}
 	return n, nil
 }
@@ -283,7 +243,7 @@ func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
 	if s := qp.State(); s == ib.QPReset {
 		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
 	}
-	n, full, err := postRecv(qp.rq, wrs, qp.cap.MaxRecvSGE)
+	n, full, err := qp.receives.post(qp.rq, wrs, qp.cap.MaxRecvSGE)
 	if full {
 		err = fmt.Errorf("receive queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
 	}
@@ -314,16 +274,14 @@ func (qp *QP) Posted() (at uint32, some bool) {
 	if qp.State() < ib.QPRTS {
 		return 0, false
 	}
-	at, ok := qp.sq.Producer()
-	return at, !ok || at != qp.sqNext.Load()
+	return qp.sq.Posted()
 }
 
 // TakeBack implements ib.UserQP.
 func (qp *QP) TakeBack() {
 	qp.exclusively(func(*pass) {
 		if qp.state < ib.QPRTS {
-			qp.sq.TakeBack(qp.sqNext.Load())
-			qp.req.fresh = false
+			qp.sq.TakeBack()
 		}
 	})
 }
@@ -352,18 +310,18 @@ func (qp *QP) advance(p *pass) {
 		p.fill(qp) // before completions say that the memory is the consumer's again
 	}
 	if qp.state == ib.QPSQE {
-		qp.req.flush(p) // may enter ERR, when a completion is lost
+		qp.req.flush() // may enter ERR, when a completion is lost
 	}
 	if qp.state == ib.QPErr {
-		qp.flush(p)
+		qp.flush()
 	}
 	qp.timer.rearm()
 }
 
 // flush completes everything with a flush error, and waits for no program's memory.
-func (qp *QP) flush(p *pass) {
-	qp.req.flush(p)
-	qp.resp.flush(p)
+func (qp *QP) flush() {
+	qp.req.flush()
+	qp.resp.flush()
 }
 
 // setState changes the state.
@@ -412,13 +370,13 @@ func (qp *QP) Destroy() error {
 		unbindWindows(qp.dev, qp)
 	}
 	if qp.ctx != nil {
-		qp.ctx.dir.remove(qp)
+		qp.ctx.unlist(qp)
 	}
 	qp.forgetPort()
 	// Threads that still hold a pointer to the queue pair find it destroyed, and posting ends here.
 	qp.sending.Lock()
 	qp.posting.Lock()
-	qp.freeRings()
+	qp.freeQueues()
 	qp.posting.Unlock()
 	qp.sending.Unlock()
 	qp.dev.qps.drop(qp.num & (maxQPSlot - 1))
@@ -471,7 +429,7 @@ func (o ops) EnterError() {
 			continue
 		}
 		if enter(p); qp.state == ib.QPErr && qp.life < detached {
-			qp.flush(p)
+			qp.flush()
 		}
 		if !qp.activity.rest() {
 			p.todo = append(p.todo, qp)

@@ -3,70 +3,51 @@ package rxe
 import (
 	"fmt"
 	"sync"
+	"syscall"
 
-	"verbena/driver/rxe/ring"
+	"verbena/engine/queue"
 	"verbena/ib"
 )
 
-// shared returns the allocator of memory that is shared with the context's program; nil, for memory of this process, if
-// there is no context.
-func (c *userContext) shared() ring.Alloc {
-	if c == nil {
-		return nil
-	}
-	return func(size int) (ring.Memory, error) {
-		s, err := c.AllocShared(size)
-		return ring.Memory(s), err
-	}
+// receives posts receive work requests of consumers. The caller is the only producer of its queue.
+type receives struct {
+	wr queue.Recv // the present one
 }
 
-// postRecv fills slots of r with receives of up to limit elements; full: the next one had no room. The caller is the
-// only producer.
-func postRecv(r *ring.Ring, wrs []ib.RecvWR, limit uint32) (n int, full bool, err error) {
-	var slot [maxRecvWQESize]byte
-	prod, ok := r.Producer()
-	if !ok {
-		return 0, false, errRingGone
-	}
+// post posts receives of up to limit elements; full: the next one had no room.
+func (p *receives) post(q queue.RecvQueue, wrs []ib.RecvWR, limit uint32) (n int, full bool, err error) {
 	for ; n < len(wrs); n++ {
-		size, err := encodeRecv(slot[:], &wrs[n], limit)
-		if err != nil {
-			return n, false, err
+		list := wrs[n].SGList
+		if len(list) > int(limit) {
+			return n, false, fmt.Errorf("%d scatter elements, at most %d: %w", len(list), limit, syscall.EINVAL)
 		}
-		if pushed, ok := r.Push(prod, slot[:size]); !ok {
+		p.wr = queue.Recv{ID: wrs[n].ID, NumSGE: uint32(len(list)), SGEs: p.wr.SGEs[:0]}
+		for _, s := range list {
+			p.wr.SGEs = queue.AppendSGE(p.wr.SGEs, s)
+		}
+		p.wr.Length = queue.Length(p.wr.SGEs)
+		if pushed, ok := q.Push(&p.wr); !ok {
 			return n, false, errRingGone
 		} else if !pushed {
 			return n, true, nil
 		}
-		prod = r.Next(prod)
 	}
 	return n, false, nil
 }
 
-// directory keeps the ring.Directory of a context, and which queue pair has which of its entries.
+// directory knows which queue pairs of a program are listed in its memory, for the time after the service's death.
 type directory struct {
 	mu  sync.Mutex // before the locks of completion and shared receive queues
-	dir *ring.Directory
-	qps []*QP // by index; nil is free
+	qps []*QP      // by index; nil is free
 }
 
-func (d *directory) open(alloc ring.Alloc) (err error) {
-	d.dir, err = ring.NewDirectory(alloc)
-	return err
-}
-
-func (d *directory) close() {
+// list lists a queue pair.
+func (c *userContext) list(qp *QP) (err error) {
+	d := &c.dir
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.dir.Free()
-}
-
-// add lists a queue pair.
-func (d *directory) add(qp *QP) (err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if qp.listed, err = d.dir.Add(qp.entry()); err != nil {
-		return fmt.Errorf("directory of queue pairs: %w", err)
+	if qp.listed, err = c.queues.List(qp.queues()); err != nil {
+		return err
 	}
 	for len(d.qps) <= qp.listed {
 		d.qps = append(d.qps, nil)
@@ -75,32 +56,34 @@ func (d *directory) add(qp *QP) (err error) {
 	return nil
 }
 
-func (d *directory) remove(qp *QP) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.qps[qp.listed] = nil
-	d.dir.Remove(qp.listed)
+func (c *userContext) unlist(qp *QP) {
+	c.dir.mu.Lock()
+	defer c.dir.mu.Unlock()
+	c.dir.qps[qp.listed] = nil
+	c.queues.Unlist(qp.listed)
 }
 
-// refresh writes all entries again: a ring has another location.
-func (d *directory) refresh() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for i, qp := range d.qps {
+// moved lists all queue pairs again: a queue has another location.
+func (c *userContext) moved() {
+	if c == nil {
+		return
+	}
+	c.dir.mu.Lock()
+	defer c.dir.mu.Unlock()
+	for i, qp := range c.dir.qps {
 		if qp != nil {
-			d.dir.Set(i, qp.entry())
+			c.queues.Update(i, qp.queues())
 		}
 	}
 }
 
-// entry returns the entry of the queue pair, with the locations that its rings have now.
-func (qp *QP) entry() ring.Entry {
-	e := ring.Entry{
-		QPN: qp.num, SQ: qp.sq.Location(), RQ: qp.rq.Location(),
-		SendCQ: qp.sendCQ.current().Location(), RecvCQ: qp.recvCQ.current().Location(),
+// queues returns the present queues of the queue pair.
+func (qp *QP) queues() *queue.Queues {
+	q := &queue.Queues{
+		QPN: qp.num, Send: qp.sq, Recv: qp.rq, SendCQ: qp.sendCQ.current(), RecvCQ: qp.recvCQ.current(),
 	}
 	if qp.srq != nil {
-		e.RQ = qp.srq.location() // its queue pairs share what is there
+		q.Recv = qp.srq.current() // its queue pairs share what is there
 	}
-	return e
+	return q
 }

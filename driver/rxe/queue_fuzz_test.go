@@ -84,7 +84,7 @@ type scripted struct {
 	*user
 	w      *queueWorld
 	script []byte
-	rings  []queue
+	rings  []userRing
 	shape  [][2]uint32 // of the rings: shift and mask
 }
 
@@ -203,7 +203,7 @@ func (w *queueWorld) run(t testing.TB, script []byte) {
 	pair := &bench{t: t, a: a, b: b}
 	u := openUser(pair, userCap)
 	defer u.close()
-	s := &scripted{user: u, w: w, script: script, rings: []queue{u.sq, u.rq, u.cqueue}}
+	s := &scripted{user: u, w: w, script: script, rings: []userRing{u.sq, u.rq, u.cqueue}}
 	for _, q := range s.rings {
 		s.shape = append(s.shape, [2]uint32{q.shift(), q.mask()})
 	}

@@ -217,7 +217,7 @@ const pkeyFull = 0x8000
 
 // store has data written into the memory of a list of elements, from the off-th byte on, together with what
 // follows it if possible. On failure it reports false, and the queue pair has been told.
-func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []uapi.RXESGE, off int, data []byte) bool {
+func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off int, data []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(data) > 0 {
 		if i >= len(list) {

@@ -30,13 +30,13 @@ const minRefer = 16 << 10
 
 // begin notes that the first packet of the train is of a work request.
 func (t *train) begin(qp *QP, w *sendWQE) {
-	t.writes, t.key = t.mixed && qp.typ == ib.QPTypeRC && w.kind == transport.Write, w.rkey
+	t.writes, t.key = t.mixed && qp.typ == ib.QPTypeRC && w.kind == transport.Write, w.RKey
 }
 
 // joins reports whether packets of a work request may follow in the train. One that refers to memory has RDMA WRITEs by
 // one key alone, so that it is known where they go.
 func (t *train) joins(w *sendWQE) bool {
-	if !t.writes || w.kind == transport.Write && w.rkey == t.key {
+	if !t.writes || w.kind == transport.Write && w.RKey == t.key {
 		return true
 	}
 	if t.refers() {

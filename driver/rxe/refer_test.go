@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"verbena/driver/rxe/transport"
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/testutil"
 	"verbena/link"
@@ -415,7 +416,7 @@ func TestReferEnds(t *testing.T) {
 	b := newReferBench(t, setup{})
 	from := qpOf(b.a.qp)
 	from.exclusively(func(p *pass) {
-		w := sendWQE{kind: transport.Write, rkey: b.b.mr.RKey()}
+		w := sendWQE{kind: transport.Write, Send: queue.Send{RKey: b.b.mr.RKey()}}
 		p.build.start(&trainPool, from.path, from.attr.DestQPN, 4096)
 		p.build.t.begin(from, &w)
 		add := func(off int, place []byte) {

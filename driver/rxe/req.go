@@ -1,7 +1,6 @@
 package rxe
 
 import (
-	"bytes"
 	"verbena/driver/rxe/transport"
 	"verbena/ib"
 	"verbena/roce"
@@ -16,20 +15,17 @@ type requester struct {
 	snd transport.Sender
 	// wqes are the work requests in flight, by their number in snd modulo the length, which is a power of two.
 	wqes    []sendWQE
-	flushed sendWQE // scratch
+	scratch sendWQE
 	vector  vector
 	result  [atomicLen]byte
 
 	aimd  transport.AIMD
 	drain drain
 	waits waits
-
-	// fresh is true while each slot of a program's ring has held one request at most: its data are of that request.
-	fresh bool
 }
 
 func (r *requester) init(qp *QP) {
-	r.qp, r.fresh = qp, qp.ctx != nil
+	r.qp = qp
 	var recovery transport.Recovery = &r.aimd
 	if qp.dev.noProbe {
 		recovery = transport.Unprobed{Recovery: recovery}
@@ -60,7 +56,7 @@ func (r *requester) run(p *pass) {
 	r.waits.begin(r.snd.Len() == 0)
 	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
 		n, ok := r.snd.Current()
-		if !ok && !r.fetch(p) {
+		if !ok && !r.fetch() {
 			break
 		}
 		w := r.wqe(n)
@@ -95,57 +91,37 @@ func (r *requester) run(p *pass) {
 }
 
 // fetch takes the next work request out of the ring, false if there is none or it has to wait.
-func (r *requester) fetch(p *pass) bool {
+func (r *requester) fetch() bool {
 	qp := r.qp
 	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.Capacity() {
 		return false
 	}
-	slot, next := r.sendSlot(p), qp.sqNext.Load()
-	filled, ok := qp.sq.Peek(next, slot)
+	r.grow()
+	w := r.wqe(r.snd.Tail())
+	found, ok := qp.sq.Fetch(0, &w.Send)
 	if !ok {
 		qp.ringGone()
 		qp.enterError(ringsGone)
 		return false
 	}
-	if !filled {
+	if !found {
 		return false
 	}
-	r.grow()
-	w := r.wqe(r.snd.Tail())
-	r.decodeSend(w, slot)
-	if w.flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
+	r.check(w)
+	if w.Flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
 		return false // again when the requests that it waits for are complete
 	}
-	if w.length == 0 && r.fresh && r.lengthLost(w, slot, next) {
+	if w.LengthLost && w.status == uapi.WCSuccess && qp.ctx != nil {
 		qp.ctx.libraryFault(ib.LengthLost)
 	}
-	r.taken(next)
+	qp.sq.Take()
 	q := transport.Request{Kind: w.kind, Length: w.length, Packets: w.packets}
 	if w.status != uapi.WCSuccess {
 		q.Packets = 0
 	}
 	r.snd.Push(q)
-	r.waits.posted(qp.sigAll || w.flags&uapi.SendSignaled != 0)
+	r.waits.posted(qp.sigAll || w.Flags&uapi.SendSignaled != 0)
 	return true
-}
-
-// taken notes that a slot of the ring has been taken.
-func (r *requester) taken(slot uint32) {
-	next := r.qp.sq.Next(slot)
-	if next == 0 {
-		r.fresh = false
-	}
-	r.qp.sqNext.Store(next)
-}
-
-// lengthLost reports whether a fresh slot has data and no length, as wr_set_inline_data_list of rdma-core v34 to v63 leaves it. The last
-// slot is left out: ibv_post_send writes to it when the ring is full, before it finds that out.
-func (r *requester) lengthLost(w *sendWQE, slot []byte, at uint32) bool {
-	if w.status != uapi.WCSuccess || w.kind != transport.Send && w.kind != transport.Write || r.qp.sq.Next(at) == 0 {
-		return false
-	}
-	h, _ := uapi.Decode[uapi.RXESendWQE](slot)
-	return h.DMA.NumSGE == 0 && len(bytes.Trim(slot[uapi.RXESendWQESGEOffset:], "\x00")) > 0
 }
 
 // messageOpcodes are the operations of SEND and RDMA WRITE by place in the message.
@@ -160,7 +136,7 @@ func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 	case transport.Read:
 		return roce.RDMAReadRequest
 	case transport.Atomic:
-		if w.opcode == uapi.WRAtomicCmpAndSwp {
+		if w.Opcode == uapi.WRAtomicCmpAndSwp {
 			return roce.CmpSwap
 		}
 		return roce.FetchAdd
@@ -182,11 +158,11 @@ func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 	op := messageOpcodes[kind][place]
 	switch {
 	case !k.Last:
-	case w.opcode == uapi.WRSendWithImm, w.opcode == uapi.WRRDMAWriteWithImm:
+	case w.Opcode == uapi.WRSendWithImm, w.Opcode == uapi.WRRDMAWriteWithImm:
 		op++ // "with Immediate" follows its plain form
-	case w.opcode == uapi.WRSendWithInv && k.First:
+	case w.Opcode == uapi.WRSendWithInv && k.First:
 		op = roce.SendOnlyWithInvalidate
-	case w.opcode == uapi.WRSendWithInv:
+	case w.Opcode == uapi.WRSendWithInv:
 		op = roce.SendLastWithInvalidate
 	}
 	return op
@@ -198,7 +174,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 	qp := r.qp
 	to, num := qp.path, qp.attr.DestQPN
 	if datagram(qp.typ) {
-		to, num = w.path, w.qpn
+		to, num = w.path, w.QPN
 	}
 	mark, start := 0, -1 // to be taken back when the memory cannot be read
 	if p.build.t != nil {
@@ -217,7 +193,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 		if !k.First && !k.Last {
 			if payload, ok := p.build.stretch(k.Packets, k.Length, k.AckReq); ok {
 				r.snd.Sent(&k)
-				if !p.gather.fill(qp, w.sges, k.Offset, payload) {
+				if !p.gather.fill(qp, w.SGEs, k.Offset, payload) {
 					return r.unreadable(p, w, mark, start)
 				}
 				continue
@@ -259,11 +235,11 @@ func (r *requester) middles(p *pass, w *sendWQE) (k transport.Packet, ok bool) {
 		return k, false
 	}
 	k, ok = r.snd.NextMiddles(most)
-	if !ok || len(w.sges) < 2 || !p.build.t.writes || w.length < minRefer*len(w.sges) {
+	if !ok || len(w.SGEs) < 2 || !p.build.t.writes || w.length < minRefer*len(w.SGEs) {
 		return k, ok
 	}
-	i, at := sgeAt(w.sges, k.Offset)
-	whole := (int(w.sges[i].Length) - at) / mtu
+	i, at := sgeAt(w.SGEs, k.Offset)
+	whole := (int(w.SGEs[i].Length) - at) / mtu
 	if at < mtu || whole == 0 { // the packet before is another element's, or this one is in part
 		p.build.middle = false
 		return k, false
@@ -273,11 +249,11 @@ func (r *requester) middles(p *pass, w *sendWQE) (k transport.Packet, ok bool) {
 
 // source returns the address of a byte of the work request's payload; 0: there is none.
 func (w *sendWQE) source(off int) uint64 {
-	i, at := sgeAt(w.sges, off)
-	if i == len(w.sges) {
+	i, at := sgeAt(w.SGEs, off)
+	if i == len(w.SGEs) {
 		return 0
 	}
-	return w.sges[i].Addr + uint64(at)
+	return w.SGEs[i].Addr + uint64(at)
 }
 
 // payload returns the number of bytes that a packet of the work request carries.
@@ -296,33 +272,33 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 	message := w.kind == transport.Send || w.kind == transport.Write
 	f := roce.BTHFields{
 		Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: k.PSN, AckReq: k.AckReq,
-		SolicitedEvent: message && k.Last && w.flags&uapi.SendSolicited != 0,
+		SolicitedEvent: message && k.Last && w.Flags&uapi.SendSolicited != 0,
 	}
 	if datagram(qp.typ) {
-		f.DestQPN = w.qpn
+		f.DestQPN = w.QPN
 	}
 	place := p.build.add(size, op.HeaderLen(), w.source(k.Offset))
 	b := roce.NewPacket(place, &f, w.payload(k))
 	if op.HeaderLen() > roce.BTHLen {
 		r.extend(&b, w, k)
 	}
-	if w.flags&uapi.SendInline != 0 || w.kind == transport.AtomicWrite {
-		copy(b.Payload, w.inline[k.Offset:])
+	if w.Flags&uapi.SendInline != 0 || w.kind == transport.AtomicWrite {
+		copy(b.Payload, w.Inline[k.Offset:])
 		return true
 	}
 	if message && !k.First && !k.Last {
 		p.build.added(k.AckReq)
 	}
-	return p.gather.fill(qp, w.sges, k.Offset, place[op.HeaderLen():][:len(b.Payload)])
+	return p.gather.fill(qp, w.SGEs, k.Offset, place[op.HeaderLen():][:len(b.Payload)])
 }
 
 // extend writes the headers that follow the BTH.
 func (r *requester) extend(b *roce.Packet, w *sendWQE, k *transport.Packet) {
 	if h := b.XRCETH(); h != nil {
-		h.Encode(w.srqn)
+		h.Encode(w.SRQN)
 	}
 	if h := b.DETH(); h != nil {
-		h.Encode(w.qkey, r.qp.num)
+		h.Encode(w.QKey, r.qp.num)
 	}
 	if h := b.RETH(); h != nil {
 		n := k.Length
@@ -330,23 +306,23 @@ func (r *requester) extend(b *roce.Packet, w *sendWQE, k *transport.Packet) {
 		case transport.Write:
 			n = w.length
 		case transport.Flush:
-			b.FETH().Encode(w.flush.placement, w.flush.level)
-			n = int(w.flush.length)
+			b.FETH().Encode(roce.FlushType(w.Flush.Type), roce.FlushLevel(w.Flush.Level))
+			n = int(w.Flush.Length)
 		}
-		h.Encode(w.remote+uint64(k.Offset), w.rkey, uint32(n))
+		h.Encode(w.RemoteAddr+uint64(k.Offset), w.RKey, uint32(n))
 	}
 	if h := b.AtomicETH(); h != nil {
-		swapAdd, compare := w.a, uint64(0)
-		if w.opcode == uapi.WRAtomicCmpAndSwp {
-			swapAdd, compare = w.b, w.a
+		swapAdd, compare := w.CompareAdd, uint64(0)
+		if w.Opcode == uapi.WRAtomicCmpAndSwp {
+			swapAdd, compare = w.Swap, w.CompareAdd
 		}
-		h.Encode(w.remote, w.rkey, swapAdd, compare)
+		h.Encode(w.RemoteAddr, w.RKey, swapAdd, compare)
 	}
 	if h := b.ImmDt(); h != nil {
-		copy(h, w.imm[:])
+		copy(h, w.Imm[:])
 	}
 	if h := b.IETH(); h != nil {
-		h.Encode(w.imm.InvalidateRKey())
+		h.Encode(w.Imm.InvalidateRKey())
 	}
 }
 

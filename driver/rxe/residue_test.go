@@ -36,7 +36,7 @@ func poison(t *testing.T, with byte, devs ...*Device) {
 	for _, d := range devs {
 		d.passes.New = func() any {
 			p := newPass(d)
-			fill(p.slot[:])
+			p.posted.Inline = bytes.Repeat([]byte{with}, maxInline)
 			fill(p.grh[:])
 			return p
 		}

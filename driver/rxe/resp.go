@@ -2,6 +2,7 @@ package rxe
 
 import (
 	"verbena/driver/rxe/transport"
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
@@ -19,7 +20,7 @@ type responder struct {
 
 func (r *responder) reset() {
 	r.rcv.Reset()
-	r.named, r.lastWQE, r.wqe = nil, false, recvWQE{sges: r.wqe.sges[:0]}
+	r.named, r.lastWQE, r.wqe = nil, false, recvWQE{Recv: queue.Recv{SGEs: r.wqe.SGEs[:0]}}
 }
 
 // receive handles a packet of the peer's requester. (rxe_responder)
@@ -219,16 +220,14 @@ func (r *responder) takeRecv(p *pass) verdict {
 	case qp.srq != nil:
 		return r.takeShared(p, qp.srq)
 	}
-	slot := recvSlot(qp, p)
-	filled, ok := qp.rq.Peek(qp.rqNext, slot)
+	status, found, ok := r.wqe.fetch(qp.rq, qp.cap.MaxRecvSGE)
 	if !ok {
 		qp.ringGone()
 		return notReady
 	}
-	if !filled {
+	if !found {
 		return notReady
 	}
-	status := decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
 	r.wqe.pd = qp.pd
 	if status != uapi.WCSuccess {
 		r.refuseInTurn(p, r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
@@ -239,7 +238,7 @@ func (r *responder) takeRecv(p *pass) verdict {
 
 // takeShared takes the receive out of a shared queue.
 func (r *responder) takeShared(p *pass, s *srq) verdict {
-	status, taken := s.take(&r.wqe, p.slot[:])
+	status, taken := s.take(&r.wqe)
 	if !taken {
 		return notReady
 	}
@@ -260,11 +259,11 @@ func (r *responder) executeSend(p *pass, k *packet, a *transport.Arrival) (verdi
 	if !r.rcv.Fits(a) {
 		return invalid, transport.CheckLength
 	}
-	if r.wqe.filled+len(k.Payload) > r.wqe.length {
+	if r.wqe.filled+len(k.Payload) > r.wqe.Length {
 		r.refuseInTurn(p, k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
 		return refused, transport.CheckLength
 	}
-	if !p.store(qp, scatterSend, k.psn, r.wqe.sges, r.wqe.filled, k.Payload) {
+	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, r.wqe.filled, k.Payload) {
 		return refused, transport.CheckLocal
 	}
 	r.wqe.filled += len(k.Payload)
@@ -542,12 +541,12 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 // receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
 func (r *responder) receiveDatagram(p *pass, k *packet) {
 	qp := r.qp
-	if len(k.Payload) > qp.mtu || r.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.length {
+	if len(k.Payload) > qp.mtu || r.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.Length {
 		qp.dev.counters.add(cntDropUnreliable, 1)
 		return
 	}
-	if !p.store(qp, scatterSend, k.psn, r.wqe.sges, 0, grhOf(p, k)) ||
-		!p.store(qp, scatterSend, k.psn, r.wqe.sges, grhLen, k.Payload) || !p.settle(qp) {
+	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, 0, grhOf(p, k)) ||
+		!p.store(qp, scatterSend, k.psn, r.wqe.SGEs, grhLen, k.Payload) || !p.settle(qp) {
 		return
 	}
 	wc := uapi.WC{
@@ -586,8 +585,8 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	qp := r.qp
 	qp.trace.note(traceRecvDone, uint32(wc.Status))
 	if r.wqe.from == nil {
-		qp.rqNext = qp.rq.Next(qp.rqNext)
-		if !qp.rq.SetConsumer(qp.rqNext) {
+		qp.rq.Take()
+		if !qp.rq.Complete() {
 			qp.ringGone()
 		}
 	}
@@ -597,7 +596,7 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	} else {
 		wc.Opcode = uapi.WCRecv // consumers tell sends and receives apart by it
 	}
-	wc.WRID, wc.PortNum = r.wqe.id, 1
+	wc.WRID, wc.PortNum = r.wqe.ID, 1
 	qp.complete(r.recvQueue(), wc, solicited)
 }
 
@@ -614,22 +613,20 @@ func grhOf(p *pass, k *packet) []byte {
 }
 
 // flush completes everything in the receive queue with a flush error. (rxe_drain_req_pkts)
-func (r *responder) flush(p *pass) {
+func (r *responder) flush() {
 	qp := r.qp
 	if r.wqe.taken {
 		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 	r.lastReached()
-	slot := recvSlot(qp, p)
 	for range qp.rq.Capacity() {
-		if filled, ok := qp.rq.Peek(qp.rqNext, slot); !ok {
+		if _, found, ok := r.wqe.fetch(qp.rq, qp.cap.MaxRecvSGE); !ok {
 			qp.ringGone()
 			return
-		} else if !filled {
+		} else if !found {
 			break
 		}
 		qp.timer.quiet = 0
-		decodeRecv(&r.wqe, slot, qp.cap.MaxRecvSGE)
 		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 }

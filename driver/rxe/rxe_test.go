@@ -72,6 +72,14 @@ var (
 	addrB = netip.MustParseAddr("10.0.0.2")
 )
 
+// The limits of the layout.
+const (
+	maxQPWR   = 1<<16 - 1
+	maxCQE    = 1<<20 - 1
+	maxSGE    = 32
+	maxInline = 16 * maxSGE
+)
+
 const allAccess = ib.AccessLocalWrite | ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
 
 // takeRun makes the calling thread the one that runs the queue pair, as soon as no other does any more.

@@ -102,11 +102,11 @@ func (r *responder) receiveSpan(p *pass, k *packet, s *span) int {
 	n, stored := len(s.payload), false
 	switch one.Kind {
 	case transport.Send:
-		i, at := sgeAt(w.sges, w.filled)
-		if i == len(w.sges) || at+n > int(w.sges[i].Length) {
+		i, at := sgeAt(w.SGEs, w.filled)
+		if i == len(w.SGEs) || at+n > int(w.SGEs[i].Length) {
 			return 0
 		}
-		if stored = p.store(qp, scatterSend, k.psn, w.sges, w.filled, s.payload); stored {
+		if stored = p.store(qp, scatterSend, k.psn, w.SGEs, w.filled, s.payload); stored {
 			w.filled += n
 		}
 	case transport.Write:
@@ -137,10 +137,10 @@ func (r *requester) receiveSpan(p *pass, k *packet, s *span) int {
 		return 0
 	}
 	w, n := r.wqe(r.snd.Head()), len(s.payload)
-	if i, at := sgeAt(w.sges, off); i == len(w.sges) || at+n > int(w.sges[i].Length) {
+	if i, at := sgeAt(w.SGEs, off); i == len(w.SGEs) || at+n > int(w.SGEs[i].Length) {
 		return 0
 	}
-	if !p.store(r.qp, scatterRead, k.psn, w.sges, off, s.payload) {
+	if !p.store(r.qp, scatterRead, k.psn, w.SGEs, off, s.payload) {
 		return 1
 	}
 	r.snd.StoredAll(s.packets)

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"syscall"
 
-	"verbena/driver/rxe/ring"
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/uapi"
 )
@@ -26,11 +26,11 @@ type srq struct {
 	cq     *cq   // XRC: where the receives complete
 	xrcd   *xrcd // XRC: whose targets may take from it
 
-	posting sync.Mutex // one producer in this process at a time; before mu
+	posting  sync.Mutex // one producer in this process at a time; before mu
+	receives receives
 
 	mu    sync.Mutex // a leaf below the queue pairs' but for the midlayer's queue of callbacks
-	ring  *ring.Ring
-	head  uint32 // slot that is taken next
+	queue queue.RecvQueue
 	limit uint32 // raises the event when fewer are left; 0: disarmed
 	life  life
 }
@@ -40,8 +40,8 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 	d := o.dev
 	a := &init.Attr
 	a.Limit = 0 // Modify alone arms it (ibv_create_srq(3))
-	if a.MaxWR > d.limits.wr || a.MaxSGE > maxSGE {
-		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, maxSGE,
+	if a.MaxWR > d.limits.wr || a.MaxSGE > d.limits.sge {
+		return nil, fmt.Errorf("%d receives of %d elements, at most %d of %d: %w", a.MaxWR, a.MaxSGE, d.limits.wr, d.limits.sge,
 			syscall.EINVAL)
 	}
 	s := &srq{dev: d, obj: obj, pd: domain(init.PD), ctx: d.context(u), maxSGE: a.MaxSGE}
@@ -51,77 +51,81 @@ func (o ops) CreateSRQ(obj ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) (i
 			s.xrcd.programs.Store(true)
 		}
 	}
-	if s.ctx != nil && len(u.Out) < uapi.SizeOf[uapi.RXECreateSRQResp]() {
-		return nil, fmt.Errorf("no room in the response for the place of the queue: %w", syscall.EINVAL)
-	}
 	var err error
-	if s.ring, err = s.newRing(a.MaxWR); err != nil {
+	if s.ctx != nil {
+		if err = s.ctx.queues.HasRoomForSRQ(u); err != nil {
+			return nil, err
+		}
+	}
+	if s.queue, err = s.newQueue(a.MaxWR); err != nil {
 		return nil, err
 	}
 	if err := d.counts(s.ctx).add(countSRQ); err != nil {
-		s.ring.Free()
+		s.queue.Free()
 		return nil, err
 	}
 	slot, ok := d.srqs.reserve()
 	if !ok {
 		d.counts(s.ctx).remove(countSRQ)
-		s.ring.Free()
+		s.queue.Free()
 		return nil, fmt.Errorf("%d shared receive queues exist: %w", maxQPSlot-1, syscall.ENOMEM)
 	}
 	s.num = numberOf(d.srqKeys.take(slot, uint8(d.random())), slot)
-	a.MaxWR = uint32(s.ring.Capacity())
+	a.MaxWR = uint32(s.queue.Capacity())
 	obj.SetNum(s.num)
 	if s.ctx != nil {
-		u.Respond(uapi.AppendTo(nil, &uapi.RXECreateSRQResp{MI: s.ring.Info(), SRQNum: s.num}))
+		s.ctx.queues.RespondSRQ(s.queue, s.num, u)
 	}
 	d.srqs.set(slot, s)
 	return s, nil
 }
 
-func (s *srq) newRing(entries uint32) (*ring.Ring, error) {
-	r, err := ring.New(int(entries), recvWQESize(s.maxSGE), s.ctx.shared())
+func (s *srq) newQueue(entries uint32) (queue.RecvQueue, error) {
+	if s.ctx == nil {
+		return queue.NewReceive(int(entries), s.maxSGE), nil
+	}
+	q, err := s.ctx.queues.CreateRecv(int(entries), s.maxSGE)
 	if err != nil {
 		return nil, fmt.Errorf("shared receive %w", err)
 	}
-	return r, nil
+	return q, nil
 }
 
 // PostRecv implements ib.DriverSRQ. It may not sleep.
 func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	s.posting.Lock()
 	defer s.posting.Unlock()
-	if s.ring == nil {
+	if s.queue == nil {
 		return 0, errRingGone
 	}
-	n, full, err := postRecv(s.ring, wrs, s.maxSGE)
+	n, full, err := s.receives.post(s.queue, wrs, s.maxSGE)
 	if full {
 		err = fmt.Errorf("shared receive queue %d is full: %w", s.num, syscall.ENOMEM)
 	}
 	return n, err
 }
 
-// take moves the oldest receive to w, by way of slot, a thread's room for it. It reports false when there is none.
-func (s *srq) take(w *recvWQE, slot []byte) (status uapi.WCStatus, taken bool) {
+// take moves the oldest receive to w. It reports false when there is none.
+func (s *srq) take(w *recvWQE) (status uapi.WCStatus, taken bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.life != whole {
 		return 0, false
 	}
-	slot = slot[:recvWQESize(s.maxSGE)]
-	filled, ok := s.ring.Peek(s.head, slot)
-	if ok && filled {
-		s.head = s.ring.Next(s.head)
-		ok = s.ring.SetConsumer(s.head)
+	status, found, ok := w.fetch(s.queue, s.maxSGE)
+	if found {
+		s.queue.Take()
+		ok = s.queue.Complete()
 	}
 	if !ok {
+		w.taken = false
 		s.life.reach(ringless)
 		s.obj.Raise(ib.EventSRQErr)
 		return 0, false
 	}
-	if !filled {
+	if !found {
 		return 0, false
 	}
-	status = decodeRecv(w, slot, s.maxSGE)
 	w.from, w.pd = s, s.pd
 	s.checkLimit()
 	return status, true
@@ -134,18 +138,10 @@ func (s *srq) checkLimit() {
 	if s.limit == 0 {
 		return
 	}
-	if n, ok := s.left(); ok && n < s.limit {
+	if n, ok := s.queue.Waiting(); ok && n < s.limit {
 		s.limit = 0
 		s.obj.Raise(ib.EventSRQLimitReached)
 	}
-}
-
-// left is how many receives are waiting.
-//
-//verbena:held mu
-func (s *srq) left() (uint32, bool) {
-	prod, ok := s.ring.Producer()
-	return s.ring.Between(s.head, prod), ok
 }
 
 // Modify implements ib.DriverSRQ. A user who resizes tells where in its memory the place of the new ring goes; that is stored
@@ -158,17 +154,17 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		return fmt.Errorf("%d receives, at most %d: %w", attr.MaxWR, s.dev.limits.wr, syscall.EINVAL)
 	}
 	if s.ctx == nil {
-		r, err := s.newRing(attr.MaxWR)
+		r, err := s.newQueue(attr.MaxWR)
 		if err != nil {
 			return err
 		}
 		return s.modify(r, attr, mask)
 	}
-	cmd, ok := uapi.Decode[uapi.RXEModifySRQCmd](u.In)
-	if !ok {
-		return fmt.Errorf("no address for the place of the queue: %w", syscall.EINVAL)
+	addr, err := s.ctx.queues.ResizedSRQ(u)
+	if err != nil {
+		return err
 	}
-	r, err := s.newRing(attr.MaxWR)
+	r, err := s.newQueue(attr.MaxWR)
 	if err != nil {
 		return err
 	}
@@ -176,9 +172,9 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 		r.Free()
 		return err
 	}
-	info, a := r.Info(), *attr
+	a := *attr
 	place := ib.Stored{
-		Addr: cmd.MMapInfoAddr, Data: uapi.AppendTo(nil, &info), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.Free,
+		Addr: addr, Data: s.ctx.queues.LocationOf(r), Done: func() error { return s.modify(r, &a, mask) }, Drop: r.Free,
 	}
 	if u.Defer != nil {
 		u.Defer(place)
@@ -192,7 +188,7 @@ func (s *srq) Modify(attr *ib.SRQAttr, mask ib.SRQAttrMask, u *ib.Udata) error {
 }
 
 // fits reports whether modify would succeed now.
-func (s *srq) fits(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+func (s *srq) fits(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.check(r, attr, mask)
@@ -201,14 +197,14 @@ func (s *srq) fits(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 // check reports what forbids a change; r is the new ring, nil if it stays.
 //
 //verbena:held mu
-func (s *srq) check(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+func (s *srq) check(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	if s.life == destroyed {
 		return fmt.Errorf("shared receive queue %d was destroyed: %w", s.num, syscall.EINVAL)
 	}
-	room := uint32(s.ring.Capacity())
+	room := uint32(s.queue.Capacity())
 	if r != nil {
 		room = uint32(r.Capacity())
-		n, ok := s.left()
+		n, ok := s.queue.Waiting()
 		if !ok {
 			return errRingGone
 		}
@@ -223,12 +219,14 @@ func (s *srq) check(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 }
 
 // modify makes the change; r is the new ring, nil if it stays.
-func (s *srq) modify(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
+func (s *srq) modify(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) error {
 	s.posting.Lock()
 	old, err := s.change(r, attr, mask)
 	s.posting.Unlock()
 	if err != nil {
-		r.Free()
+		if r != nil {
+			r.Free()
+		}
 		return err
 	}
 	if old != nil {
@@ -241,17 +239,17 @@ func (s *srq) modify(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) error 
 // change returns the ring that is used no more.
 //
 //verbena:held posting
-func (s *srq) change(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *ring.Ring, err error) {
+func (s *srq) change(r queue.RecvQueue, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old queue.RecvQueue, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.check(r, attr, mask); err != nil {
 		return nil, err
 	}
 	if r != nil {
-		if err := s.move(r); err != nil {
-			return nil, err
+		if !s.queue.MoveTo(r) {
+			return nil, errRingGone
 		}
-		old, s.ring = s.ring, r
+		old, s.queue = s.queue, r
 	}
 	if mask&ib.SRQAttrLimit != 0 {
 		s.limit = attr.Limit
@@ -260,35 +258,11 @@ func (s *srq) change(r *ring.Ring, attr *ib.SRQAttr, mask ib.SRQAttrMask) (old *
 	return old, nil
 }
 
-// move copies the receives that wait to an empty ring, which is going to be the queue's.
-//
-//verbena:held posting, mu
-func (s *srq) move(r *ring.Ring) error {
-	n, ok := s.left()
-	if !ok {
-		return errRingGone
-	}
-	n = min(n, uint32(r.Capacity())) // the program writes the index it comes from
-	slot := make([]byte, recvWQESize(s.maxSGE))
-	at := s.head
-	for i := range n {
-		if _, ok := s.ring.Peek(at, slot); !ok {
-			return errRingGone
-		}
-		if _, ok := r.Push(i, slot); !ok {
-			return errRingGone
-		}
-		at = s.ring.Next(at)
-	}
-	s.head = 0
-	return nil
-}
-
 // Query implements ib.DriverSRQ.
 func (s *srq) Query() (ib.SRQAttr, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return ib.SRQAttr{MaxWR: uint32(s.ring.Capacity()), MaxSGE: s.maxSGE, Limit: s.limit}, nil
+	return ib.SRQAttr{MaxWR: uint32(s.queue.Capacity()), MaxSGE: s.maxSGE, Limit: s.limit}, nil
 }
 
 // Destroy implements ib.DriverSRQ. A target queue pair that has taken one of its receives keeps that.
@@ -300,18 +274,18 @@ func (s *srq) Destroy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.life.reach(destroyed)
-	s.ring.Free()
-	s.ring = nil
+	s.queue.Free()
+	s.queue = nil
 	s.dev.srqs.drop(slot)
 	s.dev.counts(s.ctx).remove(countSRQ)
 	return nil
 }
 
-// location returns the location of the ring that is used now.
-func (s *srq) location() ring.Location {
+// current returns the queue that is used now.
+func (s *srq) current() queue.RecvQueue {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ring.Location()
+	return s.queue
 }
 
 // lastReached tells the consumer of a queue pair with a shared receive queue, once, that it takes no more receives

@@ -293,12 +293,7 @@ func TestSRQUser(t *testing.T) {
 	x.at, x.to = []*ib.QP{b.a.newQP(setup{typ: ib.QPTypeRC, cap: ib.QPCap{MaxSendWR: 4, MaxSendSGE: 1}})}, []*ib.QP{to}
 	defer x.done()
 	connectQPs(t, b.a.dev, x.at[0], b.b.dev, to, conn{})
-	wqe := func(id uint64) []byte {
-		var slot [maxRecvWQESize]byte
-		n, err := encodeRecv(slot[:], &ib.RecvWR{ID: id, SGList: b.b.sge(0, 100)}, 1)
-		check(t, err)
-		return slot[:n]
-	}
+	wqe := func(id uint64) []byte { return (&user{}).recvWQE(id, b.b.sge(0, 100)...) }
 	exchange := func(id uint64) {
 		t.Helper()
 		x.send(0, 0, 100)
@@ -307,7 +302,7 @@ func TestSRQUser(t *testing.T) {
 			t.Fatalf("receive %d: %+v", id, wc)
 		}
 	}
-	q := queue{p.mmap(resp.MI)}
+	q := userRing{p.mmap(resp.MI)}
 	for i := range 6 {
 		q.post(wqe(uint64(i)))
 	}
@@ -315,7 +310,7 @@ func TestSRQUser(t *testing.T) {
 	data = &ib.Udata{Context: p, Space: mem, In: uapi.AppendTo(nil, &uapi.RXEModifySRQCmd{MMapInfoAddr: placeAddr})}
 	check(t, ibuser.ModifySRQ(s, ib.SRQAttr{MaxWR: 100}, ib.SRQAttrMaxWR, data))
 	mi, _ := uapi.Decode[uapi.MMInfo](place)
-	q = queue{p.mmap(mi)}
+	q = userRing{p.mmap(mi)}
 	if q.mask() < 100 {
 		t.Fatalf("the new queue has a mask of %d", q.mask())
 	}
@@ -340,7 +335,7 @@ func TestSRQUser(t *testing.T) {
 	// The memory itself goes.
 	check(t, p.file.Truncate(0))
 	var w recvWQE
-	if _, taken := srqOf(s).take(&w, make([]byte, maxRecvWQESize)); taken {
+	if _, taken := srqOf(s).take(&w); taken {
 		t.Error("a receive out of memory that is gone")
 	}
 	testutil.Eventually(t, "an error event of the queue", func() bool { return errs.Load() > 0 })

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/testutil"
 	"verbena/uapi"
@@ -524,13 +525,13 @@ func TestKeysOfOthers(t *testing.T) {
 		}
 	})
 	within(t, "a bind of another's window", func() {
-		if w.bind(victim, &uapi.RXESendWRMW{MWRKey: mw.RKey(), MRLKey: b.b.mr.LKey(), RKey: mw.RKey() + 1, Length: 8,
+		if w.bind(victim, &queue.Bind{MWRKey: mw.RKey(), MRLKey: b.b.mr.LKey(), RKey: mw.RKey() + 1, Length: 8,
 			Addr: b.b.addr}) {
 			t.Error("the window of another program was bound")
 		}
 	})
 	within(t, "a registration of another's region", func() {
-		if s := victim.req.fastReg(&uapi.RXESendWRMW{MRLKey: x.mr.LKey(), RKey: x.mr.LKey()}); s == uapi.WCSuccess {
+		if s := victim.req.fastReg(&queue.Bind{MRLKey: x.mr.LKey(), RKey: x.mr.LKey()}); s == uapi.WCSuccess {
 			t.Error("the region of another program was registered")
 		}
 	})

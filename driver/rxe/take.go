@@ -128,7 +128,7 @@ func (qp *QP) urgent() bool {
 	case w.answers:
 		return true
 	case reliable(qp.typ):
-		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.polled(0)
+		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.hasPolled(0)
 	}
-	return w.polls && qp.sendCQ.polled(1) // its own is there by now
+	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
 }

@@ -9,7 +9,6 @@ import (
 	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
-	"verbena/uapi"
 )
 
 // train is a link.Train in a pooled buffer, on its way through the egress queue of a queue pair.
@@ -364,7 +363,7 @@ func (g *gather) reset() {
 }
 
 // fill has buf filled with the bytes from off on of a list of elements.
-func (g *gather) fill(qp *QP, list []uapi.RXESGE, off int, buf []byte) bool {
+func (g *gather) fill(qp *QP, list []ib.SGE, off int, buf []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(buf) > 0 {
 		if i >= len(list) {

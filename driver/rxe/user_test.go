@@ -78,19 +78,19 @@ func (p *program) mmapLocked(off uint64, n int) []byte {
 	return m
 }
 
-// queue is a ring as the library of rxe uses it: it takes the geometry from the header.
-type queue struct{ mem []byte }
+// userRing is a ring as the library of rxe uses it: it takes the geometry from the header.
+type userRing struct{ mem []byte }
 
-func (q queue) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&q.mem[at])) }
+func (q userRing) word(at int) *uint32 { return (*uint32)(unsafe.Pointer(&q.mem[at])) }
 
-func (q queue) shift() uint32 { return *q.word(0) }
-func (q queue) mask() uint32  { return *q.word(4) }
-func (q queue) slot(i uint32) []byte {
+func (q userRing) shift() uint32 { return *q.word(0) }
+func (q userRing) mask() uint32  { return *q.word(4) }
+func (q userRing) slot(i uint32) []byte {
 	return q.mem[uapi.RXEQueueDataOffset+int((i&q.mask())<<q.shift()):][:1<<q.shift()]
 }
 
 // post fills the next slot, false if the queue is full.
-func (q queue) post(wqe []byte) bool {
+func (q userRing) post(wqe []byte) bool {
 	prod, cons := *q.word(uapi.RXEQueueProducerOffset), atomic.LoadUint32(q.word(uapi.RXEQueueConsumerOffset))
 	if cons == (prod+1)&q.mask() {
 		return false
@@ -101,7 +101,7 @@ func (q queue) post(wqe []byte) bool {
 }
 
 // poll takes the next completion.
-func (q queue) poll() (uapi.WC, bool) {
+func (q userRing) poll() (uapi.WC, bool) {
 	cons := *q.word(uapi.RXEQueueConsumerOffset)
 	if atomic.LoadUint32(q.word(uapi.RXEQueueProducerOffset)) == cons {
 		return uapi.WC{}, false
@@ -117,8 +117,8 @@ type user struct {
 	b      *bench
 	cq     *ib.CQ
 	qp     *ib.QP
-	sq, rq queue
-	cqueue queue
+	sq, rq userRing
+	cqueue userRing
 }
 
 // newUser replaces the queue pair of node a by one of a program.
@@ -145,7 +145,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	if !ok {
 		t.Fatal("create cq: short response")
 	}
-	u.cqueue = queue{u.mmap(cresp.MI)}
+	u.cqueue = userRing{u.mmap(cresp.MI)}
 	data = &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	u.qp, err = ibuser.CreateQP(b.a.pd, ib.QPInitAttr{
 		SendCQ: u.cq, RecvCQ: u.cq, Cap: cap, Type: b.b.qp.Init().Type, Event: func(_ *ib.QP,
@@ -158,7 +158,7 @@ func openUser(b *bench, cap ib.QPCap) *user {
 	if !ok {
 		t.Fatal("create qp: short response")
 	}
-	u.sq, u.rq = queue{u.mmap(resp.SQMI)}, queue{u.mmap(resp.RQMI)}
+	u.sq, u.rq = userRing{u.mmap(resp.SQMI)}, userRing{u.mmap(resp.RQMI)}
 	connectQPs(t, dev, u.qp, b.b.dev, b.b.qp, conn{})
 	return u
 }
@@ -230,7 +230,7 @@ func TestUserQueues(t *testing.T) {
 	init := u.qp.Init().Cap
 	for _, c := range []struct {
 		name  string
-		q     queue
+		q     userRing
 		least int // bytes per slot
 		slots int
 	}{
@@ -570,7 +570,7 @@ func TestUserScribbles(t *testing.T) {
 			connectQPs(t, b.a.dev, u.qp, b.b.dev, b.b.qp, conn{})
 		}
 		for range 20 {
-			q := []queue{u.sq, u.rq, u.cqueue}[r.IntN(3)]
+			q := []userRing{u.sq, u.rq, u.cqueue}[r.IntN(3)]
 			switch r.IntN(3) {
 			case 0:
 				atomic.StoreUint32(q.word(uapi.RXEQueueProducerOffset), r.Uint32())
@@ -664,10 +664,13 @@ func TestAbandonManyAndResized(t *testing.T) {
 	b := newBench(t, setup{shortcut: true})
 	u := newUser(b, userCap)
 	var more []*ib.QP
+	var lastRecv uapi.MMInfo
 	for range ring.DirectoryPageSize/uapi.SizeOf[ring.Entry]() + 3 {
-		qp, err := ibuser.CreateQP(b.a.pd, ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC},
-			&ib.Udata{Context: u.program, Out: make([]byte, 64)})
+		data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
+		qp, err := ibuser.CreateQP(b.a.pd, ib.QPInitAttr{SendCQ: u.cq, RecvCQ: u.cq, Cap: userCap, Type: ib.QPTypeRC}, data)
 		check(t, err)
+		resp, _ := uapi.Decode[uapi.RXECreateQPResp](data.Out[:data.N])
+		lastRecv = resp.RQMI
 		more = append(more, qp)
 	}
 	defer func() {
@@ -682,8 +685,8 @@ func TestAbandonManyAndResized(t *testing.T) {
 	data := &ib.Udata{Context: u.program, Out: make([]byte, 64)}
 	check(t, ibuser.ResizeCQ(u.cq, 300, data))
 	resp, _ := uapi.Decode[uapi.RXEResizeCQResp](data.Out[:data.N])
-	u.cqueue = queue{u.mmap(resp.MI)}
-	rq := queue{u.mmap(last.rq.Info())}
+	u.cqueue = userRing{u.mmap(resp.MI)}
+	rq := userRing{u.mmap(lastRecv)}
 	rq.post(u.recvWQE(77))
 	check(t, abandonPath(u.path))
 	wc, ok := u.cqueue.poll()

@@ -36,6 +36,8 @@ var layers = []layerRow{
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
 	{"what a service needs of a driver", []string{"driver"}},
+	{"layouts of queues in shared memory", []string{"driver/rxe/layout"}},
+	{"queues in decoded form", []string{"engine/queue"}},
 	{"the midlayer's helpers and suite", []string{"ib/attach", "ib/completion", "ib/ibtest", "ib/slot"}},
 	{"checked mode of the midlayer; the least convenient device", []string{"ib/check", "ib/weak"}},
 	{"the midlayer", []string{"ib"}},
@@ -64,9 +66,9 @@ var restrictedFolders = []struct {
 }
 
 // coreFolders lists the folders that depend only on the standard library, golang.org/x and one another.
-var coreFolders = []string{"driver", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem",
-	"uverbs",
-	"verbs"}
+var coreFolders = []string{
+	"driver", "engine", "ib", "link", "netdev", "nldev", "rdmacm", "rdmanet", "roce", "uapi", "umem", "uverbs", "verbs",
+}
 
 // Package is the output of go list for a package.
 type Package struct {

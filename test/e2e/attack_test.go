@@ -287,8 +287,8 @@ func (s *attackedService) readLoad() (l serviceLoad) {
 	return l
 }
 
-// countGoroutines returns the number of goroutines of the service, from its profile. It shows what remains of ended
-// sessions. The number of threads does not, because the Go runtime keeps idle threads.
+// countGoroutines returns the number of goroutines of the service, from its profile. A leak of ended sessions shows in
+// this number, not in the number of threads, because the Go runtime keeps idle threads.
 func (s *attackedService) countGoroutines() (n int) {
 	s.t.Helper()
 	z, err := gzip.NewReader(strings.NewReader(s.mustRun("debug", "pprof", "goroutine")))
@@ -299,7 +299,7 @@ func (s *attackedService) countGoroutines() (n int) {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	// These are the numbers of fields in the messages Profile and Sample of pprof's profile.proto.
+	// The constants are numbers of fields in the messages Profile and Sample of pprof's profile.proto.
 	const profileSample, sampleValue = 2, 2
 	eachField(s.t, b, profileSample, func(sample []byte) {
 		eachField(s.t, sample, sampleValue, func(value []byte) {

@@ -130,6 +130,9 @@ func (r *Ring) Capacity() int { return int(r.mask) }
 // Next returns the index after i.
 func (r *Ring) Next(i uint32) uint32 { return (i + 1) & r.mask }
 
+// Add returns the index n slots after i.
+func (r *Ring) Add(i, n uint32) uint32 { return (i + n) & r.mask }
+
 // Between returns the number of slots from index from up to, and without, index to.
 func (r *Ring) Between(from, to uint32) uint32 { return (to - from) & r.mask }
 
@@ -186,14 +189,17 @@ func (r *Ring) SetConsumer(i uint32) (ok bool) {
 // Peek copies the start of slot i, which is the consumer's next, to dst, which is no longer than a slot. filled is
 // false, and nothing is copied, if the producer has not filled the slot. It is for the consumer, which keeps the slot
 // until SetConsumer. ok is false if the memory is gone; dst may then hold a part of the slot.
-func (r *Ring) Peek(i uint32, dst []byte) (filled, ok bool) {
+func (r *Ring) Peek(i uint32, dst []byte) (filled, ok bool) { return r.PeekNth(i, 0, dst) }
+
+// PeekNth is Peek for the slot n slots after the consumer's next slot i.
+func (r *Ring) PeekNth(i, n uint32, dst []byte) (filled, ok bool) {
 	if r.shared {
 		defer survive(debug.SetPanicOnFault(true))
 	}
-	if atomic.LoadUint32(r.prod)&r.mask == i {
+	if r.Between(i, atomic.LoadUint32(r.prod)) <= n {
 		return false, true
 	}
-	copy(dst, r.slot(i))
+	copy(dst, r.slot(i+n))
 	return true, true
 }
 
