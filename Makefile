@@ -47,7 +47,7 @@ lint: tools ## run gofmt, vet, staticcheck, verbenavet (the contract, the import
 
 .PHONY: cross
 # These packages need no other process, no memory fault and no multicast. qemu-user handles these differently from Linux.
-ARM64 := ./verbs ./verbs/embed ./driver/rxe/transport ./uapi/... ./roce/... ./rdmacm/msg
+ARM64 := ./verbs ./verbs/embed ./engine/transport ./uapi/... ./roce/... ./rdmacm/msg
 cross: tools ## compile for arm64 and amd64, and run the tests that work under emulation
 	GOARCH=arm64 $(GO) vet ./...
 	GOARCH=amd64 $(GO) vet ./...
@@ -65,9 +65,9 @@ unit: tools ## run the unit tests with the race detector
 	  $(GO) test -vet=off -json -timeout 8m $$($(GO) list ./... | grep -E '$(PLAIN)'); \
 	  CGO_ENABLED=1 $(GO) test -C examples/rblk -race -vet=off -json -timeout 8m ./...; $(GO) test -C tools -vet=off -json -timeout 8m ./...; } | bin/verdict -slowest 40
 	$(GO) test -vet=off -run '^(TestDataPathAllocates|TestMessageCosts|TestCompletionEventDoesNotAllocate|TestRoomForManyUsers|TestAddressHandleLimit|TestLoss|TestTransfer|TestAtomicsTogether|TestSetInterfaceRandom|TestContract|TestModel)$$' \
-		./driver/rxe ./driver/loopback ./ib/weak ./uverbs
+		./engine ./driver/loopback ./ib/weak ./uverbs
 	$(GO) test -vet=off -run '^Test(Allocations|WaitAllocates|DataPathAllocates)$$' ./verbs/embed ./rdmanet
-	$(GO) test -vet=off -run '^TestSchedules$$' ./driver/rxe/internal/simtest
+	$(GO) test -vet=off -run '^TestSchedules$$' ./engine/internal/simtest
 	$(GO) test -vet=off -run '^TestLauncherRules$$' ./internal/confine
 
 .PHONY: libraries

@@ -63,26 +63,26 @@ shapes: build tools ## measure the rates and delays of link set, and of tc with 
 
 .PHONY: soak-transport
 soak-transport: ## run SCHEDULES random schedules (default 10000) of each transport service on virtual time, from FIRST (default 1) on
-	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./driver/rxe/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
+	$(GO) test -count=1 -timeout 12h -v -run '^TestSchedules$$' ./engine/internal/simtest -schedules $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
 .PHONY: soak-travel
 soak-travel: ## run SCHEDULES schedules (default 10000) of each service over the shortcut, as packets and alternating, and compare the results
-	$(GO) test -count=1 -timeout 12h -v -run '^TestTravel$$' ./driver/rxe/internal/simtest -travels $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
+	$(GO) test -count=1 -timeout 12h -v -run '^TestTravel$$' ./engine/internal/simtest -travels $(or $(SCHEDULES),10000) -first $(or $(FIRST),1)
 
 .PHONY: flood
 flood: ## measure the throughput of one process while another process floods the device with packets for some seconds
-	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./driver/rxe -flood
+	$(GO) test -count=1 -timeout 5m -v -run '^TestFlood$$' ./engine -flood
 
 .PHONY: mutants
 mutants: tools ## insert one defect at a time into the code, and check that the tests detect it
-	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./driver/rxe/internal/simtest -mutants
+	$(GO) test -count=1 -timeout 2h -v -run '^TestMutants$$' ./engine/internal/simtest -mutants
 	bin/mutants
 	bin/mutants -generated
 	$(GO) test -C tools -count=1 -timeout 20m -v -run '^Test(Drivers|Consumers)$$' ./wrong -wrong
 	$(GO) test -count=1 -timeout 20m -v -run '^TestWrongDrivers$$' ./ib/ibtest -whole
 
 .PHONY: mutants-drivers
-mutants-drivers: tools ## insert defects into the drivers for 30 minutes, and check that the contract suite detects them. ARGS="-run ^driver/rxe" selects packages
+mutants-drivers: tools ## insert defects into the drivers for 30 minutes, and check that the contract suite detects them. ARGS="-run ^engine" selects packages
 	bin/mutants -drivers -budget 30m $(or $(ARGS),-sample 100 -seed $$(date +%s))
 
 .PHONY: mutants-generated
@@ -121,14 +121,14 @@ CONCURRENCY = (Reentrant|Callback|HotPlug|SRQ|NoSleep|DeviceError)
 soak-contract: ## run the concurrency tests of the contract RUNS times (default 200) with the race detector, and all tests 5 x RUNS times without
 	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h ./ib
 	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h -run 'TestContract/$(CONCURRENCY)' ./driver/loopback
-	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h -run 'TestContract/^(shortcut|wire)$$/$(CONCURRENCY)|TestConcurrent|TestDestroyUnderLoad' ./driver/rxe
+	CGO_ENABLED=1 $(GO) test -race -count=$(RUNS) -timeout 24h -run 'TestContract/^(shortcut|wire)$$/$(CONCURRENCY)|TestConcurrent|TestDestroyUnderLoad' ./engine
 	$(GO) test -count=$$((5 * $(RUNS))) -timeout 24h -run TestContract ./driver/loopback
-	$(GO) test -count=$$((5 * $(RUNS) / 2)) -timeout 24h -run 'TestContract/^(shortcut|wire)$$' ./driver/rxe
+	$(GO) test -count=$$((5 * $(RUNS) / 2)) -timeout 24h -run 'TestContract/^(shortcut|wire)$$' ./engine
 
 .PHONY: soak-schedules
 soak-schedules: ## run the contract suite with random pauses at locks and the race detector, for SEEDS seeds (default 20) from SEED (default 1); then with defects
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$' -args '-ibtest.load 2' ./driver/loopback
-	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$/^(shortcut|wire)$$' ./driver/rxe
+	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) -run '^TestContract$$/^(shortcut|wire)$$' ./engine
 	$(GO) run ./ib/ibtest/schedule -race -seeds $(or $(SEEDS),20) -seed $(or $(SEED),1) ./ib
 	$(GO) test -count=1 -timeout 1h -v -run '^TestFinds' ./ib/ibtest/schedule -defects
 

@@ -5,8 +5,8 @@
 // rdma_user_ioctl.h, rdma_user_ioctl_cmds.h and rdma_user_rxe.h. The package also contains numbers that other headers
 // define and programs use: states, opcodes, statuses and attribute masks. The name of a type is the name of the C
 // struct without ib_uverbs_, in Go's spelling: RegMR is ib_uverbs_reg_mr. The comment of the type contains the name of
-// the C struct. The package has no behaviour of its own. Package uverbs executes the commands, and driver/rxe processes
-// the rings.
+// the C struct. The package has no behaviour of its own. Package uverbs executes the commands, and driver/rxe/layout
+// reads the rings.
 //
 // # A command by write
 //

@@ -35,6 +35,7 @@ var layers = []layerRow{
 	{"the Go client; the connection manager's device file; netlink's answers", []string{"verbs", "rdmacm/ucma", "nldev"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
+	{"the engine of low-level drivers", []string{"engine"}},
 	{"what a service needs of a driver", []string{"driver"}},
 	{"layouts of queues in shared memory", []string{"driver/rxe/layout"}},
 	{"queues in decoded form", []string{"engine/queue"}},
@@ -42,7 +43,7 @@ var layers = []layerRow{
 	{"checked mode of the midlayer; the least convenient device", []string{"ib/check", "ib/weak"}},
 	{"the midlayer", []string{"ib"}},
 	{"the protocol as values; shared rings; sockets, faults, simulated networks",
-		[]string{"driver/rxe/transport", "driver/rxe/ring", "link"}},
+		[]string{"engine/transport", "driver/rxe/ring", "link"}},
 	{"ground floor", []string{"internal", "netdev", "roce", "uapi", "umem"}},
 }
 
@@ -55,6 +56,8 @@ var forbiddenImports = []struct{ from, to, but string }{
 	{"ib", "link", ""}, {"supervisor", "link", ""}, {"remote", "link", ""}, {"rdmacm", "driver", ""}, {"rdmacm", "link",
 		""},
 	{"service", "driver/", "service/servicetest"},
+	{"ib", "engine", ""}, {"uverbs", "engine", ""}, {"rdmacm", "engine", ""}, {"supervisor", "engine", ""},
+	{"remote", "engine", ""}, {"capture", "engine", ""}, {"service", "engine", ""},
 }
 
 // restrictedFolders lists folders that only certain packages may import. Other packages must not act as a user context.

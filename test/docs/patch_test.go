@@ -31,7 +31,7 @@ func TestPatchesApply(t *testing.T) {
 			"verbs/device.go", "verbs/provider/tiny/queue_unsafe.go", "verbs/provider/tiny/tiny.go",
 		}, "tiny.Provider{}"},
 		{"docs/add-a-verb.md", []string{
-			"uapi/verb/table.go", "driver/rxe/device.go", "ib/device.go", "ib/driver.go", "uapi/ioctl_attrs.go",
+			"uapi/verb/table.go", "engine/device.go", "ib/device.go", "ib/driver.go", "uapi/ioctl_attrs.go",
 			"uverbs/ioctl_methods.go",
 		}, "Name: \"query_port_speed\""},
 	} {

@@ -12,17 +12,17 @@ import (
 // reference model, or else the driver's own tests, must detect the defects.
 var driverPackages = []driverPackage{
 	{"driver/loopback", []testSelection{{pkg: "driver/loopback", run: "^TestContract$"}}},
-	{"driver/rxe", rxeTests},
-	{"driver/rxe/transport", append([]testSelection{{pkg: "driver/rxe/transport", run: "."}}, rxeTests...)},
+	{"engine", rxeTests},
+	{"engine/transport", append([]testSelection{{pkg: "engine/transport", run: "."}}, rxeTests...)},
 }
 
 // rxeTests begins with the tests that take the least time.
 var rxeTests = []testSelection{
-	{pkg: "driver/rxe", run: "^(TestContract|TestModel)$/^(shortcut|wire)$/^Model$", short: true},
-	{pkg: "driver/rxe", run: ".", skip: "^TestContract$", short: true},
-	{pkg: "driver/rxe", run: "^TestContract$", short: true},
-	{pkg: "driver/rxe/internal/simtest", run: ".", short: true},
-	{pkg: "driver/rxe", run: "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"},
+	{pkg: "engine", run: "^(TestContract|TestModel)$/^(shortcut|wire)$/^Model$", short: true},
+	{pkg: "engine", run: ".", skip: "^TestContract$", short: true},
+	{pkg: "engine", run: "^TestContract$", short: true},
+	{pkg: "engine/internal/simtest", run: ".", short: true},
+	{pkg: "engine", run: "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"},
 }
 
 type driverPackage struct {

@@ -66,16 +66,21 @@ func apply(getenv func(string) string, report func(string)) error {
 // weaken makes a device of one of the driver packages the least convenient one.
 func weaken(h *ib.DeviceHandle, packages []string, seed uint64) {
 	h.Wrap(func(d ib.Driver) ib.Driver {
-		if !slices.Contains(packages, packageOf(d)) {
+		at := packageOf(d)
+		if !slices.ContainsFunc(packages, func(p string) bool { return at == p || strings.HasPrefix(at, p+"/") }) {
 			return d
 		}
 		return weak.New(d, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(weak.SlowMethods)})
 	})
 }
 
-// packageOf returns the import path of the package of a driver's type.
+// packageOf returns the import path of the package of a driver's type. For a driver on package engine this is the
+// package of its personality.
 func packageOf(d ib.Driver) string {
 	t := reflect.TypeOf(d)
+	if p, ok := ib.As[interface{ Personality() any }](d); ok {
+		t = reflect.TypeOf(p.Personality())
+	}
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}

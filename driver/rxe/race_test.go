@@ -1,5 +1,0 @@
-//go:build race
-
-package rxe
-
-const raceEnabled = true

@@ -1,0 +1,171 @@
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// path is a resolved address vector: from which endpoint, to which address. It does not change.
+type path struct {
+	from     *endpoint
+	dst      netip.Addr
+	tos, ttl uint8
+	attr     ib.AHAttr
+	resolved atomic.Pointer[resolved] // as of the latest look
+}
+
+// resolve finds the path that an address vector describes. EINVAL for a source that is not in the GID table,
+// ENETUNREACH for a destination that no endpoint of the device leads to.
+func resolve(d *Device, a *ib.AHAttr) (*path, error) {
+	g, at := &a.GRH, d.at.Load()
+	switch dgid := g.DGID; {
+	case a.Port != 1:
+		return nil, fmt.Errorf("address vector: no port %d: %w", a.Port, syscall.EINVAL)
+	case !a.HasGRH:
+		return nil, fmt.Errorf("address vector: RoCE needs a global route: %w", syscall.EINVAL)
+	case int(g.SGIDIndex) >= len(at.gids) || at.gids[g.SGIDIndex].GID.IsZero():
+		return nil, fmt.Errorf("address vector: source GID index %d is empty: %w", g.SGIDIndex, syscall.EINVAL)
+	case dgid.IsZero():
+		return nil, fmt.Errorf("address vector: no destination GID: %w", syscall.EINVAL)
+	}
+	p := &path{attr: *a, tos: g.TrafficClass, ttl: g.HopLimit}
+	p.dst = g.DGID.Addr()
+	if peer := d.aliased(g.DGID); peer != nil {
+		if _, to := meet(d, peer); to != nil {
+			p.dst = to.addr
+		}
+	} else if p.dst.Is6() && p.dst.IsLinkLocalUnicast() {
+		p.dst = p.dst.WithZone(at.netdev.Name)
+	}
+	// The entry's own address, or, for a default GID that is no address of the interface, one that can reach
+	// the destination.
+	own := at.gids[g.SGIDIndex].GID
+	for _, e := range at.endpoints {
+		if ib.GIDFromAddr(e.addr) == own && e.addr.Is4() == p.dst.Is4() {
+			p.from = e
+			return p, nil
+		}
+	}
+	for _, e := range at.endpoints {
+		if g.SGIDIndex == 0 && e.addr.Is4() == p.dst.Is4() {
+			p.from = e
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("address vector: no way from %v to %v: %w", own, p.dst, syscall.ENETUNREACH)
+}
+
+// aliased finds the device whose default GID is g, where that is not an address that packets can be sent to.
+func (d *Device) aliased(g ib.GID) *Device {
+	peer := d.fabric.load().byGID[g]
+	if g == d.at.Load().gids[0].GID {
+		peer = d
+	}
+	if peer == nil {
+		return nil
+	}
+	for _, e := range peer.at.Load().endpoints {
+		if ib.GIDFromAddr(e.addr) == g {
+			return nil
+		}
+	}
+	return peer
+}
+
+// meet chooses the endpoints by which two devices talk when no address was named: the first pair of one family.
+func meet(a, b *Device) (from, to *endpoint) {
+	for _, from = range a.at.Load().endpoints {
+		for _, to = range b.at.Load().endpoints {
+			if from.addr.Is4() == to.addr.Is4() {
+				return from, to
+			}
+		}
+	}
+	return nil, nil
+}
+
+// vector is the address vector of a queue pair's latest datagram, and where it leads. The provider of rdma-core before v39
+// knows no numbers of address handles, and writes the vector into each work request.
+type vector struct {
+	av ib.AHAttr
+	to *path // nil: nowhere, or none was seen yet
+}
+
+// path returns the path that an address vector describes, nil if there is none. The vector is the program's: of it
+// only what [resolve] checks is used.
+func (v *vector) path(d *Device, av *ib.AHAttr) *path {
+	if v.to == nil || v.av != *av {
+		v.av = *av
+		v.to, _ = resolve(d, av)
+	}
+	return v.to
+}
+
+// ah is an address handle.
+type ah struct {
+	dev    *Device
+	pd     *pd
+	num    uint32
+	counts *objectCounts
+	path   atomic.Pointer[path]
+}
+
+// maxAH is RXE_MAX_AH.
+const maxAH = 1<<15 - 1
+
+// CreateAH implements ib.AHDriver. It may not sleep.
+func (o ops) CreateAH(in ib.DriverPD, attr *ib.AHAttr, u *ib.Udata) (ib.DriverAH, error) {
+	d := o.dev
+	p, err := resolve(d, attr)
+	if err != nil {
+		return nil, err
+	}
+	c := d.context(u)
+	h := &ah{dev: d, pd: domain(in), counts: d.counts(c)}
+	if err := h.counts.add(countAH); err != nil {
+		return nil, err
+	}
+	n, ok := d.ahs.reserve()
+	if !ok {
+		h.counts.remove(countAH)
+		return nil, fmt.Errorf("%d address handles exist: %w", tableMax-1, syscall.ENOMEM)
+	}
+	h.num = n
+	h.path.Store(p)
+	d.ahs.set(n, h)
+	if c != nil {
+		c.queues.RespondAH(n, u)
+	}
+	return h, nil
+}
+
+// pathFor returns the path that the handle leads to now, nil if it is of another domain than the queue pair.
+func (h *ah) pathFor(qp *QP) *path {
+	if h.pd != qp.pd {
+		return nil
+	}
+	return h.path.Load()
+}
+
+// Modify implements ib.DriverAH.
+func (h *ah) Modify(attr *ib.AHAttr) error {
+	p, err := resolve(h.dev, attr)
+	if err == nil {
+		h.path.Store(p)
+	}
+	return err
+}
+
+// Query implements ib.DriverAH.
+func (h *ah) Query() (ib.AHAttr, error) { return h.path.Load().attr, nil }
+
+// Destroy implements ib.DriverAH.
+func (h *ah) Destroy() error {
+	h.dev.ahs.drop(h.num)
+	h.counts.remove(countAH)
+	return nil
+}

@@ -1,0 +1,176 @@
+package engine
+
+import (
+	"encoding/binary"
+	"time"
+
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// receiveResponse handles an acknowledgement or a response for a work request of this queue pair.
+// (rxe_completer)
+func (r *requester) receiveResponse(p *pass, k *packet) {
+	qp := r.qp
+	if !r.snd.Expects(k.psn) {
+		r.snd.Stale()
+		qp.dev.counters.add(cntDropResponse, 1)
+		return // to something that is complete already, or that was never sent
+	}
+	if k.Flags&roce.FlagAck != 0 {
+		syndrome := k.AETH().Syndrome()
+		switch {
+		case syndrome.IsRNR():
+			qp.dev.counters.add(cntRcvRNR, 1)
+		case syndrome == roce.NAKPSNSequenceError:
+			qp.dev.counters.add(cntRcvSeqErr, 1)
+		}
+		r.apply(r.snd.Ack(k.psn, syndrome))
+		return
+	}
+	x := transport.Response{PSN: k.psn, Op: k.Opcode.Operation(), Length: len(k.Payload)}
+	if h := k.AETH(); h != nil {
+		x.Syndrome = h.Syndrome()
+	}
+	res, to, ok := r.snd.Response(&x)
+	if r.apply(res); !ok {
+		return
+	}
+	data := k.Payload
+	if h := k.AtomicAckETH(); h != nil {
+		// Host byte order in memory, as the value was there at the responder.
+		binary.NativeEndian.PutUint64(r.result[:], h.Orig())
+		data = r.result[:]
+	}
+	w := r.wqe(r.snd.Head())
+	if !p.store(qp, scatterRead, k.psn, w.SGEs, to.Offset, data) || to.Last && !p.settle(qp) {
+		return
+	}
+	r.apply(r.snd.Stored())
+}
+
+// statuses are the completions of the work requests that fail on the wire.
+var statuses = [...]uapi.WCStatus{
+	transport.RemoteInvalid:   uapi.WCRemInvReqErr,
+	transport.RemoteAccess:    uapi.WCRemAccessErr,
+	transport.RemoteOperation: uapi.WCRemOpErr,
+	transport.RetryExceeded:   uapi.WCRetryExcErr,
+	transport.RNRExceeded:     uapi.WCRNRRetryExcErr,
+	transport.BadResponse:     uapi.WCBadRespErr,
+}
+
+// apply carries out what follows from an acknowledgement, a response or a timeout.
+func (r *requester) apply(res transport.Result) {
+	qp := r.qp
+	r.succeed(res.Done)
+	if res.Retransmits {
+		qp.dev.counters.add(cntCompRetry, 1)
+	}
+	switch {
+	case res.Failure == transport.NoFailure:
+		if res.Retransmits {
+			qp.trace.note(traceRetry, uint32(res.Retries))
+		}
+		if res.Wait != 0 {
+			qp.trace.note(traceRNRWait, uint32(res.Wait/time.Microsecond))
+		}
+		return
+	case res.Failure == transport.RetryExceeded:
+		qp.dev.counters.add(cntRetryExceeded, 1)
+	case res.Failure == transport.RNRExceeded:
+		qp.dev.counters.add(cntRNRRetryExceeded, 1)
+	}
+	r.fail(statuses[res.Failure])
+}
+
+// timedOut is called when no acknowledgement came in time.
+func (r *requester) timedOut() {
+	qp := r.qp
+	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
+		return
+	}
+	if res, ok := r.snd.TimedOut(); ok {
+		qp.trace.note(traceTimeout, 0)
+		r.apply(res)
+	}
+}
+
+// succeed completes the n work requests that snd has just let go.
+func (r *requester) succeed(n int) {
+	for i := r.snd.Head() - uint32(n); i != r.snd.Head(); i++ {
+		r.complete(r.wqe(i), uapi.WCSuccess)
+	}
+}
+
+// complete gives the slot of a work request back and posts its completion. Failures are reported also where success
+// would not be (IBA 10.7.3.1).
+func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
+	qp := r.qp
+	qp.trace.note(traceSendDone, uint32(status))
+	if !qp.sq.Complete() {
+		qp.ringGone()
+	}
+	if status == uapi.WCSuccess {
+		qp.dev.counters.add(cntRDMASend, 1)
+		if !qp.sigAll && w.Flags&uapi.SendSignaled == 0 {
+			return
+		}
+	}
+	wc := uapi.WC{WRID: w.ID, Status: status, ByteLen: uint32(w.length)}
+	if int(w.Opcode) < len(wcOpcodes) {
+		wc.Opcode = wcOpcodes[w.Opcode]
+	}
+	qp.complete(qp.sendCQ, &wc, false)
+}
+
+// fail completes the oldest work request with an error; the queue pair, or for the unconnected and unreliable services
+// its send queue, goes to the error state, and is there for whoever sees the completion.
+func (r *requester) fail(status uapi.WCStatus) {
+	qp := r.qp
+	why := ""
+	if qp.dev.qpFailed != nil {
+		why = "a work request failed: " + status.String()
+	}
+	switch {
+	case qp.state == ib.QPErr:
+	case reliable(qp.typ):
+		qp.enterError(why)
+	default:
+		qp.setState(ib.QPSQE)
+	}
+	if r.snd.Len() > 0 {
+		r.drop(status)
+	}
+}
+
+// drop completes the oldest work request, which did not succeed.
+func (r *requester) drop(status uapi.WCStatus) {
+	w := r.wqe(r.snd.Head())
+	r.snd.Drop()
+	r.complete(w, status)
+}
+
+// flush completes everything in the send queue with a flush error. It is bounded by the size of the queue, also against
+// a user who goes on posting. (rxe_drain_resp_pkts)
+func (r *requester) flush() {
+	qp := r.qp
+	for r.snd.Len() > 0 {
+		r.drop(uapi.WCWRFlushErr)
+	}
+	r.snd.Rewind()
+	for range qp.sq.Capacity() {
+		w := &r.scratch
+		if found, ok := qp.sq.Fetch(0, &w.Send); !ok {
+			qp.ringGone()
+			return
+		} else if !found {
+			break
+		}
+		qp.timer.quiet = 0
+		r.check(w)
+		qp.sq.Take()
+		r.complete(w, uapi.WCWRFlushErr)
+	}
+}

@@ -1,0 +1,126 @@
+package engine
+
+import (
+	"sync"
+	"testing"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// countedSpace is memory of this process that counts its copies, each of which is a system call for that of a program.
+type countedSpace struct {
+	*umem.Local
+	reads, writes int
+}
+
+func (s *countedSpace) ReadV(dst [][]byte, addr uint64) error {
+	s.reads++
+	return s.Local.ReadV(dst, addr)
+}
+
+func (s *countedSpace) WriteV(src [][]byte, addr uint64) error {
+	s.writes++
+	return s.Local.WriteV(src, addr)
+}
+
+// passList has the passes of a device. A thread may need one while another has one.
+type passList struct {
+	mu   sync.Mutex
+	list []*pass
+}
+
+func (l *passList) add(p *pass) *pass {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, p)
+	return p
+}
+
+// runs returns how often they have run a queue pair.
+func (l *passList) runs() (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range l.list {
+		n += p.runs
+	}
+	return n
+}
+
+// TestMessageCosts counts what a message costs between two devices of a Fabric, at an MTU of 4096: how often a queue pair is run,
+// the copies at either end, and the packets, acknowledgements among them. A change that adds one has to change this table.
+// TestDataPathAllocates counts allocations, none.
+func TestMessageCosts(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes sync.Pool drop what it holds")
+	}
+	type cost struct{ runs, reads, writes, packets int }
+	for _, c := range []struct {
+		name string
+		op   ib.WROpcode
+		size int
+		want cost
+	}{
+		{"SEND of 64 bytes", ib.WRSend, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
+		{"SEND of 4 KB", ib.WRSend, 4 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
+		{"SEND of 64 KB", ib.WRSend, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}},
+		{"SEND of 1 MB", ib.WRSend, 1 << 20, cost{runs: 7, reads: 5, writes: 5, packets: 259}},
+		{"WRITE of 64 bytes", ib.WRRDMAWrite, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
+		{"WRITE of 64 KB", ib.WRRDMAWrite, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}},
+		{"WRITE of 1 MB", ib.WRRDMAWrite, 1 << 20, cost{runs: 7, reads: 5, writes: 5, packets: 259}},
+		{"READ of 64 bytes", ib.WRRDMARead, 64, cost{runs: 3, reads: 1, writes: 1, packets: 2}},
+		{"READ of 64 KB", ib.WRRDMARead, 64 << 10, cost{runs: 3, reads: 1, writes: 1, packets: 17}},
+		{"READ of 1 MB", ib.WRRDMARead, 1 << 20, cost{runs: 9, reads: 16, writes: 4, packets: 272}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBench(t, setup{shortcut: true})
+			b.connect(conn{mtu: ib.MTU4096})
+			spaces := [2]countedSpace{{Local: umem.NewLocal()}, {Local: umem.NewLocal()}}
+			var mrs [2]*ib.MR
+			var addrs [2]uint64
+			for i, n := range []*node{b.a, b.b} {
+				var err error
+				addrs[i], err = spaces[i].Add(make([]byte, 1<<20))
+				check(t, err)
+				mrs[i], err = n.pd.RegMR(ib.MRInit{Space: &spaces[i], Addr: addrs[i], Length: 1 << 20, Access: allAccess})
+				check(t, err)
+				n.mrs = append(n.mrs, mrs[i])
+			}
+			var passes passList
+			b.a.dev.passes.New = func() any { return passes.add(newPass(b.a.dev)) }
+			forgetPools()
+			sge := func(i int) []ib.SGE {
+				return []ib.SGE{{Addr: addrs[i], Length: uint32(c.size), LKey: mrs[i].LKey()}}
+			}
+			exchange := func() {
+				if c.op == ib.WRSend {
+					_, err := b.b.qp.PostRecv(ib.RecvWR{ID: 1, SGList: sge(1)})
+					check(t, err)
+				}
+				b.a.send(ib.SendWR{ID: 2, Opcode: c.op, Flags: ib.SendSignaled, SGList: sge(0), RemoteAddr: addrs[1], RKey: mrs[1].RKey()})
+				b.a.poll(1)
+				if c.op == ib.WRSend {
+					b.b.poll(1)
+				}
+			}
+			exchange()
+			sent := func() int { return int(b.a.dev.Stats()["sent_pkts"] + b.b.dev.Stats()["sent_pkts"]) }
+			var got cost
+			for range 5 { // a timer that fires meanwhile runs a queue pair once more
+				for i := range spaces {
+					spaces[i].reads, spaces[i].writes = 0, 0
+				}
+				runs, before := passes.runs(), sent()
+				exchange()
+				got = cost{
+					runs: passes.runs() - runs, reads: spaces[0].reads + spaces[1].reads, writes: spaces[0].writes + spaces[1].writes,
+					packets: sent() - before,
+				}
+				if got == c.want {
+					return
+				}
+			}
+			t.Errorf("got %+v, want %+v", got, c.want)
+		})
+	}
+}

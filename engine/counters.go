@@ -1,0 +1,177 @@
+package engine
+
+import (
+	"sync/atomic"
+
+	"verbena/link"
+	"verbena/roce"
+)
+
+// counter is one of the device's statistics, by the names of the kernel's hw_counters (rxe_hw_counters.c).
+type counter uint8
+
+const (
+	cntSentPkts counter = iota
+	cntRcvdPkts
+	cntDupReq
+	cntOutOfSeqReq
+	cntRcvRNR
+	cntSndRNR
+	cntRcvSeqErr
+	cntAckDeferred
+	cntRetryExceeded
+	cntRNRRetryExceeded
+	cntCompRetry
+	cntSendErr
+	cntLinkDowned
+	cntRDMASend
+	cntRDMARecv
+
+	cntSentShortcut // of the sent ones
+	cntSentProbe    // of the sent ones
+
+	// Why a packet was dropped without an answer; the kernel does not count these.
+	cntDropShort
+	cntDropVersion
+	cntDropOpcode
+	cntDropHeaders
+	cntDropUnaligned
+	cntDropPad
+	cntDropPayload
+	cntDropNobody
+	cntDropService
+	cntDropPKey
+	cntDropState
+	cntDropSource
+	cntDropQKey
+	cntDropEcho
+	cntDropResponse
+	cntDropDuplicate
+	cntDropUnreliable
+	cntDropGap
+	cntDropPortDown
+	cntDropStalled
+	numCounters
+)
+
+var counterNames = [numCounters]string{
+	cntSentPkts:         "sent_pkts",
+	cntRcvdPkts:         "rcvd_pkts",
+	cntDupReq:           "duplicate_request",
+	cntOutOfSeqReq:      "out_of_seq_request",
+	cntRcvRNR:           "rcvd_rnr_err",
+	cntSndRNR:           "send_rnr_err",
+	cntRcvSeqErr:        "rcvd_seq_err",
+	cntAckDeferred:      "ack_deferred",
+	cntRetryExceeded:    "retry_exceeded_err",
+	cntRNRRetryExceeded: "retry_rnr_exceeded_err",
+	cntCompRetry:        "completer_retry_err",
+	cntSendErr:          "send_err",
+	cntLinkDowned:       "link_downed",
+	cntRDMASend:         "rdma_sends",
+	cntRDMARecv:         "rdma_recvs",
+	cntSentShortcut:     "sent_shortcut_pkts",       // to a device of the same Fabric, without the network
+	cntSentProbe:        "sent_probe_pkts",          // again before the timeout, to learn what was lost; see Config.NoProbe
+	cntDropShort:        "drop_short",               // less than a BTH and an ICRC
+	cntDropVersion:      "drop_wrong_version",       // of the transport header
+	cntDropOpcode:       "drop_unknown_opcode",      //
+	cntDropHeaders:      "drop_short_headers",       // less than the headers of the opcode
+	cntDropUnaligned:    "drop_unaligned",           // length no multiple of 4
+	cntDropPad:          "drop_wrong_padding",       // more padding than payload
+	cntDropPayload:      "drop_unexpected_payload",  // the opcode has none
+	cntDropNobody:       "drop_unknown_qp",          // no queue pair has the number
+	cntDropService:      "drop_wrong_service",       // the opcode is of another service than the queue pair
+	cntDropPKey:         "drop_wrong_pkey",          //
+	cntDropState:        "drop_wrong_state",         // the queue pair does not receive
+	cntDropSource:       "drop_wrong_source",        // not an address of the connection
+	cntDropQKey:         "drop_wrong_qkey",          //
+	cntDropEcho:         "drop_own_multicast",       // who sends to a group gets no copy
+	cntDropResponse:     "drop_stale_response",      // to nothing that is outstanding
+	cntDropDuplicate:    "drop_forgotten_duplicate", // of a READ or atomic of which nothing is known any more
+	cntDropUnreliable:   "drop_unreliable",          // a datagram, or a packet of a message on UC, that could not be taken
+	cntDropGap:          "drop_after_gap",           // behind a lost packet that was asked for already
+	cntDropPortDown:     "drop_port_down",           // while the port is down
+	cntDropStalled:      "drop_stalled",             // the program's memory does not answer, and too much waits for it
+}
+
+// malformedCounters are of packets that package roce does not take.
+var malformedCounters = [roce.NumDropReasons]counter{
+	roce.DropTooShort: cntDropShort, roce.DropVersion: cntDropVersion, roce.DropOpcode: cntDropOpcode,
+	roce.DropHeaders: cntDropHeaders, roce.DropUnaligned: cntDropUnaligned, roce.DropPad: cntDropPad,
+	roce.DropPayload: cntDropPayload,
+}
+
+// malformed returns the counter of a packet that roce.ParseBody refuses with err.
+func malformed(err error) counter {
+	why, _ := err.(roce.DropReason)
+	return malformedCounters[why]
+}
+
+// counters are on cache lines of their own, so that threads that count different things do not disturb each
+// other. The data path counts packets once per train.
+type counters [numCounters]struct {
+	n atomic.Uint64
+	_ [56]byte
+}
+
+func (c *counters) add(i counter, n int) { c[i].n.Add(uint64(n)) }
+
+// violations is what QueryPort reports of packets with a wrong key: 16 bits, which stay at their end.
+// (set_bad_pkey_cntr, set_qkey_viol_cntr)
+func (c *counters) violations(i counter) uint32 { return uint32(min(c[i].n.Load(), 0xffff)) }
+
+// wireCounters are of what the endpoints drop, and of why they could not send.
+var wireCounters = map[string]func(s *link.Stats) uint64{
+	"drop_icrc":          func(s *link.Stats) uint64 { return s.ICRCErrors },
+	"drop_forged":        func(s *link.Stats) uint64 { return s.Forged },    // from an own address, by another process's socket
+	"drop_overflow":      func(s *link.Stats) uint64 { return s.Overflows }, // no room in the socket
+	"recv_socket_err":    func(s *link.Stats) uint64 { return s.ReceiveErrors },
+	"send_again":         func(s *link.Stats) uint64 { return s.SendAgain }, // no room in the socket; tried again
+	"send_no_route_err":  func(s *link.Stats) uint64 { return s.SendNoRoute },
+	"send_too_long_err":  func(s *link.Stats) uint64 { return s.SendTooLong },
+	"send_forbidden_err": func(s *link.Stats) uint64 { return s.SendForbidden },
+	"send_other_err":     func(s *link.Stats) uint64 { return s.SendOther + s.SendInvalid },
+	"send_cut_off_err":   func(s *link.Stats) uint64 { return s.SendCutOff }, // the end of a train
+	"drop_link_down":     func(s *link.Stats) uint64 { return s.LinkDown },   // in either direction
+	"drop_link_queue":    func(s *link.Stats) uint64 { return s.ShaperOverflows },
+	"drop_link_loss":     func(s *link.Stats) uint64 { return s.ShaperLosses },
+	"ecn_marked_pkts":    func(s *link.Stats) uint64 { return s.ShaperMarked },
+}
+
+// Stats are a device's counters, by the names that the files below ports/1/hw_counters have: those of the kernel's rxe,
+// and ours, drop_* for what was dropped without an answer. It may sleep.
+func (d *Device) Stats() map[string]uint64 {
+	s := make(map[string]uint64, int(numCounters)+len(wireCounters))
+	for i, name := range counterNames {
+		s[name] = d.counters[i].n.Load()
+	}
+	w := d.wireStats()
+	for name, f := range wireCounters {
+		s[name] = f(&w)
+	}
+	s[counterNames[cntDropShort]] += w.Malformed
+	return s
+}
+
+// Stats implements uverbs.Counters.
+func (o ops) Stats() map[string]uint64 { return o.dev.Stats() }
+
+// wireStats sums up the endpoints, those too that are gone. It may sleep.
+func (d *Device) wireStats() link.Stats {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	sum := d.changes.gone
+	for _, e := range d.changes.ends {
+		if w := e.wire.Load(); w != nil {
+			sum.Add(statsOf(w.Endpoint))
+		}
+	}
+	return sum
+}
+
+func statsOf(e link.Endpoint) link.Stats {
+	if r, ok := e.(link.StatsReader); ok {
+		return r.Stats()
+	}
+	return link.Stats{}
+}

@@ -1,0 +1,64 @@
+package engine
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+)
+
+// The limits that QueryDevice reports hold for each program, and for the consumers in this process together. The tables
+// of the device have more room, so that a program at its limits leaves objects for others.
+
+// counted is a kind of objects with such a limit.
+type counted int
+
+const (
+	countPD counted = iota
+	countCQ
+	countQP
+	countSRQ
+	countAH
+	numCounted
+)
+
+// countLimits holds the limits, which are those of the kernel's rxe, and the names of the kinds in errors.
+var countLimits = [numCounted]struct {
+	most uint32
+	name string
+}{
+	countPD:  {maxPD, "protection domains"},
+	countCQ:  {maxCQ, "completion queues"},
+	countQP:  {maxQP, "queue pairs"},
+	countSRQ: {maxSRQ, "shared receive queues"},
+	countAH:  {maxAH, "address handles"},
+}
+
+// objectCounts holds the numbers of objects of a program, or of the consumers in this process.
+type objectCounts struct {
+	most *[numCounted]uint32 // the device's limits
+	now  [numCounted]atomic.Uint32
+}
+
+// add counts one more object. It returns ENOMEM at the limit. It may not sleep.
+func (c *objectCounts) add(k counted) error {
+	for {
+		n := c.now[k].Load()
+		if n >= c.most[k] {
+			return fmt.Errorf("the program has %d %s, the limit of the device: %w", n, countLimits[k].name, syscall.ENOMEM)
+		}
+		if c.now[k].CompareAndSwap(n, n+1) {
+			return nil
+		}
+	}
+}
+
+// remove counts one object less. It may not sleep.
+func (c *objectCounts) remove(k counted) { c.now[k].Add(^uint32(0)) }
+
+// counts returns the counts of a user context; nil means the consumers in this process.
+func (d *Device) counts(c *userContext) *objectCounts {
+	if c == nil {
+		return &d.own
+	}
+	return &c.counts
+}

@@ -1,0 +1,259 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+
+	"verbena/engine/queue"
+	"verbena/ib"
+	"verbena/internal/notify"
+	"verbena/uapi"
+)
+
+const (
+	maxCQ = 1 << 20
+)
+
+// cq is a completion queue: a ring that the engine fills and the consumer empties.
+type cq struct {
+	dev *Device
+	obj ib.CQHandle
+	ctx *userContext // nil for a consumer in this process
+
+	poll   sync.Mutex // one Poll at a time; before mu
+	polled uapi.WC    // the completion that is being polled; under poll
+
+	mu    sync.Mutex // a leaf: under it nothing is locked but the midlayer's queue of callbacks
+	queue queue.CompletionQueue
+	added uapi.WC // the completion that is being added
+	armed notify.Arming
+	lost  bool // a completion was lost: no more come
+}
+
+// CreateCQ implements ib.Driver.
+func (o ops) CreateCQ(obj ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.DriverCQ, error) {
+	d := o.dev
+	if attr.Entries > d.limits.cqe {
+		return nil, fmt.Errorf("%d entries, at most %d: %w", attr.Entries, d.limits.cqe, syscall.EINVAL)
+	}
+	if attr.Flags != 0 {
+		return nil, fmt.Errorf("flags %#x: %w", attr.Flags, syscall.EOPNOTSUPP)
+	}
+	c := &cq{dev: d, obj: obj, ctx: d.context(u)}
+	q, err := newCompletions(c.ctx, attr.Entries, u)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.counts(c.ctx).add(countCQ); err != nil {
+		q.Free()
+		return nil, err
+	}
+	c.queue = q
+	obj.SetEntries(q.Capacity())
+	return c, nil
+}
+
+// newCompletions makes the queue, and reports its location to a program.
+func newCompletions(ctx *userContext, entries int, u *ib.Udata) (queue.CompletionQueue, error) {
+	if ctx == nil {
+		return queue.NewCompletion(entries), nil
+	}
+	return ctx.queues.CreateCQ(entries, u)
+}
+
+// post adds a completion, and wakes who waits for it. It reports false when the queue is full, or gone: then the
+// queue is in error, as is soon every queue pair that posts to it. (rxe_cq_post)
+func (c *cq) post(wc *uapi.WC, solicited bool) bool {
+	if c.ctx != nil && c.dev.silent.Load() {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.lost {
+		return false
+	}
+	c.added = *wc
+	if _, waiting, ok := c.oldest(); !ok || int(waiting) == c.queue.Capacity() || !c.queue.Push(&c.added) {
+		c.lost = true
+		c.obj.Raise(ib.EventCQErr)
+		return false
+	}
+	armed, tell := c.armed.Posted(solicited || wc.Status != uapi.WCSuccess)
+	if c.armed = armed; tell {
+		c.obj.Completed()
+	}
+	return true
+}
+
+// oldest returns the position of the oldest completion that was not consumed, and the number of completions from there
+// on; false if the queue's memory is gone. The caller holds mu.
+//
+//verbena:held mu
+func (c *cq) oldest() (at, waiting uint32, ok bool) {
+	at, waiting, repaired, ok := c.queue.Oldest()
+	if repaired && c.ctx != nil {
+		c.ctx.libraryFault(ib.Overconsumed)
+	}
+	return at, waiting, ok
+}
+
+// Poll implements ib.DriverCQ. It may not sleep.
+func (c *cq) Poll(wc []ib.WC) (n int, err error) {
+	c.poll.Lock()
+	defer c.poll.Unlock()
+	q, at, ok := c.begin()
+	if !ok {
+		return 0, errRingGone
+	}
+	for ; n < len(wc); n++ {
+		found, ok := q.Fetch(at, uint32(n), &c.polled)
+		if !ok {
+			return n, errRingGone
+		}
+		if !found {
+			break
+		}
+		c.decode(&wc[n], &c.polled)
+	}
+	if n > 0 && !q.Consume(at, uint32(n)) {
+		return n, errRingGone
+	}
+	return n, nil
+}
+
+var errRingGone = fmt.Errorf("the process took the memory of its queue away: %w", syscall.EFAULT)
+
+// begin returns the queue, which only Resize replaces, under both locks, and the position of the oldest completion.
+func (c *cq) begin() (q queue.CompletionQueue, at uint32, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at, _, ok = c.oldest()
+	return c.queue, at, ok
+}
+
+// Waiting implements ib.CQCounter. It may not sleep.
+func (c *cq) Waiting() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, waiting, _ := c.oldest()
+	return int(waiting)
+}
+
+// hasPolled reports whether the consumer has taken all completions but the newest n.
+func (c *cq) hasPolled(n uint32) bool {
+	if c == nil {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, waiting, ok := c.oldest()
+	return ok && waiting <= n
+}
+
+// current is the queue, nil of no queue, which only Resize replaces, under both locks.
+func (c *cq) current() queue.CompletionQueue {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.queue
+}
+
+// decode is the opposite of what the engine fills in.
+func (c *cq) decode(to *ib.WC, w *uapi.WC) {
+	*to = ib.WC{
+		ID: w.WRID, Status: w.Status, Opcode: w.Opcode, VendorErr: w.VendorErr,
+		ByteLen: w.ByteLen, QPNum: w.QPNum, SrcQP: w.SrcQP, PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, Port: w.PortNum,
+	}
+	flags := uapi.IBVWCFlags(w.WCFlags)
+	if flags&uapi.IBVWCGRH != 0 {
+		to.Flags |= ib.WCGRH
+	}
+	if flags&uapi.IBVWCWithImm != 0 {
+		to.Flags |= ib.WCWithImm
+		to.Imm = w.Ex.Imm().Uint32()
+	}
+	if flags&uapi.IBVWCWithInv != 0 {
+		to.Flags |= ib.WCWithInvalidate
+		to.InvalidateRKey = w.Ex.InvalidateRKey()
+	}
+	if qp := c.dev.qp(w.QPNum); qp != nil {
+		to.QP = qp.obj.QP()
+	}
+}
+
+// ReqNotify implements ib.DriverCQ. It may not sleep.
+func (c *cq) ReqNotify(flags ib.NotifyFlags) (missed bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, waiting, ok := c.oldest()
+	if !c.lost && flags&ib.NotifyReportMissed == 0 { // a process may have taken the ring away
+		c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
+		return false, nil
+	}
+	switch {
+	case !ok:
+		return false, errRingGone
+	case c.lost && waiting == 0:
+		return false, errOverflow
+	}
+	c.armed = c.armed.Request(flags&ib.NotifyNextComp != 0)
+	return waiting > 0, nil
+}
+
+// errOverflow is the error of a wait for completions that will not come.
+var errOverflow = fmt.Errorf("a completion was lost, for which the queue had no room, and no more come: %w", syscall.EOVERFLOW)
+
+// Resize implements ib.CQResizer.
+func (c *cq) Resize(entries int, u *ib.Udata) error {
+	if entries < 1 || entries > c.dev.limits.cqe {
+		return fmt.Errorf("%d entries, at most %d: %w", entries, c.dev.limits.cqe, syscall.EINVAL)
+	}
+	r, err := newCompletions(c.ctx, entries, u)
+	if err != nil {
+		return err
+	}
+	old, err := c.replace(r)
+	if err != nil {
+		r.Free()
+		return err
+	}
+	c.ctx.moved()
+	old.Free()
+	return nil
+}
+
+// replace moves what is in the queue to another one.
+func (c *cq) replace(q queue.CompletionQueue) (old queue.CompletionQueue, err error) {
+	c.poll.Lock()
+	defer c.poll.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, n, ok := c.oldest()
+	if !ok {
+		return nil, errRingGone
+	}
+	if int(n) > q.Capacity() {
+		return nil, fmt.Errorf("%d completions are waiting: %w", n, syscall.EINVAL)
+	}
+	if !queue.MoveCompletions(c.queue, q) {
+		return nil, errRingGone
+	}
+	old, c.queue = c.queue, q
+	c.obj.SetEntries(q.Capacity())
+	return old, nil
+}
+
+// Destroy implements ib.DriverCQ.
+func (c *cq) Destroy() error {
+	c.poll.Lock()
+	defer c.poll.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lost = true
+	c.queue.Free()
+	c.dev.counts(c.ctx).remove(countCQ)
+	return nil
+}

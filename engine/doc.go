@@ -1,0 +1,89 @@
+// Package engine is the engine of software devices: a [Device] speaks the InfiniBand transport protocol (IBA volume 1,
+// chapter 9) over UDP, all of it in this process. It mirrors drivers/infiniband/sw/rxe, and keeps the map of its files.
+// Where the kernel's rxe departs from the specification, the engine follows the specification.
+//
+// The engine knows no layout of queues in memory. It reads decoded requests and writes completions through package
+// engine/queue. A driver is a personality of the engine: its [Config.Layout] is the form of the queues that programs
+// share with it. Package driver/rxe is such a driver.
+//
+// # From a work request to a completion
+//
+//	consumer         queue pair A               wire or Fabric        queue pair B       consumer
+//
+//	send ring -----> requester --> egress --------> train ----------> responder -------> memory
+//	                     ^                                             |     |
+//	                     | window                                      |     +---------> completion ring
+//	completion <---- completer <------ ACK, READ response <-- egress <-+     ^
+//	ring                 |                                                   +---------- receive ring
+//	                     +--> memory (RDMA READ)
+//
+// The protocol itself, chapter 9 of the specification, is package transport: values that know PSNs, requests in flight,
+// duplicates, acknowledgements, retransmissions and timeouts, and nothing of memory, rings, locks or clocks. Around them, the
+// requester (req.go) takes work requests out of the send ring, builds the packets that transport's Sender asks for, and lays
+// them into trains (train.go), runs of packets that the network takes at once. The responder (resp.go) carries out the requests
+// that transport's Receiver lets pass, stores the data, completes receives, and answers. The completer (comp.go) stores
+// responses and completes the work requests that the Sender says are done.
+//
+// # Threads
+//
+// The engine has no threads. A thread that has an event for a queue pair (a doorbell or PostSend on the caller's thread,
+// packets on the endpoint's, a timer) begins a [pass], which works off a run queue of queue pairs; pass.go has the way of a
+// message from top to bottom. At most one thread runs a queue pair at a time, and none waits for that: an event for one that is
+// being run is left to the thread that runs it. So a message takes three runs (the sender's, the receiver's, and the
+// sender's again for the acknowledgement), and no lock is held while payload is copied, packets are sent or completions are
+// reported. A train for another device of the same [Fabric] is not sent: it is an event of the peer, which the same pass
+// runs next, so that a message between two programs of one service costs no change of thread and no system call. A pass
+// that takes long is finished by a goroutine.
+//
+// # Memory
+//
+// What a key stands for is a grant (key.go), which does not change; binding, registering, invalidating and the like put
+// another behind the key, and wait until nobody uses the old one.
+//
+// A queue is shared with a user process, in the form of the layout, or holds decoded values in the memory of this
+// process. Both are a queue.SendQueue, RecvQueue or CompletionQueue. A work request is copied out of a shared queue
+// once, decoded by the layout, then checked (wqe.go). The engine holds no pointer to registered memory. Package umem
+// copies in and out, one call for a train rather than for a packet. On the data path nothing is allocated.
+//
+// When the service dies, the layout's package completes the work requests of its programs with errors (ring.Abandon).
+//
+// # Files
+//
+//	device.go   Device, its attributes, user contexts      rxe.c, rxe_verbs.c, rxe_param.h
+//	addressing.go  what follows the interface           core/roce_gid_mgmt.c, cache.c; rxe_net.c
+//	hardware.go the adapter, which resets, hangs and dies  (pci_driver)
+//	gid.go      GID and P_Key tables
+//	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
+//	queue/      queues in decoded form                     rxe_queue.h
+//	queue.go    receives of consumers; the list of a program's queues
+//	wqe.go      work requests: description, checks         struct rxe_send_wqe, rxe_recv_wqe
+//	cq.go       completion queues                          rxe_cq.c
+//	key.go      what keys stand for, and its end           lookup_mr, rxe_lookup_mw
+//	mr.go       domains, regions, atomics                  rxe_mr.c
+//	fastreg.go  regions of work requests, invalidation     rxe_mr.c
+//	mw.go       memory windows                             rxe_mw.c
+//	flush.go    FLUSH, ATOMIC WRITE                        in rxe_req.c, rxe_resp.c
+//	av.go       address vectors and handles                rxe_av.c
+//	gsi.go      general services
+//	mcast.go    multicast groups                           rxe_mcast.c
+//	xrc.go      extended reliable connections
+//	srq.go      shared receive queues                      rxe_srq.c
+//	table.go    numbers of objects                         rxe_pool.c
+//	qp.go       queue pairs                                rxe_qp.c
+//	modify.go   their attributes and states                rxe_qp.c
+//	life.go     the ends of a queue pair
+//	transport/  the rules of chapter 9                     rxe_req.c, rxe_comp.c, rxe_resp.c
+//	req.go      requester                                  the rest of rxe_req.c
+//	comp.go     completer                                  the rest of rxe_comp.c
+//	resp.go     responder                                  the rest of rxe_resp.c
+//	recv.go     packets that arrive                        rxe_recv.c
+//	train.go    packets that leave; copying of payload     rxe_net.c
+//	span.go     packets without headers of their own
+//	take.go     packets that the sender receives itself
+//	pass.go     run queue; the way of a message            rxe_task.c
+//	timer.go    the one timer of a queue pair
+//	stall.go    memory that does not answer
+//	panic.go    the end of a device that cannot be relied on
+//	trace.go    the latest protocol events of a queue pair
+//	counters.go statistics                                 rxe_hw_counters.c
+package engine

@@ -1,0 +1,163 @@
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/ib"
+)
+
+// Fabric is a set of devices in one process that reach each other without the network: a packet from one to
+// another is handed over in memory, by the thread that made it. The bytes, and what is done with them, are the
+// same as on the wire, save the ICRC. The zero Fabric is ready for use and safe for concurrent use.
+type Fabric struct {
+	mu   sync.Mutex                 // one change at a time
+	view atomic.Pointer[fabricView] // replaced, not changed
+}
+
+type fabricView struct {
+	byAddr map[netip.Addr]*Device
+	byGID  map[ib.GID]*Device // default GIDs
+}
+
+func (f *Fabric) load() *fabricView {
+	if f == nil {
+		return &noFabric
+	}
+	if v := f.view.Load(); v != nil {
+		return v
+	}
+	return &noFabric
+}
+
+var noFabric fabricView
+
+// join makes the device known by its addresses and its default GID.
+func (f *Fabric) join(d *Device) error {
+	if f == nil {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.copyView(nil)
+	for _, e := range d.at.Load().endpoints {
+		if o := v.byAddr[e.addr]; o != nil {
+			return fmt.Errorf("address %v belongs to device %s: %w", e.addr, o.name, syscall.EADDRINUSE)
+		}
+	}
+	v.add(d)
+	f.view.Store(v)
+	return nil
+}
+
+// add enters a device under what is not another's.
+func (v *fabricView) add(d *Device) {
+	at := d.at.Load()
+	for _, e := range at.endpoints {
+		if _, taken := v.byAddr[e.addr]; !taken {
+			v.byAddr[e.addr] = d
+		}
+	}
+	if _, taken := v.byGID[at.gids[0].GID]; !taken {
+		v.byGID[at.gids[0].GID] = d
+	}
+}
+
+// update makes a device known by its present addresses.
+func (f *Fabric) update(d *Device) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.copyView(d)
+	v.add(d)
+	f.view.Store(v)
+}
+
+// leave is the opposite of join.
+func (f *Fabric) leave(d *Device) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.view.Store(f.copyView(d))
+}
+
+func (f *Fabric) copyView(without *Device) *fabricView {
+	v := &fabricView{byAddr: map[netip.Addr]*Device{}, byGID: map[ib.GID]*Device{}}
+	old := f.load()
+	for a, d := range old.byAddr {
+		if d != without {
+			v.byAddr[a] = d
+		}
+	}
+	for g, d := range old.byGID {
+		if d != without {
+			v.byGID[g] = d
+		}
+	}
+	return v
+}
+
+// peer returns the device of the Fabric that the path leads to, nil if there is none.
+func (p *path) peer() *Device { return p.lookUp().peer }
+
+func (p *path) lookUp() *resolved {
+	v := p.from.dev.fabric.load()
+	r := p.resolved.Load()
+	if r == nil || r.in != v {
+		r = &resolved{in: v, peer: v.byAddr[p.dst]}
+		if r.peer != nil {
+			for _, e := range r.peer.at.Load().endpoints {
+				if e.addr == p.dst {
+					r.to = e
+				}
+			}
+		}
+		p.resolved.Store(r)
+	}
+	return r
+}
+
+// direct reports whether a train that is built now is likely to be handed to a device of the Fabric.
+func (p *path) direct() bool {
+	d, peer := p.from.dev, p.peer()
+	return peer != nil && d.allowsShortcut() && peer.allowsShortcut() && !d.taps.On() && !peer.taps.On()
+}
+
+// resolved is where a path leads, as long as the Fabric does not change.
+type resolved struct {
+	in   *fabricView
+	peer *Device   // nil: to the network
+	to   *endpoint // of peer; nil where it is none any more
+}
+
+// allowsShortcut: fault rules work on packets on the wire.
+func (d *Device) allowsShortcut() bool { return d.direct.Load() && !d.faults.Active() }
+
+// SetShortcut tells whether packets to and from other devices of the Fabric may skip the network; they do so
+// where both devices allow it, which is how a device starts, and neither has fault rules. It holds for all devices of
+// the same hardware to come.
+func (d *Device) SetShortcut(on bool) {
+	d.hw.travels.Store(!on)
+	d.direct.Store(on)
+}
+
+// intruded reports whether a train would reach a connection of the device whose other end is not the queue pair that
+// sends it. A packet does not identify its sender; without this check any program could inject into another's connection.
+func (d *Device) intruded(qp *QP, t *train) bool {
+	if datagram(qp.typ) {
+		return false // the Q_Key guards those
+	}
+	to := d.qp(t.to)
+	if to == nil || datagram(to.typ) || to.peer.Load() == qp.num {
+		return false
+	}
+	d.counters.add(cntDropSource, t.packets)
+	return true
+}

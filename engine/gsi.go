@@ -1,0 +1,54 @@
+package engine
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/roce"
+)
+
+// The general services queue pair (GSI, number 1) is a datagram queue pair of a consumer in this process, by which
+// connection managers talk. There is one for the port; its Q_Key is known to everybody and not to be chosen. What is
+// for number 1 while there is none is dropped. Subnet management (number 0) does not exist on RoCE.
+
+// datagram reports whether a queue pair of type t is a datagram one, general services included.
+func datagram(t ib.QPType) bool { return t == ib.QPTypeUD || t == ib.QPTypeGSI }
+
+// qkeyOf returns the Q_Key of what the queue pair receives.
+func qkeyOf(qp *QP) uint32 {
+	if qp.typ == ib.QPTypeGSI {
+		return roce.GSIQKey
+	}
+	return qp.attr.QKey
+}
+
+// checkGSI tells whether a GSI queue pair can be made as asked for.
+func checkGSI(d *Device, init *ib.DriverQPInit, u *ib.Udata) error {
+	switch {
+	case u != nil && u.Context != nil:
+		return fmt.Errorf("the GSI queue pair is not for user processes: %w", syscall.EINVAL)
+	case init.Port != 1:
+		return fmt.Errorf("GSI queue pair of port %d: a device has port 1 only: %w", init.Port, syscall.EINVAL)
+	case init.SRQ != nil:
+		return fmt.Errorf("GSI queue pair with a shared receive queue: %w", syscall.EINVAL)
+	}
+	return nil
+}
+
+// number gives a new queue pair its number, and its slot in the table.
+func number(d *Device, qp *QP) error {
+	if qp.typ == ib.QPTypeGSI {
+		if !d.qps.claim(roce.QPNGSI) {
+			return fmt.Errorf("port 1 has a GSI queue pair already: %w", syscall.EBUSY)
+		}
+		qp.num, qp.attr.Port = roce.QPNGSI, 1
+		return nil
+	}
+	slot, ok := d.qps.reserve()
+	if !ok {
+		return fmt.Errorf("%d queue pairs exist: %w", maxQPSlot-minQPSlot, syscall.ENOMEM)
+	}
+	qp.num = numberOf(d.qpKeys.take(slot, uint8(d.random())), slot)
+	return nil
+}

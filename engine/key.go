@@ -1,0 +1,166 @@
+package engine
+
+import (
+	"sync"
+
+	"verbena/ib"
+	"verbena/umem"
+)
+
+// grant is what a key stands for: rights to a range of registered memory. It does not change: whatever changes a
+// region or a window puts another grant, or none, behind the key, and revokes the one before.
+//
+//	region of RegMR     granted by RegMR, Rereg    until Rereg, Dereg
+//	region of AllocMR   granted by WRRegMR         until invalidated, Dereg
+//	window              granted by WRBindMW        until bound anew, unbound, invalidated, Dealloc
+type grant struct {
+	key    uint32 // local and remote
+	pd     *pd
+	region *umem.Region
+	access ib.AccessFlags
+	first  uint64 // the range, as who has the key names it
+	length uint64
+	shift  uint64 // from there to the region's addresses
+	mr     *mr    // whose memory it is
+	qp     *QP    // the only one whose peer may use it; nil: any of the domain
+
+	// inUse is held for reading during an access; for writing, and for ever, by revoke. Who begins an access does not
+	// wait.
+	//verbena:program who ends the access to memory, or takes the key away, on behalf of the program whose memory it is
+	inUse sync.RWMutex
+}
+
+const (
+	remoteAccess = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+	// localRead is the right to read by a local key: every region gives it, and no window.
+	localRead ib.AccessFlags = 1 << 31
+
+	// Keys below firstMW<<8 are of regions, the others of windows.
+	firstMW = 1 << 19
+	maxMR   = firstMW - 1 // RXE_MAX_MR
+	maxMW   = tableMax - firstMW
+)
+
+// cover makes a grant of a whole region.
+func (m *mr) cover(key uint32, r *umem.Region, access ib.AccessFlags) *grant {
+	return &grant{
+		key: key, pd: m.pd, region: r, access: access | localRead, first: r.IOVA(), length: r.Len(), mr: m,
+	}
+}
+
+// grant finds what a key stands for now, nil if nothing.
+func (d *Device) grant(key uint32) *grant {
+	var g *grant
+	if key>>8 < firstMW {
+		if m := d.mrs.get(key >> 8); m != nil {
+			g = m.grant.Load()
+		}
+	} else if w := d.mws.get(key >> 8); w != nil {
+		g = w.grant.Load()
+	}
+	if g == nil || g.key != key {
+		return nil
+	}
+	return g
+}
+
+// memory finds what a key stands for, if it gives a right within a domain, and begins an access; nil if not.
+// (lookup_mr)
+func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
+	g := d.grant(key)
+	if g == nil || g.pd != in || g.access&right != right || !g.inUse.TryRLock() {
+		return nil
+	}
+	return g
+}
+
+// memory does the same, if the key gives the right to this queue pair or its peer. (rxe_lookup_mw)
+func (qp *QP) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
+	g := qp.dev.memory(in, key, right)
+	if g != nil && g.qp != nil && g.qp != qp {
+		g.put()
+		return nil
+	}
+	return g
+}
+
+// put ends an access.
+func (g *grant) put() { g.inUse.RUnlock() }
+
+// revoke returns when no access is in flight, and lets no other begin. The caller has taken the grant from behind its
+// key, and its pass has no access of its own in flight. An access is a critical section of a lock like any other, so this
+// may be called where one may not sleep.
+func (g *grant) revoke() {
+	if !g.inUse.TryLock() && !g.mr.dev.broken.Load() {
+		g.inUse.Lock() //verbena:allow nosleep an access waits for nothing but the memory that it is to
+	}
+}
+
+// contains reports whether a range is within the grant's.
+func (g *grant) contains(addr, n uint64) bool {
+	return addr >= g.first && addr-g.first <= g.length && n <= g.length-(addr-g.first)
+}
+
+// read fills buffers of n bytes from addr on.
+func (g *grant) read(dst [][]byte, addr, n uint64) error {
+	if !g.contains(addr, n) {
+		return umem.ErrRange
+	}
+	return g.region.ReadV(dst, addr+g.shift)
+}
+
+// write stores buffers of n bytes from addr on.
+func (g *grant) write(src [][]byte, addr, n uint64) error {
+	if !g.contains(addr, n) {
+		return umem.ErrRange
+	}
+	return g.region.WriteV(src, addr+g.shift)
+}
+
+// direct returns the memory of a range, nil if a copy may wait for a program; see umem.Region.Direct.
+func (g *grant) direct(addr, n uint64) []byte {
+	if !g.contains(addr, n) {
+		return nil
+	}
+	return g.region.Direct(addr+g.shift, n)
+}
+
+// keyGenerations gives the low eight bits of the next key with an index.
+type keyGenerations struct {
+	mu     sync.Mutex
+	chunks map[uint32]*[1 << chunkBits]uint16 // 256 and the last generation; 0: the index was never used
+}
+
+// last is the place of the last generation with an index.
+//
+//verbena:held mu
+func (k *keyGenerations) last(index uint32) *uint16 {
+	if k.chunks == nil {
+		k.chunks = map[uint32]*[1 << chunkBits]uint16{}
+	}
+	c := k.chunks[index>>chunkBits]
+	if c == nil {
+		c = new([1 << chunkBits]uint16)
+		k.chunks[index>>chunkBits] = c
+	}
+	return &c[index&(1<<chunkBits-1)]
+}
+
+func (k *keyGenerations) take(index uint32, seed uint8) uint8 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	last := k.last(index)
+	g := uint8(*last) + 1
+	if *last == 0 {
+		g = seed
+	}
+	*last = 256 | uint16(g)
+	return g
+}
+
+// used notes the last key with an index, whose low bits a consumer may have chosen.
+func (k *keyGenerations) used(key uint32) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	*k.last(key >> 8) = 256 | uint16(uint8(key))
+}

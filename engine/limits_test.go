@@ -1,0 +1,329 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"verbena/driver/rxe/layout"
+	"verbena/ib"
+	"verbena/link/simnet"
+	"verbena/netdev"
+	"verbena/umem"
+)
+
+// frugal is a program whose queues may take so much memory, in bytes.
+type frugal struct {
+	*program
+	left uint64
+}
+
+func (f *frugal) AllocShared(size int) (ib.Shared, error) {
+	n := (uint64(size) + umem.PageSize - 1) &^ (umem.PageSize - 1)
+	if n > f.left {
+		return ib.Shared{}, fmt.Errorf("%d bytes, %d are left: %w", size, f.left, syscall.ENOMEM)
+	}
+	s, err := f.program.AllocShared(size)
+	if err == nil {
+		f.left -= n
+		s.Free = func() { f.left += n }
+	}
+	return s, err
+}
+
+// limited is a device, and a program with as much memory for queues as the device was told of.
+type limited struct {
+	t    *testing.T
+	dev  *ib.Device
+	pd   *ib.PD
+	attr ib.DeviceAttr
+	u    ib.Udata
+}
+
+func newLimited(t *testing.T, memory uint64) *limited {
+	t.Helper()
+	d, err := New(Config{
+		Layout: layout.Layout{},
+		Name:   "rxe0", Addrs: []netip.Addr{addrA}, Network: simnet.New(simnet.Config{}), QueueMemory: memory,
+		Netdev: netdev.Interface{Name: "eth0", Index: 2, MTU: 9000, Up: true, Running: true},
+	})
+	check(t, err)
+	var core ib.Core
+	check(t, core.Register(d.Handle()))
+	left := memory
+	if memory == 0 {
+		left = 1 << 40
+	}
+	l := &limited{t: t, dev: d.IB(), u: ib.Udata{Context: &frugal{newProgram(t), left}, Out: make([]byte, 64)}}
+	check(t, ops{d}.AllocUserContext(&l.u))
+	l.pd, err = ibuser.AllocPD(l.dev, &l.u)
+	check(t, err)
+	l.attr, err = l.dev.QueryDevice()
+	check(t, err)
+	t.Cleanup(func() {
+		check(t, l.pd.Dealloc())
+		ops{d}.DeallocUserContext(l.u.Context)
+		check(t, core.Unregister(d.Handle()))
+		check(t, d.Close())
+	})
+	return l
+}
+
+// cq makes a completion queue of so many entries more than the limit.
+func (l *limited) cq(more int) (*ib.CQ, error) {
+	return ibuser.CreateCQ(l.dev, ib.CQInit{Entries: l.attr.MaxCQE + more}, &l.u)
+}
+
+// full are all limits of a queue pair at once.
+func (l *limited) full() ib.QPCap {
+	a := &l.attr
+	return ib.QPCap{
+		MaxSendWR: uint32(a.MaxQPWR), MaxRecvWR: uint32(a.MaxQPWR),
+		MaxSendSGE: uint32(a.MaxSendSGE), MaxRecvSGE: uint32(a.MaxRecvSGE), MaxInlineData: maxInline,
+	}
+}
+
+// qp makes a queue pair, with a completion queue at its limits.
+func (l *limited) qp(c ib.QPCap) error {
+	cq, err := l.cq(0)
+	check(l.t, err)
+	defer func() { check(l.t, cq.Destroy()) }()
+	qp, err := ibuser.CreateQP(l.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: c}, &l.u)
+	if err == nil {
+		check(l.t, qp.Destroy())
+	}
+	return err
+}
+
+func (l *limited) srq(moreWR, moreSGE int) error {
+	srq, err := ibuser.CreateSRQ(l.pd, ib.SRQInitAttr{Attr: ib.SRQAttr{
+		MaxWR: uint32(l.attr.MaxSRQWR + moreWR), MaxSGE: uint32(l.attr.MaxSRQSGE + moreSGE),
+	}}, &l.u)
+	if err == nil {
+		check(l.t, srq.Destroy())
+	}
+	return err
+}
+
+// limitTests are the limits of one object, and how it is made at all its limits, or beyond the one of the name. Those
+// that are not here count objects, or are 0 for what there is not.
+var limitTests = []struct {
+	field    string
+	make     func(l *limited) error
+	exceeded func(l *limited) error // nil: cannot be, or there is room for more
+}{
+	{"MaxMRSize", func(l *limited) error {
+		mr, err := ibuser.RegMR(l.pd, ib.MRInit{Space: umem.NewLocal(), Addr: 0, Length: l.attr.MaxMRSize, IOVA: 0, Access: allAccess | ib.AccessOnDemand}, &l.u)
+		if err == nil {
+			check(l.t, mr.Dereg())
+		}
+		return err
+	}, nil},
+	{"MaxQPWR", func(l *limited) error { return l.qp(l.full()) }, func(l *limited) error {
+		c := l.full()
+		c.MaxSendWR++
+		return l.qp(c)
+	}},
+	{"MaxSendSGE", func(l *limited) error { return l.qp(l.full()) }, func(l *limited) error {
+		c := l.full()
+		c.MaxSendSGE++
+		return l.qp(c)
+	}},
+	{"MaxRecvSGE", func(l *limited) error { return l.qp(l.full()) }, func(l *limited) error {
+		c := l.full()
+		c.MaxRecvSGE++
+		return l.qp(c)
+	}},
+	{"MaxSGERd", func(l *limited) error { return l.qp(l.full()) }, nil}, // the same as MaxSendSGE; see below
+	{"MaxCQE", func(l *limited) error {
+		cq, err := l.cq(0)
+		if err == nil {
+			check(l.t, cq.Destroy())
+		}
+		return err
+	}, func(l *limited) error { _, err := l.cq(1); return err }},
+	{"MaxSRQWR", func(l *limited) error { return l.srq(0, 0) }, func(l *limited) error { return l.srq(1, 0) }},
+	{"MaxSRQSGE", func(l *limited) error { return l.srq(0, 0) }, func(l *limited) error { return l.srq(0, 1) }},
+	{"MaxQPRdAtom", func(l *limited) error { return l.reads(l.attr.MaxQPRdAtom, 1) },
+		func(l *limited) error { return l.reads(l.attr.MaxQPRdAtom+1, 1) }},
+	{"MaxQPInitRdAtom", func(l *limited) error { return l.reads(1, l.attr.MaxQPInitRdAtom) },
+		func(l *limited) error { return l.reads(1, l.attr.MaxQPInitRdAtom+1) }},
+	{"MaxMcastQPAttach", func(l *limited) error { return l.attach(l.attr.MaxMcastQPAttach) }, nil},
+}
+
+// reads brings a queue pair to RTS that answers so many RDMA READs and atomics at once, and has so many outstanding.
+func (l *limited) reads(answers, outstanding int) error {
+	cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 4}, &l.u)
+	check(l.t, err)
+	defer func() { check(l.t, cq.Destroy()) }()
+	qp, err := ibuser.CreateQP(l.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeRC, Cap: ib.QPCap{MaxSendWR: 1}}, &l.u)
+	check(l.t, err)
+	defer func() { check(l.t, qp.Destroy()) }()
+	toInit(l.t, qp, conn{})
+	gid, err := l.dev.QueryGID(1, 1)
+	check(l.t, err)
+	if err := qp.Modify(ib.QPAttr{
+		State: ib.QPRTR, PathMTU: ib.MTU1024, DestQPN: qp.Num(), MaxDestRdAtomic: uint8(answers),
+		AH: ib.AHAttr{HasGRH: true, Port: 1, GRH: ib.GlobalRoute{DGID: gid.GID, SGIDIndex: 1}},
+	}, ib.QPAttrState|ib.QPAttrAV|ib.QPAttrPathMTU|ib.QPAttrDestQPN|ib.QPAttrRQPSN|ib.QPAttrMaxDestRdAtomic|
+		ib.QPAttrMinRNRTimer); err != nil {
+		return err
+	}
+	return qp.Modify(ib.QPAttr{State: ib.QPRTS, MaxRdAtomic: uint8(outstanding)},
+		ib.QPAttrState|ib.QPAttrTimeout|ib.QPAttrRetryCnt|ib.QPAttrRNRRetry|ib.QPAttrSQPSN|ib.QPAttrMaxRdAtomic)
+}
+
+// attach has so many queue pairs join a multicast group.
+func (l *limited) attach(n int) error {
+	cq, err := ibuser.CreateCQ(l.dev, ib.CQInit{Entries: 4}, &l.u)
+	check(l.t, err)
+	defer func() { check(l.t, cq.Destroy()) }()
+	group := ib.GIDFromAddr(netip.MustParseAddr("239.1.2.3"))
+	for range n {
+		qp, err := ibuser.CreateQP(l.pd, ib.QPInitAttr{SendCQ: cq, RecvCQ: cq, Type: ib.QPTypeUD, Cap: ib.QPCap{MaxRecvWR: 1}}, &l.u)
+		check(l.t, err)
+		defer func() { check(l.t, qp.Destroy()) }()
+		if err := qp.AttachMcast(group, 0); err != nil {
+			return err
+		}
+		defer func() { check(l.t, qp.DetachMcast(group, 0)) }()
+	}
+	return nil
+}
+
+// counts are the limits of how many objects there can be, which quotas divide among users.
+var counts = []string{
+	"MaxQP", "MaxCQ", "MaxMR", "MaxPD", "MaxMW", "MaxAH", "MaxSRQ", "MaxResRdAtom", "MaxMcastGrp", "MaxTotalMcastAtch",
+	"MaxPKeys",
+}
+
+// TestLimits: what the device says an object can have it can have all at once, whatever the memory for queues is; and
+// no more.
+func TestLimits(t *testing.T) {
+	for _, c := range []struct {
+		memory  uint64
+		wr, cqe int
+	}{
+		{0, 1<<16 - 1, 1<<20 - 1},
+		{1000 << 20, 1<<16 - 1, 1<<20 - 1},
+		{48 << 20, 1<<14 - 1, 1<<15 - 1}, // a service in a container with 64 MB on /dev/shm
+		{16 << 20, 1<<12 - 1, 1<<15 - 1}, // a user of a shared one there
+		{1 << 20, 1<<7 - 1, 1<<13 - 1},
+		{64 << 10, 7, 1<<9 - 1},
+		{48 << 10, 7, 1<<8 - 1},
+		{32 << 10, 3, 1<<7 - 1},
+		{28 << 10, 1, 1<<7 - 1},
+		{24 << 10, 1, 1<<7 - 1},
+		{20 << 10, 1, 1<<6 - 1},
+		{20<<10 - 1, 1, 1<<5 - 1},
+		{16 << 10, 1, 1<<5 - 1},
+	} {
+		t.Run(fmt.Sprintf("%d bytes", c.memory), func(t *testing.T) {
+			l := newLimited(t, c.memory)
+			if l.attr.MaxQPWR != c.wr || l.attr.MaxSRQWR != c.wr || l.attr.MaxCQE != c.cqe {
+				t.Errorf("QueryDevice: %d work requests, %d in shared queues, %d completions, want %d, %[4]d and %[5]d",
+					l.attr.MaxQPWR, l.attr.MaxSRQWR, l.attr.MaxCQE, c.wr, c.cqe)
+			}
+			if l.attr.MaxSGERd > l.attr.MaxSendSGE {
+				t.Errorf("QueryDevice: %d elements for an RDMA READ, of %d", l.attr.MaxSGERd, l.attr.MaxSendSGE)
+			}
+			tested := map[string]bool{}
+			for _, x := range limitTests {
+				tested[x.field] = true
+				if x.field == "MaxMcastQPAttach" && c.memory != 0 && c.memory < 1<<20 {
+					continue // it takes as many queue pairs
+				}
+				if err := x.make(l); err != nil {
+					t.Errorf("%s: %v", x.field, err)
+				}
+				if x.exceeded == nil {
+					continue
+				}
+				if err := x.exceeded(l); !errors.Is(err, syscall.EINVAL) && !errors.Is(err, syscall.ENOMEM) {
+					t.Errorf("%s exceeded by one: %v, want EINVAL or ENOMEM", x.field, err)
+				}
+			}
+			for _, f := range counts {
+				tested[f] = true
+			}
+			v := reflect.ValueOf(l.attr)
+			for i := range v.NumField() {
+				if f := v.Type().Field(i).Name; strings.HasPrefix(f, "Max") && !v.Field(i).IsZero() && !tested[f] {
+					t.Errorf("%s is %v, and not tested", f, v.Field(i))
+				}
+			}
+		})
+	}
+}
+
+// TestTooLittleQueueMemory: a device is not made where no queue pair could be, nor is one made with less than it needs.
+func TestTooLittleQueueMemory(t *testing.T) {
+	least := MinQueueMemory(layout.Layout{})
+	for memory, want := range map[uint64]error{
+		1: syscall.ENOMEM, least - 1: syscall.ENOMEM, least: nil, 0: nil,
+	} {
+		d, err := New(Config{
+			Layout: layout.Layout{},
+			Name:   "rxe0", Addrs: []netip.Addr{addrA}, Network: simnet.New(simnet.Config{}), QueueMemory: memory,
+			Netdev: netdev.Interface{Name: "eth0", Index: 2, MTU: 9000, Up: true, Running: true},
+		})
+		if !errors.Is(err, want) {
+			t.Errorf("New with %d bytes: got %v, want %v", memory, err, want)
+		}
+		if err == nil {
+			check(t, d.Close())
+		}
+	}
+}
+
+// TestLimitsHold: a queue pair at its limits takes as many receives and sends as it says, each with all elements.
+func TestLimitsHold(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		b := newBench(t, setup{shortcut: true, cap: ib.QPCap{
+			MaxSendWR: maxQPWR, MaxRecvWR: maxQPWR, MaxSendSGE: maxSGE, MaxRecvSGE: maxSGE, MaxInlineData: maxInline,
+		}})
+		b.connect(conn{})
+		var sgl []ib.SGE
+		for i := range maxSGE {
+			sgl = append(sgl, b.b.sge(i*8, 8)...)
+		}
+		if n, err := b.b.qp.PostRecv(slices.Repeat([]ib.RecvWR{{SGList: sgl}}, maxQPWR+1)...); n != maxQPWR || !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("%d receives: %d taken, %v, want %d and ENOMEM", maxQPWR+1, n, err, maxQPWR)
+		}
+		fill(b.a.buf, 1)
+		b.a.send(ib.SendWR{Opcode: ib.WRSend, Flags: ib.SendSignaled | ib.SendInline, Inline: b.a.buf[:maxSGE*8]})
+		b.a.poll(1)
+		b.b.poll(1)
+		if i := firstDifference(b.a.buf[:maxSGE*8], b.b.buf[:maxSGE*8]); i >= 0 {
+			t.Errorf("byte %d differs", i)
+		}
+	})
+}
+
+// TestAddressHandleLimit: there can be as many address handles as the device says, and no more.
+func TestAddressHandleLimit(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one thread makes them; make unit runs it once more without the race detector")
+	}
+	b := newBench(t, setup{typ: ib.QPTypeUD})
+	b.connect(conn{})
+	attr, err := b.a.dev.IB().QueryDevice()
+	check(t, err)
+	var all []*ib.AH
+	for range attr.MaxAH {
+		all = append(all, newAH(b.a, b.b.dev, 1))
+	}
+	a, err := all[0].Query()
+	check(t, err)
+	if _, err := b.a.pd.CreateAH(&a); !errors.Is(err, syscall.ENOMEM) {
+		t.Errorf("one more than %d: got %v, want %v", attr.MaxAH, err, syscall.ENOMEM)
+	}
+	for _, ah := range all {
+		check(t, ah.Destroy())
+	}
+}

@@ -1,0 +1,217 @@
+package engine
+
+import (
+	"fmt"
+	"syscall"
+
+	"verbena/ib"
+	"verbena/link"
+	"verbena/roce"
+)
+
+// checkAttr checks the values of attributes (rxe_qp_chk_attr).
+func checkAttr(a *ib.QPAttr, mask ib.QPAttrMask) error {
+	for _, c := range []struct {
+		bit ib.QPAttrMask
+		bad bool
+		is  string
+	}{
+		{ib.QPAttrPort, a.Port != 1, "port"},
+		{ib.QPAttrPKeyIndex, a.PKeyIndex != 0, "P_Key index"},
+		{ib.QPAttrPathMTU, !a.PathMTU.Valid(), "path MTU"},
+		{ib.QPAttrMaxRdAtomic, a.MaxRdAtomic > maxRdAtomic, "number of outgoing reads"},
+		{ib.QPAttrMaxDestRdAtomic, a.MaxDestRdAtomic > maxRdAtomic, "number of incoming reads"},
+		{ib.QPAttrTimeout, a.Timeout > 31, "timeout code"},
+		{ib.QPAttrRetryCnt, a.RetryCnt > 7, "retry count"},
+		{ib.QPAttrRNRRetry, a.RNRRetry > 7, "RNR retry count"},
+		{ib.QPAttrMinRNRTimer, a.MinRNRTimer > 31, "RNR timer code"},
+		{ib.QPAttrDestQPN, a.DestQPN > roce.PSNMask, "destination queue pair number"},
+		{ib.QPAttrAltPath, a.AltPort > 1 || a.AltTimeout > 31, "alternate path"},
+	} {
+		if mask&c.bit != 0 && c.bad {
+			return fmt.Errorf("the %s is out of range: %w", c.is, syscall.EINVAL)
+		}
+	}
+	const known = ib.QPAttrState | ib.QPAttrCurState | ib.QPAttrEnSQDAsyncNotify | ib.QPAttrAccessFlags |
+		ib.QPAttrPKeyIndex | ib.QPAttrPort | ib.QPAttrQKey | ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrTimeout |
+		ib.QPAttrRetryCnt | ib.QPAttrRNRRetry | ib.QPAttrRQPSN | ib.QPAttrMaxRdAtomic | ib.QPAttrAltPath |
+		ib.QPAttrMinRNRTimer | ib.QPAttrSQPSN | ib.QPAttrMaxDestRdAtomic | ib.QPAttrPathMigState | ib.QPAttrDestQPN
+	if mask&^known != 0 {
+		return fmt.Errorf("attributes %#x cannot be changed: %w", uint32(mask&^known), syscall.EOPNOTSUPP)
+	}
+	return nil
+}
+
+// Modify implements ib.DriverQP. The transition is checked here, since a wrong one is to be reported before a wrong
+// value, and once more when the state cannot change any more.
+func (qp *QP) Modify(a *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) (err error) {
+	if _, err := ib.NextState(qp.State(), qp.typ, a, mask); err != nil {
+		return err
+	}
+	if err := checkAttr(a, mask); err != nil {
+		return err
+	}
+	var to *path
+	if mask&ib.QPAttrAV != 0 {
+		if to, err = resolve(qp.dev, &a.AH); err != nil {
+			return err
+		}
+	}
+	if !qp.exclusively(func(*pass) {
+		err = qp.change(a, mask, to)
+		qp.publish()
+	}) {
+		return errBroken
+	}
+	if err == nil && mask&ib.QPAttrState != 0 && a.State == ib.QPReset {
+		qp.forgetPort()
+	}
+	return err
+}
+
+// choosePort gives a connection the UDP source port that Linux would. (rdma_get_udp_sport)
+func (qp *QP) choosePort() {
+	if label := qp.attr.AH.GRH.FlowLabel; label != 0 {
+		qp.sport = roce.SourcePortFlowLabel(label)
+	} else {
+		qp.sport = roce.SourcePortRC(qp.num, qp.attr.DestQPN)
+	}
+}
+
+// forgetPort says that the queue pair sends no more from its UDP source port. Should another one do so, the port is
+// found again.
+func (qp *QP) forgetPort() {
+	port := uint16(0)
+	if !qp.exclusively(func(*pass) { port = qp.sport }) {
+		return
+	}
+	for _, e := range qp.dev.Endpoints() {
+		link.ForgetPort(e, port)
+	}
+}
+
+// setMTU sets the path MTU of both directions.
+func (qp *QP) setMTU(m roce.MTU) {
+	qp.attr.PathMTU, qp.pathMTU, qp.mtu = m, m, m.Bytes()
+	qp.req.snd.MTU = qp.mtu
+	qp.resp.rcv.SetMTU(qp.mtu)
+}
+
+// change makes the change. (rxe_qp_from_attr)
+func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
+	moves := mask&ib.QPAttrState != 0
+	if qp.dev.failed.Load() && (!moves || a.State != ib.QPErr && a.State != ib.QPReset) {
+		return fmt.Errorf("the device is in error: %w", syscall.EIO)
+	}
+	if _, err := ib.NextState(qp.state, qp.typ, a, mask); err != nil {
+		return err
+	}
+	if moves && qp.req.drain == draining && a.State != ib.QPErr && a.State != ib.QPReset {
+		return fmt.Errorf("send queue is being drained: %w", syscall.EINVAL)
+	}
+	if to != nil {
+		qp.path, qp.attr.AH = to, a.AH
+	}
+	for _, c := range []struct {
+		bit ib.QPAttrMask
+		set func()
+	}{
+		{ib.QPAttrEnSQDAsyncNotify, func() { qp.attr.EnSQDAsyncNotify = a.EnSQDAsyncNotify }},
+		{ib.QPAttrAccessFlags, func() { qp.attr.AccessFlags = a.AccessFlags }},
+		{ib.QPAttrPKeyIndex, func() { qp.attr.PKeyIndex = a.PKeyIndex }},
+		{ib.QPAttrPort, func() { qp.attr.Port = a.Port }},
+		{ib.QPAttrQKey, func() { qp.attr.QKey = a.QKey }},
+		{ib.QPAttrPathMTU, func() {
+			qp.setMTU(a.PathMTU)
+		}},
+		{ib.QPAttrTimeout, func() {
+			qp.attr.Timeout = a.Timeout
+			qp.req.snd.Timeout = roce.AckTimeout(a.Timeout)
+		}},
+		{ib.QPAttrRetryCnt, func() {
+			qp.attr.RetryCnt = a.RetryCnt
+			qp.req.snd.SetRetryCnt(a.RetryCnt)
+		}},
+		{ib.QPAttrRNRRetry, func() {
+			qp.attr.RNRRetry = a.RNRRetry
+			qp.req.snd.SetRNRRetry(a.RNRRetry)
+		}},
+		{ib.QPAttrMinRNRTimer, func() { qp.attr.MinRNRTimer = a.MinRNRTimer }},
+		{ib.QPAttrMaxRdAtomic, func() {
+			qp.attr.MaxRdAtomic = a.MaxRdAtomic
+			qp.req.snd.MaxReads = int(a.MaxRdAtomic)
+		}},
+		{ib.QPAttrMaxDestRdAtomic, func() {
+			qp.attr.MaxDestRdAtomic = a.MaxDestRdAtomic
+			qp.resp.rcv.SetDepth(int(a.MaxDestRdAtomic))
+		}},
+		{ib.QPAttrDestQPN, func() {
+			qp.attr.DestQPN = a.DestQPN
+			qp.peer.Store(a.DestQPN)
+		}},
+		{ib.QPAttrRQPSN, func() { qp.resp.rcv.Begin(roce.MakePSN(a.RQPSN)) }},
+		{ib.QPAttrSQPSN, func() { qp.req.snd.Begin(roce.MakePSN(a.SQPSN)) }},
+		{ib.QPAttrAltPath, func() {
+			qp.attr.AltAH, qp.attr.AltPort = a.AltAH, a.AltPort
+			qp.attr.AltPKeyIndex, qp.attr.AltTimeout = a.AltPKeyIndex, a.AltTimeout
+		}},
+		{ib.QPAttrPathMigState, func() { qp.attr.PathMigState = a.PathMigState }},
+	} {
+		if mask&c.bit != 0 {
+			c.set()
+		}
+	}
+	if mask&(ib.QPAttrAV|ib.QPAttrDestQPN) != 0 && !datagram(qp.typ) {
+		qp.choosePort()
+	}
+	if !moves {
+		return nil
+	}
+	switch a.State {
+	case ib.QPReset:
+		qp.reset()
+	case ib.QPErr:
+		qp.enterError(modified)
+	case ib.QPSQD:
+		if qp.state != ib.QPSQD {
+			qp.req.drain = draining
+			qp.attr.EnSQDAsyncNotify = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify // for this transition alone
+		}
+		qp.setState(a.State)
+	default:
+		qp.setState(a.State)
+	}
+	return nil
+}
+
+// reset forgets everything that is outstanding, without completions. (rxe_qp_reset)
+func (qp *QP) reset() {
+	qp.sending.Lock()
+	defer qp.sending.Unlock()
+	qp.posting.Lock()
+	defer qp.posting.Unlock()
+	qp.setState(ib.QPReset)
+	qp.req.snd.Reset()
+	qp.resp.reset()
+	qp.egress.drop()
+	qp.timer.unblock, qp.egress.blocked = noTime, false
+	qp.path = nil
+	if !qp.sq.Discard() || !qp.rq.Discard() {
+		qp.ringGone()
+	}
+}
+
+// Query implements ib.DriverQP. (rxe_qp_to_attr)
+func (qp *QP) Query(ib.QPAttrMask) (ib.QPAttr, error) {
+	var a ib.QPAttr
+	if !qp.exclusively(func(*pass) {
+		a = qp.attr
+		a.State, a.CurState = qp.state, qp.state
+		a.Cap = qp.cap
+		a.RQPSN, a.SQPSN = uint32(qp.resp.rcv.PSN()), uint32(qp.req.snd.Place())
+		a.SQDraining = qp.req.drain == draining
+	}) {
+		return ib.QPAttr{}, errBroken
+	}
+	return a, nil
+}

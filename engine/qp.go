@@ -1,0 +1,473 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"verbena/engine/queue"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
+// time the slot is used again, so that packets meant for a queue pair of the past do not reach its successor.
+const (
+	qpSlotBits = 17
+	minQPSlot  = 17 // RXE_MIN_QP_INDEX; 0 and 1 are the management queue pairs'
+	maxQPSlot  = 1 << qpSlotBits
+	// maxQP is the limit of the kernel's rxe. The table has more slots: see objectCounts.
+	maxQP = 1<<16 - minQPSlot
+)
+
+// numberOf is the number of a slot that is used with a generation.
+func numberOf(generation uint8, slot uint32) uint32 {
+	return (uint32(generation)<<qpSlotBits | slot) & roce.PSNMask
+}
+
+// QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
+// (req.go), the completer takes the answers and makes completions (comp.go), the responder takes the peer's
+// requests (resp.go).
+type QP struct {
+	dev    *Device
+	obj    ib.QPHandle
+	num    uint32
+	typ    ib.QPType
+	pd     *pd
+	ctx    *userContext  // nil for a consumer in this process
+	counts *objectCounts // see Device.counts
+	listed int           // index in its directory; under directory.mu
+	sendCQ *cq
+	recvCQ *cq
+	sigAll bool
+	cap    ib.QPCap
+	sq     queue.SendQueue
+	rq     queue.RecvQueue
+	xrcd   *xrcd // of an XRC target
+	srq    *srq  // where the receives come from instead of rq; may be nil
+
+	lane *lane // of the program; of a consumer in this process and of an XRC target, its own
+
+	sending sync.Mutex // serialises PostSend, and excludes it from reset
+
+	posting  sync.Mutex // serialises PostRecv, and excludes it from reset; after sending
+	receives receives
+
+	// stateNow is a copy of state for other threads.
+	stateNow atomic.Uint32
+	// peer is a copy of attr.DestQPN for other threads.
+	peer atomic.Uint32
+	// psns are the PSNs that come next, for other threads: expected<<32 | to be sent, as of the end of the last run.
+	psns atomic.Uint64
+	// traced says that trace is not nil, for other threads; written under Device.tracing.
+	traced atomic.Bool
+
+	activity activity
+	events   events
+
+	// What follows belongs to the thread that runs the queue pair: see activity. That thread takes the locks of
+	// completion queues, of shared receive queues and of regions, and waits for nothing else.
+	life    life
+	state   ib.QPState
+	attr    ib.QPAttr
+	path    *path
+	pathMTU roce.MTU
+	mtu     int
+	sport   uint16 // UDP source port; 0 while the peer is not known
+	req     requester
+	resp    responder
+	egress  egress
+	timer   timer
+	bound   bool // it has bound a window of type 2
+	trace   *trace
+}
+
+// CreateQP implements ib.Driver.
+func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
+	d := o.dev
+	switch init.Type {
+	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
+	case ib.QPTypeGSI:
+		if err := checkGSI(d, init, u); err != nil {
+			return nil, err
+		}
+	default:
+		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
+	}
+	c := &init.Cap
+	qp := &QP{
+		dev: d, obj: obj, typ: init.Type, pd: domain(init.PD), ctx: d.context(u),
+		sigAll: init.SigAll, pathMTU: roce.MTU256,
+	}
+	qp.counts = d.counts(qp.ctx)
+	qp.sendCQ, _ = ib.As[*cq](init.SendCQ)
+	qp.recvCQ, _ = ib.As[*cq](init.RecvCQ)
+	qp.srq, _ = ib.As[*srq](init.SRQ)
+	if init.Type == ib.QPTypeXRCTgt {
+		// It has nothing that a user shares, and may outlive the context that it was made in.
+		qp.ctx, *c = nil, ib.QPCap{}
+		qp.xrcd, _ = ib.As[*xrcd](init.XRCD)
+	}
+	if !hasReceiveQueue(qp) { // then its size does not count (ibv_create_qp(3))
+		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
+	}
+	for _, l := range []struct {
+		what        string
+		asked, most uint32
+	}{
+		{"send work requests", c.MaxSendWR, d.limits.wr}, {"receive work requests", c.MaxRecvWR, d.limits.wr},
+		{"gather elements", c.MaxSendSGE, d.limits.sge}, {"scatter elements", c.MaxRecvSGE, d.limits.sge},
+		{"bytes inline", c.MaxInlineData, d.limits.inline},
+	} {
+		if l.asked > l.most {
+			return nil, fmt.Errorf("%d %s, at most %d: %w", l.asked, l.what, l.most, syscall.EINVAL)
+		}
+	}
+	if qp.lane = new(lane); qp.ctx != nil {
+		qp.lane = &qp.ctx.lane
+	}
+	qp.req.init(qp)
+	qp.resp.qp = qp
+	if datagram(qp.typ) {
+		qp.pathMTU = d.activeMTU()
+	}
+	qp.setMTU(qp.pathMTU)
+	if err := qp.makeQueues(c, u); err != nil {
+		return nil, err
+	}
+	if err := qp.counts.add(countQP); err != nil {
+		qp.freeQueues()
+		return nil, err
+	}
+	if err := number(d, qp); err != nil {
+		qp.counts.remove(countQP)
+		qp.freeQueues()
+		return nil, err
+	}
+	slot := qp.num & (maxQPSlot - 1)
+	if datagram(qp.typ) {
+		qp.sport = roce.SourcePortUD(qp.num)
+	}
+	if qp.ctx != nil {
+		if err := qp.ctx.list(qp); err != nil {
+			d.qps.drop(slot)
+			qp.counts.remove(countQP)
+			qp.freeQueues()
+			return nil, err
+		}
+	}
+	qp.timer.init(qp)
+	obj.SetNum(qp.num)
+	d.qps.set(slot, qp)
+	return qp, nil
+}
+
+// makeQueues makes the two queues, and reports their locations to a program.
+func (qp *QP) makeQueues(c *ib.QPCap, u *ib.Udata) (err error) {
+	if qp.ctx != nil {
+		qp.sq, qp.rq, err = qp.ctx.queues.CreateQP(qp.typ, c, hasReceiveQueue(qp), u)
+	} else {
+		qp.sq, qp.rq = queue.NewSend(c), queue.NewReceive(int(c.MaxRecvWR), c.MaxRecvSGE)
+		c.MaxSendWR = uint32(qp.sq.Capacity())
+		if hasReceiveQueue(qp) {
+			c.MaxRecvWR = uint32(qp.rq.Capacity())
+		}
+	}
+	qp.cap = *c
+	return err
+}
+
+func (qp *QP) freeQueues() {
+	qp.sq.Free()
+	qp.rq.Free()
+}
+
+// qp finds a queue pair by its number.
+func (d *Device) qp(num uint32) *QP {
+	if qp := d.qps.get(num & (maxQPSlot - 1)); qp != nil && qp.num == num {
+		return qp
+	}
+	return nil
+}
+
+// PostSend implements ib.DriverQP. It may not sleep.
+func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
+	if qp.dev.broken.Load() {
+		return 0, errBroken
+	}
+	p := qp.dev.begin(false)
+	defer p.caughtAs(&err)
+	n, err = qp.req.postSend(p, wrs)
+	p.wake(qp)
+	p.endMethod(qp)
+	return n, err
+}
+
+func (r *requester) postSend(p *pass, wrs []ib.SendWR) (n int, err error) {
+	qp := r.qp
+	qp.sending.Lock()
+	defer qp.sending.Unlock()
+	if s := qp.State(); s < ib.QPRTS { // reset holds the lock, so that no work request outlives it
+		return 0, fmt.Errorf("post send to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
+	}
+	for w := &p.posted; n < len(wrs); n++ {
+		if err := r.describe(w, &wrs[n]); err != nil {
+			return n, err
+		}
+		if pushed, ok := qp.sq.Push(w); !ok {
+			return n, errRingGone
+		} else if !pushed {
+			return n, fmt.Errorf("send queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
+		}
+	}
+	return n, nil
+}
+
+// PostRecv implements ib.DriverQP. It may not sleep.
+func (qp *QP) PostRecv(wrs []ib.RecvWR) (n int, err error) {
+	if !hasReceiveQueue(qp) {
+		return 0, fmt.Errorf("post receive to queue pair %d, which has no receive queue of its own: %w", qp.num, syscall.EINVAL)
+	}
+	n, err = qp.postRecv(wrs)
+	if qp.State() == ib.QPErr {
+		qp.Doorbell(nil)
+	}
+	return n, err
+}
+
+func (qp *QP) postRecv(wrs []ib.RecvWR) (n int, err error) {
+	qp.posting.Lock()
+	defer qp.posting.Unlock()
+	if s := qp.State(); s == ib.QPReset {
+		return 0, fmt.Errorf("post receive to queue pair %d in state %v: %w", qp.num, s, syscall.EINVAL)
+	}
+	n, full, err := qp.receives.post(qp.rq, wrs, qp.cap.MaxRecvSGE)
+	if full {
+		err = fmt.Errorf("receive queue of queue pair %d is full: %w", qp.num, syscall.ENOMEM)
+	}
+	return n, err
+}
+
+// Doorbell implements ib.UserQP. It may not sleep.
+func (qp *QP) Doorbell(h *ib.Hold) {
+	if p, ok := h.Deferred().(*pass); ok && p.dev == qp.dev {
+		p.wake(qp)
+		return
+	}
+	p := qp.dev.begin(false)
+	p.wake(qp)
+	if h == nil || len(p.todo) == 0 {
+		defer p.caught()
+		p.endMethod(qp)
+		return
+	}
+	p.held = h
+	h.Defer(p)
+}
+
+var errBroken = fmt.Errorf("the device has failed: %w", syscall.EIO)
+
+// Posted implements ib.UserQP. It may not sleep.
+func (qp *QP) Posted() (at uint32, some bool) {
+	if qp.State() < ib.QPRTS {
+		return 0, false
+	}
+	return qp.sq.Posted()
+}
+
+// TakeBack implements ib.UserQP.
+func (qp *QP) TakeBack() {
+	qp.exclusively(func(*pass) {
+		if qp.state < ib.QPRTS {
+			qp.sq.TakeBack()
+		}
+	})
+}
+
+// advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send.
+func (qp *QP) advance(p *pass) {
+	stopped := qp.dev.stopped.Load()
+	if stopped {
+		qp.egress.drop()
+	}
+	if qp.life >= detached {
+		return // what it had to send has been sent
+	}
+	if qp.life == ringless && qp.state != ib.QPErr && qp.state != ib.QPReset {
+		qp.enterError(ringsGone)
+	}
+	if !stopped {
+		qp.resp.answer(p)
+	} else if qp.state != ib.QPErr {
+		return
+	}
+	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
+		qp.req.run(p)
+	}
+	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
+		p.fill(qp) // before completions say that the memory is the consumer's again
+	}
+	if qp.state == ib.QPSQE {
+		qp.req.flush() // may enter ERR, when a completion is lost
+	}
+	if qp.state == ib.QPErr {
+		qp.flush()
+	}
+	qp.timer.rearm()
+}
+
+// flush completes everything with a flush error, and waits for no program's memory.
+func (qp *QP) flush() {
+	qp.req.flush()
+	qp.resp.flush()
+}
+
+// setState changes the state.
+func (qp *QP) setState(s ib.QPState) {
+	if s != qp.state {
+		qp.trace.note(traceState, uint32(s))
+	}
+	qp.state = s
+	if s != ib.QPSQD {
+		qp.req.drain = notDraining
+	}
+	qp.stateNow.Store(uint32(s))
+}
+
+// State implements ib.DriverQP. It may not sleep.
+func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
+
+// Peek implements ib.QPPeeker.
+func (qp *QP) Peek() ib.QPAttr {
+	psns := qp.psns.Load()
+	return ib.QPAttr{State: qp.State(), DestQPN: qp.peer.Load(), RQPSN: uint32(psns >> 32), SQPSN: uint32(psns)}
+}
+
+// publish makes the PSNs known to other threads.
+func (qp *QP) publish() {
+	psns := uint64(qp.resp.rcv.PSN())<<32 | uint64(qp.req.snd.Place())
+	if psns != qp.psns.Load() {
+		qp.psns.Store(psns)
+	}
+}
+
+// Destroy implements ib.DriverQP. The packets that have come of earlier events are sent first, above all the
+// acknowledgement of a request that the consumer has just seen complete.
+func (qp *QP) Destroy() error {
+	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
+	bound := false
+	if !qp.exclusively(func(*pass) {
+		qp.life.reach(destroyed)
+		qp.timer.stop()
+		qp.egress.drop()
+		bound = qp.bound
+	}) {
+		return nil // what it has stays, and dies with the device
+	}
+	if bound {
+		unbindWindows(qp.dev, qp)
+	}
+	if qp.ctx != nil {
+		qp.ctx.unlist(qp)
+	}
+	qp.forgetPort()
+	// Threads that still hold a pointer to the queue pair find it destroyed, and posting ends here.
+	qp.sending.Lock()
+	qp.posting.Lock()
+	qp.freeQueues()
+	qp.posting.Unlock()
+	qp.sending.Unlock()
+	qp.dev.qps.drop(qp.num & (maxQPSlot - 1))
+	qp.counts.remove(countQP)
+	return nil
+}
+
+// ringGone notes that the user took a ring's memory away: the queue pair ends in error.
+func (qp *QP) ringGone() { qp.life.reach(ringless) }
+
+// Reasons for which a queue pair enters ERR, beside the status of a work request.
+const (
+	ringsGone       = "its program has taken the memory of its queues away"
+	modified        = "its program has modified it to ERR"
+	deviceInError   = "the device is in error, or is being reset"
+	contextEnds     = "the context of its program ends"
+	completionsLost = "a completion was lost: a completion queue has no room, or is gone"
+)
+
+// enterError makes the queue pair complete everything with a flush error from now on. (rxe_qp_error)
+func (qp *QP) enterError(why string) {
+	qp.resp.rcv.DropReplies()
+	qp.enterErrorReplying(why)
+}
+
+// enterErrorReplying does the same, but still sends the responses to requests that have been carried out.
+func (qp *QP) enterErrorReplying(why string) {
+	if f := qp.dev.qpFailed; f != nil && qp.state != ib.QPErr {
+		f(qp.num, why)
+	}
+	qp.setState(ib.QPErr)
+	qp.resp.rcv.Abort()
+	qp.req.snd.Stop()
+}
+
+// EnterError implements ib.Driver: every queue pair goes to ERR, where work requests are flushed, those too that
+// are posted later. It may not sleep.
+func (o ops) EnterError() {
+	d := o.dev
+	d.failed.Store(true) // a queue pair that leaves RESET from now on is refused: see change
+	p := d.begin(false)
+	for qp := range d.qps.all() {
+		enter := func(*pass) {
+			if qp.state != ib.QPReset {
+				qp.enterError(deviceInError)
+			}
+		}
+		if !qp.activity.wake() {
+			p.post(qp, enter)
+			continue
+		}
+		if enter(p); qp.state == ib.QPErr && qp.life < detached {
+			qp.flush()
+		}
+		if !qp.activity.rest() {
+			p.todo = append(p.todo, qp)
+		}
+	}
+	p.endElsewhere() // what the queue pairs have still to do may wait for the memory of programs
+}
+
+// Disassociate implements ib.Disassociator: the context's queue pairs are flushed once more, and then left alone.
+func (o ops) Disassociate(c ib.UserContext) {
+	d := o.dev
+	p := d.begin(false)
+	var tasks []*task
+	for qp := range d.qps.all() {
+		if qp.ctx == nil || qp.ctx.UserContext != c {
+			continue
+		}
+		tasks = append(tasks, p.post(qp, func(p *pass) {
+			if qp.state != ib.QPReset {
+				qp.enterError(contextEnds)
+			}
+			qp.advance(p)
+			qp.life.reach(detached)
+			qp.egress.drop()
+			qp.timer.stop()
+		}))
+	}
+	p.endElsewhere()
+	for _, t := range tasks {
+		t.await(t.qp.unresponsive) // where memory does not answer, this comes when it does
+	}
+}
+
+// complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
+// to the error state.
+func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
+	wc.QPNum = qp.num
+	if !c.post(wc, solicited) && qp.state != ib.QPErr {
+		qp.enterError(completionsLost)
+	}
+}

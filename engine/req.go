@@ -1,0 +1,364 @@
+package engine
+
+import (
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// requester is the sending half of a queue pair. The protocol is transport.Sender's: which packet is to
+// be sent next, what an acknowledgement means, when to send again. Here its requests get their packets, out of the
+// consumer's memory, each time they are sent, and their completions (comp.go).
+type requester struct {
+	qp  *QP
+	snd transport.Sender
+	// wqes are the work requests in flight, by their number in snd modulo the length, which is a power of two.
+	wqes    []sendWQE
+	scratch sendWQE
+	vector  vector
+	result  [atomicLen]byte
+
+	aimd  transport.AIMD
+	drain drain
+	waits waits
+}
+
+func (r *requester) init(qp *QP) {
+	r.qp = qp
+	var recovery transport.Recovery = &r.aimd
+	if qp.dev.noProbe {
+		recovery = transport.Unprobed{Recovery: recovery}
+	}
+	r.snd.Init(recovery)
+	r.snd.Reliable = reliable(qp.typ)
+	r.waits.told = true
+}
+
+// wqe returns the work request with a number of snd.
+func (r *requester) wqe(n uint32) *sendWQE { return &r.wqes[n&uint32(len(r.wqes)-1)] }
+
+// grow sees to it that there is room for the next work request.
+func (r *requester) grow() {
+	if r.snd.Len() < len(r.wqes) {
+		return
+	}
+	old, q := r.wqes, make([]sendWQE, max(4, 2*len(r.wqes)))
+	for n := r.snd.Head(); n != r.snd.Tail(); n++ {
+		q[n&uint32(len(q)-1)] = old[n&uint32(len(old)-1)]
+	}
+	r.wqes = q
+}
+
+// run sends what may be sent. (rxe_requester)
+func (r *requester) run(p *pass) {
+	qp := r.qp
+	r.waits.begin(r.snd.Len() == 0)
+	for r.snd.Open() && (qp.state == ib.QPRTS || qp.state == ib.QPSQD) {
+		n, ok := r.snd.Current()
+		if !ok && !r.fetch() {
+			break
+		}
+		w := r.wqe(n)
+		if w.status != uapi.WCSuccess {
+			// It completes when everything before it has.
+			if n == r.snd.Head() {
+				p.fill(qp)
+				r.fail(w.status)
+			}
+			break
+		}
+		if w.kind == transport.Local {
+			ok = r.doLocal(p, w)
+		} else {
+			ok = r.send(p, w)
+		}
+		if !ok {
+			break
+		}
+	}
+	p.ahead.from = nil
+	p.build.finish(&qp.egress)
+	if r.snd.Unarmed() {
+		r.snd.Arm(qp.dev.clock.Now())
+	}
+	if r.drain == draining && r.snd.Len() == 0 {
+		r.drain = drained
+		if qp.attr.EnSQDAsyncNotify {
+			qp.obj.Raise(ib.EventSQDrained)
+		}
+	}
+}
+
+// fetch takes the next work request out of the ring, false if there is none or it has to wait.
+func (r *requester) fetch() bool {
+	qp := r.qp
+	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.Capacity() {
+		return false
+	}
+	r.grow()
+	w := r.wqe(r.snd.Tail())
+	found, ok := qp.sq.Fetch(0, &w.Send)
+	if !ok {
+		qp.ringGone()
+		qp.enterError(ringsGone)
+		return false
+	}
+	if !found {
+		return false
+	}
+	r.check(w)
+	if w.Flags&uapi.SendFence != 0 && r.snd.Ordered() > 0 || qp.dev.stopAt() {
+		return false // again when the requests that it waits for are complete
+	}
+	if w.LengthLost && w.status == uapi.WCSuccess && qp.ctx != nil {
+		qp.ctx.libraryFault(ib.LengthLost)
+	}
+	qp.sq.Take()
+	q := transport.Request{Kind: w.kind, Length: w.length, Packets: w.packets}
+	if w.status != uapi.WCSuccess {
+		q.Packets = 0
+	}
+	r.snd.Push(q)
+	r.waits.posted(qp.sigAll || w.Flags&uapi.SendSignaled != 0)
+	return true
+}
+
+// messageOpcodes are the operations of SEND and RDMA WRITE by place in the message.
+var messageOpcodes = [2][4]roce.Operation{
+	{roce.SendMiddle, roce.SendFirst, roce.SendLast, roce.SendOnly},
+	{roce.RDMAWriteMiddle, roce.RDMAWriteFirst, roce.RDMAWriteLast, roce.RDMAWriteOnly},
+}
+
+// operation returns what a packet of the work request does.
+func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
+	switch w.kind {
+	case transport.Read:
+		return roce.RDMAReadRequest
+	case transport.Atomic:
+		if w.Opcode == uapi.WRAtomicCmpAndSwp {
+			return roce.CmpSwap
+		}
+		return roce.FetchAdd
+	case transport.AtomicWrite:
+		return roce.AtomicWrite
+	case transport.Flush:
+		return roce.Flush
+	}
+	place, kind := 0, 0
+	if k.First {
+		place |= 1
+	}
+	if k.Last {
+		place |= 2
+	}
+	if w.kind == transport.Write {
+		kind = 1
+	}
+	op := messageOpcodes[kind][place]
+	switch {
+	case !k.Last:
+	case w.Opcode == uapi.WRSendWithImm, w.Opcode == uapi.WRRDMAWriteWithImm:
+		op++ // "with Immediate" follows its plain form
+	case w.Opcode == uapi.WRSendWithInv && k.First:
+		op = roce.SendOnlyWithInvalidate
+	case w.Opcode == uapi.WRSendWithInv:
+		op = roce.SendLastWithInvalidate
+	}
+	return op
+}
+
+// send builds the packets of the current work request that may be sent now. It reports whether the requester may go on
+// with the next one.
+func (r *requester) send(p *pass, w *sendWQE) bool {
+	qp := r.qp
+	to, num := qp.path, qp.attr.DestQPN
+	if datagram(qp.typ) {
+		to, num = w.path, w.QPN
+	}
+	mark, start := 0, -1 // to be taken back when the memory cannot be read
+	if p.build.t != nil {
+		mark = p.build.t.packets
+	}
+	for {
+		k, ok := r.middles(p, w)
+		if !ok {
+			if k, ok = r.snd.Next(); !ok {
+				break
+			}
+		}
+		if start < 0 {
+			start = k.Index
+		}
+		if !k.First && !k.Last {
+			if payload, ok := p.build.stretch(k.Packets, k.Length, k.AckReq); ok {
+				r.snd.Sent(&k)
+				if !p.gather.fill(qp, w.SGEs, k.Offset, payload) {
+					return r.unreadable(p, w, mark, start)
+				}
+				continue
+			}
+		}
+		op := serviceOf(qp.typ).Opcode(w.operation(&k))
+		size := op.PacketLen(w.payload(&k))
+		if !p.build.fits(to, num, size) || !p.build.t.joins(w) {
+			if !p.gather.flush(qp) {
+				return r.unreadable(p, w, mark, start)
+			}
+			p.build.finish(&qp.egress)
+			if qp.egress.full() {
+				break
+			}
+			p.build.start(&trainPool, to, num, size)
+			p.build.t.begin(qp, w)
+			mark, start = 0, k.Index
+		}
+		r.snd.Sent(&k)
+		if !r.build(p, w, &k, op, size) {
+			return r.unreadable(p, w, mark, start)
+		}
+	}
+	if !r.read(p) {
+		return r.unreadable(p, w, mark, start)
+	}
+	completed, next := r.snd.Advance()
+	r.succeed(completed)
+	return next
+}
+
+// middles returns the packets that may join the last span of the open train. One that may refer to memory has no element's bytes
+// with another's, unless the elements are short.
+func (r *requester) middles(p *pass, w *sendWQE) (k transport.Packet, ok bool) {
+	mtu := r.snd.MTU
+	most := p.build.stretches(mtu)
+	if most == 0 {
+		return k, false
+	}
+	k, ok = r.snd.NextMiddles(most)
+	if !ok || len(w.SGEs) < 2 || !p.build.t.writes || w.length < minRefer*len(w.SGEs) {
+		return k, ok
+	}
+	i, at := sgeAt(w.SGEs, k.Offset)
+	whole := (int(w.SGEs[i].Length) - at) / mtu
+	if at < mtu || whole == 0 { // the packet before is another element's, or this one is in part
+		p.build.middle = false
+		return k, false
+	}
+	return r.snd.NextMiddles(min(k.Packets, whole))
+}
+
+// source returns the address of a byte of the work request's payload; 0: there is none.
+func (w *sendWQE) source(off int) uint64 {
+	i, at := sgeAt(w.SGEs, off)
+	if i == len(w.SGEs) {
+		return 0
+	}
+	return w.SGEs[i].Addr + uint64(at)
+}
+
+// payload returns the number of bytes that a packet of the work request carries.
+func (w *sendWQE) payload(k *transport.Packet) int {
+	switch w.kind {
+	case transport.Send, transport.Write, transport.AtomicWrite:
+		return k.Length
+	}
+	return 0
+}
+
+// build lays a packet of size bytes into the open train, which it fits. It returns false where the memory cannot be
+// read; it may also turn out later, when the train is finished.
+func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opcode, size int) bool {
+	qp := r.qp
+	message := w.kind == transport.Send || w.kind == transport.Write
+	f := roce.BTHFields{
+		Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: k.PSN, AckReq: k.AckReq,
+		SolicitedEvent: message && k.Last && w.Flags&uapi.SendSolicited != 0,
+	}
+	if datagram(qp.typ) {
+		f.DestQPN = w.QPN
+	}
+	place := p.build.add(size, op.HeaderLen(), w.source(k.Offset))
+	b := roce.NewPacket(place, &f, w.payload(k))
+	if op.HeaderLen() > roce.BTHLen {
+		r.extend(&b, w, k)
+	}
+	if w.Flags&uapi.SendInline != 0 || w.kind == transport.AtomicWrite {
+		copy(b.Payload, w.Inline[k.Offset:])
+		return true
+	}
+	if message && !k.First && !k.Last {
+		p.build.added(k.AckReq)
+	}
+	return p.gather.fill(qp, w.SGEs, k.Offset, place[op.HeaderLen():][:len(b.Payload)])
+}
+
+// extend writes the headers that follow the BTH.
+func (r *requester) extend(b *roce.Packet, w *sendWQE, k *transport.Packet) {
+	if h := b.XRCETH(); h != nil {
+		h.Encode(w.SRQN)
+	}
+	if h := b.DETH(); h != nil {
+		h.Encode(w.QKey, r.qp.num)
+	}
+	if h := b.RETH(); h != nil {
+		n := k.Length
+		switch w.kind {
+		case transport.Write:
+			n = w.length
+		case transport.Flush:
+			b.FETH().Encode(roce.FlushType(w.Flush.Type), roce.FlushLevel(w.Flush.Level))
+			n = int(w.Flush.Length)
+		}
+		h.Encode(w.RemoteAddr+uint64(k.Offset), w.RKey, uint32(n))
+	}
+	if h := b.AtomicETH(); h != nil {
+		swapAdd, compare := w.CompareAdd, uint64(0)
+		if w.Opcode == uapi.WRAtomicCmpAndSwp {
+			swapAdd, compare = w.Swap, w.CompareAdd
+		}
+		h.Encode(w.RemoteAddr, w.RKey, swapAdd, compare)
+	}
+	if h := b.ImmDt(); h != nil {
+		copy(h, w.Imm[:])
+	}
+	if h := b.IETH(); h != nil {
+		h.Encode(w.Imm.InvalidateRKey())
+	}
+}
+
+// unreadable takes the packets of the open train from the mark-th on back, the first of which is the one with this
+// index, and lets the work request end with a protection error when those before it are complete.
+func (r *requester) unreadable(p *pass, w *sendWQE, mark, index int) bool {
+	p.build.cut(mark)
+	p.gather.reset()
+	r.snd.Unsend(index)
+	w.status = uapi.WCLocProtErr
+	return true
+}
+
+// probe sends the oldest packet without an acknowledgement again, if there is room for it.
+func (r *requester) probe(p *pass) {
+	qp := r.qp
+	if qp.egress.full() || qp.egress.blocked {
+		return
+	}
+	k, ok := r.snd.Probe(qp.dev.clock.Now())
+	if !ok {
+		return
+	}
+	w := r.wqe(r.snd.Head())
+	if w.status != uapi.WCSuccess {
+		return
+	}
+	op := serviceOf(qp.typ).Opcode(w.operation(&k))
+	size := op.PacketLen(w.payload(&k))
+	p.build.start(&trainPool, qp.path, qp.attr.DestQPN, size)
+	if !r.build(p, w, &k, op, size) || !p.gather.flush(qp) {
+		p.build.cut(0)
+		p.gather.reset()
+		w.status = uapi.WCLocProtErr
+	} else {
+		qp.dev.counters.add(cntSentProbe, 1)
+	}
+	p.build.finish(&qp.egress)
+}

@@ -1,0 +1,632 @@
+package engine
+
+import (
+	"verbena/engine/queue"
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// responder is the receiving half of a queue pair. The order of requests, duplicates and answers are
+// transport.Receiver's; here requests are carried out and receives completed.
+type responder struct {
+	qp      *QP
+	rcv     transport.Receiver
+	lastWQE bool    // EventQPLastWQEReached has been raised
+	named   *srq    // XRC: the queue that the request is for
+	wqe     recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+}
+
+func (r *responder) reset() {
+	r.rcv.Reset()
+	r.named, r.lastWQE, r.wqe = nil, false, recvWQE{Recv: queue.Recv{SGEs: r.wqe.SGEs[:0]}}
+}
+
+// receive handles a packet of the peer's requester. (rxe_responder)
+func (r *responder) receive(p *pass, k *packet) {
+	qp := r.qp
+	switch qp.typ {
+	case ib.QPTypeRC, ib.QPTypeXRCTgt:
+		r.receiveReliable(p, k)
+	case ib.QPTypeUC:
+		r.receiveUnreliable(p, k)
+	case ib.QPTypeUD, ib.QPTypeGSI:
+		r.receiveDatagram(p, k)
+	}
+}
+
+// verdict is what became of a request.
+type verdict uint8
+
+const (
+	accepted verdict = iota
+	refused          // the queue pair is in error
+	notReady         // no receive
+	invalid          // NAK invalid request
+	denied           // NAK remote access error
+)
+
+// receiveReliable checks the PSN (IBA 9.7.4.1.1, 9.9.3).
+func (r *responder) receiveReliable(p *pass, k *packet) {
+	qp := r.qp
+	rcv := &r.rcv
+	switch rcv.Arrive(k.psn) {
+	case transport.Gap:
+		qp.dev.counters.add(cntOutOfSeqReq, 1)
+		r.refused(k, transport.CheckPSN)
+		return
+	case transport.LaterGap:
+		qp.dev.counters.add(cntDropGap, 1)
+		r.refused(k, transport.CheckPSN)
+		return
+	case transport.Duplicate:
+		qp.dev.counters.add(cntDupReq, 1)
+		r.receiveDuplicate(k)
+		return
+	}
+	switch r.execute(p, k) {
+	case notReady:
+		qp.dev.counters.add(cntSndRNR, 1)
+		rcv.NotReady(roce.RNRTimer(qp.attr.MinRNRTimer))
+	case invalid:
+		r.refuseInTurn(p, k.psn, roce.NAKInvalidRequest, uapi.WCRemInvReqErr)
+	case denied:
+		r.refuseInTurn(p, k.psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+	}
+}
+
+// receiveUnreliable checks the PSN: a gap costs the message in progress, and the next one begins anew (IBA 9.8.2).
+func (r *responder) receiveUnreliable(p *pass, k *packet) {
+	qp := r.qp
+	rcv := &r.rcv
+	starts := k.Flags&roce.FlagStarts != 0
+	if rcv.Interrupts(k.psn, starts) {
+		p.settle(qp) // the data of an incomplete message may be stored, without a completion
+		r.wqe.filled = 0
+	}
+	if !rcv.ArriveUnreliable(k.psn, starts) {
+		r.refused(k, transport.CheckPSN)
+		qp.dev.counters.add(cntDropUnreliable, 1)
+		return
+	}
+	if r.execute(p, k) != accepted {
+		r.abandon(k.psn)
+	}
+}
+
+// abandon gives up the message of an unreliable connection at a packet that was not accepted.
+func (r *responder) abandon(psn roce.PSN) {
+	if r.qp.state == ib.QPErr {
+		return
+	}
+	r.rcv.Abandon(psn)
+	r.wqe.filled = 0
+	r.qp.dev.counters.add(cntDropUnreliable, 1)
+}
+
+// refuseInTurn refuses a request when the data of those before it has been stored. If that fails the earlier one is refused:
+// the NAK of a later one would acknowledge it.
+func (r *responder) refuseInTurn(p *pass, psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
+	p.settle(r.qp)
+	r.refuse(psn, s, status)
+}
+
+// refuse ends the queue pair for what the peer, or the receive, has wrong, as status says: the receive in progress
+// completes with it, or else the consumer is told by an event; whoever sees either finds the state ERR. A peer that waits
+// for an answer gets a NAK. On an unreliable connection what the peer has wrong costs the message only (classes A, C and
+// D of IBA 9.9.3).
+func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
+	qp := r.qp
+	own := status == uapi.WCLocProtErr || status == uapi.WCLocQPOpErr
+	switch {
+	case qp.state == ib.QPErr:
+		return
+	case reliable(qp.typ):
+		r.rcv.Refuse(s, psn)
+	case !own:
+		r.rcv.AbandonRest()
+		return
+	}
+	completes := r.wqe.taken && (own || status == uapi.WCLocLenErr || r.rcv.Within() == transport.Send)
+	r.fail(status)
+	switch {
+	case completes:
+		r.completeRecv(&uapi.WC{Status: status}, false)
+	case s == roce.NAKRemoteAccessError:
+		qp.obj.Raise(ib.EventQPAccessErr)
+	case s == roce.NAKInvalidRequest:
+		qp.obj.Raise(ib.EventQPReqErr)
+	default:
+		qp.obj.Raise(ib.EventQPFatal)
+	}
+}
+
+// notInvalidated ends the queue pair for a SEND whose invalidation failed (class J of IBA 9.9.6.3): the receive
+// completes with a memory management operation error, which is what libibverbs calls WCMWBindErr. The peer gets no
+// answer, neither a NAK nor an acknowledgement, to this request; to those before it, it does.
+func (r *responder) notInvalidated() {
+	r.fail(uapi.WCMWBindErr)
+	r.completeRecv(&uapi.WC{Status: uapi.WCMWBindErr}, false)
+}
+
+// fail takes the queue pair to the error state, for a status of the request; the responses to requests before it are
+// still sent.
+func (r *responder) fail(status uapi.WCStatus) {
+	qp := r.qp
+	why := ""
+	if qp.dev.qpFailed != nil {
+		why = "a request of its peer failed: " + status.String()
+	}
+	qp.enterErrorReplying(why)
+}
+
+// refused notes in the trace which check has refused a packet.
+func (r *responder) refused(k *packet, c transport.Check) {
+	r.qp.trace.packet(traceRefuse, k.Data, uint32(c))
+}
+
+// execute makes the checks that a packet with the expected PSN has to pass, in the order of transport.Check, and does
+// what the packet asks for.
+func (r *responder) execute(p *pass, k *packet) verdict {
+	a := transport.Arrival{
+		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,
+		Length: len(k.Payload),
+	}
+	v, by := r.executeKind(p, k, &a)
+	if v != accepted {
+		r.refused(k, by)
+	}
+	return v
+}
+
+// executeKind returns, where a packet is not accepted, the check that has refused it.
+func (r *responder) executeKind(p *pass, k *packet, a *transport.Arrival) (v verdict, by transport.Check) {
+	if !r.rcv.Follows(a) {
+		return invalid, transport.CheckSequence
+	}
+	if r.qp.typ == ib.QPTypeXRCTgt && !r.nameQueue(k) {
+		return invalid, transport.CheckOpcode
+	}
+	switch a.Kind {
+	case transport.Send:
+		v, by = r.executeSend(p, k, a)
+	case transport.Write:
+		v, by = r.executeWrite(p, k, a)
+	case transport.Read:
+		return r.executeRead(k)
+	case transport.Atomic:
+		return r.executeAtomic(p, k)
+	case transport.AtomicWrite:
+		return r.executeAtomicWrite(p, k)
+	case transport.Flush:
+		return r.executeFlush(p, k)
+	}
+	if v == accepted {
+		r.rcv.Executed(a, reliable(r.qp.typ) && k.BTH().AckReq())
+	}
+	return v, by
+}
+
+// takeRecv sees to it that there is a receive for the message.
+func (r *responder) takeRecv(p *pass) verdict {
+	qp := r.qp
+	if r.wqe.taken {
+		return accepted
+	}
+	switch {
+	case qp.typ == ib.QPTypeXRCTgt:
+		return r.takeShared(p, r.named)
+	case qp.srq != nil:
+		return r.takeShared(p, qp.srq)
+	}
+	status, found, ok := r.wqe.fetch(qp.rq, qp.cap.MaxRecvSGE)
+	if !ok {
+		qp.ringGone()
+		return notReady
+	}
+	if !found {
+		return notReady
+	}
+	r.wqe.pd = qp.pd
+	if status != uapi.WCSuccess {
+		r.refuseInTurn(p, r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
+		return refused
+	}
+	return accepted
+}
+
+// takeShared takes the receive out of a shared queue.
+func (r *responder) takeShared(p *pass, s *srq) verdict {
+	status, taken := s.take(&r.wqe)
+	if !taken {
+		return notReady
+	}
+	if status != uapi.WCSuccess {
+		r.refuseInTurn(p, r.rcv.PSN(), roce.NAKRemoteOperationalError, status)
+		return refused
+	}
+	return accepted
+}
+
+func (r *responder) executeSend(p *pass, k *packet, a *transport.Arrival) (verdict, transport.Check) {
+	qp := r.qp
+	if a.Starts {
+		if v := r.takeRecvFor(p, k); v != accepted {
+			return v, transport.CheckResources
+		}
+	}
+	if !r.rcv.Fits(a) {
+		return invalid, transport.CheckLength
+	}
+	if r.wqe.filled+len(k.Payload) > r.wqe.Length {
+		r.refuseInTurn(p, k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
+		return refused, transport.CheckLength
+	}
+	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, r.wqe.filled, k.Payload) {
+		return refused, transport.CheckLocal
+	}
+	r.wqe.filled += len(k.Payload)
+	if !a.Ends {
+		return accepted, 0
+	}
+	if !p.settle(qp) {
+		return refused, transport.CheckLocal
+	}
+	wc := uapi.WC{Opcode: uapi.WCRecv, ByteLen: uint32(r.wqe.filled)}
+	if h := k.IETH(); h != nil {
+		p.enter(qp)
+		ended := qp.invalidate(h.RKey())
+		p.leave()
+		if !ended {
+			r.notInvalidated()
+			return refused, transport.CheckLocal
+		}
+		wc.Ex, wc.WCFlags = uapi.NewImmRKey(h.RKey()), uapi.WCFlags(uapi.IBVWCWithInv)
+	}
+	if h := k.ImmDt(); h != nil {
+		copy(wc.Ex[:], h)
+		wc.WCFlags = uapi.WCFlags(uapi.IBVWCWithImm)
+	}
+	r.completeRecv(&wc, k.BTH().SolicitedEvent())
+	return accepted, 0
+}
+
+func (r *responder) executeWrite(p *pass, k *packet, a *transport.Arrival) (verdict, transport.Check) {
+	qp := r.qp
+	rcv := &r.rcv
+	if a.Starts && qp.attr.AccessFlags&ib.AccessRemoteWrite == 0 {
+		return invalid, transport.CheckOpcode
+	}
+	takes := k.Flags&roce.FlagCompletesReceive != 0
+	if takes {
+		if v := r.takeRecvFor(p, k); v != accepted {
+			return v, transport.CheckResources
+		}
+	}
+	if a.Starts {
+		h := k.RETH()
+		rcv.BeginWrite(h.VA(), h.RKey(), int(h.DMALen()))
+		if !r.permits(h.RKey(), ib.AccessRemoteWrite, h.VA(), int(h.DMALen())) {
+			return denied, transport.CheckRKey
+		}
+	}
+	addr, key, length := rcv.Write()
+	if length > maxMsgSize || !rcv.Fits(a) || !rcv.WriteFits(a.Length, a.Ends) {
+		return invalid, transport.CheckLength
+	}
+	if len(k.Payload) > 0 {
+		if !p.storeAt(qp, scatterWrite, k.psn, key, ib.AccessRemoteWrite, addr, k.Payload) {
+			return refused, transport.CheckLocal
+		}
+		rcv.Wrote(len(k.Payload))
+	}
+	if !takes {
+		return accepted, 0
+	}
+	if !p.settle(qp) {
+		return refused, transport.CheckLocal
+	}
+	wc := uapi.WC{
+		Opcode: uapi.WCRecvRDMAWithImm, ByteLen: uint32(length), WCFlags: uapi.WCFlags(uapi.IBVWCWithImm),
+	}
+	copy(wc.Ex[:], k.ImmDt())
+	r.completeRecv(&wc, k.BTH().SolicitedEvent())
+	return accepted, 0
+}
+
+// takeRecvFor takes the receive that a packet needs, unless a fault rule makes it seem that there is none.
+func (r *responder) takeRecvFor(p *pass, k *packet) verdict {
+	if reliable(r.qp.typ) && r.qp.dev.faults.NotReady(r.qp.num, k.src) {
+		return notReady
+	}
+	return r.takeRecv(p)
+}
+
+// permits reports whether a peer may do to a range what right says. An empty range needs no key.
+func (r *responder) permits(key uint32, right ib.AccessFlags, addr uint64, length int) bool {
+	qp := r.qp
+	if length == 0 {
+		return true
+	}
+	m := qp.memory(r.domain(), key, right)
+	if m == nil {
+		return false
+	}
+	defer m.put()
+	return m.contains(addr, uint64(length))
+}
+
+func (r *responder) executeRead(k *packet) (verdict, transport.Check) {
+	qp, rcv, h := r.qp, &r.rcv, k.RETH()
+	length := int(h.DMALen())
+	switch {
+	case qp.attr.AccessFlags&ib.AccessRemoteRead == 0:
+		return invalid, transport.CheckOpcode
+	case !rcv.Admits():
+		return invalid, transport.CheckResources
+	case !r.permits(h.RKey(), ib.AccessRemoteRead, h.VA(), length):
+		return denied, transport.CheckRKey
+	case length > maxMsgSize:
+		return invalid, transport.CheckLength
+	}
+	rcv.Answer(&transport.Answer{
+		Kind: transport.Read, Packets: qp.pathMTU.Packets(uint32(length)),
+		Domain: r.domain(), Addr: h.VA(), Key: h.RKey(), Length: length,
+	})
+	return accepted, 0
+}
+
+func (r *responder) executeAtomic(p *pass, k *packet) (verdict, transport.Check) {
+	qp, rcv, h := r.qp, &r.rcv, k.AtomicETH()
+	switch {
+	case qp.attr.AccessFlags&ib.AccessRemoteAtomic == 0 || h.VA()%atomicLen != 0:
+		return invalid, transport.CheckOpcode
+	case !rcv.Admits():
+		return invalid, transport.CheckResources
+	case !p.settle(qp): // it finds what was written before
+		return refused, transport.CheckLocal
+	}
+	m := qp.memory(r.domain(), h.RKey(), ib.AccessRemoteAtomic)
+	if m == nil {
+		return denied, transport.CheckRKey
+	}
+	p.enter(qp)
+	result, err := m.atomic(k.Opcode, h)
+	p.leave()
+	m.put()
+	if err != nil {
+		return denied, transport.CheckRKey
+	}
+	rcv.Answer(&transport.Answer{Kind: transport.Atomic, Packets: 1, Result: result})
+	return accepted, 0
+}
+
+// receiveDuplicate handles a request that was executed before. A request of which nothing is known is dropped.
+func (r *responder) receiveDuplicate(k *packet) {
+	qp := r.qp
+	q := transport.Repeat{PSN: k.psn, Kind: transport.KindOf(k.Flags)}
+	if q.Kind == transport.Read {
+		h := k.RETH()
+		q.Addr, q.Key, q.Length = h.VA(), h.RKey(), int(h.DMALen())
+	}
+	if !r.rcv.Duplicate(&q) {
+		qp.dev.counters.add(cntDropDuplicate, 1)
+	}
+}
+
+// answer makes the replies and the acknowledgement that are due, as far as there is room.
+func (r *responder) answer(p *pass) {
+	qp := r.qp
+	rcv := &r.rcv
+	room := r.reply(p)
+	p.build.finish(&qp.egress)
+	if !room {
+		return
+	}
+	a, due := rcv.Ack()
+	if !due || qp.egress.full() || qp.egress.blocked || qp.path == nil {
+		return // what is due waits, and may be joined by more
+	}
+	rcv.AckSent()
+	op := serviceOf(qp.typ).Opcode(roce.Acknowledge)
+	size := op.PacketLen(0)
+	p.build.start(&ackPool, qp.path, qp.attr.DestQPN, size)
+	k := roce.NewPacket(p.build.add(size, size, 0), &roce.BTHFields{
+		Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: a.PSN,
+	}, 0)
+	k.AETH().Encode(a.Syndrome, rcv.MSN())
+	p.build.finish(&qp.egress)
+}
+
+// reply makes the replies that are due, as far as there is room, which it reports. The last train may be open.
+func (r *responder) reply(p *pass) (room bool) {
+	qp := r.qp
+	for y := r.rcv.Reply(); y != nil; y = r.rcv.Reply() {
+		if qp.egress.full() || qp.egress.blocked {
+			return false
+		}
+		if !r.makeReply(p, y) {
+			break
+		}
+		if y.Left == 0 {
+			r.rcv.Replied()
+		}
+	}
+	return true
+}
+
+// makeReply makes one part of a reply, as much as fits into the egress queue at once. It reports false where the
+// memory cannot be read; the queue pair is in error then.
+func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
+	qp := r.qp
+	mark := 0 // to be taken back when the memory cannot be read
+	if p.build.t != nil {
+		mark = p.build.t.packets
+	}
+	pool := &trainPool
+	if y.Kind == transport.Atomic {
+		pool = &ackPool
+	}
+	psn := y.PSN
+	for done := false; !done; {
+		if packets := y.Middles(qp.mtu, p.build.stretches(qp.mtu)); packets > 0 {
+			n := packets * qp.mtu
+			payload, _ := p.build.stretch(packets, n, false)
+			if !p.gather.addRemote(qp, y, payload) {
+				break
+			}
+			y.Sent(packets, n)
+			continue
+		}
+		what, n := y.Packet(qp.mtu)
+		op := serviceOf(qp.typ).Opcode(what)
+		size := op.PacketLen(n)
+		if !p.build.fits(qp.path, qp.attr.DestQPN, size) {
+			if !p.gather.flush(qp) {
+				break
+			}
+			p.build.finish(&qp.egress)
+			if qp.egress.full() {
+				return true
+			}
+			p.build.start(pool, qp.path, qp.attr.DestQPN, size)
+			psn, mark = y.PSN, 0
+		}
+		place := p.build.add(size, op.HeaderLen(), y.Addr)
+		k := roce.NewPacket(place, &roce.BTHFields{
+			Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: y.PSN,
+		}, n)
+		if h := k.AETH(); h != nil {
+			h.Encode(roce.ACKUnlimited, y.MSN)
+		}
+		if h := k.AtomicAckETH(); h != nil {
+			h.Encode(y.Result)
+		}
+		if what == roce.RDMAReadResponseMiddle {
+			p.build.added(false)
+		}
+		if n > 0 && !p.gather.addRemote(qp, y, place[op.HeaderLen():][:n]) {
+			break
+		}
+		y.Sent(1, n)
+		done = y.Left == 0
+	}
+	if p.gather.flush(qp) && y.Left == 0 {
+		if !p.build.t.mixed {
+			p.build.finish(&qp.egress)
+		}
+		return true
+	}
+	p.gather.reset()
+	p.build.cut(mark)
+	p.build.finish(&qp.egress)
+	if y.Repeats() && qp.state != ib.QPErr {
+		// The network may have held this request up until the peer had its response to another copy, and the consumer took the
+		// memory away. The peer drops the NAK then.
+		if _, due := r.rcv.Ack(); !due {
+			r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn)
+		}
+		y.Left = 0
+		return true
+	}
+	r.rcv.DropReplies()
+	if qp.state == ib.QPErr {
+		r.rcv.Acknowledge(roce.NAKRemoteAccessError, psn) // comes before the one that is due
+	}
+	r.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+	return false
+}
+
+// receiveDatagram handles a datagram (IBA 9.8.3): without a receive, or with one that is too small, it is lost.
+func (r *responder) receiveDatagram(p *pass, k *packet) {
+	qp := r.qp
+	if len(k.Payload) > qp.mtu || r.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.Length {
+		qp.dev.counters.add(cntDropUnreliable, 1)
+		return
+	}
+	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, 0, grhOf(p, k)) ||
+		!p.store(qp, scatterSend, k.psn, r.wqe.SGEs, grhLen, k.Payload) || !p.settle(qp) {
+		return
+	}
+	wc := uapi.WC{
+		Opcode: uapi.WCRecv, ByteLen: uint32(grhLen + len(k.Payload)), SrcQP: k.DETH().SrcQPN(),
+		WCFlags: uapi.WCFlags(uapi.IBVWCGRH), SL: headerType(qp, k),
+	}
+	if h := k.ImmDt(); h != nil {
+		copy(wc.Ex[:], h)
+		wc.WCFlags |= uapi.WCFlags(uapi.IBVWCWithImm)
+	}
+	r.completeRecv(&wc, k.BTH().SolicitedEvent())
+}
+
+// The types of network header that mlx5 reports in the three low bits of a completion's service level, which RoCEv2 has
+// no other use for. Communication libraries look there for how much of the GRH is the destination (UCX does, in
+// releases up to 2024).
+const (
+	headerIPv6 = 1
+	headerIPv4 = 2
+)
+
+// headerType returns the SL of a datagram's completion. On the GSI queue pair, whose completions the kernel's mlx5
+// makes, it is the VLAN's priority, and so 0.
+func headerType(qp *QP, k *packet) uint8 {
+	switch {
+	case qp.typ != ib.QPTypeUD:
+		return 0
+	case k.dst.Is4():
+		return headerIPv4
+	}
+	return headerIPv6
+}
+
+// completeRecv completes the receive that was taken.
+func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
+	qp := r.qp
+	qp.trace.note(traceRecvDone, uint32(wc.Status))
+	if r.wqe.from == nil {
+		qp.rq.Take()
+		if !qp.rq.Complete() {
+			qp.ringGone()
+		}
+	}
+	r.wqe.taken = false
+	if wc.Status == uapi.WCSuccess {
+		qp.dev.counters.add(cntRDMARecv, 1)
+	} else {
+		wc.Opcode = uapi.WCRecv // consumers tell sends and receives apart by it
+	}
+	wc.WRID, wc.PortNum = r.wqe.ID, 1
+	qp.complete(r.recvQueue(), wc, solicited)
+}
+
+// grhLen is the length of what precedes a datagram in its receive buffer.
+const grhLen = roce.GRHLen
+
+// grhOf makes the header that a datagram came with. It lies in the pass until it has been stored.
+func grhOf(p *pass, k *packet) []byte {
+	roce.GRH(p.grh[:]).Encode(&roce.GRHFields{
+		TrafficClass: k.tos, HopLimit: k.ttl, PacketLen: len(k.Data) + roce.ICRCLen,
+		SGID: roce.GID(k.src.As16()), DGID: roce.GID(k.dst.As16()),
+	})
+	return p.grh[:]
+}
+
+// flush completes everything in the receive queue with a flush error. (rxe_drain_req_pkts)
+func (r *responder) flush() {
+	qp := r.qp
+	if r.wqe.taken {
+		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
+	}
+	r.lastReached()
+	for range qp.rq.Capacity() {
+		if _, found, ok := r.wqe.fetch(qp.rq, qp.cap.MaxRecvSGE); !ok {
+			qp.ringGone()
+			return
+		} else if !found {
+			break
+		}
+		qp.timer.quiet = 0
+		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
+	}
+}

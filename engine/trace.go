@@ -1,0 +1,217 @@
+package engine
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/internal/clock"
+	"verbena/internal/qpinfo"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// traceLen is the number of events that a queue pair's trace keeps, the latest.
+const traceLen = 256
+
+// maxTraced bounds the queue pairs of a device that are traced at a time; each takes some 10 KB.
+const maxTraced = 64
+
+// traceKind is the kind of a protocol event of a queue pair.
+type traceKind uint8
+
+const (
+	traceState    traceKind = iota // detail: the new state
+	traceSend                      // a train leaves: its first packet; detail: packets
+	traceReceive                   // a packet has come
+	traceDrop                      // and is dropped; detail: counter
+	traceRefuse                    // a request is not carried out; detail: transport.Check that has refused it
+	traceRetry                     // everything unacknowledged is sent again; detail: retries left
+	traceRNRWait                   // the peer has no receive; detail: microseconds until everything is sent again
+	traceTimeout                   // no acknowledgement in time
+	traceSendDone                  // a send work request has ended; detail: status
+	traceRecvDone                  // a receive work request has ended; detail: status
+)
+
+var traceNames = [...]string{
+	traceState: "state", traceSend: "send", traceReceive: "receive", traceDrop: "drop", traceRefuse: "refuse", traceRetry: "retry",
+	traceRNRWait: "rnr wait", traceTimeout: "timeout", traceSendDone: "send completed", traceRecvDone: "receive completed",
+}
+
+// traceRecord is an event in the ring. op, psn and syndrome are of a packet, if the kind is about one.
+type traceRecord struct {
+	at       time.Time
+	detail   uint32
+	psn      roce.PSN
+	kind     traceKind
+	op       roce.Opcode
+	acks     bool // syndrome is valid
+	syndrome roce.Syndrome
+}
+
+// trace is the ring of a queue pair's latest protocol events.
+type trace struct {
+	clock clock.Clock
+	n     uint64 // events since the trace began
+	ring  [traceLen]traceRecord
+}
+
+// note records an event that is not about a packet; without a trace it does nothing.
+func (t *trace) note(kind traceKind, detail uint32) {
+	if t != nil {
+		t.add(traceRecord{at: t.clock.Now(), kind: kind, detail: detail})
+	}
+}
+
+func (t *trace) add(r traceRecord) {
+	t.ring[t.n%traceLen] = r
+	t.n++
+}
+
+// packet records an event about a packet; b is at least its headers, without or with an ICRC. Without a trace it does
+// nothing.
+func (t *trace) packet(kind traceKind, b []byte, detail uint32) {
+	if t == nil {
+		return
+	}
+	r := traceRecord{at: t.clock.Now(), kind: kind, detail: detail}
+	if len(b) >= roce.BTHLen {
+		h := roce.BTH(b)
+		r.op, r.psn = h.Opcode(), h.PSN()
+		if k := (roce.Packet{Opcode: r.op, Data: b}); len(b) >= r.op.HeaderLen() && r.op.Has(roce.FlagAETH) {
+			r.acks, r.syndrome = true, k.AETH().Syndrome()
+		}
+	}
+	t.add(r)
+}
+
+// Types of package qpinfo, which documents them.
+type (
+	// QPStatus is the protocol state of a queue pair.
+	QPStatus = qpinfo.Status
+	// QPTrace is the trace of a queue pair.
+	QPTrace = qpinfo.Trace
+	// TraceEvent is a protocol event of a queue pair.
+	TraceEvent = qpinfo.Event
+)
+
+func (r *traceRecord) event() TraceEvent {
+	e := TraceEvent{Time: r.at, Event: traceNames[r.kind]}
+	if r.kind == traceSend || r.kind == traceReceive || r.kind == traceDrop || r.kind == traceRefuse {
+		e.Opcode, e.PSN = r.op.String(), uint32(r.psn)
+	}
+	switch r.kind {
+	case traceState:
+		e.Detail = ib.QPState(r.detail).String()
+	case traceSend:
+		if r.detail > 1 {
+			e.Detail = fmt.Sprintf("%d packets", r.detail)
+		}
+	case traceDrop:
+		e.Detail = counterNames[r.detail]
+	case traceRefuse:
+		e.Detail = transport.Check(r.detail).String()
+	case traceRetry:
+		e.Detail = fmt.Sprintf("%d retries left", r.detail)
+	case traceRNRWait:
+		e.Detail = fmt.Sprint(time.Duration(r.detail) * time.Microsecond)
+	case traceSendDone, traceRecvDone:
+		e.Detail = uapi.WCStatus(r.detail).String()
+	}
+	if r.acks {
+		if e.Detail != "" {
+			e.Detail += ", "
+		}
+		e.Detail += r.syndrome.String()
+	}
+	return e
+}
+
+// look calls f while no thread runs the queue pair, on behalf of a caller other than its consumer: EAGAIN if its program's
+// memory does not answer.
+func (qp *QP) look(f func()) error {
+	p := qp.dev.begin(false)
+	t := p.post(qp, func(*pass) { f() })
+	p.endElsewhere()
+	if !t.wait(qp.unresponsive) {
+		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
+	}
+	return nil
+}
+
+// TraceQP begins or ends the trace of a queue pair: its latest protocol events. It may sleep. ENOENT if there is no
+// queue pair of that number, ENOSPC if too many are traced, EAGAIN if the memory of its program does not answer.
+func (d *Device) TraceQP(num uint32, on bool) error {
+	qp := d.qp(num)
+	if qp == nil {
+		return fmt.Errorf("trace QP %d on %s: no such queue pair: %w", num, d.name, syscall.ENOENT)
+	}
+	d.tracing.Lock()
+	defer d.tracing.Unlock()
+	traced := 0
+	for q := range d.qps.all() {
+		if q != qp && q.traced.Load() {
+			traced++
+		}
+	}
+	if on && traced >= maxTraced {
+		return fmt.Errorf("trace QP %d on %s: %d queue pairs are traced, at most %d: end a trace first: %w", num, d.name, traced, maxTraced, syscall.ENOSPC)
+	}
+	return qp.look(func() {
+		switch {
+		case !on:
+			qp.trace = nil
+		case qp.trace == nil:
+			qp.trace = &trace{clock: d.clock}
+		}
+		qp.traced.Store(on)
+	})
+}
+
+// QPTrace returns the latest protocol events of a queue pair, the oldest first. It may sleep. ENOENT if there is no
+// queue pair of that number.
+func (d *Device) QPTrace(num uint32) (QPTrace, error) {
+	qp := d.qp(num)
+	if qp == nil {
+		return QPTrace{}, fmt.Errorf("trace of QP %d on %s: no such queue pair: %w", num, d.name, syscall.ENOENT)
+	}
+	var t trace
+	on := false
+	if err := qp.look(func() {
+		if on = qp.trace != nil; on {
+			t = *qp.trace
+		}
+	}); err != nil {
+		return QPTrace{}, err
+	}
+	r := QPTrace{On: on, Events: []TraceEvent{}}
+	if t.n > traceLen {
+		r.Lost = t.n - traceLen
+	}
+	for i := r.Lost; i < t.n; i++ {
+		r.Events = append(r.Events, t.ring[i%traceLen].event())
+	}
+	return r, nil
+}
+
+// QPStatuses lists the queue pairs of the device, but those whose program does not let them be looked at, which have
+// their number and Slow alone. It may sleep, but not wait for a program.
+func (d *Device) QPStatuses() []QPStatus {
+	list := []QPStatus{}
+	for qp := range d.qps.all() {
+		s := QPStatus{Num: qp.num, Type: qp.typ.String(), State: qp.State().String(), Traced: qp.traced.Load()}
+		s.Slow = qp.look(func() {
+			x := qp.req.snd.Status()
+			s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(x.Unacknowledged), uint32(x.Place)
+			s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.rcv.PSN()), x.InFlight, x.Window
+			s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)+int(qp.egress.handed.Load())
+			if qp.path != nil && !datagram(qp.typ) {
+				s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
+			}
+		}) != nil
+		list = append(list, s)
+	}
+	return list
+}

@@ -1,0 +1,437 @@
+package engine
+
+import (
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/link"
+	"verbena/roce"
+)
+
+// train is a link.Train in a pooled buffer, on its way through the egress queue of a queue pair.
+//
+// The network takes packets of one length at once. One for a device of the same Fabric may be mixed: its packets have any
+// length, so that the payload of a message is one copy, whatever headers lie between. And it may have spans: consecutive middle
+// packets of a message, which differ in their PSNs only, with the header of the first and the payload of all. Who needs
+// packets, such as a capture or a receiver that has to refuse one of them, takes them apart again (train.each, span).
+type train struct {
+	link.Train
+	mixed   bool   // the packets have any length
+	parts   []part // in order
+	sent    int    // packets of a mixed train that have had to go to the network, and have gone
+	path    *path
+	to      uint32 // number of the queue pair that all packets are for
+	packets int
+	pool    *sync.Pool // nil: none, it is as small as can be
+	from    *QP        // that sent it, while it is an event of another queue pair
+	charged bool       // to that one's lane
+
+	writes bool     // all packets are of RDMA WRITEs by one key
+	key    uint32   // that one
+	held   []*grant // with an access begun, as long as a part refers to memory
+}
+
+// part is a span of consecutive packets of a train. A span of one is a packet; only a mixed train has longer ones.
+type part struct {
+	start, end int    // in Buf
+	packets    int    // in a span
+	mem        []byte // the payload, if it is not in Buf yet; see refer.go
+}
+
+// alignment is that of the payload of a mixed train to the memory that it comes from. Processors copy several times more slowly where
+// the places of source and destination in their pages are a few bytes apart (AMD's Zen 3 and 4, with REP MOVSB).
+const alignment = 64
+
+// Three sizes of trains: what carries data to the network may grow to its limit; acknowledgements are alone. A mixed train holds
+// as much as is copied twice from a core's own cache, beside its headers: smaller ones cost more system calls.
+const (
+	ackTrain   = 128
+	mixedTrain = 4*link.MaxTrain + link.MaxTrain/8
+	// maxParts is the number of parts of a mixed train, and so of elements of a copy, at most.
+	maxParts = maxScatter
+)
+
+var trainPool, ackPool, mixedPool sync.Pool
+
+func init() { initTrains() }
+
+func initTrains() {
+	trainPool.New = func() any { return newTrain(&trainPool, link.MaxTrain) }
+	ackPool.New = func() any { return newTrain(&ackPool, ackTrain) }
+	mixedPool.New = func() any { return newTrain(&mixedPool, mixedTrain) }
+}
+
+func newTrain(pool *sync.Pool, size int) *train {
+	t := &train{pool: pool}
+	t.Buf = make([]byte, 0, size)
+	return t
+}
+
+func getTrain(pool *sync.Pool, p *path) *train {
+	t := pool.Get().(*train)
+	t.path, t.packets, t.mixed, t.sent, t.writes = p, 0, false, 0, false
+	t.parts = t.parts[:0]
+	t.Dst, t.TOS, t.TTL = p.dst, p.tos, p.ttl
+	t.Buf, t.Size = t.Buf[:0], 0
+	return t
+}
+
+func (t *train) free() {
+	t.path = nil
+	t.release()
+	if t.pool != nil {
+		t.pool.Put(t)
+	}
+}
+
+// shrink gives the pool back the room that the train does not need.
+func (t *train) shrink() {
+	if t.pool == nil || cap(t.Buf) <= 2*len(t.Buf) {
+		return
+	}
+	roomy := &train{pool: t.pool, parts: t.parts}
+	roomy.Buf = t.Buf
+	t.Buf, t.parts, t.pool = slices.Clone(t.Buf), slices.Clone(t.parts), nil
+	roomy.free()
+}
+
+// part returns the i-th part of the train, with room for the ICRC.
+func (t *train) part(i int) []byte {
+	k := &t.parts[i]
+	return t.Buf[k.start:k.end:k.end]
+}
+
+// each calls f with each packet of the train from the n-th on, as a train of its own, until f returns false. The
+// argument is valid during the call.
+func (t *train) each(n int, f func(x *link.Train) bool) bool {
+	t.fill()
+	x := t.Train
+	var room []byte
+	for i, k := range t.parts {
+		if n >= k.packets {
+			n -= k.packets
+			continue
+		}
+		b := t.part(i)
+		s := spanOf(b[:len(b)-link.ICRCLen], k.packets)
+		for ; n < k.packets; n++ {
+			if x.Buf = b; k.packets > 1 {
+				h, payload := s.packet(n)
+				room = append(append(append(room[:0], h...), payload...), make([]byte, link.ICRCLen)...)
+				x.Buf = room
+			}
+			x.Size = len(x.Buf)
+			if !f(&x) {
+				return false
+			}
+		}
+		n = 0
+	}
+	return true
+}
+
+// Before more trains of a queue pair wait to be sent, or to be received by queue pairs of the same Fabric, its requester and its
+// READ responses pause: enough to fill a socket buffer, and a bound on memory. A mixed train counts twice.
+const (
+	maxBacklog = 4
+	maxHanded  = maxBacklog / 2
+)
+
+// egress holds what a queue pair has to send, in order.
+type egress struct {
+	queue   []*train
+	handed  atomic.Int32 // trains that queue pairs of the Fabric have not received yet
+	short   bool         // there was no room for more
+	blocked bool         // the socket was full; the timer goes on
+}
+
+// full reports whether the queue pair has to pause. When a train has been sent, or received, it is run again.
+func (e *egress) full() bool {
+	n := len(e.queue) + 2*int(e.handed.Load())
+	for _, t := range e.queue {
+		if t.mixed {
+			n++
+		}
+	}
+	if n < maxBacklog {
+		return false
+	}
+	e.short = true
+	return true
+}
+
+// cut removes the first n trains, which have been sent.
+func (e *egress) cut(n int) {
+	left := copy(e.queue, e.queue[n:])
+	clear(e.queue[left:])
+	e.queue = e.queue[:left]
+}
+
+func (e *egress) drop() {
+	for _, t := range e.queue {
+		t.free()
+	}
+	clear(e.queue)
+	e.queue = e.queue[:0]
+}
+
+// builder lays packets into trains: as long as one is as long as the one before, to the same queue pair, it goes into the same
+// train; a shorter one ends it.
+type builder struct {
+	t      *train
+	closed bool
+	middle bool // the last part of a mixed train is of middle packets, which the next one of the message may join
+}
+
+// fits reports whether a packet of size bytes, to a queue pair, can join the open train.
+func (b *builder) fits(p *path, to uint32, size int) bool {
+	if b.t == nil || b.t.path != p || b.t.to != to || len(b.t.Buf)+size > cap(b.t.Buf) {
+		return false
+	}
+	if b.t.mixed {
+		return len(b.t.parts) < maxParts
+	}
+	return !b.closed && size <= b.t.Size && b.t.packets < link.MaxTrainPackets
+}
+
+// add returns the place of a packet of size bytes in the open train, which it fits. After its headers comes what is to be read from
+// an address.
+func (b *builder) add(size, headers int, addr uint64) []byte {
+	n := len(b.t.Buf)
+	if b.t.mixed { // the buffer begins at a page
+		if pad := int((addr - uint64(n+headers)) % alignment); n+pad+size <= cap(b.t.Buf) {
+			n += pad
+		}
+	}
+	b.t.Buf = b.t.Buf[:n+size]
+	b.t.packets++
+	b.closed = size < b.t.Size
+	b.middle = false
+	b.t.parts = append(b.t.parts, part{start: n, end: n + size, packets: 1})
+	return b.t.Buf[n : n+size]
+}
+
+// added notes that the packet just added is a middle one. If it asks for an acknowledgement, nothing joins it.
+func (b *builder) added(asks bool) { b.middle = b.t.mixed && !asks }
+
+// stretches returns how many middle packets, with size bytes of payload each, stretch has room for.
+func (b *builder) stretches(size int) int {
+	if !b.middle {
+		return 0
+	}
+	return (cap(b.t.Buf) - len(b.t.Buf)) / size
+}
+
+// stretch adds middle packets with size bytes of payload together to the span that is last in the open train, if that is possible,
+// and returns the place of their payload.
+func (b *builder) stretch(packets, size int, asks bool) (payload []byte, ok bool) {
+	if !b.middle || len(b.t.Buf)+size > cap(b.t.Buf) {
+		return nil, false
+	}
+	last := &b.t.parts[len(b.t.parts)-1]
+	last.packets += packets
+	last.end += size
+	b.t.packets += packets
+	n := len(b.t.Buf) - link.ICRCLen
+	b.t.Buf = b.t.Buf[:last.end]
+	if asks {
+		roce.BTH(b.t.Buf[last.start:]).SetAckReq(true)
+		b.middle = false
+	}
+	return b.t.Buf[n : n+size], true
+}
+
+// start opens a train whose packets have size bytes, or any number if it is likely to stay in the Fabric, and are for a queue pair.
+func (b *builder) start(pool *sync.Pool, p *path, to uint32, size int) {
+	mixed := pool == &trainPool && p.direct()
+	if mixed {
+		pool = &mixedPool
+	}
+	b.t, b.closed, b.middle = getTrain(pool, p), false, false
+	b.t.to, b.t.Size, b.t.mixed = to, size, mixed
+}
+
+// finish puts the open train into the egress queue.
+func (b *builder) finish(e *egress) {
+	if b.t == nil {
+		return
+	}
+	if b.t.packets == 0 {
+		b.t.free()
+	} else {
+		e.queue = append(e.queue, b.t)
+	}
+	b.t, b.middle = nil, false
+}
+
+// cut takes the packets from the n-th on, which begins a message or the train, out of the open train.
+func (b *builder) cut(n int) {
+	if b.t == nil || n >= b.t.packets {
+		return
+	}
+	i, end := 0, 0
+	for left := n; left > 0; i++ {
+		left -= b.t.parts[i].packets
+		end = b.t.parts[i].end
+	}
+	clear(b.t.parts[i:])
+	b.t.parts = b.t.parts[:i]
+	b.t.packets = n
+	b.t.Buf = b.t.Buf[:end]
+	b.closed, b.middle = false, false
+}
+
+// gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
+// one call.
+type gather struct {
+	p    *pass
+	from *grant // with an access begun; nil when empty
+	addr uint64
+	n    uint64
+	vec  [][]byte
+}
+
+// add has dst filled from addr of the region with the key. It reports false where that cannot be.
+func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
+	if g.from != nil && (g.from.key != key || g.addr+g.n != addr) && !g.flush(qp) {
+		return false
+	}
+	if g.from == nil {
+		if g.from = qp.memory(qp.pd, key, localRead); g.from == nil {
+			return false
+		}
+		g.addr = addr
+	}
+	g.vec = appendPlace(g.vec, dst)
+	g.n += uint64(len(dst))
+	return true
+}
+
+// appendPlace appends a place to a vector, or makes its last one longer where it follows that at once.
+func appendPlace(vec [][]byte, b []byte) [][]byte {
+	if i := len(vec) - 1; i >= 0 && len(b) > 0 {
+		if a := vec[i]; cap(a)-len(a) >= len(b) && &a[:len(a)+1][len(a)] == &b[0] {
+			vec[i] = a[:len(a)+len(b)]
+			return vec
+		}
+	}
+	return append(vec, b)
+}
+
+// addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any
+// more.
+func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
+	if g.from == nil {
+		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
+			return false
+		}
+		g.addr = y.Addr
+	}
+	g.vec = appendPlace(g.vec, dst)
+	g.n += uint64(len(dst))
+	return true
+}
+
+// flush reads, for a queue pair.
+func (g *gather) flush(qp *QP) (ok bool) {
+	if g.from == nil {
+		return true
+	}
+	switch mem := g.from.direct(g.addr, g.n); {
+	case mem == nil:
+		g.p.fill(qp) // the copy may be stopped
+	case g.p.refer(g, mem):
+		return true
+	}
+	g.p.enter(qp)
+	ok = g.from.read(g.vec, g.addr, g.n) == nil
+	g.p.leave()
+	g.reset()
+	return ok
+}
+
+func (g *gather) reset() {
+	if g.from != nil {
+		g.from.put()
+		g.from = nil
+	}
+	clear(g.vec)
+	g.vec, g.n = g.vec[:0], 0
+}
+
+// fill has buf filled with the bytes from off on of a list of elements.
+func (g *gather) fill(qp *QP, list []ib.SGE, off int, buf []byte) bool {
+	i, at := sgeAt(list, off)
+	for len(buf) > 0 {
+		if i >= len(list) {
+			return false
+		}
+		s := &list[i]
+		n := min(len(buf), int(s.Length)-at)
+		if !g.add(qp, s.LKey, s.Addr+uint64(at), buf[:n]) {
+			return false
+		}
+		buf = buf[n:]
+		i, at = i+1, 0
+	}
+	return true
+}
+
+// scatterKind is whose data a scatter stores, and so who is told of a failure.
+type scatterKind uint8
+
+const (
+	scatterNone scatterKind = iota
+	scatterSend
+	scatterWrite
+	scatterRead // responses
+)
+
+// scatter collects payloads that are to be stored at consecutive addresses, so that they are written with one
+// call.
+type scatter struct {
+	to   *grant // with an access begun; nil when empty
+	kind scatterKind
+	psn  roce.PSN // of the first packet
+	addr uint64
+	n    uint64
+	vec  [][]byte
+}
+
+// maxScatter bounds the number of payloads in one call.
+const maxScatter = 256
+
+// joins reports whether a payload can be stored together with what is collected.
+func (s *scatter) joins(kind scatterKind, key uint32, addr uint64) bool {
+	return s.to != nil && s.kind == kind && s.to.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
+}
+
+func (s *scatter) start(to *grant, kind scatterKind, psn roce.PSN, addr uint64) {
+	s.to, s.kind, s.psn, s.addr = to, kind, psn, addr
+}
+
+func (s *scatter) add(b []byte) {
+	s.vec = appendPlace(s.vec, b)
+	s.n += uint64(len(b))
+}
+
+// flush writes what was collected, which is not nothing. It fails where memory is not direct, if it has to be.
+func (s *scatter) flush(direct bool) (ok bool) {
+	if direct {
+		mem := s.to.direct(s.addr, s.n)
+		for _, b := range s.vec {
+			mem = mem[copy(mem, b):]
+		}
+		ok = mem != nil
+	} else {
+		ok = s.to.write(s.vec, s.addr, s.n) == nil
+	}
+	s.to.put()
+	s.to = nil
+	clear(s.vec)
+	s.vec, s.n = s.vec[:0], 0
+	return ok
+}
