@@ -14,6 +14,8 @@ var driverPackages = []driverPackage{
 	{"driver/loopback", []testSelection{{pkg: "driver/loopback", run: "^TestContract$"}}},
 	{"engine", rxeTests},
 	{"engine/transport", append([]testSelection{{pkg: "engine/transport", run: "."}}, rxeTests...)},
+	{"engine/queue", queueTests},
+	{"driver/rxe/layout", queueTests},
 }
 
 // rxeTests begins with the tests that take the least time.
@@ -24,6 +26,8 @@ var rxeTests = []testSelection{
 	{pkg: "engine/internal/simtest", run: ".", short: true},
 	{pkg: "engine", run: "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"},
 }
+
+var queueTests = append([]testSelection{{pkg: "driver/rxe/layout", run: "."}, {pkg: "driver/rxe", run: "."}}, rxeTests...)
 
 type driverPackage struct {
 	dir   string
