@@ -90,7 +90,7 @@ func (e *UDPEndpoint) receive() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	sched.SetTimeSlice(sched.SleeperSlice)
-	idle := idleness{most: e.turn.spin, pass: 1, fail: 1}
+	idle := sched.NewSpin(e.turn.spin)
 	for fd := e.fd; e.users.Load() >= 0; fd = e.sleep(&idle) {
 		if r := e.enterTurn(); r != nil && (!r.receive(fd) || !e.turn.yield(r)) {
 			return // another thread receives
@@ -108,17 +108,17 @@ func (r *receiver) receive(fd int) bool {
 }
 
 // sleep returns when there may be something to receive, at best without sleeping, and the socket that has it.
-func (e *UDPEndpoint) sleep(idle *idleness) int {
+func (e *UDPEndpoint) sleep(idle *sched.Spin) int {
 	start := time.Now()
-	spin := idle.next()
+	spin := idle.Next()
 	for spin > 0 && time.Since(start) < spin {
 		if fd, ok := epollWait(e.turn.epoll, false); ok {
-			idle.waited(time.Since(start), true)
+			idle.Waited(time.Since(start), true)
 			return fd
 		}
 	}
 	fd, ok := epollWait(e.turn.epoll, true)
-	idle.waited(time.Since(start), spin > 0)
+	idle.Waited(time.Since(start), spin > 0)
 	if !ok {
 		return e.fd
 	}

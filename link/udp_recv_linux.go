@@ -173,44 +173,6 @@ func (r *receiver) Yield() { r.e.turn.yield(r) }
 // Abandon is [Turn.Abandon].
 func (r *receiver) Abandon() { r.e.turn.abandon(r) }
 
-// idleness learns whether it pays to spin before sleeping.
-//
-// It spins as long as that finds packets. When it did not, it sleeps at once, until there was a wait that spinning
-// might have bridged: then it tries again, but the more tries have failed, the more such waits it lets pass.
-type idleness struct {
-	most time.Duration // longest spin
-	pass int           // short waits to let pass before the next try
-	fail int           // pass after the next failure
-}
-
-const (
-	// idleWake is about what it takes to wake a thread: a wait that was slept through seems longer by that.
-	idleWake = 50 * time.Microsecond
-	// idlePatience is the largest number of waits to let pass.
-	idlePatience = 255
-)
-
-// next is how long to spin now.
-func (s *idleness) next() time.Duration {
-	if s.pass > 0 {
-		return 0
-	}
-	return s.most
-}
-
-// waited takes note of a wait, which may have begun with spinning.
-func (s *idleness) waited(d time.Duration, spun bool) {
-	switch {
-	case spun && d <= s.most:
-		s.fail = 1
-	case spun:
-		s.pass = s.fail
-		s.fail = min(2*s.fail+1, idlePatience)
-	case s.pass > 0 && d <= s.most+idleWake:
-		s.pass--
-	}
-}
-
 // message takes the i-th message apart.
 func (r *receiver) message(i int, now time.Duration) {
 	m := &r.msgs[i]

@@ -21,9 +21,15 @@ import (
 )
 
 const (
-	// linger is the time for which a thread continues to poll without finding new requests. linger approximates the
-	// cost of sleeping and waking. The total cost is therefore never much worse than that of either alternative.
+	// linger is the longest time for which a thread continues to poll without finding new requests. It approximates the
+	// cost of sleeping and waking.
 	linger = 50 * time.Microsecond
+	// fewLinger is linger if the thread needs a processor of the programs. A longer time delays the answers of a program
+	// that the thread keeps from running.
+	fewLinger = 5 * time.Microsecond
+	// fewProcessors is the largest number of processors for which fewLinger applies: a program, its peer, and the thread
+	// have no processor each.
+	fewProcessors = 2
 	// allRounds is the number of rounds after which a thread checks all queue pairs: see uverbs.File.RingPosted.
 	allRounds = 64
 	// tendTime is the minimum time between calls of Source.Due while a thread is awake.
@@ -304,6 +310,11 @@ func (r *runner) run() {
 	debug.SetPanicOnFault(true)
 	last := time.Now() // time at which the last new request was found
 	r.lastTend = last
+	most := linger
+	if sched.Processors() <= fewProcessors {
+		most = fewLinger
+	}
+	spin, polling := sched.NewSpin(most), false // polling: found nothing since last, and has not slept
 	for round := 1; ; round++ {
 		if r.known != r.p.files.Load() {
 			r.announceState(true)
@@ -314,12 +325,16 @@ func (r *runner) run() {
 		}
 		now := time.Now()
 		r.callTendIfDue(now)
+		polls := spin.Next()
 		if found {
-			last = now
+			if polling {
+				spin.Waited(now.Sub(last), true)
+			}
+			last, polling = now, false
 			continue
 		}
-		if now.Sub(last) < linger {
-			sched.Yield()
+		if now.Sub(last) < polls {
+			polling = true
 			continue
 		}
 		r.p.startTendThread()
@@ -330,7 +345,9 @@ func (r *runner) run() {
 			r.p.waitForDoorbell(timeout)
 		}
 		r.announceState(true)
-		last = time.Now()
+		now = time.Now()
+		spin.Waited(now.Sub(last), polling)
+		last, polling = now, false
 		r.lastTend = last
 	}
 }
