@@ -3,8 +3,9 @@
 //
 // While programs of a user post, one thread per user polls their send queues (uverbs.File.RingPosted). If the thread
 // finds no new requests, it continues to poll for up to linger, as long as that has found requests before (sched.Spin).
-// Otherwise it sleeps at once, and does not keep programs from running. A program wakes the thread in one of two ways. The program writes to an eventfd after a notification that the thread sleeps, or it writes to a
-// watched file with each post.
+// Otherwise it sleeps at once, and does not keep programs from running. A program wakes the thread in one of two ways.
+// The program writes to an eventfd after a notification that the thread sleeps, or it writes to a watched file with
+// each post.
 //
 //	           no new requests                  no new requests
 //	polling ------------------------> leaving --------------------> asleep
