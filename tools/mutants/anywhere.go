@@ -27,7 +27,9 @@ var rxeTests = []testSelection{
 	{pkg: "engine", run: "^(TestContract|TestModel)$/^(shortcut|wire|Model)$"},
 }
 
-var queueTests = append([]testSelection{{pkg: "driver/rxe/layout", run: "."}, {pkg: "driver/rxe", run: "."}}, rxeTests...)
+var queueTests = append([]testSelection{
+	{pkg: "driver/rxe/layout", run: "."}, {pkg: "driver/rxe", run: "."},
+}, rxeTests...)
 
 type driverPackage struct {
 	dir   string
