@@ -11,13 +11,20 @@ import (
 // commandAtPath returns the command at a path.
 func commandAtPath(n *kong.Node, path ...string) *kong.Node {
 	for _, name := range path {
-		n = n.Children[slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name })]
+		i := slices.IndexFunc(n.Children, func(c *kong.Node) bool { return c.Name == name })
+		if i < 0 {
+			return nil
+		}
+		n = n.Children[i]
 	}
 	return n
 }
 
 // orderFlags moves the flags named in order before the other flags of a command.
 func orderFlags(n *kong.Node, order []string) {
+	if n == nil {
+		return
+	}
 	rank := func(f *kong.Flag) int {
 		if i := slices.Index(order, f.Name); i >= 0 {
 			return i

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -97,12 +99,11 @@ func main() {
 	info, _ := debug.ReadBuildInfo()
 	ctl.BuildName = "verbena " + buildName(info)
 	var c cli
-	parser := newParser(&c)
 	if len(os.Args) == 1 {
-		printUsage(parser)
+		printUsage(newParser(&c))
 		os.Exit(exitFailure)
 	}
-	k, err := parser.Parse(os.Args[1:])
+	k, err := parse(&c, os.Args[1:])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "verbena:", usageError(err))
 		os.Exit(exitFailure)
@@ -135,13 +136,74 @@ func printUsage(parser *kong.Kong) {
 	}
 }
 
-func newParser(c *cli) *kong.Kong {
-	return kong.Must(c,
+func newParser(c *cli) *kong.Kong { return newParserOf(c) }
+
+// newParserOf returns a parser of the commands and flags in the struct that grammar points to.
+func newParserOf(grammar any) *kong.Kong {
+	return kong.Must(grammar,
 		kong.Name("verbena"),
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		flagParserOption(fault.ParseShare), flagParserOption(fault.ParseRate), flagParserOption(fault.ParseSize),
 		kong.PostBuild(setUpFaultFlags), kong.PostBuild(orderShapeFlags))
+}
+
+// parse parses a command line. Most of the time of newParser goes to commands that the command line does not name.
+// parse therefore first tries a parser with the named command only. The parser of all commands has the final say on
+// invalid command lines, and prints all help.
+func parse(c *cli, args []string) (*kong.Context, error) {
+	words := args
+	if i := slices.Index(args, "--"); i >= 0 {
+		words = args[:i]
+	}
+	if slices.ContainsFunc(words, func(w string) bool { return w == "-h" || w == "--help" || w == "--version" }) {
+		words = nil
+	}
+	for i, w := range words {
+		isValue := i > 0 && (words[i-1] == "--socket" || words[i-1] == "--service-user")
+		if isValue || strings.HasPrefix(w, "-") {
+			continue
+		}
+		if k := parseCommand(c, w, args); k != nil {
+			return k, nil
+		}
+		break
+	}
+	return newParser(c).Parse(args)
+}
+
+// parseCommand parses a command line with a parser that knows only one command. It returns nil if the command does not
+// exist or the command line is invalid.
+func parseCommand(c *cli, command string, args []string) *kong.Context {
+	t := reflect.TypeFor[cli]()
+	var fields []reflect.StructField
+	found := false
+	for f := range t.Fields() {
+		_, isCommand := f.Tag.Lookup("cmd")
+		_, isHidden := f.Tag.Lookup("hidden") // uses the parser's model of all commands
+		switch named := cmp.Or(f.Tag.Get("name"), strings.ToLower(f.Name)) == command; {
+		case isCommand && named && !isHidden:
+			found = true
+		case isCommand:
+			continue
+		}
+		fields = append(fields, f)
+	}
+	if !found {
+		return nil
+	}
+	grammar := reflect.New(reflect.StructOf(fields))
+	k, err := newParserOf(grammar.Interface()).Parse(args)
+	if err != nil {
+		return nil
+	}
+	// The command has its flags in the grammar. Its function reads the global flags in c.
+	for _, f := range fields {
+		if _, isCommand := f.Tag.Lookup("cmd"); !isCommand {
+			reflect.ValueOf(c).Elem().FieldByName(f.Name).Set(grammar.Elem().FieldByName(f.Name))
+		}
+	}
+	return k
 }
 
 // usageError returns the error for an invalid command line. The error names the command and the way to print its help.

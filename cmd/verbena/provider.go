@@ -5,8 +5,11 @@ import (
 	"path/filepath"
 )
 
-// libDirs lists the directories below the root where distributions install shared libraries.
-var libDirs = []string{"usr/lib/*-linux-gnu", "usr/lib64", "usr/lib"}
+// libDirs lists the directories below the root where distributions install shared libraries. The pattern comes last,
+// because it requires a search of /usr/lib at each start.
+var libDirs = []string{
+	"usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib", "usr/lib/*-linux-gnu",
+}
 
 // missingProviderMessage returns a message that names the package to install if libibverbs lacks its provider for rxe
 // devices. Without the provider, programs find no device and get no error. missingProviderMessage searches directories

@@ -261,6 +261,9 @@ func effectFlagList() string {
 // setUpFaultFlags sets the help of the flags that set a kind of fault, and orders the flags of rules.
 func setUpFaultFlags(k *kong.Kong) error {
 	add := commandAtPath(k.Model.Node, "fault", "add")
+	if add == nil {
+		return nil
+	}
 	order := []string{"dev", "qp", "peer"}
 	for _, kind := range fault.FlagKinds() {
 		order = append(order, kind.Name)
