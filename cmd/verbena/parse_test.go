@@ -47,7 +47,8 @@ func TestParseAgreesWithFullParser(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", line, got.Selected().Target, want.Selected().Target)
 		}
 		if c.Socket != full.Socket || c.Service != full.Service {
-			t.Errorf("%s: got --socket %q and --service-user %q, want %q and %q", line, c.Socket, c.Service, full.Socket, full.Service)
+			t.Errorf("%s: got --socket %q and --service-user %q, want %q and %q", line, c.Socket, c.Service, full.Socket,
+				full.Service)
 		}
 	}
 }
