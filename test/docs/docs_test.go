@@ -130,3 +130,38 @@ func TestGlossaryIsSorted(t *testing.T) {
 		}
 	}
 }
+
+// TestThreadNamesExist tests that docs/threads.md names functions of the linked files, and identifiers of their packages.
+func TestThreadNamesExist(t *testing.T) {
+	page := readPage(t, "docs/threads.md")
+	var packages strings.Builder
+	functions := regexp.MustCompile("\\[`(?:(\\w+)\\.)?(\\w+)`\\]\\(\\.\\./([\\w/]+\\.go)\\)").FindAllStringSubmatch(page, -1)
+	if len(functions) < 6 {
+		t.Fatalf("docs/threads.md: got %d functions, want at least 6", len(functions))
+	}
+	for _, m := range functions {
+		receiver := `(?:\(.*\) )?`
+		if m[1] != "" {
+			receiver = `\(\w+ \*?` + m[1] + `\) `
+		}
+		if !regexp.MustCompile(`(?m)^func ` + receiver + m[2] + `\(`).MatchString(readPage(t, m[3])) {
+			t.Errorf("docs/threads.md: %s has no function %s.%s", m[3], m[1], m[2])
+		}
+		files, err := filepath.Glob(filepath.Join(repoRoot, filepath.Dir(m[3]), "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			packages.Write(b)
+		}
+	}
+	for _, m := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(page, -1) {
+		if !regexp.MustCompile(`\b` + m[1] + `\b`).MatchString(packages.String()) {
+			t.Errorf("docs/threads.md: no linked package has the name %s", m[1])
+		}
+	}
+}
