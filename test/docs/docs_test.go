@@ -131,11 +131,13 @@ func TestGlossaryIsSorted(t *testing.T) {
 	}
 }
 
-// TestThreadNamesExist tests that docs/threads.md names functions of the linked files, and identifiers of their packages.
+// TestThreadNamesExist tests that docs/threads.md names functions of the linked files, and identifiers of their
+// packages.
 func TestThreadNamesExist(t *testing.T) {
 	page := readPage(t, "docs/threads.md")
 	var packages strings.Builder
-	functions := regexp.MustCompile("\\[`(?:(\\w+)\\.)?(\\w+)`\\]\\(\\.\\./([\\w/]+\\.go)\\)").FindAllStringSubmatch(page, -1)
+	entry := regexp.MustCompile("\\[`(?:(\\w+)\\.)?(\\w+)`\\]\\(\\.\\./([\\w/]+\\.go)\\)")
+	functions := entry.FindAllStringSubmatch(page, -1)
 	if len(functions) < 6 {
 		t.Fatalf("docs/threads.md: got %d functions, want at least 6", len(functions))
 	}
