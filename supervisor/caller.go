@@ -23,11 +23,18 @@ import (
 // errCallerGone is the error for a call of a killed thread. Such a call has no effect and gets no answer.
 var errCallerGone = fmt.Errorf("the caller was killed: %w", syscall.EFAULT)
 
+// caller is the thread that makes a trapped call. The thread is blocked in the kernel until the answer.
+type caller struct {
+	session *Session
+	n       notification
+	trace   *callTrace // nil if the session is not traced
+}
+
 // checkTrapped returns nil if the thread of the current call is still trapped, which makes all objects found by its
 // thread ID valid. Otherwise checkTrapped returns errCallerGone. (seccomp_unotify(2), SECCOMP_IOCTL_NOTIF_ID_VALID)
-func (w *worker) checkTrapped() error {
-	w.pauseForTest("prove")
-	if checkStillTrapped(w.session.fd, w.n.id) != nil {
+func (c *caller) checkTrapped() error {
+	c.pauseForTest("prove")
+	if checkStillTrapped(c.session.fd, c.n.id) != nil {
 		return errCallerGone
 	}
 	return nil
@@ -35,17 +42,17 @@ func (w *worker) checkTrapped() error {
 
 // preferErrCallerGone returns errCallerGone if the caller was killed, which explains err; otherwise preferErrCallerGone
 // returns err.
-func (w *worker) preferErrCallerGone(err error) error {
-	if gone := w.checkTrapped(); gone != nil {
+func (c *caller) preferErrCallerGone(err error) error {
+	if gone := c.checkTrapped(); gone != nil {
 		return gone
 	}
 	return err
 }
 
 // pauseForTest is a hook for tests, called at a named point.
-func (w *worker) pauseForTest(point string) {
-	if f := w.session.sup.cfg.pause; f != nil {
-		f(point, w.n.tid)
+func (c *caller) pauseForTest(point string) {
+	if f := c.session.sup.cfg.pause; f != nil {
+		f(point, c.n.tid)
 	}
 }
 
@@ -58,18 +65,18 @@ type procThread struct {
 
 // lookUpThread opens the caller's directory in /proc and reads its identity. The caller of lookUpThread must close the
 // result.
-func (w *worker) lookUpThread() (*procThread, error) {
-	w.pauseForTest("look")
-	dir, err := openProcDir(int(w.n.tid))
+func (c *caller) lookUpThread() (*procThread, error) {
+	c.pauseForTest("look")
+	dir, err := openProcDir(int(c.n.tid))
 	switch {
 	case err == unix.ENOENT, err == unix.ESRCH:
 		return nil, errCallerGone
 	case err != nil:
-		return nil, fmt.Errorf("look up thread %d: %w", w.n.tid, err)
+		return nil, fmt.Errorf("look up thread %d: %w", c.n.tid, err)
 	}
 	t := &procThread{dir: dir}
 	t.id, err = readIdentityAt(dir)
-	if gone := w.checkTrapped(); gone != nil {
+	if gone := c.checkTrapped(); gone != nil {
 		err = gone
 	}
 	if err != nil {
@@ -209,60 +216,6 @@ func (t *Session) memlockLimit(p *process) (uint64, error) {
 	return s.LockLimit()
 }
 
-// errOtherUser is the error for a caller of a user other than the one that opened the device file.
-// (ib_safe_file_access)
-var errOtherUser = fmt.Errorf("the device file was opened by another user: %w", syscall.EACCES)
-
-// callerCache holds cached facts about the caller of the current call.
-type callerCache struct {
-	done  bool
-	stale bool // the cached descriptor no longer refers to the device
-	proc  *process
-	space *umem.Process
-	err   error
-}
-
-// cachedCaller returns the process of the current call and its address space. cachedCaller looks them up once per call.
-func (w *worker) cachedCaller() (*process, *umem.Process, error) {
-	if k := &w.known; !k.done {
-		k.done = true
-		k.proc, k.space, k.err = w.findCaller()
-		if k.err == nil && w.desc != nil && k.proc.user != w.desc.file.user {
-			k.err = fmt.Errorf("user %v's process %d: %w", k.proc.user.ID(), k.proc.pid, errOtherUser)
-			k.proc, k.space = nil, nil
-		}
-		if k.err != nil && !errors.Is(k.err, errCallerGone) && !errors.Is(k.err, errOtherUser) {
-			w.session.warnOnce(func() error { return k.err })
-		}
-	}
-	return w.known.proc, w.known.space, w.known.err
-}
-
-func (w *worker) findCaller() (*process, *umem.Process, error) {
-	if d := w.desc; d != nil {
-		// A cached descriptor suffices only for a doorbell.
-		if i, err := inodeOf(w.n.tid, d.fd); err != nil || i != d.file.inode {
-			w.known.stale = true
-			return nil, nil, errCallerGone
-		}
-		if p := d.process.Load(); p != nil && p.hasThread(w.n.tid) {
-			if s := w.session.addressSpaceOf(p); s != nil {
-				return p, s, w.checkTrapped()
-			}
-		}
-	}
-	t, err := w.lookUpThread()
-	if err != nil {
-		return nil, nil, err
-	}
-	defer t.close()
-	p, s, err := w.findOrOpenProcess(t)
-	if err == nil && w.desc != nil && p.user == w.desc.file.user {
-		w.desc.process.Store(p)
-	}
-	return p, s, err
-}
-
 func (t *Session) addressSpaceOf(p *process) *umem.Process {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -270,28 +223,28 @@ func (t *Session) addressSpaceOf(p *process) *umem.Process {
 }
 
 // findOrOpenProcess returns the process of a thread and its address space. findOrOpenProcess opens them if necessary.
-func (w *worker) findOrOpenProcess(th *procThread) (*process, *umem.Process, error) {
-	t := w.session
+func (c *caller) findOrOpenProcess(th *procThread) (*process, *umem.Process, error) {
+	t := c.session
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := t.processes[th.id.pid]
 	if p == nil || !p.isAlive() {
 		t.removeEndedProcessesLocked()
 		var err error
-		if p, err = w.newProcessLocked(th); err != nil {
+		if p, err = c.newProcessLocked(th); err != nil {
 			return nil, nil, err
 		}
 		t.processes[th.id.pid] = p
 	}
 	if p.space == nil {
-		s, err := w.openAddressSpaceLocked(th, p)
+		s, err := c.openAddressSpaceLocked(th, p)
 		if err != nil {
 			return nil, nil, err
 		}
 		p.space = s
 	}
-	w.pauseForTest("process")
-	return p, p.space, w.checkTrapped()
+	c.pauseForTest("process")
+	return p, p.space, c.checkTrapped()
 }
 
 // removeEndedProcessesLocked removes processes that have ended.
@@ -304,11 +257,11 @@ func (t *Session) removeEndedProcessesLocked() {
 	}
 }
 
-func (w *worker) newProcessLocked(th *procThread) (*process, error) {
-	t := w.session
+func (c *caller) newProcessLocked(th *procThread) (*process, error) {
+	t := c.session
 	who, err := t.sup.principalOf(th)
 	if err != nil {
-		return nil, w.preferErrCallerGone(err)
+		return nil, c.preferErrCallerGone(err)
 	}
 	user := t.sup.cfg.Quota.Account(who.Account)
 	if err := user.Charge(quota.Descriptors, processDescriptors); err != nil {
@@ -320,13 +273,13 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 	}
 	fd, err := unix.PidfdOpen(th.id.pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return fail(w.preferErrCallerGone(err))
+		return fail(c.preferErrCallerGone(err))
 	}
 	p := &process{pid: th.id.pid, name: th.id.name, pidfd: os.NewFile(uintptr(fd), "pidfd"), user: user}
 	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.memlockLimit(p) })
-	w.pauseForTest("pidfd")
+	c.pauseForTest("pidfd")
 	if p.conn, err = p.pidfd.SyscallConn(); err == nil {
-		err = w.checkTrapped() // the thread ID still belongs to the thread's process
+		err = c.checkTrapped() // the thread ID still belongs to the thread's process
 	}
 	if err != nil {
 		p.pidfd.Close()
@@ -336,12 +289,12 @@ func (w *worker) newProcessLocked(th *procThread) (*process, error) {
 }
 
 // openAddressSpaceLocked opens the current address space of the process.
-func (w *worker) openAddressSpaceLocked(th *procThread, p *process) (*umem.Process, error) {
-	t := w.session
+func (c *caller) openAddressSpaceLocked(th *procThread, p *process) (*umem.Process, error) {
+	t := c.session
 	if err := p.user.Charge(quota.Descriptors, spaceDescriptors); err != nil {
 		return nil, err
 	}
-	s, err := w.openAddressSpace(th, p, t.execs.isExecPending(w.n.tid, p))
+	s, err := c.openAddressSpace(th, p, t.execs.isExecPending(c.n.tid, p))
 	if err != nil {
 		p.user.Release(quota.Descriptors, spaceDescriptors)
 		return nil, err
@@ -349,8 +302,8 @@ func (w *worker) openAddressSpaceLocked(th *procThread, p *process) (*umem.Proce
 	return s, nil
 }
 
-func (w *worker) openAddressSpace(th *procThread, p *process, bound bool) (*umem.Process, error) {
-	mem, maps, direct, err := w.openMemory(th)
+func (c *caller) openAddressSpace(th *procThread, p *process, bound bool) (*umem.Process, error) {
+	mem, maps, direct, err := c.openMemory(th)
 	if err != nil {
 		return nil, err
 	}
@@ -359,22 +312,22 @@ func (w *worker) openAddressSpace(th *procThread, p *process, bound bool) (*umem
 	if err != nil {
 		mem.Close()
 		maps.Close()
-		return nil, w.preferErrCallerGone(err)
+		return nil, c.preferErrCallerGone(err)
 	}
 	s, err := umem.NewProcess(umem.ProcessConfig{
 		PID: p.pid, Pidfd: os.NewFile(uintptr(fd),
-			"pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: w.session.sup.CopiesOf(
+			"pidfd"), Mem: mem, Maps: maps, Bound: bound, Copies: c.session.sup.CopiesOf(
 			p.user),
 		Trusting: !canAccessOthers(),
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err := w.checkTrapped(); err != nil {
+	if err := c.checkTrapped(); err != nil {
 		s.Close()
 		return nil, err
 	}
-	w.session.log.Debug("memory of a process opened", "pid", p.pid, "by", memoryAccessText(direct))
+	c.session.log.Debug("memory of a process opened", "pid", p.pid, "by", memoryAccessText(direct))
 	return s, nil
 }
 
@@ -388,15 +341,15 @@ func memoryAccessText(direct bool) string {
 
 // openMemory opens the caller's current memory. direct reports whether this process opened the memory without the
 // helper.
-func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, err error) {
-	w.pauseForTest("memory")
+func (c *caller) openMemory(th *procThread) (mem, maps *os.File, direct bool, err error) {
+	c.pauseForTest("memory")
 	err = unix.EACCES
-	if !w.session.asksOnly {
+	if !c.session.asksOnly {
 		mem, err = openAt(th.dir, "mem", unix.O_RDWR)
 		direct = err == nil
 	}
-	if w.session.helper != nil && errors.Is(err, unix.EACCES) {
-		mem, err = w.session.openMem(int(w.n.tid))
+	if c.session.helper != nil && errors.Is(err, unix.EACCES) {
+		mem, err = c.session.openMem(int(c.n.tid))
 	}
 	if err == nil {
 		if maps, err = openAt(th.dir, "maps", unix.O_RDONLY); err == nil {
@@ -404,7 +357,7 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 		}
 		mem.Close()
 	}
-	if err = w.preferErrCallerGone(err); err == errCallerGone {
+	if err = c.preferErrCallerGone(err); err == errCallerGone {
 		return nil, nil, false, err
 	}
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
@@ -414,13 +367,13 @@ func (w *worker) openMemory(th *procThread) (mem, maps *os.File, direct bool, er
 }
 
 // openCallerMemory returns the caller's memory for one answer. The memory stays valid if the caller ends meanwhile.
-func (w *worker) openCallerMemory() (*umem.Files, error) {
-	th, err := w.lookUpThread()
+func (c *caller) openCallerMemory() (*umem.Files, error) {
+	th, err := c.lookUpThread()
 	if err != nil {
 		return nil, err
 	}
 	defer th.close()
-	mem, maps, _, err := w.openMemory(th)
+	mem, maps, _, err := c.openMemory(th)
 	if err != nil {
 		return nil, err
 	}
@@ -430,20 +383,26 @@ func (w *worker) openCallerMemory() (*umem.Files, error) {
 		maps.Close()
 		return nil, err
 	}
-	if err := w.checkTrapped(); err != nil {
+	if err := c.checkTrapped(); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
 }
 
-// writeToCaller copies an answer to the caller's memory.
-func (w *worker) writeToCaller(addr uint64, b []byte) error {
-	m, err := w.openCallerMemory()
+// readMemory reads from the caller's memory. n is less than len(b) if part of the range is not mapped. The caller must
+// prove afterwards that the thread is still trapped.
+func (c *caller) readMemory(addr uint64, b []byte) (n int, err error) {
+	return c.session.readThreadMemory(int(c.n.tid), addr, b)
+}
+
+// writeMemory copies an answer to the caller's memory.
+func (c *caller) writeMemory(addr uint64, b []byte) error {
+	m, err := c.openCallerMemory()
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	w.pauseForTest("write")
+	c.pauseForTest("write")
 	return m.WriteV([][]byte{b}, addr)
 }

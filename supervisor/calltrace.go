@@ -3,7 +3,6 @@ package supervisor
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,7 +12,7 @@ import (
 // maxTraceLine limits the length of a line of a trace, in bytes.
 const maxTraceLine = 2048
 
-// callTrace is the trace record of the current call of a worker.
+// callTrace is the trace record of a call.
 type callTrace struct {
 	command uverbs.CommandTrace
 	path    string // cleaned virtual path; empty for a call without a path
@@ -21,35 +20,12 @@ type callTrace struct {
 	later   bool   // a later answer also traces the call
 }
 
-// CommandTrace returns the trace record of the current command, or nil if the session is not traced. (uverbs.Tracer)
-func (w *worker) CommandTrace() *uverbs.CommandTrace {
-	if w.trace == nil {
-		return nil
-	}
-	return &w.trace.command
-}
-
-// handleAndTrace handles the call and traces it.
-func (w *worker) handleAndTrace() callResult {
-	w.trace = &callTrace{}
-	began := time.Now()
-	v := w.handleCall()
-	took := time.Since(began)
-	c := callOf(&w.n)
-	doorbell := c == callWrite && w.trace.command.Name == "" && v.err == nil
-	if v.fate != fateContinued && !doorbell && !w.trace.later {
-		line := fmt.Sprintf("%d %v(%s) = %s <%.6f>", w.n.tid, c, w.formatArgs(c), w.trace.formatResult(v), took.Seconds())
-		w.session.info.Trace(line[:min(len(line), maxTraceLine)])
-	}
-	return v
-}
-
-// formatArgs formats the arguments of the current call.
-func (w *worker) formatArgs(c call) string {
-	a, t := &w.n.args, w.trace
+// formatArgs formats the arguments of the call. device is the device of its file, or empty.
+func (t *callTrace) formatArgs(n *notification, device string) string {
+	a, c := &n.args, callOf(n)
 	fd := fmt.Sprint(int32(a[0]))
-	if w.desc != nil {
-		fd += "<" + w.desc.file.node.device + ">"
+	if device != "" {
+		fd += "<" + device + ">"
 	}
 	path := fmt.Sprintf("%q", t.path)
 	switch c {

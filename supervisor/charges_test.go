@@ -47,11 +47,11 @@ func TestRefusedOperationLeavesNoCharge(t *testing.T) {
 		call func() (undo func(), err error)
 	}{
 		{"a process", quota.Descriptors, processDescriptors, func() (func(), error) {
-			p, err := c.w.newProcessLocked(th)
+			p, err := c.w.caller.newProcessLocked(th)
 			return func() { p.closeLocked() }, err
 		}},
 		{"an address space", quota.Descriptors, spaceDescriptors, func() (func(), error) {
-			s, err := c.w.openAddressSpaceLocked(th, p)
+			s, err := c.w.caller.openAddressSpaceLocked(th, p)
 			return func() { p.closeAddressSpace(s) }, err
 		}},
 		{"a device file, with its queue file", quota.Descriptors, descriptorsPerOpenFile + 1, open(verbsNode)},

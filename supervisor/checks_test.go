@@ -66,7 +66,7 @@ func TestRaiseOpenFileLimit(t *testing.T) {
 	}
 	defer unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
 	var logs logRecorder
-	w := &worker{session: &Session{sup: &Supervisor{}, log: logs.logger()}}
+	w := newWorker(&Session{sup: &Supervisor{}, log: logs.logger()})
 	p := thisProcess(t)
 	alive, ended := p.conn, endedProcess(t).conn
 	low := before.Cur - 1
@@ -103,7 +103,7 @@ func TestRaiseOpenFileLimit(t *testing.T) {
 				return l.Cur
 			}
 			p.conn = &endingPidfd{RawConn: alive, ended: ended, at: tt.endsAt}
-			restore, err := w.raiseOpenFileLimit(p, tt.least)
+			restore, err := w.caller.raiseOpenFileLimit(p, tt.least)
 			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
 				t.Errorf("raiseOpenFileLimit: got %v, want %v", err, tt.want)
 			}
@@ -376,7 +376,7 @@ func TestFstatOfRemovedDeviceFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &worker{session: &Session{sup: sup, tree: sup.own}}
+	w := newWorker(&Session{sup: sup, tree: sup.own})
 	for _, tt := range []struct {
 		name   string
 		memory *shm.File
@@ -390,7 +390,7 @@ func TestFstatOfRemovedDeviceFails(t *testing.T) {
 			m.Close()
 		}
 		f := &openFile{node: deviceNode{device: "gone"}, memory: tt.memory}
-		v := w.withDeviceInfo(f, func(int, fileInfo) callResult { return callResult{} })
+		v := w.caller.withDeviceInfo(f, func(int, fileInfo) callResult { return callResult{} })
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
@@ -475,8 +475,9 @@ func TestDoorbellPassesToken(t *testing.T) {
 		lately time.Duration
 		free   uint32
 	}{{0, 0}, {passThreshold - 1, 0}, {passThreshold, 1}, {time.Second, 1}} {
-		w := &worker{session: &Session{}, hasToken: true}
-		receiveTokens := &w.session.tokens
+		w := newWorker(&Session{})
+		w.token.held = true
+		receiveTokens := &w.caller.session.tokens
 		receiveTokens.init(func() {}, nil)
 		atomic.StoreUint32(&receiveTokens.free, 0)
 		for i := range receiveTokens.watching {
@@ -484,11 +485,11 @@ func TestDoorbellPassesToken(t *testing.T) {
 		}
 		receiveTokens.mixture.Store(mixtureLimit)
 		receiveTokens.doorbell.Store(int64(tt.lately))
-		w.beginBusy(callWrite)
-		if n := atomic.LoadUint32(&receiveTokens.free); n != tt.free || w.hasToken != (tt.free == 0) {
-			t.Errorf("doorbells of %v: got %d free tokens and a held token %v, want %d free", tt.lately, n, w.hasToken, tt.free)
+		w.token.beginCommand(callWrite, false)
+		if n := atomic.LoadUint32(&receiveTokens.free); n != tt.free || w.token.held != (tt.free == 0) {
+			t.Errorf("doorbells of %v: got %d free tokens and a held token %v, want %d free", tt.lately, n, w.token.held, tt.free)
 		}
-		w.endBusy()
+		w.token.endBusy()
 	}
 }
 

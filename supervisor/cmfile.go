@@ -283,7 +283,7 @@ func (f *openFile) closeCMFile() {
 // cmCaller is the caller of a command, which may outlive the worker's call. (ucma.Caller)
 type cmCaller struct {
 	space umem.Space
-	w     *worker // nil while the worker answers other calls
+	by    *caller // nil while its worker answers other calls
 	trace *callTrace
 	other *openFile   // the file that CMFile found
 	user  *quota.User // user that opened the file
@@ -300,17 +300,17 @@ func (c *cmCaller) TraceCM(request, response string) {
 
 // CMFile returns the file that a descriptor of the caller refers to.
 func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
-	if c.w == nil {
+	if c.by == nil {
 		return nil, syscall.EINVAL
 	}
-	i, err := inodeOf(c.w.n.tid, int32(fd))
+	i, err := inodeOf(c.by.n.tid, int32(fd))
 	if err != nil {
 		return nil, fmt.Errorf("descriptor %d: %w", fd, syscall.ENOENT)
 	}
-	if err := c.w.checkTrapped(); err != nil {
+	if err := c.by.checkTrapped(); err != nil {
 		return nil, err
 	}
-	f := c.w.session.sup.openFileOf(i)
+	f := c.by.session.sup.openFileOf(i)
 	if f == nil || f.cm == nil {
 		return nil, fmt.Errorf("descriptor %d does not refer to %s: %w", fd, cmDevice, syscall.EINVAL)
 	}
@@ -321,21 +321,21 @@ func (c *cmCaller) CMFile(fd int) (*ucma.File, error) {
 // MayConnect reports whether a queue pair belongs to the caller or to the user that opened the file. A manager may
 // connect any queue pair.
 func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
-	if c.w == nil {
+	if c.by == nil {
 		return false
 	}
-	s := c.w.session.sup
+	s := c.by.session.sup
 	owner, ok := s.server.queuePairUser(dev, num)
 	if ok && owner == c.user {
 		return true
 	}
-	th, err := c.w.lookUpThread()
+	th, err := c.by.lookUpThread()
 	if err != nil {
 		return false
 	}
 	defer th.close()
 	who, err := s.principalOf(th)
-	if err != nil || c.w.checkTrapped() != nil {
+	if err != nil || c.by.checkTrapped() != nil {
 		return false
 	}
 	return who.Manager || ok && owner == s.cfg.Quota.Account(who.Account)
@@ -343,10 +343,10 @@ func (c *cmCaller) MayConnect(dev *ib.Device, num uint32) bool {
 
 // MayBindLowPorts reports whether the caller has CAP_NET_BIND_SERVICE in this process's user namespace.
 func (c *cmCaller) MayBindLowPorts() bool {
-	if c.w == nil {
+	if c.by == nil {
 		return false
 	}
-	th, err := c.w.lookUpThread()
+	th, err := c.by.lookUpThread()
 	if err != nil {
 		return false
 	}
@@ -354,42 +354,34 @@ func (c *cmCaller) MayBindLowPorts() bool {
 	return th.id.bindCapability
 }
 
-// NetRaw reports whether the caller has CAP_NET_RAW in this process's user namespace. (uverbs.NetRaw)
-func (w *worker) NetRaw() bool {
-	th, err := w.lookUpThread()
-	if err != nil {
-		return false
-	}
-	defer th.close()
-	return th.id.rawCapability
-}
-
 // answerCMCommand answers a command on a file that the caller has entered. If waits is true, the command is a GET_EVENT
 // that awaitEvent answers later.
-func (w *worker) answerCMCommand(f *openFile) (v callResult, waits bool) {
-	c := &cmCaller{space: w.Space(), w: w, trace: w.trace, user: f.user}
-	n, taken, err := f.cm.Write(c, w.n.args[1], int(min(w.n.args[2], 1<<20)))
+func (dc *deviceCalls) answerCMCommand(f *openFile) (v callResult, waits bool) {
+	c := &cmCaller{space: dc.Space(), by: dc.caller, trace: dc.caller.trace, user: f.user}
+	n, taken, err := f.cm.Write(c, dc.caller.n.args[1], int(min(dc.caller.n.args[2], 1<<20)))
 	f.pipe.updatePipe()
 	if c.other != nil {
 		c.other.pipe.updatePipe()
 	}
 	switch {
 	case errors.Is(err, ucma.ErrNoEvent):
-		if w.known.stale {
+		if dc.known.stale {
 			return callResult{fate: fateContinued}, false
 		}
-		switch nonBlocking, err := w.isNonBlocking(f); {
+		switch nonBlocking, err := dc.isNonBlocking(f); {
 		case err != nil:
 			return failWith(err), false
 		case nonBlocking:
 			return failWith(syscall.EAGAIN), false
 		}
-		if err := w.checkTrapped(); err != nil {
+		if err := dc.caller.checkTrapped(); err != nil {
 			return failWith(err), false
 		}
-		d := &deferredGetEvent{session: w.session, n: w.n, f: f, caller: &cmCaller{space: c.space}, began: time.Now()}
-		if w.trace != nil {
-			d.caller.trace, w.trace.later = &callTrace{}, true
+		d := &deferredGetEvent{
+			session: dc.caller.session, n: dc.caller.n, f: f, caller: &cmCaller{space: c.space}, began: time.Now(),
+		}
+		if dc.caller.trace != nil {
+			d.caller.trace, dc.caller.trace.later = &callTrace{}, true
 		}
 		go contain.RecoverPanic(d.awaitEvent, d.handlePanic)
 		return callResult{fate: fateSent}, true
@@ -397,23 +389,23 @@ func (w *worker) answerCMCommand(f *openFile) (v callResult, waits bool) {
 		return failWith(err), false
 	}
 	if taken != nil {
-		w.taken = taken
+		dc.event = taken
 	}
 	return callResult{val: int64(n)}, false
 }
 
 // isNonBlocking reports whether O_NONBLOCK is set on the descriptor of the call. isNonBlocking returns false if that is
 // unknown. An error of isNonBlocking is errCallerGone.
-func (w *worker) isNonBlocking(f *openFile) (bool, error) {
-	th, err := w.lookUpThread()
+func (dc *deviceCalls) isNonBlocking(f *openFile) (bool, error) {
+	th, err := dc.caller.lookUpThread()
 	if err != nil {
 		return false, keepErrCallerGone(err)
 	}
 	defer th.close()
-	fd := int32(w.n.args[0])
-	copied, err := w.duplicateDescriptor(th, fd)
+	fd := int32(dc.caller.n.args[0])
+	copied, err := dc.caller.duplicateDescriptor(th, fd)
 	if err != nil {
-		return err == unix.EPERM && w.isNonBlockingByProc(fd), keepErrCallerGone(err)
+		return err == unix.EPERM && dc.isNonBlockingByProc(fd), keepErrCallerGone(err)
 	}
 	defer unix.Close(copied)
 	flags, err := unix.FcntlInt(uintptr(copied), unix.F_GETFL, 0)
@@ -431,8 +423,8 @@ func keepErrCallerGone(err error) error {
 // isNonBlockingByProc returns the flag for a service that may not call pidfd_getfd(2). Such a service serves only its
 // own user. Other users could replace the file by an epoll instance. The kernel would then list the entries of the
 // epoll instance in memory charged to the service. (proc_pid_fdinfo(5))
-func (w *worker) isNonBlockingByProc(fd int32) bool {
-	b, err := procfile.ReadNoFollow(fmt.Sprintf("/proc/%d/fdinfo/%d", w.n.tid, fd))
+func (dc *deviceCalls) isNonBlockingByProc(fd int32) bool {
+	b, err := procfile.ReadNoFollow(fmt.Sprintf("/proc/%d/fdinfo/%d", dc.caller.n.tid, fd))
 	if err != nil {
 		return false
 	}

@@ -74,18 +74,24 @@ func directoryInodeAt(path string) (inode, bool) {
 	return inode{st.Dev, st.Ino}, err == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 }
 
+// directoryCalls answers calls on directories, one at a time, and completes relative paths.
+type directoryCalls struct {
+	caller *caller
+	token  *tokenHolder
+}
+
 // directoryOfLink returns the path of the directory that a link in the caller's directory in /proc refers to. ok is
 // false if paths relative to that directory are not completed.
-func (w *worker) directoryOfLink(link string) (path string, ok bool) {
-	i, err := inodeAt(w.n.tid, link)
+func (dirs *directoryCalls) directoryOfLink(link string) (path string, ok bool) {
+	i, err := inodeAt(dirs.caller.n.tid, link)
 	if err != nil {
 		return "", false
 	}
-	p := w.session.tree.places.Load()
+	p := dirs.caller.session.tree.places.Load()
 	if path, ok = p.inside[i]; !ok {
 		path, ok = p.above[i]
 	}
-	return path, ok && w.checkTrapped() == nil
+	return path, ok && dirs.caller.checkTrapped() == nil
 }
 
 // workingDirectoryLink is the name of the link to the working directory in /proc/TID.
@@ -116,36 +122,36 @@ func listPurposeOf(flags uint64) listPurpose {
 // absolutePath makes a raw path absolute if it may refer to virtual files, which is rare. A relative path may refer to
 // a virtual file if it contains one of virtualWords or opens a directory. Any relative path may refer to a virtual
 // file if the working directory is virtual.
-func (w *worker) absolutePath(dirfd int32, raw []byte, may listPurpose) (path []byte, ok bool) {
+func (dirs *directoryCalls) absolutePath(dirfd int32, raw []byte, may listPurpose) (path []byte, ok bool) {
 	link := workingDirectoryLink
 	switch {
 	case raw[0] == '/':
-		return raw, hasVirtualWord(raw) || may != noDirectory && w.hasVirtualEntries(raw)
+		return raw, hasVirtualWord(raw) || may != noDirectory && dirs.hasVirtualEntries(raw)
 	case dirfd != unix.AT_FDCWD:
 		link = fdLink(dirfd)
-	case !w.session.entered.Load() && may != directory && !hasVirtualWord(raw):
+	case !dirs.caller.session.entered.Load() && may != directory && !hasVirtualWord(raw):
 		return nil, false
 	}
-	dir, ok := w.directoryOfLink(link)
+	dir, ok := dirs.directoryOfLink(link)
 	return []byte(dir + "/" + string(raw)), ok
 }
 
 // hasVirtualEntries reports whether a path names a directory of the file system with virtual entries.
-func (w *worker) hasVirtualEntries(path []byte) bool {
-	return len(w.session.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
+func (dirs *directoryCalls) hasVirtualEntries(path []byte) bool {
+	return len(dirs.caller.session.tree.places.Load().names[string(bytes.TrimRight(path, "/"))]) > 0
 }
 
 // openMergedDirectory opens a directory of the file system with virtual entries. The program receives a descriptor that
 // also lists the virtual entries. The kernel handles all other opens. openMergedDirectory opens only directories known
 // to the supervisor, with the rights of the caller.
-func (w *worker) openMergedDirectory(path string, flags uint64, may listPurpose) callResult {
+func (dirs *directoryCalls) openMergedDirectory(path string, flags uint64, may listPurpose) callResult {
 	through := callResult{fate: fateContinued}
 	path = filepath.Clean(path)
-	if may == noDirectory || !w.hasVirtualEntries([]byte(path)) {
+	if may == noDirectory || !dirs.hasVirtualEntries([]byte(path)) {
 		return through
 	}
-	w.beginBusy(callOpen)
-	th, err := w.lookUpThread()
+	dirs.token.beginBusy()
+	th, err := dirs.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
@@ -161,19 +167,19 @@ func (w *worker) openMergedDirectory(path string, flags uint64, may listPurpose)
 	if !th.hasRights(fd, mayRead) {
 		return through
 	}
-	return w.installDirectoryFrom(th, fd, 0, flags)
+	return dirs.installDirectoryFrom(th, fd, 0, flags)
 }
 
 // statAboveTree answers a stat of a directory above the tree, reached by ".." from a virtual directory. The kernel
 // would not find that directory.
-func (w *worker) statAboveTree(path string, answer func(fd int) callResult) callResult {
+func (dirs *directoryCalls) statAboveTree(path string, answer func(fd int) callResult) callResult {
 	through := callResult{fate: fateContinued}
 	path = filepath.Clean(path)
-	if !slices.Contains(w.session.tree.places.Load().ancestors, path) {
+	if !slices.Contains(dirs.caller.session.tree.places.Load().ancestors, path) {
 		return through
 	}
-	w.beginBusy(callOpen)
-	th, err := w.lookUpThread()
+	dirs.token.beginBusy()
+	th, err := dirs.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
@@ -191,81 +197,62 @@ func (w *worker) statAboveTree(path string, answer func(fd int) callResult) call
 }
 
 // installDirectory gives the program a descriptor of a directory of the tree as the call's answer.
-func (w *worker) installDirectory(fd int, flags uint64) callResult {
-	th, err := w.lookUpThread()
+func (dirs *directoryCalls) installDirectory(fd int, flags uint64) callResult {
+	th, err := dirs.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
-	return w.installDirectoryFrom(th, fd, 0, flags)
+	return dirs.installDirectoryFrom(th, fd, 0, flags)
 }
 
 // installDirectoryFrom gives the program such a descriptor at a number that the filter traps, from least on. If the
 // limit of the program may not be raised, installDirectoryFrom uses any number.
-func (w *worker) installDirectoryFrom(th *procThread, fd int, least uint32, flags uint64) callResult {
-	number, err := w.installAtTrappedFD(th, nil, fd, least, flags)
+func (dirs *directoryCalls) installDirectoryFrom(th *procThread, fd int, least uint32, flags uint64) callResult {
+	number, err := dirs.caller.installAtTrappedFD(th, nil, fd, least, flags)
 	if err == unix.EBADF { // the soft limit of open files is too low
-		if p, _, perr := w.findOrOpenProcess(th); perr == nil {
-			number, err = w.installAtTrappedFD(th, p, fd, least, flags)
+		if p, _, perr := dirs.caller.findOrOpenProcess(th); perr == nil {
+			number, err = dirs.caller.installAtTrappedFD(th, p, fd, least, flags)
 		}
 	}
 	switch {
 	case err == nil:
 		return callResult{val: int64(number)}
 	case err == unix.EBADF && least == 0:
-		return w.installAndAnswer(fd, flags)
+		return dirs.caller.installAndAnswer(fd, flags)
 	case err == unix.EBADF:
 		return callResult{fate: fateContinued}
 	}
 	return failWith(err)
 }
 
-// installAtTrappedFD installs a descriptor at a number that the filter traps, from least on. If p is not nil,
-// installAtTrappedFD raises the limit of open files if necessary. installAtTrappedFD returns EBADF if the limit
-// is too low.
-func (w *worker) installAtTrappedFD(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32,
-	error) {
-	t := w.session
-	t.opening.Lock()
-	defer t.opening.Unlock()
-	number := t.numbers.chooseFD(th, least, false)
-	if p != nil {
-		restore, err := w.raiseOpenFileLimit(p, uint64(number)+1)
-		if err != nil {
-			return 0, unix.EBADF
-		}
-		defer restore()
-	}
-	return number, w.installAtFDLocked(fd, number, flags)
-}
-
 // answerFchdir answers fchdir(2), which afterwards continues in the kernel.
-func (w *worker) answerFchdir() callResult {
-	if _, ok := w.directoryOfLink(fdLink(int32(w.n.args[0]))); ok {
-		w.session.entered.Store(true)
+func (dirs *directoryCalls) answerFchdir() callResult {
+	if _, ok := dirs.directoryOfLink(fdLink(int32(dirs.caller.n.args[0]))); ok {
+		dirs.caller.session.entered.Store(true)
 	}
 	return callResult{fate: fateContinued}
 }
 
 // answerGetcwd answers getcwd(2) in a directory of the tree. The returned length includes the zero byte.
-func (w *worker) answerGetcwd() callResult {
+func (dirs *directoryCalls) answerGetcwd() callResult {
 	through := callResult{fate: fateContinued}
-	if !w.session.entered.Load() {
+	if !dirs.caller.session.entered.Load() {
 		return through
 	}
-	i, err := inodeAt(w.n.tid, workingDirectoryLink)
-	if err != nil || w.checkTrapped() != nil {
+	i, err := inodeAt(dirs.caller.n.tid, workingDirectoryLink)
+	if err != nil || dirs.caller.checkTrapped() != nil {
 		return through
 	}
-	path, ok := w.session.tree.places.Load().inside[i]
+	path, ok := dirs.caller.session.tree.places.Load().inside[i]
 	if !ok {
 		return through
 	}
 	b := append([]byte(path), 0)
-	if uint64(len(b)) > w.n.args[1] {
+	if uint64(len(b)) > dirs.caller.n.args[1] {
 		return failWith(syscall.ERANGE)
 	}
-	if err := w.writeToCaller(w.n.args[0], b); err != nil {
+	if err := dirs.caller.writeMemory(dirs.caller.n.args[0], b); err != nil {
 		return failWith(err)
 	}
 	return callResult{val: int64(len(b))}
@@ -281,32 +268,32 @@ const (
 
 // answerGetdents answers getdents64(2) of a directory with virtual entries. The first answer includes the virtual
 // entries.
-func (w *worker) answerGetdents() callResult {
+func (dirs *directoryCalls) answerGetdents() callResult {
 	through := callResult{fate: fateContinued}
-	fd := int32(w.n.args[0])
-	path, ok := w.directoryOfLink(fdLink(fd))
-	if !ok || len(w.session.tree.places.Load().names[path]) == 0 {
+	fd := int32(dirs.caller.n.args[0])
+	path, ok := dirs.directoryOfLink(fdLink(fd))
+	if !ok || len(dirs.caller.session.tree.places.Load().names[path]) == 0 {
 		return through
 	}
-	w.beginBusy(callOpen)
-	th, err := w.lookUpThread()
+	dirs.token.beginBusy()
+	th, err := dirs.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
-	copied, err := w.duplicateDescriptor(th, fd)
+	copied, err := dirs.caller.duplicateDescriptor(th, fd)
 	if err != nil {
 		return through // access is denied (Yama, Docker)
 	}
 	defer unix.Close(copied)
-	if i, ok := directoryInodeOf(copied); !ok || w.session.tree.places.Load().above[i] != path {
+	if i, ok := directoryInodeOf(copied); !ok || dirs.caller.session.tree.places.Load().above[i] != path {
 		return through
 	}
 	if at, err := unix.Seek(copied, 0, unix.SEEK_CUR); err != nil || at != 0 {
 		return through
 	}
-	records := w.session.tree.virtualDirents(copied, path)
-	room := int(min(uint64(uint32(w.n.args[2])), maxListing)) - len(records)
+	records := dirs.caller.session.tree.virtualDirents(copied, path)
+	room := int(min(uint64(uint32(dirs.caller.n.args[2])), maxListing)) - len(records)
 	if room < maxRecord {
 		return through
 	}
@@ -316,7 +303,7 @@ func (w *worker) answerGetdents() callResult {
 		return failWith(err)
 	}
 	listing := mergeDirents(buf[:n], records)
-	if err := w.writeToCaller(w.n.args[1], listing); err != nil {
+	if err := dirs.caller.writeMemory(dirs.caller.n.args[1], listing); err != nil {
 		_, _ = unix.Seek(copied, 0, unix.SEEK_SET) // the caller has received no entry
 		return failWith(err)
 	}

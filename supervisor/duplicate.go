@@ -12,31 +12,44 @@ import (
 	"verbena/internal/reopen"
 )
 
+// descriptorCalls answers the calls that duplicate and close descriptors, one at a time.
+type descriptorCalls struct {
+	caller *caller
+	token  *tokenHolder
+	dirs   *directoryCalls
+}
+
+// isDuplication reports whether a fcntl(2) duplicates a descriptor.
+func isDuplication(n *notification) bool {
+	command := uint32(n.args[1])
+	return command == unix.F_DUPFD || command == unix.F_DUPFD_CLOEXEC
+}
+
 // answerDup answers dup(2), or fcntl(2) with F_DUPFD, for a device file. The new number must be one that the filter
 // traps. A duplicate at a low number chosen by the program, or a descriptor sent over a socket, supports only
 // ioctl(2). The supervisor duplicates other files only if their new number is in the range of device files, as
 // described at answerDupTo.
-func (w *worker) answerDup(c call) callResult {
+func (fds *descriptorCalls) answerDup(c call) callResult {
 	through := callResult{fate: fateContinued}
-	t := w.session
+	t := fds.caller.session
 	least, flags := uint32(0), uint64(0)
 	if c == callFcntl {
-		switch uint32(w.n.args[1]) {
+		switch uint32(fds.caller.n.args[1]) {
 		case unix.F_DUPFD_CLOEXEC:
 			flags = unix.O_CLOEXEC
 		case unix.F_DUPFD:
 		default:
 			return through
 		}
-		if least = uint32(w.n.args[2]); least >= math.MaxInt32 {
+		if least = uint32(fds.caller.n.args[2]); least >= math.MaxInt32 {
 			return through
 		}
 	}
-	fd := int32(w.n.args[0])
-	d := w.lookUpFile(fd)
+	fd := int32(fds.caller.n.args[0])
+	d := fds.caller.lookUpFile(fd)
 	directory := false
 	if d == nil && !t.numbers.contains(least) {
-		if _, directory = w.directoryOfLink(fdLink(fd)); !directory {
+		if _, directory = fds.dirs.directoryOfLink(fdLink(fd)); !directory {
 			return through
 		}
 	}
@@ -46,38 +59,38 @@ func (w *worker) answerDup(c call) callResult {
 		t.dropCachedFiles(least, math.MaxInt32)
 		return through
 	}
-	w.beginBusy(callOpen)
-	th, err := w.lookUpThread()
+	fds.token.beginBusy()
+	th, err := fds.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
 	if d == nil {
-		copied, err := w.duplicateDescriptor(th, fd)
+		copied, err := fds.caller.duplicateDescriptor(th, fd)
 		if err != nil {
 			return through // the kernel reports the error, or access is denied (Yama)
 		}
 		defer unix.Close(copied)
 		if directory {
-			return w.installDirectoryFrom(th, copied, least, flags)
+			return fds.dirs.installDirectoryFrom(th, copied, least, flags)
 		}
-		number, err := w.installAtLowestFreeFD(th, copied, least, flags)
+		number, err := fds.caller.installAtLowestFreeFD(th, copied, least, flags)
 		if err == unix.EBADF { // the limit of open files is too low
 			return through
 		}
 		return callResult{val: int64(number), err: err}
 	}
-	p, _, err := w.findOrOpenProcess(th)
+	p, _, err := fds.caller.findOrOpenProcess(th)
 	if err != nil {
 		return failWith(err)
 	}
-	copied, err := w.duplicateDeviceDescriptor(th, p, fd, d.file)
+	copied, err := fds.caller.duplicateDeviceDescriptor(th, p, fd, d.file)
 	if err != nil {
 		t.log.Warn("duplicate a descriptor of a device", "pid", p.pid, "name", p.name, "fd", fd, "err", err)
 		return failWith(err)
 	}
 	defer unix.Close(copied)
-	number, err := w.installCommandFile(th, p, copied, least, false, flags)
+	number, err := fds.caller.installCommandFile(th, p, copied, least, false, flags)
 	if err != nil {
 		return failWith(err)
 	}
@@ -90,20 +103,20 @@ var errSeparateTable = fmt.Errorf("the thread has a separate descriptor table: %
 
 // duplicateDescriptor returns a duplicate of a descriptor of the caller. duplicateDescriptor returns errSeparateTable,
 // or EPERM if pidfd_getfd(2) is denied (Yama, Docker).
-func (w *worker) duplicateDescriptor(th *procThread, fd int32) (copied int, err error) {
+func (c *caller) duplicateDescriptor(th *procThread, fd int32) (copied int, err error) {
 	const thread = unix.O_EXCL // PIDFD_THREAD
-	pidfd, err := unix.PidfdOpen(int(w.n.tid), thread)
+	pidfd, err := unix.PidfdOpen(int(c.n.tid), thread)
 	if err == unix.EINVAL {
-		if !shareDescriptorTable(th.id.pid, int(w.n.tid)) {
+		if !shareDescriptorTable(th.id.pid, int(c.n.tid)) {
 			return -1, errSeparateTable
 		}
 		pidfd, err = unix.PidfdOpen(th.id.pid, 0)
 	}
 	if err != nil {
-		return -1, w.preferErrCallerGone(err)
+		return -1, c.preferErrCallerGone(err)
 	}
 	defer unix.Close(pidfd)
-	if err := w.checkTrapped(); err != nil {
+	if err := c.checkTrapped(); err != nil {
 		return -1, err
 	}
 	return unix.PidfdGetfd(pidfd, int(fd), 0)
@@ -121,7 +134,7 @@ func shareDescriptorTable(a, b int) bool {
 }
 
 // duplicateDeviceDescriptor returns a duplicate of the caller's descriptor of a device file.
-func (w *worker) duplicateDeviceDescriptor(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
+func (c *caller) duplicateDeviceDescriptor(th *procThread, p *process, fd int32, f *openFile) (copied int, err error) {
 	if err := p.conn.Control(func(pidfd uintptr) { copied, err = unix.PidfdGetfd(int(pidfd), int(fd), 0) }); err != nil {
 		return -1, err
 	}
@@ -140,20 +153,20 @@ func (w *worker) duplicateDeviceDescriptor(th *procThread, p *process, fd int32,
 	if f.cm != nil { // the read end of a pipe of the service, for events of rdma_cm
 		how, open = unix.O_RDONLY, reopen.FileOnCallingThread
 	}
-	return w.reopenFile(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
+	return c.reopenFile(th, fd, f.inode, func(path int) (int, error) { return open(path, how) })
 }
 
 // reopenFile opens the file under a thread's descriptor if it is the given file; otherwise it returns EBADF. The thread
 // may replace the file at any moment, and opening a terminal, a FIFO or a device has side effects. Therefore reopen
 // follows the link once with O_PATH, which has no side effect. reopenFile then compares and opens that descriptor.
-func (w *worker) reopenFile(th *procThread, fd int32, file inode, open func(path int) (int, error)) (int, error) {
-	w.pauseForTest("follow")
+func (c *caller) reopenFile(th *procThread, fd int32, file inode, open func(path int) (int, error)) (int, error) {
+	c.pauseForTest("follow")
 	path, err := unix.Openat(th.dir, fmt.Sprintf("fd/%d", fd), unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, errCallerGone
 	}
 	defer unix.Close(path)
-	w.pauseForTest("reopen")
+	c.pauseForTest("reopen")
 	if !refersToInode(path, file) {
 		return -1, syscall.EBADF
 	}
@@ -163,7 +176,7 @@ func (w *worker) reopenFile(th *procThread, fd int32, file inode, open func(path
 		opened, err = open(path)
 	}
 	if err != nil {
-		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", fd, w.n.tid, err)
+		return -1, fmt.Errorf("duplicate descriptor %d of thread %d: %w", fd, c.n.tid, err)
 	}
 	return opened, nil
 }
@@ -185,34 +198,46 @@ func refersToInode(fd int, file inode) bool {
 
 // answerDupTo answers dup2(2) or dup3(2) to a number in the range of device files. The supervisor assigns these
 // numbers itself, so two threads of a program cannot get the same number.
-func (w *worker) answerDupTo(c call) callResult {
+func (fds *descriptorCalls) answerDupTo(c call) callResult {
 	through := callResult{fate: fateContinued}
-	from, to := int32(w.n.args[0]), int32(w.n.args[1])
+	from, to := int32(fds.caller.n.args[0]), int32(fds.caller.n.args[1])
 	flags := uint32(0)
 	if c == callDup3 {
-		flags = uint32(w.n.args[2])
+		flags = uint32(fds.caller.n.args[2])
 	}
 	if from == to || flags&^unix.O_CLOEXEC != 0 {
 		return through // the kernel reports the error
 	}
-	w.beginBusy(callOpen)
-	th, err := w.lookUpThread()
+	fds.token.beginBusy()
+	th, err := fds.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
-	w.session.dropCachedFiles(uint32(to), uint32(to))
-	copied, err := w.duplicateDescriptor(th, from)
+	fds.caller.session.dropCachedFiles(uint32(to), uint32(to))
+	copied, err := fds.caller.duplicateDescriptor(th, from)
 	if err != nil {
 		return through // the descriptor is not open, or access is denied (Yama)
 	}
 	defer unix.Close(copied)
-	w.session.opening.Lock()
-	defer w.session.opening.Unlock()
-	if err := w.installAtFDLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
+	fds.caller.session.opening.Lock()
+	defer fds.caller.session.opening.Unlock()
+	if err := fds.caller.installAtFDLocked(copied, uint32(to), uint64(flags)); err == unix.EBADF {
 		return through // the limit of open files, or a descriptor opened with O_PATH, which the kernel does not install
 	} else if err != nil {
 		return failWith(err)
 	}
 	return callResult{val: int64(to)}
+}
+
+// answerClose answers close(2) and close_range(2). Each closed number may later refer to another file, on which writes
+// are not doorbells.
+func (fds *descriptorCalls) answerClose(c call) callResult {
+	first := uint32(fds.caller.n.args[0])
+	last := first
+	if c == callCloseRange {
+		last = uint32(fds.caller.n.args[1])
+	}
+	fds.caller.session.dropCachedFiles(first, last)
+	return callResult{fate: fateContinued}
 }

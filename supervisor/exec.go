@@ -22,16 +22,16 @@ import (
 const execTimeout = time.Second
 
 // answerExec answers execve(2) or execveat(2).
-func (w *worker) answerExec() callResult {
-	w.beginBusy(callExecve)
-	w.session.dropCachedFiles(0, math.MaxUint32) // the exec closes descriptors
-	for _, s := range w.session.beginExec(w.n.tid) {
+func (c *caller) answerExec(token *tokenHolder) callResult {
+	token.beginBusy()
+	c.session.dropCachedFiles(0, math.MaxUint32) // the exec closes descriptors
+	for _, s := range c.session.beginExec(c.n.tid) {
 		if err := s.Bind(execTimeout); err != nil {
-			w.session.log.Warn("thread cannot execute another program", "tid", w.n.tid, "err", err)
+			c.session.log.Warn("thread cannot execute another program", "tid", c.n.tid, "err", err)
 			return failWith(err)
 		}
 	}
-	w.pauseForTest("exec")
+	c.pauseForTest("exec")
 	return callResult{fate: fateContinued}
 }
 
@@ -90,13 +90,13 @@ func (e *execThreads) add(tid uint32) {
 	e.tids[tid] = struct{}{}
 }
 
-// recordCallOfThread records that the thread of a worker's call is not executing a program, because it is making a
+// recordCallOfThread records that the caller is not executing a program, because it is making a
 // call. If that thread was killed, its thread ID may belong to another thread, and recordCallOfThread does nothing.
-func (e *execThreads) recordCallOfThread(w *worker) {
+func (e *execThreads) recordCallOfThread(c *caller) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, there := e.tids[w.n.tid]; there && w.checkTrapped() == nil {
-		delete(e.tids, w.n.tid)
+	if _, there := e.tids[c.n.tid]; there && c.checkTrapped() == nil {
+		delete(e.tids, c.n.tid)
 	}
 }
 

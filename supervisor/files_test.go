@@ -85,10 +85,10 @@ func TestOtherUsersProcessIsNotCached(t *testing.T) {
 		{"its own, of a process that has ended", own, ownFD, ended, nil},
 	} {
 		fd := int32(tt.fd.Fd())
-		old := &cachedFile{tid: c.w.n.tid, fd: fd, file: tt.file}
+		old := &cachedFile{tid: c.w.caller.n.tid, fd: fd, file: tt.file}
 		old.process.Store(tt.remembered)
-		c.s.cache[cacheSlot(c.w.n.tid, fd)].Store(old) // an expired cache entry
-		d := c.w.lookUpFile(fd)
+		c.s.cache[cacheSlot(c.w.caller.n.tid, fd)].Store(old) // an expired cache entry
+		d := c.w.caller.lookUpFile(fd)
 		if d == nil || d == old || d.file != tt.file || d.process.Load() != tt.want {
 			t.Errorf("%s: cached descriptor: got %+v, want a new one with process %v", tt.name, d, tt.want)
 		}
@@ -107,17 +107,17 @@ func TestOtherUsersProcessIsNotCached(t *testing.T) {
 		{"closed", own, 1 << 20, nil, true},
 	} {
 		c.setArgs()
-		c.w.desc = &cachedFile{tid: c.w.n.tid, fd: tt.fd, file: tt.file}
-		_, _, err := c.w.findCaller()
-		if got := c.w.desc.process.Load(); got != tt.want || c.w.known.stale != tt.stale ||
+		c.w.devices.desc = &cachedFile{tid: c.w.caller.n.tid, fd: tt.fd, file: tt.file}
+		_, _, err := c.w.devices.findCaller()
+		if got := c.w.devices.desc.process.Load(); got != tt.want || c.w.devices.known.stale != tt.stale ||
 			(err == errCallerGone) != tt.stale {
 			t.Errorf("%s: got process %v, stale %v, error %v, want %v, stale %v",
-				tt.name, got, c.w.known.stale, err, tt.want, tt.stale)
+				tt.name, got, c.w.devices.known.stale, err, tt.want, tt.stale)
 		}
 	}
 	c.setArgs()
-	c.w.desc = &cachedFile{tid: c.w.n.tid, fd: int32(othersFD.Fd()), file: others}
-	if _, _, err := c.w.cachedCaller(); !errors.Is(err, errOtherUser) {
+	c.w.devices.desc = &cachedFile{tid: c.w.caller.n.tid, fd: int32(othersFD.Fd()), file: others}
+	if _, _, err := c.w.devices.cachedCaller(); !errors.Is(err, errOtherUser) {
 		t.Errorf("command on a file of another user: got %v, want %v", err, errOtherUser)
 	}
 }
@@ -129,7 +129,7 @@ func TestCommandOnClosingFileFails(t *testing.T) {
 	f, description := c.mustOpen(verbsNode, c.mustProcess().user, unix.O_RDWR)
 	ioctl := func() string {
 		c.setArgs(uint64(description.Fd()), uapi.VerbsIoctl, c.memAddr(0))
-		c.w.n.nr = int32(nativeArchitecture.numbers[callIoctl].nr)
+		c.w.caller.n.nr = int32(nativeArchitecture.numbers[callIoctl].nr)
 		return c.w.handleCall().String()
 	}
 	if got := ioctl(); got != "ok" {

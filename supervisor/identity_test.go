@@ -58,8 +58,8 @@ func TestReusedPIDLimitIsNotRaised(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Prlimit(0, unix.RLIMIT_NOFILE, &before, nil)
-	w := &worker{session: &Session{sup: &Supervisor{}}}
-	restore, err := w.raiseOpenFileLimit(endedProcess(t), lower.Cur+1)
+	w := newWorker(&Session{sup: &Supervisor{}})
+	restore, err := w.caller.raiseOpenFileLimit(endedProcess(t), lower.Cur+1)
 	if !errors.Is(err, errCallerGone) {
 		t.Errorf("raiseOpenFileLimit: got %v, want errGone", err)
 	}

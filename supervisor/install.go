@@ -8,25 +8,25 @@ import (
 
 // installUnreadableFD gives the program a descriptor on which read(2) fails with EINVAL. The descriptor is a pidfd of
 // the program, which holds no resource that the kernel charges to the service.
-func (w *worker) installUnreadableFD(flags uint64) callResult {
-	th, err := w.lookUpThread()
+func (c *caller) installUnreadableFD(flags uint64) callResult {
+	th, err := c.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
 	fd, err := unix.PidfdOpen(th.id.pid, 0)
 	if err != nil {
-		return failWith(w.preferErrCallerGone(err))
+		return failWith(c.preferErrCallerGone(err))
 	}
 	defer unix.Close(fd)
-	return w.installAndAnswer(fd, flags)
+	return c.installAndAnswer(fd, flags)
 }
 
 // installAndAnswer gives the program a duplicate of a descriptor, with its number as the call's answer.
-func (w *worker) installAndAnswer(fd int, flags uint64) callResult {
-	a := addFD{id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd),
+func (c *caller) installAndAnswer(fd int, flags uint64) callResult {
+	a := addFD{id: c.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, srcFD: uint32(fd),
 		newFlags: uint32(flags & unix.O_CLOEXEC)}
-	n, err := sendAddFD(w.session.fd, &a)
+	n, err := sendAddFD(c.session.fd, &a)
 	if err == nil {
 		return callResult{val: int64(n), fate: fateSent}
 	}
@@ -34,7 +34,7 @@ func (w *worker) installAndAnswer(fd int, flags uint64) callResult {
 		return failWith(err)
 	}
 	a.flags = 0 // Linux before 5.14 needs two steps
-	n, err = sendAddFD(w.session.fd, &a)
+	n, err = sendAddFD(c.session.fd, &a)
 	if err != nil {
 		return failWith(err)
 	}
@@ -43,19 +43,19 @@ func (w *worker) installAndAnswer(fd int, flags uint64) callResult {
 
 // installCommandFile gives the program a duplicate of a descriptor of a device file, at a number that the filter traps,
 // from least on. A file with native doorbells gets a number without a trap for write(2), if one is free.
-func (w *worker) installCommandFile(th *procThread, p *process, fd int, least uint32, rings bool, flags uint64) (int,
+func (c *caller) installCommandFile(th *procThread, p *process, fd int, least uint32, rings bool, flags uint64) (int,
 	error) {
-	t := w.session
+	t := c.session
 	t.opening.Lock()
 	defer t.opening.Unlock()
 	number := t.numbers.chooseFD(th, least, rings)
 	// The number must be below the soft limit only during the install.
-	restore, err := w.raiseOpenFileLimit(p, uint64(number)+1)
+	restore, err := c.raiseOpenFileLimit(p, uint64(number)+1)
 	if err != nil {
 		return -1, err
 	}
 	defer restore()
-	if err = w.installAtFDLocked(fd, number, flags); err == unix.EBADF {
+	if err = c.installAtFDLocked(fd, number, flags); err == unix.EBADF {
 		t.log.Warn("the limit of open files (ulimit -n) is too low, and the service may not raise it", "pid", p.pid, "needs",
 			number+1)
 		err = syscall.EMFILE
@@ -64,23 +64,23 @@ func (w *worker) installCommandFile(th *procThread, p *process, fd int, least ui
 }
 
 // installAtLowestFreeFD installs any file at the first free number from least on, within the limit of the program.
-func (w *worker) installAtLowestFreeFD(th *procThread, fd int, least uint32, flags uint64) (int, error) {
-	w.session.opening.Lock()
-	defer w.session.opening.Unlock()
+func (c *caller) installAtLowestFreeFD(th *procThread, fd int, least uint32, flags uint64) (int, error) {
+	c.session.opening.Lock()
+	defer c.session.opening.Unlock()
 	number := least
 	for th.hasDescriptor(number) {
 		number++
 	}
-	return int(number), w.installAtFDLocked(fd, number, flags)
+	return int(number), c.installAtFDLocked(fd, number, flags)
 }
 
 // installAtFDLocked installs a duplicate of a descriptor at a number. The caller holds Session.opening.
-func (w *worker) installAtFDLocked(fd int, number uint32, flags uint64) error {
-	t := w.session
+func (c *caller) installAtFDLocked(fd int, number uint32, flags uint64) error {
+	t := c.session
 	t.dropCachedFiles(number, number)
-	w.pauseForTest("addfd")
+	c.pauseForTest("addfd")
 	_, err := sendAddFD(t.fd, &addFD{
-		id: w.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
+		id: c.n.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD,
 		srcFD: uint32(fd), newFD: number, newFlags: uint32(flags & unix.O_CLOEXEC),
 	})
 	return err
@@ -88,9 +88,9 @@ func (w *worker) installAtFDLocked(fd int, number uint32, flags uint64) error {
 
 // raiseOpenFileLimit raises the process's limit of open files to least until the caller calls restore.
 // raiseOpenFileLimit returns EMFILE if the hard limit is lower.
-func (w *worker) raiseOpenFileLimit(p *process, least uint64) (restore func(), err error) {
+func (c *caller) raiseOpenFileLimit(p *process, least uint64) (restore func(), err error) {
 	restore = func() {}
-	w.pauseForTest("limit")
+	c.pauseForTest("limit")
 	var limit unix.Rlimit
 	// prlimit(2) takes a process ID. Right before the call, alive shows that the ID still belongs to the process.
 	if !p.isAlive() {
@@ -101,7 +101,7 @@ func (w *worker) raiseOpenFileLimit(p *process, least uint64) (restore func(), e
 	}
 	raised := unix.Rlimit{Cur: least, Max: limit.Max}
 	if raised.Cur > raised.Max {
-		w.session.log.Warn("a device file needs a descriptor above the hard limit of open files (ulimit -Hn)",
+		c.session.log.Warn("a device file needs a descriptor above the hard limit of open files (ulimit -Hn)",
 			"pid", p.pid, "needs", least, "limit", limit.Max)
 		return restore, syscall.EMFILE
 	}
@@ -117,4 +117,23 @@ func (w *worker) raiseOpenFileLimit(p *process, least uint64) (restore func(), e
 			_ = unix.Prlimit(p.pid, unix.RLIMIT_NOFILE, &limit, nil)
 		}
 	}, nil
+}
+
+// installAtTrappedFD installs a descriptor at a number that the filter traps, from least on. If p is not nil,
+// installAtTrappedFD raises the limit of open files if necessary. installAtTrappedFD returns EBADF if the limit
+// is too low.
+func (c *caller) installAtTrappedFD(th *procThread, p *process, fd int, least uint32, flags uint64) (uint32,
+	error) {
+	t := c.session
+	t.opening.Lock()
+	defer t.opening.Unlock()
+	number := t.numbers.chooseFD(th, least, false)
+	if p != nil {
+		restore, err := c.raiseOpenFileLimit(p, uint64(number)+1)
+		if err != nil {
+			return 0, unix.EBADF
+		}
+		defer restore()
+	}
+	return number, c.installAtFDLocked(fd, number, flags)
 }

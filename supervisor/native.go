@@ -89,8 +89,8 @@ const descriptorsPerNativeDoorbell = 2
 //     file size turns a doorbell into a signal.
 //   - One of the native numbers is free, and within the limits of the process.
 //   - Under Yama, the process allows this one to access its memory.
-func (w *worker) mayRingNatively(th *procThread, space *umem.Process, flags uint64) bool {
-	t := w.session
+func (c *caller) mayRingNatively(th *procThread, space *umem.Process, flags uint64) bool {
+	t := c.session
 	native := t.numbers.native
 	if native.first == native.end || !t.sup.cfg.Doorbells.canBeNative(sched.Processors()) ||
 		t.helper != nil && space.Bound() || flags&unix.O_ACCMODE != unix.O_RDWR {

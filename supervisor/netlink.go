@@ -75,29 +75,35 @@ type Links interface {
 	DeleteLink(name string) error
 }
 
+// netlinkCalls answers the calls that open and name sockets, one at a time.
+type netlinkCalls struct {
+	caller *caller
+	token  *tokenHolder
+}
+
 // openNetlink answers socket(2) for a NETLINK_RDMA socket.
-func (w *worker) openNetlink() callResult {
-	kind := uint32(w.n.args[1])
-	t := w.session
+func (nc *netlinkCalls) openNetlink() callResult {
+	kind := uint32(nc.caller.n.args[1])
+	t := nc.caller.session
 	if t := kind &^ (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK); t != unix.SOCK_RAW && t != unix.SOCK_DGRAM {
 		return failWith(syscall.ESOCKTNOSUPPORT)
 	}
-	w.beginBusy(callOpen)
-	th, err := w.lookUpThread()
+	nc.token.beginBusy()
+	th, err := nc.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
 	defer th.close()
-	p, _, err := w.findOrOpenProcess(th)
+	p, _, err := nc.caller.findOrOpenProcess(th)
 	if err != nil {
 		return failWith(err)
 	}
 	who, err := t.sup.principalOf(th)
 	if err == nil {
-		err = w.checkTrapped()
+		err = nc.caller.checkTrapped()
 	}
 	if err != nil {
-		return failWith(w.preferErrCallerGone(err))
+		return failWith(nc.caller.preferErrCallerGone(err))
 	}
 	opener := netlinkOpener{who, th.id.uids.real}
 	s, end, err := t.sup.newNetlinkSocket(p.user, opener, kind&unix.SOCK_NONBLOCK != 0, uint32(th.id.pid))
@@ -108,7 +114,7 @@ func (w *worker) openNetlink() callResult {
 		t.log.Warn("open a netlink socket", "pid", th.id.pid, "name", th.id.name, "err", err)
 		return failWith(err)
 	}
-	number, err := w.installCommandFile(th, p, end, 0, false, uint64(kind&unix.SOCK_CLOEXEC))
+	number, err := nc.caller.installCommandFile(th, p, end, 0, false, uint64(kind&unix.SOCK_CLOEXEC))
 	unix.Close(end)
 	go s.serve()
 	if err != nil {
@@ -319,39 +325,39 @@ func (s *Supervisor) closeNetlinkSockets() {
 }
 
 // netlinkSocketOf returns the socket of a descriptor number of the caller, or nil for other files.
-func (w *worker) netlinkSocketOf(fd int32) *netlinkSocket {
-	i, err := inodeOf(w.n.tid, fd)
+func (nc *netlinkCalls) netlinkSocketOf(fd int32) *netlinkSocket {
+	i, err := inodeOf(nc.caller.n.tid, fd)
 	if err != nil {
 		return nil
 	}
-	s := w.session.sup
+	s := nc.caller.session.sup
 	s.mu.Lock()
 	n := s.netlinks[i]
 	s.mu.Unlock()
-	if n == nil || w.checkTrapped() != nil {
+	if n == nil || nc.caller.checkTrapped() != nil {
 		return nil
 	}
 	return n
 }
 
 // answerNetlinkCall answers bind(2), getsockname(2) or setsockopt(2) on a descriptor with a command file's number.
-func (w *worker) answerNetlinkCall(c call) callResult {
-	n := w.netlinkSocketOf(int32(w.n.args[0]))
+func (nc *netlinkCalls) answerNetlinkCall(c call) callResult {
+	n := nc.netlinkSocketOf(int32(nc.caller.n.args[0]))
 	if n == nil {
 		return callResult{fate: fateContinued}
 	}
-	w.beginBusy(callOpen)
-	s := w.session.sup
+	nc.token.beginBusy()
+	s := nc.caller.session.sup
 	switch c {
 	case callBind:
 		var a [netlinkAddrSize]byte
-		if w.n.args[2] < netlinkAddrSize {
+		if nc.caller.n.args[2] < netlinkAddrSize {
 			return failWith(syscall.EINVAL)
 		}
-		if got, err := w.session.readThreadMemory(int(w.n.tid), w.n.args[1], a[:]); err != nil || got < len(a) {
+		if got, err := nc.caller.readMemory(nc.caller.n.args[1], a[:]); err != nil || got < len(a) {
 			return failWith(syscall.EFAULT)
 		}
-		if err := w.checkTrapped(); err != nil {
+		if err := nc.caller.checkTrapped(); err != nil {
 			return failWith(err)
 		}
 		if binary.NativeEndian.Uint16(a[:]) != unix.AF_NETLINK {
@@ -365,7 +371,7 @@ func (w *worker) answerNetlinkCall(c call) callResult {
 		return callResult{}
 	case callGetsockname:
 		var room [4]byte
-		if got, err := w.session.readThreadMemory(int(w.n.tid), w.n.args[2], room[:]); err != nil || got < len(room) {
+		if got, err := nc.caller.readMemory(nc.caller.n.args[2], room[:]); err != nil || got < len(room) {
 			return failWith(syscall.EFAULT)
 		}
 		size := int32(binary.NativeEndian.Uint32(room[:]))
@@ -377,13 +383,13 @@ func (w *worker) answerNetlinkCall(c call) callResult {
 		s.mu.Lock()
 		binary.NativeEndian.PutUint32(a[4:], n.portID)
 		s.mu.Unlock()
-		if err := w.writeToCaller(w.n.args[1], a[:min(int(size), len(a))]); err != nil {
+		if err := nc.caller.writeMemory(nc.caller.n.args[1], a[:min(int(size), len(a))]); err != nil {
 			return failWith(err)
 		}
 		binary.NativeEndian.PutUint32(room[:], netlinkAddrSize)
-		return failWith(w.writeToCaller(w.n.args[2], room[:]))
+		return failWith(nc.caller.writeMemory(nc.caller.n.args[2], room[:]))
 	}
-	if int32(w.n.args[1]) != unix.SOL_NETLINK {
+	if int32(nc.caller.n.args[1]) != unix.SOL_NETLINK {
 		return callResult{fate: fateContinued}
 	}
 	return callResult{} // the options have no effect here

@@ -11,11 +11,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// pathCalls answers calls with a path, one at a time.
+type pathCalls struct {
+	caller *caller
+	token  *tokenHolder
+	dirs   *directoryCalls
+	path   [unix.PathMax]byte // buffer of readPath
+}
+
 // answerPathCall answers a system call with a path. Most files are not virtual, so their calls continue in the kernel.
 //
 //verbena:parses
-func (w *worker) answerPathCall(c call) callResult {
-	a := &w.n.args
+func (pc *pathCalls) answerPathCall(c call) callResult {
+	a := &pc.caller.n.args
 	through := callResult{fate: fateContinued}
 	at := 1 // index of the path argument
 	switch c {
@@ -25,11 +33,11 @@ func (w *worker) answerPathCall(c call) callResult {
 	case callOther:
 		return through
 	}
-	w.session.execs.recordCallOfThread(w)
-	raw := w.readPath(a[at])
+	pc.caller.session.execs.recordCallOfThread(pc.caller)
+	raw := pc.readPath(a[at])
 	if len(raw) == 0 {
 		if c == callNewfstatat || c == callStatx {
-			return w.statEmptyPath(c)
+			return pc.statEmptyPath(c)
 		}
 		return through
 	}
@@ -41,16 +49,16 @@ func (w *worker) answerPathCall(c call) callResult {
 	if c == callOpen || c == callOpenat {
 		may = listPurposeOf(a[at+1])
 	}
-	raw, ok := w.absolutePath(dirfd, raw, may)
+	raw, ok := pc.dirs.absolutePath(dirfd, raw, may)
 	if !ok {
 		return through
 	}
-	path, err := w.cleanPath(raw)
+	path, err := pc.cleanPath(raw)
 	switch {
 	case err == errNotVirtual:
 		return through
 	case err == nil && !isVirtual(path):
-		return w.answerFileSystemCall(c, path, may)
+		return pc.answerFileSystemCall(c, path, may)
 	case err != nil:
 		return failWith(err)
 	}
@@ -59,90 +67,92 @@ func (w *worker) answerPathCall(c call) callResult {
 		if a[3] < openHowSize {
 			return through // the kernel reports the error
 		}
-		if n, err := w.session.readThreadMemory(int(w.n.tid), a[2], how[:]); err != nil || n < len(how) {
+		if n, err := pc.caller.readMemory(a[2], how[:]); err != nil || n < len(how) {
 			return failWith(syscall.EFAULT)
 		}
 	}
 	// The memory that was read belongs to the caller if the caller is still trapped.
-	if err := w.checkTrapped(); err != nil {
+	if err := pc.caller.checkTrapped(); err != nil {
 		return failWith(err)
 	}
-	if w.trace != nil {
-		w.trace.path, w.trace.flags = path, binary.NativeEndian.Uint64(how[:])
+	if pc.caller.trace != nil {
+		pc.caller.trace.path, pc.caller.trace.flags = path, binary.NativeEndian.Uint64(how[:])
 	}
 	arg := func(i int) uint64 { return uint64(uint32(a[i])) } // an int; the upper half is undefined
 	var v callResult
 	switch c {
 	case callOpen:
-		v = w.answerOpen(path, arg(1))
+		v = pc.answerOpen(path, arg(1))
 	case callOpenat:
-		v = w.answerOpen(path, arg(2))
+		v = pc.answerOpen(path, arg(2))
 	case callOpenat2:
-		v = w.answerOpenat2(path, &how)
+		v = pc.answerOpenat2(path, &how)
 	case callStat:
-		v = w.answerStat(path, 0, a[1])
+		v = pc.answerStat(path, 0, a[1])
 	case callLstat:
-		v = w.answerStat(path, unix.AT_SYMLINK_NOFOLLOW, a[1])
+		v = pc.answerStat(path, unix.AT_SYMLINK_NOFOLLOW, a[1])
 	case callNewfstatat:
-		v = w.answerStat(path, arg(3), a[2])
+		v = pc.answerStat(path, arg(3), a[2])
 	case callStatx:
-		v = w.answerStatx(path)
+		v = pc.answerStatx(path)
 	case callReadlink:
-		v = w.answerReadlink(path, a[1], arg(2))
+		v = pc.answerReadlink(path, a[1], arg(2))
 	case callReadlinkat:
-		v = w.answerReadlink(path, a[2], arg(3))
+		v = pc.answerReadlink(path, a[2], arg(3))
 	case callAccess:
-		v = w.answerAccess(path, arg(1), 0)
+		v = pc.answerAccess(path, arg(1), 0)
 	case callFaccessat:
-		v = w.answerAccess(path, arg(2), 0)
+		v = pc.answerAccess(path, arg(2), 0)
 	case callFaccessat2:
-		v = w.answerAccess(path, arg(2), arg(3))
+		v = pc.answerAccess(path, arg(2), arg(3))
 	case callGetxattr, callListxattr:
-		v = w.answerXattr(c, path, 0)
+		v = pc.answerXattr(c, path, 0)
 	case callLgetxattr, callLlistxattr:
-		v = w.answerXattr(c, path, unix.AT_SYMLINK_NOFOLLOW)
+		v = pc.answerXattr(c, path, unix.AT_SYMLINK_NOFOLLOW)
 	}
 	return v
 }
 
 // answerFileSystemCall answers a call with a path in the file system. Most of these calls continue in the kernel.
-func (w *worker) answerFileSystemCall(c call, path string, may listPurpose) callResult {
-	a := &w.n.args
+func (pc *pathCalls) answerFileSystemCall(c call, path string, may listPurpose) callResult {
+	a := &pc.caller.n.args
 	stat := func(buf uint64) func(int) callResult {
-		return func(fd int) callResult { return w.writeStat(fd, fileInfo{}, buf) }
+		return func(fd int) callResult { return pc.caller.writeStat(fd, fileInfo{}, buf) }
 	}
 	switch c {
 	case callOpen:
-		return w.openMergedDirectory(path, a[1], may)
+		return pc.dirs.openMergedDirectory(path, a[1], may)
 	case callOpenat:
-		return w.openMergedDirectory(path, a[2], may)
+		return pc.dirs.openMergedDirectory(path, a[2], may)
 	case callStat, callLstat:
-		return w.statAboveTree(path, stat(a[1]))
+		return pc.dirs.statAboveTree(path, stat(a[1]))
 	case callNewfstatat:
-		return w.statAboveTree(path, stat(a[2]))
+		return pc.dirs.statAboveTree(path, stat(a[2]))
 	case callStatx:
-		return w.statAboveTree(path, func(fd int) callResult { return w.writeStatx(fd, fileInfo{}) })
+		return pc.dirs.statAboveTree(path, func(fd int) callResult { return pc.caller.writeStatx(fd, fileInfo{}) })
 	case callGetxattr, callLgetxattr, callListxattr, callLlistxattr:
-		return w.statAboveTree(path, func(int) callResult { return unsupportedXattrResult(c) })
+		return pc.dirs.statAboveTree(path, func(int) callResult { return unsupportedXattrResult(c) })
 	}
 	return callResult{fate: fateContinued}
 }
 
 // readPath reads a path up to its end. It returns an empty path if the memory cannot be read, since the kernel will
 // fail too. The path is valid until the next call of readPath.
-func (w *worker) readPath(addr uint64) []byte {
+func (pc *pathCalls) readPath(addr uint64) []byte {
 	const usual = 256
 	have := 0
-	for _, size := range [...]int{usual, len(w.path)} {
-		n, err := w.session.readThreadMemory(int(w.n.tid), addr+uint64(have), w.path[have:size])
+	for _, size := range [...]int{usual, len(pc.path)} {
+		n, err := pc.caller.readMemory(addr+uint64(have), pc.path[have:size])
 		if err != nil {
 			if err == unix.EPERM {
-				w.session.warnOnce(func() error { return fmt.Errorf("read thread %d: %w", w.n.tid, explainAccess(ptraceScope())) })
+				pc.caller.session.warnOnce(func() error {
+					return fmt.Errorf("read thread %d: %w", pc.caller.n.tid, explainAccess(ptraceScope()))
+				})
 			}
 			return nil
 		}
-		if end := bytes.IndexByte(w.path[have:have+n], 0); end >= 0 {
-			return w.path[:have+end]
+		if end := bytes.IndexByte(pc.path[have:have+n], 0); end >= 0 {
+			return pc.path[:have+end]
 		}
 		have += n // after a short read the next read fails, because its page is not mapped
 	}
@@ -155,11 +165,11 @@ var errNoFile error = syscall.ENOENT
 // openHowSize is the size of the first version of struct open_how.
 const openHowSize = 24
 
-func (w *worker) answerOpenat2(path string, how *[openHowSize]byte) callResult {
+func (pc *pathCalls) answerOpenat2(path string, how *[openHowSize]byte) callResult {
 	if resolve := binary.NativeEndian.Uint64(how[16:]); resolve&(unix.RESOLVE_BENEATH|unix.RESOLVE_IN_ROOT) != 0 {
 		return callResult{fate: fateContinued} // the path turned out to be relative or invalid
 	}
-	return w.answerOpen(path, binary.NativeEndian.Uint64(how[:]))
+	return pc.answerOpen(path, binary.NativeEndian.Uint64(how[:]))
 }
 
 // errNotVirtual makes the kernel execute the call and report its error.
@@ -169,7 +179,7 @@ var errNotVirtual = errors.New("the path is not virtual")
 // follows a virtual file that is not a directory, cleanPath returns the error of the call. cleanPath returns
 // errNotVirtual if ".." follows a component in the file system that is not a plain directory. If the last component
 // must be a directory, the resulting path ends in a slash.
-func (w *worker) cleanPath(raw []byte) (path string, err error) {
+func (pc *pathCalls) cleanPath(raw []byte) (path string, err error) {
 	var parts []string
 	last := ""
 	for part := range strings.SplitSeq(string(raw), "/") {
@@ -177,7 +187,7 @@ func (w *worker) cleanPath(raw []byte) (path string, err error) {
 		switch part {
 		case "", ".":
 		case "..":
-			if parts, err = w.parentPath(parts); err != nil {
+			if parts, err = pc.parentPath(parts); err != nil {
 				return "", err
 			}
 		default:
@@ -193,18 +203,18 @@ func (w *worker) cleanPath(raw []byte) (path string, err error) {
 
 // parentPath removes the last component of a path, which must be a directory. The component may not be a link to a
 // directory, because ".." of the link's target is another directory.
-func (w *worker) parentPath(parts []string) ([]string, error) {
+func (pc *pathCalls) parentPath(parts []string) ([]string, error) {
 	if len(parts) == 0 {
 		return parts, nil
 	}
 	dir := "/" + strings.Join(parts, "/")
 	if !isVirtual(dir) {
-		if !w.isDirectory(dir) {
+		if !pc.isDirectory(dir) {
 			return nil, errNotVirtual
 		}
 		return parts[:len(parts)-1], nil
 	}
-	dir, e := w.session.tree.lookup(dir, false)
+	dir, e := pc.caller.session.tree.lookup(dir, false)
 	switch {
 	case e == nil:
 		return nil, errNoFile
@@ -216,9 +226,9 @@ func (w *worker) parentPath(parts []string) ([]string, error) {
 }
 
 // isDirectory reports whether a path leads to a directory, for the caller and without links.
-func (w *worker) isDirectory(path string) bool {
-	w.beginBusy(callOpen) // the file system may be a program of the user (FUSE)
-	th, err := w.lookUpThread()
+func (pc *pathCalls) isDirectory(path string) bool {
+	pc.token.beginBusy() // the file system may be a program of the user (FUSE)
+	th, err := pc.caller.lookUpThread()
 	if err != nil {
 		return false
 	}
@@ -263,9 +273,9 @@ func (t *procThread) hasRights(dir int, rights uint32) bool {
 // findEntry returns the entry of a clean path, and the path after following links. With nofollow, the last component is
 // not followed. findEntry returns the error of the call if there is no entry, or if the path must be a directory and is
 // not.
-func (w *worker) findEntry(path string, nofollow bool) (string, *treeEntry, error) {
+func (pc *pathCalls) findEntry(path string, nofollow bool) (string, *treeEntry, error) {
 	plain, slash := strings.CutSuffix(path, "/")
-	path, e := w.session.tree.lookup(plain, nofollow && !slash)
+	path, e := pc.caller.session.tree.lookup(plain, nofollow && !slash)
 	switch {
 	case e == nil:
 		return path, nil, errNoFile
@@ -275,9 +285,9 @@ func (w *worker) findEntry(path string, nofollow bool) (string, *treeEntry, erro
 	return path, e, nil
 }
 
-func (w *worker) answerOpen(path string, flags uint64) callResult {
-	tree := w.session.tree
-	path, e, err := w.findEntry(path, flags&unix.O_NOFOLLOW != 0)
+func (pc *pathCalls) answerOpen(path string, flags uint64) callResult {
+	tree := pc.caller.session.tree
+	path, e, err := pc.findEntry(path, flags&unix.O_NOFOLLOW != 0)
 	creates := flags&(unix.O_CREAT|unix.O_EXCL) == unix.O_CREAT|unix.O_EXCL
 	mode := flags & unix.O_ACCMODE
 	onlyPath := flags&unix.O_PATH != 0
@@ -291,41 +301,41 @@ func (w *worker) answerOpen(path string, flags uint64) callResult {
 	case !e.dir && flags&unix.O_DIRECTORY != 0:
 		return failWith(syscall.ENOTDIR)
 	case e.node != nil && !onlyPath:
-		return w.openDevice(e.node, flags)
+		return pc.openDevice(e.node, flags)
 	case onlyPath && (e.node != nil || e.link != ""):
 		return failWith(syscall.EOPNOTSUPP)
 	case onlyPath && e.read != nil:
-		w.beginBusy(callOpen)
+		pc.token.beginBusy()
 		if err := tree.makeDeferredFile(path, e); err != nil {
 			return failWith(err)
 		}
 	case e.dir && !onlyPath && (mode != unix.O_RDONLY || flags&unix.O_CREAT != 0):
 		return failWith(syscall.EISDIR)
 	case e.dir && (path == ibDir || strings.HasPrefix(path, virtualDir)):
-		w.beginBusy(callOpen)
+		pc.token.beginBusy()
 		if err := tree.makeAllDeferredFiles(); err != nil {
 			return failWith(err)
 		}
 	case e.read != nil && (mode != unix.O_RDONLY || flags&unix.O_TRUNC != 0):
 		return failWith(syscall.EACCES)
 	case e.read != nil:
-		w.beginBusy(callOpen)
+		pc.token.beginBusy()
 		if err := tree.refreshFile(path, e); errors.Is(err, errEmptyGID) {
-			return w.installUnreadableFD(flags)
+			return pc.caller.installUnreadableFD(flags)
 		} else if err != nil {
 			return failWith(err)
 		}
 	}
-	if e.dir && !w.session.sup.trees.mounted {
+	if e.dir && !pc.caller.session.sup.trees.mounted {
 		// From a directory, ".." could lead up to the root directory of this process.
-		th, err := w.lookUpThread()
+		th, err := pc.caller.lookUpThread()
 		if err != nil {
 			return failWith(err)
 		}
 		elsewhere := th.hasOtherRoot()
 		th.close()
 		if elsewhere {
-			w.session.warnOnce(func() error {
+			pc.caller.session.warnOnce(func() error {
 				return fmt.Errorf("%s is not shown to a program with a separate root directory or separate mounts: only a service with CAP_SYS_ADMIN can show it",
 					path)
 			})
@@ -340,15 +350,15 @@ func (w *worker) answerOpen(path string, flags uint64) callResult {
 	}
 	defer unix.Close(fd)
 	if e.dir {
-		return w.installDirectory(fd, flags)
+		return pc.dirs.installDirectory(fd, flags)
 	}
-	return w.installAndAnswer(fd, flags)
+	return pc.caller.installAndAnswer(fd, flags)
 }
 
 // openDevice opens a device file.
-func (w *worker) openDevice(n *deviceNode, flags uint64) callResult {
-	w.beginBusy(callOpen)
-	th, err := w.lookUpThread()
+func (pc *pathCalls) openDevice(n *deviceNode, flags uint64) callResult {
+	pc.token.beginBusy()
+	th, err := pc.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
@@ -356,11 +366,11 @@ func (w *worker) openDevice(n *deviceNode, flags uint64) callResult {
 	id := th.id
 	rights := [...]uint32{unix.O_RDONLY: mayRead, unix.O_WRONLY: mayWrite, unix.O_RDWR: mayRead | mayWrite,
 		3: mayRead | mayWrite}
-	t := w.session
+	t := pc.caller.session
 	if !t.sup.cfg.Node.allows(id, id.uids.fs, id.gids.fs, rights[flags&unix.O_ACCMODE]) {
 		return failWith(syscall.EACCES)
 	}
-	p, space, err := w.findOrOpenProcess(th)
+	p, space, err := pc.caller.findOrOpenProcess(th)
 	if err != nil {
 		if !errors.Is(err, errCallerGone) {
 			t.warnOnce(func() error { return err })
@@ -368,12 +378,12 @@ func (w *worker) openDevice(n *deviceNode, flags uint64) callResult {
 		return failWith(err)
 	}
 	o := &opener{process: p, session: t, id: id, user: p.user}
-	o.nativeDoorbells = !n.cm && w.mayRingNatively(th, space, flags)
+	o.nativeDoorbells = !n.cm && pc.caller.mayRingNatively(th, space, flags)
 	how := int(flags & unix.O_ACCMODE)
 	if how == unix.O_ACCMODE { // neither reading nor writing, only ioctl(2)
 		how = unix.O_RDONLY
 	}
-	w.pauseForTest("open")
+	pc.caller.pauseForTest("open")
 	make := newOpenFile
 	if n.cm {
 		make, how = newCMFile, how|int(flags&unix.O_NONBLOCK)
@@ -389,7 +399,7 @@ func (w *worker) openDevice(n *deviceNode, flags uint64) callResult {
 		return failWith(err)
 	}
 	f.opened.Store(true)
-	number, err := w.installCommandFile(th, p, int(description.Fd()), 0, f.hasNativeDoorbells(), flags)
+	number, err := pc.caller.installCommandFile(th, p, int(description.Fd()), 0, f.hasNativeDoorbells(), flags)
 	description.Close()
 	if err != nil {
 		f.opened.Store(false)
@@ -403,8 +413,8 @@ func (w *worker) openDevice(n *deviceNode, flags uint64) callResult {
 	return callResult{val: int64(number)}
 }
 
-func (w *worker) answerReadlink(path string, buf, size uint64) callResult {
-	_, e, err := w.findEntry(path, true)
+func (pc *pathCalls) answerReadlink(path string, buf, size uint64) callResult {
+	_, e, err := pc.findEntry(path, true)
 	switch {
 	case err != nil:
 		return failWith(err)
@@ -412,7 +422,7 @@ func (w *worker) answerReadlink(path string, buf, size uint64) callResult {
 		return failWith(syscall.EINVAL)
 	}
 	target := []byte(e.link)[:min(uint64(len(e.link)), size)]
-	if err := w.writeToCaller(buf, target); err != nil {
+	if err := pc.caller.writeMemory(buf, target); err != nil {
 		return failWith(err)
 	}
 	return callResult{val: int64(len(target))}
@@ -420,8 +430,8 @@ func (w *worker) answerReadlink(path string, buf, size uint64) callResult {
 
 // answerXattr answers system calls about extended attributes. Files of /sys and /dev have no readable extended
 // attributes.
-func (w *worker) answerXattr(c call, path string, flags uint64) callResult {
-	if _, _, err := w.findEntryWithFlags(path, flags); err != nil {
+func (pc *pathCalls) answerXattr(c call, path string, flags uint64) callResult {
+	if _, _, err := pc.findEntryWithFlags(path, flags); err != nil {
 		return failWith(err)
 	}
 	return unsupportedXattrResult(c)
@@ -434,15 +444,15 @@ func unsupportedXattrResult(c call) callResult {
 	return callResult{}
 }
 
-func (w *worker) answerAccess(path string, rights, flags uint64) callResult {
-	_, e, err := w.findEntryWithFlags(path, flags)
+func (pc *pathCalls) answerAccess(path string, rights, flags uint64) callResult {
+	_, e, err := pc.findEntryWithFlags(path, flags)
 	if err != nil {
 		return failWith(err)
 	}
 	if rights&^(mayRead|mayWrite|mayExecute) != 0 {
 		return failWith(syscall.EINVAL)
 	}
-	th, err := w.lookUpThread()
+	th, err := pc.caller.lookUpThread()
 	if err != nil {
 		return failWith(err)
 	}
@@ -452,7 +462,7 @@ func (w *worker) answerAccess(path string, rights, flags uint64) callResult {
 	if flags&unix.AT_EACCESS != 0 {
 		uid, gid = id.uids.effective, id.gids.effective
 	}
-	info := w.session.sup.fileInfoOf(e)
+	info := pc.caller.session.sup.fileInfoOf(e)
 	if !(Node{UID: int(info.uid), GID: int(info.gid), Mode: info.mode}).allows(id, uid, gid, uint32(rights)) {
 		return failWith(syscall.EACCES)
 	}

@@ -37,32 +37,32 @@ func TestPathErrorsMatchKernel(t *testing.T) {
 	open := func(path string, flags uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), flags|unix.O_CLOEXEC)
-			return c.w.answerPathCall(callOpenat)
+			return c.w.paths.answerPathCall(callOpenat)
 		}
 	}
 	stat := func(path string) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), c.memAddr(4096), 0)
-			return c.w.answerPathCall(callNewfstatat)
+			return c.w.paths.answerPathCall(callNewfstatat)
 		}
 	}
 	access := func(path string, rights uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), rights)
-			return c.w.answerPathCall(callFaccessat)
+			return c.w.paths.answerPathCall(callFaccessat)
 		}
 	}
 	readlink := func(path string, size uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(path), c.memAddr(4096), size)
-			return c.w.answerPathCall(callReadlinkat)
+			return c.w.paths.answerPathCall(callReadlinkat)
 		}
 	}
 	end := len(c.mem)
 	openat2 := func(at int, size uint64) func() callResult {
 		return func() callResult {
 			c.setArgs(cwd, c.storePath(deviceFile), c.memAddr(0)+uint64(at), size)
-			v := c.w.answerPathCall(callOpenat2)
+			v := c.w.paths.answerPathCall(callOpenat2)
 			if v.fate == fateAnswered && v.err == nil {
 				unix.Close(int(v.val))
 			}
@@ -131,7 +131,7 @@ func TestParentPathNeedsSearchRight(t *testing.T) {
 	for name, want := range map[string]bool{
 		"": true, "open": true, "closed": false, "closed/inner": false, "none": false,
 	} {
-		if got := c.w.isDirectory(filepath.Join(dir, name)); got != want {
+		if got := c.w.paths.isDirectory(filepath.Join(dir, name)); got != want {
 			t.Errorf("isDirectory of %q: got %v, want %v", name, got, want)
 		}
 	}
@@ -184,9 +184,9 @@ func TestMalformedNetlinkCallsChangeNothing(t *testing.T) {
 		c.setArgs(tt.args...)
 		var v callResult
 		if tt.c == callSocket {
-			v = c.w.openNetlink()
+			v = c.w.netlink.openNetlink()
 		} else {
-			v = c.w.answerNetlinkCall(tt.c)
+			v = c.w.netlink.answerNetlinkCall(tt.c)
 		}
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
@@ -217,7 +217,7 @@ func TestCMQueriesCheckCaller(t *testing.T) {
 		u := map[uint32]*quota.User{own: p.user, openers: opener, others: foreign}[num]
 		return u, u != nil
 	}
-	caller := &cmCaller{w: c.w, user: opener}
+	caller := &cmCaller{by: &c.w.caller, user: opener}
 	for num, want := range map[uint32]bool{own: true, openers: true, others: false, none: false} {
 		if got := caller.MayConnect(nil, num); got != want {
 			t.Errorf("MayConnect of queue pair %d: got %v, want %v", num, got, want)
@@ -230,7 +230,7 @@ func TestCMQueriesCheckCaller(t *testing.T) {
 	if caller.MayBindLowPorts() {
 		t.Error("MayBindLowPorts without CAP_NET_BIND_SERVICE: got true, want false")
 	}
-	if c.w.NetRaw() {
+	if c.w.devices.NetRaw() {
 		t.Error("NetRaw without CAP_NET_RAW: got true, want false")
 	}
 	_, cm := c.mustOpen(cmNode, p.user, 0)
@@ -259,7 +259,7 @@ func newGetEventCall(t *testing.T) (c *trappedCall, f *openFile, description *os
 	p := c.mustProcess()
 	f, description = c.mustOpen(cmNode, p.user, 0)
 	c.setGetEvent(description)
-	c.w.known = callerCache{done: true, proc: p, space: p.space}
+	c.w.devices.known = callerCache{done: true, proc: p, space: p.space}
 	return c, f, description
 }
 
@@ -271,22 +271,22 @@ func TestGetEventWaitsForEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.beginCall()
-	if v, waits := c.w.answerCMCommand(f); v.String() != "EAGAIN" || waits {
+	if v, waits := c.w.devices.answerCMCommand(f); v.String() != "EAGAIN" || waits {
 		t.Errorf("GET_EVENT with O_NONBLOCK: got %v and waits %v, want EAGAIN", v, waits)
 	}
 	// The program replaces the file during the check.
-	number := c.w.n.args[0]
+	number := c.w.caller.n.args[0]
 	null, err := os.OpenFile(os.DevNull, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	c.w.n.args[0] = uint64(null.Fd())
-	if got, err := c.w.isNonBlocking(f); got || err != nil {
+	c.w.caller.n.args[0] = uint64(null.Fd())
+	if got, err := c.w.devices.isNonBlocking(f); got || err != nil {
 		t.Errorf("nonBlocking of another file: got %v and error %v, want false", got, err)
 	}
-	c.w.n.args[0] = number
-	d := &deferredGetEvent{session: c.s, n: c.w.n, f: f, caller: &cmCaller{space: c.w.Space()}}
+	c.w.caller.n.args[0] = number
+	d := &deferredGetEvent{session: c.s, n: c.w.caller.n, f: f, caller: &cmCaller{space: c.w.devices.Space()}}
 	if d.tryGetEvent() {
 		t.Error("spurious wakeup of a trapped thread: got the end of the call, want none")
 	}
@@ -316,7 +316,7 @@ func TestWaitOutlivesLastDescriptor(t *testing.T) {
 		t.Fatal("begin of a call: got false, want true")
 	}
 	f.noteLastClose()
-	if v, waits := c.w.answerCMCommand(f); !waits {
+	if v, waits := c.w.devices.answerCMCommand(f); !waits {
 		t.Fatalf("GET_EVENT on a file without descriptors: got %v, want a wait", v)
 	}
 	time.Sleep(3 * firstSignalLook) // the kernel holds the thread, so the wait runs in real time
@@ -346,7 +346,7 @@ func TestGetEventPanicFailsCall(t *testing.T) {
 	if !f.beginCall() {
 		t.Fatal("enter of the open file: got false, want true")
 	}
-	if v, waits := c.w.answerCMCommand(f); !waits {
+	if v, waits := c.w.devices.answerCMCommand(f); !waits {
 		t.Fatalf("GET_EVENT without an event: got %v, want a wait", v)
 	}
 	f.cm.Close() // wakes the call
@@ -392,7 +392,7 @@ func TestDuplicateGetsCommandFD(t *testing.T) {
 		{"a device at a negative number", device, 1<<32 - 1, "let through"},
 	} {
 		c.setArgs(uint64(tt.f.Fd()), unix.F_DUPFD_CLOEXEC, tt.least)
-		v := c.w.answerDup(callFcntl)
+		v := c.w.descriptors.answerDup(callFcntl)
 		if got := v.String(); got != tt.want {
 			t.Errorf("%s: got %s, want %s", tt.name, got, tt.want)
 		}
@@ -409,12 +409,13 @@ func TestDuplicateGetsCommandFD(t *testing.T) {
 	if err := unix.Fstat(int(null.Fd()), &st); err != nil {
 		t.Fatal(err)
 	}
-	_, err = c.w.reopenFile(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) { return -1, refused })
+	refuse := func(int) (int, error) { return -1, refused }
+	_, err = c.w.caller.reopenFile(th, int32(null.Fd()), inode{st.Dev, st.Ino}, refuse)
 	if !errors.Is(err, refused) {
 		t.Errorf("reopen: got %v, want the error of the open", err)
 	}
 	tries := 0
-	got, err := c.w.reopenFile(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) {
+	got, err := c.w.caller.reopenFile(th, int32(null.Fd()), inode{st.Dev, st.Ino}, func(int) (int, error) {
 		if tries++; tries < 3 {
 			return -1, &os.PathError{Op: "reopen", Err: unix.EAGAIN}
 		}
@@ -423,7 +424,7 @@ func TestDuplicateGetsCommandFD(t *testing.T) {
 	if got != 7 || err != nil {
 		t.Errorf("reopen of a file with a short lease: got %d and error %v, want 7", got, err)
 	}
-	if _, err := c.w.reopenFile(th, 1<<20, inode{}, func(int) (int, error) { return -1, refused }); err != errCallerGone {
+	if _, err := c.w.caller.reopenFile(th, 1<<20, inode{}, refuse); err != errCallerGone {
 		t.Errorf("reopen of a closed descriptor: got %v, want %v", err, errCallerGone)
 	}
 }

@@ -53,93 +53,93 @@ func (i fileInfo) applyToStatx(st *unix.Statx_t) {
 }
 
 // findEntryWithFlags returns the entry for a call with AT_ flags.
-func (w *worker) findEntryWithFlags(path string, flags uint64) (string, *treeEntry, error) {
-	return w.findEntry(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
+func (pc *pathCalls) findEntryWithFlags(path string, flags uint64) (string, *treeEntry, error) {
+	return pc.findEntry(path, flags&unix.AT_SYMLINK_NOFOLLOW != 0)
 }
 
-func (w *worker) answerStat(path string, flags, buf uint64) callResult {
-	fd, info, err := w.openVirtualPathForStat(path, flags)
+func (pc *pathCalls) answerStat(path string, flags, buf uint64) callResult {
+	fd, info, err := pc.openVirtualPathForStat(path, flags)
 	if err != nil {
 		return failWith(err)
 	}
 	defer unix.Close(fd)
-	return w.writeStat(fd, info, buf)
+	return pc.caller.writeStat(fd, info, buf)
 }
 
 // openVirtualPathForStat opens the file of a virtual path with O_PATH, for a stat.
-func (w *worker) openVirtualPathForStat(path string, flags uint64) (fd int, info fileInfo, err error) {
-	s := w.session.sup
-	path, e, err := w.findEntryWithFlags(path, flags)
+func (pc *pathCalls) openVirtualPathForStat(path string, flags uint64) (fd int, info fileInfo, err error) {
+	s := pc.caller.session.sup
+	path, e, err := pc.findEntryWithFlags(path, flags)
 	if err != nil {
 		return -1, info, err
 	}
-	if err := w.session.tree.makeDeferredFile(path, e); err != nil {
+	if err := pc.caller.session.tree.makeDeferredFile(path, e); err != nil {
 		return -1, info, err
 	}
-	fd, err = w.session.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW)
+	fd, err = pc.caller.session.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW)
 	return fd, s.fileInfoOf(e), err
 }
 
-func (w *worker) writeStat(fd int, info fileInfo, buf uint64) callResult {
+func (c *caller) writeStat(fd int, info fileInfo, buf uint64) callResult {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return failWith(err)
 	}
 	info.applyToStat(&st)
-	return failWith(w.writeToCaller(buf, bytesOf(&st)))
+	return failWith(c.writeMemory(buf, bytesOf(&st)))
 }
 
-func (w *worker) answerStatx(path string) callResult {
-	fd, info, err := w.openVirtualPathForStat(path, w.n.args[2])
+func (pc *pathCalls) answerStatx(path string) callResult {
+	fd, info, err := pc.openVirtualPathForStat(path, pc.caller.n.args[2])
 	if err != nil {
 		return failWith(err)
 	}
 	defer unix.Close(fd)
-	return w.writeStatx(fd, info)
+	return pc.caller.writeStatx(fd, info)
 }
 
-func (w *worker) writeStatx(fd int, info fileInfo) callResult {
+func (c *caller) writeStatx(fd int, info fileInfo) callResult {
 	var st unix.Statx_t
-	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(w.n.args[3])), &st); err != nil {
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH, int(uint32(c.n.args[3])), &st); err != nil {
 		return failWith(err)
 	}
 	info.applyToStatx(&st)
-	return failWith(w.writeToCaller(w.n.args[4], bytesOf(&st)))
+	return failWith(c.writeMemory(c.n.args[4], bytesOf(&st)))
 }
 
 // statEmptyPath answers a stat with an empty path, which refers to the descriptor itself.
-func (w *worker) statEmptyPath(c call) callResult {
-	flags := w.n.args[3]
+func (pc *pathCalls) statEmptyPath(c call) callResult {
+	flags := pc.caller.n.args[3]
 	if c == callStatx {
-		flags = w.n.args[2]
+		flags = pc.caller.n.args[2]
 	}
 	if flags&unix.AT_EMPTY_PATH == 0 {
 		return callResult{fate: fateContinued}
 	}
-	d := w.lookUpFile(int32(w.n.args[0]))
+	d := pc.caller.lookUpFile(int32(pc.caller.n.args[0]))
 	if d == nil {
 		return callResult{fate: fateContinued}
 	}
-	return w.withDeviceInfo(d.file, func(fd int, info fileInfo) callResult {
+	return pc.caller.withDeviceInfo(d.file, func(fd int, info fileInfo) callResult {
 		if c == callStatx {
-			return w.writeStatx(fd, info)
+			return pc.caller.writeStatx(fd, info)
 		}
-		return w.writeStat(fd, info, w.n.args[2])
+		return pc.caller.writeStat(fd, info, pc.caller.n.args[2])
 	})
 }
 
 // statDevice answers fstat of an open device file.
-func (w *worker) statDevice(f *openFile) callResult {
-	return w.withDeviceInfo(f, func(fd int, info fileInfo) callResult { return w.writeStat(fd, info, w.n.args[1]) })
+func (c *caller) statDevice(f *openFile) callResult {
+	return c.withDeviceInfo(f, func(fd int, info fileInfo) callResult { return c.writeStat(fd, info, c.n.args[1]) })
 }
 
 // withDeviceInfo calls answer with the attributes of an open device file. The attributes equal those of the file's
 // device node, even after the node was removed.
-func (w *worker) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) callResult) callResult {
-	s := w.session.sup
+func (c *caller) withDeviceInfo(f *openFile, answer func(fd int, info fileInfo) callResult) callResult {
+	s := c.session.sup
 	path, info := devDir+"/"+f.node.device, s.nodeInfo(&f.node)
-	if _, e := w.session.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
-		if fd, err := w.session.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
+	if _, e := c.session.tree.lookup(path, false); e != nil && e.node != nil && *e.node == f.node {
+		if fd, err := c.session.tree.openPath(path, unix.O_PATH|unix.O_NOFOLLOW); err == nil {
 			defer unix.Close(fd)
 			return answer(fd, info)
 		}

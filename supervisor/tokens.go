@@ -47,7 +47,7 @@ type workerTokens struct {
 
 	watching [2]atomic.Bool // whether the watchdog's timers run, for doorbells and for other calls
 	mu       sync.Mutex
-	all      map[*worker]bool
+	all      map[*tokenHolder]bool
 }
 
 const (
@@ -83,23 +83,23 @@ func (t *workerTokens) init(start func(), user *quota.User) {
 	t.user = user
 	t.free = 1
 	t.total.Store(1)
-	t.all = map[*worker]bool{}
+	t.all = map[*tokenHolder]bool{}
 	t.start = start
 	t.workers.Add(1)
 	start()
 }
 
 // joinWatchdog registers a worker with the watchdog, and leave ends the registration.
-func (t *workerTokens) joinWatchdog(w *worker) {
+func (t *workerTokens) joinWatchdog(h *tokenHolder) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.all[w] = true
+	t.all[h] = true
 }
 
-func (t *workerTokens) leaveWatchdog(w *worker) {
+func (t *workerTokens) leaveWatchdog(h *tokenHolder) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.all, w)
+	delete(t.all, h)
 }
 
 // awaitToken waits for a token. It returns false after workerIdle, when the worker is not needed.
@@ -189,43 +189,59 @@ func (t *workerTokens) recordCaller(tid uint32) {
 // isShared reports whether several threads of the program make calls.
 func (t *workerTokens) isShared() bool { return t.mixture.Load() > mixtureThreshold }
 
-// beginBusy must be called before each part of an answer that may take long. The caller must call end afterwards.
-func (w *worker) beginBusy(c call) {
-	if !w.hasToken || w.busy.Load() != idle {
+// tokenHolder is a worker's share of the receive tokens: the token that the worker holds, if any, and the progress of
+// its current answer.
+type tokenHolder struct {
+	tokens *workerTokens
+	held   bool
+	timed  bool
+	used   int64 // processor time of the thread before a timed call
+
+	// The watchdog uses the following fields.
+	busy  atomic.Uint32 // busyState
+	calls atomic.Uint64 // number of calls begun
+	seen  uint64        // value of calls that the watchdog saw last; guarded by tokens.mu
+}
+
+// beginBusy must be called before each part of an answer that may take long. The caller must call endBusy afterwards.
+func (h *tokenHolder) beginBusy() { h.beginCommand(callOther, false) }
+
+// beginCommand is beginBusy for a command on a device file, which is a doorbell in most cases of write(2).
+func (h *tokenHolder) beginCommand(c call, doorbell bool) {
+	if !h.held || h.busy.Load() != idle {
 		return // passed already, or watched; a second pass would create another token
 	}
-	t := &w.session.tokens
+	t := h.tokens
 	shared := t.isShared()
 	pass := shared && t.receiving.Load() == 0
 	if c == callWrite {
 		if shared {
-			w.timed = true
-			w.used = threadCPUTime()
+			h.timed = true
+			h.used = threadCPUTime()
 		}
-		// Most writes are doorbells.
 		pass = pass && t.doorbell.Load() >= int64(passThreshold)
 	}
 	if !pass {
-		w.calls.Add(1)
-		w.busy.Store(busy)
-		t.startWatchdog(c == callWrite && w.n.args[2] == doorbellSize)
+		h.calls.Add(1)
+		h.busy.Store(busy)
+		t.startWatchdog(c == callWrite && doorbell)
 		return
 	}
-	w.hasToken = false
+	h.held = false
 	t.passToken()
 }
 
 // endBusy is called after the answer is complete.
-func (w *worker) endBusy() {
-	t := &w.session.tokens
-	if w.timed {
-		w.timed = false
+func (h *tokenHolder) endBusy() {
+	t := h.tokens
+	if h.timed {
+		h.timed = false
 		last := t.doorbell.Load()
-		t.doorbell.Store(last + (threadCPUTime()-w.used-last)/8)
+		t.doorbell.Store(last + (threadCPUTime()-h.used-last)/8)
 	}
-	if w.busy.Load() != idle && !w.busy.CompareAndSwap(busy, idle) {
-		w.busy.Store(idle)
-		w.hasToken = false // claimed by the watchdog
+	if h.busy.Load() != idle && !h.busy.CompareAndSwap(busy, idle) {
+		h.busy.Store(idle)
+		h.held = false // claimed by the watchdog
 	}
 }
 
@@ -257,17 +273,17 @@ func (t *workerTokens) passStalledTokens(i int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	again := false
-	for w := range t.all {
-		n := w.calls.Load()
-		seen := w.seen
-		w.seen = n
-		if w.busy.Load() != busy {
+	for h := range t.all {
+		n := h.calls.Load()
+		seen := h.seen
+		h.seen = n
+		if h.busy.Load() != busy {
 			again = again || n != seen
 			continue
 		}
 		if n != seen {
 			again = true
-		} else if w.busy.CompareAndSwap(busy, claimed) {
+		} else if h.busy.CompareAndSwap(busy, claimed) {
 			t.passToken()
 		}
 	}

@@ -18,8 +18,9 @@ func TestTokenIsPassedOnce(t *testing.T) {
 		{"several callers", true, false, 1},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := &worker{session: &Session{}, hasToken: true}
-			receiveTokens := &w.session.tokens
+			w := newWorker(&Session{})
+			w.token.held = true
+			receiveTokens := &w.caller.session.tokens
 			receiveTokens.init(func() {}, nil)
 			atomic.StoreUint32(&receiveTokens.free, 0) // the worker holds the token
 			for i := range receiveTokens.watching {
@@ -28,18 +29,18 @@ func TestTokenIsPassedOnce(t *testing.T) {
 			if tt.several {
 				receiveTokens.mixture.Store(mixtureLimit)
 			}
-			w.beginBusy(callOpen)
-			if tt.watchdog && w.busy.CompareAndSwap(busy, claimed) {
+			w.token.beginBusy()
+			if tt.watchdog && w.token.busy.CompareAndSwap(busy, claimed) {
 				receiveTokens.passToken()
 			}
-			w.beginBusy(callOpen)
-			w.beginBusy(callOpen)
-			w.endBusy()
+			w.token.beginBusy()
+			w.token.beginBusy()
+			w.token.endBusy()
 			if n := atomic.LoadUint32(&receiveTokens.free); n != tt.free {
 				t.Errorf("free tokens: got %d, want %d", n, tt.free)
 			}
-			if w.hasToken != (tt.free == 0) {
-				t.Errorf("token held by the worker: got %v, want %v", w.hasToken, tt.free == 0)
+			if w.token.held != (tt.free == 0) {
+				t.Errorf("token held by the worker: got %v, want %v", w.token.held, tt.free == 0)
 			}
 		})
 	}

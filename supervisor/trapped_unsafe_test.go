@@ -74,13 +74,13 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 		tree:     c.sup.own,
 		listener: os.NewFile(uintptr(fd), "listener"),
 	}
-	c.w = &worker{session: c.s}
-	for c.w.n.tid == 0 {
-		if err := receiveNotification(fd, &c.w.n); err != nil && err != unix.ENOENT {
+	c.w = newWorker(c.s)
+	for c.w.caller.n.tid == 0 {
+		if err := receiveNotification(fd, &c.w.caller.n); err != nil && err != unix.ENOENT {
 			t.Fatal(err)
 		}
 	}
-	c.id, c.w.n.arch = c.w.n.id, nativeArchitecture.audit
+	c.id, c.w.caller.n.arch = c.w.caller.n.id, nativeArchitecture.audit
 	const access = unix.PROT_READ | unix.PROT_WRITE
 	if c.mem, err = unix.Mmap(-1, 0, 2*os.Getpagesize(), access, unix.MAP_PRIVATE|unix.MAP_ANON); err != nil {
 		t.Fatal(err)
@@ -99,13 +99,13 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 // countTrapCheck counts the proofs. The failing proof uses a notification that does not exist. All other proofs use the
 // notification of the trapped thread.
 func (c *trappedCall) countTrapCheck(point string, tid uint32) {
-	if c.w == nil || point == "event" || tid != c.w.n.tid { // for a waiting call, on another thread
+	if c.w == nil || point == "event" || tid != c.w.caller.n.tid { // for a waiting call, on another thread
 		return
 	}
-	c.w.n.id = c.id
+	c.w.caller.n.id = c.id
 	if point == "prove" {
 		if c.proofs++; c.proofs == c.failing {
-			c.w.n.id = ^c.id
+			c.w.caller.n.id = ^c.id
 		}
 	}
 	if c.paused != nil {
@@ -119,7 +119,7 @@ func (c *trappedCall) forEachFailingTrapCheck(f func() string) (got []string) {
 	for n := 1; ; n++ {
 		c.proofs, c.failing = 0, n
 		got = append(got, f())
-		c.w.n.id, c.failing = c.id, 0
+		c.w.caller.n.id, c.failing = c.id, 0
 		if c.proofs < n {
 			return got
 		}
@@ -136,7 +136,7 @@ func (c *trappedCall) forgetProcesses() {
 // lookUpWithoutTrapCheck calls look without a proof.
 func (c *trappedCall) lookUpWithoutTrapCheck() *procThread {
 	c.Helper()
-	dir, err := openProcDir(int(c.w.n.tid))
+	dir, err := openProcDir(int(c.w.caller.n.tid))
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -159,15 +159,15 @@ func (c *trappedCall) storePath(s string) uint64 {
 
 // setArgs sets the arguments of the call.
 func (c *trappedCall) setArgs(args ...uint64) {
-	c.w.n.args = [6]uint64{}
-	copy(c.w.n.args[:], args)
-	c.w.known, c.w.desc = callerCache{}, nil
+	c.w.caller.n.args = [6]uint64{}
+	copy(c.w.caller.n.args[:], args)
+	c.w.devices.known, c.w.devices.desc = callerCache{}, nil
 }
 
 // mustProcess returns the caller's process, with its address space.
 func (c *trappedCall) mustProcess() *process {
 	c.Helper()
-	p, _, err := c.w.findOrOpenProcess(c.lookUpWithoutTrapCheck())
+	p, _, err := c.w.caller.findOrOpenProcess(c.lookUpWithoutTrapCheck())
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -269,53 +269,55 @@ func TestEachTrapCheckIsNeeded(t *testing.T) {
 		want []string
 	}{
 		{"look", func() string {
-			th, err := w.lookUpThread()
+			th, err := w.caller.lookUpThread()
 			if err == nil {
 				th.close()
 			}
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"a known process", func() string {
-			_, _, err := w.findOrOpenProcess(th)
+			_, _, err := w.caller.findOrOpenProcess(th)
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"a new process", func() string {
-			p, err := w.newProcessLocked(th)
+			p, err := w.caller.newProcessLocked(th)
 			if err == nil {
 				p.closeLocked()
 			}
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"a new address space", func() string {
-			m, err := w.openAddressSpace(th, p, false)
+			m, err := w.caller.openAddressSpace(th, p, false)
 			if err == nil {
 				m.Close()
 			}
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"memory for one answer", func() string {
-			m, err := w.openCallerMemory()
+			m, err := w.caller.openCallerMemory()
 			if err == nil {
 				m.Close()
 			}
 			return errorText(err)
 		}, []string{gone, gone, ok}},
 		{"a cached process", func() string {
-			w.desc = &cachedFile{tid: w.n.tid, fd: int32(deviceFD.Fd()), file: device}
-			w.desc.process.Store(p)
-			got, _, err := w.findCaller()
+			w.devices.desc = &cachedFile{tid: w.caller.n.tid, fd: int32(deviceFD.Fd()), file: device}
+			w.devices.desc.process.Store(p)
+			got, _, err := w.devices.findCaller()
 			if got != p {
 				t.Errorf("process: got %v, want the cached one", got)
 			}
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"FileInode", func() string {
-			_, _, err := w.FileInode(int(deviceFD.Fd()))
+			_, _, err := w.devices.FileInode(int(deviceFD.Fd()))
 			return errorText(err)
 		}, []string{gone, ok}},
-		{"descriptor", func() string { return found(w.lookUpFile(int32(deviceFD.Fd())) != nil) }, []string{"none", "found"}},
+		{"descriptor", func() string {
+			return found(w.caller.lookUpFile(int32(deviceFD.Fd())) != nil)
+		}, []string{"none", "found"}},
 		{"a copy of a file", func() string {
-			fd, err := w.duplicateDescriptor(th, int32(deviceFD.Fd()))
+			fd, err := w.caller.duplicateDescriptor(th, int32(deviceFD.Fd()))
 			if err == nil {
 				unix.Close(fd)
 			}
@@ -323,44 +325,46 @@ func TestEachTrapCheckIsNeeded(t *testing.T) {
 		}, []string{gone, ok}},
 		{"a new netlink socket", func() string {
 			c.setArgs(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_RDMA)
-			return closing(w.openNetlink()).String()
+			return closing(w.netlink.openNetlink()).String()
 		}, []string{gone, gone, gone, ok}},
-		{"netlink", func() string { return found(w.netlinkSocketOf(int32(netlinkEnd)) != nil) }, []string{"none", "found"}},
+		{"netlink", func() string {
+			return found(w.netlink.netlinkSocketOf(int32(netlinkEnd)) != nil)
+		}, []string{"none", "found"}},
 		{"bind", func() string {
 			netlink.portID = 1
 			*(*unix.RawSockaddrNetlink)(unsafe.Pointer(&c.mem[0])) = unix.RawSockaddrNetlink{Family: unix.AF_NETLINK, Pid: 99}
 			c.setArgs(uint64(netlinkEnd), c.memAddr(0), netlinkAddrSize)
-			return fmt.Sprint(w.answerNetlinkCall(callBind), " ", netlink.portID)
+			return fmt.Sprint(w.netlink.answerNetlinkCall(callBind), " ", netlink.portID)
 		}, []string{"let through 1", "gone 1", "ok 99"}},
 		{"access", func() string {
 			c.setArgs(cwd, c.storePath(deviceFile), unix.R_OK)
-			return w.answerPathCall(callFaccessat).String()
+			return w.paths.answerPathCall(callFaccessat).String()
 		}, []string{gone, gone, ok}},
 		{"readlink", func() string {
 			c.setArgs(cwd, c.storePath(devChar+"192"), c.memAddr(4096), 100)
-			return w.answerPathCall(callReadlinkat).String()
+			return w.paths.answerPathCall(callReadlinkat).String()
 		}, []string{gone, gone, gone, ok}},
 		{"an ended exec", func() string {
-			s.execs.add(w.n.tid)
-			s.execs.recordCallOfThread(w)
-			_, there := s.execs.tids[w.n.tid]
+			s.execs.add(w.caller.n.tid)
+			s.execs.recordCallOfThread(&w.caller)
+			_, there := s.execs.tids[w.caller.n.tid]
 			return fmt.Sprint(there)
 		}, []string{"true", "false"}},
 		{"another file of the connection manager", func() string {
-			f, err := (&cmCaller{w: w}).CMFile(int(cmFD.Fd()))
+			f, err := (&cmCaller{by: &w.caller}).CMFile(int(cmFD.Fd()))
 			if err == nil && f != cm.cm {
 				t.Errorf("CMFile: got %p, want %p", f, cm.cm)
 			}
 			return errorText(err)
 		}, []string{gone, ok}},
 		{"a queue pair of another user", func() string { // the service's own user may connect the queue pair
-			return fmt.Sprint((&cmCaller{w: w, user: p.user}).MayConnect(nil, 1))
+			return fmt.Sprint((&cmCaller{by: &w.caller, user: p.user}).MayConnect(nil, 1))
 		}, []string{"false", "false", "true"}},
 		{"a wait for an event", func() string {
 			c.setGetEvent(cmFD)
-			w.known = callerCache{done: true, proc: p, space: p.space}
+			w.devices.known = callerCache{done: true, proc: p, space: p.space}
 			cm.beginCall()
-			v, waits := w.answerCMCommand(cm)
+			v, waits := w.devices.answerCMCommand(cm)
 			if waits {
 				cm.cm.Close() // ends the wait
 				return "waits"

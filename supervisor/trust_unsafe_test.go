@@ -853,10 +853,11 @@ func TestOneCloseCheckAtATime(t *testing.T) {
 // thread ID.
 func TestKilledThreadKeepsOthersExec(t *testing.T) {
 	const tid = 1 << 30
-	w := &worker{session: &Session{sup: &Supervisor{}, fd: -1}, hasToken: true, n: notification{tid: tid}}
-	execs := &w.session.execs
+	w := newWorker(&Session{sup: &Supervisor{}, fd: -1})
+	w.token.held, w.caller.n.tid = true, tid
+	execs := &w.caller.session.execs
 	execs.add(tid)
-	w.answerPathCall(callOpen)
+	w.paths.answerPathCall(callOpen)
 	if _, there := execs.tids[tid]; !there {
 		t.Error("exec of another thread: got its end, want none")
 	}

@@ -24,7 +24,8 @@ func TestNoAllocationPerCall(t *testing.T) {
 	tr := &tree{}
 	tr.places.Store(&baseDirectories{})
 	s := &Session{sup: &Supervisor{}, tree: &userTree{tree: tr}}
-	w := &worker{session: s, hasToken: true}
+	w := newWorker(s)
+	w.token.held = true
 	tid := uint32(os.Getpid())
 	s.cache[cacheSlot(tid, 1000)].Store(&cachedFile{tid: tid, fd: 1000,
 		file: &openFile{session: s, file: file, access: unix.O_RDWR}, until: time.Since(clockBase) + time.Hour})
@@ -39,9 +40,9 @@ func TestNoAllocationPerCall(t *testing.T) {
 		{"path", notification{nr: int32(numbers[callOpenat].nr),
 			args: [6]uint64{0, uint64(uintptr(unsafe.Pointer(&path[0])))}}, fateContinued},
 	} {
-		w.n = tt.n
-		w.n.arch = nativeArchitecture.audit
-		w.n.tid = tid
+		w.caller.n = tt.n
+		w.caller.n.arch = nativeArchitecture.audit
+		w.caller.n.tid = tid
 		if n := testing.AllocsPerRun(100, func() {
 			s.tokens.recordCaller(tid)
 			if v := w.handleCall(); v.fate != tt.want || v.err != nil {
