@@ -141,100 +141,19 @@ func (t *procThread) hasOtherRoot() bool {
 	return !isSameFileAt(t.dir, "ns/mnt", "/proc/self/ns/mnt") || !isSameFileAt(t.dir, "root", "/")
 }
 
-// process is a process that issues commands or has opened a device file. The address space of a process changes
-// with each exec.
-type process struct {
-	pid   int
-	name  string
-	pidfd *os.File
-	conn  syscall.RawConn // wraps pidfd for the runtime's poller
-	user  *quota.User     // user charged for the descriptors
-	acct  *umem.Account   // account for all address spaces of the process
-
-	// Under Session.mu.
-	space  *umem.Process   // current address space, or nil if unknown
-	former []*umem.Process // earlier address spaces that another process may still use
-}
-
-// The service opens a pidfd for a process, and a pidfd and two files for each address space of the process.
-const (
-	processDescriptors = 1
-	spaceDescriptors   = 3
-)
-
-// isAlive reports whether the process exists. While the process exists, its process ID is not reused.
-func (p *process) isAlive() bool {
-	alive := false
-	err := p.conn.Control(func(fd uintptr) {
-		pfd := [1]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		for {
-			n, err := unix.Poll(pfd[:], 0)
-			if err != unix.EINTR { // a signal can interrupt threads other than workers
-				alive = err == nil && n == 0
-				return
-			}
-		}
-	})
-	return err == nil && alive
-}
-
-// hasThread reports whether a thread belongs to the process.
-func (p *process) hasThread(tid uint32) bool {
-	// Signal 0 only checks whether the thread exists. EPERM also means that the thread exists.
-	return unix.Tgkill(p.pid, int(tid), 0) != unix.ESRCH && p.isAlive()
-}
-
-// closeLocked ends all access to the process. The caller holds Session.mu.
-func (p *process) closeLocked() {
-	for _, s := range p.former {
-		p.closeAddressSpace(s)
-	}
-	if p.space != nil {
-		p.closeAddressSpace(p.space)
-	}
-	p.former, p.space = nil, nil
-	p.pidfd.Close()
-	p.user.Release(quota.Descriptors, processDescriptors)
-}
-
-func (p *process) closeAddressSpace(s *umem.Process) {
-	s.Close()
-	p.user.Release(quota.Descriptors, spaceDescriptors)
-}
-
-// memlockLimit returns the RLIMIT_MEMLOCK of the process that owns the account.
-func (t *Session) memlockLimit(p *process) (uint64, error) {
-	t.mu.Lock()
-	s := p.space
-	if n := len(p.former); s == nil && n > 0 {
-		s = p.former[n-1]
-	}
-	t.mu.Unlock()
-	if s == nil {
-		return 0, umem.ErrLimit
-	}
-	return s.LockLimit()
-}
-
-func (t *Session) addressSpaceOf(p *process) *umem.Process {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return p.space
-}
-
 // findOrOpenProcess returns the process of a thread and its address space. findOrOpenProcess opens them if necessary.
 func (c *caller) findOrOpenProcess(th *procThread) (*process, *umem.Process, error) {
-	t := c.session
+	t := &c.session.processes
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := t.processes[th.id.pid]
+	p := t.all[th.id.pid]
 	if p == nil || !p.isAlive() {
-		t.removeEndedProcessesLocked()
+		t.removeEndedLocked()
 		var err error
 		if p, err = c.newProcessLocked(th); err != nil {
 			return nil, nil, err
 		}
-		t.processes[th.id.pid] = p
+		t.all[th.id.pid] = p
 	}
 	if p.space == nil {
 		s, err := c.openAddressSpaceLocked(th, p)
@@ -245,16 +164,6 @@ func (c *caller) findOrOpenProcess(th *procThread) (*process, *umem.Process, err
 	}
 	c.pauseForTest("process")
 	return p, p.space, c.checkTrapped()
-}
-
-// removeEndedProcessesLocked removes processes that have ended.
-func (t *Session) removeEndedProcessesLocked() {
-	for pid, p := range t.processes {
-		if !p.isAlive() {
-			p.closeLocked()
-			delete(t.processes, pid)
-		}
-	}
 }
 
 func (c *caller) newProcessLocked(th *procThread) (*process, error) {
@@ -276,7 +185,7 @@ func (c *caller) newProcessLocked(th *procThread) (*process, error) {
 		return fail(c.preferErrCallerGone(err))
 	}
 	p := &process{pid: th.id.pid, name: th.id.name, pidfd: os.NewFile(uintptr(fd), "pidfd"), user: user}
-	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.memlockLimit(p) })
+	p.acct = umem.NewLimitedAccount(func() (uint64, error) { return t.processes.memlockLimit(p) })
 	c.pauseForTest("pidfd")
 	if p.conn, err = p.pidfd.SyscallConn(); err == nil {
 		err = c.checkTrapped() // the thread ID still belongs to the thread's process
@@ -290,11 +199,10 @@ func (c *caller) newProcessLocked(th *procThread) (*process, error) {
 
 // openAddressSpaceLocked opens the current address space of the process.
 func (c *caller) openAddressSpaceLocked(th *procThread, p *process) (*umem.Process, error) {
-	t := c.session
 	if err := p.user.Charge(quota.Descriptors, spaceDescriptors); err != nil {
 		return nil, err
 	}
-	s, err := c.openAddressSpace(th, p, t.execs.isExecPending(c.n.tid, p))
+	s, err := c.openAddressSpace(th, p, c.session.processes.execs.isExecPending(c.n.tid, p))
 	if err != nil {
 		p.user.Release(quota.Descriptors, spaceDescriptors)
 		return nil, err

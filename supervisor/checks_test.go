@@ -262,10 +262,10 @@ func TestInodesOfTwoFileSystemsDiffer(t *testing.T) {
 // only the memory of its own process.
 func TestProcessStateIsRemoved(t *testing.T) {
 	own, ended := thisProcess(t), endedProcess(t)
-	s := &Session{processes: map[int]*process{1: own, 2: ended}}
-	s.removeEndedProcessesLocked()
-	if len(s.processes) != 1 || s.processes[1] != own {
-		t.Errorf("processes after the end of one: got %v, want the other one", s.processes)
+	s := processTable{all: map[int]*process{1: own, 2: ended}}
+	s.removeEndedLocked()
+	if len(s.all) != 1 || s.all[1] != own {
+		t.Errorf("processes after the end of one: got %v, want the other one", s.all)
 	}
 	if n, err := s.memlockLimit(&process{}); n != 0 || err != umem.ErrLimit {
 		t.Errorf("memlockLimit of a process without an address space: got %d, %v, want 0, %v", n, err, umem.ErrLimit)
@@ -290,7 +290,7 @@ func TestProcessStateIsRemoved(t *testing.T) {
 	left.MarkDead()
 	space := own.space
 	own.former = []*umem.Process{left, former}
-	s.processes[foreign.pid] = foreign
+	s.all[foreign.pid] = foreign
 	tid := uint32(os.Getpid())
 	got := s.beginExec(tid)
 	if !slices.Equal(got, []*umem.Process{former, space}) || own.space != nil || foreign.space == nil {

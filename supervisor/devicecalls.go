@@ -275,7 +275,7 @@ func (dc *deviceCalls) Peek(dst [][]byte, addr uint64) bool {
 	if p == nil {
 		return false
 	}
-	s := dc.caller.session.addressSpaceOf(p)
+	s := dc.caller.session.processes.addressSpaceOf(p)
 	return s != nil && s.Exact().ReadV(dst, addr) == nil
 }
 
@@ -355,7 +355,7 @@ func (dc *deviceCalls) findCaller() (*process, *umem.Process, error) {
 			return nil, nil, errCallerGone
 		}
 		if p := d.process.Load(); p != nil && p.hasThread(dc.caller.n.tid) {
-			if s := dc.caller.session.addressSpaceOf(p); s != nil {
+			if s := dc.caller.session.processes.addressSpaceOf(p); s != nil {
 				return p, s, dc.caller.checkTrapped()
 			}
 		}

@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"verbena/umem"
 )
 
 // A registration must not give access to the memory of the program that a process executes next. Therefore exec is
@@ -25,7 +23,7 @@ const execTimeout = time.Second
 func (c *caller) answerExec(token *tokenHolder) callResult {
 	token.beginBusy()
 	c.session.dropCachedFiles(0, math.MaxUint32) // the exec closes descriptors
-	for _, s := range c.session.beginExec(c.n.tid) {
+	for _, s := range c.session.processes.beginExec(c.n.tid) {
 		if err := s.Bind(execTimeout); err != nil {
 			c.session.log.Warn("thread cannot execute another program", "tid", c.n.tid, "err", err)
 			return failWith(err)
@@ -33,34 +31,6 @@ func (c *caller) answerExec(token *tokenHolder) callResult {
 	}
 	c.pauseForTest("exec")
 	return callResult{fate: fateContinued}
-}
-
-// beginExec records that a thread is about to execute a program, and returns the address spaces of its process.
-func (t *Session) beginExec(tid uint32) (spaces []*umem.Process) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.execs.add(tid)
-	for _, p := range t.processes {
-		if !p.hasThread(tid) {
-			continue
-		}
-		kept := p.former[:0]
-		for _, s := range p.former {
-			if s.SpaceGone() {
-				p.closeAddressSpace(s)
-			} else {
-				kept = append(kept, s)
-			}
-		}
-		clear(p.former[len(kept):])
-		p.former = kept
-		if p.space != nil {
-			p.former = append(p.former, p.space)
-			p.space = nil
-		}
-		spaces = append(spaces, p.former...)
-	}
-	return spaces
 }
 
 // execThreads holds the threads that may be executing a program. execThreads is safe for concurrent use.

@@ -217,16 +217,16 @@ func TestHelperMemoryIsNotAccessedByPID(t *testing.T) {
 	w := newFixture(t)
 	r := w.startSelf("hold")
 	w.waitForText(r, "open")
-	r.session.mu.Lock()
+	r.session.processes.mu.Lock()
 	spaces := 0
-	for _, p := range r.session.processes {
+	for _, p := range r.session.processes.all {
 		if p.space != nil {
 			if spaces++; !p.space.Bound() {
 				t.Errorf("process %d: got access by its number, want a bound address space", p.pid)
 			}
 		}
 	}
-	r.session.mu.Unlock()
+	r.session.processes.mu.Unlock()
 	if spaces == 0 {
 		t.Error("open address spaces: got none, want one")
 	}

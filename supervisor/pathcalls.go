@@ -33,7 +33,7 @@ func (pc *pathCalls) answerPathCall(c call) callResult {
 	case callOther:
 		return through
 	}
-	pc.caller.session.execs.recordCallOfThread(pc.caller)
+	pc.caller.session.processes.execs.recordCallOfThread(pc.caller)
 	raw := pc.readPath(a[at])
 	if len(raw) == 0 {
 		if c == callNewfstatat || c == callStatx {

@@ -73,11 +73,8 @@ type Session struct {
 	entered atomic.Bool // the working directory of a process may be virtual
 
 	opening sync.Mutex // serialises the choice of descriptor numbers
-	execs   execThreads
 
-	//verbena:program the processes of one session: what is read of a new one is an address of the kernel's
-	mu        sync.Mutex
-	processes map[int]*process // processes by process ID
+	processes processTable
 
 	warned       atomic.Bool
 	loggedErrnos sync.Map
@@ -132,7 +129,7 @@ func (s *Supervisor) Attach(listener *os.File, info SessionInfo) (_ *Session, er
 		fd:        int(listener.Fd()),
 		numbers:   commandFDsForHardLimit(limit),
 		done:      make(chan struct{}),
-		processes: make(map[int]*process),
+		processes: processTable{all: make(map[int]*process)},
 	}
 	if info.Pidfd != nil && !processExists(info.Pidfd) { // the process ID may have been reused
 		return fail(fmt.Errorf("the launcher has ended: %w", unix.ESRCH))
@@ -247,12 +244,7 @@ func (t *Session) awaitEndAndRelease() {
 	t.tokens.releaseWorkers()
 	s := t.sup
 	s.closeFiles(nil, func(f *openFile) bool { return f.session == t })
-	t.mu.Lock()
-	for _, p := range t.processes {
-		p.closeLocked()
-	}
-	clear(t.processes)
-	t.mu.Unlock()
+	t.processes.closeAll()
 	t.listener.Close()
 	s.trees.releaseTree(t.tree)
 	sessionCharges.giveBack(t.user)

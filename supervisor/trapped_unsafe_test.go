@@ -70,9 +70,10 @@ func newTrappedCall(t *testing.T, prepare func(), edit ...func(*SupervisorConfig
 		t.Fatal(err)
 	}
 	c.s = &Session{
-		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: commandFDsForHardLimit(limit), processes: map[int]*process{},
-		tree:     c.sup.own,
-		listener: os.NewFile(uintptr(fd), "listener"),
+		sup: c.sup, fd: fd, log: c.sup.cfg.Log, numbers: commandFDsForHardLimit(limit),
+		processes: processTable{all: map[int]*process{}},
+		tree:      c.sup.own,
+		listener:  os.NewFile(uintptr(fd), "listener"),
 	}
 	c.w = newWorker(c.s)
 	for c.w.caller.n.tid == 0 {
@@ -127,9 +128,9 @@ func (c *trappedCall) forEachFailingTrapCheck(f func() string) (got []string) {
 }
 
 func (c *trappedCall) forgetProcesses() {
-	for pid, p := range c.s.processes {
+	for pid, p := range c.s.processes.all {
 		p.closeLocked()
-		delete(c.s.processes, pid)
+		delete(c.s.processes.all, pid)
 	}
 }
 
@@ -345,9 +346,9 @@ func TestEachTrapCheckIsNeeded(t *testing.T) {
 			return w.paths.answerPathCall(callReadlinkat).String()
 		}, []string{gone, gone, gone, ok}},
 		{"an ended exec", func() string {
-			s.execs.add(w.caller.n.tid)
-			s.execs.recordCallOfThread(&w.caller)
-			_, there := s.execs.tids[w.caller.n.tid]
+			s.processes.execs.add(w.caller.n.tid)
+			s.processes.execs.recordCallOfThread(&w.caller)
+			_, there := s.processes.execs.tids[w.caller.n.tid]
 			return fmt.Sprint(there)
 		}, []string{"true", "false"}},
 		{"another file of the connection manager", func() string {

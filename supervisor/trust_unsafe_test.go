@@ -407,9 +407,9 @@ func testRegistrationsEndWithExec(t *testing.T) {
 // ID would reach the memory of the next program.
 func (w *fixture) wantBoundAddressSpaces(t *Session, pid int) {
 	w.Helper()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	p := t.processes[pid]
+	t.processes.mu.Lock()
+	defer t.processes.mu.Unlock()
+	p := t.processes.all[pid]
 	if p == nil || len(p.former) == 0 {
 		w.Fatalf("process %d: got %+v, want its former address space", pid, p)
 	}
@@ -466,9 +466,9 @@ func TestSpaceIsBoundDuringExec(t *testing.T) {
 	w.waitForClose("the exec", reached)
 	io.WriteString(out, "\n")
 	w.waitForText(r, "done")
-	r.session.mu.Lock()
-	space := r.session.processes[r.PID()].space
-	r.session.mu.Unlock()
+	r.session.processes.mu.Lock()
+	space := r.session.processes.all[r.PID()].space
+	r.session.processes.mu.Unlock()
 	if space == nil || !space.Bound() {
 		t.Error("address space of a command beside an exec: got an unbound one, want a bound one")
 	}
@@ -855,7 +855,7 @@ func TestKilledThreadKeepsOthersExec(t *testing.T) {
 	const tid = 1 << 30
 	w := newWorker(&Session{sup: &Supervisor{}, fd: -1})
 	w.token.held, w.caller.n.tid = true, tid
-	execs := &w.caller.session.execs
+	execs := &w.caller.session.processes.execs
 	execs.add(tid)
 	w.paths.answerPathCall(callOpen)
 	if _, there := execs.tids[tid]; !there {
@@ -865,7 +865,7 @@ func TestKilledThreadKeepsOthersExec(t *testing.T) {
 	r := world.startProgram(nil, "sh", "-c", "test -e /dev/infiniband/x; echo ready; exec sleep 1000")
 	world.waitForText(r, "ready")
 	testutil.Eventually(t, "the program to have opened files", func() bool {
-		execs := &r.session.execs
+		execs := &r.session.processes.execs
 		execs.mu.Lock()
 		defer execs.mu.Unlock()
 		_, there := execs.tids[uint32(r.PID())]
@@ -1061,9 +1061,9 @@ func TestEndedProcessStateIsNotReused(t *testing.T) {
 	}
 	c.Process.Kill()
 	c.Wait()
-	r.session.mu.Lock()
-	r.session.processes[r.PID()] = ended
-	r.session.mu.Unlock()
+	r.session.processes.mu.Lock()
+	r.session.processes.all[r.PID()] = ended
+	r.session.processes.mu.Unlock()
 	for _, want := range []string{"command 0", "command 1"} {
 		io.WriteString(out, "\n")
 		w.waitForText(r, want)
