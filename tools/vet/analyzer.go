@@ -112,15 +112,15 @@ func (e *effect) describeCallPath(f *function) string {
 
 // externalFact returns the kind of a function of another package. ok is false if the package has no fact about the
 // function.
-func (p *Program) externalFact(f *types.Func) (kind sleepiness, why string, ok bool) {
-	if p.unit == nil || f.Pkg() == nil {
+func (lk *linker) externalFact(f *types.Func) (kind sleepiness, why string, ok bool) {
+	if lk.graph.unit == nil || f.Pkg() == nil {
 		return 0, "", false
 	}
 	var s maySleep
-	if p.unit.ImportObjectFact(f.Origin(), &s) {
+	if lk.graph.unit.ImportObjectFact(f.Origin(), &s) {
 		return sleeps, s.Why, true
 	}
-	for _, m := range []string{module, p.unit.Module.Path} { // only the packages of these modules have facts
+	for _, m := range []string{module, lk.graph.unit.Module.Path} { // only the packages of these modules have facts
 		if path := f.Pkg().Path(); path == m || strings.HasPrefix(path, m+"/") {
 			return never, "", true
 		}
@@ -129,9 +129,9 @@ func (p *Program) externalFact(f *types.Func) (kind sleepiness, why string, ok b
 }
 
 // copyFact reports whether a function of another package copies to or from the memory of a process.
-func (p *Program) copyFact(f *types.Func) (why string, ok bool) {
+func (lk *linker) copyFact(f *types.Func) (why string, ok bool) {
 	var c mayCopy
-	if p.unit == nil || !p.unit.ImportObjectFact(f.Origin(), &c) {
+	if lk.graph.unit == nil || !lk.graph.unit.ImportObjectFact(f.Origin(), &c) {
 		return "", false
 	}
 	return c.Why, true

@@ -9,15 +9,34 @@ import (
 	"strings"
 )
 
+// directives holds the directives of the checked packages.
+type directives struct {
+	graph         *callGraph
+	decls         map[types.Object][]directive
+	escapes       escapes
+	all           []*Escape
+	nosleepFields map[*types.Var]bool
+	nosleepLines  map[sourceLine]bool
+	programLocks  map[*types.Var]*Escape
+	problems      []Report // errors in directives
+}
+
+func newDirectives(g *callGraph) directives {
+	return directives{
+		graph: g, decls: map[types.Object][]directive{}, escapes: escapes{}, nosleepFields: map[*types.Var]bool{},
+		nosleepLines: map[sourceLine]bool{}, programLocks: map[*types.Var]*Escape{},
+	}
+}
+
 // readDirectives reads the directives in a package's files.
-func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
+func (ds *directives) readDirectives(files []*ast.File, info *types.Info) {
 	for _, f := range files {
 		ofDecl := map[token.Pos]bool{}
 		take := func(g *ast.CommentGroup, obj types.Object) {
 			for _, d := range parseDirectives(g) {
 				ofDecl[d.pos] = true
 				if obj != nil {
-					p.decls[obj] = append(p.decls[obj], d)
+					ds.decls[obj] = append(ds.decls[obj], d)
 				}
 			}
 		}
@@ -44,47 +63,47 @@ func (p *Program) readDirectives(files []*ast.File, info *types.Info) {
 				switch d.verb {
 				case "allow":
 					if !ofDecl[d.pos] {
-						p.all = append(p.all, p.escapes.addEscape(p.Fset, d, g.End()))
+						ds.all = append(ds.all, ds.escapes.addEscape(ds.graph.Fset, d, g.End()))
 					}
 				case "nosleep":
 					if !ofDecl[d.pos] { // the directive is on a function literal
-						at := p.Fset.Position(d.pos)
-						p.nosleepLines[sourceLine{at.Filename, at.Line}] = true
-						p.nosleepLines[sourceLine{at.Filename, at.Line + 1}] = true
+						at := ds.graph.Fset.Position(d.pos)
+						ds.nosleepLines[sourceLine{at.Filename, at.Line}] = true
+						ds.nosleepLines[sourceLine{at.Filename, at.Line + 1}] = true
 					}
 				case "held":
 					if !ofDecl[d.pos] {
-						p.addProblem(d.pos, "held belongs into the comment of a function")
+						ds.addProblem(d.pos, "held belongs into the comment of a function")
 					}
 				case "program":
 					if !ofDecl[d.pos] {
-						p.addProblem(d.pos, "program belongs to the field that is a lock")
+						ds.addProblem(d.pos, "program belongs to the field that is a lock")
 					}
 				case "receives", "closes", "parses":
 					if !ofDecl[d.pos] {
-						p.addProblem(d.pos, d.verb+" belongs into the comment of a function")
+						ds.addProblem(d.pos, d.verb+" belongs into the comment of a function")
 					}
 				default:
-					p.addProblem(d.pos, "no such directive: "+directivePrefix+d.verb)
+					ds.addProblem(d.pos, "no such directive: "+directivePrefix+d.verb)
 				}
 			}
 		}
 	}
-	for obj, list := range p.decls {
+	for obj, list := range ds.decls {
 		for _, d := range list {
 			v, ok := obj.(*types.Var)
 			switch {
 			case !ok && d.verb == "program":
-				p.addProblem(d.pos, "program belongs to the field that is a lock")
+				ds.addProblem(d.pos, "program belongs to the field that is a lock")
 			case ok && d.verb == "nosleep":
-				p.nosleepFields[v] = true
+				ds.nosleepFields[v] = true
 			case ok && d.verb == "program":
-				x := p.programLocks[v]
+				x := ds.programLocks[v]
 				if x == nil {
 					x = &Escape{Check: program, Reason: d.rest, Pos: d.pos}
-					p.all = append(p.all, x)
+					ds.all = append(ds.all, x)
 				}
-				p.programLocks[v] = x
+				ds.programLocks[v] = x
 			}
 		}
 	}
@@ -105,8 +124,8 @@ func embeddedName(t ast.Expr) *ast.Ident {
 	return nil
 }
 
-func (p *Program) addProblem(pos token.Pos, text string) {
-	p.problems = append(p.problems, Report{Check: "directive", Pos: pos, Text: text})
+func (ds *directives) addProblem(pos token.Pos, text string) {
+	ds.problems = append(ds.problems, Report{Check: "directive", Pos: pos, Text: text})
 }
 
 // applyDirectives applies the directives to a function.
@@ -140,14 +159,14 @@ func (p *Program) applyDirectives(f *function) {
 }
 
 // findOrAddEscape returns the escape of a function, once for all of its instances.
-func (p *Program) findOrAddEscape(d directive, check, reason string) *Escape {
-	for _, x := range p.all {
+func (ds *directives) findOrAddEscape(d directive, check, reason string) *Escape {
+	for _, x := range ds.all {
 		if x.Pos == d.pos {
 			return x
 		}
 	}
 	x := &Escape{Check: check, Reason: strings.TrimSpace(reason), Pos: d.pos}
-	p.all = append(p.all, x)
+	ds.all = append(ds.all, x)
 	return x
 }
 
@@ -172,7 +191,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 		}
 		if k := pkgOf(f.Function); t == nil && len(names) == 1 && k != nil {
 			if v, ok := k.Scope().Lookup(names[0]).(*types.Var); ok && isMutex(deref(v.Type())) {
-				f.held = append(f.held, p.getOrAddLock(v.Pkg().Path()+"."+v.Name(), typeName(v)))
+				f.held = append(f.held, p.locks.getOrAddLock(v.Pkg().Path()+"."+v.Name(), typeName(v)))
 				continue
 			}
 		}
@@ -192,7 +211,7 @@ func (p *Program) parseHeld(f *function, d directive) {
 				p.addProblem(d.pos, fmt.Sprintf("held %s: there is no field %s", expr, name))
 				return
 			}
-			l = p.fieldLock(ownerOf(t, index), v)
+			l = p.locks.fieldLock(ownerOf(t, index), v)
 			t = v.Type()
 			for _, i := range index {
 				path.fields += fmt.Sprintf(".%d", i)

@@ -9,7 +9,7 @@ import (
 func (p *Program) checkCallbacks() (reports []Report) {
 	all := map[string][]string{}
 	for _, i := range driverInterfaces {
-		it := p.ibInterface(i)
+		it := p.contract.ibInterface(i)
 		for k := 0; it != nil && k < it.NumMethods(); k++ {
 			all[i] = append(all[i], it.Method(k).Name())
 		}
@@ -18,7 +18,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 	for _, r := range p.storedHandlers() {
 		callbacks[r.f] = r
 	}
-	fields := p.fieldsOf(ibPath, handlerFields)
+	fields := p.contract.fieldsOf(ibPath, handlerFields)
 	// calls returns the callbacks that a call makes.
 	calls := func(c *call) string {
 		if c.spawns || p.escapes.escapeAt(p.Fset, c.pos, Callback) != nil {
@@ -44,7 +44,7 @@ func (p *Program) checkCallbacks() (reports []Report) {
 	}
 	p.propagateEffect(by, p.callers(Callback))
 	said := map[token.Pos]bool{}
-	p.visitReachable(Callback, p.implementingMethods(all), func(c *call) bool { return calls(c) != "" },
+	p.visitReachable(Callback, p.contract.implementingMethods(all), func(c *call) bool { return calls(c) != "" },
 		func(v *rootVisit) {
 			for _, c := range v.f.calls {
 				if said[c.pos] {
@@ -99,7 +99,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 	taken := map[*lock]*rootVisit{}
 	locks := lockSet{}
 	where := map[*lock]token.Pos{}
-	roots := append(p.storedHandlers(), p.storedFuncs(p.fieldsOf(ibPath, clientFields), nil)...)
+	roots := append(p.storedHandlers(), p.storedFuncs(p.contract.fieldsOf(ibPath, clientFields), nil)...)
 	for _, k := range p.completions {
 		roots = append(roots, root{k.f, functionName(k.f) + ", which a completion calls,"})
 	}
@@ -134,7 +134,7 @@ func (p *Program) checkHotplug(callers map[*function][]caller) (reports []Report
 			}
 			for _, l := range held.sortedLocks() {
 				k := locks.findOverlap(l)
-				if k == nil || next != nil && !c.locksHeldIn(p, next, held)[l] {
+				if k == nil || next != nil && !c.locksHeldIn(&p.locks, next, held)[l] {
 					continue
 				}
 				v := taken[k]

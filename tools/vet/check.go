@@ -83,8 +83,8 @@ var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session
 	Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
-func (p *Program) checkEscapes() (reports []Report) {
-	for _, x := range p.all {
+func (ds *directives) checkEscapes() (reports []Report) {
+	for _, x := range ds.all {
 		switch {
 		case x.Check == Copy:
 			reports = append(reports, Report{"directive", x.Pos, "a copy with a lock held cannot be excused", nil})

@@ -12,21 +12,21 @@ const condWait = "(*sync.Cond).Wait"
 
 // waitLock returns the lock that a call of sync.Cond.Wait releases. It returns nil for another call, and for a Cond
 // with an unknown lock.
-func (p *Program) waitLock(f *function, at ssa.CallInstruction) *lock {
+func (lt *lockTable) waitLock(f *function, at ssa.CallInstruction) *lock {
 	common := at.Common()
 	if fn := common.StaticCallee(); fn == nil || fn.String() != condWait {
 		return nil
 	}
-	if l, ok := p.waitLocks[at]; ok {
+	if l, ok := lt.waitLocks[at]; ok {
 		return l
 	}
-	p.waitLocks[at] = p.condLock(common.Args[0])
-	return p.waitLocks[at]
+	lt.waitLocks[at] = lt.condLock(common.Args[0])
+	return lt.waitLocks[at]
 }
 
 // condLock returns the class of the lock of a Cond, or nil if it is unknown.
-func (p *Program) condLock(cond ssa.Value) (l *lock) {
-	for _, o := range p.traces.origins(cond, nil, nil) {
+func (lt *lockTable) condLock(cond ssa.Value) (l *lock) {
+	for _, o := range lt.graph.traces.origins(cond, nil, nil) {
 		var lockers []ssa.Value
 		switch v := o.v.(type) {
 		case *ssa.Const:
@@ -36,13 +36,13 @@ func (p *Program) condLock(cond ssa.Value) (l *lock) {
 				lockers = v.Call.Args
 			}
 		default:
-			lockers = p.condFieldStores()[variableAt(v)]
+			lockers = lt.condFieldStores()[variableAt(v)]
 		}
 		if len(lockers) == 0 {
 			return nil
 		}
 		for _, v := range lockers {
-			k := p.lockAt(p.parentOf(v), v)
+			k := lt.lockAt(lt.graph.parentOf(v), v)
 			if k != nil && k.class != nil {
 				k = k.class
 			}
@@ -57,12 +57,12 @@ func (p *Program) condLock(cond ssa.Value) (l *lock) {
 
 // condFieldStores returns the values that the program stores in the L of a Cond, indexed by the field or variable that
 // contains the Cond.
-func (p *Program) condFieldStores() map[any][]ssa.Value {
-	if p.conds != nil {
-		return p.conds
+func (lt *lockTable) condFieldStores() map[any][]ssa.Value {
+	if lt.conds != nil {
+		return lt.conds
 	}
-	p.conds = map[any][]ssa.Value{}
-	for _, f := range p.order {
+	lt.conds = map[any][]ssa.Value{}
+	for _, f := range lt.graph.order {
 		if f.base != nil {
 			continue
 		}
@@ -75,36 +75,36 @@ func (p *Program) condFieldStores() map[any][]ssa.Value {
 				if a, ok := s.Addr.(*ssa.FieldAddr); ok && isNamed(a.X.Type(), "sync.Cond") {
 					of := a.X
 					if v := pointedVariable(of); v != nil {
-						p.conds[v] = append(p.conds[v], s.Val)
+						lt.conds[v] = append(lt.conds[v], s.Val)
 					}
 					if v := variableAt(of); v != nil && v != pointedVariable(of) {
-						p.conds[v] = append(p.conds[v], s.Val)
+						lt.conds[v] = append(lt.conds[v], s.Val)
 					}
 				}
 			}
 		}
 	}
-	return p.conds
+	return lt.conds
 }
 
 // isUnknownCondWait reports whether an instruction is a wait for a Cond with an unknown lock.
-func (p *Program) isUnknownCondWait(at ssa.Instruction, what string) bool {
+func (lt *lockTable) isUnknownCondWait(at ssa.Instruction, what string) bool {
 	if what != "calls "+condWait {
 		return false
 	}
 	c, ok := at.(ssa.CallInstruction)
-	return !ok || p.waitLocks[c] == nil
+	return !ok || lt.waitLocks[c] == nil
 }
 
 // endsInUnknownWait reports whether the path of a function to an effect ends in a wait for a Cond with an unknown lock.
-func (p *Program) endsInUnknownWait(e *effect, f *function) bool {
+func (lt *lockTable) endsInUnknownWait(e *effect, f *function) bool {
 	for n := 0; f != nil && n < 60; n++ {
 		c := e.of[f]
 		if c == nil {
 			return false
 		}
 		if c.next == nil {
-			return p.isUnknownCondWait(c.at, c.what)
+			return lt.isUnknownCondWait(c.at, c.what)
 		}
 		f = c.next
 	}

@@ -142,7 +142,9 @@ func isMutex(t types.Type) bool {
 
 // isInCheckedModule reports whether a package belongs to a checked module, and not to the standard library or a
 // dependency.
-func (p *Program) isInCheckedModule(pkg *types.Package) bool { return pkg != nil && p.own[pkg.Path()] }
+func (cg *callGraph) isInCheckedModule(pkg *types.Package) bool {
+	return pkg != nil && cg.own[pkg.Path()]
+}
 
 // sleepiness describes the behaviour of a function without a check of its body.
 type sleepiness uint8

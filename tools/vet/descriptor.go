@@ -17,7 +17,7 @@ import (
 
 // descriptorFlow is the set of values that descriptors of one kind can reach.
 type descriptorFlow struct {
-	p      *Program
+	graph  *callGraph
 	values map[ssa.Value]bool
 	fields map[*types.Var]bool
 	result map[*ssa.Function]map[int]bool
@@ -25,8 +25,8 @@ type descriptorFlow struct {
 	grown  bool
 }
 
-func (p *Program) newDescriptorFlow(stops func(f *ssa.Function) bool) *descriptorFlow {
-	return &descriptorFlow{p: p, values: map[ssa.Value]bool{}, fields: map[*types.Var]bool{},
+func (gd *guardChecker) newDescriptorFlow(stops func(f *ssa.Function) bool) *descriptorFlow {
+	return &descriptorFlow{graph: gd.graph, values: map[ssa.Value]bool{}, fields: map[*types.Var]bool{},
 		result: map[*ssa.Function]map[int]bool{}, stops: stops}
 }
 
@@ -221,7 +221,7 @@ func (w *descriptorFlow) propagateCall(at ssa.CallInstruction) {
 		}
 		return
 	}
-	if w.p.funcs[fn] == nil || w.stops(fn) {
+	if w.graph.funcs[fn] == nil || w.stops(fn) {
 		return
 	}
 	for i, a := range common.Args {
@@ -235,8 +235,8 @@ func (w *descriptorFlow) propagateCall(at ssa.CallInstruction) {
 }
 
 // checkReceives finds reads from sockets outside the functions that receive the descriptors of messages.
-func (p *Program) checkReceives(funcs []*function, report reporter) {
-	sockets := p.newDescriptorFlow(func(*ssa.Function) bool { return false })
+func (gd *guardChecker) checkReceives(funcs []*function, report reporter) {
+	sockets := gd.newDescriptorFlow(func(*ssa.Function) bool { return false })
 	for _, f := range funcs {
 		forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 			switch callee {
@@ -251,7 +251,7 @@ func (p *Program) checkReceives(funcs []*function, report reporter) {
 	}
 	sockets.propagate(funcs)
 	for _, f := range funcs {
-		if p.hasDirective(f.Function, "receives") {
+		if gd.directives.hasDirective(f.Function, "receives") {
 			continue
 		}
 		forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
@@ -334,8 +334,8 @@ func hasMethod(t types.Type, name string) bool {
 
 // checkCloses finds closes of received descriptors outside the functions that limit the number of concurrent
 // closes.
-func (p *Program) checkCloses(funcs []*function, report reporter) {
-	received := p.newDescriptorFlow(func(f *ssa.Function) bool { return p.hasDirective(f, "closes") })
+func (gd *guardChecker) checkCloses(funcs []*function, report reporter) {
+	received := gd.newDescriptorFlow(func(f *ssa.Function) bool { return gd.directives.hasDirective(f, "closes") })
 	for _, f := range funcs {
 		forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 			v, ok := at.(ssa.Value)
@@ -347,7 +347,7 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 				received.addValue(v)
 			default:
 				// for a function of another package, only the marks are available
-				if fn := at.Common().StaticCallee(); fn != nil && p.funcs[fn] == nil && p.hasDirective(fn, "receives") {
+				if fn := at.Common().StaticCallee(); fn != nil && gd.graph.funcs[fn] == nil && gd.directives.hasDirective(fn, "receives") {
 					received.addValue(v)
 				}
 			}
@@ -372,10 +372,10 @@ func (p *Program) checkCloses(funcs []*function, report reporter) {
 
 // checkRecovers finds goroutines that parse bytes of a user without a deferred recover. A panic in such a goroutine
 // ends the service.
-func (p *Program) checkRecovers(funcs []*function, report reporter) {
+func (gd *guardChecker) checkRecovers(funcs []*function, report reporter) {
 	parses := map[*ssa.Function]string{} // keyed by the function, with the callee that parses
-	for f := range p.funcs {
-		if f.Parent() == nil && p.hasDirective(f, "parses") && !defersRecover(f) {
+	for f := range gd.graph.funcs {
+		if f.Parent() == nil && gd.directives.hasDirective(f, "parses") && !defersRecover(f) {
 			parses[f] = ""
 		}
 	}
@@ -384,13 +384,13 @@ func (p *Program) checkRecovers(funcs []*function, report reporter) {
 	}
 	for grown := true; grown; {
 		grown = false
-		for _, f := range p.order {
+		for _, f := range gd.graph.order {
 			if _, ok := parses[f.Function]; ok || defersRecover(f.Function) {
 				continue
 			}
 			for _, g := range sameGoroutineFuncs(f.Function) {
 				if _, ok := parses[g]; ok {
-					parses[f.Function], grown = p.funcName(g), true
+					parses[f.Function], grown = gd.graph.funcName(g), true
 					break
 				}
 			}
@@ -417,8 +417,8 @@ func (p *Program) checkRecovers(funcs []*function, report reporter) {
 	}
 }
 
-func (p *Program) funcName(f *ssa.Function) string {
-	if g := p.funcs[f]; g != nil {
+func (cg *callGraph) funcName(f *ssa.Function) string {
+	if g := cg.funcs[f]; g != nil {
 		return functionName(g)
 	}
 	return f.String()

@@ -48,7 +48,7 @@ func (p *Program) callers(check string) map[*function][]caller {
 	m := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if c.spawns || c.agreed && check == NoSleep || check == Copy && (c.atomic || p.copiesOwnMemory(f, c.static)) {
+			if c.spawns || c.agreed && check == NoSleep || check == Copy && (c.atomic || p.contract.copiesOwnMemory(f, c.static)) {
 				continue
 			}
 			for _, g := range c.callees {
@@ -94,7 +94,7 @@ func functionName(f *function) string {
 // findSleepyLocks finds the locks that are held across sleeping operations. A wait for such a lock is then also a
 // sleeping operation.
 func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller) {
-	conds := p.condLocks()
+	conds := p.locks.condLocks()
 	mark := func(f *function, held lockSet, c *effectCause, cond, plug bool) {
 		for l := range held {
 			if (l.sleepy == nil || l.sleepy.plug && !plug) && !(cond && (conds.findOverlap(l) != nil || len(held) == 1)) {
@@ -104,7 +104,7 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 	}
 	for {
 		before := 0
-		for _, l := range p.locks {
+		for _, l := range p.locks.locks {
 			if l.sleepy != nil {
 				before++
 			}
@@ -114,7 +114,7 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 				o := &f.ops[i]
 				if o.kind == opSleep && f.allowed[NoSleep] == nil && p.escapes.escapeAt(p.Fset, o.pos, NoSleep) == nil {
 					why := &effectCause{pos: o.pos, what: o.what}
-					mark(f, f.locks.may[o.at], why, p.isUnknownCondWait(o.at, o.what), false)
+					mark(f, f.locks.may[o.at], why, p.locks.isUnknownCondWait(o.at, o.what), false)
 				}
 			}
 			for _, c := range f.calls {
@@ -123,7 +123,7 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 					held = lockSet{}
 				}
 				if at, ok := c.at.(ssa.CallInstruction); ok {
-					if l := p.onceLock(f, at); l != nil { // Do holds the lock while it calls the function
+					if l := p.locks.onceLock(f, at); l != nil { // Do holds the lock while it calls the function
 						held = held.clone()
 						held[l] = true
 					}
@@ -131,10 +131,10 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 				if c.spawns && len(held) == 0 || c.agreed || f.allowed[NoSleep] != nil {
 					continue
 				}
-				for _, u := range c.funcsPassedWithLocks(p) {
+				for _, u := range c.funcsPassedWithLocks(&p.locks) {
 					if sleep.of[u.f] != nil && p.escapes.escapeAt(p.Fset, c.pos, NoSleep) == nil {
 						why := &effectCause{pos: c.pos, what: "calls " + functionName(u.f), next: u.f}
-						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.endsInUnknownWait(sleep, u.f), false)
+						mark(u.by, u.f.locksHeldThroughout(u.held), why, p.locks.endsInUnknownWait(sleep, u.f), false)
 					}
 				}
 				if len(held) == 0 {
@@ -142,14 +142,14 @@ func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller)
 				}
 				for _, g := range c.callees {
 					if sleep.of[g] != nil && p.escapes.escapeAt(p.Fset, c.pos, NoSleep) == nil {
-						mark(f, c.locksHeldIn(p, g, held), &effectCause{pos: c.pos, what: "calls " + functionName(g), next: g},
-							p.endsInUnknownWait(sleep, g), c.static != nil && hotplugFuncs[c.static.FullName()])
+						mark(f, c.locksHeldIn(&p.locks, g, held), &effectCause{pos: c.pos, what: "calls " + functionName(g), next: g},
+							p.locks.endsInUnknownWait(sleep, g), c.static != nil && hotplugFuncs[c.static.FullName()])
 					}
 				}
 			}
 		}
 		after := 0
-		for _, l := range p.locks {
+		for _, l := range p.locks.locks {
 			if l.sleepy != nil {
 				after++
 			}
@@ -182,13 +182,13 @@ type passedFuncWithLocks struct {
 
 // funcsPassedWithLocks returns the functions that a call passes to its callees, with the locks that the callees hold
 // when they call these functions.
-func (c *call) funcsPassedWithLocks(p *Program) (list []passedFuncWithLocks) {
+func (c *call) funcsPassedWithLocks(lt *lockTable) (list []passedFuncWithLocks) {
 	for _, a := range c.passes {
 		for _, g := range c.callees[:min(c.own, len(c.callees))] {
 			if a.f == nil || !g.runs[a.param] {
 				continue
 			}
-			if held := p.locksHeldCallingParam(g, a.param, 0); len(held) > 0 {
+			if held := lt.locksHeldCallingParam(g, a.param, 0); len(held) > 0 {
 				list = append(list, passedFuncWithLocks{a.f, g, held})
 			}
 		}
@@ -198,7 +198,7 @@ func (c *call) funcsPassedWithLocks(p *Program) (list []passedFuncWithLocks) {
 
 // locksHeldCallingParam returns the locks that may be held when a function calls one of its parameters. The call may be
 // direct, or through a function to which the parameter is passed.
-func (p *Program) locksHeldCallingParam(f *function, param, depth int) lockSet {
+func (lt *lockTable) locksHeldCallingParam(f *function, param, depth int) lockSet {
 	held := lockSet{}
 	for _, c := range f.calls {
 		if c.spawns {
@@ -213,8 +213,8 @@ func (p *Program) locksHeldCallingParam(f *function, param, depth int) lockSet {
 			}
 			for _, g := range c.ownCallees() {
 				if g.runs[a.param] {
-					maps.Copy(held, p.locksHeldAtParamCall(g, a.param, f.locks.may[c.at], depth+1))
-					maps.Copy(held, p.locksHeldCallingParam(g, a.param, depth+1))
+					maps.Copy(held, lt.locksHeldAtParamCall(g, a.param, f.locks.may[c.at], depth+1))
+					maps.Copy(held, lt.locksHeldCallingParam(g, a.param, depth+1))
 				}
 			}
 		}
@@ -241,7 +241,7 @@ func (f *function) locksHeldThroughout(held lockSet) lockSet {
 // locksHeldIn returns the locks that remain held during the whole execution of a callee of a call with some locks held.
 // The callee may be a function that the call passes to another callee, which may release locks before it calls the
 // function.
-func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
+func (c *call) locksHeldIn(lt *lockTable, f *function, held lockSet) lockSet {
 	if i := slices.Index(c.callees, f); len(held) > 0 && i >= c.own {
 		during := lockSet{}
 		found := false
@@ -249,7 +249,7 @@ func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
 			for _, g := range c.callees[:min(c.own, len(c.callees))] {
 				if a.f != nil && a.f.Function == f.Function && g.runs[a.param] {
 					found = true
-					maps.Copy(during, p.locksHeldAtParamCall(g, a.param, held, 0))
+					maps.Copy(during, lt.locksHeldAtParamCall(g, a.param, held, 0))
 				}
 			}
 		}
@@ -262,12 +262,12 @@ func (c *call) locksHeldIn(p *Program, f *function, held lockSet) lockSet {
 
 // locksHeldAtParamCall returns those of the locks held by the caller of a function that may still be held when the
 // function calls one of its parameters.
-func (p *Program) locksHeldAtParamCall(f *function, param int, held lockSet, depth int) lockSet {
+func (lt *lockTable) locksHeldAtParamCall(f *function, param int, held lockSet, depth int) lockSet {
 	if depth > maxFrames {
 		return held
 	}
 	for _, closure := range f.AnonFuncs { // the locks in closures that call the parameter are unknown
-		if g := p.funcs[closure]; g != nil && slices.ContainsFunc(g.calls, func(c *call) bool { return c.param == -param }) {
+		if g := lt.graph.funcs[closure]; g != nil && slices.ContainsFunc(g.calls, func(c *call) bool { return c.param == -param }) {
 			return held
 		}
 	}
@@ -289,7 +289,7 @@ func (p *Program) locksHeldAtParamCall(f *function, param int, held lockSet, dep
 		for _, a := range c.passes {
 			for _, g := range c.ownCallees() {
 				if a.from == param && g.runs[a.param] {
-					maps.Copy(during, p.locksHeldAtParamCall(g, a.param, left, depth+1))
+					maps.Copy(during, lt.locksHeldAtParamCall(g, a.param, left, depth+1))
 				}
 			}
 		}
@@ -298,9 +298,9 @@ func (p *Program) locksHeldAtParamCall(f *function, param int, held lockSet, dep
 }
 
 // condLocks returns the locks that sync.Cond.Wait releases.
-func (p *Program) condLocks() lockSet {
+func (lt *lockTable) condLocks() lockSet {
 	conds := lockSet{}
-	for _, f := range p.order {
+	for _, f := range lt.graph.order {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
 				var v ssa.Value
@@ -315,7 +315,7 @@ func (p *Program) condLocks() lockSet {
 					}
 				}
 				if m, ok := v.(*ssa.MakeInterface); ok {
-					if l := p.lockAt(f, m.X); l != nil {
+					if l := lt.lockAt(f, m.X); l != nil {
 						conds[l] = true
 					}
 				}

@@ -59,10 +59,16 @@ func guardChecksOf(k *types.Package) (guardChecks, bool) {
 	return g, ok
 }
 
+// guardChecker checks the functions of the packages that serve users.
+type guardChecker struct {
+	graph      *callGraph
+	directives *directives
+}
+
 // checkGuards applies the checks to the packages in guards.
 func (p *Program) checkGuards() (reports []Report) {
 	report := func(f *function, check string, pos token.Pos, text string) {
-		if x := f.enclosingEscape(p, check); x != nil {
+		if x := f.enclosingEscape(&p.callGraph, check); x != nil {
 			x.Used = true
 			return
 		}
@@ -77,13 +83,13 @@ func (p *Program) checkGuards() (reports []Report) {
 	for _, f := range p.order {
 		if _, ok := guardChecksOf(pkgOf(f.Function)); ok && f.Synthetic == "" {
 			guarded = append(guarded, f)
-			p.checkOpens(f, report)
-			p.checkStatsBeforeOpen(f, report)
+			p.guards.checkOpens(f, report)
+			p.guards.checkStatsBeforeOpen(f, report)
 		}
 	}
-	p.checkReceives(guarded, report)
-	p.checkCloses(guarded, report)
-	p.checkRecovers(guarded, report)
+	p.guards.checkReceives(guarded, report)
+	p.guards.checkCloses(guarded, report)
+	p.guards.checkRecovers(guarded, report)
 	return reports
 }
 
@@ -91,8 +97,8 @@ func (p *Program) checkGuards() (reports []Report) {
 type reporter func(f *function, check string, pos token.Pos, text string)
 
 // enclosingEscape returns the escape of a function or of an enclosing function.
-func (f *function) enclosingEscape(p *Program, check string) *Escape {
-	for g := f; g != nil; g = p.funcs[g.Parent()] {
+func (f *function) enclosingEscape(cg *callGraph, check string) *Escape {
+	for g := f; g != nil; g = cg.funcs[g.Parent()] {
 		if x := g.allowed[check]; x != nil {
 			return x
 		}
@@ -104,12 +110,12 @@ func (f *function) enclosingEscape(p *Program, check string) *Escape {
 }
 
 // hasDirective reports whether a function or an enclosing function has a directive.
-func (p *Program) hasDirective(f *ssa.Function, verb string) bool {
+func (ds *directives) hasDirective(f *ssa.Function, verb string) bool {
 	for f.Parent() != nil {
 		f = f.Parent()
 	}
 	obj, ok := objectOf(f).(*types.Func)
-	return ok && slices.ContainsFunc(p.decls[obj.Origin()], func(d directive) bool { return d.verb == verb })
+	return ok && slices.ContainsFunc(ds.decls[obj.Origin()], func(d directive) bool { return d.verb == verb })
 }
 
 // calls calls f for each call in a function. The string is the full name of the callee or of the interface method.
@@ -190,7 +196,7 @@ var statFuncs = map[string]openArgs{
 }
 
 // checkOpens finds opens of paths that could be a terminal, and opens whose descriptor a child could inherit.
-func (p *Program) checkOpens(f *function, report reporter) {
+func (gd *guardChecker) checkOpens(f *function, report reporter) {
 	forEachCall(f.Function, func(at ssa.CallInstruction, callee string, args []ssa.Value) {
 		o, ok := openFuncs[callee]
 		if !ok {
@@ -267,7 +273,7 @@ func knownFlagBits(v ssa.Value, seen []ssa.Value) int {
 
 // checkStatsBeforeOpen finds opens of paths that the same function has passed to stat before. The two calls may refer
 // to different files.
-func (p *Program) checkStatsBeforeOpen(f *function, report reporter) {
+func (gd *guardChecker) checkStatsBeforeOpen(f *function, report reporter) {
 	type look struct {
 		at   ssa.CallInstruction
 		what string // the called function
@@ -288,7 +294,7 @@ func (p *Program) checkStatsBeforeOpen(f *function, report reporter) {
 		for _, l := range looks {
 			if l.what == what && canPrecede(l.at, at) {
 				report(f, Restat, posOf(at), fmt.Sprintf("opens a path that it has passed to %s at %s",
-					strings.TrimPrefix(l.by, "golang.org/x/sys/"), p.FormatPos(posOf(l.at))))
+					strings.TrimPrefix(l.by, "golang.org/x/sys/"), gd.graph.FormatPos(posOf(l.at))))
 				return
 			}
 		}

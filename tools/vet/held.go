@@ -20,9 +20,9 @@ func (e locksAtEntry) callersHold(f *function, l *lock) bool {
 }
 
 // findEntryLocks finds the locks that are held at every call of a function, by its direct callers or by their callers.
-func (p *Program) findEntryLocks() locksAtEntry {
+func (lt *lockTable) findEntryLocks() locksAtEntry {
 	callers := map[*function][]caller{}
-	for _, f := range p.order {
+	for _, f := range lt.graph.order {
 		for _, c := range f.calls {
 			for _, g := range c.ownCallees() {
 				callers[g] = append(callers[g], caller{f, c})
@@ -30,7 +30,7 @@ func (p *Program) findEntryLocks() locksAtEntry {
 		}
 	}
 	e := locksAtEntry{}
-	for _, f := range p.order {
+	for _, f := range lt.graph.order {
 		// The compiler generates a wrapper for each promoted method. A wrapper without callers is no entry point of
 		// an unexported method.
 		if len(callers[f]) == 0 && (f.Synthetic == "" || token.IsExported(f.Name())) {
@@ -39,7 +39,7 @@ func (p *Program) findEntryLocks() locksAtEntry {
 	}
 	for changed := true; changed; {
 		changed = false
-		for _, f := range p.order {
+		for _, f := range lt.graph.order {
 			var all lockSet // nil until a caller was examined
 			for _, k := range callers[f] {
 				at := lockSet{}
@@ -67,7 +67,7 @@ func (p *Program) findEntryLocks() locksAtEntry {
 }
 
 func (p *Program) checkHeld() (reports []Report) {
-	entry := p.findEntryLocks()
+	entry := p.locks.findEntryLocks()
 	called := map[*function]bool{}
 	for _, f := range p.order {
 		for _, c := range f.calls {

@@ -10,6 +10,13 @@ import (
 	"golang.org/x/tools/go/ssa"
 )
 
+// linker determines the callees of the calls of a callGraph.
+type linker struct {
+	graph    *callGraph
+	contract *contract
+	values   map[*types.Package][]*ssa.Function // functions used as values; see functionValues
+}
+
 // linkCalls determines the callees of all calls.
 func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 	all := map[*ssa.Function]bool{}
@@ -18,7 +25,8 @@ func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 			all[f] = true
 		}
 	}
-	p.addLibraryCallees(all)
+	lk := &linker{graph: &p.callGraph, contract: &p.contract, values: map[*types.Package][]*ssa.Function{}}
+	lk.addLibraryCallees(all)
 	g := vta.CallGraph(all, nil)
 	for f := range all {
 		if f.Blocks == nil || !p.isInCheckedModule(pkgOf(f)) {
@@ -45,25 +53,25 @@ func (p *Program) linkCalls(every map[*ssa.Function]bool) {
 				known[e.Site] = append(known[e.Site], e.Callee.Func)
 			}
 		}
-		p.scanFunction(f, known)
+		lk.scanFunction(f, known)
 	}
-	p.resolvePassedFuncs()
-	p.traces = newTracer(p)
-	p.refineCallees()
+	lk.resolvePassedFuncs()
+	p.traces = newTracer(&p.callGraph)
+	lk.refineCallees()
 	p.releaseTokens()
 	p.trustTestFiles()
-	p.resolveForeignMethods()
+	lk.resolveForeignMethods()
 	p.checkStreams()
 	p.findCompletions()
 	p.specialise()
-	p.propagateLocks()
-	p.markProgramLocks()
+	p.locks.propagateLocks()
+	p.locks.markProgramLocks()
 }
 
 // addLibraryCallees adds the library functions that the program may call through an interface or a function value.
 // These functions are the methods of types that the program converts to interfaces, and the functions that the program
 // uses as values.
-func (p *Program) addLibraryCallees(all map[*ssa.Function]bool) {
+func (lk *linker) addLibraryCallees(all map[*ssa.Function]bool) {
 	types := map[types.Type]bool{}
 	add := map[*ssa.Function]bool{}
 	for f := range all {
@@ -79,9 +87,9 @@ func (p *Program) addLibraryCallees(all map[*ssa.Function]bool) {
 		}
 	}
 	for t := range types {
-		set := p.prog.MethodSets.MethodSet(t)
+		set := lk.graph.prog.MethodSets.MethodSet(t)
 		for i := range set.Len() {
-			if fn := p.prog.MethodValue(set.At(i)); fn != nil {
+			if fn := lk.graph.prog.MethodValue(set.At(i)); fn != nil {
 				add[fn] = true
 			}
 		}
@@ -107,11 +115,11 @@ func functionOperands(at ssa.Instruction) (list []*ssa.Function) {
 // resolvePassedFuncs resolves functions that are passed as arguments. It treats them as if the passing function called
 // them. Thus a function with function parameters does not connect each of its callers with the arguments of the
 // other callers.
-func (p *Program) resolvePassedFuncs() {
-	p.releaseCapturedParameters()
+func (lk *linker) resolvePassedFuncs() {
+	lk.releaseCapturedParameters()
 	for changed := true; changed; {
 		changed = false
-		for _, f := range p.order {
+		for _, f := range lk.graph.order {
 			for _, c := range f.calls {
 				if c.spawns {
 					continue
@@ -135,7 +143,7 @@ func (p *Program) resolvePassedFuncs() {
 				}
 			}
 			// A closure that runs only during the enclosing function can call a parameter of the enclosing function.
-			if outer := p.funcs[f.Parent()]; outer != nil {
+			if outer := lk.graph.funcs[f.Parent()]; outer != nil {
 				for _, c := range f.calls {
 					if c.param < 0 && !c.spawns && !outer.runs[-c.param] {
 						outer.runs[-c.param], changed = true, true
@@ -144,7 +152,7 @@ func (p *Program) resolvePassedFuncs() {
 			}
 		}
 	}
-	for _, f := range p.order {
+	for _, f := range lk.graph.order {
 		for _, c := range f.calls {
 			n := len(c.callees)
 			c.own = n
@@ -155,7 +163,7 @@ func (p *Program) resolvePassedFuncs() {
 					}
 				}
 			}
-			switch outer := p.funcs[f.Parent()]; {
+			switch outer := lk.graph.funcs[f.Parent()]; {
 			case c.spawns: // the function that passes the argument does not call it
 			case c.param > 0 && !f.wild[c.param], c.param < 0 && !outer.wild[-c.param]:
 				c.through, c.callees, c.own = c.callees, nil, 0
@@ -166,21 +174,21 @@ func (p *Program) resolvePassedFuncs() {
 
 // releaseCapturedParameters treats a captured parameter as any other value, except in a closure that the enclosing
 // function runs before it returns. The callers of the enclosing function do not run any other closure.
-func (p *Program) releaseCapturedParameters() {
+func (lk *linker) releaseCapturedParameters() {
 	calls := map[ssa.Instruction]*call{}
-	for _, f := range p.order {
+	for _, f := range lk.graph.order {
 		for _, c := range f.calls {
 			calls[c.at] = c
 		}
 	}
-	for _, f := range p.order {
+	for _, f := range lk.graph.order {
 		var how useKind
 		for _, c := range f.calls {
 			if c.param >= 0 {
 				continue
 			}
 			if how == 0 {
-				how = p.closureUses(f.Function, calls)
+				how = lk.closureUses(f.Function, calls)
 			}
 			if how&(usedHere|usedLater) != usedHere {
 				c.param = 0
@@ -199,14 +207,14 @@ const (
 )
 
 // closureUses returns the uses of all closures of a function literal.
-func (p *Program) closureUses(fn *ssa.Function, calls map[ssa.Instruction]*call) (how useKind) {
-	if fn.Parent() == nil || p.funcs[fn.Parent()] == nil {
+func (lk *linker) closureUses(fn *ssa.Function, calls map[ssa.Instruction]*call) (how useKind) {
+	if fn.Parent() == nil || lk.graph.funcs[fn.Parent()] == nil {
 		return usedLater
 	}
 	for _, b := range fn.Parent().Blocks {
 		for _, at := range b.Instrs {
 			if m, ok := at.(*ssa.MakeClosure); ok && m.Fn == fn {
-				how |= (&useFinder{p: p, calls: calls}).findUses(m)
+				how |= (&useFinder{graph: lk.graph, calls: calls}).findUses(m)
 			}
 		}
 	}
@@ -215,7 +223,7 @@ func (p *Program) closureUses(fn *ssa.Function, calls map[ssa.Instruction]*call)
 
 // useFinder finds the uses of function values.
 type useFinder struct {
-	p     *Program
+	graph *callGraph
 	calls map[ssa.Instruction]*call
 	stack []ssa.Value // the values with a search in progress
 	seen  map[ssa.Value]bool
@@ -232,7 +240,7 @@ func (u *useFinder) findUses(v ssa.Value) useKind {
 	case len(u.stack) == maxCaptureDepth:
 		return usedLater
 	}
-	inner := &useFinder{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), v), seen: map[ssa.Value]bool{}}
+	inner := &useFinder{graph: u.graph, calls: u.calls, stack: append(slices.Clip(u.stack), v), seen: map[ssa.Value]bool{}}
 	inner.visit(v)
 	return inner.how
 }
@@ -276,7 +284,7 @@ func (u *useFinder) visit(v ssa.Value) {
 func (u *useFinder) visitCapturedValue(m *ssa.MakeClosure, v ssa.Value) {
 	fn := m.Fn.(*ssa.Function)
 	how := u.findUses(m)
-	inner := &useFinder{p: u.p, calls: u.calls, stack: append(slices.Clip(u.stack), m), seen: u.seen}
+	inner := &useFinder{graph: u.graph, calls: u.calls, stack: append(slices.Clip(u.stack), m), seen: u.seen}
 	for i, b := range m.Bindings {
 		if b == v && i < len(fn.FreeVars) {
 			inner.visit(fn.FreeVars[i])
@@ -296,13 +304,13 @@ func (u *useFinder) visitCall(at ssa.CallInstruction, v ssa.Value) {
 		return
 	}
 	args := at.Common().Args
-	inner := &useFinder{p: u.p, calls: u.calls, stack: u.stack, seen: u.seen}
+	inner := &useFinder{graph: u.graph, calls: u.calls, stack: u.stack, seen: u.seen}
 	if at.Common().Value == v {
 		inner.how |= usedHere
 	}
 	switch {
 	case !slices.Contains(args, v):
-	case c.static != nil && !u.p.isInCheckedModule(c.static.Pkg()):
+	case c.static != nil && !u.graph.isInCheckedModule(c.static.Pkg()):
 		inner.how |= usedHere // the tables contain the functions of other packages that start a goroutine
 	case len(c.callees) == 0 || len(c.library) > 0:
 		inner.how |= usedLater
@@ -371,7 +379,7 @@ func spilledParameter(f *ssa.Function, a *ssa.Alloc) int {
 }
 
 // recordPassedFuncs records the functions among the arguments of a call.
-func (p *Program) recordPassedFuncs(f *function, c *call, common *ssa.CallCommon) {
+func (lk *linker) recordPassedFuncs(f *function, c *call, common *ssa.CallCommon) {
 	first := 1
 	if common.IsInvoke() {
 		first = 2 // the receiver comes first
@@ -382,7 +390,7 @@ func (p *Program) recordPassedFuncs(f *function, c *call, common *ssa.CallCommon
 		}
 		k := passedFunc{param: i + first}
 		if fn := functionOf(a); fn != nil {
-			if k.f = p.funcs[fn]; k.f == nil {
+			if k.f = lk.graph.funcs[fn]; k.f == nil {
 				continue
 			}
 		} else if n := parameterNumber(f.Function, a); n > 0 {
@@ -397,12 +405,12 @@ func (p *Program) recordPassedFuncs(f *function, c *call, common *ssa.CallCommon
 // candidateFuncs returns the possible functions of a value that has an unknown origin because it passed through another
 // package, such as sync/atomic. The candidates are the functions of the same type in the same package that are used as
 // values.
-func (p *Program) candidateFuncs(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
+func (lk *linker) candidateFuncs(f *function, common *ssa.CallCommon) (list []*ssa.Function) {
 	if _, ok := common.Value.(*ssa.Parameter); ok {
 		return nil // the callers resolve the parameter
 	}
 	pkg := pkgOf(f.Function)
-	for _, fn := range p.functionValues(pkg) {
+	for _, fn := range lk.functionValues(pkg) {
 		if types.Identical(fn.Signature, common.Signature()) {
 			list = append(list, fn)
 		}
@@ -412,15 +420,15 @@ func (p *Program) candidateFuncs(f *function, common *ssa.CallCommon) (list []*s
 
 // functionValues returns the functions that a package uses as values, because it passes them to another package or
 // stores them behind pointers.
-func (p *Program) functionValues(pkg *types.Package) []*ssa.Function {
+func (lk *linker) functionValues(pkg *types.Package) []*ssa.Function {
 	if pkg == nil {
 		return nil
 	}
-	if list, ok := p.values[pkg]; ok {
+	if list, ok := lk.values[pkg]; ok {
 		return list
 	}
 	list := []*ssa.Function{}
-	for _, g := range p.order {
+	for _, g := range lk.graph.order {
 		if pkgOf(g.Function) != pkg {
 			continue
 		}
@@ -437,20 +445,20 @@ func (p *Program) functionValues(pkg *types.Package) []*ssa.Function {
 			}
 		}
 	}
-	p.values[pkg] = list
+	lk.values[pkg] = list
 	return list
 }
 
 // poolNewFuncs returns the functions that create the values of a pool. If the field or variable of the pool is unknown,
 // poolNewFuncs returns the functions of all pools of the package.
-func (p *Program) poolNewFuncs(f *function, pool ssa.Value) (list []*ssa.Function) {
+func (lk *linker) poolNewFuncs(f *function, pool ssa.Value) (list []*ssa.Function) {
 	var all []*ssa.Function
 	pkg := pkgOf(f.Function)
 	if pkg == nil {
 		return nil
 	}
 	where := pointedVariable(pool)
-	initial := p.prog.Package(pkg).Func("init")
+	initial := lk.graph.prog.Package(pkg).Func("init")
 	look := func(g *ssa.Function) {
 		for _, b := range g.Blocks {
 			for _, at := range b.Instrs {
@@ -472,7 +480,7 @@ func (p *Program) poolNewFuncs(f *function, pool ssa.Value) (list []*ssa.Functio
 	if initial != nil {
 		look(initial)
 	}
-	for _, g := range p.order {
+	for _, g := range lk.graph.order {
 		if pkgOf(g.Function) == pkg && g.Function != initial {
 			look(g.Function)
 		}
@@ -483,8 +491,8 @@ func (p *Program) poolNewFuncs(f *function, pool ssa.Value) (list []*ssa.Functio
 	return list
 }
 
-func (p *Program) addCallee(c *call, fn *ssa.Function) {
-	if g := p.funcs[fn]; g != nil && !slices.Contains(c.callees, g) {
+func (cg *callGraph) addCallee(c *call, fn *ssa.Function) {
+	if g := cg.funcs[fn]; g != nil && !slices.Contains(c.callees, g) {
 		c.callees = append(c.callees, g)
 	}
 }

@@ -129,27 +129,43 @@ func lockKindOfMethod(method string) lockCallKind {
 	return noLockCall
 }
 
+// lockTable holds the locks of the functions of a callGraph, and finds the locks that each function holds.
+type lockTable struct {
+	graph      *callGraph
+	directives *directives
+	objects    *objectTable
+	locks      map[string]*lock
+	waitLocks  map[ssa.CallInstruction]*lock // see waitLock
+	conds      map[any][]ssa.Value           // see condFieldStores
+}
+
+func newLockTable(g *callGraph, d *directives, o *objectTable) lockTable {
+	return lockTable{
+		graph: g, directives: d, objects: o, locks: map[string]*lock{}, waitLocks: map[ssa.CallInstruction]*lock{},
+	}
+}
+
 // fieldLock returns the class of the lock in a field of a type.
-func (p *Program) fieldLock(owner types.Type, v *types.Var) *lock {
+func (lt *lockTable) fieldLock(owner types.Type, v *types.Var) *lock {
 	name := "struct." + v.Name()
 	if n, ok := types.Unalias(deref(owner)).(*types.Named); ok {
 		name = typeName(n.Origin().Obj()) + "." + v.Name()
 		if n.Obj().Pkg() != nil {
-			return p.setLockProgram(p.getOrAddLock(n.Obj().Pkg().Path()+"."+n.Obj().Name()+"."+v.Name(), name), v)
+			return lt.setLockProgram(lt.getOrAddLock(n.Obj().Pkg().Path()+"."+n.Obj().Name()+"."+v.Name(), name), v)
 		}
 	}
-	return p.setLockProgram(p.getOrAddLock(p.Fset.Position(v.Pos()).String(), name), v)
+	return lt.setLockProgram(lt.getOrAddLock(lt.graph.Fset.Position(v.Pos()).String(), name), v)
 }
 
-func (p *Program) setLockProgram(l *lock, v *types.Var) *lock {
-	l.program = p.programLocks[v]
+func (lt *lockTable) setLockProgram(l *lock, v *types.Var) *lock {
+	l.program = lt.directives.programLocks[v]
 	return l
 }
 
 // markProgramLocks marks the locks of which each belongs to one program. A wait for such a lock is a wait for the
 // memory of that program, like a copy.
-func (p *Program) markProgramLocks() {
-	for _, f := range p.order {
+func (lt *lockTable) markProgramLocks() {
+	for _, f := range lt.graph.order {
 		for _, s := range f.locks.direct {
 			if l := s.l; l != nil && l.program != nil {
 				f.ops = append(f.ops, operation{at: s.at, pos: s.at.Pos(), kind: opCopy,
@@ -159,51 +175,51 @@ func (p *Program) markProgramLocks() {
 	}
 }
 
-func (p *Program) getOrAddLock(key, name string) *lock {
-	if p.locks[key] == nil {
-		p.locks[key] = &lock{name: name, key: key}
+func (lt *lockTable) getOrAddLock(key, name string) *lock {
+	if lt.locks[key] == nil {
+		lt.locks[key] = &lock{name: name, key: key}
 	}
-	return p.locks[key]
+	return lt.locks[key]
 }
 
 // lockAt returns the lock at the target of a pointer. If the place is known, the result is a part of the class. If
 // the lock is unknown, the result is nil.
-func (p *Program) lockAt(f *function, v ssa.Value) *lock {
+func (lt *lockTable) lockAt(f *function, v ssa.Value) *lock {
 	if l, ok := f.pointers[v]; ok {
 		return l
 	}
 	if f.pointers == nil {
 		f.pointers = map[ssa.Value]*lock{}
 	}
-	f.pointers[v] = p.findLock(f, v)
+	f.pointers[v] = lt.findLock(f, v)
 	return f.pointers[v]
 }
 
-func (p *Program) findLock(f *function, v ssa.Value) *lock {
-	at := p.locationAt(f, v)
+func (lt *lockTable) findLock(f *function, v ssa.Value) *lock {
+	at := lt.objects.locationAt(f, v)
 	if at.typ != nil {
-		if l := p.promotedMutex(at); l != nil {
+		if l := lt.promotedMutex(at); l != nil {
 			return l
 		}
-	} else if l := p.embeddedMutex(v); l != nil {
+	} else if l := lt.embeddedMutex(v); l != nil {
 		return l
 	}
 	switch addr := at.addr.(type) {
 	case nil:
-		return p.lockOf(v)
+		return lt.lockOf(v)
 	case *ssa.FieldAddr:
-		class := p.lockOf(addr)
+		class := lt.lockOf(addr)
 		n := namedOf(addr.X.Type())
-		if n == nil || !p.split.types[n.Origin()] {
+		if n == nil || !lt.objects.split.types[n.Origin()] {
 			return class
 		}
-		if key := p.ownerKey(at.in, addr.X); key != "" {
-			return p.lockPart(class, key, fieldVar(addr.X.Type(), addr.Field).Name())
+		if key := lt.objects.ownerKey(at.in, addr.X); key != "" {
+			return lt.lockPart(class, key, fieldVar(addr.X.Type(), addr.Field).Name())
 		}
 		return class
 	default:
-		l := p.lockOf(addr)
-		if by := p.lockOf(v); by != nil && l != nil && (l.name == "new" || l.name == "complit") {
+		l := lt.lockOf(addr)
+		if by := lt.lockOf(v); by != nil && l != nil && (l.name == "new" || l.name == "complit") {
 			l.name = by.name // the name of the field that contains the lock
 		}
 		return l
@@ -213,7 +229,7 @@ func (p *Program) findLock(f *function, v ssa.Value) *lock {
 // embeddedMutex returns the class of the mutex whose methods a struct promotes, for an interface with an unknown place,
 // such as a sync.Locker, that can only hold structs with an embeddedMutex mutex of this class. In any other case
 // embeddedMutex returns nil.
-func (p *Program) embeddedMutex(v ssa.Value) (l *lock) {
+func (lt *lockTable) embeddedMutex(v ssa.Value) (l *lock) {
 	if !types.IsInterface(v.Type()) {
 		return nil
 	}
@@ -221,7 +237,7 @@ func (p *Program) embeddedMutex(v ssa.Value) (l *lock) {
 		_, ok := v.(*ssa.MakeInterface)
 		return ok
 	}
-	for _, o := range p.traces.origins(v, nil, isMade) {
+	for _, o := range lt.graph.traces.origins(v, nil, isMade) {
 		if isNil(o.v) {
 			continue
 		}
@@ -229,7 +245,7 @@ func (p *Program) embeddedMutex(v ssa.Value) (l *lock) {
 		if !ok {
 			return nil
 		}
-		k := p.promotedMutex(location{typ: m.X.Type()})
+		k := lt.promotedMutex(location{typ: m.X.Type()})
 		if k == nil || l != nil && k != l {
 			return nil
 		}
@@ -240,24 +256,24 @@ func (p *Program) embeddedMutex(v ssa.Value) (l *lock) {
 
 // promotedMutex returns the mutex that provides the Lock method of a struct at a place, or of the target of a pointer
 // at the place. The result is nil if the method is not promoted, and a class if the place is unknown.
-func (p *Program) promotedMutex(at location) *lock {
+func (lt *lockTable) promotedMutex(at location) *lock {
 	_, path, _ := types.LookupFieldOrMethod(at.typ, true, nil, "Lock")
-	owner, key := deref(at.typ), p.locationKey(at)
+	owner, key := deref(at.typ), lt.objects.locationKey(at)
 	for _, i := range path[:max(0, len(path)-1)] {
 		st, ok := owner.Underlying().(*types.Struct)
 		if !ok {
 			return nil
 		}
 		n, field := namedOf(owner), st.Field(i)
-		split := n != nil && p.split.types[n.Origin()]
+		split := n != nil && lt.objects.split.types[n.Origin()]
 		if n != nil && !split {
 			key = n.Origin().String() // as in ownerKey
 		}
 		if isMutex(deref(field.Type())) {
-			if class := p.fieldLock(owner, field); !split || key == "" {
+			if class := lt.fieldLock(owner, field); !split || key == "" {
 				return class
 			} else {
-				return p.lockPart(class, key, field.Name())
+				return lt.lockPart(class, key, field.Name())
 			}
 		}
 		if key != "" {
@@ -272,21 +288,21 @@ func (p *Program) promotedMutex(at location) *lock {
 
 // onceLock returns the lock of a sync.Once during a call of its Do, and nil for another call. Every caller of Do waits
 // until the function of the first caller has returned.
-func (p *Program) onceLock(f *function, at ssa.CallInstruction) *lock {
+func (lt *lockTable) onceLock(f *function, at ssa.CallInstruction) *lock {
 	fn := at.Common().StaticCallee()
 	if fn == nil || fn.String() != "(*sync.Once).Do" {
 		return nil
 	}
-	return p.lockAt(f, at.Common().Args[0])
+	return lt.lockAt(f, at.Common().Args[0])
 }
 
 // lockPart returns the part of a class for a place.
-func (p *Program) lockPart(class *lock, key, field string) *lock {
+func (lt *lockTable) lockPart(class *lock, key, field string) *lock {
 	name := shortKey(key) + "." + field
 	if strings.Contains(name, ".go:") { // the place is an allocation, which has no name
 		name = class.name
 	}
-	l := p.getOrAddLock(class.name+" of "+key, name)
+	l := lt.getOrAddLock(class.name+" of "+key, name)
 	if l.class == nil {
 		l.class, l.program = class, class.program
 		class.parts = append(class.parts, l)
@@ -295,31 +311,31 @@ func (p *Program) lockPart(class *lock, key, field string) *lock {
 }
 
 // addHeldLock returns the class of the lock to which a value points, or nil if the class is unknown.
-func (p *Program) lockOf(v ssa.Value) *lock {
+func (lt *lockTable) lockOf(v ssa.Value) *lock {
 	switch v := v.(type) {
 	case *ssa.FieldAddr:
 		f := fieldVar(v.X.Type(), v.Field)
 		if _, named := types.Unalias(deref(v.X.Type())).(*types.Named); !named {
 			// the owner has a field with an unnamed struct type, and the struct has the field
-			return p.getOrAddLock(p.Fset.Position(f.Pos()).String(), outerName(v.X)+"."+f.Name())
+			return lt.getOrAddLock(lt.graph.Fset.Position(f.Pos()).String(), outerName(v.X)+"."+f.Name())
 		}
-		return p.fieldLock(v.X.Type(), f)
+		return lt.fieldLock(v.X.Type(), f)
 	case *ssa.IndexAddr:
-		return p.lockOf(v.X)
+		return lt.lockOf(v.X)
 	case *ssa.Global:
-		return p.getOrAddLock(v.String(), typeName(v.Object()))
+		return lt.getOrAddLock(v.String(), typeName(v.Object()))
 	case *ssa.Alloc:
-		return p.getOrAddLock(p.Fset.Position(v.Pos()).String(), v.Comment)
+		return lt.getOrAddLock(lt.graph.Fset.Position(v.Pos()).String(), v.Comment)
 	case *ssa.FreeVar:
-		return p.lockOf(boundValueOf(v))
+		return lt.lockOf(boundValueOf(v))
 	case *ssa.UnOp:
 		if v.Op == token.MUL {
-			return p.lockOf(v.X) // the value is a pointer to a lock
+			return lt.lockOf(v.X) // the value is a pointer to a lock
 		}
 	case *ssa.ChangeType:
-		return p.lockOf(v.X)
+		return lt.lockOf(v.X)
 	case *ssa.Convert:
-		return p.lockOf(v.X)
+		return lt.lockOf(v.X)
 	}
 	return nil
 }

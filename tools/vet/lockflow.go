@@ -19,30 +19,30 @@ type lockFlow struct {
 
 // propagateLocks finds the locks that are held at each instruction. Several rounds determine the locks that each
 // function leaves held or has released.
-func (p *Program) propagateLocks() {
-	order := p.calleesFirst()
+func (lt *lockTable) propagateLocks() {
+	order := lt.calleesFirst()
 	for range 8 {
 		changed := false
 		for _, f := range order {
-			changed = p.propagateFunctionLocks(f) || changed
+			changed = lt.propagateFunctionLocks(f) || changed
 		}
 		if !changed {
 			break
 		}
 	}
-	for _, f := range p.order {
+	for _, f := range lt.graph.order {
 		for _, s := range f.locks.direct {
 			if s.l != nil {
 				s.l.sites = append(s.l.sites, s)
 			} else {
-				p.unresolved[s.at.Pos()] = "a lock that is a parameter"
+				lt.graph.unresolved[s.at.Pos()] = "a lock that is a parameter"
 			}
 		}
 	}
 }
 
 // calleesFirst returns all functions. Callees precede their callers as far as recursion permits.
-func (p *Program) calleesFirst() (list []*function) {
+func (lt *lockTable) calleesFirst() (list []*function) {
 	seen := map[*function]bool{}
 	var visit func(f *function)
 	visit = func(f *function) {
@@ -59,7 +59,7 @@ func (p *Program) calleesFirst() (list []*function) {
 		}
 		list = append(list, f)
 	}
-	for _, f := range p.order {
+	for _, f := range lt.graph.order {
 		visit(f)
 	}
 	return list
@@ -121,13 +121,13 @@ func (s lockState) merge(o lockState) (changed bool) {
 
 // propagateFunctionLocks propagates the locks through a function. It reports whether the effect of the function on the
 // locks has changed.
-func (p *Program) propagateFunctionLocks(f *function) bool {
-	fl := p.followFunction(f, nil)
+func (lt *lockTable) propagateFunctionLocks(f *function) bool {
+	fl := lt.followFunction(f, nil)
 	for range 3 {
 		if len(fl.entered) == 0 {
 			break
 		}
-		again := p.followFunction(f, fl.entered)
+		again := lt.followFunction(f, fl.entered)
 		more := len(again.entered) > len(fl.entered)
 		if fl = again; !more {
 			break
@@ -140,7 +140,7 @@ func (p *Program) propagateFunctionLocks(f *function) bool {
 }
 
 // followFunction propagates the locks through a function that its callers call with some locks held.
-func (p *Program) followFunction(f *function, entered lockSet) lockFlow {
+func (lt *lockTable) followFunction(f *function, entered lockSet) lockFlow {
 	fl := lockFlow{may: map[ssa.Instruction]lockSet{}, must: map[ssa.Instruction]lockSet{},
 		which: map[ssa.Instruction]map[*lock]string{}, takes: lockSet{}, lets: lockSet{}, entered: lockSet{}}
 	entry := lockState{lockSet{}, lockSet{}, map[*lock]string{}, map[*ssa.Defer]bool{}}
@@ -183,12 +183,12 @@ func (p *Program) followFunction(f *function, entered lockSet) lockFlow {
 						continue
 					}
 					fl.may[d], fl.must[d], fl.which[d] = s.may.clone(), s.must.clone(), maps.Clone(s.which) // state at the call
-					p.applyCall(f, &fl, s, d, calls[d], let)
+					lt.applyCall(f, &fl, s, d, calls[d], let)
 				}
 			case *ssa.Defer:
 				s.deferred[at] = true
 			case ssa.CallInstruction:
-				if l := p.waitLock(f, at); l != nil {
+				if l := lt.waitLock(f, at); l != nil {
 					during := s.clone()
 					during.release(l, let)
 					fl.may[at], fl.must[at], fl.which[at] = during.may, during.must, during.which
@@ -200,10 +200,10 @@ func (p *Program) followFunction(f *function, entered lockSet) lockFlow {
 				}
 				if fn := at.Common().StaticCallee(); fn != nil && lockCallKindOf(fn) == tryCalled {
 					if c, ok := at.(*ssa.Call); ok {
-						try, tried = c, p.lockAt(f, at.Common().Args[0])
+						try, tried = c, lt.lockAt(f, at.Common().Args[0])
 					}
 				}
-				p.applyCall(f, &fl, s, at, calls[at], let)
+				lt.applyCall(f, &fl, s, at, calls[at], let)
 			case *ssa.Send, *ssa.UnOp, *ssa.Select, *ssa.Range, *ssa.If, *ssa.Jump:
 				fl.may[at], fl.must[at] = s.may.clone(), s.must.clone()
 			case *ssa.Return:
@@ -254,14 +254,14 @@ func isGoStatement(at ssa.Instruction) bool {
 }
 
 // applyCall applies a call to the state. let collects the locks that are released and were not acquired before.
-func (p *Program) applyCall(f *function, fl *lockFlow, s lockState, at ssa.CallInstruction, c *call, let lockSet) {
+func (lt *lockTable) applyCall(f *function, fl *lockFlow, s lockState, at ssa.CallInstruction, c *call, let lockSet) {
 	if c == nil {
 		return
 	}
 	kind, v := c.lockOperation()
 	switch kind {
 	case lockCalled:
-		l := p.lockAt(f, v)
+		l := lt.lockAt(f, v)
 		if !slices.ContainsFunc(fl.direct, func(x lockSite) bool { return x.at == at }) {
 			fl.direct = append(fl.direct, lockSite{f, at, l})
 		}
@@ -269,18 +269,18 @@ func (p *Program) applyCall(f *function, fl *lockFlow, s lockState, at ssa.CallI
 			s.addHeldLock(l, pointerPath(v))
 		}
 	case unlockCalled:
-		if l := p.lockAt(f, v); l != nil {
+		if l := lt.lockAt(f, v); l != nil {
 			s.release(l, let)
 		}
 	case noLockCall:
-		if l := p.onceLock(f, at); l != nil {
+		if l := lt.onceLock(f, at); l != nil {
 			if !slices.ContainsFunc(fl.direct, func(x lockSite) bool { return x.at == at }) {
 				fl.direct = append(fl.direct, lockSite{f, at, l})
 			}
 			return
 		}
 		if list := c.ownCallees(); len(list) == 1 && !c.spawns && (at.Common().StaticCallee() != nil || c.isLockerCall()) {
-			p.applyCallee(list[0], s, let)
+			lt.applyCallee(list[0], s, let)
 		}
 	}
 }
@@ -300,7 +300,7 @@ func (s lockState) release(l *lock, let lockSet) {
 }
 
 // applyCallee applies the effect of a callee to the state.
-func (p *Program) applyCallee(g *function, s lockState, let lockSet) {
+func (lt *lockTable) applyCallee(g *function, s lockState, let lockSet) {
 	for l := range g.locks.entered { // the callee temporarily releases these locks
 		if s.may.findOverlap(l) == nil {
 			let[l] = true

@@ -104,12 +104,12 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 			}
 		}
 		for _, c := range f.calls {
-			if c.spawns || c.atomic || p.copiesOwnMemory(f, c.static) {
+			if c.spawns || c.atomic || p.contract.copiesOwnMemory(f, c.static) {
 				continue
 			}
 			for _, g := range c.callees {
 				if copies.of[g] != nil {
-					report(f, c.locksHeldIn(p, g, f.locks.may[c.at]), c.pos, "calls "+functionName(g), g)
+					report(f, c.locksHeldIn(&p.locks, g, f.locks.may[c.at]), c.pos, "calls "+functionName(g), g)
 				}
 			}
 		}
@@ -119,23 +119,23 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 
 // copiesOwnMemory reports whether a call is a verb that may sleep, of a package that has only the memory of its own
 // process. Such a call does not wait for the memory of another process.
-func (p *Program) copiesOwnMemory(f *function, callee *types.Func) bool {
+func (ct *contract) copiesOwnMemory(f *function, callee *types.Func) bool {
 	pkg := pkgOf(f.Function)
 	if callee == nil || pkg == nil || pkg.Path() == ibPath || !sleepingVerbs[callee.FullName()] {
 		return false
 	}
-	if p.foreigners == nil {
-		p.foreigners = p.foreignMemory()
+	if ct.foreigners == nil {
+		ct.foreigners = ct.foreignMemory()
 	}
-	return !p.foreigners[pkg]
+	return !ct.foreigners[pkg]
 }
 
 // foreignMemory returns the packages that have memory of other processes: values of copyInterface, except a converted
 // ownMemory, and values of its other implementations.
-func (p *Program) foreignMemory() map[*types.Package]bool {
+func (ct *contract) foreignMemory() map[*types.Package]bool {
 	foreign := map[*types.Package]bool{}
 	i := strings.LastIndex(copyInterface, ".")
-	k := p.prog.ImportedPackage(copyInterface[:i])
+	k := ct.graph.prog.ImportedPackage(copyInterface[:i])
 	if k == nil {
 		return foreign
 	}
@@ -143,7 +143,7 @@ func (p *Program) foreignMemory() map[*types.Package]bool {
 	if !ok {
 		return foreign
 	}
-	for _, f := range p.order {
+	for _, f := range ct.graph.order {
 		pkg := pkgOf(f.Function)
 		look := func(v ssa.Value) {
 			if m, ok := v.(*ssa.MakeInterface); ok && isNamed(m.X.Type(), ownMemory) {
@@ -181,7 +181,7 @@ func (p *Program) checkSerial() (reports []Report) {
 			}
 			common := c.at.(ssa.CallInstruction).Common()
 			held := f.locks.may[c.at]
-			if len(held) == 0 || !p.isDriverMethod(common.Value.Type(), c.iface) || p.escapes.escapeAt(p.Fset, c.pos,
+			if len(held) == 0 || !p.contract.isDriverMethod(common.Value.Type(), c.iface) || p.escapes.escapeAt(p.Fset, c.pos,
 				Serial) != nil {
 				continue
 			}

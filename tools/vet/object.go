@@ -23,12 +23,18 @@ type location struct {
 // maxPointerSteps limits the number of steps with which the analysis follows a pointer.
 const maxPointerSteps = 12
 
-// locationAt returns the target of a pointer.
-func (p *Program) locationAt(f *function, v ssa.Value) location {
-	return p.followPointer(f, v, maxPointerSteps)
+// objectTable finds the objects that values refer to.
+type objectTable struct {
+	graph *callGraph
+	split distinguishedTypes
 }
 
-func (p *Program) followPointer(f *function, v ssa.Value, left int) location {
+// locationAt returns the target of a pointer.
+func (ot *objectTable) locationAt(f *function, v ssa.Value) location {
+	return ot.followPointer(f, v, maxPointerSteps)
+}
+
+func (ot *objectTable) followPointer(f *function, v ssa.Value, left int) location {
 	if left == 0 || f == nil || v == nil {
 		return location{}
 	}
@@ -38,68 +44,68 @@ func (p *Program) followPointer(f *function, v ssa.Value, left int) location {
 	case *ssa.Parameter:
 		return f.binds[slices.Index(f.Params, v)]
 	case *ssa.FreeVar:
-		outer, b := p.boundValue(f, v)
-		return p.followPointer(outer, b, left-1)
+		outer, b := ot.boundValue(f, v)
+		return ot.followPointer(outer, b, left-1)
 	case *ssa.UnOp:
-		return p.pointee(f, v.X, left-1)
+		return ot.pointee(f, v.X, left-1)
 	case *ssa.Phi:
-		return p.commonLocation(v.Edges, func(ssa.Value) *function { return f }, left-1)
+		return ot.commonLocation(v.Edges, func(ssa.Value) *function { return f }, left-1)
 	case *ssa.ChangeType:
-		return p.followPointer(f, v.X, left-1)
+		return ot.followPointer(f, v.X, left-1)
 	case *ssa.ChangeInterface:
-		return p.followPointer(f, v.X, left-1)
+		return ot.followPointer(f, v.X, left-1)
 	case *ssa.MakeInterface:
-		at := p.followPointer(f, v.X, left-1)
+		at := ot.followPointer(f, v.X, left-1)
 		at.typ = v.X.Type()
 		return at
 	case *ssa.TypeAssert:
-		return p.followPointer(f, v.X, left-1)
+		return ot.followPointer(f, v.X, left-1)
 	case *ssa.Call:
-		return p.returnedTarget(f, v, left-1)
+		return ot.returnedTarget(f, v, left-1)
 	}
 	return location{}
 }
 
 // boundValue returns the value to which a closure's variable is bound, and the function that creates the closure.
-func (p *Program) boundValue(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
+func (ot *objectTable) boundValue(f *function, v *ssa.FreeVar) (*function, ssa.Value) {
 	if b := boundValueOf(v); b != nil {
 		if f.outer != nil {
 			return f.outer, b
 		}
-		return p.funcs[f.Parent()], b
+		return ot.graph.funcs[f.Parent()], b
 	}
-	if list := p.traces.closures[f.Function]; len(list) == 1 { // a closure that is a method value
-		return p.funcs[list[0].Parent()], list[0].Bindings[slices.Index(f.FreeVars, v)]
+	if list := ot.graph.traces.closures[f.Function]; len(list) == 1 { // a closure that is a method value
+		return ot.graph.funcs[list[0].Parent()], list[0].Bindings[slices.Index(f.FreeVars, v)]
 	}
 	return nil, nil
 }
 
 // pointee returns the target of the pointer at an address.
-func (p *Program) pointee(f *function, addr ssa.Value, left int) location {
-	at := p.followPointer(f, addr, left)
+func (ot *objectTable) pointee(f *function, addr ssa.Value, left int) location {
+	at := ot.followPointer(f, addr, left)
 	switch v := at.addr.(type) {
 	case *ssa.Alloc:
-		return p.commonLocation(p.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
+		return ot.commonLocation(ot.graph.traces.variable[v], func(ssa.Value) *function { return at.in }, left)
 	case *ssa.Global:
-		return p.commonLocation(p.traces.variable[v], p.parentOf, left)
+		return ot.commonLocation(ot.graph.traces.variable[v], ot.graph.parentOf, left)
 	case *ssa.FieldAddr:
-		return p.commonLocation(p.traces.fields[fieldVar(v.X.Type(), v.Field)], p.parentOf, left)
+		return ot.commonLocation(ot.graph.traces.fields[fieldVar(v.X.Type(), v.Field)], ot.graph.parentOf, left)
 	}
 	return location{}
 }
 
 // parentOf returns the function that contains a value. The result has no bindings of parameters.
-func (p *Program) parentOf(v ssa.Value) *function { return p.funcs[v.Parent()] }
+func (cg *callGraph) parentOf(v ssa.Value) *function { return cg.funcs[v.Parent()] }
 
 // commonLocation returns the place to which all values point, if there is exactly one such place.
-func (p *Program) commonLocation(list []ssa.Value, in func(ssa.Value) *function, left int) (one location) {
+func (ot *objectTable) commonLocation(list []ssa.Value, in func(ssa.Value) *function, left int) (one location) {
 	key := ""
 	for _, v := range list {
 		if isNil(v) {
 			continue
 		}
-		at := p.followPointer(in(v), v, left)
-		k := p.locationKey(at)
+		at := ot.followPointer(in(v), v, left)
+		k := ot.locationKey(at)
 		if k == "" || key != "" && k != key {
 			return location{}
 		}
@@ -109,33 +115,33 @@ func (p *Program) commonLocation(list []ssa.Value, in func(ssa.Value) *function,
 }
 
 // returnedTarget returns the target of the pointer that a call returns.
-func (p *Program) returnedTarget(f *function, v *ssa.Call, left int) location {
+func (ot *objectTable) returnedTarget(f *function, v *ssa.Call, left int) location {
 	if fullName(v.Call.StaticCallee()) == "(*sync.RWMutex).RLocker" {
-		return p.followPointer(f, v.Call.Args[0], left)
+		return ot.followPointer(f, v.Call.Args[0], left)
 	}
-	c := p.traces.calls[v]
+	c := ot.graph.traces.calls[v]
 	if c == nil || len(c.ownCallees()) != 1 {
 		return location{}
 	}
 	g := c.originalFuncs(c.ownCallees())[0]
-	g = &function{Function: g.Function, outer: g.outer, binds: p.argumentTargets(f, c, g)}
+	g = &function{Function: g.Function, outer: g.outer, binds: ot.argumentTargets(f, c, g)}
 	var results []ssa.Value
 	for _, b := range g.Blocks {
 		if r, ok := b.Instrs[len(b.Instrs)-1].(*ssa.Return); ok && len(r.Results) == 1 {
 			results = append(results, r.Results[0])
 		}
 	}
-	return p.commonLocation(results, func(ssa.Value) *function { return g }, left)
+	return ot.commonLocation(results, func(ssa.Value) *function { return g }, left)
 }
 
 // argumentTargets returns the targets of the arguments of a call, keyed by the index of the callee's parameter.
-func (p *Program) argumentTargets(f *function, c *call, g *function) map[int]location {
+func (ot *objectTable) argumentTargets(f *function, c *call, g *function) map[int]location {
 	binds := map[int]location{}
 	for i, v := range g.Params {
-		if !g.needs[i] && !p.split.needsTarget(v.Type()) {
+		if !g.needs[i] && !ot.split.needsTarget(v.Type()) {
 			continue
 		}
-		if at := p.locationAt(f, argumentFor(c, g.Function, i)); bindingKey(p, at) != "" {
+		if at := ot.locationAt(f, argumentFor(c, g.Function, i)); bindingKey(ot, at) != "" {
 			binds[i] = at
 		}
 	}
@@ -143,8 +149,8 @@ func (p *Program) argumentTargets(f *function, c *call, g *function) map[int]loc
 }
 
 // bindingKey returns a key for a place and the type of the value.
-func bindingKey(p *Program, at location) string {
-	key := p.locationKey(at)
+func bindingKey(ot *objectTable, at location) string {
+	key := ot.locationKey(at)
 	if at.typ != nil {
 		key += " " + at.typ.String()
 	}
@@ -152,21 +158,21 @@ func bindingKey(p *Program, at location) string {
 }
 
 // locationKey returns the key of a place, or "" if there are several possible places.
-func (p *Program) locationKey(at location) string {
+func (ot *objectTable) locationKey(at location) string {
 	switch v := at.addr.(type) {
 	case *ssa.Global:
 		return v.String()
 	case *ssa.Alloc:
-		if n := namedOf(v.Type()); n != nil && !p.split.isLockLike(n) && !isMutex(n) {
+		if n := namedOf(v.Type()); n != nil && !ot.split.isLockLike(n) && !isMutex(n) {
 			return "new " + n.String()
 		}
-		return p.Fset.Position(v.Pos()).String()
+		return ot.graph.Fset.Position(v.Pos()).String()
 	case *ssa.IndexAddr:
-		if key := p.locationKey(p.containerOf(at.in, v.X)); key != "" {
+		if key := ot.locationKey(ot.containerOf(at.in, v.X)); key != "" {
 			return key + "[]"
 		}
 	case *ssa.FieldAddr:
-		if key := p.ownerKey(at.in, v.X); key != "" {
+		if key := ot.ownerKey(at.in, v.X); key != "" {
 			return key + "." + fieldVar(v.X.Type(), v.Field).Name()
 		}
 	}
@@ -175,21 +181,21 @@ func (p *Program) locationKey(at location) string {
 
 // containerOf returns the array that contains an element. For an element of a slice, containerOf returns the variable
 // with the slice.
-func (p *Program) containerOf(f *function, v ssa.Value) location {
+func (ot *objectTable) containerOf(f *function, v ssa.Value) location {
 	if u, ok := v.(*ssa.UnOp); ok {
-		return p.locationAt(f, u.X)
+		return ot.locationAt(f, u.X)
 	}
-	return p.locationAt(f, v)
+	return ot.locationAt(f, v)
 }
 
 // ownerKey returns the name of the struct to which a pointer points. If the type is not in split, the name stands
 // for all structs of the type.
-func (p *Program) ownerKey(f *function, v ssa.Value) string {
+func (ot *objectTable) ownerKey(f *function, v ssa.Value) string {
 	n := namedOf(v.Type())
-	if n != nil && !p.split.types[n.Origin()] {
+	if n != nil && !ot.split.types[n.Origin()] {
 		return n.Origin().String()
 	}
-	return p.locationKey(p.locationAt(f, v))
+	return ot.locationKey(ot.locationAt(f, v))
 }
 
 func namedOf(t types.Type) *types.Named {
@@ -204,11 +210,11 @@ type distinguishedTypes struct {
 }
 
 // findDistinguishedTypes finds the types whose places the analysis distinguishes.
-func (p *Program) findDistinguishedTypes() {
-	p.split = distinguishedTypes{types: map[*types.Named]bool{}}
+func (ot *objectTable) findDistinguishedTypes() {
+	ot.split = distinguishedTypes{types: map[*types.Named]bool{}}
 	count := map[*types.Named]int{}
-	for _, k := range p.prog.AllPackages() {
-		if !p.own[k.Pkg.Path()] {
+	for _, k := range ot.graph.prog.AllPackages() {
+		if !ot.graph.own[k.Pkg.Path()] {
 			continue
 		}
 		for _, m := range k.Members {
@@ -221,7 +227,7 @@ func (p *Program) findDistinguishedTypes() {
 		}
 	}
 	made := map[*types.Named]bool{} // types whose values are also allocated separately
-	for _, f := range p.order {
+	for _, f := range ot.graph.order {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
 				if a, ok := at.(*ssa.Alloc); ok {
@@ -237,12 +243,12 @@ func (p *Program) findDistinguishedTypes() {
 			times++
 		}
 		if times > 1 && hasLock(n, 0) {
-			p.split.types[n] = true
+			ot.split.types[n] = true
 		}
 	}
 	for n := range made {
-		if p.split.isLockLike(n) && hasLock(n, 0) {
-			p.split.types[n] = true
+		if ot.split.isLockLike(n) && hasLock(n, 0) {
+			ot.split.types[n] = true
 		}
 	}
 }

@@ -17,36 +17,32 @@ import (
 // Program is a set of packages with the calls between their functions. Only the types of other packages are
 // loaded.
 type Program struct {
-	Fset *token.FileSet
+	callGraph
+	directives
 	Name string // the name of its command, or of its first package
 
-	prog        *ssa.Program
-	unit        *analysis.Pass // the package under check, or nil if the program is a whole program
-	sleep       *effect        // set by Check
-	copies      *effect
-	traces      *valueTracer
-	handlers    map[*types.Var]string // see isHandler
-	completions []completionFunc
-	foreigners  map[*types.Package]bool          // see foreignMemory
-	converted   map[string]map[*types.Named]bool // see converts
-	own         map[string]bool                  // the paths of the checked packages
-	main        map[string]bool                  // the files of the module itself
-	escapes     escapes
-	all         []*Escape
-	funcs       map[*ssa.Function]*function
-	order       []*function // the functions, sorted by position
+	contract contract
+	objects  objectTable
+	locks    lockTable
+	guards   guardChecker
 
-	nosleepFields map[*types.Var]bool
-	nosleepLines  map[sourceLine]bool
-	programLocks  map[*types.Var]*Escape
-	values        map[*types.Package][]*ssa.Function // functions used as values; see functionValues
-	decls         map[types.Object][]directive
-	locks         map[string]*lock
-	split         distinguishedTypes
-	waitLocks     map[ssa.CallInstruction]*lock // see waitLock
-	conds         map[any][]ssa.Value           // see condFieldStores
-	unresolved    map[token.Pos]string          // the calls with unknown callees
-	problems      []Report                      // errors in directives
+	sleep       *effect // set by Check
+	copies      *effect
+	completions []completionFunc
+	main        map[string]bool // the files of the module itself
+}
+
+// callGraph holds the functions of the checked packages and the calls between them.
+type callGraph struct {
+	Fset *token.FileSet
+
+	prog       *ssa.Program
+	unit       *analysis.Pass  // the package under check, or nil if the program is a whole program
+	own        map[string]bool // the paths of the checked packages
+	funcs      map[*ssa.Function]*function
+	order      []*function // the functions, sorted by position
+	traces     *valueTracer
+	unresolved map[token.Pos]string // the calls with unknown callees
 }
 
 // function is a function that has a body.
@@ -245,17 +241,23 @@ func isOwnPackage(k *packages.Package) bool {
 }
 
 func newProgram(fset *token.FileSet) *Program {
-	return &Program{
-		Fset: fset, own: map[string]bool{}, main: map[string]bool{}, escapes: escapes{},
-		funcs: map[*ssa.Function]*function{}, locks: map[string]*lock{},
-		nosleepFields: map[*types.Var]bool{}, programLocks: map[*types.Var]*Escape{},
-		values: map[*types.Package][]*ssa.Function{}, nosleepLines: map[sourceLine]bool{},
-		decls: map[types.Object][]directive{}, waitLocks: map[ssa.CallInstruction]*lock{}, unresolved: map[token.Pos]string{},
+	p := &Program{
+		callGraph: callGraph{
+			Fset: fset, own: map[string]bool{}, funcs: map[*ssa.Function]*function{}, unresolved: map[token.Pos]string{},
+		},
+		main: map[string]bool{},
 	}
+	g, d := &p.callGraph, &p.directives
+	p.directives = newDirectives(g)
+	p.contract = contract{graph: g, directives: d}
+	p.objects.graph = g
+	p.locks = newLockTable(g, d, &p.objects)
+	p.guards = guardChecker{graph: g, directives: d}
+	return p
 }
 
 // Escapes returns the escapes of the program.
-func (p *Program) Escapes() []*Escape { return p.all }
+func (ds *directives) Escapes() []*Escape { return ds.all }
 
 // Unresolved returns the calls with unknown callees.
 func (p *Program) Unresolved() map[token.Pos]string { return p.unresolved }
@@ -274,7 +276,7 @@ func (p *Program) Format(r *Report, long bool) string {
 	return b.String()
 }
 
-func (p *Program) relativePath(file string) string {
+func (cg *callGraph) relativePath(file string) string {
 	if wd, err := filepath.Abs("."); err == nil {
 		if rel, err := filepath.Rel(wd, file); err == nil && !strings.HasPrefix(rel, "../..") {
 			return rel
@@ -284,7 +286,7 @@ func (p *Program) relativePath(file string) string {
 }
 
 // FormatPos formats a position for reports: the file, relative to the working folder, and the line.
-func (p *Program) FormatPos(pos token.Pos) string {
-	at := p.Fset.Position(pos)
-	return fmt.Sprintf("%s:%d", p.relativePath(at.Filename), at.Line)
+func (cg *callGraph) FormatPos(pos token.Pos) string {
+	at := cg.Fset.Position(pos)
+	return fmt.Sprintf("%s:%d", cg.relativePath(at.Filename), at.Line)
 }

@@ -10,26 +10,26 @@ import (
 
 // refineCallees improves the callees of function values. It removes functions from other maps, because the call graph
 // does not distinguish maps. It adds functions that are called by reflection or by other packages.
-func (p *Program) refineCallees() {
-	for _, f := range p.order {
+func (lk *linker) refineCallees() {
+	for _, f := range lk.graph.order {
 		for _, c := range f.calls {
 			common := c.at.(ssa.CallInstruction).Common()
-			p.addArgumentCallees(c, common)
+			lk.addArgumentCallees(c, common)
 			switch {
 			case c.static != nil && reflectCalls[c.static.FullName()]:
-				for _, o := range p.traces.origins(common.Args[0], nil, nil) {
+				for _, o := range lk.graph.traces.origins(common.Args[0], nil, nil) {
 					if k, ok := o.v.(*ssa.Call); ok && fullName(k.Call.StaticCallee()) == "reflect.ValueOf" {
-						for _, fn := range p.traces.possibleFuncs(k.Call.Args[0]) {
-							p.addCallee(c, fn)
+						for _, fn := range lk.graph.traces.possibleFuncs(k.Call.Args[0]) {
+							lk.graph.addCallee(c, fn)
 						}
 					}
 				}
 			case c.callsValue() && len(c.callees) > 1:
-				if list := p.traces.possibleFuncs(common.Value); list != nil {
+				if list := lk.graph.traces.possibleFuncs(common.Value); list != nil {
 					c.filterCallees(func(g *function) bool { return slices.Contains(list, g.Function) })
 				}
 			case c.callsValue() && len(c.callees) == 0:
-				p.addWrappedFuncs(c, common)
+				lk.addWrappedFuncs(c, common)
 			}
 		}
 	}
@@ -50,19 +50,19 @@ func (c *call) filterCallees(wanted func(*function) bool) {
 
 // addArgumentCallees adds the callees that a call of another package reaches through its arguments. These are functions
 // in variables, and methods of values that are passed as interfaces, as to sort.Sort and fmt.Sprint.
-func (p *Program) addArgumentCallees(c *call, common *ssa.CallCommon) {
-	if c.static == nil || p.isInCheckedModule(c.static.Pkg()) || postFuncs[c.static.FullName()] != (postArgs{}) {
+func (lk *linker) addArgumentCallees(c *call, common *ssa.CallCommon) {
+	if c.static == nil || lk.graph.isInCheckedModule(c.static.Pkg()) || postFuncs[c.static.FullName()] != (postArgs{}) {
 		return
 	}
 	for _, a := range common.Args {
 		if _, ok := a.Type().Underlying().(*types.Signature); ok && functionOf(a) == nil {
-			for _, fn := range p.traces.possibleFuncs(a) {
-				p.addCallee(c, fn)
+			for _, fn := range lk.graph.traces.possibleFuncs(a) {
+				lk.graph.addCallee(c, fn)
 			}
 		}
 		for _, v := range variadicElements(a) {
 			if m, ok := v.(*ssa.MakeInterface); ok {
-				p.addMethods(c, m)
+				lk.addMethods(c, m)
 			}
 		}
 	}
@@ -96,7 +96,7 @@ var formatMethods = []string{
 
 // addMethods adds the methods that another package calls on a value that is passed as an interface. These are the
 // methods of the interface, or else the formatters.
-func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
+func (lk *linker) addMethods(c *call, m *ssa.MakeInterface) {
 	it, ok := m.Type().Underlying().(*types.Interface)
 	if !ok || isStream(m.Type()) {
 		return
@@ -110,11 +110,11 @@ func (p *Program) addMethods(c *call, m *ssa.MakeInterface) {
 	} else if !callsFormatters(c.static.Pkg()) {
 		return
 	}
-	set := p.prog.MethodSets.MethodSet(m.X.Type())
+	set := lk.graph.prog.MethodSets.MethodSet(m.X.Type())
 	for i := range set.Len() {
 		if slices.Contains(names, set.At(i).Obj().Name()) {
-			if fn := p.prog.MethodValue(set.At(i)); fn != nil {
-				p.addCallee(c, fn)
+			if fn := lk.graph.prog.MethodValue(set.At(i)); fn != nil {
+				lk.graph.addCallee(c, fn)
 			}
 		}
 	}
@@ -127,8 +127,8 @@ func callsFormatters(k *types.Package) bool {
 
 // addWrappedFuncs adds the functions that a wrapper of another package calls. For example, sync.OnceFunc and iter.Pull
 // return wrappers.
-func (p *Program) addWrappedFuncs(c *call, common *ssa.CallCommon) {
-	for _, o := range p.traces.origins(common.Value, nil, nil) {
+func (lk *linker) addWrappedFuncs(c *call, common *ssa.CallCommon) {
+	for _, o := range lk.graph.traces.origins(common.Value, nil, nil) {
 		k, ok := o.v.(*ssa.Call)
 		if x, is := o.v.(*ssa.Extract); is {
 			k, ok = x.Tuple.(*ssa.Call)
@@ -137,18 +137,18 @@ func (p *Program) addWrappedFuncs(c *call, common *ssa.CallCommon) {
 			continue
 		}
 		by, is := calleeObject(k).(*types.Func)
-		if !is || p.isInCheckedModule(by.Pkg()) {
+		if !is || lk.graph.isInCheckedModule(by.Pkg()) {
 			continue
 		}
 		// The result of context.AfterFunc stops the function and does not call it.
 		if kind, _ := externalKind(by); kind == spawns {
-			delete(p.unresolved, c.pos)
+			delete(lk.graph.unresolved, c.pos)
 			continue
 		}
 		for _, a := range k.Call.Args {
-			for _, fn := range p.traces.possibleFuncs(a) {
-				p.addCallee(c, fn)
-				delete(p.unresolved, c.pos)
+			for _, fn := range lk.graph.traces.possibleFuncs(a) {
+				lk.graph.addCallee(c, fn)
+				delete(lk.graph.unresolved, c.pos)
 			}
 		}
 	}
@@ -173,17 +173,17 @@ func (t *valueTracer) possibleFuncs(v ssa.Value) (list []*ssa.Function) {
 
 // resolveForeignMethods resolves interface calls on values that other packages return. For example, net.Dial returns a
 // net.Conn.
-func (p *Program) resolveForeignMethods() {
-	for _, f := range p.order {
+func (lk *linker) resolveForeignMethods() {
+	for _, f := range lk.graph.order {
 		for _, c := range f.calls {
 			if c.iface == nil || c.agreed || c.stream != nil || isErrorMethod(c.iface) || f.sleepsAt(c.at) {
 				continue
 			}
-			if m := p.foreignMethod(c); m != nil && m != c.iface {
-				delete(p.unresolved, c.pos)
-				p.applyLibraryCall(f, c, m)
+			if m := lk.foreignMethod(c); m != nil && m != c.iface {
+				delete(lk.graph.unresolved, c.pos)
+				lk.applyLibraryCall(f, c, m)
 			} else if m != nil && len(c.library) > 0 {
-				p.applyLibraryCall(f, c, m)
+				lk.applyLibraryCall(f, c, m)
 			}
 		}
 	}
@@ -194,8 +194,8 @@ func isErrorMethod(m *types.Func) bool {
 }
 
 // foreignMethod returns the method of another package's interface that a call calls, or nil.
-func (p *Program) foreignMethod(c *call) *types.Func {
-	for _, o := range p.traces.origins(c.at.(ssa.CallInstruction).Common().Value, nil, nil) {
+func (lk *linker) foreignMethod(c *call) *types.Func {
+	for _, o := range lk.graph.traces.origins(c.at.(ssa.CallInstruction).Common().Value, nil, nil) {
 		if o.v == nil || !types.IsInterface(o.v.Type()) {
 			continue
 		}
@@ -207,11 +207,11 @@ func (p *Program) foreignMethod(c *call) *types.Func {
 			continue
 		}
 		by, is := calleeObject(k).(*types.Func)
-		if !is || p.isInCheckedModule(by.Pkg()) || by.Pkg() != nil && nonSleepingPackages[by.Pkg().Path()] {
+		if !is || lk.graph.isInCheckedModule(by.Pkg()) || by.Pkg() != nil && nonSleepingPackages[by.Pkg().Path()] {
 			continue
 		}
 		obj, _, _ := types.LookupFieldOrMethod(o.v.Type(), false, c.iface.Pkg(), c.iface.Name())
-		if m, ok := obj.(*types.Func); ok && !p.isInCheckedModule(m.Pkg()) {
+		if m, ok := obj.(*types.Func); ok && !lk.graph.isInCheckedModule(m.Pkg()) {
 			return m
 		}
 	}

@@ -16,10 +16,19 @@ type root struct {
 	why string
 }
 
+// contract finds the types and functions of a callGraph that the contract of package ib names.
+type contract struct {
+	graph      *callGraph
+	directives *directives
+	handlers   map[*types.Var]string            // see isHandler
+	foreigners map[*types.Package]bool          // see foreignMemory
+	converted  map[string]map[*types.Named]bool // see convertsTo
+}
+
 // namedTypes returns the named types of the program.
-func (p *Program) namedTypes() (list []*types.Named) {
-	for _, k := range p.prog.AllPackages() {
-		if !p.own[k.Pkg.Path()] {
+func (ct *contract) namedTypes() (list []*types.Named) {
+	for _, k := range ct.graph.prog.AllPackages() {
+		if !ct.graph.own[k.Pkg.Path()] {
 			continue
 		}
 		for _, m := range slices.Sorted(maps.Keys(k.Members)) {
@@ -31,9 +40,9 @@ func (p *Program) namedTypes() (list []*types.Named) {
 		}
 	}
 	var more []*types.Named // types declared in functions, and instances of generic types
-	for _, t := range p.prog.RuntimeTypes() {
+	for _, t := range ct.graph.prog.RuntimeTypes() {
 		n, ok := types.Unalias(deref(t)).(*types.Named)
-		if ok && n.Obj().Pkg() != nil && p.own[n.Obj().Pkg().Path()] && !types.IsInterface(n) &&
+		if ok && n.Obj().Pkg() != nil && ct.graph.own[n.Obj().Pkg().Path()] && !types.IsInterface(n) &&
 			(n.TypeArgs().Len() > 0 || n.Obj().Parent() != n.Obj().Pkg().Scope()) {
 			more = append(more, n)
 		}
@@ -43,12 +52,12 @@ func (p *Program) namedTypes() (list []*types.Named) {
 }
 
 // ibInterface returns an interface of package ib, or of a package below it, by its name.
-func (p *Program) ibInterface(name string) *types.Interface {
+func (ct *contract) ibInterface(name string) *types.Interface {
 	path := ibPath
 	if below, rest, ok := strings.Cut(name, "."); ok {
 		path, name = path+"/"+below, rest
 	}
-	k := p.prog.ImportedPackage(path)
+	k := ct.graph.prog.ImportedPackage(path)
 	if k == nil {
 		return nil
 	}
@@ -61,19 +70,19 @@ func (p *Program) ibInterface(name string) *types.Interface {
 }
 
 // implementingMethods returns the methods with which types of the program implement interfaces of package ib.
-func (p *Program) implementingMethods(of map[string][]string) (roots []root) {
+func (ct *contract) implementingMethods(of map[string][]string) (roots []root) {
 	seen := map[*function]bool{}
-	for _, n := range p.namedTypes() {
+	for _, n := range ct.namedTypes() {
 		for _, i := range slices.Sorted(maps.Keys(of)) {
 			t := types.Type(types.NewPointer(n))
-			it := p.ibInterface(i)
+			it := ct.ibInterface(i)
 			// the consumer's side
 			if it == nil || !types.Implements(t, it) || n.Obj().Pkg().Path() == ibPath && n.Obj().Exported() {
 				continue
 			}
 			whose := "is a driver's "
 			if base, optional := optionalInterfaces[i]; optional {
-				if base != "" && !types.Implements(t, p.ibInterface(base)) || base == "" && !p.convertsTo(n, i) {
+				if base != "" && !types.Implements(t, ct.ibInterface(base)) || base == "" && !ct.convertsTo(n, i) {
 					continue
 				}
 				whose = "implements ib."
@@ -84,11 +93,11 @@ func (p *Program) implementingMethods(of map[string][]string) (roots []root) {
 				if !ok {
 					continue
 				}
-				ssaFn := p.prog.FuncValue(fn)
+				ssaFn := ct.graph.prog.FuncValue(fn)
 				if ssaFn == nil {
 					continue
 				}
-				if f := p.funcs[ssaFn]; f != nil && !seen[f] {
+				if f := ct.graph.funcs[ssaFn]; f != nil && !seen[f] {
 					seen[f] = true
 					roots = append(roots, root{f, fmt.Sprintf("%s, which %s%s.%s,", functionName(f), whose, i, m)})
 				}
@@ -99,25 +108,25 @@ func (p *Program) implementingMethods(of map[string][]string) (roots []root) {
 }
 
 // convertsTo reports whether the program converts a type, or a pointer to it, to an interface of package ib.
-func (p *Program) convertsTo(n *types.Named, iface string) bool {
-	if p.converted == nil {
-		p.converted = map[string]map[*types.Named]bool{}
+func (ct *contract) convertsTo(n *types.Named, iface string) bool {
+	if ct.converted == nil {
+		ct.converted = map[string]map[*types.Named]bool{}
 	}
-	if p.converted[iface] == nil {
-		p.converted[iface] = p.convertedTo(iface)
+	if ct.converted[iface] == nil {
+		ct.converted[iface] = ct.convertedTo(iface)
 	}
-	return p.converted[iface][n.Origin()]
+	return ct.converted[iface][n.Origin()]
 }
 
 // convertedTo returns the types that the program converts to an interface of package ib. Pointers count as their
 // targets.
-func (p *Program) convertedTo(iface string) map[*types.Named]bool {
+func (ct *contract) convertedTo(iface string) map[*types.Named]bool {
 	found := map[*types.Named]bool{}
 	made := func(v ssa.Value) bool {
 		_, ok := v.(*ssa.MakeInterface)
 		return ok
 	}
-	for _, f := range p.order {
+	for _, f := range ct.graph.order {
 		for _, b := range f.Blocks {
 			for _, at := range b.Instrs {
 				v, ok := at.(ssa.Value)
@@ -135,7 +144,7 @@ func (p *Program) convertedTo(iface string) map[*types.Named]bool {
 				if !isNamed(to, ibPath+"."+iface) {
 					continue
 				}
-				for _, o := range p.traces.origins(v, nil, made) {
+				for _, o := range ct.graph.traces.origins(v, nil, made) {
 					if m, ok := o.v.(*ssa.MakeInterface); ok {
 						if n := namedOf(m.X.Type()); n != nil {
 							found[n.Origin()] = true
@@ -149,9 +158,9 @@ func (p *Program) convertedTo(iface string) map[*types.Named]bool {
 }
 
 // fieldsOf returns the listed fields of the listed structs of a package, each with its qualified name.
-func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.Var]string {
+func (ct *contract) fieldsOf(path string, fields map[string][]string) map[*types.Var]string {
 	of := map[*types.Var]string{}
-	k := p.prog.ImportedPackage(path)
+	k := ct.graph.prog.ImportedPackage(path)
 	if k == nil {
 		return of
 	}
@@ -172,8 +181,8 @@ func (p *Program) fieldsOf(path string, fields map[string][]string) map[*types.V
 
 // storedHandlers returns the functions of consumers that may not sleep, except those of work requests.
 func (p *Program) storedHandlers() []root {
-	want := p.fieldsOf(ibPath, handlerFields)
-	maps.Copy(want, p.fieldsOf(completionPath, completionFields))
+	want := p.contract.fieldsOf(ibPath, handlerFields)
+	maps.Copy(want, p.contract.fieldsOf(completionPath, completionFields))
 	for v := range p.nosleepFields {
 		want[v] = v.Name()
 	}
@@ -237,9 +246,9 @@ func isFunction(v ssa.Value) bool { return functionOf(v) != nil }
 
 // noSleepRoots returns the functions that may not sleep.
 func (p *Program) noSleepRoots() []root {
-	roots := p.implementingMethods(noSleepMethods)
+	roots := p.contract.implementingMethods(noSleepMethods)
 	roots = append(roots, p.storedHandlers()...)
-	roots = append(roots, p.storedFuncs(p.fieldsOf(ibPath, driverFields), driverArgs)...)
+	roots = append(roots, p.storedFuncs(p.contract.fieldsOf(ibPath, driverFields), driverArgs)...)
 	roots = append(roots, p.completionRoots()...)
 	for _, f := range p.order {
 		if f.nosleep {
@@ -362,12 +371,12 @@ func (v *rootVisit) pathTo(end PathStep) []PathStep {
 }
 
 // isDriverMethod reports whether a method belongs to an interface of a driver.
-func (p *Program) isDriverMethod(recv types.Type, m *types.Func) bool {
-	return m.Pkg() != nil && m.Pkg().Path() == ibPath && p.driverInterfaceOf(recv) != ""
+func (ct *contract) isDriverMethod(recv types.Type, m *types.Func) bool {
+	return m.Pkg() != nil && m.Pkg().Path() == ibPath && ct.driverInterfaceOf(recv) != ""
 }
 
 // driverInterfaceOf returns the driver interface that a type of package ib is or contains.
-func (p *Program) driverInterfaceOf(recv types.Type) string {
+func (ct *contract) driverInterfaceOf(recv types.Type) string {
 	n, ok := types.Unalias(recv).(*types.Named)
 	if !ok || n.Obj().Pkg() == nil || n.Obj().Pkg().Path() != ibPath {
 		return ""
@@ -377,7 +386,7 @@ func (p *Program) driverInterfaceOf(recv types.Type) string {
 	}
 	if part, ok := n.Underlying().(*types.Interface); ok && part.NumMethods() > 0 {
 		for _, i := range driverInterfaces {
-			if it := p.ibInterface(i); it != nil && types.Implements(it, part) {
+			if it := ct.ibInterface(i); it != nil && types.Implements(it, part) {
 				return i
 			}
 		}
@@ -396,11 +405,11 @@ func isOptionalNoSleepMethod(recv types.Type, m *types.Func) bool {
 	return optional && slices.Contains(noSleepMethods[n.Obj().Name()], m.Name())
 }
 
-func (p *Program) mayNotSleep(recv types.Type, m *types.Func) bool {
+func (ct *contract) mayNotSleep(recv types.Type, m *types.Func) bool {
 	// interfaces that the interface may embed
-	for _, i := range append([]string{p.driverInterfaceOf(recv)}, "DriverQP", "DriverSRQ", "DriverMR") {
-		if it := p.ibInterface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
-			(i == p.driverInterfaceOf(recv) || types.Implements(recv, it)) {
+	for _, i := range append([]string{ct.driverInterfaceOf(recv)}, "DriverQP", "DriverSRQ", "DriverMR") {
+		if it := ct.ibInterface(i); it != nil && slices.Contains(noSleepMethods[i], m.Name()) &&
+			(i == ct.driverInterfaceOf(recv) || types.Implements(recv, it)) {
 			return true
 		}
 	}

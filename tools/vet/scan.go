@@ -11,7 +11,7 @@ import (
 )
 
 // scanFunction finds the calls and operations of a function.
-func (p *Program) scanFunction(f *function, known map[ssa.CallInstruction][]*ssa.Function) {
+func (lk *linker) scanFunction(f *function, known map[ssa.CallInstruction][]*ssa.Function) {
 	if sleepingVerbs[fullName(f.Function)] {
 		f.addOperation(f.Blocks[0].Instrs[0], opSleep, "may sleep by the table of verbs")
 	}
@@ -33,7 +33,7 @@ func (p *Program) scanFunction(f *function, known map[ssa.CallInstruction][]*ssa
 					f.addOperation(at, opSleep, "receives from a channel")
 				}
 			case ssa.CallInstruction:
-				p.scanCall(f, at, known[at])
+				lk.scanCall(f, at, known[at])
 			}
 		}
 	}
@@ -51,7 +51,7 @@ func (f *function) addOperation(at ssa.Instruction, kind opKind, what string) {
 }
 
 // scanCall finds the effects of a call.
-func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Function) {
+func (lk *linker) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Function) {
 	common := at.Common()
 	if b, ok := common.Value.(*ssa.Builtin); ok {
 		if _, spawns := at.(*ssa.Go); !spawns && (b.Name() == "print" || b.Name() == "println") {
@@ -64,20 +64,20 @@ func (p *Program) scanCall(f *function, at ssa.CallInstruction, known []*ssa.Fun
 	counts := true
 	switch fn := common.StaticCallee(); {
 	case common.IsInvoke():
-		counts = p.scanInterfaceCall(f, c, common, known)
+		counts = lk.scanInterfaceCall(f, c, common, known)
 	case fn == nil:
-		p.scanFuncValueCall(f, c, common, known)
+		lk.scanFuncValueCall(f, c, common, known)
 	default:
-		counts = p.scanStaticCall(f, c, fn)
+		counts = lk.scanStaticCall(f, c, fn)
 	}
 	if counts {
-		p.recordPassedFuncs(f, c, common)
+		lk.recordPassedFuncs(f, c, common)
 		f.calls = append(f.calls, c)
 	}
 }
 
 // scanInterfaceCall examines a call of an interface method. It reports whether the callees of the call matter.
-func (p *Program) scanInterfaceCall(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) bool {
+func (lk *linker) scanInterfaceCall(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) bool {
 	c.iface = common.Method
 	recv := common.Value.Type()
 	if isNamed(recv, copyInterface) && copyMethods[c.iface.Name()] {
@@ -86,48 +86,48 @@ func (p *Program) scanInterfaceCall(f *function, c *call, common *ssa.CallCommon
 	}
 	if isOptionalNoSleepMethod(recv, c.iface) {
 		c.agreed = true
-	} else if p.isDriverMethod(recv, c.iface) {
+	} else if lk.contract.isDriverMethod(recv, c.iface) {
 		c.agreed = true
-		if c.atomic = p.mayNotSleep(recv, c.iface); !c.atomic {
+		if c.atomic = lk.contract.mayNotSleep(recv, c.iface); !c.atomic {
 			f.addOperation(c.at, opSleep, "calls "+shortName(c.iface)+", which may sleep")
 		}
 	}
-	p.addCallees(f, c, known)
+	lk.addCallees(f, c, known)
 	switch {
 	case len(c.callees) > 0 || len(c.library) > 0:
-	case !p.isInCheckedModule(c.iface.Pkg()):
-		p.applyLibraryCall(f, c, c.iface)
+	case !lk.graph.isInCheckedModule(c.iface.Pkg()):
+		lk.applyLibraryCall(f, c, c.iface)
 	case len(known) == 0:
-		p.unresolved[c.pos] = shortName(c.iface)
+		lk.graph.unresolved[c.pos] = shortName(c.iface)
 	}
 	return true
 }
 
 // scanFuncValueCall examines a call of a function value.
-func (p *Program) scanFuncValueCall(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
+func (lk *linker) scanFuncValueCall(f *function, c *call, common *ssa.CallCommon, known []*ssa.Function) {
 	c.field = fieldOf(common.Value)
 	c.done = isDoneField(c.field)
-	c.agreed = c.done || p.isHandler(c.field)
+	c.agreed = c.done || lk.contract.isHandler(c.field)
 	c.param = parameterNumber(f.Function, common.Value)
 	if len(known) == 0 && c.field == nil {
-		known = p.candidateFuncs(f, common)
+		known = lk.candidateFuncs(f, common)
 	}
-	p.addCallees(f, c, known)
+	lk.addCallees(f, c, known)
 	if len(known) > 0 {
 		return
 	}
 	if k, ok := common.Value.(*ssa.Call); ok && k.Call.StaticCallee() != nil &&
-		!p.isInCheckedModule(pkgOf(k.Call.StaticCallee())) {
-		p.addPassedCallees(c) // for example, an iterator of another package
+		!lk.graph.isInCheckedModule(pkgOf(k.Call.StaticCallee())) {
+		lk.addPassedCallees(c) // for example, an iterator of another package
 	} else {
-		p.unresolved[c.pos] = "a function value"
+		lk.graph.unresolved[c.pos] = "a function value"
 	}
 }
 
 // scanStaticCall examines a call of a known function. It reports whether the callees of the call matter.
-func (p *Program) scanStaticCall(f *function, c *call, fn *ssa.Function) bool {
+func (lk *linker) scanStaticCall(f *function, c *call, fn *ssa.Function) bool {
 	c.static, _ = objectOf(fn).(*types.Func)
-	if p.isForeignMemoryMethod(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
+	if lk.contract.isForeignMemoryMethod(fn) && copyMethods[fn.Name()] && pkgOf(f.Function) != pkgOf(fn) {
 		f.addOperation(c.at, opCopy, "copies to or from process memory by "+shortName(c.static))
 		return false
 	}
@@ -138,64 +138,64 @@ func (p *Program) scanStaticCall(f *function, c *call, fn *ssa.Function) bool {
 		f.addOperation(c.at, opSleep, "may sleep, as its comment states")
 		return false
 	}
-	if p.funcs[fn] != nil {
-		p.addCallee(c, fn)
-	} else if c.static != nil && !p.isInCheckedModule(c.static.Pkg()) {
-		p.applyLibraryCall(f, c, c.static)
+	if lk.graph.funcs[fn] != nil {
+		lk.graph.addCallee(c, fn)
+	} else if c.static != nil && !lk.graph.isInCheckedModule(c.static.Pkg()) {
+		lk.applyLibraryCall(f, c, c.static)
 	}
 	return true
 }
 
 // addCallees adds the functions that a call may call. addCallees applies the tables of contract.go to functions of
 // other packages.
-func (p *Program) addCallees(f *function, c *call, known []*ssa.Function) {
+func (lk *linker) addCallees(f *function, c *call, known []*ssa.Function) {
 	for _, fn := range known {
-		if p.funcs[fn] != nil {
-			p.addCallee(c, fn)
-		} else if o, ok := objectOf(fn).(*types.Func); ok && !p.isInCheckedModule(o.Pkg()) && !slices.Contains(c.library, o) {
+		if lk.graph.funcs[fn] != nil {
+			lk.graph.addCallee(c, fn)
+		} else if o, ok := objectOf(fn).(*types.Func); ok && !lk.graph.isInCheckedModule(o.Pkg()) && !slices.Contains(c.library, o) {
 			c.library = append(c.library, o)
 		}
 	}
 	slices.SortFunc(c.library, func(a, b *types.Func) int { return strings.Compare(a.FullName(), b.FullName()) })
 	spawns := c.spawns
 	for _, o := range c.library {
-		p.applyLibraryCall(f, c, o)
+		lk.applyLibraryCall(f, c, o)
 	}
 	c.spawns = spawns || c.spawns && len(c.library) == 1 && len(known) == 1
 }
 
 // addPassedCallees adds the functions that a call passes to another package, which calls the functions.
-func (p *Program) addPassedCallees(c *call) {
+func (lk *linker) addPassedCallees(c *call) {
 	for _, a := range c.at.(ssa.CallInstruction).Common().Args {
 		if fn := functionOf(a); fn != nil {
-			p.addCallee(c, fn)
+			lk.graph.addCallee(c, fn)
 		}
 	}
 }
 
 // applyLibraryCall applies the effects of a call of a function of another package.
-func (p *Program) applyLibraryCall(f *function, c *call, obj *types.Func) {
+func (lk *linker) applyLibraryCall(f *function, c *call, obj *types.Func) {
 	common := c.at.(ssa.CallInstruction).Common()
 	full := obj.FullName()
 	if full == "(*sync.Pool).Get" && !common.IsInvoke() && len(common.Args) > 0 {
-		for _, fn := range p.poolNewFuncs(f, common.Args[0]) {
-			p.addCallee(c, fn)
+		for _, fn := range lk.poolNewFuncs(f, common.Args[0]) {
+			lk.graph.addCallee(c, fn)
 		}
 	}
 	kind, known := externalKind(obj)
 	why := ""
 	if !known {
-		if k, w, ok := p.externalFact(obj); ok {
+		if k, w, ok := lk.externalFact(obj); ok {
 			kind, why = k, ", which may sleep: "+w
 		}
-		if w, ok := p.copyFact(obj); ok && !p.copiesOwnMemory(f, obj) {
+		if w, ok := lk.copyFact(obj); ok && !lk.contract.copiesOwnMemory(f, obj) {
 			f.addOperation(c.at, opCopy, "calls "+shortName(obj)+", which copies: "+w)
 		}
 	}
 	if _, ok := postFuncs[full]; ok {
 		return // completion.go treats these calls
 	}
-	p.addPassedCallees(c)
+	lk.addPassedCallees(c)
 	if c.spawns {
 		return
 	}
@@ -212,9 +212,9 @@ func (p *Program) applyLibraryCall(f *function, c *call, obj *types.Func) {
 }
 
 // isForeignMemoryMethod reports whether a function is a method of memory that may belong to another process.
-func (p *Program) isForeignMemoryMethod(fn *ssa.Function) bool {
+func (ct *contract) isForeignMemoryMethod(fn *ssa.Function) bool {
 	i := strings.LastIndex(copyInterface, ".")
-	k := p.prog.ImportedPackage(copyInterface[:i])
+	k := ct.graph.prog.ImportedPackage(copyInterface[:i])
 	if k == nil || fn.Signature.Recv() == nil || pkgOf(fn) != k.Pkg {
 		return false
 	}
@@ -227,17 +227,17 @@ func (p *Program) isForeignMemoryMethod(fn *ssa.Function) bool {
 }
 
 // isHandler reports whether a field holds functions that may not sleep.
-func (p *Program) isHandler(v *types.Var) bool {
+func (ct *contract) isHandler(v *types.Var) bool {
 	if v == nil {
 		return false
 	}
-	if p.nosleepFields[v] {
+	if ct.directives.nosleepFields[v] {
 		return true
 	}
-	if p.handlers == nil {
-		p.handlers = p.fieldsOf(ibPath, handlerFields)
-		maps.Copy(p.handlers, p.fieldsOf(ibPath, driverFields))
-		maps.Copy(p.handlers, p.fieldsOf(completionPath, completionFields))
+	if ct.handlers == nil {
+		ct.handlers = ct.fieldsOf(ibPath, handlerFields)
+		maps.Copy(ct.handlers, ct.fieldsOf(ibPath, driverFields))
+		maps.Copy(ct.handlers, ct.fieldsOf(completionPath, completionFields))
 	}
-	return p.handlers[v] != ""
+	return ct.handlers[v] != ""
 }

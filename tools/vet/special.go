@@ -17,7 +17,7 @@ const maxCopies = 32
 // specialise replaces functions with locks or interfaces in their parameters by copies. There is one copy for each
 // place or type that callers pass.
 func (p *Program) specialise() {
-	p.findDistinguishedTypes()
+	p.objects.findDistinguishedTypes()
 	if !p.markNeededParameters() {
 		return
 	}
@@ -45,7 +45,7 @@ func (p *Program) specialise() {
 // locks, or determine which of several methods is called.
 func (p *Program) markNeededParameters() (any bool) {
 	mark := func(f *function, v ssa.Value) bool {
-		f, i := p.rootParameter(f, v)
+		f, i := p.objects.rootParameter(f, v)
 		if f == nil || f.needs[i] {
 			return false
 		}
@@ -90,21 +90,21 @@ func (p *Program) mayCallSeveral(c *call) bool {
 
 // rootParameter returns the parameter on which a place depends, and the function with the parameter: f or an
 // enclosing function.
-func (p *Program) rootParameter(f *function, v ssa.Value) (*function, int) {
+func (ot *objectTable) rootParameter(f *function, v ssa.Value) (*function, int) {
 	for range maxPointerSteps {
 		switch x := v.(type) {
 		case *ssa.Parameter:
-			if p.split.needsTarget(x.Type()) || types.IsInterface(x.Type()) {
+			if ot.split.needsTarget(x.Type()) || types.IsInterface(x.Type()) {
 				return f, slices.Index(f.Params, x)
 			}
 			return nil, 0
 		case *ssa.FieldAddr:
-			if n := namedOf(x.X.Type()); n != nil && !p.split.types[n.Origin()] {
+			if n := namedOf(x.X.Type()); n != nil && !ot.split.types[n.Origin()] {
 				return nil, 0
 			}
 			v = x.X
 		case *ssa.FreeVar:
-			f, v = p.boundValue(f, x)
+			f, v = ot.boundValue(f, x)
 			if f == nil {
 				return nil, 0
 			}
@@ -143,7 +143,7 @@ type specialiser struct {
 // specialiseCall replaces the callees of a call by copies.
 func (s *specialiser) specialiseCall(f *function, c *call) {
 	if f.base != nil && s.p.mayCallSeveral(c) {
-		s.p.chooseCallee(f, c)
+		s.p.objects.chooseCallee(f, c)
 	}
 	for i, g := range c.callees {
 		c.callees[i] = s.calleeCopy(f, c, g)
@@ -155,16 +155,16 @@ func (s *specialiser) specialiseCall(f *function, c *call) {
 
 // chooseCallee reduces the callees of an interface call to the method of the type for which the function has been
 // specialised.
-func (p *Program) chooseCallee(f *function, c *call) {
-	at := p.locationAt(f, c.at.(ssa.CallInstruction).Common().Value)
+func (ot *objectTable) chooseCallee(f *function, c *call) {
+	at := ot.locationAt(f, c.at.(ssa.CallInstruction).Common().Value)
 	if at.typ == nil {
 		return
 	}
-	sel := p.prog.MethodSets.MethodSet(at.typ).Lookup(c.iface.Pkg(), c.iface.Name())
+	sel := ot.graph.prog.MethodSets.MethodSet(at.typ).Lookup(c.iface.Pkg(), c.iface.Name())
 	if sel == nil {
 		return
 	}
-	fn := p.prog.MethodValue(sel)
+	fn := ot.graph.prog.MethodValue(sel)
 	is := func(g *function) bool { return g.Function == fn }
 	if !slices.ContainsFunc(c.callees, is) {
 		return
@@ -187,7 +187,7 @@ func (s *specialiser) calleeCopy(f *function, c *call, g *function) *function {
 		return g
 	}
 	binds := map[int]location{}
-	for i, at := range s.p.argumentTargets(f, c, g) {
+	for i, at := range s.p.objects.argumentTargets(f, c, g) {
 		if g.needs[i] {
 			binds[i] = at
 		}
@@ -197,7 +197,7 @@ func (s *specialiser) calleeCopy(f *function, c *call, g *function) *function {
 	}
 	key := fmt.Sprintf("%p %p", g, outer)
 	for _, i := range slices.Sorted(maps.Keys(binds)) {
-		key += fmt.Sprintf(" %d=%s", i, bindingKey(s.p, binds[i]))
+		key += fmt.Sprintf(" %d=%s", i, bindingKey(&s.p.objects, binds[i]))
 	}
 	if s.made[key] == nil {
 		if s.count[g.Function] >= maxCopies {
@@ -290,12 +290,12 @@ func (p *Program) entryPoints() map[*function]bool {
 	is := map[*function]bool{}
 	all := map[string][]string{}
 	for _, i := range driverInterfaces {
-		it := p.ibInterface(i)
+		it := p.contract.ibInterface(i)
 		for k := 0; it != nil && k < it.NumMethods(); k++ {
 			all[i] = append(all[i], it.Method(k).Name())
 		}
 	}
-	roots := slices.Concat(p.implementingMethods(all), p.noSleepRoots(), p.storedFuncs(p.fieldsOf(ibPath, clientFields),
+	roots := slices.Concat(p.contract.implementingMethods(all), p.noSleepRoots(), p.storedFuncs(p.contract.fieldsOf(ibPath, clientFields),
 		nil))
 	for _, r := range roots {
 		is[r.f] = true

@@ -34,7 +34,7 @@ const (
 // stands for that field of all values of its type. An element stands for the elements of all containers of its
 // type.
 type valueTracer struct {
-	p        *Program
+	graph    *callGraph
 	fields   map[*types.Var][]ssa.Value
 	variable map[ssa.Value][]ssa.Value     // stored values, keyed by *ssa.Global or *ssa.Alloc
 	elements map[string][]containerElement // elements of slices, maps and channels, keyed by the type of the container
@@ -51,14 +51,14 @@ type valueTracer struct {
 type containerElement struct{ container, v ssa.Value }
 
 // newTracer indexes the stores and calls of a linked program.
-func newTracer(p *Program) *valueTracer {
+func newTracer(cg *callGraph) *valueTracer {
 	t := &valueTracer{
-		p: p, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{},
+		graph: cg, fields: map[*types.Var][]ssa.Value{}, variable: map[ssa.Value][]ssa.Value{},
 		elements: map[string][]containerElement{}, made: map[ssa.Value][]valueOrigin{},
 		closures: map[*ssa.Function][]*ssa.MakeClosure{}, calls: map[ssa.Instruction]*call{},
 		callers: map[*ssa.Function][]caller{}, frames: map[callFrame]*callFrame{},
 	}
-	for _, f := range p.order {
+	for _, f := range cg.order {
 		for _, c := range f.calls {
 			t.calls[c.at] = c
 			for _, g := range c.ownCallees() {
@@ -298,7 +298,7 @@ func (t *valueTracer) containerAllocs(x ssa.Value) []valueOrigin {
 
 // visitField visits the values that are stored in a field.
 func (s *traceSearch) visitField(v *types.Var) {
-	if len(s.fields[v]) == 0 && !s.p.isInCheckedModule(v.Pkg()) {
+	if len(s.fields[v]) == 0 && !s.graph.isInCheckedModule(v.Pkg()) {
 		s.addLeaf(nil, nil)
 	}
 	s.visitAll(s.fields[v], nil)
