@@ -347,7 +347,8 @@ func (gd *guardChecker) checkCloses(funcs []*function, report reporter) {
 				received.addValue(v)
 			default:
 				// for a function of another package, only the marks are available
-				if fn := at.Common().StaticCallee(); fn != nil && gd.graph.funcs[fn] == nil && gd.directives.hasDirective(fn, "receives") {
+				fn := at.Common().StaticCallee()
+				if fn != nil && gd.graph.funcs[fn] == nil && gd.directives.hasDirective(fn, "receives") {
 					received.addValue(v)
 				}
 			}

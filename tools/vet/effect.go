@@ -48,7 +48,8 @@ func (p *Program) callers(check string) map[*function][]caller {
 	m := map[*function][]caller{}
 	for _, f := range p.order {
 		for _, c := range f.calls {
-			if c.spawns || c.agreed && check == NoSleep || check == Copy && (c.atomic || p.contract.copiesOwnMemory(f, c.static)) {
+			if c.spawns || c.agreed && check == NoSleep ||
+				check == Copy && (c.atomic || p.contract.copiesOwnMemory(f, c.static)) {
 				continue
 			}
 			for _, g := range c.callees {
@@ -94,7 +95,7 @@ func functionName(f *function) string {
 // findSleepyLocks finds the locks that are held across sleeping operations. A wait for such a lock is then also a
 // sleeping operation.
 func (p *Program) findSleepyLocks(sleep *effect, callers map[*function][]caller) {
-	conds := p.locks.condLocks()
+	conds := p.locks.locksOfConds()
 	mark := func(f *function, held lockSet, c *effectCause, cond, plug bool) {
 		for l := range held {
 			if (l.sleepy == nil || l.sleepy.plug && !plug) && !(cond && (conds.findOverlap(l) != nil || len(held) == 1)) {
@@ -267,7 +268,8 @@ func (lt *lockTable) locksHeldAtParamCall(f *function, param int, held lockSet, 
 		return held
 	}
 	for _, closure := range f.AnonFuncs { // the locks in closures that call the parameter are unknown
-		if g := lt.graph.funcs[closure]; g != nil && slices.ContainsFunc(g.calls, func(c *call) bool { return c.param == -param }) {
+		g := lt.graph.funcs[closure]
+		if g != nil && slices.ContainsFunc(g.calls, func(c *call) bool { return c.param == -param }) {
 			return held
 		}
 	}
@@ -297,8 +299,8 @@ func (lt *lockTable) locksHeldAtParamCall(f *function, param int, held lockSet, 
 	return during
 }
 
-// condLocks returns the locks that sync.Cond.Wait releases.
-func (lt *lockTable) condLocks() lockSet {
+// locksOfConds returns the locks that sync.Cond.Wait releases.
+func (lt *lockTable) locksOfConds() lockSet {
 	conds := lockSet{}
 	for _, f := range lt.graph.order {
 		for _, b := range f.Blocks {

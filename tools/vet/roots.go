@@ -113,14 +113,14 @@ func (ct *contract) convertsTo(n *types.Named, iface string) bool {
 		ct.converted = map[string]map[*types.Named]bool{}
 	}
 	if ct.converted[iface] == nil {
-		ct.converted[iface] = ct.convertedTo(iface)
+		ct.converted[iface] = ct.conversionsTo(iface)
 	}
 	return ct.converted[iface][n.Origin()]
 }
 
-// convertedTo returns the types that the program converts to an interface of package ib. Pointers count as their
+// conversionsTo returns the types that the program converts to an interface of package ib. Pointers count as their
 // targets.
-func (ct *contract) convertedTo(iface string) map[*types.Named]bool {
+func (ct *contract) conversionsTo(iface string) map[*types.Named]bool {
 	found := map[*types.Named]bool{}
 	made := func(v ssa.Value) bool {
 		_, ok := v.(*ssa.MakeInterface)

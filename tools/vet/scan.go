@@ -152,7 +152,8 @@ func (lk *linker) addCallees(f *function, c *call, known []*ssa.Function) {
 	for _, fn := range known {
 		if lk.graph.funcs[fn] != nil {
 			lk.graph.addCallee(c, fn)
-		} else if o, ok := objectOf(fn).(*types.Func); ok && !lk.graph.isInCheckedModule(o.Pkg()) && !slices.Contains(c.library, o) {
+		} else if o, ok := objectOf(fn).(*types.Func); ok && !lk.graph.isInCheckedModule(o.Pkg()) &&
+			!slices.Contains(c.library, o) {
 			c.library = append(c.library, o)
 		}
 	}

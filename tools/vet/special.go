@@ -295,8 +295,8 @@ func (p *Program) entryPoints() map[*function]bool {
 			all[i] = append(all[i], it.Method(k).Name())
 		}
 	}
-	roots := slices.Concat(p.contract.implementingMethods(all), p.noSleepRoots(), p.storedFuncs(p.contract.fieldsOf(ibPath, clientFields),
-		nil))
+	clients := p.storedFuncs(p.contract.fieldsOf(ibPath, clientFields), nil)
+	roots := slices.Concat(p.contract.implementingMethods(all), p.noSleepRoots(), clients)
 	for _, r := range roots {
 		is[r.f] = true
 	}
