@@ -160,12 +160,12 @@ func (a *agent) handleCompletion(wc *ib.WC) {
 func (a *agent) handleDatagram(wc *ib.WC, b []byte) {
 	tid, m, err := msg.Parse(b[roce.GRHLen:])
 	if err != nil {
-		a.m.increment(&a.m.stats.Malformed)
+		a.m.stats.Malformed.Add(1)
 		return
 	}
 	from, err := a.dev.AddressOfSender(a.port, wc, b)
 	if err != nil {
-		a.m.increment(&a.m.stats.Malformed)
+		a.m.stats.Malformed.Add(1)
 		return
 	}
 	a.m.receiveMessage(a, receivedMessage{from: from, tid: tid, m: m})

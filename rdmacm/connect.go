@@ -106,12 +106,12 @@ func (id *ID) Connect(p Param, user []byte) error {
 	}
 	to := *m.peerAddressVector(id)
 	c := &connection{
-		agent: id.at.agent, owner: id, to: to, local: m.unusedRandomID(func(n uint32) bool { return m.conns[n] != nil }),
+		agent: id.at.agent, owner: id, to: to, local: unusedRandomID(m.cfg.Rand, m.conns.isUsed),
 		space: id.opts.Space, tid: m.cfg.Rand.Uint64(), recvPSN: low24Bits(m.cfg.Rand.Uint32()), mtu: id.at.mtu,
 		ackCode: id.ackTimeout(), depth: p.InitiatorDepth, resources: p.ResponderResources,
 		retry: p.RetryCount & 7, rnrRetry: p.RNRRetryCount & 7, localQPN: low24Bits(p.QPN),
 	}
-	m.conns[c.local] = c
+	m.conns.add(c)
 	id.conn, id.param, id.state, id.begun = c, p, idConnected, true
 	req := &msg.REQ{
 		LocalCommID: c.local, ServiceID: msg.MakeServiceID(id.opts.Space, id.dst.Port()), LocalCAGUID: c.agent.guid,
@@ -418,9 +418,7 @@ func (m *Manager) applyActions(c *connection, d conn.Actions) {
 		m.armTimer(c, 2*decodeTimeout(min(c.ackCode, maxTimewait)))
 		m.limitEndedConnections(c)
 	case conn.Refusal:
-		if k := c.peerKey(c.remoteQPN); m.byPeerQP[k] == c {
-			delete(m.byPeerQP, k) // the queue pair may request a new connection
-		}
+		m.conns.removePeerQP(c)
 		d := 2*decodeTimeout(m.cfg.Timeout) + time.Second
 		if c.slow {
 			d += decodeTimeout(mraTimeout)
@@ -428,7 +426,7 @@ func (m *Manager) applyActions(c *connection, d conn.Actions) {
 		m.armTimer(c, d)
 		m.limitEndedConnections(c)
 	case conn.Stop:
-		m.disarmTimer(c)
+		c.disarmTimer()
 	}
 	if d.Event != conn.None {
 		m.reportConnEvent(c, d.Event)
@@ -451,7 +449,7 @@ const (
 //
 //verbena:held mu
 func (m *Manager) limitEndedConnections(c *connection) {
-	if c.owner == nil && len(m.conns) > maxRemembered {
+	if c.owner == nil && len(m.conns.local) > maxRemembered {
 		c.State = conn.Idle
 		m.forgetConnection(c)
 	}
@@ -470,8 +468,8 @@ func (m *Manager) armTimer(c *connection, d time.Duration) {
 	c.timer = m.cfg.Clock.AfterFunc(d, func() { m.containPanic(func() { m.handleTimeout(c, round) }) })
 }
 
-//verbena:held mu
-func (m *Manager) disarmTimer(c *connection) {
+// disarmTimer stops the timer. The caller holds Manager.mu.
+func (c *connection) disarmTimer() {
 	c.round++
 	if c.timer != nil {
 		c.timer.Stop()
@@ -482,15 +480,13 @@ func (m *Manager) disarmTimer(c *connection) {
 func (m *Manager) handleTimeout(c *connection, round uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if c.round == round && m.conns[c.local] == c {
+	if c.round == round && m.conns.local[c.local] == c {
 		m.applyActions(c, c.HandleTimeout())
 	}
 }
 
-// detachConnection separates a connection from its ID.
-//
-//verbena:held mu
-func (m *Manager) detachConnection(id *ID) {
+// detachConnection separates a connection from its ID. The caller holds Manager.mu.
+func (id *ID) detachConnection() {
 	id.conn.owner, id.conn = nil, nil
 }
 
@@ -498,18 +494,10 @@ func (m *Manager) detachConnection(id *ID) {
 //
 //verbena:held mu
 func (m *Manager) forgetConnection(c *connection) {
-	m.disarmTimer(c)
-	if m.conns[c.local] == c {
-		delete(m.conns, c.local)
-	}
-	if k := c.peerKey(c.remote); m.byPeer[k] == c {
-		delete(m.byPeer, k)
-	}
-	if k := c.peerKey(c.remoteQPN); m.byPeerQP[k] == c {
-		delete(m.byPeerQP, k)
-	}
+	c.disarmTimer()
+	m.conns.remove(c)
 	if c.owner != nil {
-		m.detachConnection(c.owner)
+		c.owner.detachConnection()
 	}
 }
 

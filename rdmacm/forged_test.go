@@ -111,7 +111,7 @@ func TestDestroyOnBothSidesDropsConnection(t *testing.T) {
 		s.Destroy()
 		testutil.AdvanceTime(10 * time.Minute)
 		for _, h := range []*testHost{a, b} {
-			if n := len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP); n > 0 {
+			if n := h.m.conns.entries(); n > 0 {
 				t.Errorf("entries of %v: got %d, want 0", h.addr, n)
 			}
 		}

@@ -72,8 +72,8 @@ func (f *packetForger) candidateCommIDs() []uint32 {
 	f.h.m.mu.Lock()
 	defer f.h.m.mu.Unlock()
 	list := []uint32{0, 1, 2, 3}
-	for _, n := range slices.Sorted(maps.Keys(f.h.m.conns)) {
-		list = append(list, n, f.h.m.conns[n].remote)
+	for _, n := range slices.Sorted(maps.Keys(f.h.m.conns.local)) {
+		list = append(list, n, f.h.m.conns.local[n].remote)
 	}
 	return append(list, slices.Sorted(maps.Keys(f.h.m.sidr))...)
 }
@@ -281,8 +281,8 @@ func FuzzPackets(f *testing.F) {
 			}
 			testutil.AdvanceTime(2 * time.Minute) // an MRA requests 68 s, and timewait is 9 s
 			left := [...]int{
-				len(a.m.ids), len(a.m.conns), len(a.m.byPeer), len(a.m.byPeerQP), len(a.m.sidr), len(a.m.services), len(a.m.ports),
-				a.m.held,
+				len(a.m.ids), len(a.m.conns.local), len(a.m.conns.byPeer), len(a.m.conns.byPeerQP), len(a.m.sidr),
+				len(a.m.services), len(a.m.ports), a.m.held,
 			}
 			if left != [len(left)]int{} {
 				t.Errorf("entries of ids, conns, byPeer, byPeerQP, sidr, services, ports and held: got %d, want 0",

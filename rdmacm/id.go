@@ -208,7 +208,7 @@ const maxFormerListeners = 1024
 func (m *Manager) releaseDevice(id *ID) {
 	id.groups = nil
 	if c := id.conn; c != nil {
-		m.detachConnection(id)
+		id.detachConnection()
 		if d, ok := c.Call(conn.Drop, m.cfg.Retries); ok {
 			m.applyActions(c, d)
 		}

@@ -58,16 +58,13 @@ type Manager struct {
 	cfg    Config
 	stats  Stats
 
-	mu     sync.Mutex
-	closed bool
-	agents agentTable
-	ids    map[*ID]struct{}
-	made   uint64 // number of IDs created so far
-	ports  portTable
-	conns  map[uint32]*connection
-	// The following maps hold connections, by the peer's number and by its queue pair.
-	byPeer   map[peerID]*connection
-	byPeerQP map[peerID]*connection
+	mu       sync.Mutex
+	closed   bool
+	agents   agentTable
+	ids      map[*ID]struct{}
+	made     uint64 // number of IDs created so far
+	ports    portTable
+	conns    connectionTable
 	sidr     map[uint32]*ID     // outstanding requests, by the ID that this side has chosen
 	services map[serviceKey]*ID // requests of peers, by the IDs that the peers have chosen
 
@@ -75,15 +72,6 @@ type Manager struct {
 	held   int                       // number of requests that are held back
 
 	events eventQueue
-}
-
-// peerID identifies a number that a peer has assigned to a connection or a queue pair. The address is part of the
-// key, because any host can claim a node GUID. Without the address, such a host could occupy the numbers of that
-// node.
-type peerID struct {
-	from   ib.GID
-	guid   uint64
-	number uint32
 }
 
 // serviceKey identifies a request for a datagram service.
@@ -118,8 +106,7 @@ func New(core *ib.Core, cfg Config) (*Manager, error) {
 	}
 	m := &Manager{
 		core: core, cfg: cfg, agents: agentTable{noLoopback: cfg.NoLoopback}, ids: map[*ID]struct{}{},
-		ports: portTable{}, conns: map[uint32]*connection{}, byPeer: map[peerID]*connection{},
-		byPeerQP: map[peerID]*connection{}, sidr: map[uint32]*ID{}, services: map[serviceKey]*ID{},
+		ports: portTable{}, conns: newConnectionTable(), sidr: map[uint32]*ID{}, services: map[serviceKey]*ID{},
 		lately: map[uint16]formerListener{},
 	}
 	m.events.wake, m.events.done = make(chan struct{}, 1), make(chan struct{})
@@ -150,7 +137,7 @@ func (m *Manager) Close() {
 	m.mu.Unlock()
 	m.core.UnregisterClient(&m.client)
 	m.mu.Lock()
-	for _, c := range m.conns {
+	for _, c := range m.conns.local {
 		m.forgetConnection(c)
 	}
 	m.mu.Unlock()
@@ -165,8 +152,6 @@ func (m *Manager) containPanic(f func()) {
 
 // Stats returns the counters.
 func (m *Manager) Stats() *Stats { return &m.stats }
-
-func (m *Manager) increment(c *atomic.Uint64) { c.Add(1) }
 
 // addDevice implements the client's Add. (cm_add_one, cma_add_one)
 func (m *Manager) addDevice(dev *ib.Device) (any, error) {
@@ -200,7 +185,7 @@ func (m *Manager) removeDevice(_ *ib.Device, data any) {
 			m.events.enqueue(id, Event{Type: DeviceRemoval})
 		}
 	}
-	for _, c := range m.conns {
+	for _, c := range m.conns.local {
 		if c.agent == a {
 			m.forgetConnection(c)
 		}
@@ -221,9 +206,9 @@ func decodeTimeout(code uint8) time.Duration {
 }
 
 // unusedRandomID returns a random number that is neither 0 nor in use.
-func (m *Manager) unusedRandomID(used func(uint32) bool) uint32 {
+func unusedRandomID(r *rand.Rand, isUsed func(uint32) bool) uint32 {
 	for {
-		if n := m.cfg.Rand.Uint32(); n != 0 && !used(n) {
+		if n := r.Uint32(); n != 0 && !isUsed(n) {
 			return n
 		}
 	}

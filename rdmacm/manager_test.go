@@ -66,11 +66,13 @@ func (h *testHost) plugAndOpenManager(cfg Config) {
 	h.must(err)
 }
 
+// entries returns the number of entries of all maps.
+func (t *connectionTable) entries() int { return len(t.local) + len(t.byPeer) + len(t.byPeerQP) }
+
 func (h *testHost) close() {
 	h.m.Close()
 	h.must(h.slot.Close())
-	if n := len(h.m.ids) + len(h.m.conns) + len(h.m.byPeer) + len(h.m.byPeerQP) + len(h.m.sidr) + len(h.m.services) +
-		len(h.m.ports); n > 0 {
+	if n := len(h.m.ids) + h.m.conns.entries() + len(h.m.sidr) + len(h.m.services) + len(h.m.ports); n > 0 {
 		h.t.Errorf("%v: got %d remaining entries, want 0: %+v", h.addr, n, h.m)
 	}
 }
@@ -598,7 +600,7 @@ func TestOwnerCannotExtendEndedConnection(t *testing.T) {
 			t.Helper()
 			for _, h := range []*testHost{a, b} {
 				h.m.mu.Lock()
-				if n := len(h.m.conns); n != want {
+				if n := len(h.m.conns.local); n != want {
 					t.Errorf("%v: remembered connections: got %d %s, want %d", h.addr, n, what, want)
 				}
 				h.m.mu.Unlock()
@@ -611,7 +613,7 @@ func TestOwnerCannotExtendEndedConnection(t *testing.T) {
 		for _, h := range []*testHost{a, b} {
 			h.m.mu.Lock()
 			for i := range uint32(maxRemembered) {
-				h.m.conns[i+1] = &connection{}
+				h.m.conns.local[i+1] = &connection{}
 			}
 			h.m.mu.Unlock()
 		}
@@ -619,7 +621,7 @@ func TestOwnerCannotExtendEndedConnection(t *testing.T) {
 		remembered("with more than the limit", maxRemembered)
 		for _, h := range []*testHost{a, b} {
 			h.m.mu.Lock()
-			clear(h.m.conns)
+			clear(h.m.conns.local)
 			h.m.mu.Unlock()
 		}
 	})

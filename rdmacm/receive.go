@@ -90,15 +90,13 @@ func (m *Manager) handleMessage(a *agent, r receivedMessage) {
 
 const alternatePathUnsupported = 2 // IB_CM_APR_...: IBA table 117
 
-// lookUpConnection returns the connection of a message, or nil. The message must match both communication IDs and the
-// address with which the connection began. lookUpConnection may introduce the communication ID of the peer.
+// lookUpConnection returns the connection of a message, or nil.
 //
 //verbena:held mu
 func (m *Manager) lookUpConnection(a *agent, r *receivedMessage, local, remote uint32) *connection {
-	c := m.conns[local]
-	if c == nil || c.agent != a || c.to.GRH.DGID != r.from.GRH.DGID || c.remote != 0 && c.remote != remote {
+	c := m.conns.lookUp(a, r.from.GRH.DGID, local, remote)
+	if c == nil {
 		m.stats.Unknown.Add(1)
-		return nil
 	}
 	return c
 }
@@ -112,14 +110,15 @@ func (m *Manager) rejectREQ(a *agent, r *receivedMessage, req *msg.REQ, why msg.
 //verbena:held mu
 func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 	key := peerID{r.from.GRH.DGID, x.LocalCAGUID, x.LocalCommID}
-	if c := m.byPeer[key]; c != nil {
+	if c := m.conns.byPeer[key]; c != nil {
 		m.stats.Duplicates.Add(1)
 		if c.agent == a {
 			m.applyActions(c, c.Receive(msg.AttrREQ, 0, 0))
 		}
 		return
 	}
-	if old := m.byPeerQP[peerID{key.from, key.guid, x.LocalQPN}]; old != nil && x.Transport != msg.TransportExtended {
+	old := m.conns.byPeerQP[peerID{key.from, key.guid, x.LocalQPN}]
+	if old != nil && x.Transport != msg.TransportExtended {
 		if old.agent == a {
 			m.endStaleConnection(old)
 		}
@@ -158,9 +157,8 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 		return
 	}
 	c := &connection{
-		agent: a, owner: id, to: r.from, local: m.unusedRandomID(func(n uint32) bool { return m.conns[n] != nil }),
-		remote: x.LocalCommID,
-		guid:   x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: low24Bits(m.cfg.Rand.Uint32()),
+		agent: a, owner: id, to: r.from, local: unusedRandomID(m.cfg.Rand, m.conns.isUsed), remote: x.LocalCommID,
+		guid: x.LocalCAGUID, space: l.opts.Space, tid: r.tid, recvPSN: low24Bits(m.cfg.Rand.Uint32()),
 		sendPSN:   x.StartingPSN,
 		remoteQPN: x.LocalQPN, mtu: min(mtu, id.at.mtu), ackCode: x.Primary.ACKTimeout, retry: x.RetryCount,
 		rnrRetry:  x.RNRRetryCount,
@@ -168,10 +166,8 @@ func (m *Manager) receiveREQ(a *agent, r *receivedMessage, x *msg.REQ) {
 	}
 	c.to.GRH.TrafficClass, c.to.GRH.FlowLabel, c.hops = x.Primary.TrafficClass, x.Primary.FlowLabel, x.Primary.HopLimit
 	c.Receive(msg.AttrREQ, 0, 0)
-	m.conns[c.local], m.byPeer[key] = c, c
-	if x.Transport != msg.TransportExtended {
-		m.byPeerQP[c.peerKey(c.remoteQPN)] = c
-	}
+	m.conns.add(c)
+	m.conns.addPeer(c, x.Transport != msg.TransportExtended)
 	id.conn, id.state, id.begun = c, idConnected, true
 	m.events.enqueue(l, Event{Type: ConnectRequest, New: id, Data: data, Param: Param{
 		QPN: x.LocalQPN, ResponderResources: x.InitiatorDepth, InitiatorDepth: x.ResponderResources,
@@ -333,8 +329,8 @@ func (m *Manager) receiveREP(a *agent, r *receivedMessage, x *msg.REP) {
 		return
 	}
 	from := c.to.GRH.DGID
-	if m.byPeerQP[peerID{from, x.LocalCAGUID, x.LocalQPN}] != nil ||
-		m.byPeer[peerID{from, x.LocalCAGUID, x.LocalCommID}] != nil {
+	if m.conns.byPeerQP[peerID{from, x.LocalCAGUID, x.LocalQPN}] != nil ||
+		m.conns.byPeer[peerID{from, x.LocalCAGUID, x.LocalCommID}] != nil {
 		a.queueMessage(r.from, r.tid, &msg.REJ{LocalCommID: c.local, RemoteCommID: x.LocalCommID, Of: msg.OfREP,
 			Reason: msg.ReasonStaleConnection})
 		return
@@ -342,10 +338,7 @@ func (m *Manager) receiveREP(a *agent, r *receivedMessage, x *msg.REP) {
 	c.remote, c.guid, c.remoteQPN, c.sendPSN, c.tidREP = x.LocalCommID, x.LocalCAGUID, x.LocalQPN, x.StartingPSN, r.tid
 	c.depth, c.resources = x.ResponderResources, x.InitiatorDepth
 	c.rnrRetry = x.RNRRetryCount
-	m.byPeer[c.peerKey(c.remote)] = c
-	if id := c.owner; id != nil && id.opts.Type != ib.QPTypeXRCInit {
-		m.byPeerQP[c.peerKey(c.remoteQPN)] = c
-	}
+	m.conns.addPeer(c, c.owner != nil && c.owner.opts.Type != ib.QPTypeXRCInit)
 	d := c.Receive(msg.AttrREP, 0, 0)
 	d.Event = conn.None
 	if c.owner != nil {
@@ -366,7 +359,7 @@ func (m *Manager) receiveREJ(a *agent, r *receivedMessage, x *msg.REJ) {
 	var c *connection
 	switch {
 	case x.Reason == msg.ReasonTimeout && x.InfoLength == 8:
-		c = m.byPeer[peerID{r.from.GRH.DGID, binary.BigEndian.Uint64(x.Info[:8]), x.LocalCommID}]
+		c = m.conns.byPeer[peerID{r.from.GRH.DGID, binary.BigEndian.Uint64(x.Info[:8]), x.LocalCommID}]
 		if c != nil && c.agent != a {
 			c = nil
 		}

@@ -39,7 +39,7 @@ func (m *Manager) sendSIDRREQ(id *ID, p Param, user []byte) error {
 	}
 	s := &serviceRequest{
 		to: *m.peerAddressVector(id), tid: m.cfg.Rand.Uint64(),
-		id:  m.unusedRandomID(func(n uint32) bool { return m.sidr[n] != nil }),
+		id:  unusedRandomID(m.cfg.Rand, func(n uint32) bool { return m.sidr[n] != nil }),
 		sid: msg.MakeServiceID(id.opts.Space, id.dst.Port()), left: m.cfg.Retries,
 	}
 	m.sidr[s.id] = id

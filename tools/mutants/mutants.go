@@ -260,8 +260,8 @@ var mutants = []listedMutant{
 		"if int(st.Uid) != uid || st.Mode&0o022 != 0 {", "if false {"},
 
 	// rdmacm
-	{"a message from any GID is accepted", "rdmacm/receive.go",
-		"c.to.GRH.DGID != r.from.GRH.DGID || c.remote", "c.remote"},
+	{"a message from any GID is accepted", "rdmacm/conntable.go",
+		"c.to.GRH.DGID != from || c.remote", "c.remote"},
 	{"a DREQ ends the connection of any queue pair", "rdmacm/receive.go",
 		"if x.RemoteQPN != c.localQPN {", "if false {"},
 	{"a connection without owners is kept", "rdmacm/receive.go",
