@@ -102,7 +102,7 @@ type actionSpec struct {
 	Remove string        `yaml:"remove"`
 	Add    *deviceSpec   `yaml:"add"`
 	Fault  *faultSpec    `yaml:"fault"`
-	Verb   *verbFault    `yaml:"verb"`
+	Verb   *verbSpec     `yaml:"verb"`
 	Clear  string        `yaml:"clear"` // action whose rule is deleted
 	Event  *ctl.DevEvent `yaml:"event"`
 	Signal *signalSpec   `yaml:"signal"`
@@ -132,15 +132,10 @@ type faultSpec struct {
 	fault.Rule `yaml:",inline"`
 }
 
-// verbFault is a rule that makes a verb fail, as described at ctl.VerbFault.
-type verbFault struct {
-	Verb    string   `yaml:"verb"`
-	Errno   string   `yaml:"errno"`
-	Dev     string   `yaml:"dev"`
-	Process string   `yaml:"process"`
-	Nth     uint64   `yaml:"nth"`   // 0 means from the first call
-	Times   uint64   `yaml:"times"` // 0 means once if Nth is set, and otherwise always
-	Delay   duration `yaml:"delay"`
+// verbSpec is a fault rule for a verb of a device, or of all devices.
+type verbSpec struct {
+	Dev            string `yaml:"dev"`
+	fault.VerbRule `yaml:",inline"`
 }
 
 // signalSpec is a signal to a program.
@@ -618,13 +613,7 @@ func (c *fileChecker) checkAction(a *actionSpec) error {
 			return fmt.Errorf("no fault or verb has the name %q", a.Clear)
 		}
 	case a.Verb != nil:
-		v := a.Verb
-		if v.Verb == "" || v.Errno == "" && v.Delay == 0 {
-			return errors.New("give a verb, and an errno or a delay")
-		}
-		if v.Errno != "" && errnoNumber(v.Errno) == 0 {
-			return fmt.Errorf("errno %q is not the name of an error, such as ENOMEM", v.Errno)
-		}
+		return a.Verb.Validate()
 	case a.Signal != nil:
 		if signalNumber(a.Signal.Signal) == 0 {
 			return fmt.Errorf("%q is not a signal, such as SIGKILL", a.Signal.Signal)
@@ -653,12 +642,3 @@ func (c *fileChecker) checkCounter(x *expectedCounter) error {
 }
 
 func signalNumber(name string) syscall.Signal { return unix.SignalNum(name) }
-
-func errnoNumber(name string) syscall.Errno {
-	for e := syscall.Errno(1); e < 134; e++ {
-		if unix.ErrnoName(e) == name {
-			return e
-		}
-	}
-	return 0
-}

@@ -534,13 +534,8 @@ func (x *runState) actionRequests(a *actionSpec) ([]*ctl.Request, error) {
 	case a.Fault != nil:
 		return []*ctl.Request{{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: a.Fault.Dev, Rule: a.Fault.Rule}}}, nil
 	case a.Verb != nil:
-		v := a.Verb
-		times := v.Times
-		if v.Nth != 0 && times == 0 {
-			times = 1
-		}
-		return []*ctl.Request{{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: v.Dev, Verb: &ctl.VerbFault{
-			Verb: v.Verb, Errno: v.Errno, Delay: time.Duration(v.Delay), Process: v.Process, Nth: v.Nth, Times: times}}}}, nil
+		v := a.Verb.WithDefaults()
+		return []*ctl.Request{{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: a.Verb.Dev, Verb: &v}}}, nil
 	case a.Clear != "":
 		id := 0
 		for i := range x.f.Actions {

@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"verbena/internal/ctl"
 	"verbena/internal/fault"
 	"verbena/internal/procfile"
@@ -34,18 +32,6 @@ const cmVerbPrefix = "rdma_"
 // names of the connection manager with rdma_.
 func VerbNames() []string { return append(uverbs.Verbs(), ucma.Verbs()...) }
 
-const lastErrno = 133 // the number of EHWPOISON
-
-// errnoByName returns the number of an error such as ENOMEM. errnoByName returns false for an unknown name.
-func errnoByName(name string) (syscall.Errno, bool) {
-	for e := syscall.Errno(1); e <= lastErrno; e++ {
-		if unix.ErrnoName(e) == name {
-			return e, true
-		}
-	}
-	return 0, false
-}
-
 // verbFaults is the set of fault rules for verbs.
 type verbFaults struct {
 	ids    *atomic.Int64 // numbers the rules
@@ -59,7 +45,7 @@ type verbFaults struct {
 
 // verbRule is a fault rule for a verb that is in effect.
 type verbRule struct {
-	ctl.VerbFault
+	fault.VerbRule
 	id    int
 	dev   string
 	verb  string // name of the verb as announced by the server
@@ -72,8 +58,8 @@ type verbRule struct {
 }
 
 // newVerbRule checks a rule. newVerbRule's errors wrap EINVAL.
-func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
-	r := &verbRule{VerbFault: *f, dev: dev, ended: make(chan struct{})}
+func newVerbRule(dev string, f *fault.VerbRule) (*verbRule, error) {
+	r := &verbRule{VerbRule: *f, dev: dev, ended: make(chan struct{})}
 	name, state, stated := strings.Cut(strings.TrimPrefix(f.Verb, "ibv_"), ":")
 	var ok bool
 	if r.verb, ok = uverbs.CanonicalVerb(name); !ok {
@@ -92,18 +78,11 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 		return bad("verb %q: unknown state %q; there are: %s", name, ctl.ClipText(state), strings.Join(states, ", "))
 	case dev != "" && strings.HasPrefix(r.verb, cmVerbPrefix):
 		return bad("verb %s does not belong to a device: omit the device", r.verb)
-	case f.Delay < 0 || f.Delay > ctl.MaxVerbDelay:
-		return bad("a delay of %v is not from 0 to %v", f.Delay, ctl.MaxVerbDelay)
-	case f.Errno == "" && f.Delay == 0:
-		return bad("the rule has no effect: give an errno, a delay or both")
-	case len(f.Process) > 64:
-		return bad("process name of %d bytes is too long", len(f.Process))
 	}
-	if f.Errno != "" {
-		if r.errno, ok = errnoByName(f.Errno); !ok {
-			return bad("errno %q is unknown; use a name of errno(3), such as ENOMEM or EIO", ctl.ClipText(f.Errno))
-		}
+	if err := f.Validate(); err != nil {
+		return nil, err
 	}
+	r.errno, _ = f.ErrnoNumber()
 	if pid, err := strconv.Atoi(f.Process); err == nil {
 		r.pid = pid
 	}
@@ -112,19 +91,9 @@ func newVerbRule(dev string, f *ctl.VerbFault) (*verbRule, error) {
 }
 
 // CheckVerbFault returns an error if a rule for a verb is invalid. The error wraps EINVAL.
-func CheckVerbFault(dev string, f *ctl.VerbFault) error {
+func CheckVerbFault(dev string, f *fault.VerbRule) error {
 	_, err := newVerbRule(dev, f)
 	return err
-}
-
-// ErrnoNames returns the names of errors, ordered by number.
-func ErrnoNames() (names []string) {
-	for e := syscall.Errno(1); e <= lastErrno; e++ {
-		if name := unix.ErrnoName(e); name != "" {
-			names = append(names, name)
-		}
-	}
-	return names
 }
 
 // matchesCall reports whether the rule matches a call.
@@ -207,7 +176,7 @@ func (v *verbFaults) listRules() []ctl.FaultRuleState {
 	defer v.mu.Unlock()
 	var list []ctl.FaultRuleState
 	for _, r := range v.rules {
-		f := r.VerbFault
+		f := r.VerbRule
 		list = append(list, ctl.FaultRuleState{Dev: r.dev, ID: r.id, Verb: &f,
 			RuleCounts: fault.RuleCounts{Seen: r.seen, Hit: r.hit}})
 	}
@@ -230,7 +199,7 @@ func (v *verbFaults) updateAnnouncements() {
 }
 
 // addRule puts a rule into effect.
-func (v *verbFaults) addRule(dev string, f *ctl.VerbFault) (id int, err error) {
+func (v *verbFaults) addRule(dev string, f *fault.VerbRule) (id int, err error) {
 	r, err := newVerbRule(dev, f)
 	if err != nil {
 		return 0, err

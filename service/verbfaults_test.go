@@ -17,7 +17,7 @@ import (
 	"verbena/uverbs"
 )
 
-func mustVerbRule(t *testing.T, dev string, f ctl.VerbFault) *verbRule {
+func mustVerbRule(t *testing.T, dev string, f fault.VerbRule) *verbRule {
 	t.Helper()
 	r, err := newVerbRule(dev, &f)
 	if err != nil {
@@ -32,27 +32,27 @@ func TestVerbRuleMatchesCalls(t *testing.T) {
 	rtr := uverbs.VerbCall{Verb: "modify_qp", State: "rtr", Device: "rxe0"}
 	for name, c := range map[string]struct {
 		dev  string
-		rule ctl.VerbFault
+		rule fault.VerbRule
 		call uverbs.VerbCall
 		hits []int // numbers of the calls, from 1 to 10, that the rule affects
 	}{
-		"all":               {"", ctl.VerbFault{Verb: "create_cq"}, call, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
-		"second name":       {"", ctl.VerbFault{Verb: "create_cq_ex", Times: 1}, call, []int{1}},
-		"other verb":        {"", ctl.VerbFault{Verb: "create_qp"}, call, nil},
-		"nth":               {"", ctl.VerbFault{Verb: "create_cq", Nth: 4, Times: 1}, call, []int{4}},
-		"from nth":          {"", ctl.VerbFault{Verb: "create_cq", Nth: 9}, call, []int{9, 10}},
-		"times":             {"", ctl.VerbFault{Verb: "create_cq", Nth: 2, Times: 3}, call, []int{2, 3, 4}},
-		"huge":              {"", ctl.VerbFault{Verb: "create_cq", Nth: 1<<64 - 1, Times: 1<<64 - 1}, call, nil},
-		"times without end": {"", ctl.VerbFault{Verb: "create_cq", Nth: 10, Times: 1<<64 - 1}, call, []int{10}},
-		"device":            {"rxe0", ctl.VerbFault{Verb: "create_cq", Times: 1}, call, []int{1}},
-		"other device":      {"rxe1", ctl.VerbFault{Verb: "create_cq"}, call, nil},
-		"process":           {"", ctl.VerbFault{Verb: "create_cq", Process: "server", Times: 1}, call, []int{1}},
-		"pid":               {"", ctl.VerbFault{Verb: "create_cq", Process: "17", Times: 1}, call, []int{1}},
-		"other process":     {"", ctl.VerbFault{Verb: "create_cq", Process: "client"}, call, nil},
-		"other pid":         {"", ctl.VerbFault{Verb: "create_cq", Process: "18"}, call, nil},
-		"state":             {"", ctl.VerbFault{Verb: "modify_qp:rtr", Times: 1}, rtr, []int{1}},
-		"any state":         {"", ctl.VerbFault{Verb: "modify_qp", Times: 1}, rtr, []int{1}},
-		"other state":       {"", ctl.VerbFault{Verb: "modify_qp:rts"}, rtr, nil},
+		"all":               {"", fault.VerbRule{Verb: "create_cq"}, call, []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}},
+		"second name":       {"", fault.VerbRule{Verb: "create_cq_ex", Times: 1}, call, []int{1}},
+		"other verb":        {"", fault.VerbRule{Verb: "create_qp"}, call, nil},
+		"nth":               {"", fault.VerbRule{Verb: "create_cq", Nth: 4, Times: 1}, call, []int{4}},
+		"from nth":          {"", fault.VerbRule{Verb: "create_cq", Nth: 9}, call, []int{9, 10}},
+		"times":             {"", fault.VerbRule{Verb: "create_cq", Nth: 2, Times: 3}, call, []int{2, 3, 4}},
+		"huge":              {"", fault.VerbRule{Verb: "create_cq", Nth: 1<<64 - 1, Times: 1<<64 - 1}, call, nil},
+		"times without end": {"", fault.VerbRule{Verb: "create_cq", Nth: 10, Times: 1<<64 - 1}, call, []int{10}},
+		"device":            {"rxe0", fault.VerbRule{Verb: "create_cq", Times: 1}, call, []int{1}},
+		"other device":      {"rxe1", fault.VerbRule{Verb: "create_cq"}, call, nil},
+		"process":           {"", fault.VerbRule{Verb: "create_cq", Process: "server", Times: 1}, call, []int{1}},
+		"pid":               {"", fault.VerbRule{Verb: "create_cq", Process: "17", Times: 1}, call, []int{1}},
+		"other process":     {"", fault.VerbRule{Verb: "create_cq", Process: "client"}, call, nil},
+		"other pid":         {"", fault.VerbRule{Verb: "create_cq", Process: "18"}, call, nil},
+		"state":             {"", fault.VerbRule{Verb: "modify_qp:rtr", Times: 1}, rtr, []int{1}},
+		"any state":         {"", fault.VerbRule{Verb: "modify_qp", Times: 1}, rtr, []int{1}},
+		"other state":       {"", fault.VerbRule{Verb: "modify_qp:rts"}, rtr, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.rule.Errno = "ENOMEM"
@@ -81,8 +81,8 @@ func TestVerbDelayEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := uverbs.VerbCall{Verb: "reg_mr"}
 		ctx, cancel := context.WithCancel(t.Context())
-		r := mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
-		v := verbFaults{rules: []*verbRule{r, mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Errno: "EIO", Nth: 2})}}
+		r := mustVerbRule(t, "", fault.VerbRule{Verb: "reg_mr", Delay: time.Minute})
+		v := verbFaults{rules: []*verbRule{r, mustVerbRule(t, "", fault.VerbRule{Verb: "reg_mr", Errno: "EIO", Nth: 2})}}
 		start := time.Now()
 		took := func(want time.Duration, errno error) {
 			t.Helper()
@@ -98,7 +98,7 @@ func TestVerbDelayEnds(t *testing.T) {
 		took(time.Minute, syscall.EIO)
 		time.AfterFunc(time.Second, func() { close(r.ended) })
 		took(time.Second, syscall.EIO)
-		v.rules[0] = mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: ctl.MaxVerbDelay})
+		v.rules[0] = mustVerbRule(t, "", fault.VerbRule{Verb: "reg_mr", Delay: time.Minute})
 		go func() {
 			if err := v.applyFaults(&uverbs.VerbCall{Verb: "alloc_pd"}, ctx); err != nil || time.Since(start) > 0 {
 				t.Error("call of another verb: got a delay, want none")
@@ -115,24 +115,24 @@ func TestInvalidVerbFaultIsRefused(t *testing.T) {
 	for _, x := range []struct {
 		dev  string
 		rule fault.Rule
-		f    ctl.VerbFault
+		f    fault.VerbRule
 		want syscall.Errno
 		says string
 	}{
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "make_cq", Errno: "ENOMEM"}, syscall.EINVAL, "create_cq, create_qp"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "post_send", Errno: "ENOMEM"}, syscall.EINVAL, "there are"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq"}, syscall.EINVAL, "no effect"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "ENOSENSE"}, syscall.EINVAL, "ENOSENSE"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq:rtr", Errno: "EIO"}, syscall.EINVAL, "modify_qp alone"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "modify_qp:ready", Errno: "EIO"}, syscall.EINVAL, "init, rtr, rts"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: -1}, syscall.EINVAL, "from 0 to 1m"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Delay: 1 << 62}, syscall.EINVAL, "from 0 to 1m"},
-		{"", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO", Process: strings.Repeat("x", 65)}, syscall.EINVAL,
+		{"", fault.Rule{}, fault.VerbRule{Verb: "make_cq", Errno: "ENOMEM"}, syscall.EINVAL, "create_cq, create_qp"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "post_send", Errno: "ENOMEM"}, syscall.EINVAL, "there are"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "create_cq"}, syscall.EINVAL, "no effect"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "create_cq", Errno: "ENOSENSE"}, syscall.EINVAL, "ENOSENSE"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "create_cq:rtr", Errno: "EIO"}, syscall.EINVAL, "modify_qp alone"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "modify_qp:ready", Errno: "EIO"}, syscall.EINVAL, "init, rtr, rts"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "create_cq", Delay: -1}, syscall.EINVAL, "from 0 to 1m"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "create_cq", Delay: 1 << 62}, syscall.EINVAL, "from 0 to 1m"},
+		{"", fault.Rule{}, fault.VerbRule{Verb: "create_cq", Errno: "EIO", Process: strings.Repeat("x", 65)}, syscall.EINVAL,
 			"65 bytes"},
-		{"rxe0", fault.Rule{}, ctl.VerbFault{Verb: "rdma_connect", Errno: "EIO"}, syscall.EINVAL,
+		{"rxe0", fault.Rule{}, fault.VerbRule{Verb: "rdma_connect", Errno: "EIO"}, syscall.EINVAL,
 			"does not belong to a device"},
-		{"rxe9", fault.Rule{}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.ENODEV, "there are: rxe0"},
-		{"rxe0", fault.Rule{Drop: 1}, ctl.VerbFault{Verb: "create_cq", Errno: "EIO"}, syscall.EINVAL, "for packets"},
+		{"rxe9", fault.Rule{}, fault.VerbRule{Verb: "create_cq", Errno: "EIO"}, syscall.ENODEV, "there are: rxe0"},
+		{"rxe0", fault.Rule{Drop: 1}, fault.VerbRule{Verb: "create_cq", Errno: "EIO"}, syscall.EINVAL, "for packets"},
 	} {
 		_, err := c.Do(&ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: x.dev, Rule: x.rule, Verb: &x.f}})
 		if !errors.Is(err, x.want) || !strings.Contains(err.Error(), x.says) {
@@ -156,7 +156,7 @@ func TestVerbAndPacketRulesAreListedTogether(t *testing.T) {
 		}
 		return id
 	}
-	verb := &ctl.VerbFault{Verb: "create_cq", Errno: "ENOMEM"}
+	verb := &fault.VerbRule{Verb: "create_cq", Errno: "ENOMEM"}
 	any := add(ctl.FaultRule{Verb: verb})
 	of0 := add(ctl.FaultRule{Dev: "rxe0", Verb: verb})
 	packets := add(ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 1}})
@@ -207,7 +207,7 @@ func TestVerbDelayEndsWithProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	const delay = 15 * time.Second
-	v := verbFaults{rules: []*verbRule{mustVerbRule(t, "", ctl.VerbFault{Verb: "reg_mr", Delay: delay, Times: 2})}}
+	v := verbFaults{rules: []*verbRule{mustVerbRule(t, "", fault.VerbRule{Verb: "reg_mr", Delay: delay, Times: 2})}}
 	start := time.Now()
 	for range 2 { // before and after the parent waits for the process
 		if err := v.applyFaults(&uverbs.VerbCall{Verb: "reg_mr", PID: cmd.Process.Pid}, t.Context()); err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"verbena/internal/ctl"
+	"verbena/internal/fault"
 	"verbena/service"
 )
 
@@ -345,7 +346,7 @@ func (c *cli) namesOfKind(kind string) (names []string) {
 	case "event":
 		names = service.EventNames()
 	case "errno":
-		names = service.ErrnoNames()
+		names = fault.ErrnoNames()
 	case "user":
 		names = firstFieldsOfLines("/etc/passwd")
 	case "group":

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -54,6 +55,18 @@ func (n *oneBasedNumber) UnmarshalText(b []byte) error {
 	}
 	*n = oneBasedNumber(v)
 	return nil
+}
+
+// decodeNumberFrom1 decodes the flags of package fault that are such numbers.
+func decodeNumberFrom1(ctx *kong.DecodeContext, target reflect.Value) error {
+	var text string
+	if err := ctx.Scan.PopValueInto("value", &text); err != nil {
+		return err
+	}
+	var n oneBasedNumber
+	err := n.UnmarshalText([]byte(text))
+	target.SetUint(uint64(n))
+	return err
 }
 
 // resetMomentFlag is a ctl.ResetMoment.

@@ -144,6 +144,7 @@ func newParserOf(grammar any) *kong.Kong {
 		kong.Name("verbena"),
 		kong.Description("RDMA in user space: unmodified verbs programs on software RoCEv2 devices, without RDMA hardware, kernel module or root."),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.NamedMapper("from1", kong.MapperFunc(decodeNumberFrom1)),
 		flagParserOption(fault.ParseShare), flagParserOption(fault.ParseRate), flagParserOption(fault.ParseSize),
 		kong.PostBuild(setUpFaultFlags), kong.PostBuild(orderShapeFlags))
 }

@@ -194,7 +194,7 @@ func (s *statShowCmd) Run(c *cli) error {
 type faultAddCmd struct {
 	Dev  string          `help:"Device that sends the packets; with --verb, the device of the verb, default: all." placeholder:"NAME" complete:"device"`
 	Rule packetRuleFlags `embed:""`
-	verbFaultFlags
+	Verb verbRuleFlags   `embed:""`
 }
 
 // packetRuleFlags is a fault.Rule without its Validate method, which kong would also call for rules about verbs. See
@@ -232,10 +232,10 @@ func (f *faultAddCmd) Run(c *cli) error {
 // buildRule returns the rule that the flags describe. buildRule also validates it, so an invalid rule does not start a
 // service.
 func (f *faultAddCmd) buildRule() (*ctl.FaultRule, error) {
-	if f.Verb != "" {
+	if f.Verb.Verb != "" {
 		return f.buildVerbRule()
 	}
-	if f.verbFaultFlags != (verbFaultFlags{}) {
+	if f.Verb != (verbRuleFlags{}) {
 		return nil, errors.New("--errno, --nth, --times and --process need --verb")
 	}
 	if f.Dev == "" {
@@ -274,7 +274,7 @@ func setUpFaultFlags(k *kong.Kong) error {
 		}
 		flag.OrigHelp = flag.Help
 	}
-	orderFlags(add, append(order, "seed", "skip", "limit"))
+	orderFlags(add, append(order, "seed", "skip", "limit", "verb", "errno", "nth", "times", "process"))
 	return nil
 }
 
@@ -305,7 +305,7 @@ func writeFaultTable(w io.Writer, rules []ctl.FaultRuleState) {
 	for _, x := range rules {
 		text := x.Rule.String()
 		if x.Verb != nil {
-			text = formatVerbRule(x.Verb)
+			text = formatVerbRule(*x.Verb)
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s\t%d\t%d", x.ID, cmp.Or(x.Dev, "-"), text, x.Seen, x.Hit)
 		for _, k := range columns {

@@ -45,27 +45,6 @@ const (
 	MaxFlap     = time.Hour
 )
 
-// VerbFault makes a control verb wait or fail before it has any effect.
-type VerbFault struct {
-	// Verb is the name of the verb. It is the name of its C function without ibv_, such as create_cq, or the full
-	// name for the connection manager, such as rdma_connect. modify_qp may be followed by the requested state:
-	// modify_qp:rtr.
-	Verb string `json:"verb"`
-	// Errno is the name of the error, such as ENOMEM; with an empty Errno the verb does not fail.
-	Errno string `json:"errno,omitempty"`
-	// Delay is the time for which the verb first waits. At most MaxVerbDelay.
-	Delay time.Duration `json:"delay_ns,omitempty"`
-	// Process is the name or the ID of the process that opened the device; empty means any process.
-	Process string `json:"process,omitempty"`
-	// Nth is the first matching call that the rule acts on (0 means the first), and Times is the number of calls (0
-	// means unlimited).
-	Nth   uint64 `json:"nth,omitempty"`
-	Times uint64 `json:"times,omitempty"`
-}
-
-// MaxVerbDelay is the limit of VerbFault.Delay.
-const MaxVerbDelay = time.Minute
-
 // DevEvent raises an asynchronous event of a device. The tags are the names of the fields in the control protocol
 // (json), in scenario files (yaml) and on the command line.
 type DevEvent struct {

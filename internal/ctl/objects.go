@@ -168,7 +168,7 @@ type StatInfo struct {
 type FaultRule struct {
 	Dev string `json:"dev"` // may be empty for a verb, which means any device
 	fault.Rule
-	Verb *VerbFault `json:"verb_fault,omitempty"` // excludes values in Rule
+	Verb *fault.VerbRule `json:"verb_fault,omitempty"` // excludes values in Rule
 }
 
 // FaultRuleState is an active fault rule with its counters. For a verb, Seen and Hit count calls.
@@ -176,7 +176,7 @@ type FaultRuleState struct {
 	Dev string `json:"dev"`
 	ID  int    `json:"id"`
 	fault.Rule
-	Verb *VerbFault `json:"verb_fault,omitempty"`
+	Verb *fault.VerbRule `json:"verb_fault,omitempty"`
 	fault.RuleCounts
 }
 

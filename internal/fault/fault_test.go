@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"strings"
@@ -52,6 +53,10 @@ func TestKinds(t *testing.T) {
 			if Kinds[j].IsInRule(&r) != (&Kinds[j] == k) {
 				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].IsInRule(&r))
 			}
+		}
+		var back Rule
+		if b, err := json.Marshal(r); err != nil || json.Unmarshal(b, &back) != nil || back != r {
+			t.Errorf("%s: got rule %+v from %s and error %v, want %+v", name, back, b, err, r)
 		}
 		if err := r.Validate(); err != nil || !r.HasEffect() || !strings.HasPrefix(r.String(), name) {
 			t.Errorf("%s: got rule %q, active %v and error %v, want an active rule", name, r, r.HasEffect(), err)
@@ -105,6 +110,9 @@ func TestParseShareRounds(t *testing.T) {
 		"100%": 1, " 1% ": 0.01} {
 		if got, err := ParseShare(text); err != nil || got != want {
 			t.Errorf("ParseShare(%q): got %v, %v, want %v", text, got, err, want)
+		}
+		if got, err := ParseShare(fmt.Sprint(want)); err != nil || got != want {
+			t.Errorf("ParseShare of the text of %v: got %v and error %v, want the same", want, got, err)
 		}
 	}
 	for _, text := range []string{"", "%", "1%%", "1 %", "some", "1.1", "101%", "-1%", "NaN", "Inf"} {
