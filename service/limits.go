@@ -200,35 +200,6 @@ func (m machineResources) limitHeap(l quota.Limits) {
 	}
 }
 
-// ParseLimit parses KIND=PER-USER[/TOTAL] into limits. Numbers may end in K, M, G or T, and 0 means no limit.
-func ParseLimit(text string, into *quota.Limits) error {
-	fail := func(err error) error { return fmt.Errorf("limit %q: %w", text, err) }
-	name, value, ok := strings.Cut(text, "=")
-	if !ok {
-		return fail(fmt.Errorf("write KIND=PER-USER or KIND=PER-USER/TOTAL: %w", syscall.EINVAL))
-	}
-	kind, err := quota.ParseKind(name)
-	if err != nil {
-		return fail(err)
-	}
-	limit := into[kind]
-	perUser, total, both := strings.Cut(value, "/")
-	if limit.PerUser, err = parseAmount(perUser); err != nil {
-		return fail(err)
-	}
-	if both {
-		if limit.Total, err = parseAmount(total); err != nil {
-			return fail(err)
-		}
-	}
-	if limit.Total != 0 && (limit.PerUser > limit.Total || limit.PerUser == 0) {
-		return fail(fmt.Errorf("one user may not have more than all users together, %d: write %s=%s/TOTAL: %w",
-			limit.Total, name, perUser, syscall.EINVAL))
-	}
-	into[kind] = limit
-	return nil
-}
-
 // checkRingBytes returns an error if the limit is below the size of one queue pair of a driver.
 func (m machineResources) checkRingBytes(l quota.Limit, drivers []driver.Driver) error {
 	most, least := l.UserMaximum(), uint64(0)
@@ -261,20 +232,6 @@ func warnOfShortQueues(log *slog.Logger, l quota.Limit, drivers []driver.Driver)
 			completions,
 			"bytes", l.UserMaximum(), "remedy", "raise --limit ring-bytes=, or the memory of the control group")
 	}
-}
-
-func parseAmount(text string) (uint64, error) {
-	digits, shift := text, 0
-	if n := len(text); n > 0 {
-		if i := strings.IndexByte("KMGT", text[n-1]); i >= 0 {
-			digits, shift = text[:n-1], 10*(i+1)
-		}
-	}
-	v, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil || v<<shift>>shift != v {
-		return 0, fmt.Errorf("%q is not a number, such as 1000, 64K or 2G: %w", text, syscall.EINVAL)
-	}
-	return v << shift, nil
 }
 
 func raiseThreadLimit() { debug.SetMaxThreads(maxThreads) }

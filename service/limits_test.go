@@ -207,35 +207,6 @@ func TestShortQueuesAreWarnedOf(t *testing.T) {
 	}
 }
 
-func TestParseLimit(t *testing.T) {
-	defaults := quota.Limits{quota.QPs: {PerUser: 10, Total: 40}}
-	for text, want := range map[string]quota.Limit{
-		"qps=5": {PerUser: 5, Total: 40}, "qps=40": {PerUser: 40, Total: 40}, "qps=50/60": {PerUser: 50, Total: 60},
-		"qps=0/0": {}, "qps=7/0": {PerUser: 7},
-		"qps=1K/2M": {PerUser: 1 << 10, Total: 2 << 20},
-	} {
-		l := defaults
-		if err := ParseLimit(text, &l); err != nil || l[quota.QPs] != want {
-			t.Errorf("ParseLimit %s: got %+v, %v, want %+v", text, l[quota.QPs], err, want)
-		}
-	}
-	l := defaults
-	if err := ParseLimit("ring-bytes=16G", &l); err != nil || l[quota.RingBytes] != (quota.Limit{PerUser: 16 << 30}) {
-		t.Errorf("ParseLimit of ring-bytes: got %+v, %v", l[quota.RingBytes], err)
-	}
-	for _, text := range []string{"", "qps", "qps=", "qps=x", "qps=-1", "qps=1/", "qps=41",
-		"qps=0", "qps=5/4", "things=4", "qps=99999999999999999999", "qps=99999999999T", "qps=K"} {
-		l := defaults
-		if err := ParseLimit(text, &l); !errors.Is(err, syscall.EINVAL) || l != defaults {
-			t.Errorf("ParseLimit %q: got %v, want EINVAL", text, err)
-		}
-	}
-	const want = `limit "qps": write KIND=PER-USER or KIND=PER-USER/TOTAL: invalid argument`
-	if err := ParseLimit("qps", &l); err == nil || err.Error() != want {
-		t.Errorf("ParseLimit: got %v, want %s", err, want)
-	}
-}
-
 // TestNPROCLimitsThreads tests that RLIMIT_NPROC limits the threads of a service that does not run as root.
 func TestNPROCLimitsThreads(t *testing.T) {
 	testutil.SkipUnlessRoot(t, "to act as another user")

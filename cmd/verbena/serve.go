@@ -19,6 +19,7 @@ import (
 	"verbena/driver"
 	"verbena/driver/rxe"
 	"verbena/internal/ctl"
+	"verbena/internal/quota"
 	"verbena/internal/sched"
 	"verbena/service"
 	"verbena/service/metrics"
@@ -94,8 +95,9 @@ type serveCmd struct {
 }
 
 func (s *serveCmd) Help() string {
-	return `Kinds of --limit, which can be repeated, are sessions, workers, connections, contexts, pds, mrs, mws, ahs, cqs, qps, srqs, xrcds,
-multicast, cm-ids, descriptors, descriptors-in-flight, ring-bytes, buffer-bytes and mappings. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
+	kinds := quota.KindNames()
+	last := len(kinds) - 1
+	return "Kinds of --limit, which can be repeated, are " + strings.Join(kinds[:last], ", ") + " and " + kinds[last] + `. Numbers may end in K, M, G or T; 0 is no limit. "verbena res show" prints
 what each user holds, with the limits. The service ends within 10 seconds of SIGTERM, SIGINT or "verbena stop"; a second
 signal kills it.
 
@@ -205,7 +207,7 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	}
 	limits := service.DefaultLimits(shared != nil)
 	for _, text := range s.Limit {
-		if err := service.ParseLimit(text, &limits); err != nil {
+		if err := limits.Parse(text); err != nil {
 			return err
 		}
 	}

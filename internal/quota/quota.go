@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 )
@@ -69,39 +68,6 @@ func (k ResourceKind) String() string {
 	}
 	return fmt.Sprintf("kind %d", uint8(k))
 }
-
-// ParseKind returns the kind of a name. ParseKind's error lists the names and wraps EINVAL.
-func ParseKind(name string) (ResourceKind, error) {
-	var names []string
-	for k := range NumKinds {
-		if k.String() == name {
-			return k, nil
-		}
-		names = append(names, k.String())
-	}
-	return 0, fmt.Errorf("unknown limit %q; the limits are %s: %w", name, strings.Join(names, ", "), syscall.EINVAL)
-}
-
-// Limit is the limit of one kind of resource.
-type Limit struct {
-	PerUser uint64 // limit for one user; 0 means no limit
-	Total   uint64 // limit for all users together; 0 means no limit
-}
-
-// UserMaximum returns the amount that one user can hold if no other user holds any; 0 means no limit.
-func (l Limit) UserMaximum() uint64 {
-	switch open := l.Total - l.Total/reserveShare; {
-	case l.Total == 0:
-		return l.PerUser
-	case l.PerUser == 0:
-		return open
-	default:
-		return min(l.PerUser, open)
-	}
-}
-
-// Limits holds the limits of all kinds. The zero value has no limits.
-type Limits [NumKinds]Limit
 
 // A user who holds more than 1/smallShare of the per-user limit gets no part of the last 1/reserveShare of the
 // total. That part is reserved for users who hold little.
