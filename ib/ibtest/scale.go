@@ -45,6 +45,9 @@ var scaleChecks = []ruleTest{
 func scaleObjectCount(t testing.TB, limits ...int) int {
 	t.Helper()
 	n := scaleObjects
+	if testing.Short() {
+		n = min(n, 400)
+	}
 	for _, l := range limits {
 		n = min(n, l)
 	}

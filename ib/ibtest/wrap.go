@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"verbena/ib"
@@ -48,10 +49,19 @@ const (
 // repeatUntilWrap calls f with increasing numbers until the limit of time or count. It returns the number of calls.
 func (e *testEnv) repeatUntilWrap(f func(i int)) int {
 	i := 0
-	for began := time.Now(); i < wrapCount && time.Since(began) < wrapTime*time.Duration(e.cfg.load*e.cfg.load); i++ {
+	limit := wrapTime * time.Duration(e.cfg.load*e.cfg.load) / time.Duration(wrapDivisor())
+	for began := time.Now(); i < wrapCount && time.Since(began) < limit; i++ {
 		f(i)
 	}
 	return i
+}
+
+// wrapDivisor divides the time and the number of objects of these checks.
+func wrapDivisor() int {
+	if testing.Short() {
+		return 8
+	}
+	return 1
 }
 
 // objectWithID is a live object with a number or key.
@@ -150,10 +160,11 @@ func testIDsAfterWrap(e *testEnv) {
 		wraps := e.repeatUntilWrap
 		if i >= len(numbers) {
 			wraps = func(next func(int)) int {
-				for i := range objectsWithoutIDCount {
+				n := objectsWithoutIDCount / wrapDivisor()
+				for i := range n {
 					next(i)
 				}
-				return objectsWithoutIDCount
+				return n
 			}
 		}
 		kept := map[uint32]bool{}
@@ -231,8 +242,11 @@ func testModelAfterManyObjects(e *testEnv) {
 	cq, err := target.Device.CreateCQ(ib.CQInit{Entries: 1})
 	e.must("create cq", err)
 	_, addr := e.newMemory(64)
-	for _, k := range factoriesWithID(target.Device, pd, cq,
-		ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite}) {
+	memory := ib.MRInit{Space: e.mem, Addr: addr, Length: 64, Access: ib.AccessLocalWrite}
+	for kind, k := range factoriesWithID(target.Device, pd, cq, memory) {
+		if testing.Short() && kind > 0 {
+			break
+		}
 		for i := range earlierObjectCount / oldDivisor {
 			m, err := k.make()
 			if i == 0 && err != nil {
