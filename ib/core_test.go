@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
 // clientRecorder is a client that records the calls of its functions.
@@ -269,7 +271,7 @@ func TestConcurrentHotPlugPairsAddAndRemove(t *testing.T) {
 	present := map[pair]bool{}
 
 	var wg sync.WaitGroup
-	pause := func(r *rand.Rand) { time.Sleep(time.Duration(r.IntN(50)) * time.Microsecond) }
+	pause := func(r *rand.Rand) { testutil.PauseRandomly(r, 50*time.Microsecond) }
 	for i := range clients {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(1, uint64(i)))

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
 // blockMethod blocks a method of the driver until release is called. The argument of release is the result of the
@@ -202,7 +204,7 @@ func TestUnregisterContext(t *testing.T) {
 		if err := b.core.UnregisterContext(ended, &b.dev.handle); !errors.Is(err, context.Canceled) {
 			t.Errorf("Unregister with an ended context: got %v, want %v", err, context.Canceled)
 		}
-		time.Sleep(2 * time.Second)
+		testutil.AdvanceTime(2 * time.Second)
 		must(t, b.core.Unregister(&b.dev.handle))
 		wantErrno(t, "once more", b.core.Unregister(&b.dev.handle), syscall.ENODEV)
 	})

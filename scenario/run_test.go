@@ -36,6 +36,13 @@ type simService struct {
 	killed    []string
 }
 
+// wait unlocks the service for the time of an operation.
+func (w *simService) wait(d time.Duration) {
+	w.mu.Unlock()
+	defer w.mu.Lock()
+	time.Sleep(d)
+}
+
 func (w *simService) Do(r *ctl.Request) (*ctl.Response, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -78,16 +85,12 @@ func (w *simService) Do(r *ctl.Request) (*ctl.Response, error) {
 	case ctl.OpLinkSet:
 		note("link %s wr %d", r.Set.State, r.Set.AtWR)
 		if r.Set.Down > 0 {
-			w.mu.Unlock()
-			time.Sleep(r.Set.Down)
-			w.mu.Lock()
+			w.wait(r.Set.Down)
 		}
 		w.armed = r.Set.AtWR > 0
 	case ctl.OpDevReset:
 		note("reset")
-		w.mu.Unlock()
-		time.Sleep(100 * time.Millisecond)
-		w.mu.Lock()
+		w.wait(100 * time.Millisecond)
 	default:
 		note("%s", r.Op)
 	}

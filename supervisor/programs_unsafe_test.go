@@ -237,7 +237,11 @@ func programLastClose(args []string) {
 }
 
 // sleepForever never returns. (Go would report an empty select as a deadlock.)
-func sleepForever() { time.Sleep(time.Hour) }
+func sleepForever() {
+	for {
+		_ = unix.Pause()
+	}
+}
 
 func init() {
 	inner := testPrograms["lastclose"]

@@ -364,8 +364,10 @@ func programExecOther(args []string) {
 func programUntouchedMemory(args []string) {
 	mem := fixedMemory('s')
 	fmt.Println("ready", unix.Getpid(), os.Args[1])
-	for mem[0] == 's' {
-		time.Sleep(time.Millisecond)
+	for range time.Tick(time.Millisecond) {
+		if mem[0] != 's' {
+			break
+		}
 	}
 	fmt.Println("memory was changed")
 }

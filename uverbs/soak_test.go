@@ -24,6 +24,7 @@ import (
 	"verbena/ib"
 	"verbena/ib/slot"
 	"verbena/internal/states"
+	"verbena/internal/testutil"
 	"verbena/link/simnet"
 	"verbena/netdev"
 	"verbena/uapi"
@@ -726,7 +727,7 @@ func TestSoakReset(t *testing.T) {
 			panic(fmt.Sprintf("cycle %d hangs:\n%s", n, buf[:runtime.Stack(buf, true)]))
 		})
 		s.waitUntilBusy()
-		time.Sleep(time.Duration(rnd.IntN(500)) * time.Microsecond)
+		testutil.PauseRandomly(rnd, 500*time.Microsecond)
 		kind := 0
 		if rnd.IntN(left[0]+left[1]) >= left[0] {
 			kind = 1

@@ -405,7 +405,7 @@ func TestDeviceResetsDuringIO(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	ways := slices.Sorted(maps.Keys(deviceFailures))
 	for i := range failures {
-		time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
+		testutil.PauseRandomly(rng, 20*time.Millisecond)
 		h := []*testHost{w.init, w.targ}[rng.IntN(2)]
 		deviceFailures[ways[i%len(ways)]](h, time.Duration(rng.IntN(5))*time.Millisecond)
 	}

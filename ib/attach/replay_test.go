@@ -216,7 +216,7 @@ func TestReplay(t *testing.T) {
 			if err := core.Register(d); err != nil {
 				t.Error(err)
 			}
-			time.Sleep(time.Duration(rnd.IntN(2000)) * time.Microsecond)
+			testutil.PauseRandomly(rnd, 2*time.Millisecond)
 			if i == resets-1 {
 				last = d
 				return // the last device stays registered

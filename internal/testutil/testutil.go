@@ -3,6 +3,7 @@ package testutil
 
 import (
 	"bytes"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
@@ -54,6 +55,11 @@ func Consistently(t testing.TB, d time.Duration, what string, f func() bool) {
 			return
 		}
 	}
+}
+
+// PauseRandomly sleeps for a random time below most. Randomised tests call PauseRandomly between their actions.
+func PauseRandomly(r *rand.Rand, most time.Duration) {
+	time.Sleep(time.Duration(r.Int64N(int64(most))))
 }
 
 // WaitBlocked calls each function on a separate goroutine, and returns once each is blocked or has returned. A

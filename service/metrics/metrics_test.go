@@ -228,8 +228,10 @@ func TestScrapeSucceedsUnderLoad(t *testing.T) {
 								io.Copy(io.Discard, c)
 								return
 							}
-							for err := error(nil); err == nil; time.Sleep(5 * time.Millisecond) {
-								_, err = c.Read(make([]byte, 1))
+							for range time.Tick(5 * time.Millisecond) {
+								if _, err := c.Read(make([]byte, 1)); err != nil {
+									return
+								}
 							}
 						}()
 						select {

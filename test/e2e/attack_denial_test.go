@@ -180,9 +180,14 @@ func TestAttackRingMemory(t *testing.T) {
 func (s *attackedService) startBlockingAttack(t *testing.T, fs *stallFS, attack ...string) *interactiveProgram {
 	t.Helper()
 	a := s.startAttack(attacker, append([]string{attack[0], fs.pagePath()}, attack[1:]...)...)
-	a.expectLine("posted")
-	time.Sleep(200 * time.Millisecond)
+	a.awaitBlockedPost()
 	return a
+}
+
+// awaitBlockedPost waits until the program has posted a request, and its memory blocks the service.
+func (p *interactiveProgram) awaitBlockedPost() {
+	p.expectLine("posted")
+	time.Sleep(200 * time.Millisecond)
 }
 
 // testStalledMemory tests that the calls of all users, and root's commands, return in time while memory does not
@@ -201,8 +206,7 @@ func testStalledMemory(t *testing.T, serve []string, attack ...string) {
 		}
 		os.Chmod(device, 0o666)
 		a = s.startAttack(attacker, attack[0], device, attack[1])
-		a.expectLine("posted")
-		time.Sleep(200 * time.Millisecond)
+		a.awaitBlockedPost()
 	} else {
 		a = s.startBlockingAttack(t, newStallFS(t, attacker, fuseRead), attack...)
 		// The sender may be another process.

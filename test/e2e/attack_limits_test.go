@@ -37,13 +37,7 @@ func newCgroup(t *testing.T, memory, tasks uint64) (dirs []string) {
 		dir := filepath.Join(root, name)
 		needCondition(t, os.Mkdir(dir, 0o755) == nil, "the right to make control groups")
 		t.Cleanup(func() {
-			for range 100 {
-				if err := os.Remove(dir); err == nil {
-					return
-				}
-				time.Sleep(20 * time.Millisecond)
-			}
-			t.Errorf("remove control group %s: failed", dir)
+			testutil.Eventually(t, "the control group to be empty: "+dir, func() bool { return os.Remove(dir) == nil })
 		})
 		for file, value := range files {
 			err := os.WriteFile(filepath.Join(dir, file), []byte(value), 0o644)

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"verbena/internal/testutil"
 )
 
 // TestAttackQueueFileSwap tests that the service does not follow a link that replaces a queue file while the
@@ -352,18 +354,9 @@ func TestAttackTwoServicesOnSocket(t *testing.T) {
 			<-ended[0]
 			lost = 0
 		}
-		deadline := time.Now().Add(5 * time.Second)
-		for {
-			b, err := w.verbenaCommand(w.contextWithTimeout(5), "link", "show").CombinedOutput()
-			if err == nil {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Errorf("remaining service: does not answer: %s", b)
-				break
-			}
-			time.Sleep(20 * time.Millisecond)
-		}
+		testutil.Eventually(t, "the remaining service to answer", func() bool {
+			return w.verbenaCommand(w.contextWithTimeout(5), "link", "show").Run() == nil
+		})
 		cmds[1-lost].Process.Signal(syscall.SIGTERM)
 		<-ended[1-lost]
 		if t.Failed() {

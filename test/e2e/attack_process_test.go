@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 	"verbena/verbs/service"
 )
 
@@ -77,13 +79,22 @@ func attackSwappedDevice(t *testing.T, e *serviceConfig) {
 			t.Errorf("terminal of the service: got %s, want none", f[4])
 		}
 		master.Close()
-		time.Sleep(100 * time.Millisecond)
+		s.checkServiceStays()
 		s.checkServesNewUser()
 	})
 	s.serve.Process.Signal(syscall.SIGHUP) // as for a terminal acquired in another way
-	time.Sleep(100 * time.Millisecond)
+	s.checkServiceStays()
 	s.checkServesNewUser()
 	s.checkNeighbourProgress()
+}
+
+// checkServiceStays checks that the service has not ended after 100 ms.
+func (s *attackedService) checkServiceStays() {
+	s.t.Helper()
+	testutil.Consistently(s.t, 100*time.Millisecond, "the service runs", func() bool {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", s.serve.Process.Pid))
+		return err == nil && !bytes.Contains(b, []byte(") Z "))
+	})
 }
 
 // TestAttackLingeringClose tests descriptors with a close that takes a minute, sent with messages that allow no
@@ -126,10 +137,9 @@ func attackLingeringClose(t *testing.T, e *serviceConfig) {
 			before := s.readLoad()
 			a := tt.attack(s)
 			t.Logf("%s", a.expectLine("s"))
-			time.Sleep(500 * time.Millisecond)
-			if n := s.readLoad().threads - before.threads; n > 40 {
-				t.Errorf("threads of the service: got %d more", n)
-			}
+			testutil.Consistently(t, 500*time.Millisecond, "at most 40 more threads of the service", func() bool {
+				return s.readLoad().threads-before.threads <= 40
+			})
 			s.checkServiceAndNeighbour()
 			a.kill()
 			<-a.over
@@ -245,14 +255,11 @@ func attackUnreadAnswers(t *testing.T, e *serviceConfig) {
 	a := s.startAttackOutside(attacker, "unread", s.socket, fmt.Sprint(shortOrFullCount(60, 200)), "res show")
 	t.Logf("%s", a.expectLine("asked"))
 	highest := 0
-	for range 20 {
-		time.Sleep(100 * time.Millisecond)
+	testutil.Consistently(t, 2*time.Second, "at most 8 answers in the memory of the service", func() bool {
 		highest = max(highest, s.readLoad().rss-before.rss)
-	}
+		return s.own != 0 || highest <= 70 // an ordinary user manages their own service, and may make many requests at a time
+	})
 	t.Logf("%d MiB more", highest)
-	if s.own == 0 && highest > 70 { // an ordinary user manages their own service, and may make many requests at a time
-		t.Errorf("memory of the service: got %d MiB more, want at most 8 answers", highest)
-	}
 	s.checkServiceAndNeighbour()
 	for _, d := range []*interactiveProgram{a, filler} {
 		d.kill()
@@ -299,13 +306,9 @@ func attackUnreceivedDescriptors(t *testing.T, e *serviceConfig) {
 	}
 	a.kill()
 	<-a.over
-	for deadline := time.Now().Add(20 * time.Second); s.readLoad().descriptors > before.descriptors+2; time.Sleep(
-		50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Errorf("descriptors of the service: got %d, had %d before", s.readLoad().descriptors, before.descriptors)
-			break
-		}
-	}
+	testutil.Eventually(t, fmt.Sprintf("the service to hold %d descriptors, as before", before.descriptors), func() bool {
+		return s.readLoad().descriptors <= before.descriptors+2
+	})
 	s.checkServesNewUser()
 	s.checkNeighbourProgress()
 }

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"verbena/internal/ctl"
+	"verbena/internal/testutil"
 )
 
 // shellBlock is a shell recipe in a documentation page.
@@ -253,13 +254,13 @@ func groupMembers(pgid int) string {
 
 // isGroupAlive reports whether a process of a process group still runs after a short wait.
 func isGroupAlive(pgid int) bool {
-	for range 500 {
-		if syscall.Kill(-pgid, 0) != nil {
-			return false
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	return true
+	began := time.Now()
+	alive := true
+	testutil.PollUntil(func() bool {
+		alive = syscall.Kill(-pgid, 0) == nil
+		return !alive || time.Since(began) > 5*time.Second
+	})
+	return alive
 }
 
 // stopServices ends the services that a recipe leaves running. A recipe need not end services that were started on

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -69,10 +70,10 @@ func TestSoakUsers(t *testing.T) {
 		began := time.Now()
 		s.checkNeighbourProgress()
 		s.awaitOnlyNeighbour()
-		for wait := time.Millisecond; base.descriptors > 0; wait = min(2*wait, 50*time.Millisecond) {
+		testutil.PollUntil(func() bool {
 			now := measureFootprint(t, s.serve.Process.Pid, dir)
-			if !now.exceeds(base) && s.readLoad().threads <= threads+32 {
-				break
+			if base.descriptors == 0 || !now.exceeds(base) && s.readLoad().threads <= threads+32 {
+				return true
 			}
 			if time.Since(began) > 15*time.Second {
 				t.Fatalf("round %d (%s): got %+v and %d threads left; before: %+v and %d\n%q", i, what, now, s.readLoad().threads,
@@ -80,8 +81,8 @@ func TestSoakUsers(t *testing.T) {
 					threads,
 					descriptorsOf(s.serve.Process.Pid))
 			}
-			time.Sleep(wait)
-		}
+			return false
+		})
 		longest = max(longest, time.Since(began))
 		if t.Failed() {
 			t.Fatalf("round %d: %s", i, what)
@@ -146,7 +147,7 @@ func (s *attackedService) runKillRound(r *rand.Rand, raw string) string {
 		}
 		launchers = append(launchers, c)
 	}
-	time.Sleep(time.Duration(r.Int64N(int64(120 * time.Millisecond))))
+	testutil.PauseRandomly(r, 120*time.Millisecond)
 	how := [...]string{"program killed", "launcher killed", "both killed", "program stopped, then killed",
 		"launcher stopped, then killed",
 		"program stopped, launcher killed", "terminated"}[r.IntN(7)]
@@ -157,7 +158,7 @@ func (s *attackedService) runKillRound(r *rand.Rand, raw string) string {
 				_ = syscall.Kill(pid, sig)
 			}
 		}
-		pause := func() { time.Sleep(time.Duration(r.Int64N(int64(30 * time.Millisecond)))) }
+		pause := func() { testutil.PauseRandomly(r, 30*time.Millisecond) }
 		switch how {
 		case "program killed":
 			signal(programs, syscall.SIGKILL)
@@ -249,13 +250,15 @@ func TestCallsWaitWhileServiceIsStopped(t *testing.T) {
 		}
 	}()
 	testutil.Eventually(t, "the service to stop", func() bool { // each thread of the service must be stopped
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		if err != nil {
-			t.Fatal(err)
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+		if err != nil || len(threads) == 0 {
+			t.Fatalf("threads of the service: got %v and error %v, want some", threads, err)
 		}
-		return strings.Contains(string(b), "State:\tT")
+		return !slices.ContainsFunc(threads, func(status string) bool {
+			b, err := os.ReadFile(status)
+			return err == nil && !strings.Contains(string(b), "State:\tT")
+		})
 	})
-	time.Sleep(20 * time.Millisecond)
 	a.sendLine("a message")
 	newcomer := startInteractiveProgram(t, s.asUser(attacker).verbenaCommand(s.contextWithTimeout(60), "run", "--",
 		s.program,

@@ -77,7 +77,7 @@ func postAtRandomTimes(t *testing.T, open func(string) (*verbs.Device, error), q
 				q := mine[rnd.IntN(len(mine))]
 				switch rnd.IntN(4) { // the poller falls asleep after 50 us
 				case 0:
-					time.Sleep(time.Duration(rnd.IntN(200)) * time.Microsecond)
+					testutil.PauseRandomly(rnd, 200*time.Microsecond)
 				case 1:
 					for until := time.Now().Add(time.Duration(rnd.IntN(120)) * time.Microsecond); time.Now().Before(until); {
 					}

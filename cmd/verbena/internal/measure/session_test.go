@@ -103,8 +103,7 @@ func TestSilentPeerEndsSession(t *testing.T) {
 				var peer sync.WaitGroup
 				peer.Go(func() { io.Copy(io.Discard, here) })
 				peer.Go(func() {
-					for {
-						time.Sleep(time.Second)
+					for range time.Tick(time.Second) {
 						if _, err := here.Write([]byte(c.text)); err != nil {
 							return
 						}
