@@ -104,6 +104,32 @@ func measureIdleService(ready string, program ...string) func(context.Context, *
 	}
 }
 
+// measureDevices measures the start and the end of a service with n devices.
+func measureDevices(n int) func(context.Context, *Env) (Sample, error) {
+	return func(ctx context.Context, e *Env) (sample Sample, err error) {
+		var flags []string
+		last := ""
+		for i := range n {
+			last = fmt.Sprintf("rxe%d", i)
+			flags = append(flags, "--link", fmt.Sprintf("%s=127.%d.%d.%d", last, 10+e.Subnet, i/200, 1+i%200))
+		}
+		began := time.Now()
+		s, err := e.startService(ctx, e.Inside, filepath.Join(e.Dir, "devices"), flags)
+		if err != nil {
+			return Sample{}, err
+		}
+		_, err = e.commandOutput(ctx, concat(e.Inside, []string{e.Verbena, "wait", "--socket", s.socket, "--active", last})...)
+		started := time.Since(began)
+		cpu, err2 := processCPUTime(s.pid())
+		rss, threads, err3 := memoryUsage(s.pid())
+		began = time.Now()
+		s.stop()
+		return Sample{started.Seconds() * 1e3, map[string]float64{
+			exStop: time.Since(began).Seconds() * 1e3, exStartCPU: cpu.Seconds() * 1e3, exRSS: rss, exThreads: threads,
+		}}, errors.Join(err, err2, err3)
+	}
+}
+
 // runBesideProgram calls f when a program of the service has printed a line that begins with `ready`, and then ends the
 // program. It returns the earlier lines.
 func (e *Env) runBesideProgram(ctx context.Context, s *service, ready string, program []string,

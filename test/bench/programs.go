@@ -19,6 +19,8 @@ const (
 	exService  = "service, µs/msg"
 	exClient   = "client, µs/msg"
 	exServer   = "server, µs/msg"
+	exStop     = "stop, ms"
+	exStartCPU = "start, ms of processor time"
 	exRSS      = "RSS, MB"
 	exThreads  = "threads"
 	exNinetyth = "p90"

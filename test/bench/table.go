@@ -35,7 +35,7 @@ func fullRunSections() []Section {
 		twoServicesSection(), mixedSizesSection(), embeddedSection()}
 	sections = append(sections, goSections()...)
 	return append(sections, connectionSection("Connections", "", shortcut, wire, betweenVeth), startUpSection(),
-		idleSection(), scaleSection())
+		idleSection(), scaleSection(), devicesSection())
 }
 
 func floorSection() Section {
@@ -323,6 +323,18 @@ func scaleSection() Section {
 	g.Measurements = append(g.Measurements,
 		Measurement{Name: "10000 in 1000 contexts", Kind: Ours, Floor: none, Take: measureManyQPs(1000, 10_000, "rts")},
 		Measurement{Name: "10000 in ERR", Kind: Ours, Floor: none, Take: measureManyQPs(1, 10_000, "err")})
+	s.Groups = []Group{g}
+	return s
+}
+
+func devicesSection() Section {
+	const one = "1"
+	s := Section{Name: "devices", Title: "A service with many devices", Unit: "ms from its start until all ports are active",
+		Floor: "one device", Extras: []string{exStop, exStartCPU, exRSS, exThreads}}
+	g := Group{Name: "devices", Measurements: []Measurement{{Name: one, Kind: Ours, Take: measureDevices(1)}}}
+	for _, n := range []int{4, 16, 64, 256, 512} {
+		g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprint(n), Kind: Ours, Floor: one, Take: measureDevices(n)})
+	}
 	s.Groups = []Group{g}
 	return s
 }
