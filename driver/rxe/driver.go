@@ -16,6 +16,9 @@ type (
 	Hardware = engine.Hardware
 	// Fabric connects devices of a process that reach each other in memory.
 	Fabric = engine.Fabric
+	// Clock and Timer are the source of time of a device, for tests on virtual time.
+	Clock = engine.Clock
+	Timer = engine.Timer
 )
 
 // New makes a device, ready for ib.Core.Register, on hardware of its own, and binds its addresses. The error is

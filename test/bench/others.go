@@ -118,7 +118,8 @@ func measureDevices(n int) func(context.Context, *Env) (Sample, error) {
 		if err != nil {
 			return Sample{}, err
 		}
-		_, err = e.commandOutput(ctx, concat(e.Inside, []string{e.Verbena, "wait", "--socket", s.socket, "--active", last})...)
+		wait := []string{e.Verbena, "wait", "--socket", s.socket, "--active", last}
+		_, err = e.commandOutput(ctx, concat(e.Inside, wait)...)
 		started := time.Since(began)
 		cpu, err2 := processCPUTime(s.pid())
 		rss, threads, err3 := memoryUsage(s.pid())

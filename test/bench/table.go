@@ -329,11 +329,13 @@ func scaleSection() Section {
 
 func devicesSection() Section {
 	const one = "1"
-	s := Section{Name: "devices", Title: "A service with many devices", Unit: "ms from its start until all ports are active",
+	s := Section{Name: "devices", Title: "A service with many devices",
+		Unit: "ms from its start until all ports are active",
 		Floor: "one device", Extras: []string{exStop, exStartCPU, exRSS, exThreads}}
 	g := Group{Name: "devices", Measurements: []Measurement{{Name: one, Kind: Ours, Take: measureDevices(1)}}}
 	for _, n := range []int{4, 16, 64, 256, 512} {
-		g.Measurements = append(g.Measurements, Measurement{Name: fmt.Sprint(n), Kind: Ours, Floor: one, Take: measureDevices(n)})
+		g.Measurements = append(g.Measurements,
+			Measurement{Name: fmt.Sprint(n), Kind: Ours, Floor: one, Take: measureDevices(n)})
 	}
 	s.Groups = []Group{g}
 	return s
