@@ -28,12 +28,12 @@
 //
 // # Trust
 //
-// The Supervisor may run as root for users who do not trust one another. The package finds a thread or process by
-// its ID, and proves before any effect that the ID belongs to the trapped thread. Afterwards the package uses only
-// objects bound to that process: a pidfd, and files opened below its directory in /proc (caller.go, processes.go). Registered
-// memory belongs to an address space and does not survive exec. The filter therefore traps exec (exec.go). A queue
-// file belongs to the user, and the user can rename and replace it, so the service accesses it by descriptor.
-// Resources are charged to the user (package quota).
+// The Supervisor may run as root for users who do not trust one another. The package finds a thread or process by its
+// ID, and proves before any effect that the ID belongs to the trapped thread. Afterwards the package uses only objects
+// bound to that process: a pidfd, and files opened below its directory in /proc (caller.go, processes.go). Registered
+// memory belongs to an address space and does not survive exec. The filter therefore traps exec (exec.go). A queue file
+// belongs to the user, and the user can rename and replace it, so the service accesses it by descriptor. Resources are
+// charged to the user (package quota).
 //
 // # Threads
 //

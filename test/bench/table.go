@@ -330,7 +330,7 @@ func scaleSection() Section {
 func devicesSection() Section {
 	const one = "1"
 	s := Section{Name: "devices", Title: "A service with many devices",
-		Unit: "ms from its start until all ports are active",
+		Unit:  "ms from its start until all ports are active",
 		Floor: "one device", Extras: []string{exStop, exStartCPU, exRSS, exThreads}}
 	g := Group{Name: "devices", Measurements: []Measurement{{Name: one, Kind: Ours, Take: measureDevices(1)}}}
 	for _, n := range []int{4, 16, 64, 256, 512} {
