@@ -140,11 +140,30 @@ func (w *workTracker) changedSpans(list []ib.SGE) (targets []memorySpan) {
 	return targets
 }
 
+// ownedSpans returns the memory of a request that belongs to this process and can be accessed without a wait.
+func (w *workTracker) ownedSpans(list []ib.SGE) (spans []memorySpan) {
+	if !raceDetector {
+		return nil
+	}
+	for _, s := range list {
+		r := w.findRegion(s)
+		if s.Length == 0 || r == nil || !r.mu.TryRLock() {
+			continue
+		}
+		if !r.gone && !r.memory.OnDemand() && r.memory.Direct(s.Addr, uint64(s.Length)) != nil {
+			spans = append(spans, memorySpan{s.Addr + r.memory.Addr() - r.memory.IOVA(), uint64(s.Length)})
+		}
+		r.mu.RUnlock()
+	}
+	return spans
+}
+
 // recordRequestMemory records the memory that a send reads or changes.
 func (w *workTracker) recordRequestMemory(r *trackedRequest, wr *ib.SendWR) {
 	switch wr.Opcode {
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
 		r.targets = w.changedSpans(wr.SGList)
+		r.owned = w.ownedSpans(wr.SGList)
 	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
 		if wr.Flags&ib.SendInline == 0 {
 			r.since = w.o.k.landings.changeCount()

@@ -81,6 +81,12 @@ const (
 	// RuleSourceChanged is violated by a consumer that changes the memory of a SEND or RDMA WRITE before it has polled the
 	// completion.
 	RuleSourceChanged
+	// RuleTargetReused is violated by a receive, READ or atomic operation whose memory belongs to an outstanding request
+	// that also changes it. The rule is off unless Config.TargetReuse is set.
+	RuleTargetReused
+	// RuleLeftInSQE is violated by a consumer that has polled the failure of a send on a UD or UC queue pair, and then
+	// continues to post sends until it destroys the queue pair, without a Modify.
+	RuleLeftInSQE
 	numRules
 )
 
@@ -116,6 +122,8 @@ var ruleTexts = [numRules]struct {
 	RuleCQTooSmall:           {"cq-too-small", 1},
 	RuleUnsignaledOnly:       {"unsignaled-only", 1},
 	RuleSourceChanged:        {"source-changed", 1},
+	RuleTargetReused:         {"target-reused", 1},
+	RuleLeftInSQE:            {"left-in-sqe", 1},
 }
 
 // String returns the name of the rule, such as "callchain".

@@ -24,6 +24,11 @@ type trackedRequest struct {
 	sources []sendSource
 	targets []memorySpan
 	since   uint64
+	// owned is the memory that the request may change, for the race detector.
+	owned []memorySpan
+	race  ownership
+	// reused is an earlier request that was outstanding at the post, and may change memory of this request.
+	reused *trackedRequest
 }
 
 // workTracker tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are
@@ -47,6 +52,7 @@ type workTracker struct {
 	ended      []uintptr         // stack of the QP's destruction
 	users      int               // SRQ: number of connected queue pairs
 	unsure     bool              // SRQ: a QP was destroyed while its requests were outstanding
+	sqe        sqeWatch          // UD and UC
 }
 
 // trackQP starts tracking the work requests of a queue pair.
@@ -119,6 +125,7 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 	}
 	w.appendPostedRequests(&w.send, posted)
 	return func(n int) {
+		w.recordSQEPosts(n)
 		w.recordAcceptedRequests(&w.send, posted, n, w.sendCQ, w.sendCap)
 		w.checkQueueHasSignaledSend(f)
 		w.checkCQRoom(f, w.sendCQ)
@@ -133,7 +140,7 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	var posted []*trackedRequest
 	for i := range wrs {
 		posted = append(posted, &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
-			targets: w.changedSpans(wrs[i].SGList)})
+			targets: w.changedSpans(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)})
 	}
 	w.appendPostedRequests(&w.recv, posted)
 	return func(n int) {
@@ -144,10 +151,12 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 
 // appendPostedRequests appends requests to a queue at the start of their post.
 func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*trackedRequest) {
+	w.findReusedTargets(posted)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
 	for _, r := range posted {
+		r.beginOwnership()
 		r.begin = w.seq
 	}
 	*queue = append(*queue, posted...)
@@ -158,10 +167,14 @@ func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*t
 func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []*trackedRequest, n int,
 	cq *checkedObject,
 	room int) {
+	w.reportReusedTargets(posted[:max(0, min(n, len(posted)))])
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
 	for i, r := range posted {
+		if i >= n {
+			r.endOwnership()
+		}
 		if i < n {
 			r.end = w.seq
 		}
@@ -183,6 +196,7 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 //
 //verbena:held mu
 func (w *workTracker) finishRequest(r *trackedRequest) {
+	r.endOwnership()
 	if len(r.targets) > 0 {
 		w.o.k.landings.recordChanges(r.targets)
 	}
@@ -321,6 +335,7 @@ func (w *workTracker) recordCompletion(f *frame, cq *checkedObject, wc *ib.WC) (
 		var changed []*trackedRequest
 		w.mu.Lock()
 		r, changed = w.removeCompletedSends(wc)
+		w.sqe.recordFailure(w.qp, wc, f)
 		w.mu.Unlock()
 		w.checkSources(f, changed)
 	}
@@ -340,6 +355,13 @@ func (w *workTracker) recordCompletion(f *frame, cq *checkedObject, wc *ib.WC) (
 	r = from.recv[i]
 	from.finishRequest(r)
 	from.recv = slices.Delete(from.recv, i, i+1)
+	if w.srq != nil { // receives with the same ID complete in any order
+		for _, x := range from.recv {
+			if x.id == wc.ID {
+				x.endOwnership()
+			}
+		}
+	}
 	return r
 }
 
@@ -438,6 +460,7 @@ func (w *workTracker) recordDestroyedQueue(at []uintptr) {
 		return
 	}
 	w.ended = at
+	w.checkNotLeftInSQE(at)
 	w.checkLastWQEReached(at)
 	w.setConnected(false)
 	if len(w.send) == 0 && len(w.recv) == 0 && w.srq == nil || w.o.isDeviceInactive() {

@@ -59,6 +59,9 @@ func (d *driver) CreateCQ(h ib.CQHandle, attr ib.CQAttr, u *ib.Udata) (ib.Driver
 		return d.Driver.CreateCQ(h, attr, u)
 	}
 	d.delayCall()
+	if err := d.failCall("CreateCQ"); err != nil {
+		return nil, err
+	}
 	c := &cq{d: d, obj: h}
 	inner, err := d.Driver.CreateCQ(h.Redirect(c.recordInnerReport), attr, nil)
 	if err != nil {
@@ -178,6 +181,7 @@ func (c *cq) fillWindow(most int) error {
 			return nil
 		}
 		e := c.d.translateCompletion(c.one[0])
+		e.wait += e.failureDelay(c.d)
 		if e.r != nil && e.r.hidden && e.wc.Status == ib.WCSuccess {
 			e.r.arrived = true
 			continue
@@ -209,6 +213,9 @@ func (d *driver) translateCompletion(wc ib.WC) windowEntry {
 		if r.qp != nil {
 			q = r.qp
 		}
+	}
+	if e.r != nil && e.r.fails != ib.WCSuccess && wc.Status != ib.WCSuccess && wc.Status != ib.WCWRFlushErr {
+		e.wc.Status = e.r.fails
 	}
 	if q != nil {
 		e.qp = q.ord

@@ -14,6 +14,10 @@ type Config struct {
 	Seed uint64
 	// Choices is the set of enabled choices. 0 means All.
 	Choices Set
+	// Fail moves the device to the error state, for FailedDevice. Fail is called on a goroutine.
+	Fail func()
+	// CallFailed is called on the thread of a call that FailedCall makes fail. CallFailed may be nil.
+	CallFailed func()
 }
 
 // stepPeriod is the period that counts as one step while no poll occurs.
@@ -42,6 +46,9 @@ type driver struct {
 	mrs       map[uint32]*mr       // by the inner driver's local keys
 	holds     map[requestKind]bool // kinds of requests that the inner driver has accepted
 	slept     uint64               // number of calls of delayCall
+	calls     uint64               // number of calls of failCall
+	posts     uint64               // number of posted requests, for FailedDevice
+	sent      uint64               // number of sends that may fail, for FailedRequest
 
 	timer   sync.Mutex // taken under the inner driver's locks
 	ticking bool
@@ -151,9 +158,10 @@ type weakRequest struct {
 	original   *weakRequest // the READ that this request executes again, or nil
 	second     *weakRequest // the request that executes this READ again, if it was posted; under cq.mu
 
-	wr    ib.SendWR // the work request of a delayed send
-	ownAH bool      // the address handle of wr is a copy
-	wait  int       // remaining steps before the request is posted
+	fails ib.WCStatus // status with which the device makes the request fail, or WCSuccess
+	wr    ib.SendWR   // the work request of a delayed send
+	ownAH bool        // the address handle of wr is a copy
+	wait  int         // remaining steps before the request is posted
 }
 
 // assignRequestID assigns a number to a request.

@@ -76,6 +76,9 @@ func (d *driver) RegMR(h ib.MRHandle, pd ib.DriverPD, r *umem.Region, access ib.
 		return d.Driver.RegMR(h, pd, r, access, u)
 	}
 	d.delayCall()
+	if err := d.failCall("RegMR"); err != nil {
+		return nil, err
+	}
 	m := &mr{d: d, obj: h, region: r, pd: pd, access: access}
 	inner, atomics := d.newAtomicRegion(r, access)
 	m.atomics = atomics

@@ -22,6 +22,8 @@ type qp struct {
 	init           ib.DriverQPInit
 	room           ib.QPCap
 
+	sqePosts atomic.Int32 // number of posts in SQE
+
 	rights atomic.Bool // the peer has had access rights since RESET
 
 	// mu is held while requests are posted to the inner queue pair. Lock order: mu, then cq.mu.
@@ -42,6 +44,11 @@ type qp struct {
 	out    []*weakRequest // sends for which neither their own completion nor a later completion has been polled
 	in     []*weakRequest // posted receives
 	shared uint64         // number of polled completions of receives from a shared receive queue
+	// readsSent and readsServed are the numbers of READs and atomics that the queue pair keeps in flight, and executes for
+	// its peer. dest is the number of the peer, and toOwnDevice reports whether the peer is on the same device.
+	readsSent, readsServed int
+	dest                   uint32
+	toOwnDevice            bool
 }
 
 // requestKind holds the properties by which the inner driver accepts or rejects a request.
@@ -68,6 +75,9 @@ func (d *driver) CreateQP(h ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib
 		return d.Driver.CreateQP(h, init, u)
 	}
 	d.delayCall()
+	if err := d.failCall("CreateQP"); err != nil {
+		return nil, err
+	}
 	asked := init.Cap
 	q := &qp{d: d, obj: h, pd: init.PD}
 	if d.hasChoice(LateEvent) {
@@ -116,6 +126,7 @@ func (q *qp) Query(mask ib.QPAttrMask) (ib.QPAttr, error) {
 
 // PostSend implements ib.DriverQP.
 func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
+	q.delaySQEPost()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for n = range wrs {
@@ -145,6 +156,8 @@ func (q *qp) postSend(wr *ib.SendWR) error {
 		return fmt.Errorf("the queue is full: a READ is executed again: %w", syscall.ENOMEM)
 	}
 	r := q.newRequest(wr)
+	q.d.countPost()
+	q.planFailure(r)
 	q.planRepeats(r)
 	k := requestKind{q.init.Type, wr.Opcode, wr.Flags &^ ib.SendSignaled, wr.Inline != nil}
 	wait := 0
@@ -607,6 +620,7 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 			}
 		}
 		q.recvs++
+		q.d.countPost()
 		r := &weakRequest{id: wr.ID, qp: q, signaled: true, seq: q.recvs}
 		wr.SGList, r.targets = q.d.translateElements(wr.SGList, q.pd, q.recvCQ != nil && q.d.fillsReceivesLate(),
 			q.peerMayAccess())
@@ -641,6 +655,11 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 	if mask&ib.QPAttrAccessFlags != 0 && attr.AccessFlags&peerVisibleRights != 0 {
 		q.rights.Store(true)
 	}
+	if mask&ib.QPAttrState != 0 && attr.State < ib.QPSQD && attr.State != ib.QPReset && q.DriverQP.State() < ib.QPRTS {
+		if err := q.d.failCall("modify the queue pair"); err != nil {
+			return err
+		}
+	}
 	if mask&ib.QPAttrState != 0 && attr.State == ib.QPSQD && q.DriverQP.State() == ib.QPRTS {
 		q.beginDraining()
 	}
@@ -648,6 +667,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		return err
 	}
 	executeAllWrites()
+	q.recordReadLimits(attr, mask)
 	if mask&ib.QPAttrState == 0 {
 		return nil
 	}

@@ -22,6 +22,11 @@ func (d *driver) CreateSRQ(h ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) 
 	if !ok {
 		return nil, syscall.EOPNOTSUPP
 	}
+	if u == nil {
+		if err := d.failCall("CreateSRQ"); err != nil {
+			return nil, err
+		}
+	}
 	s, err := inner.CreateSRQ(h, init, u)
 	if err != nil || u != nil {
 		return s, err
@@ -33,6 +38,7 @@ func (d *driver) CreateSRQ(h ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) 
 func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	for n = range wrs {
 		wr := wrs[n]
+		s.d.countPost()
 		r := &weakRequest{id: wr.ID, signaled: true}
 		wr.SGList, r.targets = s.d.translateElements(wr.SGList, s.pd, s.d.fillsReceivesLate(), true)
 		r.srq = s

@@ -24,6 +24,10 @@ const (
 	WriteOrder
 	SplitAtomic
 	ReadOrder
+	ReadLimit
+	FailedRequest
+	FailedCall
+	FailedDevice
 	numChoices
 )
 
@@ -181,13 +185,40 @@ var Choices = [numChoices]Row{
 			"executes a duplicate READ again",
 		"sends its reply behind a READ without a fence; changes the memory that the peer READs when it receives this reply",
 	},
+	{
+		ReadLimit, "read-limit",
+		"fails a READ or atomic operation with a remote invalid request error if more of them are in progress than the peer " +
+			"on the same device has responder resources, and the queue pair's own limit is higher",
+		"IBA 9.4.4, 9.7.4.1.5: a responder may refuse a request that exceeds its resources with NAK invalid request",
+		"keeps more READs in flight than the peer's MaxDestRdAtomic; does not negotiate the limit",
+	},
+	{
+		FailedRequest, "failed-request",
+		"fails one or two sends with a legal status, so that the queue pair enters ERR or SQE, and reports flushed requests " +
+			"up to 10 ms late",
+		"ibv_poll_cq(3): each request may fail; IBA 10.3.1: a failed send moves the queue pair to ERR, or for UD and UC to SQE",
+		"leaves a queue pair in SQE; releases a resource twice, or keeps it, after a failure; uses other fields of a failed " +
+			"completion",
+	},
+	{
+		FailedCall, "failed-call",
+		"fails one of the first calls that create an object or connect a queue pair, with ENOMEM",
+		"the contract of package ib: ENOMEM means that a resource is exhausted",
+		"does not destroy its other objects when a call fails",
+	},
+	{
+		FailedDevice, "failed-device",
+		"reports EventDeviceFatal after one of the posts, and enters the error state",
+		"IBA 11.6.3.2; the contract of package ib, point 6: a device may fail at any time",
+		"posts flushed receives again without end; does not destroy its objects on a device in error",
+	},
 }
 
 // Set is a set of choices.
 type Set uint32
 
-// All has every choice.
-const All = Set(1)<<numChoices - 1
+// All has every choice, except Faults.
+const All = (Set(1)<<numChoices - 1) &^ Faults
 
 // Of returns the set that contains the given choices.
 func Of(choices ...Choice) (s Set) {

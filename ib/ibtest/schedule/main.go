@@ -302,13 +302,13 @@ func (o *commandOptions) checkUsesDrivers(p listedPackage) error {
 
 // listedPackage is a package in the output of go list.
 type listedPackage struct {
-	ImportPath, Name, Dir string
-	GoFiles               []string
+	ImportPath, Name, Dir              string
+	GoFiles, TestGoFiles, XTestGoFiles []string
 }
 
 func listPackages(args []string) (all []listedPackage, err error) {
 	var stderr bytes.Buffer
-	c := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Dir,GoFiles"}, args...)...)
+	c := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Dir,GoFiles,TestGoFiles,XTestGoFiles"}, args...)...)
 	c.Stderr = &stderr
 	text, err := c.Output()
 	if err != nil {

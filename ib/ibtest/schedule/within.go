@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"verbena/ib/ibtest/strict"
 )
 
 // The search for faults of a driver runs these tests on all processors:
@@ -24,7 +27,7 @@ import (
 //
 //	verbenavet, if it is in PATH
 //	the tests in checked mode
-//	then the tests on weak devices in checked mode, with seeds from -seed on
+//	then the tests on weak devices in checked mode, with seeds from -seed on; and in turn with failures (see fault.go)
 //
 // Compilation does not count. No run starts after a failure.
 
@@ -46,6 +49,7 @@ const (
 	pausedRun                // pauses and the race detector
 	sourceRun                // verbenavet
 	weakRun                  // weak devices
+	faultRun                 // failures of the device
 	numRunKinds
 )
 
@@ -62,9 +66,13 @@ type timedSearch struct {
 	o    *commandOptions
 	p    listedPackage
 	plan func(i int) commandRun // returns the run number i
+	// planFault returns the run number i with a fault, after the suiteRun. It may be nil.
+	planFault func(i int) commandRun
 
 	mu     sync.Mutex
-	n      int              // started runs
+	n      int              // started runs of plan
+	faults int              // started runs of planFault
+	reuses bool             // the consumer uses the memory of outstanding requests again, without failures
 	passed [numRunKinds]int // finished runs
 	tests  time.Duration    // duration of the suiteRun
 	failed []error
@@ -119,18 +127,25 @@ func (o *commandOptions) searchConsumer(out io.Writer, p listedPackage, dir, ove
 	if err := o.checkUsesDrivers(p); err != nil {
 		return err
 	}
-	binary := filepath.Join(dir, "consumer.test")
+	binary, faults := filepath.Join(dir, "consumer.test"), filepath.Join(dir, "faults.test")
 	switch found, err := compileTests(p, binary, overlay, false); {
 	case err != nil:
 		return err
 	case !found:
 		return fmt.Errorf("%s: no tests", p.ImportPath)
 	}
+	if err := o.compileFaultTests(p, dir, faults); err != nil {
+		fmt.Fprintf(out, "schedule: no runs with failures: %v\n", err)
+		faults = ""
+	}
 	verbenavet, err := exec.LookPath("verbenavet")
 	if err != nil {
 		fmt.Fprintf(out, "schedule: verbenavet is not in PATH, so the source of %s is not analysed\n", p.ImportPath)
 	}
 	s := &timedSearch{o: o, p: p, plan: func(i int) commandRun { return o.planConsumerRun(i, binary, verbenavet) }}
+	if faults != "" {
+		s.planFault = func(i int) commandRun { return o.planFaultRun(i, faults, !s.reuses) }
+	}
 	if err := s.run(out); err != nil {
 		return err
 	}
@@ -138,8 +153,8 @@ func (o *commandOptions) searchConsumer(out io.Writer, p listedPackage, dir, ove
 	if s.passed[sourceRun] > 0 {
 		source = "its source, "
 	}
-	fmt.Fprintf(out, "ok %s: %sthe tests in checked mode, and %d seeds of the weak devices in %v\n", p.ImportPath, source,
-		s.passed[weakRun], o.within)
+	fmt.Fprintf(out, "ok %s: %sthe tests in checked mode, %d seeds of the weak devices, and %d runs with failures in %v\n",
+		p.ImportPath, source, s.passed[weakRun], s.passed[faultRun], o.within)
 	return nil
 }
 
@@ -152,7 +167,8 @@ func (o *commandOptions) planConsumerRun(i int, binary, verbenavet string) comma
 	case 0:
 		return commandRun{sourceRun, "verbenavet", []string{verbenavet, "-tests", "."}, nil}
 	case 1:
-		return commandRun{suiteRun, "checked mode", o.testArgv(binary, o.run, "-test.count=3"), o.strictEnv(0)}
+		return commandRun{suiteRun, "checked mode", o.testArgv(binary, o.run, "-test.count=3"),
+			append(o.strictEnv(0), strict.ReuseEnv+"="+strict.ReuseNote)}
 	}
 	seed := o.first + uint64(i-2)
 	return commandRun{weakRun, fmt.Sprintf("weak devices with seed %d", seed), o.testArgv(binary, o.run),
@@ -197,6 +213,9 @@ func (s *timedSearch) run(out io.Writer) error {
 	return nil
 }
 
+// faultShare is the ratio of the runs without and with faults.
+const faultShare = 1
+
 // nextRun returns the next run, unless one has failed.
 func (s *timedSearch) nextRun() (commandRun, bool) {
 	s.mu.Lock()
@@ -204,12 +223,21 @@ func (s *timedSearch) nextRun() (commandRun, bool) {
 	if len(s.failed) > 0 {
 		return commandRun{}, false
 	}
+	if s.planFault != nil && s.passed[suiteRun] > 0 && faultShare*s.faults < s.n {
+		s.faults++
+		return s.planFault(s.faults - 1), true
+	}
 	s.n++
 	return s.plan(s.n - 1), true
 }
 
 // runCommand executes a run until it ends or the search does.
 func (s *timedSearch) runCommand(ctx context.Context, out io.Writer, t commandRun) {
+	if t.kind == faultRun {
+		text, err := s.runFaultCommand(ctx, t)
+		s.recordRunEnd(t, runEnd{err: err, output: text}, out)
+		return
+	}
 	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
 	c.Cancel = func() error { return c.Process.Signal(syscall.SIGQUIT) } // prints the stacks
 	c.WaitDelay = 2 * time.Second
@@ -248,6 +276,7 @@ func (s *timedSearch) recordRunEnd(t commandRun, e runEnd, out io.Writer) {
 		s.passed[t.kind]++
 		if t.kind == suiteRun {
 			s.tests = e.took
+			s.reuses = bytes.Contains(e.output, []byte(strict.ReusedLine))
 		}
 	}
 }

@@ -4,6 +4,8 @@
 //	SCHEDULE_WEAK=PACKAGES   devices of these drivers, separated by commas, are weak devices (package ib/weak)
 //	SCHEDULE_SEED=NUMBER     seed of the choices of weak devices; SCHEDULE_WEAK requires it
 //	SCHEDULE_CHECK=DURATION  checked mode is on for each core (package ib/check), with this Timeout
+//	SCHEDULE_FAULT=KIND      the devices fail, or time limits expire early; only certain violations are reported
+//	SCHEDULE_REUSE=MODE      checked mode reports the rule target-reused
 //
 // The binary prints a violation of the contract to standard error, and exits with status 1. In a bubble of package
 // testing/synctest, time does not advance while one goroutine sleeps and another waits for a lock of the first one.
@@ -46,31 +48,44 @@ func exitWith(message string) {
 
 // apply turns on the modes that the environment names. report is called for a violation of the contract.
 func apply(getenv func(string) string, report func(string)) error {
+	f := &faultFilter{kind: getenv(FaultEnv)}
+	faults, err := faultChoice(f.kind)
+	if err != nil {
+		return err
+	}
 	if list := getenv(WeakEnv); list != "" {
 		seed, err := strconv.ParseUint(getenv(SeedEnv), 10, 64)
 		if err != nil {
 			return fmt.Errorf("%s needs a number in %s: %w", WeakEnv, SeedEnv, err)
 		}
-		observe.NewDevice = func(h any) { weaken(h.(*ib.DeviceHandle), strings.Split(list, ","), seed) }
+		observe.NewDevice = func(h any) { weaken(h.(*ib.DeviceHandle), strings.Split(list, ","), seed, faults, f) }
 	}
 	if text := getenv(CheckEnv); text != "" {
 		timeout, err := time.ParseDuration(text)
 		if err != nil || timeout <= 0 {
 			return fmt.Errorf("%s: got %q, want a duration such as 500ms", CheckEnv, text)
 		}
-		check.OnAll(check.Config{Timeout: timeout, Report: func(v check.Violation) { report(v.String()) }})
+		reuse := getenv(ReuseEnv)
+		cfg := check.Config{Timeout: timeout, TargetReuse: reuse != "", Report: func(v check.Violation) {
+			f.reportViolation(v, reuse, report)
+		}}
+		if f.kind != "" {
+			cfg.ClientTimeout = faultClientTimeout
+		}
+		check.OnAll(cfg)
 	}
 	return nil
 }
 
 // weaken makes a device of one of the driver packages the least convenient one.
-func weaken(h *ib.DeviceHandle, packages []string, seed uint64) {
+func weaken(h *ib.DeviceHandle, packages []string, seed uint64, faults weak.Set, f *faultFilter) {
 	h.Wrap(func(d ib.Driver) ib.Driver {
 		at := packageOf(d)
 		if !slices.ContainsFunc(packages, func(p string) bool { return at == p || strings.HasPrefix(at, p+"/") }) {
 			return d
 		}
-		return weak.New(d, weak.Config{Seed: seed, Choices: weak.All &^ weak.Of(weak.SlowMethods)})
+		return weak.New(d, weak.Config{Seed: seed, Choices: weak.All&^weak.Of(weak.SlowMethods) | faults,
+			Fail: func() { failDevice(h) }, CallFailed: f.recordCall})
 	})
 }
 

@@ -1,0 +1,13 @@
+//go:build !race
+
+package check
+
+// raceDetector reports whether the race detector observes the program.
+const raceDetector = false
+
+// ownership is unused without the race detector.
+type ownership struct{}
+
+func (r *trackedRequest) beginOwnership() {}
+
+func (r *trackedRequest) endOwnership() {}

@@ -1,0 +1,62 @@
+//go:build race
+
+package check
+
+import (
+	"runtime"
+	"unsafe"
+)
+
+// raceDetector reports whether the race detector observes the program.
+const raceDetector = true
+
+// ownership makes the memory of an outstanding request belong to the device, for the race detector. The device's access
+// is concurrent with everything between the post and the poll of the completion. An access of the consumer in this time
+// is a data race.
+type ownership struct {
+	begun, ended bool
+	accessed     bool // read and written without synchronisation
+	token        uint64
+}
+
+// beginOwnership begins the access of the device. The caller is about to post the request.
+func (r *trackedRequest) beginOwnership() {
+	if len(r.owned) == 0 && len(r.sources) == 0 {
+		return
+	}
+	r.race.begun = true
+	go deviceAccess(r)
+}
+
+// deviceAccess is the access of the device. Its name identifies the reports of the race detector.
+func deviceAccess(r *trackedRequest) {
+	for _, s := range r.owned {
+		runtime.RaceWriteRange(addressOf(s.addr), int(s.n))
+	}
+	for i := range r.sources {
+		runtime.RaceReadRange(addressOf(r.sources[i].at), int(r.sources[i].n))
+	}
+	runtime.RaceReleaseMerge(unsafe.Pointer(&r.race.token))
+	markAccessed(r)
+}
+
+// addressOf returns a pointer to memory of a registered region.
+func addressOf(addr uint64) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&addr)) }
+
+//go:norace
+func markAccessed(r *trackedRequest) { r.race.accessed = true }
+
+//go:norace
+func hasAccessed(r *trackedRequest) bool { return r.race.accessed }
+
+// endOwnership returns the memory of the request to the calling thread.
+func (r *trackedRequest) endOwnership() {
+	if !r.race.begun || r.race.ended {
+		return
+	}
+	r.race.ended = true
+	for !hasAccessed(r) {
+		runtime.Gosched()
+	}
+	runtime.RaceAcquire(unsafe.Pointer(&r.race.token))
+}

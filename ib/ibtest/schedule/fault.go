@@ -1,0 +1,324 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"verbena/ib/ibtest/strict"
+	"verbena/ib/ibtest/strict/expire"
+)
+
+// A run with a fault executes the tests of a consumer while the device fails, or time limits expire early. The tests may
+// fail, so a failure proves nothing. Such a run counts only if it shows one of these:
+//
+//	a violation of the contract by the consumer, which package ib/ibtest/strict selects
+//	an access to memory of an outstanding request, or another data race of the consumer
+//	a panic of the consumer in a function that no test has called
+//
+// The race detector observes the consumer, and the tests are compiled through an overlay that makes limits expire early.
+
+// faultKinds lists the kinds of faults, in the order of the runs.
+var faultKinds = []string{expire.EarlyTimers, "failed-request", "failed-call", "failed-device"}
+
+const (
+	// faultExit is the exit code of a run in which the race detector has found a race.
+	faultExit = 66
+	// A run with a fault that takes longer than the tests is ended.
+	faultFactor = 3
+	faultGrace  = 5 * time.Second
+)
+
+// unraced lists packages without the race detector. A device may change memory at any time.
+var unraced = []string{"verbena/umem", "verbena/driver/...", "verbena/ib/weak"}
+
+const expirePath = "verbena/ib/ibtest/strict/expire"
+
+// limitFuncs lists the functions with time limits, and the position of the limit. -1 means the result. wrap is the
+// function of package expire.
+var limitFuncs = map[string]struct {
+	arg    int
+	wrap   string
+	inTest bool // also in test files
+}{
+	"time.NewTimer":            {0, "Duration", false},
+	"time.After":               {0, "Duration", false},
+	"time.AfterFunc":           {0, "Duration", false},
+	"time.Now":                 {-1, "Now", false},
+	"time.Since":               {-1, "Since", false},
+	"time.Until":               {-1, "Until", false},
+	"context.WithTimeout":      {1, "Duration", true},
+	"context.WithTimeoutCause": {1, "Duration", true},
+	"context.WithDeadline":     {1, "Deadline", true},
+}
+
+// fatalFuncs lists the methods that end a test.
+var fatalFuncs = []string{"Fatal", "Fatalf", "FailNow"}
+
+// insertExpiry returns a source with calls of package expire. Line numbers do not change. changed is false if the source
+// has no limits.
+func insertExpiry(file string, src []byte) (text string, changed bool, err error) {
+	fset := token.NewFileSet()
+	f, err := parser.ParseFile(fset, file, src, parser.SkipObjectResolution)
+	if err != nil {
+		return "", false, err
+	}
+	isTest := strings.HasSuffix(file, "_test.go")
+	names := map[string]string{}
+	for _, i := range f.Imports {
+		p, err := strconv.Unquote(i.Path.Value)
+		if err != nil || p == expirePath {
+			return "", false, err
+		}
+		name := path.Base(p)
+		if i.Name != nil {
+			name = i.Name.Name
+		}
+		names[name] = p
+	}
+	const alias = "scheduleExpire"
+	offset := func(p token.Pos) int { return fset.Position(p).Offset }
+	var in []textReplacement
+	wrap := func(n ast.Node, name string) {
+		in = append(in, textReplacement{offset(n.Pos()), offset(n.Pos()), alias + "." + name + "("},
+			textReplacement{offset(n.End()), offset(n.End()), ")"})
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		call, ok := n.(*ast.CallExpr)
+		if !ok {
+			return true
+		}
+		s, ok := call.Fun.(*ast.SelectorExpr)
+		if !ok {
+			return true
+		}
+		if isTest && slices.Contains(fatalFuncs, s.Sel.Name) {
+			wrap(s, "Fatal")
+			return true
+		}
+		x, ok := s.X.(*ast.Ident)
+		if !ok {
+			return true
+		}
+		l, ok := limitFuncs[names[x.Name]+"."+s.Sel.Name]
+		switch {
+		case !ok || isTest && !l.inTest:
+		case l.arg < 0:
+			wrap(call, l.wrap)
+		case l.arg < len(call.Args):
+			wrap(call.Args[l.arg], l.wrap)
+		}
+		return true
+	})
+	if len(in) == 0 {
+		return "", false, nil
+	}
+	end := offset(f.Name.End())
+	in = append(in, textReplacement{end, end, fmt.Sprintf("; import %s %q", alias, expirePath)})
+	slices.SortStableFunc(in, func(a, b textReplacement) int { return cmp.Compare(a.from, b.from) })
+	var out strings.Builder
+	done := 0
+	for _, i := range in {
+		out.Write(src[done:i.from])
+		out.WriteString(i.text)
+		done = i.to
+	}
+	out.Write(src[done:])
+	return out.String(), true, nil
+}
+
+// compileFaultTests compiles the tests of a consumer for runs with faults.
+func (o *commandOptions) compileFaultTests(p listedPackage, dir, binary string) error {
+	r := &rewriter{dir: filepath.Join(dir, "faults"), replace: map[string]string{}}
+	if err := os.MkdirAll(r.dir, 0o755); err != nil {
+		return err
+	}
+	for _, name := range slices.Concat(p.GoFiles, p.TestGoFiles, p.XTestGoFiles) {
+		file := filepath.Join(p.Dir, name)
+		src, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		text, changed, err := insertExpiry(file, src)
+		if err != nil {
+			return err
+		}
+		if changed {
+			if err := r.addFile(file, text); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.addStrictFile(p.Name, p.Dir, nil); err != nil {
+		return err
+	}
+	overlay, err := r.writeOverlayList()
+	if err != nil {
+		return err
+	}
+	args := []string{"test", "-c", "-race", "-o", binary, "-overlay=" + overlay}
+	for _, u := range unraced {
+		args = append(args, "-gcflags="+u+"=-race=false")
+	}
+	c := exec.Command("go", append(args, p.ImportPath)...)
+	c.Env = append(os.Environ(), "CGO_ENABLED=1")
+	if text, err := c.CombinedOutput(); err != nil {
+		return fmt.Errorf("compile the tests of %s with the race detector: %w\n%s", p.ImportPath, err, text)
+	}
+	return nil
+}
+
+// planFaultRun returns the run number i with a fault. reuse reports whether the rule target-reused applies.
+func (o *commandOptions) planFaultRun(i int, binary string, reuse bool) commandRun {
+	kind, seed := faultKinds[i%len(faultKinds)], o.first+uint64(i/len(faultKinds))
+	env := append(o.strictEnv(seed), strict.FaultEnv+"="+kind, fmt.Sprintf("GORACE=exitcode=%d", faultExit))
+	if reuse {
+		env = append(env, strict.ReuseEnv+"="+strict.ReuseReport)
+	}
+	return commandRun{faultRun, fmt.Sprintf("%s with seed %d", kind, seed), o.testArgv(binary, o.run, "-test.v"), env}
+}
+
+// runFaultCommand executes a run with a fault. It returns the output, and the evidence for a fault of the consumer, or
+// nil.
+func (s *timedSearch) runFaultCommand(ctx context.Context, t commandRun) ([]byte, error) {
+	s.mu.Lock()
+	limit := faultFactor*s.tests + faultGrace
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c := exec.CommandContext(ctx, t.argv[0], t.argv[1:]...)
+	c.Cancel = func() error { return c.Process.Signal(syscall.SIGKILL) }
+	c.WaitDelay = 2 * time.Second
+	c.Dir = s.p.Dir
+	c.Env = append(os.Environ(), t.env...)
+	text, err := c.CombinedOutput()
+	if err == nil {
+		return nil, nil
+	}
+	return findEvidence(string(text), s.p)
+}
+
+var (
+	// testOutput matches a message of a test.
+	testOutput = regexp.MustCompile(`(?m)^\s+\S+_test\.go:\d+: `)
+	raceHead   = "WARNING: DATA RACE\n"
+	raceFoot   = "==================\n"
+)
+
+// deviceAccess is the function of package check that represents an access of the device.
+const deviceAccess = "verbena/ib/check.deviceAccess("
+
+// findEvidence returns the part of the output of a run with a fault that proves a fault of the consumer, or nil.
+func findEvidence(text string, p listedPackage) ([]byte, error) {
+	if _, v, ok := strings.Cut(text, strict.FaultLine); ok {
+		return []byte(strict.FaultLine + v), fmt.Errorf("the consumer breaks the contract")
+	}
+	ended := len(text)
+	if i := strings.Index(text, expire.FailedLine); i >= 0 {
+		ended = i
+	}
+	for at := 0; ; {
+		i := strings.Index(text[at:], raceHead)
+		if i < 0 {
+			break
+		}
+		report, _, _ := strings.Cut(text[at+i:], raceFoot)
+		if what := consumerRace(report, at+i < ended, p); what != "" {
+			return []byte(report), fmt.Errorf("%s", what)
+		}
+		at += i + len(raceHead)
+	}
+	if i := strings.Index(text, "\npanic: "); i >= 0 && i < ended {
+		failed := testOutput.MatchString(text[:i])
+		if isConsumerPanic(text[i+1:], failed, p) {
+			return []byte(text[i+1:]), fmt.Errorf("the consumer panics")
+		}
+	}
+	return nil, nil
+}
+
+// consumerRace returns the fault that a report of the race detector proves, or "". beforeEnd reports whether no test
+// had ended because of a failure.
+func consumerRace(report string, beforeEnd bool, p listedPackage) string {
+	accesses := strings.Split(report, "\n\n")
+	if len(accesses) < 2 {
+		return ""
+	}
+	device, consumer := 0, 0
+	for _, a := range accesses[:2] {
+		switch {
+		case strings.Contains(a, deviceAccess):
+			device++
+		case isConsumerAccess(a, p):
+			consumer++
+		}
+	}
+	switch {
+	case device == 1 && consumer == 1:
+		return "the consumer uses memory of an outstanding work request"
+	case consumer == 2 && beforeEnd:
+		return "the consumer has a data race"
+	}
+	return ""
+}
+
+// stackLine matches the position of a function in a stack.
+var stackLine = regexp.MustCompile(`(?m)^\s+(/\S+\.go):\d+`)
+
+// isConsumerAccess reports whether the innermost function of an access, outside of the standard library, belongs to the
+// consumer, but not to its test.
+func isConsumerAccess(access string, p listedPackage) bool {
+	for _, m := range stackLine.FindAllStringSubmatch(access, -1) {
+		if strings.HasPrefix(m[1], systemFolder()) {
+			continue
+		}
+		return isConsumerFile(m[1], p)
+	}
+	return false
+}
+
+// isConsumerFile reports whether a file belongs to the consumer, but not to its test.
+func isConsumerFile(file string, p listedPackage) bool {
+	return filepath.Dir(file) == p.Dir && !strings.HasSuffix(file, "_test.go")
+}
+
+// systemFolder returns the folder of the standard library's sources, in this command's own build.
+func systemFolder() string { return strict.SystemFolder() }
+
+// isConsumerPanic reports whether a panic is a fault of the consumer. A test that has failed may call the consumer in a
+// wrong way, so the stack then must not contain a function of the test.
+func isConsumerPanic(text string, failed bool, p listedPackage) bool {
+	_, stack, ok := strings.Cut(text, "[running]:\n")
+	if !ok || strings.Contains(text[:len(text)-len(stack)], "test timed out") {
+		return false
+	}
+	stack, _, _ = strings.Cut(stack, "\n\n")
+	found := false
+	for _, m := range stackLine.FindAllStringSubmatch(stack, -1) {
+		switch file := m[1]; {
+		case strings.HasPrefix(file, systemFolder()):
+		case isConsumerFile(file, p):
+			found = true
+		case !found:
+			return false // of the test, or of the midlayer
+		case strings.HasSuffix(file, "_test.go"):
+			return !failed
+		default:
+			return true // called by the midlayer
+		}
+	}
+	return found
+}

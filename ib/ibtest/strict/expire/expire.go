@@ -1,0 +1,97 @@
+// Package expire makes the time limits of a consumer expire early. The command ib/ibtest/schedule inserts calls of its
+// functions into the sources of a consumer and its tests. A limit that expires early is legal: the device, or the thread,
+// may be slow.
+//
+//	SCHEDULE_FAULT=early-timers   limits expire early
+//	SCHEDULE_SEED=NUMBER          determines which limits expire early
+package expire
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// Env is the environment variable with the kind of fault. EarlyTimers is the kind of this package.
+	Env         = "SCHEDULE_FAULT"
+	EarlyTimers = "early-timers"
+	seedEnv     = "SCHEDULE_SEED"
+
+	// FailedLine is printed when a test ends because of a failure. Later calls may be mistakes of the test.
+	FailedLine = "schedule: the test ends here"
+
+	shortest = 2 * time.Millisecond // shorter limits do not change
+	leap     = time.Hour            // the clock advances once by this time
+)
+
+var (
+	on      = os.Getenv(Env) == EarlyTimers
+	seed, _ = strconv.ParseUint(os.Getenv(seedEnv), 10, 64)
+	limits  atomic.Uint64 // number of limits
+	reads   atomic.Uint64 // number of clock readings
+	failed  atomic.Bool
+)
+
+// draw returns a pseudo-random number for the n-th use.
+func draw(n uint64) uint64 {
+	x := seed*0x9e3779b97f4a7c15 + n
+	for range 2 {
+		x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+		x ^= x >> 27
+	}
+	return x ^ x>>31
+}
+
+// Duration returns the time limit d, or a shorter one. Duration may not sleep.
+func Duration(d time.Duration) time.Duration {
+	if !on || d < shortest {
+		return d
+	}
+	switch draw(limits.Add(1)) % 6 {
+	case 0:
+		return time.Microsecond
+	case 1:
+		return 100 * time.Microsecond
+	case 2:
+		return time.Millisecond
+	}
+	return d
+}
+
+// Deadline returns the deadline t, or an earlier one. Deadline may not sleep.
+func Deadline(t time.Time) time.Time {
+	d := time.Until(t)
+	return t.Add(Duration(d) - d)
+}
+
+// leapt returns the time by which the clock has advanced.
+func leapt() time.Duration {
+	scale := uint64(1) << (draw(0) % 8)
+	if !on || reads.Add(1) < scale {
+		return 0
+	}
+	return leap
+}
+
+// Now returns the time t, which has just been read, on a clock that advances once. Now may not sleep.
+func Now(t time.Time) time.Time { return t.Add(leapt()) }
+
+// Since returns d, the result of time.Since, on this clock. Since may not sleep.
+func Since(d time.Duration) time.Duration { return d + leapt() }
+
+// Until returns d, the result of time.Until, on this clock. Until may not sleep.
+func Until(d time.Duration) time.Duration { return d - leapt() }
+
+// Fatal records that the test ends, and returns f, the function that ends it. Fatal may not sleep.
+func Fatal[F any](f F) F {
+	if !failed.Swap(true) && os.Getenv(Env) != "" {
+		fmt.Fprintln(os.Stderr, FailedLine)
+	}
+	return f
+}
+
+// HasFailed reports whether a test has ended because of a failure. HasFailed may not sleep.
+func HasFailed() bool { return failed.Load() }

@@ -1,0 +1,211 @@
+package strict
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"verbena/ib"
+	"verbena/ib/check"
+	"verbena/ib/ibtest/strict/expire"
+	"verbena/ib/weak"
+)
+
+const (
+	// FaultEnv names the kind of fault: a choice of weak.Faults, or expire.EarlyTimers.
+	FaultEnv = expire.Env
+	// ReuseEnv turns on check.RuleTargetReused. Its value is ReuseNote or ReuseReport.
+	ReuseEnv    = "SCHEDULE_REUSE"
+	ReuseNote   = "note"   // a violation is printed, and the program continues
+	ReuseReport = "report" // a violation ends the program
+
+	// ReusedLine is the line for a violation of RuleTargetReused with ReuseNote.
+	ReusedLine = "schedule: memory of outstanding requests is used again"
+	// FaultLine precedes a violation in a run with a fault.
+	FaultLine = "schedule: after a failure of the device"
+
+	// faultClientTimeout is the longest time of Remove after a failure.
+	faultClientTimeout = 3 * time.Second
+)
+
+// faultChoice returns the choice with a name.
+func faultChoice(name string) (weak.Set, error) {
+	if name == expire.EarlyTimers || name == "" {
+		return 0, nil
+	}
+	for _, r := range weak.Choices {
+		if s := weak.Of(r.Choice); r.Name == name && s&weak.Faults != 0 {
+			return s, nil
+		}
+	}
+	return 0, fmt.Errorf("%s: got %q, want a fault", FaultEnv, name)
+}
+
+// faultFilter decides which violations count after a failure of the device. A test that fails often makes mistakes
+// itself: it leaves objects behind, or closes the consumer while threads use it. Such violations do not count.
+type faultFilter struct {
+	kind string
+
+	mu     sync.Mutex
+	failed [][]uintptr // stacks of the calls that the device has failed
+}
+
+// ignoredRules lists the rules that consumers may break after a failure. A handler need not poll a failed queue.
+var ignoredRules = []check.Rule{check.RuleNotRearmed, check.RuleLeftInCQ, check.RuleArmWithoutPoll,
+	check.RuleCallbackReturns}
+
+// recordCall records a call that fails.
+func (f *faultFilter) recordCall() {
+	var pcs [64]uintptr
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failed = append(f.failed, pcs[:runtime.Callers(2, pcs[:])])
+}
+
+// counts reports whether a violation is a fault of the consumer.
+func (f *faultFilter) counts(v check.Violation) bool {
+	switch {
+	case v.Rule == check.RuleTargetReused:
+		return len(v.Stacks) > 0 && isConsumerStack(v.Stacks[0].Trace)
+	case f.kind == expire.EarlyTimers || expire.HasFailed() || slices.Contains(ignoredRules, v.Rule):
+		return false
+	case v.Rule == check.RuleLeftBehind:
+		return f.isLeak(v.Stacks)
+	case v.Rule == check.RuleClientReturns:
+		return strings.HasPrefix(v.What, "Remove") && len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace)
+	}
+	return len(v.Stacks) > 0 && isConsumerStack(v.Stacks[0].Trace)
+}
+
+// isLeak reports whether a consumer has left objects behind: in its Add or Remove, or in the function in which a call
+// has failed. stacks are those of a violation of RuleLeftBehind.
+func (f *faultFilter) isLeak(stacks []check.Stack) bool {
+	if len(stacks) < 2 {
+		return false
+	}
+	for _, s := range stacks[1:] { // the places of creation
+		if !isConsumerStack(s.Trace) || !calledByMidlayer(s.Trace) && !f.hasFailedIn(s.Trace) {
+			return false
+		}
+	}
+	return true
+}
+
+// hasFailedIn reports whether the device has failed a call that the same call of the test has made.
+func (f *faultFilter) hasFailedIn(trace string) bool {
+	frames := parseFrames(trace)
+	at := slices.IndexFunc(frames, isTestFrame)
+	if at < 0 {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, pcs := range f.failed {
+		var b strings.Builder
+		for all, more := runtime.CallersFrames(pcs), true; more; {
+			var x runtime.Frame
+			x, more = all.Next()
+			fmt.Fprintf(&b, "%s(...)\n\t%s:%d\n", x.Function, x.File, x.Line)
+		}
+		failed := parseFrames(b.String())
+		if i := slices.IndexFunc(failed, isTestFrame); i >= 0 && failed[i] == frames[at] {
+			return true
+		}
+	}
+	return false
+}
+
+// stackFrame is a function with its position.
+type stackFrame struct{ function, file string }
+
+// parseFrames parses a stack in the format of runtime.Stack.
+func parseFrames(trace string) (frames []stackFrame) {
+	lines := strings.Split(strings.TrimSpace(trace), "\n")
+	for i := 0; i+1 < len(lines); i += 2 {
+		file, _, _ := strings.Cut(strings.TrimSpace(lines[i+1]), " +0x")
+		frames = append(frames, stackFrame{strings.TrimPrefix(strings.TrimSpace(lines[i]), "created by "), file})
+	}
+	return frames
+}
+
+func isTestFrame(f stackFrame) bool {
+	file, _, _ := strings.Cut(path.Base(f.file), ":")
+	return strings.HasSuffix(file, "_test.go")
+}
+
+// midlayerPaths lists the packages between a consumer and the checker.
+var midlayerPaths = []string{"verbena/ib.", "verbena/ib/check.", "verbena/ib/weak.", "verbena/ib/completion.",
+	"verbena/ib/ibtest/strict.", "verbena/driver/", "verbena/umem."}
+
+func isMidlayerFrame(f stackFrame) bool {
+	return !isTestFrame(f) && slices.ContainsFunc(midlayerPaths, func(p string) bool { return strings.HasPrefix(f.function, p) })
+}
+
+// isSystemFrame reports whether a function belongs to the standard library.
+func isSystemFrame(f stackFrame) bool {
+	return strings.HasPrefix(f.file, systemFolder)
+}
+
+// SystemFolder returns the folder of the sources of the standard library.
+func SystemFolder() string { return systemFolder }
+
+// systemFolder is the folder of the sources of the standard library.
+var systemFolder = func() string {
+	pc := reflect.ValueOf(path.Base).Pointer()
+	file, _ := runtime.FuncForPC(pc).FileLine(pc)
+	return path.Dir(path.Dir(file)) + "/"
+}()
+
+// consumerFrames returns the consumer's frames of a stack: those above the functions of the midlayer and the standard
+// library, up to the next function of the midlayer. The result is not nil if a test function is the innermost frame.
+// byTest reports whether a function of a test is among the frames.
+func consumerFrames(trace string) (frames []stackFrame, byTest bool) {
+	all := parseFrames(trace)
+	for len(all) > 0 && (isMidlayerFrame(all[0]) || isSystemFrame(all[0])) {
+		all = all[1:]
+	}
+	for _, f := range all {
+		if isMidlayerFrame(f) {
+			break
+		}
+		frames = append(frames, f)
+		byTest = byTest || isTestFrame(f)
+	}
+	return frames, byTest
+}
+
+// isConsumerStack reports whether a function of a consumer, but not of a test, is the innermost frame of a stack.
+func isConsumerStack(trace string) bool {
+	frames, _ := consumerFrames(trace)
+	return len(frames) > 0 && !isTestFrame(frames[0])
+}
+
+// calledByMidlayer reports whether the midlayer, and no function of a test, has called the consumer.
+func calledByMidlayer(trace string) bool {
+	frames, byTest := consumerFrames(trace)
+	return len(frames) > 0 && !byTest
+}
+
+// failDevice moves a device to the error state, as a driver does after a fatal error.
+func failDevice(h *ib.DeviceHandle) {
+	h.DispatchEvent(ib.EventDeviceFatal, 0)
+	h.SetError()
+}
+
+// reportViolation prints a violation and ends the process, or notes it.
+func (f *faultFilter) reportViolation(v check.Violation, reuse string, report func(string)) {
+	switch {
+	case v.Rule == check.RuleTargetReused && reuse == ReuseNote:
+		fmt.Fprintln(os.Stderr, ReusedLine)
+	case f.kind == "":
+		report(v.String())
+	case f.counts(v):
+		report(FaultLine + ": " + v.String())
+	}
+}
