@@ -28,8 +28,8 @@ type Config struct {
 	Timeout time.Duration
 	// ClientTimeout is the longest permitted duration of an Add, a Remove or a callback. Default: 30 s.
 	ClientTimeout time.Duration
-	// TargetReuse turns on RuleTargetReused. A consumer may ignore the data of several receives, and use the same memory
-	// for all of them. Such a consumer must not turn the rule on.
+	// TargetReuse turns on RuleTargetReused and RuleTargetUnflushed. A consumer may ignore the data of several receives, and use the same memory
+	// for all of them. Such a consumer must not turn the rules on.
 	TargetReuse bool
 }
 

@@ -87,7 +87,7 @@ func (q *queueQP) PostRecv(wrs []ib.RecvWR) (int, error) {
 }
 
 func (q *queueQP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
-	q.o.work.recordModify()
+	q.o.work.recordModify(attr, mask)
 	err := q.DriverQP.Modify(attr, mask, u)
 	if err == nil && mask&ib.QPAttrState != 0 {
 		q.o.work.recordQPState(attr.State)

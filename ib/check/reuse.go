@@ -2,12 +2,13 @@ package check
 
 import (
 	"fmt"
+	"strings"
 
 	"verbena/ib"
 )
 
-// minSQEPosts is the number of sends after a polled failure that show that the consumer does not recover.
-const minSQEPosts = 6
+// minSQEPosts is the number of sends after a polled failure that show that the consumer does not recover from SQE.
+const minSQEPosts = 16
 
 // sqeWatch counts the sends of a queue pair that may be in SQE. The owner's mu protects it.
 type sqeWatch struct {
@@ -33,17 +34,21 @@ func (w *workTracker) recordSQEPosts(n int) {
 	}
 }
 
-// recordModify records the begin of a Modify, which may leave SQE.
-func (w *workTracker) recordModify() {
+// recordModify records the begin of a Modify, which may leave SQE. Modify to ERR or RESET is the beginning of the
+// destruction.
+func (w *workTracker) recordModify(attr *ib.QPAttr, mask ib.QPAttrMask) {
 	if w == nil {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if mask&ib.QPAttrState != 0 && (attr.State == ib.QPErr || attr.State == ib.QPReset) {
+		w.checkNotLeftInSQE(callerPCs())
+	}
 	w.sqe = sqeWatch{}
 }
 
-// checkNotLeftInSQE reports a queue pair that is destroyed, and whose owner has not noticed that it was in SQE.
+// checkNotLeftInSQE reports a queue pair that ends, and whose owner has not noticed that it was in SQE.
 //
 //verbena:held w.mu
 func (w *workTracker) checkNotLeftInSQE(at []uintptr) {
@@ -54,14 +59,14 @@ func (w *workTracker) checkNotLeftInSQE(at []uintptr) {
 		Rule: RuleLeftInSQE,
 		What: fmt.Sprintf("%d sends were posted on a QP in SQE, after the failure had been polled: each of them is flushed, "+
 			"until Modify moves the QP to RTS", w.sqe.posts),
-		Stacks: []Stack{{"CQ.Poll, which returns the failure", formatStack(w.sqe.failed)}, {"the QP destroyed at",
+		Stacks: []Stack{{"CQ.Poll, which returns the failure", formatStack(w.sqe.failed)}, {"the QP ended at",
 			formatStack(at)}, {"the QP made at", formatStack(w.o.made)}},
 	}, w.o.dev, w.sqe.failed)
 }
 
 // findReusedTargets finds outstanding requests that change the memory of requests that are about to be posted.
 func (w *workTracker) findReusedTargets(posted []*trackedRequest) {
-	if !w.o.k.cfg.TargetReuse || w.o.isDeviceInactive() {
+	if !w.o.k.cfg.TargetReuse || w.o.isDeviceInactive() || w.isInErr() {
 		return
 	}
 	var all []*workTracker
@@ -74,10 +79,10 @@ func (w *workTracker) findReusedTargets(posted []*trackedRequest) {
 	w.o.k.mu.Unlock()
 	for _, x := range all {
 		x.mu.Lock()
-		if !x.unsure {
+		if inErr := x.isInErr(); !x.unsure {
 			for _, q := range [][]*trackedRequest{x.send, x.recv} {
 				for _, old := range q {
-					old.markReused(posted)
+					old.markReused(posted, inErr)
 				}
 			}
 		}
@@ -85,13 +90,16 @@ func (w *workTracker) findReusedTargets(posted []*trackedRequest) {
 	}
 }
 
+// isInErr reports whether the queue pair is in ERR, so that it executes no more requests.
+func (w *workTracker) isInErr() bool { return w.qp != nil && w.qp.State() == ib.QPErr }
+
 // markReused marks the posted requests that use memory of the outstanding request r.
-func (r *trackedRequest) markReused(posted []*trackedRequest) {
+func (r *trackedRequest) markReused(posted []*trackedRequest, inErr bool) {
 	for _, t := range r.targets {
 		for _, p := range posted {
 			for _, s := range p.targets {
 				if s.overlaps(t) {
-					p.reused = r
+					p.reused, p.reusedInErr = r, inErr
 				}
 			}
 		}
@@ -104,11 +112,59 @@ func (w *workTracker) reportReusedTargets(posted []*trackedRequest) {
 		if r.reused == nil || w.mayHaveLostCompletions() {
 			continue
 		}
+		rule := RuleTargetReused
+		if r.reusedInErr {
+			rule = RuleTargetUnflushed
+		}
 		w.o.k.report(Violation{
-			Rule: RuleTargetReused,
+			Rule: rule,
 			What: "a work request was posted with memory that belongs to an outstanding work request: both change it",
 			Stacks: []Stack{{"the work request posted at", formatStack(r.at)}, {"the outstanding work request posted at",
 				formatStack(r.reused.at)}, {fmt.Sprintf("the %v made at", w.o.kind), formatStack(w.o.made)}},
 		}, w.o.dev, r.at)
 	}
+}
+
+// The number of receives that a consumer may post in a row on a QP in ERR, in functions of completions.
+const (
+	flushRounds = 8 // for each entry of the receive queue
+	minFlushes  = 64
+)
+
+// doneCaller is the function of package ib/completion that calls the function of a work request.
+const doneCaller = "verbena/ib/completion.(*CQ).callDone"
+
+// checkEndlessFlush counts the receives that are posted on a QP in ERR by a function of a completion. n is the number
+// of accepted receives, and f the call.
+func (w *workTracker) checkEndlessFlush(f *frame, n int) {
+	if w.qp == nil || n <= 0 {
+		return
+	}
+	flushed := w.isInErr() && f.isInCompletion()
+	w.mu.Lock()
+	if !flushed {
+		w.flushed = 0
+		w.mu.Unlock()
+		return
+	}
+	w.flushed += n
+	endless := w.flushed >= flushRounds*w.recvCap+minFlushes
+	w.mu.Unlock()
+	if !endless {
+		return
+	}
+	w.o.k.report(Violation{
+		Rule: RuleEndlessFlush,
+		What: fmt.Sprintf("more than %d receives were posted on a QP in ERR, in functions of completions: each of them is "+
+			"flushed, and causes the next one", flushRounds*w.recvCap+minFlushes),
+		Stacks: []Stack{{f.what, formatStack(f.entry)}, {"the QP made at", formatStack(w.o.made)}},
+	}, w.o.dev, f.entry)
+}
+
+// isInCompletion reports whether the call is made by a completion handler or by the function of a work request.
+func (f *frame) isInCompletion() bool {
+	f.k.mu.Lock()
+	inside := f.th != nil && f.th.findFrame(func(x *frame) bool { return x.kind == inCallback }) != nil
+	f.k.mu.Unlock()
+	return inside || strings.Contains(formatStack(f.entry), doneCaller)
 }

@@ -84,6 +84,12 @@ const (
 	// RuleTargetReused is violated by a receive, READ or atomic operation whose memory belongs to an outstanding request
 	// that also changes it. The rule is off unless Config.TargetReuse is set.
 	RuleTargetReused
+	// RuleTargetUnflushed is the equivalent of RuleTargetReused for an outstanding request of a QP in ERR: the consumer
+	// has not polled its flush completion.
+	RuleTargetUnflushed
+	// RuleEndlessFlush is violated by a consumer that posts receives on a QP in ERR, from the functions of flushed
+	// receives, without end.
+	RuleEndlessFlush
 	// RuleLeftInSQE is violated by a consumer that has polled the failure of a send on a UD or UC queue pair, and then
 	// continues to post sends until it destroys the queue pair, without a Modify.
 	RuleLeftInSQE
@@ -123,6 +129,8 @@ var ruleTexts = [numRules]struct {
 	RuleUnsignaledOnly:       {"unsignaled-only", 1},
 	RuleSourceChanged:        {"source-changed", 1},
 	RuleTargetReused:         {"target-reused", 1},
+	RuleTargetUnflushed:      {"target-unflushed", 1},
+	RuleEndlessFlush:         {"endless-flush", 4},
 	RuleLeftInSQE:            {"left-in-sqe", 1},
 }
 

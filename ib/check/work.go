@@ -28,7 +28,8 @@ type trackedRequest struct {
 	owned []memorySpan
 	race  ownership
 	// reused is an earlier request that was outstanding at the post, and may change memory of this request.
-	reused *trackedRequest
+	reused      *trackedRequest
+	reusedInErr bool // its queue pair was in ERR
 }
 
 // workTracker tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are
@@ -53,6 +54,7 @@ type workTracker struct {
 	users      int               // SRQ: number of connected queue pairs
 	unsure     bool              // SRQ: a QP was destroyed while its requests were outstanding
 	sqe        sqeWatch          // UD and UC
+	flushed    int               // receives posted in a row in ERR, in functions of completions
 }
 
 // trackQP starts tracking the work requests of a queue pair.
@@ -144,6 +146,7 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	}
 	w.appendPostedRequests(&w.recv, posted)
 	return func(n int) {
+		w.checkEndlessFlush(f, n)
 		w.recordAcceptedRequests(&w.recv, posted, n, w.recvCQ, w.recvCap)
 		w.checkCQRoom(f, w.recvCQ)
 	}

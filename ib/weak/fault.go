@@ -142,7 +142,7 @@ func (q *qp) drawStatus(r *weakRequest) ib.WCStatus {
 
 // failureDelay returns the additional delay of a completion on a device that fails.
 func (e *windowEntry) failureDelay(d *driver) int {
-	if d.Choices&Faults == 0 || e.wc.Status != ib.WCWRFlushErr || e.r == nil || e.r.qp == nil {
+	if !d.hasChoice(FailedRequest) || e.wc.Status != ib.WCWRFlushErr || e.r == nil || e.r.qp == nil {
 		return 0
 	}
 	n := d.drawRandom(FailedRequest, e.qp, e.seq, flushDelays)

@@ -65,8 +65,9 @@ var limitFuncs = map[string]struct {
 	"context.WithDeadline":     {1, "Deadline", true},
 }
 
-// fatalFuncs lists the methods that end a test.
-var fatalFuncs = []string{"Fatal", "Fatalf", "FailNow"}
+// failFuncs lists the methods that record the failure of a test, with the function of package expire.
+var failFuncs = map[string]string{"Error": "Error", "Errorf": "Error", "Fail": "Error", "Fatal": "Fatal",
+	"Fatalf": "Fatal", "FailNow": "Fatal"}
 
 // insertExpiry returns a source with calls of package expire. Line numbers do not change. changed is false if the source
 // has no limits.
@@ -105,12 +106,13 @@ func insertExpiry(file string, src []byte) (text string, changed bool, err error
 		if !ok {
 			return true
 		}
-		if isTest && slices.Contains(fatalFuncs, s.Sel.Name) {
-			wrap(s, "Fatal")
-			return true
-		}
 		x, ok := s.X.(*ast.Ident)
 		if !ok {
+			return true
+		}
+		if fail := failFuncs[s.Sel.Name]; isTest && fail != "" && names[x.Name] == "" &&
+			(len(call.Args) > 0 || strings.HasPrefix(s.Sel.Name, "Fail")) {
+			wrap(s, fail)
 			return true
 		}
 		l, ok := limitFuncs[names[x.Name]+"."+s.Sel.Name]
@@ -227,7 +229,7 @@ func findEvidence(text string, p listedPackage) ([]byte, error) {
 		return []byte(strict.FaultLine + v), fmt.Errorf("the consumer breaks the contract")
 	}
 	ended := len(text)
-	if i := strings.Index(text, expire.FailedLine); i >= 0 {
+	if i := strings.Index(text, expire.EndLine); i >= 0 {
 		ended = i
 	}
 	for at := 0; ; {

@@ -30,6 +30,8 @@ const (
 	// FaultLine precedes a violation in a run with a fault.
 	FaultLine = "schedule: after a failure of the device"
 
+	failedCall = "failed-call"
+
 	// faultClientTimeout is the longest time of Remove after a failure.
 	faultClientTimeout = 3 * time.Second
 )
@@ -71,16 +73,18 @@ func (f *faultFilter) recordCall() {
 // counts reports whether a violation is a fault of the consumer.
 func (f *faultFilter) counts(v check.Violation) bool {
 	switch {
-	case v.Rule == check.RuleTargetReused:
-		return len(v.Stacks) > 0 && isConsumerStack(v.Stacks[0].Trace)
+	case v.Rule == check.RuleTargetReused || v.Rule == check.RuleTargetUnflushed || v.Rule == check.RuleEndlessFlush:
+		return !expire.HasEnded() && isConsumerViolation(v.Stacks)
 	case f.kind == expire.EarlyTimers || expire.HasFailed() || slices.Contains(ignoredRules, v.Rule):
 		return false
+	case v.Rule == check.RuleSRQUndrained && f.kind == failedCall:
+		return false // a queue pair that was never connected has taken no receives
 	case v.Rule == check.RuleLeftBehind:
 		return f.isLeak(v.Stacks)
 	case v.Rule == check.RuleClientReturns:
 		return strings.HasPrefix(v.What, "Remove") && len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace)
 	}
-	return len(v.Stacks) > 0 && isConsumerStack(v.Stacks[0].Trace)
+	return isConsumerViolation(v.Stacks)
 }
 
 // isLeak reports whether a consumer has left objects behind: in its Add or Remove, or in the function in which a call
@@ -186,6 +190,17 @@ func isConsumerStack(trace string) bool {
 	return len(frames) > 0 && !isTestFrame(frames[0])
 }
 
+// isConsumerViolation reports whether a function of a consumer, but not of a test, is the innermost frame of the first
+// stack with functions of either.
+func isConsumerViolation(stacks []check.Stack) bool {
+	for _, s := range stacks {
+		if frames, _ := consumerFrames(s.Trace); len(frames) > 0 {
+			return !isTestFrame(frames[0])
+		}
+	}
+	return false
+}
+
 // calledByMidlayer reports whether the midlayer, and no function of a test, has called the consumer.
 func calledByMidlayer(trace string) bool {
 	frames, byTest := consumerFrames(trace)
@@ -203,6 +218,7 @@ func (f *faultFilter) reportViolation(v check.Violation, reuse string, report fu
 	switch {
 	case v.Rule == check.RuleTargetReused && reuse == ReuseNote:
 		fmt.Fprintln(os.Stderr, ReusedLine)
+	case v.Rule == check.RuleTargetUnflushed && reuse == ReuseNote:
 	case f.kind == "":
 		report(v.String())
 	case f.counts(v):

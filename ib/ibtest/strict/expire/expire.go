@@ -20,8 +20,8 @@ const (
 	EarlyTimers = "early-timers"
 	seedEnv     = "SCHEDULE_SEED"
 
-	// FailedLine is printed when a test ends because of a failure. Later calls may be mistakes of the test.
-	FailedLine = "schedule: the test ends here"
+	// EndLine is printed when a test ends because of a failure.
+	EndLine = "schedule: the test ends here"
 
 	shortest = 2 * time.Millisecond // shorter limits do not change
 	leap     = time.Hour            // the clock advances once by this time
@@ -33,6 +33,7 @@ var (
 	limits  atomic.Uint64 // number of limits
 	reads   atomic.Uint64 // number of clock readings
 	failed  atomic.Bool
+	ended   atomic.Bool
 )
 
 // draw returns a pseudo-random number for the n-th use.
@@ -85,13 +86,30 @@ func Since(d time.Duration) time.Duration { return d + leapt() }
 // Until returns d, the result of time.Until, on this clock. Until may not sleep.
 func Until(d time.Duration) time.Duration { return d - leapt() }
 
-// Fatal records that the test ends, and returns f, the function that ends it. Fatal may not sleep.
+// settle is the time for which a test waits before it ends. The consumer continues in the meantime.
+const settle = 300 * time.Millisecond
+
+// Error records that the test has failed, and returns f, the function that reports it. Error may not sleep.
+func Error[F any](f F) F {
+	failed.Store(true)
+	return f
+}
+
+// Fatal records that the test ends, and returns f, the function that ends it. Fatal may sleep.
 func Fatal[F any](f F) F {
-	if !failed.Swap(true) && os.Getenv(Env) != "" {
-		fmt.Fprintln(os.Stderr, FailedLine)
+	failed.Store(true)
+	if os.Getenv(Env) == "" || ended.Load() {
+		return f
+	}
+	time.Sleep(settle)
+	if !ended.Swap(true) {
+		fmt.Fprintln(os.Stderr, EndLine)
 	}
 	return f
 }
 
-// HasFailed reports whether a test has ended because of a failure. HasFailed may not sleep.
+// HasFailed reports whether a test has failed. Later calls may be mistakes of the test. HasFailed may not sleep.
 func HasFailed() bool { return failed.Load() }
+
+// HasEnded reports whether a test has ended because of a failure. HasEnded may not sleep.
+func HasEnded() bool { return ended.Load() }
