@@ -47,6 +47,7 @@ type driver struct {
 	holds     map[requestKind]bool // kinds of requests that the inner driver has accepted
 	slept     uint64               // number of calls of delayCall
 	calls     uint64               // number of calls of failCall
+	refused   uint64               // number of calls of failPost
 	posts     uint64               // number of posted requests, for FailedDevice
 	sent      uint64               // number of sends that may fail, for FailedRequest
 

@@ -12,7 +12,7 @@ import (
 // Faults is the set of the choices that make a device fail. A correct consumer reports these failures to its caller, so
 // its test may fail. All does not contain them. A run with such a choice shows only whether the consumer keeps the
 // contract after a failure.
-const Faults = Set(1)<<FailedRequest | 1<<FailedCall | 1<<FailedDevice
+const Faults = Set(1)<<FailedRequest | 1<<FailedCall | 1<<FailedDevice | 1<<FailedPost
 
 // The next constants limit the numbers of the requests and calls that fail.
 const (
@@ -49,6 +49,21 @@ func (d *driver) failCall(what string) error {
 		d.CallFailed()
 	}
 	return fmt.Errorf("%s: no resources: %w", what, syscall.ENOMEM)
+}
+
+// failPost returns the error of a post, if the post is the one that fails.
+func (d *driver) failPost() error {
+	if !d.hasChoice(FailedPost) {
+		return nil
+	}
+	first := d.faultNumber(FailedPost)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.refused++
+	if d.refused != first {
+		return nil
+	}
+	return fmt.Errorf("post: no resources: %w", syscall.ENOMEM)
 }
 
 // countPost counts a posted request, and makes the device fail if it is the request at which the device fails.

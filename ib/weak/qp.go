@@ -130,6 +130,9 @@ func (q *qp) PostSend(wrs []ib.SendWR) (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for n = range wrs {
+		if err := q.d.failPost(); err != nil {
+			return n, err
+		}
 		if err := q.postSend(&wrs[n]); err != nil {
 			return n, err
 		}
@@ -609,6 +612,9 @@ func (q *qp) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for n = range wrs {
+		if err := q.d.failPost(); err != nil {
+			return n, err
+		}
 		wr := wrs[n]
 		if q.d.hasChoice(ExactRoom) && q.init.SRQ == nil {
 			if len(wr.SGList) > int(q.room.MaxRecvSGE) {

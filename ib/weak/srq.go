@@ -37,6 +37,9 @@ func (d *driver) CreateSRQ(h ib.SRQHandle, init *ib.DriverSRQInit, u *ib.Udata) 
 // PostRecv implements ib.DriverSRQ.
 func (s *srq) PostRecv(wrs []ib.RecvWR) (n int, err error) {
 	for n = range wrs {
+		if err := s.d.failPost(); err != nil {
+			return n, err
+		}
 		wr := wrs[n]
 		s.d.countPost()
 		r := &weakRequest{id: wr.ID, signaled: true}

@@ -28,6 +28,7 @@ const (
 	FailedRequest
 	FailedCall
 	FailedDevice
+	FailedPost
 	numChoices
 )
 
@@ -211,6 +212,13 @@ var Choices = [numChoices]Row{
 		"reports EventDeviceFatal after one of the posts, and enters the error state",
 		"IBA 11.6.3.2; the contract of package ib, point 6: a device may fail at any time",
 		"posts flushed receives again without end; does not destroy its objects on a device in error",
+	},
+	{
+		FailedPost, "failed-post",
+		"refuses one of the work requests with ENOMEM, although its queue is not full",
+		"the contract of package ib: ENOMEM means a full queue or a limit; ibv_post_send(3): a post may fail, and the requests " +
+			"before the failed one are posted",
+		"releases the resources of a request that was not posted twice; waits for its completion",
 	},
 }
 

@@ -32,7 +32,7 @@ import (
 // The race detector observes the consumer, and the tests are compiled through an overlay that makes limits expire early.
 
 // faultKinds lists the kinds of faults, in the order of the runs.
-var faultKinds = []string{expire.EarlyTimers, "failed-request", "failed-call", "failed-device"}
+var faultKinds = []string{expire.EarlyTimers, "failed-request", "failed-call", "failed-post", "failed-device"}
 
 const (
 	// faultExit is the exit code of a run in which the race detector has found a race.
@@ -300,12 +300,16 @@ func isConsumerFile(file string, p listedPackage) bool {
 // systemFolder returns the folder of the standard library's sources, in this command's own build.
 func systemFolder() string { return strict.SystemFolder() }
 
+// mistakePanics lists messages of panics that are always a mistake.
+var mistakePanics = []string{"runtime error", "close of closed channel", "close of nil channel", "send on closed channel",
+	"sync: ", "interface conversion"}
+
 // isConsumerPanic reports whether a panic is a fault of the consumer. A test that has failed may call the consumer in a
 // wrong way, so the stack then must not contain a function of the test.
 func isConsumerPanic(text string, failed bool, p listedPackage) bool {
-	_, stack, ok := strings.Cut(text, "[running]:\n")
-	if !ok || strings.Contains(text[:len(text)-len(stack)], "test timed out") {
-		return false
+	head, stack, ok := strings.Cut(text, "[running]:\n")
+	if !ok || !slices.ContainsFunc(mistakePanics, func(m string) bool { return strings.Contains(head, m) }) {
+		return false // a consumer may panic with a message if it does not tolerate a failure
 	}
 	stack, _, _ = strings.Cut(stack, "\n\n")
 	found := false

@@ -75,26 +75,30 @@ func (f *faultFilter) counts(v check.Violation) bool {
 	switch {
 	case v.Rule == check.RuleTargetReused || v.Rule == check.RuleTargetUnflushed || v.Rule == check.RuleEndlessFlush:
 		return !expire.HasEnded() && isConsumerViolation(v.Stacks)
-	case f.kind == expire.EarlyTimers || expire.HasFailed() || slices.Contains(ignoredRules, v.Rule):
+	case f.kind == expire.EarlyTimers || slices.Contains(ignoredRules, v.Rule):
+		return false
+	case v.Rule == check.RuleClientReturns:
+		return strings.HasPrefix(v.What, "Remove") && len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace) &&
+			!isUsedByTest()
+	case v.Rule == check.RuleLeftBehind:
+		return f.isLeak(v.Stacks, expire.HasFailed())
+	case expire.HasFailed():
 		return false
 	case v.Rule == check.RuleSRQUndrained && f.kind == failedCall:
 		return false // a queue pair that was never connected has taken no receives
-	case v.Rule == check.RuleLeftBehind:
-		return f.isLeak(v.Stacks)
-	case v.Rule == check.RuleClientReturns:
-		return strings.HasPrefix(v.What, "Remove") && len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace)
 	}
 	return isConsumerViolation(v.Stacks)
 }
 
 // isLeak reports whether a consumer has left objects behind: in its Add or Remove, or in the function in which a call
-// has failed. stacks are those of a violation of RuleLeftBehind.
-func (f *faultFilter) isLeak(stacks []check.Stack) bool {
+// has failed. stacks are those of a violation of RuleLeftBehind. After a failure of the test, only objects that the
+// midlayer has caused the consumer to create count.
+func (f *faultFilter) isLeak(stacks []check.Stack, testFailed bool) bool {
 	if len(stacks) < 2 {
 		return false
 	}
 	for _, s := range stacks[1:] { // the places of creation
-		if !isConsumerStack(s.Trace) || !calledByMidlayer(s.Trace) && !f.hasFailedIn(s.Trace) {
+		if !isConsumerStack(s.Trace) || !calledByMidlayer(s.Trace) && (testFailed || !f.hasFailedIn(s.Trace)) {
 			return false
 		}
 	}
@@ -200,6 +204,22 @@ func isConsumerViolation(stacks []check.Stack) bool {
 	}
 	return false
 }
+
+// isUsedByTest reports whether a function of a test is active, other than below the Remove of a client. It may use the
+// consumer, and Remove may wait for it.
+func isUsedByTest() bool {
+	buf := make([]byte, 1<<20)
+	for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		_, trace, _ := strings.Cut(g, "\n")
+		if slices.ContainsFunc(parseFrames(trace), isTestFrame) && !strings.Contains(trace, removeCaller) {
+			return true
+		}
+	}
+	return false
+}
+
+// removeCaller is the function of package ib that calls Remove.
+const removeCaller = "verbena/ib.(*Core).callClientRemove("
 
 // calledByMidlayer reports whether the midlayer, and no function of a test, has called the consumer.
 func calledByMidlayer(trace string) bool {
