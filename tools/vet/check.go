@@ -17,6 +17,7 @@ const (
 	Hotplug  = "hotplug"
 	Held     = "held"
 	Session  = "session"
+	Event    = "event"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -58,6 +59,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkCallbacks()...)
 	reports = append(reports, p.checkHotplug(p.callers(Hotplug))...)
 	reports = append(reports, p.checkSessions()...)
+	reports = append(reports, p.checkEvents()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -79,7 +81,7 @@ func (p *Program) Check() []Report {
 }
 
 // escapableChecks lists the checks that an escape may name.
-var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, program,
+var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, program,
 	Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.
