@@ -16,7 +16,7 @@ type eventFlow struct {
 	callers map[*function][]caller        // also starts of goroutines
 	senders map[*ssa.MakeChan][]*function // functions that send to a channel
 	closers map[*ssa.MakeChan][]*function // functions that close a channel
-	unknown map[*types.Package]bool       // packages with a send or close of an unknown channel
+	unknown map[string]bool               // types of channels with sends to an unknown channel
 	events  map[string]map[*function]bool // functions that compare an event with a constant, by its name
 	static  map[string][]caller           // calls of functions, by the name of the callee
 }
@@ -40,7 +40,7 @@ const (
 // pairs that are used.
 func (p *Program) checkEvents() (reports []Report) {
 	e := &eventFlow{p: p, callers: map[*function][]caller{}, senders: map[*ssa.MakeChan][]*function{},
-		closers: map[*ssa.MakeChan][]*function{}, events: map[string]map[*function]bool{}, static: map[string][]caller{}}
+		closers: map[*ssa.MakeChan][]*function{}, unknown: map[string]bool{}, events: map[string]map[*function]bool{}, static: map[string][]caller{}}
 	for _, name := range []string{limitEvent, lastEvent} {
 		e.events[name] = e.comparingFuncs(name)
 	}
@@ -85,13 +85,18 @@ func (e *eventFlow) comparingFuncs(name string) map[*function]bool {
 
 func isConst(v ssa.Value, want *types.Const) bool {
 	c, ok := v.(*ssa.Const)
-	return ok && c.Value != nil && types.Identical(c.Type(), want.Type()) && constant.Compare(c.Value, token.EQL, want.Val())
+	return ok && c.Value != nil && types.Identical(c.Type(), want.Type()) &&
+		constant.Compare(c.Value, token.EQL, want.Val())
 }
 
 // index indexes the calls and channels of the program.
 func (e *eventFlow) index() {
 	record := func(to map[*ssa.MakeChan][]*function, f *function, ch ssa.Value) {
-		for _, o := range e.p.traces.containerAllocs(ch) {
+		from := e.p.traces.containerAllocs(ch)
+		if from == nil {
+			e.unknown[elementName(ch)] = true
+		}
+		for _, o := range from {
 			if m, ok := o.v.(*ssa.MakeChan); ok {
 				to[m] = append(to[m], f)
 			}
@@ -190,7 +195,7 @@ func (e *eventFlow) waitsOnlyForEvent(funcs map[*function]bool, event string, cl
 			for _, at := range b.Instrs {
 				for _, ch := range receivedChannels(at) {
 					from := e.p.traces.containerAllocs(ch)
-					if len(from) == 0 {
+					if len(from) == 0 || e.unknown[elementName(ch)] {
 						return false
 					}
 					waits = true
@@ -209,6 +214,15 @@ func (e *eventFlow) waitsOnlyForEvent(funcs map[*function]bool, event string, cl
 		}
 	}
 	return waits
+}
+
+// elementName returns the name of the element type of a channel.
+func elementName(ch ssa.Value) string {
+	c, ok := ch.Type().Underlying().(*types.Chan)
+	if !ok {
+		return ""
+	}
+	return c.Elem().String()
 }
 
 // receivedChannels returns the channels from which an instruction receives.
@@ -245,8 +259,9 @@ func (e *eventFlow) checkLimits() (reports []Report) {
 		if first == nil || e.p.escapes.escapeAt(e.p.Fset, first.c.pos, Event) != nil {
 			continue
 		}
-		reports = append(reports, Report{Event, first.c.pos, fmt.Sprintf("%s arms the limit of a shared receive queue, which "+
-			"is not armed again after EventSRQLimitReached: the second time the queue runs dry", functionName(first.in)), nil})
+		reports = append(reports, Report{Event, first.c.pos, fmt.Sprintf("%s arms the limit of a shared receive queue, "+
+			"which is not armed again after EventSRQLimitReached: the second time the queue runs dry",
+			functionName(first.in)), nil})
 	}
 	return reports
 }
@@ -281,8 +296,8 @@ func (e *eventFlow) onlyArming(k *types.Package) (first *caller) {
 	return first
 }
 
-// fillsOnlyAfterLimit reports whether a package posts receives to shared receive queues at their creation, and otherwise
-// only after the event.
+// fillsOnlyAfterLimit reports whether a package posts receives to shared receive queues at their creation, and
+// otherwise only after the event.
 func (e *eventFlow) fillsOnlyAfterLimit(k *types.Package) bool {
 	later := false
 	for _, c := range e.callsOf(k, postSRQ, postOnSRQ) {
