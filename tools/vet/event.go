@@ -16,7 +16,7 @@ type eventFlow struct {
 	callers map[*function][]caller        // also starts of goroutines
 	senders map[*ssa.MakeChan][]*function // functions that send to a channel
 	closers map[*ssa.MakeChan][]*function // functions that close a channel
-	unknown map[string]bool               // types of channels with sends to an unknown channel
+	unknown map[string]bool               // classes of channels with sends to an unknown channel
 	events  map[string]map[*function]bool // functions that compare an event with a constant, by its name
 	static  map[string][]caller           // calls of functions, by the name of the callee
 }
@@ -94,7 +94,7 @@ func (e *eventFlow) index() {
 	record := func(to map[*ssa.MakeChan][]*function, f *function, ch ssa.Value) {
 		from := e.p.traces.containerAllocs(ch)
 		if from == nil {
-			e.unknown[elementName(ch)] = true
+			e.unknown[channelClass(f, ch)] = true
 		}
 		for _, o := range from {
 			if m, ok := o.v.(*ssa.MakeChan); ok {
@@ -195,7 +195,7 @@ func (e *eventFlow) waitsOnlyForEvent(funcs map[*function]bool, event string, cl
 			for _, at := range b.Instrs {
 				for _, ch := range receivedChannels(at) {
 					from := e.p.traces.containerAllocs(ch)
-					if len(from) == 0 || e.unknown[elementName(ch)] {
+					if len(from) == 0 || e.unknown[channelClass(f, ch)] {
 						return false
 					}
 					waits = true
@@ -216,13 +216,14 @@ func (e *eventFlow) waitsOnlyForEvent(funcs map[*function]bool, event string, cl
 	return waits
 }
 
-// elementName returns the name of the element type of a channel.
-func elementName(ch ssa.Value) string {
+// channelClass identifies the channels of a package with one element type.
+func channelClass(f *function, ch ssa.Value) string {
+	k := pkgOf(f.Function)
 	c, ok := ch.Type().Underlying().(*types.Chan)
-	if !ok {
+	if !ok || k == nil {
 		return ""
 	}
-	return c.Elem().String()
+	return k.Path() + " " + c.Elem().String()
 }
 
 // receivedChannels returns the channels from which an instruction receives.
