@@ -28,7 +28,7 @@ func (r *trackedRequest) beginOwnership() {
 	go deviceAccess(r)
 }
 
-// deviceAccess is the access of the device. Its name identifies the reports of the race detector.
+// deviceAccess is the access of the device. The reports of the race detector name beginOwnership.
 func deviceAccess(r *trackedRequest) {
 	for _, s := range r.owned {
 		runtime.RaceWriteRange(addressOf(s.addr), int(s.n))

@@ -220,8 +220,8 @@ var (
 	raceFoot   = "==================\n"
 )
 
-// deviceAccess is the function of package check that represents an access of the device.
-const deviceAccess = "verbena/ib/check.deviceAccess("
+// deviceAccess is the beginning of the function of package check that represents an access of the device.
+const deviceAccess = "verbena/ib/check.(*trackedRequest).beginOwnership."
 
 // findEvidence returns the part of the output of a run with a fault that proves a fault of the consumer, or nil.
 func findEvidence(text string, p listedPackage) ([]byte, error) {

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/ib/ibtest/strict/expire"
+)
+
+// TestInsertExpiry checks that time limits are wrapped, in test files only those of contexts, and that line numbers do
+// not change.
+func TestInsertExpiry(t *testing.T) {
+	const src = `package p
+
+import (
+	"context"
+	clock "time"
+)
+
+func f(t *testing.T) {
+	<-clock.After(limit)
+	ctx, cancel := context.WithTimeout(ctx, 2*limit)
+	if clock.Since(clock.Now()) > limit {
+		t.Fatalf("late %v", err.Error())
+	}
+	log.Fatal(fmt.Errorf("no"))
+}
+`
+	for _, tt := range []struct{ file, want string }{
+		{"p.go", `package p; import scheduleExpire "verbena/ib/ibtest/strict/expire"
+
+import (
+	"context"
+	clock "time"
+)
+
+func f(t *testing.T) {
+	<-clock.After(scheduleExpire.Duration(limit))
+	ctx, cancel := context.WithTimeout(ctx, scheduleExpire.Duration(2*limit))
+	if scheduleExpire.Since(clock.Since(scheduleExpire.Now(clock.Now()))) > limit {
+		t.Fatalf("late %v", err.Error())
+	}
+	log.Fatal(fmt.Errorf("no"))
+}
+`},
+		{"p_test.go", `package p; import scheduleExpire "verbena/ib/ibtest/strict/expire"
+
+import (
+	"context"
+	clock "time"
+)
+
+func f(t *testing.T) {
+	<-clock.After(limit)
+	ctx, cancel := context.WithTimeout(ctx, scheduleExpire.Duration(2*limit))
+	if clock.Since(clock.Now()) > limit {
+		scheduleExpire.Fatal(t.Fatalf)("late %v", err.Error())
+	}
+	scheduleExpire.Fatal(log.Fatal)(scheduleExpire.Error(fmt.Errorf)("no"))
+}
+`},
+	} {
+		got, changed, err := insertExpiry(tt.file, []byte(src))
+		if err != nil || !changed || got != tt.want {
+			t.Errorf("%s: got changed %v, error %v and\n%s\nwant\n%s", tt.file, changed, err, got, tt.want)
+		}
+	}
+}
+
+// TestFaultsFindWrongConsumers checks that runs with failures find the mistakes of testdata/faulty, which its test does
+// not find, and report nothing without a mistake.
+func TestFaultsFindWrongConsumers(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it compiles tests with the race detector")
+	}
+	const variable = "SCHEDULE_TEST_MISTAKE"
+	o := &commandOptions{first: 1, timeout: "1m", weak: "verbena/driver/loopback", check: consumerTimeout,
+		tests: []string{"./testdata/faulty"}}
+	dir := t.TempDir()
+	tested, err := listPackages(o.tests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(dir, "faults.test")
+	if err := o.compileFaultTests(tested[0], dir, binary); err != nil {
+		t.Fatal(err)
+	}
+	s := &timedSearch{o: o, p: tested[0], tests: time.Second}
+	run := func(kind string, seeds int) (text []byte, err error) {
+		for i := range seeds * len(faultKinds) {
+			if r := o.planFaultRun(i, binary, true); strings.HasPrefix(r.what, kind) && err == nil {
+				text, err = s.runFaultCommand(context.Background(), r)
+			}
+		}
+		return text, err
+	}
+	for _, tt := range []struct{ mistake, kind, want string }{
+		{"leak", "failed-call", "rule left-behind"},
+		{"timeout", expire.EarlyTimers, "rule target-reused"},
+		{"clear", expire.EarlyTimers, deviceAccess},
+		{"sqe", "failed-request", "rule left-in-sqe"},
+		{"double-close", "failed-request", "close of closed channel"},
+		{"endless", "failed-request", "rule endless-flush"},
+		{"hang", "failed-request", "Remove"},
+		{"post", "failed-post", "negative WaitGroup counter"},
+	} {
+		t.Run(tt.mistake, func(t *testing.T) {
+			os.Setenv(variable, tt.mistake)
+			defer os.Unsetenv(variable)
+			text, err := run(tt.kind, 12)
+			if err == nil || !strings.Contains(fmt.Sprintf("%s", text), tt.want) {
+				t.Errorf("got %v, want a report with %q; output:\n%s", err, tt.want, text)
+			}
+		})
+	}
+	for _, kind := range faultKinds {
+		t.Run("correct/"+kind, func(t *testing.T) {
+			if text, err := run(kind, 6); err != nil {
+				t.Errorf("correct consumer: got %v\n%s", err, text)
+			}
+		})
+	}
+}

@@ -1,0 +1,51 @@
+package faulty
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"verbena/driver/loopback"
+	"verbena/ib"
+)
+
+func TestDisk(t *testing.T) {
+	var core ib.Core
+	ready := make(chan *Disk, 1)
+	client := Client(ready)
+	if err := core.RegisterClient(client); err != nil {
+		t.Fatal(err)
+	}
+	defer core.UnregisterClient(client)
+	d := loopback.New("loop0", t.Logf)
+	if err := core.Register(d.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := core.Unregister(d.Handle()); err != nil {
+			t.Error(err)
+		}
+	}()
+	var k *Disk
+	select {
+	case k = <-ready:
+	default:
+		t.Fatal("no disk")
+	}
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for i := range 20 {
+				b, err := k.Read(i%blocks, 10*time.Second)
+				if err != nil || b[0] != byte(i%blocks) {
+					t.Errorf("block %d: %v", i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for range 60 {
+		k.Report()
+		time.Sleep(100 * time.Microsecond)
+	}
+}
