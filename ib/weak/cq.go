@@ -317,6 +317,10 @@ func poisonCompletion(wc *ib.WC) {
 		if wc.Flags&ib.WCWithInvalidate == 0 {
 			wc.InvalidateRKey = poisonPattern
 		}
+		switch wc.Opcode {
+		case ib.WCSend, ib.WCRDMAWrite, ib.WCBindMW, ib.WCLocalInv, ib.WCRegMR:
+			wc.ByteLen = poisonPattern
+		}
 		return
 	}
 	if wc.Status != ib.WCWRFlushErr {

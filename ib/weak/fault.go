@@ -136,6 +136,9 @@ func (q *qp) drawStatus(r *weakRequest) ib.WCStatus {
 	if q.exceedsPeerReads(r) {
 		return ib.WCRemInvReqErr
 	}
+	if status := q.strictPeerStatus(r); status != ib.WCSuccess {
+		return status
+	}
 	if !d.hasChoice(FailedRequest) {
 		return ib.WCSuccess
 	}
@@ -167,8 +170,8 @@ func (e *windowEntry) failureDelay(d *driver) int {
 	return n
 }
 
-// recordReadLimits records the numbers of READs and atomic operations that the two sides of a connection accept.
-func (q *qp) recordReadLimits(attr *ib.QPAttr, mask ib.QPAttrMask) {
+// recordConnection records the attributes that the two sides of a connection must agree on.
+func (q *qp) recordConnection(attr *ib.QPAttr, mask ib.QPAttrMask) {
 	own := false
 	if mask&ib.QPAttrAV != 0 && attr.AH.HasGRH {
 		e, err := q.d.Driver.QueryGID(int(attr.AH.Port), int(attr.AH.GRH.SGIDIndex))
@@ -181,6 +184,15 @@ func (q *qp) recordReadLimits(attr *ib.QPAttr, mask ib.QPAttrMask) {
 	}
 	if mask&ib.QPAttrDestQPN != 0 {
 		q.dest = attr.DestQPN
+	}
+	if mask&ib.QPAttrSQPSN != 0 {
+		q.sendPSN = attr.SQPSN
+	}
+	if mask&ib.QPAttrRQPSN != 0 {
+		q.recvPSN = attr.RQPSN
+	}
+	if mask&ib.QPAttrPathMTU != 0 {
+		q.pathMTU = attr.PathMTU
 	}
 	if mask&ib.QPAttrMaxRdAtomic != 0 {
 		q.readsSent = int(attr.MaxRdAtomic)
@@ -200,22 +212,57 @@ func (q *qp) exceedsPeerReads(r *weakRequest) bool {
 	}
 	q.d.mu.Lock()
 	defer q.d.mu.Unlock()
-	if !q.toOwnDevice {
+	p := q.ownPeer()
+	if p == nil {
 		return false
 	}
-	for _, p := range q.d.qps {
-		if p.obj.Num() != q.dest || p.dest != q.obj.Num() || !p.toOwnDevice {
-			continue
+	n := 0
+	for _, x := range q.out {
+		if isReadOrAtomic(x) {
+			n++
 		}
-		n := 0
-		for _, x := range q.out {
-			if isReadOrAtomic(x) {
-				n++
-			}
-		}
-		return p.readsServed > 0 && p.readsServed < q.readsSent && n > p.readsServed
 	}
-	return false
+	return p.readsServed > 0 && p.readsServed < q.readsSent && n > p.readsServed
+}
+
+// ownPeer returns the connected peer if it is on the same device, or nil.
+//
+//verbena:held q.d.mu
+func (q *qp) ownPeer() *qp {
+	if !q.toOwnDevice {
+		return nil
+	}
+	for _, p := range q.d.qps {
+		if p.obj.Num() == q.dest && p.dest == q.obj.Num() && p.toOwnDevice {
+			return p
+		}
+	}
+	return nil
+}
+
+// strictPeerStatus returns the status with which the peer makes a request fail because of the connection's attributes,
+// or WCSuccess. A reliable connection without the expected PSN ends by its timeout.
+//
+//verbena:held mu
+func (q *qp) strictPeerStatus(r *weakRequest) ib.WCStatus {
+	if !q.d.hasChoice(StrictPeer) || q.init.Type != ib.QPTypeRC {
+		return ib.WCSuccess
+	}
+	n := len(r.wr.Inline)
+	for _, s := range r.wr.SGList {
+		n += int(s.Length)
+	}
+	q.d.mu.Lock()
+	defer q.d.mu.Unlock()
+	p := q.ownPeer()
+	switch {
+	case p == nil || p.pathMTU == 0 || q.pathMTU == 0:
+	case q.sendPSN != p.recvPSN:
+		return ib.WCRetryExcErr
+	case q.pathMTU != p.pathMTU && n > min(q.pathMTU.Bytes(), p.pathMTU.Bytes()):
+		return ib.WCRemInvReqErr
+	}
+	return ib.WCSuccess
 }
 
 func isReadOrAtomic(r *weakRequest) bool {

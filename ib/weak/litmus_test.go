@@ -59,6 +59,9 @@ var litmusTests = []litmusTest{
 	{weak.LateRead, "sends the data of a READ on without a fence", forwardReadUnfenced},
 	{weak.LateRead, "sends the data of an unsignaled READ on without a fence", forwardUnsignaledReadUnfenced},
 	{weak.ReadOrder, "sends the reply behind a READ without a fence", replyBehindRead},
+	{weak.ReadLimit, "keeps more READs in flight than the peer has responder resources", tooManyReads},
+	{weak.StrictPeer, "connects with another PSN than the peer has announced", otherPSN},
+	{weak.StrictPeer, "sends messages longer than the path MTU of the peer", otherMTU},
 	{weak.PoisonedTarget, "posts a receive again, and then reads the message", repostBeforeReadingData},
 	{weak.LastCallback, "frees the state of a handler, and then destroys its queue", freeHandlerStateFirst},
 	{weak.WriteOrder, "waits for the last byte of a WRITE", pollLastByteOfWrite},
@@ -915,6 +918,82 @@ func TestLitmusProgramsDetectChoices(t *testing.T) {
 	}
 }
 
+// faultMisuses lists the wrong consumers of weak.Faults, which TestFaultsFindWrongConsumers of the command schedule runs.
+var faultMisuses = map[weak.Choice]string{
+	weak.FailedRequest: "leaves a queue pair in SQE; closes a channel twice; waits for a failed request; posts flushed receives again",
+	weak.FailedCall:    "destroys no objects when a call of its Add fails",
+	weak.FailedDevice:  "posts flushed receives again",
+	weak.FailedPost:    "counts a refused request as done twice",
+}
+
+func tooManyReads(w *connectedDevice, wrong bool) error {
+	a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+	limit := uint8(1)
+	if wrong {
+		limit = queueDepth
+	}
+	if err := w.connectWithPaths(a, b, ib.Path{MaxRdAtomic: limit}, ib.Path{Access: ib.AccessRemoteRead}, nil); err != nil {
+		return err
+	}
+	from, to := w.newBuffer(shared), w.newBuffer(private)
+	for range 3 {
+		a.postSend(from.transferTo(ib.WRRDMARead, to))
+	}
+	return a.awaitSuccess(3)
+}
+
+func otherPSN(w *connectedDevice, wrong bool) error {
+	a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+	err := w.connectWithPaths(a, b, ib.Path{}, ib.Path{Access: ib.AccessRemoteWrite}, func(announced *ib.Endpoint) {
+		if wrong {
+			announced.PSN ^= 1
+		}
+	})
+	if err != nil {
+		return err
+	}
+	from, to := w.newBuffer(shared), w.newBuffer(shared)
+	a.postSend(to.transferTo(ib.WRRDMAWrite, from))
+	return a.awaitSuccess(1)
+}
+
+func otherMTU(w *connectedDevice, wrong bool) error {
+	a, b := w.newSide(w.newCQ(), w.newCQ()), w.newSide(w.newCQ(), w.newCQ())
+	err := w.connectWithPaths(a, b, ib.Path{}, ib.Path{Access: ib.AccessRemoteWrite}, func(announced *ib.Endpoint) {
+		if wrong {
+			announced.MTU = ib.MTU256
+		}
+	})
+	if err != nil {
+		return err
+	}
+	from, to := w.registerBuffer(make([]byte, 1000), shared), w.registerBuffer(make([]byte, 1000), shared)
+	a.postSend(to.transferTo(ib.WRRDMAWrite, from))
+	return a.awaitSuccess(1)
+}
+
+// connectWithPaths connects two sides. announce may change the endpoint of a before b uses it.
+func (w *connectedDevice) connectWithPaths(a, b *qpSide, pa, pb ib.Path, announce func(*ib.Endpoint)) error {
+	here, err := w.dev.Local(1)
+	must(w.t, err)
+	ea, eb := here.Endpoint(a.qp), here.Endpoint(b.qp)
+	announced := ea
+	if announce != nil {
+		announce(&announced)
+	}
+	return errors.Join(a.qp.Connect(here, ea, eb, pa), b.qp.Connect(here, eb, announced, pb))
+}
+
+// awaitSuccess polls n completions of sends and returns an error unless all requests have succeeded.
+func (s *qpSide) awaitSuccess(n int) error {
+	for _, wc := range s.w.pollCompletions(s.send, n) {
+		if wc.Status != ib.WCSuccess {
+			return fmt.Errorf("request: %v", wc.Status)
+		}
+	}
+	return nil
+}
+
 // TestTable checks that each row of the table is complete, has a litmus program, and appears in the documentation.
 func TestTable(t *testing.T) {
 	names := map[string]bool{}
@@ -928,6 +1007,9 @@ func TestTable(t *testing.T) {
 		}
 		names[r.Name] = true
 		var misuses []string
+		if m := faultMisuses[r.Choice]; m != "" {
+			misuses = append(misuses, m)
+		}
 		for _, l := range litmusTests {
 			if l.choice == r.Choice {
 				misuses = append(misuses, l.misuse)

@@ -47,6 +47,8 @@ type qp struct {
 	// readsSent and readsServed are the numbers of READs and atomics that the queue pair keeps in flight, and executes for
 	// its peer. dest is the number of the peer, and toOwnDevice reports whether the peer is on the same device.
 	readsSent, readsServed int
+	sendPSN, recvPSN       uint32
+	pathMTU                ib.MTU
 	dest                   uint32
 	toOwnDevice            bool
 }
@@ -673,7 +675,7 @@ func (q *qp) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, u *ib.Udata) error {
 		return err
 	}
 	executeAllWrites()
-	q.recordReadLimits(attr, mask)
+	q.recordConnection(attr, mask)
 	if mask&ib.QPAttrState == 0 {
 		return nil
 	}

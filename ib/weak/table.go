@@ -25,6 +25,7 @@ const (
 	SplitAtomic
 	ReadOrder
 	ReadLimit
+	StrictPeer
 	FailedRequest
 	FailedCall
 	FailedDevice
@@ -76,7 +77,7 @@ var Choices = [numChoices]Row{
 	{
 		PoisonedFields, "poisoned-fields",
 		"fills the undefined fields of a failed completion with a pattern; in a successful completion it fills the " +
-			"immediate data and the invalidated key, unless the flags name these fields",
+			"immediate data and the invalidated key, unless the flags name these fields, and the length of a SEND or WRITE",
 		"ibv_poll_cq(3): in a failed completion only wr_id, status, qp_num and vendor_err are valid (in package ib " +
 			"also the opcode of a flushed request); imm_data and invalidated_rkey are valid with IBV_WC_WITH_IMM and " +
 			"IBV_WC_WITH_INV",
@@ -192,6 +193,14 @@ var Choices = [numChoices]Row{
 			"on the same device has responder resources, and the queue pair's own limit is higher",
 		"IBA 9.4.4, 9.7.4.1.5: a responder may refuse a request that exceeds its resources with NAK invalid request",
 		"keeps more READs in flight than the peer's MaxDestRdAtomic; does not negotiate the limit",
+	},
+	{
+		StrictPeer, "strict-peer",
+		"fails the sends of a connection on the device if the first PSN is not the one that the peer expects, or if a message " +
+			"is longer than the path MTU of a peer whose path MTU differs",
+		"IBA 9.7.1.1, 9.7.4.1.1: a responder drops or refuses requests with an unexpected PSN; IBA 9.7.5.2.8: it refuses packets " +
+			"of another length",
+		"does not exchange the PSN or the MTU; connects only one side again",
 	},
 	{
 		FailedRequest, "failed-request",

@@ -56,6 +56,9 @@ var limitFuncs = map[string]struct {
 }{
 	"time.NewTimer":            {0, "Duration", false},
 	"time.After":               {0, "Duration", false},
+	"time.Sleep":               {0, "Duration", false},
+	"time.NewTicker":           {0, "Duration", false},
+	"time.Tick":                {0, "Duration", false},
 	"time.AfterFunc":           {0, "Duration", false},
 	"time.Now":                 {-1, "Now", false},
 	"time.Since":               {-1, "Since", false},
@@ -142,6 +145,19 @@ func insertExpiry(file string, src []byte) (text string, changed bool, err error
 	return out.String(), true, nil
 }
 
+// lingerFile is a test file that keeps the process alive after the other tests.
+const lingerFile = `_test
+
+import (
+	"testing"
+	"time"
+
+	"verbena/ib/ibtest/strict/expire"
+)
+
+func TestScheduleLinger(t *testing.T) { time.Sleep(expire.Linger) }
+`
+
 // compileFaultTests compiles the tests of a consumer for runs with faults.
 func (o *commandOptions) compileFaultTests(p listedPackage, dir, binary string) error {
 	r := &rewriter{dir: filepath.Join(dir, "faults"), replace: map[string]string{}}
@@ -163,6 +179,10 @@ func (o *commandOptions) compileFaultTests(p listedPackage, dir, binary string) 
 				return err
 			}
 		}
+	}
+	if err := r.addFile(filepath.Join(p.Dir, "schedule_zlinger_test.go"), "package "+strings.TrimSuffix(p.Name,
+		"_test")+lingerFile); err != nil {
+		return err
 	}
 	if err := r.addStrictFile(p.Name, p.Dir, nil); err != nil {
 		return err

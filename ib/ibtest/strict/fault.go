@@ -62,6 +62,9 @@ type faultFilter struct {
 var ignoredRules = []check.Rule{check.RuleNotRearmed, check.RuleLeftInCQ, check.RuleArmWithoutPoll,
 	check.RuleCallbackReturns}
 
+// lateRules lists the rules that a function of a timer breaks when it runs too late.
+var lateRules = []check.Rule{check.RuleUseAfterRemove, check.RuleUseAfterUnregister, check.RuleUseAfterDestroy}
+
 // recordCall records a call that fails.
 func (f *faultFilter) recordCall() {
 	var pcs [64]uintptr
@@ -75,6 +78,8 @@ func (f *faultFilter) counts(v check.Violation) bool {
 	switch {
 	case v.Rule == check.RuleTargetReused || v.Rule == check.RuleTargetUnflushed || v.Rule == check.RuleEndlessFlush:
 		return !expire.HasEnded() && isConsumerViolation(v.Stacks)
+	case slices.Contains(lateRules, v.Rule) && f.kind == expire.EarlyTimers:
+		return len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace)
 	case f.kind == expire.EarlyTimers || slices.Contains(ignoredRules, v.Rule):
 		return false
 	case v.Rule == check.RuleClientReturns:

@@ -23,6 +23,9 @@ const (
 	// EndLine is printed when a test ends because of a failure.
 	EndLine = "schedule: the test ends here"
 
+	// Linger is the time for which the process continues after the tests, so that limits expire.
+	Linger = 200 * time.Millisecond
+
 	shortest = 2 * time.Millisecond // shorter limits do not change
 	leap     = time.Hour            // the clock advances once by this time
 )
@@ -51,13 +54,15 @@ func Duration(d time.Duration) time.Duration {
 	if !on || d < shortest {
 		return d
 	}
-	switch draw(limits.Add(1)) % 6 {
+	switch draw(limits.Add(1)) % 8 {
 	case 0:
 		return time.Microsecond
 	case 1:
 		return 100 * time.Microsecond
 	case 2:
 		return time.Millisecond
+	case 3:
+		return min(d, Linger/2) // perhaps after the end of the test
 	}
 	return d
 }
