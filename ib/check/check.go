@@ -31,6 +31,9 @@ type Config struct {
 	// TargetReuse turns on RuleTargetReused and RuleTargetUnflushed. A consumer may ignore the data of several receives, and use the same memory
 	// for all of them. Such a consumer must not turn the rules on.
 	TargetReuse bool
+	// Ownership shows the memory of outstanding requests to the race detector, as accessed by the device. The detector then
+	// reports each access of the consumer before the completion. The detector must not observe the driver.
+	Ownership bool
 }
 
 // On turns checked mode on for devices that are registered later. The rules are those of the comment of package ib;

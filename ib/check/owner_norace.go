@@ -8,6 +8,6 @@ const raceDetector = false
 // ownership is unused without the race detector.
 type ownership struct{}
 
-func (r *trackedRequest) beginOwnership() {}
+func (r *trackedRequest) beginOwnership(bool) {}
 
 func (r *trackedRequest) endOwnership() {}

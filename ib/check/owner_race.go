@@ -19,9 +19,9 @@ type ownership struct {
 	token        uint64
 }
 
-// beginOwnership begins the access of the device. The caller is about to post the request.
-func (r *trackedRequest) beginOwnership() {
-	if len(r.owned) == 0 && len(r.sources) == 0 {
+// beginOwnership begins the access of the device, if ownership is on. The caller is about to post the request.
+func (r *trackedRequest) beginOwnership(on bool) {
+	if !on || len(r.owned) == 0 && len(r.sources) == 0 {
 		return
 	}
 	r.race.begun = true

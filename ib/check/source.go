@@ -142,7 +142,7 @@ func (w *workTracker) changedSpans(list []ib.SGE) (targets []memorySpan) {
 
 // ownedSpans returns the memory of a request that belongs to this process and can be accessed without a wait.
 func (w *workTracker) ownedSpans(list []ib.SGE) (spans []memorySpan) {
-	if !raceDetector {
+	if !raceDetector || !w.o.k.cfg.Ownership {
 		return nil
 	}
 	for _, s := range list {

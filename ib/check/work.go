@@ -159,7 +159,7 @@ func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*t
 	defer w.mu.Unlock()
 	w.seq++
 	for _, r := range posted {
-		r.beginOwnership()
+		r.beginOwnership(w.o.k.cfg.Ownership)
 		r.begin = w.seq
 	}
 	*queue = append(*queue, posted...)

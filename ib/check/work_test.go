@@ -37,6 +37,7 @@ type consumerConfig struct {
 	handler func(*ib.CQ)
 	event   func(*ib.QP, ib.EventType)
 	shared  bool // b uses an SRQ
+	reuse   bool // Config.TargetReuse
 	weak    weak.Set
 	wrap    func(ib.Driver) ib.Driver
 }
@@ -46,7 +47,7 @@ const queueDepth = 4 // number of entries of each queue
 func newConsumer(t *testing.T, c consumerConfig) *testConsumer {
 	t.Helper()
 	x := &testConsumer{t: t}
-	check.On(&x.core, check.Config{Timeout: 200 * time.Millisecond, Report: func(v check.Violation) {
+	check.On(&x.core, check.Config{Timeout: 200 * time.Millisecond, TargetReuse: c.reuse, Report: func(v check.Violation) {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		x.seen = append(x.seen, v)

@@ -70,7 +70,7 @@ func apply(getenv func(string) string, report func(string)) error {
 			f.reportViolation(v, reuse, report)
 		}}
 		if f.kind != "" {
-			cfg.ClientTimeout = faultClientTimeout
+			cfg.ClientTimeout, cfg.Ownership = faultClientTimeout, true
 		}
 		check.OnAll(cfg)
 	}
