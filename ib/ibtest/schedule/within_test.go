@@ -32,14 +32,14 @@ func TestSearchRunsInOrder(t *testing.T) {
 		}},
 		{"consumer", planConsumer("/bin/verbenavet"), []string{
 			"verbenavet: /bin/verbenavet -tests . []",
-			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms]",
+			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms SCHEDULE_REUSE=note]",
 			"weak devices with seed 3: consumer -test.timeout=1m -test.skip=Slow " +
 				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=3 SCHEDULE_WEAK=d]",
 			"weak devices with seed 4: consumer -test.timeout=1m -test.skip=Slow " +
 				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=4 SCHEDULE_WEAK=d]",
 		}},
 		{"consumer without verbenavet", planConsumer(""), []string{
-			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms]",
+			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms SCHEDULE_REUSE=note]",
 			"weak devices with seed 3: consumer -test.timeout=1m -test.skip=Slow " +
 				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=3 SCHEDULE_WEAK=d]",
 		}},
