@@ -47,25 +47,25 @@ var unraced = []string{"verbena/umem", "verbena/driver/...", "verbena/ib/weak"}
 
 const expirePath = "verbena/ib/ibtest/strict/expire"
 
-// limitFuncs lists the functions with time limits, and the position of the limit. -1 means the result. wrap is the
-// function of package expire.
+// limitFuncs lists the functions with time limits: the position of the limit, or -1, and the functions of package expire
+// for the limit and for the result.
 var limitFuncs = map[string]struct {
-	arg    int
-	wrap   string
-	inTest bool // also in test files
+	arg           int
+	limit, result string
+	inTest        bool // also in test files
 }{
-	"time.NewTimer":            {0, "Duration", false},
-	"time.After":               {0, "Duration", false},
-	"time.Sleep":               {0, "Duration", false},
-	"time.NewTicker":           {0, "Duration", false},
-	"time.Tick":                {0, "Duration", false},
-	"time.AfterFunc":           {0, "Duration", false},
-	"time.Now":                 {-1, "Now", false},
-	"time.Since":               {-1, "Since", false},
-	"time.Until":               {-1, "Until", false},
-	"context.WithTimeout":      {1, "Duration", true},
-	"context.WithTimeoutCause": {1, "Duration", true},
-	"context.WithDeadline":     {1, "Deadline", true},
+	"time.NewTimer":            {0, "Duration", "Timer", false},
+	"time.AfterFunc":           {0, "Duration", "Timer", false},
+	"time.After":               {0, "Duration", "", false},
+	"time.Sleep":               {0, "Duration", "", false},
+	"time.NewTicker":           {0, "Duration", "", false},
+	"time.Tick":                {0, "Duration", "", false},
+	"time.Now":                 {-1, "", "Now", false},
+	"time.Since":               {-1, "", "Since", false},
+	"time.Until":               {-1, "", "Until", false},
+	"context.WithTimeout":      {1, "Duration", "", true},
+	"context.WithTimeoutCause": {1, "Duration", "", true},
+	"context.WithDeadline":     {1, "Deadline", "", true},
 }
 
 // failFuncs lists the methods that record the failure of a test, with the function of package expire.
@@ -119,12 +119,14 @@ func insertExpiry(file string, src []byte) (text string, changed bool, err error
 			return true
 		}
 		l, ok := limitFuncs[names[x.Name]+"."+s.Sel.Name]
-		switch {
-		case !ok || isTest && !l.inTest:
-		case l.arg < 0:
-			wrap(call, l.wrap)
-		case l.arg < len(call.Args):
-			wrap(call.Args[l.arg], l.wrap)
+		if !ok || isTest && !l.inTest {
+			return true
+		}
+		if l.result != "" {
+			wrap(call, l.result)
+		}
+		if l.arg >= 0 && l.arg < len(call.Args) {
+			wrap(call.Args[l.arg], l.limit)
 		}
 		return true
 	})
@@ -150,12 +152,11 @@ const lingerFile = `_test
 
 import (
 	"testing"
-	"time"
 
 	"verbena/ib/ibtest/strict/expire"
 )
 
-func TestScheduleLinger(t *testing.T) { time.Sleep(expire.Linger) }
+func TestScheduleLinger(t *testing.T) { expire.Pending() }
 `
 
 // compileFaultTests compiles the tests of a consumer for runs with faults.

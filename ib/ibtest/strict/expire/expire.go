@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -23,9 +24,8 @@ const (
 	// EndLine is printed when a test ends because of a failure.
 	EndLine = "schedule: the test ends here"
 
-	// Linger is the time for which the process continues after the tests, so that limits expire.
-	Linger = 200 * time.Millisecond
-
+	// linger is the time for which the process continues after the tests.
+	linger   = 100 * time.Millisecond
 	shortest = 2 * time.Millisecond // shorter limits do not change
 	leap     = time.Hour            // the clock advances once by this time
 )
@@ -54,17 +54,43 @@ func Duration(d time.Duration) time.Duration {
 	if !on || d < shortest {
 		return d
 	}
-	switch draw(limits.Add(1)) % 8 {
+	switch draw(limits.Add(1)) % 6 {
 	case 0:
 		return time.Microsecond
 	case 1:
 		return 100 * time.Microsecond
 	case 2:
 		return time.Millisecond
-	case 3:
-		return min(d, Linger/2) // perhaps after the end of the test
 	}
 	return d
+}
+
+// timers holds the timers of the consumer.
+var timers struct {
+	sync.Mutex
+	all []*time.Timer
+}
+
+// Timer records a timer of the consumer, and returns it. Timer may not sleep.
+func Timer(t *time.Timer) *time.Timer {
+	if on {
+		timers.Lock()
+		defer timers.Unlock()
+		timers.all = append(timers.all, t)
+	}
+	return t
+}
+
+// Pending makes the timers expire that the consumer has not stopped when its tests have ended. Pending may sleep.
+func Pending() {
+	timers.Lock()
+	for _, t := range timers.all {
+		if t.Stop() {
+			t.Reset(time.Microsecond)
+		}
+	}
+	timers.Unlock()
+	time.Sleep(linger)
 }
 
 // Deadline returns the deadline t, or an earlier one. Deadline may not sleep.

@@ -40,6 +40,9 @@ type Disk struct {
 	free   chan int // slots
 	inUse  sync.WaitGroup
 
+	mu     sync.Mutex
+	closed bool
+
 	quit   chan struct{}
 	failed chan struct{} // a datagram has failed
 	worker sync.WaitGroup
@@ -112,6 +115,13 @@ func open(d *ib.Device) (_ *Disk, err error) {
 		return nil, err
 	}
 	k.worker.Go(k.recover)
+	time.AfterFunc(time.Minute, func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if !k.closed || has("late-timer") {
+			d.QueryPort(1)
+		}
+	})
 	return k, nil
 }
 
@@ -217,6 +227,9 @@ func (k *Disk) recover() {
 }
 
 func (k *Disk) close() (err error) {
+	k.mu.Lock()
+	k.closed = true
+	k.mu.Unlock()
 	close(k.quit)
 	k.worker.Wait()
 	for _, qp := range []*completion.QP{k.qp, k.ud} {
