@@ -28,11 +28,11 @@ type Config struct {
 	Timeout time.Duration
 	// ClientTimeout is the longest permitted duration of an Add, a Remove or a callback. Default: 30 s.
 	ClientTimeout time.Duration
-	// TargetReuse turns on RuleTargetReused and RuleTargetUnflushed. A consumer may ignore the data of several receives, and use the same memory
-	// for all of them. Such a consumer must not turn the rules on.
+	// TargetReuse turns on RuleTargetReused and RuleTargetUnflushed. A consumer may ignore the data of several receives,
+	// and use the same memory for all of them. Such a consumer must not turn the rules on.
 	TargetReuse bool
-	// Ownership shows the memory of outstanding requests to the race detector, as accessed by the device. The detector then
-	// reports each access of the consumer before the completion. The detector must not observe the driver.
+	// Ownership shows accesses of the device to the memory of outstanding requests to the race detector. The detector
+	// then reports each access of the consumer before the completion. The detector must not observe the driver.
 	Ownership bool
 }
 

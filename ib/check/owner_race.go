@@ -28,7 +28,7 @@ func (r *trackedRequest) beginOwnership(on bool) {
 	go deviceAccess(r)
 }
 
-// deviceAccess is the access of the device. The reports of the race detector name beginOwnership.
+// deviceAccess accesses the memory as the device does. The reports of the race detector name beginOwnership.
 func deviceAccess(r *trackedRequest) {
 	for _, s := range r.owned {
 		runtime.RaceWriteRange(addressOf(s.addr), int(s.n))

@@ -32,8 +32,8 @@ func (d *driver) faultNumber(c Choice) uint64 {
 	return scale + uint64(d.drawRandom(c, uint64(d.ordinal), 1, scale))
 }
 
-// failCall returns the error of a call that creates or prepares an object, if the call is the one that fails. what
-// names the call.
+// failCall returns the error of a call that creates or prepares an object, if the call is drawn. The error contains the
+// name of the call.
 func (d *driver) failCall(what string) error {
 	if !d.hasChoice(FailedCall) {
 		return nil
@@ -92,7 +92,7 @@ func (q *qp) delaySQEPost() {
 	_ = syscall.Nanosleep(&wait, nil)
 }
 
-// planFailure makes a request fail in the inner driver if it is one of those that fail. The inner driver then moves the
+// planFailure makes a request fail in the inner driver if the request is drawn. The inner driver then moves the
 // queue pair to ERR or SQE, and flushes the later requests.
 //
 //verbena:held mu

@@ -918,12 +918,13 @@ func TestLitmusProgramsDetectChoices(t *testing.T) {
 	}
 }
 
-// faultMisuses lists the wrong consumers of weak.Faults, which TestFaultsFindWrongConsumers of the command schedule runs.
+// faultMisuses lists the wrong consumers of weak.Faults. TestFaultsFindWrongConsumers of ib/ibtest/schedule runs them.
 var faultMisuses = map[weak.Choice]string{
-	weak.FailedRequest: "leaves a queue pair in SQE; closes a channel twice; waits for a failed request; posts flushed receives again",
-	weak.FailedCall:    "destroys no objects when a call of its Add fails",
-	weak.FailedDevice:  "posts flushed receives again",
-	weak.FailedPost:    "counts a refused request as done twice",
+	weak.FailedRequest: "leaves a queue pair in SQE; closes a channel twice; waits for a failed request; " +
+		"posts flushed receives again",
+	weak.FailedCall:   "destroys no objects when a call of its Add fails",
+	weak.FailedDevice: "posts flushed receives again",
+	weak.FailedPost:   "counts a refused request as done twice",
 }
 
 func tooManyReads(w *connectedDevice, wrong bool) error {
@@ -932,7 +933,8 @@ func tooManyReads(w *connectedDevice, wrong bool) error {
 	if wrong {
 		limit = queueDepth
 	}
-	if err := w.connectWithPaths(a, b, ib.Path{MaxRdAtomic: limit}, ib.Path{Access: ib.AccessRemoteRead}, nil); err != nil {
+	err := w.connectWithPaths(a, b, ib.Path{MaxRdAtomic: limit}, ib.Path{Access: ib.AccessRemoteRead}, nil)
+	if err != nil {
 		return err
 	}
 	from, to := w.newBuffer(shared), w.newBuffer(private)

@@ -40,7 +40,8 @@ const (
 // pairs that are used.
 func (p *Program) checkEvents() (reports []Report) {
 	e := &eventFlow{p: p, callers: map[*function][]caller{}, senders: map[*ssa.MakeChan][]*function{},
-		closers: map[*ssa.MakeChan][]*function{}, unknown: map[string]bool{}, events: map[string]map[*function]bool{}, static: map[string][]caller{}}
+		closers: map[*ssa.MakeChan][]*function{}, unknown: map[string]bool{},
+		events: map[string]map[*function]bool{}, static: map[string][]caller{}}
 	for _, name := range []string{limitEvent, lastEvent} {
 		e.events[name] = e.comparingFuncs(name)
 	}
@@ -186,7 +187,7 @@ func calls(funcs map[*function]bool, names ...string) bool {
 	return false
 }
 
-// waitsOnlyForEvent reports whether functions wait for channels, and only the event sends to each of them. closes
+// waitsOnlyForEvent reports whether functions wait for channels, and only the event sends to these channels. closes
 // reports whether other functions may close a channel, to end the wait.
 func (e *eventFlow) waitsOnlyForEvent(funcs map[*function]bool, event string, closes bool) bool {
 	waits := false

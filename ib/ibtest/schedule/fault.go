@@ -22,14 +22,15 @@ import (
 	"verbena/ib/ibtest/strict/expire"
 )
 
-// A run with a fault executes the tests of a consumer while the device fails, or time limits expire early. The tests may
-// fail, so a failure proves nothing. Such a run counts only if it shows one of these:
+// A run with a fault executes the tests of a consumer while the device fails, or time limits expire early. The tests
+// may fail, so a failure proves nothing. Such a run counts only if it shows one of these:
 //
 //	a violation of the contract by the consumer, which package ib/ibtest/strict selects
 //	an access to memory of an outstanding request, or another data race of the consumer
-//	a panic of the consumer in a function that no test has called
+//	a panic of the consumer, such as a nil dereference, before the test has reported a failure, or in a function that no
+//	test has called
 //
-// The race detector observes the consumer, and the tests are compiled through an overlay that makes limits expire early.
+// The race detector observes the consumer. The tests are compiled through an overlay that makes limits expire early.
 
 // faultKinds lists the kinds of faults, in the order of the runs.
 var faultKinds = []string{expire.EarlyTimers, "failed-request", "failed-call", "failed-post", "failed-device"}
@@ -47,8 +48,8 @@ var unraced = []string{"verbena/umem", "verbena/driver/...", "verbena/ib/weak"}
 
 const expirePath = "verbena/ib/ibtest/strict/expire"
 
-// limitFuncs lists the functions with time limits: the position of the limit, or -1, and the functions of package expire
-// for the limit and for the result.
+// limitFuncs lists the functions with time limits: the position of the limit, or -1, and the functions of package
+// expire for the limit and for the result.
 var limitFuncs = map[string]struct {
 	arg           int
 	limit, result string
@@ -72,8 +73,8 @@ var limitFuncs = map[string]struct {
 var failFuncs = map[string]string{"Error": "Error", "Errorf": "Error", "Fail": "Error", "Fatal": "Fatal",
 	"Fatalf": "Fatal", "FailNow": "Fatal"}
 
-// insertExpiry returns a source with calls of package expire. Line numbers do not change. changed is false if the source
-// has no limits.
+// insertExpiry returns a source with calls of package expire. Line numbers do not change. changed is false if the
+// source has no limits.
 func insertExpiry(file string, src []byte) (text string, changed bool, err error) {
 	fset := token.NewFileSet()
 	f, err := parser.ParseFile(fset, file, src, parser.SkipObjectResolution)
@@ -322,8 +323,8 @@ func isConsumerFile(file string, p listedPackage) bool {
 func systemFolder() string { return strict.SystemFolder() }
 
 // mistakePanics lists messages of panics that are always a mistake.
-var mistakePanics = []string{"runtime error", "close of closed channel", "close of nil channel", "send on closed channel",
-	"sync: ", "interface conversion"}
+var mistakePanics = []string{"runtime error", "close of closed channel", "close of nil channel",
+	"send on closed channel", "sync: ", "interface conversion"}
 
 // isConsumerPanic reports whether a panic is a fault of the consumer. A test that has failed may call the consumer in a
 // wrong way, so the stack then must not contain a function of the test.
@@ -340,7 +341,7 @@ func isConsumerPanic(text string, failed bool, p listedPackage) bool {
 		case isConsumerFile(file, p):
 			found = true
 		case !found:
-			return false // of the test, or of the midlayer
+			return false // the test or the midlayer panics
 		case strings.HasSuffix(file, "_test.go"):
 			return !failed
 		default:

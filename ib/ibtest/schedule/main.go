@@ -24,7 +24,9 @@
 // pauses without -pause. The choice slow-methods is off.
 //
 // With -weak, -within finds the most faults of a consumer: it analyses the package with verbenavet, if that command is
-// in PATH, runs the tests in checked mode, and then on weak devices in checked mode, with one seed after another:
+// in PATH, runs the tests in checked mode, and then on weak devices in checked mode, with one seed after another. In
+// turn it runs them with failures of the device and early time limits. A test may then fail; only mistakes of the
+// consumer count:
 //
 //	go run verbena/ib/ibtest/schedule -within 1m -weak verbena/driver/loopback ./myconsumer
 //
@@ -308,7 +310,8 @@ type listedPackage struct {
 
 func listPackages(args []string) (all []listedPackage, err error) {
 	var stderr bytes.Buffer
-	c := exec.Command("go", append([]string{"list", "-json=ImportPath,Name,Dir,GoFiles,TestGoFiles,XTestGoFiles"}, args...)...)
+	const fields = "-json=ImportPath,Name,Dir,GoFiles,TestGoFiles,XTestGoFiles"
+	c := exec.Command("go", append([]string{"list", fields}, args...)...)
 	c.Stderr = &stderr
 	text, err := c.Output()
 	if err != nil {

@@ -157,7 +157,8 @@ var midlayerPaths = []string{"verbena/ib.", "verbena/ib/check.", "verbena/ib/wea
 	"verbena/ib/ibtest/strict.", "verbena/driver/", "verbena/umem."}
 
 func isMidlayerFrame(f stackFrame) bool {
-	return !isTestFrame(f) && slices.ContainsFunc(midlayerPaths, func(p string) bool { return strings.HasPrefix(f.function, p) })
+	hasPrefix := func(p string) bool { return strings.HasPrefix(f.function, p) }
+	return !isTestFrame(f) && slices.ContainsFunc(midlayerPaths, hasPrefix)
 }
 
 // isSystemFrame reports whether a function belongs to the standard library.

@@ -1,6 +1,6 @@
 // Package expire makes the time limits of a consumer expire early. The command ib/ibtest/schedule inserts calls of its
-// functions into the sources of a consumer and its tests. A limit that expires early is legal: the device, or the thread,
-// may be slow.
+// functions into the sources of a consumer and its tests. A limit that expires early is legal: the device, or the
+// thread, may be slow.
 //
 //	SCHEDULE_FAULT=early-timers   limits expire early
 //	SCHEDULE_SEED=NUMBER          determines which limits expire early
