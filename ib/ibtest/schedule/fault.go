@@ -44,7 +44,7 @@ const (
 )
 
 // unraced lists packages without the race detector. A device may change memory at any time.
-var unraced = []string{"verbena/umem", "verbena/driver/...", "verbena/ib/weak"}
+var unraced = []string{"verbena/umem", "verbena/driver/...", "verbena/engine/...", "verbena/ib/weak"}
 
 const expirePath = "verbena/ib/ibtest/strict/expire"
 

@@ -154,7 +154,7 @@ func isTestFrame(f stackFrame) bool {
 
 // midlayerPaths lists the packages between a consumer and the checker.
 var midlayerPaths = []string{"verbena/ib.", "verbena/ib/check.", "verbena/ib/weak.", "verbena/ib/completion.",
-	"verbena/ib/ibtest/strict.", "verbena/driver/", "verbena/umem."}
+	"verbena/ib/ibtest/strict.", "verbena/driver/", "verbena/engine.", "verbena/engine/", "verbena/umem."}
 
 func isMidlayerFrame(f stackFrame) bool {
 	hasPrefix := func(p string) bool { return strings.HasPrefix(f.function, p) }
