@@ -149,8 +149,8 @@ func TestFilterSelectsPackets(t *testing.T) {
 	}
 	for _, text := range []string{"qp", "qp=", "qp=x", "qp=16777216", "qp=-1", "port=3", "src=host", "dir=up",
 		"opcode=jump", "opcode=256", ",", "qp=1,"} {
-		if _, err := ParseFilter(text); !errors.Is(err, ErrFilter) {
-			t.Errorf("ParseFilter(%q): got %v, want %v", text, err, ErrFilter)
+		if _, err := ParseFilter(text); !errors.Is(err, errFilter) {
+			t.Errorf("ParseFilter(%q): got %v, want %v", text, err, errFilter)
 		}
 	}
 }
@@ -161,7 +161,7 @@ func FuzzFilter(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string, data []byte) {
 		filter, err := ParseFilter(text)
 		if err != nil {
-			if !errors.Is(err, ErrFilter) {
+			if !errors.Is(err, errFilter) {
 				t.Errorf("ParseFilter: got %v, want ErrFilter", err)
 			}
 			return

@@ -12,8 +12,8 @@ import (
 	"verbena/roce"
 )
 
-// ErrFilter is the error of an invalid filter.
-var ErrFilter = errors.New("bad filter")
+// errFilter is the error of an invalid filter.
+var errFilter = errors.New("bad filter")
 
 // FilterHelp describes the filter language for users.
 const FilterHelp = `A filter is a list of KEY=VALUE, separated by commas. A packet must match all keys; of values of the same key one is enough.
@@ -37,7 +37,7 @@ type filter struct {
 	named   bool // opcodes is in use
 }
 
-// ParseFilter parses a filter, see [FilterHelp]. An empty text selects all packets. The error wraps [ErrFilter].
+// ParseFilter parses a filter, see [FilterHelp]. An empty text selects all packets. The error wraps [errFilter].
 func ParseFilter(text string) (*filter, error) {
 	f := &filter{text: text}
 	if strings.TrimSpace(text) == "" {
@@ -47,7 +47,7 @@ func ParseFilter(text string) (*filter, error) {
 		key, value, ok := strings.Cut(term, "=")
 		key, value = strings.ToLower(strings.TrimSpace(key)), strings.TrimSpace(value)
 		if !ok || value == "" {
-			return nil, fmt.Errorf("%w: %q is not KEY=VALUE; keys are qp, src, dst, host, dir and opcode", ErrFilter, term)
+			return nil, fmt.Errorf("%w: %q is not KEY=VALUE; keys are qp, src, dst, host, dir and opcode", errFilter, term)
 		}
 		if err := f.addCondition(key, value); err != nil {
 			return nil, err
@@ -60,7 +60,7 @@ func (f *filter) addCondition(key, value string) error {
 	addr := func(list *[]netip.Addr) error {
 		a, err := netip.ParseAddr(value)
 		if err != nil {
-			return fmt.Errorf("%w: %s=%s: not an IP address", ErrFilter, key, value)
+			return fmt.Errorf("%w: %s=%s: not an IP address", errFilter, key, value)
 		}
 		*list = append(*list, a.Unmap().WithZone(""))
 		return nil
@@ -69,7 +69,7 @@ func (f *filter) addCondition(key, value string) error {
 	case "qp":
 		n, err := strconv.ParseUint(value, 0, 24)
 		if err != nil {
-			return fmt.Errorf("%w: qp=%s: not a queue pair number of 24 bits", ErrFilter, value)
+			return fmt.Errorf("%w: qp=%s: not a queue pair number of 24 bits", errFilter, value)
 		}
 		f.qps = append(f.qps, uint32(n))
 	case "src":
@@ -85,12 +85,12 @@ func (f *filter) addCondition(key, value string) error {
 		case "out":
 			f.out = true
 		default:
-			return fmt.Errorf("%w: dir=%s: must be in or out", ErrFilter, value)
+			return fmt.Errorf("%w: dir=%s: must be in or out", errFilter, value)
 		}
 	case "opcode":
 		return f.addOpcode(value)
 	default:
-		return fmt.Errorf("%w: unknown key %q; keys are qp, src, dst, host, dir and opcode", ErrFilter, key)
+		return fmt.Errorf("%w: unknown key %q; keys are qp, src, dst, host, dir and opcode", errFilter, key)
 	}
 	return nil
 }
@@ -110,7 +110,7 @@ func (f *filter) addOpcode(value string) error {
 		}
 	}
 	if !any {
-		return fmt.Errorf("%w: opcode=%s: no operation contains this in its name; an example is %q", ErrFilter, value,
+		return fmt.Errorf("%w: opcode=%s: no operation contains this in its name; an example is %q", errFilter, value,
 			roce.RCSendOnlyWithImmediate)
 	}
 	return nil

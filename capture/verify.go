@@ -41,8 +41,8 @@ func (r *Verification) Add(o Verification) {
 	r.Unchecked += o.Unchecked
 }
 
-// ErrLinkType is the error of an unsupported link type.
-var ErrLinkType = errors.New("link type not supported")
+// errLinkType is the error of an unsupported link type.
+var errLinkType = errors.New("link type not supported")
 
 // Verify checks the ICRC of every RoCEv2 packet in a capture. Wireshark does not check the ICRC. Verify reads pcap
 // and pcapng files, optionally compressed with gzip. The supported link types are Ethernet (with or without VLAN
@@ -159,7 +159,7 @@ func ipPacketInFrame(link layers.LinkType, frame []byte) ([]byte, error) {
 	case layers.LinkTypeLinuxSLL2:
 		typeAt, start = 0, 20
 	default:
-		return nil, fmt.Errorf("%w: %v (%d)", ErrLinkType, link, uint16(link))
+		return nil, fmt.Errorf("%w: %v (%d)", errLinkType, link, uint16(link))
 	}
 	for len(frame) >= start {
 		switch layers.EthernetType(binary.BigEndian.Uint16(frame[typeAt:])) {

@@ -299,8 +299,8 @@ func TestVerifyRejectsInvalidFiles(t *testing.T) {
 	}
 	v4 := rxePacketOfVersion(t, 4)
 	if _, err := Verify(bytes.NewReader(buildCaptureFile(t, false, layers.LinkTypePPP, 0, v4))); !errors.Is(err,
-		ErrLinkType) {
-		t.Errorf("Verify of link type PPP: got %v, want %v", err, ErrLinkType)
+		errLinkType) {
+		t.Errorf("Verify of link type PPP: got %v, want %v", err, errLinkType)
 	}
 }
 

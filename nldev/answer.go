@@ -27,12 +27,6 @@ type Socket struct {
 	CapAck   bool // the program has set NETLINK_CAP_ACK, so an error does not repeat the request
 }
 
-// Answer returns the datagrams that answer one datagram of a program that uses default settings of its socket; see
-// [Socket.Answer].
-func Answer(src Source, admin Admin, request []byte, portID uint32) (answers [][]byte) {
-	return Socket{PortID: portID}.Answer(src, admin, request)
-}
-
 // Answer returns the datagrams that answer one datagram of a program, in order. There may be none. Errors are
 // included in the returned datagrams. A nil admin means a program without CAP_NET_ADMIN. For such a program,
 // commands that change devices return EPERM, and the keys of memory regions and protection domains are hidden.

@@ -298,7 +298,7 @@ func TestAnswersWithoutAdmin(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := slices.Clone(test.request)
-			got := describeAnswers(t, Answer(newTestSource(), nil, test.request, testPort))
+			got := describeAnswers(t, defaultSocket.Answer(newTestSource(), nil, test.request))
 			if !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
@@ -402,7 +402,7 @@ func TestAnswersWithAdmin(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			admin := &fakeAdmin{err: test.err}
-			got := describeAnswers(t, Answer(newTestSource(), admin, test.request, testPort))
+			got := describeAnswers(t, defaultSocket.Answer(newTestSource(), admin, test.request))
 			if !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
@@ -437,7 +437,8 @@ func TestMessagesWithoutCommandAreAcked(t *testing.T) {
 		{"family 63", withHeader(newMessage(0, 0), 0xffff, flagRequest), []string{einval}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := describeAnswers(t, Answer(newTestSource(), nil, test.request, testPort)); !slices.Equal(got, test.want) {
+			got := describeAnswers(t, defaultSocket.Answer(newTestSource(), nil, test.request))
+			if !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
@@ -452,7 +453,7 @@ func TestSeveralMessagesAreAnswered(t *testing.T) {
 		devRxe),
 		newMessage(cmdGet, 0, devIB)[:20])
 	src := newTestSource()
-	got := describeAnswers(t, Answer(src, nil, request, testPort))
+	got := describeAnswers(t, defaultSocket.Answer(src, nil, request))
 	want := []string{einval, "--", "5/1 multi " + deviceIB, "5/1 multi " + deviceRxe, "--", "done 0", "--",
 		"error device or resource busy", "--", "5/1 " + deviceRxe, "--", "ack"}
 	if !slices.Equal(got, want) {
@@ -469,7 +470,7 @@ func TestLaterMessageSeesChange(t *testing.T) {
 	admin := deleteLinkFunc(func() { src.devices = src.devices[1:] })
 	request := slices.Concat(newMessage(cmdDelLink, 0, devRxe), newMessage(cmdGet, 0, devRxe), newMessage(cmdGet, 0,
 		devIB))
-	got := describeAnswers(t, Answer(src, admin, request, testPort))
+	got := describeAnswers(t, defaultSocket.Answer(src, admin, request))
 	if want := []string{einval, "--", "5/1 " + deviceIB}; !slices.Equal(got, want) {
 		t.Errorf("answer: got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
@@ -606,7 +607,7 @@ func TestEntryBeyondDatagramFails(t *testing.T) {
 		{"counters", newMessage(cmdStatGet, 0, index(3), port1), []string{tooLong}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if got := describeAnswers(t, Answer(src, nil, test.request, testPort)); !slices.Equal(got, test.want) {
+			if got := describeAnswers(t, defaultSocket.Answer(src, nil, test.request)); !slices.Equal(got, test.want) {
 				t.Errorf("answer: got:\n%.300s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
 		})
@@ -628,7 +629,7 @@ func TestAnswersAreLimited(t *testing.T) {
 	one := newMessage(cmdGet, 0, newAttrU32(attrDevIndex, 0))
 	request := slices.Concat(bytes.Repeat(one, 10000), bytes.Repeat(newMessage(cmdGet, flagDump), 10000))
 	var size int
-	for _, b := range Answer(src, nil, request, testPort) {
+	for _, b := range defaultSocket.Answer(src, nil, request) {
 		size += len(b)
 	}
 	if most := receiveQueueSize + 100*200; size > most || size < receiveQueueSize/2 {

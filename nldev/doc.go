@@ -1,7 +1,7 @@
 // Package nldev answers NETLINK_RDMA messages of the family RDMA_NL_NLDEV in the same way as Linux does in
 // drivers/infiniband/core/{nldev,netlink}.c and net/netlink/af_netlink.c. rdma(8), libibverbs' device discovery and
 // librdmacm use this interface. The package opens no socket, starts no goroutine and makes no system call; a
-// supervisor traps the netlink socket of a program and passes each datagram through [Answer].
+// supervisor traps the netlink socket of a program and passes each datagram through [Socket.Answer].
 //
 //	program --- request datagram ---> Answer ---> Source   devices, ports, resources, counters
 //	        <--- answer datagrams ---        ---> Admin    add and delete a link

@@ -145,6 +145,9 @@ const (
 	testPort = 4711
 )
 
+// defaultSocket is a socket with the default settings.
+var defaultSocket = Socket{PortID: testPort}
+
 // newMessage returns a message of the family NLDEV.
 func newMessage(cmd, flags uint16, attrs ...[]byte) []byte {
 	b := make([]byte, headerSize)

@@ -64,7 +64,7 @@ func TestAttributeBoundsAreChecked(t *testing.T) {
 		{"header of 3 bytes", []byte{attrSize, 0, attrDevDIM}, ok, inval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := describeAnswers(t, Answer(newTestSource(), nil, newMessage(cmdSysGet, 0, test.attr), testPort))
+			got := describeAnswers(t, defaultSocket.Answer(newTestSource(), nil, newMessage(cmdSysGet, 0, test.attr)))
 			if len(got) == 1 && strings.HasPrefix(got[0], "5/6 ") {
 				got[0] = ok
 			}
@@ -72,8 +72,8 @@ func TestAttributeBoundsAreChecked(t *testing.T) {
 				t.Errorf("SYS_GET: got %q, want %q", got, want)
 			}
 			admin := &fakeAdmin{}
-			got = describeAnswers(t, Answer(newTestSource(), admin, newMessage(cmdDelLink, flagAck, devRxe, test.attr),
-				testPort))
+			got = describeAnswers(t, defaultSocket.Answer(newTestSource(), admin,
+				newMessage(cmdDelLink, flagAck, devRxe, test.attr)))
 			want, calls := []string{test.strict}, []string(nil)
 			if test.strict == ok {
 				want, calls = []string{"ack"}, []string{"delete rxe0"}
@@ -120,7 +120,7 @@ func TestMalformedAttributeIsRejected(t *testing.T) {
 		cmdSysGet:       nil, // covered by TestAttributeBoundsAreChecked
 	}
 	answer := func(cmd, flags uint16, attrs ...[]byte) []string {
-		return describeAnswers(t, Answer(newTestSource(), &fakeAdmin{}, newMessage(cmd, flags, attrs...), testPort))
+		return describeAnswers(t, defaultSocket.Answer(newTestSource(), &fakeAdmin{}, newMessage(cmd, flags, attrs...)))
 	}
 	for cmd := range uint16(cmdCount) {
 		attrs, known := need[cmd]
@@ -182,7 +182,8 @@ func TestCounterCommandsRequireAttributes(t *testing.T) {
 		{"unbind without port", cmdStatDel, [][]byte{devRxe, qps, counter, qp}, einval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := describeAnswers(t, Answer(newTestSource(), &fakeAdmin{}, newMessage(test.cmd, 0, test.attrs...), testPort))
+			request := newMessage(test.cmd, 0, test.attrs...)
+			got := describeAnswers(t, defaultSocket.Answer(newTestSource(), &fakeAdmin{}, request))
 			if !slices.Equal(got, []string{test.want}) {
 				t.Errorf("answer: got %q, want %q", got, test.want)
 			}
@@ -213,7 +214,7 @@ func TestResourcesAreReportedForOwnPort(t *testing.T) {
 					want = strings.ReplaceAll(k.match, "%d", fmt.Sprint(port))
 				}
 				request := newMessage(k.cmd, 0, devRxe, newAttrU32(attrPortIndex, port), newAttrU32(k.id, id))
-				got := describeAnswers(t, Answer(src, &fakeAdmin{}, request, testPort))
+				got := describeAnswers(t, defaultSocket.Answer(src, &fakeAdmin{}, request))
 				if len(got) != 1 || !strings.HasPrefix(got[0], want) {
 					t.Errorf("%s %d of port %d: got %q, want %s", k.name, id, port, got, want)
 				}
@@ -229,7 +230,7 @@ func TestResourcesAreReportedForOwnPort(t *testing.T) {
 			if test.port != 0 {
 				attrs = append(attrs, newAttrU32(attrPortIndex, test.port))
 			}
-			got := describeAnswers(t, Answer(src, nil, newMessage(cmd, flagDump, attrs...), testPort))
+			got := describeAnswers(t, defaultSocket.Answer(src, nil, newMessage(cmd, flagDump, attrs...)))
 			if len(got) != 3 || got[2] != "done 0" || strings.Count(got[0], entry) != test.want ||
 				strings.Contains(got[0], "PORT_INDEX=1") != (test.port != 2) ||
 				strings.Contains(got[0], "PORT_INDEX=2") != (test.port != 1) {
@@ -251,7 +252,7 @@ func TestRefusalsReturnServiceErrno(t *testing.T) {
 		{fmt.Errorf("delete: %w", syscall.Errno(4095)), -4095},
 		{syscall.Errno(4096), -int32(syscall.EINVAL)}, // the kernel's error pointers do not cover this value
 	} {
-		answers := Answer(newTestSource(), &fakeAdmin{err: test.err}, del, testPort)
+		answers := defaultSocket.Answer(newTestSource(), &fakeAdmin{err: test.err}, del)
 		if len(answers) != 1 {
 			t.Fatalf("%v: got %d answers, want 1", test.err, len(answers))
 		}
@@ -275,7 +276,7 @@ func TestRefusalsReturnServiceErrno(t *testing.T) {
 		{"no command, dump", newTestSource(), newMessage(cmdMonitor, flagDump), einval},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := describeAnswers(t, Answer(test.src, &fakeAdmin{}, test.request, testPort))
+			got := describeAnswers(t, defaultSocket.Answer(test.src, &fakeAdmin{}, test.request))
 			if !slices.Equal(got, []string{test.want}) {
 				t.Errorf("answer: got %q, want %q", got, test.want)
 			}

@@ -29,7 +29,7 @@ func (s *netlinkServer) setSource(src Source, admin Admin) {
 func (s *netlinkServer) answer(request []byte) [][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Answer(s.src, s.admin, request, testPort)
+	return defaultSocket.Answer(s.src, s.admin, request)
 }
 
 // serveProgram answers one program until it closes its socket.

@@ -33,8 +33,8 @@ type Conn struct {
 	up   bool          // established is closed
 }
 
-// ErrDisconnected is the error after either side has ended the connection.
-var ErrDisconnected = fmt.Errorf("the connection was disconnected: %w", syscall.ECONNRESET)
+// errDisconnected is the error after either side has ended the connection.
+var errDisconnected = fmt.Errorf("the connection was disconnected: %w", syscall.ECONNRESET)
 
 // errLocalClosed: Close was called.
 var errLocalClosed = fmt.Errorf("the connection was closed: %w", syscall.ECONNABORTED)
@@ -125,7 +125,7 @@ func (c *Conn) handleEvent(_ *ID, e Event) {
 	case Rejected:
 		c.recordEndReason(&RefusedError{Reason: msg.RejectReason(e.Status), Data: e.Data})
 	case Disconnected:
-		c.recordEndReason(ErrDisconnected)
+		c.recordEndReason(errDisconnected)
 	case DeviceRemoval:
 		c.recordEndReason(fmt.Errorf("the device was removed: %w", syscall.ENODEV))
 	case Unreachable:
@@ -262,7 +262,7 @@ func (c *Conn) AwaitEstablished(ctx context.Context) error {
 // detects the loss when it sends.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err returns the reason for the end of the connection, or nil before the end. The reason is [ErrDisconnected],
+// Err returns the reason for the end of the connection, or nil before the end. The reason is [errDisconnected],
 // *[RefusedError], ETIMEDOUT or ENODEV.
 func (c *Conn) Err() error {
 	c.mu.Lock()

@@ -137,7 +137,7 @@ func TestDialExchangesMessages(t *testing.T) {
 					b.must(e.postRecv())
 					e.sendText("good day")
 					<-c.Done()
-					if !errors.Is(c.Err(), ErrDisconnected) {
+					if !errors.Is(c.Err(), errDisconnected) {
 						t.Errorf("reason of the end: got %v, want ErrDisconnected", c.Err())
 					}
 				}()
@@ -171,7 +171,7 @@ func TestDialExchangesMessages(t *testing.T) {
 				<-served
 				e.close()
 				c.Close()
-				if !errors.Is(c.Err(), ErrDisconnected) {
+				if !errors.Is(c.Err(), errDisconnected) {
 					t.Errorf("reason of the end: got %v, want ErrDisconnected", c.Err())
 				}
 			})

@@ -289,6 +289,11 @@ type cmCaller struct {
 	user  *quota.User // user that opened the file
 }
 
+var (
+	_ ucma.Caller = (*cmCaller)(nil)
+	_ ucma.Tracer = (*cmCaller)(nil)
+)
+
 func (c *cmCaller) Space() umem.Space { return c.space }
 
 // TraceCM adds the command to the trace of the session. (ucma.Tracer)

@@ -36,6 +36,9 @@ type deviceCalls struct {
 
 var (
 	_ uverbs.Caller = (*deviceCalls)(nil)
+	_ uverbs.NetRaw = (*deviceCalls)(nil)
+	_ uverbs.Peeker = (*deviceCalls)(nil)
+	_ uverbs.Tracer = (*deviceCalls)(nil)
 	_ ib.Staller    = (*deviceCalls)(nil)
 )
 

@@ -52,7 +52,7 @@
 // A program cannot reach a device by io_uring, as a 32-bit program, or by ".." after a link in the file system.
 // chdir to a virtual directory fails (fchdir works: directories.go), and O_PATH of a device or a link fails too.
 // From a virtual directory, no path with ".." leads to files outside. The kernel allows one supervisor per program
-// (ErrNested). Without CAP_SYS_ADMIN the program runs with no_new_privs, so setuid programs have no effect. If a
+// (errNested). Without CAP_SYS_ADMIN the program runs with no_new_privs, so setuid programs have no effect. If a
 // program closes a device's descriptor by io_uring, or while another thread writes to the descriptor, the kernel
 // can reuse the number. For half a second, the supervisor may then mistake a write(2) of 32 bytes to the new file
 // for a doorbell.

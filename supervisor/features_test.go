@@ -13,7 +13,7 @@ import (
 // version must have a feature unless a policy denies it.
 func TestFeaturesMatchKernelVersion(t *testing.T) {
 	list, err := Features()
-	if errors.Is(err, ErrUnsupported) || errors.Is(err, ErrNested) {
+	if errors.Is(err, ErrUnsupported) || errors.Is(err, errNested) {
 		t.Skip(err)
 	}
 	if err != nil {

@@ -70,7 +70,7 @@ type Program struct {
 // The supervisor should run in another process. The last step, exec, waits for the supervisor's answer. During that
 // time this process cannot collect garbage, because a collection would block an answer from this process.
 //
-// The caller must call Wait. Start returns ErrNested, ErrUnsupported, an error of Handover, or an *ExecError. It may
+// The caller must call Wait. Start returns errNested, ErrUnsupported, an error of Handover, or an *ExecError. It may
 // sleep.
 func Start(l *Launch) (_ *Program, err error) {
 	if len(l.Args) == 0 {

@@ -11,34 +11,34 @@ import (
 )
 
 var (
-	// ErrNested is the error for a process that already runs under a supervisor. The kernel allows only one
+	// errNested is the error for a process that already runs under a supervisor. The kernel allows only one
 	// supervisor per process.
-	ErrNested = errors.New("this process already runs under `verbena run` or another supervisor of system calls (seccomp user notification), and the kernel allows only one: " +
+	errNested = errors.New("this process already runs under `verbena run` or another supervisor of system calls (seccomp user notification), and the kernel allows only one: " +
 		"inside `verbena run`, omit the inner `verbena run`, since its program sees the same devices; " +
 		"in a container, disable the interception of system calls by its runtime (LXD: security.syscalls.intercept.*; Podman, runc: the profile's SCMP_ACT_NOTIFY)")
 	// ErrUnsupported is the error if the kernel or a container's policy does not provide a required feature.
 	ErrUnsupported = errors.New("seccomp user notification is not available")
 )
 
-// ErrProc is the error if /proc is missing or belongs to another PID namespace.
-var ErrProc = errors.New("/proc does not belong to this PID namespace, so programs cannot be found in it; mount a new one " +
+// errProc is the error if /proc is missing or belongs to another PID namespace.
+var errProc = errors.New("/proc does not belong to this PID namespace, so programs cannot be found in it; mount a new one " +
 	"(unshare --pid --fork --mount-proc, or mount -t proc proc /proc)")
 
-// CheckProc returns ErrProc unless /proc lists processes by their IDs in this PID namespace. It may sleep.
+// CheckProc returns errProc unless /proc lists processes by their IDs in this PID namespace. It may sleep.
 func CheckProc() error { return checkProc(os.Readlink, os.Getpid()) }
 
 func checkProc(readlink func(string) (string, error), own int) error {
 	switch self, err := readlink("/proc/self"); {
 	case err != nil:
-		return fmt.Errorf("%w: %w", ErrProc, err)
+		return fmt.Errorf("%w: %w", errProc, err)
 	case self != strconv.Itoa(own):
-		return fmt.Errorf("%w: process %d has the ID %s in /proc", ErrProc, own, self)
+		return fmt.Errorf("%w: process %d has the ID %s in /proc", errProc, own, self)
 	}
 	return nil
 }
 
 // Probe checks whether this process can start programs under a supervisor, without side effects. Probe returns
-// ErrNested, ErrUnsupported, ErrProc, or another error of the kernel. It may sleep.
+// errNested, ErrUnsupported, errProc, or another error of the kernel. It may sleep.
 func Probe() error {
 	if err := CheckProc(); err != nil {
 		return err
@@ -90,7 +90,7 @@ func installFilter(filter []unix.SockFilter) (listener int, err error) {
 func explainFilterError(err error, gVisor func() bool) error {
 	switch {
 	case errors.Is(err, unix.EBUSY):
-		return ErrNested
+		return errNested
 	case (errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL)) && gVisor():
 		return fmt.Errorf("%w: this is a gVisor sandbox, and its kernel does not implement this feature: run the container with another runtime (docker run --runtime=runc, "+
 			"a pod with another runtimeClassName); Go programs can use package verbs/embed instead: seccomp: %w",

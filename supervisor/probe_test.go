@@ -19,7 +19,7 @@ func TestExplainFilterError(t *testing.T) {
 		is     error
 		remedy []string
 	}{
-		{unix.EBUSY, linux, ErrNested, []string{"omit the inner", "security.syscalls.intercept", "SCMP_ACT_NOTIFY"}},
+		{unix.EBUSY, linux, errNested, []string{"omit the inner", "security.syscalls.intercept", "SCMP_ACT_NOTIFY"}},
 		{unix.EINVAL, gVisor, ErrUnsupported, []string{"gVisor", "--runtime=runc", "verbs/embed"}},
 		{unix.ENOSYS, gVisor, ErrUnsupported, []string{"gVisor"}},
 		{unix.EINVAL, linux, ErrUnsupported, []string{"Linux 5.9"}},
@@ -75,7 +75,7 @@ func TestCheckProc(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := checkProc(func(string) (string, error) { return c.self, c.err }, 7)
-			if errors.Is(err, ErrProc) == c.want || (err == nil) != c.want {
+			if errors.Is(err, errProc) == c.want || (err == nil) != c.want {
 				t.Errorf("CheckProc: got %v, want ErrProc only for a foreign /proc", err)
 			}
 		})

@@ -128,7 +128,7 @@ func TestSessionOutlivesTheProgram(t *testing.T) {
 func TestNestedIsRefused(t *testing.T) {
 	w := newFixture(t)
 	out := w.mustRunSelf("nested")
-	if want := ErrNested.Error() + "\n" + ErrNested.Error(); out != want {
+	if want := errNested.Error() + "\n" + errNested.Error(); out != want {
 		t.Errorf("nested run: got\n%s\nwant\n%s", out, want)
 	}
 }

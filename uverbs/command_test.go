@@ -686,7 +686,7 @@ func TestMWAndReregMRCommands(t *testing.T) {
 		if windows[0].RKey != 2<<8 || windows[1].RKey != 3<<8 {
 			t.Errorf("windows: got %+v, want keys 0x200 and 0x300", windows)
 		}
-		info := p.f.Info().MWs
+		info := p.f.info().MWs
 		if len(info) != 2 || info[1] != (mwInfo{Handle: windows[1].MWHandle, PD: pd, RKey: 3 << 8, Type: ib.MWType2}) {
 			t.Errorf("list of windows: got %+v, want both windows", info)
 		}

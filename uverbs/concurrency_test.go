@@ -202,7 +202,7 @@ func TestUseDuringDestruction(t *testing.T) {
 			_, err := sendPlain[uapi.DestroyCQResp](p, uapi.CmdDestroyCQ, uapi.DestroyCQ{CQHandle: cq})
 			return err
 		}(), syscall.EBUSY)
-		if got := p.f.Info(); len(got.QPs) != 0 {
+		if got := p.f.info(); len(got.QPs) != 0 {
 			t.Errorf("Info while the object is destroyed: got %+v, want none", got.QPs)
 		}
 	})

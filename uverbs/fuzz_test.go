@@ -183,7 +183,7 @@ func FuzzCommand(f *testing.F) {
 				t.Errorf("error: got %v, want an errno", err)
 			}
 		}
-		file.Info()
+		file.info()
 		file.Close()
 		for _, fd := range p.fds {
 			unix.Close(fd)

@@ -28,7 +28,7 @@ func TestOtherContextsHandlesAreRefused(t *testing.T) {
 	p := w.open(t)
 	defer p.close(t)
 	mustCommand[uapi.GetContextResp](t, p, uapi.CmdGetContext, uapi.GetContext{}, nil, 0)
-	info := w.other.file.Info()
+	info := w.other.file.info()
 	var handles []uint32
 	for _, o := range info.PDs {
 		handles = append(handles, o.Handle)
@@ -95,7 +95,7 @@ func TestOtherContextsHandlesAreRefused(t *testing.T) {
 	}
 	t.Logf("tried %d", tried)
 	w.other.checkUnchanged(t)
-	if now := p.file.Info(); len(now.PDs)+len(now.MRs)+len(now.CQs)+len(now.QPs)+len(now.AHs) != 0 {
+	if now := p.file.info(); len(now.PDs)+len(now.MRs)+len(now.CQs)+len(now.QPs)+len(now.AHs) != 0 {
 		t.Errorf("objects of the intruder: got %+v, want none", now)
 	}
 }

@@ -191,7 +191,7 @@ func TestSRQCommands(t *testing.T) {
 		}
 		wantErrno(t, "resize without telling where", sendWithoutResponse(p, uapi.CmdModifySRQ,
 			uapi.ModifySRQ{SRQHandle: srq.SRQHandle, AttrMask: uapi.SRQAttrMaxWR, MaxWR: 50}), syscall.EINVAL)
-		info := p.f.Info()
+		info := p.f.info()
 		if len(info.SRQs) != 1 || info.SRQs[0].MaxWR < 100 || info.SRQs[0].XRC {
 			t.Errorf("resources: got %+v, want 1 basic SRQ", info.SRQs)
 		}
@@ -328,7 +328,7 @@ func TestXRCCommands(t *testing.T) {
 			AttrMask: uapi.QPAttrState})
 		must(t, err)
 		must(t, sendWithoutResponse(a, uapi.CmdCloseXRCD, uapi.CloseXRCD{XRCDHandle: xa}))
-		info := b.f.Info()
+		info := b.f.info()
 		if len(info.XRCDs) != 2 || len(info.SRQs) != 1 || !info.SRQs[0].XRC {
 			t.Errorf("resources: got %+v, want 2 XRC domains and 1 XRC SRQ", info)
 		}

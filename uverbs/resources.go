@@ -105,15 +105,15 @@ func (s *Server) Resources() []ContextInfo {
 		files := d.attachedFiles()
 		slices.SortFunc(files, func(a, b *File) int { return cmp.Compare(a.proc.PID(), b.proc.PID()) })
 		for _, f := range files {
-			infos = append(infos, f.Info())
+			infos = append(infos, f.info())
 		}
 	}
 	return infos
 }
 
-// Info describes the objects of the file. Info omits objects that are being created or destroyed. Info may sleep, but
+// info describes the objects of the file. info omits objects that are being created or destroyed. info may sleep, but
 // does not wait for the process.
-func (f *File) Info() ContextInfo {
+func (f *File) info() ContextInfo {
 	state := f.contextState()
 	info := ContextInfo{
 		Device:      f.dev.ib.Name(),

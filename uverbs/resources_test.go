@@ -32,17 +32,17 @@ func TestResourcesListProgramObjects(t *testing.T) {
 		QPs: []qpInfo{{Handle: qp.QPHandle, Num: qp.QPN, PD: pd, Type: ib.QPTypeUD, State: ib.QPErr}},
 		AHs: []ahInfo{{ah}},
 	}
-	if got := p.f.Info(); !reflect.DeepEqual(got, want) {
+	if got := p.f.info(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	if got := w.srv.Resources(); len(got) != 2 {
 		t.Errorf("%d files", len(got))
 	}
-	if got := idle.f.Info(); len(got.PDs) != 0 || got.Zombie {
+	if got := idle.f.info(); len(got.PDs) != 0 || got.Zombie {
 		t.Errorf("a file without a context: %+v", got)
 	}
 	must(t, w.core.Unregister(w.handle))
-	got := p.f.Info()
+	got := p.f.info()
 	if !got.Zombie || len(got.QPs) != 1 || got.PinnedPages != 0 {
 		t.Errorf("zombie: %+v", got)
 	}

@@ -399,7 +399,7 @@ func (o *bystander) checkUnchanged(t testing.TB) {
 // describeObjects returns the bystander's objects, without the packet sequence numbers. The bystander's own messages
 // change these numbers.
 func (o *bystander) describeObjects() string {
-	info := o.file.Info()
+	info := o.file.info()
 	for i := range info.QPs {
 		info.QPs[i].RQPSN, info.QPs[i].SQPSN = 0, 0
 	}
@@ -908,7 +908,7 @@ func FuzzSession(f *testing.F) {
 		s := fuzzScript(b)
 		x := &fuzzSession{t: t, w: w, p: p, s: &s}
 		x.runSession()
-		p.file.Info()
+		p.file.info()
 		p.close(t)
 		if left := w.dev.Objects().String(); left != w.base {
 			t.Errorf("remaining objects: got %s, want %s", left, w.base)

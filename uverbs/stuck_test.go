@@ -74,16 +74,16 @@ func TestStuckCallDelaysNoRemoval(t *testing.T) {
 			returned := make(chan error, 1)
 			go func() { returned <- test.run(p, pd, cq, qp) }()
 			<-entered
-			runWithin(t, "Info", func() { p.f.Info() })
+			runWithin(t, "Info", func() { p.f.info() })
 			runWithin(t, "Unregister", func() {
 				if err := w.core.Unregister(w.handle); err != nil {
 					t.Errorf("Unregister: got %v, want nil because the remaining objects do not belong to the device", err)
 				}
 			})
-			if i := other.f.Info(); !i.Zombie || i.Busy || len(i.PDs) != 1 {
+			if i := other.f.info(); !i.Zombie || i.Busy || len(i.PDs) != 1 {
 				t.Errorf("the other context: got %+v, want a zombie with a handle", i)
 			}
-			if i := p.f.Info(); !i.Zombie || !i.Busy {
+			if i := p.f.info(); !i.Zombie || !i.Busy {
 				t.Errorf("the context of the call: got %+v, want a busy zombie", i)
 			}
 			runWithin(t, "a command", func() {

@@ -84,7 +84,7 @@ func TestInjectedVerbErrorHasNoEffect(t *testing.T) {
 			}
 			return nil
 		})
-		before := p.f.Info()
+		before := p.f.info()
 		run := func() {
 			t.Helper()
 			calls = nil
@@ -113,7 +113,7 @@ func TestInjectedVerbErrorHasNoEffect(t *testing.T) {
 			}
 		}
 		run()
-		if after := p.f.Info(); !reflect.DeepEqual(after, before) {
+		if after := p.f.info(); !reflect.DeepEqual(after, before) {
 			t.Errorf("objects after failed calls: got %+v, want %+v", after, before)
 		}
 		if _, err := p.callMethod(uapi.ObjectPD, uapi.MethodPDDestroy,

@@ -272,7 +272,7 @@ func TestRemovalDuringAnswer(t *testing.T) {
 			if err := <-done; !errors.Is(err, test.install) {
 				t.Errorf("%v, want %v", err, test.install)
 			}
-			if !p.f.Info().Zombie {
+			if !p.f.info().Zombie {
 				t.Error("context after the removal: got a live context, want a zombie")
 			}
 		})

@@ -204,7 +204,7 @@ func TestObjectsExposeState(t *testing.T) {
 	defer w.destroyAll()
 	w.failOnError(w.moveQPToInit())
 	q := w.dev.QP(w.qp).(*QP)
-	if a, mask := q.LastModifyArgs(); a.Port != 1 || mask&ib.QPAttrPort == 0 || w.qp.State() != ib.QPInit {
+	if a, mask := q.lastModifyArgs(); a.Port != 1 || mask&ib.QPAttrPort == 0 || w.qp.State() != ib.QPInit {
 		t.Errorf("Modified: got %+v, %v", a, mask)
 	}
 	if w.qp.Init().Cap.MaxSendWR != 6 || w.cq.Entries() != 8 {

@@ -247,8 +247,8 @@ func (q *QP) Modify(attr *ib.QPAttr, mask ib.QPAttrMask, _ *ib.Udata) error {
 	return err
 }
 
-// LastModifyArgs returns the arguments of the last Modify.
-func (q *QP) LastModifyArgs() (ib.QPAttr, ib.QPAttrMask) {
+// lastModifyArgs returns the arguments of the last Modify.
+func (q *QP) lastModifyArgs() (ib.QPAttr, ib.QPAttrMask) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.attr, q.mask

@@ -52,10 +52,10 @@ func runConfinedAttempt(name string) string {
 		return "prepare: " + err.Error()
 	}
 	if os.Getenv(envKind) == "launcher" {
-		rules, calls := rulesWithoutDisabled(LauncherRules())
+		rules, calls := rulesWithoutDisabled(launcherRules())
 		err = filterEachThread(rules, append(calls, launcherCalls...)...)
 	} else {
-		rules, calls := rulesWithoutDisabled(ServiceRules())
+		rules, calls := rulesWithoutDisabled(serviceRules())
 		err = filterProcessWithRules(rules, calls...)
 	}
 	if err != nil {
@@ -77,7 +77,7 @@ func describeError(err error) string {
 
 // rulesWithoutDisabled returns all rules except the rule named in the environment. It also returns the calls of that
 // rule.
-func rulesWithoutDisabled(rules []Rule) (left []Rule, calls []string) {
+func rulesWithoutDisabled(rules []rule) (left []rule, calls []string) {
 	for _, r := range rules {
 		if r.Name == os.Getenv(envRule) {
 			calls = r.calls
@@ -203,7 +203,7 @@ func TestEachRuleRefusesItsAttempt(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	for _, r := range ServiceRules() {
+	for _, r := range serviceRules() {
 		if ruleAttempts[r.Name] == nil {
 			t.Errorf("act of rule %s: got none, want one", r.Name)
 			continue
@@ -236,7 +236,7 @@ func TestLauncherRules(t *testing.T) {
 	if cgo {
 		t.Skip("Go cannot install a filter on all threads of a binary with cgo")
 	}
-	for _, r := range LauncherRules() {
+	for _, r := range launcherRules() {
 		t.Run(r.Name, func(t *testing.T) {
 			t.Parallel()
 			if got := runAttempt(t, "launcher", r.Name, ""); got != "EPERM" {
@@ -253,10 +253,10 @@ func TestLauncherRules(t *testing.T) {
 func TestDocumentedRulesAreCurrent(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("| rule | refuses | to |\n|---|---|---|\n")
-	launcher := LauncherRules()
-	for _, r := range ServiceRules() {
+	launcher := launcherRules()
+	for _, r := range serviceRules() {
 		to := "a service"
-		if i := slices.IndexFunc(launcher, func(l Rule) bool {
+		if i := slices.IndexFunc(launcher, func(l rule) bool {
 			return l.Name == r.Name
 		}); i >= 0 && launcher[i].Refuses == r.Refuses {
 			to = "both"
@@ -283,7 +283,7 @@ func TestRulesNameKnownCalls(t *testing.T) {
 		})
 	}
 	names := slices.Concat(allowedCalls, launcherCalls)
-	for _, r := range slices.Concat(ServiceRules(), LauncherRules()) {
+	for _, r := range slices.Concat(serviceRules(), launcherRules()) {
 		names = append(names, r.calls...)
 		for _, e := range r.except {
 			if !slices.Contains(r.calls, e.call) {

@@ -16,7 +16,7 @@ import (
 )
 
 // newPolicy makes a filter from rules, and from calls that are allowed in addition.
-func newPolicy(rules []Rule, more ...string) (*seccomp.Policy, error) {
+func newPolicy(rules []rule, more ...string) (*seccomp.Policy, error) {
 	info, err := arch.GetInfo("")
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", syscall.ENOTSUP, err)
@@ -60,9 +60,9 @@ const threadEndPause = 10 * time.Millisecond
 //
 // FilterProcess fails while a thread has a different filter, such as one of Probe of package supervisor. FilterProcess
 // waits up to a second for the end of such threads.
-func FilterProcess() error { return filterProcessWithRules(ServiceRules()) }
+func FilterProcess() error { return filterProcessWithRules(serviceRules()) }
 
-func filterProcessWithRules(rules []Rule, more ...string) error {
+func filterProcessWithRules(rules []rule, more ...string) error {
 	p, err := newPolicy(rules, more...)
 	if err != nil {
 		return fmt.Errorf("confine the process: %w", err)
@@ -99,9 +99,9 @@ func isFilterUnavailable(err error) bool {
 // FilterThreads installs a filter of the launcher's rules on all threads of the process, one after another, because one
 // of them may already have a filter with a listener. In a binary with cgo, Go cannot reach all threads, and the
 // error wraps ENOTSUP.
-func FilterThreads() error { return filterEachThread(LauncherRules(), launcherCalls...) }
+func FilterThreads() error { return filterEachThread(launcherRules(), launcherCalls...) }
 
-func filterEachThread(rules []Rule, more ...string) error {
+func filterEachThread(rules []rule, more ...string) error {
 	p, err := newPolicy(rules, more...)
 	var program []bpf.Instruction
 	if err == nil {

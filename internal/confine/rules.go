@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Rule is a restriction of a filter.
-type Rule struct {
+// rule is a restriction of a filter.
+type rule struct {
 	Name    string
 	Refuses string            // description of the refused calls, for users
 	calls   []string          // names of system calls; names that the architecture does not have are ignored
@@ -77,8 +77,8 @@ const (
 
 // commonRules returns the rules of both filters. The filters also refuse a call that is neither in a rule nor in
 // allowed.
-func commonRules() []Rule {
-	return []Rule{
+func commonRules() []rule {
+	return []rule{
 		{
 			Name: "ioctl", Refuses: "ioctl(2), except for a few requests of seccomp listeners, mappings, namespaces, sockets and pipes; so terminals and devices are excluded",
 			calls: []string{"ioctl"},
@@ -194,10 +194,10 @@ func allowIoctlRequests(numbers ...uint64) (list []conditionalRule) {
 	return list
 }
 
-// ServiceRules returns the rules of a service's filter.
-func ServiceRules() []Rule {
+// serviceRules returns the rules of a service's filter.
+func serviceRules() []rule {
 	return append(commonRules(),
-		Rule{
+		rule{
 			Name: "sockets", Refuses: "sockets other than Unix, UDP and NETLINK_ROUTE; listening",
 			calls: []string{"socket", "listen"},
 			except: append(append(allowUDPSockets(unix.AF_INET), allowUDPSockets(unix.AF_INET6)...),
@@ -206,7 +206,7 @@ func ServiceRules() []Rule {
 					{Argument: 0, Operation: seccomp.Equal, Value: unix.AF_NETLINK},
 					{Argument: 2, Operation: seccomp.Equal, Value: unix.NETLINK_ROUTE}}}),
 		},
-		Rule{
+		rule{
 			Name: "signals", Refuses: "signals to other processes; checking whether they exist is allowed",
 			calls: []string{"kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal"},
 			except: append(allowFirstArgValues("tgkill", uint64(os.Getpid())),
@@ -215,9 +215,9 @@ func ServiceRules() []Rule {
 	)
 }
 
-// LauncherRules returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to
+// launcherRules returns the rules of a launcher's filter. A launcher waits for its program, and passes signals on to
 // the program.
-func LauncherRules() []Rule {
+func launcherRules() []rule {
 	rules := commonRules()
 	for i := range rules {
 		switch rules[i].Name {
@@ -232,7 +232,7 @@ func LauncherRules() []Rule {
 					seccomp.Condition{Argument: 0, Operation: seccomp.Equal, Value: atFDCWD})})
 		}
 	}
-	return append(rules, Rule{Name: "sockets", Refuses: "making sockets",
+	return append(rules, rule{Name: "sockets", Refuses: "making sockets",
 		calls: []string{"socket", "socketpair", "listen", "bind", "connect"}})
 }
 

@@ -33,10 +33,10 @@ func TestKinds(t *testing.T) {
 		if f.Tag.Get("help") != "" || name == "-" {
 			continue
 		}
-		if i == len(Kinds) || Kinds[i].Name != name {
+		if i == len(kinds) || kinds[i].Name != name {
 			t.Fatalf("row %[2]d of Kinds: got another kind, want field %[1]s", f.Name, i)
 		}
-		k := &Kinds[i]
+		k := &kinds[i]
 		i++
 		if json, _, _ := strings.Cut(f.Tag.Get("json"), ","); json != name && json != name+"_ns" {
 			t.Errorf("%s: JSON name: got %s, want the name of the kind", name, json)
@@ -49,9 +49,9 @@ func TestKinds(t *testing.T) {
 		}
 		var r Rule
 		setNonzero(reflect.ValueOf(&r).Elem().FieldByIndex(f.Index))
-		for j := range Kinds {
-			if Kinds[j].IsInRule(&r) != (&Kinds[j] == k) {
-				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, Kinds[j].Name, Kinds[j].IsInRule(&r))
+		for j := range kinds {
+			if kinds[j].isInRule(&r) != (&kinds[j] == k) {
+				t.Errorf("%s: rule with this kind only: got %[3]v for kind %[2]s", name, kinds[j].Name, kinds[j].isInRule(&r))
 			}
 		}
 		var back Rule
@@ -62,8 +62,8 @@ func TestKinds(t *testing.T) {
 			t.Errorf("%s: got rule %q, active %v and error %v, want an active rule", name, r, r.HasEffect(), err)
 		}
 	}
-	if i != len(Kinds) {
-		t.Errorf("rows of Kinds without fields: got %v, want none", kindNames(Kinds[i:], func(*Kind) bool { return true }))
+	if i != len(kinds) {
+		t.Errorf("rows of Kinds without fields: got %v, want none", kindNames(kinds[i:], func(*Kind) bool { return true }))
 	}
 	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).HasEffect() {
 		t.Error("Active: got true for a rule without an effect, want false")
@@ -90,8 +90,8 @@ func TestColumns(t *testing.T) {
 			t.Errorf("%s: got %d columns, want 1", f.Name, n)
 		}
 		shown++
-		for i := range Kinds {
-			k := &Kinds[i]
+		for i := range kinds {
+			k := &kinds[i]
 			for j := range columns {
 				if columns[j].Counter == k.Counter && columns[j].CounterValue(&c) != k.CounterValue(&c) {
 					t.Errorf("kinds %s and %s: got one counter name for two counters, want two names", k.Name, columns[j].Name)

@@ -84,8 +84,8 @@ type Kind struct {
 	count func(*RuleCounts) uint64
 }
 
-// Kinds has a row for each kind, in the order of the fields of [Rule].
-var Kinds = []Kind{
+// kinds has a row for each kind, in the order of the fields of [Rule].
+var kinds = []Kind{
 	{
 		Name: "drop", Help: "Share of packets to drop, such as 1% or 0.01.", Counter: "DROPPED",
 		value: func(r *Rule) any { return r.Drop }, count: func(c *RuleCounts) uint64 { return c.Dropped },
@@ -121,8 +121,8 @@ var Kinds = []Kind{
 	},
 }
 
-// IsInRule reports whether a rule contains the kind.
-func (k *Kind) IsInRule(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
+// isInRule reports whether a rule contains the kind.
+func (k *Kind) isInRule(r *Rule) bool { return k.value(r) != k.value(&Rule{}) }
 
 // CounterValue returns the counter of the kind.
 func (k *Kind) CounterValue(c *RuleCounts) uint64 { return k.count(c) }
@@ -164,7 +164,7 @@ func (k *Kind) Unit() Unit {
 
 // flagKinds holds [Kinds] in the order of the help.
 var flagKinds = func() []Kind {
-	list := slices.Clone(Kinds)
+	list := slices.Clone(kinds)
 	rank := func(k *Kind) int {
 		if k.Alone {
 			return 1
@@ -182,7 +182,7 @@ func FlagKinds() []Kind { return flagKinds }
 
 // CounterKinds returns one kind for each counter, for the columns of a table.
 func CounterKinds() (list []Kind) {
-	for _, k := range Kinds {
+	for _, k := range kinds {
 		if !slices.ContainsFunc(list, func(o Kind) bool { return o.Counter == k.Counter }) {
 			list = append(list, k)
 		}

@@ -42,7 +42,7 @@ func (r *Rule) Validate() error {
 		if err := checkValueByType(k.Name, k.value(r)); err != nil {
 			return err
 		}
-		if k.IsInRule(r) {
+		if k.isInRule(r) {
 			active++
 			if k.Alone {
 				alone++
@@ -54,7 +54,7 @@ func (r *Rule) Validate() error {
 	}
 	switch {
 	case alone > 0 && active > 1:
-		return fmt.Errorf("%w: %s need separate rules", ErrRule, strings.Join(kindNames(Kinds, func(k *Kind) bool {
+		return fmt.Errorf("%w: %s need separate rules", ErrRule, strings.Join(kindNames(kinds, func(k *Kind) bool {
 			return k.Alone
 		}), " and "))
 	case r.QP > maxQPN:
@@ -87,8 +87,8 @@ func checkValueByType(name string, v any) error {
 
 // HasEffect reports whether the rule has any effect.
 func (r *Rule) HasEffect() bool {
-	for i := range Kinds {
-		if Kinds[i].IsInRule(r) {
+	for i := range kinds {
+		if kinds[i].isInRule(r) {
 			return true
 		}
 	}
@@ -103,15 +103,15 @@ func (r Rule) String() string {
 			w = append(w, fmt.Sprintf(format, args...))
 		}
 	}
-	for i := range Kinds {
-		k := &Kinds[i]
+	for i := range kinds {
+		k := &kinds[i]
 		switch v := k.value(&r).(type) {
 		case bool:
 			word(v, "%s", k.Name)
 		default:
-			word(k.IsInRule(&r), "%s %v", k.Name, v)
+			word(k.isInRule(&r), "%s %v", k.Name, v)
 		}
-		if k.Name == "reorder" && k.IsInRule(&r) {
+		if k.Name == "reorder" && k.isInRule(&r) {
 			word(r.Behind > 0, "behind %d", r.Behind)
 			word(r.Hold > 0, "hold %v", r.Hold)
 		}

@@ -64,7 +64,7 @@ func (k *Keeper) ObjectsOf(u *quota.User) *UserObjects {
 }
 
 // Release ends the charges for the user's objects that no program has any more. (quota.Ledger.OnShortage)
-func (k *Keeper) Release(u *quota.User) { k.ObjectsOf(u).Release() }
+func (k *Keeper) Release(u *quota.User) { k.ObjectsOf(u).release() }
 
 // Object is an object that a program may have. Object's methods may not sleep.
 type Object interface {
@@ -241,8 +241,8 @@ func (s *UserObjects) RemoveSweep(sweep *ReleaseSweep) {
 	s.sweeps = slices.DeleteFunc(s.sweeps, func(x *ReleaseSweep) bool { return x == sweep })
 }
 
-// Release ends the charges for objects that no program has any more. Release does not sleep.
-func (s *UserObjects) Release() {
+// release ends the charges for objects that no program has any more. release does not sleep.
+func (s *UserObjects) release() {
 	if s == nil {
 		return
 	}

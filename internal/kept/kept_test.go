@@ -170,7 +170,7 @@ func TestCloseAfterKeepEndsCharge(t *testing.T) {
 				unix.Close(fd)
 			}
 			keepChargedObject(s, n)
-			s.Release()
+			s.release()
 			if held := u.Held(quota.Descriptors); held != 1 {
 				t.Errorf("charged descriptors while the program has the object: got %d, want 1", held)
 			}
@@ -307,14 +307,14 @@ func TestLongCheckIsFollowedByPause(t *testing.T) {
 	s.mu.Lock()
 	s.rested, o.inUse = time.Now().Add(time.Hour), false
 	s.mu.Unlock()
-	s.Release()
+	s.release()
 	if held := u.Held(quota.Descriptors); held != 1 {
 		t.Errorf("charged descriptors during the pause: got %d, want 1", held)
 	}
 	s.mu.Lock()
 	s.rested = time.Time{}
 	s.mu.Unlock()
-	s.Release()
+	s.release()
 	if held := u.Held(quota.Descriptors); held != 0 {
 		t.Errorf("charged descriptors after the pause: got %d, want 0", held)
 	}
@@ -493,7 +493,7 @@ func BenchmarkCheckObjects(b *testing.B) {
 			}
 			s.Keep(&fakeObject{inUse: true}, func() {})
 			for b.Loop() {
-				s.Release()
+				s.release()
 			}
 		})
 	}

@@ -99,7 +99,7 @@ func (w modelState) producerSteps(i int) []explore.ThreadStep[modelState] {
 		w.waiting++
 		w.posted++
 		solicited := p.left == 1
-		asked := w.wanted == Next || w.wanted == Solicited && solicited
+		asked := w.wanted == armedNext || w.wanted == armedSolicited && solicited
 		var tell bool
 		w.arm, tell = w.arm.Posted(solicited)
 		switch {
@@ -109,7 +109,7 @@ func (w modelState) producerSteps(i int) []explore.ThreadStep[modelState] {
 			w.wrong = 2
 		}
 		if tell {
-			w.wanted = Disarmed
+			w.wanted = disarmed
 			p.pc = tells
 		} else {
 			posted()
@@ -149,9 +149,9 @@ func (w modelState) producerSteps(i int) []explore.ThreadStep[modelState] {
 func (w *modelState) armQueue(every bool) {
 	w.arm = w.arm.Request(every)
 	if every {
-		w.wanted = Next
+		w.wanted = armedNext
 	} else {
-		w.wanted = max(w.wanted, Solicited)
+		w.wanted = max(w.wanted, armedSolicited)
 	}
 }
 
@@ -477,7 +477,7 @@ func TestExplore(t *testing.T) {
 				w := c.start
 				w.style = pollStyle(s)
 				if w.arms == 0 {
-					w.arm = Next
+					w.arm = armedNext
 				}
 				w.wanted = w.arm
 				if w.style >= solicits {

@@ -12,9 +12,9 @@ package notify
 type Arming uint8
 
 const (
-	Disarmed  Arming = iota
-	Solicited        // solicited and failed completions
-	Next             // the next completion of any kind
+	disarmed       Arming = iota
+	armedSolicited        // solicited and failed completions
+	armedNext             // the next completion of any kind
 )
 
 // Request arms for every completion, or only for solicited completions. A request for solicited completions does
@@ -22,9 +22,9 @@ const (
 func (a Arming) Request(every bool) Arming {
 	switch {
 	case every:
-		return Next
-	case a == Disarmed:
-		return Solicited
+		return armedNext
+	case a == disarmed:
+		return armedSolicited
 	}
 	return a
 }
@@ -32,8 +32,8 @@ func (a Arming) Request(every bool) Arming {
 // Posted reports whether the driver must report a completion. Failed completions count as solicited. The driver
 // reports at most one completion for each Request.
 func (a Arming) Posted(solicited bool) (next Arming, tell bool) {
-	if a == Next || a == Solicited && solicited {
-		return Disarmed, true
+	if a == armedNext || a == armedSolicited && solicited {
+		return disarmed, true
 	}
 	return a, false
 }
@@ -114,12 +114,6 @@ func (n Notice) Die() (Notice, bool) { return n | dead, false }
 
 // IsQuiet reports whether no callback is due or running.
 func (n Notice) IsQuiet() bool { return n&handler == idle && n < event }
-
-// IsHandlerDue reports whether a call of the handler is due, also while the handler runs.
-func (n Notice) IsHandlerDue() bool { return n&handler == due || n&handler == again }
-
-// IsDead reports whether no further callback can begin.
-func (n Notice) IsDead() bool { return n&dead != 0 }
 
 // Revive reverses Die, and returns whether to queue the handler.
 func (n Notice) Revive() (next Notice, queue bool) {

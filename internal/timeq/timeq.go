@@ -32,8 +32,8 @@ func (i *Item[T]) Seq() uint64 { return i.seq }
 // IsQueued reports whether the item is in its queue.
 func (i *Item[T]) IsQueued() bool { return i.index >= 0 }
 
-// Before reports whether i comes before j. Both items must have been in the same queue.
-func (i *Item[T]) Before(j *Item[T]) bool {
+// before reports whether i comes before j. Both items must have been in the same queue.
+func (i *Item[T]) before(j *Item[T]) bool {
 	if !i.due.Equal(j.due) {
 		return i.due.Before(j.due)
 	}
@@ -111,7 +111,7 @@ func (q *Queue[T]) Clear() {
 type itemHeap[T any] []*Item[T]
 
 func (h itemHeap[T]) Len() int           { return len(h) }
-func (h itemHeap[T]) Less(i, j int) bool { return h[i].Before(h[j]) }
+func (h itemHeap[T]) Less(i, j int) bool { return h[i].before(h[j]) }
 func (h itemHeap[T]) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j

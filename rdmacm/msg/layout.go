@@ -52,7 +52,7 @@ func (m *MRA) visitFields(c *codec) {
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	visitField(c, 8, 0, 2, &m.Of)
 	visitField(c, 9, 0, 5, &m.ServiceTimeout)
-	c.visitData(10, MaxMRAData, &m.Data)
+	c.visitData(10, maxMRAData, &m.Data)
 }
 
 func (m *REJ) visitFields(c *codec) {
@@ -86,20 +86,20 @@ func (m *REP) visitFields(c *codec) {
 func (m *RTU) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
-	c.visitData(8, MaxRTUData, &m.Data)
+	c.visitData(8, maxRTUData, &m.Data)
 }
 
 func (m *DREQ) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
 	visitField(c, 8, 0, 24, &m.RemoteQPN)
-	c.visitData(12, MaxDREQData, &m.Data)
+	c.visitData(12, maxDREQData, &m.Data)
 }
 
 func (m *DREP) visitFields(c *codec) {
 	visitField(c, 0, 0, 32, &m.LocalCommID)
 	visitField(c, 4, 0, 32, &m.RemoteCommID)
-	c.visitData(8, MaxDREPData, &m.Data)
+	c.visitData(8, maxDREPData, &m.Data)
 }
 
 func (m *LAP) visitFields(c *codec) {
@@ -119,7 +119,7 @@ func (m *LAP) visitFields(c *codec) {
 	visitField(c, 62, 0, 4, &p.SL)
 	visitFlag(c, 62, 4, &p.SubnetLocal)
 	visitField(c, 63, 0, 5, &p.ACKTimeout)
-	c.visitData(64, MaxLAPData, &m.Data)
+	c.visitData(64, maxLAPData, &m.Data)
 }
 
 func (m *APR) visitFields(c *codec) {
@@ -128,7 +128,7 @@ func (m *APR) visitFields(c *codec) {
 	visitField(c, 8, 0, 8, &m.InfoLength)
 	visitField(c, 9, 0, 8, &m.Status)
 	c.visitBytes(12, m.Info[:])
-	c.visitData(84, MaxAPRData, &m.Data)
+	c.visitData(84, maxAPRData, &m.Data)
 }
 
 func (m *SIDRREQ) visitFields(c *codec) {

@@ -5,16 +5,16 @@ import "fmt"
 // The following constants are the maximum lengths of the private data of messages, in bytes (IBA 12.6).
 const (
 	MaxREQData     = 92
-	MaxMRAData     = 222
+	maxMRAData     = 222
 	MaxREJData     = 148
 	MaxREPData     = 196
-	MaxRTUData     = 224
-	MaxDREQData    = 220
-	MaxDREPData    = 224
+	maxRTUData     = 224
+	maxDREQData    = 220
+	maxDREPData    = 224
 	MaxSIDRREQData = 216
 	MaxSIDRREPData = 136
-	MaxLAPData     = 168
-	MaxAPRData     = 148
+	maxLAPData     = 168
+	maxAPRData     = 148
 	// maxInfo limits the additional information of REJ, SIDR_REP and APR.
 	maxInfo = 72
 )

@@ -395,13 +395,6 @@ func (f *File) CancelWait(w *eventWaiter) bool {
 	return true
 }
 
-// IsClosed reports whether Close was called.
-func (f *File) IsClosed() bool {
-	f.srv.mu.Lock()
-	defer f.srv.mu.Unlock()
-	return f.closed
-}
-
 //verbena:held mu
 func (s *Server) wakeWaiters(f *File, n int) {
 	for range min(n, len(f.waiters)) {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// Record holds the results on one kernel.
-type Record struct {
+// record holds the results on one kernel.
+type record struct {
 	Suite   string            // Debian release
 	Kernel  string            // kernel release, such as 6.1.0-56-amd64
 	Lacks   []string          // missing features, in the order of `verbena version --kernel`
@@ -30,7 +30,7 @@ const leftOverDescriptorsResult = "ok, but descriptors are left over"
 
 const recordsFile = "testdata/kernels.json"
 
-func readRecords() (list []Record, err error) {
+func readRecords() (list []record, err error) {
 	b, err := os.ReadFile(recordsFile)
 	if err == nil {
 		err = json.Unmarshal(b, &list)
@@ -39,8 +39,8 @@ func readRecords() (list []Record, err error) {
 }
 
 // parseRecord separates the lines printed by the guest.
-func parseRecord(suite, out string) Record {
-	r := Record{Suite: suite, Results: map[string]string{}}
+func parseRecord(suite, out string) record {
+	r := record{Suite: suite, Results: map[string]string{}}
 	for line := range strings.Lines(out) {
 		word, rest, _ := strings.Cut(strings.TrimSpace(line), ": ")
 		switch word {
@@ -57,7 +57,7 @@ func parseRecord(suite, out string) Record {
 }
 
 // failedPrograms lists the programs that did not pass, in the order of programs.
-func (r *Record) failedPrograms(user string) (list []string) {
+func (r *record) failedPrograms(user string) (list []string) {
 	for _, p := range programs {
 		if got := r.Results[user+" "+p]; got != "ok" && got != leftOverDescriptorsResult {
 			list = append(list, p)

@@ -58,7 +58,7 @@ func TestTable(t *testing.T) {
 		t.Errorf("%s: got the unknown feature %q, want a known one: run make kernels", recordsFile, l)
 	}
 	gendoc.CheckSection(t, "../../docs/results/kernels.md", "kernels", b.String())
-	if len(list) == 0 || slices.ContainsFunc(list, func(r Record) bool { return r.Kernel == "" }) {
+	if len(list) == 0 || slices.ContainsFunc(list, func(r record) bool { return r.Kernel == "" }) {
 		t.Errorf("%s: got no kernels, or one without a name, want some", recordsFile)
 	}
 }

@@ -73,7 +73,7 @@ var recordFiles embed.FS
 
 // VerbenaResults and Kernel return the recorded results and the system on which they were recorded.
 func VerbenaResults() (Results, string, error) { return readRecordedResults("verbena.txt") }
-func KernelResults() (Results, string, error)  { return readRecordedResults("kernel.txt") }
+func kernelResults() (Results, string, error)  { return readRecordedResults("kernel.txt") }
 
 func readRecordedResults(name string) (r Results, on string, err error) {
 	b, err := recordFiles.ReadFile(name)
@@ -121,8 +121,8 @@ func ReadReasons() (Reasons, error) {
 	return rs, nil
 }
 
-// ReasonFor returns the reason for the message of a test, or "" if there is none.
-func (rs Reasons) ReasonFor(text string) string {
+// reasonFor returns the reason for the message of a test, or "" if there is none.
+func (rs Reasons) reasonFor(text string) string {
 	for i := range rs {
 		if rs[i].says.MatchString(text) {
 			rs[i].used = true
@@ -132,8 +132,8 @@ func (rs Reasons) ReasonFor(text string) string {
 	return ""
 }
 
-// Unused returns the reasons that no call of ReasonFor has matched.
-func (rs Reasons) Unused() (unused []string) {
+// unused returns the reasons that no call of reasonFor has matched.
+func (rs Reasons) unused() (unused []string) {
 	for _, r := range rs {
 		if !r.used {
 			unused = append(unused, r.says.String())
@@ -162,7 +162,7 @@ func Mismatches(got, recorded Results, reasons Reasons) (complaints []string) {
 			complain("%s: got %s, want ok as recorded: %s", name, r.Outcome, r.Text)
 		case r.Outcome != Skipped:
 			complain("%s: %s: %s", name, r.Outcome, r.Text)
-		case reasons.ReasonFor(r.Text) == "":
+		case reasons.reasonFor(r.Text) == "":
 			complain("%s: got %s without a reason in reasons.txt: %s", name, r.Outcome, r.Text)
 		}
 	}

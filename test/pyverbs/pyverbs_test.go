@@ -26,7 +26,7 @@ const (
 // TestDocsMatchResults compares the totals in docs/verbs.md, and the list of tests in docs/results/verbs.md.
 func TestDocsMatchResults(t *testing.T) {
 	ours, on, err := VerbenaResults()
-	kernel, kernelOn, kerr := KernelResults()
+	kernel, kernelOn, kerr := kernelResults()
 	if err != nil || kerr != nil {
 		t.Fatal(err, kerr)
 	}
@@ -48,7 +48,7 @@ func TestDocsMatchResults(t *testing.T) {
 		r, k := ours[name], kernel[name]
 		why := ""
 		if r.Outcome != OK {
-			if why = reasons.ReasonFor(r.Text); why == "" || r.Outcome != Skipped {
+			if why = reasons.reasonFor(r.Text); why == "" || r.Outcome != Skipped {
 				t.Errorf("%s: got %s and reason %q, want a skipped test with a reason: %s", name, r.Outcome, why, r.Text)
 			}
 		}
@@ -63,8 +63,8 @@ func TestDocsMatchResults(t *testing.T) {
 		}
 	}
 	gendoc.CheckSection(t, results, "tests", b.String())
-	reasons.ReasonFor("There are no huge pages") // depends on the machine
-	for _, says := range reasons.Unused() {
+	reasons.reasonFor("There are no huge pages") // depends on the machine
+	for _, says := range reasons.unused() {
 		t.Errorf("reasons.txt: got no test with the message %q, want one", says)
 	}
 	if ours.Count(OK) <= kernel.Count(OK) {

@@ -21,27 +21,27 @@ import (
 	"verbena/test/pyverbs"
 )
 
-// Record holds the results of one version of rdma-core.
-type Record struct {
+// record holds the results of one version of rdma-core.
+type record struct {
 	Version      string // for example 44.0
 	Distribution string
 	On           string // Verbena, or the kernel's version
 	Kernel       bool
-	Programs     []Item
-	Tests        []Item // results of pyverbs tests
+	Programs     []item
+	Tests        []item // results of pyverbs tests
 }
 
-// Item is a program with its options, or a test of pyverbs.
-type Item struct {
+// item is a program with its options, or a test of pyverbs.
+type item struct {
 	Name    string
 	Outcome string // one of the outcomes of package pyverbs
 	Text    string // message of the item
 }
 
 // hasFailed reports whether the item failed.
-func (i Item) hasFailed() bool { return i.Outcome == pyverbs.Failed || i.Outcome == pyverbs.Error }
+func (i item) hasFailed() bool { return i.Outcome == pyverbs.Failed || i.Outcome == pyverbs.Error }
 
-func countOutcomes(items []Item, outcomes ...string) (n int) {
+func countOutcomes(items []item, outcomes ...string) (n int) {
 	for _, i := range items {
 		if slices.Contains(outcomes, i.Outcome) {
 			n++
@@ -53,8 +53,8 @@ func countOutcomes(items []Item, outcomes ...string) (n int) {
 //go:embed *.txt
 var recordFiles embed.FS
 
-// Records reads the records, sorted by version, with the records of Verbena first.
-func Records() (all []Record, err error) {
+// records reads the records, sorted by version, with the records of Verbena first.
+func records() (all []record, err error) {
 	names, err := fs.Glob(recordFiles, "*.*.txt")
 	if err != nil {
 		return nil, err
@@ -73,15 +73,15 @@ func Records() (all []Record, err error) {
 		}
 		all = append(all, *r)
 	}
-	slices.SortFunc(all, func(a, b Record) int {
+	slices.SortFunc(all, func(a, b record) int {
 		return cmp.Or(cmp.Compare(a.versionNumber(), b.versionNumber()), cmp.Compare(a.sortRank(), b.sortRank()))
 	})
 	return all, nil
 }
 
-func (r *Record) versionNumber() float64 { n, _ := strconv.ParseFloat(r.Version, 64); return n }
+func (r *record) versionNumber() float64 { n, _ := strconv.ParseFloat(r.Version, 64); return n }
 
-func (r *Record) sortRank() int {
+func (r *record) sortRank() int {
 	if r.Kernel {
 		return 1
 	}
@@ -90,19 +90,19 @@ func (r *Record) sortRank() int {
 
 // parseRecord reads a record. The first line holds the version, the distribution and the tested system. The following
 // lines have the results of the programs, and then the output of test/pyverbs/run.
-func parseRecord(text string) (*Record, error) {
+func parseRecord(text string) (*record, error) {
 	first, rest, _ := strings.Cut(text, "\n")
 	head := strings.Split(strings.TrimPrefix(first, "# "), " | ")
 	if len(head) != 3 {
 		return nil, fmt.Errorf("malformed first line %q", first)
 	}
-	r := &Record{Version: head[0], Distribution: head[1], On: head[2], Kernel: head[2] != "Verbena"}
+	r := &record{Version: head[0], Distribution: head[1], On: head[2], Kernel: head[2] != "Verbena"}
 	for s := bufio.NewScanner(strings.NewReader(rest)); s.Scan(); {
 		fields := strings.SplitN(s.Text(), " |", 3)
 		if len(fields) != 3 || strings.HasPrefix(fields[0], "tests.") {
 			continue
 		}
-		i := Item{strings.TrimSpace(fields[0]), strings.TrimSpace(fields[1]), strings.TrimSpace(fields[2])}
+		i := item{strings.TrimSpace(fields[0]), strings.TrimSpace(fields[1]), strings.TrimSpace(fields[2])}
 		if !slices.Contains([]string{pyverbs.OK, pyverbs.Skipped, pyverbs.Failed}, i.Outcome) {
 			return nil, fmt.Errorf("malformed line %q", s.Text())
 		}
@@ -113,7 +113,7 @@ func parseRecord(text string) (*Record, error) {
 		return nil, err
 	}
 	for _, name := range tests.Names() {
-		r.Tests = append(r.Tests, Item{strings.TrimPrefix(name, "tests."), tests[name].Outcome, tests[name].Text})
+		r.Tests = append(r.Tests, item{strings.TrimPrefix(name, "tests."), tests[name].Outcome, tests[name].Text})
 	}
 	if len(r.Programs) == 0 {
 		return nil, fmt.Errorf("no programs")
@@ -121,15 +121,15 @@ func parseRecord(text string) (*Record, error) {
 	return r, nil
 }
 
-// Reason explains why items fail.
-type Reason struct {
+// reason explains why items fail.
+type reason struct {
 	says *regexp.Regexp // expression for name and text, with ": " between them
 	why  string
 	used bool
 }
 
-// Reasons returns the reasons in reasons.txt.
-func Reasons() (all []*Reason, err error) {
+// reasons returns the reasons in reasons.txt.
+func reasons() (all []*reason, err error) {
 	text, err := recordFiles.ReadFile("reasons.txt")
 	if err != nil {
 		return nil, err
@@ -147,22 +147,22 @@ func Reasons() (all []*Reason, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("reasons.txt: %w", err)
 		}
-		all = append(all, &Reason{says: re, why: why})
+		all = append(all, &reason{says: re, why: why})
 	}
 	return all, nil
 }
 
-// Failure is a reason and the items that fail for this reason.
-type Failure struct {
+// failure is a reason and the items that fail for this reason.
+type failure struct {
 	Why             string
 	Items           []string
 	Verbena, Kernel []string // versions, in the form used in the documentation
 }
 
-// Failures groups the failing items by reason, in the order of the reasons. Unexplained lists the items without a
+// failures groups the failing items by reason, in the order of the reasons. Unexplained lists the items without a
 // reason.
-func Failures(records []Record, reasons []*Reason) (all []Failure, unexplained []string) {
-	by := map[*Reason]*Failure{}
+func failures(records []record, reasons []*reason) (all []failure, unexplained []string) {
+	by := map[*reason]*failure{}
 	for _, r := range records {
 		major, _, _ := strings.Cut(r.Version, ".")
 		for _, i := range slices.Concat(r.Programs, r.Tests) {
@@ -170,7 +170,7 @@ func Failures(records []Record, reasons []*Reason) (all []Failure, unexplained [
 				continue
 			}
 			said := i.Name + ": " + i.Text
-			n := slices.IndexFunc(reasons, func(x *Reason) bool { return x.says.MatchString(said) })
+			n := slices.IndexFunc(reasons, func(x *reason) bool { return x.says.MatchString(said) })
 			if n < 0 {
 				unexplained = append(unexplained, fmt.Sprintf("%s on %s: %s", r.Version, r.On, said))
 				continue
@@ -178,7 +178,7 @@ func Failures(records []Record, reasons []*Reason) (all []Failure, unexplained [
 			reasons[n].used = true
 			f := by[reasons[n]]
 			if f == nil {
-				f = &Failure{Why: reasons[n].why}
+				f = &failure{Why: reasons[n].why}
 				by[reasons[n]] = f
 			}
 			where := &f.Verbena

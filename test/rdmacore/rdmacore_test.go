@@ -17,11 +17,11 @@ const maxShownItems = 4
 
 // TestTablesMatchRecords compares the tables of versions and of failures in docs/results/verbs.md with the records.
 func TestTablesMatchRecords(t *testing.T) {
-	records, err := Records()
+	records, err := records()
 	if err != nil {
 		t.Fatal(err)
 	}
-	reasons, err := Reasons()
+	reasons, err := reasons()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestTablesMatchRecords(t *testing.T) {
 	}
 	gendoc.CheckSection(t, resultsPage, "versions", b.String())
 
-	failures, unexplained := Failures(records, reasons)
+	failures, unexplained := failures(records, reasons)
 	for _, u := range unexplained {
 		t.Errorf("item %s: got no reason in reasons.txt, want one", u)
 	}
@@ -65,13 +65,13 @@ func TestTablesMatchRecords(t *testing.T) {
 // TestRecordsCoverEachVersionKind tests that there are versions of each kind: with extended completion queues that
 // count wrongly, without extended completion queues, and the newest versions.
 func TestRecordsCoverEachVersionKind(t *testing.T) {
-	records, err := Records()
+	records, err := records()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, kind := range []struct{ from, below float64 }{{0, 34}, {34, 55}, {55, 59}, {59, 64}, {64, 1000}} {
 		for _, kernel := range []bool{false, true} {
-			if !slices.ContainsFunc(records, func(r Record) bool {
+			if !slices.ContainsFunc(records, func(r record) bool {
 				return r.versionNumber() >= kind.from && r.versionNumber() < kind.below && r.Kernel == kernel
 			}) {
 				t.Errorf("records of versions from %g to below %g (kernel: %v): got none, want one", kind.from, kind.below, kernel)
@@ -87,8 +87,8 @@ func TestParseRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Version != "44.0" || r.Distribution != "Debian 12" || r.Kernel || len(r.Programs) != 2 || len(r.Tests) != 2 ||
-		r.Programs[0] != (Item{"ib_x -e", pyverbs.Failed, "server: exit status 1: no | word"}) ||
-		r.Tests[1] != (Item{"b", pyverbs.Error, "what | how"}) {
+		r.Programs[0] != (item{"ib_x -e", pyverbs.Failed, "server: exit status 1: no | word"}) ||
+		r.Tests[1] != (item{"b", pyverbs.Error, "what | how"}) {
 		t.Errorf("parse: got %+v, want the values of the record", r)
 	}
 	for _, bad := range []string{"", "# 44.0\ntests.a ok\n", "# 4 | D | V\ntests.a ok\n",

@@ -22,19 +22,19 @@ var recordedResults string
 //go:embed reasons.txt
 var recordedReasons string
 
-// Item is the result of a test.
-type Item struct {
+// item is the result of a test.
+type item struct {
 	Name    string
 	Outcome string // one of the outcomes of package pyverbs
 	Text    string // message of the test
 }
 
-// Results returns the results in verbena.txt, and the first line, which names the versions.
-func Results() (items []Item, on string, err error) {
+// results returns the results in verbena.txt, and the first line, which names the versions.
+func results() (items []item, on string, err error) {
 	on, rest, _ := strings.Cut(strings.TrimPrefix(recordedResults, "# "), "\n")
 	for s := bufio.NewScanner(strings.NewReader(rest)); s.Scan(); {
 		f := strings.SplitN(s.Text()+" ", " ", 3)
-		i := Item{Name: f[0], Outcome: f[1], Text: strings.TrimSpace(f[len(f)-1])}
+		i := item{Name: f[0], Outcome: f[1], Text: strings.TrimSpace(f[len(f)-1])}
 		if !slices.Contains([]string{pyverbs.OK, pyverbs.Skipped, pyverbs.Failed, pyverbs.Error}, i.Outcome) {
 			return nil, "", fmt.Errorf("verbena.txt: malformed line %q", s.Text())
 		}
@@ -43,16 +43,16 @@ func Results() (items []Item, on string, err error) {
 	return items, on, nil
 }
 
-// Reason explains why tests do not pass.
-type Reason struct {
+// reason explains why tests do not pass.
+type reason struct {
 	Why   string
 	Tests []string // tests that do not pass, without the names of their parameters
 	N     int      // number of these tests, with all parameters
 }
 
-// Explain assigns the tests that do not pass to the reasons in reasons.txt, in the order of that file. It also returns
+// explain assigns the tests that do not pass to the reasons in reasons.txt, in the order of that file. It also returns
 // the tests without a reason.
-func Explain(items []Item) (explained []Reason, unexplained []string, err error) {
+func explain(items []item) (explained []reason, unexplained []string, err error) {
 	var says []*regexp.Regexp
 	for line := range strings.Lines(recordedReasons) {
 		if strings.HasPrefix(line, "#") {
@@ -66,7 +66,7 @@ func Explain(items []Item) (explained []Reason, unexplained []string, err error)
 		if err != nil {
 			return nil, nil, fmt.Errorf("reasons.txt: %w", err)
 		}
-		says, explained = append(says, re), append(explained, Reason{Why: why})
+		says, explained = append(says, re), append(explained, reason{Why: why})
 	}
 	for _, i := range items {
 		if i.Outcome == pyverbs.OK {

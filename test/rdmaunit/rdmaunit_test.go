@@ -14,11 +14,11 @@ const resultsPage = "../../docs/results/verbs.md"
 // TestTablesMatchResults compares the tables in docs/results/verbs.md with the results. Each test that does not pass
 // must have a reason.
 func TestTablesMatchResults(t *testing.T) {
-	items, on, err := Results()
+	items, on, err := results()
 	if err != nil {
 		t.Fatal(err)
 	}
-	explained, unexplained, err := Explain(items)
+	explained, unexplained, err := explain(items)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -103,8 +103,8 @@ func (w *CMTestbed) Dial(at netip.AddrPort, data []byte) (*End, *cm.Conn, []byte
 	return e, c, got, err
 }
 
-// ConnectedEnds returns two connected Ends with their connections.
-func (w *CMTestbed) ConnectedEnds() (a, b *End, ca, cb *cm.Conn) {
+// connectedEnds returns two connected Ends with their connections.
+func (w *CMTestbed) connectedEnds() (a, b *End, ca, cb *cm.Conn) {
 	w.Helper()
 	l, at := w.Listen()
 	defer l.Close()
@@ -128,8 +128,8 @@ func (w *CMTestbed) ConnectedEnds() (a, b *End, ca, cb *cm.Conn) {
 	return a, b, ca, cb
 }
 
-// AwaitEnd waits for the end of a connection.
-func (w *CMTestbed) AwaitEnd(c *cm.Conn, want error) {
+// awaitEnd waits for the end of a connection.
+func (w *CMTestbed) awaitEnd(c *cm.Conn, want error) {
 	w.Helper()
 	select {
 	case <-c.Done():
@@ -142,7 +142,7 @@ func (w *CMTestbed) AwaitEnd(c *cm.Conn, want error) {
 }
 
 func (w *CMTestbed) testConnect() {
-	a, b, ca, cb := w.ConnectedEnds()
+	a, b, ca, cb := w.connectedEnds()
 	if ca.RemoteAddr().Addr() != w.Addr || cb.LocalAddr().Addr() != w.Addr {
 		w.Errorf("addresses: got %v and %v, want %v", ca.RemoteAddr(), cb.LocalAddr(), w.Addr)
 	}
@@ -159,8 +159,8 @@ func (w *CMTestbed) testConnect() {
 		w.MustEqual(from.MR.Bytes()[9000:9100], want[:100])
 	}
 	w.Must(ca.Close())
-	w.AwaitEnd(ca, syscall.ECONNABORTED)
-	w.AwaitEnd(cb, cm.ErrDisconnected)
+	w.awaitEnd(ca, syscall.ECONNABORTED)
+	w.awaitEnd(cb, cm.ErrDisconnected)
 	w.Must(cb.Close())
 	w.Must(cb.Close())
 }
@@ -193,11 +193,11 @@ func (w *CMTestbed) testNoListener() {
 
 func (w *CMTestbed) testDisconnect() {
 	for i := range 2 {
-		_, _, ca, cb := w.ConnectedEnds()
+		_, _, ca, cb := w.connectedEnds()
 		c := []*cm.Conn{ca, cb}
 		w.Must(c[i].Disconnect())
-		w.AwaitEnd(c[1-i], cm.ErrDisconnected)
-		w.AwaitEnd(c[i], cm.ErrDisconnected)
+		w.awaitEnd(c[1-i], cm.ErrDisconnected)
+		w.awaitEnd(c[i], cm.ErrDisconnected)
 		w.Must(ca.Close())
 		w.Must(cb.Close())
 	}
@@ -256,7 +256,7 @@ func (w *CMTestbed) testCancelDial() {
 
 // testCloseManager tests that a blocked Accept returns when the manager is closed.
 func (w *CMTestbed) testCloseManager() {
-	_, _, ca, _ := w.ConnectedEnds()
+	_, _, ca, _ := w.connectedEnds()
 	l, _ := w.Listen()
 	done := make(chan error)
 	go func() { done <- errorOnly(l.Accept(context.Background())) }()

@@ -142,7 +142,7 @@ func (r *CallRecord) recordOverlap(dst, src []Span) {
 // hasCompletedRecv reports whether a queue pair has completed a receive in this call.
 func (r *CallRecord) hasCompletedRecv(q *QP) bool {
 	for _, from := range r.posted {
-		if from[completionSource{q.ID, RecvSide}] {
+		if from[completionSource{q.ID, recvSide}] {
 			return true
 		}
 	}

@@ -12,8 +12,8 @@ import (
 type QueueSide uint8
 
 const (
-	SendSide QueueSide = iota
-	RecvSide
+	sendSide QueueSide = iota
+	recvSide
 )
 
 // ExpectedCompletion is an expected completion.
@@ -182,7 +182,7 @@ func (c *CQ) countHandlerCall() {
 // addCompletion adds a completion to the queue of a side of q.
 func (x *requestExecutor) addCompletion(q *QP, side QueueSide, w ExpectedCompletion, solicited bool) {
 	id := q.SendCQ
-	if side == RecvSide {
+	if side == recvSide {
 		id = q.RecvCQ
 		if s := x.queues.SRQs[w.SRQ]; s != nil && s.CQ != 0 {
 			id = s.CQ
@@ -222,12 +222,12 @@ func (x *requestExecutor) overrunCQ(q *QP, c *CQ, w *ExpectedCompletion) {
 		x.call.markResultUndefined("which of several completions is lost")
 	case c.Armed != 0:
 		x.call.markResultUndefined("an armed queue overflows")
-	case !flushed && w.Side == SendSide && (x.call.listed > 1 || len(q.Sends) > 0 || x.call.done[q.ID] > 1):
+	case !flushed && w.Side == sendSide && (x.call.listed > 1 || len(q.Sends) > 0 || x.call.done[q.ID] > 1):
 		x.call.markResultUndefined("requests of the same call as one whose completion is lost")
-	case !flushed && w.Side == SendSide && !q.isReliable() &&
+	case !flushed && w.Side == sendSide && !q.isReliable() &&
 		(x.call.hasCompletedRecv(q) || x.queues.destinationQP(q) == q):
 		x.call.markResultUndefined("a message to its own sender, which fails because the completion is lost")
-	case !flushed && w.Side == RecvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
+	case !flushed && w.Side == recvSide && (q.Type != ib.QPTypeUD && q.Type != ib.QPTypeUC || q.begun):
 		x.call.markResultUndefined("how a sender's request ends whose receive is lost")
 	}
 	if !c.Lost {
@@ -265,7 +265,7 @@ func (cqs *CompletionQueues) RemoveExpectation(id ID, i int) ExpectedCompletion 
 	q := cqs.queues.QPs[w.QP]
 	switch {
 	case q == nil:
-	case w.Side == SendSide:
+	case w.Side == sendSide:
 		if k := slices.Index(q.unproved, w.WC.ID); k >= 0 {
 			q.unproved = slices.Delete(q.unproved, 0, k+1)
 		}

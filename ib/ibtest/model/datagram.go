@@ -104,7 +104,7 @@ func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource)
 		x.call.recordStore(s, to.spans)
 		x.scatterBytes(to.spans, GRHLen, src.data)
 		for _, t := range clipSpans(to.spans, GRHLen) {
-			x.mem.AllowAlternative(t.Addr, t.Len, nil)
+			x.mem.allowAlternative(t.Addr, t.Len, nil)
 		}
 	}
 	x.call.countServedQP(q)

@@ -5,7 +5,7 @@
 // the model sets [CallRecord.Open] to the reason. A test copies the model, makes a call on the copy, and skips the call
 // if its result is open. The reasons for Open are the complete list of permitted differences. If a completion reveals
 // which alternative the device has chosen, the alternatives are part of the expectation instead
-// ([ExpectedCompletion.Status], [Memory.AllowAlternative]), so such calls are not skipped.
+// ([ExpectedCompletion.Status], [Memory.allowAlternative]), so such calls are not skipped.
 //
 // A deferred model ([Model.SetDeferredExecution]) is for concurrent calls: it only queues requests, and has moves for
 // the actions of a device on them.

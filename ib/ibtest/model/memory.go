@@ -35,9 +35,9 @@ type ambiguousRange struct {
 // NewMemory returns memory without writes.
 func NewMemory() *Memory { return &Memory{pages: map[uint64]*memoryPage{}, fresh: map[uint64]bool{}} }
 
-// Clone returns a copy that shares each page until one of the two writes it. The receiver must not be written
+// clone returns a copy that shares each page until one of the two writes it. The receiver must not be written
 // afterwards, unless the copy is no longer used.
-func (m *Memory) Clone() *Memory {
+func (m *Memory) clone() *Memory {
 	return &Memory{pages: maps.Clone(m.pages), fresh: maps.Clone(m.fresh), blurs: slices.Clone(m.blurs),
 		history: m.history}
 }
@@ -97,9 +97,9 @@ func (m *Memory) TakeWrittenPages() map[uint64]bool {
 	return f
 }
 
-// AllowAlternative allows n bytes at an address to have their current value or that of alt; a nil alt allows any value.
+// allowAlternative allows n bytes at an address to have their current value or that of alt; a nil alt allows any value.
 // Sharpen ends it.
-func (m *Memory) AllowAlternative(addr, n uint64, alt []byte) {
+func (m *Memory) allowAlternative(addr, n uint64, alt []byte) {
 	if n == 0 {
 		return
 	}
@@ -120,8 +120,8 @@ func (m *Memory) isAmbiguous(addr, n uint64) bool {
 	return false
 }
 
-// ClearAlternatives ends all blurs.
-func (m *Memory) ClearAlternatives() { m.blurs = m.blurs[:0] }
+// clearAlternatives ends all blurs.
+func (m *Memory) clearAlternatives() { m.blurs = m.blurs[:0] }
 
 // ComparePage compares one page with the device's contents. It returns the address of the first difference. It copies
 // bytes that a blur allows.

@@ -88,11 +88,11 @@ func (m *Model) connectParts() {
 	}
 }
 
-// Clone returns a copy; see [Memory.Clone].
+// Clone returns a copy; see [Memory.clone].
 func (m *Model) Clone() *Model {
 	device, call := *m.Device, *m.Call
 	c := &Model{
-		Device: &device, Call: &call, Mem: m.Mem.Clone(), Queues: m.Queues.clone(), Completions: m.Completions.clone(),
+		Device: &device, Call: &call, Mem: m.Mem.clone(), Queues: m.Queues.clone(), Completions: m.Completions.clone(),
 		Keys: &MemoryKeys{Regions: cloneObjects(m.Keys.Regions), Windows: cloneObjects(m.Keys.Windows)},
 		PDs:  maps.Clone(m.PDs), AHs: cloneObjects(m.AHs), XRCDs: maps.Clone(m.XRCDs), epochs: m.epochs,
 	}
@@ -113,7 +113,7 @@ func cloneObjects[T any](objects map[ID]*T) map[ID]*T {
 func (m *Model) BeginCall() {
 	m.Call.begin()
 	if !m.Device.deferred {
-		m.Mem.ClearAlternatives()
+		m.Mem.clearAlternatives()
 	}
 	for _, s := range m.Queues.SRQs {
 		s.taker = 0

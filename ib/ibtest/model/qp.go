@@ -234,7 +234,7 @@ func (x *requestExecutor) moveToError(q *QP) {
 func (x *requestExecutor) flushRecv(q *QP) {
 	w := q.own.recvs[0]
 	q.own.recvs = slices.Delete(q.own.recvs, 0, 1)
-	x.addCompletion(q, RecvSide, ExpectedCompletion{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flushStatus}, false)
+	x.addCompletion(q, recvSide, ExpectedCompletion{WC: ib.WC{ID: w.ID, Opcode: ib.WCRecv}, Status: flushStatus}, false)
 }
 
 var flushStatus = []ib.WCStatus{ib.WCWRFlushErr}

@@ -205,7 +205,7 @@ func (x *requestExecutor) completeRecv(q *QP, w ExpectedCompletion, solicited bo
 	if w.WC.Opcode == 0 {
 		w.WC.Opcode = ib.WCRecv
 	}
-	x.addCompletion(q, RecvSide, w, solicited)
+	x.addCompletion(q, recvSide, w, solicited)
 	if w.SRQ != 0 {
 		x.queues.SRQs[w.SRQ].raiseLimitEvent()
 	}

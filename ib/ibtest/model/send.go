@@ -51,8 +51,8 @@ type RegMRArgs struct {
 	Access ib.AccessFlags
 }
 
-// IsSignaled reports whether success generates a completion.
-func (q *QP) IsSignaled(s *Send) bool { return q.SigAll || s.Flags&ib.SendSignaled != 0 }
+// isSignaled reports whether success generates a completion.
+func (q *QP) isSignaled(s *Send) bool { return q.SigAll || s.Flags&ib.SendSignaled != 0 }
 
 // PostSend posts work requests and executes them as far as possible. got is the driver's result; nil: the minimum that
 // a driver must accept.
@@ -208,8 +208,8 @@ func (x *requestExecutor) completeSend(q *QP, s *Send, status []ib.WCStatus, n u
 	x.call.done[q.ID]++
 	failed := status[0] != ib.WCSuccess
 	over := q.State == ib.QPErr || q.State == ib.QPSQE
-	if failed || q.IsSignaled(s) {
-		x.addCompletion(q, SendSide, ExpectedCompletion{
+	if failed || q.isSignaled(s) {
+		x.addCompletion(q, sendSide, ExpectedCompletion{
 			WC:     ib.WC{ID: s.ID, Opcode: wcOpcodes[s.Op], ByteLen: uint32(n)},
 			Status: status, Length: returnsDataToRequester(s.Op),
 		}, false)
@@ -262,7 +262,7 @@ func (x *requestExecutor) allowUnstoredBytes(spans []Span, skip uint64, b []byte
 		x.call.markResultUndefined("a part of a message is stored, and nothing shows when")
 	}
 	x.queues.recordMemoryDisturbance(spans)
-	forEachSpanPart(spans, skip, b, func(addr uint64, b []byte) { x.mem.AllowAlternative(addr, uint64(len(b)), b) })
+	forEachSpanPart(spans, skip, b, func(addr uint64, b []byte) { x.mem.allowAlternative(addr, uint64(len(b)), b) })
 }
 
 func forEachSpanPart(spans []Span, skip uint64, b []byte, f func(addr uint64, b []byte)) {

@@ -82,7 +82,7 @@ func TestExchangedMessagesArrive(t *testing.T) {
 				t.Run(fmt.Sprintf("perf/%s/%s/events=%v", name, op, events), func(t *testing.T) {
 					p.QPs, p.Depth = 3, 8
 					c, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
-						return Perf(t.Context(), d, conn, p, Both, l)
+						return Perf(t.Context(), d, conn, p, both, l)
 					})
 					if err != nil || serr != nil {
 						t.Fatalf("client: %v; server: %v", err, serr)
@@ -117,7 +117,7 @@ func TestPhaseLastsForDuration(t *testing.T) {
 	l := LocalParams{GIDIndex: -1}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: 30 * time.Millisecond, QPs: 2, Depth: 4}
 	c, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
-		return Perf(t.Context(), d, conn, p, Bandwidth, l)
+		return Perf(t.Context(), d, conn, p, bandwidth, l)
 	})
 	if err != nil || serr != nil {
 		t.Fatalf("client: %v; server: %v", err, serr)
@@ -194,7 +194,7 @@ func TestInvalidParamsAreRefused(t *testing.T) {
 		p := good
 		change(&p)
 		_, _, err, _ := runBothSides(t, d, l,
-			func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, Both, l) })
+			func(conn net.Conn) (*Result, error) { return Perf(t.Context(), d, conn, p, both, l) })
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("client: got %v, want %q in it", err, want)
 		}
@@ -222,7 +222,7 @@ func TestExchangeEndsWhenPeerEnds(t *testing.T) {
 		time.AfterFunc(30*time.Millisecond, cancel)
 		_, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
 			return Perf(ctx, d, conn, p,
-				Latency, l)
+				latency, l)
 		})
 		if err == nil || serr == nil {
 			t.Errorf("client: got %v; server: got %v, want errors", err, serr)
@@ -256,7 +256,7 @@ func TestPeerReceivesReason(t *testing.T) {
 	}}
 	p := Params{Type: "rc", Op: Write, Size: 64, Duration: time.Hour, QPs: 1, Depth: 4}
 	_, _, err, serr := runBothSides(t, d, l, func(conn net.Conn) (*Result, error) {
-		return Perf(ctx, d, conn, p, Latency,
+		return Perf(ctx, d, conn, p, latency,
 			l)
 	})
 	if errors.Is(err, ErrPeer) || !strings.Contains(fmt.Sprint(err), "a reason") {
@@ -320,7 +320,7 @@ func TestDeviceRemovalEndsExchange(t *testing.T) {
 			}()
 			_, err := Perf(t.Context(), d, &firstReadHookConn{Conn: here, first: sync.OnceFunc(func() {
 				close(connected)
-			})}, p, Latency, l)
+			})}, p, latency, l)
 			<-removed
 			if serr := <-server; serr == nil || !strings.Contains(serr.Error(), "rxe0 was reset or removed") {
 				t.Errorf("server: got %v", serr)

@@ -13,9 +13,9 @@ type PerfTest string
 
 // The tests.
 const (
-	Both      PerfTest = "both"
-	Latency   PerfTest = "latency"   // one message at a time
-	Bandwidth PerfTest = "bandwidth" // Params.Depth messages on each queue pair
+	both      PerfTest = "both"
+	latency   PerfTest = "latency"   // one message at a time
+	bandwidth PerfTest = "bandwidth" // Params.Depth messages on each queue pair
 )
 
 // Perf runs the client of a measurement with a server that runs [Serve] at the other end of conn. It closes conn.
@@ -36,14 +36,14 @@ func Perf(ctx context.Context, dev *verbs.Device, conn net.Conn, p Params, t Per
 	if _, err := e.streamMessages(s, Params{Size: e.p.Size, Iters: warm, QPs: 1, Depth: 1}, "warm-up", l); err != nil {
 		return nil, err
 	}
-	if t != Bandwidth {
+	if t != bandwidth {
 		q := e.p
 		q.QPs, q.Depth = 1, 1
 		if r.Latency, err = e.streamMessages(s, q, "latency", l); err != nil {
 			return nil, err
 		}
 	}
-	if t != Latency {
+	if t != latency {
 		if r.Bandwidth, err = e.streamMessages(s, e.p, "bandwidth", l); err != nil {
 			return nil, err
 		}
