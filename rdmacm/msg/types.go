@@ -42,7 +42,6 @@ type Transport uint8
 const (
 	TransportRC Transport = 0
 	TransportUC Transport = 1
-	TransportRD Transport = 2
 	// TransportExtended: REQ.Extended contains the service.
 	TransportExtended Transport = 3
 )
@@ -96,44 +95,22 @@ const (
 	OfOther // LAP in an MRA; none in a REJ
 )
 
-// RejectReason is the reason of a rejection (IBA 12.6.7.2, enum ib_cm_rej_reason).
+// RejectReason is the reason of a rejection (IBA 12.6.7.2, enum ib_cm_rej_reason). The constants are the reasons that
+// this module sends or distinguishes.
 type RejectReason uint16
 
 const (
-	ReasonNoQP              RejectReason = 1
-	ReasonNoEEC             RejectReason = 2
-	ReasonNoResources       RejectReason = 3
-	ReasonTimeout           RejectReason = 4
-	ReasonUnsupported       RejectReason = 5
-	ReasonInvalidCommID     RejectReason = 6
-	ReasonInvalidCommInst   RejectReason = 7
-	ReasonInvalidServiceID  RejectReason = 8
-	ReasonInvalidTransport  RejectReason = 9
-	ReasonStaleConnection   RejectReason = 10
-	ReasonRDCNotExist       RejectReason = 11
-	ReasonInvalidGID        RejectReason = 12
-	ReasonInvalidLID        RejectReason = 13
-	ReasonInvalidSL         RejectReason = 14
-	ReasonInvalidClass      RejectReason = 15
-	ReasonInvalidHopLimit   RejectReason = 16
-	ReasonInvalidPacketRate RejectReason = 17
-	ReasonInvalidAltGID     RejectReason = 18
-	ReasonInvalidAltLID     RejectReason = 19
-	ReasonInvalidAltSL      RejectReason = 20
-	ReasonInvalidAltClass   RejectReason = 21
-	ReasonInvalidAltHop     RejectReason = 22
-	ReasonInvalidAltRate    RejectReason = 23
-	ReasonPortRedirect      RejectReason = 24
-	ReasonPortCMRedirect    RejectReason = 25
-	ReasonInvalidMTU        RejectReason = 26
-	ReasonNoRespResources   RejectReason = 27
-	ReasonConsumer          RejectReason = 28
-	ReasonInvalidRNRRetry   RejectReason = 29
-	ReasonDuplicateCommID   RejectReason = 30
-	ReasonInvalidVersion    RejectReason = 31
-	ReasonInvalidFlowLabel  RejectReason = 32
-	ReasonInvalidAltFlow    RejectReason = 33
-	ReasonVendorOption      RejectReason = 35
+	ReasonNoQP             RejectReason = 1
+	ReasonNoResources      RejectReason = 3
+	ReasonTimeout          RejectReason = 4
+	ReasonUnsupported      RejectReason = 5
+	ReasonInvalidServiceID RejectReason = 8
+	ReasonInvalidTransport RejectReason = 9
+	ReasonStaleConnection  RejectReason = 10
+	ReasonInvalidGID       RejectReason = 12
+	ReasonInvalidMTU       RejectReason = 26
+	ReasonConsumer         RejectReason = 28
+	ReasonVendorOption     RejectReason = 35
 )
 
 func (r RejectReason) String() string {
@@ -236,9 +213,6 @@ const (
 	SIDRSuccess SIDRStatus = iota
 	SIDRUnsupported
 	SIDRRejected
-	SIDRNoQP
-	SIDRRedirect
-	SIDRUnsupportedVersion
 )
 
 // SIDRREP replies to SIDR_REQ (IBA table 120).
