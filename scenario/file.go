@@ -176,9 +176,7 @@ func Load(path string, set map[string]string) (*File, error) {
 	return f, nil
 }
 
-// parseFile parses a scenario. ${DIR} is the current folder. Syntax errors quote the line.
-func parseFile(b []byte, set map[string]string) (*File, error) { return parseFileInDir(".", b, set) }
-
+// parseFileInDir parses a scenario. ${DIR} is dir. Syntax errors quote the line.
 func parseFileInDir(dir string, b []byte, set map[string]string) (*File, error) {
 	if len(b) > maxFileSize {
 		return nil, fmt.Errorf("the file exceeds %d bytes", maxFileSize)

@@ -18,6 +18,9 @@ programs:
 set: {ARG: first}
 `
 
+// parseFile parses a scenario of the current folder.
+func parseFile(b []byte, set map[string]string) (*File, error) { return parseFileInDir(".", b, set) }
+
 func mustParse(t testing.TB, text string, set map[string]string) *File {
 	t.Helper()
 	f, err := parseFile([]byte(text), set)

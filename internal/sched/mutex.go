@@ -43,8 +43,5 @@ func (m *Mutex) trySpinLock() bool {
 	return false
 }
 
-// TryLock locks m if it is free, and reports whether m was free.
-func (m *Mutex) TryLock() bool { return m.mu.TryLock() }
-
 // Unlock unlocks m.
 func (m *Mutex) Unlock() { m.mu.Unlock() }
