@@ -29,7 +29,7 @@ test: have-deps ## run all checks of a change, and install nothing. FAIL_FAST=1 
 	@scripts/stages lint unit libraries cross e2e interop-test
 
 .PHONY: quick
-quick: ## run the checks that need neither root nor packages, with fewer rounds (-short). Takes about two minutes
+quick: ## run the checks that need neither root nor packages, with fewer rounds (-short). Takes less than a minute on two cores
 	$(GO) vet ./...
 	$(GO) test -p 4 -short -vet=off -ldflags=-w -timeout 3m ./...
 

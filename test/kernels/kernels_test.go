@@ -113,15 +113,15 @@ func TestKernels(t *testing.T) {
 }
 
 // replaceRecord replaces the record of r's suite by r.
-func replaceRecord(r Record) error {
+func replaceRecord(r record) error {
 	list, err := readRecords()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	list = slices.DeleteFunc(list, func(old Record) bool { return old.Suite == r.Suite })
+	list = slices.DeleteFunc(list, func(old record) bool { return old.Suite == r.Suite })
 	list = append(list, r)
 	order := strings.Fields(debianSuites)
-	slices.SortStableFunc(list, func(a, b Record) int {
+	slices.SortStableFunc(list, func(a, b record) int {
 		return slices.Index(order, a.Suite) - slices.Index(order, b.Suite)
 	})
 	b, err := json.MarshalIndent(list, "", "\t")
