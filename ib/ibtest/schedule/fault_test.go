@@ -102,6 +102,7 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 	for _, tt := range []struct{ mistake, kind, want string }{
 		{"leak", "failed-call", "rule left-behind"},
 		{"timeout", expire.EarlyTimers, "rule target-reused"},
+		{"race", expire.NoFailure, "DATA RACE"},
 		{"late-timer", expire.EarlyTimers, "rule use-after-"},
 		{"clear", expire.EarlyTimers, deviceAccess},
 		{"sqe", "failed-request", "rule left-in-sqe"},

@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// FaultEnv names the kind of fault: a choice of weak.Faults, or expire.EarlyTimers.
+	// FaultEnv names the kind of fault: a choice of weak.Faults, expire.EarlyTimers, or expire.NoFailure.
 	FaultEnv = expire.Env
 	// ReuseEnv turns on check.RuleTargetReused. Its value is ReuseNote or ReuseReport.
 	ReuseEnv    = "SCHEDULE_REUSE"
@@ -38,7 +38,7 @@ const (
 
 // faultChoice returns the choice with a name.
 func faultChoice(name string) (weak.Set, error) {
-	if name == expire.EarlyTimers || name == "" {
+	if name == expire.EarlyTimers || name == expire.NoFailure || name == "" {
 		return 0, nil
 	}
 	for _, r := range weak.Choices {

@@ -3,6 +3,7 @@
 // thread, may be slow.
 //
 //	SCHEDULE_FAULT=early-timers   limits expire early
+//	SCHEDULE_FAULT=no-failure     no limits expire early, but the race detector observes the consumer
 //	SCHEDULE_SEED=NUMBER          determines which limits expire early
 package expire
 
@@ -16,9 +17,11 @@ import (
 )
 
 const (
-	// Env is the environment variable with the kind of fault. EarlyTimers is the kind of this package.
+	// Env is the environment variable with the kind of fault. EarlyTimers is the kind of this package, and NoFailure is
+	// none.
 	Env         = "SCHEDULE_FAULT"
 	EarlyTimers = "early-timers"
+	NoFailure   = "no-failure"
 	seedEnv     = "SCHEDULE_SEED"
 
 	// EndLine is printed when a test ends because of a failure.

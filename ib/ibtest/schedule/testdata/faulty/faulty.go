@@ -42,6 +42,7 @@ type Disk struct {
 
 	mu     sync.Mutex
 	closed bool
+	reads  int
 
 	quit   chan struct{}
 	failed chan struct{} // a datagram has failed
@@ -141,6 +142,9 @@ func (k *Disk) receive() error {
 // Read returns block n. Read may sleep.
 func (k *Disk) Read(n int, limit time.Duration) ([]byte, error) {
 	slot := <-k.free
+	if has("race") && k.reads > 1<<20 {
+		return nil, syscall.EAGAIN
+	}
 	target := blocks + slot
 	k.inUse.Add(1)
 	type result struct{ status ib.WCStatus }
@@ -153,6 +157,9 @@ func (k *Disk) Read(n int, limit time.Duration) ([]byte, error) {
 		defer mu.Unlock()
 		if !has("hang") || wc.Status == ib.WCSuccess {
 			k.inUse.Done()
+		}
+		if has("race") {
+			k.reads++
 		}
 		if late {
 			k.free <- slot
