@@ -59,9 +59,13 @@ func TestLayoutIsRequired(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	var abi interface{ UserABI() (driverID, version uint32) }
+	var abi interface {
+		UserABI() (driverID, version uint32)
+	}
 	d.Handle().Wrap(func(drv ib.Driver) ib.Driver {
-		abi = drv.(interface{ UserABI() (driverID, version uint32) })
+		abi = drv.(interface {
+			UserABI() (driverID, version uint32)
+		})
 		return drv
 	})
 	if id, version := abi.UserABI(); id != uint32(uapi.DriverRXE) || version != 2 {
