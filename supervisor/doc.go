@@ -28,17 +28,19 @@
 //
 // # Trust
 //
-// The Supervisor may run as root for users who do not trust one another. The package finds a thread or process by its
-// ID, and proves before any effect that the ID belongs to the trapped thread. Afterwards the package uses only objects
-// bound to that process: a pidfd, and files opened below its directory in /proc (caller.go, processes.go). Registered
-// memory belongs to an address space and does not survive exec. The filter therefore traps exec (exec.go). A queue file
-// belongs to the user, and the user can rename and replace it, so the service accesses it by descriptor. Resources are
-// charged to the user (package quota).
+// The Supervisor may run as root for users who do not trust one another. The package finds a thread or process by
+// its ID, and proves before any effect that the ID belongs to the trapped thread (caller.go). Afterwards the package
+// uses only objects bound to that process: a pidfd, and files opened below its directory in /proc (processes.go).
+// Registered memory belongs to an address space and does not survive exec. The filter therefore traps exec (exec.go).
+// A queue file belongs to the user, and the user can rename and replace it, so the service accesses it by descriptor.
+// Resources are charged to the user (package quota).
 //
 // # Threads
 //
 // The thread that receives a call also answers it (worker.go), because waking another thread takes several times as
-// long. tokens.go contains the rules for passing the receive token to a second thread.
+// long. tokens.go contains the rules for passing the receive token to a second thread. A worker has a type for each
+// kind of calls: on device files (devicecalls.go), descriptors (duplicate.go), directories (directories.go), paths
+// (pathcalls.go) and netlink sockets (netlink.go).
 //
 // # When one of the three dies
 //
