@@ -10,6 +10,77 @@ import (
 // functions of the requests that it posts send to the channel. A done function runs once. So the sends do not wait if
 // the channel has space for one element of each request.
 
+// A function may also put a channel with space for one element into a field or a map. Each sender then takes the channel
+// out again, so that it sends only once: it overwrites the field, or deletes the key, in the same basic block. The
+// channel is a single-use channel.
+
+// isSingleUseChannel reports whether a channel is a single-use channel.
+func isSingleUseChannel(m *ssa.MakeChan, uses []channelUse) bool {
+	n, constant := m.Size.(*ssa.Const)
+	if !constant || n.Int64() < 1 || len(storesOf(m)) != 1 {
+		return false
+	}
+	for _, u := range uses {
+		if u.send && (u.arm >= 0 || !forgetsChannel(u.at.(*ssa.Send))) {
+			return false
+		}
+	}
+	return true
+}
+
+// storesOf returns the instructions that store a channel, or nil if it has uses other than these and receives.
+func storesOf(m *ssa.MakeChan) (stores []ssa.Instruction) {
+	for _, user := range usersOf(m) {
+		switch user := user.(type) {
+		case *ssa.Store, *ssa.MapUpdate:
+			stores = append(stores, user)
+		case *ssa.UnOp, *ssa.Select:
+		default:
+			return nil
+		}
+	}
+	return stores
+}
+
+// forgetsChannel reports whether the sender takes the channel out of its field or map in the same block.
+func forgetsChannel(send *ssa.Send) bool {
+	for _, at := range send.Block().Instrs {
+		switch at := at.(type) {
+		case *ssa.Store:
+			load, ok := send.Chan.(*ssa.UnOp)
+			c, null := at.Val.(*ssa.Const)
+			if ok && null && c.IsNil() && sameField(load.X, at.Addr) {
+				return true
+			}
+		case *ssa.Call:
+			found, ok := send.Chan.(*ssa.Lookup)
+			b, builtin := at.Common().Value.(*ssa.Builtin)
+			if ok && builtin && b.Name() == "delete" && sameValue(found.X, at.Common().Args[0]) &&
+				sameValue(found.Index, at.Common().Args[1]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// sameField reports whether two addresses are those of one field of one value.
+func sameField(a, b ssa.Value) bool {
+	x, ok1 := a.(*ssa.FieldAddr)
+	y, ok2 := b.(*ssa.FieldAddr)
+	return ok1 && ok2 && x.Field == y.Field && sameValue(x.X, y.X)
+}
+
+// sameValue reports whether two values are equal: the same value, or the same field, read twice.
+func sameValue(a, b ssa.Value) bool {
+	if a == b {
+		return true
+	}
+	x, ok1 := a.(*ssa.UnOp)
+	y, ok2 := b.(*ssa.UnOp)
+	return ok1 && ok2 && x.Op == y.Op && (sameField(x.X, y.X) || sameValue(x.X, y.X))
+}
+
 // isReplyChannel reports whether a channel is a reply channel. The space is unknown if the capacity is not constant. It
 // then counts as sufficient.
 func isReplyChannel(m *ssa.MakeChan, uses []channelUse) bool {

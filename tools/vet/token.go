@@ -13,7 +13,7 @@ import (
 // receive takes a token and a send returns it. The return of a token does not wait, provided that every return in the
 // program returns a token that its thread has taken before. The creator of a pool fills it, in the function that makes
 // the channel. releaseTokens finds such channels and removes the returns from the operations that sleep. It does the
-// same with the sends to reply channels.
+// same with the sends to reply channels and single-use channels.
 
 // tokenCounter examines one channel in one direction.
 type tokenCounter struct {
@@ -86,7 +86,7 @@ func (p *Program) releaseTokens() {
 		if constant && n.Int64() == 0 || mixed[m] || vague[key(m.Parent(), m.Type())] {
 			continue
 		}
-		if isReplyChannel(m, uses[m]) {
+		if isReplyChannel(m, uses[m]) || isSingleUseChannel(m, uses[m]) {
 			p.dropTokenReturns(uses[m], false)
 			continue
 		}

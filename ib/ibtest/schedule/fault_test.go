@@ -115,7 +115,7 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 			os.Setenv(variable, tt.mistake)
 			defer os.Unsetenv(variable)
 			text, err := run(tt.kind, 12)
-			if err == nil || !strings.Contains(fmt.Sprintf("%s", text), tt.want) {
+			if err == nil || !strings.Contains(string(text), tt.want) {
 				t.Errorf("got %v, want a report with %q; output:\n%s", err, tt.want, text)
 			}
 		})
