@@ -2,7 +2,7 @@
 // It checks that functions that may not sleep do not sleep, that only permitted functions make callbacks and
 // register or remove devices, and that locks are held where comments require them.
 //
-//	verbenavet [-C folder] [-tests] [-v] [packages]
+//	verbenavet [-C folder] [-space] [-tests] [-v] [packages]
 //
 // The first form checks whole programs. Each command among the packages forms a program with all of its imports. The
 // packages that no command imports form one more program. In the module verbena it also checks the layers of the
@@ -34,7 +34,7 @@ import (
 	"verbena/tools/vet"
 )
 
-const usage = `usage: verbenavet [-C folder] [-tests] [-v] [packages]
+const usage = `usage: verbenavet [-C folder] [-space] [-tests] [-v] [packages]
        go vet -vettool=$(which verbenavet) [packages]
 
 Checks programs that use verbena/ib against its locking contract, from their source.
@@ -76,6 +76,7 @@ func run(args []string, out, errs io.Writer) int {
 	}
 	dir := flags.String("C", ".", "check the module in this `folder`")
 	tests := flags.Bool("tests", false, "check the test files, too: each test binary is a command")
+	space := flags.Bool("space", false, "assume that a consumer's channels with a capacity have space for each send")
 	verbose := flags.Bool("v", false, "list the escapes and the unresolved calls")
 	switch err := flags.Parse(args); {
 	case err == flag.ErrHelp:
@@ -88,11 +89,7 @@ func run(args []string, out, errs io.Writer) int {
 		patterns = []string{"./..."}
 	}
 	start := time.Now()
-	load := vet.Load
-	if *tests {
-		load = vet.LoadTests
-	}
-	programs, err := load(*dir, patterns...)
+	programs, err := vet.Load(*dir, vet.Options{Tests: *tests, TrustSpace: *space}, patterns...)
 	if err != nil {
 		fmt.Fprintln(errs, "verbenavet:", err)
 		return 2

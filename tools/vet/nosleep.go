@@ -79,6 +79,9 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 	p.copies = copies
 	said := map[*lock]bool{}
 	report := func(f *function, held lockSet, pos token.Pos, what string, next *function) {
+		if p.isOutsideConsumer(f) {
+			return
+		}
 		for _, l := range held.sortedLocks() {
 			if l.program != nil {
 				l.program.Used = true
@@ -117,17 +120,32 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 	return reports
 }
 
-// copiesOwnMemory reports whether a call is a verb that may sleep, of a package that has only the memory of its own
-// process. Such a call does not wait for the memory of another process.
-func (ct *contract) copiesOwnMemory(f *function, callee *types.Func) bool {
+// isOutsideConsumer reports whether a function belongs to a consumer of another module that has only the memory of its
+// own process. The consumer may hold its locks across functions that may sleep, also by function values.
+func (p *Program) isOutsideConsumer(f *function) bool {
 	pkg := pkgOf(f.Function)
-	if callee == nil || pkg == nil || pkg.Path() == ibPath || !sleepingVerbs[callee.FullName()] {
+	if pkg == nil || strings.HasPrefix(pkg.Path(), module+"/") || p.isDriverPackage(pkg) {
 		return false
 	}
+	return !p.contract.isForeign(pkg)
+}
+
+// copiesOwnMemory reports whether a call is a verb that may sleep, or a function of the midlayer, of a package that has
+// only the memory of its own process. Such a call does not wait for the memory of another process.
+func (ct *contract) copiesOwnMemory(f *function, callee *types.Func) bool {
+	pkg := pkgOf(f.Function)
+	if callee == nil || pkg == nil || isMidlayer(f) || !sleepingVerbs[callee.FullName()] && !isMidlayerFunc(callee) {
+		return false
+	}
+	return !ct.isForeign(pkg)
+}
+
+// isForeign reports whether a package has memory of other processes.
+func (ct *contract) isForeign(pkg *types.Package) bool {
 	if ct.foreigners == nil {
 		ct.foreigners = ct.foreignMemory()
 	}
-	return !ct.foreigners[pkg]
+	return ct.foreigners[pkg]
 }
 
 // foreignMemory returns the packages that have memory of other processes: values of copyInterface, except a converted

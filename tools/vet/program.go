@@ -30,6 +30,8 @@ type Program struct {
 	copies      *effect
 	completions []completionFunc
 	main        map[string]bool // the files of the module itself
+
+	trustSpace bool // see Options
 }
 
 // callGraph holds the functions of the checked packages and the calls between them.
@@ -121,26 +123,24 @@ const (
 	opCopy
 )
 
+// Options are options of Load.
+type Options struct {
+	// Tests includes the test files of the packages. Each test binary is one more command.
+	Tests bool
+	// TrustSpace assumes that the channels of consumers have space for each send if they have a capacity.
+	TrustSpace bool
+}
+
 // Load reads the packages that match patterns, relative to a folder as with go list, and all packages of the module
 // that they import. Load returns a Program for each command, because implementations of an interface in one command
 // are irrelevant for other commands. The packages that no command imports form another Program.
-func Load(dir string, patterns ...string) ([]*Program, error) {
-	return loadPrograms(dir, false, patterns...)
-}
-
-// LoadTests is Load with the test files of the packages. Each test binary is one more command.
-func LoadTests(dir string, patterns ...string) ([]*Program, error) {
-	return loadPrograms(dir, true, patterns...)
-}
-
-// loadPrograms implements Load and LoadTests.
-func loadPrograms(dir string, tests bool, patterns ...string) ([]*Program, error) {
+func Load(dir string, o Options, patterns ...string) ([]*Program, error) {
 	fset := token.NewFileSet()
 	pkgs, err := packages.Load(&packages.Config{
 		Mode: packages.NeedName | packages.NeedFiles | packages.NeedCompiledGoFiles | packages.NeedImports |
 			packages.NeedDeps | packages.NeedTypes | packages.NeedTypesSizes | packages.NeedSyntax | packages.NeedTypesInfo |
 			packages.NeedModule,
-		Dir: dir, Fset: fset, Tests: tests,
+		Dir: dir, Fset: fset, Tests: o.Tests,
 	}, patterns...)
 	if err != nil {
 		return nil, fmt.Errorf("load packages: %w", err)
@@ -187,7 +187,7 @@ func loadPrograms(dir string, tests bool, patterns ...string) ([]*Program, error
 	var programs []*Program
 	for _, g := range groups {
 		p := newProgram(fset)
-		p.prog, p.Name = prog, g[0].PkgPath
+		p.prog, p.Name, p.trustSpace = prog, g[0].PkgPath, o.TrustSpace
 		packages.Visit(g, nil, func(k *packages.Package) {
 			if isOwnPackage(k) {
 				p.own[k.PkgPath] = true

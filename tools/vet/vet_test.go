@@ -25,7 +25,7 @@ func TestSnippetsHaveExpectedReports(t *testing.T) {
 	for _, name := range files {
 		patterns = append(patterns, "./"+filepath.Dir(name))
 	}
-	programs, err := Load(".", patterns...)
+	programs, err := Load(".", Options{}, patterns...)
 	if err != nil || len(programs) != 1 {
 		t.Fatalf("Load: got %d programs and error %v, want 1 program", len(programs), err)
 	}
@@ -39,7 +39,7 @@ func TestTestFilesAreTrusted(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("Glob: got %d test files and error %v, want some files", len(files), err)
 	}
-	programs, err := LoadTests(".", "./testdata/testfiles/...")
+	programs, err := Load(".", Options{Tests: true}, "./testdata/testfiles/...")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func checkSnippets(t *testing.T, files []string, programs []*Program) {
 
 // TestLoadTestsReadsTestFiles checks that each test binary is a program with the functions of the test files.
 func TestLoadTestsReadsTestFiles(t *testing.T) {
-	programs, err := LoadTests(".", "verbena/examples/page")
+	programs, err := Load(".", Options{Tests: true}, "verbena/examples/page")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -165,7 +165,7 @@ func (o *commandOptions) planConsumerRun(i int, binary, verbenavet string) comma
 	}
 	switch i {
 	case 0:
-		return commandRun{sourceRun, "verbenavet", []string{verbenavet, "-tests", "."}, nil}
+		return commandRun{sourceRun, "verbenavet", []string{verbenavet, "-space", "-tests", "."}, nil}
 	case 1:
 		return commandRun{suiteRun, "checked mode", o.testArgv(binary, o.run, "-test.count=3"),
 			append(o.strictEnv(0), strict.ReuseEnv+"="+strict.ReuseNote)}
