@@ -10,9 +10,9 @@ import (
 // functions of the requests that it posts send to the channel. A done function runs once. So the sends do not wait if
 // the channel has space for one element of each request.
 
-// A function may also put a channel with space for one element into a field or a map. Each sender then takes the channel
-// out again, so that it sends only once: it overwrites the field, or deletes the key, in the same basic block. The
-// channel is a single-use channel.
+// A function may also put a channel with space for one element into a field or a map. Each sender then takes the
+// channel out again, so that it sends only once: it overwrites the field, or deletes the key, in the same basic block.
+// The channel is a single-use channel.
 
 // isSingleUseChannel reports whether a channel is a single-use channel.
 func isSingleUseChannel(m *ssa.MakeChan, uses []channelUse) bool {

@@ -17,7 +17,8 @@ func (p *Program) trustTestFiles() {
 		trusts := isTest || p.trustSpace && !isMidlayer(f) && !p.isDriverPackage(pkgOf(f.Function))
 		f.ops = slices.DeleteFunc(f.ops, func(o operation) bool {
 			send, sends := o.at.(*ssa.Send)
-			return o.kind == opSleep && (isTest && o.what == "spins "+onTime || trusts && sends && p.traces.isBuffered(send.Chan))
+			return o.kind == opSleep &&
+				(isTest && o.what == "spins "+onTime || trusts && sends && p.traces.isBuffered(send.Chan))
 		})
 	}
 }
