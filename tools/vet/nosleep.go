@@ -130,11 +130,11 @@ func (p *Program) isOutsideConsumer(f *function) bool {
 	return !p.contract.isForeign(pkg)
 }
 
-// copiesOwnMemory reports whether a call is a verb that may sleep, or a function of the midlayer, of a package that has
-// only the memory of its own process. Such a call does not wait for the memory of another process.
+// copiesOwnMemory reports whether a call is a verb that may sleep, of a package that has only the memory of its own
+// process. Such a call does not wait for the memory of another process.
 func (ct *contract) copiesOwnMemory(f *function, callee *types.Func) bool {
 	pkg := pkgOf(f.Function)
-	if callee == nil || pkg == nil || isMidlayer(f) || !sleepingVerbs[callee.FullName()] && !isMidlayerFunc(callee) {
+	if callee == nil || pkg == nil || pkg.Path() == ibPath || !sleepingVerbs[callee.FullName()] {
 		return false
 	}
 	return !ct.isForeign(pkg)

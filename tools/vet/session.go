@@ -40,13 +40,8 @@ func (p *Program) checkSessions() (reports []Report) {
 // isMidlayer reports whether a function belongs to package ib or to a package below it.
 func isMidlayer(f *function) bool {
 	k := pkgOf(f.Function)
-	return k != nil && isMidlayerPath(k.Path())
+	return k != nil && (k.Path() == ibPath || strings.HasPrefix(k.Path(), ibPath+"/"))
 }
-
-func isMidlayerPath(path string) bool { return path == ibPath || strings.HasPrefix(path, ibPath+"/") }
-
-// isMidlayerFunc reports whether a function belongs to package ib or to a package below it.
-func isMidlayerFunc(f *types.Func) bool { return f.Pkg() != nil && isMidlayerPath(f.Pkg().Path()) }
 
 // isAttachMethod reports whether a function is a method of an attachment.
 func isAttachMethod(f *types.Func, name string) bool {
