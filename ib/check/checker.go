@@ -75,6 +75,10 @@ func (callLeaver) Leave(c *observe.Call) {
 		f.obj.recordHandlerReturn(f, c.Returned)
 	case observe.Change:
 		f.obj.addRegion()
+	case observe.Destroy:
+		if f.obj != nil && f.obj.destroyed.Load() == nil {
+			f.obj.refused.Store(&f.entry)
+		}
 	}
 	if f.unregistered {
 		f.k.reportCallsAtUnregister(f)

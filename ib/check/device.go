@@ -191,6 +191,13 @@ func (d *checkedDevice) reportIdleAbandonedObjects(when string) {
 	}
 }
 
+// RefusedAt ends the title of a stack of [RuleLeftBehind]. The stack is that of a failed destruction of the object. It
+// follows the stack of the creation.
+const RefusedAt = " not destroyed at"
+
+// maxLeftStacks limits the stacks of a violation of [RuleLeftBehind].
+const maxLeftStacks = 20
+
 // reportObjects reports objects that a client has not destroyed.
 func (d *checkedDevice) reportObjects(left []*checkedObject, what, when string) {
 	if len(left) == 0 {
@@ -201,8 +208,12 @@ func (d *checkedDevice) reportObjects(left []*checkedObject, what, when string) 
 	stacks := []Stack{{when, formatStack(callerPCs())}}
 	for _, o := range left {
 		kinds = append(kinds, o.kind)
-		if len(stacks) < 10 {
-			stacks = append(stacks, Stack{o.kind + " made at", formatStack(o.made)})
+		if len(stacks) >= maxLeftStacks {
+			continue
+		}
+		stacks = append(stacks, Stack{o.kind + " made at", formatStack(o.made)})
+		if at := o.refused.Load(); at != nil {
+			stacks = append(stacks, Stack{o.kind + RefusedAt, formatStack(*at)})
 		}
 	}
 	d.k.report(Violation{

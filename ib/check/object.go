@@ -30,6 +30,7 @@ type checkedObject struct {
 
 	destroyed atomic.Pointer[[]uintptr] // stack of the destruction
 	ends      atomic.Pointer[[]uintptr] // stack of the call that started the destruction
+	refused   atomic.Pointer[[]uintptr] // stack of the last destruction that has failed
 	abandoned atomic.Bool               // may be used after Unregister, until its destruction
 	program   bool                      // belongs to a user context
 	// a queue of a user context, on which the program may post and poll without a call

@@ -21,7 +21,7 @@ type ownership struct {
 
 // beginOwnership begins the access of the device, if ownership is on. The caller is about to post the request.
 func (r *trackedRequest) beginOwnership(on bool) {
-	if !on || len(r.owned) == 0 && len(r.sources) == 0 {
+	if !on || len(r.owned) == 0 && len(r.read) == 0 {
 		return
 	}
 	r.race.begun = true
@@ -33,8 +33,8 @@ func deviceAccess(r *trackedRequest) {
 	for _, s := range r.owned {
 		runtime.RaceWriteRange(addressOf(s.addr), int(s.n))
 	}
-	for i := range r.sources {
-		runtime.RaceReadRange(addressOf(r.sources[i].at), int(r.sources[i].n))
+	for _, s := range r.read {
+		runtime.RaceReadRange(addressOf(s.addr), int(s.n))
 	}
 	runtime.RaceReleaseMerge(unsafe.Pointer(&r.race.token))
 	markAccessed(r)

@@ -168,6 +168,7 @@ func (w *workTracker) recordRequestMemory(r *trackedRequest, wr *ib.SendWR) {
 		if wr.Flags&ib.SendInline == 0 {
 			r.since = w.o.k.landings.changeCount()
 			r.sources = w.sendSources(wr.SGList)
+			r.read = w.ownedSpans(wr.SGList)
 		}
 	}
 }

@@ -24,8 +24,10 @@ type trackedRequest struct {
 	sources []sendSource
 	targets []memorySpan
 	since   uint64
-	// owned is the memory that the request may change, for the race detector.
+	// owned is the memory that the request may change, and read the memory that the request sends, also if a peer may
+	// change it. Both are for the race detector.
 	owned []memorySpan
+	read  []memorySpan
 	race  ownership
 	// reused is an earlier request that was outstanding at the post, and may change memory of this request.
 	reused      *trackedRequest

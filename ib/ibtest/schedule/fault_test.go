@@ -100,6 +100,8 @@ func TestFaultsFindWrongConsumers(t *testing.T) {
 	}
 	for _, tt := range []struct{ mistake, kind, want string }{
 		{"leak", "failed-call", "rule left-behind"},
+		{"order", "failed-call", "rule left-behind"},
+		{"partial", "failed-post", deviceAccess},
 		{"timeout", expire.EarlyTimers, "rule target-reused"},
 		{"race", expire.NoFailure, "DATA RACE"},
 		{"late-timer", expire.EarlyTimers, "rule use-after-"},

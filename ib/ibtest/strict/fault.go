@@ -89,7 +89,7 @@ func (f *faultFilter) counts(v check.Violation) bool {
 		return strings.HasPrefix(v.What, "Remove") && len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace) &&
 			!isUsedByTest()
 	case v.Rule == check.RuleLeftBehind:
-		return f.isLeak(v.Stacks, expire.HasFailed())
+		return f.isLeak(v.Stacks, expire.HasFailed()) || f.isWrongOrder(v.Stacks)
 	case expire.HasFailed():
 		return false
 	case v.Rule == check.RuleSRQUndrained && f.kind == failedCall:
@@ -106,6 +106,9 @@ func (f *faultFilter) isLeak(stacks []check.Stack, testFailed bool) bool {
 		return false
 	}
 	for _, s := range stacks[1:] { // the places of creation
+		if strings.HasSuffix(s.Title, check.RefusedAt) {
+			continue
+		}
 		if !isConsumerStack(s.Trace) || !calledByMidlayer(s.Trace) && (testFailed || !f.hasFailedIn(s.Trace)) {
 			return false
 		}
@@ -113,11 +116,46 @@ func (f *faultFilter) isLeak(stacks []check.Stack, testFailed bool) bool {
 	return true
 }
 
-// hasFailedIn reports whether the device has failed a call that the same call of the test has made.
-func (f *faultFilter) hasFailedIn(trace string) bool {
+// isWrongOrder reports whether one call of the test has created objects and destroyed them in a wrong order after the
+// device had failed a call. Only objects with a failed destruction are left. Such a leak counts after a failure of
+// the test: the test need not destroy objects that the consumer destroys itself.
+func (f *faultFilter) isWrongOrder(stacks []check.Stack) bool {
+	left := map[stackFrame]bool{} // calls of the test; the value is true if no destruction of an object has failed
+	for i := 1; i < len(stacks); i++ {
+		made := stacks[i].Trace
+		call, ok := testCall(made)
+		if i+1 == len(stacks) || !strings.HasSuffix(stacks[i+1].Title, check.RefusedAt) {
+			left[call] = true
+			continue
+		}
+		i++
+		refused := stacks[i].Trace
+		again, same := testCall(refused)
+		inside := ok && same && again == call && isConsumerStack(made) && isConsumerStack(refused) && f.hasFailedIn(made)
+		left[call] = left[call] || !inside || strings.Contains(refused, "Context(")
+	}
+	for _, other := range left {
+		if !other {
+			return true
+		}
+	}
+	return false
+}
+
+// testCall returns the innermost frame of a test in a stack: the call of the consumer.
+func testCall(trace string) (call stackFrame, ok bool) {
 	frames := parseFrames(trace)
 	at := slices.IndexFunc(frames, isTestFrame)
 	if at < 0 {
+		return stackFrame{}, false
+	}
+	return frames[at], true
+}
+
+// hasFailedIn reports whether the device has failed a call that the same call of the test has made.
+func (f *faultFilter) hasFailedIn(trace string) bool {
+	call, ok := testCall(trace)
+	if !ok {
 		return false
 	}
 	f.mu.Lock()
@@ -129,8 +167,7 @@ func (f *faultFilter) hasFailedIn(trace string) bool {
 			x, more = all.Next()
 			fmt.Fprintf(&b, "%s(...)\n\t%s:%d\n", x.Function, x.File, x.Line)
 		}
-		failed := parseFrames(b.String())
-		if i := slices.IndexFunc(failed, isTestFrame); i >= 0 && failed[i] == frames[at] {
+		if failed, ok := testCall(b.String()); ok && failed == call {
 			return true
 		}
 	}

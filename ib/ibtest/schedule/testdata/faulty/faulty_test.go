@@ -54,3 +54,33 @@ func TestDisk(t *testing.T) {
 		time.Sleep(100 * time.Microsecond)
 	}
 }
+
+// TestBatch writes batches of records. A post that fails is repeated once.
+func TestBatch(t *testing.T) {
+	var core ib.Core
+	d := loopback.New("loop0", t.Logf)
+	if err := core.Register(d.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := core.Unregister(d.Handle()); err != nil {
+			t.Error(err)
+		}
+	})
+	b, err := OpenBatch(d.IB())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	for i := range 40 {
+		n := 2 + i%(records-1)
+		if b.Post(n) != nil {
+			if err := b.Post(n); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := b.Flush(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
