@@ -18,6 +18,7 @@ const (
 	Held     = "held"
 	Session  = "session"
 	Event    = "event"
+	Release  = "release"
 
 	program = "program" // not a check: a directive that exempts a lock
 )
@@ -60,6 +61,7 @@ func (p *Program) Check() []Report {
 	reports = append(reports, p.checkHotplug(p.callers(Hotplug))...)
 	reports = append(reports, p.checkSessions()...)
 	reports = append(reports, p.checkEvents()...)
+	reports = append(reports, p.checkReleases()...)
 	reports = append(reports, p.checkHeld()...)
 	reports = append(reports, p.checkGuards()...)
 	reports = append(reports, p.checkEscapes()...)
@@ -81,7 +83,7 @@ func (p *Program) Check() []Report {
 }
 
 // escapableChecks lists the checks that an escape may name.
-var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, program,
+var escapableChecks = []string{NoSleep, Serial, Callback, Hotplug, Held, Session, Event, Release, program,
 	Open, Restat, Receive, Close, Recover}
 
 // checkEscapes finds escapes without a reason.

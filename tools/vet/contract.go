@@ -121,6 +121,17 @@ var clientFields = map[string][]string{
 	"Client": {"Add", "Remove"},
 }
 
+// listPosts contains the methods that post a list of work requests, and return the number of accepted ones.
+var listPosts = map[string]bool{
+	"(*" + ibPath + ".QP).PostSend": true, "(*" + ibPath + ".QP).PostRecv": true, "(*" + ibPath + ".SRQ).PostRecv": true,
+}
+
+// limitedEnds contains the methods that end the use of memory by a peer, unless their context ends first.
+var limitedEnds = map[string]bool{
+	"(*" + ibPath + ".QP).DestroyContext": true, "(*" + ibPath + ".SRQ).DestroyContext": true,
+	"(*" + completionPath + ".QP).DestroyContext": true,
+}
+
 // copyInterface is the interface that reads and writes the memory of a process.
 const copyInterface = module + "/umem.Space"
 
