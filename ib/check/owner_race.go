@@ -4,7 +4,10 @@ package check
 
 import (
 	"runtime"
+	"sync"
 	"unsafe"
+
+	"verbena/ib/internal/observe"
 )
 
 // raceDetector reports whether the race detector observes the program.
@@ -19,13 +22,32 @@ type ownership struct {
 	token        uint64
 }
 
+// accesses is the token of the accesses of all requests.
+var accesses uint64
+
+// allowed holds the goroutines that have called AllowAccess.
+var allowed sync.Map
+
+// AllowAccess permits the calling goroutine, for the race detector, to access the memory of the present requests, and
+// of the requests that it will post. AllowAccess may not sleep.
+func AllowAccess() {
+	allowed.Store(observe.GoroutineID(), nil)
+	runtime.RaceAcquire(unsafe.Pointer(&accesses))
+}
+
 // beginOwnership begins the access of the device, if ownership is on. The caller is about to post the request.
 func (r *trackedRequest) beginOwnership(on bool) {
 	if !on || len(r.owned) == 0 && len(r.read) == 0 {
 		return
 	}
+	if _, yes := allowed.Load(observe.GoroutineID()); yes {
+		return
+	}
 	r.race.begun = true
 	go deviceAccess(r)
+	for !hasAccessed(r) {
+		runtime.Gosched()
+	}
 }
 
 // deviceAccess accesses the memory as the device does. The reports of the race detector name beginOwnership.
@@ -37,6 +59,7 @@ func deviceAccess(r *trackedRequest) {
 		runtime.RaceReadRange(addressOf(s.addr), int(s.n))
 	}
 	runtime.RaceReleaseMerge(unsafe.Pointer(&r.race.token))
+	runtime.RaceReleaseMerge(unsafe.Pointer(&accesses))
 	markAccessed(r)
 }
 
@@ -55,8 +78,5 @@ func (r *trackedRequest) endOwnership() {
 		return
 	}
 	r.race.ended = true
-	for !hasAccessed(r) {
-		runtime.Gosched()
-	}
 	runtime.RaceAcquire(unsafe.Pointer(&r.race.token))
 }

@@ -76,11 +76,8 @@ func (f *faultFilter) recordCall() {
 // counts reports whether a violation is a fault of the consumer.
 func (f *faultFilter) counts(v check.Violation) bool {
 	switch {
-	case v.Rule == check.RuleEndlessFlush:
-		return !expire.HasEnded() && isConsumerViolation(v.Stacks)
-	case v.Rule == check.RuleTargetReused || v.Rule == check.RuleTargetUnflushed:
-		// After an error, a consumer may require that its caller makes no further call.
-		return !expire.HasFailed() && isConsumerViolation(v.Stacks)
+	case v.Rule == check.RuleTargetReused || v.Rule == check.RuleTargetUnflushed || v.Rule == check.RuleEndlessFlush:
+		return !expire.HasEnded() && !expire.HasFailedHere() && isConsumerViolation(v.Stacks)
 	case slices.Contains(lateRules, v.Rule) && f.kind == expire.EarlyTimers:
 		return len(v.Stacks) > 0 && calledByMidlayer(v.Stacks[0].Trace)
 	case f.kind == expire.EarlyTimers || slices.Contains(ignoredRules, v.Rule):

@@ -23,6 +23,7 @@ import (
 
 	"verbena/ib"
 	"verbena/ib/check"
+	"verbena/ib/ibtest/strict/expire"
 	"verbena/ib/internal/observe"
 	"verbena/ib/weak"
 )
@@ -70,6 +71,7 @@ func apply(getenv func(string) string, report func(string)) error {
 			f.reportViolation(v, reuse, report)
 		}}
 		if f.kind != "" {
+			expire.AtFailure = check.AllowAccess
 			cfg.ClientTimeout, cfg.Ownership = faultClientTimeout, true
 		}
 		check.OnAll(cfg)

@@ -14,6 +14,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"verbena/ib/internal/observe"
 )
 
 const (
@@ -40,7 +42,12 @@ var (
 	reads   atomic.Uint64 // number of clock readings
 	failed  atomic.Bool
 	ended   atomic.Bool
+	// threads holds the goroutines that have recorded the failure of a test.
+	threads sync.Map
 )
+
+// AtFailure is called by a goroutine that records the failure of a test, unless it is nil.
+var AtFailure func()
 
 // draw returns a pseudo-random number for the n-th use.
 func draw(n uint64) uint64 {
@@ -126,6 +133,10 @@ const settle = 300 * time.Millisecond
 // Error records that the test has failed, and returns f, the function that reports it. Error may not sleep.
 func Error[F any](f F) F {
 	failed.Store(true)
+	threads.Store(observe.GoroutineID(), nil)
+	if AtFailure != nil {
+		AtFailure()
+	}
 	return f
 }
 
@@ -144,6 +155,14 @@ func Fatal[F any](f F) F {
 
 // HasFailed reports whether a test has failed. Later calls may be mistakes of the test. HasFailed may not sleep.
 func HasFailed() bool { return failed.Load() }
+
+// HasFailedHere reports whether the calling goroutine has recorded the failure of a test. It may use the consumer in a
+// wrong way afterwards: a consumer may require that its caller closes it after an error. Other threads do not know of
+// the error. HasFailedHere may not sleep.
+func HasFailedHere() bool {
+	_, here := threads.Load(observe.GoroutineID())
+	return here
+}
 
 // HasEnded reports whether a test has ended because of a failure. HasEnded may not sleep.
 func HasEnded() bool { return ended.Load() }

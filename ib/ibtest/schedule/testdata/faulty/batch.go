@@ -55,12 +55,22 @@ func OpenBatch(d *ib.Device) (_ *Batch, err error) {
 
 // Post writes n records. If it fails, the caller may repeat the call.
 func (b *Batch) Post(n int) error {
-	var wrs []ib.SendWR
 	for i := range n {
 		if b.inUse[i] {
 			return syscall.EAGAIN
 		}
 	}
+	wrs := b.fill(n)
+	posted, err := b.qp.PostSend(wrs...)
+	if has("partial") && err != nil {
+		posted = 0
+	}
+	clear(b.inUse[posted:])
+	return err
+}
+
+// fill fills n records, and returns the requests that write them.
+func (b *Batch) fill(n int) (wrs []ib.SendWR) {
 	for i := range n {
 		b.mem[i][0]++
 		b.inUse[i] = true
@@ -68,12 +78,17 @@ func (b *Batch) Post(n int) error {
 			SGList:     []ib.SGE{{Addr: b.mrs[i].Addr(), Length: recordSize, LKey: b.mrs[i].LKey()}},
 			RemoteAddr: b.mrs[i].Addr() + recordSize, RKey: b.mrs[i].RKey()})
 	}
-	posted, err := b.qp.PostSend(wrs...)
-	if has("partial") && err != nil {
-		posted = 0
-	}
+	return wrs
+}
+
+// Send writes n records and waits for them. After an error the caller must close the batch.
+func (b *Batch) Send(n int) error {
+	posted, err := b.qp.PostSend(b.fill(n)...)
 	clear(b.inUse[posted:])
-	return err
+	if err != nil {
+		return err
+	}
+	return b.Flush()
 }
 
 // Flush waits for all records.
