@@ -362,7 +362,7 @@ func appendedValue(c *ssa.Call) ssa.Value {
 	return nil
 }
 
-// isTakenForUse reports whether all functions that take from a pool use what they take: they destroy nothing.
+// isTakenForUse reports whether all functions that take from a pool use the taken memory: they destroy nothing.
 func (r *releaseCheck) isTakenForUse(pool *types.Var) (taken bool) {
 	for _, f := range r.p.order {
 		for _, b := range f.Blocks {
