@@ -5,6 +5,7 @@ package check
 import (
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"verbena/ib/internal/observe"
@@ -25,13 +26,25 @@ type ownership struct {
 // accesses is the token of the accesses of all requests.
 var accesses uint64
 
-// allowed holds the goroutines that have called AllowAccess.
-var allowed sync.Map
+// begun is the number of accesses that have begun and not ended.
+var begun atomic.Int64
+
+// allowed holds the goroutines that have called AllowAccess. anyAllowed reports whether there are some.
+var (
+	allowed    sync.Map
+	anyAllowed atomic.Bool
+)
 
 // AllowAccess permits the calling goroutine, for the race detector, to access the memory of the present requests, and
 // of the requests that it will post. AllowAccess may not sleep.
 func AllowAccess() {
 	allowed.Store(observe.GoroutineID(), nil)
+	anyAllowed.Store(true)
+	runtime.RaceDisable()
+	for begun.Load() > 0 {
+		runtime.Gosched()
+	}
+	runtime.RaceEnable()
 	runtime.RaceAcquire(unsafe.Pointer(&accesses))
 }
 
@@ -40,14 +53,16 @@ func (r *trackedRequest) beginOwnership(on bool) {
 	if !on || len(r.owned) == 0 && len(r.read) == 0 {
 		return
 	}
-	if _, yes := allowed.Load(observe.GoroutineID()); yes {
-		return
+	if anyAllowed.Load() {
+		if _, yes := allowed.Load(observe.GoroutineID()); yes {
+			return
+		}
 	}
 	r.race.begun = true
+	runtime.RaceDisable() // the counter must not synchronise threads
+	begun.Add(1)
+	runtime.RaceEnable()
 	go deviceAccess(r)
-	for !hasAccessed(r) {
-		runtime.Gosched()
-	}
 }
 
 // deviceAccess accesses the memory as the device does. The reports of the race detector name beginOwnership.
@@ -61,6 +76,9 @@ func deviceAccess(r *trackedRequest) {
 	runtime.RaceReleaseMerge(unsafe.Pointer(&r.race.token))
 	runtime.RaceReleaseMerge(unsafe.Pointer(&accesses))
 	markAccessed(r)
+	runtime.RaceDisable()
+	begun.Add(-1)
+	runtime.RaceEnable()
 }
 
 // addressOf returns a pointer to memory of a registered region.
@@ -78,5 +96,8 @@ func (r *trackedRequest) endOwnership() {
 		return
 	}
 	r.race.ended = true
+	for !hasAccessed(r) {
+		runtime.Gosched()
+	}
 	runtime.RaceAcquire(unsafe.Pointer(&r.race.token))
 }

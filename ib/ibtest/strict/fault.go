@@ -157,18 +157,25 @@ func (f *faultFilter) hasFailedIn(trace string) bool {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, pcs := range f.failed {
-		var b strings.Builder
-		for all, more := runtime.CallersFrames(pcs), true; more; {
-			var x runtime.Frame
-			x, more = all.Next()
-			fmt.Fprintf(&b, "%s(...)\n\t%s:%d\n", x.Function, x.File, x.Line)
-		}
-		if failed, ok := testCall(b.String()); ok && failed == call {
+	for i := range f.failed {
+		if failed, ok := testCall(f.trace(i)); ok && failed == call {
 			return true
 		}
 	}
 	return false
+}
+
+// trace returns the stack of failed call i in the format of runtime.Stack.
+//
+//verbena:held mu
+func (f *faultFilter) trace(i int) string {
+	var b strings.Builder
+	for all, more := runtime.CallersFrames(f.failed[i]), true; more; {
+		var x runtime.Frame
+		x, more = all.Next()
+		fmt.Fprintf(&b, "%s(...)\n\t%s:%d\n", x.Function, x.File, x.Line)
+	}
+	return b.String()
 }
 
 // stackFrame is a function with its position.
