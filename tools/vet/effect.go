@@ -49,7 +49,7 @@ func (p *Program) callers(check string) map[*function][]caller {
 	for _, f := range p.order {
 		for _, c := range f.calls {
 			if c.spawns || c.agreed && check == NoSleep ||
-				check == Copy && (c.atomic || p.contract.copiesOwnMemory(f, c.static)) {
+				check == Copy && (c.atomic || p.contract.copiesOwnMemory(f, c.static) || p.isOutsideConsumer(f)) {
 				continue
 			}
 			for _, g := range c.callees {

@@ -124,10 +124,15 @@ func (p *Program) checkCopies(callers map[*function][]caller) (reports []Report)
 // own process. The consumer may hold its locks across functions that may sleep, also by function values.
 func (p *Program) isOutsideConsumer(f *function) bool {
 	pkg := pkgOf(f.Function)
-	if pkg == nil || strings.HasPrefix(pkg.Path(), module+"/") || p.isDriverPackage(pkg) {
+	if pkg == nil || strings.HasPrefix(pkg.Path(), module+"/") {
 		return false
 	}
-	return !p.contract.isForeign(pkg)
+	is, known := p.outside[pkg]
+	if !known {
+		is = !p.isDriverPackage(pkg) && !p.contract.isForeign(pkg)
+		p.outside[pkg] = is
+	}
+	return is
 }
 
 // copiesOwnMemory reports whether a call is a verb that may sleep, of a package that has only the memory of its own

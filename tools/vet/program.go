@@ -31,7 +31,8 @@ type Program struct {
 	completions []completionFunc
 	main        map[string]bool // the files of the module itself
 
-	trustSpace bool // see Options
+	trustSpace bool                    // see Options
+	outside    map[*types.Package]bool // results of isOutsideConsumer
 }
 
 // callGraph holds the functions of the checked packages and the calls between them.
@@ -245,7 +246,7 @@ func newProgram(fset *token.FileSet) *Program {
 		callGraph: callGraph{
 			Fset: fset, own: map[string]bool{}, funcs: map[*ssa.Function]*function{}, unresolved: map[token.Pos]string{},
 		},
-		main: map[string]bool{},
+		main: map[string]bool{}, outside: map[*types.Package]bool{},
 	}
 	g, d := &p.callGraph, &p.directives
 	p.directives = newDirectives(g)
