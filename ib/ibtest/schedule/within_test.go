@@ -31,7 +31,7 @@ func TestSearchRunsInOrder(t *testing.T) {
 				"-test.run=TestContract/^Model$ []",
 		}},
 		{"consumer", planConsumer("/bin/verbenavet"), []string{
-			"verbenavet: /bin/verbenavet -tests . []",
+			"verbenavet: /bin/verbenavet -space -tests . []",
 			"checked mode: consumer -test.timeout=1m -test.count=3 -test.skip=Slow [SCHEDULE_CHECK=500ms SCHEDULE_REUSE=note]",
 			"weak devices with seed 3: consumer -test.timeout=1m -test.skip=Slow " +
 				"[SCHEDULE_CHECK=500ms SCHEDULE_SEED=3 SCHEDULE_WEAK=d]",
