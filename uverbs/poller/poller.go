@@ -24,8 +24,8 @@ const (
 	// linger is the longest time for which a thread continues to poll without finding new requests. It approximates the
 	// cost of sleeping and waking.
 	linger = 50 * time.Microsecond
-	// fewLinger is linger if the thread needs a processor of the programs. A longer time delays the answers of a program
-	// that the thread keeps from running.
+	// fewLinger is linger for watched files if the thread needs a processor of the programs. A longer time delays the
+	// answers of a program that the thread keeps from running.
 	fewLinger = 5 * time.Microsecond
 	// fewProcessors is the largest number of processors for which fewLinger applies: a program, its peer, and the thread
 	// have no processor each.
@@ -284,6 +284,8 @@ type runner struct {
 	p     *poller
 	ended chan struct{}
 	known *[]*PolledSource // files of the programs that were notified that the thread is awake
+	// watches is true if a file of known is watched. Its program may spin without yielding the processor.
+	watches bool
 
 	lastTend time.Time // time of the last call of Source.Due
 }
@@ -325,7 +327,6 @@ func (r *runner) run() {
 		}
 		now := time.Now()
 		r.callTendIfDue(now)
-		polls := spin.Next()
 		if found {
 			if polling {
 				spin.Waited(now.Sub(last), true)
@@ -333,8 +334,12 @@ func (r *runner) run() {
 			last, polling = now, false
 			continue
 		}
-		if now.Sub(last) < polls {
+		if r.watches && now.Sub(last) < spin.Next() {
 			polling = true
+			continue
+		}
+		if !r.watches && now.Sub(last) < linger {
+			sched.Yield()
 			continue
 		}
 		r.p.startTendThread()
@@ -371,6 +376,7 @@ func (r *runner) announceState(awake bool) (timeout time.Duration) {
 		return timeout
 	}
 	r.known = p.files.Load()
+	r.watches = slices.ContainsFunc(*r.known, func(x *PolledSource) bool { return x.Watched != nil })
 	for _, x := range *r.known {
 		if x.Watched == nil {
 			x.Tell(awake)
