@@ -73,16 +73,17 @@ func acceptsDatagram(p, q *QP, s *Send) bool {
 // deliverDatagram stores a datagram in the first receive of a queue pair, and returns its memory.
 func (x *requestExecutor) deliverDatagram(q, p *QP, s *Send, src *messageSource) []Span {
 	r, n := x.queues.recvQueueOf(p), uint64(len(src.data))
+	shared := x.queues.SRQs[p.SRQ]
+	if shared != nil && shared.taker != 0 && shared.taker != p.ID { // also if no receive is left for this one
+		x.call.markResultUndefined("datagrams of one list for different queue pairs of a shared receive queue, " +
+			"which are not ordered")
+	}
 	if len(r.recvs) == 0 {
 		x.recordLostMessage()
 		return nil
 	}
-	if q := x.queues.SRQs[p.SRQ]; q != nil {
-		if q.taker != 0 && q.taker != p.ID {
-			x.call.markResultUndefined("datagrams of one list for different queue pairs of a shared receive queue, " +
-				"which are not ordered")
-		}
-		q.taker = p.ID
+	if shared != nil {
+		shared.taker = p.ID
 	}
 	to := x.keys.checkSGL(r.recvs[0].SGL, r.pd, ib.AccessLocalWrite)
 	w := ExpectedCompletion{
