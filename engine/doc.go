@@ -37,8 +37,8 @@
 //
 // # Memory
 //
-// What a key stands for is a grant (key.go), which does not change; binding, registering, invalidating and the like put
-// another behind the key, and wait until nobody uses the old one.
+// A key refers to a grant (key.go), which does not change. Binding, registration and invalidation replace the grant of
+// the key, and wait until no thread uses the old one.
 //
 // A queue is shared with a user process, in the form of the layout, or holds decoded values in the memory of this
 // process. Both are a queue.SendQueue, RecvQueue or CompletionQueue. A work request is copied out of a shared queue

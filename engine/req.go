@@ -38,11 +38,8 @@ func (r *requester) init(qp *QP) {
 // wqe returns the work request with a number of snd.
 func (r *requester) wqe(n uint32) *sendWQE { return &r.wqes[n&uint32(len(r.wqes)-1)] }
 
-// grow sees to it that there is room for the next work request.
+// grow doubles the room for work requests, all of which is used.
 func (r *requester) grow() {
-	if r.snd.Len() < len(r.wqes) {
-		return
-	}
 	old, q := r.wqes, make([]sendWQE, max(4, 2*len(r.wqes)))
 	for n := r.snd.Head(); n != r.snd.Tail(); n++ {
 		q[n&uint32(len(q)-1)] = old[n&uint32(len(old)-1)]
@@ -96,7 +93,12 @@ func (r *requester) fetch() bool {
 	if qp.state == ib.QPSQD || r.snd.Len() >= qp.sq.Capacity() {
 		return false
 	}
-	r.grow()
+	if r.snd.Len() == len(r.wqes) { // an idle queue pair has no room for requests
+		if _, some := qp.sq.Posted(); !some {
+			return false
+		}
+		r.grow()
+	}
 	w := r.wqe(r.snd.Tail())
 	found, ok := qp.sq.Fetch(0, &w.Send)
 	if !ok {

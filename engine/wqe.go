@@ -75,8 +75,8 @@ type sendWQE struct {
 
 const atomicLen = 8
 
-// check checks a work request that a program may have written, or completes its description. What is wrong with it goes
-// into w.status. (validate_send_wr)
+// check validates a fetched work request, which a program may have written, and sets its kind, length, packets and path.
+// An invalid request gets the status of its completion. (validate_send_wr)
 func (r *requester) check(w *sendWQE) {
 	qp := r.qp
 	w.kind, w.status, w.length, w.packets, w.path = kindOf(qp.typ, w.Opcode), uapi.WCSuccess, 0, 1, nil
