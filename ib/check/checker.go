@@ -28,6 +28,7 @@ type checker struct {
 
 	regions  sync.Map // from regionKey to *region
 	landings memoryChanges
+	reads    atomic.Int64 // number of outstanding READs and atomic operations
 
 	acrossTime, acrossLooks atomic.Int64 // see across.go
 

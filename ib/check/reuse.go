@@ -2,6 +2,7 @@ package check
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"verbena/ib"
@@ -64,9 +65,10 @@ func (w *workTracker) checkNotLeftInSQE(at []uintptr) {
 	}, w.o.dev, w.sqe.failed)
 }
 
-// findReusedTargets finds outstanding requests that change the memory of requests that are about to be posted.
-func (w *workTracker) findReusedTargets(posted []*trackedRequest) {
-	if !w.o.k.cfg.TargetReuse || w.o.isDeviceInactive() || w.isInErr() {
+// findOverlaps finds earlier requests that are outstanding and change memory of requests that are about to be posted.
+func (w *workTracker) findOverlaps(posted []*trackedRequest) {
+	if w.o.isDeviceInactive() || w.isInErr() ||
+		!w.o.k.cfg.TargetReuse && w.o.k.reads.Load() == 0 && !mayReadAndSend(posted) {
 		return
 	}
 	var all []*workTracker
@@ -80,49 +82,70 @@ func (w *workTracker) findReusedTargets(posted []*trackedRequest) {
 	for _, x := range all {
 		x.mu.Lock()
 		if inErr := x.isInErr(); !x.unsure {
-			for _, q := range [][]*trackedRequest{x.send, x.recv} {
-				for _, old := range q {
-					old.markReused(posted, inErr)
-				}
+			for _, old := range slices.Concat(x.send, x.recv) {
+				old.markOverlaps(posted, inErr, w.o.k.cfg.TargetReuse, x == w)
 			}
 		}
 		x.mu.Unlock()
 	}
+	for i, old := range posted {
+		old.markOverlaps(posted[i+1:], false, w.o.k.cfg.TargetReuse, true)
+	}
+}
+
+// mayReadAndSend reports whether a send of a list follows a READ or atomic operation of the same list.
+func mayReadAndSend(posted []*trackedRequest) bool {
+	return slices.ContainsFunc(posted, func(r *trackedRequest) bool { return r.isRead }) &&
+		slices.ContainsFunc(posted, func(r *trackedRequest) bool { return len(r.sent) > 0 })
 }
 
 // isInErr reports whether the queue pair is in ERR, so that it executes no more requests.
 func (w *workTracker) isInErr() bool { return w.qp != nil && w.qp.State() == ib.QPErr }
 
-// markReused marks the posted requests that use memory of the outstanding request r.
-func (r *trackedRequest) markReused(posted []*trackedRequest, inErr bool) {
+// markOverlaps marks the posted requests that use memory that the outstanding request r changes. inErr reports whether
+// the queue pair of r is in ERR; reuse, whether targets that overlap count; sameQueue, whether a fence of the posted
+// requests waits for r.
+func (r *trackedRequest) markOverlaps(posted []*trackedRequest, inErr, reuse, sameQueue bool) {
 	for _, t := range r.targets {
 		for _, p := range posted {
-			for _, s := range p.targets {
-				if s.overlaps(t) {
-					p.reused, p.reusedInErr = r, inErr
-				}
+			if reuse && slices.ContainsFunc(p.targets, t.overlaps) {
+				p.reused, p.reusedInErr = r, inErr
+			}
+			if r.isRead && !inErr && !(sameQueue && p.fenced) && slices.ContainsFunc(p.sent, t.overlaps) {
+				p.awaited = r
 			}
 		}
 	}
 }
 
-// reportReusedTargets reports accepted requests with memory of outstanding requests.
-func (w *workTracker) reportReusedTargets(posted []*trackedRequest) {
+// reportOverlaps reports accepted requests with memory that outstanding requests change.
+func (w *workTracker) reportOverlaps(posted []*trackedRequest) {
 	for _, r := range posted {
-		if r.reused == nil || w.mayHaveLostCompletions() {
-			continue
+		if w.mayHaveLostCompletions() {
+			return
 		}
-		rule := RuleTargetReused
-		if r.reusedInErr {
-			rule = RuleTargetUnflushed
+		if r.reused != nil {
+			rule := RuleTargetReused
+			if r.reusedInErr {
+				rule = RuleTargetUnflushed
+			}
+			w.reportSharedMemory(rule, r, r.reused,
+				"a work request was posted with memory that belongs to an outstanding work request: both change it")
 		}
-		w.o.k.report(Violation{
-			Rule: rule,
-			What: "a work request was posted with memory that belongs to an outstanding work request: both change it",
-			Stacks: []Stack{{"the work request posted at", formatStack(r.at)}, {"the outstanding work request posted at",
-				formatStack(r.reused.at)}, {fmt.Sprintf("the %v made at", w.o.kind), formatStack(w.o.made)}},
-		}, w.o.dev, r.at)
+		if r.awaited != nil {
+			w.reportSharedMemory(RuleSourcePending, r, r.awaited, "a send was posted with memory that an outstanding READ or "+
+				"atomic operation fills: without a fence, or the completion, it may send the old contents")
+		}
 	}
+}
+
+func (w *workTracker) reportSharedMemory(rule Rule, posted, old *trackedRequest, what string) {
+	w.o.k.report(Violation{
+		Rule: rule,
+		What: what,
+		Stacks: []Stack{{"the work request posted at", formatStack(posted.at)}, {"the outstanding work request posted at",
+			formatStack(old.at)}, {fmt.Sprintf("the %v made at", w.o.kind), formatStack(w.o.made)}},
+	}, w.o.dev, posted.at)
 }
 
 // The number of receives that a consumer may post in a row on a QP in ERR, in functions of completions.

@@ -64,6 +64,78 @@ func TestCheckReportsReusedTarget(t *testing.T) {
 	})
 }
 
+// TestCheckReportsPendingSource checks that a send must not use the memory of an outstanding READ or atomic operation,
+// unless a fence on the same queue pair, or the completion, orders the send after the operation.
+func TestCheckReportsPendingSource(t *testing.T) {
+	var remote *ib.MR
+	read := func(x *testConsumer) ib.SendWR {
+		return ib.SendWR{Opcode: ib.WRRDMARead, SGList: x.firstRegionSGL(), RemoteAddr: remote.Addr(), RKey: remote.RKey()}
+	}
+	write := func(x *testConsumer, flags ib.SendFlags) ib.SendWR {
+		return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: x.firstRegionSGL(), RemoteAddr: remote.Addr(), RKey: remote.RKey(),
+			Flags: ib.SendSignaled | flags}
+	}
+	post := func(x *testConsumer, qp *ib.QP, wrs ...ib.SendWR) {
+		_, err := qp.PostSend(wrs...)
+		x.failOnError(err)
+	}
+	for _, c := range []struct {
+		name string
+		run  func(x *testConsumer)
+		want []check.Rule
+	}{
+		{"no fence", func(x *testConsumer) {
+			post(x, x.a, read(x))
+			post(x, x.a, write(x, 0))
+		}, []check.Rule{check.RuleSourcePending}},
+		{"no fence, in one list", func(x *testConsumer) { post(x, x.a, read(x), write(x, 0)) },
+			[]check.Rule{check.RuleSourcePending}},
+		{"inline", func(x *testConsumer) {
+			post(x, x.a, read(x))
+			post(x, x.a, write(x, ib.SendInline))
+		}, []check.Rule{check.RuleSourcePending}},
+		{"another queue pair with a fence", func(x *testConsumer) {
+			post(x, x.a, read(x))
+			post(x, x.b, write(x, ib.SendFence))
+		}, []check.Rule{check.RuleSourcePending}},
+		{"fence", func(x *testConsumer) { post(x, x.a, read(x), write(x, ib.SendFence)) }, nil},
+		{"other memory", func(x *testConsumer) {
+			wr := write(x, 0)
+			wr.SGList[0].Addr += uint64(wr.SGList[0].Length)
+			post(x, x.a, read(x), wr)
+		}, nil},
+		{"completion of a later request", func(x *testConsumer) {
+			after := write(x, 0)
+			after.SGList = nil
+			post(x, x.a, read(x), after)
+			for x.pollAll() == 0 {
+			}
+			post(x, x.a, write(x, 0))
+		}, nil},
+		{"refused", func(x *testConsumer) {
+			unknown := ib.SendWR{Opcode: 0xff}
+			if n, err := x.a.PostSend(unknown, read(x)); n != 0 || err == nil {
+				t.Errorf("a list that begins with an unknown opcode: got %d requests and error %v, want 0 and an error", n, err)
+			}
+			post(x, x.a, write(x, 0))
+		}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			x := newConsumer(t, consumerConfig{})
+			var err error
+			remote, err = x.pd.RegBytes(make([]byte, 8), ib.AccessLocalWrite|ib.AccessRemoteRead|ib.AccessRemoteWrite)
+			x.failOnError(err)
+			for _, qp := range []*ib.QP{x.a, x.b} {
+				x.failOnError(qp.Modify(ib.QPAttr{AccessFlags: ib.AccessRemoteRead | ib.AccessRemoteWrite}, ib.QPAttrAccessFlags))
+			}
+			c.run(x)
+			x.pollAll()
+			x.failOnError(remote.Dereg())
+			x.destroyBothAndExpect(c.want...)
+		})
+	}
+}
+
 // TestCheckReportsQPLeftInSQE checks that a consumer that continues to post after the failure of a datagram must move
 // the queue pair from SQE to RTS.
 func TestCheckReportsQPLeftInSQE(t *testing.T) {

@@ -125,8 +125,8 @@ func (w *workTracker) findRegion(s ib.SGE) *memoryRegion {
 	return r
 }
 
-// changedSpans returns the memory that a request may change.
-func (w *workTracker) changedSpans(list []ib.SGE) (targets []memorySpan) {
+// spansOf returns the memory of a scatter/gather list.
+func (w *workTracker) spansOf(list []ib.SGE) (spans []memorySpan) {
 	for _, s := range list {
 		if s.Length == 0 {
 			continue
@@ -135,9 +135,9 @@ func (w *workTracker) changedSpans(list []ib.SGE) (targets []memorySpan) {
 		if r := w.findRegion(s); r != nil {
 			addr += r.memory.Addr() - r.memory.IOVA()
 		}
-		targets = append(targets, memorySpan{addr, uint64(s.Length)})
+		spans = append(spans, memorySpan{addr, uint64(s.Length)})
 	}
-	return targets
+	return spans
 }
 
 // ownedSpans returns the memory of a request that belongs to this process and can be accessed without a wait.
@@ -162,9 +162,11 @@ func (w *workTracker) ownedSpans(list []ib.SGE) (spans []memorySpan) {
 func (w *workTracker) recordRequestMemory(r *trackedRequest, wr *ib.SendWR) {
 	switch wr.Opcode {
 	case ib.WRRDMARead, ib.WRAtomicCmpAndSwp, ib.WRAtomicFetchAdd:
-		r.targets = w.changedSpans(wr.SGList)
+		r.targets = w.spansOf(wr.SGList)
+		r.isRead = true
 		r.owned = w.ownedSpans(wr.SGList)
 	case ib.WRSend, ib.WRSendWithImm, ib.WRSendWithInv, ib.WRRDMAWrite, ib.WRRDMAWriteWithImm:
+		r.sent = w.spansOf(wr.SGList)
 		if wr.Flags&ib.SendInline == 0 {
 			r.since = w.o.k.landings.changeCount()
 			r.sources = w.sendSources(wr.SGList)

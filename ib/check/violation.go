@@ -93,6 +93,9 @@ const (
 	// RuleLeftInSQE is violated by a consumer that has polled the failure of a send on a UD or UC queue pair, and then
 	// continues to post sends until it destroys the queue pair, without a Modify.
 	RuleLeftInSQE
+	// RuleSourcePending is violated by a send whose memory is the target of an outstanding READ or atomic operation, if
+	// no fence orders the send after the operation.
+	RuleSourcePending
 	numRules
 )
 
@@ -132,6 +135,7 @@ var ruleTexts = [numRules]struct {
 	RuleTargetUnflushed:      {"target-unflushed", 1},
 	RuleEndlessFlush:         {"endless-flush", 4},
 	RuleLeftInSQE:            {"left-in-sqe", 1},
+	RuleSourcePending:        {"source-pending", 1},
 }
 
 // String returns the name of the rule, such as "callchain".

@@ -29,9 +29,17 @@ type trackedRequest struct {
 	owned []memorySpan
 	read  []memorySpan
 	race  ownership
+	// sent is the memory that a send reads, by the device or at the post. fenced reports whether the send waits for the
+	// earlier READs and atomic operations of its queue pair.
+	sent    []memorySpan
+	fenced  bool
+	isRead  bool // READ or atomic operation
+	counted bool // in the checker's reads
 	// reused is an earlier request that was outstanding at the post, and may change memory of this request.
 	reused      *trackedRequest
 	reusedInErr bool // its queue pair was in ERR
+	// awaited is an earlier READ or atomic operation that was outstanding at the post, and fills memory of sent.
+	awaited *trackedRequest
 }
 
 // workTracker tracks the work requests of a queue pair or a shared receive queue. Work requests of user contexts are
@@ -112,7 +120,8 @@ func (w *workTracker) recordSends(f *frame, wrs []ib.SendWR) func(n int) {
 	var posted []*trackedRequest
 	for i := range wrs {
 		wr := &wrs[i]
-		r := &trackedRequest{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry}
+		r := &trackedRequest{id: wr.ID, signaled: wr.Flags&ib.SendSignaled != 0 || w.sigAll, at: f.entry,
+			fenced: wr.Flags&ib.SendFence != 0}
 		w.recordRequestMemory(r, wr)
 		if wr.Flags&ib.SendInline == 0 && wr.Opcode != ib.WRAtomicWrite {
 			r.keys = lkeysOf(wr.SGList)
@@ -144,7 +153,7 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 	var posted []*trackedRequest
 	for i := range wrs {
 		posted = append(posted, &trackedRequest{id: wrs[i].ID, keys: lkeysOf(wrs[i].SGList), signaled: true, at: f.entry,
-			targets: w.changedSpans(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)})
+			targets: w.spansOf(wrs[i].SGList), owned: w.ownedSpans(wrs[i].SGList)})
 	}
 	w.appendPostedRequests(&w.recv, posted)
 	return func(n int) {
@@ -156,13 +165,16 @@ func (w *workTracker) recordRecvs(f *frame, wrs []ib.RecvWR) func(n int) {
 
 // appendPostedRequests appends requests to a queue at the start of their post.
 func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*trackedRequest) {
-	w.findReusedTargets(posted)
+	w.findOverlaps(posted)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
 	for _, r := range posted {
 		r.beginOwnership(w.o.k.cfg.Ownership)
 		r.begin = w.seq
+		if r.counted = r.isRead; r.counted {
+			w.o.k.reads.Add(1)
+		}
 	}
 	*queue = append(*queue, posted...)
 }
@@ -172,13 +184,14 @@ func (w *workTracker) appendPostedRequests(queue *[]*trackedRequest, posted []*t
 func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []*trackedRequest, n int,
 	cq *checkedObject,
 	room int) {
-	w.reportReusedTargets(posted[:max(0, min(n, len(posted)))])
+	w.reportOverlaps(posted[:max(0, min(n, len(posted)))])
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.seq++
 	for i, r := range posted {
 		if i >= n {
 			r.endOwnership()
+			w.uncountRead(r)
 		}
 		if i < n {
 			r.end = w.seq
@@ -202,12 +215,21 @@ func (w *workTracker) recordAcceptedRequests(queue *[]*trackedRequest, posted []
 //verbena:held mu
 func (w *workTracker) finishRequest(r *trackedRequest) {
 	r.endOwnership()
+	w.uncountRead(r)
 	if len(r.targets) > 0 {
 		w.o.k.landings.recordChanges(r.targets)
 	}
 	if r.pending != nil {
 		r.pending.pending.Add(-1)
 		r.pending = nil
+	}
+}
+
+//verbena:held mu
+func (w *workTracker) uncountRead(r *trackedRequest) {
+	if r.counted {
+		r.counted = false
+		w.o.k.reads.Add(-1)
 	}
 }
 
