@@ -269,7 +269,7 @@ type latestRequest struct {
 
 // isRequest reports whether a packet has a PSN of the sender's own sequence.
 func (p *packet) isRequest() bool {
-	return !p.HasSyndrome && !strings.Contains(p.Op.String(), "RESPONSE")
+	return p.Op.Has(roce.FlagRequest)
 }
 
 // describe returns a description of the packet.

@@ -65,6 +65,22 @@ func (w *recordedPair) parseConnections() []*Connection {
 	return list
 }
 
+// TestReadResponsesAreNotRequests checks that the packets of a response, which have the PSNs of the requester, are
+// neither sent again nor behind a gap.
+func TestReadResponsesAreNotRequests(t *testing.T) {
+	w := newRecordedPair(t)
+	w.recordPacket(0, roce.RCRDMAReadRequest, 10, 0, 0, true, true)
+	for i, op := range []roce.Opcode{roce.RCRDMAReadResponseFirst, roce.RCRDMAReadResponseMiddle,
+		roce.RCRDMAReadResponseMiddle, roce.RCRDMAReadResponseLast} {
+		w.recordPacket(1, op, roce.PSN(10).Add(i), 64, roce.ACK(31), true, true)
+	}
+	w.recordPacket(1, roce.RCSendOnly, 900, 1, 0, true, true)
+	w.recordPacket(0, roce.RCAcknowledge, 900, 0, roce.ACK(31), true, true)
+	if c := w.parseConnections()[0]; c.HasFault() {
+		t.Errorf("got faults in %s, want none", c.Summary())
+	}
+}
+
 // TestConnectionsMergeBothEnds checks that the packets of both directions form one connection without duplicates, with
 // a note on each fault.
 func TestConnectionsMergeBothEnds(t *testing.T) {
