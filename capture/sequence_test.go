@@ -195,5 +195,8 @@ func FuzzConnections(f *testing.F) {
 				t.Error("Text or SVG: got an error, want success")
 			}
 		}
+		if err := WritePerfetto(io.Discard, list); err != nil {
+			t.Errorf("WritePerfetto: got error %v, want success", err)
+		}
 	})
 }

@@ -18,6 +18,8 @@ type captureShowCmd struct {
 	Trouble bool   `help:"Begin shortly before the first packet that was lost, retransmitted, refused (NAK, RNR NAK) or corrupted."`
 	Limit   int    `help:"Show at most N packets; 0: all." default:"200" placeholder:"N" complete:"none"`
 	SVG     string `name:"svg" help:"Write an SVG picture to this file instead of text." placeholder:"FILE" complete:"file"`
+
+	Perfetto string `help:"Write a trace of the requests to this file, for https://ui.perfetto.dev." placeholder:"FILE" complete:"file"`
 }
 
 func (*captureShowCmd) Help() string {
@@ -27,7 +29,8 @@ devices that were both recorded is one line, as it leaves; where it does not arr
 Examples:
   verbena capture show lossy.pcapng
   verbena capture show lossy.pcapng --qp 17 --trouble
-  verbena capture show lossy.pcapng --qp 17 --trouble --limit 40 --svg lossy.svg`
+  verbena capture show lossy.pcapng --qp 17 --trouble --limit 40 --svg lossy.svg
+  verbena capture show lossy.pcapng --perfetto lossy.pftrace`
 }
 
 func (c *captureShowCmd) Run() error { return c.writeConnections(os.Stdout) }
@@ -56,6 +59,13 @@ func (c *captureShowCmd) writeConnections(out io.Writer) error {
 	case len(list) == 0:
 		return fmt.Errorf("capture show: %s contains no connection with queue pair %d; omit --qp to list the connections",
 			c.File, c.QP)
+	case c.Perfetto != "" && (c.SVG != "" || c.Trouble):
+		return errors.New("capture show: --perfetto excludes --svg and --trouble: a trace shows all packets")
+	case c.Perfetto != "":
+		if err := writeFile(c.Perfetto, func(w io.Writer) error { return capture.WritePerfetto(w, list) }); err != nil {
+			return fmt.Errorf("capture show: %w", err)
+		}
+		return nil
 	case len(list) > 1 && c.SVG != "":
 		return errors.New("capture show: --svg needs --qp: a picture shows one connection")
 	case len(list) > 1:

@@ -1,0 +1,226 @@
+package perfetto
+
+import (
+	"io"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+// The numbers of the fields, by message.
+const (
+	tracePacket protowire.Number = 1
+
+	packetTimestamp       protowire.Number = 8
+	packetSequence        protowire.Number = 10 // trusted_packet_sequence_id
+	packetTrackEvent      protowire.Number = 11
+	packetTrackDescriptor protowire.Number = 60
+
+	trackUUID         protowire.Number = 1
+	trackName         protowire.Number = 2
+	trackParent       protowire.Number = 5
+	trackCounter      protowire.Number = 8
+	trackChildOrder   protowire.Number = 11
+	trackSiblingOrder protowire.Number = 12
+
+	counterUnit protowire.Number = 6 // unit_name
+
+	eventAnnotation protowire.Number = 4
+	eventType       protowire.Number = 9
+	eventTrack      protowire.Number = 11
+	eventName       protowire.Number = 23
+	eventCounter    protowire.Number = 30 // counter_value
+	eventFlow       protowire.Number = 47 // flow_ids
+
+	annotationUint   protowire.Number = 3
+	annotationString protowire.Number = 6
+	annotationName   protowire.Number = 10
+)
+
+// Values of TrackEvent.Type.
+const (
+	typeSliceBegin = 1
+	typeSliceEnd   = 2
+	typeInstant    = 3
+	typeCounter    = 4
+)
+
+// explicitOrder is the value of TrackDescriptor.ChildTracksOrdering by which children have the order of their creation.
+const explicitOrder = 3
+
+// sequence is the number of the only writer of a trace.
+const sequence = 1
+
+// Trace is a trace that is being written.
+type Trace struct {
+	w        io.Writer
+	err      error
+	tracks   uint64
+	children map[uint64]uint64 // number of tracks below a track
+	flows    uint64
+}
+
+// New returns a trace that is written to w. The caller buffers w.
+func New(w io.Writer) *Trace { return &Trace{w: w, children: map[uint64]uint64{}} }
+
+// Err returns the first error of the writer. After an error nothing more is written.
+func (t *Trace) Err() error { return t.err }
+
+// Flow is the number of an arrow between slices of a trace. The zero Flow is no arrow.
+type Flow uint64
+
+// NewFlow returns the number of an arrow. The arrow connects the slices with this number, in the order of their begin.
+func (t *Trace) NewFlow() Flow {
+	t.flows++
+	return Flow(t.flows)
+}
+
+// Track is a row of the viewer.
+type Track struct {
+	t  *Trace
+	id uint64
+}
+
+// Track adds a track below another one. The zero Track as parent means the top level. Tracks of one parent are shown in
+// the order of the calls.
+func (t *Trace) Track(parent Track, name string) Track { return t.newTrack(parent, name, nil) }
+
+// Counter adds a track with the values of a counter in a unit, such as "requests".
+func (t *Trace) Counter(parent Track, name, unit string) Track {
+	return t.newTrack(parent, name, appendString(nil, counterUnit, unit))
+}
+
+func (t *Trace) newTrack(parent Track, name string, counter []byte) Track {
+	t.tracks++
+	track := Track{t, t.tracks}
+	var d []byte
+	d = appendVarint(d, trackUUID, track.id)
+	d = appendString(d, trackName, name)
+	if parent.id != 0 {
+		d = appendVarint(d, trackParent, parent.id)
+		d = appendVarint(d, trackSiblingOrder, t.children[parent.id])
+		t.children[parent.id]++
+	}
+	if counter != nil {
+		d = appendBytes(d, trackCounter, counter)
+	}
+	d = appendVarint(d, trackChildOrder, explicitOrder)
+	t.write(appendBytes(nil, packetTrackDescriptor, d))
+	return track
+}
+
+// Attr is a named value of an event: a string, or an unsigned number.
+type Attr struct {
+	Name   string
+	Text   string
+	Number uint64 // if Text is empty
+}
+
+// Event is the content of a slice or an instant.
+type Event struct {
+	Name  string
+	Attrs []Attr
+	Flow  Flow
+}
+
+// Slice adds a slice. Slices of one track must not overlap, unless one contains the other. Slices that begin or end at
+// one time must be added in their order. An end before the begin counts as the begin.
+func (k Track) Slice(from, to time.Time, e Event) {
+	if to.Before(from) {
+		to = from
+	}
+	k.write(from, typeSliceBegin, &e, nil)
+	k.write(to, typeSliceEnd, nil, nil)
+}
+
+// Instant adds an event without duration.
+func (k Track) Instant(at time.Time, e Event) { k.write(at, typeInstant, &e, nil) }
+
+// Count adds a value of a counter, which holds until the next one.
+func (k Track) Count(at time.Time, value int64) {
+	k.write(at, typeCounter, nil, appendVarint(nil, eventCounter, uint64(value)))
+}
+
+func (k Track) write(at time.Time, typ uint64, e *Event, more []byte) {
+	b := appendVarint(nil, eventType, typ)
+	b = appendVarint(b, eventTrack, k.id)
+	if e != nil {
+		b = appendString(b, eventName, e.Name)
+		for _, a := range e.Attrs {
+			v := appendString(nil, annotationName, a.Name)
+			if a.Text != "" {
+				v = appendString(v, annotationString, a.Text)
+			} else {
+				v = appendVarint(v, annotationUint, a.Number)
+			}
+			b = appendBytes(b, eventAnnotation, v)
+		}
+		if e.Flow != 0 {
+			b = protowire.AppendTag(b, eventFlow, protowire.Fixed64Type)
+			b = protowire.AppendFixed64(b, uint64(e.Flow))
+		}
+	}
+	p := appendVarint(nil, packetTimestamp, uint64(at.UnixNano()))
+	k.t.write(appendBytes(p, packetTrackEvent, append(b, more...)))
+}
+
+// write writes a TracePacket.
+func (t *Trace) write(packet []byte) {
+	if t.err != nil {
+		return
+	}
+	packet = appendVarint(packet, packetSequence, sequence)
+	_, t.err = t.w.Write(appendBytes(nil, tracePacket, packet))
+}
+
+// Lanes are tracks with one name for slices that overlap.
+type Lanes struct {
+	parent Track
+	name   string
+	all    []lane
+}
+
+type lane struct {
+	Track
+	free time.Time // end of its last slice
+}
+
+// Lanes returns lanes below a track. Their tracks are made as they are needed.
+func (t *Trace) Lanes(parent Track, name string) *Lanes { return &Lanes{parent: parent, name: name} }
+
+// maxLanes limits the tracks of Lanes.
+const maxLanes = 256
+
+// Slice adds a slice on a track of its own or behind an earlier slice. Slices are added in the order of their begins. If
+// 256 slices overlap, the next one becomes an instant.
+func (l *Lanes) Slice(from, to time.Time, e Event) {
+	at := -1
+	for i := range l.all {
+		if !l.all[i].free.After(from) {
+			at = i
+			break
+		}
+	}
+	if at < 0 && len(l.all) == maxLanes {
+		l.all[0].Instant(from, e)
+		return
+	}
+	if at < 0 {
+		at = len(l.all)
+		l.all = append(l.all, lane{Track: l.parent.t.Track(l.parent, l.name)})
+	}
+	l.all[at].Track.Slice(from, to, e)
+	l.all[at].free = to
+}
+
+func appendVarint(b []byte, n protowire.Number, v uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), v)
+}
+
+func appendString(b []byte, n protowire.Number, s string) []byte {
+	return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), s)
+}
+
+func appendBytes(b []byte, n protowire.Number, v []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
+}
