@@ -51,6 +51,24 @@ func (r *requester) receiveResponse(p *pass, k *packet) {
 	r.apply(r.snd.Stored())
 }
 
+// receiveSpan stores several responses to an RDMA READ at once, if possible. It returns the number of packets that it
+// has handled: all; 1 if the memory has refused them; or 0 if they must be handled one by one.
+func (r *requester) receiveSpan(p *pass, k *packet) int {
+	off, ok := r.snd.Responses(k.psn, k.packets, len(k.Payload)/k.packets)
+	if !ok {
+		return 0
+	}
+	w := r.wqe(r.snd.Head())
+	if i, at := sgeAt(w.SGEs, off); i == len(w.SGEs) || at+len(k.Payload) > int(w.SGEs[i].Length) {
+		return 0
+	}
+	if !p.store(r.qp, scatterRead, k.psn, w.SGEs, off, k.Payload) {
+		return 1
+	}
+	r.snd.StoredAll(k.packets)
+	return k.packets
+}
+
 // statuses are the completions of the work requests that fail on the wire.
 var statuses = [...]uapi.WCStatus{
 	transport.RemoteInvalid:   uapi.WCRemInvReqErr,

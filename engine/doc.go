@@ -78,7 +78,6 @@
 //	resp.go     responder                                  the rest of rxe_resp.c
 //	recv.go     packets that arrive                        rxe_recv.c
 //	train.go    packets that leave; copying of payload     rxe_net.c
-//	span.go     packets without headers of their own
 //	take.go     packets that the sender receives itself
 //	pass.go     run queue; the way of a message            rxe_task.c
 //	timer.go    the one timer of a queue pair

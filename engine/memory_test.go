@@ -222,13 +222,13 @@ func TestEgressCut(t *testing.T) {
 
 // TestBuilderCut cuts an open train with spans at the beginning of each part.
 func TestBuilderCut(t *testing.T) {
-	parts := []part{{0, 10, 1, nil}, {10, 60, 5, nil}, {60, 70, 1, nil}}
+	spans := []span{{0, 10, 1, nil}, {10, 60, 5, nil}, {60, 70, 1, nil}}
 	for n, want := range map[int]struct{ parts, end int }{0: {0, 0}, 1: {1, 10}, 6: {2, 60}, 7: {3, 70}} {
-		b := builder{t: &train{mixed: true, packets: 7, parts: slices.Clone(parts)}, closed: true, middle: true}
+		b := builder{t: &train{mixed: true, packets: 7, spans: slices.Clone(spans)}, closed: true, middle: true}
 		b.t.Buf = make([]byte, 70)
 		b.cut(n)
-		if len(b.t.parts) != want.parts || b.t.packets != n || n > 0 && len(b.t.Buf) != want.end {
-			t.Errorf("cut(%d): got %d parts, %d packets, %d bytes, want %d, %d, %d", n, len(b.t.parts), b.t.packets,
+		if len(b.t.spans) != want.parts || b.t.packets != n || n > 0 && len(b.t.Buf) != want.end {
+			t.Errorf("cut(%d): got %d parts, %d packets, %d bytes, want %d, %d, %d", n, len(b.t.spans), b.t.packets,
 				len(b.t.Buf), want.parts, n, want.end)
 		}
 	}

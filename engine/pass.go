@@ -63,7 +63,7 @@ type workspace struct {
 	scatter scatter
 	posted  queue.Send // the work request that is being posted
 	grh     [grhLen]byte
-	span    span
+	split   splitter
 }
 
 const (
@@ -339,7 +339,7 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 	for i, t := range e.queue {
 		t.QP, t.SPort = qp.num, qp.sport
 		if qp.trace != nil {
-			qp.trace.packet(traceSend, t.part(0), uint32(t.packets))
+			qp.trace.packet(traceSend, t.span(0), uint32(t.packets))
 		}
 		if !p.send(qp, t) {
 			e.cut(i)
@@ -449,7 +449,7 @@ func (p *pass) taken(t *train) {
 // receiveTrain has a queue pair receive a train of a device of the Fabric.
 func (p *pass) receiveTrain(qp *QP, t *train) {
 	p.spent += len(t.Buf) + trainCost
-	qp.receiveParts(p, t)
+	qp.receiveTrain(p, t)
 	if t.charged {
 		qp.lane.uncharge(len(t.Buf))
 		t.charged = false

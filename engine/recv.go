@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync"
@@ -11,10 +12,11 @@ import (
 	"verbena/uapi"
 )
 
-// packet is a packet that has arrived.
+// packet is a packet that has arrived, or a span of several, with the headers of the first and the payload of all.
 type packet struct {
 	roce.Packet // Data ends before the ICRC
 	psn         roce.PSN
+	packets     int // in the span
 	src, dst    netip.Addr
 	tos, ttl    uint8
 }
@@ -124,20 +126,63 @@ func copyOf(a *link.Arrival, packets [][]byte) *waiting {
 
 func (w *waiting) free() { waitingPool.Put(w) }
 
-// receive handles packets for the queue pair.
+// receive handles packets of the network for the queue pair.
 func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
 	if qp.dev.stopped.Load() {
 		return
 	}
 	for _, b := range packets {
-		k := packet{src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
-		why := qp.parse(&k, b)
-		if why == accept {
-			why = qp.check(&k)
-		}
-		qp.take(p, &k, b, why)
+		k := packet{packets: 1, src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
+		qp.receiveSpan(p, &k, b, nil)
 	}
 	p.settle(qp)
+}
+
+// receiveTrain handles a train of a device of the Fabric.
+func (qp *QP) receiveTrain(p *pass, t *train) {
+	if qp.dev.stopped.Load() {
+		return
+	}
+	for i := range t.spans {
+		b, s := t.span(i), &t.spans[i]
+		k := packet{packets: s.packets, src: t.path.from.addr, dst: t.Dst, tos: t.TOS, ttl: cmp.Or(t.TTL, defaultTTL)}
+		qp.receiveSpan(p, &k, b[:len(b)-link.ICRCLen], s.mem)
+	}
+	p.settle(qp)
+	p.split.payload = nil // which may have been in memory that goes away
+}
+
+// receiveSpan handles a span. mem, if it is not nil, is its payload. Several packets are handled at once if each has
+// only to be stored, and one by one otherwise.
+func (qp *QP) receiveSpan(p *pass, k *packet, b, mem []byte) {
+	if why := qp.parse(k, b); why != accept {
+		qp.take(p, k, b, why)
+		return
+	}
+	if mem != nil {
+		k.Payload = mem
+	}
+	n, why := 0, qp.check(k)
+	switch {
+	case k.packets == 1:
+		qp.take(p, k, b, why)
+		return
+	case why != accept || qp.trace != nil:
+	case k.Flags&roce.FlagResponse != 0:
+		n = qp.req.receiveSpan(p, k)
+	default:
+		n = qp.resp.receiveSpan(p, k)
+	}
+	s := &p.split
+	if n < k.packets {
+		s.set(b[:k.Opcode.HeaderLen()], k.Payload, k.packets)
+	}
+	for packets := k.packets; n < packets; n++ {
+		k.packets = 1
+		k.Data, k.Payload = s.packet(n)
+		k.psn = k.BTH().PSN()
+		qp.take(p, k, k.Data, qp.check(k))
+	}
 }
 
 // take handles a packet, unless it is to be dropped.

@@ -8,7 +8,7 @@ import (
 )
 
 // An RDMA WRITE whose memory this process has mapped at both ends (umem.Region.Direct) is copied once. The requester
-// lays its packets out as ever, with a place in the train for each payload, but a part may refer to the payload in
+// lays its packets out as ever, with a place in the train for each payload, but a span may refer to the payload in
 // memory instead of having a copy there. The thread that sends the train runs the receiver as well, which stores the
 // payload from memory to memory, before it goes on with the sender:
 //
@@ -46,7 +46,7 @@ func (t *train) joins(w *sendWQE) bool {
 	return true
 }
 
-// refers reports whether a part refers to memory, to which an access has begun then.
+// refers reports whether a span refers to memory, to which an access has begun then.
 func (t *train) refers() bool { return len(t.held) > 0 }
 
 // refer makes the open train refer to what was gathered, which is in mem. It reports false where it must have a copy.
@@ -57,7 +57,7 @@ func (p *pass) refer(g *gather, mem []byte) bool {
 	}
 	for _, place := range g.vec {
 		n := len(place)
-		if k := t.partOf(place); k != nil {
+		if k := t.spanOf(place); k != nil {
 			k.mem = mem[:n]
 		} else {
 			copy(place, mem) // part of a packet
@@ -71,11 +71,11 @@ func (p *pass) refer(g *gather, mem []byte) bool {
 	return true
 }
 
-// partOf returns the part of a train that has all of its payload at a place in Buf, nil if there is none.
-func (t *train) partOf(place []byte) *part {
+// spanOf returns the span of a train that has all of its payload at a place in Buf, nil if there is none.
+func (t *train) spanOf(place []byte) *span {
 	start := cap(t.Buf) - cap(place)
-	for i := len(t.parts) - 1; i >= 0; i-- {
-		if k := &t.parts[i]; k.start < start {
+	for i := len(t.spans) - 1; i >= 0; i-- {
+		if k := &t.spans[i]; k.start < start {
 			if t.payload(k) == start && start+len(place)+roce.BTH(t.Buf[k.start:]).PadCount()+link.ICRCLen == k.end {
 				return k
 			}
@@ -85,16 +85,16 @@ func (t *train) partOf(place []byte) *part {
 	return nil
 }
 
-// payload returns where in Buf the payload of a part begins.
-func (t *train) payload(k *part) int { return k.start + roce.BTH(t.Buf[k.start:]).Opcode().HeaderLen() }
+// payload returns the offset in Buf of the payload of a span.
+func (t *train) payload(k *span) int { return k.start + roce.BTH(t.Buf[k.start:]).Opcode().HeaderLen() }
 
 // fill copies what the train refers to to its place.
 func (t *train) fill() {
 	if !t.refers() {
 		return
 	}
-	for i := range t.parts {
-		if k := &t.parts[i]; k.mem != nil {
+	for i := range t.spans {
+		if k := &t.spans[i]; k.mem != nil {
 			copy(t.Buf[t.payload(k):], k.mem)
 		}
 	}
@@ -106,8 +106,8 @@ func (t *train) release() {
 	if !t.refers() {
 		return
 	}
-	for i := range t.parts {
-		t.parts[i].mem = nil
+	for i := range t.spans {
+		t.spans[i].mem = nil
 	}
 	for _, g := range t.held {
 		g.put()

@@ -104,8 +104,8 @@ func TestReferOnce(t *testing.T) {
 				var trains []*train
 				for _, x := range from.egress.queue {
 					trains = append(trains, x)
-					for i := range x.parts {
-						k := &x.parts[i]
+					for i := range x.spans {
+						k := &x.spans[i]
 						if got, want := k.mem != nil, c.wrap != "a"; got != want && k.packets > 1 {
 							t.Errorf("part %d, %d bytes, is in memory: %t, want %t", i, k.end-k.start, got, want)
 						}
@@ -119,11 +119,11 @@ func TestReferOnce(t *testing.T) {
 					t.Errorf("trains wait for the receiver: %t, want %t", got, want)
 				}
 				for _, x := range trains {
-					if x.refers() || slices.ContainsFunc(x.parts[:cap(x.parts)], func(k part) bool { return k.mem != nil }) {
+					if x.refers() || slices.ContainsFunc(x.spans[:cap(x.spans)], func(k span) bool { return k.mem != nil }) {
 						t.Error("a train refers to memory after it was sent")
 					}
 				}
-				if p.span.payload != nil {
+				if p.split.payload != nil {
 					t.Error("the pass refers to memory after it was stored")
 				}
 				if p.receiver != nil || to.activity.state.Load() == resting {
@@ -184,8 +184,8 @@ func TestReferElements(t *testing.T) {
 		b.built(func(p *pass, from *QP) {
 			all, copied := 0, 0
 			for _, x := range from.egress.queue {
-				for i := range x.parts {
-					k := &x.parts[i]
+				for i := range x.spans {
+					k := &x.spans[i]
 					n := k.end - x.payload(k) - link.ICRCLen
 					if all += n; k.mem == nil {
 						copied += n
@@ -229,7 +229,7 @@ func TestReferCompletes(t *testing.T) {
 				t.Error("nothing is to be sent")
 			}
 			for _, x := range from.egress.queue {
-				if slices.ContainsFunc(x.parts[:cap(x.parts)], func(k part) bool { return k.mem != nil }) {
+				if slices.ContainsFunc(x.spans[:cap(x.spans)], func(k span) bool { return k.mem != nil }) {
 					t.Error("a train refers to memory")
 				}
 			}

@@ -36,6 +36,31 @@ func (r *responder) receive(p *pass, k *packet) {
 	}
 }
 
+// receiveSpan handles several packets of a SEND or RDMA WRITE at once, if each has only to be stored. It returns the
+// number of packets that it has handled: all; 1 if the memory has refused them; or 0 if they must be handled one by
+// one.
+func (r *responder) receiveSpan(p *pass, k *packet) int {
+	a := arrivalOf(k)
+	if r.qp.typ != ib.QPTypeRC && r.qp.typ != ib.QPTypeUC ||
+		k.psn != r.rcv.PSN() || !r.rcv.Follows(&a) || !r.rcv.Fits(&a) {
+		return 0
+	}
+	switch n := len(k.Payload); a.Kind {
+	case transport.Send:
+		if i, at := sgeAt(r.wqe.SGEs, r.wqe.filled); i == len(r.wqe.SGEs) || at+n > int(r.wqe.SGEs[i].Length) {
+			return 0
+		}
+	case transport.Write:
+		if !r.rcv.WriteFits(n, false) {
+			return 0
+		}
+	default:
+		return 0
+	}
+	r.receive(p, k)
+	return max(1, r.rcv.PSN().Diff(k.psn))
+}
+
 // verdict is what became of a request.
 type verdict uint8
 
@@ -169,15 +194,24 @@ func (r *responder) refused(k *packet, c transport.Check) {
 // execute makes the checks that a packet with the expected PSN has to pass, in the order of transport.Check, and does
 // what the packet asks for.
 func (r *responder) execute(p *pass, k *packet) verdict {
-	a := transport.Arrival{
-		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,
-		Length: len(k.Payload),
-	}
+	a := arrivalOf(k)
 	v, by := r.executeKind(p, k, &a)
 	if v != accepted {
 		r.refused(k, by)
 	}
 	return v
+}
+
+// arrivalOf describes each packet of a span.
+func arrivalOf(k *packet) transport.Arrival {
+	a := transport.Arrival{
+		Kind: transport.KindOf(k.Flags), Starts: k.Flags&roce.FlagStarts != 0, Ends: k.Flags&roce.FlagEnds != 0,
+		Length: len(k.Payload),
+	}
+	if k.packets > 1 {
+		a.Length /= k.packets
+	}
+	return a
 }
 
 // executeKind returns, where a packet is not accepted, the check that has refused it.
@@ -203,7 +237,7 @@ func (r *responder) executeKind(p *pass, k *packet, a *transport.Arrival) (v ver
 		return r.executeFlush(p, k)
 	}
 	if v == accepted {
-		r.rcv.Executed(a, reliable(r.qp.typ) && k.BTH().AckReq())
+		r.rcv.ExecutedAll(a, k.packets, reliable(r.qp.typ) && k.BTH().AckReq())
 	}
 	return v, by
 }

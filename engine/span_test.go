@@ -41,7 +41,7 @@ func TestSpansApart(t *testing.T) {
 							}
 							continue
 						}
-						parts += len(x.parts)
+						parts += len(x.spans)
 						x.each(0, func(x *link.Train) bool {
 							packets = append(packets, slices.Clone(x.Buf))
 							return true
@@ -208,8 +208,8 @@ func TestSpansAligned(t *testing.T) {
 	type payload struct{ place, length uint64 }
 	places := func(qp *QP) (list []payload) {
 		for _, x := range qp.egress.queue {
-			for i, k := range x.parts {
-				header := roce.BTH(x.part(i)).Opcode().HeaderLen()
+			for i, k := range x.spans {
+				header := roce.BTH(x.span(i)).Opcode().HeaderLen()
 				list = append(list, payload{
 					place:  uint64(reflect.ValueOf(x.Buf).Pointer()) + uint64(k.start) + uint64(header),
 					length: uint64(k.end - k.start - header - link.ICRCLen),

@@ -13,14 +13,15 @@ import (
 
 // train is a link.Train in a pooled buffer, on its way through the egress queue of a queue pair.
 //
-// The network takes packets of one length at once. One for a device of the same Fabric may be mixed: its packets have any
-// length, so that the payload of a message is one copy, whatever headers lie between. And it may have spans: consecutive middle
-// packets of a message, which differ in their PSNs only, with the header of the first and the payload of all. Who needs
-// packets, such as a capture or a receiver that has to refuse one of them, takes them apart again (train.each, span).
+// A train is a list of spans. The network takes packets of one length at once, each a span. A train for a device of
+// the same Fabric may be mixed. Its packets have any length, so that the payload of a message is one copy, across the
+// headers in between. Middle packets of a message then share a span, which the receiver stores at once if it would
+// accept each of them. A splitter extracts the packets of a span for every other use: a capture, the network, a
+// receiver that refuses one of them.
 type train struct {
 	link.Train
 	mixed   bool   // the packets have any length
-	parts   []part // in order
+	spans   []span // in order
 	sent    int    // packets of a mixed train that have had to go to the network, and have gone
 	path    *path
 	to      uint32 // number of the queue pair that all packets are for
@@ -31,13 +32,14 @@ type train struct {
 
 	writes bool     // all packets are of RDMA WRITEs by one key
 	key    uint32   // that one
-	held   []*grant // with an access begun, as long as a part refers to memory
+	held   []*grant // with an access begun, as long as a span refers to memory
 }
 
-// part is a span of consecutive packets of a train. A span of one is a packet; only a mixed train has longer ones.
-type part struct {
-	start, end int    // in Buf
-	packets    int    // in a span
+// span is one packet of a train, or consecutive middle packets of a message, which share the header of the first. They
+// differ in their PSNs only, and each is as long as the path MTU. Only a mixed train has spans of several packets.
+type span struct {
+	start, end int // in Buf
+	packets    int
 	mem        []byte // the payload, if it is not in Buf yet; see refer.go
 }
 
@@ -50,8 +52,8 @@ const alignment = 64
 const (
 	ackTrain   = 128
 	mixedTrain = 4*link.MaxTrain + link.MaxTrain/8
-	// maxParts is the number of parts of a mixed train, and so of elements of a copy, at most.
-	maxParts = maxScatter
+	// maxSpans is the number of spans of a mixed train, and so of elements of a copy, at most.
+	maxSpans = maxScatter
 )
 
 var trainPool, ackPool, mixedPool sync.Pool
@@ -73,7 +75,7 @@ func newTrain(pool *sync.Pool, size int) *train {
 func getTrain(pool *sync.Pool, p *path) *train {
 	t := pool.Get().(*train)
 	t.path, t.packets, t.mixed, t.sent, t.writes = p, 0, false, 0, false
-	t.parts = t.parts[:0]
+	t.spans = t.spans[:0]
 	t.Dst, t.TOS, t.TTL = p.dst, p.tos, p.ttl
 	t.Buf, t.Size = t.Buf[:0], 0
 	return t
@@ -92,16 +94,44 @@ func (t *train) shrink() {
 	if t.pool == nil || cap(t.Buf) <= 2*len(t.Buf) {
 		return
 	}
-	roomy := &train{pool: t.pool, parts: t.parts}
+	roomy := &train{pool: t.pool, spans: t.spans}
 	roomy.Buf = t.Buf
-	t.Buf, t.parts, t.pool = slices.Clone(t.Buf), slices.Clone(t.parts), nil
+	t.Buf, t.spans, t.pool = slices.Clone(t.Buf), slices.Clone(t.spans), nil
 	roomy.free()
 }
 
-// part returns the i-th part of the train, with room for the ICRC.
-func (t *train) part(i int) []byte {
-	k := &t.parts[i]
+// span returns the bytes of the i-th span of the train, with room for the ICRC.
+func (t *train) span(i int) []byte {
+	k := &t.spans[i]
 	return t.Buf[k.start:k.end:k.end]
+}
+
+// splitter extracts the packets of a span.
+type splitter struct {
+	header  [roce.BTHLen + roce.XRCETHLen]byte // next header
+	len     int                                // length of header
+	payload []byte
+	size    int // payload of a packet
+	first   roce.PSN
+	ask     bool // the last packet asks for an acknowledgement
+	packets int
+}
+
+// set begins a span of several packets. header has the first PSN, and asks for an acknowledgement if the last packet
+// does.
+func (s *splitter) set(header, payload []byte, packets int) {
+	h := roce.BTH(header)
+	s.len = copy(s.header[:], header)
+	s.payload, s.size = payload, len(payload)/packets
+	s.first, s.ask, s.packets = h.PSN(), h.AckReq(), packets
+}
+
+// packet returns the header and the payload of the i-th packet. The header is valid until the next call.
+func (s *splitter) packet(i int) (header, payload []byte) {
+	h := roce.BTH(s.header[:])
+	h.SetPSN(s.first.Add(i))
+	h.SetAckReq(s.ask && i == s.packets-1)
+	return s.header[:s.len], s.payload[i*s.size : (i+1)*s.size]
 }
 
 // each calls f with each packet of the train from the n-th on, as a train of its own, until f returns false. The
@@ -109,14 +139,18 @@ func (t *train) part(i int) []byte {
 func (t *train) each(n int, f func(x *link.Train) bool) bool {
 	t.fill()
 	x := t.Train
+	var s splitter
 	var room []byte
-	for i, k := range t.parts {
+	for i, k := range t.spans {
 		if n >= k.packets {
 			n -= k.packets
 			continue
 		}
-		b := t.part(i)
-		s := spanOf(b[:len(b)-link.ICRCLen], k.packets)
+		b := t.span(i)
+		if k.packets > 1 {
+			header := roce.BTH(b).Opcode().HeaderLen()
+			s.set(b[:header], b[header:len(b)-link.ICRCLen], k.packets)
+		}
 		for ; n < k.packets; n++ {
 			if x.Buf = b; k.packets > 1 {
 				h, payload := s.packet(n)
@@ -183,7 +217,7 @@ func (e *egress) drop() {
 type builder struct {
 	t      *train
 	closed bool
-	middle bool // the last part of a mixed train is of middle packets, which the next one of the message may join
+	middle bool // the last span of a mixed train is of middle packets, which the next one of the message may join
 }
 
 // fits reports whether a packet of size bytes, to a queue pair, can join the open train.
@@ -192,7 +226,7 @@ func (b *builder) fits(p *path, to uint32, size int) bool {
 		return false
 	}
 	if b.t.mixed {
-		return len(b.t.parts) < maxParts
+		return len(b.t.spans) < maxSpans
 	}
 	return !b.closed && size <= b.t.Size && b.t.packets < link.MaxTrainPackets
 }
@@ -210,7 +244,7 @@ func (b *builder) add(size, headers int, addr uint64) []byte {
 	b.t.packets++
 	b.closed = size < b.t.Size
 	b.middle = false
-	b.t.parts = append(b.t.parts, part{start: n, end: n + size, packets: 1})
+	b.t.spans = append(b.t.spans, span{start: n, end: n + size, packets: 1})
 	return b.t.Buf[n : n+size]
 }
 
@@ -231,7 +265,7 @@ func (b *builder) stretch(packets, size int, asks bool) (payload []byte, ok bool
 	if !b.middle || len(b.t.Buf)+size > cap(b.t.Buf) {
 		return nil, false
 	}
-	last := &b.t.parts[len(b.t.parts)-1]
+	last := &b.t.spans[len(b.t.spans)-1]
 	last.packets += packets
 	last.end += size
 	b.t.packets += packets
@@ -274,11 +308,11 @@ func (b *builder) cut(n int) {
 	}
 	i, end := 0, 0
 	for left := n; left > 0; i++ {
-		left -= b.t.parts[i].packets
-		end = b.t.parts[i].end
+		left -= b.t.spans[i].packets
+		end = b.t.spans[i].end
 	}
-	clear(b.t.parts[i:])
-	b.t.parts = b.t.parts[:i]
+	clear(b.t.spans[i:])
+	b.t.spans = b.t.spans[:i]
 	b.t.packets = n
 	b.t.Buf = b.t.Buf[:end]
 	b.closed, b.middle = false, false
