@@ -77,7 +77,8 @@
 //	comp.go     completer                                  the rest of rxe_comp.c
 //	resp.go     responder                                  the rest of rxe_resp.c
 //	recv.go     packets that arrive                        rxe_recv.c
-//	train.go    packets that leave; copying of payload     rxe_net.c
+//	train.go    packets that leave                         rxe_net.c
+//	copy.go     copies of payload, to and from trains      rxe_mr.c
 //	take.go     packets that the sender receives itself
 //	pass.go     run queue; the way of a message            rxe_task.c
 //	timer.go    the one timer of a queue pair

@@ -472,3 +472,64 @@ const defaultTTL = 64
 
 // egressRetry is when to try again after the socket was full. It drains in well less than that.
 const egressRetry = 100 * time.Microsecond
+
+// deliver makes a queue pair receive a train that refers to memory. It reports false where the train has to wait:
+// another thread runs the receiver, another event precedes it, or the receiver has to store where a copy may be
+// stopped.
+func (p *pass) deliver(to *QP, t *train) bool {
+	if to != p.receiver {
+		if p.receiver != nil || p.avoids(to) || !p.mayRun(to) || !to.activity.wake() {
+			return false
+		}
+		p.receiver = to
+	}
+	if to.dev.broken.Load() || to.events.any.Load() || !to.storesDirectly(t.key) {
+		return false
+	}
+	p.hold(to.dev)
+	p.inline = true
+	p.receiveTrain(to, t)
+	p.inline = false
+	return true
+}
+
+// endDelivery puts the queue pair that has received into the run queue. Before, the watchdog could have given it from
+// there to another thread.
+func (p *pass) endDelivery() {
+	if p.receiver != nil {
+		p.todo = append(p.todo, p.receiver)
+		p.receiver = nil
+	}
+}
+
+// storesDirectly reports whether writing by a key waits for no program. If the key stands for other memory when the
+// receiver stores, there has been a time in between when it stood for none, and the peer is refused as then.
+func (qp *QP) storesDirectly(key uint32) bool {
+	g := qp.memory(qp.resp.domain(), key, ib.AccessRemoteWrite)
+	if g == nil {
+		return true
+	}
+	defer g.put()
+	return g.direct(g.first, g.length) != nil
+}
+
+// maxUrgent is the largest number of bytes that one thread moves sooner than two.
+const maxUrgent = 128 << 10
+
+// urgent reports whether a program waits for the packets in the egress queue. A program always waits for responses.
+func (qp *QP) urgent() bool {
+	n := 0
+	for _, t := range qp.egress.queue {
+		n += len(t.Buf)
+	}
+	w := &qp.req.waits
+	switch {
+	case n > maxUrgent:
+		return false
+	case w.answers:
+		return true
+	case reliable(qp.typ):
+		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.hasPolled(0)
+	}
+	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
+}

@@ -9,7 +9,6 @@ import (
 	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
-	"verbena/uapi"
 )
 
 // packet is a packet that has arrived, or a span of several, with the headers of the first and the payload of all.
@@ -259,78 +258,3 @@ func (qp *QP) check(k *packet) counter {
 
 // pkeyFull is the bit of a P_Key that tells full from limited members.
 const pkeyFull = 0x8000
-
-// store has data written into the memory of a list of elements, from the off-th byte on, together with what
-// follows it if possible. On failure it reports false, and the queue pair has been told.
-func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off int, data []byte) bool {
-	i, at := sgeAt(list, off)
-	for len(data) > 0 {
-		if i >= len(list) {
-			unstorable(qp, kind, psn)
-			return false
-		}
-		s := &list[i]
-		n := min(len(data), int(s.Length)-at)
-		if !p.storeAt(qp, kind, psn, s.LKey, ib.AccessLocalWrite, s.Addr+uint64(at), data[:n]) {
-			return false
-		}
-		data = data[n:]
-		i, at = i+1, 0
-	}
-	return true
-}
-
-// storeAt does the same for one range of a region.
-func (p *pass) storeAt(qp *QP, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte) bool {
-	s := &p.scatter
-	if !s.joins(kind, key, addr) {
-		if !p.settle(qp) {
-			return false
-		}
-		in := qp.pd
-		switch kind {
-		case scatterSend:
-			in = qp.resp.wqe.pd
-		case scatterWrite:
-			in = qp.resp.domain()
-		}
-		m := qp.memory(in, key, right)
-		if m == nil {
-			unstorable(qp, kind, psn)
-			return false
-		}
-		s.start(m, kind, psn, addr)
-	}
-	s.add(data)
-	return true
-}
-
-// settle writes what store has collected: before a completion that promises it, and before the packets that hold
-// it go away.
-func (p *pass) settle(qp *QP) bool {
-	s := &p.scatter
-	if s.to == nil {
-		return true
-	}
-	kind, psn := s.kind, s.psn
-	p.enter(qp)
-	ok := s.flush(p.inline)
-	p.leave()
-	if ok {
-		return true
-	}
-	unstorable(qp, kind, psn)
-	return false
-}
-
-// unstorable ends a queue pair whose data cannot be stored.
-func unstorable(qp *QP, kind scatterKind, psn roce.PSN) {
-	switch kind {
-	case scatterSend:
-		qp.resp.refuse(psn, roce.NAKRemoteOperationalError, uapi.WCLocProtErr)
-	case scatterWrite:
-		qp.resp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
-	case scatterRead:
-		qp.req.fail(uapi.WCLocProtErr)
-	}
-}

@@ -364,3 +364,29 @@ func (r *requester) probe(p *pass) {
 	}
 	p.build.finish(&qp.egress)
 }
+
+// waits distinguishes messages for which a program waits from those of a stream. Two threads on two processors move a
+// stream faster than one, because the receive thread works at the same time. A program waits if it posts a message
+// after it has seen the completion of the last one, or after a request of the peer has arrived since.
+type waits struct {
+	idle  bool // nothing was in flight when the run began
+	fresh bool // no work request of this run has been fetched
+	heard bool // a request has come since the last run that fetched one
+	told  bool // the last work request gave a completion
+
+	answers bool // a request has arrived since the last message
+	polls   bool // the program has seen the last completion, if the queue is empty
+}
+
+// begin is called before the requester fetches work requests.
+func (w *waits) begin(idle bool) { w.idle, w.fresh = idle, true }
+
+// posted is called for each that it fetches.
+func (w *waits) posted(signaled bool) {
+	if w.fresh {
+		w.answers = w.idle && w.heard
+		w.polls = w.idle && w.told
+		w.fresh, w.heard = false, false
+	}
+	w.told = signaled
+}

@@ -12,7 +12,7 @@ const (
 	maxTaken = 1 << 20 // bytes, as counted in pass.spent, after which it does
 )
 
-// delivery is the state of a pass that also receives its own packets: from endpoints, and as the receiver (refer.go).
+// delivery is the state of a pass that also receives its own packets: from endpoints, and as the receiver (copy.go).
 type delivery struct {
 	takes    bool    // the pass may receive its packets from endpoints of the Fabric
 	claims   []claim // endpoints from which the pass receives
@@ -84,51 +84,4 @@ func (p *pass) abandon() {
 	for _, c := range p.claims {
 		c.turn.Abandon()
 	}
-}
-
-// waits tells messages that their program waits for from those of a stream, which two threads on two processors move faster than
-// one: then the receive thread does its part at the same time. A program waits when it posts a message after it has seen the
-// completion of the last one, or has been sent something since.
-type waits struct {
-	idle  bool // nothing was in flight when the run began
-	fresh bool // no work request of this run has been fetched
-	heard bool // a request has come since the last run that fetched one
-	told  bool // the last work request gave a completion
-
-	answers bool // it has been sent something
-	polls   bool // it has seen the completion, if the queue is empty
-}
-
-// begin is called before the requester fetches work requests.
-func (w *waits) begin(idle bool) { w.idle, w.fresh = idle, true }
-
-// posted is called for each that it fetches.
-func (w *waits) posted(signaled bool) {
-	if w.fresh {
-		w.answers = w.idle && w.heard
-		w.polls = w.idle && w.told
-		w.fresh, w.heard = false, false
-	}
-	w.told = signaled
-}
-
-// maxUrgent is the largest number of bytes that one thread moves sooner than two.
-const maxUrgent = 128 << 10
-
-// urgent reports whether somebody waits for what the egress queue has: for answers somebody always does.
-func (qp *QP) urgent() bool {
-	n := 0
-	for _, t := range qp.egress.queue {
-		n += len(t.Buf)
-	}
-	w := &qp.req.waits
-	switch {
-	case n > maxUrgent:
-		return false
-	case w.answers:
-		return true
-	case reliable(qp.typ):
-		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.hasPolled(0)
-	}
-	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
 }

@@ -40,7 +40,7 @@ type train struct {
 type span struct {
 	start, end int // in Buf
 	packets    int
-	mem        []byte // the payload, if it is not in Buf yet; see refer.go
+	mem        []byte // the payload, if it is not in Buf yet; see copy.go
 }
 
 // alignment is that of the payload of a mixed train to the memory that it comes from. Processors copy several times more slowly where
@@ -318,154 +318,74 @@ func (b *builder) cut(n int) {
 	b.closed, b.middle = false, false
 }
 
-// gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
-// one call.
-type gather struct {
-	p    *pass
-	from *grant // with an access begun; nil when empty
-	addr uint64
-	n    uint64
-	vec  [][]byte
+// begin notes that the first packet of the train is of a work request.
+func (t *train) begin(qp *QP, w *sendWQE) {
+	t.writes, t.key = t.mixed && qp.typ == ib.QPTypeRC && w.kind == transport.Write, w.RKey
 }
 
-// add has dst filled from addr of the region with the key. It reports false where that cannot be.
-func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
-	if g.from != nil && (g.from.key != key || g.addr+g.n != addr) && !g.flush(qp) {
+// joins reports whether packets of a work request may follow in the train. One that refers to memory has RDMA WRITEs by
+// one key alone, so that it is known where they go.
+func (t *train) joins(w *sendWQE) bool {
+	if !t.writes || w.kind == transport.Write && w.RKey == t.key {
+		return true
+	}
+	if t.refers() {
 		return false
 	}
-	if g.from == nil {
-		if g.from = qp.memory(qp.pd, key, localRead); g.from == nil {
-			return false
-		}
-		g.addr = addr
-	}
-	g.vec = appendPlace(g.vec, dst)
-	g.n += uint64(len(dst))
+	t.writes = false
 	return true
 }
 
-// appendPlace appends a place to a vector, or makes its last one longer where it follows that at once.
-func appendPlace(vec [][]byte, b []byte) [][]byte {
-	if i := len(vec) - 1; i >= 0 && len(b) > 0 {
-		if a := vec[i]; cap(a)-len(a) >= len(b) && &a[:len(a)+1][len(a)] == &b[0] {
-			vec[i] = a[:len(a)+len(b)]
-			return vec
+// refers reports whether a span refers to memory, to which an access has begun then.
+func (t *train) refers() bool { return len(t.held) > 0 }
+
+// spanOf returns the span of a train that has all of its payload at a place in Buf, nil if there is none.
+func (t *train) spanOf(place []byte) *span {
+	start := cap(t.Buf) - cap(place)
+	for i := len(t.spans) - 1; i >= 0; i-- {
+		if k := &t.spans[i]; k.start < start {
+			if t.payload(k) == start && start+len(place)+roce.BTH(t.Buf[k.start:]).PadCount()+link.ICRCLen == k.end {
+				return k
+			}
+			break
 		}
 	}
-	return append(vec, b)
+	return nil
 }
 
-// addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any
-// more.
-func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
-	if g.from == nil {
-		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
-			return false
+// payload returns the offset in Buf of the payload of a span.
+func (t *train) payload(k *span) int { return k.start + roce.BTH(t.Buf[k.start:]).Opcode().HeaderLen() }
+
+// fill copies referenced payloads to their places in the train.
+func (t *train) fill() {
+	if !t.refers() {
+		return
+	}
+	for i := range t.spans {
+		if k := &t.spans[i]; k.mem != nil {
+			copy(t.Buf[t.payload(k):], k.mem)
 		}
-		g.addr = y.Addr
 	}
-	g.vec = appendPlace(g.vec, dst)
-	g.n += uint64(len(dst))
-	return true
+	t.release()
 }
 
-// flush reads, for a queue pair.
-func (g *gather) flush(qp *QP) (ok bool) {
-	if g.from == nil {
-		return true
+// release ends the accesses to memory.
+func (t *train) release() {
+	if !t.refers() {
+		return
 	}
-	switch mem := g.from.direct(g.addr, g.n); {
-	case mem == nil:
-		g.p.fill(qp) // the copy may be stopped
-	case g.p.refer(g, mem):
-		return true
+	for i := range t.spans {
+		t.spans[i].mem = nil
 	}
-	g.p.enter(qp)
-	ok = g.from.read(g.vec, g.addr, g.n) == nil
-	g.p.leave()
-	g.reset()
-	return ok
-}
-
-func (g *gather) reset() {
-	if g.from != nil {
-		g.from.put()
-		g.from = nil
+	for _, g := range t.held {
+		g.put()
 	}
-	clear(g.vec)
-	g.vec, g.n = g.vec[:0], 0
+	clear(t.held)
+	t.held = t.held[:0]
 }
 
-// fill has buf filled with the bytes from off on of a list of elements.
-func (g *gather) fill(qp *QP, list []ib.SGE, off int, buf []byte) bool {
-	i, at := sgeAt(list, off)
-	for len(buf) > 0 {
-		if i >= len(list) {
-			return false
-		}
-		s := &list[i]
-		n := min(len(buf), int(s.Length)-at)
-		if !g.add(qp, s.LKey, s.Addr+uint64(at), buf[:n]) {
-			return false
-		}
-		buf = buf[n:]
-		i, at = i+1, 0
+func (e *egress) fill() {
+	for _, t := range e.queue {
+		t.fill()
 	}
-	return true
-}
-
-// scatterKind is whose data a scatter stores, and so who is told of a failure.
-type scatterKind uint8
-
-const (
-	scatterNone scatterKind = iota
-	scatterSend
-	scatterWrite
-	scatterRead // responses
-)
-
-// scatter collects payloads that are to be stored at consecutive addresses, so that they are written with one
-// call.
-type scatter struct {
-	to   *grant // with an access begun; nil when empty
-	kind scatterKind
-	psn  roce.PSN // of the first packet
-	addr uint64
-	n    uint64
-	vec  [][]byte
-}
-
-// maxScatter bounds the number of payloads in one call.
-const maxScatter = 256
-
-// joins reports whether a payload can be stored together with what is collected.
-func (s *scatter) joins(kind scatterKind, key uint32, addr uint64) bool {
-	return s.to != nil && s.kind == kind && s.to.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
-}
-
-func (s *scatter) start(to *grant, kind scatterKind, psn roce.PSN, addr uint64) {
-	s.to, s.kind, s.psn, s.addr = to, kind, psn, addr
-}
-
-func (s *scatter) add(b []byte) {
-	s.vec = appendPlace(s.vec, b)
-	s.n += uint64(len(b))
-}
-
-// flush writes what was collected, which is not nothing. It fails where memory is not direct, if it has to be.
-func (s *scatter) flush(direct bool) (ok bool) {
-	if direct {
-		mem := s.to.direct(s.addr, s.n)
-		for _, b := range s.vec {
-			mem = mem[copy(mem, b):]
-		}
-		ok = mem != nil
-	} else {
-		ok = s.to.write(s.vec, s.addr, s.n) == nil
-	}
-	s.to.put()
-	s.to = nil
-	clear(s.vec)
-	s.vec, s.n = s.vec[:0], 0
-	return ok
 }

@@ -233,14 +233,3 @@ func (w *recvWQE) fetch(q queue.RecvQueue, limit uint32) (status uapi.WCStatus, 
 	}
 	return status, true, true
 }
-
-// sgeAt finds the element that holds byte n of a list, and the offset in it. Past the end: len(list), 0.
-func sgeAt(list []ib.SGE, n int) (i, off int) {
-	for i = range list {
-		if n < int(list[i].Length) {
-			return i, n
-		}
-		n -= int(list[i].Length)
-	}
-	return len(list), 0
-}

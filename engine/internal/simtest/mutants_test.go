@@ -39,7 +39,7 @@ var mutants = []struct {
 		"	case ahead > 0:", "	case ahead > 1:"},
 	{"UC: a gap within a message is not noticed", "transport/receiver.go",
 		"	if psn != r.psn || starts {", "	if starts {"},
-	{"data are acknowledged, and not stored", "recv.go",
+	{"data are acknowledged, and not stored", "copy.go",
 		"	s.add(data)\n", "	if kind != scatterWrite || len(data) < 100 {\n\t\ts.add(data)\n\t}\n"},
 	{"UD: the header of a datagram has the wrong source", "resp.go",
 		"SGID: roce.GID(k.src.As16())", "SGID: roce.GID(k.dst.As16())"},

@@ -1,0 +1,369 @@
+package engine
+
+import (
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// A payload is copied twice: from the memory of the sender into a train (gather), and from there into the memory of the
+// receiver (scatter). Each copies many packets in one call.
+//
+// An RDMA WRITE whose memory this process has mapped at both ends (umem.Region.Direct) is copied once. The requester
+// builds its packets as for other trains, with a place in the train for each payload, but a span may refer to the payload
+// in memory instead of having a copy there. The thread that sends the train also runs the receiver, which stores the
+// payload from memory to memory, before it continues with the sender:
+//
+//	advance      the train is built and refers to memory, to which an access has begun
+//	   |
+//	sendAll      if the receiver rests, the thread takes it, and it stores the payload (pass.deliver); otherwise the
+//	   |         payload is copied to its place first (train.fill)
+//	   |
+//	endDelivery  no train refers to memory; the receiver is in the run queue
+//
+// A train refers to memory only while the thread that has built it runs its queue pair. Meanwhile
+//   - no work request of the queue pair completes, and its state does not change: pass.fill precedes such a change;
+//   - a thread that takes a key away (grant.revoke) waits for these copies alone: pass.fill precedes a copy that may be
+//     stopped, and the receiver stores into direct memory alone (scatter.flush).
+
+// gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
+// one call.
+type gather struct {
+	p    *pass
+	from *grant // with an access begun; nil when empty
+	addr uint64
+	n    uint64
+	vec  [][]byte
+}
+
+// fill has buf filled with the bytes from off on of a list of elements.
+func (g *gather) fill(qp *QP, list []ib.SGE, off int, buf []byte) bool {
+	i, at := sgeAt(list, off)
+	for len(buf) > 0 {
+		if i >= len(list) {
+			return false
+		}
+		s := &list[i]
+		n := min(len(buf), int(s.Length)-at)
+		if !g.add(qp, s.LKey, s.Addr+uint64(at), buf[:n]) {
+			return false
+		}
+		buf = buf[n:]
+		i, at = i+1, 0
+	}
+	return true
+}
+
+// add has dst filled from addr of the region with the key. It reports false where that cannot be.
+func (g *gather) add(qp *QP, key uint32, addr uint64, dst []byte) bool {
+	if g.from != nil && (g.from.key != key || g.addr+g.n != addr) && !g.flush(qp) {
+		return false
+	}
+	if g.from == nil {
+		if g.from = qp.memory(qp.pd, key, localRead); g.from == nil {
+			return false
+		}
+		g.addr = addr
+	}
+	g.vec = appendPlace(g.vec, dst)
+	g.n += uint64(len(dst))
+	return true
+}
+
+// appendPlace appends a place to a vector, or makes its last one longer where it follows that at once.
+func appendPlace(vec [][]byte, b []byte) [][]byte {
+	if i := len(vec) - 1; i >= 0 && len(b) > 0 {
+		if a := vec[i]; cap(a)-len(a) >= len(b) && &a[:len(a)+1][len(a)] == &b[0] {
+			vec[i] = a[:len(a)+len(b)]
+			return vec
+		}
+	}
+	return append(vec, b)
+}
+
+// addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any
+// more.
+func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
+	if g.from == nil {
+		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
+			return false
+		}
+		g.addr = y.Addr
+	}
+	g.vec = appendPlace(g.vec, dst)
+	g.n += uint64(len(dst))
+	return true
+}
+
+// flush reads, for a queue pair.
+func (g *gather) flush(qp *QP) (ok bool) {
+	if g.from == nil {
+		return true
+	}
+	switch mem := g.from.direct(g.addr, g.n); {
+	case mem == nil:
+		g.p.fill(qp) // the copy may be stopped
+	case g.p.refer(g, mem):
+		return true
+	}
+	g.p.enter(qp)
+	ok = g.from.read(g.vec, g.addr, g.n) == nil
+	g.p.leave()
+	g.reset()
+	return ok
+}
+
+func (g *gather) reset() {
+	if g.from != nil {
+		g.from.put()
+		g.from = nil
+	}
+	clear(g.vec)
+	g.vec, g.n = g.vec[:0], 0
+}
+
+// minRefer is the smallest number of bytes to refer to. Fewer are cheaper to copy than to account for.
+const minRefer = 16 << 10
+
+// refer makes the open train refer to what was gathered, which is in mem. It reports false where it must have a copy.
+func (p *pass) refer(g *gather, mem []byte) bool {
+	t := p.build.t
+	if !t.writes || g.n < minRefer {
+		return false
+	}
+	for _, place := range g.vec {
+		n := len(place)
+		if k := t.spanOf(place); k != nil {
+			k.mem = mem[:n]
+		} else {
+			copy(place, mem) // part of a packet
+		}
+		mem = mem[n:]
+	}
+	t.held = append(t.held, g.from)
+	g.from = nil
+	g.reset()
+	p.build.middle = false // the last span is complete
+	return true
+}
+
+// fill makes the trains of the queue pair, which the pass runs, refer to memory no longer.
+func (p *pass) fill(qp *QP) {
+	if p.build.t != nil {
+		p.build.t.fill()
+	}
+	qp.egress.fill()
+}
+
+// ahead holds data that were read for the following work requests, together with those of an earlier one. It is good in
+// one run of the requester.
+//
+// Work requests that were posted together often lie together: a program sends pieces of one buffer, or reuses the slots
+// of one. A system call for each piece takes longer than all else about a short message. So the data of the next ones are
+// read with the first of them, as far as they follow in the same page. They have been posted, so that their memory is the
+// device's, and nothing lies between that could change it.
+type ahead struct {
+	from *grant // by whose region it was read; it may have been revoked since. nil: nothing
+	addr uint64
+	n    int
+	buf  [aheadBytes]byte
+}
+
+const (
+	// maxAhead is the longest message that is read together with others.
+	maxAhead = 512
+	// aheadBytes is how much is read at a time, within an aligned block of that size, and so of a page.
+	aheadBytes = 4096
+	// aheadCount is for how many work requests is read at a time.
+	aheadCount = 32
+)
+
+// read has what was gathered for a work request filled.
+func (r *requester) read(p *pass) bool {
+	g, a := &p.gather, &p.ahead
+	if g.from == nil || g.n > maxAhead || len(g.vec) != 1 || g.from.direct(g.addr, g.n) != nil {
+		return g.flush(r.qp)
+	}
+	if a.from != g.from || g.addr < a.addr || g.addr+g.n > a.addr+uint64(a.n) {
+		n := r.follow(g.from.key, g.addr, g.n)
+		if n == g.n {
+			return g.flush(r.qp)
+		}
+		a.from = nil
+		p.enter(r.qp)
+		err := g.from.read([][]byte{a.buf[:n]}, g.addr, n)
+		p.leave()
+		if err != nil { // it may be another's
+			return g.flush(r.qp)
+		}
+		a.from, a.addr, a.n = g.from, g.addr, int(n)
+	}
+	copy(g.vec[0], a.buf[g.addr-a.addr:])
+	g.reset()
+	return true
+}
+
+// follow returns how many bytes from an address on are to be sent, of which the present work request has n: by it, and those that are posted
+// behind it.
+func (r *requester) follow(key uint32, addr, n uint64) uint64 {
+	qp, w := r.qp, &r.scratch
+	most := aheadBytes - addr%aheadBytes
+	for i := range aheadCount {
+		if found, ok := qp.sq.Fetch(i, &w.Send); !found || !ok {
+			break
+		}
+		if k := kindOf(qp.typ, w.Opcode); k != transport.Send && k != transport.Write ||
+			w.Flags&(uapi.SendInline|uapi.SendFence) != 0 || w.NumSGE != 1 || len(w.SGEs) != 1 {
+			break
+		}
+		s := &w.SGEs[0]
+		if s.LKey != key || s.Addr != addr+n || s.Length > maxAhead || n+uint64(s.Length) > most {
+			break
+		}
+		n += uint64(s.Length)
+	}
+	return n
+}
+
+// scatterKind is whose data a scatter stores, and so who is told of a failure.
+type scatterKind uint8
+
+const (
+	scatterNone scatterKind = iota
+	scatterSend
+	scatterWrite
+	scatterRead // responses
+)
+
+// scatter collects payloads that are to be stored at consecutive addresses, so that they are written with one
+// call.
+type scatter struct {
+	to   *grant // with an access begun; nil when empty
+	kind scatterKind
+	psn  roce.PSN // of the first packet
+	addr uint64
+	n    uint64
+	vec  [][]byte
+}
+
+// maxScatter bounds the number of payloads in one call.
+const maxScatter = 256
+
+// joins reports whether a payload can be stored together with what is collected.
+func (s *scatter) joins(kind scatterKind, key uint32, addr uint64) bool {
+	return s.to != nil && s.kind == kind && s.to.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
+}
+
+func (s *scatter) start(to *grant, kind scatterKind, psn roce.PSN, addr uint64) {
+	s.to, s.kind, s.psn, s.addr = to, kind, psn, addr
+}
+
+func (s *scatter) add(b []byte) {
+	s.vec = appendPlace(s.vec, b)
+	s.n += uint64(len(b))
+}
+
+// flush writes what was collected, which is not nothing. It fails where memory is not direct, if it has to be.
+func (s *scatter) flush(direct bool) (ok bool) {
+	if direct {
+		mem := s.to.direct(s.addr, s.n)
+		for _, b := range s.vec {
+			mem = mem[copy(mem, b):]
+		}
+		ok = mem != nil
+	} else {
+		ok = s.to.write(s.vec, s.addr, s.n) == nil
+	}
+	s.to.put()
+	s.to = nil
+	clear(s.vec)
+	s.vec, s.n = s.vec[:0], 0
+	return ok
+}
+
+// store has data written into the memory of a list of elements, from the off-th byte on, together with what
+// follows it if possible. On failure it reports false, and the queue pair has been told.
+func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off int, data []byte) bool {
+	i, at := sgeAt(list, off)
+	for len(data) > 0 {
+		if i >= len(list) {
+			unstorable(qp, kind, psn)
+			return false
+		}
+		s := &list[i]
+		n := min(len(data), int(s.Length)-at)
+		if !p.storeAt(qp, kind, psn, s.LKey, ib.AccessLocalWrite, s.Addr+uint64(at), data[:n]) {
+			return false
+		}
+		data = data[n:]
+		i, at = i+1, 0
+	}
+	return true
+}
+
+// storeAt does the same for one range of a region.
+func (p *pass) storeAt(qp *QP, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte) bool {
+	s := &p.scatter
+	if !s.joins(kind, key, addr) {
+		if !p.settle(qp) {
+			return false
+		}
+		in := qp.pd
+		switch kind {
+		case scatterSend:
+			in = qp.resp.wqe.pd
+		case scatterWrite:
+			in = qp.resp.domain()
+		}
+		m := qp.memory(in, key, right)
+		if m == nil {
+			unstorable(qp, kind, psn)
+			return false
+		}
+		s.start(m, kind, psn, addr)
+	}
+	s.add(data)
+	return true
+}
+
+// settle writes what store has collected: before a completion that promises it, and before the packets that hold
+// it go away.
+func (p *pass) settle(qp *QP) bool {
+	s := &p.scatter
+	if s.to == nil {
+		return true
+	}
+	kind, psn := s.kind, s.psn
+	p.enter(qp)
+	ok := s.flush(p.inline)
+	p.leave()
+	if ok {
+		return true
+	}
+	unstorable(qp, kind, psn)
+	return false
+}
+
+// unstorable ends a queue pair whose data cannot be stored.
+func unstorable(qp *QP, kind scatterKind, psn roce.PSN) {
+	switch kind {
+	case scatterSend:
+		qp.resp.refuse(psn, roce.NAKRemoteOperationalError, uapi.WCLocProtErr)
+	case scatterWrite:
+		qp.resp.refuse(psn, roce.NAKRemoteAccessError, uapi.WCRemAccessErr)
+	case scatterRead:
+		qp.req.fail(uapi.WCLocProtErr)
+	}
+}
+
+// sgeAt finds the element that holds byte n of a list, and the offset in it. Past the end: len(list), 0.
+func sgeAt(list []ib.SGE, n int) (i, off int) {
+	for i = range list {
+		if n < int(list[i].Length) {
+			return i, n
+		}
+		n -= int(list[i].Length)
+	}
+	return len(list), 0
+}
