@@ -35,6 +35,8 @@ type gather struct {
 	addr uint64
 	n    uint64
 	vec  [][]byte
+
+	ahead ahead
 }
 
 // fill has buf filled with the bytes from off on of a list of elements.
@@ -181,7 +183,7 @@ const (
 
 // read has what was gathered for a work request filled.
 func (r *requester) read(p *pass) bool {
-	g, a := &p.gather, &p.ahead
+	g, a := &p.gather, &p.gather.ahead
 	if g.from == nil || g.n > maxAhead || len(g.vec) != 1 || g.from.direct(g.addr, g.n) != nil {
 		return g.flush(r.qp)
 	}

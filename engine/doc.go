@@ -27,8 +27,8 @@
 // # Threads
 //
 // The engine has no threads. A thread that has an event for a queue pair (a doorbell or PostSend on the caller's thread,
-// packets on the endpoint's, a timer) begins a [pass], which works off a run queue of queue pairs; pass.go has the way of a
-// message from top to bottom. At most one thread runs a queue pair at a time, and none waits for that: an event for one that is
+// packets on the endpoint's, a timer) begins a [pass], which works off a run queue of queue pairs; pass.go and run.go have the
+// path of a message from top to bottom. At most one thread runs a queue pair at a time, and none waits for that: an event for one that is
 // being run is left to the thread that runs it. So a message takes three runs (the sender's, the receiver's, and the
 // sender's again for the acknowledgement), and no lock is held while payload is copied, packets are sent or completions are
 // reported. A train for another device of the same [Fabric] is not sent: it is an event of the peer, which the same pass
@@ -79,8 +79,8 @@
 //	recv.go     packets that arrive                        rxe_recv.c
 //	train.go    packets that leave                         rxe_net.c
 //	copy.go     copies of payload, to and from trains      rxe_mr.c
-//	take.go     packets that the sender receives itself
-//	pass.go     run queue; the way of a message            rxe_task.c
+//	pass.go     threads: run queue, events, tasks          rxe_task.c
+//	run.go      one run of a queue pair                    rxe_recv.c, rxe_net.c
 //	timer.go    the one timer of a queue pair
 //	stall.go    memory that does not answer
 //	panic.go    the end of a device that cannot be relied on

@@ -1,12 +1,11 @@
 package engine
 
 import (
-	"cmp"
-	"errors"
-	"net/netip"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"verbena/engine/queue"
@@ -14,26 +13,27 @@ import (
 	"verbena/link"
 )
 
-// The way of a message, from the event that begins it to the trains that it leaves as:
+// The path of a message, from the event that begins it to its trains. This file has the part of the thread, up to drain.
+// run.go has the part of the queue pair.
 //
 //	doorbell, packets, timer, task
 //	        |
 //	      begin        a pass: the thread's working memory, and its run queue
 //	        |
-//	      wake         the queue pair rests: into the run queue. It is being run: noted, for the thread that does
+//	      wake         an idle queue pair enters the run queue; of a running one the event is noted, for its thread
 //	        |
-//	      end, drain   the run queue, until it is empty or the budget is spent; then a goroutine goes on
+//	      end, drain   the run queue, until it is empty or the budget is spent; then a goroutine continues
 //	        |
-//	      run          one queue pair: its events (receive: recv.go, resp.go, comp.go), then what is possible
-//	        |          now (advance: answers, then new requests), then the trains that have come of it
+//	      run          one queue pair: its events (receive, receiveTrain: resp.go, comp.go), then the possible work
+//	        |          (advance: answers, then new requests), then the resulting trains (sendAll)
 //	        |
-//	      send ------> the network (endpoint.send), whose other end begins with Receive
+//	      send ------> the network (endpoint.send), whose other end begins with Receive (recv.go)
 //	        |
 //	      hand         a device of the same Fabric: the train is an event of the peer, which wakes it
 //
-// At most one thread runs a queue pair at a time, and no thread waits for that: one that has an event for a queue pair that
-// is being run leaves it there and goes on. So no lock is held while payload is copied, while packets are sent, and while
-// completions are reported, and memory that does not answer stops only the queue pairs of its own program (stall.go).
+// At most one thread runs a queue pair at a time, and no thread waits for that: a thread that has an event for a running
+// queue pair leaves it there and continues. So no lock is held while payload is copied, packets are sent and completions
+// are reported, and memory that does not answer stops only the queue pairs of its own program (stall.go).
 
 // pass is one run of the engine to completion, on the thread that had an event for it. It holds the thread's working
 // memory and the queue pairs that it has to run.
@@ -59,7 +59,6 @@ type pass struct {
 type workspace struct {
 	build   builder
 	gather  gather
-	ahead   ahead
 	scatter scatter
 	posted  queue.Send // the work request that is being posted
 	grh     [grhLen]byte
@@ -73,6 +72,19 @@ const (
 	// trainCost is what a train counts for beside its bytes: about as long as it takes.
 	trainCost = 4 << 10
 )
+
+const (
+	maxTakes = 8       // times that a pass receives from an endpoint before it leaves the rest
+	maxTaken = 1 << 20 // bytes, as counted in pass.spent, after which it does
+)
+
+// delivery is the state of a pass that also receives its own packets: from endpoints, and as the receiver (copy.go).
+type delivery struct {
+	takes    bool    // the pass may receive its packets from endpoints of the Fabric
+	claims   []claim // endpoints from which the pass receives
+	receiver *QP     // queue pair that the pass runs as the receiver of its trains
+	inline   bool    // the pass runs the receiver: a store must not wait for a program
+}
 
 // newPass makes a pass for the device's pool.
 func newPass(d *Device) *pass {
@@ -100,6 +112,207 @@ func (p *pass) hold(d *Device) { p.held.Add(d.obj) }
 func (p *pass) letGo() {
 	p.held = nil
 	p.own.Run()
+}
+
+// wake makes the pass run the queue pair, unless another thread, or another place in its run queue, is going to.
+func (p *pass) wake(qp *QP) {
+	if qp.activity.wake() {
+		p.todo = append(p.todo, qp)
+	}
+}
+
+// end runs what is in the run queue, and gives the pass back. A pass that takes long is finished by a goroutine, unless the
+// thread has nothing else to do.
+func (p *pass) end() {
+	if finished := p.drain(passBudget); !finished {
+		if p.held.Resume(p) {
+			return
+		}
+		p.letGo()
+		p.dev.workers.start(p.goOn)
+		return
+	}
+	p.letGo()
+	p.release()
+}
+
+// goOn finishes the pass on a goroutine.
+func (p *pass) goOn() {
+	defer p.caughtHolding()
+	p.method = nil
+	for finished := false; !finished; {
+		p.held = &p.own
+		finished = p.drain(passBudget)
+		p.letGo()
+	}
+	p.release()
+}
+
+// Run implements ib.Work: the end of a doorbell.
+func (p *pass) Run() { p.finish() }
+
+// finish is end, for a caller whose own panic is not at stake.
+func (p *pass) finish() {
+	defer p.caughtHolding()
+	p.end()
+}
+
+// endMethod ends a pass of a method that may not sleep, for a queue pair. What leads to memory of another program, which may not
+// answer, is left to a goroutine.
+func (p *pass) endMethod(own *QP) {
+	p.method = own
+	p.drain(passBudget)
+	p.endElsewhere()
+}
+
+// endOwn ends a pass that has only tasks to run: what that leads to for other queue pairs, whose programs' memory may not answer,
+// is left to a goroutine, as somebody waits for the tasks; so is what is left when the budget is spent, as a consumer may go on
+// posting for ever.
+func (p *pass) endOwn() {
+	defer p.caught()
+	own := len(p.todo)
+	goesOn := func() bool { return p.todo[p.done] == p.todo[p.done-1] && p.spent <= passBudget }
+	for p.done < len(p.todo) && (p.done < own || goesOn()) {
+		p.step()
+	}
+	p.endElsewhere()
+}
+
+// endElsewhere leaves what the pass has to do to a goroutine. A pass with tasks for a queue pair of another program ends so from the
+// beginning: that program may have posted without a doorbell, from memory that does not answer.
+func (p *pass) endElsewhere() {
+	if p.done == len(p.todo) {
+		p.release()
+		return
+	}
+	p.dev.workers.start(p.goOn)
+}
+
+func (p *pass) release() {
+	clear(p.todo)
+	p.todo, p.done, p.spent, p.at, p.last, p.lane, p.method, p.takes = p.todo[:0], 0, 0, nil, nil, nil, nil, false
+	p.dev.passes.Put(p)
+}
+
+// drain runs queue pairs until none is left, and reports true, or until the budget is spent or the next one must be left
+// to a goroutine. The packets that it has sent to endpoints of the Fabric are received in between.
+func (p *pass) drain(budget int) bool {
+	p.takes = true
+	p.spent = 0
+	for p.take(); p.done < len(p.todo) && p.mayRun(p.todo[p.done]); p.take() {
+		if p.spent > budget {
+			return false
+		}
+		p.step()
+		if p.done > 64 {
+			p.todo = append(p.todo[:0], p.todo[p.done:]...)
+			p.done = 0
+		}
+	}
+	return p.done == len(p.todo)
+}
+
+// step runs the next queue pair.
+func (p *pass) step() {
+	qp := p.todo[p.done]
+	p.done++
+	if p.avoids(qp) {
+		p.forgiveOne(qp)
+		qp.lane.add(qp)
+	} else {
+		p.run(qp, nil, nil)
+	}
+}
+
+// acquire makes the pass the one that runs a queue pair, if the pass may run it and no other does. It reports whether it
+// has. Otherwise the caller leaves an event.
+func (p *pass) acquire(qp *QP) bool { return !p.avoids(qp) && p.mayRun(qp) && qp.activity.wake() }
+
+// avoids reports whether the pass must not run the queue pair, because its program is slow.
+func (p *pass) avoids(qp *QP) bool {
+	l := qp.lane
+	return l != p.lane && l.slow.Load() && !l.recovered()
+}
+
+// mayRun reports whether the pass may run the queue pair as far as its method is concerned.
+func (p *pass) mayRun(qp *QP) bool {
+	switch {
+	case p.method == nil:
+		return true
+	case qp.typ == ib.QPTypeXRCTgt:
+		return qp.xrcd != nil && !qp.xrcd.programs.Load()
+	}
+	return qp.ctx == nil || qp.ctx == p.method.ctx
+}
+
+// claim is an endpoint from which the pass receives.
+type claim struct {
+	to   *endpoint
+	turn link.Turn
+	sent int // trains, there, after the last Take
+}
+
+// claim is called before a train is sent to the network by a path. It claims the endpoint at the other end, if that is one
+// of the Fabric, and a program waits for the train.
+//
+// The packets that are sent to an address of this host are in its socket when the call that has sent them returns. The
+// sending thread receives them too, which spares the wake-up of the receive thread, and on a busy machine the wait for a
+// processor. It is the receiver of the endpoint (link.Taker) from before it sends until it has received. The rest is left
+// to the receive thread. A pass of a slow program claims nothing: it would be stopped in Receive, with packets of others.
+func (p *pass) claim(by *path, urgent bool) {
+	if !p.takes || p.lane != nil {
+		return
+	}
+	to := by.lookUp().to
+	if to == nil {
+		return
+	}
+	for i := range p.claims {
+		if c := &p.claims[i]; c.to == to {
+			c.sent++
+			return
+		}
+	}
+	if !urgent {
+		return
+	}
+	if w := to.wire.Load(); w != nil && w.taker != nil {
+		if turn := w.taker.Claim(); turn != nil {
+			p.claims = append(p.claims, claim{to, turn, 1})
+		}
+	}
+}
+
+// take receives what the pass has sent to endpoints of the Fabric. What is received may have more sent.
+func (p *pass) take() {
+	for i := 0; i < len(p.claims); i++ {
+		for n := 0; n < maxTakes && p.claims[i].sent > 0 && p.spent <= maxTaken; n++ {
+			trains := p.claims[i].sent
+			p.claims[i].sent = 0
+			if !p.claims[i].turn.Take(p, trains) {
+				break
+			}
+		}
+	}
+	p.yield()
+}
+
+// yield leaves what has not been received to others.
+func (p *pass) yield() {
+	for _, c := range p.claims {
+		c.turn.Yield()
+	}
+	clear(p.claims)
+	p.claims = p.claims[:0]
+}
+
+// abandon leaves the endpoints to others while the pass is stopped.
+//
+//verbena:held theft
+func (p *pass) abandon() {
+	for _, c := range p.claims {
+		c.turn.Abandon()
+	}
 }
 
 // activity says whether a thread runs a queue pair, or has it in its run queue, and whether there has been an event since it
@@ -207,329 +420,97 @@ func (e *events) recycle(list []event) {
 	e.spare = list[:0]
 }
 
-// wake makes the pass run the queue pair, unless another thread, or another place in its run queue, is going to.
-func (p *pass) wake(qp *QP) {
-	if qp.activity.wake() {
-		p.todo = append(p.todo, qp)
+// task is something to be done by the thread that runs a queue pair.
+//
+//	waiting --run--> begun --> over
+//	   |
+//	   +--wait gives up--> withdrawn
+type task struct {
+	qp    *QP
+	do    func(p *pass)
+	state atomic.Uint32
+	over  chan struct{}
+}
+
+const (
+	taskWaiting uint32 = iota
+	taskBegun
+	taskWithdrawn
+)
+
+// taskPoll is how often a thread that waits for a task looks whether it has to give up.
+const taskPoll = time.Millisecond
+
+// post makes do a task of the queue pair, which the pass runs unless another thread does.
+func (p *pass) post(qp *QP, do func(p *pass)) *task {
+	t := &task{qp: qp, do: do, over: make(chan struct{})}
+	qp.events.add(event{task: t})
+	p.wake(qp)
+	return t
+}
+
+func (t *task) run(p *pass) {
+	if t.state.CompareAndSwap(taskWaiting, taskBegun) {
+		t.do(p)
+		close(t.over)
 	}
 }
 
-// end runs what is in the run queue, and gives the pass back. A pass that takes long is finished by a goroutine, unless the
-// thread has nothing else to do.
-func (p *pass) end() {
-	if finished := p.drain(passBudget); !finished {
-		if p.held.Resume(p) {
-			return
-		}
-		p.letGo()
-		p.dev.workers.start(p.goOn)
-		return
-	}
-	p.letGo()
-	p.release()
-}
-
-// goOn finishes the pass on a goroutine.
-func (p *pass) goOn() {
-	defer p.caughtHolding()
-	p.method = nil
-	for finished := false; !finished; {
-		p.held = &p.own
-		finished = p.drain(passBudget)
-		p.letGo()
-	}
-	p.release()
-}
-
-// Run implements ib.Work: the end of a doorbell.
-func (p *pass) Run() { p.finish() }
-
-func (p *pass) release() {
-	clear(p.todo)
-	p.todo, p.done, p.spent, p.at, p.last, p.lane, p.method, p.takes = p.todo[:0], 0, 0, nil, nil, nil, nil, false
-	p.dev.passes.Put(p)
-}
-
-// drain runs queue pairs until none is left, and reports true, or until the budget is spent.
-func (p *pass) drain(budget int) bool {
-	p.takes = true
-	p.spent = 0
-	for p.take(); p.done < len(p.todo); p.take() {
-		if p.spent > budget {
+// wait returns true when the task is over, and false when stop is true before it has begun; then it never does. It may sleep.
+func (t *task) wait(stop func() bool) bool {
+	for !t.await(stop) {
+		if t.state.CompareAndSwap(taskWaiting, taskWithdrawn) {
+			t.qp.events.remove(t)
 			return false
 		}
-		p.step()
-		if p.done > 64 {
-			p.todo = append(p.todo[:0], p.todo[p.done:]...)
-			p.done = 0
+		if t.qp.dev.broken.Load() {
+			return false
 		}
 	}
 	return true
 }
 
-// step runs the next queue pair.
-func (p *pass) step() {
-	qp := p.todo[p.done]
-	p.done++
-	if p.avoids(qp) {
-		p.forgiveOne(qp)
-		qp.lane.add(qp)
-	} else {
-		p.run(qp, nil, nil)
-	}
-}
-
-// run does all that there is to do for a queue pair, whose activity says running; packets that have arrived for it
-// just now come first.
-func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
-	if qp.dev.broken.Load() {
-		p.forgiveOne(qp)
-		return // it stays as it is
-	}
-	p.last = qp
-	p.runs++
-	p.hold(qp.dev)
-	qp.activity.begin()
-	if packets != nil {
-		qp.receive(p, a, packets)
-	}
-	list := qp.events.take()
-	for i := range list {
-		if t := list[i].train; t != nil {
-			p.taken(t)
-		}
-	}
-	for i := range list {
-		switch e := &list[i]; {
-		case e.train != nil:
-			p.receiveTrain(qp, e.train)
-		case e.waiting != nil:
-			p.spent += len(e.waiting.buf) + trainCost
-			qp.receive(p, &e.waiting.Arrival, e.waiting.Packets)
-			qp.lane.uncharge(len(e.waiting.buf))
-			e.waiting.free()
-		default:
-			if i > 0 || packets != nil { // what those before it have led to is sent, even if it destroys the queue pair
-				qp.advance(p)
-				p.sendAll(qp)
-			}
-			e.task.run(p)
-		}
-	}
-	qp.events.recycle(list)
-	if qp.timer.fired.Load() {
-		qp.timer.expired(p)
-	}
-	qp.advance(p)
-	more := p.sendAll(qp)
-	qp.publish()
-	if more || !qp.activity.rest() {
-		p.todo = append(p.todo, qp)
-	}
-}
-
-// sendAll sends the trains of the egress queue, and reports whether there may be more to send now.
-func (p *pass) sendAll(qp *QP) (more bool) {
-	e := &qp.egress
-	if e.blocked {
-		e.fill()
-		return false
-	}
-	p.urgent = len(e.queue) > 0 && qp.urgent()
-	for i, t := range e.queue {
-		t.QP, t.SPort = qp.num, qp.sport
-		if qp.trace != nil {
-			qp.trace.packet(traceSend, t.span(0), uint32(t.packets))
-		}
-		if !p.send(qp, t) {
-			e.cut(i)
-			e.fill()
-			p.endDelivery()
-			qp.timer.block()
-			return false
-		}
-	}
-	e.cut(len(e.queue))
-	p.endDelivery()
-	if !e.short || e.full() {
-		return false
-	}
-	e.short = false
-	return true
-}
-
-// send hands a train of the queue pair to the device that it is for, or to the network, and frees it. It reports
-// false, and does not free it, when the socket is full.
-func (p *pass) send(qp *QP, t *train) bool {
-	from := t.path.from
-	d, peer := from.dev, t.path.peer()
-	if peer != nil && peer.intruded(qp, t) {
-		t.free()
+// await returns true when the task is over, and false when stop is true, or the device has failed, before that. It may sleep.
+func (t *task) await(stop func() bool) bool {
+	select {
+	case <-t.over:
 		return true
-	}
-	p.spent += len(t.Buf) + trainCost
-	if !from.ready() { // as without a route (rxe_find_route)
-		d.counters.add(cntSendErr, t.packets-t.sent)
-		t.free()
-		return true
-	}
-	if t.sent == 0 && peer != nil && d.allowsShortcut() && peer.allowsShortcut() && peer.at.Load().up() {
-		d.counters.add(cntSentPkts, t.packets)
-		d.counters.add(cntSentShortcut, t.packets)
-		if d.taps.On() || peer.taps.On() {
-			tapShortcut(d, peer, from.addr, t)
-		}
-		p.hand(qp, peer, t)
-		return true
-	}
-	p.claim(t.path)
-	if t.mixed { // the way has changed since it was built; what is left then follows by the network, come what may
-		if !t.each(t.sent, func(x *link.Train) bool {
-			ok := from.transmit(x, 1)
-			if ok {
-				t.sent++
-			}
-			return ok
-		}) {
-			return false
-		}
-	} else if !from.transmit(&t.Train, t.packets) {
-		return false
-	}
-	t.free()
-	return true
-}
-
-// transmit sends packets to the network, and counts them. It reports false if the socket is full.
-func (e *endpoint) transmit(t *link.Train, packets int) bool {
-	switch err := e.send(t); {
-	case err == nil:
-		e.dev.counters.add(cntSentPkts, packets)
-	case errors.Is(err, link.ErrAgain):
-		return false
 	default:
-		e.dev.counters.add(cntSendErr, packets)
 	}
-	return true
-}
-
-// hand makes a train an event of the queue pair that it is for, on a device of the Fabric.
-func (p *pass) hand(qp *QP, peer *Device, t *train) {
-	peer.counters.add(cntRcvdPkts, t.packets)
-	to := peer.qp(t.to)
-	if to == nil {
-		peer.counters.add(cntDropNobody, t.packets)
-		t.free()
-		return
-	}
-	if t.refers() {
-		if p.deliver(to, t) {
-			return
+	poll := time.NewTicker(taskPoll)
+	defer poll.Stop()
+	for {
+		select {
+		case <-t.over:
+			return true
+		case <-poll.C:
+			if stop() || t.qp.dev.broken.Load() {
+				return false
+			}
 		}
-		t.fill()
 	}
-	t.from = qp
-	if !to.events.addTrain(t, to.lane) {
-		peer.counters.add(cntDropStalled, t.packets)
-		t.free()
-		return
-	}
-	p.wake(to)
 }
 
-// taken notes that a queue pair is about to receive a train that was handed to it. Its sender goes on if it has waited for
-// that.
-func (p *pass) taken(t *train) {
-	if !t.charged && t.from.egress.handed.Add(-1) == maxHanded-1 {
-		p.wake(t.from)
-	}
-	t.from = nil
-}
-
-// receiveTrain has a queue pair receive a train of a device of the Fabric.
-func (p *pass) receiveTrain(qp *QP, t *train) {
-	p.spent += len(t.Buf) + trainCost
-	qp.receiveTrain(p, t)
-	if t.charged {
-		qp.lane.uncharge(len(t.Buf))
-		t.charged = false
-	}
-	t.free()
-}
-
-// tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
-func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
-	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, link.Port))
-	t.each(0, func(x *link.Train) bool {
-		d.taps.Train(&link.Tapped{Out: true, Unsealed: true}, now, from, x, 0)
-		peer.taps.Train(&link.Tapped{Unsealed: true}, now, from, x, 0)
-		return true
-	})
-}
-
-// defaultTTL is that of packets whose address vector does not say.
-const defaultTTL = 64
-
-// egressRetry is when to try again after the socket was full. It drains in well less than that.
-const egressRetry = 100 * time.Microsecond
-
-// deliver makes a queue pair receive a train that refers to memory. It reports false where the train has to wait:
-// another thread runs the receiver, another event precedes it, or the receiver has to store where a copy may be
-// stopped.
-func (p *pass) deliver(to *QP, t *train) bool {
-	if to != p.receiver {
-		if p.receiver != nil || p.avoids(to) || !p.mayRun(to) || !to.activity.wake() {
-			return false
-		}
-		p.receiver = to
-	}
-	if to.dev.broken.Load() || to.events.any.Load() || !to.storesDirectly(t.key) {
+// exclusively calls f while no thread runs the queue pair, on behalf of its own consumer, who waits as long as it takes. It
+// returns false, perhaps without having called f, if the device has failed. It may sleep.
+func (qp *QP) exclusively(f func(p *pass)) bool {
+	if qp.dev.broken.Load() {
 		return false
 	}
-	p.hold(to.dev)
-	p.inline = true
-	p.receiveTrain(to, t)
-	p.inline = false
-	return true
+	p := qp.dev.begin(false)
+	t := p.post(qp, f)
+	p.endOwn()
+	return t.wait(qp.dev.broken.Load)
 }
 
-// endDelivery puts the queue pair that has received into the run queue. Before, the watchdog could have given it from
-// there to another thread.
-func (p *pass) endDelivery() {
-	if p.receiver != nil {
-		p.todo = append(p.todo, p.receiver)
-		p.receiver = nil
+// look calls f while no thread runs the queue pair, on behalf of a caller other than its consumer: EAGAIN if its program's
+// memory does not answer.
+func (qp *QP) look(f func()) error {
+	p := qp.dev.begin(false)
+	t := p.post(qp, func(*pass) { f() })
+	p.endElsewhere()
+	if !t.wait(qp.unresponsive) {
+		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
 	}
-}
-
-// storesDirectly reports whether writing by a key waits for no program. If the key stands for other memory when the
-// receiver stores, there has been a time in between when it stood for none, and the peer is refused as then.
-func (qp *QP) storesDirectly(key uint32) bool {
-	g := qp.memory(qp.resp.domain(), key, ib.AccessRemoteWrite)
-	if g == nil {
-		return true
-	}
-	defer g.put()
-	return g.direct(g.first, g.length) != nil
-}
-
-// maxUrgent is the largest number of bytes that one thread moves sooner than two.
-const maxUrgent = 128 << 10
-
-// urgent reports whether a program waits for the packets in the egress queue. A program always waits for responses.
-func (qp *QP) urgent() bool {
-	n := 0
-	for _, t := range qp.egress.queue {
-		n += len(t.Buf)
-	}
-	w := &qp.req.waits
-	switch {
-	case n > maxUrgent:
-		return false
-	case w.answers:
-		return true
-	case reliable(qp.typ):
-		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.hasPolled(0)
-	}
-	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
+	return nil
 }

@@ -9,7 +9,6 @@ import (
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/roce"
-	"verbena/uapi"
 )
 
 // A queue pair number is a slot of the device's table in its low bits, and above them a count that goes up each
@@ -286,44 +285,6 @@ func (qp *QP) TakeBack() {
 	})
 }
 
-// advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send.
-func (qp *QP) advance(p *pass) {
-	stopped := qp.dev.stopped.Load()
-	if stopped {
-		qp.egress.drop()
-	}
-	if qp.life >= detached {
-		return // what it had to send has been sent
-	}
-	if qp.life == ringless && qp.state != ib.QPErr && qp.state != ib.QPReset {
-		qp.enterError(ringsGone)
-	}
-	if !stopped {
-		qp.resp.answer(p)
-	} else if qp.state != ib.QPErr {
-		return
-	}
-	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
-		qp.req.run(p)
-	}
-	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
-		p.fill(qp) // before completions say that the memory is the consumer's again
-	}
-	if qp.state == ib.QPSQE {
-		qp.req.flush() // may enter ERR, when a completion is lost
-	}
-	if qp.state == ib.QPErr {
-		qp.flush()
-	}
-	qp.timer.rearm()
-}
-
-// flush completes everything with a flush error, and waits for no program's memory.
-func (qp *QP) flush() {
-	qp.req.flush()
-	qp.resp.flush()
-}
-
 // setState changes the state.
 func (qp *QP) setState(s ib.QPState) {
 	if s != qp.state {
@@ -343,14 +304,6 @@ func (qp *QP) State() ib.QPState { return ib.QPState(qp.stateNow.Load()) }
 func (qp *QP) Peek() ib.QPAttr {
 	psns := qp.psns.Load()
 	return ib.QPAttr{State: qp.State(), DestQPN: qp.peer.Load(), RQPSN: uint32(psns >> 32), SQPSN: uint32(psns)}
-}
-
-// publish makes the PSNs known to other threads.
-func (qp *QP) publish() {
-	psns := uint64(qp.resp.rcv.PSN())<<32 | uint64(qp.req.snd.Place())
-	if psns != qp.psns.Load() {
-		qp.psns.Store(psns)
-	}
 }
 
 // Destroy implements ib.DriverQP. The packets that have come of earlier events are sent first, above all the
@@ -460,14 +413,5 @@ func (o ops) Disassociate(c ib.UserContext) {
 	p.endElsewhere()
 	for _, t := range tasks {
 		t.await(t.qp.unresponsive) // where memory does not answer, this comes when it does
-	}
-}
-
-// complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
-// to the error state.
-func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
-	wc.QPNum = qp.num
-	if !c.post(wc, solicited) && qp.state != ib.QPErr {
-		qp.enterError(completionsLost)
 	}
 }

@@ -346,7 +346,7 @@ func TestLastAnswer(t *testing.T) {
 		p := b.b.dev.begin(true)
 		for _, e := range qp.events.take() {
 			p.taken(e.train)
-			p.receiveTrain(qp, e.train)
+			qp.receiveTrain(p, e.train)
 		}
 		b.b.expect(ib.WC{ID: 1, Opcode: ib.WCRecv, ByteLen: 60})
 		if c.hang {

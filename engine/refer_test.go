@@ -401,7 +401,7 @@ func TestReferBehind(t *testing.T) {
 			}
 			from.egress.cut(1)
 			x.QP, x.SPort = from.num, from.sport
-			p.send(from, x)
+			p.send(from, x, false)
 			if got := len(to.events.list); got != i {
 				t.Errorf("%d trains wait after %d were sent, want %d", got, i+1, i)
 			}
@@ -584,7 +584,7 @@ func TestReferKeyMoves(t *testing.T) {
 		m := b.b.dev.mrs.get(b.b.mr.RKey() >> 8)
 		m.grant.Store(m.cover(b.b.mr.RKey(), region, allAccess))
 		p.receiver, p.inline = to, true
-		within(t, "receiveTrain", func() { p.receiveTrain(to, x) })
+		within(t, "receiveTrain", func() { to.receiveTrain(p, x) })
 		p.inline = false
 		from.egress.cut(1)
 		p.sendAll(from)

@@ -74,7 +74,7 @@ func (r *requester) run(p *pass) {
 			break
 		}
 	}
-	p.ahead.from = nil
+	p.gather.ahead.from = nil
 	p.build.finish(&qp.egress)
 	if r.snd.Unarmed() {
 		r.snd.Arm(qp.dev.clock.Now())

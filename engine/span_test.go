@@ -258,7 +258,7 @@ func TestSpansAligned(t *testing.T) {
 				b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRRDMARead, Flags: ib.SendSignaled, SGList: b.a.sge(0, size),
 					RemoteAddr: remote, RKey: b.b.mr.RKey()})
 				for _, e := range to.events.take() {
-					p.receiveTrain(to, e.train)
+					to.receiveTrain(p, e.train)
 				}
 				to.advance(p)
 				sent = places(to)

@@ -7,7 +7,6 @@ import (
 	"time"
 	"weak"
 
-	"verbena/ib"
 	"verbena/internal/clock"
 )
 
@@ -123,148 +122,8 @@ func (l *lane) run() {
 	}
 }
 
-// avoids reports whether the pass must not run the queue pair, because its program is slow.
-func (p *pass) avoids(qp *QP) bool {
-	l := qp.lane
-	return l != p.lane && l.slow.Load() && !l.recovered()
-}
-
-// task is something to be done by the thread that runs a queue pair.
-//
-//	waiting --run--> begun --> over
-//	   |
-//	   +--wait gives up--> withdrawn
-type task struct {
-	qp    *QP
-	do    func(p *pass)
-	state atomic.Uint32
-	over  chan struct{}
-}
-
-const (
-	taskWaiting uint32 = iota
-	taskBegun
-	taskWithdrawn
-)
-
-// taskPoll is how often a thread that waits for a task looks whether it has to give up.
-const taskPoll = time.Millisecond
-
-// post makes do a task of the queue pair, which the pass runs unless another thread does.
-func (p *pass) post(qp *QP, do func(p *pass)) *task {
-	t := &task{qp: qp, do: do, over: make(chan struct{})}
-	qp.events.add(event{task: t})
-	p.wake(qp)
-	return t
-}
-
-func (t *task) run(p *pass) {
-	if t.state.CompareAndSwap(taskWaiting, taskBegun) {
-		t.do(p)
-		close(t.over)
-	}
-}
-
-// wait returns true when the task is over, and false when stop is true before it has begun; then it never does. It may sleep.
-func (t *task) wait(stop func() bool) bool {
-	for !t.await(stop) {
-		if t.state.CompareAndSwap(taskWaiting, taskWithdrawn) {
-			t.qp.events.remove(t)
-			return false
-		}
-		if t.qp.dev.broken.Load() {
-			return false
-		}
-	}
-	return true
-}
-
-// await returns true when the task is over, and false when stop is true, or the device has failed, before that. It may sleep.
-func (t *task) await(stop func() bool) bool {
-	select {
-	case <-t.over:
-		return true
-	default:
-	}
-	poll := time.NewTicker(taskPoll)
-	defer poll.Stop()
-	for {
-		select {
-		case <-t.over:
-			return true
-		case <-poll.C:
-			if stop() || t.qp.dev.broken.Load() {
-				return false
-			}
-		}
-	}
-}
-
-// exclusively calls f while no thread runs the queue pair, on behalf of its own consumer, who waits as long as it takes. It
-// returns false, perhaps without having called f, if the device has failed. It may sleep.
-func (qp *QP) exclusively(f func(p *pass)) bool {
-	if qp.dev.broken.Load() {
-		return false
-	}
-	p := qp.dev.begin(false)
-	t := p.post(qp, f)
-	p.endOwn()
-	return t.wait(qp.dev.broken.Load)
-}
-
 // unresponsive reports whether memory of the queue pair's program does not answer.
 func (qp *QP) unresponsive() bool { return qp.lane.slow.Load() }
-
-// finish is end, for a caller whose own panic is not at stake.
-func (p *pass) finish() {
-	defer p.caughtHolding()
-	p.end()
-}
-
-// endOwn ends a pass that has only tasks to run: what that leads to for other queue pairs, whose programs' memory may not answer,
-// is left to a goroutine, as somebody waits for the tasks; so is what is left when the budget is spent, as a consumer may go on
-// posting for ever.
-func (p *pass) endOwn() {
-	defer p.caught()
-	own := len(p.todo)
-	goesOn := func() bool { return p.todo[p.done] == p.todo[p.done-1] && p.spent <= passBudget }
-	for p.done < len(p.todo) && (p.done < own || goesOn()) {
-		p.step()
-	}
-	p.endElsewhere()
-}
-
-// endMethod ends a pass of a method that may not sleep, for a queue pair. What leads to memory of another program, which may not
-// answer, is left to a goroutine.
-func (p *pass) endMethod(own *QP) {
-	p.method, p.takes = own, true
-	for p.done < len(p.todo) && p.mayRun(p.todo[p.done]) && p.spent <= passBudget {
-		p.step()
-		p.take()
-	}
-	p.endElsewhere()
-}
-
-// mayRun reports whether the pass may run the queue pair as far as its method is concerned.
-func (p *pass) mayRun(qp *QP) bool {
-	switch {
-	case p.method == nil:
-		return true
-	case qp.typ == ib.QPTypeXRCTgt:
-		return qp.xrcd != nil && !qp.xrcd.programs.Load()
-	}
-	return qp.ctx == nil || qp.ctx == p.method.ctx
-}
-
-// endElsewhere leaves what the pass has to do to a goroutine. A pass with tasks for a queue pair of another program ends so from the
-// beginning: that program may have posted without a doorbell, from memory that does not answer.
-func (p *pass) endElsewhere() {
-	if p.done == len(p.todo) {
-		p.release()
-		return
-	}
-	p.dev.workers.start(p.goOn)
-}
 
 // copying tells the watchdog whether a pass is in a copy from or to the memory of a program.
 type copying struct {

@@ -111,3 +111,6 @@ func (t *timer) expired(p *pass) {
 		qp.req.probe(p)
 	}
 }
+
+// egressRetry is when to try again after the socket was full. It drains in well less than that.
+const egressRetry = 100 * time.Microsecond

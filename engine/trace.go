@@ -129,18 +129,6 @@ func (r *traceRecord) event() TraceEvent {
 	return e
 }
 
-// look calls f while no thread runs the queue pair, on behalf of a caller other than its consumer: EAGAIN if its program's
-// memory does not answer.
-func (qp *QP) look(f func()) error {
-	p := qp.dev.begin(false)
-	t := p.post(qp, func(*pass) { f() })
-	p.endElsewhere()
-	if !t.wait(qp.unresponsive) {
-		return fmt.Errorf("QP %d on %s: the memory of its program does not answer: %w", qp.num, qp.dev.name, syscall.EAGAIN)
-	}
-	return nil
-}
-
 // TraceQP begins or ends the trace of a queue pair: its latest protocol events. It may sleep. ENOENT if there is no
 // queue pair of that number, ENOSPC if too many are traced, EAGAIN if the memory of its program does not answer.
 func (d *Device) TraceQP(num uint32, on bool) error {

@@ -1,0 +1,443 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"net/netip"
+
+	"verbena/ib"
+	"verbena/link"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// run does all that there is to do for a queue pair, whose activity says running; packets that have arrived for it
+// just now come first.
+func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
+	if qp.dev.broken.Load() {
+		p.forgiveOne(qp)
+		return // it stays as it is
+	}
+	p.last = qp
+	p.runs++
+	p.hold(qp.dev)
+	qp.activity.begin()
+	if packets != nil {
+		qp.receive(p, a, packets)
+	}
+	list := qp.events.take()
+	for i := range list {
+		if t := list[i].train; t != nil {
+			p.taken(t)
+		}
+	}
+	for i := range list {
+		switch e := &list[i]; {
+		case e.train != nil:
+			qp.receiveTrain(p, e.train)
+		case e.waiting != nil:
+			p.spent += len(e.waiting.buf) + trainCost
+			qp.receive(p, &e.waiting.Arrival, e.waiting.Packets)
+			qp.lane.uncharge(len(e.waiting.buf))
+			e.waiting.free()
+		default:
+			if i > 0 || packets != nil { // what those before it have led to is sent, even if it destroys the queue pair
+				qp.advance(p)
+				p.sendAll(qp)
+			}
+			e.task.run(p)
+		}
+	}
+	qp.events.recycle(list)
+	if qp.timer.fired.Load() {
+		qp.timer.expired(p)
+	}
+	qp.advance(p)
+	more := p.sendAll(qp)
+	qp.publish()
+	if more || !qp.activity.rest() {
+		p.todo = append(p.todo, qp)
+	}
+}
+
+// taken notes that a queue pair is about to receive a train that was handed to it. Its sender goes on if it has waited for
+// that.
+func (p *pass) taken(t *train) {
+	if !t.charged && t.from.egress.handed.Add(-1) == maxHanded-1 {
+		p.wake(t.from)
+	}
+	t.from = nil
+}
+
+// receive handles packets of the network for the queue pair.
+func (qp *QP) receive(p *pass, a *link.Arrival, packets [][]byte) {
+	if qp.dev.stopped.Load() {
+		return
+	}
+	for _, b := range packets {
+		k := packet{packets: 1, src: a.Src, dst: a.Dst, tos: a.TOS, ttl: a.TTL}
+		qp.receiveSpan(p, &k, b, nil)
+	}
+	p.settle(qp)
+}
+
+// receiveTrain handles a train of a device of the Fabric, and frees it.
+func (qp *QP) receiveTrain(p *pass, t *train) {
+	p.spent += len(t.Buf) + trainCost
+	if !qp.dev.stopped.Load() {
+		for i := range t.spans {
+			b, s := t.span(i), &t.spans[i]
+			k := packet{packets: s.packets, src: t.path.from.addr, dst: t.Dst, tos: t.TOS, ttl: cmp.Or(t.TTL, defaultTTL)}
+			qp.receiveSpan(p, &k, b[:len(b)-link.ICRCLen], s.mem)
+		}
+		p.settle(qp)
+		p.split.payload = nil // which may have been in memory that goes away
+	}
+	if t.charged {
+		qp.lane.uncharge(len(t.Buf))
+		t.charged = false
+	}
+	t.free()
+}
+
+// packet is a packet that has arrived, or a span of several, with the headers of the first and the payload of all.
+type packet struct {
+	roce.Packet // Data ends before the ICRC
+	psn         roce.PSN
+	packets     int // in the span
+	src, dst    netip.Addr
+	tos, ttl    uint8
+}
+
+// receiveSpan handles a span. mem, if it is not nil, is its payload. Several packets are handled at once if each has
+// only to be stored, and one by one otherwise.
+func (qp *QP) receiveSpan(p *pass, k *packet, b, mem []byte) {
+	if why := qp.parse(k, b); why != accept {
+		qp.take(p, k, b, why)
+		return
+	}
+	if mem != nil {
+		k.Payload = mem
+	}
+	n, why := 0, qp.check(k)
+	switch {
+	case k.packets == 1:
+		qp.take(p, k, b, why)
+		return
+	case why != accept || qp.trace != nil:
+	case k.Flags&roce.FlagResponse != 0:
+		n = qp.req.receiveSpan(p, k)
+	default:
+		n = qp.resp.receiveSpan(p, k)
+	}
+	s := &p.split
+	if n < k.packets {
+		s.set(b[:k.Opcode.HeaderLen()], k.Payload, k.packets)
+	}
+	for packets := k.packets; n < packets; n++ {
+		k.packets = 1
+		k.Data, k.Payload = s.packet(n)
+		k.psn = k.BTH().PSN()
+		qp.take(p, k, k.Data, qp.check(k))
+	}
+}
+
+// take handles a packet, unless it is to be dropped.
+func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
+	if why != accept {
+		qp.dev.counters.add(why, 1)
+		qp.trace.packet(traceDrop, b, uint32(why))
+		return
+	}
+	qp.trace.packet(traceReceive, b, 0)
+	if k.Flags&roce.FlagResponse != 0 {
+		qp.req.receiveResponse(p, k)
+	} else {
+		qp.req.waits.heard = true
+		qp.resp.receive(p, k)
+	}
+}
+
+// parse checks that a packet is well-formed. What it returns says why it is to be dropped.
+func (qp *QP) parse(k *packet, b []byte) counter {
+	var err error
+	if k.Packet, err = roce.ParseBody(b); err != nil {
+		return malformed(err)
+	}
+	k.psn = k.BTH().PSN()
+	return accept
+}
+
+// check checks that a packet may be for this queue pair as it is now: service, state, partition, and the addresses of a
+// connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
+func (qp *QP) check(k *packet) counter {
+	switch {
+	case k.Opcode.Service() != serviceOf(qp.typ):
+		return cntDropService
+	case k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull:
+		return cntDropPKey
+	}
+	response := k.Flags&roce.FlagResponse != 0
+	if qp.typ == ib.QPTypeXRCInit && !response || qp.typ == ib.QPTypeXRCTgt && response {
+		return cntDropService // each has one half of it
+	}
+	ready := qp.state == ib.QPRTR || qp.state == ib.QPRTS || qp.state == ib.QPSQD || qp.state == ib.QPSQE
+	if response {
+		ready = qp.state == ib.QPRTS || qp.state == ib.QPSQD
+	}
+	switch {
+	case !ready || qp.life == destroyed:
+		return cntDropState
+	case !datagram(qp.typ) && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
+		return cntDropSource
+	case datagram(qp.typ) && k.DETH().QKey() != qkeyOf(qp):
+		return cntDropQKey
+	case datagram(qp.typ) && echoes(qp, k):
+		return cntDropEcho
+	}
+	return accept
+}
+
+// accept is what check returns for a packet that is not to be dropped.
+const accept = numCounters
+
+// pkeyFull is the bit of a P_Key that tells full from limited members.
+const pkeyFull = 0x8000
+
+// advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send.
+func (qp *QP) advance(p *pass) {
+	stopped := qp.dev.stopped.Load()
+	if stopped {
+		qp.egress.drop()
+	}
+	if qp.life >= detached {
+		return // what it had to send has been sent
+	}
+	if qp.life == ringless && qp.state != ib.QPErr && qp.state != ib.QPReset {
+		qp.enterError(ringsGone)
+	}
+	if !stopped {
+		qp.resp.answer(p)
+	} else if qp.state != ib.QPErr {
+		return
+	}
+	if qp.state == ib.QPRTS || qp.state == ib.QPSQD {
+		qp.req.run(p)
+	}
+	if qp.state != ib.QPRTS && qp.state != ib.QPSQD {
+		p.fill(qp) // before completions say that the memory is the consumer's again
+	}
+	if qp.state == ib.QPSQE {
+		qp.req.flush() // may enter ERR, when a completion is lost
+	}
+	if qp.state == ib.QPErr {
+		qp.flush()
+	}
+	qp.timer.rearm()
+}
+
+// flush completes everything with a flush error, and waits for no program's memory.
+func (qp *QP) flush() {
+	qp.req.flush()
+	qp.resp.flush()
+}
+
+// sendAll sends the trains of the egress queue, and reports whether there may be more to send now.
+func (p *pass) sendAll(qp *QP) (more bool) {
+	e := &qp.egress
+	if e.blocked {
+		e.fill()
+		return false
+	}
+	urgent := len(e.queue) > 0 && qp.urgent()
+	for i, t := range e.queue {
+		t.QP, t.SPort = qp.num, qp.sport
+		if qp.trace != nil {
+			qp.trace.packet(traceSend, t.span(0), uint32(t.packets))
+		}
+		if !p.send(qp, t, urgent) {
+			e.cut(i)
+			e.fill()
+			p.endDelivery()
+			qp.timer.block()
+			return false
+		}
+	}
+	e.cut(len(e.queue))
+	p.endDelivery()
+	if !e.short || e.full() {
+		return false
+	}
+	e.short = false
+	return true
+}
+
+// maxUrgent is the largest number of bytes that one thread moves sooner than two.
+const maxUrgent = 128 << 10
+
+// urgent reports whether a program waits for the packets in the egress queue. A program always waits for responses.
+func (qp *QP) urgent() bool {
+	n := 0
+	for _, t := range qp.egress.queue {
+		n += len(t.Buf)
+	}
+	w := &qp.req.waits
+	switch {
+	case n > maxUrgent:
+		return false
+	case w.answers:
+		return true
+	case reliable(qp.typ):
+		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.hasPolled(0)
+	}
+	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
+}
+
+// send hands a train of the queue pair to the device that it is for, or to the network, and frees it. urgent means that a
+// program waits for the train. send reports false, and does not free the train, if the socket is full.
+func (p *pass) send(qp *QP, t *train, urgent bool) bool {
+	from := t.path.from
+	d, peer := from.dev, t.path.peer()
+	if peer != nil && peer.intruded(qp, t) {
+		t.free()
+		return true
+	}
+	p.spent += len(t.Buf) + trainCost
+	if !from.ready() { // as without a route (rxe_find_route)
+		d.counters.add(cntSendErr, t.packets-t.sent)
+		t.free()
+		return true
+	}
+	if t.sent == 0 && peer != nil && d.allowsShortcut() && peer.allowsShortcut() && peer.at.Load().up() {
+		d.counters.add(cntSentPkts, t.packets)
+		d.counters.add(cntSentShortcut, t.packets)
+		if d.taps.On() || peer.taps.On() {
+			tapShortcut(d, peer, from.addr, t)
+		}
+		p.hand(qp, peer, t)
+		return true
+	}
+	p.claim(t.path, urgent)
+	if t.mixed { // the way has changed since it was built; what is left then follows by the network, come what may
+		if !t.each(t.sent, func(x *link.Train) bool {
+			ok := from.transmit(x, 1)
+			if ok {
+				t.sent++
+			}
+			return ok
+		}) {
+			return false
+		}
+	} else if !from.transmit(&t.Train, t.packets) {
+		return false
+	}
+	t.free()
+	return true
+}
+
+// transmit sends packets to the network, and counts them. It reports false if the socket is full.
+func (e *endpoint) transmit(t *link.Train, packets int) bool {
+	switch err := e.send(t); {
+	case err == nil:
+		e.dev.counters.add(cntSentPkts, packets)
+	case errors.Is(err, link.ErrAgain):
+		return false
+	default:
+		e.dev.counters.add(cntSendErr, packets)
+	}
+	return true
+}
+
+// hand makes a train an event of the queue pair that it is for, on a device of the Fabric.
+func (p *pass) hand(qp *QP, peer *Device, t *train) {
+	peer.counters.add(cntRcvdPkts, t.packets)
+	to := peer.qp(t.to)
+	if to == nil {
+		peer.counters.add(cntDropNobody, t.packets)
+		t.free()
+		return
+	}
+	if t.refers() {
+		if p.deliver(to, t) {
+			return
+		}
+		t.fill()
+	}
+	t.from = qp
+	if !to.events.addTrain(t, to.lane) {
+		peer.counters.add(cntDropStalled, t.packets)
+		t.free()
+		return
+	}
+	p.wake(to)
+}
+
+// deliver makes a queue pair receive a train that refers to memory. It reports false where the train has to wait:
+// another thread runs the receiver, another event precedes it, or the receiver has to store where a copy may be
+// stopped.
+func (p *pass) deliver(to *QP, t *train) bool {
+	if to != p.receiver {
+		if p.receiver != nil || !p.acquire(to) {
+			return false
+		}
+		p.receiver = to
+	}
+	if to.dev.broken.Load() || to.events.any.Load() || !to.storesDirectly(t.key) {
+		return false
+	}
+	p.hold(to.dev)
+	p.inline = true
+	to.receiveTrain(p, t)
+	p.inline = false
+	return true
+}
+
+// storesDirectly reports whether writing by a key waits for no program. If the key stands for other memory when the
+// receiver stores, there has been a time in between when it stood for none, and the peer is refused as then.
+func (qp *QP) storesDirectly(key uint32) bool {
+	g := qp.memory(qp.resp.domain(), key, ib.AccessRemoteWrite)
+	if g == nil {
+		return true
+	}
+	defer g.put()
+	return g.direct(g.first, g.length) != nil
+}
+
+// endDelivery puts the queue pair that has received into the run queue. Before, the watchdog could have given it from
+// there to another thread.
+func (p *pass) endDelivery() {
+	if p.receiver != nil {
+		p.todo = append(p.todo, p.receiver)
+		p.receiver = nil
+	}
+}
+
+// tapShortcut shows a train as it would look on the wire: one device sends it, then the other gets it.
+func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
+	now, from := d.clock.Now(), netip.AddrPortFrom(src, cmp.Or(t.SPort, link.Port))
+	t.each(0, func(x *link.Train) bool {
+		d.taps.Train(&link.Tapped{Out: true, Unsealed: true}, now, from, x, 0)
+		peer.taps.Train(&link.Tapped{Unsealed: true}, now, from, x, 0)
+		return true
+	})
+}
+
+// defaultTTL is that of packets whose address vector does not say.
+const defaultTTL = 64
+
+// complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
+// to the error state.
+func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
+	wc.QPNum = qp.num
+	if !c.post(wc, solicited) && qp.state != ib.QPErr {
+		qp.enterError(completionsLost)
+	}
+}
+
+// publish makes the PSNs known to other threads.
+func (qp *QP) publish() {
+	psns := uint64(qp.resp.rcv.PSN())<<32 | uint64(qp.req.snd.Place())
+	if psns != qp.psns.Load() {
+		qp.psns.Store(psns)
+	}
+}
