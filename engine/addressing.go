@@ -167,7 +167,7 @@ func setDatagramMTU(d *Device) {
 	p := d.begin(false)
 	defer p.endElsewhere()
 	for qp := range d.qps.all() {
-		if !datagram(qp.typ) {
+		if !qp.datagram {
 			continue
 		}
 		p.post(qp, func(*pass) {

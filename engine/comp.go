@@ -153,7 +153,7 @@ func (r *requester) fail(status uapi.WCStatus) {
 	}
 	switch {
 	case qp.state == ib.QPErr:
-	case reliable(qp.typ):
+	case qp.reliable:
 		qp.enterError(why)
 	default:
 		qp.setState(ib.QPSQE)

@@ -151,11 +151,11 @@ func (d *Device) SetShortcut(on bool) {
 // intruded reports whether a train would reach a connection of the device whose other end is not the queue pair that
 // sends it. A packet does not identify its sender; without this check any program could inject into another's connection.
 func (d *Device) intruded(qp *QP, t *train) bool {
-	if datagram(qp.typ) {
+	if qp.datagram {
 		return false // the Q_Key guards those
 	}
 	to := d.qp(t.to)
-	if to == nil || datagram(to.typ) || to.peer.Load() == qp.num {
+	if to == nil || to.datagram || to.peer.Load() == qp.num {
 		return false
 	}
 	d.counters.add(cntDropSource, t.packets)

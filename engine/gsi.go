@@ -12,9 +12,6 @@ import (
 // connection managers talk. There is one for the port; its Q_Key is known to everybody and not to be chosen. What is
 // for number 1 while there is none is dropped. Subnet management (number 0) does not exist on RoCE.
 
-// datagram reports whether a queue pair of type t is a datagram one, general services included.
-func datagram(t ib.QPType) bool { return t == ib.QPTypeUD || t == ib.QPTypeGSI }
-
 // qkeyOf returns the Q_Key of what the queue pair receives.
 func qkeyOf(qp *QP) uint32 {
 	if qp.typ == ib.QPTypeGSI {

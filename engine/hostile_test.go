@@ -284,7 +284,7 @@ func (h *hostile) connect(i int) {
 	if i != ud {
 		mask |= ib.QPAttrAV | ib.QPAttrPathMTU | ib.QPAttrDestQPN | ib.QPAttrRQPSN
 	}
-	if reliable(v.typ) {
+	if services[v.typ].reliable {
 		mask |= ib.QPAttrMaxDestRdAtomic | ib.QPAttrMinRNRTimer
 	}
 	check(h.t, v.obj.Modify(attr, mask))
@@ -549,13 +549,13 @@ func (h *hostile) checkBounds() {
 		switch s := v.QP.State(); s {
 		case ib.QPRTS, ib.QPSQD, ib.QPErr, ib.QPReset:
 		case ib.QPSQE:
-			if reliable(v.typ) {
+			if services[v.typ].reliable {
 				h.t.Errorf("a reliable queue pair is in %v", s)
 			}
 		default:
 			h.t.Errorf("queue pair %d is in %v", i, s)
 		}
-		if reliable(v.typ) && v.QP.State() == ib.QPRTS {
+		if services[v.typ].reliable && v.QP.State() == ib.QPRTS {
 			v.verify(h.t)
 		}
 		v.QP.exclusively(func(*pass) {

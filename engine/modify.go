@@ -161,7 +161,7 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 			c.set()
 		}
 	}
-	if mask&(ib.QPAttrAV|ib.QPAttrDestQPN) != 0 && !datagram(qp.typ) {
+	if mask&(ib.QPAttrAV|ib.QPAttrDestQPN) != 0 && !qp.datagram {
 		qp.choosePort()
 	}
 	if !moves {

@@ -26,14 +26,32 @@ func numberOf(generation uint8, slot uint32) uint32 {
 	return (uint32(generation)<<qpSlotBits | slot) & roce.PSNMask
 }
 
+// service is the transport service of a type of queue pair.
+type service struct {
+	wire     roce.Service
+	reliable bool // requests are acknowledged
+	datagram bool // each request names its destination
+}
+
+// services lists the types of queue pairs that the device has.
+var services = map[ib.QPType]service{
+	ib.QPTypeRC:      {wire: roce.RC, reliable: true},
+	ib.QPTypeUC:      {wire: roce.UC},
+	ib.QPTypeUD:      {wire: roce.UD, datagram: true},
+	ib.QPTypeGSI:     {wire: roce.UD, datagram: true},
+	ib.QPTypeXRCInit: {wire: roce.XRC, reliable: true},
+	ib.QPTypeXRCTgt:  {wire: roce.XRC, reliable: true},
+}
+
 // QP is a queue pair: the requester takes send work requests out of the send ring and turns them into packets
 // (req.go), the completer takes the answers and makes completions (comp.go), the responder takes the peer's
 // requests (resp.go).
 type QP struct {
-	dev    *Device
-	obj    ib.QPHandle
-	num    uint32
-	typ    ib.QPType
+	dev *Device
+	obj ib.QPHandle
+	num uint32
+	typ ib.QPType
+	service
 	pd     *pd
 	ctx    *userContext  // nil for a consumer in this process
 	counts *objectCounts // see Device.counts
@@ -86,18 +104,18 @@ type QP struct {
 // CreateQP implements ib.Driver.
 func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.DriverQP, error) {
 	d := o.dev
-	switch init.Type {
-	case ib.QPTypeRC, ib.QPTypeUC, ib.QPTypeUD, ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
-	case ib.QPTypeGSI:
+	kind, ok := services[init.Type]
+	if !ok {
+		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
+	}
+	if init.Type == ib.QPTypeGSI {
 		if err := checkGSI(d, init, u); err != nil {
 			return nil, err
 		}
-	default:
-		return nil, fmt.Errorf("queue pair of type %v: %w", init.Type, syscall.EOPNOTSUPP)
 	}
 	c := &init.Cap
 	qp := &QP{
-		dev: d, obj: obj, typ: init.Type, pd: domain(init.PD), ctx: d.context(u),
+		dev: d, obj: obj, typ: init.Type, service: kind, pd: domain(init.PD), ctx: d.context(u),
 		sigAll: init.SigAll, pathMTU: roce.MTU256,
 	}
 	qp.counts = d.counts(qp.ctx)
@@ -129,7 +147,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 	}
 	qp.req.init(qp)
 	qp.resp.qp = qp
-	if datagram(qp.typ) {
+	if qp.datagram {
 		qp.pathMTU = d.activeMTU()
 	}
 	qp.setMTU(qp.pathMTU)
@@ -146,7 +164,7 @@ func (o ops) CreateQP(obj ib.QPHandle, init *ib.DriverQPInit, u *ib.Udata) (ib.D
 		return nil, err
 	}
 	slot := qp.num & (maxQPSlot - 1)
-	if datagram(qp.typ) {
+	if qp.datagram {
 		qp.sport = roce.SourcePortUD(qp.num)
 	}
 	if qp.ctx != nil {

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"sync"
 
-	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -113,16 +112,3 @@ func copyOf(a *link.Arrival, packets [][]byte) *waiting {
 }
 
 func (w *waiting) free() { waitingPool.Put(w) }
-
-// serviceOf is the transport service of a type of queue pair.
-func serviceOf(t ib.QPType) roce.Service {
-	switch t {
-	case ib.QPTypeUC:
-		return roce.UC
-	case ib.QPTypeUD, ib.QPTypeGSI:
-		return roce.UD
-	case ib.QPTypeXRCInit, ib.QPTypeXRCTgt:
-		return roce.XRC
-	}
-	return roce.RC
-}

@@ -424,7 +424,7 @@ func TestReferEnds(t *testing.T) {
 				t.Error("the memory cannot be read")
 			}
 		}
-		op := serviceOf(from.typ).Opcode(roce.RDMAWriteMiddle)
+		op := from.wire.Opcode(roce.RDMAWriteMiddle)
 		place := p.build.add(op.PacketLen(4096), op.HeaderLen(), b.a.addr)
 		roce.NewPacket(place, &roce.BTHFields{Opcode: op}, 4096)
 		p.build.added(false)

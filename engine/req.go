@@ -31,7 +31,7 @@ func (r *requester) init(qp *QP) {
 		recovery = transport.Unprobed{Recovery: recovery}
 	}
 	r.snd.Init(recovery)
-	r.snd.Reliable = reliable(qp.typ)
+	r.snd.Reliable = qp.reliable
 	r.waits.told = true
 }
 
@@ -175,7 +175,7 @@ func (w *sendWQE) operation(k *transport.Packet) roce.Operation {
 func (r *requester) send(p *pass, w *sendWQE) bool {
 	qp := r.qp
 	to, num := qp.path, qp.attr.DestQPN
-	if datagram(qp.typ) {
+	if qp.datagram {
 		to, num = w.path, w.QPN
 	}
 	mark, start := 0, -1 // to be taken back when the memory cannot be read
@@ -201,7 +201,7 @@ func (r *requester) send(p *pass, w *sendWQE) bool {
 				continue
 			}
 		}
-		op := serviceOf(qp.typ).Opcode(w.operation(&k))
+		op := qp.wire.Opcode(w.operation(&k))
 		size := op.PacketLen(w.payload(&k))
 		if !p.build.fits(to, num, size) || !p.build.t.joins(w) {
 			if !p.gather.flush(qp) {
@@ -276,7 +276,7 @@ func (r *requester) build(p *pass, w *sendWQE, k *transport.Packet, op roce.Opco
 		Opcode: op, MigReq: true, PKey: roce.DefaultPKey, DestQPN: qp.attr.DestQPN, PSN: k.PSN, AckReq: k.AckReq,
 		SolicitedEvent: message && k.Last && w.Flags&uapi.SendSolicited != 0,
 	}
-	if datagram(qp.typ) {
+	if qp.datagram {
 		f.DestQPN = w.QPN
 	}
 	place := p.build.add(size, op.HeaderLen(), w.source(k.Offset))
@@ -352,7 +352,7 @@ func (r *requester) probe(p *pass) {
 	if w.status != uapi.WCSuccess {
 		return
 	}
-	op := serviceOf(qp.typ).Opcode(w.operation(&k))
+	op := qp.wire.Opcode(w.operation(&k))
 	size := op.PacketLen(w.payload(&k))
 	p.build.start(&trainPool, qp.path, qp.attr.DestQPN, size)
 	if !r.build(p, w, &k, op, size) || !p.gather.flush(qp) {

@@ -147,7 +147,7 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	switch {
 	case qp.state == ib.QPErr:
 		return
-	case reliable(qp.typ):
+	case qp.reliable:
 		r.rcv.Refuse(s, psn)
 	case !own:
 		r.rcv.AbandonRest()
@@ -237,7 +237,7 @@ func (r *responder) executeKind(p *pass, k *packet, a *transport.Arrival) (v ver
 		return r.executeFlush(p, k)
 	}
 	if v == accepted {
-		r.rcv.ExecutedAll(a, k.packets, reliable(r.qp.typ) && k.BTH().AckReq())
+		r.rcv.ExecutedAll(a, k.packets, r.qp.reliable && k.BTH().AckReq())
 	}
 	return v, by
 }
@@ -371,7 +371,7 @@ func (r *responder) executeWrite(p *pass, k *packet, a *transport.Arrival) (verd
 
 // takeRecvFor takes the receive that a packet needs, unless a fault rule makes it seem that there is none.
 func (r *responder) takeRecvFor(p *pass, k *packet) verdict {
-	if reliable(r.qp.typ) && r.qp.dev.faults.NotReady(r.qp.num, k.src) {
+	if r.qp.reliable && r.qp.dev.faults.NotReady(r.qp.num, k.src) {
 		return notReady
 	}
 	return r.takeRecv(p)
@@ -463,7 +463,7 @@ func (r *responder) answer(p *pass) {
 		return // what is due waits, and may be joined by more
 	}
 	rcv.AckSent()
-	op := serviceOf(qp.typ).Opcode(roce.Acknowledge)
+	op := qp.wire.Opcode(roce.Acknowledge)
 	size := op.PacketLen(0)
 	p.build.start(&ackPool, qp.path, qp.attr.DestQPN, size)
 	k := roce.NewPacket(p.build.add(size, size, 0), &roce.BTHFields{
@@ -514,7 +514,7 @@ func (r *responder) makeReply(p *pass, y *transport.Reply) bool {
 			continue
 		}
 		what, n := y.Packet(qp.mtu)
-		op := serviceOf(qp.typ).Opcode(what)
+		op := qp.wire.Opcode(what)
 		size := op.PacketLen(n)
 		if !p.build.fits(qp.path, qp.attr.DestQPN, size) {
 			if !p.gather.flush(qp) {

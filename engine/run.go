@@ -172,7 +172,7 @@ func (qp *QP) parse(k *packet, b []byte) counter {
 // connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
 func (qp *QP) check(k *packet) counter {
 	switch {
-	case k.Opcode.Service() != serviceOf(qp.typ):
+	case k.Opcode.Service() != qp.wire:
 		return cntDropService
 	case k.BTH().PKey()&^pkeyFull != roce.DefaultPKey&^pkeyFull:
 		return cntDropPKey
@@ -188,11 +188,11 @@ func (qp *QP) check(k *packet) counter {
 	switch {
 	case !ready || qp.life == destroyed:
 		return cntDropState
-	case !datagram(qp.typ) && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
+	case !qp.datagram && (qp.path == nil || k.src != qp.path.dst || k.dst != qp.path.from.addr):
 		return cntDropSource
-	case datagram(qp.typ) && k.DETH().QKey() != qkeyOf(qp):
+	case qp.datagram && k.DETH().QKey() != qkeyOf(qp):
 		return cntDropQKey
-	case datagram(qp.typ) && echoes(qp, k):
+	case qp.datagram && echoes(qp, k):
 		return cntDropEcho
 	}
 	return accept
@@ -287,7 +287,7 @@ func (qp *QP) urgent() bool {
 		return false
 	case w.answers:
 		return true
-	case reliable(qp.typ):
+	case qp.reliable:
 		return qp.req.snd.Len() == 0 || w.polls && qp.sendCQ.hasPolled(0)
 	}
 	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now

@@ -125,7 +125,7 @@ func (r *requester) check(w *sendWQE) {
 		w.status = uapi.WCLocQPOpErr
 		return
 	}
-	if datagram(qp.typ) {
+	if qp.datagram {
 		w.status = r.checkUD(w)
 		return
 	}
@@ -185,7 +185,7 @@ func (r *requester) describe(w *queue.Send, wr *ib.SendWR) error {
 		return fmt.Errorf("%d gather elements, at most %d: %w", len(wr.SGList), qp.cap.MaxSendSGE, syscall.EINVAL)
 	}
 	switch {
-	case datagram(qp.typ):
+	case qp.datagram:
 		if wr.AH == nil {
 			return fmt.Errorf("datagram without address handle: %w", syscall.EINVAL)
 		}

@@ -28,11 +28,6 @@ func (o ops) AllocXRCD(*ib.Udata) (ib.DriverXRCD, error) { return &xrcd{dev: o.d
 // Dealloc implements ib.DriverXRCD.
 func (*xrcd) Dealloc() error { return nil }
 
-// reliable reports whether the requests of a queue pair of type t are acknowledged.
-func reliable(t ib.QPType) bool {
-	return t == ib.QPTypeRC || t == ib.QPTypeXRCInit || t == ib.QPTypeXRCTgt
-}
-
 // hasReceiveQueue reports whether the queue pair has a receive queue of its own.
 func hasReceiveQueue(qp *QP) bool {
 	return qp.srq == nil && qp.typ != ib.QPTypeXRCInit && qp.typ != ib.QPTypeXRCTgt
