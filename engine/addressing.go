@@ -21,9 +21,6 @@ type addressing struct {
 	endpoints []*endpoint   // those bound, in the order of the interface's addresses
 }
 
-// up reports whether the port is active: the interface is up, and has a carrier.
-func (a *addressing) up() bool { return a.netdev.Up && a.netdev.Running }
-
 func (a *addressing) addrs() (list []netip.Addr) {
 	for _, e := range a.endpoints {
 		list = append(list, e.addr)
@@ -53,17 +50,6 @@ type endpoint struct {
 type boundEndpoint struct {
 	link.Endpoint
 	taker link.Taker // the same; nil where it is none
-}
-
-// ready reports whether packets can leave: the address is there, and the port is active.
-func (e *endpoint) ready() bool { return e.wire.Load() != nil && e.dev.at.Load().up() }
-
-// send is link.Endpoint.Send; without the address it says link.ErrNoRoute.
-func (e *endpoint) send(t *link.Train) error {
-	if w := e.wire.Load(); w != nil {
-		return w.Send(t)
-	}
-	return link.ErrNoRoute
 }
 
 // SetInterface tells the device what its interface is like now, and which of its addresses the device is to use; an

@@ -192,3 +192,6 @@ func (r *requester) flush() {
 		r.complete(w, uapi.WCWRFlushErr)
 	}
 }
+
+// wqe returns the work request with a number of snd.
+func (r *requester) wqe(n uint32) *sendWQE { return &r.wqes[n&uint32(len(r.wqes)-1)] }

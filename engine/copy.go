@@ -1,10 +1,14 @@
 package engine
 
 import (
+	"sync"
+	"sync/atomic"
+
 	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/roce"
 	"verbena/uapi"
+	"verbena/umem"
 )
 
 // A payload is copied twice: from the memory of the sender into a train (gather), and from there into the memory of the
@@ -368,4 +372,104 @@ func sgeAt(list []ib.SGE, n int) (i, off int) {
 		n -= int(list[i].Length)
 	}
 	return len(list), 0
+}
+
+// copying tells the watchdog whether a pass is in a copy from or to the memory of a program.
+type copying struct {
+	copies atomic.Uint32 // odd during a copy
+	at     *QP           // the queue pair of that program
+	theft  sync.Mutex    // held while the watchdog takes todo
+	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
+}
+
+// robbed is set in pass.copies when the watchdog has taken what the pass has to do.
+const robbed = 1 << 31
+
+// enter says that the pass is going to copy from or to the memory of a queue pair's program, or waits for a thread that
+// does; leave follows.
+func (p *pass) enter(qp *QP) {
+	p.at = qp
+	p.copies.Store((p.copies.Load() + 1) &^ robbed)
+	if w := &p.dev.watchdog; !w.on.Load() {
+		w.start(p.dev)
+	}
+}
+
+func (p *pass) leave() {
+	n := p.copies.Load() &^ robbed
+	if p.copies.CompareAndSwap(n, (n+1)&^robbed) {
+		return
+	}
+	p.theft.Lock() // the watchdog may still be at it
+	p.copies.Store((n + 1) &^ robbed)
+	p.theft.Unlock()
+	p.at.lane.resume()
+}
+
+// grant finds what a key stands for now, nil if nothing.
+func (d *Device) grant(key uint32) *grant {
+	var g *grant
+	if key>>8 < firstMW {
+		if m := d.mrs.get(key >> 8); m != nil {
+			g = m.grant.Load()
+		}
+	} else if w := d.mws.get(key >> 8); w != nil {
+		g = w.grant.Load()
+	}
+	if g == nil || g.key != key {
+		return nil
+	}
+	return g
+}
+
+// memory finds what a key stands for, if it gives a right within a domain, and begins an access; nil if not.
+// (lookup_mr)
+func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
+	g := d.grant(key)
+	if g == nil || g.pd != in || g.access&right != right || !g.inUse.TryRLock() {
+		return nil
+	}
+	return g
+}
+
+// memory does the same, if the key gives the right to this queue pair or its peer. (rxe_lookup_mw)
+func (qp *QP) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
+	g := qp.dev.memory(in, key, right)
+	if g != nil && g.qp != nil && g.qp != qp {
+		g.put()
+		return nil
+	}
+	return g
+}
+
+// put ends an access.
+func (g *grant) put() { g.inUse.RUnlock() }
+
+// contains reports whether a range is within the grant's.
+func (g *grant) contains(addr, n uint64) bool {
+	return addr >= g.first && addr-g.first <= g.length && n <= g.length-(addr-g.first)
+}
+
+// read fills buffers of n bytes from addr on.
+func (g *grant) read(dst [][]byte, addr, n uint64) error {
+	if !g.contains(addr, n) {
+		return umem.ErrRange
+	}
+	return g.region.ReadV(dst, addr+g.shift)
+}
+
+// write stores buffers of n bytes from addr on.
+func (g *grant) write(src [][]byte, addr, n uint64) error {
+	if !g.contains(addr, n) {
+		return umem.ErrRange
+	}
+	return g.region.WriteV(src, addr+g.shift)
+}
+
+// direct returns the memory of a range, nil if a copy may wait for a program; see umem.Region.Direct.
+func (g *grant) direct(addr, n uint64) []byte {
+	if !g.contains(addr, n) {
+		return nil
+	}
+	return g.region.Direct(addr+g.shift, n)
 }

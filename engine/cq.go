@@ -257,3 +257,12 @@ func (c *cq) Destroy() error {
 	c.dev.counts(c.ctx).remove(countCQ)
 	return nil
 }
+
+// complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
+// to the error state.
+func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
+	wc.QPNum = qp.num
+	if !c.post(wc, solicited) && qp.state != ib.QPErr {
+		qp.enterError(completionsLost)
+	}
+}

@@ -42,7 +42,7 @@
 //
 // A queue is shared with a user process, in the form of the layout, or holds decoded values in the memory of this
 // process. Both are a queue.SendQueue, RecvQueue or CompletionQueue. A work request is copied out of a shared queue
-// once, decoded by the layout, then checked (wqe.go). The engine holds no pointer to registered memory. Package umem
+// once, decoded by the layout, then checked (req.go). The engine holds no pointer to registered memory. Package umem
 // copies in and out, one call for a train rather than for a packet. On the data path nothing is allocated.
 //
 // When the service dies, the layout's package completes the work requests of its programs with errors (ring.Abandon).
@@ -56,9 +56,9 @@
 //	fabric.go   devices that reach each other in memory    (loopback in rxe_net.c)
 //	queue/      queues in decoded form                     rxe_queue.h
 //	queue.go    receives of consumers; the list of a program's queues
-//	wqe.go      work requests: description, checks         struct rxe_send_wqe, rxe_recv_wqe
+//	wqe.go      work requests: kinds, description          struct rxe_send_wqe
 //	cq.go       completion queues                          rxe_cq.c
-//	key.go      what keys stand for, and its end           lookup_mr, rxe_lookup_mw
+//	key.go      grants of keys, and their end              rxe_lookup_mw
 //	mr.go       domains, regions, atomics                  rxe_mr.c
 //	fastreg.go  regions of work requests, invalidation     rxe_mr.c
 //	mw.go       memory windows                             rxe_mw.c
@@ -78,7 +78,7 @@
 //	resp.go     responder                                  the rest of rxe_resp.c
 //	recv.go     packets that arrive                        rxe_recv.c
 //	train.go    packets that leave                         rxe_net.c
-//	copy.go     copies of payload, to and from trains      rxe_mr.c
+//	copy.go     copies of payload, to and from trains      rxe_mr.c, lookup_mr
 //	pass.go     threads: run queue, events, tasks          rxe_task.c
 //	run.go      one run of a queue pair                    rxe_recv.c, rxe_net.c
 //	timer.go    the one timer of a queue pair

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -8,6 +9,7 @@ import (
 	"syscall"
 
 	"verbena/ib"
+	"verbena/link"
 )
 
 // Fabric is a set of devices in one process that reach each other without the network: a packet from one to
@@ -159,5 +161,32 @@ func (d *Device) intruded(qp *QP, t *train) bool {
 		return false
 	}
 	d.counters.add(cntDropSource, t.packets)
+	return true
+}
+
+// ready reports whether packets can leave: the address is there, and the port is active.
+func (e *endpoint) ready() bool { return e.wire.Load() != nil && e.dev.at.Load().up() }
+
+// up reports whether the port is active: the interface is up, and has a carrier.
+func (a *addressing) up() bool { return a.netdev.Up && a.netdev.Running }
+
+// send is link.Endpoint.Send; without the address it says link.ErrNoRoute.
+func (e *endpoint) send(t *link.Train) error {
+	if w := e.wire.Load(); w != nil {
+		return w.Send(t)
+	}
+	return link.ErrNoRoute
+}
+
+// transmit sends packets to the network, and counts them. It reports false if the socket is full.
+func (e *endpoint) transmit(t *link.Train, packets int) bool {
+	switch err := e.send(t); {
+	case err == nil:
+		e.dev.counters.add(cntSentPkts, packets)
+	case errors.Is(err, link.ErrAgain):
+		return false
+	default:
+		e.dev.counters.add(cntSendErr, packets)
+	}
 	return true
 }

@@ -254,23 +254,3 @@ func (h *Hardware) BeforeWorkRequest(n uint64, f func()) bool {
 	d.watchpoint.Store(b)
 	return true
 }
-
-// breakpoint is a work request at which the device stops, or another is told.
-type breakpoint struct {
-	left atomic.Uint64
-	hit  func()
-}
-
-// stopAt counts a work request and reports whether the device has stopped in front of it.
-func (d *Device) stopAt() bool {
-	if b := d.watchpoint.Load(); b != nil && !d.stopped.Load() && b.left.Add(^uint64(0)) == 0 {
-		d.watchpoint.CompareAndSwap(b, nil)
-		b.hit()
-	}
-	if b := d.breakpoint.Load(); b != nil && b.left.Add(^uint64(0)) == 0 {
-		d.breakpoint.Store(nil)
-		d.stopped.Store(true)
-		b.hit()
-	}
-	return d.stopped.Load()
-}

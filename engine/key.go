@@ -30,62 +30,12 @@ type grant struct {
 	inUse sync.RWMutex
 }
 
-const (
-	remoteAccess = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
-	// localRead is the right to read by a local key: every region gives it, and no window.
-	localRead ib.AccessFlags = 1 << 31
-
-	// Keys below firstMW<<8 are of regions, the others of windows.
-	firstMW = 1 << 19
-	maxMR   = firstMW - 1 // RXE_MAX_MR
-	maxMW   = tableMax - firstMW
-)
-
 // cover makes a grant of a whole region.
 func (m *mr) cover(key uint32, r *umem.Region, access ib.AccessFlags) *grant {
 	return &grant{
 		key: key, pd: m.pd, region: r, access: access | localRead, first: r.IOVA(), length: r.Len(), mr: m,
 	}
 }
-
-// grant finds what a key stands for now, nil if nothing.
-func (d *Device) grant(key uint32) *grant {
-	var g *grant
-	if key>>8 < firstMW {
-		if m := d.mrs.get(key >> 8); m != nil {
-			g = m.grant.Load()
-		}
-	} else if w := d.mws.get(key >> 8); w != nil {
-		g = w.grant.Load()
-	}
-	if g == nil || g.key != key {
-		return nil
-	}
-	return g
-}
-
-// memory finds what a key stands for, if it gives a right within a domain, and begins an access; nil if not.
-// (lookup_mr)
-func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
-	g := d.grant(key)
-	if g == nil || g.pd != in || g.access&right != right || !g.inUse.TryRLock() {
-		return nil
-	}
-	return g
-}
-
-// memory does the same, if the key gives the right to this queue pair or its peer. (rxe_lookup_mw)
-func (qp *QP) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
-	g := qp.dev.memory(in, key, right)
-	if g != nil && g.qp != nil && g.qp != qp {
-		g.put()
-		return nil
-	}
-	return g
-}
-
-// put ends an access.
-func (g *grant) put() { g.inUse.RUnlock() }
 
 // revoke returns when no access is in flight, and lets no other begin. The caller has taken the grant from behind its
 // key, and its pass has no access of its own in flight. An access is a critical section of a lock like any other, so this
@@ -94,35 +44,6 @@ func (g *grant) revoke() {
 	if !g.inUse.TryLock() && !g.mr.dev.broken.Load() {
 		g.inUse.Lock() //verbena:allow nosleep an access waits for nothing but the memory that it is to
 	}
-}
-
-// contains reports whether a range is within the grant's.
-func (g *grant) contains(addr, n uint64) bool {
-	return addr >= g.first && addr-g.first <= g.length && n <= g.length-(addr-g.first)
-}
-
-// read fills buffers of n bytes from addr on.
-func (g *grant) read(dst [][]byte, addr, n uint64) error {
-	if !g.contains(addr, n) {
-		return umem.ErrRange
-	}
-	return g.region.ReadV(dst, addr+g.shift)
-}
-
-// write stores buffers of n bytes from addr on.
-func (g *grant) write(src [][]byte, addr, n uint64) error {
-	if !g.contains(addr, n) {
-		return umem.ErrRange
-	}
-	return g.region.WriteV(src, addr+g.shift)
-}
-
-// direct returns the memory of a range, nil if a copy may wait for a program; see umem.Region.Direct.
-func (g *grant) direct(addr, n uint64) []byte {
-	if !g.contains(addr, n) {
-		return nil
-	}
-	return g.region.Direct(addr+g.shift, n)
 }
 
 // keyGenerations gives the low eight bits of the next key with an index.
@@ -164,3 +85,14 @@ func (k *keyGenerations) used(key uint32) {
 	defer k.mu.Unlock()
 	*k.last(key >> 8) = 256 | uint16(uint8(key))
 }
+
+const (
+	remoteAccess = ib.AccessRemoteRead | ib.AccessRemoteWrite | ib.AccessRemoteAtomic
+	// localRead is the right to read by a local key: every region gives it, and no window.
+	localRead ib.AccessFlags = 1 << 31
+
+	// Keys below firstMW<<8 are of regions, the others of windows.
+	firstMW = 1 << 19
+	maxMR   = firstMW - 1 // RXE_MAX_MR
+	maxMW   = tableMax - firstMW
+)

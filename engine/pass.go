@@ -2,8 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"slices"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -313,111 +311,6 @@ func (p *pass) abandon() {
 	for _, c := range p.claims {
 		c.turn.Abandon()
 	}
-}
-
-// activity says whether a thread runs a queue pair, or has it in its run queue, and whether there has been an event since it
-// began to.
-//
-//	         wake             wake
-//	resting -----> running -----------> woken
-//	   ^            |   ^                 |
-//	   +--- rest ---+   +----- begin -----+
-type activity struct{ state atomic.Uint32 }
-
-const (
-	resting uint32 = iota
-	running
-	woken
-)
-
-// wake notes that there is an event. It reports whether the queue pair rested; then the caller must run it.
-func (a *activity) wake() bool {
-	for {
-		switch s := a.state.Load(); {
-		case s == woken:
-			return false
-		case a.state.CompareAndSwap(s, s+1):
-			return s == resting
-		}
-	}
-}
-
-// begin is called before the thread that runs the queue pair looks at its events.
-func (a *activity) begin() { a.state.Store(running) }
-
-// rest ends the run, unless there has been an event since begin. It reports whether it did.
-func (a *activity) rest() bool { return a.state.CompareAndSwap(running, resting) }
-
-// event is something that a queue pair has to deal with: exactly one of these.
-type event struct {
-	train   *train   // packets from a device of the Fabric
-	waiting *waiting // packets from the network, which came while another thread ran the queue pair
-	task    *task
-}
-
-// events are what a queue pair has still to deal with, in order. Each is followed by a wake.
-type events struct {
-	any atomic.Bool // list is not empty
-
-	mu    sync.Mutex
-	list  []event
-	spare []event // empty
-}
-
-func (e *events) add(v event) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.list = append(e.list, v)
-	e.any.Store(true)
-}
-
-// addTrain adds a train, which counts among those that its sender has handed over until it is taken; of a slow program, in
-// its lane instead. It reports false where there is no room for it.
-func (e *events) addTrain(t *train, l *lane) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if l.slow.Load() {
-		if !l.charge(len(t.Buf)) {
-			return false
-		}
-		t.charged = true
-		t.shrink()
-	} else {
-		t.from.egress.handed.Add(1)
-	}
-	e.list = append(e.list, event{train: t})
-	e.any.Store(true)
-	return true
-}
-
-// remove takes a task out again, if it is still there.
-func (e *events) remove(t *task) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.list = slices.DeleteFunc(e.list, func(v event) bool { return v.task == t })
-}
-
-// take returns all events, which recycle gives back.
-func (e *events) take() []event {
-	if !e.any.Load() {
-		return nil
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	list := e.list
-	e.list, e.spare = e.spare, nil
-	e.any.Store(false)
-	return list
-}
-
-func (e *events) recycle(list []event) {
-	if list == nil {
-		return
-	}
-	clear(list)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.spare = list[:0]
 }
 
 // task is something to be done by the thread that runs a queue pair.

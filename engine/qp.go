@@ -201,14 +201,6 @@ func (qp *QP) freeQueues() {
 	qp.rq.Free()
 }
 
-// qp finds a queue pair by its number.
-func (d *Device) qp(num uint32) *QP {
-	if qp := d.qps.get(num & (maxQPSlot - 1)); qp != nil && qp.num == num {
-		return qp
-	}
-	return nil
-}
-
 // PostSend implements ib.DriverQP. It may not sleep.
 func (qp *QP) PostSend(wrs []ib.SendWR) (n int, err error) {
 	if qp.dev.broken.Load() {

@@ -1,6 +1,9 @@
 package engine
 
 import (
+	"sync/atomic"
+
+	"verbena/engine/queue"
 	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/roce"
@@ -34,9 +37,6 @@ func (r *requester) init(qp *QP) {
 	r.snd.Reliable = qp.reliable
 	r.waits.told = true
 }
-
-// wqe returns the work request with a number of snd.
-func (r *requester) wqe(n uint32) *sendWQE { return &r.wqes[n&uint32(len(r.wqes)-1)] }
 
 // grow doubles the room for work requests, all of which is used.
 func (r *requester) grow() {
@@ -389,4 +389,139 @@ func (w *waits) posted(signaled bool) {
 		w.fresh, w.heard = false, false
 	}
 	w.told = signaled
+}
+
+// kindOf is transport.None for what a queue pair of type t does not do.
+func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
+	if int(op) >= len(kinds) {
+		return transport.None
+	}
+	k := kinds[op]
+	switch {
+	case t == ib.QPTypeRC, t == ib.QPTypeXRCInit,
+		t == ib.QPTypeUC && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write || k == transport.Local),
+		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == transport.Send && op != uapi.WRSendWithInv:
+		return k
+	}
+	return transport.None
+}
+
+// check validates a fetched work request, which a program may have written, and sets its kind, length, packets and path.
+// An invalid request gets the status of its completion. (validate_send_wr)
+func (r *requester) check(w *sendWQE) {
+	qp := r.qp
+	w.kind, w.status, w.length, w.packets, w.path = kindOf(qp.typ, w.Opcode), uapi.WCSuccess, 0, 1, nil
+	if w.kind == transport.None || w.Opcode == wrRegMR && qp.ctx != nil {
+		w.kind, w.status = transport.None, uapi.WCLocQPOpErr
+		return
+	}
+	if w.kind == transport.Local {
+		w.packets = 0
+		return
+	}
+	if w.kind == transport.Flush || w.kind == transport.AtomicWrite {
+		w.status = r.checkSingle(w)
+		return
+	}
+	if w.Flags&uapi.SendInline != 0 {
+		if w.kind == transport.Read || w.kind == transport.Atomic { // the slot holds data, where its elements belong
+			w.status = uapi.WCLocQPOpErr
+			return
+		}
+		if w.Length > uint64(qp.cap.MaxInlineData) {
+			w.status = uapi.WCLocLenErr
+			return
+		}
+		w.length = int(w.Length)
+	} else {
+		w.length = queue.Length(w.SGEs)
+		if w.NumSGE > qp.cap.MaxSendSGE {
+			w.status = uapi.WCLocQPOpErr
+		} else if w.length > maxMsgSize {
+			w.status = uapi.WCLocLenErr
+		}
+		if w.status != uapi.WCSuccess {
+			w.SGEs, w.length = w.SGEs[:0], 0
+			return
+		}
+	}
+	if w.kind == transport.Atomic {
+		if w.length < atomicLen {
+			w.status = uapi.WCLocLenErr
+			return
+		}
+		w.length = atomicLen
+	}
+	if (w.kind == transport.Read || w.kind == transport.Atomic) && qp.attr.MaxRdAtomic == 0 {
+		w.status = uapi.WCLocQPOpErr
+		return
+	}
+	if qp.datagram {
+		w.status = r.checkUD(w)
+		return
+	}
+	if w.kind != transport.Atomic {
+		w.packets = qp.pathMTU.Packets(uint32(w.length))
+	}
+}
+
+// checkUD finds the way of a datagram.
+func (r *requester) checkUD(w *sendWQE) uapi.WCStatus {
+	qp := r.qp
+	if qp.ctx == nil {
+		w.path, _ = w.To.(*path)
+	} else if w.AH == 0 {
+		w.path = r.vector.path(qp.dev, &w.Vector)
+	} else if h := qp.dev.ahs.get(w.AH); h != nil {
+		w.path = h.pathFor(qp)
+	}
+	if w.path == nil {
+		return uapi.WCLocQPOpErr
+	}
+	if w.length > qp.mtu {
+		return uapi.WCLocLenErr
+	}
+	w.QPN &= roce.PSNMask
+	if w.QKey>>31 != 0 || qp.typ == ib.QPTypeGSI {
+		w.QKey = qkeyOf(qp) // a controlled key: the queue pair's own goes (IBA 10.2.5)
+	}
+	return uapi.WCSuccess
+}
+
+// breakpoint is a work request at which the device stops, or another is told.
+type breakpoint struct {
+	left atomic.Uint64
+	hit  func()
+}
+
+// stopAt counts a work request and reports whether the device has stopped in front of it.
+func (d *Device) stopAt() bool {
+	if b := d.watchpoint.Load(); b != nil && !d.stopped.Load() && b.left.Add(^uint64(0)) == 0 {
+		d.watchpoint.CompareAndSwap(b, nil)
+		b.hit()
+	}
+	if b := d.breakpoint.Load(); b != nil && b.left.Add(^uint64(0)) == 0 {
+		d.breakpoint.Store(nil)
+		d.stopped.Store(true)
+		b.hit()
+	}
+	return d.stopped.Load()
+}
+
+// begin notes that the first packet of the train is of a work request.
+func (t *train) begin(qp *QP, w *sendWQE) {
+	t.writes, t.key = t.mixed && qp.typ == ib.QPTypeRC && w.kind == transport.Write, w.RKey
+}
+
+// joins reports whether packets of a work request may follow in the train. One that refers to memory has RDMA WRITEs by
+// one key alone, so that it is known where they go.
+func (t *train) joins(w *sendWQE) bool {
+	if !t.writes || w.kind == transport.Write && w.RKey == t.key {
+		return true
+	}
+	if t.refers() {
+		return false
+	}
+	t.writes = false
+	return true
 }

@@ -664,3 +664,42 @@ func (r *responder) flush() {
 		r.completeRecv(&uapi.WC{Status: uapi.WCWRFlushErr}, false)
 	}
 }
+
+// domain is where keys in the peer's requests are looked up.
+func (r *responder) domain() *pd {
+	qp := r.qp
+	if s := r.named; s != nil {
+		return s.pd
+	}
+	return qp.pd
+}
+
+// recvQueue is where the receive in progress completes.
+func (r *responder) recvQueue() *cq {
+	qp := r.qp
+	if s := r.wqe.from; s != nil && s.cq != nil {
+		return s.cq
+	}
+	return qp.recvCQ
+}
+
+// recvWQE is a receive work request that the responder has taken out of the queue and checked.
+type recvWQE struct {
+	queue.Recv
+	filled int // bytes that have come
+	taken  bool
+	pd     *pd  // of the memory
+	from   *srq // where it was taken, nil: from the queue pair's own queue
+}
+
+// fetch fetches the next receive of a queue whose receives have at most limit elements. status is not success for a receive with more.
+func (w *recvWQE) fetch(q queue.RecvQueue, limit uint32) (status uapi.WCStatus, found, ok bool) {
+	if found, ok = q.Fetch(0, &w.Recv); !found || !ok {
+		return uapi.WCSuccess, false, ok
+	}
+	w.filled, w.taken, w.pd, w.from = 0, true, nil, nil
+	if w.NumSGE > limit {
+		w.SGEs, w.Length, status = w.SGEs[:0], 0, uapi.WCLocQPOpErr
+	}
+	return status, true, true
+}

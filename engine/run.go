@@ -2,13 +2,16 @@ package engine
 
 import (
 	"cmp"
-	"errors"
 	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
 
+	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
-	"verbena/uapi"
 )
 
 // run does all that there is to do for a queue pair, whose activity says running; packets that have arrived for it
@@ -335,19 +338,6 @@ func (p *pass) send(qp *QP, t *train, urgent bool) bool {
 	return true
 }
 
-// transmit sends packets to the network, and counts them. It reports false if the socket is full.
-func (e *endpoint) transmit(t *link.Train, packets int) bool {
-	switch err := e.send(t); {
-	case err == nil:
-		e.dev.counters.add(cntSentPkts, packets)
-	case errors.Is(err, link.ErrAgain):
-		return false
-	default:
-		e.dev.counters.add(cntSendErr, packets)
-	}
-	return true
-}
-
 // hand makes a train an event of the queue pair that it is for, on a device of the Fabric.
 func (p *pass) hand(qp *QP, peer *Device, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
@@ -425,19 +415,170 @@ func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 // defaultTTL is that of packets whose address vector does not say.
 const defaultTTL = 64
 
-// complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
-// to the error state.
-func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
-	wc.QPNum = qp.num
-	if !c.post(wc, solicited) && qp.state != ib.QPErr {
-		qp.enterError(completionsLost)
-	}
-}
-
 // publish makes the PSNs known to other threads.
 func (qp *QP) publish() {
 	psns := uint64(qp.resp.rcv.PSN())<<32 | uint64(qp.req.snd.Place())
 	if psns != qp.psns.Load() {
 		qp.psns.Store(psns)
 	}
+}
+
+// expired does what is due when the timer has fired. The pass runs the queue pair.
+func (t *timer) expired(p *pass) {
+	qp := t.qp
+	t.fired.Store(false)
+	t.at = noTime
+	if qp.life >= detached || qp.dev.stopped.Load() && qp.state != ib.QPErr {
+		return
+	}
+	now := qp.dev.clock.Now()
+	due := func(at *time.Time) bool {
+		if at.IsZero() || now.Before(*at) {
+			return false
+		}
+		*at = noTime
+		return true
+	}
+	if due(&t.unblock) {
+		qp.egress.blocked = false
+	}
+	if due(&t.reflush) {
+		t.quiet++
+	}
+	switch qp.req.snd.Tick(now) {
+	case transport.AckTimeout:
+		qp.req.timedOut()
+	case transport.ProbeDue:
+		qp.req.probe(p)
+	}
+}
+
+// rearm sets the timer for the earliest deadline.
+func (t *timer) rearm() {
+	qp := t.qp
+	if qp.state == ib.QPErr && qp.ctx != nil && qp.life == whole {
+		if t.reflush.IsZero() {
+			t.reflush = qp.dev.clock.Now().Add(reflushPeriod << min(t.quiet, reflushPatience))
+		}
+	} else {
+		t.reflush, t.quiet = noTime, 0
+	}
+	at := earliest(qp.req.snd.Deadline(), earliest(t.unblock, t.reflush))
+	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
+		return
+	}
+	t.at = at
+	t.t.Reset(at.Sub(qp.dev.clock.Now()))
+}
+
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// activity says whether a thread runs a queue pair, or has it in its run queue, and whether there has been an event since it
+// began to.
+//
+//	         wake             wake
+//	resting -----> running -----------> woken
+//	   ^            |   ^                 |
+//	   +--- rest ---+   +----- begin -----+
+type activity struct{ state atomic.Uint32 }
+
+const (
+	resting uint32 = iota
+	running
+	woken
+)
+
+// wake notes that there is an event. It reports whether the queue pair rested; then the caller must run it.
+func (a *activity) wake() bool {
+	for {
+		switch s := a.state.Load(); {
+		case s == woken:
+			return false
+		case a.state.CompareAndSwap(s, s+1):
+			return s == resting
+		}
+	}
+}
+
+// begin is called before the thread that runs the queue pair looks at its events.
+func (a *activity) begin() { a.state.Store(running) }
+
+// rest ends the run, unless there has been an event since begin. It reports whether it did.
+func (a *activity) rest() bool { return a.state.CompareAndSwap(running, resting) }
+
+// event is something that a queue pair has to deal with: exactly one of these.
+type event struct {
+	train   *train   // packets from a device of the Fabric
+	waiting *waiting // packets from the network, which came while another thread ran the queue pair
+	task    *task
+}
+
+// events are what a queue pair has still to deal with, in order. Each is followed by a wake.
+type events struct {
+	any atomic.Bool // list is not empty
+
+	mu    sync.Mutex
+	list  []event
+	spare []event // empty
+}
+
+func (e *events) add(v event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, v)
+	e.any.Store(true)
+}
+
+// addTrain adds a train, which counts among those that its sender has handed over until it is taken; of a slow program, in
+// its lane instead. It reports false where there is no room for it.
+func (e *events) addTrain(t *train, l *lane) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if l.slow.Load() {
+		if !l.charge(len(t.Buf)) {
+			return false
+		}
+		t.charged = true
+		t.shrink()
+	} else {
+		t.from.egress.handed.Add(1)
+	}
+	e.list = append(e.list, event{train: t})
+	e.any.Store(true)
+	return true
+}
+
+// remove takes a task out again, if it is still there.
+func (e *events) remove(t *task) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = slices.DeleteFunc(e.list, func(v event) bool { return v.task == t })
+}
+
+// take returns all events, which recycle gives back.
+func (e *events) take() []event {
+	if !e.any.Load() {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := e.list
+	e.list, e.spare = e.spare, nil
+	e.any.Store(false)
+	return list
+}
+
+func (e *events) recycle(list []event) {
+	if list == nil {
+		return
+	}
+	clear(list)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.spare = list[:0]
 }

@@ -125,38 +125,6 @@ func (l *lane) run() {
 // unresponsive reports whether memory of the queue pair's program does not answer.
 func (qp *QP) unresponsive() bool { return qp.lane.slow.Load() }
 
-// copying tells the watchdog whether a pass is in a copy from or to the memory of a program.
-type copying struct {
-	copies atomic.Uint32 // odd during a copy
-	at     *QP           // the queue pair of that program
-	theft  sync.Mutex    // held while the watchdog takes todo
-	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
-}
-
-// robbed is set in pass.copies when the watchdog has taken what the pass has to do.
-const robbed = 1 << 31
-
-// enter says that the pass is going to copy from or to the memory of a queue pair's program, or waits for a thread that
-// does; leave follows.
-func (p *pass) enter(qp *QP) {
-	p.at = qp
-	p.copies.Store((p.copies.Load() + 1) &^ robbed)
-	if w := &p.dev.watchdog; !w.on.Load() {
-		w.start(p.dev)
-	}
-}
-
-func (p *pass) leave() {
-	n := p.copies.Load() &^ robbed
-	if p.copies.CompareAndSwap(n, (n+1)&^robbed) {
-		return
-	}
-	p.theft.Lock() // the watchdog may still be at it
-	p.copies.Store((n + 1) &^ robbed)
-	p.theft.Unlock()
-	p.at.lane.resume()
-}
-
 // watchdog finds passes of a device that are stopped in a copy. Its timer runs while there are copies.
 type watchdog struct {
 	on atomic.Bool

@@ -137,3 +137,11 @@ func (t *table[T]) drop(n uint32) {
 	}
 	t.freed = append(t.freed, n)
 }
+
+// qp finds a queue pair by its number.
+func (d *Device) qp(num uint32) *QP {
+	if qp := d.qps.get(num & (maxQPSlot - 1)); qp != nil && qp.num == num {
+		return qp
+	}
+	return nil
+}

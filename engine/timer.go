@@ -4,8 +4,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"verbena/engine/transport"
-	"verbena/ib"
 	"verbena/internal/clock"
 )
 
@@ -38,31 +36,6 @@ func (t *timer) init(qp *QP) {
 
 func (t *timer) stop() { t.t.Stop() }
 
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// rearm sets the timer for the earliest deadline.
-func (t *timer) rearm() {
-	qp := t.qp
-	if qp.state == ib.QPErr && qp.ctx != nil && qp.life == whole {
-		if t.reflush.IsZero() {
-			t.reflush = qp.dev.clock.Now().Add(reflushPeriod << min(t.quiet, reflushPatience))
-		}
-	} else {
-		t.reflush, t.quiet = noTime, 0
-	}
-	at := earliest(qp.req.snd.Deadline(), earliest(t.unblock, t.reflush))
-	if at.IsZero() || !t.at.IsZero() && !at.Before(t.at) {
-		return
-	}
-	t.at = at
-	t.t.Reset(at.Sub(qp.dev.clock.Now()))
-}
-
 // block has the egress queue wait a little.
 func (t *timer) block() {
 	qp := t.qp
@@ -80,36 +53,6 @@ func (t *timer) expire() {
 	defer p.caughtHolding()
 	p.wake(t.qp)
 	p.end()
-}
-
-// expired does what is due when the timer has fired. The pass runs the queue pair.
-func (t *timer) expired(p *pass) {
-	qp := t.qp
-	t.fired.Store(false)
-	t.at = noTime
-	if qp.life >= detached || qp.dev.stopped.Load() && qp.state != ib.QPErr {
-		return
-	}
-	now := qp.dev.clock.Now()
-	due := func(at *time.Time) bool {
-		if at.IsZero() || now.Before(*at) {
-			return false
-		}
-		*at = noTime
-		return true
-	}
-	if due(&t.unblock) {
-		qp.egress.blocked = false
-	}
-	if due(&t.reflush) {
-		t.quiet++
-	}
-	switch qp.req.snd.Tick(now) {
-	case transport.AckTimeout:
-		qp.req.timedOut()
-	case transport.ProbeDue:
-		qp.req.probe(p)
-	}
 }
 
 // egressRetry is when to try again after the socket was full. It drains in well less than that.

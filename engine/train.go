@@ -5,8 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"verbena/engine/transport"
-	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
 )
@@ -316,24 +314,6 @@ func (b *builder) cut(n int) {
 	b.t.packets = n
 	b.t.Buf = b.t.Buf[:end]
 	b.closed, b.middle = false, false
-}
-
-// begin notes that the first packet of the train is of a work request.
-func (t *train) begin(qp *QP, w *sendWQE) {
-	t.writes, t.key = t.mixed && qp.typ == ib.QPTypeRC && w.kind == transport.Write, w.RKey
-}
-
-// joins reports whether packets of a work request may follow in the train. One that refers to memory has RDMA WRITEs by
-// one key alone, so that it is known where they go.
-func (t *train) joins(w *sendWQE) bool {
-	if !t.writes || w.kind == transport.Write && w.RKey == t.key {
-		return true
-	}
-	if t.refers() {
-		return false
-	}
-	t.writes = false
-	return true
 }
 
 // refers reports whether a span refers to memory, to which an access has begun then.

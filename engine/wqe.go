@@ -7,7 +7,6 @@ import (
 	"verbena/engine/queue"
 	"verbena/engine/transport"
 	"verbena/ib"
-	"verbena/roce"
 	"verbena/uapi"
 )
 
@@ -29,21 +28,6 @@ var kinds = [...]transport.Kind{
 	uapi.WRFlush:             transport.Flush,
 	uapi.WRAtomicWrite:       transport.AtomicWrite,
 	wrRegMR:                  transport.Local,
-}
-
-// kindOf is transport.None for what a queue pair of type t does not do.
-func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
-	if int(op) >= len(kinds) {
-		return transport.None
-	}
-	k := kinds[op]
-	switch {
-	case t == ib.QPTypeRC, t == ib.QPTypeXRCInit,
-		t == ib.QPTypeUC && (k == transport.Send && op != uapi.WRSendWithInv || k == transport.Write || k == transport.Local),
-		(t == ib.QPTypeUD || t == ib.QPTypeGSI) && k == transport.Send && op != uapi.WRSendWithInv:
-		return k
-	}
-	return transport.None
 }
 
 // wcOpcodes are the completions of the work requests (wr_to_wc_opcode).
@@ -74,88 +58,6 @@ type sendWQE struct {
 }
 
 const atomicLen = 8
-
-// check validates a fetched work request, which a program may have written, and sets its kind, length, packets and path.
-// An invalid request gets the status of its completion. (validate_send_wr)
-func (r *requester) check(w *sendWQE) {
-	qp := r.qp
-	w.kind, w.status, w.length, w.packets, w.path = kindOf(qp.typ, w.Opcode), uapi.WCSuccess, 0, 1, nil
-	if w.kind == transport.None || w.Opcode == wrRegMR && qp.ctx != nil {
-		w.kind, w.status = transport.None, uapi.WCLocQPOpErr
-		return
-	}
-	if w.kind == transport.Local {
-		w.packets = 0
-		return
-	}
-	if w.kind == transport.Flush || w.kind == transport.AtomicWrite {
-		w.status = r.checkSingle(w)
-		return
-	}
-	if w.Flags&uapi.SendInline != 0 {
-		if w.kind == transport.Read || w.kind == transport.Atomic { // the slot holds data, where its elements belong
-			w.status = uapi.WCLocQPOpErr
-			return
-		}
-		if w.Length > uint64(qp.cap.MaxInlineData) {
-			w.status = uapi.WCLocLenErr
-			return
-		}
-		w.length = int(w.Length)
-	} else {
-		w.length = queue.Length(w.SGEs)
-		if w.NumSGE > qp.cap.MaxSendSGE {
-			w.status = uapi.WCLocQPOpErr
-		} else if w.length > maxMsgSize {
-			w.status = uapi.WCLocLenErr
-		}
-		if w.status != uapi.WCSuccess {
-			w.SGEs, w.length = w.SGEs[:0], 0
-			return
-		}
-	}
-	if w.kind == transport.Atomic {
-		if w.length < atomicLen {
-			w.status = uapi.WCLocLenErr
-			return
-		}
-		w.length = atomicLen
-	}
-	if (w.kind == transport.Read || w.kind == transport.Atomic) && qp.attr.MaxRdAtomic == 0 {
-		w.status = uapi.WCLocQPOpErr
-		return
-	}
-	if qp.datagram {
-		w.status = r.checkUD(w)
-		return
-	}
-	if w.kind != transport.Atomic {
-		w.packets = qp.pathMTU.Packets(uint32(w.length))
-	}
-}
-
-// checkUD finds the way of a datagram.
-func (r *requester) checkUD(w *sendWQE) uapi.WCStatus {
-	qp := r.qp
-	if qp.ctx == nil {
-		w.path, _ = w.To.(*path)
-	} else if w.AH == 0 {
-		w.path = r.vector.path(qp.dev, &w.Vector)
-	} else if h := qp.dev.ahs.get(w.AH); h != nil {
-		w.path = h.pathFor(qp)
-	}
-	if w.path == nil {
-		return uapi.WCLocQPOpErr
-	}
-	if w.length > qp.mtu {
-		return uapi.WCLocLenErr
-	}
-	w.QPN &= roce.PSNMask
-	if w.QKey>>31 != 0 || qp.typ == ib.QPTypeGSI {
-		w.QKey = qkeyOf(qp) // a controlled key: the queue pair's own goes (IBA 10.2.5)
-	}
-	return uapi.WCSuccess
-}
 
 // describe describes a work request of a consumer in w, whose slices it uses. EINVAL for what the queue pair cannot do.
 func (r *requester) describe(w *queue.Send, wr *ib.SendWR) error {
@@ -211,25 +113,4 @@ func (r *requester) describe(w *queue.Send, wr *ib.SendWR) error {
 		w.Length += uint64(s.Length)
 	}
 	return nil
-}
-
-// recvWQE is a receive work request that the responder has taken out of the queue and checked.
-type recvWQE struct {
-	queue.Recv
-	filled int // bytes that have come
-	taken  bool
-	pd     *pd  // of the memory
-	from   *srq // where it was taken, nil: from the queue pair's own queue
-}
-
-// fetch fetches the next receive of a queue whose receives have at most limit elements. status is not success for a receive with more.
-func (w *recvWQE) fetch(q queue.RecvQueue, limit uint32) (status uapi.WCStatus, found, ok bool) {
-	if found, ok = q.Fetch(0, &w.Recv); !found || !ok {
-		return uapi.WCSuccess, false, ok
-	}
-	w.filled, w.taken, w.pd, w.from = 0, true, nil, nil
-	if w.NumSGE > limit {
-		w.SGEs, w.Length, status = w.SGEs[:0], 0, uapi.WCLocQPOpErr
-	}
-	return status, true, true
 }

@@ -33,15 +33,6 @@ func hasReceiveQueue(qp *QP) bool {
 	return qp.srq == nil && qp.typ != ib.QPTypeXRCInit && qp.typ != ib.QPTypeXRCTgt
 }
 
-// domain is where keys in the peer's requests are looked up.
-func (r *responder) domain() *pd {
-	qp := r.qp
-	if s := r.named; s != nil {
-		return s.pd
-	}
-	return qp.pd
-}
-
 // srq finds a shared receive queue by its number.
 func (d *Device) srq(num uint32) *srq {
 	if s := d.srqs.get(num & (maxQPSlot - 1)); s != nil && s.num == num {
@@ -60,13 +51,4 @@ func (r *responder) nameQueue(k *packet) bool {
 	}
 	r.named = s
 	return true
-}
-
-// recvQueue is where the receive in progress completes.
-func (r *responder) recvQueue() *cq {
-	qp := r.qp
-	if s := r.wqe.from; s != nil && s.cq != nil {
-		return s.cq
-	}
-	return qp.recvCQ
 }

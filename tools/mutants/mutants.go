@@ -98,7 +98,7 @@ var mutants = []listedMutant{
 		"s.flush(p.inline)", "s.flush(false)"},
 	{"a receiver stores to memory that can block it", "engine/run.go",
 		" || !to.storesDirectly(t.key)", ""},
-	{"a SEND joins a train that refers to memory", "engine/train.go",
+	{"a SEND joins a train that refers to memory", "engine/req.go",
 		"	if t.refers() {\n		return false\n	}\n	t.writes", "	t.writes"},
 	{"two threads run a receiver", "engine/run.go",
 		"		p.receiver = to\n", "		p.receiver = to\n		p.todo = append(p.todo, to)\n"},
