@@ -150,18 +150,11 @@ func (d *Device) SetShortcut(on bool) {
 	d.direct.Store(on)
 }
 
-// intruded reports whether a train would reach a connection of the device whose other end is not the queue pair that
-// sends it. A packet does not identify its sender; without this check any program could inject into another's connection.
-func (d *Device) intruded(qp *QP, t *train) bool {
-	if qp.datagram {
-		return false // the Q_Key guards those
-	}
-	to := d.qp(t.to)
-	if to == nil || to.datagram || to.peer.Load() == qp.num {
-		return false
-	}
-	d.counters.add(cntDropSource, t.packets)
-	return true
+// intrudes reports whether a train of a queue pair would reach a connection with another peer. A packet does not identify
+// its sender; without this check any program could inject into another's connection. The Q_Key guards datagrams. to may
+// be nil.
+func intrudes(qp, to *QP) bool {
+	return to != nil && !qp.datagram && !to.datagram && to.peer.Load() != qp.num
 }
 
 // ready reports whether packets can leave: the address is there, and the port is active.

@@ -257,7 +257,7 @@ type claim struct {
 // sending thread receives them too, which spares the wake-up of the receive thread, and on a busy machine the wait for a
 // processor. It is the receiver of the endpoint (link.Taker) from before it sends until it has received. The rest is left
 // to the receive thread. A pass of a slow program claims nothing: it would be stopped in Receive, with packets of others.
-func (p *pass) claim(by *path, urgent bool) {
+func (p *pass) claim(qp *QP, by *path) {
 	if !p.takes || p.lane != nil {
 		return
 	}
@@ -271,7 +271,7 @@ func (p *pass) claim(by *path, urgent bool) {
 			return
 		}
 	}
-	if !urgent {
+	if !qp.urgent() {
 		return
 	}
 	if w := to.wire.Load(); w != nil && w.taker != nil {

@@ -252,13 +252,12 @@ func (p *pass) sendAll(qp *QP) (more bool) {
 		e.fill()
 		return false
 	}
-	urgent := len(e.queue) > 0 && qp.urgent()
 	for i, t := range e.queue {
 		t.QP, t.SPort = qp.num, qp.sport
 		if qp.trace != nil {
 			qp.trace.packet(traceSend, t.span(0), uint32(t.packets))
 		}
-		if !p.send(qp, t, urgent) {
+		if !p.send(qp, t) {
 			e.cut(i)
 			e.fill()
 			p.endDelivery()
@@ -296,14 +295,18 @@ func (qp *QP) urgent() bool {
 	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
 }
 
-// send hands a train of the queue pair to the device that it is for, or to the network, and frees it. urgent means that a
-// program waits for the train. send reports false, and does not free the train, if the socket is full.
-func (p *pass) send(qp *QP, t *train, urgent bool) bool {
+// send hands a train of the queue pair to the device that it is for, or to the network, and frees it. It reports false, and
+// does not free the train, if the socket is full.
+func (p *pass) send(qp *QP, t *train) bool {
 	from := t.path.from
 	d, peer := from.dev, t.path.peer()
-	if peer != nil && peer.intruded(qp, t) {
-		t.free()
-		return true
+	var to *QP
+	if peer != nil {
+		if to = peer.qp(t.to); intrudes(qp, to) {
+			peer.counters.add(cntDropSource, t.packets)
+			t.free()
+			return true
+		}
 	}
 	p.spent += len(t.Buf) + trainCost
 	if !from.ready() { // as without a route (rxe_find_route)
@@ -317,10 +320,10 @@ func (p *pass) send(qp *QP, t *train, urgent bool) bool {
 		if d.taps.On() || peer.taps.On() {
 			tapShortcut(d, peer, from.addr, t)
 		}
-		p.hand(qp, peer, t)
+		p.hand(qp, peer, to, t)
 		return true
 	}
-	p.claim(t.path, urgent)
+	p.claim(qp, t.path)
 	if t.mixed { // the way has changed since it was built; what is left then follows by the network, come what may
 		if !t.each(t.sent, func(x *link.Train) bool {
 			ok := from.transmit(x, 1)
@@ -338,10 +341,9 @@ func (p *pass) send(qp *QP, t *train, urgent bool) bool {
 	return true
 }
 
-// hand makes a train an event of the queue pair that it is for, on a device of the Fabric.
-func (p *pass) hand(qp *QP, peer *Device, t *train) {
+// hand makes a train an event of the queue pair that it is for, on a device of the Fabric. to is nil if there is none.
+func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
-	to := peer.qp(t.to)
 	if to == nil {
 		peer.counters.add(cntDropNobody, t.packets)
 		t.free()

@@ -50,9 +50,9 @@ var mutants = []listedMutant{
 
 	// engine: packets that a sender receives
 	{"a sender receives packets of streams", "engine/pass.go",
-		"	if !urgent {\n		return\n	}\n", ""},
+		"	if !qp.urgent() {\n		return\n	}\n", ""},
 	{"a sender receives no packet", "engine/pass.go",
-		"	if !urgent {\n", "	if true {\n"},
+		"	if !qp.urgent() {\n", "	if true {\n"},
 	{"packets sent meanwhile are not counted", "engine/pass.go",
 		"			c.sent++\n", ""},
 	{"PostSend runs queue pairs of programs", "engine/pass.go",
