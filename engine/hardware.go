@@ -224,17 +224,7 @@ func (h *Hardware) Await(ctx context.Context) error {
 // device. A second call replaces the first; n 0: nowhere. It may not sleep.
 func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
 	d := h.dev.Load()
-	if d == nil {
-		return false
-	}
-	if n == 0 {
-		d.breakpoint.Store(nil)
-		return true
-	}
-	b := &breakpoint{hit: f}
-	b.left.Store(n)
-	d.breakpoint.Store(b)
-	return true
+	return d != nil && setBreakpoint(&d.breakpoint, n, f)
 }
 
 // BeforeWorkRequest has f called, without sleeping, from an unspecified thread, when the present device is about to execute
@@ -242,15 +232,17 @@ func (h *Hardware) AtWorkRequest(n uint64, f func()) bool {
 // nowhere. It may not sleep.
 func (h *Hardware) BeforeWorkRequest(n uint64, f func()) bool {
 	d := h.dev.Load()
-	if d == nil {
-		return false
-	}
+	return d != nil && setBreakpoint(&d.watchpoint, n, f)
+}
+
+// setBreakpoint sets a breakpoint before the n-th work request from now, or removes it if n is 0. It returns true.
+func setBreakpoint(at *atomic.Pointer[breakpoint], n uint64, f func()) bool {
 	if n == 0 {
-		d.watchpoint.Store(nil)
+		at.Store(nil)
 		return true
 	}
 	b := &breakpoint{hit: f}
 	b.left.Store(n)
-	d.watchpoint.Store(b)
+	at.Store(b)
 	return true
 }
