@@ -14,10 +14,10 @@ import (
 // A payload is copied twice: from the memory of the sender into a train (gather), and from there into the memory of the
 // receiver (scatter). Each copies many packets in one call.
 //
-// An RDMA WRITE whose memory this process has mapped at both ends (umem.Region.Direct) is copied once. The requester
-// builds its packets as for other trains, with a place in the train for each payload, but a span may refer to the payload
-// in memory instead of having a copy there. The thread that sends the train also runs the receiver, which stores the
-// payload from memory to memory, before it continues with the sender:
+// An RDMA WRITE between memory that this process has mapped at both ends (umem.Region.Direct) is copied once. The
+// requester builds the packets as for other trains, with a place in the train for each payload, but a span may refer to
+// the payload in memory instead of having a copy there. The thread that sends the train also runs the receiver, which
+// stores the payload from memory to memory, before the thread continues with the sender:
 //
 //	advance      the train is built and refers to memory, to which an access has begun
 //	   |
@@ -31,8 +31,7 @@ import (
 //   - a thread that takes a key away (grant.revoke) waits for these copies alone: pass.fill precedes a copy that may be
 //     stopped, and the receiver stores into direct memory alone (scatter.flush).
 
-// gather collects places in packets that are to be filled from consecutive addresses, so that they are read with
-// one call.
+// gather collects places in packets for data from consecutive addresses, to read the data with one call.
 type gather struct {
 	p    *pass
 	from *grant // with an access begun; nil when empty
@@ -88,8 +87,7 @@ func appendPlace(vec [][]byte, b []byte) [][]byte {
 	return append(vec, b)
 }
 
-// addRemote has dst filled from the memory that a reply is about. It reports false where the peer may not read it any
-// more.
+// addRemote adds dst as a place for the data of a reply. It reports false if the peer may no longer read the memory.
 func (g *gather) addRemote(qp *QP, y *transport.Reply, dst []byte) bool {
 	if g.from == nil {
 		if g.from = qp.memory(y.Domain.(*pd), y.Key, ib.AccessRemoteRead); g.from == nil {
@@ -132,7 +130,7 @@ func (g *gather) reset() {
 // minRefer is the smallest number of bytes to refer to. Fewer are cheaper to copy than to account for.
 const minRefer = 16 << 10
 
-// refer makes the open train refer to what was gathered, which is in mem. It reports false where it must have a copy.
+// refer makes the open train refer to the gathered data in mem. It reports false if the train needs a copy.
 func (p *pass) refer(g *gather, mem []byte) bool {
 	t := p.build.t
 	if !t.writes || g.n < minRefer {
@@ -162,13 +160,13 @@ func (p *pass) fill(qp *QP) {
 	qp.egress.fill()
 }
 
-// ahead holds data that were read for the following work requests, together with those of an earlier one. It is good in
-// one run of the requester.
+// ahead holds data that were read for the following work requests, together with those of an earlier one. It is valid
+// in one run of the requester.
 //
-// Work requests that were posted together often lie together: a program sends pieces of one buffer, or reuses the slots
-// of one. A system call for each piece takes longer than all else about a short message. So the data of the next ones are
-// read with the first of them, as far as they follow in the same page. They have been posted, so that their memory is the
-// device's, and nothing lies between that could change it.
+// Work requests that were posted together often lie together: a program sends pieces of one buffer, or reuses the
+// slots of one. A system call for each piece takes longer than the other work for a short message. So the data of the
+// next requests are read with the first, if they follow in the same page. These requests have been posted, so the
+// device owns their memory, and nothing in between could change it.
 type ahead struct {
 	from *grant // by whose region it was read; it may have been revoked since. nil: nothing
 	addr uint64
@@ -179,13 +177,13 @@ type ahead struct {
 const (
 	// maxAhead is the longest message that is read together with others.
 	maxAhead = 512
-	// aheadBytes is how much is read at a time, within an aligned block of that size, and so of a page.
+	// aheadBytes is the most that is read at a time, within an aligned block of that size, and so of a page.
 	aheadBytes = 4096
 	// aheadCount is for how many work requests is read at a time.
 	aheadCount = 32
 )
 
-// read has what was gathered for a work request filled.
+// read fills the gathered places of a work request.
 func (r *requester) read(p *pass) bool {
 	g, a := &p.gather, &p.gather.ahead
 	if g.from == nil || g.n > maxAhead || len(g.vec) != 1 || g.from.direct(g.addr, g.n) != nil {
@@ -200,7 +198,7 @@ func (r *requester) read(p *pass) bool {
 		p.enter(r.qp)
 		err := g.from.read([][]byte{a.buf[:n]}, g.addr, n)
 		p.leave()
-		if err != nil { // it may be another's
+		if err != nil { // perhaps in the part of a later request
 			return g.flush(r.qp)
 		}
 		a.from, a.addr, a.n = g.from, g.addr, int(n)
@@ -210,8 +208,8 @@ func (r *requester) read(p *pass) bool {
 	return true
 }
 
-// follow returns how many bytes from an address on are to be sent, of which the present work request has n: by it, and those that are posted
-// behind it.
+// follow returns the number of bytes from an address on that the present work request, which sends n, and the
+// requests posted behind it will send.
 func (r *requester) follow(key uint32, addr, n uint64) uint64 {
 	qp, w := r.qp, &r.scratch
 	most := aheadBytes - addr%aheadBytes
@@ -232,7 +230,7 @@ func (r *requester) follow(key uint32, addr, n uint64) uint64 {
 	return n
 }
 
-// scatterKind is whose data a scatter stores, and so who is told of a failure.
+// scatterKind is the kind of data that a scatter stores. It determines the consequences of a failure.
 type scatterKind uint8
 
 const (
@@ -242,12 +240,11 @@ const (
 	scatterRead // responses
 )
 
-// scatter collects payloads that are to be stored at consecutive addresses, so that they are written with one
-// call.
+// scatter collects payloads for consecutive addresses, to write them with one call.
 type scatter struct {
 	to   *grant // with an access begun; nil when empty
 	kind scatterKind
-	psn  roce.PSN // of the first packet
+	psn  roce.PSN // PSN of the first packet
 	addr uint64
 	n    uint64
 	vec  [][]byte
@@ -256,7 +253,7 @@ type scatter struct {
 // maxScatter bounds the number of payloads in one call.
 const maxScatter = 256
 
-// joins reports whether a payload can be stored together with what is collected.
+// joins reports whether a payload can be stored together with the collected ones.
 func (s *scatter) joins(kind scatterKind, key uint32, addr uint64) bool {
 	return s.to != nil && s.kind == kind && s.to.key == key && s.addr+s.n == addr && len(s.vec) < maxScatter
 }
@@ -270,7 +267,7 @@ func (s *scatter) add(b []byte) {
 	s.n += uint64(len(b))
 }
 
-// flush writes what was collected, which is not nothing. It fails where memory is not direct, if it has to be.
+// flush writes the collected payloads, at least one. With direct it fails if the memory is not direct.
 func (s *scatter) flush(direct bool) (ok bool) {
 	if direct {
 		mem := s.to.direct(s.addr, s.n)
@@ -288,8 +285,8 @@ func (s *scatter) flush(direct bool) (ok bool) {
 	return ok
 }
 
-// store has data written into the memory of a list of elements, from the off-th byte on, together with what
-// follows it if possible. On failure it reports false, and the queue pair has been told.
+// store adds data for the memory of a list of elements, from the off-th byte on. The data may be written later,
+// together with the following. store reports false on failure; the queue pair has handled it.
 func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off int, data []byte) bool {
 	i, at := sgeAt(list, off)
 	for len(data) > 0 {
@@ -309,7 +306,9 @@ func (p *pass) store(qp *QP, kind scatterKind, psn roce.PSN, list []ib.SGE, off 
 }
 
 // storeAt does the same for one range of a region.
-func (p *pass) storeAt(qp *QP, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte) bool {
+func (p *pass) storeAt(
+	qp *QP, kind scatterKind, psn roce.PSN, key uint32, right ib.AccessFlags, addr uint64, data []byte,
+) bool {
 	s := &p.scatter
 	if !s.joins(kind, key, addr) {
 		if !p.settle(qp) {
@@ -333,8 +332,8 @@ func (p *pass) storeAt(qp *QP, kind scatterKind, psn roce.PSN, key uint32, right
 	return true
 }
 
-// settle writes what store has collected: before a completion that promises it, and before the packets that hold
-// it go away.
+// settle writes the data that store has collected: before a completion that promises it, and before the packets that
+// hold it are freed.
 func (p *pass) settle(qp *QP) bool {
 	s := &p.scatter
 	if s.to == nil {
@@ -351,7 +350,7 @@ func (p *pass) settle(qp *QP) bool {
 	return false
 }
 
-// unstorable ends a queue pair whose data cannot be stored.
+// unstorable ends a queue pair after a failed store.
 func unstorable(qp *QP, kind scatterKind, psn roce.PSN) {
 	switch kind {
 	case scatterSend:
@@ -376,37 +375,37 @@ func sgeAt(list []ib.SGE, n int) (i, off int) {
 
 // copying tells the watchdog whether a pass is in a copy from or to the memory of a program.
 type copying struct {
-	copies atomic.Uint32 // odd during a copy
-	at     *QP           // the queue pair of that program
-	theft  sync.Mutex    // held while the watchdog takes todo
-	seen   uint32        // copies at the watchdog's last look; under watchdog.mu
+	copies      atomic.Uint32 // odd during a copy
+	at          *QP           // the queue pair of that program
+	reassigning sync.Mutex    // held while the watchdog takes todo
+	seen        uint32        // copies at the watchdog's last look; under watchdog.mu
 }
 
-// robbed is set in pass.copies when the watchdog has taken what the pass has to do.
-const robbed = 1 << 31
+// reassigned is set in pass.copies when the watchdog has taken the run queue of the pass.
+const reassigned = 1 << 31
 
 // enter says that the pass is going to copy from or to the memory of a queue pair's program, or waits for a thread that
 // does; leave follows.
 func (p *pass) enter(qp *QP) {
 	p.at = qp
-	p.copies.Store((p.copies.Load() + 1) &^ robbed)
+	p.copies.Store((p.copies.Load() + 1) &^ reassigned)
 	if w := &p.dev.watchdog; !w.on.Load() {
 		w.start(p.dev)
 	}
 }
 
 func (p *pass) leave() {
-	n := p.copies.Load() &^ robbed
-	if p.copies.CompareAndSwap(n, (n+1)&^robbed) {
+	n := p.copies.Load() &^ reassigned
+	if p.copies.CompareAndSwap(n, (n+1)&^reassigned) {
 		return
 	}
-	p.theft.Lock() // the watchdog may still be at it
-	p.copies.Store((n + 1) &^ robbed)
-	p.theft.Unlock()
+	p.reassigning.Lock() // the watchdog may still be at it
+	p.copies.Store((n + 1) &^ reassigned)
+	p.reassigning.Unlock()
 	p.at.lane.resume()
 }
 
-// grant finds what a key stands for now, nil if nothing.
+// grant returns the present rights and memory behind a key, or nil.
 func (d *Device) grant(key uint32) *grant {
 	var g *grant
 	if key>>8 < firstMW {
@@ -422,7 +421,7 @@ func (d *Device) grant(key uint32) *grant {
 	return g
 }
 
-// memory finds what a key stands for, if it gives a right within a domain, and begins an access; nil if not.
+// memory returns them if the key gives a right within a domain, and begins an access; otherwise it returns nil.
 // (lookup_mr)
 func (d *Device) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
 	g := d.grant(key)
@@ -445,7 +444,7 @@ func (qp *QP) memory(in *pd, key uint32, right ib.AccessFlags) *grant {
 // put ends an access.
 func (g *grant) put() { g.inUse.RUnlock() }
 
-// contains reports whether a range is within the grant's.
+// contains reports whether a range lies in the memory behind the key.
 func (g *grant) contains(addr, n uint64) bool {
 	return addr >= g.first && addr-g.first <= g.length && n <= g.length-(addr-g.first)
 }

@@ -258,8 +258,8 @@ func (c *cq) Destroy() error {
 	return nil
 }
 
-// complete posts a completion to one of the queue pair's completion queues. Where it is lost, the queue pair goes
-// to the error state.
+// complete posts a completion to one of the completion queues of the queue pair. If the completion is lost, the queue
+// pair enters the error state.
 func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
 	wc.QPNum = qp.num
 	if !c.post(wc, solicited) && qp.state != ib.QPErr {

@@ -26,14 +26,14 @@
 //
 // # Threads
 //
-// The engine has no threads. A thread that has an event for a queue pair (a doorbell or PostSend on the caller's thread,
-// packets on the endpoint's, a timer) begins a [pass], which works off a run queue of queue pairs; pass.go and run.go have the
-// path of a message from top to bottom. At most one thread runs a queue pair at a time, and none waits for that: an event for one that is
-// being run is left to the thread that runs it. So a message takes three runs (the sender's, the receiver's, and the
-// sender's again for the acknowledgement), and no lock is held while payload is copied, packets are sent or completions are
-// reported. A train for another device of the same [Fabric] is not sent: it is an event of the peer, which the same pass
-// runs next, so that a message between two programs of one service costs no change of thread and no system call. A pass
-// that takes long is finished by a goroutine.
+// The engine has no threads. A thread with an event for a queue pair begins a [pass], which works off a run queue of
+// queue pairs. The event is a doorbell or PostSend on the caller's thread, packets on the thread of an endpoint, or a
+// timer. pass.go and run.go have the path of a message from top to bottom. At most one thread runs a queue pair at a
+// time, and no thread waits for that: an event for a running queue pair is left to its thread. So a message takes three
+// runs: of the sender, of the receiver, and of the sender again for the acknowledgement. No lock is held while payload
+// is copied, packets are sent or completions are reported. A train for another device of the same [Fabric] is not sent:
+// it is an event of the peer, which the same pass runs next. A message between two programs of one service therefore
+// costs no change of thread and no system call. A goroutine finishes a pass that takes long.
 //
 // # Memory
 //

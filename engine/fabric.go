@@ -150,9 +150,9 @@ func (d *Device) SetShortcut(on bool) {
 	d.direct.Store(on)
 }
 
-// intrudes reports whether a train of a queue pair would reach a connection with another peer. A packet does not identify
-// its sender; without this check any program could inject into another's connection. The Q_Key guards datagrams. to may
-// be nil.
+// intrudes reports whether a train of a queue pair would reach a connection with another peer. A packet does not
+// identify its sender; without this check any program could inject into another's connection. The Q_Key guards
+// datagrams. to may be nil.
 func intrudes(qp, to *QP) bool {
 	return to != nil && !qp.datagram && !to.datagram && to.peer.Load() != qp.num
 }

@@ -11,8 +11,8 @@ import (
 	"verbena/link"
 )
 
-// The path of a message, from the event that begins it to its trains. This file has the part of the thread, up to drain.
-// run.go has the part of the queue pair.
+// The path of a message, from the event that begins it to its trains. This file has the part of the thread, up to
+// drain. run.go has the part of the queue pair.
 //
 //	doorbell, packets, timer, task
 //	        |
@@ -29,9 +29,9 @@ import (
 //	        |
 //	      hand         a device of the same Fabric: the train is an event of the peer, which wakes it
 //
-// At most one thread runs a queue pair at a time, and no thread waits for that: a thread that has an event for a running
-// queue pair leaves it there and continues. So no lock is held while payload is copied, packets are sent and completions
-// are reported, and memory that does not answer stops only the queue pairs of its own program (stall.go).
+// At most one thread runs a queue pair at a time, and no thread waits for that: a thread with an event for a running
+// queue pair leaves the event there and continues. So no lock is held while payload is copied, packets are sent and
+// completions are reported, and memory that does not answer stops only the queue pairs of its own program (stall.go).
 
 // pass is one run of the engine to completion, on the thread that had an event for it. It holds the thread's working
 // memory and the queue pairs that it has to run.
@@ -53,7 +53,7 @@ type pass struct {
 	own    ib.Hold  // for held
 }
 
-// workspace is the memory that a pass needs to send and to receive.
+// workspace is the memory that a pass needs to send and to receive. The thread of the pass owns it, without a lock.
 type workspace struct {
 	build   builder
 	gather  gather
@@ -77,6 +77,8 @@ const (
 )
 
 // delivery is the state of a pass that also receives its own packets: from endpoints, and as the receiver (copy.go).
+// Its claims, like the run queue, belong to the thread, except during a copy. Then the watchdog may take them, under
+// pass.reassigning.
 type delivery struct {
 	takes    bool    // the pass may receive its packets from endpoints of the Fabric
 	claims   []claim // endpoints from which the pass receives
@@ -155,17 +157,17 @@ func (p *pass) finish() {
 	p.end()
 }
 
-// endMethod ends a pass of a method that may not sleep, for a queue pair. What leads to memory of another program, which may not
-// answer, is left to a goroutine.
+// endMethod ends a pass of a method that may not sleep, for a queue pair. Work that leads to memory of another
+// program, which may not answer, is left to a goroutine.
 func (p *pass) endMethod(own *QP) {
 	p.method = own
 	p.drain(passBudget)
 	p.endElsewhere()
 }
 
-// endOwn ends a pass that has only tasks to run: what that leads to for other queue pairs, whose programs' memory may not answer,
-// is left to a goroutine, as somebody waits for the tasks; so is what is left when the budget is spent, as a consumer may go on
-// posting for ever.
+// endOwn ends a pass that has only tasks to run. A goroutine takes the work for other queue pairs that results,
+// because the memory of their programs may not answer while a thread waits for the tasks. It also takes the rest when
+// the budget is spent, because a consumer may post without end.
 func (p *pass) endOwn() {
 	defer p.caught()
 	own := len(p.todo)
@@ -176,8 +178,8 @@ func (p *pass) endOwn() {
 	p.endElsewhere()
 }
 
-// endElsewhere leaves what the pass has to do to a goroutine. A pass with tasks for a queue pair of another program ends so from the
-// beginning: that program may have posted without a doorbell, from memory that does not answer.
+// endElsewhere leaves the run queue to a goroutine. A pass with tasks for a queue pair of another program ends so
+// from the beginning: that program may have posted without a doorbell, from memory that does not answer.
 func (p *pass) endElsewhere() {
 	if p.done == len(p.todo) {
 		p.release()
@@ -192,8 +194,8 @@ func (p *pass) release() {
 	p.dev.passes.Put(p)
 }
 
-// drain runs queue pairs until none is left, and reports true, or until the budget is spent or the next one must be left
-// to a goroutine. The packets that it has sent to endpoints of the Fabric are received in between.
+// drain runs queue pairs, and in between receives the packets that the pass has sent to endpoints of the Fabric. It
+// reports true if none is left, and false if the budget is spent or the next queue pair must be left to a goroutine.
 func (p *pass) drain(budget int) bool {
 	p.takes = true
 	p.spent = 0
@@ -222,8 +224,8 @@ func (p *pass) step() {
 	}
 }
 
-// acquire makes the pass the one that runs a queue pair, if the pass may run it and no other does. It reports whether it
-// has. Otherwise the caller leaves an event.
+// acquire makes the pass the owner of an idle queue pair, if the pass may run it. It reports whether it has.
+// Otherwise the caller leaves an event.
 func (p *pass) acquire(qp *QP) bool { return !p.avoids(qp) && p.mayRun(qp) && qp.activity.wake() }
 
 // avoids reports whether the pass must not run the queue pair, because its program is slow.
@@ -250,13 +252,14 @@ type claim struct {
 	sent int // trains, there, after the last Take
 }
 
-// claim is called before a train is sent to the network by a path. It claims the endpoint at the other end, if that is one
-// of the Fabric, and a program waits for the train.
+// claim is called before a train is sent to the network by a path. It claims the endpoint at the other end, if that
+// is one of the Fabric, and a program waits for the train.
 //
-// The packets that are sent to an address of this host are in its socket when the call that has sent them returns. The
-// sending thread receives them too, which spares the wake-up of the receive thread, and on a busy machine the wait for a
-// processor. It is the receiver of the endpoint (link.Taker) from before it sends until it has received. The rest is left
-// to the receive thread. A pass of a slow program claims nothing: it would be stopped in Receive, with packets of others.
+// The packets that are sent to an address of this host are in its socket when the call that has sent them returns.
+// The sending thread also receives them. This spares the wake-up of the receive thread, and on a busy machine the
+// wait for a processor. The thread owns the receiving side of the endpoint (link.Taker) from before it sends until it
+// has received. The rest is left to the receive thread. A pass of a slow program claims nothing: it would be stopped
+// in Receive, with packets of others.
 func (p *pass) claim(qp *QP, by *path) {
 	if !p.takes || p.lane != nil {
 		return
@@ -281,7 +284,7 @@ func (p *pass) claim(qp *QP, by *path) {
 	}
 }
 
-// take receives what the pass has sent to endpoints of the Fabric. What is received may have more sent.
+// take receives the packets that the pass has sent to endpoints of the Fabric. They may cause further packets.
 func (p *pass) take() {
 	for i := 0; i < len(p.claims); i++ {
 		for n := 0; n < maxTakes && p.claims[i].sent > 0 && p.spent <= maxTaken; n++ {
@@ -295,7 +298,7 @@ func (p *pass) take() {
 	p.yield()
 }
 
-// yield leaves what has not been received to others.
+// yield leaves the packets that are not received yet to other threads.
 func (p *pass) yield() {
 	for _, c := range p.claims {
 		c.turn.Yield()
@@ -306,7 +309,7 @@ func (p *pass) yield() {
 
 // abandon leaves the endpoints to others while the pass is stopped.
 //
-//verbena:held theft
+//verbena:held reassigning
 func (p *pass) abandon() {
 	for _, c := range p.claims {
 		c.turn.Abandon()
@@ -331,7 +334,7 @@ const (
 	taskWithdrawn
 )
 
-// taskPoll is how often a thread that waits for a task looks whether it has to give up.
+// taskPoll is the interval in which a thread that waits for a task checks whether it must give up.
 const taskPoll = time.Millisecond
 
 // post makes do a task of the queue pair, which the pass runs unless another thread does.
@@ -349,7 +352,8 @@ func (t *task) run(p *pass) {
 	}
 }
 
-// wait returns true when the task is over, and false when stop is true before it has begun; then it never does. It may sleep.
+// wait returns true when the task is over, and false if stop is true before the task has begun; then it never begins.
+// It may sleep.
 func (t *task) wait(stop func() bool) bool {
 	for !t.await(stop) {
 		if t.state.CompareAndSwap(taskWaiting, taskWithdrawn) {
@@ -363,7 +367,8 @@ func (t *task) wait(stop func() bool) bool {
 	return true
 }
 
-// await returns true when the task is over, and false when stop is true, or the device has failed, before that. It may sleep.
+// await returns true when the task is over, and false if stop is true, or the device has failed, before that. It may
+// sleep.
 func (t *task) await(stop func() bool) bool {
 	select {
 	case <-t.over:
@@ -384,8 +389,8 @@ func (t *task) await(stop func() bool) bool {
 	}
 }
 
-// exclusively calls f while no thread runs the queue pair, on behalf of its own consumer, who waits as long as it takes. It
-// returns false, perhaps without having called f, if the device has failed. It may sleep.
+// exclusively calls f while no thread runs the queue pair, on behalf of its own consumer, and waits without a limit.
+// It returns false, perhaps without having called f, if the device has failed. It may sleep.
 func (qp *QP) exclusively(f func(p *pass)) bool {
 	if qp.dev.broken.Load() {
 		return false
@@ -396,8 +401,8 @@ func (qp *QP) exclusively(f func(p *pass)) bool {
 	return t.wait(qp.dev.broken.Load)
 }
 
-// look calls f while no thread runs the queue pair, on behalf of a caller other than its consumer: EAGAIN if its program's
-// memory does not answer.
+// look calls f while no thread runs the queue pair, on behalf of a caller other than its consumer. It returns EAGAIN
+// if the memory of the program does not answer.
 func (qp *QP) look(f func()) error {
 	p := qp.dev.begin(false)
 	t := p.post(qp, func(*pass) { f() })

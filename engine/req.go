@@ -406,8 +406,8 @@ func kindOf(t ib.QPType, op uapi.WROpcode) transport.Kind {
 	return transport.None
 }
 
-// check validates a fetched work request, which a program may have written, and sets its kind, length, packets and path.
-// An invalid request gets the status of its completion. (validate_send_wr)
+// check validates a fetched work request, which a program may have written, and sets its kind, length, packets and
+// path. An invalid request gets the status of its completion. (validate_send_wr)
 func (r *requester) check(w *sendWQE) {
 	qp := r.qp
 	w.kind, w.status, w.length, w.packets, w.path = kindOf(qp.typ, w.Opcode), uapi.WCSuccess, 0, 1, nil
@@ -488,7 +488,7 @@ func (r *requester) checkUD(w *sendWQE) uapi.WCStatus {
 	return uapi.WCSuccess
 }
 
-// breakpoint is a work request at which the device stops, or another is told.
+// breakpoint calls a function at a work request. The device may stop there.
 type breakpoint struct {
 	left atomic.Uint64
 	hit  func()

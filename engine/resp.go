@@ -665,7 +665,7 @@ func (r *responder) flush() {
 	}
 }
 
-// domain is where keys in the peer's requests are looked up.
+// domain returns the protection domain for the keys in requests of the peer.
 func (r *responder) domain() *pd {
 	qp := r.qp
 	if s := r.named; s != nil {
@@ -674,7 +674,7 @@ func (r *responder) domain() *pd {
 	return qp.pd
 }
 
-// recvQueue is where the receive in progress completes.
+// recvQueue returns the completion queue of the receive in progress.
 func (r *responder) recvQueue() *cq {
 	qp := r.qp
 	if s := r.wqe.from; s != nil && s.cq != nil {
@@ -688,11 +688,11 @@ type recvWQE struct {
 	queue.Recv
 	filled int // bytes that have come
 	taken  bool
-	pd     *pd  // of the memory
-	from   *srq // where it was taken, nil: from the queue pair's own queue
+	pd     *pd  // domain of its memory
+	from   *srq // its shared queue; nil: the queue pair's own queue
 }
 
-// fetch fetches the next receive of a queue whose receives have at most limit elements. status is not success for a receive with more.
+// fetch fetches the next receive of a queue. status is not success for a receive with more than limit elements.
 func (w *recvWQE) fetch(q queue.RecvQueue, limit uint32) (status uapi.WCStatus, found, ok bool) {
 	if found, ok = q.Fetch(0, &w.Recv); !found || !ok {
 		return uapi.WCSuccess, false, ok

@@ -14,8 +14,7 @@ import (
 	"verbena/roce"
 )
 
-// run does all that there is to do for a queue pair, whose activity says running; packets that have arrived for it
-// just now come first.
+// run does all possible work of a queue pair that this thread owns. Packets that have just arrived for it come first.
 func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	if qp.dev.broken.Load() {
 		p.forgiveOne(qp)
@@ -63,8 +62,8 @@ func (p *pass) run(qp *QP, a *link.Arrival, packets [][]byte) {
 	}
 }
 
-// taken notes that a queue pair is about to receive a train that was handed to it. Its sender goes on if it has waited for
-// that.
+// taken notes that a queue pair is about to receive a train of another one. A sender that has waited for that
+// continues.
 func (p *pass) taken(t *train) {
 	if !t.charged && t.from.egress.handed.Add(-1) == maxHanded-1 {
 		p.wake(t.from)
@@ -145,7 +144,7 @@ func (qp *QP) receiveSpan(p *pass, k *packet, b, mem []byte) {
 	}
 }
 
-// take handles a packet, unless it is to be dropped.
+// take handles a packet, or drops it if why is not accept.
 func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 	if why != accept {
 		qp.dev.counters.add(why, 1)
@@ -161,7 +160,7 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 	}
 }
 
-// parse checks that a packet is well-formed. What it returns says why it is to be dropped.
+// parse checks that a packet is well-formed. It returns the reason to drop it, or accept.
 func (qp *QP) parse(k *packet, b []byte) counter {
 	var err error
 	if k.Packet, err = roce.ParseBody(b); err != nil {
@@ -171,8 +170,8 @@ func (qp *QP) parse(k *packet, b []byte) counter {
 	return accept
 }
 
-// check checks that a packet may be for this queue pair as it is now: service, state, partition, and the addresses of a
-// connection or the Q_Key. What it returns says why the packet is to be dropped. (hdr_check)
+// check checks that a packet may be for this queue pair as it is now: service, state, partition, and the addresses of
+// a connection or the Q_Key. It returns the reason to drop the packet, or accept. (hdr_check)
 func (qp *QP) check(k *packet) counter {
 	switch {
 	case k.Opcode.Service() != qp.wire:
@@ -201,20 +200,20 @@ func (qp *QP) check(k *packet) counter {
 	return accept
 }
 
-// accept is what check returns for a packet that is not to be dropped.
+// accept is the result of check for a packet that is not dropped.
 const accept = numCounters
 
 // pkeyFull is the bit of a P_Key that tells full from limited members.
 const pkeyFull = 0x8000
 
-// advance does whatever can be done now, and leaves packets in the egress queue, for the pass to send.
+// advance does the work that is possible now, and leaves packets in the egress queue, for the pass to send.
 func (qp *QP) advance(p *pass) {
 	stopped := qp.dev.stopped.Load()
 	if stopped {
 		qp.egress.drop()
 	}
 	if qp.life >= detached {
-		return // what it had to send has been sent
+		return // its last packets have been sent
 	}
 	if qp.life == ringless && qp.state != ib.QPErr && qp.state != ib.QPReset {
 		qp.enterError(ringsGone)
@@ -295,8 +294,8 @@ func (qp *QP) urgent() bool {
 	return w.polls && qp.sendCQ.hasPolled(1) // its own is there by now
 }
 
-// send hands a train of the queue pair to the device that it is for, or to the network, and frees it. It reports false, and
-// does not free the train, if the socket is full.
+// send hands a train of the queue pair to its destination, a device of the Fabric or the network, and frees it. It
+// reports false, and does not free the train, if the socket is full.
 func (p *pass) send(qp *QP, t *train) bool {
 	from := t.path.from
 	d, peer := from.dev, t.path.peer()
@@ -324,7 +323,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		return true
 	}
 	p.claim(qp, t.path)
-	if t.mixed { // the way has changed since it was built; what is left then follows by the network, come what may
+	if t.mixed { // the path has changed since it was built; all the rest then follows by the network
 		if !t.each(t.sent, func(x *link.Train) bool {
 			ok := from.transmit(x, 1)
 			if ok {
@@ -414,7 +413,7 @@ func tapShortcut(d, peer *Device, src netip.Addr, t *train) {
 	})
 }
 
-// defaultTTL is that of packets whose address vector does not say.
+// defaultTTL is the TTL of packets if the address vector has none.
 const defaultTTL = 64
 
 // publish makes the PSNs known to other threads.
@@ -425,7 +424,7 @@ func (qp *QP) publish() {
 	}
 }
 
-// expired does what is due when the timer has fired. The pass runs the queue pair.
+// expired does the work that is due when the timer has fired. The pass runs the queue pair.
 func (t *timer) expired(p *pass) {
 	qp := t.qp
 	t.fired.Store(false)
@@ -480,8 +479,7 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// activity says whether a thread runs a queue pair, or has it in its run queue, and whether there has been an event since it
-// began to.
+// activity is the scheduling state of a queue pair: resting, running (or in a run queue), or running with a new event.
 //
 //	         wake             wake
 //	resting -----> running -----------> woken
@@ -520,7 +518,7 @@ type event struct {
 	task    *task
 }
 
-// events are what a queue pair has still to deal with, in order. Each is followed by a wake.
+// events are the events that a queue pair has not handled yet, in order. A wake follows each.
 type events struct {
 	any atomic.Bool // list is not empty
 
@@ -536,8 +534,8 @@ func (e *events) add(v event) {
 	e.any.Store(true)
 }
 
-// addTrain adds a train, which counts among those that its sender has handed over until it is taken; of a slow program, in
-// its lane instead. It reports false where there is no room for it.
+// addTrain adds a train. Until it is taken, it counts as handed over by its sender or, if the program is slow, among
+// the waiting packets of the program (lane.charge). addTrain reports false if there is no room for it.
 func (e *events) addTrain(t *train, l *lane) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

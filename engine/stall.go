@@ -163,7 +163,7 @@ func (w *watchdog) lookLater(d *Device) {
 func (w *watchdog) look(d *Device) {
 	busy, stuck := w.find()
 	for _, p := range stuck {
-		p.rob(p.seen)
+		p.reassign(p.seen)
 	}
 	if !busy {
 		w.on.Store(false)
@@ -186,8 +186,8 @@ func (w *watchdog) find() (busy bool, stuck []*pass) {
 		}
 		live = append(live, ref)
 		n := p.copies.Load()
-		if n == p.seen || n&robbed != 0 {
-			if n&1 != 0 && n&robbed == 0 {
+		if n == p.seen || n&reassigned != 0 {
+			if n&1 != 0 && n&reassigned == 0 {
 				stuck = append(stuck, p)
 			}
 			continue
@@ -206,7 +206,7 @@ func (w *watchdog) entered() bool {
 	defer w.mu.Unlock()
 	for _, ref := range w.passes {
 		if p := ref.Value(); p != nil {
-			if n := p.copies.Load(); n != p.seen && n&robbed == 0 && n&1 != 0 {
+			if n := p.copies.Load(); n != p.seen && n&reassigned == 0 && n&1 != 0 {
 				return true
 			}
 		}
@@ -214,11 +214,11 @@ func (w *watchdog) entered() bool {
 	return false
 }
 
-// rob gives the run queue of a pass to a goroutine. n is what copies was.
-func (p *pass) rob(n uint32) {
-	p.theft.Lock()
-	defer p.theft.Unlock()
-	if !p.copies.CompareAndSwap(n, n|robbed) {
+// reassign gives the run queue of a pass to a goroutine. n is the last value of copies.
+func (p *pass) reassign(n uint32) {
+	p.reassigning.Lock()
+	defer p.reassigning.Unlock()
+	if !p.copies.CompareAndSwap(n, n|reassigned) {
 		return
 	}
 	p.at.lane.stall()
