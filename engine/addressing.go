@@ -56,7 +56,7 @@ type boundEndpoint struct {
 // interface that has gone is one that is down and has no address. The GID table follows (ib.GIDTable.Update). Queue pairs
 // and address handles keep the addresses that they were given: while one is
 // not there, or the port is down, what they send is lost. Consumers hear EventPortErr and EventPortActive of the port,
-// and EventGIDChange of each entry that changed.
+// EventDeviceSpeedChange of the device, and EventGIDChange of each entry that changed.
 //
 // An address that cannot be bound is left out, until the next call; Config.Logf tells why. SetInterface reports whether
 // anything changed. It may sleep, and must not be called from a callback.
@@ -106,11 +106,15 @@ func (d *Device) SetInterface(ifi netdev.Interface, addrs []netip.Addr) (changed
 	case !old.up() && now.up():
 		d.obj.DispatchEvent(ib.EventPortActive, 1)
 	}
+	if now.netdev.Speed != old.netdev.Speed {
+		d.obj.DispatchEvent(ib.EventDeviceSpeedChange, 0) // an event of the device, without a port
+	}
 	for range entries {
 		d.obj.DispatchEvent(ib.EventGIDChange, 1)
 	}
 	was, is := old.netdev, now.netdev
-	return entries > 0 || was.Up != is.Up || was.Running != is.Running || was.MTU != is.MTU || was.Name != is.Name
+	return entries > 0 || was.Speed != is.Speed ||
+		was.Up != is.Up || was.Running != is.Running || was.MTU != is.MTU || was.Name != is.Name
 }
 
 // bind claims an address.

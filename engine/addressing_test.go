@@ -147,6 +147,10 @@ func TestSetInterface(t *testing.T) {
 				append([]string{"PORT_ACTIVE 1"}, gid(1)...)},
 			{"another MTU", func(i *netdev.Interface) { i.MTU = 9000 }, []string{"10.0.0.2", "10.0.0.9", "fd00::1"},
 				[]string{def, "10.0.0.9", "fd00::1", "10.0.0.2"}, nil},
+			{"another speed", func(i *netdev.Interface) { i.Speed = 100e9 }, []string{"10.0.0.2", "10.0.0.9", "fd00::1"},
+				[]string{def, "10.0.0.9", "fd00::1", "10.0.0.2"}, []string{"SPEED_CHANGE 0"}},
+			{"an unknown speed", up, []string{"10.0.0.2", "10.0.0.9", "fd00::1"},
+				[]string{def, "10.0.0.9", "fd00::1", "10.0.0.2"}, []string{"SPEED_CHANGE 0"}},
 			{"gone", func(i *netdev.Interface) { *i = netdev.Interface{Name: i.Name, Index: i.Index, MAC: i.MAC} }, nil,
 				[]string{def}, append([]string{"PORT_ERR 1"}, gid(3)...)},
 			{"back", up, []string{"10.0.0.1"}, []string{def, "10.0.0.1"}, append([]string{"PORT_ACTIVE 1"}, gid(1)...)},
@@ -161,6 +165,7 @@ func TestSetInterface(t *testing.T) {
 			for n, e := range events {
 				events[n] = strings.Replace(e, ib.EventPortErr.String(), "PORT_ERR", 1)
 				events[n] = strings.Replace(events[n], ib.EventPortActive.String(), "PORT_ACTIVE", 1)
+				events[n] = strings.Replace(events[n], ib.EventDeviceSpeedChange.String(), "SPEED_CHANGE", 1)
 			}
 			if got := h.gids(); !slices.Equal(got, s.gids) {
 				t.Errorf("%s: GIDs %q, want %q", s.name, got, s.gids)

@@ -293,8 +293,6 @@ const (
 
 	// Attributes of the port.
 	portCapCM        = 1 << 16 // enum ib_port_cap_flags
-	portWidth1X      = 1       // enum ib_port_width
-	portSpeedSDR     = 1       // enum ib_port_speed
 	portPhysPolling  = 2       // enum ib_port_phys_state
 	portPhysDisabled = 3
 	portPhysLinkUp   = 5
@@ -360,6 +358,7 @@ func (o ops) QueryPort(port int) (ib.PortAttr, error) {
 		return ib.PortAttr{}, fmt.Errorf("port %d: a device has port 1 only: %w", port, syscall.EINVAL)
 	}
 	at := d.at.Load()
+	rate := portRateOf(at.netdev.Speed)
 	a := ib.PortAttr{
 		State:          ib.PortActive,
 		PhysState:      portPhysLinkUp,
@@ -372,8 +371,8 @@ func (o ops) QueryPort(port int) (ib.PortAttr, error) {
 		MaxVLNum:       1,
 		BadPKeyCounter: d.counters.violations(cntDropPKey),
 		QKeyViolations: d.counters.violations(cntDropQKey),
-		ActiveWidth:    portWidth1X,
-		ActiveSpeed:    portSpeedSDR,
+		ActiveWidth:    uint8(rate.width),
+		ActiveSpeed:    uint16(rate.speed),
 		Netdev:         at.netdev.Name,
 		LinkLayer:      ib.LinkEthernet,
 	}

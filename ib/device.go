@@ -191,6 +191,18 @@ func (d *Device) QueryPort(port int) (PortAttr, error) {
 	return d.drv.QueryPort(port)
 }
 
+// QueryPortSpeed returns the effective speed of a port in units of 100 Mb/s. Width and speed of PortAttr cannot express
+// every speed. QueryPortSpeed returns EOPNOTSUPP if the driver does not report the speed. QueryPortSpeed may sleep.
+// (struct ib_device_ops.query_port_speed)
+func (d *Device) QueryPortSpeed(port int) (uint64, error) {
+	defer d.enterSleeping("Device.QueryPortSpeed").leave()
+	drv, ok := As[PortSpeeder](d.drv)
+	if !ok {
+		return 0, fmt.Errorf("query the speed of port %d of %s: %w", port, d.name, syscall.EOPNOTSUPP)
+	}
+	return drv.QueryPortSpeed(port)
+}
+
 // QueryGID reports an entry of a port's GID table. QueryGID may sleep. (rdma_query_gid)
 func (d *Device) QueryGID(port, index int) (GIDEntry, error) {
 	defer d.enterSleeping("Device.QueryGID").leave()

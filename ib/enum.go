@@ -293,4 +293,6 @@ const (
 	EventQPLastWQEReached = uapi.EventQPLastWQEReached
 	EventClientReregister = uapi.EventClientReregister
 	EventGIDChange        = uapi.EventGIDChange
+	// EventDeviceSpeedChange is an event of the device, without a port.
+	EventDeviceSpeedChange = uapi.EventDeviceSpeedChange
 )

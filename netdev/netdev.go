@@ -30,6 +30,9 @@ type Interface struct {
 	Up       bool             // administrative state
 	Running  bool             // up and with a carrier
 	Loopback bool
+	// Speed is the transmission rate of the interface in bits per second. 0 means that the rate is unknown. This package
+	// leaves it 0.
+	Speed uint64
 	// Addrs contains IPv4 addresses first, then IPv6 addresses, then link-local IPv6 addresses with the interface's
 	// name as the zone. Within each kind the addresses are in the order of the kernel.
 	Addrs []netip.Addr

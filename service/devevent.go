@@ -46,7 +46,7 @@ var devEvents = []struct {
 	{"qp_last_wqe_reached", uapi.EventQPLastWQEReached, subjectQP},
 	{"client_reregister", uapi.EventClientReregister, subjectPort},
 	{"gid_change", uapi.EventGIDChange, subjectPort},
-	{"device_speed_change", uapi.EventDeviceSpeedChange, subjectPort},
+	{"device_speed_change", uapi.EventDeviceSpeedChange, subjectDevice},
 }
 
 // EventNames returns the names of the events that raiseDevEvent raises.

@@ -29,6 +29,7 @@ type linkPort struct {
 	ended      chan struct{} // closed at the end of the flap, or when a later change replaces it; nil without a flap
 	timer      *time.Timer   // ends the flap
 	mtu        int           // limit of the active MTU, or 0 for none
+	speed      uint64        // rate of the shape in bits per second, or 0 for none
 	armed      string        // description of the armed moment
 	ofWR       bool          // the armed moment counts work requests, and is cleared when the device is replaced
 	moment     uint64        // number of moments armed so far
@@ -44,6 +45,7 @@ func (p *linkPort) adjustedInterface(host netdev.Interface) netdev.Interface {
 	if p.mtu > 0 {
 		host.MTU = min(host.MTU, p.mtu+roce.MaxOverhead)
 	}
+	host.Speed = p.speed
 	return host
 }
 
@@ -121,9 +123,14 @@ func (t *linkTable) changeLink(r ctl.LinkSet) error {
 			return fail(err)
 		}
 	}
-	if r.MTU != 0 {
+	if r.MTU != 0 || r.Shape != nil {
 		l.port.mu.Lock()
-		l.port.mtu = max(r.MTU, 0)
+		if r.MTU != 0 {
+			l.port.mtu = max(r.MTU, 0)
+		}
+		if r.Shape != nil {
+			l.port.speed = uint64(r.Shape.Rate)
+		}
 		l.port.mu.Unlock()
 		t.updateLinkState(l)
 	}

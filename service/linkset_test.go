@@ -109,6 +109,60 @@ func TestLinkDownLooksLikeNoCarrier(t *testing.T) {
 	}
 }
 
+// TestRateChangesSpeed tests that the rate of a link changes the speed of the port, also for programs and after a
+// reset, and raises an event of the device.
+func TestRateChangesSpeed(t *testing.T) {
+	s, c := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.0.30.1"}})
+	l := s.links.list[0]
+	events := make(chan ib.Event, 100)
+	l.dev.Handle().Device().OnEvent(func(e ib.Event) { events <- e })
+	for _, x := range []struct {
+		shape fault.Shape
+		event bool
+		units uint64
+		rate  string // file of the port
+	}{
+		{fault.Shape{Rate: 100e9}, true, 1000, "100 Gb/sec (4X EDR)\n"},
+		{fault.Shape{Rate: 100e9, Delay: time.Microsecond}, false, 1000, "100 Gb/sec (4X EDR)\n"},
+		{fault.Shape{Rate: 25e9}, true, 250, "25 Gb/sec (1X EDR)\n"},
+		{fault.Shape{Delay: time.Microsecond}, true, 25, "2.5 Gb/sec (1X SDR)\n"},
+		{fault.Shape{}, false, 25, "2.5 Gb/sec (1X SDR)\n"},
+		{fault.Shape{Rate: 800e9}, true, 8000, "800 Gb/sec (4X XDR)\n"},
+	} {
+		if _, err := c.Do(&ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: "rxe0", Shape: &x.shape}}); err != nil {
+			t.Fatal(err)
+		}
+		if x.event {
+			select {
+			case e := <-events:
+				if e.Type != ib.EventDeviceSpeedChange || e.Port != 0 {
+					t.Errorf("%v: got event %v of port %d, want a speed change of the device", x.shape, e.Type, e.Port)
+				}
+			case <-time.After(20 * time.Second):
+				t.Fatalf("%v: got no event in 20 s, want one", x.shape)
+			}
+		}
+		if n, err := l.dev.Handle().Device().QueryPortSpeed(1); err != nil || n != x.units {
+			t.Errorf("%v: got speed %d and error %v, want %d", x.shape, n, err, x.units)
+		}
+		wantPortFile(t, s, "rate", x.rate)
+	}
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpLinkSet, Set: &ctl.LinkSet{Name: "rxe0", MTU: 1024}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.DevReset(ctl.DevReset{Name: "rxe0"}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := l.hw.Device().Handle().Device().QueryPortSpeed(1); err != nil || n != 8000 {
+		t.Errorf("speed after a reset: got %d and error %v, want 8000", n, err)
+	}
+	for len(events) > 0 {
+		if e := <-events; e.Type == ib.EventDeviceSpeedChange {
+			t.Errorf("change of the MTU, or a reset: got a speed change, want none")
+		}
+	}
+}
+
 // TestLinkFlapRaisesBothEvents tests that a flap raises both events, returns when the link is up, and ends when another
 // change replaces it.
 func TestLinkFlapRaisesBothEvents(t *testing.T) {

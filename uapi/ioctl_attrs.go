@@ -24,6 +24,13 @@ const (
 	AttrQueryPortResp
 )
 
+// The attributes of MethodQueryPortSpeed
+// (enum uverbs_attrs_query_port_speed_cmd_attr_ids).
+const (
+	AttrQueryPortSpeedPortNum AttrID = iota
+	AttrQueryPortSpeedResp
+)
+
 // The attributes of MethodGetContext
 // (enum uverbs_attrs_get_context_attr_ids).
 const (

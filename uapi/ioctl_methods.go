@@ -37,6 +37,7 @@ const (
 	ObjectAsyncEvent                  // ASYNC_EVENT
 	ObjectDMAH                        // DMAH
 	ObjectDMABuf                      // DMABUF
+	ObjectCompCntr                    // COMP_CNTR
 )
 
 // MethodID is the number of a method. Each object type numbers its own methods.
@@ -52,12 +53,14 @@ const (
 	MethodQueryGIDTable
 	MethodQueryGIDEntry
 	MethodQueryPortSpeed
+	MethodQueryCompCntrCaps
 )
 
 // The methods of ObjectQP (enum uverbs_methods_qp).
 const (
 	MethodQPCreate MethodID = iota
 	MethodQPDestroy
+	MethodQPAttachCompCntr
 )
 
 // The methods of ObjectSRQ (enum uverbs_methods_srq).
@@ -100,6 +103,14 @@ const (
 // The methods of ObjectDMABuf (enum uverbs_methods_dmabuf).
 const (
 	MethodDMABufAlloc MethodID = iota
+)
+
+// The methods of ObjectCompCntr (enum uverbs_methods_comp_cntr).
+const (
+	MethodCompCntrCreate MethodID = iota
+	MethodCompCntrDestroy
+	MethodCompCntrModify
+	MethodCompCntrRead
 )
 
 // The methods of ObjectMR (enum uverbs_methods_mr).

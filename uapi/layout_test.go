@@ -18,11 +18,11 @@ import (
 )
 
 // The next constants name the tables with which the tests compare the package, and the header set of each table that
-// the package implements completely. This set is the newest one: kernel-headers and libibverbs of rdma-core v64.0.
+// the package implements completely. This set is the newest one: kernel-headers and libibverbs of rdma-core v65.0.
 const (
 	kernelTable = "testdata/kernel.txt"
 	verbsTable  = "testdata/verbs.txt"
-	newestSet   = "rdma-core-64"
+	newestSet   = "rdma-core-65"
 )
 
 func readTable(t *testing.T, file string) layout.Table {

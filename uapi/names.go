@@ -494,11 +494,12 @@ func _() {
 	_ = x[ObjectAsyncEvent-16]
 	_ = x[ObjectDMAH-17]
 	_ = x[ObjectDMABuf-18]
+	_ = x[ObjectCompCntr-19]
 }
 
-const _ObjectID_name = "DEVICEPDCOMP_CHANNELCQQPSRQAHMRMWFLOWXRCDRWQ_IND_TBLWQFLOW_ACTIONDMCOUNTERSASYNC_EVENTDMAHDMABUF"
+const _ObjectID_name = "DEVICEPDCOMP_CHANNELCQQPSRQAHMRMWFLOWXRCDRWQ_IND_TBLWQFLOW_ACTIONDMCOUNTERSASYNC_EVENTDMAHDMABUFCOMP_CNTR"
 
-var _ObjectID_index = [...]uint8{0, 6, 8, 20, 22, 24, 27, 29, 31, 33, 37, 41, 52, 54, 65, 67, 75, 86, 90, 96}
+var _ObjectID_index = [...]uint8{0, 6, 8, 20, 22, 24, 27, 29, 31, 33, 37, 41, 52, 54, 65, 67, 75, 86, 90, 96, 105}
 
 func (i ObjectID) String() string {
 	idx := int(i) - 0

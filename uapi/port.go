@@ -26,7 +26,7 @@ type QueryPortResp struct {
 	SubnetTimeout uint8
 	InitTypeReply uint8
 	ActiveWidth   PortWidth
-	ActiveSpeed   PortSpeed
+	ActiveSpeed   uint8 // a PortSpeed below 256; otherwise 0
 	PhysState     PortPhysState
 	LinkLayer     LinkLayer
 	Flags         QueryPortFlags
@@ -38,5 +38,5 @@ type QueryPortRespEx struct {
 	LegacyResp    QueryPortResp
 	PortCapFlags2 PortCapFlags2
 	Reserved      [2]uint8
-	ActiveSpeedEx uint32 // a PortSpeed, or 256 for XDR, which does not fit into ActiveSpeed; 0 from older kernels
+	ActiveSpeedEx uint32 // a PortSpeed; 0 from older kernels
 }

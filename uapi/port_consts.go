@@ -30,8 +30,30 @@ const (
 // PortWidth is the width of a link, such as 1x or 4x (enum ib_port_width).
 type PortWidth uint8
 
+// The widths of links.
+const (
+	PortWidth1X  PortWidth = 1
+	PortWidth4X  PortWidth = 2
+	PortWidth8X  PortWidth = 4
+	PortWidth12X PortWidth = 8
+	PortWidth2X  PortWidth = 16
+)
+
 // PortSpeed is the signalling rate of a link of width 1x (enum ib_port_speed).
-type PortSpeed uint8
+type PortSpeed uint16
+
+// The signalling rates.
+const (
+	PortSpeedSDR   PortSpeed = 1   // 2.5 Gb/s
+	PortSpeedDDR   PortSpeed = 2   // 5 Gb/s
+	PortSpeedQDR   PortSpeed = 4   // 10 Gb/s
+	PortSpeedFDR10 PortSpeed = 8   // 10.3125 Gb/s
+	PortSpeedFDR   PortSpeed = 16  // 14 Gb/s
+	PortSpeedEDR   PortSpeed = 32  // 25 Gb/s
+	PortSpeedHDR   PortSpeed = 64  // 50 Gb/s
+	PortSpeedNDR   PortSpeed = 128 // 100 Gb/s
+	PortSpeedXDR   PortSpeed = 256 // 200 Gb/s
+)
 
 // LinkLayer is the kind of network to which a port is connected (IBV_LINK_LAYER_*).
 type LinkLayer uint8

@@ -82,10 +82,13 @@ var methodNames = [...][]string{
 		MethodQueryGIDTable:  "QUERY_GID_TABLE",
 		MethodQueryGIDEntry:  "QUERY_GID_ENTRY",
 		MethodQueryPortSpeed: "QUERY_PORT_SPEED",
+
+		MethodQueryCompCntrCaps: "QUERY_COMP_CNTR_CAPS",
 	},
-	ObjectPD:  {MethodPDDestroy: "PD_DESTROY"},
-	ObjectCQ:  {MethodCQCreate: "CQ_CREATE", MethodCQDestroy: "CQ_DESTROY"},
-	ObjectQP:  {MethodQPCreate: "QP_CREATE", MethodQPDestroy: "QP_DESTROY"},
+	ObjectPD: {MethodPDDestroy: "PD_DESTROY"},
+	ObjectCQ: {MethodCQCreate: "CQ_CREATE", MethodCQDestroy: "CQ_DESTROY"},
+	ObjectQP: {MethodQPCreate: "QP_CREATE", MethodQPDestroy: "QP_DESTROY",
+		MethodQPAttachCompCntr: "QP_ATTACH_COMP_CNTR"},
 	ObjectSRQ: {MethodSRQCreate: "SRQ_CREATE", MethodSRQDestroy: "SRQ_DESTROY"},
 	ObjectAH:  {MethodAHDestroy: "AH_DESTROY"},
 	ObjectMR: {
@@ -115,6 +118,12 @@ var methodNames = [...][]string{
 	ObjectAsyncEvent: {MethodAsyncEventAlloc: "ASYNC_EVENT_ALLOC"},
 	ObjectDMAH:       {MethodDMAHAlloc: "DMAH_ALLOC", MethodDMAHFree: "DMAH_FREE"},
 	ObjectDMABuf:     {MethodDMABufAlloc: "DMABUF_ALLOC"},
+	ObjectCompCntr: {
+		MethodCompCntrCreate:  "COMP_CNTR_CREATE",
+		MethodCompCntrDestroy: "COMP_CNTR_DESTROY",
+		MethodCompCntrModify:  "COMP_CNTR_MODIFY",
+		MethodCompCntrRead:    "COMP_CNTR_READ",
+	},
 }
 
 // MethodName returns the name of method m of object type o. The name is the C name without UVERBS_METHOD_.

@@ -67,6 +67,7 @@ func TestMethodName(t *testing.T) {
 		ObjectAsyncEvent: "uverbs_method_async_event",
 		ObjectDMAH:       "uverbs_methods_dmah",
 		ObjectDMABuf:     "uverbs_methods_dmabuf",
+		ObjectCompCntr:   "uverbs_methods_comp_cntr",
 	}
 	table := newestFacts(readTable(t, kernelTable))
 	for o, enum := range enums {

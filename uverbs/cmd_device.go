@@ -145,23 +145,24 @@ func cmdQueryPort(c *call) error {
 	if err != nil {
 		return err
 	}
-	resp, err := c.f.dev.portResp(int(req.PortNum))
+	a, err := c.f.dev.queryPort(int(req.PortNum))
 	if err != nil {
 		return err
 	}
-	setResponse(c, resp)
+	setResponse(c, portResp(&a))
 	return nil
 }
 
-// portResp returns the state of a port in the user ABI. (copy_port_attr_to_resp)
-func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
+// queryPort returns the state of a port, or EINVAL if the device does not have the port.
+func (d *Device) queryPort(port int) (ib.PortAttr, error) {
 	if !d.isValidPort(port) {
-		return uapi.QueryPortResp{}, fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
+		return ib.PortAttr{}, fmt.Errorf("no port %d: %w", port, syscall.EINVAL)
 	}
-	a, err := d.ib.QueryPort(port)
-	if err != nil {
-		return uapi.QueryPortResp{}, err
-	}
+	return d.ib.QueryPort(port)
+}
+
+// portResp returns the state of a port in the user ABI. (copy_port_attr_to_resp)
+func portResp(a *ib.PortAttr) uapi.QueryPortResp {
 	resp := uapi.QueryPortResp{
 		PortCapFlags:  uapi.PortCapFlags(a.CapFlags),
 		MaxMsgSz:      a.MaxMsgSize,
@@ -180,7 +181,7 @@ func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 		SubnetTimeout: a.SubnetTimeout,
 		InitTypeReply: a.InitTypeReply,
 		ActiveWidth:   uapi.PortWidth(a.ActiveWidth),
-		ActiveSpeed:   uapi.PortSpeed(min(a.ActiveSpeed, 255)),
+		ActiveSpeed:   uint8(a.ActiveSpeed), // 0 for XDR, as on Linux
 		PhysState:     uapi.PortPhysState(a.PhysState),
 		LinkLayer:     a.LinkLayer,
 	}
@@ -188,7 +189,7 @@ func (d *Device) portResp(port int) (uapi.QueryPortResp, error) {
 		resp.PortCapFlags |= uapi.PCFIPBasedGIDs
 		resp.Flags |= uapi.QPFGRHRequired
 	}
-	return resp, nil
+	return resp
 }
 
 // gidEntry returns an entry of a GID table in the user ABI. gidEntry returns ENODATA if the entry is empty.

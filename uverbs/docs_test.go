@@ -57,7 +57,7 @@ func TestVerbsDocIsCurrent(t *testing.T) {
 
 	b.Reset()
 	fmt.Fprintf(&b, "| object | method | Verbena | %s |\n|---|---|---|---|\n", version)
-	for o := uapi.ObjectDevice; o <= uapi.ObjectDMABuf; o++ {
+	for o := uapi.ObjectDevice; o <= uapi.ObjectCompCntr; o++ {
 		for m := uapi.MethodID(0); m < 9; m++ {
 			name := uapi.MethodName(o, m)
 			if strings.Contains(name, " ") { // no such number

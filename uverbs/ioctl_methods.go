@@ -29,6 +29,8 @@ func methodHandlers() map[methodID]func(*ioctlCall) error {
 		{uapi.ObjectDevice, uapi.MethodQueryGIDTable}: queryGIDTable,
 		{uapi.ObjectDevice, uapi.MethodQueryGIDEntry}: queryGIDEntry,
 
+		{uapi.ObjectDevice, uapi.MethodQueryPortSpeed}: queryPortSpeed,
+
 		{uapi.ObjectAsyncEvent, uapi.MethodAsyncEventAlloc}: asyncEventAlloc,
 
 		{uapi.ObjectPD, uapi.MethodPDDestroy}:     destroyMethod(uapi.AttrDestroyPDHandle, kindPD),
@@ -162,12 +164,31 @@ func queryPort(c *ioctlCall) error {
 		if err := c.f.checkContext(); err != nil {
 			return err
 		}
-		legacy, err := c.f.dev.portResp(int(port))
+		a, err := c.f.dev.queryPort(int(port))
 		if err != nil {
 			return err
 		}
-		resp := uapi.QueryPortRespEx{LegacyResp: legacy}
+		resp := uapi.QueryPortRespEx{LegacyResp: portResp(&a), ActiveSpeedEx: uint32(a.ActiveSpeed)}
 		c.setOutputStruct(uapi.AttrQueryPortResp, uapi.AppendTo(nil, &resp))
+		return nil
+	})
+}
+
+// queryPortSpeed returns the effective speed of a port. (UVERBS_HANDLER(UVERBS_METHOD_QUERY_PORT_SPEED))
+func queryPortSpeed(c *ioctlCall) error {
+	port, err := c.numberUpTo(uapi.AttrQueryPortSpeedPortNum, math.MaxUint32)
+	if err != nil {
+		return err
+	}
+	return c.runNative(func() error {
+		if err := c.f.checkContext(); err != nil {
+			return err
+		}
+		speed, err := c.f.dev.ib.QueryPortSpeed(int(port))
+		if err != nil {
+			return err
+		}
+		c.setOutput(uapi.AttrQueryPortSpeedResp, uint64Bytes(speed))
 		return nil
 	})
 }

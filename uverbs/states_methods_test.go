@@ -72,6 +72,9 @@ var ioctlRows = []ioctlRow{
 		return []uapi.Attr{inlineAttr(uapi.AttrQueryPortPortNum, 8, 1),
 			x.responseAttr(uapi.AttrQueryPortResp, uapi.SizeOf[uapi.QueryPortRespEx]())}
 	}},
+	{uapi.ObjectDevice, uapi.MethodQueryPortSpeed, func(x *stateProgram) []uapi.Attr {
+		return []uapi.Attr{inlineAttr(uapi.AttrQueryPortSpeedPortNum, 8, 1), x.responseAttr(uapi.AttrQueryPortSpeedResp, 8)}
+	}},
 	{uapi.ObjectDevice, uapi.MethodQueryGIDTable, func(x *stateProgram) []uapi.Attr {
 		size := uapi.SizeOf[uapi.GIDEntry]()
 		return []uapi.Attr{

@@ -457,6 +457,7 @@ type stateConsumer struct {
 var methodRows = []methodRow{
 	{"Device.QueryDevice", func(k *stateConsumer) error { _, err := k.dev.QueryDevice(); return err }},
 	{"Device.QueryPort", func(k *stateConsumer) error { _, err := k.dev.QueryPort(1); return err }},
+	{"Device.QueryPortSpeed", func(k *stateConsumer) error { _, err := k.dev.QueryPortSpeed(1); return err }},
 	{"Device.QueryGID", func(k *stateConsumer) error { _, err := k.dev.QueryGID(1, 0); return err }},
 	{"Device.QueryPKey", func(k *stateConsumer) error { _, err := k.dev.QueryPKey(1, 0); return err }},
 	{"Device.FindGID", func(k *stateConsumer) error {

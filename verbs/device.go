@@ -282,9 +282,9 @@ func (d *Device) NextEvent(ctx context.Context) (Event, error) {
 		}
 		e := Event{Type: r.EventType}
 		switch r.EventType {
-		case uapi.EventDeviceFatal:
+		case uapi.EventDeviceFatal, uapi.EventDeviceSpeedChange:
 		case uapi.EventPortActive, uapi.EventPortErr, uapi.EventLIDChange, uapi.EventPKeyChange, uapi.EventSMChange,
-			uapi.EventClientReregister, uapi.EventGIDChange, uapi.EventDeviceSpeedChange:
+			uapi.EventClientReregister, uapi.EventGIDChange:
 			e.Port = uint8(r.Element)
 		default:
 			switch o := d.findObject(r.Element).(type) {

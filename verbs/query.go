@@ -80,15 +80,31 @@ func (d *Device) QueryPort(port int) (PortAttr, error) {
 	if port < 1 || port > 255 {
 		return PortAttr{}, wrapOpError(fmt.Sprintf("query port %d", port), d.name, errInvalid)
 	}
-	r, err := d.cmd.QueryPort(uint8(port))
+	ex, err := d.cmd.QueryPort(d.p.DriverID(), uint8(port))
 	if err != nil {
 		return PortAttr{}, wrapOpError(fmt.Sprintf("query port %d", port), d.name, err)
 	}
+	r := &ex.LegacyResp
 	return PortAttr{
 		State: r.State, Phys: r.PhysState, MaxMTU: MTU(r.MaxMTU), ActiveMTU: MTU(r.ActiveMTU), GIDs: int(r.GIDTblLen),
 		PKeys:      int(r.PKeyTblLen),
-		MaxMessage: r.MaxMsgSz, LinkLayer: r.LinkLayer, Width: r.ActiveWidth, Speed: r.ActiveSpeed,
+		MaxMessage: r.MaxMsgSz, LinkLayer: r.LinkLayer, Width: r.ActiveWidth,
+		Speed: uapi.PortSpeed(max(uint32(r.ActiveSpeed), ex.ActiveSpeedEx)),
 	}, nil
+}
+
+// QueryPortSpeed returns the effective speed of a port in units of 100 Mb/s. Width and speed of PortAttr cannot express
+// every speed. QueryPortSpeed returns EOPNOTSUPP if the driver does not report the speed, and EPROTONOSUPPORT on a
+// kernel without the method. QueryPortSpeed may sleep. (ibv_query_port_speed)
+func (d *Device) QueryPortSpeed(port int) (uint64, error) {
+	if port < 1 || port > 255 {
+		return 0, wrapOpError(fmt.Sprintf("query the speed of port %d", port), d.name, errInvalid)
+	}
+	speed, err := d.cmd.QueryPortSpeed(d.p.DriverID(), uint8(port))
+	if err != nil {
+		return 0, wrapOpError(fmt.Sprintf("query the speed of port %d", port), d.name, err)
+	}
+	return speed, nil
 }
 
 // GID is a global identifier. On Ethernet it is an IPv6 address or a mapped IPv4 address.

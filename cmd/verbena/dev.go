@@ -146,9 +146,9 @@ func (d *devEventCmd) Help() string {
 	return `Programs get the event though nothing has happened: the state of the port or the queue does not change. Those who are to get an
 event with its cause want link set, dev reset or fault add.
 
-Events of the port: port_active, port_err, lid_change, pkey_change, sm_change, client_reregister, gid_change, device_speed_change.
+Events of the port: port_active, port_err, lid_change, pkey_change, sm_change, client_reregister, gid_change.
 Of a queue pair: qp_fatal, qp_req_err, qp_access_err, comm_est, sq_drained, path_mig, path_mig_err, qp_last_wqe_reached.
-Of others: cq_err, srq_err, srq_limit_reached, device_fatal.
+Of others: cq_err, srq_err, srq_limit_reached, device_fatal, device_speed_change.
 
 Examples:
   verbena dev event rxe0 client_reregister

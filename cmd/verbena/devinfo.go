@@ -57,7 +57,7 @@ type portReport struct {
 	GIDLen     int         `json:"gid_tbl_len"`
 	PKeyLen    int         `json:"pkey_tbl_len"`
 	Width      uint8       `json:"active_width"`
-	Speed      uint8       `json:"active_speed"`
+	Speed      uint16      `json:"active_speed"`
 	GIDs       []gidReport `json:"gids"`
 }
 
@@ -150,7 +150,7 @@ func describeDevice(dev *verbs.Device, path string) (r deviceReport, err error) 
 		port := portReport{
 			Port: n, State: p.State.String(), Phys: p.Phys.String(), MaxMTU: p.MaxMTU.Bytes(), ActiveMTU: p.ActiveMTU.Bytes(),
 			LinkLayer: p.LinkLayer.String(), MaxMessage: p.MaxMessage, GIDLen: p.GIDs, PKeyLen: p.PKeys, Width: uint8(
-				p.Width), Speed: uint8(p.Speed),
+				p.Width), Speed: uint16(p.Speed),
 			GIDs: []gidReport{},
 		}
 		standard, err := dev.DefaultGID(n)

@@ -119,7 +119,7 @@ so when the device is reset. A flap returns when the link is up again, or at onc
 --rate, --delay, --jitter, --queue, --ecn-threshold, --loss and --seed describe the link together: those that are left out are
 off. "--rate none" alone ends them all, as does "--delay 0" or "--loss 0". They act on what the device sends; "verbena stat show"
 counts what is dropped and marked. While a device has any, its packets take no shortcut within the service. The rate counts packets
-with their IP headers.
+with their IP headers. It is also the speed of the port: a change raises IBV_EVENT_DEVICE_SPEED_CHANGE.
 
 Examples:
   verbena link set rxe0 flap=2s

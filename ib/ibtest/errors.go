@@ -248,6 +248,9 @@ func testBadArgumentsAreRejected(e *testEnv) {
 	e.must("query device", err)
 	_, err = e.dev.QueryPort(a.PhysPorts + 1)
 	e.wantErrno("query a port that is not", err, syscall.EINVAL)
+	if _, err = e.dev.QueryPortSpeed(a.PhysPorts + 1); !errors.Is(err, syscall.EOPNOTSUPP) {
+		e.wantErrno("query the speed of a port that is not", err, syscall.EINVAL)
+	}
 	_, err = e.dev.QueryGID(1, e.connector.port.GIDTableLen)
 	e.wantErrno("query a GID outside of the table", err, syscall.EINVAL)
 	_, err = e.dev.QueryGID(1, -1)

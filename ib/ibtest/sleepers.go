@@ -48,6 +48,13 @@ func (e *testEnv) sleepingCalls(p *pair) []sleepingCall {
 	return []sleepingCall{
 		{[]string{"Device.QueryDevice"}, func() error { return errorOf(e.dev.QueryDevice()) }},
 		{[]string{"Device.QueryPort"}, func() error { return errorOf(e.dev.QueryPort(1)) }},
+		{[]string{"Device.QueryPortSpeed"}, func() error {
+			_, err := e.dev.QueryPortSpeed(1)
+			if errors.Is(err, syscall.EOPNOTSUPP) {
+				return nil // the driver does not report it
+			}
+			return err
+		}},
 		{[]string{"Device.QueryGID"}, func() error { return errorOf(e.dev.QueryGID(1, e.connector.gidIndex)) }},
 		{[]string{"Device.QueryPKey"}, func() error { return errorOf(e.dev.QueryPKey(1, 0)) }},
 		{[]string{"Device.AllocPD", "PD.Dealloc"}, func() error {

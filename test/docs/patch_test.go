@@ -33,7 +33,7 @@ func TestPatchesApply(t *testing.T) {
 		{"docs/add-a-verb.md", []string{
 			"uapi/verb/table.go", "engine/device.go", "ib/device.go", "ib/driver.go", "uapi/ioctl_attrs.go",
 			"uverbs/ioctl_methods.go",
-		}, "Name: \"query_port_speed\""},
+		}, "Name: \"query_comp_cntr_caps\""},
 	} {
 		t.Run(page.name, func(t *testing.T) {
 			text := readPage(t, page.name)

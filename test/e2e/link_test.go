@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -50,6 +51,45 @@ func TestPortFlapRaisesEvents(t *testing.T) {
 		}
 		if err := cmd.Wait(); err != nil || said != "ok" {
 			t.Errorf("%v: got %v, after %q\n%s", args, err, said, &stderr)
+		}
+		w.awaitNoProgramObjects()
+	}
+}
+
+// TestRateRaisesSpeedEvent tests that a program gets an event for each change of the rate of the link, and reads the
+// new width, speed and effective speed of the port.
+func TestRateRaisesSpeedEvent(t *testing.T) {
+	t.Parallel()
+	program := buildWithLibibverbs(t, "portspeed")
+	steps := []struct{ rate, says string }{
+		{"", "width 1 speed 1 effective 25"},
+		{"100Gbit", "width 2 speed 32 effective 1000"},
+		{"1.5Gbit", "width 1 speed 8 effective 15"},
+		{"none", "width 1 speed 1 effective 25"},
+	}
+	for _, u := range testUsers() {
+		w := startService(t, u, "", "--link", "rxe0="+unusedAddr())
+		cmd := w.verbenaCommand(w.contextWithTimeout(60), "run", "--", program, strconv.Itoa(len(steps)-1))
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for lines := bufio.NewScanner(stdout); lines.Scan() && n < len(steps); n++ {
+			if got := lines.Text(); got != steps[n].says {
+				t.Errorf("%s: rate %q: got %q, want %q", u.name, steps[n].rate, got, steps[n].says)
+			}
+			if n+1 < len(steps) {
+				w.mustRun("link", "set", "rxe0", "--rate", steps[n+1].rate)
+			}
+		}
+		if err := cmd.Wait(); err != nil || n != len(steps) {
+			t.Errorf("%s: got %v and %d lines, want success and %d\n%s", u.name, err, n, len(steps), &stderr)
 		}
 		w.awaitNoProgramObjects()
 	}

@@ -39,6 +39,13 @@ var Table = []Spec{
 		Midlayer: []string{"Device.QueryPort"}, Driver: []string{"Driver.QueryPort"},
 	},
 	{
+		Name: "query_port_speed", Effect: Reads,
+		Methods: []Method{{uapi.ObjectDevice, uapi.MethodQueryPortSpeed, []Attr{
+			constIn(uapi.AttrQueryPortSpeedPortNum), valueOut(uapi.AttrQueryPortSpeedResp, 8).required(),
+		}}},
+		Midlayer: []string{"Device.QueryPortSpeed"}, Driver: []string{"PortSpeeder.QueryPortSpeed"},
+	},
+	{
 		Name: "query_gid_table", Effect: Reads,
 		Methods: []Method{{uapi.ObjectDevice, uapi.MethodQueryGIDTable, []Attr{
 			constIn(uapi.AttrQueryGIDTableEntrySize), flagsIn(uapi.AttrQueryGIDTableFlags),

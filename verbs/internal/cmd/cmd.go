@@ -113,9 +113,38 @@ func (d *Device) QueryDevice() (uapi.ExQueryDeviceResp, error) {
 	return uapi.ExQueryDeviceResp{Base: base, DeviceCapFlagsEx: uapi.DeviceCapFlags(base.DeviceCapFlags)}, err
 }
 
-// QueryPort returns the state of a port. (ibv_cmd_query_port)
-func (d *Device) QueryPort(port uint8) (uapi.QueryPortResp, error) {
-	return runPlain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driverData{}, nil)
+// QueryPort returns the state of a port. If a kernel lacks the method, the additional fields are zero.
+// (ibv_cmd_query_port)
+func (d *Device) QueryPort(id uapi.DriverID, port uint8) (uapi.QueryPortRespEx, error) {
+	s := d.T.Scratch()
+	defer s.Free()
+	out := s.Mem[reqRoom:][:uapi.SizeOf[uapi.QueryPortRespEx]()]
+	clear(out)
+	err := d.runIoctl(s, uapi.ObjectDevice, uapi.MethodQueryPort, id, []uapi.Attr{
+		{AttrID: uapi.AttrQueryPortPortNum, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(port)},
+		{AttrID: uapi.AttrQueryPortResp, Len: uint16(len(out)), Flags: uapi.AttrFMandatory, Data: s.Addr + reqRoom},
+	})
+	if err == nil {
+		r, _ := uapi.Decode[uapi.QueryPortRespEx](out)
+		return r, nil
+	}
+	legacy, err := runPlain[uapi.QueryPortResp](d, uapi.CmdQueryPort, &uapi.QueryPort{PortNum: port}, driverData{}, nil)
+	return uapi.QueryPortRespEx{LegacyResp: legacy}, err
+}
+
+// QueryPortSpeed returns the effective speed of a port in units of 100 Mb/s. (ibv_cmd_query_port_speed)
+func (d *Device) QueryPortSpeed(id uapi.DriverID, port uint8) (uint64, error) {
+	s := d.T.Scratch()
+	defer s.Free()
+	clear(s.Mem[reqRoom : reqRoom+8])
+	err := d.runIoctl(s, uapi.ObjectDevice, uapi.MethodQueryPortSpeed, id, []uapi.Attr{
+		{AttrID: uapi.AttrQueryPortSpeedPortNum, Len: 8, Flags: uapi.AttrFMandatory, Data: uint64(port)},
+		{AttrID: uapi.AttrQueryPortSpeedResp, Len: 8, Flags: uapi.AttrFMandatory, Data: s.Addr + reqRoom},
+	})
+	if err != nil {
+		return 0, fmt.Errorf("QUERY_PORT_SPEED: %w", err)
+	}
+	return binary.NativeEndian.Uint64(s.Mem[reqRoom:]), nil
 }
 
 // maxGIDs is the maximum number of entries that GIDTable returns.
