@@ -4,6 +4,7 @@ import (
 	"verbena/engine/queue"
 	"verbena/engine/transport"
 	"verbena/ib"
+	"verbena/link"
 	"verbena/roce"
 	"verbena/uapi"
 )
@@ -371,7 +372,8 @@ func (r *responder) executeWrite(p *pass, k *packet, a *transport.Arrival) (verd
 
 // takeRecvFor takes the receive that a packet needs, unless a fault rule makes it seem that there is none.
 func (r *responder) takeRecvFor(p *pass, k *packet) verdict {
-	if r.qp.reliable && r.qp.dev.faults.NotReady(r.qp.num, k.src) {
+	if r.qp.reliable && r.qp.dev.faults.NotReady(
+		link.Packet{Peer: k.src, Local: k.dst, QP: r.qp.num, TOS: k.tos}, k.BTH()) {
 		return notReady
 	}
 	return r.takeRecv(p)

@@ -13,8 +13,8 @@ type portRate struct {
 	speed uapi.PortSpeed
 }
 
-// portRates lists the combinations by increasing rate. Up to 40 Gb/s these are the combinations of a network driver that
-// does not report its number of lanes. (ib_get_width_and_speed)
+// portRates lists the combinations by increasing rate. Up to 40 Gb/s they are the kernel's combinations for a network
+// driver that does not report its width. (ib_get_width_and_speed)
 var portRates = []portRate{
 	{1e9, uapi.PortWidth1X, uapi.PortSpeedSDR},
 	{10e9, uapi.PortWidth1X, uapi.PortSpeedFDR10},
@@ -28,7 +28,7 @@ var portRates = []portRate{
 	{1600e9, uapi.PortWidth8X, uapi.PortSpeedXDR},
 }
 
-// unknownPortSpeed is the effective speed of a port whose interface has an unknown speed: 1X SDR, in units of 100 Mb/s.
+// unknownPortSpeed is the effective speed, in units of 100 Mb/s, of a port on an interface with an unknown speed: 1X SDR.
 const unknownPortSpeed = 25
 
 // portRateOf returns the smallest combination with at least the given number of bits per second, or the largest one. 0

@@ -8,8 +8,8 @@ import (
 	"verbena/uapi"
 )
 
-// TestPortSpeed tests the width, the speed and the effective speed of a port for each speed of its interface, and that the
-// port remembers the speed across a reset.
+// TestPortSpeed tests the width, the speed and the effective speed of a port for each speed of its interface, and that
+// the next device of the adapter begins with the speed.
 func TestPortSpeed(t *testing.T) {
 	h := newHost(t, "10.0.0.1")
 	defer h.close()

@@ -74,7 +74,7 @@ func getTrain(pool *sync.Pool, p *path) *train {
 	t := pool.Get().(*train)
 	t.path, t.packets, t.mixed, t.sent, t.writes = p, 0, false, 0, false
 	t.spans = t.spans[:0]
-	t.Dst, t.TOS, t.TTL = p.dst, p.tos, p.ttl
+	t.Dst, t.TOS, t.TTL, t.SL = p.dst, p.tos, p.ttl, p.attr.SL
 	t.Buf, t.Size = t.Buf[:0], 0
 	return t
 }

@@ -80,17 +80,19 @@ func (f *Faults) Add(r Rule) error {
 	if err := r.Validate(); err != nil {
 		return err
 	}
-	r.Peer = r.Peer.Unmap()
+	r.Peer, r.GID = r.Peer.Unmap(), r.GID.Unmap()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	seed1, seed2 := f.seeds.Uint64(), f.seeds.Uint64() // drawn in any case: they do not shift those of other rules
 	if r.Seed != 0 {
 		seed1, seed2 = r.Seed, 0
 	}
-	f.rules = append(f.rules, &activeRule{
+	a := &activeRule{
 		RuleState: RuleState{ID: int(f.ids.Add(1)), Rule: r},
 		rand:      rand.New(rand.NewPCG(seed1, seed2)),
-	})
+	}
+	a.selector = a.Rule.Selector()
+	f.rules = append(f.rules, a)
 	f.changed()
 	return nil
 }
@@ -148,37 +150,40 @@ func (f *Faults) List() []RuleState {
 // leaves the network out. A nil Faults has none.
 func (f *Faults) Active() bool { return f != nil && f.kinds.Load() != 0 }
 
-// NotReady reports whether a responder shall behave as if no receive were posted for a message that peer sends to its
-// queue pair qp: see [Rule].RNR. It may not sleep. A nil Faults has no rules.
-func (f *Faults) NotReady(qp uint32, peer netip.Addr) (rnr bool) {
+// NotReady reports whether a responder shall behave as if no receive were posted for a message; see [Rule].RNR. p has
+// the properties of the packet that are not in its BTH. NotReady may not sleep. A nil Faults has no rules.
+func (f *Faults) NotReady(p Packet, pkt []byte) (rnr bool) {
 	if f == nil || f.kinds.Load()&actsOnReceives == 0 {
 		return false
 	}
+	describe(&p, pkt)
+	p.Peer, p.Local = p.Peer.Unmap(), p.Local.Unmap()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.rules {
-		if r.RNR > 0 && r.notReady(peer.Unmap(), qp) {
+		if r.RNR > 0 && r.notReady(&p) {
 			return true
 		}
 	}
 	return false
 }
 
-// stopped decides on a packet that has come from src.
-func (f *Faults) stopped(src netip.Addr, pkt []byte) bool {
+// stopped decides on a received packet. p has the properties that are not in its BTH.
+func (f *Faults) stopped(p Packet, pkt []byte) bool {
+	describe(&p, pkt)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.rules {
-		if r.Stop && r.stop(src, 0, pkt) {
+		if r.Stop && r.stop(&p) {
 			return true
 		}
 	}
 	return false
 }
 
-// judge decides on the packets of a train and reports whether anything happens to any.
-func (f *Faults) judge(t *Train, v []verdict) (any bool) {
-	dst := t.Dst.Unmap()
+// judge decides on the packets of a train from an address and reports whether anything happens to any.
+func (f *Faults) judge(from netip.Addr, t *Train, v []verdict) (any bool) {
+	p := Packet{Local: from.Unmap(), Peer: t.Dst.Unmap(), QP: t.QP, TOS: t.TOS, SL: t.SL}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.rules {
@@ -187,7 +192,8 @@ func (f *Faults) judge(t *Train, v []verdict) (any bool) {
 		}
 		for i := range v {
 			if !v[i].drop {
-				r.judge(dst, t.QP, t.Packet(i), &v[i])
+				describe(&p, t.Packet(i))
+				r.judge(&p, &v[i])
 			}
 		}
 	}
@@ -261,8 +267,9 @@ func (e *faultEndpoint) Receive(a *Arrival) {
 	if kinds&actsOnReceived != 0 {
 		kept := *a
 		kept.Packets = nil
+		about := Packet{Peer: a.Src, Local: a.Dst, TOS: a.TOS}
 		for _, p := range a.Packets {
-			if !e.faults.stopped(a.Src, p) {
+			if !e.faults.stopped(about, p) {
 				kept.Packets = append(kept.Packets, p)
 			}
 		}
@@ -309,7 +316,7 @@ func (e *faultEndpoint) Send(t *Train) error {
 	}
 	var verdicts [MaxTrainPackets]verdict
 	v := verdicts[:t.NumPackets()]
-	if !e.faults.judge(t, v) && e.waiting.Load() == 0 {
+	if !e.faults.judge(e.Addr(), t, v) && e.waiting.Load() == 0 {
 		return e.emit(t, damage{})
 	}
 	return e.sendFaulty(t, v)

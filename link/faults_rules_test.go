@@ -1,6 +1,7 @@
 package link_test
 
 import (
+	"encoding"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -11,8 +12,10 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"verbena/internal/fault"
 	"verbena/link"
 	"verbena/link/simnet"
+	"verbena/roce"
 )
 
 // A rule is about a queue pair whether that sends or receives.
@@ -29,6 +32,144 @@ func TestFaultsSender(t *testing.T) {
 			t.Errorf("arrived: %v, want %v", got, want)
 		}
 	})
+}
+
+// property parses a property of a rule.
+func property[T any, P interface {
+	*T
+	encoding.TextUnmarshaler
+}](t *testing.T, text string) (v T) {
+	t.Helper()
+	if err := P(&v).UnmarshalText([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestFaultsMatches tests each property by which a rule selects packets, alone and together, in both directions.
+func TestFaultsMatches(t *testing.T) {
+	sl, tclass, pkey := property[fault.ServiceLevel], property[fault.TrafficClass], property[fault.PKey]
+	// packets of all kinds, sent from A and received at A
+	type kind struct {
+		qp   uint32
+		op   roce.Opcode
+		tos  uint8
+		sl   uint8
+		pkey uint16
+	}
+	kinds := []kind{
+		{17, 0x04, 0, 0, 0xffff}, {17, 0x04, 104, 3, 0xffff}, {18, 0x24, 106, 3, 0x7fff}, {1, 0x64, 107, 15, 0x8001},
+		{19, 0xa4, 255, 7, 0x0001}, {20, 0x81, 0, 0, 0xffff},
+	}
+	for _, c := range []struct {
+		name           string
+		rule           link.Rule
+		sent, received []int // the selected ones of kinds
+	}{
+		{"all", link.Rule{}, []int{0, 1, 2, 3, 4, 5}, []int{0, 1, 2, 3, 4, 5}},
+		{"own GID", link.Rule{GID: addrA}, []int{0, 1, 2, 3, 4, 5}, []int{0, 1, 2, 3, 4, 5}},
+		{"own GID, mapped", link.Rule{GID: netip.MustParseAddr("::ffff:10.0.0.1")}, []int{0, 1, 2, 3, 4, 5},
+			[]int{0, 1, 2, 3, 4, 5}},
+		{"GID of the peer", link.Rule{GID: addrB}, nil, nil},
+		{"RC", link.Rule{QPType: fault.QPTypeRC}, []int{0, 1}, []int{0, 1}},
+		{"UC", link.Rule{QPType: fault.QPTypeUC}, []int{2}, []int{2}},
+		{"UD", link.Rule{QPType: fault.QPTypeUD}, []int{3}, []int{3}},
+		{"XRC", link.Rule{QPType: fault.QPTypeXRC}, []int{4}, []int{4}},
+		{"SL 0", link.Rule{SL: sl(t, "0")}, []int{0, 5}, nil},
+		{"SL 3", link.Rule{SL: sl(t, "3")}, []int{1, 2}, nil},
+		{"DSCP 26", link.Rule{TClass: tclass(t, "106")}, []int{1, 2, 3}, []int{1, 2, 3}},
+		{"DSCP 0", link.Rule{TClass: tclass(t, "0")}, []int{0, 5}, []int{0, 5}},
+		{"DSCP 63", link.Rule{TClass: tclass(t, "252")}, []int{4}, []int{4}},
+		{"default partition", link.Rule{PKey: pkey(t, "0xffff")}, []int{0, 1, 2, 5}, []int{0, 1, 2, 5}},
+		{"partition 1", link.Rule{PKey: pkey(t, "1")}, []int{3, 4}, []int{3, 4}},
+		{"partition 0", link.Rule{PKey: pkey(t, "0")}, nil, nil},
+		{"two properties", link.Rule{TClass: tclass(t, "104"), QPType: fault.QPTypeUC}, []int{2}, []int{2}},
+		{"properties of no packet", link.Rule{SL: sl(t, "3"), QPType: fault.QPTypeUD}, nil, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := simnet.New(simnet.Config{})
+				f := link.NewFaults(n, nil) // A's only
+				at := map[netip.Addr]*sink{addrA: {}, addrB: {}}
+				a, err := f.Listen(addrA, at[addrA])
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer a.Close()
+				b, err := n.Listen(addrB, at[addrB])
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer b.Close()
+				packet := func(i int, dst netip.Addr) *link.Train {
+					k := kinds[i]
+					tr := &link.Train{Dst: dst, Size: 100, Buf: make([]byte, 100), TOS: k.tos, SL: k.sl}
+					roce.BTH(tr.Buf).Encode(&roce.BTHFields{Opcode: k.op, PKey: k.pkey, DestQPN: k.qp, PSN: roce.PSN(i)})
+					return tr
+				}
+				// want returns the packets that arrive if the selected packets are lost.
+				want := func(lost []int) (list []int) {
+					for i := range kinds {
+						if !slices.Contains(lost, i) {
+							list = append(list, i)
+						}
+					}
+					return list
+				}
+				drop := c.rule
+				drop.Drop = 1
+				add(t, f, drop)
+				for i := range kinds {
+					send(t, a, packet(i, addrB))
+				}
+				synctest.Wait()
+				if got := at[addrB].psns(); !slices.Equal(got, want(c.sent)) {
+					t.Errorf("sent packets that arrive: got %v, want %v", got, want(c.sent))
+				}
+				f.Clear()
+				if c.rule.SL != (fault.ServiceLevel{}) {
+					return // received packets have none
+				}
+				stop := c.rule
+				stop.Stop = true
+				add(t, f, stop)
+				for i := range kinds {
+					send(t, b, packet(i, addrA))
+				}
+				synctest.Wait()
+				if got := at[addrA].psns(); !slices.Equal(got, want(c.received)) {
+					t.Errorf("received packets that arrive: got %v, want %v", got, want(c.received))
+				}
+				f.Clear()
+				rnr := c.rule
+				rnr.RNR = 1
+				add(t, f, rnr)
+				for i, k := range kinds {
+					p := link.Packet{Peer: addrB, Local: addrA, QP: k.qp, TOS: k.tos}
+					if got, want := f.NotReady(p, packet(i, addrA).Buf), slices.Contains(c.received, i); got != want {
+						t.Errorf("RNR NAK of packet %d: got %v, want %v", i, got, want)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestFaultsAllocateNothing tests that a rule with all properties allocates no memory for a packet.
+func TestFaultsAllocateNothing(t *testing.T) {
+	f := link.NewFaults(simnet.New(simnet.Config{}), nil)
+	add(t, f, link.Rule{
+		RNR: 1, Peer: addrB, GID: addrA, QP: 17, QPType: fault.QPTypeRC, TClass: property[fault.TrafficClass](t, "0"),
+		PKey: property[fault.PKey](t, "0xffff"), Skip: 1 << 40,
+	})
+	pkt := train(addrA, 17, 0, 1).Buf
+	p := link.Packet{Peer: addrB, Local: addrA, QP: 17}
+	if n := testing.AllocsPerRun(100, func() { f.NotReady(p, pkt) }); n > 0 {
+		t.Errorf("allocations for a packet: got %v, want 0", n)
+	}
+	if s := f.List()[0]; s.Seen == 0 {
+		t.Errorf("seen packets: got %d, want all", s.Seen)
+	}
 }
 
 // Behind a Stop nothing passes, whoever sends.
@@ -80,13 +221,13 @@ func TestFaultsStop(t *testing.T) {
 
 func TestFaultsNotReady(t *testing.T) {
 	var none *link.Faults
-	if none.NotReady(1, addrA) || none.Active() {
+	if none.NotReady(link.Packet{Peer: addrA, QP: 1}, nil) || none.Active() {
 		t.Error("no Faults, but a fault")
 	}
 	f := link.NewFaults(simnet.New(simnet.Config{}), nil)
 	ask := func(qp uint32, peer netip.Addr, n int) (got []bool) {
 		for range n {
-			got = append(got, f.NotReady(qp, peer))
+			got = append(got, f.NotReady(link.Packet{Peer: peer, Local: addrB, QP: qp}, train(addrB, qp, 0, 1).Buf))
 		}
 		return got
 	}

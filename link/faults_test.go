@@ -252,7 +252,7 @@ func TestFaultsHitAt(t *testing.T) {
 	f := link.NewFaults(simnet.New(simnet.Config{}), rand.NewPCG(1, 1))
 	add(t, f, link.Rule{RNR: 1})
 	for range 3 {
-		f.NotReady(17, addrA)
+		f.NotReady(link.Packet{Peer: addrA, QP: 17}, train(addrB, 17, 0, 1).Buf)
 	}
 	f.List()[0].HitAt[0] = 99
 	if got, want := f.List()[0].HitAt, []uint64{1, 2, 3}; !slices.Equal(got, want) {
@@ -417,6 +417,14 @@ func TestRuleJSON(t *testing.T) {
 			`{"duplicate":1,"corrupt":1,"reorder":0.5,"behind":2,"hold_ns":1000000000}`,
 			"duplicate 1 corrupt 1 reorder 0.5 behind 2 hold 1s",
 		},
+		{
+			link.Rule{
+				Drop: 1, GID: addrA, QPType: fault.QPTypeUD, SL: property[fault.ServiceLevel](t, "0"),
+				TClass: property[fault.TrafficClass](t, "106"), PKey: property[fault.PKey](t, "0x7fff"),
+			},
+			`{"gid":"10.0.0.1","qp_type":"ud","sl":"0","tclass":"106","pkey":"0x7fff","drop":1}`,
+			"drop 1 gid 10.0.0.1 qp-type ud sl 0 tclass 106 pkey 0x7fff",
+		},
 		{link.Rule{Stop: true, Peer: addrB}, `{"peer":"10.0.0.2","stop":true}`, "stop peer 10.0.0.2"},
 		{link.Rule{RNR: 0.5, QP: 17, Seed: 9}, `{"qp":17,"seed":9,"rnr":0.5}`, "rnr 0.5 queue pair 17 seed 9"},
 	} {
@@ -459,6 +467,10 @@ func TestRuleValidate(t *testing.T) {
 		{link.Rule{Delay: time.Hour}, "delay 1h0m0s is not from 0 to 1m0s"},
 		{link.Rule{Drop: 1, Jitter: -1}, "jitter -1ns is not from 0 to 1m0s"},
 		{link.Rule{Drop: 1, Hold: time.Hour}, "hold 1h0m0s is not from 0 to 1m0s"},
+		{link.Rule{Drop: 1, GID: netip.MustParseAddr("fe80::1%lo")}, "GID fe80::1%lo must not have a zone"},
+		{link.Rule{Stop: true, SL: property[fault.ServiceLevel](t, "3")}, "sl selects sent packets only"},
+		{link.Rule{RNR: 1, SL: property[fault.ServiceLevel](t, "3")}, "sl selects sent packets only"},
+		{link.Rule{Drop: 1, QPType: 9}, "there is no type 9 of queue pairs"},
 		{link.Rule{Drop: 1, QP: 1 << 24}, "queue pair number 0x1000000 has more than 24 bits"},
 		{link.Rule{Reorder: 1, Behind: -1}, "cannot be behind -1 packets"},
 		{link.Rule{RNR: 1, Stop: true}, alone}, {link.Rule{RNR: 1, Drop: 0.1}, alone}, {link.Rule{Stop: true, Delay: 1},

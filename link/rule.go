@@ -2,7 +2,6 @@ package link
 
 import (
 	"math/rand/v2"
-	"net/netip"
 	"time"
 
 	"verbena/internal/fault"
@@ -39,7 +38,27 @@ func (r *activeRule) hit() {
 // and on how many packets the rule has seen.
 type activeRule struct {
 	RuleState
-	rand *rand.Rand
+	selector fault.Selector // made from RuleState.Rule
+	rand     *rand.Rand
+}
+
+// Packet describes a packet to the rules; see [fault.Packet].
+type Packet = fault.Packet
+
+// describe fills in the properties that a packet has in its BTH.
+func describe(p *Packet, pkt []byte) {
+	h := roce.BTH(pkt)
+	p.Dest, p.PKey, p.Type = h.DestQPN(), h.PKey(), fault.AnyQP
+	switch h.Opcode().Service() {
+	case roce.RC:
+		p.Type = fault.QPTypeRC
+	case roce.UC:
+		p.Type = fault.QPTypeUC
+	case roce.UD:
+		p.Type = fault.QPTypeUD
+	case roce.XRC:
+		p.Type = fault.QPTypeXRC
+	}
 }
 
 // random returns the next random number from 0 to 1.
@@ -58,16 +77,6 @@ type verdict struct {
 // clean reports that nothing happens.
 func (v *verdict) clean() bool { return *v == verdict{} }
 
-// concernsPeer reports whether the rule is about packets to an address. One without a zone is meant on any link.
-func (r *activeRule) concernsPeer(dst netip.Addr) bool {
-	return !r.Peer.IsValid() || r.Peer == dst || r.Peer == dst.WithZone("")
-}
-
-// concerns reports whether the rule is about a packet between a queue pair here, which may be unknown (0), and peer.
-func (r *activeRule) concerns(peer netip.Addr, qp uint32, pkt []byte) bool {
-	return r.concernsPeer(peer) && (r.QP == 0 || r.QP == qp || r.QP == roce.BTH(pkt).DestQPN())
-}
-
 // count takes note of a packet that the rule is about, and reports whether the rule is in force for it.
 func (r *activeRule) count() bool {
 	r.Seen++
@@ -75,8 +84,8 @@ func (r *activeRule) count() bool {
 }
 
 // stop decides on a packet, in either direction, by a rule with Stop.
-func (r *activeRule) stop(peer netip.Addr, qp uint32, pkt []byte) bool {
-	if !r.concerns(peer, qp, pkt) || !r.count() {
+func (r *activeRule) stop(p *Packet) bool {
+	if !r.selector.Selects(p) || !r.count() {
 		return false
 	}
 	r.hit()
@@ -85,8 +94,8 @@ func (r *activeRule) stop(peer netip.Addr, qp uint32, pkt []byte) bool {
 }
 
 // notReady decides on a message by a rule with RNR.
-func (r *activeRule) notReady(peer netip.Addr, qp uint32) bool {
-	if !r.concernsPeer(peer) || r.QP != 0 && r.QP != qp || !r.count() || r.random() >= r.RNR {
+func (r *activeRule) notReady(p *Packet) bool {
+	if !r.selector.Selects(p) || !r.count() || r.random() >= r.RNR {
 		return false
 	}
 	r.hit()
@@ -94,13 +103,13 @@ func (r *activeRule) notReady(peer netip.Addr, qp uint32) bool {
 	return true
 }
 
-// judge adds the rule's decision on a packet that qp sends to v.
-func (r *activeRule) judge(dst netip.Addr, qp uint32, pkt []byte, v *verdict) {
+// judge adds the rule's decision on a sent packet to v.
+func (r *activeRule) judge(p *Packet, v *verdict) {
 	if r.Stop {
-		v.drop = r.stop(dst, qp, pkt)
+		v.drop = r.stop(p)
 		return
 	}
-	if !r.concerns(dst, qp, pkt) || !r.count() {
+	if !r.selector.Selects(p) || !r.count() {
 		return
 	}
 	// A fixed number of random numbers is drawn for each packet, so that a decision does not shift others.

@@ -37,6 +37,8 @@ type Train struct {
 	// QP is the number of the queue pair that sends, 0 if there is none: fault rules and captures ask for it, which a
 	// packet does not tell.
 	QP uint32
+	// SL is the service level of the address vector, for fault rules: a packet of RoCE does not tell it.
+	SL uint8
 }
 
 // Endpoint is one local address.

@@ -210,6 +210,7 @@ Examples:
   verbena fault add --dev rxe0 --drop 1% --reorder 2%
   verbena fault add --dev rxe0 --drop 100% --skip 1000 --limit 1     the 1001st packet is lost
   verbena fault add --dev rxe0 --qp 17 --rnr 10% --seed 42
+  verbena fault add --dev rxe0 --tclass 106 --qp-type ud --drop 1%    one traffic class
   verbena fault add --dev rxe0 --stop --peer 10.0.0.2                 that peer is dead
   verbena fault add --verb create_cq --errno ENOMEM --nth 2           the second one fails
   verbena fault add --verb modify_qp:rtr --errno ETIMEDOUT --process server
@@ -264,7 +265,7 @@ func setUpFaultFlags(k *kong.Kong) error {
 	if add == nil {
 		return nil
 	}
-	order := []string{"dev", "qp", "peer"}
+	order := append([]string{"dev"}, fault.MatchNames()...)
 	for _, kind := range fault.FlagKinds() {
 		order = append(order, kind.Name)
 		flag := add.Flags[slices.IndexFunc(add.Flags, func(f *kong.Flag) bool { return f.Name == kind.Name })]

@@ -1,6 +1,8 @@
 package fault
 
 import (
+	"cmp"
+	"encoding"
 	"encoding/json"
 	"fmt"
 	"reflect"
@@ -67,6 +69,88 @@ func TestKinds(t *testing.T) {
 	}
 	if (&Rule{Seed: 1, Skip: 1, Limit: 1, QP: 1}).HasEffect() {
 		t.Error("Active: got true for a rule without an effect, want false")
+	}
+}
+
+// TestMatches tests that each property of Rule by which it selects packets has a row with the names of its field.
+func TestMatches(t *testing.T) {
+	i := 0
+	for f := range reflect.TypeFor[Rule]().Fields() {
+		name := f.Tag.Get("yaml")
+		if f.Tag.Get("help") == "" || name == "skip" || name == "limit" || name == "seed" {
+			continue
+		}
+		if i == len(matches) || matches[i].Name != name {
+			t.Fatalf("row %d of matches: got another property, want %s", i, name)
+		}
+		m := &matches[i]
+		i++
+		if json, _, _ := strings.Cut(f.Tag.Get("json"), ","); json != strings.ReplaceAll(name, "-", "_") {
+			t.Errorf("%s: JSON name: got %s, want the name of the property", name, json)
+		}
+		if f.Tag.Get("complete") == "" || f.Tag.Get("placeholder") == "" {
+			t.Errorf("%s: got no tags for completions and the placeholder, want both", name)
+		}
+		var r Rule
+		for j := range matches {
+			if matches[j].value(&r) != nil {
+				t.Errorf("%s: empty rule: got a value, want none", matches[j].Name)
+			}
+		}
+		field := reflect.ValueOf(&r).Elem().FieldByIndex(f.Index)
+		switch v := field.Addr().Interface().(type) {
+		case encoding.TextUnmarshaler:
+			text := map[string]string{"peer": "10.0.0.1", "gid": "10.0.0.1", "qp-type": "ud", "tclass": "4"}[name]
+			if err := v.UnmarshalText([]byte(cmp.Or(text, "1"))); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			setNonzero(field)
+		}
+		for j := range matches {
+			if (matches[j].value(&r) != nil) != (&matches[j] == m) {
+				t.Errorf("%s: rule with this property only: got another property, want none", name)
+			}
+		}
+		if s := r.Selector(); len(s.selects) != 1 || s.Selects(&Packet{}) {
+			t.Errorf("%s: got %d functions, or a selected packet, want one function and none", name, len(s.selects))
+		}
+		r.Drop = 1
+		var back Rule
+		if b, err := json.Marshal(r); err != nil || json.Unmarshal(b, &back) != nil || back != r {
+			t.Errorf("%s: got rule %+v from %s and error %v, want %+v", name, back, b, err, r)
+		}
+		if !strings.HasPrefix(r.String(), "drop 1 ") {
+			t.Errorf("%s: got text %q, want the property", name, r)
+		}
+	}
+	if i != len(matches) || len(MatchNames()) != i {
+		t.Errorf("rows of matches: got %d, want %d", len(matches), i)
+	}
+}
+
+// TestParseProperties tests valid and invalid texts of properties.
+func TestParseProperties(t *testing.T) {
+	for _, c := range []struct {
+		v     encoding.TextUnmarshaler
+		text  string
+		again string // as formatted; "" if the text is invalid
+	}{
+		{new(ServiceLevel), "0", "0"}, {new(ServiceLevel), "15", "15"}, {new(ServiceLevel), "0xf", "15"},
+		{new(ServiceLevel), "16", ""}, {new(ServiceLevel), "-1", ""}, {new(ServiceLevel), "", ""},
+		{new(TrafficClass), "255", "255"}, {new(TrafficClass), "256", ""}, {new(TrafficClass), "af21", ""},
+		{new(PKey), "0xffff", "0xffff"}, {new(PKey), "32767", "0x7fff"}, {new(PKey), "0x10000", ""},
+		{new(PKey), "4294967295", ""}, {new(PKey), "18446744073709551616", ""},
+		{new(QPType), "RC", "rc"}, {new(QPType), "xrc", "xrc"}, {new(QPType), "", ""}, {new(QPType), "any", ""},
+		{new(QPType), strings.Repeat("x", 1<<20), ""},
+	} {
+		err := c.v.UnmarshalText([]byte(c.text))
+		if (err == nil) != (c.again != "") || err != nil && len(err.Error()) > 200 {
+			t.Errorf("%T of %.20q: got %.300v", c.v, c.text, err)
+		}
+		if b, _ := c.v.(encoding.TextMarshaler).MarshalText(); string(b) != c.again {
+			t.Errorf("%T of %.20q: got %q, want %q", c.v, c.text, b, c.again)
+		}
 	}
 }
 

@@ -16,9 +16,20 @@ import (
 type Rule struct {
 	// Peer selects packets to this address. The zero Addr selects all packets.
 	Peer netip.Addr `json:"peer,omitzero" yaml:"peer" help:"Select only packets to this address." placeholder:"IP" complete:"none"`
+	// GID selects packets that leave from this GID of the device, or arrive for it. It is an address; [Rule.Selector]
+	// does not know the default GID of a device if no address equals it.
+	GID netip.Addr `json:"gid,omitzero" yaml:"gid" name:"gid" help:"Select only packets from or to this GID of the device." placeholder:"GID" complete:"none"`
 	// QP selects packets that this queue pair sends or is to receive. 0 selects all packets. If two devices have a
 	// queue pair with this number, QP selects the packets of both.
-	QP uint32 `json:"qp,omitempty" yaml:"qp" help:"Select only packets that this queue pair sends or receives." placeholder:"N" complete:"none"`
+	QP uint32 `json:"qp,omitempty" yaml:"qp" name:"qp" help:"Select only packets that this queue pair sends or receives." placeholder:"N" complete:"none"`
+	// QPType selects packets of queue pairs of this type.
+	QPType QPType `json:"qp_type,omitzero" yaml:"qp-type" name:"qp-type" help:"Select only packets of queue pairs of this type: rc, uc, ud or xrc." placeholder:"TYPE" complete:"rc,uc,ud,xrc"`
+	// SL selects sent packets by the service level of their address vector. Packets of RoCE do not carry it.
+	SL ServiceLevel `json:"sl,omitzero" yaml:"sl" name:"sl" help:"Select only sent packets with this service level in their address vector." placeholder:"N" complete:"none"`
+	// TClass selects packets by their DSCP.
+	TClass TrafficClass `json:"tclass,omitzero" yaml:"tclass" name:"tclass" help:"Select only packets with the DSCP of this traffic class, such as 106; its low two bits (ECN) have no effect." placeholder:"N" complete:"none"`
+	// PKey selects packets by the partition in their BTH.
+	PKey PKey `json:"pkey,omitzero" yaml:"pkey" name:"pkey" help:"Select only packets of the partition of this P_Key, such as 0xffff." placeholder:"PKEY" complete:"none"`
 
 	// Skip is the number of selected packets that pass before the rule begins to act.
 	Skip uint64 `json:"skip,omitempty" yaml:"skip" help:"Do not act on the first N selected packets." placeholder:"N" complete:"none"`

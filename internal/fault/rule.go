@@ -1,6 +1,7 @@
 package fault
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -50,6 +51,9 @@ func (r *Rule) Validate() error {
 		}
 	}
 	if err := checkValueByType("hold", r.Hold); err != nil {
+		return err
+	}
+	if err := r.validateMatches(); err != nil {
 		return err
 	}
 	switch {
@@ -116,8 +120,11 @@ func (r Rule) String() string {
 			word(r.Hold > 0, "hold %v", r.Hold)
 		}
 	}
-	word(r.Peer.IsValid(), "peer %v", r.Peer)
-	word(r.QP != 0, "queue pair %d", r.QP)
+	for i := range matches {
+		m := &matches[i]
+		v := m.value(&r)
+		word(v != nil, "%s %v", cmp.Or(m.text, m.Name), v)
+	}
 	word(r.Skip > 0, "after %d", r.Skip)
 	word(r.Limit > 0, "for %d", r.Limit)
 	word(r.Seed > 0, "seed %d", r.Seed)

@@ -96,6 +96,55 @@ func TestEachFaultFlagHasEffect(t *testing.T) {
 	}
 }
 
+// TestFaultSelectsByProperty tests that each property of a rule selects the packets of a program that has the property,
+// and no packets of a program that does not.
+func TestFaultSelectsByProperty(t *testing.T) {
+	t.Parallel()
+	needProgram(t, "ibverbs-utils", "ibv_rc_pingpong")
+	needProgram(t, "perftest", "ib_send_lat")
+	addr := unusedAddr()
+	w := startService(t, testUsers()[len(testUsers())-1], "", "--link", "rxe0="+addr)
+	type rule struct {
+		flags []string
+		seen  bool
+	}
+	check := func(name string, rules []rule, run func() error) {
+		t.Helper()
+		ids := map[int]rule{}
+		for _, r := range rules {
+			ids[w.addFault(append(r.flags, "--delay", "1us")...)] = r
+		}
+		if err := run(); err != nil {
+			t.Errorf("%s: got %v, want success", name, err)
+		}
+		for _, r := range w.activeFaultRules() {
+			if want := ids[r.ID]; (r.Seen > 0) != want.seen || r.Delayed != r.Seen {
+				t.Errorf("%s, rule %q: got %d packets, %d delayed, want some: %v", name, want.flags, r.Seen, r.Delayed, want.seen)
+			}
+		}
+		w.mustRun("fault", "clear")
+	}
+	check("ibv_rc_pingpong", []rule{
+		{[]string{"--sl", "7"}, true}, {[]string{"--sl", "0"}, false}, {[]string{"--tclass", "3"}, true},
+		{[]string{"--tclass", "106"}, false}, {[]string{"--gid", addr}, true}, {[]string{"--gid", "192.0.2.1"}, false},
+		{[]string{"--qp-type", "rc"}, true}, {[]string{"--qp-type", "ud"}, false}, {[]string{"--pkey", "0x7fff"}, true},
+		{[]string{"--pkey", "0x8001"}, false}, {[]string{"--sl", "7", "--qp-type", "rc", "--gid", addr}, true},
+		{[]string{"--sl", "7", "--qp-type", "uc"}, false},
+	}, func() error {
+		_, err := w.runPingpong("-n", "100")
+		return err
+	})
+	args := []string{"-d", "rxe0", "-x", "1", "-n", "100", "-c", "UD", "-S", "3", "--tclass", "106", "-e"}
+	check("ib_send_lat", []rule{
+		{[]string{"--tclass", "104"}, true}, {[]string{"--tclass", "0"}, false}, {[]string{"--sl", "3"}, true},
+		{[]string{"--sl", "2"}, false}, {[]string{"--qp-type", "ud"}, true}, {[]string{"--qp-type", "rc"}, false},
+	}, func() error {
+		p := &programPair{program: "ib_send_lat", server: w, client: w, serverArgs: args, clArgs: args, timeout: 120}
+		return p.runUnderLoss()
+	})
+	w.awaitNoProgramObjects()
+}
+
 // TestFaultStopMakesPeerDead tests that the peer appears dead under a rule with --stop.
 func TestFaultStopMakesPeerDead(t *testing.T) {
 	t.Parallel()
