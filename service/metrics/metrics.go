@@ -16,7 +16,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +24,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"verbena/internal/ctl"
+	"verbena/internal/httplisten"
 	"verbena/internal/quota"
 )
 
@@ -37,8 +37,6 @@ type dataSource interface {
 }
 
 const (
-	// headerTime limits the time that a client takes to send a request. A request is a few hundred bytes.
-	headerTime = time.Second
 	// timeout limits the time to compute an answer, the time to send it, and the pause between two requests.
 	timeout = 10 * time.Second
 	// maxAnswers limits the number of answers computed at the same time. Further requests wait in order of arrival.
@@ -47,30 +45,18 @@ const (
 
 // Listen listens on a TCP address, HOST:PORT. An empty HOST stands for all addresses of the machine.
 func Listen(addr string) (net.Listener, error) {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, fmt.Errorf("metrics: %q is not an address: write HOST:PORT, such as 127.0.0.1:9401", addr)
-	}
-	l, err := net.Listen("tcp", addr)
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("metrics: %w; choose another port", err)
-	case err != nil:
-		return nil, fmt.Errorf("metrics: listen on %s: %w", host, err)
-	}
-	return l, nil
+	return httplisten.Listen("metrics", addr, "127.0.0.1:9401")
 }
 
 // Serve answers requests on l, which comes from Listen, until l is closed. It logs errors.
 func Serve(l net.Listener, s dataSource, version string, log *slog.Logger) error {
-	open := &limitedListener{Listener: l, open: map[net.Conn]*connection{}}
+	open := httplisten.New(l)
 	srv := &http.Server{
-		Handler:           metricsHandler(s, version, log),
-		ConnState:         open.recordConnState,
-		ReadHeaderTimeout: headerTime, ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
-		MaxHeaderBytes: 8 << 10,
-		ErrorLog:       slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		Handler:     metricsHandler(s, version, log),
+		ReadTimeout: timeout, WriteTimeout: 2 * timeout, IdleTimeout: timeout,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
+	open.Prepare(srv)
 	defer srv.Close() // closes the connections
 	if err := srv.Serve(open); !errors.Is(err, net.ErrClosed) {
 		return fmt.Errorf("metrics: %w", err)
