@@ -85,6 +85,7 @@ func (r *requester) apply(res transport.Result) {
 	r.succeed(res.Done)
 	if res.Retransmits {
 		qp.dev.counters.add(cntCompRetry, 1)
+		r.retransmits++
 	}
 	switch {
 	case res.Failure == transport.NoFailure:

@@ -25,6 +25,8 @@ type requester struct {
 	aimd  transport.AIMD
 	drain drain
 	waits waits
+
+	retransmits uint64 // QPStatus.Retransmits
 }
 
 func (r *requester) init(qp *QP) {
@@ -361,6 +363,7 @@ func (r *requester) probe(p *pass) {
 		w.status = uapi.WCLocProtErr
 	} else {
 		qp.dev.counters.add(cntSentProbe, 1)
+		r.retransmits++
 	}
 	p.build.finish(&qp.egress)
 }

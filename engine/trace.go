@@ -195,6 +195,7 @@ func (d *Device) QPStatuses() []QPStatus {
 			s.MTU, s.Unacknowledged, s.NextPSN = qp.mtu, uint32(x.Unacknowledged), uint32(x.Place)
 			s.ExpectedPSN, s.InFlight, s.Window = uint32(qp.resp.rcv.PSN()), x.InFlight, x.Window
 			s.Retries, s.RNRRetries, s.Egress = x.Retries, x.RNRRetries, len(qp.egress.queue)+int(qp.egress.handed.Load())
+			s.Retransmits = qp.req.retransmits
 			if qp.path != nil && !qp.datagram {
 				s.DestQPN, s.Peer = qp.attr.DestQPN, qp.path.dst.String()
 			}

@@ -81,6 +81,16 @@ func TestTraceOfFailure(t *testing.T) {
 				t.Errorf("no %q in\n%s", want, all)
 			}
 		}
+		for _, s := range b.a.dev.QPStatuses() {
+			if again := strings.Count(all, "retry: "); s.Num == b.a.qp.Num() && s.Retransmits < uint64(again) {
+				t.Errorf("retransmits: got %d, want at least the %d retries of the trace", s.Retransmits, again)
+			}
+		}
+		for _, s := range b.b.dev.QPStatuses() {
+			if s.Retransmits != 0 {
+				t.Errorf("retransmits of the receiver: got %d, want 0", s.Retransmits)
+			}
+		}
 	})
 }
 

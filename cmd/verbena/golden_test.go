@@ -180,9 +180,9 @@ const sampleResponse = `{
 			"corrupted":0,"delayed":0,"reordered":0,"not_ready":0,"hit_at":[2]}],
 	"QPs": [
 		{"device":"rxe0","num":17,"type":"RC","state":"RTS","dest_qpn":18,"peer":"10.0.0.2","mtu":1024,"traced":true,"slow":true,"unacknowledged":1,
-			"next_psn":2,"expected_psn":3,"in_flight":4,"window":5,"retries":6,"rnr_retries":7,"egress":8},
+			"next_psn":2,"expected_psn":3,"in_flight":4,"window":5,"retries":6,"rnr_retries":7,"egress":8,"retransmits":9},
 		{"device":"rxe0","num":18,"type":"UD","state":"RTS","mtu":1024,"traced":true,"unacknowledged":0,"next_psn":0,"expected_psn":0,
-			"in_flight":0,"window":0,"retries":0,"rnr_retries":0,"egress":0}],
+			"in_flight":0,"window":0,"retries":0,"rnr_retries":0,"egress":0,"retransmits":0}],
 	"Trace": {"device":"rxe0","num":17,"began":false,"on":true,"lost":2,"events":[
 		{"time":"2026-01-02T03:04:05.123456Z","event":"receive","opcode":"RC Acknowledge","psn":7340,"detail":"ACK"},
 		{"time":"2026-01-02T03:04:05.123457Z","event":"timeout"}]}

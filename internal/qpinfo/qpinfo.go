@@ -27,6 +27,9 @@ type Status struct {
 	Retries        uint8  `json:"retries"`        // retries left
 	RNRRetries     uint8  `json:"rnr_retries"`    // RNR retries left; 7 means no limit
 	Egress         int    `json:"egress"`         // number of trains that wait to be sent
+	// Retransmits counts the times that the queue pair has sent unacknowledged packets again: after a timeout, a NAK or
+	// an RNR NAK, and to detect a loss before the timeout.
+	Retransmits uint64 `json:"retransmits"`
 }
 
 // Trace is the trace of a queue pair.
