@@ -192,6 +192,22 @@ func (s *Service) handleRequest(c ctl.Conn, who peer, r *ctl.Request, fd *os.Fil
 	return a, sent, err
 }
 
+// Do answers a request with the rights of a manager, such as this process, over the same path as a request that comes
+// over the control socket. Requests that come with a descriptor, and requests to stop, have no effect here, and return
+// EINVAL. Do may sleep as long as the request takes.
+func (s *Service) Do(r *ctl.Request) (*ctl.Response, error) {
+	who := peer{Principal: s.authority.InaccessiblePrincipal(os.Geteuid()), pid: os.Getpid(), uid: os.Geteuid()}
+	who.Manager = true
+	if err := who.authorize(r.Op); err != nil {
+		return nil, err
+	}
+	if r.Op == ctl.OpStop || r.Op == ctl.OpYield {
+		return nil, fmt.Errorf("%s: only a client of the control socket can end the service: %w", r.Op, syscall.EINVAL)
+	}
+	r.Protocol = ctl.ProtocolVersion
+	return s.answerWithTimeout(r, func() (*ctl.Response, error) { return s.executeRequest(who, r) })
+}
+
 // answerWithTimeout returns the result of f, or ETIMEDOUT after requestTimeout. After a timeout f continues, and may be
 // waiting for the memory of a program.
 func (s *Service) answerWithTimeout(r *ctl.Request, f func() (*ctl.Response, error)) (*ctl.Response, error) {
@@ -268,7 +284,11 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 	case ctl.OpInfo, ctl.OpStop:
 		s.programs.Lock()
 		defer s.programs.Unlock()
-		return &ctl.Response{Info: &ctl.ServiceInfo{PID: os.Getpid(), Programs: s.programs.n, OnDemand: s.opts.OnDemand}}, nil
+		info := ctl.ServiceInfo{PID: os.Getpid(), Programs: s.programs.n, OnDemand: s.opts.OnDemand}
+		if who.Manager {
+			info.Web = s.opts.Web
+		}
+		return &ctl.Response{Info: &info}, nil
 	case ctl.OpYield:
 		return &ctl.Response{}, s.yield()
 	case ctl.OpLinkAdd:

@@ -124,9 +124,11 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 		Rand:        rand.New(rand.NewPCG(t.opts.Seed, 2*n+1)),
 		Logf:        func(format string, args ...any) { t.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
-	if t.log.Enabled(context.Background(), slog.LevelDebug) {
-		// The caller of QPFailed holds locks. The log queues records of this level for a goroutine.
-		cfg.QPFailed = func(num uint32, why string) {
+	debug := t.log.Enabled(context.Background(), slog.LevelDebug)
+	cfg.QPFailed = func(num uint32, why string) {
+		t.failures.add(spec.Name, num, why)
+		if debug {
+			// The caller of QPFailed holds locks. The log queues records of this level for a goroutine.
 			//verbena:allow nosleep a goroutine of the log's writes what has this level
 			t.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
 		}

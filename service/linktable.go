@@ -36,7 +36,8 @@ type linkTable struct {
 	guests    *supervisor.Supervisor // shows the devices to programs
 	ringBytes uint64                 // maximum of the queues of one user, in bytes
 	faultIDs  atomic.Int64           // last number of a fault rule
-	made      atomic.Uint64          // number of devices made so far; each device gets a different random seed from it
+	failures  qpFailures
+	made      atomic.Uint64 // number of devices made so far; each device gets a different random seed from it
 }
 
 // reserveName reserves a name for a new link, and release frees the name.

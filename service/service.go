@@ -68,6 +68,9 @@ type Options struct {
 	// Confine permanently drops privileges that the service does not need after its start, as described in package
 	// privilege. Confine affects the whole process, so it is not for programs with other tasks.
 	Confine bool
+	// Web is the address of the service's web page, with its token. The service reports it to managers, and serves
+	// nothing there.
+	Web string
 	// interfaces provides the network interfaces that the devices follow; nil means the interfaces of this network
 	// namespace.
 	Interfaces interfaceSource

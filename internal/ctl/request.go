@@ -167,4 +167,6 @@ type ServiceInfo struct {
 	PID      int  `json:"pid"`
 	Programs int  `json:"programs"`  // number of attached programs and captures
 	OnDemand bool `json:"on_demand"` // a client started the service
+	// Web is the address of the page of `verbena serve --web`, with its token, for clients that may manage the service.
+	Web string `json:"web,omitempty"`
 }
