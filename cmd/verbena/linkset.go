@@ -21,22 +21,9 @@ type linkStateArg struct {
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-func (s *linkStateArg) UnmarshalText(b []byte) error {
-	text, after, timed := strings.Cut(string(b), "=")
-	switch state := ctl.LinkState(text); {
-	case state != ctl.LinkUp && state != ctl.LinkDown && state != ctl.LinkFlap, timed && state != ctl.LinkFlap:
-		return fmt.Errorf("state %q is not up, down, flap or flap=DURATION", b)
-	default:
-		s.state = state
-	}
-	if timed {
-		d, err := time.ParseDuration(after)
-		if err != nil || d <= 0 {
-			return fmt.Errorf("%q is not a duration: write flap=500ms or flap=2s", after)
-		}
-		s.down = d
-	}
-	return nil
+func (s *linkStateArg) UnmarshalText(b []byte) (err error) {
+	s.state, s.down, err = ctl.ParseLinkState(string(b))
+	return err
 }
 
 // queueSizeFlag is a number of bytes, such as 256KB, or of packets, such as "100 packets".

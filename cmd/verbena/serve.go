@@ -23,6 +23,7 @@ import (
 	"verbena/internal/sched"
 	"verbena/service"
 	"verbena/service/metrics"
+	"verbena/service/web"
 	"verbena/supervisor"
 )
 
@@ -85,6 +86,7 @@ type serveCmd struct {
 	ManagerUID   []int         `name:"manager-uid" help:"Additional user id that may manage the service: links, resets, faults, captures, stop. By default only the service's own user may, and root with CAP_SYS_ADMIN or CAP_NET_ADMIN; root in a container without these may not." placeholder:"UID" complete:"none"`
 	Idle         time.Duration `help:"End after a time without programs, such as 10m; default: never." placeholder:"DURATION" complete:"none"`
 	Metrics      string        `help:"Answer Prometheus at HOST:PORT, such as 127.0.0.1:9401, below /metrics; without HOST at all addresses of this machine. Any client that can connect may read the metrics, which contain nothing about a single user or program." placeholder:"ADDR" complete:"none"`
+	Web          string        `help:"Serve a web page at HOST:PORT, such as 127.0.0.1:9402, that shows devices and connections and changes links, devices and faults. The printed address has a token; any client with the token has the rights of the service's owner." placeholder:"ADDR" complete:"none"`
 	Daemon       bool          `help:"Start the service in the background and return when it is ready; print the name of the file to which its messages go."`
 	Debug        bool          `help:"Also log the beginning and end of programs, opened and closed device files, refused commands with the reason, failed queue pairs, and resets."`
 	OnDemand     bool          `hidden:"" help:"Report on descriptor 3; set when a client starts the service."`
@@ -108,7 +110,8 @@ Examples:
   verbena serve --daemon --link rxe0=127.0.0.1
   verbena serve --socket /run/verbena/sock --group rdma --mode 0660
   verbena serve --socket /run/verbena/sock --mode 0666 --limit qps=2000/50000 --limit ring-bytes=1G
-  verbena serve --daemon --metrics 127.0.0.1:9401`
+  verbena serve --daemon --metrics 127.0.0.1:9401
+  verbena serve --daemon --web 127.0.0.1:9402`
 }
 
 // onDemandIdleTimeout is the time for which a service started by `verbena run` continues after its last program.
@@ -155,6 +158,9 @@ func (s *serveCmd) runDaemon(c *cli) error {
 		return err
 	}
 	fmt.Printf("process %d serves at %s; its messages are in %s\n", info.Info.PID, loc.Socket, loc.LogPath())
+	if info.Info.Web != "" {
+		fmt.Printf("web page: %s\n", info.Info.Web)
+	}
 	return nil
 }
 
@@ -231,6 +237,10 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	if err != nil {
 		return err
 	}
+	page, err := s.listenWeb(&opts)
+	if err != nil {
+		return err
+	}
 	features := probeKernel(opts.Log)
 	svc, err := service.New(opts)
 	if err != nil {
@@ -238,11 +248,49 @@ func (s *serveCmd) serve(c *cli, ready func()) error {
 	}
 	defer endService(svc, opts.Log, l.CloseAndUnlock)
 	defer stopMetrics(svc)()
+	defer serveWeb(page, svc, opts.Log)()
 	stopOnSignal(svc)
 	features.logMissingFeatures(opts.Log)
 	opts.Log.Info("serving", "socket", loc.Socket, "seed", opts.Seed)
 	ready()
 	return svc.Serve(l)
+}
+
+// listenWeb listens for browsers, if requested. Otherwise the listener is nil.
+func (s *serveCmd) listenWeb(opts *service.Options) (*web.Listener, error) {
+	if s.Web == "" {
+		return nil, nil
+	}
+	l, err := web.Listen(s.Web)
+	if err != nil {
+		return nil, err
+	}
+	if !l.IsLocal() {
+		opts.Log.Warn("the web page can be reached from other machines, without encryption", "addr", l.Addr())
+	}
+	opts.Web = l.URL()
+	return l, nil
+}
+
+// serveWeb serves the web page on l, unless l is nil, until the call of end.
+func serveWeb(l *web.Listener, svc *service.Service, log *slog.Logger) (end func()) {
+	if l == nil {
+		return func() {}
+	}
+	fmt.Fprintf(os.Stderr, "web page: %s\n", l.URL())
+	info, _ := debug.ReadBuildInfo()
+	causes := func() (list []web.Cause) {
+		for _, f := range svc.QPFailures() {
+			list = append(list, web.Cause{Time: f.Time, Device: f.Device, QP: f.QP, Text: f.Why})
+		}
+		return list
+	}
+	go func() {
+		if err := web.Serve(l, web.Options{Source: svc, Version: versionText(info), Causes: causes, Log: log}); err != nil {
+			log.Error("serve the web page", "err", err)
+		}
+	}()
+	return func() { l.Close() }
 }
 
 // listenMetrics listens for Prometheus, if requested. listenMetrics returns begin, which starts to answer, and end,

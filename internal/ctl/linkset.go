@@ -1,6 +1,8 @@
 package ctl
 
 import (
+	"fmt"
+	"strings"
 	"time"
 
 	"verbena/internal/fault"
@@ -38,6 +40,23 @@ const (
 	LinkDown LinkState = "down" // like a link without a carrier
 	LinkFlap LinkState = "flap" // down, then up again; the request returns when the link is up
 )
+
+// ParseLinkState parses a state of a link as users write it: up, down, flap or flap=DURATION. down is the duration of
+// LinkFlap, or 0 for DefaultFlap.
+func ParseLinkState(text string) (state LinkState, down time.Duration, err error) {
+	word, after, timed := strings.Cut(text, "=")
+	state = LinkState(word)
+	if state != LinkUp && state != LinkDown && state != LinkFlap || timed && state != LinkFlap {
+		return "", 0, fmt.Errorf("state %q is not up, down, flap or flap=DURATION", ClipText(text))
+	}
+	if timed {
+		down, err = time.ParseDuration(after)
+		if err != nil || down <= 0 {
+			return "", 0, fmt.Errorf("%q is not a duration: write flap=500ms or flap=2s", ClipText(after))
+		}
+	}
+	return state, down, nil
+}
 
 // The following constants are the default and the maximum duration of LinkFlap.
 const (

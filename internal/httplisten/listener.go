@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// Listen listens on a TCP address, HOST:PORT. An empty HOST stands for all addresses of the machine. what is the
-// name of the server in errors, and example is an address for the error about a malformed one.
+// Listen listens on a TCP address, HOST:PORT. An empty HOST stands for all addresses of the machine. Errors
+// begin with what, the name of the server. The error about a malformed address contains example.
 func Listen(what, addr, example string) (net.Listener, error) {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
