@@ -55,6 +55,7 @@ type faultState struct {
 // takeState returns the state of the service as JSON. It may sleep.
 func (p *page) takeState() []byte {
 	s := state{Time: time.Now()}
+	p.endTraces(s.Time.Add(-traceLease))
 	if err := p.fillState(&s); err != nil {
 		s = state{Time: s.Time, Error: cleanText(err.Error())}
 	}

@@ -136,7 +136,7 @@ type page struct {
 
 func newPage(token string, o *Options) *page {
 	p := &page{Options: o, token: []byte(token), actions: make(chan struct{}, maxActions)}
-	p.stream = stream{take: p.takeState, ended: p.endTraces, log: o.Log}
+	p.stream = stream{take: p.takeState, ended: func() { p.endTraces(time.Now()) }, log: o.Log}
 	return p
 }
 
@@ -312,12 +312,16 @@ func (p *page) doAction(req *actionRequest) (a actionAnswer) {
 	return a
 }
 
-// traces holds the traces that pages have begun. They end when the last page is closed.
+// traceLease is the time after which a trace ends that a page has begun and no longer reads.
+const traceLease = 4 * time.Second
+
+// traces holds the traces that pages have begun, with the time of their last use.
 type traces struct {
 	mu    sync.Mutex
-	begun map[ctl.QPTrace]bool
+	begun map[ctl.QPTrace]time.Time
 }
 
+// record records the use of a trace. Traces that other clients have begun do not end with the page.
 func (t *traces) record(r *ctl.QPTrace, info *ctl.QPTraceInfo) {
 	if info == nil {
 		return
@@ -325,26 +329,33 @@ func (t *traces) record(r *ctl.QPTrace, info *ctl.QPTraceInfo) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := ctl.QPTrace{Dev: info.Device, Num: info.Num, End: true}
-	if r.End {
+	_, begun := t.begun[key]
+	switch {
+	case r.End:
 		delete(t.begun, key)
-	} else if info.Began {
+	case begun || info.Began:
 		if t.begun == nil {
-			t.begun = map[ctl.QPTrace]bool{}
+			t.begun = map[ctl.QPTrace]time.Time{}
 		}
-		t.begun[key] = true
+		t.begun[key] = time.Now()
 	}
 }
 
-func (t *traces) takeAll() map[ctl.QPTrace]bool {
+// takeUnused removes and returns the traces that were last used at a time or before.
+func (t *traces) takeUnused(since time.Time) (list []ctl.QPTrace) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := t.begun
-	t.begun = nil
-	return all
+	for r, used := range t.begun {
+		if !used.After(since) {
+			list = append(list, r)
+			delete(t.begun, r)
+		}
+	}
+	return list
 }
 
-func (p *page) endTraces() {
-	for r := range p.traces.takeAll() {
+func (p *page) endTraces(since time.Time) {
+	for _, r := range p.traces.takeUnused(since) {
 		if _, err := p.Source.Do(&ctl.Request{Op: ctl.OpQPTrace, Trace: &r}); err != nil &&
 			!errors.Is(err, syscall.ENOENT) {
 			p.Log.Debug("end a trace of the web page", "dev", r.Dev, "qp", r.Num, "err", err)

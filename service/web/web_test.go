@@ -339,6 +339,12 @@ func TestStreamTakesStatesForOpenPages(t *testing.T) {
 			t.Errorf("states in 10 s with %d pages: got %d, want 10", maxStreams, n)
 		}
 		p.doAction(&actionRequest{Action: "trace", Args: map[string]string{"qpn": "17", "dev": "rxe0"}})
+		time.Sleep(traceLease + 2*refreshInterval)
+		last := s.requests()[len(s.requests())-1]
+		if last.Op != ctl.OpQPTrace || *last.Trace != (ctl.QPTrace{Dev: "rxe0", Num: 17, End: true}) {
+			t.Errorf("request after a trace is no longer read: got %+v, want the end of the trace", last)
+		}
+		p.doAction(&actionRequest{Action: "trace", Args: map[string]string{"qpn": "18", "dev": "rxe0"}})
 		before = states()
 		p.doAction(&actionRequest{Action: "plug", Args: map[string]string{"name": "rxe0"}})
 		time.Sleep(2 * minRefresh)
@@ -354,9 +360,9 @@ func TestStreamTakesStatesForOpenPages(t *testing.T) {
 		if n := states() - before; n != 0 {
 			t.Errorf("states after the last page: got %d, want 0", n)
 		}
-		last := s.requests()[len(s.requests())-1]
-		if last.Op != ctl.OpQPTrace || *last.Trace != (ctl.QPTrace{Dev: "rxe0", Num: 17, End: true}) {
-			t.Errorf("last request: got %+v, want the end of the trace", last)
+		last = s.requests()[len(s.requests())-1]
+		if last.Op != ctl.OpQPTrace || *last.Trace != (ctl.QPTrace{Dev: "rxe0", Num: 18, End: true}) {
+			t.Errorf("last request: got %+v, want the end of the trace of QP 18", last)
 		}
 	})
 }

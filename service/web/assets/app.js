@@ -154,9 +154,11 @@ function showAttention() {
     (li, p) => { setAttr(li.firstChild, "class", "tag " + p.severity); setAttr(li.firstChild, "aria-label", p.severity === "bad" ? "problem" : "warning"); setText(li.lastChild, p.text); });
 }
 
+let pictureWidth = 0; // a layout of the whole page at each refresh would be slow
+
 // showPicture draws the devices, the peers elsewhere, and a line for the connections between each two.
 function showPicture() {
-  const box = $("#picture"), width = Math.max(box.clientWidth, 300), wide = width >= 640;
+  const box = $("#picture"), width = pictureWidth = pictureWidth || Math.max(box.clientWidth, 300), wide = width >= 640;
   const nodes = now.devices.map((d) => ({ key: "dev " + d.name, name: d.name, device: d, severity: d.severity }));
   const edges = new Map(), far = new Map();
   for (const q of now.qps) {
@@ -212,7 +214,7 @@ function showPicture() {
         const ay = a.y + h / 2 - (a === b ? 22 : 8 * Math.sign(b.y - a.y) * -1), by = b.y + h / 2 + (a === b ? 22 : 8 * Math.sign(a.y - b.y));
         d = `M${sx} ${ay} C${sx + side * lane * 1.3} ${ay} ${sx + side * lane * 1.3} ${by} ${sx} ${by}`;
         x = wide ? sx + side * (lane + 50) : sx - 90; y = wide || a !== b ? (ay + by) / 2 : a.y + h + 12;
-        if (!wide && a !== b) y = Math.max(a.y, b.y) - gap / 2;
+        if (!wide && a !== b) { y = Math.max(a.y, b.y) - gap / 2; x = a.x + w / 2; }
       }
       setAttr(path, "d", d); setAttr(hit, "d", d);
       const texts = labels(e), room = a.column !== b.column ? width - 2 * w - 16 : width, words = texts.find((t) => t.length * 7.4 + 16 < room) || texts[2], half = words.length * 3.7 + 8;
@@ -268,9 +270,13 @@ function showQPs() {
       return tr;
     },
     (tr, q) => {
+      const chosen = String(selected && selected.qp === qpKey(q));
+      const sum = [q.severity, q.state, q.type, q.dest_qpn, q.peer, q.peerDevice, q.pid, q.program, q.in_flight, q.retransmits, q.note, q.traced, chosen].join();
+      if (tr.sum === sum) return;
+      tr.sum = sum;
       const [state, name, peer, program, flight, resent, note] = tr.children;
       setAttr(tr, "class", q.severity);
-      setAttr(tr, "aria-selected", String(selected && selected.qp === qpKey(q)));
+      setAttr(tr, "aria-selected", chosen);
       setAttr(state.firstChild, "class", "tag " + q.severity);
       setText(state.firstChild, q.state);
       setText(name, `${q.num} on ${q.device}` + (q.type === "RC" ? "" : ` (${q.type})`));
@@ -324,7 +330,7 @@ function showLists() {
 
 // ---------------------------------------------------------------- details
 
-let selected = null, opener = null, trace = null;
+let selected = null, opener = null;
 
 function openDetail(what) {
   if (!selected) opener = document.activeElement;
@@ -456,23 +462,17 @@ async function pollTrace() {
     const ends = [{ qpn: key.slice(slash + 1), dev: key.slice(0, slash) }];
     const peer = q && q.peerDevice && now.qp.get(`${q.peerDevice}/${q.dest_qpn}`);
     if (peer && qpKey(peer) !== key) ends.push({ qpn: String(peer.num), dev: peer.device });
-    if (!trace || trace.key !== key) trace = { key, ends: [] };
     if (!document.hidden) {
       let answers;
       try { answers = await Promise.all(ends.map((e) => post("trace", e))); } catch { answers = []; }
       if (mine !== polling || !selected || selected.qp !== key) return;
-      for (const e of ends) if (!trace.ends.some((x) => x.dev === e.dev && x.qpn === e.qpn)) trace.ends.push(e);
       if (answers[0]) showSequence(q, answers[0], answers[1]);
     }
     await new Promise((done) => setTimeout(done, 1000));
   }
 }
 
-function endTrace() {
-  polling++;
-  if (trace) for (const e of trace.ends) post("trace", { ...e, off: "true" }).catch(() => {});
-  trace = null;
-}
+function endTrace() { polling++; } // the service ends traces that no page reads
 
 const timeNs = (text) => { // the fraction has more digits than a Date keeps
   const m = /\.(\d+)/.exec(text), ms = Date.parse(text.replace(/\.\d+/, ""));
@@ -727,7 +727,10 @@ function start() {
   $("#filter").addEventListener("input", () => now && showQPs());
   $("#problems").addEventListener("change", () => now && showQPs());
   $("#all").addEventListener("click", () => { showAll = !showAll; showQPs(); });
-  window.addEventListener("resize", () => now && showPicture());
+  new ResizeObserver(([box]) => {
+    const width = Math.max(Math.round(box.contentRect.width), 300);
+    if (now && width !== pictureWidth && !$("#network").hidden) { pictureWidth = width; showPicture(); }
+  }).observe($("#picture"));
   document.addEventListener("keydown", (e) => {
     if ($("#dialog").open || e.ctrlKey || e.metaKey || e.altKey) return;
     const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName);
