@@ -53,10 +53,8 @@ type Config struct {
 	// Probed is called with each device of the adapter before the device is registered. Probed must not call the
 	// Hardware.
 	Probed func(Device)
-	// QPFailed, if not nil, is called when a queue pair enters ERR. num is the number of the queue pair, and why is a
-	// description of the reason. The driver holds locks during the call: QPFailed must not sleep and must not call the
-	// device.
-	QPFailed func(num uint32, why string)
+	// Observer receives the failures of the adapter's queue pairs; nil means no reports.
+	Observer Observer
 	// Logf logs one line.
 	Logf func(format string, args ...any)
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"time"
 
+	"verbena/driver"
 	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/roce"
@@ -131,7 +132,9 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 	if !qp.sq.Complete() {
 		qp.ringGone()
 	}
-	if status == uapi.WCSuccess {
+	if status != uapi.WCSuccess {
+		qp.observeSend(w, status)
+	} else {
 		qp.dev.counters.add(cntRDMASend, 1)
 		if !qp.sigAll && w.Flags&uapi.SendSignaled == 0 {
 			return
@@ -148,16 +151,13 @@ func (r *requester) complete(w *sendWQE, status uapi.WCStatus) {
 // its send queue, goes to the error state, and is there for whoever sees the completion.
 func (r *requester) fail(status uapi.WCStatus) {
 	qp := r.qp
-	why := ""
-	if qp.dev.qpFailed != nil {
-		why = "a work request failed: " + status.String()
-	}
+	why := driver.StateCause{Reason: driver.BySend, Status: status}
 	switch {
 	case qp.state == ib.QPErr:
 	case qp.reliable:
 		qp.enterError(why)
 	default:
-		qp.setState(ib.QPSQE)
+		qp.setState(ib.QPSQE, why)
 	}
 	if r.snd.Len() > 0 {
 		r.drop(status)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/notify"
@@ -262,7 +263,11 @@ func (c *cq) Destroy() error {
 // pair enters the error state.
 func (qp *QP) complete(c *cq, wc *uapi.WC, solicited bool) {
 	wc.QPNum = qp.num
-	if !c.post(wc, solicited) && qp.state != ib.QPErr {
-		qp.enterError(completionsLost)
+	if c.post(wc, solicited) {
+		return
+	}
+	if qp.state != ib.QPErr {
+		qp.observeLost(c, wc)
+		qp.enterError(driver.StateCause{Reason: driver.ByCQ})
 	}
 }

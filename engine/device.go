@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"verbena/driver"
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/internal/clock"
@@ -63,9 +64,8 @@ type Config struct {
 	Probed func(*Device)
 	// Recover has a panic of the engine reset the device, rather than end the process.
 	Recover bool
-	// QPFailed, if not nil, is called when a queue pair enters ERR, with its number and the reason for people to read;
-	// locks of the device are held. It must not sleep, nor call the device.
-	QPFailed func(num uint32, why string)
+	// Observer receives the failures of queue pairs; nil: no reports.
+	Observer driver.Observer
 	// Logf gets rare messages, one line each; nil: nobody.
 	Logf func(format string, args ...any)
 }
@@ -75,7 +75,7 @@ type Device struct {
 	name     string
 	obj      *ib.DeviceHandle
 	logf     func(format string, args ...any)
-	qpFailed func(num uint32, why string) // nil: of no interest
+	observer driver.Observer // nil: no reports
 	at       atomic.Pointer[addressing]
 	changes  addressChanges
 	guid     uint64
@@ -154,7 +154,7 @@ func newDevice(hw *Hardware) (_ *Device, err error) {
 		name: cfg.Name,
 		logf: cfg.Logf,
 
-		qpFailed: cfg.QPFailed,
+		observer: cfg.Observer,
 
 		guid:   hw.guid,
 		faults: cfg.Faults,

@@ -4,14 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"slices"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"verbena/ib"
 	"verbena/internal/testutil"
-	"verbena/uapi"
 )
 
 // TestErrors has a post what cannot be done, and checks who is told what: the completions, the events and the
@@ -346,46 +344,5 @@ func TestPostErrors(t *testing.T) {
 		if n != int(b.a.qp.Init().Cap.MaxSendWR) || !errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("1000 sends: %d taken, error %v", n, err)
 		}
-	})
-}
-
-// TestQPFailed: whoever asks learns once why a queue pair has entered ERR: a work request's status, that of the peer's
-// request, or that its program wanted it.
-func TestQPFailed(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		b := newBench(t, setup{})
-		var mu sync.Mutex
-		var why []string
-		for _, s := range []*node{b.a, b.b} {
-			s.dev.qpFailed = func(num uint32, w string) {
-				if num != s.qp.Num() {
-					t.Errorf("queue pair %d failed, want %d", num, s.qp.Num())
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				why = append(why, w)
-			}
-		}
-		expect := func(want ...string) {
-			t.Helper()
-			mu.Lock()
-			defer mu.Unlock()
-			if !slices.Equal(why, want) {
-				t.Errorf("got %q, want %q", why, want)
-			}
-			why = nil
-		}
-		b.connect(conn{timeout: 14, retry: 1})
-		b.net.SetLink(addrB, false)
-		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
-		b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
-		expect("a work request failed: " + uapi.WCRetryExcErr.String())
-		b.net.SetLink(addrB, true)
-		b.again(conn{})
-		mu.Lock()
-		why = nil // what again has modified
-		mu.Unlock()
-		check(t, b.b.qp.Modify(ib.QPAttr{State: ib.QPErr}, ib.QPAttrState))
-		expect(modified)
 	})
 }

@@ -172,7 +172,7 @@ func (e *endpoint) send(t *link.Train) error {
 }
 
 // transmit sends packets to the network, and counts them. It reports false if the socket is full.
-func (e *endpoint) transmit(t *link.Train, packets int) bool {
+func (e *endpoint) transmit(qp *QP, t *link.Train, packets int) bool {
 	switch err := e.send(t); {
 	case err == nil:
 		e.dev.counters.add(cntSentPkts, packets)
@@ -180,6 +180,7 @@ func (e *endpoint) transmit(t *link.Train, packets int) bool {
 		return false
 	default:
 		e.dev.counters.add(cntSendErr, packets)
+		qp.observeError(t, packets, err)
 	}
 	return true
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"verbena/driver"
 	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/roce"
@@ -343,7 +344,7 @@ func TestErrorDropsReplies(t *testing.T) {
 		qp.resp.rcv.Answer(&transport.Answer{Kind: transport.Read, Packets: 1, Domain: qp.resp.domain(),
 			Addr: regionVA(regionReadable), Key: h.key(regionReadable), Length: 8})
 		qp.resp.rcv.Acknowledge(roce.ACKUnlimited, hostilePSN+1)
-		qp.enterError("by the test")
+		qp.enterError(driver.StateCause{Reason: driver.ByProgram})
 	})
 	h.run()
 	if got := h.heard(); got != nil {

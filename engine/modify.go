@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/ib"
 	"verbena/link"
 	"verbena/roce"
@@ -171,15 +172,15 @@ func (qp *QP) change(a *ib.QPAttr, mask ib.QPAttrMask, to *path) error {
 	case ib.QPReset:
 		qp.reset()
 	case ib.QPErr:
-		qp.enterError(modified)
+		qp.enterError(driver.StateCause{Reason: driver.ByProgram})
 	case ib.QPSQD:
 		if qp.state != ib.QPSQD {
 			qp.req.drain = draining
 			qp.attr.EnSQDAsyncNotify = mask&ib.QPAttrEnSQDAsyncNotify != 0 && a.EnSQDAsyncNotify // for this transition alone
 		}
-		qp.setState(a.State)
+		qp.setState(a.State, driver.StateCause{Reason: driver.ByProgram})
 	default:
-		qp.setState(a.State)
+		qp.setState(a.State, driver.StateCause{Reason: driver.ByProgram})
 	}
 	return nil
 }
@@ -190,7 +191,7 @@ func (qp *QP) reset() {
 	defer qp.sending.Unlock()
 	qp.posting.Lock()
 	defer qp.posting.Unlock()
-	qp.setState(ib.QPReset)
+	qp.setState(ib.QPReset, driver.StateCause{Reason: driver.ByProgram})
 	qp.req.snd.Reset()
 	qp.resp.reset()
 	qp.egress.drop()

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"syscall"
 
+	"verbena/driver"
 	"verbena/engine/queue"
 	"verbena/ib"
 	"verbena/roce"
@@ -295,12 +296,15 @@ func (qp *QP) TakeBack() {
 	})
 }
 
-// setState changes the state.
-func (qp *QP) setState(s ib.QPState) {
-	if s != qp.state {
+// setState changes the state for a reason.
+func (qp *QP) setState(s ib.QPState, why driver.StateCause) {
+	from := qp.state
+	if s != from {
 		qp.trace.note(traceState, uint32(s))
 	}
-	qp.state = s
+	if qp.state = s; s != from {
+		qp.observeState(from, why)
+	}
 	if s != ib.QPSQD {
 		qp.req.drain = notDraining
 	}
@@ -322,6 +326,7 @@ func (qp *QP) Destroy() error {
 	qp.dev.qps.set(qp.num&(maxQPSlot-1), nil)
 	bound := false
 	if !qp.exclusively(func(*pass) {
+		qp.observeState(qp.state, driver.StateCause{Reason: driver.ByDestroy})
 		qp.life.reach(destroyed)
 		qp.timer.stop()
 		qp.egress.drop()
@@ -350,27 +355,15 @@ func (qp *QP) Destroy() error {
 // ringGone notes that the user took a ring's memory away: the queue pair ends in error.
 func (qp *QP) ringGone() { qp.life.reach(ringless) }
 
-// Reasons for which a queue pair enters ERR, beside the status of a work request.
-const (
-	ringsGone       = "its program has taken the memory of its queues away"
-	modified        = "its program has modified it to ERR"
-	deviceInError   = "the device is in error, or is being reset"
-	contextEnds     = "the context of its program ends"
-	completionsLost = "a completion was lost: a completion queue has no room, or is gone"
-)
-
 // enterError makes the queue pair complete everything with a flush error from now on. (rxe_qp_error)
-func (qp *QP) enterError(why string) {
+func (qp *QP) enterError(why driver.StateCause) {
 	qp.resp.rcv.DropReplies()
 	qp.enterErrorReplying(why)
 }
 
 // enterErrorReplying does the same, but still sends the responses to requests that have been carried out.
-func (qp *QP) enterErrorReplying(why string) {
-	if f := qp.dev.qpFailed; f != nil && qp.state != ib.QPErr {
-		f(qp.num, why)
-	}
-	qp.setState(ib.QPErr)
+func (qp *QP) enterErrorReplying(why driver.StateCause) {
+	qp.setState(ib.QPErr, why)
 	qp.resp.rcv.Abort()
 	qp.req.snd.Stop()
 }
@@ -384,7 +377,7 @@ func (o ops) EnterError() {
 	for qp := range d.qps.all() {
 		enter := func(*pass) {
 			if qp.state != ib.QPReset {
-				qp.enterError(deviceInError)
+				qp.enterError(driver.StateCause{Reason: driver.ByDevice})
 			}
 		}
 		if !qp.activity.wake() {
@@ -412,7 +405,7 @@ func (o ops) Disassociate(c ib.UserContext) {
 		}
 		tasks = append(tasks, p.post(qp, func(p *pass) {
 			if qp.state != ib.QPReset {
-				qp.enterError(contextEnds)
+				qp.enterError(driver.StateCause{Reason: driver.ByContext})
 			}
 			qp.advance(p)
 			qp.life.reach(detached)

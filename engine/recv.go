@@ -60,6 +60,7 @@ func (p *pass) receive(d *Device, a *link.Arrival) {
 			p.arrive(qp, a, packets[:n])
 		default:
 			d.counters.add(cntDropNobody, n)
+			d.observeUnknown(num, a.Src, packets[0], n)
 		}
 		packets = packets[n:]
 	}

@@ -217,11 +217,11 @@ func TestReferCompletes(t *testing.T) {
 	}
 	t.Run("failed", func(t *testing.T) { // since its end cannot be read
 		var b *bench
-		b = newReferBench(t, setup{failed: func(uint32, string) { // the work request has completed by then
+		b = newReferBench(t, setup{observer: &observed{inError: func(uint32) { // the work request has completed by then
 			if n := referring(&qpOf(b.a.qp).egress); n > 0 {
 				t.Errorf("%d trains refer to memory", n)
 			}
-		}})
+		}}})
 		wr := b.write(1, 0, referSize)
 		wr.SGList = append(b.a.sge(0, 300_000), ib.SGE{Addr: b.a.addr, Length: referSize - 300_000, LKey: 0xdead00})
 		b.built(func(p *pass, from *QP) {
@@ -595,7 +595,7 @@ func TestReferKeyMoves(t *testing.T) {
 // TestReferPanic: a panic of the receiver, in the run of the sender, makes the devices of both fail, and holds no
 // memory.
 func TestReferPanic(t *testing.T) {
-	b := newReferBench(t, setup{recover: true, failed: func(uint32, string) { panic("by the test") }})
+	b := newReferBench(t, setup{recover: true, observer: &observed{inError: func(uint32) { panic("by the test") }}})
 	mr, err := b.a.pd.RegMR(ib.MRInit{Space: b.a.mem, Addr: b.a.addr, Length: uint64(len(b.a.buf)), Access: allAccess})
 	check(t, err)
 	wr := b.write(1, 0, referSize)
@@ -615,14 +615,14 @@ func TestReferStolen(t *testing.T) {
 	var during atomic.Pointer[pass]
 	var to *QP
 	looked := false
-	b := newReferBench(t, setup{failed: func(num uint32, _ string) {
+	b := newReferBench(t, setup{observer: &observed{inError: func(num uint32) {
 		if p := during.Load(); p != nil && num == to.num {
 			looked = true
 			if to.activity.state.Load() == resting || slices.Contains(p.todo[p.done:], to) || p.receiver != to {
 				t.Error("another thread could run the receiver")
 			}
 		}
-	}})
+	}}})
 	to = qpOf(b.b.qp)
 	wr := b.write(1, 0, referSize)
 	wr.RKey ^= 0x100

@@ -3,6 +3,7 @@ package engine
 import (
 	"sync/atomic"
 
+	"verbena/driver"
 	"verbena/engine/queue"
 	"verbena/engine/transport"
 	"verbena/ib"
@@ -105,7 +106,7 @@ func (r *requester) fetch() bool {
 	found, ok := qp.sq.Fetch(0, &w.Send)
 	if !ok {
 		qp.ringGone()
-		qp.enterError(ringsGone)
+		qp.enterError(driver.StateCause{Reason: driver.ByQueueMemory})
 		return false
 	}
 	if !found {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"verbena/driver"
 	"verbena/engine/queue"
 	"verbena/engine/transport"
 	"verbena/ib"
@@ -17,6 +18,8 @@ type responder struct {
 	lastWQE bool    // EventQPLastWQEReached has been raised
 	named   *srq    // XRC: the queue that the request is for
 	wqe     recvWQE // of the message, if it takes one; one that was not used in the end serves the next
+
+	noted violated // see observeRefusal
 }
 
 func (r *responder) reset() {
@@ -149,6 +152,7 @@ func (r *responder) refuse(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) 
 	case qp.state == ib.QPErr:
 		return
 	case qp.reliable:
+		qp.observeNAK(psn, s, status)
 		r.rcv.Refuse(s, psn)
 	case !own:
 		r.rcv.AbandonRest()
@@ -180,11 +184,7 @@ func (r *responder) notInvalidated() {
 // still sent.
 func (r *responder) fail(status uapi.WCStatus) {
 	qp := r.qp
-	why := ""
-	if qp.dev.qpFailed != nil {
-		why = "a request of its peer failed: " + status.String()
-	}
-	qp.enterErrorReplying(why)
+	qp.enterErrorReplying(driver.StateCause{Reason: driver.ByPeer, Status: status})
 }
 
 // refused notes in the trace which check has refused a packet.
@@ -198,6 +198,8 @@ func (r *responder) execute(p *pass, k *packet) verdict {
 	a := arrivalOf(k)
 	v, by := r.executeKind(p, k, &a)
 	if v != accepted {
+		qp := r.qp
+		qp.observeRefusal(k, v, by)
 		r.refused(k, by)
 	}
 	return v
@@ -295,6 +297,7 @@ func (r *responder) executeSend(p *pass, k *packet, a *transport.Arrival) (verdi
 		return invalid, transport.CheckLength
 	}
 	if r.wqe.filled+len(k.Payload) > r.wqe.Length {
+		r.noteShortReceive(k)
 		r.refuseInTurn(p, k.psn, roce.NAKInvalidRequest, uapi.WCLocLenErr)
 		return refused, transport.CheckLength
 	}
@@ -579,6 +582,7 @@ func (r *responder) receiveDatagram(p *pass, k *packet) {
 	qp := r.qp
 	if len(k.Payload) > qp.mtu || r.takeRecv(p) != accepted || grhLen+len(k.Payload) > r.wqe.Length {
 		qp.dev.counters.add(cntDropUnreliable, 1)
+		qp.observeDatagram(k)
 		return
 	}
 	if !p.store(qp, scatterSend, k.psn, r.wqe.SGEs, 0, grhOf(p, k)) ||
@@ -630,6 +634,7 @@ func (r *responder) completeRecv(wc *uapi.WC, solicited bool) {
 	if wc.Status == uapi.WCSuccess {
 		qp.dev.counters.add(cntRDMARecv, 1)
 	} else {
+		qp.observeRecv(wc.Status)
 		wc.Opcode = uapi.WCRecv // consumers tell sends and receives apart by it
 	}
 	wc.WRID, wc.PortNum = r.wqe.ID, 1

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"verbena/driver"
 	"verbena/engine/transport"
 	"verbena/ib"
 	"verbena/link"
@@ -149,6 +150,7 @@ func (qp *QP) take(p *pass, k *packet, b []byte, why counter) {
 	if why != accept {
 		qp.dev.counters.add(why, 1)
 		qp.trace.packet(traceDrop, b, uint32(why))
+		qp.observeDrop(b, k.src, why)
 		return
 	}
 	qp.trace.packet(traceReceive, b, 0)
@@ -216,7 +218,7 @@ func (qp *QP) advance(p *pass) {
 		return // its last packets have been sent
 	}
 	if qp.life == ringless && qp.state != ib.QPErr && qp.state != ib.QPReset {
-		qp.enterError(ringsGone)
+		qp.enterError(driver.StateCause{Reason: driver.ByQueueMemory})
 	}
 	if !stopped {
 		qp.resp.answer(p)
@@ -303,6 +305,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 	if peer != nil {
 		if to = peer.qp(t.to); intrudes(qp, to) {
 			peer.counters.add(cntDropSource, t.packets)
+			to.observeIntruder(t)
 			t.free()
 			return true
 		}
@@ -310,6 +313,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 	p.spent += len(t.Buf) + trainCost
 	if !from.ready() { // as without a route (rxe_find_route)
 		d.counters.add(cntSendErr, t.packets-t.sent)
+		qp.observeUnsent(t)
 		t.free()
 		return true
 	}
@@ -325,7 +329,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 	p.claim(qp, t.path)
 	if t.mixed { // the path has changed since it was built; all the rest then follows by the network
 		if !t.each(t.sent, func(x *link.Train) bool {
-			ok := from.transmit(x, 1)
+			ok := from.transmit(qp, x, 1)
 			if ok {
 				t.sent++
 			}
@@ -333,7 +337,7 @@ func (p *pass) send(qp *QP, t *train) bool {
 		}) {
 			return false
 		}
-	} else if !from.transmit(&t.Train, t.packets) {
+	} else if !from.transmit(qp, &t.Train, t.packets) {
 		return false
 	}
 	t.free()
@@ -345,6 +349,7 @@ func (p *pass) hand(qp *QP, peer *Device, to *QP, t *train) {
 	peer.counters.add(cntRcvdPkts, t.packets)
 	if to == nil {
 		peer.counters.add(cntDropNobody, t.packets)
+		peer.observeUnknown(t.to, t.path.from.addr, t.Buf, t.packets)
 		t.free()
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"verbena/driver"
 	"verbena/driver/rxe/layout"
 	"verbena/ib"
 	"verbena/internal/testutil"
@@ -65,7 +66,7 @@ type setup struct {
 	recover  bool
 	noProbe  bool
 	taps     bool
-	failed   func(num uint32, why string) // Config.QPFailed
+	observer driver.Observer
 }
 
 var (
@@ -154,7 +155,7 @@ func (b *bench) newNode(f *Fabric, name string, addr netip.Addr, s setup) *node 
 	dev, err := New(Config{
 		Layout: layout.Layout{},
 		Name:   name, Addrs: []netip.Addr{addr}, Network: s.network, Faults: faults, Fabric: f,
-		Recover: s.recover, NoProbe: s.noProbe, Taps: taps, QPFailed: s.failed,
+		Recover: s.recover, NoProbe: s.noProbe, Taps: taps, Observer: s.observer,
 		Rand: rand.New(rand.NewPCG(1, uint64(last))),
 		Netdev: netdev.Interface{
 			Name: "eth0", Index: 2, MAC: []byte{2, 0, 0, 0, 0, last}, MTU: 9000, Up: true, Running: true,

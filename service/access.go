@@ -128,7 +128,8 @@ func hasExited(pidfd int) bool {
 // unprivilegedOps lists the requests that users without the right to manage the service may send. These requests
 // neither affect other users nor show their objects.
 var unprivilegedOps = map[ctl.Op]bool{ctl.OpAttach: true, ctl.OpOpen: true, ctl.OpInfo: true, ctl.OpLinkShow: true,
-	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true}
+	ctl.OpResShow: true, ctl.OpStatShow: true, ctl.OpDevShow: true,
+	ctl.OpExplain: true}
 
 func (p peer) authorize(op ctl.Op) error {
 	if p.Manager || unprivilegedOps[op] {

@@ -32,6 +32,9 @@ func TestUserRequestsAreAuthorized(t *testing.T) {
 			t.Errorf("%s by a user: got %v, want EPERM", op, err)
 		}
 	}
+	if _, err := c.Do(&ctl.Request{Op: ctl.OpExplain, Explain: &ctl.Explain{}}); err != nil {
+		t.Errorf("%s by a user: got %v, want success", ctl.OpExplain, err)
+	}
 	for _, op := range []ctl.Op{ctl.OpInfo, ctl.OpLinkShow, ctl.OpResShow, ctl.OpDevShow, ctl.OpStatShow} {
 		if _, err := c.Do(&ctl.Request{Op: op}); err != nil {
 			t.Errorf("%s by a user: got %v, want success", op, err)

@@ -338,6 +338,11 @@ func (s *Service) executeRequest(who peer, r *ctl.Request) (*ctl.Response, error
 		}
 		t, err := s.traceQP(*r.Trace)
 		return &ctl.Response{Trace: &t}, err
+	case ctl.OpExplain:
+		if r.Explain == nil {
+			break
+		}
+		return &ctl.Response{Causes: s.explainFailures(who, *r.Explain)}, nil
 	case ctl.OpProfile:
 		if r.Profile == nil {
 			break

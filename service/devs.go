@@ -83,7 +83,9 @@ func (s *Service) DevReset(r ctl.DevReset) error {
 func (s *Service) resetDevice(l *rdmaLink) error {
 	s.log.Debug("device reset begins", "dev", l.spec.Name)
 	began := time.Now()
+	s.links.reportDeviceAs(l, "being reset")
 	err := l.slot.Reset(s.ended)
+	s.links.reportDevice(l)
 	s.log.Debug("device reset ends", "dev", l.spec.Name, "after", time.Since(began), "err", err)
 	return err
 }
@@ -139,7 +141,10 @@ func (s *Service) DevUnplug(name string) error {
 	if err := l.checkNotUnplugged("dev unplug"); err != nil {
 		return err
 	}
-	return l.slot.UnplugContext(s.ended)
+	s.links.reportDeviceAs(l, "unplugged")
+	err = l.slot.UnplugContext(s.ended)
+	s.links.reportDevice(l)
+	return err
 }
 
 // DevPlug plugs a device in again. If a reset is waiting for the hardware, DevPlug makes the hardware respond.
@@ -186,6 +191,7 @@ func (s *Service) hangDevice(name string) error {
 		return fmt.Errorf("dev hang %s: a reset is in progress: %w", name, syscall.EBUSY)
 	}
 	l.hw.Hang()
+	s.links.reportDevice(l)
 	return nil
 }
 

@@ -2,8 +2,6 @@ package service
 
 import (
 	"errors"
-	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -38,23 +36,5 @@ func TestDoManagesService(t *testing.T) {
 	user := ctl.NewClient(ends[1], 0, 0)
 	if r, err := user.Do(&ctl.Request{Op: ctl.OpInfo}); err != nil || r.Info.Web != "" {
 		t.Errorf("info for another user: got %+v and error %v, want no address of the page", r, err)
-	}
-}
-
-// TestQPFailuresAreLatest tests that the service keeps the latest failures, the latest first, without those of the
-// connection manager's queue pair.
-func TestQPFailuresAreLatest(t *testing.T) {
-	s, _ := newServedService(t, ctl.LinkSpec{Name: "rxe0", Addrs: []string{"127.91.8.44"}})
-	s.links.failures.add("rxe0", 1, "the device is in error")
-	for n := range uint32(maxFailures + 10) {
-		s.links.failures.add("rxe0", n+100, "transport retry counter exceeded")
-	}
-	list := s.QPFailures()
-	if len(list) != maxFailures || list[0].QP != maxFailures+109 || list[maxFailures-1].QP != 110 {
-		t.Errorf("failures: got %d from %+v to %+v, want %d from QP %d to QP 110", len(list), list[0], list[len(list)-1],
-			maxFailures, maxFailures+109)
-	}
-	if slices.ContainsFunc(list, func(f QPFailure) bool { return !strings.Contains(f.Why, "retry") || f.Time.IsZero() }) {
-		t.Errorf("failures: got %+v, want times and reasons", list)
 	}
 }

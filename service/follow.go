@@ -85,7 +85,9 @@ func (t *linkTable) setInterface(l *rdmaLink, list []netdev.Interface) {
 		o := t.linkWithAddr(a)
 		return o != nil && o != l
 	})
-	if dev.SetInterface(l.port.adjustedInterface(host), addrs) {
+	changed := dev.SetInterface(l.port.adjustedInterface(host), addrs)
+	t.reportDevice(l)
+	if changed {
 		t.log.Info("the interface has changed", "dev", l.spec.Name, "netdev", host.Name,
 			"up", host.Up && host.Running, "addrs", addrs)
 		t.guests.Refresh()

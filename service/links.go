@@ -1,10 +1,8 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -15,6 +13,7 @@ import (
 	"syscall"
 
 	"verbena/driver"
+	"verbena/explain"
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
 	"verbena/link"
@@ -124,15 +123,7 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 		Rand:        rand.New(rand.NewPCG(t.opts.Seed, 2*n+1)),
 		Logf:        func(format string, args ...any) { t.log.Warn(fmt.Sprintf(format, args...), "dev", spec.Name) },
 	}
-	debug := t.log.Enabled(context.Background(), slog.LevelDebug)
-	cfg.QPFailed = func(num uint32, why string) {
-		t.failures.add(spec.Name, num, why)
-		if debug {
-			// The caller of QPFailed holds locks. The log queues records of this level for a goroutine.
-			//verbena:allow nosleep a goroutine of the log's writes what has this level
-			t.log.Debug("queue pair enters ERR", "dev", spec.Name, "qp", num, "why", why)
-		}
-	}
+	cfg.Observer = deviceObserver{t.causes, t.log}
 	first := true // true in the first call; the slot serialises the calls, and no other goroutine has the link yet
 	cfg.Probed = func(dev driver.Device) {
 		if first {
@@ -149,6 +140,7 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 		}
 		return nil, fmt.Errorf("link %s: %w", spec.Name, err)
 	}
+	t.reportDevice(l)
 	return l, nil
 }
 
@@ -177,6 +169,7 @@ func (t *linkTable) recordDevice(l *rdmaLink, d driver.Device) {
 	t.mu.Unlock()
 	l.port.clearCountedMoment()
 	t.log.Debug("new device after a reset or a plug", "dev", l.spec.Name)
+	t.reportDevice(l)
 	// The interface may have changed while the link had no device.
 	l.news.CompareAndSwap(nil, &list)
 	t.applyInterfaceChanges(l)
@@ -310,6 +303,7 @@ func (t *linkTable) deleteLink(name string) error {
 	t.configured = true
 	t.removeLink(l)
 	t.mu.Unlock()
+	t.causes.SetDevice(explain.DeviceState{Name: name}, true)
 	return l.slot.Close()
 }
 

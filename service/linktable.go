@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"verbena/driver"
+	"verbena/explain"
 	"verbena/ib"
 	"verbena/internal/ctl"
 	"verbena/supervisor"
@@ -33,11 +34,11 @@ type linkTable struct {
 	log       *slog.Logger
 	core      *ib.Core
 	ended     context.Context        // done when the service begins to stop
+	causes    *explain.Recorder      // explains failures
 	guests    *supervisor.Supervisor // shows the devices to programs
 	ringBytes uint64                 // maximum of the queues of one user, in bytes
 	faultIDs  atomic.Int64           // last number of a fault rule
-	failures  qpFailures
-	made      atomic.Uint64 // number of devices made so far; each device gets a different random seed from it
+	made      atomic.Uint64          // number of devices made so far; each device gets a different random seed from it
 }
 
 // reserveName reserves a name for a new link, and release frees the name.

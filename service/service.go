@@ -142,6 +142,7 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s.quota = quota.New(limits)
 	s.links.opts, s.links.log, s.links.core = &s.opts, s.log, s.core
+	s.links.causes = newRecorder(s.log)
 	s.links.ringBytes = limits[quota.RingBytes].UserMaximum()
 	refused := make(refusalQueue, 16)
 	s.quota.OnRefusal(refused.add)

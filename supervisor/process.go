@@ -161,6 +161,9 @@ func (o *opener) Name() string           { return o.id.name }
 func (o *opener) UID() int               { return o.id.uids.effective }
 func (o *opener) Account() *umem.Account { return o.acct }
 
+// SessionName returns the name of the session, as in Session.Name.
+func (o *opener) SessionName() string { return o.session.name }
+
 // User returns the user charged for objects. For a set-uid program, the charged user is the real user.
 func (o *opener) User() *quota.User { return o.user }
 

@@ -200,6 +200,16 @@ func (f *File) endDriverContext() {
 // userContext is the driver's interface to the file.
 type userContext struct{ f *File }
 
+// ProcessOf returns the process that opened the file of a context of this package. ending is set while the file is
+// being closed, but not while the device is being removed. ProcessOf may not sleep.
+func ProcessOf(c ib.UserContext) (p Process, ending, ok bool) {
+	u, ok := c.(userContext)
+	if !ok {
+		return nil, false, false
+	}
+	return u.f.proc, u.f.end.Load() != nil && !u.f.parting.Load(), true
+}
+
 // AllocShared implements ib.UserContext. The queues of a zombie remain charged until the last close, because the
 // program may still poll the last completions.
 func (c userContext) AllocShared(size int) (ib.Shared, error) {

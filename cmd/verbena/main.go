@@ -52,7 +52,8 @@ type cli struct {
 		Show  qpShowCmd  `cmd:"" help:"List the queue pairs with their protocol state." default:"withargs"`
 		Trace qpTraceCmd `cmd:"" help:"Print the latest protocol events of a queue pair."`
 	} `cmd:"" name:"qp" help:"Queue pairs and their protocol state."`
-	Stat struct {
+	Explain explainCmd `cmd:"" help:"Explain failures: why a completion, call, packet or connection failed, and at which end."`
+	Stat    struct {
 		Show statShowCmd `cmd:"" help:"List the counters of devices." default:"withargs"`
 	} `cmd:"" help:"Counters: packets, errors, and the reasons for which packets were dropped."`
 	Dev struct {

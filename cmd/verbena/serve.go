@@ -279,14 +279,8 @@ func serveWeb(l *web.Listener, svc *service.Service, log *slog.Logger) (end func
 	}
 	fmt.Fprintf(os.Stderr, "web page: %s\n", l.URL())
 	info, _ := debug.ReadBuildInfo()
-	causes := func() (list []web.Cause) {
-		for _, f := range svc.QPFailures() {
-			list = append(list, web.Cause{Time: f.Time, Device: f.Device, QP: f.QP, Text: f.Why})
-		}
-		return list
-	}
 	go func() {
-		if err := web.Serve(l, web.Options{Source: svc, Version: versionText(info), Causes: causes, Log: log}); err != nil {
+		if err := web.Serve(l, web.Options{Source: svc, Version: versionText(info), Causes: web.CausesOf(svc), Log: log}); err != nil {
 			log.Error("serve the web page", "err", err)
 		}
 	}()

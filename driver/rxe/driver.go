@@ -60,7 +60,7 @@ func (d *Driver) Open(c driver.Config) driver.Hardware {
 		NoProbe:     c.NoProbe,
 		QueueMemory: c.QueueMemory,
 		Recover:     true,
-		QPFailed:    c.QPFailed,
+		Observer:    c.Observer,
 		Logf:        c.Logf,
 		Probed: func(dev *Device) {
 			dev.SetShortcut(!c.Wire)

@@ -61,6 +61,8 @@ type Sender struct {
 	probe     time.Time     // while there is a deadline: una is sent again
 	probeWait time.Duration
 
+	since time.Time // the wait for the acknowledgement of una began; see Attempts
+
 	probes     int           // that may have been needless; see Stale
 	probeAfter time.Duration // the first probe waits for so long at least
 }
@@ -311,6 +313,9 @@ func (s *Sender) Arm(now time.Time) {
 	if s.rnrWait != 0 {
 		s.rnrUntil, s.rnrWait = now.Add(s.rnrWait), 0
 		return
+	}
+	if s.retries == s.RetryCnt && s.rnrRetries == s.RNRRetry {
+		s.since = now
 	}
 	timeout, probe := s.recovery.Timeout(s.Timeout)
 	if timeout == 0 {
@@ -631,6 +636,17 @@ func (s *Sender) Status() senderStatus {
 		Unacknowledged: s.una, Place: s.Place(), InFlight: s.Len(), Window: s.recovery.Window(),
 		Retries: s.retries, RNRRetries: s.rnrRetries,
 	}
+}
+
+// Attempts describes the transmissions of the oldest PSN without an acknowledgement: their number, without probes, and
+// the time of the first. rnr is the number of them that the peer answered with an RNR NAK; it is not counted with
+// [RNRForever]. n is 0 if no packet is unacknowledged. After the last retransmission they describe the failed request.
+func (s *Sender) Attempts() (psn roce.PSN, n, rnr int, since time.Time) {
+	if !s.una.Less(s.sent) {
+		return s.una, 0, 0, time.Time{}
+	}
+	rnr = int(s.RNRRetry - s.rnrRetries)
+	return s.una, 1 + int(s.RetryCnt-s.retries) + rnr, rnr, s.since
 }
 
 // Verify compares what the sender counts with its requests in flight, and returns a contradiction. It is for tests.

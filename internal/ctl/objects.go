@@ -201,6 +201,13 @@ type QPTraceInfo struct {
 	qpinfo.Trace
 }
 
+// Explain requests the causes of failures. The service answers with causes that the user may see.
+type Explain struct {
+	Last    int    `json:",omitempty"` // at most so many, the latest; 0 means no limit
+	QP      uint32 `json:",omitempty"` // only of this queue pair; 0 means any
+	Session string `json:",omitempty"` // only of this session; "" means any
+}
+
 // Profile requests a profile of the service's process, in the format of go tool pprof or go tool trace.
 type Profile struct {
 	Kind     string

@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"syscall"
+
+	"verbena/internal/qpinfo"
 )
 
 // ProtocolVersion is the version of the control protocol. ProtocolVersion is increased whenever a request or a response
@@ -72,6 +74,7 @@ type Request struct {
 	Capture  *Capture   `json:",omitempty"`
 	Trace    *QPTrace   `json:",omitempty"`
 	Profile  *Profile   `json:",omitempty"`
+	Explain  *Explain   `json:",omitempty"`
 }
 
 // Op is the name of a request.
@@ -101,6 +104,7 @@ const (
 	OpStatShow   Op = "stat show"
 	OpQPShow     Op = "qp show"
 	OpQPTrace    Op = "qp trace"
+	OpExplain    Op = "explain"
 	OpProfile    Op = "debug pprof"
 	OpCapture    Op = "capture" // sent with the descriptor of the socket for the file
 )
@@ -124,6 +128,7 @@ type Response struct {
 	QPs      []QPStatusInfo   `json:",omitempty"`
 	Trace    *QPTraceInfo     `json:",omitempty"`
 	Profile  []byte           `json:",omitempty"`
+	Causes   []qpinfo.Cause   `json:",omitempty"`
 }
 
 // Attach describes a program that is about to start.

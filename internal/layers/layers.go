@@ -35,7 +35,7 @@ var layers = []layerRow{
 	{"the Go client; the connection manager's device file; netlink's answers", []string{"verbs", "rdmacm/ucma", "nldev"}},
 	{"user contexts; the connection manager", []string{"uverbs", "rdmacm"}},
 	{"low-level drivers", []string{"driver/rxe", "driver/loopback"}},
-	{"the engine of low-level drivers", []string{"engine"}},
+	{"the engine of low-level drivers; causes of failures", []string{"engine", "explain"}},
 	{"what a service needs of a driver", []string{"driver"}},
 	{"layouts of queues in shared memory", []string{"driver/rxe/layout"}},
 	{"queues in decoded form", []string{"engine/queue"}},

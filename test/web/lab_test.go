@@ -45,12 +45,7 @@ func newLab(t *testing.T, addrs [2]string, o web.Options) *lab {
 		{Name: "rxe1", Addrs: addrs[1:]}}})
 	l := &lab{t: t, svc: svc}
 	o.Source, o.Version = svc, "verbena test"
-	o.Causes = func() (list []web.Cause) {
-		for _, f := range svc.QPFailures() {
-			list = append(list, web.Cause{Time: f.Time, Device: f.Device, QP: f.QP, Text: f.Why})
-		}
-		return list
-	}
+	o.Causes = web.CausesOf(svc)
 	listener, err := web.Listen("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,447 @@
+package engine
+
+import (
+	"net/netip"
+
+	"verbena/driver"
+	"verbena/engine/queue"
+	"verbena/engine/transport"
+	"verbena/ib"
+	"verbena/link"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// The functions of this file report failures to Config.Observer. They are called only after a failure, except for changes
+// of state. Each determines the violated rule by a second look at the values: the data path does not keep them.
+
+// ref describes the queue pair for a report. The caller runs the queue pair.
+func (qp *QP) ref() driver.QPRef {
+	r := qp.foreignRef()
+	if qp.path != nil && !qp.datagram {
+		r.Local, r.Peer, r.DestQPN = qp.path.from.addr, qp.path.dst, qp.attr.DestQPN
+	}
+	return r
+}
+
+// foreignRef is ref for a thread that does not run the queue pair.
+func (qp *QP) foreignRef() driver.QPRef {
+	r := driver.QPRef{Device: qp.dev.name, Num: qp.num, Type: qp.typ, State: qp.State(), DestQPN: qp.peer.Load()}
+	if qp.ctx != nil {
+		r.Context = qp.ctx.UserContext
+	}
+	return r
+}
+
+// observeState reports a change of state, or the end of the queue pair.
+func (qp *QP) observeState(from ib.QPState, why driver.StateCause) {
+	if o := qp.dev.observer; o != nil {
+		r := qp.ref()
+		r.State = qp.state
+		o.StateChanged(driver.StateChange{Time: qp.dev.clock.Now(), QP: r, From: from, To: qp.state, Cause: why})
+	}
+}
+
+// observeSend reports a send work request that completes with an error.
+func (qp *QP) observeSend(w *sendWQE, status uapi.WCStatus) {
+	o := qp.dev.observer
+	if o == nil {
+		return
+	}
+	f := driver.FailedCompletion{
+		Time: qp.dev.clock.Now(), QP: qp.ref(), WRID: w.ID, Opcode: w.Opcode, Status: status, Length: uint64(w.length),
+		Timeout: qp.req.snd.Timeout.Duration(),
+	}
+	if status != uapi.WCWRFlushErr {
+		var rnr int
+		f.PSN, f.Attempts, rnr, f.Since = qp.req.snd.Attempts()
+		if status == uapi.WCRNRRetryExcErr {
+			f.Attempts = rnr + 1 // the last RNR NAK is not counted as a retry
+		}
+		f.Violation = qp.req.violation(w, status)
+	}
+	o.CompletionFailed(f)
+}
+
+// violation returns the rule that a failed work request violates, if it failed at this end.
+func (r *requester) violation(w *sendWQE, status uapi.WCStatus) driver.Violation {
+	qp := r.qp
+	switch status {
+	case uapi.WCLocProtErr:
+		right := localRead
+		if w.kind == transport.Read || w.kind == transport.Atomic {
+			right = ib.AccessLocalWrite
+		}
+		return qp.elementViolation(qp.pd, w.SGEs, right)
+	case uapi.WCLocQPOpErr, uapi.WCLocLenErr:
+		return r.requestViolation(w)
+	}
+	return driver.Violation{}
+}
+
+// requestViolation returns the rule of check that a work request violates.
+func (r *requester) requestViolation(w *sendWQE) driver.Violation {
+	qp := r.qp
+	inline := w.Flags&uapi.SendInline != 0
+	length := w.Length
+	if !inline {
+		length = uint64(queue.Length(w.SGEs))
+	}
+	kind := kindOf(qp.typ, w.Opcode)
+	single := kind == transport.Read || kind == transport.Atomic
+	switch {
+	case kind == transport.None || w.Opcode == wrRegMR && qp.ctx != nil:
+		return driver.Violation{Rule: driver.RuleOpcode}
+	case kind == transport.Local:
+		return driver.Violation{}
+	case (single || kind == transport.Flush || kind == transport.AtomicWrite) && qp.attr.MaxRdAtomic == 0:
+		return driver.Violation{Rule: driver.RuleReadDepth}
+	case kind == transport.Flush:
+		return driver.Violation{Rule: driver.RuleFlushType}
+	case kind == transport.AtomicWrite:
+		return driver.Violation{Rule: driver.RuleAtomicLength, Length: w.Length, Limit: atomicLen}
+	case inline && single:
+		return driver.Violation{Rule: driver.RuleInline}
+	case inline && length > uint64(qp.cap.MaxInlineData):
+		return driver.Violation{Rule: driver.RuleInlineLength, Length: length, Limit: uint64(qp.cap.MaxInlineData)}
+	case !inline && w.NumSGE > qp.cap.MaxSendSGE:
+		return driver.Violation{Rule: driver.RuleSGEs, Length: uint64(w.NumSGE), Limit: uint64(qp.cap.MaxSendSGE)}
+	case length > maxMsgSize:
+		return driver.Violation{Rule: driver.RuleMessageLength, Length: length, Limit: maxMsgSize}
+	case kind == transport.Atomic && length < atomicLen:
+		return driver.Violation{Rule: driver.RuleAtomicLength, Length: length, Limit: atomicLen}
+	case qp.datagram && w.path == nil:
+		return driver.Violation{Rule: driver.RuleAddress}
+	case qp.datagram && length > uint64(qp.mtu):
+		return driver.Violation{Rule: driver.RuleDatagram, Length: length, Limit: uint64(qp.mtu)}
+	}
+	return driver.Violation{}
+}
+
+// elementViolation returns the rule that the elements of a local list violate, RuleMemory if none does.
+func (qp *QP) elementViolation(in *pd, list []ib.SGE, right ib.AccessFlags) driver.Violation {
+	for i := range list {
+		if s := &list[i]; s.Length != 0 {
+			if v := qp.keyViolation(in, s.LKey, right, s.Addr, uint64(s.Length)); v.Rule != driver.RuleUnknown {
+				return v
+			}
+		}
+	}
+	return driver.Violation{Rule: driver.RuleMemory}
+}
+
+// keyViolation returns the rule that an access by a key violates, RuleUnknown if none does now.
+func (qp *QP) keyViolation(in *pd, key uint32, right ib.AccessFlags, addr, length uint64) driver.Violation {
+	v := driver.Violation{Key: key, Right: right &^ localRead, Addr: addr, Length: length}
+	g := qp.dev.grant(key)
+	if g == nil {
+		v.Rule = driver.RuleKey
+		return v
+	}
+	switch v.First, v.Limit = g.first, g.length; {
+	case g.pd != in:
+		v.Rule = driver.RuleDomain
+	case g.access&right != right:
+		v.Rule, v.Right = driver.RuleRight, (right&^g.access)&^localRead
+	case g.qp != nil && g.qp != qp:
+		v.Rule = driver.RuleWindowQP
+	case !g.contains(addr, length):
+		v.Rule = driver.RuleRange
+	case !g.inUse.TryRLock():
+		v.Rule = driver.RuleRevoked
+	default:
+		g.put()
+	}
+	return v
+}
+
+// observeRecv reports a receive that completes with an error.
+func (qp *QP) observeRecv(status uapi.WCStatus) {
+	o := qp.dev.observer
+	if o == nil {
+		return
+	}
+	w := &qp.resp.wqe
+	f := driver.FailedCompletion{Time: qp.dev.clock.Now(), QP: qp.ref(), Recv: true, WRID: w.ID, Status: status}
+	if status != uapi.WCWRFlushErr {
+		f.Violation = qp.resp.receiveViolation(status)
+	}
+	o.CompletionFailed(f)
+}
+
+// receiveViolation returns the rule that the receive in progress violates, or the message for it.
+func (r *responder) receiveViolation(status uapi.WCStatus) driver.Violation {
+	w := &r.wqe
+	switch status {
+	case uapi.WCLocLenErr:
+		return driver.Violation{Rule: driver.RuleReceiveLength, Limit: uint64(w.Length)}
+	case uapi.WCLocProtErr:
+		return r.qp.elementViolation(w.pd, w.SGEs, ib.AccessLocalWrite)
+	case uapi.WCLocQPOpErr:
+		limit := r.qp.cap.MaxRecvSGE
+		if w.from != nil {
+			limit = w.from.maxSGE
+		}
+		return driver.Violation{Rule: driver.RuleSGEs, Length: uint64(w.NumSGE), Limit: uint64(limit)}
+	case uapi.WCMWBindErr:
+		return driver.Violation{Rule: driver.RuleInvalidate}
+	}
+	return driver.Violation{}
+}
+
+// observeRefusal notes the rule for the NAK of a request that was not executed, or reports the request if no NAK follows.
+func (qp *QP) observeRefusal(k *packet, v verdict, by transport.Check) {
+	o := qp.dev.observer
+	if o == nil || v == refused {
+		return // observeNAK has reported it
+	}
+	x := qp.resp.requestViolation(k, by)
+	switch {
+	case v == notReady && qp.reliable:
+		qp.observeRequest(k.psn, k.Opcode, roce.RNRNAK(roce.RNRTimer(qp.attr.MinRNRTimer)), true, x)
+	case !qp.reliable:
+		qp.observeRequest(k.psn, k.Opcode, 0, false, x)
+	default:
+		qp.resp.noted = violated{k.psn, k.Opcode, x}
+	}
+}
+
+// noteShortReceive notes the length of a message that exceeds its receive, for the NAK.
+func (r *responder) noteShortReceive(k *packet) {
+	r.noted = violated{k.psn, k.Opcode, driver.Violation{
+		Rule: driver.RuleReceiveLength, Length: uint64(r.wqe.filled + len(k.Payload)), Limit: uint64(r.wqe.Length),
+		More: k.Flags&roce.FlagEnds == 0,
+	}}
+}
+
+// violated is the rule that the refused request with a PSN violates.
+type violated struct {
+	psn roce.PSN
+	op  roce.Opcode
+	driver.Violation
+}
+
+// observeNAK reports a request that is answered by a NAK, or a receive that makes the responder fail.
+func (qp *QP) observeNAK(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
+	if qp.dev.observer == nil {
+		return
+	}
+	x := qp.resp.noted
+	qp.resp.noted = violated{}
+	late := x.psn != psn || x.Rule == driver.RuleUnknown
+	if late {
+		x = violated{psn: psn, Violation: qp.resp.receiveViolation(status)}
+		if status == uapi.WCRemAccessErr { // after the check of the key: when the data were stored or read
+			x.Rule = driver.RuleMemory
+		}
+	}
+	qp.dev.observer.RequestRefused(driver.RefusedRequest{
+		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: x.op, Late: late, Answer: s, Answered: true,
+		Violation: x.Violation,
+	})
+}
+
+func (qp *QP) observeRequest(psn roce.PSN, op roce.Opcode, s roce.Syndrome, answered bool, v driver.Violation) {
+	qp.dev.observer.RequestRefused(driver.RefusedRequest{
+		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: op, Answer: s, Answered: answered, Violation: v,
+	})
+}
+
+// observeDatagram reports a datagram without a receive that can hold it.
+func (qp *QP) observeDatagram(k *packet) {
+	if qp.dev.observer == nil || qp.state == ib.QPErr {
+		return
+	}
+	v := driver.Violation{Rule: driver.RuleNoReceive}
+	switch n := len(k.Payload); {
+	case n > qp.mtu:
+		v = driver.Violation{Rule: driver.RulePacketLength, Length: uint64(n), Limit: uint64(qp.mtu)}
+	case qp.resp.wqe.taken:
+		v = driver.Violation{Rule: driver.RuleReceiveLength, Length: uint64(grhLen + n), Limit: uint64(qp.resp.wqe.Length)}
+	}
+	qp.observeRequest(k.psn, k.Opcode, 0, false, v)
+}
+
+// requestViolation returns the rule that a request violates, by the check that it has failed.
+func (r *responder) requestViolation(k *packet, by transport.Check) driver.Violation {
+	qp := r.qp
+	var key, right uint32
+	var addr, length uint64
+	if h := k.RETH(); h != nil {
+		key, addr, length = h.RKey(), h.VA(), uint64(h.DMALen())
+	} else if h := k.AtomicETH(); h != nil {
+		key, addr, length = h.RKey(), h.VA(), atomicLen
+	}
+	kind := transport.KindOf(k.Flags)
+	switch kind {
+	case transport.Write, transport.AtomicWrite:
+		right = uint32(ib.AccessRemoteWrite)
+	case transport.Read:
+		right = uint32(ib.AccessRemoteRead)
+	case transport.Atomic:
+		right = uint32(ib.AccessRemoteAtomic)
+	case transport.Flush:
+		if t := k.FETH().Type(); t&roce.FlushGlobal != 0 {
+			right |= uint32(ib.AccessFlushGlobal)
+		}
+		if t := k.FETH().Type(); t&roce.FlushPersistent != 0 {
+			right |= uint32(ib.AccessFlushPersistent)
+		}
+	}
+	need := ib.AccessFlags(right)
+	switch by {
+	case transport.CheckSequence:
+		return driver.Violation{Rule: driver.RuleSequence}
+	case transport.CheckPSN:
+		return driver.Violation{Rule: driver.RulePSN}
+	case transport.CheckResources:
+		switch {
+		case kind != transport.Send && kind != transport.Write:
+			return driver.Violation{Rule: driver.RuleRespDepth, Limit: uint64(qp.attr.MaxDestRdAtomic)}
+		case r.injectsNotReady():
+			return driver.Violation{Rule: driver.RuleInjected}
+		}
+		return driver.Violation{Rule: driver.RuleNoReceive}
+	case transport.CheckOpcode:
+		switch {
+		case need&^qp.attr.AccessFlags != 0:
+			return driver.Violation{Rule: driver.RuleQPRight, Right: need &^ qp.attr.AccessFlags}
+		case (kind == transport.Atomic || kind == transport.AtomicWrite) && addr%atomicLen != 0:
+			return driver.Violation{Rule: driver.RuleAlignment, Addr: addr}
+		case kind == transport.Flush:
+			return driver.Violation{Rule: driver.RuleFlushType}
+		case qp.typ == ib.QPTypeXRCTgt:
+			return driver.Violation{Rule: driver.RuleSRQ}
+		}
+	case transport.CheckRKey:
+		if key == 0 {
+			key = qp.dev.keyWithoutRemote(r.domain(), addr, length)
+		}
+		v := qp.keyViolation(r.domain(), key, need, addr, length)
+		if v.Rule == driver.RuleUnknown {
+			v.Rule = driver.RuleMemory
+		}
+		return v
+	case transport.CheckLength:
+		n := uint64(len(k.Payload))
+		switch ends := k.Flags&roce.FlagEnds != 0; {
+		case kind == transport.Read || length > maxMsgSize:
+			return driver.Violation{Rule: driver.RuleMessageLength, Length: length, Limit: maxMsgSize}
+		case kind == transport.AtomicWrite:
+			return driver.Violation{Rule: driver.RuleAtomicLength, Length: length, Limit: atomicLen}
+		case n > uint64(qp.mtu) || !ends && n != uint64(qp.mtu):
+			return driver.Violation{Rule: driver.RulePacketLength, Length: n, Limit: uint64(qp.mtu)}
+		case kind == transport.Write:
+			_, _, all := r.rcv.Write()
+			return driver.Violation{Rule: driver.RuleWriteLength, Length: n, Limit: uint64(all)}
+		}
+	}
+	return driver.Violation{}
+}
+
+// maxSearched bounds the regions that keyWithoutRemote looks at.
+const maxSearched = 4096
+
+// keyWithoutRemote returns the local key of a region of the domain that contains a range and grants no remote access, 0 if
+// there is none. Programs see 0 as the remote key of such a region.
+func (d *Device) keyWithoutRemote(in *pd, addr, length uint64) uint32 {
+	n := 0
+	for m := range d.mrs.all() {
+		if g := m.grant.Load(); g != nil && g.pd == in && g.access&remoteAccess == 0 && g.contains(addr, length) {
+			return g.key
+		}
+		if n++; n == maxSearched {
+			break
+		}
+	}
+	return 0
+}
+
+// injectsNotReady reports whether a receive is posted, so that only a fault rule can have made it seem that there is none.
+func (r *responder) injectsNotReady() bool {
+	qp := r.qp
+	if !qp.dev.faults.Active() || qp.srq != nil || qp.typ == ib.QPTypeXRCTgt {
+		return false
+	}
+	var w queue.Recv
+	found, ok := qp.rq.Fetch(0, &w)
+	return r.wqe.taken || found && ok
+}
+
+// dropReasons are the reasons of the counters. A counter that is not listed belongs to the ordinary recovery from a loss.
+var dropReasons = map[counter]driver.DropReason{
+	cntDropShort: driver.DropMalformed, cntDropVersion: driver.DropMalformed, cntDropOpcode: driver.DropMalformed,
+	cntDropHeaders: driver.DropMalformed, cntDropUnaligned: driver.DropMalformed, cntDropPad: driver.DropMalformed,
+	cntDropPayload: driver.DropMalformed, cntDropNobody: driver.DropNoQP, cntDropService: driver.DropService,
+	cntDropPKey: driver.DropPKey, cntDropState: driver.DropState, cntDropSource: driver.DropSource,
+	cntDropQKey: driver.DropQKey, cntDropPortDown: driver.DropPort, cntDropStalled: driver.DropStalled,
+}
+
+// observeDrop reports a packet for the queue pair that is dropped. The caller runs the queue pair.
+func (qp *QP) observeDrop(b []byte, src netip.Addr, why counter) {
+	if qp.dev.observer != nil {
+		qp.dev.observePackets(qp.ref(), src, b, 1, why)
+	}
+}
+
+// observeUnknown reports packets for a number that no queue pair has. b begins with the first packet.
+func (d *Device) observeUnknown(num uint32, src netip.Addr, b []byte, packets int) {
+	if d.observer != nil {
+		d.observePackets(driver.QPRef{Device: d.name, Num: num}, src, b, packets, cntDropNobody)
+	}
+}
+
+// observeIntruder reports a train to a queue pair that is not connected to the train's sender.
+func (qp *QP) observeIntruder(t *train) {
+	if qp.dev.observer == nil {
+		return
+	}
+	why := cntDropSource
+	if qp.State() < ib.QPRTR { // it has no peer yet
+		why = cntDropState
+	}
+	qp.dev.observePackets(qp.foreignRef(), t.path.from.addr, t.Buf, t.packets, why)
+}
+
+func (d *Device) observePackets(to driver.QPRef, src netip.Addr, b []byte, packets int, why counter) {
+	reason, ok := dropReasons[why]
+	if !ok {
+		return
+	}
+	x := driver.DroppedPackets{Time: d.clock.Now(), QP: to, Source: src, Reason: reason, Packets: packets}
+	if len(b) >= roce.BTHLen {
+		x.Opcode, x.PSN = roce.BTH(b).Opcode(), roce.BTH(b).PSN()
+	}
+	d.observer.PacketsDropped(x)
+}
+
+// observeUnsent reports packets of a train that cannot be sent while the port is down.
+func (qp *QP) observeUnsent(t *train) { qp.observeError(&t.Train, t.packets-t.sent, nil) }
+
+// observeError reports packets that the network did not accept.
+func (qp *QP) observeError(t *link.Train, packets int, err error) {
+	if o := qp.dev.observer; o != nil {
+		o.PacketsUnsent(driver.UnsentPackets{
+			Time: qp.dev.clock.Now(), QP: qp.ref(), Packets: packets, Longest: t.Size, Err: err,
+			MTU: qp.dev.at.Load().netdev.MTU,
+		})
+	}
+}
+
+// observeLost reports a completion that the completion queue had no room for.
+func (qp *QP) observeLost(c *cq, wc *uapi.WC) {
+	o := qp.dev.observer
+	if o == nil {
+		return
+	}
+	x := driver.LostCompletion{
+		Time: qp.dev.clock.Now(), QP: qp.ref(), Recv: c == qp.recvCQ && wc.Opcode&uapi.WCRecv != 0, WRID: wc.WRID, Status: wc.Status,
+	}
+	c.mu.Lock()
+	_, waiting, ok := c.oldest()
+	if x.Entries = c.queue.Capacity(); ok {
+		x.Waiting = int(waiting)
+	}
+	c.mu.Unlock()
+	o.CompletionLost(x)
+}

@@ -1,0 +1,247 @@
+package engine
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"verbena/driver"
+	"verbena/ib"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+// observed is a driver.Observer that keeps the reports of both devices.
+type observed struct {
+	mu      sync.Mutex
+	failed  []driver.FailedCompletion
+	refused []driver.RefusedRequest
+	dropped []driver.DroppedPackets
+	unsent  []driver.UnsentPackets
+	states  []driver.StateChange
+	lost    []driver.LostCompletion
+	inError func(num uint32) // called when a queue pair enters ERR; may be nil
+}
+
+func (o *observed) CompletionFailed(f driver.FailedCompletion) { note(o, &o.failed, f) }
+func (o *observed) RequestRefused(f driver.RefusedRequest)     { note(o, &o.refused, f) }
+func (o *observed) PacketsDropped(f driver.DroppedPackets)     { note(o, &o.dropped, f) }
+func (o *observed) PacketsUnsent(f driver.UnsentPackets)       { note(o, &o.unsent, f) }
+func (o *observed) StateChanged(f driver.StateChange) {
+	if note(o, &o.states, f); f.To == ib.QPErr && o.inError != nil {
+		o.inError(f.QP.Num)
+	}
+}
+func (o *observed) CompletionLost(f driver.LostCompletion) { note(o, &o.lost, f) }
+
+func note[F any](o *observed, list *[]F, f F) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	*list = append(*list, f)
+}
+
+// TestObserveFailures makes work requests and receives fail, and checks the reports: the failed completion of the
+// requester, and the refusal of the responder with the violated rule.
+func TestObserveFailures(t *testing.T) {
+	const far = 1 << 40
+	for _, c := range []struct {
+		name    string
+		conn    conn
+		recv    int // bytes of a receive; 0: none
+		wr      func(b *bench) ib.SendWR
+		status  uapi.WCStatus
+		local   driver.Rule // of the failed completion
+		refused driver.Rule // of the refused request; RuleUnknown: none
+		limit   uint64      // of the violation
+	}{
+		{name: "unknown remote key", wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey() + 1}
+		}, status: uapi.WCRemAccessErr, refused: driver.RuleKey},
+		{name: "remote range", wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr + far, RKey: b.b.mr.RKey()}
+		}, status: uapi.WCRemAccessErr, refused: driver.RuleRange, limit: 1 << 16},
+		{name: "right of the queue pair", conn: conn{access: ib.AccessRemoteRead}, wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
+		}, status: uapi.WCRemInvReqErr, refused: driver.RuleQPRight},
+		{name: "short receive", recv: 16, wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
+		}, status: uapi.WCRemInvReqErr, refused: driver.RuleReceiveLength, limit: 16},
+		{name: "no receive", conn: conn{rnrRetry: 2, rnrTimer: 1}, wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(0, 32)}
+		}, status: uapi.WCRNRRetryExcErr, refused: driver.RuleNoReceive},
+		{name: "unaligned atomic", wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr + 1, RKey: b.b.mr.RKey()}
+		}, status: uapi.WCRemInvReqErr, refused: driver.RuleAlignment},
+		{name: "no incoming reads", conn: conn{destRdAtomic: -1}, wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
+		}, status: uapi.WCRemInvReqErr, refused: driver.RuleRespDepth},
+		{name: "no outgoing reads", conn: conn{rdAtomic: -1}, wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRRDMARead, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
+		}, status: uapi.WCLocQPOpErr, local: driver.RuleReadDepth},
+		{name: "unknown local key", wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRSend, SGList: []ib.SGE{{Addr: b.a.addr, Length: 8, LKey: 5}}}
+		}, status: uapi.WCLocProtErr, local: driver.RuleKey},
+		{name: "local range", wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRSend, SGList: b.a.sge(far, 8)}
+		}, status: uapi.WCLocProtErr, local: driver.RuleRange, limit: 1 << 16},
+		{name: "atomic of 4 bytes", wr: func(b *bench) ib.SendWR {
+			return ib.SendWR{Opcode: ib.WRAtomicFetchAdd, SGList: b.a.sge(0, 4), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey()}
+		}, status: uapi.WCLocLenErr, local: driver.RuleAtomicLength, limit: 8},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			eachNetwork(t, func(t *testing.T, s setup) {
+				o := &observed{}
+				s.observer = o
+				b := newBench(t, s)
+				b.connect(c.conn)
+				if c.recv > 0 {
+					b.b.recv(9, 0, c.recv)
+				}
+				wr := c.wr(b)
+				wr.ID = 1
+				b.a.send(wr)
+				b.a.expect(ib.WC{ID: 1, Status: c.status})
+				o.mu.Lock()
+				defer o.mu.Unlock()
+				i := slices.IndexFunc(o.failed, func(f driver.FailedCompletion) bool { return !f.Recv })
+				if i < 0 {
+					t.Fatalf("failed completions: got %+v, want one of a send", o.failed)
+				}
+				f := o.failed[i]
+				if f.Status != c.status || f.WRID != 1 || f.QP.Num != b.a.qp.Num() || f.QP.Peer != addrB ||
+					f.QP.DestQPN != b.b.qp.Num() || f.Violation.Rule != c.local {
+					t.Errorf("failed completion: got %+v, want status %v, rule %d", f, c.status, c.local)
+				}
+				v := f.Violation
+				if c.refused != driver.RuleUnknown {
+					if len(o.refused) == 0 {
+						t.Fatal("refused requests: got none")
+					}
+					r := o.refused[len(o.refused)-1]
+					if v = r.Violation; v.Rule != c.refused || !r.Answered || r.QP.Num != b.b.qp.Num() {
+						t.Errorf("refused request: got %+v, want rule %d", r, c.refused)
+					}
+				} else if len(o.refused) != 0 {
+					t.Errorf("refused requests: got %+v, want none", o.refused)
+				}
+				if c.limit != 0 && v.Limit != c.limit {
+					t.Errorf("violation: got %+v, want limit %d", v, c.limit)
+				}
+				if c.conn.rnrRetry != 0 && (f.Attempts != 3 || len(o.refused) != 3) {
+					t.Errorf("after 2 RNR retries: got %d attempts and %d RNR NAKs, want 3 and 3", f.Attempts, len(o.refused))
+				}
+			})
+		})
+	}
+}
+
+// TestObserveTimeout tests the report of a request without an answer: the number and the time of its transmissions.
+func TestObserveTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		o := &observed{}
+		b := newBench(t, setup{observer: o})
+		b.connect(conn{timeout: 14, retry: 2, psn: 77})
+		b.net.SetLink(addrB, false)
+		began := time.Now()
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
+		f := o.failed[0]
+		timeout := roce.AckTimeout(14).Duration()
+		if f.Attempts != 3 || f.PSN != 77 || !f.Since.Equal(began) || f.Time.Sub(f.Since) != 3*timeout || f.Timeout != timeout {
+			t.Errorf("failed completion: got %+v, want 3 attempts within %v", f, 3*timeout)
+		}
+		want := driver.StateCause{Reason: driver.BySend, Status: uapi.WCRetryExcErr}
+		if s := o.states[len(o.states)-1]; s.To != ib.QPErr || s.From != ib.QPRTS || s.Cause != want {
+			t.Errorf("last change of state: got %+v, want ERR by %v", s, want)
+		}
+	})
+}
+
+// TestObserveStates tests that the changes of a queue pair's state are reported in order, up to its destruction, and
+// that a success causes no other report.
+func TestObserveStates(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		o := &observed{}
+		s.observer = o
+		b := newBenchIn(t, s)
+		b.connect(conn{})
+		transfer(b, ib.WRSend, 5000, 1)
+		transfer(b, ib.WRRDMARead, 5000, 2)
+		num := b.a.qp.Num()
+		b.close()
+		var states []ib.QPState
+		for _, c := range o.states {
+			if c.QP.Num != num || c.QP.Device != "rxe0" {
+				continue
+			}
+			if c.Cause.Reason == driver.ByDestroy {
+				states = append(states, ib.QPReset)
+				continue
+			}
+			states = append(states, c.To)
+		}
+		if want := []ib.QPState{ib.QPInit, ib.QPRTR, ib.QPRTS, ib.QPReset}; !slices.Equal(states, want) {
+			t.Errorf("states of QP %d: got %v, want %v", num, states, want)
+		}
+		if len(o.failed)+len(o.refused)+len(o.dropped)+len(o.unsent)+len(o.lost) != 0 {
+			t.Errorf("reports after success: got %+v, want changes of state only", o)
+		}
+	})
+}
+
+// TestObserveDrops tests the reports of dropped packets: a queue pair that does not receive yet, and a number that no
+// queue pair has.
+func TestObserveDrops(t *testing.T) {
+	eachNetwork(t, func(t *testing.T, s setup) {
+		o := &observed{}
+		s.observer = o
+		b := newBench(t, s)
+		c := conn{timeout: 14, retry: 1}
+		toRTR(t, b.a.qp, b.b.dev, b.b.qp.Num(), c)
+		toRTS(t, b.a.qp, c)
+		b.a.send(ib.SendWR{ID: 1, Opcode: ib.WRSend})
+		b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
+		o.mu.Lock()
+		if len(o.dropped) == 0 {
+			t.Fatal("packets to a QP in RESET: got no report")
+		}
+		d := o.dropped[0]
+		if d.Reason != driver.DropState || d.QP.State != ib.QPReset || d.QP.Num != b.b.qp.Num() || d.Source != addrA {
+			t.Errorf("packets to a QP in RESET: got %+v, want reason %d", d, driver.DropState)
+		}
+		o.dropped = nil
+		o.mu.Unlock()
+		check(t, b.a.qp.Modify(ib.QPAttr{State: ib.QPReset}, ib.QPAttrState))
+		toRTR(t, b.a.qp, b.b.dev, 0x4242, c)
+		toRTS(t, b.a.qp, c)
+		b.a.send(ib.SendWR{ID: 2, Opcode: ib.WRSend})
+		b.a.expect(ib.WC{ID: 2, Status: ib.WCRetryExcErr})
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if len(o.dropped) == 0 || o.dropped[0].Reason != driver.DropNoQP || o.dropped[0].QP.Num != 0x4242 {
+			t.Errorf("packets to no QP: got %+v, want a report", o.dropped)
+		}
+	})
+}
+
+// TestObserveLostCompletion tests the report of a completion queue without room.
+func TestObserveLostCompletion(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		o := &observed{}
+		b := newBench(t, setup{observer: o, cqe: 1})
+		b.connect(conn{})
+		n := b.a.cq.Entries()
+		for i := range n + 1 {
+			b.b.recv(uint64(i), 0, 8)
+			b.a.send(ib.SendWR{ID: uint64(i), Opcode: ib.WRRDMAWrite, Flags: ib.SendSignaled})
+		}
+		time.Sleep(time.Second)
+		if len(o.lost) != 1 || o.lost[0].Entries != n || o.lost[0].Waiting != n || o.lost[0].WRID != uint64(n) {
+			t.Errorf("lost completions: got %+v, want one, of request %d, for %d entries", o.lost, n, n)
+		}
+		if s := o.states[len(o.states)-1]; s.Cause.Reason != driver.ByCQ {
+			t.Errorf("last change of state: got %+v, want the reason %v", s, driver.ByCQ)
+		}
+	})
+}

@@ -1,0 +1,342 @@
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"verbena/driver"
+	"verbena/ib"
+	"verbena/internal/qpinfo"
+	"verbena/internal/quota"
+	"verbena/link"
+	"verbena/roce"
+	"verbena/uapi"
+)
+
+var (
+	here  = netip.MustParseAddr("10.0.0.1")
+	there = netip.MustParseAddr("10.0.0.2")
+	begin = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+)
+
+// program is a context of a program.
+type program struct {
+	ib.UserContext
+	Program
+}
+
+func programOf(c ib.UserContext) (Program, bool) {
+	p, ok := c.(*program)
+	if !ok {
+		return Program{}, false
+	}
+	return p.Program, true
+}
+
+// ends is a Recorder with two connected queue pairs: 17 on rxe0 of user 1, and 18 on rxe1 of the user of the test.
+type ends struct {
+	*Recorder
+	t    *testing.T
+	a, b driver.QPRef
+}
+
+func newEnds(t *testing.T, peer int) *ends {
+	e := &ends{Recorder: New(Config{Program: programOf}), t: t}
+	e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}}, false)
+	e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}}, false)
+	e.a = driver.QPRef{Device: "rxe0", Num: 17, Type: ib.QPTypeRC, State: ib.QPRTS, Local: here, Peer: there, DestQPN: 18,
+		Context: &program{Program: Program{User: quota.ID{UID: 1}, PID: 100, Name: "client"}}}
+	e.b = driver.QPRef{Device: "rxe1", Num: 18, Type: ib.QPTypeRC, State: ib.QPRTS, Local: there, Peer: here, DestQPN: 17,
+		Context: &program{Program: Program{User: quota.ID{UID: peer}, PID: 200, Name: "server"}}}
+	e.StateChanged(driver.StateChange{Time: begin, QP: e.a, From: ib.QPRTR, To: ib.QPRTS})
+	e.StateChanged(driver.StateChange{Time: begin, QP: e.b, From: ib.QPRTR, To: ib.QPRTS})
+	return e
+}
+
+func after(d time.Duration) time.Time { return begin.Add(d) }
+
+// enter changes the state of a queue pair.
+func (e *ends) enter(qp driver.QPRef, at time.Duration, to ib.QPState, why driver.StateCause) {
+	from := qp.State
+	qp.State = to
+	e.StateChanged(driver.StateChange{Time: after(at), QP: qp, From: from, To: to, Cause: why})
+}
+
+// fail makes a work request of QP 17 fail 4.7 s after the beginning. It was sent first after 1 s.
+func (e *ends) fail(status uapi.WCStatus, v driver.Violation) {
+	e.CompletionFailed(driver.FailedCompletion{
+		Time: after(4700 * time.Millisecond), QP: e.a, WRID: 5, Opcode: uapi.WRSend, Status: status, Length: 8192, PSN: 4711, Attempts: 8,
+		Since: after(time.Second), Violation: v,
+	})
+}
+
+// last returns the latest cause of a user.
+func (e *ends) last(uid int, all bool) qpinfo.Cause {
+	e.t.Helper()
+	list := e.Causes(Query{Sees: func(id quota.ID) bool { return id.UID == uid }, All: all, Last: 1})
+	if len(list) != 1 {
+		e.t.Fatalf("causes of user %d: got %d, want 1", uid, len(list))
+	}
+	return list[0]
+}
+
+// TestTimeout tests the cause of a work request without an answer, for each state of the other end.
+func TestTimeout(t *testing.T) {
+	const unanswered = "QP 17: transport retry counter exceeded: PSN 4711 sent 8 times in 3.7 s without an answer; "
+	for _, c := range []struct {
+		name   string
+		peer   int // user of the other end
+		facts  func(e *ends)
+		row    string
+		text   string
+		fault  string
+		hidden string // row for the user, if the other end belongs to another user
+	}{
+		{name: "receive too short", peer: 1, facts: func(e *ends) {
+			e.RequestRefused(driver.RefusedRequest{Time: after(4300 * time.Millisecond), QP: e.b, PSN: 4711, Answered: true,
+				Answer: roce.NAKInvalidRequest, Violation: driver.Violation{Rule: driver.RuleReceiveLength, Limit: 4096, Length: 5120, More: true}})
+			e.enter(e.b, 4300*time.Millisecond, ib.QPErr, driver.StateCause{Reason: driver.ByPeer, Status: uapi.WCLocLenErr})
+		}, row: "peer-in-error", fault: "the peer",
+			text: unanswered + "the peer's QP 18 has been in ERR since 400 ms earlier (receive too short: 4096 of 8192 bytes)"},
+		{name: "modified to ERR", peer: 1, facts: func(e *ends) {
+			e.enter(e.b, time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByProgram})
+		}, row: "peer-in-error", fault: "the peer",
+			text: unanswered + "the peer's QP 18 has been in ERR since 3.7 s earlier (its program has modified it)"},
+		{name: "modified to ERR by another user", peer: 2, facts: func(e *ends) {
+			e.enter(e.b, time.Second, ib.QPErr, driver.StateCause{Reason: driver.ByProgram})
+		}, row: "peer-in-error", fault: "the peer", hidden: "no-answer"},
+		{name: "destroyed", peer: 1, facts: func(e *ends) {
+			e.enter(e.b, time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
+		}, row: "peer-closed", fault: "the peer", text: unanswered + "the peer's QP 18 was destroyed 3.7 s earlier"},
+		{name: "ended", peer: 1, facts: func(e *ends) {
+			e.b.Context.(*program).Ending = true
+			e.enter(e.b, time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
+		}, row: "peer-ended", fault: "the peer",
+			text: unanswered + "the peer's program (process 200) ended 3.7 s earlier, and with it QP 18"},
+		{name: "ended, of another user", peer: 2, facts: func(e *ends) {
+			e.b.Context.(*program).Ending = true
+			e.enter(e.b, time.Second, ib.QPRTS, driver.StateCause{Reason: driver.ByDestroy})
+		}, row: "peer-ended", fault: "the peer", hidden: "no-answer"},
+		{name: "INIT", peer: 1, facts: func(e *ends) {
+			e.enter(e.b, 0, ib.QPInit, driver.StateCause{Reason: driver.ByProgram})
+		}, row: "peer-not-ready", fault: "the peer", text: unanswered + "the peer's QP 18 is in INIT"},
+		{name: "connected elsewhere", peer: 1, facts: func(e *ends) {
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: e.b, Source: here, Reason: driver.DropSource, Packets: 1})
+		}, row: "peer-other", fault: "both ends", text: unanswered + "the peer's QP 18 is connected to another QP"},
+		{name: "an older drop", peer: 1, facts: func(e *ends) {
+			e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second / 2), QP: e.b, Source: here, Reason: driver.DropSource, Packets: 1})
+		}, row: "no-answer-here", fault: "unknown", text: unanswered + "the peer's QP 18 is in RTS; the reason is unknown"},
+		{name: "link down", peer: 1, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Down: true, Since: after(time.Second)}, false)
+		}, row: "peer-port-down", fault: "the network", text: unanswered + "the port of the peer's device rxe1 has been down since 12:00:01.000"},
+		{name: "own link down", peer: 2, facts: func(e *ends) {
+			e.PacketsUnsent(driver.UnsentPackets{Time: after(2 * time.Second), QP: e.a, Packets: 1})
+			e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}, Down: true, Since: after(time.Second)}, false)
+		}, row: "port-down", fault: "the network", text: unanswered + "the port of rxe0 has been down since 12:00:01.000"},
+		{name: "too long for the link", peer: 2, facts: func(e *ends) {
+			e.PacketsUnsent(driver.UnsentPackets{Time: after(2 * time.Second), QP: e.a, Packets: 1, Longest: 4112, Err: link.ErrTooLong, MTU: 1400})
+		}, row: "too-long", fault: "this end", text: unanswered + "packets of 4112 bytes do not fit the MTU 1400 of the interface"},
+		{name: "device hung", peer: 2, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Lost: "hung", Since: after(time.Second)}, false)
+		}, row: "peer-device", fault: "the device", text: unanswered + "the peer's device rxe1 is hung since 12:00:01.000"},
+		{name: "lost by a rule", peer: 1, facts: func(e *ends) {
+			e.PacketsLost(LostPackets{Time: after(2 * time.Second), Device: "rxe0", QP: 17})
+		}, row: "packets-lost", fault: "injected", text: unanswered + "1 packets were lost by fault rules of rxe0"},
+		{name: "no such QP", peer: 1, facts: func(e *ends) {
+			e.a.DestQPN = 99
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1", Num: 99}, Source: here,
+				Reason: driver.DropNoQP, Packets: 1})
+		}, row: "no-qp", fault: "this end", text: unanswered + "10.0.0.2 has no QP 99"},
+		{name: "another host", peer: 1, facts: func(e *ends) {
+			e.SetDevice(DeviceState{Name: "rxe1"}, true)
+		}, row: "no-answer", fault: "unknown", text: unanswered + "no answer from 10.0.0.2"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newEnds(t, c.peer)
+			c.facts(e)
+			e.fail(uapi.WCRetryExcErr, driver.Violation{})
+			got := e.last(1, true)
+			if got.Row != c.row || got.Fault != c.fault || c.text != "" && got.String() != c.text {
+				t.Errorf("cause: got %s, %s: %s; want %s, %s: %s", got.Row, got.Fault, &got, c.row, c.fault, c.text)
+			}
+			want := c.row
+			if c.hidden != "" {
+				want = c.hidden
+			}
+			own := e.last(1, false)
+			if own.Row != want {
+				t.Errorf("cause for its user: got %s, want %s", own.Row, want)
+			}
+			if text := fmt.Sprintf("%+v", own); c.hidden != "" && (strings.Contains(text, "200") || strings.Contains(text, "server") ||
+				strings.Contains(text, "ERR since")) {
+				t.Errorf("cause for its user: got facts of another user: %s", text)
+			}
+		})
+	}
+}
+
+// TestRefused tests the causes of both ends if a responder refuses a request.
+func TestRefused(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		v         driver.Violation
+		nak       roce.Syndrome
+		status    uapi.WCStatus
+		row, text string
+		requester string // end at fault, from the view of the requester
+		responder string
+	}{
+		{"key", driver.Violation{Rule: driver.RuleKey, Key: 0x1234}, roce.NAKRemoteAccessError, uapi.WCRemAccessErr, "key",
+			"no memory region or window has the key 0x1234", "this end", "the peer"},
+		{"right", driver.Violation{Rule: driver.RuleRight, Key: 0x12, Right: ib.AccessRemoteWrite}, roce.NAKRemoteAccessError,
+			uapi.WCRemAccessErr, "right", "the region of key 0x12 does not grant REMOTE_WRITE", "the peer", "this end"},
+		{"short receive", driver.Violation{Rule: driver.RuleReceiveLength, Limit: 16, Length: 4096, More: true}, roce.NAKInvalidRequest,
+			uapi.WCRemInvReqErr, "receive-too-short", "receive too short: 16 of 8192 bytes", "the peer", "this end"},
+		{"key of the receive", driver.Violation{Rule: driver.RuleKey, Key: 7}, roce.NAKRemoteOperationalError, uapi.WCRemOpErr, "key",
+			"no memory region or window has the key 0x7", "the peer", "this end"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			for _, peer := range []int{1, 2} {
+				e := newEnds(t, peer)
+				e.RequestRefused(driver.RefusedRequest{Time: after(4 * time.Second), QP: e.b, PSN: 4711, Answered: true, Answer: c.nak,
+					Violation: c.v})
+				if got := e.last(peer, false); got.Row != c.row || got.Fault != c.responder || got.QP != 18 {
+					t.Errorf("cause at the responder: got %+v, want %s at %s", got, c.row, c.responder)
+				}
+				e.fail(c.status, driver.Violation{})
+				got := e.last(1, true)
+				if got.Row != c.row || got.Fault != c.requester || got.Why != c.text {
+					t.Errorf("cause at the requester: got %+v, want %s: %s", got, c.row, c.text)
+				}
+				if got := e.last(1, false); peer == 2 && (got.Row != "peer-refused" || got.Fault != "unknown") {
+					t.Errorf("cause for a user who does not see the responder: got %+v, want peer-refused", got)
+				}
+			}
+		})
+	}
+}
+
+// TestRefusalOfAnotherRequest tests that a refusal of an earlier request explains no later one.
+func TestRefusalOfAnotherRequest(t *testing.T) {
+	e := newEnds(t, 1)
+	e.RequestRefused(driver.RefusedRequest{Time: after(2 * time.Second), QP: e.b, PSN: 4710, Answered: true,
+		Answer: roce.NAKRemoteAccessError, Violation: driver.Violation{Rule: driver.RuleKey}})
+	e.fail(uapi.WCRemAccessErr, driver.Violation{})
+	if got := e.last(1, true); got.Row != "peer-refused" || got.Fault != "unknown" {
+		t.Errorf("cause: got %+v, want peer-refused", got)
+	}
+}
+
+// TestFlushed tests that flushed work requests count for the failure before them, or name the reason for ERR.
+func TestFlushed(t *testing.T) {
+	e := newEnds(t, 1)
+	e.enter(e.a, time.Second, ib.QPErr, driver.StateCause{Reason: driver.BySend})
+	e.a.State = ib.QPErr
+	e.fail(uapi.WCLocProtErr, driver.Violation{Rule: driver.RuleKey, Key: 3})
+	for range 3 {
+		e.fail(uapi.WCWRFlushErr, driver.Violation{})
+	}
+	if got := e.last(1, false); got.Row != "key" || got.Flushed != 3 || got.Fault != "this end" {
+		t.Errorf("cause: got %+v, want key with 3 flushed work requests", got)
+	}
+	for reason, row := range map[driver.StateReason]string{
+		driver.ByProgram: "modified", driver.ByDevice: "device-error", driver.ByContext: "context-ended", driver.ByQueueMemory: "queue-memory",
+	} {
+		e := newEnds(t, 1)
+		e.a.State = ib.QPErr
+		e.enter(e.a, time.Second, ib.QPErr, driver.StateCause{Reason: reason})
+		e.fail(uapi.WCWRFlushErr, driver.Violation{})
+		e.fail(uapi.WCWRFlushErr, driver.Violation{})
+		if got := e.last(1, false); got.Row != row || got.Flushed != 2 {
+			t.Errorf("flushed after %v: got %+v, want %s with 2 flushed work requests", reason, got, row)
+		}
+	}
+}
+
+// TestCounts tests that repeated drops count for one cause.
+func TestCounts(t *testing.T) {
+	e := newEnds(t, 1)
+	for range 5 {
+		e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second), QP: e.b, Source: here, Reason: driver.DropQKey, Packets: 2})
+	}
+	if got := e.last(1, false); got.Row != "dropped-qkey" || got.Count != 10 || got.Fault != "the peer" {
+		t.Errorf("cause: got %+v, want 10 packets with the wrong Q_Key", got)
+	}
+}
+
+// TestLimits tests that a Recorder forgets the oldest causes, queue pairs and users, and never more.
+func TestLimits(t *testing.T) {
+	r := New(Config{Program: programOf, Limits: Limits{Causes: 10, QPs: 5, Users: 3}})
+	for uid := range 6 {
+		for n := range 20 {
+			qp := driver.QPRef{Device: "rxe0", Num: uint32(100*uid + n), State: ib.QPRTS,
+				Context: &program{Program: Program{User: quota.ID{UID: uid}}}}
+			r.CompletionFailed(driver.FailedCompletion{Time: after(time.Duration(100*uid+n) * time.Second), QP: qp,
+				Status: uapi.WCLocProtErr, Violation: driver.Violation{Rule: driver.RuleKey}})
+		}
+	}
+	for uid := range 6 {
+		list := r.Causes(Query{Sees: func(id quota.ID) bool { return id.UID == uid }})
+		if uid < 3 {
+			if len(list) != 0 {
+				t.Errorf("user %d: got %d causes, want none", uid, len(list))
+			}
+			continue
+		}
+		if len(list) != 10 || list[0].QP != uint32(100*uid+10) || list[9].QP != uint32(100*uid+19) {
+			t.Errorf("user %d: got %d causes, want the latest 10", uid, len(list))
+		}
+	}
+	if len(r.users) != 3 || len(r.qps) != 15 {
+		t.Errorf("Recorder: got %d users and %d queue pairs, want 3 and 15", len(r.users), len(r.qps))
+	}
+	for n := range 10 * maxNoQP {
+		r.PacketsDropped(driver.DroppedPackets{Time: begin, QP: driver.QPRef{Device: "rxe0", Num: uint32(n)}, Reason: driver.DropNoQP})
+	}
+	if len(r.noQP) != maxNoQP {
+		t.Errorf("packets to no QP: got %d facts, want %d", len(r.noQP), maxNoQP)
+	}
+}
+
+// TestTable checks the rows: unique names, known words, complete columns, and one row for each rule and drop reason.
+func TestTable(t *testing.T) {
+	if len(rows) != len(Table) {
+		t.Errorf("table: got %d different names of %d rows", len(rows), len(Table))
+	}
+	e := newEnds(t, 1)
+	full := &values{q: e.qps[qpKey{"rxe0", 17}], peer: e.qps[qpKey{"rxe1", 18}], peerWhy: "x", at: begin, since: begin,
+		v: driver.Violation{Length: 1}, count: 1, device: "x", mtu: 1, err: "x", reason: "x", port: "x", man: "x"}
+	words := regexp.MustCompile(`\{(\w+)\}`)
+	for _, r := range Table {
+		if r.Name == "" || r.Text == "" || r.Clause == "" || r.Remedy == "" {
+			t.Errorf("row %q: got an empty column in %+v", r.Name, r)
+		}
+		for _, m := range words.FindAllStringSubmatch(r.Text+r.Clause+r.Remedy, -1) {
+			if full.value(m[1]) == "" {
+				t.Errorf("row %s: word {%s} has no value", r.Name, m[1])
+			}
+		}
+		if got := expand(r.Text, &values{}); strings.ContainsAny(got, "{}") {
+			t.Errorf("row %s without values: got %q", r.Name, got)
+		}
+	}
+	for rule, name := range ruleRows {
+		if rows[name] == nil {
+			t.Errorf("rule %d: got row %q, want one of the table", rule, name)
+		}
+	}
+	for reason, name := range dropRows {
+		if rows[name] == nil {
+			t.Errorf("drop reason %d: got row %q, want one of the table", reason, name)
+		}
+	}
+	for errno, name := range callRows {
+		if rows[name] == nil {
+			t.Errorf("errno %v: got row %q, want one of the table", errno, name)
+		}
+	}
+}
