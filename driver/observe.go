@@ -10,11 +10,12 @@ import (
 	"verbena/uapi"
 )
 
-// Observer receives the failures of a device's queue pairs as values, each at the moment at which the device detects it.
-// A device without failures calls only StateChanged.
+// Observer receives the failures of a device's queue pairs as values, each at the moment at which the device
+// detects it. A device without failures calls only StateChanged.
 //
-// The methods are called on the thread that runs the queue pair, or on the thread that receives packets. That thread may
-// hold locks: a method must not sleep, and must not call the device. Calls for different queue pairs may be concurrent.
+// The methods are called on the thread that runs the queue pair, or on the thread that receives packets. That
+// thread may hold locks: a method must not sleep, and must not call the device. Calls for different queue
+// pairs may be concurrent.
 type Observer interface {
 	// CompletionFailed reports a completion with an error status, before the consumer can poll it.
 	CompletionFailed(FailedCompletion)
@@ -52,11 +53,11 @@ const (
 	RuleUnknown       Rule = iota
 	RuleKey                // no region or window has the key
 	RuleDomain             // the key belongs to another protection domain
-	RuleRight              // the key does not grant the right
+	RuleRight              // the key does not have the right
 	RuleRange              // the range exceeds the range of the key
 	RuleWindowQP           // the window is bound to another queue pair
 	RuleRevoked            // the key is being invalidated or deregistered
-	RuleMemory             // the key grants the access, and the process's memory refused it
+	RuleMemory             // the key allows the access, and the process's memory refused it
 	RuleOpcode             // the type of queue pair does not support the operation
 	RuleInline             // the operation cannot be inline
 	RuleInlineLength       // inline data exceed the queue pair's max_inline_data
@@ -68,7 +69,7 @@ const (
 	RuleAtomicLength       // an atomic operation needs 8 bytes
 	RuleFlushType          // invalid placement or level of a FLUSH
 	RuleSequence           // the opcode does not follow the one before it
-	RuleQPRight            // the queue pair's access flags do not grant the operation
+	RuleQPRight            // the queue pair's access flags do not allow the operation
 	RuleAlignment          // the address of an atomic operation is not a multiple of 8
 	RuleRespDepth          // more READs and atomics outstanding than max_dest_rd_atomic
 	RulePacketLength       // the packet's length does not fit the path MTU
@@ -100,7 +101,7 @@ type FailedCompletion struct {
 	QP     QPRef // with the state before the failure
 	Recv   bool  // a receive; otherwise a send work request
 	WRID   uint64
-	Opcode uapi.WROpcode // of a send work request
+	Opcode uapi.WROpcode // only for a send work request
 	Status uapi.WCStatus
 	// Length is the length of a send work request's message in bytes.
 	Length uint64
@@ -118,13 +119,13 @@ type FailedCompletion struct {
 // RefusedRequest is a request packet that a responder did not execute.
 type RefusedRequest struct {
 	Time   time.Time
-	QP     QPRef // of the responder, with the state before the refusal
+	QP     QPRef // the responder, with the state before the refusal
 	PSN    roce.PSN
 	Opcode roce.Opcode
 	// Late is set if the packet was accepted, and its data could not be stored or read afterwards. Opcode is then unknown.
 	Late bool
-	// Answer is the syndrome of the NAK or RNR NAK, if Answered is set. An unreliable service does not answer.
-	Answer    roce.Syndrome
+	// Syndrome is the syndrome of the NAK or RNR NAK, if Answered is set. An unreliable service does not answer.
+	Syndrome  roce.Syndrome
 	Answered  bool
 	Violation Violation
 }
@@ -152,9 +153,10 @@ type DroppedPackets struct {
 	QP      QPRef // Context is nil, and only Device and Num are set, if no queue pair has the number
 	Source  netip.Addr
 	Reason  DropReason
-	Opcode  roce.Opcode // of the first packet
-	PSN     roce.PSN    // of the first packet
 	Packets int
+	// Opcode and PSN belong to the first packet.
+	Opcode roce.Opcode
+	PSN    roce.PSN
 }
 
 // UnsentPackets is a run of packets that were not sent.
@@ -212,8 +214,8 @@ func (c StateCause) String() string {
 	return c.Reason.String()
 }
 
-// StateChange is a change of a queue pair's state. To equals QP.State. After ByDestroy there are no further reports about
-// the queue pair.
+// StateChange is a change of a queue pair's state. To equals QP.State. After ByDestroy there are no further
+// reports about the queue pair.
 type StateChange struct {
 	Time     time.Time
 	QP       QPRef

@@ -12,8 +12,9 @@ import (
 	"verbena/uapi"
 )
 
-// The functions of this file report failures to Config.Observer. They are called only after a failure, except for changes
-// of state. Each determines the violated rule by a second look at the values: the data path does not keep them.
+// The functions of this file report failures to Config.Observer. They are called only after a failure, except
+// for changes of state. Each determines the violated rule by a second look at the values: the data path does
+// not keep them.
 
 // ref describes the queue pair for a report. The caller runs the queue pair.
 func (qp *QP) ref() driver.QPRef {
@@ -189,7 +190,8 @@ func (r *responder) receiveViolation(status uapi.WCStatus) driver.Violation {
 	return driver.Violation{}
 }
 
-// observeRefusal notes the rule for the NAK of a request that was not executed, or reports the request if no NAK follows.
+// observeRefusal notes the rule for the NAK of a request that was not executed, or reports the request if no
+// NAK follows.
 func (qp *QP) observeRefusal(k *packet, v verdict, by transport.Check) {
 	o := qp.dev.observer
 	if o == nil || v == refused {
@@ -236,14 +238,14 @@ func (qp *QP) observeNAK(psn roce.PSN, s roce.Syndrome, status uapi.WCStatus) {
 		}
 	}
 	qp.dev.observer.RequestRefused(driver.RefusedRequest{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: x.op, Late: late, Answer: s, Answered: true,
+		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: x.op, Late: late, Syndrome: s, Answered: true,
 		Violation: x.Violation,
 	})
 }
 
 func (qp *QP) observeRequest(psn roce.PSN, op roce.Opcode, s roce.Syndrome, answered bool, v driver.Violation) {
 	qp.dev.observer.RequestRefused(driver.RefusedRequest{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: op, Answer: s, Answered: answered, Violation: v,
+		Time: qp.dev.clock.Now(), QP: qp.ref(), PSN: psn, Opcode: op, Syndrome: s, Answered: answered, Violation: v,
 	})
 }
 
@@ -342,8 +344,8 @@ func (r *responder) requestViolation(k *packet, by transport.Check) driver.Viola
 // maxSearched bounds the regions that keyWithoutRemote looks at.
 const maxSearched = 4096
 
-// keyWithoutRemote returns the local key of a region of the domain that contains a range and grants no remote access, 0 if
-// there is none. Programs see 0 as the remote key of such a region.
+// keyWithoutRemote returns the local key of a region of the domain that contains a range and has no remote
+// right, or 0 if there is none. Programs see 0 as the remote key of such a region.
 func (d *Device) keyWithoutRemote(in *pd, addr, length uint64) uint32 {
 	n := 0
 	for m := range d.mrs.all() {
@@ -357,7 +359,8 @@ func (d *Device) keyWithoutRemote(in *pd, addr, length uint64) uint32 {
 	return 0
 }
 
-// injectsNotReady reports whether a receive is posted, so that only a fault rule can have made it seem that there is none.
+// injectsNotReady reports whether a receive is posted, so that only a fault rule can have made it seem that
+// there is none.
 func (r *responder) injectsNotReady() bool {
 	qp := r.qp
 	if !qp.dev.faults.Active() || qp.srq != nil || qp.typ == ib.QPTypeXRCTgt {
@@ -368,7 +371,8 @@ func (r *responder) injectsNotReady() bool {
 	return r.wqe.taken || found && ok
 }
 
-// dropReasons are the reasons of the counters. A counter that is not listed belongs to the ordinary recovery from a loss.
+// dropReasons are the reasons of the counters. A counter that is not listed belongs to the ordinary recovery
+// from a loss.
 var dropReasons = map[counter]driver.DropReason{
 	cntDropShort: driver.DropMalformed, cntDropVersion: driver.DropMalformed, cntDropOpcode: driver.DropMalformed,
 	cntDropHeaders: driver.DropMalformed, cntDropUnaligned: driver.DropMalformed, cntDropPad: driver.DropMalformed,
@@ -435,7 +439,8 @@ func (qp *QP) observeLost(c *cq, wc *uapi.WC) {
 		return
 	}
 	x := driver.LostCompletion{
-		Time: qp.dev.clock.Now(), QP: qp.ref(), Recv: c == qp.recvCQ && wc.Opcode&uapi.WCRecv != 0, WRID: wc.WRID, Status: wc.Status,
+		Time: qp.dev.clock.Now(), QP: qp.ref(), Recv: c == qp.recvCQ && wc.Opcode&uapi.WCRecv != 0, WRID: wc.WRID,
+		Status: wc.Status,
 	}
 	c.mu.Lock()
 	_, waiting, ok := c.oldest()

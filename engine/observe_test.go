@@ -51,9 +51,9 @@ func TestObserveFailures(t *testing.T) {
 		recv    int // bytes of a receive; 0: none
 		wr      func(b *bench) ib.SendWR
 		status  uapi.WCStatus
-		local   driver.Rule // of the failed completion
-		refused driver.Rule // of the refused request; RuleUnknown: none
-		limit   uint64      // of the violation
+		local   driver.Rule // expected in the failed completion
+		refused driver.Rule // expected in the refused request; RuleUnknown: no refusal
+		limit   uint64      // expected Violation.Limit
 	}{
 		{name: "unknown remote key", wr: func(b *bench) ib.SendWR {
 			return ib.SendWR{Opcode: ib.WRRDMAWrite, SGList: b.a.sge(0, 8), RemoteAddr: b.b.addr, RKey: b.b.mr.RKey() + 1}
@@ -148,7 +148,8 @@ func TestObserveTimeout(t *testing.T) {
 		b.a.expect(ib.WC{ID: 1, Status: ib.WCRetryExcErr})
 		f := o.failed[0]
 		timeout := roce.AckTimeout(14).Duration()
-		if f.Attempts != 3 || f.PSN != 77 || !f.Since.Equal(began) || f.Time.Sub(f.Since) != 3*timeout || f.Timeout != timeout {
+		if f.Attempts != 3 || f.PSN != 77 || !f.Since.Equal(began) || f.Time.Sub(f.Since) != 3*timeout ||
+			f.Timeout != timeout {
 			t.Errorf("failed completion: got %+v, want 3 attempts within %v", f, 3*timeout)
 		}
 		want := driver.StateCause{Reason: driver.BySend, Status: uapi.WCRetryExcErr}

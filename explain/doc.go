@@ -6,8 +6,8 @@
 // the cause says that there was no answer. A cause is one row of [Table]. If no fact decides, the row says that the
 // reason is unknown.
 //
-// A cause belongs to the user of the failed queue pair, and contains facts of the other end only if the other end
-// belongs to the same user. Causes for managers contain the facts of both ends.
+// A cause belongs to the user of the failed queue pair. A user sees facts about the other end if both ends
+// belong to the same user. Managers see the facts of both ends.
 //
 // The package has no goroutine and no clock. The memory of a Recorder is bounded: see [Limits].
 package explain

@@ -69,7 +69,8 @@ func (e *ends) enter(qp driver.QPRef, at time.Duration, to ib.QPState, why drive
 // fail makes a work request of QP 17 fail 4.7 s after the beginning. It was sent first after 1 s.
 func (e *ends) fail(status uapi.WCStatus, v driver.Violation) {
 	e.CompletionFailed(driver.FailedCompletion{
-		Time: after(4700 * time.Millisecond), QP: e.a, WRID: 5, Opcode: uapi.WRSend, Status: status, Length: 8192, PSN: 4711, Attempts: 8,
+		Time: after(4700 * time.Millisecond), QP: e.a, WRID: 5, Opcode: uapi.WRSend, Status: status, Length: 8192,
+		PSN: 4711, Attempts: 8,
 		Since: after(time.Second), Violation: v,
 	})
 }
@@ -98,7 +99,8 @@ func TestTimeout(t *testing.T) {
 	}{
 		{name: "receive too short", peer: 1, facts: func(e *ends) {
 			e.RequestRefused(driver.RefusedRequest{Time: after(4300 * time.Millisecond), QP: e.b, PSN: 4711, Answered: true,
-				Answer: roce.NAKInvalidRequest, Violation: driver.Violation{Rule: driver.RuleReceiveLength, Limit: 4096, Length: 5120, More: true}})
+				Syndrome: roce.NAKInvalidRequest, Violation: driver.Violation{Rule: driver.RuleReceiveLength,
+					Limit: 4096, Length: 5120, More: true}})
 			e.enter(e.b, 4300*time.Millisecond, ib.QPErr, driver.StateCause{Reason: driver.ByPeer, Status: uapi.WCLocLenErr})
 		}, row: "peer-in-error", fault: "the peer",
 			text: unanswered + "the peer's QP 18 has been in ERR since 400 ms earlier (receive too short: 4096 of 8192 bytes)"},
@@ -125,10 +127,12 @@ func TestTimeout(t *testing.T) {
 			e.enter(e.b, 0, ib.QPInit, driver.StateCause{Reason: driver.ByProgram})
 		}, row: "peer-not-ready", fault: "the peer", text: unanswered + "the peer's QP 18 is in INIT"},
 		{name: "connected elsewhere", peer: 1, facts: func(e *ends) {
-			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: e.b, Source: here, Reason: driver.DropSource, Packets: 1})
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: e.b, Source: here,
+				Reason: driver.DropSource, Packets: 1})
 		}, row: "peer-other", fault: "both ends", text: unanswered + "the peer's QP 18 is connected to another QP"},
 		{name: "an older drop", peer: 1, facts: func(e *ends) {
-			e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second / 2), QP: e.b, Source: here, Reason: driver.DropSource, Packets: 1})
+			e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second / 2), QP: e.b, Source: here,
+				Reason: driver.DropSource, Packets: 1})
 		}, row: "no-answer-here", fault: "unknown", text: unanswered + "the peer's QP 18 is in RTS; the reason is unknown"},
 		{name: "link down", peer: 1, facts: func(e *ends) {
 			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Down: true, Since: after(time.Second)}, false)
@@ -138,7 +142,8 @@ func TestTimeout(t *testing.T) {
 			e.SetDevice(DeviceState{Name: "rxe0", Addrs: []netip.Addr{here}, Down: true, Since: after(time.Second)}, false)
 		}, row: "port-down", fault: "the network", text: unanswered + "the port of rxe0 has been down since 12:00:01.000"},
 		{name: "too long for the link", peer: 2, facts: func(e *ends) {
-			e.PacketsUnsent(driver.UnsentPackets{Time: after(2 * time.Second), QP: e.a, Packets: 1, Longest: 4112, Err: link.ErrTooLong, MTU: 1400})
+			e.PacketsUnsent(driver.UnsentPackets{Time: after(2 * time.Second), QP: e.a, Packets: 1, Longest: 4112,
+				Err: link.ErrTooLong, MTU: 1400})
 		}, row: "too-long", fault: "this end", text: unanswered + "packets of 4112 bytes do not fit the MTU 1400 of the interface"},
 		{name: "device hung", peer: 2, facts: func(e *ends) {
 			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Lost: "hung", Since: after(time.Second)}, false)
@@ -148,7 +153,8 @@ func TestTimeout(t *testing.T) {
 		}, row: "packets-lost", fault: "injected", text: unanswered + "1 packets were lost by fault rules of rxe0"},
 		{name: "no such QP", peer: 1, facts: func(e *ends) {
 			e.a.DestQPN = 99
-			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1", Num: 99}, Source: here,
+			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1",
+				Num: 99}, Source: here,
 				Reason: driver.DropNoQP, Packets: 1})
 		}, row: "no-qp", fault: "this end", text: unanswered + "10.0.0.2 has no QP 99"},
 		{name: "another host", peer: 1, facts: func(e *ends) {
@@ -171,7 +177,8 @@ func TestTimeout(t *testing.T) {
 			if own.Row != want {
 				t.Errorf("cause for its user: got %s, want %s", own.Row, want)
 			}
-			if text := fmt.Sprintf("%+v", own); c.hidden != "" && (strings.Contains(text, "200") || strings.Contains(text, "server") ||
+			if text := fmt.Sprintf("%+v", own); c.hidden != "" && (strings.Contains(text, "200") ||
+				strings.Contains(text, "server") ||
 				strings.Contains(text, "ERR since")) {
 				t.Errorf("cause for its user: got facts of another user: %s", text)
 			}
@@ -194,15 +201,18 @@ func TestRefused(t *testing.T) {
 			"no memory region or window has the key 0x1234", "this end", "the peer"},
 		{"right", driver.Violation{Rule: driver.RuleRight, Key: 0x12, Right: ib.AccessRemoteWrite}, roce.NAKRemoteAccessError,
 			uapi.WCRemAccessErr, "right", "the region of key 0x12 does not grant REMOTE_WRITE", "the peer", "this end"},
-		{"short receive", driver.Violation{Rule: driver.RuleReceiveLength, Limit: 16, Length: 4096, More: true}, roce.NAKInvalidRequest,
+		{"short receive", driver.Violation{Rule: driver.RuleReceiveLength, Limit: 16, Length: 4096, More: true},
+			roce.NAKInvalidRequest,
 			uapi.WCRemInvReqErr, "receive-too-short", "receive too short: 16 of 8192 bytes", "the peer", "this end"},
-		{"key of the receive", driver.Violation{Rule: driver.RuleKey, Key: 7}, roce.NAKRemoteOperationalError, uapi.WCRemOpErr, "key",
+		{"key of the receive", driver.Violation{Rule: driver.RuleKey, Key: 7}, roce.NAKRemoteOperationalError,
+			uapi.WCRemOpErr, "key",
 			"no memory region or window has the key 0x7", "the peer", "this end"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for _, peer := range []int{1, 2} {
 				e := newEnds(t, peer)
-				e.RequestRefused(driver.RefusedRequest{Time: after(4 * time.Second), QP: e.b, PSN: 4711, Answered: true, Answer: c.nak,
+				e.RequestRefused(driver.RefusedRequest{Time: after(4 * time.Second), QP: e.b, PSN: 4711,
+					Answered: true, Syndrome: c.nak,
 					Violation: c.v})
 				if got := e.last(peer, false); got.Row != c.row || got.Fault != c.responder || got.QP != 18 {
 					t.Errorf("cause at the responder: got %+v, want %s at %s", got, c.row, c.responder)
@@ -224,7 +234,7 @@ func TestRefused(t *testing.T) {
 func TestRefusalOfAnotherRequest(t *testing.T) {
 	e := newEnds(t, 1)
 	e.RequestRefused(driver.RefusedRequest{Time: after(2 * time.Second), QP: e.b, PSN: 4710, Answered: true,
-		Answer: roce.NAKRemoteAccessError, Violation: driver.Violation{Rule: driver.RuleKey}})
+		Syndrome: roce.NAKRemoteAccessError, Violation: driver.Violation{Rule: driver.RuleKey}})
 	e.fail(uapi.WCRemAccessErr, driver.Violation{})
 	if got := e.last(1, true); got.Row != "peer-refused" || got.Fault != "unknown" {
 		t.Errorf("cause: got %+v, want peer-refused", got)
@@ -244,7 +254,8 @@ func TestFlushed(t *testing.T) {
 		t.Errorf("cause: got %+v, want key with 3 flushed work requests", got)
 	}
 	for reason, row := range map[driver.StateReason]string{
-		driver.ByProgram: "modified", driver.ByDevice: "device-error", driver.ByContext: "context-ended", driver.ByQueueMemory: "queue-memory",
+		driver.ByProgram: "modified", driver.ByDevice: "device-error", driver.ByContext: "context-ended",
+		driver.ByQueueMemory: "queue-memory",
 	} {
 		e := newEnds(t, 1)
 		e.a.State = ib.QPErr
@@ -261,7 +272,8 @@ func TestFlushed(t *testing.T) {
 func TestCounts(t *testing.T) {
 	e := newEnds(t, 1)
 	for range 5 {
-		e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second), QP: e.b, Source: here, Reason: driver.DropQKey, Packets: 2})
+		e.PacketsDropped(driver.DroppedPackets{Time: after(time.Second), QP: e.b, Source: here,
+			Reason: driver.DropQKey, Packets: 2})
 	}
 	if got := e.last(1, false); got.Row != "dropped-qkey" || got.Count != 10 || got.Fault != "the peer" {
 		t.Errorf("cause: got %+v, want 10 packets with the wrong Q_Key", got)
@@ -295,7 +307,8 @@ func TestLimits(t *testing.T) {
 		t.Errorf("Recorder: got %d users and %d queue pairs, want 3 and 15", len(r.users), len(r.qps))
 	}
 	for n := range 10 * maxNoQP {
-		r.PacketsDropped(driver.DroppedPackets{Time: begin, QP: driver.QPRef{Device: "rxe0", Num: uint32(n)}, Reason: driver.DropNoQP})
+		r.PacketsDropped(driver.DroppedPackets{Time: begin, QP: driver.QPRef{Device: "rxe0", Num: uint32(n)},
+			Reason: driver.DropNoQP})
 	}
 	if len(r.noQP) != maxNoQP {
 		t.Errorf("packets to no QP: got %d facts, want %d", len(r.noQP), maxNoQP)

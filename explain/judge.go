@@ -21,6 +21,7 @@ import (
 type verdict struct {
 	row    *Row
 	why    string
+	clause string
 	remedy string
 	fault  string
 	since  time.Time
@@ -31,7 +32,7 @@ type values struct {
 	q       *qpFacts // the failed queue pair
 	peer    *qpFacts // the other end; nil if unknown
 	peerWhy string
-	at      time.Time // of the failure
+	at      time.Time // when the failure happened
 	since   time.Time
 	v       driver.Violation
 	count   int
@@ -41,6 +42,9 @@ type values struct {
 	reason  string
 	port    string
 	man     string
+
+	peerAddr string // replaces q.ref.Peer, for a connection without a queue pair
+	peerPID  int
 }
 
 // judge returns the verdict of a row. self is the role of the failed queue pair: FaultRequester or FaultResponder.
@@ -49,7 +53,8 @@ func judge(row string, x *values, self Fault) verdict {
 	if r == nil {
 		r = rows["unknown"]
 	}
-	d := verdict{row: r, why: expand(r.Text, x), remedy: expand(r.Remedy, x), since: x.since, fault: r.Fault.String()}
+	d := verdict{row: r, why: expand(r.Text, x), clause: expand(r.Clause, x), remedy: expand(r.Remedy, x),
+		since: x.since, fault: r.Fault.String()}
 	switch r.Fault {
 	case FaultRequester, FaultResponder:
 		if d.fault = "the peer"; r.Fault == self {
@@ -137,6 +142,12 @@ func (x *values) value(word string) string {
 			return formatDuration(x.at.Sub(x.since))
 		}
 	}
+	switch {
+	case word == "peer" && x.peerAddr != "":
+		return x.peerAddr
+	case word == "peerpid" && x.peerPID != 0:
+		return strconv.Itoa(x.peerPID)
+	}
 	if x.q != nil {
 		switch word {
 		case "qp":
@@ -178,7 +189,7 @@ func (q *qpFacts) judgeRefusal(f *driver.RefusedRequest) verdict {
 		row = "datagram-short"
 	}
 	d := judge(row, &values{q: q, v: f.Violation, at: f.Time}, FaultResponder)
-	if f.Answer == roce.NAKRemoteOperationalError { // the rule concerns the receive, not the request
+	if f.Syndrome == roce.NAKRemoteOperationalError { // the rule concerns the receive, not the request
 		return d.of(FaultSelf.String())
 	}
 	return d
@@ -264,7 +275,8 @@ func (r *Recorder) peerOf(q *qpFacts, both bool) (d *deviceFacts, peer *qpFacts,
 func (r *Recorder) judgeNAK(q *qpFacts, f *driver.FailedCompletion, both bool) verdict {
 	x := &values{q: q, at: f.Time}
 	_, peer, _ := r.peerOf(q, both)
-	if peer == nil || peer.evidence == nil || !peer.refusal.Answered || peer.refusal.PSN != f.PSN || peer.refusal.Time.Before(f.Since) {
+	if peer == nil || peer.evidence == nil || !peer.refusal.Answered || peer.refusal.PSN != f.PSN ||
+		peer.refusal.Time.Before(f.Since) {
 		return judge("peer-refused", x, FaultRequester)
 	}
 	x.v, x.peer = peer.refusal.Violation, peer
@@ -354,7 +366,8 @@ func (r *Recorder) judgePeer(q, peer *qpFacts, f *driver.FailedCompletion, x *va
 		if peer.evidence != nil && peer.why != "" {
 			y.peerWhy = peer.why
 		}
-		if v := peer.evidence; v != nil && v.refusal.Answered && v.refusal.PSN == f.PSN && v.refusal.Violation.Rule == driver.RuleReceiveLength {
+		if v := peer.evidence; v != nil && v.refusal.Answered && v.refusal.PSN == f.PSN &&
+			v.refusal.Violation.Rule == driver.RuleReceiveLength {
 			z := values{v: v.refusal.Violation}
 			z.v.Length, z.v.More = f.Length, false
 			y.peerWhy = expand(rows["receive-too-short"].Text, &z)

@@ -14,8 +14,8 @@ import (
 	"verbena/uapi"
 )
 
-// Limits bounds the memory of a Recorder. A cause takes up to 1 KB, and a queue pair up to 1.5 KB after its first failure
-// and 300 bytes before.
+// Limits bounds the memory of a Recorder. A cause takes up to 1 KB, and a queue pair up to 1.5 KB after its
+// first failure and 300 bytes before.
 type Limits struct {
 	Causes int // causes of one user; 0 means 1000
 	QPs    int // queue pairs of one user, with destroyed ones; 0 means 4096
@@ -53,6 +53,8 @@ type Recorder struct {
 	devices map[string]*deviceFacts
 	byAddr  map[netip.Addr]*deviceFacts
 	noQP    map[qpKey]driver.DroppedPackets // latest packets to a number that no queue pair has; at most maxNoQP
+
+	rejections map[netip.AddrPort]rejection // by the address of the rejected end; at most maxNoQP
 }
 
 // maxNoQP bounds Recorder.noQP, because any host can send such packets.
@@ -69,7 +71,8 @@ func New(cfg Config) *Recorder {
 	def(&cfg.Limits.QPs, 4096)
 	def(&cfg.Limits.Users, 256)
 	return &Recorder{cfg: cfg, users: map[quota.ID]*userCauses{}, qps: map[qpKey]*qpFacts{},
-		devices: map[string]*deviceFacts{}, byAddr: map[netip.Addr]*deviceFacts{}, noQP: map[qpKey]driver.DroppedPackets{}}
+		devices: map[string]*deviceFacts{}, byAddr: map[netip.Addr]*deviceFacts{}, noQP: map[qpKey]driver.DroppedPackets{},
+		rejections: map[netip.AddrPort]rejection{}}
 }
 
 var _ driver.Observer = (*Recorder)(nil)
@@ -81,10 +84,11 @@ type qpKey struct {
 
 // userCauses are the causes and queue pairs of a user.
 type userCauses struct {
-	causes []*entry // a ring once it is full
-	next   int      // index of the oldest cause in a full ring
-	qps    []qpKey  // in order of their creation
-	latest time.Time
+	causes  []*entry // a ring once it is full
+	next    int      // index of the oldest cause in a full ring
+	qps     []qpKey  // in order of their creation
+	latest  time.Time
+	refused *entry // latest refused call
 }
 
 // entry is a cause in the form for its user, and for a user who sees both ends.
@@ -97,7 +101,7 @@ type entry struct {
 type qpFacts struct {
 	ref     driver.QPRef
 	program Program
-	changed time.Time // of the state
+	changed time.Time // when the state changed
 	cause   driver.StateCause
 	gone    bool
 	*evidence
@@ -132,7 +136,7 @@ type DeviceState struct {
 	Down bool
 	// Lost describes the state in which the device does not work, such as "unplugged"; "" if it works.
 	Lost  string
-	Since time.Time // of Down or Lost
+	Since time.Time // when the port went down, or the device was lost
 }
 
 // SetDevice reports the state of a device. With remove the device no longer exists.
@@ -300,7 +304,7 @@ func (r *Recorder) addFor(q *qpFacts, at time.Time, what string, found, alone ve
 // newCause returns a cause of the queue pair.
 func (q *qpFacts) newCause(at time.Time, what string, v verdict) qpinfo.Cause {
 	c := qpinfo.Cause{
-		Time: at, Row: v.row.Name, What: what, Why: v.why, Clause: v.row.Clause, Fault: v.fault, Remedy: v.remedy, Since: v.since,
+		Time: at, Row: v.row.Name, What: what, Why: v.why, Clause: v.clause, Fault: v.fault, Remedy: v.remedy, Since: v.since,
 		Device: q.ref.Device, QP: q.ref.Num,
 	}
 	if q.ref.Peer.IsValid() {
@@ -338,7 +342,7 @@ func (r *Recorder) RequestRefused(f driver.RefusedRequest) {
 	}
 	v := q.failures()
 	v.refusal = f
-	if f.Answered && f.Answer.IsRNR() {
+	if f.Answered && f.Syndrome.IsRNR() {
 		if v.notReady.n == 0 || f.Time.Sub(v.notReady.first) > notReadyWindow {
 			v.notReady.first, v.notReady.n = f.Time, 0
 		}
@@ -412,11 +416,11 @@ func (r *Recorder) PacketsUnsent(f driver.UnsentPackets) {
 	e.count(f.Packets-1, 0)
 }
 
-// LostPackets is a run of packets of a queue pair that the rules of a fault, or the simulation of a link, have dropped.
+// LostPackets is a run of packets that a fault rule has dropped.
 type LostPackets struct {
 	Time   time.Time
-	Device string // of the sender
-	QP     uint32 // that sent the packets
+	Device string // device of the sender
+	QP     uint32 // queue pair of the sender
 }
 
 // PacketsLost reports packets that a fault rule has dropped.
@@ -493,9 +497,11 @@ func describeCompletion(q *qpFacts, f *driver.FailedCompletion) string {
 	case f.Recv:
 		return s + fmt.Sprintf(": receive work request %d", f.WRID)
 	case f.Status == uapi.WCRetryExcErr:
-		return s + fmt.Sprintf(": PSN %d sent %s in %s without an answer", f.PSN, times(f.Attempts), formatDuration(f.Time.Sub(f.Since)))
+		return s + fmt.Sprintf(": PSN %d sent %s in %s without an answer", f.PSN, times(f.Attempts),
+			formatDuration(f.Time.Sub(f.Since)))
 	case f.Status == uapi.WCRNRRetryExcErr:
-		return s + fmt.Sprintf(": PSN %d refused %s in %s with an RNR NAK", f.PSN, times(f.Attempts), formatDuration(f.Time.Sub(f.Since)))
+		return s + fmt.Sprintf(": PSN %d refused %s in %s with an RNR NAK", f.PSN, times(f.Attempts),
+			formatDuration(f.Time.Sub(f.Since)))
 	case f.Attempts > 0:
 		return s + fmt.Sprintf(": %v of %s, PSN %d", f.Opcode, formatBytes(f.Length), f.PSN)
 	}

@@ -65,6 +65,9 @@ type Event struct {
 	err error // description, for AddrError
 }
 
+// Err returns the description of an AddrError, or nil.
+func (e Event) Err() error { return e.err }
+
 // Param holds the parameters of a connection (struct rdma_conn_param).
 type Param struct {
 	QPN                uint32

@@ -308,6 +308,7 @@ func (f *File) answerRequest(r devfile.Request, fds []int) (a devfile.Answer) {
 	}()
 	n, err := f.executeRequest(r, fds)
 	if err != nil {
+		f.reportRefusal(err)
 		if f.installed != nil { // the client does not receive the number
 			f.installed.Close()
 			f.installed = nil
@@ -319,6 +320,19 @@ func (f *File) answerRequest(r devfile.Request, fds []int) (a devfile.Answer) {
 		return devfile.Answer{N: n, Number: f.number}
 	}
 	return devfile.Answer{N: n}
+}
+
+// reportRefusal reports a request that fails.
+func (f *File) reportRefusal(err error) {
+	refused := f.srv.cfg.Refused
+	if refused == nil {
+		return
+	}
+	device := "rdma_cm"
+	if f.uverbs != nil {
+		device = f.uverbs.Device().Name()
+	}
+	refused(uverbs.Refusal{User: f.user.ID(), PID: f.client.PID, Program: f.client.Name, Device: device, Err: err})
 }
 
 func errorAnswer(err error) devfile.Answer {

@@ -40,6 +40,8 @@ type Config struct {
 	Kept *kept.Keeper
 	// Pollers polls the queues of clients. If Pollers is nil, the Server creates its own.
 	Pollers *poller.Pollers
+	// Refused, if not nil, is called with each refused command of a device file. It must not sleep.
+	Refused func(uverbs.Refusal)
 	// Log receives errors that cannot be returned to a caller. A nil Log discards them.
 	Log *slog.Logger
 }

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"time"
@@ -11,6 +12,9 @@ import (
 	"verbena/ib/slot"
 	"verbena/internal/ctl"
 	"verbena/internal/qpinfo"
+	"verbena/rdmacm"
+	"verbena/rdmacm/msg"
+	"verbena/rdmacm/ucma"
 	"verbena/uverbs"
 )
 
@@ -40,6 +44,40 @@ func programOf(c ib.UserContext) (explain.Program, bool) {
 		x.Session = m.SessionName()
 	}
 	return x, true
+}
+
+// callRefused reports a refused command to the recorder. It may not sleep.
+func (s *Service) callRefused(c uverbs.Refusal) {
+	var injected *ruleError
+	s.links.causes.CallRefused(explain.RefusedCall{
+		Time: time.Now(), Program: explain.Program{User: c.User, PID: c.PID, Name: c.Program, Session: c.Session},
+		Device: c.Device, Err: c.Err, Injected: errors.As(c.Err, &injected),
+	})
+}
+
+// connectionFailed reports a failed connection to the recorder. It may not sleep.
+func (s *Service) connectionFailed(f ucma.Failure) {
+	p := explain.Program{User: f.User, PID: f.PID, Name: commandName(f.PID), Session: f.Session}
+	if f.ByProgram {
+		s.links.causes.RejectedByProgram(time.Now(), p, f.View.Dst)
+		return
+	}
+	x := explain.FailedConnection{Time: time.Now(), Program: p, Local: f.View.Src, Remote: f.View.Dst}
+	if d := f.View.Device; d != nil {
+		x.Device = d.Name()
+	}
+	switch f.Event.Type {
+	case rdmacm.Rejected:
+		x.Event, x.Reason, x.Text = explain.ConnectionRejected, int(f.Event.Status), msg.RejectReason(f.Event.Status).String()
+	case rdmacm.AddrError, rdmacm.RouteError:
+		x.Event = explain.AddressUnresolved
+		if err := f.Event.Err(); err != nil {
+			x.Text = err.Error()
+		}
+	default:
+		x.Event = explain.ConnectionUnreachable
+	}
+	s.links.causes.ConnectionFailed(x)
 }
 
 // deviceObserver passes the reports of a device on, and logs each queue pair that enters ERR.

@@ -185,18 +185,19 @@ func New(opts Options) (_ *Service, err error) {
 		return nil, err
 	}
 	cm := ucma.NewServer(s.cm)
+	cm.OnFailure(s.connectionFailed)
 	s.verbFaults.ids, s.verbFaults.uverbs, s.verbFaults.cm, s.verbFaults.ended = &s.links.faultIDs, s.uverbs, cm, s.ended
 	pollers := poller.New(s.log)
 	if s.guests, err = supervisor.NewSupervisor(supervisor.SupervisorConfig{
 		Uverbs: s.uverbs, CM: cm, Links: netlinkLinks{&s.links}, Dir: s.dir.path, Node: opts.Node,
 		AskHelper: opts.AskLaunchers, Quota: s.quota, Doorbells: opts.Doorbells, Pollers: pollers, Rights: &s.rights,
-		Kept: s.kept, Authority: s.authority, Log: s.log}); err != nil {
+		Kept: s.kept, Authority: s.authority, Refused: s.callRefused, Log: s.log}); err != nil {
 		return nil, err
 	}
 	s.links.guests = s.guests
 	s.remote = remote.New(remote.Config{Uverbs: s.uverbs, CM: cm, Quota: s.quota, Copies: s.guests.CopiesOf,
 		Pollers: pollers, Rights: &s.rights,
-		Kept: s.kept, Log: s.log})
+		Kept: s.kept, Refused: s.callRefused, Log: s.log})
 	if opts.Confine {
 		// At this point the supervisor needs no more privileges, and no thread blocks signals yet.
 		if err := privilege.DropPrivileges(privilege.KeptCapabilities); errors.Is(err, syscall.ENOTSUP) {

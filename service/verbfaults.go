@@ -165,11 +165,20 @@ func (v *verbFaults) applyFaults(c *uverbs.VerbCall, ended context.Context) erro
 			r.waitForDelay(c.PID, ended)
 		}
 		if r.errno != 0 {
-			return fmt.Errorf("fault rule %d: %w", r.id, r.errno)
+			return &ruleError{r.id, r.errno}
 		}
 	}
 	return nil
 }
+
+// ruleError is the error that a rule injects.
+type ruleError struct {
+	rule  int
+	errno syscall.Errno
+}
+
+func (e *ruleError) Error() string { return fmt.Sprintf("fault rule %d: %v", e.rule, e.errno) }
+func (e *ruleError) Unwrap() error { return e.errno }
 
 func (v *verbFaults) listRules() []ctl.FaultRuleState {
 	v.mu.Lock()

@@ -254,7 +254,8 @@ func newCMFile(t *Session, n *deviceNode, p *opener, how int) (_ *openFile, desc
 	f.inode = inode{st.Dev, st.Ino}
 	f.waits.left, f.waits.user = make(chan struct{}), t.sup.getOrAddWaitCount(p.user)
 	f.pipe = &cmPipe{end: os.NewFile(uintptr(writer), cmDevice), fd: writer, user: p.user, kept: keep, note: note}
-	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Alive: p.isAlive,
+	f.cm = t.sup.cfg.CM.Open(ucma.Config{User: p.user, PID: p.id.pid, UID: p.id.uids.effective, Session: t.name,
+		Alive: p.isAlive,
 		Ready: f.pipe.setReady})
 	f.file = cmFile{f.cm}
 	s := t.sup

@@ -212,7 +212,7 @@ func (dc *deviceCalls) answerCommand(c call, f *openFile) callResult {
 	}
 	if v.err != nil {
 		dc.caller.session.warnIfLimitReached(v.err)
-		dc.logRefusal(f, v.err)
+		dc.reportRefusal(f, v.err)
 	}
 	return v
 }
@@ -249,9 +249,13 @@ func (dc *deviceCalls) Stalled() {
 	}()
 }
 
-// logRefusal logs a command that fails. The error begins with the name of the command.
-func (dc *deviceCalls) logRefusal(f *openFile, err error) {
+// reportRefusal reports and logs a command that fails. The error begins with the name of the command.
+func (dc *deviceCalls) reportRefusal(f *openFile, err error) {
 	t := dc.caller.session
+	if refused := t.sup.cfg.Refused; refused != nil {
+		refused(uverbs.Refusal{User: f.user.ID(), PID: f.pid, Program: f.program, Session: t.name,
+			Device: f.node.device, Err: err})
+	}
 	if !t.log.Enabled(context.Background(), slog.LevelDebug) {
 		return
 	}

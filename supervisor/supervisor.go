@@ -58,6 +58,8 @@ type SupervisorConfig struct {
 	Rights *rights.Queues
 	// Kept charges users for files, pipes and sockets of the service that their programs keep; nil means no charge.
 	Kept *kept.Keeper
+	// Refused, if not nil, is called with each refused command of a device file. It must not sleep.
+	Refused func(uverbs.Refusal)
 	// Log receives errors that cannot be returned to a caller. At level Debug, Log also receives opens and closes
 	// of device files, and refused commands. Records about a session have the attribute uid. A nil Log discards all
 	// records.

@@ -43,6 +43,16 @@ type Caller interface {
 	FileInode(fd int) (dev, ino uint64, err error)
 }
 
+// Refusal is a command of a device file that fails. The servers of device files report it.
+type Refusal struct {
+	User    quota.ID // the charged user
+	PID     int      // process that opened the file
+	Program string   // name of that process, or ""
+	Session string   // name of its session, or ""
+	Device  string   // name of the file, such as uverbs0
+	Err     error    // begins with the name of the command
+}
+
 // Memory is a file that the program maps. The file contains the program's queues.
 type Memory interface {
 	Alloc(size int) (ib.Shared, error)

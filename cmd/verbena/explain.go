@@ -48,7 +48,8 @@ func writeCauses(w io.Writer, causes []qpinfo.Cause) {
 		if c.PID != 0 {
 			who = fmt.Sprintf(" %s[%d]", replaceControlChars(c.Process), c.PID)
 		}
-		fmt.Fprintf(w, "%s%s %s\n", c.Time.Format("15:04:05.000"), who, strings.TrimSpace(c.Device+" "+replaceControlChars(c.String())))
+		fmt.Fprintf(w, "%s%s %s\n", c.Time.Format("15:04:05.000"), who,
+			strings.TrimSpace(c.Device+" "+replaceControlChars(c.String())))
 		fmt.Fprintf(w, "    cause: %s; at fault: %s; rule: %s\n", c.Row, c.Fault, replaceControlChars(c.Clause))
 		fmt.Fprintf(w, "    remedy: %s\n", replaceControlChars(c.Remedy))
 	}

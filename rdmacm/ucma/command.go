@@ -568,6 +568,10 @@ func (k *commandCall) reject() error {
 	if err != nil {
 		return err
 	}
+	if k.f.srv.failed != nil { // before the peer can receive the rejection
+		k.f.srv.failed(Failure{User: c.user.ID(), PID: k.f.cfg.PID, Session: k.f.cfg.Session, ByProgram: true,
+			View: c.cm.View()})
+	}
 	return c.cm.Reject(reason, cmd.PrivateData[:cmd.PrivateDataLen])
 }
 

@@ -42,6 +42,7 @@ const MaxBacklog = 1024
 type Server struct {
 	m      *rdmacm.Manager
 	onVerb atomic.Pointer[func(VerbCall) error] // nil without a function
+	failed func(Failure)                        // see OnFailure
 
 	mu     sync.Mutex
 	ids    map[uint32]*idContext
@@ -60,6 +61,8 @@ type Config struct {
 	User *quota.User
 	// PID and UID identify the process that opened the file, for display.
 	PID, UID int
+	// Session is the name of the process's session, or "", for reports of failures.
+	Session string
 	// Alive reports whether the process that opened the file exists; nil means that this is unknown. Alive must not
 	// sleep.
 	Alive func() bool
@@ -278,8 +281,40 @@ func (f *File) lookupAnyID(id uint32) (*idContext, error) {
 	return c, nil
 }
 
+// Failure is a connection of a program that was not established, or that the program has rejected.
+type Failure struct {
+	User quota.ID
+	PID  int // process that opened the file
+	// Session is Config.Session.
+	Session string
+	// Event is Rejected, Unreachable, ConnectError, AddrError or RouteError. With ByProgram the program itself has
+	// rejected the request of its peer.
+	Event     rdmacm.Event
+	ByProgram bool
+	View      rdmacm.View // view of the ID
+}
+
+// OnFailure sets a function that is called with each failure. It must be called before the first Open. f must
+// not sleep.
+func (s *Server) OnFailure(f func(Failure)) { s.failed = f }
+
+// reportFailure reports an event of an ID, if it is a failure.
+func (s *Server) reportFailure(c *idContext, e *rdmacm.Event) {
+	if s.failed == nil {
+		return
+	}
+	switch e.Type {
+	case rdmacm.Rejected, rdmacm.Unreachable, rdmacm.ConnectError, rdmacm.AddrError, rdmacm.RouteError:
+		s.mu.Lock()
+		cfg := &c.file.cfg
+		s.mu.Unlock()
+		s.failed(Failure{User: c.user.ID(), PID: cfg.PID, Session: cfg.Session, Event: *e, View: c.cm.View()})
+	}
+}
+
 // handleEvent queues an event of an ID. (ucma_event_handler)
 func (s *Server) handleEvent(c *idContext, e rdmacm.Event) {
+	s.reportFailure(c, &e)
 	if e.Type == rdmacm.ConnectRequest {
 		s.queueRequest(c, e)
 		return

@@ -1,0 +1,113 @@
+package explain
+
+import (
+	"fmt"
+	"net/netip"
+	"syscall"
+	"testing"
+
+	"verbena/internal/quota"
+)
+
+// TestCallRefused tests the causes of refused calls.
+func TestCallRefused(t *testing.T) {
+	for _, c := range []struct {
+		err      error
+		injected bool
+		device   string
+		row      string // "": no cause
+		what     string
+		why      string
+		clause   string
+	}{
+		{err: fmt.Errorf("MODIFY_QP: the path MTU is out of range: %w", syscall.EINVAL), row: "call-invalid",
+			what: "call refused: MODIFY_QP",
+			why:  "the path MTU is out of range: invalid argument", clause: "ibv_modify_qp(3)"},
+		{err: fmt.Errorf("INVOKE_WRITE: REG_MR: over the limit: %w", syscall.ENOMEM), row: "call-memory",
+			what: "call refused: REG_MR",
+			why:  "over the limit: cannot allocate memory", clause: "ibv_reg_mr(3); getrlimit(2)"},
+		{err: fmt.Errorf("QP_CREATE: fault rule 3: %w", syscall.EAGAIN), injected: true, row: "call-injected",
+			what: "call refused: QP_CREATE", why: "fault rule 3: resource temporarily unavailable",
+			clause: "`verbena fault add --verb`"},
+		{err: fmt.Errorf("RESOLVE_IP: no device: %w", syscall.ENODEV), device: "rdma_cm", row: "call-gone",
+			what: "call refused: RESOLVE_IP", why: "no device: no such device",
+			clause: "rdma_resolve_addr(3); ibv_get_async_event(3)"},
+		{err: fmt.Errorf("REG_MR: %w", syscall.ERANGE), row: "call-failed", what: "call refused: REG_MR",
+			why:    "numerical result out of range",
+			clause: "ibv_reg_mr(3)"},
+		{err: syscall.EBUSY, row: "call-busy", what: "call refused", why: "device or resource busy",
+			clause: "the manual page of the call"},
+		{err: fmt.Errorf("QUERY_GID_ENTRY: empty: %w", syscall.ENODATA)},
+		{err: fmt.Errorf("ioctl: unknown method: %w", syscall.EPROTONOSUPPORT)},
+	} {
+		r := New(Config{})
+		p := Program{User: quota.ID{UID: 1}, PID: 100}
+		for range 3 {
+			r.CallRefused(RefusedCall{Time: begin, Program: p, Device: c.device, Err: c.err, Injected: c.injected})
+		}
+		list := r.Causes(Query{Sees: func(quota.ID) bool { return true }})
+		if c.row == "" {
+			if len(list) != 0 {
+				t.Errorf("%v: got %+v, want no cause", c.err, list)
+			}
+			continue
+		}
+		if len(list) != 1 {
+			t.Errorf("%v: got %d causes, want 1", c.err, len(list))
+			continue
+		}
+		if x := list[0]; x.Row != c.row || x.What != c.what || x.Why != c.why || x.Clause != c.clause ||
+			x.Count != 3 || x.PID != 100 {
+			t.Errorf("%v: got %+v, want %s, 3 times: %s; %s (%s)", c.err, x, c.row, c.what, c.why, c.clause)
+		}
+	}
+}
+
+// TestConnectionFailed tests the causes of failed connections, also if the program that has rejected one belongs to
+// another user.
+func TestConnectionFailed(t *testing.T) {
+	local, remote := netip.MustParseAddrPort("10.0.0.1:40000"), netip.MustParseAddrPort("10.0.0.2:18515")
+	for _, c := range []struct {
+		name     string
+		f        FailedConnection
+		rejected int // user of the program that has rejected the connection; 0: none here
+		row, why string
+		fault    string
+		full     string // row for a manager
+	}{
+		{"no listener", FailedConnection{Reason: 8, Remote: remote}, 0, "no-listener",
+			"10.0.0.2 has no listener on port 18515", "this end",
+			"no-listener"},
+		{"rejected here", FailedConnection{Reason: 28, Remote: remote}, 1, "rejected-program",
+			"process 200 rejected it", "the peer",
+			"rejected-program"},
+		{"rejected by another user", FailedConnection{Reason: 28, Remote: remote}, 2, "rejected-consumer",
+			"the program at 10.0.0.2 rejected it, destroyed its ID, or has no room in its backlog", "the peer", "rejected-program"},
+		{"another reason", FailedConnection{Reason: 26, Text: "MTU", Remote: remote}, 0, "rejected",
+			"reason 26: MTU", "unknown", "rejected"},
+		{"unreachable", FailedConnection{Event: ConnectionUnreachable, Remote: remote}, 0, "unreachable",
+			"no answer from 10.0.0.2 to the connection request", "unknown", "unreachable"},
+		{"address", FailedConnection{Event: AddressUnresolved, Text: "no route", Remote: remote}, 0,
+			"address-error", "no route", "this end",
+			"address-error"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := New(Config{})
+			if c.rejected != 0 {
+				r.RejectedByProgram(begin, Program{User: quota.ID{UID: c.rejected}, PID: 200}, local)
+			}
+			c.f.Time, c.f.Local, c.f.Program = begin, local, Program{User: quota.ID{UID: 1}, PID: 100}
+			r.ConnectionFailed(c.f)
+			for _, all := range []bool{false, true} {
+				list := r.Causes(Query{Sees: func(quota.ID) bool { return true }, All: all})
+				want := c.row
+				if all {
+					want = c.full
+				}
+				if len(list) != 1 || list[0].Row != want || !all && (list[0].Why != c.why || list[0].Fault != c.fault) {
+					t.Errorf("cause, both ends %t: got %+v, want %s at %s: %s", all, list, want, c.fault, c.why)
+				}
+			}
+		})
+	}
+}
