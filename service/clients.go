@@ -388,8 +388,9 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	info := who.sessionInfo(a, process, launcher)
 	info.Notice = launcher.printNotice
 	var theirs *os.File // the launcher's end of the trace
-	if a.Trace {
-		trace, f, end, err := s.startTrace(who)
+	var trace *callTrace
+	if a.Trace || a.Explain {
+		t, f, end, err := s.startTrace(who)
 		if err != nil {
 			_ = s.reply(c, errorResponse(fmt.Errorf("attach a program: %w", err)))
 			c.Discard(listener)
@@ -397,7 +398,10 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 		}
 		defer end()
 		defer f.Close()
-		theirs, info.Trace = f, trace.sendLine
+		theirs, trace = f, t
+		if a.Trace {
+			info.Trace = t.sendLine
+		}
 	}
 	session, err := s.guests.Attach(listener, info)
 	if err != nil {
@@ -414,10 +418,16 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	if err != nil {
 		s.log.Warn("attach a program", uidKey, who.uid, "err", err)
 	}
+	if a.Trace {
+		defer s.traces.add(session.Name(), trace)()
+	}
 	log := s.log.With(uidKey, who.uid, "pid", who.pid)
 	log.Debug("program attached", "args", ctl.TruncateArgs(a.Args))
 	began := time.Now()
 	<-session.Done()
+	if a.Explain {
+		s.explainSession(who, session.Name(), trace)
+	}
 	log.Debug("program ended", "args", ctl.TruncateArgs(a.Args), "after", time.Since(began).Round(time.Millisecond))
 }
 

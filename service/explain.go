@@ -1,9 +1,11 @@
 package service
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"time"
 
 	"verbena/driver"
@@ -18,16 +20,61 @@ import (
 	"verbena/uverbs"
 )
 
-// newRecorder returns the recorder of the causes of failures. It logs each cause.
-func newRecorder(log *slog.Logger) *explain.Recorder {
+// newRecorder returns the recorder of the causes of failures. It logs each cause, and adds it to the trace of its
+// program.
+func (s *Service) newRecorder() *explain.Recorder {
 	return explain.New(explain.Config{
 		Program: programOf,
 		Found: func(c *qpinfo.Cause) {
+			s.traces.send(c)
+			if !s.log.Enabled(context.Background(), slog.LevelDebug) {
+				return
+			}
 			// The caller holds locks. The log queues records of this level for a goroutine.
 			//verbena:allow nosleep a goroutine of the log's writes what has this level
-			log.Debug("failure", uidKey, c.UID, "pid", c.PID, "dev", c.Device, "cause", c.Row, "why", c.String())
+			s.log.Debug("failure", uidKey, c.UID, "pid", c.PID, "dev", c.Device, "cause", c.Row, "why", c)
 		},
 	})
+}
+
+// sessionTraces are the traces of programs, by the names of their sessions.
+type sessionTraces struct {
+	mu sync.Mutex
+	m  map[string]*callTrace
+}
+
+// add adds a trace until the call of remove.
+func (t *sessionTraces) add(session string, c *callTrace) (remove func()) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.m == nil {
+		t.m = map[string]*callTrace{}
+	}
+	t.m[session] = c
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.m, session)
+	}
+}
+
+// send adds a cause to the trace of its program, if there is a trace. It may not sleep.
+func (t *sessionTraces) send(c *qpinfo.Cause) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if trace := t.m[c.Session]; trace != nil && c.Session != "" {
+		trace.sendLine("--- " + c.Advice())
+	}
+}
+
+// maxExplained is the number of causes that the end of a program shows.
+const maxExplained = 20
+
+// explainSession sends the causes of a program's failures to its launcher.
+func (s *Service) explainSession(who peer, session string, trace *callTrace) {
+	for _, c := range s.explainFailures(who, ctl.Explain{Session: session, Last: maxExplained}) {
+		trace.sendLine(ctl.CausePrefix + c.Advice())
+	}
 }
 
 // sessionMember is implemented by a uverbs.Process that belongs to a session of the supervisor.

@@ -109,6 +109,7 @@ type Service struct {
 
 	links       linkTable
 	programs    attachedPrograms
+	traces      sessionTraces
 	connections controlConnections
 }
 
@@ -142,7 +143,7 @@ func New(opts Options) (_ *Service, err error) {
 	}
 	s.quota = quota.New(limits)
 	s.links.opts, s.links.log, s.links.core = &s.opts, s.log, s.core
-	s.links.causes = newRecorder(s.log)
+	s.links.causes = s.newRecorder()
 	s.links.ringBytes = limits[quota.RingBytes].UserMaximum()
 	refused := make(refusalQueue, 16)
 	s.quota.OnRefusal(refused.add)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/alecthomas/kong"
@@ -60,6 +61,8 @@ type traceCopier struct {
 	lines chan string
 	done  chan struct{}
 	err   error // valid once done is closed
+	// causes are the explanations of failures; valid once done is closed.
+	causes []string
 }
 
 // maxTraceLines limits the number of lines that wait for the writer. Beyond this limit the service's queue fills,
@@ -91,6 +94,10 @@ func startTracing(from *ctl.CallTrace, to io.WriteCloser) *traceCopier {
 func (t *traceCopier) writeQueuedLines(to io.Writer) error {
 	w := bufio.NewWriter(to)
 	for line := range t.lines {
+		if cause, ok := strings.CutPrefix(line, ctl.CausePrefix); ok {
+			t.causes = append(t.causes, replaceControlChars(cause))
+			continue
+		}
 		w.WriteString(replaceControlChars(line))
 		w.WriteByte('\n')
 		if len(t.lines) == 0 {

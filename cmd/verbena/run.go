@@ -27,6 +27,7 @@ type runCmd struct {
 	Outlive bool      `help:"After the end of the service, do not signal processes that keep its devices open. By default they get SIGTERM after 5 seconds, and SIGKILL after 10."`
 	Capture string    `help:"Record the packets of the service's devices in a pcapng file while the program runs; see verbena capture." placeholder:"FILE" complete:"file"`
 	Trace   traceFlag `help:"Print each call of the program that the service answers, except doorbells, with its result and time, to the standard error, or with --trace=FILE to a file." placeholder:"FILE" complete:"file"`
+	Explain bool      `help:"If the program fails, explain its failures on the standard error; see verbena explain."`
 	Program []string  `arg:"" optional:"" passthrough:"" help:"Program and its arguments, after --." complete:"program"`
 
 	traceTo io.WriteCloser // destination of the trace
@@ -137,7 +138,13 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 		if trace == nil {
 			return
 		}
-		if terr := trace.finish(); terr != nil {
+		terr := trace.finish()
+		if err != exitCodeError(0) {
+			for _, line := range trace.causes {
+				fmt.Fprintln(os.Stderr, "verbena: explain:", line)
+			}
+		}
+		if terr != nil {
 			fmt.Fprintln(os.Stderr, "verbena:", terr)
 			if err == exitCodeError(0) {
 				err = exitCodeError(exitFailure)
@@ -153,15 +160,19 @@ func (r *runCmd) launchProgram(client *service.Client, path string, argv []strin
 	tracer, done := serviceTracer(client)
 	defer done()
 	launch.Handover = func(listener *os.File) (err error) {
-		attached, err = client.Attach(ctl.Attach{Args: argv, Trace: r.Trace.on}, listener)
+		attached, err = client.Attach(ctl.Attach{Args: argv, Trace: r.Trace.on, Explain: r.Explain}, listener)
 		if err != nil {
 			return err
 		}
-		if r.Trace.on {
+		if r.Trace.on || r.Explain {
 			if attached.Trace == nil {
-				return errors.New("run --trace: the running service is an older build without traces: end it with `verbena stop`")
+				return errors.New("run: the running service is an older build without --trace or --explain: end it with `verbena stop`")
 			}
-			trace = startTracing(attached.Trace, r.traceTo)
+			to := r.traceTo
+			if to == nil {
+				to = nopCloser{io.Discard}
+			}
+			trace = startTracing(attached.Trace, to)
 		}
 		launch.AdoptOrphans = attached.Helped
 		if attached.Traced {

@@ -330,7 +330,7 @@ func (c *Client) Attach(a Attach, listener *os.File) (*AttachResult, error) {
 	if err == nil && r.Attached == nil {
 		err = errors.New("ask the service: malformed answer to attach")
 	}
-	if err == nil && trace != nil && a.Trace {
+	if err == nil && trace != nil && (a.Trace || a.Explain) {
 		r.Attached.Trace, err = NewCallTrace(trace)
 		trace = nil
 	}

@@ -136,7 +136,13 @@ type Attach struct {
 	Args []string // arguments of the program for display, shortened by TruncateArgs
 	// The answer comes with a socket, on which the service sends a trace of the program's calls.
 	Trace bool `json:",omitempty"`
+	// The answer comes with the same socket. At the end of the program, the service sends the causes of its failures
+	// on the socket, as lines that begin with CausePrefix.
+	Explain bool `json:",omitempty"`
 }
+
+// CausePrefix begins the lines of a trace that explain the failures of a program that has ended.
+const CausePrefix = "explain: "
 
 // AttachResult is the information for the launcher as the program's guardian.
 type AttachResult struct {

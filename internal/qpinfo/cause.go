@@ -56,3 +56,12 @@ func (c *Cause) String() string {
 	}
 	return b.String()
 }
+
+// Advice returns the explanation in one line, with the end at fault, the rule and the remedy.
+func (c *Cause) Advice() string {
+	where := ""
+	if c.Device != "" && c.QP != 0 {
+		where = c.Device + " "
+	}
+	return fmt.Sprintf("%s%s [%s; at fault: %s; rule: %s; remedy: %s]", where, c, c.Row, c.Fault, c.Clause, c.Remedy)
+}
