@@ -207,6 +207,7 @@ func (dc *deviceCalls) answerCommand(c call, f *openFile) callResult {
 		return callResult{fate: fateSent}
 	}
 	f.showLibraryFaults()
+	f.showHints()
 	if dc.known.stale { // no data was read and nothing was executed
 		return callResult{fate: fateContinued}
 	}

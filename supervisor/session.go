@@ -80,6 +80,7 @@ type Session struct {
 	loggedErrnos sync.Map
 
 	faults [ib.NumLibraryFaults]atomic.Int32 // states of the notices about faults of the library
+	hints  sessionHints
 }
 
 // Attach attaches a program by the listener from Launch.Handover, which another process may have sent. On success,

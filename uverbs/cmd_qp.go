@@ -370,6 +370,7 @@ func (c *call) modifyQP(req *uapi.ExModifyQP, known uapi.QPAttrMask) error {
 		RNRRetry:         r.RNRRetry,
 		RateLimit:        req.RateLimit,
 	}
+	c.hintAtModify(qp.res.Type(), &attr, r.AttrMask)
 	if err := userOps.ModifyQP(qp.res.QP, attr, r.AttrMask, &c.udata); err != nil {
 		return err
 	}

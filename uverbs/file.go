@@ -13,7 +13,8 @@ import (
 	"verbena/umem"
 )
 
-// Process is the process that opened a file. A Process may implement ib.LibraryFaulter.
+// Process is the process that opened a file. A Process may implement ib.LibraryFaulter
+// and Hinter.
 type Process interface {
 	PID() int
 	Name() string
