@@ -149,8 +149,8 @@ func TestTimeout(t *testing.T) {
 			e.SetDevice(DeviceState{Name: "rxe1", Addrs: []netip.Addr{there}, Lost: "hung", Since: after(time.Second)}, false)
 		}, row: "peer-device", fault: "the device", text: unanswered + "the peer's device rxe1 is hung since 12:00:01.000"},
 		{name: "lost by a rule", peer: 1, facts: func(e *ends) {
-			e.PacketsLost(LostPackets{Time: after(2 * time.Second), Device: "rxe0", QP: 17})
-		}, row: "packets-lost", fault: "injected", text: unanswered + "1 packets were lost by fault rules of rxe0"},
+			e.PacketsLost(LostPackets{Time: after(2 * time.Second), Device: "rxe0", QP: 17, Packets: 1})
+		}, row: "packets-lost", fault: "injected", text: unanswered + "packets lost by fault rules of rxe0: 1"},
 		{name: "no such QP", peer: 1, facts: func(e *ends) {
 			e.a.DestQPN = 99
 			e.PacketsDropped(driver.DroppedPackets{Time: after(2 * time.Second), QP: driver.QPRef{Device: "rxe1",

@@ -419,8 +419,10 @@ func (r *Recorder) PacketsUnsent(f driver.UnsentPackets) {
 // LostPackets is a run of packets that a fault rule has dropped.
 type LostPackets struct {
 	Time   time.Time
-	Device string // device of the sender
-	QP     uint32 // queue pair of the sender
+	Device string
+	// QP is the queue pair of the device that sent the packets, or that would have received them.
+	QP      uint32
+	Packets int
 }
 
 // PacketsLost reports packets that a fault rule has dropped.
@@ -430,7 +432,7 @@ func (r *Recorder) PacketsLost(f LostPackets) {
 	if q := r.qps[qpKey{f.Device, f.QP}]; q != nil {
 		v := q.failures()
 		v.lost = f
-		v.lostN++
+		v.lostN += f.Packets
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"verbena/internal/fault"
 	"verbena/internal/timeq"
+	"verbena/roce"
 )
 
 // Faults is a network whose packets suffer on their way out what its rules say; only those with Stop act on what comes
@@ -36,6 +37,8 @@ type Faults struct {
 	rules []*activeRule
 	ids   *atomic.Int64 // given last
 	seeds rand.Source
+
+	onLoss func(Loss) // see OnLoss
 }
 
 // What a rule acts on.
@@ -74,6 +77,24 @@ func (f *Faults) Precise() { f.precise = true }
 // NumberBy has the IDs of rules counted by n, which several Faults may share so that no two rules of theirs have the same
 // ID. It comes before the first Add.
 func (f *Faults) NumberBy(n *atomic.Int64) { f.ids = n }
+
+// Loss is a run of packets that rules have dropped.
+type Loss struct {
+	QP       uint32 // the sender; the receiver if Received is set
+	Received bool   // dropped when they arrived
+	Packets  int
+}
+
+// OnLoss sets a function that is called after rules have dropped packets. It must be called before the first
+// Listen. f may not sleep.
+func (f *Faults) OnLoss(fn func(Loss)) { f.onLoss = fn }
+
+// reportLoss calls the function of OnLoss.
+func (f *Faults) reportLoss(qp uint32, packets int, received bool) {
+	if f.onLoss != nil && packets > 0 {
+		f.onLoss(Loss{QP: qp, Packets: packets, Received: received})
+	}
+}
 
 // Add puts a rule in force. The error wraps [ErrRule].
 func (f *Faults) Add(r Rule) error {
@@ -271,6 +292,8 @@ func (e *faultEndpoint) Receive(a *Arrival) {
 		for _, p := range a.Packets {
 			if !e.faults.stopped(about, p) {
 				kept.Packets = append(kept.Packets, p)
+			} else if len(p) >= roce.BTHLen {
+				e.faults.reportLoss(roce.BTH(p).DestQPN(), 1, true)
 			}
 		}
 		if a = &kept; len(a.Packets) == 0 {
@@ -327,6 +350,8 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 	var first error
 	acted := false // something was sent, lost or kept: the train cannot be given back with ErrAgain any more
 	start := 0     // of the current run
+	dropped := 0
+	defer func() { e.faults.reportLoss(t.QP, dropped, false) }()
 	send := func(end int) bool {
 		if start < end {
 			run := t.cut(start, end)
@@ -364,6 +389,7 @@ func (e *faultEndpoint) sendFaulty(t *Train, verdicts []verdict) error {
 		}
 		start = i + 1
 		if v.drop {
+			dropped++
 			continue
 		}
 		copies := 1

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"verbena/driver"
 	"verbena/explain"
@@ -109,6 +110,9 @@ func (t *linkTable) openLinkOn(d driver.Driver, spec ctl.LinkSpec, host *netdev.
 	}
 	l.faults = link.NewFaults(link.UDP(link.UDPOptions{Taps: l.taps}), rand.NewPCG(t.opts.Seed, 2*n))
 	l.faults.NumberBy(&t.faultIDs)
+	l.faults.OnLoss(func(x link.Loss) {
+		t.causes.PacketsLost(explain.LostPackets{Time: time.Now(), Device: spec.Name, QP: x.QP, Packets: x.Packets})
+	})
 	l.faults.Precise()
 	cfg := driver.Config{
 		Name:        spec.Name,
