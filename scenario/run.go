@@ -61,6 +61,9 @@ type Runner struct {
 	Listens func(port int) bool
 	// Progress, if not nil, is called with each event. Calls are not concurrent.
 	Progress func(ProgressEvent)
+	// Observe, if not nil, is called with the result so far, about four times a second while programs run. Observe must
+	// not keep the result, and delays the run while it executes. Calls are not concurrent.
+	Observe func(*Result)
 }
 
 const (
@@ -68,6 +71,8 @@ const (
 	pollInterval = 5 * time.Millisecond
 	// sampleInterval is the interval of the device samples for the timeline.
 	sampleInterval = 20 * time.Millisecond
+	// observeInterval is the interval of the calls of Observe.
+	observeInterval = 250 * time.Millisecond
 	// maxSamples limits the samples. At the limit every second sample is removed, and the interval doubles.
 	maxSamples = 2000
 	// maxLines limits the number of lines kept of each program. Later lines are kept only if they match an
@@ -573,6 +578,10 @@ func (x *runState) pollDevices() {
 		x.recordSample()
 	}
 	x.findOccurredTriggers()
+	if x.Observe != nil && x.ticks%int(observeInterval/pollInterval) == 1 {
+		x.res.Took = time.Since(x.began)
+		x.Observe(x.res)
+	}
 }
 
 // findOccurredTriggers finds the counted moments that have occurred since the last call.

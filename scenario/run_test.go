@@ -654,3 +654,29 @@ func TestExpectationsApplyToAllLines(t *testing.T) {
 		}
 	})
 }
+
+// TestObserveSeesRunningScenario tests that Observe is called about four times a second, and without checks.
+func TestObserveSeesRunningScenario(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSimService()
+		w.began = time.Now()
+		calls := 0
+		var took time.Duration
+		r := Runner{Lab: w, Starter: w, Observe: func(r *Result) {
+			if calls++; r.Took < took || r.Checks != nil {
+				t.Errorf("call %d: got %v after %v and checks %v, want a later time and no checks", calls, r.Took, took,
+					r.Checks)
+			}
+			took = r.Took
+		}}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		res, err := r.Run(ctx, mustParse(t, "name: x\n"+devicesYAML+"programs: [{name: a, run: [forever]}]", nil))
+		if err == nil || len(res.Checks) == 0 {
+			t.Errorf("Run: got error %v and checks %v, want the end of the context", err, res.Checks)
+		}
+		if calls < 18 || calls > 21 || took < 4500*time.Millisecond {
+			t.Errorf("calls of Observe: got %d up to %v, want 20 in 5 s", calls, took)
+		}
+	})
+}

@@ -32,6 +32,14 @@ const (
 	colFaint   = "#dfe5ec"
 )
 
+// Colours for readers who prefer a dark scheme.
+const (
+	darkBack  = "#1d1d28"
+	darkText  = "#e9e9f2"
+	darkFaint = "#a2a3b8"
+	darkAxis  = "#31313f"
+)
+
 // svgPicture is an SVG document under construction.
 type svgPicture struct {
 	strings.Builder
@@ -100,8 +108,10 @@ func (r *Result) WriteTimeline(w io.Writer) error {
 		picWidth, height, height)
 	fmt.Fprintf(p, "<title>%s</title>\n", escapeXML(r.Name))
 	fmt.Fprintf(p, "<style>text{font-family:'DejaVu Sans',Verdana,sans-serif;font-size:12px;fill:%s}.h{font-size:17px;font-weight:bold}.s{font-size:11px;fill:#5c677d}"+
-		".w{fill:#fff;font-size:11px}.b{font-weight:bold}</style>\n", colText)
-	fmt.Fprintf(p, `<rect width="%d" height="%d" fill="#fff"/>`+"\n", picWidth, height)
+		".w{fill:#fff;font-size:11px}.b{font-weight:bold}"+
+		"@media(prefers-color-scheme:dark){.back{fill:%s}text{fill:%s}.s{fill:%s}.w{fill:#fff}.axis{stroke:%s}.ink{fill:%s}}</style>\n",
+		colText, darkBack, darkText, darkFaint, darkAxis, darkText)
+	fmt.Fprintf(p, `<rect class="back" width="%d" height="%d" fill="#fff"/>`+"\n", picWidth, height)
 	p.drawText(20, 28, "h", "start", r.Name)
 	verdict, colour := "passed", colGood
 	if !r.Passed {
@@ -177,7 +187,7 @@ func (p *svgPicture) drawAxis(bottom int) {
 	}
 	for at := time.Duration(0); at <= p.span; at += step {
 		x := p.timeToX(at)
-		p.drawLine(x, picTop, x, float64(bottom), fmt.Sprintf(`stroke="%s"`, colFaint))
+		p.drawLine(x, picTop, x, float64(bottom), fmt.Sprintf(`class="axis" stroke="%s"`, colFaint))
 		p.drawText(x, float64(bottom+16), "s", "middle", fmt.Sprintf("%g s", at.Seconds()))
 	}
 }
@@ -269,7 +279,7 @@ func (p *svgPicture) drawEvents(r *Result, name string, y float64) {
 			continue
 		}
 		x := p.timeToX(e.At)
-		fmt.Fprintf(p, `<path d="M%.1f %.1f l5 5 l-5 5 l-5 -5 Z" fill="%s" stroke="#fff"><title>%s</title></path>`+"\n", x,
+		fmt.Fprintf(p, `<path d="M%.1f %.1f l5 5 l-5 5 l-5 -5 Z" class="ink" fill="%s" stroke="#fff"><title>%s</title></path>`+"\n", x,
 			y+3, colText,
 			escapeXML(fmt.Sprintf("%s: %s, %.3f s", name, e, e.At.Seconds())))
 		if width := float64(7 * len(e.Event)); x >= room && x+width < picWidth {

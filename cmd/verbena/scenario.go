@@ -12,9 +12,11 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"verbena/internal/ctl"
 	"verbena/scenario"
 	"verbena/service"
+	"verbena/service/web"
 )
 
 type scenarioRunCmd struct {
@@ -33,6 +36,8 @@ type scenarioRunCmd struct {
 	JUnit    string            `name:"junit" help:"Write a JUnit report." placeholder:"FILE" complete:"file"`
 	Timeline string            `help:"Write a timeline of the run, as SVG. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
 	Report   string            `help:"Write all observations, as JSON. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
+	HTML     string            `name:"html" help:"Write a page with the timeline, the checks and the output of programs, as one HTML file. With several scenarios, FILE is a directory." placeholder:"FILE" complete:"file"`
+	Web      string            `help:"Serve a web page at HOST:PORT with the scenario and its devices while it runs, as verbena serve --web. The printed address has a token." placeholder:"ADDR" complete:"none"`
 	Compare  string            `help:"Print the differences from an earlier run, given by its --report. The exit code is 1 if an action differs." placeholder:"FILE" complete:"file"`
 	Quiet    bool              `short:"q" help:"Do not print progress."`
 }
@@ -44,6 +49,7 @@ if all was as expected, 1 if not, 125 if a scenario could not be run. docs/failo
 Examples:
   verbena scenario run flap.yaml
   verbena scenario run flap.yaml --set PROGRAM=./mine --timeline flap.svg --junit flap.xml
+  verbena scenario run flap.yaml --html flap.html --web 127.0.0.1:9402
   verbena scenario run flap.yaml --report a.json; verbena scenario run flap.yaml --compare a.json
   verbena scenario run flap.yaml --without flap      a scenario that passes without what it does shows nothing`
 }
@@ -83,12 +89,20 @@ func (s *scenarioRunCmd) Run(*cli) error {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
+	page, err := s.servePage()
+	if err != nil {
+		return fmt.Errorf("scenario run: %w", err)
+	}
+	defer page.close()
 	code := 0
 	var results []*scenario.Result
 	for i, f := range files {
-		r, err := s.runScenario(ctx, f)
+		r, err := s.runScenario(ctx, f, page)
 		if r == nil { // the reports must include a failed scenario
 			r = scenario.NewFailedResult(f, err)
+		}
+		if show := page.observer(); show != nil {
+			show(r)
 		}
 		results = append(results, r)
 		if err != nil {
@@ -141,7 +155,7 @@ func scenarioBaseName(path string) string {
 // checkDistinctOutputs returns an error if the picture or report of one scenario would overwrite that of another
 // scenario.
 func (s *scenarioRunCmd) checkDistinctOutputs() error {
-	if s.Timeline == "" && s.Report == "" {
+	if !slices.ContainsFunc(s.outputs(), func(o scenarioOutput) bool { return o.path != "" }) {
 		return nil
 	}
 	of := map[string]string{}
@@ -155,38 +169,116 @@ func (s *scenarioRunCmd) checkDistinctOutputs() error {
 	return nil
 }
 
+// scenarioOutput is a file that a scenario writes.
+type scenarioOutput struct {
+	path  string // file, or directory if there are several scenarios; empty if not requested
+	ext   string
+	write func(*scenario.Result, io.Writer) error
+}
+
+func (s *scenarioRunCmd) outputs() []scenarioOutput {
+	return []scenarioOutput{
+		{s.Timeline, ".svg", (*scenario.Result).WriteTimeline},
+		{s.HTML, ".html", func(r *scenario.Result, w io.Writer) error { return web.WriteReport(w, r) }},
+		{s.Report, ".json", func(r *scenario.Result, w io.Writer) error {
+			e := json.NewEncoder(w)
+			e.SetIndent("", "  ")
+			return e.Encode(r)
+		}},
+	}
+}
+
 // writeOutputs writes the requested output files of one scenario.
 func (s *scenarioRunCmd) writeOutputs(path string, r *scenario.Result) error {
-	name := func(out, ext string) string {
-		if len(s.Files) > 1 {
-			return filepath.Join(out, scenarioBaseName(path)+ext)
+	for _, o := range s.outputs() {
+		if o.path == "" {
+			continue
 		}
-		return out
-	}
-	for _, dir := range []string{s.Timeline, s.Report} {
-		if dir != "" && len(s.Files) > 1 {
-			if err := os.MkdirAll(dir, 0o777); err != nil {
+		name := o.path
+		if len(s.Files) > 1 {
+			if err := os.MkdirAll(o.path, 0o777); err != nil {
 				return err
 			}
+			name = filepath.Join(o.path, scenarioBaseName(path)+o.ext)
 		}
-	}
-	if s.Timeline != "" {
-		if err := writeFile(name(s.Timeline, ".svg"), r.WriteTimeline); err != nil {
+		if err := writeFile(name, func(w io.Writer) error { return o.write(r, w) }); err != nil {
 			return err
 		}
 	}
-	if s.Report == "" {
+	return nil
+}
+
+// scenarioPage is the web page of running scenarios. The zero value has no page.
+type scenarioPage struct {
+	listener *web.Listener
+	served   chan error
+	shown    web.Scenario
+	service  atomic.Pointer[serviceRequester] // the service of the scenario in progress; nil between scenarios
+}
+
+// servePage serves a page, if requested.
+func (s *scenarioRunCmd) servePage() (*scenarioPage, error) {
+	p := &scenarioPage{}
+	if s.Web == "" {
+		return p, nil
+	}
+	var err error
+	if p.listener, err = web.Listen(s.Web); err != nil {
+		return nil, err
+	}
+	if !p.listener.IsLocal() {
+		fmt.Fprintln(os.Stderr, "verbena: scenario run: the web page can be reached from other machines, without encryption")
+	}
+	fmt.Fprintf(os.Stderr, "web page: %s\n", p.listener.URL())
+	p.served = make(chan error, 1)
+	info, _ := debug.ReadBuildInfo()
+	go func() {
+		p.served <- web.Serve(p.listener, web.Options{Source: p, Version: versionText(info), Scenario: &p.shown})
+	}()
+	return p, nil
+}
+
+// Do implements web.Source.
+func (p *scenarioPage) Do(r *ctl.Request) (*ctl.Response, error) {
+	l := p.service.Load()
+	if l == nil {
+		return nil, errors.New("no scenario is running")
+	}
+	return l.Do(r)
+}
+
+// publish shows the result so far.
+func (p *scenarioPage) publish(r *scenario.Result) {
+	if err := p.shown.Publish(r); err != nil {
+		fmt.Fprintln(os.Stderr, "verbena: scenario run: web page:", err)
+	}
+}
+
+// observer returns the function that shows the result so far, or nil without a page.
+func (p *scenarioPage) observer() func(*scenario.Result) {
+	if p.listener == nil {
 		return nil
 	}
-	return writeFile(name(s.Report, ".json"), func(w io.Writer) error {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(r)
-	})
+	return p.publish
+}
+
+// lastRefresh is the time in which open pages get the last result before the page ends.
+const lastRefresh = 1500 * time.Millisecond
+
+func (p *scenarioPage) close() {
+	if p.listener == nil {
+		return
+	}
+	time.Sleep(lastRefresh)
+	p.listener.Close()
+	if err := <-p.served; err != nil {
+		fmt.Fprintln(os.Stderr, "verbena: scenario run:", err)
+	}
 }
 
 // runScenario runs a scenario on a private service.
-func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File) (*scenario.Result, error) {
+func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File, page *scenarioPage) (*scenario.Result,
+	error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -222,8 +314,11 @@ func (s *scenarioRunCmd) runScenario(ctx context.Context, f *scenario.File) (*sc
 		return nil, fmt.Errorf("become the parent of the programs' orphans: %w", err)
 	}
 	defer killLeftoverProcesses(client.PID())
+	page.service.Store(&serviceRequester{loc})
+	defer page.service.Store(nil)
 	r := scenario.Runner{
 		Lab:     serviceRequester{loc},
+		Observe: page.observer(),
 		Starter: programStarter{self, loc.Socket},
 		Listens: func(port int) bool { return waitEndpoint{port: uint16(port)}.isListening() },
 	}

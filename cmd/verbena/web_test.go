@@ -106,7 +106,8 @@ func TestWebPageOfDaemon(t *testing.T) {
 	if status, text := get(base + "/"); status != 403 || strings.Contains(text, "<") {
 		t.Errorf("page without the token: got status %d and %q, want 403", status, text)
 	}
-	r, err := http.NewRequest("POST", url+"do", strings.NewReader(`{"action":"link","args":{"name":"rxe0","state":"down"}}`))
+	r, err := http.NewRequest("POST", url+"do",
+		strings.NewReader(`{"action":"link","args":{"name":"rxe0","state":"down"}}`))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -314,7 +314,7 @@ func traceRequest(v values) (*ctl.Request, error) {
 		Trace: &ctl.QPTrace{Dev: v["dev"], Num: uint32(n), End: v["off"] == "true"}}, nil
 }
 
-// meta returns the first message to a page: what does not change.
+// meta returns the first message to a page: the actions and the version.
 func (p *page) meta() []byte {
 	b, err := json.Marshal(struct {
 		Version  string   `json:"version"`

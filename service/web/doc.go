@@ -7,6 +7,6 @@
 // and changes by methods other than POST. The page needs nothing from other servers, and runs no script except its own
 // file, so a name that a program has chosen is only text.
 //
-// The cost is bounded by the number of connections, streams and requests at a time. The package reads the state of the
-// service only while a page is open.
+// The cost is bounded by the number of connections, streams and requests at a time. While no page is open, the package
+// does not read the state of the service.
 package web

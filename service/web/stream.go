@@ -128,7 +128,8 @@ func (p *page) serveStream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	control := http.NewResponseController(w)
 	write := func(parts ...string) error {
-		if err := control.SetWriteDeadline(time.Now().Add(requestTimeout)); err != nil && !errors.Is(err, http.ErrNotSupported) {
+		err := control.SetWriteDeadline(time.Now().Add(requestTimeout))
+		if err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return err
 		}
 		for _, s := range parts {

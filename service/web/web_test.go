@@ -51,7 +51,8 @@ func (s *fakeSource) Do(r *ctl.Request) (*ctl.Response, error) {
 	switch r.Op {
 	case ctl.OpDevShow:
 		s.states++
-		return &ctl.Response{Devs: []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active", Hardware: "running"}}}, nil
+		return &ctl.Response{Devs: []ctl.DevInfo{{Name: "rxe0", State: "running", Device: "active",
+			Hardware: "running"}}}, nil
 	case ctl.OpLinkShow, ctl.OpStatShow:
 		return &ctl.Response{}, nil
 	case ctl.OpResShow:
@@ -114,6 +115,8 @@ func TestHostileRequestsGetAnError(t *testing.T) {
 	reset := `{"action":"reset","args":{"name":"rxe0"}}`
 	get := func(change func(*request)) request { r := getRequest("/"); change(&r); return r }
 	post := func(change func(*request)) request { r := postRequest(reset); change(&r); return r }
+	body := func(text string) request { return post(func(r *request) { r.body = text }) }
+	action := func(name, args string) request { return body(`{"action":"` + name + `","args":{` + args + `}}`) }
 	for name, c := range map[string]struct {
 		request
 		want int
@@ -146,22 +149,22 @@ func TestHostileRequestsGetAnError(t *testing.T) {
 		"folder":                     {get(func(r *request) { r.path += "assets" }), 404},
 		"name with a NUL":            {get(func(r *request) { r.path += "app.js\x00" }), 404},
 		"form":                       {post(func(r *request) { r.contentType = "text/plain" }), 415},
-		"no content":                 {post(func(r *request) { r.body = "" }), 400},
-		"not JSON":                   {post(func(r *request) { r.body = "action=reset" }), 400},
+		"no content":                 {body(""), 400},
+		"not JSON":                   {body("action=reset"), 400},
 		"two actions":                {post(func(r *request) { r.body += reset }), 400},
 		"unknown field":              {post(func(r *request) { r.body = `{"op":"stop"}` }), 400},
-		"large content":              {post(func(r *request) { r.body = `{"action":"` + strings.Repeat("x", maxBody) + `"}` }), 400},
-		"deep content":               {post(func(r *request) { r.body = strings.Repeat("[", 8000) }), 400},
-		"unknown action":             {post(func(r *request) { r.body = `{"action":"stop"}` }), 422},
-		"argument of another action": {post(func(r *request) { r.body = `{"action":"reset","args":{"name":"rxe0","drop":"1"}}` }), 422},
-		"flag as a value":            {post(func(r *request) { r.body = `{"action":"reset","args":{"name":"--at-wr=1"}}` }), 422},
-		"control character":          {post(func(r *request) { r.body = `{"action":"reset","args":{"name":"rxe0\u001b[2J"}}` }), 422},
-		"long value":                 {post(func(r *request) { r.body = `{"action":"reset","args":{"name":"` + strings.Repeat("r", 200) + `"}}` }), 422},
-		"share above 1":              {post(func(r *request) { r.body = `{"action":"fault","args":{"dev":"rxe0","drop":"200%"}}` }), 422},
-		"share that is no number":    {post(func(r *request) { r.body = `{"action":"fault","args":{"dev":"rxe0","drop":"NaN"}}` }), 422},
-		"negative time":              {post(func(r *request) { r.body = `{"action":"reset","args":{"name":"rxe0","unreachable":"0s"}}` }), 422},
-		"large number":               {post(func(r *request) { r.body = `{"action":"clear","args":{"id":"99999999999999999999"}}` }), 422},
-		"no device":                  {post(func(r *request) { r.body = `{"action":"unplug"}` }), 422},
+		"large content":              {action(strings.Repeat("x", maxBody), ""), 400},
+		"deep content":               {body(strings.Repeat("[", 8000)), 400},
+		"unknown action":             {action("stop", ""), 422},
+		"argument of another action": {action("reset", `"name":"rxe0","drop":"1"`), 422},
+		"flag as a value":            {action("reset", `"name":"--at-wr=1"`), 422},
+		"control character":          {action("reset", `"name":"rxe0\u001b[2J"`), 422},
+		"long value":                 {action("reset", `"name":"`+strings.Repeat("r", 200)+`"`), 422},
+		"share above 1":              {action("fault", `"dev":"rxe0","drop":"200%"`), 422},
+		"share that is no number":    {action("fault", `"dev":"rxe0","drop":"NaN"`), 422},
+		"negative time":              {action("reset", `"name":"rxe0","unreachable":"0s"`), 422},
+		"large number":               {action("clear", `"id":"99999999999999999999"`), 422},
+		"no device":                  {action("unplug", ""), 422},
 	} {
 		s := &fakeSource{}
 		w := c.request.do(newTestPage(s))
@@ -169,7 +172,8 @@ func TestHostileRequestsGetAnError(t *testing.T) {
 			t.Errorf("%s: got status %d and %d requests to the service, want status %d and none", name, w.Code,
 				len(s.requests())+s.states, c.want)
 		}
-		if text := w.Body.String(); c.want == 403 && (strings.Contains(text, testToken) || strings.Contains(text, "<") || len(text) > 200) {
+		text := w.Body.String()
+		if c.want == 403 && (strings.Contains(text, testToken) || strings.Contains(text, "<") || len(text) > 200) {
 			t.Errorf("%s: got the answer %q, want one line", name, text)
 		}
 		if w.Header().Get("Content-Security-Policy") == "" || w.Header().Get("Set-Cookie") != "" {
@@ -193,7 +197,8 @@ func TestPageServesItsFiles(t *testing.T) {
 		}
 	}
 	if w := getRequest("").do(p); w.Code != 308 || w.Header().Get("Location") != "/"+testToken+"/" {
-		t.Errorf("address without its last slash: got status %d to %q, want a redirection", w.Code, w.Header().Get("Location"))
+		t.Errorf("address without its last slash: got status %d to %q, want a redirection", w.Code,
+			w.Header().Get("Location"))
 	}
 }
 
@@ -219,8 +224,8 @@ func TestFilesContainNoUnsafeCode(t *testing.T) {
 }
 
 // TestActionsShowAndSendTheirCommand tests that an action is checked without effect when dry, and otherwise becomes one
-// request to the service. testdata/commands.txt has the commands with their requests. A test of cmd/verbena compares them
-// with the requests of the command line.
+// request to the service. testdata/commands.txt has the commands with their requests. A test of cmd/verbena compares
+// them with the requests of the command line.
 func TestActionsShowAndSendTheirCommand(t *testing.T) {
 	var lines strings.Builder
 	for _, c := range []struct {
@@ -241,7 +246,8 @@ func TestActionsShowAndSendTheirCommand(t *testing.T) {
 			"verbena dev reset rxe0 --unreachable=2s --no-flush",
 			ctl.Request{Op: ctl.OpDevReset, Reset: &ctl.DevReset{Name: "rxe0", Unreachable: true, Outage: 2 * time.Second,
 				NoFlush: true}}},
-		{"unplug", map[string]string{"name": "rxe0"}, "verbena dev unplug rxe0", ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"}},
+		{"unplug", map[string]string{"name": "rxe0"}, "verbena dev unplug rxe0",
+			ctl.Request{Op: ctl.OpDevUnplug, Name: "rxe0"}},
 		{"fault", map[string]string{"dev": "rxe0", "drop": "1%", "qp": "17", "peer": "10.0.0.2", "jitter": "1ms"},
 			"verbena fault add --dev=rxe0 --peer=10.0.0.2 --qp=17 --drop=1% --jitter=1ms",
 			ctl.Request{Op: ctl.OpFaultAdd, Fault: &ctl.FaultRule{Dev: "rxe0", Rule: fault.Rule{Drop: 0.01, QP: 17,
@@ -267,7 +273,8 @@ func TestActionsShowAndSendTheirCommand(t *testing.T) {
 		p := newTestPage(s)
 		a := p.doAction(&actionRequest{Action: c.action, Args: c.args, Dry: true})
 		if a.Command != c.command || a.Error != "" || len(s.requests()) > 0 {
-			t.Errorf("%s %v, dry: got %+v and requests %v, want the command %s alone", c.action, c.args, a, s.requests(), c.command)
+			t.Errorf("%s %v, dry: got %+v and requests %v, want the command %s alone", c.action, c.args, a, s.requests(),
+				c.command)
 		}
 		a = p.doAction(&actionRequest{Action: c.action, Args: c.args})
 		if got := s.requests(); a.Error != "" || a.ID != 7 || len(got) != 1 || !reflect.DeepEqual(got[0], c.want) {
@@ -281,11 +288,13 @@ func TestActionsShowAndSendTheirCommand(t *testing.T) {
 		}
 	}
 	if want, err := os.ReadFile(file); err != nil || lines.String() != string(want) {
-		t.Errorf("%s: got error %v and other commands than\n%s\n(go test ./service/web -update rewrites the file)", file, err, &lines)
+		t.Errorf("%s: got error %v and other commands than\n%s\n(go test ./service/web -update rewrites the file)", file, err,
+			&lines)
 	}
 	s := &fakeSource{err: fmt.Errorf("dev reset rxe0: \u202etxet: %w", syscall.EBUSY)}
 	w := postRequest(`{"action":"reset","args":{"name":"rxe0"}}`).do(newTestPage(s))
-	if w.Code != 422 || !strings.Contains(w.Body.String(), "?txet") || !strings.Contains(w.Body.String(), "verbena dev reset rxe0") {
+	if text := w.Body.String(); w.Code != 422 || !strings.Contains(text, "?txet") ||
+		!strings.Contains(text, "verbena dev reset rxe0") {
 		t.Errorf("refused action: got status %d and %s, want the reason and the command", w.Code, w.Body)
 	}
 }
@@ -302,13 +311,15 @@ func TestStateNamesOwners(t *testing.T) {
 	if len(s.QPs) != 1 || s.QPs[0].PID != 42 || s.QPs[0].Program != "a?b?<script>" || s.Causes == nil {
 		t.Errorf("state: got %+v, want QP 17 of process 42", s)
 	}
-	if len(s.Faults) != 2 || s.Faults[0].Text != "drop 0.5" || !strings.Contains(s.Faults[1].Text, "process a?b?<script>") {
+	if len(s.Faults) != 2 || s.Faults[0].Text != "drop 0.5" ||
+		!strings.Contains(s.Faults[1].Text, "process a?b?<script>") {
 		t.Errorf("fault rules: got %+v, want a rule for packets and one for a verb", s.Faults)
 	}
 }
 
-// TestStreamTakesStatesForOpenPages tests, on virtual time, that the service is asked only while a page is open, once for
-// all pages, and soon after an action.
+// TestStreamTakesStatesForOpenPages tests, on virtual time, that pages ask the service only while they are open, and once
+// for all of them.
+
 func TestStreamTakesStatesForOpenPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeSource{}
@@ -452,7 +463,8 @@ func TestStreamsSurviveOtherConnections(t *testing.T) {
 
 // TestListenErrorNamesFlag tests that the error of Listen names the flag and the form of an address.
 func TestListenErrorNamesFlag(t *testing.T) {
-	if _, err := Listen("9402"); err == nil || !strings.Contains(err.Error(), "web: ") || !strings.Contains(err.Error(), "127.0.0.1:9402") {
+	if _, err := Listen("9402"); err == nil || !strings.HasPrefix(err.Error(), "web: ") ||
+		!strings.Contains(err.Error(), "127.0.0.1:9402") {
 		t.Errorf("Listen: got %v, want the form of an address", err)
 	}
 	l, err := Listen("0.0.0.0:0")
@@ -469,7 +481,7 @@ func TestListenErrorNamesFlag(t *testing.T) {
 	}
 }
 
-// TestReportEscapesData tests that a report is one file whose texts cannot end their element.
+// TestReportEscapesData tests that a report is one file, and that no text ends the element that contains it.
 func TestReportEscapesData(t *testing.T) {
 	hostile := `</script><script>alert(1)</script><!--<img src=x onerror=alert(1)>`
 	f := &scenario.File{Name: hostile, Seed: 7}

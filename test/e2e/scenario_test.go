@@ -117,3 +117,24 @@ func TestScenariosRunAfterReportError(t *testing.T) {
 		t.Errorf("report to a full disk: got exit code %d, want 125", code)
 	}
 }
+
+// TestScenarioWebPage tests that a scenario writes its page as one file, and serves a page while it runs.
+func TestScenarioWebPage(t *testing.T) {
+	t.Parallel()
+	dir := newScratchDir(t)
+	file, page := filepath.Join(dir, "page.yaml"), filepath.Join(dir, "page.html")
+	text := "name: page\ndevices: [{name: rxe0, addr: [127.0.94.6]}]\n" +
+		"programs: [{name: p, run: [echo, \"</script>it works\"]}]\n"
+	if err := os.WriteFile(file, []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), verbenaBinary(t), "scenario", "run", "--html", page, "--web",
+		"127.0.0.1:0", file).CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "web page: http://127.0.0.1:") {
+		t.Errorf("scenario run: got error %v, want success and the address of the page:\n%s", err, out)
+	}
+	b, err := os.ReadFile(page)
+	if err != nil || !bytes.Contains(b, []byte(`\u003c/script\u003eit works`)) || !bytes.Contains(b, []byte("</html>")) {
+		t.Errorf("page: got %d bytes and error %v, want the output of the program, escaped", len(b), err)
+	}
+}

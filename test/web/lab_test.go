@@ -224,11 +224,11 @@ func eval[T any](b *browser, expression string) T {
 	return v
 }
 
-// await waits until an expression is true.
+// await waits until an expression is true. An expression with an exception is false.
 func (b *browser) await(expression string) {
 	b.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
-		if eval[bool](b, "!!("+expression+")") {
+		if eval[bool](b, "(() => { try { return !!("+expression+"); } catch { return false; } })()") {
 			return
 		}
 		if time.Now().After(deadline) {

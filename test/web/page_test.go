@@ -192,8 +192,8 @@ func (l *lab) traced() (n int) {
 	return n
 }
 
-// TestHostileNamesStayText tests that names from programs and rules are text on the page: no script runs, and no element
-// appears.
+// TestHostileNamesStayText tests that names from programs and rules are text on the page: no script runs, and no
+// element appears.
 func TestHostileNamesStayText(t *testing.T) {
 	comm, err := os.ReadFile("/proc/self/comm")
 	if err != nil {
@@ -265,11 +265,12 @@ func TestThousandQueuePairs(t *testing.T) {
 		times = append(times, eval[float64](b, refresh))
 	}
 	began := time.Now()
-	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow, ctl.OpStatShow, ctl.OpResShow, ctl.OpQPShow, ctl.OpFaultShow} {
+	for _, op := range []ctl.Op{ctl.OpDevShow, ctl.OpLinkShow, ctl.OpStatShow, ctl.OpResShow, ctl.OpQPShow,
+		ctl.OpFaultShow} {
 		if _, err := l.svc.Do(&ctl.Request{Op: op}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	t.Logf("a refresh in the browser takes %.1f ms with 100 of 1,000 rows, and %v ms with all; the service's answers take %v", first,
-		times, time.Since(began))
+	t.Logf("a refresh in the browser: %.1f ms with 100 of 1,000 rows, %v ms with all; the answers of the service: %v",
+		first, times, time.Since(began))
 }

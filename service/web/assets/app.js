@@ -367,8 +367,8 @@ function showDetail() {
   const panel = $("#detail");
   const build = (title) => {
     panel.replaceChildren(make("div", { class: "bar" }, make("h2", { id: "detail-title" }, title), make("span", { class: "space" }), make("button", { type: "button", click: closeDetail, "aria-label": "Close the details" }, "Close")));
-    panel.part = {};
-    const add = (name, node) => { panel.part[name] = node; panel.append(node); };
+    panel.parts = {};
+    const add = (name, node) => { panel.parts[name] = node; panel.append(node); };
     return add;
   };
   if (selected.device) {
@@ -378,18 +378,18 @@ function showDetail() {
       const add = build(d.name), act = (text, name, preset, cls) => make("button", { type: "button", class: cls, click: () => openAction(name, { name: d.name, ...preset }) }, text);
       add("state", make("p"));
       add("why", make("p", { class: "why" }));
-      panel.part.down = act("Take the link down…", "link", { state: "down" });
-      panel.part.up = act("Take the link up…", "link", { state: "up" });
-      panel.part.unplug = act("Unplug…", "unplug", {});
-      panel.part.plug = act("Plug in…", "plug", {});
-      panel.append(make("div", { class: "buttons" }, panel.part.down, panel.part.up, act("Flap…", "link", { state: "flap" }), act("Limit, delay or lose…", "link", {}), act("Reset…", "reset", {}, "danger"), panel.part.unplug, panel.part.plug, act("Hang…", "hang", {}, "danger"),
+      panel.parts.down = act("Take the link down…", "link", { state: "down" });
+      panel.parts.up = act("Take the link up…", "link", { state: "up" });
+      panel.parts.unplug = act("Unplug…", "unplug", {});
+      panel.parts.plug = act("Plug in…", "plug", {});
+      panel.append(make("div", { class: "buttons" }, panel.parts.down, panel.parts.up, act("Flap…", "link", { state: "flap" }), act("Limit, delay or lose…", "link", {}), act("Reset…", "reset", {}, "danger"), panel.parts.unplug, panel.parts.plug, act("Hang…", "hang", {}, "danger"),
         make("button", { type: "button", click: () => openAction("fault", { dev: d.name, drop: "1%" }) }, "Disturb packets…")));
       add("facts", make("dl"));
       panel.append(make("h3", {}, "Counters"));
       add("counters", make("dl"));
       panel.kind = "device";
     }
-    const p = panel.part, l = d.info;
+    const p = panel.parts, l = d.info;
     setAttr(p.state, "class", "tag " + d.severity);
     setText(p.state, d.status);
     setHidden(p.why, !d.error); setText(p.why, d.error || "");
@@ -406,24 +406,24 @@ function showDetail() {
     const device = selected.qp.slice(0, slash), num = selected.qp.slice(slash + 1), add = build(`QP ${num} on ${device}`);
     add("state", make("p"));
     add("why", make("p", { class: "why" }));
-    panel.part.peer = make("button", { type: "button", click: () => openDetail({ qp: panel.part.peer.target }) }, "Show its peer");
+    panel.parts.peer = make("button", { type: "button", click: () => openDetail({ qp: panel.parts.peer.target }) }, "Show its peer");
     panel.append(make("div", { class: "buttons" },
       make("button", { type: "button", click: () => openAction("fault", { dev: device, qp: num, drop: "1%" }) }, "Lose its packets…"),
-      make("button", { type: "button", click: () => openAction("fault", { dev: device, qp: num, rnr: "10%" }) }, "Receiver not ready…"), panel.part.peer,
+      make("button", { type: "button", click: () => openAction("fault", { dev: device, qp: num, rnr: "10%" }) }, "Receiver not ready…"), panel.parts.peer,
       make("button", { type: "button", click: () => openDetail({ device }) }, `Show ${device}`)));
     panel.append(make("h3", {}, "Last messages"));
     add("sequenceNote", make("p", { class: "quiet", role: "status" }, "The trace begins…"));
-    panel.part.pause = make("button", { type: "button", "aria-pressed": "false", click: () => { paused = !paused; setAttr(panel.part.pause, "aria-pressed", String(paused)); setText(panel.part.pause, paused ? "Continue" : "Pause"); if (!paused) pollTrace(); } }, "Pause");
+    panel.parts.pause = make("button", { type: "button", "aria-pressed": "false", click: () => { paused = !paused; setAttr(panel.parts.pause, "aria-pressed", String(paused)); setText(panel.parts.pause, paused ? "Continue" : "Pause"); if (!paused) pollTrace(); } }, "Pause");
     paused = false;
-    panel.append(make("div", { class: "buttons" }, panel.part.pause));
+    panel.append(make("div", { class: "buttons" }, panel.parts.pause));
     add("sequence", make("div"));
     add("facts", make("dl"));
-    panel.insertBefore(panel.part.facts, panel.querySelector("h3"));
+    panel.insertBefore(panel.parts.facts, panel.querySelector("h3"));
     panel.append(make("h3", {}, "Protocol state"));
     add("protocol", make("dl"));
     panel.kind = "qp";
   }
-  const p = panel.part;
+  const p = panel.parts;
   if (!q) {
     setAttr(p.state, "class", "quiet"); setText(p.state, "The queue pair has been destroyed.");
     const c = (now.causes || []).find((x) => `${x.device}/${x.qp}` === selected.qp);
@@ -519,7 +519,7 @@ const isAck = (op) => / (Acknowledge|ATOMIC Acknowledge|RDMA READ response)/i.te
 
 const shownRows = 30;
 function showSequence(q, first, second) {
-  const p = $("#detail").part;
+  const p = $("#detail").parts;
   if (!p || !p.sequence) return;
   const a = first.trace, b = second && second.trace;
   if (!a) { setText(p.sequenceNote, first.error || "There is no trace."); return; }
@@ -649,14 +649,14 @@ function record(a, name) {
 
 function showScenario(r, live, picture) {
   const body = $("#scenario .body");
-  if (!body.part) {
-    body.part = { verdict: make("p", { class: "verdict" }, make("span", { class: "tag" }), make("strong"), make("span", { class: "quiet" })), error: make("p", { class: "failed" }), failed: make("ul"), img: make("img", { alt: "Timeline of the devices, the programs and the actions" }), checks: make("tbody"), actions: make("tbody"), programs: make("div"), counters: make("tbody") };
-    const p = body.part, more = (title, open, ...nodes) => make("details", { open }, make("summary", {}, title), ...nodes);
+  if (!body.parts) {
+    body.parts = { verdict: make("p", { class: "verdict" }, make("span", { class: "tag" }), make("strong"), make("span", { class: "quiet" })), error: make("p", { class: "failed" }), failed: make("ul"), img: make("img", { alt: "Timeline of the devices, the programs and the actions" }), checks: make("tbody"), actions: make("tbody"), programs: make("div"), counters: make("tbody") };
+    const p = body.parts, more = (title, open, ...nodes) => make("details", { open }, make("summary", {}, title), ...nodes);
     p.timeline = make("div", { class: "timeline", tabindex: "0", role: "group", "aria-label": "Timeline" }, p.img);
     p.checkList = more("Expectations", false, make("table", {}, p.checks));
     body.append(p.verdict, p.error, p.failed, p.timeline, p.checkList, more("Actions", true, make("table", {}, p.actions)), p.programs, more("Counters at the end", false, make("table", {}, p.counters)));
   }
-  const p = body.part, seconds = (ns) => (ns / 1e9).toFixed(3) + " s", failed = (r.checks || []).filter((c) => !c.passed);
+  const p = body.parts, seconds = (ns) => (ns / 1e9).toFixed(3) + " s", failed = (r.checks || []).filter((c) => !c.passed);
   const [tag, name, about] = p.verdict.children;
   setAttr(tag, "class", "tag " + (live ? "warn" : r.passed ? "good" : "bad"));
   setText(tag, live ? "running" : r.passed ? "passed" : "failed");
@@ -691,7 +691,6 @@ function show(s) {
   showQPs();
   showLists();
   showDetail();
-  if (s.scenario) showScenario(s.scenario, !s.scenario.ended, "scenario.svg?" + s.scenario.took_ns);
   before = now;
 }
 
@@ -711,6 +710,8 @@ function connect() {
   events.addEventListener("message", (e) => {
     const began = performance.now(), s = JSON.parse(e.data);
     heard = Date.now();
+    if (s.scenario) showScenario(s.scenario, !s.scenario.checks, "scenario.svg?" + s.scenario.took_ns);
+    if (s.error && s.scenario && s.scenario.checks) { setLive("end", "ended"); return; }
     if (s.error) { setLive("off", s.error); return; }
     show(s);
     setLive("on", "live");
