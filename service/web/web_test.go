@@ -317,9 +317,8 @@ func TestStateNamesOwners(t *testing.T) {
 	}
 }
 
-// TestStreamTakesStatesForOpenPages tests, on virtual time, that pages ask the service only while they are open, and once
-// for all of them.
-
+// TestStreamTakesStatesForOpenPages tests, on virtual time, that pages ask the service only while they are open, and
+// once for all of them.
 func TestStreamTakesStatesForOpenPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fakeSource{}

@@ -42,7 +42,8 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := newResult(t, `[{"subject":"client","what":"exit code 0","passed":false,"why":"exit code 3"},{"subject":"flap","what":"is done","passed":true}]`)
+	r := newResult(t, `[{"subject":"client","what":"exit code 0","passed":false,"why":"exit code 3"},
+		{"subject":"flap","what":"is done","passed":true}]`)
 	if err := web.WriteReport(f, r); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +55,8 @@ func TestReport(t *testing.T) {
 	b.await(`document.querySelector("#scenario .verdict").innerText.includes("1 of 2 expectations")`)
 	b.await(`document.querySelector("#scenario").innerText.includes("✗ client: exit code 0: exit code 3")`)
 	b.await(`document.querySelector("#scenario img").naturalWidth > 500`)
-	if got := eval[string](b, `document.querySelector("#scenario .output").textContent`); got != "   0.005 s  "+hostileText {
+	const output = `document.querySelector("#scenario .output").textContent`
+	if got := eval[string](b, output); got != "   0.005 s  "+hostileText {
 		t.Errorf("output of the program: got %q, want its line", got)
 	}
 	if n := eval[int](b, `document.querySelectorAll("img, .live:not([hidden])").length`); n != 1 {
