@@ -73,7 +73,8 @@ unit: tools ## run the unit tests with the race detector
 .PHONY: libraries
 libraries: tools ## test net/http, gRPC and other libraries over rdmanet, and the web page in Chromium, in modules of their own
 	cd test/rdmanet && $(GO) vet ./... && $(GO) test -count=1 ./...
-	cd test/web && $(GO) vet ./... && $(GO) test -count=1 -json -timeout 3m ./... | ../../bin/verdict
+	cd test/web && $(GO) vet ./...
+	$(GO) test -C test/web -count=1 -json -timeout 3m ./... | bin/verdict
 
 .PHONY: e2e
 e2e: build tools ## run real programs end to end. DOORBELLS=native selects doorbells that are not trapped

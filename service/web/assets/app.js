@@ -193,7 +193,10 @@ function showPicture() {
   }
   setAttr(svg, "viewBox", `0 0 ${width} ${Math.max(rows * (h + gap) - gap + 8, 60)}`);
   const drawn = [...edges.values()].filter((e) => e.ends.every((k) => place.has(k)));
-  const labels = (e) => { const n = e.local && e.ends[0] !== e.ends[1] ? Math.ceil(e.qps / 2) : e.local ? Math.ceil(e.qps / 2) : e.qps; const rest = (e.failed ? `, ${e.failed} ${e.failed === 1 ? "end" : "ends"} failed` : "") + (e.resends >= 0.7 ? `, ${decimal(e.resends)} resent/s` : ""); return [plural(n, "connection") + rest, plural(n, "connection"), String(n)]; };
+  const labels = (e) => { // the longest text first
+    const n = e.local ? Math.ceil(e.qps / 2) : e.qps, count = plural(n, "connection"), failed = e.failed ? `, ${e.failed} ${e.failed === 1 ? "end" : "ends"} failed` : "";
+    return [count + failed + (e.resends >= 0.7 ? `, ${decimal(e.resends)} resent/s` : ""), count + failed, count, String(n)];
+  };
   let lanes = 0;
   sync(svg.firstChild, drawn, (e) => e.key,
     (e) => {
@@ -217,7 +220,7 @@ function showPicture() {
         if (!wide && a !== b) { y = Math.max(a.y, b.y) - gap / 2; x = a.x + w / 2; }
       }
       setAttr(path, "d", d); setAttr(hit, "d", d);
-      const texts = labels(e), room = a.column !== b.column ? width - 2 * w - 16 : width, words = texts.find((t) => t.length * 7.4 + 16 < room) || texts[2], half = words.length * 3.7 + 8;
+      const texts = labels(e), room = a.column !== b.column ? width - 2 * w - 16 : w, words = texts.find((t) => t.length * 7.9 + 16 < room) || texts[3], half = words.length * 3.7 + 8;
       setText(text, words); setAttr(text, "x", String(x)); setAttr(text, "y", String(y + 4.5));
       setAttr(back, "x", String(x - half)); setAttr(back, "y", String(y - 10)); setAttr(back, "width", String(half * 2));
       setAttr(text, "class", e.severity === "warn" ? "warn-text" : e.severity === "bad" ? "bad-text" : "");
