@@ -178,7 +178,21 @@ type browser struct {
 	ctx context.Context
 }
 
-// newBrowser starts Chromium. It fails the test in CI if Chromium is missing, and skips the test elsewhere.
+// chromium is the browser of all tests. The first test starts it.
+var chromium struct {
+	ctx   context.Context
+	close context.CancelFunc
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if chromium.close != nil {
+		chromium.close()
+	}
+	os.Exit(code)
+}
+
+// newBrowser opens a tab of Chromium. It fails the test in CI if Chromium is missing, and skips the test elsewhere.
 func newBrowser(t *testing.T) *browser {
 	t.Helper()
 	path := ""
@@ -194,11 +208,17 @@ func newBrowser(t *testing.T) *browser {
 		}
 		t.Skip("missing: apt-get install chromium-headless-shell")
 	}
-	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
-		chromedp.Flag("font-render-hinting", "none"))
-	ctx, cancel := chromedp.NewExecAllocator(context.Background(), opts...)
-	t.Cleanup(cancel)
-	ctx, cancel = chromedp.NewContext(ctx)
+	if chromium.close == nil {
+		opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox,
+			chromedp.Flag("font-render-hinting", "none"))
+		allocator, end := chromedp.NewExecAllocator(context.Background(), opts...)
+		ctx, cancel := chromedp.NewContext(allocator)
+		chromium.ctx, chromium.close = ctx, func() { cancel(); end() }
+		if err := chromedp.Do(ctx); err != nil { // starts the browser
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := chromedp.NewContext(chromium.ctx)
 	t.Cleanup(cancel)
 	ctx, cancel = context.WithTimeout(ctx, 90*time.Second)
 	t.Cleanup(cancel)
