@@ -10,6 +10,7 @@ import (
 
 	"verbena/driver"
 	"verbena/ib"
+	"verbena/internal/gendoc"
 	"verbena/internal/qpinfo"
 	"verbena/internal/quota"
 	"verbena/link"
@@ -352,4 +353,14 @@ func TestTable(t *testing.T) {
 			t.Errorf("errno %v: got row %q, want one of the table", errno, name)
 		}
 	}
+}
+
+// TestDocument compares the table with docs/results/explain.md.
+func TestDocument(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("| cause | text | clause | at fault | remedy |\n|---|---|---|---|---|\n")
+	for _, r := range Table {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", r.Name, r.Text, r.Clause, r.Fault, r.Remedy)
+	}
+	gendoc.CheckSection(t, "../docs/results/explain.md", "causes", b.String())
 }

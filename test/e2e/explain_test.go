@@ -39,8 +39,8 @@ func needPyverbs(t *testing.T) {
 		"python3-pyverbs: scripts/deps installs it")
 }
 
-// TestExplain makes a program fail in each way of testdata/explain.py, and tests the cause: its row, the end at fault and
-// a part of its text. No other cause may name an end at fault that differs from the expected ones.
+// TestExplain makes a program fail in each way of testdata/explain.py, and tests the cause: its row, the end
+// at fault and a part of its text. No other cause may name an end at fault that differs from the expected ones.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	needPyverbs(t)
@@ -62,7 +62,8 @@ func TestExplain(t *testing.T) {
 		{how: "receive_key", row: "key", fault: "the peer", text: "remote operation error"},
 		{how: "reads_not_set", row: "read-depth", fault: "this end", text: "max_rd_atomic"},
 		{how: "peer_reads_not_set", row: "responder-depth", fault: "both ends", text: "max_dest_rd_atomic 0"},
-		{how: "mtu_mismatch", row: "mtu-mismatch", fault: "both ends", text: "2048 bytes does not fit the responder's path MTU 1024"},
+		{how: "mtu_mismatch", row: "mtu-mismatch", fault: "both ends",
+			text: "2048 bytes does not fit the responder's path MTU 1024"},
 		{how: "peer_in_reset", row: "peer-not-ready", fault: "the peer", text: "is in RESET"},
 		{how: "peer_in_error", row: "peer-in-error", fault: "the peer", text: "its program has modified it"},
 		{how: "peer_failed", row: "peer-in-error", fault: "the peer", text: "no memory region or window has the key"},
@@ -78,12 +79,14 @@ func TestExplain(t *testing.T) {
 		{how: "wrong_qkey", row: "dropped-qkey", fault: "the peer", text: "Q_Key"},
 		{how: "datagram_without_receive", row: "datagram-no-receive", fault: "this end", text: "no receive was posted"},
 		{how: "short_datagram_receive", row: "datagram-short", fault: "this end", text: "64 of 104 bytes"},
-		{how: "waits", row: "port-down", fault: "the network", text: "the port of rxe0", waiting: []string{"link", "set", "rxe0", "down"}},
+		{how: "waits", row: "port-down", fault: "the network", text: "the port of rxe0", waiting: []string{"link",
+			"set", "rxe0", "down"}},
 		{how: "waits", row: "packets-lost", fault: "injected", text: "fault rules of rxe0",
 			waiting: []string{"fault", "add", "--dev", "rxe0", "--drop", "100%"}},
 		{how: "waits", row: "rnr-injected", fault: "injected", text: "fault rule",
 			waiting: []string{"fault", "add", "--dev", "rxe0", "--rnr", "100%"}},
-		{how: "waits_in_receive", row: "device-error", fault: "the device", text: "being reset", waiting: []string{"dev", "reset", "rxe0"}},
+		{how: "waits_in_receive", row: "device-error", fault: "the device", text: "being reset",
+			waiting: []string{"dev", "reset", "rxe0"}},
 		{how: "bad_access", row: "call-injected", fault: "injected", text: "fault rule",
 			prepare: []string{"fault", "add", "--verb", "reg_mr", "--errno", "EINVAL"}},
 	} {
@@ -166,7 +169,8 @@ func TestRunExplain(t *testing.T) {
 		return string(out)
 	}
 	const cause = "no memory region or window has the key"
-	if out := run("--explain", "sys.exit(3)"); !strings.Contains(out, "verbena: explain: rxe0 QP") || !strings.Contains(out, cause) {
+	if out := run("--explain", "sys.exit(3)"); !strings.Contains(out, "verbena: explain: rxe0 QP") ||
+		!strings.Contains(out, cause) {
 		t.Errorf("run --explain of a program that fails: got %s, want %q", out, cause)
 	}
 	if out := run("--explain", "sys.exit(0)"); strings.Contains(out, cause) {
