@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"verbena/internal/qpinfo"
 )
 
 // Result is the result of a run.
@@ -29,6 +31,7 @@ type Result struct {
 	Events   []deviceEvent                `json:"events,omitempty"`
 	Left     []string                     `json:"left,omitempty"` // device files still open after all programs have ended
 	Samples  []stateSample                `json:"samples"`
+	Causes   []qpinfo.Cause               `json:"causes,omitempty"` // the latest failures, with their reasons
 }
 
 // checkResult is a checked expectation.
@@ -339,6 +342,11 @@ func (r *Result) WriteText(w io.Writer) error {
 	}
 	if r.Error != "" {
 		fmt.Fprintf(&b, "FAIL  %s\n", r.Error)
+	}
+	if !r.Passed {
+		for i := range r.Causes {
+			fmt.Fprintf(&b, "why   %s\n", r.Causes[i].Advice())
+		}
 	}
 	verdict := "ok"
 	if !r.Passed {

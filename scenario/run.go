@@ -720,7 +720,10 @@ func (x *runState) recordRuleStats(i int) {
 	}
 }
 
-// recordFinalState records the final state.
+// maxCauses is the number of failures that a result explains.
+const maxCauses = 20
+
+// recordFinalState records the final state, and the reasons for failures.
 func (x *runState) recordFinalState() {
 	for i := range x.actions {
 		if x.actions[i].live {
@@ -732,6 +735,9 @@ func (x *runState) recordFinalState() {
 		x.res.Counters[dev] = maps.Clone(c)
 	}
 	x.findOccurredTriggers()
+	if a, err := x.Lab.Do(&ctl.Request{Op: ctl.OpExplain, Explain: &ctl.Explain{Last: maxCauses}}); err == nil {
+		x.res.Causes = a.Causes
+	}
 	if x.running > 0 {
 		return
 	}

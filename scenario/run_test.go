@@ -17,6 +17,7 @@ import (
 
 	"verbena/internal/ctl"
 	"verbena/internal/fault"
+	"verbena/internal/qpinfo"
 	"verbena/internal/testutil"
 )
 
@@ -88,6 +89,9 @@ func (w *simService) Do(r *ctl.Request) (*ctl.Response, error) {
 			w.wait(r.Set.Down)
 		}
 		w.armed = r.Set.AtWR > 0
+	case ctl.OpExplain:
+		a.Causes = []qpinfo.Cause{{Row: "no-answer", What: "QP 17: transport retry counter exceeded",
+			Why: "no answer from 10.0.0.2", Count: 1, Device: "rxe0", QP: 17, Fault: "unknown"}}
 	case ctl.OpDevReset:
 		note("reset")
 		w.wait(100 * time.Millisecond)
@@ -259,6 +263,26 @@ func parseActionMillis(s string) int {
 	text, _, _ := strings.Cut(s, " ")
 	d, _ := time.ParseDuration(text)
 	return int(d.Milliseconds())
+}
+
+// TestResultExplainsFailures checks that a result contains the causes of failures, and that the text of a failed run
+// shows them.
+func TestResultExplainsFailures(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for exit, shown := range map[int]bool{3: false, 4: true} {
+			r := newSimService().runScenario(t, fmt.Sprintf("name: explained\n"+devicesYAML+
+				"programs: [{name: client, run: [client], expect: {exit: %d}}]\n", exit))
+			if len(r.Causes) != 1 || r.Causes[0].Row != "no-answer" {
+				t.Errorf("causes: got %+v, want one", r.Causes)
+			}
+			var text bytes.Buffer
+			r.WriteText(&text)
+			const want = "why   rxe0 QP 17: transport retry counter exceeded; no answer from 10.0.0.2 [no-answer;"
+			if strings.Contains(text.String(), want) != shown {
+				t.Errorf("text after exit code 3 instead of %d: got %s, want the cause: %t", exit, &text, shown)
+			}
+		}
+	})
 }
 
 // TestRunReportsUnexpectedResults checks that each unexpected result is reported, and that no other result is.
