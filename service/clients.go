@@ -425,6 +425,9 @@ func (s *Service) attachProgram(c ctl.Conn, who peer, a *ctl.Attach, listener *o
 	log.Debug("program attached", "args", ctl.TruncateArgs(a.Args))
 	began := time.Now()
 	<-session.Done()
+	if a.Trace {
+		s.awaitCauses()
+	}
 	if a.Explain {
 		s.explainSession(who, session.Name(), trace)
 	}

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
@@ -20,21 +19,59 @@ import (
 	"verbena/uverbs"
 )
 
-// newRecorder returns the recorder of the causes of failures. It logs each cause, and adds it to the trace of its
-// program.
+// newRecorder returns the recorder of the causes of failures.
 func (s *Service) newRecorder() *explain.Recorder {
+	s.found = make(chan foundCause, maxFound)
 	return explain.New(explain.Config{
 		Program: programOf,
-		Found: func(c *qpinfo.Cause) {
-			s.traces.send(c)
-			if !s.log.Enabled(context.Background(), slog.LevelDebug) {
-				return
+		Found: func(c *qpinfo.Cause) { // must not sleep
+			select {
+			case s.found <- foundCause{cause: *c}:
+			default: // the log and the traces omit the cause
 			}
-			// The caller holds locks. The log queues records of this level for a goroutine.
-			//verbena:allow nosleep a goroutine of the log's writes what has this level
-			s.log.Debug("failure", uidKey, c.UID, "pid", c.PID, "dev", c.Device, "cause", c.Row, "why", c)
 		},
 	})
+}
+
+// maxFound is the number of causes that wait for the log and the traces.
+const maxFound = 1024
+
+// foundCause is a cause for the log and for the trace of its program, or a mark in their sequence.
+type foundCause struct {
+	cause qpinfo.Cause
+	mark  chan<- struct{} // closed when all causes before it were written; nil for a cause
+}
+
+// writeCauses logs each cause, and adds it to the trace of its program, until the service ends.
+func (s *Service) writeCauses() {
+	for {
+		select {
+		case f := <-s.found:
+			if f.mark != nil {
+				close(f.mark)
+				continue
+			}
+			c := &f.cause
+			s.traces.send(c)
+			s.log.Debug("failure", uidKey, c.UID, "pid", c.PID, "dev", c.Device, "cause", c.Row, "why", c)
+		case <-s.ended.Done():
+			return
+		}
+	}
+}
+
+// awaitCauses waits until all causes found so far were written. It may sleep.
+func (s *Service) awaitCauses() {
+	done := make(chan struct{})
+	select {
+	case s.found <- foundCause{mark: done}:
+	case <-s.ended.Done():
+		return
+	}
+	select {
+	case <-done:
+	case <-s.ended.Done():
+	}
 }
 
 // sessionTraces are the traces of programs, by the names of their sessions.
@@ -58,7 +95,7 @@ func (t *sessionTraces) add(session string, c *callTrace) (remove func()) {
 	}
 }
 
-// send adds a cause to the trace of its program, if there is a trace. It may not sleep.
+// send adds a cause to the trace of its program, if there is a trace.
 func (t *sessionTraces) send(c *qpinfo.Cause) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -110,6 +110,7 @@ type Service struct {
 	links       linkTable
 	programs    attachedPrograms
 	traces      sessionTraces
+	found       chan foundCause // causes for the log and the traces
 	connections controlConnections
 }
 
@@ -163,6 +164,7 @@ func New(opts Options) (_ *Service, err error) {
 		answer: func(c ctl.Conn, who peer) { s.answerRequests(c, who, s.firstMessage) }}
 	s.programs.since = time.Now()
 	go s.logRefusals(refused)
+	go s.writeCauses()
 	if s.interfaces = opts.Interfaces; s.interfaces == nil {
 		// Watch starts before the devices are made, so that no change is missed.
 		if w, err := netdev.Watch(); err != nil {
