@@ -28,7 +28,7 @@ var portRates = []portRate{
 	{1600e9, uapi.PortWidth8X, uapi.PortSpeedXDR},
 }
 
-// unknownPortSpeed is the effective speed, in units of 100 Mb/s, of a port on an interface with an unknown speed: 1X SDR.
+// unknownPortSpeed is the effective speed of a port without a known speed: 1X SDR, in units of 100 Mb/s.
 const unknownPortSpeed = 25
 
 // portRateOf returns the smallest combination with at least the given number of bits per second, or the largest one. 0

@@ -11,12 +11,12 @@ import (
 type Packet struct {
 	Peer  netip.Addr // address of the other end
 	Local netip.Addr // address of this end
-	// QP is the queue pair at this end that sends or receives, or 0 if it is unknown. Dest is the queue pair in the packet.
+	// QP is the queue pair at this end, or 0 if it is unknown. Dest is the destination queue pair of the packet.
 	QP, Dest uint32
 	Type     QPType
-	TOS      uint8  // DSCP and ECN
-	SL       uint8  // service level; only of sent packets
-	PKey     uint16 // of the packet
+	TOS      uint8 // DSCP and ECN
+	SL       uint8 // service level; only of sent packets
+	PKey     uint16
 }
 
 // Match is a property by which a rule selects packets. A rule selects the packets that have all its properties.
@@ -93,8 +93,8 @@ type Selector struct {
 	selects []func(r *Rule, p Packet) bool
 }
 
-// Selector returns the selector of the rule, which must stay unchanged. Addresses that are mapped to IPv6 must have been
-// unmapped.
+// Selector returns the selector of the rule, which must stay unchanged. The caller must have unmapped the addresses of
+// the rule.
 func (r *Rule) Selector() Selector {
 	s := Selector{rule: r}
 	for i := range matches {

@@ -1,6 +1,7 @@
 package ucma
 
 import (
+	"encoding/binary"
 	"errors"
 	"net/netip"
 	"syscall"
@@ -8,6 +9,7 @@ import (
 	"testing/synctest"
 
 	ibslot "verbena/ib/slot"
+	"verbena/rdmacm"
 	"verbena/rdmacm/msg"
 	"verbena/uapi"
 	"verbena/uapi/ucm"
@@ -88,6 +90,75 @@ func TestUnreadEventsAreLimited(t *testing.T) {
 		}
 		if err = issueCommand(p, ucm.CmdResolveAddr, to, 0); errors.Is(err, syscall.ENOMEM) {
 			t.Errorf("resolution after the events were read: got %v, want no ENOMEM", err)
+		}
+	})
+}
+
+// TestWrittenEventIsDelivered tests that a program reads the events that it writes, with their status and argument. The
+// number of unread events is limited, and other events are refused.
+func TestWrittenEventIsDelivered(t *testing.T) {
+	withPrograms(t, func(t *testing.T, s *Server, slot *ibslot.Slot, p, q *testProgram) {
+		id := p.createID(msg.PortSpaceTCP, 5)
+		write := func(by *testProgram, id, event uint32, arg uint64) error {
+			cmd := ucm.WriteCMEvent{ID: id, Event: event, Status: 7}
+			binary.NativeEndian.PutUint64(cmd.Param[:], arg)
+			return issueCommand(by, ucm.CmdWriteCMEvent, cmd, 0)
+		}
+		for _, event := range []uint32{eventUser, eventInternal} {
+			p.must(write(p, id, event, 1<<63|5))
+			e := p.nextEvent()
+			if got := binary.NativeEndian.Uint64(e.Param[:]); e.Event != event || e.ID != id || e.UID != 5 || e.Status != 7 ||
+				got != 1<<63|5 {
+				t.Errorf("event %d: got %d of ID %d and UID %d, status %d and argument %#x", event, e.Event, e.ID, e.UID, e.Status,
+					got)
+			}
+		}
+		for _, c := range []struct {
+			name string
+			err  error
+			want syscall.Errno
+		}{
+			{"another event", write(p, id, uint32(rdmacm.Established), 0), syscall.EINVAL},
+			{"an unknown event", write(p, id, 1<<32-1, 0), syscall.EINVAL},
+			{"no such ID", write(p, 99, eventUser, 0), syscall.ENOENT},
+			{"the ID of another program", write(q, id, eventUser, 0), syscall.EINVAL},
+		} {
+			if !errors.Is(c.err, c.want) {
+				t.Errorf("%s: got %v, want %v", c.name, c.err, c.want)
+			}
+		}
+		for range maxUserEvents {
+			p.must(write(p, id, eventUser, 0))
+		}
+		if err := write(p, id, eventUser, 0); !errors.Is(err, syscall.ENOMEM) {
+			t.Errorf("event %d without a read: got %v, want ENOMEM", maxUserEvents+1, err)
+		}
+		p.nextEvent()
+		p.must(write(p, id, eventUser, 0))
+		if n := p.destroyID(id); n != 3 {
+			t.Errorf("reported events: got %d, want 3", n)
+		}
+		if n := len(p.files[0].events); n > 0 {
+			t.Errorf("events after the end of the ID: got %d, want 0", n)
+		}
+	})
+}
+
+// TestServiceResolutionIsRefused tests that a service cannot be resolved on Ethernet.
+func TestServiceResolutionIsRefused(t *testing.T) {
+	withPrograms(t, func(t *testing.T, _ *Server, _ *ibslot.Slot, p, _ *testProgram) {
+		id := p.createID(msg.PortSpaceTCP, 5)
+		resolve := func() error {
+			return issueCommand(p, ucm.CmdResolveIBService, ucm.ResolveIBService{ID: id, Flags: 1}, 0)
+		}
+		if err := resolve(); !errors.Is(err, syscall.EINVAL) {
+			t.Errorf("without an address: got %v, want EINVAL", err)
+		}
+		p.must(issueCommand(p, ucm.CmdResolveAddr, ucm.ResolveAddr{ID: id, DstSize: sizeofInet,
+			DstAddr: sockaddrOf(netip.MustParseAddrPort("10.0.0.1:1"))}, 0))
+		p.nextEvent()
+		if err := resolve(); !errors.Is(err, syscall.EOPNOTSUPP) {
+			t.Errorf("with an address: got %v, want EOPNOTSUPP", err)
 		}
 	})
 }

@@ -52,6 +52,9 @@ var commandFuncs = [ucm.NumCommands]func(*commandCall) error{
 	ucm.CmdBind:         (*commandCall).bind,
 	ucm.CmdResolveAddr:  (*commandCall).resolveAddr,
 	ucm.CmdJoinMcast:    (*commandCall).joinMcast,
+
+	ucm.CmdResolveIBService: (*commandCall).resolveIBService,
+	ucm.CmdWriteCMEvent:     (*commandCall).writeCMEvent,
 }
 
 // maxCommand is the maximum length of a command, with its header.
@@ -355,6 +358,54 @@ func (f *File) countUnread(c *idContext) int {
 	f.srv.mu.Lock()
 	defer f.srv.mu.Unlock()
 	return c.unread
+}
+
+// stateAddrResolved is the state of an ID with a resolved address. (RDMA_CM_ADDR_RESOLVED)
+const stateAddrResolved = 2
+
+// resolveIBService refuses the request, because Ethernet has no subnet administration. (rdma_resolve_ib_service)
+func (k *commandCall) resolveIBService() error {
+	c, err := k.f.findID(decodeCommand[ucm.ResolveIBService](k).ID)
+	if err != nil {
+		return err
+	}
+	if state := c.cm.View().State; state != stateAddrResolved {
+		return fmt.Errorf("ID %d has no resolved address, or a route: %w", c.id, syscall.EINVAL)
+	}
+	return fmt.Errorf("Ethernet has no subnet administration: %w", syscall.EOPNOTSUPP)
+}
+
+// The following constants are the events that a program may write. Programs use the first one for themselves, librdmacm
+// the second one. (RDMA_CM_EVENT_USER, RDMA_CM_EVENT_INTERNAL)
+const (
+	eventUser     = 18
+	eventInternal = 19
+)
+
+// maxUserEvents limits the unread events of an ID to which its program writes events.
+const maxUserEvents = 64
+
+// writeCMEvent queues an event of the program for the program itself. (ucma_write_cm_event)
+func (k *commandCall) writeCMEvent() error {
+	cmd := decodeCommand[ucm.WriteCMEvent](k)
+	if cmd.Event != eventUser && cmd.Event != eventInternal {
+		return fmt.Errorf("event %d cannot be written: %w", cmd.Event, syscall.EINVAL)
+	}
+	s := k.f.srv
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c, err := k.f.lookupID(cmd.ID)
+	if err != nil {
+		return err
+	}
+	if c.unread >= maxUserEvents {
+		return fmt.Errorf("%d events of the ID are unread: %w", c.unread, syscall.ENOMEM)
+	}
+	x := &unreadEvent{ctx: c, resp: ucm.EventResp{UID: c.uid, ID: c.id, Event: cmd.Event, Status: cmd.Status}}
+	const arg = 8 // size of the argument in bytes
+	copy(x.resp.Param[:arg], cmd.Param[:arg])
+	s.enqueueEvent(c.file, x)
+	return nil
 }
 
 func (k *commandCall) resolveRoute() error {

@@ -233,6 +233,7 @@ func TestTraceFindsIDOfEachCommand(t *testing.T) {
 		ucm.CmdLeaveMcast: ucm.DestroyID{}, ucm.CmdMigrateID: ucm.MigrateID{}, ucm.CmdQuery: ucm.Query{},
 		ucm.CmdBind:        ucm.Bind{},
 		ucm.CmdResolveAddr: ucm.ResolveAddr{}, ucm.CmdJoinMcast: ucm.JoinMcast{},
+		ucm.CmdResolveIBService: ucm.ResolveIBService{}, ucm.CmdWriteCMEvent: ucm.WriteCMEvent{},
 	} {
 		f, _ := reflect.TypeOf(v).FieldByName("ID")
 		if int(f.Offset) != idOffsets[cmd] {

@@ -118,6 +118,10 @@ func (s *fuzzInput) nextCommand(srv *Server) (ucm.Command, []byte) {
 	case ucm.CmdJoinMcast:
 		a, n := s.nextAddr()
 		return enc(uapi.AppendTo(nil, &ucm.JoinMcast{Response: response, UID: 9, ID: id, AddrSize: n, Addr: a}))
+	case ucm.CmdResolveIBService:
+		return enc(uapi.AppendTo(nil, &ucm.ResolveIBService{ID: id, Flags: uint32(s.nextByte())}))
+	case ucm.CmdWriteCMEvent:
+		return enc(uapi.AppendTo(nil, &ucm.WriteCMEvent{ID: id, Event: uint32(s.nextByte() & 31)}))
 	case ucm.CmdMigrateID:
 		return enc(uapi.AppendTo(nil, &ucm.MigrateID{Response: response, ID: id, FD: uint32(pickElement(s, 0, 1, 2, 3))}))
 	}
@@ -189,7 +193,7 @@ func FuzzSession(f *testing.F) {
 				}
 				s.mu.Lock()
 				for _, f := range []*File{p.files[0], q.files[0], shared} {
-					if most := (len(f.ids)+1)*maxUnreadEvents + len(s.groups) + MaxBacklog; len(f.events) > most {
+					if most := (len(f.ids)+1)*maxUserEvents + len(s.groups) + MaxBacklog; len(f.events) > most {
 						t.Errorf("pending events: got %d, want at most %d", len(f.events), most)
 					}
 					unread := 0

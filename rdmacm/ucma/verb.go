@@ -37,6 +37,8 @@ var verbNames = map[ucm.Command]string{
 	ucm.CmdJoinIPMcast: "rdma_join_multicast", ucm.CmdJoinMcast: "rdma_join_multicast",
 	ucm.CmdLeaveMcast: "rdma_leave_multicast",
 	ucm.CmdMigrateID:  "rdma_migrate_id",
+
+	ucm.CmdResolveIBService: "rdma_resolve_addrinfo", ucm.CmdWriteCMEvent: "rdma_write_cm_event",
 }
 
 // Verbs returns the sorted names of the verbs for which OnVerb is called.

@@ -75,3 +75,26 @@ func TestStructsMatchHeaders(t *testing.T) {
 		}
 	}
 }
+
+// TestNewStructs checks the structs that older headers lack against the sizes and offsets of rdma-core 65.
+func TestNewStructs(t *testing.T) {
+	r, w := ResolveIBService{}, WriteCMEvent{}
+	for _, c := range []struct {
+		name      string
+		got, want uintptr
+	}{
+		{"size of ResolveIBService", reflect.TypeOf(r).Size(), 88}, {"size of WriteCMEvent", reflect.TypeOf(w).Size(), 320},
+		{"ServiceID", offsetOf(r, "ServiceID"), 8}, {"ServiceName", offsetOf(r, "ServiceName"), 16},
+		{"Flags", offsetOf(r, "Flags"), 80}, {"Event", offsetOf(w, "Event"), 8}, {"Status", offsetOf(w, "Status"), 12},
+		{"Param", offsetOf(w, "Param"), 16},
+	} {
+		if c.got != c.want {
+			t.Errorf("%s: got %d, want %d", c.name, c.got, c.want)
+		}
+	}
+}
+
+func offsetOf(v any, field string) uintptr {
+	f, _ := reflect.TypeOf(v).FieldByName(field)
+	return f.Offset
+}

@@ -35,6 +35,8 @@ const (
 	CmdBind
 	CmdResolveAddr
 	CmdJoinMcast
+	CmdResolveIBService
+	CmdWriteCMEvent
 	NumCommands
 )
 
@@ -44,7 +46,7 @@ func (c Command) String() string {
 		"REJECT",
 		"DISCONNECT", "INIT_QP_ATTR", "GET_EVENT", "GET_OPTION", "SET_OPTION", "NOTIFY", "JOIN_IP_MCAST", "LEAVE_MCAST",
 		"MIGRATE_ID",
-		"QUERY", "BIND", "RESOLVE_ADDR", "JOIN_MCAST",
+		"QUERY", "BIND", "RESOLVE_ADDR", "JOIN_MCAST", "RESOLVE_IB_SERVICE", "WRITE_CM_EVENT",
 	}
 	if c < NumCommands {
 		return names[c]
@@ -324,6 +326,26 @@ type JoinMcast struct {
 	AddrSize  uint16
 	JoinFlags uint16
 	Addr      Sockaddr
+}
+
+// ResolveIBService requests the records of a service (struct rdma_ucm_resolve_ib_service).
+type ResolveIBService struct {
+	ID          uint32
+	Reserved    uint32
+	ServiceID   uint64
+	ServiceName [64]uint8
+	Flags       uint32
+	Reserved1   uint32
+}
+
+// WriteCMEvent writes an event to the ID's own file. The first 8 bytes of Param are the argument of the event (struct
+// rdma_ucm_write_cm_event).
+type WriteCMEvent struct {
+	ID       uint32
+	Reserved uint32
+	Event    uint32
+	Status   uint32
+	Param    [304]uint8
 }
 
 // GetEvent waits for an event (struct rdma_ucm_get_event).
